@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checks.c - the list of checks as data. */
+/* checks.c - the array of checks. */
 #include "doctor/checks.h"
 
 #define DOCTOR_ROW(name) &check_##name,

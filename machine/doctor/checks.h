@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * checks.h - the list of checks: by group, in the order in which they run and are shown.
+ * checks.h - the list of checks, by group, in the order in which they run and are shown.
  *
- * A check is `const struct doctor_check check_<id>`, with '_' for '-', in checks_<group>.c; a row here makes it known.
- * A fault is one check's own. Where two could see it, the one that is nearer to the cause reports it, and the other
- * one holds its tongue.
+ * A check is `const struct doctor_check check_<id>`, with '_' for '-', in checks_<group>.c or rules_<group>.c; a row
+ * here registers it. Each fault is reported by exactly one check. If two checks could detect it, the one closer to the
+ * cause reports it, and the other one does not.
  */
 #ifndef EP_DOCTOR_CHECKS_H
 #define EP_DOCTOR_CHECKS_H

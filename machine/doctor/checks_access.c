@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * checks_access.c - devices that are on the bus and that this process cannot use: GPUs that it was not given, functions
- * of NICs that have no RDMA device.
+ * checks_access.c - devices on the bus that this process cannot use: GPUs that it was not given, NIC functions without
+ * an RDMA device.
  */
 #include "doctor/checks.h"
 #include "doctor/machine.h"
@@ -11,7 +11,7 @@
 
 /* --- gpu-access --- */
 
-/* Was the process meant to have GPUs? A launcher's or a container's word for none says no. */
+/* Was the process supposed to have GPUs? Not if its launcher or container explicitly requested none. */
 static bool asks_for_gpus(const struct doctor_machine *machine)
 {
     const char *visible = source_env(machine->source, "CUDA_VISIBLE_DEVICES");
@@ -53,8 +53,8 @@ static void report_denied(const struct doctor_machine *machine, struct doctor_re
 #define CONTROL "/dev/nvidiactl"
 
 /*
- * CUDA and NVML open it before any GPU, of which at least one is here. On the machine itself nvidia-modprobe makes it
- * for whoever comes first.
+ * CUDA and NVML open it before any GPU, and at least one GPU is accessible. On a host, nvidia-modprobe creates it on
+ * first use.
  */
 static void find_control(const struct doctor_machine *machine, struct doctor_result *result)
 {
@@ -74,7 +74,7 @@ static void find_control(const struct doctor_machine *machine, struct doctor_res
         "container toolkit and the device plugin hand it over; without them it is --device " CONTROL ".");
 }
 
-/* NVML knows the GPUs, and CUDA may not open one of them. */
+/* NVML lists the GPUs, but CUDA may not open one of them. */
 static void find_shut(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
@@ -103,7 +103,7 @@ static void find_shut(const struct doctor_machine *machine, struct doctor_result
         "(NVreg_DeviceFileMode).");
 }
 
-/* Runs where there is no GPU for this process: the other checks then say that there is none. */
+/* Reports when this process has no GPU; the other checks then say that there is none. */
 static void run_gpu_access(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
@@ -157,7 +157,7 @@ static void run_rdma_device(const struct doctor_machine *machine, struct doctor_
             machine_has_data_nics(machine, result);
         return;
     }
-    /* In a container that was given no RDMA device the node may have bound them all. */
+    /* In a container without RDMA devices, the node may have bound all of them. */
     if (machine->software->os.in_container && !machine_uses_rdma(machine)) {
         doctor_not_applicable(machine, result, "a container without RDMA devices, and nothing in it asks for one");
         return;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * checks_deepep.c - the copies of DeepEP: the mapping of GPUs to NICs, versions, and what the extension was built with.
+ * checks_deepep.c - the copies of DeepEP: the mapping of GPUs to NICs, versions, and how the extension was built.
  *
- * Who owns what: an imported copy that has a part of the mapping is mapping-inactive; one that has nothing of it while
- * another copy has is stale-copy. A second NVSHMEM in one process is two-nvshmem's; other-nvshmem is about the one that
- * the extension was linked with.
+ * Which check reports what: an imported copy with a part of the mapping is mapping-inactive; one without any of it
+ * while another copy has it is stale-copy. A second NVSHMEM in one process is two-nvshmem; other-nvshmem is about the
+ * NVSHMEM that the extension was linked with.
  */
 #include "doctor/checks.h"
 #include "doctor/machine.h"
@@ -15,7 +15,7 @@
 #define MAPPING "DEEP_EP_DEVICE_TO_HCA_MAPPING"
 #define METHOD "_setup_device_hca_mapping()"
 
-/* The copy that Python imports; NULL ends the check with the reason. */
+/* The copy that Python imports; NULL ends the check, with the reason set. */
 static const struct software_copy *imported_copy(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_deepep *deepep = &machine->software->deepep;
@@ -44,7 +44,7 @@ static bool has_no_mapping(const struct software_copy *copy)
     return !copy->defines_mapping && !copy->calls_mapping;
 }
 
-/* Another copy with the whole mapping; NULL if there is none. */
+/* Another copy with the complete mapping; NULL if there is none. */
 static const struct software_copy *mapped_copy(const struct doctor_machine *machine)
 {
     const struct software_deepep *deepep = &machine->software->deepep;
@@ -60,7 +60,7 @@ static const char *buffer_path(const struct doctor_machine *machine, const struc
     return source_printf(machine->source, "%s/buffer.py", copy->folder);
 }
 
-/* The folder above the package: what PYTHONPATH names, or the top of a source tree. */
+/* The parent folder of the package: the entry of PYTHONPATH, or the top of a source tree. */
 static const char *above(const struct doctor_machine *machine, const struct software_copy *copy)
 {
     const char *slash = strrchr(copy->folder, '/');
@@ -78,7 +78,7 @@ static void advise_mapping(const struct doctor_machine *machine, struct doctor_r
                   "NVSHMEM_HCA_LIST=<NIC>:<port> in each process before it starts has the same effect.");
 }
 
-/* What is wrong with the mapping in the copy; "" nothing. */
+/* What is wrong with the mapping in the copy; "" if nothing is. */
 static const char *mapping_fault(const struct software_copy *copy)
 {
     if (copy->decorator_stolen)
@@ -142,7 +142,7 @@ const struct doctor_check check_mapping_inactive = {
 
 /* --- stale-copy --- */
 
-/* Another copy that makes it likely that the imported one is not what somebody meant; NULL none. */
+/* Another copy that suggests that the imported one is not the intended one; NULL if there is none. */
 static const struct software_copy *differing_copy(const struct doctor_machine *machine,
                                                   const struct software_copy *copy)
 {
@@ -153,7 +153,7 @@ static const struct software_copy *differing_copy(const struct doctor_machine *m
 
         if (other == copy || !*other->version || !*copy->version)
             continue;
-        /* Two versions on the path of one Python, or one version with two texts. */
+        /* Two versions on the path of one Python, or one version with two contents of buffer.py. */
         if (strcmp(other->version, copy->version) != 0
                 ? other->on_path
                 : other->buffer == SOURCE_OK && copy->buffer == SOURCE_OK && other->hash != copy->hash)
@@ -214,11 +214,11 @@ const struct doctor_check check_stale_copy = {
 
 /* --- deepep-too-old --- */
 
-/* NVSHMEM 3.5 keeps its queue pairs in another order (DeepEP pull request 564). */
+/* NVSHMEM 3.5 changed the order of its queue pairs (DeepEP pull request 564). */
 #define NVSHMEM_NEW "3.5"
 #define DEEPEP_ENOUGH "1.2.1"
 
-/* Is `commit` (cut where it likes) one of the list? Git shows 7 digits at least. */
+/* Is `commit` (abbreviated to any length) in the list? Git shows at least 7 digits. */
 static bool is_commit(const char *commit, const char *const *list)
 {
     for (; *list; list++) {
@@ -292,7 +292,7 @@ const struct doctor_check check_deepep_too_old = {
 
 /* --- build-files --- */
 
-/* Where builds leave a tree of NVSHMEM's source. */
+/* Where builds leave NVSHMEM's source tree. */
 static const char *nvshmem_source(const struct doctor_machine *machine)
 {
     static const char *const places[] = {"/opt/deepep/nvshmem_src", "/opt/nvshmem_src", "/tmp/nvshmem_build_src",
@@ -327,7 +327,9 @@ static bool is_switched_off(const struct doctor_machine *machine, const char *na
     return value && strcmp(value, "0") == 0;
 }
 
-/* The command for the package of libcu++ of this toolkit: /usr/local/cuda leads to /usr/local/cuda-12.9. "" not known.
+/*
+ * The command that installs the libcu++ package of this toolkit: /usr/local/cuda links to /usr/local/cuda-12.9. "" if
+ * not known.
  */
 static const char *cccl_package(const struct doctor_machine *machine)
 {
@@ -343,7 +345,7 @@ static const char *cccl_package(const struct doctor_machine *machine)
                          (int)strspn(version + 7 + major, "0123456789"), version + 7 + major);
 }
 
-/* libcu++: CUDA 13 moved it to include/cccl, where only nvcc finds it by itself. */
+/* libcu++: CUDA 13 moved it to include/cccl, where only nvcc finds it by default. */
 static bool lacks_cccl(const struct doctor_machine *machine, struct lack *ret_lack)
 {
     const char *cuda = machine->software->cuda_home, *path = source_env(machine->source, "CPLUS_INCLUDE_PATH");
@@ -364,7 +366,7 @@ static bool lacks_cccl(const struct doctor_machine *machine, struct lack *ret_la
     return true;
 }
 
-/* In CMake's cache: was NVSHMEM configured without GDRCopy? */
+/* Does CMake's cache say that NVSHMEM was configured without GDRCopy? */
 static json_t *read_without_gdrcopy(const char *text, size_t bytes)
 {
     static const char *const off[] = {"0", "OFF", "NO", "FALSE"};
@@ -381,7 +383,7 @@ static json_t *read_without_gdrcopy(const char *text, size_t bytes)
     return json_false();
 }
 
-/* Would the next build of the tree look for GDRCopy? What it was configured with last is in CMake's cache. */
+/* Would the next build of the tree look for GDRCopy? CMake's cache contains the last configuration. */
 static bool wants_gdrcopy(const struct doctor_machine *machine, const char *source)
 {
     struct source_answer off =
@@ -408,7 +410,7 @@ static int find_lacks(const struct doctor_machine *machine, const char *nvshmem,
         lacks[n++] = (struct lack){header, "not there", install};
     else if (*nvshmem && dmabuf.state == SOURCE_OK && !source_fact_bool(dmabuf))
         lacks[n++] = (struct lack){header, "without MLX5DV_REG_DMABUF: its rdma-core is too old", install};
-    /* What ld takes for -lmlx5: a link that the development package brings. */
+    /* The file that ld uses for -lmlx5: a link in the development package. */
     if (libs_find(machine->source, &plain, "libmlx5.so").state == SOURCE_ABSENT)
         lacks[n++] = (struct lack){"libmlx5.so", "in no folder of the linker", install};
     if (lacks_cccl(machine, &lacks[n]))
@@ -416,7 +418,7 @@ static int find_lacks(const struct doctor_machine *machine, const char *nvshmem,
     if (*nvshmem && wants_gdrcopy(machine, nvshmem) &&
         source_stat(machine->source, "/usr/include/gdrapi.h").state == SOURCE_ABSENT &&
         source_stat(machine->source, "/usr/local/include/gdrapi.h").state == SOURCE_ABSENT)
-        /* For the build alone: exported it is a variable that does nothing, which void-variables reports. */
+        /* Only for the build: if exported, the variable does nothing, which void-variables reports. */
         lacks[n++] = (struct lack){
             "gdrapi.h", "neither in /usr/include nor in /usr/local/include",
             source_printf(machine->source, "NVSHMEM_USE_GDRCOPY=0 cmake -S %s -B %s/build", nvshmem, nvshmem)};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checks_driver.c - the NVIDIA driver, the modules beside it, and what the GPUs report of themselves. */
+/* checks_driver.c - the NVIDIA driver and related kernel modules. */
 #include "doctor/checks.h"
 #include "doctor/driver_fix.h"
 #include "doctor/machine.h"
@@ -154,8 +154,8 @@ const struct doctor_check check_driver_option = {
 #define DOCA_FOR_614 "3.2.1"
 
 /*
- * Does modules.dep name an mlx5_core that is not the kernel's own? DKMS puts modules below updates/dkms, DOCA's built
- * packages below updates, extra or weak-updates; the kernel's own are below kernel.
+ * Does modules.dep contain an mlx5_core that is not the kernel's own? DKMS puts modules in updates/dkms, DOCA's
+ * prebuilt packages in updates, extra or weak-updates; the kernel's own are in kernel.
  */
 static json_t *read_foreign_module(const char *dep, size_t bytes)
 {
@@ -165,14 +165,17 @@ static json_t *read_foreign_module(const char *dep, size_t bytes)
 
         while (line > dep && line[-1] != '\n')
             line--;
-        /* Behind ':' stand the modules that another one needs. */
+        /* The names after ':' are the modules that it depends on. */
         if (!memchr(line, ':', (size_t)(at - line)) && strncmp(line, "kernel/", 7) != 0)
             return json_true();
     }
     return json_false();
 }
 
-/* Are the modules of DOCA-OFED there for the running kernel? SOURCE_OK, SOURCE_ABSENT, or why that cannot be seen. */
+/*
+ * Are the modules of DOCA-OFED installed for the running kernel? SOURCE_OK, SOURCE_ABSENT, or why that cannot be
+ * determined.
+ */
 static struct source_text built_modules(const struct doctor_machine *machine, const char *release)
 {
     struct source *source = machine->source;
@@ -180,7 +183,9 @@ static struct source_text built_modules(const struct doctor_machine *machine, co
     struct source_answer dep;
     struct source_names names;
 
-    /* OFED's modules tell a version of their own; those of a kernel of today none, of some distributions its release.
+    /*
+     * OFED's modules have a version of their own; those of current kernels have none, or the kernel's release in some
+     * distributions.
      */
     if (loaded.state == SOURCE_OK && *loaded.text && strcmp(loaded.text, release) != 0)
         return loaded;
@@ -256,30 +261,30 @@ static bool same_version(const char *a, const char *b)
     return n == m && n > 0 && strncmp(a, b, n) == 0;
 }
 
-/* The version of the driver that libnvidia-ml is for, by its file's name; "" if that does not tell. */
-static const char *library_version(const struct doctor_machine *machine, struct libs_env setting,
+/* The driver version of libnvidia-ml, from its file name; "" if the name does not contain it. */
+static const char *library_version(const struct doctor_machine *machine, struct libs_env env,
                                    struct lib_location *ret_location)
 {
-    *ret_location = libs_find(machine->source, &setting, "libnvidia-ml.so.1");
+    *ret_location = libs_find(machine->source, &env, "libnvidia-ml.so.1");
     return ret_location->state == SOURCE_OK ? libs_file_version(ret_location->real) : "";
 }
 
 /*
- * A library that LD_LIBRARY_PATH leads to, while the system's own is the right one: no reboot mends that. Else the
- * right one is to be had by a reboot only where the driver on the disk is that of the library.
+ * If LD_LIBRARY_PATH selects a wrong library while the system's own is right, a reboot does not help. Otherwise a
+ * reboot helps only if the driver on the disk has the version of the library.
  */
 static void fix_library(const struct doctor_machine *machine, struct doctor_result *result,
                         const struct lib_location *location, const char *version)
 {
     const struct software_driver *driver = &machine->software->driver;
-    struct libs_env setting = libs_env_of(machine->source), plain = {.library_path = "", .preload = ""};
+    struct libs_env env = libs_env_of(machine->source), plain = {.library_path = "", .preload = ""};
     const char *slash = strrchr(location->path, '/'), *folder;
     struct lib_location own;
 
     folder = source_printf(machine->source, "%.*s", slash ? (int)(slash - location->path) : 0, location->path);
     if (same_version(driver->version, library_version(machine, plain, &own))) {
         doctor_fix(machine, result, false, "%s",
-                   shell_leave_out(machine->source, "LD_LIBRARY_PATH", setting.library_path, folder));
+                   shell_leave_out(machine->source, "LD_LIBRARY_PATH", env.library_path, folder));
         doctor_advise(machine, result, "LD_LIBRARY_PATH leads to %s; without it %s is found, which is of the driver.",
                       folder, own.path);
         return;
@@ -298,7 +303,7 @@ static void fix_library(const struct doctor_machine *machine, struct doctor_resu
                         "module is installed than the one that is loaded.");
 }
 
-/* Is a GPU that NVIDIA's driver has of the same kind as this one? */
+/* Is NVIDIA's driver bound to a GPU of the same model? */
 static bool is_driven_elsewhere(const struct topo *topo, int pci)
 {
     for (int i = 0; i < topo->n_pci; i++)
@@ -309,8 +314,9 @@ static bool is_driven_elsewhere(const struct topo *topo, int pci)
 }
 
 /*
- * GPUs that nouveau has, or nobody, while NVIDIA's driver has others of their kind. A card of another kind may be for a
- * screen, functions that a GPU is divided into wait for a virtual machine, and one that vfio has is handed to one.
+ * Reports GPUs that are bound to nouveau or to no driver while NVIDIA's driver has others of the same model. A card of
+ * another model may be for a display; functions of a partitioned GPU wait for a virtual machine; a GPU bound to vfio is
+ * passed to one.
  */
 static void find_some_undriven(const struct doctor_machine *machine, struct doctor_result *result)
 {

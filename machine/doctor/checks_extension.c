@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checks_extension.c - DeepEP's compiled extension: which NVSHMEM it was linked with, and for which GPUs it is. */
+/* checks_extension.c - DeepEP's compiled extension: the NVSHMEM that it was linked with, and its GPU architectures. */
 #include "doctor/checks.h"
 #include "doctor/machine.h"
 #include "doctor/shell.h"
@@ -9,7 +9,7 @@
 
 #define HOST "libnvshmem_host.so.3"
 
-/* The extension that Python imports, readable; "" ends the check with the reason. */
+/* The extension that Python imports, if readable; "" ends the check, with the reason set. */
 static const char *extension(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_deepep *deepep = &machine->software->deepep;
@@ -44,7 +44,7 @@ static bool needs(const struct elf_facts *facts, const char *name)
     return false;
 }
 
-/* The NVSHMEM in the first folder of a RPATH or RUNPATH that has one; "" none. */
+/* The NVSHMEM in the first folder of an RPATH or RUNPATH that contains one; "" if none does. */
 static const char *linked_nvshmem(const struct doctor_machine *machine, const char *path, const char *folders)
 {
     const char *slash = strrchr(path, '/');
@@ -110,7 +110,7 @@ static void run_other_nvshmem(const struct doctor_machine *machine, struct docto
     }
     linked = linked_nvshmem(machine, path, *facts.runpath ? facts.runpath : facts.rpath);
     if (!*linked) {
-        /* Nothing compiled in: it takes what is loaded, which cannot be compared with what it was built with. */
+        /* No RPATH: it uses the NVSHMEM that is loaded already, which cannot be compared with the one of the build. */
         doctor_unknown(machine, result, "%s does not lead to the NVSHMEM that it was built with", path);
         result->tells = DOCTOR_MISSING_RUN;
         return;
@@ -144,9 +144,9 @@ const struct doctor_check check_other_nvshmem = {
 /* --- gpu-arch --- */
 
 /*
- * Does code for `arch` run on a GPU of this compute capability? By the CUDA programming guide: machine code runs on
- * GPUs of the same major number and the same or a higher minor one, that of a family (f) likewise within the family;
- * PTX is compiled for GPUs that are not older; code for one architecture (a) runs on it alone, as PTX too.
+ * Does code for `arch` run on a GPU of this compute capability? According to the CUDA programming guide: machine code
+ * runs on GPUs of the same major and the same or a higher minor number; family code (f) likewise within the family; PTX
+ * is compiled for the same or newer GPUs; architecture-specific code (a), also PTX, runs only on that architecture.
  */
 static bool runs_on(int arch, int major, int minor)
 {
@@ -176,7 +176,7 @@ static const char *arch_names(const struct doctor_machine *machine, const struct
     return text;
 }
 
-/* The first GPU that none of the code runs on; -1 if there is none. */
+/* The first GPU on which none of the code runs; -1 if there is none. */
 static int left_out(const struct topo *topo, const struct elf_facts *facts)
 {
     for (int i = 0; i < topo->n_gpus; i++) {

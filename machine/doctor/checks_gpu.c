@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checks_gpu.c - what GPUs report of themselves: errors, and their NVLinks. In the group of the driver, which tells. */
+/* checks_gpu.c - errors and NVLinks as the GPUs report them. In the group of the driver, which reports them. */
 #include "doctor/checks.h"
 #include "doctor/inventory.h"
 #include "doctor/kernel_log.h"
@@ -24,14 +24,14 @@ static int gpu_at(const struct topo *topo, const char *address)
 }
 
 struct gpu_errors {
-    int n, n_grave;       /* kinds of errors */
-    int first_gpu;        /* of the first grave one, or of the first; -1: not among those of this process */
-    const char *first_at; /* its PCI address, as far as the log says it */
+    int n, n_grave;       /* number of different errors; of severe ones */
+    int first_gpu;        /* of the first severe error, otherwise of the first error; -1: not a GPU of this process */
+    const char *first_at; /* its PCI address, as far as the log contains it */
     const char *first;
-    bool in_log;  /* one of them is a line of the kernel log */
-    bool reboot;  /* the driver says that a reset does not suffice, or the Xid is one that a reset does not cure */
-    bool is_lost; /* the first grave one is a GPU off the bus */
-    bool is_link; /* an NVLink is what is faulty */
+    bool in_log;  /* one of them is from the kernel log */
+    bool reboot;  /* the driver says that a reset is not sufficient, or the Xid requires a reboot */
+    bool is_lost; /* the first severe error is a GPU that has fallen off the bus */
+    bool is_link; /* the fault is an NVLink */
 };
 
 static void note_error(struct gpu_errors *errors, bool is_grave, int gpu, const char *at, const char *what)
@@ -75,8 +75,9 @@ static void check_nvml(const struct doctor_machine *machine, struct doctor_resul
 }
 
 /*
- * Errors that a program makes (an access out of bounds, a kill) are no business of the machine, and of recoveries that
- * worked NVML knows what remains, a reset that is due. 154 comes with another one, and says what the driver wants done.
+ * Errors caused by a program (an access out of bounds, a kill) are not faults of the machine, and after a successful
+ * recovery NVML reports what remains, such as a pending reset. Xid 154 accompanies another one and contains the
+ * recovery action.
  */
 static void check_log(const struct doctor_machine *machine, struct doctor_result *result, const struct kernel_log *log,
                       struct gpu_errors *errors)
@@ -98,8 +99,8 @@ static void check_log(const struct doctor_machine *machine, struct doctor_result
 }
 
 /*
- * A reset goes by PCI address: numbers of NVML, of CUDA and of device files are three things once a GPU is missing. One
- * that has fallen off the bus cannot be reset by the driver, which has lost it.
+ * A reset uses the PCI address: the numbers of NVML, CUDA and device files differ when a GPU is missing. A GPU that has
+ * fallen off the bus cannot be reset through the driver.
  */
 static void fix_errors(const struct doctor_machine *machine, struct doctor_result *result,
                        const struct gpu_errors *errors)
@@ -177,9 +178,9 @@ const struct doctor_check check_gpu_errors = {
 /* --- nvlink --- */
 
 /*
- * Boards on which the NVLinks are soldered, so that all of them are to be up: SXM modules and the superchips of
- * Blackwell, and whatever has a fabric or a switch. On all others (PCIe cards, A40, workstations, a single GH200) they
- * lead to a bridge or a cable that may or may not be there.
+ * Boards with soldered NVLinks, where all links should be up: SXM modules, Blackwell superchips, and everything with a
+ * fabric or a switch. On all others (PCIe cards, A40, workstations, a single GH200) the links go to a bridge or a cable
+ * that may be absent.
  */
 static bool is_soldered(const struct topo *topo, const struct topo_gpu *self)
 {
@@ -199,7 +200,9 @@ static bool is_soldered(const struct topo *topo, const struct topo_gpu *self)
     return false;
 }
 
-/* Links that a GPU should have up: all of its own; where they need a bridge, those that a sister has. */
+/*
+ * The number of links that should be up on a GPU: all of its own; on boards with bridges, as many as on its siblings.
+ */
 static int links_due(const struct topo *topo, int gpu)
 {
     const struct topo_gpu *self = &topo->gpus[gpu];
@@ -213,18 +216,18 @@ static int links_due(const struct topo *topo, int gpu)
     return due;
 }
 
-/* Clouds lend single GPUs of a board, with the links to the others switched off. */
+/* Cloud instances with a single GPU of a board have the links to the others disabled. */
 static bool is_lent_alone(const struct topo *topo)
 {
     return topo->n_gpus == 1 && topo->gpus[0].nvlinks_up == 0 && topo->gpus[0].fabric != TOPO_FABRIC_FAILED;
 }
 
 struct nvlink_count {
-    int n_answered, n_linked; /* GPUs that tell; that have links */
-    int n_down, first_down;   /* GPUs with links down */
-    int n_dead;               /* with all of them down */
-    int n_due;                /* whose links are to be up */
-    bool without_bridge;      /* those with links down have none up, and may have no bridge */
+    int n_answered, n_linked; /* GPUs that answered; that have links */
+    int n_down, first_down;   /* GPUs with links down; the first of them */
+    int n_dead;               /* GPUs with all links down */
+    int n_due;                /* GPUs whose links should be up */
+    bool without_bridge;      /* GPUs with links down have no link up, and may have no bridge */
     int n_starting, n_failed; /* by state of their fabric */
     int first_fabric;
 };
@@ -249,7 +252,7 @@ static struct nvlink_count count_nvlinks(const struct doctor_machine *machine)
             if (count.first_down < 0)
                 count.first_down = i;
         }
-        /* Where NVLinks lead to other nodes, the state of the fabric is the matter of imex. */
+        /* If NVLinks connect several nodes, the check imex reports the state of the fabric. */
         if (machine_has_multinode_nvlink(topo))
             continue;
         count.n_starting += gpu->fabric == TOPO_FABRIC_STARTING;
@@ -260,7 +263,7 @@ static struct nvlink_count count_nvlinks(const struct doctor_machine *machine)
     return count;
 }
 
-/* All GPUs of a board with NVSwitches have lost links, all as many. */
+/* All GPUs of a board with NVSwitches have lost the same number of links. */
 static bool is_switch_lost(const struct doctor_machine *machine, const struct nvlink_count *count)
 {
     const struct topo *topo = machine->topo;
@@ -288,8 +291,8 @@ static void report_nvlinks(const struct doctor_machine *machine, struct doctor_r
 }
 
 /*
- * The fabric manager reaches the NVSwitches of Blackwell's boards, which are not on the PCI bus, by management
- * datagrams of InfiniBand: its service does not start without the module ib_umad ("Fabric Manager User Guide").
+ * The NVSwitches of Blackwell boards are not on the PCI bus. The fabric manager reaches them by InfiniBand management
+ * datagrams, and its service does not start without the module ib_umad ("Fabric Manager User Guide").
  */
 static bool misses_umad(const struct doctor_machine *machine)
 {
@@ -301,7 +304,7 @@ static bool misses_umad(const struct doctor_machine *machine)
            source_stat(machine->source, "/sys/module/ib_umad").state == SOURCE_ABSENT;
 }
 
-/* The fabric manager runs with the driver of its own version only: another one is not to be started again. */
+/* The fabric manager works only with the driver of its own version, so another version should not be restarted. */
 static void fix_fabric(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_driver *driver = &machine->software->driver;
@@ -309,7 +312,7 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
     const char *manager = driver->fabric_manager, *version = driver->version;
     int n_major = (int)strcspn(version, ".");
 
-    /* Hopper and before: whoever has the switches runs the fabric manager. Those of Blackwell are not on the bus. */
+    /* Up to Hopper, the fabric manager runs where the switches are. Those of Blackwell are not on the bus. */
     if (machine_virtual(machine->source) == MACHINE_VIRTUAL && inventory_nvswitches(machine) == 0 &&
         machine->topo->gpus[0].cc_major < 10) {
         doctor_advise(machine, result,

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * checks_ibgda.c - what NVSHMEM needs to run IBGDA: its transport, the right way to ring doorbells, one copy of itself.
+ * checks_ibgda.c - requirements of IBGDA: its transport, the doorbell handler, a single copy of NVSHMEM.
  *
- * Who reports what: a driver option that is configured and not live is driver-option's; the handler cpu without GDRCopy
- * is gdrcopy's, with it nic-handler's.
+ * Which check reports what: a driver option that is configured but not live is driver-option; the handler cpu without
+ * GDRCopy is gdrcopy, with it nic-handler.
  */
 #include "doctor/checks.h"
 #include "doctor/driver_fix.h"
@@ -33,7 +33,7 @@ static bool gdrcopy_is_complete(const struct doctor_machine *machine)
 
 /* --- nic-handler --- */
 
-/* "" when it is not set; 1 and 0x1 are the same. */
+/* "" means not set; 1 and 0x1 are equal. */
 static bool option_is_live(const char *live)
 {
     return *live && strtoll(live, NULL, 0) != 0;
@@ -152,7 +152,7 @@ static void run_ibgda_transport(const struct doctor_machine *machine, struct doc
     }
     state = machine_try_load(machine, nvshmem->transport_ibgda, &error);
     if (state == SOURCE_NOT_RECORDED)
-        return; /* the snapshot does not say whether it loads; it is there, which is what there is to know */
+        return; /* not recorded whether it loads; it exists, which is all that is known */
     if (state != SOURCE_OK) {
         doctor_unknown(machine, result, "loading %s: %s", nvshmem->transport_ibgda, error);
         return;
@@ -182,7 +182,10 @@ const struct doctor_check check_ibgda_transport = {
 
 /* --- two-nvshmem --- */
 
-/* A script that 'epkit env' wrote does not export LD_PRELOAD, and says by this that programs are started with it. */
+/*
+ * A script written by 'epkit env' does not export LD_PRELOAD; it sets this variable to say that programs are started
+ * with it.
+ */
 static bool is_arranged(const struct doctor_machine *machine)
 {
     const char *path = source_env(machine->source, "EPKIT_PRELOAD");
@@ -202,8 +205,8 @@ static bool find_two_mapped(const struct doctor_machine *machine, struct source_
 }
 
 /*
- * PyTorch's copy comes first for whatever imports PyTorch. With a DeepEP that is imported that is a certainty; else the
- * environment only speaks of NVSHMEM, and the program may be another one.
+ * PyTorch's copy is loaded first in programs that import PyTorch. This is certain if DeepEP is imported; otherwise the
+ * environment only mentions NVSHMEM, and the program may be another one.
  */
 static void find_bundled(const struct doctor_machine *machine, struct doctor_result *result)
 {
@@ -232,7 +235,7 @@ static void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_
                          preload.path);
             doctor_evidence(machine, result, "LD_PRELOAD", "%s", preload.path);
         } else {
-            /* A process that has loaded one has decided already. */
+            /* A process that has already loaded one has made its choice. */
             if (!advised || mapped.n == 1 || !is_used || is_arranged(machine))
                 return;
             find_bundled(machine, result);
@@ -267,13 +270,13 @@ const struct doctor_check check_two_nvshmem = {
 
 /* --- home --- */
 
-#define MAX_MISSING 64 /* variables and entries that are shown or counted */
+#define MAX_MISSING 64 /* variables and entries that are counted; further ones are ignored */
 
 struct missing_path {
     const char *name, *value;
 };
 
-/* Entries of LD_PRELOAD that are not there, one by one; two-nvshmem and two-nccl speak of those that they look at. */
+/* Entries of LD_PRELOAD that do not exist, except those that two-nvshmem and two-nccl report. */
 static int missing_preloads(const struct doctor_machine *machine, struct missing_path *missing, int n)
 {
     struct machine_preload nvshmem = machine_preload(machine, "libnvshmem"),
@@ -294,7 +297,7 @@ static int find_missing_paths(const struct doctor_machine *machine, struct missi
     for (int i = 0; i < machine->audit->n && n < MAX_MISSING; i++) {
         const struct audit_row *row = &machine->audit->rows[i];
 
-        /* gib-settings compares that one. */
+        /* gib-settings checks this one. */
         if (strcmp(row->name, "NCCL_TUNER_CONFIG_PATH") == 0 && *machine->software->nccl.gib)
             continue;
         if (row->kind == AUDIT_PATH && strcmp(row->name, "LD_PRELOAD") != 0)

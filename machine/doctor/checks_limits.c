@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checks_limits.c - what the process is allowed to use: locked memory, shared memory. */
+/* checks_limits.c - limits of the process: locked memory, shared memory. */
 #include "doctor/checks.h"
 #include "doctor/machine.h"
 
@@ -12,15 +12,15 @@
 /* --- memlock --- */
 
 /*
- * Queue pairs, completion queues and buffers in host memory are locked. NCCL takes some MiB a connection, so hundreds a
- * process; queues alone take tens. NVIDIA's NCCL documentation asks for no limit at all.
+ * Queue pairs, completion queues and buffers in host memory are locked. NCCL locks some MiB per connection, so hundreds
+ * of MiB per process; queues alone need tens. NVIDIA's NCCL documentation recommends no limit.
  */
 #define MEMLOCK_TOO_LITTLE (64 * MIB)
 #define MEMLOCK_LITTLE GIB
 
 #define CAP_IPC_LOCK_BIT 14 /* capabilities(7) */
 
-/* A limit in bytes; -1 unlimited, -2 none. */
+/* Parses a limit in bytes; -1: unlimited, -2: not a limit. */
 static long long parse_limit(const char *value, const char **ret_end)
 {
     long long bytes;
@@ -36,7 +36,7 @@ static long long parse_limit(const char *value, const char **ret_end)
     return end == value || bytes < 0 ? -2 : bytes;
 }
 
-/* The soft limit; the hard one, which an ordinary user cannot pass, in *ret_hard. */
+/* The soft limit; *ret_hard is the hard one, which an unprivileged user cannot exceed. */
 static long long memlock_of(struct source *source, const char *limits, long long *ret_hard)
 {
     const char *line = strstr(limits, "Max locked memory"), *rest;
@@ -51,7 +51,7 @@ static long long memlock_of(struct source *source, const char *limits, long long
     return soft;
 }
 
-/* A shell may raise its limit up to the hard one; beyond that, who starts the process has to. */
+/* A shell may raise its limit up to the hard one; a higher limit must be set by the parent of the process. */
 static void fix_memlock(const struct doctor_machine *machine, struct doctor_result *result, long long hard)
 {
     const char *where = "\"* - memlock unlimited\" in /etc/security/limits.d and a new login; of a job of Slurm, "
@@ -135,10 +135,13 @@ const struct doctor_check check_memlock = {
 #define SHM_LITTLE GIB
 
 struct mount {
-    char place[256], type[32], options[512];
+    char point[256], type[32], options[512];
 };
 
-/* The mount that `path` lies on: of the longest place; of several on one place the last, which covers the others. */
+/*
+ * The mount that contains `path`: the one with the longest mount point; of several at one mount point the last one,
+ * which hides the others.
+ */
 static bool mount_of(const char *mounts, const char *path, struct mount *ret_mount)
 {
     size_t longest = 0;
@@ -148,20 +151,20 @@ static bool mount_of(const char *mounts, const char *path, struct mount *ret_mou
         size_t n;
 
         line += *line == '\n';
-        if (sscanf(line, "%*s %255s %31s %511s", mount.place, mount.type, mount.options) != 3)
+        if (sscanf(line, "%*s %255s %31s %511s", mount.point, mount.type, mount.options) != 3)
             continue;
-        n = strcmp(mount.place, "/") == 0 ? 0 : strlen(mount.place);
-        if (strncmp(path, mount.place, n) == 0 && (path[n] == '/' || path[n] == '\0') && n + 1 > longest) {
+        n = strcmp(mount.point, "/") == 0 ? 0 : strlen(mount.point);
+        if (strncmp(path, mount.point, n) == 0 && (path[n] == '/' || path[n] == '\0') && n + 1 > longest) {
             longest = n + 1;
             *ret_mount = mount;
-        } else if (n + 1 == longest && strcmp(mount.place, ret_mount->place) == 0) {
+        } else if (n + 1 == longest && strcmp(mount.point, ret_mount->point) == 0) {
             *ret_mount = mount;
         }
     }
     return longest > 0;
 }
 
-/* MemTotal in bytes, -1 not known. */
+/* MemTotal in bytes; -1: not known. */
 static long long memory_of(struct source *source)
 {
     struct source_text text = source_read(source, "/proc/meminfo");
@@ -171,7 +174,7 @@ static long long memory_of(struct source *source)
     return kib > 0 && kib < INT64_MAX / 1024 ? kib * 1024 : -1;
 }
 
-/* size=65536k, 1g, 50%, as tmpfs(5) has it; without it half of the memory. -1 not known, INT64_MAX no limit. */
+/* size=65536k, 1g, 50%, as in tmpfs(5); the default is half of the memory. -1: not known, INT64_MAX: no limit. */
 static long long tmpfs_bytes(const char *options, long long memory)
 {
     const char *size = strncmp(options, "size=", 5) == 0 ? options : strstr(options, ",size=");
@@ -202,12 +205,13 @@ static void found_small_shm(const struct doctor_machine *machine, struct doctor_
 {
     doctor_found(machine, result, bytes < SHM_TOO_LITTLE ? DOCTOR_ERROR : DOCTOR_WARNING,
                  "/dev/shm holds %lld MiB only, and ranks share memory through it", bytes / MIB);
-    doctor_evidence(machine, result, "/proc/self/mounts", "%s %s %s", mount->type, mount->place, mount->options);
+    doctor_evidence(machine, result, "/proc/self/mounts", "%s %s %s", mount->type, mount->point, mount->options);
     /*
-     * Half of the memory is what the kernel gives a tmpfs by default: a limit, not an allocation. In a container that
-     * may remount, it would be lifted behind the back of who set it, and Kubernetes evicts a pod beyond its limit.
+     * Half of the memory is the kernel's default for a tmpfs: a limit, not an allocation. Not suggested in a container
+     * that may remount: that would bypass the limit set by the operator, and Kubernetes evicts a pod that exceeds its
+     * limit.
      */
-    if (strcmp(mount->place, "/dev/shm") == 0 && memory / 2 >= SHM_LITTLE && !machine->software->os.in_container)
+    if (strcmp(mount->point, "/dev/shm") == 0 && memory / 2 >= SHM_LITTLE && !machine->software->os.in_container)
         doctor_fix(machine, result, true, "sudo mount -o remount,size=%lldM /dev/shm", memory / 2 / MIB);
     doctor_advise(
         machine, result,
@@ -219,7 +223,7 @@ static void run_shm(const struct doctor_machine *machine, struct doctor_result *
 {
     struct source_text mounts;
     struct source_stat shm;
-    struct mount mount = {.place = ""};
+    struct mount mount = {.point = ""};
     long long bytes, memory;
 
     if (!machine_has_gpus(machine, result))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checks_nccl.c - NCCL's network plugin, the settings that gIB expects, and one NCCL for a process. */
+/* checks_nccl.c - NCCL's network plugin, the settings that gIB expects, and a single NCCL per process. */
 #include "doctor/checks.h"
 #include "doctor/machine.h"
 #include "doctor/machine_nvshmem.h"
@@ -53,7 +53,7 @@ static void run_net_plugin(const struct doctor_machine *machine, struct doctor_r
     }
     state = machine_try_load(machine, nccl->plugin.path, &error);
     if (state == SOURCE_NOT_RECORDED)
-        return; /* it is there, which is all that is known */
+        return; /* it exists, which is all that is known */
     if (state != SOURCE_OK) {
         doctor_unknown(machine, result, "loading %s: %s", nccl->plugin.path, error);
         return;
@@ -151,7 +151,7 @@ const struct doctor_check check_gib_settings = {
 
 /* --- two-nccl --- */
 
-/* The version in the name of the file that `path` leads to: libnccl.so.2.27.5. "" if it has none. */
+/* The version in the file name after symbolic links: libnccl.so.2.27.5. "" if it has none. */
 static const char *version_in_name(const struct doctor_machine *machine, const char *path)
 {
     struct source_text real = source_resolve(machine->source, "%s", path);
@@ -162,8 +162,8 @@ static const char *version_in_name(const struct doctor_machine *machine, const c
 }
 
 /*
- * The first folder of LD_LIBRARY_PATH with an NCCL in it, which is the one that counts, has another version than
- * PyTorch's. gIB's own is meant to be there: it is in front of PyTorch's for everybody.
+ * Does the first folder of LD_LIBRARY_PATH with an NCCL, which is the effective one, have another version than PyTorch?
+ * gIB's own NCCL is intended to precede PyTorch's.
  */
 static bool find_other_on_path(const struct doctor_machine *machine, struct doctor_result *result)
 {

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checks_nic.c - the speed of links, and access to NICs. checks_port.c has the other checks of the group. */
+/*
+ * checks_nic.c - the speed of links, and access to NICs. The other checks of the group are in checks_port.c and
+ * rules_port.c.
+ */
 #include "doctor/checks.h"
 #include "doctor/machine.h"
 
@@ -19,8 +22,8 @@ static double nic_rate(const struct topo_nic *nic)
 }
 
 /*
- * NICs whose speed matters: those for data, and one that is as near to a GPU and of the same make but so slow that it
- * looks like one for management.
+ * NICs whose speed is compared: data NICs, and NICs of the same model and as near to a GPU that are so slow that they
+ * look like management NICs.
  */
 static bool is_compared(const struct topo *topo, int nic)
 {
@@ -38,7 +41,7 @@ static bool is_compared(const struct topo *topo, int nic)
 }
 
 /*
- * Should two NICs be equally fast? Of one make, and as near to a GPU: one for storage may well have another rate than
+ * Should two NICs have the same speed: same model, and equally near to a GPU? A storage NIC may have another speed than
  * those on the switches of GPUs.
  */
 static bool are_siblings(const struct topo *topo, int a, int b)
@@ -50,7 +53,7 @@ static bool are_siblings(const struct topo *topo, int a, int b)
            (distance_a == distance_b || (distance_a <= TOPO_PXB && distance_b <= TOPO_PXB));
 }
 
-/* The rate of the fastest port of a NIC's sisters, its own included. */
+/* The rate of the fastest port of a NIC and its siblings. */
 static double best_rate(const struct topo *topo, int nic)
 {
     double best = 0;
@@ -62,7 +65,7 @@ static double best_rate(const struct topo *topo, int nic)
     return best;
 }
 
-/* Bits per second in 10^9 that a PCIe link carries one way: 8b/10b up to PCIe 2, 128b/130b after it. */
+/* The bandwidth of a PCIe link in one direction in Gb/s: 8b/10b encoding up to PCIe 2, 128b/130b since. */
 static double pci_rate(const struct topo_pci *pci)
 {
     return pci->link_gts * pci->link_width * (pci->link_gts > 5.5 ? 128.0 / 130 : 0.8);
@@ -74,7 +77,7 @@ static bool is_below_maximum(const struct topo_pci *pci)
            (pci->link_width > 0 && pci->link_width < pci->link_width_max);
 }
 
-/* Has a device of the same make a better link to the bus? */
+/* Does a device of the same model have a faster link to the bus? */
 static bool sibling_has_more(const struct topo *topo, int nic)
 {
     const struct topo_pci *self = &topo->pci[topo->nics[nic].pci];
@@ -121,8 +124,8 @@ static void find_slow_ports(const struct doctor_machine *machine, struct doctor_
 }
 
 /*
- * A link below its maximum is a fault when a sister has more or when it carries less than the port: a slot of an older
- * generation that all have, and that suffices, is the design of the machine.
+ * A link below its maximum is a fault if a sibling is faster or if it is slower than the port. An older slot generation
+ * that all of them share and that is fast enough is the design of the machine.
  */
 static void find_slow_buses(const struct doctor_machine *machine, struct doctor_result *result, struct slow_links *slow)
 {
@@ -145,8 +148,7 @@ static void find_slow_buses(const struct doctor_machine *machine, struct doctor_
     }
 }
 
-/* Of a GPU only the width counts: its speed drops when it has nothing to do. A laptop's chip has fewer lanes by design.
- */
+/* For a GPU only the width counts: the speed drops when it is idle. Laptop GPUs have fewer lanes by design. */
 static void find_narrow_gpus(const struct doctor_machine *machine, struct doctor_result *result,
                              struct slow_links *slow)
 {
@@ -235,7 +237,7 @@ static void check_uverbs(const struct doctor_machine *machine, struct doctor_res
                     stat.state == SOURCE_ABSENT ? "not there" : "not readable and writable for this user", nic->name);
 }
 
-/* Is a NIC that this process may use beside a GPU that it may not? */
+/* Is a NIC that this process may use near a GPU that it may not use? */
 static bool has_others_nic(const struct topo *topo)
 {
     for (int i = 0; i < topo->n_nics; i++) {
@@ -252,8 +254,8 @@ static bool has_others_nic(const struct topo *topo)
 }
 
 /*
- * Some NICs may be used and others not: a pod with a part of the machine, which is as it should be while it has as many
- * NICs as GPUs, and while no GPU of its own is beside NICs of which it has none.
+ * The process may use some NICs and not others: a pod with a part of the machine. That is correct as long as it has as
+ * many NICs as GPUs, and none of its GPUs is near NICs none of which it has.
  */
 static void check_share(const struct doctor_machine *machine, struct doctor_result *result)
 {
@@ -273,7 +275,7 @@ static void check_share(const struct doctor_machine *machine, struct doctor_resu
         }
         gpu = has_shut && !has_own ? g : -1;
     }
-    /* Where no GPU is beside a NIC, numbers have to do. */
+    /* If no GPU is near a NIC, only the counts can be compared. */
     if ((n >= topo_usable_gpus(topo) && (gpu < 0 || !has_others_nic(topo))) ||
         (gpu < 0 && n * 2 <= topo_usable_gpus(topo)))
         return;
@@ -317,7 +319,7 @@ static void run_nic_access(const struct doctor_machine *machine, struct doctor_r
             check_share(machine, result);
         return;
     }
-    /* sysfs shows the NICs of the machine in each container; one that was given none has lost none. */
+    /* sysfs shows the NICs of the machine in each container; a container without RDMA devices has lost none. */
     if (count.n_absent == count.n && !machine_uses_rdma(machine)) {
         doctor_not_applicable(machine, result, "there is no RDMA device in /dev/infiniband, and nothing asks for one");
         return;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * checks_nvshmem.c - which NIC each GPU gets from NVSHMEM, and whether its variables say what was meant.
+ * checks_nvshmem.c - which NIC NVSHMEM assigns to each GPU, and whether its variables have the intended effect.
  *
- * Who reports what: NVSHMEM_ENABLE_NIC_PE_MAPPING is one-nic's, a prefix that fits no NIC is hca-prefix's, a mapping
- * that DeepEP does not read is mapping-inactive's; shared-nic speaks of what is left.
+ * Which check reports what: NVSHMEM_ENABLE_NIC_PE_MAPPING is one-nic, a prefix that matches no NIC is hca-prefix, a
+ * mapping that DeepEP does not read is mapping-inactive; shared-nic reports the rest.
  */
 #include "doctor/checks.h"
 #include "doctor/machine.h"
@@ -15,8 +15,8 @@
 #include <strings.h>
 
 /*
- * Where 'epkit env' has to be called: with a DeepEP that reads the mapping anywhere; else by each rank for itself, as
- * NVSHMEM_HCA_LIST is not set for a shell that is none.
+ * Says where to call 'epkit env': anywhere with a DeepEP that reads the mapping; otherwise in each rank, as
+ * NVSHMEM_HCA_LIST is not set in a shell that is not a rank.
  */
 static void advise_ranks(const struct doctor_machine *machine, struct doctor_result *result)
 {
@@ -35,8 +35,8 @@ static void advise_ranks(const struct doctor_machine *machine, struct doctor_res
 }
 
 /*
- * A shell that is no rank gets no NIC of its own: there only the mapping helps, which a DeepEP that reads it turns into
- * one. Everything else has to be evaluated by each rank for itself.
+ * A shell that is not a rank has no NIC of its own: only the mapping helps, which DeepEP converts to a NIC. All other
+ * values must be evaluated by each rank.
  */
 static void fix_ranks(const struct doctor_machine *machine, struct doctor_result *result, const char *first)
 {
@@ -67,7 +67,7 @@ static void run_one_nic(const struct doctor_machine *machine, struct doctor_resu
     }
     if (machine_nvshmem_map(machine, &map) != EP_OK || map->choices[0].nic < 0) {
         map_free(map);
-        return; /* no NIC at all: that is hca-prefix's */
+        return; /* no NIC at all is reported by hca-prefix */
     }
     spares_deepep =
         mapping && machine->software->deepep.mapping_active && map_parse(machine->topo, mapping, &deepep) == EP_OK;
@@ -115,7 +115,7 @@ static const struct topo_port *find_port(const struct topo_nic *nic, int number)
     return NULL;
 }
 
-/* The first GPU of the mapping without a working NIC: says so. */
+/* Reports the first GPU of the mapping without a working NIC. */
 static bool find_gpu_without(const struct doctor_machine *machine, const struct map *map, struct doctor_result *result)
 {
     for (int gpu = 0; gpu < map->n; gpu++) {
@@ -141,7 +141,7 @@ static const char *idle_nic(const struct doctor_machine *machine, const struct m
     return map->n_idle > 0 ? machine_nic_name(machine, map->idle[0]) : "none";
 }
 
-/* GPUs that use the port of this one, itself included. */
+/* The number of GPUs that use the port of this one, itself included. */
 static int n_on_port(const struct map *map, int gpu)
 {
     int n = 0;
@@ -151,7 +151,7 @@ static int n_on_port(const struct map *map, int gpu)
     return n;
 }
 
-/* GPUs on the port that most GPUs use. */
+/* The largest number of GPUs on one port. */
 static int n_on_fullest(const struct map *map)
 {
     int most = 0;
@@ -164,7 +164,10 @@ static int n_on_fullest(const struct map *map)
     return most;
 }
 
-/* Two GPUs on one port while others are idle; then GPUs that are farther from their NIC than they have to be. */
+/*
+ * Reports two GPUs on one port while other ports are idle; otherwise GPUs that are farther from their NIC than
+ * necessary.
+ */
 static bool find_worse(const struct doctor_machine *machine, const struct map *map, const char *by,
                        struct doctor_result *result)
 {
@@ -175,7 +178,7 @@ static bool find_worse(const struct doctor_machine *machine, const struct map *m
             if (map->choices[gpu].nic < 0 || map->choices[gpu].nic != map->choices[other].nic ||
                 map->choices[gpu].port != map->choices[other].port)
                 continue;
-            /* Half of the throughput is a warning, a third of it or less is an error. */
+            /* Half of the throughput is a warning; a third of it or less is an error. */
             doctor_found(machine, result, n_on_fullest(map) > 2 * n_on_fullest(best) ? DOCTOR_ERROR : DOCTOR_WARNING,
                          "GPUs %d and %d share %s while %s is idle", gpu, other,
                          machine_nic_name(machine, map->choices[gpu].nic), idle_nic(machine, map));
@@ -203,7 +206,7 @@ static void run_mapping(const struct doctor_machine *machine, const char *mappin
     const char *best = map_deepep(machine->topo, machine->map);
     struct map *map = NULL;
 
-    /* Whose NIC a number stands for where GPUs are hidden is the matter of visible-devices. */
+    /* visible-devices checks what a number means when GPUs are hidden. */
     if (map_parse(machine->topo, mapping, &map) != EP_OK) {
         doctor_found(machine, result, DOCTOR_ERROR, "DEEP_EP_DEVICE_TO_HCA_MAPPING does not fit this machine: %s",
                      ep_last_error());
@@ -218,7 +221,7 @@ static void run_mapping(const struct doctor_machine *machine, const char *mappin
     doctor_fix(machine, result, false, "export DEEP_EP_DEVICE_TO_HCA_MAPPING=%s", shell_word(machine->source, best));
 }
 
-/* One GPU a task: another task has the same nearest NIC, and each of them takes the first. */
+/* With one GPU per task: another task has the same nearest NIC, and both take the first one. */
 static bool find_neighbour(const struct doctor_machine *machine, const struct map *map, struct doctor_result *result)
 {
     const struct map_choice *choice = &map->choices[0], *best = &machine->map->choices[0];
@@ -256,8 +259,8 @@ static void run_own_choice(const struct doctor_machine *machine, struct doctor_r
 }
 
 /*
- * A list of one NIC is right for one process. A script that runs once hands the same to all: then it is far from the
- * GPU of this one, while another NIC is near.
+ * A list with one NIC is right for one process. A script that runs once sets the same list for all processes: then the
+ * NIC is far from the GPU of this one, while another is near.
  */
 static void run_single(const struct doctor_machine *machine, struct doctor_result *result)
 {
@@ -325,7 +328,7 @@ const struct doctor_check check_shared_nic = {
 
 /* --- hca-prefix --- */
 
-/* A list that leaves no NIC at all. */
+/* Reports a list that leaves no NIC at all. */
 static void check_list(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *list = source_env(machine->source, "NVSHMEM_HCA_LIST");
@@ -398,7 +401,7 @@ const struct doctor_check check_hca_prefix = {
 
 /* --- void-variables --- */
 
-/* Findings of other checks. */
+/* Variables that other checks report. */
 static bool has_own_check(const struct doctor_machine *machine, const char *name)
 {
     static const char *const owned[] = {"DEEP_EP_DEVICE_TO_HCA_MAPPING", "NVSHMEM_HCA_PREFIX",
@@ -408,7 +411,7 @@ static bool has_own_check(const struct doctor_machine *machine, const char *name
     for (size_t i = 0; i < sizeof(owned) / sizeof(owned[0]); i++)
         if (strcmp(name, owned[i]) == 0)
             return true;
-    /* gib-settings compares them with what gIB expects. */
+    /* gib-settings compares them with the values that gIB expects. */
     return *machine->software->nccl.gib && row && strncmp(name, "NCCL_", 5) == 0 && !row->unset;
 }
 

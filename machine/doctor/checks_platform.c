@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checks_platform.c - what goes together at all: GPU and kind of driver, NIC and IBGDA, programs and libcuda. */
+/* checks_platform.c - compatibility: GPU and driver variant, NIC and IBGDA, programs and libcuda. */
 #include "doctor/checks.h"
 #include "doctor/machine.h"
 #include "doctor/machine_nvshmem.h"
@@ -12,9 +12,9 @@
 /* --- open-driver --- */
 
 /*
- * PCI device numbers (pci.ids) of GPUs that NVIDIA's closed kernel modules do not drive: Blackwell (GB100, GB102,
- * GB110, GB20x, GB10), and those on boards with Grace processors. And of those that the open ones do not: before Turing
- * (driver README, "Open Linux Kernel Modules": the GPU System Processor is needed).
+ * PCI device IDs (pci.ids) of GPUs that NVIDIA's closed kernel modules do not support: Blackwell (GB100, GB102, GB110,
+ * GB20x, GB10), and GPUs on boards with Grace processors. And of those that the open modules do not support: before
+ * Turing (driver README, "Open Linux Kernel Modules": the GPU System Processor is required).
  */
 #define NVIDIA 0x10de
 #define CLASS_DISPLAY 0x03
@@ -45,7 +45,7 @@ bool machine_is_unsupported_gpu(const struct doctor_machine *machine, int pci)
 {
     const struct topo_pci *self = &machine->topo->pci[pci];
 
-    /* A card for a screen may be nouveau's, and one that vfio has is a virtual machine's. */
+    /* A display card may be bound to nouveau, and one bound to vfio belongs to a virtual machine. */
     if (*self->driver && strcmp(self->driver, "nvidia") != 0)
         return false;
     return *machine->software->driver.version && self->vendor == NVIDIA && self->class_code >> 16 == CLASS_DISPLAY &&
@@ -130,9 +130,9 @@ const struct doctor_check check_open_driver = {
 
 /* --- libcuda --- */
 
-#define DRIVER_CONTAINER "/run/nvidia/driver" /* NVIDIA's GPU operator mounts its driver container there */
+#define DRIVER_CONTAINER "/run/nvidia/driver" /* NVIDIA's GPU operator mounts its driver container here */
 
-/* Where installers and container runtimes put it, when they leave it to others to make the path known. */
+/* Where installers and container runtimes put it when they do not add it to the linker's path. */
 static const char *const cuda_folders[] = {
     "/usr/local/nvidia/lib64",           /* GKE, and NVIDIA's images */
     "/home/kubernetes/bin/nvidia/lib64", /* a node of GKE */
@@ -159,7 +159,7 @@ static const char *folder_of(const struct doctor_machine *machine, const char *p
     return source_printf(machine->source, "%.*s", slash ? (int)(slash - path) : 0, path);
 }
 
-/* A newer libcuda than the driver, on a card for games: "CUDA Compatibility" has it for data centers alone. */
+/* A newer libcuda than the driver with a GeForce card: "CUDA Compatibility" supports this only for data center GPUs. */
 static bool is_compat_for_games(const struct doctor_machine *machine, const char *version)
 {
     for (int i = 0; i < machine->topo->n_gpus; i++)
@@ -169,18 +169,17 @@ static bool is_compat_for_games(const struct doctor_machine *machine, const char
 }
 
 /*
- * One that is found and does not work: the toolkit's stub, which has the names alone; or one that is older than the
- * driver, as of the package cuda-compat in an old image, which is for drivers older than itself ("CUDA Compatibility");
- * or that package beside a card for games.
- * Where libnvidia-ml is from the same folder, both are the matter of driver-skew.
+ * Reports a libcuda that is found but does not work: the stub of the toolkit, which only defines the symbols; one older
+ * than the driver, such as the package cuda-compat of an old image, which is for older drivers ("CUDA Compatibility");
+ * or that package with a GeForce card. If libnvidia-ml is in the same folder, driver-skew reports the last two.
  */
-static void check_found(const struct doctor_machine *machine, struct doctor_result *result,
-                        const struct libs_env *setting, const struct lib_location *location)
+static void check_found(const struct doctor_machine *machine, struct doctor_result *result, const struct libs_env *env,
+                        const struct lib_location *location)
 {
     const char *folder = folder_of(machine, location->path), *version = libs_file_version(location->real);
     bool is_stub = strstr(location->path, "/stubs/") || strstr(location->real, "/stubs/");
     bool is_newer = is_compat_for_games(machine, version);
-    struct lib_location ml = libs_find(machine->source, setting, "libnvidia-ml.so.1"), own;
+    struct lib_location ml = libs_find(machine->source, env, "libnvidia-ml.so.1"), own;
     struct libs_env plain = {.library_path = "", .preload = ""};
 
     if (!is_stub && !is_newer &&
@@ -199,7 +198,7 @@ static void check_found(const struct doctor_machine *machine, struct doctor_resu
     own = libs_find(machine->source, &plain, "libcuda.so.1");
     if (own.state == SOURCE_OK && strcmp(own.path, location->path) != 0 && !strstr(own.real, "/stubs/"))
         doctor_fix(machine, result, false, "%s",
-                   shell_leave_out(machine->source, "LD_LIBRARY_PATH", setting->library_path, folder));
+                   shell_leave_out(machine->source, "LD_LIBRARY_PATH", env->library_path, folder));
     doctor_advise(machine, result,
                   "The right one comes with the driver%s: no search path may have %s in front of its folder.",
                   machine->software->os.in_container ? ", from the node" : "", folder);
@@ -207,23 +206,23 @@ static void check_found(const struct doctor_machine *machine, struct doctor_resu
 
 static void run_libcuda(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct libs_env setting = libs_env_of(machine->source);
+    struct libs_env env = libs_env_of(machine->source);
     const struct os *os = &machine->software->os;
     struct lib_location location;
     const char *folder;
 
     if (!machine_has_driver(machine, result) || !machine_has_environment(machine, result))
         return;
-    location = libs_find(machine->source, &setting, "libcuda.so.1");
+    location = libs_find(machine->source, &env, "libcuda.so.1");
     if (location.state == SOURCE_OK) {
-        check_found(machine, result, &setting, &location);
+        check_found(machine, result, &env, &location);
         return;
     }
     if (location.state != SOURCE_ABSENT) {
         doctor_unknown(machine, result, "libcuda.so.1: %s", machine_reason(location.state, NULL));
         return;
     }
-    /* There only containers run programs, and get it mounted. */
+    /* On COS, programs run only in containers, where it is mounted. */
     if (os->family == OS_COS && !os->in_container) {
         doctor_not_applicable(machine, result,
                               "Container-Optimized OS: programs run in containers, which get libcuda mounted");
@@ -239,7 +238,7 @@ static void run_libcuda(const struct doctor_machine *machine, struct doctor_resu
     }
     doctor_found(machine, result, DOCTOR_ERROR, "libcuda.so.1 is not found%s%s",
                  *folder ? " by the linker, though it is in " : ": no CUDA program starts", folder);
-    doctor_evidence(machine, result, "LD_LIBRARY_PATH", "%s", *setting.library_path ? setting.library_path : "not set");
+    doctor_evidence(machine, result, "LD_LIBRARY_PATH", "%s", *env.library_path ? env.library_path : "not set");
     if (*folder)
         doctor_fix(machine, result, false, "%s", shell_prepend(machine->source, "LD_LIBRARY_PATH", folder));
     doctor_advise(
@@ -290,7 +289,7 @@ static const char *maker_name(unsigned vendor)
     }
 }
 
-/* DeepEP before version 2 goes between nodes by IBGDA alone: it has a buffer.py of its own and an NVSHMEM. */
+/* DeepEP before version 2 uses only IBGDA between nodes; it is recognised by its own buffer.py and an NVSHMEM. */
 static bool needs_ibgda(const struct doctor_machine *machine)
 {
     const struct software_deepep *deepep = &machine->software->deepep;

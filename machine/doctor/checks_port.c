@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checks_port.c - ports of NICs: their GIDs, whether they are up, what they speak. */
+/* checks_port.c - ports of NICs: GIDs, state, link layer. */
 #include "doctor/checks.h"
 #include "doctor/machine.h"
 #include "doctor/shell.h"
@@ -37,7 +37,7 @@ static bool is_roce_port(const struct doctor_machine *machine, int nic, int port
            !machine->topo->nics[nic].is_iwarp;
 }
 
-/* What is wrong with GID `index` of a port, "" if nothing is. */
+/* What is wrong with GID `index` of a port; "" if nothing is. */
 static const char *gid_fault(const struct topo_port *port, int index)
 {
     const struct topo_gid *gid = gid_at(port, index);
@@ -53,7 +53,7 @@ static const char *gid_fault(const struct topo_port *port, int index)
     return "";
 }
 
-/* The index that a variable names; -1 when it leaves the choice to the library. */
+/* The index in a variable; -1 if it leaves the choice to the library. */
 static int gid_index(struct source *source, const char *name)
 {
     const char *value = source_env(source, name);
@@ -68,18 +68,18 @@ static int gid_index(struct source *source, const char *name)
 
 struct gid_faults {
     int n_ports, n_unreadable, n_none, n_wrong;
-    int n_foreign; /* of n_none: their GIDs are of interfaces in another network namespace */
+    int n_foreign; /* of n_none: with GIDs of interfaces in another network namespace */
     enum source_state why;
-    const char *port; /* the first without a GID, or with a wrong one */
+    const char *port; /* the first one without a GID, or with a wrong one */
     const char *variable, *fault;
     int index;
-    bool only_ipv6; /* of all ports in n_none */
+    bool only_ipv6; /* true for all ports in n_none */
 };
 
 /*
- * On a network with IPv6 only the libraries find the GID when they are told so, or when they are told its index: the
- * variables that are missing for this, " " between, "" if none. NVSHMEM's matters where there is an NVSHMEM, and what
- * gIB needs of NCCL's its own script sets.
+ * On an IPv6-only network, the libraries find the GID only if a variable selects IPv6 or the index. Returns the missing
+ * variables, separated by " ", "" if none. NVSHMEM's matters only if there is an NVSHMEM; gIB's script sets what gIB
+ * needs of NCCL.
  */
 static const char *family_missing(const struct doctor_machine *machine, const char *value)
 {
@@ -181,7 +181,7 @@ static void check_gids(const struct doctor_machine *machine, struct doctor_resul
     check_indices(machine, result, nic, port, faults);
 }
 
-/* sysfs shows the NICs of the machine also in a container that was given none of them. */
+/* sysfs shows the NICs of the machine also in a container that has none of them. */
 static bool may_use_none(const struct topo *topo)
 {
     for (int i = 0; i < topo->n_nics; i++)
@@ -201,7 +201,7 @@ static void run_gid(const struct doctor_machine *machine, struct doctor_result *
                               "none of the NICs is given to this process, and nothing here asks for RDMA");
         return;
     }
-    /* A port that speaks Ethernet among those that speak InfiniBand is the matter of link-layer. */
+    /* An Ethernet port among InfiniBand ports is reported by link-layer. */
     for (int i = 0; i < machine->topo->n_nics && machine_minority_link_layer(machine) != TOPO_LINK_ETHERNET; i++)
         for (int p = 0; p < machine->topo->nics[i].n_ports; p++)
             if (is_roce_port(machine, i, p))
@@ -252,7 +252,7 @@ static bool is_same_make(const struct topo *topo, int a, int b)
     return topo->pci[topo->nics[a].pci].device == topo->pci[topo->nics[b].pci].device;
 }
 
-/* Nothing has ever been seen at its ports: there is no cable, or somebody has switched them off. */
+/* Its ports have no link and never had one: there is no cable, or they are disabled. */
 static bool is_disabled(const struct topo_nic *nic)
 {
     for (int p = 0; p < nic->n_ports; p++)
@@ -261,7 +261,7 @@ static bool is_disabled(const struct topo_nic *nic)
     return true;
 }
 
-/* Another function of the same card, without an active port either, but with a cable. */
+/* Another function of the same card with a cable, but also without an active port. */
 static bool has_cabled_sibling(const struct topo *topo, int nic)
 {
     for (int i = 0; i < topo->n_nics; i++)
@@ -272,8 +272,8 @@ static bool has_cabled_sibling(const struct topo *topo, int nic)
 }
 
 /*
- * The second port of a card often has no cable. It is missed where another card of this make has both of its ports
- * active. On a card whose first port has lost its link, it is not missed either where other cards have such a port.
+ * The second port of a card often has no cable. Its link is expected if another card of this model has both ports
+ * active. On a card whose first port has lost its link, it is not expected if other cards have such a port.
  */
 static bool is_spare(const struct topo *topo, int nic)
 {
@@ -309,8 +309,8 @@ static int n_data_nics(const struct topo *topo)
 }
 
 /*
- * A NIC without an active port that GPUs would use: on a switch with one, or of the make of those for data. Where there
- * is none for data, any one, unless a machine with a single GPU has nothing that asks for it.
+ * Is it a NIC without an active port that GPUs would use: on a switch with a GPU, or of the model of the data NICs? If
+ * there are no data NICs, any NIC, unless the machine has a single GPU and nothing needs RDMA.
  */
 static bool is_missed(const struct doctor_machine *machine, int nic)
 {
@@ -331,15 +331,15 @@ static bool is_missed(const struct doctor_machine *machine, int nic)
 }
 
 /*
- * A port that is Disabled has no cable, or somebody has switched it off. On a switch with a GPU that is never meant;
- * elsewhere it may be how the machine is used.
+ * A port in state Disabled has no cable or is switched off. On a switch with a GPU this is never intended; elsewhere it
+ * may be.
  */
 static bool is_left_unplugged(const struct topo *topo, int nic)
 {
     return is_disabled(&topo->nics[nic]) && machine_gpu_distance(topo, nic) > TOPO_PXB;
 }
 
-/* NICs on a switch with this GPU, whatever their state. */
+/* The number of NICs on a switch with this GPU, whatever their state. */
 static int nics_near_gpu(const struct topo *topo, int gpu)
 {
     int n = 0;
@@ -350,10 +350,7 @@ static int nics_near_gpu(const struct topo *topo, int gpu)
     return n;
 }
 
-/*
- * Most GPUs have the same number of NICs beside them, at least one: the pattern of the machine. A GPU with fewer, or
- * -1.
- */
+/* Most GPUs have the same number of NICs, at least one, on their switch. Returns a GPU with fewer, or -1. */
 static int gpu_without_its_nic(const struct topo *topo, int *ret_has, int *ret_due)
 {
     int counts[TOPO_MAX_GPUS];
@@ -377,7 +374,7 @@ static int gpu_without_its_nic(const struct topo *topo, int *ret_has, int *ret_d
     return -1;
 }
 
-/* Does no GPU have a NIC beside it? Then only numbers can tell that one is missing. */
+/* Does no GPU have a NIC on its switch? Then only the counts can show that one is missing. */
 static bool is_flat(const struct topo *topo)
 {
     for (int i = 0; i < topo->n_gpus; i++)
@@ -388,12 +385,12 @@ static bool is_flat(const struct topo *topo)
 
 struct down_count {
     int n, n_grave, n_unknown, first;
-    int n_unmanaged; /* of n: they wait for a subnet manager */
+    int n_unmanaged; /* of n: waiting for a subnet manager */
 };
 
 /*
- * InfiniBand Architecture Specification, 14.4: a port whose link is up is in state INIT until a subnet manager has
- * given it an address, and ARMED until that one has activated it. Cable, transceiver and switch port are then in order.
+ * InfiniBand Architecture Specification, 14.4: a port whose link is up stays in state INIT until a subnet manager has
+ * assigned an address, and in ARMED until it has activated the port. Cable, transceiver and switch port are in order.
  */
 static bool is_unmanaged(const struct topo_nic *nic)
 {
@@ -431,14 +428,14 @@ static struct down_count count_down(const struct doctor_machine *machine, struct
     return count;
 }
 
-/* All NICs that are there are up. Is one not there? */
+/* All present NICs are up. Is one missing? */
 static void find_missing(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
     int n_data = n_data_nics(topo), has = 0, due = 0, gpu = gpu_without_its_nic(topo, &has, &due);
     unsigned vendor = MELLANOX;
 
-    /* Those that are on the bus and have no RDMA device are the matter of rdma-device. */
+    /* NICs on the bus without an RDMA device are reported by rdma-device. */
     if (machine_functions_without_rdma(machine) > 0)
         return;
     if (gpu >= 0)
@@ -462,7 +459,7 @@ static void find_missing(const struct doctor_machine *machine, struct doctor_res
                   vendor);
 }
 
-/* What to look at. Of a virtual machine and of a pod cables are not the user's. */
+/* What to inspect. Users of virtual machines and pods have no access to cables. */
 static void advise_link(const struct doctor_machine *machine, struct doctor_result *result, int nic)
 {
     const struct topo *topo = machine->topo;
@@ -535,7 +532,7 @@ static bool has_routable_gid(const struct topo_port *port)
     return port->gids_state != SOURCE_OK;
 }
 
-/* Other functions of the same card, whose options the command would name by another number. */
+/* Other functions of the same card; the command would name their options by another number. */
 static bool has_sibling(const struct topo *topo, int nic)
 {
     for (int i = 0; i < topo->n_nics; i++)
@@ -545,9 +542,10 @@ static bool has_sibling(const struct topo *topo, int nic)
 }
 
 /*
- * Is it certain that the port is a rail that was set up wrongly? The command takes it out of the network that it is in:
- * on an uplink the machine would be gone. So it has to be on a switch with a GPU, of the make of at least three others
- * that are all of the other layer, a card with one function on bare metal, and nothing may be addressed to it.
+ * Is it certain that the port is a misconfigured rail? The command removes it from its current network; on an uplink,
+ * the machine would become unreachable. So the port must be on a switch with a GPU, of the model of at least three
+ * others that all have the other link layer, on a card with one function on bare metal, and no address may be assigned
+ * to it.
  */
 static bool is_certainly_odd(const struct doctor_machine *machine, int nic, enum topo_link_layer odd)
 {

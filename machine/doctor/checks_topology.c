@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checks_topology.c - how GPUs, NICs and processors reach each other, and which GPU a process means. */
+/* checks_topology.c - paths between GPUs, NICs and processors, and the meaning of GPU numbers. */
 #include "doctor/checks.h"
 #include "doctor/machine.h"
 #include "doctor/shell.h"
@@ -12,7 +12,7 @@
 
 #define IMEX "/dev/nvidia-caps-imex-channels"
 
-/* GPUs that have not joined the fabric of their rack. */
+/* Reports GPUs that have not joined the fabric of their rack. */
 static bool has_joined(const struct doctor_machine *machine, struct doctor_result *result)
 {
     int n = 0;
@@ -36,8 +36,7 @@ static bool has_joined(const struct doctor_machine *machine, struct doctor_resul
     return false;
 }
 
-/* The same GPUs on boards of their own (GB200 NVL4, a workstation): the driver says that none of them needs a fabric.
- */
+/* The same GPUs without a rack fabric (GB200 NVL4, a workstation): the driver says that none of them needs one. */
 static bool has_no_fabric(const struct topo *topo)
 {
     int n = 0;
@@ -102,7 +101,7 @@ const struct doctor_check check_imex = {
 
 #define MAPPING "DEEP_EP_DEVICE_TO_HCA_MAPPING"
 
-/* What is wrong with the list as such; NULL if nothing is. */
+/* What is wrong with the list itself; NULL if nothing is. */
 static const char *list_fault(const struct doctor_machine *machine, const struct machine_visible *entries, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -132,7 +131,7 @@ static const char *list_fault(const struct doctor_machine *machine, const struct
     return NULL;
 }
 
-/* A mapping by GPU index means something else once the indices are not plain numbers in order. */
+/* A mapping by GPU index changes its meaning if the indices are not 0, 1, 2, ... in order. */
 static const char *mapping_fault(const struct machine_visible *entries, int n)
 {
     for (int i = 0; i < n; i++)
@@ -144,7 +143,9 @@ static const char *mapping_fault(const struct machine_visible *entries, int n)
     return NULL;
 }
 
-/* The number of a GPU among all of the machine, by PCI address: what a mapping that was made for all counts by. */
+/*
+ * The number of a GPU among all GPUs of the machine, by PCI address, which is what a mapping for the whole node uses.
+ */
 static int number_on_node(const struct topo *topo, int gpu)
 {
     int n = 0;
@@ -156,7 +157,7 @@ static int number_on_node(const struct topo *topo, int gpu)
     return n;
 }
 
-/* The NIC of entry `number` in a mapping: "mlx5_0" of "0:mlx5_0:1"; "" none. */
+/* The NIC of entry `number` in a mapping: "mlx5_0" of "0:mlx5_0:1"; "" if there is none. */
 static const char *mapped_nic(const struct doctor_machine *machine, const char *mapping, int number)
 {
     for (const char *at = mapping; *at; at += strcspn(at, ","), at += *at == ',') {
@@ -169,8 +170,8 @@ static const char *mapped_nic(const struct doctor_machine *machine, const char *
 }
 
 /*
- * One GPU a task: each task calls its own GPU 0, and a mapping by number gives all of them the NIC of one. What counts
- * is where the GPU is: DeepEP takes the entry of the number, and the GPU is another one of the node.
+ * With one GPU per task, each task calls its GPU 0, and a mapping by number gives all of them the same NIC: DeepEP
+ * takes the entry with that number although the GPU is another one of the node. The PCI address shows which GPU it is.
  */
 static bool find_renumbered(const struct doctor_machine *machine, struct doctor_result *result,
                             const struct machine_visible *entries, int n)
@@ -187,7 +188,7 @@ static bool find_renumbered(const struct doctor_machine *machine, struct doctor_
         taken = mapped_nic(machine, mapping, named);
         own = mapped_nic(machine, mapping, number_on_node(topo, gpu));
         best = machine->map->choices[gpu].nic;
-        /* A mapping for this process alone has the right one under the number that it counts by. */
+        /* A mapping that is made for this process has the right NIC under the number that the process uses. */
         if (!*taken || strcmp(taken, own) == 0 || (best >= 0 && strcmp(taken, topo->nics[best].name) == 0))
             continue;
         doctor_found(machine, result, DOCTOR_ERROR,
@@ -283,7 +284,7 @@ const struct doctor_check check_visible_devices = {
 
 /* --- acs --- */
 
-#define CONFIG_EXTENDED 0x100 /* where extended capabilities begin (PCI Express base specification, 7.6) */
+#define CONFIG_EXTENDED 0x100 /* start of the extended capabilities (PCI Express base specification, 7.6) */
 #define ACS_CAPABILITY 0x000d
 #define ACS_REQUEST_REDIRECT 0x04
 #define ACS_COMPLETION_REDIRECT 0x08
@@ -295,14 +296,13 @@ static unsigned word_at(const unsigned char *config, size_t at)
     return config[at] | (unsigned)config[at + 1] << 8;
 }
 
-/* What the ACS control register of a bridge says. The list of capabilities comes from the machine: it may be a circle.
- */
+/* Reads the ACS control register of a bridge. The list of capabilities is data of the machine and may be circular. */
 static enum acs acs_of(const struct source_text *config)
 {
     const unsigned char *bytes = (const unsigned char *)config->text;
     size_t at = CONFIG_EXTENDED;
 
-    /* Who is not root sees the first 64 bytes only. */
+    /* Without root, only the first 64 bytes are visible. */
     if (config->state != SOURCE_OK || config->bytes < CONFIG_EXTENDED + 4)
         return ACS_HIDDEN;
     for (int i = 0; i < 64 && at >= CONFIG_EXTENDED && at + 8 <= config->bytes; i++) {
@@ -313,7 +313,7 @@ static enum acs acs_of(const struct source_text *config)
     return ACS_OFF;
 }
 
-/* Marks the bridges above a device. */
+/* Marks the bridges between a device and the root. */
 static void mark_bridges(const struct topo *topo, int device, unsigned char *marks)
 {
     int guard = 0;
@@ -322,7 +322,7 @@ static void mark_bridges(const struct topo *topo, int device, unsigned char *mar
         marks[p] = 1;
 }
 
-/* "physical machine only": a guest sees bridges that its hypervisor made up. */
+/* Physical machines only: a guest sees the emulated bridges of its hypervisor. */
 static bool is_bare_metal(const struct doctor_machine *machine, struct doctor_result *result)
 {
     switch (machine_virtual(machine->source)) {
@@ -338,7 +338,7 @@ static bool is_bare_metal(const struct doctor_machine *machine, struct doctor_re
     return false;
 }
 
-/* Two devices that exchange data directly: what the IOMMU and ACS do to a lone GPU does not matter. */
+/* Are there two devices that exchange data directly? IOMMU and ACS do not affect a single GPU. */
 static bool has_peers(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
@@ -354,7 +354,7 @@ static bool has_peers(const struct doctor_machine *machine, struct doctor_result
 
 struct acs_count {
     int n, n_hidden, n_redirecting;
-    char fix[1600]; /* a line for each bridge, as many as fit */
+    char fix[1600]; /* one line per bridge, as many as fit */
 };
 
 static struct acs_count check_bridges(const struct doctor_machine *machine, struct doctor_result *result,
@@ -458,7 +458,7 @@ static const char *group_of(struct source *source, const struct topo *topo, int 
 
     if (base)
         return base + 1;
-    /* A copy of a machine may have kept the groups and not the links to them. */
+    /* A copy of a machine may contain the groups but not the links to them. */
     groups = source_list(source, "/sys/kernel/iommu_groups");
     for (size_t i = 0; i < groups.n; i++) {
         struct source_names devices = source_list(source, "/sys/kernel/iommu_groups/%s/devices", groups.names[i]);

@@ -2,9 +2,9 @@
 /*
  * checks_verbs.c - libibverbs and its provider.
  *
- * Who owns what: a libibverbs that comes out of gIB's folder is verbs-from-gib; else a core library and a provider of
- * different sets are verbs-mixed; else a missing provider file is provider-missing, unless RDMAV_DRIVERS names the very
- * folder that holds it, which is rdmav-drivers.
+ * Which check reports what: a libibverbs from gIB's folder is verbs-from-gib; otherwise a core library and a provider
+ * of different installations are verbs-mixed; otherwise a missing provider file is provider-missing, unless
+ * RDMAV_DRIVERS names the folder that contains it, which is rdmav-drivers.
  */
 #include "doctor/checks.h"
 #include "doctor/machine.h"
@@ -13,13 +13,13 @@
 
 #include <string.h>
 
-/* Was libibverbs found, and does it say which providers it takes? Else ends the check. */
+/* Was libibverbs found, and does it say which providers it accepts? If not, ends the check. */
 static bool has_core(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_verbs *verbs = &machine->software->verbs;
     struct elf_facts facts;
 
-    /* Without it nobody knows where a process would look. */
+    /* Without the environment, the search path of the process is not known. */
     if (!machine_has_mlx5(machine, result) || !machine_has_environment(machine, result))
         return false;
     if (verbs->ibverbs.state == SOURCE_ABSENT) {
@@ -49,7 +49,7 @@ static const char *folder_of(const struct doctor_machine *machine, const char *p
     return slash ? source_printf(machine->source, "%.*s", (int)(slash - path), path) : "";
 }
 
-/* The libibverbs that a process takes when LD_LIBRARY_PATH does not lead it elsewhere. */
+/* The libibverbs that a process loads without LD_LIBRARY_PATH. */
 static struct lib_location system_core(const struct doctor_machine *machine)
 {
     struct libs_env plain = {.library_path = "", .preload = ""};
@@ -57,7 +57,7 @@ static struct lib_location system_core(const struct doctor_machine *machine)
     return libs_find(machine->source, &plain, "libibverbs.so.1");
 }
 
-/* Does libibverbs come from gIB, although the system has its own? */
+/* Does libibverbs come from gIB although the system has its own? */
 static bool is_from_gib(const struct doctor_machine *machine)
 {
     const char *gib = machine->software->nccl.gib, *path = machine->software->verbs.ibverbs.path;
@@ -69,7 +69,7 @@ static bool is_from_gib(const struct doctor_machine *machine)
 
 /* --- RDMAV_DRIVERS --- */
 
-/* The variable that libibverbs reads; NULL if neither is set. */
+/* The variable that libibverbs reads; NULL if none is set. */
 static const char *drivers_variable(const struct doctor_machine *machine)
 {
     static const char *const names[] = {"RDMAV_DRIVERS", "IBV_DRIVERS"};
@@ -83,7 +83,7 @@ static const char *drivers_variable(const struct doctor_machine *machine)
     return NULL;
 }
 
-/* The first entry that is a path and, with what libibverbs appends, no file; NULL if there is none. */
+/* The first entry that is a path and does not exist with the suffix that libibverbs appends; NULL if there is none. */
 static const char *wrong_entry(const struct doctor_machine *machine, const char *variable)
 {
     const char *list = variable ? source_env(machine->source, variable) : "";
@@ -103,7 +103,7 @@ static const char *wrong_entry(const struct doctor_machine *machine, const char 
     return NULL;
 }
 
-/* Is the entry a folder that holds the provider? The path of the provider, else "". */
+/* If the entry is a folder that contains the provider, the path of the provider, otherwise "". */
 static const char *provider_within(const struct doctor_machine *machine, const char *entry)
 {
     const char *path =
@@ -159,8 +159,8 @@ const struct doctor_check check_rdmav_drivers = {
 /* --- provider-missing --- */
 
 /*
- * Is libmlx5.so.1 of the same installation as libibverbs.so.1? The same number does not say it: a set that lies in
- * another folder has its own provider folder, and a link from one into the other mixes them.
+ * Are libmlx5.so.1 and libibverbs.so.1 from the same installation? The same number is not sufficient: an installation
+ * in another folder has its own provider folder, and a link from one to the other mixes them.
  */
 static bool is_one_installation(const struct doctor_machine *machine)
 {
@@ -170,7 +170,7 @@ static bool is_one_installation(const struct doctor_machine *machine)
            strcmp(folder_of(machine, verbs->mlx5.real), folder_of(machine, verbs->ibverbs.real)) == 0;
 }
 
-/* The folder beside libibverbs among those where it looks; "" none. */
+/* The searched provider folder that is next to libibverbs; "" if there is none. */
 static const char *own_provider_folder(const struct doctor_machine *machine)
 {
     const struct software_verbs *verbs = &machine->software->verbs;
@@ -180,7 +180,7 @@ static const char *own_provider_folder(const struct doctor_machine *machine)
     return at && (at[strlen(own)] == ',' || at[strlen(own)] == '\0') ? own : "";
 }
 
-/* A command that puts the provider in place, where the libmlx5.so.1 of the same installation is known. */
+/* A command that installs the provider, if the libmlx5.so.1 of the same installation is known. */
 static void fix_provider(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_verbs *verbs = &machine->software->verbs;
@@ -212,7 +212,7 @@ static bool is_mixed(const struct software_verbs *verbs)
            verbs->provider_wants != verbs->private_version;
 }
 
-/* Not even the library itself: NCCL's plugins and NVSHMEM's transports do not load. */
+/* The library itself is missing: NCCL's plugins and NVSHMEM's transports do not load. */
 static void report_lacking(const struct doctor_machine *machine, struct doctor_result *result, const char *name)
 {
     const char *path = libs_env_of(machine->source).library_path;
@@ -275,8 +275,8 @@ const struct doctor_check check_provider_missing = {
 /* --- verbs-mixed --- */
 
 /*
- * The folders that 'epkit env' advises to put in front; where it advises none, that of the system's set, by the name
- * without links that it would use.
+ * The folders that 'epkit env' advises to put first; if it advises none, the folder of the system's installation, by
+ * the path that it would use, without resolving links.
  */
 static void fix_order(const struct doctor_machine *machine, struct doctor_result *result,
                       const struct lib_location *system)
@@ -290,7 +290,7 @@ static void fix_order(const struct doctor_machine *machine, struct doctor_result
                shell_prepend(machine->source, "LD_LIBRARY_PATH", is_in_it ? advised->value : folder));
 }
 
-/* The number that the provider file itself needs; 0 not known. */
+/* The number that the provider file itself needs; 0: not known. */
 static int provider_number(const struct doctor_machine *machine)
 {
     const char *path = machine->software->verbs.provider;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* doctor.c - the machine that checks look at, and how a check is run. */
+/* doctor.c - reads the machine that is checked, and runs checks. */
 #include "doctor/doctor.h"
 #include "base/error.h"
 #include "doctor/machine.h"

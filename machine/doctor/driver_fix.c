@@ -8,7 +8,7 @@
 #define MODPROBE_D "/etc/modprobe.d/"
 #define OPTIONS(dwords) "options nvidia NVreg_EnableStreamMemOPs=1 NVreg_RegistryDwords=\"" dwords "\""
 
-/* What makes the driver read its options again, as a sentence. */
+/* A sentence that says how to make the driver read its options again. */
 static const char *reload_words(const struct doctor_machine *machine)
 {
     const struct os *os = &machine->software->os;
@@ -47,7 +47,7 @@ void driver_fix_reload(const struct doctor_machine *machine, struct doctor_resul
     doctor_advise(machine, result, "%s", reload_words(machine));
 }
 
-/* A line that wins is there: it is the one to change, since another one would replace it or be replaced by it. */
+/* If there is an effective line, it must be changed: a further line would replace it or be replaced by it. */
 static void merge(const struct doctor_machine *machine, struct doctor_result *result, const char *file)
 {
     struct source *source = machine->source;
@@ -58,7 +58,7 @@ static void merge(const struct doctor_machine *machine, struct doctor_result *re
     if (*initramfs && strncmp(file, MODPROBE_D, strlen(MODPROBE_D)) == 0)
         doctor_fix(machine, result, false, "sudoedit %s\n%s\nsudo reboot", shell_word(source, file), initramfs);
     else if (*initramfs)
-        /* The file is a package's; one of its name in /etc/modprobe.d takes its place (modprobe.d(5)). */
+        /* The file belongs to a package; a file with the same name in /etc/modprobe.d overrides it (modprobe.d(5)). */
         doctor_fix(machine, result, false, "sudo cp %s " MODPROBE_D "\nsudoedit %s\n%s\nsudo reboot",
                    shell_word(source, file), shell_word(source, source_printf(source, MODPROBE_D "%s", base)),
                    initramfs);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* driver_missing.c - why NVIDIA's driver does not have the GPUs that are on the bus. */
+/* driver_missing.c - why NVIDIA's driver is not bound to GPUs on the bus. */
 #include "doctor/driver_fix.h"
 #include "doctor/kernel_log.h"
 #include "doctor/machine.h"
@@ -14,8 +14,8 @@ struct undriven {
 };
 
 /*
- * GPUs that another driver than NVIDIA's has, or none: boards for computing; others may have their reasons. Says which,
- * unless `result` is NULL: behind the evidence for the cause, of which none may be left out.
+ * Counts compute GPUs that are bound to another driver than NVIDIA's, or to none; display cards may be intended so.
+ * Adds them as evidence unless `result` is NULL: after the evidence for the cause, which must fit.
  */
 static struct undriven count_undriven(const struct doctor_machine *machine, struct doctor_result *result)
 {
@@ -28,7 +28,7 @@ static struct undriven count_undriven(const struct doctor_machine *machine, stru
 
         if (pci && strncmp(pci->driver, "vfio", 4) == 0)
             count.n_vfio++;
-        /* 0x0302 is a 3D controller, and a board with it is for computing. */
+        /* 0x0302 is a 3D controller: a compute board. */
         if (!pci || (*pci->driver && !is_nouveau) || (!is_nouveau && pci->class_code >> 8 != 0x0302))
             continue;
         if (result)
@@ -60,7 +60,7 @@ void driver_found_nouveau(const struct doctor_machine *machine, struct doctor_re
 
 /* --- why it is not loaded --- */
 
-/* Does a line of modules.dep begin with the driver's module, which Debian calls nvidia-current? */
+/* Does a line of modules.dep begin with the driver's module, which Debian names nvidia-current? */
 static json_t *read_module(const char *dep, size_t bytes)
 {
     bool found = false;
@@ -74,14 +74,14 @@ static json_t *read_module(const char *dep, size_t bytes)
     return json_boolean(found);
 }
 
-/* "Y" of a kernel that takes signed modules alone. */
+/* "Y": the kernel accepts only signed modules. */
 static json_t *read_enforced(const char *text, size_t bytes)
 {
     (void)bytes;
     return json_boolean(*text == 'Y');
 }
 
-/* Lines of mod_verify_sig() and of the lockdown, which name no module. */
+/* Messages of mod_verify_sig() and of the lockdown, which contain no module name. */
 static json_t *read_refusals(const char *text, size_t bytes)
 {
     int n = 0;
@@ -96,7 +96,7 @@ static json_t *read_refusals(const char *text, size_t bytes)
     return json_integer(n);
 }
 
-/* The module for the running kernel is there, is not, or that is not known: a container, no depmod. */
+/* Whether the module for the running kernel exists. Not known in a container and without depmod. */
 enum presence { PRESENT, MISSING, NOT_KNOWN };
 
 static enum presence module_presence(const struct doctor_machine *machine)
@@ -108,7 +108,7 @@ static enum presence module_presence(const struct doctor_machine *machine)
     return !*release || dep.state != SOURCE_OK ? NOT_KNOWN : source_fact_bool(dep) ? PRESENT : MISSING;
 }
 
-/* Has it refused a module, as its log says? Notes the line and what makes it strict. */
+/* Does the kernel log say that a module was rejected? Records the line and what enforces signatures. */
 static bool has_refused(const struct doctor_machine *machine, struct doctor_result *result)
 {
     static const char *const logs[] = {"/dev/kmsg", KERNEL_LOG_FILE};
@@ -138,8 +138,8 @@ static bool is_strict(const struct doctor_machine *machine, struct doctor_result
 }
 
 /*
- * Whether the driver is installed at all: by DKMS or a package. "" where nothing says so, as on a machine without dpkg
- * and without DKMS.
+ * The installed version of the driver, from DKMS or a package. "" if not known, as on a machine with neither dpkg nor
+ * DKMS.
  */
 static const char *installed_version(const struct doctor_machine *machine, bool *ret_is_dkms)
 {
@@ -154,7 +154,7 @@ static const char *installed_version(const struct doctor_machine *machine, bool 
     return "";
 }
 
-/* Names for DKMS to build for the running kernel; "" where DKMS does not have the driver. */
+/* The commands that build the driver with DKMS for the running kernel; "" if DKMS does not have it. */
 static const char *build_commands(const struct doctor_machine *machine, bool is_dkms)
 {
     const char *headers =
@@ -171,7 +171,7 @@ static const char signing[] =
     "elsewhere /var/lib/dkms/mok.pub; the next start asks for it at the console. 'sudo modprobe nvidia' answers \"Key "
     "was rejected by service\" or \"Operation not permitted\" as long as it is refused.";
 
-/* On a system whose modules come from packages or from DKMS. */
+/* For systems whose modules come from packages or from DKMS. */
 static void explain(const struct doctor_machine *machine, struct doctor_result *result, const char *gpus)
 {
     enum presence module = module_presence(machine);
@@ -219,7 +219,6 @@ static void explain(const struct doctor_machine *machine, struct doctor_result *
     }
 }
 
-/* GPUs on the bus, and NVIDIA's driver does not drive them. */
 void driver_missing(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_text version = source_line(machine->source, VERSION);

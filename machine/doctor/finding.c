@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* finding.c - what checks say with. */
+/* finding.c - functions with which checks report. */
 #include "doctor/doctor.h"
 
 #include <stdarg.h>
@@ -8,7 +8,7 @@
 
 #define TEXT_BYTES 2048
 
-/* Formatted, and made safe line by line: evidence is text from the machine. */
+/* Formats a text and makes each line safe to print: evidence comes from the machine. */
 static const char *__attribute__((format(printf, 2, 0)))
 format_text(const struct doctor_machine *machine, const char *format, va_list args)
 {
@@ -91,7 +91,7 @@ void doctor_fix(const struct doctor_machine *machine, struct doctor_result *resu
     va_start(args, format);
     n = vsnprintf(unused, sizeof(unused), format, args);
     va_end(args);
-    /* Cut in the middle a command is another one, or leaves a quote open. */
+    /* A truncated command is another command, or leaves a quote open. */
     if (n < 0 || n >= TEXT_BYTES) {
         result->advice = "The command is too long to be shown.";
         return;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* inventory.c - what a machine is to have: the file of --expect, and boards that are known. */
+/* inventory.c - the expected hardware of a machine: the file of --expect, and known boards. */
 #include "doctor/inventory.h"
 
 #include "base/error.h"
@@ -14,8 +14,7 @@
 #include <unistd.h>
 
 #define NVIDIA 0x10de
-#define CLASS_SWITCH                                                                                                   \
-    0x0680 /* PCI Code and ID Assignment Specification: bridge of another kind, as which NVSwitch shows */
+#define CLASS_SWITCH 0x0680 /* PCI Code and ID Assignment Specification: other bridge, the class of NVSwitches */
 
 /* --- the file of --expect --- */
 
@@ -81,7 +80,7 @@ static ep_status read_key(const char *file, const char *key, const json_t *value
     return EP_OK;
 }
 
-/* Counts a machine that is as it should be. */
+/* Fills the inventory from a correct machine. */
 static void count_machine(const struct topo *topo, struct doctor_inventory *inventory)
 {
     inventory->gpus = topo->n_gpus;
@@ -130,7 +129,7 @@ ep_status doctor_expect(struct doctor_machine *machine, const char *file)
     const char *key;
     int fd;
 
-    /* Without waiting for the writer of a FIFO. */
+    /* O_NONBLOCK: do not wait for the writer of a FIFO. */
     fd = open(file, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &info) != 0)
         status = ep_fail(EP_E_ARG, "--expect: %s: %s", file, strerror(errno));
@@ -170,8 +169,8 @@ ep_status doctor_expect(struct doctor_machine *machine, const char *file)
 /* --- boards --- */
 
 /*
- * Machines whose number of GPUs is a matter of their name (SMBIOS, type 1): NVIDIA's DGX systems, and Amazon's
- * instances ("EC2 Instance Types, Accelerated computing").
+ * Machines whose product name (SMBIOS, type 1) implies the number of GPUs: NVIDIA's DGX systems, and Amazon's instances
+ * ("EC2 Instance Types, Accelerated computing").
  */
 static const struct {
     const char *product;
@@ -200,8 +199,8 @@ int inventory_nvswitches(const struct doctor_machine *machine)
 }
 
 /*
- * GPUs whose NVLinks lead to switches are modules of a board, and those have 4, 8 or 16 (data sheets of HGX and of
- * GB200 NVL72, whose trays have 2 or 4). An odd one out is missed on whatever board. 0: nothing tells.
+ * GPUs with NVLinks to switches are modules of a board with 4, 8 or 16 of them (data sheets of HGX and of GB200 NVL72,
+ * whose trays have 2 or 4). An odd number means that one is missing. 0: not known.
  */
 static int modules_due(const struct topo *topo)
 {
@@ -211,7 +210,7 @@ static int modules_due(const struct topo *topo)
     for (int i = 0; i < topo->n_gpus; i++)
         if (topo->gpus[i].nvlinks_switch == 0 || topo->gpus[i].pci < 0)
             return 0;
-    /* Those of jobs and virtual machines too; functions of one GPU are one. */
+    /* Includes GPUs of other jobs and of virtual machines; several functions of one GPU count once. */
     for (int p = 0; p < topo->n_pci; p++)
         n += topo->pci[p].vendor == NVIDIA && topo->pci[p].device == topo->pci[topo->gpus[0].pci].device &&
              (p == 0 || !topo_is_same_card(topo, p - 1, p));
@@ -232,7 +231,7 @@ int inventory_of_board(const struct doctor_machine *machine, const char **ret_bo
         *ret_board = source_printf(machine->source, "a %s", boards[i].product);
         return boards[i].gpus;
     }
-    /* What a hypervisor hands to a guest is its own choice. */
+    /* A hypervisor may pass any number to a guest. */
     if (machine_virtual(machine->source) != MACHINE_BARE_METAL)
         return 0;
     n_switches = inventory_nvswitches(machine);

@@ -21,9 +21,12 @@ const char *kernel_recovery_name(enum kernel_recovery recovery)
     return recovery < 0 || recovery >= KERNEL_RECOVERIES ? "" : names[recovery];
 }
 
-/* --- from lines to facts --- */
+/* --- parse lines --- */
 
-/* The time in front of a line: "[  12.345678]", RFC 3339, or "Nov 21 12:00:00"; the name of a host is behind it. */
+/*
+ * The length of the time at the start of a line: "[  12.345678]", RFC 3339, or "Nov 21 12:00:00"; a host name may
+ * follow.
+ */
 static size_t time_bytes(const char *line, size_t n)
 {
     size_t length = strcspn(line, " ");
@@ -37,7 +40,7 @@ static size_t time_bytes(const char *line, size_t n)
     return length < n && length < 48 ? length : 0;
 }
 
-/* "(PCI:0000:0f:00): 79, ..." behind the word at `at`: device and number. */
+/* Parses "(PCI:0000:0f:00): 79, ..." after the word at `at`: device and number. */
 static bool parse_error(const char *at, const char **ret_address, size_t *ret_n, int *ret_number)
 {
     size_t n;
@@ -59,7 +62,7 @@ static bool parse_error(const char *at, const char **ret_address, size_t *ret_n,
     return n > 0 && n <= 5;
 }
 
-/* What the driver wants done, by the number behind " to 0x". */
+/* The recovery action, from the number after " to 0x". */
 static int recovery_of(const char *line, size_t n)
 {
     const char *to = memmem(line, n, " to 0x", 6);
@@ -72,7 +75,7 @@ static json_t *text_of(const char *text, size_t n)
     return json_stringn_nocheck(text, n < LINE_BYTES ? n : LINE_BYTES);
 }
 
-/* A line with an error, which begins at `at` in it. */
+/* A line with an error that begins at `at`. */
 struct error_line {
     const char *line, *at, *address;
     size_t n, n_address; /* of the line; of the address in it */
@@ -94,7 +97,7 @@ static bool is_of_device(const json_t *fact, const struct error_line *error)
     return device && strlen(device) == error->n_address && strncmp(device, error->address, error->n_address) == 0;
 }
 
-/* Counts an Xid by GPU and number; one that says that a GPU has recovered takes away what came before. */
+/* Counts an Xid by GPU and number; one that reports a recovery removes the earlier ones of that GPU. */
 static void note_xid(json_t *errors, const struct error_line *error)
 {
     json_t *fact;
@@ -115,7 +118,10 @@ static void note_xid(json_t *errors, const struct error_line *error)
         json_array_append_new(errors, error_fact(error));
 }
 
-/* A log file holds several boots: the driver says hello in each. {"start": TIME, "n_lines": N, "errors": [...]} */
+/*
+ * A log file covers several boots; the driver prints a banner in each. Returns {"start": TIME, "n_lines": N, "errors":
+ * [...]}.
+ */
 static json_t *read_xids(const char *text, size_t bytes)
 {
     json_t *errors = json_array(), *value = json_pack("{s:o, s:s, s:i}", "errors", errors, "start", "", "n_lines", 0);
@@ -147,7 +153,7 @@ static json_t *read_xids(const char *text, size_t bytes)
     return value;
 }
 
-/* "12028, Fatal, Link 32 ...": those where the switch gave up. The last ones stay. */
+/* "12028, Fatal, Link 32 ...": only fatal ones. If there are too many, the last ones are kept. */
 static json_t *read_sxids(const char *text, size_t bytes)
 {
     json_t *errors = json_array(), *value = json_pack("{s:o}", "errors", errors);
@@ -169,7 +175,7 @@ static json_t *read_sxids(const char *text, size_t bytes)
     return value;
 }
 
-/* --- from facts to errors --- */
+/* --- convert to errors --- */
 
 static const char *member(const json_t *fact, const char *name)
 {
@@ -209,7 +215,7 @@ static void add_errors(struct source *source, const char *word, const json_t *va
     {
         const char *time = member(fact, "time");
 
-        /* A file holds earlier starts too. RFC 3339 up to the seconds compares as text; other times do not. */
+        /* A file covers earlier starts too. RFC 3339 times up to the seconds compare as text; other formats do not. */
         if (strlen(since) < 19 || strlen(time) < 19 || time[10] != 'T' || strncmp(time, since, 19) >= 0)
             add_error(source, word, fact, log);
     }
@@ -239,7 +245,7 @@ void kernel_log_read_xids(struct source *source, struct kernel_log *ret_log)
             take(&log, fact = other, KERNEL_LOG_FILE);
     }
     if (fact.state != SOURCE_OK) {
-        /* Debian's copy of the log at the end of the start: old, but better than nothing when it has an Xid. */
+        /* Debian's copy of the log at the end of the boot: old, but useful if it contains an Xid. */
         other = xids_of(source, XID, "/var/log/dmesg");
         if (other.state == SOURCE_OK && json_integer_value(json_object_get(other.value, "n_lines")) > 0)
             take(&log, fact = other, "/var/log/dmesg");

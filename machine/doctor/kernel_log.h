@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kernel_log.h - the errors that the NVIDIA driver writes to the kernel log: Xids of GPUs, SXids of NVSwitches.
+ * kernel_log.h - errors of the NVIDIA driver in the kernel log: Xids of GPUs, SXids of NVSwitches.
  *
- * A log says more than anybody needs to know of a machine. So what was read from it is kept, and not its lines; a
- * snapshot has of each error its number, its device, its time and how often it came.
+ * A log contains private data. So only what was parsed from it is kept, not its lines; for each error a snapshot
+ * contains the number, device, time and count.
  */
 #ifndef EP_DOCTOR_KERNEL_LOG_H
 #define EP_DOCTOR_KERNEL_LOG_H
@@ -13,7 +13,7 @@
 #define KERNEL_LOG_FILE "/var/log/kern.log"
 #define KERNEL_LOG_KINDS 32
 
-/* nvmlDeviceGpuRecoveryAction_t, which an Xid 154 tells: what the driver wants done. */
+/* nvmlDeviceGpuRecoveryAction_t as reported by Xid 154: the recovery action that the driver asks for. */
 enum kernel_recovery {
     KERNEL_RECOVERY_UNKNOWN = -1,
     KERNEL_RECOVERY_NONE,
@@ -24,15 +24,15 @@ enum kernel_recovery {
     KERNEL_RECOVERIES
 };
 
-/* In the driver's words; "" where it was not told. */
+/* The driver's name for it; "" if not reported. */
 const char *kernel_recovery_name(enum kernel_recovery recovery);
 
-/* Errors of one number from one device. Strings belong to the source. */
+/* Errors with the same number from the same device. Strings belong to the source. */
 struct kernel_error {
     int number, n;
-    const char *address; /* as the log has it: "0000:0f:00" */
-    const char *time;    /* of the first; "" where the log does not say it */
-    const char *line;    /* the first; in a snapshot what is known of it */
+    const char *address; /* as in the log: "0000:0f:00" */
+    const char *time;    /* of the first one; "" if the log does not contain it */
+    const char *line;    /* the first one; from a snapshot a summary */
     enum kernel_recovery recovery;
 };
 
@@ -44,12 +44,12 @@ struct kernel_log {
 };
 
 /*
- * The Xids of this boot, from the first place where a log can be read; not those that programs make, nor those of a GPU
- * that has recovered since.
+ * The Xids of this boot, from the first readable log, except those caused by programs and those of a GPU that has
+ * recovered since.
  */
 void kernel_log_read_xids(struct source *source, struct kernel_log *ret_log);
 
-/* The fatal SXids since the driver was loaded, each by itself. */
+/* The fatal SXids since the driver was loaded, one entry for each. */
 void kernel_log_read_sxids(struct source *source, struct kernel_log *ret_log);
 
 #endif

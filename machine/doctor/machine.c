@@ -29,7 +29,7 @@ const char *machine_reason(enum source_state state, const char *why)
     return "the snapshot does not say";
 }
 
-/* Devices on the PCI bus that do not even tell their vendor. What is read here has been read before, and was kept. */
+/* The number of PCI devices whose vendor cannot be read. The source has cached these reads. */
 static int n_unreadable_devices(struct source *source)
 {
     struct source_names names = source_list(source, "/sys/bus/pci/devices");
@@ -95,10 +95,10 @@ bool machine_has_open_gpu(const struct doctor_machine *machine)
 
 enum doctor_missing machine_missing_nvml(const struct doctor_machine *machine)
 {
-    struct libs_env setting = libs_env_of(machine->source);
+    struct libs_env env = libs_env_of(machine->source);
 
     return machine->software->os.in_container &&
-                   libs_find(machine->source, &setting, "libnvidia-ml.so.1").state == SOURCE_ABSENT
+                   libs_find(machine->source, &env, "libnvidia-ml.so.1").state == SOURCE_ABSENT
                ? DOCTOR_MISSING_LIBRARY
                : DOCTOR_MISSING_DRIVER;
 }
@@ -109,7 +109,7 @@ bool machine_knows_port_state(const struct topo_port *port)
            (port->state != TOPO_PORT_ACTIVE || port->phys_state != TOPO_PHYS_UNKNOWN);
 }
 
-/* RDMA devices that are there, and of which it cannot be said what they are for. */
+/* The number of RDMA devices whose purpose cannot be determined. */
 static int n_unreadable_nics(const struct doctor_machine *machine, size_t n_listed)
 {
     const struct topo *topo = machine->topo;
@@ -148,12 +148,12 @@ bool machine_nic_serves_gpus(const struct doctor_machine *machine, int nic)
     return topo->n_gpus == 0;
 }
 
-/* NCCL_IB_DISABLE and the name of NCCL's transport for sockets ask for the opposite. */
+/* NCCL_IB_DISABLE and NCCL's transport for sockets mean the opposite. */
 static bool asks_for_rdma(const char *name, const char *value)
 {
     if (strcmp(name, "NCCL_NET") == 0)
         return *value && strcasecmp(value, "Socket") != 0;
-    /* libfabric's providers over RDMA NICs of Amazon, HPE and others; "tcp" and "shm" are none. */
+    /* libfabric's RDMA providers for NICs of Amazon, HPE and others; not "tcp" and "shm". */
     if (strcmp(name, "FI_PROVIDER") == 0)
         return strncasecmp(value, "efa", 3) == 0 || strncasecmp(value, "verbs", 5) == 0;
     return strcmp(name, "NCCL_NET_PLUGIN") == 0 || strcmp(name, "UCX_NET_DEVICES") == 0 ||
@@ -235,7 +235,7 @@ enum topo_path machine_gpu_distance(const struct topo *topo, int nic)
 #define MELLANOX 0x15b3
 #define CLASS_NETWORK 0x02
 
-/* The device number of NICs for data of NVIDIA's; 0: there is none. */
+/* The PCI device ID of NVIDIA data NICs; 0 if there is none. */
 static unsigned data_device(const struct topo *topo)
 {
     for (int i = 0; i < topo->n_nics; i++)
@@ -244,7 +244,10 @@ static unsigned data_device(const struct topo *topo)
     return 0;
 }
 
-/* Is an interface of the function the one of a default route, or below it? Read of sysfs, as it has no RDMA device. */
+/*
+ * Does an interface of the function, or one on top of it, carry the default route? Read from sysfs, as it has no RDMA
+ * device.
+ */
 static bool carries_route(const struct doctor_machine *machine, const char *address)
 {
     struct source_names names = source_list(machine->source, "/sys/bus/pci/devices/%s/net", address);
@@ -263,7 +266,7 @@ static bool carries_route(const struct doctor_machine *machine, const char *addr
     return false;
 }
 
-/* What the interfaces of a PCI function are members of: a bond, a bridge; "" none. */
+/* The bond or bridge of the interfaces of a PCI function; "" if there is none. */
 static const char *master_of(struct source *source, const char *address)
 {
     struct source_names names = source_list(source, "/sys/bus/pci/devices/%s/net", address);
@@ -277,7 +280,10 @@ static const char *master_of(struct source *source, const char *address)
     return "";
 }
 
-/* mlx5 makes one RDMA device of two ports of a card that are in one bond: the function of the other port has none. */
+/*
+ * If two ports of a card are in one bond, mlx5 creates one RDMA device for both: the function of the other port has
+ * none.
+ */
 static bool is_bonded_with_rdma(const struct doctor_machine *machine, int pci)
 {
     const struct topo *topo = machine->topo;
@@ -305,7 +311,7 @@ bool machine_is_function_without_rdma(const struct doctor_machine *machine, int 
     for (int i = 0; i < topo->n_nics; i++)
         if (topo->nics[i].pci == pci)
             return false;
-    /* Virtual functions that nobody has bound wait for a machine or a pod that they are for. */
+    /* Unbound virtual functions are reserved for virtual machines or pods. */
     if (!*self->driver &&
         source_resolve(machine->source, "/sys/bus/pci/devices/%s/physfn", self->address).state == SOURCE_OK)
         return false;
@@ -319,7 +325,7 @@ int machine_functions_without_rdma(const struct doctor_machine *machine)
 
     for (int i = 0; i < topo->n_nics; i++) {
         n_data += machine_is_data_nic(topo, i);
-        /* A pod that has some of the NICs has not lost the others. */
+        /* A pod with some of the NICs has not lost the others. */
         if (topo->nics[i].role == TOPO_ROLE_NO_ACCESS)
             return 0;
     }
@@ -332,7 +338,9 @@ int machine_functions_without_rdma(const struct doctor_machine *machine)
         for (int g = 0; g < topo->n_gpus; g++)
             n_near += topo_path(topo, topo->gpus[g].pci, p) <= TOPO_PXB;
     }
-    /* A card that is used as a network interface needs no RDMA: elsewhere than beside a GPU somebody has to ask. */
+    /*
+     * A card that is used only as a network interface needs no RDMA: unless it is near a GPU, something must need RDMA.
+     */
     return n_data > 0 || n_near > 0 || n >= topo->n_gpus || machine_uses_rdma(machine) ? n : 0;
 }
 
@@ -354,7 +362,7 @@ const char *machine_port_name(const struct doctor_machine *machine, int nic, int
                          machine->topo->nics[nic].ports[port].number);
 }
 
-/* By name or, where the driver does not tell it, by PCI device number (pci.ids: GB100, GB110, GH100). */
+/* By name or, if the driver does not report it, by PCI device ID (pci.ids: GB100, GB110, GH100). */
 static bool has_gpu_like(const struct topo *topo, const char *const *names, const unsigned *devices)
 {
     for (int i = 0; i < topo->n_gpus; i++) {
@@ -405,7 +413,7 @@ enum topo_link_layer machine_minority_link_layer(const struct doctor_machine *ma
 
 enum machine_virtual machine_virtual(struct source *source)
 {
-    /* What hypervisors call the machine that they make (SMBIOS, type 1). */
+    /* Product names that hypervisors use (SMBIOS, type 1). */
     static const char *const products[] = {"Google Compute Engine", "KVM",   "Virtual Machine", "VMware", "HVM domU",
                                            "Standard PC",           "BHYVE", "OpenStack",       NULL};
     struct source_text text = source_line(source, "/sys/class/dmi/id/product_name");
@@ -413,7 +421,7 @@ enum machine_virtual machine_virtual(struct source *source)
     for (int i = 0; text.state == SOURCE_OK && products[i]; i++)
         if (strstr(text.text, products[i]))
             return MACHINE_VIRTUAL;
-    /* The processor says so too, on x86: CPUID leaf 1, ECX bit 31, is there for hypervisors to set. */
+    /* On x86, hypervisors also set CPUID leaf 1, ECX bit 31. */
     text = source_lines(source, " hypervisor", "/proc/cpuinfo");
     if (text.state != SOURCE_OK)
         return MACHINE_VIRTUAL_UNKNOWN;
@@ -487,7 +495,7 @@ int machine_visible(const struct doctor_machine *machine, struct machine_visible
         for (end = length; end > 0 && isspace((unsigned char)value[end - 1]); end--)
             continue;
         word = source_printf(machine->source, "%.*s", (int)(end < 256 ? end : 256), value);
-        /* CUDA C++ programming guide: what stands behind -1 is not visible. Slurm hides all GPUs by another word. */
+        /* CUDA C++ programming guide: entries after -1 are not visible. Slurm uses NoDevFiles to hide all GPUs. */
         if (strcmp(word, "-1") == 0 || strcmp(word, "NoDevFiles") == 0 || (*word == '\0' && n == 0))
             break;
         ret_entries[n++] = parse_visible(machine, word);

@@ -1,65 +1,71 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* machine.h - what several checks want to know about a machine. */
+/* machine.h - queries about a machine that several checks use. */
 #ifndef EP_DOCTOR_MACHINE_H
 #define EP_DOCTOR_MACHINE_H
 
 #include "doctor/doctor.h"
 
-/* A reason in words for every state but SOURCE_OK; `why` is what the source said. */
+/* The text for a state other than SOURCE_OK; `why` is the reason that the source returned. */
 const char *machine_reason(enum source_state state, const char *why);
 
 /*
- * These say why not when they return false: "does not apply" where there is none, "could not tell" where the machine
- * does not let it be seen.
+ * If these return false, they set the outcome with the reason: "not applicable" if there is none, "unknown" if it
+ * cannot be determined.
  */
 bool machine_has_gpus(const struct doctor_machine *machine, struct doctor_result *result);
 bool machine_has_driver(const struct doctor_machine *machine, struct doctor_result *result);
 bool machine_has_data_nics(const struct doctor_machine *machine, struct doctor_result *result);
 
-/* Does the process have any GPU at all? One that has none needs nothing else of the driver's either. */
+/* Can the process open any GPU? If not, it needs nothing else of the driver either. */
 bool machine_has_open_gpu(const struct doctor_machine *machine);
 
-/* Says "could not tell" when it returns false: the environment is there and could not be read. */
+/* If it returns false, it sets the outcome "unknown": the environment exists but could not be read. */
 bool machine_has_environment(const struct doctor_machine *machine, struct doctor_result *result);
 
-/* Is NIC `nic` one for data on a PCI bus? Software devices (rxe, siw) are nobody's business here. */
+/* Is `nic` a data NIC on a PCI bus? Software devices (rxe, siw) are not checked. */
 bool machine_is_data_nic(const struct topo *topo, int nic);
 
-/* Is it one that a GPU uses by the best assignment, or its equal: of the same make, and as near to a GPU? */
+/*
+ * Is the NIC assigned to a GPU in the best assignment, or equivalent to such a NIC: the same model, and as near to a
+ * GPU?
+ */
 bool machine_nic_serves_gpus(const struct doctor_machine *machine, int nic);
 
 /*
- * Does anything ask for RDMA: variables of NVSHMEM, DeepEP, or NCCL's and UCX's of InfiniBand, or a DeepEP that Python
- * finds? Without them a container with a single GPU has no business with NICs, which sysfs shows in each container.
+ * Does anything need RDMA: variables of NVSHMEM, DeepEP, NCCL's InfiniBand transport or UCX, or a DeepEP that Python
+ * finds? Otherwise NICs do not matter to a container with a single GPU, although sysfs shows them in every container.
  */
 bool machine_uses_rdma(const struct doctor_machine *machine);
 
-/* Will there be several ranks: several GPUs, a launcher that says so, or something that asks for RDMA? */
+/* Will there be several ranks: several GPUs, a launcher that says so, or anything that needs RDMA? */
 bool machine_has_ranks(const struct doctor_machine *machine);
 
 #define MACHINE_MEMLOCK_UNLIMITED (-1)
 #define MACHINE_MEMLOCK_UNKNOWN (-2)
 
-/* Bytes that the process may lock, or one of these. */
+/* The number of bytes that the process may lock, or one of these. */
 long long machine_memlock(const struct doctor_machine *machine);
 
-/* Is the state of a port one that the kernel has? Else it could not be read. */
+/* Is the state of the port known? Otherwise it could not be read. */
 bool machine_knows_port_state(const struct topo_port *port);
 
 /*
- * "GPU 3 (0000:5e:00.0)": the number is NVML's, which CUDA counts by as well; the address is the device's own. "the GPU
- * at 0000:5e:00.0" where NVML does not know it, or does not answer: its place in a list is then no number of anything.
+ * "GPU 3 (0000:5e:00.0)": the number is NVML's, which CUDA also uses, followed by the PCI address. "the GPU at
+ * 0000:5e:00.0" if NVML does not answer or does not know the GPU: its index in the list then has no meaning to users.
  */
 const char *machine_gpu_name(const struct doctor_machine *machine, int gpu);
 
-/* GPUs on the bus that the loaded kind of the driver's kernel modules, open or closed, does not drive. */
+/*
+ * The number of GPUs on the bus that the loaded variant (open or closed) of the driver's kernel modules does not
+ * support.
+ */
 int machine_unsupported_gpus(const struct doctor_machine *machine);
 bool machine_is_unsupported_gpu(const struct doctor_machine *machine, int pci);
 
 /*
- * PCI functions of NVIDIA's NICs without an RDMA device, where GPUs have fewer NICs than they could: all of them where
- * there is no NIC for data, else those like one. None where nothing asks for
- * RDMA and there is a single GPU, and never one that carries the default route or is handed to a virtual machine.
+ * The number of PCI functions of NVIDIA NICs without an RDMA device, if GPUs have fewer NICs than they could have: all
+ * such functions if there is no data NIC, otherwise those of the same model as a data NIC. 0 if nothing needs RDMA and
+ * there is a single GPU. A function that carries the default route or is passed to a virtual machine does not count.
  */
 int machine_functions_without_rdma(const struct doctor_machine *machine);
 bool machine_is_function_without_rdma(const struct doctor_machine *machine, int pci);
@@ -67,37 +73,37 @@ bool machine_is_function_without_rdma(const struct doctor_machine *machine, int 
 /* "mlx5_0:1"; `port` is the index of the port in its NIC. */
 const char *machine_port_name(const struct doctor_machine *machine, int nic, int port);
 
-/* The nearest path from a NIC to any GPU. */
+/* The shortest path from a NIC to any GPU. */
 enum topo_path machine_gpu_distance(const struct topo *topo, int nic);
 
-/* A board with Grace processors, whose GPUs and processors share an address space: GH200, GB200, GB300. */
+/* A board with Grace processors, whose GPUs and CPUs share an address space: GH200, GB200, GB300. */
 bool machine_is_grace(const struct topo *topo);
 
-/* GB200 and GB300: GPUs whose NVLinks lead from node to node. */
+/* GB200 and GB300: GPUs whose NVLinks connect several nodes. */
 bool machine_has_multinode_nvlink(const struct topo *topo);
 
 /*
- * The link layer of the fewer NICs where those that GPUs use are of both; else TOPO_LINK_UNKNOWN. NICs that no GPU uses
- * do not count: one for storage may well be of the other kind.
+ * The less common link layer if the NICs that GPUs use have both; otherwise TOPO_LINK_UNKNOWN. NICs that no GPU uses do
+ * not count: a storage NIC may well have the other one.
  */
 enum topo_link_layer machine_minority_link_layer(const struct doctor_machine *machine);
 
-/* Confidential computing is on in the mode in which each GPU is alone, and there are several. */
+/* Is confidential computing enabled in the mode that isolates GPUs from each other, with several GPUs? */
 bool machine_isolates_gpus(const struct topo *topo);
 
-/* What would tell what NVML does not. */
+/* What is missing where NVML does not answer. */
 enum doctor_missing machine_missing_nvml(const struct doctor_machine *machine);
 
 enum machine_virtual { MACHINE_BARE_METAL, MACHINE_VIRTUAL, MACHINE_VIRTUAL_UNKNOWN };
 
-/* Is it a virtual machine? By the names that hypervisors give to their boards, and by the flag of the processors. */
+/* Is it a virtual machine? Determined by the product names that hypervisors use and the CPU flag. */
 enum machine_virtual machine_virtual(struct source *source);
 
-/* Does the kernel keep even root from changing it, as it does after Secure Boot (kernel_lockdown(7))? */
+/* Is the kernel locked down, as after Secure Boot (kernel_lockdown(7))? */
 #define MACHINE_LOCKDOWN_FILE "/sys/kernel/security/lockdown"
 bool machine_is_locked_down(struct source *source);
 
-/* The value behind "name:" in a file of such lines, "" if it is not there. */
+/* The value after "name:" in a file of such lines, "" if there is none. */
 const char *machine_text_field(struct source *source, const char *text, const char *name);
 
 #define MACHINE_VISIBLE_MAX 128
@@ -107,18 +113,18 @@ enum machine_visible_kind { MACHINE_VISIBLE_INDEX, MACHINE_VISIBLE_UUID, MACHINE
 struct machine_visible {
     const char *text;
     enum machine_visible_kind kind;
-    int gpu; /* index into topo.gpus; -1: there is none */
+    int gpu; /* index into topo.gpus; -1: no such GPU */
 };
 
 /*
- * The entries of CUDA_VISIBLE_DEVICES, at most MACHINE_VISIBLE_MAX; 0 when it hides everything ("", "-1"), -1 when it
- * is not set.
+ * Parses CUDA_VISIBLE_DEVICES. Returns the number of entries, at most MACHINE_VISIBLE_MAX; 0 if it hides all GPUs ("",
+ * "-1"), -1 if it is not set.
  */
 int machine_visible(const struct doctor_machine *machine, struct machine_visible *ret_entries);
 
 /*
- * The GPU that the process works with, -1 if nothing tells: that of its rank, by the rule that its NIC is chosen by; or
- * the only one that it sees, whatever started it.
+ * The GPU that the process uses, -1 if it cannot be determined: the GPU of its rank, by the rule that also selects its
+ * NIC; or its only visible GPU, regardless of the launcher.
  */
 int machine_own_gpu(const struct doctor_machine *machine);
 

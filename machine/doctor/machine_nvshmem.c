@@ -10,7 +10,7 @@
 #include <string.h>
 #include <strings.h>
 
-#define LOAD_MS 5000 /* a library on a network file system takes its time */
+#define LOAD_MS 5000 /* loading from a network file system is slow */
 
 int machine_data_ports(const struct topo *topo)
 {
@@ -92,7 +92,7 @@ bool machine_uses_ibgda(const struct doctor_machine *machine, struct doctor_resu
         doctor_not_applicable(machine, result, "no NVSHMEM was found");
         return false;
     }
-    /* Somebody has decided: DeepEP is not what this environment is for. */
+    /* An explicit choice: this environment is not for DeepEP. */
     if (!is_on && transport && (strcasecmp(transport, "libfabric") == 0 || strcasecmp(transport, "ucx") == 0)) {
         doctor_not_applicable(machine, result, "NVSHMEM_REMOTE_TRANSPORT asks for %s",
                               strcasecmp(transport, "ucx") == 0 ? "ucx" : "libfabric");
@@ -142,10 +142,10 @@ const char *machine_next_preload(const struct doctor_machine *machine, const cha
 
 bool machine_is_missing_preload(const struct doctor_machine *machine, const char *entry)
 {
-    /* ld.so(8) takes quotes as a part of the name. */
+    /* ld.so(8) treats quotes as part of the name. */
     if (*entry == '"' || *entry == '\'')
         return true;
-    /* $LIB and the like are ld.so's to expand */
+    /* ld.so expands $LIB and similar variables */
     return *entry == '/' && !strchr(entry, '$') && source_stat(machine->source, "%s", entry).state == SOURCE_ABSENT;
 }
 
@@ -173,7 +173,7 @@ const char *machine_preload_command(const struct doctor_machine *machine)
                  : "unset LD_PRELOAD";
 }
 
-/* In a child process: what the library does when it is loaded, or how it ends, is that one's alone. */
+/* Runs in a child process, so that constructors and crashes of the library do not affect this one. */
 static json_t *load(void *path)
 {
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -189,7 +189,10 @@ enum source_state machine_try_load(const struct doctor_machine *machine, const c
     struct source_answer answer;
     char shown[512];
 
-    /* The child's linker has read LD_LIBRARY_PATH when this process started: for another one's it cannot speak. */
+    /*
+     * The child's linker uses the LD_LIBRARY_PATH of this process at its start, so the result is not valid for a
+     * process with another one.
+     */
     if (source_is_live(machine->source) && strcmp(theirs ? theirs : "", own ? own : "") != 0) {
         *ret_error = "the process that is looked at has another LD_LIBRARY_PATH";
         return SOURCE_NOT_RECORDED;
@@ -224,11 +227,11 @@ const char *machine_missing_verbs_library(const struct doctor_machine *machine)
 
 bool machine_has_verbs_fault(const struct doctor_machine *machine, const char *path)
 {
-    struct libs_env setting = libs_env_of(machine->source);
+    struct libs_env env = libs_env_of(machine->source);
     struct libs_closure *closure = NULL;
     bool has_fault = false;
 
-    if (libs_load(machine->source, &setting, path, &closure) != EP_OK)
+    if (libs_load(machine->source, &env, path, &closure) != EP_OK)
         return false;
     for (int i = 0; i < closure->n; i++)
         has_fault = has_fault || (closure->libs[i].location.state == SOURCE_ABSENT &&

@@ -7,10 +7,13 @@
 
 #define AMAZON 0x1d0f
 
-/* A rail peer: four channels, each with a ring of 1 MiB on both sides. A limit of as much does not hold the rest. */
+/*
+ * A rail peer needs four channels, each with a ring of 1 MiB on both sides. With a limit below that, the other buffers
+ * do not fit either.
+ */
 #define PEER_BYTES (8LL << 20)
 
-/* A port of an RDMA device and what the library would say of it. */
+/* A port of an RDMA device and the library's decision about it. */
 struct port {
     const char *device, *name;
     enum network_usable usable;
@@ -19,7 +22,7 @@ struct port {
 
 struct ports {
     const struct doctor_machine *machine;
-    int gid_index; /* of EPKIT_VERBS_GID_INDEX; -1: by rule */
+    int gid_index; /* from EPKIT_VERBS_GID_INDEX; -1: by rule */
     int n;
     struct port all[NETWORK_PORTS_MAX];
 };
@@ -109,7 +112,7 @@ static bool is_named(const struct port *port, const char *list)
     return false;
 }
 
-/* Ports that a list names have to be usable; of all of them those that are not are left out. */
+/* Ports in a list must be usable; without a list, unusable ports are left out. */
 static enum network_usable choose_ports(const struct ports *ports, struct network *network, const char **ret_why)
 {
     const struct topo *topo = ports->machine->topo;
@@ -147,7 +150,7 @@ static enum network_usable choose_ports(const struct ports *ports, struct networ
     return refuse(ret_why, "there is no RDMA device");
 }
 
-/* --- what else verbs needs --- */
+/* --- other requirements of verbs --- */
 
 static enum network_usable check_library(const struct doctor_machine *machine, const char **ret_why)
 {
@@ -177,7 +180,7 @@ static enum network_usable check_memory(const struct doctor_machine *machine, co
                                 bytes / 1024, PEER_BYTES / 1024));
 }
 
-/* As the library: 0..255, -1 by rule. What is none is refused there. */
+/* Like the library: 0..255, -1: by rule. The library refuses other values. */
 static bool read_gid_index(struct source *source, int *ret_index)
 {
     const char *text = source_env(source, "EPKIT_VERBS_GID_INDEX");
@@ -194,7 +197,7 @@ static bool read_gid_index(struct source *source, int *ret_index)
     return true;
 }
 
-/* What refuses comes before what is not known; of two alike the first. */
+/* Merges a result: not usable takes precedence over not known; of equal results the first one is kept. */
 static void merge_state(struct network *network, enum network_usable usable, const char *why)
 {
     if (usable == NETWORK_USABLE || network->verbs == NETWORK_NOT_USABLE ||
@@ -240,9 +243,9 @@ static void check_verbs(const struct doctor_machine *machine, struct network *ne
         network->n_ports = 0;
 }
 
-/* --- all of it --- */
+/* --- summary --- */
 
-/* Interfaces besides the loopback; a driver that does not tell its state may be up. */
+/* Interfaces other than the loopback. If the driver does not report its state, the interface may be up. */
 static bool find_interface(const struct doctor_machine *machine, const char **ret_why)
 {
     struct source_names names = source_list(machine->source, "/sys/class/net");

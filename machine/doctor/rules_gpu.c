@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rules_gpu.c - GPUs as a set: how many there are, whether they are whole, the driver's second module, the switches. */
+/* rules_gpu.c - the set of GPUs: number, MIG, clocks, confidential computing, nvidia-uvm, NVSwitches. */
 #include "doctor/checks.h"
 #include "doctor/inventory.h"
 #include "doctor/kernel_log.h"
@@ -14,7 +14,7 @@
 #define NVIDIA 0x10de
 #define CLASS_DISPLAY 0x03
 
-/* GPUs on the bus, those of other containers and jobs as well. */
+/* The number of GPUs on the bus, including those of other containers and jobs. */
 static int gpus_on_bus(const struct topo *topo)
 {
     int n = 0;
@@ -39,7 +39,7 @@ differs(const struct doctor_machine *machine, struct doctor_result *result, cons
     doctor_evidence(machine, result, where, "%s: %s", what, text);
 }
 
-/* The beginning of a version: "580" and "580.126" are of "580.126.09", "58" is not. */
+/* Matches the beginning of a version: "580" and "580.126" match "580.126.09", "58" does not. */
 static bool is_version(const char *expected, const char *is)
 {
     size_t n = strlen(expected);
@@ -141,8 +141,10 @@ const struct doctor_check check_inventory = {
 
 /* --- mig --- */
 
-/* "NVIDIA H100XM-1-10C": a virtual GPU of one slice with 10 GB, an instance of a GPU of the host; "H100XM-80C" is
- * whole. */
+/*
+ * "NVIDIA H100XM-1-10C" is a virtual GPU of one slice with 10 GB, an instance of a GPU of the host; "H100XM-80C" is a
+ * whole GPU.
+ */
 static bool is_virtual_instance(const struct topo_gpu *gpu)
 {
     const char *last = strrchr(gpu->name, '-'), *at = last;
@@ -225,7 +227,7 @@ static const char *slowdown_text(int slowdown)
     return "the driver lowers the clocks because it is too hot";
 }
 
-/* What a power cap lowers, as under any full load, or somebody has set, is no fault of the machine. */
+/* Clocks that are lowered by a power cap, as under any full load, or by a setting are not a fault of the machine. */
 static void run_clocks(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
@@ -372,7 +374,7 @@ static void run_uvm(const struct doctor_machine *machine, struct doctor_result *
     }
     if (device.state == SOURCE_OK && device.may_read && device.may_write)
         return;
-    /* On a host the first CUDA program makes it, by way of nvidia-modprobe, which is setuid root. */
+    /* On a host the first CUDA program creates it, through nvidia-modprobe, which is setuid root. */
     if (device.state == SOURCE_ABSENT && !in_container &&
         source_stat(machine->source, "/usr/bin/nvidia-modprobe").state == SOURCE_OK)
         return;
@@ -407,7 +409,7 @@ const struct doctor_check check_uvm = {
 
 /* --- fabric-manager --- */
 
-/* A fabric that is not up is the matter of nvlink, which looks at the versions as well. */
+/* The check nvlink reports a fabric that is not up, and checks the versions as well. */
 static bool is_fabric_up(const struct topo *topo)
 {
     bool is_up = false;
@@ -440,7 +442,7 @@ static void run_fabric_manager(const struct doctor_machine *machine, struct doct
         doctor_not_applicable(machine, result, "neither a package of the fabric manager nor its log tells its version");
         return;
     }
-    /* The one that set up this fabric was of the driver's version, whatever an older log says. */
+    /* The fabric manager that set up this fabric had the driver's version, whatever an older log says. */
     if (strcmp(from, SOFTWARE_FABRIC_LOG) == 0 && strcmp(version, driver) != 0) {
         doctor_not_applicable(machine, result,
                               "no package tells the version of the fabric manager, and its log is old");

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rules_import.c - would "import deep_ep" load its extension? Told by ELF headers alone: nothing is loaded.
+ * rules_import.c - would "import deep_ep" load its extension? Determined from ELF headers; nothing is loaded.
  *
- * deep_ep imports torch first, so libraries of PyTorch and of the wheels that it loads are there when the extension
- * comes. What is wrong with libibverbs and libmlx5 is the matter of the group verbs, and libcuda is the driver's.
+ * deep_ep imports torch first, so the libraries of PyTorch and of its wheels are loaded before the extension. Faults of
+ * libibverbs and libmlx5 are reported by the group verbs, those of libcuda by the group driver.
  */
 #include "doctor/checks.h"
 #include "doctor/machine.h"
@@ -15,9 +15,9 @@
 
 #define NVSHMEM "libnvshmem_host.so"
 
-/* --- what the rules share --- */
+/* --- shared --- */
 
-/* The extension that Python imports; "" ends the check with the reason. */
+/* The extension that Python imports; "" ends the check, with the reason set. */
 static const char *extension_of(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_deepep *deepep = &machine->software->deepep;
@@ -37,7 +37,7 @@ static const char *extension_of(const struct doctor_machine *machine, struct doc
     return "";
 }
 
-/* The folder of the torch that Python imports: ".../python3.12/dist-packages/torch"; "" none. */
+/* The folder of the torch that Python imports: ".../python3.12/dist-packages/torch"; "" if there is none. */
 static const char *torch_of(struct source *source)
 {
     struct python *python = calloc(1, sizeof(*python));
@@ -51,12 +51,12 @@ static const char *torch_of(struct source *source)
     return *folder ? source_printf(source, "%.*s", (int)(strlen(folder) - strlen("/lib")), folder) : "";
 }
 
-/* Wheels of NVIDIA's that PyTorch loads libraries from: torch/__init__.py, _preload_cuda_deps(). */
+/* NVIDIA's wheels from which PyTorch loads libraries: torch/__init__.py, _preload_cuda_deps(). */
 static const char *const wheels[] = {"cuda_runtime", "cublas", "cudnn",   "cufft",     "curand", "cusolver",
                                      "cusparse",     "nccl",   "nvshmem", "nvjitlink", "nvtx",   "cuda_nvrtc",
                                      "cuda_cupti",   "cufile", "cu13",    "cusparselt"};
 
-/* Does PyTorch bring this library along? */
+/* Does PyTorch or one of its wheels contain this library? */
 static bool comes_with_torch(struct source *source, const char *torch, const char *name)
 {
     if (!*torch || strchr(name, '/'))
@@ -76,7 +76,7 @@ static bool begins(const char *text, const char *prefix)
 
 /* --- import-libraries --- */
 
-/* Reported by others. */
+/* Reported by other checks. */
 static bool has_own_check(const char *name)
 {
     static const char *const names[] = {"libibverbs.so", "libmlx5.so", "libcuda.so", "libnvidia-ml.so"};
@@ -87,7 +87,7 @@ static bool has_own_check(const char *name)
     return false;
 }
 
-/* The extension itself, or its NVSHMEM: what PyTorch needs is PyTorch's affair. */
+/* The extension or its NVSHMEM; the dependencies of PyTorch are not checked. */
 static bool is_relevant(const struct libs_closure *closure, int user)
 {
     return user == 0 || (user > 0 && begins(closure->libs[user].name, NVSHMEM));
@@ -149,7 +149,7 @@ static bool find_missing(const struct doctor_machine *machine, struct doctor_res
     return *unasked;
 }
 
-/* Conda's Python has its own libstdc++ loaded before any module comes. */
+/* Conda's Python loads its own libstdc++ before any module. */
 static bool conda_defines(const struct doctor_machine *machine, const char *version)
 {
     const char *prefix = source_env(machine->source, "CONDA_PREFIX");
@@ -192,13 +192,13 @@ static void find_gap(const struct doctor_machine *machine, struct doctor_result 
 
 static void run_import_libraries(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct libs_env setting = libs_env_of(machine->source);
+    struct libs_env env = libs_env_of(machine->source);
     const char *path = extension_of(machine, result);
     struct libs_closure *closure;
 
     if (!*path)
         return;
-    if (libs_load(machine->source, &setting, path, &closure) != EP_OK) {
+    if (libs_load(machine->source, &env, path, &closure) != EP_OK) {
         doctor_unknown(machine, result, "no memory for the list of libraries");
         return;
     }
@@ -223,7 +223,7 @@ const struct doctor_check check_import_libraries = {
 
 /* --- import-python --- */
 
-/* The tag of a module for one Python: 312 of "deep_ep_cpp.cpython-312-x86_64-linux-gnu.so"; 0: for any. */
+/* The Python version of a module: 312 of "deep_ep_cpp.cpython-312-x86_64-linux-gnu.so"; 0: any. */
 static int tag_of(const char *path)
 {
     const char *slash = strrchr(path, '/'), *tag = strstr(slash ? slash : path, ".cpython-");
@@ -231,7 +231,7 @@ static int tag_of(const char *path)
     return tag ? atoi(tag + strlen(".cpython-")) : 0;
 }
 
-/* The Python that has PyTorch: 312 of ".../python3.12/dist-packages/torch"; 0 not known. */
+/* The Python version of PyTorch: 312 of ".../python3.12/dist-packages/torch"; 0: not known. */
 static int python_of(const char *torch)
 {
     const char *at = strstr(torch, "/python3.");
@@ -259,7 +259,7 @@ static void run_import_python(const struct doctor_machine *machine, struct docto
     }
     if (tag == python)
         return;
-    /* Several may lie side by side, one for each Python. */
+    /* There may be several, one for each Python. */
     folder = source_printf(machine->source, "%.*s", (int)(strrchr(path, '/') - path), path);
     names = source_list(machine->source, "%s", folder);
     for (size_t i = 0; i < names.n; i++)
@@ -296,7 +296,7 @@ static const struct {
     int cuda, driver;
 } oldest_drivers[] = {{11, 450}, {12, 525}, {13, 580}};
 
-/* The major number of the libcudart that a library needs; 0 none. */
+/* The major version of the libcudart that a library needs; 0 if none. */
 static int cuda_of(const struct elf_facts *facts)
 {
     static const char name[] = "libcudart.so.";
@@ -307,7 +307,7 @@ static int cuda_of(const struct elf_facts *facts)
     return 0;
 }
 
-/* Who brings a CUDA runtime: DeepEP's extension first, with which PyTorch has to agree. */
+/* Users of a CUDA runtime: DeepEP's extension first; PyTorch must match it. */
 struct cuda_user {
     const char *what, *path;
     int cuda; /* 0: none, or it could not be read */
@@ -315,12 +315,11 @@ struct cuda_user {
 
 enum { USER_DEEPEP, USER_TORCH, USER_NVSHMEM, USERS };
 
-/* The version of the driver that programs get: the loaded one's, or that of a newer libcuda (the package cuda-compat).
- */
+/* The driver version that programs get: that of the loaded driver, or of a newer libcuda (package cuda-compat). */
 static int driver_for_programs(const struct doctor_machine *machine)
 {
-    struct libs_env setting = libs_env_of(machine->source);
-    struct lib_location libcuda = libs_find(machine->source, &setting, "libcuda.so.1");
+    struct libs_env env = libs_env_of(machine->source);
+    struct lib_location libcuda = libs_find(machine->source, &env, "libcuda.so.1");
     int loaded = atoi(machine->software->driver.version),
         found = libcuda.state == SOURCE_OK ? atoi(libs_file_version(libcuda.real)) : 0;
 

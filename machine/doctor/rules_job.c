@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rules_job.c - what a job is given and told: files, processors, its peers; and what starts it again and again. */
+/*
+ * rules_job.c - the resources and variables of a job: files, processors, peers; and an installation that does not
+ * finish.
+ */
 #include "doctor/checks.h"
 #include "doctor/machine.h"
 #include "doctor/machine_job.h"
@@ -9,9 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- what the rules share --- */
+/* --- shared --- */
 
-/* Ranks of the job, by the variables of its launchers; -1 nobody says. */
+/* The number of ranks of the job, from its launcher's variables; -1 if not known. */
 static long ranks_of_job(const struct doctor_machine *machine)
 {
     static const char *const names[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS",
@@ -28,7 +31,7 @@ static long ranks_of_job(const struct doctor_machine *machine)
 
 /* --- nofile --- */
 
-/* Connections of NCCL and NVSHMEM, shared memory and data loaders: about 2 for each peer, hundreds for a start. */
+/* Connections of NCCL and NVSHMEM, shared memory and data loaders: about 2 per peer, and some hundred at start. */
 #define FILES_TOO_FEW 1024
 #define FILES_HARD_FEW 4096
 #define RANKS_MANY 256
@@ -90,7 +93,7 @@ const struct doctor_check check_nofile = {
 
 /* --- processors --- */
 
-/* How many processors a list has, "0-3,8"; 0 when it is none. */
+/* The number of processors in a list such as "0-3,8"; 0 if it is not one. */
 static int count_list(const char *list)
 {
     int n = 0;
@@ -112,8 +115,8 @@ static int count_list(const char *list)
 #define CPU_V1_QUOTA CPU_V1 "cpu.cfs_quota_us"
 
 /*
- * The quota of the control group, in processors: "200000 100000" is 2. Negative: none, or not known. cgroups(7) of the
- * second version, then of the first one.
+ * The quota of the control group in processors: "200000 100000" is 2. Negative: none, or not known. From cgroups(7)
+ * version 2, then version 1.
  */
 static double quota_of(struct source *source, const char **ret_where, const char **ret_text)
 {
@@ -189,7 +192,7 @@ static bool is_loopback(const char *address)
     return strncmp(address, "127.", 4) == 0 || strcmp(address, "localhost") == 0 || strcmp(address, "::1") == 0;
 }
 
-/* What contradicts itself in what the job is told; NULL when nothing does. */
+/* A contradiction in the job's variables; NULL if there is none. */
 static const char *contradiction(const struct doctor_machine *machine, const char **ret_name)
 {
     long world = machine_job_number(machine, "WORLD_SIZE", -1), rank = machine_job_number(machine, "RANK", -1);
@@ -270,7 +273,7 @@ const struct doctor_check check_rendezvous = {
 
 /* --- single-ranks --- */
 
-/* The MPI that a process has loaded, by the number of its interface: Open MPI 4 and 5, MPICH and Intel MPI. */
+/* The MPI that a process has loaded, by ABI number: Open MPI 4 and 5, MPICH and Intel MPI. */
 static const char *loaded_mpi(struct source *source)
 {
     struct source_names mapped = libs_mapped(source, "libmpi.so");
@@ -333,12 +336,12 @@ const struct doctor_check check_single_ranks = {
 
 #define ENVIRON "/proc/1/environ"
 
-/* Start files of shells whose names are the same everywhere. */
+/* Startup files of shells with fixed paths. */
 static const char *const start_files[] = {"/etc/profile",        "/etc/bash.bashrc", "/etc/bashrc",
                                           "/etc/environment",    "/root/.bashrc",    "/root/.profile",
                                           "/root/.bash_profile", "/etc/ssh/sshrc",   "/root/.ssh/environment"};
 
-/* How many of the lines evaluate it. */
+/* The number of lines that evaluate it. */
 static json_t *read_start_file(const char *text, size_t bytes)
 {
     const char *end = text + bytes;
@@ -395,11 +398,11 @@ const struct doctor_check check_environ_sourced = {
 
 /* --- install-stuck --- */
 
-#define INSTALL "/var/lib/epkit/install" /* INSTALL_STATE of epkit install: a folder for each recipe */
+#define INSTALL "/var/lib/epkit/install" /* INSTALL_STATE of epkit install: one folder for each recipe */
 #define RESTARTS_MANY 3
 
 struct journal {
-    int reboots;              /* since the installation was begun or taken up again */
+    int reboots;              /* since the installation was started or resumed */
     const char *event, *step; /* the last one */
 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rules_nccl.c - NCCL's variables against the machine. Their meaning is that of "Environment Variables" in the NCCL
- * user guide; lists of names are prefixes, '=' in front makes them exact, '^' leaves them out.
+ * rules_nccl.c - compares NCCL's variables with the machine. They are interpreted according to "Environment Variables"
+ * in the NCCL user guide: lists contain prefixes of names, a leading '=' requires exact names, '^' excludes names.
  */
 #include "doctor/checks.h"
 #include "doctor/machine.h"
@@ -13,7 +13,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* --- what the rules share --- */
+/* --- shared --- */
 
 static bool is_on(const struct doctor_machine *machine, const char *name)
 {
@@ -22,7 +22,7 @@ static bool is_on(const struct doctor_machine *machine, const char *name)
     return value && isdigit((unsigned char)*value) && strtol(value, NULL, 10) != 0;
 }
 
-/* The variable that keeps NCCL from InfiniBand and RoCE, NULL if there is none. */
+/* The variable that disables InfiniBand and RoCE in NCCL, NULL if there is none. */
 static const char *ib_switched_off_by(const struct doctor_machine *machine)
 {
     const char *net = source_env(machine->source, "NCCL_NET");
@@ -32,13 +32,13 @@ static const char *ib_switched_off_by(const struct doctor_machine *machine)
     return net && strcasecmp(net, "Socket") == 0 ? "NCCL_NET" : NULL;
 }
 
-/* NCCL goes over sockets, or not at all: then variables of InfiniBand are not read. */
+/* Does NCCL use InfiniBand? If it uses sockets or no network, it does not read the variables of InfiniBand. */
 static bool uses_ib(const struct doctor_machine *machine)
 {
     return !ib_switched_off_by(machine);
 }
 
-/* Do the launcher's variables say that there are other nodes? */
+/* Do the launcher's variables say that the job has other nodes? */
 static bool has_other_nodes(const struct doctor_machine *machine)
 {
     return machine_job_nodes(machine) > 1 ||
@@ -63,7 +63,7 @@ static struct names parse_names(const char *value)
     return names;
 }
 
-/* Does an entry of the list, "name" or "name:port", stand for this one? Port -1: interfaces have none. */
+/* Does an entry of the list, "name" or "name:port", match this device? Interfaces have port -1. */
 static bool stands_for(const char *entry, size_t n, bool is_exact, const char *name, int port)
 {
     const char *colon = memchr(entry, ':', n);
@@ -96,7 +96,7 @@ static void found_value(const struct doctor_machine *machine, struct doctor_resu
 
 #define HCA "NCCL_IB_HCA"
 
-/* Ports of NICs for data that the list stands for, and all of them. */
+/* The number of data ports that match the list, and of all data ports. */
 static int count_named(const struct topo *topo, const struct names *names, int *ret_n, int *ret_left_out)
 {
     int n_named = 0;
@@ -116,7 +116,7 @@ static int count_named(const struct topo *topo, const struct names *names, int *
     return n_named;
 }
 
-/* The distance from a GPU to the nearest NIC for data; of those in the list where there is one. */
+/* The distance from a GPU to the nearest data NIC, of those in the list if there is a list. */
 static enum topo_path distance_to(const struct topo *topo, int gpu, const struct names *names)
 {
     enum topo_path nearest = TOPO_SYS;
@@ -130,7 +130,7 @@ static enum topo_path distance_to(const struct topo *topo, int gpu, const struct
     return nearest;
 }
 
-/* GPUs of this process, or of its rank alone, of which the list leaves out the NIC on their switch or their socket. */
+/* The number of GPUs of this process (or of its rank) whose NIC on the same switch or socket is not in the list. */
 static int count_without(const struct doctor_machine *machine, const struct names *names, int *ret_first)
 {
     int own = machine_own_gpu(machine), n = 0;
@@ -198,7 +198,7 @@ const struct doctor_check check_nccl_hca = {
 
 /* --- socket-interface --- */
 
-/* Variables that name the interfaces of a bootstrap: NCCL's, Gloo's, NVSHMEM's. */
+/* Variables that select the bootstrap interfaces of NCCL, Gloo and NVSHMEM. */
 static const char *const interface_variables[] = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME",
                                                   "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", NULL};
 
@@ -206,7 +206,7 @@ static bool is_up(const struct doctor_machine *machine, const char *interface)
 {
     struct source_text state = source_line(machine->source, "/sys/class/net/%s/operstate", interface);
 
-    /* The loopback, and drivers that do not tell, say "unknown". */
+    /* The loopback, and interfaces whose driver does not report the state, have the state "unknown". */
     return state.state != SOURCE_OK || strcmp(state.text, "down") != 0;
 }
 
@@ -336,7 +336,7 @@ const struct doctor_check check_nccl_disabled = {
 
 #define GDR_LEVEL "NCCL_NET_GDR_LEVEL"
 
-/* As NCCL compares: LOC, PIX, PXB, PHB, SYS; numbers are those of older versions. -1: not known. */
+/* In NCCL's order: LOC, PIX, PXB, PHB, SYS; older versions used numbers. -1: not known. */
 static int gdr_rank(const char *level)
 {
     static const char *const names[] = {"LOC", "PIX", "PXB", "PHB", "NODE", "SYS"};
@@ -404,7 +404,7 @@ const struct doctor_check check_nccl_gdr = {
 
 /* --- traffic-class --- */
 
-/* The one link layer of all NICs for data; unknown when there are both. */
+/* The common link layer of all data NICs; unknown if there are both. */
 static enum topo_link_layer common_layer(const struct topo *topo)
 {
     enum topo_link_layer layer = TOPO_LINK_UNKNOWN;
@@ -421,8 +421,7 @@ static enum topo_link_layer common_layer(const struct topo *topo)
     return layer;
 }
 
-/* Routers between subnets aside, InfiniBand carries no traffic class: it is a field of the header of RoCE's IP packets.
- */
+/* A traffic class is a field of the IP header of RoCE packets; InfiniBand uses none except between subnets. */
 static void run_traffic_class(const struct doctor_machine *machine, struct doctor_result *result)
 {
     static const char *const names[][2] = {{"NCCL_IB_TC", "NCCL_IB_SL"}, {"NVSHMEM_IB_TRAFFIC_CLASS", "NVSHMEM_IB_SL"}};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rules_nvshmem.c - NVSHMEM's heap, registration of GPU memory, and lists of NICs in the forms that readers take. */
+/* rules_nvshmem.c - NVSHMEM's heap, registration of GPU memory, and lists of NICs. */
 #include "doctor/checks.h"
 #include "doctor/machine.h"
 #include "doctor/machine_nvshmem.h"
@@ -13,10 +13,10 @@
 
 /* --- heap-size --- */
 
-/* What NVSHMEM and the buffers of one DeepEP group need at least: deep_ep/buffer.py asks for granules of 512 MiB. */
+/* The minimum for NVSHMEM and the buffers of one DeepEP group: deep_ep/buffer.py uses a granularity of 512 MiB. */
 #define HEAP_LITTLE (512 * MIB)
 
-/* As NVSHMEM reads a size: a number with K, M, G or T behind it. -1: not set, or no size. */
+/* Parses a size like NVSHMEM: a number followed by K, M, G or T. -1: not set, or not a size. */
 static double size_of(struct source *source, const char *name)
 {
     static const char units[] = "kmgt";
@@ -97,7 +97,7 @@ static void run_dmabuf_off(const struct doctor_machine *machine, struct doctor_r
         doctor_not_applicable(machine, result, "nothing switches dma-buf off");
         return;
     }
-    /* With neither of the two the check peermem has the finding. */
+    /* With neither of the two, the check peermem reports it. */
     if (driver->peermem == SOURCE_OK || driver->dmabuf == SOURCE_ABSENT)
         return;
     if (driver->peermem != SOURCE_ABSENT) {
@@ -131,7 +131,7 @@ const struct doctor_check check_dmabuf_off = {
 
 /* --- hca-lists --- */
 
-/* Why an entry "NIC:port..." leads nowhere; "" if it leads to a port. */
+/* Why an entry "NIC:port..." is not valid; "" if it is. */
 static const char *entry_fault(const struct doctor_machine *machine, const char *entry)
 {
     const struct topo *topo = machine->topo;
@@ -157,7 +157,7 @@ static const char *entry_fault(const struct doctor_machine *machine, const char 
     return source_printf(machine->source, "%s has no port %ld", name, port);
 }
 
-/* The first entry of a list that leads nowhere, and why; "" none. A list that begins with '^' leaves NICs out. */
+/* The first invalid entry of a list, and why; "" if there is none. A list that begins with '^' excludes NICs. */
 static const char *list_fault(const struct doctor_machine *machine, const char *list)
 {
     char entry[128];
@@ -177,7 +177,7 @@ static const char *list_fault(const struct doctor_machine *machine, const char *
     return "";
 }
 
-/* Where no NIC is left at all, hca-prefix says so. */
+/* hca-prefix reports when no NIC is left at all. */
 static bool leaves_a_nic(const struct doctor_machine *machine)
 {
     struct map *map;
@@ -199,7 +199,7 @@ static void run_hca_lists(const struct doctor_machine *machine, struct doctor_re
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         const char *list = source_env(machine->source, names[i]), *fault;
 
-        /* The mapping by PE is read where it is switched on; else it does nothing, which is the audit's to say. */
+        /* The mapping by PE is read only if it is enabled; otherwise it does nothing, which the audit reports. */
         if (!list || (i == 1 && !is_mapped))
             continue;
         fault = list_fault(machine, list);

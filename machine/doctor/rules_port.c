@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rules_port.c - ports compared with each other: errors on the link, loss, MTU, firmware, bonds, the way to the
- * processor. A counter counts since the driver was loaded, so what all rails have alike is no fault of one of them.
+ * rules_port.c - compares ports with each other: link errors, packet loss, MTU, firmware, bonds, the path to the
+ * processor. Counters count since the driver was loaded, so equal values on all rails are not a fault of one of them.
  */
 #include "doctor/checks.h"
 #include "doctor/machine.h"
@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-/* --- what the rules share --- */
+/* --- shared --- */
 
 struct rail {
     int nic, port; /* indices */
@@ -19,7 +19,7 @@ struct rail {
 
 #define RAILS_MAX (TOPO_MAX_NICS * TOPO_MAX_PORTS)
 
-/* The active ports that GPUs use; those of one link layer, or of any. */
+/* The active ports that GPUs use, with one link layer or any. */
 static int list_rails(const struct doctor_machine *machine, enum topo_link_layer layer, struct rail *ret_rails)
 {
     const struct topo *topo = machine->topo;
@@ -33,7 +33,7 @@ static int list_rails(const struct doctor_machine *machine, enum topo_link_layer
     return n;
 }
 
-/* A counter of a port, or of its interface, by its name in counters.c; 0 where it has none. */
+/* A counter of a port or of its interface, by its name in counters.c; 0 if it does not exist. */
 static int64_t counter(const struct doctor_machine *machine, const struct rail *rail, const char *file)
 {
     const struct topo_nic *nic = &machine->topo->nics[rail->nic];
@@ -46,7 +46,7 @@ static int64_t counter(const struct doctor_machine *machine, const struct rail *
                                                                                                                  : 0;
 }
 
-/* What the others have: the median over all rails but one. 0 without others. */
+/* The median over all rails but one; 0 if there are no others. */
 static int64_t median_of_others(const struct rail *rails, int n, int self)
 {
     int64_t values[RAILS_MAX];
@@ -124,7 +124,7 @@ static bool sees_congestion_notices(const struct doctor_machine *machine, const 
            counter(machine, rail, "hw_counters/np_ecn_marked_roce_packets") > 0;
 }
 
-/* The packets of a port that were lost, of all that it sent, or that it received. */
+/* Lost packets of a port, out of all that it sent or received. */
 struct loss {
     bool is_of_received;
     int64_t lost, all;
@@ -204,8 +204,8 @@ const struct doctor_check check_roce_loss = {
 /* --- mtu --- */
 
 /*
- * The packet size that RDMA uses on an interface: the largest power of two from 256 to 4096 that fits with the headers
- * (iboe_get_mtu() of Linux, include/rdma/ib_addr.h: GRH, UDP, BTH, XRC and atomic headers, ICRC: 96 bytes).
+ * The RDMA MTU of an interface: the largest power of two from 256 to 4096 that fits with the headers (iboe_get_mtu() of
+ * Linux, include/rdma/ib_addr.h: GRH, UDP, BTH, XRC and atomic headers, ICRC: 96 bytes).
  */
 static int rdma_mtu(int64_t mtu)
 {
@@ -215,7 +215,7 @@ static int rdma_mtu(int64_t mtu)
     return 0;
 }
 
-/* A member of a bond may be set to an MTU of its own behind the back of the bond, which then loses what it gives it. */
+/* A member of a bond may have been set to a smaller MTU than the bond; it then drops larger packets. */
 static void compare_members(const struct doctor_machine *machine, struct doctor_result *result, const struct rail *rail)
 {
     const char *bond = machine->topo->nics[rail->nic].ports[rail->port].netdev;
@@ -309,7 +309,7 @@ static bool is_same_make(const struct topo *topo, int a, int b)
            strcmp(topo->nics[a].hca, topo->nics[b].hca) == 0;
 }
 
-/* The version that more than half of the NICs of this make have; NULL when there is none. */
+/* The version of more than half of the NICs of this model; NULL if there is none. */
 static const char *usual_firmware(const struct doctor_machine *machine, int nic)
 {
     const struct topo *topo = machine->topo;
@@ -331,7 +331,7 @@ static const char *usual_firmware(const struct doctor_machine *machine, int nic)
     return NULL;
 }
 
-/* No version has the majority: nobody can say which is the odd one. */
+/* Reports versions without a majority, where it cannot be said which one is wrong. */
 static void find_divided(const struct doctor_machine *machine, struct doctor_result *result, int nic)
 {
     const struct topo *topo = machine->topo;
@@ -412,7 +412,7 @@ static bool carries_rdma(const struct topo *topo, const char *name)
     return false;
 }
 
-/* Does RDMA run over this interface, or the default route? Other bonds are nobody's business here. */
+/* Does RDMA or the default route use this interface? Other bonds are not checked. */
 static bool matters(const struct doctor_machine *machine, const char *name)
 {
     const char *route = source_read(machine->source, "/proc/net/route").text;
@@ -428,7 +428,7 @@ static bool matters(const struct doctor_machine *machine, const char *name)
     return false;
 }
 
-/* A bond that watches nothing (miimon 0) calls each of its members up. */
+/* A bond without link monitoring (miimon 0) reports each of its members as up. */
 static bool has_lost_carrier(const struct doctor_machine *machine, const char *name)
 {
     struct source_text carrier = source_line(machine->source, "/sys/class/net/%s/carrier", name);
@@ -451,7 +451,7 @@ static void found_too_few(const struct doctor_machine *machine, struct doctor_re
                     source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond).text);
 }
 
-/* The number of members that more than half of the bonds for RDMA have, where there are at least three; else 0. */
+/* The number of members of more than half of the RDMA bonds, if there are at least three bonds; otherwise 0. */
 static int usual_members(const struct doctor_machine *machine, const char *bonds)
 {
     int n_with[17] = {0}, n_bonds = 0;
@@ -475,7 +475,7 @@ static int usual_members(const struct doctor_machine *machine, const char *bonds
 }
 
 static void check_one_bond(const struct doctor_machine *machine, struct doctor_result *result, const char *bond,
-                       int n_usual)
+                           int n_usual)
 {
     struct source_text slaves = source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond);
     bool is_wanted = matters(machine, bond);
@@ -521,7 +521,8 @@ static void run_bond(const struct doctor_machine *machine, struct doctor_result 
         return;
     }
     for (const char *at = bonds.text; *at; at += strcspn(at, " "), at += strspn(at, " "))
-        check_one_bond(machine, result, source_printf(machine->source, "%.*s", (int)(strcspn(at, " ") & 63), at), n_usual);
+        check_one_bond(machine, result, source_printf(machine->source, "%.*s", (int)(strcspn(at, " ") & 63), at),
+                       n_usual);
 }
 
 const struct doctor_check check_bond = {
@@ -551,7 +552,7 @@ static bool has_bridge_below(const struct topo *topo, int device)
     return false;
 }
 
-/* Slower than it can be, while another of the same make and maximum is not? */
+/* Is the link slower than its maximum while another one of the same model and maximum is not? */
 static bool is_degraded(const struct topo *topo, int device)
 {
     const struct topo_pci *self = &topo->pci[device];
@@ -583,7 +584,10 @@ static void note_uplink(const struct doctor_machine *machine, struct doctor_resu
                     pci->link_gts, pci->link_width_max, pci->link_gts_max);
 }
 
-/* Links above switches. A device's own link, which the port above it tells as well, is the matter of slow-link. */
+/*
+ * Checks the links above switches. The link of the device itself, which its upstream port also reports, is checked by
+ * slow-link.
+ */
 static void check_uplinks(const struct doctor_machine *machine, struct doctor_result *result, int device,
                           unsigned char *seen)
 {

@@ -33,7 +33,7 @@ bool shell_is_name(const char *name)
     return *name && name[strspn(name, letters)] == '\0' && !(*name >= '0' && *name <= '9');
 }
 
-/* Without the comment at its end: behind a blank, and not in quotes. */
+/* The length without a comment at the end, which follows a blank and is not in quotes. */
 static size_t without_comment(const char *line, size_t n)
 {
     char quote = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shell.h - words for commands that people paste: names of files come from a machine that may mean harm. */
+/* shell.h - quoting for commands that users paste. File names come from a machine that may be malicious. */
 #ifndef EP_DOCTOR_SHELL_H
 #define EP_DOCTOR_SHELL_H
 
@@ -8,22 +8,27 @@
 #include <stdbool.h>
 
 /*
- * `text` as one word of a shell command, on one line: as it is if it is plain, else in single quotes. What cannot be
- * printed is '?', so that nothing divides a command that is pasted line by line.
+ * Quotes `text` as one word of a shell command, on one line: unchanged if it is plain, otherwise in single quotes.
+ * Unprintable characters become '?', so that they cannot split a command that is pasted line by line.
  */
 const char *shell_word(struct source *source, const char *text);
 
-/* Can a shell have a variable of this name? */
+/* Is it a valid name of a shell variable? */
 bool shell_is_name(const char *name);
 
-/* Does this line of a shell evaluate /proc/1/environ? To read one variable of it with grep is another matter. */
+/*
+ * Does this line of a shell script evaluate /proc/1/environ? Reading a single variable from it with grep does not
+ * count.
+ */
 bool shell_evaluates_environ(const char *line, size_t bytes);
 
-/* A command that puts `folders` in front of a search path: without an empty entry, which would be the current folder.
+/*
+ * A command that prepends `folders` to a search path, without creating an empty entry, which would mean the current
+ * folder.
  */
 const char *shell_prepend(struct source *source, const char *name, const char *folders);
 
-/* A command that gives a search path without one folder, of which `path` is what it is now. */
+/* A command that removes `folder` from a search path, `path` being its current value. */
 const char *shell_leave_out(struct source *source, const char *name, const char *path, const char *folder);
 
 #endif

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * xid.c - the Xids that matter, and what to do about them.
+ * xid.c - relevant Xids, and what to do about them.
  *
  * Source: NVIDIA, "Xid Errors" (docs.nvidia.com/deploy/xid-errors), the catalogue with its column "immediate action"
- * for Ampere to Blackwell, and "GPU Memory Error Management" for 48, 63, 64, 94 and 95. 144 to 150 are those of
- * NVLink 5 (Blackwell), which take the place of 74. Numbers that the catalogue calls unused are left out.
+ * for Ampere to Blackwell, and "GPU Memory Error Management" for 48, 63, 64, 94 and 95. 144 to 150 are those of NVLink
+ * 5 (Blackwell), which replace 74. Numbers that the catalogue calls unused are left out.
  */
 #include "doctor/xid.h"
 

@@ -144,7 +144,8 @@ static void add_nvshmem_folder(struct advice_work *work, const char *host, struc
 
 static bool path_can_be_preloaded(const char *path)
 {
-    return is_printable(path) && *path == '/' && !strpbrk(path, ": "); /* ld.so(8): entries are separated by spaces or colons */
+    return is_printable(path) && *path == '/' &&
+           !strpbrk(path, ": "); /* ld.so(8): entries are separated by spaces or colons */
 }
 
 /* PyTorch loads the NVSHMEM of its wheel, and the first copy that is loaded is used by the whole process. */
@@ -192,8 +193,8 @@ static bool set_is_complete(struct source *source, const char *ibverbs)
 
 static bool is_elsewhere(struct source *source, const char *path, const char *name, const char *folder)
 {
-    struct libs_env setting = {.library_path = path, .preload = ""};
-    struct lib_location location = libs_find(source, &setting, name);
+    struct libs_env env = {.library_path = path, .preload = ""};
+    struct lib_location location = libs_find(source, &env, name);
 
     return location.state == SOURCE_OK && strcmp(libs_folder_of(source, location.real), folder) != 0;
 }

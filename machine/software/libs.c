@@ -212,10 +212,10 @@ bool libs_next_preload(struct source *source, const char **at, const char **ret_
 }
 
 /* Does a preloaded library match `name`, by its file name or its soname? */
-static bool find_preloaded(struct source *source, const struct libs_env *setting, const struct libs_list *list,
+static bool find_preloaded(struct source *source, const struct libs_env *env, const struct libs_list *list,
                            const char *name, struct lib_location *location)
 {
-    const char *at = setting->preload, *preload;
+    const char *at = env->preload, *preload;
 
     while (libs_next_preload(source, &at, &preload)) {
         struct lib_location found = libs_not_found();
@@ -233,14 +233,14 @@ static bool find_preloaded(struct source *source, const struct libs_env *setting
     return false;
 }
 
-static void list_folders(struct source *source, const struct libs_env *setting, struct libs_list *list)
+static void list_folders(struct source *source, const struct libs_env *env, struct libs_list *list)
 {
     list->n = 0;
-    libs_list_split(source, list, setting->library_path, ":;", NULL, "LD_LIBRARY_PATH");
+    libs_list_split(source, list, env->library_path, ":;", NULL, "LD_LIBRARY_PATH");
     libs_list_system(source, list);
 }
 
-struct lib_location libs_find(struct source *source, const struct libs_env *setting, const char *name)
+struct lib_location libs_find(struct source *source, const struct libs_env *env, const char *name)
 {
     struct lib_location location = libs_not_found();
     struct libs_list list;
@@ -249,19 +249,19 @@ struct lib_location libs_find(struct source *source, const struct libs_env *sett
         libs_try(source, name, 0, "its path", &location);
         return location;
     }
-    list_folders(source, setting, &list);
-    if (!find_preloaded(source, setting, &list, name, &location))
+    list_folders(source, env, &list);
+    if (!find_preloaded(source, env, &list, name, &location))
         libs_try_list(source, &list, name, 0, &location);
     return location;
 }
 
-struct source_names libs_folders(struct source *source, const struct libs_env *setting)
+struct source_names libs_folders(struct source *source, const struct libs_env *env)
 {
     struct source_names names = {.state = SOURCE_OK, .why = ""};
     struct libs_list list;
     const char **paths;
 
-    list_folders(source, setting, &list);
+    list_folders(source, env, &list);
     paths = source_alloc(source, (list.n + 1) * sizeof(*paths));
     if (!paths)
         return (struct source_names){.state = SOURCE_FAILED, .why = "out of memory"};

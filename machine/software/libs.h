@@ -21,7 +21,8 @@ struct libs_env {
 struct libs_env libs_env_of(struct source *source);
 
 struct lib_location {
-    enum source_state state; /* SOURCE_ABSENT: not found. SOURCE_FAILED: found at `path`, but damaged, which ends ld.so's search. SOURCE_NOT_RECORDED: not in the snapshot */
+    enum source_state state; /* SOURCE_ABSENT: not found. SOURCE_FAILED: found at `path`, but damaged, which ends
+                                ld.so's search. SOURCE_NOT_RECORDED: not in the snapshot */
     const char *path;        /* as found: a folder of the search path and the name */
     const char *real;        /* with symbolic links resolved */
     const char *found_by;    /* "LD_LIBRARY_PATH", "RUNPATH of /opt/x/libfoo.so", "/etc/ld.so.conf", "default folder",
@@ -29,10 +30,10 @@ struct lib_location {
 };
 
 /* Finds `name` as the linker does for a program without RPATH or RUNPATH that needs it or opens it with dlopen(). */
-struct lib_location libs_find(struct source *source, const struct libs_env *setting, const char *name);
+struct lib_location libs_find(struct source *source, const struct libs_env *env, const char *name);
 
 /* The folders that are searched, in order and without duplicates; only those that exist. */
-struct source_names libs_folders(struct source *source, const struct libs_env *setting);
+struct source_names libs_folders(struct source *source, const struct libs_env *env);
 
 struct lib {
     struct lib_location location;
@@ -58,7 +59,7 @@ struct libs_closure {
     bool cut;          /* more than LIBS_MAX libraries */
 };
 
-ep_status libs_load(struct source *source, const struct libs_env *setting, const char *path,
+ep_status libs_load(struct source *source, const struct libs_env *env, const char *path,
                     struct libs_closure **ret_closure);
 void libs_closure_free(struct libs_closure *closure);
 

@@ -7,11 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_WORK 20000000 /* name comparisons: a real closure takes about ten thousand; a malicious one is stopped within a second */
+#define MAX_WORK                                                                                                       \
+    20000000 /* name comparisons: a real closure takes about ten thousand; a malicious one is stopped within a second  \
+              */
 
 struct load {
     struct source *source;
-    const struct libs_env *setting;
+    const struct libs_env *env;
     struct libs_closure *closure;
     const char *sonames[LIBS_MAX];
     int work;
@@ -118,7 +120,7 @@ static struct lib_location find_needed(struct load *load, int user, const char *
 
 static void load_preloads(struct load *load)
 {
-    const char *at = load->setting->preload, *name;
+    const char *at = load->env->preload, *name;
 
     while (libs_next_preload(load->source, &at, &name)) {
         struct lib_location location = libs_not_found();
@@ -185,7 +187,7 @@ static void find_gaps(struct load *load, int user)
     }
 }
 
-ep_status libs_load(struct source *source, const struct libs_env *setting, const char *path,
+ep_status libs_load(struct source *source, const struct libs_env *env, const char *path,
                     struct libs_closure **ret_closure)
 {
     struct load *load = calloc(1, sizeof(*load));
@@ -198,8 +200,8 @@ ep_status libs_load(struct source *source, const struct libs_env *setting, const
         return ep_fail(EP_E_MEMORY, "the search for libraries");
     }
     closure->first_missing = -1;
-    *load = (struct load){.source = source, .setting = setting, .closure = closure};
-    libs_list_split(source, &load->front, setting->library_path, ":;", NULL, "LD_LIBRARY_PATH");
+    *load = (struct load){.source = source, .env = env, .closure = closure};
+    libs_list_split(source, &load->front, env->library_path, ":;", NULL, "LD_LIBRARY_PATH");
     libs_list_system(source, &load->back);
     load->machine = source_elf(source, "%s", path).machine;
     libs_try(source, path, 0, "its path", &start);

@@ -32,11 +32,11 @@ bool software_is_internal_net(const char *net)
  */
 static void find_plugin(struct source *source, struct software_nccl *nccl)
 {
-    struct libs_env setting = libs_env_of(source);
+    struct libs_env env = libs_env_of(source);
     const char *plugin = source_env(source, "NCCL_NET_PLUGIN"), *net = source_env(source, "NCCL_NET");
 
     nccl->plugin_name = "";
-    nccl->plugin = libs_find(source, &setting, "libnccl-net.so");
+    nccl->plugin = libs_find(source, &env, "libnccl-net.so");
     if (!plugin || !*plugin) {
         if (nccl->plugin.state != SOURCE_ABSENT || (net && *net))
             nccl->plugin_name = "libnccl-net.so";
@@ -47,7 +47,7 @@ static void find_plugin(struct source *source, struct software_nccl *nccl)
         return;
     nccl->plugin_name = strstr(plugin, ".so") ? source_printf(source, "%s", plugin)
                                               : source_printf(source, "libnccl-net-%s.so", plugin);
-    nccl->plugin = libs_find(source, &setting, nccl->plugin_name);
+    nccl->plugin = libs_find(source, &env, nccl->plugin_name);
 }
 
 /* gIB has one file for each machine type; the types differ by GPU. */
@@ -70,9 +70,9 @@ static const char *find_tuner_config(struct source *source, const struct topo *t
 void software_read_nccl(struct source *source, const struct topo *topo, const struct python *python,
                         struct software_nccl *nccl)
 {
-    struct libs_env setting = libs_env_of(source);
+    struct libs_env env = libs_env_of(source);
 
-    nccl->lib = libs_find(source, &setting, LIB);
+    nccl->lib = libs_find(source, &env, LIB);
     nccl->version = nccl->lib.state == SOURCE_OK ? nccl_version(source, nccl->lib.path) : "";
     nccl->bundled = python_find(source, python, "nvidia/nccl/lib/" LIB);
     nccl->bundled_version = *nccl->bundled ? nccl_version(source, nccl->bundled) : "";

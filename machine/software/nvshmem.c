@@ -100,28 +100,28 @@ static const char *find_installed(struct source *source)
 /* Through LD_PRELOAD and ld.so's search path, or through the RUNPATH of DeepEP's extension. */
 static struct lib_location find_host(struct source *source, const struct software_deepep *deepep)
 {
-    struct libs_env setting = libs_env_of(source);
+    struct libs_env env = libs_env_of(source);
     const char *extension = deepep->imported >= 0 ? deepep->copies[deepep->imported].extension : "";
-    struct lib_location place = libs_find(source, &setting, HOST);
+    struct lib_location location = libs_find(source, &env, HOST);
     struct libs_closure *closure;
 
-    if (!*extension || (place.state == SOURCE_OK && strcmp(place.found_by, "LD_PRELOAD") == 0) ||
-        libs_load(source, &setting, extension, &closure) != EP_OK)
-        return place;
+    if (!*extension || (location.state == SOURCE_OK && strcmp(location.found_by, "LD_PRELOAD") == 0) ||
+        libs_load(source, &env, extension, &closure) != EP_OK)
+        return location;
     for (int i = 0; i < closure->n; i++) {
-        if (closure->libs[i].place.state == SOURCE_OK && strcmp(closure->libs[i].name, HOST) == 0) {
-            place = closure->libs[i].place;
+        if (closure->libs[i].location.state == SOURCE_OK && strcmp(closure->libs[i].name, HOST) == 0) {
+            location = closure->libs[i].location;
             break;
         }
     }
     libs_closure_free(closure);
-    return place;
+    return location;
 }
 
 void software_read_nvshmem(struct source *source, const struct python *python, const struct software_deepep *deepep,
                            struct software_nvshmem *nvshmem)
 {
-    struct libs_env setting = libs_env_of(source);
+    struct libs_env env = libs_env_of(source);
     const char *path, *folder, *name;
 
     nvshmem->host = find_host(source, deepep);
@@ -133,5 +133,5 @@ void software_read_nvshmem(struct source *source, const struct python *python, c
     nvshmem->transport_ibgda = *name ? source_printf(source, "%s/%s", folder, name) : "";
     nvshmem->bundled = python_find(source, python, "nvidia/nvshmem/lib/" HOST);
     nvshmem->bundled_version = *nvshmem->bundled ? software_nvshmem_version(source, nvshmem->bundled) : "";
-    nvshmem->gdrapi = libs_find(source, &setting, "libgdrapi.so.2");
+    nvshmem->gdrapi = libs_find(source, &env, "libgdrapi.so.2");
 }

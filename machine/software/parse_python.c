@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * parse_python.c - DeepEP's buffer.py, line by line.
+ * parse_python.c - parses DeepEP's buffer.py line by line.
  *
  * Pull request 466 of DeepEP (commit 8a07e7e) adds a method and its call in Buffer.__init__(). A patch script that is
- * passed around adds the method alone, above `def get_dispatch_config` and thus below its @staticmethod: the mapping is
- * there, is never called, and get_dispatch_config() has lost its decorator. No Python is needed to tell them apart.
+ * in circulation adds only the method, above `def get_dispatch_config` and thus below its @staticmethod: the mapping
+ * exists but is never called, and get_dispatch_config() has lost its decorator. This can be detected without Python.
  */
 #include "software/parse.h"
 #include "source/text.h"
@@ -15,7 +15,7 @@
 #define BLANK " \t\r\f\v"
 #define LINE_BYTES 4096 /* longer lines are cut */
 
-/* A decorator after which a method has no `self`? */
+/* Is it a decorator for methods without `self`? */
 static bool is_decorator(const char *text)
 {
     return text_begins_any(text, TEXTS("@staticmethod", "@classmethod", "@property"));
@@ -27,8 +27,8 @@ static bool is_name_byte(char c)
 }
 
 /*
- * Blanks out what is quoted, and ends the line at a comment. *quote is the quote of the text in triple quotes that goes
- * on in the next line, 0 if none; 0 before the first line.
+ * Blanks out quoted text and cuts the line at a comment. *quote is the quote character of a triple-quoted string that
+ * continues on the next line, 0 if there is none; it is 0 before the first line.
  */
 static void strip_line(char *line, char *quote)
 {
@@ -61,7 +61,10 @@ static void strip_line(char *line, char *quote)
     }
 }
 
-/* What stands behind "def" or "async def" of a stripped line without its indent; NULL if it begins no function. */
+/*
+ * The text after "def" or "async def" of a stripped line without its indent; NULL if the line does not begin a
+ * function.
+ */
 static const char *behind_def(const char *text)
 {
     if (strncmp(text, "async", 5) == 0 && text[5] && strchr(BLANK, text[5]))
@@ -69,7 +72,7 @@ static const char *behind_def(const char *text)
     return strncmp(text, "def", 3) == 0 && text[3] && strchr(BLANK, text[3]) ? text + 3 : NULL;
 }
 
-/* Is there "self.<MAPPING>(" with nothing that makes another name of it? */
+/* Does the line contain "self.<MAPPING>(" as a complete name? */
 static bool calls_mapping(const char *line)
 {
     static const char call[] = "self." MAPPING;
@@ -87,13 +90,14 @@ static bool calls_mapping(const char *line)
 
 struct reader {
     struct parse_buffer facts;
-    char quote;   /* of the text in triple quotes that goes on in the next line; 0 none */
+    char quote;   /* of a triple-quoted string that continues on the next line; 0: none */
     bool in_init; /* within __init__, whose "def" has this indent */
     size_t init_indent;
-    bool below_decorator; /* lines above this one, but for blank ones and comments, are a decorator without self */
+    bool below_decorator; /* the previous line, ignoring blank lines and comments, is a decorator for methods without
+                             self */
 };
 
-/* `text` begins with "def": notes which function begins there. */
+/* Records the function that begins at `text`, which starts with "def". */
 static void note_function(struct reader *reader, const char *text, size_t indent)
 {
     const char *name = text + strspn(text, BLANK), *behind;

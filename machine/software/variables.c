@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* variables.c - looking up environment variables of the stack, and judging their values. */
+/* variables.c - looks up environment variables and validates their values. */
 #include "software/variables.h"
 
 #include "source/text.h"
@@ -44,7 +44,7 @@ bool variable_is_own(const char *name)
 const char *variable_nearest(const char *name)
 {
     const char *nearest = NULL;
-    int least = 3; /* two slips are a typing error, more are another name */
+    int least = 3; /* two differences are a typing error, more are another name */
 
     for (const struct variable *variable = variables; variable->name; variable++) {
         int slips = variable->effect == VARIABLE_WORKS ? text_distance(name, variable->name) : 3;
@@ -117,7 +117,7 @@ static bool takes_number(const char *range, bool must_be_power, const char *valu
     return true;
 }
 
-/* As NVSHMEM reads sizes: a number, which may have a point, and one letter. */
+/* Like NVSHMEM: a number, which may have a decimal point, and one letter. */
 static bool takes_size(const char *value, char *ret_why, size_t bytes)
 {
     char *end;
@@ -131,7 +131,7 @@ static bool takes_size(const char *value, char *ret_why, size_t bytes)
     return true;
 }
 
-/* The alternatives as people read them: "a, b, c". */
+/* The alternatives for a message: "a, b, c". */
 static void list_alternatives(const char *values, char *ret_text, size_t bytes)
 {
     size_t n = 0;

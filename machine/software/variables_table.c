@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * variables_table.c - the environment variables of the stack, by name.
+ * variables_table.c - the table of environment variables, sorted by name.
  *
  * Sources: "Environment Variables" of the NVSHMEM 3.5 documentation and src/modules/transport/common/env_defs.h of
- * NVSHMEM 3.4 and 3.5 (kinds, defaults, the ones that are not documented); "Environment Variables" of the NCCL user
- * guide for 2.27 to 2.30; deep_ep/buffer.py of DeepEP 1.2.1 (what it sets itself); ibv_fork_init(3) and mlx5dv(7) of
- * rdma-core; ld.so(8). Those of epkit itself are here as well: the only list of them. What a variable does is what the
- * code does with it where the documentation says otherwise: NVSHMEM_HCA_LIST, for one, works without
- * NVSHMEM_ENABLE_NIC_PE_MAPPING.
+ * NVSHMEM 3.4 and 3.5 (types, defaults, undocumented variables); "Environment Variables" of the NCCL user guide for
+ * 2.27 to 2.30; deep_ep/buffer.py of DeepEP 1.2.1 (what it sets itself); ibv_fork_init(3) and mlx5dv(7) of rdma-core;
+ * ld.so(8). The variables of epkit are here as well; this is their only list. Where code and documentation differ, the
+ * table follows the code: for example, NVSHMEM_HCA_LIST works without NVSHMEM_ENABLE_NIC_PE_MAPPING.
  *
- * Ranges are as wide as the code allows; where it sets none, they are generous, to catch slips and nothing else.
+ * Ranges are as wide as the code allows. If it sets no limit, they are generous and only catch mistakes.
  */
 #include "software/variables.h"
 

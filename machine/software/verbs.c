@@ -67,7 +67,7 @@ static bool is_library(struct source *source, const char *path)
 static void try_plain(struct search *search)
 {
     int number = search->verbs->private_version;
-    struct libs_env setting = libs_env_of(search->source);
+    struct libs_env env = libs_env_of(search->source);
     struct lib_location place;
     bool is_noted = false;
     const char *beside = search->verbs->ibverbs.real, *slash = strrchr(beside, '/');
@@ -94,7 +94,7 @@ static void try_plain(struct search *search)
             return;
         }
     }
-    place = libs_find(search->source, &setting, source_printf(search->source, "libmlx5-rdmav%d.so", number));
+    place = libs_find(search->source, &env, source_printf(search->source, "libmlx5-rdmav%d.so", number));
     note_folder(search, "the folders of ld.so");
     if (place.state == SOURCE_OK)
         search->verbs->provider = place.path;
@@ -162,13 +162,13 @@ static void try_config(struct search *search)
 
 void software_read_verbs(struct source *source, struct software_verbs *verbs)
 {
-    struct libs_env setting = libs_env_of(source);
+    struct libs_env env = libs_env_of(source);
     struct search search = {.source = source, .verbs = verbs, .searched = ""};
     struct elf_facts facts;
 
     verbs->provider = "";
-    verbs->ibverbs = libs_find(source, &setting, "libibverbs.so.1");
-    verbs->mlx5 = libs_find(source, &setting, "libmlx5.so.1");
+    verbs->ibverbs = libs_find(source, &env, "libibverbs.so.1");
+    verbs->mlx5 = libs_find(source, &env, "libmlx5.so.1");
     if (verbs->ibverbs.state == SOURCE_OK) {
         facts = source_elf(source, "%s", verbs->ibverbs.path);
         verbs->private_version = private_number(facts.definitions, facts.n_definitions);

@@ -7,7 +7,7 @@
 #define DIGITS "0123456789"
 #define LETTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
-/* The next run of digits or of letters; empty at the end. What divides runs does not matter: 3.5.19-1 is 3.5.19.1. */
+/* The next run of digits or letters; empty at the end. Separators are ignored: 3.5.19-1 equals 3.5.19.1. */
 struct run {
     const char *text;
     size_t n;
@@ -28,7 +28,7 @@ static struct run next_run(const char **at)
     return run;
 }
 
-/* An end is the number 0. Numbers have no limit: they are compared as digits. */
+/* The end counts as the number 0. Numbers are compared as digit strings, so they have no limit. */
 static int compare_runs(struct run a, struct run b)
 {
     if (a.is_word && b.is_word) {
@@ -38,7 +38,7 @@ static int compare_runs(struct run a, struct run b)
     }
     if (a.is_word || b.is_word) {
         const struct run *number = a.is_word ? &b : &a;
-        /* 1.0rc is before 1.0.1, and behind 1.0: the commit behind "1.2.1+" is something that came later. */
+        /* 1.0rc is before 1.0.1, and after 1.0: a commit as in "1.2.1+29d31c0" is later than the release. */
         int word_is_later = number->n == 0 ? 1 : -1;
 
         return a.is_word ? word_is_later : -word_is_later;

@@ -12,7 +12,7 @@ struct doctor_case {
     const char *text; /* part of the result's sentence or reason */
 };
 
-#define ABSENT DOCTOR_NOT_HERE
+#define ABSENT DOCTOR_NOT_APPLICABLE
 #define FOUND DOCTOR_FOUND
 #define UNKNOWN DOCTOR_UNKNOWN
 #define OK DOCTOR_FINE
@@ -70,7 +70,7 @@ static inline void no_nics(struct made *made)
 static inline void no_driver(struct made *made)
 {
     made_state(made, "files", "/proc/driver/nvidia/version", "absent");
-    made->stack.driver.version = "";
+    made->software.driver.version = "";
 }
 
 static inline void rename_gpus(struct made *made, const char *name)

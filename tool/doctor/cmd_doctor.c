@@ -70,7 +70,7 @@ static void suggest(const struct cmd *cmd, const char *option, const char *word)
         cmd_usage(cmd, "--%s: there is no check '%s'; --list names them", option, text);
 }
 
-/* Marks what one word of --only names. False when it names nothing. */
+/* Marks the checks that one word of --only names. Returns false if there are none. */
 static bool mark(const char *word, bool *wanted)
 {
     bool found = false;
@@ -81,7 +81,7 @@ static bool mark(const char *word, bool *wanted)
     return found;
 }
 
-/* The checks that --only names, all without it, as a list that ends with NULL. */
+/* The checks that --only names, or all checks, as a list that ends with NULL. */
 static int choose(const struct cmd *cmd, const char *only, const struct doctor_check **ret_checks)
 {
     bool wanted[MAX_CHECKS] = {false};
@@ -205,7 +205,7 @@ static int check_again(const struct doctor_check *check, struct doctor_result *r
 
 /* --- the command --- */
 
-/* Neither GPU nor NIC: facts are there even so, for a comparison of nodes. */
+/* No GPU and no NIC: the facts are still printed, for a comparison of nodes. */
 static int print_empty(const struct cmd *cmd, const struct doctor_options *options,
                        const struct doctor_machine *machine)
 {
@@ -243,7 +243,7 @@ static int diagnose(const struct cmd *cmd, const struct doctor_options *options,
 
     if (code != CMD_FINE)
         return code;
-    /* GPUs that are there and not for this process, and devices that are expected, are something to say. */
+    /* Hidden GPUs and expected devices are checked even if the machine is otherwise empty. */
     if (inspect_is_empty(machine->topo) && machine->topo->n_hidden_gpus == 0 && !options->expect) {
         inspect_reading_done();
         code = print_empty(cmd, options, machine);
@@ -263,7 +263,7 @@ static int diagnose(const struct cmd *cmd, const struct doctor_options *options,
     return code;
 }
 
-/* Options that do not go together. */
+/* Reports incompatible options. */
 static int check_options(const struct cmd *cmd, const struct cmd_call *call, const struct doctor_options *options)
 {
     static const char *const not_with_hosts[] = {"from",    "pid",     "fix",    "yes", "list",

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * compare.c - what differs between nodes. Documents come from other machines: nothing in them is trusted to be
- * of the type that it should have.
- */
+/* compare.c - differences between nodes. Documents come from other machines, so the type of every value is checked. */
 #include "diagnosis.h"
 
 #include "source/text.h"
@@ -14,7 +11,7 @@
 #define FACTS_MAX 4096 /* of all nodes together */
 #define TEXT_BYTES 1024
 
-/* Whether a node has any of these at all: one that has none is one difference, not one for each of them. */
+/* Facts for a node that has none of these at all: that is one difference, not one for each of them. */
 #define ALL_NICS "NICs"
 #define ALL_VARIABLES "environment of the stack"
 #define NO_NIC "none"
@@ -25,7 +22,7 @@ static const char *const versions[][2] = {
     {"nccl", "NCCL"},     {"deepep", "DeepEP"},
 };
 
-/* A string of a document, safe to print; "" if it is none. */
+/* A string of a document, safe to print; "" if it is not a string. */
 static const char *text_of(const json_t *value, char *room, size_t bytes)
 {
     room[0] = '\0';
@@ -132,7 +129,7 @@ static json_t *flatten(const json_t *document)
     return flat;
 }
 
-/* What a node has that does not mention a fact. */
+/* The value shown for a node without this fact. */
 static const char *missing(const char *fact)
 {
     if (*fact == '$')
@@ -142,7 +139,7 @@ static const char *missing(const char *fact)
 
 /* --- comparing --- */
 
-/* Is a fact said already, by the node's having none of its kind? */
+/* Is the fact implied by the node having none of its kind? */
 static bool is_said(const json_t *flat, const char *fact)
 {
     const char *all = strncmp(fact, "NIC ", 4) == 0 ? ALL_NICS : *fact == '$' ? ALL_VARIABLES : NULL;
@@ -151,7 +148,7 @@ static bool is_said(const json_t *flat, const char *fact)
     return value && strcmp(value, all[0] == 'N' ? NO_NIC : NO_VARIABLE) == 0;
 }
 
-/* Adds a node to those of the row that says the same under `keys` (ends with NULL), which is made if there is none. */
+/* Adds a node to the row with the same values under `keys` (ends with NULL), which is created if there is none. */
 static void add_node(json_t *rows, json_t *said, const char *const *keys, const char *node)
 {
     json_t *row = NULL;
@@ -171,7 +168,7 @@ static void add_node(json_t *rows, json_t *said, const char *const *keys, const 
     json_decref(said);
 }
 
-/* The values of one fact: an array of {"value", "nodes": [names]}, in the order in which they turn up. */
+/* The values of one fact: an array of {"value", "nodes": [names]}, in order of appearance. */
 static json_t *tally(const char *fact, const struct node *nodes, json_t *const *flats, int n)
 {
     json_t *values = json_array();
@@ -185,7 +182,7 @@ static json_t *tally(const char *fact, const struct node *nodes, json_t *const *
     return values;
 }
 
-/* Takes the value that most have, of several the first, out of the others. */
+/* Splits the most common value (of several the first) from the others. */
 static json_t *difference(const char *fact, json_t *values)
 {
     size_t best = 0;
@@ -211,7 +208,9 @@ static const char *kind_of(const json_t *flat)
     return !gpus ? "" : n && strncmp(gpus + n, " x ", 3) == 0 ? gpus + n + 3 : gpus;
 }
 
-/* A node of another kind than most have differs in everything: it becomes one difference, and is compared no further.
+/*
+ * A node with other GPUs than most would differ in everything: it becomes a single difference and is not compared
+ * further.
  */
 static void set_apart(const struct node *nodes, json_t **flats, int n, json_t *differences)
 {

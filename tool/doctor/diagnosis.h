@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * diagnosis.h - what the parts of `epkit doctor` share.
+ * diagnosis.h - shared by the parts of `epkit doctor`.
  *
- *   cmd_doctor.c      the command: options, which checks, exit code
- *   text.c            a diagnosis for people
- *   inventory.c       what was looked at, in a few words
- *   json.c            the same as JSON, with the facts that nodes are compared by
- *   fix.c             --fix: runs commands that are safe, and looks again
+ *   cmd_doctor.c      the command: options, selection of checks, exit code
+ *   text.c            output as text
+ *   inventory.c       a summary of the inspected hardware
+ *   json.c            output as JSON, with the facts that are compared between nodes
+ *   fix.c             --fix: runs safe commands, and checks again
  *   hosts.c           --hosts: runs epkit doctor on other nodes
- *   compare.c         what differs between nodes
+ *   compare.c         differences between nodes
  */
 #ifndef EP_TOOL_DIAGNOSIS_H
 #define EP_TOOL_DIAGNOSIS_H
@@ -21,40 +21,40 @@
 struct diagnosis {
     const struct doctor_machine *machine;
     int n;
-    struct doctor_result *results; /* by check, in their order */
-    int n_fine, n_found, n_errors, n_not_here, n_unknown;
-    int n_open;   /* of n_unknown: doctor_is_open() */
-    int n_denied; /* of n_unknown: for root only */
+    struct doctor_result *results; /* one per check, in the order of the checks */
+    int n_fine, n_found, n_errors, n_not_applicable, n_unknown;
+    int n_open;   /* of n_unknown: doctor_is_inconclusive() */
+    int n_denied; /* of n_unknown: need root */
 };
 
-/* Runs the checks of `checks` (ends with NULL). EP_E_MEMORY. */
+/* Runs the checks in `checks` (ends with NULL). Fails with EP_E_MEMORY. */
 ep_status diagnosis_make(const struct doctor_machine *machine, const struct doctor_check *const *checks,
                          struct diagnosis *ret_diagnosis);
 void diagnosis_done(struct diagnosis *diagnosis);
 
 /*
- * CMD_FINDINGS; or CMD_NOT_KNOWN where a check could not tell, except for what this user or this container can never
- * see, or where none could; else CMD_FINE.
+ * CMD_FINDINGS; or CMD_NOT_KNOWN if a check was inconclusive, ignoring what this user or container can never see, or if
+ * all checks were unknown; otherwise CMD_FINE.
  */
 int diagnosis_exit(const struct diagnosis *diagnosis);
 
 /* --- inventory.c --- */
 
-/* GPUs and ports for data in a few words, with ", " behind them: "8 x H200, 8 x 400 Gb/s RoCE, "; "" for none. */
+/* Summarises GPUs and data ports, followed by ", ": "8 x H200, 8 x 400 Gb/s RoCE, "; "" if there are none. */
 void diagnosis_inventory(const struct topo *topo, char *ret_text, size_t bytes);
 
 /* --- text.c --- */
 
-/* The sentence that comes first. */
+/* The first sentence of the output. */
 void diagnosis_verdict(const struct diagnosis *diagnosis, char *ret_text, size_t bytes);
 
-/* Verdict, table, findings in full; with `verbose` every check with its outcome. */
+/* Prints verdict, table and findings; with `verbose` also every check with its outcome. */
 void diagnosis_print(const struct diagnosis *diagnosis, bool verbose);
 
 void diagnosis_print_list(const struct doctor_check *const *checks);
 void diagnosis_explain(const struct doctor_check *check);
 
-/* Prints "    label  text" with the text wrapped, its lines below each other. */
+/* Prints "    label  text" with the text wrapped and aligned. */
 void diagnosis_print_block(const char *label, const char *text);
 
 const char *diagnosis_severity(enum doctor_severity severity); /* "serious", "warning" */
@@ -69,49 +69,53 @@ json_t *diagnosis_network(const struct doctor_machine *machine); /* of struct ne
 
 /* --- fix.c --- */
 
-/* Makes the machine anew and runs one check on it, after a fix. CMD_FINE, or after reporting why not. */
-typedef int (*fix_look_fn)(const struct doctor_check *check, struct doctor_result *ret_result, char *ret_text,
-                           size_t bytes, void *context);
+/*
+ * Reads the machine again and runs one check on it, after a fix. Returns CMD_FINE, or another code after reporting the
+ * error.
+ */
+typedef int (*fix_check_fn)(const struct doctor_check *check, struct doctor_result *ret_result, char *ret_text,
+                            size_t bytes, void *context);
 
-struct fix_how {
-    bool yes;           /* do not ask */
+struct fix_options {
+    bool yes;           /* do not ask for confirmation */
     int64_t timeout_ms; /* of each command */
-    fix_look_fn look;
+    fix_check_fn recheck;
     void *context;
 };
 
-/* What --fix does after the diagnosis was printed. An exit code. */
-int fix_run(const struct cmd *cmd, const struct diagnosis *diagnosis, const struct fix_how *how);
+/* Executes --fix after the diagnosis was printed. Returns an exit code. */
+int fix_run(const struct cmd *cmd, const struct diagnosis *diagnosis, const struct fix_options *options);
 
 /* --- hosts.c --- */
 
-struct hosts_how {
+struct hosts_options {
     const char *file;           /* of --hosts */
-    const char *ssh;            /* the program and its options */
-    const char *remote_command; /* what each node runs */
+    const char *ssh;            /* the ssh program and its options */
+    const char *remote_command; /* the command to run on each node */
     int64_t timeout_s;          /* of each node */
     bool json;
 };
 
-int hosts_run(const struct cmd *cmd, const struct hosts_how *how);
+int hosts_run(const struct cmd *cmd, const struct hosts_options *options);
 
 /* --- compare.c --- */
 
-/* A node, as far as it answered. */
+/* The answer of a node. */
 struct node {
-    const char *name;  /* as in the file */
-    json_t *document;  /* NULL: no answer */
-    const char *layer; /* that failed: see launch/remote.h; "answer": what came is no document of ours */
+    const char *name; /* as in the file */
+    json_t *document; /* NULL if there was no answer */
+    const char *
+        layer; /* the layer that failed, see launch/remote.h; "answer": the output was not a document of epkit doctor */
     char why[512];
 };
 
 /*
- * What differs between the nodes that answered: an array of {"fact", "value", "nodes", "others": [{"value", "nodes":
- * [names]}]}, where `value` is what most have and `nodes` how many.
+ * Differences between the nodes that answered: an array of {"fact", "value", "nodes", "others": [{"value", "nodes":
+ * [names]}]}, `value` being the most common value and `nodes` the number of nodes that have it.
  */
 json_t *compare_nodes(const struct node *nodes, int n);
 
-/* Findings, those of the same text together: an array of {"severity", "id", "text", "nodes": [names]}. */
+/* Findings, grouped by text: an array of {"severity", "id", "text", "nodes": [names]}. */
 json_t *compare_findings(const struct node *nodes, int n);
 
 #endif

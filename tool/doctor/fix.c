@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fix.c - --fix: shows a plan, asks, runs the commands that are safe, and looks again.
+ * fix.c - --fix: shows a plan, asks for confirmation, runs the safe commands, and checks again.
  *
- * Safe are commands that load a module or change a limit of this start of the machine; everything else (a reboot, a
- * reset, a file in /etc) is left to people, and listed for them.
+ * Safe commands load a module or change a limit until the next reboot; everything else (a reboot, a reset, a file in
+ * /etc) is listed for the user.
  */
 #include "diagnosis.h"
 
@@ -17,9 +17,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define OUTPUT_SHOWN 4096 /* bytes of what a command that failed has said */
+#define OUTPUT_SHOWN 4096 /* bytes of the output of a failed command */
 
-/* Root needs no sudo, and may not have it. Others must not be asked for a password by a program without a terminal. */
+/*
+ * Root needs no sudo, which may not be installed. For others, sudo must not ask for a password, as there may be no
+ * terminal.
+ */
 static void as_this_user(const char *line, char *ret_line, size_t bytes)
 {
     if (strncmp(line, "sudo ", 5) != 0)
@@ -86,7 +89,7 @@ static bool run_line(const char *line, int64_t timeout_ms)
     return is_fine;
 }
 
-/* A command may have several lines; the first that fails ends it. */
+/* A command may have several lines; execution stops at the first that fails. */
 static bool run_fix(const char *fix, int64_t timeout_ms)
 {
     while (*fix) {
@@ -107,7 +110,7 @@ static bool is_planned(const struct doctor_result *result)
     return result->outcome == DOCTOR_FOUND && result->fix_is_safe && *result->fix;
 }
 
-/* Prints the plan and what is left to people; returns how many commands are in it. */
+/* Prints the plan and the commands that are left to the user; returns the number of commands in the plan. */
 static int print_plan(const struct diagnosis *diagnosis)
 {
     int n = 0, n_left = 0;
@@ -136,7 +139,7 @@ static int print_plan(const struct diagnosis *diagnosis)
     return n;
 }
 
-/* Yes only for an answer that begins with y. */
+/* Returns true only if the answer begins with y. */
 static bool ask(int n)
 {
     char answer[64];
@@ -146,7 +149,7 @@ static bool ask(int n)
     return fgets(answer, sizeof(answer), stdin) && tolower((unsigned char)answer[0]) == 'y';
 }
 
-/* Looks again at what the plan was for. An exit code. */
+/* Runs the checks of the plan again. Returns an exit code. */
 static int check_again(const struct diagnosis *diagnosis, const struct fix_options *options)
 {
     int n_left = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hosts.c - --hosts: runs epkit doctor on other nodes over ssh, all at once, and says how they differ. */
+/* hosts.c - --hosts: runs epkit doctor on other nodes over ssh, concurrently, and reports how they differ. */
 #include "diagnosis.h"
 
 #include "base/error.h"
@@ -16,10 +16,10 @@
 
 #define SSH_BYTES 1024
 #define REMOTE_BYTES 4096
-#define WIDTH 32         /* connections at once */
-#define LAYER_SECONDS 10 /* of each layer of a connection; the deadline of a node bounds the whole */
+#define WIDTH 32         /* concurrent connections */
+#define LAYER_SECONDS 10 /* for each layer of a connection; the deadline of the node limits the total */
 #define SHOWN_NODES 4    /* names in a cell of a table */
-#define SHOWN_BYTES 60   /* of a value in a cell, from near the place on where it differs */
+#define SHOWN_BYTES 60   /* of a value in a cell, starting near the first difference */
 
 struct answers {
     struct hosts hosts;
@@ -65,7 +65,7 @@ static void free_answers(struct answers *answers)
     hosts_done(&answers->hosts);
 }
 
-/* --- running it --- */
+/* --- run --- */
 
 static void take_output(struct remote *remote, const char *data, size_t bytes)
 {
@@ -123,9 +123,9 @@ static int run_all(struct answers *answers, const struct hosts_options *options)
     return 0;
 }
 
-/* --- what they said --- */
+/* --- parse answers --- */
 
-/* The document may stand behind the greeting of a login shell. */
+/* A greeting of the login shell may precede the document. */
 static json_t *find_document(const struct answer *output, char *ret_why, size_t bytes)
 {
     const char *start = output->text ? strchr(output->text, '{') : NULL;
@@ -180,7 +180,7 @@ static void classify(const struct remote *remote, struct node *node)
         snprintf(node->why, sizeof(node->why), "its epkit answers in version %lld of the format, this one reads %d",
                  (long long)json_integer_value(json_object_get(document, "schema_version")), OUT_SCHEMA_VERSION);
     } else if (document) {
-        /* It could not diagnose, and says why. */
+        /* The node could not run the diagnosis, and says why. */
         const char *verdict = json_string_value(json_object_get(document, "verdict"));
         char text[160];
 
@@ -193,7 +193,7 @@ static void classify(const struct remote *remote, struct node *node)
     json_decref(document);
 }
 
-/* --- saying it --- */
+/* --- report --- */
 
 /* "node1, node2 and 5 more" */
 static void name_nodes(const json_t *names, char *ret_text, size_t bytes)
@@ -207,7 +207,7 @@ static void name_nodes(const json_t *names, char *ret_text, size_t bytes)
         text_add(&text, " and %zu more", n - SHOWN_NODES);
 }
 
-/* Two values cut in the same way, so that what differs is seen. --json has them whole. */
+/* Cuts two values at the same position, so that the difference is visible. --json contains them in full. */
 static void cut_values(const char *const values[2], char ret_cut[2][SHOWN_BYTES + 8])
 {
     size_t same = 0, start;
@@ -217,7 +217,7 @@ static void cut_values(const char *const values[2], char ret_cut[2][SHOWN_BYTES 
     start = same > SHOWN_BYTES / 2 ? same - SHOWN_BYTES / 4 : 0;
     if (strlen(values[0]) <= SHOWN_BYTES && strlen(values[1]) <= SHOWN_BYTES)
         start = 0;
-    /* What is equal before the place is so in both, up to the beginning of a character. */
+    /* The text before this position is equal in both; move back to the start of a character. */
     while (start > 0 && (values[0][start] & 0xc0) == 0x80)
         start--;
     for (int i = 0; i < 2; i++) {
@@ -291,8 +291,8 @@ static void print_findings(const json_t *findings)
 
 struct outcome {
     int n, n_silent;
-    int n_empty;     /* of those that answered: with neither GPU nor NIC */
-    int n_not_known; /* of those that answered: with checks that leave the verdict open */
+    int n_empty;     /* of those that answered: without GPU and NIC */
+    int n_not_known; /* of those that answered: with inconclusive checks */
     json_t *differences, *findings;
 };
 
@@ -374,7 +374,7 @@ static int read_hosts(const struct cmd *cmd, const struct hosts_options *options
         return cmd_usage(cmd, "--ssh: no program, or longer than %d characters", SSH_BYTES - 1);
     if (strlen(options->remote_command) >= REMOTE_BYTES)
         return cmd_usage(cmd, "--remote-command: longer than %d characters", REMOTE_BYTES - 1);
-    /* A list has what names of files rarely have; a file of that name comes first. */
+    /* A list contains characters that are rare in file names; an existing file takes precedence. */
     is_list = strpbrk(options->file, ",[ \n") && access(options->file, F_OK) != 0;
     if (is_list && hosts_add_list("--hosts", options->file, &answers->hosts) != EP_OK)
         return cmd_refuse(cmd, NULL, "%s", ep_last_error());

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* inventory.c - what a diagnosis has looked at, in a few words: "8 x H200, 8 x 400 Gb/s RoCE". */
+/* inventory.c - a summary of the inspected hardware: "8 x H200, 8 x 400 Gb/s RoCE". */
 #include "diagnosis.h"
 #include "source/text.h"
 
@@ -30,7 +30,7 @@ static void count_kind(struct kind *kinds, int *n_kinds, const char *name)
     kinds[i].n++;
 }
 
-/* "H100" of "NVIDIA H100 80GB HBM3", "A100" of "NVIDIA A100-SXM4-80GB": without maker, memory and form. */
+/* "H100" of "NVIDIA H100 80GB HBM3", "A100" of "NVIDIA A100-SXM4-80GB": without vendor, memory and form factor. */
 static void short_name(const char *name, char *ret_text, size_t bytes)
 {
     static const char *const ends[] = {"-SXM", " SXM", "-PCIE", " PCIe", " HBM"};

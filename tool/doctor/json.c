@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* json.c - a diagnosis as JSON, with the facts that nodes are compared by. */
+/* json.c - a diagnosis as JSON, with the facts that are compared between nodes. */
 #include "diagnosis.h"
 
 #include "doctor/network.h"
@@ -48,7 +48,7 @@ static json_t *result_json(const struct doctor_result *result)
     json_object_set_new(row, "evidence", evidence);
     json_object_set_new(row, "evidence_left_out", json_integer(result->n_evidence_left_out));
     json_object_set_new(row, "cause", out_text(result->check->cause));
-    /* Made safe line by line when it was said; its commands stay on lines of their own. */
+    /* finding.c has made it safe to print; its commands are on separate lines. */
     json_object_set_new(row, "fix", *result->fix ? out_text(result->fix) : json_null());
     json_object_set_new(row, "fix_is_safe", json_boolean(result->fix_is_safe));
     json_object_set_new(row, "fix_class",
@@ -77,7 +77,7 @@ static const char *link_layer_name(enum topo_link_layer layer)
     return names[layer];
 }
 
-/* The first port stands for a NIC: others are added with their number. */
+/* The first port has the name of the NIC; others have their number appended. */
 static json_t *nic_facts(const struct topo *topo)
 {
     json_t *nics = json_array();
@@ -99,10 +99,13 @@ static json_t *nic_facts(const struct topo *topo)
     return nics;
 }
 
-/* Variables of the stack; those that a launcher gives each rank its own value of are no facts of a node. */
+/*
+ * Is it a variable of NVSHMEM, NCCL, DeepEP or the linker? Variables that a launcher sets per rank are not facts of a
+ * node.
+ */
 static bool is_fact(const char *name)
 {
-    /* Those of epkit are of one run of it, and one is a secret. */
+    /* Those of epkit apply to a single run, and one is a secret. */
     return text_is_any(name, TEXTS("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")) ||
            (variable_find(name) && !variable_is_own(name)) || variable_is_theirs(name);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* text.c - a diagnosis for people. */
+/* text.c - a diagnosis as text. */
 #include "diagnosis.h"
 
 #include "doctor/network.h"
@@ -28,7 +28,7 @@ const char *diagnosis_fix_class(enum doctor_fix_class class)
     return names[class];
 }
 
-/* The gravest finding, of several the first. */
+/* The most severe finding, of several the first. */
 static const struct doctor_result *first_finding(const struct diagnosis *diagnosis)
 {
     const struct doctor_result *first = NULL;
@@ -42,7 +42,7 @@ static const struct doctor_result *first_finding(const struct diagnosis *diagnos
     return first;
 }
 
-/* The first check that leaves the verdict open; where none does, the first that could not tell. */
+/* The first inconclusive check; if there is none, the first unknown one. */
 static const struct doctor_result *first_unknown(const struct diagnosis *diagnosis)
 {
     const struct doctor_result *first = NULL;
@@ -124,7 +124,7 @@ void diagnosis_print_block(const char *label, const char *text)
     }
 }
 
-/* A command is to be pasted: its lines stay as they are. */
+/* Commands are pasted, so their lines are not wrapped. */
 static void print_command(const char *label, const char *command)
 {
     while (*command) {
@@ -186,7 +186,7 @@ static void print_findings_table(const struct diagnosis *diagnosis)
     OUT_PRINT(columns, rows);
 }
 
-/* What could not be told, and what would tell. */
+/* Prints what is not known, and what to do about it. */
 static void print_unknown(const struct diagnosis *diagnosis)
 {
     for (int i = 0; i < diagnosis->n; i++) {
@@ -218,7 +218,7 @@ static void print_all_checks(const struct diagnosis *diagnosis)
     OUT_PRINT(columns, rows);
 }
 
-/* What of this the library needs itself. */
+/* Prints the network that the library would use. */
 static void print_network(const struct diagnosis *diagnosis)
 {
     struct network network;
