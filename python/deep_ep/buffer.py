@@ -64,9 +64,11 @@ class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
     def of(cls, plan: epkit.Plan, prefix: torch.Tensor, source: torch.Tensor, in_rank: torch.Tensor,
            mark: Optional[Mark]) -> "Handle":
         """In the communication stream. The handle keeps rank_prefix and recv_source of epkit.Metadata for its own contents."""
-        ranks, n_recv = plan.comm.size, plan.n_recv if plan.n_recv is not None else plan.out_rows
-        handle = cls((prefix, prefix.new_empty((ranks, 1)), prefix.new_empty((ranks, 1)), source[:n_recv], in_rank,
-                      prefix.new_empty((plan.n_tokens, ranks))))
+        ranks, empty, options = plan.comm.size, torch.empty, {"dtype": torch.int32, "device": plan.comm.device}
+        if plan.n_recv is not None and plan.n_recv < plan.out_rows:
+            source = source[:plan.n_recv]
+        handle = cls((prefix, empty((ranks, 1), **options), empty((ranks, 1), **options), source, in_rank,
+                      empty((plan.n_tokens, ranks), **options)))
         handle.plan, handle._filled = plan, False
         if mark is not None and mark.capturing:
             handle._every()
@@ -268,10 +270,13 @@ class Buffer(LowLatencyCalls):
 
         Returns (num_tokens_per_rank int32 [R], None, num_tokens_per_expert int32 [E], is_token_in_rank bool [N, R], event).
         """
-        order = self._order(previous_event, False)
-        with order.on_stream():
-            per_rank, per_expert, in_rank = self._comm.layout(topk_idx, num_experts)
-        event = order.done(async_finish, (topk_idx,), (per_rank, per_expert, in_rank))
+        order, given = self._order(previous_event, allocate_on_comm_stream), topk_idx
+        if isinstance(topk_idx, torch.Tensor) and not topk_idx.is_contiguous():
+            with order.on_stream():
+                topk_idx = topk_idx.contiguous()
+        with order.allocating():
+            per_rank, per_expert, in_rank = self._comm.layout(topk_idx, num_experts, order.stream)
+        event = order.done(async_finish, (given, per_rank, per_expert, in_rank))
         return per_rank, None, per_expert, in_rank, event
 
     def _plan_of(self, handle: Any, call: str) -> epkit.Plan:
@@ -310,15 +315,15 @@ class Buffer(LowLatencyCalls):
                                alignment=alignment, max_recv_tokens=worst, stream=order.stream)
 
     def _new_handle(self, plan: epkit.Plan, is_token_in_rank: Optional[torch.Tensor], topk_idx: Optional[torch.Tensor],
-                    order: Order) -> Tuple[Handle, Tuple[torch.Tensor, ...]]:
-        """The handle, and the tensors that were made for it."""
-        data = plan._metadata(_STRIDE, order.stream, _HANDLE_HAS)
+                    order: Order) -> Handle:
+        """The handle. Its tensors are allocated in torch's current stream, and written in that of the call."""
+        data = plan._metadata(_STRIDE, order.stream, _HANDLE_HAS, here=True)
         if is_token_in_rank is None:
             assert topk_idx is not None
-            is_token_in_rank = self._comm.layout(topk_idx, plan.num_experts)[2]
+            is_token_in_rank = self._comm.layout(topk_idx, plan.num_experts, order.stream)[2]
         handle = Handle.of(plan, data[6], data[0], is_token_in_rank, order.mark())
         _origins[handle[0]] = plan
-        return handle, tuple(tuple.__iter__(handle))
+        return handle
 
     def dispatch(self, x: Rows, handle: Optional[Handle] = None, num_tokens_per_rank: Optional[torch.Tensor] = None,
                  num_tokens_per_rdma_rank: Optional[torch.Tensor] = None, is_token_in_rank: Optional[torch.Tensor] = None,
@@ -361,11 +366,16 @@ class Buffer(LowLatencyCalls):
         given, x, topk_weights = x, order.rows(_with_columns(x)), order.input(topk_weights)
         self._take_sms(config)
         plan = self._new_plan(order, topk_idx, is_token_in_rank, num_tokens_per_expert, expert_alignment, num_worst_tokens)
+        made: Tuple[torch.Tensor, ...] = ()
         with order.allocating():
             rows = plan.dispatch(x, topk_weights, want_topk_idx=topk_idx is not None, stream=order.stream)
-        with order.on_stream():
-            new, made = self._new_handle(plan, is_token_in_rank, topk_idx, order)
-        event = order.done(async_finish, (x, rows, topk_idx, topk_weights), made)
+            if not plan.fixed:
+                new = self._new_handle(plan, is_token_in_rank, topk_idx, order)
+        if plan.fixed:
+            with order.on_stream():  # which zeroes what the library leaves as it is
+                new = self._new_handle(plan, is_token_in_rank, topk_idx, order)
+            made = tuple(tuple.__iter__(new))
+        event = order.done(async_finish, (x, rows, topk_idx, topk_weights, tuple(tuple.__iter__(new))), made)
         return _as_given(given, rows), rows.topk_idx, rows.topk_weights, list(plan.recv_per_expert), new, event
 
     def combine(self, x: torch.Tensor, handle: Handle, topk_weights: Optional[torch.Tensor] = None,

@@ -306,8 +306,9 @@ class Communicator(OfThisProcess):
         from .lowlatency import LowLatency
         return LowLatency(self, max_tokens, hidden, num_experts, topk, mask_dead)
 
-    def layout(self, topk_idx: torch.Tensor, num_experts: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What a routing alone says; needs no peer. On CUDA in the order of torch's current stream.
+    def layout(self, topk_idx: torch.Tensor, num_experts: int,
+               stream: Stream = None) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What a routing alone says; needs no peer. On CUDA in the order of the stream (default: torch's current one).
 
         Returns (tokens_per_rank int32 [R], tokens_per_expert int32 [E], token_in_rank bool [N, R]).
         """
@@ -318,5 +319,5 @@ class Communicator(OfThisProcess):
         per_expert = torch.empty(num_experts, dtype=torch.int32, device=self.device)
         token_in_rank = torch.empty((topk_idx.shape[0], self.size), dtype=torch.bool, device=self.device)
         self._native.layout(topk_idx.contiguous(), num_experts, per_rank, per_expert, token_in_rank,
-                            stream_pointer(self.is_cuda, self.device))
+                            stream_pointer(self.is_cuda, self.device, stream))
         return per_rank, per_expert, token_in_rank

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plan: where the tokens of one routing go, and the two operations on it."""
+import contextlib
 from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
@@ -167,8 +168,12 @@ class Plan(OfThisProcess):
         """
         return Metadata(*self._metadata(source_stride, stream, Metadata._fields))
 
-    def _metadata(self, source_stride: int, stream: Stream, wanted: Sequence[str]) -> Tuple[Any, ...]:
-        """The fields of Metadata, None where the name is not in `wanted`: each costs an allocation."""
+    def _metadata(self, source_stride: int, stream: Stream, wanted: Sequence[str], here: bool = False) -> Tuple[Any, ...]:
+        """The fields of Metadata, None where the name is not in `wanted`: each costs an allocation.
+
+        They are allocated in `stream`, or with `here` in torch's current stream: for a plan of exact counts in the rank layout,
+        of which the library writes every element.
+        """
         pointer = stream_pointer(self.comm.is_cuda, self.comm.device, stream)
         ranks, local = self.comm.size, self.num_experts // self.comm.size
 
@@ -178,7 +183,7 @@ class Plan(OfThisProcess):
 
         # The library writes all but what lies behind the last token.
         rows = torch.zeros if self.fixed or self.expanded else torch.empty
-        with in_stream(self.comm.device, pointer):
+        with contextlib.nullcontext() if here else in_stream(self.comm.device, pointer):
             slots = new("recv_slot", self.out_rows, self.topk, make=rows) if self.expanded else None
             data = (new("recv_source", self.out_rows, make=rows), slots, new("n_recv_tokens", 1), new("psum_rank", ranks),
                     new("psum_expert", local), new("count_exact", local), new("rank_prefix", ranks, ranks))
