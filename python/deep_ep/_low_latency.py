@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The low-latency calls of DeepEP V1's Buffer."""
+import struct
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
@@ -13,10 +14,31 @@ from .utils.event import EventOverlap
 
 
 class _Call(NamedTuple):
-    """A dispatch with low latency."""
+    """A dispatch with low latency: its object, its number there, M and K."""
     object: epkit.LowLatency
     number: int
     most: int
+    topk: int
+
+
+_MOST_TOPK = 11  # choices of a token that DeepEP takes
+
+# (M, H, R, E) that a size hint was given for, by the hint: what a Buffer of so many bytes is made for.
+_hinted: Dict[int, Tuple[int, int, int, int]] = {}
+
+
+def size_hint(most: int, hidden: int, ranks: int, num_experts: int) -> int:
+    """Bytes of a low-latency buffer: each token once per rank, both ways, two calls at a time, and the counts of experts."""
+    bytes_ = 4 * most * ranks * (2 * hidden + 128) + 8 * num_experts
+    _hinted[bytes_] = most, hidden, ranks, num_experts
+    return bytes_
+
+
+def _widened(tensor: torch.Tensor, has: int, wanted: int, value: int) -> torch.Tensor:
+    """A tensor [N, has] with columns of `value` behind its own, `wanted` in all. Any other one as it is: the library refuses it."""
+    if has == wanted or not isinstance(tensor, torch.Tensor) or tensor.dim() != 2 or tensor.shape[1] != has:
+        return tensor
+    return torch.nn.functional.pad(tensor, (0, wanted - has), value=value)
 
 
 class LowLatencyHandle(OfThisProcess, Tuple[Any, ...]):
@@ -33,12 +55,40 @@ class LowLatencyCalls(OfThisProcess):
     _comm_stream: Optional[torch.cuda.Stream]
     _low_latency: List[epkit.LowLatency]
     _masked: Dict[int, bool]
+    _standby: Optional[epkit.LowLatency]
+
+    def _new_standby(self, num_bytes: int) -> Optional[epkit.LowLatency]:
+        """For a buffer that is to survive its ranks: a low-latency object of the sizes that num_bytes was the hint for, made
+        while all ranks are here. A later one cannot be made without a rank that is gone. None where ranks know no sizes, or
+        others. Collective."""
+        sizes = _hinted.get(num_bytes, (0, 0, 0, 0))
+        most, hidden, ranks, num_experts = sizes
+        mine = struct.pack("4q", *sizes)
+        if self._comm.allgather_bytes(mine) != mine * self.group_size or ranks != self.group_size:
+            return None
+        if most < 1 or hidden < 128 or hidden % 128 or num_experts < 1 or num_experts % ranks:
+            return None
+        return self._comm.low_latency(most, hidden, num_experts, _MOST_TOPK, mask_dead=True)
+
+    def _stands_in(self, most: int, hidden: int, num_experts: int, topk: int) -> bool:
+        """Whether the standby has to serve a first call of these sizes: it can, and a rank is masked or does not come."""
+        one = self._standby
+        if one is None or (one.hidden, one.num_experts) != (hidden, num_experts) or topk > one.topk or most > one.max_tokens:
+            return False
+        if self._comm.is_cuda and torch.cuda.is_current_stream_capturing():
+            return False
+        one.barrier()
+        return bool(one.mask().any())
 
     def _object(self, most: int, hidden: int, num_experts: int, topk: int) -> epkit.LowLatency:
-        """The low-latency object for these sizes. The first call with new ones is collective and allocates."""
+        """The low-latency object for these sizes; it may have more choices. The first call with new ones is collective and
+        allocates."""
         for one in self._low_latency:
             if (one.hidden, one.num_experts, one.topk) == (hidden, num_experts, topk) and one.max_tokens >= most:
                 return one
+        if self._stands_in(most, hidden, num_experts, topk):
+            assert self._standby is not None
+            return self._standby
         new = self._comm.low_latency(most, hidden, num_experts, topk, mask_dead=self.enable_shrink)
         for rank, masked in self._masked.items():
             if masked:
@@ -86,13 +136,15 @@ class LowLatencyCalls(OfThisProcess):
         if x.shape[0] > most:
             raise epkit.ArgumentError(f"low_latency_dispatch: x has {x.shape[0]} tokens, num_max_dispatch_tokens_per_rank is {most}")
         object_ = self._object(most, x.shape[-1], num_experts, topk_idx.shape[-1])
+        topk = topk_idx.shape[-1]
+        topk_idx = _widened(topk_idx, topk, object_.topk, -1)
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
         rows = object_.dispatch(x, topk_idx, fp8=use_fp8, round_scale=round_scale, ue8m0=use_ue8m0, max_tokens=most,
                                 recv_stats=cumulative_local_expert_recv_stats,
                                 wait_cost=self._own_row(dispatch_wait_recv_cost_stats), hook=return_recv_hook,
                                 stream=order.stream)
         handle = LowLatencyHandle((rows.source, rows.range, most, x.shape[-1], num_experts))
-        handle.behind = _origins[rows.source] = _Call(object_, rows.call, most)
+        handle.behind = _origins[rows.source] = _Call(object_, rows.call, most, topk)
         out = _as_given(rows if rows.scales is not None else rows.x, rows)
         event = order.done(async_finish, (x, topk_idx, out, rows.count, handle, cumulative_local_expert_recv_stats))
         return out, rows.count, handle, event, rows.finish
@@ -134,6 +186,8 @@ class LowLatencyCalls(OfThisProcess):
         if async_finish and return_recv_hook:
             raise AssertionError("low_latency_combine: async_finish and return_recv_hook exclude each other")
         known = self._low_latency_of(handle, "low_latency_combine")
+        topk_idx = _widened(topk_idx, known.topk, known.object.topk, -1)
+        topk_weights = _widened(topk_weights, known.topk, known.object.topk, 0)
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
         if zero_copy:
             x = known.object.combine_buffer(known.most)

@@ -8,7 +8,7 @@ import torch
 import epkit
 from epkit._tensors import OfThisProcess, want_integer, want_tensor
 
-from ._low_latency import LowLatencyCalls
+from ._low_latency import LowLatencyCalls, size_hint
 from ._order import Event, Mark, Order, new_comm_stream, run_as_written
 from ._rows import Rows, _as_given, _biases, _origin_of, _origins, _with_columns
 from .utils.envs import check_torch_deterministic
@@ -174,6 +174,9 @@ class Buffer(LowLatencyCalls):
         self._masked: Dict[int, bool] = {}
         self._scratch: Dict[bool, torch.Tensor] = {}
         self._sms = 0  # that the library has been told; 0: its default
+        self._standby = self._new_standby(num_rdma_bytes) if enable_shrink else None
+        if self._standby is not None:
+            self._low_latency.append(self._standby)
 
     def destroy(self) -> None:
         """Leaves the group and frees everything. Needs explicitly_destroy."""
@@ -181,6 +184,7 @@ class Buffer(LowLatencyCalls):
             raise AssertionError("destroy() needs Buffer(explicitly_destroy=True)")
         self._comm.free()
         self._low_latency.clear()
+        self._standby = None
         self._scratch.clear()
         self.runtime = None
 
@@ -218,8 +222,9 @@ class Buffer(LowLatencyCalls):
     @staticmethod
     def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int,
                                        num_experts: int) -> int:
-        """Bytes of a low-latency buffer: each token once per rank, both ways, two calls at a time."""
-        return 4 * num_max_dispatch_tokens_per_rank * num_ranks * (2 * hidden + 128)
+        """Bytes of a low-latency buffer. A Buffer with enable_shrink of so many num_rdma_bytes allocates for these sizes when it is
+        made: then a rank may be missing from the first call on."""
+        return size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
 
     def get_comm_stream(self) -> Optional[torch.cuda.Stream]:
         """The communication stream: a torch.cuda.Stream; None on the CPU, which has none."""

@@ -376,3 +376,50 @@ def masked(rank, size):
 
 def test_a_rank_that_ends_is_masked():
     run(3, masked)
+
+
+def missing(rank, size):
+    """A rank is gone before its first call, as in DeepEP's test of shrinking; the others find that out in theirs. They know the
+    sizes by the hint that the buffer was made with."""
+    hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, size, 4 * size)
+    buffer = deep_ep.Buffer(dist.group.WORLD, num_rdma_bytes=hint, low_latency_mode=True, explicitly_destroy=True, enable_shrink=True)
+    x, _, topk_idx, weights, experts = make(rank, size, 11)
+    if rank == 1:
+        buffer.destroy()
+        return
+    lives = topk_idx.masked_fill(topk_idx // 4 == 1, -1)
+    status = torch.zeros(size, dtype=torch.int32)
+    for step, (_, hook, fp8, rounded, ue8m0) in enumerate(variants(x, x)):
+        for topk in (TOPK, 1):
+            stats = torch.zeros(4, dtype=torch.int32)
+            recv, count, handle = dispatch(buffer, x, topk_idx[:, :topk].contiguous(), experts, hook, fp8, rounded, ue8m0, stats)
+            buffer.low_latency_query_mask_buffer(status)
+            assert status.tolist() == [int(one == 1) for one in range(size)] and torch.equal(stats, count)
+            rows = torch.stack([per_token_cast_back(*pair) for pair in zip(recv[0], recv[1].contiguous())]) if fp8 else recv.clone()
+            left, weight = lives[:, :topk].contiguous(), weights[:, :topk].contiguous()
+            out, _, _ = buffer.low_latency_combine(rows, left, weight, handle)
+            assert calc_diff(x * weight.masked_fill(left == -1, 0).sum(1, keepdim=True), out) < (9e-4 if fp8 else 1e-5)
+        raises(epkit.ArgumentError, "topk_idx", buffer.low_latency_combine, rows, topk_idx[:, :3].contiguous(), weights, handle)
+    buffer.destroy()
+
+
+def test_a_rank_is_missing_from_the_first_call():
+    run(4, missing)
+
+
+def standby(rank, size):
+    """Where all ranks are there, calls go by an object of their own number of choices; so they do where ranks know no sizes, or
+    not the same."""
+    hint, experts = deep_ep.Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, size, 4 * size), 4 * size
+    for given, known in ((hint, True), (hint + rank, False), (0, False)):
+        buffer = deep_ep.Buffer(dist.group.WORLD, num_rdma_bytes=given, low_latency_mode=True, enable_shrink=True)
+        assert (buffer._standby is not None) == known
+        x, _, topk_idx, weights, _ = make(rank, size, 3)
+        recv, _, handle = dispatch(buffer, x, topk_idx, experts, False, False, False, False, None)
+        assert handle.behind.object.topk == TOPK and len(buffer._low_latency) == 2 - (buffer._standby is None)
+        out, _, _ = buffer.low_latency_combine(recv.clone(), topk_idx, weights, handle)
+        assert calc_diff(x * weights.masked_fill(topk_idx == -1, 0).sum(1, keepdim=True), out) < 1e-5
+
+
+def test_standby_of_a_buffer_that_shrinks():
+    run(2, standby)
