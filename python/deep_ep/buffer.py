@@ -64,11 +64,9 @@ class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
     def of(cls, plan: epkit.Plan, prefix: torch.Tensor, source: torch.Tensor, in_rank: torch.Tensor,
            mark: Optional[Mark]) -> "Handle":
         """In the communication stream. The handle keeps rank_prefix and recv_source of epkit.Metadata for its own contents."""
-        ranks, empty, options = plan.comm.size, torch.empty, {"dtype": torch.int32, "device": plan.comm.device}
-        if plan.n_recv is not None and plan.n_recv < plan.out_rows:
-            source = source[:plan.n_recv]
-        handle = cls((prefix, empty((ranks, 1), **options), empty((ranks, 1), **options), source, in_rank,
-                      empty((plan.n_tokens, ranks), **options)))
+        ranks = plan.comm.size
+        handle = cls((prefix, prefix.new_empty((ranks, 1)), prefix.new_empty((ranks, 1)), source, in_rank,
+                      prefix.new_empty((plan.n_tokens, ranks))))
         handle.plan, handle._filled = plan, False
         if mark is not None and mark.capturing:
             handle._every()
