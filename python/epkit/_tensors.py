@@ -26,6 +26,9 @@ _Self = TypeVar("_Self")
 class OfThisProcess:
     """What belongs to a communicator of this process. A copy is the object itself; it cannot be pickled."""
 
+    # Else tuples that are made of this would have a __weakref__, which torch._dynamo before 2.5 takes for a promise.
+    __slots__ = ()
+
     def __copy__(self: _Self) -> _Self:
         return self
 

@@ -99,6 +99,12 @@ def compiled(rank, size):
         assert torch.equal(torch.compile(function, backend="eager")(x), function(x)), function.__name__
 
 
+def test_handles_promise_no_weak_references():
+    """A tuple has room for none, and torch._dynamo before 2.5 makes one of all that have the attribute."""
+    for kind in (deep_ep.buffer.Handle, deep_ep._low_latency.LowLatencyHandle):
+        assert not hasattr(kind, "__weakref__"), kind
+
+
 def test_torch_compile_around_calls():
     if CUDA:
         import torch._dynamo  # noqa: F401 - each child for itself: before the fork it would touch CUDA
