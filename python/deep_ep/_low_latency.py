@@ -229,8 +229,8 @@ class LowLatencyCalls(OfThisProcess):
             mask_status |= one.mask().to(mask_status.device)
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """Waits for all ranks again. A rank that another one still masks when it makes its next call is told that it was left
-        out (EP_E_EXCLUDED), so let all of them meet between this and that, for instance in a barrier of the group."""
+        """Waits for all ranks again. Not collective: ranks may do so at different times, and the next call waits for those that
+        still mask this one. Where one does not take its mask back before the deadline it raises EP_E_EXCLUDED."""
         self._need_shrink("low_latency_clean_mask_buffer")
         self._masked.clear()
         for one in self._low_latency:

@@ -18,6 +18,7 @@ OFFSET = 128
 MASK = 2 ** 32 - 1
 
 NOT_ON_CUDA = {"test_a_hook_is_refused": "there a barrier is queued, and nobody waits in it",
+               "test_a_mask_that_is_not_cleaned": "there the failure comes with a later call",
                "test_a_rank_ends_behind_its_last_combine": "there a rank that has ended is seen at once, whoever waits for it"}
 
 
@@ -423,3 +424,61 @@ def standby(rank, size):
 
 def test_standby_of_a_buffer_that_shrinks():
     run(2, standby)
+
+
+def cleaned(rank, size, late, missed):
+    """Ranks mask each other, make some calls apart, and clean their masks at different times, without a word to each other."""
+    os.environ["EPKIT_TIMEOUT_MS"] = "60000"
+    buffer, last = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True), size - 1
+    x, idx = torch.full((4, 128), rank + 1.0).to(torch.bfloat16), torch.arange(size).repeat(4, 1)
+
+    def layer(ranks):
+        rows, _, handle, _, _ = buffer.low_latency_dispatch(x, idx, 4, size, use_fp8=False)
+        out, _, _ = buffer.low_latency_combine(rows, idx, torch.ones(4, size), handle)
+        assert torch.equal(out, x * ranks)
+
+    layer(size)
+    dist.barrier()
+    for one in range(last) if rank == last else (last,):
+        buffer.low_latency_update_mask_buffer(one, True)
+    if CUDA:
+        torch.cuda.synchronize()
+    dist.barrier()
+    for _ in range(missed):
+        layer(1 if rank == last else size - 1)
+    if CUDA:
+        torch.cuda.synchronize()
+    dist.barrier()
+    if rank in late:
+        time.sleep(0.3)
+    buffer.low_latency_clean_mask_buffer()
+    for _ in range(4):
+        layer(size)
+
+
+def test_masks_are_cleaned_at_different_times():
+    for late, missed in (((0,), 0), ((0, 1), 1), ((2,), 2), ((), 3)):
+        run(3, cleaned, late, missed)
+
+
+def not_cleaned(rank, size):
+    """A rank that still masks this one at the deadline leaves it out."""
+    os.environ["EPKIT_TIMEOUT_MS"] = "300"
+    buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True)
+    x, idx = torch.ones(4, 128, dtype=torch.bfloat16), torch.arange(size).repeat(4, 1)
+    buffer.low_latency_dispatch(x, idx, 4, size)
+    dist.barrier()
+    if rank == 0:
+        buffer.low_latency_update_mask_buffer(1, True)
+        dist.barrier()
+    else:
+        dist.barrier()
+        buffer.low_latency_clean_mask_buffer()
+        begin = time.monotonic()
+        raises(epkit.GroupError, "EP_E_EXCLUDED rank 0 masked", buffer.low_latency_dispatch, x, idx, 4, size)
+        assert time.monotonic() - begin > 0.25
+    dist.barrier()
+
+
+def test_a_mask_that_is_not_cleaned():
+    run(2, not_cleaned)
