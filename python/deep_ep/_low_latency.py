@@ -21,9 +21,9 @@ class _Call(NamedTuple):
     topk: int
 
 
-_MOST_TOPK = 11  # choices of a token that DeepEP takes
+_MOST_TOPK = 11  # DeepEP's limit of K with low latency
 
-# (M, H, R, E) that a size hint was given for, by the hint: what a Buffer of so many bytes is made for.
+# Result of a size hint -> its arguments (M, H, R, E): the sizes that a Buffer of so many bytes is for.
 _hinted: Dict[int, Tuple[int, int, int, int]] = {}
 
 
@@ -35,7 +35,8 @@ def size_hint(most: int, hidden: int, ranks: int, num_experts: int) -> int:
 
 
 def _widened(tensor: torch.Tensor, has: int, wanted: int, value: int) -> torch.Tensor:
-    """A tensor [N, has] with columns of `value` behind its own, `wanted` in all. Any other one as it is: the library refuses it."""
+    """A tensor [N, has] padded to [N, wanted] by columns of `value`. A tensor of another shape is returned as it is, for the
+    library to refuse."""
     if has == wanted or not isinstance(tensor, torch.Tensor) or tensor.dim() != 2 or tensor.shape[1] != has:
         return tensor
     return torch.nn.functional.pad(tensor, (0, wanted - has), value=value)
@@ -47,7 +48,7 @@ class LowLatencyHandle(OfThisProcess, Tuple[Any, ...]):
 
 
 class LowLatencyCalls(OfThisProcess):
-    """What Buffer has of them. Buffer sets the attributes."""
+    """A base class of Buffer, which sets the attributes."""
     rank: int
     group_size: int
     enable_shrink: bool
@@ -58,9 +59,8 @@ class LowLatencyCalls(OfThisProcess):
     _standby: Optional[epkit.LowLatency]
 
     def _new_standby(self, num_bytes: int) -> Optional[epkit.LowLatency]:
-        """For a buffer that is to survive its ranks: a low-latency object of the sizes that num_bytes was the hint for, made
-        while all ranks are here. A later one cannot be made without a rank that is gone. None where ranks know no sizes, or
-        others. Collective."""
+        """A low-latency object of the sizes that num_bytes was the hint for, created with the buffer: when a rank has failed, no
+        new one can be created. None where num_bytes is no hint, or not the same one on all ranks. Collective."""
         sizes = _hinted.get(num_bytes, (0, 0, 0, 0))
         most, hidden, ranks, num_experts = sizes
         mine = struct.pack("4q", *sizes)
@@ -71,7 +71,7 @@ class LowLatencyCalls(OfThisProcess):
         return self._comm.low_latency(most, hidden, num_experts, _MOST_TOPK, mask_dead=True)
 
     def _stands_in(self, most: int, hidden: int, num_experts: int, topk: int) -> bool:
-        """Whether the standby has to serve a first call of these sizes: it can, and a rank is masked or does not come."""
+        """Whether a first call of these sizes has to use the standby: it can, and a rank is masked or does not come to a barrier."""
         one = self._standby
         if one is None or (one.hidden, one.num_experts) != (hidden, num_experts) or topk > one.topk or most > one.max_tokens:
             return False
@@ -81,8 +81,7 @@ class LowLatencyCalls(OfThisProcess):
         return bool(one.mask().any())
 
     def _object(self, most: int, hidden: int, num_experts: int, topk: int) -> epkit.LowLatency:
-        """The low-latency object for these sizes; it may have more choices. The first call with new ones is collective and
-        allocates."""
+        """The low-latency object for these sizes; its topk may be larger. Collective for sizes that are new: it allocates."""
         for one in self._low_latency:
             if (one.hidden, one.num_experts, one.topk) == (hidden, num_experts, topk) and one.max_tokens >= most:
                 return one
@@ -119,7 +118,9 @@ class LowLatencyCalls(OfThisProcess):
             use_fp8, round_scale, use_ue8m0: as in DeepEP.
             return_recv_hook: only send; the hook that is returned receives.
 
-        Ignored: x_global_scale, which is of nvfp4. Returns (rows, count int32 [L], handle, event, hook). rows: bfloat16 [L, R*M, H], or (float8_e4m3fn, scales): scales
+        Ignored: x_global_scale, which is of nvfp4.
+
+        Returns (rows, count int32 [L], handle, event, hook). rows: bfloat16 [L, R*M, H], or (float8_e4m3fn, scales): scales
         float32 [L, R*M, H/128] or int32 [L, R*M, H/512], columns contiguous. Two results may be in use at a time.
         """
         if use_nvfp4:
@@ -197,7 +198,8 @@ class LowLatencyCalls(OfThisProcess):
         return result, order.done(async_finish, (x, topk_idx, topk_weights, result, handle)), hook
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
-        """bfloat16 [L, R*M, H] to write the experts' outputs into, for a combine with zero_copy. Ask before each."""
+        """bfloat16 [L, R*M, H] to write the experts' outputs into, for a combine with zero_copy. Valid for one combine: call this
+        before each."""
         known = self._low_latency_of(handle, "get_next_low_latency_combine_buffer")
         return known.object.combine_buffer(known.most)
 

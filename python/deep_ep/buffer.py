@@ -17,7 +17,7 @@ from .utils.event import EventHandle, EventOverlap
 _INTERNODE = ("epkit serves the ranks of one host: there Buffer.dispatch and Buffer.combine do it. For several hosts use "
               "DeepEP itself")
 
-# As long as DeepEP waits for a rank before it gives up: programs compile kernels at their first step, each rank its own.
+# Seconds: the deadline of DeepEP. It has to be long: in their first step programs compile kernels, each rank for itself.
 _TIMEOUT = 100.0
 
 _STRIDE = 1 << 21  # of source ids: more tokens than a rank has, and 1024 ranks of them fit an int32
@@ -28,8 +28,8 @@ _HANDLE_HAS = ("recv_source", "rank_prefix")  # of epkit.Metadata
 class Config(NamedTuple):
     """Sizes of DeepEP's buffers and its number of multiprocessors.
 
-    num_sms is the number that an operation on CUDA takes, where it is another one than Buffer.num_sms or that was set; the
-    buffers that the others describe do not exist.
+    num_sms is the number of multiprocessors that an operation occupies on CUDA. DeepEP's default (20) means the library's
+    default, unless Buffer.set_num_sms() was called. The other fields describe buffers that do not exist here: ignored.
     """
     num_sms: int = 20
     num_max_nvl_chunked_send_tokens: int = 6
@@ -49,8 +49,8 @@ class Config(NamedTuple):
 class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
     """What a dispatch returns for later calls: the six tensors of DeepEP's handle, and the plan behind them.
 
-    All but the first get their contents when one is asked for, in torch's current stream: programs hand a handle on and
-    seldom look into it. The tensors themselves are there from the beginning: torch.compile reads the tuple past its methods.
+    All but the first are filled on the first access to one of them, in torch's current stream: programs pass handles on and
+    rarely read them. The tensors exist from the beginning, because torch.compile reads the tuple without its methods.
 
     rank_prefix_matrix int32 [R, R] (tokens of ranks 0..i for rank j), channel_prefix_matrix and
     recv_channel_prefix_matrix int32 [R, 1], recv_src_idx int32 [n] (token index on its source rank), is_token_in_rank bool
@@ -109,7 +109,7 @@ class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
 
 
 class _Runtime:
-    """What some programs ask of DeepEP's C++ object."""
+    """The methods of DeepEP's C++ object that some programs call."""
 
     def __init__(self, comm: epkit.Communicator) -> None:
         self._comm = comm
@@ -171,7 +171,7 @@ class Buffer(LowLatencyCalls):
         self._low_latency: List[epkit.LowLatency] = []
         self._masked: Dict[int, bool] = {}
         self._scratch: Dict[bool, torch.Tensor] = {}
-        self._sms = 0  # that the library has been told; 0: its default
+        self._sms = 0  # last value of set_num_sms() on the communicator; 0: the library's default
         self._standby = self._new_standby(num_rdma_bytes) if enable_shrink else None
         if self._standby is not None:
             self._low_latency.append(self._standby)
@@ -193,16 +193,16 @@ class Buffer(LowLatencyCalls):
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """Multiprocessors that dispatch and combine take on CUDA; even. Read by get_dispatch_config(), too.
+        """Sets the number of multiprocessors that dispatch and combine occupy on CUDA; even. Read by get_dispatch_config(), too.
 
-        Without it, and without another number in `config`, the library takes as many as fill the links.
+        By default, and without another number in `config`, the library uses as many as saturate the links.
         """
         if want_integer(new_num_sms, "set_num_sms", "new_num_sms") < 0 or new_num_sms % 2:
             raise AssertionError(f"the number of multiprocessors must be even and not negative, not {new_num_sms}")
         Buffer.num_sms, Buffer._num_sms_set = new_num_sms, True
 
     def _take_sms(self, config: Optional[Config]) -> None:
-        """Tells the library how many multiprocessors the program wants, if it wants a number."""
+        """Passes the number of multiprocessors that the program has chosen, if any, to the library."""
         if config is not None and not isinstance(config, Config):
             raise TypeError(f"config is a {type(config).__name__}, must be a deep_ep.Config")
         sms = Buffer.num_sms if config is None else config.num_sms
@@ -293,7 +293,7 @@ class Buffer(LowLatencyCalls):
         return plan
 
     def _check_mask(self, is_token_in_rank: torch.Tensor, topk_idx: torch.Tensor) -> None:
-        """As DeepEP asks of it. Beside topk_idx the library does not read it, but it becomes a part of the handle."""
+        """Checks what DeepEP checks. With topk_idx the library does not read the mask, but it becomes a part of the handle."""
         want_tensor(topk_idx, "dispatch", "topk_idx", "[N, K]")
         shape, given = [topk_idx.shape[0], self.group_size], is_token_in_rank
         if list(given.shape) != shape or given.dtype not in (torch.bool, torch.uint8):
@@ -392,8 +392,9 @@ class Buffer(LowLatencyCalls):
             topk_weights: float32 [n, K]: added up, too.
             bias: none, one or two bfloat16 [N, H], added first.
 
-        Ignored: config but its num_sms. Returns (bfloat16 [N, H], float32 [N, K] or None, event). The sum is made in float32 in rank order
-        and rounded once.
+        Ignored: config but its num_sms.
+
+        Returns (bfloat16 [N, H], float32 [N, K] or None, event). The sum is computed in float32 in rank order and rounded once.
         """
         plan = self._plan_of(handle, "combine")
         order = self._order(previous_event, allocate_on_comm_stream)
