@@ -60,15 +60,17 @@ class LowLatencyCalls(OfThisProcess):
 
     def _new_standby(self, num_bytes: int) -> Optional[epkit.LowLatency]:
         """A low-latency object of the sizes that num_bytes was the hint for, created with the buffer: when a rank has failed, no
-        new one can be created. None where num_bytes is no hint, or not the same one on all ranks. Collective."""
+        new one can be created. None where num_bytes is no hint, not the same one on all ranks, or of sizes that cannot be.
+        Collective."""
         sizes = _hinted.get(num_bytes, (0, 0, 0, 0))
         most, hidden, ranks, num_experts = sizes
         mine = struct.pack("4q", *sizes)
         if self._comm.allgather_bytes(mine) != mine * self.group_size or ranks != self.group_size:
             return None
-        if most < 1 or hidden < 128 or hidden % 128 or num_experts < 1 or num_experts % ranks:
+        try:
+            return self._comm.low_latency(most, hidden, num_experts, _MOST_TOPK, mask_dead=True)
+        except (epkit.ArgumentError, epkit.ResourceError):  # on all ranks: the first call raises it where it needs such sizes
             return None
-        return self._comm.low_latency(most, hidden, num_experts, _MOST_TOPK, mask_dead=True)
 
     def _stands_in(self, most: int, hidden: int, num_experts: int, topk: int) -> bool:
         """Whether a first call of these sizes has to use the standby: it can, and a rank is masked or does not come to a barrier."""

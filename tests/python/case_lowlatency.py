@@ -412,7 +412,8 @@ def standby(rank, size):
     """Where all ranks are there, calls go by an object of their own number of choices; so they do where ranks know no sizes, or
     not the same."""
     hint, experts = deep_ep.Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, size, 4 * size), 4 * size
-    for given, known in ((hint, True), (hint + rank, False), (0, False)):
+    wide, odd = (deep_ep.Buffer.get_low_latency_rdma_size_hint(TOKENS, hidden, size, 4 * size) for hidden in (1 << 17, 100))
+    for given, known in ((hint, True), (hint + rank, False), (0, False), (wide, False), (odd, False)):
         buffer = deep_ep.Buffer(dist.group.WORLD, num_rdma_bytes=given, low_latency_mode=True, enable_shrink=True)
         assert (buffer._standby is not None) == known
         x, _, topk_idx, weights, _ = make(rank, size, 3)
