@@ -258,7 +258,7 @@ class ElasticBuffer(OfThisProcess):
         return handle.plan
 
     def _new_handle(self, order: Order, topk_idx: torch.Tensor, num_experts: Optional[int], most: int, alignment: int,
-                    num_sms: int, do_copy: bool, cpu_sync: bool, expand: bool) -> EPHandle:
+                    num_sms: int, cpu_sync: bool, expand: bool) -> EPHandle:
         if num_experts is None or not most:
             raise AssertionError("dispatch: without a handle give num_experts, and num_max_tokens_per_rank here or to "
                                  "ElasticBuffer()")
@@ -271,9 +271,6 @@ class ElasticBuffer(OfThisProcess):
             self.num_ranks * most
         plan = self._comm.plan(topk_idx, num_experts, expanded=expand, alignment=alignment, zero_padding=True,
                                max_recv_tokens=worst, stream=order.stream)
-        if do_copy:
-            with order.on_stream():
-                topk_idx = topk_idx.clone()
         return EPHandle(plan, expand, num_experts, alignment, most,
                         num_sms or self.get_theoretical_num_sms(num_experts, topk_idx.shape[1]), topk_idx)
 
@@ -316,8 +313,7 @@ class ElasticBuffer(OfThisProcess):
                 raise AssertionError("dispatch: give topk_idx or a handle")
             self._check_stats(stats, num_experts)
             handle = self._new_handle(order, topk_idx, num_experts, value_or(num_max_tokens_per_rank, self.num_max_tokens_per_rank),
-                                      expert_alignment or 1, num_sms, do_handle_copy, value_or(do_cpu_sync, True),
-                                      bool(do_expand))
+                                      expert_alignment or 1, num_sms, value_or(do_cpu_sync, True), bool(do_expand))
             fresh = True
         else:
             self._plan_of(handle, "dispatch")
@@ -331,6 +327,8 @@ class ElasticBuffer(OfThisProcess):
                                  column_major_scales=use_tma_aligned_col_major_sf, stream=order.stream)
         with order.on_stream():
             if fresh:
+                if do_handle_copy:
+                    handle.topk_idx = handle.topk_idx.clone()
                 wanted = _EXPANDED_HAS if handle.do_expand or plan.n_recv is None else _HANDLE_HAS
                 handle._fill(epkit.Metadata(*plan._metadata(handle.num_max_tokens_per_rank, order.stream, wanted)), order.mark())
             if stats is not None:

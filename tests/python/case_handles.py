@@ -203,7 +203,7 @@ def contexts_of(call):
 
 def contexts(rank, size):
     """A change of torch's stream costs more than the library's part of a call: none for new routing of exact counts, whose
-    outputs need no work of torch."""
+    outputs need no work of torch, and one where there is some."""
     buffer = deep_ep.Buffer(dist.group.WORLD)
     x, topk_idx, weights, experts = setting(rank, size)
     assert contexts_of(lambda: buffer.get_dispatch_layout(topk_idx, experts)) == (0, 1)
@@ -211,6 +211,9 @@ def contexts(rank, size):
     routing = {"num_tokens_per_rank": layout[0], "num_tokens_per_expert": layout[2], "topk_idx": topk_idx, "topk_weights": weights}
     for mask in (layout[3], None):
         assert contexts_of(lambda: buffer.dispatch(x, is_token_in_rank=mask, **routing)) == (0, 1)
+    elastic = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=8)
+    for more in ({}, {"do_expand": True}, {"do_cpu_sync": False}):  # which copy topk_idx
+        assert contexts_of(lambda: elastic.dispatch(x, topk_idx, weights, num_experts=experts, **more)) == (1, 1)
     strided = torch.stack((topk_idx, topk_idx), 2)[:, :, 0]
     assert not strided.is_contiguous()
     assert contexts_of(lambda: buffer.get_dispatch_layout(strided, experts)) == (1, 1)
