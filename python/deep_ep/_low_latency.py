@@ -8,7 +8,7 @@ import torch
 import epkit
 from epkit._tensors import OfThisProcess, want_integer, want_tensor
 
-from ._order import Order, run_as_written
+from ._order import Order, run_untraced
 from ._rows import Rows, _as_given, _origin_of, _origins
 from .utils.event import EventOverlap
 
@@ -98,7 +98,7 @@ class LowLatencyCalls(OfThisProcess):
         return new
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
-        """Nothing has to be cleaned. With enable_shrink a barrier that masks the ranks which do not come."""
+        """With enable_shrink a barrier, which masks the ranks that do not come. Otherwise no operation: buffers need no cleaning."""
         if self.enable_shrink:
             for one in self._low_latency:
                 one.barrier()
@@ -118,7 +118,9 @@ class LowLatencyCalls(OfThisProcess):
             cumulative_local_expert_recv_stats: int32 [L]: rows received are added to it.
             dispatch_wait_recv_cost_stats: int64 [R] or [R, R] (then this rank's row): time of waiting is added, in ns.
             use_fp8, round_scale, use_ue8m0: as in DeepEP.
-            return_recv_hook: only send; the hook that is returned receives.
+            async_finish: the current stream does not wait for the communication stream, on which the call runs; the returned
+                event records the end of the call.
+            return_recv_hook: only send, on the current stream; the hook that is returned receives, on the same stream.
 
         Ignored: x_global_scale, which is of nvfp4.
 
@@ -177,8 +179,9 @@ class LowLatencyCalls(OfThisProcess):
             x: bfloat16 [L, R*M, H]: the experts' outputs, rows as received.
             topk_idx, topk_weights: int64 and float32 [N, K]: as dispatched; -1 leaves a row out.
             zero_copy: x was written into get_next_low_latency_combine_buffer(handle).
-            return_recv_hook: only send; the hook that is returned receives.
+            async_finish, return_recv_hook: as in low_latency_dispatch().
             out: bfloat16 [N, H] for the result.
+            combine_wait_recv_cost_stats: int64 [R] or [R, R] (then this rank's row): time of waiting is added, in ns.
 
         Ignored: use_logfmt (rows travel as bfloat16, which is more exact), and the arguments behind `overlap`, which is not
         supported. Returns (bfloat16 [N, H], event, hook).
@@ -210,7 +213,7 @@ class LowLatencyCalls(OfThisProcess):
             raise AssertionError(f"{call} needs Buffer(enable_shrink=True)")
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Leaves a rank out of low-latency calls from now on, or waits for it again."""
+        """Masks a rank, so that low-latency calls leave it out, or unmasks it, in the order of the current stream. Not collective."""
         self._need_shrink("low_latency_update_mask_buffer")
         if not 0 <= want_integer(rank_to_mask, "low_latency_update_mask_buffer", "rank_to_mask") < self.group_size:
             raise epkit.ArgumentError(f"low_latency_update_mask_buffer: rank_to_mask is {rank_to_mask}, must be 0 to "
@@ -220,7 +223,7 @@ class LowLatencyCalls(OfThisProcess):
             one.set_mask(rank_to_mask, mask)
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
-        """mask_status int32 [R] becomes 1 for ranks that are masked, 0 for others."""
+        """Sets mask_status, int32 [R], to 1 for ranks that are masked and 0 for others, in the order of the current stream."""
         self._need_shrink("low_latency_query_mask_buffer")
         want_tensor(mask_status, "low_latency_query_mask_buffer", "mask_status")
         if mask_status.dtype != torch.int32 or list(mask_status.shape) != [self.group_size]:
@@ -233,13 +236,14 @@ class LowLatencyCalls(OfThisProcess):
             mask_status |= one.mask().to(mask_status.device)
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """Waits for all ranks again. Not collective: ranks may do so at different times, and the next call waits for those that
-        still mask this one. Where one does not take its mask back before the deadline it raises EP_E_EXCLUDED."""
+        """Unmasks all ranks, in the order of the current stream. Not collective: ranks may do so at different times, and the next
+        call waits for those that still mask this one. If one of them still does at the deadline, that call raises epkit.GroupError
+        (EP_E_EXCLUDED)."""
         self._need_shrink("low_latency_clean_mask_buffer")
         self._masked.clear()
         for one in self._low_latency:
             one.clear_mask()
 
 
-run_as_written(LowLatencyCalls.low_latency_dispatch, LowLatencyCalls.low_latency_combine,
+run_untraced(LowLatencyCalls.low_latency_dispatch, LowLatencyCalls.low_latency_combine,
                LowLatencyCalls.get_next_low_latency_combine_buffer)

@@ -152,7 +152,7 @@ class Mark:
                 tensor.record_stream(current)
 
 
-def run_as_written(*functions: Any) -> None:
+def run_untraced(*functions: Any) -> None:
     """Makes torch.compile run these functions, and what they call, without tracing them. torch.compiler.disable() would do the
     same, but imports torch._dynamo, which takes seconds, and adds time to each call. torch before 2.7 traces them."""
     frames = torch._C._dynamo.eval_frame

@@ -9,7 +9,7 @@ import epkit
 from epkit._tensors import OfThisProcess, want_integer, want_tensor
 
 from ._low_latency import LowLatencyCalls, size_hint
-from ._order import Event, Mark, Order, new_comm_stream, run_as_written
+from ._order import Event, Mark, Order, new_comm_stream, run_untraced
 from ._rows import Rows, _as_given, _biases, _origin_of, _origins, _with_columns
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
@@ -42,12 +42,12 @@ class Config(NamedTuple):
         return max(1, hidden_bytes) * num_ranks
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """0: nothing goes over RDMA."""
+        """0: there is no RDMA buffer."""
         return 0
 
 
 class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
-    """What a dispatch returns for later calls: the six tensors of DeepEP's handle, and the plan behind them.
+    """The handle of a dispatch, for later calls: the six tensors of DeepEP's handle, and their plan.
 
     All but the first are filled on the first access to one of them, in torch's current stream: programs pass handles on and
     rarely read them. The tensors exist from the beginning, because torch.compile reads the tuple without its methods.
@@ -141,7 +141,7 @@ class Buffer(LowLatencyCalls):
         comm: communicator of mpi4py in place of a group.
         low_latency_mode: kept as an attribute; every buffer can do both.
         explicitly_destroy: destroy() may be called; otherwise the buffer goes with its last reference.
-        enable_shrink: low-latency calls mask ranks that do not come, and go on.
+        enable_shrink: low-latency calls mask ranks that do not come before the deadline, and go on without them.
 
     Every wait has a deadline: $EPKIT_TIMEOUT_MS, or 100 s, after which an exception names the rank that did not come.
 
@@ -201,7 +201,7 @@ class Buffer(LowLatencyCalls):
             raise AssertionError(f"the number of multiprocessors must be even and not negative, not {new_num_sms}")
         Buffer.num_sms, Buffer._num_sms_set = new_num_sms, True
 
-    def _take_sms(self, config: Optional[Config]) -> None:
+    def _apply_sms(self, config: Optional[Config]) -> None:
         """Passes the number of multiprocessors that the program has chosen, if any, to the library."""
         if config is not None and not isinstance(config, Config):
             raise TypeError(f"config is a {type(config).__name__}, must be a deep_ep.Config")
@@ -269,7 +269,7 @@ class Buffer(LowLatencyCalls):
     def get_dispatch_layout(self, topk_idx: torch.Tensor, num_experts: int, previous_event: Optional[EventOverlap] = None,
                             async_finish: bool = False, allocate_on_comm_stream: bool = False
                             ) -> Tuple[torch.Tensor, None, torch.Tensor, torch.Tensor, EventOverlap]:
-        """What the routing topk_idx (int64 [N, K], -1: none) sends where.
+        """The layout of the routing topk_idx, int64 [N, K] (-1: none): how many tokens go to each rank and each expert.
 
         Returns (num_tokens_per_rank int32 [R], None, num_tokens_per_expert int32 [E], is_token_in_rank bool [N, R], event).
         """
@@ -359,7 +359,7 @@ class Buffer(LowLatencyCalls):
             if topk_idx is not None or topk_weights is not None:
                 raise AssertionError("dispatch: with a handle there is no topk_idx and no topk_weights")
             plan = self._plan_of(handle, "dispatch")
-            self._take_sms(config)
+            self._apply_sms(config)
             given, x = x, order.rows(_with_columns(x))
             with order.allocating():
                 rows = plan.dispatch(x, stream=order.stream)
@@ -367,7 +367,7 @@ class Buffer(LowLatencyCalls):
         if topk_idx is None and topk_weights is not None:
             raise AssertionError("dispatch: topk_weights are of topk_idx, which is not given")
         given, x, topk_weights = x, order.rows(_with_columns(x)), order.input(topk_weights)
-        self._take_sms(config)
+        self._apply_sms(config)
         plan = self._new_plan(order, topk_idx, is_token_in_rank, num_tokens_per_expert, expert_alignment, num_worst_tokens)
         made: Tuple[torch.Tensor, ...] = ()
         with order.allocating():
@@ -398,7 +398,7 @@ class Buffer(LowLatencyCalls):
         """
         plan = self._plan_of(handle, "combine")
         order = self._order(previous_event, allocate_on_comm_stream)
-        self._take_sms(config)
+        self._apply_sms(config)
         x, topk_weights, biases = order.input(x), order.input(topk_weights), tuple(order.input(one) for one in _biases(bias))
         with order.allocating():
             out, weights = plan.combine(x, topk_weights, biases, stream=order.stream)
@@ -413,5 +413,5 @@ class Buffer(LowLatencyCalls):
         raise NotImplementedError("internode_combine: " + _INTERNODE)
 
 
-run_as_written(Handle.__getitem__, Handle.__iter__, Handle.__add__, Handle.__radd__, Handle.__repr__, Buffer.get_dispatch_layout,
+run_untraced(Handle.__getitem__, Handle.__iter__, Handle.__add__, Handle.__radd__, Handle.__repr__, Buffer.get_dispatch_layout,
                Buffer.dispatch, Buffer.combine)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import epkit
 from epkit._tensors import OfThisProcess, want_integer, want_tensor
 
-from ._order import Mark, Order, new_comm_stream, run_as_written
+from ._order import Mark, Order, new_comm_stream, run_untraced
 from ._rows import Rows, _as_given, _biases
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
@@ -239,7 +239,7 @@ class ElasticBuffer(OfThisProcess):
         most = int(torch.cuda.get_device_properties(self._comm.device).multi_processor_count)
         return min(self._default_sms + _COPY_SMS if self.prefer_overlap_with_compute else 64, most)
 
-    def _take_sms(self, sms: int) -> None:
+    def _apply_sms(self, sms: int) -> None:
         """Sets the number of multiprocessors that an operation may occupy; 0: the library's default."""
         if sms != self._sms:
             self._comm.set_num_sms(sms)
@@ -321,7 +321,7 @@ class ElasticBuffer(OfThisProcess):
             self._check_again(handle, topk_idx, do_cpu_sync, do_expand, num_experts, num_max_tokens_per_rank, expert_alignment)
             fresh = False
         plan = handle._plan(order.stream)
-        self._take_sms(num_sms or 0)
+        self._apply_sms(num_sms or 0)
         with order.allocating():
             rows = plan.dispatch(x, topk_weights, want_topk_idx=not plan.expanded,
                                  column_major_scales=use_tma_aligned_col_major_sf, stream=order.stream)
@@ -382,7 +382,7 @@ class ElasticBuffer(OfThisProcess):
         self._plan_of(handle, "combine")
         order = Order(self._comm.device, self._comm_stream, previous_event, allocate_on_comm_stream,
                       previous_event_before_epilogue)
-        self._take_sms(num_sms or self._sms)
+        self._apply_sms(num_sms or self._sms)
         x, topk_weights, biases = order.input(x), order.input(topk_weights), tuple(order.input(one) for one in _biases(bias))
         plan = handle._plan(order.stream)
         with order.allocating():
@@ -414,4 +414,4 @@ class ElasticBuffer(OfThisProcess):
         yield
 
 
-run_as_written(EPHandle.__getattr__, ElasticBuffer.dispatch, ElasticBuffer.combine, ElasticBuffer.barrier)
+run_untraced(EPHandle.__getattr__, ElasticBuffer.dispatch, ElasticBuffer.combine, ElasticBuffer.barrier)
