@@ -212,8 +212,9 @@ EP_API ep_status ep_ll_get_mask(const ep_ll *ll, int32_t *ret_masked);
  * works gets EP_E_EXCLUDED, as one that was late does, also in a call that began before. One that is waited for again
  * must be able to follow: if it has missed a call it is masked again at the deadline. If it was masked for a single
  * dispatch it got no rows of that one, which then fails with EP_E_EXCLUDED.
- * clear: all ranks are waited for again.
- * query: `out` [R], in memory as other outputs, becomes 1 for ranks that are masked, 0 for others.
+ * clear: all ranks are waited for again. Ranks may take their masks back at different times: a rank that has done so
+ * waits in its next call for those that still mask it, until the deadline, and gets EP_E_EXCLUDED from then on. query:
+ * `out` [R], in memory as other outputs, becomes 1 for ranks that are masked, 0 for others.
  */
 EP_API ep_status ep_ll_set_mask(ep_ll *ll, int rank, int on, ep_stream stream);
 EP_API ep_status ep_ll_clear_mask(ep_ll *ll, ep_stream stream);

@@ -364,8 +364,9 @@ void cuda_count_open(const struct cuda_comm *cuda, int change);
 struct cuda_plan {
     struct cuda_block block;       /* entries, counts, indices */
     struct cuda_block ordered;     /* entries in the order of EP_COMBINE_BY_CHOICE; made on first use */
-    struct cuda_block facts_block; /* counts for metadata of a plan of exact counts; made on first use */
+    struct cuda_block facts_block; /* between nodes: counts for metadata of a plan of exact counts; made on first use */
     struct cuda_block sources;     /* rows of metadata on their way; made on first use */
+    const int64_t *exact_facts;    /* those counts: in `block`, or in `facts_block`; NULL: not uploaded */
     struct cuda_route route;
     bool placed;              /* the route is complete */
     struct cuda_lists *lists; /* between nodes; NULL on one */
@@ -416,6 +417,9 @@ ep_status cuda_check_refused(struct cuda_comm *cuda);
 void cuda_facts_close(struct cuda_comm *cuda);
 
 /* metadata.c */
+/* Bytes of the counts of a plan that metadata reads, and these counts in host memory. */
+size_t cuda_plan_facts_bytes(const ep_plan *plan);
+void cuda_plan_write_facts(const ep_plan *plan, int64_t *ret_facts);
 ep_status cuda_plan_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream);
 
 /* layout.c */

@@ -56,6 +56,7 @@ struct cuda_ll_segment {
     uint64_t asked;                        /* as in struct cuda_ll_report */
     uint64_t verdict[CUDA_LL_MEETINGS];    /* call << 32 | mask[0], of each meeting; with masking, or many ranks */
     uint32_t mask[CUDA_LL_MASK_WORDS];     /* ranks that are masked */
+    uint32_t rejoins[CUDA_LL_MASK_WORDS];  /* ranks that this one waits for again: may they still mask it? */
     uint32_t far_lost[CUDA_LL_MASK_WORDS]; /* as in struct cuda_ll_report, as far as a kernel has seen it */
     uint32_t events_until;                 /* of the lease of the thread that watches `events` of the landing segment */
     uint32_t blocks[3];                    /* of the running kernel that have sent rows, ended, sent weights */

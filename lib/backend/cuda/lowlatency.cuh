@@ -398,19 +398,26 @@ __device__ inline uint64_t ll_ask(const cuda_ll &ll, bool asks)
 
 /*
  * Has the rank masked this one? Of a rank of another node what counts is what had come when this kernel asked for
- * `turn`: one that was away sees what it has missed.
+ * `turn`: one that was away sees what it has missed. Where this rank has taken its own mask back the other one may be
+ * about to: it has until the deadline.
  */
 __device__ inline bool has_masked_this(const cuda_ll &ll, int rank, uint64_t turn)
 {
+    const volatile uint32_t *masked = &ll_from(ll, rank)->masked_by[rank];
+    uint32_t *rejoins = ll_mine(ll)->rejoins;
+    uint64_t patience = ll_is_far(ll, rank) ? MASK_TOLD_NS : 0;
+
     if (ll_is_far(ll, rank))
         wait_for(ll.waits, with_backoff<has_reached>{{&ll.report->looked, turn}}, ll_word(ll.report->far_lost, rank),
                  ll_shift(rank));
+    if (ll_has(rejoins, rank)) {
+        patience = ll.waits.deadline_ns;
+        atomicAnd(ll_word(rejoins, rank), ~(1u << ll_shift(rank)));
+    }
     /* That it has taken that back may be on its way for a while. */
-    for (uint64_t begin = global_ns();
-         ll_is_far(ll, rank) && global_ns() - begin < MASK_TOLD_NS && !is_stopped(ll.waits); __nanosleep(1000))
-        if (!*(const volatile uint32_t *)&ll_from(ll, rank)->masked_by[rank])
-            return false;
-    return *(const volatile uint32_t *)&ll_from(ll, rank)->masked_by[rank];
+    for (uint64_t begin = global_ns(); *masked && global_ns() - begin < patience && !is_stopped(ll.waits);)
+        __nanosleep(1000);
+    return *masked;
 }
 
 /*

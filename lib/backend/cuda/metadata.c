@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Facts of a plan in memory of the caller, in the order of the stream. The counts of a plan of fixed capacity are on
- * the device; those of another one the host has, and uploads once.
+ * the device; those of another one the host has, and uploads once: on one node with the plan itself.
  */
 #include "backend/cuda/lists.h"
 
@@ -9,26 +9,38 @@
 #include <string.h>
 
 /* [R+1] first tokens, then [L] exact counts, then [R,R] the prefix. */
-static ep_status upload_facts(struct cuda_comm *cuda, const ep_plan *plan)
+size_t cuda_plan_facts_bytes(const ep_plan *plan)
+{
+    size_t nranks = (size_t)plan->comm->nranks, n_local = (size_t)plan->args.n_experts / nranks;
+
+    return (nranks + 1) * sizeof(int64_t) + (n_local + nranks * nranks) * sizeof(int32_t);
+}
+
+void cuda_plan_write_facts(const ep_plan *plan, int64_t *ret_facts)
 {
     const struct ep_group_plan *inner = plan->impl;
-    struct cuda_plan *device = inner->device;
-    size_t n_local = (size_t)plan->info.n_local_experts, nranks = (size_t)plan->comm->nranks;
-    size_t bytes = (nranks + 1) * sizeof(int64_t) + (n_local + nranks * nranks) * sizeof(int32_t);
+    size_t nranks = (size_t)plan->comm->nranks, n_local = (size_t)plan->args.n_experts / nranks;
+    int32_t *words = (int32_t *)(ret_facts + nranks + 1);
+
+    memcpy(ret_facts, inner->recv_from_rank, (nranks + 1) * sizeof(*ret_facts));
+    memcpy(words, inner->recv_exact, n_local * sizeof(*words));
+    memcpy(words + n_local, inner->prefix, nranks * nranks * sizeof(*words));
+}
+
+static ep_status upload_facts(struct cuda_comm *cuda, const ep_plan *plan)
+{
+    struct cuda_plan *device = cuda_plan_of(plan);
+    size_t bytes = cuda_plan_facts_bytes(plan);
     struct cuda_block block = {.memory = NULL};
     int64_t *facts;
-    int32_t *words;
     ep_status status;
 
-    if (device->facts_block.memory)
+    if (device->exact_facts)
         return EP_OK;
     facts = malloc(bytes);
     if (!facts)
         return ep_fail(EP_E_MEMORY, "ep_plan_get_metadata: no memory");
-    words = (int32_t *)(facts + nranks + 1);
-    memcpy(facts, inner->recv_from_rank, (nranks + 1) * sizeof(*facts));
-    memcpy(words, inner->recv_exact, n_local * sizeof(*words));
-    memcpy(words + n_local, inner->prefix, nranks * nranks * sizeof(*words));
+    cuda_plan_write_facts(plan, facts);
     status = cuda_take(cuda, bytes, &block);
     if (status == EP_OK)
         status = cuda_status(cudaMemcpyAsync(block.memory, facts, bytes, cudaMemcpyHostToDevice, cuda->own),
@@ -36,10 +48,12 @@ static ep_status upload_facts(struct cuda_comm *cuda, const ep_plan *plan)
     if (status == EP_OK)
         status = cuda_status(cudaStreamSynchronize(cuda->own), "cudaStreamSynchronize");
     free(facts);
-    if (status == EP_OK)
+    if (status == EP_OK) {
         device->facts_block = block;
-    else
+        device->exact_facts = block.memory;
+    } else {
         cuda_give(cuda, &block);
+    }
     return status;
 }
 
@@ -89,7 +103,7 @@ static ep_status find_facts(struct cuda_comm *cuda, const ep_plan *plan, struct 
         m->prefix = device->update.prefix;
     } else {
         EP_TRY(upload_facts(cuda, plan));
-        m->first = device->facts_block.memory;
+        m->first = device->exact_facts;
         m->exact = (const int32_t *)(m->first + plan->comm->nranks + 1);
         m->prefix = m->exact + plan->info.n_local_experts;
     }

@@ -271,6 +271,7 @@ static void hand_over(struct cuda_comm *cuda, ep_plan *plan, struct cuda_lists *
         cuda_give(cuda, stale[i]);
         *stale[i] = (struct cuda_block){.memory = NULL};
     }
+    device->exact_facts = NULL;
     device->lists = lists;
     device->fixed = device->placed = true;
     device->plan = plan;

@@ -22,6 +22,12 @@ static bool is_made_on_host(const ep_plan *plan)
     return plan->args.flags & EP_PLAN_EXPANDED || plan->comm->nnodes > 1;
 }
 
+/* On one node the counts for ep_plan_get_metadata() are few, and go to the device with those for the operations. */
+static size_t facts_bytes(const ep_plan *plan)
+{
+    return plan->comm->nnodes == 1 ? align16(cuda_plan_facts_bytes(plan)) : 0;
+}
+
 struct cuda_route cuda_route_shape(const ep_plan *plan)
 {
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
@@ -35,7 +41,7 @@ struct cuda_route cuda_route_shape(const ep_plan *plan)
                                .wide = plan->args.idx_type == EP_I64};
 }
 
-/* Memory of a route: entries, counts, indices, and rows of the counting blocks. */
+/* Memory of a route: entries, counts, indices, rows of the counting blocks, and counts of the plan. */
 static ep_status new_route(struct cuda_comm *cuda, ep_plan *plan, int32_t **ret_block_rows)
 {
     struct cuda_route route = cuda_route_shape(plan);
@@ -53,8 +59,9 @@ static ep_status new_route(struct cuda_comm *cuda, ep_plan *plan, int32_t **ret_
 
     if (!device)
         return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory");
-    status = cuda_take(cuda, entries + counts + indices + rows + 2 * starts + align16(sizeof(struct cuda_counts)),
-                       &device->block);
+    status = cuda_take(
+        cuda, entries + counts + indices + rows + 2 * starts + align16(sizeof(struct cuda_counts)) + facts_bytes(plan),
+        &device->block);
     if (status != EP_OK) {
         free(device);
         return status;
@@ -391,24 +398,40 @@ free_all:
     return status;
 }
 
-static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
+static void fill_counts(const struct cuda_comm *cuda, const ep_plan *plan, struct cuda_counts *ret_counts)
 {
     const struct ep_group_plan *inner = plan->impl;
-    const struct cuda_route *route = &cuda_plan_of(plan)->route;
-    struct cuda_counts counts = {.base = {0}};
 
     for (int local = 0; local < cuda->group.nlocal; local++) {
         int rank = cuda->group.first + local;
 
-        counts.base[local] = is_made_on_host(plan) ? 0 : inner->first_row[rank];
-        counts.rows_on[local] = inner->rows_on[rank];
+        ret_counts->base[local] = is_made_on_host(plan) ? 0 : inner->first_row[rank];
+        ret_counts->rows_on[local] = inner->rows_on[rank];
         /* Of one node: between nodes it is not used. */
-        counts.first[local + 1] = inner->recv_from_rank[local + 1];
+        ret_counts->first[local + 1] = inner->recv_from_rank[local + 1];
     }
-    CUDA_TRY(
-        cudaMemcpyAsync((void *)(uintptr_t)route->counts, &counts, sizeof(counts), cudaMemcpyHostToDevice, cuda->own));
-    CUDA_TRY(cudaStreamSynchronize(cuda->own));
-    return EP_OK;
+}
+
+/* With what metadata reads behind the counts: one copy, and one wait for it, cost a plan less than two of each. */
+static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
+{
+    struct cuda_plan *device = cuda_plan_of(plan);
+    size_t at = align16(sizeof(struct cuda_counts)), facts = facts_bytes(plan), bytes = at + facts;
+    char *counts = calloc(1, bytes), *memory = (char *)(uintptr_t)device->route.counts;
+    ep_status status;
+
+    if (!counts)
+        return ep_fail(EP_E_MEMORY, "plan: no memory for its counts");
+    fill_counts(cuda, plan, (struct cuda_counts *)(void *)counts);
+    if (facts)
+        cuda_plan_write_facts(plan, (int64_t *)(void *)(counts + at));
+    status = cuda_status(cudaMemcpyAsync(memory, counts, bytes, cudaMemcpyHostToDevice, cuda->own), "cudaMemcpyAsync");
+    if (status == EP_OK)
+        status = cuda_status(cudaStreamSynchronize(cuda->own), "cudaStreamSynchronize");
+    free(counts);
+    if (status == EP_OK && facts)
+        device->exact_facts = (const int64_t *)(void *)(memory + at);
+    return status;
 }
 
 static ep_status upload_experts(struct cuda_comm *cuda, const ep_plan *plan)

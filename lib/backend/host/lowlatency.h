@@ -128,7 +128,8 @@ struct host_ll {
     uint64_t barriers;
     size_t scales_at, row_at, slot_bytes, block_bytes, ranges_at, blocks_at; /* slot_bytes: of the largest format */
     int32_t *masked;                                                         /* [R] */
-    int32_t *index[2];                                                       /* [M,K] of dispatch n at n % 2 */
+    bool rejoins[EP_MAX_RANKS]; /* this rank waits for it again, and has not seen yet that it does so, too */
+    int32_t *index[2];          /* [M,K] of dispatch n at n % 2 */
     int32_t *next_index;        /* [M,K] while it is checked: the dispatch before the last one may still be combined */
     struct ll_block **block;    /* [R] into which the dispatch that is being sent writes */
     int32_t *n_slots;           /* [R] written for each rank, or received from each */

@@ -41,27 +41,33 @@ static bool is_masked_by(const ep_ll *ll, int rank)
 
 /*
  * Has it masked this rank, and not taken that back? What a rank of another node says comes one after the other, and is
- * on its way for a while.
+ * on its way for a while. Where this rank has taken its own mask back the other one may be about to: it has until the
+ * deadline.
  */
 static ep_status look_at_mask(ep_ll *ll, int rank, enum ep_group_phase phase, bool *ret_masked)
 {
-    uint64_t limit_ns = ep_now_ns() + LL_MASK_TOLD_NS;
+    struct host_ll *inner = ll->impl;
+    uint64_t limit_ns = ep_now_ns() + (inner->rejoins[rank]     ? (uint64_t)ll->comm->config.timeout_ms * 1000000u
+                                       : ll_is_remote(ll, rank) ? LL_MASK_TOLD_NS
+                                                                : 0);
 
-    while (ll_is_remote(ll, rank) && is_masked_by(ll, rank) && ep_now_ns() < limit_ns) {
-        bool moved;
+    while (is_masked_by(ll, rank) && ep_now_ns() < limit_ns && !ep_group_peer_dead(inner->group, rank)) {
+        bool moved = false;
 
         EP_TRY(ll_net_progress(ll, phase, &moved));
+        EP_TRY(ep_group_check_abort(inner->group));
         if (!moved)
             nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
     }
     *ret_masked = is_masked_by(ll, rank);
+    inner->rejoins[rank] = false;
     return EP_OK;
 }
 
 /* To be called when what other ranks have has been read: has one of them masked this rank meanwhile? */
 ep_status ll_check_masks(ep_ll *ll, enum ep_group_phase phase)
 {
-    const struct host_ll *inner = ll->impl;
+    struct host_ll *inner = ll->impl;
     int me = ll->comm->rank;
 
     for (int rank = 0; (ll->config.flags & EP_LL_MASK_DEAD) && rank < ll->comm->nranks; rank++) {
@@ -161,6 +167,7 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
         EP_TRY(look_at_mask(ll, rank, phase, &masked));
     if (masked)
         return fail_excluded(rank, phase);
+    inner->rejoins[rank] = false;
     /* What it published since the last look at the counter, while this rank did not run or looked at masks, counts. */
     if (status != EP_OK && atomic_load_explicit(counter, memory_order_acquire) < value)
         ll_mask_rank(ll, rank);
