@@ -2,7 +2,9 @@
 """The build backend: scikit-build-core, in the root of the tree also where python/ is built, and a check of the wheel.
 
 A wheel may need nothing but the C library, whose version becomes part of its name (manylinux_2_NN): the newest that any
-file in it asks for. That takes readelf (binutils); without it the wheel is checked by nobody and named linux.
+file in it asks for. That takes readelf (binutils); without it the wheel is not checked and its platform stays linux. The
+CUDA that libepkit-cuda was compiled with is the wheel's local version (0.1.0+cu130), so wheels for several versions of CUDA
+have different names.
 """
 import base64
 import hashlib
@@ -30,8 +32,8 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
         platform = _platform_of(built)
     except FileNotFoundError as error:
         print(f"epkit: {error}: the wheel keeps the platform linux", file=sys.stderr)
-        return os.path.basename(built)
-    return _renamed(built, platform)
+        platform = None
+    return _renamed(built, platform, _cuda_of(built))
 
 
 def _readelf(option, path):
@@ -55,22 +57,35 @@ def _platform_of(wheel):
     return f"manylinux_2_{newest}_{os.uname().machine}"
 
 
-def _renamed(wheel, platform):
-    """The same files under the name of the platform: in the wheel's own words, too."""
-    name = re.sub(r"-[^-]*\.whl$", f"-{platform}.whl", os.path.basename(wheel))
+def _cuda_of(wheel):
+    """The local version of a wheel with libepkit-cuda, as torch has it: "+cu130" for CUDA 13.0; otherwise ""."""
+    with zipfile.ZipFile(wheel) as files:
+        found = re.search(r'^cuda = "(\d+)\.(\d+)"$', files.read("epkit/_build.py").decode(), re.MULTILINE)
+    return f"+cu{found[1]}{found[2]}" if found else ""
+
+
+def _renamed(wheel, platform, local):
+    """The same files under the name of the platform and with the local version: in the wheel's own metadata, too."""
+    package, version, *tag = os.path.basename(wheel)[:-4].split("-")
+    tag = [*tag[:-1], platform or tag[-1]]
+    info, new_info = f"{package}-{version}.dist-info/", f"{package}-{version}{local}.dist-info/"
+    name = "-".join([package, version + local, *tag]) + ".whl"
+    record = []
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(wheel + ".new", "w", zipfile.ZIP_DEFLATED) as new:
-        tags = next(entry for entry in old.namelist() if entry.endswith(".dist-info/WHEEL"))
-        text = re.sub(rb"(?m)^(Tag: \S+-)[^-\s]+$", rb"\g<1>" + platform.encode(), old.read(tags))
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text).digest()).rstrip(b"=").decode()
         for entry in old.infolist():
             data = old.read(entry)
-            if entry.filename == tags:
-                data = text
-            elif entry.filename.endswith(".dist-info/RECORD"):
-                lines = data.decode().splitlines()
-                data = "".join((f"{tags},sha256={digest},{len(text)}" if line.startswith(tags + ",") else line) + "\n"
-                               for line in lines).encode()
+            if entry.filename == info + "RECORD":
+                continue
+            if entry.filename == info + "WHEEL":
+                data = re.sub(rb"(?m)^Tag: \S+$", b"Tag: " + "-".join(tag).encode(), data)
+            elif entry.filename == info + "METADATA":
+                data = re.sub(rb"(?m)^(Version: \S+)$", rb"\g<1>" + local.encode(), data, count=1)
+            if entry.filename.startswith(info):
+                entry.filename = new_info + entry.filename[len(info):]
             new.writestr(entry, data)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            record.append(f"{entry.filename},sha256={digest},{len(data)}\n")
+        new.writestr(new_info + "RECORD", "".join([*record, f"{new_info}RECORD,,\n"]))
     os.remove(wheel)
     os.rename(wheel + ".new", os.path.join(os.path.dirname(wheel), name))
     return name

@@ -43,7 +43,10 @@ mkdir -p "$out"
 code=0
 number=0
 log= # of the last step
+child=
 table=()
+# A step has its own process group, and would go on using the GPUs.
+trap '[ -z "$child" ] || kill "$child"; exit 143' TERM INT
 
 # step LIMIT COMMAND...: runs it for at most LIMIT seconds, and shows the end of its output, more if it fails.
 step() {
@@ -57,8 +60,12 @@ step() {
     number=$((number + 1))
     log=$(printf '%s/step-%02d.log' "$out" "$number")
     echo "== $text"
-    timeout --kill-after=10 "$limit" "$@" >"$log" 2>&1
+    # In the background: bash runs a trap only when its foreground command has ended.
+    timeout --kill-after=10 "$limit" "$@" >"$log" 2>&1 &
+    child=$!
+    wait "$child"
     result=$?
+    child=
     case $result in
     0)
         result=ok

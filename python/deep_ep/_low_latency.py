@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The low-latency calls of DeepEP V1's Buffer."""
+import struct
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
@@ -7,16 +8,38 @@ import torch
 import epkit
 from epkit._tensors import OfThisProcess, want_integer, want_tensor
 
-from ._order import Order, run_as_written
+from ._order import Order, run_untraced
 from ._rows import Rows, _as_given, _origin_of, _origins
 from .utils.event import EventOverlap
 
 
 class _Call(NamedTuple):
-    """A dispatch with low latency."""
+    """A dispatch with low latency: its object, its number there, M and K."""
     object: epkit.LowLatency
     number: int
     most: int
+    topk: int
+
+
+_MOST_TOPK = 11  # DeepEP's limit of K with low latency
+
+# Result of a size hint -> its arguments (M, H, R, E): the sizes that a Buffer of so many bytes is for.
+_hinted: Dict[int, Tuple[int, int, int, int]] = {}
+
+
+def size_hint(most: int, hidden: int, ranks: int, num_experts: int) -> int:
+    """Bytes of a low-latency buffer: each token once per rank, both ways, two calls at a time, and the counts of experts."""
+    bytes_ = 4 * most * ranks * (2 * hidden + 128) + 8 * num_experts
+    _hinted[bytes_] = most, hidden, ranks, num_experts
+    return bytes_
+
+
+def _widened(tensor: torch.Tensor, has: int, wanted: int, value: int) -> torch.Tensor:
+    """A tensor [N, has] padded to [N, wanted] by columns of `value`. A tensor of another shape is returned as it is, for the
+    library to refuse."""
+    if has == wanted or not isinstance(tensor, torch.Tensor) or tensor.dim() != 2 or tensor.shape[1] != has:
+        return tensor
+    return torch.nn.functional.pad(tensor, (0, wanted - has), value=value)
 
 
 class LowLatencyHandle(OfThisProcess, Tuple[Any, ...]):
@@ -25,7 +48,7 @@ class LowLatencyHandle(OfThisProcess, Tuple[Any, ...]):
 
 
 class LowLatencyCalls(OfThisProcess):
-    """What Buffer has of them. Buffer sets the attributes."""
+    """A base class of Buffer, which sets the attributes."""
     rank: int
     group_size: int
     enable_shrink: bool
@@ -33,12 +56,40 @@ class LowLatencyCalls(OfThisProcess):
     _comm_stream: Optional[torch.cuda.Stream]
     _low_latency: List[epkit.LowLatency]
     _masked: Dict[int, bool]
+    _standby: Optional[epkit.LowLatency]
+
+    def _new_standby(self, num_bytes: int) -> Optional[epkit.LowLatency]:
+        """A low-latency object of the sizes that num_bytes was the hint for, created with the buffer: when a rank has failed, no
+        new one can be created. None where num_bytes is no hint, not the same one on all ranks, or of sizes that cannot be.
+        Collective."""
+        sizes = _hinted.get(num_bytes, (0, 0, 0, 0))
+        most, hidden, ranks, num_experts = sizes
+        mine = struct.pack("4q", *sizes)
+        if self._comm.allgather_bytes(mine) != mine * self.group_size or ranks != self.group_size:
+            return None
+        try:
+            return self._comm.low_latency(most, hidden, num_experts, _MOST_TOPK, mask_dead=True)
+        except (epkit.ArgumentError, epkit.ResourceError):  # on all ranks: the first call raises it where it needs such sizes
+            return None
+
+    def _stands_in(self, most: int, hidden: int, num_experts: int, topk: int) -> bool:
+        """Whether a first call of these sizes has to use the standby: it can, and a rank is masked or does not come to a barrier."""
+        one = self._standby
+        if one is None or (one.hidden, one.num_experts) != (hidden, num_experts) or topk > one.topk or most > one.max_tokens:
+            return False
+        if self._comm.is_cuda and torch.cuda.is_current_stream_capturing():
+            return False
+        one.barrier()
+        return bool(one.mask().any())
 
     def _object(self, most: int, hidden: int, num_experts: int, topk: int) -> epkit.LowLatency:
-        """The low-latency object for these sizes. The first call with new ones is collective and allocates."""
+        """The low-latency object for these sizes; its topk may be larger. Collective for sizes that are new: it allocates."""
         for one in self._low_latency:
             if (one.hidden, one.num_experts, one.topk) == (hidden, num_experts, topk) and one.max_tokens >= most:
                 return one
+        if self._stands_in(most, hidden, num_experts, topk):
+            assert self._standby is not None
+            return self._standby
         new = self._comm.low_latency(most, hidden, num_experts, topk, mask_dead=self.enable_shrink)
         for rank, masked in self._masked.items():
             if masked:
@@ -47,7 +98,7 @@ class LowLatencyCalls(OfThisProcess):
         return new
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
-        """Nothing has to be cleaned. With enable_shrink a barrier that masks the ranks which do not come."""
+        """With enable_shrink a barrier, which masks the ranks that do not come. Otherwise no operation: buffers need no cleaning."""
         if self.enable_shrink:
             for one in self._low_latency:
                 one.barrier()
@@ -67,9 +118,13 @@ class LowLatencyCalls(OfThisProcess):
             cumulative_local_expert_recv_stats: int32 [L]: rows received are added to it.
             dispatch_wait_recv_cost_stats: int64 [R] or [R, R] (then this rank's row): time of waiting is added, in ns.
             use_fp8, round_scale, use_ue8m0: as in DeepEP.
-            return_recv_hook: only send; the hook that is returned receives.
+            async_finish: the current stream does not wait for the communication stream, on which the call runs; the returned
+                event records the end of the call.
+            return_recv_hook: only send, on the current stream; the hook that is returned receives, on the same stream.
 
-        Ignored: x_global_scale, which is of nvfp4. Returns (rows, count int32 [L], handle, event, hook). rows: bfloat16 [L, R*M, H], or (float8_e4m3fn, scales): scales
+        Ignored: x_global_scale, which is of nvfp4.
+
+        Returns (rows, count int32 [L], handle, event, hook). rows: bfloat16 [L, R*M, H], or (float8_e4m3fn, scales): scales
         float32 [L, R*M, H/128] or int32 [L, R*M, H/512], columns contiguous. Two results may be in use at a time.
         """
         if use_nvfp4:
@@ -86,13 +141,15 @@ class LowLatencyCalls(OfThisProcess):
         if x.shape[0] > most:
             raise epkit.ArgumentError(f"low_latency_dispatch: x has {x.shape[0]} tokens, num_max_dispatch_tokens_per_rank is {most}")
         object_ = self._object(most, x.shape[-1], num_experts, topk_idx.shape[-1])
+        topk = topk_idx.shape[-1]
+        topk_idx = _widened(topk_idx, topk, object_.topk, -1)
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
         rows = object_.dispatch(x, topk_idx, fp8=use_fp8, round_scale=round_scale, ue8m0=use_ue8m0, max_tokens=most,
                                 recv_stats=cumulative_local_expert_recv_stats,
                                 wait_cost=self._own_row(dispatch_wait_recv_cost_stats), hook=return_recv_hook,
                                 stream=order.stream)
         handle = LowLatencyHandle((rows.source, rows.range, most, x.shape[-1], num_experts))
-        handle.behind = _origins[rows.source] = _Call(object_, rows.call, most)
+        handle.behind = _origins[rows.source] = _Call(object_, rows.call, most, topk)
         out = _as_given(rows if rows.scales is not None else rows.x, rows)
         event = order.done(async_finish, (x, topk_idx, out, rows.count, handle, cumulative_local_expert_recv_stats))
         return out, rows.count, handle, event, rows.finish
@@ -122,8 +179,9 @@ class LowLatencyCalls(OfThisProcess):
             x: bfloat16 [L, R*M, H]: the experts' outputs, rows as received.
             topk_idx, topk_weights: int64 and float32 [N, K]: as dispatched; -1 leaves a row out.
             zero_copy: x was written into get_next_low_latency_combine_buffer(handle).
-            return_recv_hook: only send; the hook that is returned receives.
+            async_finish, return_recv_hook: as in low_latency_dispatch().
             out: bfloat16 [N, H] for the result.
+            combine_wait_recv_cost_stats: int64 [R] or [R, R] (then this rank's row): time of waiting is added, in ns.
 
         Ignored: use_logfmt (rows travel as bfloat16, which is more exact), and the arguments behind `overlap`, which is not
         supported. Returns (bfloat16 [N, H], event, hook).
@@ -134,6 +192,8 @@ class LowLatencyCalls(OfThisProcess):
         if async_finish and return_recv_hook:
             raise AssertionError("low_latency_combine: async_finish and return_recv_hook exclude each other")
         known = self._low_latency_of(handle, "low_latency_combine")
+        topk_idx = _widened(topk_idx, known.topk, known.object.topk, -1)
+        topk_weights = _widened(topk_weights, known.topk, known.object.topk, 0)
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
         if zero_copy:
             x = known.object.combine_buffer(known.most)
@@ -143,7 +203,8 @@ class LowLatencyCalls(OfThisProcess):
         return result, order.done(async_finish, (x, topk_idx, topk_weights, result, handle)), hook
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
-        """bfloat16 [L, R*M, H] to write the experts' outputs into, for a combine with zero_copy. Ask before each."""
+        """bfloat16 [L, R*M, H] to write the experts' outputs into, for a combine with zero_copy. Valid for one combine: call this
+        before each."""
         known = self._low_latency_of(handle, "get_next_low_latency_combine_buffer")
         return known.object.combine_buffer(known.most)
 
@@ -152,7 +213,7 @@ class LowLatencyCalls(OfThisProcess):
             raise AssertionError(f"{call} needs Buffer(enable_shrink=True)")
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Leaves a rank out of low-latency calls from now on, or waits for it again."""
+        """Masks a rank, so that low-latency calls leave it out, or unmasks it, in the order of the current stream. Not collective."""
         self._need_shrink("low_latency_update_mask_buffer")
         if not 0 <= want_integer(rank_to_mask, "low_latency_update_mask_buffer", "rank_to_mask") < self.group_size:
             raise epkit.ArgumentError(f"low_latency_update_mask_buffer: rank_to_mask is {rank_to_mask}, must be 0 to "
@@ -162,7 +223,7 @@ class LowLatencyCalls(OfThisProcess):
             one.set_mask(rank_to_mask, mask)
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
-        """mask_status int32 [R] becomes 1 for ranks that are masked, 0 for others."""
+        """Sets mask_status, int32 [R], to 1 for ranks that are masked and 0 for others, in the order of the current stream."""
         self._need_shrink("low_latency_query_mask_buffer")
         want_tensor(mask_status, "low_latency_query_mask_buffer", "mask_status")
         if mask_status.dtype != torch.int32 or list(mask_status.shape) != [self.group_size]:
@@ -175,13 +236,14 @@ class LowLatencyCalls(OfThisProcess):
             mask_status |= one.mask().to(mask_status.device)
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """Waits for all ranks again. A rank that another one still masks when it makes its next call is told that it was left
-        out (EP_E_EXCLUDED), so let all of them meet between this and that, for instance in a barrier of the group."""
+        """Unmasks all ranks, in the order of the current stream. Not collective: ranks may do so at different times, and the next
+        call waits for those that still mask this one. If one of them still does at the deadline, that call raises epkit.GroupError
+        (EP_E_EXCLUDED)."""
         self._need_shrink("low_latency_clean_mask_buffer")
         self._masked.clear()
         for one in self._low_latency:
             one.clear_mask()
 
 
-run_as_written(LowLatencyCalls.low_latency_dispatch, LowLatencyCalls.low_latency_combine,
+run_untraced(LowLatencyCalls.low_latency_dispatch, LowLatencyCalls.low_latency_combine,
                LowLatencyCalls.get_next_low_latency_combine_buffer)

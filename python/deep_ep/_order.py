@@ -3,9 +3,9 @@
 
 On CUDA each call runs on the buffer's communication stream. Before it that stream waits for `previous_event`, or for
 what the current stream holds when the call is made. With a `previous_event` outputs are allocated on the communication
-stream: memory of the current stream may still be in use by what that was given behind the event. After the call the
-current stream waits for it, or, if the call is asynchronous, the returned event says when it is complete; it keeps the
-call's tensors until somebody has waited.
+stream: memory of the current stream may still be in use by work that was queued after the event. After the call the
+current stream waits for it, or, if the call is asynchronous, the returned event records its completion; it keeps the
+call's tensors until a stream has waited for it.
 
 On the CPU a call is complete when it returns, and all events are complete.
 """
@@ -33,8 +33,8 @@ def _handle_of(event: Event) -> Optional[EventHandle]:
 class Order:
     """One call on the communication stream.
 
-    The library takes `cuda_stream` of it as the stream; by then outputs have been allocated, so that nothing which fills
-    them can run beside the operation.
+    The library reads `cuda_stream` as the stream of the call. Outputs have been allocated by then, so that no kernel that
+    fills them runs concurrently with the operation.
     """
 
     def __init__(self, device: torch.device, comm_stream: Optional[torch.cuda.Stream], previous_event: Event,
@@ -42,7 +42,7 @@ class Order:
         self._device = device
         self._stream = comm_stream
         self._previous, self._another = _handle_of(previous_event), _handle_of(another_event)
-        # In a capture nothing tells the allocator of a second stream, and a graph is one order of all its work.
+        # In a capture record_stream() is not possible, and a graph orders all its work.
         apart = comm_stream is not None and self._previous is not None and not torch.cuda.is_current_stream_capturing()
         self._on_comm = allocate_on_comm_stream or apart
         self._waited = self._copied = False
@@ -53,7 +53,7 @@ class Order:
     def input(self, tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]: ...
 
     def input(self, tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-        """The tensor as the library takes it: a copy, made on the current stream, where it begins at an odd place."""
+        """The tensor, or a copy made on the current stream where its address is not aligned as the library requires."""
         ready = aligned(tensor)
         self._copied |= ready is not tensor
         return ready
@@ -68,12 +68,12 @@ class Order:
 
     @property
     def stream(self) -> Optional["Order"]:
-        """What to hand to epkit as a stream: None on the CPU."""
+        """The `stream` argument for calls of epkit: None on the CPU."""
         return self if self._stream is not None else None
 
     @property
     def cuda_stream(self) -> int:
-        """The pointer of the communication stream, which waits before."""
+        """The pointer of the communication stream; the first access makes that stream wait for the events of the call."""
         assert self._stream is not None
         if not self._waited:
             self._waited = True
@@ -85,24 +85,24 @@ class Order:
         return self._stream.cuda_stream
 
     def allocating(self) -> ContextManager[Any]:
-        """Where outputs are allocated: with this, on the communication stream, if that was asked for."""
+        """A context for the allocation of outputs: on the communication stream if the call requires that."""
         if self._stream is None or not self._on_comm:
             return contextlib.nullcontext()
         if self._previous is None:
-            # What the current stream holds has to be known before it is no longer the current one.
+            # Wait for the current stream while it still is the current one.
             wait_stream(self._stream, current_stream(self._device))
             self._waited = True
         return on_stream(self._stream, self._device)
 
     def on_stream(self) -> ContextManager[Any]:
-        """Work of torch that belongs to the call: with this it runs on the communication stream."""
+        """A context in which operations of torch run on the communication stream."""
         if self._stream is None:
             return contextlib.nullcontext()
         _ = self.cuda_stream
         return on_stream(self._stream, self._device)
 
     def mark(self) -> Optional["Mark"]:
-        """Behind what the call has queued so far; None where that is complete: on the CPU."""
+        """A position in the communication stream behind what the call has queued so far; None on the CPU."""
         return None if self._stream is None else Mark(self._stream)
 
     def done(self, asynchronous: bool, tensors: Any, made_on_stream: Sequence[torch.Tensor] = ()) -> EventOverlap:
@@ -132,8 +132,8 @@ def _flat(value: Any) -> List[torch.Tensor]:
 
 
 class Mark:
-    """A place in the communication stream, for what is made of a call's results later. A captured call has none: what is
-    made of it has to be made in the capture."""
+    """A position in the communication stream, for work on a call's results that is queued later. A captured call has none:
+    such work has to be captured as well."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.capturing = torch.cuda.is_current_stream_capturing()
@@ -143,18 +143,18 @@ class Mark:
             self._event.record(stream)
 
     def wait(self, *tensors: torch.Tensor) -> None:
-        """torch's current stream is behind it from here on, and may write to the tensors. One that is being captured cannot
-        wait for what is not in the capture: the program has waited before."""
+        """Makes torch's current stream wait for it, and lets it write to the tensors. A stream that is being captured cannot
+        wait for work outside of the capture: the program has waited before."""
         if self._event is not None and not torch.cuda.is_current_stream_capturing():
             current = torch.cuda.current_stream()
             current.wait_event(self._event)
-            for tensor in tensors:  # of the communication stream: its allocator has to know who else uses them
+            for tensor in tensors:  # the allocator has to know every stream that uses them
                 tensor.record_stream(current)
 
 
-def run_as_written(*functions: Any) -> None:
-    """torch.compile runs these, and what they call, without looking into them, as torch.compiler.disable() would have it. That
-    imports torch._dynamo, which takes seconds, and lengthens each call; torch before 2.7 has nothing else, and looks into them."""
+def run_untraced(*functions: Any) -> None:
+    """Makes torch.compile run these functions, and what they call, without tracing them. torch.compiler.disable() would do the
+    same, but imports torch._dynamo, which takes seconds, and adds time to each call. torch before 2.7 traces them."""
     frames = torch._C._dynamo.eval_frame
     if hasattr(frames, "set_code_exec_strategy"):
         skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)

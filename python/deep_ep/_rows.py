@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows as programs give and get them, and what is behind the tensors of a handle."""
+"""Rows in the form of DeepEP's interface, and the origin of the tensors of a handle."""
 from typing import Any, Sequence, Tuple, Union
 
 import torch
@@ -9,21 +9,21 @@ from epkit._tensors import want_tensor
 
 Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 
-# What is behind the tensors of a handle: programs save the tensors for a backward pass and make a tuple of them again.
+# First tensor of a handle -> its plan or call: programs save the tensors for a backward pass and rebuild the tuple.
 _origins: Any = WeakTensorKeyDictionary()
 
 _ROW_TYPES = (torch.bfloat16, torch.float8_e4m3fn)
 
 
 def _origin_of(handle: Any, size: int) -> Any:
-    """What made the tensors of a handle that a program has taken apart and put together again; None: not known."""
+    """The plan or call of a handle that a program has rebuilt from its tensors; None: unknown."""
     if not isinstance(handle, (tuple, list)) or len(handle) != size or not isinstance(handle[0], torch.Tensor):
         return None
     return _origins.get(handle[0])
 
 
 def _with_columns(x: Any) -> Any:
-    """What the library takes for rows of any type, and scales [N], one for each row, as [N, 1]."""
+    """Rows of any type as a type that the library accepts, and scales [N], one for each row, as [N, 1]."""
     if isinstance(x, torch.Tensor):
         return _as_bits(x)
     if isinstance(x, (tuple, list)) and len(x) == 2 and isinstance(x[1], torch.Tensor):
@@ -32,9 +32,9 @@ def _with_columns(x: Any) -> Any:
 
 
 def _as_bits(x: Any) -> Any:
-    """A dispatch moves bits: rows of other types go as bfloat16, or as fp8 where an element is one byte."""
+    """A dispatch copies bits: rows of other types are viewed as bfloat16, or as fp8 where an element is one byte."""
     if not isinstance(x, torch.Tensor) or x.dtype in _ROW_TYPES or x.dim() != 2 or not x.is_contiguous():
-        return x  # which may be refused
+        return x  # the library may refuse it
     dtype = _ROW_TYPES[x.element_size() == 1]
     if x.dtype.is_complex or x.shape[1] * x.element_size() % 16:
         return x
@@ -42,7 +42,7 @@ def _as_bits(x: Any) -> Any:
 
 
 def _as_given(x: Any, rows: Any) -> Rows:
-    """Received rows, with scales if x came with some, of as many dimensions."""
+    """Received rows in the type and form of x, with scales of as many dimensions if x has scales."""
     scales, with_scales = rows.scales, isinstance(x, (tuple, list))
     if with_scales and isinstance(x[1], torch.Tensor) and x[1].dim() == 1:
         scales = scales.squeeze(1)

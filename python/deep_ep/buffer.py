@@ -8,8 +8,8 @@ import torch
 import epkit
 from epkit._tensors import OfThisProcess, want_integer, want_tensor
 
-from ._low_latency import LowLatencyCalls
-from ._order import Event, Mark, Order, new_comm_stream, run_as_written
+from ._low_latency import LowLatencyCalls, size_hint
+from ._order import Event, Mark, Order, new_comm_stream, run_untraced
 from ._rows import Rows, _as_given, _biases, _origin_of, _origins, _with_columns
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
@@ -17,7 +17,7 @@ from .utils.event import EventHandle, EventOverlap
 _INTERNODE = ("epkit serves the ranks of one host: there Buffer.dispatch and Buffer.combine do it. For several hosts use "
               "DeepEP itself")
 
-# As long as DeepEP waits for a rank before it gives up: programs compile kernels at their first step, each rank its own.
+# Seconds: the deadline of DeepEP. It has to be long: in their first step programs compile kernels, each rank for itself.
 _TIMEOUT = 100.0
 
 _STRIDE = 1 << 21  # of source ids: more tokens than a rank has, and 1024 ranks of them fit an int32
@@ -28,8 +28,8 @@ _HANDLE_HAS = ("recv_source", "rank_prefix")  # of epkit.Metadata
 class Config(NamedTuple):
     """Sizes of DeepEP's buffers and its number of multiprocessors.
 
-    num_sms is the number that an operation on CUDA takes, where it is another one than Buffer.num_sms or that was set; the
-    buffers that the others describe do not exist.
+    num_sms is the number of multiprocessors that an operation occupies on CUDA. DeepEP's default (20) means the library's
+    default, unless Buffer.set_num_sms() was called. The other fields describe buffers that do not exist here: ignored.
     """
     num_sms: int = 20
     num_max_nvl_chunked_send_tokens: int = 6
@@ -42,15 +42,15 @@ class Config(NamedTuple):
         return max(1, hidden_bytes) * num_ranks
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """0: nothing goes over RDMA."""
+        """0: there is no RDMA buffer."""
         return 0
 
 
 class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
-    """What a dispatch returns for later calls: the six tensors of DeepEP's handle, and the plan behind them.
+    """The handle of a dispatch, for later calls: the six tensors of DeepEP's handle, and their plan.
 
-    All but the first get their contents when one is asked for, in torch's current stream: programs hand a handle on and
-    seldom look into it. The tensors themselves are there from the beginning: torch.compile reads the tuple past its methods.
+    All but the first are filled on the first access to one of them, in torch's current stream: programs pass handles on and
+    rarely read them. The tensors exist from the beginning, because torch.compile reads the tuple without its methods.
 
     rank_prefix_matrix int32 [R, R] (tokens of ranks 0..i for rank j), channel_prefix_matrix and
     recv_channel_prefix_matrix int32 [R, 1], recv_src_idx int32 [n] (token index on its source rank), is_token_in_rank bool
@@ -64,8 +64,8 @@ class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
     def of(cls, plan: epkit.Plan, prefix: torch.Tensor, source: torch.Tensor, in_rank: torch.Tensor,
            mark: Optional[Mark]) -> "Handle":
         """In the communication stream. The handle keeps rank_prefix and recv_source of epkit.Metadata for its own contents."""
-        ranks, n_recv = plan.comm.size, plan.n_recv if plan.n_recv is not None else plan.out_rows
-        handle = cls((prefix, prefix.new_empty((ranks, 1)), prefix.new_empty((ranks, 1)), source[:n_recv], in_rank,
+        ranks = plan.comm.size
+        handle = cls((prefix, prefix.new_empty((ranks, 1)), prefix.new_empty((ranks, 1)), source, in_rank,
                       prefix.new_empty((plan.n_tokens, ranks))))
         handle.plan, handle._filled = plan, False
         if mark is not None and mark.capturing:
@@ -109,7 +109,7 @@ class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
 
 
 class _Runtime:
-    """What some programs ask of DeepEP's C++ object."""
+    """The methods of DeepEP's C++ object that some programs call."""
 
     def __init__(self, comm: epkit.Communicator) -> None:
         self._comm = comm
@@ -141,7 +141,7 @@ class Buffer(LowLatencyCalls):
         comm: communicator of mpi4py in place of a group.
         low_latency_mode: kept as an attribute; every buffer can do both.
         explicitly_destroy: destroy() may be called; otherwise the buffer goes with its last reference.
-        enable_shrink: low-latency calls mask ranks that do not come, and go on.
+        enable_shrink: low-latency calls mask ranks that do not come before the deadline, and go on without them.
 
     Every wait has a deadline: $EPKIT_TIMEOUT_MS, or 100 s, after which an exception names the rank that did not come.
 
@@ -171,7 +171,10 @@ class Buffer(LowLatencyCalls):
         self._low_latency: List[epkit.LowLatency] = []
         self._masked: Dict[int, bool] = {}
         self._scratch: Dict[bool, torch.Tensor] = {}
-        self._sms = 0  # that the library has been told; 0: its default
+        self._sms = 0  # last value of set_num_sms() on the communicator; 0: the library's default
+        self._standby = self._new_standby(num_rdma_bytes) if enable_shrink else None
+        if self._standby is not None:
+            self._low_latency.append(self._standby)
 
     def destroy(self) -> None:
         """Leaves the group and frees everything. Needs explicitly_destroy."""
@@ -179,6 +182,7 @@ class Buffer(LowLatencyCalls):
             raise AssertionError("destroy() needs Buffer(explicitly_destroy=True)")
         self._comm.free()
         self._low_latency.clear()
+        self._standby = None
         self._scratch.clear()
         self.runtime = None
 
@@ -189,16 +193,16 @@ class Buffer(LowLatencyCalls):
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """Multiprocessors that dispatch and combine take on CUDA; even. Read by get_dispatch_config(), too.
+        """Sets the number of multiprocessors that dispatch and combine occupy on CUDA; even. Read by get_dispatch_config(), too.
 
-        Without it, and without another number in `config`, the library takes as many as fill the links.
+        By default, and without another number in `config`, the library uses as many as saturate the links.
         """
         if want_integer(new_num_sms, "set_num_sms", "new_num_sms") < 0 or new_num_sms % 2:
             raise AssertionError(f"the number of multiprocessors must be even and not negative, not {new_num_sms}")
         Buffer.num_sms, Buffer._num_sms_set = new_num_sms, True
 
-    def _take_sms(self, config: Optional[Config]) -> None:
-        """Tells the library how many multiprocessors the program wants, if it wants a number."""
+    def _apply_sms(self, config: Optional[Config]) -> None:
+        """Passes the number of multiprocessors that the program has chosen, if any, to the library."""
         if config is not None and not isinstance(config, Config):
             raise TypeError(f"config is a {type(config).__name__}, must be a deep_ep.Config")
         sms = Buffer.num_sms if config is None else config.num_sms
@@ -216,8 +220,9 @@ class Buffer(LowLatencyCalls):
     @staticmethod
     def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int,
                                        num_experts: int) -> int:
-        """Bytes of a low-latency buffer: each token once per rank, both ways, two calls at a time."""
-        return 4 * num_max_dispatch_tokens_per_rank * num_ranks * (2 * hidden + 128)
+        """Bytes of a low-latency buffer. A Buffer with enable_shrink of so many num_rdma_bytes allocates for these sizes when it is
+        made: then a rank may be missing from the first call on."""
+        return size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
 
     def get_comm_stream(self) -> Optional[torch.cuda.Stream]:
         """The communication stream: a torch.cuda.Stream; None on the CPU, which has none."""
@@ -264,14 +269,17 @@ class Buffer(LowLatencyCalls):
     def get_dispatch_layout(self, topk_idx: torch.Tensor, num_experts: int, previous_event: Optional[EventOverlap] = None,
                             async_finish: bool = False, allocate_on_comm_stream: bool = False
                             ) -> Tuple[torch.Tensor, None, torch.Tensor, torch.Tensor, EventOverlap]:
-        """What the routing topk_idx (int64 [N, K], -1: none) sends where.
+        """The layout of the routing topk_idx, int64 [N, K] (-1: none): how many tokens go to each rank and each expert.
 
         Returns (num_tokens_per_rank int32 [R], None, num_tokens_per_expert int32 [E], is_token_in_rank bool [N, R], event).
         """
-        order = self._order(previous_event, False)
-        with order.on_stream():
-            per_rank, per_expert, in_rank = self._comm.layout(topk_idx, num_experts)
-        event = order.done(async_finish, (topk_idx,), (per_rank, per_expert, in_rank))
+        order, given = self._order(previous_event, allocate_on_comm_stream), topk_idx
+        if isinstance(topk_idx, torch.Tensor) and not topk_idx.is_contiguous():
+            with order.on_stream():
+                topk_idx = topk_idx.contiguous()
+        with order.allocating():
+            per_rank, per_expert, in_rank = self._comm.layout(topk_idx, num_experts, order.stream)
+        event = order.done(async_finish, (given, per_rank, per_expert, in_rank))
         return per_rank, None, per_expert, in_rank, event
 
     def _plan_of(self, handle: Any, call: str) -> epkit.Plan:
@@ -285,7 +293,7 @@ class Buffer(LowLatencyCalls):
         return plan
 
     def _check_mask(self, is_token_in_rank: torch.Tensor, topk_idx: torch.Tensor) -> None:
-        """As DeepEP asks of it. Beside topk_idx the library does not read it, but it becomes a part of the handle."""
+        """Checks what DeepEP checks. With topk_idx the library does not read the mask, but it becomes a part of the handle."""
         want_tensor(topk_idx, "dispatch", "topk_idx", "[N, K]")
         shape, given = [topk_idx.shape[0], self.group_size], is_token_in_rank
         if list(given.shape) != shape or given.dtype not in (torch.bool, torch.uint8):
@@ -310,15 +318,15 @@ class Buffer(LowLatencyCalls):
                                alignment=alignment, max_recv_tokens=worst, stream=order.stream)
 
     def _new_handle(self, plan: epkit.Plan, is_token_in_rank: Optional[torch.Tensor], topk_idx: Optional[torch.Tensor],
-                    order: Order) -> Tuple[Handle, Tuple[torch.Tensor, ...]]:
-        """The handle, and the tensors that were made for it."""
-        data = plan._metadata(_STRIDE, order.stream, _HANDLE_HAS)
+                    order: Order) -> Handle:
+        """The handle. Its tensors are allocated in torch's current stream, and written in that of the call."""
+        data = plan._metadata(_STRIDE, order.stream, _HANDLE_HAS, here=True)
         if is_token_in_rank is None:
             assert topk_idx is not None
-            is_token_in_rank = self._comm.layout(topk_idx, plan.num_experts)[2]
+            is_token_in_rank = self._comm.layout(topk_idx, plan.num_experts, order.stream)[2]
         handle = Handle.of(plan, data[6], data[0], is_token_in_rank, order.mark())
         _origins[handle[0]] = plan
-        return handle, tuple(tuple.__iter__(handle))
+        return handle
 
     def dispatch(self, x: Rows, handle: Optional[Handle] = None, num_tokens_per_rank: Optional[torch.Tensor] = None,
                  num_tokens_per_rdma_rank: Optional[torch.Tensor] = None, is_token_in_rank: Optional[torch.Tensor] = None,
@@ -351,7 +359,7 @@ class Buffer(LowLatencyCalls):
             if topk_idx is not None or topk_weights is not None:
                 raise AssertionError("dispatch: with a handle there is no topk_idx and no topk_weights")
             plan = self._plan_of(handle, "dispatch")
-            self._take_sms(config)
+            self._apply_sms(config)
             given, x = x, order.rows(_with_columns(x))
             with order.allocating():
                 rows = plan.dispatch(x, stream=order.stream)
@@ -359,13 +367,18 @@ class Buffer(LowLatencyCalls):
         if topk_idx is None and topk_weights is not None:
             raise AssertionError("dispatch: topk_weights are of topk_idx, which is not given")
         given, x, topk_weights = x, order.rows(_with_columns(x)), order.input(topk_weights)
-        self._take_sms(config)
+        self._apply_sms(config)
         plan = self._new_plan(order, topk_idx, is_token_in_rank, num_tokens_per_expert, expert_alignment, num_worst_tokens)
+        made: Tuple[torch.Tensor, ...] = ()
         with order.allocating():
             rows = plan.dispatch(x, topk_weights, want_topk_idx=topk_idx is not None, stream=order.stream)
-        with order.on_stream():
-            new, made = self._new_handle(plan, is_token_in_rank, topk_idx, order)
-        event = order.done(async_finish, (x, rows, topk_idx, topk_weights), made)
+            if not plan.fixed:
+                new = self._new_handle(plan, is_token_in_rank, topk_idx, order)
+        if plan.fixed:
+            with order.on_stream():  # which zeroes what the library leaves as it is
+                new = self._new_handle(plan, is_token_in_rank, topk_idx, order)
+            made = tuple(tuple.__iter__(new))
+        event = order.done(async_finish, (x, rows, topk_idx, topk_weights, tuple(tuple.__iter__(new))), made)
         return _as_given(given, rows), rows.topk_idx, rows.topk_weights, list(plan.recv_per_expert), new, event
 
     def combine(self, x: torch.Tensor, handle: Handle, topk_weights: Optional[torch.Tensor] = None,
@@ -379,12 +392,13 @@ class Buffer(LowLatencyCalls):
             topk_weights: float32 [n, K]: added up, too.
             bias: none, one or two bfloat16 [N, H], added first.
 
-        Ignored: config but its num_sms. Returns (bfloat16 [N, H], float32 [N, K] or None, event). The sum is made in float32 in rank order
-        and rounded once.
+        Ignored: config but its num_sms.
+
+        Returns (bfloat16 [N, H], float32 [N, K] or None, event). The sum is computed in float32 in rank order and rounded once.
         """
         plan = self._plan_of(handle, "combine")
         order = self._order(previous_event, allocate_on_comm_stream)
-        self._take_sms(config)
+        self._apply_sms(config)
         x, topk_weights, biases = order.input(x), order.input(topk_weights), tuple(order.input(one) for one in _biases(bias))
         with order.allocating():
             out, weights = plan.combine(x, topk_weights, biases, stream=order.stream)
@@ -399,5 +413,5 @@ class Buffer(LowLatencyCalls):
         raise NotImplementedError("internode_combine: " + _INTERNODE)
 
 
-run_as_written(Handle.__getitem__, Handle.__iter__, Handle.__add__, Handle.__radd__, Handle.__repr__, Buffer.get_dispatch_layout,
+run_untraced(Handle.__getitem__, Handle.__iter__, Handle.__add__, Handle.__radd__, Handle.__repr__, Buffer.get_dispatch_layout,
                Buffer.dispatch, Buffer.combine)

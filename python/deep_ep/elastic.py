@@ -9,7 +9,7 @@ import torch.distributed as dist
 import epkit
 from epkit._tensors import OfThisProcess, want_integer, want_tensor
 
-from ._order import Mark, Order, new_comm_stream, run_as_written
+from ._order import Mark, Order, new_comm_stream, run_untraced
 from ._rows import Rows, _as_given, _biases
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
@@ -19,11 +19,11 @@ from .utils.semantic import value_or
 _ALIGNMENT = 2 << 20  # of buffer sizes in DeepEP
 _HANDLE_HAS = ("recv_source", "psum_rank", "psum_expert", "count_exact")  # of epkit.Metadata
 _EXPANDED_HAS = _HANDLE_HAS + ("recv_slot", "n_recv_tokens")
-_COPY_SMS = 24  # that the library takes by itself for rows outside of its own memory (epkit/cuda.h)
+_COPY_SMS = 24  # multiprocessors that the library uses in addition to copy rows outside of its own memory (epkit/cuda.h)
 
 
 def _worst_expanded(ranks: int, most: int, topk: int, num_experts: int, alignment: int) -> int:
-    """Rows of the expanded layout in the worst case."""
+    """Upper bound of the rows of the expanded layout, padding included."""
     local = num_experts // ranks
     return align(ranks * most * min(topk, local) + (alignment - 1) * local, alignment)
 
@@ -44,7 +44,7 @@ class EPHandle(OfThisProcess):
             -1 where there is none.
         dst_buffer_slot_idx: int32 [N, K]: the rank that each choice went to, or -1.
 
-    num_recv_tokens, recv_src_metadata and dst_buffer_slot_idx are made when they are first asked for, of topk_idx as it is then.
+    num_recv_tokens, recv_src_metadata and dst_buffer_slot_idx are computed on first access, from topk_idx as it is then.
     """
 
     def __init__(self, plan: epkit.Plan, do_expand: bool, num_experts: int, expert_alignment: int,
@@ -66,7 +66,7 @@ class EPHandle(OfThisProcess):
         self.num_expanded_tokens: int
 
     def _plan(self, stream: Any) -> epkit.Plan:
-        """The plan of the layout that do_expand says: of the same routing where a program has set it to False."""
+        """The plan of the layout of do_expand: a second one of the same routing where a program has set it to False."""
         if bool(self.do_expand) == self.plan.expanded:
             return self.plan
         if self.do_expand:
@@ -77,7 +77,7 @@ class EPHandle(OfThisProcess):
         return self._by_token
 
     def _tensors(self) -> Tuple[torch.Tensor, ...]:
-        """Those that were made on the communication stream."""
+        """The tensors that were allocated on the communication stream."""
         return (self.topk_idx, *(one for one in self._data if one is not None))
 
     def _fill(self, data: epkit.Metadata, mark: Optional[Mark]) -> None:
@@ -93,8 +93,8 @@ class EPHandle(OfThisProcess):
         self._mark = mark
 
     def __getattr__(self, name: str) -> Any:
-        """The rest, in torch's current stream, when it is first asked for: few programs do, and its size is known on the
-        device alone."""
+        """The other attributes, computed in torch's current stream on first access: few programs read them, and their size may
+        be known on the device alone."""
         if name not in ("recv_src_metadata", "num_recv_tokens", "dst_buffer_slot_idx") or "_data" not in self.__dict__:
             raise AttributeError(f"EPHandle has no attribute {name!r}")
         self._fill_rest()
@@ -116,7 +116,7 @@ class EPHandle(OfThisProcess):
         slots = slots[:tokens]
         place = torch.arange(tokens, dtype=torch.int32, device=source.device)
         local = self.num_experts // plan.comm.size
-        # Not what a program has put in its place meanwhile.
+        # An attribute that the program has assigned meanwhile stays.
         self.__dict__.setdefault("num_recv_tokens", tokens)
         self.__dict__.setdefault("recv_src_metadata", torch.cat((source.unsqueeze(1), place.unsqueeze(1), slots), 1))
         self.__dict__.setdefault("dst_buffer_slot_idx", torch.where(self.topk_idx < 0, -1, self.topk_idx // local).to(torch.int32))
@@ -178,7 +178,7 @@ class ElasticBuffer(OfThisProcess):
         self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
         self.scaleout_rank_idx, self.scaleup_rank_idx = 0, self.rank_idx
         self.runtime: Optional[epkit.Communicator] = self._comm
-        self._sms = 0  # that the library has been told; 0: its default
+        self._sms = 0  # last value of set_num_sms() on the communicator; 0: the library's default
         self._default_sms = self._comm.num_sms
 
     def destroy(self) -> None:
@@ -213,7 +213,10 @@ class ElasticBuffer(OfThisProcess):
         return 1, self.num_ranks
 
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
-        """All ranks have come, in the order of the communication stream or the current one. Ignored: sequential."""
+        """A barrier of all ranks, in the order of the communication stream or of the current one.
+
+        with_cpu_sync: the host waits for the device before and after it. Ignored: sequential.
+        """
         if with_cpu_sync and self._comm.is_cuda:
             torch.cuda.synchronize(self._comm.device)
         if use_comm_stream:
@@ -227,7 +230,7 @@ class ElasticBuffer(OfThisProcess):
 
     def get_theoretical_num_sms(self, num_experts: int, num_topk: int, num_scaleout_topk: int = 0, rdma_gbs: float = 0,
                                 nvlink_gbs: float = 0, sm_read_gbs: float = 200, sm_write_gbs: float = 50) -> int:
-        """Multiprocessors that the library takes by itself: enough for the links, and those that copy rows of tensors.
+        """Multiprocessors that the library uses by default: enough to saturate the links, and those that copy rows of tensors.
 
         Arguments are accepted and ignored.
         """
@@ -236,14 +239,14 @@ class ElasticBuffer(OfThisProcess):
         most = int(torch.cuda.get_device_properties(self._comm.device).multi_processor_count)
         return min(self._default_sms + _COPY_SMS if self.prefer_overlap_with_compute else 64, most)
 
-    def _take_sms(self, sms: int) -> None:
-        """Tells the library how many multiprocessors an operation may take; 0: its default."""
+    def _apply_sms(self, sms: int) -> None:
+        """Sets the number of multiprocessors that an operation may occupy; 0: the library's default."""
         if sms != self._sms:
             self._comm.set_num_sms(sms)
             self._sms = sms
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
-        """Within num_allocated_qps; there are none."""
+        """min(num_sms, num_allocated_qps), as DeepEP; there are no queue pairs here."""
         return min(num_sms, self.num_allocated_qps)
 
     def _plan_of(self, handle: Any, call: str) -> epkit.Plan:
@@ -255,7 +258,7 @@ class ElasticBuffer(OfThisProcess):
         return handle.plan
 
     def _new_handle(self, order: Order, topk_idx: torch.Tensor, num_experts: Optional[int], most: int, alignment: int,
-                    num_sms: int, do_copy: bool, cpu_sync: bool, expand: bool) -> EPHandle:
+                    num_sms: int, cpu_sync: bool, expand: bool) -> EPHandle:
         if num_experts is None or not most:
             raise AssertionError("dispatch: without a handle give num_experts, and num_max_tokens_per_rank here or to "
                                  "ElasticBuffer()")
@@ -268,9 +271,6 @@ class ElasticBuffer(OfThisProcess):
             self.num_ranks * most
         plan = self._comm.plan(topk_idx, num_experts, expanded=expand, alignment=alignment, zero_padding=True,
                                max_recv_tokens=worst, stream=order.stream)
-        if do_copy:
-            with order.on_stream():
-                topk_idx = topk_idx.clone()
         return EPHandle(plan, expand, num_experts, alignment, most,
                         num_sms or self.get_theoretical_num_sms(num_experts, topk_idx.shape[1]), topk_idx)
 
@@ -290,7 +290,7 @@ class ElasticBuffer(OfThisProcess):
             topk_idx, topk_weights: int64 [N, K] (-1: none), float32 [N, K] or None.
             cumulative_local_expert_recv_stats: int32 [L]: received tokens of each expert are added to it.
             num_max_tokens_per_rank: at least N of every rank, the same on all: bounds outputs without do_cpu_sync.
-            num_sms: multiprocessors that the call takes on CUDA; 0: the library's default.
+            num_sms: multiprocessors that the call occupies on CUDA; 0: the library's default.
             expert_alignment: counts per expert (and starts, when expanded) are multiples of it. None: 1.
             previous_event, previous_event_before_epilogue: both are waited for before the operation.
             async_with_compute_stream, allocate_on_comm_stream: see the stream rules in deep_ep/_order.py.
@@ -313,8 +313,7 @@ class ElasticBuffer(OfThisProcess):
                 raise AssertionError("dispatch: give topk_idx or a handle")
             self._check_stats(stats, num_experts)
             handle = self._new_handle(order, topk_idx, num_experts, value_or(num_max_tokens_per_rank, self.num_max_tokens_per_rank),
-                                      expert_alignment or 1, num_sms, do_handle_copy, value_or(do_cpu_sync, True),
-                                      bool(do_expand))
+                                      expert_alignment or 1, num_sms, value_or(do_cpu_sync, True), bool(do_expand))
             fresh = True
         else:
             self._plan_of(handle, "dispatch")
@@ -322,12 +321,14 @@ class ElasticBuffer(OfThisProcess):
             self._check_again(handle, topk_idx, do_cpu_sync, do_expand, num_experts, num_max_tokens_per_rank, expert_alignment)
             fresh = False
         plan = handle._plan(order.stream)
-        self._take_sms(num_sms or 0)
+        self._apply_sms(num_sms or 0)
         with order.allocating():
             rows = plan.dispatch(x, topk_weights, want_topk_idx=not plan.expanded,
                                  column_major_scales=use_tma_aligned_col_major_sf, stream=order.stream)
         with order.on_stream():
             if fresh:
+                if do_handle_copy:
+                    handle.topk_idx = handle.topk_idx.clone()
                 wanted = _EXPANDED_HAS if handle.do_expand or plan.n_recv is None else _HANDLE_HAS
                 handle._fill(epkit.Metadata(*plan._metadata(handle.num_max_tokens_per_rank, order.stream, wanted)), order.mark())
             if stats is not None:
@@ -370,7 +371,7 @@ class ElasticBuffer(OfThisProcess):
             topk_weights: float32 [n, K], expanded [n]: added up, too.
             bias: none, one or two bfloat16 [N, H], added first.
 
-        num_sms: multiprocessors that the call takes on CUDA; 0: those of the dispatch.
+        num_sms: multiprocessors that the call occupies on CUDA; 0: those of the dispatch.
 
         Ignored: num_qps. Returns (bfloat16 [N, H], float32 [N, K] or None, event).
 
@@ -381,7 +382,7 @@ class ElasticBuffer(OfThisProcess):
         self._plan_of(handle, "combine")
         order = Order(self._comm.device, self._comm_stream, previous_event, allocate_on_comm_stream,
                       previous_event_before_epilogue)
-        self._take_sms(num_sms or self._sms)
+        self._apply_sms(num_sms or self._sms)
         x, topk_weights, biases = order.input(x), order.input(topk_weights), tuple(order.input(one) for one in _biases(bias))
         plan = handle._plan(order.stream)
         with order.allocating():
@@ -413,4 +414,4 @@ class ElasticBuffer(OfThisProcess):
         yield
 
 
-run_as_written(EPHandle.__getattr__, ElasticBuffer.dispatch, ElasticBuffer.combine, ElasticBuffer.barrier)
+run_untraced(EPHandle.__getattr__, ElasticBuffer.dispatch, ElasticBuffer.combine, ElasticBuffer.barrier)

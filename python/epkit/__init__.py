@@ -22,8 +22,11 @@ Streams. On CUDA every call queues in the current stream of torch (or the `strea
 valid in the order of that stream, and inputs must not be overwritten before. Plans with exact counts wait for the
 counts on the host. On the CPU calls return when they are complete. All waits release the interpreter lock and have a
 deadline, after which an exception names the rank that did not come.
+
+cuda_version. The CUDA that libepkit-cuda was compiled with, "13.0", or None without that library.
 """
 from ._native import Error, ArgumentError, GroupError, PeerError, ResourceError, UnsupportedError, __version__
+from ._build import cuda as cuda_version
 from .autograd import combine, dispatch, moe
 from .communicator import Communicator
 from .lowlatency import LowLatency, LowLatencyRows
@@ -31,5 +34,6 @@ from .plan import Metadata, Plan, Rows
 
 __all__ = [
     "ArgumentError", "Communicator", "Error", "GroupError", "LowLatency", "LowLatencyRows", "Metadata", "PeerError",
-    "Plan", "ResourceError", "Rows", "UnsupportedError", "__version__", "combine", "dispatch", "moe",
+    "Plan", "ResourceError", "Rows", "UnsupportedError", "__version__", "combine", "cuda_version", "dispatch",
+    "moe",
 ]

@@ -9,7 +9,7 @@ import torch
 
 from ._native import ArgumentError
 
-ALIGNMENT = 16  # of every pointer that the library takes
+ALIGNMENT = 16  # bytes, of every pointer that is passed to the library
 
 
 class HasStream(Protocol):
@@ -25,6 +25,9 @@ _Self = TypeVar("_Self")
 
 class OfThisProcess:
     """What belongs to a communicator of this process. A copy is the object itself; it cannot be pickled."""
+
+    # Without this, subclasses of tuple inherit a __weakref__ that they cannot serve, and torch._dynamo before 2.5 uses it.
+    __slots__ = ()
 
     def __copy__(self: _Self) -> _Self:
         return self
@@ -67,13 +70,13 @@ def aligned(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     try:
         if not tensor.data_ptr() % ALIGNMENT and not tensor.is_neg():
             return tensor
-    except RuntimeError:  # nothing that is in memory: the call says so
+    except RuntimeError:  # a tensor without memory: the call itself refuses it
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def stream_pointer(cuda: bool, device: torch.device, stream: Stream = None) -> Optional[int]:
-    """What the library takes as a stream: None on the CPU, else the pointer of `stream` or of torch's current one."""
+    """The stream argument of the library: None on the CPU, else the pointer of `stream` or of torch's current one."""
     if not cuda:
         return None
     return _current_pointer(device) if stream is None else stream.cuda_stream
@@ -85,7 +88,7 @@ _of_thread = threading.local()
 
 
 def _current_pointer(device: torch.device) -> int:
-    # What Inductor calls in the code that it writes: a fortieth of the time that an object of the stream takes.
+    # The function that code of Inductor calls: a fortieth of the time of torch.cuda.current_stream().
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     pointer: int = raw(device.index) if raw else torch.cuda.current_stream(device).cuda_stream
     return pointer
@@ -103,8 +106,8 @@ def current_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def wait_stream(stream: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
-    """stream.wait_stream(other), by one event of each thread and device: a wait takes what the event holds when it is
-    queued, so that the event may be recorded again."""
+    """stream.wait_stream(other) with one event per thread and device. A wait refers to the last record before it was queued, so
+    that the event may be recorded again."""
     events: Dict[int, torch.cuda.Event] = _of_thread.__dict__.setdefault("events", {})
     event = events.get(other.device_index)
     if event is None:
@@ -147,7 +150,7 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
 
 
 def column_major(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[rows, columns] whose columns are contiguous and begin at multiples of 16 bytes, as TMA wants scales."""
+    """[rows, columns] whose columns are contiguous and begin at multiples of 16 bytes, as TMA requires for scales."""
     each = max(1, ALIGNMENT // dtype.itemsize)
     stride = (rows + each - 1) // each * each
     return torch.empty((columns, max(stride, each)), dtype=dtype, device=device).t()[:rows]

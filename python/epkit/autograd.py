@@ -47,7 +47,7 @@ class _Combine(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         plan: Plan = ctx.plan
-        # Where the capacity is fixed, what the dispatch leaves unwritten is the gradient of rows that are nobody's.
+        # With a fixed capacity the dispatch leaves rows unwritten that belong to no token: their gradient is 0.
         out = zeros((max(ctx.rows, plan.out_rows), grad.shape[1]), torch.bfloat16, grad.device) if plan.fixed else None
         rows = plan.dispatch(grad.to(torch.bfloat16).contiguous(), out=out).x
         if plan.expanded and plan.comm.is_cuda and plan.expert_start is not None and not plan.zero_padding:
@@ -56,7 +56,7 @@ class _Combine(torch.autograd.Function):
 
 
 def _zero_padding(plan: Plan, rows: torch.Tensor) -> None:
-    """Rows between experts are nobody's: their gradient is 0."""
+    """Zeroes the gradient of padding rows, which belong to no token."""
     counts: List[int] = plan.metadata().count_exact.tolist()
     assert plan.expert_start is not None
     for expert, count in enumerate(counts):

@@ -27,13 +27,13 @@ _live: "weakref.WeakSet[Communicator]" = weakref.WeakSet()
 
 @atexit.register
 def _free_all() -> None:
-    # While the interpreter still works: peers hear that this rank has left, instead of finding its process gone.
+    # While the interpreter still works: the library notifies peers that this rank leaves; otherwise they find its process dead.
     for comm in list(_live):
         for _ in range(50):  # a thread may be in a call that ends
             try:
                 comm.free()
                 break
-            except Exception:  # noqa: BLE001 - nobody can hear it any more, and others have to be freed, too
+            except Exception:  # noqa: BLE001 - too late to raise, and other communicators have to be freed, too
                 time.sleep(0.02)
         else:  # maybe behind a kernel that waits for a peer: CUDA would wait for that kernel at exit
             with contextlib.suppress(Exception):
@@ -43,12 +43,12 @@ def _free_all() -> None:
 @functools.lru_cache(maxsize=None)
 def _pool_allocator() -> Any:
     """The library's callbacks, for torch. Never freed, because torch's pools keep no reference to it."""
-    # A look-up in the extension module goes on to the libepkit that it has loaded.
+    # dlsym() on the extension module also searches the libepkit that it is linked with.
     return torch.cuda.memory.CUDAPluggableAllocator(_C.__file__, "ep_pool_alloc", "ep_pool_free")
 
 
 def _meaning(error: RuntimeError) -> Exception:
-    """What torch.distributed raises for a lost peer has no type of its own: only its words tell it from other failures."""
+    """The error of a lost peer, which torch.distributed raises as a RuntimeError: only its text differs from other failures."""
     words = str(error)
     if "imed out" in words or "imeout" in words:
         return TimeoutError(f"not all ranks came to the all-gather of the process group: {words}")
@@ -67,7 +67,7 @@ def _rank_in(group: Any) -> int:
 
 
 def _gather_of_group(group: Optional[dist.ProcessGroup]) -> _Gather:
-    """An all-gather of bytes over a process group of torch.distributed: what the library asks for while it is created."""
+    """An all-gather of bytes over a process group of torch.distributed, for the bootstrap of the library."""
     size = dist.get_world_size(group)
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else torch.device("cpu")
 
@@ -106,7 +106,7 @@ def _choose_backend(backend: Optional[str], device: Union[None, str, torch.devic
 
 
 def _milliseconds(timeout: Optional[float]) -> int:
-    """What the library takes as a deadline: 0 is its default."""
+    """A timeout in seconds as the library's milliseconds; 0: its default."""
     if timeout is None:
         return 0
     if not isinstance(timeout, numbers.Real):
@@ -124,7 +124,7 @@ class Communicator(OfThisProcess):
             mpi4py. It is used while the communicator is made, and not afterwards.
         backend: "cuda" or "host" (CPU). None: by `device`, else $EPKIT_BACKEND, else cuda where torch finds a device.
         device: what tensors will be on. None: torch's current CUDA device, or the CPU.
-        timeout: seconds after which a wait ends with an exception that names who did not come. None: $EPKIT_TIMEOUT_MS,
+        timeout: seconds after which a wait raises an exception that names the rank it waited for. None: $EPKIT_TIMEOUT_MS,
             else 30.
         check_values: refuse NaN in weights and scales; costs a pass over them.
 
@@ -147,7 +147,7 @@ class Communicator(OfThisProcess):
         elif not dist.is_initialized():
             raise RuntimeError("Communicator: call torch.distributed.init_process_group() first, or give a communicator of mpi4py")
         else:
-            # A subgroup that this process is not in is another object, of no type that torch tells of.
+            # torch represents a subgroup without this process by an object of an undocumented type.
             if group is dist.GroupMember.NON_GROUP_MEMBER or (rank := _rank_in(group)) < 0:
                 raise ValueError("Communicator: this process is no member of the group")
             size, gather = dist.get_world_size(group), _gather_of_group(group)
@@ -177,11 +177,11 @@ class Communicator(OfThisProcess):
         self._native.free()
 
     def barrier(self, stream: Stream = None) -> None:
-        """All ranks have come. On CUDA in the order of the stream (default: the current one), on the CPU on return."""
+        """A barrier of all ranks. On CUDA in the order of the stream (default: the current one), on the CPU on return."""
         self._native.barrier(stream_pointer(self.is_cuda, self.device, stream))
 
     def synchronize(self, stream: Stream = None) -> None:
-        """Waits on the host until what was called in the stream is complete, and raises what failed of it."""
+        """Waits on the host until all calls in the stream are complete, and raises their failure, if any."""
         self._native.sync(stream_pointer(self.is_cuda, self.device, stream) or 0)
 
     def allgather_bytes(self, data: bytes) -> bytes:
@@ -193,7 +193,7 @@ class Communicator(OfThisProcess):
         self._native.abort()
 
     def check(self) -> None:
-        """Raises what the communicator has failed with, also in work that nobody waited for. Never waits. Any thread."""
+        """Raises the failure of the communicator, if any, also that of asynchronous work. Never waits. Any thread."""
         self._native.check()
 
     def shrink(self) -> "Communicator":
@@ -229,11 +229,11 @@ class Communicator(OfThisProcess):
         """Pinned host memory in which rows lie on their way between nodes, on CUDA. Not collective.
 
         It grows when an operation needs more, for which all ranks wait: some tenths of a second for each GB. A program that
-        knows its sizes takes it at the beginning; net_memory() behind a first pass of the largest size tells how much.
+        knows its sizes reserves it at the beginning; net_memory() after a first pass of the largest size returns how much.
         On one node, and on the CPU, there is none: nothing happens.
 
         Arguments:
-            reserve: bytes to take now, if there are fewer.
+            reserve: bytes to allocate now, if there are fewer.
             limit: bytes; an operation that would need more raises epkit.ResourceError before anything of it is sent. 0: none.
         """
         self._native.set_net_memory(want_integer(reserve, "set_net_memory", "reserve"),
@@ -247,13 +247,13 @@ class Communicator(OfThisProcess):
         """A torch.cuda.MemPool of symmetric memory, which this rank fills alone, on CUDA.
 
         What torch allocates in `with torch.cuda.use_mem_pool(pool):` lies there: as an output of dispatch or input of combine
-        it needs no copy. torch keeps what is freed, and gives it back with the pool. Release the pool's tensors before the
+        it needs no copy. torch caches what is freed, and releases it with the pool. Release the pool's tensors before the
         pool. Both hold the memory of the communicator beyond free(), as tensors of empty() do. Of several communicators on one
         device, the one whose mem_pool() was called last serves all their pools from then on.
 
         The first operation on new memory of a pool waits for some milliseconds until the other ranks have mapped it. One that is
         already in a copy of pageable memory in the default stream (.cpu(), .item()) behind the same operation cannot. Where
-        that may be, let all ranks meet on the host between the allocation and the first use: allgather_bytes() does.
+        that may happen, synchronise the hosts of all ranks between the allocation and the first use, by allgather_bytes().
         """
         if not self.is_cuda:
             raise NotImplementedError("Communicator.mem_pool: a torch.cuda.MemPool is memory of a GPU, and this communicator is "
@@ -269,7 +269,7 @@ class Communicator(OfThisProcess):
     def empty(self, *shape: Union[int, Sequence[int]], dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         """A tensor in symmetric memory: as an output of dispatch or input of combine it needs no copy. Collective.
 
-        Each rank may give another shape. It lives as long as the communicator, or the last tensor that shows it.
+        Shapes may differ between ranks. The memory lives as long as the communicator, or the last tensor that refers to it.
         """
         sizes: Tuple[Any, ...] = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
         count = 1
@@ -283,7 +283,7 @@ class Communicator(OfThisProcess):
              token_in_rank: Optional[torch.Tensor] = None, tokens_per_expert: Optional[torch.Tensor] = None,
              expanded: bool = False, alignment: int = 1, zero_padding: bool = False, max_recv_tokens: int = 0,
              max_tokens: int = 0, stream: Stream = None) -> "Plan":
-        """Where the tokens of one routing go. Collective; see `Plan`.
+        """A plan of a routing of tokens to experts. Collective; see `Plan`.
 
         Arguments:
             topk_idx: [N, K] int64 or int32 on the communicator's device, -1: no expert. Copied.
@@ -292,8 +292,8 @@ class Communicator(OfThisProcess):
             expanded: rows grouped by local expert, one for each choice, instead of one for each (token, rank).
             alignment: counts per expert (and starts, when expanded) are rounded up to a multiple of it.
             zero_padding: expanded: dispatch writes zeros between experts.
-            max_recv_tokens: > 0: fixed capacity. Nothing waits for the peers' counts, outputs have this many rows, and
-                Plan.update() gives new routing in stream order, also in a CUDA graph.
+            max_recv_tokens: > 0: fixed capacity. The host does not wait for the peers' counts, outputs have this many rows, and
+                Plan.update() sets new routing in stream order, also in a CUDA graph.
             max_tokens: most tokens of a later update(); 0: N.
         """
         from .plan import Plan
@@ -306,8 +306,9 @@ class Communicator(OfThisProcess):
         from .lowlatency import LowLatency
         return LowLatency(self, max_tokens, hidden, num_experts, topk, mask_dead)
 
-    def layout(self, topk_idx: torch.Tensor, num_experts: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What a routing alone says; needs no peer. On CUDA in the order of torch's current stream.
+    def layout(self, topk_idx: torch.Tensor, num_experts: int,
+               stream: Stream = None) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Counts of a routing, from this rank's tokens alone. On CUDA in the order of the stream (default: torch's current one).
 
         Returns (tokens_per_rank int32 [R], tokens_per_expert int32 [E], token_in_rank bool [N, R]).
         """
@@ -318,5 +319,5 @@ class Communicator(OfThisProcess):
         per_expert = torch.empty(num_experts, dtype=torch.int32, device=self.device)
         token_in_rank = torch.empty((topk_idx.shape[0], self.size), dtype=torch.bool, device=self.device)
         self._native.layout(topk_idx.contiguous(), num_experts, per_rank, per_expert, token_in_rank,
-                            stream_pointer(self.is_cuda, self.device))
+                            stream_pointer(self.is_cuda, self.device, stream))
         return per_rank, per_expert, token_in_rank

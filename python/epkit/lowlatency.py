@@ -30,7 +30,7 @@ class LowLatency(OfThisProcess):
 
     Any number of combines may answer a dispatch, or none. Fixed shapes; may be captured into CUDA graphs.
 
-    A call with hook whose `finish` was not called, or was lost, is received by the next call that needs its place: the
+    A call with hook whose `finish` was not called, or was lost, is received by the next call that needs its buffer: the
     second next dispatch, the second next combine, or a combine that answers the same dispatch as one that is still open.
     Its `finish` has nothing left to do then. A combine that answers a dispatch which is not received raises.
     """
@@ -135,20 +135,20 @@ class LowLatency(OfThisProcess):
     def combine_buffer(self, max_tokens: Optional[int] = None) -> torch.Tensor:
         """[L, R*M, H] bfloat16 of the library, to write the experts' outputs into: the next combine needs no copy.
 
-        Valid until that combine: ask for it before each.
+        Valid until that combine: call this before each.
         """
         max_tokens = self.max_tokens if max_tokens is None else max_tokens
         memory: torch.Tensor = torch.utils.dlpack.from_dlpack(self._native.combine_buffer(max_tokens))
         return memory.view(torch.bfloat16).view(self.num_local, self.comm.size * max_tokens, self.hidden)
 
     def set_mask(self, rank: int, masked: bool = True, stream: Stream = None) -> None:
-        """With mask_dead: leave a rank out from now on, or wait for it again."""
+        """With mask_dead: masks a rank, so that later calls in the stream leave it out, or unmasks it. Not collective."""
         if rank < 0:
             raise _native.ArgumentError(f"set_mask: rank is {rank}")
         self._native.set_mask(rank, int(masked), self._stream(stream))
 
     def clear_mask(self, stream: Stream = None) -> None:
-        """Wait for all ranks again."""
+        """Unmasks all ranks, in the order of the stream. Not collective."""
         self._native.set_mask(-1, 0, self._stream(stream))
 
     def mask(self, out: Optional[torch.Tensor] = None, stream: Stream = None) -> torch.Tensor:

@@ -98,7 +98,7 @@ def unregister(slot: int) -> None:
 
 
 def _zeros(x: torch.Tensor, capacity: int) -> torch.Tensor:
-    """Rows that nobody writes are factors of gradients: 0 times what was in memory may be NaN."""
+    """Rows that no operation writes are factors of gradients: 0 times what was in memory may be NaN."""
     return x.new_zeros((capacity, x.shape[1]))
 
 
@@ -121,7 +121,7 @@ def _dispatch(x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tenso
 
 
 def _want_tokens(call: str, plan: torch.Tensor, n_tokens: int) -> None:
-    """A compiled program takes the result to have as many rows as it asked for, and would read beyond one of fewer."""
+    """A compiled program assumes that the result has as many rows as it requested, and would read beyond a smaller one."""
     if plan.dim() != 2 or plan.shape[0] != n_tokens:
         raise ArgumentError(f"{call}: n_tokens is {n_tokens}, but plan has the shape {list(plan.shape)}: give the tokens of the "
                             "moe_dispatch that it is of")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan: where the tokens of one routing go, and the two operations on it."""
+"""Plan: the routing of tokens to ranks, and the two operations on it."""
+import contextlib
 from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Rows(NamedTuple):
-    """What a dispatch delivers. n is the rows of the plan, or its capacity."""
+    """The result of a dispatch. n is the number of rows of the plan, or its capacity."""
     x: torch.Tensor  # [n, H], the type of the input
     scales: Optional[torch.Tensor]  # [n, H/128] or as the input has them
     topk_idx: Optional[torch.Tensor]  # rank layout [n, K]: local expert number, -1 for experts of other ranks
@@ -89,7 +90,7 @@ class Plan(OfThisProcess):
                 ue8m0), or int32 [N, any] (opaque words), with any strides.
             topk_weights: [N, K] float32, travels with the row.
             want_topk_idx: rank layout: also the local expert numbers of each row.
-            column_major_scales: scales with strides (1, multiple of 4), as TMA wants them.
+            column_major_scales: scales with strides (1, multiple of 4), as TMA requires.
             out: where the rows go: [out_rows or more, H], for instance of Communicator.empty(). Or where everything goes:
                 what an earlier dispatch of the same sizes returned; nothing is allocated then.
         """
@@ -157,18 +158,22 @@ class Plan(OfThisProcess):
         self.n_tokens = _tokens(topk_idx, token_in_rank)
 
     def metadata(self, source_stride: int = 0, stream: Stream = None) -> Metadata:
-        """Where the received tokens come from, in stream order. Collective.
+        """The origin of the received tokens, and the counts of the plan, in stream order. Collective.
 
         With a fixed capacity, and in the expanded layout, recv_source and recv_slot have more entries than tokens were
-        received: n_recv_tokens says how many count; the others are 0.
+        received: the first n_recv_tokens are valid, the others 0.
 
         Arguments:
             source_stride: of recv_source: at least the most tokens of any rank, the same on all; 0: the plan's.
         """
         return Metadata(*self._metadata(source_stride, stream, Metadata._fields))
 
-    def _metadata(self, source_stride: int, stream: Stream, wanted: Sequence[str]) -> Tuple[Any, ...]:
-        """The fields of Metadata, None where the name is not in `wanted`: each costs an allocation."""
+    def _metadata(self, source_stride: int, stream: Stream, wanted: Sequence[str], here: bool = False) -> Tuple[Any, ...]:
+        """The fields of Metadata, None where the name is not in `wanted`: each costs an allocation.
+
+        They are allocated in `stream`, or with `here` in torch's current stream: for a plan of exact counts in the rank layout,
+        of which the library writes every element.
+        """
         pointer = stream_pointer(self.comm.is_cuda, self.comm.device, stream)
         ranks, local = self.comm.size, self.num_experts // self.comm.size
 
@@ -178,7 +183,7 @@ class Plan(OfThisProcess):
 
         # The library writes all but what lies behind the last token.
         rows = torch.zeros if self.fixed or self.expanded else torch.empty
-        with in_stream(self.comm.device, pointer):
+        with contextlib.nullcontext() if here else in_stream(self.comm.device, pointer):
             slots = new("recv_slot", self.out_rows, self.topk, make=rows) if self.expanded else None
             data = (new("recv_source", self.out_rows, make=rows), slots, new("n_recv_tokens", 1), new("psum_rank", ranks),
                     new("psum_expert", local), new("count_exact", local), new("rank_prefix", ranks, ranks))
@@ -187,6 +192,6 @@ class Plan(OfThisProcess):
 
 
 def _tokens(topk_idx: Optional[torch.Tensor], token_in_rank: Optional[torch.Tensor]) -> int:
-    """N of a routing; the library has refused one that is neither."""
+    """N of a routing. The library has refused a call without any."""
     one = token_in_rank if topk_idx is None else topk_idx
     return 0 if one is None else int(one.shape[0])

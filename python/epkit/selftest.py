@@ -65,7 +65,8 @@ def _rank(rank: int, ranks: int, store: str) -> None:
     comm.free()
     dist.destroy_process_group()
     if rank == 0:
-        print(f"epkit {epkit.__version__}: {ranks} ranks, backend {backend}, torch {torch.__version__}: all results are exact")
+        cuda = f" of CUDA {epkit.cuda_version}" if comm.is_cuda else ""
+        print(f"epkit {epkit.__version__}: {ranks} ranks, backend {backend}{cuda}, torch {torch.__version__}: all results are exact")
 
 
 def main(argv: List[str]) -> int:

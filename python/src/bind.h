@@ -111,7 +111,7 @@ void call_done(struct comm_object *comm);
 PyObject *call_end(struct comm_object *comm, ep_status status);
 /*
  * A call on a member. It owns the communicator while `function` runs: code of Python that runs while tensors are read
- * (a type of somebody else's may have any) can neither free what the call works on nor begin another one.
+ * (a foreign type may run any) can neither free what the call works on nor begin another one.
  */
 PyObject *member_call(PyObject *self, const char *call, PyObject *const *args, Py_ssize_t nargs, Py_ssize_t wanted,
                       PyObject *(*function)(PyObject *self, PyObject *const *args));
@@ -129,7 +129,7 @@ extern PyGetSetDef member_properties[]; /* closed */
         name, (PyCFunction)(void (*)(void))function, METH_FASTCALL, NULL                                               \
     }
 
-/* What the library takes as a stream: NULL for None, else the pointer that an integer is. PyErr_Occurred() tells. */
+/* The stream argument of the library: NULL for None, else an integer as a pointer. Check PyErr_Occurred(). */
 void *stream_of(PyObject *stream);
 PyObject *plan_layout(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs);
 PyObject *plan_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs);

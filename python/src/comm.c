@@ -14,7 +14,7 @@ static struct comm_object *comm_alloc(void)
     return (struct comm_object *)alloc(comm_type, 0);
 }
 
-/* Who, where, on what: asked once. */
+/* Rank, size, backend and device: read once. */
 static ep_status comm_fill(struct comm_object *comm)
 {
     ep_comm_info info = {.size = sizeof(info)};

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* By the hundreds of a status: who must act. */
+/* By the hundreds of a status. */
 enum { BASE, ARGUMENT, RESOURCE, PEER, GROUP, UNSUPPORTED, CLASSES };
 
 static PyObject *classes[CLASSES];

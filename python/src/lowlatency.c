@@ -12,7 +12,7 @@ PyTypeObject *ll_type;
 struct half {
     PyObject
         *tensors;  /* tuple of what the call was given, which the library still reads and writes; NULL: none is open */
-    uint64_t id;   /* what finish() is told */
+    uint64_t id;   /* argument of finish() */
     uint64_t call; /* the dispatch, or the one that the combine answers */
     uint64_t combine; /* number of the combine, 0: a dispatch */
     void *stream;
@@ -210,7 +210,7 @@ static PyObject *keep(PyObject *const *args, Py_ssize_t nargs)
     return tuple;
 }
 
-/* Takes `tensors`. Returns what finish() is to be told. */
+/* Consumes `tensors`. Returns the argument of finish(). */
 static uint64_t open_half(struct ll_object *ll, uint64_t call, uint64_t combine, void *stream, PyObject *tensors)
 {
     struct half *half = &ll->open[call % 2];
@@ -315,7 +315,7 @@ static ep_status call_combine(struct ll_object *ll, const ep_ll_combine_args *co
 
 /*
  * dispatch(x, topk_idx, max_tokens, recv_x, recv_scales, recv_count, recv_source, recv_range, recv_stats, wait_cost,
- * flags, stream) -> number of the call, and what to tell finish(), 0 without EP_LL_RECV_HOOK
+ * flags, stream) -> number of the call, and the argument of finish(), 0 without EP_LL_RECV_HOOK
  */
 static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
 {
@@ -369,7 +369,7 @@ static PyObject *ll_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t n
     return member_call(self, "low_latency_dispatch", args, nargs, 12, run_dispatch);
 }
 
-/* combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, stream) -> what to tell finish(), or 0 */
+/* combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, stream) -> argument of finish(), or 0 */
 static PyObject *run_combine(PyObject *self, PyObject *const *args)
 {
     static const char call[] = "low_latency_combine";

@@ -116,7 +116,7 @@ void object_free(PyObject *self)
     Py_DECREF((PyObject *)type);
 }
 
-/* Off the list, so that other threads find it freed, before the library is told. */
+/* Off the list, so that other threads find it freed, before the library's object is freed. */
 static void member_close(struct member *member)
 {
     struct comm_object *comm = member->comm;
@@ -266,7 +266,7 @@ PyObject *member_free_method(PyObject *self, PyObject *unused)
     (void)unused;
     if (member->comm && !call_ready(member->comm, "free"))
         return NULL;
-    if (member->comm) /* nobody has freed it meanwhile */
+    if (member->comm) /* not freed meanwhile */
         members_free(member->comm, member);
     Py_RETURN_NONE;
 }

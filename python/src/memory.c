@@ -43,7 +43,7 @@ static void export_delete(struct dl_managed *managed)
     free(export);
 }
 
-/* Of a capsule that nobody made a tensor of: its name is still the first one then. */
+/* Of a capsule that never became a tensor: it still has its first name then. */
 static void capsule_delete(PyObject *capsule)
 {
     struct dl_managed *managed;

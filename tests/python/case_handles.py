@@ -7,6 +7,7 @@ import deep_ep
 import epkit
 import torch
 import torch.distributed as dist
+from deep_ep._order import Order
 from ranks import CUDA, raises, run
 
 
@@ -98,6 +99,12 @@ def compiled(rank, size):
         assert torch.equal(torch.compile(function, backend="eager")(x), function(x)), function.__name__
 
 
+def test_handles_promise_no_weak_references():
+    """A tuple has room for none, and torch._dynamo before 2.5 makes one of all that have the attribute."""
+    for kind in (deep_ep.buffer.Handle, deep_ep._low_latency.LowLatencyHandle):
+        assert not hasattr(kind, "__weakref__"), kind
+
+
 def test_torch_compile_around_calls():
     if CUDA:
         import torch._dynamo  # noqa: F401 - each child for itself: before the fork it would touch CUDA
@@ -171,3 +178,47 @@ def facts_of_a_handle(rank, size):
 
 def test_what_a_dispatch_asks_for():
     run(2, facts_of_a_handle)
+
+
+def contexts_of(call):
+    """How often a call makes the communication stream torch's current one: (for work of torch, for allocations)."""
+    count, names = {}, ("on_stream", "allocating")
+    methods = {name: getattr(Order, name) for name in names}
+
+    def counted(name):
+        def method(self):
+            count[name] = count.get(name, 0) + 1
+            return methods[name](self)
+        return method
+
+    for name in names:
+        setattr(Order, name, counted(name))
+    try:
+        call()
+    finally:
+        for name in names:
+            setattr(Order, name, methods[name])
+    return tuple(count.get(name, 0) for name in names)
+
+
+def contexts(rank, size):
+    """A change of torch's stream costs more than the library's part of a call: none for new routing of exact counts, whose
+    outputs need no work of torch, and one where there is some."""
+    buffer = deep_ep.Buffer(dist.group.WORLD)
+    x, topk_idx, weights, experts = setting(rank, size)
+    assert contexts_of(lambda: buffer.get_dispatch_layout(topk_idx, experts)) == (0, 1)
+    layout = buffer.get_dispatch_layout(topk_idx, experts)
+    routing = {"num_tokens_per_rank": layout[0], "num_tokens_per_expert": layout[2], "topk_idx": topk_idx, "topk_weights": weights}
+    for mask in (layout[3], None):
+        assert contexts_of(lambda: buffer.dispatch(x, is_token_in_rank=mask, **routing)) == (0, 1)
+    elastic = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=8)
+    for more in ({}, {"do_expand": True}, {"do_cpu_sync": False}):  # which copy topk_idx
+        assert contexts_of(lambda: elastic.dispatch(x, topk_idx, weights, num_experts=experts, **more)) == (1, 1)
+    strided = torch.stack((topk_idx, topk_idx), 2)[:, :, 0]
+    assert not strided.is_contiguous()
+    assert contexts_of(lambda: buffer.get_dispatch_layout(strided, experts)) == (1, 1)
+    assert all(torch.equal(a, b) for a, b in zip(buffer.get_dispatch_layout(strided, experts)[2:4], layout[2:4]))
+
+
+def test_streams_of_new_routing():
+    run(2, contexts)

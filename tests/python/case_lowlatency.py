@@ -18,6 +18,7 @@ OFFSET = 128
 MASK = 2 ** 32 - 1
 
 NOT_ON_CUDA = {"test_a_hook_is_refused": "there a barrier is queued, and nobody waits in it",
+               "test_a_mask_that_is_not_cleaned": "there the failure comes with a later call",
                "test_a_rank_ends_behind_its_last_combine": "there a rank that has ended is seen at once, whoever waits for it"}
 
 
@@ -376,3 +377,109 @@ def masked(rank, size):
 
 def test_a_rank_that_ends_is_masked():
     run(3, masked)
+
+
+def missing(rank, size):
+    """A rank is gone before its first call, as in DeepEP's test of shrinking; the others find that out in theirs. They know the
+    sizes by the hint that the buffer was made with."""
+    hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, size, 4 * size)
+    buffer = deep_ep.Buffer(dist.group.WORLD, num_rdma_bytes=hint, low_latency_mode=True, explicitly_destroy=True, enable_shrink=True)
+    x, _, topk_idx, weights, experts = make(rank, size, 11)
+    if rank == 1:
+        buffer.destroy()
+        return
+    lives = topk_idx.masked_fill(topk_idx // 4 == 1, -1)
+    status = torch.zeros(size, dtype=torch.int32)
+    for step, (_, hook, fp8, rounded, ue8m0) in enumerate(variants(x, x)):
+        for topk in (TOPK, 1):
+            stats = torch.zeros(4, dtype=torch.int32)
+            recv, count, handle = dispatch(buffer, x, topk_idx[:, :topk].contiguous(), experts, hook, fp8, rounded, ue8m0, stats)
+            buffer.low_latency_query_mask_buffer(status)
+            assert status.tolist() == [int(one == 1) for one in range(size)] and torch.equal(stats, count)
+            rows = torch.stack([per_token_cast_back(*pair) for pair in zip(recv[0], recv[1].contiguous())]) if fp8 else recv.clone()
+            left, weight = lives[:, :topk].contiguous(), weights[:, :topk].contiguous()
+            out, _, _ = buffer.low_latency_combine(rows, left, weight, handle)
+            assert calc_diff(x * weight.masked_fill(left == -1, 0).sum(1, keepdim=True), out) < (9e-4 if fp8 else 1e-5)
+        raises(epkit.ArgumentError, "topk_idx", buffer.low_latency_combine, rows, topk_idx[:, :3].contiguous(), weights, handle)
+    buffer.destroy()
+
+
+def test_a_rank_is_missing_from_the_first_call():
+    run(4, missing)
+
+
+def standby(rank, size):
+    """Where all ranks are there, calls go by an object of their own number of choices; so they do where ranks know no sizes, or
+    not the same."""
+    hint, experts = deep_ep.Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, size, 4 * size), 4 * size
+    wide, odd = (deep_ep.Buffer.get_low_latency_rdma_size_hint(TOKENS, hidden, size, 4 * size) for hidden in (1 << 17, 100))
+    for given, known in ((hint, True), (hint + rank, False), (0, False), (wide, False), (odd, False)):
+        buffer = deep_ep.Buffer(dist.group.WORLD, num_rdma_bytes=given, low_latency_mode=True, enable_shrink=True)
+        assert (buffer._standby is not None) == known
+        x, _, topk_idx, weights, _ = make(rank, size, 3)
+        recv, _, handle = dispatch(buffer, x, topk_idx, experts, False, False, False, False, None)
+        assert handle.behind.object.topk == TOPK and len(buffer._low_latency) == 2 - (buffer._standby is None)
+        out, _, _ = buffer.low_latency_combine(recv.clone(), topk_idx, weights, handle)
+        assert calc_diff(x * weights.masked_fill(topk_idx == -1, 0).sum(1, keepdim=True), out) < 1e-5
+
+
+def test_standby_of_a_buffer_that_shrinks():
+    run(2, standby)
+
+
+def cleaned(rank, size, late, missed):
+    """Ranks mask each other, make some calls apart, and clean their masks at different times, without a word to each other."""
+    os.environ["EPKIT_TIMEOUT_MS"] = "60000"
+    buffer, last = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True), size - 1
+    x, idx = torch.full((4, 128), rank + 1.0).to(torch.bfloat16), torch.arange(size).repeat(4, 1)
+
+    def layer(ranks):
+        rows, _, handle, _, _ = buffer.low_latency_dispatch(x, idx, 4, size, use_fp8=False)
+        out, _, _ = buffer.low_latency_combine(rows, idx, torch.ones(4, size), handle)
+        assert torch.equal(out, x * ranks)
+
+    layer(size)
+    dist.barrier()
+    for one in range(last) if rank == last else (last,):
+        buffer.low_latency_update_mask_buffer(one, True)
+    if CUDA:
+        torch.cuda.synchronize()
+    dist.barrier()
+    for _ in range(missed):
+        layer(1 if rank == last else size - 1)
+    if CUDA:
+        torch.cuda.synchronize()
+    dist.barrier()
+    if rank in late:
+        time.sleep(0.3)
+    buffer.low_latency_clean_mask_buffer()
+    for _ in range(4):
+        layer(size)
+
+
+def test_masks_are_cleaned_at_different_times():
+    for late, missed in (((0,), 0), ((0, 1), 1), ((2,), 2), ((), 3)):
+        run(3, cleaned, late, missed)
+
+
+def not_cleaned(rank, size):
+    """A rank that still masks this one at the deadline leaves it out."""
+    os.environ["EPKIT_TIMEOUT_MS"] = "300"
+    buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True)
+    x, idx = torch.ones(4, 128, dtype=torch.bfloat16), torch.arange(size).repeat(4, 1)
+    buffer.low_latency_dispatch(x, idx, 4, size)
+    dist.barrier()
+    if rank == 0:
+        buffer.low_latency_update_mask_buffer(1, True)
+        dist.barrier()
+    else:
+        dist.barrier()
+        buffer.low_latency_clean_mask_buffer()
+        begin = time.monotonic()
+        raises(epkit.GroupError, "EP_E_EXCLUDED rank 0 masked", buffer.low_latency_dispatch, x, idx, 4, size)
+        assert time.monotonic() - begin > 0.25
+    dist.barrier()
+
+
+def test_a_mask_that_is_not_cleaned():
+    run(2, not_cleaned)

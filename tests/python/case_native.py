@@ -53,9 +53,10 @@ def naive_values(rows, tensors):
 
 
 def gather(tensor, size):
+    """The tensors of all ranks, on this rank's device: an unpickled tensor is on its sender's."""
     every = [None] * size
     dist.all_gather_object(every, tensor)
-    return every
+    return [other.to(tensor.device) for other in every]
 
 
 def one_shape(comm, draw, number):

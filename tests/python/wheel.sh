@@ -46,8 +46,13 @@ build() {
 one_abi3_wheel() {
     wheel=$(find "$work/wheels" -name 'epkit-*-cp310-abi3-manylinux_2_*.whl')
     [ "$(printf '%s\n' "$wheel" | wc -l)" -eq 1 ] && [ -n "$wheel" ] || return 1
-    # Its own words agree with its name; the licence and the types are in it, and each file is the one that RECORD names.
-    "$python" - "$wheel" <<'PYTHON'
+    check_wheel "$wheel"
+}
+
+# check_wheel WHEEL: its metadata agree with its name; the licence and the types are in it, and each file is the one that
+# RECORD names.
+check_wheel() {
+    "$python" - "$1" <<'PYTHON'
 import base64, csv, hashlib, io, sys, zipfile
 
 wheel = zipfile.ZipFile(sys.argv[1])
@@ -57,17 +62,37 @@ tag = "-".join(sys.argv[1].rsplit("/", 1)[1][:-4].rsplit("-", 3)[1:])
 said = wheel.read(info + "/WHEEL").decode()
 assert f"Tag: {tag}\n" in said and "Root-Is-Purelib: false" in said, said
 meta = wheel.read(info + "/METADATA").decode()
-assert "\nVersion: 0.1.0\n" in meta and "\nRequires-Python: >=3.10\n" in meta and "Requires-Dist" not in meta, meta
+version = sys.argv[1].rsplit("/", 1)[1].split("-")[1]
+assert info == f"epkit-{version}.dist-info" and version.split("+")[0] == "0.1.0", (info, version)
+assert f"\nVersion: {version}\n" in meta and "\nRequires-Python: >=3.10\n" in meta and "Requires-Dist" not in meta, meta
 wanted = {f"{info}/licenses/LICENSE", "epkit/_C.abi3.so", "epkit/_C.pyi", "epkit/libepkit.so.0"}
 wanted |= {f"{package}/py.typed" for package in ("epkit", "deep_ep", "deep_ep_cpp")}
 assert wanted <= names, wanted - names
 assert all(name.split("/")[0] in ("epkit", "deep_ep", "deep_ep_cpp", info) for name in names), names
-for name, digest, size in csv.reader(io.StringIO(wheel.read(info + "/RECORD").decode())):
+record = list(csv.reader(io.StringIO(wheel.read(info + "/RECORD").decode())))
+assert {name for name, _, _ in record} == names, names.symmetric_difference(name for name, _, _ in record)
+for name, digest, size in record:
     if digest:
         data = wheel.read(name)
         assert digest == "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode(), name
         assert int(size) == len(data), name
 PYTHON
+}
+
+# Wheels for two versions of CUDA have two names, and pip shows which one is installed. Without nvcc there is nothing to
+# name: then a copy is named as one with libepkit-cuda.
+cuda_in_the_version() {
+    mkdir "$work/cuda" && cp "$wheel" "$work/cuda/" || return 1
+    PYTHONPATH=$work/source/python "$python" - "$work/cuda/${wheel##*/}" <<'PYTHON' || return 1
+import sys
+import backend
+if not backend._cuda_of(sys.argv[1]):
+    backend._renamed(sys.argv[1], None, "+cu124")
+PYTHON
+    set -- "$work"/cuda/*.whl
+    [ $# -eq 1 ] && [[ ${1##*/} == epkit-0.1.0+cu1*-cp310-abi3-* ]] && check_wheel "$1" &&
+        "$python" -m pip install --quiet --no-deps --no-compile --target "$work/cuda/site" "$1" &&
+        compgen -G "$work/cuda/site/epkit-0.1.0+cu1*.dist-info" >/dev/null
 }
 
 # `pip wheel python/` is the same package: its metadata, which need no build.
@@ -164,9 +189,10 @@ other_version() {
 }
 
 failed=0
-echo 1..13
+echo 1..14
 report "a wheel is built" build
 report "it is one for every Python from 3.10 on, with its licence" one_abi3_wheel
+report "the version of CUDA is part of a wheel's version" cuda_in_the_version
 report "the folder python/ makes the same one" subfolder
 report "it installs" install
 report "it searches no path but its own" no_foreign_paths

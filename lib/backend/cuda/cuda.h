@@ -384,8 +384,10 @@ void cuda_count_open(const struct cuda_comm *cuda, int change);
 struct cuda_plan {
     struct cuda_block block;           /* entries, counts, indices */
     struct cuda_block ordered;         /* entries in the order of EP_COMBINE_BY_CHOICE; made on first use */
-    struct cuda_block metadata_counts; /* counts for metadata of a plan of exact counts; made on first use */
+    struct cuda_block metadata_counts; /* between nodes: counts for metadata of a plan of exact counts; made on first
+                                          use */
     struct cuda_block sources;         /* rows of metadata in flight; made on first use */
+    const int64_t *exact_counts;       /* these counts: in `block`, or in `metadata_counts`; NULL: not uploaded */
     struct cuda_route route;
     bool uploaded;            /* the route is complete */
     struct cuda_lists *lists; /* between nodes; NULL on one */
@@ -436,6 +438,9 @@ ep_status cuda_check_refused(struct cuda_comm *cuda);
 void cuda_plan_info_close(struct cuda_comm *cuda);
 
 /* metadata.c */
+/* The counts of a plan that metadata reads: their size in bytes, and the counts in host memory. */
+size_t cuda_metadata_counts_bytes(const ep_plan *plan);
+void cuda_metadata_counts_write(const ep_plan *plan, int64_t *ret_counts);
 ep_status cuda_plan_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream);
 
 /* layout.c */

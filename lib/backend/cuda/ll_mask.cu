@@ -10,6 +10,7 @@ __device__ void unmask_rank(const cuda_ll &ll, int rank)
 {
     cuda_ll_segment *mine = ll_mine(ll);
 
+    atomicOr(ll_word(mine->unmasked, rank), 1u << ll_shift(rank));
     if (!ll_has(mine->mask, rank))
         return;
     *(volatile uint32_t *)&ll_peer(ll, rank)->masked_by[ll.waits.rank] = 0;

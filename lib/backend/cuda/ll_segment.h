@@ -57,6 +57,7 @@ struct cuda_ll_segment {
     uint64_t polls_requested;             /* as in struct cuda_ll_report */
     uint64_t decision[CUDA_LL_SYNCS];  /* call << 32 | mask[0] at each sync point; with masking, or with many ranks */
     uint32_t mask[CUDA_LL_MASK_WORDS]; /* ranks that are masked */
+    uint32_t unmasked[CUDA_LL_MASK_WORDS];    /* ranks that this one has unmasked, and that may still mask it */
     uint32_t remote_lost[CUDA_LL_MASK_WORDS]; /* as in struct cuda_ll_report, as last seen by a kernel */
     uint32_t events_lease; /* end of the lease of the thread that polls `events` of the landing segment */
     uint32_t blocks[3];    /* of the running kernel: those that have sent rows, ended, sent weights */

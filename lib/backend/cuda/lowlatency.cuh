@@ -413,19 +413,25 @@ __device__ inline uint64_t ll_request_poll(const cuda_ll &ll, bool requests)
 
 /*
  * Has `rank` masked this rank? For a remote rank the state as of `poll`, which this kernel requested, counts: a rank
- * that was delayed sees what it has missed.
+ * that was delayed sees what it has missed. A rank that this one has just unmasked has until the deadline to unmask
+ * this one.
  */
 __device__ inline bool is_masked_by(const cuda_ll &ll, int rank, uint64_t poll)
 {
+    const volatile uint32_t *masked = &ll_from(ll, rank)->masked_by[rank];
+    uint32_t *unmasked = ll_mine(ll)->unmasked;
+    uint64_t limit_ns = ll_is_remote(ll, rank) ? MASK_SENT_NS : 0; /* the message that clears the mask is in flight */
+
     if (ll_is_remote(ll, rank))
         wait_for(ll.waits, with_backoff<has_reached>{{&ll.report->polls_done, poll}},
                  ll_word(ll.report->remote_lost, rank), ll_shift(rank));
-    /* The message that clears the mask may still be in flight. */
-    for (uint64_t begin = global_ns();
-         ll_is_remote(ll, rank) && global_ns() - begin < MASK_SENT_NS && !is_stopped(ll.waits); __nanosleep(1000))
-        if (!*(const volatile uint32_t *)&ll_from(ll, rank)->masked_by[rank])
-            return false;
-    return *(const volatile uint32_t *)&ll_from(ll, rank)->masked_by[rank];
+    if (ll_has(unmasked, rank)) {
+        limit_ns = ll.waits.deadline_ns;
+        atomicAnd(ll_word(unmasked, rank), ~(1u << ll_shift(rank)));
+    }
+    for (uint64_t begin = global_ns(); *masked && global_ns() - begin < limit_ns && !is_stopped(ll.waits);)
+        __nanosleep(1000);
+    return *masked;
 }
 
 /*

@@ -1,34 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Writes metadata of a plan to the caller's memory, in the order of the stream. The counts of a plan of fixed capacity
- * are on the device; those of another plan are on the host, which uploads them once.
+ * are on the device; those of another plan are on the host, which uploads them once: within a node together with the
+ * plan itself.
  */
 #include "backend/cuda/lists.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Uploads [R+1] first tokens, [L] exact counts, [R,R] prefix sums. */
-static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
+/* [R+1] first tokens, [L] exact counts, [R,R] prefix sums. */
+size_t cuda_metadata_counts_bytes(const ep_plan *plan)
+{
+    size_t nranks = (size_t)plan->comm->nranks, n_local = (size_t)plan->args.n_experts / nranks;
+
+    return (nranks + 1) * sizeof(int64_t) + (n_local + nranks * nranks) * sizeof(int32_t);
+}
+
+void cuda_metadata_counts_write(const ep_plan *plan, int64_t *ret_counts)
 {
     const struct ep_group_plan *inner = plan->impl;
-    struct cuda_plan *device = inner->device;
-    size_t n_local = (size_t)plan->info.n_local_experts, nranks = (size_t)plan->comm->nranks;
-    size_t bytes = (nranks + 1) * sizeof(int64_t) + (n_local + nranks * nranks) * sizeof(int32_t);
+    size_t nranks = (size_t)plan->comm->nranks, n_local = (size_t)plan->args.n_experts / nranks;
+    int32_t *words = (int32_t *)(ret_counts + nranks + 1);
+
+    memcpy(ret_counts, inner->recv_from_rank, (nranks + 1) * sizeof(*ret_counts));
+    memcpy(words, inner->recv_exact, n_local * sizeof(*words));
+    memcpy(words + n_local, inner->prefix, nranks * nranks * sizeof(*words));
+}
+
+static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
+{
+    struct cuda_plan *device = cuda_plan_of(plan);
+    size_t bytes = cuda_metadata_counts_bytes(plan);
     struct cuda_block block = {.memory = NULL};
     int64_t *counts;
-    int32_t *words;
     ep_status status;
 
-    if (device->metadata_counts.memory)
+    if (device->exact_counts)
         return EP_OK;
     counts = malloc(bytes);
     if (!counts)
         return ep_fail(EP_E_MEMORY, "ep_plan_get_metadata: no memory");
-    words = (int32_t *)(counts + nranks + 1);
-    memcpy(counts, inner->recv_from_rank, (nranks + 1) * sizeof(*counts));
-    memcpy(words, inner->recv_exact, n_local * sizeof(*words));
-    memcpy(words + n_local, inner->prefix, nranks * nranks * sizeof(*words));
+    cuda_metadata_counts_write(plan, counts);
     status = cuda_pool_alloc(cuda, bytes, &block);
     if (status == EP_OK)
         status =
@@ -37,10 +50,12 @@ static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
     if (status == EP_OK)
         status = cuda_status(cudaStreamSynchronize(cuda->internal_stream), "cudaStreamSynchronize");
     free(counts);
-    if (status == EP_OK)
+    if (status == EP_OK) {
         device->metadata_counts = block;
-    else
+        device->exact_counts = block.memory;
+    } else {
         cuda_pool_free(cuda, &block);
+    }
     return status;
 }
 
@@ -90,7 +105,7 @@ static ep_status find_counts(struct cuda_comm *cuda, const ep_plan *plan, struct
         m->prefix = device->update.prefix;
     } else {
         EP_TRY(upload_counts(cuda, plan));
-        m->first = device->metadata_counts.memory;
+        m->first = device->exact_counts;
         m->exact = (const int32_t *)(m->first + plan->comm->nranks + 1);
         m->prefix = m->exact + plan->info.n_local_experts;
     }

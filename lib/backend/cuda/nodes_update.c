@@ -272,6 +272,7 @@ static void install_lists(struct cuda_comm *cuda, ep_plan *plan, struct cuda_lis
         cuda_pool_free(cuda, stale[i]);
         *stale[i] = (struct cuda_block){.memory = NULL};
     }
+    device->exact_counts = NULL;
     device->lists = lists;
     device->fixed = device->uploaded = true;
     device->plan = plan;

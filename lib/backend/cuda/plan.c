@@ -22,6 +22,12 @@ static bool is_made_on_host(const ep_plan *plan)
     return plan->args.flags & EP_PLAN_EXPANDED || plan->comm->nnodes > 1;
 }
 
+/* Within a node the counts for ep_plan_get_metadata() are few, and are uploaded with those for the operations. */
+static size_t metadata_bytes(const ep_plan *plan)
+{
+    return plan->comm->nnodes == 1 ? align16(cuda_metadata_counts_bytes(plan)) : 0;
+}
+
 struct cuda_route cuda_route_shape(const ep_plan *plan)
 {
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
@@ -35,7 +41,7 @@ struct cuda_route cuda_route_shape(const ep_plan *plan)
                                .idx64 = plan->args.idx_type == EP_I64};
 }
 
-/* Memory of a route: entries, counts, indices, and rows of the counting blocks. */
+/* Memory of a route: entries, counts, indices, rows of the counting blocks, and counts of the plan. */
 static ep_status new_route(struct cuda_comm *cuda, ep_plan *plan, int32_t **ret_block_rows)
 {
     struct cuda_route route = cuda_route_shape(plan);
@@ -53,7 +59,9 @@ static ep_status new_route(struct cuda_comm *cuda, ep_plan *plan, int32_t **ret_
 
     if (!device)
         return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory");
-    status = cuda_pool_alloc(cuda, entries + counts + indices + rows + 2 * starts + align16(sizeof(struct cuda_counts)),
+    status = cuda_pool_alloc(cuda,
+                             entries + counts + indices + rows + 2 * starts + align16(sizeof(struct cuda_counts)) +
+                                 metadata_bytes(plan),
                              &device->block);
     if (status != EP_OK) {
         free(device);
@@ -391,24 +399,41 @@ free_all:
     return status;
 }
 
-static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
+static void fill_counts(const struct cuda_comm *cuda, const ep_plan *plan, struct cuda_counts *ret_counts)
 {
     const struct ep_group_plan *inner = plan->impl;
-    const struct cuda_route *route = &cuda_plan_of(plan)->route;
-    struct cuda_counts counts = {.base = {0}};
 
     for (int local = 0; local < cuda->group.nlocal; local++) {
         int rank = cuda->group.first + local;
 
-        counts.base[local] = is_made_on_host(plan) ? 0 : inner->first_row[rank];
-        counts.rows_on[local] = inner->rows_on[rank];
+        ret_counts->base[local] = is_made_on_host(plan) ? 0 : inner->first_row[rank];
+        ret_counts->rows_on[local] = inner->rows_on[rank];
         /* Used on one node only. */
-        counts.first[local + 1] = inner->recv_from_rank[local + 1];
+        ret_counts->first[local + 1] = inner->recv_from_rank[local + 1];
     }
-    CUDA_TRY(cudaMemcpyAsync((void *)(uintptr_t)route->counts, &counts, sizeof(counts), cudaMemcpyHostToDevice,
-                             cuda->internal_stream));
-    CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
-    return EP_OK;
+}
+
+/* One copy for the counts of the operations and of the metadata: a second copy and its wait would make plans slower. */
+static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
+{
+    struct cuda_plan *device = cuda_plan_of(plan);
+    size_t at = align16(sizeof(struct cuda_counts)), metadata = metadata_bytes(plan), bytes = at + metadata;
+    char *counts = calloc(1, bytes), *memory = (char *)(uintptr_t)device->route.counts;
+    ep_status status;
+
+    if (!counts)
+        return ep_fail(EP_E_MEMORY, "plan: no memory for its counts");
+    fill_counts(cuda, plan, (struct cuda_counts *)(void *)counts);
+    if (metadata)
+        cuda_metadata_counts_write(plan, (int64_t *)(void *)(counts + at));
+    status = cuda_status(cudaMemcpyAsync(memory, counts, bytes, cudaMemcpyHostToDevice, cuda->internal_stream),
+                         "cudaMemcpyAsync");
+    if (status == EP_OK)
+        status = cuda_status(cudaStreamSynchronize(cuda->internal_stream), "cudaStreamSynchronize");
+    free(counts);
+    if (status == EP_OK && metadata)
+        device->exact_counts = (const int64_t *)(void *)(memory + at);
+    return status;
 }
 
 static ep_status upload_experts(struct cuda_comm *cuda, const ep_plan *plan)

@@ -383,6 +383,7 @@ static void set_mask(ep_ll *ll, int rank, bool on)
         return;
     }
     inner->masked[rank] = 0;
+    inner->unmasked[rank] = rank != ll->comm->rank;
     atomic_fetch_and_explicit(&masks[rank / 64], ~(UINT64_C(1) << rank % 64), memory_order_acq_rel);
     ll_net_publish_mask(ll, rank, false);
 }

@@ -129,14 +129,15 @@ struct host_ll {
     uint64_t barriers;
     size_t scales_at, row_at, slot_bytes, block_bytes, ranges_at, blocks_at; /* slot_bytes: of the largest format */
     int32_t *masked;                                                         /* [R] */
-    int32_t *index[2];                                                       /* [M,K] of dispatch n at n % 2 */
-    int32_t *next_index;        /* [M,K] while it is checked: the dispatch before the last one may still be combined */
-    struct ll_block **block;    /* [R] blocks that the current dispatch writes */
-    int32_t *n_slots;           /* [R] written for each rank, or received from each */
-    int32_t *heads;             /* [R*M] copies of the headers of received slots: struct ll_slot and K experts each */
-    struct ll_range *ranges[2]; /* [L*R] of dispatch n at n % 2: a copy of those in the segment for the peers */
-    int32_t *seen;              /* [E] tokens of this rank so far, per expert */
-    uint8_t *row;               /* one quantised row */
+    bool unmasked[EP_MAX_RANKS]; /* ranks that this one has unmasked, and that may still mask it */
+    int32_t *index[2];           /* [M,K] of dispatch n at n % 2 */
+    int32_t *next_index;         /* [M,K] while it is checked: the dispatch before the last one may still be combined */
+    struct ll_block **block;     /* [R] blocks that the current dispatch writes */
+    int32_t *n_slots;            /* [R] written for each rank, or received from each */
+    int32_t *heads;              /* [R*M] copies of the headers of received slots: struct ll_slot and K experts each */
+    struct ll_range *ranges[2];  /* [L*R] of dispatch n at n % 2: a copy of those in the segment for the peers */
+    int32_t *seen;               /* [E] tokens of this rank so far, per expert */
+    uint8_t *row;                /* one quantised row */
     float *scales;
     int32_t *packed_scales;
     struct ll_dispatch dispatch[2]; /* number n at n % 2 */

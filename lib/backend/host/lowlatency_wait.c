@@ -41,26 +41,31 @@ static bool is_masked_by(const ep_ll *ll, int rank)
 
 /*
  * True if the rank has masked this one and does not clear the mask. Signals of a rank of another node arrive one after
- * the other, and take some time.
+ * the other, and take some time. A rank that this one has just unmasked has until the deadline to unmask this one.
  */
 static ep_status recheck_mask(ep_ll *ll, int rank, enum ep_group_phase phase, bool *ret_masked)
 {
-    uint64_t limit_ns = ep_now_ns() + LL_UNMASK_WAIT_NS;
+    struct host_ll *inner = ll->impl;
+    uint64_t limit_ns = ep_now_ns() + (inner->unmasked[rank]    ? (uint64_t)ll->comm->config.timeout_ms * 1000000u
+                                       : ll_is_remote(ll, rank) ? LL_UNMASK_WAIT_NS
+                                                                : 0);
 
-    while (ll_is_remote(ll, rank) && is_masked_by(ll, rank) && ep_now_ns() < limit_ns) {
-        bool moved;
+    while (is_masked_by(ll, rank) && ep_now_ns() < limit_ns && !ep_group_peer_dead(inner->group, rank)) {
+        bool moved = false;
 
         EP_TRY(ll_net_progress(ll, phase, &moved));
+        EP_TRY(ep_group_check_abort(inner->group));
         if (!moved)
             nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
     }
     *ret_masked = is_masked_by(ll, rank);
+    inner->unmasked[rank] = false;
     return EP_OK;
 }
 
 ep_status ll_check_masks(ep_ll *ll, enum ep_group_phase phase)
 {
-    const struct host_ll *inner = ll->impl;
+    struct host_ll *inner = ll->impl;
     int me = ll->comm->rank;
 
     for (int rank = 0; (ll->config.flags & EP_LL_MASK_DEAD) && rank < ll->comm->nranks; rank++) {
@@ -161,6 +166,7 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
         EP_TRY(recheck_mask(ll, rank, phase, &masked));
     if (masked)
         return fail_excluded(rank, phase);
+    inner->unmasked[rank] = false;
     /* A counter published since the last check, while this rank was not scheduled or checked masks, counts. */
     if (status != EP_OK && atomic_load_explicit(counter, memory_order_acquire) < value)
         ll_mask_rank(ll, rank);

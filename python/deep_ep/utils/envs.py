@@ -84,7 +84,8 @@ def get_logical_domain_size(group: dist.ProcessGroup, allow_hybrid_mode: bool = 
 
 
 def check_nvlink_connections(group: Any) -> None:
-    """Nothing: the communicator checks while it is made how its ranks reach each other, and says what is missing."""
+    """Does nothing: the creation of the communicator checks whether ranks can reach each other's memory, and reports what is
+    missing."""
 
 
 def check_torch_deterministic() -> None:

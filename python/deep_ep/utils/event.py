@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events: when an operation is complete."""
+"""Events of asynchronous operations."""
 from typing import Any, Callable, Optional, Sequence
 
 import torch
 
 
 class EventHandle:
-    """An event on torch's current CUDA stream. Without CUDA everything before it is complete already.
+    """An event on torch's current CUDA stream. Without CUDA it is complete from the beginning.
 
-    It may keep tensors of a call that was made in the stream `caller`, where their memory is used again: they stay allocated
+    It may keep tensors of a call that was made in the stream `caller`, whose allocator reuses their memory: they stay allocated
     until that stream has waited for the event, or, if it does not, until the work on the event's stream is complete.
     """
 
@@ -36,7 +36,7 @@ class EventHandle:
                 self._stream = None
 
     def __del__(self) -> None:
-        # The caller's stream has not waited: the allocator has to know that the event's one still uses the tensors.
+        # The caller's stream has not waited: the allocator has to know that the event's stream may still use the tensors.
         stream = getattr(self, "_stream", None)
         if stream is None:
             return
@@ -44,12 +44,12 @@ class EventHandle:
             if not torch.cuda.is_current_stream_capturing():
                 for tensor in self._tensors:
                     tensor.record_stream(stream)
-        except Exception:  # noqa: BLE001 - at the end of the interpreter there is nothing left to tell
+        except Exception:  # noqa: BLE001 - torch may be gone at the end of the interpreter, and the allocator with it
             pass
 
 
 class EventOverlap:
-    """An event with what is convenient around it: `with` waits at the end, hooks run after the wait.
+    """An event that a `with` statement waits for at its end, and whose hooks run after the wait.
 
     Attributes:
         event: an EventHandle, or None where the operation was not asynchronous.

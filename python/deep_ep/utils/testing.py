@@ -8,7 +8,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 import torch
 import torch.distributed as dist
 
-# Kernels of epkit under the names that programs ask for. What has no kernel of its own here takes no time.
+# DeepEP's names of kernels -> those of epkit. What has no kernel of its own here counts as no time.
 _KERNELS = {"dispatch_impl": "dispatch", "combine_impl": "combine"}
 _NO_KERNELS = ("dispatch_copy_epilogue_impl", "combine_reduce_epilogue_impl")
 _NOTHING = 1e-9
