@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* counters.c - the counters that the kernel keeps for NICs, and the arithmetic of counters that wrap around. */
+/* counters.c - the counters that the kernel keeps for NICs, and arithmetic with wrap-around. */
 #include "hardware/counters.h"
 
 #include "base/clock.h"
@@ -12,9 +12,9 @@
 #define TWO_32 (UINT64_C(1) << 32)
 
 /*
- * Ports of RDMA devices: below ports/<n>/counters, those of the InfiniBand specification (PortCounters and
- * PortCountersExtended; data in words of 4 bytes), which RoCE devices give as well; below ports/<n>/hw_counters, those
- * of the driver, here mlx5. A device that lacks one of them is nothing special.
+ * Ports of RDMA devices. ports/<n>/counters has those of the InfiniBand specification (PortCounters and
+ * PortCountersExtended; data in words of 4 bytes), which RoCE devices provide as well; ports/<n>/hw_counters has those
+ * of the driver, here mlx5. Devices may lack some of them.
  */
 #define PRIORITY(n)                                                                                                    \
     {COUNTER_ETHTOOL "rx_prio" n "_pause", COUNTER_CONGESTION, 1,                                                      \
@@ -64,7 +64,7 @@ static const struct counter_row rdma_rows[] = {
     {"hw_counters/np_ecn_marked_roce_packets", COUNTER_CONGESTION, 1, "packets received with a congestion mark (ECN)"},
     {"hw_counters/rp_cnp_handled", COUNTER_CONGESTION, 1, "congestion notices (CNP) obeyed"},
     {"hw_counters/rp_cnp_ignored", COUNTER_CONGESTION, 1, "congestion notices (CNP) ignored"},
-    /* Of the interface of an Ethernet port: what happens to the link, mlx5 does not count at the RDMA device. */
+    /* Of the interface of an Ethernet port: mlx5 does not count link events at the RDMA device. */
     {COUNTER_NET "carrier_down_count", COUNTER_ERROR, 1, "times the interface lost its carrier"},
     {COUNTER_NET "statistics/rx_crc_errors", COUNTER_ERROR, 1, "frames received with a wrong checksum"},
     /* Names of mlx5 (Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst of Linux). */
@@ -81,7 +81,7 @@ static const struct counter_row rdma_rows[] = {
     PRIORITY("7"),
 };
 
-/* Network interfaces: below statistics (Documentation/ABI/testing/sysfs-class-net-statistics of Linux). */
+/* Network interfaces: the folder statistics (Documentation/ABI/testing/sysfs-class-net-statistics of Linux). */
 static const struct counter_row net_rows[] = {
     {"tx_bytes", COUNTER_SENT, 1, "bytes sent"},
     {"rx_bytes", COUNTER_RECEIVED, 1, "bytes received"},
@@ -172,7 +172,7 @@ const char *counter_path(const struct counter_device *device, const char *file, 
     return ret_path;
 }
 
-/* What the driver counts, to be released. */
+/* The statistics of the driver; a new reference. */
 static json_t *query_driver(struct source *source, const struct counter_device *device)
 {
     char question[COUNTER_PATH_BYTES];
@@ -239,7 +239,7 @@ bool counter_may_wrap(const struct counter_device *device, const struct counter_
     return any;
 }
 
-/* Units moved, as the file counts them. */
+/* The increment, in units of the file. */
 static uint64_t moved(uint64_t before, uint64_t after, bool *ret_reset)
 {
     uint64_t back = before - after, across = 0 - back;

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * counters.h - what NICs have sent and received: samples, and what happened between two of them.
- */
+/* counters.h - traffic and error counters of NICs: samples, and the difference between two of them. */
 #ifndef EP_TOPO_COUNTERS_H
 #define EP_TOPO_COUNTERS_H
 
@@ -9,13 +7,13 @@
 
 #include <jansson.h>
 
-/* A device whose counters are read: a port of an RDMA device, or a network interface. */
+/* A device with counters: a port of an RDMA device, or a network interface. */
 struct counter_device {
     const char *name; /* "mlx5_0:1", "eth0" */
     bool rdma;
     const char *nic; /* "mlx5_0" or "eth0" */
     int port;
-    const char *netdev; /* the interface of a port of Ethernet; NULL or "" none */
+    const char *netdev; /* the interface of an Ethernet port; NULL or "" without one */
 };
 
 enum counter_kind {
@@ -24,18 +22,18 @@ enum counter_kind {
     COUNTER_SENT_PACKETS,
     COUNTER_RECEIVED_PACKETS,
     COUNTER_ERROR,     /* something was lost, damaged or refused */
-    COUNTER_CONGESTION /* somebody had to wait */
+    COUNTER_CONGESTION /* a sender had to wait */
 };
 
 struct counter_row {
     /*
-     * Below the device's folder of counters: "port_xmit_data", "hw_counters/np_cnp_sent". Of the interface of a port:
-     * "net/carrier_down_count" in sysfs, "ethtool/rx_discards_phy" by its driver.
+     * Relative to the folder of counters of the device: "port_xmit_data", "hw_counters/np_cnp_sent". For the interface
+     * of a port: "net/carrier_down_count" in sysfs, "ethtool/rx_discards_phy" from its driver.
      */
     const char *file;
     enum counter_kind kind;
     int scale; /* bytes per unit: 4 for the data counters of RDMA ports (IB specification: in words of 4 bytes) */
-    const char *text; /* what it counts, for people */
+    const char *text; /* description for users */
 };
 
 #define COUNTER_ROWS_MAX 72
@@ -50,31 +48,32 @@ struct counter_rows {
 };
 struct counter_rows counter_rows(bool rdma);
 
-/* The file of a counter in sysfs; "" where there is none: no interface, or one that the driver is asked for. */
+/* The path of a counter in sysfs; "" without one: no interface, or a counter of the driver. */
 const char *counter_path(const struct counter_device *device, const char *file, char ret_path[COUNTER_PATH_BYTES]);
 
 /*
- * What the driver of an interface counts: {"rx_prio3_pause": 12, ...}, of COUNTER_ETHTOOL alone; NULL: nothing. A live
- * machine is asked at each look; a snapshot has the answer under the question of this name and the interface's.
+ * The statistics of the driver of an interface, only those of COUNTER_ETHTOOL: {"rx_prio3_pause": 12, ...}; NULL: none.
+ * A live machine is queried for each sample; a snapshot has the answer under this query name with the name of the
+ * interface.
  */
 #define COUNTER_QUERY_NAME "ethtool:%s"
 #define COUNTER_DEADLINE_MS 1000
 json_t *ethtool_query(void *interface);
 
 /*
- * Counters that tell of a fault of the link itself. Since boot a port has seen its switch restart, and what all ports
- * have alike is no fault of one: one stands out that has at least `least` and five times what the others have, or
- * `always` whatever they have. While somebody watches, any movement is a fault, but for packets that were dropped at
- * the port: lossy traffic drops a few on healthy networks.
+ * Counters of faults of the link. Since boot a port has seen its switch restart, and what all ports have is not a fault
+ * of one. So a port is an outlier if its value is at least `least` and five times that of the others, or at least
+ * `always`. While the counters are watched, any change is a fault, except for packets dropped at the port: lossy
+ * traffic drops a few on healthy networks.
  */
 struct counter_limit {
-    const char *file, *text; /* a phrase with the place for a number: "the link went down %lld times" */
+    const char *file, *text; /* a phrase with a conversion for the number: "the link went down %lld times" */
     int64_t least, always;
-    int64_t watched; /* so many are a fault while somebody watches */
+    int64_t watched; /* this many are a fault while the counters are watched */
 };
 
 const struct counter_limit *counter_limits(size_t *ret_n);
-/* Of values in any order, which are sorted for it; 0 of none. */
+/* The median; sorts `values`. 0 without values. */
 int64_t counter_median(int64_t *values, size_t n);
 bool counter_is_outlier(const struct counter_limit *limit, int64_t value, int64_t median_of_others);
 
@@ -82,10 +81,10 @@ bool counter_is_outlier(const struct counter_limit *limit, int64_t value, int64_
 void counter_limit_text(const struct counter_limit *limit, int64_t value, char *ret_text, size_t bytes);
 
 /*
- * RoCE: packets that a receiver asks for again (COUNTER_LOST), or whose acknowledgement does not come
- * (COUNTER_TIMED_OUT), of those sent. From one in 100000 on the way back to the lost one (go-back-N) costs more than a
- * few per cent. Of those received, COUNTER_OUT_OF_ORDER alone says less, since adaptive routing lets packets overtake
- * each other on healthy networks; they were lost where peers send again (COUNTER_DUPLICATE).
+ * RoCE: packets that a receiver requests again (COUNTER_LOST), or that are not acknowledged (COUNTER_TIMED_OUT), of
+ * those sent. From a loss of one in 100000 on, retransmission from the lost packet on (go-back-N) costs more than a few
+ * per cent. Of those received, COUNTER_OUT_OF_ORDER alone is weak evidence, since adaptive routing reorders packets on
+ * healthy networks; they were lost where peers send again (COUNTER_DUPLICATE).
  */
 #define COUNTER_LOST "hw_counters/packet_seq_err"
 #define COUNTER_TIMED_OUT "hw_counters/local_ack_timeout_err"
@@ -96,28 +95,29 @@ void counter_limit_text(const struct counter_limit *limit, int64_t value, char *
 #define COUNTER_LOST_RATIO_SEVERE 1e-3
 
 struct counter_sample {
-    int64_t at_ns; /* of the monotonic clock */
+    int64_t at_ns; /* CLOCK_MONOTONIC */
     bool known[COUNTER_ROWS_MAX];
-    uint64_t values[COUNTER_ROWS_MAX];          /* as the file has it, not scaled */
-    enum source_state states[COUNTER_ROWS_MAX]; /* why it is not known; SOURCE_NOT_RECORDED when it was not read */
+    uint64_t values[COUNTER_ROWS_MAX];          /* as in the file, not scaled */
+    enum source_state states[COUNTER_ROWS_MAX]; /* why it is unknown; SOURCE_NOT_RECORDED when it was not read */
 };
 
 void counter_read(struct source *source, const struct counter_device *device, struct counter_sample *ret_sample);
 
-/* The same for bytes and packets alone: four files. */
+/* Reads only the counters of bytes and packets: four files. */
 void counter_read_traffic(struct source *source, const struct counter_device *device,
                           struct counter_sample *ret_sample);
 
 /*
- * Could the device's data counters be of 32 bits? True as long as none has passed 2^32. A link of 400 Gbit/s takes such
- * a counter around in 0.34 s, so it has to be read more often than half of that.
+ * May the data counters of the device have 32 bits? True as long as none has exceeded 2^32. A link of 400 Gbit/s wraps
+ * such a counter in 0.34 s, so it has to be read at least twice in that time.
  */
 bool counter_may_wrap(const struct counter_device *device, const struct counter_sample *sample);
 
 /*
- * What counter `row` moved from `before` to `after`, in units of kind (bytes for data). A counter that went down has
- * wrapped around, at 2^32 if both values are below that and at 2^64 otherwise, if the way across is shorter than the
- * way back; else it was reset: that gives the new value and sets *ret_reset. False when one of the two is not known.
+ * The increment of counter `row` from `before` to `after`, in bytes for data. A counter that decreased has wrapped
+ * around, at 2^32 if both values are below that and at 2^64 otherwise, if the increment by wrapping is smaller than the
+ * decrease; otherwise it was reset: the result is the new value, and *ret_reset is set. False when one of the two is
+ * unknown.
  */
 bool counter_moved(const struct counter_device *device, size_t row, const struct counter_sample *before,
                    const struct counter_sample *after, uint64_t *ret_amount, bool *ret_reset);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ethtool.c - the statistics that a driver keeps of an interface, as "ethtool -S" shows them: what happened at the port
- * and to each priority. Asked by ioctl, as sysfs does not have them; only names that counters.c knows are taken.
+ * ethtool.c - the statistics of the driver of an interface, as "ethtool -S" shows them: events at the port and for each
+ * priority. They are read by ioctl, as sysfs does not have them; only the names that counters.c lists are used.
  */
 #include "hardware/counters.h"
 
@@ -15,7 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define STATISTICS_MAX 16384 /* mlx5 has some thousands where there are many queues */
+#define STATISTICS_MAX 16384 /* mlx5 has some thousands with many queues */
 
 static bool request(int fd, const char *interface, void *data)
 {
@@ -53,7 +53,10 @@ json_t *ethtool_query(void *interface)
 {
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     unsigned n = fd >= 0 && strlen(interface) < IFNAMSIZ ? count(fd, interface) : 0;
-    /* The kernel writes as many as there are by then: a driver that opens queues meanwhile has more than it counted. */
+    /*
+     * The kernel writes as many as there are at that time: a driver that opens queues meanwhile has more than it
+     * counted.
+     */
     size_t room = 2 * (size_t)STATISTICS_MAX;
     struct ethtool_gstrings *names = calloc(1, sizeof(*names) + room * ETH_GSTRING_LEN);
     struct ethtool_stats *values = calloc(1, sizeof(*values) + room * sizeof(__u64));

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * gpus.c - the GPUs: those on the PCI bus, with what the driver's folder in /proc and the answer of NVML say of them.
- */
+/* gpus.c - the GPUs on the PCI bus, with facts from the driver's folder in /proc and the answer of NVML. */
 #include "base/error.h"
 #include "hardware/nvml.h"
 #include "hardware/read.h"

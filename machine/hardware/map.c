@@ -2,11 +2,11 @@
 /*
  * map.c - the best assignment of GPUs to the ports of NICs.
  *
- * An assignment problem: rows are GPUs, columns are places on ports. With as many ports as GPUs a port has one place.
- * With fewer, each has `base` places that all have to be taken and one more, where the extra ones go; that is what
- * keeps the loads within one of each other. The Hungarian method solves it in O(GPUs^2 x places) and leaves prices (a
- * dual solution) that say exactly which pairs occur in any best assignment. Among those pairs the first assignment by
- * (GPU, NIC, port) is found with integers only, so that nothing depends on rounding or on the order of the search.
+ * This is an assignment problem: rows are GPUs, columns are units of the capacity of ports. With at least as many ports
+ * as GPUs a port has one column. Otherwise each port has `base` columns, all of which have to be used, and one extra
+ * column; so the loads differ by at most one. The Hungarian method solves it in O(GPUs^2 x columns) and leaves prices
+ * (a dual solution) that say exactly which pairs occur in any best assignment. Among these pairs the first assignment
+ * by (GPU, NIC, port) is found with integers only, so nothing depends on rounding or on the search order.
  */
 #include "map_internal.h"
 
@@ -18,18 +18,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_ROWS (2 * TOPO_MAX_GPUS) /* GPUs of this process, and those of others */
+#define MAX_ROWS (2 * TOPO_MAX_GPUS) /* GPUs of this process and of others */
 #define MAX_COLUMNS                                                                                                    \
-    (TOPO_MAX_NICS * TOPO_MAX_PORTS) /* a port with several places is one of fewer than there are GPUs                 \
-                                      */
+    (TOPO_MAX_NICS * TOPO_MAX_PORTS) /* a port has several columns only if there are fewer ports than GPUs */
 #define FAR INT64_MAX
 
 /*
- * What a path costs. An exchange between GPUs is over when the slowest of them is done, so one GPU that reaches its NIC
- * through the link between the sockets costs more than any number that go through their own host bridge: the number of
- * SYS paths is made as small as possible first, then that of NODE, PHB and PXB. On a machine whose paths are those of a
- * tree a sum of distances has the same best assignments; where NUMA nodes and bridges contradict each other it would
- * trade one SYS for two NODE. Each class weighs more than the paths of all GPUs of the one below, hence the powers.
+ * The cost of a path. An exchange between GPUs ends with the slowest of them, so one GPU that reaches its NIC through
+ * the link between the sockets costs more than any number that go through their own host bridge: the number of SYS
+ * paths is minimised first, then that of NODE, PHB and PXB. If the paths are those of a tree, a sum of distances has
+ * the same best assignments; if NUMA nodes and bridges contradict each other, it would trade one SYS for two NODE. Each
+ * class weighs more than the paths of all GPUs of the class below, hence the powers.
  */
 #define STEP (2 * TOPO_MAX_GPUS + 1)
 
@@ -48,10 +47,13 @@ static int64_t path_cost(enum topo_path path)
     return costs[path];
 }
 
-/* A place beyond those that have to be taken: dearer than all paths together. */
+/* The cost of an extra column: more than all paths together. */
 #define EXTRA_COST ((int64_t)STEP * STEP * STEP * STEP * STEP)
 
-/* The GPUs of an assignment, by PCI address: indices into topo.pci, and into topo.gpus or -1 for one that is hidden. */
+/*
+ * The GPUs of an assignment, by PCI address: indices into topo.pci, and into topo.gpus or -1 for one that this process
+ * has no access to.
+ */
 struct rows {
     int n;
     int pci[MAX_ROWS], gpu[MAX_ROWS];
@@ -60,13 +62,13 @@ struct rows {
 struct problem {
     int n_gpus, n_columns;
     int64_t costs[MAX_ROWS][MAX_COLUMNS];
-    int port_of[MAX_COLUMNS];           /* ascending, of one port the extra place last */
-    int64_t gpu_prices[MAX_ROWS];       /* cost[g][p] >= gpu_prices[g] + place_prices[p], equal where matched */
-    int64_t column_prices[MAX_COLUMNS]; /* never positive; one with a negative price is always taken */
-    int gpu_at[MAX_COLUMNS];            /* the GPU there, -1 none */
+    int port_of[MAX_COLUMNS];           /* ascending; the extra column of a port is its last */
+    int64_t gpu_prices[MAX_ROWS];       /* costs[g][c] >= gpu_prices[g] + column_prices[c], equal if matched */
+    int64_t column_prices[MAX_COLUMNS]; /* never positive; a column with a negative price is always used */
+    int gpu_at[MAX_COLUMNS];            /* the GPU assigned to it, -1 none */
     int column_of[MAX_ROWS];            /* by GPU */
     int64_t slack[MAX_COLUMNS];         /* during a search */
-    int from[MAX_COLUMNS];              /* the place before it on the way to it */
+    int from[MAX_COLUMNS];              /* the previous column of the augmenting path */
     bool visited[MAX_COLUMNS], usable[MAX_COLUMNS];
 };
 
@@ -114,7 +116,7 @@ static int64_t reduced_cost(const struct problem *problem, int gpu, int column)
     return problem->costs[gpu][column] - problem->gpu_prices[gpu] - problem->column_prices[column];
 }
 
-/* Prices move so that a new pair becomes tight; matched pairs stay so. */
+/* Changes prices so that a new pair becomes tight; matched pairs stay tight. */
 static void update_prices(struct problem *problem, int new_gpu, int64_t by)
 {
     problem->gpu_prices[new_gpu] += by;
@@ -128,7 +130,7 @@ static void update_prices(struct problem *problem, int new_gpu, int64_t by)
     }
 }
 
-/* Finds a place for one more GPU on the cheapest way, along which GPUs placed before may move over. */
+/* Assigns one more GPU along the cheapest augmenting path, on which assigned GPUs may move. */
 static void assign_gpu(struct problem *problem, int new_gpu)
 {
     int gpu = new_gpu, at = -1, next;
@@ -152,7 +154,7 @@ static void assign_gpu(struct problem *problem, int new_gpu)
             if (next < 0 || problem->slack[column] < problem->slack[next])
                 next = column;
         }
-        /* There are at least as many places as GPUs, so one that is not visited was found. */
+        /* There are at least as many columns as GPUs, so `next` is valid. */
         if (problem->slack[next] > 0)
             update_prices(problem, new_gpu, problem->slack[next]);
         if (problem->gpu_at[next] < 0)
@@ -172,9 +174,9 @@ static void assign_gpu(struct problem *problem, int new_gpu)
 /* --- the first of the best assignments --- */
 
 /*
- * Marks the places that `gpu` could take in some best assignment in which the GPUs before it stay where they are, and
- * how: whoever is at a place moves on over tight pairs to from[place], until somebody gets the place that `gpu` leaves.
- * A free place may be taken if another becomes free for it that need not be taken: the hole, whose GPU moves on.
+ * Marks the columns that `gpu` can have in some best assignment in which the GPUs before it keep theirs, and how: the
+ * GPU of a column moves along tight pairs to from[column], until one gets the column that `gpu` leaves. A free column
+ * may be used if another one that need not be used becomes free instead: the hole, whose GPU moves.
  */
 static int mark_usable(struct problem *problem, int gpu)
 {
@@ -209,7 +211,7 @@ static int mark_usable(struct problem *problem, int gpu)
     return hole;
 }
 
-/* Puts `gpu` at `place`; the others move on as mark_usable() found. */
+/* Assigns `column` to `gpu`; the others move as mark_usable() found. */
 static void reassign(struct problem *problem, int gpu, int column, int hole)
 {
     int own = problem->column_of[gpu];
@@ -237,7 +239,7 @@ static void choose_first(struct problem *problem, int gpu)
     int column = 0, hole = mark_usable(problem, gpu);
 
     while (!problem->usable[column] || reduced_cost(problem, gpu, column) != 0)
-        column++; /* ends at its own place at the latest */
+        column++; /* ends at its own column at the latest */
     if (column != problem->column_of[gpu])
         reassign(problem, gpu, column, hole);
 }
@@ -260,7 +262,7 @@ ep_status map_new(const struct topo *topo, struct map **ret_map)
     struct map *map = calloc(1, sizeof(*map));
 
     if (!map)
-        return ep_fail(EP_E_MEMORY, "no memory for a map of GPUs to NICs");
+        return ep_fail(EP_E_MEMORY, "no memory for the assignment of GPUs to NICs");
     map->n = topo_usable_gpus(topo);
     for (int i = 0; i < topo->n_gpus; i++)
         map->choices[i] = (struct map_choice){.gpu = i, .nic = -1, .port = -1, .path = TOPO_SYS};
@@ -311,13 +313,13 @@ void map_finish(const struct topo *topo, struct map *map)
     }
 }
 
-/* --- who takes part --- */
+/* --- GPUs that take part --- */
 
 static void add_row(struct rows *rows, int pci, int gpu)
 {
     int at = rows->n++;
 
-    /* A device without a place comes last. */
+    /* A device without a PCI address is last. */
     for (; at > 0 && (unsigned)rows->pci[at - 1] > (unsigned)pci; at--) {
         rows->pci[at] = rows->pci[at - 1];
         rows->gpu[at] = rows->gpu[at - 1];
@@ -327,8 +329,9 @@ static void add_row(struct rows *rows, int pci, int gpu)
 }
 
 /*
- * A function of the make of the rails whose card shows no RDMA device at all: that one is in another network namespace
- * (exclusive mode of rdma(8)), or is missing. The second port of a bond lacks one because the first has it for both.
+ * A function of the same make as the rails, whose card shows no RDMA device: it is in another network namespace
+ * (exclusive mode of rdma(8)), or missing. The second port of a bond has no RDMA device because the first has it for
+ * both.
  */
 static bool is_rail_elsewhere(const struct topo *topo, int pci)
 {
@@ -350,7 +353,7 @@ static bool is_rail_elsewhere(const struct topo *topo, int pci)
     return is_of_the_make;
 }
 
-/* Does this process have all rails of the machine? Then the GPUs of its neighbours use them as well. */
+/* Does this process have access to all rails of the machine? Then the GPUs of other processes use them as well. */
 static bool has_all_rails(const struct topo *topo)
 {
     for (int i = 0; i < topo->n_nics; i++)
@@ -380,7 +383,7 @@ static ep_status assign_once(const struct topo *topo, const struct rows *rows, c
     struct problem *problem = calloc(1, sizeof(*problem));
 
     if (!problem)
-        return ep_fail(EP_E_MEMORY, "no memory to map %d GPUs to %d ports", rows->n, n_ports);
+        return ep_fail(EP_E_MEMORY, "no memory to assign %d GPUs to %d ports", rows->n, n_ports);
     problem_init(topo, rows, ports, n_ports, problem);
     solve(problem);
     for (int row = 0; row < rows->n; row++)
@@ -389,7 +392,7 @@ static ep_status assign_once(const struct topo *topo, const struct rows *rows, c
     return EP_OK;
 }
 
-/* Takes the ports of the last round out of the list; returns how many are left. */
+/* Removes the ports used in the last round from the list; returns how many remain. */
 static int drop_used(struct map_port *ports, int n_ports, const int *taken, int n_taken)
 {
     bool is_taken[MAX_COLUMNS] = {false};
@@ -432,7 +435,7 @@ static ep_status assign(const struct topo *topo, const struct rows *rows, const 
         if (status == EP_OK)
             n_ports = drop_used(ports, n_ports, taken, rows->n);
     }
-    /* What is left, nobody uses; what GPUs of others use is gone from the list. */
+    /* The remaining ports are unused; those of other processes' GPUs were removed from the list. */
     map->n_idle = 0;
     for (int i = 0; i < n_ports && status == EP_OK; i++)
         if (map->n_idle == 0 || map->idle[map->n_idle - 1] != ports[i].nic)

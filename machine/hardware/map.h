@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * map.h - which GPU uses which NIC: the best assignment, and the one that NVSHMEM would make by itself.
- */
+/* map.h - assignment of GPUs to NICs: the best one, and the one that NVSHMEM makes by default. */
 #ifndef EP_TOPO_MAP_H
 #define EP_TOPO_MAP_H
 
@@ -20,7 +18,7 @@ struct map_choice {
     int nic, port; /* index into topo.nics, port number; -1 when there is no NIC at all */
     enum topo_path path;
     int sharers; /* GPUs that use this NIC and port, itself included */
-    int n_more;  /* further ports for it alone, where there are several for each GPU: NCCL uses all of them */
+    int n_more;  /* further ports for this GPU, if there are several for each: NCCL uses all of them */
     struct map_port more[MAP_MAX_MORE];
     char why[MAP_WHY_BYTES]; /* "nearest, PIX; of those as near mlx5_1 goes to GPU 1" */
 };
@@ -29,57 +27,59 @@ struct map {
     int n;                                    /* topo_usable_gpus() */
     struct map_choice choices[TOPO_MAX_GPUS]; /* by GPU */
     int n_idle;
-    int idle[TOPO_MAX_NICS]; /* NICs with role DATA that no GPU uses, nor one that this process is not given */
+    int idle[TOPO_MAX_NICS]; /* NICs with role DATA that no GPU uses, including those that this process has no access to
+                              */
     int distance;            /* sum over the GPUs: PIX 0, PXB 1, PHB 2, NODE 3, SYS 4 */
     int n_shared;            /* NICs that more than one GPU uses */
 };
 
 /*
- * GPUs that this process is not given take part where it has all NICs: one task for each GPU, each by itself, then
- * comes to the assignment that one process with all GPUs would make. Order is by PCI address.
+ * If this process has access to all NICs, GPUs that it has no access to take part as well: tasks with one GPU each then
+ * find, independently, the assignment that one process with all GPUs would. GPUs are ordered by PCI address.
  *
  * The best assignment: GPUs are spread over the active ports of NICs with role DATA as evenly as their numbers allow
- * (each its own as long as there are enough), then as few as possible are SYS away, then NODE, PHB, PXB (an exchange
- * ends when its slowest GPU is done, so one far path is worse than several middling ones), then GPU 0 has the first NIC
- * and port possible, GPU 1 the next, and so on: the same machine gives the same map. Polynomial: a hostile machine of
- * TOPO_MAX_GPUS x TOPO_MAX_NICS takes milliseconds.
+ * (one port each while there are enough). Then as few as possible have the path SYS, then NODE, PHB, PXB: an exchange
+ * ends with its slowest GPU, so one far path is worse than several medium ones. Then GPU 0 has the first possible NIC
+ * and port, GPU 1 the next, and so on: the same machine gives the same assignment. The algorithm is polynomial:
+ * TOPO_MAX_GPUS x TOPO_MAX_NICS take milliseconds, whatever the input.
  */
 ep_status map_best(const struct topo *topo, struct map **ret_map);
 
-/* How NVSHMEM chooses (3.4 and 3.5): what of its environment matters. */
+/* The part of NVSHMEM's environment that its choice depends on (3.4 and 3.5). */
 struct map_nvshmem {
     bool pe_mapping;        /* NVSHMEM_ENABLE_NIC_PE_MAPPING */
     const char *hca_list;   /* NVSHMEM_HCA_LIST, "" if not set */
-    const char *hca_prefix; /* NVSHMEM_HCA_PREFIX, "mlx5" by default; filters also what the list names */
-    bool one_world_per_gpu; /* true as DeepEP's throughput mode does it; false: one job over all GPUs of the node */
+    const char *hca_prefix; /* NVSHMEM_HCA_PREFIX, "mlx5" by default; also filters the list */
+    bool one_world_per_gpu; /* true: a world for each GPU, as DeepEP's throughput mode; false: one job over all GPUs of
+                               the node */
 };
 
 /*
- * The assignment that NVSHMEM makes: candidates by prefix and list, whatever their role, pairs sorted by path, each PE
- * the first NIC of its best class, and a second pass that balances within one job only. With PE mapping and one world
- * per GPU every GPU is local PE 0 and takes the first NIC.
+ * The assignment of NVSHMEM: candidates by prefix and list, whatever their role; pairs sorted by path; each PE takes
+ * the first NIC of its best class; a second pass balances within one job only. With PE mapping and one world per GPU,
+ * every GPU is local PE 0 and takes the first NIC.
  */
 ep_status map_nvshmem(const struct topo *topo, const struct map_nvshmem *how, struct map **ret_map);
 
 /*
- * A map as DEEP_EP_DEVICE_TO_HCA_MAPPING has it: "0:mlx5_0:1,1:mlx5_1". EP_E_ARG names the entry that is wrong. A GPU
- * that it does not name has NIC -1.
+ * Parses an assignment in the form of DEEP_EP_DEVICE_TO_HCA_MAPPING: "0:mlx5_0:1,1:mlx5_1". EP_E_ARG names the invalid
+ * entry. A GPU that it does not name has NIC -1.
  */
 ep_status map_parse(const struct topo *topo, const char *text, struct map **ret_map);
 
 void map_free(struct map *map);
 
-/* --- forms; the strings belong to the root of the topology --- */
+/* --- formats; the strings belong to the source of the topology --- */
 
 const char *map_deepep(const struct topo *topo, const struct map *map);            /* "0:mlx5_0:1,1:mlx5_1:1" */
 const char *map_hca_list(const struct topo *topo, const struct map *map, int gpu); /* "mlx5_0:1": NVSHMEM_HCA_LIST */
 
-/* "=mlx5_0:1,mlx5_1:1": NCCL_IB_HCA, exact names, of all rails: NCCL spreads its channels over them itself. */
+/* "=mlx5_0:1,mlx5_1:1": NCCL_IB_HCA, exact names, all rails: NCCL spreads its channels over them. */
 const char *map_nccl(const struct topo *topo);
 
 const char *map_ucx(const struct topo *topo, const struct map *map, int gpu); /* "mlx5_0:1": UCX_NET_DEVICES */
 
-/* "mlx5_0:1,mlx5_1:1", a port for each GPU: EPKIT_VERBS_DEVICE of all ranks of a node; "": not every GPU has one. */
+/* "mlx5_0:1,mlx5_1:1", a port for each GPU: EPKIT_VERBS_DEVICE of all ranks of a node; "" if a GPU has none. */
 const char *map_verbs(const struct topo *topo, const struct map *map);
 
 #endif

@@ -36,7 +36,9 @@ static int first_port(const struct topo_nic *nic)
     return nic->n_ports > 0 ? nic->ports[0].number : 1;
 }
 
-/* `entry` is "GPU:NIC" or "GPU:NIC:PORT", not longer than ENTRY_BYTES. One for a GPU of others is not looked at. */
+/*
+ * `entry` is "GPU:NIC" or "GPU:NIC:PORT", at most ENTRY_BYTES long. An entry for a GPU of other processes is ignored.
+ */
 static ep_status parse_entry(const struct topo *topo, const char *entry, int n, struct map *map)
 {
     size_t gpu_length = strcspn(entry, ":");

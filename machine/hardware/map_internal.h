@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* map_internal.h - what the files map*.c share. */
+/* map_internal.h - shared by the files map*.c. */
 #ifndef EP_TOPO_MAP_INTERNAL_H
 #define EP_TOPO_MAP_INTERNAL_H
 
@@ -8,16 +8,16 @@
 /* Active ports of NICs with role DATA, in the order of (NIC, port). The result is their number. */
 int map_data_ports(const struct topo *topo, struct map_port ret_ports[TOPO_MAX_NICS * TOPO_MAX_PORTS]);
 
-/* A map of all GPUs in which none has a NIC. */
+/* An assignment in which no GPU has a NIC. */
 ep_status map_new(const struct topo *topo, struct map **ret_map);
 
-/* Fills in what follows from the NICs and ports of the choices: paths, sharers, idle NICs, sums. */
+/* Computes paths, sharers, idle NICs and sums from the NICs and ports of the choices. */
 void map_finish(const struct topo *topo, struct map *map);
 
-/* Gives a choice its reason. printf-like. */
+/* Sets the reason of a choice. printf-like. */
 void map_explain(struct map_choice *choice, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Reasons of map_best(); after map_finish(). */
+/* Sets the reasons of map_best(); after map_finish(). */
 void map_explain_best(const struct topo *topo, struct map *map, const struct map_port *ports, int n_ports);
 
 /* "mlx5_0", or "mlx5_0:2" where the NIC has several ports; safe to print. */

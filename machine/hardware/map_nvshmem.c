@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * map_nvshmem.c - the NICs that NVSHMEM takes when nobody tells it.
+ * map_nvshmem.c - the NICs that NVSHMEM chooses by default.
  *
  * From the public source of NVSHMEM 3.4 (nvshmemi_setup_connections(), nvshmemi_get_devices_by_distance(), the
  * enumeration of devices in the ibgda transport, nvshmemt_parse_hca_list()):
  *
  * - Candidates are the active InfiniBand and Ethernet ports of the devices whose name contains the prefix, in the order
- *   of the devices (here: by PCI address, as the kernel finds them). A list filters them by exact name and port; "^" in
- *   front inverts it. What a NIC is for plays no part: a management NIC is a candidate.
- * - With one candidate, it is that one. With NVSHMEM_ENABLE_NIC_PE_MAPPING it is number (local PE modulo candidates).
- * - Else all pairs of the node's PEs with candidates are sorted by path (PIX, PXB, PHB, NODE, SYS), within one class by
- *   PE, then candidate. In that order each PE takes up to (candidates / PEs) of its best class, at least one; the
- *   transport uses the first. PIX and PXB are one class here and in the second pass, which moves a PE from a candidate
- *   with several users to one of the same class with at least two users less.
+ * of the devices (here: by PCI address, as the kernel finds them). A list filters them by exact name and port; a
+ * leading "^" inverts it. The role of a NIC does not matter: a management NIC is a candidate.
+ * - A single candidate is used by all. With NVSHMEM_ENABLE_NIC_PE_MAPPING a PE uses candidate number (local PE modulo
+ * candidates).
+ * - Otherwise all pairs of the node's PEs with candidates are sorted by path (PIX, PXB, PHB, NODE, SYS), within one
+ * class by PE, then candidate. In that order each PE takes up to (candidates / PEs) of its best class, at least one;
+ * the transport uses the first. PIX and PXB are one class here and in the second pass, which moves a PE from a
+ * candidate with several users to one of the same class with at least two users less.
  * - "PEs of the node" are those of the job.
  */
 #include "map_internal.h"
@@ -28,7 +29,9 @@
 
 /* --- candidates --- */
 
-/* The list names this port: entries "NAME" or "NAME:PORT" divided by commas; anything behind a second colon is a count.
+/*
+ * Does the list name this port? Entries are "NAME" or "NAME:PORT", separated by commas; the text after a second colon
+ * is a count.
  */
 static bool list_has(const char *list, const char *name, int port)
 {
@@ -125,9 +128,9 @@ static void first_pass(struct job *job)
 }
 
 /*
- * The number of the entry in the table of choices is compared with the number of the PE, also where a PE has several
- * entries: so it is in that source, and so it is here. Later sources divide first. The two differ only in one job with
- * at least two candidates for each PE.
+ * The source compares the index of the entry in the table of choices with the number of the PE, even if a PE has
+ * several entries; this code does the same. Later sources divide first. The results differ only in one job with at
+ * least two candidates for each PE.
  */
 static void second_pass(struct job *job)
 {
@@ -151,7 +154,7 @@ static void second_pass(struct job *job)
     }
 }
 
-/* What PE `pe` of this job takes: ret_taken[i] for GPU gpus[i]. */
+/* The choice of PE `pe` of this job: ret_taken[i] for GPU gpus[i]. */
 static ep_status run_job(const struct topo *topo, const struct map_port *ports, struct job *job)
 {
     size_t entries;
@@ -199,7 +202,7 @@ static ep_status choose_by_distance(const struct topo *topo, const struct map_po
     return status;
 }
 
-/* --- the map --- */
+/* --- the assignment --- */
 
 static void explain(const struct topo *topo, const struct map_nvshmem *how, int n_ports, struct map_choice *choice)
 {
@@ -247,7 +250,7 @@ ep_status map_nvshmem(const struct topo *topo, const struct map_nvshmem *how, st
     for (int gpu = 0; gpu < map->n; gpu++) {
         struct map_choice *choice = &map->choices[gpu];
 
-        /* It does not read NCCL's topology file. */
+        /* NVSHMEM does not read NCCL's topology file. */
         if (choice->nic >= 0)
             choice->path = topo_bus_path(topo, topo->gpus[choice->gpu].pci, topo->nics[choice->nic].pci);
         explain(topo, how, n_ports, choice);

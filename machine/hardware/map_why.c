@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* map_why.c - why a GPU has the NIC that it has, in words. */
+/* map_why.c - the reasons of an assignment, as text. */
 #include "map_internal.h"
 
 #include "source/text.h"
@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define NAMED 3 /* alternatives that are named; the others are counted */
+#define NAMED 3 /* alternatives that are named; the rest is counted */
 
 void map_port_name(const struct topo *topo, int nic, int port, char *ret_text, size_t bytes)
 {
@@ -45,7 +45,7 @@ static bool is_idle(const struct map *map, int nic)
     return false;
 }
 
-/* The other ports at distance `path`, and what they are used for. The result is their number. */
+/* The other ports at distance `path`, and their use. Returns their number. */
 static int add_others(struct text *text, const struct topo *topo, const struct map *map,
                       const struct map_choice *choice, const struct map_port *ports, int n_ports, enum topo_path path)
 {

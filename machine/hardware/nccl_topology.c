@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * nccl_topology.c - the PCIe switches that a hypervisor hides, from the file that its cloud gives to NCCL.
+ * nccl_topology.c - PCIe switches that a hypervisor hides, from the topology file that its cloud provides for NCCL.
  *
- * Azure and others show each GPU and each NIC on a bus of its own, and say in an XML file which of them share a switch
- * of the host: NCCL_TOPO_FILE, or the one that NCCL looks for by itself (NCCL user guide, "NCCL_TOPO_FILE"). NCCL takes
- * what the file says for what is; so does the map. Only switches are read from it, and only of a file that is whole.
+ * Azure and others show each GPU and each NIC on a bus of its own, and declare in an XML file which of them share a
+ * switch of the host: NCCL_TOPO_FILE, or NCCL's default file (NCCL user guide, "NCCL_TOPO_FILE"). NCCL trusts this
+ * file; so does the assignment. Only switches are read from it, and only if the file is complete.
  */
 #include "hardware/read.h"
 
@@ -14,7 +14,7 @@
 #define MAX_DEPTH 32
 #define ADDRESS_BYTES 32
 
-/* The value of an attribute of the tag at `tag`, of `n` bytes; NULL none. */
+/* The value of an attribute of the tag at `tag`, of `n` bytes; NULL without one. */
 static const char *attribute(const char *tag, size_t n, const char *name, size_t *ret_n)
 {
     const char *at = memmem(tag, n, name, strlen(name)), *end;
@@ -27,13 +27,16 @@ static const char *attribute(const char *tag, size_t n, const char *name, size_t
     return end ? at : NULL;
 }
 
-/* The switches around an element: their numbers, 0 for an element that is no switch. */
+/* The elements around an element: the number of a switch, 0 for any other. */
 struct nesting {
     int n, n_switches;
     int above[MAX_DEPTH];
 };
 
-/* A tag <pci ...>: notes where a device is, and what is around those behind it. False: this is no such file. */
+/*
+ * A tag <pci ...>: records the switch above a device, and opens a level for nested elements. False: the file is
+ * invalid.
+ */
 static bool read_device(struct nesting *nesting, const char *tag, size_t n, json_t *devices)
 {
     size_t n_class = 0, n_address = 0;
@@ -51,7 +54,8 @@ static bool read_device(struct nesting *nesting, const char *tag, size_t n, json
     return true;
 }
 
-/* [["0001:00:00.0", 1], ...]: devices, and the number of the switch that each is below. Empty: a file of another form.
+/*
+ * [["0001:00:00.0", 1], ...]: devices, and the number of the switch above each. Empty if the file has another format.
  */
 static json_t *read_switches(const char *text, size_t bytes)
 {
@@ -75,7 +79,7 @@ static json_t *read_switches(const char *text, size_t bytes)
     return devices;
 }
 
-/* A file for some of the GPUs alone is one for another machine: NICs near to these would be the rails of all. */
+/* A file for only some of the GPUs belongs to another machine: NICs near to these would become the rails of all. */
 static bool knows_all_gpus(const struct topo *topo)
 {
     for (int i = 0; i < topo->n_pci; i++)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nic_facts.c - what is known of a NIC beside its ports: does the default route go over it, may this process use it? */
+/* nic_facts.c - facts about a NIC other than its ports: does the default route use it, may this process use it? */
 #include "hardware/read.h"
 
 #include <stdio.h>
@@ -13,7 +13,7 @@
 #define MAX_INTERFACES 64
 #define MAX_STACK 4 /* VLAN on bridge on bond on NIC */
 
-/* Interfaces that default routes go over: those of the routes themselves, then those below them. */
+/* Interfaces of default routes, then those below them. */
 struct interfaces {
     int n;
     const char *names[MAX_INTERFACES];
@@ -43,8 +43,8 @@ static void add_ipv4_routes(struct topo *topo, struct interfaces *interfaces)
 }
 
 /*
- * IPv6: the destination in /proc/net/ipv6_route is 32 zeros with a prefix of 00. The kernel has such lines on lo as
- * well: what is not routed is rejected there.
+ * IPv6: the destination in /proc/net/ipv6_route is 32 zeros with a prefix of 00. The kernel also has such lines on lo,
+ * to reject what is not routed.
  */
 static void add_ipv6_routes(struct topo *topo, struct interfaces *interfaces)
 {
@@ -59,7 +59,7 @@ static void add_ipv6_routes(struct topo *topo, struct interfaces *interfaces)
     }
 }
 
-/* What a bond, a bridge or a VLAN lies upon: its folder has a link lower_<interface> for each. */
+/* The interfaces below a bond, a bridge or a VLAN: its folder has a link lower_<interface> for each. */
 static void add_lower(struct topo *topo, struct interfaces *interfaces)
 {
     int begin = 0;
@@ -94,7 +94,7 @@ void nics_find_uplinks(struct topo *topo)
 
 /* --- access --- */
 
-/* Every GID of every active port is one of another network namespace. RoCE cannot do without; InfiniBand can. */
+/* Are all GIDs of all active ports in another network namespace? RoCE needs a GID; InfiniBand does not. */
 static bool is_in_other_network(const struct topo_nic *nic)
 {
     int n_active = 0;

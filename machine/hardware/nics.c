@@ -25,9 +25,8 @@ void nics_collect_pci(struct source *source, struct pci_set *set)
 /* --- ports --- */
 
 /*
- * sysfs shows all GIDs of a device also where it is shared with a pod that has a network of its own; /sys/class/net
- * has the interfaces of that network alone. A GID of another one cannot be used. Where no interface shows, nobody
- * knows.
+ * sysfs shows all GIDs of a device even if it is shared with a pod that has its own network; /sys/class/net has only
+ * the interfaces of that network. A GID of another network cannot be used. Without any interface, this is unknown.
  */
 static bool is_foreign(struct topo *topo, const struct topo_nic *nic, int port, int index)
 {
@@ -80,8 +79,8 @@ static ep_status read_gids(struct topo *topo, const struct topo_nic *nic, struct
 }
 
 /*
- * The network interface of a port. The first GID names it, also when it is a bond; in a container without the host's
- * network it does not, and the interfaces that the device has are asked, of which dev_port tells the ports apart.
+ * The network interface of a port. The first GID names it, even a bond. In a container without the host's network it
+ * does not; then it is one of the interfaces of the device, by its dev_port.
  */
 static const char *find_netdev(struct topo *topo, const struct topo_nic *nic, int port)
 {
@@ -124,9 +123,9 @@ static ep_status read_port(struct topo *topo, const struct topo_nic *nic, int nu
 }
 
 /*
- * In switchdev mode a port of the RDMA device stands for each virtual function: "pf0vf2", "pf0sf1" by the name of its
- * interface's port, behind "c1" for the controller of a host where a DPU says it
- * (Documentation/networking/representors.rst of Linux). Nothing is sent over it.
+ * In switchdev mode each virtual function has a representor port at the RDMA device. The name of its interface's port
+ * is "pf0vf2" or "pf0sf1", after "c1" for the controller of a host if a DPU names it
+ * (Documentation/networking/representors.rst of Linux). It carries no traffic.
  */
 static json_t *read_representor(const char *name, size_t bytes)
 {
@@ -170,7 +169,7 @@ static ep_status read_ports(struct topo *topo, struct topo_nic *nic)
 
 /* --- devices --- */
 
-/* "/dev/infiniband/uverbs0". Several RDMA devices may share one PCI device: then each uverbs says whose it is. */
+/* "/dev/infiniband/uverbs0". If several RDMA devices share one PCI device, ibdev names the owner of each uverbs. */
 static const char *find_uverbs(struct topo *topo, const struct topo_nic *nic)
 {
     struct source_names names = source_list(topo->source, CLASS "/%s/device/infiniband_verbs", nic->name);
@@ -203,14 +202,14 @@ static ep_status read_nic(struct topo *topo, const char *name, struct topo_nic *
     return read_ports(topo, nic);
 }
 
-/* By PCI address, then by name; software devices last. topo.pci is by address, and the names come in their order. */
+/* By PCI address, then by name; software devices last. topo.pci is sorted by address, and names are already sorted. */
 static void sort_nics(struct topo *topo)
 {
     for (int i = 1; i < topo->n_nics; i++) {
         struct topo_nic nic = topo->nics[i];
         int j = i;
 
-        /* As unsigned -1 is the largest. */
+        /* -1 is the largest unsigned number. */
         for (; j > 0 && (unsigned)topo->nics[j - 1].pci > (unsigned)nic.pci; j--)
             topo->nics[j] = topo->nics[j - 1];
         topo->nics[j] = nic;

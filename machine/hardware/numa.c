@@ -18,7 +18,7 @@ static int64_t parse_memory(const char *text)
     return (int64_t)kilobytes * 1024;
 }
 
-/* "node12": 12; -1 when it is no node. */
+/* "node12": 12; -1 if it is not a node. */
 static int node_number(const char *name)
 {
     int n = 0;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * nvml.c - asks the NVIDIA Management Library, in a child process.
+ * nvml.c - queries the NVIDIA Management Library, in a child process.
  *
- * Declared here is what is used of it, as the NVML API Reference Guide (docs.nvidia.com/deploy/nvml-api) describes it;
- * names with _v2 and _v3 are those that its header maps the plain ones to. The library is of the driver and may be
- * older than a function: what is missing is not asked.
+ * It declares the part that it uses, as the NVML API Reference Guide (docs.nvidia.com/deploy/nvml-api) describes it;
+ * names with _v2 and _v3 are those that its header maps the plain ones to. The library belongs to the driver and may be
+ * older than a function: missing functions are not called.
  */
 #include "hardware/nvml.h"
 
@@ -42,7 +42,7 @@ struct nvml_pci {
     char bus_id[32];
 };
 
-/* nvmlGpuFabricInfo_v2_t. A version field says which struct it is: its size, and the version in the upper byte. */
+/* nvmlGpuFabricInfo_v2_t. The version field identifies the struct: its size, and the version in the upper byte. */
 struct nvml_fabric {
     unsigned version;
     unsigned char cluster_uuid[16];
@@ -57,7 +57,7 @@ struct nvml_memory {
     unsigned long long total, free, used;
 };
 
-/* nvmlConfComputeSystemState_t; nvmlSystemConfComputeSettings_v1_t, which has the mode for several GPUs as well. */
+/* nvmlConfComputeSystemState_t; nvmlSystemConfComputeSettings_v1_t, which also has the mode of several GPUs. */
 struct nvml_cc_state {
     unsigned environment, feature, devtools;
 };
@@ -69,7 +69,7 @@ struct nvml_cc_settings {
 #define NVML_CC_SETTINGS_VERSION ((unsigned)sizeof(struct nvml_cc_settings) | 1u << 24)
 #define NVML_FABRIC_VERSION ((unsigned)sizeof(struct nvml_fabric) | 2u << 24)
 
-/* X(name in the library, member, is it needed?, result, parameters) */
+/* X(name in the library, member, required, result, parameters) */
 /* clang-format off */
 #define NVML_FUNCTIONS(X) \
     X(nvmlInit_v2, init, true, nvml_return, (void)) \
@@ -113,8 +113,8 @@ static const struct nvml_symbol nvml_symbols[] = {
     NVML_FUNCTIONS(SYMBOL)};
 
 /*
- * Where drivers put it when the dynamic linker does not know it: GKE mounts the driver there, and only containers that
- * ask for a GPU get a path to it.
+ * Paths of the library. The second is where GKE mounts the driver; only containers that request a GPU have it in their
+ * search path.
  */
 static const char *const nvml_files[] = {"libnvidia-ml.so.1", "/usr/local/nvidia/lib64/libnvidia-ml.so.1"};
 
@@ -123,7 +123,7 @@ static json_t *error_answer(const char *what, const char *why)
     return json_pack("{s:o}", "error", json_sprintf("%s%s%s", what, *what ? ": " : "", why));
 }
 
-/* False with *ret_answer, which says why not. */
+/* False with *ret_answer, the error. */
 static bool load(struct nvml *ret_nvml, json_t **ret_answer)
 {
     struct nvml nvml = {0};
@@ -132,7 +132,7 @@ static bool load(struct nvml *ret_nvml, json_t **ret_answer)
 
     for (size_t i = 0; i < sizeof(nvml_files) / sizeof(nvml_files[0]) && !library; i++) {
         library = dlopen(nvml_files[i], RTLD_NOW | RTLD_LOCAL);
-        /* dlerror() names the file. The first is the one to tell of: it may be there and be broken. */
+        /* dlerror() names the file. Report the first error: that file may exist and be broken. */
         if (!library && !*why)
             snprintf(why, sizeof(why), "%s", dlerror());
     }
@@ -168,7 +168,7 @@ static const char *fabric_name(const struct nvml_fabric *fabric)
     }
 }
 
-/* The PCI address that NVML gives; false when it is none. */
+/* The PCI address of NVML; false if it is invalid. */
 static bool print_address(struct nvml_pci *pci, char ret_text[20])
 {
     struct pci_address address;
@@ -201,14 +201,14 @@ static json_t *query_links(const struct nvml *nvml, nvml_device device)
     for (unsigned i = 0; i < TOPO_MAX_NVLINKS && nvml->link_state; i++) {
         unsigned active = 0;
 
-        /* A number beyond the links of the board is an invalid argument; a board may leave numbers out. */
+        /* An index beyond the links of the board is an invalid argument; a board may skip indices. */
         if (nvml->link_state(device, i, &active) == NVML_SUCCESS)
             json_array_append_new(links, active ? query_link(nvml, device, i) : json_string("down"));
     }
     return links;
 }
 
-/* Texts that are no UTF-8 are left out: json_string() gives NULL for them. */
+/* Texts that are not UTF-8 are omitted: json_string() gives NULL for them. */
 static void query_identity(const struct nvml *nvml, nvml_device device, json_t *gpu)
 {
     char name[NVML_NAME_BYTES] = "", uuid[NVML_UUID_BYTES] = "";
@@ -225,8 +225,10 @@ static void query_identity(const struct nvml *nvml, nvml_device device, json_t *
         json_object_set_new(gpu, "cc", json_pack("[i, i]", cc_major, cc_minor));
 }
 
-/* Drivers before 535 know the call under its older name alone. Power caps, idling and clocks that were set are no
- * fault. */
+/*
+ * Drivers before 535 have the call only under its older name. Power caps, idling and clocks set by the user are not
+ * faults.
+ */
 static void query_clocks(const struct nvml *nvml, nvml_device device, json_t *gpu)
 {
     unsigned long long reasons = 0;
@@ -266,7 +268,7 @@ static void query_health(const struct nvml *nvml, nvml_device device, json_t *gp
         json_object_set_new(gpu, "fabric", json_string(fabric_name(&fabric)));
 }
 
-/* One that has been lost since it was started may still have a handle. */
+/* A GPU lost after initialisation may still have a handle. */
 static bool is_lost(const struct nvml *nvml, nvml_device device)
 {
     char uuid[NVML_UUID_BYTES];
@@ -283,7 +285,7 @@ static json_t *query_gpu(const struct nvml *nvml, unsigned index)
     char text[20];
     json_t *gpu;
 
-    /* A GPU that has fallen off the bus has no handle. That it is on the list of PCI devices alone tells of it. */
+    /* A GPU that has fallen off the bus has no handle; only the list of PCI devices shows it. */
     if (nvml->by_index(index, &device) != NVML_SUCCESS || nvml->pci(device, &pci) != NVML_SUCCESS ||
         is_lost(nvml, device) || !print_address(&pci, text))
         return NULL;
@@ -293,7 +295,7 @@ static json_t *query_gpu(const struct nvml *nvml, unsigned index)
     return gpu;
 }
 
-/* Confidential computing is a matter of the whole system. NULL: the driver does not know of it. */
+/* Confidential computing is a property of the whole system. NULL: the driver does not know it. */
 static json_t *query_confidential(const struct nvml *nvml)
 {
     static const char *const modes[] = {"none", "ppcie", "nvle"};
@@ -336,6 +338,6 @@ json_t *nvml_query(void *unused)
     json_object_set_new(answer, "cc", query_confidential(&nvml));
     for (unsigned i = 0; i < n && i < TOPO_MAX_GPUS; i++)
         json_array_append_new(gpus, query_gpu(&nvml, i));
-    /* No nvmlShutdown(): the child ends now, and tearing down takes as long as starting. */
+    /* No nvmlShutdown(): the child exits now, and shutdown takes as long as initialisation. */
     return answer;
 }

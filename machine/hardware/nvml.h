@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * nvml.h - what the NVIDIA driver answers about its GPUs, as one JSON value.
+ * nvml.h - the NVIDIA driver's answer about its GPUs, as one JSON value.
  *
- * NVML (libnvidia-ml.so.1) is loaded in a child process only: it opens devices, and a sick driver makes it hang. The
- * child turns everything into the JSON below, which source_query() keeps under the name NVML_QUERY_NAME, snapshots
- * save, and a made-up machine holds in its epkit-overlay.json. Who reads it trusts nothing in it.
+ * NVML (libnvidia-ml.so.1) is loaded only in a child process: it opens devices, and a faulty driver makes it hang. The
+ * child converts everything into the JSON below, which source_query() caches under the name NVML_QUERY_NAME. Snapshots
+ * contain it, and synthetic machines have it in epkit-overlay.json. Readers validate all of it.
  *
  *     {
  *       "driver": "570.124.06",
@@ -28,23 +28,23 @@
  *       ]
  *     }
  *
- * "pci" is required; every other key is left out where the driver does not answer or the board has no such thing.
- *     cc (of the whole) confidential computing: the feature is on, the GPUs take work, and how several of them protect
- *                       each other: "none", "ppcie" (protected PCIe, NVLink in the clear), "nvle" (NVLink encrypted);
- *                       each left out where the driver does not know of it
+ * "pci" is required; any other key is missing if the driver does not answer or the board has no such feature.
+ *     cc (top level)    confidential computing: the feature is on, the GPUs accept work, and the mode of several GPUs:
+ *                       "none", "ppcie" (protected PCIe, unencrypted NVLink), "nvle" (encrypted NVLink); each missing
+ *                       if the driver does not know it
  *     minor             of /dev/nvidia<minor>
  *     cc                compute capability, major and minor
  *     ecc_uncorrected   uncorrected ECC errors since the driver was loaded (volatile)
  *     remap_*           rows of memory: a remap waits for a reset; a remap has failed
- *     mig               MIG mode is on: the GPU is divided into instances; left out where it has no such mode
+ *     mig               MIG mode is on: the GPU is divided into instances; missing without this mode
  *     memory_bytes      of the whole GPU
  *     slowdown          why the clocks are lowered now: by hardware to half or less, for heat, for the power supply's
  *                       signal (power brake); by the driver for heat
- *     nvlinks           the links of the board in their order: "down"; up and leading to an NVSwitch ("switch"), to the
- *                       GPU at this PCI address, or to what is not known ("up")
+ *     nvlinks           the links of the board in order: "down"; up and connected to an NVSwitch ("switch"), to the GPU
+ *                       at this PCI address, or to an unknown device ("up")
  *     fabric            "none" (the board needs no fabric), "starting", "ready", "failed"
  *
- * When NVML is not there or does not start, the answer is {"error": "libnvidia-ml.so.1: cannot open ..."}.
+ * If NVML is missing or does not start, the answer is {"error": "libnvidia-ml.so.1: cannot open ..."}.
  */
 #ifndef EP_TOPO_NVML_H
 #define EP_TOPO_NVML_H
@@ -56,7 +56,7 @@
 #define NVML_QUERY_NAME "nvml"
 #define NVML_DEADLINE_MS 3000 /* a healthy driver with 8 GPUs answers within 0.5 s, without persistence mode in 2 s */
 
-/* Asks NVML. For source_query(): runs in the child, loads the library, may hang or crash. */
+/* Queries NVML. For source_query(): runs in the child, loads the library, may hang or crash. */
 json_t *nvml_query(void *unused);
 
 #endif

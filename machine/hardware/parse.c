@@ -14,7 +14,7 @@ static int hex_digit(char c)
     return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-/* Reads min to max hexadecimal digits and what must follow them (0: the end). NULL when something else is there. */
+/* Reads min to max hexadecimal digits and the character after them (0: the end). NULL if they differ. */
 static const char *read_hex(const char *text, int min, int max, char next, unsigned *ret_value)
 {
     unsigned value = 0;
@@ -75,7 +75,7 @@ bool parse_host_bridge(const char *text, struct pci_address *ret_address)
     return true;
 }
 
-/* A decimal number, at most 6 digits before the point, without regard to the locale. NULL when there is none. */
+/* A decimal number of at most 6 digits before the point, independent of the locale. NULL without one. */
 static const char *read_decimal(const char *text, double *ret_value)
 {
     double value = 0, unit = 1;
@@ -155,7 +155,7 @@ static const char *const port_states[] = {"", "NOP", "DOWN", "INIT", "ARMED", "A
 static const char *const phys_states[] = {
     "", "Sleep", "Polling", "Disabled", "PortConfigurationTraining", "LinkUp", "LinkErrorRecovery", "Phy Test"};
 
-/* The place in the list of the word behind "4: "; 0, which is unknown, if it is none of them. */
+/* The index of the word after "4: " in the list; 0, unknown, if it is not there. */
 static int parse_state(const char *text, const char *const *names, int n)
 {
     text += strspn(text, "0123456789");
@@ -186,7 +186,7 @@ const char *topo_phys_state_name(enum topo_phys_state state)
     return phys_states[state];
 }
 
-/* A number of up to 9 digits. NULL when there is none. */
+/* A number of up to 9 digits. NULL without one. */
 static const char *read_cpu(const char *text, long *ret_value)
 {
     long value = 0;
@@ -214,7 +214,7 @@ bool topo_parse_cpus(const char *text, uint64_t *ret_mask, int bits)
     uint64_t *mask = calloc(words, sizeof(*mask));
     bool is_list = mask != NULL;
 
-    /* An empty list is one: a NUMA node without processors has it. */
+    /* An empty list is valid: a NUMA node without processors has one. */
     while (is_list && *text && *text != '\n') {
         long first = 0, last;
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* path.c - how two devices of the PCI tree reach each other. */
+/* path.c - the path between two devices of the PCI tree. */
 #include "hardware/topo.h"
 
 #include <string.h>
 
-/* A tree is never this deep; a parent that leads in a circle ends here. */
+/* Bounds a cycle of parents; no tree is this deep. */
 #define MAX_DEPTH 64
 
 static int depth(const struct topo *topo, int device)
@@ -17,9 +17,9 @@ static int depth(const struct topo *topo, int device)
 }
 
 /*
- * Both climb to the bridge where their ways meet. A PCIe switch is one bridge in the terms of NVML, though its upstream
- * port and each of its downstream ports are bridges in the PCI tree: below one switch each side passes at most its own
- * downstream port before they meet at the upstream one. One more bridge on either side is another switch.
+ * Both devices climb to their common bridge. A PCIe switch is one bridge in the terms of NVML, though its upstream port
+ * and each of its downstream ports are bridges in the PCI tree: below one switch each side passes at most its own
+ * downstream port before the upstream port. One more bridge on either side is another switch.
  */
 static enum topo_path climb(const struct topo *topo, int a, int b)
 {
@@ -33,7 +33,7 @@ static enum topo_path climb(const struct topo *topo, int a, int b)
         a = topo->pci[a].parent;
         b = topo->pci[b].parent;
     }
-    /* Different ports of the root complex: what is between them is the host bridge. */
+    /* Different root ports: the host bridge is between them. */
     if (a < 0 || a != b)
         return TOPO_PHB;
     /* The first step leads from the device to the bridge above it. */
@@ -63,7 +63,7 @@ enum topo_path topo_bus_path(const struct topo *topo, int a, int b)
         return TOPO_SYS;
     if (pci_a->host_bridge == pci_b->host_bridge)
         return climb(topo, a, b);
-    /* A machine that does not say where its devices are has one NUMA node, as far as anybody can tell. */
+    /* Without NUMA information the machine counts as one NUMA node. */
     return pci_a->numa_node == pci_b->numa_node || topo->n_numa <= 1 ? TOPO_NODE : TOPO_SYS;
 }
 

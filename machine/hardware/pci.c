@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pci.c - the PCI tree, from the links in /sys/bus/pci/devices: each leads to a folder whose path names the host bridge
- * and all bridges above the device.
+ * pci.c - the PCI tree, from the links in /sys/bus/pci/devices: each resolves to a path that names the host bridge and
+ * all bridges above the device.
  *
- * hwloc would read the same, but not from a snapshot, and it follows links out of a source that is given to it. A unit
- * test compares the two.
+ * hwloc reads the same, but not from a snapshot, and it follows links out of a root directory. A unit test compares the
+ * two.
  */
 #include "base/error.h"
 #include "hardware/read.h"
@@ -14,15 +14,15 @@
 #include <string.h>
 
 #define MAX_HOST_BRIDGES 256
-#define MAX_DEPTH 32      /* bridges above a device; PCIe switches are rarely more than three deep */
-#define MAX_LINK_WIDTH 32 /* lanes that PCIe can bundle; 63 and 255 stand for a register that could not be read */
+#define MAX_DEPTH 32      /* bridges above a device; PCIe switches are rarely nested more than three deep */
+#define MAX_LINK_WIDTH 32 /* the widest PCIe link; 63 and 255 stand for an unreadable register */
 
-/* A device on the way from a host bridge to a wanted one. */
+/* A device on the path from a host bridge to a wanted device. */
 struct tree_node {
     struct pci_address address, parent;
     struct pci_address host_bridge;
     bool has_parent, has_host_bridge;
-    int order; /* in which it was found: of several parents the first one counts, so that no circle can close */
+    int order; /* order of discovery: of several parents the first counts, so cycles cannot occur */
 };
 
 struct tree_nodes {
@@ -77,7 +77,7 @@ ep_status pci_set_read(struct source *source, struct pci_set *ret_set)
 
 /* --- where they are --- */
 
-/* The next part of a path, cut out of it. NULL at its end. */
+/* Copies the next component of a path and advances it. NULL at the end. */
 static const char *next_part(const char **path, char *ret_part, size_t bytes)
 {
     size_t n;
@@ -118,7 +118,7 @@ static ep_status add_node(struct tree_nodes *tree_nodes, const struct tree_node 
     return EP_OK;
 }
 
-/* All devices on the way to one, from the top. */
+/* Adds all devices on the path to one, from the top. */
 static ep_status add_path(struct tree_nodes *tree_nodes, const struct pci_address *address, const char *path)
 {
     struct tree_node tree_node = {0};
@@ -127,7 +127,7 @@ static ep_status add_path(struct tree_nodes *tree_nodes, const struct pci_addres
     char part[32];
 
     while (status == EP_OK && depth < MAX_DEPTH && next_part(&path, part, sizeof(part))) {
-        /* Behind a volume management device a second host bridge follows: the one that counts. */
+        /* After a volume management device there is a second host bridge: that one counts. */
         if (parse_host_bridge(part, &tree_node.host_bridge)) {
             tree_node.has_host_bridge = true;
             tree_node.has_parent = false;
@@ -143,7 +143,7 @@ static ep_status add_path(struct tree_nodes *tree_nodes, const struct pci_addres
         if (compare_pci_addresses(&tree_node.address, address) == 0)
             return status;
     }
-    /* The path ends elsewhere: the device is known, but not where it is. */
+    /* The path ends elsewhere: the device is known, but not its location. */
     if (status == EP_OK)
         status = add_node(tree_nodes, &(struct tree_node){.address = *address});
     return status;
@@ -162,7 +162,7 @@ static int by_bridge(const void *a, const void *b)
     return compare_pci_addresses(a, b);
 }
 
-/* Sorts the hops and leaves one of each device. */
+/* Sorts the nodes and removes duplicates. */
 static void sort_nodes(struct tree_nodes *tree_nodes, bool *ret_cut)
 {
     int n = 0;

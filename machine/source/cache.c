@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* keep.c - entries and memory of a source. The rules are in cache.h. */
+/* cache.c - the cache and the memory of a source. cache.h has the rules. */
 #include "source/state.h"
 
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #define BLOCK_BYTES 65536
-#define ENTRY_BYTES 96 /* of jansson's for each value, about */
+#define ENTRY_BYTES 96 /* of jansson for each value, approximately */
 
 struct source_block {
     struct source_block *next;
@@ -96,9 +96,9 @@ void *cache_memo(struct source *source, enum cache_kind kind, const char *key)
     return (void *)(intptr_t)json_integer_value(json_object_get(source->memos[kind], key));
 }
 
-void cache_set_memo(struct source *source, enum cache_kind kind, const char *key, void *derived)
+void cache_set_memo(struct source *source, enum cache_kind kind, const char *key, void *memo)
 {
-    json_object_set_new_nocheck(source->memos[kind], key, json_integer((json_int_t)(intptr_t)derived));
+    json_object_set_new_nocheck(source->memos[kind], key, json_integer((json_int_t)(intptr_t)memo));
 }
 
 /* --- paths --- */
@@ -137,7 +137,7 @@ const char *cache_path(char ret_path[PATH_MAX], const char *format, va_list args
     return cache_plain_path(path, ret_path);
 }
 
-/* The entry of a question that cannot be asked; made once for each reason. */
+/* The entry for a path that is not valid; one for each reason. */
 static const json_t *refuse(struct source *source, const char *why)
 {
     if (!json_object_get(source->refused, why))
@@ -199,7 +199,7 @@ enum source_state cache_state(const json_t *entry, const char **ret_why)
     return SOURCE_NOT_RECORDED;
 }
 
-/* About how much memory a value takes. */
+/* The approximate memory of a value. */
 static size_t weight(const json_t *value)
 {
     size_t bytes = ENTRY_BYTES, i;
@@ -238,7 +238,7 @@ const json_t *cache_put(struct source *source, enum cache_kind kind, const char 
 {
     size_t bytes = entry ? weight(entry) + strlen(key) : 0;
 
-    /* Lack of memory is like a full source: from now on nothing new is known. */
+    /* Lack of memory counts as a full cache: from now on nothing is cached. */
     if (!entry || bytes > SOURCE_CACHE_MAX - source->cached_bytes ||
         json_object_set_nocheck(source->cached[kind], key, entry) < 0) {
         json_decref(entry);

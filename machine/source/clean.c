@@ -53,9 +53,9 @@ size_t text_decode(const char *text, size_t bytes, uint32_t *ret_code)
 }
 
 /*
- * Characters that a terminal obeys, or that change the order or the look of the text around them, or that nobody sees:
- * Unicode's categories Cc, Cf, Zl and Zp, the filler letters, tags and the variation selectors of plane 14, and
- * noncharacters. Ascending.
+ * Characters that control a terminal, change the order or the look of the text around them, or are invisible: Unicode's
+ * categories Cc, Cf, Zl and Zp, the filler letters, tags and the variation selectors of plane 14, and noncharacters.
+ * Ascending.
  */
 static const struct {
     uint32_t first, last;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* elf.c - what the headers of an ELF file say: read once, kept, and presented as plain arrays. */
+/* elf.c - the headers of an ELF file, read once, cached and presented as plain arrays. */
 #include "source/elf.h"
 #include "source/state.h"
 
@@ -24,7 +24,7 @@ static json_t *describe(struct source *source, const char *path)
     return facts ? facts : cache_failure(SOURCE_FAILED, why);
 }
 
-/* A list of strings; what is no string is "". An entry may come from a snapshot that somebody wrote by hand. */
+/* A list of strings; other values become "". A snapshot may have been edited. */
 static const char *const *get_strings(struct source *source, const json_t *list, size_t most, size_t *ret_n)
 {
     size_t n = json_array_size(list) < most ? json_array_size(list) : most;
@@ -39,7 +39,7 @@ static const char *const *get_strings(struct source *source, const json_t *list,
     return strings;
 }
 
-/* Pairs [file, name] of what is needed, names alone of what is defined. */
+/* Needed versions are pairs [file, name], definitions names. */
 static const struct elf_version *get_versions(struct source *source, const json_t *list, size_t *ret_n)
 {
     size_t n = json_array_size(list) < ELF_MAX_VERSIONS ? json_array_size(list) : ELF_MAX_VERSIONS;
@@ -91,7 +91,7 @@ static void fill(struct source *source, const json_t *entry, struct elf_facts *f
 
 struct elf_facts source_elf(struct source *source, const char *format, ...)
 {
-    struct elf_facts facts = {.soname = "", .rpath = "", .runpath = ""}, *kept;
+    struct elf_facts facts = {.soname = "", .rpath = "", .runpath = ""}, *memo;
     char path[PATH_MAX];
     const json_t *entry;
     va_list args;
@@ -99,17 +99,17 @@ struct elf_facts source_elf(struct source *source, const char *format, ...)
     va_start(args, format);
     entry = cache_query(source, CACHE_ELF, describe, path, format, args);
     va_end(args);
-    kept = cache_memo(source, CACHE_ELF, path);
-    if (kept)
-        return *kept;
+    memo = cache_memo(source, CACHE_ELF, path);
+    if (memo)
+        return *memo;
     facts.state = cache_state(entry, &facts.why);
     if (facts.state != SOURCE_OK)
         return facts;
     fill(source, entry, &facts);
-    kept = source_alloc(source, sizeof(*kept));
-    if (kept) {
-        *kept = facts;
-        cache_set_memo(source, CACHE_ELF, path, kept);
+    memo = source_alloc(source, sizeof(*memo));
+    if (memo) {
+        *memo = facts;
+        cache_set_memo(source, CACHE_ELF, path, memo);
     }
     return facts;
 }

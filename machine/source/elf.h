@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * elf.h - inside of source_elf(): what the headers of an open file say, in the form in which a snapshot holds it.
+ * elf.h - inside source_elf(): the headers of an open file, in the form of a snapshot.
  *
  *     {"machine": 62, "soname": "...", "rpath": "...", "runpath": "...", "needed": ["libc.so.6"],
  *      "needs": [["libc.so.6", "GLIBC_2.34"]], "definitions": ["EPKIT_0"], "archs": [90, -90], "archs_known": true}
  *
- * A key may be missing when it is empty; "archs_known" is then true. A damaged file may claim anything: every size and
- * count is bounded before it is used, and nothing is mapped, because a file may shrink while it is read.
+ * An empty key may be missing; "archs_known" is then true. A damaged file may contain anything: every size and count is
+ * bounded before it is used. Nothing is mapped, because a file may shrink while it is read.
  */
 #ifndef EP_MACHINE_SOURCE_ELF_H
 #define EP_MACHINE_SOURCE_ELF_H
@@ -17,22 +17,21 @@
 #include <stdint.h>
 
 #define ELF_MAX_STRING 4096   /* bytes of a name or a path, as PATH_MAX */
-#define ELF_MAX_NEEDED 1024   /* libraries that one names */
-#define ELF_MAX_VERSIONS 4096 /* versions that one needs or defines */
+#define ELF_MAX_NEEDED 1024   /* DT_NEEDED entries of a file */
+#define ELF_MAX_VERSIONS 4096 /* versions that a file needs or defines */
 #define ELF_MAX_ARCHS 64      /* different GPU architectures in one file; nvcc 13 knows 20 */
 
-/* NULL with the reason in ret_why, `bytes` large: it is no ELF file, not one of 64 bits and little-endian, or damaged.
- */
+/* NULL with the reason in ret_why, `bytes` large: not an ELF file of 64 bits and little-endian, or damaged. */
 json_t *elf_describe(int fd, char *ret_why, size_t bytes);
 
 struct fatbin {
     int n;
     int archs[ELF_MAX_ARCHS]; /* as in struct elf_facts, each once, not sorted */
-    bool known;               /* false: something in it could not be understood */
+    bool known;               /* false: part of it is in an unknown format */
     int budget;               /* headers that may still be read */
 };
 
-/* Adds the GPU code in `size` bytes at `offset` of a file, the contents of a section of fat binaries. */
+/* Adds the GPU code in `size` bytes at `offset` of a file, a section of fat binaries. */
 void fatbin_read(int fd, int64_t offset, int64_t size, struct fatbin *fatbin);
 
 #endif

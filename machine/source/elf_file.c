@@ -2,9 +2,9 @@
 /*
  * elf_file.c - the headers of an ELF file.
  *
- * Everything is found by way of the program headers, as ld.so does, so a file without section headers tells as much;
- * only GPU code is named by sections alone. libelf reads with ELF_C_READ: pread() into memory of its own. What it would
- * allocate by numbers in the file is checked before it sees them.
+ * Everything is found through the program headers, as ld.so does, so section headers are needed only for GPU code.
+ * libelf reads with ELF_C_READ: pread() into memory of its own. Sizes in the file are checked before libelf allocates
+ * by them.
  */
 #include "source/elf.h"
 #include "source/source.h"
@@ -38,7 +38,7 @@ struct reader {
     size_t why_bytes;
 };
 
-/* What the dynamic section says, as far as it is of use here: addresses and places in the string table. */
+/* The useful entries of the dynamic section: addresses and offsets in the string table. */
 struct dynamic {
     bool has_strings;
     uint64_t strings, n_strings, needs, n_needs, definitions, n_definitions;
@@ -59,13 +59,13 @@ static bool refuse_memory(struct reader *reader)
     return refuse(reader, "out of memory");
 }
 
-/* Takes over `value`. */
+/* Consumes `value`. */
 static bool set(struct reader *reader, const char *key, json_t *value)
 {
     return json_object_set_new(reader->facts, key, value) == 0 || refuse_memory(reader);
 }
 
-/* Is it a file that libelf may look at? Judged by the first bytes alone. */
+/* May libelf open the file? Checks only the first bytes. */
 static bool check_header(struct reader *reader)
 {
     Elf64_Ehdr header;
@@ -83,7 +83,7 @@ static bool check_header(struct reader *reader)
         return refuse(reader, "damaged: claims %u program headers", header.e_phnum);
     if (header.e_phnum && header.e_phentsize != sizeof(Elf64_Phdr))
         return refuse(reader, "damaged: program headers of %u bytes", header.e_phentsize);
-    /* No number of sections although there are some: libelf takes it from section 0, where 2^64 would fit. */
+    /* The number of sections is in section 0, where it could be 2^64. */
     if (header.e_shoff && (header.e_shnum == 0 || header.e_shnum >= SECTIONS_MAX))
         return refuse(reader, "damaged: claims %u section headers", header.e_shnum);
     if (header.e_shnum && header.e_shentsize != sizeof(Elf64_Shdr))
@@ -92,8 +92,8 @@ static bool check_header(struct reader *reader)
 }
 
 /*
- * Where the byte at address `address` of the loaded file lies in the file, and how many bytes follow it there. False
- * when no segment has it.
+ * The file offset of the byte at address `address` of the loaded file, and how many bytes follow it there. False if it
+ * is in no segment.
  */
 static bool find_address(struct reader *reader, uint64_t address, uint64_t *ret_offset, uint64_t *ret_left)
 {
@@ -117,7 +117,7 @@ static bool find_address(struct reader *reader, uint64_t address, uint64_t *ret_
     return false;
 }
 
-/* The string at place `index` of the string table, safe to print. NULL with the reason. */
+/* The string at `index` of the string table, safe to print. NULL with the reason. */
 static const char *get_string(struct reader *reader, uint64_t index, char ret_text[ELF_MAX_STRING])
 {
     char raw[ELF_MAX_STRING];
@@ -228,7 +228,7 @@ static bool read_dynamic(struct reader *reader, const GElf_Phdr *segment, struct
     if (segment->p_filesz > DYNAMIC_MAX)
         return refuse(reader, "damaged: a dynamic section of %" PRIu64 " bytes", segment->p_filesz);
     if (segment->p_filesz < sizeof(Elf64_Dyn))
-        return true; /* as in a file that holds debug information alone */
+        return true; /* as in a file of debug information */
     data = get_chunk(reader, segment->p_offset, segment->p_filesz, DYNAMIC_MAX, ELF_T_DYN, "dynamic section");
     if (!data)
         return false;
@@ -254,7 +254,7 @@ static bool append_need(struct reader *reader, json_t *list, const char *file, u
            (json_array_append_new(list, json_pack("[ss]", file, text)) == 0 || refuse_memory(reader));
 }
 
-/* The versions that are needed of one library. Lists only lead forward: whoever makes them cross gets each bounded. */
+/* The versions needed of one library. Lists only lead forward, and each is bounded even if they overlap. */
 static bool read_needs_of(struct reader *reader, Elf_Data *data, uint64_t at, const GElf_Verneed *need, json_t *list)
 {
     char file[ELF_MAX_STRING];
@@ -266,7 +266,7 @@ static bool read_needs_of(struct reader *reader, Elf_Data *data, uint64_t at, co
     for (unsigned i = 0; i < need->vn_cnt; i++) {
         if (at >= data->d_size || !gelf_getvernaux(data, (int)at, &version))
             return refuse(reader, "damaged: a needed version lies outside of its section");
-        /* ld.so does without a weak one. */
+        /* ld.so does not require a weak version. */
         if (!(version.vna_flags & VER_FLG_WEAK) && !append_need(reader, list, file, version.vna_name))
             return false;
         if (version.vna_next == 0)
@@ -344,7 +344,7 @@ static bool read_definitions(struct reader *reader, const struct dynamic *dynami
     for (uint64_t i = 0; data && i < dynamic->n_definitions; i++) {
         if (at >= data->d_size || !gelf_getverdef(data, (int)at, &definition))
             return refuse(reader, "damaged: defined versions lie outside of their section");
-        /* The base stands for the file itself and bears its name. */
+        /* The base version is the file itself and has its name. */
         if (!(definition.vd_flags & VER_FLG_BASE) && !append_definition(reader, data, at + definition.vd_aux, list))
             return false;
         if (definition.vd_next == 0)
@@ -356,8 +356,7 @@ static bool read_definitions(struct reader *reader, const struct dynamic *dynami
 
 /* --- GPU code --- */
 
-/* Has a section, given where its name lies, fat binaries? The second name is that of code that can be linked further.
- */
+/* Is it a section of fat binaries, by its name? The second name is that of relocatable device code. */
 static bool holds_fatbin(const struct reader *reader, const GElf_Shdr *names, const GElf_Shdr *section)
 {
     char name[sizeof("__nv_relfatbin")];
@@ -378,7 +377,7 @@ static int compare_archs(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
-/* A section table that makes no sense leaves only the GPU code unknown: ld.so does not look at it either. */
+/* A damaged section table leaves only the GPU code unknown: ld.so does not read it either. */
 static void read_sections(struct reader *reader, struct fatbin *fatbin)
 {
     GElf_Shdr names, section;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* environment.c - the environment of the process that is looked at. */
+/* environment.c - the environment of the inspected process. */
 #include "source/state.h"
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@ static int compare_variables(const void *left, const void *right)
     return strcmp(((const struct source_variable *)left)->name, ((const struct source_variable *)right)->name);
 }
 
-/* {"NAME": "value"}; of several of one name the first, as getenv() sees it. The end of the text has a NUL behind it. */
+/* {"NAME": "value"}; of duplicates the first, as getenv(). The text is NUL-terminated. */
 static json_t *read_variables(const char *text, size_t bytes)
 {
     json_t *variables = json_object();

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* facts.c - what is read from a file whose text is nobody's business: the facts are kept, and the text is not. */
+/* facts.c - facts extracted from files. The facts are cached; the texts, which may identify the machine, are not. */
 #include "source/state.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-/* The entry of what `read` finds in a text; a text that is not SOURCE_OK is the entry itself. Takes `file`. */
+/*
+ * The entry of the fact that `read` extracts from a text; an entry that is not SOURCE_OK is returned as it is. Consumes
+ * `file`.
+ */
 static json_t *make_fact(json_t *file, source_reader *read)
 {
     json_t *value, *entry;
@@ -18,7 +21,7 @@ static json_t *make_fact(json_t *file, source_reader *read)
     return entry;
 }
 
-/* `needle` NULL: of the whole file. */
+/* `needle` NULL: the whole file. */
 static struct source_answer make_answer(struct source *source, const char *name, source_reader *read,
                                         const char *needle, const char *full)
 {
@@ -35,7 +38,7 @@ static struct source_answer make_answer(struct source *source, const char *name,
         return answer;
     }
     entry = json_object_get(source->cached[CACHE_FACTS], key);
-    /* An overlay has texts, and so has a snapshot that was saved before there were facts. */
+    /* An overlay has texts, as has a snapshot that was saved before facts existed. */
     text = entry ? NULL : json_object_get(source->cached[text_kind], text_key);
     if (!entry && !text)
         entry = cache_get(source, CACHE_FACTS, key);

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fatbin.c - for which GPUs there is code in a section of fat binaries.
+ * fatbin.c - the architectures of the GPU code in a section of fat binaries.
  *
  * NVIDIA documents no layout. This one is what nvcc 13.5 writes (compiled for sm_90, 90a, 100, 100a, 100f with PTX, and
  * read back), and agrees with what the Cricket project and others have published for CUDA 9 to 13. A section holds
- * containers one after the other, padded with zeros:
+ * consecutive containers, padded with zeros:
  *
  *     container  u32 magic 0xBA55ED50, u16 version 1, u16 bytes of this header (16), u64 bytes of the entries
- *     entry      u16 kind, u16 version, u32 bytes of this header (64, 80, 112, 120: with the generation), u64 bytes of
- *                the payload behind it, u32 ..., u32 ..., u16 minor, u16 major, u32 architecture (90), u32 ..., u32
- * ..., u64 flags, ...
+ *     entry      u16 kind, u16 version, u32 bytes of this header (64, 80, 112, 120: by generation),
+ *                u64 bytes of the payload after it, u32 ..., u32 ..., u16 minor, u16 major,
+ *                u32 architecture (90), u32 ..., u32 ..., u64 flags, ...
  *
- * Only headers are read; payloads are stepped over.
+ * Only headers are read; payloads are skipped.
  */
 #include "source/elf.h"
 #include "source/source.h"
@@ -27,7 +27,7 @@
 
 enum { KIND_PTX = 1, KIND_CUBIN = 2, KIND_MERCURY = 16 };
 
-/* Seen by comparing the headers of sm_90 with sm_90a, and of sm_100 with sm_100a and sm_100f. */
+/* Found by comparing the headers of sm_90 with sm_90a, and of sm_100 with sm_100a and sm_100f. */
 #define FLAG_EXACT (UINT64_C(1) << 20)
 #define FLAG_FAMILY (UINT64_C(1) << 21)
 
@@ -125,7 +125,7 @@ void fatbin_read(int fd, int64_t offset, int64_t size, struct fatbin *fatbin)
     struct window window = {.fd = fd, .at = offset, .end = offset + size};
     unsigned char header[CONTAINER_BYTES];
 
-    /* What is shorter than a header is padding behind the last container. */
+    /* A rest shorter than a header is padding after the last container. */
     while (window.end - window.at >= CONTAINER_BYTES) {
         uint64_t entries, left = (uint64_t)(window.end - window.at);
 
@@ -134,7 +134,7 @@ void fatbin_read(int fd, int64_t offset, int64_t size, struct fatbin *fatbin)
             return;
         }
         if (u32(header) == 0) {
-            window.at += 8; /* containers lie at multiples of 8 */
+            window.at += 8; /* containers are aligned to 8 bytes */
             continue;
         }
         entries = u64(header + 8);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lines.c - the lines of a log that matter: a file, or the ring buffer of the kernel. */
+/* lines.c - matching lines of a log: a file, or the ring buffer of the kernel. */
 #include "source/state.h"
 
 #include <errno.h>
@@ -12,10 +12,10 @@
 #include <unistd.h>
 
 #define KMSG "/dev/kmsg"
-#define RECORD_BYTES 8192     /* of the kernel's; it refuses to read one into less */
+#define RECORD_BYTES 8192     /* maximum of the kernel, which refuses to read a record into a smaller buffer */
 #define RECORDS_MAX (1 << 17) /* a ring buffer of 16 MiB holds fewer */
 
-/* What was found so far. Beyond SOURCE_LOG_MAX the oldest lines go. */
+/* The lines found so far. Beyond SOURCE_LOG_MAX the oldest are dropped. */
 struct found {
     char *text;
     size_t used;
@@ -26,11 +26,11 @@ static void add_line(struct found *found, const char *line, size_t bytes)
     if (bytes + 1 > SOURCE_LOG_MAX)
         return;
     while (found->used + bytes + 1 > SOURCE_LOG_MAX) {
-        /* Half of it at once, so that a long log is not moved for each of its lines. */
-        char *keep = memchr(found->text + found->used / 2, '\n', found->used - found->used / 2);
+        /* Drop half at once, so that a long log is not moved for each of its lines. */
+        char *rest = memchr(found->text + found->used / 2, '\n', found->used - found->used / 2);
 
-        found->used -= (size_t)(keep + 1 - found->text);
-        memmove(found->text, keep + 1, found->used);
+        found->used -= (size_t)(rest + 1 - found->text);
+        memmove(found->text, rest + 1, found->used);
     }
     memcpy(found->text + found->used, line, bytes);
     found->used += bytes;
@@ -53,7 +53,7 @@ static void search(struct found *found, const char *text, size_t bytes, const ch
 
 /* --- files --- */
 
-/* The last SOURCE_LOG_MAX bytes, from the beginning of a line on. */
+/* The last SOURCE_LOG_MAX bytes, from the start of a line. */
 static json_t *search_file(int fd, int64_t bytes, const char *needle, struct found *found)
 {
     bool is_cut = bytes > SOURCE_LOG_MAX;
@@ -61,7 +61,7 @@ static json_t *search_file(int fd, int64_t bytes, const char *needle, struct fou
     const char *at;
     size_t n;
 
-    /* One byte less than fits, so that a log which grows meanwhile is not too large. */
+    /* One byte less than fits, so that a growing log is not too large. */
     if (is_cut && lseek(fd, bytes - (SOURCE_LOG_MAX - 1), SEEK_SET) < 0)
         return cache_failure_errno(errno);
     text = live_read_part(fd);
@@ -118,7 +118,7 @@ static json_t *search_kmsg(int fd, const char *needle, struct found *found)
     return record ? failure : cache_failure_errno(ENOMEM);
 }
 
-/* A descriptor of this machine's ring buffer, -1 if that is not what `path` is. */
+/* A descriptor of this machine's ring buffer, or -1 if `path` is something else. */
 static int open_kmsg(struct source *source, const char *path, json_t **ret_failure)
 {
     struct stat info;

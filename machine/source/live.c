@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * live.c - opening what lies below a source.
+ * live.c - opens files within the root directory of a source.
  *
- * The kernel keeps the way below the source with openat2(RESOLVE_IN_ROOT): absolute links and ".." start at or stop at
- * the source, whatever is renamed meanwhile. Where it cannot (before Linux 5.6, or a seccomp filter in the way), a
- * folder is walked component by component without following links, which are then resolved here; on "/" there is
- * nothing to escape from, so the kernel may follow them.
+ * With openat2(RESOLVE_IN_ROOT) the kernel keeps the resolution within the root directory: absolute links start there
+ * and ".." stops there, whatever is renamed meanwhile. Where it is missing (before Linux 5.6, or blocked by a seccomp
+ * filter), a path is walked component by component without following links, which are then resolved here. On "/" there
+ * is nothing to escape from, so the kernel may follow them.
  */
 #include "source/state.h"
 
@@ -21,8 +21,8 @@
 
 #define SELF "/proc/self"
 #define LINKS_MAX 40   /* as in the kernel */
-#define STEPS_MAX 4096 /* components of a walk, counting again those after each link and ".." */
-#define RACES_MAX 16   /* openat2() gives EAGAIN when something was renamed while it resolved ".." */
+#define STEPS_MAX 4096 /* components of a walk, including those of links and ".." */
+#define RACES_MAX 16   /* openat2() fails with EAGAIN when something was renamed while it resolved ".." */
 
 static int call_openat2(const struct source *source, const char *path, int flags)
 {
@@ -45,17 +45,17 @@ void live_probe(struct source *source)
         close(fd);
 }
 
-/* --- own steps --- */
+/* --- resolution without openat2() --- */
 
 struct walk {
     struct source *source;
-    int fd;              /* O_PATH of what `path` is */
-    char path[PATH_MAX]; /* from the source, without links; "" the source itself */
-    char rest[PATH_MAX]; /* still to go */
+    int fd;              /* O_PATH of `path` */
+    char path[PATH_MAX]; /* from the root directory, without links; "" the root directory itself */
+    char rest[PATH_MAX]; /* still to resolve */
     int links, steps;
 };
 
-/* Puts `front` and the rest after it in the place of the rest. */
+/* Prepends `front` to what remains to be resolved. */
 static int put_before(struct walk *walk, const char *front, const char *rest)
 {
     char joined[2 * PATH_MAX + 2];
@@ -69,7 +69,7 @@ static int put_before(struct walk *walk, const char *front, const char *rest)
     return 0;
 }
 
-/* Starts again at the source; what was resolved so far is `rest` now. */
+/* Restarts at the root directory; what remains to be resolved stays. */
 static int restart(struct walk *walk)
 {
     int fd = openat(walk->source->fd, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -83,7 +83,7 @@ static int restart(struct walk *walk)
     return 0;
 }
 
-/* The parent is found by walking there again: a folder's ".." may lead out when it has been moved meanwhile. */
+/* Walks to the parent again: ".." of a folder may lead out if the folder was moved meanwhile. */
 static int go_up(struct walk *walk, const char *rest)
 {
     char parent[PATH_MAX];
@@ -113,7 +113,7 @@ static int follow(struct walk *walk, int link, const char *rest)
     return target[0] == '/' ? restart(walk) : 0;
 }
 
-/* One component. `rest` is what comes after it. */
+/* Resolves one component. `rest` follows it. */
 static int step(struct walk *walk, const char *name, const char *rest, int flags)
 {
     size_t used = strlen(walk->path);
@@ -170,8 +170,8 @@ static int walk_on(struct walk *walk, int flags)
 }
 
 /*
- * Where a descriptor lies, as the kernel tells it (proc(5), /proc/self/fd); false where that is no path: /proc is not
- * mounted, or the file has been removed meanwhile.
+ * The path of a descriptor from the kernel (proc(5), /proc/self/fd); false without one: /proc is not mounted, or the
+ * file has been removed meanwhile.
  */
 static bool path_of(int fd, char ret_path[PATH_MAX])
 {
@@ -193,7 +193,7 @@ int live_resolve(struct source *source, const char *path, char *ret_path)
     int fd = source->has_openat2 ? call_openat2(source, path, O_PATH) : -1;
     size_t n;
 
-    /* Links of /proc that are more than a path are followed by what they say. */
+    /* Magic links of /proc are followed by their text. */
     if (fd < 0)
         return source->has_openat2 && errno != ELOOP && errno != EAGAIN ? -1 : live_walk(source, path, 0, ret_path);
     if (path_of(source->fd, below) && path_of(fd, real)) {
@@ -237,7 +237,7 @@ int live_walk(struct source *source, const char *path, int flags, char *ret_path
     return fd;
 }
 
-/* Opens what the walk found: through its folder again, without following a link that it may have become. */
+/* Opens the resolved path: through its folder again, without following a link that may have replaced it. */
 static int open_walked(struct source *source, const char *path, int flags)
 {
     char real[PATH_MAX], folder[PATH_MAX], ignored[PATH_MAX];
@@ -270,7 +270,7 @@ static int open_walked(struct source *source, const char *path, int flags)
     return fd;
 }
 
-/* --- for the others --- */
+/* --- interface --- */
 
 const char *live_own_path(const struct source *source, const char *path, char own[PATH_MAX])
 {
@@ -278,7 +278,7 @@ const char *live_own_path(const struct source *source, const char *path, char ow
 
     if (!source->process || strncmp(path, SELF, bytes) != 0 || (path[bytes] && path[bytes] != '/'))
         return path;
-    /* One that does not fit any more becomes a name that is too long for every folder. */
+    /* A path that does not fit becomes a name too long for any folder. */
     snprintf(own, PATH_MAX, "/proc/%d%s", (int)source->process, path + bytes);
     return own;
 }
@@ -306,7 +306,7 @@ int live_open(struct source *source, const char *path, int flags)
     if (source->has_openat2) {
         int fd = call_openat2(source, path, flags);
 
-        /* On a machine where files are renamed all the time it may never succeed: then step by step. */
+        /* If files are renamed all the time, it may never succeed: then walk. */
         if (fd >= 0 || errno != EAGAIN)
             return fd;
     }
@@ -332,7 +332,7 @@ int live_open_file(struct source *source, const char *path, int64_t *ret_bytes, 
     int fd;
 
     source_set_current_path(source, path);
-    /* To open a device can start something, a tape or a watchdog: so it is looked at before it is opened. */
+    /* Opening a device can have effects (a tape, a watchdog), so check the type first. */
     fd = live_open(source, path, O_PATH);
     if (fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) {
         close(fd);
@@ -352,7 +352,7 @@ int live_open_file(struct source *source, const char *path, int64_t *ret_bytes, 
     return -1;
 }
 
-/* At most `most` bytes into *ret_text, for free(); their number, or -1 with errno. */
+/* Reads at most `most` bytes into *ret_text, for free(); the number read, or -1 with errno. */
 static ssize_t read_text(int fd, size_t most, char **ret_text)
 {
     size_t room = 4096, used = 0;
@@ -360,7 +360,7 @@ static ssize_t read_text(int fd, size_t most, char **ret_text)
     char *text, *larger;
     ssize_t n = 1;
 
-    /* Files of /proc and /sys have no size or a wrong one: it only saves copies of large files. */
+    /* The size, which is wrong for files of /proc and /sys, only saves reallocations of large files. */
     if (fstat(fd, &info) == 0 && info.st_size >= (off_t)room)
         room = (size_t)info.st_size < most ? (size_t)info.st_size + 1 : most;
     text = malloc(room);

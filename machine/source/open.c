@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* open.c - the machine that a user names: this one, a folder with or without an overlay, the file of a snapshot. */
+/* open.c - opens a source: this machine, a folder with or without an overlay, or the file of a snapshot. */
 #include "source/state.h"
 
 #include <errno.h>
@@ -49,7 +49,7 @@ ep_status source_set_process(struct source *source, pid_t pid)
 
 /* --- opening --- */
 
-/* A whole regular file of ours: what a user named, not what lies below a source. */
+/* Reads a whole regular file that the user named, as opposed to a file within a source. */
 static ep_status read_document(int fd, const char *what, char **ret_text, size_t *ret_bytes)
 {
     struct stat info;
@@ -77,7 +77,7 @@ static ep_status read_document(int fd, const char *what, char **ret_text, size_t
     return EP_OK;
 }
 
-/* What is named may be right, and this process lack something: that is no mistake of the caller. */
+/* The argument may be valid and this process lack resources: that is not an error of the caller. */
 static ep_status fail_open(int error, const char *what)
 {
     bool lacks = error == EMFILE || error == ENFILE || error == ENOMEM || error == EIO;

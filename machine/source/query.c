@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * query.c - questions that a library has to answer, asked in a child process.
+ * query.c - queries of libraries, made in a child process.
  *
- * A driver library may hang in the kernel, crash, print, or leave threads and signal handlers behind. In a child all of
- * that is over at the deadline. The answer comes through a pipe: 8 bytes with its length, then JSON; so the parent
- * knows its end even where the child has started processes that keep the pipe open.
+ * A driver library may hang in the kernel, crash, print, or leave threads and signal handlers behind. The child ends at
+ * the deadline at the latest. It sends its answer through a pipe: 8 bytes with the length, then JSON. So the parent
+ * knows the end of the answer even if the child has started processes that keep the pipe open.
  */
 #include "base/clock.h"
 #include "source/state.h"
@@ -24,7 +24,7 @@
 
 #define ANSWER_MAX (4u << 20)
 #define PIPE_FD 3
-#define END_GRACE_MS 200 /* for a child to end after its answer, or when it was killed */
+#define END_GRACE_MS 200 /* for the child to exit after its answer, or after it was killed */
 #define POLL_MS 5
 #define WHY_BYTES 160
 
@@ -43,7 +43,7 @@ static void close_from(int first)
         close(fd);
 }
 
-/* Nothing of the parent's is left to the library: descriptors, output, signal handlers, a core dump. */
+/* The library inherits nothing of the parent: no descriptors, output, signal handlers or core dump. */
 static bool prepare_child(int pipe_fd, pid_t parent)
 {
     struct rlimit no_core = {0};
@@ -60,7 +60,7 @@ static bool prepare_child(int pipe_fd, pid_t parent)
     sigprocmask(SIG_SETMASK, &none, NULL);
     setrlimit(RLIMIT_CORE, &no_core);
     null = open("/dev/null", O_RDWR);
-    /* Above all of those that are about to be replaced. */
+    /* Above all descriptors that are replaced below. */
     pipe_fd = fcntl(pipe_fd, F_DUPFD, 16);
     if (null < 0 || pipe_fd < 0)
         return false;
@@ -90,9 +90,9 @@ static bool write_all(const void *data, size_t bytes)
     return true;
 }
 
-static void __attribute__((noreturn)) run_child(json_t *(*ask)(void *argument), void *argument)
+static void __attribute__((noreturn)) run_child(json_t *(*query)(void *argument), void *argument)
 {
-    json_t *value = ask(argument), *encoded = value ? snapshot_encode(value) : NULL;
+    json_t *value = query(argument), *encoded = value ? snapshot_encode(value) : NULL;
     char *text = encoded ? json_dumps(encoded, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
     uint64_t bytes = text ? strlen(text) : 0;
 
@@ -103,59 +103,59 @@ static void __attribute__((noreturn)) run_child(json_t *(*ask)(void *argument), 
 
 /* --- in the parent --- */
 
-struct hearing {
+struct reader {
     pid_t child;
     int fd;
     uint64_t deadline_ns;
-    uint64_t bytes; /* that the child has announced */
+    uint64_t bytes; /* length that the child has announced */
     char *text;
 };
 
-enum heard { HEARD_ALL, HEARD_END, HEARD_NOTHING_MORE };
+enum read_result { READ_COMPLETE, READ_CLOSED, READ_TIMED_OUT };
 
 /* Reads exactly `bytes`, until the deadline. */
-static enum heard hear(const struct hearing *hearing, void *ret_data, size_t bytes)
+static enum read_result read_exactly(const struct reader *reader, void *ret_data, size_t bytes)
 {
     char *at = ret_data;
 
     while (bytes > 0) {
-        struct pollfd poll_fd = {.fd = hearing->fd, .events = POLLIN};
+        struct pollfd poll_fd = {.fd = reader->fd, .events = POLLIN};
         uint64_t now = ep_now_ns();
         ssize_t n;
 
-        if (now >= hearing->deadline_ns)
-            return HEARD_NOTHING_MORE;
-        if (poll(&poll_fd, 1, (int)((hearing->deadline_ns - now + 999999) / 1000000)) <= 0)
+        if (now >= reader->deadline_ns)
+            return READ_TIMED_OUT;
+        if (poll(&poll_fd, 1, (int)((reader->deadline_ns - now + 999999) / 1000000)) <= 0)
             continue;
-        n = read(hearing->fd, at, bytes);
+        n = read(reader->fd, at, bytes);
         if (n == 0)
-            return HEARD_END;
+            return READ_CLOSED;
         if (n < 0 && errno != EINTR && errno != EAGAIN)
-            return HEARD_END;
+            return READ_CLOSED;
         if (n > 0) {
             at += n;
             bytes -= (size_t)n;
         }
     }
-    return HEARD_ALL;
+    return READ_COMPLETE;
 }
 
 /*
- * Waits a moment for the child, which has been killed or is about to end. One that hangs in the kernel cannot die: it
- * is left behind, and init gets it when this process ends. False: its status is not known.
+ * Waits briefly for a child that has been killed or is about to exit. A child that hangs in the kernel cannot die: it
+ * is left behind, and init reaps it after this process has exited. False: its status is unknown.
  */
 static bool end_child(pid_t child, int *ret_status)
 {
     uint64_t deadline_ns = ep_deadline_ns(END_GRACE_MS);
-    struct timespec pause = {.tv_nsec = 200000};
+    struct timespec backoff = {.tv_nsec = 200000};
     pid_t ended;
 
     while ((ended = waitpid(child, ret_status, WNOHANG)) != child) {
         if ((ended < 0 && errno != EINTR) || ep_now_ns() >= deadline_ns)
             return false;
-        nanosleep(&pause, NULL);
-        if (pause.tv_nsec < POLL_MS * 1000000)
-            pause.tv_nsec *= 2;
+        nanosleep(&backoff, NULL);
+        if (backoff.tv_nsec < POLL_MS * 1000000)
+            backoff.tv_nsec *= 2;
     }
     return true;
 }
@@ -189,68 +189,68 @@ static json_t *parse_answer(const char *text, size_t bytes)
     return value ? json_pack("{s:o}", "value", value) : cache_failure(SOURCE_FAILED, "the answer cannot be understood");
 }
 
-static json_t *hear_answer(struct hearing *hearing, int deadline_ms)
+static json_t *read_answer(struct reader *reader, int deadline_ms)
 {
-    enum heard heard = hear(hearing, &hearing->bytes, sizeof(hearing->bytes));
+    enum read_result result = read_exactly(reader, &reader->bytes, sizeof(reader->bytes));
     char why[WHY_BYTES];
 
-    if (heard == HEARD_ALL && hearing->bytes > ANSWER_MAX)
+    if (result == READ_COMPLETE && reader->bytes > ANSWER_MAX)
         return cache_failure(SOURCE_FAILED, "the answer is larger than 4 MiB");
-    if (heard == HEARD_ALL && hearing->bytes == 0)
-        return cache_failure(SOURCE_FAILED, "the question has no answer here");
-    if (heard == HEARD_ALL) {
-        hearing->text = malloc(hearing->bytes);
-        if (!hearing->text)
+    if (result == READ_COMPLETE && reader->bytes == 0)
+        return cache_failure(SOURCE_FAILED, "the query has no answer here");
+    if (result == READ_COMPLETE) {
+        reader->text = malloc(reader->bytes);
+        if (!reader->text)
             return NULL;
-        heard = hear(hearing, hearing->text, hearing->bytes);
+        result = read_exactly(reader, reader->text, reader->bytes);
     }
-    switch (heard) {
-    case HEARD_ALL:
-        return parse_answer(hearing->text, hearing->bytes);
-    case HEARD_END:
-        return explain_end(hearing->child);
+    switch (result) {
+    case READ_COMPLETE:
+        return parse_answer(reader->text, reader->bytes);
+    case READ_CLOSED:
+        return explain_end(reader->child);
     default:
         snprintf(why, sizeof(why), "no answer within %d ms", deadline_ms);
         return cache_failure(SOURCE_FAILED, why);
     }
 }
 
-static json_t *make_answer(json_t *(*ask)(void *argument), void *argument, int deadline_ms)
+static json_t *make_answer(json_t *(*query)(void *argument), void *argument, int deadline_ms)
 {
-    struct hearing hearing = {.deadline_ns = ep_deadline_ns(deadline_ms > 0 ? deadline_ms : 0)};
+    struct reader reader = {.deadline_ns = ep_deadline_ns(deadline_ms > 0 ? deadline_ms : 0)};
     pid_t parent = getpid();
     json_t *entry;
     int fds[2], status;
 
     if (pipe2(fds, O_CLOEXEC) < 0)
         return cache_failure_errno(errno);
-    hearing.child = fork();
-    if (hearing.child < 0) {
+    reader.child = fork();
+    if (reader.child < 0) {
         entry = cache_failure_errno(errno);
         close(fds[0]);
         close(fds[1]);
         return entry;
     }
-    if (hearing.child == 0) {
+    if (reader.child == 0) {
         if (!prepare_child(fds[1], parent))
             _exit(3);
-        run_child(ask, argument);
+        run_child(query, argument);
     }
     close(fds[1]);
-    hearing.fd = fds[0];
-    fcntl(hearing.fd, F_SETFL, O_NONBLOCK);
-    entry = hear_answer(&hearing, deadline_ms);
-    close(hearing.fd);
-    free(hearing.text);
-    /* explain_end() has waited for it already where the pipe was closed; then the number may belong to nobody. */
-    if (waitpid(hearing.child, &status, WNOHANG) == 0) {
-        kill(hearing.child, SIGKILL);
-        end_child(hearing.child, &status);
+    reader.fd = fds[0];
+    fcntl(reader.fd, F_SETFL, O_NONBLOCK);
+    entry = read_answer(&reader, deadline_ms);
+    close(reader.fd);
+    free(reader.text);
+    /* explain_end() has already waited for it if the pipe was closed; then the process number may be free. */
+    if (waitpid(reader.child, &status, WNOHANG) == 0) {
+        kill(reader.child, SIGKILL);
+        end_child(reader.child, &status);
     }
     return entry;
 }
 
-struct source_answer source_query(struct source *source, const char *name, json_t *(*ask)(void *argument),
+struct source_answer source_query(struct source *source, const char *name, json_t *(*query)(void *argument),
                                   void *argument, int deadline_ms)
 {
     struct source_answer answer = {0};
@@ -258,7 +258,7 @@ struct source_answer source_query(struct source *source, const char *name, json_
 
     if (!entry) {
         source_set_current_path(source, name);
-        entry = cache_put(source, CACHE_ANSWERS, name, make_answer(ask, argument, deadline_ms));
+        entry = cache_put(source, CACHE_ANSWERS, name, make_answer(query, argument, deadline_ms));
         live_done(source);
     }
     answer.state = cache_state(entry, &answer.why);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* read.c - questions about files. Each looks for its entry first, and makes it from the live side if there is none. */
+/* read.c - queries of files. Each uses the cached entry, or makes one from the live side. */
 #include "source/state.h"
 
 #include <ctype.h>
@@ -56,7 +56,7 @@ uint64_t text_hash(const char *text, size_t bytes)
 
 /* --- lines and numbers --- */
 
-/* The first line of `text` without white space around it; at most `bytes` - 1 of it. */
+/* The first line of `text` without surrounding white space; at most `bytes` - 1 of it. */
 static void cut_line(const char *text, char *ret_line, size_t bytes)
 {
     char raw[LINE_BYTES];
@@ -77,17 +77,17 @@ static struct source_text line_of(struct source *source, const char *format, va_
 {
     char path[PATH_MAX], line[LINE_BYTES];
     struct source_text text = cache_text(cache_query(source, CACHE_FILES, cache_file, path, format, args));
-    json_t *kept = json_object_get(source->lines, path);
+    json_t *line_entry = json_object_get(source->lines, path);
 
     if (text.state != SOURCE_OK)
         return text;
-    if (!kept) {
+    if (!line_entry) {
         cut_line(text.text, line, sizeof(line));
-        kept = json_stringn_nocheck(line, strlen(line));
-        json_object_set_new_nocheck(source->lines, path, kept);
-        kept = json_object_get(source->lines, path);
+        line_entry = json_stringn_nocheck(line, strlen(line));
+        json_object_set_new_nocheck(source->lines, path, line_entry);
+        line_entry = json_object_get(source->lines, path);
     }
-    text.text = kept ? json_string_value(kept) : "";
+    text.text = line_entry ? json_string_value(line_entry) : "";
     text.bytes = strlen(text.text);
     return text;
 }
@@ -131,7 +131,7 @@ enum source_state source_number(struct source *source, int64_t *ret_value, const
     return text.state == SOURCE_OK ? parse_number(text.text, ret_value) : text.state;
 }
 
-/* A counter: all 64 bits, never negative. */
+/* A counter uses all 64 bits and is never negative. */
 static enum source_state parse_counter(const char *line, uint64_t *ret_value)
 {
     unsigned long long value;
@@ -174,7 +174,7 @@ enum source_state source_number_uncached(struct source *source, uint64_t *ret_va
 
 /* --- folders --- */
 
-/* Runs of digits by value, everything else by byte; equal values by their number of zeros, so that no two are equal. */
+/* Runs of digits by value, everything else by byte; equal values by their leading zeros, so the order is total. */
 static int compare_names(const void *left, const void *right)
 {
     const char *a = *(const char *const *)left, *b = *(const char *const *)right;
@@ -244,7 +244,7 @@ static json_t *make_folder(struct source *source, const char *path)
 
     source_set_current_path(source, path);
     fd = live_open(source, path, O_RDONLY | O_DIRECTORY | O_NONBLOCK);
-    /* A file in the place of a folder is there, other than a path that goes through a file. */
+    /* A file instead of a folder exists, unlike a path that goes through a file. */
     if (fd < 0 && errno == ENOTDIR) {
         fd = live_open(source, path, O_PATH);
         entry = fd >= 0 ? cache_failure(SOURCE_FAILED, "is no folder") : cache_failure_errno(ENOTDIR);
@@ -257,7 +257,7 @@ static json_t *make_folder(struct source *source, const char *path)
     return entry;
 }
 
-/* The names of an entry as an array of pointers, made once. */
+/* The names of an entry as an array of pointers, computed once. */
 static struct source_names *names_of(struct source *source, const char *path, const json_t *entry)
 {
     struct source_names *names = cache_memo(source, CACHE_FOLDERS, path);
@@ -282,7 +282,7 @@ static struct source_names *names_of(struct source *source, const char *path, co
 
 struct source_names source_list(struct source *source, const char *path, ...)
 {
-    struct source_names names = {.n = 0}, *derived;
+    struct source_names names = {.n = 0}, *memo;
     const json_t *entry;
     char full[PATH_MAX];
     va_list args;
@@ -293,9 +293,9 @@ struct source_names source_list(struct source *source, const char *path, ...)
     names.state = cache_state(entry, &names.why);
     if (names.state != SOURCE_OK)
         return names;
-    derived = names_of(source, full, entry);
-    if (derived)
-        return *derived;
+    memo = names_of(source, full, entry);
+    if (memo)
+        return *memo;
     names.state = cache_state(source->full, &names.why);
     return names;
 }

@@ -2,10 +2,10 @@
 /*
  * scrub.c - which entries get into a snapshot, and by which rule.
  *
- * Who reads a file that no row names adds a row: until then a snapshot does not have it. Of a text without a strict
- * format a fact is kept (source_fact()), which needs a row only if it holds text. tests/unit/test_source_deny.c takes
- * every row through identifiers of every type; tests/unit/test_source_scrub.c holds a machine full of them, to which
- * the new place is to be added as well.
+ * A new file to read needs a row here; without one it is not in snapshots. For a text without a strict format a fact is
+ * saved (source_fact()), which needs a row only if it holds text. tests/unit/test_source_deny.c runs identifiers of
+ * every type through every row; tests/unit/test_source_scrub.c has a machine full of them, to which the new file is to
+ * be added as well.
  */
 #include "source/scrub.h"
 #include "source/text.h"
@@ -26,7 +26,7 @@ struct row {
 #define RDMA "/sys/class/infiniband/*/"
 #define NET "/sys/class/net/*/"
 
-/* The first that matches counts. */
+/* The first match counts. */
 static const struct row file_rows[] = {
     {PCI "config", scrub_pci_config},
     {PCI "class", scrub_attribute},
@@ -88,7 +88,7 @@ static const struct row line_rows[] = {
     {"/proc/cpuinfo", scrub_hypervisor},
 };
 
-/* Facts that are or hold text. Of all others truths and numbers stay, and no text. */
+/* Facts that are or hold text. Of all other facts, booleans and numbers stay. */
 static const struct row fact_rows[] = {{"version", scrub_version},
                                        {"packages", scrub_version},
                                        {"nvidia-dwords", scrub_dwords},
@@ -297,7 +297,7 @@ static json_t *scrub_fact(struct scrub *scrub, scrub_rule *rule, const json_t *v
     json_object_foreach((json_t *)value, key, item)
     {
         if (rule == scrub_variable && json_is_string(item)) {
-            if (!scrub_keeps_variable(key))
+            if (!scrub_allows_variable(key))
                 continue;
             kept = apply_to_variable(scrub, key, json_string_value(item));
         } else {
@@ -473,34 +473,34 @@ static void learn_release_in(struct scrub *scrub, const char *path)
     scrub_learn_release(scrub, release);
 }
 
-static void learn_names(struct scrub *scrub, json_t *const kept[CACHE_KINDS])
+static void learn_names(struct scrub *scrub, json_t *const cached[CACHE_KINDS])
 {
-    const char *release = json_string_value(json_object_get(kept[CACHE_FILES], "/proc/sys/kernel/osrelease")), *key;
+    const char *release = json_string_value(json_object_get(cached[CACHE_FILES], "/proc/sys/kernel/osrelease")), *key;
     json_t *entry;
 
     if (release)
         scrub_learn_release(scrub, release);
     for (int kind = 0; kind < CACHE_KINDS; kind++) {
-        json_object_foreach(kept[kind], key, entry)
+        json_object_foreach(cached[kind], key, entry)
         {
             learn_release_in(scrub, key);
             if (kind == CACHE_FOLDERS)
                 learn_folder(scrub, key, entry);
         }
     }
-    scrub_learn_confs(scrub, kept);
+    scrub_learn_confs(scrub, cached);
 }
 
-static void learn(struct scrub *scrub, json_t *const kept[CACHE_KINDS], bool is_live)
+static void learn(struct scrub *scrub, json_t *const cached[CACHE_KINDS], bool is_live)
 {
-    const json_t *fact = json_object_get(kept[CACHE_FACTS], CACHE_ENVIRONMENT "\t" CACHE_ENVIRONMENT_FACT);
+    const json_t *fact = json_object_get(cached[CACHE_FACTS], CACHE_ENVIRONMENT "\t" CACHE_ENVIRONMENT_FACT);
     const char *user, *name;
     char host[256] = "";
     json_t *value;
 
     for (int kind = 0; kind < CACHE_KINDS; kind++)
-        learn_value(scrub, kept[kind]);
-    learn_names(scrub, kept);
+        learn_value(scrub, cached[kind]);
+    learn_names(scrub, cached);
     json_object_foreach(json_object_get(fact, "value"), name, value)
     {
         if (json_is_string(value))
@@ -516,7 +516,7 @@ static void learn(struct scrub *scrub, json_t *const kept[CACHE_KINDS], bool is_
         scrub_learn_name(scrub, SCRUB_USER, user);
 }
 
-json_t *scrub_snapshot(json_t *const kept[CACHE_KINDS], bool is_live)
+json_t *scrub_snapshot(json_t *const cached[CACHE_KINDS], bool is_live)
 {
     struct scrub scrub = {.uuids = json_object(),
                           .names = json_object(),
@@ -533,9 +533,10 @@ json_t *scrub_snapshot(json_t *const kept[CACHE_KINDS], bool is_live)
         scrub.failed = scrub.failed || !scrub.maps[map];
     }
     if (!scrub.failed)
-        learn(&scrub, kept, is_live);
+        learn(&scrub, cached, is_live);
     for (int kind = 0; !scrub.failed && kind < CACHE_KINDS; kind++)
-        if (json_object_set_new(all, cache_kind_names[kind], scrub_kind(&scrub, (enum cache_kind)kind, kept[kind])) < 0)
+        if (json_object_set_new(all, cache_kind_names[kind], scrub_kind(&scrub, (enum cache_kind)kind, cached[kind])) <
+            0)
             scrub.failed = true;
     for (int map = 0; map < SCRUB_MAPS; map++)
         json_decref(scrub.maps[map]);

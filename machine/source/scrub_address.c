@@ -59,21 +59,21 @@ static void write_uuid(struct scan *scan, const char *uuid, char dash)
     fprintf(scan->out, "00000000%c0000%c0000%c0000%c%012x", dash, dash, dash, dash, number);
 }
 
-size_t scan_see_uuid(struct scan *scan, size_t at)
+size_t scan_match_uuid(struct scan *scan, size_t at)
 {
     char uuid[SCAN_NAME_BYTES];
 
     if (!is_hex(scan_at(scan, at)) || !scan_is_uuid(scan->text + at, scan->bytes - at))
         return 0;
-    scan_take(scan, at, UUID_BYTES, uuid);
+    scan_copy_lower(scan, at, UUID_BYTES, uuid);
     for (size_t i = 0; i < UUID_BYTES; i++)
         uuid[i] = uuid[i] == '_' ? '-' : uuid[i];
     write_uuid(scan, uuid, scan_at(scan, at + 8));
     return UUID_BYTES;
 }
 
-/* "GPU-8932f937", a short form of one UUID: written in full. */
-size_t scan_see_short_uuid(struct scan *scan, size_t at)
+/* "GPU-8932f937", a short form of a UUID, is written in full. */
+size_t scan_match_short_uuid(struct scan *scan, size_t at)
 {
     char given[SCAN_NAME_BYTES];
     const char *key, *found = NULL;
@@ -84,14 +84,14 @@ size_t scan_see_short_uuid(struct scan *scan, size_t at)
     if (scan_at(scan, at) != 'G' || scan->bytes - at < 6 || strncmp(scan->text + at, "GPU-", 4) != 0 ||
         is_alnum(scan_before(scan, at)))
         return 0;
-    /* An address behind "GPU-" is none of a UUID, and goes as a whole all the same. */
+    /* An address after "GPU-" is not part of a UUID, and is replaced as a whole. */
     while (is_hex(scan_at(scan, at + n)) || (scan_at(scan, at + n) && strchr("-:.", scan_at(scan, at + n))))
         n++;
     while (n > 4 && strchr(":.", scan_at(scan, at + n - 1)))
         n--;
     if (n < 6 || scan_is_uuid(scan->text + at + 4, scan->bytes - at - 4) || is_alnum(scan_at(scan, at + n)))
         return 0;
-    scan_take(scan, at + 4, n - 4, given);
+    scan_copy_lower(scan, at + 4, n - 4, given);
     json_object_foreach(scan->scrub->uuids, key, value)
     {
         if (strncmp(key, given, strlen(given)) == 0) {
@@ -106,7 +106,7 @@ size_t scan_see_short_uuid(struct scan *scan, size_t at)
 
 /* --- addresses --- */
 
-/* Does the text go on with groups that began before? "addr:fe80::1" does not: what stands before is no group. */
+/* Does `at` continue an address? In "addr:fe80::1" it does not: "addr" is not a group. */
 static bool is_inside(const struct scan *scan, size_t at)
 {
     char before = at > 1 ? scan->text[at - 2] : '\0';
@@ -120,7 +120,7 @@ struct groups {
     size_t bytes, least, most; /* in all; digits of the shortest and the longest group */
 };
 
-static struct groups see_groups(const struct scan *scan, size_t at, char separator)
+static struct groups match_groups(const struct scan *scan, size_t at, char separator)
 {
     struct groups groups = {.least = SIZE_MAX};
 
@@ -141,7 +141,7 @@ static struct groups see_groups(const struct scan *scan, size_t at, char separat
     }
 }
 
-/* Does the text consist of `c` and separators alone? Then it says nothing: "00:00:00:00:00:00". */
+/* Does the text consist only of `c` and separators? Then it identifies nothing: "00:00:00:00:00:00". */
 static bool is_only(const struct scan *scan, size_t at, size_t bytes, char c)
 {
     for (size_t i = 0; i < bytes; i++)
@@ -150,7 +150,7 @@ static bool is_only(const struct scan *scan, size_t at, size_t bytes, char c)
     return true;
 }
 
-bool scan_says_nothing(const struct scan *scan, size_t at, size_t bytes)
+bool scan_is_uniform(const struct scan *scan, size_t at, size_t bytes)
 {
     return is_only(scan, at, bytes, '0') || is_only(scan, at, bytes, 'f');
 }
@@ -169,15 +169,15 @@ static void write_mac(struct scan *scan, int number, char separator)
             fputc(*c == ':' ? separator : *c, scan->out);
 }
 
-/* "1070.fd31.829e", as switches write an address of Ethernet. Without a letter in it, it is a version or a number. */
-static size_t see_dotted_mac(struct scan *scan, size_t at)
+/* "1070.fd31.829e", as switches write Ethernet addresses. Without a letter it is a version or a number. */
+static size_t match_dotted_mac(struct scan *scan, size_t at)
 {
     struct groups groups;
     size_t letters = 0;
 
     if (is_alnum(scan_before(scan, at)) || scan_before(scan, at) == '.')
         return 0;
-    groups = see_groups(scan, at, '.');
+    groups = match_groups(scan, at, '.');
     for (size_t i = 0; i < groups.bytes; i++)
         letters += isalpha((unsigned char)scan->text[at + i]) != 0;
     if (groups.n != 3 || groups.least != 4 || groups.most != 4 || letters == 0)
@@ -187,28 +187,28 @@ static size_t see_dotted_mac(struct scan *scan, size_t at)
 }
 
 /* Hardware addresses of Ethernet (6 bytes), of EUI-64 (8) and of IP over InfiniBand (20). */
-size_t scan_see_mac(struct scan *scan, size_t at)
+size_t scan_match_mac(struct scan *scan, size_t at)
 {
     struct groups groups;
     char separator = scan_at(scan, at + 2);
 
     if (is_hex(scan_at(scan, at)) && scan_at(scan, at + 4) == '.')
-        return see_dotted_mac(scan, at);
+        return match_dotted_mac(scan, at);
     if (!is_hex(scan_at(scan, at)) || (separator != ':' && separator != '-') || is_hex(scan_before(scan, at)) ||
         (separator == ':' ? is_inside(scan, at) : scan_before(scan, at) == separator))
         return 0;
-    groups = see_groups(scan, at, separator);
+    groups = match_groups(scan, at, separator);
     if (groups.n < 6 || groups.least != 2 || groups.most != 2)
         return 0;
-    if (scan_says_nothing(scan, at, groups.bytes))
+    if (scan_is_uniform(scan, at, groups.bytes))
         fwrite(scan->text + at, 1, groups.bytes, scan->out);
     else
         write_mac(scan, scan_number(scan, SCRUB_MAC, at, groups.bytes), separator);
     return groups.bytes;
 }
 
-/* "enx00005e005301", the name of an interface by its address. */
-size_t scan_see_interface(struct scan *scan, size_t at)
+/* "enx00005e005301", an interface named by its address. */
+size_t scan_match_interface(struct scan *scan, size_t at)
 {
     if (strncmp(scan->text + at, "enx", scan->bytes - at < 3 ? scan->bytes - at : 3) != 0 || scan->bytes - at < 15 ||
         is_alnum(scan_before(scan, at)))
@@ -221,17 +221,17 @@ size_t scan_see_interface(struct scan *scan, size_t at)
     return 15;
 }
 
-size_t scan_see_guid(struct scan *scan, size_t at)
+size_t scan_match_guid(struct scan *scan, size_t at)
 {
     struct groups groups;
 
     if (!is_hex(scan_at(scan, at)) || scan_at(scan, at + 4) != ':' || is_hex(scan_before(scan, at)) ||
         is_inside(scan, at))
         return 0;
-    groups = see_groups(scan, at, ':');
+    groups = match_groups(scan, at, ':');
     if (groups.n != 4 || groups.least != 4 || groups.most != 4)
         return 0;
-    if (scan_says_nothing(scan, at, groups.bytes))
+    if (scan_is_uniform(scan, at, groups.bytes))
         fwrite(scan->text + at, 1, groups.bytes, scan->out);
     else
         fprintf(scan->out, "0000:0000:0000:%04x", (unsigned)scan_number(scan, SCRUB_GUID, at, groups.bytes) & 0xffff);
@@ -267,8 +267,8 @@ static void write_ipv6(struct scan *scan, const struct in6_addr *address, bool i
         fprintf(scan->out, "%s%02x%02x", i ? ":" : "", to[i], to[i + 1]);
 }
 
-/* GIDs are written like it, in full. */
-size_t scan_see_ipv6(struct scan *scan, size_t at)
+/* GIDs are written like IPv6 addresses, in full. */
+size_t scan_match_ipv6(struct scan *scan, size_t at)
 {
     struct in6_addr address;
     char text[64];
@@ -288,10 +288,10 @@ size_t scan_see_ipv6(struct scan *scan, size_t at)
     text[n] = '\0';
     for (size_t i = 0; i < n; i++)
         digits += is_hex(text[i]);
-    /* Fewer digits identify nobody, and are parts of programs: a slice 1::2, a list of one-digit numbers. */
+    /* Fewer digits identify nothing and occur in programs: a slice 1::2, a list of one-digit numbers. */
     if (n < 6 || inet_pton(AF_INET6, text, &address) != 1 || digits < (strstr(text, "::") ? 4u : 16u))
         return 0;
-    if (scan_says_nothing(scan, at, n) || IN6_IS_ADDR_MULTICAST(&address))
+    if (scan_is_uniform(scan, at, n) || IN6_IS_ADDR_MULTICAST(&address))
         fwrite(text, 1, n, scan->out);
     else
         write_ipv6(scan, &address, n == 39);
@@ -325,12 +325,12 @@ void scan_write_quad(struct scan *scan, uint32_t address, char separator)
             separator, address & 255);
 }
 
-bool scan_is_nobodys(uint32_t address)
+bool scan_is_reserved(uint32_t address)
 {
     return address == 0 || address >> 24 == 127 || address >> 24 >= 224;
 }
 
-size_t scan_see_ipv4(struct scan *scan, size_t at)
+size_t scan_match_ipv4(struct scan *scan, size_t at)
 {
     char c = scan_before(scan, at), next;
     uint32_t address;
@@ -342,16 +342,16 @@ size_t scan_see_ipv4(struct scan *scan, size_t at)
     next = scan_at(scan, at + n);
     if (n == 0 || (next == '.' && is_digit(scan_at(scan, at + n + 1))))
         return 0;
-    /* Before a port or the length of a network it is an address, whatever is in front. */
+    /* Before a port or a prefix length it is an address, whatever precedes it. */
     if ((scan->flags & SCRUB_VERSIONS) && !(next && strchr(":/", next) && is_digit(scan_at(scan, at + n + 1))) &&
         ((c && (is_alnum(c) || strchr("-_.+", c))) || (next && strchr("-_+", next))))
         return 0;
-    scan_write_quad(scan, scan_is_nobodys(address) ? address : scrub_ipv4(scan->scrub, address), '.');
+    scan_write_quad(scan, scan_is_reserved(address) ? address : scrub_ipv4(scan->scrub, address), '.');
     return n;
 }
 
-/* "ip-10-0-0-1", a host that is named by its address. */
-size_t scan_see_dashed_ipv4(struct scan *scan, size_t at)
+/* "ip-10-0-0-1", a host named by its address. */
+size_t scan_match_dashed_ipv4(struct scan *scan, size_t at)
 {
     uint32_t address;
     size_t n;

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A line without white space around it; false when there is none left. */
+/* A line without surrounding white space; false after the last. */
 static bool next_line(const char **text, const char *end, const char **ret_line, size_t *ret_bytes)
 {
     if (!scrub_line(text, end, ret_line, ret_bytes))
@@ -29,7 +29,7 @@ static bool begins(const char *line, size_t bytes, const char *word)
 
 /* --- options of the driver --- */
 
-/* Of 32 bits: in hexadecimal digits with 0x in front, or in so few decimal ones that it is no serial number. */
+/* A number of 32 bits: hexadecimal with 0x, or decimal and too short for a serial number. */
 static bool is_number(const char *text, size_t n)
 {
     if (n > 2 && n <= 10 && text[0] == '0' && text[1] == 'x')
@@ -37,7 +37,7 @@ static bool is_number(const char *text, size_t n)
     return n > 0 && n <= 9 && strspn(text, "0123456789") >= n;
 }
 
-/* "PeerMappingOverride=1;RMNvLinkDisableLinks=0x0": keys of the driver's own, with numbers. */
+/* "PeerMappingOverride=1;RMNvLinkDisableLinks=0x0": keys defined by the driver, with numbers. */
 static void write_dwords(const char *value, size_t n, FILE *out)
 {
     static const char *const beginnings[] = {"RM",     "Rm",      "Peer", "Power", "Perf",  "Override",
@@ -68,7 +68,7 @@ void scrub_dwords(struct scrub *scrub, const char *text, size_t bytes, FILE *out
     write_dwords(text, bytes, out);
 }
 
-/* "RegistryDwords: "PeerMappingOverride=1;"", the one parameter of the driver that is looked at. */
+/* "RegistryDwords: "PeerMappingOverride=1;"", the only parameter of the driver that is read. */
 void scrub_params(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
     static const char name[] = "RegistryDwords: ";
@@ -87,7 +87,7 @@ void scrub_params(struct scrub *scrub, const char *text, size_t bytes, FILE *out
 
 /* --- ld.so.conf --- */
 
-/* A folder, "include" with patterns of files, "driver" with a provider: such lines stay, and no others. */
+/* Only these lines stay: a folder, "include" with patterns of files, "driver" with a provider. */
 static void write_path_line(struct scrub *scrub, const char *line, size_t n, FILE *out)
 {
     static const char include[] = "include ", driver[] = "driver ";
@@ -143,7 +143,7 @@ static size_t commit_bytes(const char *text, size_t bytes)
     return (n == 7 || n == 8) && (n + 1 == bytes || text[n + 1] == '.' || text[n + 1] == '\n') ? n + 1 : 0;
 }
 
-/* "1.2.1+29d31c0", "1:3.4.5-1+cuda12.8": numbers, and the words of software. */
+/* "1.2.1+29d31c0", "1:3.4.5-1+cuda12.8": numbers and words of common software. */
 void scrub_version(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
     static const char allowed[] = "0123456789.+_~:abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-";

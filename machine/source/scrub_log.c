@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Does the text begin with this form? 'd': a digit, '_': a digit or a blank, 'x': a hexadecimal digit, 'a': a letter.
+/*
+ * Does the text begin with this form? 'd': a digit, '_': a digit or a blank, 'x': a hexadecimal digit, 'a': a letter.
  */
 static bool has_form(const char *text, size_t bytes, const char *form)
 {
@@ -24,7 +25,7 @@ static bool has_form(const char *text, size_t bytes, const char *form)
     return true;
 }
 
-/* "[   12.345678]", RFC 3339 with or without a fraction and a zone, "Nov 21 12:00:00"; and nothing else. */
+/* "[   12.345678]", RFC 3339 with or without a fraction and a zone, "Nov 21 12:00:00"; nothing else. */
 static bool is_time(const char *text, size_t bytes)
 {
     static const char rfc3339[] = "dddd-dd-ddTdd:dd:dd";

@@ -2,7 +2,7 @@
 /*
  * scrub_names.c - names in paths: those of common software stay, all others become dir<n>.
  *
- * A folder may be called after a project or a customer, so it is not enough to take users out.
+ * A folder may be named after a project or a customer, so removing user names is not enough.
  */
 #include "source/scrub.h"
 
@@ -75,8 +75,10 @@ static const char *const common_names[] = {
 
 /* --- libraries, versions and systems --- */
 
-/* What names of libraries, of versions of symbols and packages, and of distributions are made of, besides the words
- * that say nothing about their owner anyway. Compared without regard to case. */
+/*
+ * Parts of names of libraries, of versions of symbols and packages, and of distributions, in addition to the plain
+ * words of scrub_words.c. Case-insensitive.
+ */
 static const char *const software_words[] = {
     "dl",         "pthread",   "rt",         "util",       "resolv",     "gcc",        "stdc",        "ssl",
     "crypto",     "cudart",    "cublas",     "cublaslt",   "cudnn",      "cufft",      "cusparse",    "curand",
@@ -102,7 +104,7 @@ static bool is_software_word(const char *word, size_t n)
 {
     size_t letters = n;
 
-    /* "c10", "python3": a number stands behind the word. */
+    /* "c10", "python3": a word with a number. */
     while (letters > 0 && strchr("0123456789", word[letters - 1]))
         letters--;
     if (letters <= 1) /* a longer number is that of a device */
@@ -121,7 +123,7 @@ void scrub_parts(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
         size_t n = 0;
         char part[256];
 
-        /* A variable may name a library without what stands in front. */
+        /* The part after "lib" is checked by itself: a variable may name the library without "lib". */
         if (bytes - at > 3 && strncmp(text + at, "lib", 3) == 0 && isalnum((unsigned char)text[at + 3])) {
             fwrite(text + at, 1, 3, out);
             at += 3;
@@ -149,7 +151,7 @@ void scrub_library(struct scrub *scrub, const char *name, size_t bytes, FILE *ou
     char *kept = NULL, *stem = strndup(name + 3, n_stem);
     FILE *passed = open_memstream(&kept, &n);
 
-    /* Names of hosts and addresses may be made of plain words and numbers. */
+    /* Host names and addresses may consist of plain words and numbers. */
     if (passed && stem)
         scrub_text(scrub, stem, n_stem, SCRUB_NAME, passed);
     if (!stem || !passed || fclose(passed) != 0) {
@@ -175,7 +177,7 @@ size_t scrub_library_bytes(const char *text, size_t bytes)
         if (n >= 6 && strncmp(text + n - 3, ".so", 3) == 0)
             end = n;
     }
-    /* "libx.so", "libx.so.1.2"; not "libx.sock", and no full stop of a sentence. */
+    /* "libx.so", "libx.so.1.2"; not "libx.sock", nor a full stop after it. */
     if (end == 0 || (end < n && text[end] != '.' && isalnum((unsigned char)text[end])))
         return 0;
     while (n > end && strchr(others, text[n - 1]))
@@ -183,20 +185,20 @@ size_t scrub_library_bytes(const char *text, size_t bytes)
     return n;
 }
 
-/* Folders whose names come from the kernel or from us, where every name stays. */
+/* Folders whose entries are named by the kernel or by epkit: every name stays. */
 static bool is_of_kernel(const char *path)
 {
     return strncmp(path, "/sys/", 5) == 0 || strncmp(path, "/proc/", 6) == 0 || strcmp(path, "/sys") == 0 ||
            strcmp(path, "/proc") == 0;
 }
 
-/* Kernel releases: below lib/modules, and below a version of the driver in DKMS's book-keeping. */
+/* Kernel releases: in lib/modules, and below a version of the driver in the tree of DKMS. */
 static bool holds_releases(const char *folder)
 {
     return scrub_match("**/lib/modules", folder) || scrub_match("/var/lib/dkms/nvidia/#", folder);
 }
 
-/* A version of the driver there; a fourth number would be that of an address. */
+/* A version of the driver in that tree; four numbers could be an address. */
 static bool is_driver_version(const char *folder, const char *name)
 {
     return strcmp(folder, "/var/lib/dkms/nvidia") == 0 && scrub_match("#.#", name) && !scrub_match("*.*.*.*", name);
@@ -206,7 +208,7 @@ bool scrub_is_common(const char *folder, const char *name)
 {
     if (is_of_kernel(folder) || holds_releases(folder) || is_driver_version(folder, name))
         return true;
-    /* Users, but for the place where GKE mounts its driver. */
+    /* Users, except for the folder where GKE mounts its driver. */
     if (scrub_match("**/home", folder) || scrub_match("**/users", folder))
         return strcmp(name, "kubernetes") == 0;
     if (strncmp(name, "lib", 3) == 0 && strstr(name, ".so") && scrub_library_bytes(name, strlen(name)) != strlen(name))
@@ -219,7 +221,7 @@ bool scrub_is_common(const char *folder, const char *name)
     return strcmp(name, "..") == 0 || name[0] == '\0';
 }
 
-/* Folders whose files count in the order of their names. */
+/* Folders whose files are read in the order of their names. */
 static bool holds_confs(const char *folder)
 {
     return scrub_match("**/modprobe.d", folder) || scrub_match("**/modules-load.d", folder) ||

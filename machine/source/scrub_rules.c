@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* scrub_rules.c - what stays of the contents of files, one rule for each kind of file. */
+/* scrub_rules.c - rules for the contents of files, one for each kind of file. */
 #include "source/scrub.h"
 #include "source/secret.h"
 
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Is it one of `words`, which have spaces between them? One that ends with '*' stands for all that begin like it. */
+/* Is it one of the space-separated `words`? A word that ends with '*' is a prefix. */
 static bool is_among(const char *word, size_t bytes, const char *words)
 {
     for (size_t n; *words; words += n, words += *words == ' ') {
@@ -32,7 +32,7 @@ bool scrub_line(const char **text, const char *end, const char **ret_line, size_
     return true;
 }
 
-/* Words divided by white space. */
+/* Words separated by white space. */
 static bool next_word(const char **text, const char *end, const char **ret_word, size_t *ret_bytes)
 {
     while (*text < end && isspace((unsigned char)**text))
@@ -52,10 +52,7 @@ void scrub_as_is(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
     fwrite(text, 1, bytes, out);
 }
 
-/*
- * Lines of numbers, of names that say nothing, and of no other words: "MemTotal:  1 kB", "Node 0 MemFree: 1 kB", "Max
- * open files  1 1 files".
- */
+/* Lines of numbers and plain words only: "MemTotal:  1 kB", "Node 0 MemFree: 1 kB", "Max open files  1 1 files". */
 static bool is_strict_line(const char *line, size_t n)
 {
     static const char words[] =
@@ -87,8 +84,8 @@ void scrub_numbers(struct scrub *scrub, const char *text, size_t bytes, FILE *ou
 }
 
 /*
- * Words of the kernel's attributes: states of ports, links, interfaces and modules, rates, layers, kinds of GIDs and of
- * IOMMU groups.
+ * Words in attributes of the kernel: states of ports, links, interfaces and modules, rates, layers, kinds of GIDs and
+ * of IOMMU groups.
  */
 static const char attribute_words[] =
     "CA RNIC NOP DOWN INIT ARMED ACTIVE ACTIVE_DEFER Sleep Polling Disabled LinkUp PortConfigurationTraining "
@@ -97,8 +94,8 @@ static const char attribute_words[] =
     "going back live coming max identity DMA DMA-FQ blocked auto on off Linux enabled disabled yes no none";
 
 /*
- * A number as the kernel writes them: decimal of up to 9 digits, with a point or as a list ("0-3,8"), or up to 8
- * hexadecimal digits behind 0x. Two dashes without a comma between them, or two points, are something else: an address.
+ * A number of the kernel: decimal of up to 9 digits, with a point or as a list ("0-3,8"), or up to 8 hexadecimal digits
+ * after 0x. Two dashes without a comma between them, or two points, are an address.
  */
 static bool is_attribute_number(const char *word, size_t n)
 {
@@ -130,7 +127,7 @@ void scrub_counter(struct scrub *scrub, const char *text, size_t bytes, FILE *ou
     fprintf(out, "%.*s\n", n <= 20 && (n == bytes || text[n] == '\n') ? (int)n : 0, text);
 }
 
-/* One line, of which every word is one of the kernel's: what else is there stands for nothing that anybody reads. */
+/* One line, dropped unless it consists of words of the kernel and numbers. */
 void scrub_attribute(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
     const char *newline = memchr(text, '\n', bytes), *end = newline ? newline : text + bytes;
@@ -173,7 +170,7 @@ void scrub_gid(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
     fputc('\n', out);
 }
 
-/* What the driver says of itself; the names of who built it are words as any others. */
+/* The driver's version text; the names of its builders are words like any other. */
 void scrub_driver(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
     static const char version[] = "NVRM version:";
@@ -191,9 +188,9 @@ void scrub_driver(struct scrub *scrub, const char *text, size_t bytes, FILE *out
 /* --- hardware --- */
 
 /*
- * PCI Express Base Specification, chapter 7: the first 64 bytes are the header. Of the capabilities, which may hold a
- * serial number, the header of each stays, PCI Express (id 0x10) and Access Control Services (extended, id 0x000d) as a
- * whole, and everything else becomes zero.
+ * PCI Express Base Specification, chapter 7: the first 64 bytes are the header. Capabilities may hold a serial number:
+ * of each the header stays, of PCI Express (id 0x10) and Access Control Services (extended, id 0x000d) everything, and
+ * all other bytes become zero.
  */
 static void keep_bytes(const char *from, size_t bytes, size_t at, size_t n, char *to)
 {
@@ -216,7 +213,7 @@ void scrub_pci_config(struct scrub *scrub, const char *text, size_t bytes, FILE 
         return;
     }
     keep_bytes(text, bytes, 0, 64, kept);
-    /* A chain has at most as many links as there are places for one. */
+    /* A chain has at most as many links as there are possible positions. */
     for (int i = 0; at >= 64 && i < 48; i++) {
         keep_bytes(text, bytes, at, byte_of(text, bytes, at) == 0x10 ? 60 : 2, kept);
         at = byte_of(text, bytes, at + 1) & 0xfc;
@@ -249,7 +246,7 @@ void scrub_information(struct scrub *scrub, const char *text, size_t bytes, FILE
         }
         if (n < sizeof(uuid) - 1 || memcmp(line, uuid, sizeof(uuid) - 1) != 0)
             continue;
-        /* Until something has used the GPU there are question marks. */
+        /* Question marks until the GPU was used. */
         if (memchr(line, '?', n) || n < sizeof(uuid) - 1 + 40 || memcmp(line + n - 40, "GPU-", 4) != 0)
             fputs("GPU UUID: ?\n", out);
         else {
@@ -272,7 +269,7 @@ static const char variables_kept[] =
     "SLURM_LOCALID SLURM_NODEID SLURM_PROCID GLOO_SOCKET_IFNAME USE_NVPEERMEM DISABLE_SM90_FEATURES OMP_NUM_THREADS "
     "PYTORCH_CUDA_ALLOC_CONF FI_PROVIDER EP_* EPKIT_*";
 
-/* Values that name a host, where no pattern tells it from any other word. */
+/* Variables whose value is a host name, which no pattern recognises. */
 static bool is_host_variable(const char *name)
 {
     static const char names[] = "MASTER_ADDR NCCL_HOSTID NCCL_COMM_ID NCCL_RAS_ADDR NVSHMEM_BOOTSTRAP_UID_SESSION_ID";
@@ -290,12 +287,12 @@ static void write_host_value(struct scrub *scrub, const char *value, FILE *out)
     const char *port = strchr(value, ':');
     char host[256];
 
-    /* The loopback is the same everywhere. */
+    /* The loopback address is the same everywhere. */
     if (strcmp(value, "localhost") == 0 || strncmp(value, "127.", 4) == 0 || strcmp(value, "::1") == 0) {
         fputs(value[0] == 'l' ? "localhost" : value[0] == ':' ? "::1" : "127.0.0.1", out);
         return;
     }
-    /* An address is one for the general pass. */
+    /* The general pass replaces addresses. */
     if (value[strspn(value, "0123456789.:[]abcdefABCDEF")] == '\0' && strpbrk(value, ".:")) {
         scrub_text(scrub, value, strlen(value), 0, out);
         return;
@@ -338,8 +335,8 @@ void scrub_path_list(struct scrub *scrub, const char *value, size_t bytes, FILE 
 }
 
 /*
- * A number says nothing about its owner while it is short, or where it is a size of memory: whole pages. A longer one
- * may be a serial number or an account.
+ * A short number, or a memory size in whole pages, identifies nothing. A longer one may be a serial number or an
+ * account.
  */
 static bool is_plain_count(const char *value)
 {
@@ -348,7 +345,7 @@ static bool is_plain_count(const char *value)
     return !value[n] && (n <= 9 || (n <= 15 && strtoull(value, NULL, 10) % 4096 == 0));
 }
 
-bool scrub_keeps_variable(const char *name)
+bool scrub_allows_variable(const char *name)
 {
     return is_plain_name(name) && strlen(name) < 128 && is_among(name, strlen(name), variables_kept) &&
            !secret_is_name(name);
@@ -375,7 +372,9 @@ void scrub_variable(struct scrub *scrub, const char *text, size_t bytes, FILE *o
         scrub_text(scrub, value, strlen(value), SCRUB_VERSIONS | SCRUB_WORDS, out);
 }
 
-/* Documentation/admin-guide/kernel-parameters.txt of Linux; what names a disk, a host or an address is not here. */
+/*
+ * Documentation/admin-guide/kernel-parameters.txt of Linux, without parameters that name a disk, a host or an address.
+ */
 static const char parameters_kept[] =
     "ro rw quiet splash iommu iommu.* intel_iommu amd_iommu arm-smmu* pci pcie_* pci.* hugepages hugepagesz "
     "default_hugepagesz transparent_hugepage numa_balancing isolcpus nohz_full nohz rcu_nocbs rcu_nocb_poll "
@@ -469,7 +468,7 @@ void scrub_mounts(struct scrub *scrub, const char *text, size_t bytes, FILE *out
 
 /* --- other files of /proc --- */
 
-/* Addresses are 8 hexadecimal digits in the byte order of the machine, which are those of little-endian ones here. */
+/* Addresses are 8 hexadecimal digits in host byte order; little-endian is assumed. */
 static void write_route_address(struct scrub *scrub, const char *word, size_t n, FILE *out)
 {
     uint32_t address = (uint32_t)strtoul(word, NULL, 16);
@@ -518,7 +517,7 @@ void scrub_route(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
     }
 }
 
-/* Default routes alone, without their gateways: "0{32} 00 source prefix gateway metric references use flags device". */
+/* Only default routes, without their gateways: "0{32} 00 source prefix gateway metric references use flags device". */
 void scrub_ipv6_route(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
     static const char zeros[] = "00000000000000000000000000000000";
@@ -536,7 +535,7 @@ void scrub_ipv6_route(struct scrub *scrub, const char *text, size_t bytes, FILE 
     }
 }
 
-/* "address permissions offset device inode path", of libraries alone. */
+/* "address permissions offset device inode path", only of libraries. */
 void scrub_maps(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
 {
     const char *end = text + bytes, *line;
@@ -551,7 +550,7 @@ void scrub_maps(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
             continue;
         memcpy(path, slash, n_path);
         path[n_path] = '\0';
-        /* A library is mapped in several pieces, one after the other. */
+        /* A library has several consecutive mappings. */
         if (!strstr(path, ".so") || strcmp(path, last) == 0)
             continue;
         memcpy(last, path, n_path + 1);
@@ -572,7 +571,7 @@ void scrub_status(struct scrub *scrub, const char *text, size_t bytes, FILE *out
     while (scrub_line(&text, end, &line, &n)) {
         size_t n_word = strcspn(line, ":\n"), n_blank = n_word < n ? 1 + strspn(line + n_word + 1, " \t") : 0;
 
-        /* Capabilities are a mask of 64 bits, of which the upper 16 are not in use (capabilities(7)). */
+        /* Capabilities are a mask of 64 bits; the upper 16 are unused (capabilities(7)). */
         if (n_blank &&
             ((is_among(line, n_word, lists) && is_attribute_number(line + n_word + n_blank, n - n_word - n_blank)) ||
              (n == sizeof(capabilities) + 16 && strncmp(line, capabilities, strlen(capabilities)) == 0 &&

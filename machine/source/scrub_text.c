@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * scrub_text.c - the general pass: finds in any text what looks like an identifier, and writes what stands for it. Here
- * users, hosts, secrets and paths; addresses are in scrub_address.c.
+ * scrub_text.c - the general pass: finds identifiers in any text and writes their replacements. This file has users,
+ * hosts, secrets and paths; addresses are in scrub_address.c.
  */
 #include "source/scrub_scan.h"
 #include "source/text.h"
@@ -10,11 +10,10 @@
 #include <string.h>
 #include <strings.h>
 
-#define HEX_RUN 16   /* hexadecimal digits in a row that are no number of a program any more */
-#define DIGIT_RUN 12 /* decimal ones: serial numbers of GPUs have 13 */
-#define TOKEN_RUN 20 /* letters of both cases and digits: a token */
+#define HEX_RUN 16   /* from this many hexadecimal digits on, a run is an identifier */
+#define DIGIT_RUN 12 /* the same for decimal digits; serial numbers of GPUs have 13 */
+#define TOKEN_RUN 20 /* the same for letters of both cases and digits: a token */
 
-/* Bytes from `at` on that are alphanumeric or one of `others`. */
 size_t scan_run(const struct scan *scan, size_t at, const char *others)
 {
     size_t n = 0;
@@ -25,8 +24,7 @@ size_t scan_run(const struct scan *scan, size_t at, const char *others)
     return n;
 }
 
-/* At most SCAN_NAME_BYTES - 1 bytes as a string, in lower case. */
-void scan_take(const struct scan *scan, size_t at, size_t n, char ret_name[SCAN_NAME_BYTES])
+void scan_copy_lower(const struct scan *scan, size_t at, size_t n, char ret_name[SCAN_NAME_BYTES])
 {
     if (n >= SCAN_NAME_BYTES)
         n = SCAN_NAME_BYTES - 1;
@@ -35,12 +33,12 @@ void scan_take(const struct scan *scan, size_t at, size_t n, char ret_name[SCAN_
     ret_name[n] = '\0';
 }
 
-/* A number for `n` bytes of any length: a longer one than fits into a name is told apart by a hash and its length. */
+/* Names that are too long are distinguished by a hash and their length. */
 int scan_number(const struct scan *scan, enum scrub_map map, size_t at, size_t n)
 {
     char key[SCAN_NAME_BYTES + 40];
 
-    scan_take(scan, at, n, key);
+    scan_copy_lower(scan, at, n, key);
     if (n >= SCAN_NAME_BYTES)
         text_append(key, sizeof(key), "%016llx%zu", (unsigned long long)text_hash(scan->text + at, n), n);
     return scrub_number(scan->scrub, map, key);
@@ -62,7 +60,6 @@ int scrub_number(struct scrub *scrub, enum scrub_map map, const char *key)
 
 /* --- users and hosts --- */
 
-/* Places that everybody knows. */
 static bool is_public_host(const char *host)
 {
     static const char *const hosts[] = {"github.com", "nvidia.com", "pytorch.org", "python.org",
@@ -82,14 +79,14 @@ static void write_host(struct scan *scan, size_t at, size_t n)
 {
     char host[SCAN_NAME_BYTES];
 
-    scan_take(scan, at, n, host);
+    scan_copy_lower(scan, at, n, host);
     if (is_public_host(host))
         fwrite(scan->text + at, 1, n, scan->out);
     else
         fprintf(scan->out, "host%d", scan_number(scan, SCRUB_HOST, at, n));
 }
 
-/* Port and path behind a host. A path at a public place may be called after a project as well. */
+/* Port and path after a host. A path at a public host may be named after a project as well. */
 static size_t finish_url(struct scan *scan, size_t at)
 {
     size_t port = scan_at(scan, at) == ':' ? 1 : 0, n = 0;
@@ -106,7 +103,7 @@ static size_t finish_url(struct scan *scan, size_t at)
 }
 
 /* "://user:password@host:port/path" */
-static size_t see_url(struct scan *scan, size_t at)
+static size_t match_url(struct scan *scan, size_t at)
 {
     size_t n = 0, host = at + 3, n_host, quad;
     uint32_t address;
@@ -124,14 +121,14 @@ static size_t see_url(struct scan *scan, size_t at)
     if (n_host == 0)
         return host - at;
     if (quad == n_host)
-        scan_write_quad(scan, scan_is_nobodys(address) ? address : scrub_ipv4(scan->scrub, address), '.');
+        scan_write_quad(scan, scan_is_reserved(address) ? address : scrub_ipv4(scan->scrub, address), '.');
     else
         write_host(scan, host, n_host);
     host += n_host;
     return host - at + finish_url(scan, host);
 }
 
-static size_t see_mail(struct scan *scan, size_t at)
+static size_t match_mail(struct scan *scan, size_t at)
 {
     static const char others[] = "._%+~:-";
     size_t n, n_host;
@@ -147,8 +144,8 @@ static size_t see_mail(struct scan *scan, size_t at)
     return n + 1 + n_host;
 }
 
-/* A name with dots whose last part is one of the net. Programs are full of the shorter ones. */
-static size_t see_host(struct scan *scan, size_t at)
+/* A name with dots that ends with a top-level domain. Shorter dotted names are common in programs. */
+static size_t match_host(struct scan *scan, size_t at)
 {
     static const char *const ends[] = {
         ".internal", ".local", ".cluster.local", ".amazonaws.com", ".lan", ".corp", ".intra", ".home.arpa", NULL};
@@ -165,7 +162,7 @@ static size_t see_host(struct scan *scan, size_t at)
     n = scan_run(scan, at, ".-");
     while (n > 0 && !is_alnum(scan->text[at + n - 1]))
         n--;
-    scan_take(scan, at, n, host);
+    scan_copy_lower(scan, at, n, host);
     for (size_t i = 0; host[i]; i++)
         dots += host[i] == '.';
     known = (dots >= 1 && text_ends_any(host, ends)) || (!(scan->flags & SCRUB_VERSIONS) && text_ends_any(host, nets));
@@ -177,7 +174,7 @@ static size_t see_host(struct scan *scan, size_t at)
 
 void scrub_learn_name(struct scrub *scrub, enum scrub_map map, const char *name)
 {
-    /* Names that say nothing, and that are words of paths, packages and devices as well. */
+    /* Names that identify nobody and also occur in paths, packages and devices. */
     static const char *const common[] = {
         "root", "ubuntu", "debian",     "nvidia", "admin",   "user",   "users", "test",      "home", "local",
         "lib",  "opt",    "kubernetes", "nobody", "slurm",   "docker", "node",  "host",      "gpu",  "localhost",
@@ -195,7 +192,7 @@ void scrub_learn_name(struct scrub *scrub, enum scrub_map map, const char *name)
         scrub->failed = true;
 }
 
-/* "acme[001-064,070]-ib,login": the brackets, and which names end where. */
+/* "acme[001-064,070]-ib,login": finds the brackets and the ends of names. */
 void scrub_learn_hosts(struct scrub *scrub, const char *list)
 {
     char name[SCAN_NAME_BYTES];
@@ -221,8 +218,8 @@ void scrub_learn_hosts(struct scrub *scrub, const char *list)
     }
 }
 
-/* A host of a list: what stands before the brackets, with a number behind it, and what follows that. */
-static size_t see_stem(struct scan *scan, size_t at)
+/* A host of a list: the prefix before the brackets, a number, and the suffix. */
+static size_t match_stem(struct scan *scan, size_t at)
 {
     const char *stem;
     json_t *value;
@@ -242,10 +239,7 @@ static size_t see_stem(struct scan *scan, size_t at)
     return 0;
 }
 
-/*
- * Names of one or two letters stand for hosts only where words are looked at, as a whole: elsewhere too many other
- * things are called like them.
- */
+/* Names of one or two letters are matched only as whole words: elsewhere they are too common. */
 static bool is_too_short(const struct scan *scan, size_t at, size_t n)
 {
     char before = scan_before(scan, at), behind = scan_at(scan, at + n);
@@ -256,13 +250,13 @@ static bool is_too_short(const struct scan *scan, size_t at, size_t n)
            scrub_is_plain(scan->text + at, n);
 }
 
-/* A name that is no word of software's is taken out of longer words as well: "liberika", "erika0". */
+/* A name that is not a word of software is also replaced within longer words: "liberika", "erika0". */
 static bool is_distinct(const char *name, size_t n)
 {
     return n >= 5 && !scrub_is_plain(name, n) && strspn(name, "0123456789.") != n;
 }
 
-static size_t see_library(struct scan *scan, size_t at)
+static size_t match_library(struct scan *scan, size_t at)
 {
     size_t n;
 
@@ -274,7 +268,7 @@ static size_t see_library(struct scan *scan, size_t at)
     return n;
 }
 
-static size_t see_name(struct scan *scan, size_t at)
+static size_t match_name(struct scan *scan, size_t at)
 {
     const char *name;
     json_t *map;
@@ -296,7 +290,7 @@ static size_t see_name(struct scan *scan, size_t at)
 
 /* --- secrets --- */
 
-static size_t see_key_block(struct scan *scan, size_t at)
+static size_t match_key_block(struct scan *scan, size_t at)
 {
     static const char begin[] = "-----BEGIN ";
 
@@ -311,8 +305,8 @@ static void write_secret(struct scan *scan, size_t at, size_t n)
     fprintf(scan->out, "secret%d", scan_number(scan, SCRUB_SECRET, at, n));
 }
 
-/* What follows words like password and an equals sign. */
-static size_t see_assignment(struct scan *scan, size_t at)
+/* The value after words like password and an equals sign. */
+static size_t match_assignment(struct scan *scan, size_t at)
 {
     static const char *const words[] = {"password",    "passwd",   "passphrase", "secret",      "token",
                                         "apikey",      "api_key",  "access_key", "private_key", "credential",
@@ -322,7 +316,7 @@ static size_t see_assignment(struct scan *scan, size_t at)
 
     if (n == 0 || n > 64 || is_alnum(scan_before(scan, at)) || scan_before(scan, at) == '_')
         return 0;
-    scan_take(scan, at, n, word);
+    scan_copy_lower(scan, at, n, word);
     start = at + n;
     if (!text_ends_any(word, words) || (scan_at(scan, start) != '=' && scan_at(scan, start) != ':'))
         return 0;
@@ -338,8 +332,8 @@ static size_t see_assignment(struct scan *scan, size_t at)
     return start - at + length;
 }
 
-/* "Serial Number: 1654321", "serial=MT42": what follows has no form of its own. */
-static size_t see_serial(struct scan *scan, size_t at)
+/* "Serial Number: 1654321", "serial=MT42": the value has no form of its own. */
+static size_t match_serial(struct scan *scan, size_t at)
 {
     static const char word[] = "serial", number[] = " number";
     size_t n = sizeof(word) - 1, start, length = 0, digits = 0;
@@ -371,8 +365,8 @@ static bool begins_as_secret(const char *text, size_t n)
     return n >= 12 && text_begins_any(text, beginnings);
 }
 
-/* "_ZN3c10...", a symbol of C++, which looks like a token: letters of both cases and digits. */
-static size_t see_symbol(struct scan *scan, size_t at)
+/* "_ZN3c10...", a C++ symbol, looks like a token: letters of both cases and digits. */
+static size_t match_symbol(struct scan *scan, size_t at)
 {
     size_t n;
 
@@ -383,7 +377,7 @@ static size_t see_symbol(struct scan *scan, size_t at)
     return n;
 }
 
-static size_t see_token(struct scan *scan, size_t at)
+static size_t match_token(struct scan *scan, size_t at)
 {
     size_t n, upper = 0, lower = 0, digits = 0, hex = 0, marks = 0;
     const char *text = scan->text + at;
@@ -391,7 +385,7 @@ static size_t see_token(struct scan *scan, size_t at)
     if (!is_alnum(scan_at(scan, at)) || is_alnum(scan_before(scan, at)))
         return 0;
     n = scan_run(scan, at, "_+-");
-    /* A UUID behind a word is not part of it. */
+    /* A UUID after a word is not part of it. */
     for (size_t i = 0; i < n; i++)
         if (scan_is_uuid(scan->text + at + i, scan->bytes - at - i))
             n = i;
@@ -406,14 +400,13 @@ static size_t see_token(struct scan *scan, size_t at)
         write_secret(scan, at, n);
         return n;
     }
-    /* A number with 0x in front. */
-    if (n > HEX_RUN + 1 && text[0] == '0' && text[1] == 'x' && hex == n - 1 &&
-        !scan_says_nothing(scan, at + 2, n - 2)) {
+    /* A hexadecimal number after 0x. */
+    if (n > HEX_RUN + 1 && text[0] == '0' && text[1] == 'x' && hex == n - 1 && !scan_is_uniform(scan, at + 2, n - 2)) {
         write_secret(scan, at, n);
         return n;
     }
-    if ((digits == n && n >= DIGIT_RUN && !scan_says_nothing(scan, at, n)) ||
-        (hex == n && n >= HEX_RUN && digits > 0 && !scan_says_nothing(scan, at, n)) ||
+    if ((digits == n && n >= DIGIT_RUN && !scan_is_uniform(scan, at, n)) ||
+        (hex == n && n >= HEX_RUN && digits > 0 && !scan_is_uniform(scan, at, n)) ||
         (n >= TOKEN_RUN && upper && lower && digits && marks <= n / 8)) {
         write_secret(scan, at, n);
         return n;
@@ -438,8 +431,8 @@ static bool is_prefix_length(const struct scan *scan, size_t at)
     return n > 1 && scan_before(scan, at) == ':' && !is_alnum(scan_at(scan, at + n)) && scan_at(scan, at + n) != '/';
 }
 
-/* "10:70:fd:31:82:9e" or "fe80::1" as a part of a path: a ':' does not end it. How long it is, 0 if there is none. */
-static size_t see_address_part(const struct scan *scan, size_t at)
+/* "10:70:fd:31:82:9e" or "fe80::1" as a part of a path: a ':' does not end it. Its length, or 0. */
+static size_t match_address_part(const struct scan *scan, size_t at)
 {
     size_t n = 0, colons = 0, digits = 0;
 
@@ -452,7 +445,7 @@ static size_t see_address_part(const struct scan *scan, size_t at)
     return colons >= 2 ? n : 0;
 }
 
-static size_t see_path(struct scan *scan, size_t at)
+static size_t match_path(struct scan *scan, size_t at)
 {
     size_t n = 0;
 
@@ -462,7 +455,7 @@ static size_t see_path(struct scan *scan, size_t at)
     while (at + n < scan->bytes && scan->text[at + n] && !strchr(" \t\r\n\"'=:,;()[]{}<>|`&", scan->text[at + n])) {
         n++;
         if (scan->text[at + n - 1] == '/')
-            n += see_address_part(scan, at + n);
+            n += match_address_part(scan, at + n);
     }
     scrub_path(scan->scrub, scan->text + at, n, scan->out);
     return n;
@@ -470,7 +463,7 @@ static size_t see_path(struct scan *scan, size_t at)
 
 /* --- words --- */
 
-static size_t see_release(struct scan *scan, size_t at)
+static size_t match_release(struct scan *scan, size_t at)
 {
     const char *release;
     json_t *kept;
@@ -494,15 +487,15 @@ static bool is_word_byte(char c)
     return is_alnum(c) || c == '_' || c == '-' || (unsigned char)c >= 0x80;
 }
 
-/* What somebody chose: the last one that is asked, so that it is none of the things above. */
-static size_t see_word(struct scan *scan, size_t at)
+/* User-chosen words: the last recogniser, for what no other matches. */
+static size_t match_word(struct scan *scan, size_t at)
 {
     size_t n = 0;
     uint32_t address;
 
     if (!(scan->flags & SCRUB_WORDS) || !is_word_byte(scan_at(scan, at)))
         return 0;
-    /* "GPU-" and "MIG-" stand in front of a UUID, which is not part of the word. */
+    /* "GPU-" and "MIG-" precede a UUID, which is not part of the word. */
     while (is_word_byte(scan_at(scan, at + n)) && !scan_is_uuid(scan->text + at + n, scan->bytes - at - n) &&
            (n == 0 || is_alnum(scan_at(scan, at + n - 1)) || !scan_quad(scan, at + n, '.', &address)))
         n++;
@@ -515,17 +508,17 @@ static size_t see_word(struct scan *scan, size_t at)
 
 void scrub_text(struct scrub *scrub, const char *text, size_t bytes, unsigned flags, FILE *out)
 {
-    static recogniser *const recognisers[] = {scan_see_uuid,  scan_see_short_uuid,
-                                              scan_see_mac,   scan_see_interface,
-                                              scan_see_guid,  scan_see_ipv6,
-                                              see_url,        see_path,
-                                              scan_see_ipv4,  scan_see_dashed_ipv4,
-                                              see_mail,       see_library,
-                                              see_host,       see_key_block,
-                                              see_assignment, see_serial,
-                                              see_release,    see_stem,
-                                              see_name,       see_symbol,
-                                              see_token,      see_word};
+    static recogniser *const recognisers[] = {scan_match_uuid,  scan_match_short_uuid,
+                                              scan_match_mac,   scan_match_interface,
+                                              scan_match_guid,  scan_match_ipv6,
+                                              match_url,        match_path,
+                                              scan_match_ipv4,  scan_match_dashed_ipv4,
+                                              match_mail,       match_library,
+                                              match_host,       match_key_block,
+                                              match_assignment, match_serial,
+                                              match_release,    match_stem,
+                                              match_name,       match_symbol,
+                                              match_token,      match_word};
     struct scan scan = {.scrub = scrub, .text = text, .bytes = bytes, .flags = flags, .out = out};
     size_t at = 0;
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * scrub_words.c - words that say nothing about their owner, and what takes the place of others.
+ * scrub_words.c - words that identify no owner, and replacements of others.
  *
- * Values of variables, names of configuration files and of modules, and releases of kernels are chosen by people, and
- * hold names of companies, projects and machines, which look like any other word. So those that may stay are listed.
+ * Values of variables, names of configuration files and of modules, and releases of kernels are chosen by people and
+ * contain names of companies, projects and machines, which look like any other word. So the allowed words are listed.
  */
 #include "source/scrub.h"
 
@@ -12,7 +12,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* Compared without regard to case. '#' stands for digits. */
+/* Case-insensitive. '#' stands for digits. */
 static const char *const vocabulary[] = {
     /* Switches and numbers. */
     "on", "off", "yes", "no", "true", "false", "none", "void", "all", "auto", "default", "enable", "enabled", "disable",
@@ -38,7 +38,7 @@ static const char *const vocabulary[] = {
     "vlan", "virbr", "mlx#", "bnxt", "re", "re#", "efa#", "irdma#", "hns#", "rxe#", "siw#", "rocep", "roceo", "rocex",
     "ibp", "ibs", "ibo", "rdmap", "rdmao", "rdmax", "mana", "erdma", "gpu#rdma#", "rdma#", "nic#", "rail#", "roce",
     "roce#", "pf#", "vf#", "ionic", "qedr#", "cxgb#", "hfi#", "usnic", "pcibr", "p#",
-    /* Packages, modules, and what files for them are called after. */
+    /* Packages, modules, and names of files for them. */
     "nvidia", "nvidiafb", "deepep", "deep", "ep", "nvshmem", "nccl", "libnccl", "libibverbs", "lib", "blacklist",
     "nouveau", "zz", "site", "custom", "options", "power", "drivers", "driver", "installer", "mlnx", "ipoib", "rdma",
     "dkms", "kms", "drm", "uvm", "modeset", "peermem", "peer", "nv", "gdrdrv", "intel", "microcode", "iwlwifi", "amd",
@@ -49,13 +49,13 @@ static const char *const vocabulary[] = {
     "persistence", "fabricmanager", "nvswitch", "smi", "caps", "vga", "switcheroo", "pcspkr", "softdep", "pre", "post",
     "modprobe", "modules", "sbsa", "platform", "vga", "pro", "open", "kernel", "common", "i#", "infiniband", "efa",
     "ice", "ixgbe", "i#e", "peers", "registry", "dwords", "rm", "bind", "hmm",
-    /* Hardware, and what its makers and the driver call it. */
+    /* Hardware, and terms of its vendors and drivers. */
     "google", "engine", "virtual", "machine", "vmware", "hvm", "domu", "pc", "bhyve", "openstack", "highgpu", "megagpu",
     "ultragpu", "maxgpu", "dgx", "dgx#", "dgxa#", "dgxh#", "dgxb#", "hgx", "p#d", "p#de", "p#e", "p#en", "#xlarge",
     "poweredge", "xe#", "proliant", "supermicro", "mt#", "bcm#", "xefa#", "tesla", "geforce", "rtx", "quadro", "titan",
     "grace", "hopper", "blackwell", "hbm#", "hbm#e", "sxm#", "nvl", "pcie", "gh#", "l#", "l#s", "t#", "v#", "ada",
     "generation", "laptop", "super", "ti", "ultra", "nvrm", "loading", "unix", "module", "for", "release",
-    /* What takes the place of others. */
+    /* Replacements. */
     "custom#", "word#", "host#", "user#", "dir#", "secret#",
     /* Flavours of kernels: Debian, Ubuntu, RHEL, SUSE, Amazon, Google, Microsoft, and boards. */
     "generic", "lowlatency", "gcp", "gke", "aws", "azure", "oracle", "ibm", "kvm", "cloud", "server", "cos", "hwe",
@@ -84,7 +84,7 @@ static bool matches(const char *pattern, const char *word, size_t n)
     return i == n;
 }
 
-/* "8", "512M", "10a", "0x1f": a number with at most two letters for its unit. GUIDs are longer. */
+/* "8", "512M", "10a", "0x1f": a number with a unit of at most two letters. GUIDs are longer. */
 static bool is_number(const char *word, size_t n)
 {
     size_t digits = 0;
@@ -101,7 +101,9 @@ static bool is_number(const char *word, size_t n)
            (n - digits < 2 || isalpha((unsigned char)word[n - 1]));
 }
 
-/* "enp12s0f1np1", "rocep145s0": a kind of device, then places, each a letter or two with a number (systemd.net-naming).
+/*
+ * "enp12s0f1np1", "rocep145s0": a kind of device, then locations, each a letter or two with a number
+ * (systemd.net-naming).
  */
 static bool is_device(const char *word, size_t n)
 {
@@ -145,7 +147,7 @@ bool scrub_is_plain(const char *word, size_t n)
             continue;
         if (!is_plain_part(word + start, i - start))
             return false;
-        /* Letters one by one would spell anything. */
+        /* Single letters could spell anything. */
         ones = i - start == 1 && isalpha((unsigned char)word[start]) ? ones + 1 : 0;
         if (ones > 2)
             return false;
@@ -181,7 +183,7 @@ void scrub_release(struct scrub *scrub, const char *text, size_t bytes, FILE *ou
 {
     size_t at = 0;
 
-    /* "6.8": what does not begin so is no release. */
+    /* A release begins like "6.8". */
     if (bytes < 3 || !isdigit((unsigned char)text[0]) || text[1] != '.') {
         write_custom(scrub, text, strnlen(text, bytes), out);
         return;
@@ -200,7 +202,7 @@ void scrub_release(struct scrub *scrub, const char *text, size_t bytes, FILE *ou
             at += n;
             continue;
         }
-        /* All that is foreign in a row is one thing. */
+        /* Consecutive foreign parts are replaced as one. */
         for (end = at + n; end < bytes && strchr("-_.+~", text[end]);) {
             size_t next = end + 1;
 
@@ -261,10 +263,10 @@ static int by_name(const void *left, const void *right)
 }
 
 /*
- * The last of several files wins, by name. So a foreign name becomes one that sorts like it: behind the plain name that
- * comes before it ("nvidia.conf" < "nvidia.conf.001.conf" < "nvidia.d.conf"), and in their order.
+ * The last file by name takes effect. So the replacement of a foreign name sorts like it: after the plain name that
+ * precedes it ("nvidia.conf" < "nvidia.conf.001.conf" < "nvidia.d.conf"), and in the same order.
  */
-void scrub_learn_confs(struct scrub *scrub, json_t *const kept[CACHE_KINDS])
+void scrub_learn_confs(struct scrub *scrub, json_t *const cached[CACHE_KINDS])
 {
     static const enum cache_kind kinds[] = {CACHE_FOLDERS, CACHE_FILES, CACHE_STATS};
     json_t *all = json_object(), *value, *item;
@@ -273,7 +275,7 @@ void scrub_learn_confs(struct scrub *scrub, json_t *const kept[CACHE_KINDS])
     int count = 0;
 
     for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
-        json_object_foreach(kept[kinds[k]], key, value)
+        json_object_foreach(cached[kinds[k]], key, value)
         {
             name = strrchr(key, '/');
             if (name && scrub_is_conf(name + 1))
@@ -316,7 +318,7 @@ void scrub_write_conf(struct scrub *scrub, const char *name, FILE *out)
 {
     const char *given = json_string_value(json_object_get(scrub->confs, name));
 
-    /* The name of a host may be made of plain words, and an address of numbers. */
+    /* A host name may consist of plain words, and an address of numbers. */
     if (scrub_is_plain_conf(name) || given) {
         name = given ? given : name;
         scrub_text(scrub, name, strlen(name), SCRUB_NAME, out);

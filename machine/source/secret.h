@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* secret.h - which variables nobody should read in a report or a snapshot. */
+/* secret.h - environment variables and addresses that contain secrets, which reports and snapshots must not show. */
 #ifndef EP_MACHINE_SOURCE_SECRET_H
 #define EP_MACHINE_SOURCE_SECRET_H
 
 #include <stdbool.h>
 
-/* Does the name of an environment variable say that its value is a secret? In capitals or not. */
+/* Does the name of an environment variable, in any case, say that its value is a secret? */
 bool secret_is_name(const char *name);
 
 /* Is there a password in an address, "scheme://user:password@host"? */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * snapshot.c - what was kept, as a document and back.
+ * snapshot.c - converts the cache to a document and back.
  *
  *     {"epkit_snapshot": 1, "full": true, "files": {"/path": entry, ...}, "folders": {...}, ...}
  *
- * Entries are those of cache.h. "full" is there when the source was, so that questions it could not answer stay without
- * one. A string that is not UTF-8 is {"hex": "..."}, a key that is not "hex:...". Documents come by mail: whatever one
- * holds, what is accepted keeps the promises of source.h, and what is not is named.
+ * Entries are those of cache.h. "full" records that the cache was full, so that later queries fail as they did. A
+ * string that is not UTF-8 is {"hex": "..."}, a key that is not "hex:...". Snapshots are untrusted input: what is
+ * accepted satisfies source.h, and errors name what was rejected.
  */
 #include "source/scrub.h"
 #include "source/state.h"
@@ -52,7 +52,7 @@ static int digit_of(char c)
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* The bytes for free(), NULL if it is no hexadecimal text. */
+/* The bytes, for free(); NULL if it is not hexadecimal. */
 static char *bytes_of(const char *hex, size_t *ret_bytes)
 {
     size_t n = strlen(hex) / 2;
@@ -207,14 +207,14 @@ bool snapshot_is_bounded(const char *text, size_t bytes)
     return values <= VALUES_MAX;
 }
 
-/* --- what an entry must be; NULL or what is wrong with it --- */
+/* --- validation of entries; NULL or an error --- */
 
 static bool has_nul(const json_t *string)
 {
     return strlen(json_string_value(string)) != json_string_length(string);
 }
 
-/* Other than an empty string for a missing one. */
+/* NULL if it is missing, unlike an empty string. */
 static const char *string_in(const json_t *object, const char *key)
 {
     const json_t *value = json_object_get(object, key);
@@ -292,7 +292,7 @@ static const char *check_stat(const json_t *entry)
     return json_object_size(entry) > 3 ? "has more than \"kind\", \"bytes\" and \"access\"" : NULL;
 }
 
-/* What is inside is checked where it is used (elf.c), which trusts no file either. */
+/* Its contents are checked by elf.c, which trusts no file either. */
 static const char *check_object(const json_t *entry)
 {
     return json_is_object(entry) ? NULL : "is no object";
@@ -474,10 +474,10 @@ static ep_status write_file(const char *file, const char *text, size_t bytes)
     struct stat info;
     int number;
 
-    /* To rename over a device or a pipe would take it away. */
+    /* Renaming over a device or a pipe would remove it. */
     if (stat(file, &info) == 0 && !S_ISREG(info.st_mode))
         return ep_fail(EP_E_ARG, "%s: is no regular file", file);
-    /* A snapshot is a file as any other. */
+    /* The usual permissions of a new file. */
     number = temporary_save(file, text, bytes, temporary_usual_mode());
     return number ? ep_fail_errno(EP_E_SYSTEM, number, "%s: cannot be written", file) : EP_OK;
 }

@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * source.h - a machine as it can be read: this one, one below a folder, or one that somebody saved.
+ * source.h - where the facts about a machine come from: this machine, a folder, or a saved snapshot.
  *
- * Everything that epkit knows about a machine comes through a `struct source`. What is read is kept, so a machine does
- * not change while it is looked at, and what is kept can be saved: a snapshot holds exactly what was asked. Read back,
- * it answers the same questions in the same way; a question that was not asked then has the answer SOURCE_NOT_RECORDED.
+ * Everything that epkit knows about a machine comes through a `struct source`. Results are cached, so a machine does
+ * not change while it is read, and the cache can be saved: a snapshot holds exactly the queries that were made. Read
+ * back, it gives the same results; a query that was not made then gives SOURCE_NOT_RECORDED.
  *
- *     live     "/"            files, and what the driver and the kernel answer
- *     folder   a tree         files below it. It may hold a file epkit-overlay.json, in the format of a snapshot, whose
- *                             entries come before the files: for what is no file, and for tests
- *     saved    a snapshot     nothing else
+ *     live      "/"           files, and queries of the driver and the kernel
+ *     folder    a tree        files below it. It may hold a file epkit-overlay.json, in the format of a snapshot, whose
+ *                             entries take precedence: for results that are not files, and for tests
+ *     snapshot  a file        nothing else
  *
- * Paths are absolute and are looked up below the source; no link leads out of it (openat2 RESOLVE_IN_ROOT). Nothing
- * here waits for a device: only regular files are read, never a FIFO or a socket, and sizes are bounded. A file that is
- * truncated, vanishes or turns binary while it is read is an answer like any other.
+ * Paths are absolute, within the root directory of the source; no link leads out of it (openat2 RESOLVE_IN_ROOT).
+ * Nothing here waits for a device: only regular files are read, never a FIFO or a socket, and sizes are bounded. A file
+ * may be truncated, vanish or turn binary while it is read.
  *
- * A path is given as a printf format with its arguments. Strings returned belong to the source and live as long as it
- * does. Never NULL: a failed read gives "", so that a parser needs no special case. Not for use by several threads.
+ * A path is a printf format with its arguments. Returned strings belong to the source, live as long as it does, and are
+ * never NULL: a failed read gives "", so that a parser needs no special case. Not thread-safe.
  */
 #ifndef EP_MACHINE_SOURCE_SOURCE_H
 #define EP_MACHINE_SOURCE_SOURCE_H
@@ -32,14 +32,14 @@
 #define SOURCE_FILE_MAX (8u << 20)
 #define SOURCE_LOG_MAX (1u << 20)    /* bytes of a log that are searched, from its end */
 #define SOURCE_NAMES_MAX 16384       /* entries of a folder; a larger one is SOURCE_FAILED */
-#define SOURCE_CACHE_MAX (64u << 20) /* bytes of everything kept; then every new read is SOURCE_FAILED */
+#define SOURCE_CACHE_MAX (64u << 20) /* bytes of the cache; when it is full, every new read is SOURCE_FAILED */
 #define SOURCE_OVERLAY "epkit-overlay.json"
 
 enum source_state {
     SOURCE_OK,
-    SOURCE_ABSENT,      /* it is not there */
-    SOURCE_DENIED,      /* it is there, but not for this user */
-    SOURCE_FAILED,      /* it is there and could not be read: `why` says what happened */
+    SOURCE_ABSENT,      /* it does not exist */
+    SOURCE_DENIED,      /* it exists, but this user may not read it */
+    SOURCE_FAILED,      /* it exists and could not be read: `why` says what happened */
     SOURCE_NOT_RECORDED /* the snapshot does not say */
 };
 
@@ -48,25 +48,25 @@ struct source;
 /* --- opening --- */
 
 /*
- * The machine that `from` names: NULL or "/" this one, a folder, or the file of a snapshot. EP_E_ARG with the reason in
- * ep_last_error() when it is neither or no snapshot (what is wrong with it is said with line or key).
+ * Opens the machine that `from` names: NULL or "/" this one, a folder, or the file of a snapshot. EP_E_ARG when it is
+ * none of these; for a damaged snapshot ep_last_error() names the line or key.
  */
 ep_status source_open(const char *from, struct source **ret_source);
 void source_free(struct source *source);
 
-/* Is it the machine that this process runs on? Only then are the driver and the kernel asked. */
+/* Is it the machine that this process runs on? Only then are the driver and the kernel queried. */
 bool source_is_live(const struct source *source);
 
 /* For messages: "this machine", or what was given as `from`. */
 const char *source_name(const struct source *source);
 
 /*
- * Files below /proc/self/ are from now on those of process `pid` of this machine. Before the first read. A snapshot
- * saved later has them as /proc/self/.
+ * From now on, files below /proc/self/ are those of process `pid` of this machine. Call it before the first read. A
+ * snapshot stores them as /proc/self/.
  */
 ep_status source_set_process(struct source *source, pid_t pid);
 
-/* The path that is being read just now, "" if none. The one function that another thread may call (a watchdog). */
+/* The path that is being read, or "". The only function that another thread (a watchdog) may call. */
 const char *source_current_path(const struct source *source);
 
 /* --- files --- */
@@ -81,28 +81,28 @@ struct source_text {
 /* A whole file. */
 struct source_text source_read(struct source *source, const char *path, ...) __attribute__((format(printf, 2, 3)));
 
-/* A number that tells texts apart, FNV-1a of 64 bits. */
+/* 64-bit FNV-1a hash. */
 uint64_t text_hash(const char *text, size_t bytes);
 
-/* The first line of a file without white space around it; characters that are not printable become '?'. */
+/* The first line of a file without surrounding white space; characters that are not printable become '?'. */
 struct source_text source_line(struct source *source, const char *path, ...) __attribute__((format(printf, 2, 3)));
 
-/* The first line as a number, decimal or 0x...; a line that is none is SOURCE_FAILED. *ret_value is set on SOURCE_OK
+/* The first line as a number, decimal or 0x...; SOURCE_FAILED if it is not a number. *ret_value is set on SOURCE_OK
  * only.
  */
 enum source_state source_number(struct source *source, int64_t *ret_value, const char *path, ...)
     __attribute__((format(printf, 3, 4)));
 
 /*
- * The lines of a log that contain `needle`; a regular file, or /dev/kmsg without waiting. Only they are kept. Of a log
- * larger than SOURCE_LOG_MAX the end is searched.
+ * The lines of a log that contain `needle`; a regular file, or /dev/kmsg without waiting. Only these lines are cached.
+ * Of a log larger than SOURCE_LOG_MAX the end is searched.
  */
 struct source_text source_lines(struct source *source, const char *needle, const char *path, ...)
     __attribute__((format(printf, 3, 4)));
 
 /*
- * A number as it is at this moment, neither kept nor taken from what was kept (a snapshot gives what it holds): for
- * counters, which use all 64 bits.
+ * The current value of a counter of 64 bits; the cache is neither read nor written (a snapshot gives the value it
+ * holds).
  */
 enum source_state source_number_uncached(struct source *source, uint64_t *ret_value, const char *path, ...)
     __attribute__((format(printf, 3, 4)));
@@ -117,14 +117,14 @@ struct source_names {
 
 struct source_names source_list(struct source *source, const char *path, ...) __attribute__((format(printf, 2, 3)));
 
-/* The path below the source that `path` leads to when all links in it have been followed. */
+/* The path within the source that `path` resolves to, as realpath(3). */
 struct source_text source_resolve(struct source *source, const char *path, ...) __attribute__((format(printf, 2, 3)));
 
 enum source_kind { SOURCE_FILE, SOURCE_FOLDER, SOURCE_CHAR_DEVICE, SOURCE_OTHER };
 
 struct source_stat {
     enum source_state state;
-    enum source_kind kind; /* of what links lead to */
+    enum source_kind kind; /* of the target of links */
     int64_t bytes;
     bool may_read, may_write, may_execute; /* this user, now */
     const char *why;
@@ -137,9 +137,9 @@ static inline bool source_is_folder(struct source_stat stat)
     return stat.state == SOURCE_OK && stat.kind == SOURCE_FOLDER;
 }
 
-/* --- environment of the process that is looked at (/proc/self/environ) --- */
+/* --- environment of the inspected process (/proc/self/environ) --- */
 
-/* NULL if it is not set or not known. */
+/* NULL if it is not set or unknown. */
 const char *source_env(struct source *source, const char *name);
 
 struct source_variable {
@@ -149,7 +149,7 @@ struct source_variable {
 struct source_environment {
     enum source_state state;
     size_t n;
-    const struct source_variable *variables; /* sorted by name; of several of one name the first, as getenv() sees it */
+    const struct source_variable *variables; /* sorted by name; of duplicates the first, as getenv() */
     const char *why;
 };
 
@@ -158,13 +158,13 @@ struct source_environment source_environment(struct source *source);
 /* --- shared libraries and programs --- */
 
 struct elf_version {
-    const char *file; /* of a need: the library that must define it; of a definition "" */
+    const char *file; /* of a needed version: the library that must define it; of a definition "" */
     const char *name; /* "IBVERBS_PRIVATE_34" */
 };
 
 /* What the headers of an ELF file say. */
 struct elf_facts {
-    enum source_state state; /* SOURCE_FAILED with `why` when it is no ELF file, not one of 64 bits, or damaged */
+    enum source_state state; /* SOURCE_FAILED with `why` when it is not an ELF file of 64 bits, or damaged */
     const char *why;
     const char *soname, *rpath, *runpath; /* "" if it has none */
     size_t n_needed, n_needs, n_definitions, n_archs;
@@ -172,26 +172,25 @@ struct elf_facts {
     const struct elf_version *needs, *definitions;
     const int *archs; /* of the GPU code in it: 90 for sm_90, 10090 for sm_90a, 20100 for sm_100f; PTX as the negative,
                          -90 for compute_90; sorted */
-    bool archs_known; /* false: GPU code that could not be understood, or no section headers that would name it */
-    int machine;      /* EM_X86_64, EM_AARCH64 of <elf.h>; 0 not known */
+    bool archs_known; /* false: GPU code in an unknown format, or no section headers that would name it */
+    int machine;      /* EM_X86_64, EM_AARCH64 of <elf.h>; 0 unknown */
 };
 
-/* How `why` begins for a file that ld.so passes over when it searches: 32 bits, big-endian. */
+/* The beginning of `why` for a file that ld.so skips when it searches: 32 bits, big-endian. */
 #define ELF_FOREIGN "for another kind of processor"
 
-/* Added to an architecture: code for exactly this one (sm_90a), or for its family (sm_100f). */
+/* Added to an architecture: code for exactly this architecture (sm_90a), or for its family (sm_100f). */
 #define ELF_ARCH_EXACT 10000
 #define ELF_ARCH_FAMILY 20000
 
 struct elf_facts source_elf(struct source *source, const char *path, ...) __attribute__((format(printf, 2, 3)));
 
-/* --- what is no file --- */
+/* --- queries of libraries --- */
 
 /*
- * Asks a question by running `ask` in a child process that has `deadline_ms`, so that a library that hangs or crashes
- * takes nobody along. `ask` returns a new JSON value; NULL is SOURCE_FAILED. Only the live machine is asked; else the
- * answer is what the snapshot or the overlay has under `name`, or SOURCE_NOT_RECORDED. The answer is borrowed from the
- * source.
+ * Runs `query` in a child process with a deadline, so that a library that hangs or crashes does no harm here. `query`
+ * returns a new JSON value; NULL is SOURCE_FAILED. Only the live machine is queried; otherwise the answer is that of
+ * the snapshot or the overlay under `name`, or SOURCE_NOT_RECORDED. The answer is borrowed from the source.
  */
 struct source_answer {
     enum source_state state;
@@ -199,64 +198,63 @@ struct source_answer {
     const char *why;     /* "killed by signal 11 (Segmentation fault)", "no answer within 2000 ms" */
 };
 
-struct source_answer source_query(struct source *source, const char *name, json_t *(*ask)(void *argument),
+struct source_answer source_query(struct source *source, const char *name, json_t *(*query)(void *argument),
                                   void *argument, int deadline_ms);
 
 /* --- facts --- */
 
 /*
- * What `read` finds in a file whose text says more than anybody needs to know of this machine: the fact is kept, and
- * the text is not. `read` gets the whole text, with a NUL behind it, and returns a new JSON value; NULL for lack of
- * memory. `name` names the kind of fact: of those that hold text a row in scrub.c says what it is. The answer is
- * borrowed from the source.
+ * The fact that `read` extracts from a file: the fact is cached and saved, the text is not, because it may identify the
+ * machine. `read` gets the whole text, NUL-terminated, and returns a new JSON value; NULL for lack of memory. `name`
+ * names the kind of fact; a fact that holds text needs a row in scrub.c. The answer is borrowed from the source.
  */
 typedef json_t *source_reader(const char *text, size_t bytes);
 struct source_answer source_fact(struct source *source, const char *name, source_reader *read, const char *path, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* The same of the lines of a log that contain `needle`, found as source_lines() finds them; they are not kept either.
+/* The same for the lines of a log that contain `needle`, as source_lines() finds them; they are not cached either.
  */
 struct source_answer source_log_fact(struct source *source, const char *name, source_reader *read, const char *needle,
                                      const char *path, ...) __attribute__((format(printf, 5, 6)));
 
-/* The fact as a truth, false if it is not known, and as a text, "" if it is not known. */
+/* The fact as a boolean, false if it is unknown, and as a text, "" if it is unknown. */
 bool source_fact_bool(struct source_answer fact);
 const char *source_fact_text(struct source_answer fact);
 
 /* --- snapshots --- */
 
 /*
- * Everything that was read so far as one JSON document, scrubbed (scrub.h): {"epkit_snapshot": 1, ...}. Written to a
- * temporary file beside `file` and renamed, so that `file` is never half a snapshot.
+ * Saves everything that was read so far as one JSON document, scrubbed (scrub.h): {"epkit_snapshot": 1, ...}. It is
+ * written to a temporary file next to `file` and renamed, so `file` is never incomplete.
  */
 ep_status source_save(struct source *source, const char *file);
 
 /* --- text --- */
 
-/* `text` safe for terminals and JSON, cut at `bytes`: '?' for each byte that is no UTF-8 and each hidden character. */
+/* Copies `text`, truncated to `bytes`, with '?' for each byte that is not UTF-8 and each character not printable. */
 void text_clean(const char *text, char *ret_text, size_t bytes);
 
-/* Takes the beginning of a character away from the end of a text that was cut. */
+/* Removes an incomplete UTF-8 sequence from the end of a truncated text. */
 void text_cut(char *text);
 
 /*
- * The UTF-8 sequence at `text`, of at most `bytes` bytes: its length and its code. 0: there is none. TEXT_INCOMPLETE:
- * the bytes are the beginning of one.
+ * The length and the code of the UTF-8 sequence at `text`, of at most `bytes` bytes. 0: not UTF-8. TEXT_INCOMPLETE: the
+ * bytes are the beginning of a sequence.
  */
 #define TEXT_INCOMPLETE ((size_t)-1)
 size_t text_decode(const char *text, size_t bytes, uint32_t *ret_code);
 
-/* False for control and format characters, such as those that reverse the direction of writing, and noncharacters. */
+/* False for control and format characters, such as those that reverse the writing direction, and noncharacters. */
 bool text_is_printable(uint32_t code);
 
 /*
- * The character at `text` as it may be written to a terminal: itself, or '?' for one that is not shown and for a byte
- * that is no UTF-8; newlines and tabs stay. How many bytes of `text` it takes, never fewer than are shown; 0: they are
- * the beginning of a character.
+ * The character at `text` as it may be written to a terminal: itself, or '?' if it is not printable or not UTF-8;
+ * newlines and tabs stay. Returns the bytes of `text` consumed, never fewer than *ret_shown_bytes; 0: the bytes are the
+ * beginning of a character.
  */
 size_t text_printable(const char *text, size_t bytes, const char **ret_shown, size_t *ret_shown_bytes);
 
-/* Memory that lives as long as the source, zeroed and aligned for anything; NULL for lack of memory. */
+/* Zeroed memory, aligned for any type, that lives as long as the source; NULL for lack of memory. */
 void *source_alloc(struct source *source, size_t bytes);
 
 /* A copy that lives as long as the source. printf-like. */

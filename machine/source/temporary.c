@@ -12,12 +12,12 @@
 #include <unistd.h>
 
 #define RANDOM "XXXXXX"
-#define BASE_MAX 200 /* of the name that is kept in the temporary one: a name has 255 bytes at most */
+#define BASE_MAX 200 /* of the name within the temporary name; a name has at most 255 bytes */
 #define TRIES 100
 
 /* --- names --- */
 
-/* The folder that `dest` is in, for free(), and the part of `dest` behind it. */
+/* The folder of `dest`, for free(), and the rest of `dest`. */
 static char *parent_of(const char *dest, const char **ret_base, int *ret_length)
 {
     size_t end = strlen(dest), at;
@@ -44,7 +44,7 @@ static char *pattern_of(const char *dest)
     return pattern;
 }
 
-/* --- what dead processes have left --- */
+/* --- temporary names of dead processes --- */
 
 static bool is_same(const struct stat *a, const struct stat *b)
 {
@@ -67,8 +67,8 @@ static void remove_files(int folder)
 }
 
 /*
- * With the lock, and the name still there, its process is dead: a living one would hold the lock, and it keeps it
- * beyond the renaming.
+ * If the lock can be taken and the name still exists, its process is dead: a running one holds the lock beyond the
+ * renaming.
  */
 static void remove_left(int parent, const char *name)
 {
@@ -106,10 +106,7 @@ static void sweep(const char *pattern)
 
 /* --- making one --- */
 
-/*
- * A descriptor, or -1 and errno. A process that sweeps may remove the folder before it is open, and so before it has a
- * lock: EAGAIN.
- */
+/* A descriptor, or -1 and errno. EAGAIN: a process that cleans up removed the folder before it was locked. */
 static int make_folder(char *path)
 {
     int fd = -1;
@@ -135,7 +132,7 @@ static int make_once(char *path, bool is_folder, int *ret_fd)
     fd = is_folder ? make_folder(path) : mkostemp(path, O_CLOEXEC);
     if (fd < 0)
         return errno;
-    /* A process that sweeps may have been faster, and take it for left. */
+    /* A process that cleans up may have removed it before it was locked. */
     number = flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK ? EAGAIN : 0;
     if (number == 0 && (fstat(fd, &held) != 0 || lstat(path, &named) != 0 || !is_same(&held, &named)))
         number = EAGAIN;
@@ -259,7 +256,7 @@ bool temporary_is_interrupted(void)
 
     if (sigpending(&pending) != 0)
         return false;
-    /* One that is ignored waits all the same while it is blocked. */
+    /* An ignored signal is pending as well while it is blocked. */
     for (size_t i = 0; i < sizeof(ending) / sizeof(ending[0]); i++)
         if (sigismember(&pending, ending[i]) > 0 && sigaction(ending[i], NULL, &action) == 0 &&
             action.sa_handler != SIG_IGN)

@@ -204,7 +204,7 @@ static void a_child_may_end_as_it_likes(void **state)
         const char *name;
         json_t *(*ask)(void *argument);
         const char *why;
-    } cases[] = {{"nothing", answer_nothing, "the question has no answer here"},
+    } cases[] = {{"nothing", answer_nothing, "the query has no answer here"},
                  {"crash", crash, "killed by signal 11 (Segmentation fault)"},
                  {"leave", leave, "ended with exit status 9 and without an answer"},
                  {"garbage", say_garbage, "the answer cannot be understood"},
