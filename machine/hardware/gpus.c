@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- what the answer of NVML holds; it may come from anybody --- */
+/* --- fields of the answer of NVML, which is not trusted --- */
 
 static const char *get_text(const json_t *object, const char *key)
 {
@@ -16,7 +16,7 @@ static const char *get_text(const json_t *object, const char *key)
     return text ? text : "";
 }
 
-/* A whole number of min to max, else `otherwise`. */
+/* An integer from min to max, else `otherwise`. */
 static int64_t get_number(const json_t *value, int64_t min, int64_t max, int64_t otherwise)
 {
     int64_t number = json_integer_value(value);
@@ -24,7 +24,7 @@ static int64_t get_number(const json_t *value, int64_t min, int64_t max, int64_t
     return json_is_integer(value) && number >= min && number <= max ? number : otherwise;
 }
 
-/* 0, 1, or -1 when it is not known. */
+/* 0, 1, or -1 if unknown. */
 static int get_truth(const json_t *object, const char *key)
 {
     const json_t *value = json_object_get(object, key);
@@ -32,7 +32,7 @@ static int get_truth(const json_t *object, const char *key)
     return json_is_boolean(value) ? json_is_true(value) : -1;
 }
 
-/* GPU number `i` of an answer; NULL behind the last that is looked at. */
+/* GPU `i` of an answer; NULL after the last. */
 static const json_t *get_gpu(const json_t *answer, size_t i)
 {
     return i < TOPO_MAX_GPUS ? json_array_get(json_object_get(answer, "gpus"), i) : NULL;
@@ -89,7 +89,7 @@ static void read_links(const struct topo *topo, struct topo_gpu *gpu, const json
     }
 }
 
-/* The place of a text among `names`, which end with NULL; -1 it is none of them: not known. */
+/* The index of a text in `names`, which end with NULL; -1, unknown, if it is not there. */
 static int number_of(const char *text, const char *const *names)
 {
     for (int i = 0; names[i]; i++)
@@ -101,7 +101,7 @@ static int number_of(const char *text, const char *const *names)
 static const char *const fabric_names[] = {"none", "starting", "ready", "failed", NULL}; /* enum topo_fabric */
 static const char *const cc_modes[] = {"none", "ppcie", "nvle", NULL};                   /* enum topo_cc_mode */
 
-/* Bits of enum topo_slowdown; -1 where the driver does not tell. */
+/* Bits of enum topo_slowdown; -1 if the driver does not report them. */
 static int read_slowdown(const json_t *slowdown)
 {
     static const char *const names[] = {"hardware", "hw_thermal", "power_brake", "sw_thermal"};
@@ -159,7 +159,7 @@ static void read_answer(struct topo *topo, const json_t *answer)
     }
 }
 
-/* --- the driver's own files --- */
+/* --- files of the driver --- */
 
 /* The rest of the line of `text` that begins with `key`. */
 static const char *value_of(struct topo *topo, const char *text, const char *key)
@@ -176,7 +176,8 @@ static const char *value_of(struct topo *topo, const char *text, const char *key
     return topo_copy_line(topo, line + strspn(line, " \t"));
 }
 
-/* "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build ...": the first word of digits.
+/*
+ * "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build ...": the first word of digits.
  */
 static const char *driver_version(struct topo *topo)
 {
@@ -200,12 +201,12 @@ static void read_files(struct topo *topo, struct topo_gpu *gpu)
     const char *uuid = value_of(topo, text, "GPU UUID:"), *minor = value_of(topo, text, "Device Minor:");
 
     gpu->name = value_of(topo, text, "Model:");
-    /* Until something has used the GPU the driver does not know its UUID and writes question marks. */
+    /* Until the GPU was used, the driver does not know its UUID and writes question marks. */
     gpu->uuid = strncmp(uuid, "GPU-", 4) == 0 && !strchr(uuid, '?') ? uuid : "";
     gpu->minor = *minor && strlen(minor) < 5 && strspn(minor, "0123456789") == strlen(minor) ? atoi(minor) : -1;
 }
 
-/* GPUs that NVML knows are GPUs, also where sysfs does not show what they are. */
+/* A device that NVML lists is a GPU, even if sysfs does not show its class. */
 static bool is_gpu(const struct topo *topo, int pci, const json_t *answer)
 {
     const struct topo_pci *device = &topo->pci[pci];
@@ -215,7 +216,10 @@ static bool is_gpu(const struct topo *topo, int pci, const json_t *answer)
     return device->class_code == 0 && is_answered(topo, pci, answer);
 }
 
-/* Does the driver have the GPU, and this process its device file? *ret_is_denied: it is there, but not for us. */
+/*
+ * Does the driver list the GPU, and may this process open its device file? *ret_is_denied: it exists, but may not be
+ * opened.
+ */
 static bool is_openable(struct topo *topo, int pci, bool *ret_is_denied)
 {
     const char *address = topo->pci[pci].address;
@@ -242,7 +246,7 @@ static void hide_gpu(struct topo *topo, int pci, bool is_denied)
     topo->n_denied_gpus += is_denied;
 }
 
-/* GPUs beyond the last one that fits are counted as cut. */
+/* GPUs beyond the maximum are reported as cut. */
 static void add_gpu(struct topo *topo, int pci)
 {
     if (topo->n_gpus == TOPO_MAX_GPUS) {
@@ -261,7 +265,7 @@ static void add_gpu(struct topo *topo, int pci)
     read_files(topo, &topo->gpus[topo->n_gpus++]);
 }
 
-/* The GPUs of NVML's answer, in its order. The result is whether it was an answer at all. */
+/* The GPUs of NVML's answer, in its order. Returns whether the answer is valid. */
 static bool add_answered(struct topo *topo, const json_t *answer)
 {
     const json_t *gpu;
@@ -276,15 +280,15 @@ static bool add_answered(struct topo *topo, const json_t *answer)
 }
 
 /*
- * Where NVML answers, its GPUs are those of this process, in the order in which CUDA numbers them. Others are on the
- * bus: those of other containers and jobs, for which the device file is missing or the device cgroup keeps it shut,
- * which access(2) tells of (devcgroup_inode_permission() in Linux), though /proc/driver/nvidia/gpus may list them (it
- * does under Slurm's ConstrainDevices); and those that have fallen off the bus, whose device file is there as before.
- * The latter come last, where they shift no number.
+ * If NVML answers, its GPUs are those of this process, in the order in which CUDA numbers them. There may be others on
+ * the bus. Those of other containers and jobs have no device file, or the device cgroup denies it, which access(2)
+ * detects (devcgroup_inode_permission() in Linux), though /proc/driver/nvidia/gpus may list them (it does under Slurm's
+ * ConstrainDevices). Those that have fallen off the bus still have their device file; they come last, where they change
+ * no number.
  */
 /*
- * Where NVML does not even start because no device file may be opened, its silence says nothing of GPUs off the bus:
- * then all of them are others'.
+ * If NVML does not start because no device file may be opened, it gives no evidence of GPUs off the bus: then all
+ * belong to others.
  */
 static bool are_all_denied(struct topo *topo, const json_t *answer)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* parse.h - the small texts of sysfs: addresses, rates, speeds, GIDs. All of them may be anything. */
+/* parse.h - parsers for the small texts of sysfs: addresses, rates, speeds, GIDs. The input is not trusted. */
 #ifndef EP_TOPO_PARSE_H
 #define EP_TOPO_PARSE_H
 
@@ -10,8 +10,8 @@ struct pci_address {
 };
 
 /*
- * "0000:0f:00.0", in upper or lower case, with a domain of up to 8 digits (NVML writes 8). False when `text` is
- * anything else; bytes behind it make it something else.
+ * "0000:0f:00.0", in upper or lower case, with a domain of up to 8 digits (NVML writes 8). False if `text` is anything
+ * else, including an address with a suffix.
  */
 bool parse_pci_address(const char *text, struct pci_address *ret_address);
 
@@ -24,13 +24,13 @@ int compare_pci_addresses(const struct pci_address *a, const struct pci_address 
 /* "pci0000:00", the folder of a host bridge. */
 bool parse_host_bridge(const char *text, struct pci_address *ret_address);
 
-/* "400 Gb/sec (4X NDR)": Gb/s; 0 when it is no rate. */
+/* "400 Gb/sec (4X NDR)": Gb/s; 0 if it is not a rate. */
 double parse_rate(const char *text);
 
-/* "32.0 GT/s PCIe": 10^9 transfers per second; 0 when it is none ("Unknown"). */
+/* "32.0 GT/s PCIe": 10^9 transfers per second; 0 if it is not a speed ("Unknown"). */
 double parse_speed(const char *text);
 
-/* "fe80:0000:...", 8 groups of 4 digits. False when it is none. */
+/* "fe80:0000:...", 8 groups of 4 digits. False otherwise. */
 bool parse_gid(const char *text, uint8_t ret_bytes[16]);
 
 /* As gid_attrs/types/<i> says it: "IB/RoCE v1", "RoCE v2". The first is two things, told apart by the link layer. */

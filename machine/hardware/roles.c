@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * roles.c - what each NIC is for: a rail for the traffic of GPUs, or one of the reasons why it should carry none.
+ * roles.c - the role of each NIC: a rail for the traffic of GPUs, or one of the reasons why it should carry none.
  *
- * Nothing says it outright, so it is concluded from facts, in this order. Each step looks at what the steps before it
- * have left as rails, and none depends on there being as many NICs as GPUs.
+ * No single fact determines a role, so it is inferred by these steps, in this order. Each step considers the rails that
+ * the previous steps left, and none assumes as many NICs as GPUs.
  *
- *   alone    virtual functions beside their physical one, no active port, software beside hardware
- *   place    where NICs share PCIe switches with GPUs, these are the rails, and farther ones are for storage
- *   layer    one link layer carries the rails: the one with the most bandwidth that no default route goes over
- *   speed    less than half of the fastest rail was bought for something else
- *   make     where some are near GPUs, a far one of another make is for storage
- *   route    what the default route goes over, with its like
- *   access   what this process may not use, while it may use others
+ *   individual   virtual functions in addition to their physical one, no active port, software in addition to hardware
+ *   distance     if NICs share PCIe switches with GPUs, these are the rails, and farther ones are for storage
+ *   link layer   the rails have one link layer: the one with the most bandwidth that no default route uses
+ *   speed        NICs with less than half of the speed of the fastest rail have another purpose
+ *   make         if some NICs are near GPUs, a far one of another make is for storage
+ *   route        NICs that the default route uses, and those like them
+ *   access       NICs that this process may not use, while it may use others
  *
- * A NIC that is down counts for its place and its layer: one for storage does not become a rail in its stead.
+ * A NIC that is down counts for distance and link layer: a storage NIC does not become a rail instead.
  */
 #include "hardware/read.h"
 
@@ -23,17 +23,20 @@
 #define MUCH_SLOWER 0.5 /* of the fastest rail */
 #define N_LAYERS (TOPO_LINK_ETHERNET + 1)
 
-/* What the rules go by. GPUs are those of the bus, also those that this process is not given: NICs are theirs too. */
+/*
+ * The input of the rules. GPUs are all on the bus, including those that this process may not use, because NICs belong
+ * to them too.
+ */
 struct view {
     struct topo *topo;
     int n_gpus;
     enum topo_path distance[TOPO_MAX_NICS]; /* to the nearest GPU, by index in topo.nics */
-    bool is_down[TOPO_MAX_NICS];            /* a rail but for its ports */
+    bool is_down[TOPO_MAX_NICS];            /* would be a rail if a port were active */
 };
 
 /* --- one NIC --- */
 
-/* Rate of the fastest active port; 0 when it has none, or none that says its rate. */
+/* The rate of the fastest active port; 0 without one, or if it is unknown. */
 static double fastest_port(const struct topo_nic *nic)
 {
     double rate = 0;
@@ -52,7 +55,7 @@ static bool has_active_port(const struct topo_nic *nic)
     return false;
 }
 
-/* Of the first active port, else of the first one. */
+/* The link layer of the first active port, else of the first one. */
 static int layer_of(const struct topo_nic *nic)
 {
     for (int p = 0; p < nic->n_ports; p++)
@@ -61,7 +64,7 @@ static int layer_of(const struct topo_nic *nic)
     return nic->n_ports > 0 ? (int)nic->ports[0].link_layer : TOPO_LINK_UNKNOWN;
 }
 
-/* The NIC of the physical function, -1 if this one is no virtual function or the other is not here. */
+/* The NIC of the physical function; -1 if this is not a virtual function or the physical one is not present. */
 static int physical_function(const struct topo *topo, const struct topo_nic *nic)
 {
     struct pci_address address;
@@ -102,7 +105,10 @@ static const char *down_why(struct topo *topo, const struct topo_nic *nic)
                          *state ? state : "in an unknown state", *phys_state ? phys_state : "link unknown");
 }
 
-/* Was this process given virtual functions, and none of their physical ones? Then one that it lacks is missed. */
+/*
+ * Does this process have access to virtual functions, and to none of their physical ones? Then an inaccessible function
+ * is a missing rail.
+ */
 static bool is_given_functions(const struct topo *topo)
 {
     bool is_given = false;
@@ -117,7 +123,10 @@ static bool is_given_functions(const struct topo *topo)
     return is_given;
 }
 
-/* Roles that a NIC has by itself. A function that was handed to this process counts, its physical one does not. */
+/*
+ * Roles that follow from the NIC alone. If a virtual function was assigned to this process, it counts and its physical
+ * function does not.
+ */
 static void classify_individually(struct topo *topo)
 {
     for (int i = 0; i < topo->n_nics; i++) {
@@ -149,7 +158,7 @@ static bool is_rail(const struct topo_nic *nic)
     return nic->role == TOPO_ROLE_DATA && nic->pci >= 0;
 }
 
-/* A rail, or one whose ports are down. */
+/* A rail, or one that is down. */
 static bool is_candidate(const struct view *view, int nic)
 {
     return is_rail(&view->topo->nics[nic]) || view->is_down[nic];
@@ -197,7 +206,7 @@ static int count_within(const struct view *view, enum topo_path distance, bool i
     return n;
 }
 
-/* The fastest rail, hardware before software whatever a software device says of its rate; NULL if there is none. */
+/* The fastest rail, hardware before software, whose rates mean nothing; NULL without one. */
 static const struct topo_nic *fastest_rail(const struct topo *topo)
 {
     const struct topo_nic *fastest = NULL;
@@ -213,7 +222,10 @@ static const struct topo_nic *fastest_rail(const struct topo *topo)
     return fastest;
 }
 
-/* No rail, for a reason that is not its speed; one that is much slower than `best` anyway is for management. */
+/*
+ * Excludes a NIC from the rails for a reason other than speed. If it is also much slower than `best`, it is for
+ * management.
+ */
 static void exclude(struct view *view, int nic, double best, const char *why)
 {
     struct topo_nic *it = &view->topo->nics[nic];
@@ -238,13 +250,13 @@ static void classify_software(struct topo *topo)
                      source_printf(topo->source, "a software device, beside hardware such as %s", fastest->name));
 }
 
-/* --- place --- */
+/* --- distance --- */
 
 /*
- * The distance that rails have: within it there is a NIC for each GPU; or, on switches with GPUs, for most of them, so
- * that one that has gone from the bus is not replaced by one for storage; for half of them only where that makes not
- * as many as there are GPUs with those beyond. Of PIX and PXB the first counts alone only where most rails are so near
- * and there are more than enough of both.
+ * The maximum distance of rails. Within it there is a NIC for each GPU; or, on switches with GPUs, for most of them, so
+ * that a storage NIC does not replace a missing one; or for half of them, unless together with the farther ones there
+ * are exactly as many NICs as GPUs. PIX alone is the limit only if most rails are that near and PIX and PXB together
+ * have more than enough.
  */
 static bool find_rail_distance(const struct view *view, enum topo_path *ret_distance)
 {
@@ -260,7 +272,7 @@ static bool find_rail_distance(const struct view *view, enum topo_path *ret_dist
         for (limit = TOPO_PHB; limit <= TOPO_SYS; limit++)
             if (count_within(view, limit, false) >= view->n_gpus)
                 break;
-    /* With most near ones down the others are better than nothing. */
+    /* If most near NICs are down, the others are better than none. */
     if (limit > TOPO_SYS || count_within(view, limit, true) * 2 < count_within(view, limit, false))
         return false;
     *ret_distance = limit;
@@ -303,8 +315,10 @@ static bool is_same_make(const struct topo *topo, int a, int b)
     return pci_a->vendor == pci_b->vendor && pci_a->device == pci_b->device;
 }
 
-/* The bandwidth of a layer, with or without the NICs that a default route goes over; one that is down was as fast as
- * the others. */
+/*
+ * The bandwidth of a link layer, with or without the NICs that a default route uses; a NIC that is down counts with the
+ * rate of the others.
+ */
 static double bandwidth_of(const struct view *view, int layer, double best, bool has_uplinks)
 {
     double sum = 0;
@@ -328,8 +342,8 @@ static int count_layer(const struct view *view, int layer)
 }
 
 /*
- * Of two layers with the same bandwidth InfiniBand is the one that was bought for it. Where default routes go over all
- * NICs, as over the only one of a small node, they are the rails too.
+ * At equal bandwidth InfiniBand has precedence. If default routes use all NICs, as on a small node with one, these are
+ * the rails too.
  */
 static int main_layer(const struct view *view)
 {
@@ -348,7 +362,7 @@ static int main_layer(const struct view *view)
 
 static bool is_alike(const struct view *view, int a, int b);
 
-/* Does a default route go over this NIC, or over one that is like it? */
+/* Does a default route use this NIC, or one that is like it? */
 static bool has_uplink_like(const struct view *view, int nic)
 {
     for (int i = 0; i < view->topo->n_nics; i++)
@@ -358,8 +372,8 @@ static bool has_uplink_like(const struct view *view, int nic)
 }
 
 /*
- * A port of a ConnectX may speak either layer. One that is of the rails' make, as near to a GPU and as fast is a rail
- * that was set up wrongly where the rails would not be complete without it: for the doctor to tell of.
+ * A port of a ConnectX can have either link layer. A port of the rails' make, as near to a GPU and as fast, is a
+ * misconfigured rail if the rails would be incomplete without it: the doctor reports it.
  */
 static bool is_odd_rail(const struct view *view, int nic, int layer, double best)
 {
@@ -413,7 +427,7 @@ static void classify_by_speed(struct view *view)
     }
 }
 
-/* The bandwidth of all rails of a make, that of rail `nic`. */
+/* The bandwidth of all rails of the make of rail `nic`. */
 static double bandwidth_of_make(const struct view *view, int nic, double best)
 {
     double sum = 0;
@@ -432,7 +446,10 @@ static bool is_like_near_one(const struct view *view, int nic)
     return false;
 }
 
-/* A far NIC of another make than those on switches with GPUs; where none is on one, than those with most bandwidth. */
+/*
+ * Is it a far NIC of another make than those on switches with GPUs? If none is on a switch: than those with most
+ * bandwidth.
+ */
 static bool is_of_other_make(const struct view *view, int nic, double best)
 {
     double most = 0;
@@ -445,7 +462,7 @@ static bool is_of_other_make(const struct view *view, int nic, double best)
     return bandwidth_of_make(view, nic, best) < most;
 }
 
-/* As many NICs as GPUs are rails, whatever their makes. */
+/* If there are as many NICs as GPUs, all are rails, whatever their makes. */
 static void classify_by_make(struct view *view)
 {
     double best = fastest_within(view, TOPO_SYS);
@@ -462,7 +479,7 @@ static void classify_by_make(struct view *view)
 
 /* --- the default route --- */
 
-/* Of one make, link layer and distance: what was bought together. */
+/* Of the same make, link layer and distance: bought together. */
 static bool is_alike(const struct view *view, int a, int b)
 {
     return is_same_make(view->topo, a, b) && is_near(view, a) == is_near(view, b) &&
@@ -483,7 +500,10 @@ static void sum_bandwidth(const struct view *view, int nic, double *ret_alike, d
     }
 }
 
-/* An uplink of another make than other rails with as much bandwidth takes its like along: the second of a pair. */
+/*
+ * If an uplink is of another make than other rails with as much bandwidth, the NICs like it are uplinks too: the second
+ * of a pair.
+ */
 static void classify_uplinks_by_make(struct view *view)
 {
     struct topo *topo = view->topo;
@@ -510,8 +530,8 @@ static void classify_uplinks_by_make(struct view *view)
 }
 
 /*
- * Among rails that are all alike an uplink is none when the others are enough: as many as GPUs, or a number that serves
- * equally many GPUs each, which the whole number does not. Else it is a rail that carries the default route, too.
+ * If all rails are alike, an uplink is not a rail if the others suffice: as many as GPUs, or a number that divides the
+ * number of GPUs, which the total does not. Otherwise it is a rail that also carries the default route.
  */
 static void classify_uplinks_by_number(struct view *view)
 {

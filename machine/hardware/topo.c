@@ -24,8 +24,8 @@ const char *topo_copy_line(struct topo *topo, const char *text)
 }
 
 /*
- * Asks the driver when there is something to ask about: starting NVML costs time and loads a library. Where sysfs is
- * not shown (some sandboxes), the driver's own folder tells that there is one.
+ * Queries the driver only if there is a GPU or a driver: starting NVML takes time and loads a library. If sysfs is not
+ * available (some sandboxes), the driver's folder shows that there is one.
  */
 static const json_t *query_driver(struct topo *topo, const struct pci_set *set)
 {
@@ -43,7 +43,7 @@ static const json_t *query_driver(struct topo *topo, const struct pci_set *set)
     return answer.state == SOURCE_OK ? answer.value : NULL;
 }
 
-/* What was looked for, where, and what is there instead. */
+/* What was searched, where, and what was found. */
 static const char *explain_empty(struct topo *topo, const struct pci_set *set)
 {
     struct source_names nics = source_list(topo->source, "/sys/class/infiniband");
@@ -73,7 +73,7 @@ static const char *explain_empty(struct topo *topo, const struct pci_set *set)
             : "");
 }
 
-/* Lists that are there and that nobody could read: devices may be missing without a trace otherwise. */
+/* Lists that exist but could not be read: without this note devices would be missing unnoticed. */
 static const char *list_unread(struct topo *topo, const struct pci_set *set)
 {
     struct source_names nics = source_list(topo->source, "/sys/class/infiniband");

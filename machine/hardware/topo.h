@@ -20,7 +20,7 @@
 #define TOPO_MAX_NVLINKS 36 /* of a GPU */
 
 /*
- * How two devices reach each other, in the terms of `nvidia-smi topo -m`; the order is that of distance.
+ * The path between two devices, in the terms of `nvidia-smi topo -m`, ordered by distance.
  *     NV#   NVLink (GPUs only)
  *     PIX   through at most one PCIe switch ("a single PCIe bridge"; NVML_TOPOLOGY_SINGLE)
  *     PXB   through several PCIe switches, no host bridge
@@ -30,47 +30,49 @@
  */
 enum topo_path { TOPO_SELF, TOPO_NVLINK, TOPO_PIX, TOPO_PXB, TOPO_PHB, TOPO_NODE, TOPO_SYS };
 
-/* GPUs, network controllers, what else has an RDMA device, and the bridges above them; other devices are left out. */
+/*
+ * GPUs, network controllers, other devices with an RDMA device, and the bridges above them. Other devices are omitted.
+ */
 struct topo_pci {
     char address[20];                    /* "0000:0f:00.0"; lower case */
     unsigned vendor, device, class_code; /* of 16, 16 and 24 bits */
     int parent;                          /* index of the bridge above it, -1 directly below a host bridge */
-    int host_bridge;                     /* 0, 1, ... in the order of their names (pci0000:00); -1 not in sysfs */
-    int numa_node;                       /* -1: the machine does not say */
-    int declared_switch;                 /* number of the PCIe switch that topology_file puts it below; 0 nobody says */
-    const char *local_cpus;              /* as sysfs lists them: "0-55,112-167" */
-    double link_gts, link_gts_max;       /* transfers per second and lane in 10^9: 32 is PCIe 5; 0 not known */
-    int link_width, link_width_max;      /* lanes; 0 not known */
+    int host_bridge;                /* 0, 1, ... in the order of their names (pci0000:00); -1 if it is not in sysfs */
+    int numa_node;                  /* -1 unknown */
+    int declared_switch;            /* number of the PCIe switch above it by topology_file; 0 none */
+    const char *local_cpus;         /* as in sysfs: "0-55,112-167" */
+    double link_gts, link_gts_max;  /* 10^9 transfers per second and lane: 32 is PCIe 5; 0 unknown */
+    int link_width, link_width_max; /* lanes; 0 unknown */
     const char *driver;
 };
 
 struct topo_gpu {
     /*
-     * As NVML numbers them, which is by PCI address, and so does CUDA with CUDA_DEVICE_ORDER=PCI_BUS_ID and all
-     * visible. Its default, FASTEST_FIRST, does so too in practice where all GPUs are equal. Those that NVML does not
-     * answer for, though this process has their device file, come last: they have fallen off the bus.
+     * The number of NVML, which numbers by PCI address, as does CUDA with CUDA_DEVICE_ORDER=PCI_BUS_ID and all GPUs
+     * visible. CUDA's default, FASTEST_FIRST, gives the same order in practice if all GPUs are equal. GPUs that NVML
+     * does not report, though this process has their device file, come last: they have fallen off the bus.
      */
     int index;
     int pci; /* index into topo.pci */
     const char *name;
     const char *uuid;                /* "GPU-..."; "" unless the driver answered */
     int minor;                       /* of /dev/nvidia<minor> */
-    int cc_major, cc_minor;          /* compute capability; 0 not known */
-    bool answered;                   /* NVML knows it; what follows is only then known */
-    int64_t ecc_uncorrected;         /* since the driver was loaded; -1 not known */
-    int remap_pending, remap_failed; /* of memory rows; 0, 1, -1 not known */
-    int mig;                         /* MIG mode is on; 0, 1, -1 not known or no such mode */
+    int cc_major, cc_minor;          /* compute capability; 0 unknown */
+    bool answered;                   /* NVML reports it; the members below are known only then */
+    int64_t ecc_uncorrected;         /* since the driver was loaded; -1 unknown */
+    int remap_pending, remap_failed; /* of memory rows; 0, 1, -1 unknown */
+    int mig;                         /* MIG mode is on; 0, 1, -1 unknown or no such mode */
     int64_t memory_bytes;            /* -1 not known */
-    int slowdown;                    /* bits of enum topo_slowdown; -1 not known */
-    int nvlinks, nvlinks_up;         /* links that the board has, and those that are up */
-    int nvlinks_switch;              /* those up that lead to an NVSwitch */
-    int nvlinks_gpu[TOPO_MAX_GPUS];  /* those up that lead straight to the GPU of this index */
+    int slowdown;                    /* bits of enum topo_slowdown; -1 unknown */
+    int nvlinks, nvlinks_up;         /* links of the board, and those that are up */
+    int nvlinks_switch;              /* links up to an NVSwitch */
+    int nvlinks_gpu[TOPO_MAX_GPUS];  /* links up to the GPU of this index */
     int fabric;                      /* enum topo_fabric */
 };
 
-/* Why the driver says that a GPU's clocks are lowered. */
+/* Why the clocks of a GPU are lowered, by the driver. */
 enum topo_slowdown {
-    TOPO_SLOW_HARDWARE = 1,    /* by half or more; set with one of the next two where the hardware says why */
+    TOPO_SLOW_HARDWARE = 1,    /* by half or more; set with one of the next two if the hardware reports the reason */
     TOPO_SLOW_HW_THERMAL = 2,  /* too hot for the hardware */
     TOPO_SLOW_POWER_BRAKE = 4, /* a signal from the power supply */
     TOPO_SLOW_SW_THERMAL = 8   /* too hot for the driver */
@@ -84,7 +86,10 @@ enum topo_fabric {
     TOPO_FABRIC_FAILED
 };
 
-/* Confidential computing with several GPUs: each alone, or all of a board by protected PCIe or encrypted NVLinks. */
+/*
+ * The mode of confidential computing with several GPUs: each alone, or all of a board by protected PCIe or encrypted
+ * NVLinks.
+ */
 enum topo_cc_mode { TOPO_CC_UNKNOWN = -1, TOPO_CC_NONE, TOPO_CC_PROTECTED_PCIE, TOPO_CC_NVLINK_ENCRYPTION };
 
 enum topo_gid_type { TOPO_GID_IB, TOPO_GID_ROCE1, TOPO_GID_ROCE2, TOPO_GID_UNKNOWN };
@@ -129,20 +134,20 @@ struct topo_port {
     enum topo_link_layer link_layer;
     const char *netdev; /* of Ethernet ports */
     int n_gids;
-    struct topo_gid *gids;        /* those that are not empty and that this process may use, by index */
-    int n_foreign_gids;           /* those whose interface is in another network namespace: not in `gids` */
-    enum source_state gids_state; /* could they be read? */
+    struct topo_gid *gids;        /* GIDs that are not empty and that this process may use, by index */
+    int n_foreign_gids;           /* GIDs whose interface is in another network namespace: not in `gids` */
+    enum source_state gids_state; /* whether they could be read */
 };
 
-/* What a NIC is for, as far as the machine shows it; roles.c has the rules. */
+/* The role of a NIC; roles.c has the rules. */
 enum topo_role {
-    TOPO_ROLE_DATA,       /* a rail: traffic of GPUs goes over it */
-    TOPO_ROLE_UPLINK,     /* carries the default route, or belongs to those that do */
-    TOPO_ROLE_STORAGE,    /* as fast, but by its place, its make or its link layer not one of the rails */
-    TOPO_ROLE_MANAGEMENT, /* much slower than the rails, or software beside hardware */
+    TOPO_ROLE_DATA,       /* a rail: carries traffic of GPUs */
+    TOPO_ROLE_UPLINK,     /* carries the default route, or belongs to NICs that do */
+    TOPO_ROLE_STORAGE,    /* as fast as a rail, but by its location, make or link layer not one */
+    TOPO_ROLE_MANAGEMENT, /* much slower than the rails, or a software device in addition to hardware */
     TOPO_ROLE_NO_ACCESS,  /* a rail that this process may not use, while it may use others */
     TOPO_ROLE_DOWN,       /* no active port */
-    TOPO_ROLE_VIRTUAL     /* a virtual function whose physical function is here as well */
+    TOPO_ROLE_VIRTUAL     /* a virtual function whose physical function is present as well */
 };
 
 enum topo_access { TOPO_ACCESS_UNKNOWN, TOPO_ACCESS_YES, TOPO_ACCESS_NO };
@@ -152,13 +157,13 @@ struct topo_nic {
     int pci;          /* -1: none, a software device (rxe, siw) */
     const char *hca, *firmware;
     const char *uverbs; /* "/dev/infiniband/uverbs0" */
-    bool is_iwarp;      /* RDMA over TCP: it connects by addresses, not by GIDs */
+    bool is_iwarp;      /* RDMA over TCP: connects by addresses, not by GIDs */
     int n_ports;
     struct topo_port ports[TOPO_MAX_PORTS];
     enum topo_role role;
     const char *role_why; /* in words */
-    bool is_uplink;       /* the default route goes over it, whatever its role */
-    /* May this process use it: is its uverbs device here, may it be opened, is its interface in this namespace? */
+    bool is_uplink;       /* the default route uses it, whatever its role */
+    /* May this process use it? Does its uverbs device exist, may it be opened, is its interface in this namespace? */
     enum topo_access access;
     const char *access_why; /* in words; "" */
 };
@@ -178,25 +183,25 @@ struct topo {
     struct topo_numa *numa;             /* by number */
     const char *host_bridge_names[256]; /* "pci0000:00" */
     const char *driver;                 /* version of the NVIDIA driver */
-    bool nvml;                          /* did the driver answer? */
-    const char *nvml_why;               /* else why not */
-    int cc_feature, cc_ready;           /* confidential computing is on; GPUs take work: 0, 1, -1 not known */
+    bool nvml;                          /* the driver answered */
+    const char *nvml_why;               /* why it did not answer */
+    int cc_feature, cc_ready;           /* confidential computing is on; GPUs accept work: 0, 1, -1 unknown */
     enum topo_cc_mode cc_mode;          /* of several GPUs */
-    int n_hidden_gpus;                  /* on the bus, but not offered to this process (a container, a job of Slurm) */
-    int n_denied_gpus;                  /* of these: the device file is there, and this process may not open it */
-    int hidden_gpus[TOPO_MAX_GPUS];     /* of these as many as fit: indices into `pci`, by address */
-    const char *topology_file;          /* the cloud's file for NCCL with switches that the bus hides; "" none */
-    bool cut;                           /* more devices than fit */
-    const char *not_read;               /* lists of devices that are there and could not be read, and why; "" */
-    const char *why_empty; /* when there is neither GPU nor NIC: where was looked and what was found, for people */
+    int n_hidden_gpus;              /* on the bus, but not available to this process (a container, a job of Slurm) */
+    int n_denied_gpus;              /* of these, GPUs whose device file exists, but may not be opened */
+    int hidden_gpus[TOPO_MAX_GPUS]; /* the first TOPO_MAX_GPUS of these: indices into `pci`, by address */
+    const char *topology_file;      /* NCCL's topology file, with switches that the bus hides; "" none */
+    bool cut;                       /* more devices than fit */
+    const char *not_read;           /* lists of devices that could not be read, and why; "" */
+    const char *why_empty;          /* without GPU and NIC: what was searched and found, for users */
 };
 
-/* Reads it. Fails for lack of memory only: a machine without anything is an empty one. */
+/* Reads the topology. Fails only for lack of memory: a machine without devices has an empty one. */
 ep_status topo_read(struct source *source, struct topo **ret_topo);
 void topo_free(struct topo *topo);
 
 /*
- * GPUs that can be used: all, less those that the driver does not answer for while it answers for others. These have
+ * The number of usable GPUs: all, except those that the driver does not report while it reports others. Those have
  * fallen off the bus, and come last in the list.
  */
 int topo_usable_gpus(const struct topo *topo);
@@ -205,14 +210,17 @@ int topo_usable_gpus(const struct topo *topo);
 bool topo_is_confidential(const struct topo *topo);
 
 /*
- * Path between two PCI devices (indices). A device without a place (-1) is TOPO_SYS away from everything.
- * topo_bus_path() goes by the bus alone, as programs do that do not read NCCL's topology file.
+ * The path between two PCI devices (indices). A device without a location (-1) is TOPO_SYS away from everything.
+ * topo_bus_path() uses only the bus, as programs do that do not read NCCL's topology file.
  */
 enum topo_path topo_path(const struct topo *topo, int a, int b);
 enum topo_path topo_bus_path(const struct topo *topo, int a, int b);
 enum topo_path topo_gpu_nic_path(const struct topo *topo, int gpu, int nic);
 
-/* Between two GPUs (indices): TOPO_NVLINK with the number of links, that of the one with fewer behind an NVSwitch. */
+/*
+ * The path between two GPUs (indices): TOPO_NVLINK with the number of links; with an NVSwitch, that of the GPU with
+ * fewer.
+ */
 enum topo_path topo_gpu_path(const struct topo *topo, int a, int b, int *ret_links);
 
 /* Are two PCI devices (indices) functions of one card? */
@@ -224,24 +232,24 @@ const char *topo_path_name(enum topo_path path);
 /* The port of a NIC (index) with this number; NULL if there is none. */
 const struct topo_port *topo_find_port(const struct topo *topo, int nic, int number);
 
-/* Active ports of NICs for data, in their order; their number. */
+/* Active ports of NICs with role DATA, in order; returns their number. */
 #define TOPO_MAX_DATA_PORTS (TOPO_MAX_NICS * TOPO_MAX_PORTS)
 int topo_data_ports(const struct topo *topo, const struct topo_port *ret_ports[TOPO_MAX_DATA_PORTS]);
 
-/* Index of the PCI device of this address ("0000:0f:00.0", or as NVML writes it "00000000:0F:00.0"), or -1. */
+/* Index of the PCI device with this address ("0000:0f:00.0", or in the form of NVML "00000000:0F:00.0"), or -1. */
 int topo_find_pci(const struct topo *topo, const char *address);
 
-/* Index or -1. A name with ":port" behind it is not one. */
+/* Index or -1. The name has no ":port". */
 int topo_find_nic(const struct topo *topo, const char *name);
-int topo_find_gpu_uuid(const struct topo *topo, const char *uuid); /* by a prefix too, as CUDA_VISIBLE_DEVICES allows */
+int topo_find_gpu_uuid(const struct topo *topo, const char *uuid); /* also by a prefix, as in CUDA_VISIBLE_DEVICES */
 
 /*
- * Reads a list of ranges as sysfs writes them ("0-3,8") into a bit mask of `bits` bits (an array of (bits + 63) / 64).
- * False when it is none; numbers beyond are ignored.
+ * Parses a list of ranges of sysfs ("0-3,8") into a bit mask of `bits` bits (an array of (bits + 63) / 64). False if it
+ * is invalid; larger numbers are ignored.
  */
 bool topo_parse_cpus(const char *text, uint64_t *ret_mask, int bits);
 
-/* "ACTIVE", "DOWN"; "LinkUp", "Disabled"; "" where it is not known. */
+/* "ACTIVE", "DOWN"; "LinkUp", "Disabled"; "" if unknown. */
 const char *topo_port_state_name(enum topo_port_state state);
 const char *topo_phys_state_name(enum topo_phys_state state);
 

@@ -156,7 +156,7 @@ static void test_put_and_signal(void **state)
     open_ok(sides, NULL);
     memset(data, 7, sizeof(data));
     memset(sides[1].net->region, 0, REGION);
-    assert_true(sides[0].net->sleeps);
+    assert_true(sides[0].net->can_sleep);
     assert_int_equal(sides[1].woken, 0);
     assert_true(put(&sides[0], 0, REGION - 1000, data, sizeof(data)));
     assert_int_equal(sides[1].woken, 1);
@@ -172,7 +172,7 @@ static void test_put_and_signal(void **state)
     assert_int_equal(count_bytes(sides[1].net->region + REGION - 1000, 1000, 7), 1000);
     assert_true(sides[1].net->signals[N_SIGNALS - 1] == 5 + (1ull << 60));
     assert_false(progress(&sides[1]));
-    assert_true(sides[1].net->sleeps);
+    assert_true(sides[1].net->can_sleep);
     assert_int_equal(sides[0].net->signals[N_SIGNALS - 1], 0);
     close_sides(sides);
 }
@@ -342,7 +342,7 @@ static void test_delay(void **state)
     assert_true(due[0] != due[1] && due[1] != due[2]); /* drawn anew for each */
     progress(&sides[1]);
     assert_true(signals[0] + signals[1] + signals[2] == 0 || ep_now_ns() >= due[2]);
-    assert_false(sides[1].net->sleeps); /* nobody will announce that their time has come */
+    assert_false(sides[1].net->can_sleep); /* nobody will announce that their time has come */
 
     memcpy(due_of(&sides[1], 0), &past, sizeof(past));
     memcpy(due_of(&sides[1], 1), &past, sizeof(past));
@@ -354,7 +354,7 @@ static void test_delay(void **state)
         assert_true(signals[2] == 0 || ep_now_ns() >= due[2]);
     }
     assert_int_equal(signals[2], 1);
-    assert_true(sides[1].net->sleeps);
+    assert_true(sides[1].net->can_sleep);
     close_sides(sides);
 }
 
@@ -373,11 +373,11 @@ static void test_split(void **state)
         assert_int_equal(sides[1].net->signals[0], 0);
         assert_true(progress(&sides[1]));
         assert_int_equal(count_bytes(sides[1].net->region, REGION, 1), there < 100 ? there : 100);
-        assert_false(sides[1].net->sleeps);
+        assert_false(sides[1].net->can_sleep);
     }
     assert_true(progress(&sides[1]));
     assert_int_equal(sides[1].net->signals[0], 1);
-    assert_true(sides[1].net->sleeps);
+    assert_true(sides[1].net->can_sleep);
     close_sides(sides);
 }
 
@@ -421,18 +421,18 @@ static void test_stall(void **state)
     open_ok(sides, &(ep_net_emulation){.stall_rank = 1, .stall_ms = 1500});
     nap_ms(20);
     assert_false(progress(&sides[1]));
-    assert_true(sides[1].net->sleeps); /* no traffic yet: it has not begun */
+    assert_true(sides[1].net->can_sleep); /* no traffic yet: it has not begun */
     assert_true(add(&sides[0], 0, 0, 1));
     begin = ep_now_ns();
     assert_false(progress(&sides[1]));
-    assert_false(sides[1].net->sleeps);
+    assert_false(sides[1].net->can_sleep);
     assert_false(put(&sides[1], 0, 0, &byte, 1));
     assert_false(add(&sides[1], 0, 0, 1));
     while (!progress(&sides[1]) && ep_now_ns() - begin < HANG_NS)
         nap_ms(1);
     assert_true(ep_now_ns() - begin >= 1499000000);
     assert_int_equal(sides[1].net->signals[0], 1);
-    assert_true(sides[1].net->sleeps);
+    assert_true(sides[1].net->can_sleep);
     for (int i = 0; i < 20; i++) { /* once only */
         assert_true(add(&sides[0], 0, 0, 1));
         assert_true(progress(&sides[1]));
@@ -452,7 +452,7 @@ static void test_stall_by_sending(void **state)
     open_ok(sides, &(ep_net_emulation){.stall_rank = 0, .stall_ms = 50});
     assert_true(add(&sides[1], 0, 0, 1)); /* the other rank is not concerned */
     assert_false(add(&sides[0], 0, 0, 1));
-    assert_false(sides[0].net->sleeps);
+    assert_false(sides[0].net->can_sleep);
     while (!add(&sides[0], 0, 0, 1) && ep_now_ns() - begin < HANG_NS)
         nap_ms(1);
     assert_true(ep_now_ns() - begin >= 49000000);

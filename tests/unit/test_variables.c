@@ -85,7 +85,7 @@ static void test_values(void **state)
         {"NVSHMEM_IB_ENABLE_IBGDA", "01", "is read as false"},
         {"NVSHMEM_QP_DEPTH", "4096", NULL},
         {"NVSHMEM_QP_DEPTH", "0x400", NULL},
-        {"NVSHMEM_QP_DEPTH", "1000", "is no power of two"},
+        {"NVSHMEM_QP_DEPTH", "1000", "is not a power of two"},
         {"NVSHMEM_QP_DEPTH", "64", "is not within 128 and 32768"},
         {"NVSHMEM_QP_DEPTH", "65536", "is not within 128 and 32768"},
         {"NVSHMEM_QP_DEPTH", "many", "is no number"},

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cmd_env.c - epkit env: the environment that is right for a machine, and what is wrong with one. */
+/* cmd_env.c - epkit env: writes the right environment for a machine, or checks an environment. */
 #include "cmd.h"
 #include "doctor/doctor.h"
 #include "doctor/machine_nvshmem.h"
@@ -31,7 +31,7 @@ static const struct opt env_table[] = {
     {0},
 };
 
-/* --- judging --- */
+/* --- checking --- */
 
 static const struct {
     const char *key, *text;
@@ -47,7 +47,7 @@ static bool is_asked(unsigned groups, const char *name)
     return groups & 1u << env_group_of(&(struct advice_row){.name = name});
 }
 
-/* Would GPUs share NICs by NVSHMEM's own choice, or find none, although there are as many as GPUs? */
+/* Would GPUs share NICs by NVSHMEM's default choice, or have none, although there are as many NICs as GPUs? */
 static bool lacks_nics(const struct doctor_machine *machine)
 {
     struct map *map;
@@ -63,8 +63,8 @@ static bool lacks_nics(const struct doctor_machine *machine)
 }
 
 /*
- * What is missing, or could be put better, is advice: an environment works without it, or is not for this at all. Only
- * where the stack is used, and GPUs get the wrong NICs because nobody says which, that is a fault.
+ * Missing or suboptimal variables are advice: an environment works without them, or serves another purpose. It is a
+ * fault only if the stack is used and GPUs get the wrong NICs because no variable selects them.
  */
 static bool is_advice(const struct doctor_machine *machine, const struct audit_row *row)
 {
@@ -84,7 +84,7 @@ static json_t *row_json(const struct audit_row *row)
                      "text", row->text);
 }
 
-/* The rows of one sort: faults, or advice. */
+/* The rows of one kind: faults, or advice. */
 static json_t *audit_json(const struct doctor_machine *machine, unsigned groups, bool advice)
 {
     json_t *rows = json_array();
@@ -142,7 +142,7 @@ static int print_audit(const struct cmd *cmd, const struct env_options *options,
     int code = json_array_size(faults) > 0 ? CMD_FINDINGS : CMD_FINE;
     char verdict[512];
 
-    /* Without hardware there is little to judge by: only what no machine would read. */
+    /* Without hardware, only variables that no machine reads can be checked. */
     if (inspect_is_empty(machine->topo) && json_array_size(faults) == 0) {
         code = inspect_report_empty(machine->topo, options->json ? out_document(cmd->name) : NULL);
         goto done;
@@ -233,7 +233,7 @@ static unsigned groups_of(const struct opt_list *only)
     return groups ? groups : (1u << ENV_GROUPS) - 1;
 }
 
-/* In a script's place a comment: whoever sources it, or evaluates it, must not run a sentence. */
+/* A comment instead of a script: a shell that sources or evaluates it must not execute the sentence. */
 static int say_empty(const struct cmd *cmd, const struct env_options *options, const struct topo *topo, bool runs)
 {
     if (options->json || options->format == ENV_JSON)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* env.h - inside of 'epkit env': the advice as other programs read it, and a command run under it. */
+/* env.h - inside `epkit env`: the advised environment in various formats, and running a command with it. */
 #ifndef EP_TOOL_ENV_H
 #define EP_TOOL_ENV_H
 
@@ -14,7 +14,7 @@ enum env_group { ENV_NVSHMEM, ENV_NCCL, ENV_DEEPEP, ENV_EPKIT, ENV_PATHS, ENV_GR
 extern const char *const env_format_names[]; /* end with NULL */
 extern const char *const env_group_names[];
 
-/* What is written or applied: the rows of an advice that belong to the groups asked for. */
+/* The rows of an advice that belong to the requested groups. */
 struct env_script {
     const struct advice *advice;
     const char *machine; /* source_name() */
@@ -31,10 +31,10 @@ const struct advice_row *env_first(const struct env_script *script, enum advice_
 /* "# <text>" in lines of at most 120 characters. */
 void env_comment(FILE *stream, const char *indent, const char *text);
 
-/* In single quotes, as a POSIX shell reads it. */
+/* Writes `text` in single quotes for a POSIX shell. */
 void env_quote_sh(FILE *stream, const char *text);
 
-/* The rows as text; not for ENV_JSON. */
+/* Writes the rows as text; not for ENV_JSON. */
 void env_write(FILE *stream, const struct env_script *script, enum env_format format);
 void env_write_sh(FILE *stream, const struct env_script *script);
 void env_write_slurm(FILE *stream, const struct env_script *script);
@@ -43,8 +43,8 @@ void env_write_slurm(FILE *stream, const struct env_script *script);
 json_t *env_json(const struct env_script *script);
 
 /*
- * Puts the advice into the environment of this process and executes the command. Returns an exit code if that fails:
- * 127 when there is no such command, 126 when it cannot be executed, as shells have it.
+ * Sets the advised variables in this process and executes the command. Returns an exit code only on failure, as shells
+ * do: 127 if there is no such command, 126 if it cannot be executed.
  */
 int env_execute(const struct env_script *script, const struct topo *topo, char **command);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* execute.c - a command under the advised environment. */
+/* execute.c - executes a command with the advised environment. */
 #include "cmd.h"
 #include "env.h"
 #include "output.h"
@@ -19,7 +19,7 @@ static const char *own_env(void *unused, const char *name)
     return getenv(name);
 }
 
-/* What starts programs, here or elsewhere: a library preloaded into it reaches everything that it starts. */
+/* Launchers: a library preloaded into one is loaded by everything that it starts. */
 static bool is_launcher(char **command)
 {
     if (text_is_any(text_base(command[0]),
@@ -44,7 +44,7 @@ static bool prepend(struct source *source, const char *name, const char *value)
     return *path && setenv(name, path, 1) == 0;
 }
 
-/* The library has to be on the machine that the command runs on, or ld.so complains in each process. */
+/* The library has to exist on the machine that runs the command, or ld.so complains in each process. */
 static bool preload_is_wanted(const struct advice_row *row, char **command)
 {
     if (is_launcher(command)) {

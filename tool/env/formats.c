@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* formats.c - the advice as container engines and Kubernetes read it, and as JSON. */
+/* formats.c - the advice in the formats of container engines and Kubernetes, and as JSON. */
 #include "env.h"
 #include "output.h"
 
@@ -47,7 +47,7 @@ void env_comment(FILE *stream, const char *indent, const char *text)
             n = width;
             while (n > 0 && text[n] != ' ')
                 n--;
-            /* A word longer than the line stays whole. */
+            /* A word longer than the line is not split. */
             if (n == 0)
                 n = (int)strcspn(text, " \n");
         }
@@ -69,7 +69,7 @@ void env_quote_sh(FILE *stream, const char *text)
     putc('\'', stream);
 }
 
-/* In double quotes, as YAML reads it. Kubernetes makes one $ of two. */
+/* In double quotes, for YAML. Kubernetes converts $$ to $. */
 static void quote_yaml(FILE *stream, const char *text)
 {
     putc('"', stream);
@@ -83,7 +83,7 @@ static void quote_yaml(FILE *stream, const char *text)
     putc('"', stream);
 }
 
-/* What the two formats without a shell cannot say: as comments, so that nobody misses it. */
+/* Comments on rows that the two formats without a shell cannot express. */
 static void comment_rank(FILE *stream, const struct advice_row *row)
 {
     env_comment(stream, "", row->reason);
@@ -105,7 +105,7 @@ static void comment_program(FILE *stream, const struct advice_row *row)
             row->name, row->value);
 }
 
-/* Comments on a row: whether that is all that a list for every process can say of it. */
+/* Writes comments on a row; returns whether a list for all processes can express no more of it. */
 static bool comment_row(FILE *stream, const struct advice_row *row)
 {
     if (row->scope == ADVICE_RANK)
@@ -129,7 +129,7 @@ static void print_k8s(FILE *stream, const struct advice_row *row)
     putc('\n', stream);
 }
 
-/* The formats that are lists: they cannot unset a variable, nor put something in front of one. */
+/* The list formats cannot unset a variable, nor prepend to one. */
 static const struct list_format {
     const char *use, *name;
     const char *before; /* each row */

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * sh.c - the advice as a script: one to be sourced, and one that Slurm runs before each task.
+ * sh.c - the advice as a script: one to source, and one that Slurm runs before each task.
  *
- * Both keep to what POSIX has, so that dash, bash and zsh read them alike: no arrays, no local, no reliance on the
- * splitting of words. Their variables begin with _epkit_ and are gone at the end. Under set -e and set -u of the caller
- * nothing in them fails.
+ * Both use only POSIX features, so that dash, bash and zsh behave alike: no arrays, no local, no reliance on word
+ * splitting. Their variables begin with _epkit_ and are unset at the end. They work under set -e and set -u of the
+ * caller.
  */
 #include "env.h"
 
 #include <string.h>
 
-/* $1 in front of the list $2, once. */
+/* Prepends $1 to the list $2, once. */
 static const char prepend_function[] =
     "_epkit_prepend() {\n"
     "    _epkit_path=\":$2:\"\n"
@@ -22,7 +22,7 @@ static const char prepend_function[] =
     "    _epkit_path=$1${_epkit_path:+:$_epkit_path}\n"
     "}\n";
 
-/* Goes through the list of ranks on the node, "8(x2),1"; when all counts are 1, no rank is left. */
+/* Walks through the list of ranks on the node, "8(x2),1"; when all counts are 1, no rank is left. */
 static const char alone_loop[] =
     "# A launcher that starts one process on a node starts a program that starts its ranks itself. They would\n"
     "# inherit one NIC, so nothing is set then.\n"
@@ -79,8 +79,7 @@ static const char open_tail[] =
     "    ;;\n"
     "esac\n";
 
-/* Only where the device files of all GPUs are known, and all are this process's: else the numbers are not the node's.
- */
+/* Only if the device files of all GPUs are known and accessible: otherwise the numbers are not those of the node. */
 static bool knows_files(const struct topo *topo)
 {
     for (int i = 0; i < topo->n_gpus; i++)
@@ -99,7 +98,7 @@ static void write_open(FILE *stream, const struct topo *topo)
     fputs(open_tail, stream);
 }
 
-/* Leaves the GPU of this rank in _epkit_gpu, '' when it is not known; the same rules as advice_gpu_of(). */
+/* Sets _epkit_gpu to the GPU of this rank, '' if unknown; the same rules as advice_gpu_of(). */
 static void write_rank(FILE *stream, const struct topo *topo)
 {
     const char *word = "if";
@@ -126,8 +125,8 @@ static const char rank_text[] =
     "NVSHMEM.";
 
 /*
- * Two scripts: one whose exports count, and a prolog, which prints them. Slurm takes what stands behind '=' to the end
- * of the line as it is.
+ * Two scripts: one exports the variables, the other, a prolog, prints them. Slurm takes everything after '=' to the end
+ * of the line literally.
  */
 static void write_export(FILE *stream, const char *name, bool is_prolog)
 {
@@ -139,7 +138,7 @@ static void write_unset(FILE *stream, const char *name, bool is_prolog)
     fprintf(stream, is_prolog ? "echo 'unset %s'" : "unset %s", name);
 }
 
-/* A row that is the same for all ranks. */
+/* Writes a row that is the same for all ranks. */
 static void write_row(FILE *stream, const struct advice_row *row, bool is_prolog)
 {
     if (row->unset) {
@@ -197,7 +196,7 @@ static void write_ranks_sh(FILE *stream, const struct env_script *script)
     fputs("unset _epkit_rank _epkit_size _epkit_part _epkit_gpu _epkit_some\n", stream);
 }
 
-/* Launchers, which would load it too, and hand it to everything that they start. */
+/* Launchers: they would load the library too, and pass it to everything that they start. */
 static const char preload_function[] =
     "epkit_preload() {\n"
     "    case ${1##*/} in\n"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * command.c - a command between two looks at the counters.
+ * command.c - runs a command between two samples of the counters.
  *
- * The command has epkit's standard input, output and error, its signal mask and its dispositions. Signals that epkit
- * gets meanwhile are passed on, except those of the terminal, which the command gets from there as well.
+ * The command gets epkit's standard input, output and error, its signal mask and its dispositions. Signals sent to
+ * epkit are forwarded, except those of the terminal, which the command receives itself.
  */
 #include "nics.h"
 #include "output.h"
@@ -18,11 +18,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define LOOK_NS 200000000
+#define POLL_NS 200000000
 
 struct child {
     pid_t pid;
-    sigset_t waited_for, mask_before;
+    sigset_t signals, mask_before;
     struct sigaction children_before;
 };
 
@@ -36,16 +36,16 @@ static void block_signals(struct child *child)
 {
     struct sigaction normal = {.sa_handler = SIG_DFL};
 
-    sigemptyset(&child->waited_for);
-    sigaddset(&child->waited_for, SIGINT);
-    sigaddset(&child->waited_for, SIGTERM);
-    sigaddset(&child->waited_for, SIGHUP);
-    sigaddset(&child->waited_for, SIGQUIT);
-    sigaddset(&child->waited_for, SIGUSR1);
-    sigaddset(&child->waited_for, SIGUSR2);
-    sigaddset(&child->waited_for, SIGCHLD);
-    sigprocmask(SIG_BLOCK, &child->waited_for, &child->mask_before);
-    /* Where SIGCHLD is ignored the kernel throws away how a child ended. */
+    sigemptyset(&child->signals);
+    sigaddset(&child->signals, SIGINT);
+    sigaddset(&child->signals, SIGTERM);
+    sigaddset(&child->signals, SIGHUP);
+    sigaddset(&child->signals, SIGQUIT);
+    sigaddset(&child->signals, SIGUSR1);
+    sigaddset(&child->signals, SIGUSR2);
+    sigaddset(&child->signals, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &child->signals, &child->mask_before);
+    /* If SIGCHLD is ignored, the kernel discards the exit status of a child. */
     sigaction(SIGCHLD, &normal, &child->children_before);
 }
 
@@ -68,7 +68,7 @@ static _Noreturn void become(const struct child *child, char **args, int error_f
     _exit(127);
 }
 
-/* Reads why the command could not be started; 0 when it was. */
+/* The errno of a failed start; 0 if the command was started. */
 static int start_error(int fd)
 {
     int reason = 0;
@@ -80,7 +80,7 @@ static int start_error(int fd)
     return n == (ssize_t)sizeof(reason) ? reason : 0;
 }
 
-/* *ret_reason: errno of the command's start, 0 when it runs. */
+/* *ret_reason: the errno of the start of the command, 0 if it runs. */
 static int start(char **args, struct child *child, int *ret_reason)
 {
     int ends[2];
@@ -106,7 +106,7 @@ static int start(char **args, struct child *child, int *ret_reason)
     return CMD_FINE;
 }
 
-/* A terminal sends to the whole foreground group; the kernel marks that with process number 0. */
+/* A terminal signals the whole foreground group; the kernel marks that with process number 0. */
 static bool is_for_us_alone(const siginfo_t *info)
 {
     return info->si_code == SI_USER || info->si_code == SI_QUEUE || info->si_code == SI_TKILL;
@@ -123,8 +123,8 @@ static int wait_for(struct nics *nics, const struct child *child)
 
         if (ended == child->pid || (ended < 0 && errno != EINTR))
             return status;
-        /* A thread of a preloaded library may take SIGCHLD: then only looking tells that the command has ended. */
-        signal = nics_wait(nics, (int64_t)ep_now_ns() + LOOK_NS, &child->waited_for, &info);
+        /* A thread of a preloaded library may take SIGCHLD: then only polling detects the exit. */
+        signal = nics_wait(nics, (int64_t)ep_now_ns() + POLL_NS, &child->signals, &info);
         if (signal != SIGCHLD && signal > 0 && is_for_us_alone(&info))
             kill(child->pid, signal);
     }

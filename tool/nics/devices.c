@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* devices.c - the devices whose counters are shown. */
+/* devices.c - selects the devices to show. */
 #include "nics.h"
 #include "output.h"
 
@@ -52,7 +52,7 @@ static int add_interface(const struct topo *topo, const char *name, struct nics 
     snprintf(device->nic, sizeof(device->nic), "%.63s", name);
     snprintf(device->name, sizeof(device->name), "%.79s", name);
     snprintf(device->label, sizeof(device->label), "%.79s", name);
-    /* -1, or no number at all, for interfaces without a speed. */
+    /* -1, or not a number, for interfaces without a speed. */
     if (source_number(topo->source, &mbps, "/sys/class/net/%s/speed", name) == SOURCE_OK && mbps > 0)
         device->rate_gbps = (double)mbps / 1000;
     return CMD_FINE;
@@ -74,7 +74,7 @@ static int add_data_ports(const struct topo *topo, struct nics *nics)
 
 /* --- names --- */
 
-/* What could be named instead: "mlx5_0, mlx5_1, lo, eth0". */
+/* The names that are valid: "mlx5_0, mlx5_1, lo, eth0". */
 static void list_known(const struct topo *topo, char *ret_text, size_t bytes)
 {
     struct source_names interfaces = source_list(topo->source, "/sys/class/net");
@@ -99,7 +99,7 @@ static int unknown(const struct cmd *cmd, const struct topo *topo, const char *n
     return cmd_refuse(cmd, "--devices", "%s has no device '%s'; it has: %s", source_name(topo->source), clean, all);
 }
 
-/* The part behind the colon; -1 if it is no number of a port. */
+/* The part after the colon; -1 if it is not a port number. */
 static int port_number(const char *text)
 {
     char *end;

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nics.h - what the files of `epkit nics` share: devices, what their counters did in a period, and reports of it.
- */
+/* nics.h - shared by the files of `epkit nics`: devices, the changes of their counters in a period, and reports. */
 #ifndef EP_TOOL_NICS_H
 #define EP_TOOL_NICS_H
 
@@ -15,30 +13,30 @@
 #include <sys/types.h>
 
 /*
- * When traffic is called uneven. A machine that uses all of its NICs alike stays far below: the all-to-all of expert
- * parallelism spreads its tokens by chance, which at these amounts is a matter of a few per cent.
+ * Thresholds of uneven traffic. A machine that uses all of its NICs stays far below: the all-to-all of expert
+ * parallelism distributes its tokens at random, which varies by a few per cent at these amounts.
  */
-#define NICS_MIN_BYTES 1000000.0 /* less than this, over all devices, says nothing: the neighbours' small talk */
-#define NICS_CARRIER_SHARE 0.1   /* a device carries traffic from this part of the average on */
-#define NICS_MAX_SPREAD 1.5      /* the busiest device may have this many times the average */
+#define NICS_MIN_BYTES 1000000.0 /* with less over all devices no verdict: background traffic */
+#define NICS_CARRIER_SHARE 0.1   /* share of the average from which on a device counts as carrying traffic */
+#define NICS_MAX_SPREAD 1.5      /* the maximum of the busiest device, in multiples of the average */
 
 struct nics_device {
     struct counter_device counter;
     char name[80], nic[64], netdev[64]; /* counter.name, counter.nic, counter.netdev */
     char label[80];                     /* "mlx5_0", or "mlx5_0:2" where the NIC has several ports */
-    double rate_gbps;                   /* 0 not known */
+    double rate_gbps;                   /* 0 unknown */
     int n_gpus, gpus[TOPO_MAX_GPUS];
     bool is_evaluated; /* counts in the verdict about balance */
-    double carried;    /* bytes both ways in all periods */
+    double carried;    /* bytes in both directions in all periods */
 };
 
-/* What the counters of a device did in a period. */
+/* Changes of the counters of a device in a period. */
 struct nics_tally {
-    struct counter_sample last;       /* of each counter the last value that could be read */
+    struct counter_sample last;       /* the last known value of each counter */
     uint64_t moved[COUNTER_ROWS_MAX]; /* bytes for data */
     bool is_counted[COUNTER_ROWS_MAX];
     bool is_reset[COUNTER_ROWS_MAX];
-    bool was_there, is_there; /* at the begin, at the last look */
+    bool was_there, is_there; /* at the start of the period, at the last sample */
 };
 
 struct nics {
@@ -46,39 +44,39 @@ struct nics {
     size_t n;
     struct nics_device *devices;
     struct nics_tally *tallies;
-    int64_t begin_ns, end_ns; /* of the period; the same: there was only one look */
+    int64_t begin_ns, end_ns; /* of the period; equal after only one sample */
 };
 
 /* --- devices.c --- */
 
 /*
- * The devices in `list` (comma-separated), or all active ports of NICs that carry data if it is NULL. CMD_FINE with
- * n == 0 where there are none; CMD_USAGE when a name stands for nothing.
+ * The devices in `list` (comma-separated), or if it is NULL all active ports of NICs that carry data. CMD_FINE with n
+ * == 0 if there are none; CMD_USAGE for an unknown name.
  */
 int nics_choose(const struct cmd *cmd, const struct topo *topo, const char *list, struct nics *ret_nics);
 void nics_done(struct nics *nics);
 
 /* --- sample.c --- */
 
-/* The first look: a period begins. */
+/* Takes the first sample: a period begins. */
 void nics_begin(struct nics *nics);
 
-/* Another look: the period reaches until now. */
+/* Takes another sample, which extends the period to now. */
 void nics_sample(struct nics *nics);
 
-/* A new period begins where the last one ended. */
+/* Starts a new period at the end of the last one. */
 void nics_next_period(struct nics *nics);
 
 /*
- * Waits until `until_ns` (negative: for ever) or a signal in `signals`, which are blocked. Counters that may wrap
- * around soon are looked at meanwhile. The result is the signal with *ret_info, or 0.
+ * Waits until `until_ns` (negative: without a limit) or for a signal in `signals`, which are blocked. Meanwhile it
+ * samples counters that may wrap around. Returns the signal with *ret_info, or 0.
  */
 int nics_wait(struct nics *nics, int64_t until_ns, const sigset_t *signals, siginfo_t *ret_info);
 
-/* Bytes, packets or counts of a kind that moved in the period. */
+/* The change in the period, summed over the counters of a kind. */
 uint64_t nics_moved(const struct nics *nics, size_t device, enum counter_kind kind);
 
-/* The counter as it is now, in bytes for data, and the sum of a kind. False if it was never read. */
+/* The current value of a counter, in bytes for data, and the sum over a kind. False if it was never read. */
 bool nics_total(const struct nics *nics, size_t device, size_t row, double *ret_total);
 double nics_total_of(const struct nics *nics, size_t device, enum counter_kind kind);
 
@@ -86,21 +84,21 @@ double nics_total_of(const struct nics *nics, size_t device, enum counter_kind k
 
 struct nics_command {
     char **args; /* ends with NULL */
-    int code;    /* as a shell has it: exit status, 128 + signal, 126 or 127 if it could not start */
-    int signal;  /* that ended it, 0 */
+    int code;    /* as in a shell: exit status, 128 + signal, 126 or 127 if it could not start */
+    int signal;  /* that terminated it, or 0 */
     bool has_started;
 };
 
-/* Runs the command between two looks. CMD_FAILED after saying why when the system did not let it be tried. */
+/* Runs the command between two samples. CMD_FAILED after reporting an error of the system. */
 int nics_run_command(struct nics *nics, struct nics_command *command);
 
-/* --- judge.c --- */
+/* --- verdict.c --- */
 
 struct nics_verdict {
     char text[768];
     bool is_uneven;
     int n_faults;        /* of links and of the network */
-    char faults[8][160]; /* the first of them: "mlx5_3: the link went down 4 times within 1.0 s" */
+    char faults[8][160]; /* the first ones: "mlx5_3: the link went down 4 times within 1.0 s" */
 };
 
 enum nics_mode { NICS_BOOT, NICS_WATCH, NICS_COMMAND };
@@ -112,7 +110,7 @@ static inline bool nics_is_finding(const struct nics_verdict *verdict)
     return verdict->is_uneven || verdict->n_faults > 0;
 }
 
-/* Was the traffic of all periods together uneven? */
+/* Was the traffic of all periods uneven in total? */
 bool nics_was_uneven(const struct nics *nics);
 
 /* Was there a fault in this period? */

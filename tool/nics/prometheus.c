@@ -8,8 +8,8 @@
 static const char *const traffic_names[] = {"sent_bytes", "received_bytes", "sent_packets", "received_packets"};
 
 /*
- * "hw_counters/np_cnp_sent" becomes np_cnp_sent. Files of other folders have no names in common with these, but for
- * those of the interface of a port, which an interface has as well.
+ * "hw_counters/np_cnp_sent" becomes np_cnp_sent. Names are unique across folders, except those of the interface of a
+ * port, which interfaces have as well.
  */
 static void metric_name(const struct counter_row *row, char *ret_name, size_t bytes)
 {
@@ -22,7 +22,7 @@ static void metric_name(const struct counter_row *row, char *ret_name, size_t by
                                                    : row->file);
 }
 
-/* A value of a label: backslash, quote and line feed are escaped; names of devices are clean otherwise. */
+/* A label value: backslash, quote and line feed are escaped; device names are clean otherwise. */
 static void print_label(FILE *stream, const char *name, const char *value)
 {
     char clean[128];
@@ -53,7 +53,7 @@ static void print_labels(FILE *stream, const struct nics_device *device)
     fputc('}', stream);
 }
 
-/* Whole numbers as long as they fit, so that no packet is lost to rounding here. */
+/* Integers as long as they fit, so that nothing is lost to rounding. */
 static void print_value(FILE *stream, uint64_t value, int scale)
 {
     uint64_t scaled;
@@ -64,7 +64,7 @@ static void print_value(FILE *stream, uint64_t value, int scale)
         fprintf(stream, " %" PRIu64 "\n", scaled);
 }
 
-/* One counter of all devices of a kind. The result says whether there was any, and so a header. */
+/* One counter of all devices of a kind. Returns whether there was any, and so a header. */
 static bool print_counter(FILE *stream, const struct nics *nics, bool rdma, size_t row, bool has_header)
 {
     struct counter_rows rows = counter_rows(rdma);
@@ -111,7 +111,7 @@ void nics_print_prometheus(FILE *stream, const struct nics *nics)
     for (size_t row = 0; row < of_ports.n; row++) {
         bool has_header = print_counter(stream, nics, true, row, false);
 
-        /* The samples of a metric stand together: traffic of interfaces has the names of that of ports. */
+        /* The samples of a metric must be consecutive: traffic of interfaces has the metric names of that of ports. */
         if (of_ports.at[row].kind <= COUNTER_RECEIVED_PACKETS)
             (void)print_counter(stream, nics, false, row, has_header);
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* report.c - the report of `epkit nics`: one document, and the same as text. */
+/* report.c - the report of `epkit nics`, as a document and as text. */
 #include "nics.h"
 #include "output.h"
 
@@ -35,7 +35,7 @@ static double gigabytes_per_second(const struct nics *nics, size_t device, enum 
     return (double)nics_moved(nics, device, kind) / 1e9 / seconds(nics);
 }
 
-/* Part of the rate of the port in the busier direction; negative: not known. */
+/* The load of the busier direction as a part of the rate of the port; negative: unknown. */
 static double load(const struct nics *nics, size_t device)
 {
     double sent = gigabytes_per_second(nics, device, COUNTER_SENT);
@@ -45,7 +45,7 @@ static double load(const struct nics *nics, size_t device)
     return rate > 0 ? (sent > received ? sent : received) / rate : -1;
 }
 
-/* --- notes: what is wrong with the counters themselves --- */
+/* --- notes: problems with the counters themselves --- */
 
 static void __attribute__((format(printf, 2, 3))) note(json_t *notes, const char *format, ...)
 {
@@ -83,7 +83,7 @@ static void note_rows(json_t *notes, const struct nics_device *device, const str
         if (tally->is_reset[i])
             note(notes, "%s: %s was set back meanwhile; what it moved is what it shows since", device->label,
                  rows.at[i].file);
-        /* Devices differ in the errors that they count, and snapshots in what they hold. */
+        /* Devices have different error counters, and snapshots different contents. */
         if (state == SOURCE_OK || (!is_traffic && (state == SOURCE_ABSENT || state == SOURCE_NOT_RECORDED)))
             continue;
         note(notes, "%s: %s could not be read: %s", device->label, rows.at[i].file, state_text(state));
@@ -230,7 +230,7 @@ void nics_gpus_text(const struct nics_device *device, char ret_text[NICS_GPUS_BY
         text_add(&text, "%s%d", i ? "," : "", device->gpus[i]);
 }
 
-/* What the table shows: totals since boot, or what moved in the period. */
+/* The value in the table: the total since boot, or the change in the period. */
 static double shown(const struct nics *nics, enum nics_mode mode, size_t device, enum counter_kind kind)
 {
     return mode == NICS_BOOT ? nics_total_of(nics, device, kind) : (double)nics_moved(nics, device, kind);

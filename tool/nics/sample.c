@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sample.c - looking at counters again and again, and adding up what they moved. */
+/* sample.c - samples the counters periodically and adds up the changes. */
 #include "nics.h"
 
 #include "base/clock.h"
@@ -8,15 +8,15 @@
 #include <string.h>
 #include <time.h>
 
-/* A counter of 32 bits goes around in 0.34 s at 400 Gbit/s; see counter_may_wrap(). */
-#define CLOSE_LOOK_NS 100000000
+/* A counter of 32 bits wraps around in 0.34 s at 400 Gbit/s; see counter_may_wrap(). */
+#define WRAP_SAMPLE_NS 100000000
 
 static bool is_traffic(enum counter_kind kind)
 {
     return kind <= COUNTER_RECEIVED_PACKETS;
 }
 
-/* A device whose traffic cannot be read at all is not there, or no longer. */
+/* A device without readable traffic counters is not present, or no longer. */
 static bool is_there(const struct counter_device *device, const struct counter_sample *sample)
 {
     struct counter_rows rows = counter_rows(device->rdma);
@@ -37,7 +37,7 @@ static void add_sample(const struct counter_device *device, const struct counter
         uint64_t amount;
         bool reset;
 
-        /* A look at traffic alone leaves the others as they are. */
+        /* A sample of traffic only does not change the other counters. */
         if (sample->states[i] == SOURCE_NOT_RECORDED && tally->last.states[i] != SOURCE_NOT_RECORDED)
             continue;
         tally->last.states[i] = sample->states[i];
@@ -94,8 +94,8 @@ void nics_next_period(struct nics *nics)
     nics->begin_ns = nics->end_ns;
 }
 
-/* Looks at the traffic of those that may wrap around before the next full look. The result is their number. */
-static size_t look_closely(struct nics *nics)
+/* Samples the traffic of devices whose counters may wrap around before the next full sample. Returns their number. */
+static size_t sample_wrapping(struct nics *nics)
 {
     size_t n = 0;
 
@@ -114,15 +114,15 @@ static size_t look_closely(struct nics *nics)
 
 int nics_wait(struct nics *nics, int64_t until_ns, const sigset_t *signals, siginfo_t *ret_info)
 {
-    bool is_close = true;
+    bool may_wrap = true;
 
     for (;;) {
         int64_t left = until_ns < 0 ? INT64_MAX : until_ns - (int64_t)ep_now_ns();
-        int64_t step = is_close && left > CLOSE_LOOK_NS ? CLOSE_LOOK_NS : left;
+        int64_t step = may_wrap && left > WRAP_SAMPLE_NS ? WRAP_SAMPLE_NS : left;
         struct timespec time = {.tv_sec = step / 1000000000, .tv_nsec = step % 1000000000};
         int signal;
 
-        /* One that has come is taken also where rounds take longer than their interval. */
+        /* Takes a pending signal even if rounds take longer than their interval. */
         if (left <= 0) {
             time = (struct timespec){0};
             signal = sigtimedwait(signals, ret_info, &time);
@@ -131,8 +131,8 @@ int nics_wait(struct nics *nics, int64_t until_ns, const sigset_t *signals, sigi
         signal = step == INT64_MAX ? sigwaitinfo(signals, ret_info) : sigtimedwait(signals, ret_info, &time);
         if (signal > 0)
             return signal;
-        if (errno == EAGAIN && is_close && left > CLOSE_LOOK_NS)
-            is_close = look_closely(nics) > 0;
+        if (errno == EAGAIN && may_wrap && left > WRAP_SAMPLE_NS)
+            may_wrap = sample_wrapping(nics) > 0;
     }
 }
 

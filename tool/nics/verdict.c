@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* judge.c - did all NICs carry the traffic? */
+/* verdict.c - whether all NICs carried the traffic, and faults of links. */
 #include "nics.h"
 
 #include "source/text.h"
@@ -15,7 +15,7 @@ struct balance {
     size_t n, n_carriers;
     double sum, average;
     size_t busiest;
-    double *bytes; /* by device, both ways; LEFT_OUT: does not count */
+    double *bytes; /* by device, in both directions; EXCLUDED: not counted */
 };
 
 void nics_bytes_text(double bytes, char *ret_text, size_t text_bytes)
@@ -38,7 +38,7 @@ static bool carries(const struct balance *balance, size_t device)
     return balance->bytes[device] > 0 && balance->bytes[device] >= NICS_CARRIER_SHARE * balance->average;
 }
 
-/* Leaves out the NICs that no GPU uses, unless they carry traffic all the same. */
+/* Excludes the NICs that no GPU uses, unless they carry traffic. */
 static void exclude_idle(const struct nics *nics, struct balance *balance)
 {
     double sum = 0;
@@ -56,7 +56,7 @@ static void exclude_idle(const struct nics *nics, struct balance *balance)
     }
 }
 
-/* Fills in what follows from the bytes. */
+/* Computes sum, average and the busiest device from the bytes. */
 static void summarize(const struct nics *nics, struct balance *balance)
 {
     balance->n = balance->n_carriers = 0;
@@ -87,7 +87,7 @@ static bool is_uneven(const struct balance *balance)
            (balance->n_carriers < balance->n || spread(balance) > NICS_MAX_SPREAD);
 }
 
-/* "NICs", or what else is counted. */
+/* The noun for the devices. */
 static const char *noun(const struct nics *nics)
 {
     const char *word = "NICs";
@@ -192,7 +192,7 @@ static int64_t total_of(const struct nics *nics, size_t device, size_t row)
                                                                                                        : 0;
 }
 
-/* The median of what the other ports have; 0 without others. */
+/* The median of the other ports; 0 without others. */
 static int64_t median_of_others(const struct nics *nics, size_t self, size_t row)
 {
     int64_t *values = calloc(nics->n + 1, sizeof(*values)), median = 0;
@@ -250,7 +250,7 @@ static void check_loss(const struct nics *nics, size_t device, bool since_boot, 
                   since_boot ? "since boot" : when);
 }
 
-/* `when` is the period; `since_boot`: what was counted before it counts as well, compared with the other ports. */
+/* `when` describes the period; `since_boot`: also evaluates the values since boot, compared with the other ports. */
 static void check_faults(const struct nics *nics, bool since_boot, const char *when, struct nics_verdict *verdict)
 {
     for (size_t i = 0; i < nics->n; i++) {

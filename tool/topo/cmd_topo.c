@@ -32,7 +32,7 @@ static const struct opt topo_table[] = {
 };
 /* clang-format on */
 
-/* A machine as it was read; with `machine` everything belongs to that. */
+/* The data that was read; if `machine` is set, it owns the rest. */
 struct reading {
     struct source *source;
     struct doctor_machine *machine;
@@ -129,7 +129,7 @@ static int cmd_topo(const struct cmd *cmd, const struct cmd_call *call)
         return CMD_FAILED;
     }
     inspect_reading_done();
-    /* Saved first: whoever reads what is shown may go away, as head does. */
+    /* Save first: the reader of the output may close it early, as head does. */
     if (options->save)
         saved = topo_save_write(reading.machine, options->save);
     result = show(cmd, options, &reading);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * json.c - the topology as JSON. What identifies a machine (UUIDs of GPUs, addresses in GIDs) is left out, so that
- * a document can be shown around, and is the same for a machine and its snapshot.
+ * json.c - the topology as JSON. Identifiers of a machine (UUIDs of GPUs, addresses in GIDs) are omitted, so that a
+ * document can be shared, and is the same for a machine and its snapshot.
  */
 #include "output.h"
 #include "topo_view.h"
@@ -9,14 +9,14 @@
 #include <stdio.h>
 #include <string.h>
 
-/* --- small things --- */
+/* --- helpers --- */
 
 static json_t *number_or_null(int64_t number, int64_t unknown)
 {
     return number == unknown ? json_null() : json_integer(number);
 }
 
-/* Rates and speeds: 0 is not known. */
+/* Rates and speeds: 0 is unknown. */
 static json_t *real_or_null(double number)
 {
     return number > 0 ? json_real(number) : json_null();
@@ -158,7 +158,7 @@ bool topo_in_matrix(const struct topo_nic *nic)
     return nic->role != TOPO_ROLE_VIRTUAL && nic->pci >= 0;
 }
 
-/* Rows and columns are GPUs first, then NICs: how many, and what number `i` is. */
+/* Rows and columns are GPUs, then NICs: their number, and the device at index `i`. */
 static int count_devices(const struct topo *topo)
 {
     int n = topo->n_gpus;
@@ -182,7 +182,7 @@ static void describe_device(const struct topo *topo, int number, struct device *
     if (number < topo->n_gpus) {
         device.gpu = number;
         device.pci = topo->gpus[number].pci;
-        /* One that has fallen off the bus has no number any more. */
+        /* A GPU that has fallen off the bus has no number. */
         if (number < topo_usable_gpus(topo))
             snprintf(device.name, sizeof(device.name), "GPU%d", number);
         else
@@ -255,7 +255,7 @@ json_t *topo_map_rows(const struct topo_view *view)
     return rows;
 }
 
-/* One process for each GPU: the rank within the node is the number of the GPU. */
+/* One process for each GPU: the local rank is the number of the GPU. */
 json_t *topo_rank_rows(const struct topo_view *view)
 {
     json_t *rows = json_array();
@@ -363,7 +363,7 @@ static void add_nics(const struct topo *topo, json_t *document)
     json_object_set_new(document, "nics", nics);
 }
 
-/* The GID that RoCE over routed networks needs; -1 without one. */
+/* The GID for RoCE over routed networks; -1 without one. */
 static int roce2_ipv4(const struct topo_port *port)
 {
     for (int i = 0; i < port->n_gids; i++)

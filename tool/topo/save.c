@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The folder of a file: what is before the last slash. NULL for lack of memory; for free(). */
+/* The folder of a file, for free(). NULL for lack of memory. */
 static char *folder_of(const char *file)
 {
     const char *slash = strrchr(file, '/');
@@ -22,7 +22,7 @@ static char *folder_of(const char *file)
     return slash == file ? strdup("/") : strndup(file, (size_t)(slash - file));
 }
 
-/* The working folder may have been. Then errno says so. */
+/* The working folder may have been removed. Sets errno then. */
 static bool is_removed(const char *folder)
 {
     struct stat info;
@@ -43,7 +43,7 @@ int topo_save_check(const struct cmd *cmd, const char *file)
         result = cmd_usage(cmd, "--save: the name of the file is empty");
     else if (stat(file, &info) == 0 && S_ISDIR(info.st_mode))
         result = cmd_refuse(cmd, "--save", "'%s' is a folder; name a file in it", file);
-    /* A snapshot is a new file that takes the place of an old one. */
+    /* A snapshot replaces an old file by a new one. */
     else if (folder && (access(folder, W_OK | X_OK) != 0 || is_removed(folder)))
         result = cmd_refuse(cmd, "--save", "nothing can be written in '%s': %s", folder, strerror(errno));
     else if (access(file, W_OK) != 0 && errno != ENOENT)
@@ -52,7 +52,7 @@ int topo_save_check(const struct cmd *cmd, const char *file)
     return result;
 }
 
-/* The counters of ports and interfaces as they are now: epkit nics takes them from a snapshot. */
+/* The current counters of ports and interfaces: epkit nics reads them from a snapshot. */
 static void read_counters(const struct doctor_machine *machine)
 {
     struct source *source = machine->source;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* text.c - the topology for people. */
+/* text.c - the topology as text. */
 #include "output.h"
 #include "topo_view.h"
 
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NAMED 4 /* NICs that are named; the others are counted */
+#define NAMED 4 /* NICs that are named; the rest is counted */
 
 /* --- sentence --- */
 
@@ -33,7 +33,7 @@ static bool follows(const char *name, const char *before)
            number == number_before + 1;
 }
 
-/* One past the last of the names that count up from that of `first`. */
+/* The end of the consecutive names that start with `first`. */
 static int end_of_row(const struct topo *topo, const int *nics, int n, int first)
 {
     int i = first + 1;
@@ -63,7 +63,7 @@ void topo_nic_names(const struct topo *topo, const int *nics, int n, char *ret_t
         text_add(&text, " and %d more", n - first);
 }
 
-/* "8 x NVIDIA B200", several kinds with commas. */
+/* "8 x NVIDIA B200", several kinds separated by commas. */
 static void add_gpus(struct text *text, const struct topo *topo)
 {
     bool counted[TOPO_MAX_GPUS] = {false};
@@ -122,7 +122,7 @@ static void add_rates(struct text *text, const struct topo *topo, const int *nic
             text_add(text, "%s%s", before++ ? " and " : " ", topo_link_name((enum topo_link_layer)i));
 }
 
-/* Is there an active port of a data NIC nearer to the GPU than the one that it has? */
+/* Is an active port of a data NIC nearer to the GPU than its own NIC? */
 static bool has_nearer(const struct topo *topo, const struct map_choice *choice)
 {
     for (int i = 0; i < topo->n_nics; i++)
@@ -131,7 +131,7 @@ static bool has_nearer(const struct topo *topo, const struct map_choice *choice)
     return false;
 }
 
-/* Several GPUs and NICs for data, none of which shares a switch, and all of which are equally far: a flat bus. */
+/* A flat bus: several GPUs and data NICs, all equally far, none sharing a switch. */
 static bool is_flat(const struct topo *topo, const struct map *map)
 {
     int n_nics = 0;
@@ -168,7 +168,7 @@ static void add_map(struct text *text, const struct topo *topo, const struct map
         text_add(text, ", %d of the NICs shared by up to %d GPUs", map->n_shared, most);
 }
 
-/* May this process use one of them, as far as can be told? */
+/* Does this process have access to any of them, as far as is known? */
 static bool has_access(const struct topo *topo, const int *nics, int n)
 {
     for (int i = 0; i < n; i++)
@@ -214,7 +214,7 @@ struct tree {
 
 static void count(struct tree *tree, int pci)
 {
-    /* A parent's index leads upwards only; the bound is for a tree that somebody made up. */
+    /* Parents only lead upwards; the bound is for invalid trees. */
     for (int depth = 0; pci >= 0 && depth < 64; depth++) {
         int parent = tree->topo->pci[pci].parent;
 
@@ -254,7 +254,7 @@ static void add_nic(struct text *text, const struct topo_nic *nic)
         text_add(text, "  %s", topo_role_name(nic->role));
 }
 
-/* What is at the PCI device itself: a GPU, NICs (one device may have several), or nothing. */
+/* The contents of the PCI device itself: a GPU, NICs (one device may have several), or nothing. */
 static void print_device(const struct tree *tree, int pci, int indent)
 {
     const struct topo *topo = tree->topo;
@@ -278,7 +278,7 @@ static void print_device(const struct tree *tree, int pci, int indent)
     out_line("%*s%s%s", indent, "", topo->pci[pci].address, bytes);
 }
 
-/* Prints a device and what is below it. Ports with one thing below them say nothing and are passed over. */
+/* Prints a device and those below it. Ports with a single device below them are omitted. */
 static void print_branch(const struct tree *tree, int pci, int indent)
 {
     if (tree->branches[pci] > 1) {
@@ -345,7 +345,8 @@ static int print_tree(const struct topo_view *view)
     if (*topo->driver)
         out_line("NVIDIA driver %s", topo->driver);
     if (*topo->topology_file)
-        out_line("Devices that share a PCIe switch on the host: by %s, as the bus does not show it.", topo->topology_file);
+        out_line("Devices that share a PCIe switch on the host: by %s, as the bus does not show it.",
+                 topo->topology_file);
     if (!topo->nvml && topo->n_gpus)
         out_line("The driver did not answer (%s): NVLinks and compute capabilities are not known.", topo->nvml_why);
     if (topo->cut)
@@ -369,7 +370,7 @@ static int print_matrix(const struct topo_view *view)
             const char *name = json_string_value(json_object_get(row, "name"));
             json_t *line = json_copy(json_object_get(row, "paths"));
 
-            /* Keys with a space are no names of devices. */
+            /* Device names contain no space, so these keys cannot collide. */
             json_object_set(line, "name", json_object_get(row, "name"));
             json_object_set(line, " cpus", json_object_get(row, "cpus"));
             json_object_set(line, " numa", json_object_get(row, "numa_node"));
@@ -451,7 +452,7 @@ static int print_forms(const struct topo_view *view)
     return OUT_PRINT(columns, rows);
 }
 
-/* NICs that more than one GPU uses, in their order. */
+/* NICs that more than one GPU uses, in order. */
 static int list_shared(const struct topo *topo, const struct map *map, int ret_nics[TOPO_MAX_NICS])
 {
     int n = 0;

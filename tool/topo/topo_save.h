@@ -6,13 +6,15 @@
 #include "cmd.h"
 #include "doctor/doctor.h"
 
-/* Can a snapshot be written there? CMD_FINE, or another result after saying why not. Nothing is changed. */
+/*
+ * Checks whether a snapshot can be written there. CMD_FINE, or another result after reporting why not. Changes nothing.
+ */
 int topo_save_check(const struct cmd *cmd, const char *file);
 
-/* Reads what any command would read of the machine. */
+/* Reads everything that any command would read of the machine. */
 void topo_save_read(const struct doctor_machine *machine);
 
-/* Writes the snapshot and says so on standard error. CMD_FINE, or CMD_FAILED after saying why not. */
+/* Writes the snapshot and reports it on standard error. CMD_FINE, or CMD_FAILED after reporting why not. */
 int topo_save_write(const struct doctor_machine *machine, const char *file);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* topo_view.h - what `epkit topo` shows: as JSON (json.c), and as text (text.c) from the same rows. */
+/* topo_view.h - the output of `epkit topo`: JSON (json.c), and text (text.c) from the same rows. */
 #ifndef EP_TOOL_TOPO_VIEW_H
 #define EP_TOOL_TOPO_VIEW_H
 
@@ -11,7 +11,7 @@
 struct topo_view {
     const struct topo *topo;
     const struct map *best;
-    const struct map *nvshmem; /* what NVSHMEM chooses with none of its variables set */
+    const struct map *nvshmem; /* the choice of NVSHMEM without any of its variables */
     bool tree, matrix, map, nics;
 };
 
@@ -26,7 +26,7 @@ int topo_text(const struct topo_view *view);
 
 /* --- rows that text and JSON share; new references --- */
 
-/* Is the NIC in the matrix? Virtual functions are not: they are where their physical function is. */
+/* Is the NIC in the matrix? Virtual functions are not: their physical function is. */
 bool topo_in_matrix(const struct topo_nic *nic);
 
 json_t *topo_matrix_rows(const struct topo_view *view);
@@ -38,10 +38,10 @@ json_t *topo_port_rows(const struct topo_view *view);
 const char *topo_role_name(enum topo_role role);
 const char *topo_link_name(enum topo_link_layer link_layer); /* "RoCE", "InfiniBand", "" */
 
-/* "NVIDIA B200", or what is known instead: "NVIDIA device 2901". */
+/* "NVIDIA B200", or if the name is unknown "NVIDIA device 2901". */
 void topo_gpu_name(const struct topo *topo, const struct topo_gpu *gpu, char *ret_text, size_t bytes);
 
-/* "mlx5_0..mlx5_7", or the names with commas, those after the fourth counted. */
+/* "mlx5_0..mlx5_7", or a list with commas; after the fourth the rest is counted. */
 void topo_nic_names(const struct topo *topo, const int *nics, int n, char *ret_text, size_t bytes);
 
 #endif
