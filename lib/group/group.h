@@ -137,8 +137,9 @@ struct ep_group {
     struct ep_group_link *link;
     struct ep_group_refusal *refusal; /* answers who a shrink has left out that led to this group; NULL: nobody */
     bool excluded;                    /* by a shrink, for good */
-    int link_event;                   /* wakes its thread; -1: there is none */
-    int shrink_deadlines; /* that this rank has waited out in its calls of ep_comm_shrink; of all-gathers none */
+    uint32_t untold_aborts; /* calls of ep_comm_abort, of which the last ended a shrink and its leader does not know */
+    int link_event;         /* wakes its thread; -1: there is none */
+    int shrink_deadlines;   /* that this rank has waited out in its calls of ep_comm_shrink; of all-gathers none */
 
     _Atomic int64_t object_bytes; /* of low-latency objects, beyond their allocations */
     pthread_mutex_t memory_lock;  /* allocations: the caller's thread and the worker */

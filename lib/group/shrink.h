@@ -38,7 +38,8 @@ ep_status shrink_linked(struct ep_group *group, ep_comm *next);
 struct shrink_aborts {
     struct ep_group *group;
     int most_ms;
-    uint32_t *before;   /* [R] calls of ep_comm_abort that do not end this call */
+    uint32_t *at_begin; /* [R] calls of ep_comm_abort that were known of when this call began */
+    uint32_t *before;   /* [R] those that do not end this call */
     uint64_t *heard_ns; /* [R] when another one was heard of; 0: none */
 };
 
@@ -47,6 +48,8 @@ ep_status shrink_aborts_init(struct shrink_aborts *aborts, struct ep_group *grou
 void shrink_aborts_done(struct shrink_aborts *aborts);
 /* The rank whose abort ends this call, or -1. */
 int shrink_aborts_find(struct shrink_aborts *aborts);
+/* `rank` says that the last of so many ended a call of its own: is that one news to this call? */
+bool shrink_aborts_is_news(const struct shrink_aborts *aborts, int rank, uint64_t count);
 
 struct shrink {
     struct ep_group *group;

@@ -6,6 +6,10 @@
  * the shrink has begun. The rank that called it begins the shrink as well, then, and its heartbeats say so, in the
  * order in which it did both, however late they are. So an abort ends the shrink if its rank has not begun one within
  * ABORT_MS since the abort was heard of.
+ *
+ * An abort by a rank that shrinks ends the call of all: it tells its leader over their connection. Where that is not
+ * made yet and the leader answers too late, the rank says so when it joins again: by heartbeats alone its next call
+ * would look as if the abort had been the reason for it.
  */
 #include "group/shrink.h"
 
@@ -35,15 +39,17 @@ ep_status shrink_aborts_init(struct shrink_aborts *aborts, struct ep_group *grou
     int nranks = group->comm->nranks, me = group->comm->rank, aborted_by = ep_group_aborted_by(group);
 
     *aborts = (struct shrink_aborts){.group = group, .most_ms = timeout_ms / 2 < ABORT_MS ? timeout_ms / 2 : ABORT_MS};
+    aborts->at_begin = calloc((size_t)nranks, sizeof(*aborts->at_begin));
     aborts->before = calloc((size_t)nranks, sizeof(*aborts->before));
     aborts->heard_ns = calloc((size_t)nranks, sizeof(*aborts->heard_ns));
-    if (!aborts->before || !aborts->heard_ns)
+    if (!aborts->at_begin || !aborts->before || !aborts->heard_ns)
         return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", nranks);
     for (int rank = 0; rank < nranks; rank++) {
         aborts->before[rank] = count_of(group, rank);
         /* The abort that made this group fail is no abort of its shrink, also when its count is still to come. */
         if (rank == aborted_by && aborts->before[rank] == 0)
             aborts->before[rank] = 1;
+        aborts->at_begin[rank] = aborts->before[rank];
     }
     atomic_store(&group->control->shrink.aborts_before, aborts->before[me] + 1);
     ep_group_ring_all(group);
@@ -53,6 +59,7 @@ ep_status shrink_aborts_init(struct shrink_aborts *aborts, struct ep_group *grou
 
 void shrink_aborts_done(struct shrink_aborts *aborts)
 {
+    free(aborts->at_begin);
     free(aborts->before);
     free(aborts->heard_ns);
 }
@@ -80,4 +87,9 @@ int shrink_aborts_find(struct shrink_aborts *aborts)
         }
     }
     return -1;
+}
+
+bool shrink_aborts_is_news(const struct shrink_aborts *aborts, int rank, uint64_t count)
+{
+    return count && (int32_t)((uint32_t)count - aborts->at_begin[rank]) > 0;
 }

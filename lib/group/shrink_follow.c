@@ -14,11 +14,11 @@
 /* For the rest of a handshake with a leader that runs, so that it can be told of an abort. */
 #define FAREWELL_MS 200
 
-enum outcome { JOINED, ENDED, SILENT, DEAD };
+enum outcome { JOINED, ENDED, AGAIN, SILENT, DEAD };
 
 static bool send_join(const struct linked *l, int fd)
 {
-    struct join join;
+    struct join join = {.untold_aborts = l->group->untold_aborts};
 
     memcpy(join.dead, l->dead, sizeof(join.dead));
     memcpy(join.cut, l->cut, sizeof(join.cut));
@@ -33,7 +33,7 @@ static void end_handshake(const struct linked *l, struct tcp_handshake *hs, enum
                           ep_status status, int failed_rank)
 {
     uint64_t deadline_ns = ep_deadline_ns(FAREWELL_MS);
-    bool aborted = status == EP_E_ABORTED && failed_rank == l->me;
+    bool aborted = status == EP_E_ABORTED && failed_rank == l->me, told = false;
     char text[EP_ERROR_TEXT_BYTES];
 
     snprintf(text, sizeof(text), "%s", ep_last_error());
@@ -44,9 +44,18 @@ static void end_handshake(const struct linked *l, struct tcp_handshake *hs, enum
         result = tcp_handshake_step(hs);
     }
     if (aborted && result == TCP_HANDSHAKE_DONE && send_join(l, hs->fd))
-        tcp_star_send_failure(hs->fd, status, text);
+        told = tcp_star_send_failure(hs->fd, status, text);
+    if (aborted)
+        l->group->untold_aborts = told ? 0 : atomic_load(&l->group->control->aborts);
     tcp_handshake_drop(hs);
     ep_fail(status, "%s", text); /* the handshake may have had a failure of its own */
+}
+
+/* The far end has closed it, as a leader does whose call ends: whether it calls again a new connection tells. */
+static bool is_ended_call(const struct tcp_handshake *hs)
+{
+    return hs->status == EP_E_PEER_LEFT ||
+           (hs->status == EP_E_SYSTEM && (hs->error == ECONNRESET || hs->error == EPIPE));
 }
 
 /* To the end of the handshake. */
@@ -84,6 +93,8 @@ static enum outcome connect_to(struct linked *l, int leader, const struct tcp_ad
         return JOINED;
     }
     tcp_handshake_drop(&hs);
+    if (is_ended_call(&hs) && ep_now_ns() < l->deadline_ns && !shrink_has(l->dead, leader))
+        return AGAIN;
     l->group->shrink_deadlines += begin_ns < l->deadline_ns && ep_now_ns() >= l->deadline_ns;
     return hs.status == EP_E_SYSTEM && hs.error == ECONNREFUSED ? DEAD : SILENT;
 }
@@ -104,6 +115,8 @@ static enum outcome await_decision(struct linked *l, int leader, int fd, ep_stat
 
         (void)poll(&look, 1, SHRINK_POLL_MS);
         got = shrink_receive(fd, &l->decision, sizeof(l->decision), &used);
+        if (got != 0)
+            l->group->untold_aborts = 0; /* the leader knows now, as far as it lives */
         if (got > 0 && !l->decision.waits)
             return JOINED;
         if (got > 0) {
@@ -120,6 +133,9 @@ static enum outcome await_decision(struct linked *l, int leader, int fd, ep_stat
         shrink_look_for_dead(l);
         now = ep_now_ns();
         l->group->shrink_deadlines += now >= limit_ns ? LEAF_DEADLINES : now >= silent_ns;
+        /* The call of a leader that lives has ended, by an abort of this rank before this call: it comes again. */
+        if (got < 0 && !shrink_has(l->dead, leader) && now < l->deadline_ns)
+            return AGAIN;
         if (got < 0 || shrink_has(l->dead, leader) || now >= silent_ns || now >= limit_ns)
             return SILENT;
     }
@@ -132,13 +148,12 @@ ep_status shrink_follow(struct linked *l, int leader, int *ret_fd)
     ep_status status = EP_OK;
 
     *ret_fd = -1;
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n;) {
         enum outcome outcome = connect_to(l, leader, &l->rendezvous->ranks[leader].addresses[i], &status, ret_fd);
 
         if (outcome == JOINED)
             outcome = await_decision(l, leader, *ret_fd, &status);
-        else
-            refused += outcome == DEAD;
+        refused += outcome == DEAD;
         if (outcome == JOINED)
             return EP_OK;
         if (*ret_fd >= 0)
@@ -146,6 +161,10 @@ ep_status shrink_follow(struct linked *l, int leader, int *ret_fd)
         *ret_fd = -1;
         if (outcome == ENDED)
             return status;
+        if (outcome == AGAIN)
+            (void)poll(NULL, 0, SHRINK_POLL_MS);
+        else
+            i++;
     }
     /* Nothing listens at any of its addresses. */
     if (n && refused == n &&

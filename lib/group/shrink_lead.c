@@ -17,6 +17,8 @@
 #define QUESTION_PARTS 8
 /* and no more than so many are asked in a deadline. */
 #define QUESTIONS 64
+/* For the rest of handshakes with ranks that are told why the call ends. */
+#define FAREWELL_MS 200
 
 static ep_status check_join(void *context, const struct tcp_handshake *hs, char *ret_reason, size_t bytes)
 {
@@ -37,38 +39,51 @@ static void drop(struct linked *l, int rank)
     l->used[rank] = 0;
 }
 
-static void take_join(void *context, const struct tcp_handshake *hs, int fd)
-{
-    struct linked *l = context;
-
-    drop(l, hs->hello.rank);
-    l->fds[hs->hello.rank] = fd;
-}
-
 static bool has_come(const struct linked *l, int rank)
 {
     return rank == l->me || (l->fds[rank] >= 0 && l->used[rank] == sizeof(struct join));
 }
 
+/* It has aborted a call for which this one waits, and comes to the next. */
+static bool comes_again(const struct linked *l, int rank)
+{
+    return rank != l->me && has_come(l, rank) && shrink_aborts_is_news(&l->aborts, rank, l->joins[rank].untold_aborts);
+}
+
+static void read_join(struct linked *l, int rank)
+{
+    char byte;
+
+    if (l->fds[rank] < 0)
+        return;
+    if (!has_come(l, rank) && shrink_receive(l->fds[rank], &l->joins[rank], sizeof(struct join), &l->used[rank]) < 0)
+        drop(l, rank);
+    if (l->fds[rank] >= 0 && has_come(l, rank)) {
+        ssize_t n = recv(l->fds[rank], &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+
+        if (n > 0 && l->aborted_by < 0 && tcp_star_peek_failure(l->fds[rank]) == EP_E_ABORTED)
+            l->aborted_by = rank;
+        if (n == 0)
+            drop(l, rank); /* it has given up, or died */
+    }
+    if (l->aborted_by < 0 && comes_again(l, rank))
+        l->aborted_by = rank;
+}
+
+static void take_join(void *context, const struct tcp_handshake *hs, int fd)
+{
+    struct linked *l = context;
+
+    read_join(l, hs->hello.rank); /* it may have aborted a call before */
+    drop(l, hs->hello.rank);
+    l->fds[hs->hello.rank] = fd;
+}
+
 static void read_joins(struct linked *l)
 {
     for (int rank = 0; rank < l->nranks; rank++) {
-        char byte;
-
-        if (l->fds[rank] < 0)
-            continue;
-        if (!has_come(l, rank) &&
-            shrink_receive(l->fds[rank], &l->joins[rank], sizeof(struct join), &l->used[rank]) < 0)
-            drop(l, rank);
-        if (l->fds[rank] >= 0 && has_come(l, rank)) {
-            ssize_t n = recv(l->fds[rank], &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-
-            if (n > 0 && l->aborted_by < 0 && tcp_star_peek_failure(l->fds[rank]) == EP_E_ABORTED)
-                l->aborted_by = rank;
-            if (n == 0)
-                drop(l, rank); /* it has given up, or died */
-        }
-        for (int word = 0; word < SHRINK_WORDS && has_come(l, rank); word++) {
+        read_join(l, rank);
+        for (int word = 0; word < SHRINK_WORDS && l->fds[rank] >= 0 && has_come(l, rank); word++) {
             l->dead[word] |= l->joins[rank].dead[word];
             l->cut[word] |= l->joins[rank].cut[word];
         }
@@ -255,6 +270,8 @@ static ep_status await_joins(struct linked *l, struct question *question, int *r
         shrink_look_for_dead(l);
         wait_at_listener(l, question);
         read_joins(l);
+        if (l->aborted_by >= 0)
+            continue;
         beat(l);
         count = count_ranks(l);
         if (count.missing < 0)
@@ -280,6 +297,18 @@ static ep_status await_joins(struct linked *l, struct question *question, int *r
     }
 }
 
+/* The call fails: those whose handshakes are under way are told as well, as far as they go on with them. */
+static void await_handshakes(struct linked *l, const struct question *question, ep_status status)
+{
+    uint64_t deadline_ns = ep_deadline_ns(FAREWELL_MS);
+    char text[EP_ERROR_TEXT_BYTES];
+
+    snprintf(text, sizeof(text), "%s", ep_last_error());
+    while (l->acceptor->n > 0 && ep_now_ns() < deadline_ns)
+        wait_at_listener(l, question);
+    ep_fail(status, "%s", text);
+}
+
 /* After the status of this rank's wait: what goes to all that have come, a failure also to those that are coming. */
 static void decide(struct linked *l, ep_status status, int failed_rank)
 {
@@ -289,10 +318,18 @@ static void decide(struct linked *l, ep_status status, int failed_rank)
     for (int rank = 0; rank < l->nranks; rank++)
         if (has_come(l, rank))
             shrink_add(l->decision.survivors, rank);
-    for (int rank = 0; rank < l->nranks; rank++)
-        if (l->fds[rank] >= 0 &&
-            ((status == EP_OK && !has_come(l, rank)) || !shrink_send(l->fds[rank], &l->decision, sizeof(l->decision))))
-            drop(l, rank); /* found missing in the first all-gather, which fails for all then */
+    for (int rank = 0; rank < l->nranks; rank++) {
+        bool aborted = status == EP_E_ABORTED && (rank == failed_rank || comes_again(l, rank));
+
+        if (l->fds[rank] < 0)
+            continue;
+        /* Without one: who aborted comes again; another one is found missing, as this one has no connection to it. */
+        if (aborted || (status == EP_OK && !has_come(l, rank)))
+            drop(l, rank);
+        else
+            (void)shrink_send(l->fds[rank], &l->decision,
+                              sizeof(l->decision)); /* the first all-gather finds failures */
+    }
 }
 
 ep_status shrink_lead(struct linked *l)
@@ -306,6 +343,8 @@ ep_status shrink_lead(struct linked *l)
     tcp_acceptor_open(l->acceptor, fd, &l->rendezvous->key);
     status = await_joins(l, &question, &failed_rank);
     end(&question);
+    if (status != EP_OK)
+        await_handshakes(l, &question, status);
     tcp_acceptor_close(l->acceptor);
     decide(l, status, failed_rank);
     return status;

@@ -16,6 +16,7 @@
 /* What a survivor says to the leader. */
 struct join {
     uint64_t dead[SHRINK_WORDS], cut[SHRINK_WORDS];
+    uint64_t untold_aborts; /* as in ep_group */
 };
 
 /* What the leader says to all that have come. */

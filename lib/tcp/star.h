@@ -62,7 +62,7 @@ void tcp_star_free(struct tcp_star *star);
  * Over a connection that is not in a star yet, and of which the far end may be making one: why this rank gives up, as
  * far as the connection takes it; and what stands first among what has come. EP_OK: no such failure.
  */
-void tcp_star_send_failure(int fd, ep_status status, const char *text);
+bool tcp_star_send_failure(int fd, ep_status status, const char *text);
 ep_status tcp_star_peek_failure(int fd);
 
 /* A star over connections that are there already: [0] of the others, [nranks] of rank 0. Takes them. */

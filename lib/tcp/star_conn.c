@@ -232,7 +232,7 @@ bool tcp_star_read_last_failure(struct tcp_star *star, struct conn *conn, struct
            check_failure(star, ret_failure);
 }
 
-void tcp_star_send_failure(int fd, ep_status status, const char *text)
+bool tcp_star_send_failure(int fd, ep_status status, const char *text)
 {
     struct failure_message message;
 
@@ -241,7 +241,7 @@ void tcp_star_send_failure(int fd, ep_status status, const char *text)
     message.failure.status = (int32_t)status;
     message.failure.rank = -1;
     snprintf(message.failure.text, sizeof(message.failure.text), "%.*s", TEXT_BYTES - 1, text);
-    (void)!send(fd, &message, sizeof(message), MSG_NOSIGNAL | MSG_DONTWAIT);
+    return send(fd, &message, sizeof(message), MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof(message);
 }
 
 ep_status tcp_star_peek_failure(int fd)
