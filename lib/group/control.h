@@ -97,6 +97,13 @@ enum {
     EP_GROUP_VOTE_LEFT_OUT
 };
 
+/* Whether a rank knows that the group is confirmed (shrink_confirm.c). It only grows. */
+enum ep_group_made {
+    EP_GROUP_MADE_OPEN = 0, /* not yet */
+    EP_GROUP_MADE_DOUBT,    /* it lost the connection to the leader instead */
+    EP_GROUP_MADE_YES
+};
+
 struct ep_group_shrink {
     _Atomic uint32_t attempt;                                   /* 0: not come yet; else the attempt this rank is in */
     _Atomic uint32_t vote[EP_GROUP_ATTEMPTS];                   /* on who is left */
@@ -106,6 +113,7 @@ struct ep_group_shrink {
     _Atomic uint32_t passed;
     _Atomic uint64_t passed_out[EP_MAX_RANKS / 64];
     _Atomic uint32_t aborts_before; /* 1 + calls of ep_comm_abort before its last call began; 0: none has */
+    _Atomic uint32_t made;          /* of the group that a shrink makes over control links: enum ep_group_made */
     _Atomic uint64_t gathered;      /* all-gathers among the survivors */
     unsigned char block[2][EP_GROUP_GATHER_BYTES];
 };

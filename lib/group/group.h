@@ -87,6 +87,7 @@ struct ep_group_remote {
     _Atomic uint32_t aborts;   /* as in its control block: also those behind a failure, which come as none */
     _Atomic uint32_t shrinks;  /* it has begun a shrink since the last of these; written before them */
     _Atomic uint32_t excludes; /* a shrink has passed there without this rank */
+    _Atomic uint32_t made;     /* as in its control block */
 };
 
 struct ep_group_link; /* link.c */

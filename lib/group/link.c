@@ -83,6 +83,9 @@ static void take_heartbeat(struct line *line, const struct link_entry *entries)
         atomic_store(&remote->waiting, entries[i].waiting);
         atomic_store(&remote->shrinks, (entries[i].flags & LINK_RANK_SHRINKS) != 0);
         atomic_store(&remote->aborts, entries[i].aborts);
+        atomic_store(&remote->made, entries[i].flags & LINK_RANK_MADE     ? EP_GROUP_MADE_YES
+                                    : entries[i].flags & LINK_RANK_DOUBTS ? EP_GROUP_MADE_DOUBT
+                                                                          : EP_GROUP_MADE_OPEN);
         if (entries[i].flags & LINK_RANK_LEFT)
             atomic_store(&remote->left, 1);
         if (entries[i].flags & LINK_RANK_DEAD)
@@ -172,7 +175,8 @@ static void queue(struct line *line, enum link_kind kind, const void *payload, s
     line->out_at = 0;
 }
 
-/* Of all ranks of the node, aborts, begun shrinks and deaths: changes with each of them, which leaves at once. */
+/* Of all ranks of the node, aborts, begun and confirmed shrinks, deaths: changes with each of them, which leaves at
+ * once. */
 static uint32_t count_events(const struct ep_group_link *link)
 {
     const struct ep_group *group = link->group;
@@ -181,7 +185,8 @@ static uint32_t count_events(const struct ep_group_link *link)
     for (int i = 0; i < group->nlocal; i++) {
         const struct ep_group_control *control = group->peers[group->first + i].control;
 
-        n += atomic_load(&control->aborts) + atomic_load(&control->shrink.aborts_before);
+        n += atomic_load(&control->aborts) + atomic_load(&control->shrink.aborts_before) +
+             atomic_load(&control->shrink.made);
     }
     return n;
 }
@@ -221,6 +226,7 @@ static void queue_heartbeat(struct line *line, uint64_t now)
         struct link_entry entry = {.waiting = atomic_load(&control->waiting),
                                    .age_ms = age_ms < UINT32_MAX ? (uint32_t)age_ms : UINT32_MAX,
                                    .aborts = atomic_load(&control->aborts)};
+        uint32_t made = atomic_load(&control->shrink.made);
 
         if (line->link->dead[i] || (i != group->local && ep_group_peer_dead(group, group->first + i)))
             entry.flags |= LINK_RANK_DEAD;
@@ -229,6 +235,10 @@ static void queue_heartbeat(struct line *line, uint64_t now)
             entry.flags |= LINK_RANK_LEFT;
         if (shrinks(control, entry.aborts))
             entry.flags |= LINK_RANK_SHRINKS;
+        if (made == EP_GROUP_MADE_YES)
+            entry.flags |= LINK_RANK_MADE;
+        if (made == EP_GROUP_MADE_DOUBT)
+            entry.flags |= LINK_RANK_DOUBTS;
         memcpy(line->out + sizeof(struct link_head) + (size_t)i * sizeof(entry), &entry, sizeof(entry));
     }
     queue(line, LINK_HEARTBEAT, NULL, (size_t)group->nlocal * sizeof(struct link_entry));

@@ -22,7 +22,9 @@ struct link_head {
 enum {
     LINK_RANK_LEFT = 1u << 0,
     LINK_RANK_DEAD = 1u << 1,
-    LINK_RANK_SHRINKS = 1u << 2 /* it has begun a shrink since the last of its aborts */
+    LINK_RANK_SHRINKS = 1u << 2, /* it has begun a shrink since the last of its aborts */
+    LINK_RANK_DOUBTS = 1u << 3,  /* EP_GROUP_MADE_DOUBT */
+    LINK_RANK_MADE = 1u << 4     /* EP_GROUP_MADE_YES */
 };
 
 struct link_entry {

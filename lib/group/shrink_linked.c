@@ -7,7 +7,7 @@
  * its deadline, and then goes on without those that have not come if those that have are more than half of the ranks
  * that are known to live; otherwise it waits for one more deadline, and gives up, for all that have come. The list of
  * survivors goes to all of them over the same connections, which then carry the all-gathers that create the new group.
- * The last all-gather confirms it.
+ * The last all-gather confirms it; ranks that lose the leader in it ask the others (shrink_confirm.c).
  *
  * A leader says to those that have come that it still waits. One that says nothing for a deadline is passed over,
  * before and after the handshake, so that a stopped one holds nobody up for longer. There are never two groups: each
@@ -202,16 +202,23 @@ static ep_status poll_call(void *context, int *ret_failed_rank)
 }
 
 /* The new group exists for all or for none: all know that all have it. */
-static ep_status confirm(struct tcp_star *star, const struct linked *l, ep_comm *next, int n, ep_status opened)
+static ep_status confirm(struct tcp_star *star, struct linked *l, ep_comm *next, int n, ep_status opened)
 {
     struct ep_group_verdict mine, *all = calloc((size_t)n, sizeof(*all));
     char text[EP_ERROR_TEXT_BYTES];
     ep_status status;
 
-    if (!all)
+    if (!all) {
+        if (opened == EP_OK)
+            next->ops->comm_close(next);
         return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", n);
+    }
     ep_group_verdict_make(&mine, "ep_comm_shrink", opened, l->me);
     status = tcp_star_allgather(star, &mine, sizeof(mine), l->timeout_ms, all);
+    /* Who dies while the leader sends the confirmation is found at the next call, as if it had died behind it. */
+    if (opened == EP_OK && status != EP_OK &&
+        (tcp_star_had_all(star) || (next->rank != 0 && !tcp_star_was_told(star) && shrink_confirm_ask(l, next))))
+        status = EP_OK;
     if (opened != EP_OK)
         status = ep_fail(opened, "ep_comm_shrink: %s", mine.reason);
     for (int i = 0; status == EP_OK && i < n; i++) {
@@ -224,6 +231,8 @@ static ep_status confirm(struct tcp_star *star, const struct linked *l, ep_comm 
                          "ep_comm_shrink: rank %d failed: %s", all[i].rank, reason);
     }
     free(all);
+    if (status == EP_OK)
+        shrink_confirm_set(next);
     if (status == EP_OK || opened != EP_OK)
         return status;
     snprintf(text, sizeof(text), "%s", ep_last_error());

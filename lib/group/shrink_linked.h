@@ -74,6 +74,13 @@ bool shrink_send(int fd, const void *message, size_t bytes);
 ep_status shrink_lead(struct linked *l);
 /* EP_OK with *ret_fd: this rank has a decision of its leader. *ret_fd -1: that one is passed over. */
 ep_status shrink_follow(struct linked *l, int leader, int *ret_fd);
+/* --- shrink_confirm.c --- */
+
+/* This rank knows that the group is made, and says so to the others. */
+void shrink_confirm_set(ep_comm *next);
+/* It has lost the leader instead: does another rank know? ep_last_error() is kept. */
+bool shrink_confirm_ask(struct linked *l, ep_comm *next);
+
 /* --- shrink_refuse.c --- */
 
 /* Before the group is confirmed, so that what is missing for it fails the group. NULL: nobody is left out. */

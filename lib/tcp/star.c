@@ -314,6 +314,16 @@ int tcp_star_culprit(const struct tcp_star *star)
     return star->culprit;
 }
 
+bool tcp_star_had_all(const struct tcp_star *star)
+{
+    return star->rank == 0 && star->delivering;
+}
+
+bool tcp_star_was_told(const struct tcp_star *star)
+{
+    return star->rank != 0 && star->told;
+}
+
 struct tcp_address tcp_star_local_address(const struct tcp_star *star)
 {
     struct tcp_address none = {0};

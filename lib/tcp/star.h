@@ -49,6 +49,11 @@ void tcp_star_set_poll(struct tcp_star *star, tcp_star_poll_fn poll, void *conte
 /* The rank that the failure of the star is laid to, -1: none has failed. */
 int tcp_star_culprit(const struct tcp_star *star);
 
+/* After an all-gather that failed. Rank 0: all blocks had come, so that others may have the result. */
+bool tcp_star_had_all(const struct tcp_star *star);
+/* The others: rank 0 has said that it failed, so that nobody has the result. */
+bool tcp_star_was_told(const struct tcp_star *star);
+
 /* The local address of the connection to rank 0; of rank 0, that of the first connection. Family 0: none is known. */
 struct tcp_address tcp_star_local_address(const struct tcp_star *star);
 

@@ -196,6 +196,7 @@ ep_status tcp_star_take_failure(struct tcp_star *star, struct conn *conn)
 
     if (!check_failure(star, &failure))
         return tcp_star_fail_damaged(star, conn, "a failure of unknown kind");
+    star->told = true;
     ep_fail((ep_status)failure.status, "%s", failure.text);
     if (star->rank == 0 && failure.rank == 0 && failure.status == EP_E_TIMEOUT) {
         char who[TCP_ADDRESS_TEXT + 24];

@@ -75,6 +75,7 @@ struct tcp_star {
     bool lacks;                       /* rank 0 has not enough descriptors, and waits for nobody */
     int n_told;                       /* ranks that know */
     int said_nranks;                  /* by that one */
+    bool told;                        /* the others: rank 0 has said why it failed */
     tcp_star_poll_fn poll;
     void *poll_context;
     ep_status failed;
