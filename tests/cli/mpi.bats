@@ -175,6 +175,16 @@ LONG=(test intranode --ranks 2 --tokens 512 --hidden 4096 --repeat 1000 --timeou
     [[ "${lines[-1]}" == "intranode: "*" cases passed (2 ranks"* ]]
 }
 
+@test "--boot mpi: MPI that does not start is named, and ends" {
+    [ "$EPKIT_SANITIZED" = "" ] || skip "a sanitizer wants to be loaded first"
+    run --separate-stderr env EPKIT_TIMEOUT_MS=3000 LD_PRELOAD="$EPKIT_BUILD/tests/cli/libkept-init.so" \
+        timeout --kill-after=10 100 "$EPKIT" test intranode "${SMALL[@]}" --boot mpi
+    echo "$output$stderr"
+    [ "$status" -eq 1 ]
+    [[ "$stderr" == *"epkit: error: MPI did not start within 3000 ms"* ]]
+    nothing_is_left
+}
+
 @test "mpirun epkit: MPI_Finalize that does not return is named, and ends" {
     [ "$EPKIT_SANITIZED" = "" ] || skip "a sanitizer wants to be loaded first"
     kept_finalize "$EPKIT" test intranode "${SMALL[@]:2}" --timeout 10

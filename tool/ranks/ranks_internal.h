@@ -84,6 +84,14 @@ int ranks_exec_mpirun(const struct ranks_spec *spec, const char *job, const json
 
 /* Loads libepkit-mpi.so into this process. */
 ep_status ranks_mpi_load(const struct ep_mpi_module **ret_module);
+/* $EPKIT_TIMEOUT_MS, or 0. */
+int ranks_start_ms(void);
+/*
+ * MPI_Init() waits for all ranks, without a deadline of its own, and some errors in it end the process. Behind
+ * `timeout_ms` this rank says so and ends.
+ */
+#define RANKS_MPI_START_MS 120000 /* where nobody has named a deadline: mpirun may have many hosts to start */
+ep_status ranks_mpi_start(const struct ep_mpi_module *module, int timeout_ms, struct ep_boot_mpi **ret_mpi);
 
 /* "Open MPI v4.1.4 ..." or NULL where ranks_mpi_available() says no. */
 const char *ranks_mpi_version(void);

@@ -20,7 +20,6 @@
 #include <unistd.h>
 
 #define CHUNK_BYTES 4096
-#define START_MS 120000 /* of MPI, where nobody has named a deadline: mpirun may have many hosts to start */
 #define AGREE_MS 60000
 /* What ranks wait for each other beyond the deadline of their jobs (--timeout): */
 #define IDLE_MORE_MS 60000  /* followers, between two jobs: rank 0 prints results */
@@ -39,15 +38,6 @@ static struct {
     int timeout_ms; /* --timeout of this rank, then that of the last job */
 } world = {.timeout_ms = TIMEOUT_MS};
 
-static char late_text[160];
-
-static void is_late(union sigval unused)
-{
-    (void)unused;
-    (void)!write(STDERR_FILENO, late_text, strlen(late_text));
-    _exit(CMD_FAILED);
-}
-
 /*
  * For all ranks to come: EPKIT_TIMEOUT_MS, else --timeout, else 0: the bootstrap's own. A short --timeout is not for
  * MPI, which takes seconds to start on a loaded host.
@@ -55,33 +45,23 @@ static void is_late(union sigval unused)
 static int find_start_ms(const struct cmd *cmd, const struct cmd_call *call, bool mpi)
 {
     const char *text = getenv("EPKIT_TIMEOUT_MS");
-    char *end;
-    long ms;
 
     if (!text || !*text)
-        return call && cmd_given(cmd, call, "timeout") && (!mpi || world.timeout_ms > START_MS) ? world.timeout_ms : 0;
-    ms = strtol(text, &end, 10);
-    return *text >= '0' && *text <= '9' && !*end && ms > 0 && ms <= INT_MAX ? (int)ms : 0;
+        return call && cmd_given(cmd, call, "timeout") && (!mpi || world.timeout_ms > RANKS_MPI_START_MS)
+                   ? world.timeout_ms
+                   : 0;
+    return ranks_start_ms();
 }
 
-/* MPI_Init() waits for all ranks, without a deadline of its own, and some errors in it end the process. */
 static ep_status start_mpi(int timeout_ms)
 {
-    struct sigevent event = {.sigev_notify = SIGEV_THREAD, .sigev_notify_function = is_late};
-    struct itimerspec time = {.it_value = {.tv_sec = timeout_ms / 1000, .tv_nsec = timeout_ms % 1000 * 1000000L}};
-    timer_t timer;
-    bool has_timer = timer_create(CLOCK_MONOTONIC, &event, &timer) == 0 && timer_settime(timer, 0, &time, NULL) == 0;
     ep_status status;
 
-    snprintf(late_text, sizeof(late_text),
-             "epkit: error: MPI did not start within %d ms: have all ranks of this launcher started?\n", timeout_ms);
     world.is_starting = true;
-    status = world.module->start(&world.mpi);
+    status = ranks_mpi_start(world.module, timeout_ms, &world.mpi);
     world.is_starting = false;
     if (status == EP_OK)
         world.boot = world.module->get(world.mpi);
-    if (has_timer)
-        timer_delete(timer);
     return status;
 }
 
@@ -196,7 +176,7 @@ static int join_mpi(const struct cmd *cmd, int timeout_ms)
     int result;
 
     atexit(explain_exit);
-    if (ranks_mpi_load(&world.module) != EP_OK || start_mpi(timeout_ms ? timeout_ms : START_MS) != EP_OK) {
+    if (ranks_mpi_load(&world.module) != EP_OK || start_mpi(timeout_ms ? timeout_ms : RANKS_MPI_START_MS) != EP_OK) {
         world.mpi = NULL;
         world.boot = NULL;
         out_problem("joining the ranks of mpirun", NULL, ep_last_error(), NULL);
