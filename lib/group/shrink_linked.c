@@ -282,6 +282,8 @@ static ep_status form_group(struct linked *l, ep_comm *next)
         close(fd);
     if (status == EP_OK) {
         g.context = star;
+        context.check = tcp_star_check;
+        context.check_context = star;
         tcp_star_set_poll(star, poll_call, l);
         status = shrink_open_next(&g, l->group->comm, next);
         if (status == EP_OK)

@@ -109,6 +109,8 @@ struct ep_net_params {
     void *wake_context;
     /* Maps a segment of a rank of this host. NULL: ep_shm_attach() as it is. */
     ep_status (*attach)(void *wake_context, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm);
+    /* Asked while the creation waits for peers outside of the all-gathers: EP_OK, or why it fails. NULL: nobody is. */
+    ep_status (*check)(void *wake_context);
 };
 
 /* Where an executor comes from. ep_boot.network points to one of these when the boot brings a network. */

@@ -19,6 +19,9 @@ struct ep_net_tcp_context {
     struct tcp_key key;
     struct tcp_address local; /* by which the bootstrap has reached this host; family 0: not known */
     char interface[256];      /* as tcp_find_interfaces() takes it; "": none was named */
+    /* As in ep_net_params, of who brings the all-gathers. NULL: nobody is asked. */
+    ep_status (*check)(void *check_context);
+    void *check_context;
 };
 
 /* What an endpoint keeps so that its ranks can connect to each other once more, when the group shrinks. */

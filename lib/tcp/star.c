@@ -314,6 +314,22 @@ int tcp_star_culprit(const struct tcp_star *star)
     return star->culprit;
 }
 
+ep_status tcp_star_check(void *context)
+{
+    struct tcp_star *star = context;
+    int n = tcp_star_n_conns(star);
+
+    for (int i = 0; i < n; i++)
+        star->polls[i] = (struct pollfd){.fd = star->conns[i].fd, .events = POLLRDHUP};
+    if (poll(star->polls, (nfds_t)n, 0) <= 0)
+        return EP_OK;
+    for (int i = 0; i < n; i++)
+        if (star->polls[i].revents)
+            return ep_fail(EP_E_PEER_DEAD, "%s: the connection to rank %d has ended", star->name,
+                           tcp_star_rank_of(star, &star->conns[i]));
+    return EP_OK;
+}
+
 bool tcp_star_had_all(const struct tcp_star *star)
 {
     return star->rank == 0 && star->delivering;

@@ -49,6 +49,9 @@ void tcp_star_set_poll(struct tcp_star *star, tcp_star_poll_fn poll, void *conte
 /* The rank that the failure of the star is laid to, -1: none has failed. */
 int tcp_star_culprit(const struct tcp_star *star);
 
+/* Between two all-gathers: EP_OK, or EP_E_PEER_DEAD where a connection has ended, so that the next one fails. */
+ep_status tcp_star_check(void *star);
+
 /* After an all-gather that failed. Rank 0: all blocks had come, so that others may have the result. */
 bool tcp_star_had_all(const struct tcp_star *star);
 /* The others: rank 0 has said that it failed, so that nobody has the result. */
