@@ -226,7 +226,7 @@ static void queue_heartbeat(struct line *line, uint64_t now)
         struct link_entry entry = {.waiting = atomic_load(&control->waiting),
                                    .age_ms = age_ms < UINT32_MAX ? (uint32_t)age_ms : UINT32_MAX,
                                    .aborts = atomic_load(&control->aborts)};
-        uint32_t made = atomic_load(&control->shrink.made);
+        uint32_t made;
 
         if (line->link->dead[i] || (i != group->local && ep_group_peer_dead(group, group->first + i)))
             entry.flags |= LINK_RANK_DEAD;
@@ -235,6 +235,8 @@ static void queue_heartbeat(struct line *line, uint64_t now)
             entry.flags |= LINK_RANK_LEFT;
         if (shrinks(control, entry.aborts))
             entry.flags |= LINK_RANK_SHRINKS;
+        /* Behind that: who leaves without it has given up. */
+        made = atomic_load(&control->shrink.made);
         if (made == EP_GROUP_MADE_YES)
             entry.flags |= LINK_RANK_MADE;
         if (made == EP_GROUP_MADE_DOUBT)

@@ -6,8 +6,8 @@
  * would shrink the old group again while they use the new one: two groups. So it asks them, over the control blocks and
  * the links of the new group, which are there by then: each rank says there that it has the confirmation or that it has
  * lost the leader. The group is made if any rank that lives has the confirmation. It is not if all have lost the
- * leader. Only when another rank dies or stops as well can the ranks end differently: those without an answer at their
- * deadline give up.
+ * leader, or one leaves the new group without it. Only when another rank dies or stops as well can the ranks end
+ * differently: those without an answer at their deadline give up.
  */
 #include "group/shrink_linked.h"
 
@@ -51,7 +51,7 @@ bool shrink_confirm_ask(struct linked *l, ep_comm *next)
 {
     struct ep_group *group = ep_group_of(next);
     uint64_t deadline_ns = ep_deadline_ns(l->timeout_ms);
-    bool open = true;
+    bool open = true, gave_up = false;
 
     set_made(group, EP_GROUP_MADE_DOUBT);
     while (open && ep_now_ns() < deadline_ns) {
@@ -60,10 +60,15 @@ bool shrink_confirm_ask(struct linked *l, ep_comm *next)
         open = false;
         for (int rank = 0; rank < next->nranks; rank++) {
             /* Before its word: it may have said that it knows, and left. */
+            bool left = rank != next->rank && ep_group_has_left(group, rank);
+
             open |= is_open(group, rank);
             if (made_on(group, rank) == EP_GROUP_MADE_YES)
                 return true;
+            gave_up |= left;
         }
+        if (gave_up)
+            return false;
         if (open)
             ep_group_wait_doorbell(group, seen);
     }
