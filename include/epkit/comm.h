@@ -184,15 +184,15 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
  * at least one, and one that finds none left fails with EP_E_TIMEOUT.
  *
  * The call succeeds on all ranks of the new group, or fails on all of them with the same status, naming the same rank:
- * then all may call it again. Between hosts a rank that dies while the others learn that the group is made may have been
- * counted in: then the call succeeds, and the next one on the new communicator names that rank. Only where a second rank
- * dies or stops answering at that very time can some ranks have the group and others the status EP_E_PEER_DEAD, after at
- * most one more deadline: on the first the next call fails naming a rank that is gone, and each of the two shrinks the
- * communicator that it has; where the two are to be one group, free both and make a new one by ep_comm_new().
- * ep_comm_abort() on the old communicator wakes it: EP_E_ABORTED, for an abort that was called after this rank or a
- * peer that it waits for began the call. Between hosts the order of the two cannot be known: an abort ends the call at
- * once if its rank was in the call, and otherwise after half the deadline, at most two seconds, unless its rank begins
- * the call within that time: then it was the reason to shrink.
+ * then all may call it again. Between hosts a rank that dies while the others learn that the group is made may have
+ * been counted in: then the call succeeds, and the next one on the new communicator names that rank. Only where a
+ * second rank dies or stops answering at that very time can some ranks have the group and others the status
+ * EP_E_PEER_DEAD, after at most one more deadline: on the first the next call fails naming a rank that is gone, and
+ * each of the two shrinks the communicator that it has; where the two are to be one group, free both and make a new one
+ * by ep_comm_new(). ep_comm_abort() on the old communicator wakes it: EP_E_ABORTED, for an abort that was called after
+ * this rank or a peer that it waits for began the call. Between hosts the order of the two cannot be known: an abort
+ * ends the call at once if its rank was in the call, and otherwise after half the deadline, at most two seconds, unless
+ * its rank begins the call within that time: then it was the reason to shrink.
  *
  * `config` NULL keeps the old one; when the survivors no longer fill their nodes evenly, they become one node, as they
  * do with a `config` whose ranks_per_node is 0 (they share a host). The old communicator stays as it is, failed or not,
