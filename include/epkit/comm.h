@@ -177,6 +177,13 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
  * the same rank; then all may call it again. The old communicator does not change, whether it has failed or not, and
  * must still be freed. Its memory of ep_alloc does not belong to the new group.
  *
+ * Deaths in the last step. Between hosts, a rank that dies while the others receive the confirmation of the new group
+ * may count as a member. Then the call succeeds, and the next call on the new communicator names that rank. Only if a
+ * second rank dies or stops answering at the same time, some ranks may have the group and others get EP_E_PEER_DEAD,
+ * after at most one more deadline. Then the next call on the new communicator fails and names a dead rank, and each
+ * part can shrink the communicator that it has. To get one group again, free both communicators and create a new one
+ * with ep_comm_new().
+ *
  * Members. The ranks wait for each other until the deadline. A live rank is one that is neither dead nor has called
  * ep_comm_free(); a rank whose state cannot be read counts as live.
  *   - If more than half of the live ranks have called by then, they form the group without the others. An excluded rank

@@ -343,6 +343,8 @@ ep_status ep_boot_tcp_new(const ep_boot_tcp_args *args, ep_boot_tcp **ret_boot)
     status = open_star(boot, &settings);
     if (status == EP_OK) {
         boot->network.local = tcp_star_local_address(boot->star);
+        boot->network.check = tcp_star_check;
+        boot->network.check_context = boot->star;
         status = find_nodes(boot, &settings);
     }
     if (status != EP_OK) {

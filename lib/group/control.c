@@ -335,6 +335,19 @@ void ep_group_net_describe(struct ep_group *group, struct ep_net_provider *ret_p
     make_params(group, ret_params);
 }
 
+/* Fails the creation of a network between ranks of an existing group as soon as the group knows that one has died. */
+static ep_status check_ranks(void *context)
+{
+    struct ep_group *group = context;
+
+    EP_TRY(ep_group_check(group));
+    for (int rank = 0; rank < group->comm->nranks; rank++)
+        if (rank != group->comm->rank && ep_group_dead_or_left(group, rank))
+            return ep_fail(ep_group_has_left(group, rank) ? EP_E_PEER_LEFT : EP_E_PEER_DEAD,
+                           "rank %d died or left while others connected to it", rank);
+    return EP_OK;
+}
+
 void ep_group_net_describe_ranks(struct ep_group *group, const ep_boot *boot, struct ep_net_provider *ret_provider,
                                  struct ep_net_params *ret_params)
 {
@@ -343,6 +356,7 @@ void ep_group_net_describe_ranks(struct ep_group *group, const ep_boot *boot, st
     ret_params->ranks_per_node = ret_params->channels = 1;
     ret_params->block_ranks = group->nlocal;
     ret_params->tolerant = true;
+    ret_params->check = check_ranks;
     if (!ret_params->emulation.ring_bytes)
         ret_params->emulation.ring_bytes = EMULATED_RING_BYTES;
 }

@@ -97,6 +97,13 @@ enum {
     EP_GROUP_VOTE_LEFT_OUT
 };
 
+/* Whether a rank has received the confirmation of the new group (shrink_confirm.c). The value only increases. */
+enum ep_group_confirm {
+    EP_GROUP_CONFIRM_PENDING = 0,
+    EP_GROUP_CONFIRM_LEADER_LOST, /* the connection to the leader ended first */
+    EP_GROUP_CONFIRM_RECEIVED
+};
+
 struct ep_group_shrink {
     _Atomic uint32_t attempt;                   /* 0: not joined yet; else the attempt this rank is in */
     _Atomic uint32_t vote[EP_GROUP_ATTEMPTS];   /* on the set of survivors */
@@ -106,6 +113,7 @@ struct ep_group_shrink {
     _Atomic uint32_t passed;
     _Atomic uint64_t passed_out[EP_MAX_RANKS / 64];
     _Atomic uint32_t aborts_before; /* 1 + calls of ep_comm_abort before its last shrink began; 0: it has begun none */
+    _Atomic uint32_t confirmation;  /* of the group that a shrink creates over control links: enum ep_group_confirm */
     _Atomic uint64_t gathered;      /* number of the last all-gather among the survivors */
     unsigned char block[2][EP_GROUP_GATHER_BYTES];
 };

@@ -87,6 +87,7 @@ struct ep_group_remote {
     _Atomic uint32_t aborts;   /* as in its control block: includes aborts after a failure, which are not failures */
     _Atomic uint32_t shrinks;  /* it has begun a shrink since the last of these; written before them */
     _Atomic uint32_t excludes; /* a shrink has succeeded there without this rank */
+    _Atomic uint32_t confirmation; /* as in its control block */
 };
 
 struct ep_group_link; /* link.c */
@@ -137,7 +138,8 @@ struct ep_group {
     struct ep_group_link *link;
     struct ep_group_refusal *refusal; /* answers ranks that the shrinks before this group have excluded; NULL: none */
     bool excluded;                    /* by a shrink; permanent */
-    int link_event;                   /* eventfd that wakes the link thread; -1: none */
+    uint32_t unreported_aborts; /* calls of ep_comm_abort, if the last ended a shrink unknown to the leader; else 0 */
+    int link_event;             /* eventfd that wakes the link thread; -1: none */
     int shrink_deadlines; /* deadlines that expired in calls of ep_comm_shrink, those of all-gathers not included */
 
     _Atomic int64_t object_bytes; /* of low-latency objects, in addition to their allocations */

@@ -83,6 +83,9 @@ static void receive_heartbeat(struct conn *conn, const struct link_entry *entrie
         atomic_store(&remote->waiting, entries[i].waiting);
         atomic_store(&remote->shrinks, (entries[i].flags & LINK_RANK_SHRINKS) != 0);
         atomic_store(&remote->aborts, entries[i].aborts);
+        atomic_store(&remote->confirmation, entries[i].flags & LINK_RANK_CONFIRMED     ? EP_GROUP_CONFIRM_RECEIVED
+                                            : entries[i].flags & LINK_RANK_LEADER_LOST ? EP_GROUP_CONFIRM_LEADER_LOST
+                                                                                       : EP_GROUP_CONFIRM_PENDING);
         if (entries[i].flags & LINK_RANK_LEFT)
             atomic_store(&remote->left, 1);
         if (entries[i].flags & LINK_RANK_DEAD)
@@ -172,7 +175,10 @@ static void queue_message(struct conn *conn, enum link_kind kind, const void *pa
     conn->out_at = 0;
 }
 
-/* Number of aborts, begun shrinks and deaths of all ranks of the node: each change is sent at once. */
+/*
+ * Number of aborts, begun shrinks and deaths of all ranks of the node, plus the states of their confirmations: each
+ * change is sent at once.
+ */
 static uint32_t count_events(const struct ep_group_link *link)
 {
     const struct ep_group *group = link->group;
@@ -181,7 +187,8 @@ static uint32_t count_events(const struct ep_group_link *link)
     for (int i = 0; i < group->nlocal; i++) {
         const struct ep_group_control *control = group->peers[group->first + i].control;
 
-        n += atomic_load(&control->aborts) + atomic_load(&control->shrink.aborts_before);
+        n += atomic_load(&control->aborts) + atomic_load(&control->shrink.aborts_before) +
+             atomic_load(&control->shrink.confirmation);
     }
     return n;
 }
@@ -222,6 +229,7 @@ static void queue_heartbeat(struct conn *conn, uint64_t now)
         struct link_entry entry = {.waiting = atomic_load(&control->waiting),
                                    .age_ms = age_ms < UINT32_MAX ? (uint32_t)age_ms : UINT32_MAX,
                                    .aborts = atomic_load(&control->aborts)};
+        uint32_t confirmation;
 
         if (conn->link->dead[i] || (i != group->local && ep_group_peer_dead(group, group->first + i)))
             entry.flags |= LINK_RANK_DEAD;
@@ -230,6 +238,12 @@ static void queue_heartbeat(struct conn *conn, uint64_t now)
             entry.flags |= LINK_RANK_LEFT;
         if (shrinks(control, entry.aborts))
             entry.flags |= LINK_RANK_SHRINKS;
+        /* After that: a rank that leaves without the confirmation has given up. */
+        confirmation = atomic_load(&control->shrink.confirmation);
+        if (confirmation == EP_GROUP_CONFIRM_RECEIVED)
+            entry.flags |= LINK_RANK_CONFIRMED;
+        if (confirmation == EP_GROUP_CONFIRM_LEADER_LOST)
+            entry.flags |= LINK_RANK_LEADER_LOST;
         memcpy(conn->out + sizeof(struct link_head) + (size_t)i * sizeof(entry), &entry, sizeof(entry));
     }
     queue_message(conn, LINK_HEARTBEAT, NULL, (size_t)group->nlocal * sizeof(struct link_entry));

@@ -22,7 +22,9 @@ struct link_head {
 enum {
     LINK_RANK_LEFT = 1u << 0,
     LINK_RANK_DEAD = 1u << 1,
-    LINK_RANK_SHRINKS = 1u << 2 /* it has begun a shrink since its last abort */
+    LINK_RANK_SHRINKS = 1u << 2,     /* it has begun a shrink since its last abort */
+    LINK_RANK_LEADER_LOST = 1u << 3, /* EP_GROUP_CONFIRM_LEADER_LOST */
+    LINK_RANK_CONFIRMED = 1u << 4    /* EP_GROUP_CONFIRM_RECEIVED */
 };
 
 struct link_entry {

@@ -37,8 +37,9 @@ ep_status shrink_linked(struct ep_group *group, ep_comm *next);
 struct shrink_aborts {
     struct ep_group *group;
     int grace_ms;
-    uint32_t *before;  /* [R] calls of ep_comm_abort that do not end this call */
-    uint64_t *seen_ns; /* [R] when another one was first seen; 0: none */
+    uint32_t *at_begin; /* [R] calls of ep_comm_abort that this rank knew when the call began */
+    uint32_t *before;   /* [R] calls of ep_comm_abort that do not end this call */
+    uint64_t *seen_ns;  /* [R] when another one was first seen; 0: none */
 };
 
 /* At the beginning of the call, which it publishes. done() is allowed after a failure. */
@@ -46,6 +47,8 @@ ep_status shrink_aborts_init(struct shrink_aborts *aborts, struct ep_group *grou
 void shrink_aborts_done(struct shrink_aborts *aborts);
 /* The rank whose abort ends this call, or -1. */
 int shrink_aborts_find(struct shrink_aborts *aborts);
+/* `rank` reports that the last of its `count` aborts ended its previous call: true if that one ends this call, too. */
+bool shrink_aborts_is_new(const struct shrink_aborts *aborts, int rank, uint64_t count);
 
 struct shrink {
     struct ep_group *group;

@@ -6,6 +6,10 @@
  * arrive after the shrink has begun. Then the rank that called it begins the shrink as well, and its heartbeats report
  * both in order, however late they are. So an abort ends the shrink if its rank has not begun one within ABORT_MS after
  * the abort was first seen.
+ *
+ * An abort by a rank that is in the shrink ends the call of all ranks: the rank sends it to its leader over their
+ * connection. If the connection is not complete and the leader answers too late, the rank reports the abort when it
+ * joins again. By the heartbeats alone, the abort would count as the reason for its next call.
  */
 #include "group/shrink.h"
 
@@ -35,15 +39,17 @@ ep_status shrink_aborts_init(struct shrink_aborts *aborts, struct ep_group *grou
     int nranks = group->comm->nranks, me = group->comm->rank, aborted_by = ep_group_aborted_by(group);
 
     *aborts = (struct shrink_aborts){.group = group, .grace_ms = timeout_ms / 2 < ABORT_MS ? timeout_ms / 2 : ABORT_MS};
+    aborts->at_begin = calloc((size_t)nranks, sizeof(*aborts->at_begin));
     aborts->before = calloc((size_t)nranks, sizeof(*aborts->before));
     aborts->seen_ns = calloc((size_t)nranks, sizeof(*aborts->seen_ns));
-    if (!aborts->before || !aborts->seen_ns)
+    if (!aborts->at_begin || !aborts->before || !aborts->seen_ns)
         return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", nranks);
     for (int rank = 0; rank < nranks; rank++) {
         aborts->before[rank] = count_of(group, rank);
         /* The abort that failed this group does not end its shrink, even if its count has not arrived yet. */
         if (rank == aborted_by && aborts->before[rank] == 0)
             aborts->before[rank] = 1;
+        aborts->at_begin[rank] = aborts->before[rank];
     }
     atomic_store(&group->control->shrink.aborts_before, aborts->before[me] + 1);
     ep_group_ring_all(group);
@@ -53,6 +59,7 @@ ep_status shrink_aborts_init(struct shrink_aborts *aborts, struct ep_group *grou
 
 void shrink_aborts_done(struct shrink_aborts *aborts)
 {
+    free(aborts->at_begin);
     free(aborts->before);
     free(aborts->seen_ns);
 }
@@ -80,4 +87,9 @@ int shrink_aborts_find(struct shrink_aborts *aborts)
         }
     }
     return -1;
+}
+
+bool shrink_aborts_is_new(const struct shrink_aborts *aborts, int rank, uint64_t count)
+{
+    return count && (int32_t)((uint32_t)count - aborts->at_begin[rank]) > 0;
 }

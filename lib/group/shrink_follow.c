@@ -14,11 +14,11 @@
 /* For the rest of a handshake with a running leader, to send it an abort. */
 #define FAREWELL_MS 200
 
-enum outcome { JOINED, ENDED, SILENT, DEAD };
+enum outcome { JOINED, ENDED, RETRY, SILENT, DEAD };
 
 static bool send_join(const struct linked *l, int fd)
 {
-    struct join join;
+    struct join join = {.unreported_aborts = l->group->unreported_aborts};
 
     memcpy(join.dead, l->dead, sizeof(join.dead));
     memcpy(join.cut, l->cut, sizeof(join.cut));
@@ -33,7 +33,7 @@ static void end_handshake(const struct linked *l, struct tcp_handshake *hs, enum
                           ep_status status, int failed_rank)
 {
     uint64_t deadline_ns = ep_deadline_ns(FAREWELL_MS);
-    bool aborted = status == EP_E_ABORTED && failed_rank == l->me;
+    bool aborted = status == EP_E_ABORTED && failed_rank == l->me, sent = false;
     char text[EP_ERROR_TEXT_BYTES];
 
     snprintf(text, sizeof(text), "%s", ep_last_error());
@@ -44,9 +44,18 @@ static void end_handshake(const struct linked *l, struct tcp_handshake *hs, enum
         result = tcp_handshake_step(hs);
     }
     if (aborted && result == TCP_HANDSHAKE_DONE && send_join(l, hs->fd))
-        tcp_star_send_failure(hs->fd, status, text);
+        sent = tcp_star_send_failure(hs->fd, status, text);
+    if (aborted)
+        l->group->unreported_aborts = sent ? 0 : atomic_load(&l->group->control->aborts);
     tcp_handshake_drop(hs);
     ep_fail(status, "%s", text); /* the handshake may have set another error */
+}
+
+/* True if the peer has closed the connection, as a leader does whose call ends: it may call again, so connect again. */
+static bool is_ended_call(const struct tcp_handshake *hs)
+{
+    return hs->status == EP_E_PEER_LEFT ||
+           (hs->status == EP_E_SYSTEM && (hs->error == ECONNRESET || hs->error == EPIPE));
 }
 
 /* Connects, and completes the handshake. */
@@ -84,6 +93,8 @@ static enum outcome connect_to(struct linked *l, int leader, const struct tcp_ad
         return JOINED;
     }
     tcp_handshake_drop(&hs);
+    if (is_ended_call(&hs) && ep_now_ns() < l->deadline_ns && !shrink_has(l->dead, leader))
+        return RETRY;
     l->group->shrink_deadlines += begin_ns < l->deadline_ns && ep_now_ns() >= l->deadline_ns;
     return hs.status == EP_E_SYSTEM && hs.error == ECONNREFUSED ? DEAD : SILENT;
 }
@@ -104,6 +115,8 @@ static enum outcome await_decision(struct linked *l, int leader, int fd, ep_stat
 
         (void)poll(&poll_fd, 1, SHRINK_POLL_MS);
         got = shrink_receive(fd, &l->decision, sizeof(l->decision), &used);
+        if (got != 0)
+            l->group->unreported_aborts = 0; /* the leader, if it is alive, has received them */
         if (got > 0 && !l->decision.pending)
             return JOINED;
         if (got > 0) {
@@ -120,6 +133,9 @@ static enum outcome await_decision(struct linked *l, int leader, int fd, ep_stat
         shrink_update_dead(l);
         now = ep_now_ns();
         l->group->shrink_deadlines += now >= limit_ns ? LEAF_DEADLINES : now >= silent_ns;
+        /* The leader is alive, and its call has ended by an abort of this rank before this call: it will call again. */
+        if (got < 0 && !shrink_has(l->dead, leader) && now < l->deadline_ns)
+            return RETRY;
         if (got < 0 || shrink_has(l->dead, leader) || now >= silent_ns || now >= limit_ns)
             return SILENT;
     }
@@ -131,13 +147,12 @@ ep_status shrink_follow(struct linked *l, int leader, int *ret_fd)
     ep_status status = EP_OK;
 
     *ret_fd = -1;
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n;) {
         enum outcome outcome = connect_to(l, leader, &l->rendezvous->ranks[leader].addresses[i], &status, ret_fd);
 
         if (outcome == JOINED)
             outcome = await_decision(l, leader, *ret_fd, &status);
-        else
-            refused += outcome == DEAD;
+        refused += outcome == DEAD;
         if (outcome == JOINED)
             return EP_OK;
         if (*ret_fd >= 0)
@@ -145,6 +160,10 @@ ep_status shrink_follow(struct linked *l, int leader, int *ret_fd)
         *ret_fd = -1;
         if (outcome == ENDED)
             return status;
+        if (outcome == RETRY)
+            (void)poll(NULL, 0, SHRINK_POLL_MS);
+        else
+            i++;
     }
     /* No process listens at any of its addresses. */
     if (n && refused == n &&

@@ -20,6 +20,8 @@
 #define QUERY_TIME_PARTS 8
 /* and at most so many are asked per deadline. */
 #define QUERIES_PER_DEADLINE 64
+/* For the rest of the handshakes in progress when the call fails, to send the reason. */
+#define FAREWELL_MS 200
 
 static ep_status check_join(void *context, const struct tcp_handshake *hs, char *ret_reason, size_t bytes)
 {
@@ -40,38 +42,52 @@ static void drop(struct linked *l, int rank)
     l->used[rank] = 0;
 }
 
-static void accept_join(void *context, const struct tcp_handshake *hs, int fd)
-{
-    struct linked *l = context;
-
-    drop(l, hs->hello.rank);
-    l->fds[hs->hello.rank] = fd;
-}
-
 static bool has_joined(const struct linked *l, int rank)
 {
     return rank == l->me || (l->fds[rank] >= 0 && l->used[rank] == sizeof(struct join));
 }
 
+/* True if the rank has aborted a call in which this rank still waits for it, and joins its next call. */
+static bool has_rejoined(const struct linked *l, int rank)
+{
+    return rank != l->me && has_joined(l, rank) &&
+           shrink_aborts_is_new(&l->aborts, rank, l->joins[rank].unreported_aborts);
+}
+
+static void read_join(struct linked *l, int rank)
+{
+    char byte;
+
+    if (l->fds[rank] < 0)
+        return;
+    if (!has_joined(l, rank) && shrink_receive(l->fds[rank], &l->joins[rank], sizeof(struct join), &l->used[rank]) < 0)
+        drop(l, rank);
+    if (l->fds[rank] >= 0 && has_joined(l, rank)) {
+        ssize_t n = recv(l->fds[rank], &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+
+        if (n > 0 && l->aborted_by < 0 && tcp_star_peek_failure(l->fds[rank]) == EP_E_ABORTED)
+            l->aborted_by = rank;
+        if (n == 0)
+            drop(l, rank); /* it has given up, or died */
+    }
+    if (l->aborted_by < 0 && has_rejoined(l, rank))
+        l->aborted_by = rank;
+}
+
+static void accept_join(void *context, const struct tcp_handshake *hs, int fd)
+{
+    struct linked *l = context;
+
+    read_join(l, hs->hello.rank); /* the old connection may carry an abort of its previous call */
+    drop(l, hs->hello.rank);
+    l->fds[hs->hello.rank] = fd;
+}
+
 static void read_joins(struct linked *l)
 {
     for (int rank = 0; rank < l->nranks; rank++) {
-        char byte;
-
-        if (l->fds[rank] < 0)
-            continue;
-        if (!has_joined(l, rank) &&
-            shrink_receive(l->fds[rank], &l->joins[rank], sizeof(struct join), &l->used[rank]) < 0)
-            drop(l, rank);
-        if (l->fds[rank] >= 0 && has_joined(l, rank)) {
-            ssize_t n = recv(l->fds[rank], &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-
-            if (n > 0 && l->aborted_by < 0 && tcp_star_peek_failure(l->fds[rank]) == EP_E_ABORTED)
-                l->aborted_by = rank;
-            if (n == 0)
-                drop(l, rank); /* it has given up, or died */
-        }
-        for (int word = 0; word < SHRINK_WORDS && has_joined(l, rank); word++) {
+        read_join(l, rank);
+        for (int word = 0; word < SHRINK_WORDS && l->fds[rank] >= 0 && has_joined(l, rank); word++) {
             l->dead[word] |= l->joins[rank].dead[word];
             l->cut[word] |= l->joins[rank].cut[word];
         }
@@ -260,6 +276,8 @@ static ep_status await_joins(struct linked *l, struct query *query, int *ret_fai
         shrink_update_dead(l);
         wait_at_listener(l, query);
         read_joins(l);
+        if (l->aborted_by >= 0)
+            continue;
         send_heartbeats(l);
         count = count_ranks(l);
         if (count.missing < 0)
@@ -285,6 +303,18 @@ static ep_status await_joins(struct linked *l, struct query *query, int *ret_fai
     }
 }
 
+/* The call fails: completes the handshakes in progress, as far as the peers do, so that they receive the reason. */
+static void await_handshakes(struct linked *l, const struct query *query, ep_status status)
+{
+    uint64_t deadline_ns = ep_deadline_ns(FAREWELL_MS);
+    char text[EP_ERROR_TEXT_BYTES];
+
+    snprintf(text, sizeof(text), "%s", ep_last_error());
+    while (l->acceptor->n > 0 && ep_now_ns() < deadline_ns)
+        wait_at_listener(l, query);
+    ep_fail(status, "%s", text);
+}
+
 /* Sends the decision to all that have joined, a failure also to those that are joining. */
 static void send_decision(struct linked *l, ep_status status, int failed_rank)
 {
@@ -294,10 +324,21 @@ static void send_decision(struct linked *l, ep_status status, int failed_rank)
     for (int rank = 0; rank < l->nranks; rank++)
         if (has_joined(l, rank))
             shrink_add(l->decision.survivors, rank);
-    for (int rank = 0; rank < l->nranks; rank++)
-        if (l->fds[rank] >= 0 && ((status == EP_OK && !has_joined(l, rank)) ||
-                                  !shrink_send(l->fds[rank], &l->decision, sizeof(l->decision))))
-            drop(l, rank); /* missing in the first all-gather, which then fails for all */
+    for (int rank = 0; rank < l->nranks; rank++) {
+        bool aborted = status == EP_E_ABORTED && (rank == failed_rank || has_rejoined(l, rank));
+
+        if (l->fds[rank] < 0)
+            continue;
+        /*
+         * No decision for a rank that has aborted: it joins again. A rank that has not joined in time has no connection
+         * to this one, and so is missing in the first all-gather.
+         */
+        if (aborted || (status == EP_OK && !has_joined(l, rank)))
+            drop(l, rank);
+        else
+            (void)shrink_send(l->fds[rank], &l->decision,
+                              sizeof(l->decision)); /* the first all-gather detects failures */
+    }
 }
 
 ep_status shrink_lead(struct linked *l)
@@ -311,6 +352,8 @@ ep_status shrink_lead(struct linked *l)
     tcp_acceptor_open(l->acceptor, fd, &l->rendezvous->key);
     status = await_joins(l, &query, &failed_rank);
     query_end(&query);
+    if (status != EP_OK)
+        await_handshakes(l, &query, status);
     tcp_acceptor_close(l->acceptor);
     send_decision(l, status, failed_rank);
     return status;

@@ -7,7 +7,7 @@
  * its deadline, and then continues without the absent ones if the ranks that have joined are more than half of the live
  * ranks; otherwise it waits for one more deadline, and then fails the call for all that have joined. It sends the list
  * of survivors over the same connections, which then carry the all-gathers that create the new group. The last
- * all-gather confirms it.
+ * all-gather confirms it; ranks that lose the leader in it query the others (shrink_confirm.c).
  *
  * A leader sends heartbeats to the ranks that have joined. A leader that is silent for a deadline is skipped, before
  * and after the handshake, so that a stopped one delays no rank for longer. There are never two groups: each needs more
@@ -199,16 +199,26 @@ static ep_status poll_call(void *context, int *ret_failed_rank)
 }
 
 /* The new group exists for all or for none: each rank learns that all have it. */
-static ep_status confirm(struct tcp_star *star, const struct linked *l, ep_comm *next, int n, ep_status opened)
+static ep_status confirm(struct tcp_star *star, struct linked *l, ep_comm *next, int n, ep_status opened)
 {
     struct ep_group_result mine, *all = calloc((size_t)n, sizeof(*all));
     char text[EP_ERROR_TEXT_BYTES];
     ep_status status;
 
-    if (!all)
+    if (!all) {
+        if (opened == EP_OK)
+            next->ops->comm_close(next);
         return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", n);
+    }
     ep_group_result_init(&mine, "ep_comm_shrink", opened, l->me);
     status = tcp_star_allgather(star, &mine, sizeof(mine), l->timeout_ms, all);
+    /*
+     * The next call finds a rank that dies while the leader sends the confirmation, as if the rank had died after it.
+     */
+    if (opened == EP_OK && status != EP_OK &&
+        (tcp_star_was_complete(star) ||
+         (next->rank != 0 && !tcp_star_was_notified(star) && shrink_confirm_query(l, next))))
+        status = EP_OK;
     if (opened != EP_OK)
         status = ep_fail(opened, "ep_comm_shrink: %s", mine.reason);
     for (int i = 0; status == EP_OK && i < n; i++) {
@@ -221,6 +231,8 @@ static ep_status confirm(struct tcp_star *star, const struct linked *l, ep_comm 
                          "ep_comm_shrink: rank %d failed: %s", all[i].rank, reason);
     }
     free(all);
+    if (status == EP_OK)
+        shrink_confirm_set(next);
     if (status == EP_OK || opened != EP_OK)
         return status;
     snprintf(text, sizeof(text), "%s", ep_last_error());
@@ -270,6 +282,8 @@ static ep_status form_group(struct linked *l, ep_comm *next)
         close(fd);
     if (status == EP_OK) {
         g.context = star;
+        context.check = tcp_star_check;
+        context.check_context = star;
         tcp_star_set_poll(star, poll_call, l);
         status = shrink_open_next(&g, l->group->comm, next);
         if (status == EP_OK)

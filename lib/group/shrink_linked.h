@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * shrink_linked.h - shared by the files of a shrink across hosts: shrink_linked.c creates the group, shrink_lead.c
- * gathers the survivors, shrink_follow.c joins a leader, shrink_refuse.c answers ranks that arrive too late.
+ * gathers the survivors, shrink_follow.c joins a leader, shrink_confirm.c
+ * finds the outcome if the leader is lost in the last step, shrink_refuse.c answers ranks that arrive too late.
  */
 #ifndef EP_GROUP_SHRINK_LINKED_H
 #define EP_GROUP_SHRINK_LINKED_H
@@ -16,6 +17,7 @@
 /* Message of a survivor to the leader. */
 struct join {
     uint64_t dead[SHRINK_WORDS], cut[SHRINK_WORDS];
+    uint64_t unreported_aborts; /* as in ep_group */
 };
 
 /* Message of the leader to all ranks that have joined. */
@@ -73,6 +75,14 @@ bool shrink_send(int fd, const void *message, size_t bytes);
 ep_status shrink_lead(struct linked *l);
 /* EP_OK with *ret_fd: this rank has a decision of its leader. *ret_fd -1: the leader is skipped. */
 ep_status shrink_follow(struct linked *l, int leader, int *ret_fd);
+
+/* --- shrink_confirm.c --- */
+
+/* Publishes that this rank has received the confirmation of the group. */
+void shrink_confirm_set(ep_comm *next);
+/* This rank has lost the leader: true if another rank has received the confirmation. Keeps ep_last_error(). */
+bool shrink_confirm_query(struct linked *l, ep_comm *next);
+
 /* --- shrink_refuse.c --- */
 
 /* Before the group is confirmed, so that missing resources fail the group. NULL: no rank is left out. */

@@ -112,6 +112,9 @@ struct ep_net_params {
     void *wake_context;
     /* Maps a segment of a rank of this host. NULL: ep_shm_attach(). */
     ep_status (*attach)(void *wake_context, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm);
+    /* Called while the creation waits for peers outside the all-gathers: EP_OK, or the reason to fail. NULL: no check.
+     */
+    ep_status (*check)(void *wake_context);
 };
 
 /* An engine. ep_boot.network points to one of these when the boot brings its own network. */

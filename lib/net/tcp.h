@@ -19,6 +19,9 @@ struct ep_net_tcp_context {
     struct tcp_key key;
     struct tcp_address local; /* address of this host in the bootstrap; family 0: not known */
     char interface[256];      /* for tcp_find_interfaces(); "": any */
+    /* As in ep_net_params, by the provider of the all-gathers. NULL: no check. */
+    ep_status (*check)(void *check_context);
+    void *check_context;
 };
 
 /* Kept by an endpoint so that its ranks can connect to each other again when the group shrinks. */

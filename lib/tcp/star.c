@@ -312,6 +312,32 @@ int tcp_star_failed_rank(const struct tcp_star *star)
     return star->failed_rank;
 }
 
+ep_status tcp_star_check(void *context)
+{
+    struct tcp_star *star = context;
+    int n = tcp_star_n_conns(star);
+
+    for (int i = 0; i < n; i++)
+        star->polls[i] = (struct pollfd){.fd = star->conns[i].fd, .events = POLLRDHUP};
+    if (poll(star->polls, (nfds_t)n, 0) <= 0)
+        return EP_OK;
+    for (int i = 0; i < n; i++)
+        if (star->polls[i].revents)
+            return ep_fail(EP_E_PEER_DEAD, "%s: the connection to rank %d has ended", star->name,
+                           tcp_star_rank_of(star, &star->conns[i]));
+    return EP_OK;
+}
+
+bool tcp_star_was_complete(const struct tcp_star *star)
+{
+    return star->rank == 0 && star->delivering;
+}
+
+bool tcp_star_was_notified(const struct tcp_star *star)
+{
+    return star->rank != 0 && star->notified;
+}
+
 struct tcp_address tcp_star_local_address(const struct tcp_star *star)
 {
     struct tcp_address none = {0};

@@ -49,6 +49,14 @@ void tcp_star_set_poll(struct tcp_star *star, tcp_star_poll_fn poll, void *conte
 /* The rank that caused the failure of the star; -1: it has not failed. */
 int tcp_star_failed_rank(const struct tcp_star *star);
 
+/* Between two all-gathers: EP_OK, or EP_E_PEER_DEAD if a connection has ended, so that the next one fails. */
+ep_status tcp_star_check(void *star);
+
+/* After a failed all-gather, on rank 0: true if all blocks had arrived, so that other ranks may have the result. */
+bool tcp_star_was_complete(const struct tcp_star *star);
+/* After a failed all-gather, on the others: true if rank 0 has reported the failure, so that no rank has the result. */
+bool tcp_star_was_notified(const struct tcp_star *star);
+
 /* The local address of the connection to rank 0; on rank 0, that of the first connection. Family 0: unknown. */
 struct tcp_address tcp_star_local_address(const struct tcp_star *star);
 
@@ -60,10 +68,10 @@ void tcp_star_free(struct tcp_star *star);
 
 /*
  * On a connection that is not in a star yet, while the remote end may be creating one. send: reports why this rank
- * gives up, if the socket buffer has room. peek: the status of a failure that is first in the received data; EP_OK:
- * none.
+ * gives up; false if the socket buffer has no room. peek: the status of a failure that is first in the received data;
+ * EP_OK: none.
  */
-void tcp_star_send_failure(int fd, ep_status status, const char *text);
+bool tcp_star_send_failure(int fd, ep_status status, const char *text);
 ep_status tcp_star_peek_failure(int fd);
 
 /* A star over existing connections: fds[1..nranks-1] on rank 0, fds[0] on the others. Takes ownership of them. */

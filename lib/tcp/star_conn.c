@@ -188,6 +188,7 @@ ep_status tcp_star_handle_failure(struct tcp_star *star, struct conn *conn)
 
     if (!check_failure(star, &failure))
         return tcp_star_fail_damaged(star, conn, "a failure of unknown kind");
+    star->notified = true;
     ep_fail((ep_status)failure.status, "%s", failure.text);
     if (star->rank == 0 && failure.rank == 0 && failure.status == EP_E_TIMEOUT) {
         char peer[TCP_ADDRESS_TEXT + 24];
@@ -225,7 +226,7 @@ bool tcp_star_read_last_failure(struct tcp_star *star, struct conn *conn, struct
            check_failure(star, ret_failure);
 }
 
-void tcp_star_send_failure(int fd, ep_status status, const char *text)
+bool tcp_star_send_failure(int fd, ep_status status, const char *text)
 {
     struct failure_message message;
 
@@ -234,7 +235,7 @@ void tcp_star_send_failure(int fd, ep_status status, const char *text)
     message.failure.status = (int32_t)status;
     message.failure.rank = -1;
     snprintf(message.failure.text, sizeof(message.failure.text), "%.*s", TEXT_BYTES - 1, text);
-    (void)!send(fd, &message, sizeof(message), MSG_NOSIGNAL | MSG_DONTWAIT);
+    return send(fd, &message, sizeof(message), MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof(message);
 }
 
 ep_status tcp_star_peek_failure(int fd)

@@ -75,6 +75,7 @@ struct tcp_star {
     int peer_nranks;                 /* nranks of that process */
     bool lacks_fds;                  /* not enough descriptors: fail without waiting */
     int n_notified;                  /* ranks that know the failure */
+    bool notified;                   /* other ranks: rank 0 has reported why it failed */
     tcp_star_poll_fn poll;
     void *poll_context;
     ep_status failed;

@@ -175,6 +175,16 @@ LONG=(test intranode --ranks 2 --tokens 512 --hidden 4096 --repeat 1000 --timeou
     [[ "${lines[-1]}" == "intranode: "*" cases passed (2 ranks"* ]]
 }
 
+@test "--boot mpi: MPI_Init that does not return is reported, and the ranks end" {
+    [ "$EPKIT_SANITIZED" = "" ] || skip "a sanitizer wants to be loaded first"
+    run --separate-stderr env EPKIT_TIMEOUT_MS=3000 LD_PRELOAD="$EPKIT_BUILD/tests/cli/libkept-init.so" \
+        timeout --kill-after=10 100 "$EPKIT" test intranode "${SMALL[@]}" --boot mpi
+    echo "$output$stderr"
+    [ "$status" -eq 1 ]
+    [[ "$stderr" == *"epkit: error: MPI_Init did not return within 3000 ms"* ]]
+    nothing_is_left
+}
+
 @test "mpirun epkit: MPI_Finalize that does not return is reported, and the rank ends" {
     [ "$EPKIT_SANITIZED" = "" ] || skip "a sanitizer wants to be loaded first"
     kept_finalize "$EPKIT" test intranode "${SMALL[@]:2}" --timeout 10

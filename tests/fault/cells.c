@@ -50,6 +50,9 @@ static const struct track mask_tcp = {.name = "mask.tcp",
                                       .n_steps = 3};
 static const struct track shrinking = {.name = "shrink", .nnodes = 1, .steps = {STEP_BARRIER}, .n_steps = 1};
 
+static const struct track shrinking_internode = {
+    .name = "hop.shrink", .nnodes = 2, .steps = {STEP_BARRIER}, .n_steps = 1};
+
 /* The leader of the shrink dies during it. */
 static const struct track shrinking_tcp = {
     .name = "tcp.shrink", .nnodes = 2, .linked = true, .steps = {STEP_BARRIER}, .n_steps = 1};
@@ -144,7 +147,11 @@ const struct point points[] = {
     {"shrink.before", &shrinking, STEP_SHRINK, WHERE_BEFORE, 0, 0, KILLS | STOPS | EXITS},
     {"shrink.waiting", &shrinking, STEP_SHRINK, WHERE_WAITING, 0, 0, KILLS | STOPS},
     {"shrink.any", &shrinking, STEP_SHRINK, WHERE_ANY, 0, 0, KILLS | STOPS},
+    {"hop.shrink.waiting", &shrinking_internode, STEP_SHRINK, WHERE_WAITING, 0, 0, KILL},
+    {"hop.shrink.any", &shrinking_internode, STEP_SHRINK, WHERE_ANY, 0, 0, KILL},
+    {"tcp.shrink.before", &shrinking_tcp, STEP_SHRINK, WHERE_BEFORE, 0, 0, KILL | EXITS},
     {"tcp.shrink.waiting", &shrinking_tcp, STEP_SHRINK, WHERE_WAITING, 0, 0, KILL},
+    {"tcp.shrink.any", &shrinking_tcp, STEP_SHRINK, WHERE_ANY, 0, 0, KILL},
 };
 const int n_points = (int)(sizeof(points) / sizeof(points[0]));
 

@@ -16,11 +16,13 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <time.h>
 #include <unistd.h>
 
 #define TEXT_OF(number) #number
@@ -38,6 +40,42 @@ ep_status ranks_mpi_load(const struct ep_mpi_module **ret_module)
     EP_TRY(ep_module_load(MODULE_FILE, RTLD_GLOBAL, EP_MPI_MODULE_SYMBOL, EP_MPI_MODULE_ABI, &table));
     *ret_module = table;
     return EP_OK;
+}
+
+static char start_timeout_text[160];
+
+static void on_start_timeout(union sigval unused)
+{
+    (void)unused;
+    (void)!write(STDERR_FILENO, start_timeout_text, strlen(start_timeout_text));
+    _exit(CMD_FAILED);
+}
+
+int ranks_start_ms(void)
+{
+    const char *text = getenv("EPKIT_TIMEOUT_MS");
+    char *end;
+    long ms = text ? strtol(text, &end, 10) : 0;
+
+    return text && *text >= '0' && *text <= '9' && !*end && ms > 0 && ms <= INT_MAX ? (int)ms : 0;
+}
+
+ep_status ranks_mpi_start(const struct ep_mpi_module *module, int timeout_ms, struct ep_boot_mpi **ret_mpi)
+{
+    struct sigevent event = {.sigev_notify = SIGEV_THREAD, .sigev_notify_function = on_start_timeout};
+    struct itimerspec time = {.it_value = {.tv_sec = timeout_ms / 1000, .tv_nsec = timeout_ms % 1000 * 1000000L}};
+    ep_status status;
+    bool has_timer;
+    timer_t timer;
+
+    snprintf(start_timeout_text, sizeof(start_timeout_text),
+             "epkit: error: MPI_Init did not return within %d ms: check that the launcher has started all ranks\n",
+             timeout_ms);
+    has_timer = timer_create(CLOCK_MONOTONIC, &event, &timer) == 0 && timer_settime(timer, 0, &time, NULL) == 0;
+    status = module->start(ret_mpi);
+    if (has_timer)
+        timer_delete(timer);
+    return status;
 }
 
 static bool find_program(const char *name)
@@ -235,9 +273,10 @@ static int run_under_mpi(const struct ranks_request *request, const json_t *even
 {
     const struct ranks_spec *spec = &request->spec;
     struct ranks_rank_context self = {.ctx.spec = spec, .ctx.mpi = module};
+    int start_ms = spec->timeout_ms > RANKS_MPI_START_MS ? spec->timeout_ms : RANKS_MPI_START_MS;
     const ep_boot *boot;
 
-    if (module->start(&self.ctx.mpi_boot) != EP_OK) {
+    if (ranks_mpi_start(module, ranks_start_ms() ? ranks_start_ms() : start_ms, &self.ctx.mpi_boot) != EP_OK) {
         fprintf(stderr, "epkit: starting MPI: %s\n", ep_last_error());
         return CMD_FAILED;
     }

@@ -84,6 +84,14 @@ int ranks_exec_mpirun(const struct ranks_spec *spec, const char *job, const json
 
 /* Loads libepkit-mpi.so into this process. */
 ep_status ranks_mpi_load(const struct ep_mpi_module **ret_module);
+/* $EPKIT_TIMEOUT_MS; 0: not set, or not a positive number. */
+int ranks_start_ms(void);
+#define RANKS_MPI_START_MS 120000 /* default deadline of MPI_Init: mpirun may start ranks on many hosts */
+/*
+ * MPI_Init() waits for all ranks without a deadline, and ends the process on some errors. After `timeout_ms` this rank
+ * prints an error and exits.
+ */
+ep_status ranks_mpi_start(const struct ep_mpi_module *module, int timeout_ms, struct ep_boot_mpi **ret_mpi);
 
 /* "Open MPI v4.1.4 ...", or NULL if ranks_mpi_available() is false. */
 const char *ranks_mpi_version(void);

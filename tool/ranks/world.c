@@ -20,7 +20,6 @@
 #include <unistd.h>
 
 #define CHUNK_BYTES 4096
-#define START_MS 120000 /* default deadline of MPI_Init: mpirun may start ranks on many hosts */
 #define AGREE_MS 60000
 /* Waits of ranks for each other, in addition to the deadline of their jobs (--timeout): */
 #define IDLE_GRACE_MS 60000  /* followers, between two jobs: rank 0 prints results */
@@ -39,15 +38,6 @@ static struct {
     int timeout_ms; /* --timeout of this rank, then that of the last job */
 } world = {.timeout_ms = TIMEOUT_MS};
 
-static char start_timeout_text[160];
-
-static void on_start_timeout(union sigval unused)
-{
-    (void)unused;
-    (void)!write(STDERR_FILENO, start_timeout_text, strlen(start_timeout_text));
-    _exit(CMD_FAILED);
-}
-
 /*
  * Deadline for all ranks to join: EPKIT_TIMEOUT_MS, else --timeout, else 0: the bootstrap's default. A short --timeout
  * does not apply to MPI, which takes seconds to start on a loaded host.
@@ -55,34 +45,23 @@ static void on_start_timeout(union sigval unused)
 static int find_start_ms(const struct cmd *cmd, const struct cmd_call *call, bool mpi)
 {
     const char *text = getenv("EPKIT_TIMEOUT_MS");
-    char *end;
-    long ms;
 
     if (!text || !*text)
-        return call && cmd_given(cmd, call, "timeout") && (!mpi || world.timeout_ms > START_MS) ? world.timeout_ms : 0;
-    ms = strtol(text, &end, 10);
-    return *text >= '0' && *text <= '9' && !*end && ms > 0 && ms <= INT_MAX ? (int)ms : 0;
+        return call && cmd_given(cmd, call, "timeout") && (!mpi || world.timeout_ms > RANKS_MPI_START_MS)
+                   ? world.timeout_ms
+                   : 0;
+    return ranks_start_ms();
 }
 
-/* MPI_Init() waits for all ranks without a deadline, and ends the process on some errors. */
 static ep_status start_mpi(int timeout_ms)
 {
-    struct sigevent event = {.sigev_notify = SIGEV_THREAD, .sigev_notify_function = on_start_timeout};
-    struct itimerspec time = {.it_value = {.tv_sec = timeout_ms / 1000, .tv_nsec = timeout_ms % 1000 * 1000000L}};
-    timer_t timer;
-    bool has_timer = timer_create(CLOCK_MONOTONIC, &event, &timer) == 0 && timer_settime(timer, 0, &time, NULL) == 0;
     ep_status status;
 
-    snprintf(start_timeout_text, sizeof(start_timeout_text),
-             "epkit: error: MPI_Init did not return within %d ms: check that the launcher has started all ranks\n",
-             timeout_ms);
     world.is_starting = true;
-    status = world.module->start(&world.mpi);
+    status = ranks_mpi_start(world.module, timeout_ms, &world.mpi);
     world.is_starting = false;
     if (status == EP_OK)
         world.boot = world.module->get(world.mpi);
-    if (has_timer)
-        timer_delete(timer);
     return status;
 }
 
@@ -197,7 +176,7 @@ static int join_mpi(const struct cmd *cmd, int timeout_ms)
     int result;
 
     atexit(explain_exit);
-    if (ranks_mpi_load(&world.module) != EP_OK || start_mpi(timeout_ms ? timeout_ms : START_MS) != EP_OK) {
+    if (ranks_mpi_load(&world.module) != EP_OK || start_mpi(timeout_ms ? timeout_ms : RANKS_MPI_START_MS) != EP_OK) {
         world.mpi = NULL;
         world.boot = NULL;
         out_problem("joining the ranks of mpirun", NULL, ep_last_error(), NULL);

@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A rank dies while ranks connect to each other, for a low-latency object, in a shrink or in the creation of a
+ * communicator: the others detect this by their communicator or bootstrap, and do not wait for the rank. Ranks are
+ * processes.
+ */
+#include "base/clock.h"
+#include "group/group.h"
+#include "tcp/handshake.h"
+#include "testing/launch.h"
+
+#include <arpa/inet.h>
+#include <epkit/lowlatency.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { NRANKS = 4, VICTIM = 3, TIMEOUT_MS = 240000, SOON_MS = 60000 };
+
+/* Shared with the ranks. */
+enum call { CALL_LL_NEW, CALL_SHRINK, CALL_NEW, CALLS };
+
+struct scenario {
+    enum call call;
+    int port; /* CALL_NEW: of the bootstrap over TCP */
+    int ranks_per_node;
+    ep_status status[NRANKS];
+    uint64_t took_ms[NRANKS];
+    char text[NRANKS][256];
+};
+
+static bool dies; /* this rank, when it connects */
+
+ep_status __real_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
+                                       const struct tcp_hello *hello, const struct tcp_address *to,
+                                       uint64_t deadline_ns);
+ep_status __wrap_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
+                                       const struct tcp_hello *hello, const struct tcp_address *to,
+                                       uint64_t deadline_ns);
+
+ep_status __wrap_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
+                                       const struct tcp_hello *hello, const struct tcp_address *to,
+                                       uint64_t deadline_ns)
+{
+    if (dies && hello->kind == TCP_STREAM)
+        raise(SIGKILL);
+    return __real_tcp_handshake_connect(hs, fd, key, hello, to, deadline_ns);
+}
+
+static ep_status create(const ep_boot *boot, const struct scenario *scenario, ep_comm **ret_comm)
+{
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+
+    config.backend = "host";
+    config.network = "tcp";
+    config.ranks_per_node = scenario->ranks_per_node;
+    config.timeout_ms = TIMEOUT_MS;
+    return ep_comm_new(boot, &config, ret_comm);
+}
+
+static ep_status create_over_tcp(const ep_boot *boot, const struct scenario *scenario)
+{
+    ep_boot_tcp_args args = EP_BOOT_TCP_ARGS_INIT;
+    ep_boot_tcp *tcp = NULL;
+    ep_comm *comm = NULL;
+    char address[32];
+    ep_status status;
+
+    snprintf(address, sizeof(address), "127.0.0.1:%d", scenario->port);
+    args.rank = boot->rank;
+    args.nranks = boot->nranks;
+    args.address = address;
+    args.secret = "";
+    args.timeout_ms = TIMEOUT_MS;
+    status = ep_boot_tcp_new(&args, &tcp);
+    dies = boot->rank == VICTIM;
+    if (status == EP_OK)
+        status = create(ep_boot_tcp_get(tcp), scenario, &comm);
+    ep_comm_free(comm);
+    ep_boot_tcp_free(tcp);
+    return status;
+}
+
+static int live(const ep_boot *boot, void *argument)
+{
+    struct scenario *scenario = argument;
+    ep_ll_config config = EP_LL_CONFIG_INIT;
+    int rank = boot->rank;
+    uint64_t begin_ns;
+    ep_comm *comm = NULL, *next = NULL;
+    ep_ll *ll = NULL;
+
+    config.max_tokens = 4;
+    config.hidden = 128;
+    config.n_experts = NRANKS;
+    config.topk = 1;
+    if (scenario->call != CALL_NEW && (create(boot, scenario, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK))
+        return 1;
+    dies = comm && rank == VICTIM;
+    begin_ns = ep_now_ns();
+    scenario->status[rank] = scenario->call == CALL_LL_NEW   ? ep_ll_new(comm, &config, &ll)
+                             : scenario->call == CALL_SHRINK ? ep_comm_shrink(comm, NULL, &next)
+                                                             : create_over_tcp(boot, scenario);
+    snprintf(scenario->text[rank], sizeof(scenario->text[rank]), "%s", ep_last_error());
+    scenario->took_ms[rank] = (ep_now_ns() - begin_ns) / 1000000u;
+    ep_ll_free(ll);
+    ep_comm_free(next);
+    ep_comm_free(comm);
+    return 0;
+}
+
+static int find_port(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof(address);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+    assert_true(fd >= 0 && bind(fd, (struct sockaddr *)&address, bytes) == 0 &&
+                getsockname(fd, (struct sockaddr *)&address, &bytes) == 0);
+    close(fd);
+    return ntohs(address.sin_port);
+}
+
+static void run_scenario(enum call call, int ranks_per_node)
+{
+    struct scenario *scenario =
+        mmap(NULL, sizeof(*scenario), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[NRANKS];
+
+    assert_true(scenario != MAP_FAILED);
+    *scenario = (struct scenario){.call = call, .ranks_per_node = ranks_per_node, .port = find_port()};
+    launch.nranks = NRANKS;
+    launch.run = live;
+    launch.argument = scenario;
+    launch.timeout_ms = 2 * TIMEOUT_MS; /* only ends ranks that hang */
+    assert_int_equal(ep_launch(&launch, exits), EP_E_PEER_DEAD);
+    for (int rank = 0; rank < VICTIM; rank++) {
+        if (scenario->status[rank] != EP_E_PEER_DEAD || scenario->took_ms[rank] > SOON_MS)
+            print_error("call %d: rank %d: %s\n", call, rank, scenario->text[rank]);
+        assert_int_equal(exits[rank].code, 0);
+        assert_int_equal(scenario->status[rank], EP_E_PEER_DEAD);
+        assert_non_null(strstr(scenario->text[rank], "rank 3"));
+        assert_in_range(scenario->took_ms[rank], 0, SOON_MS);
+    }
+    munmap(scenario, sizeof(*scenario));
+}
+
+static void a_death_while_ranks_connect_is_detected_at_once(void **state)
+{
+    (void)state;
+    for (enum call call = 0; call < CALLS; call++)
+        for (int ranks_per_node = 1; ranks_per_node <= 2; ranks_per_node++)
+            run_scenario(call, ranks_per_node);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_death_while_ranks_connect_is_detected_at_once)};
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rank 0, the leader, dies in each all-gather or vote of a creation and of a shrink. Another rank dies in the first
+ * operation of the group that the others form afterwards, and they form one more. Ranks are processes. The linker
+ * redirects calls of the library to the wrappers below, which count them.
+ */
+#include "group/shrink.h"
+#include "tcp/star.h"
+#include "testing/launch.h"
+
+#include <arpa/inet.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { MOST_RANKS = 8, MOST_PHASES = 40, TRIES = 4, TIMEOUT_MS = 120000 };
+
+enum dies { IN_CREATION, IN_SHRINK };
+
+struct scenario {
+    int nranks, nnodes;
+    const char *network;
+    enum dies dies;
+};
+
+static const struct scenario scenarios[] = {
+    {4, 2, "tcp", IN_CREATION},      {8, 4, "tcp", IN_CREATION},    {4, 2, "emulated", IN_CREATION},
+    {8, 4, "emulated", IN_CREATION}, {4, 2, "tcp", IN_SHRINK},      {8, 4, "tcp", IN_SHRINK},
+    {4, 2, "emulated", IN_SHRINK},   {8, 4, "emulated", IN_SHRINK},
+};
+
+/* Shared with the ranks. */
+struct table {
+    struct scenario scenario;
+    int phase, port;
+    _Atomic int died;   /* rank 0 has reached that phase */
+    _Atomic int formed; /* ranks that have completed their last shrink */
+    ep_status first[MOST_RANKS], second[MOST_RANKS], last[MOST_RANKS];
+    int members[MOST_RANKS], again[MOST_RANKS], deadlines[MOST_RANKS];
+    char text[MOST_RANKS][256];
+};
+
+static struct table *counts_in; /* on rank 0, while its calls are counted */
+static int n_calls;
+
+ep_status __real_tcp_star_allgather(struct tcp_star *star, const void *mine, size_t bytes, int timeout_ms,
+                                    void *ret_all);
+ep_status __wrap_tcp_star_allgather(struct tcp_star *star, const void *mine, size_t bytes, int timeout_ms,
+                                    void *ret_all);
+struct shrink_outcome __real_shrink_vote(struct shrink *s, bool on_opened, int member, uint32_t vote);
+struct shrink_outcome __wrap_shrink_vote(struct shrink *s, bool on_opened, int member, uint32_t vote);
+
+static void count(void)
+{
+    if (!counts_in || n_calls++ != counts_in->phase)
+        return;
+    atomic_store(&counts_in->died, 1);
+    raise(SIGKILL);
+}
+
+ep_status __wrap_tcp_star_allgather(struct tcp_star *star, const void *mine, size_t bytes, int timeout_ms,
+                                    void *ret_all)
+{
+    count();
+    return __real_tcp_star_allgather(star, mine, bytes, timeout_ms, ret_all);
+}
+
+struct shrink_outcome __wrap_shrink_vote(struct shrink *s, bool on_opened, int member, uint32_t vote)
+{
+    count();
+    return __real_shrink_vote(s, on_opened, member, vote);
+}
+
+static int members_of(ep_comm *comm)
+{
+    ep_comm_info info = EP_COMM_INFO_INIT;
+
+    return comm && ep_comm_get_info(comm, &info) == EP_OK ? info.nranks : 0;
+}
+
+/* Repeats the call: the first ones may fail because rank 0 dies in them. */
+static ep_status shrink(ep_comm *comm, ep_comm **ret_next)
+{
+    ep_status status = EP_E_STATE;
+
+    for (int i = 0; i < TRIES && status != EP_OK; i++)
+        status = ep_comm_shrink(comm, NULL, ret_next);
+    return status;
+}
+
+static void shrink_twice(struct table *table, ep_comm *comm, int rank)
+{
+    int nranks = table->scenario.nranks;
+    ep_comm *next = NULL, *last = NULL;
+
+    counts_in = rank == 0 ? table : NULL;
+    table->first[rank] = shrink(comm, &next);
+    snprintf(table->text[rank], sizeof(table->text[rank]), "%s", ep_last_error());
+    counts_in = NULL;
+    /* Rank 0 died after the confirmation: it is a member of the group, which finds it dead. */
+    if (table->first[rank] == EP_OK && members_of(next) == nranks && atomic_load(&table->died)) {
+        ep_comm_free(comm);
+        comm = next;
+        next = NULL;
+        table->first[rank] = shrink(comm, &next);
+    }
+    table->deadlines[rank] = ep_group_of(comm)->shrink_deadlines;
+    table->members[rank] = members_of(next);
+    if (table->first[rank] == EP_OK) {
+        if (rank == nranks - 1)
+            raise(SIGKILL);
+        table->second[rank] = ep_comm_barrier(next);
+        table->last[rank] = shrink(next, &last);
+        snprintf(table->text[rank], sizeof(table->text[rank]), "%s", ep_last_error());
+        if (table->last[rank] == EP_OK && ep_comm_barrier(last) == EP_OK)
+            table->again[rank] = members_of(last);
+    }
+    /* A rank that leaves earlier would count as departed in the shrinks of the others. */
+    atomic_fetch_add(&table->formed, 1);
+    while (atomic_load(&table->formed) < nranks - 1 - atomic_load(&table->died))
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    ep_comm_free(last);
+    ep_comm_free(next);
+    ep_comm_free(comm);
+}
+
+static int live(const ep_boot *unused, void *argument)
+{
+    struct table *table = argument;
+    const struct scenario *scenario = &table->scenario;
+    ep_boot_tcp_args args = EP_BOOT_TCP_ARGS_INIT;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    int rank = unused->rank;
+    ep_boot_tcp *boot = NULL;
+    ep_comm *comm = NULL;
+    char address[32];
+    ep_status status;
+
+    snprintf(address, sizeof(address), "127.0.0.1:%d", table->port);
+    args.rank = rank;
+    args.nranks = scenario->nranks;
+    args.address = address;
+    args.secret = "";
+    args.timeout_ms = TIMEOUT_MS;
+    if (ep_boot_tcp_new(&args, &boot) != EP_OK)
+        return 1;
+    config.backend = "host";
+    config.network = scenario->network;
+    config.ranks_per_node = scenario->nranks / scenario->nnodes;
+    config.timeout_ms = TIMEOUT_MS;
+    counts_in = rank == 0 && scenario->dies == IN_CREATION ? table : NULL;
+    status = ep_comm_new(ep_boot_tcp_get(boot), &config, &comm);
+    counts_in = NULL;
+    table->first[rank] = status;
+    snprintf(table->text[rank], sizeof(table->text[rank]), "%s", ep_last_error());
+    ep_boot_tcp_free(boot);
+    if (scenario->dies == IN_CREATION)
+        ep_comm_free(comm);
+    else if (status == EP_OK && ep_comm_barrier(comm) == EP_OK)
+        shrink_twice(table, comm, rank);
+    else
+        return 2;
+    return 0;
+}
+
+static int find_port(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof(address);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+    assert_true(fd >= 0 && bind(fd, (struct sockaddr *)&address, bytes) == 0 &&
+                getsockname(fd, (struct sockaddr *)&address, &bytes) == 0);
+    close(fd);
+    return ntohs(address.sin_port);
+}
+
+static void check_created(const struct table *table, int rank)
+{
+    assert_int_equal(table->first[rank], table->died ? EP_E_PEER_DEAD : EP_OK);
+    assert_true(!table->died || strstr(table->text[rank], "rank 0"));
+}
+
+static void check_shrunk(const struct table *table, int rank)
+{
+    int nranks = table->scenario.nranks;
+
+    assert_int_equal(table->first[rank], EP_OK);
+    assert_int_equal(table->deadlines[rank], 0); /* all deaths are detected at once */
+    assert_int_equal(table->members[rank], nranks - table->died);
+    if (rank == nranks - 1)
+        return;
+    assert_int_equal(table->second[rank], EP_E_PEER_DEAD);
+    assert_int_equal(table->last[rank], EP_OK);
+    assert_int_equal(table->again[rank], nranks - 1 - table->died);
+}
+
+/* False: rank 0 has fewer phases. */
+static bool run_phase(const struct scenario *scenario, int phase)
+{
+    struct table *table = mmap(NULL, sizeof(*table), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[MOST_RANKS];
+    bool died;
+
+    assert_true(table != MAP_FAILED);
+    table->scenario = *scenario;
+    table->phase = phase;
+    table->port = find_port();
+    launch.nranks = scenario->nranks;
+    launch.run = live;
+    launch.argument = table;
+    launch.timeout_ms = 2 * TIMEOUT_MS; /* only ends ranks that hang */
+    (void)ep_launch(&launch, exits);    /* fails, because some were killed */
+    died = atomic_load(&table->died);
+    for (int rank = died; rank < scenario->nranks; rank++) {
+        if (scenario->dies == IN_CREATION
+                ? table->first[rank] != (died ? EP_E_PEER_DEAD : EP_OK)
+                : table->first[rank] != EP_OK || (rank < scenario->nranks - 1 && table->last[rank] != EP_OK))
+            print_error("%d ranks, %d nodes, %s, phase %d: rank %d: %s\n", scenario->nranks, scenario->nnodes,
+                        scenario->network, phase, rank, table->text[rank]);
+        assert_int_equal(exits[rank].late, 0);
+        if (scenario->dies == IN_CREATION)
+            check_created(table, rank);
+        else
+            check_shrunk(table, rank);
+    }
+    munmap(table, sizeof(*table));
+    return died;
+}
+
+static void run_scenarios(enum dies dies)
+{
+    for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
+        int phase = 0;
+
+        while (scenarios[i].dies == dies && phase < MOST_PHASES && run_phase(&scenarios[i], phase))
+            phase++;
+        assert_true(phase < MOST_PHASES && (phase > 0 || scenarios[i].dies != dies));
+    }
+}
+
+static void rank_0_dies_in_each_phase_of_a_creation(void **state)
+{
+    (void)state;
+    run_scenarios(IN_CREATION);
+}
+
+static void rank_0_dies_in_each_phase_of_a_shrink_and_another_one_after_it(void **state)
+{
+    (void)state;
+    run_scenarios(IN_SHRINK);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rank_0_dies_in_each_phase_of_a_creation),
+        cmocka_unit_test(rank_0_dies_in_each_phase_of_a_shrink_and_another_one_after_it),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A rank dies while the leader of a shrink between hosts confirms the new group: all others have the same outcome, and
+ * form one group in the next shrink. Ranks are processes. The linker redirects calls of the library to the wrappers
+ * below.
+ */
+#include "group/shrink_linked.h"
+#include "tcp/star_internal.h"
+#include "testing/launch.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { NRANKS = 6, VICTIM_LEAF = 3 };
+
+/* Shared with the ranks. */
+struct scenario {
+    int results; /* sent by the leader before it dies; -1: it stays alive, and a leaf dies before it receives one */
+    int ranks_per_node;
+    _Atomic pid_t pids[NRANKS];
+    _Atomic int formed;
+    ep_status first[NRANKS], barrier[NRANKS], again[NRANKS];
+    int members[NRANKS], deadlines[NRANKS];
+    char text[NRANKS][256];
+};
+
+static struct scenario *confirms_in; /* on the leader, from the confirmation on */
+static int n_results;
+
+ep_status __real_shrink_refuse_prepare(const struct linked *l, struct ep_group_refusal **ret_refusal);
+ep_status __wrap_shrink_refuse_prepare(const struct linked *l, struct ep_group_refusal **ret_refusal);
+ep_status __real_tcp_star_push(struct conn *conn);
+ep_status __wrap_tcp_star_push(struct conn *conn);
+
+static struct scenario *shared;
+
+ep_status __wrap_shrink_refuse_prepare(const struct linked *l, struct ep_group_refusal **ret_refusal)
+{
+    if (l->me == 0 && !n_results)
+        confirms_in = shared;
+    return __real_shrink_refuse_prepare(l, ret_refusal);
+}
+
+/* With unread data, so that its connections are reset and the leader cannot send to it. */
+static void kill_leaf(const struct conn *conn)
+{
+    pid_t pid = atomic_load(&shared->pids[VICTIM_LEAF]);
+    const struct conn *to = conn + VICTIM_LEAF - 1; /* conn is the connection to rank 1 */
+    struct pollfd end = {.fd = to->fd};
+
+    kill(pid, SIGSTOP);
+    (void)!send(to->fd, "", 1, MSG_NOSIGNAL);
+    kill(pid, SIGKILL);
+    while (poll(&end, 1, 1000) <= 0)
+        ;
+}
+
+ep_status __wrap_tcp_star_push(struct conn *conn)
+{
+    if (!confirms_in || !conn->big_bytes)
+        return __real_tcp_star_push(conn);
+    if (confirms_in->results < 0 && n_results == 0)
+        kill_leaf(conn);
+    if (n_results++ == confirms_in->results)
+        raise(SIGKILL);
+    if (n_results == NRANKS - 1)
+        confirms_in = NULL;
+    return __real_tcp_star_push(conn);
+}
+
+static void shrink_again(struct scenario *scenario, int rank, ep_comm *comm)
+{
+    ep_comm_info info = EP_COMM_INFO_INIT;
+    ep_comm *next = NULL;
+
+    scenario->again[rank] = ep_comm_shrink(comm, NULL, &next);
+    if (scenario->again[rank] != EP_OK)
+        snprintf(scenario->text[rank], sizeof(scenario->text[rank]), "%s", ep_comm_last_error(comm));
+    else if (ep_comm_get_info(next, &info) == EP_OK && ep_comm_barrier(next) == EP_OK)
+        scenario->members[rank] = info.nranks;
+    /* A rank that leaves earlier would count as departed in the shrinks of the others. */
+    atomic_fetch_add(&scenario->formed, 1);
+    while (atomic_load(&scenario->formed) < NRANKS - 1)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    ep_comm_free(next);
+}
+
+static int live(const ep_boot *boot, void *argument)
+{
+    struct scenario *scenario = argument;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    int rank = boot->rank;
+    ep_comm *comm = NULL, *next = NULL;
+
+    config.backend = "host";
+    config.network = "tcp";
+    config.ranks_per_node = scenario->ranks_per_node;
+    config.timeout_ms = 60000; /* a death is detected at once */
+    shared = scenario;
+    atomic_store(&scenario->pids[rank], getpid());
+    if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
+        return 1;
+    scenario->first[rank] = ep_comm_shrink(comm, NULL, &next);
+    snprintf(scenario->text[rank], sizeof(scenario->text[rank]), "%s", ep_comm_last_error(comm));
+    if (scenario->first[rank] == EP_OK) {
+        scenario->barrier[rank] = ep_comm_barrier(next);
+        snprintf(scenario->text[rank], sizeof(scenario->text[rank]), "%s", ep_comm_last_error(next));
+    }
+    scenario->deadlines[rank] = ep_group_of(comm)->shrink_deadlines;
+    shrink_again(scenario, rank, scenario->first[rank] == EP_OK ? next : comm);
+    ep_comm_free(next);
+    ep_comm_free(comm);
+    return 0;
+}
+
+static void run_scenario(int ranks_per_node, int results, ep_status first)
+{
+    struct scenario *scenario =
+        mmap(NULL, sizeof(*scenario), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int victim = results < 0 ? VICTIM_LEAF : 0;
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[NRANKS];
+    char expected[32];
+
+    assert_true(scenario != MAP_FAILED);
+    *scenario = (struct scenario){.ranks_per_node = ranks_per_node, .results = results};
+    launch.nranks = NRANKS;
+    launch.run = live;
+    launch.argument = scenario;
+    launch.timeout_ms = 250000; /* only ends ranks that hang */
+    assert_int_equal(ep_launch(&launch, exits), EP_E_PEER_DEAD);
+    snprintf(expected, sizeof(expected), "rank %d", victim);
+    for (int rank = 0; rank < NRANKS; rank++) {
+        if (rank == victim)
+            continue;
+        if (scenario->first[rank] != first || scenario->again[rank] != EP_OK)
+            print_error("%d results: rank %d: %s, %s: %s\n", results, rank, ep_status_name(scenario->first[rank]),
+                        ep_status_name(scenario->again[rank]), scenario->text[rank]);
+        assert_int_equal(exits[rank].code, 0);
+        assert_int_equal(scenario->first[rank], first);
+        assert_int_equal(scenario->barrier[rank], first == EP_OK ? EP_E_PEER_DEAD : EP_OK);
+        assert_non_null(strstr(scenario->text[rank], expected));
+        assert_int_equal(scenario->deadlines[rank], 0);
+        assert_int_equal(scenario->again[rank], EP_OK);
+        assert_int_equal(scenario->members[rank], NRANKS - 1);
+    }
+    munmap(scenario, sizeof(*scenario));
+}
+
+static void a_leader_that_confirms_to_none_fails_all(void **state)
+{
+    (void)state;
+    run_scenario(1, 0, EP_E_PEER_DEAD);
+    run_scenario(2, 0, EP_E_PEER_DEAD);
+}
+
+static void a_leader_that_confirms_to_some_confirms_to_all(void **state)
+{
+    (void)state;
+    for (int results = 1; results < NRANKS - 1; results++) {
+        run_scenario(1, results, EP_OK);
+        run_scenario(2, results, EP_OK);
+    }
+}
+
+static void a_rank_that_dies_during_the_confirmation_is_found_by_the_next_call(void **state)
+{
+    (void)state;
+    run_scenario(1, -1, EP_OK);
+    run_scenario(2, -1, EP_OK);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_leader_that_confirms_to_none_fails_all),
+        cmocka_unit_test(a_leader_that_confirms_to_some_confirms_to_all),
+        cmocka_unit_test(a_rank_that_dies_during_the_confirmation_is_found_by_the_next_call),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
