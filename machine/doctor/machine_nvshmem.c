@@ -83,7 +83,7 @@ bool machine_uses_ibgda(const struct doctor_machine *machine, struct doctor_resu
 
     if (topo_is_confidential(machine->topo)) {
         doctor_not_applicable(machine, result,
-                              "confidential computing keeps NICs from GPU memory, as the check confidential says");
+                              "confidential computing blocks NICs from GPU memory, as the check confidential says");
         return false;
     }
     if (!machine_has_mlx5(machine, result))
@@ -94,14 +94,14 @@ bool machine_uses_ibgda(const struct doctor_machine *machine, struct doctor_resu
     }
     /* An explicit choice: this environment is not for DeepEP. */
     if (!is_on && transport && (strcasecmp(transport, "libfabric") == 0 || strcasecmp(transport, "ucx") == 0)) {
-        doctor_not_applicable(machine, result, "NVSHMEM_REMOTE_TRANSPORT asks for %s",
+        doctor_not_applicable(machine, result, "NVSHMEM_REMOTE_TRANSPORT selects %s",
                               strcasecmp(transport, "ucx") == 0 ? "ucx" : "libfabric");
         return false;
     }
     if (is_on || machine_has_deepep(machine) || source_env(machine->source, "NVSHMEM_IBGDA_NIC_HANDLER") ||
         (transport && strcasecmp(transport, "ibgda") == 0))
         return true;
-    doctor_not_applicable(machine, result, "neither the environment nor a DeepEP that Python finds asks for IBGDA");
+    doctor_not_applicable(machine, result, "neither the environment nor a DeepEP that Python finds uses IBGDA");
     return false;
 }
 
@@ -194,7 +194,7 @@ enum source_state machine_try_load(const struct doctor_machine *machine, const c
      * process with another one.
      */
     if (source_is_live(machine->source) && strcmp(theirs ? theirs : "", own ? own : "") != 0) {
-        *ret_error = "the process that is looked at has another LD_LIBRARY_PATH";
+        *ret_error = "the inspected process has another LD_LIBRARY_PATH";
         return SOURCE_NOT_RECORDED;
     }
     answer = source_query(machine->source, source_printf(machine->source, "load:%s", path), load,
@@ -204,7 +204,7 @@ enum source_state machine_try_load(const struct doctor_machine *machine, const c
         return answer.state;
     }
     text = json_string_value(json_object_get(answer.value, "error"));
-    text_clean(text ? text : "it does not say why", shown, sizeof(shown));
+    text_clean(text ? text : "no reason given", shown, sizeof(shown));
     *ret_error = json_is_true(json_object_get(answer.value, "ok")) ? "" : source_printf(machine->source, "%s", shown);
     return SOURCE_OK;
 }

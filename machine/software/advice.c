@@ -179,8 +179,7 @@ static void advise_gid_index(struct advice_work *work)
     }
     if (index >= 0)
         set(work, "NVSHMEM_IB_GID_INDEX", source_printf(work->source, "%d", index),
-            "Ports have several RoCE v2 GIDs with IPv4 addresses; this is the first one that all ports have. Check "
-            "that it is in the network that joins the nodes.");
+            "Ports have several RoCE v2 GIDs with IPv4 addresses; this is the first one that all ports have. Check that it is in the network that connects the nodes.");
 }
 
 /* Do all RoCE data ports have GIDs with IPv6 addresses, and none with an IPv4 address? */
@@ -211,7 +210,7 @@ static bool is_ipv6_only(const struct topo *topo)
 static void advise_family(struct advice_work *work, const char *name)
 {
     if (is_ipv6_only(work->topo))
-        set(work, name, "AF_INET6", "Ports have IPv6 addresses only, and an IPv4 address is looked for by default.");
+        set(work, name, "AF_INET6", "Ports have only IPv6 addresses; the default is to look for an IPv4 address.");
 }
 
 /* IBGDA, and the NIC of each process. NVIDIA's NICs only: others (EFA, bnxt) use other transports. */
@@ -224,7 +223,7 @@ static ep_status advise_ibgda(struct advice_work *work)
         return EP_OK;
     if (topo_is_confidential(work->topo)) {
         unset(work, "NVSHMEM_IB_ENABLE_IBGDA",
-              "Confidential computing keeps NICs from GPU memory, and GPUs from their doorbells.");
+              "Confidential computing blocks NICs from GPU memory, and GPUs from the NICs' doorbells.");
         return EP_OK;
     }
     if (*nvshmem->transport_ibgda) {
@@ -277,8 +276,7 @@ static void advise_deepep(struct advice_work *work)
     set(work, "DEEP_EP_DEVICE_TO_HCA_MAPPING", map_deepep(work->topo, work->map),
         source_printf(
             work->source,
-            "DeepEP in %s makes NVSHMEM_HCA_LIST of it for each of its processes, also where a program starts "
-            "its ranks itself.",
+            "DeepEP in %s converts it to NVSHMEM_HCA_LIST for each of its processes, also if a program starts its ranks itself.",
             folder));
 }
 
@@ -340,7 +338,7 @@ static void advise_gib(struct advice_work *work)
     if (*config && strcmp(config, shown) == 0)
         set(work, "NCCL_TUNER_CONFIG_PATH", config, "What gIB's tuner knows about this type of machine.");
     unset(work, "TORCH_NCCL_USE_COMM_NONBLOCKING",
-          "gIB's shim wants it unset, with any value, and stops with a mismatch otherwise.");
+          "gIB's shim requires it to be unset and stops with a mismatch otherwise, whatever the value.");
 }
 
 /* Is there an active NIC that NCCL should not use? */
@@ -371,8 +369,7 @@ static void advise_verbs(struct advice_work *work)
 {
     if (work->topo->n_gpus > 1 && *map_verbs(work->topo, work->map))
         set(work, "EPKIT_VERBS_DEVICE", map_verbs(work->topo, work->map),
-            "Programs with libepkit over the network verbs: each rank takes the entry of its place on the node, the port "
-            "of its GPU. The commands of epkit choose so themselves.");
+            "Programs with libepkit over the network verbs: each rank uses the entry of its local rank, the port of its GPU. The commands of epkit do so by default.");
 }
 
 /* --- what is set and should not be --- */
@@ -389,7 +386,7 @@ static const char *useless_path(const struct advice_work *work, const struct var
     text_clean(value, path, sizeof(path));
     if (known->values && strcmp(known->values, "path") == 0 &&
         source_stat(work->source, "%s", value).state == SOURCE_ABSENT)
-        return source_printf(work->source, "It names what is not there: %s.", path);
+        return source_printf(work->source, "It names a path that does not exist: %s.", path);
     if (is_provider && number > 0 && !strchr(value, ':') &&
         source_stat(work->source, "%s-rdmav%d.so", value, number).state == SOURCE_ABSENT)
         return source_printf(work->source, "It has no effect: libibverbs looks for %s-rdmav%d.so, which is not there.",

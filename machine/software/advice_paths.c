@@ -167,7 +167,7 @@ static void advise_preload(struct advice_work *work, const char *host)
     text_clean(*nvshmem->bundled_version ? nvshmem->bundled_version : "another one", text[1], sizeof(text[1]));
     row = advice_add(work, "LD_PRELOAD",
                      source_printf(work->source,
-                                   "PyTorch brings NVSHMEM %s, which would be loaded first; DeepEP is made for %s.",
+                                   "PyTorch brings NVSHMEM %s, which would be loaded first; DeepEP was built with %s.",
                                    text[1], text[0]));
     row->scope = ADVICE_PROGRAM;
     row->prepend = true;
@@ -270,7 +270,7 @@ static void put_verbs_first(struct advice_work *work, struct folders *folders)
     if (!is_elsewhere(work->source, path, "libibverbs.so.1", folder) &&
         !is_elsewhere(work->source, path, "libmlx5.so.1", folder))
         return;
-    put_first(folders, folder, "libibverbs and its provider from one set");
+    put_first(folders, folder, "libibverbs and its provider from one installation");
     keep_bundle_before(work, folders, folder);
 }
 

@@ -87,7 +87,7 @@ static bool takes_bool(const char *value, char *ret_why, size_t bytes)
     if (*value && *digit == '\0' && *value != '0')
         return true;
     return refuse(ret_why, bytes, "is neither 0 nor 1, and is read as %s",
-                  variable_is_true(value) ? "true: only what begins with 0, n or f is false" : "false");
+                  variable_is_true(value) ? "true: only a value that begins with 0, n or f is false" : "false");
 }
 
 static bool parse_number(const char *value, long long *ret_number)
@@ -109,11 +109,11 @@ static bool takes_number(const char *range, bool must_be_power, const char *valu
     if (sscanf(range, "%lld..%lld", &low, &high) != 2)
         return true;
     if (!parse_number(value, &number))
-        return refuse(ret_why, bytes, "is no number");
+        return refuse(ret_why, bytes, "is not a number");
     if (number < low || number > high)
         return refuse(ret_why, bytes, "is not within %lld and %lld", low, high);
     if (must_be_power && (number & (number - 1)) != 0)
-        return refuse(ret_why, bytes, "is no power of two");
+        return refuse(ret_why, bytes, "is not a power of two");
     return true;
 }
 
@@ -124,10 +124,10 @@ static bool takes_size(const char *value, char *ret_why, size_t bytes)
     double number;
 
     if ((*value < '0' || *value > '9') && *value != '.')
-        return refuse(ret_why, bytes, "is no size");
+        return refuse(ret_why, bytes, "is not a size");
     number = strtod(value, &end);
     if (end == value || !(number >= 0) || (*end && (!strchr("kKmMgGtT", *end) || end[1])))
-        return refuse(ret_why, bytes, "is no size: a number with K, M, G or T behind it");
+        return refuse(ret_why, bytes, "is not a size: a number followed by K, M, G or T");
     return true;
 }
 

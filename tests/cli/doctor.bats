@@ -54,7 +54,7 @@ refused() {
     echo "$output"
     [ "$status" -eq 3 ]
     [ -z "$stderr" ]
-    [ "${lines[0]}" = "2 findings on two, 1 of them serious: /dev/shm holds 64 MiB only, and ranks share memory through it; and more." ]
+    [ "${lines[0]}" = "2 findings on two, 1 of them serious: /dev/shm has only 64 MiB, and ranks share memory through it; and more." ]
     [[ "${lines[1]}" == "SEVERITY ID "*" GROUP "*" WHAT"* ]]
     # Serious ones first.
     [[ "${lines[2]}" == "serious  shm "* ]]
@@ -82,7 +82,7 @@ refused() {
     echo "$output"
     [ "$status" -eq 5 ]
     [[ "${lines[0]}" == "Not known whether blind is healthy: "*" checks found nothing, 3 could not be told; memlock: /proc/self/limits: No such file or directory." ]]
-    [[ "$output" == *"memlock (limits): not known"*"  tells     Make readable what is named here"* ]]
+    [[ "$output" == *"memlock (limits): not known"*"  tells     Make the named file or device readable"* ]]
     epkit doctor --from blind --json >blind.json || [ $? -eq 5 ]
     [ "$(jq -c '[.state, .healthy, .counts.found]' blind.json)" = '["not-known",false,0]' ]
     [ "$(jq -c '[.checks[] | select(.id == "memlock") | .outcome, .open]' blind.json)" = '["unknown",true]' ]
@@ -237,7 +237,7 @@ SCRIPT
     run --separate-stderr live "$EPKIT" doctor --only shm --fix --yes
     echo "$output$stderr"
     [ "$status" -eq 0 ]
-    [[ "$output" == *"/dev/shm holds 64 MiB only"*"mount -o remount,size="*": done"*"shm: gone"* ]]
+    [[ "$output" == *"/dev/shm has only 64 MiB"*"mount -o remount,size="*": done"*"shm: gone"* ]]
 }
 
 @test "a fix that fails: its output is shown, the finding is still there, exit code 1" {

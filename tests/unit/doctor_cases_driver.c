@@ -380,7 +380,7 @@ static const struct doctor_case rows[] = {
     CASE("peermem", mute_devices, UNKNOWN, "1 of 2 PCI devices"),
     CASE("peermem", rdma_hidden, UNKNOWN, "/sys/class/infiniband"),
     CASE("peermem", rdma_devices_that_lead_nowhere, UNKNOWN, "1 of 1"),
-    CASE("peermem", all_states_unreadable, UNKNOWN, "do not tell their state"),
+    CASE("peermem", all_states_unreadable, UNKNOWN, "is not known"),
     CASE("peermem", driver_hidden, UNKNOWN, "/proc/driver/nvidia/version"),
     CASE("peermem", no_peermem, OK, ""),
     CASE("peermem", neither_peermem_nor_dmabuf, FOUND, "cannot reach GPU memory"),

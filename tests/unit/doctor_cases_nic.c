@@ -24,7 +24,7 @@ static void management_far_from_gpus(struct made *made)
     slow->ports[0].rate_gbps = 25;
 }
 
-/* A NIC for storage as near to GPUs as those for data, of another make. */
+/* A storage NIC as near to GPUs as the data NICs, of another model. */
 static void slower_of_another_make(struct made *made)
 {
     struct topo_nic *other =
@@ -37,7 +37,7 @@ static void slower_of_another_make(struct made *made)
     made->hardware.pci[other->pci].device = 0x101d;
 }
 
-/* The same make, in another slot. */
+/* The same model, in another slot. */
 static void slower_and_farther(struct made *made)
 {
     struct topo_nic *other = machine_nic(&made->hardware, "mlx5_9", 1, -1, 0, 0);
@@ -110,7 +110,7 @@ static void ipv6_only_and_told(struct made *made)
     made_env(made, "NCCL_IB_ADDR_FAMILY=AF_INET6");
 }
 
-/* Without NVSHMEM its variable is nobody's. */
+/* Without NVSHMEM, its variable does not matter. */
 static void ipv6_only_and_nccl_told(struct made *made)
 {
     ipv6_only(made);
@@ -248,7 +248,7 @@ static void workstation(struct made *made)
     second_function(nic_pci(made, 1), nic_pci(made, 0));
 }
 
-/* Two cards with two ports, and one cable that others have. */
+/* Two cards with two ports each, and a single cable. */
 static void one_cable_of_four(struct made *made)
 {
     flat(made);
@@ -431,8 +431,8 @@ static const struct doctor_case rows[] = {
     CASE("nic-access", nothing, OK, ""),
     CASE("nic-access", uverbs_denied, FOUND, "uverbs1 is not accessible"),
     CASE("nic-access", uverbs_absent, FOUND, "uverbs1 is not there"),
-    CASE("nic-access", no_uverbs_in_a_container, ABSENT, "nothing asks"),
-    CASE("nic-access", no_uverbs_and_sockets, ABSENT, "nothing asks"),
+    CASE("nic-access", no_uverbs_in_a_container, ABSENT, "nothing needs"),
+    CASE("nic-access", no_uverbs_and_sockets, ABSENT, "nothing needs"),
     CASE("nic-access", no_uverbs_for_nccl, FOUND, "uverbs0 is not there"),
     CASE("nic-access", no_uverbs_for_deepep, FOUND, "uverbs0 is not there"),
     CASE("nic-access", no_uverbs_for_nvshmem, FOUND, "uverbs0 is not there"),
