@@ -135,7 +135,7 @@ ep_status diagnosis_make(const struct doctor_machine *machine, const struct doct
         case DOCTOR_UNKNOWN:
             diagnosis.n_unknown++;
             diagnosis.n_open += doctor_is_inconclusive(result);
-            diagnosis.n_denied += result->tells == DOCTOR_MISSING_ROOT;
+            diagnosis.n_denied += result->missing == DOCTOR_MISSING_ROOT;
             break;
         }
     }

@@ -35,7 +35,7 @@ static json_t *result_json(const struct doctor_result *result)
 
     if (result->outcome == DOCTOR_UNKNOWN) {
         json_object_set_new(row, "open", json_boolean(doctor_is_inconclusive(result)));
-        json_object_set_new(row, "would_tell", out_text(doctor_missing_text(result->tells)));
+        json_object_set_new(row, "would_tell", out_text(doctor_missing_text(result->missing)));
     }
     if (result->outcome != DOCTOR_FOUND) {
         json_decref(evidence);

@@ -196,7 +196,7 @@ static void print_unknown(const struct diagnosis *diagnosis)
             continue;
         out_line("\n%s (%s): not known", result->check->id, result->check->group);
         diagnosis_print_block("why", result->text);
-        diagnosis_print_block("tells", doctor_missing_text(result->tells));
+        diagnosis_print_block("tells", doctor_missing_text(result->missing));
     }
 }
 
