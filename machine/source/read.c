@@ -247,7 +247,7 @@ static json_t *make_folder(struct source *source, const char *path)
     /* A file instead of a folder exists, unlike a path that goes through a file. */
     if (fd < 0 && errno == ENOTDIR) {
         fd = live_open(source, path, O_PATH);
-        entry = fd >= 0 ? cache_failure(SOURCE_FAILED, "is no folder") : cache_failure_errno(ENOTDIR);
+        entry = fd >= 0 ? cache_failure(SOURCE_FAILED, "is not a folder") : cache_failure_errno(ENOTDIR);
         if (fd >= 0)
             close(fd);
     } else {

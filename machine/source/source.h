@@ -40,7 +40,7 @@ enum source_state {
     SOURCE_ABSENT,      /* it does not exist */
     SOURCE_DENIED,      /* it exists, but this user may not read it */
     SOURCE_FAILED,      /* it exists and could not be read: `why` says what happened */
-    SOURCE_NOT_RECORDED /* the snapshot does not say */
+    SOURCE_NOT_RECORDED /* the query is not in the snapshot */
 };
 
 struct source;
@@ -162,7 +162,7 @@ struct elf_version {
     const char *name; /* "IBVERBS_PRIVATE_34" */
 };
 
-/* What the headers of an ELF file say. */
+/* Facts from the headers of an ELF file. */
 struct elf_facts {
     enum source_state state; /* SOURCE_FAILED with `why` when it is not an ELF file of 64 bits, or damaged */
     const char *why;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What text_clean() lets through to a terminal, and that no character is left in pieces. */
+/* The output of text_clean() for terminals, and that characters are never split. */
 #include "source/source.h"
 
 #include <setjmp.h>
