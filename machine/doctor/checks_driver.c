@@ -5,6 +5,8 @@
 #include "doctor/machine.h"
 #include "doctor/shell.h"
 
+#include "source/clean.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>

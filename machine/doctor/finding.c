@@ -2,6 +2,8 @@
 /* finding.c - functions with which checks report. */
 #include "doctor/doctor.h"
 
+#include "source/clean.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

@@ -5,6 +5,8 @@
 #include "doctor/shell.h"
 #include "software/variables.h"
 
+#include "source/clean.h"
+
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
@@ -213,14 +215,14 @@ const char *machine_missing_verbs_library(const struct doctor_machine *machine)
 {
     const struct software_verbs *verbs = &machine->software->verbs;
     const char *net = source_env(machine->source, "NCCL_NET"), *plugin = source_env(machine->source, "NCCL_NET_PLUGIN");
-    bool wants_plugin = (net && strcasecmp(net, "Socket") != 0) || plugin;
+    bool needs_plugin = (net && strcasecmp(net, "Socket") != 0) || plugin;
     struct doctor_result unused = {.text = ""};
     bool uses_ibgda;
 
     if (!machine_has_mlx5(machine, &unused))
         return "";
     uses_ibgda = machine_uses_ibgda(machine, &unused);
-    if (verbs->ibverbs.state == SOURCE_ABSENT && (uses_ibgda || wants_plugin))
+    if (verbs->ibverbs.state == SOURCE_ABSENT && (uses_ibgda || needs_plugin))
         return "libibverbs.so.1";
     return verbs->mlx5.state == SOURCE_ABSENT && uses_ibgda ? "libmlx5.so.1" : "";
 }

@@ -5,6 +5,8 @@
 #include "hardware/nvml.h"
 #include "hardware/read.h"
 
+#include "source/clean.h"
+
 #include <stdlib.h>
 #include <string.h>
 

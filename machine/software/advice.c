@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "software/variables.h"
+#include "source/clean.h"
 #include "source/text.h"
 
 #include <ctype.h>
@@ -128,16 +129,16 @@ static const char *common_prefix(struct advice_work *work)
 static void advise_hca_prefix(struct advice_work *work)
 {
     const struct topo *topo = work->topo;
-    const char *prefix, *stranger = NULL;
+    const char *prefix, *unmatched = NULL;
     char name[64];
 
-    for (int i = 0; i < topo->n_nics && !stranger; i++)
+    for (int i = 0; i < topo->n_nics && !unmatched; i++)
         if (advice_is_mlx5(topo, i) && !strstr(topo->nics[i].name, "mlx5"))
-            stranger = topo->nics[i].name;
-    prefix = stranger ? common_prefix(work) : "";
+            unmatched = topo->nics[i].name;
+    prefix = unmatched ? common_prefix(work) : "";
     if (!*prefix)
         return;
-    text_clean(stranger, name, sizeof(name));
+    text_clean(unmatched, name, sizeof(name));
     set(work, "NVSHMEM_HCA_PREFIX", prefix,
         source_printf(work->source, "NVSHMEM looks for names with mlx5 in them, and NICs here have others: %s.", name));
 }
@@ -158,24 +159,24 @@ static bool port_has_right_gid(const struct topo_port *port, int index)
 /* NVSHMEM selects the RoCE v2 GID with an IPv4 address by itself; an index is needed only if a port has several. */
 static void advise_gid_index(struct advice_work *work)
 {
-    const struct topo_port *ports[TOPO_MAX_DATA_PORTS], *crowded = NULL;
+    const struct topo_port *ports[TOPO_MAX_DATA_PORTS], *ambiguous = NULL;
     int n_ports = topo_data_ports(work->topo, ports), index = -1;
 
-    for (int i = 0; i < n_ports && !crowded; i++) {
+    for (int i = 0; i < n_ports && !ambiguous; i++) {
         int n = 0;
 
         for (int g = 0; g < ports[i]->n_gids && ports[i]->link_layer == TOPO_LINK_ETHERNET; g++)
             n += is_right_gid(&ports[i]->gids[g]);
         if (n > 1)
-            crowded = ports[i];
+            ambiguous = ports[i];
     }
-    for (int g = 0; crowded && g < crowded->n_gids && index < 0; g++) {
-        bool is_everywhere = is_right_gid(&crowded->gids[g]);
+    for (int g = 0; ambiguous && g < ambiguous->n_gids && index < 0; g++) {
+        bool is_everywhere = is_right_gid(&ambiguous->gids[g]);
 
         for (int i = 0; i < n_ports; i++)
             if (ports[i]->link_layer == TOPO_LINK_ETHERNET)
-                is_everywhere = is_everywhere && port_has_right_gid(ports[i], crowded->gids[g].index);
-        index = is_everywhere ? crowded->gids[g].index : -1;
+                is_everywhere = is_everywhere && port_has_right_gid(ports[i], ambiguous->gids[g].index);
+        index = is_everywhere ? ambiguous->gids[g].index : -1;
     }
     if (index >= 0)
         set(work, "NVSHMEM_IB_GID_INDEX", source_printf(work->source, "%d", index),
@@ -408,7 +409,7 @@ static void advise_against(struct advice_work *work, const struct source_variabl
         unset(work, known->name, source_printf(work->source, "It does nothing: %s.", known->text));
     else if (known->effect == VARIABLE_BUILD_ONLY && strcmp(known->values, "path") != 0)
         unset(work, known->name, source_printf(work->source, "It does nothing in a running program: %s.", known->text));
-    else if (variable_is_theirs(known->name) && !variable_takes(known, variable->value, why, sizeof(why)))
+    else if (variable_has_known_prefix(known->name) && !variable_accepts(known, variable->value, why, sizeof(why)))
         unset(work, known->name, source_printf(work->source, "Its value here, '%s', %s.", value, why));
     else if (useless)
         unset(work, known->name, useless);

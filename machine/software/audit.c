@@ -9,6 +9,7 @@
 #include "software/variables.h"
 
 #include "base/error.h"
+#include "source/clean.h"
 #include "source/text.h"
 
 #include <stdarg.h>
@@ -410,7 +411,7 @@ static const struct {
 
 static bool is_in_scope(const char *name)
 {
-    return variable_is_theirs(name) || variable_is_own(name);
+    return variable_has_known_prefix(name) || variable_is_epkit(name);
 }
 
 static bool check_unknown(struct audit_work *work, const struct source_variable *variable)
@@ -447,7 +448,7 @@ static bool check_by_table(struct audit_work *work, const struct variable *known
     /* A build reads these folders, so they only have to exist. */
     if (known->effect == VARIABLE_BUILD_ONLY && !is_path)
         return report(work, AUDIT_VOID, variable, "It does nothing in a running program: %s. Unset it.", known->text);
-    if (!variable_takes(known, variable->value, why, sizeof(why)) &&
+    if (!variable_accepts(known, variable->value, why, sizeof(why)) &&
         (is_in_scope(known->name) || known->effect != VARIABLE_WORKS))
         return report(work, AUDIT_VALUE, variable, "Its value %s. Correct it, or unset it: %s.", why, known->text);
     if (!*variable->value && is_in_scope(known->name) && known->values && strcmp(known->values, "bool") != 0)
@@ -509,7 +510,7 @@ static void find_missing(struct audit_work *work)
         /*
          * LD_PRELOAD is for one program, which may not be the inspected one; epkit's commands choose their own values.
          */
-        if (row->unset || variable_is_own(row->name) || row->scope == ADVICE_PROGRAM ||
+        if (row->unset || variable_is_epkit(row->name) || row->scope == ADVICE_PROGRAM ||
             (row->scope == ADVICE_RANK && gpu < 0) || source_env(work->source, row->name))
             continue;
         work->audit->rows[work->audit->n++] = (struct audit_row){
@@ -539,7 +540,7 @@ ep_status audit_make(const struct topo *topo, const struct software *software, c
         return ep_fail(EP_E_MEMORY, "no memory to check the environment");
     }
     for (size_t i = 0; i < environment.n && audit->n < AUDIT_MAX; i++) {
-        audit->uses_software = audit->uses_software || variable_is_theirs(environment.variables[i].name);
+        audit->uses_software = audit->uses_software || variable_has_known_prefix(environment.variables[i].name);
         check_variable(&work, &environment.variables[i]);
     }
     /* A DeepEP that Python finds reads variables and enables IBGDA even if no variable is set. */

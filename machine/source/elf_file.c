@@ -6,6 +6,7 @@
  * libelf reads with ELF_C_READ: pread() into memory of its own. Sizes in the file are checked before libelf allocates
  * by them.
  */
+#include "source/clean.h"
 #include "source/elf.h"
 #include "source/source.h"
 
@@ -146,7 +147,7 @@ static Elf_Data *get_chunk(struct reader *reader, uint64_t offset, uint64_t left
     Elf_Data *data;
 
     if (offset > (uint64_t)reader->size || left > (uint64_t)reader->size - offset) {
-        refuse(reader, "damaged or cut off: its %s ends behind the file", what);
+        refuse(reader, "damaged or cut off: its %s ends beyond the end of the file", what);
         return NULL;
     }
     data = elf_getdata_rawchunk(reader->elf, (int64_t)offset, left < most ? left : most, type);

@@ -8,6 +8,7 @@
  * string that is not UTF-8 is {"hex": "..."}, a key that is not "hex:...". Snapshots are untrusted input: what is
  * accepted satisfies source.h, and errors name what was rejected.
  */
+#include "source/clean.h"
 #include "source/scrub.h"
 #include "source/state.h"
 #include "source/temporary.h"

@@ -2,6 +2,8 @@
 /* The audit of single variables and of whole environments. */
 #include "advised.h"
 
+#include "source/clean.h"
+
 static struct advised advised;
 
 static const struct audit_row *find(const char *name)

@@ -8,6 +8,8 @@
  */
 #include "env.h"
 
+#include "source/clean.h"
+
 #include <string.h>
 
 /* Prepends $1 to the list $2, once. */

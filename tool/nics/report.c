@@ -3,6 +3,8 @@
 #include "nics.h"
 #include "output.h"
 
+#include "source/clean.h"
+
 #include <inttypes.h>
 #include <stdarg.h>
 #include <string.h>
