@@ -12,7 +12,7 @@
 /* --- gpu-access --- */
 
 /* Was the process supposed to have GPUs? Not if its launcher or container explicitly requested none. */
-static bool asks_for_gpus(const struct doctor_machine *machine)
+static bool expects_gpus(const struct doctor_machine *machine)
 {
     const char *visible = source_env(machine->source, "CUDA_VISIBLE_DEVICES");
     const char *given = source_env(machine->source, "NVIDIA_VISIBLE_DEVICES");
@@ -59,15 +59,16 @@ static void report_denied(const struct doctor_machine *machine, struct doctor_re
 static void find_control(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_stat device = source_stat(machine->source, CONTROL);
-    bool is_shut =
+    bool is_inaccessible =
         device.state == SOURCE_DENIED || (device.state == SOURCE_OK && (!device.may_read || !device.may_write));
 
     if (machine->topo->nvml || !machine_has_open_gpu(machine) ||
-        (!is_shut && !(device.state == SOURCE_ABSENT && machine->software->os.in_container)))
+        (!is_inaccessible && !(device.state == SOURCE_ABSENT && machine->software->os.in_container)))
         return;
     doctor_found(machine, result, DOCTOR_ERROR, "CUDA cannot start: " CONTROL " %s",
-                 is_shut ? "may not be opened" : "is not there");
-    doctor_evidence(machine, result, CONTROL, "%s", is_shut ? "not readable and writable for this user" : "not there");
+                 is_inaccessible ? "may not be opened" : "is not there");
+    doctor_evidence(machine, result, CONTROL, "%s",
+                    is_inaccessible ? "not readable and writable for this user" : "not there");
     doctor_advise(
         machine, result,
         "Every process with a GPU needs it, in addition to the files of the GPUs and /dev/nvidia-uvm. The NVIDIA container toolkit and the device plugin mount it; without them it is --device " CONTROL
@@ -75,7 +76,7 @@ static void find_control(const struct doctor_machine *machine, struct doctor_res
 }
 
 /* NVML lists the GPUs, but CUDA may not open one of them. */
-static void find_shut(const struct doctor_machine *machine, struct doctor_result *result)
+static void find_inaccessible(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
     int n = 0;
@@ -107,7 +108,7 @@ static void run_gpu_access(const struct doctor_machine *machine, struct doctor_r
     const struct topo *topo = machine->topo;
 
     if (topo->n_gpus > 0) {
-        find_shut(machine, result);
+        find_inaccessible(machine, result);
         return;
     }
     if (topo->n_hidden_gpus == 0) {
@@ -118,7 +119,7 @@ static void run_gpu_access(const struct doctor_machine *machine, struct doctor_r
         doctor_not_applicable(machine, result, "the driver does not support them, as the check open-driver says");
         return;
     }
-    if (topo->n_denied_gpus == 0 && machine->software->os.in_container && !asks_for_gpus(machine)) {
+    if (topo->n_denied_gpus == 0 && machine->software->os.in_container && !expects_gpus(machine)) {
         doctor_unknown(machine, result, "this container was given none of the %d GPUs of the machine",
                        topo->n_hidden_gpus);
         result->missing = DOCTOR_MISSING_GPUS;

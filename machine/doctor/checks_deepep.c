@@ -380,7 +380,7 @@ static json_t *read_without_gdrcopy(const char *text, size_t bytes)
 }
 
 /* Would the next build of the tree look for GDRCopy? CMake's cache contains the last configuration. */
-static bool wants_gdrcopy(const struct doctor_machine *machine, const char *source)
+static bool needs_gdrcopy(const struct doctor_machine *machine, const char *source)
 {
     struct source_answer off =
         source_fact(machine->source, "without-gdrcopy", read_without_gdrcopy, "%s/build/CMakeCache.txt", source);
@@ -411,7 +411,7 @@ static int find_lacks(const struct doctor_machine *machine, const char *nvshmem,
         lacks[n++] = (struct lack){"libmlx5.so", "in no folder of the linker", install};
     if (lacks_cccl(machine, &lacks[n]))
         n++;
-    if (*nvshmem && wants_gdrcopy(machine, nvshmem) &&
+    if (*nvshmem && needs_gdrcopy(machine, nvshmem) &&
         source_stat(machine->source, "/usr/include/gdrapi.h").state == SOURCE_ABSENT &&
         source_stat(machine->source, "/usr/local/include/gdrapi.h").state == SOURCE_ABSENT)
         /* Only for the build: if exported, the variable does nothing, which void-variables reports. */

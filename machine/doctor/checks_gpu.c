@@ -24,7 +24,7 @@ static int gpu_at(const struct topo *topo, const char *address)
 }
 
 struct gpu_errors {
-    int n, n_grave;       /* number of different errors; of severe ones */
+    int n, n_severe;      /* number of different errors; of severe ones */
     int first_gpu;        /* of the first severe error, otherwise of the first error; -1: not a GPU of this process */
     const char *first_at; /* its PCI address, as far as the log contains it */
     const char *first;
@@ -34,15 +34,15 @@ struct gpu_errors {
     bool is_link; /* the fault is an NVLink */
 };
 
-static void note_error(struct gpu_errors *errors, bool is_grave, int gpu, const char *at, const char *what)
+static void record_error(struct gpu_errors *errors, bool is_severe, int gpu, const char *at, const char *what)
 {
-    if (errors->n == 0 || (is_grave && errors->n_grave == 0)) {
+    if (errors->n == 0 || (is_severe && errors->n_severe == 0)) {
         errors->first_gpu = gpu;
         errors->first_at = at;
         errors->first = what;
     }
     errors->n++;
-    errors->n_grave += is_grave;
+    errors->n_severe += is_severe;
 }
 
 static void check_nvml(const struct doctor_machine *machine, struct doctor_result *result, struct gpu_errors *errors)
@@ -53,22 +53,22 @@ static void check_nvml(const struct doctor_machine *machine, struct doctor_resul
 
         if (!gpu->answered) {
             if (machine->topo->nvml) {
-                note_error(errors, true, i, "", "it has a device file, and the driver does not answer for it");
+                record_error(errors, true, i, "", "it has a device file, and the driver does not answer for it");
                 doctor_evidence(machine, result, where, "NVML does not list it, as of a GPU off the bus");
             }
             continue;
         }
         if (gpu->ecc_uncorrected > 0) {
-            note_error(errors, true, i, "", "uncorrected ECC errors");
+            record_error(errors, true, i, "", "uncorrected ECC errors");
             doctor_evidence(machine, result, where, "%lld uncorrected ECC errors since the driver was loaded",
                             (long long)gpu->ecc_uncorrected);
         }
         if (gpu->remap_failed > 0) {
-            note_error(errors, true, i, "", "remapping a row of memory failed");
+            record_error(errors, true, i, "", "remapping a row of memory failed");
             doctor_evidence(machine, result, where, "remapping a row of memory failed: the board has to be replaced");
         }
         if (gpu->remap_pending > 0) {
-            note_error(errors, false, i, "", "a remapped row of memory waits for a reset");
+            record_error(errors, false, i, "", "a remapped row of memory waits for a reset");
             doctor_evidence(machine, result, where, "a remapped row of memory waits for a reset of the GPU");
         }
     }
@@ -91,8 +91,8 @@ static void check_log(const struct doctor_machine *machine, struct doctor_result
         errors->reboot = errors->reboot || error->recovery == KERNEL_RECOVERY_REBOOT || xid->action == XID_RESTART;
         errors->is_lost = errors->is_lost || error->number == XID_OFF_THE_BUS;
         errors->is_link = errors->is_link || xid->action == XID_LINK;
-        note_error(errors, xid->action != XID_RECOVERED, gpu_at(machine->topo, error->address), error->address,
-                   source_printf(machine->source, "Xid %d (%s)", error->number, *action ? action : xid->text));
+        record_error(errors, xid->action != XID_RECOVERED, gpu_at(machine->topo, error->address), error->address,
+                     source_printf(machine->source, "Xid %d (%s)", error->number, *action ? action : xid->text));
         doctor_evidence(machine, result, log->where, "%d x %s%s%s", error->n, error->time, *error->time ? " " : "",
                         error->line);
     }
@@ -139,7 +139,7 @@ static void run_gpu_errors(const struct doctor_machine *machine, struct doctor_r
     if (errors.n > 0) {
         gpu = errors.first_gpu >= 0 ? machine_gpu_name(machine, errors.first_gpu)
                                     : source_printf(machine->source, "the GPU at %s", errors.first_at);
-        doctor_found(machine, result, errors.n_grave ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", gpu, errors.first,
+        doctor_found(machine, result, errors.n_severe ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", gpu, errors.first,
                      errors.n > 1 ? ", and more" : "");
         fix_errors(machine, result, &errors);
         doctor_advise(
@@ -217,7 +217,7 @@ static int links_due(const struct topo *topo, int gpu)
 }
 
 /* Cloud instances with a single GPU of a board have the links to the others disabled. */
-static bool is_lent_alone(const struct topo *topo)
+static bool is_partial_board(const struct topo *topo)
 {
     return topo->n_gpus == 1 && topo->gpus[0].nvlinks_up == 0 && topo->gpus[0].fabric != TOPO_FABRIC_FAILED;
 }
@@ -363,7 +363,7 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
         return;
     }
     count = count_nvlinks(machine);
-    if (count.n_linked == 0 || is_lent_alone(machine->topo)) {
+    if (count.n_linked == 0 || is_partial_board(machine->topo)) {
         doctor_not_applicable(machine, result,
                               count.n_linked ? "a single GPU, provided without its NVLinks" : "GPUs without NVLink");
         return;

@@ -186,7 +186,7 @@ const struct doctor_check check_ibgda_transport = {
  * A script written by 'epkit env' does not export LD_PRELOAD; it sets this variable to say that programs are started
  * with it.
  */
-static bool is_arranged(const struct doctor_machine *machine)
+static bool is_preloaded_by_script(const struct doctor_machine *machine)
 {
     const char *path = source_env(machine->source, "EPKIT_PRELOAD");
 
@@ -236,7 +236,7 @@ static void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_
             doctor_evidence(machine, result, "LD_PRELOAD", "%s", preload.path);
         } else {
             /* A process that has already loaded one has made its choice. */
-            if (!advised || mapped.n == 1 || !is_used || is_arranged(machine))
+            if (!advised || mapped.n == 1 || !is_used || is_preloaded_by_script(machine))
                 return;
             find_bundled(machine, result);
         }

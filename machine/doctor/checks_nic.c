@@ -90,19 +90,19 @@ static bool sibling_has_more(const struct topo *topo, int nic)
 }
 
 struct slow_links {
-    int n, n_grave;
+    int n, n_severe;
     const char *first, *what;
 };
 
-static void note_slow(const struct doctor_machine *machine, struct doctor_result *result, struct slow_links *slow,
-                      bool is_grave, const char *where, const char *what)
+static void record_slow(const struct doctor_machine *machine, struct doctor_result *result, struct slow_links *slow,
+                        bool is_severe, const char *where, const char *what)
 {
-    if (slow->n == 0 || (is_grave && slow->n_grave == 0)) {
+    if (slow->n == 0 || (is_severe && slow->n_severe == 0)) {
         slow->first = where;
         slow->what = what;
     }
     slow->n++;
-    slow->n_grave += is_grave;
+    slow->n_severe += is_severe;
     doctor_evidence(machine, result, where, "%s", what);
 }
 
@@ -117,8 +117,9 @@ static void find_slow_ports(const struct doctor_machine *machine, struct doctor_
             const struct topo_port *port = &topo->nics[i].ports[p];
 
             if (port->active && port->rate_gbps > 0 && port->rate_gbps < best * 0.99)
-                note_slow(machine, result, slow, true, machine_port_name(machine, i, p),
-                          source_printf(machine->source, "runs at %g Gb/s, its siblings at %g", port->rate_gbps, best));
+                record_slow(
+                    machine, result, slow, true, machine_port_name(machine, i, p),
+                    source_printf(machine->source, "runs at %g Gb/s, its siblings at %g", port->rate_gbps, best));
         }
     }
 }
@@ -142,9 +143,9 @@ static void find_slow_buses(const struct doctor_machine *machine, struct doctor_
             continue;
         is_tight = pci_rate(pci) > 0 && pci_rate(pci) < nic_rate(&topo->nics[i]);
         if (is_tight || sibling_has_more(topo, i))
-            note_slow(machine, result, slow, is_tight, topo->nics[i].name,
-                      source_printf(machine->source, "PCIe link at %g GT/s x%d, its maximum is %g GT/s x%d",
-                                    pci->link_gts, pci->link_width, pci->link_gts_max, pci->link_width_max));
+            record_slow(machine, result, slow, is_tight, topo->nics[i].name,
+                        source_printf(machine->source, "PCIe link at %g GT/s x%d, its maximum is %g GT/s x%d",
+                                      pci->link_gts, pci->link_width, pci->link_gts_max, pci->link_width_max));
     }
 }
 
@@ -163,9 +164,9 @@ static void find_narrow_gpus(const struct doctor_machine *machine, struct doctor
 
         if (pci && pci->link_width > 0 && pci->link_width < pci->link_width_max &&
             (pci->link_width < best || topo->n_gpus >= 4))
-            note_slow(machine, result, slow, false, machine_gpu_name(machine, i),
-                      source_printf(machine->source, "PCIe link x%d, its maximum is x%d", pci->link_width,
-                                    pci->link_width_max));
+            record_slow(machine, result, slow, false, machine_gpu_name(machine, i),
+                        source_printf(machine->source, "PCIe link x%d, its maximum is x%d", pci->link_width,
+                                      pci->link_width_max));
     }
 }
 
@@ -180,7 +181,7 @@ static void run_slow_link(const struct doctor_machine *machine, struct doctor_re
     find_narrow_gpus(machine, result, &slow);
     if (slow.n == 0)
         return;
-    doctor_found(machine, result, slow.n_grave ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", slow.first, slow.what,
+    doctor_found(machine, result, slow.n_severe ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", slow.first, slow.what,
                  slow.n > 1 ? ", and more links are slow" : "");
     doctor_advise(
         machine, result,
@@ -263,15 +264,15 @@ static void check_share(const struct doctor_machine *machine, struct doctor_resu
     for (int i = 0; i < topo->n_nics; i++)
         n += machine_is_data_nic(topo, i);
     for (int g = 0; g < topo_usable_gpus(topo) && gpu < 0; g++) {
-        bool has_own = false, has_shut = false;
+        bool has_own = false, has_inaccessible = false;
 
         for (int i = 0; i < topo->n_nics; i++) {
             enum topo_path path = topo_gpu_nic_path(topo, g, i);
 
             has_own = has_own || (machine_is_data_nic(topo, i) && path <= TOPO_PXB);
-            has_shut = has_shut || (topo->nics[i].role == TOPO_ROLE_NO_ACCESS && path <= TOPO_PXB);
+            has_inaccessible = has_inaccessible || (topo->nics[i].role == TOPO_ROLE_NO_ACCESS && path <= TOPO_PXB);
         }
-        gpu = has_shut && !has_own ? g : -1;
+        gpu = has_inaccessible && !has_own ? g : -1;
     }
     /* If no GPU is near a NIC, only the counts can be compared. */
     if ((n >= topo_usable_gpus(topo) && (gpu < 0 || !has_others_nic(topo))) ||

@@ -233,7 +233,7 @@ static bool find_neighbour(const struct doctor_machine *machine, const struct ma
     return true;
 }
 
-static void run_own_choice(const struct doctor_machine *machine, struct doctor_result *result)
+static void run_default_choice(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_deepep *deepep = &machine->software->deepep;
     const char *list = source_env(machine->source, "NVSHMEM_HCA_LIST");
@@ -303,7 +303,7 @@ static void run_shared_nic(const struct doctor_machine *machine, struct doctor_r
     }
     if (machine_uses_ibgda(machine, result) &&
         !variable_is_true(source_env(machine->source, "NVSHMEM_ENABLE_NIC_PE_MAPPING")))
-        run_own_choice(machine, result);
+        run_default_choice(machine, result);
 }
 
 const struct doctor_check check_shared_nic = {

@@ -311,7 +311,7 @@ static int n_data_nics(const struct topo *topo)
  * Is it a NIC without an active port that GPUs would use: on a switch with a GPU, or of the model of the data NICs? If
  * there are no data NICs, any NIC, unless the machine has a single GPU and nothing needs RDMA.
  */
-static bool is_missed(const struct doctor_machine *machine, int nic)
+static bool is_down_rail(const struct doctor_machine *machine, int nic)
 {
     const struct topo *topo = machine->topo;
     const struct topo_nic *self = &topo->nics[nic];
@@ -383,7 +383,7 @@ static bool is_flat(const struct topo *topo)
 }
 
 struct down_count {
-    int n, n_grave, n_unknown, first;
+    int n, n_severe, n_unknown, first;
     int n_unmanaged; /* of n: waiting for a subnet manager */
 };
 
@@ -409,15 +409,15 @@ static struct down_count count_down(const struct doctor_machine *machine, struct
     struct down_count count = {.first = -1};
 
     for (int i = 0; i < topo->n_nics; i++) {
-        if (!is_missed(machine, i))
+        if (!is_down_rail(machine, i))
             continue;
         if (!reports_its_state(&topo->nics[i])) {
             count.n_unknown++;
             continue;
         }
-        if (count.n++ == 0 || (count.n_grave == 0 && !is_left_unplugged(topo, i)))
+        if (count.n++ == 0 || (count.n_severe == 0 && !is_left_unplugged(topo, i)))
             count.first = i;
-        count.n_grave += !is_left_unplugged(topo, i);
+        count.n_severe += !is_left_unplugged(topo, i);
         count.n_unmanaged += is_unmanaged(&topo->nics[i]);
         for (int p = 0; p < topo->nics[i].n_ports; p++)
             doctor_evidence(machine, result, machine_port_name(machine, i, p), "%s, %s",
@@ -496,7 +496,7 @@ static void run_port_down(const struct doctor_machine *machine, struct doctor_re
             "Cable and switch port are in order. Check the subnet manager of this fabric, on a switch, in UFM or as opensm on a node (sudo sminfo -C %s), and whether it may reach this port.",
             shell_word(machine->source, topo->nics[count.first].name));
     } else if (count.n) {
-        doctor_found(machine, result, count.n_grave ? DOCTOR_ERROR : DOCTOR_WARNING, "%s has no active port%s",
+        doctor_found(machine, result, count.n_severe ? DOCTOR_ERROR : DOCTOR_WARNING, "%s has no active port%s",
                      topo->nics[count.first].name, count.n > 1 ? ", and more NICs have none" : "");
         advise_link(machine, result, count.first);
     } else if (count.n_unknown) {
@@ -545,7 +545,7 @@ static bool has_sibling(const struct topo *topo, int nic)
  * others that all have the other link layer, on a card with one function on bare metal, and no address may be assigned
  * to it.
  */
-static bool is_certainly_odd(const struct doctor_machine *machine, int nic, enum topo_link_layer odd)
+static bool is_certainly_misconfigured(const struct doctor_machine *machine, int nic, enum topo_link_layer odd)
 {
     const struct topo *topo = machine->topo;
     int n_others = 0, n_odd = 0;
@@ -570,7 +570,7 @@ static void fix_link_layer(const struct doctor_machine *machine, struct doctor_r
 {
     const struct topo *topo = machine->topo;
 
-    if (nic >= 0 && is_certainly_odd(machine, nic, odd)) {
+    if (nic >= 0 && is_certainly_misconfigured(machine, nic, odd)) {
         doctor_fix(machine, result, false, "sudo mlxconfig -d %s set LINK_TYPE_P1=%s",
                    shell_word(machine->source, topo->pci[topo->nics[nic].pci].address),
                    odd == TOPO_LINK_ETHERNET ? "IB" : "ETH");

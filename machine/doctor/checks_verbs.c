@@ -166,7 +166,7 @@ static bool is_one_installation(const struct doctor_machine *machine)
 {
     const struct software_verbs *verbs = &machine->software->verbs;
 
-    return verbs->mlx5.state == SOURCE_OK && verbs->provider_wants == verbs->private_version &&
+    return verbs->mlx5.state == SOURCE_OK && verbs->provider_needs == verbs->private_version &&
            strcmp(folder_of(machine, verbs->mlx5.real), folder_of(machine, verbs->ibverbs.real)) == 0;
 }
 
@@ -208,8 +208,8 @@ static void fix_provider(const struct doctor_machine *machine, struct doctor_res
 
 static bool is_mixed(const struct software_verbs *verbs)
 {
-    return verbs->mlx5.state == SOURCE_OK && verbs->private_version && verbs->provider_wants &&
-           verbs->provider_wants != verbs->private_version;
+    return verbs->mlx5.state == SOURCE_OK && verbs->private_version && verbs->provider_needs &&
+           verbs->provider_needs != verbs->private_version;
 }
 
 /* The library itself is missing: NCCL's plugins and NVSHMEM's transports do not load. */
@@ -252,7 +252,7 @@ static void run_provider_missing(const struct doctor_machine *machine, struct do
                     verbs->ibverbs.found_by);
     doctor_evidence(machine, result, "looked for in", "%s", verbs->provider_folders);
     if (verbs->mlx5.state == SOURCE_OK)
-        doctor_evidence(machine, result, verbs->mlx5.path, "needs IBVERBS_PRIVATE_%d", verbs->provider_wants);
+        doctor_evidence(machine, result, verbs->mlx5.path, "needs IBVERBS_PRIVATE_%d", verbs->provider_needs);
     fix_provider(machine, result);
 }
 
@@ -313,7 +313,7 @@ static void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_
     const struct software_verbs *verbs = &machine->software->verbs;
     struct lib_location system;
     const char *path = verbs->mlx5.path, *by = verbs->mlx5.found_by;
-    int number = verbs->provider_wants;
+    int number = verbs->provider_needs;
 
     if (!has_core(machine, result))
         return;

@@ -149,7 +149,7 @@ bool machine_nic_serves_gpus(const struct doctor_machine *machine, int nic)
 }
 
 /* NCCL_IB_DISABLE and NCCL's transport for sockets mean the opposite. */
-static bool asks_for_rdma(const char *name, const char *value)
+static bool needs_rdma(const char *name, const char *value)
 {
     if (strcmp(name, "NCCL_NET") == 0)
         return *value && strcasecmp(value, "Socket") != 0;
@@ -167,7 +167,7 @@ bool machine_uses_rdma(const struct doctor_machine *machine)
     if (machine->software->deepep.imported >= 0 || machine_sets_nvshmem(machine))
         return true;
     for (size_t i = 0; i < environment.n; i++)
-        if (asks_for_rdma(environment.variables[i].name, environment.variables[i].value))
+        if (needs_rdma(environment.variables[i].name, environment.variables[i].value))
             return true;
     return false;
 }

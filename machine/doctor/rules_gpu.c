@@ -231,20 +231,20 @@ static const char *slowdown_text(int slowdown)
 static void run_clocks(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
-    int n = 0, n_told = 0, first = -1, all = 0;
+    int n = 0, n_expected = 0, first = -1, all = 0;
 
     for (int i = 0; i < topo->n_gpus; i++) {
         int slowdown = topo->gpus[i].slowdown;
         bool is_hardware = slowdown > 0 && (slowdown & ~TOPO_SLOW_SW_THERMAL);
 
-        n_told += slowdown >= 0;
+        n_expected += slowdown >= 0;
         n += slowdown > 0;
         if (slowdown > 0 && (first < 0 || (is_hardware && !(all & ~TOPO_SLOW_SW_THERMAL))))
             first = i;
         all |= slowdown > 0 ? slowdown : 0;
     }
     if (n == 0) {
-        if (n_told == 0)
+        if (n_expected == 0)
             doctor_not_applicable(machine, result, "the driver does not report why clocks are lowered");
         return;
     }

@@ -565,7 +565,7 @@ static bool is_degraded(const struct topo *topo, int device)
     return false;
 }
 
-static void note_uplink(const struct doctor_machine *machine, struct doctor_result *result, int device)
+static void record_uplink(const struct doctor_machine *machine, struct doctor_result *result, int device)
 {
     const struct topo_pci *pci = &machine->topo->pci[device];
 
@@ -592,7 +592,7 @@ static void check_uplinks(const struct doctor_machine *machine, struct doctor_re
             continue;
         seen[p] = 1;
         if (has_bridge_below(topo, p) && is_degraded(topo, p))
-            note_uplink(machine, result, p);
+            record_uplink(machine, result, p);
     }
 }
 

@@ -103,7 +103,7 @@ static void ipv6_only(struct made *made)
         made->gids[i][3].kind = TOPO_GID_OTHER;
 }
 
-static void ipv6_only_and_told(struct made *made)
+static void ipv6_only_and_configured(struct made *made)
 {
     ipv6_only(made);
     made_env(made, "NVSHMEM_IB_ADDR_FAMILY=AF_INET6");
@@ -111,23 +111,23 @@ static void ipv6_only_and_told(struct made *made)
 }
 
 /* Without NVSHMEM, its variable does not matter. */
-static void ipv6_only_and_nccl_told(struct made *made)
+static void ipv6_only_and_nccl_configured(struct made *made)
 {
     ipv6_only(made);
     made->software.nvshmem.host.state = SOURCE_ABSENT;
     made_env(made, "NCCL_IB_ADDR_FAMILY=AF_INET6");
 }
 
-static void ipv6_only_and_half_told(struct made *made)
+static void ipv6_only_and_half_configured(struct made *made)
 {
     ipv6_only(made);
     made->software.nvshmem.home = "/opt/nvshmem";
     made_env(made, "NCCL_IB_ADDR_FAMILY=AF_INET6");
 }
 
-static void ipv6_only_and_told_a_wrong_index(struct made *made)
+static void ipv6_only_and_wrong_index(struct made *made)
 {
-    ipv6_only_and_told(made);
+    ipv6_only_and_configured(made);
     made_env(made, "NCCL_IB_GID_INDEX=0");
 }
 
@@ -387,10 +387,10 @@ static const struct doctor_case rows[] = {
     CASE("gid", nothing, OK, ""),
     CASE("gid", no_ipv4, FOUND, "mlx5_3:1"),
     CASE("gid", ipv6_only, FOUND, "IPv6"),
-    CASE("gid", ipv6_only_and_told, OK, ""),
-    CASE("gid", ipv6_only_and_nccl_told, OK, ""),
-    CASE("gid", ipv6_only_and_half_told, FOUND, "IPv6"),
-    CASE("gid", ipv6_only_and_told_a_wrong_index, FOUND, "NCCL_IB_GID_INDEX=0"),
+    CASE("gid", ipv6_only_and_configured, OK, ""),
+    CASE("gid", ipv6_only_and_nccl_configured, OK, ""),
+    CASE("gid", ipv6_only_and_half_configured, FOUND, "IPv6"),
+    CASE("gid", ipv6_only_and_wrong_index, FOUND, "NCCL_IB_GID_INDEX=0"),
     CASE("gid", slower_of_another_make, OK, ""),
     CASE("gid", gids_hidden, UNKNOWN, "Permission denied"),
     CASE("gid", index_3, OK, ""),

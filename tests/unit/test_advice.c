@@ -169,12 +169,12 @@ static void test_management_nics(void **state)
 
 static void test_gid_index(void **state)
 {
-    static struct topo_gid crowded[] = {{1, TOPO_GID_ROCE2, TOPO_GID_LINK_LOCAL},
-                                        {3, TOPO_GID_ROCE2, TOPO_GID_IPV4},
-                                        {5, TOPO_GID_ROCE2, TOPO_GID_IPV4}};
+    static struct topo_gid ambiguous[] = {{1, TOPO_GID_ROCE2, TOPO_GID_LINK_LOCAL},
+                                          {3, TOPO_GID_ROCE2, TOPO_GID_IPV4},
+                                          {5, TOPO_GID_ROCE2, TOPO_GID_IPV4}};
 
     (void)state;
-    advised.hardware.nics[2].ports[0].gids = crowded;
+    advised.hardware.nics[2].ports[0].gids = ambiguous;
     advised.hardware.nics[2].ports[0].n_gids = 3;
     advised_make(&advised);
     is_set("NVSHMEM_IB_GID_INDEX", "3");
@@ -272,7 +272,7 @@ static void test_no_preload_of_the_same_version(void **state)
 }
 
 /* ld.so separates LD_PRELOAD at spaces and LD_LIBRARY_PATH at colons; control characters must not reach a shell. */
-static void test_paths_that_cannot_be_said(void **state)
+static void test_paths_that_cannot_be_listed(void **state)
 {
     (void)state;
     advised.software.nvshmem.home = "/opt/a b";
@@ -456,7 +456,7 @@ int main(void)
         CASE(test_library_path),
         CASE(test_preload),
         CASE(test_no_preload_of_the_same_version),
-        CASE(test_paths_that_cannot_be_said),
+        CASE(test_paths_that_cannot_be_listed),
         CASE(test_paths_with_control_characters),
         CASE(test_python_path),
         CASE(test_unset),

@@ -59,7 +59,7 @@ static void healthy(struct made *made)
     software->verbs = (struct software_verbs){.ibverbs = at(CORE, "default folder"),
                                               .mlx5 = at(MLX5, "default folder"),
                                               .private_version = 57,
-                                              .provider_wants = 57,
+                                              .provider_needs = 57,
                                               .provider = PROVIDER,
                                               .provider_folders = "/usr/lib/libibverbs"};
     put_library(made, CORE, "{'definitions': ['IBVERBS_PRIVATE_57']}");
@@ -156,7 +156,7 @@ static void no_provider(struct made *made)
 
 static void other_set(struct made *made)
 {
-    made->software.verbs.provider_wants = 34;
+    made->software.verbs.provider_needs = 34;
 }
 
 static void other_set_and_no_provider(struct made *made)
@@ -398,7 +398,7 @@ static void linked_with_unknown(struct made *made)
     linked_with(made, "");
 }
 
-static void folder_gone(struct made *made)
+static void folder_missing(struct made *made)
 {
     put_library(made, EXTENSION, "{'needed': ['libnvshmem_host.so.3'], 'runpath': '/gone'}");
     made_state(made, "elf", "/gone/libnvshmem_host.so.3", "absent");
@@ -578,7 +578,7 @@ static const struct test_case cases[] = {
     {&check_other_nvshmem, "older", linked_with_older, DOCTOR_FOUND, "3.3.19"},
     {&check_other_nvshmem, "same version", linked_with_same, DOCTOR_FINE, ""},
     {&check_other_nvshmem, "unknown version", linked_with_unknown, DOCTOR_UNKNOWN, "have the same version"},
-    {&check_other_nvshmem, "folder gone", folder_gone, DOCTOR_UNKNOWN, "built with"},
+    {&check_other_nvshmem, "folder gone", folder_missing, DOCTOR_UNKNOWN, "built with"},
     {&check_gpu_arch, "healthy", nothing, DOCTOR_FINE, ""},
     {&check_gpu_arch, "not understood", archs_unknown, DOCTOR_UNKNOWN, EXTENSION},
     {&check_gpu_arch, "capability", capability_unknown, DOCTOR_UNKNOWN, "libnvidia-ml"},

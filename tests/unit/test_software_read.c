@@ -237,7 +237,7 @@ static void provider(void **state)
     world_library(&world, GNU "/libibverbs/libmlx5-rdmav34.so", MLX5("34"));
     software = read_software(&world);
     assert_int_equal(software->verbs.private_version, 50);
-    assert_int_equal(software->verbs.provider_wants, 50);
+    assert_int_equal(software->verbs.provider_needs, 50);
     assert_string_equal(software->verbs.provider, GNU "/libibverbs/libmlx5-rdmav50.so");
     done(&world, software);
 }

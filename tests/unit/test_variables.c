@@ -20,7 +20,7 @@ static void test_table(void **state)
         assert_true(*variable->text);
         if (variable->text[strlen(variable->text) - 1] == '.')
             fail_msg("%s: the text is a phrase, without a full stop", variable->name);
-        if (*variable->value_default && !variable_takes(variable, variable->value_default, why, sizeof(why)))
+        if (*variable->value_default && !variable_accepts(variable, variable->value_default, why, sizeof(why)))
             fail_msg("%s: its default '%s' %s", variable->name, variable->value_default, why);
         if (variable->effect == VARIABLE_BUILD_ONLY && !variable->values)
             fail_msg("%s: a variable of a build needs to say whether it is a path", variable->name);
@@ -117,7 +117,7 @@ static void test_values(void **state)
         bool taken;
 
         assert_non_null(variable);
-        taken = variable_takes(variable, cases[i].value, why, sizeof(why));
+        taken = variable_accepts(variable, cases[i].value, why, sizeof(why));
         if (taken != !cases[i].why || (cases[i].why && !strstr(why, cases[i].why)))
             fail_msg("%s=%s: '%s', expected '%s'", cases[i].name, cases[i].value, taken ? "taken" : why,
                      cases[i].why ? cases[i].why : "taken");
@@ -134,7 +134,7 @@ static void test_small_reasons(void **state)
 
             assert_non_null(why);
             why[0] = '\0';
-            variable_takes(variable, "no,such\xff value", why, bytes);
+            variable_accepts(variable, "no,such\xff value", why, bytes);
             assert_true(strlen(why) < bytes);
             free(why);
         }
@@ -183,12 +183,12 @@ static void test_names(void **state)
     memset(longest, 'N', sizeof(longest) - 1);
     longest[sizeof(longest) - 1] = '\0';
     assert_null(variable_nearest(longest));
-    assert_true(variable_is_theirs("NVSHMEM_X"));
-    assert_true(variable_is_theirs("NCCL_X"));
-    assert_true(variable_is_theirs("DEEP_EP_X"));
-    assert_false(variable_is_theirs("NVSHMEM"));
-    assert_false(variable_is_theirs("LD_PRELOAD"));
-    assert_false(variable_is_theirs("MY_NCCL_X"));
+    assert_true(variable_has_known_prefix("NVSHMEM_X"));
+    assert_true(variable_has_known_prefix("NCCL_X"));
+    assert_true(variable_has_known_prefix("DEEP_EP_X"));
+    assert_false(variable_has_known_prefix("NVSHMEM"));
+    assert_false(variable_has_known_prefix("LD_PRELOAD"));
+    assert_false(variable_has_known_prefix("MY_NCCL_X"));
 }
 
 int main(void)
