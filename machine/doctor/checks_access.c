@@ -37,7 +37,8 @@ static void report_denied(const struct doctor_machine *machine, struct doctor_re
     if (topo->n_denied_gpus > 0)
         doctor_advise(
             machine, result,
-            "A job has only the GPUs that it asks for: with Slurm, srun --gres=gpu:8 or --gpus-per-task=1 (a device cgroup blocks the others). Outside of a job, /dev/nvidia* has to be readable and writable.");
+            "A job has only the GPUs that it asks for: with Slurm, srun --gres=gpu:8 or --gpus-per-task=1 (a device "
+            "cgroup blocks the others). Outside of a job, /dev/nvidia* has to be readable and writable.");
     else if (machine->software->os.in_container)
         doctor_advise(machine, result,
                       "Give the container GPUs: docker run --gpus all, in Kubernetes a limit of nvidia.com/gpu.");
@@ -71,8 +72,8 @@ static void find_control(const struct doctor_machine *machine, struct doctor_res
                     is_inaccessible ? "not readable and writable for this user" : "not there");
     doctor_advise(
         machine, result,
-        "Every process with a GPU needs it, in addition to the files of the GPUs and /dev/nvidia-uvm. The NVIDIA container toolkit and the device plugin mount it; without them it is --device " CONTROL
-        ".");
+        "Every process with a GPU needs it, in addition to the files of the GPUs and /dev/nvidia-uvm. The NVIDIA "
+        "container toolkit and the device plugin mount it; without them, use --device " CONTROL ".");
 }
 
 /* NVML lists the GPUs, but CUDA may not open one of them. */
@@ -99,7 +100,9 @@ static void find_inaccessible(const struct doctor_machine *machine, struct docto
     doctor_found(machine, result, DOCTOR_ERROR, "%d of %d GPUs may not be used by this process", n, topo->n_gpus);
     doctor_advise(
         machine, result,
-        "Their device files have to be readable and writable. With Slurm, ask for GPUs (--gres); in a container, mount them; on a host, the driver makes them accessible to all users unless it is configured otherwise (NVreg_DeviceFileMode).");
+        "Their device files have to be readable and writable. With Slurm, ask for GPUs (--gres); in a container, "
+        "mount them; on a host, the driver makes them accessible to all users unless it is configured otherwise "
+        "(NVreg_DeviceFileMode).");
 }
 
 /* Reports when this process has no GPU; the other checks then say that there is none. */
@@ -135,7 +138,8 @@ const struct doctor_check check_gpu_access = {
     .title = "the process may use the GPUs that it needs",
     .symptom = "\"no CUDA-capable device is detected\", \"No devices were found\", although the machine has GPUs.",
     .cause =
-        "The device files /dev/nvidia* are missing, belong to another user, or a device cgroup blocks them: the job or the container has not asked for GPUs.",
+        "The device files /dev/nvidia* are missing, belong to another user, or a device cgroup blocks them: the job "
+        "or the container has not asked for GPUs.",
     .remedy = "Ask for GPUs when the job or the container is started.",
     .links = (const char *const[]){"/dev/nvidia0", "/dev/nvidiactl", "CUDA_VISIBLE_DEVICES", NULL},
     .run = run_gpu_access,
@@ -188,10 +192,10 @@ static void run_rdma_device(const struct doctor_machine *machine, struct doctor_
                           ? "it is in a separate package (linux-modules-extra), or "
                           : "the kernel or ");
     } else {
-        doctor_advise(
-            machine, result,
-            "mlx5_ib is loaded, but not bound to it: check 'devlink dev param show pci/%s name enable_roce', at 'devlink dev param show pci/%s name enable_rdma', and at /sys/bus/auxiliary/drivers.",
-            topo->pci[first].address, topo->pci[first].address);
+        doctor_advise(machine, result,
+                      "mlx5_ib is loaded, but not bound to it: check 'devlink dev param show pci/%s name enable_roce', "
+                      "'devlink dev param show pci/%s name enable_rdma' and /sys/bus/auxiliary/drivers.",
+                      topo->pci[first].address, topo->pci[first].address);
     }
 }
 

@@ -74,7 +74,9 @@ static void advise_mapping(const struct doctor_machine *machine, struct doctor_r
 {
     doctor_advise(
         machine, result,
-        "Build DeepEP from commit 8a07e7e of pull request 466, which defines the method and calls it, and install that build. Patch scripts that only insert the method are not sufficient. Without the mapping, NVSHMEM_HCA_LIST=<NIC>:<port> in each process before it starts has the same effect.");
+        "Build DeepEP from commit 8a07e7e of pull request 466, which defines the method and calls it, and install "
+        "that build. Patch scripts that only insert the method are not sufficient. Without the mapping, "
+        "NVSHMEM_HCA_LIST=<NIC>:<port> in each process before it starts has the same effect.");
 }
 
 /* What is wrong with the mapping in the copy; "" if nothing is. */
@@ -132,7 +134,8 @@ const struct doctor_check check_mapping_inactive = {
     .symptom = "All traffic of a node goes over one NIC or half of them, although the mapping is \"installed\" and "
                "DEEP_EP_DEVICE_TO_HCA_MAPPING is set.",
     .cause =
-        "The imported buffer.py has the method of pull request 466 but never calls it, has it below a decorator that belongs to the next method, or does not have it at all. A search for its name finds it in all cases.",
+        "The imported buffer.py has the method of pull request 466 but never calls it, has it below a decorator that "
+        "belongs to the next method, or does not have it at all. A search for its name finds it in all cases.",
     .remedy = "Install a build of commit 8a07e7e, and check definition, call and decorators of the installed copy.",
     .links = (const char *const[]){MAPPING, "https://github.com/deepseek-ai/DeepEP/pull/466", NULL},
     .run = run_mapping_inactive,
@@ -203,7 +206,8 @@ const struct doctor_check check_stale_copy = {
     .title = "the DeepEP that is imported is the one that was patched",
     .symptom = "The source tree has the patch, but the program behaves as if it had not.",
     .cause =
-        "Python imports the first copy on its path. It was copied or installed before the source was patched, or an older one precedes it.",
+        "Python imports the first copy on its path. It was copied or installed before the source was patched, or an "
+        "older one precedes it.",
     .remedy = "Install again after patching, and keep one copy on the path.",
     .links = (const char *const[]){"PYTHONPATH", "deep_ep/buffer.py", NULL},
     .run = run_stale_copy,
@@ -279,8 +283,8 @@ const struct doctor_check check_deepep_too_old = {
     .mode = 8,
     .title = "DeepEP knows the layout of this NVSHMEM",
     .symptom = "Dispatch between nodes runs into its timeout, or results are wrong.",
-    .cause =
-        "DeepEP reads private structures of NVSHMEM. NVSHMEM 3.5 changed the order of its queue pairs; DeepEP supports that since commit 29d31c0 (pull request 564).",
+    .cause = "DeepEP reads private structures of NVSHMEM. NVSHMEM 3.5 changed the order of its queue pairs; DeepEP "
+             "supports that since commit 29d31c0 (pull request 564).",
     .remedy = "Upgrade DeepEP to commit 29d31c0 or later, or stay with NVSHMEM 3.4.5.",
     .links = (const char *const[]){"https://github.com/deepseek-ai/DeepEP/pull/564", NULL},
     .run = run_deepep_too_old,
@@ -446,7 +450,8 @@ static void run_build_files(const struct doctor_machine *machine, struct doctor_
     doctor_fix(machine, result, false, "%s", fix);
     doctor_advise(
         machine, result,
-        "This affects only the next build, not programs that run already. The headers of rdma-core are in the package libibverbs-dev (Debian, Ubuntu) or rdma-core-devel (RHEL).");
+        "This affects only the next build, not programs that run already. The headers of rdma-core are in the package "
+        "libibverbs-dev (Debian, Ubuntu) or rdma-core-devel (RHEL).");
 }
 
 const struct doctor_check check_build_files = {

@@ -25,14 +25,18 @@ static void fix_peermem(const struct doctor_machine *machine, struct doctor_resu
         doctor_advise(
             machine, result,
             os->family == OS_COS
-                ? "The driver's installer brings the modules here: choose a driver with the open kernel modules (cos-extensions install gpu; on GKE the pool's gpu-driver-version), which have dma-buf."
-                : "The driver's container brings the modules here: in the GPU operator, driver.rdma.enabled loads nvidia_peermem, and driver.kernelModuleType=open gives dma-buf.");
+                ? "The driver's installer brings the modules here: choose a driver with the open kernel modules "
+                  "(cos-extensions install gpu; on GKE the pool's gpu-driver-version), which have dma-buf."
+                : "The driver's container brings the modules here: in the GPU operator, driver.rdma.enabled loads "
+                  "nvidia_peermem, and driver.kernelModuleType=open gives dma-buf.");
         return;
     }
     doctor_fix(machine, result, !os->in_container, "sudo modprobe nvidia-peermem");
     doctor_advise(
         machine, result,
-        "To load it at every boot: echo nvidia-peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf%s. If modprobe answers \"Invalid argument\", ib_core is not the one of DOCA-OFED: install that first, or use the open kernel modules on Linux 5.12 or later, which have dma-buf.",
+        "To load it at every boot: echo nvidia-peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf%s. If "
+        "modprobe answers \"Invalid argument\", ib_core is not the one of DOCA-OFED: install that first, or use the "
+        "open kernel modules on Linux 5.12 or later, which have dma-buf.",
         os->in_container ? " (both on the node, not in this container)" : "");
 }
 
@@ -68,7 +72,8 @@ const struct doctor_check check_peermem = {
     .symptom =
         "NVSHMEM stops with \"neither nv_peer_mem, or nvidia_peermem detected\"; NCCL copies through host memory.",
     .cause =
-        "A NIC reads and writes GPU memory only if the driver exports its addresses: as dma-buf (open kernel modules, Linux 5.12 or later), or through the module nvidia_peermem. Neither is available.",
+        "A NIC reads and writes GPU memory only if the driver exports its addresses: as dma-buf (open kernel modules, "
+        "Linux 5.12 or later), or through the module nvidia_peermem. Neither is available.",
     .remedy = "Load nvidia-peermem, now and at every boot, or use the open kernel modules.",
     .links = (const char *const[]){"/sys/module/nvidia_peermem", "/sys/kernel/mm/memory_peers/nv_mem", NULL},
     .run = run_peermem,
@@ -140,8 +145,8 @@ const struct doctor_check check_driver_option = {
     .mode = 12,
     .title = "driver options that are configured are in effect",
     .symptom = "IBGDA falls back to the CPU as NIC handler although the option for it is configured.",
-    .cause =
-        "An option of modprobe.d takes effect when the module is loaded: from the initramfs, at the next boot. Of several lines with NVreg_RegistryDwords only the last counts.",
+    .cause = "An option of modprobe.d takes effect when the module is loaded: from the initramfs, at the next boot. Of "
+             "several lines with NVreg_RegistryDwords only the last counts.",
     .remedy = "Keep one line, rebuild the initramfs (update-initramfs -u, dracut --force), and reboot.",
     .links = (const char *const[]){"/etc/modprobe.d", PARAMS, NULL},
     .run = run_driver_option,
@@ -297,8 +302,10 @@ static void fix_library(const struct doctor_machine *machine, struct doctor_resu
     doctor_advise(
         machine, result,
         machine->software->os.in_container
-            ? "The libraries of the driver are from another node: mount those of this node, as NVIDIA's container toolkit does."
-            : "Install the libraries and the kernel module in one version. A reboot helps if the installed module is newer than the loaded one.");
+            ? "The libraries of the driver are from another node: mount those of this node, as NVIDIA's container "
+              "toolkit does."
+            : "Install the libraries and the kernel module in one version. A reboot helps if the installed module is "
+              "newer than the loaded one.");
 }
 
 /* Is NVIDIA's driver bound to a GPU of the same model? */
@@ -342,7 +349,8 @@ static void find_some_undriven(const struct doctor_machine *machine, struct doct
                      topo->pci[first].address, n > 1 ? ", and more have none" : "");
         doctor_advise(
             machine, result,
-            "The driver could not start it, or it was unbound: the kernel log says why (sudo dmesg | grep -e NVRM -e %s). If it says nothing: echo %s | sudo tee /sys/bus/pci/drivers/nvidia/bind.",
+            "The driver could not start it, or it was unbound: the kernel log says why (sudo dmesg | grep -e NVRM -e "
+            "%s). If it says nothing: echo %s | sudo tee /sys/bus/pci/drivers/nvidia/bind.",
             topo->pci[first].address, topo->pci[first].address);
     }
 }
@@ -401,7 +409,9 @@ const struct doctor_check check_driver_skew = {
     .title = "the NVIDIA driver is loaded, and all its parts are of one version",
     .symptom = "\"Driver/library version mismatch\", \"API mismatch\"; programs find no GPU.",
     .cause =
-        "The kernel module in memory, the module on disk and the libraries of the driver work together only in the same version. After an update the old module stays loaded until a reboot. It is not loaded at all if it was not built for the running kernel, or if the kernel rejects its signature because of Secure Boot.",
+        "The kernel module in memory, the module on disk and the libraries of the driver work together only in the "
+        "same version. After an update the old module stays loaded until a reboot. It is not loaded at all if it was "
+        "not built for the running kernel, or if the kernel rejects its signature because of Secure Boot.",
     .remedy = "Align the versions and reboot.",
     .links = (const char *const[]){VERSION, "/sys/module/nvidia/version", NULL},
     .run = run_driver_skew,
@@ -452,7 +462,8 @@ const struct doctor_check check_iommu_gb200 = {
     .title = "boards with Grace processors run with the IOMMU translating",
     .symptom = "CUDA error 701 (too many resources requested for launch) on GB200.",
     .cause =
-        "GPU and Grace processor share page tables through the SMMU; with iommu.passthrough the GPU cannot use them. The option is right for other servers, but not for these.",
+        "GPU and Grace processor share page tables through the SMMU; with iommu.passthrough the GPU cannot use them. "
+        "The option is right for other servers, but not for these.",
     .remedy = "Remove iommu.passthrough from the kernel command line and reboot.",
     .links = (const char *const[]){"/proc/cmdline", "/etc/default/grub", NULL},
     .run = run_iommu_gb200,

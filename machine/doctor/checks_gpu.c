@@ -120,7 +120,8 @@ static void fix_errors(const struct doctor_machine *machine, struct doctor_resul
                    shell_word(machine->source, topo->pci[gpu->pci].address));
         doctor_cost(
             machine, result, DOCTOR_FIX_RESTART,
-            "Every program on this GPU ends, and on those connected to it by NVLink; none may be running when it is reset.");
+            "Every program on this GPU ends, and on those connected to it by NVLink; none may be running when it is "
+            "reset.");
     }
 }
 
@@ -149,7 +150,8 @@ static void run_gpu_errors(const struct doctor_machine *machine, struct doctor_r
                             : errors.is_link                ? XID_LINK
                                                             : XID_RESET),
             errors.in_log
-                ? " Lines of the kernel log, and so this finding, stay until the next reboot: after a reset look for newer ones (sudo dmesg --ctime | grep Xid)."
+                ? " Lines of the kernel log, and so this finding, stay until the next reboot: after a reset look for "
+                  "newer ones (sudo dmesg --ctime | grep Xid)."
                 : "");
         return;
     }
@@ -317,7 +319,9 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
         machine->topo->gpus[0].cc_major < 10) {
         doctor_advise(
             machine, result,
-            "The host of this virtual machine owns the NVSwitches. Its fabric manager sets up the fabric and the partition with these GPUs, which cannot be done in the virtual machine. Contact the operator of the host.");
+            "The host of this virtual machine owns the NVSwitches. Its fabric manager sets up the fabric and the "
+            "partition with these GPUs, which cannot be done in the virtual machine. Contact the operator of the "
+            "host.");
         return;
     }
     if (*manager)
@@ -339,7 +343,9 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
     doctor_cost(machine, result, DOCTOR_FIX_RESTART, "Programs that use the GPUs of this machine end.");
     doctor_advise(
         machine, result,
-        "nvidia-fabricmanager has to run, in exactly the driver's version, %s (in a virtual machine: on the host; in a container: on the node). 'nv-fabricmanager --version' prints its version; its journal says why it does not run.%s",
+        "nvidia-fabricmanager has to run, in exactly the driver's version, %s (in a virtual machine: on the host; in "
+        "a container: on the node). 'nv-fabricmanager --version' prints its version; its journal says why it does not "
+        "run.%s",
         *version ? version : "which is not known",
         machine->topo->gpus[0].cc_major == 10 && inventory_nvswitches(machine) == 0
             ? " This board needs NVLink's subnet manager as well (package nvlsm)."
@@ -387,7 +393,8 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
                      machine_gpu_name(machine, count.first_down), count.n_down > 1 ? ", nor of more GPUs" : "");
         doctor_advise(
             machine, result,
-            "The NVLinks of these GPUs lead to a bridge: check that it is plugged in at both %s and its neighbor. If the machine is meant to have no bridge, this is normal.",
+            "The NVLinks of these GPUs lead to a bridge: check that it is plugged in at both %s and its neighbor. If "
+            "the machine is meant to have no bridge, this is normal.",
             machine_gpu_name(machine, count.first_down));
     } else {
         doctor_found(machine, result, DOCTOR_ERROR, "%d of %d NVLinks of %s are down%s",
@@ -398,7 +405,9 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
             doctor_evidence(machine, result, "/sys/bus/pci/devices", "%d NVSwitches", inventory_nvswitches(machine));
             doctor_advise(
                 machine, result,
-                "All GPUs have lost the same number of links: the NVSwitch at their other end is missing or has failed. Look for it on the bus (lspci -d 10de: | grep -i bridge) and for SXids in the kernel log; take the node out of service and cycle its power. A reset of a GPU does not bring a switch back.");
+                "All GPUs have lost the same number of links: the NVSwitch at their other end is missing or has "
+                "failed. Look for it on the bus (lspci -d 10de: | grep -i bridge) and for SXids in the kernel log; "
+                "take the node out of service and cycle its power. A reset of a GPU does not bring a switch back.");
         } else
             doctor_advise(
                 machine, result,

@@ -245,7 +245,8 @@ static void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_
         doctor_fix(machine, result, false, "epkit env -- PROGRAM");
         doctor_advise(
             machine, result,
-            "That sets LD_PRELOAD=%s for the program only. Exported in a shell, it would affect launchers and ssh as well.",
+            "That sets LD_PRELOAD=%s for the program only. Exported in a shell, it would affect launchers and ssh as "
+            "well.",
             advised->value);
     } else if (*preload.path) {
         doctor_fix(machine, result, false, "%s", machine_preload_command(machine));

@@ -54,8 +54,8 @@ static long long memlock_of(struct source *source, const char *limits, long long
 /* A shell may raise its limit up to the hard one; a higher limit must be set by the parent of the process. */
 static void fix_memlock(const struct doctor_machine *machine, struct doctor_result *result, long long hard)
 {
-    const char *where =
-        "\"* - memlock unlimited\" in /etc/security/limits.d and a new login; for jobs of Slurm, LimitMEMLOCK=infinity for slurmd and PropagateResourceLimitsExcept=MEMLOCK in slurm.conf";
+    const char *where = "\"* - memlock unlimited\" in /etc/security/limits.d and a new login; for jobs of Slurm, "
+                        "LimitMEMLOCK=infinity for slurmd and PropagateResourceLimitsExcept=MEMLOCK in slurm.conf";
 
     if (hard == -1)
         doctor_fix(machine, result, false, "ulimit -l unlimited");
@@ -265,7 +265,8 @@ const struct doctor_check check_shm = {
     .title = "/dev/shm is large enough",
     .symptom = "Bus error (SIGBUS) in NCCL or a data loader; \"No space left on device\" on /dev/shm/nccl-*.",
     .cause =
-        "Ranks of a node share memory through /dev/shm. Docker's default is 64 MiB, and a process that writes beyond that is killed.",
+        "Ranks of a node share memory through /dev/shm. Docker's default is 64 MiB, and a process that writes beyond "
+        "that is killed.",
     .remedy = "Give the container more (--shm-size, an emptyDir in memory), or remount it larger.",
     .links = (const char *const[]){"/dev/shm", "/proc/self/mounts", NULL},
     .run = run_shm,

@@ -139,9 +139,9 @@ const struct doctor_check check_gib_settings = {
     .mode = 17,
     .title = "NCCL's variables are those that gIB expects",
     .symptom = "NCCL warns of \"NCCL/NET (shim) mismatch\" and stops, or is slower than it should be.",
-    .cause =
-        "gIB is designed for one set of values: traffic classes that the network knows, four queue pairs for a connection, adaptive routing. Its shim compares them, and requires " TORCH_SWITCH
-        " to be unset; some container images set it to 0.",
+    .cause = "gIB is designed for one set of values: traffic classes that the network knows, four queue pairs for a "
+             "connection, adaptive routing. Its shim compares them, and requires " TORCH_SWITCH
+             " to be unset; some container images set it to 0.",
     .remedy = "Source gIB's script set_nccl_env.sh, or the output of 'epkit env'.",
     .links = (const char *const[]){"NCCL_NET", "NCCL_IB_TC", "NCCL_IB_FIFO_TC", "NCCL_TUNER_CONFIG_PATH", TORCH_SWITCH,
                                    "/usr/local/gib/scripts/set_nccl_env.sh", NULL},

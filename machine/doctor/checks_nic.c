@@ -185,7 +185,8 @@ static void run_slow_link(const struct doctor_machine *machine, struct doctor_re
                  slow.n > 1 ? ", and more links are slow" : "");
     doctor_advise(
         machine, result,
-        "Every dispatch waits for the slowest NIC. For a port, check cable and switch (mlxlink -d DEVICE -m); for a PCIe link, reseat the card and check its slot; in a cloud, take the node out of service.");
+        "Every dispatch waits for the slowest NIC. For a port, check cable and switch (mlxlink -d DEVICE -m); for a "
+        "PCIe link, reseat the card and check its slot; in a cloud, take the node out of service.");
 }
 
 const struct doctor_check check_slow_link = {
@@ -195,7 +196,8 @@ const struct doctor_check check_slow_link = {
     .title = "NICs and GPUs have their maximum link speed and width",
     .symptom = "About 43 GB/s between two nodes where others reach twice as much; one rank is always last.",
     .cause =
-        "A port or a PCIe link came up slower or narrower than its siblings. Collective operations run at the speed of the slowest NIC.",
+        "A port or a PCIe link came up slower or narrower than its siblings. Collective operations run at the speed "
+        "of the slowest NIC.",
     .remedy = "Repair the link: cable, transceiver, slot. Until then isolate the node.",
     .links = (const char *const[]){"/sys/class/infiniband/*/ports/*/rate", "/sys/bus/pci/devices/*/current_link_width",
                                    "/sys/bus/pci/devices/*/current_link_speed", NULL},
@@ -288,7 +290,8 @@ static void check_share(const struct doctor_machine *machine, struct doctor_resu
                      machine_gpu_name(machine, gpu));
         doctor_advise(
             machine, result,
-            "Its traffic crosses host bridges or sockets. Give the process the NICs near its GPUs: in Kubernetes by the topology manager (policy restricted or single-numa-node) or DRA, in Slurm by binding to the GPUs.");
+            "Its traffic crosses host bridges or sockets. Give the process the NICs near its GPUs: in Kubernetes by "
+            "the topology manager (policy restricted or single-numa-node) or DRA, in Slurm by binding to the GPUs.");
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR, "the process may use only %d NICs for %d GPUs%s%s", n,
@@ -344,7 +347,8 @@ const struct doctor_check check_nic_access = {
     .title = "the NICs' uverbs devices exist and are accessible",
     .symptom = "\"No IB devices found\", although /sys/class/infiniband lists them.",
     .cause =
-        "Programs talk to a NIC through /dev/infiniband/uverbsN. Containers do not have it by default, and it may be accessible only to root.",
+        "Programs talk to a NIC through /dev/infiniband/uverbsN. Containers do not have it by default, and it may be "
+        "accessible only to root.",
     .remedy = "Give the devices to the container, or their permissions to the user.",
     .links = (const char *const[]){"/dev/infiniband", NULL},
     .run = run_nic_access,

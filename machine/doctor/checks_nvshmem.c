@@ -25,11 +25,15 @@ static void advise_ranks(const struct doctor_machine *machine, struct doctor_res
     if (deepep->imported >= 0 && deepep->mapping_active)
         doctor_advise(
             machine, result,
-            "That sets DEEP_EP_DEVICE_TO_HCA_MAPPING, by which DeepEP gives each of its processes one NIC. For other programs put it into the script that the launcher starts for each rank, or start them with 'epkit env -- PROGRAM'.");
+            "That sets DEEP_EP_DEVICE_TO_HCA_MAPPING, by which DeepEP gives each of its processes one NIC. For other "
+            "programs put it into the script that the launcher starts for each rank, or start them with 'epkit env -- "
+            "PROGRAM'.");
     else
         doctor_advise(
             machine, result,
-            "Put that into the script that the launcher starts for each rank, or start the program with 'epkit env -- PROGRAM': each rank gets the NIC nearest to its GPU as NVSHMEM_HCA_LIST. In a login shell it sets no list, because such a shell has no rank.");
+            "Put that into the script that the launcher starts for each rank, or start the program with 'epkit env -- "
+            "PROGRAM': each rank gets the NIC nearest to its GPU as NVSHMEM_HCA_LIST. In a login shell it sets no "
+            "list, because such a shell has no rank.");
 }
 
 /*
@@ -90,13 +94,14 @@ const struct doctor_check check_one_nic = {
     .mode = 1,
     .title = "no variable leads all GPUs to one NIC",
     .symptom =
-        "Between nodes the throughput is a fraction of that of one NIC (6.5 GB/s were measured where 40 and more are normal), and only the counters of one NIC increase.",
+        "Between nodes the throughput is a fraction of that of one NIC (6.5 GB/s were measured where 40 and more are "
+        "normal), and only the counters of one NIC increase.",
     .cause =
         "With NVSHMEM_ENABLE_NIC_PE_MAPPING the NIC is the number of the PE on its node, modulo the NICs. PEs are "
         "counted for each NVSHMEM job, and DeepEP's throughput mode makes a job for each GPU of a node: every PE is "
         "number 0 there, and takes the first NIC.",
-    .remedy =
-        "Unset it, and give each process a list of one NIC before it initialises NVSHMEM: NVSHMEM_HCA_LIST, set manually, by 'epkit env -- PROGRAM', or by DeepEP with commit 8a07e7e of its pull request 466.",
+    .remedy = "Unset it, and give each process a list of one NIC before it initialises NVSHMEM: NVSHMEM_HCA_LIST, set "
+              "manually, by 'epkit env -- PROGRAM', or by DeepEP with commit 8a07e7e of its pull request 466.",
     .links = (const char *const[]){"NVSHMEM_ENABLE_NIC_PE_MAPPING", "NVSHMEM_HCA_LIST", "DEEP_EP_DEVICE_TO_HCA_MAPPING",
                                    NULL},
     .run = run_one_nic,
@@ -280,7 +285,8 @@ static void run_single(const struct doctor_machine *machine, struct doctor_resul
     doctor_fix(machine, result, false, "epkit env -- PROGRAM");
     doctor_advise(
         machine, result,
-        "A list that is set in a script that runs once is the same for all ranks. If each rank starts the program like this, it gets the NIC of its own GPU.");
+        "A list that is set in a script that runs once is the same for all ranks. If each rank starts the program "
+        "like this, it gets the NIC of its own GPU.");
 }
 
 static void run_shared_nic(const struct doctor_machine *machine, struct doctor_result *result)
@@ -311,10 +317,12 @@ const struct doctor_check check_shared_nic = {
     .group = "nvshmem",
     .mode = 4,
     .title = "each GPU has a NIC of its own, the nearest one",
-    .symptom =
-        "Between nodes the throughput is half of what it should be, and only the counters of half of the NICs increase.",
+    .symptom = "Between nodes the throughput is half of what it should be, and only the counters of half of the NICs "
+               "increase.",
     .cause =
-        "Two GPUs use one NIC while another one is idle. Where two GPUs and two NICs share a PCIe switch, NVSHMEM takes the first of the two for both GPUs: it balances within one job, and each of them is in a job of its own. Or the configured mapping says so.",
+        "Two GPUs use one NIC while another one is idle. Where two GPUs and two NICs share a PCIe switch, NVSHMEM "
+        "takes the first of the two for both GPUs: it balances within one job, and each of them is in a job of its "
+        "own. Or the configured mapping says so.",
     .remedy = "Give each process a list of one NIC, or DeepEP a mapping with all NICs; 'epkit nics' shows both.",
     .links =
         (const char *const[]){"DEEP_EP_DEVICE_TO_HCA_MAPPING", "NVSHMEM_HCA_LIST", "NVSHMEM_IB_ENABLE_IBGDA", NULL},
@@ -378,7 +386,8 @@ static void run_hca_prefix(const struct doctor_machine *machine, struct doctor_r
     else
         doctor_advise(
             machine, result,
-            "The names have nothing in common: rename the NICs with a udev rule, or set NVSHMEM_HCA_PREFIX to a part of the names of those to use.");
+            "The names have nothing in common: rename the NICs with a udev rule, or set NVSHMEM_HCA_PREFIX to a part "
+            "of the names of those to use.");
 }
 
 const struct doctor_check check_hca_prefix = {
@@ -387,8 +396,8 @@ const struct doctor_check check_hca_prefix = {
     .mode = 19,
     .title = "NVSHMEM knows the NICs by their names",
     .symptom = "NVSHMEM reports no device for ibgda, or uses fewer NICs than there are.",
-    .cause =
-        "The transports ibgda and ibdevx take devices whose name contains NVSHMEM_HCA_PREFIX, mlx5 by default. Distributions whose udev rules name devices by their location call them rocep..., ibp... instead.",
+    .cause = "The transports ibgda and ibdevx take devices whose name contains NVSHMEM_HCA_PREFIX, mlx5 by default. "
+             "Distributions whose udev rules name devices by their location call them rocep..., ibp... instead.",
     .remedy = "Set NVSHMEM_HCA_PREFIX to what the names have in common.",
     .links = (const char *const[]){"NVSHMEM_HCA_PREFIX", "NVSHMEM_HCA_LIST", "/sys/class/infiniband", NULL},
     .run = run_hca_prefix,
@@ -444,7 +453,8 @@ static void run_void_variables(const struct doctor_machine *machine, struct doct
     else
         doctor_advise(
             machine, result,
-            "A shell cannot unset it because it is not a valid name of a variable: remove it where the program is started.");
+            "A shell cannot unset it because it is not a valid name of a variable: remove it where the program is "
+            "started.");
 }
 
 const struct doctor_check check_void_variables = {
@@ -453,8 +463,8 @@ const struct doctor_check check_void_variables = {
     .mode = 41,
     .title = "variables have an effect and valid values",
     .symptom = "A setting does not change anything, or has another effect than intended.",
-    .cause =
-        "The variable is read by a build and not by a program, is unknown, or has an invalid value. NVSHMEM_REMOTE_TRANSPORT=ibgda is an example: it has the effect of none, and does not enable IBGDA.",
+    .cause = "The variable is read by a build and not by a program, is unknown, or has an invalid value. "
+             "NVSHMEM_REMOTE_TRANSPORT=ibgda is an example: it has the effect of none, and does not enable IBGDA.",
     .remedy = "Unset it, or correct it; 'epkit env --check' says what each of them does.",
     .links = (const char *const[]){"NVSHMEM_REMOTE_TRANSPORT", "NVSHMEM_IBGDA_SUPPORT", "NVSHMEM_USE_GDRCOPY",
                                    "NVSHMEM_DEBUG", NULL},

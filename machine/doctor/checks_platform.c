@@ -121,7 +121,8 @@ const struct doctor_check check_open_driver = {
     .title = "the variant of the driver's kernel modules, open or closed, supports these GPUs",
     .symptom = "\"No devices were found\"; the kernel log says that the GPU requires the open kernel modules.",
     .cause =
-        "GPUs from Blackwell on, and those on boards with Grace processors, work only with the open kernel modules; GPUs before Turing only with the closed ones.",
+        "GPUs from Blackwell on, and those on boards with Grace processors, work only with the open kernel modules; "
+        "GPUs before Turing only with the closed ones.",
     .remedy = "Install the other variant of the same driver.",
     .links = (const char *const[]){"/proc/driver/nvidia/version", NULL},
     .run = run_open_driver,
@@ -257,8 +258,9 @@ const struct doctor_check check_libcuda = {
     .title = "the linker finds the driver's libcuda.so.1",
     .symptom = "\"libcuda.so.1: cannot open shared object file\"; torch.cuda.is_available() is false; \"CUDA driver "
                "is a stub library\"; \"unsupported display driver / cuda driver combination\".",
-    .cause =
-        "The library comes with the driver, and in a container from the node. It is mounted in a folder that the linker does not search, or not at all; or another one is found first: the toolkit's stub, or that of an older driver.",
+    .cause = "The library comes with the driver, and in a container from the node. It is mounted in a folder that the "
+             "linker does not search, or not at all; or another one is found first: the toolkit's stub, or that of an "
+             "older driver.",
     .remedy = "Put its folder into LD_LIBRARY_PATH, or have it mounted.",
     .links = (const char *const[]){"LD_LIBRARY_PATH", "/usr/local/nvidia/lib64", NULL},
     .run = run_libcuda,
@@ -329,7 +331,9 @@ static void run_ibgda_nic(const struct doctor_machine *machine, struct doctor_re
     doctor_evidence(machine, result, "NVSHMEM_REMOTE_TRANSPORT", "%s", transport ? transport : "not set");
     doctor_advise(
         machine, result,
-        "Within a node everything works. Between nodes, use a library with a transport for these NICs: epkit, UCCL-EP, DeepEP version 2 over NCCL%s. NVSHMEM_REMOTE_TRANSPORT=libfabric does not make DeepEP's kernels use it.",
+        "Within a node everything works. Between nodes, use a library with a transport for these NICs: epkit, "
+        "UCCL-EP, DeepEP version 2 over NCCL%s. NVSHMEM_REMOTE_TRANSPORT=libfabric does not make DeepEP's kernels use "
+        "it.",
         topo->pci[topo->nics[first].pci].vendor == AMAZON ? " with aws-ofi-nccl" : "");
 }
 
@@ -340,7 +344,8 @@ const struct doctor_check check_ibgda_nic = {
     .title = "IBGDA supports the NICs, if something needs it",
     .symptom = "DeepEP works within a node, and between nodes it stops when it initialises: no device for ibgda.",
     .cause =
-        "IBGDA has GPUs write to the registers of NVIDIA's NICs (mlx5). It does not support EFA, Broadcom's and other NICs, and DeepEP before version 2 has no other transport between nodes.",
+        "IBGDA has GPUs write to the registers of NVIDIA's NICs (mlx5). It does not support EFA, Broadcom's and other "
+        "NICs, and DeepEP before version 2 has no other transport between nodes.",
     .remedy = "Use a library with a transport for these NICs between nodes.",
     .links = (const char *const[]){"NVSHMEM_IB_ENABLE_IBGDA", "/sys/class/infiniband", NULL},
     .run = run_ibgda_nic,

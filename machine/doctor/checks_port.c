@@ -454,7 +454,8 @@ static void find_missing(const struct doctor_machine *machine, struct doctor_res
     doctor_evidence(machine, result, "/sys/class/infiniband", "%d NICs, %d of them for data", topo->n_nics, n_data);
     doctor_advise(
         machine, result,
-        "A NIC seems to be missing: look for it on the bus (lspci -d %04x:) and in the kernel log; in a pod, check its network annotations and devices. In a cloud, take the node out of service.",
+        "A NIC seems to be missing: look for it on the bus (lspci -d %04x:) and in the kernel log; in a pod, check "
+        "its network annotations and devices. In a cloud, take the node out of service.",
         vendor);
 }
 
@@ -472,7 +473,8 @@ static void advise_link(const struct doctor_machine *machine, struct doctor_resu
     if (machine_virtual(machine->source) == MACHINE_VIRTUAL)
         doctor_advise(
             machine, result,
-            "In a virtual machine, the provider maintains cable and switch: take the node out of service. In a pod, check its network annotations.%s",
+            "In a virtual machine, the provider maintains cable and switch: take the node out of service. In a pod, "
+            "check its network annotations.%s",
             shared);
     else
         doctor_advise(machine, result,
@@ -493,7 +495,8 @@ static void run_port_down(const struct doctor_machine *machine, struct doctor_re
                      count.n > 1 ? ", and more NICs wait for one" : "");
         doctor_advise(
             machine, result,
-            "Cable and switch port are in order. Check the subnet manager of this fabric, on a switch, in UFM or as opensm on a node (sudo sminfo -C %s), and whether it may reach this port.",
+            "Cable and switch port are in order. Check the subnet manager of this fabric, on a switch, in UFM or as "
+            "opensm on a node (sudo sminfo -C %s), and whether it may reach this port.",
             shell_word(machine->source, topo->nics[count.first].name));
     } else if (count.n) {
         doctor_found(machine, result, count.n_severe ? DOCTOR_ERROR : DOCTOR_WARNING, "%s has no active port%s",
@@ -583,7 +586,9 @@ static void fix_link_layer(const struct doctor_machine *machine, struct doctor_r
     }
     doctor_advise(
         machine, result,
-        "Find out what these NICs are for. If one of them is an uplink or for storage, leave it out of NCCL_IB_HCA and NVSHMEM_HCA_LIST; if it is a rail, its link type is an option of its firmware (mlxconfig, LINK_TYPE). Never change that of the port through which you reach this machine.");
+        "Find out what these NICs are for. If one of them is an uplink or for storage, leave it out of NCCL_IB_HCA "
+        "and NVSHMEM_HCA_LIST; if it is a rail, its link type is an option of its firmware (mlxconfig, LINK_TYPE). "
+        "Never change that of the port through which you reach this machine.");
 }
 
 static void run_link_layer(const struct doctor_machine *machine, struct doctor_result *result)

@@ -32,7 +32,8 @@ static bool has_joined(const struct doctor_machine *machine, struct doctor_resul
                  machine->topo->n_gpus);
     doctor_advise(
         machine, result,
-        "The fabric is set up by the fabric manager of the rack's switches: check it there, and the state of this node in it (nvidia-smi -q, section Fabric). A reset of the GPUs makes them register again.");
+        "The fabric is set up by the fabric manager of the rack's switches: check it there, and the state of this "
+        "node in it (nvidia-smi -q, section Fabric). A reset of the GPUs makes them register again.");
     return false;
 }
 
@@ -70,7 +71,9 @@ static void run_imex(const struct doctor_machine *machine, struct doctor_result 
         doctor_evidence(machine, result, IMEX, channels.state == SOURCE_OK ? "empty" : "not there");
         doctor_advise(
             machine, result,
-            "In Kubernetes: give the pods a ComputeDomain of NVIDIA's DRA driver, which creates a channel. On hosts: run nvidia-imex with all nodes in /etc/nvidia-imex/nodes_config.cfg, and load the driver with NVreg_CreateImexChannel0=1.");
+            "In Kubernetes: give the pods a ComputeDomain of NVIDIA's DRA driver, which creates a channel. On hosts: "
+            "run nvidia-imex with all nodes in /etc/nvidia-imex/nodes_config.cfg, and load the driver with "
+            "NVreg_CreateImexChannel0=1.");
         return;
     }
     stat = source_stat(machine->source, IMEX "/%s", channels.names[0]);
@@ -89,7 +92,8 @@ const struct doctor_check check_imex = {
     .title = "there is an IMEX channel for NVLink between nodes",
     .symptom = "CUDA errors when memory of a GPU in another node of the rack is mapped (GB200, GB300).",
     .cause =
-        "Processes of different nodes exchange GPU memory through an IMEX channel, which has to be created and made accessible to the process.",
+        "Processes of different nodes exchange GPU memory through an IMEX channel, which has to be created and made "
+        "accessible to the process.",
     .remedy = "Use a ComputeDomain, or nvidia-imex and NVreg_CreateImexChannel0=1.",
     .links = (const char *const[]){IMEX, "/etc/nvidia-imex/nodes_config.cfg", NULL},
     .run = run_imex,
@@ -202,7 +206,8 @@ static bool find_renumbered(const struct doctor_machine *machine, struct doctor_
         doctor_fix(machine, result, false, "epkit env -- PROGRAM");
         doctor_advise(
             machine, result,
-            "Each task sees its own GPU as number 0, so a mapping by number assigns one NIC to all of them. If each task is started like this (srun ... epkit env -- PROGRAM), it gets the NIC of its GPU by PCI address.");
+            "Each task sees its own GPU as number 0, so a mapping by number assigns one NIC to all of them. If each "
+            "task is started like this (srun ... epkit env -- PROGRAM), it gets the NIC of its GPU by PCI address.");
         return true;
     }
     return false;
@@ -272,8 +277,8 @@ const struct doctor_check check_visible_devices = {
     .group = "topology",
     .mode = 37,
     .title = "CUDA_VISIBLE_DEVICES names GPUs that exist, in a form that mappings understand",
-    .symptom =
-        "A rank uses the NIC of another GPU, or stops with \"invalid literal for int()\" in buffer.py; GPUs are missing.",
+    .symptom = "A rank uses the NIC of another GPU, or stops with \"invalid literal for int()\" in buffer.py; GPUs are "
+               "missing.",
     .cause = "The mapping of GPUs to NICs goes by index. CUDA_VISIBLE_DEVICES with UUIDs, in another order, or with "
              "entries that do not exist changes what an index means.",
     .remedy = "Use numbers in ascending order, or translate the mapping.",
@@ -414,15 +419,16 @@ static void run_acs(const struct doctor_machine *machine, struct doctor_result *
             count.n_redirecting, count.n);
         if (!machine_is_locked_down(machine->source)) {
             doctor_fix(machine, result, false, "%s", count.fix);
-            doctor_cost(
-                machine, result, DOCTOR_FIX_SAFE,
-                "It costs isolation: these devices are then no longer isolated from each other, which virtual machines need.");
+            doctor_cost(machine, result, DOCTOR_FIX_SAFE,
+                        "It costs isolation: these devices are then no longer isolated from each other, which virtual "
+                        "machines need.");
         }
         doctor_advise(
             machine, result, "%s Keep it enabled on a host that passes devices to virtual machines: it isolates them.",
             *result->fix
                 ? "Better: switch ACS off in the BIOS, or VT-d with it; setpci lasts until the next reboot."
-                : "Switch ACS off in the BIOS, or VT-d with it: the kernel is locked down because of Secure Boot and does not allow it to be changed with setpci.");
+                : "Switch ACS off in the BIOS, or VT-d with it: the kernel is locked down because of Secure Boot and "
+                  "does not allow it to be changed with setpci.");
     } else if (count.n_hidden) {
         doctor_unknown(machine, result, "ACS of %d of %d bridges: only root can read their configuration space",
                        count.n_hidden, count.n);

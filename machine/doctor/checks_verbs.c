@@ -139,7 +139,8 @@ static void run_rdmav_drivers(const struct doctor_machine *machine, struct docto
         doctor_fix(machine, result, false, "unset %s", variable);
     doctor_advise(
         machine, result,
-        "libibverbs appends \"-rdmav%d.so\" to each entry: it has to end in /libmlx5, not in a folder. If the provider is in the usual folder, the variable is not needed.",
+        "libibverbs appends \"-rdmav%d.so\" to each entry: it has to end in /libmlx5, not in a folder. If the "
+        "provider is in the usual folder, the variable is not needed.",
         verbs->private_version);
 }
 
@@ -150,7 +151,8 @@ const struct doctor_check check_rdmav_drivers = {
     .title = "RDMAV_DRIVERS names provider files",
     .symptom = "RDMAV_DRIVERS is set, and libibverbs still says that it could not load the driver.",
     .cause =
-        "An entry of RDMAV_DRIVERS is not a folder: libibverbs appends -rdmav<NN>.so to it and opens the result. If the entry is a folder, that file does not exist.",
+        "An entry of RDMAV_DRIVERS is not a folder: libibverbs appends -rdmav<NN>.so to it and opens the result. If "
+        "the entry is a folder, that file does not exist.",
     .remedy = "Write <folder>/libmlx5, or unset the variable and put the provider into the usual folder.",
     .links = (const char *const[]){"RDMAV_DRIVERS", "IBV_DRIVERS", NULL},
     .run = run_rdmav_drivers,
@@ -190,15 +192,16 @@ static void fix_provider(const struct doctor_machine *machine, struct doctor_res
         folder = shell_word(machine->source, folder);
         doctor_fix(machine, result, false, "sudo mkdir -p %s\nsudo ln -s %s %s/libmlx5-rdmav%d.so", folder,
                    shell_word(machine->source, verbs->mlx5.real), folder, verbs->private_version);
-        doctor_advise(
-            machine, result,
-            "%s is from the same installation as %s. It is better to reinstall both from one package (ibverbs-providers, on RHEL libibverbs, or those of DOCA-OFED).",
-            verbs->mlx5.path, verbs->ibverbs.path);
+        doctor_advise(machine, result,
+                      "%s is from the same installation as %s. It is better to reinstall both from one package "
+                      "(ibverbs-providers, on RHEL libibverbs, or those of DOCA-OFED).",
+                      verbs->mlx5.path, verbs->ibverbs.path);
         return;
     }
     doctor_advise(
         machine, result,
-        "Install the provider of the same set as %s (package ibverbs-providers, on RHEL libibverbs, or that of DOCA-OFED).%s",
+        "Install the provider of the same set as %s (package ibverbs-providers, on RHEL libibverbs, or that of "
+        "DOCA-OFED).%s",
         verbs->ibverbs.path,
         strcmp(system_core(machine).real, verbs->ibverbs.real) == 0
             ? ""
@@ -222,7 +225,8 @@ static void report_lacking(const struct doctor_machine *machine, struct doctor_r
     doctor_evidence(machine, result, "LD_LIBRARY_PATH", "%s", *path ? path : "not set");
     doctor_advise(
         machine, result,
-        "Install libibverbs, libmlx5 and the provider from one package source: libibverbs1 and ibverbs-providers, or libibverbs of rdma-core, or those of DOCA-OFED. In a container they belong in the image.");
+        "Install libibverbs, libmlx5 and the provider from one package source: libibverbs1 and ibverbs-providers, or "
+        "libibverbs of rdma-core, or those of DOCA-OFED. In a container they belong in the image.");
 }
 
 static void run_provider_missing(const struct doctor_machine *machine, struct doctor_result *result)
@@ -262,10 +266,12 @@ const struct doctor_check check_provider_missing = {
     .mode = 13,
     .title = "libibverbs finds the provider of its own set",
     .symptom = "\"libibverbs: Warning: couldn't load driver 'libmlx5-rdmav57.so'\"; programs see no RDMA device.",
-    .cause =
-        "libibverbs and its providers share a private interface with a version number. It loads libmlx5-rdmav<number>.so, and the file with that number is not where it searches: the library was copied without it, or comes from another set than the installed provider.",
+    .cause = "libibverbs and its providers share a private interface with a version number. It loads "
+             "libmlx5-rdmav<number>.so, and the file with that number is not where it searches: the library was copied "
+             "without it, or comes from another set than the installed provider.",
     .remedy =
-        "Install libibverbs and its provider from one package, or put the provider into the folder that libibverbs searches.",
+        "Install libibverbs and its provider from one package, or put the provider into the folder that libibverbs "
+        "searches.",
     .links =
         (const char *const[]){"/usr/lib/x86_64-linux-gnu/libibverbs", "/etc/libibverbs.d", "LD_LIBRARY_PATH", NULL},
     .run = run_provider_missing,
@@ -357,8 +363,8 @@ const struct doctor_check check_verbs_mixed = {
     .title = "libibverbs and libmlx5 are of one set",
     .symptom = "\"version `IBVERBS_PRIVATE_34' not found (required by libmlx5.so.1)\"; NCCL finds no network plugin, "
                "NVSHMEM no transport.",
-    .cause =
-        "The two libraries share a private interface with a version number, and the linker finds one of each set: often one copied into a folder of LD_LIBRARY_PATH without the other.",
+    .cause = "The two libraries share a private interface with a version number, and the linker finds one of each set: "
+             "often one copied into a folder of LD_LIBRARY_PATH without the other.",
     .remedy = "Take both from one set: order LD_LIBRARY_PATH accordingly, or remove the copies.",
     .links = (const char *const[]){"LD_LIBRARY_PATH", NULL},
     .run = run_verbs_mixed,
@@ -399,8 +405,8 @@ const struct doctor_check check_verbs_from_gib = {
     .mode = 22,
     .title = "libibverbs is the system's, not gIB's",
     .symptom = "ib_write_bw and other programs for RDMA fail or find no device where gIB's environment is loaded.",
-    .cause =
-        "gIB brings an rdma-core of its own along for its plugin. If its folder precedes the system's in LD_LIBRARY_PATH, every program loads that libibverbs.",
+    .cause = "gIB brings an rdma-core of its own along for its plugin. If its folder precedes the system's in "
+             "LD_LIBRARY_PATH, every program loads that libibverbs.",
     .remedy = "Put the system's library folder in front of gIB's.",
     .links = (const char *const[]){"LD_LIBRARY_PATH", "/usr/local/gib/lib64", NULL},
     .run = run_verbs_from_gib,

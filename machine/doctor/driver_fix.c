@@ -14,15 +14,20 @@ static const char *reload_words(const struct doctor_machine *machine)
     const struct os *os = &machine->software->os;
 
     if (os->in_container)
-        return "On the node, not in this container: rebuild the initramfs (update-initramfs -u, on RHEL dracut --force) and reboot.";
+        return "On the node, not in this container: rebuild the initramfs (update-initramfs -u, on RHEL dracut "
+               "--force) and reboot.";
     if (os->family == OS_COS)
-        return "Container-Optimized OS discards /etc/modprobe.d at a reboot: pass options to the installer of the driver with --module-arg nvidia.<option>=<value> (cos-extensions install gpu; on GKE in the DaemonSet of the installer, for a pool with gpu-driver-version=disabled).";
+        return "Container-Optimized OS discards /etc/modprobe.d at a reboot: pass options to the installer of the "
+               "driver with --module-arg nvidia.<option>=<value> (cos-extensions install gpu; on GKE in the DaemonSet "
+               "of the installer, for a pool with gpu-driver-version=disabled).";
     if (os->family == OS_OSTREE)
-        return "Pass options to the container that loads the driver: for the GPU operator, in a ConfigMap with nvidia.conf, which driver.kernelModuleConfig.name of its ClusterPolicy names.";
+        return "Pass options to the container that loads the driver: for the GPU operator, in a ConfigMap with "
+               "nvidia.conf, which driver.kernelModuleConfig.name of its ClusterPolicy names.";
     if (*os_initramfs(os))
         return source_printf(
             machine->source,
-            "The driver reads its options when it is loaded, from the initramfs: without %s they do not take effect even after a reboot.",
+            "The driver reads its options when it is loaded, from the initramfs: without %s they do not take effect "
+            "even after a reboot.",
             os_initramfs(os));
     return "The driver reads its options when it is loaded: rebuild the initramfs if this system has one, and reboot.";
 }
@@ -60,7 +65,8 @@ static void merge(const struct doctor_machine *machine, struct doctor_result *re
     cost(machine, result);
     doctor_advise(
         machine, result,
-        "Of several lines with NVreg_RegistryDwords only the last counts, which is that of %s: it has to contain NVreg_RegistryDwords=\"%s\". %s",
+        "Of several lines with NVreg_RegistryDwords only the last counts, which is that of %s: it has to contain "
+        "NVreg_RegistryDwords=\"%s\". %s",
         file, merged, reload_words(machine));
 }
 

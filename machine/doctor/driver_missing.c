@@ -166,7 +166,11 @@ static const char *build_commands(const struct doctor_machine *machine, bool is_
 }
 
 static const char signing[] =
-    "Use modules that are signed with a key that the firmware knows (on Ubuntu linux-modules-nvidia-<branch>-<kernel>), or enroll the key that DKMS signs with: sudo mokutil --import /var/lib/shim-signed/mok/MOK.der, elsewhere /var/lib/dkms/mok.pub; the next boot asks for it at the console. 'sudo modprobe nvidia' answers \"Key was rejected by service\" or \"Operation not permitted\" as long as it is rejected.";
+    "Use modules that are signed with a key that the firmware knows (on Ubuntu "
+    "linux-modules-nvidia-<branch>-<kernel>), or enroll the key that DKMS signs with: sudo mokutil --import "
+    "/var/lib/shim-signed/mok/MOK.der, elsewhere /var/lib/dkms/mok.pub; the next boot asks for it at the console. "
+    "'sudo modprobe nvidia' answers \"Key was rejected by service\" or \"Operation not permitted\" as long as it is "
+    "rejected.";
 
 /* For systems whose modules come from packages or from DKMS. */
 static void explain(const struct doctor_machine *machine, struct doctor_result *result, const char *gpus)
@@ -183,7 +187,9 @@ static void explain(const struct doctor_machine *machine, struct doctor_result *
         doctor_fix(machine, result, false, "%s", build_commands(machine, is_dkms));
         doctor_advise(
             machine, result,
-            "DKMS builds it when the headers of this kernel are installed; if the build fails, /var/lib/dkms/nvidia/%s/build/make.log says why. If modules come as packages, install the one for this kernel, or boot the previous kernel.",
+            "DKMS builds it when the headers of this kernel are installed; if the build fails, "
+            "/var/lib/dkms/nvidia/%s/build/make.log says why. If modules come as packages, install the one for this "
+            "kernel, or boot the previous kernel.",
             version);
     } else if (module == MISSING) {
         doctor_found(machine, result, DOCTOR_ERROR, "there is no NVIDIA driver for the running kernel %s, and %s",
@@ -201,7 +207,8 @@ static void explain(const struct doctor_machine *machine, struct doctor_result *
     } else if (is_strict(machine, result)) {
         doctor_found(
             machine, result, DOCTOR_ERROR,
-            "the NVIDIA driver is not loaded, and %s; the kernel accepts only signed modules (Secure Boot), and may have rejected it",
+            "the NVIDIA driver is not loaded, and %s; the kernel accepts only signed modules (Secure Boot), and may "
+            "have rejected it",
             gpus);
         doctor_fix(machine, result, false, "sudo modprobe nvidia");
         doctor_advise(machine, result, "It loads a module that is signed. %s", signing);

@@ -99,7 +99,8 @@ static void expect(const struct doctor_machine *machine, struct doctor_result *r
     if (result->outcome == DOCTOR_FOUND)
         doctor_advise(
             machine, result,
-            "%s specifies this. Look for a missing device on the bus (lspci -d 10de:, lspci -d 15b3:) and in the kernel log; a device that is not even on the bus needs the node's power cycled, or the vendor.",
+            "%s specifies this. Look for a missing device on the bus (lspci -d 10de:, lspci -d 15b3:) and in the "
+            "kernel log; a device that is not even on the bus needs the node's power cycled, or the vendor.",
             expected->source);
 }
 
@@ -124,7 +125,8 @@ static void run_inventory(const struct doctor_machine *machine, struct doctor_re
         doctor_evidence(machine, result, machine->topo->pci[machine->topo->gpus[i].pci].address, "GPU %d", i);
     doctor_advise(
         machine, result,
-        "A GPU that is not on the bus is not seen by the driver either: take the node out of service, cycle its power, and have the board inspected if the GPU stays missing.");
+        "A GPU that is not on the bus is not seen by the driver either: take the node out of service, cycle its "
+        "power, and have the board inspected if the GPU stays missing.");
 }
 
 const struct doctor_check check_inventory = {
@@ -181,7 +183,8 @@ static void run_mig(const struct doctor_machine *machine, struct doctor_result *
                 doctor_evidence(machine, result, machine_gpu_name(machine, i), "%s", topo->gpus[i].name);
         doctor_advise(
             machine, result,
-            "Ask the operator of the host for whole GPUs: passed through, or with a profile of the whole memory, which has a single number in its name.");
+            "Ask the operator of the host for whole GPUs: passed through, or with a profile of the whole memory, "
+            "which has a single number in its name.");
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR,
@@ -256,7 +259,8 @@ static void run_clocks(const struct doctor_machine *machine, struct doctor_resul
             doctor_evidence(machine, result, machine_gpu_name(machine, i), "%s", slowdown_text(topo->gpus[i].slowdown));
     doctor_advise(
         machine, result,
-        "Check the current state: %s -q -d PERFORMANCE,TEMPERATURE,POWER. %s Under sustained load, one slow GPU delays all ranks.",
+        "Check the current state: %s -q -d PERFORMANCE,TEMPERATURE,POWER. %s Under sustained load, one slow GPU "
+        "delays all ranks.",
         os_driver_program(machine->source, &machine->software->os, "nvidia-smi"),
         all & (TOPO_SLOW_HW_THERMAL | TOPO_SLOW_SW_THERMAL)
             ? "Check the fans, the flow of air or water and its inlet temperature."
@@ -271,7 +275,8 @@ const struct doctor_check check_clocks = {
     .symptom = "One rank is slower than the others at the same work, and all others wait for it.",
     .cause = "The GPU is too hot, or the power supply asks the hardware to save power: it runs with lower clocks.",
     .remedy =
-        "Repair the cooling or the power supply. Clocks lowered by a power cap under full load are normal, and are not reported.",
+        "Repair the cooling or the power supply. Clocks lowered by a power cap under full load are normal, and are "
+        "not reported.",
     .needs = DOCTOR_NEEDS_NVML,
     .links = (const char *const[]){"nvidia-smi -q -d PERFORMANCE", NULL},
     .run = run_clocks,
@@ -300,7 +305,8 @@ static void run_confidential(const struct doctor_machine *machine, struct doctor
                      "confidential computing is on, and the GPUs accept no work: their ready state is off");
         doctor_advise(
             machine, result,
-            "The operator of this guest has to attest the GPUs and then set their ready state: sudo %s conf-compute -srs 1. It is lost when the driver is reloaded, so attestation belongs in the boot of the guest.",
+            "The operator of this guest has to attest the GPUs and then set their ready state: sudo %s conf-compute "
+            "-srs 1. It is lost when the driver is reloaded, so attestation belongs in the boot of the guest.",
             smi);
     } else if (machine_isolates_gpus(topo)) {
         doctor_found(machine, result, DOCTOR_ERROR,
@@ -308,14 +314,17 @@ static void run_confidential(const struct doctor_machine *machine, struct doctor
                      topo->n_gpus);
         doctor_advise(
             machine, result,
-            "Several GPUs of one guest reach each other in protected PCIe mode (Hopper, a whole board with its switches) or with encrypted NVLinks (Blackwell). The mode is set on the host, while no guest has the GPUs.");
+            "Several GPUs of one guest reach each other in protected PCIe mode (Hopper, a whole board with its "
+            "switches) or with encrypted NVLinks (Blackwell). The mode is set on the host, while no guest has the "
+            "GPUs.");
     } else if (topo->n_gpus > 1 && machine_uses_rdma(machine) && machine_has_data_nics(machine, result)) {
         doctor_found(
             machine, result, DOCTOR_ERROR,
             "confidential computing is on: NICs cannot reach the memory of the GPUs, and something needs RDMA");
         doctor_advise(
             machine, result,
-            "GPUDirect RDMA and IBGDA do not work with it. Between nodes, use a transport that copies through host memory (NCCL over sockets, or with NCCL_NET_GDR_LEVEL=LOC), or GPUs without confidential computing.%s",
+            "GPUDirect RDMA and IBGDA do not work with it. Between nodes, use a transport that copies through host "
+            "memory (NCCL over sockets, or with NCCL_NET_GDR_LEVEL=LOC), or GPUs without confidential computing.%s",
             topo->cc_mode == TOPO_CC_PROTECTED_PCIE
                 ? " In protected PCIe mode there is no CUDA IPC either, which DeepEP uses within the node."
                 : "");
@@ -341,8 +350,8 @@ const struct doctor_check check_confidential = {
     .title = "confidential computing allows the GPUs to work, and to reach each other",
     .symptom = "CUDA fails with \"system not yet initialized\" or \"operation not permitted\"; GPUs have no peer "
                "access; NCCL and NVSHMEM fail to register GPU memory with a NIC.",
-    .cause =
-        "In a confidential guest GPUs protect their memory. They accept no work before their ready state is set, reach each other only in a mode for several GPUs, and cannot be reached by NICs.",
+    .cause = "In a confidential guest GPUs protect their memory. They accept no work before their ready state is set, "
+             "reach each other only in a mode for several GPUs, and cannot be reached by NICs.",
     .remedy = "Set the ready state after attestation; have the host choose the mode for several GPUs.",
     .needs = DOCTOR_NEEDS_DRIVER,
     .links = (const char *const[]){"nvidia-smi conf-compute", NULL},
@@ -382,10 +391,11 @@ static void run_uvm(const struct doctor_machine *machine, struct doctor_result *
     doctor_advise(
         machine, result, "%s",
         in_container
-            ? "Give the container the device: the NVIDIA container toolkit and the device plugin do it; without them, use --device " UVM
-              " beside those of the GPUs."
+            ? "Give the container the device: the NVIDIA container toolkit and the device plugin do it; without them, "
+              "use --device " UVM " beside those of the GPUs."
         : device.state == SOURCE_OK
-            ? "Its mode has to be 0666, the driver's default (NVreg_DeviceFileMode); a job of Slurm needs it in cgroup_allowed_devices_file.conf."
+            ? "Its mode has to be 0666, the driver's default (NVreg_DeviceFileMode); a job of Slurm needs it in "
+              "cgroup_allowed_devices_file.conf."
             : "nvidia-persistenced or nvidia-modprobe creates it at every boot.");
 }
 
@@ -395,8 +405,8 @@ const struct doctor_check check_uvm = {
     .mode = 45,
     .title = "CUDA can open nvidia-uvm",
     .symptom = "cuInit fails with CUDA_ERROR_UNKNOWN (999) or \"no CUDA-capable device\", while nvidia-smi works.",
-    .cause =
-        "CUDA manages memory through the module nvidia_uvm, whose device file is missing or not accessible. nvidia-smi does not need it.",
+    .cause = "CUDA manages memory through the module nvidia_uvm, whose device file is missing or not accessible. "
+             "nvidia-smi does not need it.",
     .remedy = "Load the module and create its device file, or give it to the container.",
     .needs = DOCTOR_NEEDS_DRIVER,
     .links = (const char *const[]){UVM, "/sys/module/nvidia_uvm", NULL},
@@ -453,7 +463,9 @@ static void run_fabric_manager(const struct doctor_machine *machine, struct doct
     doctor_evidence(machine, result, "/proc/driver/nvidia/version", "%s", driver);
     doctor_advise(
         machine, result,
-        "Do not restart it now: the fabric that is up would go down. Install both in one version (the package is called after the driver's branch), prevent updates of only one of them, and restart the node when it is drained.");
+        "Do not restart it now: the fabric that is up would go down. Install both in one version (the package is "
+        "called after the driver's branch), prevent updates of only one of them, and restart the node when it is "
+        "drained.");
 }
 
 const struct doctor_check check_fabric_manager = {
@@ -462,8 +474,8 @@ const struct doctor_check check_fabric_manager = {
     .mode = 35,
     .title = "the fabric manager is of the driver's version",
     .symptom = "After the next boot CUDA fails with \"system not yet initialized\" (802), on this node alone.",
-    .cause =
-        "The fabric manager works only with a driver of the same version. One of the two was updated while the machine ran.",
+    .cause = "The fabric manager works only with a driver of the same version. One of the two was updated while the "
+             "machine ran.",
     .remedy = "Install both in one version, and restart the node.",
     .needs = DOCTOR_NEEDS_NVML,
     .links = (const char *const[]){"nvidia-fabricmanager", "/var/lib/dpkg/status", SOFTWARE_FABRIC_LOG, NULL},
@@ -493,7 +505,9 @@ static void run_sxid(const struct doctor_machine *machine, struct doctor_result 
                  log.n > 1 ? ", and more" : "");
     doctor_advise(
         machine, result,
-        "Drain the node and restart it: after a fatal SXid the fabric manager takes ports or the switch out of use, and all GPUs have to be reset together with the switches. If it comes back, have the board repaired. \"SXid Errors\" of NVIDIA's fabric manager guide explains the numbers.");
+        "Drain the node and restart it: after a fatal SXid the fabric manager takes ports or the switch out of use, "
+        "and all GPUs have to be reset together with the switches. If it comes back, have the board repaired. \"SXid "
+        "Errors\" of NVIDIA's fabric manager guide explains the numbers.");
 }
 
 const struct doctor_check check_sxid = {

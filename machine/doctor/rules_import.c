@@ -102,7 +102,8 @@ static void report_missing(const struct doctor_machine *machine, struct doctor_r
     if (begins(lib->name, NVSHMEM))
         doctor_advise(
             machine, result,
-            "The NVSHMEM that it was built with is no longer in the folder of its RUNPATH. Put the folder with %s into LD_LIBRARY_PATH, or build DeepEP again with NVSHMEM_DIR.",
+            "The NVSHMEM that it was built with is no longer in the folder of its RUNPATH. Put the folder with %s "
+            "into LD_LIBRARY_PATH, or build DeepEP again with NVSHMEM_DIR.",
             lib->name);
     else if (begins(lib->name, "libtorch") || begins(lib->name, "libc10"))
         doctor_advise(machine, result, "%s",
@@ -183,9 +184,10 @@ static void find_gap(const struct doctor_machine *machine, struct doctor_result 
         doctor_evidence(machine, result, provider, "does not define it");
         doctor_advise(
             machine, result,
-            is_c
-                ? "It was built on a newer system: build DeepEP again on this one, or in the image that it runs in. Do not replace the C library."
-                : "It was built with a newer compiler: build DeepEP again on this system, or put the folder of a newer libstdc++ (conda has one) first in LD_LIBRARY_PATH.");
+            is_c ? "It was built on a newer system: build DeepEP again on this one, or in the image that it runs in. "
+                   "Do not replace the C library."
+                 : "It was built with a newer compiler: build DeepEP again on this system, or put the folder of a "
+                   "newer libstdc++ (conda has one) first in LD_LIBRARY_PATH.");
         return;
     }
 }
@@ -341,7 +343,8 @@ static void need_driver(const struct doctor_machine *machine, struct doctor_resu
         doctor_evidence(machine, result, "/proc/driver/nvidia/version", "%s", machine->software->driver.version);
         doctor_advise(
             machine, result,
-            "Update the driver of the node; on data center GPUs the package cuda-compat-%d-<minor> and its folder in LD_LIBRARY_PATH help as well. Or use what was built for CUDA %d.",
+            "Update the driver of the node; on data center GPUs the package cuda-compat-%d-<minor> and its folder in "
+            "LD_LIBRARY_PATH help as well. Or use what was built for CUDA %d.",
             user->cuda, user->cuda - 1);
     }
 }
@@ -388,7 +391,8 @@ const struct doctor_check check_cuda_major = {
     .title = "DeepEP, PyTorch, NVSHMEM and the driver are for one CUDA",
     .symptom = "\"CUDA driver version is insufficient for CUDA runtime version\", or two CUDA runtimes in a process.",
     .cause =
-        "The extension was built with another major version of CUDA than PyTorch, or another library with a version that the driver is too old for.",
+        "The extension was built with another major version of CUDA than PyTorch, or another library with a version "
+        "that the driver is too old for.",
     .remedy = "Build DeepEP with PyTorch's CUDA; update the driver.",
     .needs = DOCTOR_NEEDS_DRIVER | DOCTOR_NEEDS_ENVIRONMENT,
     .links = (const char *const[]){"/proc/driver/nvidia/version", "deep_ep_cpp*.so", NULL},

@@ -250,7 +250,9 @@ static void run_rendezvous(const struct doctor_machine *machine, struct doctor_r
             doctor_evidence(machine, result, shown[i], "%s", source_env(machine->source, shown[i]));
     doctor_advise(
         machine, result,
-        "All ranks need the same MASTER_ADDR, the address of the node with rank 0, and consistent numbers: WORLD_SIZE are all ranks for PyTorch, but the nodes for DeepEP's own tests, which start the ranks of a node themselves. 'epkit launch' sets all of them.");
+        "All ranks need the same MASTER_ADDR, the address of the node with rank 0, and consistent numbers: WORLD_SIZE "
+        "are all ranks for PyTorch, but the nodes for DeepEP's own tests, which start the ranks of a node themselves. "
+        "'epkit launch' sets all of them.");
 }
 
 const struct doctor_check check_rendezvous = {
@@ -375,7 +377,9 @@ static void run_environ_sourced(const struct doctor_machine *machine, struct doc
     if (result->outcome == DOCTOR_FOUND)
         doctor_advise(
             machine, result,
-            "Values with quotes, spaces or line ends are run as commands or split, and tokens get into logs and into each child. Pass the required variables by name: sshd's SetEnv, or a file with 'export NAME=VALUE' that the container writes with printf %%q.");
+            "Values with quotes, spaces or line ends are run as commands or split, and tokens get into logs and into "
+            "each child. Pass the required variables by name: sshd's SetEnv, or a file with 'export NAME=VALUE' that "
+            "the container writes with printf %%q.");
 }
 
 const struct doctor_check check_environ_sourced = {
@@ -443,7 +447,8 @@ static void check_journal(const struct doctor_machine *machine, struct doctor_re
                     journal.step);
     doctor_advise(
         machine, result,
-        "epkit install status %s says which step is not done and why. After removing the cause, resume with epkit install apply %s --again.",
+        "epkit install status %s says which step is not done and why. After removing the cause, resume with epkit "
+        "install apply %s --again.",
         shell_word(machine->source, recipe), shell_word(machine->source, recipe));
 }
 

@@ -164,7 +164,8 @@ static void run_nccl_hca(const struct doctor_machine *machine, struct doctor_res
         found_value(machine, result, HCA);
         doctor_advise(
             machine, result,
-            "Entries are prefixes of names, separated by ','; '=' in front of the list makes them exact names, and :1 after one is its port. 'epkit topo' shows the NICs.");
+            "Entries are prefixes of names, separated by ','; '=' in front of the list makes them exact names, and :1 "
+            "after one is its port. 'epkit topo' shows the NICs.");
     } else if (n_named < n && n_named < n_gpus) {
         doctor_found(machine, result, DOCTOR_WARNING, HCA " leaves out %d of %d NICs for data, %s among them",
                      n - n_named, n, machine->topo->nics[left_out].name);
@@ -177,7 +178,8 @@ static void run_nccl_hca(const struct doctor_machine *machine, struct doctor_res
         found_value(machine, result, HCA);
         doctor_advise(
             machine, result,
-            "The traffic of these GPUs crosses host bridges or sockets. Without the list NCCL takes the nearest NIC of each GPU.");
+            "The traffic of these GPUs crosses host bridges or sockets. Without the list NCCL takes the nearest NIC "
+            "of each GPU.");
     }
 }
 
@@ -271,8 +273,8 @@ const struct doctor_check check_socket_interface = {
     .mode = 51,
     .title = "variables name interfaces that exist and are up",
     .symptom = "\"Bootstrap: no socket interface found\", or the start of a job hangs.",
-    .cause =
-        "NCCL_SOCKET_IFNAME or a similar variable names an interface of another machine, one that is down, or the loopback.",
+    .cause = "NCCL_SOCKET_IFNAME or a similar variable names an interface of another machine, one that is down, or the "
+             "loopback.",
     .remedy = "Unset it, or name the interface that other nodes reach.",
     .needs = DOCTOR_NEEDS_GPUS | DOCTOR_NEEDS_ENVIRONMENT,
     .links =
@@ -384,7 +386,8 @@ static void run_nccl_gdr(const struct doctor_machine *machine, struct doctor_res
                     topo_path_name(machine->map->choices[first].path));
     doctor_advise(
         machine, result,
-        "It is the largest distance at which NCCL lets a NIC read GPU memory. If the distance shown is right for this machine, set the level to it.");
+        "It is the largest distance at which NCCL lets a NIC read GPU memory. If the distance shown is right for this "
+        "machine, set the level to it.");
 }
 
 const struct doctor_check check_nccl_gdr = {

@@ -66,7 +66,8 @@ static void run_heap_size(const struct doctor_machine *machine, struct doctor_re
     doctor_advise(
         machine, result,
         is_static
-            ? "A static heap is allocated at the start, in addition to the model: it has to hold DeepEP's buffers and leave room for the model. Without NVSHMEM_DISABLE_CUDA_VMM=1, the heap grows on demand."
+            ? "A static heap is allocated at the start, in addition to the model: it has to hold DeepEP's buffers and "
+              "leave room for the model. Without NVSHMEM_DISABLE_CUDA_VMM=1, the heap grows on demand."
             : "It is only address space: leave it at its default of 128 GiB.");
 }
 
@@ -210,7 +211,8 @@ static void run_hca_lists(const struct doctor_machine *machine, struct doctor_re
         doctor_fix(machine, result, false, "unset %s", names[i]);
         doctor_advise(
             machine, result,
-            "Entries are NIC:port, with ',' between them%s; 'epkit topo' shows the NICs of this machine. 'epkit env' prints the right list for each rank.",
+            "Entries are NIC:port, with ',' between them%s; 'epkit topo' shows the NICs of this machine. 'epkit env' "
+            "prints the right list for each rank.",
             i == 1 ? ", each followed by ':' and the number of PEs" : "");
         return;
     }
@@ -223,7 +225,8 @@ const struct doctor_check check_hca_lists = {
     .title = "lists of NICs name ports that exist",
     .symptom = "NVSHMEM finds no NIC, or only some of them, and continues without the rest or stops.",
     .cause =
-        "A list was written for another machine, names a port that the NIC does not have, or separates its entries by something other than a comma.",
+        "A list was written for another machine, names a port that the NIC does not have, or separates its entries by "
+        "something other than a comma.",
     .remedy = "Unset the list, or write it for this machine.",
     .needs = DOCTOR_NEEDS_DATA_NICS | DOCTOR_NEEDS_ENVIRONMENT,
     .links = (const char *const[]){"NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PE_MAPPING", NULL},

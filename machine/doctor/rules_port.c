@@ -94,7 +94,9 @@ static void run_link_errors(const struct doctor_machine *machine, struct doctor_
     if (first >= 0)
         doctor_advise(
             machine, result,
-            "Counted since the driver was loaded. Check whether the counters still increase (epkit nics), then check cable, transceiver and switch port (mlxlink -d %s -m -c): clean or replace them. A job ends with an error when a link is down for longer than its timeout.",
+            "Counted since the driver was loaded. Check whether the counters still increase (epkit nics), then check "
+            "cable, transceiver and switch port (mlxlink -d %s -m -c): clean or replace them. A job ends with an "
+            "error when a link is down for longer than its timeout.",
             shell_word(machine->source, machine->topo->nics[rails[first].nic].name));
 }
 
@@ -105,7 +107,8 @@ const struct doctor_check check_link_errors = {
     .title = "links of NICs stay up and carry data without errors",
     .symptom = "Jobs end with a timeout or \"transport retry counter exceeded\", on one rail, intermittently.",
     .cause =
-        "The link of a port goes down and comes back, or corrupts data: a dirty or bad cable or transceiver, or the switch port at the other end.",
+        "The link of a port goes down and comes back, or corrupts data: a dirty or bad cable or transceiver, or the "
+        "switch port at the other end.",
     .remedy = "Clean or replace cable and transceiver; otherwise the port or the NIC.",
     .needs = DOCTOR_NEEDS_DATA_NICS,
     .links = (const char *const[]){"/sys/class/infiniband/*/ports/*/counters/link_downed",
@@ -177,10 +180,14 @@ static void run_roce_loss(const struct doctor_machine *machine, struct doctor_re
     if (n_lossy)
         doctor_advise(
             machine, result,
-            "%s The traffic class of the job (NVSHMEM_IB_TRAFFIC_CLASS, NCCL_IB_TC) has to be one for which the switches do that. %s",
+            "%s The traffic class of the job (NVSHMEM_IB_TRAFFIC_CLASS, NCCL_IB_TC) has to be one for which the "
+            "switches do that. %s",
             has_notices
-                ? "Congestion notifications are received, so ECN works, but too late or without effect: check the thresholds of ECN, and flow control (PFC) for the priority."
-                : "Neither an ECN mark nor a congestion notification was ever received: configure ECN (DCQCN) or flow control (PFC) for the priority of this traffic, on NICs and switches alike (mlnx_qos -i <interface> shows the NIC's side).",
+                ? "Congestion notifications are received, so ECN works, but too late or without effect: check the "
+                  "thresholds of ECN, and flow control (PFC) for the priority."
+                : "Neither an ECN mark nor a congestion notification was ever received: configure ECN (DCQCN) or flow "
+                  "control (PFC) for the priority of this traffic, on NICs and switches alike (mlnx_qos -i "
+                  "<interface> shows the NIC's side).",
             n_lossy == 1 && n > 1 ? "Only one rail is affected: its switch or cable may be at fault." : "");
 }
 
@@ -234,7 +241,8 @@ static void compare_members(const struct doctor_machine *machine, struct doctor_
                         (long long)mtu);
         doctor_advise(
             machine, result,
-            "ip link set dev %s mtu %lld gives it the MTU of the bond; its link goes down for a moment. Set it in the network's configuration as well, so that it persists.",
+            "ip link set dev %s mtu %lld gives it the MTU of the bond; its link goes down for a moment. Set it in the "
+            "network's configuration as well, so that it persists.",
             shell_word(machine->source, member), (long long)rail->value);
         return;
     }
@@ -274,7 +282,9 @@ static void run_mtu(const struct doctor_machine *machine, struct doctor_result *
                          rail_name(machine, &rails[i]), rdma_mtu(rails[i].value), largest, (long long)rails[i].value);
             doctor_advise(
                 machine, result,
-                "Give all rails one MTU, of 4200 at least, where the switches allow it: ip link set %s mtu <MTU of the others>, and the same in the network's configuration, so that it persists. The link goes down for a moment.",
+                "Give all rails one MTU, of 4200 at least, where the switches allow it: ip link set %s mtu <MTU of "
+                "the others>, and the same in the network's configuration, so that it persists. The link goes down "
+                "for a moment.",
                 shell_word(machine->source, netdev));
         }
         doctor_evidence(machine, result, source_printf(machine->source, "/sys/class/net/%s/mtu", netdev), "%lld",
@@ -350,7 +360,8 @@ static void find_divided(const struct doctor_machine *machine, struct doctor_res
                             topo->nics[k].name, topo->nics[k].firmware);
     doctor_advise(
         machine, result,
-        "An interrupted update can cause this. Bring all of them to one version (mlxfwmanager, or the vendor's tool) when the node is drained: the new firmware runs after a reset of the NIC, which ends its links.");
+        "An interrupted update can cause this. Bring all of them to one version (mlxfwmanager, or the vendor's tool) "
+        "when the node is drained: the new firmware runs after a reset of the NIC, which ends its links.");
 }
 
 static void run_firmware(const struct doctor_machine *machine, struct doctor_result *result)
@@ -495,7 +506,8 @@ static void check_one_bond(const struct doctor_machine *machine, struct doctor_r
                      "%d of %d members of %s are down: %s", n_dead, n, bond, dead[0]);
         doctor_advise(
             machine, result,
-            "Check cable, transceiver and switch port of %s, and the configuration of the switch (LACP): until it is back, the bond has less bandwidth and less redundancy.",
+            "Check cable, transceiver and switch port of %s, and the configuration of the switch (LACP): until it is "
+            "back, the bond has less bandwidth and less redundancy.",
             dead[0]);
     }
     for (int i = 0; i < n_dead; i++)
@@ -613,7 +625,8 @@ static void run_pci_uplink(const struct doctor_machine *machine, struct doctor_r
     if (result->outcome == DOCTOR_FOUND)
         doctor_advise(
             machine, result,
-            "Others of its model have their maximum. Take the node out of service when convenient, and have the card, the riser or its cable reseated; a restart retrains the link.");
+            "Others of its model have their maximum. Take the node out of service when convenient, and have the card, "
+            "the riser or its cable reseated; a restart retrains the link.");
 }
 
 const struct doctor_check check_pci_uplink = {

@@ -92,9 +92,11 @@ const char *xid_action_text(enum xid_action action)
 {
     switch (action) {
     case XID_RESTART:
-        return "A reset is not sufficient for this GPU: drain the node and restart it, with a power cycle if possible; stop and start a virtual machine.";
+        return "A reset is not sufficient for this GPU: drain the node and restart it, with a power cycle if "
+               "possible; stop and start a virtual machine.";
     case XID_LINK:
-        return "The fault is on an NVLink: stop the programs on the GPUs at both ends, reset them together, and check nvidia-smi nvlink --status and the switches' SXids if it comes back.";
+        return "The fault is on an NVLink: stop the programs on the GPUs at both ends, reset them together, and check "
+               "nvidia-smi nvlink --status and the switches' SXids if it comes back.";
     case XID_RESET:
     case XID_OTHER:
         return "A reset ends every program on the GPU and on those connected to it by NVLink.";

@@ -180,7 +180,8 @@ static void advise_gid_index(struct advice_work *work)
     }
     if (index >= 0)
         set(work, "NVSHMEM_IB_GID_INDEX", source_printf(work->source, "%d", index),
-            "Ports have several RoCE v2 GIDs with IPv4 addresses; this is the first one that all ports have. Check that it is in the network that connects the nodes.");
+            "Ports have several RoCE v2 GIDs with IPv4 addresses; this is the first one that all ports have. Check "
+            "that it is in the network that connects the nodes.");
 }
 
 /* Do all RoCE data ports have GIDs with IPv6 addresses, and none with an IPv4 address? */
@@ -277,7 +278,8 @@ static void advise_deepep(struct advice_work *work)
     set(work, "DEEP_EP_DEVICE_TO_HCA_MAPPING", map_deepep(work->topo, work->map),
         source_printf(
             work->source,
-            "DeepEP in %s converts it to NVSHMEM_HCA_LIST for each of its processes, also if a program starts its ranks itself.",
+            "DeepEP in %s converts it to NVSHMEM_HCA_LIST for each of its processes, also if a program starts its "
+            "ranks itself.",
             folder));
 }
 
@@ -370,7 +372,8 @@ static void advise_verbs(struct advice_work *work)
 {
     if (work->topo->n_gpus > 1 && *map_verbs(work->topo, work->map))
         set(work, "EPKIT_VERBS_DEVICE", map_verbs(work->topo, work->map),
-            "Programs with libepkit over the network verbs: each rank uses the entry of its local rank, the port of its GPU. The commands of epkit do so by default.");
+            "Programs with libepkit over the network verbs: each rank uses the entry of its local rank, the port of "
+            "its GPU. The commands of epkit do so by default.");
 }
 
 /* --- what is set and should not be --- */

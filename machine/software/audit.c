@@ -133,7 +133,8 @@ static bool check_prefix(struct audit_work *work, const struct source_variable *
     return any &&
            report(
                work, AUDIT_HARMFUL, variable,
-               "No NIC for data has it in its name, so IBGDA finds none. Set it to a part of their names, or unset it if they are called mlx5_N.");
+               "No NIC for data has it in its name, so IBGDA finds none. Set it to a part of their names, or unset it "
+               "if they are called mlx5_N.");
 }
 
 /* "mlx5_0", "mlx5_0:1", in a mapping by PE "mlx5_0:1:2": the NIC and its port must exist. */
@@ -248,7 +249,8 @@ static bool check_gid_index(struct audit_work *work, const struct source_variabl
             if (!is_right)
                 return report(
                     work, AUDIT_HARMFUL, variable,
-                    "GID %d of %s port %d is not RoCE v2 with a routable address. Unset it: the right one is selected automatically.",
+                    "GID %d of %s port %d is not RoCE v2 with a routable address. Unset it: the right one is selected "
+                    "automatically.",
                     index, clean(work, topo->nics[i].name), port->number);
         }
     }

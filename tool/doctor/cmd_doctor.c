@@ -40,8 +40,8 @@ static const struct opt doctor_table[] = {
      .help = "show the safe commands, ask, run them, and check again", .heading = "Repair"},
     {"yes", 'y', NULL, OPT_FLAG, offsetof(struct doctor_options, yes), .help = "with --fix: do not ask"},
     {"hosts", 0, "FILE", OPT_FILE, offsetof(struct doctor_options, hosts),
-     .help = "run it on these nodes over ssh and compare them: one per line, [USER@]HOST[:PORT], as in Open MPI's hostfiles; or a "
-             "list as in 'epkit launch': a,b or gpu[01-04]",
+     .help = "run it on these nodes over ssh and compare them: one per line, [USER@]HOST[:PORT], as in Open "
+             "MPI's hostfiles; or a list as in 'epkit launch': a,b or gpu[01-04]",
      .heading = "Several nodes"},
     {"ssh", 0, "COMMAND", OPT_STRING, offsetof(struct doctor_options, ssh),
      .help = "program for --hosts, with its options; default: EPKIT_SSH, else ssh"},
@@ -347,19 +347,25 @@ const struct cmd command_doctor = {
     .summary = "find what is wrong with a machine, and say what to do",
     .description =
         "Looks for the known failure modes of expert-parallel communication: in the driver, the NICs, the verbs "
-        "libraries, NVSHMEM, NCCL, DeepEP, the limits, the topology and the environment of a job. It reads files, the environment and the "
-        "driver's answers; it needs no root, changes nothing, and loads no suspicious library into itself. For a healthy "
-        "machine it prints one line, which says what was checked. A finding says what was seen, why it matters, and what to run.\n\n"
+        "libraries, NVSHMEM, NCCL, DeepEP, the limits, the topology and the environment of a job. It reads files, the "
+        "environment and the "
+        "driver's answers; it needs no root, changes nothing, and loads no suspicious library into itself. For a "
+        "healthy "
+        "machine it prints one line, which says what was checked. A finding says what was seen, why it matters, and "
+        "what to run.\n\n"
         "With --from it checks a snapshot that 'epkit topo --save' wrote on another machine. With --pid it checks "
         "the environment, the limits and the libraries of a running process instead of its own.\n\n"
-        "If a check cannot be completed, the machine does not count as healthy: the verdict is \"Not known\", with its own "
-        "exit code, and each such check says what to do about it. What only root can see, or only the node outside of a "
+        "If a check cannot be completed, the machine does not count as healthy: the verdict is \"Not known\", with "
+        "its own "
+        "exit code, and each such check says what to do about it. What only root can see, or only the node outside of "
+        "a "
         "container, is listed and does not change the verdict.\n\n"
         "Each command has a class: safe, restart (of programs, services or the machine), or cuts-off (may disconnect a "
         "network or a device). The last is given only if the finding is certain.\n\n"
         "--fix runs the commands that a reboot reverts (loading a module, remounting /dev/shm), after showing them. "
         "Everything else is left to you.\n\n"
-        "--hosts runs it on many nodes concurrently and prints first how they differ: a single node with another driver "
+        "--hosts runs it on many nodes concurrently and prints first how they differ: a single node with another "
+        "driver "
         "can make a job hang. ssh must work without a password, and epkit must be installed there. A node has "
         "--timeout seconds to answer; one that does not is named with what failed: DNS, TCP, authentication, epkit.",
     .options = doctor_table,
