@@ -6,7 +6,7 @@
 #include "ranks/ranks_internal.h"
 #include "stream.h"
 
-#include "source/source.h"
+#include "source/clean.h"
 
 #include <epkit/types.h>
 #include <errno.h>

@@ -3,7 +3,7 @@
 
 #include "process/inherited.h"
 
-#include "source/source.h"
+#include "source/clean.h"
 #include "source/text.h"
 
 #include <errno.h>

@@ -12,7 +12,7 @@
 /* --- gpu-access --- */
 
 /* Was the process supposed to have GPUs? Not if its launcher or container explicitly requested none. */
-static bool asks_for_gpus(const struct doctor_machine *machine)
+static bool expects_gpus(const struct doctor_machine *machine)
 {
     const char *visible = source_env(machine->source, "CUDA_VISIBLE_DEVICES");
     const char *given = source_env(machine->source, "NVIDIA_VISIBLE_DEVICES");
@@ -33,20 +33,21 @@ static void report_denied(const struct doctor_machine *machine, struct doctor_re
         doctor_evidence(machine, result, topo->pci[topo->hidden_gpus[i]].address, "%s",
                         topo->n_denied_gpus == topo->n_hidden_gpus
                             ? "its device file may not be opened"
-                            : "its device file is not here, or not to be opened");
+                            : "its device file does not exist here, or cannot be opened");
     if (topo->n_denied_gpus > 0)
-        doctor_advise(machine, result,
-                      "A job has the GPUs that it asks for: of Slurm, srun --gres=gpu:8 or --gpus-per-task=1 (a device "
-                      "cgroup keeps the others shut). Outside of a job, /dev/nvidia* has to be readable and writable.");
+        doctor_advise(
+            machine, result,
+            "A job has only the GPUs that it asks for: with Slurm, srun --gres=gpu:8 or --gpus-per-task=1 (a device "
+            "cgroup blocks the others). Outside of a job, /dev/nvidia* has to be readable and writable.");
     else if (machine->software->os.in_container)
         doctor_advise(machine, result,
                       "Give the container GPUs: docker run --gpus all, in Kubernetes a limit of nvidia.com/gpu.");
     else {
         doctor_fix(machine, result, true, "sudo %s -u -c 0",
                    os_driver_program(machine->source, &machine->software->os, "nvidia-modprobe"));
-        doctor_advise(machine, result,
-                      "The device files are made when the driver is first used; nvidia-persistenced does that at the "
-                      "start of the machine.");
+        doctor_advise(
+            machine, result,
+            "The device files are created when the driver is first used; nvidia-persistenced does that at boot.");
     }
 }
 
@@ -59,23 +60,24 @@ static void report_denied(const struct doctor_machine *machine, struct doctor_re
 static void find_control(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_stat device = source_stat(machine->source, CONTROL);
-    bool is_shut =
+    bool is_inaccessible =
         device.state == SOURCE_DENIED || (device.state == SOURCE_OK && (!device.may_read || !device.may_write));
 
     if (machine->topo->nvml || !machine_has_open_gpu(machine) ||
-        (!is_shut && !(device.state == SOURCE_ABSENT && machine->software->os.in_container)))
+        (!is_inaccessible && !(device.state == SOURCE_ABSENT && machine->software->os.in_container)))
         return;
     doctor_found(machine, result, DOCTOR_ERROR, "CUDA cannot start: " CONTROL " %s",
-                 is_shut ? "may not be opened" : "is not there");
-    doctor_evidence(machine, result, CONTROL, "%s", is_shut ? "not readable and writable for this user" : "not there");
+                 is_inaccessible ? "may not be opened" : "is not there");
+    doctor_evidence(machine, result, CONTROL, "%s",
+                    is_inaccessible ? "not readable and writable for this user" : "not there");
     doctor_advise(
         machine, result,
-        "It belongs to every process with a GPU, beside the files of the GPUs and /dev/nvidia-uvm. The NVIDIA "
-        "container toolkit and the device plugin hand it over; without them it is --device " CONTROL ".");
+        "Every process with a GPU needs it, in addition to the files of the GPUs and /dev/nvidia-uvm. The NVIDIA "
+        "container toolkit and the device plugin mount it; without them, use --device " CONTROL ".");
 }
 
 /* NVML lists the GPUs, but CUDA may not open one of them. */
-static void find_shut(const struct doctor_machine *machine, struct doctor_result *result)
+static void find_inaccessible(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
     int n = 0;
@@ -98,8 +100,8 @@ static void find_shut(const struct doctor_machine *machine, struct doctor_result
     doctor_found(machine, result, DOCTOR_ERROR, "%d of %d GPUs may not be used by this process", n, topo->n_gpus);
     doctor_advise(
         machine, result,
-        "Their device files have to be readable and writable: of Slurm, ask for GPUs (--gres), of a container, "
-        "give them to it; on the machine itself the driver makes them so for all unless it was told otherwise "
+        "Their device files have to be readable and writable. With Slurm, ask for GPUs (--gres); in a container, "
+        "mount them; on a host, the driver makes them accessible to all users unless it is configured otherwise "
         "(NVreg_DeviceFileMode).");
 }
 
@@ -109,7 +111,7 @@ static void run_gpu_access(const struct doctor_machine *machine, struct doctor_r
     const struct topo *topo = machine->topo;
 
     if (topo->n_gpus > 0) {
-        find_shut(machine, result);
+        find_inaccessible(machine, result);
         return;
     }
     if (topo->n_hidden_gpus == 0) {
@@ -117,13 +119,13 @@ static void run_gpu_access(const struct doctor_machine *machine, struct doctor_r
         return;
     }
     if (machine_unsupported_gpus(machine) > 0) {
-        doctor_not_applicable(machine, result, "the driver does not drive them, which is the matter of open-driver");
+        doctor_not_applicable(machine, result, "the driver does not support them, as the check open-driver says");
         return;
     }
-    if (topo->n_denied_gpus == 0 && machine->software->os.in_container && !asks_for_gpus(machine)) {
+    if (topo->n_denied_gpus == 0 && machine->software->os.in_container && !expects_gpus(machine)) {
         doctor_unknown(machine, result, "this container was given none of the %d GPUs of the machine",
                        topo->n_hidden_gpus);
-        result->tells = DOCTOR_MISSING_GPUS;
+        result->missing = DOCTOR_MISSING_GPUS;
         return;
     }
     report_denied(machine, result);
@@ -135,8 +137,9 @@ const struct doctor_check check_gpu_access = {
     .mode = 21,
     .title = "the process may use the GPUs that it needs",
     .symptom = "\"no CUDA-capable device is detected\", \"No devices were found\", although the machine has GPUs.",
-    .cause = "The device files /dev/nvidia* are missing, belong to somebody else, or a device cgroup keeps them shut: "
-             "the job or the container has not asked for GPUs.",
+    .cause =
+        "The device files /dev/nvidia* are missing, belong to another user, or a device cgroup blocks them: the job "
+        "or the container has not asked for GPUs.",
     .remedy = "Ask for GPUs when the job or the container is started.",
     .links = (const char *const[]){"/dev/nvidia0", "/dev/nvidiactl", "CUDA_VISIBLE_DEVICES", NULL},
     .run = run_gpu_access,
@@ -159,7 +162,7 @@ static void run_rdma_device(const struct doctor_machine *machine, struct doctor_
     }
     /* In a container without RDMA devices, the node may have bound all of them. */
     if (machine->software->os.in_container && !machine_uses_rdma(machine)) {
-        doctor_not_applicable(machine, result, "a container without RDMA devices, and nothing in it asks for one");
+        doctor_not_applicable(machine, result, "a container without RDMA devices, and nothing in it needs one");
         return;
     }
     for (int p = 0; p < topo->n_pci; p++) {
@@ -186,14 +189,13 @@ static void run_rdma_device(const struct doctor_machine *machine, struct doctor_
         doctor_fix(machine, result, true, "sudo modprobe mlx5_ib");
         doctor_advise(machine, result, "If modprobe does not find it, %sDOCA-OFED was built without it.",
                       machine->software->os.family == OS_DEBIAN
-                          ? "it is of a package of its own (linux-modules-extra), or "
+                          ? "it is in a separate package (linux-modules-extra), or "
                           : "the kernel or ");
     } else {
-        doctor_advise(
-            machine, result,
-            "mlx5_ib is loaded and not bound to it: look at 'devlink dev param show pci/%s name enable_roce', "
-            "at 'devlink dev param show pci/%s name enable_rdma', and at /sys/bus/auxiliary/drivers.",
-            topo->pci[first].address, topo->pci[first].address);
+        doctor_advise(machine, result,
+                      "mlx5_ib is loaded, but not bound to it: check 'devlink dev param show pci/%s name enable_roce', "
+                      "'devlink dev param show pci/%s name enable_rdma' and /sys/bus/auxiliary/drivers.",
+                      topo->pci[first].address, topo->pci[first].address);
     }
 }
 
@@ -202,7 +204,7 @@ const struct doctor_check check_rdma_device = {
     .group = "nic",
     .mode = 21,
     .title = "the NICs of GPUs have RDMA devices",
-    .symptom = "\"No IB devices found\", or NCCL goes over sockets, although lspci shows ConnectX cards.",
+    .symptom = "\"No IB devices found\", or NCCL uses sockets, although lspci shows ConnectX cards.",
     .cause = "mlx5_core drives a card as a network interface; RDMA devices come from mlx5_ib, which is not loaded, or "
              "not bound to the function.",
     .remedy = "Load mlx5_ib, or switch RDMA on for the function with devlink.",

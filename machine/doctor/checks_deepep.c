@@ -72,10 +72,11 @@ static const char *above(const struct doctor_machine *machine, const struct soft
 
 static void advise_mapping(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    doctor_advise(machine, result,
-                  "Build DeepEP from commit 8a07e7e of pull request 466, which defines the method and calls it, and "
-                  "install that build. Patch scripts that only insert the method do not do it. Without the mapping, "
-                  "NVSHMEM_HCA_LIST=<NIC>:<port> in each process before it starts has the same effect.");
+    doctor_advise(
+        machine, result,
+        "Build DeepEP from commit 8a07e7e of pull request 466, which defines the method and calls it, and install "
+        "that build. Patch scripts that only insert the method are not sufficient. Without the mapping, "
+        "NVSHMEM_HCA_LIST=<NIC>:<port> in each process before it starts has the same effect.");
 }
 
 /* What is wrong with the mapping in the copy; "" if nothing is. */
@@ -133,8 +134,8 @@ const struct doctor_check check_mapping_inactive = {
     .symptom = "All traffic of a node goes over one NIC or half of them, although the mapping is \"installed\" and "
                "DEEP_EP_DEVICE_TO_HCA_MAPPING is set.",
     .cause =
-        "The imported buffer.py holds the method of pull request 466 but never calls it, holds it below a decorator "
-        "that it took from its neighbour, or does not hold it at all. A search for its name finds it all the same.",
+        "The imported buffer.py has the method of pull request 466 but never calls it, has it below a decorator that "
+        "belongs to the next method, or does not have it at all. A search for its name finds it in all cases.",
     .remedy = "Install a build of commit 8a07e7e, and check definition, call and decorators of the installed copy.",
     .links = (const char *const[]){MAPPING, "https://github.com/deepseek-ai/DeepEP/pull/466", NULL},
     .run = run_mapping_inactive,
@@ -203,10 +204,10 @@ const struct doctor_check check_stale_copy = {
     .group = "deepep",
     .mode = 3,
     .title = "the DeepEP that is imported is the one that was patched",
-    .symptom = "The source tree has the patch, and the program behaves as if it had not.",
+    .symptom = "The source tree has the patch, but the program behaves as if it had not.",
     .cause =
         "Python imports the first copy on its path. It was copied or installed before the source was patched, or an "
-        "older one lies in front.",
+        "older one precedes it.",
     .remedy = "Install again after patching, and keep one copy on the path.",
     .links = (const char *const[]){"PYTHONPATH", "deep_ep/buffer.py", NULL},
     .run = run_stale_copy,
@@ -246,14 +247,14 @@ static void run_deepep_too_old(const struct doctor_machine *machine, struct doct
     }
     if (!*nvshmem->version) {
         doctor_unknown(machine, result, "%s does not tell its version", nvshmem->host.path);
-        result->tells = DOCTOR_MISSING_RUN;
+        result->missing = DOCTOR_MISSING_RUN;
         return;
     }
     if (libs_version_compare(nvshmem->version, NVSHMEM_NEW) < 0)
         return;
     if (!*copy->version) {
         doctor_unknown(machine, result, "%s does not tell its version", copy->folder);
-        result->tells = DOCTOR_MISSING_RUN;
+        result->missing = DOCTOR_MISSING_RUN;
         return;
     }
     commit = strchr(copy->version, '+');
@@ -264,7 +265,7 @@ static void run_deepep_too_old(const struct doctor_machine *machine, struct doct
     if (libs_version_compare(base, DEEPEP_ENOUGH) == 0 && !is_commit(commit, too_old)) {
         doctor_unknown(machine, result, "whether DeepEP %s comes after commit 29d31c0, which NVSHMEM %s needs",
                        copy->version, nvshmem->version);
-        result->tells = DOCTOR_MISSING_RUN;
+        result->missing = DOCTOR_MISSING_RUN;
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR, "DeepEP %s is too old for NVSHMEM %s", copy->version, nvshmem->version);
@@ -282,9 +283,8 @@ const struct doctor_check check_deepep_too_old = {
     .mode = 8,
     .title = "DeepEP knows the layout of this NVSHMEM",
     .symptom = "Dispatch between nodes runs into its timeout, or results are wrong.",
-    .cause =
-        "DeepEP reads private structures of NVSHMEM. NVSHMEM 3.5 changed the order of its queue pairs; DeepEP knows "
-        "that from commit 29d31c0 (pull request 564) on.",
+    .cause = "DeepEP reads private structures of NVSHMEM. NVSHMEM 3.5 changed the order of its queue pairs; DeepEP "
+             "supports that since commit 29d31c0 (pull request 564).",
     .remedy = "Upgrade DeepEP to commit 29d31c0 or later, or stay with NVSHMEM 3.4.5.",
     .links = (const char *const[]){"https://github.com/deepseek-ai/DeepEP/pull/564", NULL},
     .run = run_deepep_too_old,
@@ -384,7 +384,7 @@ static json_t *read_without_gdrcopy(const char *text, size_t bytes)
 }
 
 /* Would the next build of the tree look for GDRCopy? CMake's cache contains the last configuration. */
-static bool wants_gdrcopy(const struct doctor_machine *machine, const char *source)
+static bool needs_gdrcopy(const struct doctor_machine *machine, const char *source)
 {
     struct source_answer off =
         source_fact(machine->source, "without-gdrcopy", read_without_gdrcopy, "%s/build/CMakeCache.txt", source);
@@ -415,7 +415,7 @@ static int find_lacks(const struct doctor_machine *machine, const char *nvshmem,
         lacks[n++] = (struct lack){"libmlx5.so", "in no folder of the linker", install};
     if (lacks_cccl(machine, &lacks[n]))
         n++;
-    if (*nvshmem && wants_gdrcopy(machine, nvshmem) &&
+    if (*nvshmem && needs_gdrcopy(machine, nvshmem) &&
         source_stat(machine->source, "/usr/include/gdrapi.h").state == SOURCE_ABSENT &&
         source_stat(machine->source, "/usr/local/include/gdrapi.h").state == SOURCE_ABSENT)
         /* Only for the build: if exported, the variable does nothing, which void-variables reports. */
@@ -448,21 +448,22 @@ static void run_build_files(const struct doctor_machine *machine, struct doctor_
             fix = source_printf(machine->source, "%s%s%s", fix, *fix ? "\n" : "", lacks[i].fix);
     }
     doctor_fix(machine, result, false, "%s", fix);
-    doctor_advise(machine, result,
-                  "What runs already is not touched by this; only the next build is. The headers of rdma-core are in "
-                  "the package libibverbs-dev (Debian, Ubuntu) or rdma-core-devel (RHEL).");
+    doctor_advise(
+        machine, result,
+        "This affects only the next build, not programs that run already. The headers of rdma-core are in the package "
+        "libibverbs-dev (Debian, Ubuntu) or rdma-core-devel (RHEL).");
 }
 
 const struct doctor_check check_build_files = {
     .id = "build-files",
     .group = "deepep",
     .mode = 25,
-    .title = "what a build of DeepEP or NVSHMEM needs is there",
+    .title = "what a build of DeepEP or NVSHMEM needs is installed",
     .symptom = "The build stops with MLX5DV_REG_DMABUF undeclared, \"cannot find -lmlx5\", cuda/std/tuple or gdrapi.h "
                "not found.",
     .cause = "Headers or links of rdma-core, libcu++ or GDRCopy are missing: the development package is not installed, "
              "is too old, or CUDA 13 keeps the headers where the host's compiler does not look.",
-    .remedy = "Install the package, make the link, or extend CPLUS_INCLUDE_PATH; GDRCopy can be switched off.",
+    .remedy = "Install the package, create the link, or extend CPLUS_INCLUDE_PATH; GDRCopy can be switched off.",
     .links =
         (const char *const[]){"/usr/include/infiniband/mlx5dv.h", "CPLUS_INCLUDE_PATH", "NVSHMEM_USE_GDRCOPY", NULL},
     .run = run_build_files,

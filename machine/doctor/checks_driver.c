@@ -5,6 +5,8 @@
 #include "doctor/machine.h"
 #include "doctor/shell.h"
 
+#include "source/clean.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -20,21 +22,22 @@ static void fix_peermem(const struct doctor_machine *machine, struct doctor_resu
     const struct os *os = &machine->software->os;
 
     if (!os->in_container && (os->family == OS_COS || os->family == OS_OSTREE)) {
-        doctor_advise(machine, result,
-                      os->family == OS_COS
-                          ? "Modules come with the driver's installer here: take a driver with the open kernel modules "
-                            "(cos-extensions install gpu; on GKE the pool's gpu-driver-version), which have dma-buf."
-                          : "Modules come with the driver's container here: of the GPU operator driver.rdma.enabled "
-                            "loads nvidia_peermem, and driver.kernelModuleType=open gives dma-buf.");
+        doctor_advise(
+            machine, result,
+            os->family == OS_COS
+                ? "The driver's installer brings the modules here: choose a driver with the open kernel modules "
+                  "(cos-extensions install gpu; on GKE the pool's gpu-driver-version), which have dma-buf."
+                : "The driver's container brings the modules here: in the GPU operator, driver.rdma.enabled loads "
+                  "nvidia_peermem, and driver.kernelModuleType=open gives dma-buf.");
         return;
     }
     doctor_fix(machine, result, !os->in_container, "sudo modprobe nvidia-peermem");
-    doctor_advise(machine, result,
-                  "To have it loaded at every start: echo nvidia-peermem | sudo tee "
-                  "/etc/modules-load.d/nvidia-peermem.conf%s. If modprobe answers \"Invalid argument\", ib_core is "
-                  "not that of DOCA-OFED: install that first, or use the open kernel modules on Linux 5.12 or later, "
-                  "which have dma-buf.",
-                  os->in_container ? " (both on the node, not in this container)" : "");
+    doctor_advise(
+        machine, result,
+        "To load it at every boot: echo nvidia-peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf%s. If "
+        "modprobe answers \"Invalid argument\", ib_core is not the one of DOCA-OFED: install that first, or use the "
+        "open kernel modules on Linux 5.12 or later, which have dma-buf.",
+        os->in_container ? " (both on the node, not in this container)" : "");
 }
 
 static void run_peermem(const struct doctor_machine *machine, struct doctor_result *result)
@@ -50,7 +53,7 @@ static void run_peermem(const struct doctor_machine *machine, struct doctor_resu
         return;
     }
     if (driver->dmabuf != SOURCE_ABSENT) {
-        doctor_unknown(machine, result, "whether GPU memory can be had as dma-buf: %s",
+        doctor_unknown(machine, result, "whether GPU memory can be exported as dma-buf: %s",
                        machine_reason(driver->dmabuf, driver->dmabuf_why));
         return;
     }
@@ -68,9 +71,10 @@ const struct doctor_check check_peermem = {
     .title = "NICs can reach GPU memory, by nvidia_peermem or dma-buf",
     .symptom =
         "NVSHMEM stops with \"neither nv_peer_mem, or nvidia_peermem detected\"; NCCL copies through host memory.",
-    .cause = "A NIC reads and writes GPU memory only if the driver hands out the addresses: as dma-buf (open kernel "
-             "modules, Linux 5.12 or later), or through the module nvidia_peermem. Neither is there.",
-    .remedy = "Load nvidia-peermem, now and at every start, or use the open kernel modules.",
+    .cause =
+        "A NIC reads and writes GPU memory only if the driver exports its addresses: as dma-buf (open kernel modules, "
+        "Linux 5.12 or later), or through the module nvidia_peermem. Neither is available.",
+    .remedy = "Load nvidia-peermem, now and at every boot, or use the open kernel modules.",
     .links = (const char *const[]){"/sys/module/nvidia_peermem", "/sys/kernel/mm/memory_peers/nv_mem", NULL},
     .run = run_peermem,
 };
@@ -141,9 +145,9 @@ const struct doctor_check check_driver_option = {
     .mode = 12,
     .title = "driver options that are configured are in effect",
     .symptom = "IBGDA falls back to the CPU as NIC handler although the option for it is configured.",
-    .cause = "An option of modprobe.d takes effect when the module is loaded: from the initramfs, at the next start. "
-             "Of several lines with NVreg_RegistryDwords only the last counts.",
-    .remedy = "Keep one line, build the initramfs anew (update-initramfs -u, dracut --force), and reboot.",
+    .cause = "An option of modprobe.d takes effect when the module is loaded: from the initramfs, at the next boot. Of "
+             "several lines with NVreg_RegistryDwords only the last counts.",
+    .remedy = "Keep one line, rebuild the initramfs (update-initramfs -u, dracut --force), and reboot.",
     .links = (const char *const[]){"/etc/modprobe.d", PARAMS, NULL},
     .run = run_driver_option,
 };
@@ -225,17 +229,17 @@ static void run_doca_kernel(const struct doctor_machine *machine, struct doctor_
         doctor_unknown(machine, result, "whether DOCA %s was built for kernel %s: %s", driver->doca, driver->kernel,
                        machine_reason(built.state, built.why));
         if (machine->software->os.in_container)
-            result->tells = DOCTOR_MISSING_NODE;
+            result->missing = DOCTOR_MISSING_NODE;
         return;
     }
-    doctor_found(machine, result, DOCTOR_ERROR, "DOCA %s does not build for kernel %s: that takes DOCA %s or later",
+    doctor_found(machine, result, DOCTOR_ERROR, "DOCA %s does not build for kernel %s, which needs DOCA %s or later",
                  driver->doca, driver->kernel, DOCA_FOR_614);
     doctor_evidence(machine, result, "/proc/sys/kernel/osrelease", "%s", driver->kernel);
     doctor_evidence(machine, result, "DOCA-OFED", "%s is installed", driver->doca);
     doctor_evidence(machine, result, source_printf(machine->source, "/lib/modules/%s", driver->kernel),
-                    "no mlx5_core.ko but the kernel's own");
+                    "only the kernel's own mlx5_core.ko");
     doctor_advise(machine, result,
-                  "Install DOCA-OFED %s or later from its repository for this distribution, or start an older kernel.",
+                  "Install DOCA-OFED %s or later from its repository for this distribution, or boot an older kernel.",
                   DOCA_FOR_614);
 }
 
@@ -285,7 +289,7 @@ static void fix_library(const struct doctor_machine *machine, struct doctor_resu
     if (same_version(driver->version, library_version(machine, plain, &own))) {
         doctor_fix(machine, result, false, "%s",
                    shell_leave_out(machine->source, "LD_LIBRARY_PATH", env.library_path, folder));
-        doctor_advise(machine, result, "LD_LIBRARY_PATH leads to %s; without it %s is found, which is of the driver.",
+        doctor_advise(machine, result, "LD_LIBRARY_PATH leads to %s; without it %s is found, which matches the driver.",
                       folder, own.path);
         return;
     }
@@ -293,14 +297,15 @@ static void fix_library(const struct doctor_machine *machine, struct doctor_resu
         (same_version(version, driver->installed_version) ||
          (!*driver->installed_version && libs_version_compare(version, driver->version) > 0))) {
         doctor_fix(machine, result, false, "sudo reboot");
-        doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine starts anew, and every job on it ends.");
+        doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
     }
-    doctor_advise(machine, result,
-                  machine->software->os.in_container
-                      ? "The libraries of the driver are those of another node: mount the ones of this node, which "
-                        "NVIDIA's container toolkit does."
-                      : "Install the libraries and the kernel module of one version. A reboot helps where a newer "
-                        "module is installed than the one that is loaded.");
+    doctor_advise(
+        machine, result,
+        machine->software->os.in_container
+            ? "The libraries of the driver are from another node: mount those of this node, as NVIDIA's container "
+              "toolkit does."
+            : "Install the libraries and the kernel module in one version. A reboot helps if the installed module is "
+              "newer than the loaded one.");
 }
 
 /* Is NVIDIA's driver bound to a GPU of the same model? */
@@ -344,8 +349,8 @@ static void find_some_undriven(const struct doctor_machine *machine, struct doct
                      topo->pci[first].address, n > 1 ? ", and more have none" : "");
         doctor_advise(
             machine, result,
-            "The driver did not start it, or somebody has unbound it: the kernel log says why (sudo dmesg | "
-            "grep -e NVRM -e %s). Where it says nothing: echo %s | sudo tee /sys/bus/pci/drivers/nvidia/bind.",
+            "The driver could not start it, or it was unbound: the kernel log says why (sudo dmesg | grep -e NVRM -e "
+            "%s). If it says nothing: echo %s | sudo tee /sys/bus/pci/drivers/nvidia/bind.",
             topo->pci[first].address, topo->pci[first].address);
     }
 }
@@ -391,7 +396,7 @@ static void run_driver_skew(const struct doctor_machine *machine, struct doctor_
     }
     if (!machine->software->os.in_container) {
         doctor_fix(machine, result, false, "sudo reboot");
-        doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine starts anew, and every job on it ends.");
+        doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
     }
     doctor_advise(machine, result, "The driver was updated while the old one was loaded: a reboot%s loads the new one.",
                   machine->software->os.in_container ? " of the node" : "");
@@ -403,9 +408,10 @@ const struct doctor_check check_driver_skew = {
     .mode = 26,
     .title = "the NVIDIA driver is loaded, and all its parts are of one version",
     .symptom = "\"Driver/library version mismatch\", \"API mismatch\"; programs find no GPU.",
-    .cause = "The kernel module in memory, the module on disk and the libraries of the driver work together in one "
-             "version only. After an update the old module stays loaded until a reboot. It is not loaded at all where "
-             "it was not built for the running kernel, or where Secure Boot has the kernel refuse its signature.",
+    .cause =
+        "The kernel module in memory, the module on disk and the libraries of the driver work together only in the "
+        "same version. After an update the old module stays loaded until a reboot. It is not loaded at all if it was "
+        "not built for the running kernel, or if the kernel rejects its signature because of Secure Boot.",
     .remedy = "Align the versions and reboot.",
     .links = (const char *const[]){VERSION, "/sys/module/nvidia/version", NULL},
     .run = run_driver_skew,
@@ -455,8 +461,9 @@ const struct doctor_check check_iommu_gb200 = {
     .mode = 33,
     .title = "boards with Grace processors run with the IOMMU translating",
     .symptom = "CUDA error 701 (too many resources requested for launch) on GB200.",
-    .cause = "GPU and Grace processor share page tables through the SMMU; with iommu.passthrough the GPU is cut off "
-             "from them. What is right for other servers is wrong for this one.",
+    .cause =
+        "GPU and Grace processor share page tables through the SMMU; with iommu.passthrough the GPU cannot use them. "
+        "The option is right for other servers, but not for these.",
     .remedy = "Remove iommu.passthrough from the kernel command line and reboot.",
     .links = (const char *const[]){"/proc/cmdline", "/etc/default/grub", NULL},
     .run = run_iommu_gb200,

@@ -23,7 +23,7 @@ static const char *extension(const struct doctor_machine *machine, struct doctor
         return "";
     }
     if (!*path) {
-        doctor_not_applicable(machine, result, "there is no deep_ep_cpp beside %s",
+        doctor_not_applicable(machine, result, "there is no deep_ep_cpp next to %s",
                               deepep->copies[deepep->imported].folder);
         return "";
     }
@@ -112,16 +112,16 @@ static void run_other_nvshmem(const struct doctor_machine *machine, struct docto
     if (!*linked) {
         /* No RPATH: it uses the NVSHMEM that is loaded already, which cannot be compared with the one of the build. */
         doctor_unknown(machine, result, "%s does not lead to the NVSHMEM that it was built with", path);
-        result->tells = DOCTOR_MISSING_RUN;
+        result->missing = DOCTOR_MISSING_RUN;
         return;
     }
     if (strcmp(source_resolve(machine->source, "%s", linked).text, nvshmem->host.real) == 0)
         return;
     version = software_nvshmem_version(machine->source, linked);
     if (!*version || !*nvshmem->version) {
-        doctor_unknown(machine, result, "whether %s and %s are of one version: they do not say theirs", linked,
+        doctor_unknown(machine, result, "whether %s and %s have the same version: they do not contain it", linked,
                        nvshmem->host.path);
-        result->tells = DOCTOR_MISSING_RUN;
+        result->missing = DOCTOR_MISSING_RUN;
     } else if (libs_version_compare(version, nvshmem->version) != 0)
         report_other_nvshmem(machine, result, path, linked, version);
 }
@@ -220,7 +220,7 @@ static void run_gpu_arch(const struct doctor_machine *machine, struct doctor_res
         is_known = is_known || topo->gpus[i].cc_major > 0;
     if (!is_known) {
         doctor_unknown(machine, result, "the compute capability of the GPUs is not known: %s", topo->nvml_why);
-        result->tells = machine_missing_nvml(machine);
+        result->missing = machine_missing_nvml(machine);
         return;
     }
     if (nvshmem->host.state == SOURCE_OK)
@@ -238,7 +238,7 @@ static void run_gpu_arch(const struct doctor_machine *machine, struct doctor_res
     }
     if (*not_understood) {
         doctor_unknown(machine, result, "for which GPUs there is code in %s", not_understood);
-        result->tells = DOCTOR_MISSING_RUN;
+        result->missing = DOCTOR_MISSING_RUN;
     }
 }
 
@@ -246,10 +246,11 @@ const struct doctor_check check_gpu_arch = {
     .id = "gpu-arch",
     .group = "deepep",
     .mode = 23,
-    .title = "DeepEP and NVSHMEM hold code for these GPUs",
+    .title = "DeepEP and NVSHMEM contain code for these GPUs",
     .symptom = "\"named symbol not found\", \"no kernel image is available for execution on the device\".",
-    .cause = "Libraries with GPU code hold it for the architectures they were built for. Machine code of another major "
-             "number does not run, nor does code for one architecture alone (sm_90a) on another.",
+    .cause =
+        "Libraries with GPU code contain it for the architectures they were built for. Machine code of another major "
+        "number does not run, nor does code for one architecture alone (sm_90a) on another.",
     .remedy = "Build again with the compute capability of these GPUs in TORCH_CUDA_ARCH_LIST.",
     .links = (const char *const[]){"TORCH_CUDA_ARCH_LIST", NULL},
     .run = run_gpu_arch,

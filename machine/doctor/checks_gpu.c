@@ -24,7 +24,7 @@ static int gpu_at(const struct topo *topo, const char *address)
 }
 
 struct gpu_errors {
-    int n, n_grave;       /* number of different errors; of severe ones */
+    int n, n_severe;      /* number of different errors; of severe ones */
     int first_gpu;        /* of the first severe error, otherwise of the first error; -1: not a GPU of this process */
     const char *first_at; /* its PCI address, as far as the log contains it */
     const char *first;
@@ -34,15 +34,15 @@ struct gpu_errors {
     bool is_link; /* the fault is an NVLink */
 };
 
-static void note_error(struct gpu_errors *errors, bool is_grave, int gpu, const char *at, const char *what)
+static void record_error(struct gpu_errors *errors, bool is_severe, int gpu, const char *at, const char *what)
 {
-    if (errors->n == 0 || (is_grave && errors->n_grave == 0)) {
+    if (errors->n == 0 || (is_severe && errors->n_severe == 0)) {
         errors->first_gpu = gpu;
         errors->first_at = at;
         errors->first = what;
     }
     errors->n++;
-    errors->n_grave += is_grave;
+    errors->n_severe += is_severe;
 }
 
 static void check_nvml(const struct doctor_machine *machine, struct doctor_result *result, struct gpu_errors *errors)
@@ -53,22 +53,22 @@ static void check_nvml(const struct doctor_machine *machine, struct doctor_resul
 
         if (!gpu->answered) {
             if (machine->topo->nvml) {
-                note_error(errors, true, i, "", "it has a device file, and the driver does not answer for it");
+                record_error(errors, true, i, "", "it has a device file, and the driver does not answer for it");
                 doctor_evidence(machine, result, where, "NVML does not list it, as of a GPU off the bus");
             }
             continue;
         }
         if (gpu->ecc_uncorrected > 0) {
-            note_error(errors, true, i, "", "uncorrected ECC errors");
+            record_error(errors, true, i, "", "uncorrected ECC errors");
             doctor_evidence(machine, result, where, "%lld uncorrected ECC errors since the driver was loaded",
                             (long long)gpu->ecc_uncorrected);
         }
         if (gpu->remap_failed > 0) {
-            note_error(errors, true, i, "", "remapping a row of memory failed");
-            doctor_evidence(machine, result, where, "remapping a row of memory failed: the board is to be replaced");
+            record_error(errors, true, i, "", "remapping a row of memory failed");
+            doctor_evidence(machine, result, where, "remapping a row of memory failed: the board has to be replaced");
         }
         if (gpu->remap_pending > 0) {
-            note_error(errors, false, i, "", "a remapped row of memory waits for a reset");
+            record_error(errors, false, i, "", "a remapped row of memory waits for a reset");
             doctor_evidence(machine, result, where, "a remapped row of memory waits for a reset of the GPU");
         }
     }
@@ -91,8 +91,8 @@ static void check_log(const struct doctor_machine *machine, struct doctor_result
         errors->reboot = errors->reboot || error->recovery == KERNEL_RECOVERY_REBOOT || xid->action == XID_RESTART;
         errors->is_lost = errors->is_lost || error->number == XID_OFF_THE_BUS;
         errors->is_link = errors->is_link || xid->action == XID_LINK;
-        note_error(errors, xid->action != XID_RECOVERED, gpu_at(machine->topo, error->address), error->address,
-                   source_printf(machine->source, "Xid %d (%s)", error->number, *action ? action : xid->text));
+        record_error(errors, xid->action != XID_RECOVERED, gpu_at(machine->topo, error->address), error->address,
+                     source_printf(machine->source, "Xid %d (%s)", error->number, *action ? action : xid->text));
         doctor_evidence(machine, result, log->where, "%d x %s%s%s", error->n, error->time, *error->time ? " " : "",
                         error->line);
     }
@@ -113,14 +113,15 @@ static void fix_errors(const struct doctor_machine *machine, struct doctor_resul
         return;
     if (errors->reboot || is_lost) {
         doctor_fix(machine, result, false, "sudo reboot");
-        doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine starts anew, and every job on it ends.");
+        doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
     } else if (gpu && gpu->pci >= 0) {
         doctor_fix(machine, result, false, "sudo %s --gpu-reset -i %s",
                    os_driver_program(machine->source, &machine->software->os, "nvidia-smi"),
                    shell_word(machine->source, topo->pci[gpu->pci].address));
-        doctor_cost(machine, result, DOCTOR_FIX_RESTART,
-                    "Every program on this GPU ends, and on those that NVLink ties to it; none may be running when it "
-                    "is reset.");
+        doctor_cost(
+            machine, result, DOCTOR_FIX_RESTART,
+            "Every program on this GPU ends, and on those connected to it by NVLink; none may be running when it is "
+            "reset.");
     }
 }
 
@@ -139,7 +140,7 @@ static void run_gpu_errors(const struct doctor_machine *machine, struct doctor_r
     if (errors.n > 0) {
         gpu = errors.first_gpu >= 0 ? machine_gpu_name(machine, errors.first_gpu)
                                     : source_printf(machine->source, "the GPU at %s", errors.first_at);
-        doctor_found(machine, result, errors.n_grave ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", gpu, errors.first,
+        doctor_found(machine, result, errors.n_severe ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", gpu, errors.first,
                      errors.n > 1 ? ", and more" : "");
         fix_errors(machine, result, &errors);
         doctor_advise(
@@ -148,17 +149,18 @@ static void run_gpu_errors(const struct doctor_machine *machine, struct doctor_r
             xid_action_text(errors.reboot || errors.is_lost ? XID_RESTART
                             : errors.is_link                ? XID_LINK
                                                             : XID_RESET),
-            errors.in_log ? " Lines of the kernel log stay until the next start, and this finding with them: "
-                            "after a reset look for newer ones (sudo dmesg --ctime | grep Xid)."
-                          : "");
+            errors.in_log
+                ? " Lines of the kernel log, and so this finding, stay until the next reboot: after a reset look for "
+                  "newer ones (sudo dmesg --ctime | grep Xid)."
+                : "");
         return;
     }
     if (!machine->topo->nvml) {
         doctor_unknown(machine, result, "ECC errors: NVML does not answer: %s", machine->topo->nvml_why);
-        result->tells = machine_missing_nvml(machine);
+        result->missing = machine_missing_nvml(machine);
     } else if (log.state != SOURCE_OK) {
         doctor_unknown(machine, result, "the kernel log: /dev/kmsg: %s", machine_reason(log.state, log.why));
-        result->tells = machine->software->os.in_container ? DOCTOR_MISSING_NODE : DOCTOR_MISSING_ROOT;
+        result->missing = machine->software->os.in_container ? DOCTOR_MISSING_NODE : DOCTOR_MISSING_ROOT;
     }
 }
 
@@ -217,7 +219,7 @@ static int links_due(const struct topo *topo, int gpu)
 }
 
 /* Cloud instances with a single GPU of a board have the links to the others disabled. */
-static bool is_lent_alone(const struct topo *topo)
+static bool is_partial_board(const struct topo *topo)
 {
     return topo->n_gpus == 1 && topo->gpus[0].nvlinks_up == 0 && topo->gpus[0].fabric != TOPO_FABRIC_FAILED;
 }
@@ -315,9 +317,11 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
     /* Up to Hopper, the fabric manager runs where the switches are. Those of Blackwell are not on the bus. */
     if (machine_virtual(machine->source) == MACHINE_VIRTUAL && inventory_nvswitches(machine) == 0 &&
         machine->topo->gpus[0].cc_major < 10) {
-        doctor_advise(machine, result,
-                      "The host of this virtual machine keeps the NVSwitches. Its fabric manager sets up the fabric "
-                      "and the partition with these GPUs: nothing in here does. Tell who runs the host.");
+        doctor_advise(
+            machine, result,
+            "The host of this virtual machine owns the NVSwitches. Its fabric manager sets up the fabric and the "
+            "partition with these GPUs, which cannot be done in the virtual machine. Contact the operator of the "
+            "host.");
         return;
     }
     if (*manager)
@@ -339,12 +343,12 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
     doctor_cost(machine, result, DOCTOR_FIX_RESTART, "Programs that use the GPUs of this machine end.");
     doctor_advise(
         machine, result,
-        "nvidia-fabricmanager has to run, in the very version of the driver, %s (in a virtual machine: on the "
-        "host; in a container: on the node). 'nv-fabricmanager --version' says its own, and its journal why "
-        "it does not run.%s",
+        "nvidia-fabricmanager has to run, in exactly the driver's version, %s (in a virtual machine: on the host; in "
+        "a container: on the node). 'nv-fabricmanager --version' prints its version; its journal says why it does not "
+        "run.%s",
         *version ? version : "which is not known",
         machine->topo->gpus[0].cc_major == 10 && inventory_nvswitches(machine) == 0
-            ? " On this board NVLink's subnet manager has to be installed beside it (package nvlsm)."
+            ? " This board needs NVLink's subnet manager as well (package nvlsm)."
             : "");
 }
 
@@ -356,18 +360,18 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
         return;
     if (!machine->topo->nvml) {
         doctor_unknown(machine, result, "NVML does not answer: %s", machine->topo->nvml_why);
-        result->tells = machine_missing_nvml(machine);
+        result->missing = machine_missing_nvml(machine);
         return;
     }
     if (machine_isolates_gpus(machine->topo)) {
         doctor_not_applicable(machine, result,
-                              "confidential computing keeps the GPUs apart, as the check confidential says");
+                              "confidential computing isolates the GPUs, as the check confidential says");
         return;
     }
     count = count_nvlinks(machine);
-    if (count.n_linked == 0 || is_lent_alone(machine->topo)) {
+    if (count.n_linked == 0 || is_partial_board(machine->topo)) {
         doctor_not_applicable(machine, result,
-                              count.n_linked ? "a single GPU, lent without its NVLinks" : "GPUs without NVLink");
+                              count.n_linked ? "a single GPU, provided without its NVLinks" : "GPUs without NVLink");
         return;
     }
     if (count.n_due == 0 && count.n_failed == 0 && count.n_starting == 0) {
@@ -387,10 +391,11 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
     } else if (count.without_bridge) {
         doctor_found(machine, result, DOCTOR_WARNING, "no NVLink of %s is up%s, and other GPUs of its kind have them",
                      machine_gpu_name(machine, count.first_down), count.n_down > 1 ? ", nor of more GPUs" : "");
-        doctor_advise(machine, result,
-                      "The NVLinks of these GPUs lead to a bridge: look whether it is plugged between %s and its "
-                      "neighbor, on both. Where there is meant to be none, this is as it has to be.",
-                      machine_gpu_name(machine, count.first_down));
+        doctor_advise(
+            machine, result,
+            "The NVLinks of these GPUs lead to a bridge: check that it is plugged in at both %s and its neighbor. If "
+            "the machine is meant to have no bridge, this is normal.",
+            machine_gpu_name(machine, count.first_down));
     } else {
         doctor_found(machine, result, DOCTOR_ERROR, "%d of %d NVLinks of %s are down%s",
                      links_due(machine->topo, count.first_down) - machine->topo->gpus[count.first_down].nvlinks_up,
@@ -400,9 +405,9 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
             doctor_evidence(machine, result, "/sys/bus/pci/devices", "%d NVSwitches", inventory_nvswitches(machine));
             doctor_advise(
                 machine, result,
-                "Each GPU has lost as many links: they lead to one NVSwitch that is gone or has failed. Look for "
-                "it on the bus (lspci -d 10de: | grep -i bridge) and for SXids in the kernel log; take the node "
-                "out of service and cycle its power. A GPU's reset does not bring a switch back.");
+                "All GPUs have lost the same number of links: the NVSwitch at their other end is missing or has "
+                "failed. Look for it on the bus (lspci -d 10de: | grep -i bridge) and for SXids in the kernel log; "
+                "take the node out of service and cycle its power. A reset of a GPU does not bring a switch back.");
         } else
             doctor_advise(
                 machine, result,

@@ -63,7 +63,7 @@ static void run_nic_handler(const struct doctor_machine *machine, struct doctor_
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR,
-                 "GPUs cannot ring the NICs' doorbells, and NVSHMEM falls back to the CPU without a word");
+                 "GPUs cannot ring the NICs' doorbells, and NVSHMEM falls back to the CPU without a message");
     doctor_evidence(machine, result, PARAMS, "%s%s", *option->live ? "PeerMappingOverride=" : "no PeerMappingOverride",
                     option->live);
     doctor_evidence(machine, result, "NVSHMEM_IBGDA_NIC_HANDLER", "%s", handler ? handler : "not set, which is auto");
@@ -80,7 +80,7 @@ const struct doctor_check check_nic_handler = {
         "The handler is the CPU: because NVSHMEM_IBGDA_NIC_HANDLER says so, or because gpu and auto fall back to it "
         "without a message where the driver does not let GPUs write to the NICs' registers. That is what its option "
         "PeerMappingOverride is for.",
-    .remedy = "Set the handler to gpu, the option to 1, and start the machine anew.",
+    .remedy = "Set the handler to gpu and the option to 1, and reboot.",
     .links = (const char *const[]){"NVSHMEM_IBGDA_NIC_HANDLER", PARAMS, "/etc/modprobe.d", NULL},
     .run = run_nic_handler,
 };
@@ -186,7 +186,7 @@ const struct doctor_check check_ibgda_transport = {
  * A script written by 'epkit env' does not export LD_PRELOAD; it sets this variable to say that programs are started
  * with it.
  */
-static bool is_arranged(const struct doctor_machine *machine)
+static bool is_preloaded_by_script(const struct doctor_machine *machine)
 {
     const char *path = source_env(machine->source, "EPKIT_PRELOAD");
 
@@ -213,7 +213,7 @@ static void find_bundled(const struct doctor_machine *machine, struct doctor_res
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
 
     doctor_found(machine, result, machine_has_deepep(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
-                 "PyTorch brings NVSHMEM %s, and nothing puts the one that DeepEP is made for in front of it",
+                 "PyTorch brings NVSHMEM %s, and nothing makes the one that DeepEP was built with take precedence",
                  *nvshmem->bundled_version ? nvshmem->bundled_version : "of another version");
     doctor_evidence(machine, result, nvshmem->bundled, "%s", nvshmem->bundled_version);
     doctor_evidence(machine, result, "LD_PRELOAD", "%s",
@@ -236,17 +236,18 @@ static void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_
             doctor_evidence(machine, result, "LD_PRELOAD", "%s", preload.path);
         } else {
             /* A process that has already loaded one has made its choice. */
-            if (!advised || mapped.n == 1 || !is_used || is_arranged(machine))
+            if (!advised || mapped.n == 1 || !is_used || is_preloaded_by_script(machine))
                 return;
             find_bundled(machine, result);
         }
     }
     if (advised && !advised->unset) {
         doctor_fix(machine, result, false, "epkit env -- PROGRAM");
-        doctor_advise(machine, result,
-                      "That sets LD_PRELOAD=%s for the program alone. Exported in a shell it would reach launchers and "
-                      "ssh as well.",
-                      advised->value);
+        doctor_advise(
+            machine, result,
+            "That sets LD_PRELOAD=%s for the program only. Exported in a shell, it would affect launchers and ssh as "
+            "well.",
+            advised->value);
     } else if (*preload.path) {
         doctor_fix(machine, result, false, "%s", machine_preload_command(machine));
     } else {
@@ -263,7 +264,7 @@ const struct doctor_check check_two_nvshmem = {
     .cause =
         "PyTorch's wheel brings an NVSHMEM of its own. When it is loaded before the one that DeepEP was built with, "
         "GPU code of one version meets the host library of another.",
-    .remedy = "Preload the one that DeepEP was built with into that program, and into nothing else.",
+    .remedy = "Preload the one that DeepEP was built with, into that program only.",
     .links = (const char *const[]){"LD_PRELOAD", "libnvshmem_host.so.3", "nvidia/nvshmem/lib", NULL},
     .run = run_two_nvshmem,
 };
@@ -325,13 +326,14 @@ static void run_home(const struct doctor_machine *machine, struct doctor_result 
             unset = source_printf(machine->source, "%s %s", *unset ? unset : "unset", missing[i].name);
     }
     if (!strchr(names, ' '))
-        doctor_found(machine, result, DOCTOR_WARNING, "%s names what is not there: %s", names, missing[0].value);
+        doctor_found(machine, result, DOCTOR_WARNING, "%s names a path that does not exist: %s", names,
+                     missing[0].value);
     else
-        doctor_found(machine, result, DOCTOR_WARNING, "several variables name what is not there: %s", names);
+        doctor_found(machine, result, DOCTOR_WARNING, "several variables name paths that do not exist: %s", names);
     for (int i = 0; i < n; i++)
         doctor_evidence(machine, result, missing[i].name, "%s: not there", missing[i].value);
     doctor_fix(machine, result, false, "%s%s%s", unset, *unset && *preload ? "\n" : "", preload);
-    doctor_advise(machine, result, "Or set each to where it is%s",
+    doctor_advise(machine, result, "Or set each to the right path%s",
                   machine->software->os.in_container
                       ? " in this container: what an installer put below /opt may be mounted elsewhere, "
                         "/usr/local/nvidia on GKE."
@@ -342,12 +344,12 @@ const struct doctor_check check_home = {
     .id = "home",
     .group = "nvshmem",
     .mode = 18,
-    .title = "folders and files that variables name are there",
+    .title = "folders and files that variables name exist",
     .symptom = "A build or a script does not find NVSHMEM, GDRCopy or CUDA, or takes another copy.",
     .cause =
         "A variable names a folder of another machine, or of another container: libraries that were installed below "
         "/opt on the node are mounted elsewhere.",
-    .remedy = "Correct the variable, or take it out.",
+    .remedy = "Correct the variable, or unset it.",
     .links = (const char *const[]){"NVSHMEM_HOME", "NVSHMEM_DIR", "GDRCOPY_HOME", "CUDA_HOME", NULL},
     .run = run_home,
 };

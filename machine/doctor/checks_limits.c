@@ -54,7 +54,7 @@ static long long memlock_of(struct source *source, const char *limits, long long
 /* A shell may raise its limit up to the hard one; a higher limit must be set by the parent of the process. */
 static void fix_memlock(const struct doctor_machine *machine, struct doctor_result *result, long long hard)
 {
-    const char *where = "\"* - memlock unlimited\" in /etc/security/limits.d and a new login; of a job of Slurm, "
+    const char *where = "\"* - memlock unlimited\" in /etc/security/limits.d and a new login; for jobs of Slurm, "
                         "LimitMEMLOCK=infinity for slurmd and PropagateResourceLimitsExcept=MEMLOCK in slurm.conf";
 
     if (hard == -1)
@@ -68,7 +68,7 @@ static void fix_memlock(const struct doctor_machine *machine, struct doctor_resu
     else if (hard == -1 || hard >= MEMLOCK_LITTLE)
         doctor_advise(machine, result, "That holds for this shell. For all: %s.", where);
     else
-        doctor_advise(machine, result, "The hard limit is as low, so that ulimit cannot raise it: %s.", where);
+        doctor_advise(machine, result, "The hard limit is as low, so ulimit cannot raise it: %s.", where);
 }
 
 static bool may_lock_all(struct source *source)
@@ -107,7 +107,7 @@ static void run_memlock(const struct doctor_machine *machine, struct doctor_resu
     if (bytes == -1 || bytes >= MEMLOCK_LITTLE || may_lock_all(machine->source))
         return;
     doctor_found(machine, result, bytes < MEMLOCK_TOO_LITTLE ? DOCTOR_ERROR : DOCTOR_WARNING,
-                 "the process may lock %lld KiB of memory only, which does not suffice to register buffers with a NIC",
+                 "the process may lock only %lld KiB of memory, which is not enough to register buffers with a NIC",
                  bytes / 1024);
     doctor_evidence(machine, result, "/proc/self/limits", "Max locked memory %lld bytes, hard limit %s", bytes,
                     hard == -1   ? "unlimited"
@@ -204,7 +204,7 @@ static void found_small_shm(const struct doctor_machine *machine, struct doctor_
                             const struct mount *mount, long long bytes, long long memory)
 {
     doctor_found(machine, result, bytes < SHM_TOO_LITTLE ? DOCTOR_ERROR : DOCTOR_WARNING,
-                 "/dev/shm holds %lld MiB only, and ranks share memory through it", bytes / MIB);
+                 "/dev/shm has only %lld MiB, and ranks share memory through it", bytes / MIB);
     doctor_evidence(machine, result, "/proc/self/mounts", "%s %s %s", mount->type, mount->point, mount->options);
     /*
      * Half of the memory is the kernel's default for a tmpfs: a limit, not an allocation. Not suggested in a container
@@ -229,7 +229,7 @@ static void run_shm(const struct doctor_machine *machine, struct doctor_result *
     if (!machine_has_gpus(machine, result))
         return;
     if (!machine_has_ranks(machine)) {
-        doctor_not_applicable(machine, result, "one GPU, and nothing asks for several ranks");
+        doctor_not_applicable(machine, result, "one GPU, and nothing needs several ranks");
         return;
     }
     mounts = source_read(machine->source, "/proc/self/mounts");
@@ -265,8 +265,8 @@ const struct doctor_check check_shm = {
     .title = "/dev/shm is large enough",
     .symptom = "Bus error (SIGBUS) in NCCL or a data loader; \"No space left on device\" on /dev/shm/nccl-*.",
     .cause =
-        "Ranks of a node share memory through /dev/shm. Docker makes it 64 MiB large, and who writes beyond that is "
-        "killed.",
+        "Ranks of a node share memory through /dev/shm. Docker's default is 64 MiB, and a process that writes beyond "
+        "that is killed.",
     .remedy = "Give the container more (--shm-size, an emptyDir in memory), or remount it larger.",
     .links = (const char *const[]){"/dev/shm", "/proc/self/mounts", NULL},
     .run = run_shm,

@@ -34,8 +34,7 @@ static void run_net_plugin(const struct doctor_machine *machine, struct doctor_r
         return;
     }
     if (nccl->plugin.state == SOURCE_ABSENT) {
-        doctor_found(machine, result, DOCTOR_ERROR, "NCCL's network plugin %s is nowhere to be found",
-                     nccl->plugin_name);
+        doctor_found(machine, result, DOCTOR_ERROR, "NCCL's network plugin %s is not found", nccl->plugin_name);
         doctor_evidence(machine, result, wants_net ? "NCCL_NET" : "NCCL_NET_PLUGIN", "%s", wants_net ? net : plugin);
         doctor_evidence(machine, result, nccl->plugin_name, "not found by the linker");
         if (*nccl->gib)
@@ -71,7 +70,7 @@ const struct doctor_check check_net_plugin = {
     .group = "nccl",
     .mode = 16,
     .title = "NCCL's network plugin loads",
-    .symptom = "NCCL stops with \"Failed to initialize any NET plugin\", or goes over sockets.",
+    .symptom = "NCCL stops with \"Failed to initialize any NET plugin\", or uses sockets.",
     .cause =
         "NCCL_NET or NCCL_NET_PLUGIN asks for a plugin that the linker does not find, or that does not load because "
         "a library which it needs is missing or of another version.",
@@ -116,7 +115,7 @@ static void run_gib_settings(const struct doctor_machine *machine, struct doctor
     if (n == 0)
         return;
     if (torch)
-        doctor_found(machine, result, DOCTOR_WARNING, TORCH_SWITCH " is set, and gIB's shim wants it unset");
+        doctor_found(machine, result, DOCTOR_WARNING, TORCH_SWITCH " is set, and gIB's shim requires it to be unset");
     else
         doctor_found(machine, result, DOCTOR_WARNING, "%s%s not what gIB expects", first,
                      n > 1 ? " and others are" : " is");
@@ -140,9 +139,9 @@ const struct doctor_check check_gib_settings = {
     .mode = 17,
     .title = "NCCL's variables are those that gIB expects",
     .symptom = "NCCL warns of \"NCCL/NET (shim) mismatch\" and stops, or is slower than it should be.",
-    .cause = "gIB is made for one set of values: traffic classes that the network knows, four queue pairs for a "
-             "connection, adaptive routing. Its shim compares, and wants " TORCH_SWITCH
-             " unset with any value; some container images set it to 0.",
+    .cause = "gIB is designed for one set of values: traffic classes that the network knows, four queue pairs for a "
+             "connection, adaptive routing. Its shim compares them, and requires " TORCH_SWITCH
+             " to be unset; some container images set it to 0.",
     .remedy = "Source gIB's script set_nccl_env.sh, or the output of 'epkit env'.",
     .links = (const char *const[]){"NCCL_NET", "NCCL_IB_TC", "NCCL_IB_FIFO_TC", "NCCL_TUNER_CONFIG_PATH", TORCH_SWITCH,
                                    "/usr/local/gib/scripts/set_nccl_env.sh", NULL},

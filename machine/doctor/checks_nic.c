@@ -90,19 +90,19 @@ static bool sibling_has_more(const struct topo *topo, int nic)
 }
 
 struct slow_links {
-    int n, n_grave;
+    int n, n_severe;
     const char *first, *what;
 };
 
-static void note_slow(const struct doctor_machine *machine, struct doctor_result *result, struct slow_links *slow,
-                      bool is_grave, const char *where, const char *what)
+static void record_slow(const struct doctor_machine *machine, struct doctor_result *result, struct slow_links *slow,
+                        bool is_severe, const char *where, const char *what)
 {
-    if (slow->n == 0 || (is_grave && slow->n_grave == 0)) {
+    if (slow->n == 0 || (is_severe && slow->n_severe == 0)) {
         slow->first = where;
         slow->what = what;
     }
     slow->n++;
-    slow->n_grave += is_grave;
+    slow->n_severe += is_severe;
     doctor_evidence(machine, result, where, "%s", what);
 }
 
@@ -117,8 +117,9 @@ static void find_slow_ports(const struct doctor_machine *machine, struct doctor_
             const struct topo_port *port = &topo->nics[i].ports[p];
 
             if (port->active && port->rate_gbps > 0 && port->rate_gbps < best * 0.99)
-                note_slow(machine, result, slow, true, machine_port_name(machine, i, p),
-                          source_printf(machine->source, "runs at %g Gb/s, its sisters at %g", port->rate_gbps, best));
+                record_slow(
+                    machine, result, slow, true, machine_port_name(machine, i, p),
+                    source_printf(machine->source, "runs at %g Gb/s, its siblings at %g", port->rate_gbps, best));
         }
     }
 }
@@ -142,9 +143,9 @@ static void find_slow_buses(const struct doctor_machine *machine, struct doctor_
             continue;
         is_tight = pci_rate(pci) > 0 && pci_rate(pci) < nic_rate(&topo->nics[i]);
         if (is_tight || sibling_has_more(topo, i))
-            note_slow(machine, result, slow, is_tight, topo->nics[i].name,
-                      source_printf(machine->source, "PCIe link at %g GT/s x%d, it can do %g GT/s x%d", pci->link_gts,
-                                    pci->link_width, pci->link_gts_max, pci->link_width_max));
+            record_slow(machine, result, slow, is_tight, topo->nics[i].name,
+                        source_printf(machine->source, "PCIe link at %g GT/s x%d, its maximum is %g GT/s x%d",
+                                      pci->link_gts, pci->link_width, pci->link_gts_max, pci->link_width_max));
     }
 }
 
@@ -163,9 +164,9 @@ static void find_narrow_gpus(const struct doctor_machine *machine, struct doctor
 
         if (pci && pci->link_width > 0 && pci->link_width < pci->link_width_max &&
             (pci->link_width < best || topo->n_gpus >= 4))
-            note_slow(
-                machine, result, slow, false, machine_gpu_name(machine, i),
-                source_printf(machine->source, "PCIe link x%d, it can do x%d", pci->link_width, pci->link_width_max));
+            record_slow(machine, result, slow, false, machine_gpu_name(machine, i),
+                        source_printf(machine->source, "PCIe link x%d, its maximum is x%d", pci->link_width,
+                                      pci->link_width_max));
     }
 }
 
@@ -180,23 +181,23 @@ static void run_slow_link(const struct doctor_machine *machine, struct doctor_re
     find_narrow_gpus(machine, result, &slow);
     if (slow.n == 0)
         return;
-    doctor_found(machine, result, slow.n_grave ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", slow.first, slow.what,
+    doctor_found(machine, result, slow.n_severe ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", slow.first, slow.what,
                  slow.n > 1 ? ", and more links are slow" : "");
     doctor_advise(
         machine, result,
-        "Every dispatch waits for the slowest NIC. Of a port look at cable and switch (mlxlink -d DEVICE -m), "
-        "of a PCIe link reseat the card and look at its slot; in a cloud, take the node out of service.");
+        "Every dispatch waits for the slowest NIC. For a port, check cable and switch (mlxlink -d DEVICE -m); for a "
+        "PCIe link, reseat the card and check its slot; in a cloud, take the node out of service.");
 }
 
 const struct doctor_check check_slow_link = {
     .id = "slow-link",
     .group = "nic",
     .mode = 4,
-    .title = "NICs and GPUs have the link speed and width that they can have",
+    .title = "NICs and GPUs have their maximum link speed and width",
     .symptom = "About 43 GB/s between two nodes where others reach twice as much; one rank is always last.",
     .cause =
-        "A port or a PCIe link came up slower or narrower than its sisters. Collective work goes at the pace of the "
-        "slowest NIC.",
+        "A port or a PCIe link came up slower or narrower than its siblings. Collective operations run at the speed "
+        "of the slowest NIC.",
     .remedy = "Repair the link: cable, transceiver, slot. Until then isolate the node.",
     .links = (const char *const[]){"/sys/class/infiniband/*/ports/*/rate", "/sys/bus/pci/devices/*/current_link_width",
                                    "/sys/bus/pci/devices/*/current_link_speed", NULL},
@@ -265,15 +266,15 @@ static void check_share(const struct doctor_machine *machine, struct doctor_resu
     for (int i = 0; i < topo->n_nics; i++)
         n += machine_is_data_nic(topo, i);
     for (int g = 0; g < topo_usable_gpus(topo) && gpu < 0; g++) {
-        bool has_own = false, has_shut = false;
+        bool has_own = false, has_inaccessible = false;
 
         for (int i = 0; i < topo->n_nics; i++) {
             enum topo_path path = topo_gpu_nic_path(topo, g, i);
 
             has_own = has_own || (machine_is_data_nic(topo, i) && path <= TOPO_PXB);
-            has_shut = has_shut || (topo->nics[i].role == TOPO_ROLE_NO_ACCESS && path <= TOPO_PXB);
+            has_inaccessible = has_inaccessible || (topo->nics[i].role == TOPO_ROLE_NO_ACCESS && path <= TOPO_PXB);
         }
-        gpu = has_shut && !has_own ? g : -1;
+        gpu = has_inaccessible && !has_own ? g : -1;
     }
     /* If no GPU is near a NIC, only the counts can be compared. */
     if ((n >= topo_usable_gpus(topo) && (gpu < 0 || !has_others_nic(topo))) ||
@@ -285,16 +286,16 @@ static void check_share(const struct doctor_machine *machine, struct doctor_resu
     if (result->n_evidence == 0)
         return;
     if (n >= topo_usable_gpus(topo)) {
-        doctor_found(machine, result, DOCTOR_WARNING, "NICs of other GPUs may be used, and none that is beside %s",
+        doctor_found(machine, result, DOCTOR_WARNING, "the process may use NICs of other GPUs, but none near %s",
                      machine_gpu_name(machine, gpu));
-        doctor_advise(machine, result,
-                      "Its traffic crosses host bridges or sockets. Give the process the NICs beside its GPUs: in "
-                      "Kubernetes by the topology manager (policy restricted or single-numa-node) or DRA, in Slurm by "
-                      "binding to the GPUs.");
+        doctor_advise(
+            machine, result,
+            "Its traffic crosses host bridges or sockets. Give the process the NICs near its GPUs: in Kubernetes by "
+            "the topology manager (policy restricted or single-numa-node) or DRA, in Slurm by binding to the GPUs.");
         return;
     }
-    doctor_found(machine, result, DOCTOR_ERROR, "%d of the NICs may be used, for %d GPUs%s%s", n,
-                 topo_usable_gpus(topo), gpu >= 0 ? "; none that is beside " : "",
+    doctor_found(machine, result, DOCTOR_ERROR, "the process may use only %d NICs for %d GPUs%s%s", n,
+                 topo_usable_gpus(topo), gpu >= 0 ? "; none near " : "",
                  gpu >= 0 ? machine_gpu_name(machine, gpu) : "");
     doctor_advise(machine, result,
                   "Give the process as many NICs as GPUs: their devices in /dev/infiniband, and in a pod without the "
@@ -321,7 +322,7 @@ static void run_nic_access(const struct doctor_machine *machine, struct doctor_r
     }
     /* sysfs shows the NICs of the machine in each container; a container without RDMA devices has lost none. */
     if (count.n_absent == count.n && !machine_uses_rdma(machine)) {
-        doctor_not_applicable(machine, result, "there is no RDMA device in /dev/infiniband, and nothing asks for one");
+        doctor_not_applicable(machine, result, "there is no RDMA device in /dev/infiniband, and nothing needs one");
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR, "%s %s%s", count.first,
@@ -343,11 +344,11 @@ const struct doctor_check check_nic_access = {
     .id = "nic-access",
     .group = "nic",
     .mode = 21,
-    .title = "the NICs' uverbs devices are there and accessible",
+    .title = "the NICs' uverbs devices exist and are accessible",
     .symptom = "\"No IB devices found\", although /sys/class/infiniband lists them.",
     .cause =
-        "Programs talk to a NIC through /dev/infiniband/uverbsN. Containers do not have it by themselves, and it may "
-        "belong to root alone.",
+        "Programs talk to a NIC through /dev/infiniband/uverbsN. Containers do not have it by default, and it may be "
+        "accessible only to root.",
     .remedy = "Give the devices to the container, or their permissions to the user.",
     .links = (const char *const[]){"/dev/infiniband", NULL},
     .run = run_nic_access,

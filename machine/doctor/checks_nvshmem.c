@@ -23,15 +23,17 @@ static void advise_ranks(const struct doctor_machine *machine, struct doctor_res
     const struct software_deepep *deepep = &machine->software->deepep;
 
     if (deepep->imported >= 0 && deepep->mapping_active)
-        doctor_advise(machine, result,
-                      "That sets DEEP_EP_DEVICE_TO_HCA_MAPPING, by which DeepEP gives each of its processes one NIC. "
-                      "For other programs put it into the script that the launcher starts for each rank, or start "
-                      "them by 'epkit env -- PROGRAM'.");
+        doctor_advise(
+            machine, result,
+            "That sets DEEP_EP_DEVICE_TO_HCA_MAPPING, by which DeepEP gives each of its processes one NIC. For other "
+            "programs put it into the script that the launcher starts for each rank, or start them with 'epkit env -- "
+            "PROGRAM'.");
     else
-        doctor_advise(machine, result,
-                      "Put that into the script that the launcher starts for each rank, or start the program by "
-                      "'epkit env -- PROGRAM': each rank gets the NIC nearest to its GPU as NVSHMEM_HCA_LIST. In a "
-                      "login shell it sets no list, because such a shell has no rank.");
+        doctor_advise(
+            machine, result,
+            "Put that into the script that the launcher starts for each rank, or start the program with 'epkit env -- "
+            "PROGRAM': each rank gets the NIC nearest to its GPU as NVSHMEM_HCA_LIST. In a login shell it sets no "
+            "list, because such a shell has no rank.");
 }
 
 /*
@@ -92,14 +94,14 @@ const struct doctor_check check_one_nic = {
     .mode = 1,
     .title = "no variable leads all GPUs to one NIC",
     .symptom =
-        "Between nodes the throughput is that of a fraction of one NIC (6.5 GB/s have been seen where 40 and more "
-        "are normal), and the counters of one NIC alone move.",
+        "Between nodes the throughput is a fraction of that of one NIC (6.5 GB/s were measured where 40 and more are "
+        "normal), and only the counters of one NIC increase.",
     .cause =
         "With NVSHMEM_ENABLE_NIC_PE_MAPPING the NIC is the number of the PE on its node, modulo the NICs. PEs are "
         "counted for each NVSHMEM job, and DeepEP's throughput mode makes a job for each GPU of a node: every PE is "
         "number 0 there, and takes the first NIC.",
-    .remedy = "Unset it, and give each process a list of one NIC before it initialises NVSHMEM: NVSHMEM_HCA_LIST, by "
-              "hand, by 'epkit env -- PROGRAM', or by DeepEP with commit 8a07e7e of its pull request 466.",
+    .remedy = "Unset it, and give each process a list of one NIC before it initialises NVSHMEM: NVSHMEM_HCA_LIST, set "
+              "manually, by 'epkit env -- PROGRAM', or by DeepEP with commit 8a07e7e of its pull request 466.",
     .links = (const char *const[]){"NVSHMEM_ENABLE_NIC_PE_MAPPING", "NVSHMEM_HCA_LIST", "DEEP_EP_DEVICE_TO_HCA_MAPPING",
                                    NULL},
     .run = run_one_nic,
@@ -229,15 +231,14 @@ static bool find_neighbour(const struct doctor_machine *machine, const struct ma
     if (machine->topo->n_hidden_gpus == 0 || map->n != 1 || best->nic < 0 || choice->nic == best->nic)
         return false;
     doctor_found(machine, result, DOCTOR_WARNING,
-                 "%s takes %s, which is the NIC of a GPU that this process is not "
-                 "given; its own is %s",
+                 "%s takes %s, which is the NIC of a GPU that this process does not have; its own is %s",
                  machine_gpu_name(machine, 0), machine_nic_name(machine, choice->nic),
                  machine_nic_name(machine, best->nic));
     doctor_evidence(machine, result, "NVSHMEM's own choice", "%s", choice->why);
     return true;
 }
 
-static void run_own_choice(const struct doctor_machine *machine, struct doctor_result *result)
+static void run_default_choice(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_deepep *deepep = &machine->software->deepep;
     const char *list = source_env(machine->source, "NVSHMEM_HCA_LIST");
@@ -282,9 +283,10 @@ static void run_single(const struct doctor_machine *machine, struct doctor_resul
                  topo_path_name(machine->map->choices[gpu].path));
     doctor_evidence(machine, result, "NVSHMEM_HCA_LIST", "%s", list);
     doctor_fix(machine, result, false, "epkit env -- PROGRAM");
-    doctor_advise(machine, result,
-                  "Set in a script that runs once, the list is the same for all ranks. Started so by each rank, it is "
-                  "the NIC of its own GPU.");
+    doctor_advise(
+        machine, result,
+        "A list that is set in a script that runs once is the same for all ranks. If each rank starts the program "
+        "like this, it gets the NIC of its own GPU.");
 }
 
 static void run_shared_nic(const struct doctor_machine *machine, struct doctor_result *result)
@@ -307,7 +309,7 @@ static void run_shared_nic(const struct doctor_machine *machine, struct doctor_r
     }
     if (machine_uses_ibgda(machine, result) &&
         !variable_is_true(source_env(machine->source, "NVSHMEM_ENABLE_NIC_PE_MAPPING")))
-        run_own_choice(machine, result);
+        run_default_choice(machine, result);
 }
 
 const struct doctor_check check_shared_nic = {
@@ -315,12 +317,13 @@ const struct doctor_check check_shared_nic = {
     .group = "nvshmem",
     .mode = 4,
     .title = "each GPU has a NIC of its own, the nearest one",
-    .symptom = "Between nodes the throughput is half of what it should be, and the counters of half of the NICs move.",
+    .symptom = "Between nodes the throughput is half of what it should be, and only the counters of half of the NICs "
+               "increase.",
     .cause =
         "Two GPUs use one NIC while another one is idle. Where two GPUs and two NICs share a PCIe switch, NVSHMEM "
         "takes the first of the two for both GPUs: it balances within one job, and each of them is in a job of its "
-        "own. Or the mapping that was given says so.",
-    .remedy = "Give each process a list of one NIC, or DeepEP a mapping with all NICs in it; 'epkit nics' shows both.",
+        "own. Or the configured mapping says so.",
+    .remedy = "Give each process a list of one NIC, or DeepEP a mapping with all NICs; 'epkit nics' shows both.",
     .links =
         (const char *const[]){"DEEP_EP_DEVICE_TO_HCA_MAPPING", "NVSHMEM_HCA_LIST", "NVSHMEM_IB_ENABLE_IBGDA", NULL},
     .run = run_shared_nic,
@@ -336,11 +339,12 @@ static void check_list(const struct doctor_machine *machine, struct doctor_resul
 
     if (list && *list && machine->topo->n_gpus > 0 && machine_nvshmem_map(machine, &map) == EP_OK &&
         map->choices[0].nic < 0) {
-        doctor_found(machine, result, DOCTOR_ERROR, "NVSHMEM_HCA_LIST leaves no NIC: none with an active port fits it");
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "NVSHMEM_HCA_LIST leaves no NIC: none with an active port matches it");
         doctor_evidence(machine, result, "NVSHMEM_HCA_LIST", "%s", list);
         doctor_fix(machine, result, false, "unset NVSHMEM_HCA_LIST");
         doctor_advise(machine, result,
-                      "Then start each rank by 'epkit env -- PROGRAM', which gives it the NIC of its GPU.");
+                      "Then start each rank with 'epkit env -- PROGRAM', which gives it the NIC of its GPU.");
     }
     map_free(map);
 }
@@ -382,8 +386,8 @@ static void run_hca_prefix(const struct doctor_machine *machine, struct doctor_r
     else
         doctor_advise(
             machine, result,
-            "The names have no part in common: give the NICs one by a rule of udev, or set NVSHMEM_HCA_PREFIX "
-            "to a part of those that are to be used.");
+            "The names have nothing in common: rename the NICs with a udev rule, or set NVSHMEM_HCA_PREFIX to a part "
+            "of the names of those to use.");
 }
 
 const struct doctor_check check_hca_prefix = {
@@ -393,7 +397,7 @@ const struct doctor_check check_hca_prefix = {
     .title = "NVSHMEM knows the NICs by their names",
     .symptom = "NVSHMEM reports no device for ibgda, or uses fewer NICs than there are.",
     .cause = "The transports ibgda and ibdevx take devices whose name contains NVSHMEM_HCA_PREFIX, mlx5 by default. "
-             "Distributions whose udev names devices by their place call them rocep..., ibp... instead.",
+             "Distributions whose udev rules name devices by their location call them rocep..., ibp... instead.",
     .remedy = "Set NVSHMEM_HCA_PREFIX to what the names have in common.",
     .links = (const char *const[]){"NVSHMEM_HCA_PREFIX", "NVSHMEM_HCA_LIST", "/sys/class/infiniband", NULL},
     .run = run_hca_prefix,
@@ -447,19 +451,20 @@ static void run_void_variables(const struct doctor_machine *machine, struct doct
     if (*names)
         doctor_fix(machine, result, false, "unset%s", names);
     else
-        doctor_advise(machine, result,
-                      "A shell cannot unset what is no name of a variable: take it out of what starts the program.");
+        doctor_advise(
+            machine, result,
+            "A shell cannot unset it because it is not a valid name of a variable: remove it where the program is "
+            "started.");
 }
 
 const struct doctor_check check_void_variables = {
     .id = "void-variables",
     .group = "nvshmem",
     .mode = 41,
-    .title = "variables have an effect, and values that they take",
-    .symptom = "A setting does not change anything, or something else than was meant.",
-    .cause =
-        "The variable is read by a build and not by a program, is known to nobody, or has a value that it does not "
-        "take. NVSHMEM_REMOTE_TRANSPORT=ibgda is one of these: it acts as none, and does not switch IBGDA on.",
+    .title = "variables have an effect and valid values",
+    .symptom = "A setting does not change anything, or has another effect than intended.",
+    .cause = "The variable is read by a build and not by a program, is unknown, or has an invalid value. "
+             "NVSHMEM_REMOTE_TRANSPORT=ibgda is an example: it has the effect of none, and does not enable IBGDA.",
     .remedy = "Unset it, or correct it; 'epkit env --check' says what each of them does.",
     .links = (const char *const[]){"NVSHMEM_REMOTE_TRANSPORT", "NVSHMEM_IBGDA_SUPPORT", "NVSHMEM_USE_GDRCOPY",
                                    "NVSHMEM_DEBUG", NULL},

@@ -79,7 +79,7 @@ static void fix_kind(const struct doctor_machine *machine, struct doctor_result 
                                 major, needs_open ? "-open" : "-dkms");
     if (*install)
         doctor_fix(machine, result, false, "%s\nsudo reboot", install);
-    doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine starts anew, and every job on it ends.");
+    doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
     doctor_advise(machine, result,
                   needs_open ? "Install the open kernel modules of the same driver (packages with -open; of the "
                                "runfile --kernel-module-type=open; of gpu-operator driver.kernelModuleType=open)."
@@ -107,8 +107,7 @@ static void run_open_driver(const struct doctor_machine *machine, struct doctor_
         if (machine_is_unsupported_gpu(machine, p))
             doctor_evidence(machine, result, topo->pci[p].address, "PCI device 10de:%04x", topo->pci[p].device);
     doctor_found(machine, result, DOCTOR_ERROR,
-                 "the loaded driver has the %s kernel modules, which do not drive %d of "
-                 "the GPUs here",
+                 "the loaded driver has the %s kernel modules, which do not support %d of the GPUs here",
                  driver->is_open ? "open" : "closed", n);
     doctor_evidence(machine, result, "/proc/driver/nvidia/version", "%s, %s kernel modules", driver->version,
                     driver->is_open ? "open" : "closed");
@@ -119,11 +118,12 @@ const struct doctor_check check_open_driver = {
     .id = "open-driver",
     .group = "driver",
     .mode = 26,
-    .title = "the kind of the driver's kernel modules, open or closed, is one for these GPUs",
+    .title = "the variant of the driver's kernel modules, open or closed, supports these GPUs",
     .symptom = "\"No devices were found\"; the kernel log says that the GPU requires the open kernel modules.",
-    .cause = "GPUs from Blackwell on, and those beside Grace processors, work with the open kernel modules only; GPUs "
-             "before Turing with the closed ones only.",
-    .remedy = "Install the other kind of the same driver.",
+    .cause =
+        "GPUs from Blackwell on, and those on boards with Grace processors, work only with the open kernel modules; "
+        "GPUs before Turing only with the closed ones.",
+    .remedy = "Install the other variant of the same driver.",
     .links = (const char *const[]){"/proc/driver/nvidia/version", NULL},
     .run = run_open_driver,
 };
@@ -188,12 +188,12 @@ static void check_found(const struct doctor_machine *machine, struct doctor_resu
         return;
     if (is_stub)
         doctor_found(machine, result, DOCTOR_ERROR,
-                     "the libcuda.so.1 that programs find is the stub of the CUDA toolkit, which is for linking alone");
+                     "the libcuda.so.1 that programs find is the stub of the CUDA toolkit, which is only for linking");
     else
         doctor_found(machine, result, DOCTOR_ERROR,
                      "the libcuda.so.1 that programs find is of driver %s, %s than the one that is loaded (%s)%s",
                      version, is_newer ? "newer" : "older", machine->software->driver.version,
-                     is_newer ? ", which GPUs for data centers alone allow" : "");
+                     is_newer ? ", which only data center GPUs support" : "");
     doctor_evidence(machine, result, location->path, "found by %s", location->found_by);
     own = libs_find(machine->source, &plain, "libcuda.so.1");
     if (own.state == SOURCE_OK && strcmp(own.path, location->path) != 0 && !strstr(own.real, "/stubs/"))
@@ -243,7 +243,7 @@ static void run_libcuda(const struct doctor_machine *machine, struct doctor_resu
         doctor_fix(machine, result, false, "%s", shell_prepend(machine->source, "LD_LIBRARY_PATH", folder));
     doctor_advise(
         machine, result,
-        *folder ? "Or have ld.so know the folder for all programs: a file in /etc/ld.so.conf.d, and ldconfig."
+        *folder ? "Or add the folder for all programs: a file in /etc/ld.so.conf.d, then ldconfig."
         : os->in_container
             ? "NVIDIA's container toolkit mounts it (NVIDIA_DRIVER_CAPABILITIES has to have compute in it); on "
               "GKE it is mounted at /usr/local/nvidia/lib64 in containers with a limit of nvidia.com/gpu."
@@ -258,9 +258,9 @@ const struct doctor_check check_libcuda = {
     .title = "the linker finds the driver's libcuda.so.1",
     .symptom = "\"libcuda.so.1: cannot open shared object file\"; torch.cuda.is_available() is false; \"CUDA driver "
                "is a stub library\"; \"unsupported display driver / cuda driver combination\".",
-    .cause = "The library comes with the driver, and in a container from the node. It is mounted at a place that the "
-             "linker does not look at, or not at all; or another one is found before it: the toolkit's stub, or that "
-             "of an older driver.",
+    .cause = "The library comes with the driver, and in a container from the node. It is mounted in a folder that the "
+             "linker does not search, or not at all; or another one is found first: the toolkit's stub, or that of an "
+             "older driver.",
     .remedy = "Put its folder into LD_LIBRARY_PATH, or have it mounted.",
     .links = (const char *const[]){"LD_LIBRARY_PATH", "/usr/local/nvidia/lib64", NULL},
     .run = run_libcuda,
@@ -317,34 +317,35 @@ static void run_ibgda_nic(const struct doctor_machine *machine, struct doctor_re
         n++;
     }
     if (!needs_ibgda(machine)) {
-        doctor_not_applicable(machine, result, "nothing asks for IBGDA");
+        doctor_not_applicable(machine, result, "nothing needs IBGDA");
         return;
     }
-    doctor_found(machine, result, DOCTOR_ERROR, "IBGDA works with NVIDIA's NICs only, and the %d here are of %s", n,
+    doctor_found(machine, result, DOCTOR_ERROR, "IBGDA works only with NVIDIA's NICs, and the %d here are of %s", n,
                  maker_name(topo->pci[topo->nics[first].pci].vendor));
     doctor_evidence(machine, result, topo->nics[first].name, "PCI device %04x:%04x at %s",
                     topo->pci[topo->nics[first].pci].vendor, topo->pci[topo->nics[first].pci].device,
                     topo->pci[topo->nics[first].pci].address);
     if (machine->software->deepep.imported >= 0)
         doctor_evidence(machine, result, machine->software->deepep.copies[machine->software->deepep.imported].folder,
-                        "goes between nodes by IBGDA alone");
+                        "uses only IBGDA between nodes");
     doctor_evidence(machine, result, "NVSHMEM_REMOTE_TRANSPORT", "%s", transport ? transport : "not set");
-    doctor_advise(machine, result,
-                  "Within a node all works. Between nodes take what has a transport for these NICs: epkit, UCCL-EP, "
-                  "DeepEP version 2 over NCCL%s. NVSHMEM_REMOTE_TRANSPORT=libfabric does not make DeepEP's kernels use "
-                  "it.",
-                  topo->pci[topo->nics[first].pci].vendor == AMAZON ? " with aws-ofi-nccl" : "");
+    doctor_advise(
+        machine, result,
+        "Within a node everything works. Between nodes, use a library with a transport for these NICs: epkit, "
+        "UCCL-EP, DeepEP version 2 over NCCL%s. NVSHMEM_REMOTE_TRANSPORT=libfabric does not make DeepEP's kernels use "
+        "it.",
+        topo->pci[topo->nics[first].pci].vendor == AMAZON ? " with aws-ofi-nccl" : "");
 }
 
 const struct doctor_check check_ibgda_nic = {
     .id = "ibgda-nic",
     .group = "nvshmem",
     .mode = 9,
-    .title = "the NICs are ones that IBGDA drives, where something needs it",
+    .title = "IBGDA supports the NICs, if something needs it",
     .symptom = "DeepEP works within a node, and between nodes it stops when it initialises: no device for ibgda.",
     .cause =
-        "IBGDA has GPUs write to the registers of NVIDIA's NICs (mlx5). There is none for EFA, Broadcom's and other "
-        "NICs, and DeepEP before version 2 knows no other way between nodes.",
+        "IBGDA has GPUs write to the registers of NVIDIA's NICs (mlx5). It does not support EFA, Broadcom's and other "
+        "NICs, and DeepEP before version 2 has no other transport between nodes.",
     .remedy = "Use a library with a transport for these NICs between nodes.",
     .links = (const char *const[]){"NVSHMEM_IB_ENABLE_IBGDA", "/sys/class/infiniband", NULL},
     .run = run_ibgda_nic,

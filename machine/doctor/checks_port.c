@@ -104,11 +104,11 @@ static void found_no_gid(const struct doctor_machine *machine, struct doctor_res
 {
     if (faults->only_ipv6) {
         doctor_found(machine, result, DOCTOR_WARNING,
-                     "%s has RoCE v2 GIDs with IPv6 addresses only, and nothing says to take them%s", faults->port,
+                     "%s has RoCE v2 GIDs with IPv6 addresses only, and no variable selects them%s", faults->port,
                      faults->n_none > 1 ? "; other ports too" : "");
         doctor_fix(machine, result, false, "export %s", family_missing(machine, "=AF_INET6"));
         doctor_advise(machine, result,
-                      "NVSHMEM and NCCL look for an IPv4 address unless told otherwise. Or configure IPv4 addresses.");
+                      "NVSHMEM and NCCL look for an IPv4 address by default. Or configure IPv4 addresses.");
         return;
     }
     if (faults->n_foreign == faults->n_none) {
@@ -197,8 +197,7 @@ static void run_gid(const struct doctor_machine *machine, struct doctor_result *
     if (!machine_has_data_nics(machine, result))
         return;
     if (may_use_none(machine->topo) && !machine_uses_rdma(machine)) {
-        doctor_not_applicable(machine, result,
-                              "none of the NICs is given to this process, and nothing here asks for RDMA");
+        doctor_not_applicable(machine, result, "this process was given none of the NICs, and nothing here needs RDMA");
         return;
     }
     /* An Ethernet port among InfiniBand ports is reported by link-layer. */
@@ -226,7 +225,7 @@ const struct doctor_check check_gid = {
     .id = "gid",
     .group = "nic",
     .mode = 20,
-    .title = "RoCE ports have a routable GID, and GID indices name one",
+    .title = "RoCE ports have a routable GID, and configured GID indices select one",
     .symptom = "ibv_modify_qp fails with a timeout or EINVAL; connections between nodes never come up.",
     .cause = "Queue pairs need the GID of RoCE v2 with the port's IPv4 address. It is missing, or a fixed index names "
              "an entry that is empty or of another type: the order of entries differs from node to node.",
@@ -312,7 +311,7 @@ static int n_data_nics(const struct topo *topo)
  * Is it a NIC without an active port that GPUs would use: on a switch with a GPU, or of the model of the data NICs? If
  * there are no data NICs, any NIC, unless the machine has a single GPU and nothing needs RDMA.
  */
-static bool is_missed(const struct doctor_machine *machine, int nic)
+static bool is_down_rail(const struct doctor_machine *machine, int nic)
 {
     const struct topo *topo = machine->topo;
     const struct topo_nic *self = &topo->nics[nic];
@@ -384,7 +383,7 @@ static bool is_flat(const struct topo *topo)
 }
 
 struct down_count {
-    int n, n_grave, n_unknown, first;
+    int n, n_severe, n_unknown, first;
     int n_unmanaged; /* of n: waiting for a subnet manager */
 };
 
@@ -410,15 +409,15 @@ static struct down_count count_down(const struct doctor_machine *machine, struct
     struct down_count count = {.first = -1};
 
     for (int i = 0; i < topo->n_nics; i++) {
-        if (!is_missed(machine, i))
+        if (!is_down_rail(machine, i))
             continue;
         if (!reports_its_state(&topo->nics[i])) {
             count.n_unknown++;
             continue;
         }
-        if (count.n++ == 0 || (count.n_grave == 0 && !is_left_unplugged(topo, i)))
+        if (count.n++ == 0 || (count.n_severe == 0 && !is_left_unplugged(topo, i)))
             count.first = i;
-        count.n_grave += !is_left_unplugged(topo, i);
+        count.n_severe += !is_left_unplugged(topo, i);
         count.n_unmanaged += is_unmanaged(&topo->nics[i]);
         for (int p = 0; p < topo->nics[i].n_ports; p++)
             doctor_evidence(machine, result, machine_port_name(machine, i, p), "%s, %s",
@@ -439,7 +438,7 @@ static void find_missing(const struct doctor_machine *machine, struct doctor_res
     if (machine_functions_without_rdma(machine) > 0)
         return;
     if (gpu >= 0)
-        doctor_found(machine, result, DOCTOR_ERROR, "%s has %d NIC%s beside it, most others have %d",
+        doctor_found(machine, result, DOCTOR_ERROR, "%s has %d NIC%s near it, most others have %d",
                      machine_gpu_name(machine, gpu), has, has == 1 ? "" : "s", due);
     else if (is_flat(topo) && n_data < topo->n_gpus && n_data * 2 > topo->n_gpus)
         doctor_found(machine, result, DOCTOR_WARNING, "there are %d NICs for %d GPUs", n_data, topo->n_gpus);
@@ -450,13 +449,14 @@ static void find_missing(const struct doctor_machine *machine, struct doctor_res
             vendor = topo->pci[topo->nics[i].pci].vendor;
     for (int p = 0; p < topo->n_pci; p++)
         if (topo->pci[p].vendor == vendor && strncmp(topo->pci[p].driver, "vfio", 4) == 0)
-            doctor_evidence(machine, result, topo->pci[p].address, "driver %s: handed to a virtual machine",
+            doctor_evidence(machine, result, topo->pci[p].address, "driver %s: passed to a virtual machine",
                             topo->pci[p].driver);
     doctor_evidence(machine, result, "/sys/class/infiniband", "%d NICs, %d of them for data", topo->n_nics, n_data);
-    doctor_advise(machine, result,
-                  "A NIC seems to be missing: look for it on the bus (lspci -d %04x:) and in the kernel log; of a pod, "
-                  "at its network annotations and devices. In a cloud, take the node out of service.",
-                  vendor);
+    doctor_advise(
+        machine, result,
+        "A NIC seems to be missing: look for it on the bus (lspci -d %04x:) and in the kernel log; in a pod, check "
+        "its network annotations and devices. In a cloud, take the node out of service.",
+        vendor);
 }
 
 /* What to inspect. Users of virtual machines and pods have no access to cables. */
@@ -471,14 +471,14 @@ static void advise_link(const struct doctor_machine *machine, struct doctor_resu
         if (machine_is_data_nic(topo, i) && is_same_make(topo, i, nic))
             shared = " GPUs of this NIC share one with others until it is back.";
     if (machine_virtual(machine->source) == MACHINE_VIRTUAL)
-        doctor_advise(machine, result,
-                      "In a virtual machine cable and switch are the provider's: take the node out of service. Of a "
-                      "pod look at its network annotations.%s",
-                      shared);
+        doctor_advise(
+            machine, result,
+            "In a virtual machine, the provider maintains cable and switch: take the node out of service. In a pod, "
+            "check its network annotations.%s",
+            shared);
     else
         doctor_advise(machine, result,
-                      "Look at cable, transceiver and switch port%s; of a pod, at its network annotations.%s", tool,
-                      shared);
+                      "Check cable, transceiver and switch port%s; in a pod, its network annotations.%s", tool, shared);
 }
 
 static void run_port_down(const struct doctor_machine *machine, struct doctor_result *result)
@@ -490,19 +490,20 @@ static void run_port_down(const struct doctor_machine *machine, struct doctor_re
         return;
     count = count_down(machine, result);
     if (count.n && count.n == count.n_unmanaged) {
-        doctor_found(machine, result, DOCTOR_ERROR, "%s has a link and no subnet manager that brings it up (%s)%s",
+        doctor_found(machine, result, DOCTOR_ERROR, "%s has a link, but no subnet manager brings it up (%s)%s",
                      topo->nics[count.first].name, topo_port_state_name(topo->nics[count.first].ports[0].state),
                      count.n > 1 ? ", and more NICs wait for one" : "");
-        doctor_advise(machine, result,
-                      "Cable and switch port are in order. Look at the subnet manager of this fabric, on a switch, in "
-                      "UFM or as opensm on a node (sudo sminfo -C %s), and whether it may reach this port.",
-                      shell_word(machine->source, topo->nics[count.first].name));
+        doctor_advise(
+            machine, result,
+            "Cable and switch port are in order. Check the subnet manager of this fabric, on a switch, in UFM or as "
+            "opensm on a node (sudo sminfo -C %s), and whether it may reach this port.",
+            shell_word(machine->source, topo->nics[count.first].name));
     } else if (count.n) {
-        doctor_found(machine, result, count.n_grave ? DOCTOR_ERROR : DOCTOR_WARNING, "%s has no active port%s",
+        doctor_found(machine, result, count.n_severe ? DOCTOR_ERROR : DOCTOR_WARNING, "%s has no active port%s",
                      topo->nics[count.first].name, count.n > 1 ? ", and more NICs have none" : "");
         advise_link(machine, result, count.first);
     } else if (count.n_unknown) {
-        doctor_unknown(machine, result, "%d of %d NICs do not tell the state of their ports", count.n_unknown,
+        doctor_unknown(machine, result, "the state of the ports of %d of %d NICs is not known", count.n_unknown,
                        topo->n_nics);
     } else {
         find_missing(machine, result);
@@ -547,7 +548,7 @@ static bool has_sibling(const struct topo *topo, int nic)
  * others that all have the other link layer, on a card with one function on bare metal, and no address may be assigned
  * to it.
  */
-static bool is_certainly_odd(const struct doctor_machine *machine, int nic, enum topo_link_layer odd)
+static bool is_certainly_misconfigured(const struct doctor_machine *machine, int nic, enum topo_link_layer odd)
 {
     const struct topo *topo = machine->topo;
     int n_others = 0, n_odd = 0;
@@ -572,21 +573,22 @@ static void fix_link_layer(const struct doctor_machine *machine, struct doctor_r
 {
     const struct topo *topo = machine->topo;
 
-    if (nic >= 0 && is_certainly_odd(machine, nic, odd)) {
+    if (nic >= 0 && is_certainly_misconfigured(machine, nic, odd)) {
         doctor_fix(machine, result, false, "sudo mlxconfig -d %s set LINK_TYPE_P1=%s",
                    shell_word(machine->source, topo->pci[topo->nics[nic].pci].address),
                    odd == TOPO_LINK_ETHERNET ? "IB" : "ETH");
         doctor_cost(machine, result, DOCTOR_FIX_CUTS_OFF,
-                    "After the next start %s is no longer in the %s network that it is in now.", topo->nics[nic].name,
+                    "After the next reboot %s is no longer in its current %s network.", topo->nics[nic].name,
                     odd == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand");
         doctor_advise(machine, result,
-                      "The link type of a ConnectX port is an option of its firmware; a reboot brings it into effect.");
+                      "The link type of a ConnectX port is an option of its firmware; it takes effect after a reboot.");
         return;
     }
-    doctor_advise(machine, result,
-                  "Find out what these NICs are for. Where one of them is an uplink or for storage, keep it out of "
-                  "NCCL_IB_HCA and NVSHMEM_HCA_LIST; where it is a rail, its link type is an option of its firmware "
-                  "(mlxconfig, LINK_TYPE). Never change that of a port over which this machine is reached.");
+    doctor_advise(
+        machine, result,
+        "Find out what these NICs are for. If one of them is an uplink or for storage, leave it out of NCCL_IB_HCA "
+        "and NVSHMEM_HCA_LIST; if it is a rail, its link type is an option of its firmware (mlxconfig, LINK_TYPE). "
+        "Never change that of the port through which you reach this machine.");
 }
 
 static void run_link_layer(const struct doctor_machine *machine, struct doctor_result *result)
@@ -607,7 +609,7 @@ static void run_link_layer(const struct doctor_machine *machine, struct doctor_r
                 doctor_evidence(machine, result, machine_port_name(machine, i, p), "link layer %s",
                                 odd == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand");
             }
-    doctor_found(machine, result, DOCTOR_ERROR, "NICs of GPUs are of two kinds: %s is %s, others are %s",
+    doctor_found(machine, result, DOCTOR_ERROR, "NICs of GPUs have different link layers: %s is %s, others are %s",
                  first >= 0 ? topo->nics[first].name : "one", odd == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand",
                  odd == TOPO_LINK_ETHERNET ? "InfiniBand" : "Ethernet");
     fix_link_layer(machine, result, first, odd);

@@ -30,9 +30,10 @@ static bool has_joined(const struct doctor_machine *machine, struct doctor_resul
         return true;
     doctor_found(machine, result, DOCTOR_ERROR, "%d of %d GPUs have not joined the NVLink fabric of their rack", n,
                  machine->topo->n_gpus);
-    doctor_advise(machine, result,
-                  "The fabric is set up by the fabric manager of the rack's switches: look at it there, and at this "
-                  "node's place in it (nvidia-smi -q, section Fabric). A reset of the GPUs makes them register again.");
+    doctor_advise(
+        machine, result,
+        "The fabric is set up by the fabric manager of the rack's switches: check it there, and the state of this "
+        "node in it (nvidia-smi -q, section Fabric). A reset of the GPUs makes them register again.");
     return false;
 }
 
@@ -68,10 +69,11 @@ static void run_imex(const struct doctor_machine *machine, struct doctor_result 
         doctor_found(machine, result, DOCTOR_ERROR,
                      "there is no IMEX channel, so GPUs of other nodes cannot be reached by NVLink");
         doctor_evidence(machine, result, IMEX, channels.state == SOURCE_OK ? "empty" : "not there");
-        doctor_advise(machine, result,
-                      "In Kubernetes: give the pods a ComputeDomain of NVIDIA's DRA driver, which makes a channel. On "
-                      "hosts: run nvidia-imex with all nodes in /etc/nvidia-imex/nodes_config.cfg, and load the driver "
-                      "with NVreg_CreateImexChannel0=1.");
+        doctor_advise(
+            machine, result,
+            "In Kubernetes: give the pods a ComputeDomain of NVIDIA's DRA driver, which creates a channel. On hosts: "
+            "run nvidia-imex with all nodes in /etc/nvidia-imex/nodes_config.cfg, and load the driver with "
+            "NVreg_CreateImexChannel0=1.");
         return;
     }
     stat = source_stat(machine->source, IMEX "/%s", channels.names[0]);
@@ -90,8 +92,8 @@ const struct doctor_check check_imex = {
     .title = "there is an IMEX channel for NVLink between nodes",
     .symptom = "CUDA errors when memory of a GPU in another node of the rack is mapped (GB200, GB300).",
     .cause =
-        "Processes of different nodes exchange GPU memory by way of an IMEX channel, which somebody has to make and "
-        "to hand to the process.",
+        "Processes of different nodes exchange GPU memory through an IMEX channel, which has to be created and made "
+        "accessible to the process.",
     .remedy = "Use a ComputeDomain, or nvidia-imex and NVreg_CreateImexChannel0=1.",
     .links = (const char *const[]){IMEX, "/etc/nvidia-imex/nodes_config.cfg", NULL},
     .run = run_imex,
@@ -110,15 +112,17 @@ static const char *list_fault(const struct doctor_machine *machine, const struct
         switch (entries[i].kind) {
         case MACHINE_VISIBLE_INVALID:
             return source_printf(machine->source,
-                                 "'%s' is neither a number nor a UUID: CUDA ignores it and all behind it", text);
+                                 "'%s' is neither a number nor a UUID: CUDA ignores it and all entries after it", text);
         case MACHINE_VISIBLE_INDEX:
             if (entries[i].gpu < 0)
-                return source_printf(machine->source, "there is no GPU %s: CUDA ignores it and all behind it", text);
+                return source_printf(machine->source, "there is no GPU %s: CUDA ignores it and all entries after it",
+                                     text);
             break;
         case MACHINE_VISIBLE_UUID:
             if (entries[i].gpu < 0 && machine->topo->nvml)
                 return source_printf(machine->source,
-                                     "no GPU here has the UUID of entry %d: it and all behind it are ignored", i);
+                                     "no GPU here has the UUID of entry %d: it and all entries after it are ignored",
+                                     i);
             break;
         case MACHINE_VISIBLE_MIG:
             break;
@@ -139,7 +143,7 @@ static const char *mapping_fault(const struct machine_visible *entries, int n)
             return "holds UUIDs, which DeepEP cannot look up in " MAPPING;
     for (int i = 1; i < n; i++)
         if (entries[i].gpu < entries[i - 1].gpu)
-            return "puts GPUs in another order than " MAPPING " counts them in";
+            return "lists GPUs in another order than " MAPPING " counts them in";
     return NULL;
 }
 
@@ -200,10 +204,10 @@ static bool find_renumbered(const struct doctor_machine *machine, struct doctor_
         doctor_evidence(machine, result, topo->pci[topo->gpus[gpu].pci].address, "its NIC is %s",
                         best >= 0 ? topo->nics[best].name : "none");
         doctor_fix(machine, result, false, "epkit env -- PROGRAM");
-        doctor_advise(machine, result,
-                      "Each task sees its own GPU as number 0, so that a mapping by number sends all of them to one "
-                      "NIC. Started so by each task (srun ... epkit env -- PROGRAM), it gets the NIC of its GPU by PCI "
-                      "address.");
+        doctor_advise(
+            machine, result,
+            "Each task sees its own GPU as number 0, so a mapping by number assigns one NIC to all of them. If each "
+            "task is started like this (srun ... epkit env -- PROGRAM), it gets the NIC of its GPU by PCI address.");
         return true;
     }
     return false;
@@ -264,7 +268,7 @@ static void run_visible_devices(const struct doctor_machine *machine, struct doc
     }
     if (has_unknown_uuid(entries, n)) {
         doctor_unknown(machine, result, "the UUIDs of the GPUs: NVML does not answer: %s", machine->topo->nvml_why);
-        result->tells = machine_missing_nvml(machine);
+        result->missing = machine_missing_nvml(machine);
     }
 }
 
@@ -273,8 +277,8 @@ const struct doctor_check check_visible_devices = {
     .group = "topology",
     .mode = 37,
     .title = "CUDA_VISIBLE_DEVICES names GPUs that exist, in a form that mappings understand",
-    .symptom =
-        "A rank uses the NIC of another GPU, or stops with \"invalid literal for int()\" in buffer.py; GPUs are missing.",
+    .symptom = "A rank uses the NIC of another GPU, or stops with \"invalid literal for int()\" in buffer.py; GPUs are "
+               "missing.",
     .cause = "The mapping of GPUs to NICs goes by index. CUDA_VISIBLE_DEVICES with UUIDs, in another order, or with "
              "entries that do not exist changes what an index means.",
     .remedy = "Use numbers in ascending order, or translate the mapping.",
@@ -329,7 +333,7 @@ static bool is_bare_metal(const struct doctor_machine *machine, struct doctor_re
     case MACHINE_BARE_METAL:
         return true;
     case MACHINE_VIRTUAL:
-        doctor_not_applicable(machine, result, "a virtual machine: this belongs to its host");
+        doctor_not_applicable(machine, result, "a virtual machine: its host controls this");
         return false;
     case MACHINE_VIRTUAL_UNKNOWN:
         break;
@@ -416,18 +420,19 @@ static void run_acs(const struct doctor_machine *machine, struct doctor_result *
         if (!machine_is_locked_down(machine->source)) {
             doctor_fix(machine, result, false, "%s", count.fix);
             doctor_cost(machine, result, DOCTOR_FIX_SAFE,
-                        "It costs isolation: these devices are then no longer kept apart, as virtual machines need.");
+                        "It costs isolation: these devices are then no longer isolated from each other, which virtual "
+                        "machines need.");
         }
         doctor_advise(
-            machine, result, "%s Keep it on a host that hands devices to virtual machines: it keeps them apart.",
-            *result->fix ? "Better: switch ACS off in the BIOS, or VT-d with it; setpci lasts until the next "
-                           "start."
-                         : "Switch ACS off in the BIOS, or VT-d with it: the kernel is locked down, as Secure "
-                           "Boot has it, and lets nobody write it (setpci).");
+            machine, result, "%s Keep it enabled on a host that passes devices to virtual machines: it isolates them.",
+            *result->fix
+                ? "Better: switch ACS off in the BIOS, or VT-d with it; setpci lasts until the next reboot."
+                : "Switch ACS off in the BIOS, or VT-d with it: the kernel is locked down because of Secure Boot and "
+                  "does not allow it to be changed with setpci.");
     } else if (count.n_hidden) {
-        doctor_unknown(machine, result, "ACS of %d of %d bridges: their configuration space is for root only",
+        doctor_unknown(machine, result, "ACS of %d of %d bridges: only root can read their configuration space",
                        count.n_hidden, count.n);
-        result->tells = DOCTOR_MISSING_ROOT;
+        result->missing = DOCTOR_MISSING_ROOT;
     } else if (count.n == 0) {
         doctor_not_applicable(machine, result, "there are no PCIe bridges above GPUs and NICs");
     }
@@ -439,9 +444,7 @@ const struct doctor_check check_acs = {
     .mode = 39,
     .title = "PCIe switches let GPUs and NICs talk to each other directly (ACS off)",
     .symptom = "RDMA from GPU memory and P2P over PCIe run at a fraction of the link, or hang.",
-    .cause =
-        "With ACS redirection on, a switch sends what goes from one device to another up to the processor and down "
-        "again.",
+    .cause = "With ACS redirection on, a switch sends traffic between its devices up to the processor and down again.",
     .remedy = "Switch ACS off in the BIOS or with setpci, on bare metal without virtual machines.",
     .links = (const char *const[]){"/sys/bus/pci/devices/*/config", NULL},
     .run = run_acs,
@@ -560,7 +563,7 @@ static void run_affinity(const struct doctor_machine *machine, struct doctor_res
         return;
     gpu = machine_own_gpu(machine);
     if (gpu < 0) {
-        doctor_not_applicable(machine, result, "nothing tells which GPU this process uses");
+        doctor_not_applicable(machine, result, "it is not known which GPU this process uses");
         return;
     }
     status = source_read(machine->source, "/proc/self/status");

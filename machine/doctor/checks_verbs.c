@@ -137,10 +137,11 @@ static void run_rdmav_drivers(const struct doctor_machine *machine, struct docto
                    shell_word(machine->source, source_printf(machine->source, "%s/libmlx5", entry)));
     else
         doctor_fix(machine, result, false, "unset %s", variable);
-    doctor_advise(machine, result,
-                  "libibverbs appends \"-rdmav%d.so\" to each entry: it has to end in /libmlx5, not in a folder. Where "
-                  "the provider lies in the usual folder, the variable is not needed.",
-                  verbs->private_version);
+    doctor_advise(
+        machine, result,
+        "libibverbs appends \"-rdmav%d.so\" to each entry: it has to end in /libmlx5, not in a folder. If the "
+        "provider is in the usual folder, the variable is not needed.",
+        verbs->private_version);
 }
 
 const struct doctor_check check_rdmav_drivers = {
@@ -149,8 +150,9 @@ const struct doctor_check check_rdmav_drivers = {
     .mode = 15,
     .title = "RDMAV_DRIVERS names provider files",
     .symptom = "RDMAV_DRIVERS is set, and libibverbs still says that it could not load the driver.",
-    .cause = "An entry of RDMAV_DRIVERS is not a folder: libibverbs appends -rdmav<NN>.so to it and opens the result. "
-             "With a folder that is a file that does not exist.",
+    .cause =
+        "An entry of RDMAV_DRIVERS is not a folder: libibverbs appends -rdmav<NN>.so to it and opens the result. If "
+        "the entry is a folder, that file does not exist.",
     .remedy = "Write <folder>/libmlx5, or unset the variable and put the provider into the usual folder.",
     .links = (const char *const[]){"RDMAV_DRIVERS", "IBV_DRIVERS", NULL},
     .run = run_rdmav_drivers,
@@ -166,7 +168,7 @@ static bool is_one_installation(const struct doctor_machine *machine)
 {
     const struct software_verbs *verbs = &machine->software->verbs;
 
-    return verbs->mlx5.state == SOURCE_OK && verbs->provider_wants == verbs->private_version &&
+    return verbs->mlx5.state == SOURCE_OK && verbs->provider_needs == verbs->private_version &&
            strcmp(folder_of(machine, verbs->mlx5.real), folder_of(machine, verbs->ibverbs.real)) == 0;
 }
 
@@ -191,14 +193,15 @@ static void fix_provider(const struct doctor_machine *machine, struct doctor_res
         doctor_fix(machine, result, false, "sudo mkdir -p %s\nsudo ln -s %s %s/libmlx5-rdmav%d.so", folder,
                    shell_word(machine->source, verbs->mlx5.real), folder, verbs->private_version);
         doctor_advise(machine, result,
-                      "%s is of the same set as %s. Better still is to install both anew from one package "
+                      "%s is from the same installation as %s. It is better to reinstall both from one package "
                       "(ibverbs-providers, on RHEL libibverbs, or those of DOCA-OFED).",
                       verbs->mlx5.path, verbs->ibverbs.path);
         return;
     }
     doctor_advise(
         machine, result,
-        "Install the provider of the same set as %s (package ibverbs-providers, on RHEL libibverbs, or that of DOCA-OFED).%s",
+        "Install the provider of the same set as %s (package ibverbs-providers, on RHEL libibverbs, or that of "
+        "DOCA-OFED).%s",
         verbs->ibverbs.path,
         strcmp(system_core(machine).real, verbs->ibverbs.real) == 0
             ? ""
@@ -208,8 +211,8 @@ static void fix_provider(const struct doctor_machine *machine, struct doctor_res
 
 static bool is_mixed(const struct software_verbs *verbs)
 {
-    return verbs->mlx5.state == SOURCE_OK && verbs->private_version && verbs->provider_wants &&
-           verbs->provider_wants != verbs->private_version;
+    return verbs->mlx5.state == SOURCE_OK && verbs->private_version && verbs->provider_needs &&
+           verbs->provider_needs != verbs->private_version;
 }
 
 /* The library itself is missing: NCCL's plugins and NVSHMEM's transports do not load. */
@@ -220,10 +223,10 @@ static void report_lacking(const struct doctor_machine *machine, struct doctor_r
     doctor_found(machine, result, DOCTOR_ERROR, "%s is not installed where ld.so looks", name);
     doctor_evidence(machine, result, name, "not found by the linker");
     doctor_evidence(machine, result, "LD_LIBRARY_PATH", "%s", *path ? path : "not set");
-    doctor_advise(machine, result,
-                  "Install libibverbs, libmlx5 and the provider from one package source: libibverbs1 and "
-                  "ibverbs-providers, or libibverbs of rdma-core, or those of DOCA-OFED. In a container they belong "
-                  "into the image.");
+    doctor_advise(
+        machine, result,
+        "Install libibverbs, libmlx5 and the provider from one package source: libibverbs1 and ibverbs-providers, or "
+        "libibverbs of rdma-core, or those of DOCA-OFED. In a container they belong in the image.");
 }
 
 static void run_provider_missing(const struct doctor_machine *machine, struct doctor_result *result)
@@ -238,12 +241,13 @@ static void run_provider_missing(const struct doctor_machine *machine, struct do
     if (!has_core(machine, result) || *verbs->provider)
         return;
     if (is_from_gib(machine) || is_mixed(verbs)) {
-        doctor_not_applicable(machine, result, "the libraries are not one set; another check reports that");
+        doctor_not_applicable(machine, result,
+                              "the libraries are from different installations; another check reports that");
         return;
     }
     entry = wrong_entry(machine, drivers_variable(machine));
     if (entry && *provider_within(machine, entry)) {
-        doctor_not_applicable(machine, result, "RDMAV_DRIVERS names it in a wrong way; another check reports that");
+        doctor_not_applicable(machine, result, "RDMAV_DRIVERS names it wrongly; another check reports that");
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR, "libibverbs does not find its provider libmlx5-rdmav%d.so",
@@ -252,7 +256,7 @@ static void run_provider_missing(const struct doctor_machine *machine, struct do
                     verbs->ibverbs.found_by);
     doctor_evidence(machine, result, "looked for in", "%s", verbs->provider_folders);
     if (verbs->mlx5.state == SOURCE_OK)
-        doctor_evidence(machine, result, verbs->mlx5.path, "needs IBVERBS_PRIVATE_%d", verbs->provider_wants);
+        doctor_evidence(machine, result, verbs->mlx5.path, "needs IBVERBS_PRIVATE_%d", verbs->provider_needs);
     fix_provider(machine, result);
 }
 
@@ -262,11 +266,12 @@ const struct doctor_check check_provider_missing = {
     .mode = 13,
     .title = "libibverbs finds the provider of its own set",
     .symptom = "\"libibverbs: Warning: couldn't load driver 'libmlx5-rdmav57.so'\"; programs see no RDMA device.",
-    .cause = "libibverbs and its providers share a private interface with a number. It loads libmlx5-rdmav<number>.so, "
-             "and the file of that number is not where it looks: the library was copied without it, or comes from "
-             "another set than the installed provider.",
-    .remedy = "Install libibverbs and its provider from one package, or put the provider into the folder in which "
-              "libibverbs looks.",
+    .cause = "libibverbs and its providers share a private interface with a version number. It loads "
+             "libmlx5-rdmav<number>.so, and the file with that number is not where it searches: the library was copied "
+             "without it, or comes from another set than the installed provider.",
+    .remedy =
+        "Install libibverbs and its provider from one package, or put the provider into the folder that libibverbs "
+        "searches.",
     .links =
         (const char *const[]){"/usr/lib/x86_64-linux-gnu/libibverbs", "/etc/libibverbs.d", "LD_LIBRARY_PATH", NULL},
     .run = run_provider_missing,
@@ -314,7 +319,7 @@ static void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_
     const struct software_verbs *verbs = &machine->software->verbs;
     struct lib_location system;
     const char *path = verbs->mlx5.path, *by = verbs->mlx5.found_by;
-    int number = verbs->provider_wants;
+    int number = verbs->provider_needs;
 
     if (!has_core(machine, result))
         return;
@@ -358,8 +363,8 @@ const struct doctor_check check_verbs_mixed = {
     .title = "libibverbs and libmlx5 are of one set",
     .symptom = "\"version `IBVERBS_PRIVATE_34' not found (required by libmlx5.so.1)\"; NCCL finds no network plugin, "
                "NVSHMEM no transport.",
-    .cause = "The two libraries share a private interface with a number, and the linker finds one of each set: often "
-             "one copied into a folder of LD_LIBRARY_PATH without the other.",
+    .cause = "The two libraries share a private interface with a version number, and the linker finds one of each set: "
+             "often one copied into a folder of LD_LIBRARY_PATH without the other.",
     .remedy = "Take both from one set: order LD_LIBRARY_PATH accordingly, or remove the copies.",
     .links = (const char *const[]){"LD_LIBRARY_PATH", NULL},
     .run = run_verbs_mixed,
@@ -391,7 +396,7 @@ static void run_verbs_from_gib(const struct doctor_machine *machine, struct doct
     doctor_evidence(machine, result, "LD_LIBRARY_PATH", "%s", libs_env_of(machine->source).library_path);
     fix_order(machine, result, &system);
     doctor_advise(machine, result,
-                  "gIB's folder has to stay in LD_LIBRARY_PATH for NCCL to find its plugin, but behind the system's.");
+                  "gIB's folder has to stay in LD_LIBRARY_PATH for NCCL to find its plugin, but after the system's.");
 }
 
 const struct doctor_check check_verbs_from_gib = {
@@ -400,8 +405,8 @@ const struct doctor_check check_verbs_from_gib = {
     .mode = 22,
     .title = "libibverbs is the system's, not gIB's",
     .symptom = "ib_write_bw and other programs for RDMA fail or find no device where gIB's environment is loaded.",
-    .cause = "gIB brings an rdma-core of its own along for its plugin. With its folder in front of the system's in "
-             "LD_LIBRARY_PATH every program takes that libibverbs.",
+    .cause = "gIB brings an rdma-core of its own along for its plugin. If its folder precedes the system's in "
+             "LD_LIBRARY_PATH, every program loads that libibverbs.",
     .remedy = "Put the system's library folder in front of gIB's.",
     .links = (const char *const[]){"LD_LIBRARY_PATH", "/usr/local/gib/lib64", NULL},
     .run = run_verbs_from_gib,

@@ -69,7 +69,7 @@ static bool has_nvml(const struct doctor_machine *machine, struct doctor_result 
     if (machine->topo->nvml)
         return true;
     doctor_unknown(machine, result, "NVML does not answer: %s", machine->topo->nvml_why);
-    result->tells = machine_missing_nvml(machine);
+    result->missing = machine_missing_nvml(machine);
     return false;
 }
 

@@ -97,7 +97,7 @@ struct doctor_result {
     bool fix_is_safe;   /* --fix may run `fix`: all of its changes are reverted by a reboot or by an undo command */
     enum doctor_fix_class fix_class; /* DOCTOR_FIX_NONE if `fix` is "" */
     const char *fix_cost;            /* its side effects, a sentence; "" if it is safe */
-    enum doctor_missing tells;       /* DOCTOR_UNKNOWN only */
+    enum doctor_missing missing;     /* DOCTOR_UNKNOWN only */
 };
 
 /*
@@ -152,12 +152,12 @@ void doctor_advise(const struct doctor_machine *machine, struct doctor_result *r
     __attribute__((format(printf, 3, 4)));
 void doctor_not_applicable(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* Sets `missing` to DOCTOR_MISSING_FILE; the check may then set another value. */
+/* `missing` is DOCTOR_MISSING_FILE unless the check sets another value after the call. */
 void doctor_unknown(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 /* What to do about it, a sentence. */
-const char *doctor_missing_text(enum doctor_missing tells);
+const char *doctor_missing_text(enum doctor_missing missing);
 
 /* Does an unknown result leave open whether the machine is healthy? */
 bool doctor_is_inconclusive(const struct doctor_result *result);

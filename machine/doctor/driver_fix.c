@@ -14,27 +14,27 @@ static const char *reload_words(const struct doctor_machine *machine)
     const struct os *os = &machine->software->os;
 
     if (os->in_container)
-        return "On the node, not in this container: build the initramfs anew (update-initramfs -u, on RHEL dracut "
+        return "On the node, not in this container: rebuild the initramfs (update-initramfs -u, on RHEL dracut "
                "--force) and reboot.";
     if (os->family == OS_COS)
-        return "Container-Optimized OS forgets /etc/modprobe.d at a restart: options go to the installer of the "
-               "driver, by --module-arg nvidia.<option>=<value> (cos-extensions install gpu; on GKE in the DaemonSet "
+        return "Container-Optimized OS discards /etc/modprobe.d at a reboot: pass options to the installer of the "
+               "driver with --module-arg nvidia.<option>=<value> (cos-extensions install gpu; on GKE in the DaemonSet "
                "of the installer, for a pool with gpu-driver-version=disabled).";
     if (os->family == OS_OSTREE)
-        return "Options go to the container that loads the driver: for the GPU operator a ConfigMap with nvidia.conf "
-               "in it, which driver.kernelModuleConfig.name of its ClusterPolicy names.";
+        return "Pass options to the container that loads the driver: for the GPU operator, in a ConfigMap with "
+               "nvidia.conf, which driver.kernelModuleConfig.name of its ClusterPolicy names.";
     if (*os_initramfs(os))
-        return source_printf(machine->source,
-                             "The driver reads its options when it is loaded, which is from the initramfs: without %s "
-                             "even a reboot does not bring them.",
-                             os_initramfs(os));
-    return "The driver reads its options when it is loaded: build the initramfs anew if this system has one, and "
-           "reboot.";
+        return source_printf(
+            machine->source,
+            "The driver reads its options when it is loaded, from the initramfs: without %s they do not take effect "
+            "even after a reboot.",
+            os_initramfs(os));
+    return "The driver reads its options when it is loaded: rebuild the initramfs if this system has one, and reboot.";
 }
 
 static void cost(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine starts anew, and every job on it ends.");
+    doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
 }
 
 void driver_fix_reload(const struct doctor_machine *machine, struct doctor_result *result)
@@ -63,10 +63,11 @@ static void merge(const struct doctor_machine *machine, struct doctor_result *re
                    shell_word(source, file), shell_word(source, source_printf(source, MODPROBE_D "%s", base)),
                    initramfs);
     cost(machine, result);
-    doctor_advise(machine, result,
-                  "Of several lines with NVreg_RegistryDwords only the last counts, which is that of %s: it has to say "
-                  "NVreg_RegistryDwords=\"%s\". %s",
-                  file, merged, reload_words(machine));
+    doctor_advise(
+        machine, result,
+        "Of several lines with NVreg_RegistryDwords only the last counts, which is that of %s: it has to contain "
+        "NVreg_RegistryDwords=\"%s\". %s",
+        file, merged, reload_words(machine));
 }
 
 void driver_fix_peer_mapping(const struct doctor_machine *machine, struct doctor_result *result)
@@ -93,7 +94,7 @@ void driver_fix_peer_mapping(const struct doctor_machine *machine, struct doctor
         doctor_fix(machine, result, false,
                    "sudo cos-extensions install gpu -- --module-arg nvidia.NVreg_EnableStreamMemOPs=1 --module-arg "
                    "'nvidia.NVreg_RegistryDwords=\"PeerMappingOverride=1;\"'");
-        doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The driver is loaded anew, and every program on a GPU ends.");
+        doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The driver is reloaded, and every program on a GPU ends.");
         doctor_advise(machine, result, "%s", reload_words(machine));
     } else {
         doctor_advise(machine, result, "The driver needs the line %s in a file of /etc/modprobe.d. %s",

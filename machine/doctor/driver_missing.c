@@ -43,18 +43,18 @@ void driver_found_nouveau(const struct doctor_machine *machine, struct doctor_re
 {
     const char *initramfs = os_initramfs(&machine->software->os);
 
-    doctor_found(machine, result, DOCTOR_ERROR, "%d GPU%s driven by nouveau, with which no CUDA program runs", n,
+    doctor_found(machine, result, DOCTOR_ERROR, "%d GPU%s driven by nouveau, which cannot run CUDA programs", n,
                  n == 1 ? " is" : "s are");
     if (*initramfs)
         doctor_fix(machine, result, false,
                    "echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/blacklist-nouveau.conf\n%s\nsudo reboot",
                    initramfs);
     doctor_cost(machine, result, DOCTOR_FIX_RESTART,
-                "The machine starts anew; a screen at the GPU stays dark where NVIDIA's driver is not installed.");
+                "The machine restarts; a screen on the GPU stays dark if NVIDIA's driver is not installed.");
     doctor_advise(
-        machine, result, "NVIDIA's driver cannot take GPUs that nouveau has. %s",
+        machine, result, "NVIDIA's driver cannot use GPUs that are bound to nouveau. %s",
         *initramfs || machine->software->os.in_container
-            ? "Install it first; its packages keep nouveau away."
+            ? "Install it first; its packages disable nouveau."
             : os_kernel_argument(machine->source, &machine->software->os, true, "modprobe.blacklist=nouveau"));
 }
 
@@ -121,7 +121,7 @@ static bool has_refused(const struct doctor_machine *machine, struct doctor_resu
             n += json_integer_value(
                 source_log_fact(machine->source, needles[k][0], read_refusals, needles[k][1], "%s", logs[i]).value);
         if (n > 0)
-            doctor_evidence(machine, result, logs[i], "the kernel has refused a module for its signature");
+            doctor_evidence(machine, result, logs[i], "the kernel has rejected a module because of its signature");
     }
     return n > 0;
 }
@@ -133,7 +133,7 @@ static bool is_strict(const struct doctor_machine *machine, struct doctor_result
 
     if (locked || enforced)
         doctor_evidence(machine, result, locked ? MACHINE_LOCKDOWN_FILE : SIG_ENFORCE,
-                        "the kernel takes signed modules alone");
+                        "the kernel accepts only signed modules");
     return locked || enforced;
 }
 
@@ -166,10 +166,11 @@ static const char *build_commands(const struct doctor_machine *machine, bool is_
 }
 
 static const char signing[] =
-    "Take modules that are signed with a key that the firmware knows (of Ubuntu linux-modules-nvidia-<branch>-"
-    "<kernel>), or enroll the key that DKMS signs with: sudo mokutil --import /var/lib/shim-signed/mok/MOK.der, "
-    "elsewhere /var/lib/dkms/mok.pub; the next start asks for it at the console. 'sudo modprobe nvidia' answers \"Key "
-    "was rejected by service\" or \"Operation not permitted\" as long as it is refused.";
+    "Use modules that are signed with a key that the firmware knows (on Ubuntu "
+    "linux-modules-nvidia-<branch>-<kernel>), or enroll the key that DKMS signs with: sudo mokutil --import "
+    "/var/lib/shim-signed/mok/MOK.der, elsewhere /var/lib/dkms/mok.pub; the next boot asks for it at the console. "
+    "'sudo modprobe nvidia' answers \"Key was rejected by service\" or \"Operation not permitted\" as long as it is "
+    "rejected.";
 
 /* For systems whose modules come from packages or from DKMS. */
 static void explain(const struct doctor_machine *machine, struct doctor_result *result, const char *gpus)
@@ -184,11 +185,12 @@ static void explain(const struct doctor_machine *machine, struct doctor_result *
                      version, kernel, gpus);
         doctor_evidence(machine, result, source_printf(machine->source, "/lib/modules/%s", kernel), "no nvidia.ko");
         doctor_fix(machine, result, false, "%s", build_commands(machine, is_dkms));
-        doctor_advise(machine, result,
-                      "DKMS builds it as soon as the headers of this kernel are there; where the build fails, "
-                      "/var/lib/dkms/nvidia/%s/build/make.log says why. Of modules that come as packages install the "
-                      "one for this kernel, or start the kernel before.",
-                      version);
+        doctor_advise(
+            machine, result,
+            "DKMS builds it when the headers of this kernel are installed; if the build fails, "
+            "/var/lib/dkms/nvidia/%s/build/make.log says why. If modules come as packages, install the one for this "
+            "kernel, or boot the previous kernel.",
+            version);
     } else if (module == MISSING) {
         doctor_found(machine, result, DOCTOR_ERROR, "there is no NVIDIA driver for the running kernel %s, and %s",
                      kernel, gpus);
@@ -198,16 +200,16 @@ static void explain(const struct doctor_machine *machine, struct doctor_result *
             "Install it: epkit install, the distribution's packages, or the GPU operator's driver container.");
     } else if (has_refused(machine, result)) {
         is_strict(machine, result);
-        doctor_found(machine, result, DOCTOR_ERROR,
-                     "the kernel refused a module without a signature that it trusts, the NVIDIA driver is not loaded, "
-                     "and %s",
-                     gpus);
+        doctor_found(
+            machine, result, DOCTOR_ERROR,
+            "the kernel rejected a module without a trusted signature, the NVIDIA driver is not loaded, and %s", gpus);
         doctor_advise(machine, result, "%s", signing);
     } else if (is_strict(machine, result)) {
-        doctor_found(machine, result, DOCTOR_ERROR,
-                     "the NVIDIA driver is not loaded, and %s; the kernel takes signed modules alone (Secure Boot), "
-                     "and may have refused it",
-                     gpus);
+        doctor_found(
+            machine, result, DOCTOR_ERROR,
+            "the NVIDIA driver is not loaded, and %s; the kernel accepts only signed modules (Secure Boot), and may "
+            "have rejected it",
+            gpus);
         doctor_fix(machine, result, false, "sudo modprobe nvidia");
         doctor_advise(machine, result, "It loads a module that is signed. %s", signing);
     } else {
@@ -237,7 +239,7 @@ void driver_missing(const struct doctor_machine *machine, struct doctor_result *
         return;
     }
     if (count.n_vfio == machine->topo->n_gpus) {
-        doctor_unknown(machine, result, "the GPUs are handed to virtual machines (driver vfio)");
+        doctor_unknown(machine, result, "the GPUs are passed to virtual machines (driver vfio)");
         return;
     }
     if (count.n == 0) {
@@ -258,8 +260,8 @@ void driver_missing(const struct doctor_machine *machine, struct doctor_result *
     else if (machine->software->os.family == OS_COS) {
         doctor_fix(machine, result, false, "sudo cos-extensions install gpu");
         doctor_advise(machine, result,
-                      "On GKE the node pool's gpu-driver-version has it installed, or the DaemonSet of the installer.");
+                      "On GKE, the node pool's gpu-driver-version or the DaemonSet of the installer installs it.");
     } else
         doctor_advise(machine, result,
-                      "A container loads it here: of the GPU operator look at the pod nvidia-driver-daemonset.");
+                      "A container loads it here: with the GPU operator, check the pod nvidia-driver-daemonset.");
 }

@@ -2,6 +2,8 @@
 /* finding.c - functions with which checks report. */
 #include "doctor/doctor.h"
 
+#include "source/clean.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -117,11 +119,12 @@ void doctor_cost(const struct doctor_machine *machine, struct doctor_result *res
     result->fix_is_safe = false;
 }
 
-const char *doctor_missing_text(enum doctor_missing tells)
+const char *doctor_missing_text(enum doctor_missing missing)
 {
     static const char *const texts[] = {
-        [DOCTOR_MISSING_FILE] = "Make readable what is named here, or save the snapshot anew, and look again.",
-        [DOCTOR_MISSING_DRIVER] = "Run nvidia-smi: it says why the driver does not answer, and so does the kernel log.",
+        [DOCTOR_MISSING_FILE] =
+            "Make the named file or device readable, or save the snapshot again, and repeat the check.",
+        [DOCTOR_MISSING_DRIVER] = "Run nvidia-smi: it and the kernel log say why the driver does not answer.",
         [DOCTOR_MISSING_LIBRARY] =
             "Have libnvidia-ml.so.1 mounted into the container (utility in NVIDIA_DRIVER_CAPABILITIES).",
         [DOCTOR_MISSING_GPUS] = "Run epkit doctor in a job or a container that has GPUs.",
@@ -130,12 +133,12 @@ const char *doctor_missing_text(enum doctor_missing tells)
         [DOCTOR_MISSING_RUN] = "Run the program's own test between two nodes: its files do not say it.",
     };
 
-    return texts[tells];
+    return texts[missing];
 }
 
 bool doctor_is_inconclusive(const struct doctor_result *result)
 {
-    return result->outcome == DOCTOR_UNKNOWN && result->tells < DOCTOR_MISSING_ROOT;
+    return result->outcome == DOCTOR_UNKNOWN && result->missing < DOCTOR_MISSING_ROOT;
 }
 
 void doctor_advise(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)

@@ -5,6 +5,8 @@
 #include "base/error.h"
 #include "doctor/machine.h"
 
+#include "source/clean.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

@@ -98,7 +98,7 @@ static bool is_of_device(const json_t *fact, const struct error_line *error)
 }
 
 /* Counts an Xid by GPU and number; one that reports a recovery removes the earlier ones of that GPU. */
-static void note_xid(json_t *errors, const struct error_line *error)
+static void record_xid(json_t *errors, const struct error_line *error)
 {
     json_t *fact;
 
@@ -146,7 +146,7 @@ static json_t *read_xids(const char *text, size_t bytes)
             continue;
         error.recovery = error.number == XID_RECOVERY ? recovery_of(error.at, n - (size_t)(error.at - text))
                                                       : KERNEL_RECOVERY_UNKNOWN;
-        note_xid(errors, &error);
+        record_xid(errors, &error);
     }
     if (value)
         json_object_set_new(value, "n_lines", json_integer(n_lines));
@@ -226,7 +226,7 @@ static struct source_answer xids_of(struct source *source, const char *needle, c
     return source_log_fact(source, "xids", read_xids, needle, "%s", path);
 }
 
-static void take(struct kernel_log *log, struct source_answer fact, const char *where)
+static void set_source(struct kernel_log *log, struct source_answer fact, const char *where)
 {
     log->state = fact.state;
     log->why = fact.why;
@@ -238,17 +238,17 @@ void kernel_log_read_xids(struct source *source, struct kernel_log *ret_log)
     struct source_answer fact = xids_of(source, XID, "/dev/kmsg"), other;
     struct kernel_log log = {.n = 0};
 
-    take(&log, fact, "/dev/kmsg");
+    set_source(&log, fact, "/dev/kmsg");
     if (fact.state != SOURCE_OK) {
         other = xids_of(source, "NVRM: ", KERNEL_LOG_FILE);
         if (other.state == SOURCE_OK)
-            take(&log, fact = other, KERNEL_LOG_FILE);
+            set_source(&log, fact = other, KERNEL_LOG_FILE);
     }
     if (fact.state != SOURCE_OK) {
         /* Debian's copy of the log at the end of the boot: old, but useful if it contains an Xid. */
         other = xids_of(source, XID, "/var/log/dmesg");
         if (other.state == SOURCE_OK && json_integer_value(json_object_get(other.value, "n_lines")) > 0)
-            take(&log, fact = other, "/var/log/dmesg");
+            set_source(&log, fact = other, "/var/log/dmesg");
     }
     add_errors(source, XID, fact.value, "", &log);
     *ret_log = log;
@@ -260,10 +260,10 @@ void kernel_log_read_sxids(struct source *source, struct kernel_log *ret_log)
     struct kernel_log log = {.n = 0};
     const char *since = "";
 
-    take(&log, fact, "/dev/kmsg");
+    set_source(&log, fact, "/dev/kmsg");
     if (fact.state != SOURCE_OK) {
         fact = source_log_fact(source, "sxids", read_sxids, "SXid", KERNEL_LOG_FILE);
-        take(&log, fact, KERNEL_LOG_FILE);
+        set_source(&log, fact, KERNEL_LOG_FILE);
         since = member(xids_of(source, "NVRM: ", KERNEL_LOG_FILE).value, "start");
     }
     add_errors(source, "SXid", fact.value, since, &log);

@@ -56,7 +56,7 @@ bool machine_has_gpus(const struct doctor_machine *machine, struct doctor_result
         doctor_unknown(machine, result, "whether there is a GPU: /sys/bus/pci/devices: %s",
                        machine_reason(names.state, names.why));
     else if (n_unreadable > 0)
-        doctor_unknown(machine, result, "whether there is a GPU: %d of %zu PCI devices do not tell what they are",
+        doctor_unknown(machine, result, "whether there is a GPU: %d of %zu PCI devices cannot be identified",
                        n_unreadable, names.n);
     else if (machine->topo->n_hidden_gpus > 0)
         doctor_not_applicable(machine, result, "no GPU of this machine is given to this process");
@@ -149,7 +149,7 @@ bool machine_nic_serves_gpus(const struct doctor_machine *machine, int nic)
 }
 
 /* NCCL_IB_DISABLE and NCCL's transport for sockets mean the opposite. */
-static bool asks_for_rdma(const char *name, const char *value)
+static bool needs_rdma(const char *name, const char *value)
 {
     if (strcmp(name, "NCCL_NET") == 0)
         return *value && strcasecmp(value, "Socket") != 0;
@@ -167,7 +167,7 @@ bool machine_uses_rdma(const struct doctor_machine *machine)
     if (machine->software->deepep.imported >= 0 || machine_sets_nvshmem(machine))
         return true;
     for (size_t i = 0; i < environment.n; i++)
-        if (asks_for_rdma(environment.variables[i].name, environment.variables[i].value))
+        if (needs_rdma(environment.variables[i].name, environment.variables[i].value))
             return true;
     return false;
 }
@@ -202,7 +202,7 @@ bool machine_has_data_nics(const struct doctor_machine *machine, struct doctor_r
         doctor_unknown(machine, result, "whether there is an RDMA NIC: /sys/class/infiniband: %s",
                        machine_reason(names.state, names.why));
     else if (n_unreadable > 0)
-        doctor_unknown(machine, result, "whether there is an RDMA NIC for data: %d of %zu do not tell their state",
+        doctor_unknown(machine, result, "whether there is an RDMA NIC for data: the state of %d of %zu is not known",
                        n_unreadable, names.n);
     else
         doctor_not_applicable(machine, result, "there is no RDMA NIC for data");

@@ -5,6 +5,8 @@
 #include "doctor/shell.h"
 #include "software/variables.h"
 
+#include "source/clean.h"
+
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
@@ -83,7 +85,7 @@ bool machine_uses_ibgda(const struct doctor_machine *machine, struct doctor_resu
 
     if (topo_is_confidential(machine->topo)) {
         doctor_not_applicable(machine, result,
-                              "confidential computing keeps NICs from GPU memory, as the check confidential says");
+                              "confidential computing blocks NICs from GPU memory, as the check confidential says");
         return false;
     }
     if (!machine_has_mlx5(machine, result))
@@ -94,14 +96,14 @@ bool machine_uses_ibgda(const struct doctor_machine *machine, struct doctor_resu
     }
     /* An explicit choice: this environment is not for DeepEP. */
     if (!is_on && transport && (strcasecmp(transport, "libfabric") == 0 || strcasecmp(transport, "ucx") == 0)) {
-        doctor_not_applicable(machine, result, "NVSHMEM_REMOTE_TRANSPORT asks for %s",
+        doctor_not_applicable(machine, result, "NVSHMEM_REMOTE_TRANSPORT selects %s",
                               strcasecmp(transport, "ucx") == 0 ? "ucx" : "libfabric");
         return false;
     }
     if (is_on || machine_has_deepep(machine) || source_env(machine->source, "NVSHMEM_IBGDA_NIC_HANDLER") ||
         (transport && strcasecmp(transport, "ibgda") == 0))
         return true;
-    doctor_not_applicable(machine, result, "neither the environment nor a DeepEP that Python finds asks for IBGDA");
+    doctor_not_applicable(machine, result, "neither the environment nor a DeepEP that Python finds uses IBGDA");
     return false;
 }
 
@@ -194,7 +196,7 @@ enum source_state machine_try_load(const struct doctor_machine *machine, const c
      * process with another one.
      */
     if (source_is_live(machine->source) && strcmp(theirs ? theirs : "", own ? own : "") != 0) {
-        *ret_error = "the process that is looked at has another LD_LIBRARY_PATH";
+        *ret_error = "the inspected process has another LD_LIBRARY_PATH";
         return SOURCE_NOT_RECORDED;
     }
     answer = source_query(machine->source, source_printf(machine->source, "load:%s", path), load,
@@ -204,7 +206,7 @@ enum source_state machine_try_load(const struct doctor_machine *machine, const c
         return answer.state;
     }
     text = json_string_value(json_object_get(answer.value, "error"));
-    text_clean(text ? text : "it does not say why", shown, sizeof(shown));
+    text_clean(text ? text : "no reason given", shown, sizeof(shown));
     *ret_error = json_is_true(json_object_get(answer.value, "ok")) ? "" : source_printf(machine->source, "%s", shown);
     return SOURCE_OK;
 }
@@ -213,14 +215,14 @@ const char *machine_missing_verbs_library(const struct doctor_machine *machine)
 {
     const struct software_verbs *verbs = &machine->software->verbs;
     const char *net = source_env(machine->source, "NCCL_NET"), *plugin = source_env(machine->source, "NCCL_NET_PLUGIN");
-    bool wants_plugin = (net && strcasecmp(net, "Socket") != 0) || plugin;
+    bool needs_plugin = (net && strcasecmp(net, "Socket") != 0) || plugin;
     struct doctor_result unused = {.text = ""};
     bool uses_ibgda;
 
     if (!machine_has_mlx5(machine, &unused))
         return "";
     uses_ibgda = machine_uses_ibgda(machine, &unused);
-    if (verbs->ibverbs.state == SOURCE_ABSENT && (uses_ibgda || wants_plugin))
+    if (verbs->ibverbs.state == SOURCE_ABSENT && (uses_ibgda || needs_plugin))
         return "libibverbs.so.1";
     return verbs->mlx5.state == SOURCE_ABSENT && uses_ibgda ? "libmlx5.so.1" : "";
 }

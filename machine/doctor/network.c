@@ -173,7 +173,7 @@ static enum network_usable check_memory(const struct doctor_machine *machine, co
     if (bytes == MACHINE_MEMLOCK_UNLIMITED || bytes > PEER_BYTES)
         return NETWORK_USABLE;
     if (bytes == MACHINE_MEMLOCK_UNKNOWN)
-        return not_known(ret_why, "how much memory the process may lock: /proc/self/limits does not say");
+        return not_known(ret_why, "how much memory the process may lock: not in /proc/self/limits");
     return refuse(ret_why,
                   source_printf(machine->source,
                                 "the process may lock %lld KiB of memory (ulimit -l), and a peer takes more than %lld",

@@ -97,10 +97,11 @@ static void expect(const struct doctor_machine *machine, struct doctor_result *r
                 *topo->driver ? topo->driver : "none", expected->driver);
     expect_nics(machine, result);
     if (result->outcome == DOCTOR_FOUND)
-        doctor_advise(machine, result,
-                      "%s says so. Look for a missing device on the bus (lspci -d 10de:, lspci -d 15b3:) and in the "
-                      "kernel log; a device that is not even on the bus needs the node's power cycled, or the vendor.",
-                      expected->source);
+        doctor_advise(
+            machine, result,
+            "%s specifies this. Look for a missing device on the bus (lspci -d 10de:, lspci -d 15b3:) and in the "
+            "kernel log; a device that is not even on the bus needs the node's power cycled, or the vendor.",
+            expected->source);
 }
 
 static void run_inventory(const struct doctor_machine *machine, struct doctor_result *result)
@@ -114,7 +115,7 @@ static void run_inventory(const struct doctor_machine *machine, struct doctor_re
     }
     due = machine->topo->n_gpus ? inventory_of_board(machine, &board) : 0;
     if (due == 0) {
-        doctor_not_applicable(machine, result, "nobody says what is expected: --expect FILE does");
+        doctor_not_applicable(machine, result, "no expectation is given (--expect FILE)");
         return;
     }
     if (n >= due)
@@ -122,9 +123,10 @@ static void run_inventory(const struct doctor_machine *machine, struct doctor_re
     doctor_found(machine, result, DOCTOR_ERROR, "%d of %d GPUs are on the PCI bus of %s", n, due, board);
     for (int i = 0; i < machine->topo->n_gpus; i++)
         doctor_evidence(machine, result, machine->topo->pci[machine->topo->gpus[i].pci].address, "GPU %d", i);
-    doctor_advise(machine, result,
-                  "A GPU that is not on the bus is not seen by the driver either: take the node out of service, cycle "
-                  "its power, and have the board looked at if the GPU stays away.");
+    doctor_advise(
+        machine, result,
+        "A GPU that is not on the bus is not seen by the driver either: take the node out of service, cycle its "
+        "power, and have the board inspected if the GPU stays missing.");
 }
 
 const struct doctor_check check_inventory = {
@@ -133,8 +135,8 @@ const struct doctor_check check_inventory = {
     .mode = 43,
     .title = "the machine has the devices that it should have",
     .symptom = "A job finds fewer GPUs or NICs than on other nodes, and waits or fails at its start.",
-    .cause = "A device has left the PCI bus for good, or the node is of another kind than the job expects.",
-    .remedy = "Cycle the power of the node, and have it repaired if the device stays away.",
+    .cause = "A device has dropped off the PCI bus, or the node is of another type than the job expects.",
+    .remedy = "Cycle the power of the node, and have it repaired if the device stays missing.",
     .links = (const char *const[]){"/sys/bus/pci/devices", "/sys/class/dmi/id/product_name", NULL},
     .run = run_inventory,
 };
@@ -168,7 +170,7 @@ static void run_mig(const struct doctor_machine *machine, struct doctor_result *
     if (n + n_virtual == 0)
         return;
     if (!machine_has_ranks(machine)) {
-        doctor_not_applicable(machine, result, "one GPU, and nothing asks for several ranks");
+        doctor_not_applicable(machine, result, "one GPU, and nothing needs several ranks");
         return;
     }
     if (n_virtual > 0) {
@@ -179,9 +181,10 @@ static void run_mig(const struct doctor_machine *machine, struct doctor_result *
         for (int i = 0; i < topo->n_gpus; i++)
             if (is_virtual_instance(&topo->gpus[i]))
                 doctor_evidence(machine, result, machine_gpu_name(machine, i), "%s", topo->gpus[i].name);
-        doctor_advise(machine, result,
-                      "Ask who runs the host for whole GPUs: passed through, or by a profile of the "
-                      "whole memory, which is the one with a single number in its name.");
+        doctor_advise(
+            machine, result,
+            "Ask the operator of the host for whole GPUs: passed through, or with a profile of the whole memory, "
+            "which has a single number in its name.");
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR,
@@ -231,21 +234,21 @@ static const char *slowdown_text(int slowdown)
 static void run_clocks(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
-    int n = 0, n_told = 0, first = -1, all = 0;
+    int n = 0, n_expected = 0, first = -1, all = 0;
 
     for (int i = 0; i < topo->n_gpus; i++) {
         int slowdown = topo->gpus[i].slowdown;
         bool is_hardware = slowdown > 0 && (slowdown & ~TOPO_SLOW_SW_THERMAL);
 
-        n_told += slowdown >= 0;
+        n_expected += slowdown >= 0;
         n += slowdown > 0;
         if (slowdown > 0 && (first < 0 || (is_hardware && !(all & ~TOPO_SLOW_SW_THERMAL))))
             first = i;
         all |= slowdown > 0 ? slowdown : 0;
     }
     if (n == 0) {
-        if (n_told == 0)
-            doctor_not_applicable(machine, result, "the driver does not tell why clocks are lowered");
+        if (n_expected == 0)
+            doctor_not_applicable(machine, result, "the driver does not report why clocks are lowered");
         return;
     }
     doctor_found(machine, result, all & ~TOPO_SLOW_SW_THERMAL ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s",
@@ -256,23 +259,24 @@ static void run_clocks(const struct doctor_machine *machine, struct doctor_resul
             doctor_evidence(machine, result, machine_gpu_name(machine, i), "%s", slowdown_text(topo->gpus[i].slowdown));
     doctor_advise(
         machine, result,
-        "See what it says now: %s -q -d PERFORMANCE,TEMPERATURE,POWER. %s Under a load that lasts, one GPU that "
-        "is slowed down holds up all ranks.",
+        "Check the current state: %s -q -d PERFORMANCE,TEMPERATURE,POWER. %s Under sustained load, one slow GPU "
+        "delays all ranks.",
         os_driver_program(machine->source, &machine->software->os, "nvidia-smi"),
         all & (TOPO_SLOW_HW_THERMAL | TOPO_SLOW_SW_THERMAL)
-            ? "Look at fans, the flow of air or water and the temperature of what comes in."
-            : "Look at the node's power supplies, their cables and the limit of the rack.");
+            ? "Check the fans, the flow of air or water and its inlet temperature."
+            : "Check the node's power supplies, their cables and the power limit of the rack.");
 }
 
 const struct doctor_check check_clocks = {
     .id = "clocks",
     .group = "driver",
     .mode = 57,
-    .title = "nothing is wrong that lowers the clocks of GPUs",
+    .title = "no fault lowers the clocks of GPUs",
     .symptom = "One rank is slower than the others at the same work, and all others wait for it.",
     .cause = "The GPU is too hot, or the power supply asks the hardware to save power: it runs with lower clocks.",
-    .remedy = "Mend the cooling or the supply of power. Clocks that a power cap lowers under full load are as they "
-              "should be, and are not looked at.",
+    .remedy =
+        "Repair the cooling or the power supply. Clocks lowered by a power cap under full load are normal, and are "
+        "not reported.",
     .needs = DOCTOR_NEEDS_NVML,
     .links = (const char *const[]){"nvidia-smi -q -d PERFORMANCE", NULL},
     .run = run_clocks,
@@ -292,35 +296,35 @@ static void run_confidential(const struct doctor_machine *machine, struct doctor
 
     if (!topo_is_confidential(topo)) {
         doctor_not_applicable(machine, result, "%s",
-                              topo->cc_feature < 0 ? "the driver does not tell of confidential computing"
+                              topo->cc_feature < 0 ? "the driver does not report confidential computing"
                                                    : "confidential computing is off");
         return;
     }
     if (topo->cc_ready == 0) {
         doctor_found(machine, result, DOCTOR_ERROR,
-                     "confidential computing is on, and the GPUs take no work: their ready state is off");
-        doctor_advise(machine, result,
-                      "Whoever started this guest has to attest the GPUs and set their ready state then: sudo %s "
-                      "conf-compute -srs 1. It is lost when the driver is loaded anew, so that attestation belongs "
-                      "into the start of the guest.",
-                      smi);
-    } else if (machine_isolates_gpus(topo)) {
-        doctor_found(machine, result, DOCTOR_ERROR,
-                     "confidential computing is on in the mode for single GPUs, and keeps the %d GPUs apart",
-                     topo->n_gpus);
-        doctor_advise(machine, result,
-                      "Several GPUs of one guest reach each other in protected PCIe mode (Hopper, a whole board with "
-                      "its switches) or with encrypted NVLinks (Blackwell). The mode is one of the host, set while no "
-                      "guest has the GPUs.");
-    } else if (topo->n_gpus > 1 && machine_uses_rdma(machine) && machine_has_data_nics(machine, result)) {
-        doctor_found(machine, result, DOCTOR_ERROR,
-                     "confidential computing is on: NICs cannot reach the memory of the GPUs, and something asks for "
-                     "RDMA");
+                     "confidential computing is on, and the GPUs accept no work: their ready state is off");
         doctor_advise(
             machine, result,
-            "GPUDirect RDMA and IBGDA do not work with it. Between nodes take a transport that copies through "
-            "host memory (NCCL over sockets, or with NCCL_NET_GDR_LEVEL=LOC), or GPUs without confidential "
-            "computing.%s",
+            "The operator of this guest has to attest the GPUs and then set their ready state: sudo %s conf-compute "
+            "-srs 1. It is lost when the driver is reloaded, so attestation belongs in the boot of the guest.",
+            smi);
+    } else if (machine_isolates_gpus(topo)) {
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "confidential computing is on in the mode for single GPUs, which isolates the %d GPUs",
+                     topo->n_gpus);
+        doctor_advise(
+            machine, result,
+            "Several GPUs of one guest reach each other in protected PCIe mode (Hopper, a whole board with its "
+            "switches) or with encrypted NVLinks (Blackwell). The mode is set on the host, while no guest has the "
+            "GPUs.");
+    } else if (topo->n_gpus > 1 && machine_uses_rdma(machine) && machine_has_data_nics(machine, result)) {
+        doctor_found(
+            machine, result, DOCTOR_ERROR,
+            "confidential computing is on: NICs cannot reach the memory of the GPUs, and something needs RDMA");
+        doctor_advise(
+            machine, result,
+            "GPUDirect RDMA and IBGDA do not work with it. Between nodes, use a transport that copies through host "
+            "memory (NCCL over sockets, or with NCCL_NET_GDR_LEVEL=LOC), or GPUs without confidential computing.%s",
             topo->cc_mode == TOPO_CC_PROTECTED_PCIE
                 ? " In protected PCIe mode there is no CUDA IPC either, which DeepEP uses within the node."
                 : "");
@@ -343,11 +347,11 @@ const struct doctor_check check_confidential = {
     .id = "confidential",
     .group = "driver",
     .mode = 56,
-    .title = "confidential computing lets the GPUs work, and together",
+    .title = "confidential computing allows the GPUs to work, and to reach each other",
     .symptom = "CUDA fails with \"system not yet initialized\" or \"operation not permitted\"; GPUs have no peer "
                "access; NCCL and NVSHMEM fail to register GPU memory with a NIC.",
-    .cause = "In a confidential guest GPUs protect their memory. They take no work before somebody has set their ready "
-             "state, reach each other only in a mode for several GPUs, and are not to be reached by NICs.",
+    .cause = "In a confidential guest GPUs protect their memory. They accept no work before their ready state is set, "
+             "reach each other only in a mode for several GPUs, and cannot be reached by NICs.",
     .remedy = "Set the ready state after attestation; have the host choose the mode for several GPUs.",
     .needs = DOCTOR_NEEDS_DRIVER,
     .links = (const char *const[]){"nvidia-smi conf-compute", NULL},
@@ -384,13 +388,15 @@ static void run_uvm(const struct doctor_machine *machine, struct doctor_result *
                     device.state == SOURCE_OK ? "not readable and writable for this user" : "not there");
     if (device.state == SOURCE_ABSENT && !in_container)
         doctor_fix(machine, result, true, "sudo nvidia-modprobe --unified-memory --create-nvidia-device-file=0");
-    doctor_advise(machine, result, "%s",
-                  in_container ? "Hand the device to the container: the NVIDIA container toolkit does it, and so does "
-                                 "the device plugin; without them it is --device " UVM " beside those of the GPUs."
-                  : device.state == SOURCE_OK
-                      ? "Its mode is to be 0666, as the driver makes it (NVreg_DeviceFileMode); a job of Slurm needs "
-                        "it in cgroup_allowed_devices_file.conf."
-                      : "nvidia-persistenced or nvidia-modprobe at the start of the machine makes it for good.");
+    doctor_advise(
+        machine, result, "%s",
+        in_container
+            ? "Give the container the device: the NVIDIA container toolkit and the device plugin do it; without them, "
+              "use --device " UVM " beside those of the GPUs."
+        : device.state == SOURCE_OK
+            ? "Its mode has to be 0666, the driver's default (NVreg_DeviceFileMode); a job of Slurm needs it in "
+              "cgroup_allowed_devices_file.conf."
+            : "nvidia-persistenced or nvidia-modprobe creates it at every boot.");
 }
 
 const struct doctor_check check_uvm = {
@@ -399,9 +405,9 @@ const struct doctor_check check_uvm = {
     .mode = 45,
     .title = "CUDA can open nvidia-uvm",
     .symptom = "cuInit fails with CUDA_ERROR_UNKNOWN (999) or \"no CUDA-capable device\", while nvidia-smi works.",
-    .cause = "CUDA manages memory by the module nvidia_uvm, whose device file is missing or not accessible. nvidia-smi "
-             "does not need it.",
-    .remedy = "Load the module and make its device file, or hand it to the container.",
+    .cause = "CUDA manages memory through the module nvidia_uvm, whose device file is missing or not accessible. "
+             "nvidia-smi does not need it.",
+    .remedy = "Load the module and create its device file, or give it to the container.",
     .needs = DOCTOR_NEEDS_DRIVER,
     .links = (const char *const[]){UVM, "/sys/module/nvidia_uvm", NULL},
     .run = run_uvm,
@@ -433,32 +439,33 @@ static void run_fabric_manager(const struct doctor_machine *machine, struct doct
     }
     if (machine->software->os.in_container || !is_fabric_up(machine->topo)) {
         doctor_not_applicable(machine, result, "%s",
-                              machine->software->os.in_container
-                                  ? "a container: the fabric manager runs on the node"
-                                  : "the fabric is not up, which the check nvlink is about");
+                              machine->software->os.in_container ? "a container: the fabric manager runs on the node"
+                                                                 : "the fabric is not up, as the check nvlink says");
         return;
     }
     if (!*version) {
-        doctor_not_applicable(machine, result, "neither a package of the fabric manager nor its log tells its version");
+        doctor_not_applicable(machine, result,
+                              "neither a package of the fabric manager nor its log contains its version");
         return;
     }
     /* The fabric manager that set up this fabric had the driver's version, whatever an older log says. */
     if (strcmp(from, SOFTWARE_FABRIC_LOG) == 0 && strcmp(version, driver) != 0) {
         doctor_not_applicable(machine, result,
-                              "no package tells the version of the fabric manager, and its log is old");
+                              "no package contains the version of the fabric manager, and its log is old");
         return;
     }
     if (strcmp(version, driver) == 0)
         return;
     doctor_found(machine, result, DOCTOR_WARNING,
-                 "the installed fabric manager is of version %s, the driver of %s: it will not start again", version,
+                 "the installed fabric manager has version %s, the driver %s: it will not start again", version,
                  driver);
     doctor_evidence(machine, result, from, "nvidia-fabricmanager %s", version);
     doctor_evidence(machine, result, "/proc/driver/nvidia/version", "%s", driver);
-    doctor_advise(machine, result,
-                  "Do not restart it now: the fabric that is up would go down. Install both in one version (the "
-                  "package is called after the driver's branch), hold them together against updates of one alone, and "
-                  "restart the node when it is drained.");
+    doctor_advise(
+        machine, result,
+        "Do not restart it now: the fabric that is up would go down. Install both in one version (the package is "
+        "called after the driver's branch), prevent updates of only one of them, and restart the node when it is "
+        "drained.");
 }
 
 const struct doctor_check check_fabric_manager = {
@@ -466,8 +473,8 @@ const struct doctor_check check_fabric_manager = {
     .group = "driver",
     .mode = 35,
     .title = "the fabric manager is of the driver's version",
-    .symptom = "After the next start CUDA fails with \"system not yet initialized\" (802), on this node alone.",
-    .cause = "The fabric manager works with the very version of the driver only. One of the two was updated while the "
+    .symptom = "After the next boot CUDA fails with \"system not yet initialized\" (802), on this node alone.",
+    .cause = "The fabric manager works only with a driver of the same version. One of the two was updated while the "
              "machine ran.",
     .remedy = "Install both in one version, and restart the node.",
     .needs = DOCTOR_NEEDS_NVML,
@@ -487,7 +494,7 @@ static void run_sxid(const struct doctor_machine *machine, struct doctor_result 
     }
     kernel_log_read_sxids(machine->source, &log);
     if (log.state != SOURCE_OK) {
-        doctor_not_applicable(machine, result, "no kernel log is to be read here, as gpu-errors says");
+        doctor_not_applicable(machine, result, "no kernel log can be read here, as gpu-errors says");
         return;
     }
     for (int i = 0; i < log.n; i++)
@@ -496,10 +503,11 @@ static void run_sxid(const struct doctor_machine *machine, struct doctor_result 
         return;
     doctor_found(machine, result, DOCTOR_ERROR, "an NVSwitch reported a fatal error: SXid %d%s", log.errors[0].number,
                  log.n > 1 ? ", and more" : "");
-    doctor_advise(machine, result,
-                  "Drain the node and restart it: after a fatal SXid the fabric manager takes ports or the switch out "
-                  "of use, and all GPUs have to be reset together with the switches. If it comes back, have the board "
-                  "repaired. \"SXid Errors\" of NVIDIA's fabric manager guide tells what the number means.");
+    doctor_advise(
+        machine, result,
+        "Drain the node and restart it: after a fatal SXid the fabric manager takes ports or the switch out of use, "
+        "and all GPUs have to be reset together with the switches. If it comes back, have the board repaired. \"SXid "
+        "Errors\" of NVIDIA's fabric manager guide explains the numbers.");
 }
 
 const struct doctor_check check_sxid = {

@@ -27,7 +27,7 @@ static const char *extension_of(const struct doctor_machine *machine, struct doc
     if (!*path) {
         doctor_not_applicable(machine, result,
                               deepep->imported < 0 ? "no deep_ep is on Python's path"
-                                                   : "there is no extension beside deep_ep");
+                                                   : "there is no extension next to deep_ep");
         return "";
     }
     facts = source_elf(machine->source, "%s", path);
@@ -100,10 +100,11 @@ static void report_missing(const struct doctor_machine *machine, struct doctor_r
                  lib->name);
     doctor_evidence(machine, result, user, "NEEDED %s", lib->name);
     if (begins(lib->name, NVSHMEM))
-        doctor_advise(machine, result,
-                      "The NVSHMEM that it was built with is gone from where its RUNPATH leads. Put the folder with "
-                      "%s into LD_LIBRARY_PATH, or build DeepEP again with NVSHMEM_DIR.",
-                      lib->name);
+        doctor_advise(
+            machine, result,
+            "The NVSHMEM that it was built with is no longer in the folder of its RUNPATH. Put the folder with %s "
+            "into LD_LIBRARY_PATH, or build DeepEP again with NVSHMEM_DIR.",
+            lib->name);
     else if (begins(lib->name, "libtorch") || begins(lib->name, "libc10"))
         doctor_advise(machine, result, "%s",
                       *torch ? "The PyTorch that Python finds has no such library: the extension was built for another "
@@ -115,7 +116,7 @@ static void report_missing(const struct doctor_machine *machine, struct doctor_r
                       "nvidia-cuda-runtime-cu%.2s), or build it again with the CUDA of PyTorch.",
                       lib->name + strlen("libcudart.so."), lib->name + strlen("libcudart.so."));
     else
-        doctor_advise(machine, result, "Install what has %s, or add its folder to LD_LIBRARY_PATH.", lib->name);
+        doctor_advise(machine, result, "Install the package with %s, or add its folder to LD_LIBRARY_PATH.", lib->name);
 }
 
 static bool find_missing(const struct doctor_machine *machine, struct doctor_result *result,
@@ -136,7 +137,7 @@ static bool find_missing(const struct doctor_machine *machine, struct doctor_res
         if (lib->location.state == SOURCE_FAILED) {
             doctor_found(machine, result, DOCTOR_ERROR, "deep_ep cannot be imported: %s is damaged",
                          lib->location.path);
-            doctor_evidence(machine, result, lib->location.path, "no library that can be read, found by %s",
+            doctor_evidence(machine, result, lib->location.path, "not a readable library, found by %s",
                             lib->location.found_by);
             doctor_advise(machine, result, "Install it again.");
             return true;
@@ -181,11 +182,12 @@ static void find_gap(const struct doctor_machine *machine, struct doctor_result 
                      user, gap->version, provider);
         doctor_evidence(machine, result, user, "needs %s", gap->version);
         doctor_evidence(machine, result, provider, "does not define it");
-        doctor_advise(machine, result,
-                      is_c ? "It was built on a newer system: build DeepEP again on this one, or in the image that it "
-                             "runs in. The C library is no part to be replaced."
-                           : "It was built with a newer compiler: build DeepEP again on this system, or put the folder "
-                             "of a newer libstdc++ (conda has one) in front in LD_LIBRARY_PATH.");
+        doctor_advise(
+            machine, result,
+            is_c ? "It was built on a newer system: build DeepEP again on this one, or in the image that it runs in. "
+                   "Do not replace the C library."
+                 : "It was built with a newer compiler: build DeepEP again on this system, or put the folder of a "
+                   "newer libstdc++ (conda has one) first in LD_LIBRARY_PATH.");
         return;
     }
 }
@@ -211,10 +213,11 @@ const struct doctor_check check_import_libraries = {
     .id = "import-libraries",
     .group = "deepep",
     .mode = 53,
-    .title = "all libraries that DeepEP's extension needs are found, in versions that it takes",
+    .title = "all libraries that DeepEP's extension needs are found, in suitable versions",
     .symptom = "\"ImportError: libnvshmem_host.so.3: cannot open shared object file\", \"version `GLIBCXX_3.4.32' not "
                "found\".",
-    .cause = "The extension was built on another system or in another environment, or a library has gone since.",
+    .cause =
+        "The extension was built on another system or in another environment, or a library has been removed since.",
     .remedy = "Install what is missing, or build DeepEP again where it runs.",
     .needs = DOCTOR_NEEDS_GPUS | DOCTOR_NEEDS_ENVIRONMENT,
     .links = (const char *const[]){"LD_LIBRARY_PATH", "deep_ep_cpp*.so", NULL},
@@ -254,7 +257,8 @@ static void run_import_python(const struct doctor_machine *machine, struct docto
     python = python_of(torch);
     if (tag == 0 || python == 0) {
         doctor_not_applicable(machine, result, "%s",
-                              tag == 0 ? "the extension is for any Python" : "nothing tells which Python has PyTorch");
+                              tag == 0 ? "the extension is for any Python"
+                                       : "it is not known which Python has PyTorch");
         return;
     }
     if (tag == python)
@@ -271,9 +275,8 @@ static void run_import_python(const struct doctor_machine *machine, struct docto
     doctor_evidence(machine, result, path, "for Python 3.%d", tag - 300);
     doctor_evidence(machine, result, torch, "in Python 3.%d", python - 300);
     doctor_advise(machine, result,
-                  "Start Python 3.%d if that is the one which is meant, or build DeepEP again with "
-                  "Python 3.%d.",
-                  tag - 300, python - 300);
+                  "Start Python 3.%d if that is the intended one, or build DeepEP again with Python 3.%d.", tag - 300,
+                  python - 300);
 }
 
 const struct doctor_check check_import_python = {
@@ -338,10 +341,11 @@ static void need_driver(const struct doctor_machine *machine, struct doctor_resu
                      user->cuda, user->what, oldest_drivers[i].driver, machine->software->driver.version);
         doctor_evidence(machine, result, user->path, "NEEDED libcudart.so.%d", user->cuda);
         doctor_evidence(machine, result, "/proc/driver/nvidia/version", "%s", machine->software->driver.version);
-        doctor_advise(machine, result,
-                      "Update the driver of the node; on GPUs for data centers the package cuda-compat-%d-<minor> and "
-                      "its folder in LD_LIBRARY_PATH help as well. Or use what was built for CUDA %d.",
-                      user->cuda, user->cuda - 1);
+        doctor_advise(
+            machine, result,
+            "Update the driver of the node; on data center GPUs the package cuda-compat-%d-<minor> and its folder in "
+            "LD_LIBRARY_PATH help as well. Or use what was built for CUDA %d.",
+            user->cuda, user->cuda - 1);
     }
 }
 
@@ -386,8 +390,9 @@ const struct doctor_check check_cuda_major = {
     .mode = 54,
     .title = "DeepEP, PyTorch, NVSHMEM and the driver are for one CUDA",
     .symptom = "\"CUDA driver version is insufficient for CUDA runtime version\", or two CUDA runtimes in a process.",
-    .cause = "The extension was built with another major version of CUDA than PyTorch, or something with one that the "
-             "driver is too old for.",
+    .cause =
+        "The extension was built with another major version of CUDA than PyTorch, or another library with a version "
+        "that the driver is too old for.",
     .remedy = "Build DeepEP with PyTorch's CUDA; update the driver.",
     .needs = DOCTOR_NEEDS_DRIVER | DOCTOR_NEEDS_ENVIRONMENT,
     .links = (const char *const[]){"/proc/driver/nvidia/version", "deep_ep_cpp*.so", NULL},

@@ -45,7 +45,7 @@ static void run_nofile(const struct doctor_machine *machine, struct doctor_resul
     char *end;
 
     if (!machine_has_ranks(machine)) {
-        doctor_not_applicable(machine, result, "one GPU, and nothing asks for several ranks");
+        doctor_not_applicable(machine, result, "one GPU, and nothing needs several ranks");
         return;
     }
     if (line) {
@@ -65,7 +65,7 @@ static void run_nofile(const struct doctor_machine *machine, struct doctor_resul
     if (soft >= FILES_TOO_FEW && hard >= FILES_HARD_FEW && !(soft <= FILES_TOO_FEW && ranks >= RANKS_MANY))
         return;
     doctor_found(machine, result, soft < FILES_TOO_FEW ? DOCTOR_ERROR : DOCTOR_WARNING,
-                 "the process may open %lld files, and at most %lld if it asks", soft, hard);
+                 "the process may open %lld files, and can raise that to %lld", soft, hard);
     doctor_evidence(machine, result, "/proc/self/limits", "Max open files %lld %lld", soft, hard);
     if (hard > soft)
         doctor_fix(machine, result, false, "ulimit -n %lld", hard < 1048576 ? hard : 1048576LL);
@@ -83,8 +83,7 @@ const struct doctor_check check_nofile = {
     .mode = 38,
     .title = "the process may open enough files",
     .symptom = "\"Too many open files\" at the start of a large job, or when data loaders begin.",
-    .cause = "Each connection, each piece of shared memory and each data file takes a descriptor, and the limit for "
-             "them is low.",
+    .cause = "Each connection, shared memory segment and data file needs a descriptor, and the limit for them is low.",
     .remedy = "Raise the limit where the job is started.",
     .needs = DOCTOR_NEEDS_GPUS,
     .links = (const char *const[]){"/proc/self/limits", "/etc/security/limits.d", NULL},
@@ -149,7 +148,7 @@ static void run_processors(const struct doctor_machine *machine, struct doctor_r
 
     if (!machine_has_ranks(machine) || gpus == 0) {
         doctor_not_applicable(machine, result,
-                              "no GPU for this process, or one GPU and nothing that asks for several ranks");
+                              "no GPU for this process, or one GPU and nothing that needs several ranks");
         return;
     }
     if (n == 0) {
@@ -176,7 +175,7 @@ const struct doctor_check check_processors = {
     .id = "processors",
     .group = "limits",
     .mode = 55,
-    .title = "there are processors enough for the GPUs of the process",
+    .title = "there are enough processors for the GPUs of the process",
     .symptom = "Everything is slow and varies: kernels are launched late, NCCL's proxy waits for its turn.",
     .cause = "The launcher bound the rank to a single core, or the container has a small quota.",
     .remedy = "Give each rank more processors.",
@@ -218,12 +217,12 @@ static const char *contradiction(const struct doctor_machine *machine, const cha
     *ret_name = "MASTER_PORT";
     if (port &&
         (machine_job_number(machine, "MASTER_PORT", -1) < 1 || machine_job_number(machine, "MASTER_PORT", -1) > 65535))
-        return "MASTER_PORT is no port";
+        return "MASTER_PORT is not a port";
     *ret_name = "MASTER_ADDR";
     if (address && !*address)
         return "MASTER_ADDR is empty";
     if (address && (strcmp(address, "0.0.0.0") == 0 || strcmp(address, "::") == 0))
-        return "MASTER_ADDR is an address to listen on, and none to connect to";
+        return "MASTER_ADDR is an address to listen on, not one to connect to";
     if (address && is_loopback(address) && (nodes > 1 || (local_world > 0 && world > local_world)))
         return "MASTER_ADDR is the loopback, and there are other nodes: each waits for itself";
     return NULL;
@@ -251,19 +250,18 @@ static void run_rendezvous(const struct doctor_machine *machine, struct doctor_r
             doctor_evidence(machine, result, shown[i], "%s", source_env(machine->source, shown[i]));
     doctor_advise(
         machine, result,
-        "All ranks take one MASTER_ADDR, the address of the node that has rank 0, and count alike: "
-        "WORLD_SIZE are all ranks for PyTorch, but the nodes for DeepEP's own tests, which start the ranks of "
-        "a node themselves. 'epkit launch' sets all of them.");
+        "All ranks need the same MASTER_ADDR, the address of the node with rank 0, and consistent numbers: WORLD_SIZE "
+        "are all ranks for PyTorch, but the nodes for DeepEP's own tests, which start the ranks of a node themselves. "
+        "'epkit launch' sets all of them.");
 }
 
 const struct doctor_check check_rendezvous = {
     .id = "rendezvous",
     .group = "job",
     .mode = 29,
-    .title = "what a rank is told about the others fits together",
+    .title = "what a rank is told about the others is consistent",
     .symptom = "init_process_group hangs until its timeout, or stops because of a rank beyond the world.",
-    .cause =
-        "Numbers of ranks contradict each other, or the address of the first rank is one that others do not reach.",
+    .cause = "Numbers of ranks contradict each other, or other ranks cannot reach the address of the first rank.",
     .remedy = "Let one launcher set all of them.",
     .needs = DOCTOR_NEEDS_ENVIRONMENT,
     .links = (const char *const[]){"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
@@ -299,7 +297,7 @@ static void run_single_ranks(const struct doctor_machine *machine, struct doctor
         return;
     }
     if (tasks > 1 && of_mpi == 1) {
-        doctor_found(machine, result, DOCTOR_ERROR, "%ld tasks were started, and each is a run of one rank of its own",
+        doctor_found(machine, result, DOCTOR_ERROR, "%ld tasks were started, and each is a separate run with one rank",
                      tasks);
         doctor_evidence(machine, result, "SLURM_STEP_NUM_TASKS", "%ld", tasks);
         doctor_evidence(machine, result, name, "1");
@@ -308,7 +306,7 @@ static void run_single_ranks(const struct doctor_machine *machine, struct doctor
                       "for all ranks within the allocation.");
     } else if (of_mpi > 1 && *mpi && is_openmpi != (strcmp(mpi, "Open MPI") == 0)) {
         doctor_found(machine, result, DOCTOR_ERROR,
-                     "the process was started by %s and has loaded %s: each rank believes to be alone",
+                     "the process was started by %s and has loaded %s: each rank runs alone",
                      is_openmpi ? "Open MPI" : "MPICH or Intel MPI", mpi);
         doctor_evidence(machine, result, name, "%ld", of_mpi);
         doctor_evidence(machine, result, "/proc/self/maps", "%s", libs_mapped(machine->source, "libmpi.so").names[0]);
@@ -377,10 +375,11 @@ static void run_environ_sourced(const struct doctor_machine *machine, struct doc
         check_start_file(machine, result, source_printf(machine->source, "/etc/profile.d/%s", names.names[i]),
                          "a file in /etc/profile.d");
     if (result->outcome == DOCTOR_FOUND)
-        doctor_advise(machine, result,
-                      "Values with quotes, spaces or line ends are run as commands or torn apart, and tokens get into "
-                      "logs and into each child. Hand over the variables that are needed by name: sshd's SetEnv, or a "
-                      "file with 'export NAME=VALUE' that the container writes with printf %%q.");
+        doctor_advise(
+            machine, result,
+            "Values with quotes, spaces or line ends are run as commands or split, and tokens get into logs and into "
+            "each child. Pass the required variables by name: sshd's SetEnv, or a file with 'export NAME=VALUE' that "
+            "the container writes with printf %%q.");
 }
 
 const struct doctor_check check_environ_sourced = {
@@ -388,9 +387,9 @@ const struct doctor_check check_environ_sourced = {
     .group = "job",
     .mode = 42,
     .title = "no shell evaluates the environment of process 1",
-    .symptom = "Tokens and keys stand in logs, variables are cut, or a login prints errors and hangs.",
+    .symptom = "Tokens and keys are in logs, variables are truncated, or a login prints errors and hangs.",
     .cause = "A start file of the shell evaluates " ENVIRON ", so that sessions of ssh have a container's variables.",
-    .remedy = "Hand over single variables.",
+    .remedy = "Pass single variables.",
     .needs = DOCTOR_NEEDS_GPUS,
     .links = (const char *const[]){ENVIRON, "/root/.bashrc", NULL},
     .run = run_environ_sourced,
@@ -446,10 +445,11 @@ static void check_journal(const struct doctor_machine *machine, struct doctor_re
                      "the installation of %s has restarted the node %d times and is not done", recipe, journal.reboots);
     doctor_evidence(machine, result, path, "last event: %s%s%s", journal.event, *journal.step ? ", step " : "",
                     journal.step);
-    doctor_advise(machine, result,
-                  "epkit install status %s says which step is not done and why. When its cause is gone, epkit install "
-                  "apply %s --again takes it up.",
-                  shell_word(machine->source, recipe), shell_word(machine->source, recipe));
+    doctor_advise(
+        machine, result,
+        "epkit install status %s says which step is not done and why. After removing the cause, resume with epkit "
+        "install apply %s --again.",
+        shell_word(machine->source, recipe), shell_word(machine->source, recipe));
 }
 
 static void run_install_stuck(const struct doctor_machine *machine, struct doctor_result *result)
@@ -470,8 +470,8 @@ const struct doctor_check check_install_stuck = {
     .mode = 27,
     .title = "no installation restarts the node again and again",
     .symptom = "A node is never ready: it restarts, installs, and restarts.",
-    .cause = "A step of the installation asks for a restart that does not bring what it waits for.",
-    .remedy = "Look at the step, then take the installation up again.",
+    .cause = "A step of the installation requests a restart that does not have the effect that it waits for.",
+    .remedy = "Check the step, then resume the installation.",
     .links = (const char *const[]){INSTALL, NULL},
     .run = run_install_stuck,
 };

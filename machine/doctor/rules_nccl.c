@@ -160,26 +160,26 @@ static void run_nccl_hca(const struct doctor_machine *machine, struct doctor_res
     n_named = count_named(machine->topo, &names, &n, &left_out);
     n_far = count_without(machine, &names, &far);
     if (n_named == 0) {
-        doctor_found(machine, result, DOCTOR_ERROR, HCA " stands for no NIC for data: NCCL goes over sockets");
+        doctor_found(machine, result, DOCTOR_ERROR, HCA " matches no NIC for data: NCCL uses sockets");
         found_value(machine, result, HCA);
-        doctor_advise(machine, result,
-                      "Entries are divided by ',' and are beginnings of names; '=' in front of the "
-                      "list makes them whole names, and :1 behind one is its port. 'epkit topo' shows "
-                      "the NICs.");
+        doctor_advise(
+            machine, result,
+            "Entries are prefixes of names, separated by ','; '=' in front of the list makes them exact names, and :1 "
+            "after one is its port. 'epkit topo' shows the NICs.");
     } else if (n_named < n && n_named < n_gpus) {
         doctor_found(machine, result, DOCTOR_WARNING, HCA " leaves out %d of %d NICs for data, %s among them",
                      n - n_named, n, machine->topo->nics[left_out].name);
         found_value(machine, result, HCA);
         doctor_advise(machine, result,
-                      "NCCL takes the nearest NIC of each GPU by itself; without the list all take "
-                      "part.");
+                      "NCCL takes the nearest NIC of each GPU by itself; without the list all of them are used.");
     } else if (n_far > 0) {
         doctor_found(machine, result, DOCTOR_WARNING, HCA " leaves out the NICs that are nearest to %s%s",
                      machine_gpu_name(machine, far), n_far > 1 ? ", and to more GPUs" : "");
         found_value(machine, result, HCA);
-        doctor_advise(machine, result,
-                      "What these GPUs send crosses host bridges or sockets. Without the list NCCL takes the nearest "
-                      "NIC of each GPU.");
+        doctor_advise(
+            machine, result,
+            "The traffic of these GPUs crosses host bridges or sockets. Without the list NCCL takes the nearest NIC "
+            "of each GPU.");
     }
 }
 
@@ -187,8 +187,8 @@ const struct doctor_check check_nccl_hca = {
     .id = "nccl-hca",
     .group = "nccl",
     .mode = 51,
-    .title = "NCCL_IB_HCA stands for the NICs of the GPUs",
-    .symptom = "NCCL says \"No device found\" and goes over sockets, or some NICs carry nothing.",
+    .title = "NCCL_IB_HCA matches the NICs of the GPUs",
+    .symptom = "NCCL says \"No device found\" and uses sockets, or some NICs carry nothing.",
     .cause = "The list was written for names of another machine, or for fewer NICs.",
     .remedy = "Unset it, or write it for this machine.",
     .needs = DOCTOR_NEEDS_GPUS | DOCTOR_NEEDS_DATA_NICS | DOCTOR_NEEDS_ENVIRONMENT,
@@ -232,16 +232,16 @@ static void check_interfaces(const struct doctor_machine *machine, struct doctor
     if (n_up > 0 || (n_loopback > 0 && !has_other_nodes(machine)))
         return;
     if (n_loopback > 0)
-        doctor_found(machine, result, DOCTOR_ERROR, "%s names the loopback, which no other node reaches", name);
+        doctor_found(machine, result, DOCTOR_ERROR, "%s names the loopback, which other nodes cannot reach", name);
     else if (*down)
         doctor_found(machine, result, DOCTOR_ERROR, "%s names %s, which is down", name, down);
     else
-        doctor_found(machine, result, DOCTOR_ERROR, "%s stands for no interface of this machine", name);
+        doctor_found(machine, result, DOCTOR_ERROR, "%s matches no interface of this machine", name);
     found_value(machine, result, name);
     for (size_t i = 0; i < interfaces->n && i < 6; i++)
         if (strcmp(interfaces->names[i], "bonding_masters") != 0)
             doctor_evidence(machine, result, "/sys/class/net", "%s", interfaces->names[i]);
-    doctor_advise(machine, result, "Without it the interface of the default route is taken in most cases.");
+    doctor_advise(machine, result, "Without it, the interface of the default route is used in most cases.");
 }
 
 static void run_socket_interface(const struct doctor_machine *machine, struct doctor_result *result)
@@ -271,9 +271,10 @@ const struct doctor_check check_socket_interface = {
     .id = "socket-interface",
     .group = "nccl",
     .mode = 51,
-    .title = "variables name interfaces that are there and up",
+    .title = "variables name interfaces that exist and are up",
     .symptom = "\"Bootstrap: no socket interface found\", or the start of a job hangs.",
-    .cause = "NCCL_SOCKET_IFNAME or its like names an interface of another machine, one that is down, or the loopback.",
+    .cause = "NCCL_SOCKET_IFNAME or a similar variable names an interface of another machine, one that is down, or the "
+             "loopback.",
     .remedy = "Unset it, or name the interface that other nodes reach.",
     .needs = DOCTOR_NEEDS_GPUS | DOCTOR_NEEDS_ENVIRONMENT,
     .links =
@@ -303,19 +304,18 @@ static void run_nccl_disabled(const struct doctor_machine *machine, struct docto
     if (no_p2p && has_nvlink(machine->topo)) {
         const char *name = is_on(machine, "NCCL_P2P_DISABLE") ? "NCCL_P2P_DISABLE" : "NCCL_P2P_LEVEL";
 
-        doctor_found(machine, result, DOCTOR_ERROR, "%s=%s keeps NCCL from NVLink", name,
+        doctor_found(machine, result, DOCTOR_ERROR, "%s=%s prevents NCCL from using NVLink", name,
                      source_env(machine->source, name));
         found_value(machine, result, name);
         doctor_advise(machine, result,
-                      "It is a setting for machines whose PCIe does not let GPUs talk to each other. "
-                      "Here they have NVLink.");
+                      "It is for machines on which GPUs cannot reach each other over PCIe. Here they have NVLink.");
     } else if (no_ib && machine_has_data_nics(machine, &unused) && machine->topo->n_gpus > 1) {
         doctor_found(machine, result, has_other_nodes(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
                      "%s=%s sends everything between nodes over sockets", no_ib, source_env(machine->source, no_ib));
         found_value(machine, result, no_ib);
         doctor_advise(machine, result, "This machine has RDMA NICs for data.");
     } else if (!no_p2p && !no_ib) {
-        doctor_not_applicable(machine, result, "nothing is switched off");
+        doctor_not_applicable(machine, result, "nothing is disabled");
     }
 }
 
@@ -323,9 +323,9 @@ const struct doctor_check check_nccl_disabled = {
     .id = "nccl-disabled",
     .group = "nccl",
     .mode = 51,
-    .title = "NCCL may use the NVLinks and NICs that are there",
+    .title = "NCCL may use the NVLinks and NICs of the machine",
     .symptom = "Collectives run at a small part of what NVLink or the NICs carry.",
-    .cause = "A variable that helps on other machines, or helped once in a search for an error, is still set.",
+    .cause = "A variable that helps on other machines, or was used to debug a problem, is still set.",
     .remedy = "Unset it.",
     .needs = DOCTOR_NEEDS_GPUS | DOCTOR_NEEDS_ENVIRONMENT,
     .links = (const char *const[]){"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_IB_DISABLE", "NCCL_NET", NULL},
@@ -384,9 +384,10 @@ static void run_nccl_gdr(const struct doctor_machine *machine, struct doctor_res
     doctor_evidence(machine, result, source_printf(machine->source, "GPU %d", first), "its NIC %s is %s away",
                     machine->topo->nics[machine->map->choices[first].nic].name,
                     topo_path_name(machine->map->choices[first].path));
-    doctor_advise(machine, result,
-                  "It is the largest distance at which NCCL lets a NIC read GPU memory. Where the "
-                  "distance shown is right for this machine, set the level to it.");
+    doctor_advise(
+        machine, result,
+        "It is the largest distance at which NCCL lets a NIC read GPU memory. If the distance shown is right for this "
+        "machine, set the level to it.");
 }
 
 const struct doctor_check check_nccl_gdr = {
@@ -436,7 +437,7 @@ static void run_traffic_class(const struct doctor_machine *machine, struct docto
         doctor_found(machine, result, DOCTOR_WARNING, "%s=%s does nothing: the NICs are InfiniBand", names[i][0],
                      source_env(machine->source, names[i][0]));
         found_value(machine, result, names[i][0]);
-        doctor_advise(machine, result, "On InfiniBand the service level says how switches treat traffic: %s.",
+        doctor_advise(machine, result, "On InfiniBand, the service level determines how switches handle traffic: %s.",
                       names[i][1]);
         return;
     }
@@ -447,7 +448,7 @@ const struct doctor_check check_traffic_class = {
     .group = "nccl",
     .mode = 51,
     .title = "traffic classes are not set on InfiniBand",
-    .symptom = "Traffic does not get the priority that was asked for, and loses or waits beside other traffic.",
+    .symptom = "Traffic does not get the priority that was asked for, and is dropped or delayed by other traffic.",
     .cause = "The traffic class is for RoCE; InfiniBand has service levels.",
     .remedy = "Unset it, or set the service level.",
     .needs = DOCTOR_NEEDS_DATA_NICS | DOCTOR_NEEDS_ENVIRONMENT,

@@ -54,8 +54,8 @@ static void run_heap_size(const struct doctor_machine *machine, struct doctor_re
         return;
     }
     if (is_static && memory > 0 && size > memory)
-        doctor_found(machine, result, DOCTOR_ERROR, "%s asks for %.0f MiB, and a GPU has %.0f MiB", name,
-                     size / (double)MIB, memory / (double)MIB);
+        doctor_found(machine, result, DOCTOR_ERROR, "%s is %.0f MiB, and a GPU has %.0f MiB", name, size / (double)MIB,
+                     memory / (double)MIB);
     else if (size < (double)HEAP_LITTLE && machine_has_deepep(machine))
         doctor_found(machine, result, DOCTOR_ERROR, "%s=%s is too little for the buffers of DeepEP", name,
                      source_env(machine->source, name));
@@ -63,11 +63,12 @@ static void run_heap_size(const struct doctor_machine *machine, struct doctor_re
         return;
     doctor_evidence(machine, result, name, "%s", source_env(machine->source, name));
     doctor_fix(machine, result, false, is_static ? "export %s=4G" : "unset %s", name);
-    doctor_advise(machine, result,
-                  is_static
-                      ? "A static heap is there from the start, beside the model: it has to hold DeepEP's buffers "
-                        "and to leave room. Without NVSHMEM_DISABLE_CUDA_VMM=1 it grows as it is needed."
-                      : "It is address space and costs nothing: leave it at its default of 128 GiB.");
+    doctor_advise(
+        machine, result,
+        is_static
+            ? "A static heap is allocated at the start, in addition to the model: it has to hold DeepEP's buffers and "
+              "leave room for the model. Without NVSHMEM_DISABLE_CUDA_VMM=1, the heap grows on demand."
+            : "It is only address space: leave it at its default of 128 GiB.");
 }
 
 const struct doctor_check check_heap_size = {
@@ -94,7 +95,7 @@ static void run_dmabuf_off(const struct doctor_machine *machine, struct doctor_r
     bool is_nvshmem = variable_is_true(source_env(machine->source, name));
 
     if (!is_nvshmem && !(nccl && strcmp(nccl, "0") == 0)) {
-        doctor_not_applicable(machine, result, "nothing switches dma-buf off");
+        doctor_not_applicable(machine, result, "nothing disables dma-buf");
         return;
     }
     /* With neither of the two, the check peermem reports it. */
@@ -111,17 +112,17 @@ static void run_dmabuf_off(const struct doctor_machine *machine, struct doctor_r
     doctor_evidence(machine, result, name, "%s", source_env(machine->source, name));
     doctor_evidence(machine, result, "/sys/module/nvidia_peermem", "not there");
     doctor_fix(machine, result, false, "unset %s", name);
-    doctor_advise(machine, result, "Or load nvidia-peermem, which is the older of the two ways.");
+    doctor_advise(machine, result, "Or load nvidia-peermem, the older of the two methods.");
 }
 
 const struct doctor_check check_dmabuf_off = {
     .id = "dmabuf-off",
     .group = "nvshmem",
     .mode = 11,
-    .title = "dma-buf is not switched off where it is the only way into GPU memory",
+    .title = "dma-buf is not disabled where it is the only way into GPU memory",
     .symptom =
         "NVSHMEM stops with \"neither nv_peer_mem, or nvidia_peermem detected\"; NCCL copies through host memory.",
-    .cause = "A variable switches registration by dma-buf off, and the module nvidia_peermem is not loaded.",
+    .cause = "A variable disables registration by dma-buf, and the module nvidia_peermem is not loaded.",
     .remedy = "Unset the variable, or load nvidia-peermem.",
     .needs = DOCTOR_NEEDS_DRIVER | DOCTOR_NEEDS_DATA_NICS | DOCTOR_NEEDS_ENVIRONMENT,
     .links =
@@ -142,7 +143,7 @@ static const char *entry_fault(const struct doctor_machine *machine, const char 
 
     snprintf(name, sizeof(name), "%.*s", (int)(n < sizeof(name) ? n : sizeof(name) - 1), entry);
     if (entry[strcspn(entry, "; |\t")])
-        return source_printf(machine->source, "'%s' is no list with ',' between its entries", entry);
+        return source_printf(machine->source, "'%s' is not a list separated by ','", entry);
     nic = topo_find_nic(topo, name);
     if (nic < 0)
         return source_printf(machine->source, "there is no NIC %s", name);
@@ -208,10 +209,11 @@ static void run_hca_lists(const struct doctor_machine *machine, struct doctor_re
         doctor_found(machine, result, DOCTOR_ERROR, "%s: %s", names[i], fault);
         doctor_evidence(machine, result, names[i], "%s", list);
         doctor_fix(machine, result, false, "unset %s", names[i]);
-        doctor_advise(machine, result,
-                      "Entries are NIC:port, with ',' between them%s; 'epkit topo' shows the NICs of this machine. "
-                      "'epkit env' writes the list that is right here, for each rank its own.",
-                      i == 1 ? ", each followed by ':' and the number of PEs" : "");
+        doctor_advise(
+            machine, result,
+            "Entries are NIC:port, with ',' between them%s; 'epkit topo' shows the NICs of this machine. 'epkit env' "
+            "prints the right list for each rank.",
+            i == 1 ? ", each followed by ':' and the number of PEs" : "");
         return;
     }
 }
@@ -220,10 +222,11 @@ const struct doctor_check check_hca_lists = {
     .id = "hca-lists",
     .group = "nvshmem",
     .mode = 19,
-    .title = "lists of NICs name ports that are there",
-    .symptom = "NVSHMEM finds no NIC, or fewer than there are, and goes on without the rest or stops.",
-    .cause = "A list was written for another machine, names a port that the NIC does not have, or divides its entries "
-             "by something else than a comma.",
+    .title = "lists of NICs name ports that exist",
+    .symptom = "NVSHMEM finds no NIC, or only some of them, and continues without the rest or stops.",
+    .cause =
+        "A list was written for another machine, names a port that the NIC does not have, or separates its entries by "
+        "something other than a comma.",
     .remedy = "Unset the list, or write it for this machine.",
     .needs = DOCTOR_NEEDS_DATA_NICS | DOCTOR_NEEDS_ENVIRONMENT,
     .links = (const char *const[]){"NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PE_MAPPING", NULL},

@@ -92,22 +92,24 @@ static void run_link_errors(const struct doctor_machine *machine, struct doctor_
         }
     }
     if (first >= 0)
-        doctor_advise(machine, result,
-                      "Counted since the driver was loaded. Look whether it goes on (epkit nics), then at cable, "
-                      "transceiver and switch port (mlxlink -d %s -m -c): clean or change them. A job ends with an "
-                      "error when a link is away for longer than its timeout.",
-                      shell_word(machine->source, machine->topo->nics[rails[first].nic].name));
+        doctor_advise(
+            machine, result,
+            "Counted since the driver was loaded. Check whether the counters still increase (epkit nics), then check "
+            "cable, transceiver and switch port (mlxlink -d %s -m -c): clean or replace them. A job ends with an "
+            "error when a link is down for longer than its timeout.",
+            shell_word(machine->source, machine->topo->nics[rails[first].nic].name));
 }
 
 const struct doctor_check check_link_errors = {
     .id = "link-errors",
     .group = "nic",
     .mode = 46,
-    .title = "links of NICs stay up and carry data undamaged",
-    .symptom = "Jobs end with a timeout or \"transport retry counter exceeded\", on one rail and now and then.",
-    .cause = "The link of a port goes down and comes back, or damages what it carries: a dirty or bad cable or "
-             "transceiver, or the switch port at the other end.",
-    .remedy = "Clean or change cable and transceiver; else change the port or the NIC.",
+    .title = "links of NICs stay up and carry data without errors",
+    .symptom = "Jobs end with a timeout or \"transport retry counter exceeded\", on one rail, intermittently.",
+    .cause =
+        "The link of a port goes down and comes back, or corrupts data: a dirty or bad cable or transceiver, or the "
+        "switch port at the other end.",
+    .remedy = "Clean or replace cable and transceiver; otherwise the port or the NIC.",
     .needs = DOCTOR_NEEDS_DATA_NICS,
     .links = (const char *const[]){"/sys/class/infiniband/*/ports/*/counters/link_downed",
                                    "/sys/class/infiniband/*/ports/*/counters/symbol_error",
@@ -176,15 +178,17 @@ static void run_roce_loss(const struct doctor_machine *machine, struct doctor_re
         }
     }
     if (n_lossy)
-        doctor_advise(machine, result,
-                      "%s The traffic class of the job (NVSHMEM_IB_TRAFFIC_CLASS, NCCL_IB_TC) has to "
-                      "be one for which the switches do it. %s",
-                      has_notices ? "Congestion notices are seen, so ECN works, and comes too late or is not obeyed: "
-                                    "look at the thresholds of ECN, and at flow control (PFC) for the priority."
-                                  : "Neither an ECN mark nor a congestion notice was ever seen: configure ECN (DCQCN) "
-                                    "or flow control (PFC) for the priority of this traffic, on NICs and switches "
-                                    "alike (mlnx_qos -i <interface> shows the NIC's side).",
-                      n_lossy == 1 && n > 1 ? "It is one rail alone: its switch or cable may be at fault." : "");
+        doctor_advise(
+            machine, result,
+            "%s The traffic class of the job (NVSHMEM_IB_TRAFFIC_CLASS, NCCL_IB_TC) has to be one for which the "
+            "switches do that. %s",
+            has_notices
+                ? "Congestion notifications are received, so ECN works, but too late or without effect: check the "
+                  "thresholds of ECN, and flow control (PFC) for the priority."
+                : "Neither an ECN mark nor a congestion notification was ever received: configure ECN (DCQCN) or flow "
+                  "control (PFC) for the priority of this traffic, on NICs and switches alike (mlnx_qos -i "
+                  "<interface> shows the NIC's side).",
+            n_lossy == 1 && n > 1 ? "Only one rail is affected: its switch or cable may be at fault." : "");
 }
 
 const struct doctor_check check_roce_loss = {
@@ -193,7 +197,8 @@ const struct doctor_check check_roce_loss = {
     .mode = 47,
     .title = "the RoCE network loses no packets",
     .symptom = "Bandwidth between nodes varies and drops as soon as several ranks send to one.",
-    .cause = "Packets are dropped where streams meet. RoCE then sends again from the lost packet on, and waits.",
+    .cause =
+        "Packets are dropped where flows converge. RoCE then retransmits from the lost packet on, after a timeout.",
     .remedy = "Configure PFC or ECN for the priority of the traffic, end to end.",
     .needs = DOCTOR_NEEDS_DATA_NICS,
     .links = (const char *const[]){"/sys/class/infiniband/*/ports/*/hw_counters/packet_seq_err", "NCCL_IB_TC",
@@ -236,8 +241,8 @@ static void compare_members(const struct doctor_machine *machine, struct doctor_
                         (long long)mtu);
         doctor_advise(
             machine, result,
-            "ip link set dev %s mtu %lld gives it the MTU of the bond; its link is away for a moment. Have the "
-            "network's configuration say it as well, which outlasts a restart.",
+            "ip link set dev %s mtu %lld gives it the MTU of the bond; its link goes down for a moment. Set it in the "
+            "network's configuration as well, so that it persists.",
             shell_word(machine->source, member), (long long)rail->value);
         return;
     }
@@ -263,7 +268,7 @@ static void run_mtu(const struct doctor_machine *machine, struct doctor_result *
     if (result->outcome == DOCTOR_FOUND)
         return;
     if (n_known < 2) {
-        doctor_not_applicable(machine, result, "fewer than two RoCE ports whose interface tells its MTU");
+        doctor_not_applicable(machine, result, "fewer than two RoCE ports whose MTU is known");
         return;
     }
     for (int i = 0; i < n; i++) {
@@ -275,11 +280,12 @@ static void run_mtu(const struct doctor_machine *machine, struct doctor_result *
             doctor_found(machine, result, DOCTOR_WARNING,
                          "%s sends packets of %d bytes, other rails of %d: its MTU is %lld",
                          rail_name(machine, &rails[i]), rdma_mtu(rails[i].value), largest, (long long)rails[i].value);
-            doctor_advise(machine, result,
-                          "Give all rails one MTU, of 4200 at least, where the switches allow it: ip link set %s mtu "
-                          "<MTU of the others>, and the same in the network's configuration, which outlasts a restart. "
-                          "The link is away for a moment.",
-                          shell_word(machine->source, netdev));
+            doctor_advise(
+                machine, result,
+                "Give all rails one MTU, of 4200 at least, where the switches allow it: ip link set %s mtu <MTU of "
+                "the others>, and the same in the network's configuration, so that it persists. The link goes down "
+                "for a moment.",
+                shell_word(machine->source, netdev));
         }
         doctor_evidence(machine, result, source_printf(machine->source, "/sys/class/net/%s/mtu", netdev), "%lld",
                         (long long)rails[i].value);
@@ -290,7 +296,7 @@ const struct doctor_check check_mtu = {
     .id = "mtu",
     .group = "nic",
     .mode = 48,
-    .title = "all RoCE rails send packets of one size",
+    .title = "all RoCE rails use the same packet size",
     .symptom = "One rail is slower than the others; large messages between two nodes hang where the other side has "
                "another MTU.",
     .cause = "The MTU of an interface differs, so RDMA on it uses smaller packets than on the others.",
@@ -346,7 +352,7 @@ static void find_divided(const struct doctor_machine *machine, struct doctor_res
     }
     if (n < 3 || other < 0)
         return;
-    doctor_found(machine, result, DOCTOR_WARNING, "NICs of one make have different firmware: %s has %s, %s has %s",
+    doctor_found(machine, result, DOCTOR_WARNING, "NICs of one model have different firmware: %s has %s, %s has %s",
                  topo->nics[nic].name, firmware, topo->nics[other].name, topo->nics[other].firmware);
     for (int k = 0; k < topo->n_nics; k++)
         if (machine_nic_serves_gpus(machine, k) && is_same_make(topo, k, nic) && *topo->nics[k].firmware)
@@ -354,9 +360,8 @@ static void find_divided(const struct doctor_machine *machine, struct doctor_res
                             topo->nics[k].name, topo->nics[k].firmware);
     doctor_advise(
         machine, result,
-        "An update that stopped half-way leaves this behind. Bring all of them to one version (mlxfwmanager, or "
-        "the vendor's tool) when the node is drained: the new firmware runs after a reset of the NIC, which "
-        "ends its links.");
+        "An interrupted update can cause this. Bring all of them to one version (mlxfwmanager, or the vendor's tool) "
+        "when the node is drained: the new firmware runs after a reset of the NIC, which ends its links.");
 }
 
 static void run_firmware(const struct doctor_machine *machine, struct doctor_result *result)
@@ -374,7 +379,7 @@ static void run_firmware(const struct doctor_machine *machine, struct doctor_res
         if (!usual || strcmp(usual, topo->nics[i].firmware) == 0)
             continue;
         if (result->outcome != DOCTOR_FOUND) {
-            doctor_found(machine, result, DOCTOR_WARNING, "%s has firmware %s, others of its make have %s",
+            doctor_found(machine, result, DOCTOR_WARNING, "%s has firmware %s, others of its model have %s",
                          topo->nics[i].name, topo->nics[i].firmware, usual);
             doctor_advise(machine, result,
                           "Bring the NIC at %s to the version of the others (mlxfwmanager, or the vendor's tool) when "
@@ -389,10 +394,10 @@ const struct doctor_check check_firmware = {
     .id = "firmware",
     .group = "nic",
     .mode = 49,
-    .title = "NICs of one make have one firmware",
+    .title = "NICs of one model have the same firmware",
     .symptom = "One rail behaves differently: other features, other errors, a link that comes up slower.",
-    .cause = "A NIC was replaced, or an update of its firmware failed or was left out.",
-    .remedy = "Update the odd one.",
+    .cause = "A NIC was replaced, or an update of its firmware failed or was skipped.",
+    .remedy = "Update the one that differs.",
     .needs = DOCTOR_NEEDS_DATA_NICS,
     .links = (const char *const[]){"/sys/class/infiniband/*/fw_ver", NULL},
     .run = run_firmware,
@@ -501,8 +506,8 @@ static void check_one_bond(const struct doctor_machine *machine, struct doctor_r
                      "%d of %d members of %s are down: %s", n_dead, n, bond, dead[0]);
         doctor_advise(
             machine, result,
-            "Look at cable, transceiver and switch port of %s, and at the configuration of the switch (LACP): "
-            "until it is back, the bond carries less, and nothing else stands in when the next one fails.",
+            "Check cable, transceiver and switch port of %s, and the configuration of the switch (LACP): until it is "
+            "back, the bond has less bandwidth and less redundancy.",
             dead[0]);
     }
     for (int i = 0; i < n_dead; i++)
@@ -530,8 +535,8 @@ const struct doctor_check check_bond = {
     .group = "nic",
     .mode = 50,
     .title = "all members of bonds are up",
-    .symptom = "RDMA over a bond, or the way to storage and to other nodes, has half of its bandwidth.",
-    .cause = "A member of the bond is down, and the others carry on alone.",
+    .symptom = "RDMA over a bond, or the path to storage and to other nodes, has half of its bandwidth.",
+    .cause = "A member of the bond is down, and only the others carry traffic.",
     .remedy = "Repair the link of the member.",
     .links = (const char *const[]){BONDS, "/sys/class/net/*/bonding_slave/mii_status", NULL},
     .run = run_bond,
@@ -572,7 +577,7 @@ static bool is_degraded(const struct topo *topo, int device)
     return false;
 }
 
-static void note_uplink(const struct doctor_machine *machine, struct doctor_result *result, int device)
+static void record_uplink(const struct doctor_machine *machine, struct doctor_result *result, int device)
 {
     const struct topo_pci *pci = &machine->topo->pci[device];
 
@@ -580,7 +585,7 @@ static void note_uplink(const struct doctor_machine *machine, struct doctor_resu
         doctor_found(machine, result, DOCTOR_ERROR,
                      "the PCIe link of the bridge at %s has %d of %d lanes at %g of %g GT/s", pci->address,
                      pci->link_width, pci->link_width_max, pci->link_gts, pci->link_gts_max);
-    doctor_evidence(machine, result, pci->address, "%d lanes at %g GT/s; it can %d at %g", pci->link_width,
+    doctor_evidence(machine, result, pci->address, "%d lanes at %g GT/s; its maximum is %d at %g", pci->link_width,
                     pci->link_gts, pci->link_width_max, pci->link_gts_max);
 }
 
@@ -599,7 +604,7 @@ static void check_uplinks(const struct doctor_machine *machine, struct doctor_re
             continue;
         seen[p] = 1;
         if (has_bridge_below(topo, p) && is_degraded(topo, p))
-            note_uplink(machine, result, p);
+            record_uplink(machine, result, p);
     }
 }
 
@@ -609,7 +614,7 @@ static void run_pci_uplink(const struct doctor_machine *machine, struct doctor_r
     const struct topo *topo = machine->topo;
 
     if (topo->n_gpus < 2) {
-        doctor_not_applicable(machine, result, "a single GPU: there is none to compare it with");
+        doctor_not_applicable(machine, result, "a single GPU: there is no other to compare it with");
         return;
     }
     for (int i = 0; i < topo->n_gpus; i++)
@@ -618,19 +623,20 @@ static void run_pci_uplink(const struct doctor_machine *machine, struct doctor_r
         if (machine_nic_serves_gpus(machine, i))
             check_uplinks(machine, result, topo->nics[i].pci, seen);
     if (result->outcome == DOCTOR_FOUND)
-        doctor_advise(machine, result,
-                      "Others of its make have all of it. Take the node out of service when it is convenient and have "
-                      "the slot, the riser or its cable seated again; a restart trains the link anew.");
+        doctor_advise(
+            machine, result,
+            "Others of its model have their maximum. Take the node out of service when convenient, and have the card, "
+            "the riser or its cable reseated; a restart retrains the link.");
 }
 
 const struct doctor_check check_pci_uplink = {
     .id = "pci-uplink",
     .group = "nic",
     .mode = 4,
-    .title = "PCIe links above switches are as wide and fast as others of their make",
+    .title = "PCIe links above switches are as wide and fast as others of their model",
     .symptom = "All GPUs behind one switch reach half of the bandwidth to host memory and to NICs elsewhere.",
-    .cause = "A link came up with fewer lanes or at a lower speed: a contact, a riser cable, a slot.",
-    .remedy = "Seat it again, or have it repaired.",
+    .cause = "A link came up with fewer lanes or at a lower speed: because of a contact, a riser cable or a slot.",
+    .remedy = "Reseat it, or have it repaired.",
     .needs = DOCTOR_NEEDS_GPUS,
     .links = (const char *const[]){"/sys/bus/pci/devices/*/current_link_width",
                                    "/sys/bus/pci/devices/*/current_link_speed", NULL},

@@ -49,14 +49,14 @@ static const struct xid xids[] = {
     {95, 95, XID_RESET, "uncontained memory error"},
     {96, 105, XID_OF_PROGRAM, "exception of a video engine"},
     {106, 107, XID_NOTE, "a test message of the management bus"},
-    {108, 108, XID_OF_PROGRAM, "access of a program over NVLink that was refused"},
+    {108, 108, XID_OF_PROGRAM, "denied access of a program over NVLink"},
     {109, 109, XID_RESET, "a context switch timed out"},
     {110, 110, XID_RESET, "security fault"},
     {119, 120, XID_RESET, "the GPU's own processor (GSP) does not answer"},
     {121, 121, XID_NOTE, "corrected error of the link to the processor"},
     {126, 135, XID_OF_PROGRAM, "exception of a copy engine"},
     {136, 136, XID_RESET, "training of the link to the processor failed"},
-    {137, 137, XID_OF_PROGRAM, "access of a program over NVLink that was refused"},
+    {137, 137, XID_OF_PROGRAM, "denied access of a program over NVLink"},
     {139, 139, XID_OF_PROGRAM, "exception of the optical flow engine"},
     {140, 140, XID_RESET, "unrecovered ECC error"},
     {141, 141, XID_OF_PROGRAM, "error of CUDA's fast path"},
@@ -71,7 +71,7 @@ static const struct xid xids[] = {
     {152, 153, XID_OF_PROGRAM, "error of the deep learning accelerator"},
     {154, 154, XID_RECOVERED, "the driver waits for a recovery of the GPU"},
     {155, 155, XID_LINK, "NVLink error (defined by software)"},
-    {156, 156, XID_RESET, "a part of the GPU is to be retired"},
+    {156, 156, XID_RESET, "a part of the GPU has to be retired"},
     {158, 158, XID_RESET, "fatal timeout of the GPU"},
     {160, 160, XID_NOTE, "a channel was retired"},
     {162, 164, XID_NOTE, "power smoothing"},
@@ -92,14 +92,14 @@ const char *xid_action_text(enum xid_action action)
 {
     switch (action) {
     case XID_RESTART:
-        return "A reset does not reach this GPU: drain the node and restart it, with its power off for a moment where "
-               "that is possible; a virtual machine is to be stopped and started.";
+        return "A reset is not sufficient for this GPU: drain the node and restart it, with a power cycle if "
+               "possible; stop and start a virtual machine.";
     case XID_LINK:
-        return "The fault is on an NVLink: stop the programs on the GPUs at both ends, reset them together, and look "
-               "at nvidia-smi nvlink --status and at the switches' SXids if it comes back.";
+        return "The fault is on an NVLink: stop the programs on the GPUs at both ends, reset them together, and check "
+               "nvidia-smi nvlink --status and the switches' SXids if it comes back.";
     case XID_RESET:
     case XID_OTHER:
-        return "A reset ends every program on the GPU and on those that NVLink ties to it.";
+        return "A reset ends every program on the GPU and on those connected to it by NVLink.";
     case XID_OF_PROGRAM:
     case XID_NOTE:
     case XID_RECOVERED:

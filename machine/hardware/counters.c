@@ -17,9 +17,8 @@
  * of the driver, here mlx5. Devices may lack some of them.
  */
 #define PRIORITY(n)                                                                                                    \
-    {COUNTER_ETHTOOL "rx_prio" n "_pause", COUNTER_CONGESTION, 1,                                                      \
-     "times it was told to pause on priority " n " (PFC)"},                                                            \
-        {COUNTER_ETHTOOL "tx_prio" n "_pause", COUNTER_CONGESTION, 1, "times it told others to pause on priority " n}, \
+    {COUNTER_ETHTOOL "rx_prio" n "_pause", COUNTER_CONGESTION, 1, "pause frames received for priority " n " (PFC)"},   \
+        {COUNTER_ETHTOOL "tx_prio" n "_pause", COUNTER_CONGESTION, 1, "pause frames sent for priority " n " (PFC)"},   \
     {                                                                                                                  \
         COUNTER_ETHTOOL "rx_prio" n "_discards", COUNTER_ERROR, 1,                                                     \
             "packets of priority " n " dropped for lack of buffers"                                                    \
@@ -70,7 +69,7 @@ static const struct counter_row rdma_rows[] = {
     /* Names of mlx5 (Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst of Linux). */
     {COUNTER_ETHTOOL "rx_discards_phy", COUNTER_ERROR, 1, "packets dropped at the port for lack of buffers"},
     {COUNTER_ETHTOOL "tx_discards_phy", COUNTER_ERROR, 1, "packets dropped at the port instead of sent"},
-    {COUNTER_ETHTOOL "tx_pause_storm_error_events", COUNTER_ERROR, 1, "pause storms: it stopped others for too long"},
+    {COUNTER_ETHTOOL "tx_pause_storm_error_events", COUNTER_ERROR, 1, "pause storms: it paused others for too long"},
     PRIORITY("0"),
     PRIORITY("1"),
     PRIORITY("2"),
@@ -90,14 +89,14 @@ static const struct counter_row net_rows[] = {
     {"tx_errors", COUNTER_ERROR, 1, "packets that could not be sent"},
     {"rx_errors", COUNTER_ERROR, 1, "packets received damaged"},
     {"tx_dropped", COUNTER_ERROR, 1, "packets dropped instead of sent"},
-    {"rx_dropped", COUNTER_ERROR, 1, "packets received and dropped: no room, or nobody wanted them"},
+    {"rx_dropped", COUNTER_ERROR, 1, "packets received and dropped: no buffer, or no receiver"},
     {"rx_crc_errors", COUNTER_ERROR, 1, "packets received with a wrong checksum"},
     {"rx_frame_errors", COUNTER_ERROR, 1, "packets received with a broken frame"},
     {"rx_length_errors", COUNTER_ERROR, 1, "packets received with a wrong length"},
     {"rx_over_errors", COUNTER_ERROR, 1, "packets that overflowed the receive buffers"},
     {"rx_fifo_errors", COUNTER_ERROR, 1, "packets lost in the receive queue of the device"},
     {"rx_missed_errors", COUNTER_ERROR, 1, "packets that the device dropped because the host was slow"},
-    {"tx_carrier_errors", COUNTER_ERROR, 1, "packets lost because the carrier was"},
+    {"tx_carrier_errors", COUNTER_ERROR, 1, "packets lost because of a lost carrier"},
     {"tx_fifo_errors", COUNTER_ERROR, 1, "packets lost in the send queue of the device"},
     {"tx_aborted_errors", COUNTER_ERROR, 1, "sends given up"},
     {"collisions", COUNTER_CONGESTION, 1, "collisions while sending"},
@@ -115,12 +114,12 @@ static const struct counter_limit limits[] = {
     {"link_downed", "the link went down %lld times", 10, 200, 1},
     {"symbol_error", "%lld symbols were damaged on the link", 1000, 10000000, 1},
     {"link_error_recovery", "the link recovered from errors %lld times", 10, 200, 1},
-    {"port_rcv_errors", "%lld packets came damaged", 1000, 10000000, 1},
+    {"port_rcv_errors", "%lld packets were received damaged", 1000, 10000000, 1},
     {"local_link_integrity_errors", "errors on the link passed the threshold %lld times", 10, 10000, 1},
     {COUNTER_NET "carrier_down_count", "the link went down %lld times", 10, 200, 1},
-    {COUNTER_NET "statistics/rx_crc_errors", "%lld frames came damaged", 1000, 10000000, 1},
+    {COUNTER_NET "statistics/rx_crc_errors", "%lld frames were received damaged", 1000, 10000000, 1},
     {COUNTER_ETHTOOL "rx_discards_phy", "%lld packets were dropped at the port", 10000, 100000000, 100},
-    {COUNTER_ETHTOOL "tx_pause_storm_error_events", "it stopped others for too long %lld times", 1, 100, 1},
+    {COUNTER_ETHTOOL "tx_pause_storm_error_events", "it paused others for too long %lld times", 1, 100, 1},
 };
 
 const struct counter_limit *counter_limits(size_t *ret_n)

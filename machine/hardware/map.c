@@ -444,7 +444,7 @@ static ep_status assign(const struct topo *topo, const struct rows *rows, const 
 }
 
 /* Of the idle NICs of assign() those that have no other port in use. */
-static void keep_idle(struct map *map, const int *left, int n_left)
+static void set_idle(struct map *map, const int *left, int n_left)
 {
     int n = 0;
 
@@ -475,7 +475,7 @@ ep_status map_best(const struct topo *topo, struct map **ret_map)
     n_left = map->n_idle;
     memcpy(left, map->idle, (size_t)n_left * sizeof(*left));
     map_finish(topo, map);
-    keep_idle(map, left, n_left);
+    set_idle(map, left, n_left);
     map_explain_best(topo, map, ports, n_ports);
     *ret_map = map;
     return EP_OK;

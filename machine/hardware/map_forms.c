@@ -4,6 +4,8 @@
 
 #include "base/error.h"
 
+#include "source/clean.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -2,6 +2,7 @@
 /* map_why.c - the reasons of an assignment, as text. */
 #include "map_internal.h"
 
+#include "source/clean.h"
 #include "source/text.h"
 
 #include <stdio.h>

@@ -246,8 +246,9 @@ static void classify_software(struct topo *topo)
 
     for (int i = 0; i < topo->n_nics && fastest && fastest->pci >= 0; i++)
         if (topo->nics[i].role == TOPO_ROLE_DATA && topo->nics[i].pci < 0)
-            set_role(&topo->nics[i], TOPO_ROLE_MANAGEMENT,
-                     source_printf(topo->source, "a software device, beside hardware such as %s", fastest->name));
+            set_role(
+                &topo->nics[i], TOPO_ROLE_MANAGEMENT,
+                source_printf(topo->source, "a software device, in addition to hardware such as %s", fastest->name));
 }
 
 /* --- distance --- */

@@ -5,6 +5,8 @@
 #include "hardware/nvml.h"
 #include "hardware/read.h"
 
+#include "source/clean.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,7 +39,7 @@ static const json_t *query_driver(struct topo *topo, const struct pci_set *set)
     answer = source_query(topo->source, NVML_QUERY_NAME, nvml_query, NULL, NVML_DEADLINE_MS);
     topo->nvml_why = "";
     if (answer.state == SOURCE_NOT_RECORDED)
-        topo->nvml_why = "the driver was not asked when this was saved";
+        topo->nvml_why = "the driver was not queried when the snapshot was saved";
     else if (answer.state != SOURCE_OK)
         topo->nvml_why = *answer.why ? answer.why : "the driver gave no answer";
     return answer.state == SOURCE_OK ? answer.value : NULL;

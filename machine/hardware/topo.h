@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * topo.h - the hardware of a machine as far as communication is concerned: PCI tree, GPUs, NICs, NUMA nodes.
+ * topo.h - the hardware of a machine that matters for communication: PCI tree, GPUs, NICs, NUMA nodes.
  *
- * Read once from a source (source.h) into plain arrays; nothing here is asked again afterwards. Strings belong to the
- * source and are never NULL; "" is "not known", as is a number of -1 where nothing else is said. Counts are bounded by
- * the constants below: a source that claims more is cut there, which `topo.cut` says.
+ * It is read once from a source (source.h) into plain arrays. Strings belong to the source and are never NULL; "" is
+ * unknown, as is -1 unless stated otherwise. Counts are bounded by the constants below: a larger topology is truncated,
+ * and `topo.cut` is set.
  */
 #ifndef EP_TOPO_TOPO_H
 #define EP_TOPO_TOPO_H

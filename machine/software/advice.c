@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "software/variables.h"
+#include "source/clean.h"
 #include "source/text.h"
 
 #include <ctype.h>
@@ -128,16 +129,16 @@ static const char *common_prefix(struct advice_work *work)
 static void advise_hca_prefix(struct advice_work *work)
 {
     const struct topo *topo = work->topo;
-    const char *prefix, *stranger = NULL;
+    const char *prefix, *unmatched = NULL;
     char name[64];
 
-    for (int i = 0; i < topo->n_nics && !stranger; i++)
+    for (int i = 0; i < topo->n_nics && !unmatched; i++)
         if (advice_is_mlx5(topo, i) && !strstr(topo->nics[i].name, "mlx5"))
-            stranger = topo->nics[i].name;
-    prefix = stranger ? common_prefix(work) : "";
+            unmatched = topo->nics[i].name;
+    prefix = unmatched ? common_prefix(work) : "";
     if (!*prefix)
         return;
-    text_clean(stranger, name, sizeof(name));
+    text_clean(unmatched, name, sizeof(name));
     set(work, "NVSHMEM_HCA_PREFIX", prefix,
         source_printf(work->source, "NVSHMEM looks for names with mlx5 in them, and NICs here have others: %s.", name));
 }
@@ -158,29 +159,29 @@ static bool port_has_right_gid(const struct topo_port *port, int index)
 /* NVSHMEM selects the RoCE v2 GID with an IPv4 address by itself; an index is needed only if a port has several. */
 static void advise_gid_index(struct advice_work *work)
 {
-    const struct topo_port *ports[TOPO_MAX_DATA_PORTS], *crowded = NULL;
+    const struct topo_port *ports[TOPO_MAX_DATA_PORTS], *ambiguous = NULL;
     int n_ports = topo_data_ports(work->topo, ports), index = -1;
 
-    for (int i = 0; i < n_ports && !crowded; i++) {
+    for (int i = 0; i < n_ports && !ambiguous; i++) {
         int n = 0;
 
         for (int g = 0; g < ports[i]->n_gids && ports[i]->link_layer == TOPO_LINK_ETHERNET; g++)
             n += is_right_gid(&ports[i]->gids[g]);
         if (n > 1)
-            crowded = ports[i];
+            ambiguous = ports[i];
     }
-    for (int g = 0; crowded && g < crowded->n_gids && index < 0; g++) {
-        bool is_everywhere = is_right_gid(&crowded->gids[g]);
+    for (int g = 0; ambiguous && g < ambiguous->n_gids && index < 0; g++) {
+        bool is_everywhere = is_right_gid(&ambiguous->gids[g]);
 
         for (int i = 0; i < n_ports; i++)
             if (ports[i]->link_layer == TOPO_LINK_ETHERNET)
-                is_everywhere = is_everywhere && port_has_right_gid(ports[i], crowded->gids[g].index);
-        index = is_everywhere ? crowded->gids[g].index : -1;
+                is_everywhere = is_everywhere && port_has_right_gid(ports[i], ambiguous->gids[g].index);
+        index = is_everywhere ? ambiguous->gids[g].index : -1;
     }
     if (index >= 0)
         set(work, "NVSHMEM_IB_GID_INDEX", source_printf(work->source, "%d", index),
             "Ports have several RoCE v2 GIDs with IPv4 addresses; this is the first one that all ports have. Check "
-            "that it is in the network that joins the nodes.");
+            "that it is in the network that connects the nodes.");
 }
 
 /* Do all RoCE data ports have GIDs with IPv6 addresses, and none with an IPv4 address? */
@@ -211,7 +212,7 @@ static bool is_ipv6_only(const struct topo *topo)
 static void advise_family(struct advice_work *work, const char *name)
 {
     if (is_ipv6_only(work->topo))
-        set(work, name, "AF_INET6", "Ports have IPv6 addresses only, and an IPv4 address is looked for by default.");
+        set(work, name, "AF_INET6", "Ports have only IPv6 addresses; the default is to look for an IPv4 address.");
 }
 
 /* IBGDA, and the NIC of each process. NVIDIA's NICs only: others (EFA, bnxt) use other transports. */
@@ -224,7 +225,7 @@ static ep_status advise_ibgda(struct advice_work *work)
         return EP_OK;
     if (topo_is_confidential(work->topo)) {
         unset(work, "NVSHMEM_IB_ENABLE_IBGDA",
-              "Confidential computing keeps NICs from GPU memory, and GPUs from their doorbells.");
+              "Confidential computing blocks NICs from GPU memory, and GPUs from the NICs' doorbells.");
         return EP_OK;
     }
     if (*nvshmem->transport_ibgda) {
@@ -277,8 +278,8 @@ static void advise_deepep(struct advice_work *work)
     set(work, "DEEP_EP_DEVICE_TO_HCA_MAPPING", map_deepep(work->topo, work->map),
         source_printf(
             work->source,
-            "DeepEP in %s makes NVSHMEM_HCA_LIST of it for each of its processes, also where a program starts "
-            "its ranks itself.",
+            "DeepEP in %s converts it to NVSHMEM_HCA_LIST for each of its processes, also if a program starts its "
+            "ranks itself.",
             folder));
 }
 
@@ -340,7 +341,7 @@ static void advise_gib(struct advice_work *work)
     if (*config && strcmp(config, shown) == 0)
         set(work, "NCCL_TUNER_CONFIG_PATH", config, "What gIB's tuner knows about this type of machine.");
     unset(work, "TORCH_NCCL_USE_COMM_NONBLOCKING",
-          "gIB's shim wants it unset, with any value, and stops with a mismatch otherwise.");
+          "gIB's shim requires it to be unset and stops with a mismatch otherwise, whatever the value.");
 }
 
 /* Is there an active NIC that NCCL should not use? */
@@ -371,8 +372,8 @@ static void advise_verbs(struct advice_work *work)
 {
     if (work->topo->n_gpus > 1 && *map_verbs(work->topo, work->map))
         set(work, "EPKIT_VERBS_DEVICE", map_verbs(work->topo, work->map),
-            "Programs with libepkit over the network verbs: each rank takes the entry of its place on the node, the port "
-            "of its GPU. The commands of epkit choose so themselves.");
+            "Programs with libepkit over the network verbs: each rank uses the entry of its local rank, the port of "
+            "its GPU. The commands of epkit do so by default.");
 }
 
 /* --- what is set and should not be --- */
@@ -389,7 +390,7 @@ static const char *useless_path(const struct advice_work *work, const struct var
     text_clean(value, path, sizeof(path));
     if (known->values && strcmp(known->values, "path") == 0 &&
         source_stat(work->source, "%s", value).state == SOURCE_ABSENT)
-        return source_printf(work->source, "It names what is not there: %s.", path);
+        return source_printf(work->source, "It names a path that does not exist: %s.", path);
     if (is_provider && number > 0 && !strchr(value, ':') &&
         source_stat(work->source, "%s-rdmav%d.so", value, number).state == SOURCE_ABSENT)
         return source_printf(work->source, "It has no effect: libibverbs looks for %s-rdmav%d.so, which is not there.",
@@ -411,7 +412,7 @@ static void advise_against(struct advice_work *work, const struct source_variabl
         unset(work, known->name, source_printf(work->source, "It does nothing: %s.", known->text));
     else if (known->effect == VARIABLE_BUILD_ONLY && strcmp(known->values, "path") != 0)
         unset(work, known->name, source_printf(work->source, "It does nothing in a running program: %s.", known->text));
-    else if (variable_is_theirs(known->name) && !variable_takes(known, variable->value, why, sizeof(why)))
+    else if (variable_has_known_prefix(known->name) && !variable_accepts(known, variable->value, why, sizeof(why)))
         unset(work, known->name, source_printf(work->source, "Its value here, '%s', %s.", value, why));
     else if (useless)
         unset(work, known->name, useless);

@@ -106,7 +106,8 @@ struct audit_row {
 struct audit {
     int n;
     struct audit_row *rows; /* AUDIT_HARMFUL first, then by name; at most AUDIT_MAX */
-    bool uses_software;     /* NVSHMEM, NCCL or DeepEP is in use: a variable of theirs is set, or Python would import DeepEP */
+    bool uses_software; /* NVSHMEM, NCCL or DeepEP is in use: a variable of theirs is set, or Python would import DeepEP
+                         */
 };
 
 #define AUDIT_MAX 256

@@ -12,6 +12,8 @@
 
 #include "base/error.h"
 
+#include "source/clean.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -167,7 +169,7 @@ static void advise_preload(struct advice_work *work, const char *host)
     text_clean(*nvshmem->bundled_version ? nvshmem->bundled_version : "another one", text[1], sizeof(text[1]));
     row = advice_add(work, "LD_PRELOAD",
                      source_printf(work->source,
-                                   "PyTorch brings NVSHMEM %s, which would be loaded first; DeepEP is made for %s.",
+                                   "PyTorch brings NVSHMEM %s, which would be loaded first; DeepEP was built with %s.",
                                    text[1], text[0]));
     row->scope = ADVICE_PROGRAM;
     row->prepend = true;
@@ -239,7 +241,7 @@ static bool replaces(struct source *source, const char *folder, const char *own)
  * of its folders replaces the one that PyTorch ships. The folders of the libraries that `folder` would replace are put
  * first; for NVSHMEM this is the folder of the version that DeepEP was built with.
  */
-static void keep_bundle_before(struct advice_work *work, struct folders *folders, const char *folder)
+static void put_bundle_before(struct advice_work *work, struct folders *folders, const char *folder)
 {
     const char *top = software_without(work->source, work->software->nccl.bundled, "/nccl/lib/libnccl.so.2");
     struct source_names packages;
@@ -270,15 +272,15 @@ static void put_verbs_first(struct advice_work *work, struct folders *folders)
     if (!is_elsewhere(work->source, path, "libibverbs.so.1", folder) &&
         !is_elsewhere(work->source, path, "libmlx5.so.1", folder))
         return;
-    put_first(folders, folder, "libibverbs and its provider from one set");
-    keep_bundle_before(work, folders, folder);
+    put_first(folders, folder, "libibverbs and its provider from one installation");
+    put_bundle_before(work, folders, folder);
 }
 
 /* --- all of LD_LIBRARY_PATH --- */
 
 /* Adds the folder of an installed library that the linker does not find. */
-static void add_if_lost(struct advice_work *work, struct folders *folders, const char *name, const char *folder,
-                        const char *reason)
+static void add_if_not_found(struct advice_work *work, struct folders *folders, const char *name, const char *folder,
+                             const char *reason)
 {
     if (libs_find(work->source, &default_env, name).state != SOURCE_OK &&
         source_stat(work->source, "%s/%s", folder, name).state == SOURCE_OK)
@@ -293,10 +295,11 @@ static void advise_library_path(struct advice_work *work, const char *host)
 
     add_nvshmem_folder(work, host, &folders);
     if (*work->software->nccl.gib && advice_find(work->advice, "NCCL_NET"))
-        add_if_lost(work, &folders, "libnccl-net.so", source_printf(work->source, "%s/lib64", work->software->nccl.gib),
-                    "gIB's plugin, which NCCL looks for by its name");
+        add_if_not_found(work, &folders, "libnccl-net.so",
+                         source_printf(work->source, "%s/lib64", work->software->nccl.gib),
+                         "gIB's plugin, which NCCL looks for by its name");
     if (work->topo->n_gpus > 0)
-        add_if_lost(work, &folders, "libcuda.so.1", GKE_LIBRARIES, "the driver's libraries");
+        add_if_not_found(work, &folders, "libcuda.so.1", GKE_LIBRARIES, "the driver's libraries");
     put_verbs_first(work, &folders);
     if (folders.n == 0)
         return;

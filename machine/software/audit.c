@@ -9,6 +9,7 @@
 #include "software/variables.h"
 
 #include "base/error.h"
+#include "source/clean.h"
 #include "source/text.h"
 
 #include <stdarg.h>
@@ -129,9 +130,11 @@ static bool check_prefix(struct audit_work *work, const struct source_variable *
         if ((strstr(topo->nics[i].name, variable->value + is_exclusion) != NULL) != is_exclusion)
             return true;
     }
-    return any && report(work, AUDIT_HARMFUL, variable,
-                         "No NIC for data has it in its name, so IBGDA finds none. Set it to a part of their names, or "
-                         "unset it where they are called mlx5_N.");
+    return any &&
+           report(
+               work, AUDIT_HARMFUL, variable,
+               "No NIC for data has it in its name, so IBGDA finds none. Set it to a part of their names, or unset it "
+               "if they are called mlx5_N.");
 }
 
 /* "mlx5_0", "mlx5_0:1", in a mapping by PE "mlx5_0:1:2": the NIC and its port must exist. */
@@ -144,7 +147,7 @@ static bool check_hca(struct audit_work *work, const struct source_variable *var
 
     snprintf(name, sizeof(name), "%.*s", (int)n, entry);
     if (entry[strcspn(entry, "; |\t")])
-        return report(work, AUDIT_HARMFUL, variable, "Entries are divided by ',', and '%s' is one entry.",
+        return report(work, AUDIT_HARMFUL, variable, "Entries are separated by ',', and '%s' is one entry.",
                       clean(work, entry));
     nic = topo_find_nic(work->topo, name);
     if (nic < 0)
@@ -200,7 +203,7 @@ static bool check_dmabuf(struct audit_work *work, const struct source_variable *
         work->software->driver.dmabuf == SOURCE_ABSENT)
         return false;
     return report(work, AUDIT_HARMFUL, variable,
-                  "NICs reach GPU memory by dma-buf alone here: nvidia_peermem is not loaded. Unset it.");
+                  "NICs reach GPU memory only by dma-buf here: nvidia_peermem is not loaded. Unset it.");
 }
 
 static bool check_mapping(struct audit_work *work, const struct source_variable *variable)
@@ -212,7 +215,7 @@ static bool check_mapping(struct audit_work *work, const struct source_variable 
     if (work->topo->n_gpus == 0 || work->topo->n_nics == 0)
         return true;
     if (map_parse(work->topo, variable->value, &map) != EP_OK)
-        return report(work, AUDIT_VALUE, variable, "It is no mapping of the GPUs here: %s.", ep_last_error());
+        return report(work, AUDIT_VALUE, variable, "It is not a valid mapping of the GPUs here: %s.", ep_last_error());
     if (work->software->deepep.imported >= 0 && !work->software->deepep.mapping_active) {
         map_free(map);
         return report(work, AUDIT_VOID, variable,
@@ -244,10 +247,11 @@ static bool check_gid_index(struct audit_work *work, const struct source_variabl
                 is_right = is_right || (port->gids[g].index == index && port->gids[g].type == TOPO_GID_ROCE2 &&
                                         port->gids[g].kind != TOPO_GID_LINK_LOCAL);
             if (!is_right)
-                return report(work, AUDIT_HARMFUL, variable,
-                              "GID %d of %s port %d is not RoCE v2 with a routable address. Unset it: the right one is "
-                              "picked by itself.",
-                              index, clean(work, topo->nics[i].name), port->number);
+                return report(
+                    work, AUDIT_HARMFUL, variable,
+                    "GID %d of %s port %d is not RoCE v2 with a routable address. Unset it: the right one is selected "
+                    "automatically.",
+                    index, clean(work, topo->nics[i].name), port->number);
         }
     }
     return false;
@@ -328,7 +332,7 @@ static bool check_preload_entry(struct audit_work *work, const struct source_var
 {
     if (*entry != '/' || strchr(entry, '$') || source_stat(work->source, "%s", entry).state != SOURCE_ABSENT)
         return false;
-    return report(work, AUDIT_PATH, variable, "%s is not there, and ld.so goes on without it.", clean(work, entry));
+    return report(work, AUDIT_PATH, variable, "%s does not exist, and ld.so continues without it.", clean(work, entry));
 }
 
 static bool check_preload(struct audit_work *work, const struct source_variable *variable)
@@ -378,7 +382,7 @@ static bool check_net(struct audit_work *work, const struct source_variable *var
         return false;
     return report(
         work, AUDIT_HARMFUL, variable,
-        "It takes a plugin, and the linker finds no %s: NCCL does not start. Unset it, or install the plugin.",
+        "It needs a plugin, and the linker does not find %s: NCCL does not start. Unset it, or install the plugin.",
         *nccl->plugin_name ? nccl->plugin_name : "libnccl-net.so");
 }
 
@@ -409,7 +413,7 @@ static const struct {
 
 static bool is_in_scope(const char *name)
 {
-    return variable_is_theirs(name) || variable_is_own(name);
+    return variable_has_known_prefix(name) || variable_is_epkit(name);
 }
 
 static bool check_unknown(struct audit_work *work, const struct source_variable *variable)
@@ -432,7 +436,7 @@ static bool check_file(struct audit_work *work, const struct variable *known, co
     if (!known->values || strcmp(known->values, "path") != 0 || variable->value[0] != '/' ||
         source_stat(work->source, "%s", variable->value).state != SOURCE_ABSENT)
         return false;
-    return report(work, AUDIT_PATH, variable, "It names nothing that is there: %s.", known->text);
+    return report(work, AUDIT_PATH, variable, "It names a path that does not exist: %s.", known->text);
 }
 
 static bool check_by_table(struct audit_work *work, const struct variable *known,
@@ -446,12 +450,11 @@ static bool check_by_table(struct audit_work *work, const struct variable *known
     /* A build reads these folders, so they only have to exist. */
     if (known->effect == VARIABLE_BUILD_ONLY && !is_path)
         return report(work, AUDIT_VOID, variable, "It does nothing in a running program: %s. Unset it.", known->text);
-    if (!variable_takes(known, variable->value, why, sizeof(why)) &&
+    if (!variable_accepts(known, variable->value, why, sizeof(why)) &&
         (is_in_scope(known->name) || known->effect != VARIABLE_WORKS))
         return report(work, AUDIT_VALUE, variable, "Its value %s. Correct it, or unset it: %s.", why, known->text);
     if (!*variable->value && is_in_scope(known->name) && known->values && strcmp(known->values, "bool") != 0)
-        return report(work, AUDIT_VOID, variable,
-                      "It is set, and empty: that does nothing. Unset it, or give it a value.");
+        return report(work, AUDIT_VOID, variable, "It is empty, which has no effect. Unset it, or give it a value.");
     return check_file(work, known, variable);
 }
 
@@ -509,7 +512,7 @@ static void find_missing(struct audit_work *work)
         /*
          * LD_PRELOAD is for one program, which may not be the inspected one; epkit's commands choose their own values.
          */
-        if (row->unset || variable_is_own(row->name) || row->scope == ADVICE_PROGRAM ||
+        if (row->unset || variable_is_epkit(row->name) || row->scope == ADVICE_PROGRAM ||
             (row->scope == ADVICE_RANK && gpu < 0) || source_env(work->source, row->name))
             continue;
         work->audit->rows[work->audit->n++] = (struct audit_row){
@@ -539,7 +542,7 @@ ep_status audit_make(const struct topo *topo, const struct software *software, c
         return ep_fail(EP_E_MEMORY, "no memory to check the environment");
     }
     for (size_t i = 0; i < environment.n && audit->n < AUDIT_MAX; i++) {
-        audit->uses_software = audit->uses_software || variable_is_theirs(environment.variables[i].name);
+        audit->uses_software = audit->uses_software || variable_has_known_prefix(environment.variables[i].name);
         check_variable(&work, &environment.variables[i]);
     }
     /* A DeepEP that Python finds reads variables and enables IBGDA even if no variable is set. */

@@ -87,8 +87,8 @@ static json_t *read_dwords(const char *text, size_t bytes)
  * Records a further line with RegistryDwords. The parameter is a single string, so the line replaces all of what
  * earlier lines set.
  */
-static void note_dwords(struct source *source, struct software_option *option, struct piece dwords, const char *file,
-                        struct piece *last)
+static void record_dwords(struct source *source, struct software_option *option, struct piece dwords, const char *file,
+                          struct piece *last)
 {
     struct piece value;
 
@@ -116,14 +116,14 @@ static void read_configured(struct source *source, struct software_driver *drive
         at = source_fact_text(source_fact(source, "nvidia-dwords", read_dwords, "%s", path));
         for (size_t length; *at; at += length + (at[length] == '\n')) {
             length = strcspn(at, "\n");
-            note_dwords(source, option, (struct piece){.text = at, .n = length}, path, &last);
+            record_dwords(source, option, (struct piece){.text = at, .n = length}, path, &last);
         }
     }
     /* modprobe appends the options of the kernel command line to those of the files. */
     at = source_read(source, "/proc/cmdline").text;
     while (parse_cmdline_next(&at, "nvidia", &parameter))
         if (piece_is(parameter.name, "NVreg_RegistryDwords"))
-            note_dwords(source, option, parameter.value, "/proc/cmdline", &last);
+            record_dwords(source, option, parameter.value, "/proc/cmdline", &last);
     driver->dwords_with_override = last.text ? parse_dwords_with(source, last, "PeerMappingOverride=1") : "";
     free(files);
 }

@@ -14,7 +14,7 @@
 #define NAME_LETTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"
 #define VALUE_LETTERS "abcdefghijklmnopqrstuvwxyz" NAME_LETTERS "./,:=^+-"
 
-static bool is_theirs(const char *name, size_t n)
+static bool has_known_prefix(const char *name, size_t n)
 {
     return n > 5 && n < 128 && (strncmp(name, "NCCL_", 5) == 0 || strncmp(name, "TORCH_NCCL_", 11) == 0);
 }
@@ -23,7 +23,7 @@ static bool is_theirs(const char *name, size_t n)
  * Records what a name is set to: a string; null: the script unsets it; false: cannot be determined. Takes ownership of
  * `value`.
  */
-static void note(json_t *settings, const char *name, size_t n, json_t *value)
+static void record_setting(json_t *settings, const char *name, size_t n, json_t *value)
 {
     char key[128];
     const json_t *known;
@@ -48,15 +48,15 @@ static const char *read_word(json_t *settings, const char *word, bool is_export)
     bool is_quoted = quote == '"' || quote == '\'', is_clear;
 
     if (!is_export || word[n] != '=') {
-        if (!is_export && is_theirs(word, n) && strchr(" \t\r\n;", word[n]))
-            note(settings, word, n, json_null());
+        if (!is_export && has_known_prefix(word, n) && strchr(" \t\r\n;", word[n]))
+            record_setting(settings, word, n, json_null());
         return word + n + strcspn(word + n, " \t\n");
     }
     value += is_quoted;
     n_value = strspn(value, VALUE_LETTERS);
     is_clear = is_quoted ? value[n_value] == quote : strchr(" \t\r\n;", value[n_value]) != NULL;
-    if (is_theirs(word, n))
-        note(settings, word, n, is_clear ? json_stringn(value, n_value) : json_false());
+    if (has_known_prefix(word, n))
+        record_setting(settings, word, n, is_clear ? json_stringn(value, n_value) : json_false());
     return value + n_value + strcspn(value + n_value, " \t\n");
 }
 
@@ -97,7 +97,7 @@ void software_read_gib(struct source *source, struct software_nccl *nccl)
         bool is_unclear = !text && !json_is_null(value);
 
         /* A snapshot may come from an untrusted source, and what is set here becomes lines of a shell script. */
-        if (!is_theirs(name, strlen(name)) || name[strspn(name, NAME_LETTERS)] ||
+        if (!has_known_prefix(name, strlen(name)) || name[strspn(name, NAME_LETTERS)] ||
             (text && text[strspn(text, VALUE_LETTERS)]))
             continue;
         if (nccl->n_settings < SOFTWARE_MAX_SETTINGS)

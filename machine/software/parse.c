@@ -2,6 +2,8 @@
 /* parse.c - parsers for modprobe.d, the kernel command line, dpkg's status, and other files. */
 #include "software/parse.h"
 
+#include "source/clean.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -38,7 +40,7 @@ static struct piece trim(struct piece piece)
     return piece;
 }
 
-static struct piece take_line(const char **at)
+static struct piece next_line(const char **at)
 {
     struct piece line = {.text = *at, .n = (size_t)(strchrnul(*at, '\n') - *at)};
 
@@ -72,12 +74,12 @@ static bool same_module(struct piece piece, const char *module)
 }
 
 /* A line, including those that a '\' at its end continues. The backslash then counts as white space (is_space()). */
-static struct piece take_continued_line(const char **at)
+static struct piece next_continued_line(const char **at)
 {
-    struct piece line = take_line(at);
+    struct piece line = next_line(at);
 
     while (line.n && line.text[line.n - 1] == '\\' && **at) {
-        struct piece next = take_line(at);
+        struct piece next = next_line(at);
 
         line.n = (size_t)(next.text + next.n - line.text);
     }
@@ -92,7 +94,7 @@ static bool is_space(struct piece piece, size_t i)
 }
 
 /* The next word of a line; white space inside double quotes does not end it. */
-static struct piece take_word(struct piece *line)
+static struct piece next_word(struct piece *line)
 {
     struct piece word;
     bool quoted = false;
@@ -127,7 +129,7 @@ bool parse_modprobe_next(struct parse_modprobe *state, const char *module, struc
     if (!state->rest.text)
         state->rest.text = "";
     for (;;) {
-        struct piece word = take_word(&state->rest);
+        struct piece word = next_word(&state->rest);
 
         if (word.n && split_option(word, ret_option))
             return true;
@@ -135,9 +137,9 @@ bool parse_modprobe_next(struct parse_modprobe *state, const char *module, struc
             continue;
         if (!*state->at)
             return false;
-        state->rest = take_continued_line(&state->at);
+        state->rest = next_continued_line(&state->at);
         /* The line is for another module, or is not an options line: skip all of it. */
-        if (!piece_is(take_word(&state->rest), "options") || !same_module(take_word(&state->rest), module))
+        if (!piece_is(next_word(&state->rest), "options") || !same_module(next_word(&state->rest), module))
             state->rest.n = 0;
     }
 }
@@ -148,7 +150,7 @@ bool parse_cmdline_next(const char **at, const char *module, struct parse_option
     size_t n_module = strlen(module);
 
     for (;;) {
-        struct piece word = take_word(&rest);
+        struct piece word = next_word(&rest);
 
         *at = rest.text;
         if (word.n == 0)
@@ -162,7 +164,7 @@ bool parse_cmdline_next(const char **at, const char *module, struct parse_option
 }
 
 /* Removes the next entry, up to ';', from the front. If it contains no '=', `ret_name` is the whole entry. */
-static struct piece take_dword(struct piece *dwords, struct piece *ret_name)
+static struct piece next_dword(struct piece *dwords, struct piece *ret_name)
 {
     const char *end = memchr(dwords->text, ';', dwords->n), *equals;
     struct piece entry = {.text = dwords->text, .n = end ? (size_t)(end - dwords->text) : dwords->n};
@@ -180,7 +182,7 @@ bool parse_dword(struct piece dwords, const char *key, struct piece *ret_value)
     bool found = false;
 
     while (dwords.n) {
-        struct piece name, value = take_dword(&dwords, &name);
+        struct piece name, value = next_dword(&dwords, &name);
 
         /* The driver applies them in order, so the last one with a name wins. */
         if (value.text && piece_is(name, key)) {
@@ -198,7 +200,7 @@ const char *parse_dwords_with(struct source *source, struct piece dwords, const 
     size_t used = 0;
 
     while (dwords.n) {
-        struct piece name, value = take_dword(&dwords, &name);
+        struct piece name, value = next_dword(&dwords, &name);
 
         /* An entry that does not fit cannot be valid: the kernel limits the whole line to 4 KiB. */
         if (value.text && !piece_is(name, key) && name.n + value.n + 2 < sizeof(merged) - used)
@@ -210,7 +212,7 @@ const char *parse_dwords_with(struct source *source, struct piece dwords, const 
 
 /* --- dpkg --- */
 
-static bool take_field(struct piece line, const char *name, struct piece *ret_value)
+static bool next_field(struct piece line, const char *name, struct piece *ret_value)
 {
     size_t n = strlen(name);
 
@@ -224,12 +226,12 @@ bool parse_package_next(const char **at, struct parse_package *ret_package)
 {
     while (**at) {
         struct parse_package package = {.name = {.text = ""}, .version = {.text = ""}};
-        struct piece line = take_line(at), status = {.text = ""};
+        struct piece line = next_line(at), status = {.text = ""};
 
         while (line.n) {
-            if (!take_field(line, "Package", &package.name) && !take_field(line, "Version", &package.version))
-                take_field(line, "Status", &status);
-            line = take_line(at);
+            if (!next_field(line, "Package", &package.name) && !next_field(line, "Version", &package.version))
+                next_field(line, "Status", &status);
+            line = next_line(at);
         }
         /* "install ok installed", "hold ok installed"; "deinstall ok config-files" is a removed package. */
         package.installed = status.n >= 10 && strncmp(status.text + status.n - 10, " installed", 10) == 0;
@@ -248,7 +250,7 @@ struct piece parse_field(const char *text, const char *name, char divider)
     size_t n = strlen(name);
 
     while (*text) {
-        struct piece line = trim(take_line(&text));
+        struct piece line = trim(next_line(&text));
         struct piece rest;
 
         if (!piece_begins(line, name))
@@ -262,17 +264,17 @@ struct piece parse_field(const char *text, const char *name, char divider)
 
 struct piece parse_version(const char *text)
 {
-    bool behind_blank = true;
+    bool after_blank = true;
 
     while (*text) {
         size_t n = strspn(text, "0123456789.");
 
-        if (n && behind_blank && *text != '.' && memchr(text, '.', n) && (!text[n] || strchr(BLANK "\n", text[n])))
+        if (n && after_blank && *text != '.' && memchr(text, '.', n) && (!text[n] || strchr(BLANK "\n", text[n])))
             return (struct piece){.text = text, .n = n};
-        behind_blank = strchr(BLANK "\n", *text) != NULL;
+        after_blank = strchr(BLANK "\n", *text) != NULL;
         text += n ? n : 1;
         if (n)
-            behind_blank = false;
+            after_blank = false;
     }
     return (struct piece){.text = ""};
 }
@@ -280,10 +282,10 @@ struct piece parse_version(const char *text)
 struct piece parse_define(const char *text, const char *name)
 {
     while (*text) {
-        struct piece line = take_line(&text), word = take_word(&line);
+        struct piece line = next_line(&text), word = next_word(&line);
 
-        if (piece_is(word, "#define") && piece_is(take_word(&line), name)) {
-            word = take_word(&line);
+        if (piece_is(word, "#define") && piece_is(next_word(&line), name)) {
+            word = next_word(&line);
             if (word.n && strspn(word.text, "0123456789") >= word.n)
                 return word;
         }

@@ -65,7 +65,7 @@ static void strip_line(char *line, char *quote)
  * The text after "def" or "async def" of a stripped line without its indent; NULL if the line does not begin a
  * function.
  */
-static const char *behind_def(const char *text)
+static const char *after_def(const char *text)
 {
     if (strncmp(text, "async", 5) == 0 && text[5] && strchr(BLANK, text[5]))
         text += 5 + strspn(text + 5, BLANK);
@@ -78,11 +78,11 @@ static bool calls_mapping(const char *line)
     static const char call[] = "self." MAPPING;
 
     for (const char *at = strstr(line, call); at; at = strstr(at + 1, call)) {
-        const char *behind = at + strlen(call);
+        const char *after = at + strlen(call);
 
         if (at > line && (is_name_byte(at[-1]) || at[-1] == '.'))
             continue;
-        if (behind[strspn(behind, BLANK)] == '(')
+        if (after[strspn(after, BLANK)] == '(')
             return true;
     }
     return false;
@@ -98,32 +98,32 @@ struct reader {
 };
 
 /* Records the function that begins at `text`, which starts with "def". */
-static void note_function(struct reader *reader, const char *text, size_t indent)
+static void record_function(struct reader *reader, const char *text, size_t indent)
 {
-    const char *name = text + strspn(text, BLANK), *behind;
+    const char *name = text + strspn(text, BLANK), *after;
     size_t n = 0;
 
     while (is_name_byte(name[n]))
         n++;
-    behind = name + n + strspn(name + n, BLANK);
+    after = name + n + strspn(name + n, BLANK);
     if (n == 8 && strncmp(name, "__init__", n) == 0) {
         reader->in_init = true;
         reader->init_indent = indent;
     } else if (indent <= reader->init_indent) {
         reader->in_init = false; /* a function within __init__ does not end it */
     }
-    if (n != strlen(MAPPING) || strncmp(name, MAPPING, n) != 0 || *behind != '(')
+    if (n != strlen(MAPPING) || strncmp(name, MAPPING, n) != 0 || *after != '(')
         return;
-    behind += 1 + strspn(behind + 1, BLANK);
+    after += 1 + strspn(after + 1, BLANK);
     reader->facts.defines_mapping = true;
-    if (reader->below_decorator && strncmp(behind, "self", 4) == 0 && !is_name_byte(behind[4]))
+    if (reader->below_decorator && strncmp(after, "self", 4) == 0 && !is_name_byte(after[4]))
         reader->facts.decorator_stolen = true;
 }
 
 static void read_line(struct reader *reader, const char *line)
 {
     size_t indent = strspn(line, BLANK);
-    const char *text = line + indent, *function = behind_def(text);
+    const char *text = line + indent, *function = after_def(text);
 
     if (!*text)
         return;
@@ -134,7 +134,7 @@ static void read_line(struct reader *reader, const char *line)
     if (*text == '@')
         return; /* one more decorator does not end the list */
     if (function)
-        note_function(reader, function, indent);
+        record_function(reader, function, indent);
     else if (reader->in_init && indent <= reader->init_indent && *text != ')')
         reader->in_init = false;
     if (reader->in_init && calls_mapping(line))

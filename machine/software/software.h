@@ -18,9 +18,10 @@
 
 /* An option of the NVIDIA driver: configured in modprobe.d, and live in the loaded driver. */
 struct software_option {
-    const char *configured, *configured_in; /* value of the effective line, "" if it does not set it; the file of the line */
-    const char *overruled, *overruled_in;   /* an earlier line that the effective one replaces; "" if there is none */
-    const char *live;                       /* "" not known */
+    const char *configured,
+        *configured_in; /* value of the effective line, "" if it does not set it; the file of the line */
+    const char *overruled, *overruled_in; /* an earlier line that the effective one replaces; "" if there is none */
+    const char *live;                     /* "" not known */
 };
 
 #define SOFTWARE_FABRIC_LOG "/var/log/fabricmanager.log"
@@ -31,9 +32,11 @@ struct software_driver {
     const char *module_version;                   /* /sys/module/nvidia/version */
     const char *installed_version;                /* of the module file or package for the running kernel */
     struct software_option peer_mapping_override; /* RegistryDwords: PeerMappingOverride */
-    const char *dwords_with_override; /* RegistryDwords of the effective line, with PeerMappingOverride=1 added; "" if there is no line */
+    const char *dwords_with_override; /* RegistryDwords of the effective line, with PeerMappingOverride=1 added; "" if
+                                         there is no line */
     enum source_state peermem;        /* nvidia_peermem or an equivalent: SOURCE_OK if loaded */
-    enum source_state dmabuf;         /* GPU memory can be exported as dma-buf (kernel, driver and GPU); SOURCE_ABSENT: cannot */
+    enum source_state
+        dmabuf; /* GPU memory can be exported as dma-buf (kernel, driver and GPU); SOURCE_ABSENT: cannot */
     const char *dmabuf_why;
     enum source_state gdrdrv;
     const char *kernel;              /* release of the running kernel */
@@ -44,10 +47,11 @@ struct software_driver {
 
 struct software_verbs {
     struct lib_location ibverbs, mlx5; /* libibverbs.so.1 and libmlx5.so.1 as the process would find them */
-    int private_version;               /* NN of IBVERBS_PRIVATE_NN that libibverbs defines; 0: not known. Its provider is libmlx5-rdmavNN.so */
-    int provider_wants;                /* NN that libmlx5.so.1 needs */
-    const char *provider;              /* path of libmlx5-rdmavNN.so where libibverbs looks for it; "" if it is not there */
-    const char *provider_folders;      /* the folders that were searched, separated by ", " */
+    int private_version;          /* NN of IBVERBS_PRIVATE_NN that libibverbs defines; 0: not known. Its provider is
+                                     libmlx5-rdmavNN.so */
+    int provider_needs;           /* NN that libmlx5.so.1 needs */
+    const char *provider;         /* path of libmlx5-rdmavNN.so where libibverbs looks for it; "" if it is not there */
+    const char *provider_folders; /* the folders that were searched, separated by ", " */
 };
 
 struct software_nvshmem {

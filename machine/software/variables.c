@@ -31,12 +31,12 @@ const struct variable *variable_find(const char *name)
     return NULL;
 }
 
-bool variable_is_theirs(const char *name)
+bool variable_has_known_prefix(const char *name)
 {
     return text_begins_any(name, TEXTS("NVSHMEM_", "NCCL_", "DEEP_EP_"));
 }
 
-bool variable_is_own(const char *name)
+bool variable_is_epkit(const char *name)
 {
     return text_begins(name, "EPKIT_") || strcmp(name, "NO_COLOR") == 0;
 }
@@ -74,7 +74,7 @@ static bool __attribute__((format(printf, 3, 4))) refuse(char *ret_why, size_t b
     return false;
 }
 
-static bool takes_bool(const char *value, char *ret_why, size_t bytes)
+static bool accepts_bool(const char *value, char *ret_why, size_t bytes)
 {
     static const char *const words[] = {"0", "false", "no", "f", "n", "1", "true", "yes", "on", "t", "y"};
     const char *digit = value;
@@ -87,7 +87,7 @@ static bool takes_bool(const char *value, char *ret_why, size_t bytes)
     if (*value && *digit == '\0' && *value != '0')
         return true;
     return refuse(ret_why, bytes, "is neither 0 nor 1, and is read as %s",
-                  variable_is_true(value) ? "true: only what begins with 0, n or f is false" : "false");
+                  variable_is_true(value) ? "true: only a value that begins with 0, n or f is false" : "false");
 }
 
 static bool parse_number(const char *value, long long *ret_number)
@@ -102,32 +102,32 @@ static bool parse_number(const char *value, long long *ret_number)
 }
 
 /* `range` is "LOW..HIGH". */
-static bool takes_number(const char *range, bool must_be_power, const char *value, char *ret_why, size_t bytes)
+static bool accepts_number(const char *range, bool must_be_power, const char *value, char *ret_why, size_t bytes)
 {
     long long low = 0, high = 0, number;
 
     if (sscanf(range, "%lld..%lld", &low, &high) != 2)
         return true;
     if (!parse_number(value, &number))
-        return refuse(ret_why, bytes, "is no number");
+        return refuse(ret_why, bytes, "is not a number");
     if (number < low || number > high)
         return refuse(ret_why, bytes, "is not within %lld and %lld", low, high);
     if (must_be_power && (number & (number - 1)) != 0)
-        return refuse(ret_why, bytes, "is no power of two");
+        return refuse(ret_why, bytes, "is not a power of two");
     return true;
 }
 
 /* Like NVSHMEM: a number, which may have a decimal point, and one letter. */
-static bool takes_size(const char *value, char *ret_why, size_t bytes)
+static bool accepts_size(const char *value, char *ret_why, size_t bytes)
 {
     char *end;
     double number;
 
     if ((*value < '0' || *value > '9') && *value != '.')
-        return refuse(ret_why, bytes, "is no size");
+        return refuse(ret_why, bytes, "is not a size");
     number = strtod(value, &end);
     if (end == value || !(number >= 0) || (*end && (!strchr("kKmMgGtT", *end) || end[1])))
-        return refuse(ret_why, bytes, "is no size: a number with K, M, G or T behind it");
+        return refuse(ret_why, bytes, "is not a size: a number followed by K, M, G or T");
     return true;
 }
 
@@ -144,7 +144,7 @@ static void list_alternatives(const char *values, char *ret_text, size_t bytes)
     ret_text[n] = '\0';
 }
 
-static bool takes_alternative(const char *values, const char *value, char *ret_why, size_t bytes)
+static bool accepts_alternative(const char *values, const char *value, char *ret_why, size_t bytes)
 {
     char text[160];
     size_t length = strlen(value);
@@ -160,7 +160,7 @@ static bool takes_alternative(const char *values, const char *value, char *ret_w
     return refuse(ret_why, bytes, "is not one of %s", text);
 }
 
-bool variable_takes(const struct variable *variable, const char *value, char *ret_why, size_t bytes)
+bool variable_accepts(const struct variable *variable, const char *value, char *ret_why, size_t bytes)
 {
     const char *values = variable->values;
 
@@ -169,12 +169,12 @@ bool variable_takes(const struct variable *variable, const char *value, char *re
     if (strcmp(values, "path") == 0)
         return *value || refuse(ret_why, bytes, "names no file or folder");
     if (strcmp(values, "bool") == 0)
-        return takes_bool(value, ret_why, bytes);
+        return accepts_bool(value, ret_why, bytes);
     if (strcmp(values, "size") == 0)
-        return takes_size(value, ret_why, bytes);
+        return accepts_size(value, ret_why, bytes);
     if (strncmp(values, "int ", 4) == 0)
-        return takes_number(values + 4, false, value, ret_why, bytes);
+        return accepts_number(values + 4, false, value, ret_why, bytes);
     if (strncmp(values, "power ", 6) == 0)
-        return takes_number(values + 6, true, value, ret_why, bytes);
-    return takes_alternative(values, value, ret_why, bytes);
+        return accepts_number(values + 6, true, value, ret_why, bytes);
+    return accepts_alternative(values, value, ret_why, bytes);
 }

@@ -19,7 +19,8 @@ enum variable_effect {
 struct variable {
     const char *name; /* the table ends with NULL */
     enum variable_effect effect;
-    const char *values;        /* "a|b|c", "int LOW..HIGH", "power LOW..HIGH" (powers of two), "bool", "path", "list", "text", "size"; NULL: anything */
+    const char *values; /* "a|b|c", "int LOW..HIGH", "power LOW..HIGH" (powers of two), "bool", "path", "list", "text",
+                           "size"; NULL: anything */
     const char *value_default; /* "" not known */
     const char *text;          /* what it does, a phrase */
 };
@@ -29,10 +30,10 @@ extern const struct variable variables[];
 const struct variable *variable_find(const char *name);
 
 /* Does the name have a prefix of NVSHMEM, NCCL or DeepEP? */
-bool variable_is_theirs(const char *name);
+bool variable_has_known_prefix(const char *name);
 
 /* Does epkit (command or library) read it? NO_COLOR is included. */
-bool variable_is_own(const char *name);
+bool variable_is_epkit(const char *name);
 
 /* The known name nearest to an unknown one (a likely typing error), or NULL. */
 const char *variable_nearest(const char *name);
@@ -41,7 +42,7 @@ const char *variable_nearest(const char *name);
  * Is `value` valid for the variable, regardless of its effect? If not, *ret_why says why ("is not one of ibrc, ucx,
  * ...").
  */
-bool variable_takes(const struct variable *variable, const char *value, char *ret_why, size_t bytes);
+bool variable_accepts(const struct variable *variable, const char *value, char *ret_why, size_t bytes);
 
 /*
  * Parses a boolean like NVSHMEM (nvshmemi_getenv_bool): a value that begins with 0, n or f in either case is false; any

@@ -45,7 +45,7 @@ struct search {
     bool named;           /* did anything name mlx5? */
 };
 
-static bool note_folder(struct search *search, const char *folder)
+static bool record_folder(struct search *search, const char *folder)
 {
     if (!strstr(search->searched, folder))
         search->searched =
@@ -70,7 +70,7 @@ static void try_plain(struct search *search)
     struct libs_env env = libs_env_of(search->source);
     struct lib_location place;
     bool is_noted = false;
-    const char *beside = search->verbs->ibverbs.real, *slash = strrchr(beside, '/');
+    const char *library = search->verbs->ibverbs.real, *slash = strrchr(library, '/');
 
     for (size_t i = 0; i <= COUNT(provider_folders); i++) {
         const char *folder, *path;
@@ -79,15 +79,15 @@ static void try_plain(struct search *search)
             break;
         folder = i < COUNT(provider_folders)
                      ? provider_folders[i]
-                     : source_printf(search->source, "%.*s/libibverbs", (int)(slash - beside), beside);
+                     : source_printf(search->source, "%.*s/libibverbs", (int)(slash - library), library);
         if (!source_is_folder(source_stat(search->source, "%s", folder))) {
             /* Reports where it belongs on this machine even if it is not there. */
             if (!is_noted &&
                 source_is_folder(source_stat(search->source, "%.*s", (int)(strrchr(folder, '/') - folder), folder)))
-                is_noted = note_folder(search, folder);
+                is_noted = record_folder(search, folder);
             continue;
         }
-        is_noted = note_folder(search, folder);
+        is_noted = record_folder(search, folder);
         path = source_printf(search->source, "%s/libmlx5-rdmav%d.so", folder, number);
         if (is_library(search->source, path)) {
             search->verbs->provider = path;
@@ -95,7 +95,7 @@ static void try_plain(struct search *search)
         }
     }
     place = libs_find(search->source, &env, source_printf(search->source, "libmlx5-rdmav%d.so", number));
-    note_folder(search, "the folders of ld.so");
+    record_folder(search, "the folders of ld.so");
     if (place.state == SOURCE_OK)
         search->verbs->provider = place.path;
 }
@@ -119,7 +119,7 @@ static void try_name(struct search *search, struct piece name)
     if (strncmp(slash + 1, "libmlx5-", 8) != 0)
         return;
     search->named = true;
-    note_folder(search, source_printf(search->source, "%.*s", (int)(slash - path), path));
+    record_folder(search, source_printf(search->source, "%.*s", (int)(slash - path), path));
     if (is_library(search->source, path))
         search->verbs->provider = path;
 }
@@ -157,7 +157,7 @@ static void try_config(struct search *search)
     if (!search->named && names.state != SOURCE_OK)
         try_name(search, (struct piece){.text = "mlx5", .n = 4});
     else if (!search->named)
-        note_folder(search, CONFIG " (no file there names mlx5)");
+        record_folder(search, CONFIG " (no file there names mlx5)");
 }
 
 void software_read_verbs(struct source *source, struct software_verbs *verbs)
@@ -175,7 +175,7 @@ void software_read_verbs(struct source *source, struct software_verbs *verbs)
     }
     if (verbs->mlx5.state == SOURCE_OK) {
         facts = source_elf(source, "%s", verbs->mlx5.path);
-        verbs->provider_wants = private_number(facts.needs, facts.n_needs);
+        verbs->provider_needs = private_number(facts.needs, facts.n_needs);
     }
     if (verbs->private_version) {
         try_environment(&search);

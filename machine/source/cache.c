@@ -270,7 +270,7 @@ ep_status source_new(const char *name, struct source **ret_source)
     bool complete;
 
     if (!source)
-        return ep_fail(EP_E_MEMORY, "no memory to look at a machine");
+        return ep_fail(EP_E_MEMORY, "no memory for the source of a machine");
     source->fd = -1;
     atomic_init(&source->current_path, "");
     source->name = strdup(name);
@@ -291,7 +291,7 @@ ep_status source_new(const char *name, struct source **ret_source)
     }
     if (!complete) {
         source_free(source);
-        return ep_fail(EP_E_MEMORY, "no memory to look at a machine");
+        return ep_fail(EP_E_MEMORY, "no memory for the source of a machine");
     }
     *ret_source = source;
     return EP_OK;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* clean.c - text from a machine, made safe for a terminal and for JSON. */
-#include "source/source.h"
+#include "source/clean.h"
 
 #include <string.h>
 

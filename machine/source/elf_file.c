@@ -6,6 +6,7 @@
  * libelf reads with ELF_C_READ: pread() into memory of its own. Sizes in the file are checked before libelf allocates
  * by them.
  */
+#include "source/clean.h"
 #include "source/elf.h"
 #include "source/source.h"
 
@@ -72,7 +73,7 @@ static bool check_header(struct reader *reader)
     ssize_t n = pread(reader->fd, &header, sizeof(header), 0);
 
     if (n < EI_NIDENT || memcmp(header.e_ident, ELFMAG, SELFMAG) != 0)
-        return refuse(reader, "no ELF file");
+        return refuse(reader, "not an ELF file");
     if (header.e_ident[EI_CLASS] != ELFCLASS64)
         return refuse(reader, ELF_FOREIGN ": 32 bits");
     if (header.e_ident[EI_DATA] != ELFDATA2LSB)
@@ -146,7 +147,7 @@ static Elf_Data *get_chunk(struct reader *reader, uint64_t offset, uint64_t left
     Elf_Data *data;
 
     if (offset > (uint64_t)reader->size || left > (uint64_t)reader->size - offset) {
-        refuse(reader, "damaged or cut off: its %s ends behind the file", what);
+        refuse(reader, "damaged or cut off: its %s ends beyond the end of the file", what);
         return NULL;
     }
     data = elf_getdata_rawchunk(reader->elf, (int64_t)offset, left < most ? left : most, type);
@@ -169,7 +170,7 @@ static bool find_strings(struct reader *reader, const struct dynamic *dynamic)
     return true;
 }
 
-static bool note_entry(struct reader *reader, const GElf_Dyn *entry, json_t *needed)
+static bool read_dynamic_entry(struct reader *reader, const GElf_Dyn *entry, json_t *needed)
 {
     char name[ELF_MAX_STRING];
 
@@ -190,7 +191,7 @@ static bool note_entry(struct reader *reader, const GElf_Dyn *entry, json_t *nee
     }
 }
 
-static void note_address(struct dynamic *dynamic, const GElf_Dyn *entry)
+static void read_dynamic_address(struct dynamic *dynamic, const GElf_Dyn *entry)
 {
     switch (entry->d_tag) {
     case DT_STRTAB:
@@ -233,11 +234,11 @@ static bool read_dynamic(struct reader *reader, const GElf_Phdr *segment, struct
     if (!data)
         return false;
     for (int i = 0; gelf_getdyn(data, i, &entry) && entry.d_tag != DT_NULL; i++)
-        note_address(dynamic, &entry);
+        read_dynamic_address(dynamic, &entry);
     if (!find_strings(reader, dynamic))
         return false;
     for (int i = 0; gelf_getdyn(data, i, &entry) && entry.d_tag != DT_NULL; i++)
-        if (!note_entry(reader, &entry, needed))
+        if (!read_dynamic_entry(reader, &entry, needed))
             return false;
     return true;
 }
@@ -449,7 +450,7 @@ json_t *elf_describe(int fd, char *ret_why, size_t bytes)
     if (!reader.facts)
         refuse_memory(&reader);
     else if (fstat(fd, &info) < 0 || !S_ISREG(info.st_mode))
-        refuse(&reader, "no regular file");
+        refuse(&reader, "not a regular file");
     else if (check_header(&reader)) {
         reader.size = info.st_size;
         elf_version(EV_CURRENT);

@@ -323,7 +323,7 @@ static const char *what_it_is(mode_t mode)
         return "is a FIFO";
     if (S_ISSOCK(mode))
         return "is a socket";
-    return S_ISCHR(mode) || S_ISBLK(mode) ? "is a device" : "is no regular file";
+    return S_ISCHR(mode) || S_ISBLK(mode) ? "is a device" : "is not a regular file";
 }
 
 int live_open_file(struct source *source, const char *path, int64_t *ret_bytes, json_t **ret_failure)

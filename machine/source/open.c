@@ -29,7 +29,7 @@ ep_status source_set_process(struct source *source, pid_t pid)
     int fd;
 
     if (!source->is_live)
-        return ep_fail(EP_E_ARG, "process %d: %s is not the machine that runs here, so it has no processes", (int)pid,
+        return ep_fail(EP_E_ARG, "process %d: %s is not this machine, so its processes cannot be read", (int)pid,
                        source->name);
     if (source->has_read)
         return ep_fail(EP_E_STATE, "process %d: the machine has been read already", (int)pid);
@@ -40,7 +40,7 @@ ep_status source_set_process(struct source *source, pid_t pid)
     if (fd < 0 || fstat(fd, &info) < 0) {
         if (fd >= 0)
             close(fd);
-        return ep_fail(EP_E_ARG, "process %d: there is none of this number", (int)pid);
+        return ep_fail(EP_E_ARG, "process %d: no such process", (int)pid);
     }
     close(fd);
     source->process = pid;
@@ -60,7 +60,7 @@ static ep_status read_document(int fd, const char *what, char **ret_text, size_t
     if (fstat(fd, &info) < 0 || !S_ISREG(info.st_mode))
         return ep_fail(EP_E_ARG, "%s: is neither a folder nor the file of a snapshot", what);
     if (info.st_size > SNAPSHOT_MAX)
-        return ep_fail(EP_E_ARG, "%s: is larger than 32 MiB, so it is no snapshot", what);
+        return ep_fail(EP_E_ARG, "%s: is larger than 32 MiB, so it is not a snapshot", what);
     text = malloc((size_t)info.st_size + 1);
     if (!text)
         return ep_fail(EP_E_MEMORY, "%s: no memory to read it", what);

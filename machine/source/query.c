@@ -186,7 +186,7 @@ static json_t *parse_answer(const char *text, size_t bytes)
                    : NULL;
     value = document ? snapshot_decode(document) : NULL;
     json_decref(document);
-    return value ? json_pack("{s:o}", "value", value) : cache_failure(SOURCE_FAILED, "the answer cannot be understood");
+    return value ? json_pack("{s:o}", "value", value) : cache_failure(SOURCE_FAILED, "the answer is malformed");
 }
 
 static json_t *read_answer(struct reader *reader, int deadline_ms)

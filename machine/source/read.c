@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* read.c - queries of files. Each uses the cached entry, or makes one from the live side. */
+#include "source/clean.h"
 #include "source/state.h"
 
 #include <ctype.h>
@@ -247,7 +248,7 @@ static json_t *make_folder(struct source *source, const char *path)
     /* A file instead of a folder exists, unlike a path that goes through a file. */
     if (fd < 0 && errno == ENOTDIR) {
         fd = live_open(source, path, O_PATH);
-        entry = fd >= 0 ? cache_failure(SOURCE_FAILED, "is no folder") : cache_failure_errno(ENOTDIR);
+        entry = fd >= 0 ? cache_failure(SOURCE_FAILED, "is not a folder") : cache_failure_errno(ENOTDIR);
         if (fd >= 0)
             close(fd);
     } else {

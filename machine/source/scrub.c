@@ -99,7 +99,7 @@ static const struct row fact_rows[] = {{"version", scrub_version},
                                        {"fabric-manager*", scrub_version},
                                        {CACHE_ENVIRONMENT_FACT, scrub_variable}};
 
-/* Folders all of whose names stay, as scrub_name() has them; of others those of common software. */
+/* Folders whose names all stay; in others, names of common software (scrub_name()). */
 static const char *const folder_rows[] = {
     "/sys/**",         "/proc/driver/nvidia/**", "/dev/infiniband",        "/dev/nvidia-caps-imex-channels",
     "**/modprobe.d",   "/etc/profile.d",         "/var/lib/epkit/install", "**/ld.so.conf.d",
@@ -137,7 +137,7 @@ static scrub_rule *rule_of(const struct row *rows, size_t n, const char *path)
 
 /* --- strings --- */
 
-/* What `rule` leaves of a string, as a new one. */
+/* Applies `rule` to a string; a new value. */
 static json_t *apply(struct scrub *scrub, scrub_rule *rule, const char *text, size_t bytes)
 {
     char *kept = NULL;
@@ -168,7 +168,7 @@ static void path_rule(struct scrub *scrub, const char *text, size_t bytes, FILE 
 
 static json_t *scrub_value(struct scrub *scrub, const json_t *value);
 
-/* Facts of an ELF file: $ORIGIN/../x is a path as well, and versions of symbols are called after whoever chose them. */
+/* Facts of an ELF file: $ORIGIN/../x is a path as well, and names of symbol versions are user-chosen. */
 static json_t *scrub_member(struct scrub *scrub, const char *key, const json_t *value)
 {
     json_t *copy, *item;
@@ -191,7 +191,7 @@ static json_t *scrub_member(struct scrub *scrub, const char *key, const json_t *
     return copy;
 }
 
-/* The general pass over all strings of any value. Keys are those of a format, not of a machine. */
+/* The general pass over all strings of any value. Keys belong to a format, not to a machine. */
 static json_t *scrub_value(struct scrub *scrub, const json_t *value)
 {
     json_t *copy, *item;
@@ -225,7 +225,7 @@ static json_t *scrub_value(struct scrub *scrub, const json_t *value)
 
 /* --- entries --- */
 
-/* Names of a folder: all where a row says so, else those that say nothing about their owner. */
+/* Names in a folder: all if a row says so, else only those that identify no owner. */
 static json_t *scrub_names(struct scrub *scrub, const char *folder, const json_t *names)
 {
     bool all = matches_any(folder_rows, COUNT(folder_rows), folder);
@@ -281,7 +281,7 @@ static json_t *scrub_facts(struct scrub *scrub, scrub_rule *rule, const json_t *
     return copy;
 }
 
-/* A fact, of whose texts only those stay that `rule` knows. */
+/* A fact, with only the texts that `rule` allows. */
 static json_t *scrub_fact(struct scrub *scrub, scrub_rule *rule, const json_t *value)
 {
     json_t *copy, *item, *kept;
@@ -309,7 +309,7 @@ static json_t *scrub_fact(struct scrub *scrub, scrub_rule *rule, const json_t *v
     return copy;
 }
 
-/* Attributes of the kernel are one line: nothing behind it is anybody's. */
+/* Attributes of the kernel are one line; the rest is dropped. */
 static size_t bytes_that_count(const char *key, scrub_rule *rule, const json_t *entry)
 {
     const char *text = json_string_value(entry), *end;
@@ -322,7 +322,7 @@ static size_t bytes_that_count(const char *key, scrub_rule *rule, const json_t *
     return end ? (size_t)(end - text) + 1 : bytes;
 }
 
-/* The scrubbed entry, or NULL when it is to be left out. */
+/* The scrubbed entry, or NULL if it is omitted. */
 static json_t *scrub_entry(struct scrub *scrub, enum cache_kind kind, const char *key, const json_t *entry)
 {
     char path[PATH_MAX];
@@ -341,7 +341,7 @@ static json_t *scrub_entry(struct scrub *scrub, enum cache_kind kind, const char
     } else if (kind == CACHE_ANSWERS && !matches_any(answer_rows, COUNT(answer_rows), key)) {
         rule = NULL;
     }
-    /* That something is not there, or why it could not be read, may be known of everything. */
+    /* Errors are saved for every path: that it does not exist, or why it could not be read. */
     if (cache_state(entry, &why) != SOURCE_OK)
         return scrub_value(scrub, entry);
     if (kind == CACHE_FACTS)
@@ -372,7 +372,7 @@ static json_t *scrub_key(struct scrub *scrub, enum cache_kind kind, const char *
         return apply(scrub, scrub_versions, key, strlen(key));
     if (kind != CACHE_LINES && kind != CACHE_FACTS)
         return apply(scrub, path_rule, key, strlen(key));
-    /* The text that was searched, and the name of the fact, is one of ours. */
+    /* The search text and the name of the fact are constants of epkit. */
     scrubbed = apply(scrub, path_rule, key, n);
     joined = scrubbed ? json_sprintf("%s%s", json_string_value(scrubbed), key + n) : NULL;
     json_decref(scrubbed);
@@ -397,7 +397,7 @@ static json_t *scrub_kind(struct scrub *scrub, enum cache_kind kind, const json_
     return copy;
 }
 
-/* --- what is known beforehand --- */
+/* --- registration of known names --- */
 
 static void learn_value(struct scrub *scrub, const json_t *value)
 {
@@ -411,12 +411,12 @@ static void learn_value(struct scrub *scrub, const json_t *value)
         scrub_learn_uuids(scrub, json_string_value(value), json_string_length(value));
 }
 
-/* A host without its domain is known as well. */
+/* Registers a host also without its domain. */
 static void learn_host(struct scrub *scrub, const char *name)
 {
     char host[256];
 
-    /* Not an address, nor the port behind a name. */
+    /* Neither an address nor the port after a name. */
     if (name[strspn(name, "0123456789.:[]abcdefABCDEF\n")] == '\0' && strpbrk(name, ".:"))
         return;
     snprintf(host, sizeof(host), "%.*s", (int)strcspn(name, ":\n"), name);
@@ -441,7 +441,7 @@ static void learn_variable(struct scrub *scrub, const char *name, const char *va
         scrub_learn_name(scrub, SCRUB_USER, strrchr(value, '/') + 1);
 }
 
-/* Names of devices, and releases of kernels in paths. */
+/* Registers names of devices, and releases of kernels in paths. */
 static void learn_folder(struct scrub *scrub, const char *folder, const json_t *names)
 {
     json_t *name;
@@ -510,7 +510,7 @@ static void learn(struct scrub *scrub, json_t *const cached[CACHE_KINDS], bool i
         return;
     if (gethostname(host, sizeof(host) - 1) == 0)
         learn_host(scrub, host);
-    /* Not from the user database, which may be asked over the network. */
+    /* Not from the user database, which may query the network. */
     user = getenv("USER");
     if (user)
         scrub_learn_name(scrub, SCRUB_USER, user);

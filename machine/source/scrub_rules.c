@@ -192,7 +192,7 @@ void scrub_driver(struct scrub *scrub, const char *text, size_t bytes, FILE *out
  * of each the header stays, of PCI Express (id 0x10) and Access Control Services (extended, id 0x000d) everything, and
  * all other bytes become zero.
  */
-static void keep_bytes(const char *from, size_t bytes, size_t at, size_t n, char *to)
+static void copy_bytes(const char *from, size_t bytes, size_t at, size_t n, char *to)
 {
     if (at < bytes)
         memcpy(to + at, from + at, n < bytes - at ? n : bytes - at);
@@ -212,17 +212,17 @@ void scrub_pci_config(struct scrub *scrub, const char *text, size_t bytes, FILE 
         scrub->failed = true;
         return;
     }
-    keep_bytes(text, bytes, 0, 64, kept);
+    copy_bytes(text, bytes, 0, 64, kept);
     /* A chain has at most as many links as there are possible positions. */
     for (int i = 0; at >= 64 && i < 48; i++) {
-        keep_bytes(text, bytes, at, byte_of(text, bytes, at) == 0x10 ? 60 : 2, kept);
+        copy_bytes(text, bytes, at, byte_of(text, bytes, at) == 0x10 ? 60 : 2, kept);
         at = byte_of(text, bytes, at + 1) & 0xfc;
     }
     at = 256;
     for (int i = 0; at >= 256 && i < 960; i++) {
         unsigned id = byte_of(text, bytes, at) | byte_of(text, bytes, at + 1) << 8;
 
-        keep_bytes(text, bytes, at, id == 0x000d ? 8 : 4, kept);
+        copy_bytes(text, bytes, at, id == 0x000d ? 8 : 4, kept);
         at = (byte_of(text, bytes, at + 2) >> 4 | byte_of(text, bytes, at + 3) << 4) & 0xffc;
     }
     fwrite(kept, 1, bytes, out);

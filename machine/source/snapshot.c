@@ -8,6 +8,7 @@
  * string that is not UTF-8 is {"hex": "..."}, a key that is not "hex:...". Snapshots are untrusted input: what is
  * accepted satisfies source.h, and errors name what was rejected.
  */
+#include "source/clean.h"
 #include "source/scrub.h"
 #include "source/state.h"
 #include "source/temporary.h"
@@ -232,11 +233,11 @@ static const char *check_failure(const json_t *entry)
     case SOURCE_FAILED:
         break;
     default:
-        return "\"state\" is none of absent, denied, failed";
+        return "\"state\" is not one of absent, denied, failed";
     }
     if (json_object_size(entry) > (json_object_get(entry, "why") ? 2u : 1u))
         return "has more than \"state\" and \"why\"";
-    return json_object_get(entry, "why") && !string_in(entry, "why") ? "\"why\" is no text" : NULL;
+    return json_object_get(entry, "why") && !string_in(entry, "why") ? "\"why\" is not a text" : NULL;
 }
 
 static const char *check_text(const json_t *entry)
@@ -251,7 +252,7 @@ static const char *check_link(const json_t *entry)
     if (!json_is_string(entry))
         return "is neither a path nor an object with \"state\"";
     if (json_string_value(entry)[0] != '/' || has_nul(entry) || json_string_length(entry) >= PATH_MAX)
-        return "is no absolute path";
+        return "is not an absolute path";
     return NULL;
 }
 
@@ -270,7 +271,7 @@ static const char *check_names(const json_t *entry)
 
         if (!text || has_nul(name) || !text[0] || strchr(text, '/') || strcmp(text, ".") == 0 ||
             strcmp(text, "..") == 0)
-            return "has a name that no file can have";
+            return "has an invalid file name";
     }
     return NULL;
 }
@@ -281,11 +282,11 @@ static const char *check_stat(const json_t *entry)
     const json_t *bytes = json_object_get(entry, "bytes");
 
     if (!json_is_object(entry))
-        return "is no object";
+        return "is not an object";
     if (!kind || !text_is_any(kind, TEXTS("file", "folder", "char", "other")))
-        return "\"kind\" is none of file, folder, char, other";
+        return "\"kind\" is not one of file, folder, char, other";
     if (!json_is_integer(bytes) || json_integer_value(bytes) < 0)
-        return "\"bytes\" is no number of bytes";
+        return "\"bytes\" is not a number of bytes";
     if (!access || strlen(access) != 3 || (access[0] != 'r' && access[0] != '-') ||
         (access[1] != 'w' && access[1] != '-') || (access[2] != 'x' && access[2] != '-'))
         return "\"access\" is not of the form \"rwx\" with \"-\" for what is not allowed";
@@ -295,7 +296,7 @@ static const char *check_stat(const json_t *entry)
 /* Its contents are checked by elf.c, which trusts no file either. */
 static const char *check_object(const json_t *entry)
 {
-    return json_is_object(entry) ? NULL : "is no object";
+    return json_is_object(entry) ? NULL : "is not an object";
 }
 
 static const char *check_answer(const json_t *entry)
@@ -315,13 +316,13 @@ static const char *check_key(enum cache_kind kind, const char *key)
     if (kind == CACHE_ANSWERS)
         return NULL;
     if (has_two && !tab)
-        return kind == CACHE_LINES ? "is no path, tab and text to search" : "is no path, tab and name of a fact";
+        return kind == CACHE_LINES ? "is not a path, tab and text to search" : "is not a path, tab and name of a fact";
     if (bytes >= sizeof(path))
         return "is too long for a path";
     memcpy(path, key, bytes);
     path[bytes] = '\0';
     if (cache_plain_path(path, plain) || strcmp(path, plain) != 0)
-        return "is no absolute path in its plain form, as /a/b";
+        return "is not an absolute path in its plain form, as /a/b";
     return NULL;
 }
 
@@ -344,7 +345,7 @@ static ep_status load_kind(struct source *source, const char *what, enum cache_k
     char shown[256];
 
     if (!json_is_object(given))
-        return ep_fail(EP_E_ARG, "%s: \"%s\" is no object", what, name);
+        return ep_fail(EP_E_ARG, "%s: \"%s\" is not an object", what, name);
     json_object_foreach((json_t *)given, key, entry)
     {
         json_t *decoded = json_object();
@@ -353,8 +354,7 @@ static ep_status load_kind(struct source *source, const char *what, enum cache_k
         text_clean(key, shown, sizeof(shown));
         if (!decoded || decode_member(decoded, key, snapshot_decode(entry)) < 0) {
             json_decref(decoded);
-            return ep_fail(EP_E_ARG, "%s: \"%s\": \"%s\": has a \"hex\" that is no hexadecimal text", what, name,
-                           shown);
+            return ep_fail(EP_E_ARG, "%s: \"%s\": \"%s\": has a \"hex\" that is not hexadecimal", what, name, shown);
         }
         entries = decoded;
         raw = json_object_iter_key(json_object_iter(entries));
@@ -387,7 +387,7 @@ static ep_status load_members(struct source *source, const char *what, const jso
     char shown[64];
 
     if (!json_is_integer(format))
-        return ep_fail(EP_E_ARG, "%s: has no \"epkit_snapshot\" with a number, so it is no snapshot", what);
+        return ep_fail(EP_E_ARG, "%s: has no \"epkit_snapshot\" with a number, so it is not a snapshot", what);
     if (json_integer_value(format) != FORMAT)
         return ep_fail(EP_E_ARG, "%s: \"epkit_snapshot\" is %lld; this epkit reads format %d", what,
                        (long long)json_integer_value(format), FORMAT);
@@ -401,7 +401,7 @@ static ep_status load_members(struct source *source, const char *what, const jso
             return ep_fail(EP_E_ARG, "%s: \"full\" is neither true nor false", what);
         if (kind < 0 && strcmp(key, "epkit_snapshot") != 0 && strcmp(key, "full") != 0) {
             text_clean(key, shown, sizeof(shown));
-            return ep_fail(EP_E_ARG, "%s: nobody knows \"%s\"", what, shown);
+            return ep_fail(EP_E_ARG, "%s: unknown key \"%s\"", what, shown);
         }
     }
     source->is_full = json_is_true(json_object_get(document, "full"));
@@ -416,14 +416,14 @@ ep_status snapshot_load(struct source *source, const char *what, const char *tex
     char said[JSON_ERROR_TEXT_LENGTH];
 
     if (!snapshot_is_bounded(text, bytes))
-        return ep_fail(EP_E_ARG, "%s: has more than %u values, so it is no snapshot", what, VALUES_MAX);
+        return ep_fail(EP_E_ARG, "%s: has more than %u values, so it is not a snapshot", what, VALUES_MAX);
     document = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
     if (!document) {
         text_clean(error.text, said, sizeof(said));
         return ep_fail(EP_E_ARG, "%s: line %d, column %d: %s", what, error.line, error.column, said);
     }
     status = json_is_object(document) ? load_members(source, what, document)
-                                      : ep_fail(EP_E_ARG, "%s: is no JSON object, so it is no snapshot", what);
+                                      : ep_fail(EP_E_ARG, "%s: is not a JSON object, so it is not a snapshot", what);
     json_decref(document);
     return status;
 }
@@ -476,7 +476,7 @@ static ep_status write_file(const char *file, const char *text, size_t bytes)
 
     /* Renaming over a device or a pipe would remove it. */
     if (stat(file, &info) == 0 && !S_ISREG(info.st_mode))
-        return ep_fail(EP_E_ARG, "%s: is no regular file", file);
+        return ep_fail(EP_E_ARG, "%s: is not a regular file", file);
     /* The usual permissions of a new file. */
     number = temporary_save(file, text, bytes, temporary_usual_mode());
     return number ? ep_fail_errno(EP_E_SYSTEM, number, "%s: cannot be written", file) : EP_OK;

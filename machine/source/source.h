@@ -40,7 +40,7 @@ enum source_state {
     SOURCE_ABSENT,      /* it does not exist */
     SOURCE_DENIED,      /* it exists, but this user may not read it */
     SOURCE_FAILED,      /* it exists and could not be read: `why` says what happened */
-    SOURCE_NOT_RECORDED /* the snapshot does not say */
+    SOURCE_NOT_RECORDED /* the query is not in the snapshot */
 };
 
 struct source;
@@ -162,7 +162,7 @@ struct elf_version {
     const char *name; /* "IBVERBS_PRIVATE_34" */
 };
 
-/* What the headers of an ELF file say. */
+/* Facts from the headers of an ELF file. */
 struct elf_facts {
     enum source_state state; /* SOURCE_FAILED with `why` when it is not an ELF file of 64 bits, or damaged */
     const char *why;
@@ -229,30 +229,7 @@ const char *source_fact_text(struct source_answer fact);
  */
 ep_status source_save(struct source *source, const char *file);
 
-/* --- text --- */
-
-/* Copies `text`, truncated to `bytes`, with '?' for each byte that is not UTF-8 and each character not printable. */
-void text_clean(const char *text, char *ret_text, size_t bytes);
-
-/* Removes an incomplete UTF-8 sequence from the end of a truncated text. */
-void text_cut(char *text);
-
-/*
- * The length and the code of the UTF-8 sequence at `text`, of at most `bytes` bytes. 0: not UTF-8. TEXT_INCOMPLETE: the
- * bytes are the beginning of a sequence.
- */
-#define TEXT_INCOMPLETE ((size_t)-1)
-size_t text_decode(const char *text, size_t bytes, uint32_t *ret_code);
-
-/* False for control and format characters, such as those that reverse the writing direction, and noncharacters. */
-bool text_is_printable(uint32_t code);
-
-/*
- * The character at `text` as it may be written to a terminal: itself, or '?' if it is not printable or not UTF-8;
- * newlines and tabs stay. Returns the bytes of `text` consumed, never fewer than *ret_shown_bytes; 0: the bytes are the
- * beginning of a character.
- */
-size_t text_printable(const char *text, size_t bytes, const char **ret_shown, size_t *ret_shown_bytes);
+/* --- memory --- */
 
 /* Zeroed memory, aligned for any type, that lives as long as the source; NULL for lack of memory. */
 void *source_alloc(struct source *source, size_t bytes);

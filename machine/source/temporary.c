@@ -113,7 +113,7 @@ static int make_folder(char *path)
 
     if (!mkdtemp(path))
         return -1;
-    if (chmod(path, 0700) == 0) /* umask may say otherwise */
+    if (chmod(path, 0700) == 0) /* umask may have removed bits */
         fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0) {
         int number = errno == ENOENT ? EAGAIN : errno;
@@ -274,7 +274,7 @@ int temporary_save(const char *dest, const char *text, size_t bytes, mode_t mode
     number = temporary_file(dest, &temporary);
     if (number == 0)
         number = temporary_write(&temporary, text, bytes);
-    /* File systems without fsync() say EINVAL. */
+    /* File systems without fsync() fail with EINVAL. */
     if (number == 0 && (fchmod(temporary.fd, mode) != 0 || (fsync(temporary.fd) != 0 && errno != EINVAL)))
         number = errno;
     if (number == 0)

@@ -10,6 +10,8 @@
 #include "base/error.h"
 #include "install.h"
 
+#include "source/clean.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>

@@ -3,6 +3,8 @@
 #include "base/error.h"
 #include "install.h"
 
+#include "source/clean.h"
+
 #include <regex.h>
 #include <stdlib.h>
 #include <string.h>

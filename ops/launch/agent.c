@@ -7,7 +7,7 @@
 #include "launch/frame.h"
 #include "launch/location.h"
 #include "process/capture.h"
-#include "source/source.h"
+#include "source/clean.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -3,7 +3,7 @@
 #include "launch/hosts.h"
 
 #include "base/error.h"
-#include "source/source.h"
+#include "source/clean.h"
 #include "source/temporary.h"
 
 #include <ctype.h>

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "process/capture.h"
 #include "process/process.h"
-#include "source/source.h"
+#include "source/clean.h"
 
 #include <errno.h>
 #include <netdb.h>

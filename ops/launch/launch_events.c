@@ -4,7 +4,7 @@
 
 #include "base/clock.h"
 #include "launch/agent.h"
-#include "source/source.h"
+#include "source/clean.h"
 
 #include <epkit/types.h>
 

@@ -3,7 +3,7 @@
 #include "launch/launch_internal.h"
 
 #include "base/clock.h"
-#include "source/source.h"
+#include "source/clean.h"
 
 #include <errno.h>
 #include <poll.h>

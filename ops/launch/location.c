@@ -5,7 +5,7 @@
 #include "launch/hosts.h"
 #include "launch/job.h"
 #include "process/capture.h"
-#include "source/source.h"
+#include "source/clean.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "launch/agent.h"
-#include "source/source.h"
+#include "source/clean.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -2,7 +2,7 @@
 #include "launch/remote.h"
 
 #include "base/clock.h"
-#include "source/source.h"
+#include "source/clean.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -54,7 +54,7 @@ refused() {
     echo "$output"
     [ "$status" -eq 3 ]
     [ -z "$stderr" ]
-    [ "${lines[0]}" = "2 findings on two, 1 of them serious: /dev/shm holds 64 MiB only, and ranks share memory through it; and more." ]
+    [ "${lines[0]}" = "2 findings on two, 1 of them serious: /dev/shm has only 64 MiB, and ranks share memory through it; and more." ]
     [[ "${lines[1]}" == "SEVERITY ID "*" GROUP "*" WHAT"* ]]
     # Serious ones first.
     [[ "${lines[2]}" == "serious  shm "* ]]
@@ -75,20 +75,20 @@ refused() {
     [ "$(jq '.facts.gpus' <<<"$output")" = "[]" ]
 }
 
-@test "what could not be told is not healthy: a verdict of its own, exit code 5, and what would tell" {
+@test "checks that cannot be completed: a verdict of its own, exit code 5, and what to do" {
     cp -r a4 blind
     rm blind/var/log/kern.log blind/proc/self/limits
     run --separate-stderr epkit doctor --from blind
     echo "$output"
     [ "$status" -eq 5 ]
-    [[ "${lines[0]}" == "Not known whether blind is healthy: "*" checks found nothing, 3 could not be told; memlock: /proc/self/limits: No such file or directory." ]]
-    [[ "$output" == *"memlock (limits): not known"*"  tells     Make readable what is named here"* ]]
+    [[ "${lines[0]}" == "Not known whether blind is healthy: "*" checks found nothing, 3 could not be completed; memlock: /proc/self/limits: No such file or directory." ]]
+    [[ "$output" == *"memlock (limits): not known"*"  do        Make the named file or device readable"* ]]
     epkit doctor --from blind --json >blind.json || [ $? -eq 5 ]
     [ "$(jq -c '[.state, .healthy, .counts.found]' blind.json)" = '["not-known",false,0]' ]
     [ "$(jq -c '[.checks[] | select(.id == "memlock") | .outcome, .open]' blind.json)" = '["unknown",true]' ]
     run --separate-stderr epkit doctor --from blind --only memlock
     [ "$status" -eq 5 ]
-    [[ "$output" == "Not known whether blind is healthy: 0 checks found nothing, 1 could not be told"* ]]
+    [[ "$output" == "Not known whether blind is healthy: 0 checks found nothing, 1 could not be completed"* ]]
 }
 
 @test "what only root sees leaves a verdict as it is, and is named" {
@@ -97,7 +97,7 @@ refused() {
     run --separate-stderr epkit doctor --from user
     echo "$output"
     [ "$status" -eq 0 ]
-    [[ "$output" =~ ^"Healthy: 8 x B200, 8 x 400 Gb/s RoCE, "[0-9]+" checks, nothing found; 1 could not be told."$ ]]
+    [[ "$output" =~ ^"Healthy: 8 x B200, 8 x 400 Gb/s RoCE, "[0-9]+" checks, nothing found; 1 could not be completed."$ ]]
     epkit doctor --from user --json |
         jq --exit-status '[.checks[] | select(.outcome == "unknown")] | length == 1
             and (.[0] | .id == "gpu-errors" and (.open | not) and .would_tell == "Run epkit doctor as root.")'
@@ -222,13 +222,13 @@ SCRIPT
             exec chroot root sh -ec "cd \"\$0\"; exec timeout --kill-after=10 1200 \"\$@\"" "$PWD" "$@"' sh "$@"
 }
 
-@test "--fix --yes runs what is safe, looks again, and says that it is gone" {
+@test "--fix --yes runs what is safe, checks again, and says that it is fixed" {
     need_namespaces
     run --separate-stderr live "$EPKIT" doctor --only peermem --fix --yes
     echo "$output$stderr"
     [ "$status" -eq 0 ]
-    [[ "$output" == *"Plan:"*" 1. sudo modprobe nvidia-peermem"*"mends peermem: "* ]]
-    [[ "$output" == *"modprobe nvidia-peermem: done"*"Looking again:"*"peermem: gone"* ]]
+    [[ "$output" == *"Plan:"*" 1. sudo modprobe nvidia-peermem"*"fixes peermem: "* ]]
+    [[ "$output" == *"modprobe nvidia-peermem: done"*"Checking again:"*"peermem: fixed"* ]]
     [ "$(cat modprobe.log)" = "modprobe nvidia-peermem" ]
 }
 
@@ -237,7 +237,7 @@ SCRIPT
     run --separate-stderr live "$EPKIT" doctor --only shm --fix --yes
     echo "$output$stderr"
     [ "$status" -eq 0 ]
-    [[ "$output" == *"/dev/shm holds 64 MiB only"*"mount -o remount,size="*": done"*"shm: gone"* ]]
+    [[ "$output" == *"/dev/shm has only 64 MiB"*"mount -o remount,size="*": done"*"shm: fixed"* ]]
 }
 
 @test "a fix that fails: its output is shown, the finding is still there, exit code 1" {
@@ -254,7 +254,7 @@ SCRIPT
     run --separate-stderr live "$EPKIT" doctor --only peermem --fix
     [ "$status" -eq 2 ]
     [[ "$output" == *"Plan:"*"modprobe nvidia-peermem"* ]]
-    [[ "$stderr" == *"there is no terminal to ask on: give --yes"* ]]
+    [[ "$stderr" == *"there is no terminal to ask on: use --yes"* ]]
     [ ! -s modprobe.log ]
 }
 
@@ -278,7 +278,7 @@ SCRIPT
     echo "$output$stderr"
     if [[ "$output" == *"may lock 64 KiB"* ]]; then
         [ "$status" -eq 3 ]
-        [[ "$output" == *"Yours to run"*"memlock"*"hard limit"*"Nothing here can be mended by --fix."* ]]
+        [[ "$output" == *"To run manually"*"memlock"*"hard limit"*"--fix cannot fix any of this."* ]]
         [ ! -s modprobe.log ]
     else
         skip "capabilities cannot be given up here"

@@ -55,10 +55,10 @@ remedy() {
 
 @test "a driver that is not loaded: refused, not built, not installed or just not loaded, with the remedy for each" {
     cd "$BATS_TEST_TMPDIR" || return 1
-    [[ "$(remedy hgx-h100-secure-boot/unsigned)" == *"refused a module"*"mokutil --import"*"/var/log/kern.log: "* ]]
+    [[ "$(remedy hgx-h100-secure-boot/unsigned)" == *"rejected a module"*"mokutil --import"*"/var/log/kern.log: "* ]]
     [[ "$(remedy hgx-h100-secure-boot/unsigned)" != *"modprobe nvidia "* ]]
-    [[ "$(remedy hgx-h100-secure-boot/unsigned-no-log)" == *"may have refused it sudo modprobe nvidia"*"mokutil"* ]]
-    [[ "$(remedy hgx-h100-tainted/locked-down)" == *"refused a module"* ]]
+    [[ "$(remedy hgx-h100-secure-boot/unsigned-no-log)" == *"may have rejected it sudo modprobe nvidia"*"mokutil"* ]]
+    [[ "$(remedy hgx-h100-tainted/locked-down)" == *"rejected a module"* ]]
     [[ "$(remedy hgx-h100-tainted/not-built)" == *"was not built for the running kernel"*"sudo dkms autoinstall"* ]]
     [[ "$(remedy hgx-h100-tainted/not-installed)" == *"there is no NVIDIA driver for the running kernel"* ]]
     [[ "$(remedy hgx-h100-tainted/not-installed)" != *"modprobe"* ]]

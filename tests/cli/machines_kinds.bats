@@ -77,7 +77,7 @@ role_is() {
 
 @test "h100/rail-gone: rail gone from the bus" {
     fault h100/rail-gone
-    [[ "$(said h100/rail-gone port-down text)" == "GPU 5 (0000:c3:00.0) has 0 NICs beside it"* ]]
+    [[ "$(said h100/rail-gone port-down text)" == "GPU 5 (0000:c3:00.0) has 0 NICs near it"* ]]
     map_is h100/rail-gone "0:mlx5_0 1:mlx5_1 2:mlx5_2 3:mlx5_3 4:mlx5_6 5:mlx5_6 6:mlx5_8 7:mlx5_9"
 }
 
@@ -102,7 +102,7 @@ role_is() {
 
 @test "h100/subnet-manager-one: one port is not managed" {
     fault h100/subnet-manager-one
-    [[ "$(said h100/subnet-manager-one port-down text)" == "mlx5_2 has a link and no subnet manager"* ]]
+    [[ "$(said h100/subnet-manager-one port-down text)" == "mlx5_2 has a link, but no subnet manager"* ]]
 }
 
 @test "h100/gpu-lost: gpu 3 off the bus" {
@@ -345,5 +345,5 @@ role_is() {
 
 @test "h100/nics-of-others: pod with nics of other gpus" {
     fault h100/nics-of-others
-    [[ "$(said h100/nics-of-others nic-access text)" == *"none that is beside GPU 0 (0000:1b:00.0)" ]]
+    [[ "$(said h100/nics-of-others nic-access text)" == *"none near GPU 0 (0000:1b:00.0)" ]]
 }

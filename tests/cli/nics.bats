@@ -137,7 +137,7 @@ verdict_is() {
     [ "$(report '[.devices[] | .counters[] | select(.reset)] | length')" -eq 1 ]
     [ "$(report '.notes | length')" -eq 1 ]
     [ "$(report -r '.notes[0]')" = \
-        "mlx5_1: port_xmit_data was set back meanwhile; what it moved is what it shows since" ]
+        "mlx5_1: port_xmit_data was reset during the period; the change is its value since then" ]
 }
 
 @test "counters that cannot be read are named, and so are devices that come and go" {
@@ -152,9 +152,9 @@ verdict_is() {
     report .notes
     [ "$(report '.notes | length')" -eq 4 ]
     report -e '.notes | index("mlx5_0: port_rcv_packets could not be read: there is no such counter")'
-    report -e '.notes | index("mlx5_0: symbol_error could not be read: there is no number in it")'
-    report -e '.notes | index("mlx5_1 has vanished: its counters are those of the last look at it")'
-    report -e '.notes | index("mlx5_2 has appeared meanwhile: what it moved before is not known")'
+    report -e '.notes | index("mlx5_0: symbol_error could not be read: it is not a number")'
+    report -e '.notes | index("mlx5_1 has vanished: its counters are those of the last sample")'
+    report -e '.notes | index("mlx5_2 has appeared during the period: its earlier changes are unknown")'
     [ "$(report -c '[.devices[].present]')" = '[true,false,true]' ]
 }
 

@@ -421,7 +421,7 @@ def deepep_on_broadcom(tree):
 
 @fault("a4/broadcom-nccl")
 def nccl_on_broadcom(tree):
-    """What is right: nothing asks for IBGDA there."""
+    """What is right: nothing needs IBGDA there."""
     other_nics(tree, BNXT, 0x1760, "BCM57608", "bnxt_re")
     without_gib(tree)
     tree.remove("/opt/deepep")

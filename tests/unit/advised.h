@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * advised.h - a machine for advice: hardware and software made by hand, a folder as its root, an environment. Two GPUs
- * and two NICs on each of two switches.
+ * advised.h - a synthetic machine for advice: hardware and software structs, a folder as its source, an environment.
+ * Two GPUs and two NICs on each of two switches.
  */
 #ifndef EP_TESTS_ADVISED_H
 #define EP_TESTS_ADVISED_H
@@ -102,7 +102,7 @@ static inline void advised_init(struct advised *advised)
     advised_software(&advised->software);
 }
 
-/* A variable of the environment that is looked at: "NAME=value". */
+/* Adds a variable to the inspected environment: "NAME=value". */
 static inline void advised_env(struct advised *advised, const char *setting)
 {
     size_t n = strlen(setting) + 1;
@@ -112,7 +112,7 @@ static inline void advised_env(struct advised *advised, const char *setting)
     advised->bytes += n;
 }
 
-/* Makes advice and audit, after all changes. */
+/* Creates advice and audit; call it after all changes. */
 static inline void advised_make(struct advised *advised)
 {
     tree_put_bytes(&advised->tree, "/proc/self/environ", advised->environment, advised->bytes);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* doctor_cases.h - changes to a machine made by hand, and how a check then ends. */
+/* doctor_cases.h - changes to a synthetic machine, and the result of a check. */
 #ifndef EP_TESTS_DOCTOR_CASES_H
 #define EP_TESTS_DOCTOR_CASES_H
 

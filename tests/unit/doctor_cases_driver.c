@@ -324,7 +324,7 @@ static void a_card_with_a_loose_bridge(struct made *made)
     gpu(made, 0)->nvlinks_up = 0;
 }
 
-static void one_gpu_lent(struct made *made)
+static void one_gpu_of_board(struct made *made)
 {
     made->hardware.topo.n_gpus = 1;
     gpu(made, 0)->nvlinks_up = 0;
@@ -343,7 +343,7 @@ static void bus_hidden(struct made *made)
     made_state(made, "folders", "/sys/bus/pci/devices", "denied");
 }
 
-static void mute_devices(struct made *made)
+static void unreadable_devices(struct made *made)
 {
     no_gpus(made);
     made_folder(made, "/sys/bus/pci/devices", json_pack("[s, s]", "0000:00:00.0", "0000:00:01.0"));
@@ -377,10 +377,10 @@ static const struct doctor_case rows[] = {
     CASE("peermem", no_nics, ABSENT, "no RDMA NIC"),
     CASE("peermem", no_driver, ABSENT, "driver is not loaded"),
     CASE("peermem", bus_hidden, UNKNOWN, "/sys/bus/pci/devices"),
-    CASE("peermem", mute_devices, UNKNOWN, "1 of 2 PCI devices"),
+    CASE("peermem", unreadable_devices, UNKNOWN, "1 of 2 PCI devices"),
     CASE("peermem", rdma_hidden, UNKNOWN, "/sys/class/infiniband"),
     CASE("peermem", rdma_devices_that_lead_nowhere, UNKNOWN, "1 of 1"),
-    CASE("peermem", all_states_unreadable, UNKNOWN, "do not tell their state"),
+    CASE("peermem", all_states_unreadable, UNKNOWN, "is not known"),
     CASE("peermem", driver_hidden, UNKNOWN, "/proc/driver/nvidia/version"),
     CASE("peermem", no_peermem, OK, ""),
     CASE("peermem", neither_peermem_nor_dmabuf, FOUND, "cannot reach GPU memory"),
@@ -445,7 +445,7 @@ static const struct doctor_case rows[] = {
     CASE("nvlink", cards_of_any_name_without_bridges, ABSENT, "need a bridge"),
     CASE("nvlink", boards_behind_switches, FOUND, "GPU 3"),
     CASE("nvlink", a_card_with_a_loose_bridge, FOUND, "GPU 0"),
-    CASE("nvlink", one_gpu_lent, ABSENT, "single GPU"),
+    CASE("nvlink", one_gpu_of_board, ABSENT, "single GPU"),
     CASE("nvlink", no_nvlink, ABSENT, "without NVLink"),
     CASE("nvlink", nvml_silent, UNKNOWN, "NVML"),
     CASE("nvlink", grace_fabric_starting, OK, ""),

@@ -24,7 +24,7 @@ static void management_far_from_gpus(struct made *made)
     slow->ports[0].rate_gbps = 25;
 }
 
-/* A NIC for storage as near to GPUs as those for data, of another make. */
+/* A storage NIC as near to GPUs as the data NICs, of another model. */
 static void slower_of_another_make(struct made *made)
 {
     struct topo_nic *other =
@@ -37,7 +37,7 @@ static void slower_of_another_make(struct made *made)
     made->hardware.pci[other->pci].device = 0x101d;
 }
 
-/* The same make, in another slot. */
+/* The same model, in another slot. */
 static void slower_and_farther(struct made *made)
 {
     struct topo_nic *other = machine_nic(&made->hardware, "mlx5_9", 1, -1, 0, 0);
@@ -103,31 +103,31 @@ static void ipv6_only(struct made *made)
         made->gids[i][3].kind = TOPO_GID_OTHER;
 }
 
-static void ipv6_only_and_told(struct made *made)
+static void ipv6_only_and_configured(struct made *made)
 {
     ipv6_only(made);
     made_env(made, "NVSHMEM_IB_ADDR_FAMILY=AF_INET6");
     made_env(made, "NCCL_IB_ADDR_FAMILY=AF_INET6");
 }
 
-/* Without NVSHMEM its variable is nobody's. */
-static void ipv6_only_and_nccl_told(struct made *made)
+/* Without NVSHMEM, its variable does not matter. */
+static void ipv6_only_and_nccl_configured(struct made *made)
 {
     ipv6_only(made);
     made->software.nvshmem.host.state = SOURCE_ABSENT;
     made_env(made, "NCCL_IB_ADDR_FAMILY=AF_INET6");
 }
 
-static void ipv6_only_and_half_told(struct made *made)
+static void ipv6_only_and_half_configured(struct made *made)
 {
     ipv6_only(made);
     made->software.nvshmem.home = "/opt/nvshmem";
     made_env(made, "NCCL_IB_ADDR_FAMILY=AF_INET6");
 }
 
-static void ipv6_only_and_told_a_wrong_index(struct made *made)
+static void ipv6_only_and_wrong_index(struct made *made)
 {
-    ipv6_only_and_told(made);
+    ipv6_only_and_configured(made);
     made_env(made, "NCCL_IB_GID_INDEX=0");
 }
 
@@ -248,7 +248,7 @@ static void workstation(struct made *made)
     second_function(nic_pci(made, 1), nic_pci(made, 0));
 }
 
-/* Two cards with two ports, and one cable that others have. */
+/* Two cards with two ports each, and a single cable. */
 static void one_cable_of_four(struct made *made)
 {
     flat(made);
@@ -387,10 +387,10 @@ static const struct doctor_case rows[] = {
     CASE("gid", nothing, OK, ""),
     CASE("gid", no_ipv4, FOUND, "mlx5_3:1"),
     CASE("gid", ipv6_only, FOUND, "IPv6"),
-    CASE("gid", ipv6_only_and_told, OK, ""),
-    CASE("gid", ipv6_only_and_nccl_told, OK, ""),
-    CASE("gid", ipv6_only_and_half_told, FOUND, "IPv6"),
-    CASE("gid", ipv6_only_and_told_a_wrong_index, FOUND, "NCCL_IB_GID_INDEX=0"),
+    CASE("gid", ipv6_only_and_configured, OK, ""),
+    CASE("gid", ipv6_only_and_nccl_configured, OK, ""),
+    CASE("gid", ipv6_only_and_half_configured, FOUND, "IPv6"),
+    CASE("gid", ipv6_only_and_wrong_index, FOUND, "NCCL_IB_GID_INDEX=0"),
     CASE("gid", slower_of_another_make, OK, ""),
     CASE("gid", gids_hidden, UNKNOWN, "Permission denied"),
     CASE("gid", index_3, OK, ""),
@@ -431,8 +431,8 @@ static const struct doctor_case rows[] = {
     CASE("nic-access", nothing, OK, ""),
     CASE("nic-access", uverbs_denied, FOUND, "uverbs1 is not accessible"),
     CASE("nic-access", uverbs_absent, FOUND, "uverbs1 is not there"),
-    CASE("nic-access", no_uverbs_in_a_container, ABSENT, "nothing asks"),
-    CASE("nic-access", no_uverbs_and_sockets, ABSENT, "nothing asks"),
+    CASE("nic-access", no_uverbs_in_a_container, ABSENT, "nothing needs"),
+    CASE("nic-access", no_uverbs_and_sockets, ABSENT, "nothing needs"),
     CASE("nic-access", no_uverbs_for_nccl, FOUND, "uverbs0 is not there"),
     CASE("nic-access", no_uverbs_for_deepep, FOUND, "uverbs0 is not there"),
     CASE("nic-access", no_uverbs_for_nvshmem, FOUND, "uverbs0 is not there"),

@@ -286,7 +286,7 @@ static void iommu_translates(struct made *made)
     groups(made, "DMA-FQ\n");
 }
 
-/* A workstation: what the IOMMU does to the one device is nobody's loss. */
+/* A workstation: the IOMMU has no effect on a single device. */
 static void alone(struct made *made)
 {
     made->hardware.topo.n_gpus = 1;
@@ -348,7 +348,7 @@ static void rank_not_bound(struct made *made)
     made_env(made, "SLURM_LOCALID=3");
 }
 
-/* A shell that one task of Slurm is: it may start the ranks itself, on all GPUs. */
+/* A shell that is a single task of Slurm: it may start the ranks itself, on all GPUs. */
 static void only_task_bound(struct made *made)
 {
     made_env(made, "CUDA_VISIBLE_DEVICES=0,1,2,3");
@@ -460,7 +460,7 @@ static const struct doctor_case rows[] = {
     CASE("acs", acs_redirects, FOUND, "1 of 12 PCIe bridges"),
     CASE("acs", acs_above_one_gpu, ABSENT, "one GPU"),
     CASE("acs", acs_validates_only, OK, ""),
-    CASE("acs", acs_for_root_only, UNKNOWN, "root only"),
+    CASE("acs", acs_for_root_only, UNKNOWN, "only root"),
     CASE("acs", acs_list_in_a_circle, OK, ""),
     CASE("acs", acs_list_leads_out, OK, ""),
     CASE("acs", acs_truncated, OK, ""),
@@ -476,15 +476,15 @@ static const struct doctor_case rows[] = {
     CASE("iommu", iommu_type_hidden, UNKNOWN, "made so"),
     CASE("iommu", iommu_translates_on_grace, ABSENT, "Grace"),
 
-    CASE("affinity", nothing, ABSENT, "nothing tells"),
+    CASE("affinity", nothing, ABSENT, "not known which GPU"),
     CASE("affinity", rank_bound_well, OK, ""),
     CASE("affinity", rank_bound_badly, FOUND, "GPU 3"),
-    CASE("affinity", rank_not_bound, ABSENT, "nothing tells"),
-    CASE("affinity", only_task_bound, ABSENT, "nothing tells"),
+    CASE("affinity", rank_not_bound, ABSENT, "not known which GPU"),
+    CASE("affinity", only_task_bound, ABSENT, "not known which GPU"),
     CASE("affinity", task_of_four_bound_badly, FOUND, "GPU 2"),
     CASE("affinity", visible_gpu_of_no_rank_bound_badly, FOUND, "GPU 2"),
     CASE("affinity", single_visible_gpu_bound_badly, FOUND, "GPU 2"),
-    CASE("affinity", rank_without_gpu, ABSENT, "nothing tells"),
+    CASE("affinity", rank_without_gpu, ABSENT, "not known which GPU"),
     CASE("affinity", rank_with_status_hidden, UNKNOWN, "made so"),
     CASE("affinity", rank_with_nonsense, UNKNOWN, "Cpus_allowed_list"),
     CASE("affinity", rank_without_local_cpus, UNKNOWN, "GPU 1"),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* machine_tree.h - a machine as a folder of files, made and removed by a test. */
+/* machine_tree.h - a machine as a folder of files, created and removed by a test. */
 #ifndef EP_TESTS_MACHINE_TREE_H
 #define EP_TESTS_MACHINE_TREE_H
 
@@ -34,7 +34,7 @@ static inline void tree_done(struct tree *tree)
     assert_int_equal(nftw(tree->path, tree_remove, 32, FTW_DEPTH | FTW_PHYS), 0);
 }
 
-/* The path of a file of the machine, with the folders above it made. `path` begins with a slash. */
+/* The path of a file of the machine; creates its folders. `path` begins with a slash. */
 static inline void tree_path(const struct tree *tree, const char *path, char ret_path[PATH_MAX])
 {
     int n = snprintf(ret_path, PATH_MAX, "%s%s", tree->path, path);
@@ -59,7 +59,7 @@ static inline void tree_put(const struct tree *tree, const char *path, const cha
     assert_int_equal(fclose(file), 0);
 }
 
-/* A link at `path` to the absolute path `target` of the machine, written as sysfs does: relative. */
+/* A link at `path` to the absolute path `target` of the machine, relative as in sysfs. */
 static inline void tree_link(const struct tree *tree, const char *path, const char *target)
 {
     char full[PATH_MAX], relative[PATH_MAX] = "";
@@ -71,7 +71,7 @@ static inline void tree_link(const struct tree *tree, const char *path, const ch
     assert_int_equal(symlink(relative, full), 0);
 }
 
-/* A PCI device: its folder at `path`, the link to it, and what every device has. */
+/* A PCI device: its folder at `path`, the link to it, and the attributes of every device. */
 static inline void tree_pci(const struct tree *tree, const char *path, const char *vendor, const char *device,
                             const char *class, int numa_node)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * made.h - a healthy machine made by hand for checks, which a case then changes: four GPUs and four NICs in pairs on
- * two switches, with its software; what a check reads itself comes from a snapshot that the case can edit.
+ * made.h - a synthetic healthy machine that the cases of checks modify: four GPUs and four NICs in pairs on two
+ * switches, with their software. What checks read themselves comes from a snapshot that a case can edit.
  */
 #ifndef EP_TESTS_MADE_H
 #define EP_TESTS_MADE_H
@@ -207,7 +207,7 @@ static inline void made_init(struct made *made)
     made->doctor.audit = &made->audit;
 }
 
-/* Opens the snapshot, after all changes. */
+/* Opens the snapshot; call it after all changes. */
 static inline void made_open(struct made *made)
 {
     char path[PATH_MAX];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* map_machine.h - machines made by hand: a PCI tree with GPUs and NICs, without any file. */
+/* map_machine.h - synthetic machines: a PCI tree with GPUs and NICs, without files. */
 #ifndef EP_TESTS_MAP_MACHINE_H
 #define EP_TESTS_MAP_MACHINE_H
 
@@ -26,7 +26,7 @@ static inline void machine_init(struct machine *machine)
     machine->topo.n_numa = 2;
 }
 
-/* A device below `parent` (-1: the host bridge). The result is its index. */
+/* A device below `parent` (-1: the host bridge). Returns its index. */
 static inline int machine_pci(struct machine *machine, int parent, int host_bridge, int numa_node)
 {
     int i = machine->topo.n_pci++;
@@ -35,7 +35,7 @@ static inline int machine_pci(struct machine *machine, int parent, int host_brid
     return i;
 }
 
-/* A switch: its upstream port below a root port. The result is the upstream port. */
+/* A switch: its upstream port below a root port. Returns the upstream port. */
 static inline int machine_switch(struct machine *machine, int host_bridge, int numa_node)
 {
     int root_port = machine_pci(machine, -1, host_bridge, numa_node);
@@ -43,7 +43,7 @@ static inline int machine_switch(struct machine *machine, int host_bridge, int n
     return machine_pci(machine, root_port, host_bridge, numa_node);
 }
 
-/* A device below a downstream port of its own, or directly on the host bridge if `at` is -1. */
+/* A device below a separate downstream port, or directly on the host bridge if `at` is -1. */
 static inline int machine_leaf(struct machine *machine, int at, int host_bridge, int numa_node)
 {
     return machine_pci(machine, at < 0 ? -1 : machine_pci(machine, at, host_bridge, numa_node), host_bridge, numa_node);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The environment that is advised, on a machine made by hand. */
+/* The advised environment, on a synthetic machine. */
 #include "advised.h"
 
 static struct advised advised;
@@ -23,7 +23,7 @@ static const struct advice_row *row(const char *name)
     return advice_find(advised.advice, name);
 }
 
-/* It is advised to be set to this, with a reason that is a sentence. */
+/* Asserts that this value is advised, with a sentence as reason. */
 static void is_set(const char *name, const char *value)
 {
     const struct advice_row *found = row(name);
@@ -47,7 +47,7 @@ static void is_silent(const char *name)
         fail_msg("%s: nothing was to be said", name);
 }
 
-/* What no advice may hold: it does nothing, DeepEP sets it itself, or it is harmful. */
+/* Variables that must not be advised: they do nothing, DeepEP sets them itself, or they are harmful. */
 static void test_nothing_useless(void **state)
 {
     static const char *const useless[] = {"NVSHMEM_REMOTE_TRANSPORT",
@@ -149,7 +149,7 @@ static void test_prefix(void **state)
     is_set("NVSHMEM_HCA_PREFIX", "rocep");
 }
 
-/* Names that have nothing in common leave nothing to be advised. */
+/* Without a common prefix nothing is advised. */
 static void test_no_prefix(void **state)
 {
     (void)state;
@@ -169,12 +169,12 @@ static void test_management_nics(void **state)
 
 static void test_gid_index(void **state)
 {
-    static struct topo_gid crowded[] = {{1, TOPO_GID_ROCE2, TOPO_GID_LINK_LOCAL},
-                                        {3, TOPO_GID_ROCE2, TOPO_GID_IPV4},
-                                        {5, TOPO_GID_ROCE2, TOPO_GID_IPV4}};
+    static struct topo_gid ambiguous[] = {{1, TOPO_GID_ROCE2, TOPO_GID_LINK_LOCAL},
+                                          {3, TOPO_GID_ROCE2, TOPO_GID_IPV4},
+                                          {5, TOPO_GID_ROCE2, TOPO_GID_IPV4}};
 
     (void)state;
-    advised.hardware.nics[2].ports[0].gids = crowded;
+    advised.hardware.nics[2].ports[0].gids = ambiguous;
     advised.hardware.nics[2].ports[0].n_gids = 3;
     advised_make(&advised);
     is_set("NVSHMEM_IB_GID_INDEX", "3");
@@ -249,7 +249,7 @@ static void test_library_path(void **state)
     is_silent("LD_PRELOAD");
 }
 
-/* PyTorch's own copy would be loaded first, and is of another version. */
+/* PyTorch's own copy would be loaded first, and has another version. */
 static void test_preload(void **state)
 {
     (void)state;
@@ -271,8 +271,8 @@ static void test_no_preload_of_the_same_version(void **state)
     is_silent("LD_PRELOAD");
 }
 
-/* ld.so divides LD_PRELOAD at spaces, LD_LIBRARY_PATH at colons; and nobody wants control characters in a shell. */
-static void test_paths_that_cannot_be_said(void **state)
+/* ld.so separates LD_PRELOAD at spaces and LD_LIBRARY_PATH at colons; control characters must not reach a shell. */
+static void test_paths_that_cannot_be_listed(void **state)
 {
     (void)state;
     advised.software.nvshmem.home = "/opt/a b";
@@ -308,7 +308,7 @@ static void test_python_path(void **state)
     is_set("PYTHONPATH", "/opt/x/python");
 }
 
-/* What is set and does nothing, or is no value, is to go; unknown names are left alone. */
+/* Variables without effect or with an invalid value are advised to be unset; unknown names are ignored. */
 static void test_unset(void **state)
 {
     (void)state;
@@ -329,7 +329,7 @@ static void test_unset(void **state)
     is_silent("CUDA_DEVICE_ORDER");
 }
 
-/* Homes that are not there, and providers of libibverbs named by a folder: nothing good comes of them. */
+/* Homes that do not exist, and providers of libibverbs that are given as a folder. */
 static void test_unset_paths(void **state)
 {
     (void)state;
@@ -403,10 +403,10 @@ static void test_ranks(void **state)
         {{{"OMPI_COMM_WORLD_LOCAL_RANK", "0"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}}, -1},
         {{{"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "4"}}, 1},
         {{{"PMI_LOCAL_RANK", "1"}}, 1},
-        /* torchrun below srun with one task on a node */
+        /* torchrun started by srun with one task per node */
         {{{"SLURM_LOCALID", "0"}, {"SLURM_STEP_TASKS_PER_NODE", "1"}, {"LOCAL_RANK", "3"}, {"LOCAL_WORLD_SIZE", "4"}},
          3},
-        /* a batch script is no rank */
+        /* a batch script is not a rank */
         {{{"SLURM_LOCALID", "0"}}, -1},
         {{{"SLURM_LOCALID", "1"}, {"SLURM_STEP_TASKS_PER_NODE", "4(x2)"}}, 1},
         {{{"SLURM_LOCALID", "0"}, {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"}}, -1},
@@ -456,7 +456,7 @@ int main(void)
         CASE(test_library_path),
         CASE(test_preload),
         CASE(test_no_preload_of_the_same_version),
-        CASE(test_paths_that_cannot_be_said),
+        CASE(test_paths_that_cannot_be_listed),
         CASE(test_paths_with_control_characters),
         CASE(test_python_path),
         CASE(test_unset),

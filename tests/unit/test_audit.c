@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is said about an environment: one variable at a time, and whole ones. */
+/* The audit of single variables and of whole environments. */
 #include "advised.h"
+
+#include "source/clean.h"
 
 static struct advised advised;
 
@@ -14,7 +16,7 @@ static const struct audit_row *find(const char *name)
 
 #define FINE (-1)
 
-/* Each alone in an environment: the row about it, or none; and a word of what is said. */
+/* Each variable alone in an environment: its row, or none; and part of the text. */
 static void test_variables(void **state)
 {
     static const struct {
@@ -45,10 +47,10 @@ static void test_variables(void **state)
         {"NVSHMEM_FUTURE=1", AUDIT_UNKNOWN, "up to 3.5"},
         {"NCCL_FASTRAK_CTRL_DEV=eth0", FINE, NULL},
         {"NVSHMEM_HOME=/opt/x/nvshmem", FINE, NULL},
-        {"NVSHMEM_HOME=/opt/gone", AUDIT_PATH, "names nothing that is there"},
-        {"GDRCOPY_HOME=/opt/gone", AUDIT_PATH, "names nothing"},
-        {"CUDA_HOME=/opt/gone", AUDIT_PATH, "names nothing"},
-        {"NCCL_TOPO_FILE=/opt/gone.xml", AUDIT_PATH, "names nothing"},
+        {"NVSHMEM_HOME=/opt/gone", AUDIT_PATH, "names a path that does not exist"},
+        {"GDRCOPY_HOME=/opt/gone", AUDIT_PATH, "names a path"},
+        {"CUDA_HOME=/opt/gone", AUDIT_PATH, "names a path"},
+        {"NCCL_TOPO_FILE=/opt/gone.xml", AUDIT_PATH, "names a path"},
         {"NVSHMEM_HCA_PREFIX=mlx5", FINE, NULL},
         {"NVSHMEM_HCA_PREFIX=mlx", FINE, NULL},
         {"NVSHMEM_HCA_PREFIX=^smi", FINE, NULL},
@@ -63,10 +65,10 @@ static void test_variables(void **state)
         {"NVSHMEM_DISABLE_CUDA_VMM=0", FINE, NULL},
         {"NVSHMEM_QP_DEPTH=1000", AUDIT_VALUE, "power of two"},
         {"DEEP_EP_DEVICE_TO_HCA_MAPPING=0:mlx5_0:1,1:mlx5_1:1,2:mlx5_2:1,3:mlx5_3:1", FINE, NULL},
-        {"DEEP_EP_DEVICE_TO_HCA_MAPPING=0:mlx5_7", AUDIT_VALUE, "no mapping of the GPUs here"},
+        {"DEEP_EP_DEVICE_TO_HCA_MAPPING=0:mlx5_7", AUDIT_VALUE, "not a valid mapping of the GPUs here"},
         {"RDMAV_DRIVERS=/opt/x/nvshmem", AUDIT_VALUE, "is a folder"},
         {"RDMAV_DRIVERS=/opt/x/nvshmem/libmlx5", FINE, NULL},
-        {"LD_PRELOAD=/opt/gone/libx.so", AUDIT_PATH, "is not there"},
+        {"LD_PRELOAD=/opt/gone/libx.so", AUDIT_PATH, "does not exist"},
         {"LD_PRELOAD=libx.so", FINE, NULL},
         {"LD_LIBRARY_PATH=/opt/gone", FINE, NULL},
         {"PATH=/bin", FINE, NULL},
@@ -103,7 +105,7 @@ static void make(const char *const *settings)
     advised_make(&advised);
 }
 
-/* Harmful ones come first, then by name; what is missing is told; one row for each variable. */
+/* Harmful ones first, then by name; missing ones are included; one row for each variable. */
 static void test_order(void **state)
 {
     (void)state;
@@ -122,7 +124,10 @@ static void test_order(void **state)
     advised_done(&advised);
 }
 
-/* Those of epkit are of the same table; that they are not set lacks nothing, and is no use of the stack. */
+/*
+ * Variables of epkit are in the same table; not setting them is not reported, and setting them does not count as use of
+ * NVSHMEM, NCCL or DeepEP.
+ */
 static void test_own(void **state)
 {
     (void)state;
@@ -145,7 +150,7 @@ static void test_own(void **state)
     make((const char *const[]){NULL});
     assert_null(find("EPKIT_VERBS_DEVICE"));
     advised_done(&advised);
-    /* A device with one port is that port; ranks take them in their order. */
+    /* A device with one port means that port; ranks use the ports in their order. */
     make((const char *const[]){"EPKIT_VERBS_DEVICE=mlx5_0,mlx5_1:1,mlx5_2,mlx5_3", NULL});
     assert_null(find("EPKIT_VERBS_DEVICE"));
     advised_done(&advised);
@@ -154,7 +159,7 @@ static void test_own(void **state)
     advised_done(&advised);
 }
 
-/* A list of one NIC makes the switch harmless, as the single candidate is taken. */
+/* With a list of one NIC the mapping has no effect, as there is a single candidate. */
 static void test_mapping_with_list(void **state)
 {
     (void)state;
@@ -183,7 +188,7 @@ static void test_ranks(void **state)
     advised_done(&advised);
 }
 
-/* What the script of 'epkit env' sets is right. */
+/* The variables that 'epkit env' sets pass the audit. */
 static void test_advised(void **state)
 {
     (void)state;
@@ -227,7 +232,7 @@ static void test_gib(void **state)
     advised_done(&advised);
 }
 
-/* A mapping that the DeepEP here does not read, and one that shares NICs. */
+/* A mapping that the installed DeepEP does not read, and one that shares NICs. */
 static void test_mapping(void **state)
 {
     (void)state;
@@ -248,7 +253,7 @@ static void test_mapping(void **state)
     advised_done(&advised);
 }
 
-/* Later versions of NVSHMEM may have variables that nobody here has heard of. */
+/* Later versions of NVSHMEM may have unknown variables. */
 static void test_later_nvshmem(void **state)
 {
     (void)state;
@@ -260,7 +265,7 @@ static void test_later_nvshmem(void **state)
     advised_done(&advised);
 }
 
-/* Values are somebody else's text: they are shown as text, and there is an end to them. */
+/* Values are untrusted text: they are made safe to print, and truncated. */
 static void test_hostile(void **state)
 {
     char long_value[4000] = "NVSHMEM_REMOTE_TRANSPORT=";
@@ -290,7 +295,7 @@ static void test_hostile(void **state)
     advised_done(&advised);
 }
 
-/* Many variables that nobody knows: the rows end somewhere, and so does the time. */
+/* Many unknown variables: the number of rows and the time are bounded. */
 static void test_many(void **state)
 {
     char *environment;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What text_clean() lets through to a terminal, and that no character is left in pieces. */
-#include "source/source.h"
+/* The output of text_clean() for terminals, and that characters are never split. */
+#include "source/clean.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What counters moved: wrap-around, resets, words and bytes; and where they are read. */
+/* Increments of counters: wrap-around, resets, words and bytes; and their files. */
 #include "hardware/counters.h"
 
 #include "temp.h"
@@ -53,11 +53,11 @@ static void amounts(void **state)
         {0, 0, 0, false},
         {5, 12, 7, false},
         {0, UINT64_MAX, UINT64_MAX, false},
-        {0xffffffff, 0x100000000, 1, false}, /* past 2^32: it has more bits */
+        {0xffffffff, 0x100000000, 1, false}, /* above 2^32: it has more bits */
         {0xffffffff, 0, 1, false},
         {0xfffffff0, 0x10, 0x20, false},
-        {0x80000001, 0, 0x7fffffff, false}, /* across is shorter by one */
-        {0x80000000, 0, 0, true},           /* as long: nothing speaks for a wrap */
+        {0x80000001, 0, 0x7fffffff, false}, /* the wrap is shorter by one */
+        {0x80000000, 0, 0, true},           /* equally long: nothing indicates a wrap */
         {0x7fffffff, 0, 0, true},
         {1000, 999, 999, true},
         {0xffffffff, 0xfffffffe, 0xfffffffe, true},
@@ -181,7 +181,7 @@ static void read_files(void **state)
     counter_read_traffic(source, &port, &sample);
     assert_true(sample.known[row_of(true, "port_xmit_data")]);
     assert_int_equal(sample.states[row_of(true, "hw_counters/np_cnp_sent")], SOURCE_NOT_RECORDED);
-    /* It is read anew each time. */
+    /* It is read again each time. */
     put("13\n", "/sys/class/net/eth0/statistics/rx_bytes");
     counter_read(source, &interface, &sample);
     assert_int_equal(sample.values[row_of(false, "rx_bytes")], 13);
@@ -193,7 +193,7 @@ static void read_files(void **state)
     assert_int_equal(system(command), 0); /* NOLINT(cert-env33-c) */
 }
 
-/* The loopback of this machine, an interface that is not there, and a name that no interface can have. */
+/* The loopback interface of this machine, a missing interface, and an invalid name. */
 static void drivers_are_asked(void **state)
 {
     static const char *const names[] = {"lo", "epkit-none", "an-interface-with-a-name-too-long"};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The list of checks as a whole, and how one is run. */
+/* The list of checks, and how a check is run. */
 #include "made.h"
 
 #include <ctype.h>
@@ -92,7 +92,7 @@ static void test_the_table_names_every_check(void **state)
                          doctor_checks[i]->mode, mode);
         }
     }
-    /* Nor does the last column name what is no check. */
+    /* The last column contains nothing but names of checks. */
     for (int mode = 1; mode <= MODES; mode++) {
         char *cell = table[mode] + strlen(table[mode]), *rest, *word;
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The checks of driver, NICs, limits and topology: a healthy machine, changes to it, and how a check then ends. */
+/* Checks of driver, NICs, limits and topology: a healthy machine, changes to it, and the result of a check. */
 #include "doctor_cases.h"
 
 #define MAX_CASES 512
@@ -36,8 +36,8 @@ static void (*change_of(const char *check, const char *name))(struct made *made)
     return NULL;
 }
 
-/* What every result has to be, whatever the check. */
-/* A command that stops something says so, and one for a device names it by its PCI address. */
+/* Requirements for the results of all checks. */
+/* A command that stops something says so, and a command for a device contains its PCI address. */
 static void assert_classified(const struct doctor_result *result)
 {
     static const char *const restarts[] = {"reboot", "gpu-reset", "systemctl restart", "cos-extensions install"};
@@ -94,7 +94,7 @@ static void test_each_case_ends_as_it_should(void **state)
     }
 }
 
-/* A change that one check reports is not reported by any other: each has its own faults. */
+/* Each fault is reported by exactly one check. */
 static void test_a_fault_is_of_one_check(void **state)
 {
     static struct made made;
@@ -132,7 +132,7 @@ static struct doctor_result result_of(struct made *made, const char *check, void
     return result;
 }
 
-/* Only what a reboot undoes is run by --fix. */
+/* --fix runs only commands that a reboot reverts. */
 static void test_fixes_that_are_safe(void **state)
 {
     static const struct {
@@ -197,7 +197,7 @@ static void test_severity_is_earned(void **state)
     assert_severity("affinity", "rank_bound_badly", DOCTOR_WARNING);
 }
 
-/* Xids of one kind are counted, and named for the GPU at their address. */
+/* Xids with the same number are counted, and attributed to the GPU at their address. */
 static void test_xids_are_counted(void **state)
 {
     static struct made made;

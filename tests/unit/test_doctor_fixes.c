@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What checks of driver and topology tell people to run: by operating system, and without harm when it is pasted. */
+/* Commands in findings of driver and topology: right for the operating system, and safe to paste. */
 #include "doctor_cases.h"
 
 static struct made made;
 
-/* One check on the machine that `change` made of the healthy one; texts live until made_done(). */
+/* Runs one check on the healthy machine after `change`; texts live until made_done(). */
 static struct doctor_result result_of(const char *check, void (*change)(struct made *made))
 {
     struct doctor_result result;
@@ -78,7 +78,7 @@ static void options_come_into_effect_by_family(void **state)
         {OS_SUSE, false, "sudo dracut --force\nsudo reboot", "without sudo dracut"},
         {OS_OSTREE, false, "", "driver.kernelModuleConfig"},
         {OS_COS, false, "", "--module-arg"},
-        {OS_OTHER, false, "", "initramfs anew"},
+        {OS_OTHER, false, "", "rebuild the initramfs"},
         {OS_DEBIAN, true, "", "On the node, not in this container"},
     };
 
@@ -95,7 +95,7 @@ static void options_come_into_effect_by_family(void **state)
     }
 }
 
-/* The line that wins keeps what it says; a second one would replace it, or be replaced by it. */
+/* The effective line keeps its other options; a second line would replace it, or be replaced by it. */
 static void options_are_merged(void **state)
 {
     struct doctor_result result;
@@ -115,7 +115,7 @@ static void options_are_merged(void **state)
     assert_string_equal(result.fix, "");
     assert_has(result.advice, "nvidia.NVreg_RegistryDwords=\"RMx=0x0;PeerMappingOverride=1;\" to GRUB_CMDLINE_LINUX");
     made_done(&made);
-    /* What goes into a shell is one word there. */
+    /* Names are quoted as one word of a shell. */
     family = OS_RHEL;
     result = result_of("driver-option", overruled_by_the_command_line);
     assert_has(result.advice, "--args='nvidia.NVreg_RegistryDwords=\"RMx=0x0;PeerMappingOverride=1;\"', then reboot");
@@ -170,7 +170,7 @@ static void small_shm(struct made *m)
     made_file(m, "/proc/self/mounts", "/dev/root / ext4 rw 0 0\nshm /dev/shm tmpfs rw,size=65536k 0 0\n");
 }
 
-/* --fix remounts it on a host only: what limits a container is somebody's decision. */
+/* --fix remounts it only on a host: the limit of a container is intended. */
 static void shm_is_remounted_on_hosts_only(void **state)
 {
     struct doctor_result result;
@@ -209,7 +209,7 @@ static void reboot_wanted(struct made *m)
                "Required)\n");
 }
 
-/* A line says when it was written, and that it outlives the reset that was advised. */
+/* The finding shows the time of the line, and says that the line remains after the advised reset. */
 static void lines_of_the_log_stay(void **state)
 {
     struct doctor_result result;
@@ -221,7 +221,7 @@ static void lines_of_the_log_stay(void **state)
     assert_has(result.evidence[1].what, "1 x Nov 21 12:00:00 NVRM: Xid");
     assert_has(result.evidence[2].what, "1 x [  12.345678] NVRM: Xid");
     assert_has(result.evidence[3].what, "1 x NVRM: Xid");
-    assert_has(result.advice, "until the next start");
+    assert_has(result.advice, "until the next reboot");
     made_done(&made);
     result = result_of("gpu-errors", reboot_wanted);
     assert_int_equal(result.severity, DOCTOR_WARNING);
@@ -237,7 +237,7 @@ static void loose_bridge(struct made *m)
     gpu(m, 0)->nvlinks_up = gpu(m, 1)->nvlinks_up = 0;
 }
 
-/* Half of the cards may be without a bridge on purpose. */
+/* Cards may intentionally have no bridge. */
 static void a_bridge_may_be_missing(void **state)
 {
     struct doctor_result result = result_of("nvlink", loose_bridge);
@@ -314,7 +314,7 @@ static void no_peermem(struct made *m)
     m->software.driver.peermem = m->software.driver.dmabuf = SOURCE_ABSENT;
 }
 
-/* What belongs to the node is no command for a container. */
+/* In a container, no command is given for what belongs to the node. */
 static void the_node_is_not_the_container(void **state)
 {
     static const struct {
@@ -347,7 +347,7 @@ static void names_are_quoted(void **state)
     made_done(&made);
     assert_string_equal(result_of("acs", evil_bridge).fix, "sudo setpci -s '$(reboot);'\\''x' ECAP_ACS+0x6.w=0000");
     made_done(&made);
-    /* topo_parse_cpus() refuses what is no list, so nothing of it gets as far as a command. */
+    /* topo_parse_cpus() rejects text that is not a list, so none of it reaches a command. */
     made_init(&made);
     evil_processors(&made);
     made_open(&made);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which network epkit uses between nodes, on machines made by hand. */
+/* The network that epkit uses between nodes, on synthetic machines. */
 #include "doctor_cases.h"
 
 #include "doctor/network.h"
@@ -169,7 +169,7 @@ static void memory_not_known(struct made *made)
     made_state(made, "files", "/proc/self/limits", "denied");
 }
 
-/* What refuses is the answer, whatever else is not known. */
+/* Not usable takes precedence over not known. */
 static void little_memory_and_no_access_known(struct made *made)
 {
     little_memory(made);

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The checks of the groups nvshmem and nccl, on a machine made by hand: each case yields the finding that it is about
- * and no other of theirs.
- */
+/* The checks of the groups nvshmem and nccl, on a synthetic machine: each case yields its finding and no other. */
 #include "advised.h"
 #include "doctor/checks.h"
 
@@ -120,7 +117,7 @@ static void other_names(void)
         snprintf(advised.hardware.names[i], sizeof(advised.hardware.names[i]), "rocep%ds0", 140 + i);
 }
 
-/* A shell without a variable, on a node where Python finds DeepEP: that switches IBGDA on. */
+/* A shell without variables, on a node where Python finds DeepEP, which enables IBGDA. */
 static void deepep_and_bundle(void)
 {
     mapping_active();
@@ -180,7 +177,7 @@ static void gib_does_not_load(void)
              "false, \"error\": \"libprotobuf.so.32: cannot open shared object file\"}}}}");
 }
 
-/* The checks of the group verbs speak of that. */
+/* Reported by the group verbs. */
 static void gib_meets_other_verbs(void)
 {
     gib();
@@ -196,7 +193,7 @@ static void transport_crashes(void)
              "/lib/nvshmem_transport_ibgda.so.3\": {\"state\": \"failed\", \"why\": \"killed by signal 11\"}}}");
 }
 
-/* Nobody else speaks of a library that is missing. */
+/* Reported by no other check. */
 static void gib_without_libibverbs(void)
 {
     gib();
@@ -225,7 +222,7 @@ static void torch_nccl(void)
 #define ONE "NVSHMEM_HCA_LIST=mlx5_0"
 #define GOOD "DEEP_EP_DEVICE_TO_HCA_MAPPING=0:mlx5_0:1,1:mlx5_1:1,2:mlx5_2:1,3:mlx5_3:1"
 
-/* "id: text" for a finding, "?id: text" for what cannot be told, "" when all is well */
+/* "id: text" for a finding, "?id: text" for an unknown result, "" for neither */
 static const struct {
     const char *settings[4];
     void (*change)(void);
@@ -297,7 +294,7 @@ static const struct {
     {{"NVSHMEM_DEBUG=INFO", "EPKIT_PRELOAD=" ADVISED_NVSHMEM "/lib/libnvshmem_host.so.3"}, bundle, ""},
     {{"NVSHMEM_DEBUG=INFO", "EPKIT_PRELOAD=/gone.so"},
      bundle,
-     "two-nvshmem: PyTorch brings+home: EPKIT_PRELOAD names what is not there: /gone.so"},
+     "two-nvshmem: PyTorch brings+home: EPKIT_PRELOAD names a path that does not exist: /gone.so"},
     {{"NVSHMEM_DEBUG=INFO"}, bundle_and_mapped, ""},
     {{"LD_PRELOAD=/gone/libnvshmem_host.so.3"}, NULL, "two-nvshmem: LD_PRELOAD names an NVSHMEM that is not there"},
     {{"LD_PRELOAD=liba.so /gone/libnvshmem_host.so.3"},
@@ -310,14 +307,14 @@ static const struct {
     /* home */
     {{"NVSHMEM_HOME=/gone", "GDRCOPY_HOME=/gone"},
      NULL,
-     "home: several variables name what is not there: GDRCOPY_HOME NVSHMEM_HOME"},
-    {{"LD_PRELOAD=/gone/libx.so"}, NULL, "home: LD_PRELOAD names what is not there: /gone/libx.so"},
+     "home: several variables name paths that do not exist: GDRCOPY_HOME NVSHMEM_HOME"},
+    {{"LD_PRELOAD=/gone/libx.so"}, NULL, "home: LD_PRELOAD names a path that does not exist: /gone/libx.so"},
     {{"LD_PRELOAD=/gone/libx.so:/proc/libnvshmem_host.so.3"},
      preload_there,
-     "home: LD_PRELOAD names what is not there"},
+     "home: LD_PRELOAD names a path that does not exist"},
     {{"LD_PRELOAD=/gone/libnvshmem_host.so.3 /gone/libx.so"},
      NULL,
-     "two-nvshmem: LD_PRELOAD names+home: LD_PRELOAD names what is not there: /gone/libx.so"},
+     "two-nvshmem: LD_PRELOAD names+home: LD_PRELOAD names a path that does not exist: /gone/libx.so"},
     {{"NVSHMEM_HOME=/proc"}, NULL, ""},
     /* hca-prefix */
     {{"NVSHMEM_HCA_PREFIX=roce"}, NULL, "hca-prefix: IBGDA leaves out 4 of 4 NICs"},
@@ -334,7 +331,7 @@ static const struct {
      "void-variables: 2 variables do not do what they seem to, among them NVSHMEM_HCA_LISTS"},
     {{"NCCL_IB_TC=high"}, NULL, "void-variables: NCCL_IB_TC"},
     /* net-plugin */
-    {{"NCCL_NET=gIB"}, no_plugin, "net-plugin: NCCL's network plugin libnccl-net.so is nowhere"},
+    {{"NCCL_NET=gIB"}, no_plugin, "net-plugin: NCCL's network plugin libnccl-net.so is not found"},
     {{"NCCL_NET=ib"}, no_plugin, ""},
     {{"NCCL_NET_PLUGIN=none"}, no_plugin, ""},
     {{"NCCL_NET=gIB", "NCCL_NET_PLUGIN=none"}, no_plugin, "net-plugin: NCCL_NET=gIB needs a plugin"},
@@ -343,7 +340,7 @@ static const struct {
      "net-plugin: NCCL's network plugin does not load: libprotobuf"},
     {{"NCCL_NET_PLUGIN=/usr/local/gib/lib64/libnccl-net.so"},
      gib_meets_other_verbs,
-     /* Its file, which would say whose fault it is, is not there to be read. */
+     /* Its file, which would show whose fault it is, is not readable. */
      "net-plugin: NCCL's network plugin does not load: libmlx5.so.1: version"},
     {{"NCCL_NET_PLUGIN=/usr/local/gib/lib64/libnccl-net.so"},
      gib_without_libibverbs,
@@ -389,7 +386,7 @@ static void make_case(size_t i)
     advised_make(&advised);
 }
 
-/* What is expected is what the checks say, in their order, or its beginnings, divided by '+'. */
+/* The expected text contains the results of the checks in order, or the beginnings of them, separated by '+'. */
 static void run_case(size_t i)
 {
     struct doctor_machine machine;
@@ -430,7 +427,7 @@ static struct doctor_result result_of(const struct doctor_check *check)
     return result;
 }
 
-/* What other programs preload stays preloaded; names that no shell has are not unset; values are words. */
+/* Other preloaded libraries are kept; invalid names of variables are not unset; values are quoted. */
 static void test_fixes(void **state)
 {
     static const struct {
@@ -467,7 +464,7 @@ static void test_fixes(void **state)
     }
 }
 
-/* By doctor.h: what does not work, or is several times slower, is an error. */
+/* According to doctor.h, what does not work or is several times slower is an error. */
 static void test_severities(void **state)
 {
     static const struct {
@@ -507,7 +504,7 @@ static void test_cases(void **state)
         run_case(i);
 }
 
-/* For --explain: full sentences, and what it is about. */
+/* For --explain: full sentences, and links. */
 static void test_texts(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the rules of the doctor go by: Xids, counters that stand out, lines of shells, and what a check needs. */
+/* The basis of the rules: Xids, outliers of counters, lines of shell scripts, and the preconditions of checks. */
 #include "doctor/shell.h"
 #include "doctor/xid.h"
 #include "hardware/counters.h"
@@ -40,7 +40,7 @@ static void test_a_counter_stands_out_among_others(void **state)
         assert_false(counter_is_outlier(&limits[i], limits[i].least - 1, 0));
         assert_true(counter_is_outlier(&limits[i], limits[i].least, 0));
         assert_true(counter_is_outlier(&limits[i], limits[i].least * 5, limits[i].least));
-        /* What all have alike, within what chance makes of it. */
+        /* Equal on all, within random variation. */
         assert_false(counter_is_outlier(&limits[i], limits[i].least * 4, limits[i].least));
         assert_true(counter_is_outlier(&limits[i], limits[i].always, limits[i].always));
     }
@@ -64,7 +64,7 @@ static void test_lines_that_evaluate_the_environment_of_process_1(void **state)
         assert_false(shell_evaluates_environ(no[i], strlen(no[i])));
 }
 
-/* Without what it needs no check finds anything, and each says why it was not run. */
+/* Without its preconditions no check finds anything, and each says why it was not run. */
 static void test_checks_without_what_they_need(void **state)
 {
     static struct made made;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The checks of the verbs libraries and of DeepEP: a healthy machine, changes to it, and how a check then ends. */
+/* Checks of the verbs libraries and of DeepEP: a healthy machine, changes to it, and the result of a check. */
 #include "doctor/checks.h"
 #include "made.h"
 
@@ -20,7 +20,7 @@ struct test_case {
 
 /* --- the healthy machine --- */
 
-/* `facts` with ' for " */
+/* `facts` is JSON with ' instead of ". */
 static void put_library(struct made *made, const char *path, const char *facts)
 {
     char text[2048];
@@ -59,7 +59,7 @@ static void healthy(struct made *made)
     software->verbs = (struct software_verbs){.ibverbs = at(CORE, "default folder"),
                                               .mlx5 = at(MLX5, "default folder"),
                                               .private_version = 57,
-                                              .provider_wants = 57,
+                                              .provider_needs = 57,
                                               .provider = PROVIDER,
                                               .provider_folders = "/usr/lib/libibverbs"};
     put_library(made, CORE, "{'definitions': ['IBVERBS_PRIVATE_57']}");
@@ -156,7 +156,7 @@ static void no_provider(struct made *made)
 
 static void other_set(struct made *made)
 {
-    made->software.verbs.provider_wants = 34;
+    made->software.verbs.provider_needs = 34;
 }
 
 static void other_set_and_no_provider(struct made *made)
@@ -165,7 +165,7 @@ static void other_set_and_no_provider(struct made *made)
     no_provider(made);
 }
 
-/* The file has the right name and is of another set: somebody renamed it. */
+/* The file was renamed: right name, but from another installation. */
 static void renamed_provider(struct made *made)
 {
     put_library(made, PROVIDER, "{'needs': [['libibverbs.so.1', 'IBVERBS_PRIVATE_34']]}");
@@ -398,7 +398,7 @@ static void linked_with_unknown(struct made *made)
     linked_with(made, "");
 }
 
-static void folder_gone(struct made *made)
+static void folder_missing(struct made *made)
 {
     put_library(made, EXTENSION, "{'needed': ['libnvshmem_host.so.3'], 'runpath': '/gone'}");
     made_state(made, "elf", "/gone/libnvshmem_host.so.3", "absent");
@@ -521,7 +521,8 @@ static const struct test_case cases[] = {
     {&check_provider_missing, "no number", core_without_number, DOCTOR_UNKNOWN, "IBVERBS_PRIVATE"},
     {&check_provider_missing, "environment", secret_environment, DOCTOR_UNKNOWN, "environment"},
     {&check_provider_missing, "no provider", no_provider, DOCTOR_FOUND, "libmlx5-rdmav57.so"},
-    {&check_provider_missing, "another set", other_set_and_no_provider, DOCTOR_NOT_APPLICABLE, "one set"},
+    {&check_provider_missing, "another set", other_set_and_no_provider, DOCTOR_NOT_APPLICABLE,
+     "different installations"},
     {&check_provider_missing, "RDMAV_DRIVERS", folder_as_only_hint, DOCTOR_NOT_APPLICABLE, "RDMAV_DRIVERS"},
     {&check_verbs_mixed, "healthy", nothing, DOCTOR_FINE, ""},
     {&check_verbs_mixed, "another set", other_set, DOCTOR_FOUND, "IBVERBS_PRIVATE_34"},
@@ -576,8 +577,8 @@ static const struct test_case cases[] = {
     {&check_other_nvshmem, "no NVSHMEM", no_nvshmem, DOCTOR_NOT_APPLICABLE, "not found"},
     {&check_other_nvshmem, "older", linked_with_older, DOCTOR_FOUND, "3.3.19"},
     {&check_other_nvshmem, "same version", linked_with_same, DOCTOR_FINE, ""},
-    {&check_other_nvshmem, "unknown version", linked_with_unknown, DOCTOR_UNKNOWN, "one version"},
-    {&check_other_nvshmem, "folder gone", folder_gone, DOCTOR_UNKNOWN, "built with"},
+    {&check_other_nvshmem, "unknown version", linked_with_unknown, DOCTOR_UNKNOWN, "have the same version"},
+    {&check_other_nvshmem, "folder gone", folder_missing, DOCTOR_UNKNOWN, "built with"},
     {&check_gpu_arch, "healthy", nothing, DOCTOR_FINE, ""},
     {&check_gpu_arch, "not understood", archs_unknown, DOCTOR_UNKNOWN, EXTENSION},
     {&check_gpu_arch, "capability", capability_unknown, DOCTOR_UNKNOWN, "libnvidia-ml"},
@@ -665,7 +666,7 @@ static void architectures(void **state)
     }
 }
 
-/* A variable for a build belongs to that build's command: exported it is one that does nothing. */
+/* A build variable is set only for the build command: if exported, it does nothing. */
 static void build_without_gdrcopy(void **state)
 {
     struct made *made = calloc(1, sizeof(*made));
@@ -683,7 +684,7 @@ static void build_without_gdrcopy(void **state)
     free(made);
 }
 
-/* Names of files become words of commands that people paste. */
+/* File names are quoted in commands that users paste. */
 static void commands(void **state)
 {
     struct made *made = calloc(1, sizeof(*made));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is read of ELF files: libraries whose link options are known (CMakeLists.txt) say them, and a damaged one is
- * refused with a reason or says something that holds together, whatever byte of it is wrong.
+ * ELF files: facts of libraries with known link options (CMakeLists.txt), and damaged files, which are refused with a
+ * reason or give consistent facts, whatever byte is wrong.
  */
 #include "source/elf.h"
 #include "source/source.h"
@@ -47,7 +47,7 @@ static int as_file(const unsigned char *bytes, size_t size)
     return fd;
 }
 
-/* Describes an open file. What is refused has a reason; what is not has keys of the right kinds. */
+/* Describes an open file. A refusal has a reason, a success keys of the right kinds. */
 static json_t *describe(int fd, char why[256])
 {
     json_t *facts;
@@ -109,7 +109,7 @@ static Elf64_Dyn *entry_of(const struct image *image, int64_t tag)
     return NULL;
 }
 
-/* --- what is said --- */
+/* --- facts --- */
 
 static struct source *open_root(void)
 {
@@ -152,7 +152,7 @@ static void runpath_and_soname(void **state)
     assert_true(facts.archs_known);
     assert_int_equal(facts.machine, header_of(&image)->e_machine);
     free(image.bytes);
-    /* The second answer comes from what was kept, with the same arrays. */
+    /* The second answer comes from the cache, with the same arrays. */
     assert_ptr_equal(source_elf(source, SAMPLE("plain")).needed, facts.needed);
     source_free(source);
 }
@@ -177,7 +177,7 @@ static void versions(void **state)
 
     (void)state;
     assert_int_equal(provider.state, SOURCE_OK);
-    /* Without the base, which is the library itself. */
+    /* Without the base version, which is the library itself. */
     assert_int_equal(provider.n_definitions, 2);
     assert_string_equal(provider.definitions[0].name, "EPKIT_SAMPLE_1");
     assert_string_equal(provider.definitions[1].name, "EPKIT_SAMPLE_2");
@@ -210,14 +210,14 @@ static void other_files(void **state)
 
     (void)state;
     assert_int_equal(facts.state, SOURCE_FAILED);
-    assert_string_equal(facts.why, "no ELF file");
+    assert_string_equal(facts.why, "not an ELF file");
     assert_int_equal(source_elf(source, SAMPLES "/not-there.so").state, SOURCE_ABSENT);
     assert_int_equal(source_elf(source, "not/absolute.so").state, SOURCE_FAILED);
     assert_int_equal(source_elf(source, SAMPLES).state, SOURCE_FAILED);
     source_free(source);
 }
 
-/* The same library says the same without section headers, but for the GPU code, which sections alone name. */
+/* Without section headers the same library gives the same facts, except for GPU code, which only sections name. */
 static void without_sections(void **state)
 {
     struct image image = load(SAMPLE("user"));
@@ -244,7 +244,7 @@ static void without_sections(void **state)
     free(image.bytes);
 }
 
-/* --- files that lie --- */
+/* --- damaged files --- */
 
 static void other_machines(void **state)
 {
@@ -259,7 +259,7 @@ static void other_machines(void **state)
     free(image.bytes);
 }
 
-/* Numbers that would make a reader allocate, loop or look elsewhere. */
+/* Numbers that would make a reader allocate, loop or read elsewhere. */
 static void claims(void **state)
 {
     struct image image = load(SAMPLE("user"));
@@ -310,7 +310,7 @@ static void endless_name(void **state)
     free(image.bytes);
 }
 
-/* A header of GPU code that claims more than the section leaves unknown what there is, and nothing else. */
+/* A header of GPU code that exceeds its section leaves only the architectures unknown. */
 static void damaged_gpu_code(void **state)
 {
     static const unsigned char magic[] = {0x50, 0xed, 0x55, 0xba};
@@ -353,7 +353,7 @@ static void every_length(void **state)
         n_refused += facts == NULL;
         json_decref(facts);
     }
-    /* Not one reason for all: the section headers at the end are the smallest loss. */
+    /* Not the same reason for all: a truncated section table is the smallest loss. */
     assert_in_range(n_refused, 1, image.size - 1);
     close(fd);
     free(image.bytes);
@@ -377,7 +377,7 @@ static void random_bytes(void **state)
             size_t at;
 
             random = random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-            /* Three of four hit the headers and the dynamic section, where it matters. */
+            /* Three of four are in the headers and the dynamic section, where they matter. */
             at = random >> 33;
             if (i % 4 == 0)
                 at %= image.size;

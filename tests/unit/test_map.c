@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The map of GPUs to NICs: known machines, and random ones against all assignments there are. */
+/* The assignment of GPUs to NICs: known machines, and random ones compared with all possible assignments. */
 #include "hardware/map.h"
 #include "map_machine.h"
 #include "temp.h"
@@ -9,7 +9,7 @@
 
 static struct machine machine;
 
-/* The map as text: "mlx5_0:1 mlx5_1:1", "-" for none. */
+/* The assignment as text: "mlx5_0:1 mlx5_1:1", "-" for none. */
 static const char *shown(const struct map *map)
 {
     static char text[4096];
@@ -90,7 +90,7 @@ static void two_per_switch(void **state)
     best_is("rocep0s0:1 rocep1s0:1 rocep2s0:1 rocep3s0:1 rocep4s0:1 rocep5s0:1 rocep6s0:1 rocep7s0:1");
 }
 
-/* Names of NICs follow no order: what counts is where they are. */
+/* Names of NICs have no order: their location counts. */
 static void names_do_not_count(void **state)
 {
     (void)state;
@@ -146,7 +146,7 @@ static void more_nics(void **state)
     }
     map = best();
     assert_string_equal(shown(map), "mlx5_0:1 mlx5_2:1 mlx5_4:1 mlx5_6:1 mlx5_8:1 mlx5_10:1 mlx5_12:1 mlx5_14:1");
-    /* None is idle: the second of each pair is its GPU's as well. */
+    /* None is idle: the second NIC of each pair belongs to its GPU as well. */
     assert_int_equal(map->n_idle, 0);
     assert_int_equal(map->choices[7].n_more, 1);
     assert_int_equal(map->choices[7].more[0].nic, 15);
@@ -154,7 +154,7 @@ static void more_nics(void **state)
     map_free(map);
 }
 
-/* EFA: 32 for 8 GPUs, four on the switch of each; a GPU that another process has keeps its four. */
+/* EFA: 32 NICs for 8 GPUs, four on the switch of each; a GPU of another process keeps its four. */
 static void four_for_each(void **state)
 {
     struct map *map;
@@ -193,7 +193,7 @@ static void four_for_each(void **state)
     map_free(map);
 }
 
-/* One GPU a task, two of them on a switch with two NICs: each task, by itself, comes to the NIC of its own GPU. */
+/* One GPU per task, two of them on a switch with two NICs: each task independently finds the NIC of its own GPU. */
 static void one_gpu_a_task(void **state)
 {
     int first, second;
@@ -218,7 +218,7 @@ static void one_gpu_a_task(void **state)
         assert_non_null(strstr(map->choices[0].why, "goes to a GPU that this process is not given"));
         map_free(map);
     }
-    /* A pod that has one of the NICs uses it, whatever its neighbours have. */
+    /* A pod with one of the NICs uses it, whatever others have. */
     machine.nics[1].role = TOPO_ROLE_NO_ACCESS;
     map = best();
     assert_int_equal(map->choices[0].nic, 0);
@@ -232,7 +232,7 @@ static void one_and_four(void **state)
     machine_gpu(&machine, -1, 0, 0);
     machine_nic(&machine, "mlx5_0", 1, -1, 0, 0);
     best_is("mlx5_0:1");
-    /* GPUs on host bridges of their own, as on Grace: the NICs are no nearer to one than to the other of a socket. */
+    /* GPUs on host bridges of their own, as on Grace: the NICs are equally near to all GPUs of a socket. */
     machine_init(&machine);
     for (int i = 0; i < 4; i++) {
         char name[24];
@@ -286,7 +286,7 @@ static void only_active_data_ports(void **state)
     best_is("two:2 two:2");
 }
 
-/* All GPUs on the node without NICs nearby: they are spread all the same. */
+/* All GPUs on the NUMA node without NICs: they are spread all the same. */
 static void numa_imbalance(void **state)
 {
     struct map *map;
@@ -306,8 +306,8 @@ static void numa_imbalance(void **state)
 }
 
 /*
- * One SYS and one PIX have a smaller sum than two NODE; but everybody waits for the GPU behind the sockets' link. Only
- * a machine that contradicts itself offers this choice: two devices of one switch on different NUMA nodes.
+ * One SYS and one PIX have a smaller sum than two NODE, but the exchange waits for the GPU behind the link between the
+ * sockets. Only an inconsistent machine offers this choice: two devices of one switch on different NUMA nodes.
  */
 static void far_paths_are_avoided_first(void **state)
 {
@@ -337,7 +337,7 @@ struct ports {
     int n, nics[SMALL], numbers[SMALL];
 };
 
-/* Numbers of SYS, NODE, PHB and PXB paths, the order of what is avoided. */
+/* Numbers of SYS, NODE, PHB and PXB paths, in order of cost. */
 static void count_paths(const struct ports *ports, const int *assignment, int counts[4])
 {
     memset(counts, 0, 4 * sizeof(*counts));
@@ -382,7 +382,7 @@ static bool is_less(const int a[4], const int b[4])
     return false;
 }
 
-/* All assignments in the order of (GPU 0, GPU 1, ...): the first of the best ones. */
+/* All assignments in the order of (GPU 0, GPU 1, ...); returns the first of the best. */
 static void search_all(const struct ports *ports, int ret_best[SMALL])
 {
     int assignment[SMALL] = {0}, counts[4], fewest[4] = {SMALL + 1, 0, 0, 0};
@@ -418,7 +418,7 @@ static void random_machine(unsigned seed, struct ports *ret_ports)
     bridges = 1 + (int)next_random(&seed, 4);
     for (int b = 0; b < 4; b++)
         switches[b] = machine_switch(&machine, b % bridges, b % bridges % 2);
-    /* One below another: the ways out of it are PXB. */
+    /* Nested switches: paths out of them are PXB. */
     machine.pci[switches[3]].parent = switches[3 % bridges];
     if (machine.pci[switches[3]].parent == switches[3])
         machine.pci[switches[3]].parent = switches[3] - 1;
@@ -442,7 +442,7 @@ static void random_machine(unsigned seed, struct ports *ret_ports)
         }
         left -= n;
     }
-    /* Firmware that contradicts itself: distances that are no tree's. */
+    /* Inconsistent firmware: distances that no tree has. */
     for (int i = 0; i < machine.topo.n_pci && seed % 3 == 0; i++)
         if (next_random(&seed, 4) == 0)
             machine.pci[i].numa_node = (int)next_random(&seed, 3) - 1;
@@ -471,7 +471,7 @@ static void best_of_all(void **state)
         }
         map_free(map);
     }
-    /* The machines were of all kinds. */
+    /* The random machines covered all kinds. */
     for (enum topo_path path = TOPO_PIX; path <= TOPO_SYS; path++)
         assert_true(seen[path] > 50);
 }
@@ -534,7 +534,7 @@ static void nvshmem_by_distance(void **state)
 {
     (void)state;
     four_switches(2, "mlx5_%d");
-    /* Neighbours of a switch take the same NIC when each is a world of its own. */
+    /* GPUs of one switch take the same NIC if each is a world of its own. */
     nvshmem_is((struct map_nvshmem){.one_world_per_gpu = true},
                "mlx5_0:1 mlx5_0:1 mlx5_2:1 mlx5_2:1 mlx5_4:1 mlx5_4:1 mlx5_6:1 mlx5_6:1");
     nvshmem_is((struct map_nvshmem){.one_world_per_gpu = false},
@@ -580,9 +580,9 @@ static void nvshmem_lists(void **state)
 }
 
 /*
- * Two NICs for each PE. The second pass takes the number of an entry (two for each PE) for that of a PE: entries of PE
- * 2 are moved by the pairs of PE 4, below another switch, and those from PE 4 on are not moved at all. Followed by hand
- * from the source.
+ * Two NICs for each PE. The second pass takes the index of an entry (two for each PE) for that of a PE: entries of PE 2
+ * are moved by the pairs of PE 4, below another switch, and those from PE 4 on are not moved. Derived from the source
+ * by hand.
  */
 static void nvshmem_with_twice_the_nics(void **state)
 {
@@ -606,7 +606,7 @@ static void nvshmem_with_twice_the_nics(void **state)
     best_is("mlx5_0:1 mlx5_1:1 mlx5_4:1 mlx5_5:1 mlx5_8:1 mlx5_9:1 mlx5_12:1 mlx5_13:1");
 }
 
-/* PIX and PXB are one class when users are spread, but not in the order of the pairs. */
+/* PIX and PXB are one class in the balancing pass, but not in the order of the pairs. */
 static void nvshmem_pxb_is_as_good(void **state)
 {
     int above, below;
@@ -715,7 +715,7 @@ static void forms(void **state)
     map->choices[2].nic = -1;
     assert_string_equal(map_verbs(&machine.topo, map), "");
     map_free(map);
-    /* What is written can be read. */
+    /* The output can be parsed. */
     assert_int_equal(map_parse(&machine.topo, "0:mlx5_0:1,1:mlx5_1:1,2:mlx5_2:2,3:mlx5_2:2", &map), EP_OK);
     assert_string_equal(map_deepep(&machine.topo, map), "0:mlx5_0:1,1:mlx5_1:1,2:mlx5_2:2,3:mlx5_2:2");
     map_free(map);

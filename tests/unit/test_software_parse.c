@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The texts that a machine keeps about its software, taken apart. */
+/* Parsers for text files of a machine. */
 #include "software/libs_search.h"
 #include "software/parse.h"
 #include "world.h"
@@ -41,7 +41,7 @@ static void modprobe(void **state)
     assert_options("options nvidia NVreg_A=1 NVreg_B=\"x=1;y=2\"\n", "NVreg_A(1)NVreg_B(x=1;y=2)");
     assert_options("  options\tnvidia  A=1   B=2", "A(1)B(2)");
     assert_options("options nvidia A=\"with blank\" B=\"\"\n", "A(with blank)B()");
-    /* Other modules, other commands, comments, names that only begin alike. */
+    /* Other modules and commands, comments, names with a common prefix. */
     assert_options("options nvidia_drm modeset=1\noptions nvidia-uvm A=1\n# options nvidia A=1\nalias nvidia A=1\n"
                    "softdep nvidia pre: A=1\noptionsnvidia A=1\noptions\noptions nvidia\noptions nvidia flag\n",
                    "");
@@ -101,7 +101,7 @@ static void dwords(void **state)
     assert_false(parse_dword(all_of(""), "A", &value));
 }
 
-/* A setting goes into a line with others without touching them. */
+/* A setting is added to a line without changing the others. */
 static void dwords_merged(void **state)
 {
     struct world world;
@@ -148,7 +148,7 @@ static void packages(void **state)
     assert_false(parse_package_next(&at, &package));
 }
 
-/* --- small things --- */
+/* --- other --- */
 
 static void fields(void **state)
 {
@@ -220,7 +220,7 @@ static void mapping(void **state)
     assert_buffer("", false, false, false);
 }
 
-/* What the patch script that is passed around makes of it: the decorator, an empty line, the method, its neighbour. */
+/* The result of the patch script in circulation: the decorator, an empty line, the method, its neighbour. */
 static void stolen_decorator(void **state)
 {
     (void)state;
@@ -228,15 +228,15 @@ static void stolen_decorator(void **state)
     assert_buffer(CLASS INIT CALL STATIC "    # words\n\n" METHOD OTHER, true, true, true);
     assert_buffer(CLASS INIT CALL "    @property\n" METHOD OTHER, true, true, true);
     assert_buffer(CLASS INIT CALL STATIC "    @other\n" METHOD OTHER, true, true, true);
-    /* One that is where it belongs. */
+    /* One in the right place. */
     assert_buffer(CLASS STATIC OTHER INIT CALL METHOD, true, true, false);
-    /* A decorator that is made for methods, and one for a method without self. */
+    /* A decorator for methods, and one for a method without self. */
     assert_buffer(CLASS INIT CALL "    @torch.no_grad()\n" METHOD OTHER, true, true, false);
     assert_buffer(CLASS INIT CALL STATIC "    def _setup_device_hca_mapping(device):\n        pass\n", true, true,
                   false);
 }
 
-/* A name is neither a definition nor a call where it only stands in words, or elsewhere. */
+/* A name in text or in another context is neither a definition nor a call. */
 static void only_named(void **state)
 {
     (void)state;
@@ -253,7 +253,7 @@ static void only_named(void **state)
     assert_buffer(CLASS INIT "\n" STATIC OTHER CALL, false, false, false);
 }
 
-/* Where the call may stand within __init__. */
+/* Positions of the call within __init__. */
 static void calls(void **state)
 {
     (void)state;

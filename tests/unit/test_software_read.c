@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What software_read() makes of a machine: driver options, libibverbs and provider, copies of DeepEP, NVSHMEM, NCCL. */
+/* The results of software_read(): driver options, libibverbs and provider, copies of DeepEP, NVSHMEM, NCCL. */
 #include "software/software.h"
 #include "world.h"
 
@@ -66,7 +66,7 @@ static void assert_peermem(const char *file, enum source_state expected)
     done(&world, software);
 }
 
-/* The driver's module, and others that do the same. */
+/* The driver's module, and equivalent ones. */
 static void peermem_of_any_kind(void **state)
 {
     (void)state;
@@ -77,7 +77,7 @@ static void peermem_of_any_kind(void **state)
     assert_peermem("/sys/module/nvidia/initstate", SOURCE_ABSENT);
 }
 
-/* Ubuntu's signed modules have the version of the kernel, whichever driver is in them. */
+/* Ubuntu's signed modules have the version of the kernel, not of the driver. */
 static void driver_of_signed_modules(void **state)
 {
     struct world world;
@@ -95,7 +95,7 @@ static void driver_of_signed_modules(void **state)
     done(&world, software);
 }
 
-/* DKMS says which version is built for the running kernel; that of another kernel does not count. */
+/* DKMS lists the version for the running kernel; versions for other kernels do not count. */
 static void driver_of_dkms(void **state)
 {
     struct world world;
@@ -116,7 +116,10 @@ static void driver_of_dkms(void **state)
     done(&world, software);
 }
 
-/* A status file that is larger than what is read: by the repository, where OFED's source shows that it was used. */
+/*
+ * A status file that exceeds the size limit: the version comes from the repository, if OFED's source shows that it was
+ * used.
+ */
 static void doca_of_repository(void **state)
 {
     (void)state;
@@ -165,7 +168,7 @@ static void no_dmabuf(void **state)
     }
 }
 
-/* Files are read by name, whatever folder they are in; /etc hides; the last line counts, all of it. */
+/* Files are read by name, regardless of the folder; /etc hides others; only the last line counts. */
 static void option_that_wins(void **state)
 {
     struct world world;
@@ -234,7 +237,7 @@ static void provider(void **state)
     world_library(&world, GNU "/libibverbs/libmlx5-rdmav34.so", MLX5("34"));
     software = read_software(&world);
     assert_int_equal(software->verbs.private_version, 50);
-    assert_int_equal(software->verbs.provider_wants, 50);
+    assert_int_equal(software->verbs.provider_needs, 50);
     assert_string_equal(software->verbs.provider, GNU "/libibverbs/libmlx5-rdmav50.so");
     done(&world, software);
 }
@@ -253,7 +256,7 @@ static void provider_of_another_number(void **state)
     done(&world, software);
 }
 
-/* By RDMAV_DRIVERS, which has the suffix appended; as a folder it leads nowhere. */
+/* By RDMAV_DRIVERS, to which the suffix is appended; with a folder the file does not exist. */
 static void provider_by_environment(void **state)
 {
     static const char good[] = "RDMAV_DRIVERS=other:/opt/p/libmlx5\0", folder[] = "RDMAV_DRIVERS=/opt/p\0";
@@ -276,7 +279,7 @@ static void provider_by_environment(void **state)
     done(&world, software);
 }
 
-/* By a path in a file of /etc/libibverbs.d, and as ld.so finds libraries. */
+/* By a path in a file of /etc/libibverbs.d, and through ld.so's search. */
 static void provider_elsewhere(void **state)
 {
     struct world world;
@@ -353,7 +356,7 @@ static void copies(void **state)
     assert_false(software->deepep.mapping_active);
     assert_string_equal(software->deepep.copies[0].folder, "/first/deep_ep");
     assert_string_equal(software->deepep.copies[0].version, "1.2.1");
-    /* Not beside it, but on the path. */
+    /* Not next to it, but on the path. */
     assert_string_equal(software->deepep.copies[0].extension, SITE "/deep_ep_cpp.cpython-312-x86_64-linux-gnu.so");
     /* The latest Python first. */
     assert_string_equal(software->deepep.copies[1].folder, SITE "/deep_ep");
@@ -367,7 +370,7 @@ static void copies(void **state)
     done(&world, software);
 }
 
-/* An egg, as setup.py install leaves it, and a tree that was installed in place: .pth files lead to both. */
+/* An egg of setup.py install, and a tree that was installed in place: .pth files refer to both. */
 static void pth_files(void **state)
 {
     struct world world;
@@ -389,7 +392,7 @@ static void pth_files(void **state)
     done(&world, software);
 }
 
-/* A virtual environment hides the system's packages, unless it was made with them. */
+/* A virtual environment hides the system's packages unless it was created with access to them. */
 static void virtual_environment(void **state)
 {
     static const char variables[] = "VIRTUAL_ENV=/venv\0";
@@ -454,7 +457,7 @@ static void bundled(void **state)
     done(&world, software);
 }
 
-/* DeepEP's extension has the folder of its NVSHMEM compiled in; LD_PRELOAD goes before it. */
+/* DeepEP's extension has its NVSHMEM in its RUNPATH; LD_PRELOAD takes precedence. */
 static void nvshmem_by_extension(void **state)
 {
     static const char variables[] = "PYTHONPATH=/py\0",
@@ -493,7 +496,7 @@ static void nvshmem_by_extension(void **state)
     }
 }
 
-/* Installed, but on nobody's path: there is a home for whoever writes an environment, and no library for a process. */
+/* Installed, but not on the linker's path: `home` is set for the advice, but no process finds the library. */
 static void nvshmem_installed(void **state)
 {
     struct world world;
@@ -539,7 +542,7 @@ static void plugin(void **state)
     }
 }
 
-/* What the script of gIB sets, as "NAME=VALUE", "-NAME" where it unsets, "?NAME" where nobody can say. */
+/* The settings of gIB's script: "NAME=VALUE", "-NAME" if unset, "?NAME" if unclear. */
 static void assert_settings(const char *script, const char *expected)
 {
     struct world world;
@@ -571,17 +574,17 @@ static void settings_of_gib(void **state)
     assert_settings("#!/bin/bash\nexport NCCL_NET=gIB\n  export NCCL_IB_TC=\"52\" NCCL_IB_FIFO_TC='84' # words\n"
                     "unset TORCH_NCCL_USE_COMM_NONBLOCKING NCCL_DEBUG",
                     "NCCL_NET=gIB NCCL_IB_TC=52 NCCL_IB_FIFO_TC=84 -TORCH_NCCL_USE_COMM_NONBLOCKING -NCCL_DEBUG ");
-    /* An expansion, cases that differ, one that is set and unset: nobody can say. The same twice is clear. */
+    /* Unclear: an expansion, different values by case, set and unset. The same value twice is clear. */
     assert_settings("export NCCL_NET=gIB\nexport NCCL_A=$X\nexport NCCL_B=1\nexport NCCL_B=2\nexport NCCL_C=1\n"
                     "unset NCCL_C\nexport NCCL_D=1\nexport NCCL_D=\"1\"\n",
                     "NCCL_NET=gIB ?NCCL_A ?NCCL_B ?NCCL_C NCCL_D=1 ");
-    /* Names of others, lines that are no settings, quotes without an end. */
+    /* Other names, lines without settings, unterminated quotes. */
     assert_settings("export PATH=/x\n#export NCCL_NET=x\nNCCL_NET=y\necho export NCCL_NET=z\nexport NCCL_=1\n"
                     "export NCCL_E=\"1\nexport NCCL_F=1;true\nexport =\nexport\nunset \nexport NCCL_G",
                     "?NCCL_E NCCL_F=1 ");
 }
 
-/* Nothing at all is an answer, and so is a snapshot that says nothing. */
+/* An empty machine, and a snapshot without any answer. */
 static void nothing(void **state)
 {
     struct world world;

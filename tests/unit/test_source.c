@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading below a source: every state that a question can end in, and that nothing leads out. */
+/* Reads of a source: every state of a query, and that nothing leads out of the root directory. */
 #include "source/state.h"
 #include "tree.h"
 
@@ -10,10 +10,10 @@
 
 #include <cmocka.h>
 
-#define OUTSIDE "outside of the root\n"
+#define OUTSIDE "outside of the root directory\n"
 
 struct fixture {
-    struct tree tree, outside; /* the second is what must not be reached */
+    struct tree tree, outside; /* the second must not be reached */
     struct source *source;
 };
 
@@ -48,7 +48,7 @@ static int teardown(void **state)
     return 0;
 }
 
-/* Opens the tree as it is now. */
+/* Opens the current tree. */
 static struct source *look(struct fixture *fixture)
 {
     source_free(fixture->source);
@@ -106,7 +106,7 @@ static void processes_are_those_of_this_machine(void **state)
         _exit(1);
     }
     assert_true(child > 0);
-    /* Until it has executed its program it has our environment. */
+    /* Until it has executed its program, it has our environment. */
     for (int i = 0; i < 2000; i++) {
         struct source *other;
         bool there;
@@ -145,7 +145,7 @@ static void a_file_is_read_as_it_is(void **state)
     assert_state(text, SOURCE_OK, "");
     assert_int_equal(text.bytes, 5);
     assert_memory_equal(text.text, "a\0b\xff\n", 6);
-    /* The same question has the same answer, however it is written. */
+    /* The same query has the same answer, however the path is written. */
     assert_ptr_equal(source_read(source, "//a/./binary/").text, text.text);
     assert_int_equal(source_read(source, "/a/empty").bytes, 0);
     assert_int_equal(source_read(source, "/a/empty").state, SOURCE_OK);
@@ -200,8 +200,8 @@ static void what_is_no_file_says_so(void **state)
     assert_state(source_read(source, "/absent"), SOURCE_ABSENT, "No such file or directory");
     assert_state(source_read(source, "/dangling"), SOURCE_ABSENT, "No such file or directory");
     assert_state(source_read(source, "/file/below"), SOURCE_ABSENT, "Not a directory");
-    assert_state(source_list(source, "/file"), SOURCE_FAILED, "is no folder");
-    assert_state(source_list(source, "/fifo"), SOURCE_FAILED, "is no folder");
+    assert_state(source_list(source, "/file"), SOURCE_FAILED, "is not a folder");
+    assert_state(source_list(source, "/fifo"), SOURCE_FAILED, "is not a folder");
     assert_state(source_list(source, "/absent"), SOURCE_ABSENT, "No such file or directory");
     assert_state(source_read(source, "relative"), SOURCE_FAILED, "not an absolute path");
     assert_state(source_lines(source, "x", "/folder"), SOURCE_FAILED, "is a folder");
@@ -259,7 +259,7 @@ static void a_file_may_be_too_large(void **state)
     free(text);
 }
 
-/* What the size said is not there any more when it is read: sysfs and /proc have sizes like that. */
+/* The file is shorter than its size says when it is read, as in sysfs and /proc. */
 static void a_file_may_shrink(void **state)
 {
     struct fixture *fixture = *state;
@@ -374,7 +374,7 @@ static void links_stay_in_the_root(void **state)
     }
 }
 
-/* A chain of links that is as long as the kernel allows, and one that is longer. */
+/* The longest chain of links that the kernel allows, and a longer one. */
 static void links_are_counted(void **state)
 {
     struct fixture *fixture = *state;
@@ -458,7 +458,7 @@ static void logs_are_searched(void **state)
     struct fixture *fixture = *state;
     struct source *source;
     char place[PATH_MAX];
-    const int n_lines = SOURCE_FILE_MAX / 41 * 3 / 2; /* half as many again as are searched */
+    const int n_lines = SOURCE_FILE_MAX / 41 * 3 / 2; /* 1.5 times as many as are searched */
     FILE *file;
 
     tree_put(&fixture->tree, "/log", "Xid 1\nother\nXid 2");
@@ -479,7 +479,7 @@ static void logs_are_searched(void **state)
     assert_int_equal(source_lines(source, "Xid", "/absent").state, SOURCE_ABSENT);
 }
 
-/* Whoever may read the ring buffer gets records without their prefix; everybody gets an answer at once. */
+/* With access to the ring buffer, records come without their prefix; in any case the answer is immediate. */
 static void the_ring_buffer_is_read_without_waiting(void **state)
 {
     struct source_text text;
@@ -649,5 +649,5 @@ int main(void)
         TEST(an_environment_may_be_missing),
     };
 
-    return cmocka_run_group_tests_name("root", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("source", tests, NULL, NULL);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every rule of a snapshot against identifiers of every type: files that hold nothing but identifiers, in the forms in
- * which files of all kinds have them, are scrubbed, and none of the identifiers is left. A rule that is added is tried
- * by itself, with the paths that it is for.
+ * Every rule of a snapshot against identifiers of every type: files that contain nothing but identifiers, in the forms
+ * of all kinds of files, are scrubbed, and no identifier is left. A new rule is tested automatically, with the paths of
+ * its pattern.
  */
 #include "source/scrub.h"
 
@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-/* Made up, all of them, and none looks like what takes the place of one. */
+/* All are invented, and none looks like a replacement. */
 static const char *const identifiers[] = {
     /* Machines and their parts: serial numbers, asset tags, identifiers of the makers. */
     "1654321000043", "132452100178", "4567890123456789012", "MT2312X01234", "PN1324A00721", "S5XXNX0R512345",
@@ -45,14 +45,14 @@ static const char *const identifiers[] = {
     "eyJhbGciOiJIUzI1NiJ9.eyJha21lIjoiMTIzNCJ9.c2lnbmF0dXJlLWFrbWU", "4f1e9ca7b8c9d0a7b8c9d0a7b8c9d0a7b8c9d0a1",
     "AAAAB3NzaC1yc2EAAAADAQABAAABgQCakme"};
 
-/* What is left of an identifier when only its end or its beginning was seen: none of these either. */
+/* Parts of identifiers, if a rule recognised only their end or their beginning: none of these may be left either. */
 static const char *const parts[] = {"akme",     "erikamuster", "1654321000", "1324521001", "45678901234", "MT2312X0",
                                     "PN1324A0", "S5XXNX0R",    "7XK2QR3",    "c500a1b2",   "51b1c2d3",    "fd31829e",
                                     "fd:31:82", "fd-31-82",    "fe31:829e",  "fe31829e",   "10.77.88",    "10-77-88",
                                     "10a6:20b", "10a6:020b",   "8899:aabb",  "9f8e7d6c",   "5b4a3928",    "x2x4z",
                                     "x9z8",     "0abcd1234",   "anuwcljt",   "eyJha21l",   "7b8c9d0",     "AAAAB3Nz"};
 
-/* Lines of the formats that are read, and of no format. The first stands alone in a file of one line. */
+/* Lines of the formats that are read, and of no format. The first is alone in a file of one line. */
 static const char *const forms[] = {
     "%s", "NVIDIA %s", "%s: 1", "# %s", "NAME=%s", "NAME=\"%s\"", "key: %s", "\"key\": \"%s\",", "a %s b", "a (%s) b",
     /* Of modprobe.d, dpkg, mounts, maps, modules, ld.so.conf, the driver, Python, the kernel. */
@@ -109,8 +109,7 @@ static bool holds_numbers(const char *pattern)
            strstr(pattern, "limits");
 }
 
-/* Everything that a rule knows, full of one identifier; but for the environment, from which names of hosts are learned.
- */
+/* Every path with a rule, filled with one identifier, except the environment, from which host names are learned. */
 static void fill_files(json_t *kept[CACHE_KINDS], const char *identifier, size_t first)
 {
     static char text[65536];
@@ -123,7 +122,7 @@ static void fill_files(json_t *kept[CACHE_KINDS], const char *identifier, size_t
 
         kept[kind] = json_object();
         for (size_t i = 0; (pattern = scrub_pattern((enum cache_kind)kind, i)); i++) {
-            /* Bytes of configuration space have a test of their own, and a counter or a limit may be any number. */
+            /* Configuration space has its own test, and counters and limits may be any number. */
             if (strstr(pattern, "/config") ||
                 (holds_numbers(pattern) && identifier[strspn(identifier, "0123456789")] == '\0'))
                 continue;
@@ -140,11 +139,11 @@ static void fill_files(json_t *kept[CACHE_KINDS], const char *identifier, size_t
             json_object_set_new(kept[kind], path, json_stringn_nocheck(text, bytes));
         }
     }
-    /* A fact of which no row says that it holds text. */
+    /* A fact without a row for its text. */
     json_object_set_new(kept[CACHE_FACTS], "/z\tx", json_pack("{s:[s], s:s}", "value", identifier, "x", identifier));
 }
 
-/* Variables whose names, or beginnings of names, are known. */
+/* Variables with a known name or prefix. */
 static void fill_environment(json_t *kept[CACHE_KINDS], const char *identifier)
 {
     static const char *const variables[] = {"NCCL_X",
@@ -191,7 +190,7 @@ static const char *left_in(const char *text, const char *identifier)
     return NULL;
 }
 
-/* How much of it a snapshot holds. Takes what is kept. */
+/* How many occurrences a snapshot has. Consumes the cache. */
 static int count_left(json_t *kept[CACHE_KINDS], const char *identifier, size_t least)
 {
     json_t *all = scrub_snapshot(kept, false), *entries, *entry;

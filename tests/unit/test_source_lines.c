@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is kept of a log with more matching lines than fit, and what a record of the kernel is. Its own copy of lines.c.
- */
+/* A log with more matching lines than fit, and the format of kernel records. It compiles its own copy of lines.c. */
 #include "source/lines.c"
 #include "temp.h"
 
 #include <cmocka.h>
 
 #define LINE_BYTES 40
-#define LINES ((int)(SOURCE_LOG_MAX / LINE_BYTES * 5 / 2)) /* more than fit twice */
+#define LINES ((int)(SOURCE_LOG_MAX / LINE_BYTES * 5 / 2)) /* more than twice what fits */
 
 static void of_many_lines_the_last_stay(void **state)
 {

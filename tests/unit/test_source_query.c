@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Questions to libraries: however the child ends, there is an answer in time, and nothing of it stays behind. */
+/* Queries of libraries: however the child ends, there is an answer in time, and nothing is left behind. */
 #include "base/clock.h"
 #include "source/state.h"
 #include "tree.h"
@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#define PATIENT_MS 60000 /* where no deadline is to be met */
+#define PATIENT_MS 60000 /* for tests without a deadline */
 
 static int setup(void **state)
 {
@@ -138,7 +138,7 @@ static json_t *answer_much(void *argument)
     return value;
 }
 
-/* A helper that outlives its parent, with everything that is open. */
+/* A helper process that outlives its parent and inherits its descriptors. */
 static json_t *leave_a_process(void *argument)
 {
     if (fork() == 0)
@@ -185,7 +185,7 @@ static void answers_come_back(void **state)
     assert_string_equal(got.why, "");
     assert_string_equal(json_string_value(json_object_get(got.value, "text")), "of the child");
     assert_int_equal(json_integer_value(json_array_get(json_object_get(got.value, "list"), 0)), 7);
-    /* It is asked once. */
+    /* It is queried once. */
     assert_ptr_equal(source_query(*state, "question", crash, NULL, PATIENT_MS).value, got.value);
 
     got = source_query(*state, "bytes", answer_bytes, NULL, PATIENT_MS);
@@ -207,8 +207,8 @@ static void a_child_may_end_as_it_likes(void **state)
     } cases[] = {{"nothing", answer_nothing, "the query has no answer here"},
                  {"crash", crash, "killed by signal 11 (Segmentation fault)"},
                  {"leave", leave, "ended with exit status 9 and without an answer"},
-                 {"garbage", say_garbage, "the answer cannot be understood"},
-                 {"bomb", say_bomb, "the answer cannot be understood"},
+                 {"garbage", say_garbage, "the answer is malformed"},
+                 {"bomb", say_bomb, "the answer is malformed"},
                  {"less", say_less, "ended with exit status 0 and without an answer"},
                  {"too much", answer_too_much, "the answer is larger than 4 MiB"},
                  {"hang", hang, "no answer within 200 ms"},
@@ -224,7 +224,7 @@ static void a_child_may_end_as_it_likes(void **state)
         assert_string_equal(got.why, cases[i].why);
         if (deadline_ms == 200)
             assert_in_range(ep_now_ns() - start, 190 * 1000000ull, PATIENT_MS * 1000000ull);
-        /* The failure is kept: one that would answer now is not asked, and nobody waits for the deadline twice. */
+        /* The failure is cached: a query that would succeed now is not made, so nobody waits for the deadline twice. */
         assert_string_equal(source_query(*state, cases[i].name, answer_scalar, NULL, PATIENT_MS).why, cases[i].why);
     }
     /* No child is left. */
@@ -236,7 +236,7 @@ static void an_answer_ends_where_it_says(void **state)
 {
     uint64_t start = ep_now_ns();
 
-    /* What it leaves goes to this process, to be found here. */
+    /* This process becomes the reaper of orphans, to detect them. */
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     assert_int_equal(source_query(*state, "left", leave_a_process, NULL, PATIENT_MS).state, SOURCE_OK);
     assert_in_range(ep_now_ns() - start, 0, PATIENT_MS * 1000000ull);
@@ -283,7 +283,7 @@ static void a_child_has_nothing_of_its_parent(void **state)
     assert_true(json_is_false(json_object_get(got.value, "handler")));
 }
 
-/* Where the parent does not hear of its children, an answer is one all the same. */
+/* If the parent ignores SIGCHLD, an answer is still valid. */
 static void children_may_be_ignored(void **state)
 {
     void (*old)(int) = signal(SIGCHLD, SIG_IGN);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Scrubbing: a machine full of identifiers, none of which may be in its snapshot, and what is concluded from it is the
- * same. Who reads a new file adds it to `places`, with what identifies a machine in such a file.
+ * Scrubbing: a machine full of identifiers, none of which may be in its snapshot, while the conclusions from it stay
+ * the same. For a new file, add it to `places` with everything that may identify a machine in such a file.
  */
 #include "source/scrub.h"
 #include "source/secret.h"
@@ -38,7 +38,7 @@
 #define UUID_PLAIN "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 #define SERIAL "1654321000042"
 #define PROCESS "geheimprogramm"
-#define COMPANY "akmefirma" /* in any name that somebody chose */
+#define COMPANY "akmefirma" /* in user-chosen names */
 #define RAIL "akmerail"     /* hosts RAIL01 to RAIL64 */
 
 static const char *const marks[] = {
@@ -50,7 +50,7 @@ static const char *const marks[] = {
 #define NIC "/sys/class/infiniband/mlx5_0/"
 #define GPU "/proc/driver/nvidia/gpus/0000:0f:00.0/"
 
-/* What readers look at, each with everything that may identify somebody there. */
+/* The files that are read, each with everything in it that may identify somebody. */
 static const struct place {
     const char *path, *text;
 } places[] = {
@@ -216,19 +216,19 @@ static void make_machine(struct tree *tree)
     make_overlay(tree);
 }
 
-/* The longest fact that there can be: the whole text. */
+/* The longest possible fact: the whole text. */
 static json_t *read_all(const char *text, size_t bytes)
 {
     return json_pack("{s:o, s:i}", "text", json_stringn_nocheck(text, bytes), "bytes", (int)bytes);
 }
 
-/* What a snapshot has of a fact of read_all(). */
+/* The fact of read_all() in a snapshot. */
 static const char *text_of(struct source *source, const char *name, const char *path)
 {
     return json_string_value(json_object_get(source_fact(source, name, read_all, "%s", path).value, "text"));
 }
 
-/* All that can be asked about a path, and about the folders above it. */
+/* All queries about a path and the folders above it. */
 static void ask_about(struct source *source, const char *path)
 {
     char folder[PATH_MAX];
@@ -262,7 +262,7 @@ static struct source *look(const struct tree *tree)
     return source;
 }
 
-/* The snapshot as it would be mailed, and read again. */
+/* Saves the snapshot and reads it again. */
 static struct source *mail(struct source *source, char **ret_text)
 {
     struct source *again = NULL;
@@ -312,14 +312,14 @@ static void what_matters_stays(void **state)
     source_query(source, "nvml", NULL, NULL, 0);
     mailed = mail(source, &text);
 
-    /* An address of some kind stays one of that kind; the empty one stays empty. */
+    /* An address of some kind stays one of that kind; an empty one stays empty. */
     assert_string_equal(source_line(mailed, NIC "ports/1/gids/0").text, "fe80:0000:0000:0000:0000:0000:0000:0001");
     assert_int_equal(
         strncmp(source_line(mailed, NIC "ports/1/gids/3").text, "0000:0000:0000:0000:0000:ffff:c000:02", 36), 0);
     assert_int_equal(strncmp(source_line(mailed, NIC "ports/1/gids/4").text, "2001:0db8:0000:", 15), 0);
     assert_string_equal(source_line(mailed, NIC "ports/1/gids/5").text, "0000:0000:0000:0000:0000:0000:0000:0000");
 
-    /* The GPU is the same one in the answer of the driver, in /proc and in the environment, in full or shortened. */
+    /* The GPU has the same UUID in the answer of the driver, in /proc and in the environment, in full or shortened. */
     gpu = json_array_get(json_object_get(source_query(mailed, "nvml", NULL, NULL, 0).value, "gpus"), 0);
     assert_string_equal(json_string_value(json_object_get(gpu, "uuid")), "GPU-00000000-0000-0000-0000-000000000001");
     assert_string_equal(json_string_value(json_object_get(gpu, "pci")), "0000:0f:00.0");
@@ -339,20 +339,20 @@ static void what_matters_stays(void **state)
     assert_non_null(strstr(source_read(mailed, "/proc/self/maps").text, "/lib/libnccl.so.2.25.1\n"));
     assert_int_equal(source_lines(mailed, "", "/var/log/kern.log").state, SOURCE_NOT_RECORDED);
     assert_string_equal(text_of(mailed, "xids", "/var/log/kern.log"), "");
-    /* Of files of administrators no text; of the driver's options the keys that are its own. */
+    /* No text of files of administrators; of the driver's options only known keys. */
     assert_int_equal(source_read(mailed, "/etc/modprobe.d/nvidia.conf").state, SOURCE_NOT_RECORDED);
     assert_int_equal(source_read(mailed, "/var/lib/dpkg/status").state, SOURCE_NOT_RECORDED);
     kept = text_of(mailed, "nvidia-dwords", "/etc/modprobe.d/nvidia.conf");
     assert_non_null(strstr(kept, "\"PeerMappingOverride=1;\""));
     assert_null(strstr(kept, "foo"));
-    /* A foreign name sorts as before: in front of nvidia.conf. */
+    /* A foreign name sorts as before: before nvidia.conf. */
     kept = text_of(mailed, "nvidia-dwords", "/etc/modprobe.d/000001.conf");
     assert_non_null(strstr(kept, "\"PeerMappingOverride=1;;RMNvLinkDisableLinks=0x0\""));
     assert_string_equal(text_of(mailed, "packages", "/var/lib/dpkg/status"), "\n");
     assert_string_equal(source_line(mailed, "/proc/sys/kernel/osrelease").text, "6.8.0-1041-custom1");
     assert_string_equal(source_read(mailed, "/etc/passwd").why, "the snapshot does not say");
 
-    /* Of variables the words that say nothing, of networks the length of their prefix. */
+    /* Plain words of variables stay, and prefix lengths of networks. */
     snprintf(list, sizeof(list), "%s", source_env(mailed, "NVSHMEM_HCA_LIST"));
     assert_int_equal(strncmp(list, "mlx5_0:1,word", 13), 0);
     assert_string_equal(list + strlen(list) - 7, ":1,mlx5");
@@ -365,7 +365,7 @@ static void what_matters_stays(void **state)
     assert_int_equal(strncmp(source_env(mailed, "NCCL_DEBUG_NOWARN"), "host", 4), 0);
     assert_int_equal(strncmp(source_env(mailed, "NCCL_NET"), "host", 4), 0);
 
-    /* Of a program no text, and of facts what is neither a truth nor a number only where a row knows it. */
+    /* No text of a program; of facts only booleans and numbers without a row. */
     assert_int_equal(source_read(mailed, "/opt/deepep/python/deep_ep/buffer.py").state, SOURCE_NOT_RECORDED);
     fact = source_fact(mailed, "all", read_all, "/opt/deepep/python/deep_ep/buffer.py");
     assert_int_equal(fact.state, SOURCE_OK);
@@ -377,7 +377,7 @@ static void what_matters_stays(void **state)
                      SOURCE_NOT_RECORDED);
     free(text);
     source_free(source);
-    /* A snapshot of a snapshot says the same. */
+    /* A snapshot of a snapshot is equal. */
     source = mailed;
     mailed = mail(source, &text);
     assert_string_equal(source_env(mailed, "NVSHMEM_HCA_LIST"), list);
@@ -503,7 +503,7 @@ static void the_general_pass_knows_identifiers(void **state)
     }
 }
 
-/* More of a kind than the first range of replacements holds: none is used twice. */
+/* More values than the first range of replacements holds: none is used twice. */
 static void replacements_differ(void **state)
 {
     struct scrub scrub;
@@ -644,7 +644,7 @@ static void serial_numbers_leave_configuration_space(void **state)
     tree_done(&tree);
 }
 
-/* The one list for snapshots, reports and the record of a run. */
+/* The list is shared by snapshots, reports and the record of a run. */
 static void secrets_have_names(void **state)
 {
     static const char *const secrets[] = {"HF_TOKEN",     "AWS_SECRET_ACCESS_KEY", "MYSQL_PWD", "GITHUB_PAT",

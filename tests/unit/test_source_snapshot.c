@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Snapshots: what was asked is answered again in the same way, and a damaged one is refused with its place. */
+/*
+ * Snapshots: recorded queries give the same answers, and a damaged snapshot is refused with the location of the error.
+ */
 #include "source/state.h"
 #include "tree.h"
 
@@ -43,7 +45,7 @@ static void make_machine(const struct tree *tree)
 static void note_text(FILE *notes, const char *what, struct source_text text)
 {
     fprintf(notes, "%s: %d \"%s\" %zu ", what, text.state, text.why, text.bytes);
-    /* Without NULs: notes are compared as strings. */
+    /* Without NULs, because notes are compared as strings. */
     for (size_t i = 0; i < text.bytes; i++)
         fprintf(notes, text.text[i] ? "%c" : "\\0", text.text[i]);
     fputc('\n', notes);
@@ -63,7 +65,7 @@ static void note_stat(FILE *notes, const char *what, struct source_stat stat)
             stat.may_read, stat.may_write, stat.may_execute);
 }
 
-/* Every kind of question, with every kind of answer. For free(). */
+/* Every kind of query, with every kind of answer. For free(). */
 static char *ask_everything(struct source *source)
 {
     static const char *const files[] = {PCI "class",
@@ -97,7 +99,7 @@ static char *ask_everything(struct source *source)
         fprintf(notes, "%lld %llu\n", (long long)value, (unsigned long long)now);
     }
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
-        /* Of a folder that nobody lists only the names of common software are saved. */
+        /* Of a folder without a row only names of common software are saved. */
         if (others[i][1])
             note_names(notes, others[i], source_list(source, "%s", others[i]));
         note_stat(notes, others[i], source_stat(source, "%s", others[i]));
@@ -115,7 +117,7 @@ static char *ask_everything(struct source *source)
     return text;
 }
 
-/* Names the first line that differs. */
+/* Reports the first line that differs. */
 static void assert_same(const char *first, const char *second)
 {
     size_t n = 0, line = 0;
@@ -202,7 +204,7 @@ static void what_was_not_asked_is_not_known(void **state)
     source_free(source);
 }
 
-/* The question that a full source could not answer has no answer afterwards either. */
+/* A query that failed because the cache was full fails in the snapshot as well. */
 static void a_full_root_stays_one(void **state)
 {
     static const char text[] = "{\"epkit_snapshot\": 1, \"full\": true, \"files\": {\"/proc/devices\": \"x\"}}";
@@ -257,11 +259,11 @@ static void an_overlay_comes_before_the_files(void **state)
 
     tree_put(&tree, "/" SOURCE_OVERLAY, "{\"epkit_snapshot\": 1,\n \"files\": 7}");
     assert_int_equal(source_open(tree.place, &source), EP_E_ARG);
-    assert_non_null(strstr(ep_last_error(), SOURCE_OVERLAY ": \"files\" is no object"));
+    assert_non_null(strstr(ep_last_error(), SOURCE_OVERLAY ": \"files\" is not an object"));
     tree_done(&tree);
 }
 
-/* --- damaged ones --- */
+/* --- damaged snapshots --- */
 
 #define FILES(entries) "{\"epkit_snapshot\": 1, \"files\": {" entries "}}"
 #define KIND(kind, entries) "{\"epkit_snapshot\": 1, \"" kind "\": {" entries "}}"
@@ -274,43 +276,43 @@ static void damaged_snapshots_are_refused(void **state)
         {"", "line 1, column 0"},
         {"{\"epkit_snapshot\": 1,\n  \"files\": {\"/a\" 1}}", "line 2, column"},
         {"{\"epkit_snapshot\": 1", "line 1"},
-        {"[1]", "no JSON object"},
+        {"[1]", "not a JSON object"},
         {"7", "line 1"},
         {"{}", "has no \"epkit_snapshot\""},
         {"{\"epkit_snapshot\": \"1\"}", "has no \"epkit_snapshot\""},
         {"{\"epkit_snapshot\": 2}", "this epkit reads format 1"},
-        {"{\"epkit_snapshot\": 1, \"fils\": {}}", "nobody knows \"fils\""},
+        {"{\"epkit_snapshot\": 1, \"fils\": {}}", "unknown key \"fils\""},
         {"{\"epkit_snapshot\": 1, \"full\": 1}", "\"full\" is neither true nor false"},
-        {"{\"epkit_snapshot\": 1, \"files\": []}", "\"files\" is no object"},
+        {"{\"epkit_snapshot\": 1, \"files\": []}", "\"files\" is not an object"},
         {"{\"epkit_snapshot\": 1, \"files\": {}, \"files\": {}}", "duplicate object key"},
         {FILES("\"/a\": \"x\", \"/a\": \"y\""), "duplicate object key"},
-        {FILES("\"a\": \"x\""), "\"files\": \"a\": is no absolute path in its plain form"},
+        {FILES("\"a\": \"x\""), "\"files\": \"a\": is not an absolute path in its plain form"},
         {FILES("\"/a/\": \"x\""), "plain form"},
         {FILES("\"/a//b\": \"x\""), "plain form"},
         {FILES("\"\": \"x\""), "plain form"},
         {FILES("\"/a\": 1"), "\"/a\": is neither a text nor an object with \"state\""},
         {FILES("\"/a\": null"), "is neither a text"},
         {FILES("\"/a\": {}"), "is neither a text"},
-        {FILES("\"/a\": {\"hex\": \"0\"}"), "no hexadecimal text"},
-        {FILES("\"/a\": {\"hex\": \"0g\"}"), "no hexadecimal text"},
-        {FILES("\"hex:2f00\": \"x\""), "no hexadecimal text"},
-        {FILES("\"hex:zz\": \"x\""), "no hexadecimal text"},
-        {FILES("\"/a\": {\"state\": \"ok\"}"), "none of absent, denied, failed"},
-        {FILES("\"/a\": {\"state\": 1}"), "none of absent, denied, failed"},
-        {FILES("\"/a\": {\"state\": \"unasked\"}"), "none of absent, denied, failed"},
-        {FILES("\"/a\": {\"state\": \"absent\", \"why\": 1}"), "\"why\" is no text"},
+        {FILES("\"/a\": {\"hex\": \"0\"}"), "not hexadecimal"},
+        {FILES("\"/a\": {\"hex\": \"0g\"}"), "not hexadecimal"},
+        {FILES("\"hex:2f00\": \"x\""), "not hexadecimal"},
+        {FILES("\"hex:zz\": \"x\""), "not hexadecimal"},
+        {FILES("\"/a\": {\"state\": \"ok\"}"), "not one of absent, denied, failed"},
+        {FILES("\"/a\": {\"state\": 1}"), "not one of absent, denied, failed"},
+        {FILES("\"/a\": {\"state\": \"unasked\"}"), "not one of absent, denied, failed"},
+        {FILES("\"/a\": {\"state\": \"absent\", \"why\": 1}"), "\"why\" is not a text"},
         {FILES("\"/a\": {\"state\": \"absent\", \"what\": \"\"}"), "has more than"},
         {KIND("folders", "\"/a\": \"x\""), "is neither a list of names"},
-        {KIND("folders", "\"/a\": [\"x/y\"]"), "no file can have"},
-        {KIND("folders", "\"/a\": [\"..\"]"), "no file can have"},
-        {KIND("folders", "\"/a\": [\"\"]"), "no file can have"},
-        {KIND("folders", "\"/a\": [\"a\\u0000b\"]"), "no file can have"},
-        {KIND("folders", "\"/a\": [1]"), "no file can have"},
-        {KIND("links", "\"/a\": \"b\""), "is no absolute path"},
-        {KIND("links", "\"/a\": \"/b\\u0000\""), "is no absolute path"},
+        {KIND("folders", "\"/a\": [\"x/y\"]"), "invalid file name"},
+        {KIND("folders", "\"/a\": [\"..\"]"), "invalid file name"},
+        {KIND("folders", "\"/a\": [\"\"]"), "invalid file name"},
+        {KIND("folders", "\"/a\": [\"a\\u0000b\"]"), "invalid file name"},
+        {KIND("folders", "\"/a\": [1]"), "invalid file name"},
+        {KIND("links", "\"/a\": \"b\""), "is not an absolute path"},
+        {KIND("links", "\"/a\": \"/b\\u0000\""), "is not an absolute path"},
         {KIND("links", "\"/a\": []"), "is neither a path"},
-        {KIND("stats", "\"/a\": \"file\""), "is no object"},
-        {KIND("stats", "\"/a\": {\"kind\": \"pipe\", \"bytes\": 0, \"access\": \"---\"}"), "\"kind\" is none of"},
+        {KIND("stats", "\"/a\": \"file\""), "is not an object"},
+        {KIND("stats", "\"/a\": {\"kind\": \"pipe\", \"bytes\": 0, \"access\": \"---\"}"), "\"kind\" is not one of"},
         {KIND("stats", "\"/a\": {\"kind\": \"file\", \"bytes\": -1, \"access\": \"---\"}"), "\"bytes\""},
         {KIND("stats", "\"/a\": {\"kind\": \"file\", \"bytes\": 1.5, \"access\": \"---\"}"), "\"bytes\""},
         {KIND("stats", "\"/a\": {\"kind\": \"file\", \"bytes\": 0, \"access\": \"rwxs\"}"), "\"access\""},
@@ -320,7 +322,7 @@ static void damaged_snapshots_are_refused(void **state)
         {KIND("lines", "\"/a\": \"x\""), "path, tab and text"},
         {KIND("lines", "\"a\\tb\": \"x\""), "plain form"},
         {KIND("lines", "\"/a\\tb\": 3"), "is neither a text"},
-        {KIND("elf", "\"/a\": \"x\""), "is no object"},
+        {KIND("elf", "\"/a\": \"x\""), "is not an object"},
         {KIND("answers", "\"nvml\": {}"), "has neither \"value\" nor \"state\""},
         {KIND("answers", "\"nvml\": 1"), "has neither \"value\" nor \"state\""},
         {KIND("answers", "\"nvml\": {\"value\": 1, \"x\": 1}"), "has more than \"value\""},
@@ -415,7 +417,7 @@ static void half_a_snapshot_is_never_seen(void **state)
     assert_int_equal(stat(place, &info), 0);
     assert_int_equal(info.st_mode & 0777, 0640);
     umask(mask);
-    /* A FIFO of its own: if this ever fails, nothing of the machine that runs the test is replaced. */
+    /* Its own FIFO: if this test ever fails, nothing of the machine is replaced. */
     tree_path(&tree, "/fifo", place);
     assert_int_equal(mkfifo(place, 0600), 0);
     assert_int_equal(source_save(source, place), EP_E_ARG);

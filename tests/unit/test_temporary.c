@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a process that was killed amid a file or a folder leaves, and who removes it. */
+/* Temporary files and folders of killed processes, and their removal. */
 #include "source/temporary.h"
 
 #include <dirent.h>
@@ -38,7 +38,7 @@ static int remove_root(void **state)
     return chdir("/") == 0 ? system(command) : -1;
 }
 
-/* How many entries the folder has. */
+/* The number of entries of the folder. */
 static int count(const char *path)
 {
     DIR *folder = opendir(path);
@@ -60,7 +60,7 @@ static void put(const char *path)
     fclose(file);
 }
 
-/* A process that makes one, says so, and waits for its end. */
+/* A process that creates one, reports it, and waits to be killed. */
 static pid_t make_in_child(bool is_folder, int *ret_fd)
 {
     struct temporary temporary;
@@ -109,14 +109,14 @@ static void test_killed(void **state)
         int fd;
         pid_t pid = make_in_child(is_folder, &fd);
 
-        /* It lives: nobody touches what it has. */
+        /* It is running: its names are not touched. */
         assert_int_equal(count("."), 1);
         assert_int_equal(temporary_file("it", &temporary), 0);
         assert_int_equal(count("."), 2);
         temporary_remove(&temporary);
         assert_int_equal(count("."), 1);
         end_child(pid, fd);
-        /* Of a file of another name it is none. */
+        /* A file of another name does not match. */
         assert_int_equal(temporary_save("other", "", 0, 0600), 0);
         assert_int_equal(count("."), 2);
         assert_int_equal(unlink("other"), 0);
@@ -126,7 +126,7 @@ static void test_killed(void **state)
     }
 }
 
-/* What looks alike, but is not ours, stays. */
+/* Similar names that are not ours stay. */
 static void test_others(void **state)
 {
     struct temporary temporary;
@@ -165,7 +165,9 @@ static void test_names(void **state)
     assert_int_equal(count("."), 0);
 }
 
-/* Processes that make and sweep the same names at once: none loses what another takes for left. */
+/*
+ * Processes that create and clean up the same names concurrently: none loses a file that another considers left over.
+ */
 static void test_at_once(void **state)
 {
     pid_t pids[8];
@@ -195,7 +197,7 @@ static void test_at_once(void **state)
     assert_int_equal(count("."), 0);
 }
 
-/* A process that does nothing else but save, ended by a signal at any instant: nothing is left but what is whole. */
+/* A process that saves continuously, killed by a signal at any time: only complete files remain. */
 static void test_signals(void **state)
 {
     static const int signals[] = {SIGTERM, SIGINT, SIGQUIT, SIGHUP, SIGXCPU};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Machines made of files: the tree, GPUs, NICs and what they are for. */
+/* Synthetic machines: the PCI tree, GPUs, NICs and their roles. */
 #include "hardware/topo.h"
 #include "machine_tree.h"
 
@@ -60,7 +60,7 @@ static const struct topo_nic *nic(const char *name)
     return &topo->nics[index];
 }
 
-/* Devices below one switch, below a switch on a switch, on ports of their own, on other host bridges. */
+/* Devices below one switch, below nested switches, on ports of their own, on other host bridges. */
 static void test_paths(void **state)
 {
     (void)state;
@@ -98,7 +98,7 @@ static void test_paths(void **state)
     assert_int_equal(topo->pci[pci("0000:20:00.0")].parent, -1);
 }
 
-/* One NUMA node, or none that the machine tells of: nothing can be further than NODE. */
+/* With one NUMA node, or without NUMA information, nothing is farther than NODE. */
 static void test_paths_without_numa(void **state)
 {
     (void)state;
@@ -117,7 +117,7 @@ static void test_pci_facts(void **state)
     tree_gpu(&tree, PORT_A "/0000:11:00.0", 1);
     tree_link(&tree, PORT_A "/0000:11:00.0/driver", "/sys/bus/pci/drivers/nvidia");
     tree_put(&tree, "/sys/bus/pci/drivers/nvidia/bind", "");
-    /* Of no interest: an NVMe disk, a VGA of somebody else, the audio function of a GPU. */
+    /* Not part of the topology: an NVMe disk, a VGA device of another vendor, the audio function of a GPU. */
     tree_pci(&tree, HOST_B "/0000:20:01.0", "0x144d\n", "0xa80a\n", "0x010802\n", 0);
     tree_pci(&tree, HOST_B "/0000:20:02.0", "0x1a03\n", "0x2000\n", "0x030000\n", 0);
     tree_pci(&tree, HOST_B "/0000:20:03.0", "0x10de\n", "0x22ba\n", "0x040300\n", 0);
@@ -138,7 +138,7 @@ static void test_pci_facts(void **state)
     assert_string_not_equal(topo->nvml_why, "");
 }
 
-/* Behind a volume management device the second host bridge is the one that counts. */
+/* After a volume management device the second host bridge counts. */
 static void test_second_domain(void **state)
 {
     (void)state;
@@ -198,14 +198,14 @@ static void test_nvml(void **state)
     assert_int_equal(gpu->nvlinks, 5);
     assert_int_equal(gpu->nvlinks_up, 4);
     assert_int_equal(gpu->nvlinks_switch, 2);
-    /* What is not said is not known. */
+    /* Missing values are unknown. */
     gpu = &topo->gpus[2];
     assert_int_equal(gpu->ecc_uncorrected, -1);
     assert_int_equal(gpu->slowdown, -1);
     assert_int_equal(gpu->remap_pending, -1);
     assert_int_equal(gpu->fabric, TOPO_FABRIC_UNKNOWN);
     assert_int_equal(gpu->minor, -1);
-    /* Straight links; through the switch as many as the one with fewer has; else the way over PCIe. */
+    /* Direct links; through a switch the number of the GPU with fewer; otherwise the PCIe path. */
     assert_int_equal(topo_gpu_path(topo, 1, 2, &links), TOPO_NVLINK);
     assert_int_equal(links, 1);
     assert_int_equal(topo_gpu_path(topo, 0, 1, &links), TOPO_NVLINK);
@@ -221,13 +221,13 @@ static void test_nvml(void **state)
 
 #define INFORMATION(minor) "Model: \t\t NVIDIA B200\nDevice Minor: \t " minor "\n"
 
-/* A container that was given one of three GPUs: CUDA numbers that one 0. */
+/* A container with one of three GPUs: CUDA numbers it 0. */
 static void test_nvml_of_a_container(void **state)
 {
     (void)state;
     three_gpus();
     tree_put(&tree, "/epkit-overlay.json", OVERLAY("{\"gpus\": [{\"pci\": \"0000:10:01.0\"}]}"));
-    /* NVML does not answer for it, though this process may open it: broken, not hidden. It shifts no number. */
+    /* NVML does not report it, though this process may open it: broken, not hidden. It changes no number. */
     tree_put(&tree, "/proc/driver/nvidia/gpus/0000:10:00.0/information", INFORMATION("0"));
     tree_put(&tree, "/dev/nvidia0", "");
     read_tree();
@@ -240,7 +240,7 @@ static void test_nvml_of_a_container(void **state)
     assert_false(topo->gpus[1].answered);
 }
 
-/* Slurm's device cgroup keeps device files shut; the driver's folder in /proc lists all GPUs none the less. */
+/* Slurm's device cgroup denies device files, but the driver's folder in /proc lists all GPUs. */
 static void test_nvml_of_a_job(void **state)
 {
     (void)state;
@@ -265,7 +265,7 @@ static void test_nvml_of_a_job(void **state)
     assert_int_equal(topo->gpus[1].index, 1);
 }
 
-/* NVreg_ExcludeDevices: nobody can use it, and nothing is broken. */
+/* NVreg_ExcludeDevices: no process can use it, and nothing is broken. */
 static void test_nvml_without_an_excluded_gpu(void **state)
 {
     (void)state;
@@ -278,7 +278,7 @@ static void test_nvml_without_an_excluded_gpu(void **state)
     assert_int_equal(topo->n_hidden_gpus, 2);
 }
 
-/* A sandbox that shows the driver and no PCI bus. */
+/* A sandbox with the driver but without the PCI bus. */
 static void test_nvml_without_sysfs(void **state)
 {
     (void)state;
@@ -393,7 +393,7 @@ static void test_nic_facts(void **state)
     assert_int_equal(topo_find_nic(topo, "rocep16s0:1"), -1);
 }
 
-/* Two ports on one PCI device: dev_port tells their interfaces apart where the GIDs do not. */
+/* Two ports on one PCI device: dev_port identifies their interfaces if the GIDs do not. */
 static void test_two_ports(void **state)
 {
     (void)state;
@@ -451,7 +451,7 @@ static void test_slow_and_down_and_virtual(void **state)
     assert_int_equal(nic("rxe0")->role, TOPO_ROLE_MANAGEMENT);
 }
 
-/* In a virtual machine the physical function is not there: what looks virtual is all there is. */
+/* In a virtual machine the physical function is not present: the virtual functions count. */
 static void test_virtual_function_alone(void **state)
 {
     (void)state;
@@ -497,7 +497,7 @@ static void test_default_route(void **state)
     assert_int_equal(nic("mlx5_1")->role, TOPO_ROLE_DATA);
 }
 
-/* Where every GPU needs its NIC, the one with the default route is for data as well. */
+/* If every GPU needs a NIC, the one with the default route is a data NIC as well. */
 static void test_default_route_of_a_needed_nic(void **state)
 {
     (void)state;
@@ -516,7 +516,7 @@ static void test_default_route_over_a_bond(void **state)
     assert_int_equal(nic("mlx5_1")->role, TOPO_ROLE_UPLINK);
 }
 
-/* Two GPUs, each with its NIC on a switch, and two more NICs elsewhere, as fast. `storage` is their link layer. */
+/* Two GPUs, each with its NIC on a switch, and two more NICs elsewhere, equally fast. `storage` is their link layer. */
 static void nics_beside_two_gpus(const char *storage)
 {
     for (int i = 0; i < 2; i++) {
@@ -550,7 +550,7 @@ static void test_storage_shows_by_its_place(void **state)
     assert_string_equal(nic("mlx5_9")->role_why, "NODE from the nearest GPU, and 2 other NICs are nearer to one");
 }
 
-/* One that is down keeps its place: a NIC for storage does not become one for data instead. */
+/* A NIC that is down keeps its role: a storage NIC does not become a data NIC instead. */
 static void test_a_nic_that_is_down_counts(void **state)
 {
     (void)state;
@@ -562,7 +562,7 @@ static void test_a_nic_that_is_down_counts(void **state)
     assert_int_equal(nic("mlx5_8")->role, TOPO_ROLE_STORAGE);
 }
 
-/* With all near ones down the others are better than nothing. */
+/* If all near NICs are down, the others are better than none. */
 static void test_all_near_ones_down(void **state)
 {
     (void)state;
@@ -574,7 +574,7 @@ static void test_all_near_ones_down(void **state)
     assert_int_equal(nic("mlx5_9")->role, TOPO_ROLE_DATA);
 }
 
-/* NICs of GPUs that this process was not given are for data, though they are far from the one that it has. */
+/* NICs of GPUs that this process may not use are data NICs, though they are far from its own GPU. */
 static void test_nics_of_hidden_gpus(void **state)
 {
     (void)state;
@@ -590,7 +590,7 @@ static void test_nics_of_hidden_gpus(void **state)
     assert_int_equal(nic("mlx5_8")->role, TOPO_ROLE_DATA);
 }
 
-/* All on one bus: what they speak is what tells them apart. */
+/* All on one bus: only the link layer distinguishes them. */
 static void flat_nics(int n_infiniband, int n_ethernet)
 {
     char path_of[64], name[24];
@@ -617,7 +617,7 @@ static void test_storage_shows_by_its_link_layer(void **state)
     assert_string_equal(nic("mlx5_2")->role_why, "Ethernet, and 2 other NICs as near to a GPU speak InfiniBand");
 }
 
-/* As many NICs as GPUs: one of another kind is a fault, not one for storage. */
+/* As many NICs as GPUs: one of another link layer is a fault, not a storage NIC. */
 static void test_an_odd_nic_of_a_gpu(void **state)
 {
     (void)state;

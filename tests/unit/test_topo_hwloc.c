@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * hwloc as the oracle for the PCI tree: bridges, host bridges and NUMA nodes of every pair of devices.
+ * hwloc as the reference for the PCI tree: bridges, host bridges and NUMA nodes of every pair of devices.
  *
  * hwloc builds its tree from the bus numbers in the configuration space of bridges, not from the paths of sysfs as
- * machine/hardware does. Made-up machines have no bus numbers there, so hwloc is given a shadow of them: the same
- * devices, with the bus numbers that their addresses imply, and the processors and nodes in the forms that hwloc reads.
+ * machine/hardware does. Synthetic machines have no bus numbers there, so hwloc gets a shadow copy: the same devices,
+ * with the bus numbers that their addresses imply, and the processors and nodes in the formats that hwloc reads.
  */
 #include "hardware/topo.h"
 #include "machine_tree.h"
@@ -55,7 +55,7 @@ static void read_text(const char *root, const char *folder, const char *file, ch
     ret_text[n] = '\0';
 }
 
-/* "0-3,8" as the mask that hwloc reads: words of 32 bits, the highest first. */
+/* "0-3,8" as a mask for hwloc: words of 32 bits, the highest first. */
 static void write_mask(struct shadow *shadow, const char *path, const char *list)
 {
     uint32_t words[8] = {0};
@@ -193,7 +193,7 @@ static hwloc_topology_t ask_hwloc(const struct shadow *shadow)
     return topology;
 }
 
-/* The bridge above an object, as hwloc has it: a PCI bridge, a host bridge, or NULL. */
+/* The bridge above an object in hwloc: a PCI bridge, a host bridge, or NULL. */
 static hwloc_obj_t above(hwloc_obj_t object)
 {
     return object->parent && object->parent->type == HWLOC_OBJ_BRIDGE ? object->parent : NULL;
@@ -247,7 +247,7 @@ static void way_of_ours(const struct topo *topo, int device, char *ret_way, size
     }
 }
 
-/* The path as hwloc's tree gives it. Bridges that two ways do not share lie between the devices. */
+/* The path by hwloc's tree: the bridges that the two devices do not share. */
 static enum topo_path expected_path(const char *way_a, const char *way_b, bool same_host, bool same_node)
 {
     size_t shared = 0;
@@ -284,15 +284,15 @@ static void compare(const char *folder, int *ret_pairs)
     static struct shadow shadow;
     hwloc_topology_t topology;
     struct topo *topo;
-    struct source *root;
+    struct source *source;
 
     memset(&shadow, 0, sizeof(shadow));
     tree_init(&shadow.tree);
     cast_devices(folder, &shadow);
     cast_processors(folder, &shadow);
     topology = ask_hwloc(&shadow);
-    assert_int_equal(source_open(folder, &root), EP_OK);
-    assert_int_equal(topo_read(root, &topo), EP_OK);
+    assert_int_equal(source_open(folder, &source), EP_OK);
+    assert_int_equal(topo_read(source, &topo), EP_OK);
     for (int i = 0; i < topo->n_pci; i++) {
         char way_a[512], way_b[512];
         hwloc_obj_t a, host_a, host_b;
@@ -319,12 +319,12 @@ static void compare(const char *folder, int *ret_pairs)
         }
     }
     topo_free(topo);
-    source_free(root);
+    source_free(source);
     hwloc_topology_destroy(topology);
     tree_done(&shadow.tree);
 }
 
-/* Switches on switches, several functions, ports of their own, two host bridges, two nodes. */
+/* Nested switches, several functions, separate ports, two host bridges, two nodes. */
 static void test_made_up(void **state)
 {
 #define HOST_A "/sys/devices/pci0000:10"

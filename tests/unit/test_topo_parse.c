@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The small texts of sysfs. */
+/* Parsers for the small texts of sysfs. */
 #include "hardware/parse.h"
 #include "temp.h"
 
@@ -21,7 +21,7 @@ static void test_pci_address(void **state)
     assert_int_equal(address.bus, 0x0f);
     assert_int_equal(address.device, 0x1f);
     assert_int_equal(address.function, 7);
-    /* As NVML writes it; and a domain of a volume management device. */
+    /* The form of NVML; the domain of a volume management device. */
     assert_true(parse_pci_address("00000009:AB:00.0", &address));
     print_pci_address(&address, text);
     assert_string_equal(text, "0009:ab:00.0");

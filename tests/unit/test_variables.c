@@ -20,7 +20,7 @@ static void test_table(void **state)
         assert_true(*variable->text);
         if (variable->text[strlen(variable->text) - 1] == '.')
             fail_msg("%s: the text is a phrase, without a full stop", variable->name);
-        if (*variable->value_default && !variable_takes(variable, variable->value_default, why, sizeof(why)))
+        if (*variable->value_default && !variable_accepts(variable, variable->value_default, why, sizeof(why)))
             fail_msg("%s: its default '%s' %s", variable->name, variable->value_default, why);
         if (variable->effect == VARIABLE_BUILD_ONLY && !variable->values)
             fail_msg("%s: a variable of a build needs to say whether it is a path", variable->name);
@@ -88,24 +88,24 @@ static void test_values(void **state)
         {"NVSHMEM_QP_DEPTH", "1000", "is not a power of two"},
         {"NVSHMEM_QP_DEPTH", "64", "is not within 128 and 32768"},
         {"NVSHMEM_QP_DEPTH", "65536", "is not within 128 and 32768"},
-        {"NVSHMEM_QP_DEPTH", "many", "is no number"},
-        {"NVSHMEM_QP_DEPTH", "1024 ", "is no number"},
-        {"NVSHMEM_QP_DEPTH", " 1024", "is no number"},
-        {"NVSHMEM_QP_DEPTH", "99999999999999999999", "is no number"},
+        {"NVSHMEM_QP_DEPTH", "many", "is not a number"},
+        {"NVSHMEM_QP_DEPTH", "1024 ", "is not a number"},
+        {"NVSHMEM_QP_DEPTH", " 1024", "is not a number"},
+        {"NVSHMEM_QP_DEPTH", "99999999999999999999", "is not a number"},
         {"NVSHMEM_IB_GID_INDEX", "-1", NULL},
         {"NVSHMEM_IB_GID_INDEX", "-2", "is not within"},
         {"NVSHMEM_SYMMETRIC_SIZE", "2g", NULL},
         {"NVSHMEM_SYMMETRIC_SIZE", "3.1M", NULL},
         {"NVSHMEM_SYMMETRIC_SIZE", ".5m", NULL},
         {"NVSHMEM_SYMMETRIC_SIZE", "1073741824", NULL},
-        {"NVSHMEM_SYMMETRIC_SIZE", "2GB", "is no size"},
-        {"NVSHMEM_SYMMETRIC_SIZE", "nan", "is no size"},
-        {"NVSHMEM_SYMMETRIC_SIZE", "", "is no size"},
+        {"NVSHMEM_SYMMETRIC_SIZE", "2GB", "is not a size"},
+        {"NVSHMEM_SYMMETRIC_SIZE", "nan", "is not a size"},
+        {"NVSHMEM_SYMMETRIC_SIZE", "", "is not a size"},
         {"NVSHMEM_HOME", "", "names no file"},
         {"NVSHMEM_HOME", "/opt", NULL},
         {"NVSHMEM_HCA_LIST", "", NULL},
         {"NVSHMEM_VERSION", "3.5.19", NULL},
-        {"NCCL_IB_ADAPTIVE_ROUTING", "true", "is no number"},
+        {"NCCL_IB_ADAPTIVE_ROUTING", "true", "is not a number"},
         {"NCCL_NET_GDR_LEVEL", "pix", NULL},
         {"NCCL_NTHREADS", "300", "is not one of 64, 128, 256, 512"},
     };
@@ -117,7 +117,7 @@ static void test_values(void **state)
         bool taken;
 
         assert_non_null(variable);
-        taken = variable_takes(variable, cases[i].value, why, sizeof(why));
+        taken = variable_accepts(variable, cases[i].value, why, sizeof(why));
         if (taken != !cases[i].why || (cases[i].why && !strstr(why, cases[i].why)))
             fail_msg("%s=%s: '%s', expected '%s'", cases[i].name, cases[i].value, taken ? "taken" : why,
                      cases[i].why ? cases[i].why : "taken");
@@ -134,7 +134,7 @@ static void test_small_reasons(void **state)
 
             assert_non_null(why);
             why[0] = '\0';
-            variable_takes(variable, "no,such\xff value", why, bytes);
+            variable_accepts(variable, "no,such\xff value", why, bytes);
             assert_true(strlen(why) < bytes);
             free(why);
         }
@@ -183,12 +183,12 @@ static void test_names(void **state)
     memset(longest, 'N', sizeof(longest) - 1);
     longest[sizeof(longest) - 1] = '\0';
     assert_null(variable_nearest(longest));
-    assert_true(variable_is_theirs("NVSHMEM_X"));
-    assert_true(variable_is_theirs("NCCL_X"));
-    assert_true(variable_is_theirs("DEEP_EP_X"));
-    assert_false(variable_is_theirs("NVSHMEM"));
-    assert_false(variable_is_theirs("LD_PRELOAD"));
-    assert_false(variable_is_theirs("MY_NCCL_X"));
+    assert_true(variable_has_known_prefix("NVSHMEM_X"));
+    assert_true(variable_has_known_prefix("NCCL_X"));
+    assert_true(variable_has_known_prefix("DEEP_EP_X"));
+    assert_false(variable_has_known_prefix("NVSHMEM"));
+    assert_false(variable_has_known_prefix("LD_PRELOAD"));
+    assert_false(variable_has_known_prefix("MY_NCCL_X"));
 }
 
 int main(void)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tree.h - a folder that stands for a machine, made by hand and removed with all that is in it. */
+/* tree.h - a folder with the files of a machine, removed with its contents. */
 #ifndef EP_TESTS_TREE_H
 #define EP_TESTS_TREE_H
 
@@ -20,7 +20,7 @@ static inline void tree_init(struct tree *tree)
 {
     temp_template("tree", tree->place);
     assert_non_null(mkdtemp(tree->place));
-    /* Tests look at it as another user as well. */
+    /* Tests read it as another user as well. */
     assert_int_equal(chmod(tree->place, 0755), 0);
 }
 
@@ -37,7 +37,7 @@ static inline void tree_done(struct tree *tree)
     nftw(tree->place, tree_remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
-/* Where `path` of the machine lies; its folders are made. */
+/* The path of the file `path` of the machine; creates its folders. */
 static inline void tree_path(const struct tree *tree, const char *path, char ret_path[PATH_MAX])
 {
     assert_in_range(snprintf(ret_path, PATH_MAX, "%s%s", tree->place, path), 1, PATH_MAX - 1);

@@ -5,7 +5,7 @@
 #include "file.h"
 #include "kubectl.h"
 #include "output.h"
-#include "source/source.h"
+#include "source/clean.h"
 #include "source/temporary.h"
 
 #include <epkit/status.h>

@@ -5,6 +5,8 @@
 #include "inspect.h"
 #include "output.h"
 
+#include "source/clean.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,24 +24,24 @@ struct doctor_options {
 /* clang-format off */
 static const struct opt doctor_table[] = {
     {"only", 0, "LIST", OPT_STRING, offsetof(struct doctor_options, only),
-     .help = "run these checks alone: ids or groups, divided by commas", .heading = "Checks"},
+     .help = "run only these checks: ids or groups, separated by commas", .heading = "Checks"},
     {"list", 0, NULL, OPT_FLAG, offsetof(struct doctor_options, list), .help = "list the checks and run none"},
     {"explain", 0, "ID", OPT_STRING, offsetof(struct doctor_options, explain),
-     .help = "print symptom, cause and remedy of what a check looks for"},
+     .help = "print symptom, cause and remedy of a failure mode"},
     {"expect", 0, "FILE", OPT_FILE, offsetof(struct doctor_options, expect),
-     .help = "what the machine is to have, as JSON (gpus, gpu, nics, nic_gbps, link_layer, driver, firmware), or the "
-             "snapshot of one that is as it should be"},
+     .help = "what the machine should have, as JSON (gpus, gpu, nics, nic_gbps, link_layer, driver, firmware), or the "
+             "snapshot of a correct machine"},
     {"verbose", 'v', NULL, OPT_FLAG, offsetof(struct doctor_options, verbose),
-     .help = "list every check with its outcome, why some could not tell, and which network epkit uses between nodes"},
+     .help = "list every check with its outcome, why some are unknown, and which network epkit uses between nodes"},
     OPT_JSON_ROW(struct doctor_options, json),
     INSPECT_OPTIONS(struct doctor_options, inspect),
     INSPECT_PID_OPTION(struct doctor_options, inspect),
     {"fix", 0, NULL, OPT_FLAG, offsetof(struct doctor_options, fix),
-     .help = "run the commands that are safe, after showing them and asking; then look again", .heading = "Repair"},
+     .help = "show the safe commands, ask, run them, and check again", .heading = "Repair"},
     {"yes", 'y', NULL, OPT_FLAG, offsetof(struct doctor_options, yes), .help = "with --fix: do not ask"},
     {"hosts", 0, "FILE", OPT_FILE, offsetof(struct doctor_options, hosts),
-     .help = "run it on these nodes over ssh and compare them: one a line, [USER@]HOST[:PORT], as Open MPI's hostfiles; or a list "
-             "as of 'epkit launch': a,b or gpu[01-04]",
+     .help = "run it on these nodes over ssh and compare them: one per line, [USER@]HOST[:PORT], as in Open "
+             "MPI's hostfiles; or a list as in 'epkit launch': a,b or gpu[01-04]",
      .heading = "Several nodes"},
     {"ssh", 0, "COMMAND", OPT_STRING, offsetof(struct doctor_options, ssh),
      .help = "program for --hosts, with its options; default: EPKIT_SSH, else ssh"},
@@ -135,7 +137,7 @@ ep_status diagnosis_make(const struct doctor_machine *machine, const struct doct
         case DOCTOR_UNKNOWN:
             diagnosis.n_unknown++;
             diagnosis.n_open += doctor_is_inconclusive(result);
-            diagnosis.n_denied += result->tells == DOCTOR_MISSING_ROOT;
+            diagnosis.n_denied += result->missing == DOCTOR_MISSING_ROOT;
             break;
         }
     }
@@ -345,31 +347,37 @@ const struct cmd command_doctor = {
     .summary = "find what is wrong with a machine, and say what to do",
     .description =
         "Looks for the known failure modes of expert-parallel communication: in the driver, the NICs, the verbs "
-        "libraries, NVSHMEM, NCCL, DeepEP, the limits, the topology and the environment of a job. It reads files, the environment and the "
-        "driver's answers; it needs no root, changes nothing, and loads no suspicious library into itself. A healthy "
-        "machine gets one line, which says what was looked at. A finding says what was seen, why it matters, and what to run.\n\n"
-        "With --from it looks at a snapshot that 'epkit topo --save' wrote on another machine. With --pid it looks at "
+        "libraries, NVSHMEM, NCCL, DeepEP, the limits, the topology and the environment of a job. It reads files, the "
+        "environment and the "
+        "driver's answers; it needs no root, changes nothing, and loads no suspicious library into itself. For a "
+        "healthy "
+        "machine it prints one line, which says what was checked. A finding says what was seen, why it matters, and "
+        "what to run.\n\n"
+        "With --from it checks a snapshot that 'epkit topo --save' wrote on another machine. With --pid it checks "
         "the environment, the limits and the libraries of a running process instead of its own.\n\n"
-        "What could not be told is not healthy: the verdict is then \"Not known\", with an exit code of its own, and each "
-        "such check says what would tell. What only root can see, or only the node outside of a container, is named "
-        "and changes no verdict.\n\n"
-        "A command says what it costs: it is safe, costs a restart (of programs, services or the machine), or cuts off "
-        "(may take a network or a device away). The last is given only where the finding is certain.\n\n"
-        "--fix runs the commands that a reboot undoes (loading a module, remounting /dev/shm), after showing them. "
+        "If a check cannot be completed, the machine does not count as healthy: the verdict is \"Not known\", with "
+        "its own "
+        "exit code, and each such check says what to do about it. What only root can see, or only the node outside of "
+        "a "
+        "container, is listed and does not change the verdict.\n\n"
+        "Each command has a class: safe, restart (of programs, services or the machine), or cuts-off (may disconnect a "
+        "network or a device). The last is given only if the finding is certain.\n\n"
+        "--fix runs the commands that a reboot reverts (loading a module, remounting /dev/shm), after showing them. "
         "Everything else is left to you.\n\n"
-        "--hosts runs it on many nodes at once and prints first in what they differ: one node with another driver is "
-        "what makes a job hang. ssh must work without a password, and epkit must be installed there. A node has "
+        "--hosts runs it on many nodes concurrently and prints first how they differ: a single node with another "
+        "driver "
+        "can make a job hang. ssh must work without a password, and epkit must be installed there. A node has "
         "--timeout seconds to answer; one that does not is named with what failed: DNS, TCP, authentication, epkit.",
     .options = doctor_table,
     .options_bytes = sizeof(struct doctor_options),
     .examples =
         (const struct cmd_example[]){
-            {"epkit doctor", "Look at this machine."},
+            {"epkit doctor", "Check this machine."},
             {"epkit doctor --only nic,driver --verbose", "Run two groups of checks and list each."},
             {"epkit doctor --explain one-nic", "Explain a failure mode."},
-            {"epkit doctor --from snapshot.json --json", "Look at a machine that somebody saved, as JSON."},
-            {"epkit doctor --expect node.json", "Say also what is missing of what the node should have."},
-            {"epkit doctor --fix", "Mend what can be mended safely."},
+            {"epkit doctor --from snapshot.json --json", "Check a machine from a saved snapshot, as JSON."},
+            {"epkit doctor --expect node.json", "Also report expected devices that are missing."},
+            {"epkit doctor --fix", "Fix what can be fixed safely."},
             {"epkit doctor --hosts hostfile", "Compare the nodes of a job."},
             {NULL, NULL},
         },
@@ -379,8 +387,8 @@ const struct cmd command_doctor = {
             {CMD_FAILED, "the machine could not be read, a fix failed, or a node did not answer"},
             {CMD_USAGE, "wrong usage"},
             {CMD_FINDINGS, "something was found, or nodes differ"},
-            {CMD_UNSUPPORTED, "there is neither a GPU nor a NIC to look at"},
-            {CMD_NOT_KNOWN, "nothing was found, and what could not be told leaves open whether all is well"},
+            {CMD_UNSUPPORTED, "there is neither a GPU nor a NIC to check"},
+            {CMD_NOT_KNOWN, "nothing was found, but a check that could not be completed leaves the verdict open"},
             {0, NULL},
         },
     .run = cmd_doctor,

@@ -2,6 +2,7 @@
 /* compare.c - differences between nodes. Documents come from other machines, so the type of every value is checked. */
 #include "diagnosis.h"
 
+#include "source/clean.h"
 #include "source/text.h"
 
 #include <stdio.h>
@@ -140,7 +141,7 @@ static const char *missing(const char *fact)
 /* --- comparing --- */
 
 /* Is the fact implied by the node having none of its kind? */
-static bool is_said(const json_t *flat, const char *fact)
+static bool is_implied(const json_t *flat, const char *fact)
 {
     const char *all = strncmp(fact, "NIC ", 4) == 0 ? ALL_NICS : *fact == '$' ? ALL_VARIABLES : NULL;
     const char *value = all ? json_string_value(json_object_get(flat, all)) : NULL;
@@ -149,23 +150,23 @@ static bool is_said(const json_t *flat, const char *fact)
 }
 
 /* Adds a node to the row with the same values under `keys` (ends with NULL), which is created if there is none. */
-static void add_node(json_t *rows, json_t *said, const char *const *keys, const char *node)
+static void add_node(json_t *rows, json_t *values, const char *const *keys, const char *node)
 {
     json_t *row = NULL;
 
     for (size_t i = 0; i < json_array_size(rows) && !row; i++) {
         row = json_array_get(rows, i);
         for (const char *const *key = keys; *key && row; key++)
-            if (!json_equal(json_object_get(row, *key), json_object_get(said, *key)))
+            if (!json_equal(json_object_get(row, *key), json_object_get(values, *key)))
                 row = NULL;
     }
     if (!row) {
-        row = said;
+        row = values;
         json_object_set_new(row, "nodes", json_array());
         json_array_append(rows, row);
     }
     json_array_append_new(json_object_get(row, "nodes"), json_string(node));
-    json_decref(said);
+    json_decref(values);
 }
 
 /* The values of one fact: an array of {"value", "nodes": [names]}, in order of appearance. */
@@ -176,7 +177,7 @@ static json_t *tally(const char *fact, const struct node *nodes, json_t *const *
     for (int i = 0; i < n; i++) {
         const char *value = flats[i] ? json_string_value(json_object_get(flats[i], fact)) : NULL;
 
-        if (flats[i] && !is_said(flats[i], fact))
+        if (flats[i] && !is_implied(flats[i], fact))
             add_node(values, json_pack("{s:s}", "value", value ? value : missing(fact)), TEXTS("value"), nodes[i].name);
     }
     return values;
@@ -212,7 +213,7 @@ static const char *kind_of(const json_t *flat)
  * A node with other GPUs than most would differ in everything: it becomes a single difference and is not compared
  * further.
  */
-static void set_apart(const struct node *nodes, json_t **flats, int n, json_t *differences)
+static void split_by_kind(const struct node *nodes, json_t **flats, int n, json_t *differences)
 {
     json_t *others = json_array();
     int best = -1, n_best = 0;
@@ -261,7 +262,7 @@ json_t *compare_nodes(const struct node *nodes, int n)
         flats[i] = flatten(nodes[i].document);
     }
     if (flats)
-        set_apart(nodes, flats, n, differences);
+        split_by_kind(nodes, flats, n, differences);
     for (int i = 0; flats && i < n; i++) {
         json_object_foreach(flats[i], fact, value)
         {

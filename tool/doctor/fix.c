@@ -10,6 +10,8 @@
 #include "output.h"
 #include "process/capture.h"
 
+#include "source/clean.h"
+
 #include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
@@ -123,7 +125,7 @@ static int print_plan(const struct diagnosis *diagnosis)
         if (n++ == 0)
             out_line("\nPlan:");
         out_line("%2d. %s", n, result->fix);
-        out_line("    mends %s: %s", result->check->id, result->text);
+        out_line("    fixes %s: %s", result->check->id, result->text);
     }
     for (int i = 0; i < diagnosis->n; i++) {
         const struct doctor_result *result = &diagnosis->results[i];
@@ -131,7 +133,7 @@ static int print_plan(const struct diagnosis *diagnosis)
         if (result->outcome != DOCTOR_FOUND || is_planned(result))
             continue;
         if (n_left++ == 0)
-            out_line("\nYours to run, because it reaches further than this start of the machine:");
+            out_line("\nTo run manually, because a reboot does not revert it:");
         diagnosis_print_block(result->check->id, *result->fix      ? result->fix
                                                  : *result->advice ? result->advice
                                                                    : result->check->remedy);
@@ -154,7 +156,7 @@ static int check_again(const struct diagnosis *diagnosis, const struct fix_optio
 {
     int n_left = 0;
 
-    out_line("\nLooking again:");
+    out_line("\nChecking again:");
     for (int i = 0; i < diagnosis->n; i++) {
         const struct doctor_check *check = diagnosis->results[i].check;
         struct doctor_result result;
@@ -170,7 +172,7 @@ static int check_again(const struct diagnosis *diagnosis, const struct fix_optio
         if (result.outcome == DOCTOR_FOUND)
             out_line("   %s: still there: %s", check->id, text);
         else
-            out_line("   %s: gone%s%s", check->id, *text ? ": " : "", text);
+            out_line("   %s: fixed%s%s", check->id, *text ? ": " : "", text);
     }
     return n_left ? CMD_FINDINGS : CMD_FINE;
 }
@@ -181,12 +183,12 @@ int fix_run(const struct cmd *cmd, const struct diagnosis *diagnosis, const stru
 
     if (n == 0) {
         if (diagnosis->n_found)
-            out_line("\nNothing here can be mended by --fix.");
+            out_line("\n--fix cannot fix any of this.");
         return diagnosis_exit(diagnosis);
     }
     if (!options->yes) {
         if (!isatty(STDIN_FILENO) || !isatty(STDOUT_FILENO))
-            return cmd_usage(cmd, "--fix asks before it runs the plan, and there is no terminal to ask on: give --yes");
+            return cmd_usage(cmd, "--fix asks before it runs the plan, and there is no terminal to ask on: use --yes");
         if (!ask(n)) {
             out_line("Nothing was run.");
             return CMD_FINDINGS;

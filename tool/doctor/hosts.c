@@ -9,6 +9,8 @@
 #include "process/capture.h"
 #include "progress.h"
 
+#include "source/clean.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,7 +69,7 @@ static void free_answers(struct answers *answers)
 
 /* --- run --- */
 
-static void take_output(struct remote *remote, const char *data, size_t bytes)
+static void store_output(struct remote *remote, const char *data, size_t bytes)
 {
     struct answer *answer = remote->context;
     char *grown;
@@ -88,7 +90,7 @@ static void take_output(struct remote *remote, const char *data, size_t bytes)
     grown[answer->bytes] = '\0';
 }
 
-static void take_end(struct remote *remote)
+static void store_end(struct remote *remote)
 {
     struct answer *answer = remote->context;
 
@@ -106,8 +108,8 @@ static int run_all(struct answers *answers, const struct hosts_options *options)
                                           .timeout_ms = options->timeout_s * 1000,
                                           .width = WIDTH,
                                           .has_shell = true,
-                                          .on_output = take_output,
-                                          .on_end = take_end};
+                                          .on_output = store_output,
+                                          .on_end = store_end};
     struct remote_pool pool;
 
     for (int i = 0; i < answers->hosts.n; i++)

@@ -7,6 +7,8 @@
 #include "software/variables.h"
 #include "topo/topo_view.h"
 
+#include "source/clean.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +37,7 @@ static json_t *result_json(const struct doctor_result *result)
 
     if (result->outcome == DOCTOR_UNKNOWN) {
         json_object_set_new(row, "open", json_boolean(doctor_is_inconclusive(result)));
-        json_object_set_new(row, "would_tell", out_text(doctor_missing_text(result->tells)));
+        json_object_set_new(row, "would_tell", out_text(doctor_missing_text(result->missing)));
     }
     if (result->outcome != DOCTOR_FOUND) {
         json_decref(evidence);
@@ -107,7 +109,7 @@ static bool is_fact(const char *name)
 {
     /* Those of epkit apply to a single run, and one is a secret. */
     return text_is_any(name, TEXTS("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")) ||
-           (variable_find(name) && !variable_is_own(name)) || variable_is_theirs(name);
+           (variable_find(name) && !variable_is_epkit(name)) || variable_has_known_prefix(name);
 }
 
 static json_t *environment_facts(struct source *source)

@@ -57,13 +57,13 @@ static const struct doctor_result *first_unknown(const struct diagnosis *diagnos
     return first;
 }
 
-/* "3 could not be told without root" */
+/* "3 could not be completed without root" */
 static void add_unknown(const struct diagnosis *diagnosis, char *text, size_t bytes)
 {
     bool for_root =
         source_is_live(diagnosis->machine->source) && geteuid() != 0 && diagnosis->n_denied == diagnosis->n_unknown;
 
-    text_append(text, bytes, "%d could not be told%s", diagnosis->n_unknown, for_root ? " without root" : "");
+    text_append(text, bytes, "%d could not be completed%s", diagnosis->n_unknown, for_root ? " without root" : "");
 }
 
 void diagnosis_verdict(const struct diagnosis *diagnosis, char *ret_text, size_t bytes)
@@ -196,13 +196,13 @@ static void print_unknown(const struct diagnosis *diagnosis)
             continue;
         out_line("\n%s (%s): not known", result->check->id, result->check->group);
         diagnosis_print_block("why", result->text);
-        diagnosis_print_block("tells", doctor_missing_text(result->tells));
+        diagnosis_print_block("do", doctor_missing_text(result->missing));
     }
 }
 
 static void print_all_checks(const struct diagnosis *diagnosis)
 {
-    static const char *const outcomes[] = {"fine", "found", "does not apply", "could not tell"};
+    static const char *const outcomes[] = {"fine", "found", "not applicable", "not known"};
     static const struct out_column columns[] = {
         {"ID", "id", 0, 0}, {"GROUP", "group", 0, 0}, {"OUTCOME", "outcome", 0, 0}, {"REASON", "reason", 0, OUT_TRUNC}};
     json_t *rows = json_array();
@@ -245,7 +245,7 @@ void diagnosis_print(const struct diagnosis *diagnosis, bool verbose)
                     print_finding(&diagnosis->results[i]);
         if (diagnosis->n_unknown && !verbose) {
             out_line("%s", "");
-            out_line("%d check%s could not tell; --verbose says why.", diagnosis->n_unknown,
+            out_line("%d check%s could not be completed; --verbose says why.", diagnosis->n_unknown,
                      diagnosis->n_unknown == 1 ? "" : "s");
         }
     }

@@ -24,7 +24,7 @@ static const struct opt env_table[] = {
     {"only", 0, "LIST", OPT_LIST, offsetof(struct env_options, only), .choices = env_group_names,
      .help = "variables of these parts only"},
     {"check", 0, NULL, OPT_FLAG, offsetof(struct env_options, check),
-     .help = "judge the environment that is set instead, and exit with 3 if something is wrong with it"},
+     .help = "check the current environment instead, and exit with 3 if it has a fault"},
     OPT_JSON_ROW(struct env_options, json),
     INSPECT_OPTIONS(struct env_options, inspect),
     INSPECT_PID_OPTION(struct env_options, inspect),
@@ -180,7 +180,7 @@ static int check(const struct cmd *cmd, const struct env_options *options, const
         return inspect_report_empty(machine->topo, options->json ? out_document(cmd->name) : NULL);
     out_error("the environment of %s cannot be read: %s", source_name(machine->source),
               environment.state == SOURCE_ABSENT         ? "there is no /proc/self/environ"
-              : environment.state == SOURCE_NOT_RECORDED ? "the snapshot does not hold it"
+              : environment.state == SOURCE_NOT_RECORDED ? "it is not in the snapshot"
                                                          : environment.why);
     return CMD_FAILED;
 }
@@ -234,7 +234,7 @@ static unsigned groups_of(const struct opt_list *only)
 }
 
 /* A comment instead of a script: a shell that sources or evaluates it must not execute the sentence. */
-static int say_empty(const struct cmd *cmd, const struct env_options *options, const struct topo *topo, bool runs)
+static int report_empty(const struct cmd *cmd, const struct env_options *options, const struct topo *topo, bool runs)
 {
     if (options->json || options->format == ENV_JSON)
         return inspect_report_empty(topo, out_document(cmd->name));
@@ -265,7 +265,7 @@ static int cmd_env(const struct cmd *cmd, const struct cmd_call *call)
     if (options->check)
         result = check(cmd, options, machine, groups);
     else if (inspect_is_empty(machine->topo))
-        result = say_empty(cmd, options, machine->topo, call->n_args > 0);
+        result = report_empty(cmd, options, machine->topo, call->n_args > 0);
     else if (call->n_args > 0)
         result = env_execute(&(struct env_script){machine->advice, source_name(source), machine->topo, groups},
                              machine->topo, call->args);

@@ -8,6 +8,8 @@
  */
 #include "env.h"
 
+#include "source/clean.h"
+
 #include <string.h>
 
 /* Prepends $1 to the list $2, once. */
@@ -215,7 +217,7 @@ static void write_preload_sh(FILE *stream, const struct advice_row *row)
     env_comment(stream, "", row->reason);
     env_comment(stream, "",
                 "It is not exported: shells, launchers and ssh would load it too. 'epkit_preload PROGRAM' starts one "
-                "program with it. EPKIT_PRELOAD tells child shells and 'epkit doctor' that this is arranged.");
+                "program with it. EPKIT_PRELOAD records this for child shells and 'epkit doctor'.");
     write_row(stream, &(struct advice_row){.name = "EPKIT_PRELOAD", .value = row->value}, false);
     fputs(preload_function, stream);
 }

@@ -132,7 +132,7 @@ void help_all(FILE *stream)
     }
     fputs("\nEnvironment:\n", stream);
     for (const struct variable *env = variables; env->name; env++) {
-        if (!variable_is_own(env->name))
+        if (!variable_is_epkit(env->name))
             continue;
         fprintf(stream, strlen(env->name) < 18 ? "  %-18s" : "  %s\n                    ", env->name);
         print_wrapped(stream, env->text, 20, 20);

@@ -55,7 +55,7 @@ static void print_environment(FILE *stream)
 {
     fputs("# ENVIRONMENT\n\n", stream);
     for (const struct variable *env = variables; env->name; env++) {
-        if (!variable_is_own(env->name))
+        if (!variable_is_epkit(env->name))
             continue;
         print_marked(stream, '*', env->name);
         fputs("\n\t", stream);

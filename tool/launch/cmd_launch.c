@@ -15,7 +15,7 @@
 #include "launch/verdict.h"
 #include "output.h"
 #include "progress.h"
-#include "source/source.h"
+#include "source/clean.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cmd_nics.c - epkit nics: what the NICs carry, and whether all of them do. */
+/* cmd_nics.c - epkit nics: the traffic of the NICs, and whether all of them carry it. */
 #include "cmd.h"
 #include "ending.h"
 #include "inspect.h"
@@ -64,9 +64,9 @@ static const struct cmd_exit_text nics_exits[] = {
     {0, NULL},
 };
 
-/* --- where the report goes --- */
+/* --- output --- */
 
-/* Opened before anything runs, so that a wrong name costs no run. */
+/* Opened first, so that an invalid name does not waste a run. */
 static FILE *open_output(const char *file)
 {
     FILE *stream = file ? stream_file(file) : stdout;
@@ -103,7 +103,7 @@ static int report(FILE *stream, const struct nics_options *options, const struct
     if (options->prometheus) {
         nics_print_prometheus(stream, nics);
     } else if (options->json) {
-        /* A line for each document when there are several. */
+        /* One line per document if there are several. */
         size_t style = mode == NICS_WATCH ? JSON_COMPACT : JSON_INDENT(2);
         json_t *document = nics_document(nics, mode, command, &verdict);
 
@@ -118,7 +118,7 @@ static int report(FILE *stream, const struct nics_options *options, const struct
     return failed ? CMD_FAILED : CMD_FINE;
 }
 
-/* --- the three ways --- */
+/* --- the three modes --- */
 
 static void block_interrupts(sigset_t *ret_signals)
 {
@@ -140,7 +140,7 @@ static int show_totals(FILE *stream, const struct nics_options *options, struct 
     bool is_finding;
     int result;
 
-    /* Prometheus works out rates by itself. */
+    /* Prometheus computes rates itself. */
     if (!is_snapshot(options) && !options->prometheus) {
         sigset_t signals;
         siginfo_t info;
@@ -186,7 +186,7 @@ static int watch(FILE *stream, const struct nics_options *options, struct nics *
     return has_faults || nics_was_uneven(nics) ? CMD_FINDINGS : CMD_FINE;
 }
 
-/* A command that failed by itself is not to be covered up by what epkit has to say. */
+/* The exit code of a failed command has precedence over findings. */
 static int run_command(FILE *stream, const struct nics_options *options, struct nics *nics, char **args)
 {
     struct nics_command command = {.args = args};
@@ -200,8 +200,8 @@ static int run_command(FILE *stream, const struct nics_options *options, struct 
 }
 
 /*
- * A result above 128 is the signal that interrupted epkit, for main(). Of a command it is that of a signal that epkit
- * would have passed on to it, or the command's own affair. Its exit codes mean what it says: epkit ends here by them.
+ * A result above 128 is the signal that interrupted epkit, for main(). With a command it is a signal that epkit would
+ * have forwarded, or the command's own exit code: epkit exits with the same code.
  */
 static int leave(int code, bool has_run)
 {
@@ -233,7 +233,7 @@ static int check_usage(const struct cmd *cmd, const struct cmd_call *call, const
     return CMD_FINE;
 }
 
-/* After the source was opened, whose deadline counts here too. */
+/* Called after the source was opened: its deadline counts here too. */
 static int check_rates(const struct cmd *cmd, const struct cmd_call *call, const struct nics_options *options)
 {
     if ((options->watch || call->n_args > 0 || cmd_given(cmd, call, "interval")) && is_snapshot(options))
@@ -242,8 +242,8 @@ static int check_rates(const struct cmd *cmd, const struct cmd_call *call, const
     return CMD_FINE;
 }
 
-/* No devices: says so in one line, where the report would go. */
-static int say_none(const struct topo *topo, const struct nics_options *options)
+/* Without devices: prints one line instead of the report. */
+static int print_no_devices(const struct topo *topo, const struct nics_options *options)
 {
     FILE *stream = open_output(options->output);
     char line[512];
@@ -267,7 +267,7 @@ static int say_none(const struct topo *topo, const struct nics_options *options)
         failed = stream_json(stream, document, JSON_INDENT(2));
         json_decref(document);
     } else {
-        /* Comments are all that Prometheus' text format has for words. */
+        /* Prometheus' text format allows text only in comments. */
         fprintf(stream, "%s%s\n", options->prometheus && stream != stdout ? "# " : "", line);
     }
     return close_output(stream, options->output) == CMD_FINE && !failed ? CMD_UNSUPPORTED : CMD_FAILED;
@@ -287,7 +287,7 @@ static int show(const struct cmd_call *call, const struct nics_options *options,
     else
         result = show_totals(stream, options, nics);
     closed = close_output(stream, options->output);
-    /* A report that could not be written matters more than what it found, less than what the command says. */
+    /* A failure to write the report has precedence over findings, but not over the exit code of the command. */
     if (result == CMD_FINE || (result == CMD_FINDINGS && call->n_args == 0 && closed != CMD_FINE))
         result = closed;
     return result;
@@ -321,7 +321,7 @@ static int cmd_nics(const struct cmd *cmd, const struct cmd_call *call)
         nics_begin(&nics);
     inspect_reading_done();
     if (result == CMD_FINE)
-        result = nics.n > 0 ? show(call, options, &nics) : say_none(topo, options);
+        result = nics.n > 0 ? show(call, options, &nics) : print_no_devices(topo, options);
     has_run = call->n_args > 0 && nics.n > 0;
     nics_done(&nics);
     topo_free(topo);
@@ -336,21 +336,20 @@ const struct cmd command_nics = {
     .summary = "what the NICs carry, and whether all of them do",
     .description =
         "Shows the counters of all RDMA ports that carry data: bytes and packets since boot, rates over one interval, "
-        "errors and congestion, and in one sentence whether all NICs take part. With CMD it shows what moved while CMD "
-        "ran, and ends with CMD's exit code.\n"
+        "errors and congestion, and in one sentence whether all NICs take part. With CMD it shows the traffic while CMD ran, and ends with CMD's exit code.\n"
         "\n"
         "Traffic is called uneven when there are at least 1 MB of it and a device has less than a tenth of the average "
-        "or the busiest one more than 1.5 times the average. NICs that no GPU uses by the map of 'epkit topo' do not "
+        "or the busiest one more than 1.5 times the average. NICs that no GPU uses by the assignment of 'epkit topo' do not "
         "count, unless --devices names them. Without CMD uneven traffic is a finding: of the interval, or since boot if "
         "nothing moves meanwhile.\n"
         "\n"
         "A port whose link went down, damaged symbols or recovered from errors is a finding: of the period with --watch "
         "or CMD, else since boot if it has far more than the other ports. So are lost RoCE packets from one in 100000 "
-        "on. Other errors are shown and not judged: adaptive routing, for one, brings packets out of sequence.\n"
+        "on. Other errors are shown without a verdict: adaptive routing, for example, reorders packets.\n"
         "\n"
         "CMD has epkit's standard input, output and error to itself, and signals are passed on to it. The report comes "
         "after it on standard output; --output FILE keeps the two apart. Data counters of RDMA ports count words of 4 "
-        "bytes and are shown in bytes. Counters that wrap around are followed. To give options to CMD, put -- in front "
+        "bytes and are shown in bytes. Counters may wrap around. To give options to CMD, put -- in front "
         "of it.",
     .options = nics_table,
     .options_bytes = sizeof(struct nics_options),

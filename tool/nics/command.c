@@ -12,6 +12,8 @@
 
 #include "base/clock.h"
 
+#include "source/clean.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>

@@ -5,6 +5,8 @@
 
 #include "hardware/map.h"
 
+#include "source/clean.h"
+
 #include <stdlib.h>
 #include <string.h>
 

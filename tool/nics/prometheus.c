@@ -2,6 +2,8 @@
 /* prometheus.c - counters since boot in the text format of Prometheus (exposition format 0.0.4). */
 #include "nics.h"
 
+#include "source/clean.h"
+
 #include <inttypes.h>
 #include <string.h>
 

@@ -3,6 +3,8 @@
 #include "nics.h"
 #include "output.h"
 
+#include "source/clean.h"
+
 #include <inttypes.h>
 #include <stdarg.h>
 #include <string.h>
@@ -66,13 +68,13 @@ static const char *state_text(enum source_state state)
     case SOURCE_DENIED:
         return "permission denied";
     case SOURCE_NOT_RECORDED:
-        return "the snapshot does not hold it";
+        return "it is not in the snapshot";
     default:
-        return "there is no number in it";
+        return "it is not a number";
     }
 }
 
-static void note_rows(json_t *notes, const struct nics_device *device, const struct nics_tally *tally)
+static void add_row_notes(json_t *notes, const struct nics_device *device, const struct nics_tally *tally)
 {
     struct counter_rows rows = counter_rows(device->counter.rdma);
 
@@ -81,7 +83,7 @@ static void note_rows(json_t *notes, const struct nics_device *device, const str
         bool is_traffic = rows.at[i].kind <= COUNTER_RECEIVED_PACKETS;
 
         if (tally->is_reset[i])
-            note(notes, "%s: %s was set back meanwhile; what it moved is what it shows since", device->label,
+            note(notes, "%s: %s was reset during the period; the change is its value since then", device->label,
                  rows.at[i].file);
         /* Devices have different error counters, and snapshots different contents. */
         if (state == SOURCE_OK || (!is_traffic && (state == SOURCE_ABSENT || state == SOURCE_NOT_RECORDED)))
@@ -99,13 +101,13 @@ static json_t *make_notes(const struct nics *nics)
         const struct nics_tally *tally = &nics->tallies[i];
 
         if (tally->was_there && !tally->is_there)
-            note(notes, "%s has vanished: its counters are those of the last look at it", device->label);
+            note(notes, "%s has vanished: its counters are those of the last sample", device->label);
         else if (!tally->is_there)
             note(notes, "%s has no counters that could be read", device->label);
         else if (!tally->was_there)
-            note(notes, "%s has appeared meanwhile: what it moved before is not known", device->label);
+            note(notes, "%s has appeared during the period: its earlier changes are unknown", device->label);
         if (tally->is_there)
-            note_rows(notes, device, tally);
+            add_row_notes(notes, device, tally);
     }
     return notes;
 }

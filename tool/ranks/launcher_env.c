@@ -7,7 +7,7 @@
  */
 #include "ranks_internal.h"
 
-#include "source/source.h"
+#include "source/clean.h"
 
 #include <errno.h>
 #include <limits.h>

@@ -5,7 +5,7 @@
 #include "cmd.h"
 #include "gpu.h"
 
-#include "source/source.h"
+#include "source/clean.h"
 #include "source/text.h"
 
 #include <errno.h>

@@ -4,7 +4,7 @@
 
 #include "output.h"
 
-#include "source/source.h"
+#include "source/clean.h"
 
 #include <signal.h>
 #include <stdarg.h>

@@ -13,6 +13,8 @@
 
 #include "base/clock.h"
 
+#include "source/clean.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>

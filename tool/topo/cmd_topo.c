@@ -22,12 +22,11 @@ static const char *const sections[] = {"tree", "matrix", "map", "nics", NULL};
 /* clang-format off */
 static const struct opt topo_table[] = {
     {"only", 'o', "LIST", OPT_LIST, offsetof(struct topo_options, only), .choices = sections,
-     .help = "show these sections alone", .heading = "Output"},
+     .help = "show only these sections", .heading = "Output"},
     OPT_JSON_ROW(struct topo_options, json),
     INSPECT_OPTIONS(struct topo_options, inspect),
     {"save", 0, "FILE", OPT_FILE, offsetof(struct topo_options, save),
-     .help = "write all that epkit can know about the machine to this file as well; what identifies the machine or "
-             "its users is replaced"},
+     .help = "also write everything that epkit can read of the machine to this file; what identifies the machine or its users is replaced"},
     {0},
 };
 /* clang-format on */
@@ -144,16 +143,14 @@ const struct cmd command_topo = {
     .description =
         "Shows the PCI tree as far as GPUs and RDMA NICs are concerned; the matrix of paths between them, in the terms "
         "of 'nvidia-smi topo -m'; the NIC that each GPU should use, with the reason, in the forms that DeepEP, "
-        "NVSHMEM, NCCL and UCX read, and beside it what NVSHMEM would choose by itself; and the ports of the NICs.\n\n"
+        "NVSHMEM, NCCL and UCX read, next to the default choice of NVSHMEM; and the ports of the NICs.\n\n"
         "GPUs are numbered as the NVIDIA driver numbers those of this process: by PCI address, as CUDA does with "
         "CUDA_DEVICE_ORDER=PCI_BUS_ID, and in practice also without it where all GPUs are equal. Each GPU gets a NIC "
         "of its own as long as there are enough, the nearest ones possible. NICs that carry no data are left out with "
-        "the reason: ports down, networks for management or storage, virtual functions beside their physical one.\n\n"
-        "With --save the machine goes into a file that every command reads with --from: to mail it, to compare it, or to "
-        "look at it where the machine is not. The file holds what epkit has read and nothing else. Serial numbers, "
+        "the reason: ports down, networks for management or storage, virtual functions in addition to their physical one.\n\n"
+        "--save writes a snapshot of the machine, which every command reads with --from: to mail it, to compare it, or to inspect it elsewhere. The file contains only what epkit has read. Serial numbers, "
         "UUIDs, GUIDs, names of hosts and users, addresses, tokens and keys are replaced.\n\n"
-        "Nothing here needs root. The NVIDIA driver is asked in a process of its own, which may hang or crash without "
-        "harm; without an answer NVLinks and compute capabilities are not known.",
+        "Nothing here needs root. The NVIDIA driver is queried in a separate process, which may hang or crash without harm; without an answer NVLinks and compute capabilities are unknown.",
     .options = topo_table,
     .options_bytes = sizeof(struct topo_options),
     .examples =
@@ -161,8 +158,8 @@ const struct cmd command_topo = {
             {"epkit topo", "Show the machine."},
             {"epkit topo --only map", "Show only which GPU should use which NIC."},
             {"epkit topo --json --only map | jq -r .forms.DEEP_EP_DEVICE_TO_HCA_MAPPING",
-             "Print the map for DeepEP alone."},
-            {"epkit topo --save node.json", "Write a snapshot for somebody else to look at."},
+             "Print only the assignment for DeepEP."},
+            {"epkit topo --save node.json", "Write a snapshot for somebody else to inspect."},
             {"epkit topo --from node.json", "Show the machine of that snapshot."},
             {NULL, NULL},
         },
