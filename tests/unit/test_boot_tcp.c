@@ -944,16 +944,32 @@ static void test_unknown_host_name(void **state)
 }
 
 /* Ranks as processes, as torchrun starts them; torchrun itself listens on MASTER_PORT. */
+/* A listener, as torchrun's store, with a free port after its own: a connection may use that one, also in TIME_WAIT. */
+static int listen_before_free_port(uint16_t *ret_port)
+{
+    struct tcp_address loopback = {.family = AF_INET, .bytes = {127, 0, 0, 1}}, any = {.family = AF_INET};
+
+    for (;;) {
+        uint16_t next;
+        int fd, probe;
+
+        assert_int_equal(tcp_listen(&loopback, 0, &fd, ret_port), EP_OK);
+        if (*ret_port < UINT16_MAX && tcp_listen(&any, (uint16_t)(*ret_port + 1), &probe, &next) == EP_OK) {
+            close(probe);
+            return fd;
+        }
+        close(fd);
+    }
+}
+
 static void test_environment_of_torchrun(void **state)
 {
     pid_t children[4];
-    struct tcp_address any = {.family = AF_INET, .bytes = {127, 0, 0, 1}};
     uint16_t store;
     char text[16], number[16];
-    int code, fd;
+    int code, fd = listen_before_free_port(&store);
 
     (void)state;
-    assert_int_equal(tcp_listen(&any, 0, &fd, &store), EP_OK); /* stays open, as torchrun's store */
     snprintf(text, sizeof(text), "%u", store);
     for (int rank = 0; rank < 4; rank++) {
         children[rank] = fork();
