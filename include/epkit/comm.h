@@ -190,8 +190,8 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
  *     gets EP_E_EXCLUDED from this call and from every later one.
  *   - Otherwise they wait for one more deadline. Then the call fails with EP_E_TIMEOUT and names a rank that did not
  *     call, also on ranks that call later.
- * So two groups never exist, and a single slow rank never forms one alone. If half of the ranks are stopped, end them
- * first.
+ * So two groups never exist, except after the two deaths above, and a single slow rank never forms one alone. If half
+ * of the ranks are stopped, end them first.
  *
  * Duration. At most two deadlines, and two more for each rank that stops answering during the call. Over "tcp" and
  * "verbs" the lowest rank that answers leads: one more deadline for each lower rank that does not answer, and three

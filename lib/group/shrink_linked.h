@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * shrink_linked.h - shared by the files of a shrink across hosts: shrink_linked.c creates the group, shrink_lead.c
- * gathers the survivors, shrink_follow.c joins a leader, shrink_confirm.c
- * finds the outcome if the leader is lost in the last step, shrink_refuse.c answers ranks that arrive too late.
+ * gathers the survivors, shrink_follow.c joins a leader, shrink_confirm.c finds the outcome if the leader is lost in
+ * the last step, shrink_refuse.c answers ranks that arrive too late.
  */
 #ifndef EP_GROUP_SHRINK_LINKED_H
 #define EP_GROUP_SHRINK_LINKED_H
