@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* launch_events.c - what the agents say, and what it means when one says nothing any more. */
+/* launch_events.c - events from the agents, and the loss of an agent. */
 #include "launch/launch_internal.h"
 
 #include "base/clock.h"
@@ -82,7 +82,7 @@ static void take_exit(struct node *node, const json_t *event)
     has_line = !signal && *node->last_line && node->last_rank == job_number(event, "rank", 0);
     if (has_line)
         snprintf(why + strlen(why), sizeof(why) - strlen(why), "; its last line: %s", node->last_line);
-    /* What is killed because another one has failed is no failure of its own. */
+    /* A rank that is killed because another one has failed is not a failure of its own. */
     if (node->launch->is_ending || node->launch->reason)
         return;
     set_failure(node, "program", why);
@@ -127,7 +127,7 @@ static void take_event(struct node *node, json_t *event)
         node->is_located = true;
         snprintf(node->location, sizeof(node->location), "%s", job_text(event, "location", ""));
         snprintf(node->location_why, sizeof(node->location_why), "%s", job_text(event, "why", ""));
-        /* The agent is ours, the node may not be. */
+        /* The agent is trusted, the node may not be. */
         if (*node->location && !location_is_valid(node->location))
             node->location[0] = '\0';
     } else if (strcmp(name, "answer") == 0) {
@@ -150,7 +150,7 @@ static void take_event(struct node *node, json_t *event)
     }
 }
 
-/* Somebody else speaks in the place of the agent: what they say may be the reason. */
+/* Output that is not from the agent: it may explain a failure. */
 static void keep_stray(struct node *node, const char *data, size_t bytes)
 {
     const char *end = memchr(data, '\036', bytes);
@@ -204,12 +204,12 @@ void node_take_end(struct remote *remote)
     enum node_state before = node->state;
     char why[400];
 
-    node->state = node->is_clean ? NODE_GONE : NODE_FAILED;
+    node->state = node->is_clean ? NODE_ENDED : NODE_FAILED;
     if (node->is_clean || node->is_swept)
         return;
     if (before == NODE_CONNECTING) {
         snprintf(why, sizeof(why), "%.260s%s%s",
-                 remote->failed_at ? remote->why : "the connection ended without an answer of epkit",
+                 remote->failed_at ? remote->why : "the connection ended without an answer from epkit",
                  *node->stray && !node->has_frames ? "; it wrote: " : "", node->has_frames ? "" : node->stray);
         set_failure(node, remote->failed_at ? remote->failed_at : "answer", why);
         return;

@@ -115,7 +115,7 @@ END
     done
     epkit install plan gcp-b200-ubuntu2404 --root gcp-b200-ubuntu2404 >out || true
     grep -q 'cuda-toolkit-12-9 0.0.1 is installed, older than 12.9' out
-    grep -q 'nvidia 0.1 is loaded, and 580.126.09 shall be: not live before a reboot' out
+    grep -q 'nvidia 0.1 is loaded, expected 580.126.09: takes effect after a reboot' out
 }
 
 @test "the traps of a driver: configured but not live, overridden later, another module of a longer name" {
@@ -454,7 +454,7 @@ END
     files_recipe >files.yaml
     run epkit install apply files.yaml --root m
     [ "$status" -eq 1 ]
-    [[ "$output" == *"/etc/deep/er/one is a folder, and a file shall be there: nothing is changed"* ]]
+    [[ "$output" == *"/etc/deep/er/one is a folder, but a file is expected: nothing is changed"* ]]
     epkit install uninstall files --root m
     [ "$(cat m/etc/deep/er/one/mine)" = mine ]
 }
@@ -503,7 +503,7 @@ x" ]
     [ -e m/etc/lost ]
     epkit install apply ./moves.yaml --root m --set p=/etc/third
     [ ! -e m/etc/deep ]
-    # A place where all is as it shall be already is nobody's: the old one is undone at the end.
+    # A place where all is as expected already is nobody's: the old one is undone at the end.
     echo x >m/etc/fourth
     cp m/etc/fourth before/etc/
     epkit install apply ./moves.yaml --root m --set p=/etc/fourth

@@ -227,7 +227,7 @@ END
         kill "-$number" $apply
         ended $((128 + number))
         touch go
-        grep -q "interrupted; what runs now is completed, and 'epkit install resume slow' goes on" out
+        grep -q "interrupted; the current step is completed, and 'epkit install resume slow' continues" out
         epkit install resume slow --state "$PWD/state"
         epkit install uninstall slow --state "$PWD/state"
     done
@@ -421,7 +421,7 @@ END
         [ "$(jq -s length out)" -eq 1 ]
         [ "$(jq -r .result out)" = interrupted ]
         valid install out
-        grep -q "interrupted; what runs now is completed, and 'epkit install uninstall slow' goes on" err
+        grep -q "interrupted; the current step is completed, and 'epkit install uninstall slow' continues" err
         touch go
         epkit install uninstall slow --state "$PWD/state"
         [ ! -e "done" ]

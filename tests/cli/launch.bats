@@ -29,31 +29,31 @@ refused() {
 }
 
 @test "lists of hosts, variables and programs that cannot be meant" {
-    refused "stands there twice" --hosts a,root@A hostname
+    refused "is listed twice" --hosts a,root@A hostname
     refused "there is an empty name" --hosts a,,b hostname
-    refused "is no host" --hosts 'a,-oProxyCommand=x' hostname
+    refused "is not a host" --hosts 'a,-oProxyCommand=x' hostname
     refused "a bracket is not closed" --hosts 'a[1-' hostname
     printf 'a\rb\rc\n' >hostfile
     refused "hostfile, line 1: a carriage return within the line" --hostfile hostfile hostname
     printf 'a slotss=8\n' >hostfile
-    refused "'slotss=8' behind the host is no setting" --hostfile hostfile hostname
+    refused "'slotss=8' after the host is not a setting" --hostfile hostfile hostname
     refused "the name of the program is empty" --hosts a ''
     for name in RANK LOCAL_RANK WORLD_SIZE NNODES MASTER_ADDR MASTER_PORT GPUS_PER_NODE; do
         refused "--env $name: epkit sets it for each rank" --hosts a -x "$name=7" hostname
     done
-    refused "'A B' is no name of a variable" --hosts a -x 'A B=c-secret' hostname
+    refused "'A B' is not a variable name" --hosts a -x 'A B=c-secret' hostname
     [[ "$stderr" != *c-secret* ]]
-    refused "it is not set here" --hosts a -x EPKIT_NOT_SET hostname
+    refused "the variable is not set here" --hosts a -x EPKIT_NOT_SET hostname
     refused "--triangulate needs a test" --hosts a,b --triangulate hostname
-    refused "is no test of nccl-tests" --hosts a nccl ../../x
-    refused "nothing says which hosts" hostname
+    refused "is not a test of nccl-tests" --hosts a nccl ../../x
+    refused "no hosts are given" hostname
     # hostname(1) would give that name to every node.
-    refused "--hosts names the nodes" --hosts a hostname b
-    refused "--hosts names the nodes" --hosts a hostname -- -F file
+    refused "--hosts gives the nodes" --hosts a hostname b
+    refused "--hosts gives the nodes" --hosts a hostname -- -F file
     refused "did you mean 'intranode'?" --hosts a epkit-test intrande
     EPKIT_SSH_PORT=22x refused "the variable EPKIT_SSH_PORT is '22x', not a port" --hosts a hostname
     export JOBSET_NAME=js NNODES=2 JOB_COMPLETION_INDEX=2
-    refused "JOB_COMPLETION_INDEX is 2, and there are 2" hostname
+    refused "JOB_COMPLETION_INDEX is 2, but must be below 2" hostname
 }
 
 @test "workloads: what is no script, line ends of Windows, interpreters that are not there" {
@@ -69,7 +69,7 @@ refused() {
     printf '#!/no/such/interpreter\n' >script
     launch --hosts a --workload script
     [ "$status" -eq 127 ]
-    [[ "$output$stderr" == *"/workload: the interpreter that its first line names is not there"* ]]
+    [[ "$output$stderr" == *"/workload: the interpreter in its first line does not exist"* ]]
     # Without a first line of that kind it is a shell's.
     printf 'echo "rank $RANK of $WORLD_SIZE"\n' >script
     launch --hosts a,b --workload script
@@ -80,7 +80,7 @@ refused() {
 @test "programs that stand for ssh and are none; a value of several lines; output without an end" {
     launch --ssh /bin/true --hosts a hostname
     [ "$status" -eq 1 ]
-    [[ "$output" == *"a: answer: the connection ended without an answer of epkit"* ]]
+    [[ "$output" == *"a: answer: the connection ended without an answer from epkit"* ]]
     launch --ssh /nowhere/ssh --hosts a hostname
     [ "$status" -eq 1 ]
     [[ "$output" == *"/nowhere/ssh: No such file or directory"* ]]
@@ -176,7 +176,7 @@ refused() {
     run --separate-stderr epkit launch --ssh "$PWD/ssh" --connect-timeout 60 --checks skip --out run --hosts a -- \
         echo '[ 1/1] bf16 random, sync ... passed 1 ms'
     [ "$status" -eq 0 ]
-    [[ "$stderr" == *"the run of 20"*" that was there is replaced"* ]]
+    [[ "$stderr" == *"replacing the run of 20"*" in this folder"* ]]
     [ "$(cd run/testbed-logs && echo worker-* mine*)" = "worker-a.log mine.txt" ]
     run epkit parse run
     [ "$status" -eq 0 ]

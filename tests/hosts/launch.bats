@@ -282,7 +282,7 @@ END
     run --separate-stderr launch --out slow --checks skip --hosts 'h[1-4]' --triangulate deepep-internode
     echo "$output$stderr"
     [ "$status" -eq 3 ]
-    [[ "$output" == *"Plan: 4 nodes: 2 pairs side by side"*"h1,h2: "*"Slow: h3. Found in "*" runs."* ]]
+    [[ "$output" == *"Plan: 4 nodes: 2 pairs concurrently"*"h1,h2: "*"Slow: h3. Found in "*" runs."* ]]
     [ "$(jq -c '[.result, .slow]' "$HOSTS_DIR/work/slow/testbed-logs/triangulate.json")" = '["found",["h3"]]' ]
     run --separate-stderr launch --json --no-logs --checks skip --hosts 'h[1-4]' --triangulate deepep-internode
     [ "$status" -eq 3 ]

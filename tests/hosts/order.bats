@@ -64,7 +64,7 @@ order() {
     stop_serving
     [ "$order" = "h3 h1 h2 h4" ]
     [[ "$stderr" == *"the location of 3 of 4 nodes is not known, so they come last: h1: http://127.0.0.1:8080/"*"HTTP status 404"* ]]
-    grep -q 'h2 has no location: .*the answer is no location' "$HOSTS_DIR/work/run/testbed-logs/coordinator.log"
+    grep -q 'h2 has no location: .*the answer is not a location' "$HOSTS_DIR/work/run/testbed-logs/coordinator.log"
     grep -q 'h4 has no location: .*the answer is empty' "$HOSTS_DIR/work/run/testbed-logs/coordinator.log"
 }
 
@@ -86,7 +86,7 @@ order() {
     printf '# rack\nh[3-4] rack1\nh1 rack0\n' >"$HOSTS_DIR/topology"
     order --topology "$HOSTS_DIR/topology"
     [ "$order" = "h1 h3 h4 h2" ]
-    [[ "$stderr" == *"1 of 4 nodes is not known"*"h2: the topology file does not name it"* ]]
+    [[ "$stderr" == *"1 of 4 nodes is not known"*"h2: the topology file does not list it"* ]]
     printf 'SwitchName=s1 Nodes=h[3,4]\nSwitchName=s2 Nodes=h1,h2\nSwitchName=t2 Switches=s1\nSwitchName=t1 Switches=s2\n' \
         >"$HOSTS_DIR/topology.conf"
     order --topology "$HOSTS_DIR/topology.conf"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cmd_install.c - epkit install: bring a machine to what a recipe says, and back. */
+/* cmd_install.c - epkit install: applies recipes to a machine, and undoes them. */
 #include "output.h"
 #include "progress.h"
 #include "tool_install.h"
@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define REBOOT_WAIT_S 180 /* for the machine to go down after it was told to */
+#define REBOOT_WAIT_S 180 /* time for the machine to go down */
 
 /* clang-format off */
 static const char *const reboot_choices[] = {"now", "sentinel", "never", NULL};
@@ -62,7 +62,7 @@ static struct install_options engine_options(const struct install_cmd_options *o
 /* --- ends --- */
 
 struct ending {
-    const char *name; /* in JSON */
+    const char *name; /* its name in JSON */
     int code;
 };
 
@@ -72,7 +72,7 @@ static struct ending ending_of(enum install_result result)
         [INSTALL_FINE] = {"fine", CMD_FINE},
         [INSTALL_FAILED] = {"failed", CMD_FAILED},
         [INSTALL_REBOOTING] = {"rebooting", CMD_FINDINGS},
-        [INSTALL_WANTS_REBOOT] = {"wants-reboot", CMD_FINDINGS},
+        [INSTALL_NEEDS_REBOOT] = {"wants-reboot", CMD_FINDINGS},
         [INSTALL_STOPPED] = {"stopped", CMD_FAILED},
         [INSTALL_REFUSED] = {"refused", CMD_UNSUPPORTED},
         [INSTALL_BUSY] = {"busy", CMD_FAILED},
@@ -82,7 +82,7 @@ static struct ending ending_of(enum install_result result)
     return endings[result];
 }
 
-/* Says how it ended on standard error, and gives the exit code. */
+/* Reports the end on standard error, and returns the exit code. */
 static int finish(const struct cmd *cmd, const struct install_cmd_options *options, const struct install *install,
                   const char *action, enum install_result result, const struct verify_result *results, size_t n)
 {
@@ -93,7 +93,7 @@ static int finish(const struct cmd *cmd, const struct install_cmd_options *optio
         if (install->lock_fd < 0)
             out_error("interrupted; nothing was changed");
         else
-            out_error("interrupted; what runs now is completed, and 'epkit install %s %s' goes on",
+            out_error("interrupted; the current step is completed, and 'epkit install %s %s' continues",
                       strcmp(action, "uninstall") == 0 ? action : "resume", install->recipe->name);
         ending.code = 128 + observed_signal();
     } else if (*install->failure) {
@@ -106,7 +106,7 @@ static int finish(const struct cmd *cmd, const struct install_cmd_options *optio
     return out_finish() == CMD_FINE ? ending.code : CMD_FAILED;
 }
 
-/* Nobody may take a node that goes down for one that is installed: this ends when the machine does. */
+/* A node that reboots must not be taken for installed: this process ends when the machine does. */
 static enum install_result wait_for_reboot(struct install *install)
 {
     for (int i = 0; i < REBOOT_WAIT_S * 10 && !observed_signal(); i++)
@@ -148,7 +148,7 @@ static int do_status(const struct cmd *cmd, const struct install_cmd_options *op
     return out_finish() == CMD_FINE ? code : CMD_FAILED;
 }
 
-/* What a step makes is there, and works. */
+/* The step is done, and its tests pass. */
 static enum install_result verify(const struct install_cmd_options *options, struct install *install,
                                   struct verify_result *results, size_t *ret_n)
 {
@@ -171,8 +171,8 @@ static enum install_result verify(const struct install_cmd_options *options, str
     return result;
 }
 
-/* The lines by which users of logs know that a step is done: only where its tests pass. */
-static void say_done(const struct install *install, const struct verify_result *results, size_t n)
+/* Prints the lines by which scripts find out that a step is done: only where its tests pass. */
+static void print_done(const struct install *install, const struct verify_result *results, size_t n)
 {
     for (size_t i = 0; i < install->recipe->n_steps; i++) {
         size_t index = install->recipe->order[i];
@@ -194,7 +194,7 @@ static int do_verify(const struct cmd *cmd, const struct install_cmd_options *op
     int code;
 
     if (!install->is_live) {
-        out_error("tests run on the machine itself, and --root is another one");
+        out_error("tests run on the machine itself, but --root is another one");
         return CMD_UNSUPPORTED;
     }
     result = verify(options, install, results, &n);
@@ -204,7 +204,7 @@ static int do_verify(const struct cmd *cmd, const struct install_cmd_options *op
     if (options->json)
         return out_json(report_json(cmd, install, "verify", code ? "findings" : "fine", results, n)) == 0 ? code
                                                                                                           : CMD_FAILED;
-    say_done(install, results, n);
+    print_done(install, results, n);
     return out_finish() == CMD_FINE ? code : CMD_FAILED;
 }
 
@@ -237,8 +237,8 @@ static int do_apply(const struct cmd *cmd, const struct install_cmd_options *opt
     return finish(cmd, options, install, action, result, results, n);
 }
 
-/* How an uninstall ended well: as much as is true. */
-static void say_uninstalled(const struct install *install, bool was_known)
+/* Reports a successful uninstall. */
+static void print_uninstalled(const struct install *install, bool was_known)
 {
     char logs[1024];
 
@@ -265,15 +265,15 @@ static int do_uninstall(const struct cmd *cmd, const struct install_cmd_options 
         if (result == INSTALL_FINE)
             result = install_undo(install);
         progress_stop();
-        /* What is said about the steps is what is there now, if there is time for it. */
+        /* The steps are checked again for the report, if there is time. */
         if (options->json && result != INSTALL_BUSY && result != INSTALL_INTERRUPTED) {
-            enum install_result looked = install_look(install);
+            enum install_result probed = install_probe(install);
 
-            result = result == INSTALL_FINE ? looked : result;
+            result = result == INSTALL_FINE ? probed : result;
         }
     }
     if (result == INSTALL_FINE && !options->json)
-        say_uninstalled(install, was_known);
+        print_uninstalled(install, was_known);
     return finish(cmd, options, install, "uninstall", result, NULL, 0);
 }
 
@@ -303,15 +303,15 @@ static int do_export(const struct cmd *cmd, const struct install_cmd_options *op
     return code == CMD_FINE ? out_finish() : code;
 }
 
-/* A resume begins nothing: what goes on with it is what an apply has left. */
+/* A resume begins nothing: it continues an apply. */
 static int refuse_resume(const struct install *install)
 {
     out_error("recipe %s was not applied here, or is uninstalled: there is nothing to resume", install->recipe->name);
-    out_hint("'epkit install apply %s' begins; nothing was changed", install->recipe->name);
+    out_hint("'epkit install apply %s' starts an installation; nothing was changed", install->recipe->name);
     return CMD_USAGE;
 }
 
-/* Everything that looks at the machine. */
+/* Actions that check the machine. */
 static int act(const struct cmd *cmd, const struct install_cmd_options *options, const char *action, const char *name)
 {
     bool changes = strcmp(action, "apply") == 0 || strcmp(action, "resume") == 0 || strcmp(action, "uninstall") == 0;
@@ -338,7 +338,7 @@ static int act(const struct cmd *cmd, const struct install_cmd_options *options,
         goto done;
     }
     if (result == INSTALL_FINE)
-        result = install_look(&install);
+        result = install_probe(&install);
     if (result == INSTALL_FINE)
         result = preflight_run(&install, fetches && install_changes(&install) > 0);
     if (result != INSTALL_FINE)
@@ -365,7 +365,7 @@ static int cmd_install(const struct cmd *cmd, const struct cmd_call *call)
     const char *action = call->args[0], *first = call->n_args > 1 ? call->args[1] : NULL;
     char self[PATH_MAX];
 
-    /* For tests of a recipe that ask epkit about the machine. */
+    /* For tests of a recipe that call epkit. */
     if (realpath("/proc/self/exe", self))
         setenv("EPKIT_COMMAND", self, 0);
     if (options->state && (options->state[0] != '/' || variable_fault(KIND_PATH, options->state)))
@@ -373,15 +373,15 @@ static int cmd_install(const struct cmd *cmd, const struct cmd_call *call)
     if (options->state && strlen(options->state) > INSTALL_STATE_MAX)
         return cmd_usage(cmd, "--state: it is longer than %d characters", INSTALL_STATE_MAX);
     if (options->json && (strcmp(action, "export") == 0 || strcmp(action, "show") == 0))
-        return cmd_usage(cmd, "--json does not go with %s, which writes the file itself", action);
+        return cmd_usage(cmd, "--json does not apply to %s, which writes the file itself", action);
     if (strcmp(action, "export") == 0)
         return do_export(cmd, options, first, call->n_args > 2 ? call->args[2] : NULL);
     if (call->n_args > 2)
         return cmd_usage(cmd, "one recipe at a time");
     if (options->again && strcmp(action, "apply") != 0)
-        return cmd_usage(cmd, "--again goes with apply");
+        return cmd_usage(cmd, "--again applies only to apply");
     if (options->force && strcmp(action, "uninstall") != 0)
-        return cmd_usage(cmd, "--force goes with uninstall");
+        return cmd_usage(cmd, "--force applies only to uninstall");
     if (strcmp(action, "list") == 0)
         return recipe_list(cmd, options->json);
     if (strcmp(action, "show") == 0)

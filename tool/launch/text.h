@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* text.h - what the help of `epkit launch` says. */
+/* text.h - the help text of `epkit launch`. */
 #ifndef EP_TOOL_LAUNCH_TEXT_H
 #define EP_TOOL_LAUNCH_TEXT_H
 
