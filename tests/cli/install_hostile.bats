@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# Recipes that are wrong or mean harm: each is refused with its file and line, and nothing changes.
+# Invalid and malicious recipes: each is refused with its file and line, and nothing changes.
 #
 # shellcheck disable=SC2016 # what recipes hold
 
@@ -64,7 +64,7 @@ refused() {
         refused 4 "needs 'check' or 'creates'"
 }
 
-@test "cycles, needs that are not there, ids twice" {
+@test "cycles, missing needs, duplicate ids" {
     printf '%s\n%s\n    needs: [one]\n' "$HEAD" "$STEP" | refused 4 'form a cycle'
     printf '%s\n%s\n    needs: [two]\n%s\n    needs: [one]\n' "$HEAD" "$STEP" "${STEP/id: one/id: two}" |
         refused 4 'form a cycle'
@@ -95,14 +95,14 @@ refused() {
         refused 4 "step 'a' owns /o/b and would delete /o/b/c, which belongs to step 'b'"
     two 'type: pip, target: /o/b, packages: {x: "1.0"}' "$build, provides: [/o/b/a], owns: [/o]" | refused 5 'would delete /o/b'
     two "$build, provides: [/o/a], owns: [/o]" "$build, provides: [/o/a], owns: [/o]" | refused 4 'would delete /o'
-    # Any version, and neighbours, are no contradiction.
+    # "Any version", and sibling paths, are no contradiction.
     two 'type: apt, packages: {git: "1.0", x: "*"}' 'type: apt, packages: {git: "*", x: "1.0"}' >good.yaml
     "$EPKIT" install plan ./good.yaml --root m || [ $? -eq 3 ]
     two "$build, provides: [/o/b/a], owns: [/o/b]" 'type: file, path: /o/bc, content: x' >good.yaml
     "$EPKIT" install plan ./good.yaml --root m || [ $? -eq 3 ]
 }
 
-@test "folders of the system that a build would replace, also by a value" {
+@test "system folders that a build would replace, also through a value" {
     for folder in /usr /usr/local /opt /etc /lib/modules /var/lib; do
         printf '%s\n  - {id: a, type: build, title: t, why: w, budget: 1s, git: "https://h/r", ref: main, commit: abcdef0, script: x, provides: [/a], owns: [%s]}\n' "$HEAD" $folder |
             refused 4 "would own $folder, a folder of the system"
@@ -145,7 +145,7 @@ refused() {
     printf 'recipe: ../../etc\ntitle: t\nsteps: []\n' | refused 1 'name '
 }
 
-@test "bombs, anchors, tags, depth, size, bytes that are no text" {
+@test "bombs, anchors, tags, depth, size, bytes that are not text" {
     printf 'recipe: &a bad\ntitle: *a\nsteps: []\n' | refused 1 'anchors are not accepted'
     printf 'recipe: bad\ntitle: *a\nsteps: []\n' | refused 2 'liases'
     printf 'recipe: !!binary bad\n' | refused 1 'tags are not accepted'
@@ -160,7 +160,7 @@ refused() {
     printf -- '- a\n' | refused 1 'a recipe is a map'
 }
 
-@test "reboots that nobody allowed, and too many" {
+@test "reboots that are not allowed, and too many" {
     printf '%s\n%s\n    reboot: after\n' "$HEAD" "$STEP" | refused 11 "'reboots' of the recipe is 0"
     printf 'reboots: 1000\n%s\n%s\n' "$HEAD" "$STEP" | refused 1 "'reboots' must be"
     printf '%s\n%s\n    when: never\n' "$HEAD" "$STEP" | refused 11 "'when' must be"

@@ -28,7 +28,7 @@ refused() {
     [[ "$stderr" == *"$text"* ]]
 }
 
-@test "lists of hosts, variables and programs that cannot be meant" {
+@test "invalid lists of hosts, variables and programs" {
     refused "is listed twice" --hosts a,root@A hostname
     refused "there is an empty name" --hosts a,,b hostname
     refused "is not a host" --hosts 'a,-oProxyCommand=x' hostname
@@ -56,7 +56,7 @@ refused() {
     refused "JOB_COMPLETION_INDEX is 2, but must be below 2" hostname
 }
 
-@test "workloads: what is no script, line ends of Windows, interpreters that are not there" {
+@test "workloads: files that are not scripts, Windows line ends, missing interpreters" {
     printf '#!/bin/bash\r\necho hi\r\n' >crlf.sh
     refused "crlf.sh: its lines end in CR LF" --hosts a --workload crlf.sh
     : >empty
@@ -70,14 +70,14 @@ refused() {
     launch --hosts a --workload script
     [ "$status" -eq 127 ]
     [[ "$output$stderr" == *"/workload: the interpreter in its first line does not exist"* ]]
-    # Without a first line of that kind it is a shell's.
+    # Without a #! line it is a shell script.
     printf 'echo "rank $RANK of $WORLD_SIZE"\n' >script
     launch --hosts a,b --workload script
     [ "$status" -eq 0 ]
     [[ "$output" == *"b: rank 1 of 2"* ]]
 }
 
-@test "programs that stand for ssh and are none; a value of several lines; output without an end" {
+@test "programs other than ssh; a value of several lines; output without a newline" {
     launch --ssh /bin/true --hosts a hostname
     [ "$status" -eq 1 ]
     [[ "$output" == *"a: answer: the connection ended without an answer from epkit"* ]]
@@ -92,7 +92,7 @@ refused() {
     [ "$(tr -cd x <<<"$output" | wc -c)" -ge 100000 ]
 }
 
-@test "what a node says in the place of epkit is the reason, and each layer has its advice" {
+@test "output of a node instead of epkit's is the reason, and each layer has its advice" {
     printf '#!/bin/sh\necho "Welcome"; echo "This account is currently not available."\nexit 1\n' >nologin
     printf '#!/bin/sh\nprintf "user@host password: " >&2\nexec sleep 100\n' >question
     chmod +x nologin question
@@ -107,13 +107,13 @@ refused() {
     launch --hosts a deepep-interode
     [ "$status" -eq 127 ]
     [[ "$stderr" == *"did you mean the job 'deepep-internode'?"* ]]
-    # The last words of a rank that fails, and of it alone.
+    # The last line of a rank that fails, and only of it.
     launch --hosts a -- sh -c 'echo reason; exit 7'
     [ "$status" -eq 7 ]
     [[ "$output" == *"program failed on a first: exit status 7; its last line: reason"* ]]
 }
 
-@test "two names of one host are said" {
+@test "two names of one host are reported" {
     launch --hosts a,b,c hostname
     [ "$status" -eq 0 ]
     [[ "$stderr" == *"a and b, ... are one host, $(uname -n): ranks of both share its GPUs and ports"* ]]
@@ -121,7 +121,7 @@ refused() {
     [ -z "$stderr" ]
 }
 
-@test "the command of a run can be repeated word for word, and tells no secret" {
+@test "the recorded command of a run can be repeated literally, and contains no secret" {
     local command
     export DB_PASSWORD=secret-1
     run --separate-stderr epkit launch --ssh "$PWD/ssh" --connect-timeout 60 --checks skip --out run --hosts 'a b' --json \
@@ -135,7 +135,7 @@ refused() {
     command=$(jq -r .command <<<"$output")
     [[ "$command" == "epkit launch "* && "$command" != *secret-* ]]
     run ! grep -r secret- run/testbed-logs/run.json run/testbed-logs/coordinator.log
-    # The variables whose values were left out have to be set.
+    # Variables whose values were left out must be set.
     export WANDB_KEY=secret-4 http_proxy=x
     cd "$(mktemp -d -p "$BATS_TEST_TMPDIR")"
     run --separate-stderr bash -c "epkit() { '$EPKIT' \"\$@\"; }; $command"
@@ -152,7 +152,7 @@ refused() {
     run ! pgrep -f "sleep $seconds"
 }
 
-@test "what mpirun told the rank that launches is not told to its ranks, what the user has set is" {
+@test "variables that mpirun set for the launching rank are not passed to its ranks, those of the user are" {
     unset "${!OMPI_@}" "${!PMI@}" # what the tests of mpirun are told
     export OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 PMIX_RANK=3 PMI_SIZE=4 OMPI_MCA_ess_base_jobid=7
     export OMPI_MCA_btl=tcp,self PMIX_MCA_gds=hash
@@ -162,14 +162,14 @@ refused() {
         "OMPI_MCA_btl=tcp,self PMIX_MCA_gds=hash PMI_FD=5 " ]
 }
 
-@test "a reader that goes away is said once" {
+@test "a reader that closes the output is reported once" {
     run bash -c "'$EPKIT' launch --ssh '$PWD/ssh' --connect-timeout 60 --no-logs --checks skip --hosts a -- yes 2>errors | head -n 1"
     [ "$status" -eq 0 ]
     [ "$output" = "a: y" ]
     [ "$(grep -c 'the output cannot be written: Broken pipe' errors)" -eq 1 ]
 }
 
-@test "a run in the folder of an earlier one replaces it, with the logs of nodes that it has not" {
+@test "a run in the folder of an earlier one replaces it, and removes the logs of other nodes" {
     run epkit launch --ssh "$PWD/ssh" --connect-timeout 60 --checks skip --out run --hosts a,b,c -- sh -c 'echo "Segmentation fault"'
     [ "$status" -eq 0 ]
     touch run/testbed-logs/mine.txt
@@ -182,7 +182,7 @@ refused() {
     [ "$status" -eq 0 ]
 }
 
-@test "an agent that is asked twice for the end kills at once, also where the second request comes in pieces" {
+@test "an agent that gets the request 'end' twice kills at once, also if the second request is split" {
     limited 15 python3 "$EPKIT_SOURCE/tests/cli/agent.py" "$EPKIT" behind
     limited 15 python3 "$EPKIT_SOURCE/tests/cli/agent.py" "$EPKIT" cut
 }

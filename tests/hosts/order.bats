@@ -27,7 +27,7 @@ stop_serving() {
     for host in h1 h2 h3 h4; do on "$host" pkill -f metadata.py || true; done
 }
 
-# order ARGUMENT...: launches on all hosts; sets $order to the hosts by rank, after checking that all agree.
+# order ARGUMENT...: launches on all hosts; checks that all agree on the order, and sets $order to the hosts by rank.
 order() {
     rm -rf "$HOSTS_DIR/work/run"
     run --separate-stderr on login env -C "$HOSTS_DIR" GCE_METADATA_HOST="${METADATA-127.0.0.1:8080}" timeout 600 \
@@ -68,7 +68,7 @@ order() {
     grep -q 'h4 has no location: .*the answer is empty' "$HOSTS_DIR/work/run/testbed-logs/coordinator.log"
 }
 
-@test "a metadata server that does not answer, and one that is not there" {
+@test "a metadata server that does not answer, and a missing one" {
     long
     serve h1 hang
     serve h4 good /a
@@ -94,13 +94,13 @@ order() {
     [ "$(jq -r '.hosts[3].location' "$HOSTS_DIR/work/run/testbed-logs/run.json")" = t2/s1 ]
 }
 
-@test "without anything to ask the given order stays, and nothing is said" {
+@test "without a source of locations the given order stays, without a message" {
     METADATA='' order --location none
     [ "$order" = "h1 h2 h3 h4" ]
     [[ "$stderr" != *"location"* ]]
 }
 
-@test "hostfiles at the places of the testbed: written anew, atomically" {
+@test "hostfiles at the paths of the testbed: rewritten atomically" {
     long
     cp -a /etc "$HOSTS_DIR/etc"
     on h1 sh -c "mount --bind $HOSTS_DIR/etc /etc && mount --bind $HOSTS_DIR/hosts /etc/hosts"

@@ -22,21 +22,21 @@ static const struct opt install_table[] = {
      .help = "the machine below this folder instead of this one; steps run by chroot if it has a /bin/sh",
      .heading = "Machine"},
     {"state", 0, "DIR", OPT_DIR, offsetof(struct install_cmd_options, state),
-     .help = "folder of journal, downloads and what was there before; default: " INSTALL_STATE},
+     .help = "folder of the journal, downloads and saved previous files; default: " INSTALL_STATE},
     {"set", 0, "LIST", OPT_STRING, offsetof(struct install_cmd_options, set),
-     .help = "values of the recipe's variables: NAME=VALUE, divided by commas", .heading = "Recipe"},
+     .help = "values of the recipe's variables: NAME=VALUE, separated by commas", .heading = "Recipe"},
     {"reboot", 0, "HOW", OPT_CHOICE, offsetof(struct install_cmd_options, reboot), .choices = reboot_choices,
      .value = "now",
      .help = "where a step needs a reboot: now reboots; sentinel leaves /run/reboot-required for an agent that drains "
              "the node first; never ends with exit code 3", .heading = "Reboots"},
     {"max-reboots", 0, "N", OPT_INT, offsetof(struct install_cmd_options, max_reboots), .min = -1, .max = 10,
-     .value = "-1", .help = "reboots before apply stops; -1 is what the recipe says"},
+     .value = "-1", .help = "reboots before apply stops; -1: the limit of the recipe"},
     {"no-resume-unit", 0, NULL, OPT_FLAG, offsetof(struct install_cmd_options, no_resume_unit),
-     .help = "leave no unit of systemd that goes on after a reboot: something else runs apply again"},
+     .help = "install no systemd unit that resumes after a reboot: something else runs apply again"},
     {"again", 0, NULL, OPT_FLAG, offsetof(struct install_cmd_options, again),
      .help = "with apply: forget the reboots made so far"},
     {"force", 0, NULL, OPT_FLAG, offsetof(struct install_cmd_options, force),
-     .help = "with uninstall: undo also what is there without a note that this recipe made it", .heading = "Other"},
+     .help = "with uninstall: also undo what exists without a record that this recipe made it", .heading = "Other"},
     OPT_JSON_ROW(struct install_cmd_options, json),
     {0},
 };
@@ -401,18 +401,18 @@ const struct cmd command_install = {
     .min_args = 1,
     .max_args = 3,
     .arg_choices = actions,
-    .summary = "bring a machine to what a recipe says, and back",
+    .summary = "apply a recipe to a machine, or undo it",
     .description =
         "A recipe lists typed steps: packages in given versions, files, options of kernel modules, builds. plan says "
         "what is done, missing, half installed or there in a wrong version, and changes nothing. apply applies what is "
         "not done and then runs the recipe's tests; it may be killed, lose power or its journal at any instant and be "
-        "run again. Where a step needs it, apply reboots the machine, at most so often as the recipe says, and a unit "
-        "of systemd goes on afterwards. uninstall brings back what was there.\n\n"
-        "RECIPE is one of 'epkit install list', or a file (with a / or .yaml in its name); show writes one that is "
-        "built in, to begin a file with. resume, status, verify and uninstall take the recipe as it was applied; resume "
-        "needs no name if there is one.\n\n"
-        "On a machine with systemd each step runs as a unit of its own: it lives on when the ssh session or the pod "
-        "that started epkit dies, and the next run waits for it. The log of a step is "
+        "run again. Where a step needs it, apply reboots the machine, up to the limit in the recipe, and a systemd "
+        "unit resumes the installation afterwards. uninstall restores the previous state.\n\n"
+        "RECIPE is one of 'epkit install list', or a file (with a / or .yaml in its name); show prints a built-in one, to "
+        "start a new file from. resume, status, verify and uninstall use the recipe as it was applied; resume "
+        "needs no name if only one was applied.\n\n"
+        "On a machine with systemd each step runs as a separate unit: it survives the end of the ssh session or the pod "
+        "that started epkit, and the next run waits for it. The log of a step is "
         "/var/log/epkit/install/RECIPE/STEP.log.\n\n"
         "export writes a recipe as a shell script (sh), as user data (cloud-init) or as a playbook (ansible), for "
         "machines without epkit.",
@@ -420,13 +420,13 @@ const struct cmd command_install = {
     .options_bytes = sizeof(struct install_cmd_options),
     .examples =
         (const struct cmd_example[]){
-            {"epkit install list", "Which recipes there are."},
+            {"epkit install list", "List the recipes."},
             {"epkit install plan debian-tools", "What apply would do, and why."},
-            {"epkit install apply debian-tools", "Do it."},
-            {"epkit install status", "How far it is, while it runs or after a reboot."},
-            {"epkit install plan gcp-b200-ubuntu2404 --root /mnt/node --json", "Look at the disk of another machine."},
+            {"epkit install apply debian-tools", "Apply it."},
+            {"epkit install status", "Show the progress, while it runs or after a reboot."},
+            {"epkit install plan gcp-b200-ubuntu2404 --root /mnt/node --json", "Check the disk of another machine."},
             {"epkit install export cloud-init debian-tools", "Write user data for a new machine."},
-            {"epkit install uninstall debian-tools", "Bring back what was there."},
+            {"epkit install uninstall debian-tools", "Restore the previous state."},
             {NULL, NULL},
         },
     .exits =
@@ -436,7 +436,7 @@ const struct cmd command_install = {
             {CMD_USAGE,
              "wrong usage, a recipe that is refused, a variable without a value, or a resume of what was not "
              "applied; nothing was changed"},
-            {CMD_FINDINGS, "plan, status: something is to be done; verify: a test fails; apply: a reboot is needed"},
+            {CMD_FINDINGS, "plan, status: some steps are not done; verify: a test fails; apply: a reboot is needed"},
             {CMD_UNSUPPORTED, "the recipe is not for this machine; nothing was changed"},
             {0, NULL},
         },
