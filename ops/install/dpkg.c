@@ -72,7 +72,7 @@ bool dpkg_find(struct source *source, const char *name, struct dpkg_package *ret
 }
 
 /* Does `version` match the pin? A pin may contain * and ?, which match as in a file name. */
-static bool fits(const char *pin, const char *version)
+static bool matches_pin(const char *pin, const char *version)
 {
     return fnmatch(pin, version, 0) == 0;
 }
@@ -109,7 +109,7 @@ void dpkg_check(const struct check_context *context, const json_t *packages, str
             state_set(ret_state, STEP_PARTIAL, "%s %s is half installed", name, package.version);
             return;
         }
-        if (package.is_installed && !fits(pin, package.version)) {
+        if (package.is_installed && !matches_pin(pin, package.version)) {
             state_set(ret_state, STEP_WRONG, "%s %s is installed%s, %s than %s", name, package.version,
                       package.is_held ? " and held" : "", direction(context, package.version, pin), pin);
             return;

@@ -200,7 +200,7 @@ static enum install_result confirm(struct install *install, const struct recipe_
 }
 
 /* Records before any change that the step is this recipe's: uninstall undoes the steps with this folder. */
-static bool claim(struct install *install, const struct recipe_step *step)
+static bool record_step(struct install *install, const struct recipe_step *step)
 {
     static const char *const parts[] = {"before", "before/"};
     char path[1024];
@@ -247,7 +247,7 @@ static enum install_result apply_step(struct install *install, const struct reci
     result = earlier_undo(install, step, index, &is_moved);
     if (result != INSTALL_FINE)
         return result;
-    if (!claim(install, step))
+    if (!record_step(install, step))
         return INSTALL_FAILED;
     result = fetch(install, step, index);
     if (result != INSTALL_FINE)

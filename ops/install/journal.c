@@ -20,7 +20,7 @@ static bool is_event(const json_t *line)
            json_is_string(json_object_get(line, "event")) && json_is_string(json_object_get(line, "boot"));
 }
 
-static bool is_foreign(const json_t *line)
+static bool is_of_other_version(const json_t *line)
 {
     const json_t *version = json_object_get(line, "v");
 
@@ -53,7 +53,7 @@ bool journal_parse(const char *text, size_t bytes, json_t **ret_events, size_t *
         size_t n = end ? (size_t)(end - text) - at : bytes - at;
         json_t *line = end && is_shallow(text + at, n) ? json_loadb(text + at, n, JSON_REJECT_DUPLICATES, NULL) : NULL;
 
-        if (is_foreign(line)) {
+        if (is_of_other_version(line)) {
             *ret_foreign = json_array_size(events) + 1;
             json_decref(line);
             return true;

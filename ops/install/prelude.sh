@@ -176,7 +176,7 @@ epkit_packages_repair() {
 }
 
 epkit_packages_fetch() {
-    epkit_packages_keep # before anything, for dpkg writes its books anew also when it has nothing to do
+    epkit_packages_keep # first: dpkg rewrites its databases even when it has nothing to do
     epkit_configure || true # apt does nothing before this; what is left of it, apply repairs
     epkit_apt update
     epkit_apt_install --allow-change-held-packages --download-only "$@"

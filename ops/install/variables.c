@@ -20,7 +20,7 @@ const char *variable_source_name(enum variable_source source)
 }
 
 /* Each byte of `value` is a letter, a digit or one of `others`. */
-static bool consists(const char *value, const char *others)
+static bool has_only(const char *value, const char *others)
 {
     for (; *value; value++)
         if (!(isascii(*value) && isalnum((unsigned char)*value)) && !strchr(others, *value))
@@ -36,7 +36,7 @@ static const char *path_fault(const char *value)
         return "a path must begin with /";
     if (strlen(value) < 2)
         return "the root folder cannot be an installation folder";
-    if (!consists(value, "/._+:-"))
+    if (!has_only(value, "/._+:-"))
         return "a path may only contain letters, digits and /._+:-";
     if (strstr(value, "/../") || strstr(value, "//") || strstr(value, "/./"))
         return "a path must not contain '..', '.' or '//'";
@@ -57,11 +57,11 @@ const char *variable_fault(enum variable_kind kind, const char *value)
     case KIND_WORD:
         if (value[0] == '-')
             return "a word must not begin with '-'";
-        return consists(value, "._+:,=@%/~-") ? NULL : "a word may only contain letters, digits and ._+:,=@%/~-";
+        return has_only(value, "._+:,=@%/~-") ? NULL : "a word may only contain letters, digits and ._+:,=@%/~-";
     case KIND_VERSION:
         if (value[0] == '-')
             return "a version must not begin with '-'";
-        return consists(value, ".+:~*-") ? NULL : "a version may only contain letters, digits and .+:~-*";
+        return has_only(value, ".+:~*-") ? NULL : "a version may only contain letters, digits and .+:~-*";
     case KIND_PATH:
         return path_fault(value);
     case KIND_FLAG:
@@ -70,7 +70,7 @@ const char *variable_fault(enum variable_kind kind, const char *value)
         if (strncmp(value, "https://", 8) != 0 && strncmp(value, "http://", 7) != 0 &&
             strncmp(value, "file:///", 8) != 0)
             return "a URL must begin with https://, http:// or file:///";
-        return consists(value, "._+:/=?&%~@-") ? NULL : "a URL may only contain letters, digits and ._+:/=?&%~@-";
+        return has_only(value, "._+:/=?&%~@-") ? NULL : "a URL may only contain letters, digits and ._+:/=?&%~@-";
     case KIND_SHA256:
         return strlen(value) == 64 && strspn(value, "0123456789abcdef") == 64 ? NULL
                                                                               : "it must be 64 hexadecimal digits";
@@ -271,7 +271,7 @@ static ep_status read_machine(struct recipe *recipe, const struct recipe_input *
         EP_TRY(add(recipe, names[i], 0, &variable));
         variable->kind = KIND_VERSION;
         variable->source = FROM_NOWHERE;
-        if (values[i] && *values[i] && consists(values[i], "._+~-"))
+        if (values[i] && *values[i] && has_only(values[i], "._+~-"))
             EP_TRY(set(recipe, variable, values[i], FROM_MACHINE));
     }
     return EP_OK;

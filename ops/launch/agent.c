@@ -165,7 +165,7 @@ static void do_run(struct agent *agent, json_t *request)
  * The descendants of the agent's own ranks become children of the agent at the latest when their parent ends: without
  * children nothing is left. Ranks of mpirun are children of mpirun's daemon.
  */
-static bool may_have_left(const struct agent *agent)
+static bool may_have_processes(const struct agent *agent)
 {
     if (!*agent->id)
         return false;
@@ -233,7 +233,7 @@ static void do_end(struct agent *agent, const json_t *request)
     start_repeated_end(agent);
     if (lost)
         killed = mark_kill(lost, grace_s * 1000, is_end_repeated, &left);
-    else if (may_have_left(agent))
+    else if (may_have_processes(agent))
         killed = mark_kill(agent->id, grace_s * 1000, is_end_repeated, &left);
     /* The waiting process may have started only now: a script may launch one job after another. */
     if (json_object_get(request, "code"))
@@ -246,7 +246,7 @@ static void do_end(struct agent *agent, const json_t *request)
     agent->is_ending = true;
 }
 
-static void take_request(struct agent *agent, const char *line)
+static void handle_request(struct agent *agent, const char *line)
 {
     json_t *request = json_loads(line, 0, NULL);
     const char *what = job_text(request, "do", "");
@@ -269,7 +269,7 @@ static void take_request(struct agent *agent, const char *line)
     json_decref(request);
 }
 
-static void take_input(struct agent *agent)
+static void read_input(struct agent *agent)
 {
     static char data[65536]; /* not on the stack, which may be small */
     char *newline;
@@ -298,7 +298,7 @@ static void take_input(struct agent *agent)
         size_t length = (size_t)(newline - agent->input) + 1;
 
         *newline = '\0';
-        take_request(agent, agent->input);
+        handle_request(agent, agent->input);
         memmove(agent->input, agent->input + length, agent->input_used - length);
         agent->input_used -= length;
     }
@@ -320,7 +320,7 @@ static void keep_lease(struct agent *agent)
         agent->is_ending = true;
 }
 
-static void take_signals(struct agent *agent, int fd)
+static void handle_signals(struct agent *agent, int fd)
 {
     struct signalfd_siginfo info;
 
@@ -354,11 +354,11 @@ static void step(struct agent *agent, struct pollfd *polls, int signals)
             agent_read_control(agent, &agent->ranks[i]);
     }
     if (polls[1].revents)
-        take_signals(agent, signals);
+        handle_signals(agent, signals);
     if (polls[2].revents)
         agent_accept(agent);
     if (polls[0].revents)
-        take_input(agent);
+        read_input(agent);
 }
 
 static int open_signals(void)
@@ -402,7 +402,7 @@ int agent_main(agent_self self)
         step(&agent, polls, signals);
         keep_lease(&agent);
     }
-    if (may_have_left(&agent))
+    if (may_have_processes(&agent))
         mark_kill(agent.id, GRACE_S * 1000, NULL, &left);
     agent_free_ranks(&agent);
     agent_remove_files(&agent);

@@ -62,7 +62,7 @@ static ep_status number_of_pods(const char *what, long *ret_n)
 }
 
 /* The index of this pod among `n`. */
-static ep_status own_number(const char *what, const char *name, const char *of, long n, long *ret_index)
+static ep_status index_from_env(const char *what, const char *name, const char *of, long n, long *ret_index)
 {
     EP_TRY(number_of(name, 0, HOSTS_MAX, ret_index));
     if (*ret_index >= n)
@@ -103,9 +103,9 @@ static ep_status from_jobset(struct hosts *hosts, struct hosts_source *source)
         EP_TRY(number_of("REPLICATED_JOB_REPLICAS", 1, HOSTS_MAX, &jobs));
     if (jobs > 1 && n % jobs != 0)
         return ep_fail(EP_E_ARG, "JobSet: NNODES %ld cannot be spread over REPLICATED_JOB_REPLICAS %ld jobs", n, jobs);
-    EP_TRY(own_number(what, "JOB_COMPLETION_INDEX", "NNODES", n / jobs, &index));
+    EP_TRY(index_from_env(what, "JOB_COMPLETION_INDEX", "NNODES", n / jobs, &index));
     if (variable("JOB_INDEX") && jobs > 1)
-        EP_TRY(own_number(what, "JOB_INDEX", "REPLICATED_JOB_REPLICAS", jobs, &job_index));
+        EP_TRY(index_from_env(what, "JOB_INDEX", "REPLICATED_JOB_REPLICAS", jobs, &job_index));
     else if (variable("JOB_INDEX"))
         EP_TRY(number_of("JOB_INDEX", 0, HOSTS_MAX, &job_index));
     for (long i = 0; i < jobs; i++) {
@@ -177,7 +177,7 @@ static ep_status from_indexed_job(struct hosts *hosts, struct hosts_source *sour
     long n = 0, index = 0;
 
     EP_TRY(number_of_pods(what, &n));
-    EP_TRY(own_number(what, "JOB_COMPLETION_INDEX", "NNODES", n, &index));
+    EP_TRY(index_from_env(what, "JOB_COMPLETION_INDEX", "NNODES", n, &index));
     gethostname(name, sizeof(name) - 1);
     if (set_domain)
         snprintf(domain, sizeof(domain), "%s", set_domain);
@@ -233,7 +233,7 @@ static ep_status from_slurm(struct hosts *hosts, struct hosts_source *source)
 
     if (variable("SLURM_STEP_ID") && variable("SLURM_STEP_NUM_TASKS") && variable("SLURM_PROCID")) {
         EP_TRY(number_of("SLURM_STEP_NUM_TASKS", 1, 1 << 20, &n));
-        EP_TRY(own_number("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", n, &index));
+        EP_TRY(index_from_env("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", n, &index));
     }
     if (n > 1 && variable("SLURM_STEP_NODELIST")) {
         name = "SLURM_STEP_NODELIST";

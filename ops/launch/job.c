@@ -126,7 +126,7 @@ static const char source_program[] =
     " . \"$script\" >&2 || { echo \"epkit: $script ended with status $?\" >&2; exit 1; }; done;"
     " EPKIT_PRELOAD=${LD_PRELOAD-${EPKIT_PRELOAD-}}; unset LD_PRELOAD; export EPKIT_PRELOAD; exec env -0";
 
-static ep_status take_environment(const struct capture *capture, struct variables *variables)
+static ep_status parse_environment(const struct capture *capture, struct variables *variables)
 {
     struct variables fresh = {0};
     char clean[256];
@@ -171,7 +171,7 @@ static ep_status source_scripts(const json_t *scripts, struct variables *variabl
     if (capture_run(&capture, 1, 1, SOURCE_SECONDS * 1000, NULL, NULL) != 0)
         status = ep_fail(EP_E_MEMORY, "no memory for the environment that scripts leave");
     else
-        status = take_environment(&capture, variables);
+        status = parse_environment(&capture, variables);
     capture_done(&capture);
     free(argv);
     return status;

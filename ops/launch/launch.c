@@ -66,7 +66,7 @@ static void kill_at_once(struct launch *launch, int signal)
             node_send(&launch->nodes[i], json_pack("{s:s, s:i}", "do", "end", "grace_s", 0));
 }
 
-static void take_signals(struct launch *launch)
+static void handle_signals(struct launch *launch)
 {
     struct signalfd_siginfo info;
 
@@ -111,7 +111,7 @@ bool launch_wait(struct launch *launch, launch_condition is_done, uint64_t until
 
         remote_pool_step(&launch->pool, STEP_MS, extra, 4);
         if (extra[0].revents)
-            take_signals(launch);
+            handle_signals(launch);
         if (launch->queued)
             launch_flush(launch);
         mpirun_poll(launch, extra + 2);
@@ -161,7 +161,7 @@ static ep_status raise_limits(int n)
     return EP_OK;
 }
 
-static void stamp(char *ret_text, size_t bytes)
+static void format_time(char *ret_text, size_t bytes)
 {
     time_t now = time(NULL);
     struct tm utc;
@@ -170,7 +170,7 @@ static void stamp(char *ret_text, size_t bytes)
     strftime(ret_text, bytes, "%Y-%m-%dT%H:%M:%SZ", &utc);
 }
 
-static void draw_id(char ret_id[JOB_ID_BYTES])
+static void make_id(char ret_id[JOB_ID_BYTES])
 {
     uint64_t number = 0;
 
@@ -204,8 +204,8 @@ static void prepare_how(struct launch *launch)
         .width = WIDTH,
         .has_shell = !options->by_srun,
         .has_input = true,
-        .on_output = node_take_output,
-        .on_end = node_take_end,
+        .on_output = node_on_output,
+        .on_end = node_on_end,
     };
 }
 
@@ -222,8 +222,8 @@ static ep_status prepare(struct launch *launch)
     launch->findings = json_array();
     if (!launch->nodes || !launch->order || !launch->remote_command)
         return ep_fail(EP_E_MEMORY, "no memory for %d nodes", launch->n);
-    draw_id(launch->id);
-    stamp(launch->began, sizeof(launch->began));
+    make_id(launch->id);
+    format_time(launch->began, sizeof(launch->began));
     launch->began_ns = launch->beat_ns = ep_now_ns();
     if (options->deadline_s)
         launch->deadline_ns = launch->began_ns + (uint64_t)options->deadline_s * 1000000000u;
@@ -422,7 +422,7 @@ ep_status launch_run(const struct launch_options *options, struct launch_result 
         run(&launch, &result);
         launch_end(&launch);
         remote_pool_done(&launch.pool);
-        stamp(launch.ended, sizeof(launch.ended));
+        format_time(launch.ended, sizeof(launch.ended));
         if (launch.interrupted) {
             launch.code = 128 + launch.interrupted;
             launch.reason = "interrupted";

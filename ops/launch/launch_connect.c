@@ -300,7 +300,7 @@ static int check_seconds(const struct launch *launch)
     return launch->options->connect_s > CHECK_SECONDS ? (int)launch->options->connect_s : CHECK_SECONDS;
 }
 
-static void take_diagnosis(struct launch *launch, const struct node *node)
+static void add_diagnosis(struct launch *launch, const struct node *node)
 {
     const char *text = job_text(node->answer, "output", "");
     json_t *document = json_loads(text, 0, NULL), *check;
@@ -342,7 +342,7 @@ bool launch_check(struct launch *launch)
                                                "timeout_s", seconds));
     launch_wait(launch, has_answered, ep_now_ns() + (seconds + 5) * UINT64_C(1000000000));
     for (int n = 0; n < launch->n; n++)
-        take_diagnosis(launch, launch->order[n]);
+        add_diagnosis(launch, launch->order[n]);
     json_array_foreach(launch->findings, i, finding)
     {
         size_t n = json_array_size(json_object_get(finding, "nodes"));

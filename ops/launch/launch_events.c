@@ -28,7 +28,7 @@ static void set_failure(struct node *node, const char *layer, const char *why)
     text_clean(why, node->why, sizeof(node->why));
 }
 
-static void take_up(struct node *node)
+static void set_up_node(struct node *node)
 {
     const struct launch *launch = node->launch;
     json_t *hello;
@@ -47,7 +47,7 @@ static void take_up(struct node *node)
     node_send(node, hello);
 }
 
-static void take_hello(struct node *node, json_t *event)
+static void handle_hello(struct node *node, json_t *event)
 {
     char why[256];
     const char *version = job_text(event, "epkit", "");
@@ -64,7 +64,7 @@ static void take_hello(struct node *node, json_t *event)
     node->state = NODE_READY;
 }
 
-static void take_exit(struct node *node, const json_t *event)
+static void handle_exit(struct node *node, const json_t *event)
 {
     int code = job_number(event, "code", 0), signal = job_number(event, "signal", 0);
     char why[300];
@@ -89,7 +89,7 @@ static void take_exit(struct node *node, const json_t *event)
     launch_fail(node->launch, node, signal ? 128 + signal : code, "program");
 }
 
-static void take_error_event(struct node *node, const json_t *event)
+static void handle_error_event(struct node *node, const json_t *event)
 {
     const char *layer = job_text(event, "layer", "agent"), *text = job_text(event, "text", "");
 
@@ -104,7 +104,7 @@ static void take_error_event(struct node *node, const json_t *event)
     }
 }
 
-static void take_nics(struct node *node, const json_t *event)
+static void handle_nics(struct node *node, const json_t *event)
 {
     json_t *nics = json_object_get(event, "nics");
 
@@ -115,14 +115,14 @@ static void take_nics(struct node *node, const json_t *event)
         node->nics_after = json_incref(nics);
 }
 
-static void take_event(struct node *node, json_t *event)
+static void handle_event(struct node *node, json_t *event)
 {
     const char *name = job_text(event, "event", "");
 
     if (strcmp(name, "up") == 0) {
-        take_up(node);
+        set_up_node(node);
     } else if (strcmp(name, "hello") == 0) {
-        take_hello(node, event);
+        handle_hello(node, event);
     } else if (strcmp(name, "location") == 0) {
         node->is_located = true;
         snprintf(node->location, sizeof(node->location), "%s", job_text(event, "location", ""));
@@ -135,15 +135,15 @@ static void take_event(struct node *node, json_t *event)
         json_decref(node->answer);
         node->answer = json_incref(event);
     } else if (strcmp(name, "nics") == 0) {
-        take_nics(node, event);
+        handle_nics(node, event);
     } else if (strcmp(name, "running") == 0) {
         node->is_running = true;
     } else if (strcmp(name, "started") == 0) {
         node->n_started++;
     } else if (strcmp(name, "exit") == 0) {
-        take_exit(node, event);
+        handle_exit(node, event);
     } else if (strcmp(name, "error") == 0) {
-        take_error_event(node, event);
+        handle_error_event(node, event);
     } else if (strcmp(name, "clean") == 0) {
         node->is_clean = true;
         node->n_left = job_number(event, "left", 0);
@@ -168,7 +168,7 @@ static void keep_stray(struct node *node, const char *data, size_t bytes)
     text_clean(line, node->stray, sizeof(node->stray));
 }
 
-static void take_frame(const struct frame *frame, void *context)
+static void handle_frame(const struct frame *frame, void *context)
 {
     struct node *node = context;
     json_t *event;
@@ -182,22 +182,22 @@ static void take_frame(const struct frame *frame, void *context)
     }
     event = json_loadb(frame->data, frame->bytes, 0, NULL);
     if (event && !node->remote->is_ended)
-        take_event(node, event);
+        handle_event(node, event);
     json_decref(event);
 }
 
-void node_take_output(struct remote *remote, const char *data, size_t bytes)
+void node_on_output(struct remote *remote, const char *data, size_t bytes)
 {
     struct node *node = remote->context;
 
     node->heard_ns = ep_now_ns();
     if (!node->has_frames)
         keep_stray(node, data, bytes);
-    if (frame_read(&node->reader, data, bytes, take_frame, node) != 0)
+    if (frame_read(&node->reader, data, bytes, handle_frame, node) != 0)
         remote_fail(remote, "memory", "no memory for its output");
 }
 
-void node_take_end(struct remote *remote)
+void node_on_end(struct remote *remote)
 {
     struct node *node = remote->context;
     struct launch *launch = node->launch;

@@ -119,8 +119,8 @@ void node_send(struct node *node, json_t *request);
 
 /* --- launch_events.c --- */
 
-void node_take_output(struct remote *remote, const char *data, size_t bytes);
-void node_take_end(struct remote *remote);
+void node_on_output(struct remote *remote, const char *data, size_t bytes);
+void node_on_end(struct remote *remote);
 
 /* Records a failure before or during the run, which ends the launch. `code` is its exit code. */
 void launch_fail(struct launch *launch, struct node *node, int code, const char *reason);

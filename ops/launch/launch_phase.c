@@ -159,7 +159,7 @@ static void start_nodes(struct launch *launch, const json_t *spec, int phase, bo
     free(names);
 }
 
-static void judge_mpirun(struct launch *launch)
+static void check_mpirun(struct launch *launch)
 {
     int code = WIFEXITED(launch->mpirun_status) ? WEXITSTATUS(launch->mpirun_status) : 1;
 
@@ -190,7 +190,7 @@ static void run_phase(struct launch *launch, int phase, bool *ret_is_last)
     if (!launch->reason && !launch->interrupted)
         launch_wait(launch, has_finished, launch->deadline_ns);
     if (launch->options->job.starter == LAUNCH_MPIRUN && !launch->reason && !launch->interrupted)
-        judge_mpirun(launch);
+        check_mpirun(launch);
 }
 
 void launch_phases(struct launch *launch)
@@ -230,7 +230,7 @@ json_t *make_end(const struct launch *launch, const struct node *node)
 /*
  * For a node whose agent was lost after it had answered: starts another agent, which ends what the first one started.
  */
-static void sweep(struct launch *launch)
+static void end_lost_node(struct launch *launch)
 {
     for (int i = 0; i < launch->n; i++) {
         struct node *node = &launch->nodes[i];
@@ -254,7 +254,7 @@ void launch_end(struct launch *launch)
             node_send(&launch->nodes[i], make_end(launch, &launch->nodes[i]));
         else if (launch->nodes[i].state == NODE_CONNECTING)
             remote_fail(launch->nodes[i].remote, "connection", "the launch was ended");
-    sweep(launch);
+    end_lost_node(launch);
     mpirun_end(launch);
     launch_wait(launch, is_clean,
                 ep_now_ns() + (uint64_t)(grace_s + END_SECONDS + launch->options->connect_s) * 1000000000u);

@@ -63,7 +63,7 @@ static size_t store_body(char *data, size_t size, size_t n, void *context)
     return size * n;
 }
 
-static bool judge(const char *url, long http, struct body *body, char *ret_location, char *ret_why, size_t bytes)
+static bool check_answer(const char *url, long http, struct body *body, char *ret_location, char *ret_why, size_t bytes)
 {
     if (http != 200) {
         snprintf(ret_why, bytes, "%s: HTTP status %ld", url, http);
@@ -116,7 +116,7 @@ bool metadata_physical_host(const char *server, char ret_location[LOCATION_BYTES
     if (code != CURLE_OK)
         snprintf(ret_why, bytes, "%s: %s", url, calls.strerror(code));
     else
-        is_found = judge(url, http, &body, ret_location, ret_why, bytes);
+        is_found = check_answer(url, http, &body, ret_location, ret_why, bytes);
 done:
     if (headers)
         calls.free_all(headers);

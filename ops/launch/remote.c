@@ -26,7 +26,7 @@ const char *remote_layer_name(enum remote_layer layer)
     return names[layer];
 }
 
-static void reach(struct remote *remote, enum remote_layer layer)
+static void set_layer(struct remote *remote, enum remote_layer layer)
 {
     if (remote->layer >= layer)
         return;
@@ -46,7 +46,7 @@ static void reach(struct remote *remote, enum remote_layer layer)
 
 void remote_set_up(struct remote *remote)
 {
-    reach(remote, REMOTE_UP);
+    set_layer(remote, REMOTE_UP);
 }
 
 /* Parses "HOST:PORT as 'USER'": HOST is what ssh's configuration (HostName) makes of an alias. */
@@ -77,7 +77,7 @@ static void follow(struct remote *remote, const char *line)
         parse_host(remote, line + 18);
     for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++)
         if (strncmp(line, steps[i].text, strlen(steps[i].text)) == 0)
-            reach(remote, steps[i].layer);
+            set_layer(remote, steps[i].layer);
 }
 
 /* Messages of ssh, getaddrinfo() and the remote shell, and the layer that each is about. */
@@ -118,7 +118,7 @@ static const char *layer_of(const char *line)
 static const char key_changed[] = "its host key has changed (REMOTE HOST IDENTIFICATION HAS "
                                   "CHANGED): if the host was reinstalled, remove the old key with ssh-keygen -R";
 
-static void take_error_line(struct remote *remote)
+static void handle_error_line(struct remote *remote)
 {
     const char *line = remote->error_line, *layer;
     bool is_login;
@@ -147,12 +147,12 @@ static void take_error_line(struct remote *remote)
     }
 }
 
-static void take_error(struct remote *remote, const char *data, size_t bytes)
+static void handle_error(struct remote *remote, const char *data, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++) {
         if (data[i] == '\n') {
             remote->error_line[remote->error_used] = '\0';
-            take_error_line(remote);
+            handle_error_line(remote);
             remote->error_used = 0;
         } else if (remote->error_used + 1 < sizeof(remote->error_line)) {
             remote->error_line[remote->error_used++] = data[i];
@@ -222,7 +222,7 @@ static void explain(struct remote *remote)
 
     if (remote->error_used) {
         remote->error_line[remote->error_used] = '\0';
-        take_error_line(remote);
+        handle_error_line(remote);
     }
     if (code == 0)
         return;
@@ -302,7 +302,7 @@ static void read_pipe(struct remote *remote, bool is_error)
     if (n <= 0)
         process_close_fd(fd);
     else if (is_error)
-        take_error(remote, data, (size_t)n);
+        handle_error(remote, data, (size_t)n);
     else
         remote->pool->how->on_output(remote, data, (size_t)n);
 }

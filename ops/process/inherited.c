@@ -51,7 +51,7 @@ static void end_at_once(int number)
     _exit(128 + number);
 }
 
-static void settle_signals(void)
+static void init_signals(void)
 {
     sigset_t none;
 
@@ -88,7 +88,7 @@ static void raise_stack_limit(void)
 void inherited_init(void)
 {
     occupy_streams();
-    settle_signals();
+    init_signals();
     raise_stack_limit();
     inherited.is_settled = true;
 }
