@@ -115,13 +115,13 @@ static int run_process(int argc, char **argv)
 /* Runs a command in a child process of an agent, as if epkit had been executed. */
 static int run_child(int argc, char **argv)
 {
-    inherited_settle();
+    inherited_init();
     return run_process(argc, argv);
 }
 
 int main(int argc, char **argv)
 {
-    inherited_settle();
+    inherited_init();
     if (stream_open() != 0)
         return CMD_FAILED;
     return run_process(argc, argv);

@@ -250,7 +250,7 @@ const struct doctor_check check_gpu_arch = {
     .symptom = "\"named symbol not found\", \"no kernel image is available for execution on the device\".",
     .cause =
         "Libraries with GPU code contain it for the architectures they were built for. Machine code of another major "
-        "number does not run, nor does code for one architecture alone (sm_90a) on another.",
+        "number does not run, nor does code for a single architecture (sm_90a) on another.",
     .remedy = "Build again with the compute capability of these GPUs in TORCH_CUDA_ARCH_LIST.",
     .links = (const char *const[]){"TORCH_CUDA_ARCH_LIST", NULL},
     .run = run_gpu_arch,

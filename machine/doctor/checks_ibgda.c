@@ -145,7 +145,7 @@ static void run_ibgda_transport(const struct doctor_machine *machine, struct doc
                      nvshmem->version);
         doctor_evidence(machine, result, "libnvshmem_host.so.3", "%s",
                         nvshmem->host.state == SOURCE_OK ? nvshmem->host.path : nvshmem->home);
-        doctor_evidence(machine, result, "nvshmem_transport_ibgda.so.*", "not beside it");
+        doctor_evidence(machine, result, "nvshmem_transport_ibgda.so.*", "not in the same folder");
         doctor_advise(machine, result,
                       "Build NVSHMEM with NVSHMEM_IBGDA_SUPPORT=1, or install the wheel nvidia-nvshmem, which has it.");
         return;

@@ -200,8 +200,8 @@ static void fix_provider(const struct doctor_machine *machine, struct doctor_res
     }
     doctor_advise(
         machine, result,
-        "Install the provider of the same set as %s (package ibverbs-providers, on RHEL libibverbs, or that of "
-        "DOCA-OFED).%s",
+        "Install the provider of the same installation as %s (package ibverbs-providers, on RHEL libibverbs, or that "
+        "of DOCA-OFED).%s",
         verbs->ibverbs.path,
         strcmp(system_core(machine).real, verbs->ibverbs.real) == 0
             ? ""
@@ -264,11 +264,11 @@ const struct doctor_check check_provider_missing = {
     .id = "provider-missing",
     .group = "verbs",
     .mode = 13,
-    .title = "libibverbs finds the provider of its own set",
+    .title = "libibverbs finds the provider of its own installation",
     .symptom = "\"libibverbs: Warning: couldn't load driver 'libmlx5-rdmav57.so'\"; programs see no RDMA device.",
     .cause = "libibverbs and its providers share a private interface with a version number. It loads "
-             "libmlx5-rdmav<number>.so, and the file with that number is not where it searches: the library was copied "
-             "without it, or comes from another set than the installed provider.",
+             "libmlx5-rdmav<number>.so, and the file with that number is not where it searches: the library was "
+             "copied without it, or comes from another installation than the provider.",
     .remedy =
         "Install libibverbs and its provider from one package, or put the provider into the folder that libibverbs "
         "searches.",
@@ -339,8 +339,8 @@ static void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_
             return;
     }
     doctor_found(machine, result, DOCTOR_ERROR,
-                 "libibverbs.so.1 and libmlx5 are not of one set: %s needs IBVERBS_PRIVATE_%d, and %s defines "
-                 "IBVERBS_PRIVATE_%d",
+                 "libibverbs.so.1 and libmlx5 are from different installations: %s needs IBVERBS_PRIVATE_%d, and %s "
+                 "defines IBVERBS_PRIVATE_%d",
                  path, number, verbs->ibverbs.path, verbs->private_version);
     doctor_evidence(machine, result, verbs->ibverbs.path, "defines IBVERBS_PRIVATE_%d; found by %s",
                     verbs->private_version, verbs->ibverbs.found_by);
@@ -352,20 +352,20 @@ static void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_
         fix_order(machine, result, &system);
     doctor_advise(
         machine, result,
-        "Either set works, but both libraries have to come from the same one: put its folder first, or remove "
-        "the copies of the other.");
+        "Either installation works, but both libraries have to come from the same one: put its folder first, or "
+        "remove the copies of the other.");
 }
 
 const struct doctor_check check_verbs_mixed = {
     .id = "verbs-mixed",
     .group = "verbs",
     .mode = 14,
-    .title = "libibverbs and libmlx5 are of one set",
+    .title = "libibverbs and libmlx5 are from the same installation",
     .symptom = "\"version `IBVERBS_PRIVATE_34' not found (required by libmlx5.so.1)\"; NCCL finds no network plugin, "
                "NVSHMEM no transport.",
-    .cause = "The two libraries share a private interface with a version number, and the linker finds one of each set: "
-             "often one copied into a folder of LD_LIBRARY_PATH without the other.",
-    .remedy = "Take both from one set: order LD_LIBRARY_PATH accordingly, or remove the copies.",
+    .cause = "The two libraries share a private interface with a version number, and the linker finds them in "
+             "different installations: often one copied into a folder of LD_LIBRARY_PATH without the other.",
+    .remedy = "Use both from one installation: order LD_LIBRARY_PATH accordingly, or remove the copies.",
     .links = (const char *const[]){"LD_LIBRARY_PATH", NULL},
     .run = run_verbs_mixed,
 };

@@ -146,7 +146,7 @@ ep_status doctor_expect(struct doctor_machine *machine, const char *file)
         return ep_fail(EP_E_ARG, "--expect: %s: line %d: %s", file, error.line, error.text);
     if (!json_is_object(document) || json_object_size(document) == 0) {
         json_decref(document);
-        return ep_fail(EP_E_ARG, "--expect: %s: no JSON object with what is expected", file);
+        return ep_fail(EP_E_ARG, "--expect: %s: not a JSON object with the expected hardware", file);
     }
     inventory = calloc(1, sizeof(*inventory));
     if (!inventory) {

@@ -392,7 +392,7 @@ static void run_uvm(const struct doctor_machine *machine, struct doctor_result *
         machine, result, "%s",
         in_container
             ? "Give the container the device: the NVIDIA container toolkit and the device plugin do it; without them, "
-              "use --device " UVM " beside those of the GPUs."
+              "use --device " UVM " in addition to those of the GPUs."
         : device.state == SOURCE_OK
             ? "Its mode has to be 0666, the driver's default (NVreg_DeviceFileMode); a job of Slurm needs it in "
               "cgroup_allowed_devices_file.conf."
@@ -464,7 +464,7 @@ static void run_fabric_manager(const struct doctor_machine *machine, struct doct
     doctor_advise(
         machine, result,
         "Do not restart it now: the fabric that is up would go down. Install both in one version (the package is "
-        "called after the driver's branch), prevent updates of only one of them, and restart the node when it is "
+        "named after the driver's branch), prevent updates of only one of them, and restart the node when it is "
         "drained.");
 }
 
@@ -473,7 +473,7 @@ const struct doctor_check check_fabric_manager = {
     .group = "driver",
     .mode = 35,
     .title = "the fabric manager is of the driver's version",
-    .symptom = "After the next boot CUDA fails with \"system not yet initialized\" (802), on this node alone.",
+    .symptom = "After the next boot CUDA fails with \"system not yet initialized\" (802), on this node only.",
     .cause = "The fabric manager works only with a driver of the same version. One of the two was updated while the "
              "machine ran.",
     .remedy = "Install both in one version, and restart the node.",

@@ -171,7 +171,7 @@ static void run_nccl_hca(const struct doctor_machine *machine, struct doctor_res
                      n - n_named, n, machine->topo->nics[left_out].name);
         found_value(machine, result, HCA);
         doctor_advise(machine, result,
-                      "NCCL takes the nearest NIC of each GPU by itself; without the list all of them are used.");
+                      "By default, NCCL uses the nearest NIC of each GPU; without the list all of them are used.");
     } else if (n_far > 0) {
         doctor_found(machine, result, DOCTOR_WARNING, HCA " leaves out the NICs that are nearest to %s%s",
                      machine_gpu_name(machine, far), n_far > 1 ? ", and to more GPUs" : "");
@@ -428,7 +428,7 @@ static void run_traffic_class(const struct doctor_machine *machine, struct docto
     static const char *const names[][2] = {{"NCCL_IB_TC", "NCCL_IB_SL"}, {"NVSHMEM_IB_TRAFFIC_CLASS", "NVSHMEM_IB_SL"}};
 
     if (common_layer(machine->topo) != TOPO_LINK_INFINIBAND) {
-        doctor_not_applicable(machine, result, "the NICs for data are not InfiniBand alone");
+        doctor_not_applicable(machine, result, "the NICs for data are not all InfiniBand");
         return;
     }
     for (size_t i = 0; i < 2; i++) {

@@ -151,7 +151,7 @@ static bool check_hca(struct audit_work *work, const struct source_variable *var
                       clean(work, entry));
     nic = topo_find_nic(work->topo, name);
     if (nic < 0)
-        return report(work, AUDIT_HARMFUL, variable, "It names %s, and no NIC here is called that.", clean(work, name));
+        return report(work, AUDIT_HARMFUL, variable, "It names %s, and no NIC here has that name.", clean(work, name));
     if (entry[n] == ':') {
         port = strtol(entry + n + 1, &end, 10);
         if (end == entry + n + 1 || (*end && *end != ':'))

@@ -26,8 +26,7 @@ static ep_status build_validate(const struct recipe *recipe, const struct recipe
                              "step '%s' needs 'git' with 'ref' and 'commit', or 'url' with 'sha256'", step->id);
     if (git && (!*arg_text(step, "ref") || !*arg_text(step, "commit")))
         return recipe_refuse(recipe, step->line,
-                             "step '%s': 'git' needs 'ref' and 'commit': what a branch holds tomorrow is not known",
-                             step->id);
+                             "step '%s': 'git' needs 'ref' and 'commit': the content of a branch may change", step->id);
     if (url && !*arg_text(step, "sha256"))
         return recipe_refuse(recipe, step->line, "step '%s': 'url' needs 'sha256'", step->id);
     return EP_OK;
@@ -51,7 +50,7 @@ static void build_check(const struct check_context *context, const struct recipe
     if (ret_state->now == STEP_TODO && n_there > 0 && missing)
         state_set(ret_state, STEP_PARTIAL, "%s is not there: an installation was interrupted", missing);
     else if (ret_state->now == STEP_TODO && n_there > 0)
-        state_set(ret_state, STEP_WRONG, "it is there, but not made by this recipe: its version is not known");
+        state_set(ret_state, STEP_WRONG, "it exists, but was not made by this recipe: its version is unknown");
     else if (missing)
         state_set(ret_state, ret_state->now == STEP_DONE ? STEP_PARTIAL : ret_state->now, "%s is not there", missing);
 }
@@ -87,7 +86,7 @@ static void build_apply(FILE *script, const struct recipe_step *step)
                 arg_text(step, "sha256"));
     else
         fputs("cp -a \"$source/.\" \"$build\"\n", script);
-    /* What was there before belongs to somebody else, or to an interrupted build: the first time it is kept. */
+    /* Existing files belong to somebody else, or to an interrupted build: they are saved the first time. */
     json_array_foreach(json_object_get(step->args, "owns"), i, value)
     {
         script_keep(script, json_string_value(value));
@@ -138,8 +137,8 @@ static const struct step_arg pip_args[] = {
     {NULL, 0, false},
 };
 
-/* "nvidia_nvshmem_cu12" and "NVIDIA-nvshmem.cu12" are one name. */
-static void plain_name(const char *name, size_t n, char ret_name[160])
+/* Normalises a name: "nvidia_nvshmem_cu12" and "NVIDIA-nvshmem.cu12" are the same package. */
+static void normalize_name(const char *name, size_t n, char ret_name[160])
 {
     size_t at = 0;
 
@@ -153,21 +152,21 @@ static void plain_name(const char *name, size_t n, char ret_name[160])
     ret_name[at] = '\0';
 }
 
-/* The version of a package below a target folder; "" if it is not there. */
+/* The version of a package below a target folder; "" if it is not installed. */
 static void pip_version(struct source *source, const char *target, const char *name, char ret_version[160])
 {
     struct source_names names = source_list(source, "%s", target);
     char wanted[160];
 
     ret_version[0] = '\0';
-    plain_name(name, strlen(name), wanted);
+    normalize_name(name, strlen(name), wanted);
     for (size_t i = 0; i < names.n; i++) {
         const char *entry = names.names[i], *end = strstr(entry, ".dist-info"), *dash = strchr(entry, '-');
         char found[160];
 
         if (!end || end[10] || !dash || dash > end)
             continue;
-        plain_name(entry, (size_t)(dash - entry), found);
+        normalize_name(entry, (size_t)(dash - entry), found);
         if (strcmp(found, wanted) == 0)
             snprintf(ret_version, 160, "%.*s", (int)(end - dash - 1), dash + 1);
     }
@@ -185,7 +184,7 @@ static void pip_check(const struct check_context *context, const struct recipe_s
 
         pip_version(context->source, target, name, version);
         if (*version && fnmatch(json_string_value(value), version, 0) != 0) {
-            state_set(ret_state, STEP_WRONG, "%s %s is in %s, and %s shall be", name, version, target,
+            state_set(ret_state, STEP_WRONG, "%s %s is in %s, expected %s", name, version, target,
                       json_string_value(value));
             return;
         }
@@ -195,7 +194,7 @@ static void pip_check(const struct check_context *context, const struct recipe_s
     stamp_check(context, step, false, ret_state);
     if (ret_state->now == STEP_TODO && n_there)
         state_set(ret_state, STEP_PARTIAL,
-                  "%d of %d packages are in %s: an installation was interrupted, or is not ours", n_there,
+                  "%d of %d packages are in %s: an installation was interrupted, or was made by somebody else", n_there,
                   n_there + n_missing, target);
     else if (n_missing)
         state_set(ret_state, n_there ? STEP_PARTIAL : STEP_TODO, "%d packages are not in %s", n_missing, target);
@@ -218,7 +217,7 @@ static void pip_words(FILE *script, const struct recipe_step *step)
     }
 }
 
-/* pip checks each file against the checksum that the index gives for it. */
+/* pip verifies the checksum that the index gives for each file. */
 static void pip_fetch(FILE *script, const struct recipe_step *step)
 {
     fputs(
@@ -261,9 +260,9 @@ const struct step_type type_pip = {
 /* --- command --- */
 
 static const struct step_arg command_args[] = {
-    {"run", ARG_SHELL, true},      /* what to do; run again after a kill */
-    {"check", ARG_SHELL, false},   /* succeeds when it is done; changes nothing */
-    {"creates", ARG_PATHS, false}, /* paths that are there when it is done */
+    {"run", ARG_SHELL, true},      /* applies the step; run again after a kill */
+    {"check", ARG_SHELL, false},   /* succeeds when the step is done; changes nothing */
+    {"creates", ARG_PATHS, false}, /* paths that exist when the step is done */
     {"undo", ARG_SHELL, true},     /* "true" if there is nothing to undo */
     {NULL, 0, false},
 };
@@ -290,7 +289,7 @@ static void command_check(const struct check_context *context, const struct reci
         }
     }
     if (!*check) {
-        state_set(ret_state, STEP_DONE, "what it makes is there");
+        state_set(ret_state, STEP_DONE, "its files exist");
     } else if (!context->probe) {
         state_set(ret_state, STEP_UNKNOWN, "its check can only be run on the machine itself");
     } else {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* builtin.h - the recipes and the prelude of the tree, as they were when this was compiled. */
+/* builtin.h - the recipes and the prelude of the tree, compiled in. */
 #ifndef EP_INSTALL_BUILTIN_H
 #define EP_INSTALL_BUILTIN_H
 

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * conflicts.c - steps of one recipe that cannot all be done: two that write the same thing, or want another version of
- * it, would each find the other's, for ever; one that owns a folder deletes what others have put there.
+ * conflicts.c - steps of one recipe that exclude each other. Two steps that write the same file, or want different
+ * versions of a package, would undo each other in every run; a step that owns a folder deletes the files of other steps
+ * in it.
  */
 #include "base/error.h"
 #include "types.h"
 
 #include <string.h>
 
-/* Folders that belong to the system: what owns one of them would replace it. */
+/* Folders of the system: a step that owned one of them would replace it. */
 static const char *const system_folders[] = {"/bin",
                                              "/boot",
                                              "/dev",
@@ -66,7 +67,7 @@ static bool is_system_folder(const char *path)
     return false;
 }
 
-/* Is `path` the folder, or in it? */
+/* Is `path` the folder, or inside it? */
 static bool is_within(const char *path, const char *folder)
 {
     size_t n = strlen(folder);
@@ -91,7 +92,7 @@ static ep_status check_written(const struct recipe *recipe, const struct recipe_
     return EP_OK;
 }
 
-/* The version that a step wants of a package or module, or NULL. */
+/* The version that a step requires of a package or module, or NULL. */
 static const char *pin_of(const struct recipe_step *step, const char *name)
 {
     const char *pin = NULL;
@@ -104,7 +105,7 @@ static const char *pin_of(const struct recipe_step *step, const char *name)
     return pin && *pin && strcmp(pin, "*") != 0 ? pin : NULL;
 }
 
-/* Do both have packages (or modules, or Python packages in one folder) of one set of names? */
+/* Do both steps have packages (or modules, or Python packages in one folder) from one namespace? */
 static bool is_one_set(const struct recipe_step *one, const struct recipe_step *two)
 {
     static const char *const dpkg = "apt deb";
@@ -121,8 +122,8 @@ static ep_status check_pin(const struct recipe *recipe, const struct recipe_step
 
     if (!first || !second || strcmp(first, second) == 0)
         return EP_OK;
-    return recipe_refuse(recipe, two->line, "step '%s' wants %s %.60s, and step '%s' wants %.60s", one->id, name, first,
-                         two->id, second);
+    return recipe_refuse(recipe, two->line, "step '%s' requires %s %.60s, but step '%s' requires %.60s", one->id, name,
+                         first, two->id, second);
 }
 
 static ep_status check_pins(const struct recipe *recipe, const struct recipe_step *one, const struct recipe_step *two)
@@ -140,8 +141,8 @@ static ep_status check_pins(const struct recipe *recipe, const struct recipe_ste
 
 /* --- what a build owns --- */
 
-/* A path that the step writes or owns and that is in `folder`, or NULL. */
-static const char *place_within(const struct recipe_step *step, const char *folder)
+/* A path inside `folder` that the step writes or owns, or NULL. */
+static const char *path_within(const struct recipe_step *step, const char *folder)
 {
     static const struct {
         const char *type, *key;
@@ -165,11 +166,11 @@ static ep_status check_owned(const struct recipe *recipe, const struct recipe_st
 
     json_array_foreach(json_object_get(owner->args, "owns"), i, value)
     {
-        const char *path = place_within(other, json_string_value(value));
+        const char *path = path_within(other, json_string_value(value));
 
         if (path)
             return recipe_refuse(recipe, owner->line,
-                                 "step '%s' owns %.120s and would delete %.120s, which is step '%s''s", owner->id,
+                                 "step '%s' owns %.120s and would delete %.120s, which belongs to step '%s'", owner->id,
                                  json_string_value(value), path, other->id);
     }
     return EP_OK;

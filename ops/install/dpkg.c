@@ -32,8 +32,8 @@ static bool field(const char *from, const char *end, const char *name, char *ret
     return false;
 }
 
-/* Takes over what a paragraph says about a package; one of several architectures that is installed counts. */
-static void take(const char *from, const char *end, struct dpkg_package *package)
+/* Merges a paragraph about a package; of several architectures the installed one counts. */
+static void merge_package(const char *from, const char *end, struct dpkg_package *package)
 {
     char status[64], version[sizeof(package->version)];
 
@@ -65,19 +65,19 @@ bool dpkg_find(struct source *source, const char *name, struct dpkg_package *ret
 
         stop = stop ? stop : end;
         if ((size_t)(end - at) >= length && strncmp(at, line, length) == 0)
-            take(at, stop, ret_package);
+            merge_package(at, stop, ret_package);
         at = stop == end ? end : stop + 2;
     }
     return true;
 }
 
-/* Is `version` what the pin says? A pin may hold * and ?, which match as in a file name. */
-static bool fits(const char *pin, const char *version)
+/* Does `version` match the pin? A pin may contain * and ?, which match as in a file name. */
+static bool matches_pin(const char *pin, const char *version)
 {
     return fnmatch(pin, version, 0) == 0;
 }
 
-/* Of a pin with * at its end the part before counts: 12.8.7 is newer than 12.4.* and older than 12.9.*. */
+/* Of a pin that ends in * the part before it counts: 12.8.7 is newer than 12.4.* and older than 12.9.*. */
 static const char *direction(const struct check_context *context, const char *version, const char *pin)
 {
     char plain[160];
@@ -109,7 +109,7 @@ void dpkg_check(const struct check_context *context, const json_t *packages, str
             state_set(ret_state, STEP_PARTIAL, "%s %s is half installed", name, package.version);
             return;
         }
-        if (package.is_installed && !fits(pin, package.version)) {
+        if (package.is_installed && !matches_pin(pin, package.version)) {
             state_set(ret_state, STEP_WRONG, "%s %s is installed%s, %s than %s", name, package.version,
                       package.is_held ? " and held" : "", direction(context, package.version, pin), pin);
             return;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * earlier.c - what was applied before with other values, or by a step that the recipe does not have any more.
+ * earlier.c - steps that were applied before with other values, or that the recipe does not have any more.
  *
- * The script that undoes a step is kept before the step changes anything, as before/STEP/undo-DIGEST.sh: the digest is
- * that of what the step undoes, so that another place is another script. A step that has moved is undone at its old
- * place before it is applied at the new one.
+ * Before a step changes anything, the script that undoes it is saved as before/STEP/undo-DIGEST.sh. The digest is that
+ * of what the step undoes, so that a step with another target has another script. A step whose target has changed is
+ * undone at its old target before it is applied at the new one.
  */
 #include "base/error.h"
 #include "install.h"
@@ -18,7 +18,10 @@
 
 #define DROPPED_DEADLINE_S 3600
 
-/* Their script has one name, whatever the packages: what they replaced is noted for all of them together. */
+/*
+ * Steps of packages have one script name, whatever the packages: what they replaced is recorded for all of them
+ * together.
+ */
 static bool is_of_packages(const struct recipe_step *step)
 {
     return step->type == &type_apt || step->type == &type_deb;
@@ -29,7 +32,7 @@ static void folder_of(const struct install *install, const char *id, char ret_pa
     snprintf(ret_path, 1024, "%.400s%.300s/before%s%.64s", install->root, install->state, *id ? "/" : "", id);
 }
 
-/* "undo-DIGEST.sh" of what the step undoes; without the variables, which may change and mean nothing here. */
+/* "undo-DIGEST.sh" of what the step undoes; without the variables, which may change and have no effect here. */
 static ep_status name_of(const struct recipe_step *step, char ret_name[40])
 {
     uint64_t hash = 14695981039346656037u;

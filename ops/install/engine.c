@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * engine.c - applies what is not done, in order.
+ * engine.c - applies the steps that are not done, in order.
  *
- * After each step the machine is looked at again: a step that ran and is not done has failed, whatever it returned.
- * Steps that need a reboot wait until everything that does not depend on them is done, so that there is one reboot, not
- * one for each.
+ * After each step its check runs again: a step that ran and is not done has failed, whatever it returned. Steps that
+ * need a reboot wait until all steps that do not depend on them are done, so that there is one reboot for all of them.
  */
 #include "base/clock.h"
 #include "base/error.h"
@@ -23,7 +22,7 @@
 #include <unistd.h>
 
 #define FETCH_TRIES 5
-#define REBOOT_WAIT_S 120 /* for the machine to go down after it was told to */
+#define REBOOT_WAIT_S 120 /* time for the machine to go down */
 
 static void say(struct install *install, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -60,10 +59,10 @@ static bool is_interrupted(const struct install *install)
 }
 
 /*
- * What apt and dpkg say of one address or package, before they end with lines that name neither cause. The reason of a
- * download comes first: it must not be cut off behind a long URL.
+ * Parses the messages of apt and dpkg about one address or package; their last lines name neither cause. The reason of
+ * a failed download comes first: it must not be cut off after a long URL.
  */
-static void take_cause(const char *line, char cause[200])
+static void parse_cause(const char *line, char cause[200])
 {
     static const char fetch[] = "E: Failed to fetch ", package[] = "dpkg: error processing ";
     const char *url = line + strlen(fetch), *reason;
@@ -77,7 +76,7 @@ static void take_cause(const char *line, char cause[200])
     text_clean(reordered, cause, 200);
 }
 
-/* Does a line say no more than that something before it failed? */
+/* Does a line only say that an earlier command failed? */
 static bool is_summary(const char *line)
 {
     static const char *const beginnings[] = {"E: Failed to fetch",
@@ -94,8 +93,8 @@ static bool is_summary(const char *line)
     return false;
 }
 
-/* What the log of the last script ends with: its last line that says something, or what that one is about. */
-static void last_words(const struct install *install, const struct recipe_step *step, char ret_text[200])
+/* The cause of the failure from the log of the last script: its last line, or the line that this one is about. */
+static void last_message(const struct install *install, const struct recipe_step *step, char ret_text[200])
 {
     char path[1024], line[1024], cause[200] = "";
     bool is_about = false;
@@ -108,11 +107,11 @@ static void last_words(const struct install *install, const struct recipe_step *
         return;
     while (fgets(line, sizeof(line), file)) {
         line[strcspn(line, "\r\n")] = '\0';
-        if (strncmp(line, "=== 2", 5) == 0) /* a date: another script begins */
+        if (strncmp(line, "=== 2", 5) == 0) /* a date: the beginning of another script */
             ret_text[0] = cause[0] = '\0';
         if (!*line || strncmp(line, "===", 3) == 0)
             continue;
-        take_cause(line, cause);
+        parse_cause(line, cause);
         is_about = is_summary(line);
         text_clean(line, ret_text, 200);
     }
@@ -121,8 +120,8 @@ static void last_words(const struct install *install, const struct recipe_step *
         memcpy(ret_text, cause, sizeof(cause));
 }
 
-/* Why a log may be empty: it could not be written either. */
-static void say_nothing(const struct install *install, char ret_text[200])
+/* Says why the log is empty: it may not have been writable either. */
+static void explain_empty_log(const struct install *install, char ret_text[200])
 {
     struct statvfs stat;
     bool is_full = statvfs(*install->root ? install->root : "/", &stat) == 0 && stat.f_bavail == 0;
@@ -138,14 +137,14 @@ static enum install_result step_failed(struct install *install, const struct rec
     char words[200], log[1024];
     json_t *more;
 
-    last_words(install, step, words);
+    last_message(install, step, words);
     if (!*words)
-        say_nothing(install, words);
+        explain_empty_log(install, words);
     run_log_path(install, step, log);
     more = json_pack("{s:s,s:i,s:s}", "result", what, "exit", status, "said", words);
     journal_add(&install->journal, "failed", step->id, more);
-    snprintf(install->hint, sizeof(install->hint), "its log is %.150s; when the cause is gone: epkit install resume %s",
-             log, install->recipe->name);
+    snprintf(install->hint, sizeof(install->hint),
+             "its log is %.150s; when the cause is fixed: epkit install resume %s", log, install->recipe->name);
     if (run == RUN_NOT_STARTED)
         return fail(install, "step '%s' could not be started: %.300s", step->id, ep_last_error());
     if (run == RUN_LATE)
@@ -154,7 +153,7 @@ static enum install_result step_failed(struct install *install, const struct rec
     return fail(install, "step '%s' failed (%s, exit status %d): %.200s", step->id, what, status, words);
 }
 
-/* Downloads, and only downloads, are tried again: after 2, 4, 8 and 16 seconds. */
+/* Only downloads are retried: after 2, 4, 8 and 16 seconds. */
 static enum install_result fetch(struct install *install, const struct recipe_step *step, size_t index)
 {
     enum run_result run = RUN_FINE;
@@ -178,18 +177,18 @@ static enum install_result fetch(struct install *install, const struct recipe_st
     return step_failed(install, step, "download", run, status);
 }
 
-/* Looks at the machine again, and says whether the step is where it should be now. */
+/* Checks the machine again. Returns whether the step is in its expected state. */
 static enum install_result confirm(struct install *install, const struct recipe_step *step, size_t index, int status)
 {
     const struct step_state *state = &install->states[index];
     enum install_result result;
 
-    result = install_look(install);
+    result = install_probe(install);
     if (result != INSTALL_FINE)
         return result;
-    /* A module that is not there yet comes with the reboot that its step allows. */
+    /* A missing module may come with the reboot that its step allows. */
     if (step->reboot == REBOOT_IF_NEEDED && state->now == STEP_TODO && strcmp(step->type->name, "module") == 0)
-        state_set(&install->states[index], STEP_REBOOT, "to be loaded by a reboot");
+        state_set(&install->states[index], STEP_REBOOT, "loaded by a reboot");
     if (state->now == STEP_DONE || (state->now == STEP_UNKNOWN && !install->is_live) ||
         (state->now == STEP_REBOOT && step->reboot != REBOOT_NEVER))
         return INSTALL_FINE;
@@ -197,11 +196,11 @@ static enum install_result confirm(struct install *install, const struct recipe_
                 json_pack("{s:s,s:i,s:s}", "result", "check", "exit", status, "said", state->text));
     snprintf(install->hint, sizeof(install->hint), "its log is %.100s%.120s/%s.log", install->root, install->logs,
              step->id);
-    return fail(install, "step '%s' ran and is not done: %.300s", step->id, state->text);
+    return fail(install, "step '%s' ran, but its check fails: %.300s", step->id, state->text);
 }
 
-/* Notes before anything changes that the step is this recipe's: uninstall undoes what has this folder. */
-static bool claim(struct install *install, const struct recipe_step *step)
+/* Records before any change that the step is this recipe's: uninstall undoes the steps with this folder. */
+static bool record_step(struct install *install, const struct recipe_step *step)
 {
     static const char *const parts[] = {"before", "before/"};
     char path[1024];
@@ -233,9 +232,9 @@ static enum install_result apply_step(struct install *install, const struct reci
     if (!run_wait_for_orphans(install, step, index, &waited))
         return is_interrupted(install) ? INSTALL_INTERRUPTED
                                        : fail(install, "step '%s' of an earlier run does not end", step->id);
-    /* It may have done everything. */
+    /* The earlier run may have completed the step. */
     if (waited) {
-        result = install_look(install);
+        result = install_probe(install);
         if (result != INSTALL_FINE)
             return result;
     }
@@ -248,7 +247,7 @@ static enum install_result apply_step(struct install *install, const struct reci
     result = earlier_undo(install, step, index, &is_moved);
     if (result != INSTALL_FINE)
         return result;
-    if (!claim(install, step))
+    if (!record_step(install, step))
         return INSTALL_FAILED;
     result = fetch(install, step, index);
     if (result != INSTALL_FINE)
@@ -265,7 +264,7 @@ static enum install_result apply_step(struct install *install, const struct reci
                     json_pack("{s:i,s:I,s:s}", "attempt", attempt, "seconds",
                               (json_int_t)((ep_now_ns() - start) / 1000000000u), "kernel", install->kernel)) != EP_OK)
         return fail(install, "%.500s", ep_last_error());
-    /* Applied just now, in this boot. */
+    /* Applied in this boot. */
     if (step->reboot == REBOOT_AFTER && install->is_live && install->states[index].now == STEP_DONE)
         state_set(&install->states[index], STEP_REBOOT, "applied; it takes effect with a reboot");
     return INSTALL_FINE;
@@ -279,14 +278,14 @@ static enum install_result stop(struct install *install, int n, const char *step
     unit_remove(install);
     fail(install, "stopped after %d reboot%s: step '%s' still needs one (%.200s)", n, n == 1 ? "" : "s", step_id, text);
     snprintf(install->hint, sizeof(install->hint),
-             "find out why it does not become live, then: epkit install apply %s "
+             "find out why it does not take effect, then: epkit install apply %s "
              "--again",
              install->recipe->name);
     return INSTALL_STOPPED;
 }
 
-/* What kured looks for. The machine goes down when whoever looks has drained it. */
-static enum install_result leave_sentinel(struct install *install, const char *step_id)
+/* Writes the file that kured checks for. The agent drains the node and reboots it. */
+static enum install_result write_sentinel(struct install *install, const char *step_id)
 {
     FILE *file = fopen("/run/reboot-required", "we");
 
@@ -301,7 +300,7 @@ static enum install_result leave_sentinel(struct install *install, const char *s
     }
     say(install, "%s", INSTALL_REBOOT_TEXT);
     say(install, "waiting for the node's agent to reboot it (step '%s'): /run/reboot-required is there", step_id);
-    return INSTALL_WANTS_REBOOT;
+    return INSTALL_NEEDS_REBOOT;
 }
 
 static enum install_result reboot_for(struct install *install, const struct recipe_step *step,
@@ -311,7 +310,10 @@ static enum install_result reboot_for(struct install *install, const struct reci
     int n = journal_count(&install->journal, "reboot", NULL);
     int max = install->options.max_reboots >= 0 ? install->options.max_reboots : install->recipe->max_reboots;
     const char *boot = json_string_value(json_object_get(journal_last(&install->journal, "reboot", NULL), "boot"));
-    /* Asked for in this boot already: an agent takes its time, or epkit was killed before the machine went down. */
+    /*
+     * A reboot was already requested in this boot: an agent takes its time, or epkit was killed before the machine went
+     * down.
+     */
     bool is_pending = n > 0 && boot && strcmp(boot, install->boot) == 0;
 
     if (n >= max && !is_pending)
@@ -319,20 +321,22 @@ static enum install_result reboot_for(struct install *install, const struct reci
     if (install->options.reboot == INSTALL_REBOOT_NEVER || !install->has_systemd) {
         say(install, "a reboot is needed for step '%s' (%s): reboot, then 'epkit install resume %s'", step->id,
             state->text, install->recipe->name);
-        return INSTALL_WANTS_REBOOT;
+        return INSTALL_NEEDS_REBOOT;
     }
     if (!is_pending && journal_add(&install->journal, "reboot", step->id,
                                    json_pack("{s:i,s:s}", "number", n + 1, "said", state->text)) != EP_OK)
         return fail(install, "%.500s", ep_last_error());
     if (install->options.reboot == INSTALL_REBOOT_SENTINEL)
-        return leave_sentinel(install, step->id);
+        return write_sentinel(install, step->id);
     say(install, "%s", INSTALL_REBOOT_TEXT);
     sync();
-    /* The shutdown may end systemctl, and this process, before they return: that is no failure, and what goes on after
-     * the reboot must stay. */
+    /*
+     * The shutdown may end systemctl, and this process, before they return: that is not a failure, and the unit that
+     * resumes after the reboot must stay.
+     */
     if (run_quietly(command, 60) != 0 && !is_interrupted(install)) {
-        fail(install, "'systemctl reboot' did not succeed, or was ended by the shutdown");
-        return INSTALL_WANTS_REBOOT;
+        fail(install, "'systemctl reboot' failed, or was ended by the shutdown");
+        return INSTALL_NEEDS_REBOOT;
     }
     return INSTALL_REBOOTING;
 }
@@ -350,13 +354,13 @@ static bool depends_on_reboot(const struct install *install, const struct recipe
     return false;
 }
 
-/* May the step be applied where the recipe is applied to a folder? */
+/* Can the step be applied to a folder? */
 static bool is_possible(const struct install *install, const struct recipe_step *step)
 {
     return install->is_live || install->can_chroot || !step->type->needs_live;
 }
 
-/* Values without which no step may begin. */
+/* Checks the values without which no step may begin. */
 static enum install_result check_values(struct install *install)
 {
     for (size_t i = 0; i < install->recipe->n_variables; i++) {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * export.c - a recipe as a shell script, as user data of cloud-init, as a playbook of Ansible.
+ * export.c - exports a recipe as a shell script, as user data of cloud-init, as an Ansible playbook.
  *
- * They run the scripts that apply runs, and go on after a reboot from a list of completed steps. What they lack is what
- * needs epkit on the machine: the checks of what is there, deadlines, verification of versions before a step, and of
- * preflight all but the system and the processor.
+ * They run the same scripts as apply, and resume after a reboot from a list of completed steps. They lack what needs
+ * epkit on the machine: the checks of the current state, deadlines, verification of versions before a step, and all
+ * preflight checks except those of system and processor.
  */
 #include "base/error.h"
 #include "install.h"
@@ -16,7 +16,7 @@ const char *const export_formats[] = {"sh", "cloud-init", "ansible", NULL};
 
 #define SCRIPT_PATH "/var/lib/epkit/install/%s/export.sh"
 
-/* Each recipe has a folder of its own: steps of two recipes may have the same name. */
+/* Each recipe has its own folder: steps of two recipes may have the same name. */
 static void begin(const struct recipe *recipe, const struct recipe_step *step, FILE *out)
 {
     char state[256];
@@ -25,7 +25,9 @@ static void begin(const struct recipe *recipe, const struct recipe_step *step, F
     script_begin(out, recipe, step, "", state);
 }
 
-/* A step as a function: downloads with tries, then the rest, in a subshell so that nothing is left of its variables. */
+/*
+ * Writes a step as a function: downloads with retries, then the rest, in a subshell so that its variables do not leak.
+ */
 static void write_step(const struct recipe *recipe, const struct recipe_step *step, FILE *out)
 {
     char name[64];
@@ -51,7 +53,7 @@ static void write_step(const struct recipe *recipe, const struct recipe_step *st
             step->type->fetch ? "fetch_" : ":", name);
 }
 
-/* What the recipe is for, as far as a shell can tell. */
+/* Checks the target of the recipe, as far as a shell can. */
 static void write_preflight(const struct recipe *recipe, FILE *out)
 {
     static const struct {
@@ -164,7 +166,7 @@ static void write_sh(const struct recipe *recipe, FILE *out)
     write_verify(recipe, out);
 }
 
-/* The script as a literal block of YAML. */
+/* Writes the script as a literal block of YAML. */
 static ep_status write_block(const struct recipe *recipe, int indent, FILE *out)
 {
     char *text = NULL, *line, *rest;
@@ -186,7 +188,7 @@ static ep_status write_block(const struct recipe *recipe, int indent, FILE *out)
     return EP_OK;
 }
 
-/* cloud-init runs once; a unit runs the script at each boot until it has succeeded. */
+/* cloud-init runs once; a systemd unit runs the script at each boot until it succeeds. */
 static ep_status write_cloud_init(const struct recipe *recipe, FILE *out)
 {
     fprintf(out,
@@ -208,7 +210,7 @@ static ep_status write_cloud_init(const struct recipe *recipe, FILE *out)
     return EP_OK;
 }
 
-/* The script cannot see whether a reboot is needed, and asks for one after each step that may need it. */
+/* The script cannot find out whether a reboot is needed, and requests one after each step that may need it. */
 static int count_reboots(const struct recipe *recipe)
 {
     int n = 0;
@@ -218,7 +220,7 @@ static int count_reboots(const struct recipe *recipe)
     return n;
 }
 
-/* Runs the script until it does not ask for a reboot any more. */
+/* Runs the script until it requests no reboot any more. */
 static ep_status write_ansible(const struct recipe *recipe, FILE *out)
 {
     int n_reboots = count_reboots(recipe);

@@ -23,7 +23,7 @@ static const char *file_mode(const struct recipe_step *step)
     return *mode ? mode : "0644";
 }
 
-/* The content ends with the end of a line, in the script and here. */
+/* The content ends with a newline, in the script and here. */
 static bool is_content(const char *content, struct source_text text)
 {
     size_t bytes = strlen(content);
@@ -47,7 +47,7 @@ static void file_check(const struct check_context *context, const struct recipe_
     else if (source_stat(context->source, "%s", path).may_execute != (strpbrk(file_mode(step), "1357") != NULL))
         state_set(ret_state, STEP_WRONG, "%s has another mode than %s", path, file_mode(step));
     else
-        state_set(ret_state, STEP_DONE, "%s is as it shall be", path);
+        state_set(ret_state, STEP_DONE, "%s is as expected", path);
 }
 
 static void file_apply(FILE *script, const struct recipe_step *step)
@@ -75,7 +75,7 @@ static const struct step_arg copyset_args[] = {
     {NULL, 0, false},
 };
 
-/* Calls `each` for all files that a pattern names; false as soon as that returns false, or when it names none. */
+/* Calls `each` for all files that match a pattern; false as soon as `each` returns false, or when none match. */
 static bool for_each_match(struct source *source, const char *pattern,
                            bool (*each)(struct source *source, const char *path, const char *name, void *context),
                            void *context)
@@ -107,7 +107,7 @@ struct comparison {
     bool differs, nested;
 };
 
-/* Small files by content, large ones by size alone: that of a driver's library changes with its version. */
+/* Compares small files by content, large ones by size: the size of a driver's library changes with its version. */
 static bool is_same(struct source *source, const char *path, const char *copy)
 {
     struct source_stat from = source_stat(source, "%s", path), to = source_stat(source, "%s", copy);
@@ -143,7 +143,7 @@ static bool compare_one(struct source *source, const char *path, const char *nam
         comparison->nested = true;
     if (!is_same(source, path, copy)) {
         comparison->differs = true;
-        snprintf(comparison->text, sizeof(comparison->text), "%.120s is another file than its source", copy);
+        snprintf(comparison->text, sizeof(comparison->text), "%.120s differs from its source", copy);
     }
     return true;
 }
@@ -158,12 +158,12 @@ static void copyset_check(const struct check_context *context, const struct reci
     json_array_foreach(json_object_get(step->args, "files"), i, value)
     {
         if (!for_each_match(context->source, json_string_value(value), compare_one, &comparison)) {
-            state_set(ret_state, STEP_TODO, "%s is not there to be copied", json_string_value(value));
+            state_set(ret_state, STEP_TODO, "%s, which is to be copied, does not exist", json_string_value(value));
             return;
         }
     }
     if (comparison.nested)
-        state_set(ret_state, STEP_WRONG, "a folder in %s holds itself again: it was copied twice", comparison.to);
+        state_set(ret_state, STEP_WRONG, "a folder in %s contains itself: it was copied twice", comparison.to);
     else if (comparison.differs)
         state_set(ret_state, STEP_WRONG, "%s", comparison.text);
     else if (comparison.n_there < comparison.n)
@@ -188,7 +188,7 @@ static void copyset_apply(FILE *script, const struct recipe_step *step)
         snprintf(folder, sizeof(folder), "%.*s", (int)(last - pattern), pattern);
         fputs("epkit_copy \"$EPKIT_ROOT\"", script);
         script_word(script, folder);
-        /* Outside of the quotes only what the shell has to expand: the rest is made of the characters of a path. */
+        /* Only what the shell has to expand is outside of the quotes: the rest consists of the characters of a path. */
         while (*last) {
             size_t plain = strcspn(last, "*?");
 

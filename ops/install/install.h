@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * install.h - brings a machine to what a recipe says, and back.
+ * install.h - applies a recipe to a machine, and undoes it.
  *
- * What is there is decided by checks of the machine, never by notes about earlier runs: so a run may be killed, lose
- * power, lose its journal or find half of another installation, and the next run goes on from what it sees.
+ * The state is determined by checks of the machine, never by records of earlier runs: so a run may be killed, lose
+ * power, lose its journal or find half of another installation, and the next run continues from what the checks find.
  *
- *     install_open()     reads the recipe's state: where things are, the journal; changes nothing
- *     install_look()     checks each step
+ *     install_open()     reads the recipe's state: paths and the journal; changes nothing
+ *     install_probe()    runs the check of each step
  *     install_check()    says whether apply may begin
- *     install_begin()    takes the lock and notes what is to be done; looks again, for another run may have ended
+ *     install_begin()    acquires the lock; probes again, because another run may have ended
  *     install_apply()    applies what is not done, in order; may reboot
  *     install_verify()   runs the recipe's own tests
- *     install_undo()     brings back what was there
+ *     install_undo()     restores the previous state
  *
- * A step runs as a transient unit of systemd where that is the machine's init: it then lives on when whoever started
- * epkit (an ssh session, a pod) dies, and the next run waits for it.
+ * Where systemd is the machine's init, a step runs as a transient unit: it survives the death of the session or pod
+ * that started epkit, and the next run waits for it.
  */
 #ifndef EP_INSTALL_INSTALL_H
 #define EP_INSTALL_INSTALL_H
@@ -39,7 +39,7 @@ enum install_phase { PHASE_FETCH, PHASE_APPLY, PHASE_UNDO, PHASE_VERIFY };
 
 /* What the caller shows; each may be NULL. */
 struct install_observer {
-    void (*line)(void *context, const char *text); /* something that is worth a line of its own */
+    void (*line)(void *context, const char *text); /* an event that deserves its own line */
     void (*begin)(void *context, const struct recipe_step *step, size_t index, size_t n, enum install_phase phase,
                   const char *log);
     void (*tick)(void *context, int seconds, int budget_s); /* while a step runs, a few times a second */
@@ -51,11 +51,11 @@ struct install_options {
     const char *root;  /* NULL: this machine */
     const char *state; /* NULL: INSTALL_STATE */
     enum install_reboot reboot;
-    int max_reboots; /* -1: what the recipe says */
-    bool no_unit;    /* apply leaves no unit that goes on after a reboot */
+    int max_reboots; /* -1: the recipe's */
+    bool no_unit;    /* apply installs no unit that resumes after a reboot */
     bool again;      /* forget the reboots made so far */
-    bool keep;       /* write nothing new into the state at the beginning: to undo, on a disk that may be full */
-    bool force;      /* undo also what is there without a note that this recipe made it */
+    bool keep;       /* write nothing to the state at the beginning: for undo, on a disk that may be full */
+    bool force;      /* also undo what exists without a record that this recipe made it */
     struct install_observer observer;
 };
 
@@ -71,89 +71,93 @@ struct verify_result {
     const struct recipe_step *step;
     const struct step_verify *verify;
     bool passed;
-    char text[256]; /* what it said */
+    char text[256]; /* its result */
 };
 
 struct install {
     const struct recipe *recipe;
     struct install_options options;
     char root[4096]; /* "" for this machine, else the folder without a slash at the end */
-    char state[512]; /* folder of this recipe, below the root */
+    char state[512]; /* folder of this recipe's state, below the root */
     char logs[512];
     char kernel[128], boot[64];
     bool is_live;     /* this machine, not a folder */
     bool has_systemd; /* steps run by systemd-run */
-    bool can_chroot;  /* a folder with a shell of its own */
+    bool can_chroot;  /* the root is a folder with its own shell */
     int lock_fd;
     struct journal journal;
     struct step_state states[RECIPE_STEPS_MAX]; /* by index of the step */
     struct preflight_row preflight[PREFLIGHT_MAX];
     size_t n_preflight;
-    char failure[512]; /* why apply, undo or verify did not succeed */
+    char failure[512]; /* why apply, undo or verify failed */
     char hint[256];
 };
 
 enum install_result {
     INSTALL_FINE,
     INSTALL_FAILED,       /* a step failed: `failure` */
-    INSTALL_REBOOTING,    /* the machine goes down now */
-    INSTALL_WANTS_REBOOT, /* somebody else has to reboot it */
+    INSTALL_REBOOTING,    /* the machine reboots now */
+    INSTALL_NEEDS_REBOOT, /* an agent or the user has to reboot it */
     INSTALL_STOPPED,      /* too many reboots */
-    INSTALL_REFUSED,      /* preflight, or a value is missing: nothing was changed, nor written */
+    INSTALL_REFUSED,      /* by preflight, or a value is missing: nothing was changed or written */
     INSTALL_BUSY,         /* another run holds the lock */
     INSTALL_INTERRUPTED
 };
 
-/* What a recipe can be told about the machine before it is parsed. Strings live in `ret_kernel` (128 bytes). */
+/* The kernel release of the machine, which a recipe needs before it is parsed. */
 void install_kernel(const char *root, char ret_kernel[128]);
 
 enum install_result install_open(const struct recipe *recipe, const struct install_options *options,
                                  struct install *ret_install);
 /* Was it applied, and not uninstalled since? */
 bool install_is_known(const struct install *install);
-/* Is something left of an uninstall that was killed when all steps were undone? */
+/* Was an uninstall killed after all steps were undone, before it removed the state? */
 bool install_is_half_removed(const struct install *install);
-/* Takes the lock (waits for a step that outlived its run), repairs the journal, keeps the recipe's text, looks. Until
- * then nothing is written. */
+/*
+ * Acquires the lock (waits for a step that outlived its run), repairs the journal, saves the recipe's text, runs the
+ * checks. Nothing is written before that.
+ */
 enum install_result install_begin(struct install *install);
 void install_close(struct install *install);
 
-/* Fills `states`, which say "unknown" before. Fails only for lack of memory or when the root cannot be opened:
- * `failure`.
+/*
+ * Runs the checks and fills `states`, which are "unknown" before. Fails only for lack of memory or when the root cannot
+ * be opened: `failure`.
  */
-enum install_result install_look(struct install *install);
+enum install_result install_probe(struct install *install);
 
-/* Number of steps that apply would do something about. */
+/* Number of steps that apply would change. */
 size_t install_changes(const struct install *install);
 const char *install_state_name(enum step_now now);
 
 /* --- preflight.c: may this recipe be applied here? Fills `preflight`. --- */
-ep_status preflight_check_target(const struct recipe *recipe); /* the shape of `target`, when a recipe is read */
-/* `with_egress`: also whether the hosts that the steps download from answer, which takes time. */
+ep_status
+preflight_check_target(const struct recipe *recipe); /* checks the syntax of `target`, when a recipe is read */
+/* `with_egress`: also checks whether the hosts that the steps download from answer, which takes time. */
 enum install_result preflight_run(struct install *install, bool with_egress);
 bool preflight_refuses(const struct install *install);
 
 /* --- engine.c --- */
-/* May apply begin, by what was looked at: do all variables have a value, and is the recipe for this machine? */
+/* May apply begin, by the results of the checks: do all variables have a value, and is the recipe for this machine? */
 enum install_result install_check(struct install *install);
 enum install_result install_apply(struct install *install);
 
 /* --- undo.c --- */
 enum install_result install_undo(struct install *install);
-/* Where the state goes before it is removed, so that no other run finds half of it. */
+/* The path to which the state is moved before it is removed, so that no other run finds half of it. */
 void install_removed_path(const struct install *install, char ret_path[1024]);
-int remove_tree(const char *path); /* 0, or -1 with errno; fine if it is not there */
+int remove_tree(const char *path); /* 0, or -1 with errno; a missing path is no error */
 
 /* --- earlier.c: steps as they were applied before, with other values or from an earlier version of the recipe --- */
 
-/* Keeps what would undo the step as it is about to be applied, below `before`. */
+/* Saves the script that would undo the step as it is about to be applied, below `before`. */
 ep_status earlier_keep(const struct install *install, const struct recipe_step *step);
-/* The script that earlier_keep() made for the step as it is now; false if there is none. */
+/* The script that earlier_keep() saved for the current step; false if there is none. */
 bool earlier_script(const struct install *install, const struct recipe_step *step, char ret_path[1400]);
-/* Undoes the step as it was applied elsewhere; *ret_undone: it was, and nothing is known of the step any more. */
+/* Undoes the step as it was applied elsewhere; *ret_undone: it was undone, and no record of the step is left. */
 enum install_result earlier_undo(struct install *install, const struct recipe_step *step, size_t index,
                                  bool *ret_undone);
-/* Undoes the steps that the recipe does not have any more. */
+/* Undoes steps that the recipe does not have any more. */
 enum install_result earlier_undo_dropped(struct install *install);
 
 /* --- export.c: the recipe as something that runs without epkit. `format` is one of export_formats. --- */
@@ -168,25 +172,28 @@ enum install_result install_verify(struct install *install, struct verify_result
 enum run_result { RUN_FINE, RUN_FAILED, RUN_LATE, RUN_INTERRUPTED, RUN_NOT_STARTED };
 
 /*
- * Writes the script of a phase and runs it until it ends or its deadline. *ret_status: its exit status, where known
- * (-1: it was started by an earlier run). The log holds what it wrote.
+ * Writes the script of a phase and runs it until its end or its deadline. *ret_status: its exit status (-1: unknown,
+ * because an earlier run started it). The log holds its output.
  */
 enum run_result run_script(struct install *install, const struct recipe_step *step, size_t index,
                            enum install_phase phase, int deadline_s, int *ret_status);
 
-/* The same with a script that is there already, and writing one to `path`. */
+/* The same with an existing script, and writing one to `path`. */
 enum run_result run_file(struct install *install, const struct recipe_step *step, size_t index,
                          enum install_phase phase, const char *path, int deadline_s, int *ret_status);
 ep_status run_write_script(const struct install *install, const struct recipe_step *step, enum install_phase phase,
                            const char *path);
 
-/* Waits for the step's unit if an earlier run left it running: *ret_waited. False: interrupted, or not over in time. */
+/*
+ * Waits for the step's unit if an earlier run left it running: *ret_waited. False: interrupted, or not finished in
+ * time.
+ */
 bool run_wait_for_orphans(struct install *install, const struct recipe_step *step, size_t index, bool *ret_waited);
 void run_log_path(const struct install *install, const struct recipe_step *step, char ret_path[1024]);
 
-/* Runs a program without output, for at most `seconds`: its exit status, or -1. */
+/* Runs a program without output, for at most `seconds`. Returns its exit status, or -1. */
 int run_quietly(const char *const *argv, int seconds);
-/* As a shell text with the recipe's variables; up to `bytes` of its output. */
+/* Runs shell text with the recipe's variables; returns up to `bytes` of its output. */
 int run_probe(struct install *install, const struct recipe_step *step, const char *text, int seconds, char *ret_output,
               size_t bytes);
 

@@ -20,14 +20,14 @@ static bool is_event(const json_t *line)
            json_is_string(json_object_get(line, "event")) && json_is_string(json_object_get(line, "boot"));
 }
 
-static bool is_foreign(const json_t *line)
+static bool is_of_other_version(const json_t *line)
 {
     const json_t *version = json_object_get(line, "v");
 
     return json_is_integer(version) && json_integer_value(version) != JOURNAL_VERSION;
 }
 
-/* Does nesting stay within what an event can have? jansson itself allows thousands. */
+/* Is the nesting within the limit of an event? jansson itself allows thousands of levels. */
 static bool is_shallow(const char *line, size_t bytes)
 {
     int depth = 0;
@@ -53,7 +53,7 @@ bool journal_parse(const char *text, size_t bytes, json_t **ret_events, size_t *
         size_t n = end ? (size_t)(end - text) - at : bytes - at;
         json_t *line = end && is_shallow(text + at, n) ? json_loadb(text + at, n, JSON_REJECT_DUPLICATES, NULL) : NULL;
 
-        if (is_foreign(line)) {
+        if (is_of_other_version(line)) {
             *ret_foreign = json_array_size(events) + 1;
             json_decref(line);
             return true;
@@ -85,7 +85,7 @@ static ep_status read_all(const char *path, char **ret_text, size_t *ret_bytes)
         return errno == ENOENT ? EP_OK : ep_fail_errno(EP_E_SYSTEM, errno, "%s", path);
     if (fstat(fd, &stat) != 0 || !S_ISREG(stat.st_mode) || stat.st_size > JOURNAL_BYTES_MAX) {
         close(fd);
-        return ep_fail(EP_E_ARG, "%s is no journal: not a regular file of at most 16 MiB", path);
+        return ep_fail(EP_E_ARG, "%s is not a journal: not a regular file of at most 16 MiB", path);
     }
     text = malloc((size_t)stat.st_size + 1);
     while (text && bytes < (size_t)stat.st_size) {
@@ -104,7 +104,7 @@ static ep_status read_all(const char *path, char **ret_text, size_t *ret_bytes)
     return EP_OK;
 }
 
-/* The name of a new file is lost in a power cut unless its folder is synced. */
+/* A power cut loses the name of a new file unless its folder is synced. */
 static void sync_folder(const char *path)
 {
     char folder[4096];
@@ -134,7 +134,7 @@ static ep_status open_to_write(struct journal *journal, bool is_readable, size_t
     if (journal->fd < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "%s", journal->path);
     if (whole < bytes && is_readable && ftruncate(journal->fd, (off_t)whole) != 0)
-        return ep_fail_errno(EP_E_SYSTEM, errno, "%s cannot be cut to its last whole line", journal->path);
+        return ep_fail_errno(EP_E_SYSTEM, errno, "%s cannot be truncated to its last complete line", journal->path);
     sync_folder(journal->path);
     if (!is_readable)
         return journal_add(journal, "rebuilt", NULL, json_pack("{s:s}", "reason", "the journal could not be read"));
@@ -162,7 +162,7 @@ ep_status journal_open(const char *path, const char *boot, bool writable, struct
     if (foreign) {
         journal_close(&journal);
         return ep_fail(EP_E_ARG,
-                       "%s:%zu: not of version %d of the journal, the only one that this epkit knows: use the epkit "
+                       "%s:%zu: not of version %d of the journal, the only one that this epkit supports: use the epkit "
                        "that wrote it, or move the file away, which forgets the attempts and reboots made so far",
                        path, foreign, JOURNAL_VERSION);
     }
@@ -213,7 +213,7 @@ ep_status journal_add(struct journal *journal, const char *event, const char *st
         return ep_fail(EP_E_MEMORY, "%s: no memory", journal->path);
     }
     bytes = strlen(text);
-    text[bytes] = '\n'; /* in the place of the NUL */
+    text[bytes] = '\n'; /* replaces the NUL */
     do
         n = write(journal->fd, text, bytes + 1);
     while (n < 0 && errno == EINTR);

@@ -11,8 +11,8 @@
 static const struct step_arg modprobe_args[] = {
     {"module", ARG_WORD, true},
     {"options", ARG_OPTIONS, true},
-    {"effect_file", ARG_PATH, false}, /* where the running module tells its options */
-    {"effect_any", ARG_TEXTS, false}, /* texts one of which is in it when the options are live */
+    {"effect_file", ARG_PATH, false}, /* where the running module shows its options */
+    {"effect_any", ARG_TEXTS, false}, /* the file contains one of these texts when the options are live */
     {NULL, 0, false},
 };
 
@@ -32,7 +32,7 @@ static ep_status modprobe_validate(const struct recipe *recipe, const struct rec
     return EP_OK;
 }
 
-/* modprobe reads its folders in the order of names, and of two values of an option the last one counts. */
+/* modprobe reads its folders in the order of file names, and the last value of an option counts. */
 static void modprobe_path(const struct recipe_step *step, char ret_path[256])
 {
     snprintf(ret_path, 256, "/etc/modprobe.d/zz-epkit-%.128s.conf", arg_text(step, "module"));
@@ -55,7 +55,7 @@ static char *modprobe_content(const struct recipe_step *step)
     return text;
 }
 
-/* Of names of modules and options '-' and '_' are one character. */
+/* In names of modules and options '-' and '_' are equal. */
 static bool is_same_name(const char *a, const char *b, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -64,10 +64,10 @@ static bool is_same_name(const char *a, const char *b, size_t n)
     return true;
 }
 
-/* What a list of words says of an option. */
+/* How a list of words sets an option. */
 enum setting { SETS_NOTHING, SETS_THE_SAME, SETS_ANOTHER };
 
-/* The end of a word: what is in quotes goes on over spaces. */
+/* The length of a word: quoted text may contain spaces. */
 static size_t word_length(const char *text)
 {
     bool is_quoted = false;
@@ -78,7 +78,7 @@ static size_t word_length(const char *text)
     return n;
 }
 
-/* Quotes around the value, or around the whole word, are none of it. */
+/* Quotes around the value, or around the whole word, do not belong to it. */
 static bool is_value(const char *text, size_t bytes, const char *value)
 {
     for (size_t i = 0; i < bytes; i++)
@@ -87,7 +87,7 @@ static bool is_value(const char *text, size_t bytes, const char *value)
     return *value == '\0';
 }
 
-/* Words are NAME=VALUE, and of two for one name the last counts. `prefix`: what stands before each name, or "". */
+/* Words are NAME=VALUE; the last value of a name counts. `prefix`: text before each name, or "". */
 static enum setting find_setting(const char *words, const char *prefix, const char *key, const char *value)
 {
     size_t skip = strlen(prefix);
@@ -105,7 +105,7 @@ static enum setting find_setting(const char *words, const char *prefix, const ch
     return result;
 }
 
-/* The same of a configuration file. A line goes on behind a backslash at its end. */
+/* The same for a configuration file. A backslash at the end continues a line. */
 static enum setting find_in_file(const char *text, const char *module, const char *key, const char *value)
 {
     enum setting result = SETS_NOTHING, here;
@@ -132,7 +132,9 @@ static enum setting find_in_file(const char *text, const char *module, const cha
     return result;
 }
 
-/* modprobe's folders: a file of an earlier one is read in the place of its namesakes, and all of them by their names.
+/*
+ * modprobe's folders: a file of an earlier folder replaces those of the same name, and all are read in the order of
+ * their names.
  */
 static const char *const modprobe_folders[] = {"/etc/modprobe.d",     "/run/modprobe.d", "/usr/local/lib/modprobe.d",
                                                "/usr/lib/modprobe.d", "/lib/modprobe.d", NULL};
@@ -145,7 +147,7 @@ static bool is_shadowed(struct source *source, size_t folder, const char *name)
     return false;
 }
 
-/* The file behind ours that counts for the option: the last one by its name. false: none sets it to another value. */
+/* The file after ours that decides the option: the last one by name. false: no file sets it to another value. */
 static bool find_overriding_file(const struct check_context *context, const char *module, const char *own_name,
                                  const char *key, const char *value, char ret_path[256])
 {
@@ -176,8 +178,7 @@ static bool find_overriding_file(const struct check_context *context, const char
     return result == SETS_ANOTHER;
 }
 
-/* What gives an option another value behind our file: another one, or the command line of the kernel, which counts
- * last. */
+/* What overrides our file: another file, or the kernel command line, which counts last. */
 static bool find_overriding(const struct check_context *context, const struct recipe_step *step, const char *own,
                             char ret_path[256])
 {
@@ -240,7 +241,7 @@ static void modprobe_check(const struct check_context *context, const struct rec
     else if (is_effective(live.text, json_object_get(step->args, "effect_any")))
         state_set(ret_state, STEP_DONE, "live: %s says so", effect);
     else
-        state_set(ret_state, STEP_REBOOT, "configured, but %s does not show it: not live before a reboot", effect);
+        state_set(ret_state, STEP_REBOOT, "configured, but %s does not show it: takes effect after a reboot", effect);
     free(content);
 }
 
@@ -279,7 +280,7 @@ const struct step_type type_modprobe = {
 static const struct step_arg module_args[] = {
     {"module", ARG_WORD, true},
     {"version", ARG_VERSION, false},
-    {"dkms", ARG_BOOL, false}, /* it is built by DKMS: it has to be there for the kernel that runs */
+    {"dkms", ARG_BOOL, false}, /* built by DKMS: it must exist for the running kernel */
     {NULL, 0, false},
 };
 
@@ -288,7 +289,7 @@ static void module_path(const struct recipe_step *step, char ret_path[256])
     snprintf(ret_path, 256, "/etc/modules-load.d/epkit-%.128s.conf", arg_text(step, "module"));
 }
 
-/* Names of modules have '_' for each '-' in /proc/modules and /sys/module. */
+/* /proc/modules and /sys/module have '_' for each '-' in names of modules. */
 static void module_name(const struct recipe_step *step, char ret_name[128])
 {
     snprintf(ret_name, 128, "%.120s", arg_text(step, "module"));
@@ -297,7 +298,7 @@ static void module_name(const struct recipe_step *step, char ret_name[128])
             *at = '_';
 }
 
-/* By whole words: nvidia is not loaded because nvidia_drm is. */
+/* Compares whole words: nvidia is not loaded because nvidia_drm is. */
 static bool is_loaded(struct source *source, const char *name)
 {
     struct source_text text = source_read(source, "/proc/modules");
@@ -311,7 +312,7 @@ static bool is_loaded(struct source *source, const char *name)
     return false;
 }
 
-/* Is the file of the module there, for the kernel that runs? */
+/* Does the file of the module exist for the running kernel? */
 static bool has_file(const struct check_context *context, const char *name)
 {
     static const char *const endings[] = {"", ".zst", ".xz", ".gz"};
@@ -341,13 +342,13 @@ static void module_check(const struct check_context *context, const struct recip
     module_path(step, path);
     version = source_line(context->source, "/sys/module/%s/version", name);
     if (arg_flag(step, "dkms", false) && !*context->kernel)
-        state_set(ret_state, STEP_UNKNOWN, "the release of the kernel is not known");
+        state_set(ret_state, STEP_UNKNOWN, "the kernel release is unknown");
     else if (arg_flag(step, "dkms", false) && !has_file(context, name))
         state_set(ret_state, STEP_TODO, "%s is not built for kernel %s", name, context->kernel);
     else if (!is_loaded(context->source, name))
         state_set(ret_state, STEP_TODO, "%s is not loaded", name);
     else if (*pin && version.state == SOURCE_OK && strcmp(version.text, pin) != 0)
-        state_set(ret_state, STEP_REBOOT, "%s %s is loaded, and %s shall be: not live before a reboot", name,
+        state_set(ret_state, STEP_REBOOT, "%s %s is loaded, expected %s: takes effect after a reboot", name,
                   version.text, pin);
     else if (source_stat(context->source, "%s", path).state != SOURCE_OK)
         state_set(ret_state, STEP_PARTIAL, "%s is loaded, but will not be after a reboot", name);
@@ -355,7 +356,7 @@ static void module_check(const struct check_context *context, const struct recip
         state_set(ret_state, STEP_DONE, "%s%s%s is loaded", name, *pin ? " " : "", pin);
 }
 
-/* A module that cannot be loaded now (another version is in use) may be after a reboot: the check decides. */
+/* A module that cannot be loaded now (another version is in use) may be loaded after a reboot: the check decides. */
 static void module_apply(FILE *script, const struct recipe_step *step)
 {
     const char *module = arg_text(step, "module");

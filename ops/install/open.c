@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* open.c - begins and ends an installation: where things are, the lock, the journal, what the checks say. */
+/* open.c - opens and closes an installation: paths, the lock, the journal, the results of the checks. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "install.h"
@@ -38,7 +38,7 @@ static void first_line(const char *path, char *ret_text, size_t bytes)
     fclose(file);
 }
 
-/* The kernel that runs; below a folder the one that it says, else the newest one that has modules there. */
+/* The running kernel; for a folder the one that it names, else the newest one that has modules there. */
 void install_kernel(const char *root, char ret_kernel[128])
 {
     struct source_names names;
@@ -75,8 +75,8 @@ static int probe(const struct recipe *recipe, const struct recipe_step *step, co
 
 /* --- lock --- */
 
-/* Is the process that wrote the lock still an epkit? */
-static bool holder_lives(const char *path, int *ret_pid)
+/* Is the process that wrote the lock still a running epkit? */
+static bool is_holder_alive(const char *path, int *ret_pid)
 {
     char text[64], comm_path[64], comm[64];
 
@@ -98,8 +98,8 @@ static int longest_deadline(const struct recipe *recipe)
     return longest;
 }
 
-/* An uninstall takes the lock away with the state, also between the opening of it and the locking. */
-static bool is_gone(int lock_fd, const char *path)
+/* An uninstall removes the lock file with the state, possibly between open() and flock(). */
+static bool is_unlinked(int lock_fd, const char *path)
 {
     struct stat held, there;
 
@@ -114,13 +114,13 @@ static enum install_result just_uninstalled(struct install *install)
     return INSTALL_BUSY;
 }
 
-/* A step that outlived its run holds the lock that it inherited: it is waited for. */
-static enum install_result take_lock(struct install *install)
+/* A step that outlived its run holds the lock that it inherited: waits for it. */
+static enum install_result acquire_lock(struct install *install)
 {
     const struct install_observer *observer = &install->options.observer;
     uint64_t start = ep_now_ns();
     char path[1024], text[32];
-    bool said = false;
+    bool is_reported = false;
     int pid;
 
     snprintf(path, sizeof(path), "%.400s%.300s/lock", install->root, install->state);
@@ -136,31 +136,31 @@ static enum install_result take_lock(struct install *install)
             snprintf(install->failure, sizeof(install->failure), "%.400s: %s", path, strerror(errno));
             return INSTALL_FAILED;
         }
-        if (holder_lives(path, &pid)) {
+        if (is_holder_alive(path, &pid)) {
             snprintf(install->failure, sizeof(install->failure), "process %d is installing this recipe now", pid);
-            snprintf(install->hint, sizeof(install->hint), "'epkit install status %s' says how far it is",
+            snprintf(install->hint, sizeof(install->hint), "'epkit install status %s' shows the progress",
                      install->recipe->name);
             return INSTALL_BUSY;
         }
         if (ep_now_ns() - start > (uint64_t)longest_deadline(install->recipe) * 1000000000u) {
             snprintf(install->failure, sizeof(install->failure),
-                     "no epkit installs this recipe, but something that a step of it has started still runs");
+                     "no epkit is installing this recipe, but a process that one of its steps started still runs");
             snprintf(install->hint, sizeof(install->hint),
-                     "'fuser -v %.150s' names the process; end it, then run this again", path);
+                     "'fuser -v %.150s' shows the process; end it, then run this again", path);
             return INSTALL_BUSY;
         }
-        if (!said && observer->line)
+        if (!is_reported && observer->line)
             observer->line(observer->context, "a step of an earlier run is still running: waiting for it");
-        said = true;
+        is_reported = true;
         if (observer->is_interrupted && observer->is_interrupted(observer->context)) {
-            /* Who has no lock has begun nothing. */
+            /* Without the lock nothing was begun. */
             close(install->lock_fd);
             install->lock_fd = -1;
             return INSTALL_INTERRUPTED;
         }
         poll(NULL, 0, 200);
     }
-    if (is_gone(install->lock_fd, path))
+    if (is_unlinked(install->lock_fd, path))
         return just_uninstalled(install);
     snprintf(text, sizeof(text), "%d\n", (int)getpid());
     if (ftruncate(install->lock_fd, 0) != 0 || pwrite(install->lock_fd, text, strlen(text), 0) < 0) {
@@ -197,7 +197,7 @@ static enum install_result set_root(struct install *install, const char *root)
     return INSTALL_FINE;
 }
 
-/* A file of the state: whole, or as it was before. */
+/* Writes a file of the state atomically. */
 static ep_status save(const struct install *install, const char *name, const char *text, size_t bytes)
 {
     char path[1024];
@@ -208,7 +208,7 @@ static ep_status save(const struct install *install, const char *name, const cha
     return error ? ep_fail_errno(EP_E_SYSTEM, error, "%s", path) : EP_OK;
 }
 
-/* Keeps the recipe's text with its state, so that a resume needs nothing else. */
+/* Saves the recipe's text with its state, so that a resume needs nothing else. */
 static ep_status save_recipe(const struct install *install)
 {
     json_t *values = json_object();
@@ -230,7 +230,7 @@ static ep_status save_recipe(const struct install *install)
     return save(install, "recipe.yaml", install->recipe->text, install->recipe->bytes);
 }
 
-/* A folder that an uninstall takes away meanwhile is made again, once for each. */
+/* A folder that an uninstall removes concurrently is made again, once for each. */
 static bool make_state_folder(struct install *install)
 {
     int n_gone = 0;
@@ -259,7 +259,7 @@ static bool make_state_folder(struct install *install)
 static void forget_states(struct install *install)
 {
     for (size_t i = 0; i < install->recipe->n_steps; i++)
-        state_set(&install->states[i], STEP_UNKNOWN, "not looked at");
+        state_set(&install->states[i], STEP_UNKNOWN, "not checked");
 }
 
 static void journal_path(const struct install *install, char ret_path[1024])
@@ -295,7 +295,7 @@ enum install_result install_open(const struct recipe *recipe, const struct insta
     return INSTALL_FINE;
 }
 
-/* Has the recipe a state: was it applied, and not uninstalled since? */
+/* Does the recipe have a state: was it applied, and not uninstalled since? */
 bool install_is_known(const struct install *install)
 {
     static const char *const names[] = {"recipe.yaml", "before", "stamp"};
@@ -327,7 +327,7 @@ enum install_result install_begin(struct install *install)
     forget_states(install);
     if (!make_state_folder(install))
         return INSTALL_FAILED;
-    result = take_lock(install);
+    result = acquire_lock(install);
     if (result != INSTALL_FINE)
         return result;
     journal_path(install, path);
@@ -337,7 +337,7 @@ enum install_result install_begin(struct install *install)
     install->journal = journal;
     if (!install->options.keep && save_recipe(install) != EP_OK)
         goto failed;
-    return install_look(install);
+    return install_probe(install);
 
 failed:
     snprintf(install->failure, sizeof(install->failure), "%.500s", ep_last_error());
@@ -355,7 +355,7 @@ void install_close(struct install *install)
 
 /* --- looking --- */
 
-/* A step to which a reboot belongs is done when it was applied in an earlier boot. */
+/* A step that includes a reboot is done when it was applied in an earlier boot. */
 static void check_after(const struct install *install, const struct recipe_step *step, struct step_state *state)
 {
     const json_t *end = step->reboot == REBOOT_AFTER && state->now == STEP_DONE
@@ -367,7 +367,7 @@ static void check_after(const struct install *install, const struct recipe_step 
         state_set(state, STEP_REBOOT, "applied; it takes effect with a reboot");
 }
 
-/* What a step makes may be there before the step has ended: it was killed just before its end. */
+/* The files of a step may exist although the step was killed just before its end. */
 static void check_complete(const struct install *install, const struct recipe_step *step, struct step_state *state)
 {
     char path[1024];
@@ -380,7 +380,7 @@ static void check_complete(const struct install *install, const struct recipe_st
         state_set(state, STEP_PARTIAL, "in place, but the step that made it did not end");
 }
 
-enum install_result install_look(struct install *install)
+enum install_result install_probe(struct install *install)
 {
     struct check_context context = {.state = install->state,
                                     .kernel = install->kernel,

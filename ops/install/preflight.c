@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* preflight.c - may this recipe be applied to this machine? Asked before anything changes. */
+/* preflight.c - may this recipe be applied to this machine? Runs before anything changes. */
 #include "base/error.h"
 #include "install.h"
 
@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #define CONNECT_MS 5000
-#define EGRESS_MS 12000 /* looking up a name, and connecting */
+#define EGRESS_MS 12000 /* resolving a name, and connecting */
 
 static const char *const target_keys[] = {"os",      "release",    "arch",         "disk_gb",    "egress",  "headers",
                                           "signing", "kernel_min", "kernel_below", "kernel_why", "managed", NULL};
@@ -120,7 +120,7 @@ static void check_os(struct install *install, struct source *source)
         row(install, "system", PREFLIGHT_OK, "%.40s %.40s", id, version);
 }
 
-/* The processor that the machine's own programs are for. */
+/* The architecture of the machine's own programs. */
 static void check_arch(struct install *install, struct source *source)
 {
     const char *arch = wanted(install, "arch");
@@ -144,7 +144,7 @@ static void check_arch(struct install *install, struct source *source)
         row(install, "processor", PREFLIGHT_OK, "%s", found);
 }
 
-/* <0, 0, >0 by the numbers of a release: 6.8.0-1 against 6.14. */
+/* <0, 0, >0: compares the numbers of two releases: 6.8.0-1 and 6.14. */
 static int compare_release(const char *release, const char *limit)
 {
     while (*limit) {
@@ -166,7 +166,7 @@ static void check_kernel(struct install *install)
     if (!min && !below)
         return;
     if (!*install->kernel)
-        row(install, "kernel", PREFLIGHT_UNKNOWN, "its release is not known");
+        row(install, "kernel", PREFLIGHT_UNKNOWN, "its release is unknown");
     else if (min && compare_release(install->kernel, min) < 0)
         row(install, "kernel", PREFLIGHT_REFUSE, "%.60s is older than %.20s: %.120s", install->kernel, min,
             why ? why : "");
@@ -182,15 +182,15 @@ static void check_headers(struct install *install, struct source *source)
     if (!wanted(install, "headers"))
         return;
     if (!*install->kernel)
-        row(install, "headers", PREFLIGHT_UNKNOWN, "the release of the kernel is not known");
+        row(install, "headers", PREFLIGHT_UNKNOWN, "the kernel release is unknown");
     else if (source_stat(source, "/lib/modules/%s/build/Makefile", install->kernel).state == SOURCE_OK)
-        row(install, "headers", PREFLIGHT_OK, "those of kernel %.100s are there", install->kernel);
+        row(install, "headers", PREFLIGHT_OK, "those of kernel %.100s are installed", install->kernel);
     else
-        row(install, "headers", PREFLIGHT_WARN, "those of kernel %.100s are not there yet: a step installs them",
+        row(install, "headers", PREFLIGHT_WARN, "those of kernel %.100s are not installed yet: a step installs them",
             install->kernel);
 }
 
-/* DKMS signs with a key that nobody has enrolled: with Secure Boot its modules would be refused by the kernel. */
+/* DKMS signs with a key that is not enrolled: with Secure Boot the kernel would refuse its modules. */
 static void check_secure_boot(struct install *install, struct source *source)
 {
     struct source_text text =
@@ -199,7 +199,7 @@ static void check_secure_boot(struct install *install, struct source *source)
     if (!wanted(install, "signing"))
         return;
     if (text.state == SOURCE_ABSENT)
-        row(install, "secure boot", PREFLIGHT_OK, "the machine has none");
+        row(install, "secure boot", PREFLIGHT_OK, "not supported by the machine");
     else if (text.state != SOURCE_OK || text.bytes < 5)
         row(install, "secure boot", PREFLIGHT_UNKNOWN, "cannot be read: %s", text.why);
     else if (text.text[4] == 1)
@@ -210,7 +210,7 @@ static void check_secure_boot(struct install *install, struct source *source)
         row(install, "secure boot", PREFLIGHT_OK, "off");
 }
 
-/* A driver that GKE installs and updates must not be replaced below it. */
+/* A driver that GKE installs and updates must not be replaced. */
 static void check_managed(struct install *install, struct source *source)
 {
     static const char *const files[] = {"/etc/default/kubelet", "/home/kubernetes/kube-env",
@@ -237,7 +237,7 @@ static void check_managed(struct install *install, struct source *source)
             row(install, "GPU driver", PREFLIGHT_OK, "not managed by GKE");
         return;
     }
-    row(install, "GPU driver", PREFLIGHT_OK, "nothing says that GKE manages it");
+    row(install, "GPU driver", PREFLIGHT_OK, "no sign that GKE manages it");
 }
 
 static void check_disk(struct install *install)
@@ -251,7 +251,7 @@ static void check_disk(struct install *install)
     if (!install->is_live && !install->can_chroot)
         return;
     if (statvfs(*install->root ? install->root : "/", &stat) != 0) {
-        row(install, "disk", PREFLIGHT_UNKNOWN, "cannot be asked");
+        row(install, "disk", PREFLIGHT_UNKNOWN, "the free space cannot be read");
         return;
     }
     free_gb = (long long)((double)stat.f_bavail * (double)stat.f_frsize / 1e9);

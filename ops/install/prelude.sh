@@ -3,13 +3,13 @@
 # prelude.sh - functions that the scripts of steps call; every script begins with them.
 #
 # EPKIT_ROOT, EPKIT_STATE, EPKIT_STEP and EPKIT_BEFORE are explained in types.h. A script may be killed at any instant
-# and run again: what was there before a step is copied completely, and marked as complete, before anything changes;
-# files are written beside their place, synced and renamed.
+# and run again: what a step replaces is copied completely, and marked as complete, before anything changes; files are
+# written next to their target, synced and renamed.
 
 # --- packages ---
 
-# "PROCESS FILE" of who holds one of dpkg's locks; nothing: nobody. The kernel is asked for the lock itself: what
-# /proc/locks says of devices and inodes is not what stat says of them on overlayfs and btrfs. 0 is a process outside of
+# Prints "PROCESS FILE" for the holder of one of dpkg's locks, or nothing. The kernel is queried for the lock itself,
+# because on overlayfs and btrfs devices and inodes in /proc/locks differ from those of stat. 0 is a process outside of
 # this container, -1 one that holds it with its open file. perl is essential on Debian and Ubuntu.
 epkit_lock_holder() {
     # shellcheck disable=SC2016 # perl's variables
@@ -21,7 +21,7 @@ epkit_lock_holder() {
         }' /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock
 }
 
-# epkit_process NUMBER: for people.
+# epkit_process NUMBER: its description for messages.
 epkit_process() {
     if [ "$1" -gt 0 ]; then
         echo "process $1 ($(cat "/proc/$1/comm" 2>/dev/null || echo unknown))"
@@ -30,7 +30,7 @@ epkit_process() {
     fi
 }
 
-# The last line of the log names who is waited for, also where the deadline of the step ends the wait.
+# The last line of the log names the process that is waited for, also when the deadline of the step ends the wait.
 epkit_await_lock() {
     waited=0
     while holder=$(epkit_lock_holder) && [ -n "$holder" ]; do
@@ -47,8 +47,9 @@ epkit_await_lock() {
     done
 }
 
-# epkit_dpkg ARGUMENT...: dpkg, which waits for nobody. Its lock is taken here and kept while it runs, so that who takes it
-# between the wait and dpkg is waited for as well; the deadline of the step ends this.
+# epkit_dpkg ARGUMENT...: runs dpkg, which does not wait for its lock. The lock is acquired here and held while dpkg
+# runs, so that a process that acquires it between the wait and dpkg is waited for as well. The deadline of the step
+# ends the wait.
 epkit_dpkg() {
     while epkit_await_lock; do
         code=0
@@ -64,7 +65,7 @@ epkit_dpkg() {
     return 1
 }
 
-# apt keeps its lists and downloads in the folder of the recipe's state: the machine's own stay as they are.
+# apt keeps its lists and downloads in the folder of the recipe's state: those of the machine stay unchanged.
 epkit_apt() {
     mkdir -p "$EPKIT_STATE/apt/lists/partial" "$EPKIT_STATE/apt/cache/archives/partial"
     if id _apt >/dev/null 2>&1; then # apt's own user makes the downloads
@@ -84,9 +85,9 @@ epkit_apt_mark() {
     apt-mark -o Dir::State::lists="$EPKIT_STATE/apt/lists" -o Dir::Cache="$EPKIT_STATE/apt/cache" "$@"
 }
 
-# Somebody's hold of a package that the recipe names gives way to the recipe, and is there again afterwards; that of any
-# other package stays, and apt refuses what would break it. A run that was killed left it noted.
-# epkit_hold WORD NAME...: WORD is hold or unhold; names that were not held are passed over.
+# A hold of a package that the recipe names is released for the step and restored afterwards; holds of other packages
+# stay, and apt refuses what would break them. A killed run has left a record of it. epkit_hold WORD NAME...: WORD is
+# hold or unhold; names that were not held are skipped.
 epkit_hold() {
     if [ ! -s "$EPKIT_BEFORE/hold" ]; then return 0; fi
     word=$1 native=$(dpkg --print-architecture)
@@ -104,18 +105,18 @@ epkit_hold() {
     done
 }
 
-# "NAME VERSION" of what is installed, or half installed.
+# Prints "NAME VERSION" of installed and half-installed packages.
 epkit_packages() {
     dpkg-query -W -f='${db:Status-Abbrev} ${binary:Package} ${Version}\n' |
         sed -n 's/^.[^cn][^ ]* *\([^ ]*\) \([^ ]*\)$/\1 \2/p' | sort
 }
 
-# Names of packages of which configuration files alone are left: removed, and not purged.
+# Prints the names of packages that are removed but not purged: only their configuration files are left.
 epkit_packages_residue() {
     dpkg-query -W -f='${db:Status-Abbrev} ${binary:Package}\n' | sed -n 's/^.c[^ ]* *\([^ ]*\)$/\1/p' | sort
 }
 
-# What packages change besides their own files: accounts, and books that apt and dpkg keep in an order of their own.
+# Files that packages change besides their own: accounts, and databases that apt and dpkg keep in their own order.
 epkit_accounts='etc/passwd etc/group etc/shadow etc/gshadow'
 epkit_books='etc/passwd- etc/group- etc/shadow- etc/gshadow- etc/subuid etc/subgid etc/subuid- etc/subgid-
     var/lib/dpkg/status-old var/lib/apt/extended_states var/cache/ldconfig/aux-cache'
@@ -151,13 +152,13 @@ epkit_packages_note() {
     mv "$EPKIT_BEFORE/after.new" "$EPKIT_BEFORE/after"
 }
 
-# What dpkg has begun and not completed. apt waits for the lock by itself, as it is told above.
+# Prints what dpkg has begun and not completed. apt waits for the lock by itself, as configured above.
 epkit_configure() {
     epkit_dpkg --configure -a --force-confold
 }
 
-# What an interrupted dpkg left is completed first. A package whose files were being unpacked has to be unpacked again;
-# where its archive is not to be had any more, it goes, and comes back in the version that the step is about.
+# Completes what an interrupted dpkg left. A package whose files were being unpacked has to be unpacked again; if its
+# archive is not available any more, it is removed, and installed again in the version of the step.
 epkit_packages_repair() {
     epkit_configure || true
     broken=$(dpkg-query -W -f='${db:Status-Eflag} ${binary:Package}\n' | sed -n 's/^reinstreq //p')
@@ -175,7 +176,7 @@ epkit_packages_repair() {
 }
 
 epkit_packages_fetch() {
-    epkit_packages_keep # before anything, for dpkg writes its books anew also when it has nothing to do
+    epkit_packages_keep # first: dpkg rewrites its databases even when it has nothing to do
     epkit_configure || true # apt does nothing before this; what is left of it, apply repairs
     epkit_apt update
     epkit_apt_install --allow-change-held-packages --download-only "$@"
@@ -193,8 +194,8 @@ epkit_packages_apply() {
     epkit_packages_note
 }
 
-# Which packages are there for others alone: apt writes that last, and a kill before it leaves all of them as wanted.
-# epkit_packages_mark WORD...: names with versions, or files.
+# Marks packages that were installed as dependencies: apt writes that last, and after a kill before it all of them would
+# count as requested. epkit_packages_mark WORD...: names with versions, or files.
 epkit_packages_mark() {
     named=' '
     for word in "$@"; do
@@ -213,8 +214,8 @@ epkit_packages_mark() {
     rm -f "$EPKIT_STATE/now"
 }
 
-# Prints what apt-get has to be told to undo the step: "NAME-" for what it brought, "NAME=VERSION" for what it
-# replaced. epkit_packages_changes NAME...: those of the step, for when nothing is known about before.
+# Prints the arguments for apt-get that undo the step: "NAME-" for what it installed, "NAME=VERSION" for what it
+# replaced. epkit_packages_changes NAME...: the packages of the step, for when the previous state is unknown.
 epkit_packages_changes() {
     epkit_packages >"$EPKIT_STATE/now"
     if [ ! -e "$EPKIT_BEFORE/packages" ]; then
@@ -225,7 +226,7 @@ epkit_packages_changes() {
         return 0
     fi
     if [ ! -e "$EPKIT_BEFORE/after" ]; then cp "$EPKIT_STATE/now" "$EPKIT_BEFORE/after"; fi
-    # Of what the step made, what is still there as it made it.
+    # The part of the step's changes that is still unchanged.
     comm -12 "$EPKIT_STATE/now" "$EPKIT_BEFORE/after" | comm -23 - "$EPKIT_BEFORE/packages" |
         while read -r package _; do
             old=$(awk -v package="$package" '$1 == package { print $2 }' "$EPKIT_BEFORE/packages")
@@ -233,7 +234,7 @@ epkit_packages_changes() {
         done
 }
 
-# One transaction. If it would remove anything else (somebody has installed what needs it), nothing is done.
+# One transaction. If it would remove anything else (a package that was installed later depends on it), nothing is done.
 epkit_packages_revert() {
     case " $* " in *=*) epkit_apt update ;; esac
     removed=$(epkit_apt_install --allow-change-held-packages -s "$@" | sed -n 's/^\(Remv\|Purg\) \([^ ]*\).*/\2/p')
@@ -247,9 +248,9 @@ epkit_packages_revert() {
     epkit_apt_install --allow-change-held-packages "$@"
 }
 
-# Purges what the step brought and has been removed: also by an undo that was killed between the two. What had been removed
-# and not purged before the step keeps its configuration files. epkit_packages_purge NAME...: those of the step, for when
-# nothing is known about before.
+# Purges what the step installed and undo has removed, also by an undo that was killed between the two. Packages that
+# had been removed and not purged before the step keep their configuration files. epkit_packages_purge NAME...: the
+# packages of the step, for when the previous state is unknown.
 epkit_packages_purge() {
     if [ -e "$EPKIT_BEFORE/packages" ]; then
         cut -d' ' -f1 "$EPKIT_BEFORE/after" | cat - "$EPKIT_BEFORE/removed" 2>/dev/null | sort -u >"$EPKIT_STATE/mine"
@@ -266,14 +267,15 @@ epkit_packages_purge() {
 }
 
 epkit_packages_undo() {
-    # The step was killed before it noted what is there: it has changed nothing. Without the folder an undo is forced.
+    # The step was killed before it recorded the previous state: it has changed nothing. Without the folder an undo is
+    # forced.
     if [ -d "$EPKIT_BEFORE" ] && [ ! -e "$EPKIT_BEFORE/packages" ]; then return 0; fi
     epkit_packages_repair
     changes=$(epkit_packages_changes "$@")
     # shellcheck disable=SC2086
     if [ -n "$changes" ]; then epkit_packages_revert $changes; fi
     epkit_packages_purge "$@"
-    # Of this step's packages alone: what else was held may have been set free since.
+    # Only of this step's packages: other holds may have been released since.
     epkit_hold hold "$@"
     for change in $changes; do
         change=${change%%=*}
@@ -299,7 +301,7 @@ epkit_books_restore() {
             echo "note: /$file was changed since; accounts of the packages stay in it"
         fi
     done
-    # The same packages as before: so are the books that say so, whatever order they are in now.
+    # The packages are the same as before, so the databases are restored, whatever their order is now.
     epkit_packages >"$EPKIT_STATE/now"
     if cmp -s "$EPKIT_STATE/now" "$EPKIT_BEFORE/packages"; then
         for file in $epkit_books; do
@@ -311,8 +313,8 @@ epkit_books_restore() {
 
 # --- files ---
 
-# Below a folder that is another machine's disk, a link leads to where it would on that machine, or nothing is done: the
-# disk of this one is none of the step's business. epkit_inside FOLDER...
+# In a root folder a link leads to where it would lead on that machine, or nothing is done: the step must not change
+# this machine's disk. epkit_inside FOLDER...
 epkit_inside() {
     if [ -z "$EPKIT_ROOT" ]; then return 0; fi
     for folder in "$@"; do
@@ -326,15 +328,15 @@ epkit_inside() {
     done
 }
 
-# epkit_no_folder PATH: a file is never put in the place of a folder.
+# epkit_no_folder PATH: a file never replaces a folder.
 epkit_no_folder() {
     if [ -d "$EPKIT_ROOT$1" ] && [ ! -L "$EPKIT_ROOT$1" ]; then
-        echo "$EPKIT_ROOT$1 is a folder, and a file shall be there: nothing is changed" >&2
+        echo "$EPKIT_ROOT$1 is a folder, but a file is expected: nothing is changed" >&2
         exit 1
     fi
 }
 
-# Keeps what is at a place, and notes which folders above it are missing. epkit_keep KEY PATH
+# Saves what is at a path, and records which parent folders are missing. epkit_keep KEY PATH
 epkit_keep() {
     kept="$EPKIT_BEFORE/$1" target="$EPKIT_ROOT$2"
     epkit_inside "${target%/*}"
@@ -347,8 +349,8 @@ epkit_keep() {
     : >"$kept.known"
 }
 
-# What somebody has made of a file since it was written is not lost when it is written again or goes: it is kept beside
-# it. epkit_keep_changes KEY PATH
+# A file that was changed since it was written is not lost when it is written again or removed: it is saved next to it.
+# epkit_keep_changes KEY PATH
 epkit_keep_changes() {
     kept="$EPKIT_BEFORE/$1" target="$EPKIT_ROOT$2"
     if [ ! -e "$kept.written" ] || { [ ! -f "$target" ] && [ ! -L "$target" ]; }; then return 0; fi
@@ -368,8 +370,7 @@ epkit_keep_changes() {
     echo "note: $target was changed since epkit wrote it: that is kept as $target.epkit-old"
 }
 
-# Brings it back. What was not kept was not changed either; without the folder an undo is forced.
-# epkit_restore KEY PATH
+# Restores it. What was not saved was not changed; without the folder an undo is forced. epkit_restore KEY PATH
 epkit_restore() {
     kept="$EPKIT_BEFORE/$1" target="$EPKIT_ROOT$2"
     if [ -d "$EPKIT_BEFORE" ] && [ ! -e "$kept.known" ]; then return 0; fi
@@ -386,7 +387,7 @@ epkit_restore() {
     epkit_remove_folders "$kept.folders"
 }
 
-# The folders from FOLDER upwards that are not there, the deepest first.
+# Prints the missing folders from FOLDER upwards, the deepest first.
 epkit_missing_folders() {
     folder=$1
     while [ -n "$folder" ] && [ ! -d "$folder" ]; do
@@ -395,13 +396,13 @@ epkit_missing_folders() {
     done
 }
 
-# Removes those of a list that are empty.
+# Removes the empty folders of a list.
 epkit_remove_folders() {
     if [ ! -e "$1" ]; then return 0; fi
     while read -r folder; do rmdir "$folder" 2>/dev/null || true; done <"$1"
 }
 
-# Standard input becomes a file, of which epkit_keep has kept what was there. epkit_write KEY MODE PATH
+# Writes standard input to a file whose previous content epkit_keep has saved. epkit_write KEY MODE PATH
 epkit_write() {
     target="$EPKIT_ROOT$3"
     epkit_inside "${target%/*}"
@@ -415,7 +416,7 @@ epkit_write() {
     mv -fT "$target.epkit-new" "$target"
 }
 
-# Says that a step was completed, from these arguments of the recipe. epkit_stamp TEXT...
+# Records that a step was completed, with these arguments of the recipe. epkit_stamp TEXT...
 epkit_stamp() {
     mkdir -p "$EPKIT_STATE/stamp"
     printf '%s\n' "$@" >"$EPKIT_STATE/stamp/$EPKIT_STEP.new"
@@ -423,14 +424,14 @@ epkit_stamp() {
     mv -f "$EPKIT_STATE/stamp/$EPKIT_STEP.new" "$EPKIT_STATE/stamp/$EPKIT_STEP"
 }
 
-# The module may be in the initramfs, with the options that were there when that was made.
+# The module may be in the initramfs, with the options at the time when that was made.
 epkit_initramfs() {
     if [ -z "$EPKIT_ROOT" ] && command -v update-initramfs >/dev/null; then update-initramfs -u; fi
 }
 
 # --- sets of copies ---
 
-# epkit_copies_begin TO: an empty folder beside the place, and what is there kept.
+# epkit_copies_begin TO: makes an empty folder next to TO, and saves what is in TO.
 epkit_copies_begin() {
     to="$EPKIT_ROOT$1" new="$EPKIT_ROOT$1/.epkit-$EPKIT_STEP" list="$EPKIT_STATE/copies/$EPKIT_STEP"
     epkit_inside "$to"
@@ -445,7 +446,7 @@ epkit_copies_begin() {
     : >"$list.new"
 }
 
-# epkit_copy FILE...: into the new folder; what is missing ends the step, and nothing of the set is copied.
+# epkit_copy FILE...: copies into the new folder; a missing file fails the step, and nothing of the set is copied.
 epkit_copy() {
     if [ ! -e "$1" ] && [ ! -L "$1" ]; then
         echo "$1 is not there: nothing of the set is copied" >&2
@@ -458,8 +459,8 @@ epkit_copy() {
     done
 }
 
-# epkit_keep_name NAME: what is in the folder under a name of the set is kept, once, before the set first replaces it.
-# What an earlier set has put there is not. A name of bin/ is kept apart, for bin itself is nobody's.
+# epkit_keep_name NAME: saves what is in the folder under a name of the set, once, before the set first replaces it,
+# unless an earlier set put it there. Names in bin/ are saved separately, because bin itself belongs to no set.
 epkit_keep_name() {
     if grep -qsxF -e "$1" "$EPKIT_BEFORE/examined" "$list"; then return 0; fi
     if [ -e "$to/$1" ] || [ -L "$to/$1" ]; then
@@ -470,15 +471,15 @@ epkit_keep_name() {
         rm -rf "$EPKIT_BEFORE/kept.new"
         mkdir -p "$kept"
         cp -a "$to/$1" "$EPKIT_BEFORE/kept.new"
-        # From a run that ended before it could note the name: nothing was replaced since.
+        # From a run that ended before it could record the name: nothing was replaced since.
         rm -rf "${kept:?}/${1##*/}"
         mv -fT "$EPKIT_BEFORE/kept.new" "$kept/${1##*/}"
     fi
     printf '%s\n' "$1" >>"$EPKIT_BEFORE/examined"
 }
 
-# The whole set is there: it is moved in, name by name. A name that was there is replaced, never copied into. What an
-# earlier set had and this one has not is removed.
+# The set is complete: it is moved in, name by name. An existing name is replaced, never copied into. Names of an
+# earlier set that this one does not have are removed.
 epkit_copies_end() {
     sort -u "$list.new" -o "$list.new"
     while read -r name; do epkit_keep_name "$name"; done <"$list.new"
@@ -502,7 +503,8 @@ epkit_copies_undo() {
     for list in "$EPKIT_STATE/copies/$EPKIT_STEP" "$EPKIT_STATE/copies/$EPKIT_STEP.new"; do
         if [ ! -e "$list" ]; then continue; fi
         while read -r name; do
-            # Of a set that was not put there yet, only what was looked at before: nothing else has been replaced.
+            # If the set was not moved in yet, only the names that were processed before: nothing else has been
+            # replaced.
             case $list in
             *.new) if ! grep -qsxF -e "$name" "$EPKIT_BEFORE/examined"; then continue; fi ;;
             esac
@@ -528,8 +530,8 @@ epkit_pip() {
     python3 -m pip --disable-pip-version-check --no-cache-dir "$@"
 }
 
-# epkit_pip_apply TARGET PACKAGE...: from what was downloaded, complete beside its place first. What is there of these
-# packages is kept and goes before: two versions of a package must never lie side by side.
+# epkit_pip_apply TARGET PACKAGE...: installs what was downloaded, first completely next to TARGET. Existing versions of
+# these packages are saved and removed first: two versions of a package must never be installed together.
 epkit_pip_apply() {
     to="$EPKIT_ROOT$1" new="$EPKIT_ROOT$1.epkit-$EPKIT_STEP" list="$EPKIT_STATE/copies/$EPKIT_STEP"
     shift
@@ -561,7 +563,7 @@ epkit_pip_apply() {
     rm -rf "$new" "$list.gone"
 }
 
-# epkit_pip_names FOLDER: what is in it, and what is in its bin.
+# epkit_pip_names FOLDER: prints the names in it, and in its bin.
 epkit_pip_names() (
     cd "$1" || exit
     { find . -mindepth 1 -maxdepth 1 ! -name bin && find . -mindepth 2 -maxdepth 2 -path './bin/*'; } | cut -c3- | sort
@@ -569,7 +571,7 @@ epkit_pip_names() (
 
 # --- sources ---
 
-# epkit_git_fetch URL REF COMMIT: an abbreviated commit is looked for in the history of what was fetched alone.
+# epkit_git_fetch URL REF COMMIT: an abbreviated commit is searched only in the history of what was fetched.
 epkit_git_fetch() {
     source="$EPKIT_STATE/fetch/$EPKIT_STEP"
     mkdir -p "$EPKIT_STATE/fetch"
@@ -590,7 +592,7 @@ epkit_git_fetch() {
     git -C "$source" submodule -q update --init --recursive --force
 }
 
-# apt's own downloader: it knows the machine's proxies, and its checksum is that of the recipe.
+# apt's own downloader: it uses the machine's proxies, and verifies the checksum of the recipe.
 epkit_download() {
     mkdir -p "$EPKIT_STATE/fetch"
     echo "downloading $1"

@@ -26,7 +26,7 @@ static ep_status read_head(struct recipe *recipe)
                              "first",
                              recipe->name);
     EP_TRY(recipe_scalar(recipe, recipe->tree, "title", true, &recipe->title, &line));
-    /* Exports have it in comments. */
+    /* Exports write it into comments. */
     if (!recipe_is_line(recipe->title))
         return recipe_refuse(recipe, line, "'title' must be one line of printable text");
     EP_TRY(recipe_scalar(recipe, recipe->tree, "description", false, &recipe->description, &line));

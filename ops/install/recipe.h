@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * recipe.h - a recipe: what a node shall have, as typed steps.
+ * recipe.h - a recipe: the desired state of a node, as typed steps.
  *
  *     recipe: debian-tools              a name: lower case, digits, hyphens
  *     title: RDMA tools of Debian 12
- *     target: {os: debian, release: "12", arch: amd64}       what it is for (preflight.c)
+ *     target: {os: debian, release: "12", arch: amd64}       its target (preflight.c)
  *     reboots: 2                        reboots that apply may make, 0 to 10
  *     versions:                         every version, in one place
  *       perftest: 4.5+0.17-1
@@ -22,10 +22,10 @@
  *
  * @{NAME} stands for a version or a variable. In text that a shell runs (run, check, undo, script, verify) it is
  * refused: there each of them is a shell variable, "$prefix". No value can become code: values consist of the
- * characters of their kind (variables.c), and shell variables are set from quoted text. In `expect` a value matches
- * itself alone. A build whose script uses other values than before is done again.
+ * characters of their kind (variables.c), and shell variables are set from quoted text. In `expect` a value
+ * matches literally. A build whose script uses other values than before is repeated.
  *
- * Everything is checked when a recipe is read; what is wrong is said as FILE:LINE: reason.
+ * Everything is checked when a recipe is read; errors are reported as FILE:LINE: reason.
  */
 #ifndef EP_INSTALL_RECIPE_H
 #define EP_INSTALL_RECIPE_H
@@ -57,8 +57,8 @@ enum step_reboot {
 };
 
 struct step_verify {
-    const char *name, *run, *expect; /* expect: extended regular expression on the output, or NULL */
-    const char *hint;                /* what to do when it fails, or "" */
+    const char *name, *run, *expect; /* expect: extended regular expression for the output, or NULL */
+    const char *hint;                /* hint for a failure, or "" */
 };
 
 struct step_type;
@@ -85,7 +85,7 @@ struct recipe {
     int max_reboots;
     const struct yaml_node *target; /* NULL if none */
     struct yaml_node *tree;
-    json_t *strings; /* what the pointers here point into */
+    json_t *strings; /* storage of the strings */
     struct recipe_variable *variables;
     size_t n_variables;
     struct recipe_step *steps;
@@ -116,13 +116,13 @@ void recipe_free(struct recipe *recipe);
 ep_status variables_read(struct recipe *recipe, const struct recipe_input *input);
 const struct recipe_variable *recipe_variable_find(const struct recipe *recipe, const char *name);
 
-/* Does `value` consist of what the kind allows? NULL, or what is wrong with it. */
+/* Is `value` valid for the kind? NULL, or what is wrong with it. */
 const char *variable_fault(enum variable_kind kind, const char *value);
 const char *variable_source_name(enum variable_source source);
 
 /* `text` with each @{NAME} replaced, as a new string; `line` is for the message. */
 ep_status variables_replace(const struct recipe *recipe, const char *text, int line, char **ret_text);
-/* The same in an extended regular expression, where each value matches itself alone. */
+/* The same in an extended regular expression, where each value matches literally. */
 ep_status variables_replace_pattern(const struct recipe *recipe, const char *text, int line, char **ret_text);
 
 /* --- shapes of values, in steps.c --- */
@@ -130,7 +130,7 @@ ep_status variables_replace_pattern(const struct recipe *recipe, const char *tex
 ep_status recipe_refuse(const struct recipe *recipe, int line, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 #ifdef __clang_analyzer__
-/* The analyzer sees one file at a time: it has to be told that this never returns EP_OK. */
+/* Tells the static analyzer, which reads one file at a time, that this never returns EP_OK. */
 #define recipe_refuse(...) ((void)recipe_refuse(__VA_ARGS__), EP_E_ARG)
 #endif
 ep_status recipe_check_keys(const struct recipe *recipe, const struct yaml_node *map, const char *what,

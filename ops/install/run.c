@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run.c - runs one script of a step: in a unit of systemd or as a child, with a deadline, into a log. */
+/* run.c - runs one script of a step: in a systemd unit or as a child, with a deadline and a log. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "install.h"
@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 #define TICK_MS 100
-#define STOP_GRACE_S 30    /* between asking a step to end and killing it: dpkg finishes what it writes */
-#define SYSTEMD_GRACE_S 90 /* systemd ends a unit at its deadline by itself; this is for one that does not */
+#define STOP_GRACE_S 30    /* between SIGTERM and SIGKILL: dpkg finishes what it writes */
+#define SYSTEMD_GRACE_S 90 /* systemd ends a unit at its deadline by itself; this is a fallback */
 
 static const char *const phase_names[] = {"fetch", "apply", "undo", "verify"};
 
@@ -26,7 +26,7 @@ void run_log_path(const struct install *install, const struct recipe_step *step,
     snprintf(ret_path, 1024, "%.400s%.300s/%s.log", install->root, install->logs, step->id);
 }
 
-/* Which step it is in the order in which they are applied, for people. */
+/* The number of a step in the order of application, for messages. */
 static size_t position_of(const struct recipe *recipe, size_t index)
 {
     size_t position = 0;
@@ -52,7 +52,7 @@ static void make_folders(const char *path)
 ep_status run_write_script(const struct install *install, const struct recipe_step *step, enum install_phase phase,
                            const char *path)
 {
-    /* In a root of its own the script sees that root as "/". */
+    /* After chroot the script sees the root as "/". */
     const char *root = install->can_chroot ? "" : install->root;
     FILE *script;
 
@@ -101,14 +101,14 @@ static void __attribute__((noreturn)) become(const char *const *argv, int output
     int nothing = open("/dev/null", O_RDONLY);
     sigset_t none;
 
-    /* A session of its own: an interrupt at the terminal ends epkit, and lets dpkg complete what it does. */
+    /* A new session: an interrupt at the terminal ends epkit, and lets dpkg complete its work. */
     setsid();
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     signal(SIGPIPE, SIG_DFL);
     signal(SIGINT, SIG_DFL);
     signal(SIGTERM, SIG_DFL);
-    /* The lock stays held as long as the step runs, also when epkit is gone. */
+    /* The lock is held as long as the step runs, also after epkit has ended. */
     if (keep_fd >= 0)
         fcntl(keep_fd, F_SETFD, 0);
     if (nothing >= 0 && dup2(nothing, STDIN_FILENO) >= 0 && dup2(output, STDOUT_FILENO) >= 0 &&
@@ -128,7 +128,7 @@ static bool is_interrupted(const struct install_observer *observer)
     return observer && observer->is_interrupted && observer->is_interrupted(observer->context);
 }
 
-/* Waits for a child until the deadline, then ends its group. */
+/* Waits for a child until the deadline, then ends its process group. */
 static enum run_result wait_for(struct install *install, pid_t pid, int deadline_s, int budget_s, int *ret_status)
 {
     const struct install_observer *observer = &install->options.observer;
@@ -162,7 +162,7 @@ static enum run_result wait_for(struct install *install, pid_t pid, int deadline
     }
 }
 
-/* `last`: what makes the name the unit's own, or "*" for all units of the step. */
+/* `last`: the unique part of the unit's name, or "*" for all units of the step. */
 static void unit_name(const struct install *install, const struct recipe_step *step, const char *last,
                       char ret_name[160])
 {
@@ -170,8 +170,8 @@ static void unit_name(const struct install *install, const struct recipe_step *s
 }
 
 /*
- * A new name for each script: systemd refuses one whose unit it has not forgotten yet, and it may take its time, with a
- * process of a package that does not end or when the machine is slow.
+ * A new name for each script: systemd refuses the name of a unit that it has not unloaded yet, which may take long if a
+ * process of a package does not end or the machine is slow.
  */
 static void new_unit_name(const struct install *install, const struct recipe_step *step, char ret_name[160])
 {
@@ -182,7 +182,7 @@ static void new_unit_name(const struct install *install, const struct recipe_ste
     unit_name(install, step, last, ret_name);
 }
 
-/* Under systemd the unit has the deadline, and the child that waits for it has some more. */
+/* Under systemd the unit has the deadline, and the child that waits for it has a longer one. */
 static pid_t start(struct install *install, const struct recipe_step *step, const char *name, const char *path, int log,
                    int deadline_s)
 {
@@ -261,7 +261,7 @@ enum run_result run_file(struct install *install, const struct recipe_step *step
 
         run_quietly(stop, 30);
     }
-    /* systemd ends a unit at its deadline, and systemd-run reports that as a failure like any other. */
+    /* systemd ends a unit at its deadline, and systemd-run reports that as an ordinary failure. */
     if (result == RUN_FAILED && install->has_systemd && ep_now_ns() - started >= (uint64_t)deadline_s * 1000000000u)
         result = RUN_LATE;
     if (result != RUN_FINE && result != RUN_INTERRUPTED)
@@ -355,7 +355,7 @@ bool run_wait_for_orphans(struct install *install, const struct recipe_step *ste
     const char *list[] = {"systemctl", "list-units", "--plain", "--no-legend", "--state=active,activating,deactivating",
                           pattern,     NULL};
     uint64_t start = ep_now_ns();
-    bool said = false;
+    bool is_reported = false;
 
     *ret_waited = false;
     if (!install->has_systemd)
@@ -367,12 +367,12 @@ bool run_wait_for_orphans(struct install *install, const struct recipe_step *ste
 
         if (run_captured(list, 30, NULL, output, sizeof(output)) != 0 || !strstr(output, step->id))
             return true;
-        if (!said && observer->begin)
+        if (!is_reported && observer->begin)
             observer->begin(observer->context, step, position_of(install->recipe, index), install->recipe->n_steps,
                             PHASE_APPLY, log);
-        if (!said && observer->line)
+        if (!is_reported && observer->line)
             observer->line(observer->context, "a step of an earlier run is still running: waiting for it");
-        *ret_waited = said = true;
+        *ret_waited = is_reported = true;
         if (seconds > step->deadline_s + SYSTEMD_GRACE_S + STOP_GRACE_S)
             return false;
         if (is_interrupted(observer))

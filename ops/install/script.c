@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* script.c - shell text that steps are made of: words, and calls of the functions in prelude.sh. */
+/* script.c - the shell text of steps: words, and calls of the functions in prelude.sh. */
 #include "types.h"
 
 #include "builtin.h"
@@ -7,7 +7,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* What an exported script asks the machine that it runs on. */
+/* Values that an exported script takes from the machine that it runs on. */
 static const struct {
     const char *value, *variable;
 } asked[] = {{EXPORT_KERNEL, "$EPKIT_KERNEL"}, {EXPORT_MACHINE, "$EPKIT_MACHINE"}};
@@ -69,7 +69,7 @@ void script_shell(FILE *script, const char *text)
     fprintf(script, "(\n%s%s)\n", text, bytes && text[bytes - 1] == '\n' ? "" : "\n");
 }
 
-/* A delimiter that is no line of the content. */
+/* A delimiter that does not occur as a line of the content. */
 static void delimiter(const char *content, char ret_text[32])
 {
     for (unsigned n = 0;; n++) {
@@ -79,7 +79,7 @@ static void delimiter(const char *content, char ret_text[32])
     }
 }
 
-/* A name for the copy of `path` among those of a step. */
+/* A name for the saved copy of `path`, unique in a step. */
 static uint32_t name_of(const char *path)
 {
     uint32_t hash = 2166136261u;

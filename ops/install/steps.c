@@ -78,7 +78,7 @@ static const char *glob_fault(const char *value)
     if (!last)
         return "a path must begin with /";
     if (memchr(value, '*', (size_t)(last - value)) || memchr(value, '?', (size_t)(last - value)))
-        return "only the last part of a path may hold * and ?";
+        return "only the last part of a path may contain * and ?";
     for (const char *at = value; *at && n < sizeof(plain) - 1; at++)
         plain[n++] = *at == '*' || *at == '?' ? 'x' : *at;
     plain[n] = '\0';
@@ -89,7 +89,7 @@ static const char *text_fault(const char *value)
 {
     for (; *value; value++)
         if ((unsigned char)*value < 0x20 && *value != '\n' && *value != '\t')
-            return "it holds a control character";
+            return "it contains a control character";
     return NULL;
 }
 
@@ -102,7 +102,7 @@ static const char *package_fault(const char *name)
 {
     if (!isalnum((unsigned char)name[0]) ||
         strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ._+-") != strlen(name))
-        return "it is no name of a package";
+        return "it is not a package name";
     return NULL;
 }
 
@@ -172,7 +172,7 @@ static ep_status read_value(const struct recipe *recipe, const char *key, enum a
         EP_TRY(variables_replace(recipe, node->text, node->line, &text));
     if (!text)
         return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
-    /* A value that is still missing shows as <name>, and is checked when it is given. */
+    /* A missing value shows as <name>, and is checked when it is given. */
     fault = strstr(node->text, "@{") && strchr(text, '<') && shape != ARG_SHELL ? NULL : shape_fault(shape, text);
     if (fault) {
         free(text);
@@ -263,8 +263,8 @@ static bool uses_variable(const char *text, const char *name)
 }
 
 /*
- * What a build makes depends on the values that its script uses: another value is another step. Not those of the
- * machine: a kernel that has to be the same is noted beside the digest (script_stamp()).
+ * The result of a build depends on the values that its script uses: with another value it is another step. Values of
+ * the machine are excluded: a kernel that has to be the same is recorded next to the digest (script_stamp()).
  */
 static void note_values(const struct recipe *recipe, struct recipe_step *step)
 {
@@ -357,11 +357,11 @@ static ep_status read_id(const struct recipe *recipe, const struct yaml_node *ma
     if (!islower((unsigned char)*step->id) || strlen(step->id) > 40 ||
         strspn(step->id, "abcdefghijklmnopqrstuvwxyz0123456789-") != strlen(step->id))
         return recipe_refuse(recipe, line,
-                             "id '%.64s': lower-case letters, digits and '-' alone, at most 40 of them, a letter first",
+                             "id '%.64s': use only lower-case letters, digits and '-', at most 40, a letter first",
                              step->id);
     for (size_t i = 0; i < recipe->n_steps; i++)
         if (strcmp(recipe->steps[i].id, step->id) == 0)
-            return recipe_refuse(recipe, line, "id '%s' is there twice; the first one is in line %d", step->id,
+            return recipe_refuse(recipe, line, "id '%s' is a duplicate; the first one is in line %d", step->id,
                                  recipe->steps[i].line);
     return EP_OK;
 }
@@ -398,8 +398,8 @@ static ep_status read_flag(const struct recipe *recipe, const struct yaml_node *
         return EP_OK;
     variable = recipe_variable_find(recipe, *ret_text + (**ret_text == '!'));
     if (!variable || variable->kind != KIND_FLAG || !variable->value)
-        return recipe_refuse(recipe, line, "'%s' must be a variable of kind flag with a default, or one behind '!'",
-                             key);
+        return recipe_refuse(recipe, line,
+                             "'%s' must be a variable of kind flag with a default, or '!' and such a variable", key);
     *ret_holds = (strcmp(variable->value, "1") == 0) != (**ret_text == '!');
     return EP_OK;
 }
@@ -441,7 +441,7 @@ static ep_status read_verify_item(const struct recipe *recipe, const struct yaml
         EP_TRY(variables_replace_pattern(recipe, verify->expect, line, &pattern));
         if (regcomp(&regex, pattern, REG_EXTENDED | REG_NOSUB | REG_NEWLINE) != 0) {
             free(pattern);
-            return recipe_refuse(recipe, line, "'expect' is no extended regular expression");
+            return recipe_refuse(recipe, line, "'expect' is not an extended regular expression");
         }
         regfree(&regex);
         json_array_append_new(recipe->strings, json_string(pattern));
@@ -524,17 +524,19 @@ static ep_status read_needs(struct recipe *recipe, const struct yaml_node *map, 
         while (k < recipe->n_steps && strcmp(recipe->steps[k].id, item->text) != 0)
             k++;
         if (k == recipe->n_steps)
-            return recipe_refuse(recipe, item->line, "step '%s' needs '%.64s', which is no step of this recipe",
+            return recipe_refuse(recipe, item->line, "step '%s' needs '%.64s', which is not a step of this recipe",
                                  step->id, item->text);
         for (size_t other = 0; other < step->n_needs; other++)
             if (step->needs[other] == k)
-                return recipe_refuse(recipe, item->line, "step '%s' names '%s' twice", step->id, item->text);
+                return recipe_refuse(recipe, item->line, "step '%s' lists '%s' twice", step->id, item->text);
         step->needs[step->n_needs++] = k;
     }
     return EP_OK;
 }
 
-/* Steps in an order in which each comes after what it needs; among those that could come next, the first of the file.
+/*
+ * Sorts the steps so that each comes after those that it needs; among those that could come next, the first of the
+ * file.
  */
 static ep_status sort_steps(struct recipe *recipe)
 {
@@ -555,8 +557,7 @@ static ep_status sort_steps(struct recipe *recipe)
         }
         if (next == recipe->n_steps)
             return recipe_refuse(recipe, recipe->steps[first_left].line,
-                                 "the needs of step '%s' lead back to itself, or to a step whose needs do",
-                                 recipe->steps[first_left].id);
+                                 "the needs of step '%s' form a cycle, or lead to one", recipe->steps[first_left].id);
         is_placed[next] = true;
         recipe->order[n] = next;
     }
@@ -616,7 +617,7 @@ uint64_t step_digest(const struct recipe_step *step)
     uint64_t hash = 14695981039346656037u;
     char *text;
 
-    /* Which paths belong to it does not change what it makes. */
+    /* Which paths it owns does not change what it makes. */
     json_object_del(args, "owns");
     text = json_dumps(args, JSON_COMPACT | JSON_SORT_KEYS);
     json_decref(args);

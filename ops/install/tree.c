@@ -34,7 +34,7 @@ static ep_status refuse(const struct reader *reader, int line, const char *what)
     return ep_fail(EP_E_ARG, "%s:%d: %s", reader->name, line, what);
 }
 
-/* What an event must not have: an anchor or a tag. libyaml gives the tag "!" to quoted scalars. */
+/* Checks for a forbidden anchor or tag. libyaml gives the tag "!" to quoted scalars. */
 static ep_status check_plain(const struct reader *reader, int line, const yaml_char_t *anchor, const yaml_char_t *tag)
 {
     if (anchor)
@@ -101,7 +101,7 @@ static ep_status read_key(struct reader *reader, const yaml_event_t *event, stru
     map->key_lines[map->n] = line;
     for (size_t i = 0; i < map->n; i++) {
         if (strcmp(map->keys[i], key) == 0) {
-            ep_status status = ep_fail(EP_E_ARG, "%s:%d: '%.64s' is there twice; the first one is in line %d",
+            ep_status status = ep_fail(EP_E_ARG, "%s:%d: '%.64s' is a duplicate; the first one is in line %d",
                                        reader->name, line, key, map->key_lines[i]);
 
             free(key);
@@ -197,7 +197,7 @@ static ep_status read_document(struct reader *reader, struct yaml_node *ret_node
         if (status != EP_OK)
             return status;
         if (i == 1 && event.type != YAML_STREAM_END_EVENT)
-            status = refuse(reader, (int)event.start_mark.line + 1, "a second document: a recipe is one");
+            status = refuse(reader, (int)event.start_mark.line + 1, "a second document: a recipe must be one document");
         yaml_event_delete(&event);
     }
     return status;
@@ -210,7 +210,7 @@ ep_status tree_parse(const char *name, const char *text, size_t bytes, struct ya
     ep_status status;
 
     if (bytes > YAML_BYTES_MAX)
-        return ep_fail(EP_E_ARG, "%s:1: larger than %u KiB: no recipe", name, YAML_BYTES_MAX >> 10);
+        return ep_fail(EP_E_ARG, "%s:1: larger than %u KiB: not a recipe", name, YAML_BYTES_MAX >> 10);
     node = calloc(1, sizeof(*node));
     if (!node || !yaml_parser_initialize(&reader.parser)) {
         free(node);

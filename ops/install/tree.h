@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tree.h - a YAML file as a tree that knows its lines.
+ * tree.h - a YAML file as a tree with line numbers.
  *
  * Only what a recipe needs is accepted: one document of mappings, sequences and scalars. Anchors, aliases, tags and
- * duplicate keys are refused, and size, depth and number of nodes are bounded: so no file can grow when it is read.
+ * duplicate keys are refused; size, depth and number of nodes are limited, so that no file can expand when it is read.
  */
 #ifndef EP_INSTALL_TREE_H
 #define EP_INSTALL_TREE_H

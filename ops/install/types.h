@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * types.h - what a type of step is: its keys, how it is checked, and the shell scripts that apply and undo it.
+ * types.h - a type of step: its keys, how it is checked, and the shell scripts that apply and undo it.
  *
- * A check reads the machine through a `struct source` and runs nothing of the machine's, so that it works on a folder,
- * too. fetch, apply and undo are written as scripts for a POSIX shell: what apply runs is what `export` writes. Each
- * may be killed at any instant and run again: it has to end in the same state. A script begins with what script_begin()
- * writes (script.c), and finds these variables:
+ * A check reads the machine through a `struct source` and runs none of its programs, so that it also works on a folder.
+ * fetch, apply and undo are written as scripts for a POSIX shell: apply runs the same scripts that `export` writes.
+ * Each may be killed at any instant and run again: it has to end in the same state. A script begins with what
+ * script_begin() writes (script.c), and finds these variables:
  *
  *     EPKIT_ROOT    folder in front of all paths; "" for this machine
  *     EPKIT_STATE   folder of the recipe below it, for downloads, builds and stamps
  *     EPKIT_STEP    id of the step
- *     EPKIT_BEFORE  folder for what was there before the step, so that undo can bring it back
+ *     EPKIT_BEFORE  folder for what the step replaces, so that undo can restore it
  */
 #ifndef EP_INSTALL_TYPES_H
 #define EP_INSTALL_TYPES_H
@@ -20,8 +20,9 @@
 
 #include <stdio.h>
 
-/* In the place of what the machine says, in a recipe that is to be exported: its script asks the machine that it runs
- * on.
+/*
+ * Placeholder for the machine's value in a recipe that is exported: its script reads the value from the machine that it
+ * runs on.
  */
 #define EXPORT_KERNEL "release-of-the-running-kernel"
 #define EXPORT_MACHINE "processor-of-this-machine"
@@ -29,27 +30,29 @@
 enum step_now {
     STEP_DONE,    /* in place and live */
     STEP_TODO,    /* not there */
-    STEP_PARTIAL, /* half there: an installation was interrupted */
+    STEP_PARTIAL, /* partly there: an installation was interrupted */
     STEP_WRONG,   /* there in another version, or with other content */
-    STEP_REBOOT,  /* in place, not live before a reboot */
-    STEP_UNKNOWN, /* only the running machine can say */
+    STEP_REBOOT,  /* in place, but takes effect only with a reboot */
+    STEP_UNKNOWN, /* can only be checked on the running machine */
     STEP_SKIPPED  /* its `when` does not hold */
 };
 
 struct step_state {
     enum step_now now;
-    char text[256]; /* what was seen */
+    char text[256]; /* what the check found */
 };
 
-/* What a check may ask besides files. */
+/* What a check may use besides files. */
 struct check_context {
     struct source *source;
     const char *state;  /* folder of the recipe's state, below the root */
     const char *kernel; /* release; "" if not known */
-    /* <0, 0, >0 as version a is older, the same, newer; 2 if nothing here can tell. */
+    /* <0, 0, >0: version a is older, equal, newer; 2 if unknown. */
     int (*compare)(const char *a, const char *b);
-    /* Exit status of a shell text that changes nothing, run on this machine with the recipe's variables; -1 if it could
-     * not be run or took too long. NULL: nothing can be run, the machine is a folder. */
+    /*
+     * Exit status of shell text that changes nothing, run on this machine with the recipe's variables; -1 if it could
+     * not be run or took too long. NULL: nothing can be run, the machine is a folder.
+     */
     const struct recipe *probe_recipe;
     int (*probe)(const struct recipe *recipe, const struct recipe_step *step, const char *text, void *context);
     void *probe_context;
@@ -109,17 +112,17 @@ uint64_t step_digest(const struct recipe_step *step);
 
 /* --- script.c --- */
 
-/* `text` as one word of a shell command. */
+/* Writes `text` as one word of a shell command. */
 void script_word(FILE *script, const char *text);
-/* What a script begins with, once; then the variables of a step. */
+/* Writes the beginning of a script, once; then the variables of a step. */
 void script_prelude(FILE *script);
 void script_begin(FILE *script, const struct recipe *recipe, const struct recipe_step *step, const char *root,
                   const char *state);
-/* Shell text of the recipe, in a function of its own so that a `return` in it ends it alone. */
+/* Writes shell text of the recipe, in its own function so that a `return` in it ends only the text. */
 void script_shell(FILE *script, const char *text);
 /* Writes `content` to `path` (below EPKIT_ROOT) in one rename. */
 void script_write(FILE *script, const char *path, const char *content, const char *mode);
-/* Keeps what is at `path` before the first change, and brings it back. */
+/* Saves what is at `path` before the first change, so that undo can restore it. */
 void script_keep(FILE *script, const char *path);
 void script_restore(FILE *script, const char *path);
 
@@ -128,17 +131,17 @@ void script_restore(FILE *script, const char *path);
 struct dpkg_package {
     char version[128];
     bool is_installed, is_broken; /* broken: half-installed, unpacked or half-configured */
-    bool is_held;                 /* somebody wants it to stay in its version */
+    bool is_held;                 /* held by the administrator in its version */
 };
 
 /* False: there is no package database (ret_package is zeroed). */
 bool dpkg_find(struct source *source, const char *name, struct dpkg_package *ret_package);
-/* The state of packages that are to have these versions. */
+/* The state of packages that must have these versions. */
 void dpkg_check(const struct check_context *context, const json_t *packages, struct step_state *ret_state);
 
 /* --- stamp, in script.c --- */
 
-/* "<digest of the step>", and "<kernel>" if `with_kernel`: written when a build or a pip installation is complete. */
+/* Writes "<digest of the step>", and "<kernel>" if `with_kernel`, when a build or a pip installation is complete. */
 void script_stamp(FILE *script, const struct recipe_step *step, bool with_kernel);
 /* STEP_DONE, STEP_TODO or STEP_WRONG by the stamp alone. */
 void stamp_check(const struct check_context *context, const struct recipe_step *step, bool with_kernel,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * undo.c - brings back what was there. Steps are undone in the opposite order, those that this recipe has changed; then
- * its state goes. What was there before a step is forgotten only when the step is undone, so that a run that is killed
- * can be run again.
+ * undo.c - restores the previous state. The steps that this recipe has changed are undone in reverse order; then its
+ * state is removed. The record of what a step replaced is removed only when the step is undone, so that a run that is
+ * killed can be repeated.
  */
 #include "base/error.h"
 #include "install.h"
@@ -49,7 +49,7 @@ static bool is_changed(const struct install *install, const struct recipe_step *
     below_state(install, "stamp", step->id, path);
     if (access(path, F_OK) == 0)
         return true;
-    /* Nothing says that this recipe made what is there: it may have been there before. */
+    /* No record says that this recipe made it: it may have existed before. */
     return install->options.force &&
            (state->now == STEP_DONE || state->now == STEP_PARTIAL || state->now == STEP_REBOOT);
 }
@@ -72,7 +72,7 @@ static enum install_result undo_step(struct install *install, const struct recip
         return result;
     journal_add(&install->journal, "undo", step->id, NULL);
     run = run_script(install, step, index, PHASE_UNDO, step->deadline_s, &status);
-    /* No room for a new script: the one that was kept needs none. */
+    /* No space for a new script: the saved one needs none. */
     if (run == RUN_NOT_STARTED && earlier_script(install, step, script))
         run = run_file(install, step, index, PHASE_UNDO, script, step->deadline_s, &status);
     if (run == RUN_INTERRUPTED)
@@ -100,7 +100,7 @@ void install_removed_path(const struct install *install, char ret_path[1024])
              install->state, name);
 }
 
-/* In one instant for other runs; what an uninstall that was killed here has left goes as well. */
+/* Removes the state atomically for other runs; also removes what an uninstall that was killed here has left. */
 static bool remove_state(struct install *install)
 {
     char path[1024], removed[1024];
@@ -137,7 +137,7 @@ enum install_result install_undo(struct install *install)
         size_t index = install->recipe->order[i];
         const struct recipe_step *step = &install->recipe->steps[index];
 
-        /* Also one that today's values skip: it was applied with others. */
+        /* Includes a step that the current values skip: it was applied with other values. */
         if (!is_changed(install, step, &install->states[index]))
             continue;
         result = undo_step(install, step, index);
@@ -148,7 +148,7 @@ enum install_result install_undo(struct install *install)
     if (!remove_state(install))
         return INSTALL_FAILED;
     snprintf(path, sizeof(path), "%.400s%.300s", install->root, install->state);
-    /* The folders above it, if nothing else is in them. */
+    /* The parent folders, if they are empty. */
     for (int i = 0; i < 2; i++) {
         *strrchr(path, '/') = '\0';
         if (rmdir(path) != 0)

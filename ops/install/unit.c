@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * unit.c - a unit of systemd that goes on with the installation after a reboot or a power cut. It is there from the
- * first change until the installation is complete or has failed, and not longer.
+ * unit.c - a systemd unit that resumes the installation after a reboot or a power cut. It exists from the first change
+ * until the installation is complete or has failed.
  */
 #include "base/error.h"
 #include "install.h"
@@ -24,14 +24,14 @@ ep_status unit_install(struct install *install)
 {
     char unit[256], link_path[256], fresh[300], self[1024];
     ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    /* Who said "never" means the reboots after the next one, too. */
+    /* "never" applies to later reboots as well. */
     static const char *const reboots[] = {
         [INSTALL_REBOOT_NOW] = "now", [INSTALL_REBOOT_SENTINEL] = "sentinel", [INSTALL_REBOOT_NEVER] = "never"};
     const char *parent;
     bool had_wants;
     FILE *file;
 
-    /* One that an earlier run left would go on as well. */
+    /* The unit of an earlier run would resume it as well. */
     if (install->options.no_unit)
         unit_remove(install);
     if (!install->has_systemd || install->options.no_unit)
@@ -42,7 +42,7 @@ ep_status unit_install(struct install *install)
     self[n] = '\0';
     parent = install->options.state ? install->options.state : INSTALL_STATE;
     if (strpbrk(self, " \t\"'\\%$") || strpbrk(parent, " \t\"'\\%$"))
-        return ep_fail(EP_E_ARG, "%s: a path with such characters cannot be in a unit", self);
+        return ep_fail(EP_E_ARG, "%s: a systemd unit cannot contain a path with such characters", self);
     had_wants = access(WANTS_FOLDER, F_OK) == 0;
     if (!had_wants)
         mkdir(WANTS_FOLDER, 0755);
@@ -50,15 +50,14 @@ ep_status unit_install(struct install *install)
     file = fopen(fresh, "we");
     if (!file)
         return ep_fail_errno(EP_E_SYSTEM, errno, "%s", fresh);
-    fprintf(
-        file,
-        "# Written by epkit install; removed when recipe %s is complete.\n[Unit]\n"
-        "Description=epkit install: go on with recipe %s\nWants=network-online.target\nAfter=network-online.target\n"
-        "[Service]\nType=oneshot\nTimeoutStartSec=infinity\n"
-        "ExecStart=%s install resume %s --state %s --reboot %s --max-reboots %d\n"
-        "[Install]\nWantedBy=multi-user.target\n",
-        install->recipe->name, install->recipe->name, self, install->recipe->name, parent,
-        reboots[install->options.reboot], install->options.max_reboots);
+    fprintf(file,
+            "# Written by epkit install; removed when recipe %s is complete.\n[Unit]\n"
+            "Description=epkit install: resume recipe %s\nWants=network-online.target\nAfter=network-online.target\n"
+            "[Service]\nType=oneshot\nTimeoutStartSec=infinity\n"
+            "ExecStart=%s install resume %s --state %s --reboot %s --max-reboots %d\n"
+            "[Install]\nWantedBy=multi-user.target\n",
+            install->recipe->name, install->recipe->name, self, install->recipe->name, parent,
+            reboots[install->options.reboot], install->options.max_reboots);
     fflush(file);
     fsync(fileno(file));
     if (fclose(file) != 0 || rename(fresh, unit) != 0)

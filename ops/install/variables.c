@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* variables.c - versions and variables of a recipe: where values come from, what they may consist of. */
+/* variables.c - versions and variables of a recipe: the sources of values, and the characters that they may contain. */
 #include "base/error.h"
 #include "recipe.h"
 
@@ -20,7 +20,7 @@ const char *variable_source_name(enum variable_source source)
 }
 
 /* Each byte of `value` is a letter, a digit or one of `others`. */
-static bool consists(const char *value, const char *others)
+static bool has_only(const char *value, const char *others)
 {
     for (; *value; value++)
         if (!(isascii(*value) && isalnum((unsigned char)*value)) && !strchr(others, *value))
@@ -35,16 +35,16 @@ static const char *path_fault(const char *value)
     if (value[0] != '/')
         return "a path must begin with /";
     if (strlen(value) < 2)
-        return "the root folder itself is no place for an installation";
-    if (!consists(value, "/._+:-"))
-        return "a path may hold letters, digits and /._+:- alone";
+        return "the root folder cannot be an installation folder";
+    if (!has_only(value, "/._+:-"))
+        return "a path may only contain letters, digits and /._+:-";
     if (strstr(value, "/../") || strstr(value, "//") || strstr(value, "/./"))
-        return "a path must not hold '..', '.' or '//'";
+        return "a path must not contain '..', '.' or '//'";
     last = strrchr(value, '/') + 1;
-    /* "Beside it" and "above it" are found by cutting off the last name. */
+    /* Neighbours and parents of a path are found by cutting off the last name. */
     if (!*last)
         return "a path must not end with /";
-    return strcmp(last, ".") == 0 || strcmp(last, "..") == 0 ? "a path must not hold '..', '.' or '//'" : NULL;
+    return strcmp(last, ".") == 0 || strcmp(last, "..") == 0 ? "a path must not contain '..', '.' or '//'" : NULL;
 }
 
 const char *variable_fault(enum variable_kind kind, const char *value)
@@ -57,11 +57,11 @@ const char *variable_fault(enum variable_kind kind, const char *value)
     case KIND_WORD:
         if (value[0] == '-')
             return "a word must not begin with '-'";
-        return consists(value, "._+:,=@%/~-") ? NULL : "a word may hold letters, digits and ._+:,=@%/~- alone";
+        return has_only(value, "._+:,=@%/~-") ? NULL : "a word may only contain letters, digits and ._+:,=@%/~-";
     case KIND_VERSION:
         if (value[0] == '-')
             return "a version must not begin with '-'";
-        return consists(value, ".+:~*-") ? NULL : "a version may hold letters, digits and .+:~-* alone";
+        return has_only(value, ".+:~*-") ? NULL : "a version may only contain letters, digits and .+:~-*";
     case KIND_PATH:
         return path_fault(value);
     case KIND_FLAG:
@@ -70,7 +70,7 @@ const char *variable_fault(enum variable_kind kind, const char *value)
         if (strncmp(value, "https://", 8) != 0 && strncmp(value, "http://", 7) != 0 &&
             strncmp(value, "file:///", 8) != 0)
             return "a URL must begin with https://, http:// or file:///";
-        return consists(value, "._+:/=?&%~@-") ? NULL : "a URL may hold letters, digits and ._+:/=?&%~@- alone";
+        return has_only(value, "._+:/=?&%~@-") ? NULL : "a URL may only contain letters, digits and ._+:/=?&%~@-";
     case KIND_SHA256:
         return strlen(value) == 64 && strspn(value, "0123456789abcdef") == 64 ? NULL
                                                                               : "it must be 64 hexadecimal digits";
@@ -88,7 +88,7 @@ const struct recipe_variable *recipe_variable_find(const struct recipe *recipe, 
     return NULL;
 }
 
-/* Names that mean something to a shell that runs a step. */
+/* Names with a meaning to a shell that runs a step. */
 static bool is_reserved(const char *name)
 {
     static const char *const names[] = {"kernel", "machine", "arch", "root", "step", "state", "before", NULL};
@@ -106,7 +106,7 @@ static ep_status add(struct recipe *recipe, const char *name, int line, struct r
     if (recipe->n_variables == RECIPE_VARIABLES_MAX)
         return recipe_refuse(recipe, line, "more than %d versions and variables", RECIPE_VARIABLES_MAX);
     if (recipe_variable_find(recipe, name))
-        return recipe_refuse(recipe, line, "'%.64s' is there twice, among versions and variables", name);
+        return recipe_refuse(recipe, line, "'%.64s' is a duplicate among versions and variables", name);
     variable = &recipe->variables[recipe->n_variables];
     variable->name = strdup(name);
     variable->env = strdup("");
@@ -124,10 +124,10 @@ static ep_status check_name(const struct recipe *recipe, const char *name, int l
     if (!islower((unsigned char)name[0]) || strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_") != strlen(name) ||
         strlen(name) > NAME_BYTES_MAX)
         return recipe_refuse(recipe, line,
-                             "'%.64s' is no name: lower-case letters, digits and _ alone, at most %d of them", name,
+                             "'%.64s' is not a name: use only lower-case letters, digits and _, at most %d", name,
                              NAME_BYTES_MAX);
     if (is_reserved(name))
-        return recipe_refuse(recipe, line, "'%s' is a name that epkit sets itself", name);
+        return recipe_refuse(recipe, line, "'%s' is a name that epkit sets", name);
     return EP_OK;
 }
 
@@ -252,12 +252,15 @@ static ep_status read_variable(struct recipe *recipe, const char *name, int name
     EP_TRY(copy_text(recipe, map, "help", &variable->help));
     if (*variable->env && (strspn(variable->env, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != strlen(variable->env) ||
                            isdigit((unsigned char)*variable->env)))
-        return recipe_refuse(recipe, name_line, "'%.64s' is no name of an environment variable", variable->env);
+        return recipe_refuse(recipe, name_line, "'%.64s' is not a name of an environment variable", variable->env);
     EP_TRY(recipe_scalar(recipe, map, "default", false, &value, &line));
     return choose_value(recipe, variable, value, line, input);
 }
 
-/* What the machine says: its kernel's release, so that packages of headers can be named by it, and its processor. */
+/*
+ * Reads values of the machine: its kernel release, so that packages of headers can be named by it, and its
+ * architecture.
+ */
 static ep_status read_machine(struct recipe *recipe, const struct recipe_input *input)
 {
     const char *names[] = {"kernel", "machine"}, *values[] = {input->kernel, input->machine};
@@ -268,7 +271,7 @@ static ep_status read_machine(struct recipe *recipe, const struct recipe_input *
         EP_TRY(add(recipe, names[i], 0, &variable));
         variable->kind = KIND_VERSION;
         variable->source = FROM_NOWHERE;
-        if (values[i] && *values[i] && consists(values[i], "._+~-"))
+        if (values[i] && *values[i] && has_only(values[i], "._+~-"))
             EP_TRY(set(recipe, variable, values[i], FROM_MACHINE));
     }
     return EP_OK;
@@ -297,7 +300,7 @@ ep_status variables_read(struct recipe *recipe, const struct recipe_input *input
     return EP_OK;
 }
 
-/* A value as it stands; in an extended regular expression as one that matches itself alone. */
+/* Writes a value literally; in an extended regular expression it is escaped. */
 static void put_value(FILE *out, const char *value, bool is_pattern)
 {
     for (; *value; value++) {
@@ -332,7 +335,7 @@ static ep_status replace(const struct recipe *recipe, const char *text, int line
             free(result);
             return recipe_refuse(recipe, line, "there is no version or variable '%s' for @{%s}", name, name);
         }
-        /* A value that is still missing stays visible in a plan; apply refuses it. */
+        /* A missing value stays visible in a plan; apply refuses it. */
         if (variable->value)
             put_value(out, variable->value, is_pattern);
         else

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify.c - runs the recipe's own tests: does what is installed work? */
+/* verify.c - runs the recipe's own tests. */
 #include "base/error.h"
 #include "install.h"
 
@@ -24,8 +24,8 @@ static bool matches(const char *pattern, const char *output)
     return found;
 }
 
-/* The first line that says something, for the report. */
-static void first_words(const char *output, char ret_text[256])
+/* The first line that is not empty, for the report. */
+static void first_line_of(const char *output, char ret_text[256])
 {
     char line[256];
 
@@ -57,7 +57,7 @@ enum install_result install_verify(struct install *install, struct verify_result
             if (observer->begin)
                 observer->begin(observer->context, step, i, install->recipe->n_steps, PHASE_VERIFY, "");
             status = run_probe(install, step, result->verify->run, VERIFY_SECONDS, output, OUTPUT_BYTES);
-            first_words(output, result->text);
+            first_line_of(output, result->text);
             result->passed = status == 0;
             if (status == 0 && result->verify->expect && !matches(result->verify->expect, output)) {
                 result->passed = false;

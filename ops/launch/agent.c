@@ -21,31 +21,31 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define WRITE_MS 30000 /* a launcher that takes nothing for so long is lost */
+#define WRITE_MS 30000 /* a launcher that reads nothing for this long is considered dead */
 #define TICK_MS 500
 #define GRACE_S 5
-#define FOLLOW_MS 3000 /* for a pod that is late to wait for the end of a launch */
+#define FOLLOW_MS 3000 /* a pod may begin to wait for the end of a launch late */
 #define INPUT_MAX (64u << 20)
 
-static bool is_deaf; /* nobody reads the frames any more */
+static bool is_disconnected; /* the launcher does not read frames any more */
 
 static bool write_all(const char *data, size_t bytes)
 {
     struct pollfd ready = {.fd = STDOUT_FILENO, .events = POLLOUT};
 
-    while (bytes > 0 && !is_deaf) {
+    while (bytes > 0 && !is_disconnected) {
         ssize_t n = write(STDOUT_FILENO, data, bytes);
 
         if (n > 0) {
             data += n;
             bytes -= (size_t)n;
         } else if (n < 0 && errno == EAGAIN) {
-            is_deaf = poll(&ready, 1, WRITE_MS) == 0;
+            is_disconnected = poll(&ready, 1, WRITE_MS) == 0;
         } else if (errno != EINTR) {
-            is_deaf = true;
+            is_disconnected = true;
         }
     }
-    return !is_deaf;
+    return !is_disconnected;
 }
 
 bool agent_send(char kind, int rank, const char *data, size_t bytes)
@@ -88,7 +88,7 @@ static void do_hello(struct agent *agent, const json_t *request)
         send_error("disk", ep_last_error());
         return;
     }
-    follow_tell(FOLLOW_ALIVE, 0);
+    follow_send(FOLLOW_ALIVE, 0);
     facts = agent_facts();
     json_object_set_new(facts, "dir", json_string(agent->folder.path ? agent->folder.path : ""));
     agent_event("hello", facts);
@@ -119,7 +119,7 @@ static void become_epkit(const void *context)
     exit(own_main(command->argc, command->argv));
 }
 
-/* Where the command begins with "epkit" it is this one, wherever it lies: a copy of the process needs no start. */
+/* A command that begins with "epkit" runs this executable, wherever it is installed: a fork is enough, without exec. */
 static void do_ask(const json_t *request)
 {
     json_t *words = json_object_get(request, "argv"), *word, *answer;
@@ -162,10 +162,10 @@ static void do_run(struct agent *agent, json_t *request)
 }
 
 /*
- * Everything that the agent's own ranks have started becomes its child at the latest when its parent ends: without
- * children there is nothing to look for. Ranks of mpirun are children of mpirun's daemon.
+ * The descendants of the agent's own ranks become children of the agent at the latest when their parent ends: without
+ * children nothing is left. Ranks of mpirun are children of mpirun's daemon.
  */
-static bool may_have_left(const struct agent *agent)
+static bool may_have_processes(const struct agent *agent)
 {
     if (!*agent->id)
         return false;
@@ -174,54 +174,55 @@ static bool may_have_left(const struct agent *agent)
 }
 
 /*
- * Has the launcher asked again for the end, as it does when its user interrupts it twice? Nothing else that it may ask
- * matters by now, so the requests are not taken apart. The words may be cut between two reads.
+ * Has the launcher repeated the request "end", as it does when its user interrupts it twice? No other request matters
+ * by then, so the input is searched for the text and not parsed. The text may be split between two reads.
  */
 static struct {
     char data[4096];
-    size_t used; /* bytes at the beginning that may be the first ones of the words */
-    bool is_asked;
-} hurry;
+    size_t used; /* bytes at the beginning that may be the start of the text */
+    bool is_found;
+} repeated_end;
 
-static void note_hurry(size_t n)
+static void scan_repeated_end(size_t n)
 {
     static const char words[] = "\"do\":\"end\"";
-    size_t length = hurry.used + n, kept = sizeof(words) - 2;
+    size_t length = repeated_end.used + n, kept = sizeof(words) - 2;
 
-    hurry.is_asked = hurry.is_asked || memmem(hurry.data, length, words, sizeof(words) - 1);
-    hurry.used = length < kept ? length : kept;
-    memmove(hurry.data, hurry.data + length - hurry.used, hurry.used);
+    repeated_end.is_found = repeated_end.is_found || memmem(repeated_end.data, length, words, sizeof(words) - 1);
+    repeated_end.used = length < kept ? length : kept;
+    memmove(repeated_end.data, repeated_end.data + length - repeated_end.used, repeated_end.used);
 }
 
-/* What was read behind the request that is being done, at the beginning of the input, counts as well. */
-static void begin_hurry(const struct agent *agent)
+/* Input that was already read after the current request, at the beginning of the buffer, counts as well. */
+static void start_repeated_end(const struct agent *agent)
 {
     size_t at = strlen(agent->input) + 1;
 
-    hurry.used = 0;
-    hurry.is_asked = false;
+    repeated_end.used = 0;
+    repeated_end.is_found = false;
     while (at < agent->input_used) {
-        size_t n = agent->input_used - at, room = sizeof(hurry.data) - hurry.used;
+        size_t n = agent->input_used - at, room = sizeof(repeated_end.data) - repeated_end.used;
 
         n = n < room ? n : room;
-        memcpy(hurry.data + hurry.used, agent->input + at, n);
+        memcpy(repeated_end.data + repeated_end.used, agent->input + at, n);
         at += n;
-        note_hurry(n);
+        scan_repeated_end(n);
     }
 }
 
-static bool is_hurried(void)
+static bool is_end_repeated(void)
 {
     struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
 
-    while (!hurry.is_asked && poll(&input, 1, 0) > 0) {
-        ssize_t n = read(STDIN_FILENO, hurry.data + hurry.used, sizeof(hurry.data) - hurry.used);
+    while (!repeated_end.is_found && poll(&input, 1, 0) > 0) {
+        ssize_t n =
+            read(STDIN_FILENO, repeated_end.data + repeated_end.used, sizeof(repeated_end.data) - repeated_end.used);
 
         if (n <= 0)
             return false;
-        note_hurry((size_t)n);
+        scan_repeated_end((size_t)n);
     }
-    return hurry.is_asked;
+    return repeated_end.is_found;
 }
 
 static void do_end(struct agent *agent, const json_t *request)
@@ -229,15 +230,15 @@ static void do_end(struct agent *agent, const json_t *request)
     const char *lost = job_text(request, "launch", NULL);
     int left = 0, killed = 0, grace_s = job_number(request, "grace_s", GRACE_S);
 
-    begin_hurry(agent);
+    start_repeated_end(agent);
     if (lost)
-        killed = mark_kill(lost, grace_s * 1000, is_hurried, &left);
-    else if (may_have_left(agent))
-        killed = mark_kill(agent->id, grace_s * 1000, is_hurried, &left);
-    /* It may have begun to wait only now: a script may launch one job after the other. */
+        killed = mark_kill(lost, grace_s * 1000, is_end_repeated, &left);
+    else if (may_have_processes(agent))
+        killed = mark_kill(agent->id, grace_s * 1000, is_end_repeated, &left);
+    /* The waiting process may have started only now: a script may launch one job after another. */
     if (json_object_get(request, "code"))
         for (uint64_t until_ns = ep_deadline_ns(FOLLOW_MS);
-             !follow_tell(FOLLOW_END, job_number(request, "code", 1)) && ep_now_ns() < until_ns;)
+             !follow_send(FOLLOW_END, job_number(request, "code", 1)) && ep_now_ns() < until_ns;)
             poll(NULL, 0, 50);
 
     agent_reap(agent);
@@ -245,7 +246,7 @@ static void do_end(struct agent *agent, const json_t *request)
     agent->is_ending = true;
 }
 
-static void take_request(struct agent *agent, const char *line)
+static void handle_request(struct agent *agent, const char *line)
 {
     json_t *request = json_loads(line, 0, NULL);
     const char *what = job_text(request, "do", "");
@@ -263,14 +264,14 @@ static void take_request(struct agent *agent, const char *line)
         do_run(agent, request);
     else if (strcmp(what, "end") == 0)
         do_end(agent, request);
-    /* A program that the agent asked may have ended meanwhile, or a rank behind its back. */
+    /* A program that the agent ran may have ended meanwhile, or a rank without notice. */
     agent_reap(agent);
     json_decref(request);
 }
 
-static void take_input(struct agent *agent)
+static void read_input(struct agent *agent)
 {
-    static char data[65536]; /* not on the stack, of which a process may have little */
+    static char data[65536]; /* not on the stack, which may be small */
     char *newline;
     ssize_t n = read(STDIN_FILENO, data, sizeof(data));
 
@@ -297,7 +298,7 @@ static void take_input(struct agent *agent)
         size_t length = (size_t)(newline - agent->input) + 1;
 
         *newline = '\0';
-        take_request(agent, agent->input);
+        handle_request(agent, agent->input);
         memmove(agent->input, agent->input + length, agent->input_used - length);
         agent->input_used -= length;
     }
@@ -309,17 +310,17 @@ static void keep_lease(struct agent *agent)
 {
     uint64_t now_ns = ep_now_ns();
 
-    if (now_ns > agent->sent_ns + (uint64_t)AGENT_BEAT_MS * 1000000u) {
+    if (now_ns > agent->sent_ns + (uint64_t)AGENT_HEARTBEAT_MS * 1000000u) {
         agent->sent_ns = now_ns;
         agent_event("beat", json_object());
         if (*agent->id)
-            follow_tell(FOLLOW_ALIVE, 0);
+            follow_send(FOLLOW_ALIVE, 0);
     }
-    if (now_ns > agent->heard_ns + (uint64_t)agent->lease_s * 1000000000u || is_deaf)
+    if (now_ns > agent->heard_ns + (uint64_t)agent->lease_s * 1000000000u || is_disconnected)
         agent->is_ending = true;
 }
 
-static void take_signals(struct agent *agent, int fd)
+static void handle_signals(struct agent *agent, int fd)
 {
     struct signalfd_siginfo info;
 
@@ -353,11 +354,11 @@ static void step(struct agent *agent, struct pollfd *polls, int signals)
             agent_read_control(agent, &agent->ranks[i]);
     }
     if (polls[1].revents)
-        take_signals(agent, signals);
+        handle_signals(agent, signals);
     if (polls[2].revents)
         agent_accept(agent);
     if (polls[0].revents)
-        take_input(agent);
+        read_input(agent);
 }
 
 static int open_signals(void)
@@ -381,7 +382,7 @@ int agent_main(agent_self self)
     struct pollfd *polls = NULL;
 
     if (isatty(STDIN_FILENO) || signals < 0) {
-        fprintf(stderr, "epkit: " AGENT_COMMAND " is what 'epkit launch' starts on a node\n");
+        fprintf(stderr, "epkit: " AGENT_COMMAND "is internal: 'epkit launch' starts it on a node\n");
         return 2;
     }
     own_main = self;
@@ -401,7 +402,7 @@ int agent_main(agent_self self)
         step(&agent, polls, signals);
         keep_lease(&agent);
     }
-    if (may_have_left(&agent))
+    if (may_have_processes(&agent))
         mark_kill(agent.id, GRACE_S * 1000, NULL, &left);
     agent_free_ranks(&agent);
     agent_remove_files(&agent);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* agent_facts.c - what the launcher wants to know about a node. */
+/* agent_facts.c - the facts about a node that the launcher needs. */
 #include "launch/agent_internal.h"
 
 #include <epkit/types.h>
@@ -14,7 +14,7 @@
 #define GPUS_DIR "/proc/driver/nvidia/gpus"
 #define RDMA_DIR "/sys/class/infiniband"
 
-/* The first line of a file, or what stands behind `key` in the line that begins with it. */
+/* The first line of a file, or the text after `key` in the line that begins with it. */
 static bool read_line(const char *path, const char *key, char *ret_text, size_t bytes)
 {
     FILE *stream = fopen(path, "re");
@@ -53,7 +53,9 @@ static int count_gpus(char *ret_name, size_t bytes)
     return n;
 }
 
-/* The network of a running kernel: what two names of one host have in common, and two containers have not. "": unknown.
+/*
+ * Identifies the network namespace of a running kernel: equal for two names of one host, different for two containers.
+ * "": unknown.
  */
 static void read_machine(char *ret_text, size_t bytes)
 {
@@ -80,7 +82,7 @@ json_t *agent_facts(void)
                      *gpu ? gpu : NULL, "gpus", gpus, "machine", machine);
 }
 
-/* A data counter, in bytes: the IB specification counts words of 4 bytes. */
+/* A data counter, in bytes: the IB specification counts 4-byte words. */
 static bool read_counter(const char *device, int port, const char *name, json_int_t *ret_bytes)
 {
     char path[512], text[32];

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #define FOLDER "epkit-launch"
-#define PROBE_BYTES 65536 /* that the folder takes, or the disk counts as full */
+#define PROBE_BYTES 65536 /* if the folder cannot take this much, the disk counts as full */
 
 static bool write_all(int fd, const char *data, size_t bytes)
 {
@@ -36,7 +36,7 @@ static ep_status write_file(const char *dir, const char *name, const char *data,
     int fd, number = 0;
 
     if (strchr(name, '/') || snprintf(path, sizeof(path), "%s/%s", dir, name) >= (int)sizeof(path))
-        return ep_fail(EP_E_ARG, "'%.100s' is no name for a file", name);
+        return ep_fail(EP_E_ARG, "'%.100s' is not a valid file name", name);
     fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0700);
     if (fd < 0 || !write_all(fd, data, bytes))
         number = errno;
@@ -45,7 +45,7 @@ static ep_status write_file(const char *dir, const char *name, const char *data,
     return number ? ep_fail_errno(EP_E_SYSTEM, number, "writing %zu bytes to %s", bytes, path) : EP_OK;
 }
 
-/* A full disk shows now, not in the middle of the job: the data goes to a file without a name. */
+/* Finds a full disk now, not in the middle of the job: writes to an unnamed file. */
 static int probe_disk(const char *base)
 {
     static const char data[PROBE_BYTES];
@@ -58,7 +58,7 @@ static int probe_disk(const char *base)
     return number;
 }
 
-/* Is there a folder of an agent, which may be dead? Making one sweeps what is left of such. */
+/* Is there a folder of an agent, which may be dead? Making a new folder removes those of dead agents. */
 static bool has_folders(const char *base)
 {
     DIR *stream = opendir(base);
@@ -72,7 +72,7 @@ static bool has_folders(const char *base)
     return is_found;
 }
 
-/* The same as probe_disk() where the file system has no files without names. */
+/* The same as probe_disk() for file systems without unnamed files. */
 static ep_status probe_folder(const char *dir)
 {
     static const char data[PROBE_BYTES];
@@ -94,14 +94,14 @@ ep_status agent_write_files(struct agent *agent, const json_t *files)
     if (!base || !*base)
         base = "/tmp";
     number = probe_disk(base);
-    /* A container may have no /tmp, or none that can be written: a job without files does not need it. */
+    /* A container may have no /tmp, or a read-only one: a job without files does not need it. */
     if (json_object_size(files) == 0 && (number == ENOENT || number == EROFS || number == EACCES))
         return EP_OK;
     if (number == 0 && json_object_size(files) == 0 && !has_folders(base))
         return EP_OK;
     if (number && number != EOPNOTSUPP && number != EISDIR && number != EINVAL)
         return ep_fail_errno(EP_E_SYSTEM, number, "writing %d bytes to %s", PROBE_BYTES, base);
-    /* That of an agent that was killed goes with this, whatever became of its launcher. */
+    /* This also removes the folder of an agent that was killed, whatever happened to its launcher. */
     number = temporary_folder_in(base, FOLDER, &agent->folder);
     if (number)
         return ep_fail_errno(EP_E_SYSTEM, number, "making the folder %s/" FOLDER "-...", base);

@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #define READS_AT_END 256
-#define CONNECT_TRIES 250 /* of 20 ms: mpirun may be faster than the launcher's word to the agent */
+#define CONNECT_TRIES 250 /* of 20 ms: mpirun may be faster than the launcher's request to the agent */
 #define CONNECT_WAIT_US 20000
 
 /* --- children of the agent --- */
@@ -74,7 +74,7 @@ static ep_status listen_for_ranks(struct agent *agent)
     agent->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (agent->listener < 0 || bind(agent->listener, (struct sockaddr *)&address, length) != 0 ||
         listen(agent->listener, 1024) != 0)
-        return ep_fail_errno(EP_E_SYSTEM, errno, "listening for the ranks of mpirun");
+        return ep_fail_errno(EP_E_SYSTEM, errno, "listening for ranks of mpirun");
     return EP_OK;
 }
 
@@ -82,7 +82,7 @@ struct greeting {
     int local;
 };
 
-/* The rank's number with the ends of its pipes. */
+/* The rank's number and the ends of its pipes. */
 static bool receive_rank(int fd, int *ret_local, int ret_fds[2])
 {
     char space[CMSG_SPACE(2 * sizeof(int))];
@@ -163,7 +163,7 @@ void agent_read_rank(struct agent *agent, struct agent_rank *rank, int which)
         agent_send(which ? 'E' : 'O', rank->local, data, (size_t)n);
 }
 
-/* The end of a rank, after what it wrote before. Descendants may hold its pipes: what they write later is passed on. */
+/* Reports the end of a rank, after its output. Descendants may hold its pipes: what they write later is forwarded. */
 static void end_rank(struct agent *agent, struct agent_rank *rank, int code, int signal)
 {
     rank->is_running = false;
@@ -186,7 +186,7 @@ void agent_reap(struct agent *agent)
     int status;
     pid_t pid;
 
-    /* Also daemons of the job, whose parents have ended. */
+    /* Also reaps daemons of the job, whose parents have ended. */
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0)
         for (int i = 0; i < agent->n_ranks; i++)
             if (agent->ranks[i].pid == pid)
@@ -209,7 +209,7 @@ void agent_read_control(struct agent *agent, struct agent_rank *rank)
 
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return;
-    /* Without a word: the process that watched the rank was killed, and the rank with it. */
+    /* End-of-file without a report: the process that supervised the rank was killed, and the rank with it. */
     if (n != sizeof(ending))
         ending = (struct ending){.signal = SIGKILL};
     end_rank(agent, rank, ending.code, ending.signal);
@@ -274,7 +274,7 @@ static bool send_rank(int fd, int local, const int fds[2])
     return sendmsg(fd, &message, MSG_NOSIGNAL) == sizeof(greeting);
 }
 
-/* Is this node the one that the list has in this place? mpirun may put ranks elsewhere than its hostfile says. */
+/* Is this the node at this position of the list? mpirun may place ranks differently from its hostfile. */
 static bool is_right_node(const json_t *spec, int node)
 {
     const char *name = json_string_value(json_array_get(json_object_get(spec, "names"), (size_t)node));
@@ -304,7 +304,7 @@ static int run_rank(const json_t *spec, int rank)
     job_rank_done(&made);
     control = connect_agent(job_text(spec, "launch", ""));
     if (control < 0 || !send_rank(control, rank % per_node, (const int[]){process.out, process.err})) {
-        fprintf(stderr, "epkit: rank %d: there is no agent of this launch on the node\n", rank);
+        fprintf(stderr, "epkit: rank %d: no agent of this launch runs on the node\n", rank);
         process_kill(&process);
         return 1;
     }
@@ -325,7 +325,7 @@ int agent_rank_main(void)
     int rank = number_of(names), result = 2;
 
     if (!spec || rank < 0)
-        fprintf(stderr, "epkit: " AGENT_RANK " is for ranks that mpirun starts for 'epkit launch'\n");
+        fprintf(stderr, "epkit: " AGENT_RANK "is internal: mpirun starts it for 'epkit launch'\n");
     else
         result = run_rank(spec, rank);
     json_decref(spec);

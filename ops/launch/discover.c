@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* discover.c - the hosts of a job, from what its scheduler put into the environment. */
+/* discover.c - the hosts of a job, from the environment that its scheduler set. */
 #include "launch/hosts.h"
 
 #include "base/error.h"
@@ -32,7 +32,7 @@ static ep_status number_of(const char *name, long least, long most, long *ret_nu
     return EP_OK;
 }
 
-/* The number of pods, under the names that charts give it. */
+/* The number of pods, under the names that charts use for it. */
 static ep_status number_of_pods(const char *what, long *ret_n)
 {
     static const char *const names[] = {"NNODES", "JOB_COMPLETIONS", "COMPLETIONS", "JOB_PARALLELISM", "PARALLELISM"};
@@ -42,14 +42,14 @@ static ep_status number_of_pods(const char *what, long *ret_n)
 
     if (variable("REPLICATED_JOB_REPLICAS"))
         EP_TRY(number_of("REPLICATED_JOB_REPLICAS", 1, HOSTS_MAX, &jobs));
-    /* All that are set: two that differ would make pods of one job wait for different hosts. */
+    /* Checks all that are set: if two differed, pods of one job would wait for different hosts. */
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         long n = 0;
 
         if (!variable(names[i]))
             continue;
         EP_TRY(number_of(names[i], 1, HOSTS_MAX, &n));
-        n *= i > 0 ? jobs : 1; /* all but NNODES are those of one job */
+        n *= i > 0 ? jobs : 1; /* all but NNODES count the pods of one job */
         if (first && n != *ret_n)
             return ep_fail(EP_E_ARG, "%s: %s is %ld and %s is %ld: which is the number of pods?", what, first, *ret_n,
                            names[i], n);
@@ -61,17 +61,16 @@ static ep_status number_of_pods(const char *what, long *ret_n)
     return first ? EP_OK : ep_fail(EP_E_ARG, "%s: NNODES, the number of pods, is not set", what);
 }
 
-/* The number of this pod among so many. */
-static ep_status own_number(const char *what, const char *name, const char *of, long n, long *ret_index)
+/* The index of this pod among `n`. */
+static ep_status index_from_env(const char *what, const char *name, const char *of, long n, long *ret_index)
 {
     EP_TRY(number_of(name, 0, HOSTS_MAX, ret_index));
     if (*ret_index >= n)
-        return ep_fail(EP_E_ARG, "%s: %s is %ld, and there are %ld (%s), counted from 0", what, name, *ret_index, n,
-                       of);
+        return ep_fail(EP_E_ARG, "%s: %s is %ld, but must be below %ld (%s)", what, name, *ret_index, n, of);
     return EP_OK;
 }
 
-/* prefix0.domain, prefix1.domain, ...; an empty domain: the names alone. */
+/* Adds prefix0.domain, prefix1.domain, ...; without a domain the names alone. */
 static ep_status add_numbered(const char *what, const char *prefix, const char *domain, long first, long n,
                               struct hosts *hosts)
 {
@@ -86,9 +85,9 @@ static ep_status add_numbered(const char *what, const char *prefix, const char *
 }
 
 /*
- * Pods of a JobSet are called JOBSET-REPLICATEDJOB-JOB-INDEX and resolve below the headless service, which has the name
- * of the JobSet unless spec.network.subdomain gives another. JobSet sets no variables: these are what charts make of
- * its annotations by the downward API, and the index is Kubernetes' own.
+ * Pods of a JobSet are named JOBSET-REPLICATEDJOB-JOB-INDEX and resolve below the headless service, whose name is that
+ * of the JobSet unless spec.network.subdomain sets another. JobSet sets no variables: charts set these from its
+ * annotations by the downward API. The index is set by Kubernetes.
  */
 static ep_status from_jobset(struct hosts *hosts, struct hosts_source *source)
 {
@@ -104,13 +103,13 @@ static ep_status from_jobset(struct hosts *hosts, struct hosts_source *source)
         EP_TRY(number_of("REPLICATED_JOB_REPLICAS", 1, HOSTS_MAX, &jobs));
     if (jobs > 1 && n % jobs != 0)
         return ep_fail(EP_E_ARG, "JobSet: NNODES %ld cannot be spread over REPLICATED_JOB_REPLICAS %ld jobs", n, jobs);
-    EP_TRY(own_number(what, "JOB_COMPLETION_INDEX", "NNODES", n / jobs, &index));
+    EP_TRY(index_from_env(what, "JOB_COMPLETION_INDEX", "NNODES", n / jobs, &index));
     if (variable("JOB_INDEX") && jobs > 1)
-        EP_TRY(own_number(what, "JOB_INDEX", "REPLICATED_JOB_REPLICAS", jobs, &job_index));
+        EP_TRY(index_from_env(what, "JOB_INDEX", "REPLICATED_JOB_REPLICAS", jobs, &job_index));
     else if (variable("JOB_INDEX"))
         EP_TRY(number_of("JOB_INDEX", 0, HOSTS_MAX, &job_index));
     for (long i = 0; i < jobs; i++) {
-        /* With one job its index is that of this pod's. */
+        /* With one job this pod's job index is that of the job. */
         snprintf(prefix, sizeof(prefix), "%.120s-%.120s-%ld-", set, job, jobs > 1 ? i : job_index);
         EP_TRY(add_numbered(what, prefix, domain ? domain : set, 0, n / jobs, hosts));
     }
@@ -139,7 +138,7 @@ static ep_status from_leader_worker_set(struct hosts *hosts, struct hosts_source
     return EP_OK;
 }
 
-/* What charts of the GKE testbed set: HOSTNAME_PREFIX0.DOMAIN_NAME, HOSTNAME_PREFIX1.DOMAIN_NAME, ... */
+/* Variables that charts of the GKE testbed set: HOSTNAME_PREFIX0.DOMAIN_NAME, HOSTNAME_PREFIX1.DOMAIN_NAME, ... */
 static ep_status from_chart(struct hosts *hosts, struct hosts_source *source)
 {
     const char *prefix = variable("HOSTNAME_PREFIX"), *domain = variable("DOMAIN_NAME");
@@ -154,7 +153,7 @@ static ep_status from_chart(struct hosts *hosts, struct hosts_source *source)
     return EP_OK;
 }
 
-/* The domain below which this host's own name resolves: that of the headless service. */
+/* The domain in which this host's own name resolves: that of the headless service. */
 static void own_domain(const char *name, char *ret_domain, size_t bytes)
 {
     struct addrinfo hints = {.ai_flags = AI_CANONNAME}, *info = NULL;
@@ -169,7 +168,7 @@ static void own_domain(const char *name, char *ret_domain, size_t bytes)
     freeaddrinfo(info);
 }
 
-/* Pods of an Indexed Job with a headless service are called JOB-INDEX. */
+/* Pods of an Indexed Job with a headless service are named JOB-INDEX. */
 static ep_status from_indexed_job(struct hosts *hosts, struct hosts_source *source)
 {
     const char *set_domain = variable("JOB_SUBDOMAIN"), *what = "Indexed Job";
@@ -178,7 +177,7 @@ static ep_status from_indexed_job(struct hosts *hosts, struct hosts_source *sour
     long n = 0, index = 0;
 
     EP_TRY(number_of_pods(what, &n));
-    EP_TRY(own_number(what, "JOB_COMPLETION_INDEX", "NNODES", n, &index));
+    EP_TRY(index_from_env(what, "JOB_COMPLETION_INDEX", "NNODES", n, &index));
     gethostname(name, sizeof(name) - 1);
     if (set_domain)
         snprintf(domain, sizeof(domain), "%s", set_domain);
@@ -188,8 +187,8 @@ static ep_status from_indexed_job(struct hosts *hosts, struct hosts_source *sour
     name[strcspn(name, ".")] = '\0';
     length = strlen(name);
     if (length <= strlen(suffix) || strcmp(name + length - strlen(suffix), suffix) != 0)
-        return ep_fail(EP_E_ARG, "Indexed Job: this host is called '%s', which does not end in '%s': give --hosts",
-                       name, suffix);
+        return ep_fail(EP_E_ARG, "Indexed Job: the name of this host, '%s', does not end in '%s': give --hosts", name,
+                       suffix);
     name[length - strlen(suffix) + 1] = '\0';
     EP_TRY(add_numbered(what, name, domain, 0, n, hosts));
     source->index = (int)index;
@@ -198,8 +197,7 @@ static ep_status from_indexed_job(struct hosts *hosts, struct hosts_source *sour
     return EP_OK;
 }
 
-/* A heterogeneous job: each of its components has a list of nodes, and SLURM_JOB_NODELIST is that of the first alone.
- */
+/* In a heterogeneous job each component has a list of nodes; SLURM_JOB_NODELIST is only that of the first. */
 static ep_status add_components(const char *size, struct hosts *hosts)
 {
     const char *form = strstr(size, "HET") ? "SLURM_JOB_NODELIST_HET_GROUP_%ld" : "SLURM_JOB_NODELIST_PACK_GROUP_%ld";
@@ -224,8 +222,8 @@ static ep_status add_components(const char *size, struct hosts *hosts)
 }
 
 /*
- * In a step (srun) every task runs the command, and its nodes may be some of the job's; in sbatch and salloc it runs
- * once. A batch script has SLURM_PROCID, too, but is no task of a step: that has a step number.
+ * In a step (srun) every task runs the command, on some or all nodes of the job; in sbatch and salloc it runs once. A
+ * batch script has SLURM_PROCID too, but is not a task of a step: only a task has a step number.
  */
 static ep_status from_slurm(struct hosts *hosts, struct hosts_source *source)
 {
@@ -235,7 +233,7 @@ static ep_status from_slurm(struct hosts *hosts, struct hosts_source *source)
 
     if (variable("SLURM_STEP_ID") && variable("SLURM_STEP_NUM_TASKS") && variable("SLURM_PROCID")) {
         EP_TRY(number_of("SLURM_STEP_NUM_TASKS", 1, 1 << 20, &n));
-        EP_TRY(own_number("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", n, &index));
+        EP_TRY(index_from_env("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", n, &index));
     }
     if (n > 1 && variable("SLURM_STEP_NODELIST")) {
         name = "SLURM_STEP_NODELIST";
@@ -256,7 +254,7 @@ struct file_variable {
     enum hosts_format format;
 };
 
-/* MPI's hostfiles, and those of schedulers that MPI reads. */
+/* Hostfiles of MPI, and those of schedulers that MPI reads. */
 static const struct file_variable file_variables[] = {
     {"OMPI_MCA_orte_default_hostfile", HOSTS_OPEN_MPI},
     {"PRTE_MCA_prte_default_hostfile", HOSTS_OPEN_MPI},
@@ -275,7 +273,7 @@ static const struct file_variable *find_file_variable(void)
     return NULL;
 }
 
-/* Nothing names the hosts; but perhaps a variable says what should. */
+/* No source names the hosts. Names a variable that is set without the one that belongs to it. */
 static ep_status explain_nothing(void)
 {
     static const char *const pairs[][2] = {
@@ -287,10 +285,10 @@ static ep_status explain_nothing(void)
 
     for (size_t i = 0; i < sizeof(pairs) / sizeof(pairs[0]); i++)
         if (variable(pairs[i][0]))
-            return ep_fail(EP_E_STATE, "nothing says which hosts: %s is set, and %s is not", pairs[i][0], pairs[i][1]);
+            return ep_fail(EP_E_STATE, "no hosts are given: %s is set, but %s is not", pairs[i][0], pairs[i][1]);
     return ep_fail(EP_E_STATE,
-                   "nothing says which hosts: neither JobSet, LeaderWorkerSet, Indexed Job, Slurm nor MPI "
-                   "are in the environment, and there is no %s",
+                   "no hosts are given: neither JobSet, LeaderWorkerSet, Indexed Job, Slurm nor MPI "
+                   "is in the environment, and %s does not exist",
                    HOSTS_FILE);
 }
 

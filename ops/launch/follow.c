@@ -12,7 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define LOST_S 120 /* an agent says every five seconds that it is there; one may follow another */
+#define LOST_S 120 /* an agent sends a heartbeat every five seconds; another agent may take over */
 #define POLL_MS 1000
 
 struct message {
@@ -26,7 +26,7 @@ static socklen_t make_address(struct sockaddr_un *ret_address)
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(ret_address->sun_path + 1));
 }
 
-bool follow_tell(enum follow_word word, int code)
+bool follow_send(enum follow_event word, int code)
 {
     struct message message = {.word = (int)word, .code = code};
     struct sockaddr_un address;
@@ -42,7 +42,7 @@ bool follow_tell(enum follow_word word, int code)
     return is_told;
 }
 
-/* Only of this user: abstract addresses have no rights. */
+/* Accepts only messages of this user: abstract addresses have no permissions. */
 static bool receive(int fd, struct message *ret_message)
 {
     char space[CMSG_SPACE(sizeof(struct ucred))];
@@ -101,9 +101,9 @@ int follow_wait(int64_t begin_s, int64_t deadline_s, char *ret_why, size_t bytes
         }
         now_ns = ep_now_ns();
         if (!heard_ns && now_ns > began_ns + (uint64_t)begin_s * 1000000000u)
-            snprintf(ret_why, bytes, "the first pod did not begin to launch within %lld s", (long long)begin_s);
+            snprintf(ret_why, bytes, "the first pod did not start the launch within %lld s", (long long)begin_s);
         else if (heard_ns && now_ns > heard_ns + LOST_S * UINT64_C(1000000000))
-            snprintf(ret_why, bytes, "nothing was heard of the launch for %d s", LOST_S);
+            snprintf(ret_why, bytes, "no message from the launch for %d s", LOST_S);
         else if (deadline_s && now_ns > began_ns + (uint64_t)(begin_s + deadline_s) * 1000000000u)
             snprintf(ret_why, bytes, "the launch did not end within %lld s", (long long)deadline_s);
     }

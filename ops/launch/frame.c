@@ -20,7 +20,7 @@ void frame_reader_done(struct frame_reader *reader)
     *reader = (struct frame_reader){0};
 }
 
-/* Digits at *at, which moves behind them and the character `end`. */
+/* Parses digits at *at and moves *at past them and the character `end`. */
 static bool read_number(const char **at, const char *limit, char end, size_t most, size_t *ret_number)
 {
     size_t number = 0;
@@ -38,7 +38,7 @@ static bool read_number(const char **at, const char *limit, char end, size_t mos
     return true;
 }
 
-/* The line of a frame, `head` to `newline`. */
+/* Parses the line of a frame, `head` to `newline`. */
 static bool parse_head(const char *head, const char *newline, struct frame *ret_frame)
 {
     const char *at = head + strlen(MARK), *limit = newline + 1;
@@ -58,7 +58,7 @@ static bool parse_head(const char *head, const char *newline, struct frame *ret_
     return true;
 }
 
-/* Handles what comes next from `at` on; how far the reader is then. *ret_waits: the rest of a frame is missing. */
+/* Handles the next item at `at` and returns the new read position. *ret_waits: the frame is incomplete. */
 static size_t next(const struct frame_reader *reader, size_t at,
                    void (*on_frame)(const struct frame *frame, void *context), void *context, bool *ret_waits)
 {

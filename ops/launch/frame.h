@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * frame.h - what the agent of a node sends to the launcher: frames on a byte stream, which may begin with the greeting
+ * frame.h - frames that the agent of a node sends to the launcher on a byte stream, which may begin with the greeting
  * of a login shell. A frame is one line, "\036epkit KIND RANK BYTES\n", and BYTES bytes. KIND is 'J' for a JSON event,
  * 'O' and 'E' for standard output and error of a rank.
  */
@@ -25,15 +25,14 @@ struct frame_reader {
 };
 
 /*
- * Takes `bytes` more bytes and calls on_frame for each frame that is complete. What is no frame before, between or
- * after frames is skipped. 0, or -1 for lack of memory; a frame that says that it is larger than FRAME_BYTES_MAX is no
- * frame.
+ * Consumes `bytes` bytes and calls on_frame for each complete frame. Text before, between and after frames is skipped.
+ * 0, or -1 for lack of memory. A frame that claims to be larger than FRAME_BYTES_MAX is treated as text.
  */
 int frame_read(struct frame_reader *reader, const char *data, size_t bytes,
                void (*on_frame)(const struct frame *frame, void *context), void *context);
 void frame_reader_done(struct frame_reader *reader);
 
-/* The line of a frame into `ret_line`; its length. */
+/* Writes the line of a frame to `ret_line`; returns its length. */
 size_t frame_head(char kind, int rank, size_t bytes, char ret_line[64]);
 
 #endif

@@ -33,7 +33,7 @@ const char *host_name(const struct host *host)
     return at ? at + 1 : host->target;
 }
 
-/* What ssh may be given as a target. A word that begins with '-' would be an option. */
+/* Is it a valid target for ssh? A word that begins with '-' would be an option. */
 static bool is_target(const char *text)
 {
     const char *host = strrchr(text, '@');
@@ -49,20 +49,20 @@ static bool is_port(const char *text)
            atoi(text) < 65536;
 }
 
-/* Cuts the port off and the brackets away. */
+/* Separates the port and removes brackets. */
 static bool split_port(char *text, char *ret_port)
 {
     char *open = strchr(text, '['), *close = strchr(text, ']'), *port = NULL;
 
     if (open && close && close > open) {
-        /* Only addresses of IPv6 stand in brackets. */
+        /* Only IPv6 addresses are written in brackets. */
         if ((open > text && open[-1] != '@') || (close[1] && close[1] != ':') ||
             !memchr(open, ':', (size_t)(close - open)))
             return false;
         port = close[1] ? close + 2 : NULL;
         *close = '\0';
         memmove(open, open + 1, strlen(open + 1) + 1);
-        /* The bracket that went away was in front of the port. */
+        /* A removed bracket preceded the port. */
         if (port && !is_port(port))
             return false;
     } else if ((port = strchr(text, ':')) && !strchr(port + 1, ':')) {
@@ -89,10 +89,10 @@ ep_status host_parse(const char *word, struct host *ret_host)
         *ret_host = host;
         return EP_OK;
     }
-    return ep_fail(EP_E_ARG, "'%s' is no host: [USER@]HOST[:PORT]", host.word);
+    return ep_fail(EP_E_ARG, "'%s' is not a host: [USER@]HOST[:PORT]", host.word);
 }
 
-/* Names of DNS: neither case nor a dot at the end makes another host, and another user does not either. */
+/* DNS names: case, a trailing dot and the user do not make another host. */
 static bool is_same_host(const struct host *a, const struct host *b)
 {
     const char *left = host_name(a), *right = host_name(b);
@@ -138,7 +138,7 @@ ep_status hosts_join(const struct hosts *more, struct hosts *hosts)
 
 /* --- lists with ranges --- */
 
-/* The group "[...]" of a Slurm range at or behind `text`; the brackets of an IPv6 address are none. */
+/* Finds the group "[...]" of a Slurm range in `text`; the brackets of an IPv6 address are not a group. */
 static const char *find_group(const char *text, const char **ret_end)
 {
     for (const char *open = strchr(text, '['); open; open = strchr(open + 1, '[')) {
@@ -156,7 +156,7 @@ static const char *find_group(const char *text, const char **ret_end)
 
 static ep_status expand(const char *what, const char *word, struct hosts *hosts);
 
-/* One "07" or "01-12" of a group: a word for each number, with as many digits as the first has. */
+/* Expands one "07" or "01-12" of a group: a word for each number, with as many digits as the first has. */
 static ep_status expand_range(const char *what, const char *head, const char *range, size_t length, const char *tail,
                               struct hosts *hosts)
 {
@@ -168,7 +168,7 @@ static ep_status expand_range(const char *what, const char *head, const char *ra
 
     if (digits == 0 || digits > 9 || last_digits == 0 || last_digits > 9 ||
         (dash && memchr(dash + 1, '-', last_digits)))
-        return ep_fail(EP_E_ARG, "%s: '%.*s' is no range of numbers", what, (int)length, range);
+        return ep_fail(EP_E_ARG, "%s: '%.*s' is not a range of numbers", what, (int)length, range);
     first = strtol(range, NULL, 10);
     last = dash ? strtol(dash + 1, NULL, 10) : first;
     if (last < first || last - first >= HOSTS_MAX)
@@ -182,7 +182,7 @@ static ep_status expand_range(const char *what, const char *head, const char *ra
     return EP_OK;
 }
 
-/* A word without commas outside of brackets: the first group is multiplied out, the rest follows by recursion. */
+/* Expands a word without commas outside of brackets: the first group here, the rest by recursion. */
 static ep_status expand(const char *what, const char *word, struct hosts *hosts)
 {
     const char *close = NULL, *open = find_group(word, &close);
@@ -193,7 +193,7 @@ static ep_status expand(const char *what, const char *word, struct hosts *hosts)
         if (host_parse(word, &host) != EP_OK)
             return ep_fail_prefix(EP_E_ARG, "%s: ", what);
         if (find(hosts, &host) >= 0)
-            return ep_fail(EP_E_ARG, "%s: '%s' stands there twice", what, host.word);
+            return ep_fail(EP_E_ARG, "%s: '%s' is listed twice", what, host.word);
         if (append(&host, hosts) != EP_OK)
             return ep_fail_prefix(EP_E_ARG, "%s: ", what);
         return EP_OK;
@@ -234,7 +234,7 @@ ep_status hosts_add_list(const char *what, const char *list, struct hosts *hosts
             return ep_fail(EP_E_ARG, "%s: there is an empty name in the list", what);
         if (n > 0)
             EP_TRY(expand(what, word, hosts));
-        /* Spaces and newlines divide names, too: that is how other commands print lists. */
+        /* Spaces and newlines also separate names: other commands print lists that way. */
         is_after_comma = *at == ',' || (is_space && n == 0 && is_after_comma);
         n = 0;
         if (!*at)
@@ -244,7 +244,7 @@ ep_status hosts_add_list(const char *what, const char *list, struct hosts *hosts
 
 /* --- hostfiles --- */
 
-/* What a line says about its host. */
+/* Settings that a line gives for its host. */
 struct settings {
     char *host, *user;
     int slots;
@@ -274,7 +274,7 @@ static ep_status add_line_host(const char *file, int number, const struct settin
         return EP_OK;
     }
     if (there >= 0)
-        return ep_fail(EP_E_ARG, "%s, line %d: '%s' stands in line %d already", file, number, host.word,
+        return ep_fail(EP_E_ARG, "%s, line %d: '%s' is already in line %d", file, number, host.word,
                        hosts->list[there].line);
     if (format == HOSTS_REPEATED)
         host.slots = 1;
@@ -293,9 +293,11 @@ static bool is_one_of(const char *word, const char *const *names)
     return false;
 }
 
-/* A setting of Open MPI behind the host. Only slots and user mean something here; what nobody knows is a typing error.
+/*
+ * Parses a setting of Open MPI after the host. Only slots and user have a meaning here. An unknown setting is taken for
+ * a typing error.
  */
-static ep_status take_setting(const char *file, int number, char *word, struct settings *line)
+static ep_status parse_setting(const char *file, int number, char *word, struct settings *line)
 {
     static const char *const slots[] = {"slots", "slot", "cpus", "cpu", "count", NULL};
     static const char *const users[] = {"user", "username", "user_name", "user-name", NULL};
@@ -310,7 +312,7 @@ static ep_status take_setting(const char *file, int number, char *word, struct s
 
     text_clean(word, clean, sizeof(clean));
     if (!value)
-        return ep_fail(EP_E_ARG, "%s, line %d: '%s' behind the host is no setting like slots=8", file, number, clean);
+        return ep_fail(EP_E_ARG, "%s, line %d: '%s' after the host is not a setting like slots=8", file, number, clean);
     value++;
     if (is_one_of(word, slots)) {
         line->slots = atoi(value);
@@ -320,7 +322,7 @@ static ep_status take_setting(const char *file, int number, char *word, struct s
     } else if (is_one_of(word, users)) {
         line->user = value;
     } else if (!is_one_of(word, others)) {
-        return ep_fail(EP_E_ARG, "%s, line %d: '%s' behind the host is no setting of Open MPI like slots=8", file,
+        return ep_fail(EP_E_ARG, "%s, line %d: '%s' after the host is not a setting of Open MPI like slots=8", file,
                        number, clean);
     }
     return EP_OK;
@@ -331,20 +333,22 @@ static ep_status add_line(const char *file, int number, char *text, enum hosts_f
     char *rest = text, *word;
     struct settings line = {0};
 
-    /* Editors of other systems: a mark at the beginning, a carriage return at the end of each line. */
+    /*
+     * Editors of other systems write a byte order mark at the beginning and a carriage return at the end of each line.
+     */
     if (number == 1 && strncmp(text, "\xef\xbb\xbf", 3) == 0)
         rest += 3;
     rest[strcspn(rest, "#\n")] = '\0';
     if (*rest && rest[strlen(rest) - 1] == '\r')
         rest[strlen(rest) - 1] = '\0';
     if (strchr(rest, '\r'))
-        return ep_fail(EP_E_ARG, "%s, line %d: a carriage return within the line: each host has a line of its own",
+        return ep_fail(EP_E_ARG, "%s, line %d: a carriage return within the line: write each host on its own line",
                        file, number);
     while ((word = strsep(&rest, " \t"))) {
         if (*word && !line.host)
             line.host = word;
         else if (*word)
-            EP_TRY(take_setting(file, number, word, &line));
+            EP_TRY(parse_setting(file, number, word, &line));
     }
     return line.host ? add_line_host(file, number, &line, format, hosts) : EP_OK;
 }
@@ -354,7 +358,7 @@ FILE *hosts_open(const char *file)
     int fd = open(file, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     struct stat info;
     FILE *stream = NULL;
-    /* Without waiting for the writer of a FIFO; and what was opened is what is looked at. */
+    /* Opens without waiting for the writer of a FIFO, and checks the file that was opened. */
     bool is_open = fd >= 0 && fstat(fd, &info) == 0;
 
     if (is_open && !S_ISREG(info.st_mode))
@@ -368,7 +372,7 @@ FILE *hosts_open(const char *file)
     return stream;
 }
 
-/* Reads a line without its end. *ret_is_last: nothing comes behind it. */
+/* Reads a line without its newline. *ret_is_last: it is the last line. */
 static ep_status read_line(FILE *stream, const char *file, int number, char *ret_line, size_t *used, bool *ret_is_last)
 {
     size_t n = 0;
@@ -382,10 +386,10 @@ static ep_status read_line(FILE *stream, const char *file, int number, char *ret
     if (byte == EOF && ferror(stream))
         return ep_fail(EP_E_ARG, "%s: %s", file, strerror(errno));
     if (byte == 0)
-        return ep_fail(EP_E_ARG, "%s, line %d: holds a byte 0, so that it is no text", file, number);
+        return ep_fail(EP_E_ARG, "%s, line %d: contains a NUL byte, so it is not text", file, number);
     if (n + 1 == LINE_BYTES)
         return ep_fail(EP_E_ARG, "%s, line %d: longer than %d bytes", file, number, LINE_BYTES - 2);
-    /* Files of /proc and of FUSE tell no size, and may go on without end. */
+    /* Files of /proc and FUSE report no size, and may be endless. */
     if (*used > FILE_BYTES_MAX)
         return ep_fail(EP_E_ARG, "%s: larger than %d MiB", file, FILE_BYTES_MAX >> 20);
     return EP_OK;
@@ -409,7 +413,7 @@ ep_status hosts_add_file(const char *file, enum hosts_format format, struct host
     }
     fclose(stream);
     if (status == EP_OK && hosts->n == before)
-        return ep_fail(EP_E_ARG, "%s: there is no host in it", file);
+        return ep_fail(EP_E_ARG, "%s: the file contains no host", file);
     return status;
 }
 

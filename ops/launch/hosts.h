@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * hosts.h - the hosts that a command runs on: lists, hostfiles, Slurm's ranges, and what the surroundings say
+ * hosts.h - the hosts that a command runs on: lists, hostfiles, Slurm's ranges, and the environment of schedulers
  * (JobSet, LeaderWorkerSet, Indexed Job, Slurm, MPI).
  *
- * Functions that return ep_status record the reason with ep_fail(); EP_E_ARG is the caller's input.
+ * Functions that return ep_status record the reason with ep_fail(); EP_E_ARG is an error in the caller's input.
  */
 #ifndef EP_OPS_LAUNCH_HOSTS_H
 #define EP_OPS_LAUNCH_HOSTS_H
@@ -16,7 +16,7 @@
 
 #define HOSTS_MAX 4096
 
-/* Where the launcher of the GKE testbed keeps the hosts of a job: 8 slots each, and 1 slot each. */
+/* Where the launcher of the GKE testbed stores the hosts of a job: with 8 slots each, and with 1 slot each. */
 #define HOSTS_FILE "/etc/job-worker-services.txt"
 #define HOSTS_FILE_1_SLOT "/tmp/hostfile-1pernode.txt"
 
@@ -24,7 +24,7 @@ struct host {
     char word[256];   /* as given, printable */
     char target[256]; /* [USER@]HOST, what ssh gets */
     char port[8];     /* "": the default */
-    int slots;        /* of its hostfile; 0: not said */
+    int slots;        /* of its hostfile; 0: not given */
     int line;         /* of the hostfile, 0: none */
 };
 
@@ -42,16 +42,16 @@ const char *host_name(const struct host *host);
 ep_status host_parse(const char *word, struct host *ret_host);
 
 /*
- * Adds the hosts of a list: divided by commas or spaces, with ranges as Slurm writes them ("gpu[01-04,7],login").
- * `what` is named in errors. A host that is there already is an error.
+ * Adds the hosts of a list, separated by commas or spaces, with ranges as Slurm writes them ("gpu[01-04,7],login").
+ * `what` names the list in errors. A duplicate host is an error.
  */
 ep_status hosts_add_list(const char *what, const char *list, struct hosts *hosts);
 
-/* Adds those of `more` that are not there yet. */
+/* Adds the hosts of `more` that are not in `hosts` yet. */
 ep_status hosts_join(const struct hosts *more, struct hosts *hosts);
 
 enum hosts_format {
-    HOSTS_OPEN_MPI, /* "HOST slots=8"; a host that stands there twice is an error */
+    HOSTS_OPEN_MPI, /* "HOST slots=8"; a duplicate host is an error */
     HOSTS_REPEATED, /* each line is one slot of its host, as in the files of PBS and LSF */
     HOSTS_HYDRA     /* "HOST:8" has 8 slots, as for MPICH and Intel MPI */
 };
@@ -59,25 +59,25 @@ enum hosts_format {
 /* Adds the hosts of a file: one a line; '#' begins a comment. */
 ep_status hosts_add_file(const char *file, enum hosts_format format, struct hosts *hosts);
 
-/* What the surroundings say about the hosts. */
+/* Where the hosts come from, by the environment. */
 struct hosts_source {
     char text[160]; /* "Slurm job 17", "JobSet demo", "/etc/job-worker-services.txt" */
-    int index;      /* of this pod or task among several that run the same command; -1: there is one only */
-    bool is_pods;   /* pods that start one after the other: names resolve late */
+    int index;      /* index of this pod or task among those that run the same command; -1: it runs once */
+    bool is_pods;   /* pods start one after the other: their names resolve late */
 };
 
 /*
- * The hosts that the environment describes, the first that is there of: JobSet, LeaderWorkerSet, Indexed Job, Slurm,
- * MPI (hostfiles of Open MPI, PBS, LSF, Hydra), HOSTS_FILE. EP_E_STATE when nothing describes any.
+ * The hosts that the environment describes, from the first available source: JobSet, LeaderWorkerSet, Indexed Job,
+ * Slurm, MPI (hostfiles of Open MPI, PBS, LSF, Hydra), HOSTS_FILE. EP_E_STATE when there is no source.
  */
 ep_status hosts_discover(struct hosts *ret_hosts, struct hosts_source *ret_source);
 
-/* A regular file of a size that makes sense, as a stream. NULL after ep_fail(): a device or FIFO may have no end. */
+/* Opens a regular file of limited size. NULL after ep_fail(): a device or FIFO may be endless. */
 FILE *hosts_open(const char *file);
 
 /*
- * Writes a hostfile, atomically: to a file beside it that is renamed. `slots` a host (0: without). A link at `path` is
- * replaced, not followed.
+ * Writes a hostfile atomically: writes a temporary file next to it and renames that. `slots` per host (0: without). A
+ * symbolic link at `path` is replaced, not followed.
  */
 ep_status hosts_write(const char *path, const struct hosts *hosts, int slots);
 

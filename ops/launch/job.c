@@ -60,7 +60,7 @@ static void unset(struct variables *variables, const char *name)
     variables->list[variables->n] = NULL;
 }
 
-/* Takes "NAME=VALUE" over. */
+/* Sets "NAME=VALUE", and takes ownership of the string. */
 static void put(struct variables *variables, char *entry)
 {
     size_t at = entry ? find_variable(variables, entry, strcspn(entry, "=")) : 0;
@@ -117,8 +117,8 @@ static void free_variables(char **list)
 /* --- scripts --- */
 
 /*
- * The shell sources them and prints the environment that they leave, divided by NUL. What they want to be preloaded
- * goes on under another name: env(1) is not the program either.
+ * The shell sources the scripts and prints the resulting environment, separated by NUL. LD_PRELOAD is passed on under
+ * another name, because env(1) is not the program either.
  */
 static const char source_program[] =
     "for script in \"$@\"; do case $script in"
@@ -126,13 +126,13 @@ static const char source_program[] =
     " . \"$script\" >&2 || { echo \"epkit: $script ended with status $?\" >&2; exit 1; }; done;"
     " EPKIT_PRELOAD=${LD_PRELOAD-${EPKIT_PRELOAD-}}; unset LD_PRELOAD; export EPKIT_PRELOAD; exec env -0";
 
-static ep_status take_environment(const struct capture *capture, struct variables *variables)
+static ep_status parse_environment(const struct capture *capture, struct variables *variables)
 {
     struct variables fresh = {0};
     char clean[256];
 
     if (capture->start_error)
-        return ep_fail_errno(EP_E_SYSTEM, capture->start_error, "bash, which sources scripts, cannot be run");
+        return ep_fail_errno(EP_E_SYSTEM, capture->start_error, "bash, which sources the scripts, cannot be run");
     if (capture->late)
         return ep_fail(EP_E_TIMEOUT, "the scripts to be sourced did not end within %d s", SOURCE_SECONDS);
     if (!WIFEXITED(capture->status) || WEXITSTATUS(capture->status) != 0 || !capture->output.text) {
@@ -171,7 +171,7 @@ static ep_status source_scripts(const json_t *scripts, struct variables *variabl
     if (capture_run(&capture, 1, 1, SOURCE_SECONDS * 1000, NULL, NULL) != 0)
         status = ep_fail(EP_E_MEMORY, "no memory for the environment that scripts leave");
     else
-        status = take_environment(&capture, variables);
+        status = parse_environment(&capture, variables);
     capture_done(&capture);
     free(argv);
     return status;
@@ -180,8 +180,9 @@ static ep_status source_scripts(const json_t *scripts, struct variables *variabl
 /* --- a rank --- */
 
 /*
- * The first node as this one can resolve it: the name that the user gave, else what ssh's configuration on the launcher
- * made of it. Only where these differ is a name server asked, which may take as long as its own deadline.
+ * The name of the first node that this node can resolve: the name that the user gave, else the one from ssh's
+ * configuration on the launcher. A name server is queried only if these differ, because a query may take as long as the
+ * server's timeout.
  */
 static const char *find_master(const json_t *spec)
 {
@@ -214,8 +215,8 @@ static void set_ranks(const json_t *spec, int node, int local, struct variables 
 }
 
 /*
- * Programs whose words epkit reads run with LC_ALL=C: ssh, which passes it on, and the shell that sources scripts. It
- * is nothing that the user said.
+ * Programs whose output epkit parses run with LC_ALL=C: ssh, which passes it on, and the shell that sources scripts.
+ * The user did not set it.
  */
 static void restore_locale(struct variables *variables)
 {
@@ -236,7 +237,7 @@ static void set_given(const json_t *spec, struct variables *variables)
     json_t *value, *env = json_object_get(spec, "env");
     const char *key;
 
-    /* Of a script; what the caller names wins. */
+    /* Set by a script; a value of the caller takes precedence. */
     if (preload < variables->n && variables->list[preload][strlen("EPKIT_PRELOAD=")])
         set(variables, "LD_PRELOAD", variables->list[preload] + strlen("EPKIT_PRELOAD="));
     json_object_foreach(env, key, value)
@@ -251,30 +252,30 @@ static void set_given(const json_t *spec, struct variables *variables)
     unset(variables, JOB_SPEC);
 }
 
-/* The folder of "dirs" that holds "needs". */
+/* Finds the folder of "dirs" that holds "needs". */
 static ep_status find_dir(const json_t *spec, const char **ret_dir)
 {
     const char *needs = job_text(spec, "needs", NULL);
     json_t *dirs = json_object_get(spec, "dirs"), *dir;
-    char path[4096], looked[256] = "";
+    char path[4096], searched[256] = "";
     size_t i;
 
     *ret_dir = NULL;
     json_array_foreach(dirs, i, dir)
     {
-        size_t used = strlen(looked);
+        size_t used = strlen(searched);
 
         if (!needs || (snprintf(path, sizeof(path), "%s/%s", json_string_value(dir), needs) < (int)sizeof(path) &&
                        access(path, R_OK) == 0)) {
             *ret_dir = json_string_value(dir);
             return EP_OK;
         }
-        snprintf(looked + used, sizeof(looked) - used, "%s%s", i ? ", " : "", json_string_value(dir));
+        snprintf(searched + used, sizeof(searched) - used, "%s%s", i ? ", " : "", json_string_value(dir));
     }
     if (!needs || !json_is_array(dirs))
         return EP_OK;
     return ep_fail(EP_E_UNSUPPORTED, "%s is not installed: there is no %s below %s", job_text(spec, "product", "it"),
-                   needs, looked);
+                   needs, searched);
 }
 
 ep_status job_check(const json_t *spec)
@@ -376,7 +377,7 @@ void job_rank_execute(const struct job_rank *rank)
         fprintf(stderr, "epkit: %s: %s\n", rank->dir, strerror(errno));
         _exit(126);
     }
-    /* execvpe() searches the PATH of the caller: it has to be the rank's. */
+    /* execvpe() searches the PATH of this process, so it must be set to that of the rank. */
     for (char **entry = rank->environment; *entry; entry++)
         if (strncmp(*entry, "PATH=", 5) == 0)
             path = *entry + 5;
@@ -385,7 +386,7 @@ void job_rank_execute(const struct job_rank *rank)
     execvpe(rank->file, rank->argv, rank->environment);
     number = errno;
     if (number == ENOENT && strchr(rank->file, '/') && access(rank->file, F_OK) == 0)
-        fprintf(stderr, "epkit: %s: the interpreter that its first line names is not there\n", rank->argv[0]);
+        fprintf(stderr, "epkit: %s: the interpreter in its first line does not exist\n", rank->argv[0]);
     else
         fprintf(stderr, "epkit: %s: %s\n", rank->argv[0], strerror(number));
     _exit(number == ENOENT ? 127 : 126);

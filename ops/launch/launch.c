@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* launch.c - a launch from begin to end. */
+/* launch.c - a launch from start to end. */
 #include "launch/launch_internal.h"
 
 #include "base/clock.h"
@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define WIDTH 64 /* connections that are being made at once */
+#define WIDTH 64 /* connections that are set up concurrently */
 #define STEP_MS 100
 #define FDS_PER_NODE 4 /* three pipes and a log */
 #define FDS_OTHER 64
@@ -52,13 +52,13 @@ void node_send(struct node *node, json_t *request)
 
 /* --- the loop --- */
 
-/* Somebody does not want to wait for what has been asked to end. */
-static void hurry(struct launch *launch, int signal)
+/* A second interrupt: kills at once what has been asked to end. */
+static void kill_at_once(struct launch *launch, int signal)
 {
-    if (!launch->is_hurried)
-        launch_note(launch, "%s: killing at once what has not ended yet", strsignal(signal));
-    launch->is_hurried = true;
-    /* Before the end has begun, it begins without grace. */
+    if (!launch->is_urgent)
+        launch_note(launch, "%s: killing everything that has not ended", strsignal(signal));
+    launch->is_urgent = true;
+    /* If the end has not begun, it begins without grace. */
     if (!launch->is_ending)
         return;
     for (int i = 0; i < launch->n; i++)
@@ -66,23 +66,23 @@ static void hurry(struct launch *launch, int signal)
             node_send(&launch->nodes[i], json_pack("{s:s, s:i}", "do", "end", "grace_s", 0));
 }
 
-static void take_signals(struct launch *launch)
+static void handle_signals(struct launch *launch)
 {
     struct signalfd_siginfo info;
 
     while (read(launch->signals, &info, sizeof(info)) == sizeof(info)) {
-        /* A second one may come in the same read, before the end of the first has begun. */
+        /* A second signal may be in the same read, before the end for the first one has begun. */
         if (!launch->interrupted && !launch->is_ending)
             launch_note(launch, "%s: ending everything on all nodes", strsignal((int)info.ssi_signo));
         else
-            hurry(launch, (int)info.ssi_signo);
+            kill_at_once(launch, (int)info.ssi_signo);
         launch->interrupted = (int)info.ssi_signo;
     }
 }
 
 static void keep_leases(struct launch *launch, uint64_t now_ns)
 {
-    if (now_ns < launch->beat_ns + AGENT_BEAT_MS * UINT64_C(1000000))
+    if (now_ns < launch->beat_ns + AGENT_HEARTBEAT_MS * UINT64_C(1000000))
         return;
     launch->beat_ns = now_ns;
     for (int i = 0; i < launch->n; i++) {
@@ -92,7 +92,7 @@ static void keep_leases(struct launch *launch, uint64_t now_ns)
             continue;
         node_send(node, json_pack("{s:s}", "do", "beat"));
         if (!launch->pool.is_paused && now_ns > node->heard_ns + AGENT_LEASE_S * UINT64_C(1000000000))
-            remote_fail(node->remote, "connection", "nothing was heard from it for 30 s");
+            remote_fail(node->remote, "connection", "no message from it for 30 s");
         else if (launch->pool.is_paused)
             node->heard_ns = now_ns;
     }
@@ -111,7 +111,7 @@ bool launch_wait(struct launch *launch, launch_condition is_done, uint64_t until
 
         remote_pool_step(&launch->pool, STEP_MS, extra, 4);
         if (extra[0].revents)
-            take_signals(launch);
+            handle_signals(launch);
         if (launch->queued)
             launch_flush(launch);
         mpirun_poll(launch, extra + 2);
@@ -130,7 +130,7 @@ bool launch_wait(struct launch *launch, launch_condition is_done, uint64_t until
 
 /* --- preparing --- */
 
-/* Chooses the file on the node: this one where the nodes share a file system, else what PATH has. */
+/* Chooses the executable on the node: this file where the nodes share a file system, else the one in PATH. */
 static char *make_remote_command(const char *given, const char *command)
 {
     char exe[4096], *text = NULL;
@@ -161,7 +161,7 @@ static ep_status raise_limits(int n)
     return EP_OK;
 }
 
-static void stamp(char *ret_text, size_t bytes)
+static void format_time(char *ret_text, size_t bytes)
 {
     time_t now = time(NULL);
     struct tm utc;
@@ -170,7 +170,7 @@ static void stamp(char *ret_text, size_t bytes)
     strftime(ret_text, bytes, "%Y-%m-%dT%H:%M:%SZ", &utc);
 }
 
-static void draw_id(char ret_id[JOB_ID_BYTES])
+static void make_id(char ret_id[JOB_ID_BYTES])
 {
     uint64_t number = 0;
 
@@ -179,7 +179,7 @@ static void draw_id(char ret_id[JOB_ID_BYTES])
     snprintf(ret_id, JOB_ID_BYTES, "%016llx", (unsigned long long)number);
 }
 
-/* srun in the place of ssh: one task on one node, beside whatever else runs in the job. */
+/* srun instead of ssh: one task on one node, concurrently with other steps of the job. */
 static const char srun_words[] = "srun --overlap --nodes=1 --ntasks=1 --unbuffered --quiet --export=ALL -w";
 
 static void prepare_how(struct launch *launch)
@@ -204,8 +204,8 @@ static void prepare_how(struct launch *launch)
         .width = WIDTH,
         .has_shell = !options->by_srun,
         .has_input = true,
-        .on_output = node_take_output,
-        .on_end = node_take_end,
+        .on_output = node_on_output,
+        .on_end = node_on_end,
     };
 }
 
@@ -222,8 +222,8 @@ static ep_status prepare(struct launch *launch)
     launch->findings = json_array();
     if (!launch->nodes || !launch->order || !launch->remote_command)
         return ep_fail(EP_E_MEMORY, "no memory for %d nodes", launch->n);
-    draw_id(launch->id);
-    stamp(launch->began, sizeof(launch->began));
+    make_id(launch->id);
+    format_time(launch->began, sizeof(launch->began));
     launch->began_ns = launch->beat_ns = ep_now_ns();
     if (options->deadline_s)
         launch->deadline_ns = launch->began_ns + (uint64_t)options->deadline_s * 1000000000u;
@@ -239,7 +239,7 @@ static ep_status prepare(struct launch *launch)
 static ep_status start(struct launch *launch, struct remote **ret_remotes, char **ret_command)
 {
     char *agent = make_remote_command(launch->options->remote_epkit, AGENT_COMMAND);
-    /* Login shells differ in how they write a condition. */
+    /* Login shells differ in their syntax of a condition. */
     int n = agent ? asprintf(ret_command, launch->options->by_srun ? "%s" : "exec sh -c '%s'", agent) : -1;
 
     free(agent);
@@ -251,12 +251,14 @@ static ep_status start(struct launch *launch, struct remote **ret_remotes, char 
 
 /* --- from begin to end --- */
 
-/* A reason that is of no node. */
+/* The text of a reason that belongs to no node. */
 static const char *explain(const char *reason)
 {
     static const char *const texts[][2] = {
-        {"prepare", "it could not be prepared"},       {"checks", "the doctor found something serious"},
-        {"mpirun", "mpirun did not run it"},           {"log", "a log could not be written"},
+        {"prepare", "the preparation failed"},
+        {"checks", "the doctor has a serious finding"},
+        {"mpirun", "mpirun failed"},
+        {"log", "a log could not be written"},
         {"output", "its output could not be written"},
     };
 
@@ -366,7 +368,7 @@ static int compare_addresses(const void *a, const void *b)
     return strcasecmp((*(struct node *const *)a)->address, (*(struct node *const *)b)->address);
 }
 
-/* Hosts behind one address, at several ports of it, would be the same to a reader, and have one log. */
+/* Hosts behind one address, at several ports, would have the same name and share one log. */
 static void name_nodes(struct launch *launch)
 {
     for (int i = 0; i < launch->n; i++)
@@ -420,7 +422,7 @@ ep_status launch_run(const struct launch_options *options, struct launch_result 
         run(&launch, &result);
         launch_end(&launch);
         remote_pool_done(&launch.pool);
-        stamp(launch.ended, sizeof(launch.ended));
+        format_time(launch.ended, sizeof(launch.ended));
         if (launch.interrupted) {
             launch.code = 128 + launch.interrupted;
             launch.reason = "interrupted";

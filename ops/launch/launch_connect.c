@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* launch_connect.c - before anything runs: all nodes answer, their order, their health. */
+/* launch_connect.c - before the job runs: connects to all nodes, sorts them, runs the doctor on them. */
 #include "launch/launch_internal.h"
 
 #include "base/clock.h"
@@ -14,8 +14,8 @@
 
 /* --- connecting --- */
 
-/* A name that does not resolve yet, an sshd that does not listen yet: pods start one after the other. */
-static bool may_come(const struct node *node)
+/* Can the failure be temporary? A name may not resolve yet, or sshd not listen yet: pods start one after the other. */
+static bool may_be_temporary(const struct node *node)
 {
     static const char *const layers[] = {"DNS", "TCP", "banner", "timeout"};
 
@@ -34,7 +34,7 @@ static void retry(struct launch *launch)
     for (int i = 0; i < launch->n; i++) {
         struct node *node = &launch->nodes[i];
 
-        if (node->state != NODE_FAILED || !may_come(node))
+        if (node->state != NODE_FAILED || !may_be_temporary(node))
             continue;
         if (!node->retry_ns) {
             node->retry_ns = now_ns + RETRY_MS * UINT64_C(1000000);
@@ -61,7 +61,7 @@ static bool has_connected(struct launch *launch)
 
         n_ready += node->state == NODE_READY;
         n_open += node->state == NODE_CONNECTING || (node->state == NODE_FAILED && launch->options->is_patient &&
-                                                     may_come(node) && ep_now_ns() < until_ns);
+                                                     may_be_temporary(node) && ep_now_ns() < until_ns);
     }
     if (launch->options->on_progress)
         launch->options->on_progress(n_ready, launch->n, "nodes answer");
@@ -88,7 +88,7 @@ static bool has_located(struct launch *launch)
     return true;
 }
 
-/* By location; without one last; equal ones stay in the order in which they were given. */
+/* Sorts by location; nodes without one come last; equal ones keep the given order. */
 static int compare(const void *a, const void *b)
 {
     const struct node *left = *(struct node *const *)a, *right = *(struct node *const *)b;
@@ -140,7 +140,7 @@ static void locate(struct launch *launch)
         if (options->topology || is_none) {
             snprintf(node->location, sizeof(node->location), "%s", known ? known : "");
             if (options->topology && !known)
-                snprintf(node->location_why, sizeof(node->location_why), "the topology file does not name it");
+                snprintf(node->location_why, sizeof(node->location_why), "the topology file does not list it");
             node->is_located = true;
             continue;
         }
@@ -159,7 +159,7 @@ static int compare_machines(const void *a, const void *b)
     return order ? order : left->rank - right->rank;
 }
 
-/* Two names of one host: its GPUs and ports would be taken twice. */
+/* Reports two names of one host: its GPUs and ports would be used twice. */
 static void report_same(struct launch *launch)
 {
     const struct node *first = NULL, *second = NULL;
@@ -211,7 +211,7 @@ static ep_status write_hostfiles(struct launch *launch)
     return status;
 }
 
-/* As many as the nodes have; it must be the same number everywhere. */
+/* The number of GPUs of each node; it must be the same on all nodes. */
 static ep_status count_gpus(struct launch *launch)
 {
     int gpus = job_number(launch->order[0]->facts, "gpus", 0);
@@ -260,7 +260,7 @@ static bool has_answered(struct launch *launch)
     return true;
 }
 
-/* Findings with the same text are one, with several nodes. */
+/* Merges findings with the same text into one with several nodes. */
 static void add_finding(json_t *findings, const struct node *node, const json_t *check)
 {
     const char *id = job_text(check, "id", ""), *text = job_text(check, "text", "");
@@ -294,19 +294,21 @@ static void save_document(const struct launch *launch, const struct node *node, 
     fclose(stream);
 }
 
-/* Where an answer may take long, the doctor may as well. */
+/* Where a connection may take long, the doctor may as well. */
 static int check_seconds(const struct launch *launch)
 {
     return launch->options->connect_s > CHECK_SECONDS ? (int)launch->options->connect_s : CHECK_SECONDS;
 }
 
-static void take_diagnosis(struct launch *launch, const struct node *node)
+static void add_diagnosis(struct launch *launch, const struct node *node)
 {
     const char *text = job_text(node->answer, "output", "");
     json_t *document = json_loads(text, 0, NULL), *check;
     size_t i;
 
-    /* The one that says why there is no report: schema/ending.json. A node without GPU and NIC has one, without checks.
+    /*
+     * A document with "errors" says why there is no report: schema/ending.json. A node without GPU and NIC has one,
+     * without checks.
      */
     if (document && json_object_get(document, "errors")) {
         launch_note(launch, "%s: the doctor failed: %.300s", node->name,
@@ -315,7 +317,7 @@ static void take_diagnosis(struct launch *launch, const struct node *node)
         return;
     }
     if (!document) {
-        launch_note(launch, "%s: the doctor gave no answer within %d s", node->name, check_seconds(launch));
+        launch_note(launch, "%s: the doctor did not answer within %d s", node->name, check_seconds(launch));
         return;
     }
     save_document(launch, node, text);
@@ -340,7 +342,7 @@ bool launch_check(struct launch *launch)
                                                "timeout_s", seconds));
     launch_wait(launch, has_answered, ep_now_ns() + (seconds + 5) * UINT64_C(1000000000));
     for (int n = 0; n < launch->n; n++)
-        take_diagnosis(launch, launch->order[n]);
+        add_diagnosis(launch, launch->order[n]);
     json_array_foreach(launch->findings, i, finding)
     {
         size_t n = json_array_size(json_object_get(finding, "nodes"));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* launch_events.c - what the agents say, and what it means when one says nothing any more. */
+/* launch_events.c - events from the agents, and the loss of an agent. */
 #include "launch/launch_internal.h"
 
 #include "base/clock.h"
@@ -28,7 +28,7 @@ static void set_failure(struct node *node, const char *layer, const char *why)
     text_clean(why, node->why, sizeof(node->why));
 }
 
-static void take_up(struct node *node)
+static void set_up_node(struct node *node)
 {
     const struct launch *launch = node->launch;
     json_t *hello;
@@ -47,7 +47,7 @@ static void take_up(struct node *node)
     node_send(node, hello);
 }
 
-static void take_hello(struct node *node, json_t *event)
+static void handle_hello(struct node *node, json_t *event)
 {
     char why[256];
     const char *version = job_text(event, "epkit", "");
@@ -64,7 +64,7 @@ static void take_hello(struct node *node, json_t *event)
     node->state = NODE_READY;
 }
 
-static void take_exit(struct node *node, const json_t *event)
+static void handle_exit(struct node *node, const json_t *event)
 {
     int code = job_number(event, "code", 0), signal = job_number(event, "signal", 0);
     char why[300];
@@ -82,14 +82,14 @@ static void take_exit(struct node *node, const json_t *event)
     has_line = !signal && *node->last_line && node->last_rank == job_number(event, "rank", 0);
     if (has_line)
         snprintf(why + strlen(why), sizeof(why) - strlen(why), "; its last line: %s", node->last_line);
-    /* What is killed because another one has failed is no failure of its own. */
+    /* A rank that is killed because another one has failed is not a failure of its own. */
     if (node->launch->is_ending || node->launch->reason)
         return;
     set_failure(node, "program", why);
     launch_fail(node->launch, node, signal ? 128 + signal : code, "program");
 }
 
-static void take_error_event(struct node *node, const json_t *event)
+static void handle_error_event(struct node *node, const json_t *event)
 {
     const char *layer = job_text(event, "layer", "agent"), *text = job_text(event, "text", "");
 
@@ -104,7 +104,7 @@ static void take_error_event(struct node *node, const json_t *event)
     }
 }
 
-static void take_nics(struct node *node, const json_t *event)
+static void handle_nics(struct node *node, const json_t *event)
 {
     json_t *nics = json_object_get(event, "nics");
 
@@ -115,19 +115,19 @@ static void take_nics(struct node *node, const json_t *event)
         node->nics_after = json_incref(nics);
 }
 
-static void take_event(struct node *node, json_t *event)
+static void handle_event(struct node *node, json_t *event)
 {
     const char *name = job_text(event, "event", "");
 
     if (strcmp(name, "up") == 0) {
-        take_up(node);
+        set_up_node(node);
     } else if (strcmp(name, "hello") == 0) {
-        take_hello(node, event);
+        handle_hello(node, event);
     } else if (strcmp(name, "location") == 0) {
         node->is_located = true;
         snprintf(node->location, sizeof(node->location), "%s", job_text(event, "location", ""));
         snprintf(node->location_why, sizeof(node->location_why), "%s", job_text(event, "why", ""));
-        /* The agent is ours, the node may not be. */
+        /* The agent is trusted, the node may not be. */
         if (*node->location && !location_is_valid(node->location))
             node->location[0] = '\0';
     } else if (strcmp(name, "answer") == 0) {
@@ -135,22 +135,22 @@ static void take_event(struct node *node, json_t *event)
         json_decref(node->answer);
         node->answer = json_incref(event);
     } else if (strcmp(name, "nics") == 0) {
-        take_nics(node, event);
+        handle_nics(node, event);
     } else if (strcmp(name, "running") == 0) {
         node->is_running = true;
     } else if (strcmp(name, "started") == 0) {
         node->n_started++;
     } else if (strcmp(name, "exit") == 0) {
-        take_exit(node, event);
+        handle_exit(node, event);
     } else if (strcmp(name, "error") == 0) {
-        take_error_event(node, event);
+        handle_error_event(node, event);
     } else if (strcmp(name, "clean") == 0) {
         node->is_clean = true;
         node->n_left = job_number(event, "left", 0);
     }
 }
 
-/* Somebody else speaks in the place of the agent: what they say may be the reason. */
+/* Output that is not from the agent: it may explain a failure. */
 static void keep_stray(struct node *node, const char *data, size_t bytes)
 {
     const char *end = memchr(data, '\036', bytes);
@@ -168,7 +168,7 @@ static void keep_stray(struct node *node, const char *data, size_t bytes)
     text_clean(line, node->stray, sizeof(node->stray));
 }
 
-static void take_frame(const struct frame *frame, void *context)
+static void handle_frame(const struct frame *frame, void *context)
 {
     struct node *node = context;
     json_t *event;
@@ -182,34 +182,34 @@ static void take_frame(const struct frame *frame, void *context)
     }
     event = json_loadb(frame->data, frame->bytes, 0, NULL);
     if (event && !node->remote->is_ended)
-        take_event(node, event);
+        handle_event(node, event);
     json_decref(event);
 }
 
-void node_take_output(struct remote *remote, const char *data, size_t bytes)
+void node_on_output(struct remote *remote, const char *data, size_t bytes)
 {
     struct node *node = remote->context;
 
     node->heard_ns = ep_now_ns();
     if (!node->has_frames)
         keep_stray(node, data, bytes);
-    if (frame_read(&node->reader, data, bytes, take_frame, node) != 0)
+    if (frame_read(&node->reader, data, bytes, handle_frame, node) != 0)
         remote_fail(remote, "memory", "no memory for its output");
 }
 
-void node_take_end(struct remote *remote)
+void node_on_end(struct remote *remote)
 {
     struct node *node = remote->context;
     struct launch *launch = node->launch;
     enum node_state before = node->state;
     char why[400];
 
-    node->state = node->is_clean ? NODE_GONE : NODE_FAILED;
+    node->state = node->is_clean ? NODE_ENDED : NODE_FAILED;
     if (node->is_clean || node->is_swept)
         return;
     if (before == NODE_CONNECTING) {
         snprintf(why, sizeof(why), "%.260s%s%s",
-                 remote->failed_at ? remote->why : "the connection ended without an answer of epkit",
+                 remote->failed_at ? remote->why : "the connection ended without an answer from epkit",
                  *node->stray && !node->has_frames ? "; it wrote: " : "", node->has_frames ? "" : node->stray);
         set_failure(node, remote->failed_at ? remote->failed_at : "answer", why);
         return;

@@ -15,7 +15,7 @@
 
 #define LOG_FOLDER "testbed-logs"
 
-/* With those above it. */
+/* Also makes the parent folders. */
 static bool make_folder(const char *path)
 {
     char part[4096];
@@ -28,7 +28,9 @@ static bool make_folder(const char *path)
     return mkdir(path, 0777) == 0 || errno == EEXIST;
 }
 
-/* A run in the same folder before: logs of nodes that this one has not would count as its own. */
+/*
+ * Removes the files of an earlier run in the folder: logs of nodes that this run does not have would count as its own.
+ */
 static void remove_earlier(struct launch *launch)
 {
     static const char *const forms[] = {"%s/worker-%s.log", "%s/doctor-%s.json"};
@@ -51,7 +53,7 @@ static void remove_earlier(struct launch *launch)
     if (run) {
         snprintf(path, sizeof(path), "%s/triangulate.json", launch->folder);
         unlink(path);
-        launch_note(launch, "%s: the run of %s that was there is replaced", launch->folder,
+        launch_note(launch, "%s: replacing the run of %s in this folder", launch->folder,
                     job_text(run, "began", "unknown date"));
     }
     json_decref(run);
@@ -99,7 +101,7 @@ static json_t *environment_document(const struct launch *launch)
     return result;
 }
 
-/* What moved during the run. */
+/* The traffic of the NICs during the run. */
 static json_t *nics_document(const struct node *node)
 {
     json_t *list = json_array(), *before, *after;
@@ -117,7 +119,7 @@ static json_t *nics_document(const struct node *node)
                 continue;
             sent -= json_integer_value(json_object_get(before, "tx_bytes"));
             received -= json_integer_value(json_object_get(before, "rx_bytes"));
-            /* A counter that went down was reset: nothing is known. */
+            /* A counter that decreased was reset: its traffic is unknown. */
             if (sent < 0 || received < 0)
                 continue;
             json_array_append_new(list,

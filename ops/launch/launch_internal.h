@@ -12,16 +12,16 @@
 #include <stdio.h>
 
 #define LINE_MAX_BYTES 16384         /* of a rank's output; longer lines are cut in pieces */
-#define QUEUE_PAUSE_BYTES (1u << 20) /* of output that nobody takes: then the nodes have to wait */
+#define QUEUE_PAUSE_BYTES (1u << 20) /* of output that has not been read: above it the nodes have to wait */
 
 enum node_state {
     NODE_CONNECTING,
     NODE_READY,  /* the agent has answered */
-    NODE_FAILED, /* it did not, or was lost */
-    NODE_GONE    /* ended in order */
+    NODE_FAILED, /* it did not answer, or was lost */
+    NODE_ENDED   /* ended normally */
 };
 
-/* Output of a rank that does not end in a newline yet. */
+/* Output of a rank without a newline yet. */
 struct line_buffer {
     char *text;
     size_t used;
@@ -33,15 +33,15 @@ struct node {
     struct launch *launch;
     const struct host *host;
     const char *address; /* of the host, without user and port */
-    const char *name;    /* for people and files: the address, with the port where several hosts have the same */
+    const char *name;    /* for messages and files: the address, with the port where several hosts share an address */
     char numbered[300];
     struct remote *remote;
     struct frame_reader reader;
     enum node_state state;
-    int rank; /* in the sorted list */
+    int rank; /* position in the sorted list */
     uint64_t retry_ns;
 
-    /* Of the agent: */
+    /* From the agent: */
     json_t *facts;
     char location[LOCATION_BYTES], location_why[300];
     bool is_located, is_answered, is_running, is_clean, has_nics;
@@ -49,24 +49,24 @@ struct node {
     json_t *answer, *nics_before, *nics_after;
 
     bool has_frames;
-    char stray[120]; /* the last line on its standard output before any frame: of a login script, of nologin */
+    char stray[120]; /* the last line on its standard output before the first frame: from a login script or nologin */
 
-    const char *failed_at; /* layer, NULL: nothing failed */
+    const char *failed_at; /* the layer; NULL: no failure */
     char why[400];
 
     int n_started, n_ended; /* ranks of this phase */
     int code, signal;       /* of the first rank that failed */
     uint64_t heard_ns, output_ns;
-    int n_silent;  /* how often it was said that it is silent */
+    int n_silent;  /* how often its silence was reported */
     bool is_idle;  /* in this phase */
-    bool is_swept; /* its agent was lost: another one only ends what is left */
+    bool is_swept; /* its agent was lost: another agent only ends what is left */
 
     FILE *log;
     bool has_log_failed;
     struct line_buffer *lines; /* two for each rank */
     int n_lines;
     char last_line[120];
-    int last_rank; /* that wrote it */
+    int last_rank; /* the rank that wrote it */
 };
 
 struct launch {
@@ -84,16 +84,16 @@ struct launch {
     char began[32], ended[32];
 
     int interrupted;
-    const char *reason; /* why it ended early; NULL */
+    const char *reason; /* why it ended early; NULL: it did not */
     struct node *failed;
     int code;
-    bool is_ending, is_hurried;
+    bool is_ending, is_urgent;
 
     struct process mpirun;
     int mpirun_status;
     bool mpirun_ended;
     struct line_buffer mpirun_lines[2];
-    char mpirun_said[300];
+    char mpirun_message[300];
 
     char folder[4096];
     FILE *log; /* coordinator.log */
@@ -108,7 +108,7 @@ typedef bool (*launch_condition)(struct launch *launch);
 
 /* --- launch.c --- */
 
-/* Handles what happens until `is_done`, a signal, or the instant `until_ns` (0: none). Is it done? */
+/* Handles events until `is_done`, a signal, or the time `until_ns` (0: none). Returns whether `is_done`. */
 bool launch_wait(struct launch *launch, launch_condition is_done, uint64_t until_ns);
 
 /* A line on standard error and in coordinator.log. */
@@ -119,42 +119,45 @@ void node_send(struct node *node, json_t *request);
 
 /* --- launch_events.c --- */
 
-void node_take_output(struct remote *remote, const char *data, size_t bytes);
-void node_take_end(struct remote *remote);
+void node_on_output(struct remote *remote, const char *data, size_t bytes);
+void node_on_end(struct remote *remote);
 
-/* A failure before or during the run, by which the launch ends. `code` is its exit code. */
+/* Records a failure before or during the run, which ends the launch. `code` is its exit code. */
 void launch_fail(struct launch *launch, struct node *node, int code, const char *reason);
 
 /* --- launch_output.c --- */
 
-/* Bytes that a rank wrote, or none at its end: then what is left becomes a line. */
+/* Adds output of a rank; without bytes, at its end, the rest becomes a line. */
 void node_write(struct node *node, int rank, bool is_error, const char *data, size_t bytes);
 void node_flush_lines(struct node *node);
 void launch_log(struct launch *launch, const char *text);
 
-/* A line of a node for the reader: what a terminal would obey in it is shown as '?'. The logs have it as it came. */
+/*
+ * Queues a line of a node for the output. Characters that a terminal would interpret are replaced by '?'. The logs have
+ * the original.
+ */
 void launch_queue(struct launch *launch, const char *prefix, const char *text, size_t bytes);
 
-/* Writes what the reader takes now. */
+/* Writes as much as the reader accepts now. */
 void launch_flush(struct launch *launch);
 
 /* --- launch_connect.c --- */
 
-/* All nodes; false when some did not answer or it was interrupted. */
+/* Connects to all nodes; false when some did not answer or it was interrupted. */
 bool launch_connect(struct launch *launch);
 
-/* Locations, order, hostfiles, per_node. EP_OK, or the reason. */
+/* Determines locations, order and per_node, and writes hostfiles. EP_OK, or the reason. */
 ep_status launch_arrange(struct launch *launch);
 
-/* The doctor on all nodes; false when it has found something for which the job is not started. */
+/* Runs the doctor on all nodes; false when a finding prevents the start of the job. */
 bool launch_check(struct launch *launch);
 
 /* --- launch_phase.c --- */
 
-/* Runs the job; what became of it is in launch->failed, ->code, ->reason. */
+/* Runs the job; the result is in launch->failed, ->code, ->reason. */
 void launch_phases(struct launch *launch);
 
-/* The request by which a node is to end everything. */
+/* The request to a node to end everything. */
 json_t *make_end(const struct launch *launch, const struct node *node);
 
 /* Ends everything on all nodes. */

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* launch_output.c - what the nodes write: lines with the node in front, a log for each node, a queue for the reader. */
+/*
+ * launch_output.c - the output of the nodes: lines with the node in front, a log for each node, a queue for the reader.
+ */
 #include "launch/launch_internal.h"
 
 #include "base/clock.h"
@@ -11,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define PIPE_BYTES 4096 /* what a pipe that is ready takes without waiting (PIPE_BUF) */
+#define PIPE_BYTES 4096 /* what a writable pipe accepts without blocking (PIPE_BUF) */
 
 void launch_flush(struct launch *launch)
 {
@@ -29,10 +31,10 @@ void launch_flush(struct launch *launch)
         if (n > 0) {
             done += (size_t)n;
         } else if (errno == EBADF) {
-            /* Who starts the command with a closed stream wants nothing of it. */
+            /* A caller that starts the command with a closed stream wants no output. */
             done = launch->queued;
         } else if (errno != EAGAIN && errno != EINTR) {
-            /* Nobody can be told on this descriptor; the logs have it all. */
+            /* It cannot be reported on this descriptor; the logs have all output. */
             if (!launch->has_output_failed)
                 launch_note(launch, "the output cannot be written: %s", strerror(errno));
             launch->has_output_failed = true;
@@ -47,7 +49,10 @@ void launch_flush(struct launch *launch)
     launch->pool.is_paused = launch->queued > QUEUE_PAUSE_BYTES;
 }
 
-/* A line as a terminal may show it, to where there is room for as many bytes. Returns its end. */
+/*
+ * Copies a line with the characters that a terminal would interpret replaced. The buffer has room for as many bytes.
+ * Returns its end.
+ */
 static char *show_line(const char *text, size_t bytes, char *ret_text)
 {
     for (size_t at = 0; at < bytes;) {
@@ -84,7 +89,7 @@ void launch_queue(struct launch *launch, const char *prefix, const char *text, s
         launch_flush(launch);
 }
 
-/* A log that cannot be written is said once, and the run does not pass for complete. */
+/* A log that cannot be written is reported once, and the run does not count as complete. */
 static void log_failed(struct launch *launch, const char *name, bool *has_failed)
 {
     int number = errno;
@@ -96,7 +101,7 @@ static void log_failed(struct launch *launch, const char *name, bool *has_failed
         launch->code = LAUNCH_FAILED;
         launch->reason = "log";
     }
-    launch_note(launch, "writing the log of %s in %s: %s: what follows is not kept", name, launch->folder,
+    launch_note(launch, "writing the log of %s in %s: %s: later output is not saved", name, launch->folder,
                 strerror(number));
 }
 

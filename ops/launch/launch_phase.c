@@ -9,10 +9,10 @@
 #include <string.h>
 #include <sys/wait.h>
 
-#define SETTLE_MS 3000   /* for the words of agents about ranks whose mpirun has ended */
+#define REPORT_MS 3000   /* for reports of agents about ranks after mpirun has ended */
 #define START_SECONDS 90 /* scripts are sourced before a rank starts */
 #define NICS_SECONDS 10
-#define END_SECONDS 8 /* beside the grace: SIGKILL, and the words about it */
+#define END_SECONDS 8 /* in addition to the grace: SIGKILL, and the report about it */
 
 /* --- conditions --- */
 
@@ -63,7 +63,7 @@ static bool has_finished(struct launch *launch)
     return all_ended(launch);
 }
 
-static bool has_settled(struct launch *launch)
+static bool has_reported(struct launch *launch)
 {
     return launch->reason || all_ended(launch);
 }
@@ -100,7 +100,7 @@ static json_t *make_spec(const struct launch *launch)
     json_object_set_new(spec, "gpus", json_integer(launch->gpus));
     json_object_set_new(spec, "world", json_string(job->by_rank ? "ranks" : "nodes"));
     json_object_set_new(spec, "master", json_string(first->address));
-    /* An alias of ssh's configuration here says nothing on the nodes. */
+    /* An alias of ssh's configuration on this machine is unknown on the nodes. */
     if (*first->remote->host_name && strcmp(first->remote->host_name, first->address) != 0)
         json_object_set_new(spec, "master_host", json_string(first->remote->host_name));
     json_object_set_new(spec, "port", json_integer(launch->options->master_port));
@@ -113,7 +113,7 @@ static json_t *make_spec(const struct launch *launch)
     return spec;
 }
 
-/* The script of --workload lies in a folder of each node's own. */
+/* The script of --workload is in a different folder on each node. */
 static void put_folder(const struct node *node, json_t *spec)
 {
     json_t *argv = json_object_get(spec, "argv");
@@ -159,18 +159,18 @@ static void start_nodes(struct launch *launch, const json_t *spec, int phase, bo
     free(names);
 }
 
-static void judge_mpirun(struct launch *launch)
+static void check_mpirun(struct launch *launch)
 {
     int code = WIFEXITED(launch->mpirun_status) ? WEXITSTATUS(launch->mpirun_status) : 1;
 
-    /* The agents say which rank failed; their words may still be on the way. */
-    launch_wait(launch, has_settled, ep_now_ns() + SETTLE_MS * UINT64_C(1000000));
+    /* The agents report which rank failed; their reports may still be in flight. */
+    launch_wait(launch, has_reported, ep_now_ns() + REPORT_MS * UINT64_C(1000000));
     if (launch->reason)
         return;
     if (code != 0 || !all_ended(launch)) {
         launch_fail(launch, NULL, code ? code : LAUNCH_FAILED, "mpirun");
-        launch_note(launch, "mpirun ended with status %d%s%s", code, *launch->mpirun_said ? ": " : "",
-                    launch->mpirun_said);
+        launch_note(launch, "mpirun ended with status %d%s%s", code, *launch->mpirun_message ? ": " : "",
+                    launch->mpirun_message);
     }
 }
 
@@ -190,7 +190,7 @@ static void run_phase(struct launch *launch, int phase, bool *ret_is_last)
     if (!launch->reason && !launch->interrupted)
         launch_wait(launch, has_finished, launch->deadline_ns);
     if (launch->options->job.starter == LAUNCH_MPIRUN && !launch->reason && !launch->interrupted)
-        judge_mpirun(launch);
+        check_mpirun(launch);
 }
 
 void launch_phases(struct launch *launch)
@@ -218,8 +218,8 @@ static bool is_clean(struct launch *launch)
 
 json_t *make_end(const struct launch *launch, const struct node *node)
 {
-    json_t *request = json_pack("{s:s, s:I}", "do", "end", "grace_s",
-                                (json_int_t)(launch->is_hurried ? 0 : launch->options->grace_s));
+    json_t *request =
+        json_pack("{s:s, s:I}", "do", "end", "grace_s", (json_int_t)(launch->is_urgent ? 0 : launch->options->grace_s));
 
     if (launch->options->has_followers && node != launch->nodes)
         json_object_set_new(request, "code",
@@ -227,8 +227,10 @@ json_t *make_end(const struct launch *launch, const struct node *node)
     return request;
 }
 
-/* A node whose agent was lost after it had answered, with what it had started: another agent ends that. */
-static void sweep(struct launch *launch)
+/*
+ * For a node whose agent was lost after it had answered: starts another agent, which ends what the first one started.
+ */
+static void end_lost_node(struct launch *launch)
 {
     for (int i = 0; i < launch->n; i++) {
         struct node *node = &launch->nodes[i];
@@ -252,7 +254,7 @@ void launch_end(struct launch *launch)
             node_send(&launch->nodes[i], make_end(launch, &launch->nodes[i]));
         else if (launch->nodes[i].state == NODE_CONNECTING)
             remote_fail(launch->nodes[i].remote, "connection", "the launch was ended");
-    sweep(launch);
+    end_lost_node(launch);
     mpirun_end(launch);
     launch_wait(launch, is_clean,
                 ep_now_ns() + (uint64_t)(grace_s + END_SECONDS + launch->options->connect_s) * 1000000000u);
@@ -260,7 +262,7 @@ void launch_end(struct launch *launch)
         struct node *node = &launch->nodes[i];
 
         if (node->state == NODE_READY && !node->is_clean)
-            launch_note(launch, "%s: its agent did not say that everything has ended", node->name);
+            launch_note(launch, "%s: its agent did not confirm that everything has ended", node->name);
         if (node->n_left > 0)
             launch_note(launch, "%s: %d processes could not be killed", node->name, node->n_left);
         node_flush_lines(node);
@@ -268,7 +270,7 @@ void launch_end(struct launch *launch)
             node->has_log_failed = true;
         node->log = NULL;
     }
-    /* What the reader has not taken yet; a reader that stands still cannot hold the launcher for ever. */
+    /* Flushes the queue; a reader that is blocked cannot block the launcher for ever. */
     for (int i = 0; i < 100 && launch->queued; i++) {
         struct pollfd ready = {.fd = launch->options->output_fd, .events = POLLOUT};
 

@@ -57,7 +57,7 @@ static bool from_command(const char *command, char *ret_location, char *ret_why,
             memcpy(ret_location, first, sizeof(first));
         else
             snprintf(ret_why, bytes, "the command for the location printed %s",
-                     *first ? "something else than one word" : "nothing");
+                     *first ? "more than one word" : "nothing");
     }
     capture_done(&capture);
     return is_found;
@@ -69,13 +69,13 @@ static bool from_slurm(char *ret_location, char *ret_why, size_t bytes)
 {
     const char *address = getenv("SLURM_TOPOLOGY_ADDR");
 
-    /* Without a topology plugin it is the name of the node. */
+    /* Without a topology plugin the address is the name of the node. */
     if (!address || !strchr(address, '.')) {
-        snprintf(ret_why, bytes, "Slurm tells no switches here (SLURM_TOPOLOGY_ADDR)");
+        snprintf(ret_why, bytes, "Slurm reports no switches here (SLURM_TOPOLOGY_ADDR is not set)");
         return false;
     }
     if (!location_is_valid(address)) {
-        snprintf(ret_why, bytes, "SLURM_TOPOLOGY_ADDR is no location");
+        snprintf(ret_why, bytes, "SLURM_TOPOLOGY_ADDR is not a valid location");
         return false;
     }
     snprintf(ret_location, LOCATION_BYTES, "%s", address);
@@ -101,7 +101,7 @@ static bool find_label(FILE *stream, const char *key, char *ret_value, size_t by
     return false;
 }
 
-/* From the widest to the narrowest: what is near each other has a common beginning. */
+/* From the widest to the narrowest: nearby nodes share a prefix. */
 static bool from_kubernetes(const char *file, char *ret_location, char *ret_why, size_t bytes)
 {
     static const char *const keys[] = {"topology.kubernetes.io/zone", "cloud.google.com/gce-topology-block",
@@ -122,7 +122,7 @@ static bool from_kubernetes(const char *file, char *ret_location, char *ret_why,
     }
     fclose(stream);
     if (!location_is_valid(text)) {
-        snprintf(ret_why, bytes, "%.100s holds no label of the topology", file);
+        snprintf(ret_why, bytes, "%.100s contains no topology label", file);
         return false;
     }
     memcpy(ret_location, text, sizeof(text));
@@ -180,7 +180,7 @@ static bool find_value(const char *line, const char *key, char *ret_value, size_
     return *ret_value;
 }
 
-/* {"name": value} for each name of a Slurm list. */
+/* Adds {"name": value} for each name of a Slurm list. */
 static ep_status set_all(const char *what, const char *list, const char *value, json_t *object)
 {
     struct hosts hosts = {0};
@@ -192,7 +192,7 @@ static ep_status set_all(const char *what, const char *list, const char *value, 
     return status;
 }
 
-static ep_status take_line(const char *file, int number, char *line, json_t *locations, json_t *parents)
+static ep_status parse_line(const char *file, int number, char *line, json_t *locations, json_t *parents)
 {
     char name[LOCATION_BYTES], list[LINE_BYTES], what[300];
     char *rest, *location;
@@ -204,7 +204,7 @@ static ep_status take_line(const char *file, int number, char *line, json_t *loc
         return EP_OK;
     if (find_value(line, "SwitchName=", name, sizeof(name))) {
         if (!location_is_valid(name))
-            return ep_fail(EP_E_ARG, "%s: this is no name of a switch", what);
+            return ep_fail(EP_E_ARG, "%s: not a name of a switch", what);
         if (find_value(line, "Nodes=", list, sizeof(list)))
             return set_all(what, list, name, locations);
         if (find_value(line, "Switches=", list, sizeof(list)))
@@ -216,11 +216,11 @@ static ep_status take_line(const char *file, int number, char *line, json_t *loc
     *rest = '\0';
     location[strcspn(location, " \t")] = '\0';
     if (!location_is_valid(location))
-        return ep_fail(EP_E_ARG, "%s: neither HOST LOCATION nor SwitchName=...", what);
+        return ep_fail(EP_E_ARG, "%s: neither 'HOST LOCATION' nor 'SwitchName=...'", what);
     return set_all(what, line, location, locations);
 }
 
-/* "top/leaf" of a leaf: the switches above it in front, so that near nodes have a common beginning. */
+/* Prefixes a leaf with the switches above it, "top/leaf", so that nearby nodes share a prefix. */
 static void name_switches(json_t *locations, const json_t *parents)
 {
     json_t *value;
@@ -250,7 +250,7 @@ json_t *location_read_file(const char *file)
     char line[LINE_BYTES];
 
     for (int number = 1; status == EP_OK && fgets(line, sizeof(line), stream); number++)
-        status = take_line(file, number, line, locations, parents);
+        status = parse_line(file, number, line, locations, parents);
     if (stream)
         fclose(stream);
     if (status == EP_OK)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* location.h - where a node physically is, as the node itself can find out. */
+/* location.h - the physical location of a node, as the node itself can find it. */
 #ifndef EP_OPS_LAUNCH_LOCATION_H
 #define EP_OPS_LAUNCH_LOCATION_H
 
@@ -13,16 +13,17 @@
 /*
  * The location of this machine. `how` is an object:
  *   "method"    "auto", "metadata", "slurm", "kubernetes", "command" or "none"
- *   "command"   of the method "command": for the shell; prints the location on one line
+ *   "command"   shell command of the method "command"; prints the location on one line
  *   "metadata"  HOST[:PORT] of the metadata server; absent: that of Google Compute Engine
  *   "labels"    file with the labels of the pod, as the downward API writes it; absent: /etc/podinfo/labels
- * auto takes what is there, in the order slurm, kubernetes, metadata; the latter only on Google Compute Engine.
+ * auto uses the first available method, in the order slurm, kubernetes, metadata; the latter only on Google Compute
+ * Engine.
  *
- * True with the location, a word without spaces. False with the reason in ret_why; "" if there was nothing to ask.
+ * True with the location, a word without spaces. False with the reason in ret_why; "" if there was no source.
  */
 bool location_find(const json_t *how, char ret_location[LOCATION_BYTES], char *ret_why, size_t bytes);
 
-/* A text as a location: one word of printable ASCII, without the characters of markup. */
+/* Is the text a valid location: one word of printable ASCII, without characters of markup? */
 bool location_is_valid(const char *text);
 
 /*

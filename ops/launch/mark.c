@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * mark.c - the processes of a launch on this machine, whoever their parent is by now.
+ * mark.c - the processes of a launch on this machine, whatever their parent is.
  *
- * A session of its own, a double fork, mpirun's daemon between: all that leaves a process group. The environment that a
- * process was started with stays with it and with its children. Some clear it, or write over it (setproctitle): what
- * this process has started, with all that came from there, is found by its parents as well, because whoever loses a
- * parent becomes a child of the agent (PR_SET_CHILD_SUBREAPER).
+ * A new session, a double fork and mpirun's daemon all leave a process group. A process and its children keep the
+ * environment that it was started with. Some programs clear it or overwrite it (setproctitle). So the descendants of
+ * this process are found by their parents as well: an orphan becomes a child of the agent (PR_SET_CHILD_SUBREAPER).
  */
 #include "launch/job.h"
 
@@ -23,7 +22,7 @@
 
 #define POLL_MS 20
 #define KILL_MS 2000
-#define DEPTH_MAX 1000 /* parents of parents */
+#define DEPTH_MAX 1000 /* levels of parents */
 #define ENVIRONMENT_MAX (1u << 20)
 
 static bool has_entry(const char *environment, size_t bytes, const char *entry)
@@ -43,7 +42,7 @@ static bool has_entry(const char *environment, size_t bytes, const char *entry)
     return false;
 }
 
-/* A zombie, or a process of somebody else, has no environment that can be read. */
+/* The environment of a zombie, or of another user's process, cannot be read. */
 static bool is_marked(pid_t pid, const char *entry, char *buffer)
 {
     char path[64];
@@ -67,7 +66,7 @@ static bool is_below(pid_t pid)
 
     for (int depth = 0; depth < DEPTH_MAX && pid > 1; depth++) {
         pid = process_parent(pid, &state);
-        /* What has ended waits for its parent alone. */
+        /* A process that has ended only waits for its parent. */
         if (state == 'Z' || state == 'X')
             return false;
         if (pid == getpid())
@@ -76,7 +75,7 @@ static bool is_below(pid_t pid)
     return false;
 }
 
-/* Sends `signal` to all of them (0: none). How many there are. */
+/* Sends `signal` to all of them (0: none). Returns how many there are. */
 static int signal_marked(const char *entry, int signal, char *buffer)
 {
     DIR *folder = opendir("/proc");
@@ -97,17 +96,17 @@ static int signal_marked(const char *entry, int signal, char *buffer)
     return n;
 }
 
-static int wait_for_end(const char *entry, int signal, int timeout_ms, bool (*is_hurried)(void), char *buffer)
+static int wait_for_end(const char *entry, int signal, int timeout_ms, bool (*is_urgent)(void), char *buffer)
 {
     uint64_t until_ns = ep_deadline_ns(timeout_ms);
     int left;
 
-    while ((left = signal_marked(entry, signal, buffer)) > 0 && ep_now_ns() < until_ns && !(is_hurried && is_hurried()))
+    while ((left = signal_marked(entry, signal, buffer)) > 0 && ep_now_ns() < until_ns && !(is_urgent && is_urgent()))
         poll(NULL, 0, POLL_MS);
     return left;
 }
 
-int mark_kill(const char *id, int grace_ms, bool (*is_hurried)(void), int *ret_left)
+int mark_kill(const char *id, int grace_ms, bool (*is_urgent)(void), int *ret_left)
 {
     char *buffer = malloc(ENVIRONMENT_MAX), entry[64];
     int n = 0, left = 0;
@@ -115,12 +114,12 @@ int mark_kill(const char *id, int grace_ms, bool (*is_hurried)(void), int *ret_l
     snprintf(entry, sizeof(entry), JOB_MARK "=%.*s", JOB_ID_BYTES, id);
     if (buffer) {
         left = n = signal_marked(entry, SIGTERM, buffer);
-        /* What was stopped has to go on, or it cannot handle the signal. */
+        /* A stopped process must continue, or it cannot handle the signal. */
         if (n > 0)
             signal_marked(entry, SIGCONT, buffer);
         if (n > 0)
-            left = wait_for_end(entry, 0, grace_ms, is_hurried, buffer);
-        /* Again and again: a process may fork between being seen and being killed. */
+            left = wait_for_end(entry, 0, grace_ms, is_urgent, buffer);
+        /* Repeats: a process may fork between being found and being killed. */
         if (left > 0)
             left = wait_for_end(entry, SIGKILL, KILL_MS, NULL, buffer);
     }

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * metadata.c - asks the metadata server of Google Compute Engine, through libcurl.
+ * metadata.c - queries the metadata server of Google Compute Engine, through libcurl.
  *
- * libcurl is loaded when it is needed: it brings some twenty libraries along, and who never asks a metadata server
- * needs none of them.
+ * libcurl is loaded on demand: it pulls in some twenty libraries, which a run without a metadata server does not need.
  */
 #include "launch/location.h"
 
@@ -51,8 +50,8 @@ struct body {
     size_t bytes;
 };
 
-/* What does not fit is refused: a location is short, an endless answer is none. */
-static size_t take(char *data, size_t size, size_t n, void *context)
+/* An answer that does not fit is refused: a location is short. */
+static size_t store_body(char *data, size_t size, size_t n, void *context)
 {
     struct body *body = context;
 
@@ -64,7 +63,7 @@ static size_t take(char *data, size_t size, size_t n, void *context)
     return size * n;
 }
 
-static bool judge(const char *url, long http, struct body *body, char *ret_location, char *ret_why, size_t bytes)
+static bool check_answer(const char *url, long http, struct body *body, char *ret_location, char *ret_why, size_t bytes)
 {
     if (http != 200) {
         snprintf(ret_why, bytes, "%s: HTTP status %ld", url, http);
@@ -76,7 +75,7 @@ static bool judge(const char *url, long http, struct body *body, char *ret_locat
         return false;
     }
     if (!location_is_valid(body->text)) {
-        snprintf(ret_why, bytes, "%s: the answer is no location", url);
+        snprintf(ret_why, bytes, "%s: the answer is not a location", url);
         return false;
     }
     memcpy(ret_location, body->text, strlen(body->text) + 1);
@@ -96,13 +95,13 @@ bool metadata_physical_host(const char *server, char ret_location[LOCATION_BYTES
 
     snprintf(url, sizeof(url), "http://%.300s/%s", server, ATTRIBUTE);
     if (!load(&calls)) {
-        snprintf(ret_why, bytes, "libcurl.so.4, which asks the metadata server, is not installed");
+        snprintf(ret_why, bytes, "libcurl.so.4, which queries the metadata server, is not installed");
         return false;
     }
     handle = calls.init();
     headers = calls.append(NULL, "Metadata-Flavor: Google");
     if (!handle || !headers) {
-        snprintf(ret_why, bytes, "libcurl has no memory");
+        snprintf(ret_why, bytes, "no memory for libcurl");
         goto done;
     }
     calls.setopt(handle, CURLOPT_URL, url);
@@ -110,14 +109,14 @@ bool metadata_physical_host(const char *server, char ret_location[LOCATION_BYTES
     calls.setopt(handle, CURLOPT_PROXY, "");
     calls.setopt(handle, CURLOPT_NOSIGNAL, 1L);
     calls.setopt(handle, CURLOPT_TIMEOUT_MS, LOCATION_SECONDS * 1000L);
-    calls.setopt(handle, CURLOPT_WRITEFUNCTION, take);
+    calls.setopt(handle, CURLOPT_WRITEFUNCTION, store_body);
     calls.setopt(handle, CURLOPT_WRITEDATA, &body);
     code = calls.perform(handle);
     calls.getinfo(handle, CURLINFO_RESPONSE_CODE, &http);
     if (code != CURLE_OK)
         snprintf(ret_why, bytes, "%s: %s", url, calls.strerror(code));
     else
-        is_found = judge(url, http, &body, ret_location, ret_why, bytes);
+        is_found = check_answer(url, http, &body, ret_location, ret_why, bytes);
 done:
     if (headers)
         calls.free_all(headers);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * mpirun.c - Open MPI's mpirun, as a child. It starts 'epkit __exec' on the nodes, which becomes the ranks and hands
- * their output to the agents; so what mpirun itself writes is about mpirun.
+ * mpirun.c - Open MPI's mpirun, as a child. It starts 'epkit __exec' on the nodes, which executes the ranks and passes
+ * their output to the agents. So mpirun's own output is only about mpirun.
  */
 #include "launch/launch_internal.h"
 
@@ -33,7 +33,7 @@ static void add(struct words *words, const char *a, const char *b, const char *c
         words->list[words->n++] = all[i];
 }
 
-/* A program of the user's that is preloaded, or MPI's own settings of another job, are not for mpirun. */
+/* The user's preloaded libraries, and MPI settings of another job, are not for mpirun. */
 static char **make_environment(const char *spec, const char *mark)
 {
     static const char *const dropped[] = {"LD_PRELOAD",
@@ -68,8 +68,8 @@ static char **make_environment(const char *spec, const char *mark)
 }
 
 /*
- * ssh as mpirun is to use it: the same program and port. Open MPI cuts the text up at spaces. Its nodes report to
- * mpirun directly (no tree): a tree would need every node to log in on others.
+ * ssh as mpirun shall use it: the same program and port. Open MPI splits the text at spaces. Its nodes report to mpirun
+ * directly (no tree): with a tree every node would have to log in on others.
  */
 static void add_remote_shell(const struct launch *launch, struct words *words, char *ret_agent, size_t bytes,
                              char *ret_daemon, size_t daemon_bytes)
@@ -83,7 +83,7 @@ static void add_remote_shell(const struct launch *launch, struct words *words, c
     add(words, "--mca", "plm_rsh_agent", ret_agent);
     add(words, "--mca", "plm_rsh_no_tree_spawn", "1");
     add(words, "--mca", "orte_launch_agent", ret_daemon);
-    /* Of a scheduler's allocation only the hosts count, which are in the hostfile. */
+    /* Of a scheduler's allocation only the hosts matter, which are in the hostfile. */
     add(words, "--mca", "ras", "^slurm,tm,lsf,gridengine");
     add(words, "--mca", "orte_keep_fqdn_hostnames", "1");
 }
@@ -98,8 +98,10 @@ static void name_hostfile(const struct launch *launch, char *ret_path, size_t by
         snprintf(ret_path, bytes, "%s/epkit-hostfile-%s", base && *base ? base : "/tmp", launch->id);
 }
 
-/* A node as mpirun knows it: the machine that it runs on has the name that this machine gives itself, as pods have none
- * else. */
+/*
+ * The name of a node for mpirun: the machine that mpirun runs on needs its own hostname, because pods resolve no other
+ * name for themselves.
+ */
 static struct host name_for_mpirun(const struct node *node, const char *own)
 {
     struct host host = *node->host;
@@ -110,8 +112,8 @@ static struct host name_for_mpirun(const struct node *node, const char *own)
 }
 
 /*
- * A line for each rank, for the sequential mapper. The others begin with the host that mpirun runs on, wherever it is
- * in the list, and then rank 0 is not at MASTER_ADDR.
+ * Writes a line for each rank, for the sequential mapper. The other mappers begin with the host that mpirun runs on,
+ * wherever it is in the list; rank 0 would then not be at MASTER_ADDR.
  */
 static ep_status write_hostfile(struct launch *launch, char *ret_path, size_t bytes)
 {
@@ -150,7 +152,7 @@ ep_status mpirun_start(struct launch *launch, const json_t *spec)
     add(&words, "--bind-to", "none", NULL);
     add_remote_shell(launch, &words, agent, sizeof(agent), daemon, sizeof(daemon));
     add(&words, "-x", JOB_SPEC, NULL);
-    /* A shell on the node chooses the file, as for the agent. */
+    /* A shell on the node chooses the executable, as for the agent. */
     add(&words, "sh", "-c", launch->remote_command);
     words.list[words.n] = NULL;
     environment = text && asprintf(&variable, JOB_SPEC "=%s", text) >= 0 ? make_environment(variable, mark) : NULL;
@@ -164,8 +166,8 @@ ep_status mpirun_start(struct launch *launch, const json_t *spec)
     return EP_OK;
 }
 
-/* mpirun says in banners that a rank has ended, which the agents say better. */
-static void take_line(struct launch *launch, const char *line)
+/* Skips mpirun's banners about a rank that has ended: the agents report it in more detail. */
+static void handle_line(struct launch *launch, const char *line)
 {
     char clean[300];
 
@@ -173,8 +175,8 @@ static void take_line(struct launch *launch, const char *line)
     if (strspn(line, "-* ") == strlen(line) || strstr(line, "[mpirun:") == line)
         return;
     text_clean(line, clean, sizeof(clean));
-    if (!*launch->mpirun_said)
-        snprintf(launch->mpirun_said, sizeof(launch->mpirun_said), "%s", clean);
+    if (!*launch->mpirun_message)
+        snprintf(launch->mpirun_message, sizeof(launch->mpirun_message), "%s", clean);
 }
 
 static void read_pipe(struct launch *launch, int which)
@@ -193,7 +195,7 @@ static void read_pipe(struct launch *launch, int which)
     for (ssize_t i = 0; buffer->text && i < n; i++) {
         if (data[i] == '\n' || buffer->used + 1 == LINE_MAX_BYTES) {
             buffer->text[buffer->used] = '\0';
-            take_line(launch, buffer->text);
+            handle_line(launch, buffer->text);
             buffer->used = 0;
         }
         if (data[i] != '\n')

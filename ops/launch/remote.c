@@ -14,7 +14,7 @@
 
 #define MAX_WORDS 64
 #define MAX_EXTRA 16
-#define CLOSED_POLL_MS 50 /* how late the end of a program is noticed whose descendants hold its pipes */
+#define CLOSED_POLL_MS 50 /* poll interval for the end of a program whose descendants hold its pipes */
 #define QUEUE_MAX (64u << 20)
 
 /* --- which layer --- */
@@ -26,7 +26,7 @@ const char *remote_layer_name(enum remote_layer layer)
     return names[layer];
 }
 
-static void reach(struct remote *remote, enum remote_layer layer)
+static void set_layer(struct remote *remote, enum remote_layer layer)
 {
     if (remote->layer >= layer)
         return;
@@ -34,21 +34,23 @@ static void reach(struct remote *remote, enum remote_layer layer)
         remote->pool->n_connecting--;
     remote->layer = layer;
     remote->layer_ns = ep_now_ns();
-    /* A banner may have any words, and what a start-up file of the shell complained of did not keep the host from
-     * answering: neither is why the connection ends later. */
+    /*
+     * A banner may contain any text, and an error in a start-up file of the shell did not prevent the host from
+     * answering: neither explains why the connection ends later.
+     */
     if (layer >= REMOTE_COMMAND) {
-        remote->said_layer = NULL;
-        remote->said[0] = '\0';
+        remote->last_line_layer = NULL;
+        remote->last_line[0] = '\0';
     }
 }
 
 void remote_set_up(struct remote *remote)
 {
-    reach(remote, REMOTE_UP);
+    set_layer(remote, REMOTE_UP);
 }
 
-/* "HOST:PORT as 'USER'": HOST is what ssh's configuration (HostName) makes of an alias. */
-static void take_host(struct remote *remote, const char *text)
+/* Parses "HOST:PORT as 'USER'": HOST is what ssh's configuration (HostName) makes of an alias. */
+static void parse_host(struct remote *remote, const char *text)
 {
     const char *end = strstr(text, " as '");
 
@@ -58,7 +60,7 @@ static void take_host(struct remote *remote, const char *text)
         snprintf(remote->host_name, sizeof(remote->host_name), "%.*s", (int)(end - text), text);
 }
 
-/* What OpenSSH says with LogLevel DEBUG1, from reading its configuration to the start of the command. */
+/* Messages of OpenSSH with LogLevel DEBUG1, from reading its configuration to the start of the command. */
 static void follow(struct remote *remote, const char *line)
 {
     static const struct {
@@ -66,19 +68,19 @@ static void follow(struct remote *remote, const char *line)
         enum remote_layer layer;
     } steps[] = {
         {"Reading configuration data", REMOTE_NAME},      {"Connecting to ", REMOTE_TCP},
-        {"Executing proxy command", REMOTE_BANNER}, /* name and TCP are the proxy's */
+        {"Executing proxy command", REMOTE_BANNER}, /* the proxy resolves the name and connects */
         {"Connection established", REMOTE_BANNER},        {"Remote protocol version", REMOTE_LOGIN},
         {"Entering interactive session", REMOTE_COMMAND}, {"mux_client_request_session", REMOTE_COMMAND},
     };
 
     if (strncmp(line, "Authenticating to ", 18) == 0)
-        take_host(remote, line + 18);
+        parse_host(remote, line + 18);
     for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++)
         if (strncmp(line, steps[i].text, strlen(steps[i].text)) == 0)
-            reach(remote, steps[i].layer);
+            set_layer(remote, steps[i].layer);
 }
 
-/* What ssh and the remote shell say, and the layer that it speaks of. OpenSSH's words, and those of getaddrinfo(). */
+/* Messages of ssh, getaddrinfo() and the remote shell, and the layer that each is about. */
 static const char *layer_of(const char *line)
 {
     static const struct {
@@ -113,10 +115,10 @@ static const char *layer_of(const char *line)
     return NULL;
 }
 
-static const char key_changed[] = "its host key is not the one that ssh knows (REMOTE HOST IDENTIFICATION HAS "
-                                  "CHANGED): if it was installed anew, ssh-keygen -R forgets the old key";
+static const char key_changed[] = "its host key has changed (REMOTE HOST IDENTIFICATION HAS "
+                                  "CHANGED): if the host was reinstalled, remove the old key with ssh-keygen -R";
 
-static void take_error_line(struct remote *remote)
+static void handle_error_line(struct remote *remote)
 {
     const char *line = remote->error_line, *layer;
     bool is_login;
@@ -126,31 +128,31 @@ static void take_error_line(struct remote *remote)
         follow(remote, line + 8);
         return;
     }
-    /* With debugging on, these go to standard error as well. */
+    /* With debugging enabled, these go to standard error as well. */
     if (!*line || strncmp(line, "Authenticated to ", 17) == 0 || strncmp(line, "Transferred: ", 13) == 0 ||
         strncmp(line, "Bytes per second: ", 18) == 0 || strncmp(line, "OpenSSH_", 8) == 0 ||
         strncmp(line, "Warning: Permanently added ", 27) == 0)
         return;
     layer = layer_of(line);
-    /* Here the host may show a banner of any words, and of ssh's own only these can follow. */
+    /* During the login the host may show any banner; of ssh's own messages only these can follow. */
     is_login = remote->layer == REMOTE_LOGIN;
     if (is_login && layer && strcmp(layer, "authentication") != 0 && !strstr(line, "Connection closed by") &&
         !strstr(line, "Connection reset"))
         layer = NULL;
     if (layer && strstr(line, "REMOTE HOST IDENTIFICATION HAS CHANGED"))
         line = key_changed;
-    if (!remote->said_layer || (layer && is_login && strcmp(remote->said, key_changed) != 0)) {
-        remote->said_layer = layer;
-        text_clean(line, remote->said, sizeof(remote->said));
+    if (!remote->last_line_layer || (layer && is_login && strcmp(remote->last_line, key_changed) != 0)) {
+        remote->last_line_layer = layer;
+        text_clean(line, remote->last_line, sizeof(remote->last_line));
     }
 }
 
-static void take_error(struct remote *remote, const char *data, size_t bytes)
+static void handle_error(struct remote *remote, const char *data, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++) {
         if (data[i] == '\n') {
             remote->error_line[remote->error_used] = '\0';
-            take_error_line(remote);
+            handle_error_line(remote);
             remote->error_used = 0;
         } else if (remote->error_used + 1 < sizeof(remote->error_line)) {
             remote->error_line[remote->error_used++] = data[i];
@@ -213,27 +215,27 @@ static void end(struct remote *remote)
     remote->pool->how->on_end(remote);
 }
 
-/* Why it ended by itself, if not with status 0. */
+/* Records why it ended by itself, if not with status 0. */
 static void explain(struct remote *remote)
 {
     int code = WIFEXITED(remote->status) ? WEXITSTATUS(remote->status) : -1;
 
     if (remote->error_used) {
         remote->error_line[remote->error_used] = '\0';
-        take_error_line(remote);
+        handle_error_line(remote);
     }
     if (code == 0)
         return;
-    if (remote->said_layer)
-        remote->failed_at = remote->said_layer;
+    if (remote->last_line_layer)
+        remote->failed_at = remote->last_line_layer;
     else if (code == 127 || code == 126)
         remote->failed_at = "epkit";
     else if (code == 255)
         remote->failed_at = remote->layer > REMOTE_NAME ? remote_layer_name(remote->layer) : "ssh";
     else
         remote->failed_at = "command";
-    if (*remote->said)
-        snprintf(remote->why, sizeof(remote->why), "%s", remote->said);
+    if (*remote->last_line)
+        snprintf(remote->why, sizeof(remote->why), "%s", remote->last_line);
     else if (code < 0)
         snprintf(remote->why, sizeof(remote->why), "ssh was killed by signal %d", WTERMSIG(remote->status));
     else
@@ -250,19 +252,19 @@ void remote_fail(struct remote *remote, const char *layer, const char *why)
     end(remote);
 }
 
-/* A question that nobody answers has no newline. */
-static const char *last_words(struct remote *remote)
+/* A prompt has no newline. */
+static const char *last_message(struct remote *remote)
 {
     remote->error_line[remote->error_used] = '\0';
-    if (remote->error_used && !remote->said_layer && strncmp(remote->error_line, "debug", 5) != 0)
-        text_clean(remote->error_line, remote->said, sizeof(remote->said));
-    return remote->said;
+    if (remote->error_used && !remote->last_line_layer && strncmp(remote->error_line, "debug", 5) != 0)
+        text_clean(remote->error_line, remote->last_line, sizeof(remote->last_line));
+    return remote->last_line;
 }
 
 static void check_deadlines(struct remote *remote, uint64_t now_ns)
 {
     const struct remote_how *how = remote->pool->how;
-    /* A program that tells no layers may have reached the command. */
+    /* A program that reports no layers may have reached the command. */
     bool is_command = remote->layer == REMOTE_COMMAND || remote->layer == REMOTE_START;
     int64_t layer_ms = is_command && how->command_timeout_ms ? how->command_timeout_ms : how->layer_timeout_ms;
     char why[400];
@@ -276,8 +278,8 @@ static void check_deadlines(struct remote *remote, uint64_t now_ns)
                      : remote->layer == REMOTE_LOGIN  ? "the ssh server sent its banner, but did not complete the login"
                                                       : "no answer",
                      (double)layer_ms / 1000);
-        if (*last_words(remote))
-            snprintf(why + n, sizeof(why) - (size_t)n, "; it said: %.250s", remote->said);
+        if (*last_message(remote))
+            snprintf(why + n, sizeof(why) - (size_t)n, "; it last_line: %.250s", remote->last_line);
         remote->late = true;
         remote_fail(remote, remote_layer_name(remote->layer), why);
     } else if (how->timeout_ms && now_ns > remote->started_ns + (uint64_t)how->timeout_ms * 1000000u) {
@@ -300,7 +302,7 @@ static void read_pipe(struct remote *remote, bool is_error)
     if (n <= 0)
         process_close_fd(fd);
     else if (is_error)
-        take_error(remote, data, (size_t)n);
+        handle_error(remote, data, (size_t)n);
     else
         remote->pool->how->on_output(remote, data, (size_t)n);
 }
@@ -310,7 +312,7 @@ static void write_queue(struct remote *remote)
     ssize_t n = write(remote->process.in, remote->queue + remote->queue_sent, remote->queue_bytes - remote->queue_sent);
 
     if (n < 0 && errno != EAGAIN && errno != EINTR) {
-        /* Its end is noticed by other means. */
+        /* Its end is found by other means. */
         process_close_fd(&remote->process.in);
         remote->queue_bytes = remote->queue_sent = 0;
     } else if (n > 0) {
@@ -339,7 +341,7 @@ int remote_send(struct remote *remote, const char *data, size_t bytes)
     return 0;
 }
 
-/* Has it ended? What it wrote before is read first, unless nobody takes it now. */
+/* Checks whether it has ended. Its output is read first, unless reading is paused. */
 static void check_end(struct remote *remote)
 {
     struct remote_pool *pool = remote->pool;

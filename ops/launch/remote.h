@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * remote.h - runs a command on many hosts at once over ssh, and knows how far each connection has come.
+ * remote.h - runs a command on many hosts concurrently over ssh, and tracks the progress of each connection.
  *
- * ssh is run with the user's configuration. Its debugging output tells which layer a connection has reached: the name,
+ * ssh is run with the user's configuration. Its debugging output shows which layer a connection has reached: the name,
  * TCP, the banner of the server, authentication, the command. Each layer has a deadline, so a host that stops answering
- * is named with the layer that it stopped at. A program other than OpenSSH's tells nothing; then only what it says in
- * the end counts.
+ * is reported with the layer at which it stopped. A program other than OpenSSH shows no layers; then only its last
+ * message counts.
  */
 #ifndef EP_OPS_LAUNCH_REMOTE_H
 #define EP_OPS_LAUNCH_REMOTE_H
@@ -19,46 +19,47 @@
 #include <stdint.h>
 
 enum remote_layer {
-    REMOTE_START, /* ssh has been started and has said nothing yet */
+    REMOTE_START, /* ssh has been started and has written nothing yet */
     REMOTE_NAME,
     REMOTE_TCP,
     REMOTE_BANNER,
     REMOTE_LOGIN,
     REMOTE_COMMAND, /* logged in: the command has not answered yet */
-    REMOTE_UP       /* by remote_set_up(): no deadline of a layer applies any more */
+    REMOTE_UP       /* set by remote_set_up(): deadlines of layers do not apply any more */
 };
 
 struct remote;
 struct remote_pool;
 
 struct remote_how {
-    const char *ssh;            /* the program and its options, divided by spaces */
-    const char *const *options; /* more words, after the program's; ends with NULL; may be NULL */
-    const char *port;           /* where a host has none; NULL: that of ssh's configuration */
+    const char *ssh;            /* the program and its options, separated by spaces */
+    const char *const *options; /* more arguments, after the program's; NULL-terminated; may be NULL */
+    const char *port;           /* for hosts without a port; NULL: that of ssh's configuration */
     int64_t layer_timeout_ms;   /* of each layer */
     int64_t command_timeout_ms; /* of the command's first output; 0: layer_timeout_ms */
     int64_t timeout_ms;         /* of the whole connection; 0: none */
-    int width;                  /* connections that are being made at once */
-    bool has_shell;             /* the host runs the command by a shell, as sshd does; else sh is started for it */
+    int width;                  /* connections that are set up concurrently */
+    bool has_shell;             /* the host runs the command in a shell, as sshd does; else sh is started for it */
     bool has_input;             /* keep standard input open for remote_send() */
     void (*on_output)(struct remote *remote, const char *data, size_t bytes); /* standard output */
-    void (*on_end)(struct remote *remote); /* it has ended, or could not be started, or was killed at a deadline */
+    void (*on_end)(
+        struct remote *remote); /* called when it has ended, could not be started, or was killed at a deadline */
 };
 
 struct remote {
     /* The caller's, set before remote_pool_init(): */
     const struct host *host;
-    const char *command; /* for the shell of the host */
+    const char *command; /* command line for the shell of the host */
     void *context;
 
     enum remote_layer layer;
     uint64_t started_ns, layer_ns;
-    char host_name[256]; /* what ssh's configuration makes of the host's name; "" while ssh has not said it */
+    char host_name[256]; /* what ssh's configuration makes of the host's name; "" until ssh has reported it */
     struct process process;
     bool is_started, is_ended;
 
     /* After the end: */
-    int start_error; /* errno of starting ssh, 0 if it ran */
+    int start_error; /* errno of the start of ssh; 0: it ran */
     int status;      /* of waitpid(), if it ended by itself */
     bool late;       /* killed at a deadline */
     const char
@@ -66,11 +67,11 @@ struct remote {
     char why[400];  /* "" when it ended with status 0 */
 
     /* Inside: */
-    char error_line[512]; /* of standard error, not finished */
+    char error_line[512]; /* incomplete line of standard error */
     size_t error_used;
-    char said[400];         /* the last line of standard error that is no debugging output */
-    const char *said_layer; /* that a line of standard error named */
-    char *queue;            /* for standard input */
+    char last_line[400];         /* the last line of standard error that is not debugging output */
+    const char *last_line_layer; /* the layer that a line of standard error named */
+    char *queue;                 /* queued for standard input */
     size_t queue_bytes, queue_sent, queue_capacity;
     struct remote_pool *pool;
 };
@@ -79,27 +80,27 @@ struct remote_pool {
     const struct remote_how *how;
     int n, n_started, n_connecting, n_ended;
     struct remote *remotes;
-    bool is_paused; /* do not read standard output: nobody takes it */
+    bool is_paused; /* do not read standard output: its reader is behind */
     struct pollfd *polls;
     int *owners;
     char **environment;
-    char words[1024]; /* of how->ssh, cut up */
+    char words[1024]; /* how->ssh, split into words */
     uint64_t looked_ns;
 };
 
-/* Prepares; starts nothing. 0, or -1 for lack of memory. `how` and `remotes` must stay. */
+/* Initialises the pool; starts nothing. 0, or -1 for lack of memory. `how` and `remotes` must outlive the pool. */
 int remote_pool_init(const struct remote_how *how, struct remote *remotes, int n, struct remote_pool *ret_pool);
 
 /*
- * Starts what may be started, waits for at most `timeout_ms` for something to happen on a connection or on one of the
+ * Starts the connections that may start, waits for at most `timeout_ms` for an event on a connection or on one of the
  * caller's descriptors, and handles it. poll() sets `extra` (at most 16).
  */
 void remote_pool_step(struct remote_pool *pool, int timeout_ms, struct pollfd *extra, int n_extra);
 
-/* Kills what still runs. on_end is not called. */
+/* Kills all running connections. on_end is not called. */
 void remote_pool_done(struct remote_pool *pool);
 
-/* The command has answered: deadlines of layers do not apply any more. */
+/* Called when the command has answered: deadlines of layers do not apply any more. */
 void remote_set_up(struct remote *remote);
 
 /* Queues bytes for its standard input. 0, or -1 for lack of memory or when it has ended. */
@@ -108,7 +109,7 @@ int remote_send(struct remote *remote, const char *data, size_t bytes);
 /* Kills a connection and ends it as failed at `layer` (a static string). on_end is called. */
 void remote_fail(struct remote *remote, const char *layer, const char *why);
 
-/* A connection that has ended may be tried anew: as if it had never been started. */
+/* Resets a connection that has ended to the state before its start, so that it is tried again. */
 void remote_reset(struct remote *remote);
 
 const char *remote_layer_name(enum remote_layer layer);

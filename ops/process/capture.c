@@ -11,8 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define TICK_MS 20      /* how late the end of a program may be noticed where there is no pidfd */
-#define WAIT_MS 3600000 /* the longest wait at once */
+#define TICK_MS 20      /* poll interval for the end of a program where there is no pidfd */
+#define WAIT_MS 3600000 /* longest single wait */
 #define WIDTH_MAX 64
 #define DRAIN_READS 64
 
@@ -46,7 +46,7 @@ static int *fd_of(struct capture *capture, int which)
     return which == OUTPUT ? &capture->process.out : &capture->process.err;
 }
 
-/* What is there to be read; not all of it from one that writes without end, which must meet its deadline. */
+/* Reads what is available, but not everything from a program that writes without end: it must reach its deadline. */
 static int drain(struct capture *capture, int which)
 {
     char data[16384];
@@ -95,15 +95,15 @@ static void kill_now(struct capture *capture)
     end(capture);
 }
 
-/* Looks after one that runs. 1 when it has ended, 0 when it goes on, -1 for lack of memory. */
-static int look_after(struct capture *capture, int64_t timeout_ms)
+/* Polls a running program. 1 when it has ended, 0 while it runs, -1 for lack of memory. */
+static int poll_program(struct capture *capture, int64_t timeout_ms)
 {
     pid_t ended = process_wait(capture->process.pid, WNOHANG, &capture->status);
 
     if (drain(capture, OUTPUT) != 0 || drain(capture, ERROR) != 0)
         return -1;
     if (ended != 0) {
-        /* A child of its own may hold the pipes: what it has to say is not waited for. */
+        /* A child of the program may hold the pipes open: its output is not waited for. */
         end(capture);
         return 1;
     }
@@ -114,21 +114,21 @@ static int look_after(struct capture *capture, int64_t timeout_ms)
     return 1;
 }
 
-/* Those that run now. */
-struct crowd {
+/* The running programs. */
+struct poll_set {
     struct capture *members[WIDTH_MAX];
     int n;
 };
 
-/* Until one writes, ends or is late. */
-static void wait_for_news(const struct crowd *crowd, int64_t timeout_ms)
+/* Waits until a program writes, ends or reaches its deadline. */
+static void wait_for_event(const struct poll_set *poll_set, int64_t timeout_ms)
 {
     struct pollfd polls[3 * WIDTH_MAX];
-    uint64_t now_ns = ep_now_ns(), until_ns = now_ns + (crowd->n ? WAIT_MS * UINT64_C(1000000) : 0);
+    uint64_t now_ns = ep_now_ns(), until_ns = now_ns + (poll_set->n ? WAIT_MS * UINT64_C(1000000) : 0);
     nfds_t n = 0;
 
-    for (int i = 0; i < crowd->n; i++) {
-        struct capture *capture = crowd->members[i];
+    for (int i = 0; i < poll_set->n; i++) {
+        struct capture *capture = poll_set->members[i];
         uint64_t late_ns = capture->started_ns + (uint64_t)timeout_ms * 1000000;
 
         if (capture->pidfd < 0)
@@ -147,7 +147,7 @@ static void wait_for_news(const struct crowd *crowd, int64_t timeout_ms)
 int capture_run(struct capture *captures, int n, int width, int64_t timeout_ms,
                 void (*on_end)(const struct capture *capture, void *context), void *context)
 {
-    struct crowd crowd = {.n = 0};
+    struct poll_set poll_set = {.n = 0};
     int next = 0, result = 0;
 
     if (width > WIDTH_MAX)
@@ -156,30 +156,30 @@ int capture_run(struct capture *captures, int n, int width, int64_t timeout_ms,
         captures[i].process = (struct process){.in = -1, .out = -1, .err = -1};
         captures[i].pidfd = -1;
     }
-    while (result == 0 && (next < n || crowd.n > 0)) {
-        while (next < n && crowd.n < width) {
+    while (result == 0 && (next < n || poll_set.n > 0)) {
+        while (next < n && poll_set.n < width) {
             start(&captures[next]);
             if (captures[next].start_error == 0)
-                crowd.members[crowd.n++] = &captures[next];
+                poll_set.members[poll_set.n++] = &captures[next];
             else if (on_end)
                 on_end(&captures[next], context);
             next++;
         }
-        wait_for_news(&crowd, timeout_ms);
-        for (int i = 0; i < crowd.n && result >= 0;) {
-            result = look_after(crowd.members[i], timeout_ms);
+        wait_for_event(&poll_set, timeout_ms);
+        for (int i = 0; i < poll_set.n && result >= 0;) {
+            result = poll_program(poll_set.members[i], timeout_ms);
             if (result == 1) {
                 if (on_end)
-                    on_end(crowd.members[i], context);
-                crowd.members[i] = crowd.members[--crowd.n];
+                    on_end(poll_set.members[i], context);
+                poll_set.members[i] = poll_set.members[--poll_set.n];
             } else {
                 i++;
             }
         }
         result = result < 0 ? -1 : 0;
     }
-    for (int i = 0; i < crowd.n; i++)
-        kill_now(crowd.members[i]);
+    for (int i = 0; i < poll_set.n; i++)
+        kill_now(poll_set.members[i]);
     return result;
 }
 

@@ -8,9 +8,9 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#define STACK_BYTES (8u << 20) /* the usual limit, also of threads */
+#define STACK_BYTES (8u << 20) /* the usual limit; also the default size of thread stacks */
 
-/* What the command sets, whatever it was. */
+/* Dispositions that the command sets, whatever it inherited. */
 static const struct {
     int number;
     void (*handler)(int);
@@ -23,7 +23,7 @@ static const struct {
 
 #define N_WANTED (sizeof(wanted) / sizeof(wanted[0]))
 
-/* What ends a process by default and may be sent to the command. */
+/* Signals that end a process by default and that may be sent to the command. */
 static const int ending[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGALRM, SIGUSR1, SIGUSR2, SIGXCPU, SIGVTALRM, SIGPROF};
 
 #define N_ENDING (sizeof(ending) / sizeof(ending[0]))
@@ -36,8 +36,8 @@ static struct {
 } inherited;
 
 /*
- * O_PATH: a descriptor that can neither be read nor written, of what is there even where nothing is mounted. A program
- * that is executed finds its stream closed, as its user has it.
+ * O_PATH makes a descriptor that can be neither read nor written, of a directory that exists even where nothing is
+ * mounted. A program that is executed finds its stream closed, as the user left it.
  */
 static void occupy_streams(void)
 {
@@ -51,7 +51,7 @@ static void end_at_once(int number)
     _exit(128 + number);
 }
 
-static void settle_signals(void)
+static void init_signals(void)
 {
     sigset_t none;
 
@@ -67,8 +67,8 @@ static void settle_signals(void)
     sigprocmask(SIG_SETMASK, &none, &inherited.mask);
 }
 
-/* Threads take the limit as their size when the process starts: it has to be told to glibc as well. */
-static void settle_stack(void)
+/* glibc reads the limit as the default thread stack size at process start, so the new size must be set there too. */
+static void raise_stack_limit(void)
 {
     pthread_attr_t attributes;
     struct rlimit limit;
@@ -85,11 +85,11 @@ static void settle_stack(void)
     pthread_attr_destroy(&attributes);
 }
 
-void inherited_settle(void)
+void inherited_init(void)
 {
     occupy_streams();
-    settle_signals();
-    settle_stack();
+    init_signals();
+    raise_stack_limit();
     inherited.is_settled = true;
 }
 

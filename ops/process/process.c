@@ -16,7 +16,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define KILL_GRACE_MS 2000 /* a process inside the kernel (a module that loads) cannot be killed at once */
+#define KILL_GRACE_MS                                                                                                  \
+    2000 /* a process that is blocked in the kernel (a module that loads) cannot be killed at once                     \
+          */
 #define KILL_POLL_MS 5
 
 extern char **environ;
@@ -39,9 +41,9 @@ void process_close(struct process *process)
     process_close_fd(&process->err);
 }
 
-/* In the child. Reports through `failure`, which exec closes, why it could not become the program. */
+/* Runs in the child. Writes to `failure`, which exec closes, why the program could not be executed. */
 static void __attribute__((noreturn))
-become(process_become execute, const void *context, const int *standard, int failure)
+become(process_execute execute, const void *context, const int *standard, int failure)
 {
     sigset_t none;
     int number;
@@ -59,7 +61,7 @@ become(process_become execute, const void *context, const int *standard, int fai
     _exit(127);
 }
 
-/* Our ends of the pipes stay open, of a program that runs. 0, or errno. */
+/* On success our ends of the pipes stay open. 0, or errno. */
 static int await_execution(const struct process *process, int failure)
 {
     int number;
@@ -76,7 +78,7 @@ static int await_execution(const struct process *process, int failure)
     return number;
 }
 
-int process_fork(process_become execute, const void *context, bool has_input, struct process *ret_process)
+int process_fork(process_execute execute, const void *context, bool has_input, struct process *ret_process)
 {
     int pipes[N_PIPES][2] = {{-1, -1}, {-1, -1}, {-1, -1}}, failure[2] = {-1, -1};
     struct process process = {.in = -1, .out = -1, .err = -1};
@@ -84,7 +86,7 @@ int process_fork(process_become execute, const void *context, bool has_input, st
 
     if (has_input || (pipes[IN][0] = open("/dev/null", O_RDONLY | O_CLOEXEC)) < 0)
         result = pipe2(pipes[IN], O_CLOEXEC);
-    /* Without a /dev/null, as in some containers: a pipe that nobody writes to is as empty. */
+    /* Without /dev/null, as in some containers: a pipe without a writer is empty as well. */
     if (!has_input)
         process_close_fd(&pipes[IN][1]);
     if (result != 0 || pipe2(pipes[OUT], O_CLOEXEC) != 0 || pipe2(pipes[ERR], O_CLOEXEC) != 0 ||
@@ -111,10 +113,10 @@ int process_fork(process_become execute, const void *context, bool has_input, st
 
 struct program {
     char *const *argv;
-    char *const *environment; /* NULL: that of this process */
+    char *const *environment; /* NULL: the environment of this process */
 };
 
-/* What programs say is read, here and where ssh passes LC_ALL on. */
+/* The output of programs is parsed, here and where ssh passes LC_ALL on. */
 static void execute_program(const void *context)
 {
     const struct program *program = context;
@@ -160,7 +162,7 @@ pid_t process_parent(pid_t pid, char *ret_state)
         close(fd);
     }
     text[n > 0 ? n : 0] = '\0';
-    /* Behind the name, which may hold anything. */
+    /* After the name, which may contain any character. */
     end = strrchr(text, ')');
     return end && sscanf(end + 1, " %c %d", ret_state, &parent) == 2 ? (pid_t)parent : 0;
 }

@@ -14,21 +14,21 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define TICK_NS 999000000 /* a signal may be lost to a thread of a preloaded library */
+#define TICK_NS 999000000 /* a thread of a preloaded library may consume a signal */
 #define TERM_GRACE_MS 3000
-#define KILL_GRACE_MS 5000 /* for processes that are stuck in the kernel: init gets them */
+#define KILL_GRACE_MS 5000 /* processes that are stuck in the kernel are left to init */
 #define PARENT_DIED SIGRTMAX
 
 static void mark_parent_died(pid_t parent)
 {
     prctl(PR_SET_PDEATHSIG, PARENT_DIED);
-    /* The signal comes for deaths after prctl() alone. */
+    /* The signal is sent only for a death after prctl(). */
     if (getppid() != parent)
         raise(PARENT_DIED);
 }
 
-/* Ends as the program did. */
-static _Noreturn void end_as(int status)
+/* Ends with the exit code or signal of the program. */
+static _Noreturn void exit_like(int status)
 {
     const struct rlimit no_core = {0};
     sigset_t mine;
@@ -44,7 +44,7 @@ static _Noreturn void end_as(int status)
     _exit(128 + WTERMSIG(status));
 }
 
-/* A process that has lost its parent gets this one: so all of them come up here, generation after generation. */
+/* Orphans are reparented to this process, so each pass finds the next generation of descendants. */
 static void kill_children(void)
 {
     DIR *folder = opendir("/proc");
@@ -58,7 +58,7 @@ static void kill_children(void)
         closedir(folder);
 }
 
-/* The program may end what it has started by itself, as mpirun does. What is there afterwards is killed. */
+/* The program may end its own children, as mpirun does. What remains afterwards is killed. */
 static _Noreturn void end_program(pid_t program)
 {
     const struct timespec tick = {.tv_nsec = 20000000};
@@ -99,11 +99,11 @@ static _Noreturn void supervise(pid_t program, pid_t parent)
             kill(program, number);
         while ((ended = waitpid(-1, &status, WNOHANG)) > 0)
             if (ended == program)
-                end_as(status);
+                exit_like(status);
     }
 }
 
-/* The supervisor; returns in the program's process alone. */
+/* The supervisor; returns only in the program's process. */
 static void start(bool own_group, int failure_fd, pid_t parent, const sigset_t *mask)
 {
     pid_t me = getpid(), program;

@@ -456,15 +456,15 @@ refused_file() {
 }
 
 @test "--hosts: files that are refused, with the line" {
-    refused_file "hosts, line 3: 'a' stands in line 1 already" a b a
-    refused_file "hosts, line 2: 'user@a:22' stands in line 1 already" user@a:22 user@a:22
-    refused_file "line 1: '-oProxyCommand=x' is no host" "-oProxyCommand=x"
-    refused_file "line 1: 'user@-x' is no host" "user@-x"
-    refused_file "line 1: 'a;reboot' is no host" 'a;reboot'
-    refused_file "line 1: 'a:99999' is no host" a:99999
-    refused_file "line 1: 'a:' is no host" a:
-    refused_file "line 1: 'eight' behind the host is no setting like slots=8" "a eight"
-    refused_file "there is no host in it" "# nothing" ""
+    refused_file "hosts, line 3: 'a' is already in line 1" a b a
+    refused_file "hosts, line 2: 'user@a:22' is already in line 1" user@a:22 user@a:22
+    refused_file "line 1: '-oProxyCommand=x' is not a host" "-oProxyCommand=x"
+    refused_file "line 1: 'user@-x' is not a host" "user@-x"
+    refused_file "line 1: 'a;reboot' is not a host" 'a;reboot'
+    refused_file "line 1: 'a:99999' is not a host" a:99999
+    refused_file "line 1: 'a:' is not a host" a:
+    refused_file "line 1: 'eight' after the host is not a setting like slots=8" "a eight"
+    refused_file "the file contains no host" "# nothing" ""
     refused_file "longer than" "$(printf 'a%.0s' $(seq 2000))"
     refused "No such file" --hosts nowhere --ssh ./ssh
     refused "not a regular file" --hosts . --ssh ./ssh

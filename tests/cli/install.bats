@@ -1,7 +1,7 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# epkit install without a machine of its own: recipes, plans of made-up disks, applying files below a folder, exports.
-# tests/install/node.bats has the real thing.
+# epkit install without a dedicated machine: recipes, plans of fake disks, applying files below a folder, exports.
+# tests/install/node.bats installs on real nodes.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
 # shellcheck disable=SC2016 # what recipes hold
@@ -14,12 +14,12 @@ SUM=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
 
 setup() {
     cd "$BATS_TEST_TMPDIR" || exit 1
-    # Values that two recipes leave to their users.
+    # Values that two recipes require from their users.
     export EPKIT_DOCA_SHA256=$SUM EPKIT_GDRCOPY_COMMIT=1234567
     unset CUDA_HOME NVSHMEM_HOME GDRCOPY_HOME
 }
 
-# The disk of a machine as a recipe may find it: disk RECIPE KIND FOLDER
+# Makes the disk of a machine in a given state: disk RECIPE KIND FOLDER
 disk() {
     mkdir -p blank/proc/sys/kernel "$3"
     echo 6.8.0-1021-gcp >blank/proc/sys/kernel/osrelease
@@ -115,7 +115,7 @@ END
     done
     epkit install plan gcp-b200-ubuntu2404 --root gcp-b200-ubuntu2404 >out || true
     grep -q 'cuda-toolkit-12-9 0.0.1 is installed, older than 12.9' out
-    grep -q 'nvidia 0.1 is loaded, and 580.126.09 shall be: not live before a reboot' out
+    grep -q 'nvidia 0.1 is loaded, expected 580.126.09: takes effect after a reboot' out
 }
 
 @test "the traps of a driver: configured but not live, overridden later, another module of a longer name" {
@@ -376,7 +376,7 @@ END
     [ ! -e m/etc/deep/er/one ]
 }
 
-@test "a journal that is torn, rubbish or a folder's is mended or named, and costs no step" {
+@test "a truncated or corrupted journal is repaired, a folder in its place is reported, and no step is lost" {
     mkdir -p m
     files_recipe >files.yaml
     epkit install apply ./files.yaml --root m
@@ -421,7 +421,7 @@ END
     [ ! -e m/usr/er ]
 }
 
-@test "a full disk: said so, what is known of the recipe stays whole, and the next run goes on" {
+@test "a full disk is reported, the state of the recipe stays valid, and the next run continues" {
     files_recipe >files.yaml
     mkdir m
     unshare -m mount -t tmpfs -o size=256k none m 2>/dev/null || skip "nothing can be mounted here"
@@ -436,7 +436,7 @@ cmp files.yaml m/var/lib/epkit/install/files/recipe.yaml
 rm m/full
 "$EPKIT" install resume files --root m >/dev/null
 grep -q '"first"' m/etc/deep/er/one
-# Who undoes it wants room.
+# Undo needs space.
 head -c 400k /dev/zero >m/full 2>/dev/null || true
 "$EPKIT" install uninstall files --root m >/dev/null
 test ! -e m/etc
@@ -448,23 +448,23 @@ END
     [[ "$stderr" == *"o space left on"* ]]
 }
 
-@test "a file is never put in the place of a folder, and the folder stays" {
+@test "a file never replaces a folder, and the folder stays" {
     mkdir -p m/etc/deep/er/one
     echo mine >m/etc/deep/er/one/mine
     files_recipe >files.yaml
     run epkit install apply files.yaml --root m
     [ "$status" -eq 1 ]
-    [[ "$output" == *"/etc/deep/er/one is a folder, and a file shall be there: nothing is changed"* ]]
+    [[ "$output" == *"/etc/deep/er/one is a folder, but a file is expected: nothing is changed"* ]]
     epkit install uninstall files --root m
     [ "$(cat m/etc/deep/er/one/mine)" = mine ]
 }
 
-@test "a step that was killed before it kept what was there is undone without losing that" {
+@test "a step that was killed before it saved the previous state is undone without losing it" {
     mkdir -p m/etc/deep/er
     echo mine >m/etc/deep/er/one
     files_recipe >files.yaml
     epkit install apply files.yaml --root m
-    # As if it had been killed right after its claim.
+    # As if it had been killed right after it recorded the step.
     rm -r m/var/lib/epkit/install/files/before/one
     mkdir m/var/lib/epkit/install/files/before/one
     echo mine >m/etc/deep/er/one
@@ -488,7 +488,7 @@ END
     grep -q second m/etc/deep/er/one
 }
 
-@test "a step that moves is undone at its old place, and one that the recipe lost at the end" {
+@test "a step whose target changed is undone at the old one, and a step that left the recipe is undone at the end" {
     mkdir -p m/etc
     echo mine >m/etc/first
     cp -a m before
@@ -503,7 +503,7 @@ x" ]
     [ -e m/etc/lost ]
     epkit install apply ./moves.yaml --root m --set p=/etc/third
     [ ! -e m/etc/deep ]
-    # A place where all is as it shall be already is nobody's: the old one is undone at the end.
+    # A target that already is as expected does not belong to the recipe: the old one is undone at the end.
     echo x >m/etc/fourth
     cp m/etc/fourth before/etc/
     epkit install apply ./moves.yaml --root m --set p=/etc/fourth
@@ -512,7 +512,7 @@ x" ]
     diff -r before m
 }
 
-@test "uninstall undoes a step that today's values leave out" {
+@test "uninstall undoes a step that the current values skip" {
     mkdir m
     files_recipe | sed 's/^steps:/  wanted: {kind: flag, default: "1", env: EPKIT_TEST_WANTED}\n&/; s/path: .*one/&\n    when: wanted/' >files.yaml
     epkit install apply files.yaml --root m
@@ -522,11 +522,11 @@ x" ]
     [ ! -e m/etc ]
 }
 
-@test "who finds the lock held says who holds it, and claims nothing about the steps" {
+@test "a run that finds the lock held reports the holder, and leaves the steps unknown" {
     files_recipe >files.yaml
     mkdir m
     epkit install apply files.yaml --root m
-    # One whose process lives, under epkit's name.
+    # A holder whose process runs, with epkit's name.
     lock=m/var/lib/epkit/install/files/lock
     cp "$(command -v sleep)" epkit
     flock "$lock" ./epkit 1000 3>&- &
@@ -539,10 +539,10 @@ x" ]
     [[ "$stderr" == *"process $(cat pid) is installing this recipe now"* ]]
     valid install <<<"$output"
     [ "$(jq -r '.result + " " + (.steps | map(.state) | unique | join(","))' <<<"$output")" = 'busy unknown' ]
-    # A number in a lock that nobody holds is no holder.
+    # A PID in a lock that is not held is ignored.
     wait "$holder" || true
     epkit install apply files.yaml --root m
-    # What is said after an uninstall is what is there then.
+    # The report after an uninstall shows the current state.
     run --separate-stderr epkit install uninstall files --root m --json
     [ "$(jq -r '.steps | map(.state) | unique | join(",")' <<<"$output")" = todo ]
 }
@@ -575,7 +575,7 @@ END
     false
 }
 
-@test "copies: a set that is not whole is not copied, a second run nests nothing, another set replaces the first" {
+@test "copies: an incomplete set is not copied, a second run nests nothing, another set replaces the first" {
     mkdir -p m/src/folder m/dst
     echo core >m/src/libcore.so.1
     echo theirs >m/dst/libcore.so.1
@@ -671,8 +671,8 @@ END
     done
 }
 
-# The functions with which steps wait for dpkg's lock, on a lock of this test's own.
-@test "a step waits for who holds the lock of dpkg, names it, and gives up in the end" {
+# The functions with which steps wait for dpkg's lock, on a lock of this test.
+@test "a step waits for the holder of dpkg's lock, names it, and fails at its deadline" {
     sed "s,/var/lib/dpkg/,$PWD/,g; s/-ge 300/-ge \${MOST:-300}/" "$EPKIT_SOURCE/ops/install/prelude.sh" >prelude.sh
     cat >hold.py <<'END'
 import fcntl, sys
@@ -696,13 +696,13 @@ END
     wait
 }
 
-@test "an export asks the machine that it runs on for its kernel, and has a folder of its own" {
+@test "an export reads the kernel release from the machine that it runs on, and has its own folder" {
     for recipe in "${RECIPES[@]}"; do
         epkit install export sh "$recipe" >export.sh
         ! grep -F "$(uname -r)" export.sh
         grep -q '^EPKIT_KERNEL=$(uname -r)$' export.sh
         grep -q "/var/lib/epkit/install/$recipe/export" export.sh
-        # In a text that no shell would expand it must not be left.
+        # It must not remain in a text that no shell expands.
         ! grep -F 'release-of-the-running-kernel' export.sh | grep -v '^sed -e '
     done
     epkit install export sh gcp-b200-ubuntu2404 | grep -F "'linux-headers-'\"\$EPKIT_KERNEL\"''"
@@ -759,7 +759,7 @@ steps:
 END
     epkit install export sh ./files.yaml >export.sh
     sed -i "s,/var/lib/epkit,$PWD/state,g" export.sh
-    # One at a time, and none on a machine of another kind.
+    # One run at a time, and none on another kind of machine.
     mkdir -p state/install/exported/export
     flock state/install/exported/export/done.lock sleep 1000 3>&- &
     holder=$!
@@ -868,14 +868,14 @@ archived" ]
     [ "$status" -eq 0 ]
     [ "$(PYTHONPATH=out/python python3 -c 'import thing; print(thing.version)')" = 2.0 ]
     [ ! -e out/python/thing-1.0.dist-info ]
-    # A download that fails in the middle is none: what is there of the one before is not built.
+    # A download that fails in the middle does not count: the remains of the previous one are not built.
     sed -i 's/for wait in 2 4 8 16 0/for wait in 0/' export.sh
     rm state/install/builds/export/done
     mkdir state/install/builds/export/fetch/git/.git/index.lock
     run sh export.sh
     [ "$status" -eq 1 ]
     [[ "$output" == *"step git: download failed"* ]]
-    # A commit that is there, but not in the history of the ref; a checksum that does not fit.
+    # A commit that exists, but not in the history of the ref; a checksum that does not match.
     rm -rf state
     sed -i 's/for wait in 2 4 8 16 0/for wait in 0/' export.sh
     sed 's/for wait in 2 4 8 16 0/for wait in 0/' <(epkit install export sh ./builds.yaml --set "commit=$other") |

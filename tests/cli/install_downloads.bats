@@ -1,7 +1,7 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# Downloads of 'epkit install' from a server that misbehaves: tried again while that may help, never taken for what they
-# are not, and the error says what was asked for and why it did not come.
+# Downloads of 'epkit install' from a server that misbehaves: retried while that may help, never accepted in place of the
+# right file, and the error names the file and the reason.
 
 load common
 
@@ -33,7 +33,7 @@ steps:
   - {id: one, type: build, title: t, why: w, budget: 9s, deadline: ${3:-10m}, url: "$2", sha256: $(sha256sum source.tar.gz | cut -d' ' -f1),
      script: "mkdir -p $PWD/$1.made && cp tool $PWD/$1.made", provides: [$PWD/$1.made/tool], owns: [$PWD/$1.made]}
 END
-    # As without systemd, and without a proxy: the server is this machine's own.
+    # Without systemd, and without a proxy: the server runs on this machine.
     env -u http_proxy -u https_proxy unshare -m sh -c \
         '[ ! -d /run/systemd ] || mount -t tmpfs none /run/systemd; exec "$@"' - \
         timeout 1200 "$EPKIT" install apply "./$1.yaml" --state "$PWD/$1.state" >"$1.out" 2>&1 3>&- || echo $? >"$1.status"
@@ -66,7 +66,7 @@ refused() {
     grep -q "download failed, attempt 2 of 5; again in 4 s" error.out
 }
 
-@test "what does not come, or is something else, is named with its reason, and nothing is made of it" {
+@test "a missing or wrong download is named with its reason, and changes nothing" {
     start absent "$url/absent"
     start half "$url/half"
     start open "$url/open"

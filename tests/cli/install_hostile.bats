@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# Recipes that are wrong or mean harm: each is refused with its file and line, and nothing changes.
+# Invalid and malicious recipes: each is refused with its file and line, and nothing changes.
 #
 # shellcheck disable=SC2016 # what recipes hold
 
@@ -64,13 +64,13 @@ refused() {
         refused 4 "needs 'check' or 'creates'"
 }
 
-@test "cycles, needs that are not there, ids twice" {
-    printf '%s\n%s\n    needs: [one]\n' "$HEAD" "$STEP" | refused 4 'lead back to itself'
+@test "cycles, missing needs, duplicate ids" {
+    printf '%s\n%s\n    needs: [one]\n' "$HEAD" "$STEP" | refused 4 'form a cycle'
     printf '%s\n%s\n    needs: [two]\n%s\n    needs: [one]\n' "$HEAD" "$STEP" "${STEP/id: one/id: two}" |
-        refused 4 'lead back to itself'
-    printf '%s\n%s\n    needs: [three]\n' "$HEAD" "$STEP" | refused 11 "needs 'three', which is no step"
-    printf '%s\n%s\n%s\n' "$HEAD" "$STEP" "$STEP" | refused 11 'is there twice'
-    printf '%s\n%s\n    path: /etc/two\n' "$HEAD" "$STEP" | refused 11 "'path' is there twice"
+        refused 4 'form a cycle'
+    printf '%s\n%s\n    needs: [three]\n' "$HEAD" "$STEP" | refused 11 "needs 'three', which is not a step"
+    printf '%s\n%s\n%s\n' "$HEAD" "$STEP" "$STEP" | refused 11 'is a duplicate'
+    printf '%s\n%s\n    path: /etc/two\n' "$HEAD" "$STEP" | refused 11 "'path' is a duplicate"
 }
 
 @test "two steps that write the same, unless one of them is left out" {
@@ -86,23 +86,23 @@ refused() {
     two() { printf '%s\n  - {id: a, title: t, why: w, budget: 1s, %s}\n  - {id: b, title: t, why: w, budget: 1s, %s}\n' "$HEAD" "$1" "$2"; }
     local build='type: build, git: "https://h/r", ref: main, commit: abcdef0, script: x'
     two 'type: apt, packages: {x: "1*", git: "1.0"}' 'type: apt, packages: {git: "2.0", y: "*"}' |
-        refused 5 "step 'a' wants git 1.0, and step 'b' wants 2.0"
+        refused 5 "step 'a' requires git 1.0, but step 'b' requires 2.0"
     two 'type: apt, packages: {git: "1.0"}' "type: deb, package: git, version: '2.0', url: 'https://h/g.deb', sha256: $(printf '0%.0s' $(seq 64))" |
-        refused 5 'wants git 1.0'
-    two 'type: module, module: m, version: "1.0"' 'type: module, module: m, version: "2"' | refused 5 'wants m 1.0'
-    two 'type: pip, target: /p, packages: {x: "1.0"}' 'type: pip, target: /p, packages: {x: "2.0"}' | refused 5 'wants x 1.0'
+        refused 5 'requires git 1.0'
+    two 'type: module, module: m, version: "1.0"' 'type: module, module: m, version: "2"' | refused 5 'requires m 1.0'
+    two 'type: pip, target: /p, packages: {x: "1.0"}' 'type: pip, target: /p, packages: {x: "2.0"}' | refused 5 'requires x 1.0'
     two "$build, provides: [/o/b/a], owns: [/o/b]" 'type: file, path: /o/b/c, content: x' |
-        refused 4 "step 'a' owns /o/b and would delete /o/b/c, which is step 'b''s"
+        refused 4 "step 'a' owns /o/b and would delete /o/b/c, which belongs to step 'b'"
     two 'type: pip, target: /o/b, packages: {x: "1.0"}' "$build, provides: [/o/b/a], owns: [/o]" | refused 5 'would delete /o/b'
     two "$build, provides: [/o/a], owns: [/o]" "$build, provides: [/o/a], owns: [/o]" | refused 4 'would delete /o'
-    # Any version, and neighbours, are no contradiction.
+    # "Any version", and sibling paths, are no contradiction.
     two 'type: apt, packages: {git: "1.0", x: "*"}' 'type: apt, packages: {git: "*", x: "1.0"}' >good.yaml
     "$EPKIT" install plan ./good.yaml --root m || [ $? -eq 3 ]
     two "$build, provides: [/o/b/a], owns: [/o/b]" 'type: file, path: /o/bc, content: x' >good.yaml
     "$EPKIT" install plan ./good.yaml --root m || [ $? -eq 3 ]
 }
 
-@test "folders of the system that a build would replace, also by a value" {
+@test "system folders that a build would replace, also through a value" {
     for folder in /usr /usr/local /opt /etc /lib/modules /var/lib; do
         printf '%s\n  - {id: a, type: build, title: t, why: w, budget: 1s, git: "https://h/r", ref: main, commit: abcdef0, script: x, provides: [/a], owns: [%s]}\n' "$HEAD" $folder |
             refused 4 "would own $folder, a folder of the system"
@@ -132,12 +132,12 @@ refused() {
             refused 2 "the default of 'v' is refused"
     done
     printf 'versions: {v: "1;reboot"}\n%s\n%s\n' "$HEAD" "$STEP" | refused 1 "version 'v'"
-    printf 'versions: {PATH: "1"}\n%s\n%s\n' "$HEAD" "$STEP" | refused 1 'is no name'
-    printf 'versions: {kernel: "1"}\n%s\n%s\n' "$HEAD" "$STEP" | refused 1 'sets itself'
-    printf '%s\n%s\n' "$HEAD" "${STEP/path: \/etc\/one/path: \/etc\/..\/..\/one}" | refused 9 "must not hold '..'"
+    printf 'versions: {PATH: "1"}\n%s\n%s\n' "$HEAD" "$STEP" | refused 1 'is not a name'
+    printf 'versions: {kernel: "1"}\n%s\n%s\n' "$HEAD" "$STEP" | refused 1 'is a name that epkit sets'
+    printf '%s\n%s\n' "$HEAD" "${STEP/path: \/etc\/one/path: \/etc\/..\/..\/one}" | refused 9 "must not contain '..'"
     printf '%s\n%s\n    mode: "0644; reboot"\n' "$HEAD" "$STEP" | refused 11 "'mode'"
     printf '%s\n  - {id: a, type: apt, title: t, why: w, budget: 1s, packages: {"git;reboot": "1"}}\n' "$HEAD" |
-        refused 4 'no name of a package'
+        refused 4 'not a package name'
     printf '%s\n  - {id: a, type: command, title: t, why: w, budget: 1s, run: "echo @{kernel}", creates: [/a], undo: y}\n' "$HEAD" |
         refused 4 'is not replaced in text for a shell'
     printf '%s\n  - {id: "a;b", type: file, title: t, why: w, budget: 1s, path: /a, content: b}\n' "$HEAD" | refused 4 'id '
@@ -145,7 +145,7 @@ refused() {
     printf 'recipe: ../../etc\ntitle: t\nsteps: []\n' | refused 1 'name '
 }
 
-@test "bombs, anchors, tags, depth, size, bytes that are no text" {
+@test "bombs, anchors, tags, depth, size, bytes that are not text" {
     printf 'recipe: &a bad\ntitle: *a\nsteps: []\n' | refused 1 'anchors are not accepted'
     printf 'recipe: bad\ntitle: *a\nsteps: []\n' | refused 2 'liases'
     printf 'recipe: !!binary bad\n' | refused 1 'tags are not accepted'
@@ -160,7 +160,7 @@ refused() {
     printf -- '- a\n' | refused 1 'a recipe is a map'
 }
 
-@test "reboots that nobody allowed, and too many" {
+@test "reboots that are not allowed, and too many" {
     printf '%s\n%s\n    reboot: after\n' "$HEAD" "$STEP" | refused 11 "'reboots' of the recipe is 0"
     printf 'reboots: 1000\n%s\n%s\n' "$HEAD" "$STEP" | refused 1 "'reboots' must be"
     printf '%s\n%s\n    when: never\n' "$HEAD" "$STEP" | refused 11 "'when' must be"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# What 'epkit install' leaves and finds beside its steps: the state of a recipe, the journal, signals, the lock of dpkg.
+# The state of 'epkit install' apart from its steps: the state of a recipe, the journal, signals, the lock of dpkg.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
 # shellcheck disable=SC2016,SC1003 # for other shells, lines that go on
@@ -64,7 +64,7 @@ recipe() {
     epkit install resume --root m
 }
 
-@test "an uninstall says what is true: of what was never applied, of what had changed nothing, of what is undone" {
+@test "an uninstall reports recipes that were never applied, that had changed nothing, and that are undone" {
     recipe files >files.yaml
     mkdir m
     run epkit install uninstall files.yaml --root m
@@ -125,7 +125,7 @@ steps:
      check: "test -e $PWD/go", undo: "true"}
 END
     rm -f begun go
-    # As without systemd: who runs the tests may have one.
+    # Without systemd: the machine that runs the tests may have it.
     "$@" unshare -m sh -c '[ ! -d /run/systemd ] || mount -t tmpfs none /run/systemd; exec "$@"' - \
         "$EPKIT" install apply ./slow.yaml --state "$PWD/state" >out 2>&1 3>&- &
     apply=$!
@@ -153,7 +153,7 @@ ended() {
     [ ! -e m/var/lib/epkit ]
 }
 
-@test "runs of apply and uninstall at the same time are told of each other, and of nothing else" {
+@test "concurrent runs of apply and uninstall report each other, and nothing else" {
     recipe files >files.yaml
     mkdir m
     for action in apply uninstall uninstall; do
@@ -170,7 +170,7 @@ ended() {
     [ ! -e m/var/lib/epkit ]
 }
 
-@test "folders whose path is too long are refused, and no other is taken for them" {
+@test "folders whose path is too long are refused, and no other folder is used" {
     recipe files >files.yaml
     mkdir m
     long=$(printf '/%.0saaaaaaaaa' $(seq 30))
@@ -185,7 +185,7 @@ ended() {
     [ -z "$(find m -type f)" ]
 }
 
-@test "a root that cannot be written is said to be so, and can be planned" {
+@test "a read-only root is reported, and can be planned" {
     unshare -m mount -t tmpfs none /mnt 2>/dev/null || skip 'nothing can be mounted here'
     recipe files >files.yaml
     mkdir m
@@ -220,18 +220,18 @@ END
     [[ "$output" == *"Nothing to uninstall"* ]]
 }
 
-@test "hang-up, quit, interrupt and termination end an apply with a line that says how to go on" {
+@test "SIGHUP, SIGQUIT, SIGINT and SIGTERM end an apply with a line that says how to continue" {
     [ "$(id -u)" -eq 0 ] || skip 'an apply of this machine needs root'
     for number in 1 2 3 15; do
         slow_apply env --default-signal=HUP,INT,QUIT,TERM
         kill "-$number" $apply
         ended $((128 + number))
         touch go
-        grep -q "interrupted; what runs now is completed, and 'epkit install resume slow' goes on" out
+        grep -q "interrupted; the current step is completed, and 'epkit install resume slow' continues" out
         epkit install resume slow --state "$PWD/state"
         epkit install uninstall slow --state "$PWD/state"
     done
-    # Under nohup it goes on.
+    # Under nohup it continues.
     slow_apply nohup
     kill -HUP $apply
     sleep 1
@@ -242,7 +242,7 @@ END
     rmdir /var/log/epkit/install /var/log/epkit 2>/dev/null || true
 }
 
-@test "Python packages that were in the folder before are brought back, also after a kill in the middle" {
+@test "Python packages that were in the folder before are restored, also after a kill in the middle" {
     [ "$(id -u)" -eq 0 ] || skip 'pip for this machine needs root'
     python3 -m pip --version >/dev/null 2>&1 || skip 'pip is not installed'
     wheels index thing 1.0 2.0
@@ -257,7 +257,7 @@ END
     }
     recipe 1.0
     epkit install apply ./python.yaml --state "$PWD/state"
-    # As if it had been killed while it moved the packages in, before it noted them.
+    # As if it had been killed while it moved the packages in, before it recorded them.
     rm -r state/python/copies/one state/python/stamp state/python/before/one/complete target/thing.py
     epkit install resume python --state "$PWD/state"
     recipe 2.0
@@ -270,7 +270,7 @@ END
     rmdir /var/log/epkit/install /var/log/epkit 2>/dev/null || true
 }
 
-@test "a set of copies that broke off: nothing that was there before is lost, by an uninstall or a resume" {
+@test "an interrupted set of copies: uninstall and resume lose no previous file" {
     mkdir -p m/src/folder m/dst/folder
     echo core >m/src/libcore.so.1
     echo inside >m/src/folder/file
@@ -287,7 +287,7 @@ END
     [ "$status" -eq 1 ]
     epkit install uninstall copies --root m
     diff -r before m/dst
-    # As if it had been killed when it had kept the folder, before it noted that.
+    # As if it had been killed when it had saved the folder, before it recorded that.
     run epkit install apply ./copies.yaml --root m
     [ "$status" -eq 1 ]
     kept=$(find m -path '*/before/set' -type d)/kept
@@ -300,7 +300,7 @@ END
     diff -r before m/dst
 }
 
-@test "an option of a module that something sets later is not taken for configured, wherever that is" {
+@test "a module option that is overridden later, in any file, does not count as configured" {
     cat >options.yaml <<'END'
 recipe: options
 title: t
@@ -333,7 +333,7 @@ END
     [[ "$(state)" == "done "* ]]
 }
 
-@test "an option that something sets later to the same value is configured, whatever came between" {
+@test "an option that is set later to the same value is configured, whatever came between" {
     cat >options.yaml <<'END'
 recipe: options
 title: t
@@ -348,7 +348,7 @@ END
         echo "$line" >m/proc/cmdline
         [[ "$(state)" == "done "* ]]
     done
-    # One of two is enough, and the last word.
+    # One of two is enough, and the last setting counts.
     for line in 'some_module.an_option=1 some_module.text=b' 'some_module.an_option=1 some_module.an_option=0' \
         'some_module.an_option=10' 'some_module.an_option='; do
         echo "$line" >m/proc/cmdline
@@ -364,7 +364,7 @@ END
     [[ "$(state)" == "done "* ]]
 }
 
-@test "what somebody has made of a file since it was written is kept beside it, by an apply and by an uninstall" {
+@test "user changes of a file since it was written are saved next to it, by apply and uninstall" {
     recipe files >files.yaml
     mkdir -p m/etc
     echo original >m/etc/one
@@ -384,7 +384,7 @@ END
     [ "$(cat m/etc/one.epkit-old.1)" = mine ]
     [ "$(stat -c %a m/etc/one.epkit-old.1)" = 600 ]
     rm m/etc/one.epkit-old m/etc/one.epkit-old.1
-    # Nobody's changes: another version of the recipe, the original put back, the file removed.
+    # No user changes: another version of the recipe, the original restored, the file removed.
     epkit install apply files.yaml --root m
     sed -i 's/content: x/content: y/' files.yaml
     epkit install apply files.yaml --root m
@@ -398,7 +398,7 @@ END
     [ "$(ls m/etc)" = one ]
 }
 
-@test "an uninstall that is interrupted ends by the signal, also with --json, and goes on where it was" {
+@test "an interrupted uninstall ends by the signal, also with --json, and continues where it was" {
     [ "$(id -u)" -eq 0 ] || skip 'an uninstall of this machine needs root'
     cat >slow.yaml <<END
 recipe: slow
@@ -421,7 +421,7 @@ END
         [ "$(jq -s length out)" -eq 1 ]
         [ "$(jq -r .result out)" = interrupted ]
         valid install out
-        grep -q "interrupted; what runs now is completed, and 'epkit install uninstall slow' goes on" err
+        grep -q "interrupted; the current step is completed, and 'epkit install uninstall slow' continues" err
         touch go
         epkit install uninstall slow --state "$PWD/state"
         [ ! -e "done" ]
@@ -468,7 +468,7 @@ LOCKS=$PWD/a epkit_lock_holder >none
 LOCKS=$PWD/b epkit_lock_holder >holder
 echo "$! $PWD/b/lock-frontend" | diff - holder
 test ! -s none
-# A file of a lower layer and of an upper one: numbers of overlayfs are not those of the kernel's list.
+# A file of a lower layer and of an upper one: inode numbers of overlayfs differ from /proc/locks.
 mkdir o o/lower o/up o/work o/all
 mount -t tmpfs none o
 mkdir o/lower o/up o/work o/all
@@ -487,7 +487,7 @@ END
     [ "$status" -eq 0 ]
 }
 
-@test "a process outside of the container that holds dpkg's lock is not called by another's name" {
+@test "a process outside of the container that holds dpkg's lock is not reported under another process's name" {
     own_prelude
     unshare -pf true 2>/dev/null || skip 'there can be no PID namespace here'
     mkfifo until
@@ -501,12 +501,12 @@ END
     [[ "$output" == "waiting for a process that cannot be seen from here, which holds $PWD/dpkg/lock-frontend"* ]]
 }
 
-@test "a process that takes dpkg's lock between the wait for it and dpkg is waited for as well" {
+@test "a process that acquires dpkg's lock between the wait for it and dpkg is waited for as well" {
     [ "$(id -u)" -eq 0 ] || skip 'dpkg --configure needs root'
     own_prelude
     cat >inside.sh <<'END'
 set -eu
-# The first wait finds nobody, and then somebody is faster.
+# The first wait finds no holder, and then another process is faster.
 sed 's/^epkit_await_lock()/real_await_lock()/' prelude.sh >renamed.sh
 . ./renamed.sh
 epkit_await_lock() {
@@ -531,10 +531,10 @@ END
     [ "${lines[-1]}" = configured ]
 }
 
-@test "while dpkg runs it has its lock, and what dpkg says of a failure is passed on" {
+@test "dpkg's lock is held while it runs, and its error message is passed on" {
     [ "$(id -u)" -eq 0 ] || skip 'dpkg --configure needs root'
     own_prelude
-    # One package that is unpacked, and whose script tells who has the lock.
+    # One unpacked package, whose script prints the holder of the lock.
     printf 'Package: %s\nStatus: install ok unpacked\nMaintainer: t\nArchitecture: all\nVersion: 1\nDescription: t\n\n' one >dpkg/status
     : >dpkg/info/one.list
     printf '#!/bin/sh\nset -eu\n. %s/prelude.sh\nepkit_lock_holder >%s/seen\n[ ! -e %s/broken ]\n' "$PWD" "$PWD" "$PWD" >dpkg/info/one.postinst
@@ -550,7 +550,7 @@ END
     grep -q '^Status: install ok installed' dpkg/status
 }
 
-@test "a hold of a package is that of its architecture alone" {
+@test "a hold of a package applies only to its architecture" {
     command -v apt-mark >/dev/null || skip 'apt is not installed'
     native=$(dpkg --print-architecture)
     own_prelude
@@ -573,7 +573,7 @@ END
     [ "$(held)" = "other:$native thing:riscv64 " ]
     apt-mark showhold >before/hold
     cat before/hold
-    # As a step that names the two and is applied.
+    # As for a step that lists both and is applied.
     sh -euc '. ./prelude.sh; epkit_hold unhold thing=1 "other:'"$native"'=1"'
     held
     [ "$(held)" = "thing:riscv64 " ]

@@ -28,35 +28,35 @@ refused() {
     [[ "$stderr" == *"$text"* ]]
 }
 
-@test "lists of hosts, variables and programs that cannot be meant" {
-    refused "stands there twice" --hosts a,root@A hostname
+@test "invalid lists of hosts, variables and programs" {
+    refused "is listed twice" --hosts a,root@A hostname
     refused "there is an empty name" --hosts a,,b hostname
-    refused "is no host" --hosts 'a,-oProxyCommand=x' hostname
+    refused "is not a host" --hosts 'a,-oProxyCommand=x' hostname
     refused "a bracket is not closed" --hosts 'a[1-' hostname
     printf 'a\rb\rc\n' >hostfile
     refused "hostfile, line 1: a carriage return within the line" --hostfile hostfile hostname
     printf 'a slotss=8\n' >hostfile
-    refused "'slotss=8' behind the host is no setting" --hostfile hostfile hostname
+    refused "'slotss=8' after the host is not a setting" --hostfile hostfile hostname
     refused "the name of the program is empty" --hosts a ''
     for name in RANK LOCAL_RANK WORLD_SIZE NNODES MASTER_ADDR MASTER_PORT GPUS_PER_NODE; do
         refused "--env $name: epkit sets it for each rank" --hosts a -x "$name=7" hostname
     done
-    refused "'A B' is no name of a variable" --hosts a -x 'A B=c-secret' hostname
+    refused "'A B' is not a variable name" --hosts a -x 'A B=c-secret' hostname
     [[ "$stderr" != *c-secret* ]]
-    refused "it is not set here" --hosts a -x EPKIT_NOT_SET hostname
+    refused "the variable is not set here" --hosts a -x EPKIT_NOT_SET hostname
     refused "--triangulate needs a test" --hosts a,b --triangulate hostname
-    refused "is no test of nccl-tests" --hosts a nccl ../../x
-    refused "nothing says which hosts" hostname
+    refused "is not a test of nccl-tests" --hosts a nccl ../../x
+    refused "no hosts are given" hostname
     # hostname(1) would give that name to every node.
-    refused "--hosts names the nodes" --hosts a hostname b
-    refused "--hosts names the nodes" --hosts a hostname -- -F file
+    refused "--hosts gives the nodes" --hosts a hostname b
+    refused "--hosts gives the nodes" --hosts a hostname -- -F file
     refused "did you mean 'intranode'?" --hosts a epkit-test intrande
     EPKIT_SSH_PORT=22x refused "the variable EPKIT_SSH_PORT is '22x', not a port" --hosts a hostname
     export JOBSET_NAME=js NNODES=2 JOB_COMPLETION_INDEX=2
-    refused "JOB_COMPLETION_INDEX is 2, and there are 2" hostname
+    refused "JOB_COMPLETION_INDEX is 2, but must be below 2" hostname
 }
 
-@test "workloads: what is no script, line ends of Windows, interpreters that are not there" {
+@test "workloads: files that are not scripts, Windows line ends, missing interpreters" {
     printf '#!/bin/bash\r\necho hi\r\n' >crlf.sh
     refused "crlf.sh: its lines end in CR LF" --hosts a --workload crlf.sh
     : >empty
@@ -69,18 +69,18 @@ refused() {
     printf '#!/no/such/interpreter\n' >script
     launch --hosts a --workload script
     [ "$status" -eq 127 ]
-    [[ "$output$stderr" == *"/workload: the interpreter that its first line names is not there"* ]]
-    # Without a first line of that kind it is a shell's.
+    [[ "$output$stderr" == *"/workload: the interpreter in its first line does not exist"* ]]
+    # Without a #! line it is a shell script.
     printf 'echo "rank $RANK of $WORLD_SIZE"\n' >script
     launch --hosts a,b --workload script
     [ "$status" -eq 0 ]
     [[ "$output" == *"b: rank 1 of 2"* ]]
 }
 
-@test "programs that stand for ssh and are none; a value of several lines; output without an end" {
+@test "programs other than ssh; a value of several lines; output without a newline" {
     launch --ssh /bin/true --hosts a hostname
     [ "$status" -eq 1 ]
-    [[ "$output" == *"a: answer: the connection ended without an answer of epkit"* ]]
+    [[ "$output" == *"a: answer: the connection ended without an answer from epkit"* ]]
     launch --ssh /nowhere/ssh --hosts a hostname
     [ "$status" -eq 1 ]
     [[ "$output" == *"/nowhere/ssh: No such file or directory"* ]]
@@ -92,7 +92,7 @@ refused() {
     [ "$(tr -cd x <<<"$output" | wc -c)" -ge 100000 ]
 }
 
-@test "what a node says in the place of epkit is the reason, and each layer has its advice" {
+@test "output of a node instead of epkit's is the reason, and each layer has its advice" {
     printf '#!/bin/sh\necho "Welcome"; echo "This account is currently not available."\nexit 1\n' >nologin
     printf '#!/bin/sh\nprintf "user@host password: " >&2\nexec sleep 100\n' >question
     chmod +x nologin question
@@ -107,13 +107,13 @@ refused() {
     launch --hosts a deepep-interode
     [ "$status" -eq 127 ]
     [[ "$stderr" == *"did you mean the job 'deepep-internode'?"* ]]
-    # The last words of a rank that fails, and of it alone.
+    # The last line of a rank that fails, and only of it.
     launch --hosts a -- sh -c 'echo reason; exit 7'
     [ "$status" -eq 7 ]
     [[ "$output" == *"program failed on a first: exit status 7; its last line: reason"* ]]
 }
 
-@test "two names of one host are said" {
+@test "two names of one host are reported" {
     launch --hosts a,b,c hostname
     [ "$status" -eq 0 ]
     [[ "$stderr" == *"a and b, ... are one host, $(uname -n): ranks of both share its GPUs and ports"* ]]
@@ -121,7 +121,7 @@ refused() {
     [ -z "$stderr" ]
 }
 
-@test "the command of a run can be repeated word for word, and tells no secret" {
+@test "the recorded command of a run can be repeated literally, and contains no secret" {
     local command
     export DB_PASSWORD=secret-1
     run --separate-stderr epkit launch --ssh "$PWD/ssh" --connect-timeout 60 --checks skip --out run --hosts 'a b' --json \
@@ -135,7 +135,7 @@ refused() {
     command=$(jq -r .command <<<"$output")
     [[ "$command" == "epkit launch "* && "$command" != *secret-* ]]
     run ! grep -r secret- run/testbed-logs/run.json run/testbed-logs/coordinator.log
-    # The variables whose values were left out have to be set.
+    # Variables whose values were left out must be set.
     export WANDB_KEY=secret-4 http_proxy=x
     cd "$(mktemp -d -p "$BATS_TEST_TMPDIR")"
     run --separate-stderr bash -c "epkit() { '$EPKIT' \"\$@\"; }; $command"
@@ -152,7 +152,7 @@ refused() {
     run ! pgrep -f "sleep $seconds"
 }
 
-@test "what mpirun told the rank that launches is not told to its ranks, what the user has set is" {
+@test "variables that mpirun set for the launching rank are not passed to its ranks, those of the user are" {
     unset "${!OMPI_@}" "${!PMI@}" # what the tests of mpirun are told
     export OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 PMIX_RANK=3 PMI_SIZE=4 OMPI_MCA_ess_base_jobid=7
     export OMPI_MCA_btl=tcp,self PMIX_MCA_gds=hash
@@ -162,27 +162,27 @@ refused() {
         "OMPI_MCA_btl=tcp,self PMIX_MCA_gds=hash PMI_FD=5 " ]
 }
 
-@test "a reader that goes away is said once" {
+@test "a reader that closes the output is reported once" {
     run bash -c "'$EPKIT' launch --ssh '$PWD/ssh' --connect-timeout 60 --no-logs --checks skip --hosts a -- yes 2>errors | head -n 1"
     [ "$status" -eq 0 ]
     [ "$output" = "a: y" ]
     [ "$(grep -c 'the output cannot be written: Broken pipe' errors)" -eq 1 ]
 }
 
-@test "a run in the folder of an earlier one replaces it, with the logs of nodes that it has not" {
+@test "a run in the folder of an earlier one replaces it, and removes the logs of other nodes" {
     run epkit launch --ssh "$PWD/ssh" --connect-timeout 60 --checks skip --out run --hosts a,b,c -- sh -c 'echo "Segmentation fault"'
     [ "$status" -eq 0 ]
     touch run/testbed-logs/mine.txt
     run --separate-stderr epkit launch --ssh "$PWD/ssh" --connect-timeout 60 --checks skip --out run --hosts a -- \
         echo '[ 1/1] bf16 random, sync ... passed 1 ms'
     [ "$status" -eq 0 ]
-    [[ "$stderr" == *"the run of 20"*" that was there is replaced"* ]]
+    [[ "$stderr" == *"replacing the run of 20"*" in this folder"* ]]
     [ "$(cd run/testbed-logs && echo worker-* mine*)" = "worker-a.log mine.txt" ]
     run epkit parse run
     [ "$status" -eq 0 ]
 }
 
-@test "an agent that is asked twice for the end kills at once, also where the second request comes in pieces" {
+@test "an agent that gets the request 'end' twice kills at once, also if the second request is split" {
     limited 15 python3 "$EPKIT_SOURCE/tests/cli/agent.py" "$EPKIT" behind
     limited 15 python3 "$EPKIT_SOURCE/tests/cli/agent.py" "$EPKIT" cut
 }

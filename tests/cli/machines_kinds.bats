@@ -151,7 +151,7 @@ role_is() {
     echo "$output"
     [ "$status" -eq 5 ]
     [[ "${lines[0]}" == "Not known whether h100.nvml-dead is healthy: "* ]]
-    [[ "$output" == *"tells     Run nvidia-smi"* ]]
+    [[ "$output" == *"do        Run nvidia-smi"* ]]
 }
 
 @test "h100/mlx5-ib: mlx5 ib is not loaded" {

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the tests on several hosts share. The hosts live as long as a file of tests.
+# Shared by the tests on several hosts. The hosts exist as long as a test file runs.
 bats_require_minimum_version 1.5.0
 
 EPKIT="${EPKIT_BUILD:?the build tree}/epkit"
 HOSTS="${EPKIT_SOURCE:?the source tree}/tests/hosts/hosts.sh"
-# Deadline of each layer: generous where it must not be reached, on a machine with much else to do.
+# Deadline of each layer: generous where it must not be reached, for a loaded machine.
 # shellcheck disable=SC2034
 PATIENT=(--connect-timeout 60)
 
-# What a file of tests has no hosts for, if anything.
+# Why a test file has no hosts, if it has none.
 export HOSTS_WHY="${HOSTS_WHY:-}"
 
 setup() {
     [ -z "$HOSTS_WHY" ] || skip "$HOSTS_WHY"
 }
 
-# hosts_up N: as many hosts, unless HOSTS_WHY says why not; this machine may not be able to have any.
+# hosts_up N: starts N hosts, unless HOSTS_WHY is set; this machine may not be able to run them.
 hosts_up() {
     [ -n "$HOSTS_WHY" ] || HOSTS_WHY=$("$HOSTS" check) || true
     [ -z "$HOSTS_WHY" ] || return 0
@@ -34,13 +34,13 @@ on() {
     "$HOSTS" on "$HOSTS_DIR" "$@"
 }
 
-# launch ARGUMENT...: on the host login, in a folder of the test's own.
+# launch ARGUMENT...: runs on the host login, in a folder of this test.
 launch() {
     mkdir -p "$HOSTS_DIR/work"
     on login env -C "$HOSTS_DIR/work" timeout --kill-after=20 600 "$EPKIT" launch "${PATIENT[@]}" "$@"
 }
 
-# within SECONDS COMMAND...: the command succeeds at last; six times as late on a machine with much else to do.
+# within SECONDS COMMAND...: repeats the command until it succeeds; six times as long on a loaded machine.
 within() {
     local tries=$(($1 * 30))
     shift
@@ -51,7 +51,7 @@ within() {
     done
 }
 
-# Nothing runs on a host that was not there before.
+# No new process runs on a host.
 is_clean() {
     [ -z "$("$HOSTS" ps "$HOSTS_DIR" "$1")" ]
 }

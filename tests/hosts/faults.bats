@@ -1,7 +1,7 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
 # epkit launch when something goes wrong: each fault is named with node and layer, the exit code is right, and nothing
-# is left on any host. The ones of the long tier need a deadline to pass.
+# is left on any host. Tests of the long tier wait for a deadline.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
 # shellcheck disable=SC2016 # programs of inner shells
@@ -16,7 +16,7 @@ teardown_file() {
     hosts_down
 }
 
-# What starts ranks; the long tier tries both.
+# The programs that start ranks; the long tier tests both.
 starters() {
     echo ssh
     [ -z "${EPKIT_TEST_LONG:-}" ] || echo mpirun
@@ -51,7 +51,7 @@ fails() {
     fails 198.18.77.99 TCP "no TCP connection within 3 s" --hosts h1,198.18.77.99 --connect-timeout 3
 }
 
-# A server on port 2222 of a host that says $2 and then nothing; its process number is printed.
+# Starts a server on port 2222 of a host that sends $2 and then nothing; prints its PID.
 mute_server() { # HOST TEXT
     on "$1" perl -e 'use IO::Socket::INET; fork and exit; open STDOUT, ">/dev/null"; open STDERR, ">/dev/null";
         my $s = IO::Socket::INET->new(LocalPort => 2222, Listen => 5, ReuseAddr => 1) or die;
@@ -89,12 +89,12 @@ stop_mute_server() { # HOST
 }
 
 @test "another version of epkit, and none at all" {
-    # The dots as such: any byte between the digits may be machine code.
+    # Escapes the dots: any byte between the digits may be machine code.
     version=$(epkit_version)
     version=${version//./[.]}
     sed "s/$version/9.9.9/g" "$EPKIT" >"$HOSTS_DIR/other"
     chmod +x "$HOSTS_DIR/other"
-    # The library says the version.
+    # The library holds the version.
     mkdir -p "$HOSTS_DIR/lib"
     for library in "$EPKIT_BUILD"/libepkit.so*; do
         sed "s/$version/9.9.9/g" "$library" >"$HOSTS_DIR/lib/${library##*/}"
@@ -118,7 +118,7 @@ stop_mute_server() { # HOST
     run --separate-stderr launch --no-logs --checks skip --hosts h1 --connect-timeout 6 --remote-epkit "$HOSTS_DIR/hangs" hostname
     [ "$status" -eq 1 ]
     [[ "$stderr" == *"h1: command: no answer within 6 s"* ]]
-    # It is not epkit and does not notice that nobody is there any more.
+    # It is not epkit and does not detect the end of the launcher.
     on h1 pkill -f hangs || true
     on h1 pkill -x sleep || true
 }
@@ -128,7 +128,7 @@ epkit_version() {
 }
 
 @test "a full disk on a node" {
-    # The tree may lie below /tmp, and then the host needs it there.
+    # The tree may be below /tmp, and then the host needs it there.
     on h3 sh -e -c 'mkdir /run/tmp
         mount -t tmpfs -o size=32k tmpfs /run/tmp
         for folder; do
@@ -147,7 +147,7 @@ epkit_version() {
     all_clean 20 h1 h3
 }
 
-@test "a full disk where the logs go: said once, the run goes on, and it does not pass for complete" {
+@test "a full disk for the logs: reported once, the run continues, and does not count as complete" {
     long
     on login sh -c "mkdir -p $HOSTS_DIR/small && mount -t tmpfs -o size=64k tmpfs $HOSTS_DIR/small"
     run --separate-stderr launch --out "$HOSTS_DIR/small/run" --hosts h1 -- sh -c 'seq 100000; echo the end'
@@ -198,7 +198,7 @@ epkit_version() {
 # begin ARGUMENT...: a launch in the background, until its ranks run on h1 and h2; $pid.
 begin() {
     mkdir -p "$HOSTS_DIR/work"
-    # The shell tells by its exit code how epkit ended: what enters the host would end by that signal, which is ignored here.
+    # The shell returns epkit's end as an exit code: nsenter would end by that signal itself, which is ignored here.
     # shellcheck disable=SC2016 # for that shell
     "$HOSTS" on "$HOSTS_DIR" login sh -c '"$@"; exit $?' sh \
         "$EPKIT" launch "${PATIENT[@]}" --no-logs --hosts h1,h2 --grace 1 "$@" -- \
@@ -215,7 +215,7 @@ ended() {
     cat "$HOSTS_DIR/output"
 }
 
-# The number of epkit itself, on the host login.
+# The PID of epkit on the host login.
 launcher() {
     on login pgrep -f "^$EPKIT launch" | head -n 1
 }
@@ -272,12 +272,12 @@ launcher() {
     all_clean 30 h1 h2
 }
 
-@test "the folder of an agent that was killed goes with the next launch on its node" {
+@test "the folder of a killed agent is removed by the next launch on its node" {
     printf '#!/bin/sh\nexec sleep 500\n' >"$HOSTS_DIR/sleeps"
     launch --no-logs --checks skip --hosts h2 --workload "$HOSTS_DIR/sleeps" >"$HOSTS_DIR/output" 2>&1 3>&- &
     within 60 is_running h2 'sleep 500'
     folder=$(on h2 sh -c 'ls -d /tmp/epkit-launch-*')
-    # One whose agent lives stays.
+    # The folder of a live agent stays.
     run --separate-stderr launch --no-logs --checks skip --hosts h2 hostname
     [ "$status" -eq 0 ]
     on h2 test -e "$folder/workload"

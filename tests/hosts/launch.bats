@@ -56,7 +56,7 @@ teardown_file() {
     echo "$output$stderr"
     [ "$status" -eq 0 ]
     [[ "$output" == *"h1: 0 h1"* && "$output" == *"h3: 1 h1"* ]]
-    # By names that they do not call themselves by, as pods are: mpirun knows the host that it runs on by its own.
+    # With names that differ from the hostnames, as for pods: mpirun knows its own host only by its hostname.
     printf '198.18.77.%s h%s.pods.example\n' 1 1 3 3 >>"$HOSTS_DIR/hosts"
     run --separate-stderr on h3 env -C "$HOSTS_DIR" timeout 600 "$EPKIT" launch "${PATIENT[@]}" --no-logs \
         --hosts h1.pods.example,h3.pods.example --with mpirun -- sh -c 'echo $RANK $MASTER_ADDR'
@@ -105,7 +105,7 @@ teardown_file() {
     # The same as 'epkit parse' says of the folder, and it says so again later.
     [ "$(jq -r .result.verdict <<<"$output")" = "$("$EPKIT" parse --json parsed | jq -r .verdict)" ]
     [ "$(jq -r .verb parsed/testbed-logs/doctor-h1.json)" = doctor ]
-    # A program that ends with status 0 and whose output says that it failed: no success. Here it is DeepEP's test.
+    # A program that ends with status 0 but whose output reports a failure is no success. Here it is DeepEP's test.
     mkdir -p "$HOSTS_DIR/deepep/tests"
     cat >"$HOSTS_DIR/deepep/tests/test_intranode.py" <<'END'
 print("[config] num_tokens=2048, hidden=7168, num_topk=8", flush=True)
@@ -119,7 +119,7 @@ END
         [ "$status" -eq 1 ]
         [[ "$output" == *"all ended with status 0 "*$'\n'"test_intranode, 1 node: 0/24 cases passed"* ]]
     done
-    # And one that says nothing that is known has shown nothing.
+    # Output that is not recognised is no result.
     echo 'print("hello")' >"$HOSTS_DIR/deepep/tests/test_intranode.py"
     run --separate-stderr launch --no-logs --checks skip --hosts h1 deepep-intranode
     on h1 umount /opt
@@ -130,14 +130,14 @@ END
     [ "$(jq -r .verb named/testbed-logs/doctor-h1.json)" = doctor ]
 }
 
-@test "what a terminal would obey in the output of a node is shown as '?', and kept in its log" {
+@test "control characters in the output of a node are shown as '?', and kept in its log" {
     run --separate-stderr launch --out hostile --hosts h1 -- printf 'a\033]0;x\007b\342\200\256c\377\303\244\n'
     [ "$status" -eq 0 ]
     [[ "$output" == "h1: a?]0;x?b?c?ä"$'\n'* ]]
     [ "$(cat "$HOSTS_DIR/work/hostile/testbed-logs/worker-h1.log")" = "$(printf 'a\033]0;x\007b\342\200\256c\377\303\244')" ]
 }
 
-@test "the locale that epkit sets for what it reads reaches no rank" {
+@test "the locale that epkit sets for programs that it parses does not reach the ranks" {
     run --separate-stderr on login env LC_ALL=C.UTF-8 timeout 600 "$EPKIT" launch "${PATIENT[@]}" --no-logs --hosts h1 \
         --ssh 'ssh -o SendEnv=LC_ALL' -- sh -c 'echo "locale=$LC_ALL"'
     echo "$output$stderr"
@@ -153,7 +153,7 @@ END
     echo "$output$stderr"
     [ "$status" -eq 0 ]
     [[ "$output" == *"h1: a,b c||yes|given|/no/such.so"* ]]
-    # The linker complains of timeout and epkit here and of the program there, and of nothing between: not of ssh.
+    # The linker warns about timeout and epkit here and about the program there, but not about ssh in between.
     [ "$(grep -c 'cannot be preloaded' <<<"$stderr")" -eq 2 ]
     run --separate-stderr launch --no-logs --hosts h1 --with mpirun --preload /no/such.so -- sh -c 'echo $LD_PRELOAD'
     [[ "$output" == *"h1: /no/such.so"* ]]
@@ -169,7 +169,7 @@ END
     [[ "$output" == *"h1: WARN,INFO /tmp/nvshmem_%h_%p.log INFO"* ]]
 }
 
-@test "--workload copies the script and passes arguments; it is gone afterwards" {
+@test "--workload copies the script and passes arguments; it is removed afterwards" {
     printf '#!/bin/bash\necho "workload $RANK $* $0"\n' >"$HOSTS_DIR/work.sh"
     run --separate-stderr launch --no-logs --hosts h1,h2 --workload "$HOSTS_DIR/work.sh" -- one two
     echo "$output$stderr"
@@ -193,7 +193,7 @@ END
     [ -f coordinator.log ]
 }
 
-@test "--json: one document on standard output, the nodes' output beside it" {
+@test "--json: one document on standard output, the nodes' output on standard error" {
     run --separate-stderr launch --json --no-logs --checks skip --hosts h1,h2 hostname
     [ "$status" -eq 0 ]
     valid <<<"$output"
@@ -246,7 +246,7 @@ END
     [ "$status" -eq 4 ]
 }
 
-@test "DeepEP's test is started as it wants: one process a node, its arguments, its folder" {
+@test "DeepEP's test is started with one process per node, its arguments, its folder" {
     mkdir -p "$HOSTS_DIR/deepep/tests"
     printf 'import os, sys\nprint(os.getcwd(), os.environ["RANK"], os.environ["WORLD_SIZE"], *sys.argv)\n' \
         >"$HOSTS_DIR/deepep/tests/test_internode.py"
@@ -255,7 +255,7 @@ END
     done
     run --separate-stderr launch --no-logs --checks skip --hosts h1,h2 deepep-internode -- --num-tokens 64
     echo "$output$stderr"
-    # Every rank ended with 0, but what they printed is no result.
+    # Every rank ended with 0, but their output is not a result.
     [ "$status" -eq 1 ]
     [[ "$output$stderr" == *"Nothing was recognised"* ]]
     [[ "$output" == *"h2: "*"/deepep 1 2 tests/test_internode.py --num-tokens 2048 --hidden 7168 --num-experts 256 --num-topk 8 --num-tokens 64"* ]]
@@ -282,13 +282,13 @@ END
     run --separate-stderr launch --out slow --checks skip --hosts 'h[1-4]' --triangulate deepep-internode
     echo "$output$stderr"
     [ "$status" -eq 3 ]
-    [[ "$output" == *"Plan: 4 nodes: 2 pairs side by side"*"h1,h2: "*"Slow: h3. Found in "*" runs."* ]]
+    [[ "$output" == *"Plan: 4 nodes: 2 pairs concurrently"*"h1,h2: "*"Slow: h3. Found in "*" runs."* ]]
     [ "$(jq -c '[.result, .slow]' "$HOSTS_DIR/work/slow/testbed-logs/triangulate.json")" = '["found",["h3"]]' ]
     run --separate-stderr launch --json --no-logs --checks skip --hosts 'h[1-4]' --triangulate deepep-internode
     [ "$status" -eq 3 ]
     valid <<<"$output"
     [ "$(jq -c '[.exit_code, .triangulation.result, .triangulation.slow]' <<<"$output")" = '[3,"found",["h3"]]' ]
-    # Without the option it is said that there is one; a good run needs none.
+    # Without the option a hint names it; a good run has no hint.
     run --separate-stderr launch --no-logs --checks skip --hosts 'h[1-4]' deepep-internode
     [ "$status" -eq 3 ]
     [[ "$stderr" == *"--triangulate finds the node"* ]]
@@ -303,7 +303,7 @@ END
 
 @test "what the NICs moved during the run, and what the doctor finds before it" {
     "$EPKIT_SOURCE/tests/machines/machines.py" a4/shm "$HOSTS_DIR/a4"
-    # The NICs of a made-up machine, whose counters can be written.
+    # The NICs of a fake machine, whose counters can be written.
     on h1 sh -c "mkdir -p $HOSTS_DIR/sys && cp -a $HOSTS_DIR/a4/sys/. $HOSTS_DIR/sys && mount --bind $HOSTS_DIR/sys /sys"
     run --separate-stderr launch --out run2 --checks report --hosts h1,h2 -- sh -c '
         file=/sys/class/infiniband/mlx5_3/ports/1/counters/port_xmit_data

@@ -1,7 +1,7 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# Ways into a node that are none of the usual: aliases and jumps of ssh's configuration, addresses of IPv6, banners, start-up
-# files of shells that talk, keys that changed, hosts that want a password, users other than root.
+# Unusual ways to log in: aliases and jumps of ssh's configuration, IPv6 addresses, banners, start-up
+# files that print, changed host keys, hosts that require a password, users other than root.
 #
 # shellcheck disable=SC2154,SC2016 # $stderr is set by run; quotes for other shells
 
@@ -28,7 +28,7 @@ configure() {
     { printf '%s\n' "$@" && cat "$HOSTS_DIR/config"; } >"$HOSTS_DIR/login/root.ssh/config"
 }
 
-# listens HOST PORT OPTION...: one more sshd there
+# listens HOST PORT OPTION...: starts another sshd there
 listens() {
     local host=$1 port=$2
     shift 2
@@ -42,7 +42,7 @@ listens() {
     echo "$output$stderr"
     [ "$status" -eq 0 ]
     [[ "$output" == *"gpu-b: 0 h3"* && "$output" == *"gpu-a: 1 h3"* ]]
-    # A name that a node can resolve stays as the user gave it: what ssh goes to may be an address from outside alone.
+    # A name that a node can resolve stays as the user gave it: ssh's target may be an address that is valid only outside.
     configure 'Host h2' '  HostName h3'
     run --separate-stderr launch --no-logs --checks skip --hosts h2 -- sh -c 'echo "$MASTER_ADDR on $(hostname)"'
     echo "$output$stderr"
@@ -54,7 +54,7 @@ listens() {
     [[ "$output" == *"32/32 cases passed"* ]]
 }
 
-@test "addresses of IPv6, with user and port; mpirun takes none and would wait without end" {
+@test "IPv6 addresses, with user and port; mpirun does not accept them and would wait for ever" {
     for n in 1 2; do on "h$n" ip -6 addr add "fd00::$n/64" dev eth0 nodad; done
     on login ip -6 addr add fd00::250/64 dev eth0 nodad
     run --separate-stderr launch --no-logs --checks skip --hosts '[fd00::1],root@[fd00::2]:222' hostname
@@ -67,22 +67,22 @@ listens() {
     [[ "$output" == *"32/32 cases passed"* ]]
     run --separate-stderr launch --no-logs --checks skip --hosts 'fd00::1,fd00::2' --with mpirun hostname
     [ "$status" -eq 2 ]
-    [[ "$stderr" == *"mpirun takes no addresses of IPv6: give the node a name"* ]]
-    # Brackets elsewhere are ranges, and these are none.
+    [[ "$stderr" == *"mpirun does not accept IPv6 addresses: give the node a name"* ]]
+    # Brackets elsewhere are ranges, and these are invalid.
     for list in 'h[1-3:2]' 'h[a:b]' 'h1[fd00::1]'; do
         run --separate-stderr launch --no-logs --hosts "$list" hostname
         [ "$status" -eq 2 ]
-        [[ "$stderr" == *"'$list' is no host"* ]]
+        [[ "$stderr" == *"'$list' is not a host"* ]]
     done
 }
 
-@test "a banner of any words is not why a login fails, and a host that wants a password is named" {
+@test "the text of a banner is not the reason of a failed login, and a host that requires a password is named" {
     listens h3 2222 "Banner=$HOSTS_DIR/banner"
     listens h3 2223 "Banner=$HOSTS_DIR/banner" AuthorizedKeysFile=none PasswordAuthentication=yes
     run --separate-stderr launch --no-logs --checks skip --hosts h3:2222 hostname
     echo "$output$stderr"
     [ "$status" -eq 0 ]
-    # Behind the login it is epkit that is not there, with words of its own.
+    # After the login epkit is missing, which has its own message.
     run --separate-stderr launch --no-logs --checks skip --hosts h3:2222 --remote-epkit /nowhere/epkit hostname
     echo "$output$stderr"
     [ "$status" -eq 1 ]
@@ -93,18 +93,18 @@ listens() {
     [[ "$stderr" == *"h3: authentication: "*"Permission denied (publickey,password"* && "$stderr" != *Authorised* ]]
 }
 
-@test "a host key that changed is said in words, with what to do" {
+@test "a changed host key is reported, with what to do" {
     ssh-keygen -q -t ed25519 -N '' -f "$HOSTS_DIR/other"
     echo "[h2]:222 $(cut -d' ' -f1,2 "$HOSTS_DIR/other.pub")" >"$HOSTS_DIR/login/root.ssh/known"
     configure 'Host *' '  StrictHostKeyChecking yes' '  UserKnownHostsFile /root/.ssh/known'
     run --separate-stderr launch --no-logs --checks skip --hosts h2 hostname
     echo "$output$stderr"
     [ "$status" -eq 1 ]
-    [[ "$stderr" == *"h2: authentication: its host key is not the one that ssh knows"*"ssh-keygen -R"* ]]
+    [[ "$stderr" == *"h2: authentication: its host key has changed"*"ssh-keygen -R"* ]]
     [[ "$stderr" != *@@* ]]
 }
 
-@test "a start-up file that prints and complains: the node runs, and its words are not why a connection is lost later" {
+@test "a start-up file that prints errors: the node runs, and its output is not the reason when the connection is lost later" {
     on h2 mount --bind "$HOSTS_DIR/talks" /root/.bashrc
     run --separate-stderr launch --no-logs --checks skip --hosts h1,h2 hostname
     echo "$output$stderr"
@@ -143,7 +143,7 @@ listens() {
     done
 }
 
-@test "Ctrl-C twice kills at once what would have had its time" {
+@test "a second Ctrl-C kills at once, without the grace time" {
     mkdir -p "$HOSTS_DIR/work"
     launch --no-logs --checks skip --grace 15 --hosts h1,h2 -- sh -c 'trap "" TERM; while :; do sleep 601; done' >"$HOSTS_DIR/out" 2>&1 3>&- &
     launched=$!
@@ -152,11 +152,11 @@ listens() {
     on login sh -c 'kill -INT $(pgrep -xo epkit)'
     within 10 grep -q "ending everything" "$HOSTS_DIR/out"
     on login sh -c 'kill -INT $(pgrep -xo epkit)'
-    within 10 grep -q "killing at once" "$HOSTS_DIR/out"
+    within 10 grep -q "killing everything" "$HOSTS_DIR/out"
     status=0
     wait "$launched" || status=$?
     cat "$HOSTS_DIR/out"
     [ "$status" -eq 130 ]
-    run ! grep -q "did not say that everything has ended" "$HOSTS_DIR/out"
+    run ! grep -q "did not confirm that everything has ended" "$HOSTS_DIR/out"
     all_clean 20 h1 h2
 }

@@ -27,7 +27,7 @@ stop_serving() {
     for host in h1 h2 h3 h4; do on "$host" pkill -f metadata.py || true; done
 }
 
-# order ARGUMENT...: launches on all hosts; sets $order to the hosts by rank, after checking that all agree.
+# order ARGUMENT...: launches on all hosts; checks that all agree on the order, and sets $order to the hosts by rank.
 order() {
     rm -rf "$HOSTS_DIR/work/run"
     run --separate-stderr on login env -C "$HOSTS_DIR" GCE_METADATA_HOST="${METADATA-127.0.0.1:8080}" timeout 600 \
@@ -64,11 +64,11 @@ order() {
     stop_serving
     [ "$order" = "h3 h1 h2 h4" ]
     [[ "$stderr" == *"the location of 3 of 4 nodes is not known, so they come last: h1: http://127.0.0.1:8080/"*"HTTP status 404"* ]]
-    grep -q 'h2 has no location: .*the answer is no location' "$HOSTS_DIR/work/run/testbed-logs/coordinator.log"
+    grep -q 'h2 has no location: .*the answer is not a location' "$HOSTS_DIR/work/run/testbed-logs/coordinator.log"
     grep -q 'h4 has no location: .*the answer is empty' "$HOSTS_DIR/work/run/testbed-logs/coordinator.log"
 }
 
-@test "a metadata server that does not answer, and one that is not there" {
+@test "a metadata server that does not answer, and a missing one" {
     long
     serve h1 hang
     serve h4 good /a
@@ -86,7 +86,7 @@ order() {
     printf '# rack\nh[3-4] rack1\nh1 rack0\n' >"$HOSTS_DIR/topology"
     order --topology "$HOSTS_DIR/topology"
     [ "$order" = "h1 h3 h4 h2" ]
-    [[ "$stderr" == *"1 of 4 nodes is not known"*"h2: the topology file does not name it"* ]]
+    [[ "$stderr" == *"1 of 4 nodes is not known"*"h2: the topology file does not list it"* ]]
     printf 'SwitchName=s1 Nodes=h[3,4]\nSwitchName=s2 Nodes=h1,h2\nSwitchName=t2 Switches=s1\nSwitchName=t1 Switches=s2\n' \
         >"$HOSTS_DIR/topology.conf"
     order --topology "$HOSTS_DIR/topology.conf"
@@ -94,13 +94,13 @@ order() {
     [ "$(jq -r '.hosts[3].location' "$HOSTS_DIR/work/run/testbed-logs/run.json")" = t2/s1 ]
 }
 
-@test "without anything to ask the given order stays, and nothing is said" {
+@test "without a source of locations the given order stays, without a message" {
     METADATA='' order --location none
     [ "$order" = "h1 h2 h3 h4" ]
     [[ "$stderr" != *"location"* ]]
 }
 
-@test "hostfiles at the places of the testbed: written anew, atomically" {
+@test "hostfiles at the paths of the testbed: rewritten atomically" {
     long
     cp -a /etc "$HOSTS_DIR/etc"
     on h1 sh -c "mount --bind $HOSTS_DIR/etc /etc && mount --bind $HOSTS_DIR/hosts /etc/hosts"

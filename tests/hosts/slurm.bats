@@ -44,7 +44,7 @@ slurm() {
     [ "$status" -eq 6 ]
 }
 
-@test "srun: task 0 launches, the other tasks leave it to it" {
+@test "srun: task 0 launches, the other tasks end" {
     run slurm srun -N 2 --ntasks-per-node=1 "$EPKIT" launch "${PATIENT[@]}" --no-logs hostname
     echo "$output"
     [ "$status" -eq 0 ]

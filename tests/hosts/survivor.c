@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * survivor.c - a rank that waits in barriers until one fails, forms a group with those that answer, and keeps it until
- * it is ended. survivor TIMEOUT_MS TRIES; the rest is in the environment, as ep_boot_tcp_new() reads it.
+ * survivor.c - a rank that runs barriers until one fails, forms a group with the ranks that answer, and stays in it
+ * until it is ended.
+ *
+ * survivor TIMEOUT_MS TRIES; the rest is in the environment, as ep_boot_tcp_new() reads it.
  */
 #define _GNU_SOURCE
 
@@ -52,7 +54,7 @@ int main(int argc, char **argv)
         status = ep_comm_shrink(comm, NULL, &next);
     if (status != EP_OK)
         return fail("no group", status);
-    ep_comm_free(comm); /* its connections end: from a host that comes back this is how a death looks */
+    ep_comm_free(comm); /* closes its connections: this is how a death appears to a host that comes back */
     ep_comm_get_info(next, &info);
     printf("a group of %d\n", info.nranks);
     pause();

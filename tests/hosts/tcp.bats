@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# The network over TCP between four hosts: what passes, and what becomes of the others when one fails or is cut off.
+# The TCP network between four hosts: results, and the behaviour of the others when one host fails or is disconnected.
 #
 # shellcheck disable=SC2154,SC2030,SC2031 # $stderr is set by run; each test is a subshell, and sets what it reads
 
@@ -29,7 +29,7 @@ start_ranks() {
     within 20 grep -q '^\[ *4/.*passed' "$work/rank1"
 }
 
-# ended HOST...: the ranks there have, and not well
+# ended HOST...: the ranks there have ended, with a failure
 ended() {
     local i
     for i in "$@"; do
@@ -42,7 +42,7 @@ not_running() {
     ! kill -0 "$(cat "$work/pid$1")" 2>/dev/null
 }
 
-# named RANK WORDS HOST...: the first failure that the ranks there tell of names that rank, in these words
+# named RANK WORDS HOST...: the first failure that the ranks there report names that rank, with these words
 named() {
     local rank=$1 words=$2 i
     shift 2
@@ -72,7 +72,7 @@ end_rank() { # HOST
     all_clean 10 h1 h2 h3 h4
 }
 
-@test "nodes are found from the hosts when nobody names them" {
+@test "nodes are derived from the hosts by default" {
     local i
     work="$HOSTS_DIR/found"
     mkdir -p "$work"
@@ -87,7 +87,7 @@ end_rank() { # HOST
     grep -q "1/1 cases passed (4 ranks on 2 nodes" "$work/rank1"
 }
 
-# on_places PORT "HOST..." ARGUMENT...: an epkit for each rank on the host that is named for it; all end well
+# on_places PORT "HOST..." ARGUMENT...: runs an epkit for each rank on the given host; all succeed
 on_places() {
     local port=$1 rank=0 host
     local -a places
@@ -108,7 +108,7 @@ on_places() {
     cat "$work/rank0"
 }
 
-@test "hosts of unequal numbers of ranks, and ranks in turn on the hosts: each rank is a node" {
+@test "hosts with different numbers of ranks, and ranks alternating between hosts: each rank is a node" {
     on_places 29521 "h1 h1 h1 h2" test internode --boot tcp --only 3 --tokens 8 --hidden 256
     grep -q "1/1 cases passed (4 ranks on 4 nodes" "$work/rank0"
     on_places 29522 "h1 h2 h1 h2" test lowlatency --boot tcp --only 3 --tokens 8 --hidden 512
@@ -117,12 +117,12 @@ on_places() {
     [ "$(jq .parameters.nodes "$work/rank0")" = 4 ]
 }
 
-@test "a measurement takes the nodes that the hosts make" {
+@test "a benchmark uses the nodes that the hosts form" {
     on_places 29524 "h1 h1 h2 h2" bench --boot tcp --quick --only dispatch --no-baselines --json
     [ "$(jq .parameters.nodes "$work/rank0")" = 2 ]
 }
 
-@test "a number of nodes that the hosts do not make is refused, with the ranks" {
+@test "a number of nodes that does not fit the hosts is refused, with the ranks" {
     work="$HOSTS_DIR/places" # what run starts sets none
     run ! on_places 29525 "h1 h1 h1 h2" test internode --boot tcp --nodes 2 --tokens 8 --hidden 256
     grep -q "rank [23] and rank [23] belong to one node" "$work"/rank*
@@ -189,7 +189,7 @@ on_places() {
     all_clean 10 h1 h2 h4
 }
 
-@test "a cable that is out for a moment, within the deadline: nobody notices" {
+@test "a cable that is unplugged briefly, within the deadline, has no effect" {
     local before i
     long
     start_ranks 60
@@ -214,7 +214,7 @@ has_passed_more() { # than N, by some rounds
     [ "$(passed)" -gt $(($1 + 8)) ]
 }
 
-@test "two halves that do not reach each other: each names a rank of the other one, and all end" {
+@test "two halves without a connection: each names a rank of the other, and all end" {
     long
     start_ranks 5
     "$HOSTS" part "$HOSTS_DIR" h3 h4
@@ -225,7 +225,7 @@ has_passed_more() { # than N, by some rounds
     all_clean 10 h1 h2 h3 h4
 }
 
-# start_survivors TRIES...: a rank on each host, which shrinks so often at most when one of the others is not there
+# start_survivors TRIES...: a rank on each host, which shrinks at most this often when another rank is missing
 start_survivors() {
     local i=0 tries
     work="$HOSTS_DIR/survivors"
@@ -250,7 +250,7 @@ end_survivors() {
     done
 }
 
-@test "a host that comes back when the others have gone on is told so, and makes no group of its own" {
+@test "a host that returns after the others have shrunk learns this, and forms no group of its own" {
     local i
     start_survivors 10 10 10 10
     "$HOSTS" part "$HOSTS_DIR" h4
@@ -260,12 +260,12 @@ end_survivors() {
     end_survivors
     for i in 1 2 3; do grep -q "a group of 3" "$work/rank$i"; done
     cat "$work/rank4"
-    # Its connections have ended by then, and the others have freed the old group.
+    # Its connections are closed by then, and the others have freed the old group.
     grep -q "no group: EP_E_EXCLUDED" "$work/rank4"
     all_clean 10 h1 h2 h3 h4
 }
 
-@test "of two halves that do not reach each other neither makes a group, also when they do again" {
+@test "two halves without a connection form no group, also after they are connected again" {
     local i
     long
     start_survivors 1 1 1 1
@@ -278,7 +278,7 @@ end_survivors() {
     all_clean 10 h1 h2 h3 h4
 }
 
-@test "a host that cannot be reached when the ranks meet: it is named on all" {
+@test "a host that cannot be reached during the rendezvous is named on all" {
     local i
     long
     "$HOSTS" cut "$HOSTS_DIR" h3

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# What 'epkit install export' writes, run by the programs that it is for: a shell on a node, ansible-playbook, cloud-init.
+# The output of 'epkit install export', run by its target programs: a shell on a node, ansible-playbook, cloud-init.
 #
 # shellcheck disable=SC2154 # set by run
 
@@ -13,7 +13,7 @@ setup() {
     cd "$BATS_TEST_TMPDIR" || exit 1
     EPKIT_DOCA_SHA256=$(printf 'a%.0s' $(seq 64))
     export EPKIT_DOCA_SHA256 EPKIT_GDRCOPY_COMMIT=1234567
-    # Nothing of the user's own configuration, nor of a development environment's Python.
+    # Excludes the user's configuration, and the Python of a development environment.
     export HOME=$BATS_TEST_TMPDIR ANSIBLE_LOCALHOST_WARNING=0 ANSIBLE_NOCOLOR=1 PATH=/usr/bin:$PATH
 }
 
@@ -27,7 +27,7 @@ play() {
     ansible-playbook -i localhost, -c local -e ansible_become=false "$@"
 }
 
-@test "ansible-playbook takes every playbook, and says in check mode what would change" {
+@test "ansible-playbook accepts every playbook, and check mode reports what would change" {
     command -v ansible-playbook >/dev/null || skip 'ansible-playbook is not installed (ansible-core)'
     for recipe in "${RECIPES[@]}"; do
         epkit install export ansible "$recipe" >"$recipe.yaml"
@@ -52,7 +52,7 @@ steps:
 END
     epkit install export ansible ./files.yaml >play.yaml
     touch broken
-    # The folder of states is this test's own.
+    # This test has its own state folder.
     cat >inside <<'END'
 set -euo pipefail
 mount --make-rprivate /
@@ -71,13 +71,13 @@ END
     grep -qx failed broken.log
     grep -qE 'localhost +: ok=3 +changed=1 +unreachable=0 +failed=0' first.log
     grep -qE 'localhost +: ok=3 +changed=0 +unreachable=0 +failed=0' second.log
-    # Braces of the content are no template of Ansible.
+    # Braces in the content are not an Ansible template.
     [ "$(cat out/one)" = '{{ not_a_variable }}' ]
     [ -e out/two ]
 }
 
-# cloud-init ARGUMENT...: the machine's own, or out of its packages. It is not installed: it would set up a machine that
-# is none of a cloud at the next boot.
+# cloud-init ARGUMENT...: runs the installed one, or one from its package. The package is not installed: it would set up
+# this machine as a cloud machine at the next boot.
 cloud_init() {
     if command -v cloud-init >/dev/null; then
         cloud-init "$@"
@@ -86,7 +86,7 @@ cloud_init() {
     fi
 }
 
-@test "cloud-init takes all user data, and refuses what is none" {
+@test "cloud-init accepts all user data, and refuses other files" {
     if ! command -v cloud-init >/dev/null; then
         mkdir -p debs/partial root
         apt-get -qq -y --download-only --no-install-recommends -o "Dir::Cache::archives=$PWD/debs" -o Debug::NoLocking=1 \
@@ -104,13 +104,13 @@ cloud_init() {
     [[ "$output" == *runcmd* ]]
 }
 
-@test "the script on a node: debian-tools is installed, a second run does nothing, a package that is gone fails the tests" {
+@test "the script on a node: debian-tools is installed, a second run does nothing, a missing package fails the tests" {
     HOME=/root node_up
     skip_without_node
     epkit install export sh debian-tools >"$ROOT/root/debian-tools.sh"
     run on sh /root/debian-tools.sh
     echo "$output"
-    # It has asked for its reboot if it has one.
+    # It has requested its reboot, if any.
     if [ "$status" -eq 75 ]; then
         boots=$("$NODE" boots "$ROOT")
         on systemctl reboot || true
@@ -124,7 +124,7 @@ cloud_init() {
     run on sh /root/debian-tools.sh
     [ "$status" -eq 0 ]
     [[ "$output" != *'step '* ]]
-    # epkit agrees that all is there.
+    # epkit reports the same steps as done.
     on epkit install verify debian-tools
     run on epkit install plan debian-tools
     echo "$output"

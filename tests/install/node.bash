@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the tests on nodes with a systemd of their own share. EPKIT_SOURCE and EPKIT_BUILD are set by ctest.
+# Shared by the tests on nodes with their own systemd. EPKIT_SOURCE and EPKIT_BUILD are set by ctest.
 bats_require_minimum_version 1.5.0
 
 NODE="$EPKIT_SOURCE/tests/install/node.sh"
 CACHE=${EPKIT_NODE_CACHE:-$EPKIT_BUILD/node-cache}
 
-# The reason why there can be no nodes here, or nothing.
+# Prints the reason why nodes cannot run here, or nothing.
 no_nodes() {
     local program
     if [ "$(id -u)" -ne 0 ]; then echo 'nodes need root'; return; fi
@@ -19,7 +19,7 @@ no_nodes() {
     fi
 }
 
-# A node that is up: its root folder is $ROOT.
+# Boots a node: its root folder is $ROOT.
 node_up() {
     local why
     why=$(no_nodes)
@@ -46,12 +46,12 @@ skip_without_node() {
     if [ -e "$BATS_FILE_TMPDIR/skip" ]; then skip "$(cat "$BATS_FILE_TMPDIR/skip")"; fi
 }
 
-# A command inside; none may wait for ever.
+# Runs a command on the node, with a deadline.
 on() {
     timeout --kill-after=10 600 "$NODE" on "$ROOT" "$@" 3>&- 4>&-
 }
 
-# What is on the node's disk: names, kinds, modes, owners, targets and contents; not what changes from boot to boot, nor
+# Prints the node's disk: names, kinds, modes, owners, targets and contents; not what changes from boot to boot, nor
 # logs, nor the folder of the installation itself.
 snapshot() {
     local skip=(./proc ./sys ./run ./tmp ./var/tmp ./var/log ./dev ./root ./var/lib/epkit ./var/lib/systemd
@@ -66,20 +66,20 @@ snapshot() {
     )
 }
 
-# Packages that are there for others alone; asked without leaving apt's caches behind.
+# Packages that were installed as dependencies; the query leaves no caches of apt behind.
 auto() {
     on apt-mark -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= showauto | sort
 }
 
-# same FILE: the node is as it was when FILE was written by `snapshot >FILE`.
+# same FILE: the node is unchanged since FILE was written by `snapshot >FILE`.
 same() {
     local found="$BATS_TEST_TMPDIR/now"
     snapshot >"$found"
     diff "$1" "$found"
 }
 
-# As `same`, but for books whose order or whose state before tells the way and not the end. Which packages are there for
-# others alone (FILE.auto) is the same.
+# As `same`, except for databases whose order or previous state depends on the path and not on the result. The set of
+# packages that were installed as dependencies (FILE.auto) is the same.
 same_end() {
     local found="$BATS_TEST_TMPDIR/now"
     local own_books=(-e status-old -e aux-cache -e extended_states -e '/etc/.*-$')
@@ -88,14 +88,14 @@ same_end() {
     auto | diff "$1.auto" -
 }
 
-# Until the recipe is complete, however often somebody else is at it, or until nothing has changed for a minute.
+# Waits until the recipe is complete, also when another run holds the lock, or until nothing has changed for a minute.
 finish() {
     local recipe=$1 before='' now stuck=0 round=0 action
     shift
     while [ "$stuck" -lt 30 ] && [ "$round" -lt 100 ]; do
         round=$((round + 1))
         if on epkit install status "$recipe" "$@" >/dev/null 2>&1; then return 0; fi
-        # What was killed before it noted anything has nothing to resume.
+        # A run that was killed before its first record has nothing to resume.
         action=apply
         if [ -e "$ROOT/var/lib/epkit/install/$recipe/recipe.yaml" ]; then action=resume; fi
         on epkit install $action "$recipe" "$@" >"$BATS_TEST_TMPDIR/resume" 2>&1 || true

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# epkit install on a node with a systemd of its own: debian-tools really installs, the node really reboots and loses
+# epkit install on a node with its own systemd: debian-tools really installs, the node really reboots and loses
 # power. The numbers of kills and cuts are small unless EPKIT_TEST_LONG=1.
 
 # shellcheck disable=SC2016 # for shells on the node
@@ -17,7 +17,7 @@ fi
 setup_file() {
     node_up
     if [ -e "$BATS_FILE_TMPDIR/skip" ]; then return 0; fi
-    # Caches that any installation would make are there from the beginning.
+    # Caches that any installation would create exist from the beginning.
     on ldconfig
     snapshot >"$BATS_FILE_TMPDIR/bare"
     on epkit install apply debian-tools >"$BATS_FILE_TMPDIR/apply" 2>&1
@@ -59,21 +59,21 @@ uninstall() {
     [ "$status" -eq 0 ]
 }
 
-@test "steps run as units of systemd, and nothing of them is left" {
+@test "steps run as systemd units, and no unit is left" {
     run on systemctl list-units --all --plain --no-legend 'epkit-*'
     [ -z "$output" ]
     [ ! -e "$ROOT/etc/systemd/system/epkit-install-debian-tools.service" ]
     grep -q '"event":"finished"' "$ROOT/var/lib/epkit/install/debian-tools/journal.jsonl"
 }
 
-@test "uninstall brings back the tree byte for byte" {
+@test "uninstall restores the tree byte for byte" {
     uninstall
     same "$BATS_FILE_TMPDIR/bare"
     [ ! -e "$ROOT/var/lib/epkit" ]
     [ -s "$ROOT/var/log/epkit/install/debian-tools/perftest.log" ]
 }
 
-@test "the lock of dpkg is held by another process while steps run: they wait for it, and say for whom" {
+@test "another process holds dpkg's lock while steps run: they wait for it, and name it" {
     uninstall
     on perl -MFcntl -e 'open(F, "+<", "/var/lib/dpkg/lock-frontend") or die;
         my $lock = pack("s s x4 q q l x4", F_WRLCK, 0, 0, 0, 0);
@@ -94,7 +94,7 @@ uninstall() {
     same "$BATS_FILE_TMPDIR/bare"
 }
 
-@test "killed at random instants, the end is the same" {
+@test "killed at random times, the result is the same" {
     local n=0
     while [ "$n" -lt "$KILLS" ]; do
         on epkit install apply debian-tools >/dev/null 2>&1 &
@@ -109,7 +109,7 @@ uninstall() {
     done
     finish debian-tools
     same_end "$BATS_FILE_TMPDIR/applied"
-    # And on the way back.
+    # The same for uninstall.
     for _ in 1 2; do
         on epkit install uninstall debian-tools >/dev/null 2>&1 &
         random_pause 30
@@ -120,7 +120,7 @@ uninstall() {
     same "$BATS_FILE_TMPDIR/bare"
 }
 
-@test "without power at random instants, it goes on by itself" {
+@test "after power cuts at random times, it resumes by itself" {
     local n=0
     while [ "$n" -lt "$CUTS" ]; do
         on epkit install apply debian-tools >/dev/null 2>&1 &
@@ -137,7 +137,7 @@ uninstall() {
     same "$BATS_FILE_TMPDIR/bare"
 }
 
-@test "a journal that is deleted, torn or full of rubbish midway is rebuilt" {
+@test "a journal that is deleted, truncated or corrupted midway is rebuilt" {
     local journal="$ROOT/var/lib/epkit/install/debian-tools/journal.jsonl"
     for damage in 'rm -f "$1"' 'truncate -s -7 "$1"' 'echo rubbish >"$1"; echo more >>"$1"'; do
         on epkit install apply debian-tools >/dev/null 2>&1 &
@@ -155,7 +155,7 @@ uninstall() {
     done
 }
 
-@test "a wrong version that was there before is replaced, and brought back" {
+@test "a wrong version that was installed before is replaced, and restored by uninstall" {
     on sh -c 'apt-get -q update && apt-get -qy install --no-install-recommends perftest=0.9-1 libfabric1=0.9-1'
     snapshot >"$BATS_TEST_TMPDIR/older"
     run on epkit install plan debian-tools
@@ -169,7 +169,7 @@ uninstall() {
     on sh -c 'apt-get -qy purge --autoremove perftest libfabric1' >/dev/null 2>&1
 }
 
-@test "packages that are held: the plan says so, they are held in their new version, and in their old one afterwards" {
+@test "held packages: the plan shows them, they are held in their new version, and in their old one after uninstall" {
     on sh -c 'apt-get -q update && apt-get -qy install --no-install-recommends perftest=0.9-1 libfabric1=0.9-1'
     on apt-mark hold perftest libfabric1
     snapshot >"$BATS_TEST_TMPDIR/held"
@@ -188,7 +188,7 @@ perftest" ]
     rm -rf "$ROOT"/var/lib/apt/lists/* "$ROOT"/var/cache/apt/*.bin
 }
 
-@test "a package of somebody else's that cannot be configured is named by the step that dpkg fails for it" {
+@test "a foreign package that cannot be configured is named by the step whose dpkg fails because of it" {
     on sh -ec 'mkdir -p /root/bad/DEBIAN
         printf "Package: bad\nVersion: 1\nArchitecture: all\nMaintainer: t\nDescription: t\n" >/root/bad/DEBIAN/control
         printf "#!/bin/sh\nexit 1\n" >/root/bad/DEBIAN/postinst
@@ -204,7 +204,7 @@ perftest" ]
     uninstall
 }
 
-@test "configuration files of a package that had been removed before, and not purged, stay as they were" {
+@test "configuration files of a package that had been removed before, and not purged, are unchanged" {
     local file="$ROOT/etc/openmpi/openmpi-mca-params.conf"
     on sh -c 'apt-get -q update && apt-get -qy install --no-install-recommends openmpi-bin'
     echo '# of the site' >>"$file"
@@ -219,7 +219,7 @@ perftest" ]
     rm -rf "$ROOT"/var/lib/apt/lists/* "$ROOT"/var/cache/apt/*.bin
 }
 
-@test "a step that needs a reboot makes one, and the installation goes on by itself" {
+@test "a step that needs a reboot makes one, and the installation resumes by itself" {
     local boots
     boots=$("$NODE" boots "$ROOT")
     on epkit install apply /root/recipes/reboot.yaml >"$BATS_TEST_TMPDIR/out" 2>&1 || true
@@ -242,7 +242,7 @@ perftest" ]
     [ ! -e "$ROOT/etc/epkit-test-behind" ]
 }
 
-@test "reboots that do not help end after as many as the recipe says" {
+@test "reboots that have no effect stop at the limit of the recipe" {
     local boots
     boots=$("$NODE" boots "$ROOT")
     on epkit install apply /root/recipes/loop.yaml >"$BATS_TEST_TMPDIR/out" 2>&1 || true

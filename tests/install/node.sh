@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# A node with a systemd of its own that can really reboot (new boot id) and lose power: a container of systemd-nspawn.
+# A node with its own systemd that can really reboot (new boot id) and lose power: a container of systemd-nspawn.
 #
 #   node.sh template CACHE         makes CACHE/template, once: Debian 12 with systemd and a package repository in
 #                                  /srv/repo that holds the packages of debian-tools, and older ones of some
@@ -9,7 +9,7 @@
 #   node.sh boot_wait ROOT         waits until it is up again
 #   node.sh on ROOT COMMAND...     runs a command inside
 #   node.sh cut ROOT               power cut: every process is killed at once (the page cache of the host survives, so
-#                                  what was written and not synced is not lost: that is kinder than a real power cut)
+#                                  so unsynced writes are not lost, unlike in a real power cut)
 #   node.sh boots ROOT             how often it has booted
 #   node.sh off ROOT               ends it for good
 #
@@ -67,7 +67,7 @@ template() {
     tar -xf "$cache/base.tar" -C "$cache/template"
     rm "$cache/base.tar"
     repository "$cache/template"
-    # What differs from node to node, or from boot to boot, is no business of an installation.
+    # Disables what changes from node to node, or from boot to boot.
     rm -f "$cache/template/etc/machine-id"
     echo 0123456789abcdef0123456789abcdef >"$cache/template/etc/machine-id"
     ln -sf /dev/null "$cache/template/etc/systemd/system/systemd-resolved.service"
@@ -106,8 +106,8 @@ leader() {
     return 1
 }
 
-# systemd stops all processes before it ends them at a shutdown, and nsenter stops when its child does: then nobody would
-# reap the child, and the container would never end. So somebody wakes nsenter.
+# At a shutdown systemd stops all processes before it ends them, and nsenter stops when its child does: then no process
+# would reap the child, and the container would never end. So this loop continues nsenter.
 on() {
     local root=$1 pid watcher code=0
     shift
@@ -125,7 +125,7 @@ on() {
     return "$code"
 }
 
-# With --keep-unit nspawn leaves with 133 when the inside reboots, and whoever started it starts it again.
+# With --keep-unit nspawn exits with 133 when the container reboots, and its caller starts it again.
 boot() {
     local root=$1
     mkdir -p "$root.node"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# What happens to single steps of epkit install on a node: one that outlives its run, one that never ends, two runs at
+# Single steps of epkit install on a node: one that outlives its run, one that never ends, two runs at
 # once, a reboot that is left to an agent; with systemd, and without it.
 #
 # shellcheck disable=SC2016 # for shells on the node
@@ -119,7 +119,7 @@ ends() {
     ends without
 }
 
-@test "a second run at the same time is told who is at it" {
+@test "a second run at the same time reports the process of the first" {
     on epkit install apply /root/recipes/slow.yaml >"$BATS_TEST_TMPDIR/first" 2>&1 &
     begun
     run on epkit install apply /root/recipes/slow.yaml
@@ -132,14 +132,14 @@ ends() {
     on epkit install uninstall test-slow
 }
 
-@test "a reboot is left to an agent, or to nobody" {
+@test "a reboot is left to an agent, or not made" {
     local boots
     boots=$("$NODE" boots "$ROOT")
     run on epkit install apply /root/recipes/reboot.yaml --reboot never
     [ "$status" -eq 3 ]
     [[ "$output" == *"a reboot is needed for step 'reboot'"* ]]
     [ ! -e "$ROOT/etc/epkit-test-behind" ]
-    # Nor does what goes on after somebody's reboot make one.
+    # Nor does the run that resumes after a reboot make one.
     grep -q '^ExecStart=.* install resume test-reboot .*--reboot never' "$ROOT/etc/systemd/system/epkit-install-test-reboot.service"
     for _ in 1 2; do
         run on epkit install apply /root/recipes/reboot.yaml --reboot sentinel --no-resume-unit

@@ -51,25 +51,25 @@ static void test_lists_refused(void **state)
         {"a,", "empty name"},
         {"a , ,b", "empty name"},
         {" \n", "empty name"},
-        {"a,b,a", "stands there twice"},
-        {"gpu1,GPU1.", "stands there twice"},
-        {"root@a,me@a", "stands there twice"},
-        {"a:22,root@A:22", "stands there twice"},
-        {"h[1-3],h2", "stands there twice"},
+        {"a,b,a", "is listed twice"},
+        {"gpu1,GPU1.", "is listed twice"},
+        {"root@a,me@a", "is listed twice"},
+        {"a:22,root@A:22", "is listed twice"},
+        {"h[1-3],h2", "is listed twice"},
         {"h[3-1]", "is empty or has more than"},
         {"h[1-99999999]", "is empty or has more than"},
         {"h[0-4095],x", "more than 4096 hosts"},
         {"h[1-", "bracket is not closed"},
-        {"h[1-2-3]", "is no range"},
-        {"h[-1]", "is no range"},
-        {"h[1,,2]", "is no range"},
-        {"h[a-b]", "is no host"},
-        {"-oProxyCommand=x", "is no host"},
-        {"a;reboot", "is no host"},
-        {"a:0", "is no host"},
-        {"a:65536", "is no host"},
-        {"user@", "is no host"},
-        {"user@-x", "is no host"},
+        {"h[1-2-3]", "is not a range"},
+        {"h[-1]", "is not a range"},
+        {"h[1,,2]", "is not a range"},
+        {"h[a-b]", "is not a host"},
+        {"-oProxyCommand=x", "is not a host"},
+        {"a;reboot", "is not a host"},
+        {"a:0", "is not a host"},
+        {"a:65536", "is not a host"},
+        {"user@", "is not a host"},
+        {"user@-x", "is not a host"},
     };
 
     (void)state;
@@ -117,7 +117,7 @@ static void test_files(void **state)
     assert_int_equal(hosts.list[0].slots, 2);
     hosts_done(&hosts);
     assert_int_equal(hosts_add_file(write_text("a\na\n"), HOSTS_OPEN_MPI, &hosts), EP_E_ARG);
-    assert_non_null(strstr(ep_last_error(), "line 2: 'a' stands in line 1 already"));
+    assert_non_null(strstr(ep_last_error(), "line 2: 'a' is already in line 1"));
     hosts_done(&hosts);
     assert_int_equal(hosts_add_file(write_text("a slots=none\n"), HOSTS_OPEN_MPI, &hosts), EP_E_ARG);
     hosts_done(&hosts);
@@ -130,22 +130,22 @@ static void test_formats(void **state)
 {
     static const char *const wrong[][2] = {
         {"a\rb\rc\n", "line 1: a carriage return within the line"},
-        {"a\nb slotss=8\n", "line 2: 'slotss=8' behind the host is no setting of Open MPI"},
+        {"a\nb slotss=8\n", "line 2: 'slotss=8' after the host is not a setting of Open MPI"},
         {"a slots=8.5\n", "slots= takes a number"},
         {"a slots=99999999999999999999\n", "slots= takes a number"},
         {"a slots=\n", "slots= takes a number"},
-        {"a\nA\n", "line 2: 'A' stands in line 1 already"},
-        {"a\nme@a slots=4\n", "line 2: 'me@a' stands in line 1 already"},
-        {"a user=-oProxyCommand=x\n", "is no host"},
-        {"a,b\n", "is no host"},
-        {"gpu[01-04]\n", "is no host"},
-        {"a:\n", "is no host"},
-        {"[::1\n", "is no host"},
-        {"[a]:22\n", "is no host"},
+        {"a\nA\n", "line 2: 'A' is already in line 1"},
+        {"a\nme@a slots=4\n", "line 2: 'me@a' is already in line 1"},
+        {"a user=-oProxyCommand=x\n", "is not a host"},
+        {"a,b\n", "is not a host"},
+        {"gpu[01-04]\n", "is not a host"},
+        {"a:\n", "is not a host"},
+        {"[::1\n", "is not a host"},
+        {"[a]:22\n", "is not a host"},
         {"\xff\xfe"
          "a\n",
-         "is no host"},
-        {"\n\n   \n\t# a\n", "there is no host in it"},
+         "is not a host"},
+        {"\n\n   \n\t# a\n", "the file contains no host"},
     };
     struct hosts hosts = {0};
 
@@ -320,21 +320,21 @@ static void test_surroundings(void **state)
     assert_contradiction("JOBSET_NAME=js NNODES=2 COMPLETIONS=4 JOB_COMPLETION_INDEX=1",
                          "NNODES is 2 and COMPLETIONS is 4");
     assert_contradiction("JOBSET_NAME=js NNODES=2 JOB_COMPLETION_INDEX=2",
-                         "JOB_COMPLETION_INDEX is 2, and there are 2 (NNODES)");
+                         "JOB_COMPLETION_INDEX is 2, but must be below 2 (NNODES)");
     assert_contradiction("JOBSET_NAME=js NNODES=4 REPLICATED_JOB_REPLICAS=2 JOB_INDEX=2 JOB_COMPLETION_INDEX=0",
-                         "JOB_INDEX is 2, and there are 2 (REPLICATED_JOB_REPLICAS)");
+                         "JOB_INDEX is 2, but must be below 2 (REPLICATED_JOB_REPLICAS)");
     assert_contradiction("JOBSET_NAME=js NNODES=3 REPLICATED_JOB_REPLICAS=2 JOB_COMPLETION_INDEX=0",
                          "cannot be spread");
     assert_contradiction("JOBSET_NAME=js NNODES=0 JOB_COMPLETION_INDEX=0", "NNODES is '0'");
     assert_contradiction("JOBSET_NAME=js NNODES=2 JOB_COMPLETION_INDEX=-1", "JOB_COMPLETION_INDEX is '-1'");
     assert_contradiction("JOBSET_NAME=js[ NNODES=2 JOB_COMPLETION_INDEX=0", "JobSet: ");
-    assert_contradiction("JOB_COMPLETION_INDEX=2 NNODES=2", "JOB_COMPLETION_INDEX is 2, and there are 2 (NNODES)");
+    assert_contradiction("JOB_COMPLETION_INDEX=2 NNODES=2", "JOB_COMPLETION_INDEX is 2, but must be below 2 (NNODES)");
     assert_contradiction("LWS_LEADER_ADDRESS=l.s LWS_GROUP_SIZE=2 LWS_WORKER_INDEX=2", "LWS_WORKER_INDEX is '2'");
     assert_contradiction("LWS_LEADER_ADDRESS=l.s LWS_WORKER_INDEX=0", "LWS_GROUP_SIZE is not set");
     assert_contradiction("HOSTNAME_PREFIX=p- NNODES=2 JOB_COMPLETION_INDEX=2", "JOB_COMPLETION_INDEX is '2'");
-    assert_contradiction("SLURM_JOB_NODELIST=(null)", "is no host");
+    assert_contradiction("SLURM_JOB_NODELIST=(null)", "is not a host");
     assert_contradiction("SLURM_JOB_NODELIST=h[1-2] SLURM_PROCID=2 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2",
-                         "SLURM_PROCID is 2, and there are 2");
+                         "SLURM_PROCID is 2, but must be below 2");
     assert_contradiction("PBS_NODEFILE=/nowhere/nodes", "/nowhere/nodes: No such file");
     assert_non_null(strstr(discover("JOBSET_NAME=js JOB_COMPLETION_INDEX=1"), "NNODES"));
     assert_non_null(strstr(discover("JOBSET_NAME=js NNODES=zwei JOB_COMPLETION_INDEX=1"), "NNODES is 'zwei'"));

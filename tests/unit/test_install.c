@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Inside of epkit install: recipes, journals, packages, scripts. */
+/* Internals of epkit install: recipes, journals, packages, scripts. */
 #include "install/install.h"
 #include "temp.h"
 
@@ -153,7 +153,7 @@ static void test_journal(void **state)
     temp_remove(folder);
 }
 
-/* Writes a journal's text, opens it, and says what is left of it; it can be added to in any case. */
+/* Writes a journal's text, opens it, and returns what is left of it; events can be added in any case. */
 static size_t reopened(const char *path, const char *text, size_t bytes, bool *ret_rebuilt)
 {
     struct journal journal;
@@ -168,7 +168,7 @@ static size_t reopened(const char *path, const char *text, size_t bytes, bool *r
     n = json_array_size(journal.events);
     assert_int_equal(journal_add(&journal, "begin", NULL, NULL), EP_OK);
     journal_close(&journal);
-    /* What was mended is whole. */
+    /* The repaired journal is valid. */
     assert_int_equal(journal_open(path, "boot-2", false, &journal), EP_OK);
     assert_false(journal.is_rebuilt);
     assert_int_equal(journal.n_torn, 0);
@@ -177,7 +177,7 @@ static size_t reopened(const char *path, const char *text, size_t bytes, bool *r
     return n;
 }
 
-/* Torn at each byte, with zeros in the place of what was not written, and with each byte another one. */
+/* Cut at each byte, with zeros in place of unwritten data, and with each byte changed. */
 static void test_journal_bytes(void **state)
 {
     static const char lines[] = "{\"v\":1,\"boot\":\"b\",\"event\":\"begin\"}\n"

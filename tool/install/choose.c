@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* choose.c - finds the recipe that a command line means, and the values of its variables. */
+/* choose.c - finds the recipe of a command line, and the values of its variables. */
 #include "file.h"
 #include "install/builtin.h"
 #include "output.h"
@@ -77,7 +77,7 @@ static int count_saved(const struct install_cmd_options *options, char ret_name[
     return n;
 }
 
-/* "NAME=VALUE,NAME=VALUE"; a comma that no NAME= follows belongs to the value. */
+/* Splits "NAME=VALUE,NAME=VALUE"; a comma that is not followed by NAME= belongs to the value. */
 static int split_settings(const struct cmd *cmd, struct chosen_recipe *chosen, const char *text)
 {
     char *at;
@@ -108,8 +108,9 @@ static int split_settings(const struct cmd *cmd, struct chosen_recipe *chosen, c
     return CMD_FINE;
 }
 
-/* What an earlier apply was given counts before what the command line says. Values that cannot be read are not left
- * out: the recipe would go on with others.
+/*
+ * Settings of an earlier apply come before those of the command line. Unreadable settings are an error: the recipe
+ * would be applied with other values.
  */
 static int add_saved_settings(const struct install_cmd_options *options, const char *name, struct chosen_recipe *chosen)
 {
@@ -125,8 +126,8 @@ static int add_saved_settings(const struct install_cmd_options *options, const c
     chosen->saved = text ? json_loadb(text, bytes, JSON_REJECT_DUPLICATES, NULL) : NULL;
     free(text);
     if (!json_is_object(chosen->saved)) {
-        out_error("%s cannot be read: it has the values that the recipe was applied with", path);
-        out_hint("'epkit install apply %s' with these values by --set writes it anew", name);
+        out_error("%s cannot be read: it contains the values that the recipe was applied with", path);
+        out_hint("'epkit install apply %s' with these values by --set writes it again", name);
         return CMD_FAILED;
     }
     json_object_foreach(chosen->saved, key, value)
@@ -218,7 +219,7 @@ int recipe_choose(const struct cmd *cmd, const struct install_cmd_options *optio
     memset(ret_chosen, 0, sizeof(*ret_chosen));
     if (n_saved == 1)
         name = only;
-    /* No mistake of who typed it, but what the machine is: the same line does on another one. */
+    /* Not a usage error: the same command line is right on another machine. */
     if (!name && prefer_saved && n_saved == 0)
         return cmd_refuse(cmd, NULL,
                           "which recipe? None was applied here; 'epkit install list' names those that are built in");

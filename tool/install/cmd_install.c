@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cmd_install.c - epkit install: bring a machine to what a recipe says, and back. */
+/* cmd_install.c - epkit install: applies recipes to a machine, and undoes them. */
 #include "output.h"
 #include "progress.h"
 #include "tool_install.h"
@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define REBOOT_WAIT_S 180 /* for the machine to go down after it was told to */
+#define REBOOT_WAIT_S 180 /* time for the machine to go down */
 
 /* clang-format off */
 static const char *const reboot_choices[] = {"now", "sentinel", "never", NULL};
@@ -22,21 +22,21 @@ static const struct opt install_table[] = {
      .help = "the machine below this folder instead of this one; steps run by chroot if it has a /bin/sh",
      .heading = "Machine"},
     {"state", 0, "DIR", OPT_DIR, offsetof(struct install_cmd_options, state),
-     .help = "folder of journal, downloads and what was there before; default: " INSTALL_STATE},
+     .help = "folder of the journal, downloads and saved previous files; default: " INSTALL_STATE},
     {"set", 0, "LIST", OPT_STRING, offsetof(struct install_cmd_options, set),
-     .help = "values of the recipe's variables: NAME=VALUE, divided by commas", .heading = "Recipe"},
+     .help = "values of the recipe's variables: NAME=VALUE, separated by commas", .heading = "Recipe"},
     {"reboot", 0, "HOW", OPT_CHOICE, offsetof(struct install_cmd_options, reboot), .choices = reboot_choices,
      .value = "now",
      .help = "where a step needs a reboot: now reboots; sentinel leaves /run/reboot-required for an agent that drains "
              "the node first; never ends with exit code 3", .heading = "Reboots"},
     {"max-reboots", 0, "N", OPT_INT, offsetof(struct install_cmd_options, max_reboots), .min = -1, .max = 10,
-     .value = "-1", .help = "reboots before apply stops; -1 is what the recipe says"},
+     .value = "-1", .help = "reboots before apply stops; -1: the limit of the recipe"},
     {"no-resume-unit", 0, NULL, OPT_FLAG, offsetof(struct install_cmd_options, no_resume_unit),
-     .help = "leave no unit of systemd that goes on after a reboot: something else runs apply again"},
+     .help = "install no systemd unit that resumes after a reboot: something else runs apply again"},
     {"again", 0, NULL, OPT_FLAG, offsetof(struct install_cmd_options, again),
      .help = "with apply: forget the reboots made so far"},
     {"force", 0, NULL, OPT_FLAG, offsetof(struct install_cmd_options, force),
-     .help = "with uninstall: undo also what is there without a note that this recipe made it", .heading = "Other"},
+     .help = "with uninstall: also undo what exists without a record that this recipe made it", .heading = "Other"},
     OPT_JSON_ROW(struct install_cmd_options, json),
     {0},
 };
@@ -62,7 +62,7 @@ static struct install_options engine_options(const struct install_cmd_options *o
 /* --- ends --- */
 
 struct ending {
-    const char *name; /* in JSON */
+    const char *name; /* its name in JSON */
     int code;
 };
 
@@ -72,7 +72,7 @@ static struct ending ending_of(enum install_result result)
         [INSTALL_FINE] = {"fine", CMD_FINE},
         [INSTALL_FAILED] = {"failed", CMD_FAILED},
         [INSTALL_REBOOTING] = {"rebooting", CMD_FINDINGS},
-        [INSTALL_WANTS_REBOOT] = {"wants-reboot", CMD_FINDINGS},
+        [INSTALL_NEEDS_REBOOT] = {"wants-reboot", CMD_FINDINGS},
         [INSTALL_STOPPED] = {"stopped", CMD_FAILED},
         [INSTALL_REFUSED] = {"refused", CMD_UNSUPPORTED},
         [INSTALL_BUSY] = {"busy", CMD_FAILED},
@@ -82,7 +82,7 @@ static struct ending ending_of(enum install_result result)
     return endings[result];
 }
 
-/* Says how it ended on standard error, and gives the exit code. */
+/* Reports the end on standard error, and returns the exit code. */
 static int finish(const struct cmd *cmd, const struct install_cmd_options *options, const struct install *install,
                   const char *action, enum install_result result, const struct verify_result *results, size_t n)
 {
@@ -93,7 +93,7 @@ static int finish(const struct cmd *cmd, const struct install_cmd_options *optio
         if (install->lock_fd < 0)
             out_error("interrupted; nothing was changed");
         else
-            out_error("interrupted; what runs now is completed, and 'epkit install %s %s' goes on",
+            out_error("interrupted; the current step is completed, and 'epkit install %s %s' continues",
                       strcmp(action, "uninstall") == 0 ? action : "resume", install->recipe->name);
         ending.code = 128 + observed_signal();
     } else if (*install->failure) {
@@ -106,7 +106,7 @@ static int finish(const struct cmd *cmd, const struct install_cmd_options *optio
     return out_finish() == CMD_FINE ? ending.code : CMD_FAILED;
 }
 
-/* Nobody may take a node that goes down for one that is installed: this ends when the machine does. */
+/* A node that reboots must not be taken for installed: this process ends when the machine does. */
 static enum install_result wait_for_reboot(struct install *install)
 {
     for (int i = 0; i < REBOOT_WAIT_S * 10 && !observed_signal(); i++)
@@ -148,7 +148,7 @@ static int do_status(const struct cmd *cmd, const struct install_cmd_options *op
     return out_finish() == CMD_FINE ? code : CMD_FAILED;
 }
 
-/* What a step makes is there, and works. */
+/* The step is done, and its tests pass. */
 static enum install_result verify(const struct install_cmd_options *options, struct install *install,
                                   struct verify_result *results, size_t *ret_n)
 {
@@ -171,8 +171,8 @@ static enum install_result verify(const struct install_cmd_options *options, str
     return result;
 }
 
-/* The lines by which users of logs know that a step is done: only where its tests pass. */
-static void say_done(const struct install *install, const struct verify_result *results, size_t n)
+/* Prints the lines by which scripts find out that a step is done: only where its tests pass. */
+static void print_done(const struct install *install, const struct verify_result *results, size_t n)
 {
     for (size_t i = 0; i < install->recipe->n_steps; i++) {
         size_t index = install->recipe->order[i];
@@ -194,7 +194,7 @@ static int do_verify(const struct cmd *cmd, const struct install_cmd_options *op
     int code;
 
     if (!install->is_live) {
-        out_error("tests run on the machine itself, and --root is another one");
+        out_error("tests run on the machine itself, but --root is another one");
         return CMD_UNSUPPORTED;
     }
     result = verify(options, install, results, &n);
@@ -204,7 +204,7 @@ static int do_verify(const struct cmd *cmd, const struct install_cmd_options *op
     if (options->json)
         return out_json(report_json(cmd, install, "verify", code ? "findings" : "fine", results, n)) == 0 ? code
                                                                                                           : CMD_FAILED;
-    say_done(install, results, n);
+    print_done(install, results, n);
     return out_finish() == CMD_FINE ? code : CMD_FAILED;
 }
 
@@ -237,8 +237,8 @@ static int do_apply(const struct cmd *cmd, const struct install_cmd_options *opt
     return finish(cmd, options, install, action, result, results, n);
 }
 
-/* How an uninstall ended well: as much as is true. */
-static void say_uninstalled(const struct install *install, bool was_known)
+/* Reports a successful uninstall. */
+static void print_uninstalled(const struct install *install, bool was_known)
 {
     char logs[1024];
 
@@ -265,15 +265,15 @@ static int do_uninstall(const struct cmd *cmd, const struct install_cmd_options 
         if (result == INSTALL_FINE)
             result = install_undo(install);
         progress_stop();
-        /* What is said about the steps is what is there now, if there is time for it. */
+        /* The steps are checked again for the report, if there is time. */
         if (options->json && result != INSTALL_BUSY && result != INSTALL_INTERRUPTED) {
-            enum install_result looked = install_look(install);
+            enum install_result probed = install_probe(install);
 
-            result = result == INSTALL_FINE ? looked : result;
+            result = result == INSTALL_FINE ? probed : result;
         }
     }
     if (result == INSTALL_FINE && !options->json)
-        say_uninstalled(install, was_known);
+        print_uninstalled(install, was_known);
     return finish(cmd, options, install, "uninstall", result, NULL, 0);
 }
 
@@ -303,15 +303,15 @@ static int do_export(const struct cmd *cmd, const struct install_cmd_options *op
     return code == CMD_FINE ? out_finish() : code;
 }
 
-/* A resume begins nothing: what goes on with it is what an apply has left. */
+/* A resume begins nothing: it continues an apply. */
 static int refuse_resume(const struct install *install)
 {
     out_error("recipe %s was not applied here, or is uninstalled: there is nothing to resume", install->recipe->name);
-    out_hint("'epkit install apply %s' begins; nothing was changed", install->recipe->name);
+    out_hint("'epkit install apply %s' starts an installation; nothing was changed", install->recipe->name);
     return CMD_USAGE;
 }
 
-/* Everything that looks at the machine. */
+/* Actions that check the machine. */
 static int act(const struct cmd *cmd, const struct install_cmd_options *options, const char *action, const char *name)
 {
     bool changes = strcmp(action, "apply") == 0 || strcmp(action, "resume") == 0 || strcmp(action, "uninstall") == 0;
@@ -338,7 +338,7 @@ static int act(const struct cmd *cmd, const struct install_cmd_options *options,
         goto done;
     }
     if (result == INSTALL_FINE)
-        result = install_look(&install);
+        result = install_probe(&install);
     if (result == INSTALL_FINE)
         result = preflight_run(&install, fetches && install_changes(&install) > 0);
     if (result != INSTALL_FINE)
@@ -365,7 +365,7 @@ static int cmd_install(const struct cmd *cmd, const struct cmd_call *call)
     const char *action = call->args[0], *first = call->n_args > 1 ? call->args[1] : NULL;
     char self[PATH_MAX];
 
-    /* For tests of a recipe that ask epkit about the machine. */
+    /* For tests of a recipe that call epkit. */
     if (realpath("/proc/self/exe", self))
         setenv("EPKIT_COMMAND", self, 0);
     if (options->state && (options->state[0] != '/' || variable_fault(KIND_PATH, options->state)))
@@ -373,15 +373,15 @@ static int cmd_install(const struct cmd *cmd, const struct cmd_call *call)
     if (options->state && strlen(options->state) > INSTALL_STATE_MAX)
         return cmd_usage(cmd, "--state: it is longer than %d characters", INSTALL_STATE_MAX);
     if (options->json && (strcmp(action, "export") == 0 || strcmp(action, "show") == 0))
-        return cmd_usage(cmd, "--json does not go with %s, which writes the file itself", action);
+        return cmd_usage(cmd, "--json does not apply to %s, which writes the file itself", action);
     if (strcmp(action, "export") == 0)
         return do_export(cmd, options, first, call->n_args > 2 ? call->args[2] : NULL);
     if (call->n_args > 2)
         return cmd_usage(cmd, "one recipe at a time");
     if (options->again && strcmp(action, "apply") != 0)
-        return cmd_usage(cmd, "--again goes with apply");
+        return cmd_usage(cmd, "--again applies only to apply");
     if (options->force && strcmp(action, "uninstall") != 0)
-        return cmd_usage(cmd, "--force goes with uninstall");
+        return cmd_usage(cmd, "--force applies only to uninstall");
     if (strcmp(action, "list") == 0)
         return recipe_list(cmd, options->json);
     if (strcmp(action, "show") == 0)
@@ -401,18 +401,18 @@ const struct cmd command_install = {
     .min_args = 1,
     .max_args = 3,
     .arg_choices = actions,
-    .summary = "bring a machine to what a recipe says, and back",
+    .summary = "apply a recipe to a machine, or undo it",
     .description =
         "A recipe lists typed steps: packages in given versions, files, options of kernel modules, builds. plan says "
         "what is done, missing, half installed or there in a wrong version, and changes nothing. apply applies what is "
         "not done and then runs the recipe's tests; it may be killed, lose power or its journal at any instant and be "
-        "run again. Where a step needs it, apply reboots the machine, at most so often as the recipe says, and a unit "
-        "of systemd goes on afterwards. uninstall brings back what was there.\n\n"
-        "RECIPE is one of 'epkit install list', or a file (with a / or .yaml in its name); show writes one that is "
-        "built in, to begin a file with. resume, status, verify and uninstall take the recipe as it was applied; resume "
-        "needs no name if there is one.\n\n"
-        "On a machine with systemd each step runs as a unit of its own: it lives on when the ssh session or the pod "
-        "that started epkit dies, and the next run waits for it. The log of a step is "
+        "run again. Where a step needs it, apply reboots the machine, up to the limit in the recipe, and a systemd "
+        "unit resumes the installation afterwards. uninstall restores the previous state.\n\n"
+        "RECIPE is one of 'epkit install list', or a file (with a / or .yaml in its name); show prints a built-in one, to "
+        "start a new file from. resume, status, verify and uninstall use the recipe as it was applied; resume "
+        "needs no name if only one was applied.\n\n"
+        "On a machine with systemd each step runs as a separate unit: it survives the end of the ssh session or the pod "
+        "that started epkit, and the next run waits for it. The log of a step is "
         "/var/log/epkit/install/RECIPE/STEP.log.\n\n"
         "export writes a recipe as a shell script (sh), as user data (cloud-init) or as a playbook (ansible), for "
         "machines without epkit.",
@@ -420,13 +420,13 @@ const struct cmd command_install = {
     .options_bytes = sizeof(struct install_cmd_options),
     .examples =
         (const struct cmd_example[]){
-            {"epkit install list", "Which recipes there are."},
+            {"epkit install list", "List the recipes."},
             {"epkit install plan debian-tools", "What apply would do, and why."},
-            {"epkit install apply debian-tools", "Do it."},
-            {"epkit install status", "How far it is, while it runs or after a reboot."},
-            {"epkit install plan gcp-b200-ubuntu2404 --root /mnt/node --json", "Look at the disk of another machine."},
+            {"epkit install apply debian-tools", "Apply it."},
+            {"epkit install status", "Show the progress, while it runs or after a reboot."},
+            {"epkit install plan gcp-b200-ubuntu2404 --root /mnt/node --json", "Check the disk of another machine."},
             {"epkit install export cloud-init debian-tools", "Write user data for a new machine."},
-            {"epkit install uninstall debian-tools", "Bring back what was there."},
+            {"epkit install uninstall debian-tools", "Restore the previous state."},
             {NULL, NULL},
         },
     .exits =
@@ -436,7 +436,7 @@ const struct cmd command_install = {
             {CMD_USAGE,
              "wrong usage, a recipe that is refused, a variable without a value, or a resume of what was not "
              "applied; nothing was changed"},
-            {CMD_FINDINGS, "plan, status: something is to be done; verify: a test fails; apply: a reboot is needed"},
+            {CMD_FINDINGS, "plan, status: some steps are not done; verify: a test fails; apply: a reboot is needed"},
             {CMD_UNSUPPORTED, "the recipe is not for this machine; nothing was changed"},
             {0, NULL},
         },

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* report.c - what `epkit install` says: verdict, table, detail; and the same as JSON. */
+/* report.c - the output of `epkit install`: verdict, table, details; and the same as JSON. */
 #include "output.h"
 #include "progress.h"
 #include "tool_install.h"
@@ -241,7 +241,7 @@ void observe(bool quiet, struct install_observer *ret_observer)
 
     observed.is_quiet = quiet;
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
-        /* nohup goes on meaning what it says. */
+        /* Signals that nohup ignores stay ignored. */
         if (sigaction(numbers[i], NULL, &inherited) == 0 && (numbers[i] != SIGHUP || inherited.sa_handler != SIG_IGN))
             sigaction(numbers[i], &action, NULL);
     *ret_observer = (struct install_observer){

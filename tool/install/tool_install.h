@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tool_install.h - what the files of `epkit install` share. */
+/* tool_install.h - internal interface of `epkit install`. */
 #ifndef EP_TOOL_INSTALL_H
 #define EP_TOOL_INSTALL_H
 
@@ -14,22 +14,22 @@ struct install_cmd_options {
     int reboot; /* enum install_reboot */
     int64_t max_reboots;
     bool no_resume_unit, again, force, json;
-    bool for_others; /* not an option: the recipe is for other machines */
+    bool for_others; /* not an option: the recipe is read for other machines */
 };
 
 /* A recipe that was found and read. */
 struct chosen_recipe {
     struct recipe *recipe;
-    char *text, *settings_text; /* what the settings point into */
+    char *text, *settings_text; /* storage of the settings */
     json_t *saved;              /* settings of an earlier apply */
     struct recipe_setting settings[SETTINGS_MAX];
     size_t n_settings;
 };
 
 /*
- * Finds and reads a recipe: a file (the name holds a / or ends in .yaml), or a recipe of the tree. With `prefer_saved`
- * the one that an earlier apply left with its state comes first, with its settings; then `name` may be NULL if there is
- * just one. CMD_FINE, or what to exit with after saying why.
+ * Finds and reads a recipe: a file (the name contains a / or ends in .yaml), or a recipe of the tree. With
+ * `prefer_saved` the one that an earlier apply saved with its state comes first, with its settings; then `name` may be
+ * NULL if there is just one. CMD_FINE, or the exit code after the reason was reported.
  */
 int recipe_choose(const struct cmd *cmd, const struct install_cmd_options *options, const char *name, bool prefer_saved,
                   struct chosen_recipe *ret_chosen);
@@ -39,7 +39,7 @@ void recipe_release(struct chosen_recipe *chosen);
 int recipe_list(const struct cmd *cmd, bool json);
 int recipe_show(const struct cmd *cmd, const char *name);
 
-/* What plan, apply, status, verify and uninstall say. `action` is the word of the command line. */
+/* Reports of plan, apply, status, verify and uninstall. `action` is the word of the command line. */
 void report_plan(const struct install *install, const char *action, bool verbose);
 void report_status(const struct install *install);
 void report_verify(const struct verify_result *results, size_t n);

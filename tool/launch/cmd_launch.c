@@ -52,11 +52,11 @@ enum { HOSTFILES_AUTO, HOSTFILES_YES, HOSTFILES_NO };
 /* clang-format off */
 static const struct opt launch_table[] = {
     {"hosts", 0, "LIST", OPT_STRING, offsetof(struct launch_args, hosts), .heading = "Nodes",
-     .help = "nodes, divided by commas: [USER@]HOST[:PORT], with ranges as Slurm writes them: gpu[01-04]"},
+     .help = "nodes, separated by commas: [USER@]HOST[:PORT], with ranges as Slurm writes them: gpu[01-04]"},
     {"hostfile", 'f', "FILE", OPT_FILE, offsetof(struct launch_args, hostfile),
-     .help = "nodes in the format of Open MPI: one a line, slots=8 behind it if you like"},
+     .help = "nodes in the format of Open MPI: one per line, optionally followed by slots=8"},
     {"location", 0, "HOW", OPT_CHOICE, offsetof(struct launch_args, location), .choices = locations, .value = "auto",
-     .help = "where nodes learn their physical location, by which they are sorted; auto takes what is there"},
+     .help = "source of the nodes' physical location, by which they are sorted; auto: the first available"},
     {"location-cmd", 0, "COMMAND", OPT_STRING, offsetof(struct launch_args, location_cmd),
      .help = "each node runs this; it prints the location, one word"},
     {"topology", 0, "FILE", OPT_FILE, offsetof(struct launch_args, topology),
@@ -69,13 +69,13 @@ static const struct opt launch_table[] = {
     {"ssh", 0, "COMMAND", OPT_STRING, offsetof(struct launch_args, ssh),
      .help = "ssh with its options; default: EPKIT_SSH, else ssh"},
     {"port", 'p', "N", OPT_INT, offsetof(struct launch_args, port), .min = 0, .max = 65535, .value = "222",
-     .help = "port of sshd where a node names none; 0: what ssh's configuration says; EPKIT_SSH_PORT changes the default"},
+     .help = "port of sshd for nodes without one; 0: that of ssh's configuration; EPKIT_SSH_PORT changes the default"},
     {"connect-timeout", 0, "S", OPT_INT, offsetof(struct launch_args, connect_timeout), .min = 1, .max = 3600, .value = "10",
      .help = "deadline of each layer: name, TCP, banner, login, the answer of epkit"},
     {"wait", 0, "S", OPT_INT, offsetof(struct launch_args, wait), .min = 0, .max = DAY_S,
-     .help = "try nodes that are not up yet again for so long; in pods 600, else 0"},
+     .help = "retry nodes that are not up yet for this long; in pods 600, else 0"},
     {"remote-epkit", 0, "FILE", OPT_STRING, offsetof(struct launch_args, remote_epkit),
-     .help = "epkit on the nodes; default: the same file as here if it is there, else epkit in PATH"},
+     .help = "epkit on the nodes; default: the same path as here if it exists, else epkit in PATH"},
     {"with", 'w', "HOW", OPT_CHOICE, offsetof(struct launch_args, with), .choices = starters, .value = "auto",
      .help = "what starts the ranks: epkit over ssh, or Open MPI's mpirun; auto: mpirun for MPI jobs", .heading = "Job"},
     {"workload", 0, "FILE", OPT_FILE, offsetof(struct launch_args, workload),
@@ -85,26 +85,26 @@ static const struct opt launch_table[] = {
     {"world", 0, "WHAT", OPT_CHOICE, offsetof(struct launch_args, world), .choices = worlds, .value = "auto",
      .help = "what RANK and WORLD_SIZE count; auto: nodes with one rank each, else ranks"},
     {"gpus-per-node", 0, "N", OPT_INT, offsetof(struct launch_args, gpus), .min = 1, .max = 1024,
-     .help = "GPUS_PER_NODE, and slots in hostfiles; default: what the nodes have, 8 where they have none"},
+     .help = "GPUS_PER_NODE, and slots in hostfiles; default: the number on the nodes, 8 where they have none"},
     {"master-port", 0, "N", OPT_INT, offsetof(struct launch_args, master_port), .min = 1, .max = 65535, .value = "29500",
      .help = "MASTER_PORT; MASTER_ADDR is the first node"},
     {"env", 'x', "NAME[=VALUE]", OPT_STRINGS, offsetof(struct launch_args, env),
-     .help = "pass this variable on, with the value that it has here if none is given; may be repeated",
+     .help = "pass this variable to the ranks, by default with its value here; may be repeated",
      .heading = "Environment of the ranks"},
     {"source", 0, "FILE", OPT_STRINGS, offsetof(struct launch_args, source),
-     .help = "bash sources this script of the node first; '?' in front: if it is there; may be repeated"},
+     .help = "bash sources this script of the node first; '?' in front: if it exists; may be repeated"},
     {"preload", 0, "LIBRARY", OPT_STRING, offsetof(struct launch_args, preload),
      .help = "LD_PRELOAD of the program alone"},
     {"debug", 0, NULL, OPT_FLAG, offsetof(struct launch_args, debug),
-     .help = "set the variables by which NVSHMEM and NCCL tell what they do"},
+     .help = "set the variables for debugging output of NVSHMEM and NCCL"},
     {"timeout", 't', "S", OPT_INT, offsetof(struct launch_args, timeout), .min = 0, .max = 30 * DAY_S,
-     .help = "deadline of everything; 0: none. Jobs by name have their own, programs none", .heading = "Watching"},
+     .help = "deadline of everything; 0: none. Named jobs have their own, programs none", .heading = "Watching"},
     {"silent", 0, "S", OPT_INT, offsetof(struct launch_args, silent), .min = 0, .max = DAY_S, .value = "60",
-     .help = "say so when a node has written nothing for so long; 0: never"},
+     .help = "report a node that has written nothing for this long; 0: never"},
     {"grace", 0, "S", OPT_INT, offsetof(struct launch_args, grace), .min = 0, .max = 15, .value = "5",
-     .help = "between SIGTERM and SIGKILL for what has to end"},
+     .help = "time between SIGTERM and SIGKILL when ranks are ended"},
     {"checks", 0, "WHAT", OPT_CHOICE, offsetof(struct launch_args, checks), .choices = checks, .value = "auto",
-     .help = "'epkit doctor' on all nodes first: report what it finds, or require that nothing is serious; auto: report, "
+     .help = "'epkit doctor' on all nodes first: report its findings, or require that none is serious; auto: report, "
              "and skip for programs"},
     {"triangulate", 0, NULL, OPT_FLAG, offsetof(struct launch_args, triangulate),
      .help = "when a test failed or is slow, find the node: run it again on pairs of nodes, then on halves"},
@@ -132,8 +132,10 @@ static json_t *read_workload(const struct cmd *cmd, const char *file)
         n = fread(text, 1, WORKLOAD_MAX, stream);
     if (n > 0)
         files = json_pack("{s:o}", "workload", json_stringn(text, n));
-    /* The kernel would look for an interpreter whose name ends in a carriage return, and say that the script is not
-     * there. */
+    /*
+     * The kernel would look for an interpreter whose name ends in a carriage return, and report that the script does
+     * not exist.
+     */
     if (files && n > 2 && strncmp(text, "#!", 2) == 0 && memchr(text, '\n', n) &&
         ((char *)memchr(text, '\n', n))[-1] == '\r') {
         cmd_refuse(cmd, NULL, "--workload %s: its lines end in CR LF: sed -i 's/\\r$//' %s", file, file);
@@ -169,11 +171,11 @@ static int check_matrix(const struct cmd *cmd, const char *name)
         if (strcmp(names[i], name) == 0)
             return CMD_FINE;
     nearest = options_nearest(name, names);
-    return cmd_usage(cmd, "epkit-test: '%.40s' is none of intranode, internode, lowlatency%s%s%s", name,
+    return cmd_usage(cmd, "epkit-test: '%.40s' is not one of intranode, internode, lowlatency%s%s%s", name,
                      nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "");
 }
 
-/* epkit-test: intranode runs on each node by itself; the other matrices are one group over all nodes. */
+/* epkit-test: intranode runs on each node separately; the other matrices are one group over all nodes. */
 static int adjust_epkit_test(const struct cmd *cmd, const struct cmd_call *call, int n_nodes, struct launch_job *job)
 {
     const struct launch_args *args = call->options;
@@ -192,7 +194,7 @@ static int adjust_epkit_test(const struct cmd *cmd, const struct cmd_call *call,
         json_array_append_new(argv, json_string(count));
         if (args->with == STARTER_MPIRUN)
             return CMD_FINE;
-        /* By the variables that every rank gets. */
+        /* Configured by the variables that every rank gets. */
         json_array_append_new(argv, json_string("--network"));
         json_array_append_new(argv, json_string("tcp"));
         return CMD_FINE;
@@ -299,11 +301,11 @@ static int check_usage(const struct cmd *cmd, const struct cmd_call *call, const
 
     for (int i = 0; i < call->n_args; i++)
         if (!is_utf8(call->args[i]))
-            return cmd_usage(cmd, "argument %d is no UTF-8: put it into a script (--workload)", i + 1);
+            return cmd_usage(cmd, "argument %d is not UTF-8: put it into a script (--workload)", i + 1);
     if (args->hosts && args->hostfile)
         return cmd_usage(cmd, "--hosts and --hostfile exclude each other");
     if (args->location_cmd && (args->topology || cmd_given(cmd, call, "location")))
-        return cmd_usage(cmd, "--location-cmd goes with neither --location nor --topology");
+        return cmd_usage(cmd, "--location-cmd excludes --location and --topology");
     if (args->topology && cmd_given(cmd, call, "location"))
         return cmd_usage(cmd, "--topology and --location exclude each other");
     if (call->n_args == 0 && !args->workload)
@@ -313,34 +315,37 @@ static int check_usage(const struct cmd *cmd, const struct cmd_call *call, const
     if (canned && canned->needs_args && call->n_args < 2)
         return cmd_usage(cmd, "%s needs an argument: %s", canned->name, canned->args);
     if (canned && canned->is_mpi && args->with == STARTER_SSH && strcmp(call->args[0], "nccl") == 0)
-        return cmd_usage(cmd, "nccl: its ranks find each other by MPI: --with mpirun");
+        return cmd_usage(cmd, "nccl: its ranks need MPI: give --with mpirun");
     if (canned && canned->argv_of && (args->with == STARTER_MPIRUN || args->per_node))
-        return cmd_usage(cmd, "%s chooses itself what runs where: no --with, no --per-node", canned->name);
+        return cmd_usage(cmd, "%s sets --with and --per-node itself", canned->name);
     if (args->triangulate && !(canned && canned->is_measured))
         return cmd_usage(
             cmd, "--triangulate needs a test whose output epkit reads: epkit-test, deepep-..., nccl, ib-write-bw");
     if (args->no_logs && args->out)
         return cmd_usage(cmd, "--out and --no-logs exclude each other");
     if (args->remote_epkit && strpbrk(args->remote_epkit, "'\"\\$`;&|<>()\n"))
-        return cmd_usage(cmd, "--remote-epkit: a path without characters that a shell takes for its own");
+        return cmd_usage(cmd, "--remote-epkit: the path must not contain special characters of the shell");
     return CMD_FINE;
 }
 
-/* Ports of single nodes have no place in a hostfile. */
+/* A hostfile cannot hold ports of single nodes. */
 static int check_hosts(const struct cmd *cmd, const struct canned_job *canned, const struct launch_options *options)
 {
     if (canned && canned->argv_of && options->hosts.n < 2)
         return cmd_refuse(cmd, NULL, "%s needs two nodes or more", canned->name);
-    /* Open MPI takes names of letters, digits, dots and hyphens, and addresses of IPv4. It would wait without end. */
+    /*
+     * Open MPI accepts names of letters, digits, dots and hyphens, and IPv4 addresses. With others it would wait for
+     * ever.
+     */
     for (int i = 0; options->job.starter == LAUNCH_MPIRUN && i < options->hosts.n; i++)
         if (strchr(host_name(&options->hosts.list[i]), ':'))
-            return cmd_refuse(cmd, NULL, "%s: mpirun takes no addresses of IPv6: give the node a name (/etc/hosts)",
+            return cmd_refuse(cmd, NULL, "%s: mpirun does not accept IPv6 addresses: give the node a name (/etc/hosts)",
                               options->hosts.list[i].word);
     for (int i = 0; options->job.starter == LAUNCH_MPIRUN && i < options->hosts.n; i++)
         if (*options->hosts.list[i].port)
             return cmd_refuse(
                 cmd, NULL,
-                "%s: mpirun knows no ports of single nodes: write it into ssh's configuration, and --port "
+                "%s: mpirun does not accept ports of single nodes: write it into ssh's configuration, and --port "
                 "0",
                 options->hosts.list[i].word);
     return CMD_FINE;
@@ -364,7 +369,7 @@ static void name_folder(const struct launch_args *args, const char *job, char *r
         snprintf(ret_name, bytes, "epkit-run-%s-%s-%d", stamp, job, (int)getpid());
 }
 
-/* The command line as it may be read by others. */
+/* The command line without secrets. */
 static void print_command(const struct cmd *cmd, const struct cmd_call *call, char *ret_text, size_t bytes)
 {
     struct launch_args shown = *(const struct launch_args *)call->options;
@@ -382,8 +387,8 @@ static void print_command(const struct cmd *cmd, const struct cmd_call *call, ch
     text_clean(raw, ret_text, bytes);
 }
 
-/* A port that the surroundings set, checked by check_ports(). */
-static int own_port(const char *name, int other)
+/* A port from the environment, checked by check_ports(). */
+static int port_from_env(const char *name, int other)
 {
     const char *text = getenv(name);
 
@@ -419,7 +424,7 @@ static void fill(const struct cmd *cmd, const struct cmd_call *call, const struc
 
     print_command(cmd, call, command, sizeof(command));
     snprintf(port, sizeof(port), "%d",
-             cmd_given(cmd, call, "port") ? (int)args->port : own_port("EPKIT_SSH_PORT", 222));
+             cmd_given(cmd, call, "port") ? (int)args->port : port_from_env("EPKIT_SSH_PORT", 222));
     options->command = command;
     options->ssh = ssh && *ssh ? ssh : "ssh";
     options->port = strcmp(port, "0") != 0 ? port : NULL;
@@ -434,7 +439,7 @@ static void fill(const struct cmd *cmd, const struct cmd_call *call, const struc
     options->grace_s = args->grace;
     options->gpus_per_node = (int)args->gpus;
     options->master_port =
-        is_pods && !cmd_given(cmd, call, "master-port") ? own_port("MASTER_PORT", 29500) : (int)args->master_port;
+        is_pods && !cmd_given(cmd, call, "master-port") ? port_from_env("MASTER_PORT", 29500) : (int)args->master_port;
     options->has_checks = args->checks == CHECKS_AUTO ? canned && canned->has_checks : args->checks != CHECKS_SKIP;
     options->require_checks = args->checks == CHECKS_REQUIRE;
     options->hostfile_8 = has_files ? HOSTS_FILE : NULL;
@@ -478,7 +483,7 @@ static int run(const struct cmd *cmd, const struct cmd_call *call, const struct 
     return code;
 }
 
-/* Nobody has a program of that name: perhaps a job was meant. */
+/* No program has that name: perhaps a job was meant. */
 static void hint_job(const char *program)
 {
     const char *names[32];
@@ -493,8 +498,8 @@ static void hint_job(const char *program)
         out_hint("did you mean the job '%s'?", nearest);
 }
 
-/* Beyond 128 the code is a signal that interrupted epkit, for main(); that of a program is its own. */
-static int leave(int code, bool is_interrupted)
+/* A code above 128 is a signal that interrupted epkit, which main() handles; that of a program is its own. */
+static int exit_code_of(int code, bool is_interrupted)
 {
     if (code <= 128 || is_interrupted)
         return code;
@@ -521,9 +526,9 @@ static int cmd_launch(const struct cmd *cmd, const struct cmd_call *call)
         code = follow_leader(&source, options.hosts.list[0].word,
                              cmd_given(cmd, call, "wait") ? args->wait : POD_WAIT_S, deadline_s);
         hosts_done(&options.hosts);
-        return leave(code, false);
+        return exit_code_of(code, false);
     }
-    /* The other pods would end with the run, and their sshd with them. */
+    /* The other pods, and their sshd, would end with the run. */
     if (code == CMD_FINE && args->triangulate && source.is_pods)
         code =
             cmd_refuse(cmd, NULL, "--triangulate: not in pods, which end with the run; see 'epkit help triangulate'");
@@ -554,14 +559,14 @@ static int cmd_launch(const struct cmd *cmd, const struct cmd_call *call)
     json_decref(options.location);
     json_decref(options.topology);
     hosts_done(&options.hosts);
-    return leave(code, show_was_interrupted());
+    return exit_code_of(code, show_was_interrupted());
 }
 
 const struct cmd command_launch = {
     .name = "launch",
     .args = "JOB|PROGRAM [ARG...]",
     .max_args = 1 << 20,
-    .summary = "run a job on many nodes, and say which node failed",
+    .summary = "run a job on many nodes, and report which node failed",
     .description = LAUNCH_DESCRIPTION,
     .options = launch_table,
     .options_bytes = sizeof(struct launch_args),
@@ -581,7 +586,7 @@ const struct cmd command_launch = {
             {CMD_FINE, "every rank on every node ended with status 0"},
             {CMD_FAILED, "a node did not answer or was lost, or a log could not be written; or the program's own"},
             {CMD_USAGE, "wrong usage; nothing was started"},
-            {CMD_FINDINGS, "--checks require, and the doctor found something serious; or the output of a test says so"},
+            {CMD_FINDINGS, "--checks require, and the doctor has a serious finding; or the output of a test says so"},
             {CMD_UNSUPPORTED, "what the job needs is not installed on a node"},
             {124, "the deadline passed"},
             {127,

@@ -11,7 +11,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-/* By these the ranks find each other: one value for all of them would keep them from it. */
+/* The ranks find each other by these variables: one value for all ranks would prevent that. */
 static const struct {
     const char *name, *option;
 } own_names[] = {
@@ -34,8 +34,8 @@ static int add_variable(const struct cmd *cmd, const char *word, json_t *env)
 
     if (length == 0 || length >= sizeof(name) || (word[0] >= '0' && word[0] <= '9') ||
         strspn(word, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_") < length)
-        /* Without the value, which may be a secret. */
-        return cmd_usage(cmd, "--env: '%.*s' is no name of a variable: NAME or NAME=VALUE",
+        /* The value is not printed: it may be a secret. */
+        return cmd_usage(cmd, "--env: '%.*s' is not a variable name: NAME or NAME=VALUE",
                          (int)(length < 60 ? length : 60), word);
     snprintf(name, sizeof(name), "%.*s", (int)length, word);
     for (size_t i = 0; i < sizeof(own_names) / sizeof(own_names[0]); i++)
@@ -44,13 +44,13 @@ static int add_variable(const struct cmd *cmd, const char *word, json_t *env)
                              *own_names[i].option ? "; see " : "", own_names[i].option);
     value = word[length] ? word + length + 1 : getenv(name);
     if (!value)
-        return cmd_refuse(cmd, NULL, "--env %s: it is not set here; give NAME=VALUE", name);
+        return cmd_refuse(cmd, NULL, "--env %s: the variable is not set here; give NAME=VALUE", name);
     if (json_object_set_new(env, name, json_string(value)) != 0)
-        return cmd_usage(cmd, "--env %s: its value is no UTF-8", name);
+        return cmd_usage(cmd, "--env %s: its value is not UTF-8", name);
     return CMD_FINE;
 }
 
-/* The debugging variables of NVSHMEM's and NCCL's manuals. %h and %p are filled in by NVSHMEM. */
+/* The debugging variables from NVSHMEM's and NCCL's manuals. NVSHMEM expands %h and %p. */
 static void add_debugging(json_t *env)
 {
     static const char *const rows[][2] = {
@@ -69,8 +69,8 @@ static void add_debugging(json_t *env)
 }
 
 /*
- * A library that is preloaded into epkit is meant for the program: it goes there, and not into ssh and mpirun on the
- * way.
+ * A library that is preloaded into epkit is meant for the program: it is passed there, and not into ssh and mpirun on
+ * the way.
  */
 static const char *choose_preload(const struct launch_environment *args)
 {
@@ -85,8 +85,8 @@ static const char *choose_preload(const struct launch_environment *args)
 }
 
 /*
- * In a pod the container's environment is that of the job, and a login by ssh does not have it. What concerns
- * communication, and where programs lie, is passed on; all pods have the same image.
+ * In a pod the container's environment is that of the job, but a login by ssh does not get it. Variables about
+ * communication, and search paths of programs, are passed on; all pods have the same image.
  */
 static void add_pod_variables(json_t *env)
 {
@@ -135,7 +135,7 @@ int launch_environment(const struct cmd *cmd, const struct launch_environment *a
         if (add_variable(cmd, args->env->values[i], env) != CMD_FINE)
             return CMD_USAGE;
     if (args->source->n) {
-        /* Instead of what the job brings along. */
+        /* Replaces the scripts of the job. */
         source = json_array();
         json_object_set_new(spec, "source", source);
         for (size_t i = 0; i < args->source->n; i++)

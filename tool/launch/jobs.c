@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* jobs.c - the jobs that `epkit launch` knows by name: the tests of DeepEP, NCCL, perftest and epkit itself. */
+/* jobs.c - the named jobs of `epkit launch`: the tests of DeepEP, NCCL, perftest and epkit itself. */
 #include "launch/jobs.h"
 
 #include "base/error.h"
@@ -33,7 +33,7 @@ static json_t *make_hostname(const struct canned_job *job, int n_args, char **ar
                                         NULL};
 
     (void)job;
-    /* A name would become that of every node: hostname(1) sets what it is given. */
+    /* hostname(1) sets the name that it is given: an argument would rename every node. */
     for (int i = 0; i < n_args; i++) {
         const char *const *option = known;
 
@@ -41,7 +41,7 @@ static json_t *make_hostname(const struct canned_job *job, int n_args, char **ar
             option++;
         if (!*option) {
             ep_fail(EP_E_ARG,
-                    "hostname: '%.40s': it takes options that show a name alone, as -f; --hosts names the nodes",
+                    "hostname: '%.40s': only options that print a name, like -f, are allowed; --hosts gives the nodes",
                     args[i]);
             return NULL;
         }
@@ -49,7 +49,7 @@ static json_t *make_hostname(const struct canned_job *job, int n_args, char **ar
     return json_pack("{s:o}", "argv", words(argv, n_args, args));
 }
 
-/* The program is epkit's own file on the node. */
+/* The program is the epkit executable of the node. */
 static json_t *make_epkit_test(const struct canned_job *job, int n_args, char **args)
 {
     static const char *const argv[] = {"epkit", "test", NULL};
@@ -58,7 +58,7 @@ static json_t *make_epkit_test(const struct canned_job *job, int n_args, char **
     return json_pack("{s:o, s:b}", "argv", words(argv, n_args, args), "is_epkit", true);
 }
 
-/* The arguments of the testbed's figures: 2048 tokens, or what the test itself takes for decoding. */
+/* The arguments of the testbed's published results: 2048 tokens, or the default of the test for decoding. */
 static json_t *make_deepep(const struct canned_job *job, int n_args, char **args)
 {
     bool is_low = strcmp(job->name, "deepep-lowlatency") == 0;
@@ -89,7 +89,7 @@ static json_t *make_nccl(const struct canned_job *job, int n_args, char **args)
 
     (void)job;
     if (strspn(args[0], "abcdefghijklmnopqrstuvwxyz_") != strlen(args[0]) || strlen(args[0]) > 40) {
-        ep_fail(EP_E_ARG, "nccl: '%.40s' is no test of nccl-tests: all_reduce, all_gather, alltoall, sendrecv, ...",
+        ep_fail(EP_E_ARG, "nccl: '%.40s' is not a test of nccl-tests: all_reduce, all_gather, alltoall, sendrecv, ...",
                 args[0]);
         return NULL;
     }
@@ -100,7 +100,7 @@ static json_t *make_nccl(const struct canned_job *job, int n_args, char **args)
                      program, "product", "nccl-tests", "source", GIB_SCRIPT);
 }
 
-/* A group of one process on each node: does NCCL find its network plugin at all? */
+/* A group of one process on each node: tests whether NCCL finds its network plugin. */
 static json_t *make_nccl_init(const struct canned_job *job, int n_args, char **args)
 {
     static const char program[] = "import os\n"
@@ -131,7 +131,7 @@ static json_t *make_ib_write_bw(const struct canned_job *job, int n_args, char *
     return json_pack("{s:o}", "argv", words(argv, n_args, args));
 }
 
-/* Each device in turn: the server waits for its client, the client tries until the server is there. */
+/* For each device: the server waits for its client; the client retries until the server is there. */
 #define EACH_DEVICE                                                                                                    \
     "command -v ib_write_bw >/dev/null || { echo 'epkit: ib_write_bw (perftest) is not installed' >&2; exit 4; };"     \
     " devices=$(ls /sys/class/infiniband 2>/dev/null);"                                                                \
@@ -147,7 +147,7 @@ static const char client_program[] =
 
 /*
  * A ring in two rounds: 0-1, 2-3, ...; then 1-2, 3-4, ..., and the last with the first. So each node is measured
- * against both of its neighbours, in the order by location, and a bad one is bad in both.
+ * against both of its neighbours in the order by location, and a bad node is bad in both rounds.
  */
 static json_t *argv_of_ib_write_bw(int phase, int rank, int n_nodes, const char *const *names, bool *ret_is_last)
 {
@@ -155,7 +155,7 @@ static json_t *argv_of_ib_write_bw(int phase, int rank, int n_nodes, const char 
 
     *ret_is_last = phase == 1 || n_nodes <= 2;
     if (phase == 1 && rank == 0) {
-        /* The last one's peer, if its own place is a server's. */
+        /* The peer of the last node, if its own role is that of a server. */
         return n_nodes % 2 == 0 ? json_pack("[sssss]", "sh", "-c", client_program, "sh", names[n_nodes - 1]) : NULL;
     }
     peer = place % 2 == 0 ? rank + 1 : rank - 1;

@@ -29,25 +29,24 @@ bool show_was_interrupted(void)
     return was_interrupted;
 }
 
-/* What to do about a layer at which a node failed. */
+/* Prints what to do about the layers at which nodes failed. */
 static void print_advice(const json_t *rows)
 {
     static const struct {
         const char *layer, *text;
     } advice[] = {
         {"DNS", "is the name right? 'getent hosts NAME' shows what is known here"},
-        {"TCP", "does the host run, and does its sshd listen at that port? --port N chooses another, --port 0 that of "
+        {"TCP", "is the host up, and does its sshd listen on that port? --port N chooses another, --port 0 that of "
                 "ssh's configuration"},
-        {"banner", "something else than sshd listens there, or sshd takes no more connections (MaxStartups)"},
-        {"authentication",
-         "ssh has to get in without a question: 'ssh -o BatchMode=yes NODE true' shows why it does not"},
+        {"banner", "another program listens there, or sshd accepts no more connections (MaxStartups)"},
+        {"authentication", "ssh must log in without a prompt: 'ssh -o BatchMode=yes NODE true' shows why it does not"},
         {"command", "'ssh NODE epkit version' shows what happens there"},
         {"answer", "'ssh NODE epkit version' shows what happens there"},
         {"timeout", "'ssh NODE epkit version' shows what happens there; --connect-timeout gives slow nodes more time"},
-        {"ssh", "'ssh -v NODE true' shows how far it gets; --ssh and EPKIT_SSH choose the program"},
-        {"epkit", "install epkit there in PATH, or say where it is: --remote-epkit FILE"},
-        {"version", "install one version on all nodes, or name it: --remote-epkit FILE"},
-        {"disk", "make room there, or let TMPDIR name another folder there"},
+        {"ssh", "'ssh -v NODE true' shows where it fails; --ssh and EPKIT_SSH choose the program"},
+        {"epkit", "install epkit there in PATH, or give its path: --remote-epkit FILE"},
+        {"version", "install the same version on all nodes, or give its path: --remote-epkit FILE"},
+        {"disk", "free space there, or set TMPDIR to another folder there"},
         {"installation", "install it on the nodes; 'epkit help install' says what epkit can install"},
     };
 
@@ -106,7 +105,7 @@ static void print_verdicts(const struct launch_options *options, const struct la
         json_array_size(json_object_get(parsed, "runs")) + json_array_size(json_object_get(parsed, "faults")) > 0;
 
     out_verdict(result->code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s", result->verdict);
-    /* Of a test that never began nothing is to be said but why. */
+    /* A test that never began has no verdict, only a reason. */
     if (verdict && (has_begun || result->code == CMD_FINE))
         out_verdict(parsed_code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s", verdict);
     if (result->code != CMD_FINE)
@@ -126,7 +125,7 @@ int show_result(const struct cmd *cmd, const struct cmd_call *call, const struct
         return code;
     if (parser && result->is_connected)
         parsed = launch_parse(cmd, options->folder, parser, result, &parsed_code);
-    /* A test of which nothing was recognised has shown nothing, whatever its exit code. */
+    /* A test whose output was not recognised has no result, whatever its exit code. */
     if (code == CMD_FINE && parsed_code != CMD_FINE)
         code = parsed_code == CMD_FINDINGS ? CMD_FINDINGS : CMD_FAILED;
     if (!how->json)

@@ -15,8 +15,8 @@
 
 #define MAX_RUNS 40
 #define TOLERANCE 15       /* percent, as of epkit parse */
-#define GROUP_SECONDS 3600 /* of a job without a deadline of its own */
-#define END_SECONDS 60     /* a launch needs to end everything beyond its deadline */
+#define GROUP_SECONDS 3600 /* deadline of a group, if the job has none */
+#define END_SECONDS 60     /* a launch needs this long to end everything after its deadline */
 
 bool launch_is_slow(const struct launch_result *result, int parsed_code)
 {
@@ -31,7 +31,9 @@ bool launch_is_slow(const struct launch_result *result, int parsed_code)
     return !reason && (parsed_code == CMD_FINDINGS || parsed_code == CMD_FAILED);
 }
 
-/* What measures a group: this command again, for other nodes, without what belongs to the whole run. */
+/*
+ * The command line that measures a group: this command again, for other nodes, without what belongs to the whole run.
+ */
 static json_t *make_words(const struct cmd *cmd, const struct cmd_call *call)
 {
     static const char *const not_again[] = {"hosts",     "hostfile", "json", "out",         "no-logs", "checks",
@@ -62,7 +64,7 @@ static char *join_hosts(const struct hosts *hosts)
     return NULL;
 }
 
-/* Beside run.json. */
+/* Written next to run.json. */
 static void save(const struct launch_options *options, const json_t *document)
 {
     char *path = NULL, *text = json_dumps(document, JSON_INDENT(2));
@@ -86,7 +88,7 @@ static json_t *measure(const struct cmd *cmd, const struct triangulate_call *wan
     sigset_t signals;
 
     own.ret_document = &document;
-    /* The launch took them for itself; from here on they end epkit, and with it the runs. */
+    /* The launch handled these signals; from here on they end epkit, and with it the runs. */
     sigemptyset(&signals);
     sigaddset(&signals, SIGINT);
     sigaddset(&signals, SIGTERM);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verdict.h - what the output of a run says. */
+/* verdict.h - the verdict on the output of a run. */
 #ifndef EP_TOOL_LAUNCH_VERDICT_H
 #define EP_TOOL_LAUNCH_VERDICT_H
 
@@ -8,11 +8,11 @@
 
 #include "parse/parse.h"
 
-/* Takes the output of the nodes as it comes, for a run that leaves no folder; launch_options.on_line. */
+/* Feeds the output of the nodes to the parser as it comes, for a run without a folder; launch_options.on_line. */
 void launch_feed(void *parser, const char *prefix, const char *text, size_t bytes);
 
 /*
- * What verdict_make() says about the logs in `folder` (docs/run-folder.md), or, when that is NULL, about what `parser`
+ * The verdict of verdict_make() on the logs in `folder` (docs/run-folder.md), or, when that is NULL, on what `parser`
  * was fed. The document of 'epkit parse --json', a new reference; NULL after the reason was reported. *ret_code is the
  * exit code of 'epkit parse'.
  */
