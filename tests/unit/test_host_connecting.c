@@ -9,7 +9,6 @@
 #include "tcp/handshake.h"
 #include "testing/launch.h"
 
-#include <arpa/inet.h>
 #include <epkit/lowlatency.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -17,10 +16,11 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cmocka.h>
+
+#include "free_port.h"
 
 enum { NRANKS = 4, VICTIM = 3, TIMEOUT_MS = 240000, SOON_MS = 60000 };
 
@@ -114,18 +114,6 @@ static int live(const ep_boot *boot, void *argument)
     ep_comm_free(next);
     ep_comm_free(comm);
     return 0;
-}
-
-static int find_port(void)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t bytes = sizeof(address);
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-
-    assert_true(fd >= 0 && bind(fd, (struct sockaddr *)&address, bytes) == 0 &&
-                getsockname(fd, (struct sockaddr *)&address, &bytes) == 0);
-    close(fd);
-    return ntohs(address.sin_port);
 }
 
 static void run_scenario(enum call call, int ranks_per_node)

@@ -8,18 +8,18 @@
 #include "tcp/star.h"
 #include "testing/launch.h"
 
-#include <arpa/inet.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
+
+#include "free_port.h"
 
 enum { MOST_RANKS = 8, MOST_PHASES = 40, TRIES = 4, TIMEOUT_MS = 120000 };
 
@@ -169,18 +169,6 @@ static int live(const ep_boot *unused, void *argument)
     else
         return 2;
     return 0;
-}
-
-static int find_port(void)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t bytes = sizeof(address);
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-
-    assert_true(fd >= 0 && bind(fd, (struct sockaddr *)&address, bytes) == 0 &&
-                getsockname(fd, (struct sockaddr *)&address, &bytes) == 0);
-    close(fd);
-    return ntohs(address.sin_port);
 }
 
 static void check_created(const struct table *table, int rank)
