@@ -183,7 +183,7 @@ END
     touch spoil
     PATH="$PWD/bin:$PATH" report a --upload gs://b/spoilt
     [ "$status" -eq 1 ]
-    [[ "$stderr" == *"the uploaded data differs from the data sent"* ]]
+    [[ "$stderr" == *": the uploaded data differs from the data sent" ]]
     run --separate-stderr env PATH=/nowhere "$EPKIT" report a --upload gs://b/run
     [ "$status" -eq 4 ]
 }

@@ -170,7 +170,8 @@ static int upload_gs(const char *path, const char *dest)
         error = compare_files(path, back);
         result = error == 0 ? CMD_FINE : CMD_FAILED;
         if (error)
-            out_error("report: --upload %s: the uploaded data differs from the data sent: %s", dest, strerror(error));
+            out_error("report: --upload %s: %s", dest,
+                      error == EILSEQ ? "the uploaded data differs from the data sent" : strerror(error));
     }
     free(back);
     temporary_remove(&folder);
