@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check.c - the findings about a job, and what the checks share. */
+/* check.c - runs the checks of a job; functions shared by them. */
 #include "check.h"
 
 #include "base/error.h"
@@ -74,7 +74,7 @@ ep_status deploy_snapshot_check(const json_t *snapshot)
 void check_add(struct check *check, enum check_severity severity, const char *id, const char *by, const char *object,
                const struct check_text *text)
 {
-    /* "s+%": names come from anybody's manifest, and a cut text may end inside a character. */
+    /* "s+%": names are untrusted, and a truncated text may end inside a character. */
     json_t *finding = json_pack("{s:s, s:s, s:s, s:s}", "id", id, "severity",
                                 severity == CHECK_ERROR ? "error" : "warning", "by", by, "object", object);
     const struct {
@@ -122,7 +122,7 @@ bool check_brings(const struct check *check, const char *kind, const char *name)
     return false;
 }
 
-/* Errors first, each group in the order in which it was found. */
+/* Errors first; within a group, in the order found. */
 static json_t *sorted(json_t *findings)
 {
     static const char *const severities[] = {"error", "warning"};

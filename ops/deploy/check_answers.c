@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * check_answers.c - what the API server itself says to the objects of a job, asked by server-side dry runs: all of its
- * validation, admission plug-ins and webhooks, in its own words. Nothing is stored by that.
+ * check_answers.c - refusals by the API server, from server-side dry runs of the objects of a job. They cover its
+ * validation, admission plug-ins and webhooks, and store nothing.
  */
 #include "check.h"
 
@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Of an object that is asked about: answers belong to it alone, not to another manifest. */
+/* Identifies the object of a dry run: an answer applies only to this object, not to another manifest. */
 static void digest_of(const json_t *document, char ret_text[20])
 {
     char *text = json_dumps(document, JSON_COMPACT | JSON_SORT_KEYS);
@@ -21,7 +21,7 @@ static void digest_of(const json_t *document, char ret_text[20])
     snprintf(ret_text, 20, "%016" PRIx64, hash);
 }
 
-static void add_question(json_t *questions, const char *kind, const char *name, bool is_derived, json_t *document)
+static void add_dry_run(json_t *dry_runs, const char *kind, const char *name, bool is_derived, json_t *document)
 {
     char digest[20], object[320];
 
@@ -29,12 +29,12 @@ static void add_question(json_t *questions, const char *kind, const char *name, 
         return;
     digest_of(document, digest);
     snprintf(object, sizeof(object), "%.60s %.250s", kind, name);
-    json_array_append_new(questions, json_pack("{s:s, s:s, s:b, s:o}", "object", object, "digest", digest, "derived",
-                                               is_derived, "document", document));
+    json_array_append_new(dry_runs, json_pack("{s:s, s:s, s:b, s:o}", "object", object, "digest", digest, "derived",
+                                              is_derived, "document", document));
 }
 
-/* What the controller of JobSet makes of it. */
-static void add_jobs(json_t *questions, const struct deploy_job *job)
+/* The Jobs that the JobSet controller creates. */
+static void add_jobs(json_t *dry_runs, const struct deploy_job *job)
 {
     const json_t *replicated;
     char name[256];
@@ -47,17 +47,17 @@ static void add_jobs(json_t *questions, const struct deploy_job *job)
         json_t *labels = json_deep_copy(get(replicated, "template/metadata/labels")) ?: json_object();
 
         snprintf(name, sizeof(name), "%.120s-%.120s-0", job->name, get_text(replicated, "name"));
-        /* A Job without labels of its own gets those of its pods. */
+        /* A Job without labels gets those of its pods. */
         json_object_set_new(labels, "jobset.sigs.k8s.io/jobset-name", json_string(job->name));
-        add_question(questions, "Job", name, true,
-                     json_pack("{s:s, s:s, s:{s:s, s:s, s:o}, s:O?}", "apiVersion", "batch/v1", "kind", "Job",
-                               "metadata", "name", name, "namespace", job->space, "labels", labels, "spec",
-                               get(replicated, "template/spec")));
+        add_dry_run(dry_runs, "Job", name, true,
+                    json_pack("{s:s, s:s, s:{s:s, s:s, s:o}, s:O?}", "apiVersion", "batch/v1", "kind", "Job",
+                              "metadata", "name", name, "namespace", job->space, "labels", labels, "spec",
+                              get(replicated, "template/spec")));
     }
 }
 
-/* A pod of each set, as a controller makes it: its name is made by the API server. */
-static void add_pods(json_t *questions, const struct deploy_job *job)
+/* One pod of each set, as a controller creates it: the API server generates its name. */
+static void add_pods(json_t *dry_runs, const struct deploy_job *job)
 {
     char name[256];
 
@@ -66,27 +66,27 @@ static void add_pods(json_t *questions, const struct deploy_job *job)
         const json_t *labels = get_key(set->metadata, "labels"), *annotations = get_key(set->metadata, "annotations");
 
         snprintf(name, sizeof(name), "%.120s-%.120s-", job->name, set->name);
-        add_question(questions, "Pod", name, true,
-                     json_pack("{s:s, s:s, s:{s:s, s:s, s:O*, s:O*}, s:O?}", "apiVersion", "v1", "kind", "Pod",
-                               "metadata", "generateName", name, "namespace", job->space, "labels", labels,
-                               "annotations", annotations, "spec", set->spec));
+        add_dry_run(dry_runs, "Pod", name, true,
+                    json_pack("{s:s, s:s, s:{s:s, s:s, s:O*, s:O*}, s:O?}", "apiVersion", "v1", "kind", "Pod",
+                              "metadata", "generateName", name, "namespace", job->space, "labels", labels,
+                              "annotations", annotations, "spec", set->spec));
     }
 }
 
-json_t *deploy_questions(const struct deploy_job *job)
+json_t *deploy_dry_runs(const struct deploy_job *job)
 {
-    json_t *questions = json_array();
+    json_t *dry_runs = json_array();
     const json_t *document;
     size_t i;
 
     json_array_foreach(job->documents, i, document)
-        add_question(questions, get_text(document, "kind"), get_name(document), false, json_incref((json_t *)document));
-    add_jobs(questions, job);
-    add_pods(questions, job);
-    return questions;
+        add_dry_run(dry_runs, get_text(document, "kind"), get_name(document), false, json_incref((json_t *)document));
+    add_jobs(dry_runs, job);
+    add_pods(dry_runs, job);
+    return dry_runs;
 }
 
-/* --- kubectl's words --- */
+/* --- messages of kubectl --- */
 
 static const char *behind(const char *text, const char *what)
 {
@@ -95,7 +95,7 @@ static const char *behind(const char *text, const char *what)
     return at ? at + strlen(what) : NULL;
 }
 
-/* "error when creating "FILE": " is about kubectl's file, and not about the object. */
+/* Skips "error when creating "FILE": ", which names kubectl's file and not the object. */
 static const char *skip_file(const char *text)
 {
     const char *end = strncmp(text, "error when creating \"", 21) == 0 ? behind(text + 21, "\": ") : NULL;
@@ -105,7 +105,7 @@ static const char *skip_file(const char *text)
 
 bool deploy_refusal(const char *error, char *ret_text, size_t bytes)
 {
-    /* What says nothing about the object. */
+    /* Errors that do not concern the object. */
     static const char *const others[] = {
         "does not support dry run", "(Timeout)", "(ServerTimeout)", "(ServiceUnavailable)", "(TooManyRequests)",
         "(Unauthorized)",           NULL};
@@ -136,7 +136,7 @@ bool deploy_refusal(const char *error, char *ret_text, size_t bytes)
 
 /* --- findings --- */
 
-/* What the refused thing is called is not part of the reason: names of pods are made up anew each time. */
+/* The name of the refused object is not part of the reason: pod names are generated anew each time. */
 static const char *reason_of(const char *text)
 {
     const char *reason = behind(text, " is forbidden: ");
@@ -147,8 +147,8 @@ static const char *reason_of(const char *text)
     return reason + strspn(reason, " \n");
 }
 
-/* kubectl puts each of several causes on a line of its own, behind "* "; a controller has the API server's list. */
-static void say_reason(const char *text, char *ret_text, size_t bytes)
+/* kubectl prints several causes as lines that start with "* "; a controller prints the list of the API server. */
+static void format_reason(const char *text, char *ret_text, size_t bytes)
 {
     const char *reason = reason_of(text);
     bool is_list = strncmp(reason, "* ", 2) == 0;
@@ -172,21 +172,21 @@ static const char *fix_for(const char *text)
          "kubectl label --overwrite namespace NAMESPACE pod-security.kubernetes.io/enforce=privileged"},
         {"exceeded quota", "kubectl get resourcequotas: raise it, or remove what uses it"},
         {"usage per ", "kubectl get limitranges -o yaml, and set workload.resources within it"},
-        {"being terminated", "wait until the namespace is gone, or take another one"},
-        {"already exists", "helm list -A: take another release name, or remove what is there"},
+        {"being terminated", "wait until the namespace is deleted, or use another one"},
+        {"already exists", "helm list -A: use another release name, or remove the existing object"},
         {"RuntimeClass", "kubectl get runtimeclasses"},
-        {"admission webhook", "it is a rule of this cluster: ask who runs it"},
+        {"admission webhook", "it is a rule of this cluster: ask its administrator"},
         {"failed calling webhook", "the controller behind it does not answer: kubectl get pods -A"},
-        {"is invalid", "mend the value that it names"},
+        {"is invalid", "correct the value that it names"},
     };
 
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
         if (strstr(text, rows[i].part))
             return rows[i].fix;
-    return "mend what it names";
+    return "correct what it names";
 }
 
-/* Predicted already, without the API server: as far as the prediction goes before it lists amounts or names. */
+/* A finding predicted without the API server: compares only the text before the amounts or names. */
 static json_t *known_finding(const struct check *check, const char *answer)
 {
     json_t *finding;
@@ -201,15 +201,15 @@ static json_t *known_finding(const struct check *check, const char *answer)
             continue;
         end = strstr(says, ", requested: ");
         end = end ? end : strstr(says, ": must specify ");
-        CHECK_SAY(part, "%.*s", end ? (int)(end - says) : (int)strlen(says), says);
+        CHECK_FORMAT(part, "%.*s", end ? (int)(end - says) : (int)strlen(says), says);
         if (strstr(answer, part) || strstr(part, reason_of(answer)))
             return finding;
     }
     return NULL;
 }
 
-/* What the API server says to a controller. */
-static void say_derived(const char *object, const char *answer, char *ret_text, size_t bytes)
+/* The message that a controller gets from the API server. */
+static void format_derived(const char *object, const char *answer, char *ret_text, size_t bytes)
 {
     int at = 0;
 
@@ -220,39 +220,39 @@ static void say_derived(const char *object, const char *answer, char *ret_text, 
     if (at < 0)
         snprintf(ret_text, bytes, "%s", answer);
     else
-        say_reason(answer, ret_text + at, bytes - (size_t)at);
+        format_reason(answer, ret_text + at, bytes - (size_t)at);
 }
 
-/* True if the API server refuses the object. */
-static bool take_answer(struct check *check, const json_t *question, const char *answer)
+/* Adds a finding from an answer. True if the API server refuses the object. */
+static bool add_answer(struct check *check, const json_t *dry_run, const char *answer)
 {
-    bool is_derived = json_is_true(get_key(question, "derived"));
-    const char *object = get_text(question, "object");
+    bool is_derived = json_is_true(get_key(dry_run, "derived"));
+    const char *object = get_text(dry_run, "object");
     struct check_text text = {0};
     json_t *known;
 
-    /* A controller's right is not the user's. */
+    /* A controller has other rights than the user. */
     if (!*answer || (is_derived && strstr(answer, "is forbidden: User \"")))
         return false;
     if (is_derived)
-        say_derived(object, answer, text.says, sizeof(text.says));
+        format_derived(object, answer, text.says, sizeof(text.says));
     else
-        CHECK_SAY(text.says, "%s", answer);
+        CHECK_FORMAT(text.says, "%s", answer);
     known = known_finding(check, text.says);
     if (known) {
-        /* A prediction of one of several reasons becomes all of them. */
+        /* The answer has all reasons, the prediction only one: replace it. */
         if (strlen(reason_of(text.says)) > strlen(reason_of(get_text(known, "says"))))
             json_object_set_new(known, "says", json_string(text.says));
         return true;
     }
-    CHECK_SAY(text.why, "asked about %s%s, the API server refuses it", object,
-              is_derived ? ", as a controller makes it" : "");
-    CHECK_SAY(text.fix, "%s", fix_for(answer));
+    CHECK_FORMAT(text.why, "a dry run of %s%s is refused by the API server", object,
+                 is_derived ? ", as a controller creates it," : "");
+    CHECK_FORMAT(text.fix, "%s", fix_for(answer));
     check_add(check, CHECK_ERROR, "refused", "the API server", object, &text);
     return true;
 }
 
-/* The same words twice are one finding. */
+/* Removes findings with the same message. */
 static void drop_repeated(struct check *check)
 {
     for (size_t i = 0; i < json_array_size(check->findings); i++)
@@ -268,27 +268,27 @@ static void drop_repeated(struct check *check)
 
 void check_answers(struct check *check, const struct deploy_job *job)
 {
-    const json_t *answers = get_key(check->snapshot, "answers"), *question;
-    json_t *questions;
+    const json_t *answers = get_key(check->snapshot, "answers"), *dry_run;
+    json_t *dry_runs;
     bool has_job = true, is_held = false;
     size_t i;
 
     if (!json_is_object(answers))
         return;
-    json_array_foreach(check->findings, i, question) is_held |=
-        strcmp(get_text(question, "by"), "Kueue") == 0 && strcmp(get_text(question, "severity"), "error") == 0;
-    questions = deploy_questions(job);
-    json_array_foreach(questions, i, question)
+    json_array_foreach(check->findings, i, dry_run) is_held |=
+        strcmp(get_text(dry_run, "by"), "Kueue") == 0 && strcmp(get_text(dry_run, "severity"), "error") == 0;
+    dry_runs = deploy_dry_runs(job);
+    json_array_foreach(dry_runs, i, dry_run)
     {
         bool is_refused = false;
 
-        /* Of a job that is refused a controller makes nothing, and no pods of one that Kueue does not admit. */
-        if (json_is_true(get_key(question, "derived")) &&
-            (!has_job || (is_held && strncmp(get_text(question, "object"), "Pod ", 4) == 0)))
+        /* A controller creates nothing for a refused job, and no pods for one that Kueue does not admit. */
+        if (json_is_true(get_key(dry_run, "derived")) &&
+            (!has_job || (is_held && strncmp(get_text(dry_run, "object"), "Pod ", 4) == 0)))
             continue;
-        is_refused = take_answer(check, question, get_text(answers, get_text(question, "digest")));
-        has_job = has_job && !(is_refused && json_equal(get_key(question, "document"), job->object));
+        is_refused = add_answer(check, dry_run, get_text(answers, get_text(dry_run, "digest")));
+        has_job = has_job && !(is_refused && json_equal(get_key(dry_run, "document"), job->object));
     }
-    json_decref(questions);
+    json_decref(dry_runs);
     drop_repeated(check);
 }

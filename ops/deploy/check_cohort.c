@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * check_cohort.c - the quota of a ClusterQueue within the tree of Cohorts that it borrows from. As of Kueue 0.15.
+ * check_cohort.c - the quota of a ClusterQueue in the tree of Cohorts from which it borrows. As of Kueue 0.15.
  *
- * Each node of the tree has its own quota and what its children lend. What a node does not lend, by its lendingLimit,
- * is its alone, and is used first. A Cohort that only queues or other Cohorts name is one without quota and limits.
+ * Each node of the tree has its own quota and what its children lend. The part that a node does not lend, by its
+ * lendingLimit, is used first. A Cohort without an object, only named by queues or Cohorts, has no quota and no limits.
  */
 #include "check.h"
 
 #include <limits.h>
 
-#define DEPTH_MAX 32 /* Kueue stops the queues of a cycle; here it must only end */
+#define DEPTH_MAX 32 /* Kueue stops the queues of a cycle; here the recursion only has to end */
 
 struct tree {
     const json_t *queues, *cohorts;
@@ -77,7 +77,7 @@ static long long positive(long long number)
     return number > 0 ? number : 0;
 }
 
-/* What a node with so much quota below it keeps to itself. */
+/* The part of the subtree quota that a node does not lend. */
 static long long local_of(const struct tree *tree, const json_t *object, long long quota)
 {
     long long lends = limit_of(tree, object, "lendingLimit");
@@ -94,7 +94,7 @@ static void add_child(const struct tree *tree, const json_t *object, long long q
     *ret_used = add(*ret_used, positive(used - local));
 }
 
-/* The quota of a Cohort with what its children lend, and what of it is in use. */
+/* The quota of a Cohort including what its children lend, and the part of it in use. */
 static void sum_cohort(const struct tree *tree, const char *name, int depth, long long *ret_quota, long long *ret_used)
 {
     const json_t *child, *own = NULL;
@@ -116,7 +116,7 @@ static void sum_cohort(const struct tree *tree, const char *name, int depth, lon
         add_child(tree, child, nominal_of(tree, child), reserved_of(tree, child), ret_quota, ret_used);
 }
 
-/* What a node may ever have, and has now: its own share and what its parent has, within its borrowingLimit. */
+/* The maximum and the free quota of a node: its own share plus that of its parent, within its borrowingLimit. */
 static void room_of(const struct tree *tree, const json_t *object, const char *parent, int depth, long long quota,
                     long long used, struct check_quota *ret_room)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * check_limits.c - LimitRanges of the namespace: what they give to containers that state nothing, and what they refuse.
- * The API server refuses pods one by one; Kueue looks at the same before, and says it in words of its own.
+ * check_limits.c - LimitRanges of the namespace: their defaults for containers, and what they refuse. The API server
+ * refuses single pods; Kueue checks the same earlier, with its own messages.
  */
 #include "check.h"
 
@@ -13,7 +13,7 @@ static const char *const lists[] = {"initContainers", "containers"};
 
 /* --- defaults --- */
 
-/* Copies what `from` has and `to` has not. */
+/* Copies the keys of `from` that `to` lacks. */
 static void fill(json_t *to, const json_t *from)
 {
     const char *key;
@@ -22,7 +22,7 @@ static void fill(json_t *to, const json_t *from)
     json_object_foreach((json_t *)from, key, value) if (!json_object_get(to, key)) json_object_set(to, key, value);
 }
 
-/* `object`'s entry of this name, made if it is not there; NULL if it is there and no object. */
+/* The entry `name` of `object`, created if missing; NULL if it is not an object. */
 static json_t *entry_of(json_t *object, const char *key)
 {
     if (!json_object_get(object, key))
@@ -40,7 +40,7 @@ static void complete(const json_t *snapshot, json_t *container)
 
     if (!requests)
         return;
-    /* A limit is a request, too: that comes before all defaults. */
+    /* A limit without a request is the request, too; this takes precedence over all defaults. */
     fill(requests, limits);
     json_array_foreach(get_items(snapshot, "limitranges"), i, range)
         json_array_foreach(get(range, "spec/limits"), l, limit)
@@ -66,7 +66,7 @@ json_t *check_limits_apply(const json_t *snapshot, const json_t *spec)
 
 /* --- refusals --- */
 
-/* What a container or a whole pod states, as the API server wrote it. */
+/* The value that a container or a pod specifies, as the API server formats it. */
 struct stated {
     long long amount; /* -1: nothing */
     char text[64];
@@ -78,13 +78,13 @@ static struct stated stated_of(const json_t *container, const char *kind, const 
     struct stated stated = {.amount = value ? get_quantity(value) : -1};
 
     if (json_is_string(value))
-        CHECK_SAY(stated.text, "%s", json_string_value(value));
+        CHECK_FORMAT(stated.text, "%s", json_string_value(value));
     else if (json_is_integer(value))
-        CHECK_SAY(stated.text, "%lld", (long long)json_integer_value(value));
+        CHECK_FORMAT(stated.text, "%lld", (long long)json_integer_value(value));
     return stated;
 }
 
-/* Of a pod the sum of its containers. */
+/* For a pod, the sum over its containers. */
 static struct stated sum_of(const json_t *spec, const char *kind, const char *resource)
 {
     struct stated sum = {.amount = -1};
@@ -98,18 +98,18 @@ static struct stated sum_of(const json_t *spec, const char *kind, const char *re
         if (one.amount < 0)
             continue;
         sum.amount = sum.amount < 0 ? one.amount : sum.amount + one.amount;
-        CHECK_SAY(sum.text, "%s", one.text);
+        CHECK_FORMAT(sum.text, "%s", one.text);
     }
     if (sum.amount >= 0 && json_array_size(get_key(spec, "containers")) > 1) {
         if (sum.amount % 1000 == 0)
-            CHECK_SAY(sum.text, "%lld", sum.amount / 1000);
+            CHECK_FORMAT(sum.text, "%lld", sum.amount / 1000);
         else
-            CHECK_SAY(sum.text, "%lldm", sum.amount);
+            CHECK_FORMAT(sum.text, "%lldm", sum.amount);
     }
     return sum;
 }
 
-/* One bound of one resource: true, and the API server's words, if it is not kept. */
+/* Checks one bound of one resource: true, with the message of the API server, if it is violated. */
 static bool breaks(const char *type, const char *resource, const char *bound, const json_t *enforced,
                    struct stated request, struct stated limit, char *ret_says, size_t bytes)
 {
@@ -123,9 +123,9 @@ static bool breaks(const char *type, const char *resource, const char *bound, co
     if (amount < 0)
         return false;
     if (json_is_string(enforced))
-        CHECK_SAY(text, "%s", json_string_value(enforced));
+        CHECK_FORMAT(text, "%s", json_string_value(enforced));
     else
-        CHECK_SAY(text, "%lld", amount / 1000);
+        CHECK_FORMAT(text, "%lld", amount / 1000);
     at = (size_t)snprintf(ret_says, bytes, "%s %s usage per %s is %s", bound, resource, type, text);
     if (at >= bytes)
         return false;
@@ -144,7 +144,7 @@ static bool breaks(const char *type, const char *resource, const char *bound, co
     return false;
 }
 
-/* Resources whose bound is not kept, in the order of the alphabet, as Kueue lists them. */
+/* Resources with a violated bound in alphabetical order, as Kueue lists them. */
 struct broken {
     const char *names[RESOURCES_MAX];
     int n;
@@ -166,15 +166,15 @@ static void add(struct check *check, const char *by, const char *says, const cha
 {
     struct check_text text = {0};
 
-    CHECK_SAY(text.says, "%s", says);
-    CHECK_SAY(text.why, "%s: no pod like this is created", why);
-    CHECK_SAY(text.fix, "kubectl -n %s get limitranges -o yaml, and compare with workload.resources",
-              check->job->space);
+    CHECK_FORMAT(text.says, "%s", says);
+    CHECK_FORMAT(text.why, "%s: no pod like this is created", why);
+    CHECK_FORMAT(text.fix, "kubectl -n %s get limitranges -o yaml, and compare with workload.resources",
+                 check->job->space);
     check_add(check, CHECK_ERROR, "limit-range", by, object, &text);
 }
 
-/* Kueue's words about what is listed; nothing without a queue. */
-static void say_kueue(struct check *check, size_t set, const char *path, const struct broken *broken, const char *what,
+/* Adds the finding of Kueue for the resources listed, if the job has a queue. */
+static void add_kueue(struct check *check, size_t set, const char *path, const struct broken *broken, const char *what,
                       const char *wrong, const char *object, const char *why)
 {
     char says[512], names[256] = "";
@@ -184,11 +184,11 @@ static void say_kueue(struct check *check, size_t set, const char *path, const s
         return;
     for (int i = 0; i < broken->n && at < sizeof(names); i++)
         at += (size_t)snprintf(names + at, sizeof(names) - at, "%s\"%s\"", i ? "," : "", broken->names[i]);
-    CHECK_SAY(says, "%s: spec.podSets[%zu].template.spec%s: Invalid value: [%s]: %s", what, set, path, names, wrong);
+    CHECK_FORMAT(says, "%s: spec.podSets[%zu].template.spec%s: Invalid value: [%s]: %s", what, set, path, names, wrong);
     add(check, "Kueue", says, object, why);
 }
 
-/* All bounds of an entry of a LimitRange; `path` is where the container is in its pod, "" for the pod. */
+/* Checks all bounds of a LimitRange entry; `path` is the path of the container in its pod, "" for the pod. */
 static void check_entry(struct check *check, size_t set, const char *path, const json_t *container, const json_t *limit,
                         const char *range)
 {
@@ -198,7 +198,7 @@ static void check_entry(struct check *check, size_t set, const char *path, const
     const json_t *spec = check->job->sets[set].spec;
     char says[512], why[256];
 
-    CHECK_SAY(why, "LimitRange %.100s of namespace %.100s", range, check->job->space);
+    CHECK_FORMAT(why, "LimitRange %.100s of namespace %.100s", range, check->job->space);
     for (size_t b = 0; b < 2; b++) {
         struct broken broken = {0};
         const char *resource;
@@ -218,11 +218,11 @@ static void check_entry(struct check *check, size_t set, const char *path, const
             if (request.amount >= 0 || most.amount >= 0)
                 note(&broken, resource);
         }
-        say_kueue(check, set, path, &broken, "resources didn't satisfy LimitRange constraints", wrong[b], range, why);
+        add_kueue(check, set, path, &broken, "resources didn't satisfy LimitRange constraints", wrong[b], range, why);
     }
 }
 
-/* Kueue refuses what the API server would refuse in the Job that it lets through. */
+/* Kueue also refuses what the API server would refuse in the admitted Job. */
 static void check_requests(struct check *check, size_t set, const char *path, const json_t *container)
 {
     struct broken broken = {0};
@@ -236,8 +236,8 @@ static void check_requests(struct check *check, size_t set, const char *path, co
         if (request > get_quantity(value))
             note(&broken, resource);
     }
-    say_kueue(check, set, path, &broken, "resources validation failed", "requests must not exceed its limits",
-              get_text(container, "name"), "a container asks for more than its limit");
+    add_kueue(check, set, path, &broken, "resources validation failed", "requests must not exceed its limits",
+              get_text(container, "name"), "a container requests more than its limit");
 }
 
 bool check_limits(struct check *check, size_t set)
@@ -249,7 +249,7 @@ bool check_limits(struct check *check, size_t set)
     for (size_t n = 0; n < 2; n++)
         json_array_foreach(get_key(spec, lists[n]), c, container)
         {
-            CHECK_SAY(path, ".%s[%zu]", lists[n], c);
+            CHECK_FORMAT(path, ".%s[%zu]", lists[n], c);
             check_requests(check, set, path, container);
         }
     if (json_array_size(check->findings) > before)
@@ -264,7 +264,7 @@ bool check_limits(struct check *check, size_t set)
         for (size_t n = 0; n < 2; n++)
             json_array_foreach(get_key(spec, lists[n]), c, container)
             {
-                CHECK_SAY(path, ".%s[%zu]", lists[n], c);
+                CHECK_FORMAT(path, ".%s[%zu]", lists[n], c);
                 check_entry(check, set, path, container, limit, get_name(range));
             }
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_nodes.c - which nodes take a pod, and what the scheduler says when too few do. */
+/* check_nodes.c - the nodes that fit a pod, and the message of the scheduler if there are too few. */
 #include "check.h"
 
 #include <limits.h>
@@ -38,7 +38,7 @@ bool check_tolerates(const struct deploy_set *set, const json_t *extra_toleratio
            tolerates(get_key(set->spec, "tolerations"), taint) || tolerates(extra_tolerations, taint);
 }
 
-/* The first taint of a node that pods do not tolerate; NULL if there is none. */
+/* The first taint of a node that pods do not tolerate; NULL if none. */
 static const json_t *find_taint(const json_t *node, const struct deploy_set *set, const json_t *extra_tolerations)
 {
     const json_t *taint;
@@ -49,8 +49,7 @@ static const json_t *find_taint(const json_t *node, const struct deploy_set *set
     return NULL;
 }
 
-/* A cordoned node is closed to pods, but for those that tolerate the taint of it: with "operator: Exists" alone, too.
- */
+/* A cordoned node accepts only pods that tolerate its taint, also by "operator: Exists" without a key. */
 static bool is_cordoned(const json_t *node, const struct deploy_set *set)
 {
     json_t *taint;
@@ -64,7 +63,7 @@ static bool is_cordoned(const json_t *node, const struct deploy_set *set)
     return !tolerated;
 }
 
-/* The one field of a node that Kubernetes has in matchFields is its name. */
+/* matchFields of Kubernetes supports only the name of a node. */
 static bool fields_hold(const json_t *node, const json_t *term)
 {
     json_t *fields = json_pack("{s:s}", "metadata.name", get_name(node));
@@ -77,7 +76,7 @@ static bool fields_hold(const json_t *node, const json_t *term)
     return holds;
 }
 
-/* Terms are alternatives, the expressions of one term must all hold; a term without any matches no node. */
+/* One of the terms must match, with all of its expressions; a term without expressions matches no node. */
 static bool affinity_fits(const json_t *node, const json_t *spec)
 {
     const json_t *terms =
@@ -106,15 +105,15 @@ static long long room_for(const struct check *check, const json_t *node, const s
 
     for (int r = 0; r < CHECK_N_RESOURCES; r++) {
         long long request = r == CHECK_PODS ? 1000 : get_pod_request(set->spec, check_resources[r]);
-        long long there = get_quantity(get_key(get(node, "status/allocatable"), check_resources[r])), taken;
+        long long there = get_quantity(get_key(get(node, "status/allocatable"), check_resources[r])), used;
 
         if (request == 0 || (r == CHECK_PODS && there < 0))
             continue;
-        taken = check_taken(check, node, (enum check_resource)r);
-        if (there < 0 || there <= taken)
+        used = check_used(check, node, (enum check_resource)r);
+        if (there < 0 || there <= used)
             return 0;
-        if ((there - taken) / request < room)
-            room = (there - taken) / request;
+        if ((there - used) / request < room)
+            room = (there - used) / request;
     }
     return room == LLONG_MAX ? set->count : room;
 }
@@ -124,7 +123,7 @@ long long check_node_room(const struct check *check, const json_t *node, const s
 {
     const json_t *labels = get(node, "metadata/labels");
 
-    /* Kueue, which gives labels of a flavor, leaves out every cordoned node. */
+    /* With the labels of a flavor this is Kueue's view, which excludes every cordoned node. */
     if ((extra_labels ? get_flag(node, "spec/unschedulable") : is_cordoned(node, set)) ||
         strcmp(get_condition(node, "Ready", "status"), "True") != 0)
         return 0;
@@ -134,7 +133,7 @@ long long check_node_room(const struct check *check, const json_t *node, const s
     return room_for(check, node, set);
 }
 
-/* Why nodes were no use, counted, for the text. */
+/* Number of nodes by the reason why they do not fit, for the message. */
 struct reasons {
     int closed, labels, taints, resources, n;
     const json_t *taint; /* one that is not tolerated */
@@ -183,19 +182,19 @@ static void check_set(struct check *check, const struct deploy_set *set)
         return;
     reasons = count_reasons(check, set);
     if (check->usage.n_coming > 0)
-        CHECK_SAY(coming, " (%lld pods of jobs that are admitted are still to come)", check->usage.n_coming);
-    CHECK_SAY(text.says, "0/%d nodes are available", reasons.n);
+        CHECK_FORMAT(coming, " (%lld pods of jobs that are admitted are still to come)", check->usage.n_coming);
+    CHECK_FORMAT(text.says, "0/%d nodes are available", reasons.n);
     if (reasons.taint)
-        CHECK_SAY(taint, " that is not tolerated (%.90s:%.20s)", get_text(reasons.taint, "key"),
-                  get_text(reasons.taint, "effect"));
-    CHECK_SAY(
+        CHECK_FORMAT(taint, " that is not tolerated (%.90s:%.20s)", get_text(reasons.taint, "key"),
+                     get_text(reasons.taint, "effect"));
+    CHECK_FORMAT(
         text.why,
         "%lld of %lld pods find a node: %d nodes are closed or not ready, %d have other labels, %d have a taint%s, %d "
         "have too little left%s",
         room, set->count, reasons.closed, reasons.labels, reasons.taints, taint, reasons.resources, coming);
-    CHECK_SAY(text.fix, "kubectl get nodes -L cloud.google.com/gke-nodepool,cloud.google.com/gke-accelerator; add "
-                        "nodes, or wait for other jobs");
-    /* With a queue, nodes may be made once the job is admitted. */
+    CHECK_FORMAT(text.fix, "kubectl get nodes -L cloud.google.com/gke-nodepool,cloud.google.com/gke-accelerator; add "
+                           "nodes, or wait for other jobs");
+    /* With a queue, the autoscaler may add nodes after the admission. */
     check_add(check, check->job->queue ? CHECK_WARNING : CHECK_ERROR, "nodes", "the scheduler", set->name, &text);
 }
 

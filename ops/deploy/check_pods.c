@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_pods.c - what happens to the pods of a job: safety of the namespace, volumes, images, networks. */
+/* check_pods.c - problems of the pods of a job: Pod Security, volumes, images, networks. */
 #include "check.h"
 
 #include <stdio.h>
@@ -10,7 +10,7 @@
 
 static const char *const container_lists[] = {"initContainers", "containers", NULL};
 
-/* What a pod wants that the levels baseline and restricted of Pod Security forbid. */
+/* A feature of the pod that the Pod Security levels baseline and restricted forbid. */
 static const char *unsafe(const json_t *spec)
 {
     const json_t *container, *volume, *port;
@@ -42,7 +42,7 @@ static bool drops_all(const json_t *container)
     return false;
 }
 
-/* What the level restricted wants stated besides, and a pod does not state. */
+/* A setting that the level restricted additionally requires and the pod lacks. */
 static const char *unstated(const json_t *spec)
 {
     const json_t *container;
@@ -52,7 +52,7 @@ static const char *unstated(const json_t *spec)
         json_array_foreach(get_key(spec, container_lists[n]), i, container)
         {
             if (!json_is_false(get(container, "securityContext/allowPrivilegeEscalation")))
-                return "privileges that may grow (allowPrivilegeEscalation is not false)";
+                return "privilege escalation (allowPrivilegeEscalation is not false)";
             if (!drops_all(container))
                 return "capabilities (not all are dropped)";
             if (!get_flag(container, "securityContext/runAsNonRoot") && !get_flag(spec, "securityContext/runAsNonRoot"))
@@ -76,10 +76,10 @@ static void check_security(struct check *check, const struct deploy_set *set)
         what = unstated(set->spec);
     if (!what || (strcmp(level, "baseline") != 0 && strcmp(level, "restricted") != 0))
         return;
-    CHECK_SAY(text.says, "violates PodSecurity \"%s:%s\"", level, *version ? version : "latest");
-    CHECK_SAY(text.why, "the pods want %s, which the namespace forbids: no pod will be created", what);
-    CHECK_SAY(text.fix, "kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged",
-              check->job->space);
+    CHECK_FORMAT(text.says, "violates PodSecurity \"%s:%s\"", level, *version ? version : "latest");
+    CHECK_FORMAT(text.why, "the pods want %s, which the namespace forbids: no pod will be created", what);
+    CHECK_FORMAT(text.fix, "kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged",
+                 check->job->space);
     check_add(check, CHECK_ERROR, "pod-security", "the API server", check->job->space, &text);
 }
 
@@ -91,34 +91,35 @@ static void check_account(struct check *check, const struct deploy_set *set)
     if (!*account || !check_knows(check, "serviceaccounts") || check_brings(check, "ServiceAccount", account) ||
         get_item(check->snapshot, "serviceaccounts", check->job->space, account))
         return;
-    CHECK_SAY(text.says, "error looking up service account %s/%s: serviceaccount \"%s\" not found", check->job->space,
-              account, account);
-    CHECK_SAY(text.why, "no pod of this account will be created");
-    CHECK_SAY(text.fix, "kubectl -n %s create serviceaccount %s", check->job->space, account);
+    CHECK_FORMAT(text.says, "error looking up service account %s/%s: serviceaccount \"%s\" not found",
+                 check->job->space, account, account);
+    CHECK_FORMAT(text.why, "no pod of this account will be created");
+    CHECK_FORMAT(text.fix, "kubectl -n %s create serviceaccount %s", check->job->space, account);
     check_add(check, CHECK_ERROR, "account-missing", "the API server", account, &text);
 }
 
-/* A claim that is there, and has no volume. One that is bound when its first pod comes has to have none. */
+/* An existing claim without a volume. A claim with WaitForFirstConsumer needs no volume yet. */
 static void check_bound(struct check *check, const json_t *claim)
 {
     const json_t *class_name = get(claim, "spec/storageClassName");
     const char *name = json_is_string(class_name) ? json_string_value(class_name) : "";
     const json_t *class = get_item(check->snapshot, "storageclasses", NULL, name);
-    bool has_maker = class && strcmp(get_text(class, "provisioner"), "kubernetes.io/no-provisioner") != 0;
+    bool has_provisioner = class && strcmp(get_text(class, "provisioner"), "kubernetes.io/no-provisioner") != 0;
     struct check_text text = {0};
 
     if (strcmp(get_text(claim, "status/phase"), "Pending") != 0 || !check_knows(check, "storageclasses") ||
         strcmp(get_text(class, "volumeBindingMode"), "WaitForFirstConsumer") == 0)
         return;
-    CHECK_SAY(text.says, "pod has unbound immediate PersistentVolumeClaims");
+    CHECK_FORMAT(text.says, "pod has unbound immediate PersistentVolumeClaims");
     if (class)
-        CHECK_SAY(text.why, "claim %s waits for a volume of StorageClass %s", get_name(claim), name);
+        CHECK_FORMAT(text.why, "claim %s waits for a volume of StorageClass %s", get_name(claim), name);
     else if (*name)
-        CHECK_SAY(text.why, "claim %s wants StorageClass %s, which is not there", get_name(claim), name);
+        CHECK_FORMAT(text.why, "claim %s needs StorageClass %s, which does not exist", get_name(claim), name);
     else
-        CHECK_SAY(text.why, "claim %s has no StorageClass, and no volume fits it", get_name(claim));
-    CHECK_SAY(text.fix, "kubectl -n %s describe pvc %s", check->job->space, get_name(claim));
-    check_add(check, has_maker ? CHECK_WARNING : CHECK_ERROR, "claim-unbound", "the scheduler", get_name(claim), &text);
+        CHECK_FORMAT(text.why, "claim %s has no StorageClass, and no volume fits it", get_name(claim));
+    CHECK_FORMAT(text.fix, "kubectl -n %s describe pvc %s", check->job->space, get_name(claim));
+    check_add(check, has_provisioner ? CHECK_WARNING : CHECK_ERROR, "claim-unbound", "the scheduler", get_name(claim),
+              &text);
 }
 
 static bool has_mode(const json_t *claim, const char *mode)
@@ -131,7 +132,7 @@ static bool has_mode(const json_t *claim, const char *mode)
     return false;
 }
 
-/* Does a driver attach volumes of this claim to one node after the other? -1 if its StorageClass does not tell. */
+/* Does the driver attach volumes of this claim to nodes? -1: unknown from its StorageClass. */
 static int is_attached(const struct check *check, const json_t *claim)
 {
     const json_t *class_name = get(claim, "spec/storageClassName"), *driver;
@@ -142,31 +143,32 @@ static int is_attached(const struct check *check, const json_t *claim)
     return driver ? !json_is_false(get(driver, "spec/attachRequired")) : -1;
 }
 
-/* A volume for one node or one pod, and several pods on several nodes. */
+/* A volume for one node or one pod, used by pods on several nodes. */
 static void check_shared(struct check *check, const struct deploy_set *set, const json_t *claim)
 {
     struct check_text text = {0};
     const char *name = get_name(claim);
     int attached;
 
-    CHECK_SAY(text.fix, "use a claim with ReadWriteMany (Filestore, Parallelstore) or ReadOnlyMany, or a bucket");
+    CHECK_FORMAT(text.fix, "use a claim with ReadWriteMany (Filestore, Parallelstore) or ReadOnlyMany, or a bucket");
     if (set->count > 1 && has_mode(claim, "ReadWriteOncePod")) {
-        CHECK_SAY(text.says, "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access "
-                             "mode");
-        CHECK_SAY(text.why, "claim %s is for one pod, and the job has %lld", name, set->count);
+        CHECK_FORMAT(text.says,
+                     "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access "
+                     "mode");
+        CHECK_FORMAT(text.why, "claim %s is for one pod, and the job has %lld", name, set->count);
         check_add(check, CHECK_ERROR, "claim-access", "the scheduler", name, &text);
         return;
     }
-    /* Pods that take whole nodes are never on one. */
+    /* Pods that use whole nodes never share one. */
     if (set->count <= 1 || check_gpus(set) < 8 || !has_mode(claim, "ReadWriteOnce") ||
         has_mode(claim, "ReadWriteMany") || has_mode(claim, "ReadOnlyMany"))
         return;
     attached = is_attached(check, claim);
     if (attached == 0)
         return;
-    CHECK_SAY(text.says, "Multi-Attach error for volume");
-    CHECK_SAY(text.why, "claim %s is for one node (ReadWriteOnce), and the job has %lld pods on as many nodes%s", name,
-              set->count, attached < 0 ? "; volumes that nothing attaches, like NFS, would do" : "");
+    CHECK_FORMAT(text.says, "Multi-Attach error for volume");
+    CHECK_FORMAT(text.why, "claim %s is for one node (ReadWriteOnce), and the job has %lld pods on as many nodes%s",
+                 name, set->count, attached < 0 ? "; volumes that nothing attaches, like NFS, would do" : "");
     check_add(check, attached > 0 ? CHECK_ERROR : CHECK_WARNING, "claim-access", "the attach controller", name, &text);
 }
 
@@ -182,9 +184,9 @@ static void check_claim(struct check *check, const struct deploy_set *set, const
         check_shared(check, set, there);
         return;
     }
-    CHECK_SAY(text.says, "persistentvolumeclaim \"%s\" not found", claim);
-    CHECK_SAY(text.why, "a pod waits for its volumes before it gets a node");
-    CHECK_SAY(text.fix, "create the claim in namespace %s, or name another one", check->job->space);
+    CHECK_FORMAT(text.says, "persistentvolumeclaim \"%s\" not found", claim);
+    CHECK_FORMAT(text.why, "a pod waits for its volumes before it gets a node");
+    CHECK_FORMAT(text.fix, "create the claim in namespace %s, or name another one", check->job->space);
     check_add(check, CHECK_ERROR, "claim-missing", "the scheduler", claim, &text);
 }
 
@@ -194,12 +196,12 @@ static void check_driver(struct check *check, const char *driver)
 
     if (!*driver || !check_knows(check, "csidrivers") || get_item(check->snapshot, "csidrivers", NULL, driver))
         return;
-    CHECK_SAY(text.says, "driver name %s not found in the list of registered CSI drivers", driver);
-    CHECK_SAY(text.why, "pods stay in ContainerCreating: nothing can mount their volume");
+    CHECK_FORMAT(text.says, "driver name %s not found in the list of registered CSI drivers", driver);
+    CHECK_FORMAT(text.why, "pods stay in ContainerCreating: no driver can mount their volume");
     if (strncmp(driver, "gcsfuse", 7) == 0)
-        CHECK_SAY(text.fix, "gcloud container clusters update CLUSTER --update-addons=GcsFuseCsiDriver=ENABLED");
+        CHECK_FORMAT(text.fix, "gcloud container clusters update CLUSTER --update-addons=GcsFuseCsiDriver=ENABLED");
     else
-        CHECK_SAY(text.fix, "install the CSI driver %s", driver);
+        CHECK_FORMAT(text.fix, "install the CSI driver %s", driver);
     check_add(check, CHECK_ERROR, "csi-missing", "the kubelet", driver, &text);
 }
 
@@ -210,9 +212,9 @@ static void check_secret(struct check *check, const char *secret, const char *wh
     if (!*secret || !check_knows(check, "secrets") || check_brings(check, "Secret", secret) ||
         get_item(check->snapshot, "secrets", check->job->space, secret))
         return;
-    CHECK_SAY(text.says, "secret \"%s\" not found", secret);
-    CHECK_SAY(text.why, "%s", what);
-    CHECK_SAY(text.fix, "create the Secret %s in namespace %s", secret, check->job->space);
+    CHECK_FORMAT(text.says, "secret \"%s\" not found", secret);
+    CHECK_FORMAT(text.why, "%s", what);
+    CHECK_FORMAT(text.fix, "create the Secret %s in namespace %s", secret, check->job->space);
     check_add(check, CHECK_ERROR, "secret-missing", "the kubelet", secret, &text);
 }
 
@@ -223,13 +225,13 @@ static void check_config(struct check *check, const char *config, const char *wh
     if (!*config || !check_knows(check, "configmaps") || check_brings(check, "ConfigMap", config) ||
         get_item(check->snapshot, "configmaps", check->job->space, config))
         return;
-    CHECK_SAY(text.says, "configmap \"%s\" not found", config);
-    CHECK_SAY(text.why, "%s", what);
-    CHECK_SAY(text.fix, "create the ConfigMap %s in namespace %s", config, check->job->space);
+    CHECK_FORMAT(text.says, "configmap \"%s\" not found", config);
+    CHECK_FORMAT(text.why, "%s", what);
+    CHECK_FORMAT(text.fix, "create the ConfigMap %s in namespace %s", config, check->job->space);
     check_add(check, CHECK_ERROR, "config-missing", "the kubelet", config, &text);
 }
 
-/* Variables whose values are elsewhere. */
+/* Environment variables with values from Secrets and ConfigMaps. */
 static void check_variables(struct check *check, const json_t *container)
 {
     static const char why[] = "the container is not started (CreateContainerConfigError)";
@@ -266,10 +268,11 @@ static void check_templates(struct check *check, const struct deploy_set *set)
             check_brings(check, "ResourceClaimTemplate", name) ||
             get_item(check->snapshot, "resourceclaimtemplates", check->job->space, name))
             continue;
-        CHECK_SAY(text.says, "resource claim template \"%s\": resourceclaimtemplate.resource.k8s.io \"%s\" not found",
-                  name, name);
-        CHECK_SAY(text.why, "no claim for devices can be made: pods stay pending");
-        CHECK_SAY(text.fix, "create the ResourceClaimTemplate %s in namespace %s", name, check->job->space);
+        CHECK_FORMAT(text.says,
+                     "resource claim template \"%s\": resourceclaimtemplate.resource.k8s.io \"%s\" not found", name,
+                     name);
+        CHECK_FORMAT(text.why, "no claim for devices can be made: pods stay pending");
+        CHECK_FORMAT(text.fix, "create the ResourceClaimTemplate %s in namespace %s", name, check->job->space);
         check_add(check, CHECK_ERROR, "claim-template-missing", "the resource claim controller", name, &text);
     }
 }
@@ -292,12 +295,12 @@ static void check_volumes(struct check *check, const struct deploy_set *set)
             check_secret(check, get_text(volume, "secret/secretName"), "pods stay in ContainerCreating");
     }
     json_array_foreach(get_key(set->spec, "imagePullSecrets"), i, secret) check_secret(
-        check, get_text(secret, "name"), "without it the image is pulled as nobody, and a private one not");
+        check, get_text(secret, "name"), "without it images are pulled anonymously, which fails for private ones");
     json_array_foreach(check->job->documents, i, claim) if (strcmp(get_text(claim, "kind"), "PersistentVolume") == 0)
         check_driver(check, get_text(claim, "spec/csi/driver"));
 }
 
-/* Everything before the tag or digest: what rights are given for. */
+/* The repository, without tag or digest: access is granted per repository. */
 static size_t repository_of(const char *image)
 {
     const char *slash = strrchr(image, '/'), *end = strpbrk(slash ? slash : image, ":@");
@@ -305,7 +308,7 @@ static size_t repository_of(const char *image)
     return end ? (size_t)(end - image) : strlen(image);
 }
 
-/* The first pod of the cluster that could not pull from the same repository: its message, or NULL. */
+/* The message of the first pod that failed to pull from the same repository, or NULL. */
 static const char *pull_failure(const struct check *check, const char *image, const json_t **ret_pod)
 {
     const json_t *pod, *state;
@@ -326,13 +329,13 @@ static const char *pull_failure(const struct check *check, const char *image, co
     return NULL;
 }
 
-/* What the kubelet refuses to read: [HOST[:PORT]/]PATH[:TAG][@DIGEST], whose path has no capital letters. */
+/* Names that the kubelet refuses to parse. Valid: [HOST[:PORT]/]PATH[:TAG][@DIGEST], with a lower-case path. */
 static bool is_image(const char *image)
 {
     const char *slash = strchr(image, '/'), *path = image;
     size_t host = slash ? (size_t)(slash - image) : 0, n;
 
-    /* The first part is a host if it could not be part of a path. */
+    /* The first part is a host if it cannot be part of a path. */
     if (slash && (memchr(image, '.', host) || memchr(image, ':', host) || strncmp(image, "localhost/", 10) == 0))
         path = slash + 1;
     n = repository_of(path);
@@ -361,17 +364,20 @@ static void check_image(struct check *check, const struct deploy_set *set)
             struct check_text text = {0};
 
             if (*image && !is_image(image)) {
-                CHECK_SAY(text.says, "couldn't parse image name \"%.200s\"", image);
-                CHECK_SAY(text.why, "container %.63s has no name of an image: pods stay in InvalidImageName",
-                          get_text(container, "name"));
-                CHECK_SAY(text.fix, "write HOST/PATH:TAG; the path has small letters, digits, '.', '_' and '-' alone");
+                CHECK_FORMAT(text.says, "couldn't parse image name \"%.200s\"", image);
+                CHECK_FORMAT(text.why, "container %.63s has no valid image name: pods stay in InvalidImageName",
+                             get_text(container, "name"));
+                CHECK_FORMAT(
+                    text.fix,
+                    "write HOST/PATH:TAG; the path may only have lower-case letters, digits, '.', '_' and '-'");
                 check_add(check, CHECK_ERROR, "image-name", "the kubelet", image, &text);
             }
             if (!message)
                 continue;
-            CHECK_SAY(text.says, "ImagePullBackOff: %s", message);
-            CHECK_SAY(text.why, "pod %s/%s cannot pull from that repository right now", get_space(pod), get_name(pod));
-            CHECK_SAY(
+            CHECK_FORMAT(text.says, "ImagePullBackOff: %s", message);
+            CHECK_FORMAT(text.why, "pod %s/%s cannot pull from that repository right now", get_space(pod),
+                         get_name(pod));
+            CHECK_FORMAT(
                 text.fix,
                 "give the nodes' service account roles/artifactregistry.reader on the repository, or name a Secret in "
                 "workload.imagePullSecrets");
@@ -379,7 +385,7 @@ static void check_image(struct check *check, const struct deploy_set *set)
         }
 }
 
-/* Interfaces by GKE's annotation: each network must be there. */
+/* Interfaces from the annotation of GKE: each network must exist. */
 static void check_networks(struct check *check, const struct deploy_set *set)
 {
     const json_t *annotation = get_key(get_key(set->metadata, "annotations"), "networking.gke.io/interfaces");
@@ -389,9 +395,9 @@ static void check_networks(struct check *check, const struct deploy_set *set)
     size_t i;
 
     if (interfaces && get_key(check->snapshot, "groups") && !check_serves(check, "networking.gke.io", NULL)) {
-        CHECK_SAY(text.says, "the pods start with one interface: nothing reads networking.gke.io/interfaces");
-        CHECK_SAY(text.why, "the cluster has no multi-networking, so NICs for RDMA are not given to pods");
-        CHECK_SAY(text.fix, "create the cluster with --enable-multi-networking, or set network.mode=host");
+        CHECK_FORMAT(text.says, "the pods start with one interface: nothing reads networking.gke.io/interfaces");
+        CHECK_FORMAT(text.why, "the cluster has no multi-networking, so pods get no NICs for RDMA");
+        CHECK_FORMAT(text.fix, "create the cluster with --enable-multi-networking, or set network.mode=host");
         check_add(check, CHECK_WARNING, "multi-network", "nobody", "networking.gke.io", &text);
     }
     json_array_foreach(interfaces, i, interface)
@@ -400,9 +406,9 @@ static void check_networks(struct check *check, const struct deploy_set *set)
 
         if (!check_knows(check, "networks") || get_item(check->snapshot, "networks", NULL, network))
             continue;
-        CHECK_SAY(text.says, "network \"%s\" not found", network);
-        CHECK_SAY(text.why, "the pod's annotation names it for interface %s", get_text(interface, "interfaceName"));
-        CHECK_SAY(text.fix, "kubectl get networks, and set network.networks to the names there");
+        CHECK_FORMAT(text.says, "network \"%s\" not found", network);
+        CHECK_FORMAT(text.why, "the pod's annotation names it for interface %s", get_text(interface, "interfaceName"));
+        CHECK_FORMAT(text.fix, "kubectl get networks, and set network.networks to the names there");
         check_add(check, CHECK_ERROR, "network-missing", "the kubelet", network, &text);
     }
     json_decref(interfaces);
@@ -421,15 +427,15 @@ static void check_device_classes(struct check *check)
 
         if (!*name || !check_knows(check, "deviceclasses") || get_item(check->snapshot, "deviceclasses", NULL, name))
             continue;
-        CHECK_SAY(text.says, "device class %s does not exist", name);
-        CHECK_SAY(text.why, "the claim for NICs can not be satisfied: pods stay pending");
-        CHECK_SAY(text.fix, "install DRANET on the node pool (GKE 1.34.1-gke.1829001 and later), or set "
-                            "network.mode=multi");
+        CHECK_FORMAT(text.says, "device class %s does not exist", name);
+        CHECK_FORMAT(text.why, "the claim for NICs can not be satisfied: pods stay pending");
+        CHECK_FORMAT(text.fix, "install DRANET on the node pool (GKE 1.34.1-gke.1829001 and later), or set "
+                               "network.mode=multi");
         check_add(check, CHECK_ERROR, "device-class-missing", "the scheduler", name, &text);
     }
 }
 
-/* Does a rule of a policy let pods with these labels in, on this port? */
+/* Does a rule of a policy allow traffic from pods with these labels to this port? */
 static bool lets_in(const json_t *rule, const json_t *labels, const json_t *space_labels, long long port)
 {
     const json_t *from = get_key(rule, "from"), *ports = get_key(rule, "ports"), *entry;
@@ -440,7 +446,7 @@ static bool lets_in(const json_t *rule, const json_t *labels, const json_t *spac
     {
         const json_t *pods = get_key(entry, "podSelector"), *spaces = get_key(entry, "namespaceSelector");
 
-        /* A block of addresses may hold those of the pods: give it the benefit of the doubt. */
+        /* An IP block may include the addresses of the pods: assume that it does. */
         peer |= get_key(entry, "ipBlock") != NULL || ((pods || spaces) && (!pods || get_selected(labels, pods)) &&
                                                       (!spaces || get_selected(space_labels, spaces)));
     }
@@ -468,7 +474,7 @@ static long long ssh_port(const struct deploy_set *set)
     return 222;
 }
 
-/* Policies add up: traffic that none of those for the pod allows is dropped. */
+/* Policies are additive: traffic is dropped only if no policy of the pod allows it. */
 static void check_policies(struct check *check, const struct deploy_set *set)
 {
     const json_t *labels = get_key(set->metadata, "labels"), *policy, *rule, *document;
@@ -493,10 +499,10 @@ static void check_policies(struct check *check, const struct deploy_set *set)
     }
     if (!closed)
         return;
-    CHECK_SAY(text.says, "Connection timed out during banner exchange (ssh between the pods, port %lld)",
-              ssh_port(set));
-    CHECK_SAY(text.why, "NetworkPolicy %s selects the pods, and no policy lets them reach each other", closed);
-    CHECK_SAY(text.fix, "set networkPolicy.create=true");
+    CHECK_FORMAT(text.says, "Connection timed out during banner exchange (ssh between the pods, port %lld)",
+                 ssh_port(set));
+    CHECK_FORMAT(text.why, "NetworkPolicy %s selects the pods, and no policy lets them reach each other", closed);
+    CHECK_FORMAT(text.fix, "set networkPolicy.create=true");
     check_add(check, CHECK_ERROR, "network-policy", "ssh", closed, &text);
 }
 

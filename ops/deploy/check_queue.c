@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_queue.c - whether Kueue admits a job, and if not, what its Workload will say. As of Kueue 0.15. */
+/* check_queue.c - whether Kueue admits a job, and if not, the message of its Workload. As of Kueue 0.15. */
 #include "check.h"
 
 #include <limits.h>
@@ -13,18 +13,18 @@
 #define PREFERRED "kueue.x-k8s.io/podset-preferred-topology"
 #define UNCONSTRAINED "kueue.x-k8s.io/podset-unconstrained-topology"
 
-/* What is known while one pod set is assigned a flavor. */
+/* State of the flavor assignment of one pod set. */
 struct assign {
     struct check *check;
     const struct deploy_set *set;
     const json_t *queue; /* ClusterQueue */
     json_t *assumed;     /* {flavor: {resource: thousandths}} of the job's earlier pod sets */
-    const char *level;   /* of the topology that is asked for; NULL: none, "": any */
+    const char *level;   /* of the requested topology; NULL: none, "": any */
     bool required;
     int n_reasons;
     char reasons[REASONS_MAX][REASON_BYTES];
     const char *id; /* of the first finding */
-    bool waits;     /* there is quota for it, but others use it */
+    bool waits;     /* there is enough quota, but others use it */
     char why[512], fix[512];
 };
 
@@ -43,13 +43,13 @@ __attribute__((format(printf, 3, 4))) static void reason(struct assign *assign, 
 
 /* --- quota --- */
 
-/* Earlier pod sets of the job have been given this much of a flavor. */
+/* The amount of a flavor assigned to earlier pod sets of the job. */
 static long long assumed_of(const struct assign *assign, const char *flavor, const char *resource)
 {
     return get_number(get_key(assign->assumed, flavor), resource, 0);
 }
 
-/* True when the quota of a flavor has room for the request now. */
+/* True if the quota of a flavor has room for the request now. */
 static bool quota_fits(struct assign *assign, const char *flavor, const char *resource, long long request)
 {
     long long assumed = assumed_of(assign, flavor, resource), all;
@@ -57,29 +57,30 @@ static bool quota_fits(struct assign *assign, const char *flavor, const char *re
     struct check_quota room;
 
     check_quota_room(assign->check, assign->queue, flavor, resource, &room);
-    check_say_amount(resource, request, wanted, sizeof(wanted));
-    check_say_amount(resource, assumed, before, sizeof(before));
+    check_format_amount(resource, request, wanted, sizeof(wanted));
+    check_format_amount(resource, assumed, before, sizeof(before));
     if (__builtin_add_overflow(request, assumed, &all))
         all = LLONG_MAX;
     if (all > room.most) {
-        check_say_amount(resource, room.most, most, sizeof(most));
+        check_format_amount(resource, room.most, most, sizeof(most));
         reason(assign, "quota",
                "insufficient quota for %s in flavor %s, previously considered podsets requests (%s) + current podset "
                "request (%s) > maximum capacity (%s)",
                resource, flavor, before, wanted, most);
-        check_say_amount(resource, all, wanted, sizeof(wanted));
-        CHECK_SAY(assign->why, "ClusterQueue %s can never give %s of %s", get_name(assign->queue), wanted, resource);
-        CHECK_SAY(assign->fix, "raise nominalQuota of %s in clusterqueue/%s to at least %s, or ask for at most %s",
-                  resource, get_name(assign->queue), wanted, most);
+        check_format_amount(resource, all, wanted, sizeof(wanted));
+        CHECK_FORMAT(assign->why, "ClusterQueue %s can never provide %s of %s", get_name(assign->queue), wanted,
+                     resource);
+        CHECK_FORMAT(assign->fix, "raise nominalQuota of %s in clusterqueue/%s to at least %s, or ask for at most %s",
+                     resource, get_name(assign->queue), wanted, most);
         return false;
     }
     if (all > room.free) {
-        check_say_amount(resource, all - room.free, most, sizeof(most));
+        check_format_amount(resource, all - room.free, most, sizeof(most));
         reason(assign, "quota-in-use", "insufficient unused quota for %s in flavor %s, %s more needed", resource,
                flavor, most);
-        CHECK_SAY(assign->why, "other jobs of ClusterQueue %s use what is missing: this one waits for them",
-                  get_name(assign->queue));
-        CHECK_SAY(assign->fix, "kubectl get workloads -A, and wait or delete what is not needed");
+        CHECK_FORMAT(assign->why, "other jobs of ClusterQueue %s use what is missing: this one waits for them",
+                     get_name(assign->queue));
+        CHECK_FORMAT(assign->fix, "kubectl get workloads -A, and wait or delete what is not needed");
         assign->waits = true;
         return false;
     }
@@ -159,7 +160,7 @@ static bool has_level(const json_t *topology, const char *level)
     return false;
 }
 
-/* Whether the flavor can do what the topology annotation asks for. */
+/* Does the flavor support what the topology annotation requests? */
 static bool topology_matches(struct assign *assign, const json_t *flavor)
 {
     const char *name = get_text(flavor, "spec/topologyName");
@@ -174,15 +175,15 @@ static bool topology_matches(struct assign *assign, const json_t *flavor)
     if (!*name) {
         reason(assign, "topology-unsupported", "Flavor \"%s\" does not support TopologyAwareScheduling",
                get_name(flavor));
-        CHECK_SAY(assign->why, "the job asks for a topology, and ResourceFlavor %s has no topologyName",
-                  get_name(flavor));
-        CHECK_SAY(assign->fix, "--set-json tasSettings.topologyRequest=null, or give the flavor a topologyName");
+        CHECK_FORMAT(assign->why, "the job requests a topology, and ResourceFlavor %s has no topologyName",
+                     get_name(flavor));
+        CHECK_FORMAT(assign->fix, "--set-json tasSettings.topologyRequest=null, or give the flavor a topologyName");
         return false;
     }
     if (*assign->level && topology && !has_level(topology, assign->level)) {
         reason(assign, "topology-level", "Flavor \"%s\" does not contain the requested level", get_name(flavor));
-        CHECK_SAY(assign->why, "Topology %s has no level %s", name, assign->level);
-        CHECK_SAY(assign->fix, "kubectl get topology %s -o yaml, and ask for one of its levels", name);
+        CHECK_FORMAT(assign->why, "Topology %s has no level %s", name, assign->level);
+        CHECK_FORMAT(assign->fix, "kubectl get topology %s -o yaml, and request one of its levels", name);
         return false;
     }
     return true;
@@ -195,7 +196,7 @@ struct domain {
     long long room;
 };
 
-/* The values of a node's labels down to `level` (all of them for ""), or false when the node lacks one of any level. */
+/* The values of a node's labels down to `level` ("": all levels). false: the node lacks the label of some level. */
 static bool domain_of(const json_t *node, const json_t *topology, const char *level, char *ret_name, size_t bytes)
 {
     const json_t *entry;
@@ -216,7 +217,7 @@ static bool domain_of(const json_t *node, const json_t *topology, const char *le
     return true;
 }
 
-/* Pods that fit into the largest domain of the level, and into all of them together. */
+/* The number of pods that fit into the largest domain of the level, and into all domains together. */
 static bool count_room(struct assign *assign, const json_t *flavor, const json_t *topology, long long *ret_one,
                        long long *ret_all)
 {
@@ -271,23 +272,23 @@ static bool topology_fits(struct assign *assign, const json_t *flavor)
         reason(assign, "topology", "topology \"%s\" allows to fit only %lld out of %lld pod(s)", name, room,
                assign->set->count);
     if (assign->required)
-        CHECK_SAY(assign->why, "the largest %s has room for %lld pods; all of them together for %lld", assign->level,
-                  one, all);
+        CHECK_FORMAT(assign->why, "the largest %s has room for %lld pods; all of them together for %lld", assign->level,
+                     one, all);
     else
-        CHECK_SAY(assign->why, "nodes of flavor %s with all labels of the topology have room for %lld pods",
-                  get_name(flavor), all);
+        CHECK_FORMAT(assign->why, "nodes of flavor %s with all labels of the topology have room for %lld pods",
+                     get_name(flavor), all);
     if (assign->required && all >= assign->set->count)
-        CHECK_SAY(assign->fix, "prefer the level instead of requiring it: tasSettings.topologyRequest.%s=%s", PREFERRED,
-                  assign->level);
+        CHECK_FORMAT(assign->fix, "prefer the level instead of requiring it: tasSettings.topologyRequest.%s=%s",
+                     PREFERRED, assign->level);
     else
-        CHECK_SAY(assign->fix, "ask for at most %lld GPUs, add nodes, or wait for other jobs",
-                  room * check_gpus(assign->set));
+        CHECK_FORMAT(assign->fix, "ask for at most %lld GPUs, add nodes, or wait for other jobs",
+                     room * check_gpus(assign->set));
     return false;
 }
 
 /* --- one pod set --- */
 
-/* Every resource that the pods ask for must fit into one flavor of the group that covers it. */
+/* All requested resources of a group must fit into one of its flavors. */
 static bool try_flavor(struct assign *assign, const json_t *group, const char *name)
 {
     const json_t *flavor = get_item(assign->check->snapshot, "resourceflavors", NULL, name), *covered, *taint;
@@ -303,17 +304,17 @@ static bool try_flavor(struct assign *assign, const json_t *group, const char *n
     if (taint) {
         reason(assign, "flavor-taint", "untolerated taint {%s %s %s <nil>} in flavor %s", get_text(taint, "key"),
                get_text(taint, "value"), get_text(taint, "effect"), name);
-        CHECK_SAY(assign->why, "the flavor's nodes have a taint that the pods do not tolerate");
-        CHECK_SAY(assign->fix, "add it to tolerations");
+        CHECK_FORMAT(assign->why, "the flavor's nodes have a taint that the pods do not tolerate");
+        CHECK_FORMAT(assign->fix, "add it to tolerations");
         return false;
     }
     if (!affinity_matches(assign, group, flavor)) {
         reason(assign, "flavor-labels", "flavor %s doesn't match node affinity", name);
-        CHECK_SAY(assign->why, "the job selects nodes by labels that the flavor's nodes do not have");
-        CHECK_SAY(assign->fix,
-                  "kubectl get resourceflavor %s -o yaml, and compare with accelerator, nodeSelector, "
-                  "targetNodes",
-                  name);
+        CHECK_FORMAT(assign->why, "the job selects nodes by labels that the flavor's nodes do not have");
+        CHECK_FORMAT(assign->fix,
+                     "kubectl get resourceflavor %s -o yaml, and compare with accelerator, nodeSelector, "
+                     "targetNodes",
+                     name);
         return false;
     }
     json_array_foreach(get_key(group, "coveredResources"), i, covered)
@@ -354,13 +355,13 @@ static void report(struct assign *assign)
     at = (size_t)snprintf(text.says, sizeof(text.says), "couldn't assign flavors to pod set %s: ", assign->set->name);
     for (int i = 0; i < assign->n_reasons && at < sizeof(text.says); i++)
         at += (size_t)snprintf(text.says + at, sizeof(text.says) - at, "%s%s", i > 0 ? ", " : "", assign->reasons[i]);
-    CHECK_SAY(text.why, "%s", *assign->why ? assign->why : "no flavor of the ClusterQueue suits the pods");
-    CHECK_SAY(text.fix, "%s", *assign->fix ? assign->fix : "kubectl get clusterqueues,resourceflavors -o yaml");
+    CHECK_FORMAT(text.why, "%s", *assign->why ? assign->why : "no flavor of the ClusterQueue suits the pods");
+    CHECK_FORMAT(text.fix, "%s", *assign->fix ? assign->fix : "kubectl get clusterqueues,resourceflavors -o yaml");
     check_add(assign->check, assign->waits ? CHECK_WARNING : CHECK_ERROR, assign->id, "Kueue", get_name(assign->queue),
               &text);
 }
 
-/* Any resource that the pods ask for and no group of the queue covers. */
+/* A requested resource that no group of the queue covers. */
 static const char *uncovered(const struct assign *assign)
 {
     static const char *const resources[] = {"nvidia.com/gpu", "cpu", "memory", "ephemeral-storage"};
@@ -384,7 +385,7 @@ static void read_topology_request(struct assign *assign)
         assign->level = "";
 }
 
-/* A queue whose flavors all have a topology uses it for every job, without a level being asked for. */
+/* A queue whose flavors all have a topology uses it for every job, even without a requested level. */
 static bool only_topologies(const struct assign *assign)
 {
     const json_t *group, *flavor;
@@ -401,7 +402,7 @@ static bool only_topologies(const struct assign *assign)
     return n > 0;
 }
 
-/* Do the pods ask for any resource of a group? Each is a pod, too. */
+/* Do the pods request any resource of a group? Each also counts as one of "pods". */
 static bool is_asked(const struct deploy_set *set, const json_t *group)
 {
     const json_t *covered;
@@ -440,13 +441,14 @@ static void check_assignment(struct check *check, const struct deploy_set *set, 
         assign.level = "";
     if (missing) {
         reason(&assign, "resource-uncovered", "resource %s unavailable in ClusterQueue", missing);
-        CHECK_SAY(assign.why, "the pods ask for %s, and ClusterQueue %s has no quota of it", missing, get_name(queue));
-        CHECK_SAY(assign.fix, "add %s to coveredResources of clusterqueue/%s, or leave it out of workload.resources",
-                  missing, get_name(queue));
+        CHECK_FORMAT(assign.why, "the pods request %s, and ClusterQueue %s has no quota of it", missing,
+                     get_name(queue));
+        CHECK_FORMAT(assign.fix, "add %s to coveredResources of clusterqueue/%s, or leave it out of workload.resources",
+                     missing, get_name(queue));
         report(&assign);
         return;
     }
-    /* The first group without a flavor for the pods decides. */
+    /* Report the first group without a flavor for the pods. */
     json_array_foreach(get(queue, "spec/resourceGroups"), i, group)
     {
         if (!is_asked(set, group) || try_group(&assign, group))
@@ -464,9 +466,9 @@ static void add_queue(struct check *check, const char *id, const char *says, con
 {
     struct check_text text = {0};
 
-    CHECK_SAY(text.says, "%s", says);
-    CHECK_SAY(text.why, "%s", why);
-    CHECK_SAY(text.fix, "%s", fix);
+    CHECK_FORMAT(text.says, "%s", says);
+    CHECK_FORMAT(text.why, "%s", why);
+    CHECK_FORMAT(text.fix, "%s", fix);
     check_add(check, CHECK_ERROR, id, "Kueue", object, &text);
 }
 
@@ -488,37 +490,37 @@ static const json_t *find_cluster_queue(struct check *check)
     char says[512], why[512], fix[512];
 
     if (!local) {
-        CHECK_SAY(says, "LocalQueue %s doesn't exist", check->job->queue);
+        CHECK_FORMAT(says, "LocalQueue %s doesn't exist", check->job->queue);
         say_queues(check, why, sizeof(why));
-        CHECK_SAY(fix, "set queue to one of them, or create LocalQueue %s in namespace %s", check->job->queue,
-                  check->job->space);
+        CHECK_FORMAT(fix, "set queue to one of them, or create LocalQueue %s in namespace %s", check->job->queue,
+                     check->job->space);
         add_queue(check, "queue-missing", says, why, fix, check->job->queue);
         return NULL;
     }
     if (strncmp(get_text(local, "spec/stopPolicy"), "Hold", 4) == 0) {
-        CHECK_SAY(says, "LocalQueue %s is inactive", check->job->queue);
-        add_queue(check, "queue-stopped", says, "its stopPolicy holds new work", "ask who stopped it",
+        CHECK_FORMAT(says, "LocalQueue %s is inactive", check->job->queue);
+        add_queue(check, "queue-stopped", says, "its stopPolicy holds new work", "ask the user who stopped it",
                   check->job->queue);
         return NULL;
     }
     queue = get_item(check->snapshot, "clusterqueues", NULL, name);
     if (!queue) {
-        CHECK_SAY(says, "ClusterQueue %s doesn't exist", name);
-        CHECK_SAY(why, "LocalQueue %s leads to it", check->job->queue);
-        CHECK_SAY(fix, "create ClusterQueue %s, or let the LocalQueue lead to another one", name);
+        CHECK_FORMAT(says, "ClusterQueue %s doesn't exist", name);
+        CHECK_FORMAT(why, "LocalQueue %s refers to it", check->job->queue);
+        CHECK_FORMAT(fix, "create ClusterQueue %s, or let the LocalQueue refer to another one", name);
         add_queue(check, "cluster-queue-missing", says, why, fix, name);
         return NULL;
     }
     if (strcmp(get_condition(queue, "Active", "status"), "False") == 0) {
-        CHECK_SAY(says, "ClusterQueue %s is inactive", name);
+        CHECK_FORMAT(says, "ClusterQueue %s is inactive", name);
         add_queue(check, "cluster-queue-inactive", says, get_condition(queue, "Active", "message"),
-                  "create what its message names", name);
+                  "create the objects that its message names", name);
         return NULL;
     }
     return queue;
 }
 
-/* Kueue makes no Workload without the class, and only its log says why. */
+/* Without the class Kueue creates no Workload, and only its log has the reason. */
 static bool check_priority_class(struct check *check)
 {
     const char *name = get_label(check->job->object, "kueue.x-k8s.io/priority-class");
@@ -527,9 +529,9 @@ static bool check_priority_class(struct check *check)
     if (!*name || !check_knows(check, "workloadpriorityclasses") ||
         get_item(check->snapshot, "workloadpriorityclasses", NULL, name))
         return true;
-    CHECK_SAY(says, "WorkloadPriorityClass.kueue.x-k8s.io \"%s\" not found", name);
+    CHECK_FORMAT(says, "WorkloadPriorityClass.kueue.x-k8s.io \"%s\" not found", name);
     add_queue(check, "workload-priority-missing", says,
-              "Kueue makes no Workload: the job stays suspended, and only the log of Kueue's controller says so",
+              "Kueue creates no Workload: the job stays suspended, and only the log of Kueue's controller reports it",
               "kubectl get workloadpriorityclasses, and use one of them", name);
     return false;
 }
@@ -554,8 +556,8 @@ void check_queue(struct check *check)
     space = get_item(check->snapshot, "namespaces", NULL, check->job->space);
     if (space && (!selector || !get_selected(get(space, "metadata/labels"), selector))) {
         add_queue(check, "queue-namespace", "Workload namespace doesn't match ClusterQueue selector",
-                  "the ClusterQueue takes work of other namespaces only", "label the namespace as the queue wants it",
-                  get_name(queue));
+                  "the ClusterQueue accepts only jobs of other namespaces",
+                  "label the namespace as the queue requires it", get_name(queue));
         return;
     }
     if (!check_priority_class(check))

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_quota.c - what the ResourceQuotas of a namespace say to the pods of a job. */
+/* check_quota.c - whether the ResourceQuotas of a namespace allow the pods of a job. */
 #include "check.h"
 
 #include <stdio.h>
 
-void check_say_amount(const char *resource, long long thousandths, char *ret_text, size_t bytes)
+void check_format_amount(const char *resource, long long thousandths, char *ret_text, size_t bytes)
 {
     static const char *const units[] = {"", "Ki", "Mi", "Gi", "Ti"};
     long long whole = thousandths / 1000;
@@ -19,8 +19,8 @@ void check_say_amount(const char *resource, long long thousandths, char *ret_tex
         snprintf(ret_text, bytes, "%lld%s", whole, units[unit]);
 }
 
-/* What a pod takes of an entry of a ResourceQuota; 0 for entries that are not about pods. */
-static long long taken_by(const struct deploy_set *set, const char *entry)
+/* What a pod uses of an entry of a ResourceQuota; 0 for entries that do not concern pods. */
+static long long used_by(const struct deploy_set *set, const char *entry)
 {
     if (strcmp(entry, "pods") == 0 || strcmp(entry, "count/pods") == 0)
         return 1000;
@@ -34,11 +34,11 @@ static long long taken_by(const struct deploy_set *set, const char *entry)
     return 0;
 }
 
-/* Pods for which an entry has room; -1: it does not count them. */
+/* The number of pods for which an entry has room; -1: it does not count pods. */
 static long long room_in(const struct deploy_set *set, const json_t *quota, const char *entry, long long *ret_now)
 {
     const json_t *used = get_key(get(quota, "status/used"), entry);
-    long long limit = get_quantity(get_key(get(quota, "spec/hard"), entry)), each = taken_by(set, entry);
+    long long limit = get_quantity(get_key(get(quota, "spec/hard"), entry)), each = used_by(set, entry);
 
     *ret_now = used ? get_quantity(used) : 0;
     if (limit < 0 || *ret_now < 0 || each <= 0)
@@ -46,7 +46,7 @@ static long long room_in(const struct deploy_set *set, const json_t *quota, cons
     return limit > *ret_now ? (limit - *ret_now) / each : 0;
 }
 
-/* The API server counts pod by pod: the first one that does not fit is refused, with all entries that it exceeds. */
+/* The API server checks pod by pod: it refuses the first that does not fit and lists all entries it exceeds. */
 static void check_amounts(struct check *check, const struct deploy_set *set, const json_t *quota)
 {
     const json_t *hard = get(quota, "spec/hard");
@@ -72,25 +72,26 @@ static void check_amounts(struct check *check, const struct deploy_set *set, con
             at_limited >= sizeof(limited))
             continue;
         first = first ? first : entry;
-        check_say_amount(entry, taken_by(set, entry), amount, sizeof(amount));
+        check_format_amount(entry, used_by(set, entry), amount, sizeof(amount));
         at_requested += (size_t)snprintf(requested + at_requested, sizeof(requested) - at_requested, "%s%s=%s", comma,
                                          entry, amount);
-        check_say_amount(entry, now + fit * taken_by(set, entry), amount, sizeof(amount));
+        check_format_amount(entry, now + fit * used_by(set, entry), amount, sizeof(amount));
         at_used += (size_t)snprintf(used + at_used, sizeof(used) - at_used, "%s%s=%s", comma, entry, amount);
-        check_say_amount(entry, get_quantity(value), amount, sizeof(amount));
+        check_format_amount(entry, get_quantity(value), amount, sizeof(amount));
         at_limited +=
             (size_t)snprintf(limited + at_limited, sizeof(limited) - at_limited, "%s%s=%s", comma, entry, amount);
     }
-    CHECK_SAY(text.says, "exceeded quota: %s, requested: %s, used: %s, limited: %s", get_name(quota), requested, used,
-              limited);
-    CHECK_SAY(text.why,
-              "%lld of %lld pods fit into the ResourceQuota of namespace %s; a job with some of its pods waits", fit,
-              set->count, check->job->space);
-    CHECK_SAY(text.fix, "raise %s of resourcequota/%s, or ask for fewer GPUs", first ? first : "it", get_name(quota));
+    CHECK_FORMAT(text.says, "exceeded quota: %s, requested: %s, used: %s, limited: %s", get_name(quota), requested,
+                 used, limited);
+    CHECK_FORMAT(text.why,
+                 "%lld of %lld pods fit into the ResourceQuota of namespace %s; a job with some of its pods waits", fit,
+                 set->count, check->job->space);
+    CHECK_FORMAT(text.fix, "raise %s of resourcequota/%s, or ask for fewer GPUs", first ? first : "it",
+                 get_name(quota));
     check_add(check, CHECK_ERROR, "namespace-quota", "the API server", get_name(quota), &text);
 }
 
-/* The class of quality "BestEffort": nothing of CPU and memory is stated, whatever there is of GPUs. */
+/* The QoS class BestEffort: neither CPU nor memory is specified; GPUs do not matter. */
 static bool is_best_effort(const struct deploy_set *set)
 {
     static const char *const resources[] = {"cpu", "memory"};
@@ -117,7 +118,7 @@ static bool class_fits(const struct deploy_set *set, const json_t *expression)
     return fits;
 }
 
-/* Are the pods in a scope? `expression` has more to say about it; NULL: nothing. In one that is not known here: no. */
+/* Are the pods in a scope? `expression` refines it and may be NULL. Unknown scopes: no. */
 static bool is_in_scope(const struct deploy_set *set, const char *scope, const json_t *expression)
 {
     bool ends = get_key(set->spec, "activeDeadlineSeconds") != NULL;
@@ -133,7 +134,7 @@ static bool is_in_scope(const struct deploy_set *set, const char *scope, const j
     return strcmp(scope, "PriorityClass") == 0 && (!expression || class_fits(set, expression));
 }
 
-/* Does a quota count these pods? Only if they are in all of its scopes. */
+/* Does a quota apply to these pods? Only if they are in all of its scopes. */
 static bool counts(const json_t *quota, const struct deploy_set *set)
 {
     const json_t *scope, *expression;
@@ -155,7 +156,7 @@ static bool states(const json_t *container, const char *kind, const char *resour
            (strcmp(kind, "requests") == 0 && get_key(get_key(resources, "requests"), resource));
 }
 
-/* Names of the containers that do not state a resource, divided by commas; false if all do. */
+/* The names of the containers that do not specify a resource, separated by commas; false: all specify it. */
 static bool list_silent(const struct deploy_set *set, const char *kind, const char *resource, char *ret_text,
                         size_t bytes)
 {
@@ -172,8 +173,8 @@ static bool list_silent(const struct deploy_set *set, const char *kind, const ch
 }
 
 /*
- * A quota of CPU or memory refuses pods of which a container does not state it. Resources are named in the order of the
- * API server, which is that of the alphabet.
+ * A quota of CPU or memory refuses pods with a container that does not specify it. Resources are listed alphabetically,
+ * as the API server does.
  */
 static void check_stated(struct check *check, const struct deploy_set *set, const json_t *quota)
 {
@@ -196,10 +197,10 @@ static void check_stated(struct check *check, const struct deploy_set *set, cons
                                    names);
     if (at == 0)
         return;
-    CHECK_SAY(text.says, "failed quota: %s: must specify %s", get_name(quota), missing);
-    CHECK_SAY(text.why, "namespace %s has a quota of it, so each container must say how much it takes",
-              check->job->space);
-    CHECK_SAY(text.fix, "set workload.resources.requests and limits, or give the namespace a LimitRange with defaults");
+    CHECK_FORMAT(text.says, "failed quota: %s: must specify %s", get_name(quota), missing);
+    CHECK_FORMAT(text.why, "namespace %s has a quota of it, so each container must specify it", check->job->space);
+    CHECK_FORMAT(text.fix,
+                 "set workload.resources.requests and limits, or give the namespace a LimitRange with defaults");
     check_add(check, CHECK_ERROR, "quota-unstated", "the API server", get_name(quota), &text);
 }
 
@@ -213,7 +214,7 @@ void check_quotas(struct check *check, const struct deploy_set *set)
         if (!counts(quota, set))
             continue;
         check_amounts(check, set, quota);
-        /* Without the defaults of LimitRanges nothing can be said. */
+        /* Without the defaults of LimitRanges no prediction is possible. */
         if (check_knows(check, "limitranges"))
             check_stated(check, set, quota);
     }

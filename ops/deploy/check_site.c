@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_site.c - what a GKE cluster needs for such work, and what its nodes say about the driver. */
+/* check_site.c - requirements on a GKE cluster, and the driver of its nodes according to their labels. */
 #include "check.h"
 
 #include <stdio.h>
@@ -29,7 +29,7 @@ static int compare_versions(const char *a, const char *b)
     return 0;
 }
 
-/* Nodes with GPUs, and among them those for which a test holds. */
+/* Nodes with GPUs, and the number of them that pass a test. */
 struct count {
     int n, without_block, without_metadata, managed, unmanaged;
     bool a4;
@@ -89,9 +89,9 @@ static void check_version(struct check *check, const struct count *count)
 
     if (!count->a4 || !strstr(version, "-gke.") || compare_versions(version, least) >= 0)
         return;
-    CHECK_SAY(text.says, "GKE %s", version);
-    CHECK_SAY(text.why, "A4 nodes need GKE %s or later", least + 1);
-    CHECK_SAY(text.fix, "gcloud container clusters upgrade CLUSTER --master --cluster-version=%s", least + 1);
+    CHECK_FORMAT(text.says, "GKE %s", version);
+    CHECK_FORMAT(text.why, "A4 nodes need GKE %s or later", least + 1);
+    CHECK_FORMAT(text.fix, "gcloud container clusters upgrade CLUSTER --master --cluster-version=%s", least + 1);
     check_add(check, CHECK_ERROR, "gke-version", "GKE", version, &text);
 }
 
@@ -101,16 +101,16 @@ static void check_driver_mode(struct check *check, const struct count *count)
     struct check_text text = {0};
 
     if (strcmp(stack, "host") == 0 && count->n > 0 && count->managed == count->n) {
-        CHECK_SAY(text.says, "0/%zu nodes are available", json_array_size(get_items(check->snapshot, "nodes")));
-        CHECK_SAY(text.why,
-                  "stack=host, but GKE manages the driver of all %d GPU nodes: nothing can be installed there",
-                  count->n);
-        CHECK_SAY(text.fix, "set stack=managed, or make a node pool with gpu-driver-version=disabled");
+        CHECK_FORMAT(text.says, "0/%zu nodes are available", json_array_size(get_items(check->snapshot, "nodes")));
+        CHECK_FORMAT(text.why,
+                     "stack=host, but GKE manages the driver of all %d GPU nodes: nothing can be installed there",
+                     count->n);
+        CHECK_FORMAT(text.fix, "set stack=managed, or make a node pool with gpu-driver-version=disabled");
         check_add(check, CHECK_ERROR, "driver-managed", "the scheduler", DRIVER, &text);
     } else if (strcmp(stack, "managed") == 0 && count->n > 0 && count->unmanaged == count->n) {
-        CHECK_SAY(text.says, "0/%zu nodes are available", json_array_size(get_items(check->snapshot, "nodes")));
-        CHECK_SAY(text.why, "stack=managed, but GKE installs no driver on any of the %d GPU nodes", count->n);
-        CHECK_SAY(text.fix, "set stack=host or stack=image, after deploy/daemonset has installed the driver");
+        CHECK_FORMAT(text.says, "0/%zu nodes are available", json_array_size(get_items(check->snapshot, "nodes")));
+        CHECK_FORMAT(text.why, "stack=managed, but GKE installs no driver on any of the %d GPU nodes", count->n);
+        CHECK_FORMAT(text.fix, "set stack=host or stack=image, after deploy/daemonset has installed the driver");
         check_add(check, CHECK_ERROR, "driver-disabled", "the scheduler", DRIVER, &text);
     }
 }
@@ -122,9 +122,9 @@ static void check_metrics(struct check *check)
     size_t i;
 
     json_array_foreach(get_items(check->snapshot, "daemonsets"), i, set) if (strstr(get_name(set), "dcgm")) return;
-    CHECK_SAY(text.says, "no metrics of GPUs");
-    CHECK_SAY(text.why, "no DaemonSet for DCGM runs in the cluster");
-    CHECK_SAY(text.fix, "gcloud container clusters update CLUSTER --monitoring=SYSTEM,DCGM");
+    CHECK_FORMAT(text.says, "no metrics of GPUs");
+    CHECK_FORMAT(text.why, "no DaemonSet for DCGM runs in the cluster");
+    CHECK_FORMAT(text.fix, "gcloud container clusters update CLUSTER --monitoring=SYSTEM,DCGM");
     check_add(check, CHECK_WARNING, "dcgm", "nobody", "dcgm-exporter", &text);
 }
 
@@ -139,20 +139,20 @@ void check_site(struct check *check)
     if (!gke || !check_knows(check, "nodes"))
         return;
     if (count.n > 1 && count.without_block == count.n) {
-        CHECK_SAY(text.says, "no topology");
-        CHECK_SAY(text.why,
-                  "no GPU node has the label " BLOCK ": the pool has no dense placement, and nodes may be far "
-                  "apart");
-        CHECK_SAY(text.fix, "make the pool from a reservation with deployment type DENSE");
+        CHECK_FORMAT(text.says, "no topology");
+        CHECK_FORMAT(text.why,
+                     "no GPU node has the label " BLOCK ": the pool has no dense placement, and nodes may be far "
+                     "apart");
+        CHECK_FORMAT(text.fix, "make the pool from a reservation with deployment type DENSE");
         check_add(check, CHECK_WARNING, "dense-placement", "nobody", BLOCK, &text);
     }
     if (count.n > 0 && count.without_metadata > 0 && uses_buckets(check->job)) {
-        CHECK_SAY(text.says, "PermissionDenied desc = failed to get GCS bucket");
-        CHECK_SAY(text.why,
-                  "%d of %d GPU nodes have no metadata server of Workload Identity, which GCS FUSE asks for "
-                  "tokens",
-                  count.without_metadata, count.n);
-        CHECK_SAY(text.fix, "gcloud container node-pools update POOL --workload-metadata=GKE_METADATA");
+        CHECK_FORMAT(text.says, "PermissionDenied desc = failed to get GCS bucket");
+        CHECK_FORMAT(text.why,
+                     "%d of %d GPU nodes have no metadata server of Workload Identity, which GCS FUSE needs "
+                     "tokens",
+                     count.without_metadata, count.n);
+        CHECK_FORMAT(text.fix, "gcloud container node-pools update POOL --workload-metadata=GKE_METADATA");
         check_add(check, CHECK_ERROR, "workload-identity", "the kubelet", METADATA, &text);
     }
     if (check_knows(check, "daemonsets"))

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * check_usage.c - what of the nodes is taken.
+ * check_usage.c - resources in use on the nodes.
  *
- * Between the admission of a job by Kueue and the binding of its pods nothing runs, and yet the place is gone. With
- * topology-aware scheduling the Workload says in which domains its pods will be; without, they go where they fit.
+ * Between the admission of a job by Kueue and the binding of its pods nothing runs, but the resources are assigned.
+ * With topology-aware scheduling the Workload lists the domains of its pods; without, pods are assigned where they fit.
  */
 #include "check.h"
 
@@ -16,7 +16,7 @@
 
 const char *const check_resources[] = {"nvidia.com/gpu", "cpu", "memory", "ephemeral-storage", "pods"};
 
-/* --- what is bound --- */
+/* --- bound pods --- */
 
 static long long number_of(const struct check *check, const char *node)
 {
@@ -25,14 +25,14 @@ static long long number_of(const struct check *check, const char *node)
     return json_is_integer(number) ? json_integer_value(number) : -1;
 }
 
-static void take(struct check *check, long long number, const json_t *spec, long long count)
+static void add_usage(struct check *check, long long number, const json_t *spec, long long count)
 {
     for (int r = 0; r < CHECK_N_RESOURCES; r++) {
         long long request = r == CHECK_PODS ? 1000 : get_pod_request(spec, check_resources[r]);
-        long long *taken = &check->usage.taken[number][r];
+        long long *used = &check->usage.used[number][r];
 
-        if (__builtin_mul_overflow(request, count, &request) || __builtin_add_overflow(*taken, request, taken))
-            *taken = LLONG_MAX;
+        if (__builtin_mul_overflow(request, count, &request) || __builtin_add_overflow(*used, request, used))
+            *used = LLONG_MAX;
     }
 }
 
@@ -43,7 +43,7 @@ static bool has_ended(const json_t *pod)
     return strcmp(phase, "Succeeded") == 0 || strcmp(phase, "Failed") == 0;
 }
 
-static void take_bound(struct check *check)
+static void add_bound(struct check *check)
 {
     const json_t *pod;
     size_t i;
@@ -53,11 +53,11 @@ static void take_bound(struct check *check)
         long long number = number_of(check, get_text(pod, "spec/nodeName"));
 
         if (number >= 0 && !has_ended(pod))
-            take(check, number, get_key(pod, "spec"), 1);
+            add_usage(check, number, get_key(pod, "spec"), 1);
     }
 }
 
-/* --- what is admitted --- */
+/* --- admitted Workloads --- */
 
 /* A pod set of an admitted Workload. */
 struct coming {
@@ -66,7 +66,7 @@ struct coming {
     const json_t *flavor; /* its labels and tolerations; NULL: none */
 };
 
-/* Does a pod belong to it, and has a node? One that has succeeded needs none any more. */
+/* Does a pod belong to it and have a node? A pod that succeeded no longer needs one. */
 static bool is_placed(const struct coming *coming, const json_t *pod)
 {
     const json_t *workload = get_key(get(pod, "metadata/annotations"), WORKLOAD);
@@ -76,7 +76,7 @@ static bool is_placed(const struct coming *coming, const json_t *pod)
            *get_text(pod, "spec/nodeName") && strcmp(get_text(pod, "status/phase"), "Failed") != 0;
 }
 
-/* On any node, or with `labels` on one that has them. */
+/* On any node, or with `labels` on a node that has them. */
 static long long count_placed(const struct check *check, const struct coming *coming, const json_t *labels)
 {
     const json_t *pod;
@@ -95,7 +95,7 @@ static long long count_placed(const struct check *check, const struct coming *co
     return n;
 }
 
-/* Puts `count` pods where they fit, among nodes with these labels (NULL: all). */
+/* Assigns `count` pods to nodes with these labels (NULL: all) where they fit. */
 static void place(struct check *check, const struct coming *coming, const json_t *labels, long long count)
 {
     const json_t *node;
@@ -116,13 +116,13 @@ static void place(struct check *check, const struct coming *coming, const json_t
             room = count;
         if (room <= 0)
             continue;
-        take(check, number_of(check, get_name(node)), coming->set.spec, room);
+        add_usage(check, number_of(check, get_name(node)), coming->set.spec, room);
         check->usage.n_coming += room;
         count -= room;
     }
 }
 
-/* --- where Kueue has put them --- */
+/* --- domains assigned by Kueue --- */
 
 /* One value of a level in domain `d` of a slice: the same for all, or a prefix, its own part, a suffix. */
 static void value_of(const json_t *values, size_t d, char *ret_text, size_t bytes)
@@ -215,7 +215,7 @@ static void place_set(struct check *check, const json_t *workload, const json_t 
         place(check, &coming, NULL, coming.set.count);
 }
 
-static void take_admitted(struct check *check)
+static void add_admitted(struct check *check)
 {
     const json_t *workload, *assignment;
     size_t i, a;
@@ -236,27 +236,27 @@ void check_usage_make(struct check *check)
     size_t i;
 
     check->usage.index = json_object();
-    check->usage.taken = calloc(json_array_size(nodes) + 1, sizeof(*check->usage.taken));
-    if (!check->usage.index || !check->usage.taken) {
+    check->usage.used = calloc(json_array_size(nodes) + 1, sizeof(*check->usage.used));
+    if (!check->usage.index || !check->usage.used) {
         check->no_memory = true;
         return;
     }
     json_array_foreach(nodes, i, node)
         json_object_set_new(check->usage.index, get_name(node), json_integer((long long)i));
-    take_bound(check);
-    take_admitted(check);
+    add_bound(check);
+    add_admitted(check);
 }
 
 void check_usage_done(struct check *check)
 {
     json_decref(check->usage.index);
-    free(check->usage.taken);
+    free(check->usage.used);
     check->usage = (struct check_usage){0};
 }
 
-long long check_taken(const struct check *check, const json_t *node, enum check_resource resource)
+long long check_used(const struct check *check, const json_t *node, enum check_resource resource)
 {
     long long number = number_of(check, get_name(node));
 
-    return number >= 0 && check->usage.taken ? check->usage.taken[number][resource] : 0;
+    return number >= 0 && check->usage.used ? check->usage.used[number][resource] : 0;
 }

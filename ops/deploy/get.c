@@ -129,8 +129,7 @@ static double suffix_factor(const char *suffix)
     return 0;
 }
 
-/* A number as Kubernetes takes it: digits with at most one point, then a suffix or a decimal exponent. NAN for others.
- */
+/* A number as Kubernetes accepts it: digits with at most one point, then a suffix or a decimal exponent; else NAN. */
 static double read_quantity(const char *text)
 {
     const char *digits = text + (*text == '+' || *text == '-');
@@ -161,7 +160,7 @@ long long get_quantity(const json_t *value)
         return -1;
     if (!isfinite(number) || number < 0 || number >= 9e18)
         return -1;
-    /* 2.007 times 1000 is a little more than 2007 in binary, and not one more. */
+    /* 2.007 * 1000 is slightly above 2007 in binary and must not be rounded up to 2008. */
     whole = nearbyint(number);
     return (long long)(fabs(number - whole) <= number * 1e-12 ? whole : ceil(number));
 }
@@ -193,9 +192,9 @@ static long long add(long long one, long long other)
 }
 
 /*
- * As the scheduler sums up: containers run beside each other; init containers before them, one after the other, but for
- * those that are restarted always, which go on running beside all that follows. What the pod states as a whole stands
- * for the sum. The RuntimeClass adds its overhead.
+ * As the scheduler computes it: containers run concurrently; init containers run before them one by one, except those
+ * with restartPolicy Always, which run concurrently with all that follow. A value of the pod as a whole replaces the
+ * sum. The RuntimeClass adds its overhead.
  */
 static long long pod_sum(const json_t *spec, const char *resource,
                          long long (*of)(const json_t *resources, const char *resource))

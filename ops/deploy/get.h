@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* get.h - reading JSON that anybody may have written: a key that is missing or of another type is NULL, "" or 0. */
+/* get.h - reads untrusted JSON: a key that is missing or of another type is NULL, "" or 0. */
 #ifndef EP_DEPLOY_GET_H
 #define EP_DEPLOY_GET_H
 
@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* The value at a path of keys divided by '/', or NULL. Keys with a '/' in them need get_key(). */
+/* The value at a path of keys separated by '/', or NULL. Keys that contain a '/' need get_key(). */
 const json_t *get(const json_t *object, const char *path);
 const json_t *get_key(const json_t *object, const char *key);
 
@@ -16,30 +16,30 @@ const char *get_text(const json_t *object, const char *path);
 long long get_number(const json_t *object, const char *path, long long otherwise);
 bool get_flag(const json_t *object, const char *path);
 
-/* metadata.name and .namespace, and the label of an object; "" without. */
+/* metadata.name and .namespace, and a label of an object; "" if missing. */
 const char *get_name(const json_t *object);
 const char *get_space(const json_t *object);
 const char *get_label(const json_t *object, const char *label);
 
-/* Text of a condition of an object's status: its "status", or with `field` another one; "" without the condition. */
+/* The field "status", or `field`, of a condition in an object's status; "" without the condition. */
 const char *get_condition(const json_t *object, const char *type, const char *field);
 
-/* Objects of a resource in a snapshot, as an array; NULL when they were not read. */
+/* Objects of a resource in a snapshot, as an array; NULL if they were not read. */
 const json_t *get_items(const json_t *snapshot, const char *resource);
 
-/* One of them by name, in a namespace unless that is NULL; NULL if it is not there. */
+/* One of them by name, and by namespace unless that is NULL; NULL if missing. */
 const json_t *get_item(const json_t *snapshot, const char *resource, const char *space, const char *name);
 
-/* The entry of an array whose key "name" is this; NULL if there is none. */
+/* The entry of an array with this "name"; NULL if there is none. */
 const json_t *get_named(const json_t *array, const char *name);
 
-/* A quantity of Kubernetes ("8", "250Gi", "500m") in thousandths; -1 when it is none. */
+/* A quantity of Kubernetes ("8", "250Gi", "500m") in thousandths; -1 if invalid. */
 long long get_quantity(const json_t *value);
 
 /* Requests of a pod's containers for one resource, in thousandths; limits count where there is no request. */
 long long get_pod_request(const json_t *spec, const char *resource);
 
-/* Their limits alone. */
+/* The same for limits only. */
 long long get_pod_limit(const json_t *spec, const char *resource);
 
 /* Do labels match a label selector (matchLabels, matchExpressions)? An empty one matches everything. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* job.c - the job of a manifest: what asks for GPUs, and how many pods of what kind. */
+/* job.c - the job of a manifest: its pod sets, their pods and their requests for GPUs. */
 #include "base/error.h"
 #include "get.h"
 
@@ -8,7 +8,7 @@
 #define QUEUE_LABEL "kueue.x-k8s.io/queue-name"
 #define PODS_MAX 1000000
 
-/* A set that is left out would be one that nothing is said about: `too_large` refuses the job. */
+/* A set that is left out would not be checked: `too_large` refuses the job. */
 static void add_set(struct deploy_job *job, const char *name, const json_t *template, long long count)
 {
     if (count < 1)
@@ -40,7 +40,7 @@ static void read_jobset(struct deploy_job *job)
     }
 }
 
-/* Kueue makes a workload of each group: a leader, if it has a template of its own, and workers. */
+/* Kueue creates a Workload for each group: a leader, if it has its own template, and workers. */
 static void read_leaderworkerset(struct deploy_job *job)
 {
     const json_t *spec = get(job->object, "spec/leaderWorkerTemplate");
@@ -54,7 +54,7 @@ static void read_leaderworkerset(struct deploy_job *job)
 
 /* --- types --- */
 
-/* What the API server cannot decode would be taken for absent here. `where`: the path of `parent`. */
+/* A value that the API server cannot decode would look absent here. `where`: the path of `parent`. */
 static ep_status check_type(const struct deploy_job *job, const char *where, const json_t *parent, const char *key,
                             json_type type)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* manifest.c - YAML to JSON: as much of it as Kubernetes takes. */
+/* manifest.c - converts YAML to JSON, as far as Kubernetes accepts it. */
 #include "base/error.h"
 #include "deploy.h"
 
@@ -10,7 +10,7 @@
 #include <string.h>
 #include <yaml.h>
 
-/* An alias may stand for a tree of aliases: a few lines can describe more than memory holds, or themselves. */
+/* Aliases may nest: a few lines can expand beyond all memory, or refer to themselves. */
 #define VALUES_MAX 200000
 #define DEPTH_MAX 64
 
@@ -29,7 +29,7 @@ static bool is_word(const char *text, const char *const *words)
     return false;
 }
 
-/* A plain scalar is what it looks like; a quoted one is a string. */
+/* The type of a plain scalar follows from its text; a quoted scalar is a string. */
 static json_t *scalar_of(const yaml_node_t *node)
 {
     static const char *const nulls[] = {"", "~", "null", "Null", "NULL", NULL};

@@ -19,7 +19,7 @@ struct pattern {
     enum folder_kind kind;
 };
 
-/* The first that fits counts. */
+/* The first match counts. */
 static const struct pattern patterns[] = {
     {"snapshot-", ".json", FOLDER_SNAPSHOT},
     {"doctor-", ".json", FOLDER_DOCTOR},
@@ -68,7 +68,7 @@ static bool is_plain_file(const char *dir, const char *name)
     return is_plain;
 }
 
-/* A folder that is not there is an empty one. */
+/* A missing folder counts as empty. */
 static void scan(struct folder *folder, const char *dir)
 {
     DIR *stream = opendir(dir);
@@ -128,7 +128,7 @@ static bool is_there(const char *path)
     return lstat(path, &info) == 0;
 }
 
-/* One without a version may have been written by hand; what keys of another version mean is not known. */
+/* A file without a version may have been written by hand; keys of another version may have another meaning. */
 static void check_run(struct folder *folder)
 {
     const json_t *version = json_object_get(folder->run, "schema_version");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* folder.h - the folder that a run leaves: docs/run-folder.md. Links in it are not followed. */
+/* folder.h - reads the folder of a run (docs/run-folder.md). Does not follow links in it. */
 #ifndef EP_OPS_FOLDER_H
 #define EP_OPS_FOLDER_H
 
@@ -18,7 +18,7 @@ struct folder_file {
 struct folder {
     char *path;  /* as given */
     char *base;  /* where run.json is, or would be */
-    json_t *run; /* run.json; NULL: there is none, or it is not readable (then run_error says why) */
+    json_t *run; /* run.json; NULL: missing or unreadable (run_error has the reason) */
     char run_error[200];
     struct folder_file *files; /* sorted by name; coordinator.log first */
     size_t n_files;

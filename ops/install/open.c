@@ -353,7 +353,7 @@ void install_close(struct install *install)
     install->lock_fd = -1;
 }
 
-/* --- looking --- */
+/* --- checks --- */
 
 /* A step that includes a reboot is done when it was applied in an earlier boot. */
 static void check_after(const struct install *install, const struct recipe_step *step, struct step_state *state)

@@ -81,7 +81,7 @@ ep_status preflight_check_target(const struct recipe *recipe)
     return EP_OK;
 }
 
-/* --- what is looked at --- */
+/* --- checks --- */
 
 static void os_field(const char *text, const char *name, char ret_value[64])
 {

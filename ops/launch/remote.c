@@ -279,7 +279,7 @@ static void check_deadlines(struct remote *remote, uint64_t now_ns)
                                                       : "no answer",
                      (double)layer_ms / 1000);
         if (*last_message(remote))
-            snprintf(why + n, sizeof(why) - (size_t)n, "; it last_line: %.250s", remote->last_line);
+            snprintf(why + n, sizeof(why) - (size_t)n, "; it said: %.250s", remote->last_line);
         remote->late = true;
         remote_fail(remote, remote_layer_name(remote->layer), why);
     } else if (how->timeout_ms && now_ns > remote->started_ns + (uint64_t)how->timeout_ms * 1000000u) {

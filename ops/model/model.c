@@ -67,7 +67,7 @@ bool model_predict(const struct model_hardware *hardware, const struct model_cas
     if (what->nodes > 1)
         rdma_us = result.rdma_wire_bytes / nic_rate / 1e3;
     result.is_rdma_bound = rdma_us > nvl_us;
-    /* The two hops of a token are pipelined: the slower link is what is seen. */
+    /* The two hops of a token are pipelined: the slower link determines the rate. */
     result.time_us =
         fmax(rdma_us, nvl_us) + (what->nodes > 1 ? hardware->overhead_internode_us : hardware->overhead_intranode_us);
     result.rdma_logical = result.rdma_logical_bytes / result.time_us / 1e3;
@@ -95,13 +95,14 @@ int model_guess_nodes(const struct model_hardware *hardware, const struct model_
         double off;
 
         trial.nodes = nodes;
-        /* The test's own default, where the log does not say. */
+        /* The default of the test, if the log does not name it. */
         if (trial.topk_groups <= 0)
             trial.topk_groups = nodes < 4 ? nodes : 4;
         if (!model_predict(hardware, &trial, &result))
             continue;
         off = fabs(nvl_gbps / rdma_gbps / (result.distinct_ranks / result.distinct_nodes) - 1);
-        /* From four nodes on the quotient hardly changes: a larger number needs more than rounding in its favour. */
+        /* From four nodes on the quotient hardly changes: prefer the smaller number unless the fit is clearly better.
+         */
         if (guess == 0 ? off < best : off < best - 0.02) {
             best = off;
             guess = nodes;

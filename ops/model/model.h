@@ -19,7 +19,7 @@ struct model_hardware {
     int gpus_per_node, nics_per_node;
     double nic_gbps;       /* of one NIC, one direction */
     double nvlink_gbps;    /* of one GPU, one direction */
-    double nic_efficiency; /* what large RDMA writes reach of nic_gbps */
+    double nic_efficiency; /* share of nic_gbps that large RDMA writes reach */
     double nvlink_dispatch_efficiency, nvlink_combine_efficiency;
     double overhead_intranode_us, overhead_internode_us; /* launch, notification, barriers */
 };
@@ -43,7 +43,7 @@ struct model_result {
     double percent_of_link; /* wire rate of the limiting link, in percent of its data sheet */
 };
 
-/* false: the case makes no sense (top-k more than the experts that may be chosen, no tokens, ...). */
+/* false: the case is invalid (top-k above the number of eligible experts, no tokens, ...). */
 bool model_predict(const struct model_hardware *hardware, const struct model_case *what,
                    struct model_result *ret_result);
 
@@ -51,8 +51,9 @@ bool model_predict(const struct model_hardware *hardware, const struct model_cas
 double model_distinct(double bins, double per_bin, double k);
 
 /*
- * How many nodes a run had, from the printed rates of RDMA and NVLink, whose quotient depends on routing alone. 0: no
- * number of nodes up to 64 fits within 6%. With node-limited routing (top-k groups) four and more look alike: 4.
+ * The number of nodes of a run, from its printed rates of RDMA and NVLink, whose quotient depends only on routing. 0:
+ * no number of nodes up to 64 fits within 6%. With node-limited routing (top-k groups) four or more nodes cannot be
+ * distinguished: 4.
  */
 int model_guess_nodes(const struct model_hardware *hardware, const struct model_case *what, double rdma_gbps,
                       double nvl_gbps);

@@ -26,7 +26,7 @@ struct reference {
     size_t n_figures;
 };
 
-/* Where in a file something is wrong. */
+/* The location of an error in a file. */
 struct report {
     char *text;
     size_t bytes;
@@ -40,7 +40,7 @@ static bool refuse(const struct report *report, const char *key, const char *why
     return false;
 }
 
-static bool take_text(const struct report *report, const json_t *object, const char *key, bool is_needed,
+static bool read_text(const struct report *report, const json_t *object, const char *key, bool is_needed,
                       char *ret_text, size_t bytes)
 {
     const json_t *value = json_object_get(object, key);
@@ -56,7 +56,7 @@ static bool take_text(const struct report *report, const json_t *object, const c
     return true;
 }
 
-static bool take_number(const struct report *report, const json_t *object, const char *key, double low, double high,
+static bool read_number(const struct report *report, const json_t *object, const char *key, double low, double high,
                         double *ret_number)
 {
     const json_t *value = json_object_get(object, key);
@@ -69,7 +69,7 @@ static bool take_number(const struct report *report, const json_t *object, const
     return true;
 }
 
-static bool take_count(const struct report *report, const json_t *object, const char *key, int low, int *ret_count)
+static bool read_count(const struct report *report, const json_t *object, const char *key, int low, int *ret_count)
 {
     const json_t *value = json_object_get(object, key);
 
@@ -79,7 +79,7 @@ static bool take_count(const struct report *report, const json_t *object, const 
     return true;
 }
 
-static bool take_range(const struct report *report, const json_t *object, const char *key,
+static bool read_range(const struct report *report, const json_t *object, const char *key,
                        struct reference_range *ret_range)
 {
     const json_t *value = json_object_get(object, key);
@@ -97,7 +97,7 @@ static bool take_range(const struct report *report, const json_t *object, const 
     return true;
 }
 
-static bool take_hardware(const struct report *report, const json_t *item, struct hardware *ret_hardware)
+static bool read_hardware(const struct report *report, const json_t *item, struct hardware *ret_hardware)
 {
     struct model_hardware *hardware = &ret_hardware->public;
     const json_t *match = json_object_get(item, "match");
@@ -107,37 +107,37 @@ static bool take_hardware(const struct report *report, const json_t *item, struc
         const char *text = json_string_value(json_array_get(match, i));
 
         if (!text || !*text)
-            return refuse(report, "match", "holds something that is not a name");
+            return refuse(report, "match", "has an element that is not a name");
         snprintf(ret_hardware->match[ret_hardware->n_match++], MODEL_NAME, "%s", text);
     }
-    return take_text(report, item, "name", true, hardware->name, sizeof(hardware->name)) &&
-           take_text(report, item, "title", true, hardware->title, sizeof(hardware->title)) &&
-           take_count(report, item, "gpus_per_node", 1, &hardware->gpus_per_node) &&
-           take_count(report, item, "nics_per_node", 0, &hardware->nics_per_node) &&
-           take_number(report, item, "nic_gbps", 0, 1e5, &hardware->nic_gbps) &&
-           take_number(report, item, "nvlink_gbps", 0.1, 1e5, &hardware->nvlink_gbps) &&
-           take_number(report, item, "nic_efficiency", 0.01, 1, &hardware->nic_efficiency) &&
-           take_number(report, item, "nvlink_dispatch_efficiency", 0.01, 1, &hardware->nvlink_dispatch_efficiency) &&
-           take_number(report, item, "nvlink_combine_efficiency", 0.01, 1, &hardware->nvlink_combine_efficiency) &&
-           take_number(report, item, "overhead_intranode_us", 0, 1e6, &hardware->overhead_intranode_us) &&
-           take_number(report, item, "overhead_internode_us", 0, 1e6, &hardware->overhead_internode_us);
+    return read_text(report, item, "name", true, hardware->name, sizeof(hardware->name)) &&
+           read_text(report, item, "title", true, hardware->title, sizeof(hardware->title)) &&
+           read_count(report, item, "gpus_per_node", 1, &hardware->gpus_per_node) &&
+           read_count(report, item, "nics_per_node", 0, &hardware->nics_per_node) &&
+           read_number(report, item, "nic_gbps", 0, 1e5, &hardware->nic_gbps) &&
+           read_number(report, item, "nvlink_gbps", 0.1, 1e5, &hardware->nvlink_gbps) &&
+           read_number(report, item, "nic_efficiency", 0.01, 1, &hardware->nic_efficiency) &&
+           read_number(report, item, "nvlink_dispatch_efficiency", 0.01, 1, &hardware->nvlink_dispatch_efficiency) &&
+           read_number(report, item, "nvlink_combine_efficiency", 0.01, 1, &hardware->nvlink_combine_efficiency) &&
+           read_number(report, item, "overhead_intranode_us", 0, 1e6, &hardware->overhead_intranode_us) &&
+           read_number(report, item, "overhead_internode_us", 0, 1e6, &hardware->overhead_internode_us);
 }
 
-static bool take_figure(const struct report *report, const json_t *item, struct reference_figure *ret_figure)
+static bool read_figure(const struct report *report, const json_t *item, struct reference_figure *ret_figure)
 {
     struct reference_figure *figure = ret_figure;
 
     *figure = (struct reference_figure){0};
-    if (!take_text(report, item, "hardware", true, figure->hardware, sizeof(figure->hardware)) ||
-        !take_text(report, item, "dialect", true, figure->dialect, sizeof(figure->dialect)) ||
-        !take_text(report, item, "op", true, figure->op, sizeof(figure->op)) ||
-        !take_text(report, item, "type", false, figure->type, sizeof(figure->type)) ||
-        !take_text(report, item, "source", true, figure->source, sizeof(figure->source)) ||
-        !take_count(report, item, "nodes", 1, &figure->nodes) ||
-        (json_object_get(item, "ranks") && !take_count(report, item, "ranks", 1, &figure->ranks)) ||
-        (json_object_get(item, "tokens") && !take_number(report, item, "tokens", 1, 1e9, &figure->tokens)) ||
-        !take_range(report, item, "rdma", &figure->rdma) || !take_range(report, item, "nvl", &figure->nvl) ||
-        !take_range(report, item, "busbw", &figure->busbw) || !take_range(report, item, "time_us", &figure->time_us))
+    if (!read_text(report, item, "hardware", true, figure->hardware, sizeof(figure->hardware)) ||
+        !read_text(report, item, "dialect", true, figure->dialect, sizeof(figure->dialect)) ||
+        !read_text(report, item, "op", true, figure->op, sizeof(figure->op)) ||
+        !read_text(report, item, "type", false, figure->type, sizeof(figure->type)) ||
+        !read_text(report, item, "source", true, figure->source, sizeof(figure->source)) ||
+        !read_count(report, item, "nodes", 1, &figure->nodes) ||
+        (json_object_get(item, "ranks") && !read_count(report, item, "ranks", 1, &figure->ranks)) ||
+        (json_object_get(item, "tokens") && !read_number(report, item, "tokens", 1, 1e9, &figure->tokens)) ||
+        !read_range(report, item, "rdma", &figure->rdma) || !read_range(report, item, "nvl", &figure->nvl) ||
+        !read_range(report, item, "busbw", &figure->busbw) || !read_range(report, item, "time_us", &figure->time_us))
         return false;
     if (figure->rdma.low <= 0 && figure->nvl.low <= 0 && figure->busbw.low <= 0 && figure->time_us.low <= 0)
         return refuse(report, "rdma", "and nvl, busbw, time_us are all missing");
@@ -150,7 +150,7 @@ static bool is_same_figure(const struct reference_figure *a, const struct refere
            strcmp(a->type, b->type) == 0 && a->nodes == b->nodes && a->ranks == b->ranks && a->tokens == b->tokens;
 }
 
-static bool put_hardware(struct reference *reference, const struct hardware *hardware)
+static bool add_hardware(struct reference *reference, const struct hardware *hardware)
 {
     struct hardware *grown;
 
@@ -168,7 +168,7 @@ static bool put_hardware(struct reference *reference, const struct hardware *har
     return true;
 }
 
-static bool put_figure(struct reference *reference, const struct reference_figure *figure)
+static bool add_figure(struct reference *reference, const struct reference_figure *figure)
 {
     struct reference_figure *grown;
 
@@ -186,8 +186,8 @@ static bool put_figure(struct reference *reference, const struct reference_figur
     return true;
 }
 
-/* First pass: is all of it good? Second pass: put it in. So a bad file changes nothing. */
-static bool take_document(struct reference *reference, const json_t *document, bool is_dry, struct report *report)
+/* The first pass validates, the second one adds the entries: an invalid file changes nothing. */
+static bool read_document(struct reference *reference, const json_t *document, bool is_dry, struct report *report)
 {
     json_t *item;
     size_t i;
@@ -198,9 +198,9 @@ static bool take_document(struct reference *reference, const json_t *document, b
         struct hardware hardware;
 
         report->index = i;
-        if (!take_hardware(report, item, &hardware))
+        if (!read_hardware(report, item, &hardware))
             return false;
-        if (!is_dry && !put_hardware(reference, &hardware))
+        if (!is_dry && !add_hardware(reference, &hardware))
             return refuse(report, "name", "could not be kept: out of memory");
     }
     report->list = "figures";
@@ -209,9 +209,9 @@ static bool take_document(struct reference *reference, const json_t *document, b
         struct reference_figure figure;
 
         report->index = i;
-        if (!take_figure(report, item, &figure))
+        if (!read_figure(report, item, &figure))
             return false;
-        if (!is_dry && !put_figure(reference, &figure))
+        if (!is_dry && !add_figure(reference, &figure))
             return refuse(report, "op", "could not be kept: out of memory");
     }
     return true;
@@ -229,7 +229,7 @@ static bool add_document(struct reference *reference, const json_t *document, ch
         snprintf(ret_error, bytes, "it holds neither a list 'hardware' nor a list 'figures'");
         return false;
     }
-    return take_document(reference, document, true, &report) && take_document(reference, document, false, &report);
+    return read_document(reference, document, true, &report) && read_document(reference, document, false, &report);
 }
 
 bool reference_add(struct reference *reference, FILE *stream, char *ret_error, size_t bytes)

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
-/* Low and high of a published figure; both 0: not published. */
+/* Lower and upper bound of a published figure; both 0: not published. */
 struct reference_range {
     double low, high;
 };
@@ -29,9 +29,9 @@ struct reference *reference_new(void);
 void reference_free(struct reference *reference);
 
 /*
- * Adds a file. An entry of hardware with a known name, or of a figure with the same hardware, dialect, nodes, ranks,
- * tokens, operation and type, replaces the one that is there. false: nothing was added, and ret_error says why, with
- * the place in the file.
+ * Adds a file. A hardware entry with a known name, or a figure with the same hardware, dialect, nodes, ranks, tokens,
+ * operation and type, replaces the existing one. false: nothing was added; ret_error has the reason and the location in
+ * the file.
  */
 bool reference_add(struct reference *reference, FILE *stream, char *ret_error, size_t bytes);
 
@@ -42,8 +42,8 @@ const struct model_hardware *reference_hardware(const struct reference *referenc
 const struct model_hardware *reference_find_hardware(const struct reference *reference, const char *name);
 
 /*
- * The best match for a run: hardware, dialect, operation, type and number of nodes must fit, ranks if the figure has
- * them; of several the one with the nearest number of tokens. NULL: none. tokens <= 0: not known.
+ * The best match for a run: hardware, dialect, operation, type and number of nodes must match, and ranks if the figure
+ * has them. Of several matches, the one with the nearest number of tokens. NULL: none. tokens <= 0: not known.
  */
 const struct reference_figure *reference_find(const struct reference *reference, const char *hardware,
                                               const char *dialect, const char *op, const char *type, int nodes,

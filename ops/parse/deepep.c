@@ -14,8 +14,8 @@
  *     [tuning] Best combine: SMs 24, NVL chunk 3, RDMA chunk 12, 12.30 + 345.60 us, 75.0 GB/s (RDMA), ...
  *     [tuning] Best dispatch (FP8): SMs 24, ..., transmit: 345.1 us, notify: 12.3 us, BW: 70.1 GB/s (RDMA), ...
  *
- * The first process of each node prints. Without prefixes the lines of the nodes lie between each other: then counts
- * are those of all of them, and how many there are follows from the [config] lines or from how often a case occurs.
+ * The first process of each node prints. Without prefixes the lines of the nodes are interleaved: then counts are sums
+ * over all nodes, and the number of nodes follows from the [config] lines or from how often a case occurs.
  */
 #include "parse/deepep.h"
 
@@ -48,7 +48,7 @@ struct deepep_scratch *deepep_scratch_of(struct parser *parser)
     return stream ? stream->deepep : NULL;
 }
 
-/* The open run of either dialect; which one it is may only turn out later. */
+/* The open run, intranode or internode; a later line may decide which. */
 static struct parse_run *v1_open(struct parser *parser)
 {
     struct parse_run *run = run_open(parser, PARSE_DEEPEP_INTERNODE);
@@ -82,7 +82,7 @@ static struct parse_run *v1_need(struct parser *parser, bool is_internode)
     return run ? run : v1_begin(parser, is_internode);
 }
 
-/* It has turned out to be between nodes. */
+/* A line has shown that the run is internode. */
 static void become_internode(struct parser *parser, struct parse_run *run)
 {
     struct stream *stream = stream_now(parser);
@@ -105,7 +105,7 @@ static bool config_line(struct parser *parser, const char *at)
         parser->totals.unreadable += tokens < 0;
         return true;
     }
-    /* Another node's, or a new run? All nodes print it before any of them begins with the cases. */
+    /* From another node, or of a new run? All nodes print this line before any node starts the cases. */
     if (!run || scratch->v1.has_cases || scratch->v1.has_tuning || run->n_problems > 0 ||
         (scratch->v1.configs > 0 && run->tokens >= 0 && run->tokens != tokens))
         run = v1_begin(parser, groups >= 0);
@@ -153,7 +153,7 @@ static bool testing_line(struct parser *parser, const char *at)
     return true;
 }
 
-/* The end of a case's line alone, torn off by a line of another node. */
+/* Only the end of a case's line: a line of another node split it. */
 static bool passed_line(struct parser *parser, const char *line)
 {
     struct deepep_scratch *scratch = stream_now(parser) ? stream_now(parser)->deepep : NULL;
@@ -188,7 +188,7 @@ static int chunk_of(const char *at, const char *label)
     return value >= 0 && value < 1000000 ? (int)value : -1;
 }
 
-/* Numbers by their units: "12 + 345 us", "81.0 GB/s (RDMA)", "t: 492.59 us", "notify: 3 us". */
+/* Reads numbers by their units: "12 + 345 us", "81.0 GB/s (RDMA)", "t: 492.59 us", "notify: 3 us". */
 static void read_figures(const char *at, struct tuning *ret_tuning)
 {
     double number, first = NAN;
@@ -319,7 +319,7 @@ static bool tuning_line(struct parser *parser, const char *at)
     return true;
 }
 
-/* One piece, which begins with a marker. */
+/* One part of a line, which starts with a marker. */
 static bool piece(struct parser *parser, const char *at)
 {
     if (lex_starts(at, "[config]"))
@@ -347,7 +347,7 @@ static const char *next_marker(const char *at)
     return first;
 }
 
-/* Several writers may have torn a line: what begins with a marker is read by itself. */
+/* Output of several writers may be mixed in one line: each part that starts with a marker is read separately. */
 bool deepep_line(struct parser *parser, const char *line)
 {
     const char *at = next_marker(line), *next;
@@ -356,7 +356,7 @@ bool deepep_line(struct parser *parser, const char *line)
 
     if (!at)
         return passed_line(parser, line);
-    /* A host or a model in front would be another stream: let it be looked for. */
+    /* Text before the marker may be a host name, thus another stream: the caller looks for a prefix. */
     if (at > line && prefix_guess(line, (char[KEY_BYTES]){""}, KEY_BYTES) > 0 && line + strspn(line, " ") != at)
         return false;
     for (; at; at = next) {
@@ -384,7 +384,7 @@ static int of_each(int n, int writers)
     return n / writers;
 }
 
-/* The first six cases look alike in both; then come two more with FP8, or the first ones again. */
+/* The first six cases are the same in both versions; then follow two more with FP8, or the first ones again. */
 static bool has_32_cases(const struct parse_run *run, bool has_two_fp8)
 {
     if (has_two_fp8 || run->started > CASES_INTRANODE)
@@ -414,9 +414,8 @@ static void finish_v1(struct parse_run *run, struct v1_scratch *v1)
 }
 
 /*
- * Was the log of DeepEP 2 cut amid the figures of the last case? All ranks print the same operations there as in the
- * cases before; in a log of one rank among others, behind a prefix, it is only told that the operations are equally
- * many.
+ * Was the log of DeepEP 2 cut within the figures of the last case? All ranks print the same operations as in the cases
+ * before. In the log of one rank, behind a prefix, only the number of lines of each operation can be compared.
  */
 static bool is_cut_v2(const struct parse_run *run, const struct v2_scratch *v2)
 {
@@ -451,7 +450,7 @@ void deepep_finish(struct parse_run *run, struct deepep_scratch *scratch)
     if (run->dialect != PARSE_DEEPEP_V2)
         return;
     v2 = &scratch->v2;
-    /* Options of the test leave values out, and so do runs that were cut off, but not in the same way. */
+    /* Options of the test leave whole values of a setting out; a run that was cut off misses other combinations. */
     cases =
         2 * __builtin_popcount(v2->alignments) * __builtin_popcount(v2->formats) * __builtin_popcount(v2->biases) * 6;
     run->is_complete = run->started > 0 && (run->started == cases || run->started == 1) && !is_cut_v2(run, v2);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* deepep.h - what is counted of a DeepEP run until it ends. */
+/* deepep.h - counters of a DeepEP run until it ends. */
 #ifndef EP_OPS_PARSE_DEEPEP_H
 #define EP_OPS_PARSE_DEEPEP_H
 
@@ -16,7 +16,7 @@ struct v1_scratch {
 };
 
 struct ll_scratch {
-    bool has_lines; /* behind the one about the buffer */
+    bool has_lines; /* lines after the one about the buffer */
 };
 
 #define V2_OPS 5

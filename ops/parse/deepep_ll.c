@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * deepep_ll.c - test_low_latency.py of DeepEP 1, of which every rank prints:
+ * deepep_ll.c - test_low_latency.py of DeepEP 1. Every rank prints:
  *
  *     Allocating buffer size: 2116.29 MB ...
  *     [rank 3] Dispatch + combine bandwidth: 256.81 GB/s, avg_t=85.85 us, min_t=76.42 us, max_t=106.50 us
  *     [rank 3] Dispatch bandwidth: 236.10 GB/s, avg_t=31.90 us | Combine bandwidth: 356.20 GB/s, avg_t=40.90 us
  *     [rank 3] Dispatch send/recv time: 27.25 + 7.71 us | Combine send/recv time: 32.48 + 9.45 us
  *
- * Earlier ones have one time on the last line: "Dispatch send/recv time: 34.96 us".
+ * Earlier versions have one time on the last line: "Dispatch send/recv time: 34.96 us".
  */
 #include "parse/deepep.h"
 
@@ -51,7 +51,7 @@ static struct parse_run *ll_run(struct parser *parser, int kind, int rank)
 }
 
 /* The slowest rank counts. */
-static void keep(struct parse_run *run, const char *op, const char *type, double gbps, double time_us)
+static void keep_slowest(struct parse_run *run, const char *op, const char *type, double gbps, double time_us)
 {
     struct parse_measure *measure = run_measure(run, op, type, NULL);
 
@@ -68,7 +68,7 @@ static void keep(struct parse_run *run, const char *op, const char *type, double
         measure_sample(measure, gbps);
 }
 
-/* " 236.10 GB/s, avg_t=31.90 us" behind a label */
+/* " 236.10 GB/s, avg_t=31.90 us" after a label */
 static bool bandwidth(const char *text, const char *label, double *ret_gbps, double *ret_us)
 {
     const char *at = strstr(text, label), *unit, *time;
@@ -79,7 +79,7 @@ static bool bandwidth(const char *text, const char *label, double *ret_gbps, dou
     return time && lex_number(time + 6, &unit, ret_us) && lex_starts(unit, " us");
 }
 
-/* "27.25 + 7.71 us" or "34.96 us" behind a label: both, or all in the first one. */
+/* "27.25 + 7.71 us" or "34.96 us" after a label; a single time goes into the first value. */
 static bool times(const char *text, const char *label, double *ret_send, double *ret_recv)
 {
     const char *at = strstr(text, label), *end;
@@ -103,12 +103,12 @@ static bool hook_line(struct parser *parser, const char *text, int rank)
     run = ll_run(parser, LL_HOOK, rank);
     if (!run)
         return true;
-    keep(run, isnan(dispatch[1]) ? "dispatch send + recv" : "dispatch send", "fp8", NAN, dispatch[0]);
+    keep_slowest(run, isnan(dispatch[1]) ? "dispatch send + recv" : "dispatch send", "fp8", NAN, dispatch[0]);
     if (!isnan(dispatch[1]))
-        keep(run, "dispatch recv", "fp8", NAN, dispatch[1]);
-    keep(run, isnan(combine[1]) ? "combine send + recv" : "combine send", "bf16", NAN, combine[0]);
+        keep_slowest(run, "dispatch recv", "fp8", NAN, dispatch[1]);
+    keep_slowest(run, isnan(combine[1]) ? "combine send + recv" : "combine send", "bf16", NAN, combine[0]);
     if (!isnan(combine[1]))
-        keep(run, "combine recv", "bf16", NAN, combine[1]);
+        keep_slowest(run, "combine recv", "bf16", NAN, combine[1]);
     return true;
 }
 
@@ -123,8 +123,8 @@ static bool apart_line(struct parser *parser, const char *text, int rank)
     run = ll_run(parser, LL_APART, rank);
     if (!run)
         return true;
-    keep(run, "dispatch", "fp8", dispatch[0], dispatch[1]);
-    keep(run, "combine", "bf16", combine[0], combine[1]);
+    keep_slowest(run, "dispatch", "fp8", dispatch[0], dispatch[1]);
+    keep_slowest(run, "combine", "bf16", combine[0], combine[1]);
     return true;
 }
 
@@ -137,11 +137,11 @@ static bool both_line(struct parser *parser, const char *text, int rank)
         return false;
     run = ll_run(parser, LL_BOTH, rank);
     if (run)
-        keep(run, "dispatch + combine", "", gbps, time_us);
+        keep_slowest(run, "dispatch + combine", "", gbps, time_us);
     return true;
 }
 
-/* "[rank 3] " in front of one of our lines; NULL: there is none. */
+/* Finds "[rank 3] " before one of the lines above; NULL: none. */
 static const char *next_rank(const char *at)
 {
     while ((at = strstr(at, "[rank ")) != NULL) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * deepep_v2.c - tests/elastic/test_ep.py of DeepEP 2. The first process of each node prints settings and cases, every
- * rank its figures; SO is scale-out (between nodes), SU scale-up (within one):
+ * rank its figures. SO is scale-out (between nodes), SU scale-up (within one):
  *
  *     Config:
  *      > Ranks: 2 x 8
@@ -29,7 +29,7 @@ static struct parse_run *v2_begin(struct parser *parser, struct deepep_scratch *
     return run;
 }
 
-/* Bit for a value of a setting; values that are not expected share one. */
+/* The bit for a value of a setting; unexpected values share one bit. */
 static unsigned value_bit(const char *line, const char *label)
 {
     int64_t value = lex_setting(line, label);
@@ -114,7 +114,7 @@ static bool setting_line(struct parser *parser, struct deepep_scratch *scratch, 
     return lex_starts(line, " > Mode: ");
 }
 
-/* Behind "EP:   0/16 | ". */
+/* The text after "EP:   0/16 | ". */
 static bool figures(struct parser *parser, struct deepep_scratch *scratch, const char *at, double ranks)
 {
     static const char *const ops[V2_OPS] = {"expanded dispatch", "cached dispatch", "reduced combine", "dispatch",
@@ -141,7 +141,7 @@ static bool figures(struct parser *parser, struct deepep_scratch *scratch, const
         return true;
     if (run->ranks < 0)
         run->ranks = (int64_t)ranks;
-    /* Only the first process of a node prints cases: where each has a prefix of its own, another one's counts. */
+    /* Only the first process of a node prints cases. Other streams use the last case of any stream. */
     if (!strstr(op, "combine"))
         type = scratch->v2.case_type ? scratch->v2.case_type : parser->v2_type ? parser->v2_type : "";
     measure = run_measure(run, op, type, NULL);
@@ -149,7 +149,7 @@ static bool figures(struct parser *parser, struct deepep_scratch *scratch, const
         return true;
     measure_sample(measure, out > 0 ? out : in);
     measure_point(measure, (double)run->started, out > 0 ? out : in, time_us);
-    /* The slowest rank of all cases. */
+    /* Keep the figure of the slowest rank over all cases. */
     if (isnan(measure->time_us) || time_us > measure->time_us) {
         measure->rdma_gbps = out > 0 ? out : NAN;
         measure->nvl_gbps = in;

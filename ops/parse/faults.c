@@ -109,7 +109,7 @@ static const struct known known[] = {
     {"epkit: error: ", NULL, NULL, "epkit reports an error", true},
 };
 
-/* Lines of these alone, of a shell or an interpreter; behind a name of a host at most. */
+/* Lines of a shell or an interpreter that hold nothing else, except a host name in front. */
 static const struct known words[] = {
     {"Killed", NULL, NULL, "a process was ended by a signal", true},
     {"Terminated", NULL, NULL, "a process was ended by a signal", true},
@@ -137,7 +137,7 @@ static const struct known *find_word(const char *line)
     return NULL;
 }
 
-/* Cheap test first: most lines hold none. */
+/* Cheap test first: most lines contain no fault. */
 static const struct known *find(const char *line)
 {
     for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
@@ -146,7 +146,7 @@ static const struct known *find(const char *line)
     return find_word(line);
 }
 
-/* What the interpreter says of objects that it could not clean up changes nothing: it says so in the line before. */
+/* A traceback from the cleanup of an object is harmless: Python prints "Exception ignored in" in the line before. */
 static bool is_ignored(struct parser *parser, const char *line)
 {
     struct stream *stream = stream_now(parser);
@@ -157,7 +157,7 @@ static bool is_ignored(struct parser *parser, const char *line)
     return was_ignoring && strstr(line, TRACEBACK);
 }
 
-/* The run that was going on: the one of this stream that had a line last. */
+/* The run in progress: the run of this stream that had the latest line. */
 static struct parse_run *latest(struct parser *parser)
 {
     struct stream *stream = stream_now(parser);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * internal.h - what the files of the parser share.
+ * internal.h - declarations shared by the files of the parser.
  *
- * Bytes become physical lines (parse.c), these lose their prefixes and are put together again per stream (stream.c),
- * and each logical line is offered to the dialects in turn. A stream is what one writer printed as far as prefixes tell
- * writers apart: a pod, a rank of mpirun, a host.
+ * parse.c splits bytes into physical lines. stream.c strips their prefixes and joins them into logical lines per
+ * stream. Each logical line is offered to the dialects in turn. A stream is the output of one writer, as far as
+ * prefixes distinguish writers: a pod, a rank of mpirun, a host.
  */
 #ifndef EP_OPS_PARSE_INTERNAL_H
 #define EP_OPS_PARSE_INTERNAL_H
@@ -12,7 +12,7 @@
 #include "parse/parse.h"
 
 #define MAX_LINE (1 << 20)      /* bytes of a physical line; a JSON document on one line has to fit */
-#define MAX_PENDING (16 << 10)  /* bytes of a line that comes in pieces */
+#define MAX_PENDING (16 << 10)  /* bytes of a line that arrives in parts */
 #define MAX_DOCUMENT (32 << 20) /* bytes of a JSON document over many lines */
 #define MAX_STREAMS 4096
 #define MAX_RUNS 2000
@@ -22,10 +22,10 @@
 #define LL_MAX_RANKS 4096 /* of a low-latency run */
 #define LL_KINDS 3
 
-/* What the dialects remember of a stream between lines. */
+/* State of the dialects for one stream, kept between lines. */
 struct stream {
     char key[KEY_BYTES];
-    char *pending; /* begin of a line whose end has not come; MAX_PENDING */
+    char *pending; /* start of a line whose end has not arrived; MAX_PENDING */
     size_t n_pending;
     struct parse_run *open[PARSE_N_DIALECTS];
     int ordinal[PARSE_N_DIALECTS]; /* how many runs of the dialect have begun here */
@@ -34,14 +34,14 @@ struct stream {
     uint32_t nccl_hosts[MAX_NCCL_HOSTS]; /* hashes of the names of the open run's hosts */
     int n_nccl_hosts;
     int perftest_unit; /* 0: no table yet */
-    char *document;    /* JSON that is being collected */
+    char *document;    /* JSON document collected so far */
     size_t n_document, document_space;
     int depth;
     bool in_string, escaped;
-    bool ignores_traceback; /* Python said "Exception ignored in" in the line before */
+    bool ignores_traceback; /* the line before had "Exception ignored in" (Python) */
 };
 
-/* Beside the public part of a run. */
+/* Internal state next to the public part of a run. */
 struct run {
     struct parse_run public;
     int stream;                                  /* index */
@@ -60,11 +60,11 @@ struct parser {
     struct parse_totals totals;
     struct stream **streams;
     size_t n_streams, streams_space;
-    int current_stream; /* index of the one that dialects work for */
+    int current_stream; /* index of the stream whose line the dialects read */
     struct run **runs;
     size_t n_runs, runs_space;
     char program[64];    /* last program name seen: all_reduce_perf ... */
-    const char *v2_type; /* of the last case of DeepEP 2 in this source, whoever printed it; NULL: none */
+    const char *v2_type; /* of the last case of DeepEP 2 in this source, from any stream; NULL: none */
     struct parse_fault faults[MAX_FAULTS];
     size_t n_faults;
     bool has_failed_alloc;
@@ -75,30 +75,30 @@ struct parser {
 struct prefix {
     size_t bytes; /* to skip */
     char key[KEY_BYTES];
-    bool is_partial; /* the container runtime cut the line here: the next one goes on */
+    bool is_partial; /* the container runtime cut the line here: the next line continues it */
 };
 
-/* Prefixes that carry no doubt: times, kubectl, mpirun, srun, torchrun, container runtimes. */
+/* Prefixes with an unambiguous form: times, kubectl, mpirun, srun, torchrun, container runtimes. */
 void prefix_read(const char *line, struct prefix *ret_prefix);
 
-/* One prefix that may be a host or may be text: "[x] ", "x: ", "x | ". 0: there is none. Appends to the key. */
+/* One prefix that may be a host or text: "[x] ", "x: ", "x | ". 0: none. Appends to the key. */
 size_t prefix_guess(const char *line, char *key, size_t key_bytes);
 
-/* Any first word or bracket, as loggers put in front: what is behind it has to be known. 0: there is none. */
+/* Any first word or bracket, as loggers print it. Only valid if the rest is a known line. 0: none. */
 size_t prefix_word(const char *line, char *key, size_t key_bytes);
 
-/* Where in `line`, behind its begin, another writer's tag of mpirun begins; NULL: nowhere. */
+/* The next tag of mpirun within `line`, after its start: output of another writer. NULL: none. */
 const char *prefix_next_tag(const char *line);
 
-/* Removes escape sequences of terminals and control characters in place; the new length. */
+/* Removes terminal escape sequences and control characters in place. Returns the new length. */
 size_t prefix_clean(char *text, size_t n);
 
 /* --- stream.c --- */
 
-/* A physical line without its end. */
+/* Processes a physical line without its line end. */
 void stream_line(struct parser *parser, char *line, size_t n);
 
-/* Ends the pending lines of all streams and forgets the streams. */
+/* Completes the pending lines of all streams and drops the streams. */
 void stream_flush(struct parser *parser);
 
 /* --- runs.c --- */
@@ -109,41 +109,41 @@ struct parse_run *run_begin(struct parser *parser, enum parse_dialect dialect, c
 /* The open run of the dialect, or NULL. */
 struct parse_run *run_open(struct parser *parser, enum parse_dialect dialect);
 
-/* The same, begun if there is none. */
+/* The same; starts a run if there is none. */
 struct parse_run *run_need(struct parser *parser, enum parse_dialect dialect, const char *title);
 
-/* The measure of (op, type), made if there is none; NULL when there are too many. `config` may be NULL. */
+/* The measure of (op, type), created if missing; NULL if there are too many. `config` may be NULL. */
 struct parse_measure *run_measure(struct parse_run *run, const char *op, const char *type, const char *config);
 
 void measure_point(struct parse_measure *measure, double x, double gbps, double time_us);
 
-/* One more figure of the leading rate. */
+/* Adds a figure of the leading rate. */
 void measure_sample(struct parse_measure *measure, double rate);
 
 void run_problem(struct parse_run *run, const char *line);
 
-/* The run that `public` is a part of. */
+/* The internal run that contains `public`. */
 struct run *run_whole(struct parse_run *public);
 
 void run_clear(struct run *run);
 
-/* Joins what several writers printed of one run. */
+/* Merges the parts of one run that several writers printed. */
 void runs_merge(struct parser *parser);
 
 struct stream *stream_now(struct parser *parser);
 
 /* --- lex.c --- */
 
-/* The number behind `label` in `text`. false: there is no label, or no number behind it. */
+/* The number after `label` in `text`. false: no label, or no number after it. */
 bool lex_after(const char *text, const char *label, double *ret_number);
 
-/* As lex_after, for settings: a whole number, else -1. */
+/* As lex_after(), for settings: an integer, or -1. */
 int64_t lex_setting(const char *text, const char *label);
 
-/* A finite number >= 0 that ends at a space, comma or unit. *ret_end: behind it. */
+/* A finite number >= 0 that ends at a space, comma or unit. *ret_end: the character after it. */
 bool lex_number(const char *text, const char **ret_end, double *ret_number);
 
-/* Splits at spaces and tabs into at most `max` words; `text` is changed. How many there are. */
+/* Splits at spaces and tabs into at most `max` words; modifies `text`. Returns the number of words. */
 size_t lex_words(char *text, char **ret_words, size_t max);
 
 bool lex_is_number(const char *word, double *ret_number);
@@ -160,7 +160,7 @@ bool deepep_v2_line(struct parser *parser, const char *line);
 bool nccl_line(struct parser *parser, const char *line);
 bool perftest_line(struct parser *parser, const char *line);
 
-/* Does the line tell of a failure of perftest, whatever is in front? For lines that nothing else knows. */
+/* Does the line report a failure of perftest, after any prefix? For lines that no dialect recognised. */
 bool perftest_failure(struct parser *parser, const char *line);
 bool perftest_is_title(const char *line);
 bool epkit_line(struct parser *parser, const char *line);
@@ -168,10 +168,10 @@ bool epkit_line(struct parser *parser, const char *line);
 /* Lines of a JSON document. */
 bool epkit_document_line(struct parser *parser, const char *line);
 
-/* No more lines come: what was begun is lost. */
+/* No more lines follow: an incomplete document is lost. */
 void epkit_document_end(struct parser *parser);
 
-/* The end of a run: counts that only the whole tells. */
+/* The end of a run: computes counts that need the complete run. */
 void deepep_finish(struct parse_run *run, struct deepep_scratch *scratch);
 void deepep_scratch_free(struct deepep_scratch *scratch);
 struct deepep_scratch *deepep_scratch_new(void);

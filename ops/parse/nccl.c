@@ -11,8 +11,8 @@
  *     # Out of bounds values : 0 OK
  *     # Avg bus bandwidth    : 40.8712
  *
- * The columns redop and root are missing in some, the in-place group in others, and early ones have "error" (a
- * magnitude) where later ones have "#wrong" (a count). Words behind the groups (times of day) are left alone.
+ * Some versions lack the columns redop and root, others the in-place group. Early versions have "error" (a magnitude)
+ * where later ones have "#wrong" (a count). Words after the groups (times of day) are ignored.
  */
 #include "parse/internal.h"
 
@@ -64,7 +64,7 @@ static struct parse_run *begin(struct parser *parser)
     return run_begin(parser, PARSE_NCCL_TESTS, title_of(parser));
 }
 
-/* The run that a line of a head belongs to: the open one, unless it has rows. */
+/* The run that a header line belongs to: the open run, unless it has rows. */
 static struct parse_run *head(struct parser *parser)
 {
     const struct stream *stream = stream_now(parser);
@@ -73,7 +73,7 @@ static struct parse_run *head(struct parser *parser)
     return run && stream && !stream->nccl_rows_seen && !run->is_complete ? run : begin(parser);
 }
 
-/* How many hosts there are with this one. */
+/* The number of hosts, this one included. */
 static int count_host(struct stream *stream, uint32_t host)
 {
     for (int i = 0; i < stream->n_nccl_hosts; i++)
@@ -100,7 +100,7 @@ static bool rank_line(struct parser *parser, const char *line)
     run = head(parser);
     if (!run)
         return true;
-    /* One process prints all ranks: a second rank 0 is that of another run at the same time. */
+    /* One process prints all ranks: a second rank 0 belongs to a concurrent run. */
     if (rank == 0 && run->ranks > 0)
         run->writers++;
     if (rank >= (double)run->ranks)
@@ -132,7 +132,7 @@ static bool head_line(struct parser *parser, const char *line)
     }
     if (strstr(line, "nThread ") && strstr(line, "minBytes ")) {
         run = run_open(parser, PARSE_NCCL_TESTS);
-        /* Another try after one that failed before its table. */
+        /* A new attempt after one that failed before its table. */
         (void)(run && run->n_problems > 0 ? begin(parser) : head(parser));
         return true;
     }
@@ -216,7 +216,7 @@ static bool keep_group(struct parse_run *run, char **words, const char *type, bo
         if (!is_number_or_na(words[i], &values[i]))
             return false;
     if (isnan(values[0]) && isnan(values[2]))
-        return true; /* N/A: this test has no such group */
+        return true; /* N/A: the test has no such group */
     if (isnan(values[0]) || isnan(values[1]) || isnan(values[2]))
         return false;
     op_of(run, op, sizeof(op));
@@ -237,7 +237,7 @@ static bool keep_group(struct parse_run *run, char **words, const char *type, bo
     return true;
 }
 
-/* Does it look like a row: size, count, type? Anything else that begins with a number is not ours. */
+/* Is it a row: size, count, type? Other lines that start with a number are not of nccl-tests. */
 static bool row_line(struct parser *parser, const char *line)
 {
     char text[512], *words[MAX_WORDS];
@@ -259,7 +259,7 @@ static bool row_line(struct parser *parser, const char *line)
     if (at < n && !lex_is_number(words[at], &number) && strcmp(words[at], "N/A") != 0)
         at++; /* redop */
     if (at < n) {
-        /* A root is a small whole number; a time of the first group is followed by exactly three more words. */
+        /* A root is a small integer; a time of the first group is followed by exactly three more words. */
         size_t numbers = 0;
 
         while (at + numbers < n && is_number_or_na(words[at + numbers], &number))
@@ -279,7 +279,7 @@ static bool row_line(struct parser *parser, const char *line)
     return true;
 }
 
-/* The first versions, and pages on which a '#' begins a heading, leave it out. */
+/* The first versions leave out the '#', and so do pages where a '#' starts a heading. */
 static bool is_bare_comment(const char *line)
 {
     static const char *const begins[] = {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * own.c - what epkit prints: documents of `epkit test|bench --json`, on one line or many, and their text:
+ * own.c - the output of epkit: documents of `epkit test|bench --json`, on one line or many, and their text form:
  *
  *     [ 1/24] bf16 random, no top-k, sync ... passed 11 ms
  *     24/24 cases passed
@@ -37,7 +37,7 @@ static const char *text_of(const json_t *object, const char *key)
     return text ? text : "";
 }
 
-static void take_settings(struct parse_run *run, const json_t *parameters)
+static void read_settings(struct parse_run *run, const json_t *parameters)
 {
     const json_t *tokens = json_object_get(parameters, "tokens");
 
@@ -50,7 +50,7 @@ static void take_settings(struct parse_run *run, const json_t *parameters)
     run->nodes = integer_of(parameters, "nodes");
 }
 
-static void take_test(struct parser *parser, json_t *document)
+static void read_test(struct parser *parser, json_t *document)
 {
     char title[64];
     struct parse_run *run;
@@ -61,7 +61,7 @@ static void take_test(struct parser *parser, json_t *document)
     run = run_begin(parser, PARSE_EPKIT_TEST, title);
     if (!run)
         return;
-    take_settings(run, json_object_get(document, "parameters"));
+    read_settings(run, json_object_get(document, "parameters"));
     run->expected = (int)integer_of(document, "total");
     run->passed = (int)integer_of(document, "passed");
     run->failed = (int)integer_of(document, "failed");
@@ -87,7 +87,7 @@ static void take_test(struct parser *parser, json_t *document)
     run->document = json_incref(document);
 }
 
-static void take_bench(struct parser *parser, json_t *document)
+static void read_bench(struct parser *parser, json_t *document)
 {
     struct parse_run *run = run_begin(parser, PARSE_EPKIT_BENCH, "epkit bench");
     json_t *row;
@@ -95,7 +95,7 @@ static void take_bench(struct parser *parser, json_t *document)
 
     if (!run)
         return;
-    take_settings(run, json_object_get(document, "parameters"));
+    read_settings(run, json_object_get(document, "parameters"));
     snprintf(run->device, sizeof(run->device), "%.63s", text_of(document, "device"));
     json_array_foreach(json_object_get(document, "rows"), i, row)
     {
@@ -139,7 +139,7 @@ static bool has_verb(const char *text, const char *verb)
     return false;
 }
 
-/* A document that cannot be read, or does not end, has lost its verdict: that is no run that passed. */
+/* A document that is invalid or incomplete has no verdict: its run counts as failed. */
 static void lose_document(struct parser *parser, const char *text, const char *why)
 {
     static const struct {
@@ -172,7 +172,7 @@ void epkit_document_end(struct parser *parser)
     forget(stream);
 }
 
-static void take_document(struct parser *parser, const char *text, size_t bytes)
+static void read_document(struct parser *parser, const char *text, size_t bytes)
 {
     json_error_t error;
     json_t *document = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
@@ -181,24 +181,24 @@ static void take_document(struct parser *parser, const char *text, size_t bytes)
     if (!document) {
         lose_document(parser, text, "its JSON document is torn");
     } else if (integer_of(document, "schema_version") == 1 && strcmp(verb, "test") == 0) {
-        take_test(parser, document);
+        read_test(parser, document);
     } else if (integer_of(document, "schema_version") == 1 && strcmp(verb, "bench") == 0) {
-        take_bench(parser, document);
+        read_bench(parser, document);
     } else if (strcmp(verb, "run") == 0) {
         json_t *suite, *bench = json_object_get(document, "bench");
         size_t i;
 
         json_array_foreach(json_object_get(document, "suites"), i, suite)
         {
-            take_test(parser, suite);
+            read_test(parser, suite);
         }
         if (json_is_object(bench))
-            take_bench(parser, bench);
+            read_bench(parser, bench);
     }
     json_decref(document);
 }
 
-/* Follows brackets outside of strings; true when the document has ended. */
+/* Counts brackets outside of strings; true when the document is complete. */
 static bool follow(struct stream *stream, const char *text)
 {
     for (; *text; text++) {
@@ -247,8 +247,8 @@ static bool append(struct stream *stream, const char *text)
     return true;
 }
 
-/* Does a line of a document of many lines look like this? Indented, or a bracket alone. */
-static bool goes_on(const char *line)
+/* Can the line be part of a multi-line document? It is indented, or a single bracket. */
+static bool continues(const char *line)
 {
     return *line == ' ' || *line == '}' || *line == ']' || *line == '{' || *line == '[' || *line == '"';
 }
@@ -264,10 +264,10 @@ bool epkit_document_line(struct parser *parser, const char *line)
             !lex_starts(line, "{ \"schema_version\""))
             return false;
     } else if (stream->n_document == 2 && !strstr(line, "\"schema_version\"")) {
-        forget(stream); /* somebody else's */
+        forget(stream); /* from another program */
         return false;
-    } else if (!goes_on(line) && !stream->in_string) {
-        /* Standard error in between, or the document was cut off and this is what came then. */
+    } else if (!continues(line) && !stream->in_string) {
+        /* Standard error within the document, or other output after a document that was cut off. */
         if (*line && !lex_starts(line, "epkit:"))
             return false;
         return true;
@@ -279,7 +279,7 @@ bool epkit_document_line(struct parser *parser, const char *line)
     }
     stream->document[stream->n_document] = '\0';
     if (follow(stream, line)) {
-        take_document(parser, stream->document, stream->n_document);
+        read_document(parser, stream->document, stream->n_document);
         forget(stream);
     }
     return true;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* parse.c - bytes to lines, and the life of a parser. */
+/* parse.c - splits bytes into lines; creates, feeds and frees a parser. */
 #include "parse/internal.h"
 
 #include <errno.h>
@@ -13,7 +13,7 @@
 
 #define BLOCK_BYTES (256 << 10)
 #define WAIT_MS 1000
-#define MAGIC_BYTES 5 /* by which compressed data is known */
+#define MAGIC_BYTES 5 /* that identify compressed data */
 
 static const char *const dialect_names[PARSE_N_DIALECTS] = {
     [PARSE_DEEPEP_INTRANODE] = "deepep-intranode",
@@ -89,7 +89,7 @@ static void add_bytes(struct parser *parser, const char *bytes, size_t n)
     parser->n_line += n;
 }
 
-/* A carriage return ends a line as well: a progress bar writes over what it wrote before. */
+/* A carriage return ends a line as well: a progress bar overwrites its line. */
 void parser_feed(struct parser *parser, const char *bytes, size_t n)
 {
     parser->totals.bytes += n;
@@ -99,7 +99,7 @@ void parser_feed(struct parser *parser, const char *bytes, size_t n)
         const char *back = until ? memchr(bytes, '\r', until) : NULL;
         size_t take = back ? (size_t)(back - bytes) : until;
 
-        /* The newline of a CRLF whose carriage return has ended the line already. */
+        /* The newline of a CRLF: its carriage return has already ended the line. */
         if (parser->after_cr && take == 0 && newline == bytes) {
             parser->after_cr = false;
             bytes++;
@@ -151,7 +151,7 @@ static bool is_compressed(const char *block, size_t n)
     return false;
 }
 
-/* Whoever waits for a pipe that nobody writes to sees that it does. Devices go on without end. 0, or what it is. */
+/* Opens without blocking, so that parser_read() calls tick() until a FIFO has a writer. Rejects endless devices. */
 static int open_input(const char *path, int *ret_fd)
 {
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
@@ -190,7 +190,7 @@ int parser_read(struct parser *parser, const char *path, void (*tick)(uint64_t b
             error = errno;
         if (n > 0)
             held += (size_t)n;
-        /* The first bytes of a pipe may come one by one. */
+        /* The first bytes of a pipe may arrive one at a time. */
         if (n > 0 && is_first && held < MAGIC_BYTES)
             continue;
         if (is_first && is_compressed(block, held))

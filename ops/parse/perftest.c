@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * perftest.c - ib_write_bw and its sisters:
+ * perftest.c - ib_write_bw and the other programs of perftest:
  *
  *                         RDMA_Write BW Test
  *      Dual-port       : OFF          Device         : mlx5_0
  *      #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]
  *      65536      5000             43012.44            42998.71              0.687979
  *
- * MB are 1048576 bytes here, which newer versions call MiB, Gb (--report_gbits) 1e9 bits. With -a there is a row for
- * each size. Latency tests have t_typical and t_avg instead.
+ * MB are 1048576 bytes here (MiB in newer versions), Gb (--report_gbits) 1e9 bits. With -a there is a row for each
+ * size. Latency tests have t_typical and t_avg instead.
  */
 #include "parse/internal.h"
 
@@ -33,7 +33,7 @@ static const struct verb {
     {"Raw Eth", "raw_ethernet", "raw Ethernet"},
 };
 
-/* false: the line is no title. The program comes with the option that its title tells of. */
+/* false: the line is no title. The name of the program includes the option that the title implies. */
 static bool read_title(const char *line, char *ret_program, size_t bytes)
 {
     const char *text = line + strspn(line, " ");
@@ -65,7 +65,7 @@ bool perftest_is_title(const char *line)
     return read_title(line, program, sizeof(program));
 }
 
-/* From the program: "write", "send (both ways)", "read latency". */
+/* The operation, from the program: "write", "send (both ways)", "read latency". */
 static void op_of(const struct parse_run *run, char *ret_op, size_t bytes)
 {
     const char *op = "write", *name = run->title + (lex_starts(run->title, "ib_") ? 3 : 0);
@@ -150,7 +150,7 @@ static bool row(struct parser *parser, const char *line)
         return false;
     for (size_t i = 0; i < n; i++) {
         if (!lex_is_number(words[i], &values[i])) {
-            parser->totals.unreadable += i >= 2; /* a row that goes on as something else */
+            parser->totals.unreadable += i >= 2; /* starts as a row but continues as something else */
             return i >= 2;
         }
     }
@@ -168,7 +168,7 @@ static bool row(struct parser *parser, const char *line)
     return true;
 }
 
-/* `is_whole`: the text begins the line; what is in front may be the name of a host, which tells whose run failed. */
+/* `is_whole`: the text starts the line. Otherwise a host name may precede it, which identifies the run that failed. */
 static bool failure(struct parser *parser, const char *line, bool is_whole)
 {
     static const char *const texts[] = {
@@ -192,7 +192,7 @@ static bool failure(struct parser *parser, const char *line, bool is_whole)
     return false;
 }
 
-/* Behind "Device         : "; NULL: not there. */
+/* The text after "Device         : "; NULL: missing. */
 static const char *device_of(const char *line)
 {
     const char *at = strstr(line, "Device ");
@@ -217,7 +217,7 @@ bool perftest_line(struct parser *parser, const char *line)
         stream->perftest_unit = UNIT_NONE;
         run = run_begin(parser, PARSE_PERFTEST, program);
         if (run)
-            run->started = 1; /* the begin of the log was seen */
+            run->started = 1; /* the start of the log was seen */
         return true;
     }
     if (device && run) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * prefix.c - what others put in front of a line.
+ * prefix.c - prefixes that launchers and loggers put before a line.
  *
  *     2026-02-03T10:00:00.123456789Z text                kubectl logs --timestamps, journald's short-iso, loggers
  *     2026-02-03T10:00:00.123456789Z stdout F text       files of a container runtime; P: the line goes on
@@ -13,7 +13,7 @@
  *      3: text                                           srun --label
  *     [default0]:text  [rank0]:text                      torchrun
  *
- * A time says nothing about the writer and is dropped; the rest becomes the key of the stream.
+ * Times do not identify the writer and are dropped; the rest becomes the key of the stream.
  */
 #include "parse/internal.h"
 
@@ -68,7 +68,7 @@ static size_t old_time_length(const char *line)
     return clock && line[n] == ' ' ? n + 1 : 0;
 }
 
-/* A time in front, with the space behind it; its length, or 0. */
+/* A leading time with the space after it; its length, or 0. */
 static size_t time_length(const char *line)
 {
     size_t bracket = *line == '[', n = bracket, clock;
@@ -107,7 +107,7 @@ static size_t time_length(const char *line)
     return n + (line[n] != '\0');
 }
 
-/* "Tue Nov 22 14:05:01 2026" as ctime() has it; its length, or 0. */
+/* "Tue Nov 22 14:05:01 2026" as ctime() prints it; its length, or 0. */
 static size_t ctime_length(const char *at)
 {
     static const char days[] = "MonTueWedThuFriSatSun";
@@ -170,7 +170,7 @@ static void add_key(char *key, size_t key_bytes, const char *text, size_t n)
     snprintf(key + used, key_bytes - used, "%s%.*s", used ? " " : "", (int)(n < key_bytes ? n : key_bytes), text);
 }
 
-/* Runtime's "stdout F " or "stderr P ", which only follows a time. */
+/* "stdout F " or "stderr P " of a container runtime, which only follows a time. */
 static size_t runtime_length(const char *at, bool *ret_is_partial)
 {
     if ((lex_starts(at, "stdout ") || lex_starts(at, "stderr ")) && (at[7] == 'F' || at[7] == 'P') && at[8] == ' ') {
@@ -224,7 +224,7 @@ static size_t read_one(const char *at, bool is_first, struct prefix *prefix)
     n = tag_length(at, &key);
     if (n > 0) {
         add_key(prefix->key, sizeof(prefix->key), at, key);
-        /* Open MPI 5 puts a space behind the tag, which is not the program's. */
+        /* Open MPI 5 prints a space after the tag, which is not part of the program's output. */
         return n + (at[n] == ' ' && memchr(at, '@', key) != NULL);
     }
     if (lex_starts(at, "[pod/")) {
@@ -257,7 +257,7 @@ void prefix_read(const char *line, struct prefix *ret_prefix)
     }
 }
 
-/* May a name of a host or pod hold it? */
+/* Is the character valid in the name of a host or pod? */
 static bool is_name(char c)
 {
     return isalnum((unsigned char)c) || c == '-' || c == '_' || c == '.' || c == '/' || c == '@' || c == '|';
@@ -339,7 +339,7 @@ const char *prefix_next_tag(const char *line)
             if (tag_length(begin, &key) == 0)
                 continue;
         }
-        /* A time in front of the tag belongs to it. */
+        /* A time before the tag belongs to it. */
         if (begin - line >= 24 && ctime_length(begin - 24) == 24)
             begin -= 24;
         if (begin > line)
@@ -348,7 +348,7 @@ const char *prefix_next_tag(const char *line)
     return NULL;
 }
 
-/* UTF-16 has one in each character of ASCII, also within the escape sequences of colours. */
+/* UTF-16 has a zero byte in each ASCII character, also within the escape sequences of colours. */
 static size_t drop_zeros(char *text, size_t n)
 {
     size_t used = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs.c - runs and their measures, and joining what several writers printed of one run. */
+/* runs.c - runs and their measures; merges the parts of one run that several writers printed. */
 #include "parse/internal.h"
 
 #include <math.h>
@@ -189,7 +189,7 @@ void run_problem(struct parse_run *run, const char *line)
 
 /* --- joining --- */
 
-/* Do all writers of this dialect take part in one run, each printing its own lines? */
+/* Do all writers of this dialect belong to one run, each with its own lines? */
 static bool is_joint(enum parse_dialect dialect)
 {
     return dialect == PARSE_DEEPEP_INTERNODE || dialect == PARSE_DEEPEP_LOW_LATENCY || dialect == PARSE_DEEPEP_V2;
@@ -200,7 +200,7 @@ static bool agree(int64_t a, int64_t b)
     return a < 0 || b < 0 || a == b;
 }
 
-/* Parts of one low-latency run were printed by different ranks; each knows of the ranks up to its own highest. */
+/* Different ranks printed parts of one low-latency run; each part knows the ranks up to its own highest. */
 static bool have_common_ranks(const struct run *a, const struct run *b)
 {
     for (int kind = 0; kind < LL_KINDS; kind++)
@@ -237,8 +237,7 @@ static double higher(double a, double b)
     return isnan(a) || b > a ? b : a;
 }
 
-/* The slower of two figures of the same thing is the one that counts: by time where ranks print, by rate where nodes
- * do. */
+/* Of two figures for the same value the slower one counts: by time if ranks print them, by rate if nodes do. */
 static void join_measure(struct parse_measure *into, const struct parse_measure *from, bool is_by_time)
 {
     bool is_slower =
@@ -274,7 +273,7 @@ static int64_t known(int64_t a, int64_t b)
     return a >= 0 ? a : b;
 }
 
-/* Of all processes of a node only the first one prints cases: the others say nothing about them. */
+/* Only the first process of a node prints cases; the other parts have no information about them. */
 static void join_cases(struct parse_run *into, const struct parse_run *from)
 {
     if (from->dialect == PARSE_DEEPEP_V2 && from->started == 0 && from->n_measures > 0)
@@ -327,7 +326,7 @@ static void join(struct run *whole, const struct run *other)
         run_problem(into, from->problems[i]);
 }
 
-/* Lines of low latency that did not come: each rank prints one of each kind. */
+/* Counts missing low-latency lines: each rank prints one of each kind. */
 static int count_missing(struct parse_run *run)
 {
     const struct run *whole = run_whole(run);
@@ -339,7 +338,7 @@ static int count_missing(struct parse_run *run)
     return (int)missing;
 }
 
-/* What only the whole tells. */
+/* Computes what needs the complete run. */
 static void conclude(struct parse_run *run)
 {
     if (run->dialect == PARSE_DEEPEP_INTERNODE && run->nodes < 0 && run->writers > 1)

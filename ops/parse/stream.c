@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stream.c - physical lines to logical ones.
+ * stream.c - joins physical lines into logical lines.
  *
- * mpirun puts its tag in front of each piece that it reads from a rank, so a physical line may hold pieces of several
- * ranks, and a line of a rank may come in pieces:
+ * mpirun prints its tag before each chunk that it reads from a rank. A physical line may thus hold chunks of several
+ * ranks, and a line of a rank may arrive in chunks:
  *
  *     [1,0]<stdout>:[testing] Running ... [1,1]<stdout>:[testing] Running ... [1,0]<stdout>: passed
  *     [1,1]<stdout>: passed
  *
- * Only the last piece of a physical line has the end of its rank's line.
+ * Only the last chunk of a physical line includes the end of its rank's line.
  */
 #include "parse/internal.h"
 
@@ -21,7 +21,7 @@
 /* Its index, or -1. */
 static int look_up(const struct parser *parser, const char *key)
 {
-    /* The one of the line before is the most likely. */
+    /* The stream of the previous line is the most likely one. */
     if (parser->current_stream >= 0 && strcmp(parser->streams[parser->current_stream]->key, key) == 0)
         return parser->current_stream;
     for (size_t i = 0; i < parser->n_streams; i++)
@@ -39,7 +39,7 @@ static struct stream *find_stream(struct parser *parser, const char *key)
         parser->current_stream = index;
         return parser->streams[index];
     }
-    if (parser->n_streams >= MAX_STREAMS) { /* the last one takes what there is no room for */
+    if (parser->n_streams >= MAX_STREAMS) { /* the last stream takes all further writers */
         parser->current_stream = MAX_STREAMS - 1;
         return parser->streams[MAX_STREAMS - 1];
     }
@@ -72,7 +72,7 @@ static bool recognise(struct parser *parser, const char *text)
            epkit_line(parser, text);
 }
 
-/* Remembers "all_reduce_perf" and the like: some programs do not name themselves in their output. */
+/* Stores names such as "all_reduce_perf": some programs do not print their own name. */
 static void note_program(struct parser *parser, const char *text)
 {
     const char *at = strstr(text, "_perf"), *begin = at;
@@ -85,7 +85,7 @@ static void note_program(struct parser *parser, const char *text)
         snprintf(parser->program, sizeof(parser->program), "%.*s", (int)(at + 5 - begin), begin);
 }
 
-/* Does a run begin with this line? Then whatever is in front of it is in front of its other lines as well. */
+/* Does a run start with this line? Then the text before it is a prefix of the other lines of the run as well. */
 static bool begins_run(const char *text)
 {
     static const char *const heads[] = {
@@ -99,7 +99,7 @@ static bool begins_run(const char *text)
            lex_starts(text, "[1/") || lex_starts(text, "[  1/") || perftest_is_title(text);
 }
 
-/* A whole line of one writer. */
+/* Processes a complete line of one writer. */
 static void logical_line(struct parser *parser, char *text)
 {
     const struct stream *stream = stream_now(parser);
@@ -119,7 +119,7 @@ static void logical_line(struct parser *parser, char *text)
         fault_line(parser, text);
         return;
     }
-    /* Perhaps there is a host in front, of a launcher that we do not know, or what a logger writes. */
+    /* The line may have a host of an unknown launcher in front, or the prefix of a logger. */
     snprintf(key, sizeof(key), "%s", stream ? stream->key : "");
     for (int round = 0; round < MAX_GUESSES; round++) {
         struct prefix prefix;
@@ -168,7 +168,7 @@ static void end_piece(struct parser *parser, struct stream *stream, char *text)
     }
 }
 
-static void keep_piece(struct parser *parser, struct stream *stream, const char *text)
+static void append_chunk(struct parser *parser, struct stream *stream, const char *text)
 {
     size_t n = strlen(text);
 
@@ -190,7 +190,7 @@ static void keep_piece(struct parser *parser, struct stream *stream, const char 
     stream->pending[stream->n_pending] = '\0';
 }
 
-/* The pod of the line before its first tag belongs to all pieces of the line. */
+/* A pod before the first tag of the line applies to all chunks of the line. */
 static void piece_key(const struct prefix *head, struct prefix *piece)
 {
     char key[KEY_BYTES];
@@ -202,7 +202,7 @@ static void piece_key(const struct prefix *head, struct prefix *piece)
     memcpy(piece->key, key, sizeof(key));
 }
 
-/* A mark at the begin of a file, of UTF-8 or UTF-16; of the latter the zero bytes have gone with the other controls. */
+/* A byte order mark of UTF-8 or UTF-16. The zero bytes of UTF-16 were removed with the other control characters. */
 static size_t mark_length(const char *line)
 {
     if (lex_starts(line, "\xef\xbb\xbf"))
@@ -236,14 +236,14 @@ void stream_line(struct parser *parser, char *line, size_t n)
             *next = '\0';
         }
         if (next || prefix.is_partial)
-            keep_piece(parser, stream, at);
+            append_chunk(parser, stream, at);
         else
             end_piece(parser, stream, at);
         if (!next)
             return;
         *next = saved;
         prefix_read(next, &prefix);
-        if (prefix.bytes == 0) /* not one after all: never go round in a circle */
+        if (prefix.bytes == 0) /* not a tag: avoid an endless loop */
             prefix.bytes = 1;
         piece_key(&head, &prefix);
         at = next + prefix.bytes;

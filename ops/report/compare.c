@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* compare.c - figures of two runs side by side. */
+/* compare.c - compares the figures of two runs. */
 #include "report/page.h"
 #include "report/report.h"
 
@@ -9,7 +9,7 @@
 
 #define MIN_HISTORY 4
 
-/* The figure that a measure is about. */
+/* The main figure of a measure. */
 static json_t *figure_of(const json_t *measure)
 {
     const json_t *logical = json_object_get(measure, "logical_gbps"), *value;
@@ -32,7 +32,7 @@ static json_t *figure_of(const json_t *measure)
     return json_pack("{s:f, s:s, s:b}", "value", json_number_value(value), "unit", "us", "lower_is_better", 1);
 }
 
-/* Is the configuration what is measured, or what was found to be the best? */
+/* Is the configuration a parameter of the measurement, or the best one that a sweep found? */
 static const char *place_of(const json_t *measure)
 {
     const char *config = page_text(measure, "config");
@@ -81,7 +81,7 @@ json_t *report_figures(const json_t *document)
     return figures;
 }
 
-/* Three standard deviations of a figure's history, as a share of its mean; 0: there is too little of it. */
+/* Three standard deviations of a figure's history, as a share of its mean; 0: the history is too short. */
 static double noise_of(const json_t *history, const char *figure)
 {
     double sum = 0, squares = 0, mean, variance;
@@ -114,7 +114,7 @@ static json_t *compare_row(const char *name, const json_t *a, const json_t *b, d
     double change = NAN;
 
     if (a && b && (page_number(a, "value") <= 0 || page_number(b, "value") <= 0)) {
-        /* To nothing, or from it: no share says how much. */
+        /* From or to zero: the relative change is undefined. */
         if (page_number(a, "value") > 0) {
             change = -1;
             rating = "regression";

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gather.c - the document of a run folder. */
+/* gather.c - builds the document of a run folder. */
 #include "report/report.h"
 
 #include "report/page.h"
@@ -36,7 +36,7 @@ static json_t *short_nics(const json_t *document)
     return list;
 }
 
-/* NICs of one host with the share of each; *ret_n_uneven: those that carried much less than the others. */
+/* The NICs of one host with the share of each. *ret_n_uneven: NICs that carried much less than the others. */
 static json_t *balance_of(const char *host, const json_t *nics, int *ret_n_uneven)
 {
     json_t *list = json_array(), *nic;
@@ -90,7 +90,7 @@ static json_t *gather_nics(const struct folder *folder)
     return json_pack("{s:i, s:o}", "uneven", uneven, "hosts", hosts);
 }
 
-/* Files that somebody has written by hand may hold anything: a value of another type is left out. */
+/* Files written by hand may have any content: values of another type are left out. */
 static json_t *text_or_null(const json_t *object, const char *key)
 {
     json_t *value = json_object_get(object, key);
@@ -136,7 +136,7 @@ static json_t *gather_hosts(const struct folder *folder)
     return list;
 }
 
-/* What the launcher's checks found before the run: one entry may be of several nodes. */
+/* Findings of the launcher's checks before the run; an entry may cover several nodes. */
 static void add_launch_findings(const struct folder *folder, json_t *list)
 {
     json_t *finding, *node;
@@ -154,7 +154,7 @@ static void add_launch_findings(const struct folder *folder, json_t *list)
     }
 }
 
-/* What `epkit doctor --json` of the nodes found. */
+/* Findings of `epkit doctor --json` on the nodes. */
 static json_t *gather_findings(const struct folder *folder)
 {
     json_t *list = json_array(), *document, *finding;
@@ -197,7 +197,7 @@ static json_t *gather_files(const struct folder *folder)
     return list;
 }
 
-/* When it began: by run.json, or else by the time of the first log. */
+/* The start time: from run.json, else the modification time of the first log. */
 static json_t *date_of(const struct folder *folder)
 {
     const char *began = json_string_value(json_object_get(folder->run, "began"));
@@ -213,7 +213,7 @@ static json_t *date_of(const struct folder *folder)
     return json_string(text);
 }
 
-/* Machine and nodes: of the first run that names them. */
+/* A value, such as hardware or nodes, of the first run that has it. */
 static json_t *first_of_runs(const json_t *parsed, const char *key)
 {
     json_t *run;
@@ -245,7 +245,7 @@ static json_t *verdict_of(const struct folder *folder, const json_t *parsed, con
     return json_sprintf("%s%s", verdict, tail);
 }
 
-/* A run that its launcher calls failed is failed, whatever its logs say; NICs that stood idle are a finding. */
+/* A run has failed if the launcher reports it, whatever the logs contain. Idle NICs are a finding. */
 static json_t *result_of(const struct folder *folder, const json_t *parsed, const json_t *nics)
 {
     const json_t *code = json_object_get(folder->run, "exit_code");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* history.c - one line of JSON for each run that was reported. */
+/* history.c - the history file: one line of JSON per reported run. */
 #include "report/page.h"
 #include "report/report.h"
 
@@ -34,7 +34,7 @@ json_t *report_history_entry(const json_t *document)
     return entry;
 }
 
-/* Without waiting for the writer of a FIFO. EINVAL: not a regular file. */
+/* Opens without waiting for the writer of a FIFO. EINVAL: not a regular file. */
 static FILE *open_history(const char *path)
 {
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC), error;
@@ -56,7 +56,7 @@ static FILE *open_history(const char *path)
     return file;
 }
 
-/* Others hold it for a moment; one that is stopped would hold it for ever. 0, or errno. */
+/* Locks with a timeout: others hold the lock briefly, but a stopped process would hold it for ever. 0, or errno. */
 static int lock(int fd)
 {
     for (int left_ms = LOCK_MS; flock(fd, LOCK_EX | LOCK_NB) != 0; left_ms -= LOCK_POLL_MS) {
@@ -96,7 +96,7 @@ json_t *report_history_read(const char *path, int *ret_bad)
     return entries;
 }
 
-/* The lock holds others off; a line that a full disk cut is taken back. */
+/* The lock excludes other writers; a line truncated by a full disk is removed. */
 int report_history_add(const char *path, const json_t *entry)
 {
     int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666), error = 0;

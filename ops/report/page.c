@@ -18,7 +18,7 @@ static const char style[] =
     ".soft{color:var(--soft);font-size:.9rem}\n"
     ".good{color:var(--good)}.bad{color:var(--bad)}.warn{color:var(--warn)}\n"
     "p:not(.verdict),li{max-width:52rem}\n"
-    /* A shadow at the edge behind which there is more to scroll to. */
+    /* A shadow at an edge towards which the content can be scrolled. */
     ".scroll,.plot{overflow-x:auto;background:linear-gradient(90deg,var(--bg) 30%,transparent),"
     "linear-gradient(-90deg,var(--bg) 30%,transparent) 100% 0,linear-gradient(90deg,var(--edge),transparent),"
     "linear-gradient(-90deg,var(--edge),transparent) 100% 0;background-repeat:no-repeat;"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* report_page.c - the page of a run folder, and that of a comparison. */
+/* report_page.c - the pages of a run folder and of a comparison. */
 #include "report/page.h"
 #include "report/report.h"
 #include "report/svg.h"
@@ -14,7 +14,7 @@
 #define MAX_POINTS 160
 #define MAX_HOST_PLOTS 8
 
-/* Figures of different kinds have scales of their own. */
+/* Each kind of figure has its own scale. */
 static const char *const units[] = {"GB/s (RDMA)", "GB/s (NVLink)", "GB/s (busbw)"};
 
 #define N_UNITS (sizeof(units) / sizeof(units[0]))
@@ -57,7 +57,7 @@ static void print_measure(FILE *stream, const json_t *run, const json_t *measure
                      : json_is_number(json_object_get(percent, "bus")) ? json_object_get(percent, "bus")
                                                                        : json_object_get(percent, "nvl"),
                      0, 1);
-    /* Of links only the device tells one from the other. */
+    /* Runs on different links differ only in the device. */
     page_text_cell(stream, "", is_link(run) ? page_text(run, "device") : page_text(measure, "config"));
     fputs("</tr>\n", stream);
 }
@@ -87,13 +87,13 @@ static void print_figures(FILE *stream, const json_t *document)
     }
     page_table_end(stream);
     fputs(
-        "<p class=\"soft\">Rates are GB/s of one rank. Logical ones count each row once for every rank or node that gets "
-        "it, the sender included, as DeepEP prints them; wire rates only what leaves the node. Expected figures are "
-        "published ones of the same machine, or a model's.</p></section>\n",
+        "<p class=\"soft\">Rates are GB/s of one rank. Logical ones count each row once for every rank or node that "
+        "receives it, the sender included, as DeepEP prints them; wire rates only what leaves the node. Expected "
+        "figures are published ones of the same machine, or a model's.</p></section>\n",
         stream);
 }
 
-/* Measured beside expected, of everything that has the unit and an expected figure. */
+/* Plots measured against expected figures, of all measures with this unit and an expected figure. */
 static void plot_expected(FILE *stream, const json_t *document, const char *unit)
 {
     static char labels[MAX_BARS][80];
@@ -125,7 +125,7 @@ static void plot_expected(FILE *stream, const json_t *document, const char *unit
             expected[n++] = page_number(wanted, "value");
         }
     }
-    snprintf(title, sizeof(title), "Measured beside expected, %s", unit);
+    snprintf(title, sizeof(title), "Measured and expected, %s", unit);
     (void)svg_bars(stream,
                    &(struct svg_bars){.title = title,
                                       .y_label = "GB/s of one rank",
@@ -190,14 +190,14 @@ static void print_plots(FILE *stream, const json_t *document)
         plot_expected(stream, document, units[i]);
     json_array_foreach(runs_of(document), i, run)
     {
-        /* A case of V2 is no sweep. */
+        /* The cases of V2 are not a sweep. */
         if (n < MAX_PLOTS && strcmp(page_text(run, "dialect"), "deepep-v2") != 0)
             n += plot_sweep(stream, run);
     }
     fputs("</section>\n", stream);
 }
 
-/* --- what was said and found --- */
+/* --- verdicts and findings --- */
 
 static void print_list_item(FILE *stream, const char *tone, const char *text, const char *id)
 {
@@ -292,7 +292,7 @@ static void plot_nics(FILE *stream, const json_t *host)
                                               .n_series = 2});
 }
 
-/* Hosts with an uneven NIC first: all of them do not fit. */
+/* Hosts with an uneven NIC first: the plots of all hosts do not fit. */
 static void print_nics(FILE *stream, const json_t *document)
 {
     const json_t *hosts = json_object_get(json_object_get(document, "nics"), "hosts");
@@ -391,7 +391,7 @@ static void print_findings(FILE *stream, const json_t *document)
 
     if (json_array_size(json_object_get(document, "findings")) == 0)
         return;
-    fputs("<section><h2>What the doctor found</h2>\n", stream);
+    fputs("<section><h2>Findings of the doctor</h2>\n", stream);
     page_table_begin(stream, titles);
     json_array_foreach(json_object_get(document, "findings"), i, finding)
     {
@@ -440,7 +440,7 @@ static void print_previous(FILE *stream, const json_t *document)
 
     if (!json_is_object(previous))
         return;
-    fputs("<section><h2>Beside the run before</h2>\n<p>", stream);
+    fputs("<section><h2>Compared with the previous run</h2>\n<p>", stream);
     page_escape(stream, page_text(previous, "verdict"));
     fputs(" <span class=\"soft\">Before: ", stream);
     page_escape(stream, page_text(json_object_get(previous, "a"), "date"));
@@ -451,7 +451,7 @@ static void print_previous(FILE *stream, const json_t *document)
     fputs("</section>\n", stream);
 }
 
-/* The figures of one unit, over the number of the run. */
+/* Plots the figures of one unit over the index of the run. */
 static void plot_history(FILE *stream, const json_t *document, const json_t *history, const char *unit)
 {
     static double x[SVG_MAX_SERIES][MAX_POINTS], y[SVG_MAX_SERIES][MAX_POINTS];
@@ -509,7 +509,8 @@ static void print_environment(FILE *stream, const json_t *document)
 
     if (json_object_size(environment) == 0)
         return;
-    fputs("<section><h2>Environment</h2>\n<details><summary>Variables that the ranks got</summary>\n<pre>", stream);
+    fputs("<section><h2>Environment</h2>\n<details><summary>Environment variables of the ranks</summary>\n<pre>",
+          stream);
     json_object_foreach(environment, name, value)
     {
         page_escape(stream, name);
@@ -525,7 +526,7 @@ static void print_files(FILE *stream, const json_t *document)
     json_t *file;
     size_t i;
 
-    fputs("<section><details><summary>Files that this was made of</summary>\n<ul>\n", stream);
+    fputs("<section><details><summary>Source files of this report</summary>\n<ul>\n", stream);
     json_array_foreach(json_object_get(document, "files"), i, file)
     {
         fputs("<li>", stream);
@@ -574,7 +575,7 @@ void report_page(FILE *stream, const json_t *document)
         page_escape(stream, page_text(document, "command"));
         fputs("</code>. ", stream);
     }
-    fputs("<code>report.json</code> beside this page holds the same data.</p></footer>\n", stream);
+    fputs("<code>report.json</code> next to this page has the same data.</p></footer>\n", stream);
     page_end(stream);
 }
 

@@ -17,7 +17,7 @@
 #define MAX_LABEL 28
 #define MAX_SLANTED 22
 
-/* Lines want stronger colours than the grey of a second bar. */
+/* Lines need stronger colours than the grey of a second bar. */
 static const int line_colours[SVG_MAX_SERIES] = {0, 2, 3, 4, 5, 1};
 
 /* --- axes --- */

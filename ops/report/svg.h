@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * svg.h - plots as SVG inside of a page, without any other program. Colours come from the page's style (page.h), so
- * that they suit a light and a dark page. Each plot is a <figure> with a legend of its own and values as tooltips.
+ * svg.h - plots as inline SVG, without external programs. Colours come from the style of the page (page.h), for light
+ * and dark mode. Each plot is a <figure> with its own legend and values as tooltips.
  */
 #ifndef EP_OPS_REPORT_SVG_H
 #define EP_OPS_REPORT_SVG_H
@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
-#define SVG_MAX_SERIES 6 /* colours that the page has; a seventh series is left out */
+#define SVG_MAX_SERIES 6 /* number of colours of the page; further series are left out */
 
 struct svg_series {
     const char *name;
@@ -41,7 +41,7 @@ struct svg_lines {
     size_t n_curves;
 };
 
-/* false: there is nothing to be drawn, and nothing was printed. */
+/* false: there is nothing to draw, and nothing was printed. */
 bool svg_bars(FILE *stream, const struct svg_bars *bars);
 bool svg_lines(FILE *stream, const struct svg_lines *lines);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* deduce.c - the same question of runs that were made for other reasons. */
+/* deduce.c - finds slow nodes from existing runs. */
 #include "triangulate/triangulate.h"
 
 #include <stdlib.h>

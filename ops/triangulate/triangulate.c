@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * triangulate.c - pairs, then halves.
+ * triangulate.c - finds slow nodes by pairs, then by halves.
  *
- * Pairs: all pairs at once; each member of a slow pair goes once more with a node of a fast one. When no pair is slow
- * the fault is in how many talk at once, and halves look for the smallest group that shows it.
+ * Pairs: measures all pairs at once, then each member of a slow pair again with a node of a fast pair. If no pair is
+ * slow, the fault depends on the number of nodes, and halves search for the smallest slow group.
  *
- * Halves: the slow half of the suspects is halved again. A half of one node takes a partner from outside. Then all
- * nodes but the ones found run together, which shows whether there is another one; a node that was found by elimination
- * alone is confirmed with a partner that is known to be fast.
+ * Halves: splits the slow half of the suspects again. A half of one node gets a partner from outside. Then all other
+ * nodes run together, which shows whether there is another slow node. A node found only by elimination is confirmed
+ * with a partner that is known to be fast.
  */
 #include "triangulate/triangulate.h"
 
@@ -56,7 +56,7 @@ enum triangulate_strategy triangulate_choose(int n_nodes, const struct triangula
     return n_nodes <= AUTO_PAIRS && n_nodes / 2 + 3 <= options->max_runs ? TRIANGULATE_PAIRS : TRIANGULATE_HALVES;
 }
 
-/* Pairs: each once, two with a partner. Halves: one for each halving, all others, a confirmation. */
+/* Pairs: each pair, then two runs with a partner. Halves: one run per halving, all other nodes, a confirmation. */
 int triangulate_worst_case(int n_nodes, enum triangulate_strategy strategy)
 {
     return strategy == TRIANGULATE_PAIRS ? n_nodes / 2 + 2 : triangulate_least(n_nodes) + 2;
@@ -141,7 +141,7 @@ static bool is_suspect(const struct triangulate *t, int node)
     return false;
 }
 
-/* A node outside of the suspects: one that is known to be fast, or else one that nothing is known of; -1: none. */
+/* A node outside of the suspects: one known to be fast, else an untested one; -1: none. */
 static int find_partner(const struct triangulate *t)
 {
     int unknown = -1;
@@ -216,7 +216,7 @@ static const char *round_spread(struct triangulate *t)
     return "half of a group that is slow although none of its pairs is";
 }
 
-/* All nodes but those that were found. */
+/* All nodes except those that were found. */
 static const char *round_verify(struct triangulate *t)
 {
     int *rest = calloc((size_t)t->n, sizeof(int)), n = 0;
@@ -269,7 +269,7 @@ static const char *make_round(struct triangulate *t)
     }
 }
 
-/* --- what results mean --- */
+/* --- evaluation of results --- */
 
 static bool is_slow(const struct triangulate *t, int group)
 {
@@ -306,7 +306,7 @@ static void after_pairs(struct triangulate *t)
         for (int j = 0; j < t->sizes[i]; j++)
             t->suspects[t->n_suspects++] = t->groups[i][j];
     }
-    if (t->n_suspects == t->n) { /* no fast node to be a partner */
+    if (t->n_suspects == t->n) { /* there is no fast node as a partner */
         t->phase = PHASE_HALVES;
         if (t->n > 3)
             finish(t, TRIANGULATE_SPREAD);
@@ -377,12 +377,12 @@ static void after_verify(struct triangulate *t)
             t->phase = PHASE_CONFIRM;
         return;
     }
-    /* There is another one, among those that were in no fast group yet. */
+    /* There is another slow node, among those that were in no fast group yet. */
     t->n_suspects = 0;
     for (int i = 0; i < t->n; i++)
         if (t->marks[i] == MARK_UNKNOWN)
             t->suspects[t->n_suspects++] = i;
-    if (t->n_suspects == 0) { /* each was in a fast group: it takes many to be slow */
+    if (t->n_suspects == 0) { /* each was in a fast group: only large groups are slow */
         for (int i = 0; i < t->sizes[0]; i++)
             t->suspects[t->n_suspects++] = t->groups[0][i];
         if (t->n_slow > 0)
@@ -414,7 +414,7 @@ static void after_confirm(struct triangulate *t)
     }
 }
 
-static void take_round(struct triangulate *t)
+static void process_round(struct triangulate *t)
 {
     static void (*const after[])(struct triangulate *) = {
         [PHASE_PAIRS] = after_pairs,   [PHASE_CROSS] = after_cross,   [PHASE_SPREAD] = after_spread,
@@ -425,7 +425,7 @@ static void take_round(struct triangulate *t)
     t->n_groups = 0;
 }
 
-/* A result near the cut counts when it has come twice. */
+/* A result near the cut is measured twice. */
 static bool needs_repeat(struct triangulate *t)
 {
     if (t->n_groups != 1 || t->repeated[0] || isnan(t->ratios[0]) || t->options.margin <= 0)
@@ -443,14 +443,14 @@ bool triangulate_next(struct triangulate *t, struct triangulate_round *ret_round
         t->repeated[0] = 1;
         why = "the same group again: the result was near the limit";
     } else if (t->n_groups > 0) {
-        take_round(t);
+        process_round(t);
     }
     while (!why && t->phase != PHASE_END)
         why = make_round(t);
     if (!why)
         return false;
     if (t->runs + t->n_groups > t->options.max_runs) {
-        if (t->n_slow > 0) { /* what was found stands */
+        if (t->n_slow > 0) { /* keep the nodes found so far */
             finish(t, TRIANGULATE_FOUND);
             return false;
         }

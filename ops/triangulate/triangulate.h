@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * triangulate.h - which node makes a run slow.
+ * triangulate.h - finds the node that makes a run slow.
  *
- * A group is as slow as its slowest node, so measuring groups tells nodes apart: pairs where there are few nodes, for
- * all of them can be measured side by side, and halves of the suspects where there are many. docs/model.md, "Finding a
- * slow node", has the numbers of runs. The caller measures; this decides what to measure next:
+ * A group is as slow as its slowest node, so measuring groups identifies slow nodes: by pairs for few nodes, because
+ * all pairs can be measured concurrently, and by halves of the suspects for many. docs/model.md, "Finding a slow node",
+ * has the numbers of runs. The caller measures; this module decides what to measure next:
  *
  *     while (triangulate_next(t, &round))
  *         for (each group of round)
@@ -23,9 +23,9 @@ enum triangulate_strategy { TRIANGULATE_AUTO, TRIANGULATE_PAIRS, TRIANGULATE_HAL
 struct triangulate_options {
     enum triangulate_strategy strategy;
     int max_runs;  /* groups measured at most */
-    double cut;    /* a group below this share of what it should reach is slow; 0: halfway between `full` and 1 */
+    double cut;    /* a group below this share of its expected figure is slow; 0: halfway between `full` and 1 */
     double full;   /* the share that all nodes together reached; 0: not known */
-    double margin; /* a result this near to the cut is measured once more */
+    double margin; /* a result this close to the cut is measured again */
 };
 
 struct triangulate_round {
@@ -41,7 +41,7 @@ enum triangulate_end {
     TRIANGULATE_EITHER, /* one of the nodes in `slow`; no other node could be paired with them */
     TRIANGULATE_SPREAD, /* no single node: only groups such as `slow` as a whole are slow */
     TRIANGULATE_NONE,   /* nothing is slow */
-    TRIANGULATE_BUDGET  /* max_runs were not enough; suspects are in `slow` */
+    TRIANGULATE_BUDGET  /* max_runs was not enough; `slow` has the suspects */
 };
 
 struct triangulate;
@@ -61,17 +61,17 @@ enum triangulate_end triangulate_end(const struct triangulate *triangulate, cons
 /* Groups measured so far. */
 int triangulate_runs(const struct triangulate *triangulate);
 
-/* The most runs that one slow node takes among n, and the least that any method can do with: log2(n), rounded up. */
+/* The maximum number of runs for one slow node among n, and the minimum of any method: log2(n), rounded up. */
 int triangulate_worst_case(int n_nodes, enum triangulate_strategy strategy);
 int triangulate_least(int n_nodes);
 
-/* The strategy that TRIANGULATE_AUTO stands for. */
+/* The strategy that TRIANGULATE_AUTO selects. */
 enum triangulate_strategy triangulate_choose(int n_nodes, const struct triangulate_options *options);
 
 /*
- * From groups that have been measured already: nodes of slow groups that are in no group that is fast enough.
- * is_slow[i] tells about the group of sizes[i] nodes groups[i]. Returns how many nodes are written to ret_suspects
- * (room for n_nodes); *ret_is_proof: each slow group holds exactly one of them, and nothing else explains it.
+ * Evaluates groups that have been measured already: finds nodes of slow groups that are in no fast group. is_slow[i] is
+ * for group groups[i] of sizes[i] nodes. Returns the number of nodes written to ret_suspects (room for n_nodes).
+ * *ret_is_proof: each slow group contains exactly one of them, so nothing else explains the result.
  */
 int triangulate_deduce(int n_nodes, int n_groups, int *const *groups, const int *sizes, const bool *is_slow,
                        int *ret_suspects, bool *ret_is_proof);

@@ -35,45 +35,46 @@ static json_t *text(const char *bytes)
     return json_string(copy);
 }
 
-static json_t *wire_rates(const struct judged *judged, const struct parse_measure *measure)
+static json_t *wire_rates(const struct run_verdict *verdict, const struct parse_measure *measure)
 {
-    const struct parse_run *run = judged->run;
+    const struct parse_run *run = verdict->run;
     double rdma = NAN, nvl = NAN;
 
     if (run->dialect == PARSE_PERFTEST)
         rdma = measure->rdma_gbps;
-    else if (judged->nodes > 1)
-        rdma = measure->rdma_gbps * (judged->nodes - 1) / judged->nodes;
-    if (run->dialect != PARSE_EPKIT_BENCH && judged->gpus > 0)
-        nvl = measure->nvl_gbps * (judged->gpus - 1) / judged->gpus;
+    else if (verdict->nodes > 1)
+        rdma = measure->rdma_gbps * (verdict->nodes - 1) / verdict->nodes;
+    if (run->dialect != PARSE_EPKIT_BENCH && verdict->gpus > 0)
+        nvl = measure->nvl_gbps * (verdict->gpus - 1) / verdict->gpus;
     return json_pack("{s:o, s:o}", "rdma", number(rdma), "nvl", number(nvl));
 }
 
 /* Bus bandwidth of a ring over nodes whose NICs are the limit: docs/model.md. */
-static double bus_peak(const struct judged *judged, double nics)
+static double bus_peak(const struct run_verdict *verdict, double nics)
 {
-    double ranks = (double)judged->run->ranks, nodes = judged->nodes;
+    double ranks = (double)verdict->run->ranks, nodes = verdict->nodes;
 
-    if (nodes < 2 || ranks < 2 || !strstr(judged->run->title, "all_reduce"))
+    if (nodes < 2 || ranks < 2 || !strstr(verdict->run->title, "all_reduce"))
         return NAN;
     return nics * ((ranks - 1) / ranks) * (nodes / (nodes - 1));
 }
 
-static json_t *percents(const struct judged *judged, const struct parse_measure *measure, const json_t *wire)
+static json_t *percents(const struct run_verdict *verdict, const struct parse_measure *measure, const json_t *wire)
 {
-    const struct model_hardware *hardware = judged->hardware;
+    const struct model_hardware *hardware = verdict->hardware;
     double nic = hardware ? hardware->nic_gbps : ASSUMED_NIC;
     double nics = hardware ? hardware->nics_per_node * nic : 8 * ASSUMED_NIC;
     double ways = strstr(measure->op, "(both ways)") ? 2 : 1;
-    double share = judged->run->dialect == PARSE_PERFTEST ? ways * nic : nics / (judged->gpus > 0 ? judged->gpus : 8);
+    double share =
+        verdict->run->dialect == PARSE_PERFTEST ? ways * nic : nics / (verdict->gpus > 0 ? verdict->gpus : 8);
     double rdma = json_number_value(json_object_get(wire, "rdma")),
            nvl = json_number_value(json_object_get(wire, "nvl"));
     double bus = NAN;
 
     if (!isnan(measure->bus_gbps))
-        bus = judged->nodes > 1 ? 100 * measure->bus_gbps / bus_peak(judged, nics)
-              : hardware        ? 100 * measure->bus_gbps / hardware->nvlink_gbps
-                                : NAN;
+        bus = verdict->nodes > 1 ? 100 * measure->bus_gbps / bus_peak(verdict, nics)
+              : hardware         ? 100 * measure->bus_gbps / hardware->nvlink_gbps
+                                 : NAN;
     return json_pack("{s:o, s:o, s:o, s:b}", "rdma", number(rdma > 0 ? 100 * rdma / share : NAN), "nvl",
                      number(nvl > 0 && hardware ? 100 * nvl / hardware->nvlink_gbps : NAN), "bus", number(bus),
                      "is_assumed", hardware == NULL);
@@ -105,14 +106,14 @@ static json_t *points_document(const struct parse_measure *measure)
     return points;
 }
 
-static json_t *measure_document(const struct context *context, const struct judged *judged,
+static json_t *measure_document(const struct context *context, const struct run_verdict *verdict,
                                 const struct parse_measure *measure)
 {
     struct expected expected;
-    json_t *wire = wire_rates(judged, measure), *object = json_object();
-    enum metric metric = metric_of(judged->run, measure);
+    json_t *wire = wire_rates(verdict, measure), *object = json_object();
+    enum metric metric = metric_of(verdict->run, measure);
 
-    expect(context, judged, measure, &expected);
+    expect(context, verdict, measure, &expected);
     json_object_set_new(object, "op", text(measure->op));
     json_object_set_new(object, "type", text(measure->type));
     json_object_set_new(object, "config", text(measure->config));
@@ -124,7 +125,7 @@ static json_t *measure_document(const struct context *context, const struct judg
     json_object_set_new(object, "epilogue_us", number(measure->epilogue_us));
     json_object_set_new(object, "logical_gbps",
                         json_pack("{s:o, s:o}", "rdma", number(measure->rdma_gbps), "nvl", number(measure->nvl_gbps)));
-    json_object_set_new(object, "percent_of_peak", percents(judged, measure, wire));
+    json_object_set_new(object, "percent_of_peak", percents(verdict, measure, wire));
     json_object_set_new(object, "wire_gbps", wire);
     json_object_set_new(object, "busbw_gbps", number(measure->bus_gbps));
     json_object_set_new(object, "algbw_gbps", number(measure->alg_gbps));
@@ -142,13 +143,13 @@ static json_t *measure_document(const struct context *context, const struct judg
     return object;
 }
 
-json_t *run_document(const struct context *context, const struct judged *judged)
+json_t *run_document(const struct context *context, const struct run_verdict *verdict)
 {
-    const struct parse_run *run = judged->run;
+    const struct parse_run *run = verdict->run;
     json_t *object = json_object(), *measures = json_array(), *problems = json_array();
 
     for (size_t i = 0; i < run->n_measures; i++)
-        json_array_append_new(measures, measure_document(context, judged, &run->measures[i]));
+        json_array_append_new(measures, measure_document(context, verdict, &run->measures[i]));
     for (size_t i = 0; i < run->n_problems; i++)
         json_array_append_new(problems, text(run->problems[i]));
     json_object_set_new(object, "dialect", json_string(parse_dialect_name(run->dialect)));
@@ -156,12 +157,12 @@ json_t *run_document(const struct context *context, const struct judged *judged)
     json_object_set_new(object, "source", text(run->source));
     json_object_set_new(object, "stream", text(run->stream));
     json_object_set_new(object, "lines", json_pack("[I, I]", (json_int_t)run->first_line, (json_int_t)run->last_line));
-    json_object_set_new(object, "result", json_string(results[judged->result]));
-    json_object_set_new(object, "verdict", text(judged->sentence));
+    json_object_set_new(object, "result", json_string(results[verdict->result]));
+    json_object_set_new(object, "verdict", text(verdict->sentence));
     json_object_set_new(object, "device", text(run->device));
-    json_object_set_new(object, "hardware", judged->hardware ? json_string(judged->hardware->name) : json_null());
-    json_object_set_new(object, "nodes", judged->nodes > 0 ? json_integer(judged->nodes) : json_null());
-    json_object_set_new(object, "nodes_from", json_string(judged->nodes_from));
+    json_object_set_new(object, "hardware", verdict->hardware ? json_string(verdict->hardware->name) : json_null());
+    json_object_set_new(object, "nodes", verdict->nodes > 0 ? json_integer(verdict->nodes) : json_null());
+    json_object_set_new(object, "nodes_from", json_string(verdict->nodes_from));
     json_object_set_new(object, "writers", json_integer(run->writers));
     json_object_set_new(object, "ranks", whole(run->ranks));
     json_object_set_new(object, "settings",
@@ -177,14 +178,14 @@ json_t *run_document(const struct context *context, const struct judged *judged)
     json_object_set_new(object, "complete", json_boolean(run->is_complete));
     json_object_set_new(object, "measures", measures);
     json_object_set_new(object, "problems", problems);
-    json_object_set(object, "causes", judged->causes);
-    json_object_set(object, "notes", judged->notes);
+    json_object_set(object, "causes", verdict->causes);
+    json_object_set(object, "notes", verdict->notes);
     return object;
 }
 
 /* --- the whole --- */
 
-/* What only several runs together tell. */
+/* Findings that need several runs. */
 static void survey(struct context *context)
 {
     for (size_t i = 0; i < parser_count(context->parser); i++) {
@@ -222,7 +223,7 @@ static json_t *totals_document(const struct parser *parser)
                      (json_int_t)totals.runs_dropped);
 }
 
-/* Why the whole has failed although no run has; NULL: it has not. */
+/* Why the whole has failed although no run has failed; NULL: it has not. */
 static json_t *failure_of_whole(const struct parser *parser, const struct verdict_options *options)
 {
     size_t n;
@@ -230,15 +231,15 @@ static json_t *failure_of_whole(const struct parser *parser, const struct verdic
 
     for (size_t i = 0; i < n; i++)
         if (faults[i].is_fatal && faults[i].is_loose)
-            return json_sprintf("beside the runs: %s", faults[i].cause);
+            return json_sprintf("outside of the runs: %s", faults[i].cause);
     if (*options->failure)
         return text(options->failure);
     if (parser_totals(parser).runs_dropped)
-        return json_string("there are more than 2000 runs, of which the others were not looked at");
+        return json_string("there are more than 2000 runs, and only the first 2000 were checked");
     return NULL;
 }
 
-/* Which of two results says more about the whole. */
+/* The run with the highest weight determines the overall result. */
 static int weight(enum verdict_result result)
 {
     return result == VERDICT_FAILED ? 3 : result == VERDICT_SLOW ? 2 : result == VERDICT_PASSED ? 1 : 0;
@@ -273,18 +274,18 @@ json_t *verdict_make(const struct parser *parser, const struct reference *refere
 
     survey(&context);
     for (size_t i = 0; i < parser_count(parser); i++) {
-        struct judged judged;
+        struct run_verdict verdict;
 
-        judge_identify(&context, parser_run(parser, i), &judged);
-        judge(&context, &judged);
-        counts[judged.result]++;
-        if (weight(judged.result) > weight(result)) {
-            result = judged.result;
-            snprintf(worst, sizeof(worst), "%s", judged.sentence);
+        identify_run(&context, parser_run(parser, i), &verdict);
+        classify_run(&context, &verdict);
+        counts[verdict.result]++;
+        if (weight(verdict.result) > weight(result)) {
+            result = verdict.result;
+            snprintf(worst, sizeof(worst), "%s", verdict.sentence);
         }
-        json_array_append_new(runs, run_document(&context, &judged));
-        json_decref(judged.causes);
-        json_decref(judged.notes);
+        json_array_append_new(runs, run_document(&context, &verdict));
+        json_decref(verdict.causes);
+        json_decref(verdict.notes);
     }
     faults = faults_document(parser, &is_fatal);
     if (result == VERDICT_NOTHING && is_fatal)

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expect.c - on which machine a run ran, and which figures that machine should reach. */
+/* expect.c - identifies the machine of a run and the figures that this machine should reach. */
 #include "verdict/internal.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define GPUS 8            /* of a node, where nothing is said */
-#define SMALL_BYTES 16384 /* messages below do not fill a link, however good it is */
+#define GPUS 8            /* of a node, if not known */
+#define SMALL_BYTES 16384 /* smaller messages do not saturate any link */
 
 enum metric metric_of(const struct parse_run *run, const struct parse_measure *measure)
 {
@@ -55,12 +55,13 @@ const char *metric_unit(enum metric metric)
                                    : "";
 }
 
-static void settings_of(const struct judged *judged, const struct parse_measure *measure, struct model_case *ret_case)
+static void settings_of(const struct run_verdict *verdict, const struct parse_measure *measure,
+                        struct model_case *ret_case)
 {
-    const struct parse_run *run = judged->run;
+    const struct parse_run *run = verdict->run;
 
     *ret_case = (struct model_case){
-        .nodes = judged->nodes > 0 ? judged->nodes : 1,
+        .nodes = verdict->nodes > 0 ? verdict->nodes : 1,
         .tokens = run->tokens > 0 ? (double)run->tokens : 4096,
         .hidden = run->hidden > 0 ? (double)run->hidden : 7168,
         .topk = run->topk > 0 ? (double)run->topk : 8,
@@ -75,12 +76,12 @@ static void settings_of(const struct judged *judged, const struct parse_measure 
     }
 }
 
-static int guess_nodes(const struct context *context, const struct judged *judged)
+static int guess_nodes(const struct context *context, const struct run_verdict *verdict)
 {
-    const struct parse_run *run = judged->run;
+    const struct parse_run *run = verdict->run;
     struct model_case what;
 
-    settings_of(judged, NULL, &what);
+    settings_of(verdict, NULL, &what);
     what.topk_groups = run->topk_groups > 0 ? (int)run->topk_groups : 0;
     for (size_t i = 0; i < run->n_measures; i++) {
         int nodes = model_guess_nodes(reference_hardware(context->reference, 0), &what, run->measures[i].rdma_gbps,
@@ -92,38 +93,38 @@ static int guess_nodes(const struct context *context, const struct judged *judge
     return 0;
 }
 
-void judge_identify(const struct context *context, const struct parse_run *run, struct judged *ret_judged)
+void identify_run(const struct context *context, const struct parse_run *run, struct run_verdict *ret_verdict)
 {
     const struct verdict_options *options = context->options;
-    struct judged *judged = ret_judged;
+    struct run_verdict *verdict = ret_verdict;
 
-    *judged = (struct judged){.run = run, .nodes_from = "none", .gpus = GPUS, .worst_ratio = INFINITY};
-    judged->hardware = options->hardware;
+    *verdict = (struct run_verdict){.run = run, .nodes_from = "none", .gpus = GPUS, .worst_ratio = INFINITY};
+    verdict->hardware = options->hardware;
     if (*run->device && run->dialect != PARSE_PERFTEST && reference_find_hardware(context->reference, run->device))
-        judged->hardware = reference_find_hardware(context->reference, run->device);
-    if (judged->hardware)
-        judged->gpus = judged->hardware->gpus_per_node;
+        verdict->hardware = reference_find_hardware(context->reference, run->device);
+    if (verdict->hardware)
+        verdict->gpus = verdict->hardware->gpus_per_node;
     if (run->dialect == PARSE_DEEPEP_INTRANODE) {
-        judged->nodes = 1;
-        judged->nodes_from = "log";
+        verdict->nodes = 1;
+        verdict->nodes_from = "log";
     } else if (run->dialect == PARSE_PERFTEST) {
-        judged->nodes = 2;
-        judged->nodes_from = "log";
+        verdict->nodes = 2;
+        verdict->nodes_from = "log";
     } else if (options->nodes > 0) {
-        judged->nodes = options->nodes;
-        judged->nodes_from = "option";
+        verdict->nodes = options->nodes;
+        verdict->nodes_from = "option";
     } else if (run->nodes > 0) {
-        judged->nodes = (int)run->nodes;
-        judged->nodes_from = "log";
+        verdict->nodes = (int)run->nodes;
+        verdict->nodes_from = "log";
     } else if (run->dialect == PARSE_DEEPEP_INTERNODE) {
-        judged->nodes = guess_nodes(context, judged);
-        judged->nodes_from = judged->nodes > 0 ? "rates" : "none";
+        verdict->nodes = guess_nodes(context, verdict);
+        verdict->nodes_from = verdict->nodes > 0 ? "rates" : "none";
     } else if (run->ranks > 0 && run->dialect == PARSE_DEEPEP_LOW_LATENCY) {
-        judged->nodes = (int)((run->ranks + judged->gpus - 1) / judged->gpus);
-        judged->nodes_from = "log";
+        verdict->nodes = (int)((run->ranks + verdict->gpus - 1) / verdict->gpus);
+        verdict->nodes_from = "log";
     }
-    if (run->ranks > 0 && judged->nodes > 0 && run->ranks % judged->nodes == 0)
-        judged->gpus = (int)(run->ranks / judged->nodes);
+    if (run->ranks > 0 && verdict->nodes > 0 && run->ranks % verdict->nodes == 0)
+        verdict->gpus = (int)(run->ranks / verdict->nodes);
 }
 
 static double figure_value(const struct reference_figure *figure, enum metric metric)
@@ -142,21 +143,22 @@ static double figure_value(const struct reference_figure *figure, enum metric me
     }
 }
 
-/* Figures of other numbers of tokens say little: below a factor of 1.5 they do. */
+/* A figure for another number of tokens is comparable only within a factor of 1.5. */
 static bool has_close_tokens(const struct parse_run *run, const struct reference_figure *figure)
 {
     return run->tokens <= 0 || figure->tokens <= 0 || fabs(log((double)run->tokens / figure->tokens)) < log(1.5);
 }
 
-/* The published figure of this kind of machine, or else the model's. false: neither. */
-static bool expect_on(const struct context *context, const struct judged *judged, const struct parse_measure *measure,
-                      const struct model_hardware *hardware, struct expected *ret_expected)
+/* The published figure of this kind of machine, else that of the model. false: neither. */
+static bool expect_on(const struct context *context, const struct run_verdict *verdict,
+                      const struct parse_measure *measure, const struct model_hardware *hardware,
+                      struct expected *ret_expected)
 {
-    const struct parse_run *run = judged->run;
+    const struct parse_run *run = verdict->run;
     enum metric metric = metric_of(run, measure);
     const struct reference_figure *figure =
         reference_find(context->reference, hardware->name, parse_dialect_name(run->dialect), measure->op, measure->type,
-                       judged->nodes, run->ranks > 0 ? (int)run->ranks : 0, (double)run->tokens);
+                       verdict->nodes, run->ranks > 0 ? (int)run->ranks : 0, (double)run->tokens);
     struct model_case what;
     struct model_result result;
     double value = 0;
@@ -180,47 +182,47 @@ static bool expect_on(const struct context *context, const struct judged *judged
     if (run->dialect != PARSE_DEEPEP_INTRANODE && run->dialect != PARSE_DEEPEP_INTERNODE &&
         run->dialect != PARSE_DEEPEP_V2)
         return false;
-    /* Expanded, cached and reduced ones move other bytes than the model counts. */
-    if (judged->nodes < 1 || (strcmp(measure->op, "dispatch") != 0 && strcmp(measure->op, "combine") != 0))
+    /* Expanded, cached and reduced operations move other amounts of data than the model counts. */
+    if (verdict->nodes < 1 || (strcmp(measure->op, "dispatch") != 0 && strcmp(measure->op, "combine") != 0))
         return false;
-    settings_of(judged, measure, &what);
+    settings_of(verdict, measure, &what);
     if (!model_predict(hardware, &what, &result))
         return false;
     ret_expected->value = metric == METRIC_RDMA ? result.rdma_logical : result.nvl_logical;
     return ret_expected->value > 0;
 }
 
-/* Rates fall with the number of nodes: what is slow on as many as there are experts for is slow on any number. */
-static struct judged on_any_number(const struct judged *judged)
+/* Rates fall with the number of nodes. A rate that is slow for the largest possible number is slow for any number. */
+static struct run_verdict on_any_number(const struct run_verdict *verdict)
 {
-    struct judged any = *judged;
-    int experts = judged->run->experts > 0 ? (int)judged->run->experts : 256;
+    struct run_verdict any = *verdict;
+    int experts = verdict->run->experts > 0 ? (int)verdict->run->experts : 256;
 
     if (any.nodes < 1 && any.gpus > 0 && any.run->dialect == PARSE_DEEPEP_INTERNODE)
         any.nodes = experts / any.gpus > 2 ? experts / any.gpus : 2;
     return any;
 }
 
-void expect(const struct context *context, const struct judged *real, const struct parse_measure *measure,
+void expect(const struct context *context, const struct run_verdict *real, const struct parse_measure *measure,
             struct expected *ret_expected)
 {
-    const struct judged any = on_any_number(real), *judged = &any;
-    enum metric metric = metric_of(judged->run, measure);
+    const struct run_verdict any = on_any_number(real), *verdict = &any;
+    enum metric metric = metric_of(verdict->run, measure);
     double measured = metric_value(metric, measure);
     struct expected lowest = {.value = NAN, .ratio = NAN};
 
     *ret_expected = lowest;
     if (isnan(measured) || !(measured > 0))
         return;
-    if (judged->hardware) {
-        if (!expect_on(context, judged, measure, judged->hardware, ret_expected))
+    if (verdict->hardware) {
+        if (!expect_on(context, verdict, measure, verdict->hardware, ret_expected))
             ret_expected->value = NAN;
-    } else if (judged->run->dialect != PARSE_NCCL_TESTS && judged->run->dialect != PARSE_PERFTEST) {
-        /* On a machine that is not named, only what no known machine would be is slow. */
+    } else if (verdict->run->dialect != PARSE_NCCL_TESTS && verdict->run->dialect != PARSE_PERFTEST) {
+        /* On an unknown machine, a rate is slow only if it is below that of every known machine. */
         for (size_t i = 0; i < reference_n_hardware(context->reference); i++) {
             struct expected trial = {.value = NAN};
 
-            if (!expect_on(context, judged, measure, reference_hardware(context->reference, i), &trial))
+            if (!expect_on(context, verdict, measure, reference_hardware(context->reference, i), &trial))
                 continue;
             if (isnan(lowest.value) ||
                 (metric == METRIC_TIME ? trial.value > lowest.value : trial.value < lowest.value))

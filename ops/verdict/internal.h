@@ -8,12 +8,12 @@
 
 #define SENTENCE 640
 
-/* The figure by which a measure is judged. */
+/* The figure by which a measure is compared with what is expected. */
 enum metric { METRIC_NONE, METRIC_RDMA, METRIC_NVL, METRIC_BUS, METRIC_TIME };
 
 struct expected {
     double value;     /* NAN: nothing to compare with */
-    double ratio;     /* measured / expected; of times the other way round */
+    double ratio;     /* measured / expected; for times expected / measured */
     const char *from; /* "reference", "model", "lowest known", "the other links" */
     char source[160];
     const struct model_hardware *hardware;
@@ -26,8 +26,8 @@ struct context {
     int single_ranks; /* runs of nccl-tests with one rank each */
 };
 
-/* One run, as far as it is judged. */
-struct judged {
+/* One run, and its verdict. */
+struct run_verdict {
     const struct parse_run *run;
     const struct model_hardware *hardware; /* NULL: not known */
     int nodes;                             /* 0: not known */
@@ -46,14 +46,14 @@ double metric_value(enum metric metric, const struct parse_measure *measure);
 const char *metric_unit(enum metric metric);
 
 /* --- expect.c --- */
-void judge_identify(const struct context *context, const struct parse_run *run, struct judged *ret_judged);
-void expect(const struct context *context, const struct judged *judged, const struct parse_measure *measure,
+void identify_run(const struct context *context, const struct parse_run *run, struct run_verdict *ret_verdict);
+void expect(const struct context *context, const struct run_verdict *verdict, const struct parse_measure *measure,
             struct expected *ret_expected);
 
-/* --- judge.c --- */
-void judge(const struct context *context, struct judged *judged);
+/* --- classify.c --- */
+void classify_run(const struct context *context, struct run_verdict *verdict);
 
 /* --- document.c --- */
-json_t *run_document(const struct context *context, const struct judged *judged);
+json_t *run_document(const struct context *context, const struct run_verdict *verdict);
 
 #endif

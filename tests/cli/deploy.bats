@@ -1,7 +1,7 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# epkit deploy check without a cluster: files, refusals, kubectl that is absent, silent or broken. What it says about real
-# clusters is compared with them in tests/deploy/cluster.bats.
+# epkit deploy check without a cluster: files, refusals, kubectl that is missing, silent or broken.
+# tests/deploy/cluster.bats compares its predictions with real clusters.
 #
 # shellcheck disable=SC2154,SC2030,SC2031,SC2016 # set by run; variables of jq
 
@@ -9,7 +9,7 @@ load common
 
 setup() {
     cd "$BATS_TEST_TMPDIR" || exit 1
-    # The job and the cluster of the fuzz target's corpus: they fit each other.
+    # The job and the cluster of the fuzz target's corpus: the job fits the cluster.
     tr '\0' '\n' <"$EPKIT_SOURCE/tests/fuzz/corpus/deploy/job" >both
     sed '$d' both >job.yaml
     tail -n 1 both >cluster.json
@@ -21,7 +21,7 @@ setup() {
     [ "$output" = "Job j can run on this cluster (v1.33.5-gke.1162000): 2 pods." ]
     [ -z "$stderr" ]
     epkit deploy check -f - --from cluster.json <job.yaml
-    # What other programs write, and what other editors do.
+    # Output of other programs and editors.
     epkit deploy check -f <(cat job.yaml) --from <(sleep 0.5; cat cluster.json)
     epkit deploy check -f <(printf '\xef\xbb\xbf'; sed 's/$/\r/' job.yaml) --from cluster.json
     epkit deploy check -f job.yaml --from cluster.json --json | tee json | valid deploy
@@ -41,11 +41,11 @@ setup() {
     [ "$(jq '.findings | length' json)" -eq 2 ]
 }
 
-@test "what was not read is named, and nothing is promised" {
+@test "resources that were not read are listed, and there is no verdict" {
     jq 'del(.items.nodes) | .unread.nodes = "forbidden"' cluster.json >changed.json
     run --separate-stderr epkit deploy check -f job.yaml --from changed.json
     [ "$status" -eq 1 ]
-    [[ "$output" == "Nothing can be said about Job j: nodes were not read."* ]]
+    [[ "$output" == "No verdict on Job j: nodes were not read."* ]]
     [[ "$stderr" == *"nodes could not be read"*"forbidden"* ]]
     code=0
     epkit deploy check -f job.yaml --from changed.json --json >json || code=$?
@@ -54,7 +54,7 @@ setup() {
     [ "$(jq .will_run json)" = null ]
 }
 
-# found FILTER [SED]: ids and words about a cluster that is changed by jq, and a job that is changed by sed
+# found FILTER [SED]: IDs and messages for a cluster changed by jq and a job changed by sed
 found() {
     jq "$1" cluster.json >changed.json
     sed "${2:-}" job.yaml >changed.yaml
@@ -75,7 +75,7 @@ found() {
     [[ "$(found "$(mode ReadWriteOncePod)$(driver false)")" == "error claim-access: node has pod using PersistentVolumeClaim"* ]]
 }
 
-@test "images: what no kubelet can read, and what other pods cannot pull, also in init containers" {
+@test "images: names that no kubelet can parse, and images that other pods cannot pull, also in init containers" {
     image() { found . "s|image: .*|image: \"$1\"|"; }
     local name
     for name in r.example/Team/nemo:1 Nemo r.example//a:1 r.example/a: r.example/a:-1 a@sha256 -a; do
@@ -95,8 +95,8 @@ found() {
         's,operator: Exists}\],operator: Exists}\, {key: dedicated\, value: ml}],')" ]
 }
 
-@test "quotas: what they count, what containers must state, scopes, defaults of the namespace" {
-    # with FILTER: findings about a cluster that is changed so
+@test "quotas: counted resources, what containers must specify, scopes, defaults of the namespace" {
+    # with FILTER: findings for a cluster changed by FILTER
     with() {
         jq "$1" cluster.json >changed.json
         epkit deploy check -f job.yaml --from changed.json --json >json || [ $? -eq 3 ]
@@ -105,7 +105,7 @@ found() {
     quota() { echo ".items.limitranges = ${2:-[]} | .items.resourcequotas = [{metadata: {name: \"q\", namespace: \"ns\"}, spec: $1}]"; }
     [ "$(with "$(quota '{hard: {"requests.cpu": "8", "limits.memory": "8Gi", memory: "8Gi"}}')")" = \
         "quota-unstated: failed quota: q: must specify limits.memory for: c; memory for: c" ]
-    # A LimitRange states it for them; the job states its CPU itself.
+    # A LimitRange specifies it for them; the job specifies its CPU itself.
     [ -z "$(with "$(quota '{hard: {"limits.memory": "8Gi"}}' '[{metadata: {name: "l", namespace: "ns"}, spec: {limits: [{type: "Container", default: {memory: "1Gi"}}]}}]')")" ]
     [ -z "$(with "$(quota '{hard: {"requests.cpu": "8", "limits.cpu": "8"}}')")" ]
     # The short name means requests.
@@ -115,11 +115,11 @@ found() {
     [ -z "$(with "$(quota '{hard: {cpu: "700m"}, scopes: ["Terminating"]}')")" ]
     [ -n "$(with "$(quota '{hard: {cpu: "700m"}, scopes: ["NotTerminating"]}')")" ]
     [ -z "$(with "$(quota '{hard: {pods: "0"}, scopeSelector: {matchExpressions: [{scopeName: "PriorityClass", operator: "In", values: ["high"]}]}}')")" ]
-    # Saved before LimitRanges were read: nothing is guessed.
+    # A snapshot from before LimitRanges were read: no guesses.
     [ -z "$(with "$(quota '{hard: {memory: "8Gi"}}') | del(.items.limitranges)")" ]
 }
 
-@test "LimitRanges: bounds of containers and pods, and defaults that count as if the job stated them" {
+@test "LimitRanges: bounds of containers and pods, and defaults that count as if the job specified them" {
     with() {
         jq ".items.limitranges = [{metadata: {name: \"l\", namespace: \"ns\"}, spec: {limits: [$1]}}] | ${2:-.}" cluster.json >changed.json
         epkit deploy check -f job.yaml --from changed.json --json >json || [ $? -eq 3 ]
@@ -137,8 +137,8 @@ found() {
         "namespace-quota: exceeded quota: q, requested: limits.memory=3Gi, used: limits.memory=3Gi, limited: limits.memory=4Gi" ]
 }
 
-@test "answers of the API server belong to the object that was asked about, and replace what is known less exactly" {
-    # answered TEXT FILTER: the API server said that about a pod of the job
+@test "answers of the API server apply only to their object, and replace less exact predictions" {
+    # answered TEXT FILTER: the API server gave this answer for a pod of the job
     answered() {
         python3 - "$1" >answers <<'END'
 import json, sys, yaml
@@ -160,7 +160,7 @@ END
     [ "$(answered 'pods "j-main-x2z9k" is forbidden: violates PodSecurity "restricted:latest": seccompProfile (pod must set it)' \
         '.items.namespaces[0].metadata.labels["pod-security.kubernetes.io/enforce"] = "restricted"')" = \
         'pod-security: violates PodSecurity "restricted:latest": seccompProfile (pod must set it)' ]
-    # Pods are created by a controller, whatever the user may do.
+    # A controller creates pods, whatever rights the user has.
     [ -z "$(answered 'pods is forbidden: User "me" cannot create resource "pods" in API group "" in the namespace "ns"')" ]
     sed 's/8, cpu/4, cpu/' job.yaml >other.yaml
     [ -z "$(answered 'pods "j-main-x2z9k" is forbidden: no' . other.yaml)" ]
@@ -181,7 +181,7 @@ queues() {
         '"$1" cluster.json >changed.json
 }
 
-# asks GPUS [ARGUMENT...]: what Kueue and the scheduler will say about a job of so many GPUs in queue q
+# asks GPUS [ARGUMENT...]: messages of Kueue and the scheduler for a job of so many GPUs in queue q
 asks() {
     epkit deploy check --gpus "$1" --queue q --namespace ns "${@:2}" --from changed.json --json >json || [ $? -eq 3 ]
     jq -r '.findings[] | select(.id | test("^(quota|topology|nodes)")) | .says' json
@@ -210,7 +210,7 @@ asks() {
     asks 24 >/dev/null
 }
 
-@test "jobs that are admitted and have no pods yet have taken their place" {
+@test "admitted jobs without pods use their resources" {
     workload='{metadata: {name: "w", namespace: "other"}, spec: {podSets: [{name: "main", count: 6, template: {spec: {tolerations:
         [{operator: "Exists"}], containers: [{name: "c", resources: {limits: {($gpu): "8"}}}]}}}]}, status: {conditions:
         [{type: "QuotaReserved", status: "True"}], admission: {clusterQueue: "a", podSetAssignments: [{name: "main", count: 6,
@@ -219,14 +219,14 @@ asks() {
     [ -z "$(asks 16)" ]
     [ "$(asks 24)" = "0/8 nodes are available" ]
     [[ "$(jq -r '.findings[] | select(.id == "nodes").why' json)" == *"2 of 3 pods find a node"*"(6 pods of jobs that are admitted are still to come)" ]]
-    # Those that are there are not counted twice; an ended job has no place.
+    # Existing pods are not counted twice; an ended job uses nothing.
     queues ".items.workloads = [$workload] | .items.pods = [range(6) | {metadata: {name: \"p\\(.)\", namespace: \"other\", labels: {\"kueue.x-k8s.io/podset\": \"main\"},
         annotations: {\"kueue.x-k8s.io/workload\": \"w\"}}, spec: {nodeName: \"n\\(.)\", containers: [{name: \"c\", resources: {limits: {(\$gpu): \"8\"}}}]}, status: {phase: \"Running\"}}]"
     [ -z "$(asks 16)" ]
     [ "$(asks 24)" = "0/8 nodes are available" ]
     queues ".items.workloads = [$workload | .status.conditions += [{type: \"Finished\", status: \"True\"}]]"
     [ -z "$(asks 64)" ]
-    # With a topology the Workload says where they will be: the last node of each block is free.
+    # With a topology the Workload lists their domains: the last node of each block is free.
     for assigned in '{levels: ["block", "kubernetes.io/hostname"], slices: [{domainCount: 3, valuesPerLevel: [{universal: "b0"}, {individual: {prefix: "n", roots: ["0", "1", "2"]}}],
             podCounts: {universal: 1}}, {domainCount: 3, valuesPerLevel: [{universal: "b1"}, {individual: {roots: ["n4", "n5", "n6"]}}], podCounts: {individual: [1, 1, 1]}}]}' \
         '{levels: ["kubernetes.io/hostname"], domains: [range(8) | select(. % 4 != 3) | {values: ["n\(.)"], count: 1}]}'; do
@@ -263,12 +263,12 @@ refused() {
     refused "twice.yaml: line 2: key 'a' is there twice" check -f twice.yaml --from cluster.json
     printf 'kind: ConfigMap\n' >none.yaml
     refused "no JobSet, no LeaderWorkerSet and no Job" check -f none.yaml --from cluster.json
-    # More groups of pods than are compared: refused, for nothing would be said of the rest.
+    # More groups of pods than are checked: refused, because the rest would not be checked.
     jq -n '{kind: "JobSet", metadata: {name: "big"}, spec: {replicatedJobs: [range(17) | {name: "g\(.)", template: {spec: {template: {spec: {}}}}}]}}' >big.json
     refused "JobSet big has more than 16 groups of pods" check -f big.json --from cluster.json
     jq -n '{kind: "JobSet", metadata: {name: "big"}, spec: {replicatedJobs: [{name: "a", template: {spec: {}}}, {name: "b", replicas: 2000000, template: {spec: {}}}]}}' >big.json
     refused "more than 1000000 pods in one" check -f big.json --from cluster.json
-    # What the API server cannot decode is no job without it.
+    # A value that the API server cannot decode is refused, not ignored.
     printf 'kind: Job\nmetadata: {name: x}\nspec: hello\n' >typed.yaml
     refused "typed.yaml: Job x: spec is a text and has to be a mapping" check -f typed.yaml --from cluster.json
     printf 'kind: Job\nmetadata: {name: x}\nspec: {parallelism: 1e9, template: {spec: {containers: []}}}\n' >typed.yaml
@@ -294,7 +294,7 @@ refused() {
     run --separate-stderr epkit deploy check --gpus 8 --kubectl false
     [ "$status" -eq 1 ]
     [[ "$stderr" == *"the cluster does not answer"* ]]
-    # A server that is not there; kubectl's own words reach the user.
+    # An unreachable server; the message of kubectl reaches the user.
     printf '#!/bin/sh\necho "The connection to the server was refused" >&2\nexit 1\n' >refusing
     printf '#!/bin/sh\nexec sleep 1000\n' >silent
     chmod +x refusing silent

@@ -240,7 +240,7 @@ END
     run epkit parse run
     echo "$output"
     [ "$status" -eq 1 ]
-    [[ "${lines[0]}" == "Failed, beside the runs: a process crashed. epkit test: 4/4 cases passed." ]]
+    [[ "${lines[0]}" == "Failed, outside of the runs: a process crashed. epkit test: 4/4 cases passed." ]]
     rm run/worker-b.log
     echo '{"schema_version": 1, "began": "x", "exit_code": 7, "reason": "program", "failed_host": "b"}' >run/run.json
     run epkit parse run

@@ -140,7 +140,7 @@ setup() {
     # 1.5% less is far outside of what these runs differ by.
     make_run r6 79 2026-02-06T10:00:00Z
     report r6 --history h.jsonl
-    [[ "$output" == *"Beside the run before: 3 of 3 figures are worse beyond noise"* ]]
+    [[ "$output" == *"Compared with the previous run: 3 of 3 figures are worse beyond noise"* ]]
     jq -e '(.history | length == 6) and (.previous.rows[0].noise < 0.02)' r6/report.json
     valid report r6/report.json
     # Lines that are none do no harm, and are not lost.
@@ -183,7 +183,7 @@ END
     touch spoil
     PATH="$PWD/bin:$PATH" report a --upload gs://b/spoilt
     [ "$status" -eq 1 ]
-    [[ "$stderr" == *"what is there is not what was sent"* ]]
+    [[ "$stderr" == *": the uploaded data differs from the data sent" ]]
     run --separate-stderr env PATH=/nowhere "$EPKIT" report a --upload gs://b/run
     [ "$status" -eq 4 ]
 }
@@ -274,7 +274,7 @@ END
     [ "$status" -eq 4 ]
     report good --history all
     report bad --history all
-    [[ "$output" == *"Beside the run before: The later run failed"* ]]
+    [[ "$output" == *"Compared with the previous run: The later run failed"* ]]
     make_run a 80 2026-02-03T10:00:00Z
     report a
     jq '(.figures[]).value = 0' a/report.json >none.json

@@ -25,15 +25,15 @@ triangulate() {
     echo "$stderr" >&2
 }
 
-# is_gone COMMAND-LINE
-is_gone() {
+# has_exited COMMAND-LINE
+has_exited() {
     ! pgrep --full "$1" >/dev/null
 }
 
 @test "few nodes: the plan first, then pairs; the slow node is found and confirmed" {
     triangulate --hosts n1,n2,n3,n4,n5,n6 --run "$BATS_TEST_TMPDIR/measure n4 {hosts}"
     [ "$status" -eq 3 ]
-    [[ "${lines[0]}" == "Plan: 6 nodes: 3 pairs side by side"* ]]
+    [[ "${lines[0]}" == "Plan: 6 nodes: 3 pairs concurrently"* ]]
     [[ "$output" == *"Slow: n4. Found in 5 runs."* ]]
     [ "$(wc -l <"$BATS_TEST_TMPDIR/measure.runs")" -eq 5 ]
 }
@@ -63,12 +63,12 @@ is_gone() {
     [[ "$output" == *"Not finished in 3 runs"* ]]
     triangulate --hosts a,b --timeout 1 --run "sleep 600; : $BATS_TEST_TMPDIR {hosts}"
     [ "$status" -eq 3 ]
-    [[ "$output" == *"it was ended at its deadline"* ]]
-    # None of this test's own, which other tests beside it know nothing of.
-    within 10 is_gone "sleep 600; : $BATS_TEST_TMPDIR a,b"
+    [[ "$output" == *"it was terminated at its deadline"* ]]
+    # None of this test's own processes, which concurrent tests do not know.
+    within 10 has_exited "sleep 600; : $BATS_TEST_TMPDIR a,b"
 }
 
-@test "names that a shell would take apart are refused" {
+@test "names that a shell would split are refused" {
     triangulate --hosts 'a,b;reboot' --run 'echo {hosts}'
     [ "$status" -eq 2 ]
     triangulate --hosts a,a --run 'echo {hosts}'
@@ -115,7 +115,7 @@ is_gone() {
     done
 }
 
-@test "recorded runs that are none are refused with their number" {
+@test "invalid recorded runs are refused with their number" {
     cd "$BATS_TEST_TMPDIR"
     for wrong in '{"hosts": [], "ratio": 1}' '{"hosts": ["a", 5], "ratio": 1}' '{"hosts": ["a"], "ratio": -1}' \
         '{"hosts": ["a"]}' '{"hosts": "a", "ratio": 1}' '{"hosts": ["a", ""], "ratio": 1}' '7'; do
@@ -131,7 +131,7 @@ is_gone() {
     [[ "$stderr" == *"it is in version 2 of the format, this epkit reads 1"* ]]
 }
 
-@test "a command that measures nothing says nothing about a node" {
+@test "a command that measures nothing names no node" {
     run --separate-stderr epkit triangulate --hosts a,b,c --run 'echo {hosts}; exit 7' --json
     echo "$output" "$stderr"
     [ "$status" -eq 3 ]

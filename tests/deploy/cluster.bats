@@ -1,7 +1,7 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
 # The chart and 'epkit deploy check' against a real API server with JobSet, LeaderWorkerSet and Kueue: what helm installs
-# is queued, admitted and run; and for each refusal, what epkit says before is what the cluster says afterwards.
+# is queued, admitted and run; each refusal that epkit predicts is the one that the cluster reports.
 #
 # shellcheck disable=SC2154,SC2030,SC2031,SC2317 # set by run; functions are called by name
 
@@ -32,7 +32,7 @@ teardown() {
         kubectl delete -f "$BATS_TEST_TMPDIR/manifest.yaml" --ignore-not-found --wait=true >/dev/null 2>&1 || true
 }
 
-# predict ID ARGUMENT...: renders the chart with the arguments, and asks epkit; the finding's text is in $says
+# predict ID ARGUMENT...: renders the chart with the arguments, and runs epkit; the finding's text is in $says
 predict() {
     local id=$1
     shift
@@ -58,12 +58,12 @@ predict_waiting() {
     predict_manifest "$id"
 }
 
-# What the Workloads of a namespace, the events, and the pods say.
+# The messages of the Workloads, events and pods of a namespace.
 kueue_says() { kubectl get workloads -A -o json | jq -r '.items[].status.conditions[]?.message' | grep -F -- "$says"; }
 events_say() { kubectl get events -A -o json | jq -r '.items[].message' | grep -F -- "$says"; }
 pods_say() { kubectl get pods -A -o json | jq -r '.items[].status.conditions[]?.message' | grep -F -- "$says"; }
 
-# confirm SOURCE: creates it, and waits until the cluster says the same
+# confirm SOURCE: creates it, and waits until the cluster reports the same
 confirm() {
     kubectl create -f "$M" >/dev/null
     within 120 "$1" || {
@@ -75,7 +75,7 @@ confirm() {
     }
 }
 
-# refuse: kubectl itself says it
+# refuse: kubectl itself reports it
 refuse() {
     run kubectl ${CONFIG:+--kubeconfig="$CONFIG"} create -f "$M"
     echo "$output"
@@ -116,7 +116,7 @@ refuse() {
 }
 
 # A PersistentVolume has no namespace: releases of one name, and releases and namespaces whose names join to the same text.
-@test "releases beside each other: two names in a namespace, one name in two namespaces; each uninstalls its own alone" {
+@test "concurrent releases: two names in a namespace, one name in two namespaces; each uninstalls its own alone" {
     local at name objects before=$BATS_TEST_TMPDIR/before
     kubectl create namespace beside >/dev/null
     kubectl create namespace beside-one >/dev/null
@@ -154,7 +154,7 @@ refuse() {
     within 120 kueue_says
 }
 
-@test "Kueue: a queue that is not there, stopped, or leads nowhere" {
+@test "Kueue: a queue that is missing, stopped, or refers to a missing one" {
     predict queue-missing --set queue=a5
     confirm kueue_says
     kubectl delete -f "$M" >/dev/null
@@ -213,7 +213,7 @@ admit() {
     kubectl delete -f "$M" -f "$BATS_TEST_TMPDIR/other.yaml" >/dev/null
 }
 
-@test "Kueue: a place that is assigned to a job without pods is taken" {
+@test "Kueue: resources assigned to a job without pods are in use" {
     admit other --set queue=a4 --set workload.gpus=48
     [ -z "$(kubectl get pods -o jsonpath='{.items[?(@.spec.nodeName)].metadata.name}' -l jobset.sigs.k8s.io/jobset-name=other)" ]
     predict topology --set queue=big --set workload.gpus=24
@@ -266,13 +266,13 @@ admit() {
 }
 
 @test "the API server: a user without rights" {
-    # May look, and may not create.
+    # May read, but not create.
     kubectl create clusterrolebinding guest-view --clusterrole=view --user=guest >/dev/null
     kubectl create clusterrole guest-nodes --verb=get,list --resource=nodes,clusterqueues.kueue.x-k8s.io >/dev/null
     kubectl create clusterrolebinding guest-nodes --clusterrole=guest-nodes --user=guest >/dev/null
     CONFIG=${KUBECONFIG}guest
     predict forbidden
-    # What it may not read it names, and does not guess about.
+    # It lists what it may not read, and makes no guesses about it.
     [[ "$(jq -r '.cluster.unread | keys[]' <<<"$output")" == *secrets* ]]
     refuse
 }
@@ -318,7 +318,7 @@ admit() {
     confirm pods_say
 }
 
-# What only the log of JobSet's or Kueue's controller says.
+# Messages that only the log of JobSet's or Kueue's controller has.
 log_says() { sed 's/\\"/"/g' "$CLUSTER/jobset.log" "$CLUSTER/kueue.log" | grep -qF -- "$says"; }
 
 # limits NAMESPACE ENTRIES: a namespace with a LimitRange and a queue
@@ -355,7 +355,7 @@ limits() {
     confirm events_say
 }
 
-@test "the API server's own word, asked by dry runs: objects, what controllers make of them, and nothing is created" {
+@test "dry runs by the API server: objects, those that controllers create, and nothing is created" {
     template | sed 's/^  name: "r"$/  name: Run_1/' >"$M"
     predict_manifest refused
     refuse
@@ -402,7 +402,7 @@ END
     kubectl patch configmap held -n ending --type=merge -p '{"metadata": {"finalizers": null}}' >/dev/null
 }
 
-@test "Kueue: classes of priority that are not there, a group of resources beside that of the GPUs" {
+@test "Kueue: classes of priority that are not there, a group of resources in addition to that of the GPUs" {
     local plain=(--set-json tasSettings.topologyRequest=null)
     predict priority-missing --set queue=plain --set workload.priorityClassName=urgent "${plain[@]}"
     confirm log_says
@@ -426,7 +426,7 @@ END
     [ "$status" -eq 3 ]
     [ "$output" = "$live" ]
     [ "$(stat -c %a "$BATS_TEST_TMPDIR/cluster.json")" = 600 ]
-    # Names of Secrets, and nothing of what is in them.
+    # Names of Secrets, without their contents.
     jq -e '.items.secrets | all(keys == ["metadata"])' "$BATS_TEST_TMPDIR/cluster.json"
     rm "$M"
 }

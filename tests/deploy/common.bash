@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the tests of deploy/ share. EPKIT_SOURCE is set by ctest.
+# Functions shared by the tests of deploy/. EPKIT_SOURCE is set by ctest.
 bats_require_minimum_version 1.5.0
 
 CHART="${EPKIT_SOURCE:?the source tree}/deploy/helm/epkit"
@@ -10,8 +10,8 @@ IMAGE=registry.example/nemo-deepep:25.11
 export HELM_CONFIG_HOME="$BATS_FILE_TMPDIR/helm" HELM_CACHE_HOME="$BATS_FILE_TMPDIR/helm" \
     HELM_DATA_HOME="$BATS_FILE_TMPDIR/helm"
 
-# not_here REASON: skips the test. In setup_file, which sets whole_file, bats before 1.9 takes a skip for a failure: there
-# the reason is kept for setup() of each test, which calls skip_file, and setup_file has to return.
+# not_here REASON: skips the test. In setup_file, which sets whole_file, bats before 1.9 treats a skip as a failure: there
+# the reason is stored for setup() of each test, which calls skip_file, and setup_file has to return.
 not_here() {
     [ -n "${whole_file:-}" ] || skip "$1"
     printf '%s\n' "$1" >"$BATS_FILE_TMPDIR/skipped"
@@ -48,7 +48,7 @@ for document in yaml.safe_load_all(sys.stdin):
     if document: print(json.dumps(document))'
 }
 
-# --- a cluster, one for each file of tests that asks for it ---
+# --- a cluster for each test file that needs one ---
 
 # shellcheck disable=SC2034 # for the tests
 EPKIT="${EPKIT_BUILD:-$EPKIT_SOURCE/build}/epkit"
@@ -56,7 +56,7 @@ EPKIT="${EPKIT_BUILD:-$EPKIT_SOURCE/build}/epkit"
 # cluster_up NODES QUOTA: in setup_file
 cluster_up() {
     export CLUSTER="$BATS_FILE_TMPDIR/cluster"
-    # Ports of this run's own: several trees may be tested on one machine.
+    # Ports of this run: several trees may be tested on one machine.
     PORT=$((20000 + $$ % 200 * 50))
     export PORT KUBECONFIG="$CLUSTER/kubeconfig"
     local step

@@ -103,7 +103,7 @@ teardown_file() {
     run ! may update leases.coordination.k8s.io -n kube-node-lease
     run ! may create events -n kube-system
     run ! may '*' '*' -A
-    # Nothing is said of verbs that nobody thought of: the rules are counted.
+    # Count the rules, so that additional verbs are noticed.
     [ "$(kubectl get clusterrole deepep-installer -o json | jq '[.rules[].verbs[]] | length')" = 6 ]
 }
 
@@ -159,7 +159,7 @@ closed() { kubectl get node "$1" -o jsonpath='{.spec.unschedulable} {.metadata.a
     [ -z "$(kubectl get leases -n kube-system -o name | grep epkit-installer || true)" ]
 }
 
-@test "a cordon of somebody else's stays, also one that comes while the agent looks" {
+@test "a cordon by others stays, also one that is set while the agent reads the node" {
     api_up
     node n1
     kubectl cordon n1 >/dev/null
@@ -172,7 +172,7 @@ closed() { kubectl get node "$1" -o jsonpath='{.spec.unschedulable} {.metadata.a
     [ "$(closed n1)" = "true " ]
     [ -z "$(kubectl get leases -n kube-system -o name | grep epkit-installer || true)" ]
     end_agent
-    # The cordon comes between the agent's look at the node and its request.
+    # The cordon is set between the agent's read of the node and its request.
     node n2
     agent n2
     sed -i "2i if grep -q 'patch node n2 .*\"unschedulable\":true' <<<\"\$*\"; then KUBECONFIG=$KUBECONFIG $("$PROGRAMS" path)/bin/kubectl cordon n2 >/dev/null; fi" "$BATS_TEST_TMPDIR/bin/kubectl"
@@ -184,7 +184,7 @@ closed() { kubectl get node "$1" -o jsonpath='{.spec.unschedulable} {.metadata.a
     [ "$(closed n2)" = "true " ]
 }
 
-@test "a node keeps its turn while the API does not answer, and loses it when it is gone" {
+@test "a node keeps its turn while the API does not answer, and loses it when it is deleted" {
     api_up
     node n1
     node n2
@@ -203,7 +203,7 @@ closed() { kubectl get node "$1" -o jsonpath='{.spec.unschedulable} {.metadata.a
     kubectl delete lease -n kube-system epkit-installer-0 >/dev/null
 }
 
-# kured LOCK: kured's DaemonSet, with what its lock says; nothing runs of it here
+# kured LOCK: kured's DaemonSet with this lock; nothing of it runs here
 kured() {
     kubectl apply -f - >/dev/null <<END
 apiVersion: apps/v1
@@ -269,7 +269,7 @@ END
     api_up
     node n1
     agent n1
-    # The drain stands still, and takes no TERM.
+    # The drain hangs, and ignores TERM.
     cat >"$BATS_TEST_TMPDIR/bin/kubectl.new" <<END
 #!/usr/bin/env bash
 if [ "\$1" = drain ]; then
@@ -286,11 +286,11 @@ END
     kill -TERM "$AGENT"
     status=0
     wait "$AGENT" || status=$?
-    # The session is the agent's: nothing of it is left.
+    # The session belongs to the agent: no process of it is left.
     [ -z "$(ps -o pid= -s "$AGENT")" ]
     AGENT=
     [ "$status" -eq 143 ]
-    # It did not take the node for drained.
+    # It did not consider the node drained.
     run ! granted
 }
 
@@ -321,7 +321,7 @@ END
 
     "$REAL" up "$nodes" "$work/base.tar" 2 "$work/pause.tar" "$work/epkit.tar"
     kubectl kustomize --load-restrictor LoadRestrictionsNone "$EPKIT_SOURCE/tests/deploy/daemonset" >"$work/set.yaml"
-    # Every state of the nodes, for the claim that never two are closed.
+    # Record every state of the nodes, to check that never two are closed.
     in_cluster kubectl get nodes --watch -o json 2>/dev/null |
         jq --unbuffered -r '[.metadata.name, (.spec.unschedulable // false)] | @tsv' >"$work/states" &
     watch=$!

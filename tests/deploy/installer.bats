@@ -15,7 +15,7 @@ setup() {
     mkdir "$SHARED"
 }
 
-# With unshare ends process 1 of its namespace, and with that all of it.
+# When unshare ends, process 1 of its namespace ends, and with it the whole namespace.
 teardown() {
     [ -z "${POD:-}" ] || kill -KILL "$POD" 2>/dev/null || true
 }
@@ -80,7 +80,7 @@ phase_is_one_of() { [[ " $* " == *" $(cat "$SHARED/phase" 2>/dev/null) "* ]]; }
     [ "$status" -eq 1 ]
     phase_is failed
     [[ "$output" == *"missing  variable sum"*"deepep-installer-settings"*"nothing was changed"* ]]
-    # The agent cordons a node that waits: it never did.
+    # The agent cordons a waiting node: the node never waited.
     [[ "$output" != *"phase: waiting"* ]]
     [ ! -e "$SHARED/etc/epkit-test-asks" ]
 }
@@ -151,7 +151,7 @@ END
     within 120 phase_is_one_of waiting failed
     cp "$SHARED/boot" "$SHARED/grant"
     within 120 test -e "$SHARED/started"
-    # The step is amid its work, and goes on without the pod, as dpkg has to.
+    # The step is in progress and continues without the pod, as dpkg has to.
     kill -TERM "$(pgrep -P "$POD")"
     within 120 test -s "$SHARED/left"
     cat "$BATS_TEST_TMPDIR/log" "$SHARED/left"

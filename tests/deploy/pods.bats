@@ -30,7 +30,7 @@ setup_file() {
     ldd "$EPKIT" | awk '/=> \//{print $3}' | grep -vE '/(libc|libm|libdl|libpthread|libepkit)[.]so' | while read -r file; do
         cp -L "$file" "$work/image/opt/epkit/bin/"
     done
-    # In the place of DeepEP's test, which needs GPUs: what it prints, with the ranks that it was given.
+    # A replacement of DeepEP's test, which needs GPUs: prints its output, with the ranks that it got.
     mkdir -p "$work/image/opt/deepep/DeepEP/tests"
     : >"$work/image/opt/deepep/DeepEP/tests/test_internode.py"
     cat >"$work/image/opt/epkit/bin/python3" <<'END'
@@ -83,7 +83,7 @@ has_ended() {
     [ -n "$(state "$1")" ]
 }
 
-# ends NAME STATE: so, and in no other way
+# ends NAME STATE: the job ends in this state only
 ends() {
     within 900 has_ended "$1" && [ "$(state "$1")" = "$2" ] && return
     echo "$1 is '$(state "$1")', not $2"

@@ -34,7 +34,7 @@ pod() {
 }
 
 @test "the node's driver for mlx5 is copied to where the node's libibverbs looks for it" {
-    # As seen on A4: private interface 57 of the node beside 34 of the image.
+    # As on A4: private interface 57 of the node next to 34 of the image.
     local node='printf "x\0-rdmav57.so\0y" >usr/local/nvidia/lib64/libibverbs.so.1; echo old >usr/local/nvidia/lib64/libmlx5.so.1.9.0.0; echo driver >usr/local/nvidia/lib64/libmlx5.so.1.25.56.0'
     echo 'cat /usr/lib/$(uname -m)-linux-gnu/libibverbs/libmlx5-rdmav57.so' >"$BATS_TEST_TMPDIR/launcher"
     run pod "$node" EPKIT_STACK=host
@@ -45,7 +45,7 @@ pod() {
     run pod "$node" EPKIT_STACK=image LD_LIBRARY_PATH=/opt/lib:/usr/local/nvidia/lib64
     [ "$status" -eq 0 ]
     [[ "$output" == *"epkit: copied "*$'\n'driver$'\n'* ]]
-    # Not with a stack that is in the image alone; and nothing to mend without a libibverbs of the node.
+    # Not with a stack that only the image has; and nothing to do without a libibverbs of the node.
     run pod "$node" EPKIT_STACK=image
     [ "$status" -ne 0 ]
     echo 'exit 0' >"$BATS_TEST_TMPDIR/launcher"

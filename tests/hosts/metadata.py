@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A metadata server that answers as Google Compute Engine's does, or badly.
+"""A metadata server that answers like that of Google Compute Engine, or wrongly.
 
 usage: metadata.py PORT HOW [LOCATION]
 
 HOW is good, page (an error page with status 404), lie (a page with status 200), empty, or hang. Without the header
-Metadata-Flavor: Google the answer is 403, as the real one's is.
+Metadata-Flavor: Google the answer is 403, like that of the real server.
 """
 import sys
 import time

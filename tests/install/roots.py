@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Write the disk of a machine as a recipe may find it.
+"""Write the disk of a machine in a given state.
 
 usage: roots.py PLAN KIND FOLDER
 
-PLAN is what `epkit install plan RECIPE --json` says about any machine. KIND:
-  bare    nothing of the recipe is there
-  done    everything is
-  half    the first half of the steps is done; of the next one some is there, as an interrupted run leaves it
-  wrong   everything is there, in other versions or with other content
+PLAN is the output of `epkit install plan RECIPE --json` for any machine. KIND:
+  bare    no step is done
+  done    all steps are done
+  half    the first half of the steps is done; the next one is partly done, as after an interrupted run
+  wrong   all steps are done, in other versions or with other content
 """
 import json
 import os
@@ -47,7 +47,7 @@ def packages_of(step):
 
 
 def concrete(pin):
-    """A version that fits a pin."""
+    """A version that matches a pin."""
     return "1.2" if pin == "*" else pin.replace("*", "1")
 
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Look at a report in a headless Chromium.
+"""Checks a report in a headless Chromium.
 
 usage: page.py PAGE OUT [PLOTS]
 
 Light, dark, and as wide as a phone: no message on the console, at least PLOTS plots that are drawn (elements with a size,
-inside of their figure), nothing wider than the page but what scrolls by itself, colours that differ between light and
+inside of their figure), nothing wider than the page except scrollable elements, colours that differ between light and
 dark. Screenshots go to OUT. Exit code 77: there is no Chromium.
 """
 import json
@@ -45,7 +45,7 @@ def look(browser, page, out, name, size, dark, profile):
     command = [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
                "--enable-logging=stderr", "--no-first-run", "--disable-extensions", f"--user-data-dir={profile}",
                f"--window-size={size}", f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
-    # The one with the probe tells, the one without is what a reader gets.
+    # The page with the probe reports, the page without is what a reader gets.
     probed = Path(profile) / "probed.html"
     probed.write_text(page.read_text(encoding="utf-8").replace("</body>", PROBE + "</body>"), encoding="utf-8")
     told = subprocess.run(command + ["--dump-dom", f"file://{probed}"], capture_output=True, text=True, timeout=120,

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Logs in the formats of the programs that 'epkit parse' reads, and what each of them says.
+"""Logs in the formats of the programs that 'epkit parse' reads, and the expected result of each.
 
 usage: samples.py check EPKIT DIALECT     # parses all samples of a dialect and compares
-       samples.py cut EPKIT DIALECT       # none that passes does so without its end
-       samples.py write DIR               # the samples as files, for the fuzzer's corpus or to look at
+       samples.py cut EPKIT DIALECT       # no passing log passes without its end
+       samples.py write DIR               # the samples as files, for the fuzzer's corpus or for inspection
        samples.py list
 
 What is expected comes from the values that a log was made from, never from a parser. The layout of every line is that of
@@ -20,7 +20,7 @@ from pathlib import Path
 PER_DIALECT = 24
 
 
-# --- what happens to a log on its way ---
+# --- changes of a log by launchers and loggers ---
 
 def plain(lines, rng):
     return "".join(line + "\n" for line in lines)
@@ -95,7 +95,7 @@ def logger(lines, rng):
 
 
 def noisy(lines, rng):
-    """Lines of others in between: NCCL, Python, a progress bar that writes over itself, an empty line, bytes."""
+    """Lines of other programs in between: NCCL, Python, a progress bar, an empty line, binary data."""
     text = ""
     for line in lines:
         kind = rng.randrange(8)
@@ -111,7 +111,7 @@ def noisy(lines, rng):
     return text
 
 
-# What loggers and collectors put in front that epkit knows no form of.
+# Prefixes of loggers and collectors that epkit does not know.
 IN_FRONT = {
     "syslog": lambda rng: f"Nov {rng.randrange(10, 28)} 10:00:{rng.randrange(60):02} node1 train[123]: ",
     "journal": lambda rng: f"Nov  3 10:00:{rng.randrange(60):02}.{rng.randrange(10**6):06} node1 python3[123]: ",
@@ -132,7 +132,7 @@ IN_FRONT = {
 
 
 def in_front(make):
-    """A log as make() has it, behind each of these."""
+    """A log of make(), with each of these prefixes."""
     for name, front in IN_FRONT.items():
         rng = random.Random(name)
         lines, expected = make(rng)
@@ -234,7 +234,7 @@ def cut_v1(lines, expected, rng, n_cases):
 
 
 def torn(lines, rng):
-    """Two processes wrote at once: the ends of some sweep lines are lost, and some lines have no newline between."""
+    """Two processes wrote concurrently: the ends of some sweep lines are lost, and some lines have no newline between."""
     result, lost = [], 0
     for line in lines:
         if line.startswith("[tuning] SMs") and rng.random() < 0.4:
@@ -259,7 +259,7 @@ def two_writers(lines, rng):
 
 
 def two_tagged(lines, rng):
-    """The same with mpirun --tag-output, which puts its tag in front of every piece."""
+    """The same with mpirun --tag-output, which prints its tag before every chunk."""
     tags = ["[1,0]<stdout>:", "[1,1]<stdout>:"]
     text = ""
     for line in lines:
@@ -375,7 +375,7 @@ def low_latency_samples():
             continue
         way = plain if i % 8 in (5, 6) else WAYS[(5 * i) % len(WAYS)]
         yield f"{i:02}", way(lines, rng), [expected]
-    # Each writer has a prefix of its own: the first process of a node, or every rank; nobody prints all ranks.
+    # Each writer has its own prefix: the first process of a node, or every rank; no writer prints all ranks.
     for name, tag, writers in (("hosts", lambda r: f"gpu-{r // 8}: ", 2), ("files", lambda r: f"[pod/w-0-{r // 8}-x/w] ", 2),
                                ("torchrun", lambda r: f"[default{r % 8}]:", 8), ("mpirun", lambda r: f"[1,{r}]<stdout>:", 16)):
         lines, expected = low_latency(random.Random(2500 + writers), 16, 1)
@@ -439,7 +439,7 @@ def v2_samples():
         elif i % 8 == 7:  # every line of a case comes once for each node
             lines = [line for line in lines for _ in range(2 if line.startswith(" > Testing") else 1)]
         yield f"{i:02}", (plain if i % 8 == 6 else WAYS[(7 * i) % len(WAYS)])(lines, rng), [expected]
-    # Every rank by itself: only the first one of a node prints cases.
+    # One log per rank: only the first rank of a node prints cases.
     for n_cases in (144, 13):
         lines, expected = v2(random.Random(3500 + n_cases), 2, n_cases)
         expected["writers"] = 16
@@ -467,7 +467,7 @@ def nccl(rng, style, ranks=16, gpu="NVIDIA B200", peak=None):
         if style == 2:
             lines.append(f"#   Rank {r:2} Pid  {4000 + r} on node-{r // 8} device {r % 8:2} [0x1b] {gpu}")
         else:
-            # Where each process sees one GPU alone, all of them have device 0.
+            # If each process sees only one GPU, all have device 0.
             lines.append(f"#  Rank {r:2} Group  0 Pid  {4000 + r} on node-{r // 8} device {0 if style == 1 else r % 8:2} "
                          f"[0000:1b:00] {gpu}")
     wrong = "  error" if style == 2 else " #wrong"
@@ -622,7 +622,7 @@ def perftest_samples():
         expected["title"] = program
         expected["measures"] = {(op, ""): next(iter(expected["measures"].values()))}
         yield f"title-{i}", plain(lines, None), [expected]
-    # Of two links the slower one is slow, whatever they are.
+    # Of two links the slower one is slow, also on unknown hardware.
     fast, first = perftest(random.Random(5600), 1, False, "mlx5_0", 45.0)
     slow, second = perftest(random.Random(5601), 1, False, "mlx5_1", 20.0)
     yield "two-links", plain(fast + slow, None), [first, dict(second, result="slow")]
@@ -787,7 +787,7 @@ def check(epkit, dialect):
     return 1 if bad else 0
 
 
-# What the last line of a run has in it. The text of epkit's benchmark has no end.
+# The last line of a run contains this. The text of epkit's benchmark has no last line.
 LAST = {"deepep-intranode": "Best combine", "deepep-internode": "Best combine", "deepep-lowlatency": "[rank ",
         "deepep-v2": "Testing with", "nccl-tests": "Avg bus bandwidth", "perftest": "-----",
         "epkit-test": " ... passed"}
@@ -803,7 +803,7 @@ def passes_cut(epkit, text, last):
 
 
 def cut(epkit, dialect):
-    """Samples of one run without torn lines, as what is torn may be the end."""
+    """Samples of one run without torn lines, because the torn part may be the end."""
     samples = [(name, text) for name, text, runs in DIALECTS[dialect]()
                if len(runs) == 1 and runs[0]["result"] == "passed" and not runs[0].get("unreadable")][:12]
     if len(samples) < 6:

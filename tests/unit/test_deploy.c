@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What deploy check makes of manifests and snapshots, above all where only a kubelet would tell
+/* The findings of deploy check for manifests and snapshots, above all those that only a kubelet would report
  * (tests/deploy/cluster.bats compares the rest with a real cluster). */
 #include "deploy/deploy.h"
 
@@ -63,7 +63,7 @@ static json_t *parse(const char *text)
     return documents;
 }
 
-/* Replaces what is at a path (keys and indices divided by '|') by `value`. */
+/* Replaces the value at a path (keys and indices separated by '|') by `value`. */
 static void change(json_t *object, const char *path, const char *value)
 {
     char copy[256], *state = NULL, *key, *next;
@@ -154,7 +154,7 @@ static void test_findings(void **unused)
         {"items|nodes|0|status|allocatable|nvidia.com/gpu", "'0x10'", "nodes", "0/1 nodes are available"},
         {"items|nodes|0|status|allocatable|cpu", "'1e3Ki'", "nodes", "0/1 nodes are available"},
         {"items|nodes|0|status|allocatable|cpu", "'-4'", "nodes", "0/1 nodes are available"},
-        /* A sidecar runs beside the containers, and a RuntimeClass takes its part. */
+        /* A sidecar runs concurrently with the containers, and a RuntimeClass adds its overhead. */
         {"items|pods",
          "[{'metadata':{'name':'x','namespace':'o'},'spec':{'nodeName':'n0','initContainers':[{'restartPolicy':"
          "'Always','resources':{'requests':{'cpu':'1.6'}}}],'containers':[{'resources':{'requests':{'cpu':'1.5'}}}]},"
@@ -206,7 +206,7 @@ static void test_findings(void **unused)
     }
 }
 
-/* What says nothing against a job must find nothing. */
+/* A harmless change of the cluster must cause no finding. */
 static void test_harmless(void **unused)
 {
     static const char *const cases[][2] = {
@@ -224,11 +224,11 @@ static void test_harmless(void **unused)
         {"items|nodes|0|status|allocatable|cpu", "'1e0'"},
         {"items|nodes|0|status|allocatable|cpu", "'+1.'"},
         {"items|nodes|0|status|allocatable|memory", "'1E'"},
-        /* 2.007 CPUs are not 2008 thousandths of one: 1 is left, as much as two of the pods ask for. */
+        /* 2.007 CPUs are not 2008 thousandths of a CPU: 1 is left, as much as two of the pods request. */
         {"items|pods", "[{'metadata':{'name':'x','namespace':'o'},'spec':{'nodeName':'n0','containers':[{'resources':{"
                        "'requests':{'cpu':'2.007'}}},{'resources':{'requests':{'cpu':'993m'}}}]},"
                        "'status':{'phase':'Running'}}]"},
-        /* One after the other, and before the containers. */
+        /* Init containers run one by one, before the containers. */
         {"items|pods",
          "[{'metadata':{'name':'x','namespace':'o'},'spec':{'nodeName':'n0','initContainers':[{'resources'"
          ":{'requests':{'cpu':'3'}}},{'resources':{'requests':{'cpu':'3'}}}],'containers':[{'resources':"
@@ -250,7 +250,7 @@ static void test_harmless(void **unused)
 
 #define TERMS "{requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: "
 
-/* A node's name as a field, and cordoned nodes, which a toleration of everything opens. */
+/* The name of a node as a field; cordoned nodes, which accept pods that tolerate everything. */
 static void test_choice_of_nodes(void **unused)
 {
     static const struct {
@@ -325,7 +325,7 @@ static void test_yaml_refused(void **unused)
         {"a: *nobody\n", "line 1: "},
         {"a: \"\\xff\n", "line "},
     };
-    /* Ten aliases of ten aliases of ...: a kilobyte that stands for a billion values. */
+    /* Ten aliases of ten aliases of ...: a kilobyte that expands to a billion values. */
     char bomb[2048] = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n";
     size_t at = strlen(bomb);
     json_t *documents;

@@ -311,8 +311,8 @@ static void test_surroundings(void **state)
                         "-1: h1 h2 g1 g2");
     assert_contradiction("SLURM_JOB_NODELIST=h1 SLURM_HET_SIZE=2 SLURM_JOB_NODELIST_HET_GROUP_0=h1",
                          "SLURM_HET_SIZE is 2, and SLURM_JOB_NODELIST_HET_GROUP_1 is not set");
-    assert_contradiction("LWS_GROUP_SIZE=2", "LWS_GROUP_SIZE is set, and LWS_LEADER_ADDRESS is not");
-    assert_contradiction("SLURM_JOB_ID=7", "SLURM_JOB_ID is set, and SLURM_JOB_NODELIST is not");
+    assert_contradiction("LWS_GROUP_SIZE=2", "LWS_GROUP_SIZE is set, but LWS_LEADER_ADDRESS is not");
+    assert_contradiction("SLURM_JOB_ID=7", "SLURM_JOB_ID is set, but SLURM_JOB_NODELIST is not");
     /* All but NNODES count the pods of one job. */
     assert_string_equal(discover("JOBSET_NAME=js REPLICATED_JOB_REPLICAS=2 JOB_INDEX=1 COMPLETIONS=1 NNODES=2 "
                                  "JOB_COMPLETION_INDEX=0 REPLICATED_JOB_NAME=w"),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The model meets the published tables, and the reference data is what it says. */
+/* The model matches the published tables, and the reference data is consistent. */
 #include "model/reference.h"
 
 #include <math.h>
@@ -29,7 +29,7 @@ static int tear_down(void **unused)
     return 0;
 }
 
-/* The tables once more, so that a change of the data file cannot change what the model is held to. */
+/* A copy of the tables, so that a change of the data file cannot change the expected values. */
 struct published {
     int nodes;
     const char *op;
@@ -80,7 +80,7 @@ static void test_tables(void **unused)
     }
 }
 
-/* What others published on other machines, by the same formula. */
+/* Published figures of other machines, by the same formula. */
 static void test_figures(void **unused)
 {
     int n = 0;

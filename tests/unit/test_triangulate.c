@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A planted slow node is found in any fleet, with few runs; what cannot be told is said. */
+/* A planted slow node is found in any fleet, with few runs; ambiguous results are reported as such. */
 #include "triangulate/triangulate.h"
 
 #include <math.h>
@@ -25,7 +25,7 @@ static double uniform(void)
 struct fleet {
     int n;
     double share[1024]; /* of the full rate */
-    int min_group;      /* groups from this size on are slow whoever is in them; 0: none */
+    int min_group;      /* groups of at least this size are slow, whatever their nodes; 0: none */
 };
 
 static double measure(const struct fleet *fleet, const int *nodes, int n)

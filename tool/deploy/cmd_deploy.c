@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cmd_deploy.c - epkit deploy check: what a cluster will say about a job, before it is submitted. */
+/* cmd_deploy.c - epkit deploy check: predicts whether a cluster accepts and runs a job. */
 #include "cmd.h"
 #include "deploy/deploy.h"
 #include "file.h"
@@ -28,7 +28,7 @@ struct deploy_options {
 /* clang-format off */
 static const struct opt deploy_table[] = {
     {"file", 'f', "FILE", OPT_FILE, offsetof(struct deploy_options, file),
-     .help = "manifest to check, in YAML or JSON: what 'helm template' writes; - is standard input", .heading = "Job"},
+     .help = "manifest to check, in YAML or JSON, as of 'helm template'; - is standard input", .heading = "Job"},
     {"gpus", 'g', "N", OPT_INT, offsetof(struct deploy_options, gpus), .min = 1, .max = 1000000,
      .help = "without a manifest: GPUs of all nodes together"},
     {"queue", 'q', "NAME", OPT_STRING, offsetof(struct deploy_options, queue),
@@ -38,11 +38,11 @@ static const struct opt deploy_table[] = {
     {"required", 0, NULL, OPT_FLAG, offsetof(struct deploy_options, required),
      .help = "with --topology: they must share it"},
     {"namespace", 'n', "NAME", OPT_STRING, offsetof(struct deploy_options, space), .value = "default",
-     .help = "namespace of the job, where the manifest names none"},
+     .help = "namespace of the job, if the manifest names none"},
     {"from", 0, "FILE", OPT_FILE, offsetof(struct deploy_options, from),
      .help = "read the cluster from a file that --save wrote", .heading = "Cluster"},
     {"save", 0, "FILE", OPT_FILE, offsetof(struct deploy_options, save),
-     .help = "write what was read of the cluster; contents of Secrets are not read"},
+     .help = "write the data read from the cluster; contents of Secrets are not read"},
     {"context", 0, "NAME", OPT_STRING, offsetof(struct deploy_options, context),
      .help = "context of kubectl; default: its current one"},
     {"kubectl", 0, "COMMAND", OPT_STRING, offsetof(struct deploy_options, kubectl), .value = "kubectl",
@@ -65,9 +65,9 @@ static int check_options(const struct cmd *cmd, const struct cmd_call *call, con
     if (options->required && !options->topology)
         return cmd_usage(cmd, "--required needs --topology");
     if (options->topology && !options->queue)
-        return cmd_usage(cmd, "--topology needs --queue: Kueue alone looks at it");
+        return cmd_usage(cmd, "--topology needs --queue: only Kueue evaluates it");
     if (options->from && (options->context || options->save || cmd_given(cmd, call, "kubectl")))
-        return cmd_usage(cmd, "--from reads a file: --context, --kubectl and --save do not go with it");
+        return cmd_usage(cmd, "--from reads a file: it excludes --context, --kubectl and --save");
     return CMD_FINE;
 }
 
@@ -174,7 +174,7 @@ static int read_snapshot(const char *path, json_t **ret_snapshot)
     return CMD_FINE;
 }
 
-/* For its owner alone: it names what runs in the cluster. */
+/* Readable only by its owner: it lists what runs in the cluster. */
 static int save_snapshot(const json_t *snapshot, const char *path)
 {
     char *text = json_dumps(snapshot, JSON_COMPACT | JSON_SORT_KEYS);
@@ -186,7 +186,7 @@ static int save_snapshot(const json_t *snapshot, const char *path)
     return number ? CMD_FAILED : CMD_FINE;
 }
 
-/* --- saying --- */
+/* --- output --- */
 
 static const char *text_of(const json_t *object, const char *key)
 {
@@ -197,12 +197,12 @@ static const char *text_of(const json_t *object, const char *key)
 
 struct verdict {
     int n_errors, n_warnings;
-    const char *unknown; /* what had to be read and was not; NULL: everything was */
+    const char *unknown; /* resources that were required and not read; NULL: none */
     long long pods;
     char text[512];
 };
 
-/* Without these nothing can be promised. */
+/* Without these no verdict is possible. */
 static const char *first_unknown(const struct deploy_job *job, const json_t *snapshot)
 {
     static const char *const always[] = {"namespaces", "nodes", "pods", NULL};
@@ -220,7 +220,7 @@ static const char *first_unknown(const struct deploy_job *job, const json_t *sna
     return NULL;
 }
 
-static struct verdict judge(const struct deploy_job *job, const json_t *findings, const json_t *snapshot)
+static struct verdict verdict_of(const struct deploy_job *job, const json_t *findings, const json_t *snapshot)
 {
     struct verdict verdict = {0};
     const char *version = text_of(snapshot, "version");
@@ -237,8 +237,8 @@ static struct verdict judge(const struct deploy_job *job, const json_t *findings
         snprintf(verdict.text, sizeof(verdict.text), "%s %.100s will not run: %s will say '%.300s'.", job->kind,
                  job->name, text_of(finding, "by"), text_of(finding, "says"));
     else if (verdict.unknown)
-        snprintf(verdict.text, sizeof(verdict.text), "Nothing can be said about %s %.100s: %s were not read.",
-                 job->kind, job->name, verdict.unknown);
+        snprintf(verdict.text, sizeof(verdict.text), "No verdict on %s %.100s: %s were not read.", job->kind, job->name,
+                 verdict.unknown);
     else if (verdict.n_warnings > 0)
         snprintf(verdict.text, sizeof(verdict.text), "%s %.100s may wait or be slow: %.300s.", job->kind, job->name,
                  text_of(finding, "why"));
@@ -249,7 +249,7 @@ static struct verdict judge(const struct deploy_job *job, const json_t *findings
     return verdict;
 }
 
-/* Names come from anybody's manifest and cluster: no control characters on the terminal. */
+/* Names of manifests and clusters are untrusted: print no control characters. */
 static json_t *printable(const json_t *findings)
 {
     json_t *copy = json_deep_copy(findings), *finding, *value;
@@ -298,7 +298,7 @@ static void print_findings(const struct verdict *verdict, const json_t *all, con
     {
         text_clean(json_is_string(value) ? json_string_value(value) : "", text, sizeof(text));
         text_clean(key, name, sizeof(name));
-        out_warning("%s could not be read, so nothing is said about them: %s", name, text);
+        out_warning("%s could not be read and were not checked: %s", name, text);
     }
     json_decref(findings);
 }
@@ -314,7 +314,7 @@ static int report(const struct cmd *cmd, const struct deploy_options *options, c
         out_error("no memory for the findings");
         return CMD_FAILED;
     }
-    verdict = judge(job, findings, snapshot);
+    verdict = verdict_of(job, findings, snapshot);
     code = verdict.n_errors == 0 && verdict.unknown ? CMD_FAILED
            : json_array_size(findings) > 0          ? CMD_FINDINGS
                                                     : CMD_FINE;
@@ -354,9 +354,9 @@ static int cmd_deploy(const struct cmd *cmd, const struct cmd_call *call)
         code =
             options->from ? read_snapshot(options->from, &snapshot) : kubectl_snapshot(&kubectl, documents, &snapshot);
     }
-    /* A job of --gpus alone has no image: there is nothing to ask about. */
+    /* A job of --gpus has no image: a dry run makes no sense. */
     if (code == CMD_FINE && !options->from && options->file)
-        kubectl_ask(&kubectl, &job, snapshot);
+        kubectl_dry_run(&kubectl, &job, snapshot);
     if (code == CMD_FINE && options->save)
         code = save_snapshot(snapshot, options->save);
     if (code == CMD_FINE)
@@ -374,19 +374,19 @@ const struct cmd command_deploy = {
     .min_args = 1,
     .max_args = 1,
     .arg_choices = deploy_actions,
-    .summary = "say what a Kubernetes cluster will say about a job, before it is submitted",
+    .summary = "predict whether a Kubernetes cluster accepts and runs a job",
     .description =
-        "'epkit deploy check' compares a job with a cluster: kinds that the API server does not serve, rights, quotas of "
-        "the namespace, Pod Security, volumes, secrets, images and networks that are not there, network policies that "
-        "keep the pods from each other; Kueue's queue, quota, flavors and topology; nodes by label, taint and what is "
-        "left on them; and what GKE needs for such work: version, dense placement, Workload Identity, who manages the "
-        "driver. Each finding has the words in which the cluster will say it, the reason, and what to do.\n\n"
+        "'epkit deploy check' compares a job with a cluster: kinds that the API server does not serve, rights, quotas "
+        "of the namespace, Pod Security, missing volumes, secrets, images and networks, network policies that "
+        "separate the pods; Kueue's queue, quota, flavors and topology; nodes by label, taint and free "
+        "resources; and the requirements on GKE: version, dense placement, Workload Identity, the owner of the driver. "
+        "Each finding has the message that the cluster will print, the reason, and what to do.\n\n"
         "The job is a manifest ('helm template NAME deploy/helm/epkit ... | epkit deploy check -f -'), or --gpus with "
-        "--queue for one that asks for GPUs alone. The cluster is read by kubectl, with the rights of its user, and the "
-        "API server is asked about each object of the manifest, and a pod of the job, by a dry run: nothing is created. "
-        "What the user may not read is listed, and nothing is said about it.\n\n"
-        "Texts of Kueue are those of version 0.15. Jobs that Kueue has admitted and whose pods have no node yet are not "
-        "counted as users of nodes.",
+        "--queue for one that requests only GPUs. kubectl reads the cluster with the rights of its user, and makes "
+        "server-side dry runs of each object of the manifest and of a pod of the job: nothing is created. Resources "
+        "that the user may not read are listed and not checked.\n\n"
+        "Messages of Kueue are those of version 0.15. Pods of jobs that Kueue has admitted count as "
+        "users of nodes, even if they have no node yet.",
     .options = deploy_table,
     .options_bytes = sizeof(struct deploy_options),
     .examples =
@@ -395,16 +395,16 @@ const struct cmd command_deploy = {
             {"epkit deploy check -f job.yaml", "Check a rendered chart, or any JobSet, LeaderWorkerSet or Job."},
             {"epkit deploy check -g 32 -q a4 --topology example.com/rack --required",
              "Is there a rack with room for four nodes?"},
-            {"epkit deploy check --gpus 16 --save cluster.json", "Keep what was read of the cluster."},
-            {"epkit deploy check -f job.yaml --from cluster.json --json", "Check against that, as JSON."},
+            {"epkit deploy check --gpus 16 --save cluster.json", "Save the data read from the cluster."},
+            {"epkit deploy check -f job.yaml --from cluster.json --json", "Check against the saved data, as JSON."},
             {NULL, NULL},
         },
     .exits =
         (const struct cmd_exit_text[]){
-            {CMD_FINE, "nothing stands in the way"},
+            {CMD_FINE, "no finding"},
             {CMD_FAILED, "the cluster does not answer, too little could be read of it, or a file could not be written"},
             {CMD_USAGE, "wrong usage, or a file that cannot be used"},
-            {CMD_FINDINGS, "the cluster will refuse the job, or let it wait"},
+            {CMD_FINDINGS, "the cluster will refuse the job, or the job has to wait"},
             {CMD_UNSUPPORTED, "there is no kubectl"},
             {0, NULL},
         },

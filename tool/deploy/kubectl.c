@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kubectl.c - reads a cluster by kubectl: the user's own configuration, proxies and credentials apply. */
+/* kubectl.c - reads a cluster with kubectl, thus with the user's configuration, proxies and credentials. */
 #include "kubectl.h"
 
 #include "cmd.h"
@@ -22,16 +22,16 @@
 
 struct calls {
     const struct kubectl *kubectl;
-    char *program; /* its words, divided */
+    char *program; /* split into words */
     char *words[WORDS_MAX];
     int n_words;
     struct capture captures[CALLS_MAX];
     char *argv[CALLS_MAX][WORDS_MAX];
-    char arguments[CALLS_MAX][128]; /* texts that are made here */
+    char arguments[CALLS_MAX][128]; /* generated arguments */
     int n, n_done;
 };
 
-/* Adds a call; the words after NULL are left out. Returns its number. */
+/* Adds a call; the words after NULL are left out. Returns its index. */
 static int add_call(struct calls *calls, const char *const *words)
 {
     char **argv = calls->argv[calls->n];
@@ -92,7 +92,7 @@ static int split_program(struct calls *calls)
     return calls->n_words > 0 ? 0 : -1;
 }
 
-/* Calls of one round; NULL for lack of memory, or where --kubectl names no program. */
+/* The calls of one round; NULL: out of memory, or --kubectl names no program. */
 static struct calls *calls_new(const struct kubectl *kubectl)
 {
     struct calls *calls = calloc(1, sizeof(*calls));
@@ -107,7 +107,7 @@ static struct calls *calls_new(const struct kubectl *kubectl)
     return NULL;
 }
 
-/* All of them side by side; false for lack of memory. */
+/* Runs all calls concurrently; false: out of memory. */
 static bool calls_run(struct calls *calls)
 {
     return capture_run(calls->captures, calls->n, WIDTH, calls->kubectl->timeout_ms, on_end, calls) == 0;
@@ -123,11 +123,11 @@ static void calls_free(struct calls *calls)
     free(calls);
 }
 
-/* --- first round: is there a cluster, and what does it serve? --- */
+/* --- first round: version and API groups of the cluster --- */
 
 enum { ROUND_VERSION, ROUND_GROUPS, ROUND_USER };
 
-static int say_failure(const struct calls *calls, const struct capture *capture)
+static int report_failure(const struct calls *calls, const struct capture *capture)
 {
     char why[512];
 
@@ -137,7 +137,7 @@ static int say_failure(const struct calls *calls, const struct capture *capture)
         out_hint("install kubectl, or read a file that 'epkit deploy check --save FILE' wrote elsewhere: --from FILE");
         return CMD_UNSUPPORTED;
     }
-    out_error("the cluster does not answer: %s", *why ? why : "kubectl failed without a word");
+    out_error("the cluster does not answer: %s", *why ? why : "kubectl failed without a message");
     out_hint("'kubectl version' must work; --context names another cluster");
     return CMD_FAILED;
 }
@@ -168,14 +168,14 @@ static json_t *text_at(const char *text, const char *first, const char *second, 
     return result;
 }
 
-static int ask_cluster(const struct kubectl *kubectl, json_t *snapshot)
+static int read_version(const struct kubectl *kubectl, json_t *snapshot)
 {
     bool is_named = kubectl->program[strspn(kubectl->program, " ")] != '\0';
     struct calls *calls = calls_new(kubectl);
     int code = CMD_FINE;
 
     if (!calls) {
-        out_error("%s", is_named ? "no memory to ask the cluster" : "--kubectl is empty");
+        out_error("%s", is_named ? "no memory to read the cluster" : "--kubectl is empty");
         return is_named ? CMD_FAILED : CMD_USAGE;
     }
     add_call(calls, TEXTS("version", "-o", "json"));
@@ -185,7 +185,7 @@ static int ask_cluster(const struct kubectl *kubectl, json_t *snapshot)
         code = CMD_FAILED;
     for (int round = ROUND_VERSION; round <= ROUND_GROUPS && code == CMD_FINE; round++)
         if (!succeeded(&calls->captures[round]))
-            code = say_failure(calls, &calls->captures[round]);
+            code = report_failure(calls, &calls->captures[round]);
     if (code == CMD_FINE) {
         json_object_set_new(snapshot, "version",
                             text_at(calls->captures[ROUND_VERSION].output.text, "serverVersion", "gitVersion", NULL));
@@ -216,7 +216,7 @@ static bool is_served(const json_t *snapshot, const char *group)
     return false;
 }
 
-/* "NAMESPACE/NAME" a line, for objects whose content is none of our business. */
+/* "NAMESPACE/NAME" per line, for objects whose contents must not be read. */
 static json_t *names_of(char *text)
 {
     json_t *items = json_array();
@@ -250,7 +250,7 @@ static void add_resource(struct calls *calls, const struct deploy_resource *reso
     add_call(calls, words);
 }
 
-static void keep_resource(json_t *snapshot, const struct deploy_resource *resource, struct capture *capture)
+static void store_resource(json_t *snapshot, const struct deploy_resource *resource, struct capture *capture)
 {
     json_t *answer = NULL, *items = NULL;
     char why[512];
@@ -262,14 +262,14 @@ static void keep_resource(json_t *snapshot, const struct deploy_resource *resour
         items = json_incref(json_object_get(answer, "items"));
     }
     failure(capture, why, sizeof(why));
-    /* The group is served, but not this kind of it: then there is none. */
+    /* The API server serves the group, but not this kind: there are no objects. */
     if (!items && !succeeded(capture) && strstr(why, "doesn't have a resource type"))
         items = json_array();
     if (json_is_array(items)) {
         json_object_set(json_object_get(snapshot, "items"), resource->name, items);
     } else {
         json_object_set_new(json_object_get(snapshot, "unread"), resource->name,
-                            json_string(*why ? why : "the answer cannot be read"));
+                            json_string(*why ? why : "the answer is not valid"));
     }
     json_decref(items);
     json_decref(answer);
@@ -297,11 +297,11 @@ static int add_rights(struct calls *calls, const json_t *documents, const char *
     return n;
 }
 
-static void keep_right(json_t *snapshot, const char *plural, const struct capture *capture)
+static void store_right(json_t *snapshot, const char *plural, const struct capture *capture)
 {
     const char *text = capture->output.text ? capture->output.text : "";
 
-    /* It says "no" with exit code 1; anything else is no answer. */
+    /* A denial is "no" with exit code 1; anything else is not an answer. */
     if (strncmp(text, "yes", 3) == 0 || strncmp(text, "no", 2) == 0)
         json_object_set_new(json_object_get(snapshot, "rights"), plural, json_boolean(*text == 'y'));
 }
@@ -324,20 +324,20 @@ static int read_objects(const struct kubectl *kubectl, const json_t *documents, 
     n_plurals = add_rights(calls, documents, plurals);
     good = calls_run(calls);
     for (int i = 0; i < n && good; i++)
-        keep_resource(snapshot, asked[i], &calls->captures[i]);
+        store_resource(snapshot, asked[i], &calls->captures[i]);
     for (int i = 0; i < n_plurals && good; i++)
-        keep_right(snapshot, plurals[i], &calls->captures[n + i]);
+        store_right(snapshot, plurals[i], &calls->captures[n + i]);
     calls_free(calls);
     return good ? CMD_FINE : CMD_FAILED;
 }
 
-/* --- third round: the API server's own word --- */
+/* --- third round: dry runs by the API server --- */
 
-/* For kubectl to read: its owner's alone, since a manifest may hold keys. 0, or the errno. */
-static int write_question(const struct temporary *folder, int number, const json_t *question, char *ret_path,
+/* Writes a document for kubectl, readable only by its owner because it may contain keys. 0, or the errno. */
+static int write_document(const struct temporary *folder, int number, const json_t *dry_run, char *ret_path,
                           size_t bytes)
 {
-    char *text = json_dumps(json_object_get(question, "document"), JSON_COMPACT);
+    char *text = json_dumps(json_object_get(dry_run, "document"), JSON_COMPACT);
     int error;
 
     snprintf(ret_path, bytes, "%s/%d.json", folder->path, number);
@@ -346,19 +346,19 @@ static int write_question(const struct temporary *folder, int number, const json
     return error;
 }
 
-static void keep_answer(json_t *snapshot, const json_t *question, const struct capture *capture)
+static void store_answer(json_t *snapshot, const json_t *dry_run, const struct capture *capture)
 {
     const char *error = capture->error.text ? capture->error.text : "";
     char text[2048] = "";
 
     if (succeeded(capture) || (!capture->start_error && !capture->late && deploy_refusal(error, text, sizeof(text)))) {
-        json_object_set_new(json_object_get(snapshot, "answers"),
-                            json_string_value(json_object_get(question, "digest")), json_string(text));
+        json_object_set_new(json_object_get(snapshot, "answers"), json_string_value(json_object_get(dry_run, "digest")),
+                            json_string(text));
         return;
     }
     failure(capture, text, sizeof(text));
     json_object_set_new(json_object_get(snapshot, "unread"), "answers to dry runs",
-                        json_string(*text ? text : "kubectl failed without a word"));
+                        json_string(*text ? text : "kubectl failed without a message"));
 }
 
 static const char *namespace_of(const json_t *document)
@@ -368,50 +368,50 @@ static const char *namespace_of(const json_t *document)
     return space ? space : "";
 }
 
-static int ask(struct calls *calls, json_t *questions, const struct temporary *folder, json_t *snapshot)
+static int run_dry_runs(struct calls *calls, json_t *dry_runs, const struct temporary *folder, json_t *snapshot)
 {
     char(*paths)[512] = calloc(CALLS_MAX, sizeof(*paths));
-    const json_t *question;
+    const json_t *dry_run;
     int code = paths ? 0 : ENOMEM;
     bool is_placed;
     size_t i;
 
-    json_array_foreach(questions, i, question)
+    json_array_foreach(dry_runs, i, dry_run)
     {
         if (calls->n == CALLS_MAX || code)
             break;
-        code = write_question(folder, (int)i, question, paths[i], sizeof(paths[i]));
-        /* kubectl refuses another namespace than that of the object. */
-        is_placed = *namespace_of(json_object_get(question, "document")) != '\0';
+        code = write_document(folder, (int)i, dry_run, paths[i], sizeof(paths[i]));
+        /* kubectl refuses a namespace other than that of the object. */
+        is_placed = *namespace_of(json_object_get(dry_run, "document")) != '\0';
         add_call(calls, TEXTS("create", "--dry-run=server", "-o", "name", "-f", paths[i], is_placed ? NULL : "-n",
                               calls->kubectl->space));
     }
     if (!code && !calls_run(calls))
         code = ENOMEM;
     for (int n = 0; n < calls->n && !code; n++)
-        keep_answer(snapshot, json_array_get(questions, (size_t)n), &calls->captures[n]);
+        store_answer(snapshot, json_array_get(dry_runs, (size_t)n), &calls->captures[n]);
     free(paths);
     return code;
 }
 
-void kubectl_ask(const struct kubectl *kubectl, const struct deploy_job *job, json_t *snapshot)
+void kubectl_dry_run(const struct kubectl *kubectl, const struct deploy_job *job, json_t *snapshot)
 {
     const char *parent = getenv("TMPDIR");
     struct calls *calls = calls_new(kubectl);
-    json_t *questions = deploy_questions(job);
+    json_t *dry_runs = deploy_dry_runs(job);
     struct temporary folder = {0};
     int code = calls ? temporary_folder_in(parent && *parent ? parent : "/tmp", "epkit-deploy", &folder) : ENOMEM;
 
     json_object_set_new(snapshot, "answers", json_object());
     if (!code) {
-        progress_start("asking the API server");
-        code = ask(calls, questions, &folder, snapshot);
+        progress_start("dry runs by the API server");
+        code = run_dry_runs(calls, dry_runs, &folder, snapshot);
         progress_stop();
         temporary_remove(&folder);
     }
     if (code)
         json_object_set_new(json_object_get(snapshot, "unread"), "answers to dry runs", json_string(strerror(code)));
-    json_decref(questions);
+    json_decref(dry_runs);
     calls_free(calls);
 }
 
@@ -424,7 +424,7 @@ int kubectl_snapshot(const struct kubectl *kubectl, const json_t *documents, jso
     if (!snapshot)
         return CMD_FAILED;
     progress_start("reading the cluster");
-    code = ask_cluster(kubectl, snapshot);
+    code = read_version(kubectl, snapshot);
     if (code == CMD_FINE)
         code = read_objects(kubectl, documents, snapshot);
     progress_stop();

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kubectl.h - a snapshot of a cluster, read by kubectl. */
+/* kubectl.h - reads a snapshot of a cluster with kubectl. */
 #ifndef EP_TOOL_KUBECTL_H
 #define EP_TOOL_KUBECTL_H
 
@@ -9,23 +9,23 @@
 #include <stdint.h>
 
 struct kubectl {
-    const char *program; /* with options, divided by blanks */
+    const char *program; /* with options, separated by blanks */
     const char *context; /* NULL: the current one */
-    const char *space;   /* namespace that is asked about */
+    const char *space;   /* namespace to read */
     int64_t timeout_ms;  /* of each call */
 };
 
 /*
- * Everything that deploy_check() reads (see ops/deploy/deploy.h), and for each kind of `documents` whether the user may
- * create it. CMD_FINE; CMD_UNSUPPORTED when there is no kubectl, CMD_FAILED when the cluster does not answer: then the
- * error has been reported. A resource that cannot be read is noted in the snapshot.
+ * Reads everything that deploy_check() needs (see ops/deploy/deploy.h), and for each kind of `documents` whether the
+ * user may create it. CMD_FINE; CMD_UNSUPPORTED: no kubectl; CMD_FAILED: the cluster does not answer; both after
+ * reporting the error. The snapshot lists the resources that could not be read.
  */
 int kubectl_snapshot(const struct kubectl *kubectl, const json_t *documents, json_t **ret_snapshot);
 
 /*
- * Asks the API server about each object of the job by a server-side dry run, which stores nothing, and adds the answers
- * to the snapshot. What cannot be asked is noted there.
+ * Makes a server-side dry run of each object of the job, which stores nothing, and adds the answers to the snapshot.
+ * Failures are noted there.
  */
-void kubectl_ask(const struct kubectl *kubectl, const struct deploy_job *job, json_t *snapshot);
+void kubectl_dry_run(const struct kubectl *kubectl, const struct deploy_job *job, json_t *snapshot);
 
 #endif

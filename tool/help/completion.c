@@ -18,7 +18,7 @@ static void print_commands(FILE *stream)
         fprintf(stream, "%s%s", i ? " " : "", command_table[i]->name);
 }
 
-/* Text inside single quotes; `quote` is how the shell writes one within them. */
+/* Prints text for single quotes; `quote` is the shell's escape for a single quote within them. */
 static void print_quoted(FILE *stream, const char *text, const char *quote, const char *backslashed)
 {
     for (; *text; text++) {

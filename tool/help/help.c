@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* help.c - help texts from the command table. Eighty columns wide, whatever the terminal, so that they can be compared.
- */
+/* help.c - help texts from the command table, always eighty columns wide, so that they can be compared. */
 #include "help.h"
 #include "software/variables.h"
 
@@ -13,7 +12,7 @@
 #define WIDTH 80
 #define OPTION_COLUMN 26
 
-/* Prints text from `column` on, broken at spaces; `indent` is that of the lines after the first. */
+/* Prints text from `column` on, wrapped at spaces; `indent` is for the lines after the first. */
 static void print_wrapped(FILE *stream, const char *text, int column, int indent)
 {
     while (*text) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* help.h - everything that is written from the command table: help, man pages, shell completion. */
+/* help.h - output generated from the command table: help, man pages, shell completion. */
 #ifndef EP_TOOL_HELP_H
 #define EP_TOOL_HELP_H
 
@@ -21,7 +21,7 @@ extern const char *const completion_shells[];
 /* Prints the completion script for a shell out of completion_shells. */
 void completion_print(FILE *stream, const char *shell);
 
-/* " (1..64, default 8)" or the like: what the help says behind an option's phrase. */
+/* Range and default after an option's phrase in the help, such as " (1..64, default 8)". */
 void help_option_facts(const struct opt *opt, char *ret_text, size_t bytes);
 
 #endif

@@ -6,7 +6,7 @@
 #include <ctype.h>
 #include <string.h>
 
-/* Prints text so that scdoc takes none of its characters for markup. */
+/* Prints text with the markup characters of scdoc escaped. */
 static void print_escaped(FILE *stream, const char *text)
 {
     for (const char *at = text; *at; at++) {
@@ -18,7 +18,7 @@ static void print_escaped(FILE *stream, const char *text)
     }
 }
 
-/* A word in bold or underlined: mark is '*' or '_'. */
+/* Prints a word in bold or underlined: `mark` is '*' or '_'. */
 static void print_marked(FILE *stream, char mark, const char *text)
 {
     fputc(mark, stream);
@@ -64,7 +64,7 @@ static void print_environment(FILE *stream)
     }
 }
 
-/* scdoc breaks off at a '.' or '\'' that starts a line; sentences of descriptions do not start so, commands may. */
+/* scdoc fails at a '.' or '\'' at the start of a line. Descriptions have none there, commands may. */
 static void print_examples(FILE *stream, const struct cmd *cmd)
 {
     if (!cmd->examples)
@@ -105,7 +105,7 @@ void man_all(FILE *stream)
     fputs("epkit(1)\n\n# NAME\n\nepkit - expert-parallel dispatch and combine, and the machines below it\n\n"
           "# SYNOPSIS\n\n*epkit* _COMMAND_ [_OPTIONS_] ...\n\n# DESCRIPTION\n\n"
           "*epkit* runs, tests and measures the expert-parallel communication of mixture-of-experts models on this "
-          "machine, with the library libepkit, and tells what is wrong with a GPU node. Each command has a page of its "
+          "machine, with the library libepkit, and diagnoses GPU nodes. Each command has a page of its "
           "own.\n\n"
           "Data is written to standard output, everything else to standard error.\n\n# COMMANDS\n\n",
           stream);
@@ -122,6 +122,6 @@ void man_all(FILE *stream)
     fputs("# EXIT STATUS\n\n*0*\n\tFine.\n\n*1*\n\tFailed.\n\n*2*\n\tWrong usage; nothing was done.\n\n"
           "*3*\n\tDone, with findings.\n\n"
           "*4*\n\tNot supported on this machine.\n\n"
-          "*5*\n\tNot known: nothing was found, and something could not be told.\n",
+          "*5*\n\tNot known: nothing was found, and something could not be determined.\n",
           stream);
 }

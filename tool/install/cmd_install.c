@@ -403,11 +403,11 @@ const struct cmd command_install = {
     .arg_choices = actions,
     .summary = "apply a recipe to a machine, or undo it",
     .description =
-        "A recipe lists typed steps: packages in given versions, files, options of kernel modules, builds. plan says "
-        "what is done, missing, half installed or there in a wrong version, and changes nothing. apply applies what is "
-        "not done and then runs the recipe's tests; it may be killed, lose power or its journal at any instant and be "
-        "run again. Where a step needs it, apply reboots the machine, up to the limit in the recipe, and a systemd "
-        "unit resumes the installation afterwards. uninstall restores the previous state.\n\n"
+        "A recipe lists typed steps: packages in given versions, files, options of kernel modules, builds. plan "
+        "reports which steps are done, missing, partly done or in a wrong version, and changes nothing. apply applies "
+        "the steps that are not done and then runs the recipe's tests; it may be killed, lose power or its journal at "
+        "any time and be run again. Where a step needs it, apply reboots the machine, up to the limit in the recipe, "
+        "and a systemd unit resumes the installation afterwards. uninstall restores the previous state.\n\n"
         "RECIPE is one of 'epkit install list', or a file (with a / or .yaml in its name); show prints a built-in one, to "
         "start a new file from. resume, status, verify and uninstall use the recipe as it was applied; resume "
         "needs no name if only one was applied.\n\n"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cmd_parse.c - epkit parse: what the output of test programs says. */
+/* cmd_parse.c - epkit parse: evaluates the output of test programs. */
 #include "cmd.h"
 #include "output.h"
 #include "parse_input.h"
@@ -21,24 +21,24 @@ struct parse_options {
 static const struct opt parse_table[] = {
     INPUT_OPTIONS(struct parse_options, input),
     {"list-hardware", 0, NULL, OPT_FLAG, offsetof(struct parse_options, list_hardware),
-     .help = "show the machines that there are reference figures of, and end", .heading = "Output"},
+     .help = "list the machines with reference figures, and exit", .heading = "Output"},
     OPT_JSON_ROW(struct parse_options, json),
     {0},
 };
 /* clang-format on */
 
 static const struct cmd_example parse_examples[] = {
-    {"epkit parse internode.log", "did the test pass, how fast was it, and is that what it should be"},
+    {"epkit parse internode.log", "whether the test passed, its rates, and whether they are as expected"},
     {"kubectl logs --prefix -l app=deepep | epkit parse --hardware b200 -",
-     "the same of a stream, with the machine named"},
-    {"epkit parse testbed-logs/", "all logs of the folder of a run"},
+     "the same for a stream, with the machine named"},
+    {"epkit parse testbed-logs/", "all logs in the folder of a run"},
     {"epkit parse --json run.log | jq .runs[0].cases", "for scripts"},
     {NULL, NULL},
 };
 
 static const struct cmd_exit_text parse_exits[] = {
     {CMD_FINE, "all runs passed and none is slower than expected"},
-    {CMD_FAILED, "a test failed or was cut off, or a file could not be read to its end"},
+    {CMD_FAILED, "a test failed or was cut off, or a file could not be read completely"},
     {CMD_USAGE, "wrong usage; no such file"},
     {CMD_FINDINGS, "all tests passed, but something is slower than expected"},
     {CMD_UNSUPPORTED, "nothing was recognised"},
@@ -165,21 +165,21 @@ const struct cmd command_parse = {
     .name = "parse",
     .args = "[FILE|DIR...]",
     .max_args = INT_MAX,
-    .summary = "what the output of test programs says: passed, how fast, and is that as it should be",
+    .summary = "evaluate the output of test programs: passed, rates, and whether they are as expected",
     .description =
-        "Reads the output of the tests of DeepEP (intranode, internode, low latency, V2), of nccl-tests, of ib_write_bw and "
-        "its sisters, and of epkit itself, and says for each run: the cases that passed, the best configuration, logical "
-        "and wire rates, the share of the link's speed, whether that is what the machine should reach with that many "
-        "nodes, and the probable cause if it is not.\n"
+        "Reads the output of the tests of DeepEP (intranode, internode, low latency, V2), of nccl-tests, of perftest "
+        "(ib_write_bw and others), and of epkit itself. Prints for each run: the cases that passed, the best "
+        "configuration, logical and wire rates, the share of the link's speed, whether that is what the machine should "
+        "reach with that many nodes, and the probable cause if it is not.\n"
         "\n"
-        "Several runs may be in one file, and lines of several nodes between each other. Prefixes of kubectl logs, mpirun, "
-        "srun, torchrun and 'epkit launch', times, colours and progress bars are removed. Torn lines are counted. Of a "
-        "folder all *.log and *.txt are read. Without a name, or with '-', standard input is.\n"
+        "A file may hold several runs, and lines of several nodes may be interleaved. Prefixes of kubectl logs, "
+        "mpirun, srun, torchrun and 'epkit launch', times, colours and progress bars are removed. Torn lines are "
+        "counted. In a folder, all *.log and *.txt are read. Without a name, or with '-', standard input is read.\n"
         "\n"
-        "Logical rates count as DeepEP does: each row once for each rank (NVLink) or node (RDMA) that gets it, the sender "
-        "included. Wire rates count only what leaves the GPU or the node. Expected figures come from published "
-        "measurements of the same machine, and else from a model (docs/model.md). On a machine that neither the log nor "
-        "--hardware names, only what is slower than every known machine is a finding.",
+        "Logical rates count as DeepEP does: each row once for each rank (NVLink) or node (RDMA) that receives it, the "
+        "sender included. Wire rates count only what leaves the GPU or the node. Expected figures come from published "
+        "measurements of the same machine, else from a model (docs/model.md). If neither the log nor --hardware "
+        "names the machine, only a rate below that of every known machine is a finding.",
     .options = parse_table,
     .options_bytes = sizeof(struct parse_options),
     .examples = parse_examples,

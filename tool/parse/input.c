@@ -23,7 +23,7 @@ static bool add_reference(struct reference *reference, const char *path, char *r
     bool is_added;
 
     if (!stream) {
-        snprintf(ret_error, bytes, "%s", errno == ENODATA ? "nobody writes to it" : strerror(errno));
+        snprintf(ret_error, bytes, "%s", errno == ENODATA ? "it has no writer" : strerror(errno));
         return false;
     }
     is_added = reference_add(reference, stream, ret_error, bytes);
@@ -73,7 +73,7 @@ static int read_file(const struct cmd *cmd, struct parser *parser, const char *p
         return CMD_FINE;
     if (error == PARSE_COMPRESSED) {
         out_error("%s: %s: it is compressed", cmd->name, reading);
-        out_hint("unpack it on the way: zcat FILE | epkit parse - (xzcat, zstdcat, bzcat)");
+        out_hint("decompress it in a pipe: zcat FILE | epkit parse - (xzcat, zstdcat, bzcat)");
         return CMD_USAGE;
     }
     if (error == PARSE_DEVICE) {
@@ -89,7 +89,7 @@ int input_read(const struct cmd *cmd, struct parser *parser, const char *path)
     return read_file(cmd, parser, path, strcmp(path, "-") == 0 ? "standard input" : path);
 }
 
-/* Logs may hold nothing of it: a node was lost, or the launcher was killed. */
+/* The logs may not show it: a node was lost, or the launcher was killed. */
 static void know_failure(const json_t *run, struct verdict_options *options)
 {
     const json_t *code = json_object_get(run, "exit_code");
@@ -98,7 +98,7 @@ static void know_failure(const json_t *run, struct verdict_options *options)
 
     if (*options->failure)
         return;
-    /* 3: slow, which the logs tell. */
+    /* 3: slow, which the logs show. */
     if (json_is_integer(code) && json_integer_value(code) != 0 && json_integer_value(code) != CMD_FINDINGS)
         snprintf(options->failure, sizeof(options->failure), "the launch ended with status %lld%s%.60s%s%s%.80s%s",
                  (long long)json_integer_value(code), reason || host ? " (" : "", reason ? reason : "",
@@ -196,7 +196,7 @@ static json_t *number_row(const json_t *run, const json_t *measure)
     }
     json_object_set_new(row, "expected", or_null(measure, "expected", "value"));
     json_object_set_new(row, "rating", or_null(measure, "rating", NULL));
-    /* Of links only the device tells one from the other. */
+    /* Runs on different links differ only in the device. */
     if (strcmp(json_string_value(json_object_get(run, "dialect")), "perftest") == 0)
         json_object_set_new(row, "config", or_null(run, "device", NULL));
     else
@@ -264,7 +264,7 @@ static void print_run(const json_t *run)
     item = json_array_get(json_object_get(run, "measures"), 0);
     if (json_is_null(json_object_get(run, "hardware")) &&
         json_is_number(json_object_get(json_object_get(item, "percent_of_peak"), "rdma")))
-        out_line("  %% peak: of NICs of 400 Gb/s, one for each GPU, because no machine is named (--hardware)");
+        out_line("  %% peak: assumes one NIC of 400 Gb/s for each GPU, because no machine is named (--hardware)");
     expected = text_of(json_object_get(item, "expected"), "source");
     if (*expected)
         out_line("  expected %s: %s, %s", text_of(run, "title"), text_of(json_object_get(item, "expected"), "from"),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* parse_input.h - what `epkit parse`, `report` and `triangulate` have in common: logs, reference data, hardware. */
+/* parse_input.h - shared by `epkit parse`, `report` and `triangulate`: logs, reference data, hardware. */
 #ifndef EP_TOOL_PARSE_INPUT_H
 #define EP_TOOL_PARSE_INPUT_H
 
@@ -19,7 +19,7 @@ struct input_options {
      "NAME",                                                                                                           \
      OPT_STRING,                                                                                                       \
      offsetof(options_type, member.hardware),                                                                          \
-     .help = "machine to compare with (--list-hardware); default: what the log names",                                 \
+     .help = "machine to compare with (--list-hardware); default: from the log",                                       \
      .heading = "Comparison"},                                                                                         \
         {"nodes",                                                                                                      \
          'n',                                                                                                          \
@@ -29,7 +29,7 @@ struct input_options {
          .min = 1,                                                                                                     \
          .max = 1000000,                                                                                               \
          .value = NULL,                                                                                                \
-         .help = "number of nodes of the runs; default: what the log or the rates tell"},                              \
+         .help = "number of nodes of the runs; default: from the log or the rates"},                                   \
         {"reference",                                                                                                  \
          'r',                                                                                                          \
          "FILE",                                                                                                       \
@@ -41,24 +41,24 @@ struct input_options {
             .min = 1, .max = 90, .value = "15", .help = "slower than expected by more than this is a finding"          \
     }
 
-/* Reference data and what the options say about it. CMD_FINE, or the exit code after an error was reported. */
+/* Loads the reference data that the options name. CMD_FINE, or the exit code after reporting an error. */
 int input_reference(const struct cmd *cmd, const struct input_options *options, struct reference **ret_reference,
                     struct verdict_options *ret_options);
 
-/* Reads a file, "-", or all logs of a folder. CMD_FINE, or CMD_USAGE or CMD_FAILED after the error was reported. */
+/* Reads a file, "-", or all logs of a folder. CMD_FINE, or CMD_USAGE or CMD_FAILED after reporting the error. */
 int input_read(const struct cmd *cmd, struct parser *parser, const char *path);
 
-/* All logs of a folder; fills in hardware and nodes that its run.json names, where they are not set yet. */
+/* Reads all logs of a folder; sets hardware and nodes from its run.json unless they are set. */
 int input_read_folder(const struct cmd *cmd, struct parser *parser, const struct folder *folder,
                       const struct reference *reference, struct verdict_options *options);
 
-/* Fills in hardware and nodes that the run's document (run.json) names, where they are not set yet. */
+/* Sets hardware and nodes from the run's document (run.json) unless they are set. */
 void input_know_run(const json_t *run, const struct reference *reference, struct verdict_options *options);
 
 /* The exit code of a verdict: CMD_FINE, CMD_FAILED, CMD_FINDINGS (slow), CMD_UNSUPPORTED (nothing was recognised). */
 int input_exit_code(enum verdict_result result);
 
-/* Lines of the text output, without the first one. */
+/* Prints the lines of the text output after the first one. */
 int verdict_print(const json_t *document);
 
 #endif

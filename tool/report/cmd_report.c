@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cmd_report.c - epkit report: the folder of a run as one page and one document; comparison, history, upload. */
+/* cmd_report.c - epkit report: the folder of a run as a page and a document; comparison, history, upload. */
 #include "cmd.h"
 #include "output.h"
 #include "progress.h"
@@ -12,17 +12,17 @@
 /* clang-format off */
 static const struct opt report_table[] = {
     {"output", 'o', "DIR", OPT_DIR, offsetof(struct report_options, output),
-     .help = "where report.html and report.json go; default: into the run's folder"},
+     .help = "folder for report.html and report.json; default: the run's folder"},
     {"history", 0, "FILE", OPT_FILE, offsetof(struct report_options, history),
-     .help = "add the run to this file, a line for each, and show the runs before it"},
+     .help = "add the run to this file as one line, and show the runs before it"},
     {"previous", 0, "DIR", OPT_DIR, offsetof(struct report_options, previous),
-     .help = "run to show the differences to; default: the last one of the history"},
+     .help = "run to compare with; default: the last one of the history"},
     {"upload", 0, "DEST", OPT_STRING, offsetof(struct report_options, upload),
      .help = "copy everything to a folder, a mounted bucket, or gs://BUCKET/PATH, and verify it there"},
     {"compare", 0, NULL, OPT_FLAG, offsetof(struct report_options, compare),
-     .help = "two runs side by side, A and B: folders, or their report.json", .heading = "Compare"},
+     .help = "compare two runs, A and B: folders, or their report.json", .heading = "Compare"},
     {"noise", 0, "PERCENT", OPT_INT, offsetof(struct report_options, noise), .min = 1, .max = 90, .value = "5",
-     .help = "a change below this means nothing, where the history does not tell better"},
+     .help = "ignore smaller changes of figures that are too rare in the history"},
     INPUT_OPTIONS(struct report_options, input),
     OPT_JSON_ROW(struct report_options, json),
     {0},
@@ -31,7 +31,7 @@ static const struct opt report_table[] = {
 
 static const struct cmd_example report_examples[] = {
     {"epkit report runs/0203", "report.html and report.json of a run, in its folder"},
-    {"epkit report runs/7 --history runs/all.jsonl --upload gs://bucket/runs/7", "and what it was before"},
+    {"epkit report runs/7 --history runs/all.jsonl --upload gs://bucket/runs/7", "also compare with the runs before"},
     {"epkit report --compare runs/0127 runs/0203", "what became slower"},
     {NULL, NULL},
 };
@@ -41,7 +41,7 @@ static const struct cmd_exit_text report_exits[] = {
     {CMD_FAILED, "the run failed, or the report could not be written or uploaded"},
     {CMD_USAGE, "wrong usage; no such folder"},
     {CMD_FINDINGS, "the run passed, but is slow; or B is worse than A beyond noise"},
-    {CMD_UNSUPPORTED, "nothing was recognised in the logs; or there is no client for gs:// here"},
+    {CMD_UNSUPPORTED, "nothing was recognised in the logs; or no client for gs:// is installed"},
     {0, NULL},
 };
 
@@ -54,7 +54,7 @@ static int check_usage(const struct cmd *cmd, const struct cmd_call *call)
     if (!options->compare && call->n_args != 1)
         return cmd_usage(cmd, "name the folder of one run; --compare takes two");
     if (options->compare && (options->upload || options->previous))
-        return cmd_usage(cmd, "--compare goes without --upload and --previous");
+        return cmd_usage(cmd, "--compare excludes --upload and --previous");
     return CMD_FINE;
 }
 
@@ -85,17 +85,17 @@ const struct cmd command_report = {
     .max_args = 2,
     .summary = "the folder of a run as one page and one document; comparison, history, upload",
     .description =
-        "Gathers what the folder of a run holds (docs/run-folder.md): the verdict on its logs as 'epkit parse' gives it, "
-        "environment, versions, NIC balance, findings of the doctor. Writes report.html, which needs no other file and has "
-        "plots in it, and report.json with the same data. Each file appears whole or not at all.\n"
+        "Collects the contents of the folder of a run (docs/run-folder.md): the verdict of 'epkit parse' on its logs, "
+        "environment, versions, NIC balance, findings of the doctor. Writes report.html, a self-contained page with "
+        "plots, and report.json with the same data. Each file appears whole or not at all.\n"
         "\n"
-        "With --history, the run becomes a line of a file (date, job, hardware, versions, commit, figures), and the page "
-        "shows those before it and the differences to the last one. With --compare, two runs are put side by side; a figure "
-        "is worse when it changed by more than noise: three standard deviations of its history if that holds four runs, "
-        "else --noise.\n"
+        "With --history, the run becomes a line of a file (date, job, hardware, versions, commit, figures), and the "
+        "page shows those before it and the differences to the last one. With --compare, two runs are compared; a "
+        "figure is worse when it changed by more than noise: three standard deviations of its history if that holds "
+        "four runs, else --noise.\n"
         "\n"
-        "--upload copies the logs to DEST/testbed-logs/ and the report to DEST/. Every file is read back and compared. For "
-        "gs:// the installed client is used: gcloud, or gsutil.",
+        "--upload copies the logs to DEST/testbed-logs/ and the report to DEST/. Every file is read back and compared. "
+        "For gs:// the installed client is used: gcloud, or gsutil.",
     .options = report_table,
     .options_bytes = sizeof(struct report_options),
     .examples = report_examples,

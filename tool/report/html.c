@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* html.c - the page: verdict on top, then tables, plots, machine. Everything it needs is in it. */
+/* html.c - the self-contained page: verdict, tables, plots, machine. */
 #include "bench/bench.h"
 #include "machine.h"
 #include "tool_report.h"
@@ -91,7 +91,7 @@ static void print_suites(FILE *stream, const json_t *suites, const json_t *not_r
     }
     fputs("</tbody></table></div>\n", stream);
     print_failures(stream, suites);
-    fputs("<p class=\"soft\">Every row that arrives is compared with a reference that is computed without the "
+    fputs("<p class=\"soft\">Every received row is compared with a reference that is computed without the "
           "library. Nodes are emulated on this machine.</p></section>\n",
           stream);
 }
@@ -175,9 +175,9 @@ static void print_bench(FILE *stream, const json_t *document)
     fputs(
         "<p class=\"soft\">Logical GB/s count the rows that a rank receives, its own included; wire GB/s those that "
         "come from other ranks; both over the time of the whole operation, of the slowest rank. memcpy, or the copy "
-        "engine of GPUs, moves the same bytes, by the same processes, in the same run. A ratio above 1 is no mistake: a row that goes to several "
-        "ranks is read once and placed on each of them, where memcpy reads it each time. On a machine that is shared "
-        "with others only the ratio means something.</p></section>\n",
+        "engine of GPUs, moves the same bytes, by the same processes, in the same run. A ratio above 1 is possible: a "
+        "row for several ranks is read once and written to each of them, while memcpy reads it each time. On a shared "
+        "machine only the ratio is meaningful.</p></section>\n",
         stream);
 }
 
@@ -243,7 +243,7 @@ void report_html(FILE *stream, const json_t *document)
     fputs("<footer><p class=\"soft\">Made by <code>", stream);
     page_escape(stream, command);
     fprintf(stream,
-            "</code> in %.0f seconds. <code>report.json</code> beside this page holds the same data.</p></footer>\n",
+            "</code> in %.0f seconds. <code>report.json</code> next to this page has the same data.</p></footer>\n",
             page_number(document, "seconds"));
     page_end(stream);
 }

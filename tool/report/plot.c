@@ -18,7 +18,7 @@ static bool has_rate(const json_t *row)
            json_is_object(json_object_get(row, bench_baseline_of(row).key));
 }
 
-/* Of each operation and type the measurement with the most tokens. */
+/* The measurement with the most tokens of each operation and type. */
 static bool is_largest(const json_t *rows, const json_t *row)
 {
     json_t *other;
@@ -66,7 +66,7 @@ static bool plot_rates(FILE *stream, const json_t *rows)
     }
     snprintf(name, sizeof(name), "%s, same bytes", baseline);
     return svg_bars(
-        stream, &(struct svg_bars){.title = "Rate of one rank beside a plain copy, largest batch",
+        stream, &(struct svg_bars){.title = "Rate of one rank and of a plain copy, largest batch",
                                    .y_label = "GB/s of one rank",
                                    .unit = "GB/s",
                                    .labels = bars.label_list,
@@ -99,7 +99,7 @@ static bool plot_tokens(FILE *stream, const json_t *rows)
     struct svg_curve curves[] = {{"dispatch bf16", x[0], y[0], n_dispatch}, {"combine bf16", x[1], y[1], n_combine}};
 
     return n_dispatch > 1 && n_combine > 1 &&
-           svg_lines(stream, &(struct svg_lines){.title = "Beside a plain copy, by batch size",
+           svg_lines(stream, &(struct svg_lines){.title = "Relative to a plain copy, by batch size",
                                                  .x_label = "tokens of each rank",
                                                  .y_label = "times a plain copy",
                                                  .unit = "times",

@@ -15,9 +15,9 @@
 #include <unistd.h>
 
 #define PATH_BYTES 4096
-#define NAME_BYTES 64 /* of a file of the report, with what makes it a temporary one */
+#define NAME_BYTES 64 /* of a file of the report, with the suffix of a temporary one */
 
-/* The folder that the report's folder is, or would be, made in; for free(). */
+/* The parent of the report's folder; for free(). */
 static char *parent_of(const char *folder)
 {
     size_t n = strlen(folder);
@@ -38,7 +38,7 @@ static bool refuse(const char *folder, const char *why)
     return false;
 }
 
-/* Nothing is made yet: whatever ends this process before the report is written leaves nothing behind. */
+/* Creates nothing yet: a process that ends before the report is written leaves nothing behind. */
 bool report_check(const char *folder)
 {
     struct stat info;
@@ -76,7 +76,7 @@ static void write_json(FILE *stream, const json_t *document)
     stream_json(stream, document, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
 }
 
-/* A file of the report: all of its text first, because plots take time, then under another name, then its own. */
+/* Writes a file of the report: the complete text first, because plots take time, then a temporary file. */
 struct file {
     const char *name;
     write_fn write;
@@ -98,8 +98,8 @@ static bool render(const json_t *document, struct file *file)
     return fclose(stream) == 0 && good;
 }
 
-/* Puts the text on the disk. */
-static int put(const struct temporary *temporary, const struct file *file)
+/* Writes the text to the disk. */
+static int sync_file(const struct temporary *temporary, const struct file *file)
 {
     int number = temporary_write(temporary, file->text, file->bytes);
 
@@ -108,7 +108,7 @@ static int put(const struct temporary *temporary, const struct file *file)
     return number;
 }
 
-/* Into a folder that is there: each file under another name, then all of them get their own. */
+/* Into an existing folder: writes all files under temporary names, then renames them. */
 static int replace_files(struct file *files, size_t n, size_t *ret_at)
 {
     int number = 0;
@@ -116,7 +116,7 @@ static int replace_files(struct file *files, size_t n, size_t *ret_at)
     for (*ret_at = 0; *ret_at < n && number == 0; *ret_at += number == 0) {
         number = temporary_file(files[*ret_at].path, &files[*ret_at].temporary);
         if (number == 0)
-            number = put(&files[*ret_at].temporary, &files[*ret_at]);
+            number = sync_file(&files[*ret_at].temporary, &files[*ret_at]);
     }
     if (number == 0)
         for (*ret_at = 0; *ret_at < n && number == 0; *ret_at += number == 0)
@@ -126,7 +126,7 @@ static int replace_files(struct file *files, size_t n, size_t *ret_at)
     return number;
 }
 
-/* A folder that appears with all of them in it. */
+/* Creates the folder under a temporary name with all files in it, then renames it. */
 static int make_folder(const char *folder, const struct file *files, size_t n, size_t *ret_at)
 {
     struct temporary place, file;
@@ -141,7 +141,7 @@ static int make_folder(const char *folder, const struct file *files, size_t n, s
         if (number == 0 && file.fd < 0)
             number = errno;
         if (number == 0)
-            number = put(&file, &files[*ret_at]);
+            number = sync_file(&file, &files[*ret_at]);
         if (file.fd >= 0 && close(file.fd) != 0 && number == 0)
             number = errno;
     }

@@ -18,12 +18,12 @@ int report_two(const struct cmd *cmd, const struct report_options *options, cons
                const struct verdict_options *wanted, const char *path_a, const char *path_b);
 
 /*
- * Copies the files of a folder, and the two of its report in `output`, to DEST. CMD_FINE, or the exit code after the
- * error was reported. *ret_n: files that are there and have the right contents.
+ * Copies the files of a folder, and the two of its report in `output`, to DEST. CMD_FINE, or the exit code after
+ * reporting the error. *ret_n: files that were copied and verified.
  */
 int report_upload(const struct folder *folder, const char *output, const char *dest, int *ret_n);
 
-/* [{host, text, is_readable}]: what `epkit topo` says of each snapshot of a folder. A new reference. */
+/* [{host, text, is_readable}]: the summary of `epkit topo` for each snapshot of a folder. A new reference. */
 json_t *report_snapshots(const struct folder *folder);
 
 #endif

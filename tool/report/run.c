@@ -61,7 +61,7 @@ static bool write_both(const char *folder, const json_t *document, void (*page)(
     return good;
 }
 
-/* A report.json; NULL after saying why not. */
+/* Loads a report.json; NULL after reporting the error. */
 static json_t *load_report(const char *path)
 {
     char error[200];
@@ -84,7 +84,7 @@ static json_t *load_report(const char *path)
 
 /* --- documents --- */
 
-/* The document of a run: from its report.json, or from its folder. NULL after the error was reported. */
+/* The document of a run, from its report.json or its folder. NULL after reporting the error. */
 static json_t *load(const struct cmd *cmd, const char *path, const struct reference *reference,
                     const struct verdict_options *wanted, struct folder **ret_folder)
 {
@@ -132,7 +132,7 @@ static int code_of(const json_t *document)
                                                                           : CMD_UNSUPPORTED;
 }
 
-/* Runs that came before; the file's other lines are left as they are. NULL after an error was reported. */
+/* The earlier runs of the history; other lines of the file are not changed. NULL after reporting an error. */
 static json_t *read_history(const char *path, bool must_exist)
 {
     json_t *history;
@@ -151,7 +151,7 @@ static json_t *read_history(const char *path, bool must_exist)
     return history;
 }
 
-/* History and the differences to a run before, put into the document. */
+/* Adds the history and the differences to a previous run to the document. */
 static int add_past(const struct cmd *cmd, const struct report_options *options, const struct reference *reference,
                     const struct verdict_options *wanted, json_t *document)
 {
@@ -199,7 +199,7 @@ static void print_text(const json_t *document, const char *output, const char *u
                 "%s", page_text(document, "verdict"));
     (void)verdict_print(json_object_get(document, "parsed"));
     if (json_is_object(previous))
-        out_line("Beside the run before: %s", page_text(previous, "verdict"));
+        out_line("Compared with the previous run: %s", page_text(previous, "verdict"));
     out_line("Report: %s/report.html (and report.json)", output);
     if (upload)
         out_line("Uploaded and verified: %d files in %s", n_uploaded, upload);

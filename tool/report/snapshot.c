@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* snapshot.c - one sentence about the machine of each snapshot in a run folder. */
+/* snapshot.c - a one-sentence summary of the machine of each snapshot in a run folder. */
 #include "report_run.h"
 #include "topo/topo_view.h"
 
@@ -7,7 +7,7 @@
 
 #include <epkit/epkit.h>
 
-/* The sentence of `epkit topo`; false: ret_text says why there is none. */
+/* The sentence of `epkit topo`; false: ret_text has the reason why there is none. */
 static bool describe(const char *path, char *ret_text, size_t bytes)
 {
     struct source *source = NULL;

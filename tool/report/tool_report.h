@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tool_report.h - what `epkit run` leaves behind: a folder with report.json and a report.html that needs nothing else.
+ * tool_report.h - the report of `epkit run`: a folder with report.json and a self-contained report.html.
  */
 #ifndef EP_TOOL_REPORT_H
 #define EP_TOOL_REPORT_H
@@ -9,13 +9,13 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-/* Can a report be written into `folder`? Its parents must be there. Nothing is made. false: the reason is reported. */
+/* Can a report be written into `folder`? Its parent must exist. Creates nothing. false: the reason was reported. */
 bool report_check(const char *folder);
 
 /*
- * Writes report.json and report.html of a document of `epkit run`. A folder that is not there yet appears with both of
- * them in it. In one that is there each file appears whole or not at all: a reader never sees half of one, and an old
- * report stays until both of the new one are complete. false: the reason has been reported, and nothing is left behind.
+ * Writes report.json and report.html of a document of `epkit run`. A new folder appears with both files in it. In an
+ * existing folder each file is replaced atomically, after both are complete. false: the reason was reported, and
+ * nothing is left behind.
  */
 bool report_write(const char *folder, const json_t *document);
 
@@ -26,7 +26,7 @@ void report_html(FILE *stream, const json_t *document);
 
 /* --- plot.c --- */
 
-/* Plots of the measurements `rows`, those for which there is enough. */
+/* Prints the plots for which `rows` has enough measurements. */
 void report_plots(FILE *stream, const json_t *rows);
 
 #endif

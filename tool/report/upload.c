@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* upload.c - copies of a run's files in another place, each of them read back and compared. */
+/* upload.c - copies the files of a run to a destination; reads each back and compares it. */
 #include "report_run.h"
 
 #include "output.h"
@@ -57,7 +57,7 @@ static int copy_bytes(int from, const struct temporary *to)
             error = errno;
         if (n > 0)
             error = temporary_write(to, block, (size_t)n);
-        /* A file may be large, and its place far away: it is given up rather than finished. */
+        /* A file may be large and the destination slow: a signal aborts the copy. */
         if (!error && temporary_is_interrupted())
             error = EINTR;
     }
@@ -65,7 +65,7 @@ static int copy_bytes(int from, const struct temporary *to)
     return error;
 }
 
-/* Under another name first: a reader of the destination never sees half of a file. */
+/* Copies to a temporary name first: a reader of the destination never sees a partial file. */
 static int copy_file(const char *path, const char *dest)
 {
     int from = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW), error;
@@ -78,7 +78,7 @@ static int copy_file(const char *path, const char *dest)
     error = temporary_file(dest, &to);
     if (!error)
         error = copy_bytes(from, &to);
-    /* Mounted buckets have no modes, and some no fsync(). */
+    /* Mounted buckets do not support modes, and some not fsync(). */
     if (!error)
         (void)!fchmod(to.fd, temporary_usual_mode());
     if (!error && fsync(to.fd) != 0 && errno != EINVAL && errno != ENOSYS)
@@ -126,7 +126,7 @@ static bool is_client(const char *name)
     return found;
 }
 
-/* "gcloud storage cp", or "gsutil cp". false after the error was reported. */
+/* Runs "gcloud storage cp" or "gsutil cp". false after reporting the error. */
 static bool client_copy(const char *from, const char *to)
 {
     static char gcloud[] = "gcloud", storage[] = "storage", gsutil[] = "gsutil", cp[] = "cp";
@@ -151,7 +151,7 @@ static bool client_copy(const char *from, const char *to)
     return good;
 }
 
-/* What the client writes, it writes while signals come: if one ends epkit, the next upload removes what is left. */
+/* A signal may end epkit while the client writes: the next upload removes the remains. */
 static int upload_gs(const char *path, const char *dest)
 {
     const char *parent = getenv("TMPDIR");
@@ -170,7 +170,8 @@ static int upload_gs(const char *path, const char *dest)
         error = compare_files(path, back);
         result = error == 0 ? CMD_FINE : CMD_FAILED;
         if (error)
-            out_error("report: --upload %s: what is there is not what was sent: %s", dest, strerror(error));
+            out_error("report: --upload %s: %s", dest,
+                      error == EILSEQ ? "the uploaded data differs from the data sent" : strerror(error));
     }
     free(back);
     temporary_remove(&folder);
@@ -186,11 +187,11 @@ static int upload_local(const char *path, const char *dest)
     if (!error)
         return CMD_FINE;
     out_error("report: --upload %s: %s", dest,
-              error == EILSEQ ? "what is there is not what was written" : strerror(error));
+              error == EILSEQ ? "the data read back differs from the data written" : strerror(error));
     return CMD_FAILED;
 }
 
-/* The name of a file below the folder that holds run.json. */
+/* The name of a file relative to the folder with run.json. */
 static const char *name_below(const struct folder *folder, const char *path)
 {
     size_t n = strlen(folder->base);

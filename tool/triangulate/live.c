@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SIDE_BY_SIDE 64 /* groups of one round that run at the same time */
+#define SIDE_BY_SIDE 64 /* groups of one round that run concurrently */
 
 struct live {
     const struct triangulate_call *options;
@@ -27,7 +27,7 @@ struct live {
 
 /* --- nodes --- */
 
-/* A list as of epkit launch, or a hostfile. What a host may be called is safe in a shell's command. */
+/* A list as for epkit launch, or a hostfile. Valid host names are safe in a shell command. */
 static int read_fleet(const char *text, struct hosts *fleet)
 {
     ep_status status =
@@ -98,8 +98,8 @@ double triangulate_ratio(const json_t *document)
     return worst;
 }
 
-/* What a group's command printed, in proportion; NAN with the reason. */
-static double judge_output(const struct live *live, const struct capture *capture, int n_nodes, char **ret_why)
+/* The lowest share of an expected figure in the output of a group's command; NAN with the reason. */
+static double ratio_of_output(const struct live *live, const struct capture *capture, int n_nodes, char **ret_why)
 {
     struct verdict_options options = *live->wanted;
     struct parser *parser = parser_new();
@@ -111,7 +111,7 @@ static double judge_output(const struct live *live, const struct capture *captur
     if (capture->start_error || !parser) {
         *ret_why = strdup(strerror(capture->start_error ? capture->start_error : ENOMEM));
     } else if (capture->late) {
-        *ret_why = strdup("it was ended at its deadline");
+        *ret_why = strdup("it was terminated at its deadline");
     } else {
         parser_begin(parser, "output");
         parser_feed(parser, capture->output.text, capture->output.bytes);
@@ -128,7 +128,7 @@ static double judge_output(const struct live *live, const struct capture *captur
             if (verdict == VERDICT_FAILED)
                 ratio = NAN;
         }
-        /* A test that only says whether it passed is no slower than it should be. */
+        /* A test without figures that passed counts as fast. */
         if (verdict == VERDICT_PASSED && capture->status == 0 && isnan(ratio)) {
             free(*ret_why);
             *ret_why = NULL;
@@ -140,7 +140,7 @@ static double judge_output(const struct live *live, const struct capture *captur
     return ratio;
 }
 
-static void keep_run(struct live *live, const char *names, double ratio, const char *why, const char *purpose)
+static void store_run(struct live *live, const char *names, double ratio, const char *why, const char *purpose)
 {
     json_t *hosts = json_array();
     char *copy = strdup(names), *rest;
@@ -159,7 +159,7 @@ static void keep_run(struct live *live, const char *names, double ratio, const c
         out_line("%s: %.0f%% of what is expected", names, 100 * ratio);
 }
 
-/* What measures a group; the words are those of the options, or of `texts`. */
+/* Builds the command that measures a group, from the options or with strings in `texts`. */
 struct group_command {
     char *names, *text;
     char **argv;
@@ -171,7 +171,7 @@ static bool make_command(const struct live *live, const int *nodes, int n, struc
     struct group_command *command = ret_command;
     const char *const *words = live->options->argv;
     size_t n_words = 3;
-    bool has_names = false; /* the job's own words may be the same */
+    bool has_names = false; /* arguments of the job may be the same */
 
     for (size_t i = 0; words && words[i]; i++)
         n_words = i + 1 > n_words ? i + 1 : n_words;
@@ -206,10 +206,10 @@ static bool measure_round(struct live *live, struct triangulate *t, const struct
     for (int i = 0; i < round->n_groups; i++) {
         if (good) {
             char *why;
-            double ratio = judge_output(live, &captures[i], round->sizes[i], &why);
+            double ratio = ratio_of_output(live, &captures[i], round->sizes[i], &why);
 
             triangulate_result(t, i, ratio);
-            keep_run(live, commands[i].names, ratio, why, round->why);
+            store_run(live, commands[i].names, ratio, why, round->why);
             free(why);
             capture_done(&captures[i]);
         }
@@ -247,7 +247,7 @@ static void print_plan(const json_t *plan)
     const char *command = json_string_value(json_object_get(plan, "command"));
 
     if (is_pairs)
-        out_line("Plan: %d nodes: %d pair%s side by side, then members of a slow pair with a node of a fast one.", n,
+        out_line("Plan: %d nodes: %d pair%s concurrently, then members of a slow pair with a node of a fast one.", n,
                  n / 2, n / 2 == 1 ? "" : "s");
     else
         out_line("Plan: %d nodes: halves of the suspects one after the other, then all others together.", n);
@@ -262,8 +262,7 @@ static void print_plan(const json_t *plan)
     fflush(stdout);
 }
 
-/* Why no group at all has given a figure: then it is the command, or all nodes, and nothing is known of one. NULL: some
- * have. */
+/* Why no group has a figure: then the command or all nodes fail, and no node can be named. NULL: some have one. */
 static const char *why_none(const json_t *runs)
 {
     const char *why = NULL;
@@ -301,7 +300,7 @@ static int conclude(struct live *live, struct triangulate *t, json_t *plan)
     else if (end == TRIANGULATE_FOUND)
         snprintf(verdict, sizeof(verdict), "Slow: %.800s. Found in %d runs.", names, triangulate_runs(t));
     else if (end == TRIANGULATE_EITHER)
-        snprintf(verdict, sizeof(verdict), "One of %.800s is slow: it takes a third node to tell which.", names);
+        snprintf(verdict, sizeof(verdict), "One of %.800s is slow: a third node is needed to find out which.", names);
     else if (end == TRIANGULATE_SPREAD)
         snprintf(verdict, sizeof(verdict), "No single node: the group %.700s is slow, its parts are not.", names);
     else if (end == TRIANGULATE_BUDGET)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* recorded.c - conclusions from runs that were made already. */
+/* recorded.c - finds slow nodes from recorded runs. */
 #include "tool_triangulate.h"
 
 #include "output.h"
@@ -12,7 +12,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define IDLE 0.1 /* of the others' mean: nothing to speak of moved */
+#define IDLE 0.1 /* of the others' mean: hardly any traffic */
 #define WEAK 0.6
 
 /* Recorded runs: {"hosts": [...], "ratio": number or null, "nics": [{host, device, ...}], "source"}. */
@@ -39,7 +39,7 @@ static double nic_bytes(const json_t *nic)
     return json_number_value(json_object_get(nic, "tx_bytes")) + json_number_value(json_object_get(nic, "rx_bytes"));
 }
 
-/* NICs of a host of run.json that moved much less than its others. */
+/* NICs of a host of run.json that carried much less than its others. */
 static void find_weak_nics(const json_t *host, json_t *weak)
 {
     const json_t *nics = json_object_get(host, "nics");
@@ -91,7 +91,7 @@ static int add_folder(const struct cmd *cmd, const char *path, const struct refe
         parser_end(parser);
         document = verdict_make(parser, reference, &options, &verdict);
         ratio = triangulate_ratio(document);
-        /* A run that ended with an error and says nothing of speed is slow, too. */
+        /* A run that ended with an error and has no figures counts as slow, too. */
         if (isnan(ratio) && json_integer_value(json_object_get(folder->run, "exit_code")) != 0)
             ratio = 0;
         add_run(runs, json_object_get(folder->run, "hosts"), ratio, path);
