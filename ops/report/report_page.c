@@ -86,11 +86,10 @@ static void print_figures(FILE *stream, const json_t *document)
         }
     }
     page_table_end(stream);
-    fputs(
-        "<p class=\"soft\">Rates are GB/s of one rank. Logical ones count each row once for every rank or node that "
-        "receives it, the sender included, as DeepEP prints them; wire rates only what leaves the node. Expected "
-        "figures are published ones of the same machine, or a model's.</p></section>\n",
-        stream);
+    fputs("<p class=\"soft\">Rates are GB/s of one rank. Logical ones count each row once for every rank or node that "
+          "receives it, the sender included, as DeepEP prints them; wire rates only what leaves the node. Expected "
+          "figures are published ones of the same machine, or a model's.</p></section>\n",
+          stream);
 }
 
 /* Plots measured against expected figures, of all measures with this unit and an expected figure. */

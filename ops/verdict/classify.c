@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-    static void add_cause(struct run_verdict *verdict, const char *id, const char *text)
+static void add_cause(struct run_verdict *verdict, const char *id, const char *text)
 {
     json_array_append_new(verdict->causes, json_pack("{s:s?, s:s}", "id", id, "text", text));
 }

@@ -250,8 +250,11 @@ static bool combine(struct lowlatency *low, struct result *result)
 
 static void check_combine(struct lowlatency *low, const struct result *result)
 {
-    struct reference_combine how = {
-        .hidden = low->shape.hidden, .expanded = true, .no_partial_reduce = low->shape.no_partial_reduce, .reply = reply, .context = low};
+    struct reference_combine how = {.hidden = low->shape.hidden,
+                                    .expanded = true,
+                                    .no_partial_reduce = low->shape.no_partial_reduce,
+                                    .reply = reply,
+                                    .context = low};
     struct reference_scratch scratch;
     uint16_t expected[MAX_HIDDEN];
     size_t wide = (size_t)low->shape.hidden * 2;

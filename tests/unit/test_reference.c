@@ -346,8 +346,8 @@ static void test_ll_combine(void **state)
          .expected = 0},
         {1, 0, 2, .topk = 4, .experts = {4, 0, 1, 2}, .values = {BIG, 0, -BIG, 0, 1}, .weights = {1, 1, 1, 1},
          .expected = 0},
-        {1, 0, 2, .no_partial_reduce = true, .topk = 3, .experts = {0, 2, 1}, .values = {BIG, 1, -BIG}, .weights = {1, 1, 1},
-         .expected = 0x3f80},
+        {1, 0, 2, .no_partial_reduce = true, .topk = 3, .experts = {0, 2, 1}, .values = {BIG, 1, -BIG},
+         .weights = {1, 1, 1}, .expected = 0x3f80},
         /* In ascending k within the rank, too, with the weights: 2 * 2^24 - 2^25 + 1. */
         {1, 0, 4, .topk = 3, .experts = {3, 0, 1}, .values = {-2 * BIG, 1, 0, BIG}, .weights = {2, 1, 1},
          .expected = 0x3f80},
