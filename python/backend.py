@@ -20,6 +20,9 @@ os.chdir(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from scikit_build_core import build as _core  # noqa: E402
 from scikit_build_core.build import *  # noqa: E402,F401,F403
 
+# A wheel's version depends on what is built (_cuda_of), so no metadata can be had before.
+del prepare_metadata_for_build_wheel  # noqa: F821
+
 # Libraries that others bring: those of the C library; the driver's on a machine with GPUs, and the C++ ones, which every
 # build of torch needs as well.
 _ALLOWED = re.compile(r"(libc|libm|libdl|libpthread|librt|ld-linux-.*|libcuda|libgcc_s|libstdc\+\+|libepkit)\.so")

@@ -215,8 +215,9 @@ EP_API ep_status ep_ll_get_mask(const ep_ll *ll, int32_t *ret_masked);
  * EP_E_EXCLUDED, as a late rank does, also in a call that began before. An unmasked rank must be able to make the next
  * calls: if it has missed a call, it is masked again at the deadline. If it was masked for a single dispatch, it
  * received no rows of it, and that dispatch fails with EP_E_EXCLUDED on it.
- * clear: unmasks all ranks. Ranks may unmask each other at different times: the next call of a rank that has unmasked
- * another one waits until that one has unmasked it too; at the deadline it returns EP_E_EXCLUDED.
+ * clear: unmasks all ranks. Ranks may unmask each other at different times between the same two calls: the next call of
+ * a rank that has unmasked another one waits until that one has unmasked it too; at the deadline it returns
+ * EP_E_EXCLUDED.
  * query: sets `out` [R], in the same kind of memory as other outputs, to 1 for masked ranks and to 0 for others.
  */
 EP_API ep_status ep_ll_set_mask(ep_ll *ll, int rank, int on, ep_stream stream);

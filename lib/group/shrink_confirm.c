@@ -31,6 +31,20 @@ void shrink_confirm_set(ep_comm *next)
     set_confirmation(ep_group_of(next), EP_GROUP_CONFIRM_RECEIVED);
 }
 
+bool shrink_confirm_is_refused(const ep_comm *next)
+{
+    const struct ep_group *group = ep_group_of(next);
+
+    for (int rank = 0; rank < next->nranks; rank++) {
+        /* Read before its confirmation: a rank may have published the confirmation, and then left. */
+        bool left = rank != next->rank && ep_group_has_left(group, rank);
+
+        if (left && confirmation_of(group, rank) != EP_GROUP_CONFIRM_RECEIVED)
+            return true;
+    }
+    return false;
+}
+
 /*
  * True if this rank can still learn that `rank` has the confirmation. That arrives over the link to its node. If the
  * link has ended, it arrives from the rank of this node that has a link to `rank`, until that one has given up.

@@ -216,8 +216,8 @@ static ep_status confirm(struct tcp_star *star, struct linked *l, ep_comm *next,
     /*
      * The next call finds a rank that dies while the leader sends the confirmation, as if the rank had died after it.
      */
-    if (opened == EP_OK && status != EP_OK &&
-        (tcp_star_was_complete(star) ||
+    if (opened == EP_OK && status != EP_OK && status != EP_E_EXCLUDED &&
+        ((tcp_star_was_complete(star) && !shrink_confirm_is_refused(next)) ||
          (next->rank != 0 && !tcp_star_was_notified(star) && shrink_confirm_query(l, next))))
         status = EP_OK;
     if (opened != EP_OK)

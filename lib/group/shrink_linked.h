@@ -80,6 +80,8 @@ ep_status shrink_follow(struct linked *l, int leader, int *ret_fd);
 
 /* Publishes that this rank has received the confirmation of the group. */
 void shrink_confirm_set(ep_comm *next);
+/* On the leader: true if a rank has left the group without the confirmation, as all do that have given up. */
+bool shrink_confirm_is_refused(const ep_comm *next);
 /* This rank has lost the leader: true if another rank has received the confirmation. Keeps ep_last_error(). */
 bool shrink_confirm_query(struct linked *l, ep_comm *next);
 

@@ -76,8 +76,13 @@ ep_status ep_net_introduce(const char *name, const struct ep_net_params *params,
         snprintf(own->reason, sizeof(own->reason), "%.*s", (int)sizeof(own->reason) - 1, text);
     memset(ret_all, 0, (size_t)params->nranks * bytes);
     gathered = boot->allgather(boot->context, mine, bytes, params->timeout_ms, ret_all);
-    /* EP_E_PEER_DEAD of the bootstrap explains why this rank could not reach that peer. */
-    if (gathered != EP_OK && (status == EP_OK || gathered == EP_E_PEER_DEAD))
+    /*
+     * A failure of the bootstrap may be the reason why this rank could not reach a peer: the death of that peer, or a
+     * call that another rank ended, after which the peers close their connections.
+     */
+    if (gathered != EP_OK && (status == EP_OK || gathered == EP_E_PEER_DEAD ||
+                              ((status == EP_E_PEER_DEAD || status == EP_E_PEER_LEFT) &&
+                               (gathered == EP_E_ABORTED || gathered == EP_E_EXCLUDED))))
         return gathered;
     if (status != EP_OK)
         return ep_fail(status, "%s", text);

@@ -222,6 +222,8 @@ static ep_status gather_root(struct tcp_star *star, size_t bytes, int timeout_ms
         if (ep_now_ns() >= deadline_ns)
             return fail_late_root(star, timeout_ms);
     }
+    /* A rank that has given up since sends its failure after its block, which this rank may read long after it came. */
+    EP_TRY(step(star, bytes, ret_all, 0));
     star->delivering = true;
     for (int rank = 1; rank < star->nranks; rank++)
         tcp_star_queue_frame(star, &star->conns[rank], FRAME_RESULT, NULL, 0, ret_all, bytes * (size_t)star->nranks);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The low-latency calls of DeepEP V1's Buffer."""
 import struct
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 import torch
 
@@ -57,6 +57,7 @@ class LowLatencyCalls(OfThisProcess):
     _low_latency: List[epkit.LowLatency]
     _masked: Dict[int, bool]
     _standby: Optional[epkit.LowLatency]
+    _on_standby: Set[Tuple[int, int, int]]  # (hidden, num_experts, topk) that use it
 
     def _new_standby(self, num_bytes: int) -> Optional[epkit.LowLatency]:
         """A low-latency object of the sizes that num_bytes was the hint for, created with the buffer: when a rank has failed, no
@@ -87,8 +88,10 @@ class LowLatencyCalls(OfThisProcess):
         for one in self._low_latency:
             if (one.hidden, one.num_experts, one.topk) == (hidden, num_experts, topk) and one.max_tokens >= most:
                 return one
-        if self._stands_in(most, hidden, num_experts, topk):
-            assert self._standby is not None
+        sizes = hidden, num_experts, topk
+        if self._standby is not None and most <= self._standby.max_tokens and (
+                sizes in self._on_standby or self._stands_in(most, hidden, num_experts, topk)):
+            self._on_standby.add(sizes)  # later calls of these sizes need no barrier, also while a graph is captured
             return self._standby
         new = self._comm.low_latency(most, hidden, num_experts, topk, mask_dead=self.enable_shrink)
         for rank, masked in self._masked.items():
@@ -236,9 +239,9 @@ class LowLatencyCalls(OfThisProcess):
             mask_status |= one.mask().to(mask_status.device)
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """Unmasks all ranks, in the order of the current stream. Not collective: ranks may do so at different times, and the next
-        call waits for those that still mask this one. If one of them still does at the deadline, that call raises epkit.GroupError
-        (EP_E_EXCLUDED)."""
+        """Unmasks all ranks, in the order of the current stream. Not collective: ranks may do so at different times between the
+        same two calls, and the next call waits for those that still mask this one. If one of them still does at the deadline,
+        that call raises epkit.GroupError (EP_E_EXCLUDED)."""
         self._need_shrink("low_latency_clean_mask_buffer")
         self._masked.clear()
         for one in self._low_latency:

@@ -88,10 +88,7 @@ class Order:
         """A context for the allocation of outputs: on the communication stream if the call requires that."""
         if self._stream is None or not self._on_comm:
             return contextlib.nullcontext()
-        if self._previous is None:
-            # Wait for the current stream while it still is the current one.
-            wait_stream(self._stream, current_stream(self._device))
-            self._waited = True
+        _ = self.cuda_stream  # its waits, while the caller's stream is still the current one
         return on_stream(self._stream, self._device)
 
     def on_stream(self) -> ContextManager[Any]:

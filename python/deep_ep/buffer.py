@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepEP V1: Buffer."""
 import os
-from typing import Any, Dict, Iterator, List, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, NamedTuple, NoReturn, Optional, Sequence, Set, Tuple, Union
 
 import torch
 
@@ -172,6 +172,7 @@ class Buffer(LowLatencyCalls):
         self._masked: Dict[int, bool] = {}
         self._scratch: Dict[bool, torch.Tensor] = {}
         self._sms = 0  # last value of set_num_sms() on the communicator; 0: the library's default
+        self._on_standby: Set[Tuple[int, int, int]] = set()
         self._standby = self._new_standby(num_rdma_bytes) if enable_shrink else None
         if self._standby is not None:
             self._low_latency.append(self._standby)
@@ -378,7 +379,8 @@ class Buffer(LowLatencyCalls):
             with order.on_stream():  # which zeroes what the library leaves as it is
                 new = self._new_handle(plan, is_token_in_rank, topk_idx, order)
             made = tuple(tuple.__iter__(new))
-        event = order.done(async_finish, (x, rows, topk_idx, topk_weights, tuple(tuple.__iter__(new))), made)
+        event = order.done(async_finish, (x, rows, topk_idx, topk_weights, num_tokens_per_expert,
+                                          tuple(tuple.__iter__(new))), made)
         return _as_given(given, rows), rows.topk_idx, rows.topk_weights, list(plan.recv_per_expert), new, event
 
     def combine(self, x: torch.Tensor, handle: Handle, topk_weights: Optional[torch.Tensor] = None,

@@ -333,7 +333,8 @@ class ElasticBuffer(OfThisProcess):
                 handle._fill(epkit.Metadata(*plan._metadata(handle.num_max_tokens_per_rank, order.stream, wanted)), order.mark())
             if stats is not None:
                 stats.add_(handle.num_unaligned_recv_tokens_per_expert)
-        event = order.done(async_with_compute_stream, (x, rows, topk_weights, stats),
+        # topk_idx as given, too: the handle holds a copy, and the communication stream may still have to read the original.
+        event = order.done(async_with_compute_stream, (x, rows, topk_idx, topk_weights, stats),
                            handle._tensors() if fresh else ())
         return _as_given(x, rows), rows.topk_idx, rows.topk_weights, handle, event
 

@@ -95,14 +95,12 @@ PYTHON
         compgen -G "$work/cuda/site/epkit-0.1.0+cu1*.dist-info" >/dev/null
 }
 
-# `pip wheel python/` is the same package: its metadata, which need no build.
+# `pip wheel python/` is the same package.
 subfolder() {
-    (cd "$work/source/python" && PYTHONPATH=. "$python" -c '
-import sys
-import backend
-print(backend.prepare_metadata_for_build_wheel(sys.argv[1]))' "$work/metadata") || return 1
-    "$python" -m zipfile -e "$work"/wheels/*.whl "$work/unpacked" &&
-        diff "$work"/unpacked/*.dist-info/METADATA "$work"/metadata/*.dist-info/METADATA
+    PATH=$(dirname "$python"):$PATH "$python" -m pip wheel --quiet --no-deps --no-build-isolation \
+        --wheel-dir "$work/subfolder" "$work/source/python" || return 1
+    [ "$(ls "$work/subfolder")" = "${wheel##*/}" ] &&
+        diff <("$python" -m zipfile -l "$wheel" | cut -d' ' -f1) <("$python" -m zipfile -l "$work"/subfolder/*.whl | cut -d' ' -f1)
 }
 
 # No path of the build machine is searched, and nothing but what every machine with torch has is needed.

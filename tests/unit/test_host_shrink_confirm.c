@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A rank dies while the leader of a shrink between hosts confirms the new group: all others have the same outcome, and
- * form one group in the next shrink. Ranks are processes. The linker redirects calls of the library to the wrappers
- * below.
+ * A rank dies, or the leader stops, while the leader of a shrink between hosts confirms the new group: all others have
+ * the same outcome, and form one group in the next shrink. Ranks are processes. The linker redirects calls of the
+ * library to the wrappers below.
  */
 #include "group/shrink_linked.h"
 #include "tcp/star_internal.h"
@@ -25,6 +25,8 @@ enum { NRANKS = 6, VICTIM_LEAF = 3 };
 struct scenario {
     int results; /* sent by the leader before it dies; -1: it stays alive, and a leaf dies before it receives one */
     int ranks_per_node;
+    bool stops;           /* the leader, before the confirmation, until the others have given up; nobody dies */
+    _Atomic int returned; /* from the first shrink */
     _Atomic pid_t pids[NRANKS];
     _Atomic int formed;
     ep_status first[NRANKS], barrier[NRANKS], again[NRANKS];
@@ -44,8 +46,10 @@ static struct scenario *shared;
 
 ep_status __wrap_shrink_refuse_prepare(const struct linked *l, struct ep_group_refusal **ret_refusal)
 {
-    if (l->me == 0 && !n_results)
+    if (l->me == 0 && !n_results && !shared->stops)
         confirms_in = shared;
+    if (l->me == 0 && shared->stops && !atomic_load(&shared->returned))
+        raise(SIGSTOP);
     return __real_shrink_refuse_prepare(l, ret_refusal);
 }
 
@@ -88,9 +92,19 @@ static void shrink_again(struct scenario *scenario, int rank, ep_comm *comm)
         scenario->members[rank] = info.nranks;
     /* A rank that leaves earlier would count as departed in the shrinks of the others. */
     atomic_fetch_add(&scenario->formed, 1);
-    while (atomic_load(&scenario->formed) < NRANKS - 1)
+    while (atomic_load(&scenario->formed) < NRANKS - !scenario->stops)
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     ep_comm_free(next);
+}
+
+/* Rank 1 continues the leader when all others have returned. */
+static void continue_leader(struct scenario *scenario, int rank)
+{
+    atomic_fetch_add(&scenario->returned, 1);
+    while (rank == 1 && atomic_load(&scenario->returned) < NRANKS - 1)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    if (rank == 1)
+        kill(atomic_load(&scenario->pids[0]), SIGCONT);
 }
 
 static int live(const ep_boot *boot, void *argument)
@@ -108,7 +122,12 @@ static int live(const ep_boot *boot, void *argument)
     atomic_store(&scenario->pids[rank], getpid());
     if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
         return 1;
+    if (scenario->stops)
+        comm->config.timeout_ms = 1000; /* what the others wait for the leader, twice */
     scenario->first[rank] = ep_comm_shrink(comm, NULL, &next);
+    if (scenario->stops)
+        continue_leader(scenario, rank);
+    comm->config.timeout_ms = config.timeout_ms;
     snprintf(scenario->text[rank], sizeof(scenario->text[rank]), "%s", ep_comm_last_error(comm));
     if (scenario->first[rank] == EP_OK) {
         scenario->barrier[rank] = ep_comm_barrier(next);
@@ -178,11 +197,40 @@ static void a_rank_that_dies_during_the_confirmation_is_found_by_the_next_call(v
     run_scenario(2, -1, EP_OK);
 }
 
+/* The others have given up, and their failures are behind their blocks of the confirmation when the leader reads these.
+ */
+static void a_leader_that_stops_does_not_have_the_group_alone(void **state)
+{
+    struct scenario *scenario =
+        mmap(NULL, sizeof(*scenario), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[NRANKS];
+
+    (void)state;
+    assert_true(scenario != MAP_FAILED);
+    *scenario = (struct scenario){.ranks_per_node = 1, .stops = true};
+    launch.nranks = NRANKS;
+    launch.run = live;
+    launch.argument = scenario;
+    launch.timeout_ms = 250000; /* only ends ranks that hang */
+    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    for (int rank = 0; rank < NRANKS; rank++) {
+        if (scenario->first[rank] == EP_OK || scenario->again[rank] != EP_OK)
+            print_error("rank %d: %s, %s: %s\n", rank, ep_status_name(scenario->first[rank]),
+                        ep_status_name(scenario->again[rank]), scenario->text[rank]);
+        assert_int_not_equal(scenario->first[rank], EP_OK);
+        assert_int_equal(scenario->again[rank], EP_OK);
+        assert_int_equal(scenario->members[rank], NRANKS);
+    }
+    munmap(scenario, sizeof(*scenario));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_leader_that_confirms_to_none_fails_all),
         cmocka_unit_test(a_leader_that_confirms_to_some_confirms_to_all),
+        cmocka_unit_test(a_leader_that_stops_does_not_have_the_group_alone),
         cmocka_unit_test(a_rank_that_dies_during_the_confirmation_is_found_by_the_next_call),
     };
 

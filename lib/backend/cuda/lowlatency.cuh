@@ -413,8 +413,8 @@ __device__ inline uint64_t ll_request_poll(const cuda_ll &ll, bool requests)
 
 /*
  * Has `rank` masked this rank? For a remote rank the state as of `poll`, which this kernel requested, counts: a rank
- * that was delayed sees what it has missed. A rank that this one has just unmasked has until the deadline to unmask
- * this one.
+ * that was delayed sees what it has missed. A rank that this one has just unmasked has one more deadline to unmask this
+ * one.
  */
 __device__ inline bool is_masked_by(const cuda_ll &ll, int rank, uint64_t poll)
 {
@@ -451,7 +451,8 @@ __device__ inline bool wait_or_mask(const cuda_ll &ll, const uint64_t *word, uin
         set_failure(ll.waits, 0, rank, phase);
         return false;
     }
-    if (!masked && is_masked_by(ll, rank, poll)) {
+    /* A rank that this one has unmasked, and that has ended, cannot unmask this one: it is masked like any that ends. */
+    if (!masked && !(end == WAIT_LOST && ll_has(mine->unmasked, rank)) && is_masked_by(ll, rank, poll)) {
         set_failure(ll.waits, CUDA_FAILED_EXCLUDED, rank, phase);
         return false;
     }

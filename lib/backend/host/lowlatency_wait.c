@@ -50,7 +50,7 @@ static ep_status recheck_mask(ep_ll *ll, int rank, enum ep_group_phase phase, bo
                                        : ll_is_remote(ll, rank) ? LL_UNMASK_WAIT_NS
                                                                 : 0);
 
-    while (is_masked_by(ll, rank) && ep_now_ns() < limit_ns && !ep_group_peer_dead(inner->group, rank)) {
+    while (is_masked_by(ll, rank) && ep_now_ns() < limit_ns && !ep_group_dead_or_left(inner->group, rank)) {
         bool moved = false;
 
         EP_TRY(ll_net_progress(ll, phase, &moved));
@@ -132,7 +132,7 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
 {
     struct host_ll *inner = ll->impl;
     _Atomic uint64_t *counter = ll_counter_of(ll, rank, word);
-    bool mask = ll->config.flags & EP_LL_MASK_DEAD, masked = false;
+    bool mask = ll->config.flags & EP_LL_MASK_DEAD, masked = false, unmasked = inner->unmasked[rank];
     struct ep_group_wait wait;
     uint64_t at = 0;
     ep_status status = EP_OK, failed = EP_OK;
@@ -145,8 +145,10 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
         at = atomic_load_explicit(counter, memory_order_acquire);
         note_arrivals(ll, word, value, cost);
         /* A rank of another node that has masked this one does not reply. */
-        if (mask && is_masked_by(ll, rank))
+        if (mask && is_masked_by(ll, rank)) {
             failed = recheck_mask(ll, rank, phase, &masked);
+            ep_group_wait_reset(&wait); /* a rank that has just unmasked this one is not late yet */
+        }
         if (at >= value || masked || failed != EP_OK)
             break;
         if (work)
@@ -164,11 +166,13 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
         return ep_group_fail_damaged(inner->group, rank, phase, "a counter of its calls", (int64_t)at);
     if (mask && is_masked_by(ll, rank))
         EP_TRY(recheck_mask(ll, rank, phase, &masked));
-    if (masked)
+    /* A rank that this one has unmasked, and that has ended, cannot unmask this one: it is masked like any that ends.
+     */
+    if (masked && !(unmasked && ep_group_dead_or_left(inner->group, rank)))
         return fail_excluded(rank, phase);
     inner->unmasked[rank] = false;
     /* A counter published since the last check, while this rank was not scheduled or checked masks, counts. */
-    if (status != EP_OK && atomic_load_explicit(counter, memory_order_acquire) < value)
+    if ((status != EP_OK || masked) && atomic_load_explicit(counter, memory_order_acquire) < value)
         ll_mask_rank(ll, rank);
     return EP_OK;
 }
