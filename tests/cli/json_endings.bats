@@ -351,9 +351,9 @@ waits() {
     empty nics --json --prometheus
     empty install --json plan
     empty install --json show debian-tools
-    [[ "$stderr" == *"--json does not go with show"* ]]
+    [[ "$stderr" == *"--json does not apply to show"* ]]
     empty install --json export sh debian-tools
-    [[ "$stderr" == *"--json does not go with export"* ]]
+    [[ "$stderr" == *"--json does not apply to export"* ]]
 }
 
 @test "what, where, why and hint are separate" {

@@ -160,6 +160,7 @@ struct table {
     struct cell cell;
     _Atomic uint64_t injected_ns; /* when the fault was injected, 0: not yet */
     _Atomic int resumed;          /* the stopped victim runs again */
+    _Atomic int n_failed;         /* ranks that have checked the failure before the shrink */
     struct rank_context ranks[RANKS];
 };
 

@@ -285,12 +285,23 @@ static void check_repeats(struct rank_run *run, ep_status status)
 
 /* --- the new group ---------------------------------------------------------------------------------------------- */
 
+/* Between hosts a death may arrive before the failure that the victim saw first; the others would report the death. */
+static void await_failure_on_all(struct rank_run *run)
+{
+    uint64_t begin_ns = now_ns();
+
+    while (atomic_load(&run->table->n_failed) < RANKS && ms_since(begin_ns) < LATE_MS)
+        sleep_us(1000);
+}
+
 static void inject_in_shrink(struct rank_run *run)
 {
     const struct cell *cell = run->cell;
 
     if (cell->point->step != STEP_SHRINK)
         return;
+    if (run->victim && cell->point->where == WHERE_BEFORE && cell->point->track->linked)
+        await_failure_on_all(run);
     if (run->victim && cell->point->where == WHERE_BEFORE)
         inject_now();
     else if (run->victim)
@@ -447,6 +458,7 @@ static void live(struct rank_run *run, const ep_boot *boot)
         return;
     check_failure(run, status);
     check_repeats(run, status);
+    atomic_fetch_add(&run->table->n_failed, 1);
     if (run->victim && run->cell->fault == FAULT_EXIT) {
         /* While the others shrink, the victim leaves. */
         inject_in_shrink(run);
