@@ -66,23 +66,20 @@ bool shrink_confirm_query(struct linked *l, ep_comm *next)
 {
     struct ep_group *group = ep_group_of(next);
     uint64_t deadline_ns = ep_deadline_ns(l->timeout_ms);
-    bool pending = true, gave_up = false;
+    bool pending = true;
 
     set_confirmation(group, EP_GROUP_CONFIRM_LEADER_LOST);
     while (pending && ep_now_ns() < deadline_ns) {
         uint32_t seen = ep_group_doorbell(group);
+        bool refused = shrink_confirm_is_refused(next);
 
         pending = false;
         for (int rank = 0; rank < next->nranks; rank++) {
-            /* Read before its confirmation: a rank may have published the confirmation, and then left. */
-            bool left = rank != next->rank && ep_group_has_left(group, rank);
-
             pending |= may_confirm(group, rank);
             if (confirmation_of(group, rank) == EP_GROUP_CONFIRM_RECEIVED)
                 return true;
-            gave_up |= left;
         }
-        if (gave_up)
+        if (refused)
             return false;
         if (pending)
             ep_group_wait_doorbell(group, seen);

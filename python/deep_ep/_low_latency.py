@@ -78,20 +78,24 @@ class LowLatencyCalls(OfThisProcess):
         one = self._standby
         if one is None or (one.hidden, one.num_experts) != (hidden, num_experts) or topk > one.topk or most > one.max_tokens:
             return False
+        sizes = hidden, num_experts, topk
+        if sizes in self._on_standby:  # no barrier again, and none while a graph is captured
+            return True
         if self._comm.is_cuda and torch.cuda.is_current_stream_capturing():
             return False
         one.barrier()
-        return bool(one.mask().any())
+        if not one.mask().any():
+            return False
+        self._on_standby.add(sizes)
+        return True
 
     def _object(self, most: int, hidden: int, num_experts: int, topk: int) -> epkit.LowLatency:
         """The low-latency object for these sizes; its topk may be larger. Collective for sizes that are new: it allocates."""
         for one in self._low_latency:
             if (one.hidden, one.num_experts, one.topk) == (hidden, num_experts, topk) and one.max_tokens >= most:
                 return one
-        sizes = hidden, num_experts, topk
-        if self._standby is not None and most <= self._standby.max_tokens and (
-                sizes in self._on_standby or self._stands_in(most, hidden, num_experts, topk)):
-            self._on_standby.add(sizes)  # later calls of these sizes need no barrier, also while a graph is captured
+        if self._stands_in(most, hidden, num_experts, topk):
+            assert self._standby is not None
             return self._standby
         new = self._comm.low_latency(most, hidden, num_experts, topk, mask_dead=self.enable_shrink)
         for rank, masked in self._masked.items():

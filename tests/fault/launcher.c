@@ -12,13 +12,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum scenario { SCENE_CREATION, SCENE_BARRIER, SCENE_TRAFFIC, SCENE_ASYNC, SCENE_SHRINK, SCENES };
+enum scenario { SCENARIO_CREATION, SCENARIO_BARRIER, SCENARIO_TRAFFIC, SCENARIO_ASYNC, SCENARIO_SHRINK, SCENARIOS };
 
-static const char *const scene_names[SCENES] = {
+static const char *const scene_names[SCENARIOS] = {
     "launcher.creation/kill", "launcher.barrier/kill", "launcher.traffic/kill",
     "launcher.async/kill",    "launcher.shrink/kill",
 };
-const int n_launcher_cells = SCENES;
+const int n_launcher_cells = SCENARIOS;
 
 const char *launcher_cell_name(int i)
 {
@@ -37,30 +37,30 @@ static int run_scene(const ep_boot *boot, void *argument)
     struct stage *stage = argument;
     struct traffic traffic = {0};
     ep_comm_config config = EP_COMM_CONFIG_INIT;
-    bool wait = boot->rank == 0 && stage->scenario != SCENE_TRAFFIC && stage->scenario != SCENE_ASYNC;
+    bool wait = boot->rank == 0 && stage->scenario != SCENARIO_TRAFFIC && stage->scenario != SCENARIO_ASYNC;
     ep_comm *comm, *next;
 
     config.backend = "host";
     config.timeout_ms = 60000;
     atomic_store(&stage->pid[boot->rank], (int)getpid());
-    if (stage->scenario == SCENE_CREATION)
+    if (stage->scenario == SCENARIO_CREATION)
         atomic_fetch_add(&stage->there, 1);
-    if (stage->scenario == SCENE_CREATION && wait)
+    if (stage->scenario == SCENARIO_CREATION && wait)
         pause();
     if (ep_comm_new(boot, &config, &comm) != EP_OK || traffic_init(&traffic, comm) != EP_OK)
         return 1;
     atomic_fetch_add(&stage->there, 1);
     if (wait)
         pause();
-    if (stage->scenario == SCENE_BARRIER)
+    if (stage->scenario == SCENARIO_BARRIER)
         return ep_comm_barrier(comm) != EP_OK;
-    if (stage->scenario == SCENE_SHRINK)
+    if (stage->scenario == SCENARIO_SHRINK)
         return ep_comm_shrink(comm, NULL, &next) != EP_OK;
     for (;;) {
         ep_status status = traffic_step(&traffic, STEP_PLAN);
 
         if (status == EP_OK)
-            status = traffic_step(&traffic, stage->scenario == SCENE_ASYNC ? STEP_ASYNC_DISPATCH : STEP_DISPATCH);
+            status = traffic_step(&traffic, stage->scenario == SCENARIO_ASYNC ? STEP_ASYNC_DISPATCH : STEP_DISPATCH);
         if (status != EP_OK)
             return 1;
     }

@@ -138,7 +138,7 @@ static void a_rank_that_gave_up_before_the_others_arrived_fails_them_too(void **
     }
 }
 
-/* It has seen attempt 2 fail, or will, and begins the third: there they meet. */
+/* It has seen attempt 2 fail, or will, and begins the third, in which they synchronise. */
 static void a_rank_that_voted_before_the_others_arrived_is_waited_for(void **state)
 {
     const uint32_t votes[] = {EP_GROUP_VOTE_LOCKED, shrink_pack_vote(EP_GROUP_VOTE_VETO, EP_E_TIMEOUT, LATE),
