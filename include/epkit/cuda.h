@@ -31,9 +31,11 @@
  *   - Blocking. ep_plan_new() waits for its routing and, without max_recv_tokens or in a capture, for the hosts of its
  *     peers, which must make the same call within the deadline. So does the first operation of a plan with
  *     max_recv_tokens, also in a capture.
- *   - Memory. Rows between nodes pass through pinned host memory that the communicator holds until it is freed: that of
- *     ep_cuda_set_net_memory(), and rings of 16 MiB for each peer (1 MiB on more than nine nodes). In addition, some
- *     kilobytes for each captured operation.
+ *   - Memory. Rows between nodes pass through memory that the communicator holds until it is freed: that of
+ *     ep_cuda_set_net_memory(), and rings of 16 MiB for each peer (1 MiB on more than nine nodes). It is pinned host
+ *     memory; over the network "verbs" it is device memory if the NIC can access it ($EPKIT_VERBS_GPU_MEMORY), and
+ *     there are rings of the same size in host memory for the heads of messages. In addition, some kilobytes for each
+ *     captured operation.
  *   - Thread. After the first captured operation a thread polls for launches; when idle, once per millisecond.
  *   - ep_comm_config.channels applies to plans only.
  *   - ep_comm_free() sends the data that peers still wait for, until one deadline at most.
@@ -60,8 +62,8 @@ EP_API ep_status ep_cuda_set_sms(ep_comm *comm, int sms);
 EP_API ep_status ep_cuda_get_device(ep_comm *comm, int *ret_device, int *ret_sms);
 
 /*
- * Between nodes: pinned host memory that holds rows until they are sent. On one node none is allocated, and both values
- * are 0.
+ * Between nodes: memory that holds rows until they are sent, pinned host memory or device memory (see above; device
+ * memory is allocated in multiples of 2 MiB). On one node none is allocated, and both values are 0.
  *
  * Size. An operation needs twice the bytes of its chunks. A chunk has up to 32 tokens for one node. Bytes per token:
  *   dispatch   hidden (fp8) or 2 * hidden (bf16), plus its scales and weights

@@ -317,6 +317,7 @@ static void make_params(struct ep_group *group, struct ep_net_params *ret_params
         .ranks_per_node = comm->ranks_per_node,
         .channels = comm->config.channels,
         .timeout_ms = comm->config.timeout_ms,
+        .gpu = group->gpu,
         .emulation = comm->emulation,
         .wake = wake_rank,
         .wake_context = group,

@@ -134,6 +134,7 @@ struct ep_group {
     int n_pending;
     struct ep_streams *streams; /* NULL on one node */
     struct ep_net_provider provider;
+    const char *gpu;                /* PCI address, set by a backend with GPUs once it knows it; NULL: none */
     struct ep_group_remote *remote; /* [R]; NULL unless the network has control links */
     struct ep_group_link *link;
     struct ep_group_refusal *refusal; /* answers ranks that the shrinks before this group have excluded; NULL: none */

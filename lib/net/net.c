@@ -138,7 +138,7 @@ ep_status ep_net_memory_new(struct ep_net *net)
     if (status == EP_OK)
         status = new_pages(net->region_bytes, &region);
     net->signals = signals;
-    net->region = region;
+    net->region = net->payload = region;
     if (status == EP_OK)
         return EP_OK;
     ep_net_memory_free(net);
@@ -150,7 +150,7 @@ void ep_net_memory_free(struct ep_net *net)
 {
     free(net->region);
     free(net->signals);
-    net->region = NULL;
+    net->region = net->payload = NULL;
     net->signals = NULL;
 }
 

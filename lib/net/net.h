@@ -5,7 +5,7 @@
  * A rank communicates with the ranks that have the same local index on the other nodes ("rail peers"), numbered by
  * node. Each endpoint has a region of memory that its peers write to, and an array of signals that they add to:
  *
- *   put(peer, channel, offset, src, bytes)   writes to the peer's region
+ *   put(peer, channel, offset, src, bytes)   writes to the peer's region, or to its payload region (payload_base)
  *   signal(peer, channel, index, add)        adds to one of the peer's signals
  *   flush_test(peer, channel)                true: all earlier operations have left. The sources of the puts may be
  *                                            reused, and delivery needs no further progress() on this side
@@ -41,6 +41,16 @@
 
 struct ep_net; /* one rank's endpoint; the first member of each engine's own struct */
 
+/* Memory of the caller for puts without a copy. */
+struct ep_net_buffer {
+    void *memory;
+    size_t bytes;
+    bool device; /* memory of a GPU, by its device address: only a NIC reads and writes it */
+    /* Of device memory: a dma-buf that begins at `memory`, borrowed. -1: none, so only a peer-memory module can help.
+     */
+    int dmabuf_fd;
+};
+
 struct ep_net_ops {
     const char *name;
     /* false: no room, try again after progress(). `src` must not change until flush_test() returns true. */
@@ -63,6 +73,12 @@ struct ep_net_ops {
      * After any other status, data in flight may still arrive.
      */
     ep_status (*revoke)(struct ep_net *net, int peer);
+    /*
+     * Optional. Registers memory that puts are going to read: they are not copied, so flush_test() is true only after
+     * the NIC has read them. EP_OK, or EP_E_UNSUPPORTED: puts may read host memory all the same, but not device memory.
+     * Another thread than that of the other calls may call it, one at a time. The memory must outlive the endpoint.
+     */
+    ep_status (*attach)(struct ep_net *net, const struct ep_net_buffer *buffer);
     /* The engine may read sources of unflushed puts after the endpoint is freed: these must never be freed. */
     bool retains_sources;
 };
@@ -77,7 +93,13 @@ struct ep_net {
      */
     unsigned char *region; /* of this rank; peers write here */
     size_t region_bytes;   /* as requested: the limit of puts */
-    uint64_t *signals;     /* of this rank; plain loads, change only inside progress() */
+    /*
+     * What peers put to payload_base + offset arrives at payload[offset], offset < region_bytes. Without a region of
+     * its own (ep_net_params.payload) this is `region`. payload_base is 0 where the engine has no such regions.
+     */
+    unsigned char *payload;
+    uint64_t payload_base;
+    uint64_t *signals; /* of this rank; plain loads, change only inside progress() */
     uint32_t n_signals;
     size_t wire_bytes; /* memory of the engine in addition to region and signals */
     uint64_t n_puts;   /* incremented by the caller of put() */
@@ -102,6 +124,12 @@ struct ep_net_params {
      */
     int block_ranks;
     bool tolerant; /* a lost peer does not break the network for the others */
+    /*
+     * Memory for the payload region, of region_bytes or more: NULL, or a wish. ep_net.payload tells whether the engine
+     * has met it. Other ranks may have other wishes. It must outlive the endpoint.
+     */
+    const struct ep_net_buffer *payload;
+    const char *gpu; /* PCI address of this rank's GPU: NICs near it are preferred. NULL: none, or not known yet */
     ep_net_emulation emulation;
     const ep_boot *boot; /* for all-gathers during creation; collective over all ranks of the group */
     /*
@@ -124,9 +152,10 @@ struct ep_net_provider {
     ep_status (*open)(const struct ep_net_provider *provider, const struct ep_net_params *params,
                       struct ep_net **ret_net);
     void *context;
+    bool device_memory; /* its endpoints may put from and to GPU memory: attach() and ep_net_params.payload */
 };
 
-#define EP_NET_ABI 5u /* of these tables, and of the engines' wire formats */
+#define EP_NET_ABI 6u /* of these tables, and of the engines' wire formats */
 
 extern const struct ep_net_provider ep_net_emulated;
 extern const struct ep_net_provider ep_net_tcp;   /* tcp.h */

@@ -106,12 +106,10 @@ static const void *damaged(struct ep_streams *streams, int index, uint64_t posit
     return NULL;
 }
 
-ep_status ep_streams_open(const struct ep_net_provider *provider, const struct ep_net_params *params, size_t ring_bytes,
-                          struct ep_streams **ret_streams)
+/* The size of each ring and of all, and their number. */
+static ep_status size_rings(const struct ep_net_params *params, size_t ring_bytes, size_t *ret_ring, size_t *ret_n,
+                            size_t *ret_bytes)
 {
-    struct ep_net_params full = *params;
-    struct ep_streams *streams = NULL;
-    struct ep_net *net;
     size_t ring = (ring_bytes + 63) & ~(size_t)63, n;
 
     if (ring < RING_MIN_BYTES || ring < ring_bytes)
@@ -120,8 +118,29 @@ ep_status ep_streams_open(const struct ep_net_provider *provider, const struct e
         return ep_fail(EP_E_ARG, "streams: %d ranks with %d per node and %d channels", params->nranks,
                        params->ranks_per_node, params->channels);
     n = (size_t)(params->nranks / params->ranks_per_node - 1) * (size_t)params->channels;
-    if (__builtin_mul_overflow(n, ring, &full.region_bytes) || n > UINT32_MAX / SIGNALS)
+    if (__builtin_mul_overflow(n, ring, ret_bytes) || n > UINT32_MAX / SIGNALS)
         return ep_fail(EP_E_OVERFLOW, "streams: %zu rings of %zu bytes", n, ring);
+    *ret_ring = ring;
+    *ret_n = n;
+    return EP_OK;
+}
+
+ep_status ep_streams_region_bytes(const struct ep_net_params *params, size_t ring_bytes, size_t *ret_bytes)
+{
+    size_t ring = 0, n = 0;
+
+    return size_rings(params, ring_bytes, &ring, &n, ret_bytes);
+}
+
+ep_status ep_streams_open(const struct ep_net_provider *provider, const struct ep_net_params *params, size_t ring_bytes,
+                          struct ep_streams **ret_streams)
+{
+    struct ep_net_params full = *params;
+    struct ep_streams *streams = NULL;
+    struct ep_net *net;
+    size_t ring = 0, n = 0;
+
+    EP_TRY(size_rings(params, ring_bytes, &ring, &n, &full.region_bytes));
     full.n_signals = (uint32_t)n * SIGNALS;
     /* The collective call comes first, so that a rank without memory does not leave the others waiting. */
     EP_TRY(provider->open(provider, &full, &net));
@@ -161,13 +180,14 @@ size_t ep_streams_max_message(const struct ep_streams *streams)
 
 /* --- sending --- */
 
-static bool put(struct ep_streams *streams, int index, uint64_t position, const void *src, size_t bytes)
+/* `base` is added to the offset: 0, or ep_net.payload_base. */
+static bool put(struct ep_streams *streams, int index, uint64_t base, uint64_t position, const void *src, size_t bytes)
 {
     struct ep_net *net = streams->net;
     int peer = peer_of(streams, index), channel = index % net->channels;
     uint64_t ring = (uint64_t)index_at_peer(streams, peer, channel) * streams->ring_bytes;
 
-    if (!net->ops->put(net, peer, channel, ring + position % streams->ring_bytes, src, bytes))
+    if (!net->ops->put(net, peer, channel, base + ring + position % streams->ring_bytes, src, bytes))
         return false;
     net->n_puts++;
     return true;
@@ -190,18 +210,19 @@ static bool push_step(struct ep_streams *streams, int index, struct sender *send
 
     if (sender->step == 0) {
         if (sender->skip_bytes &&
-            !put(streams, index, sender->begin - sender->skip_bytes, &staging->skip, sizeof(staging->skip)))
+            !put(streams, index, 0, sender->begin - sender->skip_bytes, &staging->skip, sizeof(staging->skip)))
             return false;
         sender->written = sender->begin;
     } else if (sender->step == 1) {
         size_t bytes = sizeof(staging->message) + sender->head_bytes;
 
-        if (!put(streams, index, sender->written, &staging->message, bytes))
+        if (!put(streams, index, 0, sender->written, &staging->message, bytes))
             return false;
         sender->written += bytes;
     } else if (sender->step < 2 + sender->n_pieces) {
         piece = &sender->pieces[sender->step - 2];
-        if (piece->bytes && !put(streams, index, sender->written, piece->data, piece->bytes))
+        if (piece->bytes &&
+            !put(streams, index, streams->net->payload_base, sender->written, piece->data, piece->bytes))
             return false;
         sender->written += piece->bytes;
     } else {

@@ -22,6 +22,9 @@ struct ep_piece {
 #define EP_STREAM_HEAD_BYTES 1024 /* most bytes of a message head, which ep_stream_send() copies */
 #define EP_STREAM_PIECES 8
 
+/* Bytes of the region of an endpoint with such streams. */
+ep_status ep_streams_region_bytes(const struct ep_net_params *params, size_t ring_bytes, size_t *ret_bytes);
+
 /* Opens the endpoint from `provider` and the streams on it. params->region_bytes and n_signals are set here. */
 ep_status ep_streams_open(const struct ep_net_provider *provider, const struct ep_net_params *params, size_t ring_bytes,
                           struct ep_streams **ret_streams);
@@ -37,7 +40,10 @@ size_t ep_streams_max_message(const struct ep_streams *streams);
 bool ep_stream_send(struct ep_streams *streams, int peer, int channel, const void *head, size_t head_bytes,
                     const struct ep_piece *pieces, int n_pieces);
 
-/* The oldest complete message of (peer, channel), aligned to 16 bytes, or NULL. Valid until ep_stream_pop(). */
+/*
+ * The oldest complete message of (peer, channel), aligned to 16 bytes, or NULL. Valid until ep_stream_pop(). Its pieces
+ * follow the head; if ep_net.payload is not the region, they are at the same offset of the payload region instead.
+ */
 const void *ep_stream_peek(struct ep_streams *streams, int peer, int channel, size_t *ret_bytes);
 void ep_stream_pop(struct ep_streams *streams, int peer, int channel);
 

@@ -49,22 +49,27 @@ static ep_status break_net(struct verbs_net *v, const struct verbs_conn *conn, e
 
 /* --- sending --- */
 
-/* Posts one operation. `src` is in the ring or short enough to be sent inline; `end`: ring position after it. */
+/* Posts one operation. `src` is in a source, in the ring, or short enough to be sent inline. */
 static bool post(struct verbs_net *v, struct verbs_conn *conn, enum ibv_wr_opcode opcode, const void *src, size_t bytes,
-                 uint64_t offset, uint64_t end)
+                 uint64_t offset, const struct verbs_source *source)
 {
-    struct ibv_sge piece = {.addr = (uintptr_t)src, .length = (uint32_t)bytes, .lkey = v->copies_mr->lkey};
+    struct ibv_mr *mr = source ? source->mr : v->copies_mr;
+    bool is_inline = !source && bytes <= conn->inline_bytes;
+    bool is_payload = v->net.payload_base && offset >= v->net.payload_base;
+    struct ibv_sge piece = {.addr = (uintptr_t)src, .length = (uint32_t)bytes, .lkey = mr->lkey};
     struct ibv_send_wr request = {.wr_id = (uint64_t)conn->index,
                                   .sg_list = &piece,
                                   .num_sge = 1,
                                   .opcode = opcode,
-                                  .send_flags =
-                                      IBV_SEND_SIGNALED | (bytes <= conn->inline_bytes ? IBV_SEND_INLINE : 0u)};
+                                  .send_flags = IBV_SEND_SIGNALED | (is_inline ? IBV_SEND_INLINE : 0u)};
     struct ibv_send_wr *bad = NULL;
     char what[96];
     int error;
 
-    if (opcode == IBV_WR_RDMA_WRITE) {
+    if (opcode == IBV_WR_RDMA_WRITE && is_payload) {
+        request.wr.rdma.remote_addr = conn->remote_payload + (offset - v->net.payload_base);
+        request.wr.rdma.rkey = conn->remote_payload_key;
+    } else if (opcode == IBV_WR_RDMA_WRITE) {
         request.wr.rdma.remote_addr = conn->remote_region + offset;
         request.wr.rdma.rkey = conn->remote_key;
     }
@@ -74,25 +79,37 @@ static bool post(struct verbs_net *v, struct verbs_conn *conn, enum ibv_wr_opcod
         break_net(v, conn, EP_E_SYSTEM, what);
         return false;
     }
-    conn->ends[(conn->first + conn->count++) % VERBS_SENDS] = end;
+    conn->ends[(conn->first + conn->count++) % VERBS_SENDS] = conn->tail;
+    conn->posted++;
+    if (source)
+        conn->last_attached = conn->posted;
     return true;
 }
 
 /* Copies as much as fits before the end of the ring and into one operation, and posts that. Returns its bytes. */
-static size_t post_piece(struct verbs_net *v, struct verbs_conn *conn, enum ibv_wr_opcode opcode,
-                         const unsigned char *src, size_t bytes, uint64_t offset)
+static size_t post_copy(struct verbs_net *v, struct verbs_conn *conn, enum ibv_wr_opcode opcode,
+                        const unsigned char *src, size_t bytes, uint64_t offset)
 {
     size_t at = conn->tail % v->ring_bytes, piece = bytes;
 
     if (bytes <= conn->inline_bytes)
-        return post(v, conn, opcode, src, bytes, offset, conn->tail) ? bytes : 0;
+        return post(v, conn, opcode, src, bytes, offset, NULL) ? bytes : 0;
     if (piece > v->ring_bytes - at)
         piece = v->ring_bytes - at;
     if (piece > v->device.max_message)
         piece = v->device.max_message;
     memcpy(conn->ring + at, src, piece);
     conn->tail += piece;
-    return post(v, conn, opcode, conn->ring + at, piece, offset, conn->tail) ? piece : 0;
+    return post(v, conn, opcode, conn->ring + at, piece, offset, NULL) ? piece : 0;
+}
+
+/* Posts as much as fits into one operation, which reads it from the source. Returns its bytes. */
+static size_t post_source(struct verbs_net *v, struct verbs_conn *conn, const struct verbs_source *source,
+                          const unsigned char *src, size_t bytes, uint64_t offset)
+{
+    size_t piece = bytes < v->device.max_message ? bytes : v->device.max_message;
+
+    return post(v, conn, IBV_WR_RDMA_WRITE, src, piece, offset, source) ? piece : 0;
 }
 
 /* Upper bound of the operations for so many bytes: pieces end at max_message and at the end of the ring. */
@@ -119,6 +136,8 @@ static bool verbs_put(struct ep_net *net, int peer, int channel, uint64_t offset
 {
     struct verbs_net *v = verbs_of(net);
     struct verbs_conn *conn = conn_of(v, peer, channel);
+    const struct verbs_source *source = verbs_find_source(v, src, bytes);
+    uint64_t at = offset < net->payload_base ? offset : offset - net->payload_base;
     const unsigned char *from = src;
 
     if (v->broken != EP_OK)
@@ -126,15 +145,18 @@ static bool verbs_put(struct ep_net *net, int peer, int channel, uint64_t offset
     if (conn->discards)
         return true; /* the peer has left or died, which the waits for it report */
     reclaim_padding(conn);
-    if (offset > net->region_bytes || bytes > net->region_bytes - offset || bytes > v->ring_bytes ||
+    if (source && !source->device && bytes <= conn->inline_bytes)
+        source = NULL;
+    if (at > net->region_bytes || bytes > net->region_bytes - at || bytes > v->ring_bytes ||
         operations_of(v, bytes) > VERBS_SENDS) {
         break_net(v, conn, EP_E_OVERFLOW, "a put larger than the region or the ring");
         return false;
     }
-    if (!has_room(v, conn, bytes))
+    if (!has_room(v, conn, source ? 0 : bytes) || conn->count + operations_of(v, bytes) > VERBS_SENDS)
         return false;
     while (bytes > 0) {
-        size_t done = post_piece(v, conn, IBV_WR_RDMA_WRITE, from, bytes, offset);
+        size_t done = source ? post_source(v, conn, source, from, bytes, offset)
+                             : post_copy(v, conn, IBV_WR_RDMA_WRITE, from, bytes, offset);
 
         if (!done)
             return false;
@@ -162,7 +184,7 @@ static bool send_record(struct verbs_net *v, struct verbs_conn *conn, enum verbs
     if (!has_room(v, conn, padding + sizeof(record)))
         return false;
     conn->tail += padding;
-    return post_piece(v, conn, IBV_WR_SEND, (const unsigned char *)&record, sizeof(record), 0) != 0;
+    return post_copy(v, conn, IBV_WR_SEND, (const unsigned char *)&record, sizeof(record), 0) != 0;
 }
 
 static bool verbs_signal(struct ep_net *net, int peer, int channel, uint32_t index, uint64_t add)
@@ -172,13 +194,12 @@ static bool verbs_signal(struct ep_net *net, int peer, int channel, uint32_t ind
     return send_record(v, conn_of(v, peer, channel), VERBS_SIGNAL, index, add);
 }
 
-/* put() has copied the data into the ring, and the NIC sends it without further calls. */
+/* What was copied into the ring is sent without further calls; sources are in use until their operation is complete. */
 static bool verbs_flush_test(struct ep_net *net, int peer, int channel)
 {
-    (void)net;
-    (void)peer;
-    (void)channel;
-    return true;
+    const struct verbs_conn *conn = conn_of(verbs_of(net), peer, channel);
+
+    return conn->discards || conn->posted - conn->count >= conn->last_attached;
 }
 
 /* --- completions --- */
@@ -509,16 +530,11 @@ void verbs_release(struct verbs_net *v)
         library->destroy_cq(v->sends);
     if (v->receives)
         library->destroy_cq(v->receives);
-    if (v->region_mr)
-        library->dereg_mr(v->region_mr);
-    if (v->copies_mr)
-        library->dereg_mr(v->copies_mr);
+    verbs_memory_close(v);
     if (v->pd)
         library->dealloc_pd(v->pd);
     verbs_device_close(&v->device);
-    free(v->copies);
     free(v->conns);
-    ep_net_memory_free(&v->net);
     free(v);
 }
 
@@ -546,4 +562,5 @@ const struct ep_net_ops verbs_ops = {
     .detach_link = verbs_take_link,
     .lost = verbs_lost,
     .revoke = verbs_revoke,
+    .attach = verbs_attach,
 };

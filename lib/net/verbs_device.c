@@ -2,6 +2,7 @@
 #include "net/verbs_device.h"
 
 #include "base/error.h"
+#include "net/verbs_near.h"
 
 #include <errno.h>
 #include <net/if.h>
@@ -16,6 +17,7 @@
 #define ENV_GID_INDEX "EPKIT_VERBS_GID_INDEX"
 #define ENV_TRAFFIC_CLASS "EPKIT_VERBS_TRAFFIC_CLASS"
 #define ENV_SERVICE_LEVEL "EPKIT_VERBS_SERVICE_LEVEL"
+#define ENV_GPU_MEMORY "EPKIT_VERBS_GPU_MEMORY"
 
 /* A port; `why` is "" if it is usable. */
 struct port {
@@ -213,16 +215,22 @@ static ep_status choose_listed(struct search *search, const char *list, int loca
     return find_named(search, entry, strcspn(entry, ","), ret_port);
 }
 
-static ep_status choose(struct search *search, int local_rank, struct port **ret_port)
+static ep_status choose(struct search *search, int local_rank, const char *gpu, struct port **ret_port)
 {
     const char *list = getenv(ENV_DEVICE);
-    int usable = 0;
+    int usable = 0, most = 0;
 
     if (list && *list)
         return choose_listed(search, list, local_rank, ret_port);
-    for (int i = 0; i < search->n; i++)
-        if (!search->ports[i].why[0])
-            search->ports[usable++] = search->ports[i];
+    for (int i = 0; i < search->n; i++) {
+        int nearness = gpu ? verbs_nearness("/sys", search->ports[i].device_name, gpu) : 0;
+
+        if (search->ports[i].why[0] || nearness < most)
+            continue;
+        usable = nearness > most ? 0 : usable;
+        most = nearness;
+        search->ports[usable++] = search->ports[i];
+    }
     if (!usable)
         return none_usable(search);
     *ret_port = &search->ports[local_rank % usable];
@@ -245,22 +253,24 @@ static ep_status open_port(const struct search *search, struct port *port, struc
     return EP_OK;
 }
 
-ep_status verbs_device_open(int local_rank, struct verbs_device *ret_device)
+ep_status verbs_device_open(int local_rank, const char *gpu, struct verbs_device *ret_device)
 {
     struct search search = {0};
     struct ibv_device **devices;
     struct port *port = NULL;
-    long gid_index, traffic_class, service_level;
+    long gid_index, traffic_class, service_level, gpu_memory;
     ep_status status;
 
     memset(ret_device, 0, sizeof(*ret_device));
     EP_TRY(read_number(ENV_GID_INDEX, -1, 255, -1, &gid_index));
     EP_TRY(read_number(ENV_TRAFFIC_CLASS, 0, 255, 0, &traffic_class));
     EP_TRY(read_number(ENV_SERVICE_LEVEL, 0, 15, 0, &service_level));
+    EP_TRY(read_number(ENV_GPU_MEMORY, 0, 1, 1, &gpu_memory));
     EP_TRY(verbs_library_load(&search.library));
     ret_device->library = search.library;
     ret_device->traffic_class = (uint8_t)traffic_class;
     ret_device->service_level = (uint8_t)service_level;
+    ret_device->gpu_memory = gpu_memory;
     search.gid_index = (int)gid_index;
     devices = search.library->get_device_list(NULL);
     if (!devices && errno == ENOSYS)
@@ -270,7 +280,7 @@ ep_status verbs_device_open(int local_rank, struct verbs_device *ret_device)
         return ep_fail_errno(EP_E_SYSTEM, errno, "network verbs: listing the RDMA devices");
     list_ports(&search, devices);
     qsort(search.ports, (size_t)search.n, sizeof(search.ports[0]), compare_ports);
-    status = choose(&search, local_rank, &port);
+    status = choose(&search, local_rank, gpu, &port);
     if (status == EP_OK && port)
         status = open_port(&search, port, ret_device);
     search.library->free_device_list(devices);

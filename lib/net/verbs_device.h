@@ -4,12 +4,14 @@
  *
  * Candidates are the active ports. An Ethernet port needs a RoCE v2 GID: IPv4 is preferred to IPv6, and link-local
  * addresses come last. InfiniBand ports are addressed by their LID. The candidates, in the order of their names or of
- * $EPKIT_VERBS_DEVICE ("mlx5_0", "mlx5_0:1,mlx5_3"), are assigned to the ranks of a node round-robin.
+ * $EPKIT_VERBS_DEVICE ("mlx5_0", "mlx5_0:1,mlx5_3"), are assigned to the ranks of a node round-robin. Without that
+ * list, a rank with a GPU takes only the ports nearest to it (verbs_near.h).
  *
  *   EPKIT_VERBS_DEVICE          list of ports, by local rank
  *   EPKIT_VERBS_GID_INDEX       index in the port's GID table; -1: chosen as above
  *   EPKIT_VERBS_TRAFFIC_CLASS   0..255 of RoCE packets (DSCP * 4); 0 unless set
  *   EPKIT_VERBS_SERVICE_LEVEL   0..15 of InfiniBand; 0 unless set
+ *   EPKIT_VERBS_GPU_MEMORY      0: GPU memory is not registered, data passes through host memory
  */
 #ifndef EP_NET_VERBS_DEVICE_H
 #define EP_NET_VERBS_DEVICE_H
@@ -33,10 +35,12 @@ struct verbs_device {
     uint8_t gid_index, traffic_class, service_level;
     enum ibv_mtu mtu;
     uint32_t max_message; /* bytes of one operation */
+    bool gpu_memory;
 };
 
-/* EP_E_UNSUPPORTED: no library, no device or no usable port; the error text lists the ports found and the reasons. */
-ep_status verbs_device_open(int local_rank, struct verbs_device *ret_device);
+/* `gpu`: as in struct ep_net_params. EP_E_UNSUPPORTED: no library, no device or no usable port; the error text lists
+ * the ports found and the reasons. */
+ep_status verbs_device_open(int local_rank, const char *gpu, struct verbs_device *ret_device);
 void verbs_device_close(struct verbs_device *device);
 
 #endif

@@ -39,7 +39,7 @@ static ep_status load(struct verbs_library *into)
         {"ibv_destroy_qp", &into->destroy_qp},
         {"ibv_wc_status_str", &into->wc_status_str},
     };
-    void *module = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    void *module = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL), *symbol;
 
     if (!module) {
         const char *why = dlerror();
@@ -48,8 +48,7 @@ static ep_status load(struct verbs_library *into)
                        why ? why : LIBRARY);
     }
     for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
-        void *symbol = dlsym(module, symbols[i].name);
-
+        symbol = dlsym(module, symbols[i].name);
         if (!symbol) {
             dlclose(module);
             return ep_fail(EP_E_UNSUPPORTED, "network verbs: " LIBRARY " has no %s: rdma-core 32 or later is needed",
@@ -57,6 +56,8 @@ static ep_status load(struct verbs_library *into)
         }
         memcpy(symbols[i].pointer, &symbol, sizeof(symbol));
     }
+    symbol = dlsym(module, "ibv_reg_dmabuf_mr");
+    memcpy(&into->reg_dmabuf_mr, &symbol, sizeof(symbol));
     /* Keeps registered pages intact in the parent after fork(); kernels before 5.12 need it. */
     into->fork_init();
     return EP_OK;

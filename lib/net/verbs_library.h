@@ -26,6 +26,9 @@ struct verbs_library {
     struct ibv_pd *(*alloc_pd)(struct ibv_context *context);
     int (*dealloc_pd)(struct ibv_pd *pd);
     struct ibv_mr *(*reg_mr)(struct ibv_pd *pd, void *memory, size_t bytes, int access);
+    /* NULL before rdma-core 34. */
+    struct ibv_mr *(*reg_dmabuf_mr)(struct ibv_pd *pd, uint64_t offset, size_t bytes, uint64_t address, int fd,
+                                    int access);
     int (*dereg_mr)(struct ibv_mr *mr);
     struct ibv_cq *(*create_cq)(struct ibv_context *context, int entries, void *own, struct ibv_comp_channel *channel,
                                 int vector);

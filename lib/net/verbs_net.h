@@ -7,11 +7,14 @@
 #include "net/net.h"
 #include "net/verbs_device.h"
 
+#include <stdatomic.h>
+
 /* Outstanding operations of a queue pair. */
 #define VERBS_SENDS 64
 /* Posted receives of a queue pair: so many signals may arrive unpolled; beyond that the sender's NIC retries (RNR). */
 #define VERBS_RECEIVES 128
 #define VERBS_INLINE_BYTES 64
+#define VERBS_SOURCES 64
 
 enum verbs_kind { VERBS_SIGNAL = 0x7669676e, VERBS_BYE = 0x76627965, VERBS_HELLO = 0x7668656c };
 
@@ -26,14 +29,16 @@ struct verbs_conn {
     struct ibv_qp *qp; /* NULL: revoked, or no communication with that rank (ep_net_params.block_ranks) */
     int index;
     uint32_t inline_bytes;
-    /* Remote region. */
-    uint64_t remote_region;
-    uint32_t remote_key;
+    /* Remote regions; one and the same if the peer has none for payload. */
+    uint64_t remote_region, remote_payload;
+    uint32_t remote_key, remote_payload_key;
     /* The send buffer, a ring: running byte counts, in use from `head` to `tail`. */
     unsigned char *ring;
     uint64_t head, tail;
     uint64_t ends[VERBS_SENDS]; /* of the outstanding operations: `tail` after each */
     unsigned first, count;
+    /* Operations posted so far, and the last of them that reads memory of the caller. */
+    uint64_t posted, last_attached;
     struct verbs_record *received; /* [VERBS_RECEIVES] */
     bool hello_received;
     bool bye_received; /* no more input */
@@ -42,6 +47,14 @@ struct verbs_conn {
     uint64_t peer_closed_ns; /* when the tcp connection to the peer ended, 0: it is open */
     uint64_t failed_ns;      /* when the queue pair failed, 0: it has not */
     enum ibv_wc_status why;
+};
+
+/* Memory of the caller that puts read without a copy. */
+struct verbs_source {
+    const unsigned char *begin;
+    size_t bytes;
+    bool device;
+    struct ibv_mr *mr;
 };
 
 struct verbs_net {
@@ -55,7 +68,9 @@ struct verbs_net {
     unsigned char *copies; /* rings and receive buffers of all connections */
     size_t copies_bytes;
     struct ibv_pd *pd;
-    struct ibv_mr *region_mr, *copies_mr;
+    struct ibv_mr *region_mr, *payload_mr, *copies_mr; /* payload_mr: NULL if payload is received in the region */
+    struct verbs_source sources[VERBS_SOURCES];
+    _Atomic unsigned n_sources;
     struct ibv_cq *sends, *receives;
     uint32_t tcp_polls; /* calls of check_ends(), for TCP_POLL_INTERVAL */
     ep_status broken;
@@ -63,6 +78,14 @@ struct verbs_net {
 };
 
 extern const struct ep_net_ops verbs_ops;
+
+/* Allocates and registers everything but sources. Payload is received in the region if `payload` cannot be used. */
+ep_status verbs_memory_open(struct verbs_net *v, const struct ep_net_buffer *payload);
+/* Deregisters and frees it, and deregisters the sources. The queue pairs no longer exist. */
+void verbs_memory_close(struct verbs_net *v);
+ep_status verbs_attach(struct ep_net *net, const struct ep_net_buffer *buffer);
+/* NULL: it is not part of a registered source. */
+const struct verbs_source *verbs_find_source(const struct verbs_net *v, const unsigned char *src, size_t bytes);
 
 /* Posts a receive into conn->received[slot]. 0 or errno. */
 int verbs_post_receive(struct verbs_net *v, struct verbs_conn *conn, unsigned slot);

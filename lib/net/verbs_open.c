@@ -11,8 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 /* 4.096 us * 2^14 = 67 ms without an acknowledgement, seven times: a dead NIC is detected within seconds. */
 #define ACK_TIMEOUT 14
@@ -25,8 +23,8 @@
 /* Published by each rank, followed by a struct address for each connection. */
 struct introduction {
     struct ep_net_introduction common;
-    uint64_t region;
-    uint32_t key;
+    uint64_t region, payload;
+    uint32_t key, payload_key;
     uint32_t mtu;
     uint16_t lid;
     uint8_t is_ethernet;
@@ -57,47 +55,6 @@ static struct introduction *introduction_of(const struct opening *o, int rank)
 }
 
 /* --- local setup --- */
-
-static ep_status register_memory(struct verbs_net *v, void *memory, size_t bytes, int access, struct ibv_mr **ret_mr)
-{
-    struct rlimit limit = {0};
-    int error;
-
-    *ret_mr = v->device.library->reg_mr(v->pd, memory, bytes, access);
-    if (*ret_mr)
-        return EP_OK;
-    error = errno;
-    getrlimit(RLIMIT_MEMLOCK, &limit);
-    if (error == ENOMEM && limit.rlim_cur != RLIM_INFINITY)
-        return ep_fail(EP_E_MEMORY,
-                       "network verbs: registering %zu bytes: the limit of locked memory is %llu bytes (ulimit -l, "
-                       "RLIMIT_MEMLOCK): raise it",
-                       bytes, (unsigned long long)limit.rlim_cur);
-    return ep_fail_errno(EP_E_SYSTEM, error, "network verbs: registering %zu bytes with %s", bytes, v->device.name);
-}
-
-static ep_status make_memory(struct verbs_net *v)
-{
-    struct ep_net *net = &v->net;
-    size_t received = VERBS_RECEIVES * sizeof(struct verbs_record), stride;
-
-    v->ring_bytes = net->region_bytes < EP_NET_MAX_PUT ? net->region_bytes : EP_NET_MAX_PUT;
-    v->ring_bytes = ep_net_whole_pages(v->ring_bytes);
-    stride = v->ring_bytes + received;
-    v->copies_bytes = ep_net_whole_pages(stride * (size_t)v->n);
-    EP_TRY(ep_net_memory_new(net));
-    v->copies = aligned_alloc((size_t)sysconf(_SC_PAGESIZE), v->copies_bytes);
-    if (!v->copies)
-        return ep_fail(EP_E_MEMORY, "network verbs: no memory for copies of %zu bytes", v->copies_bytes);
-    for (int i = 0; i < v->n; i++) {
-        v->conns[i].ring = v->copies + stride * (size_t)i;
-        v->conns[i].received = (struct verbs_record *)(v->conns[i].ring + v->ring_bytes);
-    }
-    net->wire_bytes = v->copies_bytes;
-    EP_TRY(register_memory(v, v->copies, v->copies_bytes, IBV_ACCESS_LOCAL_WRITE, &v->copies_mr));
-    return register_memory(v, net->region, net->region_bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
-                           &v->region_mr);
-}
 
 static ep_status make_queues(struct verbs_net *v)
 {
@@ -165,11 +122,11 @@ static ep_status prepare(struct opening *o)
     struct introduction *mine = o->mine;
     int ranks_per_node = o->params->block_ranks ? o->params->block_ranks : v->ranks_per_node;
 
-    EP_TRY(verbs_device_open(v->rank % ranks_per_node, &v->device));
+    EP_TRY(verbs_device_open(v->rank % ranks_per_node, o->params->gpu, &v->device));
     v->pd = v->device.library->alloc_pd(v->device.context);
     if (!v->pd)
         return ep_fail_errno(EP_E_SYSTEM, errno, "network verbs: a protection domain on %s", v->device.name);
-    EP_TRY(make_memory(v));
+    EP_TRY(verbs_memory_open(v, o->params->payload));
     EP_TRY(make_queues(v));
     for (int i = 0; i < v->n; i++) {
         struct address *address = &addresses_of(mine)[i];
@@ -186,6 +143,8 @@ static ep_status prepare(struct opening *o)
     }
     mine->region = (uintptr_t)v->net.region;
     mine->key = v->region_mr->rkey;
+    mine->payload = (uintptr_t)v->net.payload;
+    mine->payload_key = v->payload_mr ? v->payload_mr->rkey : v->region_mr->rkey;
     mine->mtu = (uint32_t)v->device.mtu;
     mine->lid = v->device.lid;
     mine->is_ethernet = v->device.is_ethernet;
@@ -233,6 +192,8 @@ static ep_status connect_conn(struct opening *o, struct verbs_conn *conn, int pe
                        theirs->is_ethernet ? v->rank : rank, theirs->is_ethernet ? rank : v->rank);
     conn->remote_region = theirs->region;
     conn->remote_key = theirs->key;
+    conn->remote_payload = theirs->payload;
+    conn->remote_payload_key = theirs->payload_key;
     make_path(&v->device, theirs, &attributes.ah_attr);
     error = library->modify_qp(conn->qp, &attributes,
                                IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
@@ -352,4 +313,5 @@ static ep_status verbs_open(const struct ep_net_provider *provider, const struct
     return EP_OK;
 }
 
-const struct ep_net_provider ep_net_verbs = {.abi = EP_NET_ABI, .name = "verbs", .open = verbs_open};
+const struct ep_net_provider ep_net_verbs = {
+    .abi = EP_NET_ABI, .name = "verbs", .open = verbs_open, .device_memory = true};

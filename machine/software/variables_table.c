@@ -51,6 +51,8 @@ const struct variable variables[] = {
      "RDMA ports of the network verbs, for the ranks of a node in turn: 'mlx5_0,mlx5_1:2'"},
     {"EPKIT_VERBS_GID_INDEX", VARIABLE_WORKS, "int -1..255", "",
      "address of a RoCE port by its index, for the network verbs; default: RoCE v2, IPv4 first"},
+    {"EPKIT_VERBS_GPU_MEMORY", VARIABLE_WORKS, "int 0..1", "0",
+     "0: NICs do not access GPU memory, rows between nodes pass through host memory; default: 1"},
     {"EPKIT_VERBS_SERVICE_LEVEL", VARIABLE_WORKS, "int 0..15", "0",
      "service level of InfiniBand for the network verbs, 0..15"},
     {"EPKIT_VERBS_TRAFFIC_CLASS", VARIABLE_WORKS, "int 0..255", "0",

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "group.h"
 
+#include "direct_net.h"
 #include "net/emulation.h"
 
 #include <epkit/cuda.h>
@@ -366,7 +367,7 @@ static int warm_up(const ep_boot *boot)
     return 0;
 }
 
-void group_divide(const ep_boot *boot, ep_comm_config *config)
+void group_divide(ep_boot *boot, ep_comm_config *config)
 {
     static const ep_net_emulation bad = {
         .seed = 11, .delay_us = 300, .ring_bytes = 4096, .split_bytes = 1500, .reorder = 1};
@@ -377,6 +378,11 @@ void group_divide(const ep_boot *boot, ep_comm_config *config)
         ep_net_emulate(&bad);
     config->ranks_per_node = boot->nranks / group_division.nodes;
     config->network = group_division.network;
+    /* A network for GPUs; the host backend then uses the emulated one. */
+    if (config->network && direct_net_find(config->network) && strcmp(config->backend, "cuda") != 0)
+        config->network = NULL;
+    else if (config->network && direct_net_find(config->network))
+        boot->network = direct_net_find(config->network);
     config->partial_type = group_division.partial_type;
 }
 
@@ -384,8 +390,8 @@ int group_open(const ep_boot *boot, ep_boot_shm *second, int timeout_ms, struct 
 {
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     struct group *g = ret_group;
+    ep_boot other, own = *boot;
     ep_status status;
-    ep_boot other;
 
     *g = (struct group){.rank = boot->rank, .nranks = boot->nranks};
     test_set_context("rank %d of %d", g->rank, g->nranks);
@@ -393,15 +399,16 @@ int group_open(const ep_boot *boot, ep_boot_shm *second, int timeout_ms, struct 
     /* A rank whose CUDA communicator fails has that one's deadline to tell the others through the host backend. */
     timeout_ms *= group_slow;
     config.timeout_ms = 2 * timeout_ms + 20000;
-    group_divide(boot, &config);
     config.backend = "host";
     if (second) {
         CALL(ep_boot_shm_join(second, boot->rank, &other));
+        group_divide(&other, &config);
         CALL(ep_comm_new(&other, &config, &g->host));
     }
     config.timeout_ms = timeout_ms;
     config.backend = "cuda";
-    status = ep_comm_new(boot, &config, &g->cuda);
+    group_divide(&own, &config);
+    status = ep_comm_new(&own, &config, &g->cuda);
     if (status == EP_E_UNSUPPORTED) {
         test_report("%s", ep_last_error());
         return SKIPPED;

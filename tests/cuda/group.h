@@ -115,8 +115,8 @@ extern struct division group_division;
 /* Factor for the deadlines of groups, waits and launches, for many ranks on a GPU; 1 by default. */
 extern int group_slow;
 
-/* Applies the division to a configuration. */
-void group_divide(const ep_boot *boot, ep_comm_config *config);
+/* Applies the division to a configuration, which names its backend, and to its boot. */
+void group_divide(ep_boot *boot, ep_comm_config *config);
 
 /* What a rank's program returns: 0, FAILED, SKIPPED. */
 struct group {

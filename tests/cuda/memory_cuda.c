@@ -389,7 +389,7 @@ static int run_sizes(struct state *s)
            (unsigned long long)(after - before));
     config.max_tokens = INT32_MAX / config.n_experts + 1;
     config.hidden = 128;
-    return expect_status("too many rows", ep_ll_get_sizes(s->group.cuda, &config, &sizes), EP_E_UNSUPPORTED, "numbers");
+    return expect_status("too many rows", ep_ll_get_sizes(s->group.cuda, &config, &sizes), EP_E_UNSUPPORTED, "indices");
 }
 
 /* --- program ----------------------------------------------------------------------------------------------------- */

@@ -7,6 +7,7 @@
 #include <epkit/epkit.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -41,7 +42,8 @@ static ep_status gather(const struct conformance *c, const void *mine, size_t by
     return c->boot->allgather(c->boot->context, mine, bytes, timeout_ms, ret_all);
 }
 
-static struct ep_net *open_net(const struct conformance *c, int ranks_per_node, size_t region_bytes)
+static struct ep_net *open_with_payload(const struct conformance *c, int ranks_per_node, size_t region_bytes,
+                                        const struct ep_net_buffer *payload)
 {
     struct ep_net_params params = {.rank = c->boot->rank,
                                    .nranks = NRANKS,
@@ -50,12 +52,21 @@ static struct ep_net *open_net(const struct conformance *c, int ranks_per_node, 
                                    .region_bytes = region_bytes,
                                    .n_signals = N_SIGNALS,
                                    .timeout_ms = PATIENT_MS,
+                                   .payload = payload,
                                    .boot = c->boot};
     struct ep_net *net = NULL;
 
     CHECK(c->provider->abi == EP_NET_ABI);
     CHECK(c->provider->open(c->provider, &params, &net) == EP_OK);
     CHECK(net->wire_bytes > 0 && strcmp(net->ops->name, c->provider->name) == 0);
+    return net;
+}
+
+static struct ep_net *open_net(const struct conformance *c, int ranks_per_node, size_t region_bytes)
+{
+    struct ep_net *net = open_with_payload(c, ranks_per_node, region_bytes, NULL);
+
+    CHECK(net->payload == net->region && (!net->payload_base || net->payload_base == region_bytes));
     return net;
 }
 
@@ -81,7 +92,7 @@ static unsigned char block_value(int node, int channel, int i)
 
 static void check_block(const struct conformance *c, const struct ep_net *net, int peer, int channel, int i)
 {
-    const unsigned char *block = net->region + ((size_t)channel * BLOCKS + (size_t)i) * MOST;
+    const unsigned char *block = net->payload + ((size_t)channel * BLOCKS + (size_t)i) * MOST;
 
     for (size_t k = 0; k < block_bytes(i); k++)
         CHECK(block[k] == block_value(peer, channel, i));
@@ -120,12 +131,10 @@ static void test_pages(const struct conformance *c)
 
 /*
  * Two nodes, thus one rail peer: blocks of many sizes, each followed by a signal. After the signal the block is
- * complete; the source is overwritten as soon as flush_test() returns true.
+ * complete; the source is overwritten as soon as flush_test() returns true. Frees the endpoint.
  */
-static void test_order(const struct conformance *c)
+static void exchange_blocks(const struct conformance *c, struct ep_net *net, unsigned char (*sources)[MOST])
 {
-    static _Thread_local unsigned char sources[CHANNELS][MOST];
-    struct ep_net *net = open_net(c, 2, REGION);
     int peer = 1 - net->node, step[CHANNELS] = {0}, seen[CHANNELS] = {0}, open = 1;
     uint64_t deadline = ep_deadline_ns(PATIENT_MS);
 
@@ -135,7 +144,7 @@ static void test_order(const struct conformance *c)
         open = 0;
         for (int ch = 0; ch < CHANNELS; ch++) {
             int i = step[ch] / 3;
-            uint64_t offset = ((uint64_t)ch * BLOCKS + (uint64_t)i) * MOST;
+            uint64_t offset = net->payload_base + ((uint64_t)ch * BLOCKS + (uint64_t)i) * MOST;
 
             if (i < BLOCKS && step[ch] % 3 == 0) {
                 memset(sources[ch], block_value(net->node, ch, i), block_bytes(i));
@@ -153,6 +162,64 @@ static void test_order(const struct conformance *c)
     }
     CHECK(net->signals[0] == BLOCKS && net->signals[1] == BLOCKS && net->signals[2] == 0);
     net->ops->free(net);
+}
+
+static void test_order(const struct conformance *c)
+{
+    static _Thread_local unsigned char sources[CHANNELS][MOST];
+
+    exchange_blocks(c, open_net(c, 2, REGION), sources);
+}
+
+/*
+ * The same with registered sources and payload regions, where the engine has them. Ranks of node 0 have none: what each
+ * rank has concerns its own side only. Memory "of a device" that can be read at its address stands for GPU memory that
+ * a peer-memory module makes readable.
+ */
+static void test_registered(const struct conformance *c)
+{
+    bool has = c->boot->rank / 2 == 1;
+    unsigned char *memory = mmap(NULL, REGION + sizeof(unsigned char[CHANNELS][MOST]), PROT_READ | PROT_WRITE,
+                                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    unsigned char(*sources)[MOST] = (unsigned char(*)[MOST])(void *)(memory + REGION);
+    struct ep_net_buffer payload = {.memory = memory, .bytes = REGION, .device = true, .dmabuf_fd = -1};
+    struct ep_net_buffer source = {.memory = sources, .bytes = sizeof(*sources), .device = true, .dmabuf_fd = -1};
+    struct ep_net *net;
+
+    CHECK((void *)memory != MAP_FAILED);
+    net = open_with_payload(c, 2, REGION, has ? &payload : NULL);
+    CHECK(net->payload == (has && net->payload_base ? memory : net->region));
+    CHECK(!net->ops->attach == !net->payload_base);
+    /* One source with a registration of its own as GPU memory, one as host memory. */
+    if (has && net->ops->attach)
+        CHECK(net->ops->attach(net, &source) == EP_OK);
+    source.memory = sources[1];
+    source.device = false;
+    if (has && net->ops->attach)
+        CHECK(net->ops->attach(net, &source) == EP_OK);
+    exchange_blocks(c, net, sources);
+    munmap(memory, REGION + sizeof(unsigned char[CHANNELS][MOST]));
+}
+
+/* GPU memory that the NIC cannot reach: payload is received in the region, and the reason names both ways. */
+static void test_unreachable(const struct conformance *c)
+{
+    static _Thread_local unsigned char sources[CHANNELS][MOST];
+    void *memory = mmap(NULL, REGION, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct ep_net_buffer buffer = {
+        .memory = memory, .bytes = REGION, .device = true, .dmabuf_fd = memfd_create("not a dma-buf", MFD_CLOEXEC)};
+    struct ep_net *net;
+
+    CHECK(memory != MAP_FAILED && buffer.dmabuf_fd >= 0);
+    net = open_with_payload(c, 2, REGION, &buffer);
+    CHECK(net->payload == net->region);
+    if (net->ops->attach) {
+        CHECK(net->ops->attach(net, &buffer) == EP_E_UNSUPPORTED);
+        CHECK(strstr(ep_last_error(), "by dma-buf: ") && strstr(ep_last_error(), "nvidia_peermem"));
+    }
+    exchange_blocks(c, net, sources);
+    close(buffer.dmabuf_fd);
+    munmap(memory, REGION);
 }
 
 /* Overlapping puts take effect in the order of the calls, whether an engine sends them in one message or in several. */
@@ -565,6 +632,8 @@ void net_conformance_run(const struct ep_net_provider *provider, const ep_boot *
     } tests[] = {
         {"pages", test_pages},
         {"order", test_order},
+        {"registered memory", test_registered},
+        {"memory that cannot be reached", test_unreachable},
         {"overwriting", test_overwriting},
         {"separate endpoints", test_separate_endpoints},
         {"out of range", test_out_of_range},

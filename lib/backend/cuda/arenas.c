@@ -1,15 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/cuda/arenas.h"
 
+#include "backend/cuda/direct.h"
 #include "base/error.h"
-#include "net/stream.h"
+#include "base/log.h"
 
-/* The new size of an arena, in whole pages. */
-static size_t grown_size(size_t now, size_t bytes)
+static size_t round_up(const struct cuda_arenas *arenas, size_t bytes)
+{
+    size_t granules = bytes / CUDA_DIRECT_GRANULE + (bytes % CUDA_DIRECT_GRANULE != 0);
+
+    if (!arenas->direct)
+        return ep_net_whole_pages(bytes);
+    return granules > SIZE_MAX / CUDA_DIRECT_GRANULE ? SIZE_MAX : granules * CUDA_DIRECT_GRANULE;
+}
+
+/* The new size of an arena. */
+static size_t grown_size(const struct cuda_arenas *arenas, size_t now, size_t bytes)
 {
     size_t more = bytes + bytes / 8, step = now + now / 2;
 
-    return ep_net_whole_pages(more > step ? more : step);
+    return round_up(arenas, more > step ? more : step);
 }
 
 /* The bytes to be allocated so that both have at least `bytes`. */
@@ -19,13 +29,47 @@ static size_t count_new(const struct cuda_arenas *arenas, size_t bytes, bool ahe
 
     for (int i = 0; i < 2; i++)
         if (arenas->of[i].bytes < bytes)
-            all += ahead ? grown_size(arenas->of[i].bytes, bytes) : ep_net_whole_pages(bytes);
+            all += ahead ? grown_size(arenas, arenas->of[i].bytes, bytes) : round_up(arenas, bytes);
     return all;
 }
 
 static bool exceeds(const struct cuda_arenas *arenas, size_t more)
 {
     return more && arenas->limit && (arenas->held > arenas->limit || more > arenas->limit - arenas->held);
+}
+
+/* EP_E_UNSUPPORTED: the NIC does not reach the memory, which then stays unused until the communicator closes. */
+static ep_status alloc_direct(struct cuda_arenas *arenas, size_t bytes, struct cuda_pinned *ret_made)
+{
+    struct ep_net_buffer buffer;
+    ep_status status;
+
+    EP_TRY(cuda_direct_alloc(arenas->memory, bytes, &buffer));
+    status = arenas->net->ops->attach(arenas->net, &buffer);
+    cuda_direct_close(&buffer);
+    *ret_made = (struct cuda_pinned){.memory = buffer.memory, .device = buffer.memory, .bytes = bytes};
+    return status;
+}
+
+static ep_status alloc_arena(struct cuda_arenas *arenas, size_t bytes, struct cuda_pinned *ret_made)
+{
+    struct ep_net_buffer buffer = {.dmabuf_fd = -1};
+
+    if (arenas->direct) {
+        ep_status status = alloc_direct(arenas, bytes, ret_made);
+
+        if (status != EP_E_UNSUPPORTED)
+            return status;
+        ep_log(EP_LOG_WARNING, "%s; from now on chunks are sent from host memory", ep_last_error());
+        arenas->direct = false;
+    }
+    EP_TRY(cuda_net_alloc_pinned(arenas->memory, bytes, ret_made));
+    buffer.memory = ret_made->memory;
+    buffer.bytes = ret_made->bytes;
+    /* If this fails, the network copies. */
+    if (arenas->net && arenas->net->ops->attach && arenas->net->ops->attach(arenas->net, &buffer) != EP_OK)
+        ep_log(EP_LOG_INFO, "%s; chunks are copied before they are sent", ep_last_error());
+    return EP_OK;
 }
 
 static ep_status grow(struct cuda_arenas *arenas, const char *call, size_t bytes, bool ahead)
@@ -36,7 +80,7 @@ static ep_status grow(struct cuda_arenas *arenas, const char *call, size_t bytes
 
     if (exceeds(arenas, more))
         return ep_fail(EP_E_MEMORY,
-                       "%s: rows for other nodes need %zu bytes of pinned memory, %zu more than the %zu allocated, and "
+                       "%s: rows for other nodes need %zu bytes of memory, %zu more than the %zu allocated, and "
                        "the limit is %zu: raise it, or reserve enough at the beginning (ep_cuda_set_net_memory)",
                        call, 2 * bytes, more, arenas->held, arenas->limit);
     for (int i = 0; i < 2; i++) {
@@ -44,8 +88,8 @@ static ep_status grow(struct cuda_arenas *arenas, const char *call, size_t bytes
 
         if (arenas->of[i].bytes >= bytes)
             continue;
-        EP_TRY(cuda_net_alloc_pinned(arenas->memory, reserve_ahead ? grown_size(arenas->of[i].bytes, bytes) : bytes,
-                                     &made));
+        EP_TRY(alloc_arena(
+            arenas, reserve_ahead ? grown_size(arenas, arenas->of[i].bytes, bytes) : round_up(arenas, bytes), &made));
         arenas->of[i] = made;
         arenas->held += made.bytes;
     }

@@ -144,6 +144,7 @@ static ep_status publish(struct cuda_comm *cuda)
 
     cuda->ctrl->device = cuda->device;
     CUDA_TRY(cudaDeviceGetPCIBusId(cuda->ctrl->bus_id, sizeof(cuda->ctrl->bus_id), cuda->device));
+    cuda->group.gpu = cuda->ctrl->bus_id;
     CUDA_TRY(cudaIpcGetMemHandle(&handle, cuda->signals));
     cuda_publish_slot(&cuda->ctrl->signals,
                       &(struct cuda_mapping){.base = cuda->signals, .bytes = sizeof(*cuda->signals), .generation = 1},

@@ -20,9 +20,9 @@ struct net_chunk_header {
 
 /* Double-buffered: a kernel may pack the next operation while the previous one is still being sent. */
 struct net_op_buffers {
-    unsigned char *arena, *arena_device; /* pinned, as everything here except `n_read` */
+    unsigned char *arena, *arena_device; /* see arenas.h */
     int slots;
-    uint64_t *words; /* [slots] ready, [slots] consumed, then [slots] struct cuda_landed */
+    uint64_t *words; /* pinned: [slots] ready, [slots] consumed, then [slots] struct cuda_landed */
     uint64_t *words_device;
     uint32_t *n_read; /* device memory, [slots] */
 };
@@ -53,8 +53,8 @@ struct cuda_net_op {
 struct cuda_proxy {
     struct cuda_comm *cuda;
     struct ep_streams *streams;
-    void *region; /* registered with CUDA; region_device is its device address */
-    unsigned char *region_device;
+    void *region;                  /* registered with CUDA; NULL: payload is received in GPU memory */
+    unsigned char *payload_device; /* device address of the payload region */
     int nnodes, node, channels;
     struct net_op_buffers buffers[2];              /* for even and odd operation numbers */
     struct cuda_arenas arenas;                     /* of the buffers */

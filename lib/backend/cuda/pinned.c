@@ -79,6 +79,7 @@ ep_status cuda_net_alloc_device(struct cuda_net_memory *memory, size_t bytes, vo
 
     EP_TRY(new_allocation(memory, &made));
     CUDA_TRY(cudaMalloc(&made->device, bytes));
+    memory->device_bytes += bytes;
     *ret_memory = made->device;
     return EP_OK;
 }
@@ -94,5 +95,5 @@ void cuda_net_memory_free(struct cuda_net_memory *memory)
         free(memory->first);
         memory->first = next;
     }
-    memory->pinned_bytes = 0;
+    memory->pinned_bytes = memory->device_bytes = 0;
 }

@@ -18,7 +18,7 @@ struct cuda_pinned {
 /* Zeroed: empty. */
 struct cuda_net_memory {
     struct net_allocation *first;
-    size_t pinned_bytes;
+    size_t pinned_bytes, device_bytes;
 };
 
 /* EP_E_MEMORY, or the error of CUDA. Earlier allocations are not affected. */

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/cuda/net_op.h"
 
+#include "backend/cuda/direct.h"
 #include "base/backoff.h"
+#include "base/log.h"
 #include "base/thread.h"
 
 #include <stdlib.h>
@@ -109,6 +111,7 @@ static ep_status check_head(const struct cuda_proxy *p, const struct cuda_net_op
 static ep_status receive_chunks(struct cuda_proxy *p, struct cuda_net_op *op, int node, int channel, bool *ret_moved)
 {
     int32_t *next = cursor(p, &op->in, node, channel);
+    const struct ep_net *net = ep_streams_get_net(p->streams);
     bool *published = &op->published[node * p->channels + channel];
     int rank = ep_group_rail(&p->cuda->group, node);
 
@@ -127,8 +130,8 @@ static ep_status receive_chunks(struct cuda_proxy *p, struct cuda_net_op *op, in
             status = check_head(p, op, rank, head, bytes, *next, op->in.bytes[slot]);
             if (status != EP_OK)
                 return ep_group_set_own_failure(&p->cuda->group, status, rank, op->phase);
-            landed->address = (uint64_t)(uintptr_t)(p->region_device +
-                                                    ((const unsigned char *)(head + 1) - (unsigned char *)p->region));
+            landed->address =
+                (uint64_t)(uintptr_t)(p->payload_device + ((const unsigned char *)(head + 1) - net->region));
             __atomic_store_n(&landed->number, op->number, __ATOMIC_RELEASE);
             count_event(p);
             *published = *ret_moved = true;
@@ -362,14 +365,56 @@ static ep_status open_words(struct cuda_proxy *p)
     return EP_OK;
 }
 
-/* Registers the network's memory, which the kernels read. */
-static ep_status open_region(struct cuda_proxy *p)
+/* Makes the memory that the kernels read accessible to them. */
+static ep_status open_payload(struct cuda_proxy *p)
 {
     struct ep_net *net = ep_streams_get_net(p->streams);
 
+    if (net->payload != net->region) {
+        p->payload_device = net->payload;
+        return EP_OK;
+    }
     CUDA_TRY(cudaHostRegister(net->region, net->region_bytes, cudaHostRegisterMapped | cudaHostRegisterPortable));
     p->region = net->region;
-    CUDA_TRY(cudaHostGetDevicePointer((void **)&p->region_device, p->region, 0));
+    CUDA_TRY(cudaHostGetDevicePointer((void **)&p->payload_device, p->region, 0));
+    return EP_OK;
+}
+
+/* GPU memory for what peers send, if the network may be able to use it. */
+static ep_status alloc_payload(struct cuda_proxy *p, const struct ep_net_params *params, size_t ring_bytes,
+                               struct ep_net_buffer *ret_buffer)
+{
+    size_t bytes;
+
+    EP_TRY(cuda_direct_check(p->cuda->device));
+    EP_TRY(ep_streams_region_bytes(params, ring_bytes, &bytes));
+    bytes = (bytes + CUDA_DIRECT_GRANULE - 1) / CUDA_DIRECT_GRANULE * CUDA_DIRECT_GRANULE;
+    return cuda_direct_alloc(&p->memory, bytes, ret_buffer);
+}
+
+static ep_status open_streams(struct cuda_proxy *p, const ep_boot *boot)
+{
+    struct ep_net_buffer payload = {.dmabuf_fd = -1};
+    size_t ring_bytes = p->channels > 1 ? RING_BYTES : RING_BYTES_MANY;
+    struct ep_net_provider provider;
+    struct ep_net_params params;
+    struct ep_net *net;
+    ep_status status;
+
+    ep_group_net_describe(&p->cuda->group, &provider, &params);
+    params.boot = boot;
+    params.channels = p->channels;
+    params.wake = NULL;
+    if (provider.device_memory && alloc_payload(p, &params, ring_bytes, &payload) == EP_OK)
+        params.payload = &payload;
+    else if (provider.device_memory)
+        ep_log(EP_LOG_INFO, "%s; rows for other nodes pass through host memory", ep_last_error());
+    status = ep_streams_open(&provider, &params, ring_bytes, &p->streams);
+    cuda_direct_close(&payload);
+    EP_TRY(status);
+    net = ep_streams_get_net(p->streams);
+    p->arenas.net = net;
+    p->arenas.direct = net->payload != net->region;
     return EP_OK;
 }
 
@@ -386,10 +431,7 @@ static ep_status start_thread(struct cuda_proxy *p)
 ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot)
 {
     const ep_comm *comm = cuda->group.comm;
-    bool few = comm->nnodes <= FEW_NODES;
     struct cuda_proxy *p = calloc(1, sizeof(*p));
-    struct ep_net_provider provider;
-    struct ep_net_params params;
     ep_status status = p ? EP_OK : ep_fail(EP_E_MEMORY, "ep_comm_new: no memory");
 
     /* What follows is collective, so a rank that cannot take part must say so before. */
@@ -403,16 +445,12 @@ ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot)
     p->arenas.memory = &p->memory;
     p->nnodes = comm->nnodes;
     p->node = comm->node;
-    p->channels = few ? CHANNELS : 1;
+    p->channels = comm->nnodes <= FEW_NODES ? CHANNELS : 1;
     cuda_op_ring_init(&p->ring);
-    ep_group_net_describe(&cuda->group, &provider, &params);
-    params.boot = boot;
-    params.channels = p->channels;
-    params.wake = NULL;
-    EP_TRY(ep_streams_open(&provider, &params, few ? RING_BYTES : RING_BYTES_MANY, &p->streams));
+    EP_TRY(open_streams(p, boot));
     EP_TRY(open_words(p));
     EP_TRY(cuda_op_ring_open(&p->ring, &p->memory));
-    EP_TRY(open_region(p));
+    EP_TRY(open_payload(p));
     return start_thread(p);
 }
 
@@ -452,7 +490,7 @@ size_t cuda_proxy_bytes(const struct cuda_comm *cuda)
 
     if (!p)
         return 0;
-    return sizeof(*p) + ep_streams_bytes(p->streams) + p->memory.pinned_bytes;
+    return sizeof(*p) + ep_streams_bytes(p->streams) + p->memory.pinned_bytes + p->memory.device_bytes;
 }
 
 uint64_t cuda_proxy_count_chunks(const struct cuda_comm *cuda)

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backend/cuda/direct.h"
+
+#include "backend/cuda/cuda.h"
+
+#include <unistd.h>
+
+/* CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD */
+#define HANDLE_DMA_BUF 1
+
+/* cuMemGetHandleForAddressRange() of the driver, returns 0 or an error code. */
+typedef int get_handle_fn(void *ret_handle, unsigned long long address, size_t bytes, int type,
+                          unsigned long long flags);
+
+/*
+ * The proxy reads the completion of a put in host memory, and the kernels then read the data in GPU memory. Without a
+ * flush this is right only if the GPU's own reads see the writes of other devices in their order (CUDA Driver API,
+ * CUgpuDirectRDMAWritesOrdering): from Hopper on, except on boards with a coherent link to the CPU.
+ */
+ep_status cuda_direct_check(int device)
+{
+    int supported = 0, ordering = 0;
+
+    CUDA_TRY(cudaDeviceGetAttribute(&supported, cudaDevAttrGPUDirectRDMASupported, device));
+    CUDA_TRY(cudaDeviceGetAttribute(&ordering, cudaDevAttrGPUDirectRDMAWritesOrdering, device));
+    if (!supported)
+        return ep_fail(EP_E_UNSUPPORTED, "GPU %d does not support GPUDirect RDMA", device);
+    if (ordering < cudaGPUDirectRDMAWritesOrderingOwner)
+        return ep_fail(EP_E_UNSUPPORTED, "GPU %d sees writes of NICs in no certain order (GPUDirect RDMA)", device);
+    return EP_OK;
+}
+
+/* -1: the driver exports none. */
+static int export_dmabuf(void *memory, size_t bytes)
+{
+    get_handle_fn *get_handle;
+    int fd = -1;
+
+    if (cuda_find_driver("cuMemGetHandleForAddressRange", (void **)&get_handle) != EP_OK ||
+        get_handle(&fd, (uintptr_t)memory, bytes, HANDLE_DMA_BUF, 0) != 0)
+        return -1;
+    return fd;
+}
+
+ep_status cuda_direct_alloc(struct cuda_net_memory *memory, size_t bytes, struct ep_net_buffer *ret_buffer)
+{
+    struct ep_net_buffer buffer = {.bytes = bytes, .device = true, .dmabuf_fd = -1};
+
+    *ret_buffer = buffer;
+    EP_TRY(cuda_net_alloc_device(memory, bytes, &buffer.memory));
+    buffer.dmabuf_fd = export_dmabuf(buffer.memory, bytes);
+    *ret_buffer = buffer;
+    return EP_OK;
+}
+
+void cuda_direct_close(struct ep_net_buffer *buffer)
+{
+    if (buffer->dmabuf_fd >= 0)
+        close(buffer->dmabuf_fd);
+    buffer->dmabuf_fd = -1;
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "net/verbs_near.h"
+
+#include <ctype.h>
+#include <limits.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Number of the first components that both absolute paths have in common. */
+static int count_common(const char *a, const char *b)
+{
+    int n = 0;
+
+    for (; *a && *a == *b; a++, b++)
+        n += *a == '/';
+    /* The last one counts if it ends in both. */
+    return n - !((!*a || *a == '/') && (!*b || *b == '/'));
+}
+
+/* -1: none, or not known. */
+static int numa_of(const char *device)
+{
+    char path[PATH_MAX + 16];
+    int node = -1;
+    FILE *file;
+
+    snprintf(path, sizeof(path), "%s/numa_node", device);
+    file = fopen(path, "re");
+    if (!file)
+        return -1;
+    if (fscanf(file, "%d", &node) != 1)
+        node = -1;
+    fclose(file);
+    return node;
+}
+
+/* The real path of a device, resolved from a link below `sys`. */
+static bool resolve(const char *sys, const char *folder, const char *name, const char *last, char *ret_path)
+{
+    char path[PATH_MAX];
+
+    return snprintf(path, sizeof(path), "%s/%s/%s%s", sys, folder, name, last) < (int)sizeof(path) &&
+           realpath(path, ret_path);
+}
+
+int verbs_nearness(const char *sys, const char *rdma_device, const char *pci)
+{
+    char address[32] = "", gpu[PATH_MAX], nic[PATH_MAX], devices[PATH_MAX];
+    int common, numa;
+
+    for (size_t i = 0; pci[i] && i < sizeof(address) - 1; i++)
+        address[i] = (char)tolower((unsigned char)pci[i]);
+    if (!resolve(sys, "bus/pci/devices", address, "", gpu) ||
+        !resolve(sys, "class/infiniband", rdma_device, "/device", nic) || !resolve(sys, "devices", ".", "", devices))
+        return 0;
+    /* Paths are /sys/devices/pci0000:00/0000:00:01.0/...: below the devices comes the host bridge. */
+    common = count_common(gpu, nic) - count_common(devices, devices);
+    if (common > 0)
+        return 1 + common;
+    numa = numa_of(gpu);
+    return numa >= 0 && numa == numa_of(nic);
+}

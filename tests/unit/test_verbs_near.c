@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which RDMA device is near a GPU, on a machine with two sockets, PCI switches, and a device that is not on PCI. */
+#include "net/verbs_near.h"
+
+#include "tree.h"
+
+static const char *const gpu = "0000:1B:00.0"; /* as CUDA writes it */
+
+static void add_device(const struct tree *tree, const char *path, const char *numa)
+{
+    char file[PATH_MAX];
+
+    snprintf(file, sizeof(file), "/devices/%s/numa_node", path);
+    tree_put(tree, file, numa);
+}
+
+static void add_link(const struct tree *tree, const char *at, const char *path)
+{
+    char target[2 * PATH_MAX];
+
+    snprintf(target, sizeof(target), "%s/devices/%s", tree->place, path);
+    tree_link(tree, at, target);
+}
+
+static void add_nic(const struct tree *tree, const char *name, const char *path, const char *numa)
+{
+    char link[PATH_MAX];
+
+    add_device(tree, path, numa);
+    snprintf(link, sizeof(link), "/class/infiniband/%s/device", name);
+    add_link(tree, link, path);
+}
+
+static void make_machine(const struct tree *tree)
+{
+    add_device(tree, "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:1b:00.0", "0\n");
+    add_link(tree, "/bus/pci/devices/0000:1b:00.0", "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:1b:00.0");
+    add_nic(tree, "one_switch", "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:1c:00.0", "0\n");
+    add_nic(tree, "same_port", "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:1b:00.1", "0\n");
+    add_nic(tree, "host_bridge", "pci0000:15/0000:15:02.0/0000:20:00.0", "0\n");
+    add_nic(tree, "same_socket", "pci0000:37/0000:37:01.0/0000:38:00.0", "0\n");
+    add_nic(tree, "other_socket", "pci0000:87/0000:87:01.0/0000:88:00.0", "1\n");
+    add_nic(tree, "no_numa", "pci0000:97/0000:97:01.0/0000:98:00.0", "-1\n");
+}
+
+static void test_machine(void **state)
+{
+    /* From near to far; equal numbers are equally far. */
+    static const struct {
+        const char *nic;
+        int nearness;
+    } expected[] = {{"same_port", 5},    {"one_switch", 4}, {"host_bridge", 2}, {"same_socket", 1},
+                    {"other_socket", 0}, {"no_numa", 0},    {"absent", 0}};
+    struct tree tree;
+
+    (void)state;
+    tree_init(&tree);
+    make_machine(&tree);
+    for (size_t i = 0; i < sizeof(expected) / sizeof(expected[0]); i++)
+        assert_int_equal(verbs_nearness(tree.place, expected[i].nic, gpu), expected[i].nearness);
+    assert_int_equal(verbs_nearness(tree.place, "one_switch", "0000:FF:00.0"), 0);
+    assert_int_equal(verbs_nearness(tree.place, "one_switch", ""), 0);
+    assert_int_equal(verbs_nearness(tree.place, "one_switch", "0000:1B:00.0 and much more than an address has"), 0);
+    tree_done(&tree);
+}
+
+/* No PCI tree at all, as in some containers. */
+static void test_empty(void **state)
+{
+    struct tree tree;
+
+    (void)state;
+    tree_init(&tree);
+    assert_int_equal(verbs_nearness(tree.place, "mlx5_0", gpu), 0);
+    assert_int_equal(verbs_nearness("/nowhere", "mlx5_0", gpu), 0);
+    tree_done(&tree);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_machine), cmocka_unit_test(test_empty)};
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
