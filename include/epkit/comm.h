@@ -60,9 +60,9 @@ typedef struct ep_comm_config {
     const char *backend; /* "host", "cuda", or NULL: $EPKIT_BACKEND, else the best that works here. The backend decides
                             whether pointers are host or device memory: name it if the CUDA backend may be installed */
     /*
-     * Between nodes: "emulated" (ranks of one host), "tcp", "verbs" (RDMA NICs), "mpi", or NULL: the network of the
-     * bootstrap, else "emulated" if all ranks share one host, else "tcp". With "tcp" and "verbs" nodes share no memory,
-     * even on one host.
+     * Between nodes: "emulated" (ranks of one host), "tcp", "verbs" (RDMA NICs), "mpi", or NULL: $EPKIT_NETWORK, else
+     * the network of the bootstrap, else "emulated" if all ranks share one host, else "tcp". With "tcp" and "verbs"
+     * nodes share no memory, even on one host.
      */
     const char *network;
     int32_t ranks_per_node; /* node = rank / ranks_per_node; must divide R; 0: that of the bootstrap, else the ranks

@@ -69,7 +69,7 @@ static ep_status resolve_backend(ep_comm *comm, const char *call)
 
 static ep_status resolve_network(ep_comm_config *config, const struct ep_net_provider *brought, const char *call)
 {
-    const char *requested = config->network;
+    const char *env = read_env("EPKIT_NETWORK"), *requested = config->network ? config->network : env;
     const struct ep_net_provider *own = requested ? ep_net_find(requested) : NULL;
 
     if (brought && brought->abi != EP_NET_ABI)
@@ -85,9 +85,9 @@ static ep_status resolve_network(ep_comm_config *config, const struct ep_net_pro
     else
         return ep_fail(
             EP_E_UNSUPPORTED,
-            "%s: network \"%.32s\" is not one of \"emulated\", \"tcp\", \"verbs\"%s%s%s; the bootstrap provides %s",
-            call, requested, brought ? ", \"" : "", brought ? brought->name : "", brought ? "\"" : "",
-            brought ? "no other" : "none");
+            "%s: %snetwork \"%.32s\" is not one of \"emulated\", \"tcp\", \"verbs\"%s%s%s; the bootstrap provides %s",
+            call, config->network ? "" : "$EPKIT_NETWORK: ", requested, brought ? ", \"" : "",
+            brought ? brought->name : "", brought ? "\"" : "", brought ? "no other" : "none");
     return EP_OK;
 }
 

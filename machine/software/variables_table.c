@@ -35,6 +35,8 @@ const struct variable variables[] = {
      "instruction set of the host backend's loops over rows: portable, avx2 or avx512"},
     {"EPKIT_JOB_ID", VARIABLE_WORKS, "text", "",
      "which job this is, for ranks that find each other over TCP: ranks of another one are strangers"},
+    {"EPKIT_NETWORK", VARIABLE_WORKS, "emulated|tcp|verbs|mpi", "",
+     "network between nodes where the program names none: tcp, verbs, emulated or mpi"},
     {"EPKIT_PRELOAD", VARIABLE_WORKS, "path", "",
      "set by the script of 'epkit env': the library that its function epkit_preload loads into a program"},
     {"EPKIT_SECRET", VARIABLE_WORKS, "text", "",

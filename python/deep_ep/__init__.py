@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of DeepEP on libepkit: `Buffer` (V1) and `ElasticBuffer` (V2).
 
-Programs import this package as they import DeepEP and change nothing. What differs: ranks of one host only; any hidden
+Programs import this package as they import DeepEP and change nothing. What differs: any hidden
 size that is a multiple of 8 elements, any number of ranks; no NVSHMEM, InfiniBand, JIT compiler or NCCL symmetric memory;
 rows always come in the order (source rank, token index); a rank that is late or dead is named by an exception after the
 deadline instead of a trap; and tensors may be on the CPU, with the same results.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepEP V1: Buffer."""
 import os
-from typing import Any, Dict, Iterator, List, NamedTuple, NoReturn, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import torch
 
@@ -13,9 +13,6 @@ from ._order import Event, Mark, Order, new_comm_stream, run_untraced
 from ._rows import Rows, _as_given, _biases, _origin_of, _origins, _with_columns
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
-
-_INTERNODE = ("epkit serves the ranks of one host: there Buffer.dispatch and Buffer.combine do it. For several hosts use "
-              "DeepEP itself")
 
 # Seconds: the deadline of DeepEP. It has to be long: in their first step programs compile kernels, each rank for itself.
 _TIMEOUT = 100.0
@@ -118,20 +115,22 @@ class _Runtime:
         return not self._comm.closed
 
     def get_num_rdma_ranks(self) -> int:
-        return 1
+        return self._comm.nodes
 
     def get_rdma_rank(self) -> int:
-        return 0
+        return self._comm.node
 
     def get_root_rdma_rank(self, is_global: bool) -> int:
-        return 0
+        return self._comm.rank % (self._comm.size // self._comm.nodes) if is_global else 0
 
     def get_local_device_id(self) -> int:
         return self._comm.device.index or 0
 
 
 class Buffer(LowLatencyCalls):
-    """Expert-parallel communication of a group of ranks on one host: dispatch and combine, also with low latency.
+    """Expert-parallel communication of a group of ranks: dispatch and combine, also with low latency.
+
+    On several hosts, see epkit.Communicator for what has to be set.
 
     Attributes: rank, group_size, group, num_nvl_bytes, num_rdma_bytes, low_latency_mode, num_sms (of the class), runtime.
 
@@ -269,10 +268,11 @@ class Buffer(LowLatencyCalls):
 
     def get_dispatch_layout(self, topk_idx: torch.Tensor, num_experts: int, previous_event: Optional[EventOverlap] = None,
                             async_finish: bool = False, allocate_on_comm_stream: bool = False
-                            ) -> Tuple[torch.Tensor, None, torch.Tensor, torch.Tensor, EventOverlap]:
+                            ) -> Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, EventOverlap]:
         """The layout of the routing topk_idx, int64 [N, K] (-1: none): how many tokens go to each rank and each expert.
 
-        Returns (num_tokens_per_rank int32 [R], None, num_tokens_per_expert int32 [E], is_token_in_rank bool [N, R], event).
+        Returns (num_tokens_per_rank int32 [R], num_tokens_per_rdma_rank int32 [hosts] or None on one host,
+        num_tokens_per_expert int32 [E], is_token_in_rank bool [N, R], event).
         """
         order, given = self._order(previous_event, allocate_on_comm_stream), topk_idx
         if isinstance(topk_idx, torch.Tensor) and not topk_idx.is_contiguous():
@@ -280,8 +280,14 @@ class Buffer(LowLatencyCalls):
                 topk_idx = topk_idx.contiguous()
         with order.allocating():
             per_rank, per_expert, in_rank = self._comm.layout(topk_idx, num_experts, order.stream)
-        event = order.done(async_finish, (given, per_rank, per_expert, in_rank))
-        return per_rank, None, per_expert, in_rank, event
+        per_host, made = None, ()
+        if self._comm.nodes > 1:
+            with order.on_stream():
+                by_host = in_rank.view(-1, self._comm.nodes, self.group_size // self._comm.nodes).any(2)
+                per_host = by_host.sum(0, dtype=torch.int32)
+            made = (per_host,)
+        event = order.done(async_finish, (given, per_rank, per_expert, in_rank), made)
+        return per_rank, per_host, per_expert, in_rank, event
 
     def _plan_of(self, handle: Any, call: str) -> epkit.Plan:
         plan = getattr(handle, "plan", None) or _origin_of(handle, 6)
@@ -396,7 +402,8 @@ class Buffer(LowLatencyCalls):
 
         Ignored: config but its num_sms.
 
-        Returns (bfloat16 [N, H], float32 [N, K] or None, event). The sum is computed in float32 in rank order and rounded once.
+        Returns (bfloat16 [N, H], float32 [N, K] or None, event). The sum is computed in float32 in rank order and rounded once;
+        on several hosts each other host adds its own rows first.
         """
         plan = self._plan_of(handle, "combine")
         order = self._order(previous_event, allocate_on_comm_stream)
@@ -406,13 +413,8 @@ class Buffer(LowLatencyCalls):
             out, weights = plan.combine(x, topk_weights, biases, stream=order.stream)
         return out, weights, order.done(async_finish, (x, topk_weights, biases, out, weights))
 
-    def internode_dispatch(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not supported."""
-        raise NotImplementedError("internode_dispatch: " + _INTERNODE)
-
-    def internode_combine(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not supported."""
-        raise NotImplementedError("internode_combine: " + _INTERNODE)
+    internode_dispatch = dispatch
+    internode_combine = combine
 
 
 run_untraced(Handle.__getitem__, Handle.__iter__, Handle.__add__, Handle.__radd__, Handle.__repr__, Buffer.get_dispatch_layout,

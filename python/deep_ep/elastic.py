@@ -136,7 +136,7 @@ _AGRS = "use torch.distributed.all_gather_into_tensor and reduce_scatter_tensor 
 
 
 class ElasticBuffer(OfThisProcess):
-    """Dispatch and combine of a group of ranks on one host.
+    """Dispatch and combine of a group of ranks, on one host or several.
 
     Arguments:
         group: process group (gloo or nccl). Its ranks use torch's current CUDA device, or the CPU where there is none
@@ -206,11 +206,11 @@ class ElasticBuffer(OfThisProcess):
 
     def get_physical_domain_size(self) -> Tuple[int, int]:
         """(hosts, ranks of each)."""
-        return 1, self.num_ranks
+        return self._comm.nodes, self.num_ranks // self._comm.nodes
 
     def get_logical_domain_size(self) -> Tuple[int, int]:
-        """(scale-out ranks, scale-up ranks)."""
-        return 1, self.num_ranks
+        """(scale-out ranks, scale-up ranks): as get_physical_domain_size()."""
+        return self.get_physical_domain_size()
 
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
         """A barrier of all ranks, in the order of the communication stream or of the current one.
@@ -377,7 +377,8 @@ class ElasticBuffer(OfThisProcess):
         Ignored: num_qps. Returns (bfloat16 [N, H], float32 [N, K] or None, event).
 
         The sum is made in float32 on top of the biases, by the order of each token's choices: a rank's term stands at the
-        last choice that went there; rounded once. See allow_multiple_reduction for the expanded layout.
+        last choice that went there; rounded once. See allow_multiple_reduction for the expanded layout. On several hosts it
+        is that of Buffer.combine().
         """
         check_torch_deterministic()
         self._plan_of(handle, "combine")
@@ -386,9 +387,10 @@ class ElasticBuffer(OfThisProcess):
         self._apply_sms(num_sms or self._sms)
         x, topk_weights, biases = order.input(x), order.input(topk_weights), tuple(order.input(one) for one in _biases(bias))
         plan = handle._plan(order.stream)
+        one_host = self._comm.nodes == 1  # otherwise each host sends one sum of its rows for a token
         with order.allocating():
-            out, weights = plan.combine(x, topk_weights, biases, by_choice=True,
-                                        round_partial=plan.expanded and self.allow_multiple_reduction,
+            out, weights = plan.combine(x, topk_weights, biases, by_choice=one_host,
+                                        round_partial=one_host and plan.expanded and self.allow_multiple_reduction,
                                         stream=order.stream)
         return out, weights, order.done(async_with_compute_stream, (x, topk_weights, biases, out, weights))
 

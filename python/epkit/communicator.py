@@ -117,7 +117,11 @@ def _milliseconds(timeout: Optional[float]) -> int:
 
 
 class Communicator(OfThisProcess):
-    """One rank's membership of a group of ranks on one host.
+    """One rank's membership of a group of ranks, on one host or several.
+
+    Ranks that share a host form a node. Every host must have the same number of them, with consecutive numbers. Between
+    hosts rows travel over TCP, or over RDMA NICs with network="verbs" or EPKIT_NETWORK=verbs; EPKIT_SECRET (the same on all
+    ranks) keeps other programs of the network out.
 
     Arguments:
         group: a process group of torch.distributed (gloo or nccl), None for the default one, or a communicator of
@@ -127,6 +131,8 @@ class Communicator(OfThisProcess):
         timeout: seconds after which a wait raises an exception that names the rank it waited for. None: $EPKIT_TIMEOUT_MS,
             else 30.
         check_values: refuse NaN in weights and scales; costs a pass over them.
+        network: between nodes: "tcp", "verbs", or "emulated" on one host. None: $EPKIT_NETWORK, else by the hosts.
+        ranks_per_node: None: the ranks that share a host. Less, to try several nodes on one host.
 
     Creation is collective, as are plan(), low_latency(), barrier(), empty() and all operations: every rank makes the
     same calls in the same order. A communicator and what belongs to it is used by one thread at a time; abort() and
@@ -134,7 +140,10 @@ class Communicator(OfThisProcess):
     """
 
     def __init__(self, group: Any = None, *, backend: Optional[str] = None, device: Union[None, str, torch.device] = None,
-                 timeout: Optional[float] = None, check_values: bool = False) -> None:
+                 timeout: Optional[float] = None, check_values: bool = False, network: Optional[str] = None,
+                 ranks_per_node: Optional[int] = None) -> None:
+        if network is not None and not isinstance(network, str):
+            raise TypeError(f"Communicator: network is a {type(network).__name__}, must be a name")
         backend = _choose_backend(backend, device)
         self.is_cuda = backend == "cuda"
         if self.is_cuda:
@@ -153,7 +162,8 @@ class Communicator(OfThisProcess):
             size, gather = dist.get_world_size(group), _gather_of_group(group)
         self._adopt(_C.Comm(rank, size, gather, backend, _milliseconds(timeout),
                             self.device.index if self.is_cuda else -1,
-                            _native.COMM_CHECK_VALUES if check_values else 0))
+                            _native.COMM_CHECK_VALUES if check_values else 0, network,
+                            0 if ranks_per_node is None else want_integer(ranks_per_node, "Communicator", "ranks_per_node")))
         self.group = group
 
     def _adopt(self, native: _C.Comm) -> None:
@@ -162,6 +172,8 @@ class Communicator(OfThisProcess):
         self.rank: int = info["rank"]
         self.size: int = info["nranks"]
         self.backend: str = info["backend"]
+        self.node: int = info["node"]
+        self.nodes: int = info["nnodes"]
         _live.add(self)
 
     @property

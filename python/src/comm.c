@@ -29,7 +29,7 @@ static ep_status comm_fill(struct comm_object *comm)
     return status;
 }
 
-/* Comm(rank, nranks, gather, backend or None, timeout in ms, device, flags) */
+/* Comm(rank, nranks, gather, backend or None, timeout in ms, device, flags, network or None, ranks per node or 0) */
 static PyObject *comm_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
     ep_comm_config config = EP_COMM_CONFIG_INIT;
@@ -42,8 +42,8 @@ static PyObject *comm_new(PyTypeObject *type, PyObject *args, PyObject *names)
     (void)type;
     if (names && PyDict_Size(names))
         return PyErr_Format(PyExc_TypeError, "Comm: takes no keywords");
-    if (!PyArg_ParseTuple(args, "iiOziiI:Comm", &boot.rank, &boot.nranks, &gather.function, &config.backend,
-                          &config.timeout_ms, &config.device, &flags))
+    if (!PyArg_ParseTuple(args, "iiOziiIzi:Comm", &boot.rank, &boot.nranks, &gather.function, &config.backend,
+                          &config.timeout_ms, &config.device, &flags, &config.network, &config.ranks_per_node))
         return NULL;
     config.flags = flags;
     boot.context = &gather;

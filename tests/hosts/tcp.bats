@@ -299,3 +299,27 @@ end_survivors() {
     grep -q 'why:.*rank 2 could not reach rank 0 at h1 port 29519' "$work/rank3"
     all_clean 10 h1 h2 h3 h4
 }
+
+@test "deep_ep: layers of four ranks on two hosts, which find each other by torch's process group" {
+    local python rank
+    [ -e "$EPKIT_BUILD/python/epkit/_C.abi3.so" ] || skip "this build has no Python packages"
+    python=$("$EPKIT_SOURCE/scripts/torch_venv.sh" 2>/dev/null) || skip "there is no torch"
+    work="$HOSTS_DIR/layers"
+    mkdir -p "$work"
+    for rank in 0 1 2 3; do
+        on "h$((rank / 2 + 1))" env RANK=$rank WORLD_SIZE=4 MASTER_ADDR=h1 MASTER_PORT=29526 EPKIT_SECRET=of-this-test \
+            EPKIT_BACKEND=host OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1 \
+            PYTHONPATH="$EPKIT_BUILD/python:$EPKIT_SOURCE/tests/python" timeout --kill-after=5 300 "$python" -c "
+import torch.distributed as dist
+import case_nodes
+dist.init_process_group('gloo')
+case_nodes.layer($rank, 4, 'tcp')
+case_nodes.domains($rank, 4)
+" >"$work/rank$rank" 2>&1 3>&- &
+        echo $! >"$work/pid$rank"
+    done
+    for rank in 0 1 2 3; do
+        wait "$(cat "$work/pid$rank")" || { cat "$work/rank$rank" && false; }
+    done
+    all_clean 10 h1 h2
+}

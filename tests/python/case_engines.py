@@ -97,7 +97,7 @@ class HighThroughput:
         switch()
         (per_rank, per_rdma_rank, per_expert, in_rank, event) = self.buffer.get_dispatch_layout(
             topk_idx=idx, num_experts=self.experts, previous_event=previous, async_finish=False, allocate_on_comm_stream=False)
-        assert event.event is None and per_rdma_rank is None
+        assert event.event is None and (per_rdma_rank is None) == (self.buffer.runtime.get_num_rdma_ranks() == 1)
         rows, local, received, counts, handle, event = self.buffer.dispatch(
             x=x, handle=None, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_rdma_rank, is_token_in_rank=in_rank,
             num_tokens_per_expert=per_expert, topk_idx=idx, topk_weights=weights, expert_alignment=1,

@@ -29,7 +29,9 @@ def make_routing(rank, size, experts):
 def check_layout(buffer, topk_idx, in_rank, experts, size):
     per_rank, per_rdma_rank, per_expert, is_in_rank, event = buffer.get_dispatch_layout(topk_idx, experts)
     assert torch.equal(per_rank, in_rank.sum(0, dtype=torch.int32)) and per_rank.dtype == torch.int32
-    assert per_rdma_rank is None and event.event is None
+    nodes = buffer.runtime.get_num_rdma_ranks()
+    per_node = in_rank.view(len(in_rank), nodes, size // nodes).any(2).sum(0, dtype=torch.int32)
+    assert event.event is None and (per_rdma_rank is None if nodes == 1 else torch.equal(per_rdma_rank, per_node))
     assert torch.equal(per_expert, torch.stack([(topk_idx == e).sum() for e in range(experts)]).to(torch.int32))
     assert torch.equal(is_in_rank, in_rank) and is_in_rank.dtype == torch.bool
     return per_rank, per_expert, is_in_rank

@@ -14,10 +14,25 @@ import torch.distributed as dist
 
 HANG = int(os.environ.get("EPKIT_TEST_HANG", "600"))  # seconds; ends what hangs, and judges nothing
 CUDA = os.environ.get("EPKIT_TEST_DEVICE") == "cuda"
+NODES = int(os.environ.get("EPKIT_TEST_NODES", "1"))  # into which groups are divided, if their number of ranks allows it
 
 
 class Failed(Exception):
     """A rank did not end as it should have; what it said stands above."""
+
+
+def _divide_groups():
+    import epkit
+
+    made = epkit.Communicator.__init__
+
+    def init(self, group=None, **options):
+        size = group.Get_size() if hasattr(group, "Get_size") else dist.get_world_size(group) if dist.is_initialized() else 1
+        if size % NODES == 0:
+            options.setdefault("ranks_per_node", size // NODES)
+        made(self, group, **options)
+
+    epkit.Communicator.__init__ = init
 
 
 def _child(function, rank, size, store, args, group):
@@ -30,6 +45,8 @@ def _child(function, rank, size, store, args, group):
             torch.set_default_device("cuda")
         if group:
             dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=size)
+        if NODES > 1:
+            _divide_groups()
         function(rank, size, *args)
         code = 0
     except BaseException:  # noqa: BLE001 - a child of a fork must not run the parent's handlers

@@ -224,6 +224,18 @@ static void a_bootstrap_may_provide_a_network(void **state)
     config.network = "mpi";
     assert_int_equal(ep_comm_new(&boot, &config, &comm), EP_E_UNSUPPORTED);
     assert_non_null(strstr(ep_last_error(), "pigeons"));
+    assert_null(strstr(ep_last_error(), "$"));
+    /* The environment comes before the bootstrap, and after the caller. */
+    setenv("EPKIT_NETWORK", "emulated", 1);
+    assert_int_equal(ep_comm_new(&boot, &config, &comm), EP_E_UNSUPPORTED);
+    config.network = NULL;
+    assert_int_equal(ep_comm_new(&boot, &config, &comm), EP_OK);
+    assert_string_equal(comm->config.network, "emulated");
+    ep_comm_free(comm);
+    setenv("EPKIT_NETWORK", "rdma", 1);
+    assert_int_equal(ep_comm_new(&boot, &config, &comm), EP_E_UNSUPPORTED);
+    assert_non_null(strstr(ep_last_error(), "ep_comm_new: $EPKIT_NETWORK: network \"rdma\" is not one of"));
+    unsetenv("EPKIT_NETWORK");
     provider.abi++;
     config.network = NULL;
     assert_int_equal(ep_comm_new(&boot, &config, &comm), EP_E_ABI);

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of several nodes: the ranks of one machine, divided, over the networks between nodes."""
+import os
+from contextlib import contextmanager
+
+import case_engines
+import case_intranode
+import case_lowlatency
+import deep_ep
+import epkit
+import ranks
+import torch
+import torch.distributed as dist
+from ranks import raises, run
+
+EXPERTS, TOPK, HIDDEN = 12, 4, 256
+
+
+@contextmanager
+def divided(network):
+    """Groups of an even number of ranks that start within it have two nodes."""
+    before = os.environ.get("EPKIT_NETWORK"), ranks.NODES
+    os.environ["EPKIT_NETWORK"], ranks.NODES = network, 2
+    try:
+        yield
+    finally:
+        os.environ.pop("EPKIT_NETWORK")
+        if before[0] is not None:
+            os.environ["EPKIT_NETWORK"] = before[0]
+        ranks.NODES = before[1]
+
+
+def layer(rank, size, network):
+    buffer = deep_ep.Buffer(dist.group.WORLD)
+    info = buffer._comm.info()
+    assert (info["nnodes"], info["node"], info["network"]) == (2, rank // (size // 2), network)
+    assert (buffer._comm.nodes, buffer._comm.node) == (2, info["node"])
+    assert buffer.runtime.get_num_rdma_ranks() == 2 and buffer.runtime.get_rdma_rank() == info["node"]
+    assert buffer.runtime.get_root_rdma_rank(True) == rank % (size // 2) and buffer.runtime.get_root_rdma_rank(False) == 0
+    for seed in range(3):
+        torch.manual_seed(100 * seed + rank)
+        tokens = (0, 50, 37, 64)[(rank + seed) % 4]
+        idx = torch.rand(tokens, EXPERTS).topk(TOPK).indices
+        idx[torch.rand(idx.shape) < 0.2] = -1
+        x, weights = torch.randint(-4, 5, (tokens, HIDDEN)).to(torch.bfloat16), torch.rand(tokens, TOPK)
+        per_rank, per_host, per_expert, in_rank, _ = buffer.get_dispatch_layout(idx, EXPERTS)
+        expected = torch.stack([in_rank[:, node * size // 2:(node + 1) * size // 2].any(1).sum() for node in range(2)])
+        assert per_host.dtype == torch.int32 and torch.equal(per_host, expected.to(torch.int32))
+        arguments = dict(num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_host, is_token_in_rank=in_rank,
+                         num_tokens_per_expert=per_expert)
+        rows, local, got, counts, handle, _ = buffer.internode_dispatch(x, topk_idx=idx, topk_weights=weights, **arguments)
+        owned = [(local == expert).sum().item() for expert in range(EXPERTS // size)]
+        assert owned == counts
+        again = buffer.dispatch(x, handle=handle)[0]
+        assert torch.equal(rows, again)
+        summed, back, _ = buffer.internode_combine(rows, handle, got)
+        # Small integers: exact in any order. Each rank returns the row once, and the weights of its choices.
+        assert torch.equal(summed, (x.float() * in_rank.sum(1, keepdim=True)).to(torch.bfloat16))
+        assert torch.equal(back, torch.where(idx >= 0, weights, 0.0))
+
+
+def domains(rank, size):
+    one = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=8, hidden=HIDDEN, num_topk=TOPK)
+    assert one.get_physical_domain_size() == one.get_logical_domain_size() == (2, size // 2)
+    assert (one.num_scaleout_ranks, one.num_scaleup_ranks, one.num_rdma_ranks, one.num_nvlink_ranks) == (2, size // 2) * 2
+    torch.manual_seed(rank)
+    idx = torch.rand(8, EXPERTS).topk(TOPK).indices
+    x, weights = torch.randint(-4, 5, (8, HIDDEN)).to(torch.bfloat16), torch.rand(8, TOPK)
+    for expand in (False, True):
+        rows, _, got, handle, _ = one.dispatch(x, topk_idx=idx, topk_weights=weights, num_experts=EXPERTS, do_expand=expand)
+        summed, back, _ = one.combine(rows, handle, got)
+        times = TOPK if expand else torch.stack([(idx * size // EXPERTS == to).any(1) for to in range(size)], 1).sum(1, True)
+        assert torch.equal(summed, (x.float() * times).to(torch.bfloat16)) and torch.equal(back, weights)
+
+
+def refusals(rank, size):
+    raises(epkit.ArgumentError, "ranks_per_node 3 divide", epkit.Communicator, ranks_per_node=3)
+    raises(epkit.UnsupportedError, "rdma emulated tcp verbs", epkit.Communicator, ranks_per_node=2, network="rdma")
+    raises(TypeError, "network int", epkit.Communicator, network=3)
+    raises(TypeError, "ranks_per_node", epkit.Communicator, ranks_per_node="two")
+    os.environ["EPKIT_NETWORK"] = "rdma"
+    raises(epkit.UnsupportedError, "$EPKIT_NETWORK rdma", epkit.Communicator, ranks_per_node=2)
+    os.environ["EPKIT_NETWORK"] = "emulated"
+    comm = epkit.Communicator(ranks_per_node=2, network="tcp")
+    assert comm.info()["network"] == "tcp" and comm.nodes == size // 2 and comm.node == rank // 2
+    comm.free()
+
+
+def test_layers_of_two_nodes():
+    for network in ("emulated", "tcp"):
+        with divided(network):
+            run(4, layer, network)
+    with divided("tcp"):
+        run(2, layer, "tcp")
+
+
+def test_elastic_buffers_of_two_nodes():
+    for network in ("emulated", "tcp"):
+        with divided(network):
+            run(4, domains)
+
+
+def test_networks_that_are_none():
+    run(4, refusals)
+
+
+def test_24_combinations_on_two_nodes():
+    with divided("tcp"):
+        case_intranode.test_24_combinations_2_ranks()
+
+
+def test_low_latency_on_two_nodes():
+    with divided("tcp"):
+        case_lowlatency.test_all_variants_4_ranks()
+        case_lowlatency.test_a_rank_that_ends_is_masked()
+
+
+def test_engines_on_two_nodes():
+    with divided("tcp"):
+        for engine in (case_engines.test_vllm_high_throughput, case_engines.test_vllm_low_latency, case_engines.test_vllm_elastic,
+                       case_engines.test_sglang, case_engines.test_sglang_elastic, case_engines.test_megatron):
+            engine()
