@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepEP V1: Buffer."""
 import os
-from typing import Any, Dict, Iterator, List, NamedTuple, NoReturn, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Iterator, List, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -141,7 +141,9 @@ class Buffer(LowLatencyCalls):
         comm: communicator of mpi4py in place of a group.
         low_latency_mode: kept as an attribute; every buffer can do both.
         explicitly_destroy: destroy() may be called; otherwise the buffer goes with its last reference.
-        enable_shrink: low-latency calls mask ranks that do not come before the deadline, and go on without them.
+        enable_shrink: low-latency calls mask ranks that do not come before the deadline, and go on without them. A masked rank
+            that comes later raises epkit.GroupError (EP_E_EXCLUDED). With num_rdma_bytes of a size hint a rank may be
+            missing from the first call on, see get_low_latency_rdma_size_hint().
 
     Every wait has a deadline: $EPKIT_TIMEOUT_MS, or 100 s, after which an exception names the rank that did not come.
 
@@ -172,10 +174,9 @@ class Buffer(LowLatencyCalls):
         self._masked: Dict[int, bool] = {}
         self._scratch: Dict[bool, torch.Tensor] = {}
         self._sms = 0  # last value of set_num_sms() on the communicator; 0: the library's default
-        self._on_standby: Set[Tuple[int, int, int]] = set()
         self._standby = self._new_standby(num_rdma_bytes) if enable_shrink else None
         if self._standby is not None:
-            self._low_latency.append(self._standby)
+            self._low_latency.append(self._standby.object)
 
     def destroy(self) -> None:
         """Leaves the group and frees everything. Needs explicitly_destroy."""
@@ -221,8 +222,10 @@ class Buffer(LowLatencyCalls):
     @staticmethod
     def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int,
                                        num_experts: int) -> int:
-        """Bytes of a low-latency buffer. A Buffer with enable_shrink of so many num_rdma_bytes allocates for these sizes when it is
-        made: then a rank may be missing from the first call on."""
+        """Bytes of a low-latency buffer. A Buffer with enable_shrink of so many num_rdma_bytes, the same on all ranks, allocates for
+        these sizes when it is made. Calls of this hidden size and this number of experts, of up to so many tokens per rank and
+        a top-k of up to 11 always use that memory: a rank may be missing from the first one on. The first call of other sizes
+        allocates, and needs all ranks."""
         return size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
 
     def get_comm_stream(self) -> Optional[torch.cuda.Stream]:
