@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 import torch
 
 import epkit
-from epkit._tensors import OfThisProcess, want_integer, want_tensor
+from epkit._tensors import OfThisProcess, Stream, want_integer, want_tensor
 
 from ._order import Order, run_untraced
 from ._rows import Rows, _as_given, _origin_of, _origins
@@ -69,6 +69,7 @@ class LowLatencyCalls(OfThisProcess):
     _low_latency: List[epkit.LowLatency]
     _masked: Dict[int, bool]
     _standby: Optional[Standby]
+    _used: Optional[epkit.LowLatency]  # by the last call
 
     def _new_standby(self, num_bytes: int) -> Optional[Standby]:
         """A low-latency object of the sizes that num_bytes was the hint for, created with the buffer: when a rank has failed, no
@@ -108,6 +109,12 @@ class LowLatencyCalls(OfThisProcess):
         self._low_latency.append(new)
         return new
 
+    def _begin_call(self, one: epkit.LowLatency, stream: Stream = None) -> None:
+        """Before a call on an object, in its stream: the masks that calls on another one have changed are those of this one, too."""
+        if self.enable_shrink and self._used is not None and self._used is not one:
+            one.merge_mask(self._used, stream)
+        self._used = one
+
     def _padded(self, tensor: torch.Tensor, one: epkit.LowLatency, topk: int) -> torch.Tensor:
         return self._standby.padded(tensor, topk) if self._standby is not None and one is self._standby.object else tensor
 
@@ -115,6 +122,7 @@ class LowLatencyCalls(OfThisProcess):
         """With enable_shrink a barrier, which masks the ranks that do not come. Otherwise no operation: buffers need no cleaning."""
         if self.enable_shrink:
             for one in self._low_latency:
+                self._begin_call(one)
                 one.barrier()
 
     def low_latency_dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int,
@@ -158,6 +166,7 @@ class LowLatencyCalls(OfThisProcess):
         topk = topk_idx.shape[-1]
         topk_idx = self._padded(topk_idx, object_, topk)
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
+        self._begin_call(object_, order.stream)
         rows = object_.dispatch(x, topk_idx, fp8=use_fp8, round_scale=round_scale, ue8m0=use_ue8m0, max_tokens=most,
                                 recv_stats=cumulative_local_expert_recv_stats,
                                 wait_cost=self._own_row(dispatch_wait_recv_cost_stats), hook=return_recv_hook,
@@ -209,6 +218,7 @@ class LowLatencyCalls(OfThisProcess):
         topk_idx = self._padded(topk_idx, known.object, known.topk)
         topk_weights = self._padded(topk_weights, known.object, known.topk)
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
+        self._begin_call(known.object, order.stream)
         if zero_copy:
             x = known.object.combine_buffer(known.most)
         result, hook = known.object.combine(x, topk_idx, topk_weights, call=known.number, max_tokens=known.most, out=out,

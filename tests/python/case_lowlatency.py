@@ -552,3 +552,58 @@ def apart(rank, size, begins):
 
 def test_first_calls_are_far_apart():
     run(3, apart, (0, 1.25, 0.5))
+
+
+def two_sizes(rank, size):
+    """A buffer with calls of two sizes has one mask: what one of them finds counts for the other."""
+    deadline = 6.0
+    os.environ["EPKIT_TIMEOUT_MS"] = str(int(1000 * deadline))
+    buffer, last = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True), size - 1
+    for hidden in (128, 256):
+        answered(size, buffer, rank, size, hidden)
+    dist.barrier()
+    buffer.low_latency_clean_mask_buffer()
+    answered(size, buffer, rank, size, 128)  # after which no rank waits for another one to clean its mask
+    dist.barrier()
+    if rank != last:
+        buffer.low_latency_update_mask_buffer(last, True)
+    if CUDA:
+        torch.cuda.synchronize()
+    dist.barrier()
+    begin = time.monotonic()
+    if rank == last:
+        excluded("", buffer, rank, size, 256)
+    else:
+        answered(last, buffer, rank, size, 256)
+    assert time.monotonic() - begin < deadline / 2
+    dist.barrier()
+
+
+def test_masks_are_cleaned_once_for_two_sizes():
+    run(3, two_sizes)
+
+
+def late_for_one_size(rank, size):
+    """A rank that was masked in calls of one size is in those of another one, too: nobody waits for it again."""
+    deadline = 3.0
+    os.environ["EPKIT_TIMEOUT_MS"] = str(int(1000 * deadline))
+    buffer, last = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True), size - 1
+    for hidden in (128, 256, 384):
+        answered(size, buffer, rank, size, hidden)
+    dist.barrier()
+    if rank != last:
+        answered(last, buffer, rank, size, 128)
+        begin = time.monotonic()
+        for hidden in (256, 128):
+            answered(last, buffer, rank, size, hidden)
+        buffer.clean_low_latency_buffer(4, 128, size)
+        assert time.monotonic() - begin < deadline / 2
+        assert masks_of(buffer, size) == [0] * last + [1]
+    dist.barrier()
+    if rank == last:
+        excluded("", buffer, rank, size, 384)
+    dist.barrier()
+
+
+def test_a_rank_is_masked_for_all_sizes():
+    run(3, late_for_one_size)
