@@ -282,10 +282,20 @@ class Buffer(LowLatencyCalls):
         if isinstance(topk_idx, torch.Tensor) and not topk_idx.is_contiguous():
             with order.on_stream():
                 topk_idx = topk_idx.contiguous()
-        with order.allocating():
-            per_rank, per_expert, in_rank = self._comm.layout(topk_idx, num_experts, order.stream)
+        try:
+            with order.allocating():
+                per_rank, per_expert, in_rank = self._comm.layout(topk_idx, num_experts, order.stream)
+        except epkit.ArgumentError as error:
+            raise self._with_advice(error)
         event = order.done(async_finish, (given, per_rank, per_expert, in_rank))
         return per_rank, None, per_expert, in_rank, event
+
+    def _with_advice(self, error: epkit.ArgumentError) -> epkit.ArgumentError:
+        """The error, which for invalid routing also says what this rank owes to the others."""
+        if getattr(error, "name", "") == "EP_E_ROUTING" and self.group_size > 1:
+            error.args = (f"{error}; ranks with valid routing wait in dispatch() for this one, until their deadline: repeat the call "
+                          "with valid routing, or free the Buffer, which they learn at once",)
+        return error
 
     def _plan_of(self, handle: Any, call: str) -> epkit.Plan:
         plan = getattr(handle, "plan", None) or _origin_of(handle, 6)
@@ -297,10 +307,13 @@ class Buffer(LowLatencyCalls):
                                       f"in which this is rank {plan.comm.rank}")
         return plan
 
-    def _check_mask(self, is_token_in_rank: torch.Tensor, topk_idx: torch.Tensor) -> None:
+    def _check_mask(self, is_token_in_rank: torch.Tensor, topk_idx: Optional[torch.Tensor]) -> None:
         """Checks what DeepEP checks. With topk_idx the library does not read the mask, but it becomes a part of the handle."""
-        want_tensor(topk_idx, "dispatch", "topk_idx", "[N, K]")
-        shape, given = [topk_idx.shape[0], self.group_size], is_token_in_rank
+        want_tensor(is_token_in_rank, "dispatch", "is_token_in_rank", "[N, R]")
+        if topk_idx is not None:
+            want_tensor(topk_idx, "dispatch", "topk_idx", "[N, K]")
+        given = is_token_in_rank
+        shape = [(given if topk_idx is None else topk_idx).shape[0], self.group_size]
         if list(given.shape) != shape or given.dtype not in (torch.bool, torch.uint8):
             raise epkit.ArgumentError(f"dispatch: is_token_in_rank: shape is {list(given.shape)} of {given.dtype}, must be {shape} "
                                       "of torch.bool")
@@ -315,12 +328,13 @@ class Buffer(LowLatencyCalls):
                                  "num_tokens_per_expert of get_dispatch_layout()")
         want_tensor(num_tokens_per_expert, "dispatch", "num_tokens_per_expert", "[E]")
         if is_token_in_rank is not None:
-            want_tensor(is_token_in_rank, "dispatch", "is_token_in_rank", "[N, R]")
-            if topk_idx is not None:
-                self._check_mask(is_token_in_rank, topk_idx)
+            self._check_mask(is_token_in_rank, topk_idx)
         mask, counts = (is_token_in_rank, num_tokens_per_expert) if topk_idx is None else (None, None)
-        return self._comm.plan(topk_idx, num_tokens_per_expert.numel(), token_in_rank=mask, tokens_per_expert=counts,
-                               alignment=alignment, max_recv_tokens=worst, stream=order.stream)
+        try:
+            return self._comm.plan(topk_idx, num_tokens_per_expert.numel(), token_in_rank=mask, tokens_per_expert=counts,
+                                   alignment=alignment, max_recv_tokens=worst, stream=order.stream)
+        except epkit.ArgumentError as error:
+            raise self._with_advice(error)
 
     def _new_handle(self, plan: epkit.Plan, is_token_in_rank: Optional[torch.Tensor], topk_idx: Optional[torch.Tensor],
                     order: Order) -> Handle:
