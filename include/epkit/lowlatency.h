@@ -224,6 +224,14 @@ EP_API ep_status ep_ll_set_mask(ep_ll *ll, int rank, int on, ep_stream stream);
 EP_API ep_status ep_ll_clear_mask(ep_ll *ll, ep_stream stream);
 EP_API ep_status ep_ll_query_mask(ep_ll *ll, int32_t *out, ep_stream stream);
 
+/*
+ * For programs that treat several ep_ll of a communicator as one: they set and clear masks on all of them, and make
+ * this call before a call on `ll` that follows one on `from`. Ranks that `from` masks are masked in `ll`, too. If a
+ * call on `from` has found that a rank has unmasked this one, the next call on `ll` no longer waits for that. In stream
+ * order, not collective; both need EP_LL_MASK_DEAD (else EP_E_STATE).
+ */
+EP_API ep_status ep_ll_merge_mask(ep_ll *ll, const ep_ll *from, ep_stream stream);
+
 /* A barrier of the ranks that are not masked. With EP_LL_MASK_DEAD a rank that is late is masked. Collective. */
 EP_API ep_status ep_ll_barrier(ep_ll *ll, ep_stream stream);
 

@@ -163,12 +163,13 @@ struct ep_backend_ops {
     /* rank -1: all of them. */
     ep_status (*ll_set_mask)(ep_ll *ll, int rank, bool on, ep_stream stream);
     ep_status (*ll_query_mask)(ep_ll *ll, int32_t *out, ep_stream stream);
+    ep_status (*ll_merge_mask)(ep_ll *ll, const ep_ll *from, ep_stream stream);
     ep_status (*ll_barrier)(ep_ll *ll, ep_stream stream);
     /* Memory that ll_open would allocate for this rank; *ret_combine_bytes: maximum of the combine buffers. */
     int64_t (*ll_bytes)(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes);
 };
 
-#define EP_BACKEND_ABI 3u
+#define EP_BACKEND_ABI 4u
 
 /*
  * The communicator whose function of ep_stream_call() this thread runs. A backend sets it around that function; the

@@ -379,6 +379,18 @@ ep_status ep_ll_query_mask(ep_ll *ll, int32_t *out, ep_stream stream)
     return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_query_mask, ll, out, stream));
 }
 
+ep_status ep_ll_merge_mask(ep_ll *ll, const ep_ll *from, ep_stream stream)
+{
+    EP_CHECK_USABLE(ll, ll->comm);
+    EP_TRY_ON(ll->comm, EP_CHECK_PTR(__func__, from));
+    if (from == ll || from->comm != ll->comm)
+        return ep_comm_record(ll->comm, ep_fail(EP_E_ARG, "%s: from is %s", __func__,
+                                                from == ll ? "ll itself" : "of another communicator"));
+    EP_TRY_ON(ll->comm, check_masking(ll, __func__));
+    EP_TRY_ON(ll->comm, check_masking(from, __func__));
+    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_merge_mask, ll, from, stream));
+}
+
 ep_status ep_ll_barrier(ep_ll *ll, ep_stream stream)
 {
     EP_CHECK_USABLE(ll, ll->comm);

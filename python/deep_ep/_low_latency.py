@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The low-latency calls of DeepEP V1's Buffer."""
 import struct
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 
 import epkit
-from epkit._tensors import OfThisProcess, want_integer, want_tensor
+from epkit._tensors import OfThisProcess, Stream, want_integer, want_tensor
 
 from ._order import Order, run_untraced
 from ._rows import Rows, _as_given, _origin_of, _origins
@@ -34,12 +34,24 @@ def size_hint(most: int, hidden: int, ranks: int, num_experts: int) -> int:
     return bytes_
 
 
-def _widened(tensor: torch.Tensor, has: int, wanted: int, value: int) -> torch.Tensor:
-    """A tensor [N, has] padded to [N, wanted] by columns of `value`. A tensor of another shape is returned as it is, for the
-    library to refuse."""
-    if has == wanted or not isinstance(tensor, torch.Tensor) or tensor.dim() != 2 or tensor.shape[1] != has:
-        return tensor
-    return torch.nn.functional.pad(tensor, (0, wanted - has), value=value)
+class Standby(NamedTuple):
+    """The low-latency object that a Buffer with enable_shrink is created with, and what pads choices and weights to its K."""
+    object: epkit.LowLatency
+    padding: Dict[torch.dtype, torch.Tensor]  # [M, K] of each type
+
+    def fits(self, most: int, hidden: int, num_experts: int, topk: int) -> bool:
+        """Whether calls of these sizes use it: the same on all ranks, because nothing but the sizes decides."""
+        one = self.object
+        return (hidden, num_experts) == (one.hidden, one.num_experts) and topk <= one.topk and most <= one.max_tokens
+
+    def padded(self, tensor: torch.Tensor, has: int) -> torch.Tensor:
+        """A tensor [N, has] padded to [N, K]. Any other one is returned as it is, for the library to refuse."""
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() != 2 or tensor.shape[1] != has:
+            return tensor
+        padding = self.padding.get(tensor.dtype)
+        if has == self.object.topk or padding is None or padding.device != tensor.device or len(padding) < len(tensor):
+            return tensor
+        return torch.cat((tensor, padding[:len(tensor), has:]), 1)
 
 
 class LowLatencyHandle(OfThisProcess, Tuple[Any, ...]):
@@ -56,10 +68,10 @@ class LowLatencyCalls(OfThisProcess):
     _comm_stream: Optional[torch.cuda.Stream]
     _low_latency: List[epkit.LowLatency]
     _masked: Dict[int, bool]
-    _standby: Optional[epkit.LowLatency]
-    _on_standby: Set[Tuple[int, int, int]]  # (hidden, num_experts, topk) that use it
+    _standby: Optional[Standby]
+    _used: Optional[epkit.LowLatency]  # by the last call
 
-    def _new_standby(self, num_bytes: int) -> Optional[epkit.LowLatency]:
+    def _new_standby(self, num_bytes: int) -> Optional[Standby]:
         """A low-latency object of the sizes that num_bytes was the hint for, created with the buffer: when a rank has failed, no
         new one can be created. None where num_bytes is no hint, not the same one on all ranks, or of sizes that cannot be.
         Collective."""
@@ -69,45 +81,48 @@ class LowLatencyCalls(OfThisProcess):
         if self._comm.allgather_bytes(mine) != mine * self.group_size or ranks != self.group_size:
             return None
         try:
-            return self._comm.low_latency(most, hidden, num_experts, _MOST_TOPK, mask_dead=True)
+            one = self._comm.low_latency(most, hidden, num_experts, _MOST_TOPK, mask_dead=True)
         except (epkit.ArgumentError, epkit.ResourceError):  # on all ranks: the first call raises it where it needs such sizes
             return None
-
-    def _stands_in(self, most: int, hidden: int, num_experts: int, topk: int) -> bool:
-        """Whether a first call of these sizes has to use the standby: it can, and a rank is masked or does not come to a barrier."""
-        one = self._standby
-        if one is None or (one.hidden, one.num_experts) != (hidden, num_experts) or topk > one.topk or most > one.max_tokens:
-            return False
-        sizes = hidden, num_experts, topk
-        if sizes in self._on_standby:  # no barrier again, and none while a graph is captured
-            return True
-        if self._comm.is_cuda and torch.cuda.is_current_stream_capturing():
-            return False
-        one.barrier()
-        if not one.mask().any():
-            return False
-        self._on_standby.add(sizes)
-        return True
+        values = ((torch.int64, -1), (torch.int32, -1), (torch.float32, 0))
+        shape, device = (most, _MOST_TOPK), self._comm.device
+        return Standby(one, {dtype: torch.full(shape, value, dtype=dtype, device=device) for dtype, value in values})
 
     def _object(self, most: int, hidden: int, num_experts: int, topk: int) -> epkit.LowLatency:
-        """The low-latency object for these sizes; its topk may be larger. Collective for sizes that are new: it allocates."""
+        """The low-latency object for these sizes. Collective for sizes that are new and do not fit the standby: it allocates."""
+        if self._standby is not None and self._standby.fits(most, hidden, num_experts, topk):
+            return self._standby.object
         for one in self._low_latency:
             if (one.hidden, one.num_experts, one.topk) == (hidden, num_experts, topk) and one.max_tokens >= most:
                 return one
-        if self._stands_in(most, hidden, num_experts, topk):
-            assert self._standby is not None
-            return self._standby
-        new = self._comm.low_latency(most, hidden, num_experts, topk, mask_dead=self.enable_shrink)
+        try:
+            new = self._comm.low_latency(most, hidden, num_experts, topk, mask_dead=self.enable_shrink)
+        except (epkit.PeerError, epkit.GroupError) as error:
+            if self.enable_shrink:
+                error.args = (f"{error}; the first low-latency call of {most} tokens per rank, hidden size {hidden}, "
+                              f"{num_experts} experts and top-{topk} needs all ranks, unless num_rdma_bytes of the Buffer is "
+                              "get_low_latency_rdma_size_hint() of these sizes",)
+            raise
         for rank, masked in self._masked.items():
             if masked:
                 new.set_mask(rank)
         self._low_latency.append(new)
         return new
 
+    def _begin_call(self, one: epkit.LowLatency, stream: Stream = None) -> None:
+        """Before a call on an object, in its stream: the masks that calls on another one have changed are those of this one, too."""
+        if self.enable_shrink and self._used is not None and self._used is not one:
+            one.merge_mask(self._used, stream)
+        self._used = one
+
+    def _padded(self, tensor: torch.Tensor, one: epkit.LowLatency, topk: int) -> torch.Tensor:
+        return self._standby.padded(tensor, topk) if self._standby is not None and one is self._standby.object else tensor
+
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """With enable_shrink a barrier, which masks the ranks that do not come. Otherwise no operation: buffers need no cleaning."""
         if self.enable_shrink:
             for one in self._low_latency:
+                self._begin_call(one)
                 one.barrier()
 
     def low_latency_dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int,
@@ -149,8 +164,9 @@ class LowLatencyCalls(OfThisProcess):
             raise epkit.ArgumentError(f"low_latency_dispatch: x has {x.shape[0]} tokens, num_max_dispatch_tokens_per_rank is {most}")
         object_ = self._object(most, x.shape[-1], num_experts, topk_idx.shape[-1])
         topk = topk_idx.shape[-1]
-        topk_idx = _widened(topk_idx, topk, object_.topk, -1)
+        topk_idx = self._padded(topk_idx, object_, topk)
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
+        self._begin_call(object_, order.stream)
         rows = object_.dispatch(x, topk_idx, fp8=use_fp8, round_scale=round_scale, ue8m0=use_ue8m0, max_tokens=most,
                                 recv_stats=cumulative_local_expert_recv_stats,
                                 wait_cost=self._own_row(dispatch_wait_recv_cost_stats), hook=return_recv_hook,
@@ -199,9 +215,10 @@ class LowLatencyCalls(OfThisProcess):
         if async_finish and return_recv_hook:
             raise AssertionError("low_latency_combine: async_finish and return_recv_hook exclude each other")
         known = self._low_latency_of(handle, "low_latency_combine")
-        topk_idx = _widened(topk_idx, known.topk, known.object.topk, -1)
-        topk_weights = _widened(topk_weights, known.topk, known.object.topk, 0)
+        topk_idx = self._padded(topk_idx, known.object, known.topk)
+        topk_weights = self._padded(topk_weights, known.object, known.topk)
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
+        self._begin_call(known.object, order.stream)
         if zero_copy:
             x = known.object.combine_buffer(known.most)
         result, hook = known.object.combine(x, topk_idx, topk_weights, call=known.number, max_tokens=known.most, out=out,

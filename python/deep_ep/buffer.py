@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepEP V1: Buffer."""
 import os
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -140,7 +140,9 @@ class Buffer(LowLatencyCalls):
         comm: communicator of mpi4py in place of a group.
         low_latency_mode: kept as an attribute; every buffer can do both.
         explicitly_destroy: destroy() may be called; otherwise the buffer goes with its last reference.
-        enable_shrink: low-latency calls mask ranks that do not come before the deadline, and go on without them.
+        enable_shrink: low-latency calls mask ranks that do not come before the deadline, and go on without them. A masked rank
+            that comes later raises epkit.GroupError (EP_E_EXCLUDED). With num_rdma_bytes of a size hint a rank may be
+            missing from the first call on, see get_low_latency_rdma_size_hint().
 
     Every wait has a deadline: $EPKIT_TIMEOUT_MS, or 100 s, after which an exception names the rank that did not come.
 
@@ -171,10 +173,10 @@ class Buffer(LowLatencyCalls):
         self._masked: Dict[int, bool] = {}
         self._scratch: Dict[bool, torch.Tensor] = {}
         self._sms = 0  # last value of set_num_sms() on the communicator; 0: the library's default
-        self._on_standby: Set[Tuple[int, int, int]] = set()
+        self._used: Optional[epkit.LowLatency] = None
         self._standby = self._new_standby(num_rdma_bytes) if enable_shrink else None
         if self._standby is not None:
-            self._low_latency.append(self._standby)
+            self._low_latency.append(self._standby.object)
 
     def destroy(self) -> None:
         """Leaves the group and frees everything. Needs explicitly_destroy."""
@@ -182,7 +184,7 @@ class Buffer(LowLatencyCalls):
             raise AssertionError("destroy() needs Buffer(explicitly_destroy=True)")
         self._comm.free()
         self._low_latency.clear()
-        self._standby = None
+        self._standby = self._used = None
         self._scratch.clear()
         self.runtime = None
 
@@ -220,8 +222,10 @@ class Buffer(LowLatencyCalls):
     @staticmethod
     def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int,
                                        num_experts: int) -> int:
-        """Bytes of a low-latency buffer. A Buffer with enable_shrink of so many num_rdma_bytes allocates for these sizes when it is
-        made: then a rank may be missing from the first call on."""
+        """Bytes of a low-latency buffer. A Buffer with enable_shrink of so many num_rdma_bytes, the same on all ranks, allocates for
+        these sizes when it is made. Calls of this hidden size and this number of experts, of up to so many tokens per rank and
+        a top-k of up to 11 always use that memory: a rank may be missing from the first one on. The first call of other sizes
+        allocates, and needs all ranks."""
         return size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
 
     def get_comm_stream(self) -> Optional[torch.cuda.Stream]:
@@ -278,16 +282,26 @@ class Buffer(LowLatencyCalls):
         if isinstance(topk_idx, torch.Tensor) and not topk_idx.is_contiguous():
             with order.on_stream():
                 topk_idx = topk_idx.contiguous()
-        with order.allocating():
-            per_rank, per_expert, in_rank = self._comm.layout(topk_idx, num_experts, order.stream)
-        per_host, made = None, ()
+        try:
+            with order.allocating():
+                per_rank, per_expert, in_rank = self._comm.layout(topk_idx, num_experts, order.stream)
+        except epkit.ArgumentError as error:
+            raise self._with_advice(error)
+        per_host: Optional[torch.Tensor] = None
         if self._comm.nodes > 1:
             with order.on_stream():
                 by_host = in_rank.view(-1, self._comm.nodes, self.group_size // self._comm.nodes).any(2)
                 per_host = by_host.sum(0, dtype=torch.int32)
-            made = (per_host,)
+        made = () if per_host is None else (per_host,)
         event = order.done(async_finish, (given, per_rank, per_expert, in_rank), made)
         return per_rank, per_host, per_expert, in_rank, event
+
+    def _with_advice(self, error: epkit.ArgumentError) -> epkit.ArgumentError:
+        """The error, which for invalid routing also says what this rank owes to the others."""
+        if getattr(error, "name", "") == "EP_E_ROUTING" and self.group_size > 1:
+            error.args = (f"{error}; ranks with valid routing wait in dispatch() for this one, until their deadline: repeat the call "
+                          "with valid routing, or free the Buffer, which they learn at once",)
+        return error
 
     def _plan_of(self, handle: Any, call: str) -> epkit.Plan:
         plan = getattr(handle, "plan", None) or _origin_of(handle, 6)
@@ -299,10 +313,13 @@ class Buffer(LowLatencyCalls):
                                       f"in which this is rank {plan.comm.rank}")
         return plan
 
-    def _check_mask(self, is_token_in_rank: torch.Tensor, topk_idx: torch.Tensor) -> None:
+    def _check_mask(self, is_token_in_rank: torch.Tensor, topk_idx: Optional[torch.Tensor]) -> None:
         """Checks what DeepEP checks. With topk_idx the library does not read the mask, but it becomes a part of the handle."""
-        want_tensor(topk_idx, "dispatch", "topk_idx", "[N, K]")
-        shape, given = [topk_idx.shape[0], self.group_size], is_token_in_rank
+        want_tensor(is_token_in_rank, "dispatch", "is_token_in_rank", "[N, R]")
+        if topk_idx is not None:
+            want_tensor(topk_idx, "dispatch", "topk_idx", "[N, K]")
+        given = is_token_in_rank
+        shape = [(given if topk_idx is None else topk_idx).shape[0], self.group_size]
         if list(given.shape) != shape or given.dtype not in (torch.bool, torch.uint8):
             raise epkit.ArgumentError(f"dispatch: is_token_in_rank: shape is {list(given.shape)} of {given.dtype}, must be {shape} "
                                       "of torch.bool")
@@ -317,12 +334,13 @@ class Buffer(LowLatencyCalls):
                                  "num_tokens_per_expert of get_dispatch_layout()")
         want_tensor(num_tokens_per_expert, "dispatch", "num_tokens_per_expert", "[E]")
         if is_token_in_rank is not None:
-            want_tensor(is_token_in_rank, "dispatch", "is_token_in_rank", "[N, R]")
-            if topk_idx is not None:
-                self._check_mask(is_token_in_rank, topk_idx)
+            self._check_mask(is_token_in_rank, topk_idx)
         mask, counts = (is_token_in_rank, num_tokens_per_expert) if topk_idx is None else (None, None)
-        return self._comm.plan(topk_idx, num_tokens_per_expert.numel(), token_in_rank=mask, tokens_per_expert=counts,
-                               alignment=alignment, max_recv_tokens=worst, stream=order.stream)
+        try:
+            return self._comm.plan(topk_idx, num_tokens_per_expert.numel(), token_in_rank=mask, tokens_per_expert=counts,
+                                   alignment=alignment, max_recv_tokens=worst, stream=order.stream)
+        except epkit.ArgumentError as error:
+            raise self._with_advice(error)
 
     def _new_handle(self, plan: epkit.Plan, is_token_in_rank: Optional[torch.Tensor], topk_idx: Optional[torch.Tensor],
                     order: Order) -> Handle:

@@ -151,6 +151,12 @@ class LowLatency(OfThisProcess):
         """Unmasks all ranks, in the order of the stream. Not collective."""
         self._native.set_mask(-1, 0, self._stream(stream))
 
+    def merge_mask(self, other: "LowLatency", stream: Stream = None) -> None:
+        """For objects that a program uses as one, with masks set and cleared on all of them: call this where calls on this object
+        follow those on the other one. Ranks that it masks are masked here, too; where it has found that a rank has unmasked
+        this one, this object no longer waits for that. In the order of the stream; not collective."""
+        self._native.merge_mask(other._native, self._stream(stream))
+
     def mask(self, out: Optional[torch.Tensor] = None, stream: Stream = None) -> torch.Tensor:
         """int32 [R]: 1 for ranks that are masked."""
         if out is None:

@@ -536,6 +536,36 @@ static PyObject *ll_query_mask(PyObject *self, PyObject *const *args, Py_ssize_t
     return member_call(self, "query_mask", args, nargs, 2, run_query_mask);
 }
 
+/* merge_mask(from, stream) */
+static PyObject *run_merge_mask(PyObject *self, PyObject *const *args)
+{
+    struct ll_object *ll = (struct ll_object *)self;
+    struct comm_object *comm = ll->member.comm;
+    const struct ll_object *from = (const struct ll_object *)args[0];
+    void *stream = stream_of(args[1]);
+    ep_status status;
+
+    if (PyErr_Occurred())
+        return NULL;
+    if (!PyObject_TypeCheck(args[0], ll_type))
+        return PyErr_Format(PyExc_TypeError, "merge_mask: from is no LowLatency");
+    if (from->member.comm != comm)
+        return raise_arg("merge_mask: from is of another communicator, or has been freed");
+    if (!from->ll)
+        return raise_state("merge_mask: the low-latency object `from` has been freed");
+    Py_BEGIN_ALLOW_THREADS;
+    status = ep_ll_merge_mask(ll->ll, from->ll, stream);
+    if (status == EP_OK && !comm->cuda)
+        status = ep_stream_sync(comm->box->comm, NULL);
+    Py_END_ALLOW_THREADS;
+    return result_of(status);
+}
+
+static PyObject *ll_merge_mask(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    return member_call(self, "merge_mask", args, nargs, 2, run_merge_mask);
+}
+
 static PyObject *run_barrier(PyObject *self, PyObject *const *args)
 {
     struct ll_object *ll = (struct ll_object *)self;
@@ -564,6 +594,7 @@ static PyMethodDef methods[] = {
     FAST("finish", ll_finish),
     FAST("set_mask", ll_set_mask),
     FAST("query_mask", ll_query_mask),
+    FAST("merge_mask", ll_merge_mask),
     FAST("combine_buffer", ll_combine_buffer),
     FAST("barrier", ll_barrier),
     {"free", member_free_method, METH_NOARGS, "Free the object. Again: nothing."},

@@ -2,7 +2,8 @@
 /*
  * ll_mask_cuda [--ranks N] [--rounds N] [--seed N] [--only SCENARIO]: low latency against the host backend, where a
  * combine omits rows of its dispatch, where the caller masks and unmasks ranks in the order of the stream, with strided
- * scales and received rows that are added up; barriers; and the reported time of waits for a late rank.
+ * scales and received rows that are added up; barriers; masks of two ep_ll; and the reported time of waits for a late
+ * rank.
  *
  * Exit 77 when there is no GPU.
  */
@@ -345,6 +346,54 @@ static int stay_absent(struct state *s)
     return 0;
 }
 
+static ep_ll_config config_of(const struct state *s)
+{
+    ep_ll_config config = EP_LL_CONFIG_INIT;
+
+    config.max_tokens = M;
+    config.hidden = HIDDEN;
+    config.n_experts = LOCAL * s->group.nranks;
+    config.topk = TOPK;
+    config.flags = s->scenario->ll_flags;
+    return config;
+}
+
+/* Two ep_ll used as one: the last rank, masked in one of them, is in the other, and knows it before its deadline. */
+static int use_two(struct state *s)
+{
+    int last = s->group.nranks - 1;
+    ep_ll_config config = config_of(s);
+    int32_t masked[MAX_RANKS];
+    double begin;
+    ep_ll *other;
+
+    CALL(ep_ll_new(s->group.cuda, &config, &other));
+    CALL(ep_ll_clear_mask(s->ll[1], s->group.stream));
+    CALL(ep_ll_clear_mask(other, s->group.stream));
+    CALL(ep_ll_barrier(s->ll[1], s->group.stream));
+    TRY(sync(s, 1));
+    TRY(group_barrier(&s->group));
+    if (s->group.rank != last)
+        CALL(ep_ll_set_mask(s->ll[1], last, 1, s->group.stream));
+    CALL(ep_ll_merge_mask(other, s->ll[1], s->group.stream));
+    CALL(ep_ll_query_mask(other, words(s, MASK, 1), s->group.stream));
+    TRY(sync(s, 1));
+    CUDA(cudaMemcpy(masked, s->b[MASK].device, (size_t)s->group.nranks * 4, cudaMemcpyDefault));
+    for (int rank = 0; rank < s->group.nranks; rank++)
+        EXPECT(masked[rank] == (rank == last && s->group.rank != last), "rank %d: masked is %d", rank, masked[rank]);
+    TRY(group_barrier(&s->group));
+    begin = now_ms();
+    CALL(ep_ll_barrier(other, s->group.stream));
+    if (s->group.rank == last && last)
+        TRY(expect_status("ep_stream_sync", ep_stream_sync(s->group.cuda, s->group.stream), EP_E_EXCLUDED,
+                          "has masked this rank"));
+    else
+        TRY(sync(s, 1));
+    EXPECT(now_ms() - begin < TIMEOUT_MS / 2.0, "the barrier has waited for a mask to be cleared");
+    ep_ll_free(other);
+    return 0;
+}
+
 /* The last rank is late: each rank gets the time that it waited for the others, and none for itself. */
 static int run_late(struct state *s)
 {
@@ -402,18 +451,14 @@ static const struct scenario scenarios[] = {
     {"late", run_late, 0, 0, false, false, TIMEOUT_MS},
     {"late-masking", run_late, MASKING, 0, false, false, TIMEOUT_MS},
     {"absent", stay_absent, MASKING, 0, false, false, SHORT_MS},
+    {"two", use_two, MASKING, 0, false, false, TIMEOUT_MS},
 };
 
 static int run_all(struct state *s)
 {
-    ep_ll_config config = EP_LL_CONFIG_INIT;
+    ep_ll_config config = config_of(s);
     int code;
 
-    config.max_tokens = M;
-    config.hidden = HIDDEN;
-    config.n_experts = LOCAL * s->group.nranks;
-    config.topk = TOPK;
-    config.flags = s->scenario->ll_flags;
     CALL(ep_ll_new(s->group.host, &config, &s->ll[0]));
     CALL(ep_ll_new(s->group.cuda, &config, &s->ll[1]));
     TRY(make_buffers(s));

@@ -409,8 +409,8 @@ def test_a_rank_is_missing_from_the_first_call():
 
 
 def standby(rank, size):
-    """Where all ranks are there, calls go by an object of their own number of choices; so they do where ranks know no sizes, or
-    not the same."""
+    """Calls that fit the hint use the standby; others have an object of their own, as all calls where ranks know no sizes, or not
+    the same."""
     hint, experts = deep_ep.Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, size, 4 * size), 4 * size
     wide, odd = (deep_ep.Buffer.get_low_latency_rdma_size_hint(TOKENS, hidden, size, 4 * size) for hidden in (1 << 17, 100))
     for given, known in ((hint, True), (hint + rank, False), (0, False), (wide, False), (odd, False)):
@@ -418,9 +418,13 @@ def standby(rank, size):
         assert (buffer._standby is not None) == known
         x, _, topk_idx, weights, _ = make(rank, size, 3)
         recv, _, handle = dispatch(buffer, x, topk_idx, experts, False, False, False, False, None)
-        assert handle.behind.object.topk == TOPK and len(buffer._low_latency) == 2 - (buffer._standby is None)
+        assert (known and handle.behind.object is buffer._standby.object) == known and len(buffer._low_latency) == 1
         out, _, _ = buffer.low_latency_combine(recv.clone(), topk_idx, weights, handle)
         assert calc_diff(x * weights.masked_fill(topk_idx == -1, 0).sum(1, keepdim=True), out) < 1e-5
+        for most, more in ((TOKENS // 2, not known), (TOKENS + 1, True), (TOKENS, False)):
+            before = len(buffer._low_latency)
+            buffer.low_latency_dispatch(x[:4], topk_idx[:4, :2].contiguous(), most, experts)
+            assert len(buffer._low_latency) == before + more
 
 
 def test_standby_of_a_buffer_that_shrinks():
@@ -483,3 +487,123 @@ def not_cleaned(rank, size):
 
 def test_a_mask_that_is_not_cleaned():
     run(2, not_cleaned)
+
+
+def layer_of(buffer, rank, size, hidden):
+    """A call with one expert per rank, which all tokens select; returns how many ranks have answered each element."""
+    x, idx = torch.full((4, hidden), rank + 1.0).to(torch.bfloat16), torch.arange(size).repeat(4, 1)
+    rows, _, handle, _, _ = buffer.low_latency_dispatch(x, idx, 4, size, use_fp8=False)
+    out, _, _ = buffer.low_latency_combine(rows, idx, torch.ones(4, size), handle)
+    return (out / x).cpu()
+
+
+def answered(ranks, *args):
+    out = layer_of(*args)
+    assert (out == ranks).all(), f"{out[0, 0]} ranks have answered, not {ranks}"
+
+
+def excluded(words, *args):
+    """A call raises that this rank is masked; on CUDA the one after it."""
+    def call():
+        for _ in range(1 + CUDA):
+            layer_of(*args)
+
+    raises(epkit.GroupError, "EP_E_EXCLUDED masked " + words, call)
+
+
+def masks_of(buffer, size):
+    status = torch.zeros(size, dtype=torch.int32)
+    buffer.low_latency_query_mask_buffer(status)
+    return status.tolist()
+
+
+def missing_without_hint(rank, size, given):
+    """No call of new sizes can be made when a rank is missing. The error says what would have helped."""
+    buffer = deep_ep.Buffer(dist.group.WORLD, num_rdma_bytes=given, explicitly_destroy=True, enable_shrink=True)
+    if rank == 1:
+        buffer.destroy()
+    else:
+        raises(epkit.PeerError, "EP_E_PEER_LEFT rank 1 num_rdma_bytes get_low_latency_rdma_size_hint() hidden size 128",
+               layer_of, buffer, rank, size, 128)
+    dist.barrier()
+
+
+def test_a_rank_is_missing_and_sizes_are_new():
+    for given in (0, deep_ep.Buffer.get_low_latency_rdma_size_hint(4, 256, 3, 3)):
+        run(3, missing_without_hint, given)
+
+
+def apart(rank, size, begins):
+    """First calls that are further apart than the deadline: rank 0 masks rank 1, which comes while rank 2 still waits for it."""
+    deadline = 2.0
+    os.environ["EPKIT_TIMEOUT_MS"] = str(int(1000 * deadline))
+    hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(4, 128, size, size)
+    buffer = deep_ep.Buffer(dist.group.WORLD, num_rdma_bytes=hint, low_latency_mode=True, enable_shrink=True)
+    dist.barrier()
+    time.sleep(deadline * begins[rank])
+    if rank == 1:
+        excluded("rank 0", buffer, rank, size, 128)
+    else:
+        for _ in range(3):
+            answered(size - 1, buffer, rank, size, 128)
+        assert masks_of(buffer, size) == [int(one == 1) for one in range(size)]
+    dist.barrier()
+
+
+def test_first_calls_are_far_apart():
+    run(3, apart, (0, 1.25, 0.5))
+
+
+def two_sizes(rank, size):
+    """A buffer with calls of two sizes has one mask: what one of them finds counts for the other."""
+    deadline = 6.0
+    os.environ["EPKIT_TIMEOUT_MS"] = str(int(1000 * deadline))
+    buffer, last = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True), size - 1
+    for hidden in (128, 256):
+        answered(size, buffer, rank, size, hidden)
+    dist.barrier()
+    buffer.low_latency_clean_mask_buffer()
+    answered(size, buffer, rank, size, 128)  # after which no rank waits for another one to clean its mask
+    dist.barrier()
+    if rank != last:
+        buffer.low_latency_update_mask_buffer(last, True)
+    if CUDA:
+        torch.cuda.synchronize()
+    dist.barrier()
+    begin = time.monotonic()
+    if rank == last:
+        excluded("", buffer, rank, size, 256)
+    else:
+        answered(last, buffer, rank, size, 256)
+    assert time.monotonic() - begin < deadline / 2
+    dist.barrier()
+
+
+def test_masks_are_cleaned_once_for_two_sizes():
+    run(3, two_sizes)
+
+
+def late_for_one_size(rank, size):
+    """A rank that was masked in calls of one size is in those of another one, too: nobody waits for it again."""
+    deadline = 3.0
+    os.environ["EPKIT_TIMEOUT_MS"] = str(int(1000 * deadline))
+    buffer, last = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True), size - 1
+    for hidden in (128, 256, 384):
+        answered(size, buffer, rank, size, hidden)
+    dist.barrier()
+    if rank != last:
+        answered(last, buffer, rank, size, 128)
+        begin = time.monotonic()
+        for hidden in (256, 128):
+            answered(last, buffer, rank, size, hidden)
+        buffer.clean_low_latency_buffer(4, 128, size)
+        assert time.monotonic() - begin < deadline / 2
+        assert masks_of(buffer, size) == [0] * last + [1]
+    dist.barrier()
+    if rank == last:
+        excluded("", buffer, rank, size, 384)
+    dist.barrier()
+
+
+def test_a_rank_is_masked_for_all_sizes():
+    run(3, late_for_one_size)

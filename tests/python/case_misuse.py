@@ -384,7 +384,10 @@ def refused_alone(rank, size, how):
     args = {"num_tokens_per_rank": layout[0], "is_token_in_rank": layout[3], "num_tokens_per_expert": layout[2],
             "topk_weights": weights}
     if rank == size - 1:
-        raises(epkit.ArgumentError, "EP_E_ROUTING expert", functools.partial(buffer.dispatch, x, topk_idx=topk_idx + 100, **args))
+        words = "EP_E_ROUTING expert dispatch() deadline repeat free Buffer"
+        raises(epkit.ArgumentError, words, functools.partial(buffer.dispatch, x, topk_idx=topk_idx + 100, **args))
+        if not CUDA:  # there a kernel finds it, which fails the group
+            raises(epkit.ArgumentError, words, buffer.get_dispatch_layout, topk_idx + 100, 2 * size)
         if how == "destroy":
             buffer.destroy()
         elif how == "abort":

@@ -51,6 +51,7 @@ def kinds(rank, size):
                         (layout[3].t().contiguous().t(), "is_token_in_rank strides contiguous"),
                         (layout[3].repeat(1, 2)[:, ::2], "is_token_in_rank strides contiguous")):
         raises(bad, words, buffer.dispatch, x, **{**args, "is_token_in_rank": mask})
+        raises(bad, words, buffer.dispatch, x, is_token_in_rank=mask, num_tokens_per_expert=layout[2])
     got, _, _, _, handle, _ = buffer.dispatch(x, **args)
     assert torch.equal(buffer.combine(got, handle)[0].float(), x.float() * layout[3].sum(1, keepdim=True))
 

@@ -159,6 +159,7 @@ static void null_handles_are_named(void **state)
     EXPECT_NULL(ep_ll_set_mask(NULL, 0, 1, NULL), "ep_ll_set_mask: ll");
     EXPECT_NULL(ep_ll_clear_mask(NULL, NULL), "ep_ll_clear_mask: ll");
     EXPECT_NULL(ep_ll_query_mask(NULL, mask, NULL), "ep_ll_query_mask: ll");
+    EXPECT_NULL(ep_ll_merge_mask(NULL, NULL, NULL), "ep_ll_merge_mask: ll");
     EXPECT_NULL(ep_ll_barrier(NULL, NULL), "ep_ll_barrier: ll");
     EXPECT_NULL(ep_ll_get_combine_buffer(NULL, &memory), "ep_ll_get_combine_buffer: ll");
     EXPECT_NULL(ep_ll_get_mask(NULL, mask), "ep_ll_get_mask: ll");

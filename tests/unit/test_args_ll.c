@@ -243,10 +243,12 @@ static void ll_masks_have_arguments(void **state)
 {
     ep_ll_config config = good_ll();
     int32_t mask[RANKS];
+    ep_ll *other;
     void *buffer;
 
     (void)state;
     assert_int_equal(ep_ll_new(comm, &config, &ll), EP_OK);
+    assert_int_equal(ep_ll_new(comm, &config, &other), EP_OK);
     assert_int_equal(ep_ll_get_combine_buffer(ll, NULL), EP_E_ARG);
     assert_int_equal(ep_ll_get_combine_buffer(ll, &buffer), EP_OK);
     assert_int_equal(ep_ll_get_mask(ll, NULL), EP_E_ARG);
@@ -261,9 +263,18 @@ static void ll_masks_have_arguments(void **state)
     assert_int_equal(ep_ll_set_mask(ll, -1, 1, NULL), EP_E_ARG);
     assert_int_equal(ep_ll_set_mask(ll, comm->rank ? 0 : 1, 2, NULL), EP_E_ARG);
     assert_non_null(strstr(ep_last_error(), "on is 2"));
+    assert_int_equal(ep_ll_merge_mask(ll, NULL, NULL), EP_E_ARG);
+    assert_int_equal(ep_ll_merge_mask(ll, ll, NULL), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "from is ll itself"));
+    other->config.flags = 0;
+    assert_int_equal(ep_ll_merge_mask(ll, other, NULL), EP_E_STATE);
+    assert_int_equal(ep_ll_merge_mask(other, ll, NULL), EP_E_STATE);
+    other->config.flags = EP_LL_MASK_DEAD;
     /* Operations that this backend does not provide. */
+    assert_int_equal(ep_ll_merge_mask(ll, other, NULL), EP_E_UNSUPPORTED);
     assert_int_equal(ep_ll_barrier(ll, NULL), EP_E_UNSUPPORTED);
     assert_int_equal(ep_ll_clear_mask(ll, NULL), EP_E_UNSUPPORTED);
+    ep_ll_free(other);
 }
 
 #define CASE(name) cmocka_unit_test_setup_teardown(name, open_comm, close_comm)

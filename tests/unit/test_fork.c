@@ -224,6 +224,7 @@ static int use_all(void *argument)
     REFUSED(ep_ll_set_mask(o->ll, 0, 1, NULL));
     REFUSED(ep_ll_clear_mask(o->ll, NULL));
     REFUSED(ep_ll_query_mask(o->ll, mask, NULL));
+    REFUSED(ep_ll_merge_mask(o->ll, o->ll, NULL));
     REFUSED(ep_ll_barrier(o->ll, NULL));
     REFUSED(ep_ll_get_sizes(o->comm, &ll_config, &ll_sizes));
     REFUSED(ep_plan_update(o->plan, &update, NULL));

@@ -615,6 +615,47 @@ static void a_barrier_masks_an_absent_rank(void **state)
     run((struct scenario){.run_rank = miss_a_barrier, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = 60000});
 }
 
+/* Two ep_ll that are used as one: masks, and what is known of cleared masks, are those of both. */
+static int merge_masks(struct member *m)
+{
+    ep_ll_dispatch_args dispatch = dispatch_of(m);
+    ep_ll_config config = m->ll->config;
+    int32_t mask[RANKS];
+    uint64_t begin_ns;
+    ep_ll *other;
+
+    SURE(ep_ll_new(m->comm, &config, &other) == EP_OK);
+    SURE(ep_ll_clear_mask(m->ll, NULL) == EP_OK);
+    SURE(ep_ll_clear_mask(other, NULL) == EP_OK);
+    SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
+    SURE(ep_comm_barrier(m->comm) == EP_OK);
+    if (m->rank == 0) {
+        SURE(ep_ll_set_mask(m->ll, 1, 1, NULL) == EP_OK);
+        SURE(ep_ll_merge_mask(other, m->ll, NULL) == EP_OK);
+        SURE(ep_ll_query_mask(other, mask, NULL) == EP_OK);
+        SURE(ep_stream_sync(m->comm, NULL) == EP_OK);
+        SURE(!mask[0] && mask[1] && !mask[2]);
+    }
+    SURE(ep_comm_barrier(m->comm) == EP_OK);
+    if (m->rank == 1) {
+        /* Not after a deadline: rank 0 had cleared its mask of before. */
+        begin_ns = ep_now_ns();
+        SURE(ep_ll_merge_mask(other, m->ll, NULL) == EP_OK);
+        SURE(ep_ll_set_mask(other, 2, 1, NULL) == EP_OK); /* which does not call */
+        SURE(ep_ll_dispatch_sync(other, &dispatch) == EP_E_EXCLUDED);
+        SURE(strstr(ep_last_error(), "rank 0"));
+        SURE(ep_now_ns() - begin_ns < UINT64_C(60000000000));
+    }
+    ep_ll_free(other);
+    return 0;
+}
+
+static void masks_are_those_of_both(void **state)
+{
+    (void)state;
+    run((struct scenario){.run_rank = merge_masks, .n_tokens = 4, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = 120000});
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -631,6 +672,7 @@ int main(void)
         cmocka_unit_test(masks_are_set_and_cleared_in_order),
         cmocka_unit_test(a_masked_rank_learns_it),
         cmocka_unit_test(a_barrier_masks_an_absent_rank),
+        cmocka_unit_test(masks_are_those_of_both),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -184,6 +184,7 @@ const struct ep_backend_ops ep_backend_module = {
     .ll_finish = cuda_ll_finish,
     .ll_set_mask = cuda_ll_set_mask,
     .ll_query_mask = cuda_ll_query_mask,
+    .ll_merge_mask = cuda_ll_merge_mask,
     .ll_barrier = cuda_ll_barrier,
     .ll_combine_buffer = cuda_ll_combine_buffer,
     .ll_get_mask = cuda_ll_get_mask,

@@ -21,6 +21,17 @@ __device__ void unmask_rank(const cuda_ll &ll, int rank)
     ll_await_mask_sent(ll, rank, false);
 }
 
+/* Masks the rank if the other ep_ll does. What that one no longer waits for, this one does not wait for either. */
+__device__ void merge_rank(const cuda_ll &ll, const cuda_ll_segment *from, int rank)
+{
+    cuda_ll_segment *mine = ll_mine(ll);
+
+    if (ll_has(from->mask, rank) && !ll_has(mine->mask, rank))
+        mask_rank(ll, rank);
+    if (!ll_has(from->unmasked, rank))
+        atomicAnd(ll_word(mine->unmasked, rank), ~(1u << ll_shift(rank)));
+}
+
 /* One block, one thread per rank. */
 __global__ void __launch_bounds__(LL_RANKS) mask_kernel(const __grid_constant__ cuda_ll_mask m)
 {
@@ -33,6 +44,8 @@ __global__ void __launch_bounds__(LL_RANKS) mask_kernel(const __grid_constant__ 
         mask_rank(ll, rank);
     if (active && m.change == CUDA_LL_MASK_CLEAR)
         unmask_rank(ll, rank);
+    if (active && m.change == CUDA_LL_MASK_MERGE)
+        merge_rank(ll, m.from, rank);
     __syncthreads();
     if (rank < ll.waits.nranks && m.out)
         m.out[rank] = ll_has(mine->mask, rank);

@@ -271,15 +271,15 @@ ep_status cuda_ll_finish(ep_ll *ll, uint64_t number, ep_stream stream)
     return end(&call, status);
 }
 
-static ep_status run_mask(ep_ll *ll, int rank, int32_t change, int32_t *out, ep_stream stream)
+static ep_status run_mask(ep_ll *ll, struct cuda_ll_mask mask, ep_stream stream)
 {
     struct cuda_ll_impl *impl = ll->impl;
-    struct cuda_ll_mask mask = {.ll = impl->device, .rank = rank, .change = change, .out = out};
     struct cuda_call call;
     ep_status status;
 
+    mask.ll = impl->device;
     EP_TRY(cuda_call_begin(impl->cuda, stream, true, &call));
-    status = cuda_check_pointer(impl->cuda, "ep_ll_query_mask", "out", out);
+    status = cuda_check_pointer(impl->cuda, "ep_ll_query_mask", "out", mask.out);
     if (status == EP_OK)
         status = cuda_status((mask.ll.many ? cuda_launch_ll_mask_many : cuda_launch_ll_mask)(&mask, call.stream),
                              "mask kernel");
@@ -290,12 +290,21 @@ static ep_status run_mask(ep_ll *ll, int rank, int32_t change, int32_t *out, ep_
 
 ep_status cuda_ll_set_mask(ep_ll *ll, int rank, bool on, ep_stream stream)
 {
-    return run_mask(ll, rank, on ? CUDA_LL_MASK_SET : CUDA_LL_MASK_CLEAR, NULL, stream);
+    return run_mask(ll, (struct cuda_ll_mask){.rank = rank, .change = on ? CUDA_LL_MASK_SET : CUDA_LL_MASK_CLEAR},
+                    stream);
 }
 
 ep_status cuda_ll_query_mask(ep_ll *ll, int32_t *out, ep_stream stream)
 {
-    return run_mask(ll, -1, CUDA_LL_MASK_KEEP, out, stream);
+    return run_mask(ll, (struct cuda_ll_mask){.rank = -1, .change = CUDA_LL_MASK_KEEP, .out = out}, stream);
+}
+
+ep_status cuda_ll_merge_mask(ep_ll *ll, const ep_ll *from, ep_stream stream)
+{
+    const struct cuda_ll_impl *other = from->impl;
+
+    return run_mask(ll, (struct cuda_ll_mask){.rank = -1, .change = CUDA_LL_MASK_MERGE, .from = other->device.own},
+                    stream);
 }
 
 ep_status cuda_ll_barrier(ep_ll *ll, ep_stream stream)

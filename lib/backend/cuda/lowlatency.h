@@ -106,13 +106,14 @@ struct cuda_ll_combine {
     int64_t *wait_added; /* [R] NULL: not wanted */
 };
 
-enum { CUDA_LL_MASK_KEEP, CUDA_LL_MASK_SET, CUDA_LL_MASK_CLEAR };
+enum { CUDA_LL_MASK_KEEP, CUDA_LL_MASK_SET, CUDA_LL_MASK_CLEAR, CUDA_LL_MASK_MERGE };
 
 /* Changes the masks of a rank, or of all (-1), in stream order; then writes them to `out` [R], unless that is NULL. */
 struct cuda_ll_mask {
     struct cuda_ll ll;
     int32_t rank, change; /* CUDA_LL_MASK_... */
     int32_t *out;
+    const struct cuda_ll_segment *from; /* MERGE: this rank's segment of the other ep_ll */
 };
 
 cudaError_t cuda_ll_dispatch_load(int shared_bytes);

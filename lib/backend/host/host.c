@@ -72,6 +72,7 @@ const struct ep_backend_ops ep_backend_host = {
     .ll_get_mask = host_ll_get_mask,
     .ll_set_mask = host_ll_set_mask,
     .ll_query_mask = host_ll_query_mask,
+    .ll_merge_mask = host_ll_merge_mask,
     .ll_barrier = host_ll_barrier,
     .ll_bytes = host_ll_bytes,
 };

@@ -356,7 +356,7 @@ static ep_status start_dispatch(ep_ll *ll, const struct ll_dispatch *wanted)
 
 /* --- calls ------------------------------------------------------------------------------------------------------- */
 
-enum ll_step { LL_DISPATCH, LL_COMBINE, LL_RECEIVE, LL_PULL, LL_SET_MASK, LL_QUERY_MASK, LL_BARRIER };
+enum ll_step { LL_DISPATCH, LL_COMBINE, LL_RECEIVE, LL_PULL, LL_SET_MASK, LL_QUERY_MASK, LL_MERGE_MASK, LL_BARRIER };
 
 struct ll_job {
     ep_ll *ll;
@@ -370,6 +370,7 @@ struct ll_job {
             bool on;
         } mask;
         int32_t *out;
+        const ep_ll *from;
     };
 };
 
@@ -386,6 +387,18 @@ static void set_mask(ep_ll *ll, int rank, bool on)
     inner->unmasked[rank] = rank != ll->comm->rank;
     atomic_fetch_and_explicit(&masks[rank / 64], ~(UINT64_C(1) << rank % 64), memory_order_acq_rel);
     ll_net_publish_mask(ll, rank, false);
+}
+
+static void merge_mask(ep_ll *ll, const ep_ll *from)
+{
+    const struct host_ll *other = from->impl;
+    struct host_ll *inner = ll->impl;
+
+    for (int rank = 0; rank < ll->comm->nranks; rank++) {
+        if (other->masked[rank] && !inner->masked[rank])
+            ll_mask_rank(ll, rank);
+        inner->unmasked[rank] = inner->unmasked[rank] && other->unmasked[rank];
+    }
 }
 
 static ep_status run_barrier(ep_ll *ll)
@@ -419,6 +432,9 @@ static ep_status run_step(const struct ll_job *job)
         return job->mask.on ? EP_OK : ll_net_flush_masks(ll);
     case LL_QUERY_MASK:
         memcpy(job->out, inner->masked, (size_t)ll->comm->nranks * sizeof(*job->out));
+        return EP_OK;
+    case LL_MERGE_MASK:
+        merge_mask(ll, job->from);
         return EP_OK;
     case LL_BARRIER:
         return run_barrier(ll);
@@ -489,6 +505,13 @@ ep_status host_ll_set_mask(ep_ll *ll, int rank, bool on, ep_stream stream)
 ep_status host_ll_query_mask(ep_ll *ll, int32_t *out, ep_stream stream)
 {
     struct ll_job job = {.ll = ll, .step = LL_QUERY_MASK, .out = out};
+
+    return submit(&job, stream);
+}
+
+ep_status host_ll_merge_mask(ep_ll *ll, const ep_ll *from, ep_stream stream)
+{
+    struct ll_job job = {.ll = ll, .step = LL_MERGE_MASK, .from = from};
 
     return submit(&job, stream);
 }
