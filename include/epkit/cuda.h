@@ -33,9 +33,10 @@
  *     max_recv_tokens, also in a capture.
  *   - Memory. Rows between nodes pass through memory that the communicator holds until it is freed: that of
  *     ep_cuda_set_net_memory(), and rings of 16 MiB for each peer (1 MiB on more than nine nodes). It is pinned host
- *     memory; over the network "verbs" it is device memory if the NIC can access it ($EPKIT_VERBS_GPU_MEMORY), and
- *     there are rings of the same size in host memory for the heads of messages. In addition, some kilobytes for each
- *     captured operation.
+ *     memory. Over the network "verbs" it is device memory if the NIC can access that ($EPKIT_VERBS_GPU_MEMORY), and
+ *     rings of the same size in host memory hold the heads of messages; device memory that turns out not to be
+ *     accessible when the communicator is created is freed with it. The network "verbs" also registers 1 MiB of host
+ *     memory for each connection. In addition, some kilobytes for each captured operation.
  *   - Thread. After the first captured operation a thread polls for launches; when idle, once per millisecond.
  *   - ep_comm_config.channels applies to plans only.
  *   - ep_comm_free() sends the data that peers still wait for, until one deadline at most.
@@ -62,8 +63,9 @@ EP_API ep_status ep_cuda_set_sms(ep_comm *comm, int sms);
 EP_API ep_status ep_cuda_get_device(ep_comm *comm, int *ret_device, int *ret_sms);
 
 /*
- * Between nodes: memory that holds rows until they are sent, pinned host memory or device memory (see above; device
- * memory is allocated in multiples of 2 MiB). On one node none is allocated, and both values are 0.
+ * Between nodes: memory that holds rows until they are sent, pinned host memory or device memory (see above). Device
+ * memory is allocated twice, in multiples of 2 MiB: a limit should be a multiple of 4 MiB. On one node none is
+ * allocated, and both values are 0.
  *
  * Size. An operation needs twice the bytes of its chunks. A chunk has up to 32 tokens for one node. Bytes per token:
  *   dispatch   hidden (fp8) or 2 * hidden (bf16), plus its scales and weights

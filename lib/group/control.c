@@ -374,6 +374,8 @@ static ep_status open_network(struct ep_group *group, const ep_boot *boot)
     struct ep_net_params params;
     ep_status status = find_network(group, boot, &group->provider);
 
+    if (group->backend->find_gpu)
+        group->gpu = group->backend->find_gpu(group);
     make_params(group, &params);
     params.boot = boot;
     status = ep_group_agree(boot, comm->config.timeout_ms, status);

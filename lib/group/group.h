@@ -109,6 +109,8 @@ struct ep_group_backend {
     size_t comm_bytes; /* size of a communicator; it begins with struct ep_group */
     /* Opens a communicator (ep_backend_ops.comm_open) for the group that a shrink forms. */
     ep_status (*open)(ep_comm *comm, const ep_boot *boot);
+    /* NULL, or the PCI address of the GPU that this rank will use, as far as it is known before it is chosen. */
+    const char *(*find_gpu)(struct ep_group *group);
     /* NULL, or ends the threads of objects that were not freed, before the communicator is freed. */
     void (*stop)(struct ep_group *group);
 };
@@ -134,7 +136,7 @@ struct ep_group {
     int n_pending;
     struct ep_streams *streams; /* NULL on one node */
     struct ep_net_provider provider;
-    const char *gpu;                /* PCI address, set by a backend with GPUs once it knows it; NULL: none */
+    const char *gpu;                /* PCI address: that of find_gpu(), later of the chosen one; NULL: none */
     struct ep_group_remote *remote; /* [R]; NULL unless the network has control links */
     struct ep_group_link *link;
     struct ep_group_refusal *refusal; /* answers ranks that the shrinks before this group have excluded; NULL: none */

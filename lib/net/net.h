@@ -51,6 +51,11 @@ struct ep_net_buffer {
     int dmabuf_fd;
 };
 
+#define EP_NET_BUFFER_INIT                                                                                             \
+    {                                                                                                                  \
+        .dmabuf_fd = -1                                                                                                \
+    }
+
 struct ep_net_ops {
     const char *name;
     /* false: no room, try again after progress(). `src` must not change until flush_test() returns true. */
@@ -104,6 +109,7 @@ struct ep_net {
     size_t wire_bytes; /* memory of the engine in addition to region and signals */
     uint64_t n_puts;   /* incremented by the caller of put() */
     int broken_by;     /* 1 + the node that broke the network, 0: none */
+    bool copies;       /* put() has read sources outside of attach() when it returns true */
     bool can_sleep;    /* peers announce new work by the wake callback: a waiting thread need not poll */
     /* Set by the user: signals may be held until progress() or flush_test(), to be sent in one batch. */
     bool batch_signals;
@@ -125,8 +131,8 @@ struct ep_net_params {
     int block_ranks;
     bool tolerant; /* a lost peer does not break the network for the others */
     /*
-     * Memory for the payload region, of region_bytes or more: NULL, or a wish. ep_net.payload tells whether the engine
-     * has met it. Other ranks may have other wishes. It must outlive the endpoint.
+     * Memory for the payload region, of region_bytes or more; NULL: none. ep_net.payload tells whether the engine uses
+     * it. Ranks may differ in this. It must outlive the endpoint.
      */
     const struct ep_net_buffer *payload;
     const char *gpu; /* PCI address of this rank's GPU: NICs near it are preferred. NULL: none, or not known yet */
@@ -152,7 +158,8 @@ struct ep_net_provider {
     ep_status (*open)(const struct ep_net_provider *provider, const struct ep_net_params *params,
                       struct ep_net **ret_net);
     void *context;
-    bool device_memory; /* its endpoints may put from and to GPU memory: attach() and ep_net_params.payload */
+    /* Whether its endpoints may put from and to GPU memory: attach() and ep_net_params.payload. NULL: no. */
+    bool (*uses_device_memory)(void);
 };
 
 #define EP_NET_ABI 6u /* of these tables, and of the engines' wire formats */

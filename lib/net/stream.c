@@ -300,6 +300,8 @@ bool ep_stream_send(struct ep_streams *streams, int peer, int channel, const voi
         damaged(streams, index, sender->tail, "credit for more bytes than were sent");
         return false;
     }
+    if (streams->net->copies)
+        sender->n_staged = 0; /* heads have been copied; only pieces may be in use */
     if (sender->n_staged == STAGED && !flushed(streams, index))
         return false;
     need = sizeof(struct message_header) + padded(bytes);

@@ -218,7 +218,14 @@ static void fail_conn(struct verbs_conn *conn, enum ibv_wc_status why)
 static bool is_peer_failure(enum ibv_wc_status why)
 {
     return why == IBV_WC_RETRY_EXC_ERR || why == IBV_WC_RNR_RETRY_EXC_ERR || why == IBV_WC_WR_FLUSH_ERR ||
-           why == IBV_WC_REM_ABORT_ERR || why == IBV_WC_REM_OP_ERR;
+           why == IBV_WC_REM_ABORT_ERR;
+}
+
+/* The NIC of this rank could not read or write its memory. */
+static bool is_own_failure(enum ibv_wc_status why)
+{
+    return why == IBV_WC_LOC_LEN_ERR || why == IBV_WC_LOC_QP_OP_ERR || why == IBV_WC_LOC_PROT_ERR ||
+           why == IBV_WC_LOC_ACCESS_ERR;
 }
 
 /* A queue pair error does not tell which end of the link is down; the state of the local port does. */
@@ -243,7 +250,10 @@ static ep_status handle_failure(struct verbs_net *v, struct verbs_conn *conn, en
         return EP_OK;
     EP_TRY(check_port(v, conn, why));
     snprintf(what, sizeof(what), "an operation failed: %s", v->device.library->wc_status_str(why));
-    return break_net(v, conn, EP_E_SYSTEM, what);
+    break_net(v, conn, EP_E_SYSTEM, what);
+    if (is_own_failure(why))
+        v->net.broken_by = 0;
+    return ep_fail(v->broken, "%s", v->reason);
 }
 
 static ep_status complete_send(struct verbs_net *v, const struct ibv_wc *done)

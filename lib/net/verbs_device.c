@@ -2,6 +2,7 @@
 #include "net/verbs_device.h"
 
 #include "base/error.h"
+#include "base/log.h"
 #include "net/verbs_near.h"
 
 #include <errno.h>
@@ -218,13 +219,18 @@ static ep_status choose_listed(struct search *search, const char *list, int loca
 static ep_status choose(struct search *search, int local_rank, const char *gpu, struct port **ret_port)
 {
     const char *list = getenv(ENV_DEVICE);
-    int usable = 0, most = 0;
+    struct port unusable = {.why = ""}; /* the nearest one */
+    int usable = 0, most = 0, nearest = 0;
 
     if (list && *list)
         return choose_listed(search, list, local_rank, ret_port);
     for (int i = 0; i < search->n; i++) {
         int nearness = gpu ? verbs_nearness("/sys", search->ports[i].device_name, gpu) : 0;
 
+        if (search->ports[i].why[0] && nearness > nearest) {
+            nearest = nearness;
+            unusable = search->ports[i];
+        }
         if (search->ports[i].why[0] || nearness < most)
             continue;
         usable = nearness > most ? 0 : usable;
@@ -233,6 +239,9 @@ static ep_status choose(struct search *search, int local_rank, const char *gpu, 
     }
     if (!usable)
         return none_usable(search);
+    if (nearest > most)
+        ep_log(EP_LOG_WARNING, "network verbs: %s:%u is nearest to GPU %s, but cannot be used: %s",
+               unusable.device_name, (unsigned)unusable.number, gpu, unusable.why);
     *ret_port = &search->ports[local_rank % usable];
     return EP_OK;
 }
@@ -265,12 +274,12 @@ ep_status verbs_device_open(int local_rank, const char *gpu, struct verbs_device
     EP_TRY(read_number(ENV_GID_INDEX, -1, 255, -1, &gid_index));
     EP_TRY(read_number(ENV_TRAFFIC_CLASS, 0, 255, 0, &traffic_class));
     EP_TRY(read_number(ENV_SERVICE_LEVEL, 0, 15, 0, &service_level));
-    EP_TRY(read_number(ENV_GPU_MEMORY, 0, 1, 1, &gpu_memory));
+    EP_TRY(read_number(ENV_GPU_MEMORY, 0, 1, -1, &gpu_memory));
     EP_TRY(verbs_library_load(&search.library));
     ret_device->library = search.library;
     ret_device->traffic_class = (uint8_t)traffic_class;
     ret_device->service_level = (uint8_t)service_level;
-    ret_device->gpu_memory = gpu_memory;
+    ret_device->gpu_memory = (int)gpu_memory;
     search.gid_index = (int)gid_index;
     devices = search.library->get_device_list(NULL);
     if (!devices && errno == ENOSYS)
@@ -281,8 +290,10 @@ ep_status verbs_device_open(int local_rank, const char *gpu, struct verbs_device
     list_ports(&search, devices);
     qsort(search.ports, (size_t)search.n, sizeof(search.ports[0]), compare_ports);
     status = choose(&search, local_rank, gpu, &port);
-    if (status == EP_OK && port)
+    if (status == EP_OK && port) {
+        ret_device->nearness = gpu ? verbs_nearness("/sys", port->device_name, gpu) : -1;
         status = open_port(&search, port, ret_device);
+    }
     search.library->free_device_list(devices);
     return status;
 }

@@ -11,7 +11,8 @@
  *   EPKIT_VERBS_GID_INDEX       index in the port's GID table; -1: chosen as above
  *   EPKIT_VERBS_TRAFFIC_CLASS   0..255 of RoCE packets (DSCP * 4); 0 unless set
  *   EPKIT_VERBS_SERVICE_LEVEL   0..15 of InfiniBand; 0 unless set
- *   EPKIT_VERBS_GPU_MEMORY      0: GPU memory is not registered, data passes through host memory
+ *   EPKIT_VERBS_GPU_MEMORY      0: GPU memory is not registered, data passes through host memory; 1: it is, wherever
+ * the GPU is; by default if both are below one PCI bridge (verbs_near.h)
  */
 #ifndef EP_NET_VERBS_DEVICE_H
 #define EP_NET_VERBS_DEVICE_H
@@ -35,7 +36,8 @@ struct verbs_device {
     uint8_t gid_index, traffic_class, service_level;
     enum ibv_mtu mtu;
     uint32_t max_message; /* bytes of one operation */
-    bool gpu_memory;
+    int gpu_memory;       /* EPKIT_VERBS_GPU_MEMORY; -1: by nearness */
+    int nearness;         /* to the rank's GPU; -1: no GPU was named */
 };
 
 /* `gpu`: as in struct ep_net_params. EP_E_UNSUPPORTED: no library, no device or no usable port; the error text lists

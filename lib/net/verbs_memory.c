@@ -6,9 +6,11 @@
  * such as nvidia_peermem is loaded.
  */
 #include "base/log.h"
+#include "net/verbs_near.h"
 #include "net/verbs_net.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -45,6 +47,11 @@ static ep_status register_buffer(struct verbs_net *v, const struct ep_net_buffer
     *ret_mr = NULL;
     if (!v->device.gpu_memory)
         return ep_fail(EP_E_UNSUPPORTED, "network verbs: GPU memory is not used (EPKIT_VERBS_GPU_MEMORY=0)");
+    if (v->device.gpu_memory < 0 && v->device.nearness >= 0 && v->device.nearness < VERBS_NEAR_BRIDGE)
+        return ep_fail(EP_E_UNSUPPORTED,
+                       "network verbs: %s is not below the same PCI bridge as the GPU: GPU memory is not used, unless "
+                       "EPKIT_VERBS_GPU_MEMORY=1",
+                       v->device.name);
     if (buffer->dmabuf_fd >= 0 && !library->reg_dmabuf_mr)
         no_dmabuf = "libibverbs has no ibv_reg_dmabuf_mr (rdma-core 34)";
     else if (buffer->dmabuf_fd >= 0) {
@@ -57,7 +64,7 @@ static ep_status register_buffer(struct verbs_net *v, const struct ep_net_buffer
         return EP_OK;
     error = errno;
     return ep_fail(EP_E_UNSUPPORTED,
-                   "network verbs: %s cannot reach %zu bytes of GPU memory: by dma-buf: %s; by address: %s (module "
+                   "network verbs: %s cannot access %zu bytes of GPU memory: by dma-buf: %s; by address: %s (module "
                    "nvidia_peermem)",
                    v->device.name, bytes, no_dmabuf, strerror(error));
 }
@@ -88,20 +95,24 @@ ep_status verbs_memory_open(struct verbs_net *v, const struct ep_net_buffer *pay
 {
     const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
     struct ep_net *net = &v->net;
+    char before[EP_ERROR_TEXT_BYTES];
 
     EP_TRY(ep_net_memory_new(net));
     EP_TRY(make_copies(v));
     EP_TRY(register_host(v, net->region, net->region_bytes, access, &v->region_mr));
-    net->payload_base = net->region_bytes;
+    net->payload_base = VERBS_PAYLOAD_BASE;
+    net->copies = true;
     if (!payload)
         return EP_OK;
     if (payload->bytes < net->region_bytes)
         return ep_fail(EP_E_ARG, "network verbs: a payload region of %zu bytes, %zu are needed", payload->bytes,
                        net->region_bytes);
+    snprintf(before, sizeof(before), "%s", ep_last_error());
     if (register_buffer(v, payload, net->region_bytes, access, &v->payload_mr) == EP_OK)
         net->payload = payload->memory;
     else
-        ep_log(EP_LOG_INFO, "%s; what peers send is received in host memory", ep_last_error());
+        ep_log(EP_LOG_WARNING, "%s; what peers send is received in host memory", ep_last_error());
+    ep_set_last_error(before);
     return EP_OK;
 }
 

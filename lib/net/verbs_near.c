@@ -8,6 +8,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+/*
+ * From the component of the host bridge on, "pci0000:00": below /sys/devices, but with Hyper-V deep below its own
+ * devices, and with a device tree below the platform's. NULL: the device is not on PCI.
+ */
+static const char *host_bridge(const char *path)
+{
+    for (const char *at = strstr(path, "/pci"); at; at = strstr(at + 1, "/pci"))
+        if (isxdigit((unsigned char)at[4]) && at[4 + strspn(at + 4, "0123456789abcdef")] == ':')
+            return at;
+    return NULL;
+}
+
 /* Number of the first components that both absolute paths have in common. */
 static int count_common(const char *a, const char *b)
 {
@@ -47,16 +59,19 @@ static bool resolve(const char *sys, const char *folder, const char *name, const
 
 int verbs_nearness(const char *sys, const char *rdma_device, const char *pci)
 {
-    char address[32] = "", gpu[PATH_MAX], nic[PATH_MAX], devices[PATH_MAX];
-    int common, numa;
+    char address[32] = "", gpu[PATH_MAX], nic[PATH_MAX];
+    const char *gpu_bridge, *nic_bridge;
+    int common = 0, numa;
 
     for (size_t i = 0; pci[i] && i < sizeof(address) - 1; i++)
         address[i] = (char)tolower((unsigned char)pci[i]);
     if (!resolve(sys, "bus/pci/devices", address, "", gpu) ||
-        !resolve(sys, "class/infiniband", rdma_device, "/device", nic) || !resolve(sys, "devices", ".", "", devices))
+        !resolve(sys, "class/infiniband", rdma_device, "/device", nic))
         return 0;
-    /* Paths are /sys/devices/pci0000:00/0000:00:01.0/...: below the devices comes the host bridge. */
-    common = count_common(gpu, nic) - count_common(devices, devices);
+    gpu_bridge = host_bridge(gpu);
+    nic_bridge = host_bridge(nic);
+    if (gpu_bridge && nic_bridge)
+        common = count_common(gpu_bridge, nic_bridge);
     if (common > 0)
         return 1 + common;
     numa = numa_of(gpu);

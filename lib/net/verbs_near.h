@@ -8,6 +8,7 @@
  * the same NUMA node only; 0: neither, or not known. `sys` is "/sys" or a copy; `pci` as CUDA writes it,
  * "0000:1B:00.0".
  */
+#define VERBS_NEAR_BRIDGE 3 /* from here on, data between both need not pass the host bridge */
 int verbs_nearness(const char *sys, const char *rdma_device, const char *pci);
 
 #endif

@@ -15,6 +15,8 @@
 #define VERBS_RECEIVES 128
 #define VERBS_INLINE_BYTES 64
 #define VERBS_SOURCES 64
+/* Far beyond any region, so that an offset that is too large does not lead to the payload. */
+#define VERBS_PAYLOAD_BASE (UINT64_C(1) << 62)
 
 enum verbs_kind { VERBS_SIGNAL = 0x7669676e, VERBS_BYE = 0x76627965, VERBS_HELLO = 0x7668656c };
 

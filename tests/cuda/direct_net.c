@@ -2,6 +2,7 @@
 #include "direct_net.h"
 
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -9,6 +10,8 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+enum { MAX_ATTACHED = 64, POISON = 0xa5 };
 
 /* What each rank tells the others about its endpoint. Region and counters are one file: counters, then the region. */
 struct introduction {
@@ -26,11 +29,21 @@ struct peer {
     bool mapped;                     /* payload was opened by its handle */
 };
 
+struct attached {
+    const unsigned char *memory;
+    size_t bytes;
+};
+
 struct direct_net {
     struct ep_net net;
     struct peer mine, *peers; /* [nnodes] */
     int fd, device, nnodes;
     cudaStream_t stream;
+    cudaEvent_t copied; /* the last put */
+    bool lossy, busy;   /* busy: `copied` may be open */
+    int most_devices;   /* buffers of GPU memory that may be attached */
+    struct attached attached[MAX_ATTACHED];
+    _Atomic int n_attached;
 };
 
 static struct direct_net *direct_of(struct ep_net *net)
@@ -38,21 +51,56 @@ static struct direct_net *direct_of(struct ep_net *net)
     return (struct direct_net *)net;
 }
 
-/* By the copy engine, which reads and writes device and host memory. */
+static bool is_attached(const struct direct_net *d, const unsigned char *from, size_t bytes)
+{
+    for (int i = 0; i < atomic_load(&d->n_attached); i++)
+        if (from >= d->attached[i].memory && from + bytes <= d->attached[i].memory + d->attached[i].bytes)
+            return true;
+    return false;
+}
+
+static bool is_device(const void *memory)
+{
+    struct cudaPointerAttributes attributes;
+
+    return cudaPointerGetAttributes(&attributes, memory) == cudaSuccess && attributes.type == cudaMemoryTypeDevice;
+}
+
+/* By the copy engine, which reads and writes device and host memory. Host memory that is not attached is read at once.
+ */
 static bool copy(struct direct_net *d, void *to, const void *from, size_t bytes)
 {
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaError_t error = cudaSetDevice(d->device);
+    bool attached = is_attached(d, from, bytes);
 
     cudaThreadExchangeStreamCaptureMode(&mode);
-    if (error == cudaSuccess)
+    if (!attached && is_device(from)) {
+        fprintf(stderr, "direct_net: a put of %zu bytes from GPU memory that was not attached\n", bytes);
+        error = cudaErrorInvalidValue;
+    }
+    if (error == cudaSuccess && d->lossy && is_device(to))
+        error = cudaMemsetAsync(to, POISON, bytes, d->stream);
+    else if (error == cudaSuccess)
         error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, d->stream);
     if (error == cudaSuccess)
-        error = cudaStreamSynchronize(d->stream);
+        error = attached ? cudaEventRecord(d->copied, d->stream) : cudaStreamSynchronize(d->stream);
+    d->busy = attached;
     cudaThreadExchangeStreamCaptureMode(&mode);
     if (error != cudaSuccess)
         fprintf(stderr, "direct_net: a copy of %zu bytes: %s\n", bytes, cudaGetErrorString(error));
     return error == cudaSuccess;
+}
+
+static bool is_idle(struct direct_net *d)
+{
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    if (d->busy && cudaEventQuery(d->copied) == cudaSuccess)
+        d->busy = false;
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    return !d->busy;
 }
 
 static bool direct_put(struct ep_net *net, int peer, int channel, uint64_t offset, const void *src, size_t bytes)
@@ -70,19 +118,21 @@ static bool direct_put(struct ep_net *net, int peer, int channel, uint64_t offse
     return true;
 }
 
+/* After all puts. */
 static bool direct_signal(struct ep_net *net, int peer, int channel, uint32_t index, uint64_t add)
 {
     (void)channel;
+    if (!is_idle(direct_of(net)))
+        return false;
     atomic_fetch_add(&direct_of(net)->peers[peer].counters[index], add);
     return true;
 }
 
 static bool direct_flush_test(struct ep_net *net, int peer, int channel)
 {
-    (void)net;
     (void)peer;
     (void)channel;
-    return true; /* put() waits for its copy */
+    return is_idle(direct_of(net));
 }
 
 static ep_status direct_progress(struct ep_net *net, bool *ret_moved)
@@ -105,11 +155,32 @@ static ep_status direct_revoke(struct ep_net *net, int peer)
     return ep_fail(EP_E_UNSUPPORTED, "network direct: node %d cannot be revoked", peer);
 }
 
-/* Copies need no registration. */
+static bool exports_dmabuf(int device)
+{
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    int (*get_attribute)(int *value, int attribute, int device) = NULL;
+    int value = 0;
+
+    if (driver)
+        *(void **)&get_attribute = dlsym(driver, "cuDeviceGetAttribute");
+    /* CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED */
+    return get_attribute && get_attribute(&value, 124, device) == 0 && value;
+}
+
 static ep_status direct_attach(struct ep_net *net, const struct ep_net_buffer *buffer)
 {
-    (void)net;
-    (void)buffer;
+    struct direct_net *d = direct_of(net);
+    int n = atomic_load(&d->n_attached), device = 0;
+
+    if (buffer->device && d->most_devices-- == 0)
+        return ep_fail(EP_E_UNSUPPORTED, "network direct: no more GPU memory can be attached");
+    if (n == MAX_ATTACHED || buffer->device != is_device(buffer->memory))
+        return ep_fail(EP_E_SYSTEM, "network direct: buffer %d of %zu bytes is wrong", n, buffer->bytes);
+    cudaGetDevice(&device);
+    if (buffer->device && exports_dmabuf(device) && buffer->dmabuf_fd < 0)
+        return ep_fail(EP_E_SYSTEM, "network direct: GPU memory without its dma-buf");
+    d->attached[n] = (struct attached){buffer->memory, buffer->bytes};
+    atomic_store(&d->n_attached, n + 1);
     return EP_OK;
 }
 
@@ -125,8 +196,12 @@ static void direct_free(struct ep_net *net)
     }
     if (d->mine.shared)
         munmap(d->mine.shared, d->mine.shared_bytes);
-    if (d->stream)
+    if (d->stream) {
+        cudaStreamSynchronize(d->stream);
         cudaStreamDestroy(d->stream);
+    }
+    if (d->copied)
+        cudaEventDestroy(d->copied);
     if (d->fd >= 0)
         close(d->fd);
     free(net->signals);
@@ -219,22 +294,63 @@ static ep_status connect_peers(struct direct_net *d, const struct ep_net_params 
     return status;
 }
 
-static ep_status open_direct(const struct ep_net_params *params, struct ep_net **ret_net)
+/* A variant of the network. `most_devices` is huge if there is no limit. */
+struct variant {
+    bool mixed, lossy;
+    int most_devices;
+};
+
+/* The endpoint of the proxy: that of the group has a wake callback, and that of low latency has blocks. */
+static bool is_of_proxy(const struct ep_net_params *params)
 {
+    return !params->wake && !params->block_ranks;
+}
+
+/* Only what the GPU cannot do is a reason to skip. */
+static ep_status check_payload(const struct ep_net_params *params)
+{
+    int device = 0, supported = 0, ordering = 0;
+
+    if (!is_of_proxy(params) || params->payload)
+        return EP_OK;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&supported, cudaDevAttrGPUDirectRDMASupported, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&ordering, cudaDevAttrGPUDirectRDMAWritesOrdering, device) != cudaSuccess)
+        return ep_fail(EP_E_SYSTEM, "network direct: the attributes of GPU %d", device);
+    if (supported && ordering >= cudaGPUDirectRDMAWritesOrderingOwner)
+        return ep_fail(EP_E_SYSTEM, "network direct: GPU %d has GPUDirect RDMA, which is not used", device);
+    return ep_fail(EP_E_UNSUPPORTED, "network direct: GPU %d has no GPUDirect RDMA", device);
+}
+
+static ep_status direct_open(const struct ep_net_provider *provider, const struct ep_net_params *params,
+                             struct ep_net **ret_net)
+{
+    const struct variant *variant = provider->context;
     struct introduction mine = {.ok = 0};
-    struct direct_net *d = calloc(1, sizeof(*d));
+    struct ep_net_params own = *params;
+    struct direct_net *d;
     ep_status status;
 
+    /* The lossy one is opened again without payload. */
+    if (!variant->lossy)
+        EP_TRY(check_payload(params));
+    if (variant->mixed && params->rank / params->ranks_per_node % 2)
+        own.payload = NULL;
+    d = calloc(1, sizeof(*d));
     if (!d)
         return ep_fail(EP_E_MEMORY, "network direct: no memory");
     d->net = ep_net_init(&direct_ops, params);
-    d->net.payload_base = params->region_bytes;
+    d->net.payload_base = UINT64_C(1) << 62;
+    d->net.copies = true;
     d->nnodes = d->net.nnodes;
     d->fd = -1;
+    d->lossy = variant->lossy;
+    d->most_devices = variant->most_devices;
     d->peers = calloc((size_t)d->nnodes, sizeof(*d->peers));
     mine.ok = d->peers && cudaGetDevice(&d->device) == cudaSuccess &&
               cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking) == cudaSuccess &&
-              make_memory(d, params, &mine);
+              cudaEventCreateWithFlags(&d->copied, cudaEventDisableTiming) == cudaSuccess &&
+              make_memory(d, &own, &mine);
     status = connect_peers(d, params, &mine);
     if (status == EP_OK)
         *ret_net = &d->net;
@@ -243,39 +359,21 @@ static ep_status open_direct(const struct ep_net_params *params, struct ep_net *
     return status;
 }
 
-/* The endpoint of the proxy: that of the group has a wake callback, and that of low latency has blocks. */
-static ep_status check_payload(const struct ep_net_params *params)
+static bool uses_device_memory(void)
 {
-    if (!params->wake && !params->block_ranks && !params->payload)
-        return ep_fail(EP_E_UNSUPPORTED, "network direct: this GPU has no GPUDirect RDMA");
-    return EP_OK;
-}
-
-static ep_status open_all(const struct ep_net_provider *provider, const struct ep_net_params *params,
-                          struct ep_net **ret_net)
-{
-    (void)provider;
-    EP_TRY(check_payload(params));
-    return open_direct(params, ret_net);
-}
-
-static ep_status open_mixed(const struct ep_net_provider *provider, const struct ep_net_params *params,
-                            struct ep_net **ret_net)
-{
-    struct ep_net_params mixed = *params;
-
-    (void)provider;
-    EP_TRY(check_payload(params));
-    if (params->rank / params->ranks_per_node % 2)
-        mixed.payload = NULL;
-    return open_direct(&mixed, ret_net);
+    return true;
 }
 
 const struct ep_net_provider *direct_net_find(const char *name)
 {
+    static const struct variant all = {.most_devices = MAX_ATTACHED},
+                                mixed = {.mixed = true, .most_devices = MAX_ATTACHED},
+                                lossy = {.lossy = true, .most_devices = MAX_ATTACHED}, limited = {.most_devices = 1};
     static const struct ep_net_provider providers[] = {
-        {.abi = EP_NET_ABI, .name = "direct", .open = open_all, .device_memory = true},
-        {.abi = EP_NET_ABI, .name = "direct-mixed", .open = open_mixed, .device_memory = true},
+        {EP_NET_ABI, "direct", direct_open, (void *)&all, uses_device_memory},
+        {EP_NET_ABI, "direct-mixed", direct_open, (void *)&mixed, uses_device_memory},
+        {EP_NET_ABI, "direct-lossy", direct_open, (void *)&lossy, uses_device_memory},
+        {EP_NET_ABI, "direct-limited", direct_open, (void *)&limited, uses_device_memory},
     };
 
     for (size_t i = 0; i < sizeof(providers) / sizeof(providers[0]); i++)

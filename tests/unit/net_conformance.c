@@ -66,7 +66,7 @@ static struct ep_net *open_net(const struct conformance *c, int ranks_per_node, 
 {
     struct ep_net *net = open_with_payload(c, ranks_per_node, region_bytes, NULL);
 
-    CHECK(net->payload == net->region && (!net->payload_base || net->payload_base == region_bytes));
+    CHECK(net->payload == net->region && (!net->payload_base || net->payload_base > region_bytes));
     return net;
 }
 
@@ -90,9 +90,16 @@ static unsigned char block_value(int node, int channel, int i)
     return (unsigned char)(node * 90 + channel * 45 + i + 1);
 }
 
-static void check_block(const struct conformance *c, const struct ep_net *net, int peer, int channel, int i)
+/* Blocks from and to memory that put() and the test may see at different addresses. */
+struct exchange {
+    struct ep_net *net;
+    const unsigned char *read; /* what arrives */
+    unsigned char *write[CHANNELS], *put[CHANNELS];
+};
+
+static void check_block(const struct conformance *c, const struct exchange *x, int peer, int channel, int i)
 {
-    const unsigned char *block = net->payload + ((size_t)channel * BLOCKS + (size_t)i) * MOST;
+    const unsigned char *block = x->read + ((size_t)channel * BLOCKS + (size_t)i) * MOST;
 
     for (size_t k = 0; k < block_bytes(i); k++)
         CHECK(block[k] == block_value(peer, channel, i));
@@ -133,8 +140,9 @@ static void test_pages(const struct conformance *c)
  * Two nodes, thus one rail peer: blocks of many sizes, each followed by a signal. After the signal the block is
  * complete; the source is overwritten as soon as flush_test() returns true. Frees the endpoint.
  */
-static void exchange_blocks(const struct conformance *c, struct ep_net *net, unsigned char (*sources)[MOST])
+static void exchange_blocks(const struct conformance *c, const struct exchange *x)
 {
+    struct ep_net *net = x->net;
     int peer = 1 - net->node, step[CHANNELS] = {0}, seen[CHANNELS] = {0}, open = 1;
     uint64_t deadline = ep_deadline_ns(PATIENT_MS);
 
@@ -147,16 +155,16 @@ static void exchange_blocks(const struct conformance *c, struct ep_net *net, uns
             uint64_t offset = net->payload_base + ((uint64_t)ch * BLOCKS + (uint64_t)i) * MOST;
 
             if (i < BLOCKS && step[ch] % 3 == 0) {
-                memset(sources[ch], block_value(net->node, ch, i), block_bytes(i));
-                step[ch] += net->ops->put(net, peer, ch, offset, sources[ch], block_bytes(i));
+                memset(x->write[ch], block_value(net->node, ch, i), block_bytes(i));
+                step[ch] += net->ops->put(net, peer, ch, offset, x->put[ch], block_bytes(i));
             } else if (i < BLOCKS && step[ch] % 3 == 1) {
                 step[ch] += net->ops->signal(net, peer, ch, (uint32_t)ch, 1);
             } else if (i < BLOCKS && net->ops->flush_test(net, peer, ch)) {
-                memset(sources[ch], 0, MOST);
+                memset(x->write[ch], 0, MOST);
                 step[ch]++;
             }
             for (; (uint64_t)seen[ch] < net->signals[ch]; seen[ch]++)
-                check_block(c, net, peer, ch, seen[ch]);
+                check_block(c, x, peer, ch, seen[ch]);
             open |= i < BLOCKS || seen[ch] < BLOCKS;
         }
     }
@@ -164,47 +172,92 @@ static void exchange_blocks(const struct conformance *c, struct ep_net *net, uns
     net->ops->free(net);
 }
 
-static void test_order(const struct conformance *c)
+/* In ordinary memory. */
+static void exchange_copied(const struct conformance *c, struct ep_net *net)
 {
     static _Thread_local unsigned char sources[CHANNELS][MOST];
+    struct exchange x = {.net = net, .read = net->payload};
 
-    exchange_blocks(c, open_net(c, 2, REGION), sources);
+    for (int ch = 0; ch < CHANNELS; ch++)
+        x.write[ch] = x.put[ch] = sources[ch];
+    exchange_blocks(c, &x);
+}
+
+static void test_order(const struct conformance *c)
+{
+    exchange_copied(c, open_net(c, 2, REGION));
+}
+
+/* Pages that are mapped twice: as the test reads and writes them, and as "GPU memory", which only the NIC accesses. */
+struct double_mapping {
+    size_t bytes;
+    unsigned char *memory, *device;
+};
+
+static void map_twice(const struct conformance *c, size_t bytes, struct double_mapping *ret_mapping)
+{
+    int fd = memfd_create("memory of a device", MFD_CLOEXEC);
+    unsigned char *at[2];
+
+    CHECK(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0);
+    for (int i = 0; i < 2; i++) {
+        at[i] = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        CHECK((void *)at[i] != MAP_FAILED);
+    }
+    close(fd);
+    *ret_mapping = (struct double_mapping){bytes, at[0], at[1]};
+}
+
+static void unmap_twice(const struct double_mapping *mapping)
+{
+    munmap(mapping->memory, mapping->bytes);
+    munmap(mapping->device, mapping->bytes);
 }
 
 /*
- * The same with registered sources and payload regions, where the engine has them. Ranks of node 0 have none: what each
- * rank has concerns its own side only. Memory "of a device" that can be read at its address stands for GPU memory that
- * a peer-memory module makes readable.
+ * The same with registered sources and payload regions, where the engine has them: of channel 0 as GPU memory that can
+ * be registered by its address, as with a peer-memory module, and of channel 1 as host memory. A CPU that accesses the
+ * former gets SIGSEGV. Ranks of node 0 have none: what each rank has concerns its own side only.
  */
 static void test_registered(const struct conformance *c)
 {
+    struct ep_net_buffer payload = EP_NET_BUFFER_INIT, source = EP_NET_BUFFER_INIT;
+    struct double_mapping region, sources;
     bool has = c->boot->rank / 2 == 1;
-    unsigned char *memory = mmap(NULL, REGION + sizeof(unsigned char[CHANNELS][MOST]), PROT_READ | PROT_WRITE,
-                                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    unsigned char(*sources)[MOST] = (unsigned char(*)[MOST])(void *)(memory + REGION);
-    struct ep_net_buffer payload = {.memory = memory, .bytes = REGION, .device = true, .dmabuf_fd = -1};
-    struct ep_net_buffer source = {.memory = sources, .bytes = sizeof(*sources), .device = true, .dmabuf_fd = -1};
-    struct ep_net *net;
+    struct exchange x = {.read = NULL};
 
-    CHECK((void *)memory != MAP_FAILED);
-    net = open_with_payload(c, 2, REGION, has ? &payload : NULL);
-    CHECK(net->payload == (has && net->payload_base ? memory : net->region));
-    CHECK(!net->ops->attach == !net->payload_base);
-    /* One source with a registration of its own as GPU memory, one as host memory. */
-    if (has && net->ops->attach)
-        CHECK(net->ops->attach(net, &source) == EP_OK);
-    source.memory = sources[1];
-    source.device = false;
-    if (has && net->ops->attach)
-        CHECK(net->ops->attach(net, &source) == EP_OK);
-    exchange_blocks(c, net, sources);
-    munmap(memory, REGION + sizeof(unsigned char[CHANNELS][MOST]));
+    map_twice(c, ep_net_whole_pages(REGION), &region);
+    map_twice(c, CHANNELS * ep_net_whole_pages(MOST), &sources);
+    payload.memory = region.device;
+    payload.bytes = REGION;
+    payload.device = true;
+    x.net = open_with_payload(c, 2, REGION, has ? &payload : NULL);
+    CHECK(x.net->payload == (has && x.net->payload_base ? region.device : x.net->region));
+    CHECK(!x.net->ops->attach == !x.net->payload_base);
+    x.read = has && x.net->payload_base ? region.memory : x.net->region;
+    for (int ch = 0; ch < CHANNELS; ch++) {
+        size_t at = (size_t)ch * ep_net_whole_pages(MOST);
+
+        x.write[ch] = sources.memory + at;
+        x.put[ch] = has && x.net->ops->attach ? sources.device + at : sources.memory + at;
+        source.memory = x.put[ch];
+        source.bytes = MOST;
+        source.device = ch == 0;
+        if (has && x.net->ops->attach)
+            CHECK(x.net->ops->attach(x.net, &source) == EP_OK);
+    }
+    /* Host memory that is short is read by the CPU. */
+    if (has && x.net->ops->attach)
+        CHECK(mprotect(sources.device, ep_net_whole_pages(MOST), PROT_NONE) == 0);
+    CHECK(mprotect(region.device, region.bytes, PROT_NONE) == 0);
+    exchange_blocks(c, &x);
+    unmap_twice(&region);
+    unmap_twice(&sources);
 }
 
-/* GPU memory that the NIC cannot reach: payload is received in the region, and the reason names both ways. */
+/* GPU memory that the NIC cannot access: payload is received in the region, and the reason names both ways. */
 static void test_unreachable(const struct conformance *c)
 {
-    static _Thread_local unsigned char sources[CHANNELS][MOST];
     void *memory = mmap(NULL, REGION, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     struct ep_net_buffer buffer = {
         .memory = memory, .bytes = REGION, .device = true, .dmabuf_fd = memfd_create("not a dma-buf", MFD_CLOEXEC)};
@@ -217,7 +270,7 @@ static void test_unreachable(const struct conformance *c)
         CHECK(net->ops->attach(net, &buffer) == EP_E_UNSUPPORTED);
         CHECK(strstr(ep_last_error(), "by dma-buf: ") && strstr(ep_last_error(), "nvidia_peermem"));
     }
-    exchange_blocks(c, net, sources);
+    exchange_copied(c, net);
     close(buffer.dmabuf_fd);
     munmap(memory, REGION);
 }
@@ -291,7 +344,9 @@ static void test_out_of_range(const struct conformance *c)
     static const struct {
         uint64_t offset;
         size_t bytes;
-    } bad[] = {{1000, 25}, {UINT64_MAX, 2}, {0, 10000}, {0, 0}};
+        bool to_payload;
+    } bad[] = {{1000, 25, false}, {1500, 25, false}, {UINT64_MAX, 2, false},
+               {0, 10000, false}, {1000, 25, true},  {0, 0, false}};
 
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         struct ep_net *net = open_net(c, 2, 1024);
@@ -303,7 +358,8 @@ static void test_out_of_range(const struct conformance *c)
         snprintf(name, sizeof(name), "rank %d", net->node == 1 ? c->boot->rank - 2 : c->boot->rank + 2);
         /* A NIC cannot report the rank: with verbs the sender rejects the put. */
         if (net->node == 0 && bad[i].bytes)
-            mine = !net->ops->put(net, 1, 1, bad[i].offset, data, bad[i].bytes);
+            mine = !net->ops->put(net, 1, 1, (bad[i].to_payload ? net->payload_base : 0) + bad[i].offset, data,
+                                  bad[i].bytes);
         else if (net->node == 0)
             CHECK(net->ops->signal(net, 1, 1, N_SIGNALS, 1));
         /* May never be flushed, as the peer rejects it. */
@@ -633,7 +689,7 @@ void net_conformance_run(const struct ep_net_provider *provider, const ep_boot *
         {"pages", test_pages},
         {"order", test_order},
         {"registered memory", test_registered},
-        {"memory that cannot be reached", test_unreachable},
+        {"memory that cannot be registered", test_unreachable},
         {"overwriting", test_overwriting},
         {"separate endpoints", test_separate_endpoints},
         {"out of range", test_out_of_range},

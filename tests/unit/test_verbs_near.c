@@ -64,6 +64,30 @@ static void test_machine(void **state)
     tree_done(&tree);
 }
 
+/* Host bridges deep below devices of another kind: Hyper-V, and device trees. */
+static void test_deep_host_bridges(void **state)
+{
+    static const char *const roots[] = {"LNXSYSTM:00/LNXSYBUS:00/ACPI0004:00/VMBUS:00", "platform/soc@0"};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(roots) / sizeof(roots[0]); i++) {
+        struct tree tree;
+        char path[256];
+
+        tree_init(&tree);
+        snprintf(path, sizeof(path), "%s/one/pci0001:00/0001:00:00.0", roots[i]);
+        add_device(&tree, path, "0\n");
+        add_link(&tree, "/bus/pci/devices/0000:1b:00.0", path);
+        snprintf(path, sizeof(path), "%s/two/pci0002:00/0002:00:00.0", roots[i]);
+        add_nic(&tree, "same_socket", path, "0\n");
+        snprintf(path, sizeof(path), "%s/six/pci0101:00/0101:00:00.0", roots[i]);
+        add_nic(&tree, "other_socket", path, "1\n");
+        assert_int_equal(verbs_nearness(tree.place, "same_socket", gpu), 1);
+        assert_int_equal(verbs_nearness(tree.place, "other_socket", gpu), 0);
+        tree_done(&tree);
+    }
+}
+
 /* No PCI tree at all, as in some containers. */
 static void test_empty(void **state)
 {
@@ -78,7 +102,8 @@ static void test_empty(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_machine), cmocka_unit_test(test_empty)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_machine), cmocka_unit_test(test_deep_host_bridges),
+                                       cmocka_unit_test(test_empty)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,6 +5,8 @@
 #include "base/error.h"
 #include "base/log.h"
 
+#include <stdio.h>
+
 static size_t round_up(const struct cuda_arenas *arenas, size_t bytes)
 {
     size_t granules = bytes / CUDA_DIRECT_GRANULE + (bytes % CUDA_DIRECT_GRANULE != 0);
@@ -38,7 +40,7 @@ static bool exceeds(const struct cuda_arenas *arenas, size_t more)
     return more && arenas->limit && (arenas->held > arenas->limit || more > arenas->limit - arenas->held);
 }
 
-/* EP_E_UNSUPPORTED: the NIC does not reach the memory, which then stays unused until the communicator closes. */
+/* After a failure the memory, if there is any, stays unused until the communicator closes. */
 static ep_status alloc_direct(struct cuda_arenas *arenas, size_t bytes, struct cuda_pinned *ret_made)
 {
     struct ep_net_buffer buffer;
@@ -47,21 +49,26 @@ static ep_status alloc_direct(struct cuda_arenas *arenas, size_t bytes, struct c
     EP_TRY(cuda_direct_alloc(arenas->memory, bytes, &buffer));
     status = arenas->net->ops->attach(arenas->net, &buffer);
     cuda_direct_close(&buffer);
+    if (status != EP_OK)
+        arenas->held += bytes;
     *ret_made = (struct cuda_pinned){.memory = buffer.memory, .device = buffer.memory, .bytes = bytes};
     return status;
 }
 
 static ep_status alloc_arena(struct cuda_arenas *arenas, size_t bytes, struct cuda_pinned *ret_made)
 {
-    struct ep_net_buffer buffer = {.dmabuf_fd = -1};
+    struct ep_net_buffer buffer = EP_NET_BUFFER_INIT;
+    char before[EP_ERROR_TEXT_BYTES];
 
+    snprintf(before, sizeof(before), "%s", ep_last_error());
     if (arenas->direct) {
         ep_status status = alloc_direct(arenas, bytes, ret_made);
 
-        if (status != EP_E_UNSUPPORTED)
-            return status;
-        ep_log(EP_LOG_WARNING, "%s; from now on chunks are sent from host memory", ep_last_error());
-        arenas->direct = false;
+        if (status == EP_OK)
+            return EP_OK;
+        /* GPU memory may be free again later. */
+        arenas->direct = status == EP_E_MEMORY;
+        ep_log(EP_LOG_WARNING, "%s; chunks are sent from host memory", ep_last_error());
     }
     EP_TRY(cuda_net_alloc_pinned(arenas->memory, bytes, ret_made));
     buffer.memory = ret_made->memory;
@@ -69,6 +76,7 @@ static ep_status alloc_arena(struct cuda_arenas *arenas, size_t bytes, struct cu
     /* If this fails, the network copies. */
     if (arenas->net && arenas->net->ops->attach && arenas->net->ops->attach(arenas->net, &buffer) != EP_OK)
         ep_log(EP_LOG_INFO, "%s; chunks are copied before they are sent", ep_last_error());
+    ep_set_last_error(before);
     return EP_OK;
 }
 

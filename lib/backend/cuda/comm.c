@@ -281,9 +281,26 @@ static ep_status check_group(const ep_comm *comm)
     return EP_OK;
 }
 
+/* Without a device in the configuration it depends on other ranks: which GPUs they see. This is right if all see the
+ * same. */
+static const char *find_gpu(struct ep_group *group)
+{
+    struct cuda_comm *cuda = (struct cuda_comm *)group;
+    const ep_comm *comm = group->comm;
+    int n = 0, device = comm->inherited_device ? comm->inherited_device - 1 : comm->config.device;
+
+    if (cudaGetDeviceCount(&n) == cudaSuccess && n > 0 && device < n &&
+        cudaDeviceGetPCIBusId(cuda->likely_gpu, sizeof(cuda->likely_gpu), device < 0 ? group->local % n : device) ==
+            cudaSuccess)
+        return cuda->likely_gpu;
+    cudaGetLastError();
+    return NULL;
+}
+
 ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot)
 {
-    static const struct ep_group_backend backend = {.comm_bytes = sizeof(struct cuda_comm), .open = cuda_comm_open};
+    static const struct ep_group_backend backend = {
+        .comm_bytes = sizeof(struct cuda_comm), .open = cuda_comm_open, .find_gpu = find_gpu};
     int timeout_ms = comm->config.timeout_ms, previous = -1;
     struct cuda_comm *cuda;
     ep_status status;

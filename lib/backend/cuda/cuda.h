@@ -129,6 +129,7 @@ struct cuda_lists;  /* lists.h */
 
 struct cuda_comm {
     struct ep_group group; /* first: comm->impl is both */
+    char likely_gpu[20];   /* its PCI address, before the device is chosen */
     int device_order;      /* position of this rank among the ranks that see the same GPUs; chooses the device */
     int device, sms, all_sms;
     int default_sms;              /* 0: not determined yet */

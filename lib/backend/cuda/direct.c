@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/cuda/direct.h"
 
-#include "backend/cuda/cuda.h"
-
 #include <unistd.h>
 
 /* CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD */
@@ -15,18 +13,20 @@ typedef int get_handle_fn(void *ret_handle, unsigned long long address, size_t b
 /*
  * The proxy reads the completion of a put in host memory, and the kernels then read the data in GPU memory. Without a
  * flush this is right only if the GPU's own reads see the writes of other devices in their order (CUDA Driver API,
- * CUgpuDirectRDMAWritesOrdering): from Hopper on, except on boards with a coherent link to the CPU.
+ * CUgpuDirectRDMAWritesOrdering): from Hopper on. On boards with a coherent link to the CPU (C2C) it is not:
+ * completions take that link, and data may take PCIe. There the GPU uses the page tables of the host.
  */
 ep_status cuda_direct_check(int device)
 {
-    int supported = 0, ordering = 0;
+    int supported = 0, ordering = 0, coherent = 0;
 
     CUDA_TRY(cudaDeviceGetAttribute(&supported, cudaDevAttrGPUDirectRDMASupported, device));
     CUDA_TRY(cudaDeviceGetAttribute(&ordering, cudaDevAttrGPUDirectRDMAWritesOrdering, device));
+    CUDA_TRY(cudaDeviceGetAttribute(&coherent, cudaDevAttrPageableMemoryAccessUsesHostPageTables, device));
     if (!supported)
         return ep_fail(EP_E_UNSUPPORTED, "GPU %d does not support GPUDirect RDMA", device);
-    if (ordering < cudaGPUDirectRDMAWritesOrderingOwner)
-        return ep_fail(EP_E_UNSUPPORTED, "GPU %d sees writes of NICs in no certain order (GPUDirect RDMA)", device);
+    if (ordering < cudaGPUDirectRDMAWritesOrderingOwner || coherent)
+        return ep_fail(EP_E_UNSUPPORTED, "GPU %d sees writes of NICs in no defined order (GPUDirect RDMA)", device);
     return EP_OK;
 }
 
@@ -44,8 +44,10 @@ static int export_dmabuf(void *memory, size_t bytes)
 
 ep_status cuda_direct_alloc(struct cuda_net_memory *memory, size_t bytes, struct ep_net_buffer *ret_buffer)
 {
-    struct ep_net_buffer buffer = {.bytes = bytes, .device = true, .dmabuf_fd = -1};
+    struct ep_net_buffer buffer = EP_NET_BUFFER_INIT;
 
+    buffer.bytes = bytes;
+    buffer.device = true;
     *ret_buffer = buffer;
     EP_TRY(cuda_net_alloc_device(memory, bytes, &buffer.memory));
     buffer.dmabuf_fd = export_dmabuf(buffer.memory, bytes);

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * direct.h - GPU memory that NICs read and write without a copy in host memory (GPUDirect RDMA), for networks with
- * ep_net_provider.device_memory.
+ * ep_net_provider.uses_device_memory.
  */
 #ifndef EP_CUDA_DIRECT_H
 #define EP_CUDA_DIRECT_H
 
+#include "backend/cuda/cuda.h"
 #include "backend/cuda/pinned.h"
 #include "net/stream.h"
 
 /*
- * Sizes are multiples of this: memory of cudaMalloc() is then no part of a larger block, and begins and ends at page
- * boundaries, which a dma-buf needs.
+ * Sizes are multiples of this. A dma-buf needs memory that begins and ends at page boundaries; smaller allocations of
+ * cudaMalloc() are parts of blocks of this size (as observed, CUDA documents no alignment of pages).
  */
 #define CUDA_DIRECT_GRANULE ((size_t)2 << 20)
 
-/* EP_E_UNSUPPORTED, with the reason, if the GPU, or the order in which it sees writes of a NIC, does not allow it. */
+/* EP_E_UNSUPPORTED, with the reason, if the GPU, or the order in which it sees writes of a NIC, do not allow it. */
 ep_status cuda_direct_check(int device);
 
 /*
@@ -24,5 +25,11 @@ ep_status cuda_direct_check(int device);
  */
 ep_status cuda_direct_alloc(struct cuda_net_memory *memory, size_t bytes, struct ep_net_buffer *ret_buffer);
 void cuda_direct_close(struct ep_net_buffer *buffer);
+
+/*
+ * Collective, for networks that may use GPU memory, before the streams carry anything else: do the transfers of this
+ * rank and of its rail peers arrive? The ranks then have to agree on the result.
+ */
+ep_status cuda_direct_probe(struct cuda_comm *cuda, struct ep_streams *streams, struct cuda_net_memory *memory);
 
 #endif

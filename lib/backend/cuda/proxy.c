@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/thread.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -392,23 +393,30 @@ static ep_status alloc_payload(struct cuda_proxy *p, const struct ep_net_params 
     return cuda_direct_alloc(&p->memory, bytes, ret_buffer);
 }
 
-static ep_status open_streams(struct cuda_proxy *p, const ep_boot *boot)
+/* *ret_may_differ: the network may use GPU memory, on some ranks or on all. */
+static ep_status open_streams(struct cuda_proxy *p, const ep_boot *boot, bool direct, bool *ret_may_differ)
 {
-    struct ep_net_buffer payload = {.dmabuf_fd = -1};
+    struct ep_net_buffer payload = EP_NET_BUFFER_INIT;
     size_t ring_bytes = p->channels > 1 ? RING_BYTES : RING_BYTES_MANY;
     struct ep_net_provider provider;
     struct ep_net_params params;
+    char before[EP_ERROR_TEXT_BYTES];
     struct ep_net *net;
     ep_status status;
 
     ep_group_net_describe(&p->cuda->group, &provider, &params);
+    *ret_may_differ = provider.uses_device_memory != NULL;
     params.boot = boot;
     params.channels = p->channels;
     params.wake = NULL;
-    if (provider.device_memory && alloc_payload(p, &params, ring_bytes, &payload) == EP_OK)
-        params.payload = &payload;
-    else if (provider.device_memory)
-        ep_log(EP_LOG_INFO, "%s; rows for other nodes pass through host memory", ep_last_error());
+    snprintf(before, sizeof(before), "%s", ep_last_error());
+    if (direct && provider.uses_device_memory && provider.uses_device_memory()) {
+        if (alloc_payload(p, &params, ring_bytes, &payload) == EP_OK)
+            params.payload = &payload;
+        else
+            ep_log(EP_LOG_WARNING, "%s; rows for other nodes pass through host memory", ep_last_error());
+        ep_set_last_error(before);
+    }
     status = ep_streams_open(&provider, &params, ring_bytes, &p->streams);
     cuda_direct_close(&payload);
     EP_TRY(status);
@@ -416,6 +424,29 @@ static ep_status open_streams(struct cuda_proxy *p, const ep_boot *boot)
     p->arenas.net = net;
     p->arenas.direct = net->payload != net->region;
     return EP_OK;
+}
+
+/* GPU memory is used only if all ranks have seen that it works: a lost row would be a wrong result. */
+static ep_status open_network(struct cuda_proxy *p, const ep_boot *boot)
+{
+    int timeout_ms = p->cuda->group.comm->config.timeout_ms;
+    bool may_differ;
+    ep_status status;
+
+    EP_TRY(open_streams(p, boot, true, &may_differ));
+    if (!may_differ)
+        return EP_OK;
+    status = ep_group_agree(boot, timeout_ms, cuda_direct_probe(p->cuda, p->streams, &p->memory));
+    if (status == EP_OK || status == EP_E_PEER_DEAD || status == EP_E_PEER_LEFT || status == EP_E_ABORTED)
+        return status;
+    ep_log(EP_LOG_WARNING,
+           "%s; rows for other nodes pass through host memory (EPKIT_VERBS_GPU_MEMORY=0 avoids this test)",
+           ep_last_error());
+    ep_streams_abandon(p->streams);
+    ep_streams_free(p->streams);
+    p->streams = NULL;
+    p->arenas.net = NULL;
+    return open_streams(p, boot, false, &may_differ);
 }
 
 static ep_status start_thread(struct cuda_proxy *p)
@@ -447,7 +478,7 @@ ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot)
     p->node = comm->node;
     p->channels = comm->nnodes <= FEW_NODES ? CHANNELS : 1;
     cuda_op_ring_init(&p->ring);
-    EP_TRY(open_streams(p, boot));
+    EP_TRY(open_network(p, boot));
     EP_TRY(open_words(p));
     EP_TRY(cuda_op_ring_open(&p->ring, &p->memory));
     EP_TRY(open_payload(p));

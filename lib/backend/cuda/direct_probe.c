@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Tests whether NICs access the GPU memory that they have registered: registration succeeds although an IOMMU, access
+ * control services of PCI bridges or a hypervisor block the transfers, and what is written is then lost without an
+ * error. Each rank sends a pattern to its rail peers, from GPU memory and to GPU memory where it has some.
+ */
+#include "backend/cuda/direct.h"
+
+#include "base/backoff.h"
+#include "base/clock.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { WORDS = 1024 };
+
+struct probe {
+    struct cuda_comm *cuda;
+    struct ep_streams *streams;
+    struct ep_net *net;
+    struct ep_piece piece;
+    uint32_t mine[WORDS], received[WORDS];
+    bool *sent, *arrived; /* [nnodes] */
+};
+
+/* Never 0, which memory may hold before. */
+static uint32_t word_of(int rank, uint32_t i)
+{
+    return ((uint32_t)rank + 1) * UINT32_C(0x9e3779b1) + i * UINT32_C(0x85ebca77) + 1;
+}
+
+static void fill(uint32_t *words, int rank)
+{
+    for (uint32_t i = 0; i < WORDS; i++)
+        words[i] = word_of(rank, i);
+}
+
+static ep_status make_source(struct probe *p, struct cuda_net_memory *memory, bool direct)
+{
+    struct ep_net_buffer buffer;
+    ep_status status;
+
+    fill(p->mine, p->cuda->group.comm->rank);
+    p->piece = (struct ep_piece){p->mine, sizeof(p->mine)};
+    if (!direct)
+        return EP_OK;
+    EP_TRY(cuda_direct_alloc(memory, CUDA_DIRECT_GRANULE, &buffer));
+    status = p->net->ops->attach(p->net, &buffer);
+    cuda_direct_close(&buffer);
+    EP_TRY(status);
+    CUDA_TRY(
+        cudaMemcpyAsync(buffer.memory, p->mine, sizeof(p->mine), cudaMemcpyHostToDevice, p->cuda->internal_stream));
+    CUDA_TRY(cudaStreamSynchronize(p->cuda->internal_stream));
+    p->piece.data = buffer.memory;
+    return EP_OK;
+}
+
+static ep_status check_arrived(struct probe *p, int rank, const unsigned char *head, size_t bytes)
+{
+    const unsigned char *payload = p->net->payload + (head + sizeof(uint64_t) * 2 - p->net->region);
+
+    if (bytes != 2 * sizeof(uint64_t) + sizeof(p->received))
+        return ep_fail(EP_E_MISMATCH, "rank %d sent a test message of %zu bytes", rank, bytes);
+    if (p->net->payload == p->net->region) {
+        memcpy(p->received, payload, sizeof(p->received));
+    } else {
+        CUDA_TRY(cudaMemcpyAsync(p->received, payload, sizeof(p->received), cudaMemcpyDeviceToHost,
+                                 p->cuda->internal_stream));
+        CUDA_TRY(cudaStreamSynchronize(p->cuda->internal_stream));
+    }
+    for (uint32_t i = 0; i < WORDS; i++)
+        if (p->received[i] != word_of(rank, i))
+            return ep_fail(EP_E_DEVICE,
+                           "data of rank %d to GPU memory of rank %d was lost, although its NIC accepted it", rank,
+                           p->cuda->group.comm->rank);
+    return EP_OK;
+}
+
+/* Sends to and receives from all peers, as far as it goes. */
+static ep_status advance(struct probe *p, bool *ret_open)
+{
+    const uint64_t head[2] = {0}; /* keeps the pattern aligned */
+    bool moved;
+
+    *ret_open = false;
+    EP_TRY(ep_streams_progress(p->streams, &moved));
+    for (int node = 0; node < p->net->nnodes; node++) {
+        size_t bytes = 0;
+        const void *message;
+
+        if (node == p->net->node)
+            continue;
+        if (!p->sent[node])
+            p->sent[node] = ep_stream_send(p->streams, node, 0, head, sizeof(head), &p->piece, 1);
+        message = p->arrived[node] ? NULL : ep_stream_peek(p->streams, node, 0, &bytes);
+        if (message) {
+            EP_TRY(check_arrived(p, ep_group_rail(&p->cuda->group, node), message, bytes));
+            ep_stream_pop(p->streams, node, 0);
+            p->arrived[node] = true;
+        }
+        *ret_open |= !p->sent[node] || !p->arrived[node];
+    }
+    *ret_open |= !ep_streams_flushed(p->streams);
+    return EP_OK;
+}
+
+ep_status cuda_direct_probe(struct cuda_comm *cuda, struct ep_streams *streams, struct cuda_net_memory *memory)
+{
+    struct ep_net *net = ep_streams_get_net(streams);
+    struct probe *p = calloc(1, sizeof(*p) + 2 * (size_t)net->nnodes * sizeof(bool));
+    uint64_t deadline_ns = ep_deadline_ns(cuda->group.comm->config.timeout_ms / 2);
+    unsigned tries = 0;
+    bool open = true;
+    ep_status status;
+
+    if (!p)
+        return ep_fail(EP_E_MEMORY, "no memory for a test of the network");
+    p->cuda = cuda;
+    p->streams = streams;
+    p->net = net;
+    p->sent = (bool *)(p + 1);
+    p->arrived = p->sent + net->nnodes;
+    status = make_source(p, memory, net->payload != net->region);
+    while (status == EP_OK && open) {
+        if (ep_now_ns() >= deadline_ns)
+            status = ep_fail(EP_E_TIMEOUT, "a test of the network did not end before half of the deadline");
+        else
+            status = advance(p, &open);
+        if (status == EP_OK && open)
+            ep_backoff(&tries);
+    }
+    free(p);
+    return status;
+}
