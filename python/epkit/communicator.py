@@ -238,7 +238,8 @@ class Communicator(OfThisProcess):
         self._native.set_sms(sms)
 
     def set_net_memory(self, reserve: int, limit: int = 0) -> None:
-        """Pinned host memory in which rows lie on their way between nodes, on CUDA. Not collective.
+        """Memory that holds rows until they are sent to other nodes, on CUDA: of the host, or of the GPU if the NIC accesses it.
+        Not collective.
 
         It grows when an operation needs more, for which all ranks wait: some tenths of a second for each GB. A program that
         knows its sizes reserves it at the beginning; net_memory() after a first pass of the largest size returns how much.

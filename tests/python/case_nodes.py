@@ -73,6 +73,16 @@ def domains(rank, size):
         assert torch.equal(summed, (x.float() * times).to(torch.bfloat16)) and torch.equal(back, weights)
 
 
+def sizes(rank, size):
+    """Before there is a buffer: by the variables of torchrun, if they fit the group."""
+    group = dist.group.WORLD
+    for text, expected in (("2", (2, 2)), ("4", (1, 4)), ("3", (1, 4)), ("0", (1, 4)), ("x", (1, 4)), ("", (1, 4))):
+        os.environ["LOCAL_WORLD_SIZE"] = text
+        assert deep_ep.get_physical_domain_size(group) == deep_ep.get_logical_domain_size(group) == expected
+    del os.environ["LOCAL_WORLD_SIZE"]
+    assert deep_ep.get_physical_domain_size(group) == (1, 4)
+
+
 def refusals(rank, size):
     raises(epkit.ArgumentError, "ranks_per_node 3 divide", epkit.Communicator, ranks_per_node=3)
     raises(epkit.UnsupportedError, "rdma emulated tcp verbs", epkit.Communicator, ranks_per_node=2, network="rdma")
@@ -98,6 +108,10 @@ def test_elastic_buffers_of_two_nodes():
     for network in ("emulated", "tcp"):
         with divided(network):
             run(4, domains)
+
+
+def test_sizes_of_domains():
+    run(4, sizes)
 
 
 def test_networks_that_are_none():

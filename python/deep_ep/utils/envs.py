@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 _seeds = {"local": 0, "global": 0}
 _local_rank = 0
+_num_local_ranks = 0  # 0: not known
 
 
 class EnvOverride:
@@ -50,8 +51,8 @@ def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> Tuple[int
     MASTER_ADDR, MASTER_PORT, WORLD_SIZE (nodes) and RANK (of the node) as usual. Sets bfloat16 as the default type and
     the device as the default one. Returns (rank, number of ranks, group of all).
     """
-    global _local_rank
-    _local_rank = local_rank
+    global _local_rank, _num_local_ranks
+    _local_rank, _num_local_ranks = local_rank, num_local_ranks
     cuda = torch.cuda.is_available()
     nodes, node = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     address = f"tcp://{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{os.environ.get('MASTER_PORT', '8361')}"
@@ -74,13 +75,19 @@ def dist_print(s: str = "", once_in_node: bool = False) -> None:
 
 
 def get_physical_domain_size(group: dist.ProcessGroup) -> Tuple[int, int]:
-    """(hosts, ranks of each): epkit serves one host."""
-    return 1, group.size()
+    """(hosts, ranks of each), as init_dist() or $LOCAL_WORLD_SIZE says; otherwise all ranks count as one host.
+
+    The method of this name of an ElasticBuffer has asked the hosts.
+    """
+    size, local = group.size(), _num_local_ranks
+    if not local and os.environ.get("LOCAL_WORLD_SIZE", "").isdecimal():
+        local = int(os.environ["LOCAL_WORLD_SIZE"])
+    return (size // local, local) if local and size % local == 0 else (1, size)
 
 
 def get_logical_domain_size(group: dist.ProcessGroup, allow_hybrid_mode: bool = True) -> Tuple[int, int]:
-    """(scale-out ranks, scale-up ranks): all are in one scale-up domain."""
-    return 1, group.size()
+    """(scale-out ranks, scale-up ranks): as get_physical_domain_size()."""
+    return get_physical_domain_size(group)
 
 
 def check_nvlink_connections(group: Any) -> None:
