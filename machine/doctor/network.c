@@ -268,22 +268,41 @@ static bool find_interface(const struct doctor_machine *machine, const char **re
     return false;
 }
 
+/* "mlx5_0:1", or "mlx5_0:1 and 7 more" */
+static const char *list_first(struct source *source, const struct network *network)
+{
+    if (network->n_ports == 1)
+        return network->ports[0];
+    return source_printf(source, "%s and %d more", network->ports[0], network->n_ports - 1);
+}
+
+/* What EPKIT_NETWORK=verbs leads to. */
+static const char *describe_verbs(struct source *source, const struct network *network)
+{
+    if (network->verbs == NETWORK_NOT_USABLE)
+        return source_printf(source, "none: EPKIT_NETWORK is verbs (RDMA), which cannot be used: %s", network->why);
+    if (network->verbs == NETWORK_NOT_KNOWN)
+        return source_printf(source, "verbs (RDMA), by EPKIT_NETWORK; not known whether it can be used: %s",
+                             network->why);
+    return source_printf(source, "verbs (RDMA), by EPKIT_NETWORK, over %s", list_first(source, network));
+}
+
 static const char *describe(struct source *source, const struct network *network)
 {
     const char *tcp = network->has_tcp ? "tcp (sockets)" : source_printf(source, "none: of tcp, %s", network->tcp);
+    const char *requested = source_env(source, "EPKIT_NETWORK");
 
+    if (requested && strcmp(requested, "verbs") == 0)
+        return describe_verbs(source, network);
     if (network->verbs == NETWORK_NOT_USABLE)
         return source_printf(source, "%s; verbs (RDMA), which is faster, cannot be used: %s", tcp, network->why);
     if (network->verbs == NETWORK_NOT_KNOWN)
         return source_printf(source, "%s; not known whether verbs (RDMA), which is faster, can be used: %s", tcp,
                              network->why);
-    if (network->n_ports > 1)
-        return source_printf(source,
-                             "%s unless told; verbs (RDMA), which is faster, can be used: --network verbs, over %s "
-                             "and %d more",
-                             tcp, network->ports[0], network->n_ports - 1);
-    return source_printf(source, "%s unless told; verbs (RDMA), which is faster, can be used: --network verbs, over %s",
-                         tcp, network->ports[0]);
+    return source_printf(source,
+                         "%s unless told; verbs (RDMA), which is faster, can be used: --network verbs or "
+                         "EPKIT_NETWORK=verbs, over %s",
+                         tcp, list_first(source, network));
 }
 
 void network_read(const struct doctor_machine *machine, struct network *ret_network)

@@ -187,6 +187,28 @@ static void only_loopback(struct made *made)
     made_folder(made, "/sys/class/net", json_pack("[s]", "lo"));
 }
 
+static void network_verbs(struct made *made)
+{
+    made_env(made, "EPKIT_NETWORK=verbs");
+}
+
+static void network_verbs_without_library(struct made *made)
+{
+    network_verbs(made);
+    no_library(made);
+}
+
+static void network_verbs_not_known(struct made *made)
+{
+    network_verbs(made);
+    ports_unreadable(made);
+}
+
+static void network_tcp(struct made *made)
+{
+    made_env(made, "EPKIT_NETWORK=tcp");
+}
+
 static const struct {
     const char *name;
     void (*change)(struct made *made);
@@ -199,7 +221,7 @@ static const struct {
     {                                                                                                                  \
 #change, change, tcp, verbs, n, text                                                                           \
     }
-    ROW(nothing, true, NETWORK_USABLE, 4, "can be used: --network verbs, over mlx5_0:1 and 3 more"),
+    ROW(nothing, true, NETWORK_USABLE, 4, "can be used: --network verbs or EPKIT_NETWORK=verbs, over mlx5_0:1 and 3 more"),
     ROW(infiniband, true, NETWORK_USABLE, 4, "over mlx5_0:1 and 3 more"),
     ROW(one_device_left, true, NETWORK_USABLE, 1, "over mlx5_2:1"),
     ROW(index_with_address, true, NETWORK_USABLE, 4, "over mlx5_0:1"),
@@ -230,6 +252,12 @@ static const struct {
     ROW(addresses_denied, true, NETWORK_NOT_KNOWN, 0, "mlx5_0:1: its addresses: Permission denied"),
     ROW(memory_not_known, true, NETWORK_NOT_KNOWN, 0, "how much memory the process may lock"),
     ROW(interfaces_down, false, NETWORK_USABLE, 4, "none: of tcp, no interface besides the loopback is up"),
+    ROW(network_verbs, true, NETWORK_USABLE, 4, "verbs (RDMA), by EPKIT_NETWORK, over mlx5_0:1 and 3 more"),
+    ROW(network_verbs_without_library, true, NETWORK_NOT_USABLE, 0,
+        "none: EPKIT_NETWORK is verbs (RDMA), which cannot be used: libibverbs.so.1 is not installed"),
+    ROW(network_verbs_not_known, true, NETWORK_NOT_KNOWN, 0,
+        "verbs (RDMA), by EPKIT_NETWORK; not known whether it can be used: mlx5_0:1: the state of the port"),
+    ROW(network_tcp, true, NETWORK_USABLE, 4, "tcp (sockets) unless told"),
     ROW(only_loopback, false, NETWORK_USABLE, 4, "there is no interface besides the loopback"),
 #undef ROW
 };
