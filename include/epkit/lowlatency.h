@@ -69,7 +69,7 @@ typedef struct ep_ll_config {
     int32_t max_tokens; /* M, the maximum of any call. All fields must be the same on all ranks */
     int32_t hidden;     /* H, a multiple of 128 (512 for EP_UE8M0) */
     int32_t n_experts;  /* E, a multiple of R */
-    int32_t topk;       /* K */
+    int32_t topk;       /* K, the maximum of any call */
     uint32_t flags;     /* EP_LL_* */
     uint32_t reserved;  /* 0 */
 } ep_ll_config;
@@ -140,6 +140,9 @@ typedef struct ep_ll_dispatch_args {
     int64_t *wait_cost_add;  /* [R] the nanoseconds of waiting for the rows of each rank are added to it; NULL: not
                                 wanted */
     uint64_t *ret_call; /* host memory: the number of this dispatch, written before the call returns; may be NULL */
+    int32_t topk; /* K of this call, at most that of ep_ll_new(): the columns of topk_idx. May differ between ranks.
+                     0: that of ep_ll_new() */
+    uint32_t reserved; /* 0 */
 } ep_ll_dispatch_args;
 
 #define EP_LL_DISPATCH_ARGS_INIT EP_INIT(ep_ll_dispatch_args)
@@ -174,14 +177,14 @@ typedef struct ep_ll_combine_args {
     const float *topk_weights; /* [N,K]; NaN: EP_E_VALUE with EP_COMM_CHECK_VALUES */
     void *out;                 /* [N,H] bf16: the weighted sum of each token's rows, see above; 0 without rows */
     uint32_t flags;            /* EP_LL_RECV_HOOK, EP_LL_ZERO_COPY; EP_LL_NO_PARTIAL_REDUCE, the same on all ranks */
-    uint32_t reserved;         /* 0 */
+    int32_t topk;              /* 0, or K of its dispatch */
     uint64_t call;             /* number of its dispatch, the same on all ranks; 0: the last dispatch */
     int64_t *wait_cost_add;    /* [R] as in the dispatch */
 } ep_ll_combine_args;
 
 #define EP_LL_COMBINE_ARGS_INIT EP_INIT(ep_ll_combine_args)
 
-/* n_tokens and M must be those of its dispatch. */
+/* n_tokens, M and K must be those of its dispatch. */
 EP_API ep_status ep_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream stream);
 EP_API ep_status ep_ll_combine_sync(ep_ll *ll, const ep_ll_combine_args *args);
 

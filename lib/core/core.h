@@ -68,6 +68,7 @@ struct ep_ll_call {
     uint64_t number;      /* 0: none */
     int32_t n_tokens;     /* N of the dispatch */
     int32_t max_tokens;   /* M of the dispatch */
+    int32_t topk;         /* K of the dispatch */
     enum ep_ll_open open; /* which half awaits ep_ll_finish() */
     uint64_t combine;     /* number of its last combine, counted from 1 */
 };
@@ -169,7 +170,7 @@ struct ep_backend_ops {
     int64_t (*ll_bytes)(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes);
 };
 
-#define EP_BACKEND_ABI 4u
+#define EP_BACKEND_ABI 5u
 
 /*
  * The communicator whose function of ep_stream_call() this thread runs. A backend sets it around that function; the

@@ -106,9 +106,9 @@ static ep_status check_tokens(const char *call, int n_tokens, int max_tokens, co
 }
 
 /* Of `topk_idx`. */
-static int64_t index_bytes(const ep_ll *ll, int n_tokens, int idx_type)
+static int64_t index_bytes(int n_tokens, int topk, int idx_type)
 {
-    return (int64_t)n_tokens * ll->config.topk * (int64_t)ep_dtype_bytes((ep_dtype)idx_type);
+    return (int64_t)n_tokens * topk * (int64_t)ep_dtype_bytes((ep_dtype)idx_type);
 }
 
 static ep_status check_format(const ep_ll *ll, const ep_ll_dispatch_args *args)
@@ -163,6 +163,10 @@ static ep_status check_dispatch(const ep_ll *ll, ep_ll_dispatch_args *args)
     EP_TRY(ep_check_range(call, "max_tokens", args->max_tokens, 0, ll->config.max_tokens));
     if (!args->max_tokens)
         args->max_tokens = ll->config.max_tokens;
+    EP_TRY(ep_check_range(call, "topk", args->topk, 0, ll->config.topk));
+    if (!args->topk)
+        args->topk = ll->config.topk;
+    EP_TRY(ep_check_reserved(call, args->reserved));
     rows = result_rows(ll, args->max_tokens);
     EP_TRY(check_tokens(call, args->n_tokens, args->max_tokens, args->topk_idx, args->idx_type));
     EP_TRY(check_format(ll, args));
@@ -184,7 +188,7 @@ static ep_status check_dispatch(const ep_ll *ll, ep_ll_dispatch_args *args)
         {"recv_stats_add", args->recv_stats_add, (int64_t)ll->n_local * (int64_t)sizeof(int32_t)},
         {"wait_cost_add", args->wait_cost_add, (int64_t)ll->comm->nranks * (int64_t)sizeof(int64_t)},
         {"x", args->x, (int64_t)args->n_tokens * ll->config.hidden * 2},
-        {"topk_idx", args->topk_idx, index_bytes(ll, args->n_tokens, args->idx_type)},
+        {"topk_idx", args->topk_idx, index_bytes(args->n_tokens, args->topk, args->idx_type)},
     };
     return ep_check_no_overlap(call, buffers, 7, sizeof(buffers) / sizeof(buffers[0]));
 }
@@ -197,6 +201,7 @@ static void record_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t
     ll->call[number & 1] = (struct ep_ll_call){.number = number,
                                                .n_tokens = args->n_tokens,
                                                .max_tokens = args->max_tokens,
+                                               .topk = args->topk,
                                                .open = open ? EP_LL_OPEN_DISPATCH : EP_LL_CLOSED};
     if (open)
         ll->last_open = number;
@@ -254,7 +259,6 @@ static ep_status check_combine(const ep_ll *ll, ep_ll_combine_args *args)
     const struct ep_ll_call *dispatch = NULL, *other;
 
     EP_TRY(ep_check_flags(call, args->flags, EP_LL_RECV_HOOK | EP_LL_ZERO_COPY | EP_LL_NO_PARTIAL_REDUCE));
-    EP_TRY(ep_check_reserved(call, args->reserved));
     EP_TRY(find_call(ll, args->call, &dispatch));
     args->call = dispatch->number;
     other = &ll->call[(dispatch->number + 1) & 1];
@@ -264,6 +268,9 @@ static ep_status check_combine(const ep_ll *ll, ep_ll_combine_args *args)
     if (args->n_tokens != dispatch->n_tokens)
         return ep_fail(EP_E_ARG, "%s: n_tokens is %d, but its dispatch had %d", call, args->n_tokens,
                        dispatch->n_tokens);
+    if (args->topk && args->topk != dispatch->topk)
+        return ep_fail(EP_E_ARG, "%s: topk is %d, but its dispatch had %d", call, args->topk, dispatch->topk);
+    args->topk = dispatch->topk;
     EP_TRY(ep_check_buffer(call, "x", args->x, false, EP_ROW_ALIGN));
     EP_TRY(ep_check_buffer(call, "topk_weights", args->topk_weights, args->n_tokens == 0, sizeof(float)));
     EP_TRY(ep_check_buffer(call, "out", args->out, args->n_tokens == 0, EP_ROW_ALIGN));
@@ -272,8 +279,8 @@ static ep_status check_combine(const ep_ll *ll, ep_ll_combine_args *args)
         {"out", args->out, (int64_t)args->n_tokens * ll->config.hidden * 2},
         {"wait_cost_add", args->wait_cost_add, (int64_t)ll->comm->nranks * (int64_t)sizeof(int64_t)},
         {"x", args->x, result_rows(ll, dispatch->max_tokens) * ll->config.hidden * 2},
-        {"topk_idx", args->topk_idx, index_bytes(ll, args->n_tokens, args->idx_type)},
-        {"topk_weights", args->topk_weights, (int64_t)args->n_tokens * ll->config.topk * (int64_t)sizeof(float)},
+        {"topk_idx", args->topk_idx, index_bytes(args->n_tokens, args->topk, args->idx_type)},
+        {"topk_weights", args->topk_weights, (int64_t)args->n_tokens * args->topk * (int64_t)sizeof(float)},
     };
     return ep_check_no_overlap(call, buffers, 2, sizeof(buffers) / sizeof(buffers[0]));
 }

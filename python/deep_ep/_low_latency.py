@@ -14,11 +14,10 @@ from .utils.event import EventOverlap
 
 
 class _Call(NamedTuple):
-    """A dispatch with low latency: its object, its number there, M and K."""
+    """A dispatch with low latency: its object, its number there, and M."""
     object: epkit.LowLatency
     number: int
     most: int
-    topk: int
 
 
 _MOST_TOPK = 11  # DeepEP's limit of K with low latency
@@ -32,26 +31,6 @@ def size_hint(most: int, hidden: int, ranks: int, num_experts: int) -> int:
     bytes_ = 4 * most * ranks * (2 * hidden + 128) + 8 * num_experts
     _hinted[bytes_] = most, hidden, ranks, num_experts
     return bytes_
-
-
-class Standby(NamedTuple):
-    """The low-latency object that a Buffer with enable_shrink is created with, and what pads choices and weights to its K."""
-    object: epkit.LowLatency
-    padding: Dict[torch.dtype, torch.Tensor]  # [M, K] of each type
-
-    def fits(self, most: int, hidden: int, num_experts: int, topk: int) -> bool:
-        """Whether calls of these sizes use it: the same on all ranks, because nothing but the sizes decides."""
-        one = self.object
-        return (hidden, num_experts) == (one.hidden, one.num_experts) and topk <= one.topk and most <= one.max_tokens
-
-    def padded(self, tensor: torch.Tensor, has: int) -> torch.Tensor:
-        """A tensor [N, has] padded to [N, K]. Any other one is returned as it is, for the library to refuse."""
-        if not isinstance(tensor, torch.Tensor) or tensor.dim() != 2 or tensor.shape[1] != has:
-            return tensor
-        padding = self.padding.get(tensor.dtype)
-        if has == self.object.topk or padding is None or padding.device != tensor.device or len(padding) < len(tensor):
-            return tensor
-        return torch.cat((tensor, padding[:len(tensor), has:]), 1)
 
 
 class LowLatencyHandle(OfThisProcess, Tuple[Any, ...]):
@@ -68,32 +47,27 @@ class LowLatencyCalls(OfThisProcess):
     _comm_stream: Optional[torch.cuda.Stream]
     _low_latency: List[epkit.LowLatency]
     _masked: Dict[int, bool]
-    _standby: Optional[Standby]
     _used: Optional[epkit.LowLatency]  # by the last call
 
-    def _new_standby(self, num_bytes: int) -> Optional[Standby]:
-        """A low-latency object of the sizes that num_bytes was the hint for, created with the buffer: when a rank has failed, no
-        new one can be created. None where num_bytes is no hint, not the same one on all ranks, or of sizes that cannot be.
-        Collective."""
+    def _add_hinted(self, num_bytes: int) -> None:
+        """With enable_shrink, creates the low-latency object of the sizes that num_bytes was the hint for with the buffer: when a
+        rank has failed, no new one can be created. Nothing where num_bytes is no hint, not the same one on all ranks, or of
+        sizes that cannot be. Collective."""
         sizes = _hinted.get(num_bytes, (0, 0, 0, 0))
         most, hidden, ranks, num_experts = sizes
         mine = struct.pack("4q", *sizes)
         if self._comm.allgather_bytes(mine) != mine * self.group_size or ranks != self.group_size:
-            return None
+            return
         try:
-            one = self._comm.low_latency(most, hidden, num_experts, _MOST_TOPK, mask_dead=True)
+            self._low_latency.append(self._comm.low_latency(most, hidden, num_experts, _MOST_TOPK, mask_dead=True))
         except (epkit.ArgumentError, epkit.ResourceError):  # on all ranks: the first call raises it where it needs such sizes
-            return None
-        values = ((torch.int64, -1), (torch.int32, -1), (torch.float32, 0))
-        shape, device = (most, _MOST_TOPK), self._comm.device
-        return Standby(one, {dtype: torch.full(shape, value, dtype=dtype, device=device) for dtype, value in values})
+            pass
 
     def _object(self, most: int, hidden: int, num_experts: int, topk: int) -> epkit.LowLatency:
-        """The low-latency object for these sizes. Collective for sizes that are new and do not fit the standby: it allocates."""
-        if self._standby is not None and self._standby.fits(most, hidden, num_experts, topk):
-            return self._standby.object
+        """The first low-latency object that these sizes fit: the same on all ranks, because nothing but the sizes decides.
+        Collective where they fit none: it allocates."""
         for one in self._low_latency:
-            if (one.hidden, one.num_experts, one.topk) == (hidden, num_experts, topk) and one.max_tokens >= most:
+            if (one.hidden, one.num_experts) == (hidden, num_experts) and one.max_tokens >= most and one.topk >= topk:
                 return one
         try:
             new = self._comm.low_latency(most, hidden, num_experts, topk, mask_dead=self.enable_shrink)
@@ -114,9 +88,6 @@ class LowLatencyCalls(OfThisProcess):
         if self.enable_shrink and self._used is not None and self._used is not one:
             one.merge_mask(self._used, stream)
         self._used = one
-
-    def _padded(self, tensor: torch.Tensor, one: epkit.LowLatency, topk: int) -> torch.Tensor:
-        return self._standby.padded(tensor, topk) if self._standby is not None and one is self._standby.object else tensor
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """With enable_shrink a barrier, which masks the ranks that do not come. Otherwise no operation: buffers need no cleaning."""
@@ -163,8 +134,6 @@ class LowLatencyCalls(OfThisProcess):
         if x.shape[0] > most:
             raise epkit.ArgumentError(f"low_latency_dispatch: x has {x.shape[0]} tokens, num_max_dispatch_tokens_per_rank is {most}")
         object_ = self._object(most, x.shape[-1], num_experts, topk_idx.shape[-1])
-        topk = topk_idx.shape[-1]
-        topk_idx = self._padded(topk_idx, object_, topk)
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
         self._begin_call(object_, order.stream)
         rows = object_.dispatch(x, topk_idx, fp8=use_fp8, round_scale=round_scale, ue8m0=use_ue8m0, max_tokens=most,
@@ -172,7 +141,7 @@ class LowLatencyCalls(OfThisProcess):
                                 wait_cost=self._own_row(dispatch_wait_recv_cost_stats), hook=return_recv_hook,
                                 stream=order.stream)
         handle = LowLatencyHandle((rows.source, rows.range, most, x.shape[-1], num_experts))
-        handle.behind = _origins[rows.source] = _Call(object_, rows.call, most, topk)
+        handle.behind = _origins[rows.source] = _Call(object_, rows.call, most)
         out = _as_given(rows if rows.scales is not None else rows.x, rows)
         event = order.done(async_finish, (x, topk_idx, out, rows.count, handle, cumulative_local_expert_recv_stats))
         return out, rows.count, handle, event, rows.finish
@@ -215,8 +184,6 @@ class LowLatencyCalls(OfThisProcess):
         if async_finish and return_recv_hook:
             raise AssertionError("low_latency_combine: async_finish and return_recv_hook exclude each other")
         known = self._low_latency_of(handle, "low_latency_combine")
-        topk_idx = self._padded(topk_idx, known.object, known.topk)
-        topk_weights = self._padded(topk_weights, known.object, known.topk)
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
         self._begin_call(known.object, order.stream)
         if zero_copy:

@@ -174,9 +174,8 @@ class Buffer(LowLatencyCalls):
         self._scratch: Dict[bool, torch.Tensor] = {}
         self._sms = 0  # last value of set_num_sms() on the communicator; 0: the library's default
         self._used: Optional[epkit.LowLatency] = None
-        self._standby = self._new_standby(num_rdma_bytes) if enable_shrink else None
-        if self._standby is not None:
-            self._low_latency.append(self._standby.object)
+        if enable_shrink:
+            self._add_hinted(num_rdma_bytes)
 
     def destroy(self) -> None:
         """Leaves the group and frees everything. Needs explicitly_destroy."""
@@ -184,7 +183,7 @@ class Buffer(LowLatencyCalls):
             raise AssertionError("destroy() needs Buffer(explicitly_destroy=True)")
         self._comm.free()
         self._low_latency.clear()
-        self._standby = self._used = None
+        self._used = None
         self._scratch.clear()
         self.runtime = None
 

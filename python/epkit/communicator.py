@@ -315,7 +315,8 @@ class Communicator(OfThisProcess):
 
     def low_latency(self, max_tokens: int, hidden: int, num_experts: int, topk: int, *,
                     mask_dead: bool = False) -> "LowLatency":
-        """Dispatch and combine for decoding: few tokens, fixed shapes, no plan. Collective; see `LowLatency`."""
+        """Dispatch and combine for decoding: few tokens, fixed shapes, no plan. max_tokens and topk are the most of any call.
+        Collective; see `LowLatency`."""
         from .lowlatency import LowLatency
         return LowLatency(self, max_tokens, hidden, num_experts, topk, mask_dead)
 

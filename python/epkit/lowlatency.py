@@ -80,7 +80,7 @@ class LowLatency(OfThisProcess):
 
         Arguments:
             x: [N, H] bfloat16, N <= M.
-            topk_idx: [N, K] int64 or int32, -1: none.
+            topk_idx: [N, K] int64 or int32, K at most that of the object, may differ between ranks; -1: none.
             fp8: rows become float8_e4m3fn with a scale per 128 elements; round_scale: powers of two; ue8m0: packed.
             max_tokens: M of this call, at most that of the object.
             recv_stats: int32 [L]: rows received are added to it. wait_cost: int64 [R]: nanoseconds of waiting.

@@ -107,6 +107,15 @@ PyObject *ll_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t nar
     return (PyObject *)ll;
 }
 
+/* The columns of topk_idx: K of the call. */
+static bool has_topk(const struct ll_object *ll, const char *call, const struct tensor *topk_idx)
+{
+    if (topk_idx->shape[1] >= 1 && topk_idx->shape[1] <= ll->topk)
+        return true;
+    raise_arg("%s: topk_idx has %lld columns, must have 1 to %d", call, (long long)topk_idx->shape[1], ll->topk);
+    return false;
+}
+
 static void note_dispatch(struct ll_object *ll, uint64_t call, int64_t max_tokens)
 {
     ll->last_call = call;
@@ -335,8 +344,9 @@ static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
     if (ok && (max_tokens < 1 || max_tokens > ll->max_tokens))
         return raise_arg("%s: max_tokens is %lld, must be 1 to %d", call, (long long)max_tokens, ll->max_tokens);
     if (!ok || !get(ll, args[0], (struct want){call, "x", IS(BF16), 2, {-1, ll->hidden}, false, false}, &x) ||
-        !get(ll, args[1], (struct want){call, "topk_idx", IS(I32) | IS(I64), 2, {x.shape[0], ll->topk}, false, false},
+        !get(ll, args[1], (struct want){call, "topk_idx", IS(I32) | IS(I64), 2, {x.shape[0], -1}, false, false},
              &topk_idx) ||
+        !has_topk(ll, call, &topk_idx) ||
         !get_outputs(ll, args + 3, max_tokens * comm->nranks, comm->nranks, &dispatch))
         return NULL;
     if (x.shape[0] > max_tokens)
@@ -350,6 +360,7 @@ static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
     dispatch.idx_type = topk_idx.type == TYPE_I32 ? EP_I32 : EP_I64;
     dispatch.n_tokens = (int32_t)x.shape[0];
     dispatch.max_tokens = (int32_t)max_tokens;
+    dispatch.topk = (int32_t)topk_idx.shape[1];
     dispatch.ret_call = &number;
     if ((dispatch.flags & EP_LL_RECV_HOOK) && !(tensors = keep(args, 12)))
         return NULL;
@@ -392,9 +403,10 @@ static PyObject *run_combine(PyObject *self, PyObject *const *args)
         !get(ll, args[0],
              (struct want){call, "x", IS(BF16), 3, {ll->n_local, max_tokens * comm->nranks, ll->hidden}, false, false},
              &x) ||
-        !get(ll, args[1], (struct want){call, "topk_idx", IS(I32) | IS(I64), 2, {-1, ll->topk}, false, false},
-             &topk_idx) ||
-        !get(ll, args[2], (struct want){call, "topk_weights", IS(F32), 2, {topk_idx.shape[0], ll->topk}, false, false},
+        !get(ll, args[1], (struct want){call, "topk_idx", IS(I32) | IS(I64), 2, {-1, -1}, false, false}, &topk_idx) ||
+        !has_topk(ll, call, &topk_idx) ||
+        !get(ll, args[2],
+             (struct want){call, "topk_weights", IS(F32), 2, {topk_idx.shape[0], topk_idx.shape[1]}, false, false},
              &weights) ||
         !get(ll, args[3], (struct want){call, "out", IS(BF16), 2, {topk_idx.shape[0], ll->hidden}, false, false},
              &out) ||
@@ -407,6 +419,7 @@ static PyObject *run_combine(PyObject *self, PyObject *const *args)
     combine.topk_idx = topk_idx.data;
     combine.idx_type = topk_idx.type == TYPE_I32 ? EP_I32 : EP_I64;
     combine.n_tokens = (int32_t)topk_idx.shape[0];
+    combine.topk = (int32_t)topk_idx.shape[1];
     combine.topk_weights = weights.data;
     combine.out = out.data;
     combine.call = (uint64_t)number;

@@ -57,6 +57,11 @@ static bool is_fp8(const struct exchange *x)
     return x->round.format != LL_BF16;
 }
 
+static int topk_of(const struct exchange *x)
+{
+    return x->round.topk ? x->round.topk : x->pair->config.topk;
+}
+
 /* Rows of one expert, and of all here. */
 static size_t rows_of_expert(const struct exchange *x)
 {
@@ -78,7 +83,7 @@ static size_t scale_bytes(const struct exchange *x)
 static int make_buffers(struct exchange *x)
 {
     const struct ll_round *round = &x->round;
-    size_t n = (size_t)round->n_tokens, topk = (size_t)x->pair->config.topk, hidden = (size_t)x->pair->config.hidden;
+    size_t n = (size_t)round->n_tokens, topk = (size_t)topk_of(x), hidden = (size_t)x->pair->config.hidden;
     size_t local = (size_t)local_experts(x), rows = local * rows_of_expert(x);
     const struct {
         size_t n, bytes;
@@ -111,7 +116,7 @@ static void fill_inputs(struct exchange *x)
     const ep_ll_config *config = &x->pair->config;
     uint64_t random = round->seed;
     struct routing routing = {.n_tokens = round->n_tokens,
-                              .topk = config->topk,
+                              .topk = topk_of(x),
                               .n_experts = config->n_experts,
                               .nranks = x->pair->group->nranks,
                               .idx_type = round->idx_type,
@@ -162,6 +167,7 @@ static ep_status dispatch(struct exchange *x, ep_ll *ll, bool device, uint32_t f
     args.topk_idx = at[IDX];
     args.idx_type = round->idx_type;
     args.n_tokens = round->n_tokens;
+    args.topk = round->topk;
     args.out_dtype = is_fp8(x) ? EP_F8E4M3 : EP_BF16;
     args.recv_x = at[RECV_X];
     if (is_fp8(x)) {
@@ -190,6 +196,7 @@ static ep_status combine(struct exchange *x, ep_ll *ll, bool device, const void 
     args.topk_idx = at[IDX];
     args.idx_type = x->round.idx_type;
     args.n_tokens = x->round.n_tokens;
+    args.topk = x->round.n_tokens % 2 ? x->round.topk : 0; /* the same */
     args.topk_weights = (const float *)(const void *)at[WEIGHTS];
     args.out = at[OUT];
     args.flags = (flags & ~TEST_ASYNC) | (x->pair->config.flags & EP_LL_NO_PARTIAL_REDUCE);
@@ -368,7 +375,7 @@ static void set_choice(struct exchange *x, void *index, size_t at, int64_t exper
 /* The experts of a token: 0, 1, ... or, if it has these already, those from the middle on. */
 static void fill_other_experts(struct exchange *x, void *index, size_t first)
 {
-    size_t topk = (size_t)x->pair->config.topk, bytes = ep_dtype_bytes((ep_dtype)x->round.idx_type);
+    size_t topk = (size_t)topk_of(x), bytes = ep_dtype_bytes((ep_dtype)x->round.idx_type);
     int64_t begin = 0;
 
     for (int pass = 0; pass < 2; pass++) {
@@ -383,7 +390,7 @@ static void fill_other_experts(struct exchange *x, void *index, size_t first)
 int exchange_spoil(struct exchange *x, enum spoil spoil)
 {
     const ep_ll_config *config = &x->pair->config;
-    size_t topk = (size_t)config->topk, first = ((size_t)x->round.n_tokens - 1) * topk;
+    size_t topk = (size_t)topk_of(x), first = ((size_t)x->round.n_tokens - 1) * topk;
     const int64_t last[N_SPOILS] = {
         [SPOIL_BEYOND] = config->n_experts, [SPOIL_BELOW] = -2, [SPOIL_WIDE] = INT64_C(1) << 32};
     struct mirror index = x->b[IDX];

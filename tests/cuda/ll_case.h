@@ -12,7 +12,8 @@
 enum ll_format { LL_BF16, LL_F32, LL_ROUNDED, LL_UE8M0, LL_FORMATS };
 
 struct ll_round {
-    int n_tokens; /* this rank's; all else but the seed is the same on all ranks */
+    int n_tokens; /* this rank's; all else but topk and the seed is the same on all ranks */
+    int topk;     /* of the calls of this rank; 0: that of the ep_ll */
     enum ll_format format;
     int idx_type;
     bool sources;   /* recv_source and recv_range are wanted */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ll_mask_cuda [--ranks N] [--rounds N] [--seed N] [--only SCENARIO]: low latency against the host backend, where a
- * combine omits rows of its dispatch, where the caller masks and unmasks ranks in the order of the stream, with strided
- * scales and received rows that are added up; barriers; masks of two ep_ll; and the reported time of waits for a late
- * rank.
+ * combine omits rows of its dispatch, also with a K of the calls below that of the ep_ll, where the caller masks and
+ * unmasks ranks in the order of the stream, with strided scales and received rows that are added up; barriers; masks of
+ * two ep_ll; and the reported time of waits for a late rank.
  *
  * Exit 77 when there is no GPU.
  */
@@ -37,6 +37,7 @@ struct scenario {
     uint32_t ll_flags, flags; /* of the ep_ll; of the combine */
     bool hook, packed;
     int timeout_ms;
+    int topk; /* of the calls; 0: TOPK, that of the ep_ll */
 };
 
 struct page {
@@ -120,12 +121,19 @@ static int sync(struct state *s, int device)
     return 0;
 }
 
+static int topk_of(const struct state *s)
+{
+    return s->scenario->topk ? s->scenario->topk : TOPK;
+}
+
 /* Omits a third of the choices; of every eighth token all, of some tokens all but one. */
 static void exclude(struct state *s, uint64_t *random)
 {
-    for (int i = 0; i < M * TOPK; i++) {
-        int kind = (i / TOPK + s->round) % 8;
-        bool out = kind == 0 || (kind == 1 ? i % TOPK != 2 : kind < 6 && next_random(random) % 3 == 0);
+    int topk = topk_of(s);
+
+    for (int i = 0; i < M * topk; i++) {
+        int kind = (i / topk + s->round) % 8;
+        bool out = kind == 0 || (kind == 1 ? i % topk != 2 : kind < 6 && next_random(random) % 3 == 0);
 
         words(s, GIVEN, 0)[i] = out ? -1 : words(s, INDEX, 0)[i];
     }
@@ -135,7 +143,7 @@ static int load(struct state *s, int round)
 {
     uint64_t random = (s->seed * 4096 + (uint64_t)round) * 64 + (uint64_t)s->group.rank;
     struct routing routing = {.n_tokens = M,
-                              .topk = TOPK,
+                              .topk = topk_of(s),
                               .n_experts = LOCAL * s->group.nranks,
                               .nranks = s->group.nranks,
                               .idx_type = EP_I32,
@@ -175,6 +183,7 @@ static int call_dispatch(struct state *s, int device, bool timed)
     args.topk_idx = at(s, INDEX, device);
     args.idx_type = EP_I32;
     args.n_tokens = s->n_tokens;
+    args.topk = topk_of(s);
     args.out_dtype = EP_F8E4M3;
     args.scale_type = s->scenario->packed ? EP_UE8M0 : EP_F32;
     args.recv_x = at(s, RECV, device);
@@ -203,6 +212,7 @@ static int call_combine(struct state *s, int device, bool all, bool timed)
     args.topk_idx = at(s, all ? INDEX : GIVEN, device);
     args.idx_type = EP_I32;
     args.n_tokens = s->n_tokens;
+    args.topk = topk_of(s);
     args.topk_weights = (const float *)(const void *)at(s, WEIGHTS, device);
     args.out = at(s, OUT, device);
     args.flags = s->scenario->flags | (s->scenario->hook ? EP_LL_RECV_HOOK : 0);
@@ -439,19 +449,24 @@ static int run_late(struct state *s)
 #define ALONE EP_LL_NO_PARTIAL_REDUCE
 
 static const struct scenario scenarios[] = {
-    {"left-out", run_omitted, 0, 0, false, false, TIMEOUT_MS},
-    {"left-out-alone", run_omitted, 0, ALONE, false, true, TIMEOUT_MS},
-    {"left-out-hook", run_omitted, 0, 0, true, true, TIMEOUT_MS},
-    {"left-out-alone-hook", run_omitted, 0, ALONE, true, false, TIMEOUT_MS},
-    {"left-out-masking", run_omitted, MASKING, 0, false, false, TIMEOUT_MS},
-    {"masks", use_masks, MASKING, 0, false, false, TIMEOUT_MS},
-    {"masks-alone", use_masks, MASKING, ALONE, false, false, TIMEOUT_MS},
-    {"barriers", use_barriers, 0, 0, false, false, TIMEOUT_MS},
-    {"barriers-masking", use_barriers, MASKING, 0, false, false, TIMEOUT_MS},
-    {"late", run_late, 0, 0, false, false, TIMEOUT_MS},
-    {"late-masking", run_late, MASKING, 0, false, false, TIMEOUT_MS},
-    {"absent", stay_absent, MASKING, 0, false, false, SHORT_MS},
-    {"two", use_two, MASKING, 0, false, false, TIMEOUT_MS},
+    {"left-out", run_omitted, 0, 0, false, false, TIMEOUT_MS, 0},
+    {"left-out-alone", run_omitted, 0, ALONE, false, true, TIMEOUT_MS, 0},
+    {"left-out-hook", run_omitted, 0, 0, true, true, TIMEOUT_MS, 0},
+    {"left-out-alone-hook", run_omitted, 0, ALONE, true, false, TIMEOUT_MS, 0},
+    {"left-out-masking", run_omitted, MASKING, 0, false, false, TIMEOUT_MS, 0},
+    {"left-out-topk", run_omitted, 0, 0, true, false, TIMEOUT_MS, TOPK - 2},
+    {"left-out-topk-alone", run_omitted, MASKING, ALONE, false, true, TIMEOUT_MS, TOPK - 3},
+    {"masks-topk", use_masks, MASKING, 0, true, false, TIMEOUT_MS, TOPK - 1},
+    {"masks", use_masks, MASKING, 0, false, false, TIMEOUT_MS, 0},
+    {"masks-alone", use_masks, MASKING, ALONE, false, false, TIMEOUT_MS, 0},
+    {"barriers", use_barriers, 0, 0, false, false, TIMEOUT_MS, 0},
+    {"barriers-masking", use_barriers, MASKING, 0, false, false, TIMEOUT_MS, 0},
+    {"late", run_late, 0, 0, false, false, TIMEOUT_MS, 0},
+    {"late-topk", run_late, 0, 0, false, false, TIMEOUT_MS, TOPK - 2},
+    {"late-topk-alone", run_late, 0, ALONE, false, false, TIMEOUT_MS, TOPK - 2},
+    {"late-masking", run_late, MASKING, 0, false, false, TIMEOUT_MS, 0},
+    {"absent", stay_absent, MASKING, 0, false, false, SHORT_MS, 0},
+    {"two", use_two, MASKING, 0, false, false, TIMEOUT_MS, 0},
 };
 
 static int run_all(struct state *s)

@@ -3,7 +3,8 @@
  * ll_mix_cuda [--ranks N] [--seed N] [--only SCENARIO]: low latency in combinations, against the host backend.
  *
  *   graph       a captured graph that is launched with different data and routings, mixed with calls: plain, with
- *               hooks, with zero copy, with masking (no rank masked), two results in use, all of these; with both sums
+ *               hooks, with zero copy, with masking (no rank masked), two results in use, all of these; with both sums;
+ *               with less than the topk of the ep_ll, another one on each rank and in each exchange
  *   objects     two ep_ll of one communicator alternate, by calls, asynchronously and in one graph
  *   throughput  dispatch and combine on a plan while a low-latency dispatch waits for its combine
  *   reopen      one ep_ll after the other, in the memory of earlier ones
@@ -21,14 +22,15 @@
 #define ASYNC TEST_ASYNC
 #define ZERO EP_LL_ZERO_COPY
 
-enum { LAUNCHES = 6, TURNS = 8, REOPENS = 24, MOST = 2 };
+enum { LAUNCHES = 6, TURNS = 8, REOPENS = 24, MOST = 2, TOPK = 4 };
 
 struct scenario {
     const char *name;
     int (*run)(struct group *group, const struct scenario *scenario);
     /* graph */
     bool masking, overlap;
-    int n; /* exchanges in it */
+    int n;    /* exchanges in it */
+    int topk; /* of the ep_ll, more than calls have; 0: TOPK, which all calls have */
     uint32_t dispatch_flags, combine_flags;
     uint32_t sum; /* EP_LL_NO_PARTIAL_REDUCE or 0: both, one after the other */
     ep_boot_shm *second;
@@ -42,7 +44,7 @@ static ep_ll_config config_for(const struct group *g, int max_tokens, int hidden
     config.max_tokens = max_tokens;
     config.hidden = hidden;
     config.n_experts = g->nranks * local;
-    config.topk = 4;
+    config.topk = TOPK;
     config.flags = flags;
     return config;
 }
@@ -98,6 +100,7 @@ static int use_graph(struct group *g, const struct scenario *scenario, struct ll
 
     for (int i = 0; i < scenario->n; i++) {
         struct ll_round round = {.n_tokens = (g->rank + i) % 4 == 3 ? 0 : 20 + i,
+                                 .topk = scenario->topk ? 1 + (g->rank + 3 * i) % (scenario->topk - 1) : 0,
                                  .format = i ? LL_F32 : LL_BF16,
                                  .echo = i == 0,
                                  .idx_type = i ? EP_I32 : EP_I64,
@@ -122,12 +125,14 @@ static int use_graph(struct group *g, const struct scenario *scenario, struct ll
 
 static int run_graph_summed(struct group *g, const struct scenario *scenario)
 {
-    const ep_ll_config config = config_for(g, 24, 1024, 8, scenario->sum | (scenario->masking ? EP_LL_MASK_DEAD : 0));
+    ep_ll_config config = config_for(g, 24, 1024, 8, scenario->sum | (scenario->masking ? EP_LL_MASK_DEAD : 0));
     struct exchange *x[MOST] = {NULL};
     int32_t masked[MAX_RANKS];
     struct ll_pair pair;
-    int code = ll_pair_open(g, &config, &pair);
+    int code;
 
+    config.topk = scenario->topk ? scenario->topk : TOPK;
+    code = ll_pair_open(g, &config, &pair);
     set_context(g, scenario, 0);
     if (!code)
         code = use_graph(g, scenario, &pair, x);
@@ -360,6 +365,15 @@ static const struct scenario scenarios[] = {
     {.name = "graph-all",
      .run = run_graph,
      .n = 2,
+     .overlap = true,
+     .masking = true,
+     .dispatch_flags = HOOK,
+     .combine_flags = HOOK | ZERO},
+    {.name = "graph-topk", .run = run_graph, .n = 2, .topk = 7},
+    {.name = "graph-topk-all",
+     .run = run_graph,
+     .n = 2,
+     .topk = 8,
      .overlap = true,
      .masking = true,
      .dispatch_flags = HOOK,

@@ -55,7 +55,7 @@ static int check_segment(const struct made *m, const struct cuda_ll_segment *seg
 {
     const unsigned char *base = (const unsigned char *)segment;
     const struct cuda_ll *d = &m->device;
-    int64_t me = m->comm.rank, n = m->comm.nranks, tokens = d->segment_tokens, choices = tokens * d->topk;
+    int64_t me = m->comm.rank, n = m->comm.nranks, tokens = d->segment_tokens, choices = tokens * d->segment_topk;
     const struct {
         const char *name;
         int64_t at, bytes;
@@ -84,7 +84,7 @@ static int check_segment(const struct made *m, const struct cuda_ll_segment *seg
 static int check_layout(const struct made *m, size_t bytes)
 {
     const struct cuda_ll *d = &m->device;
-    int64_t n = m->comm.nranks, tokens = d->segment_tokens, choices = tokens * d->topk;
+    int64_t n = m->comm.nranks, tokens = d->segment_tokens, choices = tokens * d->segment_topk;
     const int64_t parts[][2] = {
         {0, (int64_t)sizeof(struct cuda_ll_segment)},
         {d->counts_at, 2 * n * (d->n_local + 1) * 8},

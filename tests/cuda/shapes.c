@@ -249,6 +249,8 @@ static struct ll_round draw_round(const struct shape_of *of, const ep_ll_config 
     round.dispatch_flags = async | (one_of(random, 3) ? HOOK : 0);
     round.combine_flags = async | (one_of(random, 3) ? HOOK : 0) | (one_of(random, 3) ? ZERO : 0);
     round.n_tokens = draw_tokens(of, 1 + (int)draw(random, (uint64_t)config->max_tokens), random);
+    if (one_of(random, 3)) /* all ranks draw the same, and have another one each */
+        round.topk = 1 + ((int)draw(random, (uint64_t)config->topk) + of->rank) % config->topk;
     return round;
 }
 
@@ -285,8 +287,9 @@ static void print_round(const struct ll_round *round, char *ret_text, size_t byt
 {
     static const char *const formats[LL_FORMATS] = {"bf16", "fp8 f32", "fp8 rounded f32", "fp8 ue8m0"};
 
-    snprintf(ret_text, bytes, "; %d tokens here, %s, indices %s%s%s%s%s%s, dispatch%s%s, combine%s%s%s, seed %llu",
-             round->n_tokens, formats[round->format], ep_dtype_name((ep_dtype)round->idx_type),
+    snprintf(ret_text, bytes,
+             "; %d tokens here, top-%d (0: as all), %s, indices %s%s%s%s%s%s, dispatch%s%s, combine%s%s%s, seed %llu",
+             round->n_tokens, round->topk, formats[round->format], ep_dtype_name((ep_dtype)round->idx_type),
              round->sources ? ", sources" : "", round->symmetric ? ", symmetric" : "", round->echo ? ", echo" : "",
              round->skewed ? ", skewed" : "", round->holes ? ", holes" : "",
              round->dispatch_flags & HOOK ? " hook" : "", round->dispatch_flags & ASYNC ? " asynchronous" : "",

@@ -11,6 +11,7 @@
 /* The same on all ranks. */
 struct ll_shape {
     int max_tokens, hidden;
+    int spare_topk; /* the maximum K of the ep_ll is larger by this */
     int out_dtype, scale_type;
     bool round_scale, no_partial_reduce;
     int live; /* dispatches before the first combine */
@@ -46,6 +47,9 @@ static struct ll_shape draw_ll(const struct run *run)
     shape.round_scale = format == 2;
     shape.no_partial_reduce = random_below(&random, 2);
     shape.hidden = format == 3 ? 512 : 128 * (1 + (int)random_below(&random, 4));
+    shape.spare_topk = (int)random_below(&random, 4);
+    if (shape.spare_topk > EP_MAX_TOPK - run->shape->topk)
+        shape.spare_topk = 0;
     return shape;
 }
 
@@ -146,6 +150,7 @@ static bool dispatch(struct lowlatency *low, struct result *result)
     args.topk_idx = result->index.at;
     args.idx_type = EP_I32;
     args.n_tokens = low->group.n_tokens[low->run->rank];
+    args.topk = low->shape.spare_topk ? low->group.topk : 0;
     args.out_dtype = low->shape.out_dtype;
     args.scale_type = low->shape.scale_type;
     args.recv_x = result->recv.at;
@@ -240,6 +245,7 @@ static bool combine(struct lowlatency *low, struct result *result)
     args.topk_idx = result->index.at;
     args.idx_type = EP_I32;
     args.n_tokens = low->group.n_tokens[run->rank];
+    args.topk = random_below(&run->local, 2) ? low->group.topk : 0;
     args.topk_weights = result->weights;
     args.out = result->out.at;
     args.flags = (hook ? EP_LL_RECV_HOOK : 0u) | (zero_copy ? EP_LL_ZERO_COPY : 0u) |
@@ -292,7 +298,7 @@ static bool open_group(struct lowlatency *low, int plan)
     config.max_tokens = low->shape.max_tokens;
     config.hidden = low->shape.hidden;
     config.n_experts = run->shape->n_experts;
-    config.topk = run->shape->topk;
+    config.topk = run->shape->topk + low->shape.spare_topk;
     return passed(run, ep_ll_new(run->comm, &config, &low->ll), "ep_ll_new");
 }
 

@@ -400,7 +400,10 @@ def missing(rank, size):
             left, weight = lives[:, :topk].contiguous(), weights[:, :topk].contiguous()
             out, _, _ = buffer.low_latency_combine(rows, left, weight, handle)
             assert calc_diff(x * weight.masked_fill(left == -1, 0).sum(1, keepdim=True), out) < (9e-4 if fp8 else 1e-5)
-        raises(epkit.ArgumentError, "topk_idx", buffer.low_latency_combine, rows, topk_idx[:, :3].contiguous(), weights, handle)
+        raises(epkit.ArgumentError, "topk is 3 had 1", buffer.low_latency_combine, rows, topk_idx[:, :3].contiguous(),
+               weights[:, :3].contiguous(), handle)
+        raises(epkit.ArgumentError, "topk_weights", buffer.low_latency_combine, rows, topk_idx[:, :1].contiguous(), weights,
+               handle)
     buffer.destroy()
 
 
@@ -409,26 +412,69 @@ def test_a_rank_is_missing_from_the_first_call():
 
 
 def standby(rank, size):
-    """Calls that fit the hint use the standby; others have an object of their own, as all calls where ranks know no sizes, or not
-    the same."""
+    """Calls that fit the hint use the object that was created with the buffer; others have one of their own, as all calls where
+    ranks know no sizes, or not the same."""
     hint, experts = deep_ep.Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, size, 4 * size), 4 * size
     wide, odd = (deep_ep.Buffer.get_low_latency_rdma_size_hint(TOKENS, hidden, size, 4 * size) for hidden in (1 << 17, 100))
     for given, known in ((hint, True), (hint + rank, False), (0, False), (wide, False), (odd, False)):
         buffer = deep_ep.Buffer(dist.group.WORLD, num_rdma_bytes=given, low_latency_mode=True, enable_shrink=True)
-        assert (buffer._standby is not None) == known
+        assert len(buffer._low_latency) == known
         x, _, topk_idx, weights, _ = make(rank, size, 3)
         recv, _, handle = dispatch(buffer, x, topk_idx, experts, False, False, False, False, None)
-        assert (known and handle.behind.object is buffer._standby.object) == known and len(buffer._low_latency) == 1
+        assert handle.behind.object is buffer._low_latency[0] and len(buffer._low_latency) == 1
         out, _, _ = buffer.low_latency_combine(recv.clone(), topk_idx, weights, handle)
         assert calc_diff(x * weights.masked_fill(topk_idx == -1, 0).sum(1, keepdim=True), out) < 1e-5
-        for most, more in ((TOKENS // 2, not known), (TOKENS + 1, True), (TOKENS, False)):
+        for most, topk, more in ((TOKENS // 2, 2, False), (TOKENS + 1, 2, True), (TOKENS, TOPK, False),
+                                 (TOKENS, TOPK + 1, not known), (TOKENS + 1, TOPK, True), (TOKENS + 1, 1, False)):
             before = len(buffer._low_latency)
-            buffer.low_latency_dispatch(x[:4], topk_idx[:4, :2].contiguous(), most, experts)
-            assert len(buffer._low_latency) == before + more
+            buffer.low_latency_dispatch(x[:4], torch.arange(topk).repeat(4, 1), most, experts)
+            assert len(buffer._low_latency) == before + more, (given, most, topk)
 
 
 def test_standby_of_a_buffer_that_shrinks():
     run(2, standby)
+
+
+def own_topk(rank, size):
+    """Each call of an object has its own K, which may differ between ranks; two results in use, and both halves of each."""
+    local, most = 8, 6
+    experts = local * size
+    comm = epkit.Communicator(dist.group.WORLD)
+    calls = comm.low_latency(8, 512, experts, most)
+    for step in range(8):
+        made = []
+        for i in range(2):
+            topk, hook = 1 + (rank + 2 * step + 3 * i) % most, bool(step & 1)
+            x = torch.randint(-4, 4, (7 - rank, 512)).to(torch.bfloat16)
+            idx = torch.rand(7 - rank, experts).topk(topk).indices.to(torch.int32 if step & 2 else torch.int64)
+            rows = calls.dispatch(x, idx, fp8=i == 1, ue8m0=i == 1 and step % 3 == 0, round_scale=True, hook=hook)
+            if hook:
+                rows.finish()
+            everyone = [None] * size
+            dist.all_gather_object(everyone, idx.tolist())
+            chosen = torch.tensor([one for ids in everyone for token in ids for one in token])
+            assert rows.count.tolist() == torch.bincount(chosen, minlength=experts)[local * rank:local * rank + local].tolist()
+            made.append((x, idx, rows))
+        for x, idx, rows in made:
+            # Each expert returns its number plus 1, in all elements.
+            answers = torch.arange(local * rank + 1, local * (rank + 1) + 1).to(torch.bfloat16).view(local, 1, 1)
+            answers = answers.expand(rows.x.shape).contiguous()
+            weights, left = torch.ones(idx.shape), idx.clone()
+            left[::2, -1] = -1
+            for given in (idx, left):
+                out, finish = calls.combine(answers, given, weights, call=rows.call, exact=True, hook=hook)
+                if finish:
+                    finish()
+                assert torch.equal(out.float(), (given + 1).sum(1, keepdim=True).to(torch.bfloat16).float().expand(out.shape))
+            if idx.shape[1] > 1:
+                raises(epkit.ArgumentError, f"topk is 1 had {idx.shape[1]}", calls.combine, answers, idx[:, :1].contiguous(),
+                       weights[:, :1].contiguous(), call=rows.call)
+    comm.free()
+
+
+def test_calls_have_their_own_topk():
+    for size in (1, 3):
+        run(size, own_topk)
 
 
 def cleaned(rank, size, late, missed):

@@ -236,6 +236,7 @@ static ep_status mock_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, ui
     (void)ll;
     mock.stream = stream;
     mock.ll_number = number;
+    mock.ll_topk = args->topk;
     mock.ll_dispatch = *args;
     return count_call();
 }
@@ -245,6 +246,7 @@ static ep_status mock_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_s
     (void)ll;
     mock.stream = stream;
     mock.ll_number = args->call;
+    mock.ll_topk = args->topk;
     return count_call();
 }
 

@@ -21,6 +21,7 @@ struct mock {
     ep_combine_args combine;
     ep_ll_dispatch_args ll_dispatch;
     uint64_t ll_number; /* of the last dispatch; the call that the last combine or finish named */
+    int32_t ll_topk;    /* of the last dispatch or combine */
     ep_stream stream;   /* of the last call that had one */
     bool was_blocking;  /* so was the last dispatch or combine */
     int event_timeout_ms;

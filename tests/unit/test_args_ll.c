@@ -86,6 +86,9 @@ static void ll_dispatch_refuses_bad_arguments(void **state)
         {{LD(max_tokens, -1)}, EP_E_ARG, "max_tokens is -1, not in 0..128"},
         {{LD(max_tokens, 129)}, EP_E_ARG, "max_tokens is 129, not in 0..128"},
         {{LD(max_tokens, 99)}, EP_E_ARG, "n_tokens is 100, not in 0..99"},
+        {{LD(topk, -1)}, EP_E_ARG, "topk is -1, not in 0..4"},
+        {{LD(topk, 5)}, EP_E_ARG, "topk is 5, not in 0..4"},
+        {{LD(reserved, 1)}, EP_E_ARG, "reserved is 1"},
         {{LD(recv_stats_add, 0x8000002)}, EP_E_ALIGN, "recv_stats_add"},
         {{LD(wait_cost_add, 0x8000004)}, EP_E_ALIGN, "wait_cost_add"},
         {{LD(recv_stats_add, 0x5000000)}, EP_E_ARG, "recv_count overlaps recv_stats_add"},
@@ -117,7 +120,7 @@ static ep_status run_ll_combine(const void *args)
 
     ll->dispatches = 1;
     ll->combines = 0;
-    ll->call[1] = (struct ep_ll_call){.number = 1, .n_tokens = 100, .max_tokens = 128};
+    ll->call[1] = (struct ep_ll_call){.number = 1, .n_tokens = 100, .max_tokens = 128, .topk = 3};
     status = ep_ll_combine(ll, args, NULL);
     assert_int_equal(ll->combines, status == EP_OK ? 1 : 0);
     return status;
@@ -140,7 +143,8 @@ static void ll_combine_refuses_bad_arguments(void **state)
         {{LC(out, 0)}, EP_E_ARG, "out is NULL"},
         {{LC(out, 0x4000008)}, EP_E_ALIGN, "out is"},
         {{LC(out, 0x127fff0)}, EP_E_ARG, "out overlaps x"},
-        {{LC(reserved, 1)}, EP_E_ARG, "reserved is 1"},
+        {{LC(topk, -1)}, EP_E_ARG, "topk is -1, but its dispatch had 3"},
+        {{LC(topk, 4)}, EP_E_ARG, "topk is 4, but its dispatch had 3"},
         {{LC(flags, EP_LL_ROUND_SCALE)}, EP_E_ARG, "flags has unknown bits 0x400"},
         {{LC(call, 2)}, EP_E_STATE, "call is 2, but there were 1 dispatches"},
         {{LC(wait_cost_add, 0x8000004)}, EP_E_ALIGN, "wait_cost_add"},
@@ -171,14 +175,18 @@ static void ll_calls_are_named(void **state)
     dispatch.ret_call = &call;
     for (int n = 1; n <= 3; n++) {
         dispatch.n_tokens = 10 * n;
+        dispatch.topk = n == 3 ? 0 : n;
         assert_int_equal(ep_ll_dispatch(ll, &dispatch, NULL), EP_OK);
+        assert_int_equal(mock.ll_topk, n == 3 ? config.topk : n);
         assert_int_equal(call, n);
         assert_int_equal(mock.ll_number, n);
     }
     for (int i = 0; i < 3; i++) {
         combine.call = i ? 2 : 0;
         combine.n_tokens = i ? 20 : 30;
+        combine.topk = i == 1 ? 2 : 0;
         assert_int_equal(ep_ll_combine(ll, &combine, NULL), EP_OK);
+        assert_int_equal(mock.ll_topk, i ? 2 : config.topk);
         assert_int_equal(mock.ll_number, i ? 2 : 3);
     }
     combine.n_tokens = 30;

@@ -226,7 +226,7 @@ static void ll_dispatch_buffers_are_apart(void **state)
     };
     const struct buffer bf16[] = {
         LD(recv_x, 2048 * 640 * 2, 16), LD(recv_count, 4 * 4, 4), LD(recv_source, 2048 * 4, 4),
-        LD(recv_range, 4 * 4 * 8, 8),   LD(x, 100 * 640 * 2, 16), LD(topk_idx, 100 * 4 * 4, 4),
+        LD(recv_range, 4 * 4 * 8, 8),   LD(x, 100 * 640 * 2, 16), LD(topk_idx, 100 * 2 * 4, 4),
     };
     ep_ll_config config = good_ll();
     ep_ll_dispatch_args good = good_ll_dispatch();
@@ -236,6 +236,7 @@ static void ll_dispatch_buffers_are_apart(void **state)
     TRY_PAIRS("ep_ll_dispatch", run_ll_dispatch, &good, fp8, 5);
     good.flags = EP_LL_RECV_HOOK;
     good.idx_type = EP_I32;
+    good.topk = 2;
     good.out_dtype = EP_BF16;
     good.scale_type = 0;
     good.recv_scales = NULL;
@@ -262,7 +263,7 @@ static ep_status run_ll_combine(const void *args)
     ep_status status;
 
     ll->dispatches = 1;
-    ll->call[1] = (struct ep_ll_call){.number = 1, .n_tokens = 100, .max_tokens = 128};
+    ll->call[1] = (struct ep_ll_call){.number = 1, .n_tokens = 100, .max_tokens = 128, .topk = 3};
     status = ep_ll_combine(ll, args, NULL);
     return status;
 }
@@ -272,7 +273,7 @@ static ep_status run_ll_combine(const void *args)
 static void ll_combine_buffers_are_apart(void **state)
 {
     const struct buffer buffers[] = {LC(out, 100 * 640 * 2, 16), LC(x, 2048 * 640 * 2, 16),
-                                     LC(topk_idx, 100 * 4 * 4, 4), LC(topk_weights, 100 * 4 * 4, 4)};
+                                     LC(topk_idx, 100 * 3 * 4, 4), LC(topk_weights, 100 * 3 * 4, 4)};
     ep_ll_config config = good_ll();
     ep_ll_combine_args good = good_ll_combine();
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Low-latency calls by number, on the host backend: combined again, dropped, in parts, halves of two calls open at a
- * time, with fewer tokens than the maximum, masked explicitly. Ranks are threads.
+ * time, with fewer tokens and choices than the maximum, masked explicitly. Ranks are threads.
  *
  * Token t of rank r is 1 + t in all elements and goes to expert (t + k) % R, k < 2, which returns (expert + 1) times
  * its input. All sums are exact.
@@ -27,7 +27,7 @@
 struct member {
     ep_comm *comm;
     ep_ll *ll;
-    int rank, n_tokens;
+    int rank, n_tokens, topk; /* of its calls */
     alignas(16) uint16_t x[MOST * HIDDEN], out[MOST * HIDDEN], recv[ROWS * HIDDEN];
     int64_t index[MOST * TOPK];
     float weights[MOST * TOPK];
@@ -62,6 +62,7 @@ static ep_ll_dispatch_args dispatch_of(struct member *m)
     args.topk_idx = m->index;
     args.idx_type = EP_I64;
     args.n_tokens = m->n_tokens;
+    args.topk = m->topk;
     args.out_dtype = EP_BF16;
     args.recv_x = m->recv;
     args.recv_count = &m->count;
@@ -97,17 +98,27 @@ static bool is_answered(const struct member *m, unsigned masked)
     for (int t = 0; t < m->n_tokens; t++) {
         float sum = 0;
 
-        for (int k = 0; k < TOPK; k++) {
-            int64_t expert = m->index[t * TOPK + k];
+        for (int k = 0; k < m->topk; k++) {
+            int64_t expert = m->index[t * m->topk + k];
 
             if (expert >= 0 && !(masked >> expert & 1))
-                sum += (float)(1 + t) * (float)(expert + 1) * m->weights[t * TOPK + k];
+                sum += (float)(1 + t) * (float)(expert + 1) * m->weights[t * m->topk + k];
         }
         for (int i = 0; i < HIDDEN; i++)
             if (ep_bf16_to_f32(m->out[t * HIDDEN + i]) != sum)
                 return false;
     }
     return true;
+}
+
+static void choose(struct member *m, int topk)
+{
+    m->topk = topk;
+    for (int t = 0; t < m->n_tokens; t++)
+        for (int k = 0; k < topk; k++) {
+            m->index[t * topk + k] = (t + k) % RANKS;
+            m->weights[t * topk + k] = (float)(1 + k);
+        }
 }
 
 static int run_rank(const ep_boot *boot, void *argument)
@@ -120,7 +131,7 @@ static int run_rank(const ep_boot *boot, void *argument)
     int code;
 
     wrong = scenario->wrong[boot->rank];
-    *m = (struct member){.rank = boot->rank, .n_tokens = scenario->n_tokens};
+    *m = (struct member){.rank = boot->rank, .n_tokens = scenario->n_tokens, .topk = TOPK};
     config.backend = "host";
     config.timeout_ms = scenario->timeout_ms;
     ll.max_tokens = MOST;
@@ -130,14 +141,9 @@ static int run_rank(const ep_boot *boot, void *argument)
     ll.flags = scenario->ll_flags;
     SURE(ep_comm_new(boot, &config, &m->comm) == EP_OK);
     SURE(ep_ll_new(m->comm, &ll, &m->ll) == EP_OK);
-    for (int t = 0; t < m->n_tokens; t++) {
-        for (int i = 0; i < HIDDEN; i++)
-            m->x[t * HIDDEN + i] = ep_bf16_from_f32((float)(1 + t));
-        for (int k = 0; k < TOPK; k++) {
-            m->index[t * TOPK + k] = (t + k) % RANKS;
-            m->weights[t * TOPK + k] = (float)(1 + k);
-        }
-    }
+    for (int i = 0; i < m->n_tokens * HIDDEN; i++)
+        m->x[i] = ep_bf16_from_f32((float)(1 + i / HIDDEN));
+    choose(m, TOPK);
     code = scenario->run_rank(m);
     ep_ll_free(m->ll);
     ep_comm_free(m->comm);
@@ -338,6 +344,67 @@ static void calls_have_their_own_most_tokens(void **state)
 {
     (void)state;
     run((struct scenario){.run_rank = use_fewer_tokens, .n_tokens = 2});
+}
+
+/* The number of rows of this rank's expert, if the ranks have these K. */
+static int count_rows(const struct member *m, int round)
+{
+    int n = 0;
+
+    for (int rank = 0; rank < RANKS; rank++)
+        for (int t = 0; t < m->n_tokens; t++)
+            for (int k = 0; k < 1 + (rank + round) % TOPK; k++)
+                n += (t + k) % RANKS == m->rank;
+    return n;
+}
+
+/* In each round another K on each rank; each combine is of the dispatch before the last one, which had another K. */
+static int use_fewer_choices(struct member *m)
+{
+    static uint16_t before[RANKS][ROWS * HIDDEN];
+    ep_ll_dispatch_args dispatch;
+    ep_ll_combine_args combine;
+
+    for (int round = 0; round < 6; round++) {
+        choose(m, 1 + (m->rank + round) % TOPK);
+        dispatch = dispatch_of(m);
+        SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
+        SURE(m->count == count_rows(m, round));
+        answer(m);
+        if (round) {
+            memcpy(before[m->rank], m->recv, sizeof(m->recv));
+            dispatch.topk = 3 - m->topk;
+            dispatch.recv_x = before[m->rank];
+            choose(m, dispatch.topk);
+            SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
+            SURE(m->count == count_rows(m, round + 1));
+            choose(m, 3 - m->topk);
+        }
+        for (int i = 0; i < 4; i++) {
+            combine = combine_of(m, round ? m->call - 1 : 0);
+            combine.flags = i % 2 ? EP_LL_NO_PARTIAL_REDUCE : 0;
+            combine.topk = i / 2 ? m->topk : 0;
+            SURE(ep_ll_combine_sync(m->ll, &combine) == EP_OK);
+            SURE(is_answered(m, 0));
+        }
+        combine.topk = 3 - m->topk;
+        SURE(ep_ll_combine_sync(m->ll, &combine) == EP_E_ARG);
+        SURE(strstr(ep_last_error(),
+                    m->topk == 1 ? "topk is 2, but its dispatch had 1" : "topk is 1, but its dispatch had 2"));
+    }
+    /* With one column, position 1 is of token 1. */
+    choose(m, 1);
+    m->index[1] = RANKS;
+    dispatch = dispatch_of(m);
+    SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_E_ROUTING);
+    SURE(strstr(ep_last_error(), "token 1"));
+    return 0;
+}
+
+static void calls_have_their_own_topk(void **state)
+{
+    (void)state;
+    run((struct scenario){.run_rank = use_fewer_choices, .n_tokens = 5});
 }
 
 /* The time spent waiting for a rank is added to the previous value. */
@@ -665,6 +732,7 @@ int main(void)
         cmocka_unit_test(halves_of_two_calls_are_open),
         cmocka_unit_test(a_combine_leaves_choices_out),
         cmocka_unit_test(calls_have_their_own_most_tokens),
+        cmocka_unit_test(calls_have_their_own_topk),
         cmocka_unit_test(waiting_is_counted_for_the_rank_waited_for),
         cmocka_unit_test(ranks_have_to_name_the_same_call),
         cmocka_unit_test(bad_routing_of_a_queued_call_fails_all),

@@ -31,7 +31,7 @@ static const struct shape {
 };
 enum { SHAPES = sizeof(shapes) / sizeof(shapes[0]) };
 
-/* All outputs of one dispatch and two combines on a rank. */
+/* All outputs of two dispatches and two combines on a rank. */
 struct result {
     int32_t count[LOCAL], stats[LOCAL], source[LOCAL * ROWS];
     int64_t range[LOCAL * RANKS];
@@ -43,7 +43,7 @@ struct result {
 
 struct scenario {
     const struct shape *shape;
-    struct result *results; /* [RANKS] */
+    struct result *results; /* [RANKS][2]: with the K of the ep_ll; with another K on each rank */
     char complaint[RANKS][EP_ERROR_TEXT_BYTES];
 };
 
@@ -85,15 +85,15 @@ static ep_status new_ll(ep_comm *comm, int max_tokens, uint32_t flags, ep_ll **r
 }
 
 /* Some tokens have fewer experts, and the combine excludes some rows. */
-static void draw_routing(int rank, int32_t *ret_index, int32_t *ret_given, float *ret_weights)
+static void draw_routing(int rank, int topk, int32_t *ret_index, int32_t *ret_given, float *ret_weights)
 {
     uint32_t state = 77u + (uint32_t)rank;
 
     for (int t = 0; t < TOKENS; t++) {
         uint32_t first = draw(&state) >> 8;
 
-        for (int k = 0; k < TOPK; k++) {
-            int i = t * TOPK + k;
+        for (int k = 0; k < topk; k++) {
+            int i = t * topk + k;
 
             ret_index[i] = (draw(&state) >> 16) % 8 ? (int32_t)((first + (uint32_t)k * 3) % EXPERTS) : -1;
             ret_given[i] = (draw(&state) >> 16) % 8 ? ret_index[i] : -1;
@@ -102,7 +102,8 @@ static void draw_routing(int rank, int32_t *ret_index, int32_t *ret_given, float
     }
 }
 
-static ep_status use(ep_ll *ll, int rank, struct result *result)
+/* `topk` 0: that of the ep_ll. */
+static ep_status use(ep_ll *ll, int rank, int topk, struct result *result)
 {
     static _Thread_local alignas(16) uint16_t x[TOKENS * HIDDEN], answers[LOCAL * ROWS * HIDDEN];
     static _Thread_local alignas(16) uint16_t out[TOKENS * HIDDEN];
@@ -112,13 +113,14 @@ static ep_status use(ep_ll *ll, int rank, struct result *result)
     ep_ll_combine_args combine = EP_LL_COMBINE_ARGS_INIT;
     uint32_t state = 9u + (uint32_t)rank;
 
-    draw_routing(rank, index, given, weights);
+    draw_routing(rank, topk ? topk : TOPK, index, given, weights);
     for (int i = 0; i < TOKENS * HIDDEN; i++)
         x[i] = (uint16_t)(0x3f00 | (draw(&state) >> 24)); /* about 1 */
     dispatch.x = x;
     dispatch.topk_idx = index;
     dispatch.idx_type = EP_I32;
     dispatch.n_tokens = TOKENS - rank;
+    dispatch.topk = topk;
     dispatch.out_dtype = EP_F8E4M3;
     dispatch.scale_type = EP_F32;
     dispatch.recv_x = result->rows_fp8;
@@ -142,6 +144,7 @@ static ep_status use(ep_ll *ll, int rank, struct result *result)
     combine.topk_idx = given;
     combine.idx_type = EP_I32;
     combine.n_tokens = TOKENS - rank;
+    combine.topk = topk;
     combine.topk_weights = weights;
     combine.out = out;
     for (int once = 0; once < 2; once++) {
@@ -176,8 +179,8 @@ static int run_equal(const ep_boot *boot, void *argument)
         status = new_ll(comm, TOKENS, 0, &ll);
     if (status == EP_OK)
         status = check_inheritance();
-    if (status == EP_OK)
-        status = use(ll, boot->rank, &scenario->results[boot->rank]);
+    for (int i = 0; i < 2 && status == EP_OK; i++)
+        status = use(ll, boot->rank, i ? 1 + boot->rank % TOPK : 0, &scenario->results[2 * boot->rank + i]);
     if (status == EP_OK)
         status = ep_stream_sync(comm, NULL);
     if (status != EP_OK)
@@ -205,7 +208,7 @@ static void run_ranks(ep_rank_fn run, int nranks, struct scenario *scenario)
 
 static void every_network_gives_the_bits_of_one_node(void **state)
 {
-    size_t bytes = RANKS * sizeof(struct result);
+    size_t bytes = 2 * RANKS * sizeof(struct result);
     struct result *results[SHAPES];
 
     (void)state;
@@ -217,10 +220,10 @@ static void every_network_gives_the_bits_of_one_node(void **state)
         memset(results[i], 0, bytes);
         scenario.results = results[i];
         run_ranks(run_equal, RANKS, &scenario);
-        for (int rank = 0; rank < RANKS; rank++)
-            assert_memory_equal(&results[i][rank], &results[0][rank], sizeof(struct result));
+        for (int at = 0; at < 2 * RANKS; at++)
+            assert_memory_equal(&results[i][at], &results[0][at], sizeof(struct result));
     }
-    assert_true(results[0][0].count[0] > 0);
+    assert_true(results[0][0].count[0] > 0 && results[0][1].count[0] > 0);
     for (int i = 0; i < SHAPES; i++)
         free(results[i]);
 }
@@ -366,7 +369,7 @@ static int run_masks(const ep_boot *boot, void *argument)
         if (status == EP_OK)
             status = ep_comm_barrier(comm);
         if (status == EP_OK)
-            status = use(ll, boot->rank, result);
+            status = use(ll, boot->rank, round % 3 ? 0 : TOPK - 1, result);
         /* No rank is masked while it is still in a call. */
         if (status == EP_OK)
             status = ep_stream_sync(comm, NULL);

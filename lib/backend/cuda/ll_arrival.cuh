@@ -238,7 +238,7 @@ __device__ inline int64_t row_of(const cuda_ll_dispatch &d, const int32_t *befor
 /* Records the receive row of choice k of the source's token t for the combine; -1: none. */
 __device__ inline void set_origin(const cuda_ll_dispatch &d, const ll_call &call, int source, int t, int k, int64_t row)
 {
-    if (k < d.ll.topk)
+    if (k < d.ll.segment_topk)
         origins_of(d.ll, call, source, t)[k] = (int32_t)row;
     if (row >= 0 && d.recv_source)
         d.recv_source[row] = t;
@@ -274,7 +274,7 @@ __device__ inline bool receive_slot(const cuda_ll_dispatch &d, const ll_call &ca
     }
     /* Load the row while its destinations are computed. */
     load_row(d, slot, begin + lane, end, v);
-    if (lane < ll.topk)
+    if (lane < ll.segment_topk)
         choice = __ldcg(reinterpret_cast<const int2 *>(slot) + lane);
     /* Experts of the group to those of this rank; the others are packed elsewhere. */
     choice.x -= me * ll.n_local;

@@ -39,10 +39,10 @@ __device__ bool matches_dispatch(const cuda_ll_combine &c, const ll_call &call)
     bool same = true;
 
 #pragma unroll 2
-    for (int64_t i = threadIdx.x; i < (int64_t)c.n_tokens * ll.topk; i += blockDim.x) {
+    for (int i = (int)threadIdx.x; i < c.n_tokens * ll.topk; i += (int)blockDim.x) {
         int64_t given = read_choice(c.topk_idx, c.idx64, i);
 
-        same &= given == index[i] || given == -1;
+        same &= given == index[entry_of(ll, i)] || given == -1;
     }
     return same;
 }
@@ -65,7 +65,8 @@ __device__ __forceinline__ int global_thread()
 
 __device__ const uint64_t *weight_words(const cuda_ll &ll, int rank, int source, int t)
 {
-    return ll_at<uint64_t>(ll, rank, source, ll.weight_at) + ((int64_t)source * ll.segment_tokens + t) * ll.topk;
+    return ll_at<uint64_t>(ll, rank, source, ll.weight_at) +
+           ((int64_t)source * ll.segment_tokens + t) * ll.segment_topk;
 }
 
 /*
@@ -80,12 +81,13 @@ __device__ void send_weights(const cuda_ll_combine &c, const ll_call &call, floa
     const int32_t *index = index_of(ll, call);
 
     for (int i = begin; i < all; i += (int)(gridDim.x * blockDim.x)) {
-        int given = (int)read_choice(c.topk_idx, c.idx64, i), expert = given < 0 ? index[i] : given;
+        int given = (int)read_choice(c.topk_idx, c.idx64, i), entry = entry_of(ll, i);
+        int expert = given < 0 ? index[entry] : given;
         int rank = expert < 0 ? -1 : expert / ll.n_local;
         float weight = i == begin ? first : __ldg(c.weights + i);
 
         if (expert >= 0 && !is_masked(call, rank))
-            *const_cast<volatile uint64_t *>(weight_words(ll, rank, me, 0) + i) =
+            *const_cast<volatile uint64_t *>(weight_words(ll, rank, me, 0) + entry) =
                 call.number << 32 | (given < 0 ? WEIGHT_OMITTED : weight_bits(weight));
     }
 }
@@ -115,7 +117,7 @@ struct item {
 
 __device__ item item_at(const cuda_ll &ll, uint32_t at)
 {
-    uint32_t parts = (uint32_t)ll.parts, topk = (uint32_t)ll.topk, n = (uint32_t)ll.waits.nranks;
+    uint32_t parts = (uint32_t)ll.parts, topk = (uint32_t)ll.segment_topk, n = (uint32_t)ll.waits.nranks;
     uint32_t rows = at / parts, slots = ll.no_partial_reduce ? rows / topk : rows;
 
     return {at, (int)(slots % n), (int)(slots / n), ll.no_partial_reduce ? (int)(rows % topk) : -1, (int)(at % parts)};
@@ -145,7 +147,7 @@ __device__ int tile_length(const tile &p)
 /* The receive row of this lane's choice, if the item covers it; -1: none. */
 __device__ int32_t origin_of(const cuda_ll &ll, const ll_call &call, const item &s, int lane)
 {
-    bool asked = lane < ll.topk && (s.choice < 0 || s.choice == lane) && s.token < ll.max_tokens;
+    bool asked = lane < ll.segment_topk && (s.choice < 0 || s.choice == lane) && s.token < ll.max_tokens;
 
     return asked && !is_masked(call, s.source) ? __ldg(origins_of(ll, call, s.source, s.token) + lane) : -1;
 }
@@ -290,7 +292,7 @@ __device__ void flag_item(const cuda_ll &ll, const ll_call &call, pipe_state &pi
 __device__ void store_tile(const cuda_ll &ll, const ll_call &call, const tile &p, pipe_state &pipe, int slot)
 {
     int owner = p.of.source;
-    int64_t entry = (int64_t)p.of.token * ll.topk + __ffs((int)p.votes) - 1;
+    int64_t entry = (int64_t)p.of.token * ll.segment_topk + __ffs((int)p.votes) - 1;
     unsigned char *to =
         ll_at<unsigned char>(ll, owner, ll.waits.rank, ll.rows_at) + entry * ll.hidden * 2 + (int64_t)p.at * VECTOR;
 
@@ -371,7 +373,7 @@ __device__ bool time_weights(const cuda_ll_combine &c, const ll_call &call)
     __shared__ unsigned long long longest[LL_RANKS];
     const cuda_ll &ll = c.ll;
     uint64_t begin = global_ns();
-    int me = ll.waits.rank, i = (int)threadIdx.x, of_rank = ll.max_tokens * ll.topk;
+    int me = ll.waits.rank, i = (int)threadIdx.x, of_rank = ll.max_tokens * ll.segment_topk;
     bool ok = true;
 
     if (i < LL_RANKS)

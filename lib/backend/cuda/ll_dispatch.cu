@@ -138,13 +138,14 @@ __device__ void prepare_choices(const cuda_ll_dispatch &d, const ll_call &call, 
 {
     const cuda_ll &ll = d.ll;
     int k = by.thread, topk = ll.topk;
-    int32_t *index = ll_own<int32_t>(ll, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.segment_tokens * topk);
+    int32_t *index =
+        ll_own<int32_t>(ll, ll.index_at) + ((call.dispatch & 1) * (int64_t)ll.segment_tokens + t) * ll.segment_topk;
 
     if (k < WARP) {
         int rank = expert < 0 ? -1 : expert / ll.n_local;
 
         if (k < topk)
-            index[(int64_t)t * topk + k] = expert;
+            index[k] = expert;
         c.before[k] = 0;
         if (expert >= 0)
             c.choice_of[expert] = (uint8_t)(k + 1);
@@ -166,7 +167,8 @@ __device__ void prepare_choices(const cuda_ll_dispatch &d, const ll_call &call, 
             atomicAdd(&c.before[choice - 1], 1);
     }
     team_sync(by);
-    if (k < topk)
+    /* Beyond the call's K: -1. */
+    if (k < ll.segment_topk)
         reinterpret_cast<int2 *>(image)[k] = make_int2(expert, c.before[k]);
     /* For the next token; a barrier follows before that is processed. */
     if (k < topk && expert >= 0)

@@ -289,9 +289,9 @@ static void list_ranges(const struct cuda_ll *device, int me, struct pinned *pin
 
     add_range(pinned, 0, device->slot_flag_at);
     add_range(pinned, device->slot_flag_at + me * tokens * 8, tokens * 8);
-    add_range(pinned, device->weight_at + me * tokens * device->topk * 8, tokens * device->topk * 8);
+    add_range(pinned, device->weight_at + me * tokens * device->segment_topk * 8, tokens * device->segment_topk * 8);
     add_range(pinned, device->slots_at + me * tokens * device->slot_bytes, tokens * device->slot_bytes);
-    add_range(pinned, device->rows_at, tokens * device->topk * device->hidden * 2);
+    add_range(pinned, device->rows_at, tokens * device->segment_topk * device->hidden * 2);
 }
 
 static size_t range_bytes(const struct pinned *pinned, int i)
@@ -416,7 +416,7 @@ static struct ll_wire describe(const struct cuda_ll *ll, int me, int nranks)
                             .nranks = nranks,
                             .segment_tokens = ll->segment_tokens,
                             .hidden = ll->hidden,
-                            .topk = ll->topk,
+                            .topk = ll->segment_topk,
                             .n_local = ll->n_local,
                             .counts_at = ll->counts_at,
                             .slot_flag_at = ll->slot_flag_at,

@@ -20,7 +20,7 @@ size_t cuda_ll_lay_out(const ep_ll *ll, struct cuda_ll *device)
 
     device->segment_tokens = device->max_tokens = ll->config.max_tokens;
     device->hidden = ll->config.hidden;
-    device->topk = ll->config.topk;
+    device->segment_topk = device->topk = ll->config.topk;
     device->n_local = ll->n_local;
     device->masking = ll->config.flags & EP_LL_MASK_DEAD ? 1 : 0;
     /* The maximum: calls with fewer rows use more parts, up to this. */

@@ -15,7 +15,13 @@
 /* The routing of the dispatch that the combine answers. */
 __device__ __forceinline__ const int32_t *index_of(const cuda_ll &ll, const ll_call &call)
 {
-    return ll_own<int32_t>(ll, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.segment_tokens * ll.topk);
+    return ll_own<int32_t>(ll, ll.index_at) + (call.dispatch & 1) * ((int64_t)ll.segment_tokens * ll.segment_topk);
+}
+
+/* The entry in a segment of choice i of this rank's tokens. */
+__device__ __forceinline__ int entry_of(const cuda_ll &ll, int i)
+{
+    return ll.topk == ll.segment_topk ? i : i + i / ll.topk * (ll.segment_topk - ll.topk);
 }
 
 __device__ inline void add_weighted(float (&sum)[8], uint4 v, float weight)
@@ -57,11 +63,11 @@ __device__ inline bool gather_terms(const cuda_ll_combine &c, const ll_call &cal
 {
     const cuda_ll &ll = c.ll;
     int part = (int)threadIdx.x / WARP, k = (int)threadIdx.x % WARP, me = ll.waits.rank;
-    int64_t entry = (int64_t)t * ll.topk + k;
+    int64_t given = (int64_t)t * ll.topk + k, entry = (int64_t)t * ll.segment_topk + k;
     bool ok = true;
 
     if (part < ll.parts) {
-        bool kept = k < ll.topk && read_choice(c.topk_idx, c.idx64, entry) >= 0;
+        bool kept = k < ll.topk && read_choice(c.topk_idx, c.idx64, given) >= 0;
         int expert = k < ll.topk ? __ldg(index_of(ll, call) + entry) : -1;
         int rank = expert < 0 || is_masked(call, expert / ll.n_local) ? -1 : expert / ll.n_local;
         uint32_t group = ll.no_partial_reduce ? (uint32_t)(rank >= 0) << k : same_rank(ll, rank);
@@ -71,9 +77,9 @@ __device__ inline bool gather_terms(const cuda_ll_combine &c, const ll_call &cal
         if (votes >> k & 1 && part == 0) {
             int at = __popc(votes & ((1u << k) - 1)), sent_as = __ffs((int)group) - 1;
 
-            terms.row[at] = ll_at<uint4>(ll, me, rank, ll.rows_at) + ((int64_t)t * ll.topk + sent_as) * (ll.hidden / 8);
+            terms.row[at] = ll_at<uint4>(ll, me, rank, ll.rows_at) + (entry - k + sent_as) * (ll.hidden / 8);
             /* A partial sum includes the weights already. */
-            terms.weight[at] = added & (added - 1) ? 1.0f : __ldg(c.weights + entry);
+            terms.weight[at] = added & (added - 1) ? 1.0f : __ldg(c.weights + given);
         }
         if (group && __ffs((int)group) - 1 == k)
             ok = ll_wait_until(ll, ll_at<uint64_t>(ll, me, rank, ll.row_flag_at) + entry * ll.parts + part, call.number,
@@ -140,8 +146,10 @@ __device__ inline bool time_rows(const cuda_ll_combine &c, const ll_call &call)
         longest[i] = 0;
     __syncthreads();
     for (int at = i; at < c.n_tokens * ll.topk * ll.parts && ok; at += (int)blockDim.x) {
-        int entry = at / ll.parts, k = entry % ll.topk, rank = rank_of_row(ll, index + entry - k, k);
-        const uint64_t *flag = ll_at<uint64_t>(ll, me, rank < 0 ? me : rank, ll.row_flag_at) + at;
+        int choice = at / ll.parts, k = choice % ll.topk, entry = entry_of(ll, choice);
+        int rank = rank_of_row(ll, index + entry - k, k);
+        const uint64_t *flag =
+            ll_at<uint64_t>(ll, me, rank < 0 ? me : rank, ll.row_flag_at) + entry * ll.parts + at % ll.parts;
 
         if (rank < 0 || load_acquire(flag) >= call.number)
             continue;

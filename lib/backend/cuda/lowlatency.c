@@ -12,15 +12,15 @@
 #include <string.h>
 
 /* Finds out why a kernel has rejected the routing. */
-static ep_status explain_refusal(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens)
+static ep_status explain_refusal(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int topk)
 {
     const struct cuda_ll_impl *impl = ll->impl;
     struct ep_routing_shape shape = {.n_tokens = n_tokens,
-                                     .topk = ll->config.topk,
+                                     .topk = topk,
                                      .n_experts = ll->config.n_experts,
                                      .nranks = ll->comm->nranks,
                                      .ranks_per_node = ll->comm->ranks_per_node};
-    size_t entries = (size_t)n_tokens * (size_t)ll->config.topk;
+    size_t entries = (size_t)n_tokens * (size_t)topk;
     int32_t *index = malloc((entries + 1) * sizeof(*index));
     void *copy = NULL;
     ep_status status = EP_E_MEMORY;
@@ -74,7 +74,7 @@ static ep_status run_phases(const ep_ll *ll, int phases)
 }
 
 /* The same, and checks the routing if a kernel has rejected it. */
-static ep_status run_checked(const ep_ll *ll, int phases, const void *topk_idx, int idx_type, int n_tokens)
+static ep_status run_checked(const ep_ll *ll, int phases, const void *topk_idx, int idx_type, int n_tokens, int topk)
 {
     struct cuda_ll_impl *impl = ll->impl;
     volatile uint32_t *bad = &impl->report->bad;
@@ -85,7 +85,7 @@ static ep_status run_checked(const ep_ll *ll, int phases, const void *topk_idx, 
         return EP_OK;
     *bad = 0;
     impl->open = false;
-    return explain_refusal(ll, topk_idx, idx_type, n_tokens);
+    return explain_refusal(ll, topk_idx, idx_type, n_tokens, topk);
 }
 
 /*
@@ -158,7 +158,8 @@ static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t n
         impl->dispatch.scale_stride_block = 1;
     }
     impl->dispatch.ll.max_tokens = args->max_tokens;
-    return run_checked(ll, phases_of(args->flags), args->topk_idx, args->idx_type, args->n_tokens);
+    impl->dispatch.ll.topk = args->topk;
+    return run_checked(ll, phases_of(args->flags), args->topk_idx, args->idx_type, args->n_tokens, args->topk);
 }
 
 /* Orders the call after the last operation, and the next one after it. */
@@ -240,11 +241,13 @@ static ep_status combine(ep_ll *ll, const ep_ll_combine_args *args)
                                              .wait_added = args->wait_cost_add};
     device = &impl->combine.ll;
     device->max_tokens = answers->max_tokens;
+    device->topk = args->topk;
     device->no_partial_reduce = args->flags & EP_LL_NO_PARTIAL_REDUCE ? 1 : 0;
+    /* With the K of ep_ll_new(): those of the calls may differ between ranks. */
     device->parts = parts_of(device->no_partial_reduce ? rows * ll->config.topk : rows, ll->config.hidden);
     device->waits.ready_phase = EP_GROUP_LL_COMBINE_BUFFER;
     device->waits.done_phase = EP_GROUP_LL_COMBINE;
-    status = run_checked(ll, phases_of(args->flags), args->topk_idx, args->idx_type, args->n_tokens);
+    status = run_checked(ll, phases_of(args->flags), args->topk_idx, args->idx_type, args->n_tokens, args->topk);
     if (status == EP_OK)
         impl->handed_out = false;
     return status;

@@ -321,13 +321,13 @@ __device__ inline bool await_word(const cuda_ll &ll, const ll_call &call, const 
     return ll.masking || ll_wait_or_fail(ll, has_call_number{word, (uint32_t)call.number}, rank, phase);
 }
 
-/* The receive rows on this rank of the K choices of a source's token. */
+/* The receive rows on this rank of the segment_topk choices of a source's token. */
 __device__ __forceinline__ int32_t *origins_of(const cuda_ll &ll, const ll_call &call, int source, int t)
 {
     int64_t slot =
         (call.dispatch & 1) * (int64_t)ll.waits.nranks * ll.segment_tokens + (int64_t)source * ll.max_tokens + t;
 
-    return ll_own<int32_t>(ll, ll.origin_at) + slot * ll.topk;
+    return ll_own<int32_t>(ll, ll.origin_at) + slot * ll.segment_topk;
 }
 
 __device__ __forceinline__ uint4 load_peer(const void *from)

@@ -57,10 +57,15 @@ struct cuda_ll {
     int32_t node_first, n_node_ranks; /* ranks of this node. Ranks here, those of `waits` too, are ranks of the group */
     int32_t segment_tokens;           /* max_tokens of ep_ll_new() */
     int32_t max_tokens;               /* max_tokens of the call */
-    int32_t hidden, topk, n_local;
+    int32_t segment_topk;             /* topk of ep_ll_new(): in segments each token has this many choices */
+    int32_t topk;                     /* topk of the call: of this rank's tokens only */
+    int32_t hidden, n_local;
     int32_t masking, no_partial_reduce;
     int32_t parts; /* parts of a row that a combine returns, each with a warp and a flag of its own */
-    /* Offsets in every segment, and sizes. M: segment_tokens or max_tokens, K: topk, L: n_local, H: hidden. */
+    int32_t many;  /* kernels of many ranks */
+    /*
+     * Offsets in every segment, and sizes. M: segment_tokens or max_tokens, K: segment_topk, L: n_local, H: hidden.
+     */
     int64_t counts_at; /* uint64 [2][R][L + 1]: call << 32 | rows for each expert of the owner, then the format; [parity
                           of the dispatch], because they may arrive before the owner has completed the previous one */
     int64_t row_flag_at;  /* uint64 [M,K,parts]: call; a row of the combine uses the entry of its first choice */
@@ -74,7 +79,6 @@ struct cuda_ll {
     int64_t rows_at;   /* bf16 [M,K,H]: rows that the ranks return, each in the entry of its first choice */
     int64_t slot_bytes, scales_at, row_at;
     struct cuda_ll_segment *own; /* the segment of this rank */
-    int32_t many, unused;
 };
 
 enum { CUDA_LL_SEND = 1, CUDA_LL_RECEIVE = 2 };

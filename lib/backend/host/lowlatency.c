@@ -95,12 +95,12 @@ static void send_token(ep_ll *ll, const struct ll_dispatch *dispatch, int t)
 {
     struct host_ll *inner = ll->impl;
     const ep_ll_dispatch_args *args = &dispatch->args;
-    const int32_t *index = inner->index[dispatch->number & 1] + (size_t)t * (size_t)ll->config.topk;
+    const int32_t *index = inner->index[dispatch->number & 1] + (size_t)t * (size_t)args->topk;
     const void *scales, *row = NULL;
     struct ll_slot *slots[EP_MAX_TOPK];
     int ranks[EP_MAX_TOPK], n_experts[EP_MAX_TOPK], n = 0;
 
-    for (int k = 0; k < ll->config.topk; k++) {
+    for (int k = 0; k < args->topk; k++) {
         int rank = index[k] < 0 ? -1 : index[k] / ll->n_local, i = 0;
 
         if (rank < 0 || inner->masked[rank])
@@ -287,7 +287,7 @@ static ep_status receive(ep_ll *ll, const struct ll_dispatch *dispatch)
 static ep_status find_blocks(ep_ll *ll, const struct ll_dispatch *dispatch)
 {
     struct host_ll *inner = ll->impl;
-    int nranks = ll->comm->nranks, topk = ll->config.topk;
+    int nranks = ll->comm->nranks, topk = dispatch->args.topk;
     const int32_t *index = inner->index[dispatch->number & 1];
     size_t slot_bytes = ll_slot_bytes(ll, dispatch->args.out_dtype);
 
@@ -327,7 +327,8 @@ static ep_status start_dispatch(ep_ll *ll, const struct ll_dispatch *wanted)
     uint64_t number = wanted->number;
 
     /* Routing that is refused here changes nothing: the dispatch before the last one can still be combined. */
-    EP_TRY(ll_load_index(ll, wanted->args.topk_idx, wanted->args.idx_type, wanted->args.n_tokens, checked));
+    EP_TRY(ll_load_index(ll, wanted->args.topk_idx, wanted->args.idx_type, wanted->args.n_tokens, wanted->args.topk,
+                         checked));
     inner->next_index = inner->index[number & 1];
     inner->index[number & 1] = checked;
     /* The slots of two dispatches ago must have been packed. */

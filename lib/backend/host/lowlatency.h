@@ -107,7 +107,7 @@ struct ll_combine {
     uint64_t number, call;
     int32_t max_tokens;
     bool in_place;  /* reads the caller's memory, which is returned only when all of its node have read it */
-    int32_t *index; /* [M,K] routing passed to the combine */
+    int32_t *index; /* [N,K] routing passed to the combine; room for [M,K] of ep_ll_new() */
     ep_ll_combine_args args;
 };
 
@@ -130,14 +130,14 @@ struct host_ll {
     size_t scales_at, row_at, slot_bytes, block_bytes, ranges_at, blocks_at; /* slot_bytes: of the largest format */
     int32_t *masked;                                                         /* [R] */
     bool unmasked[EP_MAX_RANKS]; /* ranks that this one has unmasked, and that may still mask it */
-    int32_t *index[2];           /* [M,K] of dispatch n at n % 2 */
-    int32_t *next_index;         /* [M,K] while it is checked: the dispatch before the last one may still be combined */
-    struct ll_block **block;     /* [R] blocks that the current dispatch writes */
-    int32_t *n_slots;            /* [R] written for each rank, or received from each */
-    int32_t *heads;              /* [R*M] copies of the headers of received slots: struct ll_slot and K experts each */
-    struct ll_range *ranges[2];  /* [L*R] of dispatch n at n % 2: a copy of those in the segment for the peers */
-    int32_t *seen;               /* [E] tokens of this rank so far, per expert */
-    uint8_t *row;                /* one quantised row */
+    int32_t *index[2];           /* [N,K] of dispatch n at n % 2, K of its call; room for [M,K] of ep_ll_new() */
+    int32_t *next_index;     /* the same while it is checked: the dispatch before the last one may still be combined */
+    struct ll_block **block; /* [R] blocks that the current dispatch writes */
+    int32_t *n_slots;        /* [R] written for each rank, or received from each */
+    int32_t *heads;          /* [R*M] copies of the headers of received slots: struct ll_slot and K experts each */
+    struct ll_range *ranges[2]; /* [L*R] of dispatch n at n % 2: a copy of those in the segment for the peers */
+    int32_t *seen;              /* [E] tokens of this rank so far, per expert */
+    uint8_t *row;               /* one quantised row */
     float *scales;
     int32_t *packed_scales;
     struct ll_dispatch dispatch[2]; /* number n at n % 2 */
@@ -239,7 +239,8 @@ ep_status ll_wait_rank(ep_ll *ll, int rank, size_t word, uint64_t value, enum ep
 /* One step of a wait for `rank`: progresses the network, then ep_group_wait() if nothing has moved. */
 ep_status ll_wait_step(ep_ll *ll, struct ep_group_wait *wait, uint32_t seen, int rank);
 void ll_publish(ep_ll *ll, _Atomic uint64_t *counter, uint64_t value);
-ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int32_t *ret_index);
+ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int topk,
+                        int32_t *ret_index);
 
 /*
  * lowlatency_net.c: the endpoint between nodes. Functions without a rank do nothing on one node. prepare needs no peer;

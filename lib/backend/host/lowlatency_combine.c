@@ -89,7 +89,7 @@ static ep_status find_terms(ep_ll *ll, const struct ll_combine *combine, int t, 
 {
     struct host_ll *inner = ll->impl;
     int nranks = ll->comm->nranks, me = ll->comm->rank, n = 0;
-    size_t topk = (size_t)ll->config.topk, row = (size_t)ll->config.hidden * 2;
+    size_t topk = (size_t)combine->args.topk, row = (size_t)ll->config.hidden * 2;
     size_t rows = (size_t)nranks * (size_t)combine->max_tokens;
     const int32_t *index = inner->index[combine->call & 1] + (size_t)t * topk;
     const int32_t *wanted = combine->index + (size_t)t * topk;
@@ -271,7 +271,7 @@ ep_status ll_pull(ep_ll *ll, const struct ll_combine *combine)
 static ep_status check_weights(const ep_ll *ll, const ep_ll_combine_args *args)
 {
     if ((ll->comm->config.flags & EP_COMM_CHECK_VALUES) &&
-        host_has_nan(args->topk_weights, (size_t)args->n_tokens * (size_t)ll->config.topk))
+        host_has_nan(args->topk_weights, (size_t)args->n_tokens * (size_t)args->topk))
         return ep_fail(EP_E_VALUE, "ep_ll_combine: NaN in topk_weights of rank %d", ll->comm->rank);
     return EP_OK;
 }
@@ -282,9 +282,9 @@ static ep_status check_routing(const ep_ll *ll, const struct ll_combine *combine
     const struct host_ll *inner = ll->impl;
     const ep_ll_combine_args *args = &combine->args;
     const int32_t *sent = inner->index[combine->call & 1], *index = combine->index;
-    size_t topk = (size_t)ll->config.topk, entries = (size_t)args->n_tokens * topk;
+    size_t topk = (size_t)args->topk, entries = (size_t)args->n_tokens * topk;
 
-    EP_TRY(ll_load_index(ll, args->topk_idx, args->idx_type, args->n_tokens, combine->index));
+    EP_TRY(ll_load_index(ll, args->topk_idx, args->idx_type, args->n_tokens, args->topk, combine->index));
     for (size_t i = 0; i < entries; i++)
         if (index[i] != sent[i] && index[i] >= 0)
             return ep_fail(EP_E_ROUTING,

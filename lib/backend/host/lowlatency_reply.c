@@ -23,7 +23,7 @@ static void count(const ep_ll *ll, const struct ll_combine *combine, struct coun
 {
     const struct host_ll *inner = ll->impl;
     const int32_t *index = inner->index[combine->call & 1];
-    size_t topk = (size_t)ll->config.topk;
+    size_t topk = (size_t)combine->args.topk;
     bool no_reduce = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE;
 
     memset(ret_counts, 0, sizeof(*ret_counts));
@@ -77,7 +77,7 @@ ep_status ll_send_requests(ep_ll *ll, const struct ll_combine *combine)
 {
     const struct host_ll *inner = ll->impl;
     const int32_t *index = inner->index[combine->call & 1];
-    size_t topk = (size_t)ll->config.topk;
+    size_t topk = (size_t)combine->args.topk;
     struct ll_request *requests[EP_MAX_RANKS] = {NULL};
     struct counts counts;
 

@@ -223,10 +223,10 @@ void ll_publish(ep_ll *ll, _Atomic uint64_t *counter, uint64_t value)
     ll_net_publish(ll, (size_t)((char *)counter - (char *)ll_shared_of(ll->impl, ll->comm->rank)), value);
 }
 
-ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int32_t *ret_index)
+ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int topk, int32_t *ret_index)
 {
     struct ep_routing_shape shape = {.n_tokens = n_tokens,
-                                     .topk = ll->config.topk,
+                                     .topk = topk,
                                      .n_experts = ll->config.n_experts,
                                      .nranks = ll->comm->nranks,
                                      .ranks_per_node = ll->comm->ranks_per_node};
