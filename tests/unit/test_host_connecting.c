@@ -7,7 +7,6 @@
 #include "base/clock.h"
 #include "group/group.h"
 #include "tcp/handshake.h"
-#include "testing/launch.h"
 
 #include <epkit/lowlatency.h>
 #include <setjmp.h>
@@ -15,11 +14,11 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "forked_ranks.h"
 #include "free_port.h"
 
 enum { NRANKS = 4, VICTIM = 3, TIMEOUT_MS = 240000, SOON_MS = 60000 };
@@ -56,13 +55,7 @@ ep_status __wrap_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const s
 
 static ep_status create(const ep_boot *boot, const struct scenario *scenario, ep_comm **ret_comm)
 {
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
-
-    config.backend = "host";
-    config.network = "tcp";
-    config.ranks_per_node = scenario->ranks_per_node;
-    config.timeout_ms = TIMEOUT_MS;
-    return ep_comm_new(boot, &config, ret_comm);
+    return forked_ranks_new(boot, "tcp", scenario->ranks_per_node, TIMEOUT_MS, ret_comm);
 }
 
 static ep_status create_over_tcp(const ep_boot *boot, const struct scenario *scenario)
@@ -118,18 +111,11 @@ static int live(const ep_boot *boot, void *argument)
 
 static void run_scenario(enum call call, int ranks_per_node)
 {
-    struct scenario *scenario =
-        mmap(NULL, sizeof(*scenario), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    const struct scenario wanted = {.call = call, .ranks_per_node = ranks_per_node, .port = find_port()};
+    struct scenario *scenario = forked_ranks_share(&wanted, sizeof(wanted));
     ep_rank_exit exits[NRANKS];
 
-    assert_true(scenario != MAP_FAILED);
-    *scenario = (struct scenario){.call = call, .ranks_per_node = ranks_per_node, .port = find_port()};
-    launch.nranks = NRANKS;
-    launch.run = live;
-    launch.argument = scenario;
-    launch.timeout_ms = 2 * TIMEOUT_MS; /* only ends ranks that hang */
-    assert_int_equal(ep_launch(&launch, exits), EP_E_PEER_DEAD);
+    assert_int_equal(forked_ranks_run(NRANKS, live, scenario, 2 * TIMEOUT_MS, exits), EP_E_PEER_DEAD);
     for (int rank = 0; rank < VICTIM; rank++) {
         if (scenario->status[rank] != EP_E_PEER_DEAD || scenario->took_ms[rank] > SOON_MS)
             print_error("call %d: rank %d: %s\n", call, rank, scenario->text[rank]);

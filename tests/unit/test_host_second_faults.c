@@ -6,19 +6,18 @@
  */
 #include "group/shrink.h"
 #include "tcp/star.h"
-#include "testing/launch.h"
 
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "forked_ranks.h"
 #include "free_port.h"
 
 enum { MOST_RANKS = 8, MOST_PHASES = 40, TRIES = 4, TIMEOUT_MS = 120000 };
@@ -137,7 +136,6 @@ static int live(const ep_boot *unused, void *argument)
     struct table *table = argument;
     const struct scenario *scenario = &table->scenario;
     ep_boot_tcp_args args = EP_BOOT_TCP_ARGS_INIT;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     int rank = unused->rank;
     ep_boot_tcp *boot = NULL;
     ep_comm *comm = NULL;
@@ -152,12 +150,9 @@ static int live(const ep_boot *unused, void *argument)
     args.timeout_ms = TIMEOUT_MS;
     if (ep_boot_tcp_new(&args, &boot) != EP_OK)
         return 1;
-    config.backend = "host";
-    config.network = scenario->network;
-    config.ranks_per_node = scenario->nranks / scenario->nnodes;
-    config.timeout_ms = TIMEOUT_MS;
     counts_in = rank == 0 && scenario->dies == IN_CREATION ? table : NULL;
-    status = ep_comm_new(ep_boot_tcp_get(boot), &config, &comm);
+    status = forked_ranks_new(ep_boot_tcp_get(boot), scenario->network, scenario->nranks / scenario->nnodes, TIMEOUT_MS,
+                              &comm);
     counts_in = NULL;
     table->first[rank] = status;
     snprintf(table->text[rank], sizeof(table->text[rank]), "%s", ep_last_error());
@@ -194,20 +189,13 @@ static void check_shrunk(const struct table *table, int rank)
 /* False: rank 0 has fewer phases. */
 static bool run_phase(const struct scenario *scenario, int phase)
 {
-    struct table *table = mmap(NULL, sizeof(*table), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    const struct table wanted = {.scenario = *scenario, .phase = phase, .port = find_port()};
+    struct table *table = forked_ranks_share(&wanted, sizeof(wanted));
     ep_rank_exit exits[MOST_RANKS];
     bool died;
 
-    assert_true(table != MAP_FAILED);
-    table->scenario = *scenario;
-    table->phase = phase;
-    table->port = find_port();
-    launch.nranks = scenario->nranks;
-    launch.run = live;
-    launch.argument = table;
-    launch.timeout_ms = 2 * TIMEOUT_MS; /* only ends ranks that hang */
-    (void)ep_launch(&launch, exits);    /* fails, because some were killed */
+    /* Fails, because some were killed. */
+    (void)forked_ranks_run(scenario->nranks, live, table, 2 * TIMEOUT_MS, exits);
     died = atomic_load(&table->died);
     for (int rank = died; rank < scenario->nranks; rank++) {
         if (scenario->dies == IN_CREATION

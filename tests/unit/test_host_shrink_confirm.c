@@ -6,20 +6,20 @@
  */
 #include "group/shrink_linked.h"
 #include "tcp/star_internal.h"
-#include "testing/launch.h"
 
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
-enum { NRANKS = 6, VICTIM_LEAF = 3 };
+#include "forked_ranks.h"
+
+enum { NRANKS = 6, VICTIM_LEAF = 3, TIMEOUT_MS = 60000 /* a death is detected at once */ };
 
 /* Shared with the ranks. */
 struct scenario {
@@ -110,24 +110,20 @@ static void continue_leader(struct scenario *scenario, int rank)
 static int live(const ep_boot *boot, void *argument)
 {
     struct scenario *scenario = argument;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     int rank = boot->rank;
     ep_comm *comm = NULL, *next = NULL;
 
-    config.backend = "host";
-    config.network = "tcp";
-    config.ranks_per_node = scenario->ranks_per_node;
-    config.timeout_ms = 60000; /* a death is detected at once */
     shared = scenario;
     atomic_store(&scenario->pids[rank], getpid());
-    if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
+    if (forked_ranks_new(boot, "tcp", scenario->ranks_per_node, TIMEOUT_MS, &comm) != EP_OK ||
+        ep_comm_barrier(comm) != EP_OK)
         return 1;
     if (scenario->stops)
         comm->config.timeout_ms = 1000; /* what the others wait for the leader, twice */
     scenario->first[rank] = ep_comm_shrink(comm, NULL, &next);
     if (scenario->stops)
         continue_leader(scenario, rank);
-    comm->config.timeout_ms = config.timeout_ms;
+    comm->config.timeout_ms = TIMEOUT_MS;
     snprintf(scenario->text[rank], sizeof(scenario->text[rank]), "%s", ep_comm_last_error(comm));
     if (scenario->first[rank] == EP_OK) {
         scenario->barrier[rank] = ep_comm_barrier(next);
@@ -142,20 +138,13 @@ static int live(const ep_boot *boot, void *argument)
 
 static void run_scenario(int ranks_per_node, int results, ep_status first)
 {
-    struct scenario *scenario =
-        mmap(NULL, sizeof(*scenario), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    const struct scenario wanted = {.ranks_per_node = ranks_per_node, .results = results};
+    struct scenario *scenario = forked_ranks_share(&wanted, sizeof(wanted));
     int victim = results < 0 ? VICTIM_LEAF : 0;
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[NRANKS];
     char expected[32];
 
-    assert_true(scenario != MAP_FAILED);
-    *scenario = (struct scenario){.ranks_per_node = ranks_per_node, .results = results};
-    launch.nranks = NRANKS;
-    launch.run = live;
-    launch.argument = scenario;
-    launch.timeout_ms = 250000; /* only ends ranks that hang */
-    assert_int_equal(ep_launch(&launch, exits), EP_E_PEER_DEAD);
+    assert_int_equal(forked_ranks_run(NRANKS, live, scenario, FORKED_RANKS_PATIENT_MS, exits), EP_E_PEER_DEAD);
     snprintf(expected, sizeof(expected), "rank %d", victim);
     for (int rank = 0; rank < NRANKS; rank++) {
         if (rank == victim)
@@ -201,19 +190,12 @@ static void a_rank_that_dies_during_the_confirmation_is_found_by_the_next_call(v
  */
 static void a_leader_that_stops_does_not_have_the_group_alone(void **state)
 {
-    struct scenario *scenario =
-        mmap(NULL, sizeof(*scenario), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    const struct scenario wanted = {.ranks_per_node = 1, .stops = true};
+    struct scenario *scenario = forked_ranks_share(&wanted, sizeof(wanted));
     ep_rank_exit exits[NRANKS];
 
     (void)state;
-    assert_true(scenario != MAP_FAILED);
-    *scenario = (struct scenario){.ranks_per_node = 1, .stops = true};
-    launch.nranks = NRANKS;
-    launch.run = live;
-    launch.argument = scenario;
-    launch.timeout_ms = 250000; /* only ends ranks that hang */
-    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    assert_int_equal(forked_ranks_run(NRANKS, live, scenario, FORKED_RANKS_PATIENT_MS, exits), EP_OK);
     for (int rank = 0; rank < NRANKS; rank++) {
         if (scenario->first[rank] == EP_OK || scenario->again[rank] != EP_OK)
             print_error("rank %d: %s, %s: %s\n", rank, ep_status_name(scenario->first[rank]),
