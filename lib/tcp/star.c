@@ -95,8 +95,9 @@ static ep_status pull(struct tcp_star *star, struct conn *conn, size_t bytes, un
                 continue;
             wrong = check_frame(star, conn, bytes, ret_all);
             if (wrong && strcmp(wrong, "size") == 0) {
-                ep_fail(EP_E_MISMATCH, "%s: ranks disagree: rank 0 gathers %zu bytes and rank %d gathers %llu",
-                        star->name, bytes, tcp_star_rank_of(star, conn), (unsigned long long)conn->frame.bytes);
+                ep_fail(EP_E_MISMATCH, "%s: ranks disagree: rank %d gathers %zu bytes and rank %d gathers %llu",
+                        star->name, tcp_star_number_of(star, 0), bytes,
+                        tcp_star_number_of(star, tcp_star_rank_of(star, conn)), (unsigned long long)conn->frame.bytes);
                 return tcp_star_fail(star, EP_E_MISMATCH, tcp_star_rank_of(star, conn));
             }
             if (wrong)
@@ -182,7 +183,8 @@ static ep_status fail_late_root(struct tcp_star *star, int timeout_ms)
     tcp_star_list_missing(star, false, &missing);
     for (int rank = 1; rank < star->nranks && missing.n == 0; rank++)
         if (!tcp_star_is_idle(&star->conns[rank])) {
-            ep_fail(EP_E_TIMEOUT, "%s: rank %d did not receive the result within %d ms", star->name, rank, timeout_ms);
+            ep_fail(EP_E_TIMEOUT, "%s: rank %d did not receive the result within %d ms", star->name,
+                    tcp_star_number_of(star, rank), timeout_ms);
             return tcp_star_fail(star, EP_E_TIMEOUT, rank);
         }
     return tcp_star_fail_late(star, &missing, timeout_ms);
@@ -295,9 +297,11 @@ ep_status tcp_star_new(const char *name, int rank, int nranks, struct tcp_star *
     return EP_OK;
 }
 
-ep_status tcp_star_adopt(const char *name, int rank, int nranks, const int *fds, struct tcp_star **ret_star)
+ep_status tcp_star_adopt(const char *name, int rank, int nranks, const int *fds, const int *numbers,
+                         struct tcp_star **ret_star)
 {
     EP_TRY(tcp_star_new(name, rank, nranks, ret_star));
+    (*ret_star)->numbers = numbers;
     for (int i = rank == 0 ? 1 : 0; i < tcp_star_n_conns(*ret_star); i++)
         (*ret_star)->conns[i].fd = fds[i];
     return EP_OK;
@@ -326,7 +330,7 @@ ep_status tcp_star_check(void *context)
     for (int i = 0; i < n; i++)
         if (star->polls[i].revents)
             return ep_fail(EP_E_PEER_DEAD, "%s: the connection to rank %d has ended", star->name,
-                           tcp_star_rank_of(star, &star->conns[i]));
+                           tcp_star_number_of(star, tcp_star_rank_of(star, &star->conns[i])));
     return EP_OK;
 }
 

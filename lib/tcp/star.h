@@ -74,7 +74,11 @@ void tcp_star_free(struct tcp_star *star);
 bool tcp_star_send_failure(int fd, ep_status status, const char *text);
 ep_status tcp_star_peek_failure(int fd);
 
-/* A star over existing connections: fds[1..nranks-1] on rank 0, fds[0] on the others. Takes ownership of them. */
-ep_status tcp_star_adopt(const char *name, int rank, int nranks, const int *fds, struct tcp_star **ret_star);
+/*
+ * A star over existing connections: fds[1..nranks-1] on rank 0, fds[0] on the others. Takes ownership of them.
+ * `numbers` [nranks], or NULL: what error texts call the ranks; must live as long as the star.
+ */
+ep_status tcp_star_adopt(const char *name, int rank, int nranks, const int *fds, const int *numbers,
+                         struct tcp_star **ret_star);
 
 #endif

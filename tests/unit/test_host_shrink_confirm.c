@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A rank dies, or the leader stops, while the leader of a shrink between hosts confirms the new group: all others have
- * the same outcome, and form one group in the next shrink. Ranks are processes. The linker redirects calls of the
- * library to the wrappers below.
+ * the same outcome, and form one group in the next shrink. Also if rank 0 has died before, so that the ranks have other
+ * numbers in the new group. Ranks are processes. The linker redirects calls of the library to the wrappers below.
  */
 #include "group/shrink_linked.h"
 #include "tcp/star_internal.h"
@@ -25,6 +25,7 @@ enum { NRANKS = 6, VICTIM_LEAF = 3, TIMEOUT_MS = 60000 /* a death is detected at
 struct scenario {
     int results; /* sent by the leader before it dies; -1: it stays alive, and a leaf dies before it receives one */
     int ranks_per_node;
+    int leader;           /* 0, or 1: rank 0 dies before the shrink */
     bool stops;           /* the leader, before the confirmation, until the others have given up; nobody dies */
     _Atomic int returned; /* from the first shrink */
     _Atomic pid_t pids[NRANKS];
@@ -43,12 +44,13 @@ ep_status __real_tcp_star_push(struct conn *conn);
 ep_status __wrap_tcp_star_push(struct conn *conn);
 
 static struct scenario *shared;
+static bool leads; /* this rank, in the first shrink */
 
 ep_status __wrap_shrink_refuse_prepare(const struct linked *l, struct ep_group_refusal **ret_refusal)
 {
-    if (l->me == 0 && !n_results && !shared->stops)
+    if (leads && !n_results && !shared->stops)
         confirms_in = shared;
-    if (l->me == 0 && shared->stops && !atomic_load(&shared->returned))
+    if (leads && shared->stops && !atomic_load(&shared->returned))
         raise(SIGSTOP);
     return __real_shrink_refuse_prepare(l, ret_refusal);
 }
@@ -57,7 +59,7 @@ ep_status __wrap_shrink_refuse_prepare(const struct linked *l, struct ep_group_r
 static void kill_leaf(const struct conn *conn)
 {
     pid_t pid = atomic_load(&shared->pids[VICTIM_LEAF]);
-    const struct conn *to = conn + VICTIM_LEAF - 1; /* conn is the connection to rank 1 */
+    const struct conn *to = conn + VICTIM_LEAF - shared->leader - 1; /* conn is the connection to the second rank */
     struct pollfd end = {.fd = to->fd};
 
     kill(pid, SIGSTOP);
@@ -75,7 +77,7 @@ ep_status __wrap_tcp_star_push(struct conn *conn)
         kill_leaf(conn);
     if (n_results++ == confirms_in->results)
         raise(SIGKILL);
-    if (n_results == NRANKS - 1)
+    if (n_results == NRANKS - 1 - confirms_in->leader)
         confirms_in = NULL;
     return __real_tcp_star_push(conn);
 }
@@ -92,7 +94,7 @@ static void shrink_again(struct scenario *scenario, int rank, ep_comm *comm)
         scenario->members[rank] = info.nranks;
     /* A rank that leaves earlier would count as departed in the shrinks of the others. */
     atomic_fetch_add(&scenario->formed, 1);
-    while (atomic_load(&scenario->formed) < NRANKS - !scenario->stops)
+    while (atomic_load(&scenario->formed) < NRANKS - scenario->leader - !scenario->stops)
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     ep_comm_free(next);
 }
@@ -118,9 +120,15 @@ static int live(const ep_boot *boot, void *argument)
     if (forked_ranks_new(boot, "tcp", scenario->ranks_per_node, TIMEOUT_MS, &comm) != EP_OK ||
         ep_comm_barrier(comm) != EP_OK)
         return 1;
+    if (rank < scenario->leader)
+        raise(SIGKILL);
+    if (scenario->leader)
+        (void)ep_comm_barrier(comm); /* fails */
     if (scenario->stops)
         comm->config.timeout_ms = 1000; /* what the others wait for the leader, twice */
+    leads = rank == scenario->leader;
     scenario->first[rank] = ep_comm_shrink(comm, NULL, &next);
+    leads = false;
     if (scenario->stops)
         continue_leader(scenario, rank);
     comm->config.timeout_ms = TIMEOUT_MS;
@@ -136,29 +144,32 @@ static int live(const ep_boot *boot, void *argument)
     return 0;
 }
 
-static void run_scenario(int ranks_per_node, int results, ep_status first)
+/* `leader`: the lowest rank that does not die before the shrink. */
+static void run_scenario(int leader, int ranks_per_node, int results, ep_status first)
 {
-    const struct scenario wanted = {.ranks_per_node = ranks_per_node, .results = results};
+    const struct scenario wanted = {.ranks_per_node = ranks_per_node, .results = results, .leader = leader};
     struct scenario *scenario = forked_ranks_share(&wanted, sizeof(wanted));
-    int victim = results < 0 ? VICTIM_LEAF : 0;
+    int victim = results < 0 ? VICTIM_LEAF : leader;
     ep_rank_exit exits[NRANKS];
     char expected[32];
 
     assert_int_equal(forked_ranks_run(NRANKS, live, scenario, FORKED_RANKS_PATIENT_MS, exits), EP_E_PEER_DEAD);
-    snprintf(expected, sizeof(expected), "rank %d", victim);
-    for (int rank = 0; rank < NRANKS; rank++) {
+    /* In the new group its number is lower by that of the ranks that died before. */
+    snprintf(expected, sizeof(expected), "rank %d ", first == EP_OK ? victim - leader : victim);
+    for (int rank = leader; rank < NRANKS; rank++) {
         if (rank == victim)
             continue;
         if (scenario->first[rank] != first || scenario->again[rank] != EP_OK)
-            print_error("%d results: rank %d: %s, %s: %s\n", results, rank, ep_status_name(scenario->first[rank]),
-                        ep_status_name(scenario->again[rank]), scenario->text[rank]);
+            print_error("leader %d, %d results: rank %d: %s, %s: %s\n", leader, results, rank,
+                        ep_status_name(scenario->first[rank]), ep_status_name(scenario->again[rank]),
+                        scenario->text[rank]);
         assert_int_equal(exits[rank].code, 0);
         assert_int_equal(scenario->first[rank], first);
         assert_int_equal(scenario->barrier[rank], first == EP_OK ? EP_E_PEER_DEAD : EP_OK);
         assert_non_null(strstr(scenario->text[rank], expected));
         assert_int_equal(scenario->deadlines[rank], 0);
         assert_int_equal(scenario->again[rank], EP_OK);
-        assert_int_equal(scenario->members[rank], NRANKS - 1);
+        assert_int_equal(scenario->members[rank], NRANKS - 1 - leader);
     }
     munmap(scenario, sizeof(*scenario));
 }
@@ -166,24 +177,29 @@ static void run_scenario(int ranks_per_node, int results, ep_status first)
 static void a_leader_that_confirms_to_none_fails_all(void **state)
 {
     (void)state;
-    run_scenario(1, 0, EP_E_PEER_DEAD);
-    run_scenario(2, 0, EP_E_PEER_DEAD);
+    for (int leader = 0; leader < 2; leader++) {
+        run_scenario(leader, 1, 0, EP_E_PEER_DEAD);
+        run_scenario(leader, 2, 0, EP_E_PEER_DEAD);
+    }
 }
 
 static void a_leader_that_confirms_to_some_confirms_to_all(void **state)
 {
     (void)state;
-    for (int results = 1; results < NRANKS - 1; results++) {
-        run_scenario(1, results, EP_OK);
-        run_scenario(2, results, EP_OK);
-    }
+    for (int leader = 0; leader < 2; leader++)
+        for (int results = 1; results < NRANKS - 1 - leader; results++) {
+            run_scenario(leader, 1, results, EP_OK);
+            run_scenario(leader, 2, results, EP_OK);
+        }
 }
 
 static void a_rank_that_dies_during_the_confirmation_is_found_by_the_next_call(void **state)
 {
     (void)state;
-    run_scenario(1, -1, EP_OK);
-    run_scenario(2, -1, EP_OK);
+    for (int leader = 0; leader < 2; leader++) {
+        run_scenario(leader, 1, -1, EP_OK);
+        run_scenario(leader, 2, -1, EP_OK);
+    }
 }
 
 /* The others have given up, and their failures are behind their blocks of the confirmation when the leader reads these.
