@@ -113,18 +113,22 @@ static ep_status pull(struct tcp_star *star, struct conn *conn, size_t bytes, un
     return EP_OK;
 }
 
+/* Fails the star if its user asks for it. */
+static ep_status poll_user(struct tcp_star *star)
+{
+    int failed_rank = star->rank;
+    ep_status status = star->poll ? star->poll(star->poll_context, &failed_rank) : EP_OK;
+
+    return status == EP_OK ? EP_OK : tcp_star_fail(star, status, failed_rank);
+}
+
 /* One pass over all connections. */
 static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_all, uint64_t deadline_ns)
 {
     uint64_t now = ep_now_ns(), left_ms = deadline_ns > now ? (deadline_ns - now) / 1000000u + 1 : 0;
-    int n = 0, ready, lost, failed_rank = star->rank;
+    int n = 0, ready, lost;
 
-    if (star->poll) {
-        ep_status status = star->poll(star->poll_context, &failed_rank);
-
-        if (status != EP_OK)
-            return tcp_star_fail(star, status, failed_rank);
-    }
+    EP_TRY(poll_user(star));
     for (int i = 0; i < tcp_star_n_conns(star); i++) {
         struct conn *conn = &star->conns[i];
         /* A rank whose block has arrived may be in the next all-gather: do not read ahead, but detect its death. */
@@ -323,6 +327,9 @@ ep_status tcp_star_check(void *context)
     struct tcp_star *star = context;
     int n = tcp_star_n_conns(star);
 
+    if (star->failed != EP_OK)
+        return ep_fail(star->failed, "%s", star->text);
+    EP_TRY(poll_user(star));
     for (int i = 0; i < n; i++)
         star->polls[i] = (struct pollfd){.fd = star->conns[i].fd, .events = POLLRDHUP};
     if (poll(star->polls, (nfds_t)n, 0) <= 0)
