@@ -19,7 +19,13 @@
 
 #include "forked_ranks.h"
 
-enum { NRANKS = 6, VICTIM_LEAF = 3, TIMEOUT_MS = 60000 /* a death is detected at once */ };
+enum {
+    NRANKS = 6,
+    VICTIM_LEAF = 3,
+    ABORTS = 2,
+    LACKS_MEMORY = 2,
+    TIMEOUT_MS = 60000 /* a death is detected at once */
+};
 
 /* Shared with the ranks. */
 struct scenario {
@@ -27,6 +33,8 @@ struct scenario {
     int ranks_per_node;
     int leader;           /* 0, or 1: rank 0 dies before the shrink */
     bool stops;           /* the leader, before the confirmation, until the others have given up; nobody dies */
+    bool leaf_stops;      /* when it has sent its block of the confirmation; then rank ABORTS aborts */
+    bool lacks_memory;    /* rank LACKS_MEMORY, so the confirmation says that the group has failed */
     _Atomic int returned; /* from the first shrink */
     _Atomic pid_t pids[NRANKS];
     _Atomic int formed;
@@ -42,9 +50,14 @@ ep_status __real_shrink_refuse_prepare(const struct linked *l, struct ep_group_r
 ep_status __wrap_shrink_refuse_prepare(const struct linked *l, struct ep_group_refusal **ret_refusal);
 ep_status __real_tcp_star_push(struct conn *conn);
 ep_status __wrap_tcp_star_push(struct conn *conn);
+bool __real_shrink_confirm_query(struct linked *l, ep_comm *next);
+bool __wrap_shrink_confirm_query(struct linked *l, ep_comm *next);
 
 static struct scenario *shared;
-static bool leads; /* this rank, in the first shrink */
+/* This rank: */
+static bool is_first; /* it is in the first shrink ... */
+static bool leads;    /* ... and leads it */
+static bool stops;    /* it stops when it has sent its next block */
 
 ep_status __wrap_shrink_refuse_prepare(const struct linked *l, struct ep_group_refusal **ret_refusal)
 {
@@ -52,6 +65,9 @@ ep_status __wrap_shrink_refuse_prepare(const struct linked *l, struct ep_group_r
         confirms_in = shared;
     if (leads && shared->stops && !atomic_load(&shared->returned))
         raise(SIGSTOP);
+    stops = l->me == VICTIM_LEAF && shared->leaf_stops;
+    if (l->me == LACKS_MEMORY && shared->lacks_memory && is_first)
+        return ep_fail(EP_E_MEMORY, "no memory for a test");
     return __real_shrink_refuse_prepare(l, ret_refusal);
 }
 
@@ -69,8 +85,24 @@ static void kill_leaf(const struct conn *conn)
         ;
 }
 
+/* The leader has died. */
+bool __wrap_shrink_confirm_query(struct linked *l, ep_comm *next)
+{
+    if (shared->leaf_stops)
+        l->timeout_ms = 1000;
+    if (l->me == ABORTS && shared->leaf_stops)
+        ep_comm_abort(l->group->comm);
+    return __real_shrink_confirm_query(l, next);
+}
+
 ep_status __wrap_tcp_star_push(struct conn *conn)
 {
+    if (stops && conn->big_bytes) {
+        ep_status status = __real_tcp_star_push(conn);
+
+        raise(SIGSTOP);
+        return status;
+    }
     if (!confirms_in || !conn->big_bytes)
         return __real_tcp_star_push(conn);
     if (confirms_in->results < 0 && n_results == 0)
@@ -94,19 +126,19 @@ static void shrink_again(struct scenario *scenario, int rank, ep_comm *comm)
         scenario->members[rank] = info.nranks;
     /* A rank that leaves earlier would count as departed in the shrinks of the others. */
     atomic_fetch_add(&scenario->formed, 1);
-    while (atomic_load(&scenario->formed) < NRANKS - scenario->leader - !scenario->stops)
+    while (atomic_load(&scenario->formed) < NRANKS - scenario->leader - scenario->leaf_stops - !scenario->stops)
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     ep_comm_free(next);
 }
 
-/* Rank 1 continues the leader when all others have returned. */
-static void continue_leader(struct scenario *scenario, int rank)
+/* When all others have returned, rank 1 continues the leader or ends the leaf that has stopped. */
+static void end_stop(struct scenario *scenario, int rank)
 {
     atomic_fetch_add(&scenario->returned, 1);
-    while (rank == 1 && atomic_load(&scenario->returned) < NRANKS - 1)
+    while (rank == 1 && atomic_load(&scenario->returned) < NRANKS - 1 - scenario->leaf_stops)
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     if (rank == 1)
-        kill(atomic_load(&scenario->pids[0]), SIGCONT);
+        kill(atomic_load(&scenario->pids[scenario->stops ? 0 : VICTIM_LEAF]), scenario->stops ? SIGCONT : SIGKILL);
 }
 
 static int live(const ep_boot *boot, void *argument)
@@ -126,11 +158,12 @@ static int live(const ep_boot *boot, void *argument)
         (void)ep_comm_barrier(comm); /* fails */
     if (scenario->stops)
         comm->config.timeout_ms = 1000; /* what the others wait for the leader, twice */
+    is_first = true;
     leads = rank == scenario->leader;
     scenario->first[rank] = ep_comm_shrink(comm, NULL, &next);
-    leads = false;
-    if (scenario->stops)
-        continue_leader(scenario, rank);
+    is_first = leads = false;
+    if (scenario->stops || scenario->leaf_stops)
+        end_stop(scenario, rank);
     comm->config.timeout_ms = TIMEOUT_MS;
     snprintf(scenario->text[rank], sizeof(scenario->text[rank]), "%s", ep_comm_last_error(comm));
     if (scenario->first[rank] == EP_OK) {
@@ -223,12 +256,58 @@ static void a_leader_that_stops_does_not_have_the_group_alone(void **state)
     munmap(scenario, sizeof(*scenario));
 }
 
+static void expect_rank(const struct scenario *scenario, int rank, ep_status first, const char *text, int deadlines,
+                        int members)
+{
+    if (scenario->first[rank] != first || scenario->again[rank] != EP_OK)
+        print_error("rank %d: %s, %s: %s\n", rank, ep_status_name(scenario->first[rank]),
+                    ep_status_name(scenario->again[rank]), scenario->text[rank]);
+    assert_int_equal(scenario->first[rank], first);
+    assert_non_null(strstr(scenario->text[rank], text));
+    assert_int_equal(scenario->deadlines[rank], deadlines);
+    assert_int_equal(scenario->again[rank], EP_OK);
+    assert_int_equal(scenario->members[rank], members);
+}
+
+/* The leader has confirmed to none and has died; a leaf has stopped. Giving up alone, a rank could lose the group. */
+static void an_abort_does_not_end_the_query(void **state)
+{
+    const struct scenario wanted = {.ranks_per_node = 1, .leaf_stops = true};
+    struct scenario *scenario = forked_ranks_share(&wanted, sizeof(wanted));
+    ep_rank_exit exits[NRANKS];
+
+    (void)state;
+    assert_int_equal(forked_ranks_run(NRANKS, live, scenario, FORKED_RANKS_PATIENT_MS, exits), EP_E_PEER_DEAD);
+    for (int rank = 1; rank < NRANKS; rank++)
+        if (rank != VICTIM_LEAF)
+            expect_rank(scenario, rank, EP_E_PEER_DEAD, "rank 0 ", 1, NRANKS - 2);
+    munmap(scenario, sizeof(*scenario));
+}
+
+/* It dies when ranks 1 and 2 know that rank 2 has failed. The others know only that the group does not exist. */
+static void a_leader_that_dies_while_it_reports_a_failure_is_named_by_the_others(void **state)
+{
+    const struct scenario wanted = {.ranks_per_node = 1, .results = 2, .lacks_memory = true};
+    struct scenario *scenario = forked_ranks_share(&wanted, sizeof(wanted));
+    ep_rank_exit exits[NRANKS];
+
+    (void)state;
+    assert_int_equal(forked_ranks_run(NRANKS, live, scenario, FORKED_RANKS_PATIENT_MS, exits), EP_E_PEER_DEAD);
+    expect_rank(scenario, 1, EP_E_MEMORY, "rank 2 failed: no memory for a test", 0, NRANKS - 1);
+    expect_rank(scenario, LACKS_MEMORY, EP_E_MEMORY, "no memory for a test", 0, NRANKS - 1);
+    for (int rank = 3; rank < NRANKS; rank++)
+        expect_rank(scenario, rank, EP_E_PEER_DEAD, "rank 0 ", 0, NRANKS - 1);
+    munmap(scenario, sizeof(*scenario));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_leader_that_confirms_to_none_fails_all),
         cmocka_unit_test(a_leader_that_confirms_to_some_confirms_to_all),
         cmocka_unit_test(a_leader_that_stops_does_not_have_the_group_alone),
+        cmocka_unit_test(an_abort_does_not_end_the_query),
+        cmocka_unit_test(a_leader_that_dies_while_it_reports_a_failure_is_named_by_the_others),
         cmocka_unit_test(a_rank_that_dies_during_the_confirmation_is_found_by_the_next_call),
     };
 
