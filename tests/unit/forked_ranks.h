@@ -6,8 +6,10 @@
 #include "testing/launch.h"
 
 #include <epkit/comm.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #define FORKED_RANKS_PATIENT_MS 250000 /* of a run: only ends ranks that hang */
 
@@ -32,6 +34,14 @@ static inline ep_status forked_ranks_run(int nranks, ep_rank_fn live, void *shar
     args.argument = shared;
     args.timeout_ms = timeout_ms;
     return ep_launch(&args, ret_exits);
+}
+
+/* Called by a rank: adds 1 to a shared number, and waits until it has reached `n`. */
+static inline void forked_ranks_count(_Atomic int *number, int n)
+{
+    atomic_fetch_add(number, 1);
+    while (atomic_load(number) < n)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
 /* Called by a rank. `network` NULL: that of the bootstrap; ranks_per_node 0: as the ranks share hosts. */

@@ -35,6 +35,7 @@ struct scenario {
     bool stops;           /* the leader, before the confirmation, until the others have given up; nobody dies */
     bool leaf_stops;      /* when it has sent its block of the confirmation; then rank ABORTS aborts */
     bool lacks_memory;    /* rank LACKS_MEMORY, so the confirmation says that the group has failed */
+    _Atomic int ready;    /* ranks that have left the first barrier: a death in it would fail it */
     _Atomic int returned; /* from the first shrink */
     _Atomic pid_t pids[NRANKS];
     _Atomic int formed;
@@ -81,8 +82,9 @@ static void kill_leaf(const struct conn *conn)
     kill(pid, SIGSTOP);
     (void)!send(to->fd, "", 1, MSG_NOSIGNAL);
     kill(pid, SIGKILL);
-    while (poll(&end, 1, 1000) <= 0)
-        ;
+    /* It may have read that before it stopped: data for a closed socket resets the connection, too. */
+    while (poll(&end, 1, 100) <= 0)
+        (void)!send(to->fd, "", 1, MSG_NOSIGNAL);
 }
 
 /* The leader has died. */
@@ -125,9 +127,7 @@ static void shrink_again(struct scenario *scenario, int rank, ep_comm *comm)
     else if (ep_comm_get_info(next, &info) == EP_OK && ep_comm_barrier(next) == EP_OK)
         scenario->members[rank] = info.nranks;
     /* A rank that leaves earlier would count as departed in the shrinks of the others. */
-    atomic_fetch_add(&scenario->formed, 1);
-    while (atomic_load(&scenario->formed) < NRANKS - scenario->leader - scenario->leaf_stops - !scenario->stops)
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    forked_ranks_count(&scenario->formed, NRANKS - scenario->leader - scenario->leaf_stops - !scenario->stops);
     ep_comm_free(next);
 }
 
@@ -152,6 +152,7 @@ static int live(const ep_boot *boot, void *argument)
     if (forked_ranks_new(boot, "tcp", scenario->ranks_per_node, TIMEOUT_MS, &comm) != EP_OK ||
         ep_comm_barrier(comm) != EP_OK)
         return 1;
+    forked_ranks_count(&scenario->ready, NRANKS);
     if (rank < scenario->leader)
         raise(SIGKILL);
     if (scenario->leader)
@@ -256,7 +257,7 @@ static void a_leader_that_stops_does_not_have_the_group_alone(void **state)
     munmap(scenario, sizeof(*scenario));
 }
 
-static void expect_rank(const struct scenario *scenario, int rank, ep_status first, const char *text, int deadlines,
+static void expect_rank(const struct scenario *scenario, int rank, ep_status first, const char *text, int most,
                         int members)
 {
     if (scenario->first[rank] != first || scenario->again[rank] != EP_OK)
@@ -264,12 +265,15 @@ static void expect_rank(const struct scenario *scenario, int rank, ep_status fir
                     ep_status_name(scenario->again[rank]), scenario->text[rank]);
     assert_int_equal(scenario->first[rank], first);
     assert_non_null(strstr(scenario->text[rank], text));
-    assert_int_equal(scenario->deadlines[rank], deadlines);
+    assert_in_range(scenario->deadlines[rank], 0, most);
     assert_int_equal(scenario->again[rank], EP_OK);
     assert_int_equal(scenario->members[rank], members);
 }
 
-/* The leader has confirmed to none and has died; a leaf has stopped. Giving up alone, a rank could lose the group. */
+/*
+ * The leader has confirmed to none and has died; a leaf has stopped. Giving up alone, a rank could lose the group. The
+ * first rank that gives up at its deadline ends the query of the others.
+ */
 static void an_abort_does_not_end_the_query(void **state)
 {
     const struct scenario wanted = {.ranks_per_node = 1, .leaf_stops = true};

@@ -25,6 +25,7 @@ enum act { ABORTS, GATHERS_ALONE };
 struct scenario {
     enum act act;
     const char *network; /* NULL: all on one host */
+    _Atomic int ready;   /* ranks that have left the first barrier: a death in it would fail it */
     _Atomic int acted;
     ep_status gathered[2], status[NRANKS];
     char gathered_text[2][256], text[NRANKS][256];
@@ -71,6 +72,7 @@ static int live(const ep_boot *boot, void *argument)
     if (forked_ranks_new(boot, scenario->network, scenario->network ? 1 : 0, TIMEOUT_MS, &comm) != EP_OK ||
         ep_comm_barrier(comm) != EP_OK)
         return 1;
+    forked_ranks_count(&scenario->ready, NRANKS);
     if (rank == 0)
         raise(SIGKILL);
     (void)ep_comm_barrier(comm); /* fails */
