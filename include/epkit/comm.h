@@ -174,8 +174,10 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
  * it. The survivors agree on the members; the new ranks are consecutive, in the old order.
  *
  * Outcome. The call succeeds on all ranks of the new group, or it fails on all of them with the same status and names
- * the same rank; then all may call it again. The old communicator does not change, whether it has failed or not, and
- * must still be freed. Its memory of ep_alloc does not belong to the new group.
+ * the same rank; then all may call it again. Between hosts the statuses may differ if the leader (see Duration) dies
+ * while it sends the reason of a failure: ranks that have not received it get EP_E_PEER_DEAD, which names the leader.
+ * The old communicator does not change, whether it has failed or not, and must still be freed. Its memory of ep_alloc
+ * does not belong to the new group.
  *
  * Deaths in the last step. Between hosts, a rank that dies while the others receive the confirmation of the new group
  * may count as a member. Then the call succeeds, and the next call on the new communicator names that rank. Only if a
@@ -206,7 +208,9 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
  * Abort. ep_comm_abort() on the old communicator wakes the call with EP_E_ABORTED, if it was called after this rank, or
  * a peer that it waits for, began the call. Between hosts the order of the two is unknown: an abort ends the call at
  * once if its rank was in the call; otherwise it ends the call after half the deadline, at most two seconds, unless its
- * rank begins the call within that time. In that case the abort counts as the reason for the shrink.
+ * rank begins the call within that time. In that case the abort counts as the reason for the shrink. A rank that loses
+ * the leader in the last step asks the others whether they have the group, for at most one deadline. An abort has no
+ * effect on its call then, because the rank would give up a group that others may have.
  *
  * Nodes. `config` NULL keeps the old configuration. If the survivors no longer fill their nodes evenly, or if
  * config->ranks_per_node is 0, they form one node (they share a host).

@@ -17,8 +17,10 @@ struct shrink_group {
     int *ranks;          /* old rank of each survivor */
     int n;
     uint32_t calls;
-    int failed_rank;                /* rank named by a failure of the all-gather, -1: none has failed */
-    char text[EP_ERROR_TEXT_BYTES]; /* text of that failure, if it has the old rank numbers */
+    ep_status failed;               /* of the first all-gather that failed: later ones fail alike */
+    int failed_rank;                /* rank named by that failure, -1: none has failed */
+    char text[EP_ERROR_TEXT_BYTES]; /* of that failure: it has the old rank numbers, ... */
+    char lost[EP_ERROR_TEXT_BYTES]; /* ... and so has that of a lost connection, found between two all-gathers */
 };
 
 /* shrink_open.c: creates `next` for the survivors. Error texts have the old rank numbers. */

@@ -8,7 +8,8 @@
  * links of the new group, which exist by then. Each rank publishes there that it has received the confirmation, or that
  * it has lost the leader. The group is confirmed if any live rank has received the confirmation. It is not confirmed if
  * all have lost the leader, or if one leaves the new group without the confirmation. The outcomes of ranks can differ
- * only if another rank dies or stops as well: a rank without an answer at its deadline gives up.
+ * only if another rank dies or stops as well: a rank without an answer at its deadline gives up. Until then it does not
+ * react to ep_comm_abort(), by which it would give up alone.
  */
 #include "group/shrink_linked.h"
 

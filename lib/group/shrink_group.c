@@ -71,14 +71,17 @@ static ep_status gather_all(struct shrink_group *g, const void *mine, size_t byt
     return EP_OK;
 }
 
+/* After a failure this rank takes no part in later ones: it may be in another step of the creation than the others. */
 static ep_status gather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
     struct shrink_group *g = context;
-    ep_status status = gather_all(g, mine, bytes, timeout_ms, ret_all);
 
-    if (status != EP_OK)
+    if (g->failed != EP_OK)
+        return ep_fail(g->failed, "%s", g->text);
+    g->failed = gather_all(g, mine, bytes, timeout_ms, ret_all);
+    if (g->failed != EP_OK)
         snprintf(g->text, sizeof(g->text), "%s", ep_last_error());
-    return status;
+    return g->failed;
 }
 
 /*

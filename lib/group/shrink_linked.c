@@ -158,7 +158,10 @@ static ep_status find_group(struct linked *l, int *ret_leader, int *ret_fd)
     }
 }
 
-/* Makes the star of the survivors' connections, which it takes over: the leader is its rank 0, being the lowest. */
+/*
+ * Makes the star of the survivors' connections, which it takes over: the leader is its rank 0, being the lowest. Its
+ * texts have the old rank numbers.
+ */
 static ep_status make_star(struct linked *l, struct shrink_group *g, int leader, int fd, struct tcp_star **ret_star)
 {
     int *fds = malloc((size_t)l->nranks * sizeof(*fds)), mine = 0;
@@ -175,7 +178,7 @@ static ep_status make_star(struct linked *l, struct shrink_group *g, int leader,
         }
         if (leader != l->me)
             fds[0] = fd;
-        status = g->ranks[0] == leader ? tcp_star_adopt("ep_comm_shrink", mine, g->n, fds, ret_star)
+        status = g->ranks[0] == leader ? tcp_star_adopt("ep_comm_shrink", mine, g->n, fds, g->ranks, ret_star)
                                        : ep_fail(EP_E_MISMATCH, "ep_comm_shrink: the leader is not the lowest rank");
     } else {
         status = ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", l->nranks);
@@ -186,9 +189,31 @@ static ep_status make_star(struct linked *l, struct shrink_group *g, int leader,
     return status;
 }
 
+/* Context of the following two: a star, and the group that is created over it. */
+struct over_star {
+    struct tcp_star *star;
+    struct shrink_group *g;
+};
+
 static ep_status gather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
-    return tcp_star_allgather(context, mine, bytes, timeout_ms, ret_all);
+    const struct over_star *over = context;
+    struct shrink_group *g = over->g;
+
+    g->failed = tcp_star_allgather(over->star, mine, bytes, timeout_ms, ret_all);
+    if (g->failed != EP_OK)
+        snprintf(g->text, sizeof(g->text), "%s", ep_last_error());
+    return g->failed;
+}
+
+static ep_status check_star(void *context)
+{
+    const struct over_star *over = context;
+    ep_status status = tcp_star_check(over->star);
+
+    if (status != EP_OK)
+        snprintf(over->g->lost, sizeof(over->g->lost), "%s", ep_last_error());
+    return status;
 }
 
 static ep_status poll_call(void *context, int *ret_failed_rank)
@@ -273,6 +298,7 @@ static ep_status form_group(struct linked *l, ep_comm *next)
     struct shrink_group g = {.allgather = gather, .network = &provider, .failed_rank = -1};
     struct ep_group_refusal *refusal = NULL;
     struct tcp_star *star = NULL;
+    struct over_star over;
     int leader, fd = -1;
     ep_status status = find_group(l, &leader, &fd);
 
@@ -282,9 +308,9 @@ static ep_status form_group(struct linked *l, ep_comm *next)
     if (!star && fd >= 0)
         close(fd);
     if (status == EP_OK) {
-        g.context = star;
-        context.check = tcp_star_check;
-        context.check_context = star;
+        over = (struct over_star){star, &g};
+        g.context = context.check_context = &over;
+        context.check = check_star;
         tcp_star_set_poll(star, poll_call, l);
         status = shrink_open_next(&g, l->group->comm, next);
         if (status == EP_OK)

@@ -95,8 +95,9 @@ static ep_status pull(struct tcp_star *star, struct conn *conn, size_t bytes, un
                 continue;
             wrong = check_frame(star, conn, bytes, ret_all);
             if (wrong && strcmp(wrong, "size") == 0) {
-                ep_fail(EP_E_MISMATCH, "%s: ranks disagree: rank 0 gathers %zu bytes and rank %d gathers %llu",
-                        star->name, bytes, tcp_star_rank_of(star, conn), (unsigned long long)conn->frame.bytes);
+                ep_fail(EP_E_MISMATCH, "%s: ranks disagree: rank %d gathers %zu bytes and rank %d gathers %llu",
+                        star->name, tcp_star_number_of(star, 0), bytes,
+                        tcp_star_number_of(star, tcp_star_rank_of(star, conn)), (unsigned long long)conn->frame.bytes);
                 return tcp_star_fail(star, EP_E_MISMATCH, tcp_star_rank_of(star, conn));
             }
             if (wrong)
@@ -112,18 +113,22 @@ static ep_status pull(struct tcp_star *star, struct conn *conn, size_t bytes, un
     return EP_OK;
 }
 
+/* Fails the star if its user asks for it. */
+static ep_status poll_user(struct tcp_star *star)
+{
+    int failed_rank = star->rank;
+    ep_status status = star->poll ? star->poll(star->poll_context, &failed_rank) : EP_OK;
+
+    return status == EP_OK ? EP_OK : tcp_star_fail(star, status, failed_rank);
+}
+
 /* One pass over all connections. */
 static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_all, uint64_t deadline_ns)
 {
     uint64_t now = ep_now_ns(), left_ms = deadline_ns > now ? (deadline_ns - now) / 1000000u + 1 : 0;
-    int n = 0, ready, lost, failed_rank = star->rank;
+    int n = 0, ready, lost;
 
-    if (star->poll) {
-        ep_status status = star->poll(star->poll_context, &failed_rank);
-
-        if (status != EP_OK)
-            return tcp_star_fail(star, status, failed_rank);
-    }
+    EP_TRY(poll_user(star));
     for (int i = 0; i < tcp_star_n_conns(star); i++) {
         struct conn *conn = &star->conns[i];
         /* A rank whose block has arrived may be in the next all-gather: do not read ahead, but detect its death. */
@@ -182,7 +187,8 @@ static ep_status fail_late_root(struct tcp_star *star, int timeout_ms)
     tcp_star_list_missing(star, false, &missing);
     for (int rank = 1; rank < star->nranks && missing.n == 0; rank++)
         if (!tcp_star_is_idle(&star->conns[rank])) {
-            ep_fail(EP_E_TIMEOUT, "%s: rank %d did not receive the result within %d ms", star->name, rank, timeout_ms);
+            ep_fail(EP_E_TIMEOUT, "%s: rank %d did not receive the result within %d ms", star->name,
+                    tcp_star_number_of(star, rank), timeout_ms);
             return tcp_star_fail(star, EP_E_TIMEOUT, rank);
         }
     return tcp_star_fail_late(star, &missing, timeout_ms);
@@ -295,9 +301,11 @@ ep_status tcp_star_new(const char *name, int rank, int nranks, struct tcp_star *
     return EP_OK;
 }
 
-ep_status tcp_star_adopt(const char *name, int rank, int nranks, const int *fds, struct tcp_star **ret_star)
+ep_status tcp_star_adopt(const char *name, int rank, int nranks, const int *fds, const int *numbers,
+                         struct tcp_star **ret_star)
 {
     EP_TRY(tcp_star_new(name, rank, nranks, ret_star));
+    (*ret_star)->numbers = numbers;
     for (int i = rank == 0 ? 1 : 0; i < tcp_star_n_conns(*ret_star); i++)
         (*ret_star)->conns[i].fd = fds[i];
     return EP_OK;
@@ -319,6 +327,9 @@ ep_status tcp_star_check(void *context)
     struct tcp_star *star = context;
     int n = tcp_star_n_conns(star);
 
+    if (star->failed != EP_OK)
+        return ep_fail(star->failed, "%s", star->text);
+    EP_TRY(poll_user(star));
     for (int i = 0; i < n; i++)
         star->polls[i] = (struct pollfd){.fd = star->conns[i].fd, .events = POLLRDHUP};
     if (poll(star->polls, (nfds_t)n, 0) <= 0)
@@ -326,7 +337,7 @@ ep_status tcp_star_check(void *context)
     for (int i = 0; i < n; i++)
         if (star->polls[i].revents)
             return ep_fail(EP_E_PEER_DEAD, "%s: the connection to rank %d has ended", star->name,
-                           tcp_star_rank_of(star, &star->conns[i]));
+                           tcp_star_number_of(star, tcp_star_rank_of(star, &star->conns[i])));
     return EP_OK;
 }
 

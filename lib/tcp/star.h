@@ -40,8 +40,8 @@ void tcp_star_report(const struct tcp_star_args *args);
 ep_status tcp_star_allgather(struct tcp_star *star, const void *mine, size_t bytes, int timeout_ms, void *ret_all);
 
 /*
- * Called at least every 20 ms while an all-gather waits. EP_OK, or after ep_fail() a status that it fails with, and in
- * *ret_failed_rank the rank that caused it. NULL: none is called.
+ * Called at least every 20 ms while an all-gather waits, and by tcp_star_check(). EP_OK, or after ep_fail() a status
+ * that the star fails with, and in *ret_failed_rank the rank that caused it. NULL: none is called.
  */
 typedef ep_status (*tcp_star_poll_fn)(void *context, int *ret_failed_rank);
 void tcp_star_set_poll(struct tcp_star *star, tcp_star_poll_fn poll, void *context);
@@ -49,7 +49,10 @@ void tcp_star_set_poll(struct tcp_star *star, tcp_star_poll_fn poll, void *conte
 /* The rank that caused the failure of the star; -1: it has not failed. */
 int tcp_star_failed_rank(const struct tcp_star *star);
 
-/* Between two all-gathers: EP_OK, or EP_E_PEER_DEAD if a connection has ended, so that the next one fails. */
+/*
+ * Between two all-gathers, for waits in which the ranks do something else: EP_OK, EP_E_PEER_DEAD if a connection has
+ * ended, so that the next one fails, or the failure of the star, also if tcp_star_poll_fn fails it now.
+ */
 ep_status tcp_star_check(void *star);
 
 /* After a failed all-gather, on rank 0: true if all blocks had arrived, so that other ranks may have the result. */
@@ -74,7 +77,11 @@ void tcp_star_free(struct tcp_star *star);
 bool tcp_star_send_failure(int fd, ep_status status, const char *text);
 ep_status tcp_star_peek_failure(int fd);
 
-/* A star over existing connections: fds[1..nranks-1] on rank 0, fds[0] on the others. Takes ownership of them. */
-ep_status tcp_star_adopt(const char *name, int rank, int nranks, const int *fds, struct tcp_star **ret_star);
+/*
+ * A star over existing connections: fds[1..nranks-1] on rank 0, fds[0] on the others. Takes ownership of them.
+ * `numbers` [nranks], or NULL: what error texts call the ranks; must live as long as the star.
+ */
+ep_status tcp_star_adopt(const char *name, int rank, int nranks, const int *fds, const int *numbers,
+                         struct tcp_star **ret_star);
 
 #endif

@@ -24,6 +24,11 @@ int tcp_star_rank_of(const struct tcp_star *star, const struct conn *conn)
     return star->rank == 0 ? (int)(conn - star->conns) : 0;
 }
 
+int tcp_star_number_of(const struct tcp_star *star, int rank)
+{
+    return star->numbers ? star->numbers[rank] : rank;
+}
+
 /* --- sending --- */
 
 static size_t write_frame(const struct tcp_star *star, enum frame_kind kind, const void *small, size_t small_bytes,
@@ -97,7 +102,7 @@ void tcp_star_print_conn(const struct tcp_star *star, const struct conn *conn, c
     char address[TCP_ADDRESS_TEXT];
 
     tcp_address_print(&conn->remote, address);
-    snprintf(ret_text, bytes, "rank %d (%s)", tcp_star_rank_of(star, conn), address);
+    snprintf(ret_text, bytes, "rank %d (%s)", tcp_star_number_of(star, tcp_star_rank_of(star, conn)), address);
 }
 
 /* Has the kernel of the other side acknowledged everything? */
@@ -196,8 +201,8 @@ ep_status tcp_star_handle_failure(struct tcp_star *star, struct conn *conn)
         /* This rank is running, and receives from the other one. */
         tcp_star_print_conn(star, conn, peer, sizeof(peer));
         ep_fail(EP_E_TIMEOUT,
-                "%s: %s receives nothing from rank 0, which receives from it: check the network to its host",
-                star->name, peer);
+                "%s: %s receives nothing from rank %d, which receives from it: check the network to its host",
+                star->name, peer, tcp_star_number_of(star, 0));
         failure.rank = tcp_star_rank_of(star, conn);
     }
     return tcp_star_fail(star, (ep_status)failure.status, failure.rank);
@@ -274,7 +279,7 @@ void tcp_star_list_missing(const struct tcp_star *star, bool rendezvous, struct 
         if (used + 24 + strlen(address) >= sizeof(missing.list))
             continue;
         used += (size_t)snprintf(missing.list + used, sizeof(missing.list) - used, "%s%d%s%s%s", shown ? ", " : "",
-                                 rank, *address ? " (" : "", address, *address ? ")" : "");
+                                 tcp_star_number_of(star, rank), *address ? " (" : "", address, *address ? ")" : "");
         shown++;
     }
     if (missing.n > shown)
@@ -292,8 +297,8 @@ ep_status tcp_star_fail_late(struct tcp_star *star, const struct missing *missin
         ep_fail(EP_E_SYSTEM,
                 "%s: rank %d cannot accept connections: %s (limit of open files: ulimit -n); %d of %d ranks were not "
                 "accepted within %d ms: rank%s %s",
-                star->name, star->rank, strerror(star->acceptor->error), missing->n, star->nranks, timeout_ms,
-                missing->n == 1 ? "" : "s", missing->list);
+                star->name, tcp_star_number_of(star, star->rank), strerror(star->acceptor->error), missing->n,
+                star->nranks, timeout_ms, missing->n == 1 ? "" : "s", missing->list);
         return tcp_star_fail(star, EP_E_SYSTEM, star->rank);
     }
     ep_fail(EP_E_TIMEOUT, "%s: %d of %d ranks did not arrive within %d ms: rank%s %s%s%s%s%s", star->name, missing->n,

@@ -58,6 +58,7 @@ struct conn {
 struct tcp_star {
     const char *name;
     int rank, nranks;
+    const int *numbers; /* tcp_star_adopt() */
     struct conn *conns; /* [nranks] on rank 0, else [1] */
     struct tcp_acceptor *acceptor;
     struct pollfd *polls;
@@ -91,6 +92,8 @@ ep_status tcp_star_new(const char *name, int rank, int nranks, struct tcp_star *
 /* nranks on rank 0, 1 on the others. */
 int tcp_star_n_conns(const struct tcp_star *star);
 int tcp_star_rank_of(const struct tcp_star *star, const struct conn *conn);
+/* What error texts call `rank`. */
+int tcp_star_number_of(const struct tcp_star *star, int rank);
 void tcp_star_print_conn(const struct tcp_star *star, const struct conn *conn, char *ret_text, size_t bytes);
 
 void tcp_star_queue_frame(struct tcp_star *star, struct conn *conn, enum frame_kind kind, const void *small,

@@ -74,7 +74,7 @@ static void gather(const uint8_t *data, size_t size, int rank)
     memset(memory, 0xa5, sizeof(memory));
     memset(guard, 0xa5, sizeof(guard));
     fds[0] = fds[1] = connect_to_bytes(data, size, &other);
-    check(tcp_star_adopt("fuzz", rank, RANKS, fds, &star) == EP_OK);
+    check(tcp_star_adopt("fuzz", rank, RANKS, fds, NULL, &star) == EP_OK);
     for (int i = 0; i < 3; i++) {
         (void)tcp_star_allgather(star, mine, BLOCK, 10000, memory + GUARD);
         check(tcp_star_failed_rank(star) < RANKS);

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A rank dies while ranks connect to each other, for a low-latency object, in a shrink or in the creation of a
- * communicator: the others detect this by their communicator or bootstrap, and do not wait for the rank. Ranks are
- * processes.
+ * communicator: the others detect this by their communicator or bootstrap, and do not wait for the rank. Or a rank
+ * aborts the shrink, while all wait for one that does not connect. Ranks are processes.
  */
 #include "base/clock.h"
 #include "group/group.h"
-#include "tcp/handshake.h"
-#include "testing/launch.h"
+#include "tcp/acceptor.h"
 
 #include <epkit/lowlatency.h>
 #include <setjmp.h>
@@ -15,11 +14,12 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "forked_ranks.h"
 #include "free_port.h"
 
 enum { NRANKS = 4, VICTIM = 3, TIMEOUT_MS = 240000, SOON_MS = 60000 };
@@ -31,12 +31,19 @@ struct scenario {
     enum call call;
     int port; /* CALL_NEW: of the bootstrap over TCP */
     int ranks_per_node;
+    bool aborted; /* not dead: rank `aborts` aborts when VICTIM is about to connect, which waits until the ... */
+    int aborts;   /* ... others have returned */
+    _Atomic int connects; /* VICTIM is about to connect */
+    _Atomic int returned;
     ep_status status[NRANKS];
     uint64_t took_ms[NRANKS];
     char text[NRANKS][256];
 };
 
-static bool dies; /* this rank, when it connects */
+static bool dies;               /* this rank, when it connects */
+static struct scenario *holds;  /* this rank connects only when the others have returned */
+static struct scenario *aborts; /* this rank aborts ... */
+static ep_comm *aborted;        /* ... the shrink of this communicator */
 
 ep_status __real_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
                                        const struct tcp_hello *hello, const struct tcp_address *to,
@@ -51,18 +58,31 @@ ep_status __wrap_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const s
 {
     if (dies && hello->kind == TCP_STREAM)
         raise(SIGKILL);
+    if (holds && hello->kind == TCP_STREAM) {
+        atomic_store(&holds->connects, 1);
+        while (atomic_load(&holds->returned) < NRANKS - 1)
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
     return __real_tcp_handshake_connect(hs, fd, key, hello, to, deadline_ns);
+}
+
+void __real_tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_accept_fn take,
+                              void *context);
+void __wrap_tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_accept_fn take,
+                              void *context);
+
+/* Called while ranks connect, and by the leader until all have joined. */
+void __wrap_tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_accept_fn take,
+                              void *context)
+{
+    if (aborts && atomic_exchange(&aborts->connects, 0))
+        ep_comm_abort(aborted);
+    __real_tcp_acceptor_step(acceptor, check, take, context);
 }
 
 static ep_status create(const ep_boot *boot, const struct scenario *scenario, ep_comm **ret_comm)
 {
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
-
-    config.backend = "host";
-    config.network = "tcp";
-    config.ranks_per_node = scenario->ranks_per_node;
-    config.timeout_ms = TIMEOUT_MS;
-    return ep_comm_new(boot, &config, ret_comm);
+    return forked_ranks_new(boot, "tcp", scenario->ranks_per_node, TIMEOUT_MS, ret_comm);
 }
 
 static ep_status create_over_tcp(const ep_boot *boot, const struct scenario *scenario)
@@ -103,39 +123,37 @@ static int live(const ep_boot *boot, void *argument)
     config.topk = 1;
     if (scenario->call != CALL_NEW && (create(boot, scenario, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK))
         return 1;
-    dies = comm && rank == VICTIM;
+    dies = comm && rank == VICTIM && !scenario->aborted;
+    holds = rank == VICTIM && scenario->aborted ? scenario : NULL;
+    aborts = scenario->aborted && rank == scenario->aborts ? scenario : NULL;
+    aborted = comm;
     begin_ns = ep_now_ns();
     scenario->status[rank] = scenario->call == CALL_LL_NEW   ? ep_ll_new(comm, &config, &ll)
                              : scenario->call == CALL_SHRINK ? ep_comm_shrink(comm, NULL, &next)
                                                              : create_over_tcp(boot, scenario);
     snprintf(scenario->text[rank], sizeof(scenario->text[rank]), "%s", ep_last_error());
     scenario->took_ms[rank] = (ep_now_ns() - begin_ns) / 1000000u;
+    aborts = NULL;
+    atomic_fetch_add(&scenario->returned, 1);
     ep_ll_free(ll);
     ep_comm_free(next);
     ep_comm_free(comm);
     return 0;
 }
 
-static void run_scenario(enum call call, int ranks_per_node)
+static void run_scenario(const struct scenario *wanted, ep_status expected, const char *text)
 {
-    struct scenario *scenario =
-        mmap(NULL, sizeof(*scenario), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    struct scenario *scenario = forked_ranks_share(wanted, sizeof(*wanted));
     ep_rank_exit exits[NRANKS];
 
-    assert_true(scenario != MAP_FAILED);
-    *scenario = (struct scenario){.call = call, .ranks_per_node = ranks_per_node, .port = find_port()};
-    launch.nranks = NRANKS;
-    launch.run = live;
-    launch.argument = scenario;
-    launch.timeout_ms = 2 * TIMEOUT_MS; /* only ends ranks that hang */
-    assert_int_equal(ep_launch(&launch, exits), EP_E_PEER_DEAD);
-    for (int rank = 0; rank < VICTIM; rank++) {
-        if (scenario->status[rank] != EP_E_PEER_DEAD || scenario->took_ms[rank] > SOON_MS)
-            print_error("call %d: rank %d: %s\n", call, rank, scenario->text[rank]);
+    assert_int_equal(forked_ranks_run(NRANKS, live, scenario, 2 * TIMEOUT_MS, exits),
+                     wanted->aborted ? EP_OK : EP_E_PEER_DEAD);
+    for (int rank = 0; rank < VICTIM + wanted->aborted; rank++) {
+        if (scenario->status[rank] != expected || scenario->took_ms[rank] > SOON_MS)
+            print_error("call %d: rank %d: %s\n", wanted->call, rank, scenario->text[rank]);
         assert_int_equal(exits[rank].code, 0);
-        assert_int_equal(scenario->status[rank], EP_E_PEER_DEAD);
-        assert_non_null(strstr(scenario->text[rank], "rank 3"));
+        assert_int_equal(scenario->status[rank], expected);
+        assert_non_null(strstr(scenario->text[rank], text));
         assert_in_range(scenario->took_ms[rank], 0, SOON_MS);
     }
     munmap(scenario, sizeof(*scenario));
@@ -146,12 +164,26 @@ static void a_death_while_ranks_connect_is_detected_at_once(void **state)
     (void)state;
     for (enum call call = 0; call < CALLS; call++)
         for (int ranks_per_node = 1; ranks_per_node <= 2; ranks_per_node++)
-            run_scenario(call, ranks_per_node);
+            run_scenario(&(struct scenario){.call = call, .ranks_per_node = ranks_per_node, .port = find_port()},
+                         EP_E_PEER_DEAD, "rank 3");
+}
+
+static void an_abort_while_ranks_connect_is_detected_at_once(void **state)
+{
+    (void)state;
+    for (int rank = 0; rank < VICTIM; rank++) {
+        char text[64];
+
+        snprintf(text, sizeof(text), "rank %d called ep_comm_abort", rank);
+        run_scenario(&(struct scenario){.call = CALL_SHRINK, .ranks_per_node = 1, .aborted = true, .aborts = rank},
+                     EP_E_ABORTED, text);
+    }
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_death_while_ranks_connect_is_detected_at_once)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_death_while_ranks_connect_is_detected_at_once),
+                                       cmocka_unit_test(an_abort_while_ranks_connect_is_detected_at_once)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -658,6 +658,49 @@ static void a_rank_that_waits_for_another_is_not_masked(void **state)
         .run_rank = wait_for_one_that_waits, .n_tokens = 4, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = HELD_UP_MS});
 }
 
+/* True as soon as `rank` has published that it waits for `awaited` in a dispatch; false after a minute. */
+static bool sees_wait(const ep_comm *comm, int rank, int awaited)
+{
+    for (int i = 0; i < 60000; i++) {
+        uint32_t waiting = atomic_load(&ep_group_of(comm)->peers[rank].control->waiting);
+        uint32_t phase = waiting & 0xff;
+
+        if ((int)(waiting >> 8) == awaited + 1 && (phase == EP_GROUP_LL_SEND || phase == EP_GROUP_LL_RECV))
+            return true;
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
+    return false;
+}
+
+/* Ranks 1 and 2 have masked each other. Rank 1 has unmasked rank 2, and its next call waits until rank 2 does the same.
+ */
+static int wait_to_be_unmasked(struct member *m)
+{
+    ep_ll_dispatch_args dispatch = dispatch_of(m);
+    int other = 3 - m->rank;
+
+    if (m->rank != 0)
+        SURE(ep_ll_set_mask(m->ll, other, 1, NULL) == EP_OK && ep_stream_sync(m->comm, NULL) == EP_OK);
+    SURE(ep_comm_barrier(m->comm) == EP_OK);
+    if (m->rank == 1)
+        SURE(ep_ll_set_mask(m->ll, other, 0, NULL) == EP_OK && ep_stream_sync(m->comm, NULL) == EP_OK);
+    if (m->rank == 2) {
+        SURE(sees_wait(m->comm, other, m->rank));
+        SURE(ep_ll_set_mask(m->ll, other, 0, NULL) == EP_OK && ep_stream_sync(m->comm, NULL) == EP_OK);
+    }
+    SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
+    SURE(atomic_load(&ep_group_of(m->comm)->control->waiting) == 0);
+    SURE(ep_comm_barrier(m->comm) == EP_OK);
+    return 0;
+}
+
+static void a_rank_that_waits_to_be_unmasked_publishes_it(void **state)
+{
+    (void)state;
+    run((struct scenario){
+        .run_rank = wait_to_be_unmasked, .n_tokens = 4, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = 120000});
+}
+
 /* All ranks join the first barrier; rank 2 misses the second one, which then reports it. */
 static int miss_a_barrier(struct member *m)
 {
@@ -739,6 +782,7 @@ int main(void)
         cmocka_unit_test(a_dispatch_that_is_refused_changes_nothing),
         cmocka_unit_test(masks_are_set_and_cleared_in_order),
         cmocka_unit_test(a_masked_rank_learns_it),
+        cmocka_unit_test(a_rank_that_waits_to_be_unmasked_publishes_it),
         cmocka_unit_test(a_barrier_masks_an_absent_rank),
         cmocka_unit_test(masks_are_those_of_both),
     };

@@ -1,31 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A rank dies, or the leader stops, while the leader of a shrink between hosts confirms the new group: all others have
- * the same outcome, and form one group in the next shrink. Ranks are processes. The linker redirects calls of the
- * library to the wrappers below.
+ * the same outcome, and form one group in the next shrink. Also if rank 0 has died before, so that the ranks have other
+ * numbers in the new group. Ranks are processes. The linker redirects calls of the library to the wrappers below.
  */
 #include "group/shrink_linked.h"
 #include "tcp/star_internal.h"
-#include "testing/launch.h"
 
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
-enum { NRANKS = 6, VICTIM_LEAF = 3 };
+#include "forked_ranks.h"
+
+enum {
+    NRANKS = 6,
+    VICTIM_LEAF = 3,
+    ABORTS = 2,
+    LACKS_MEMORY = 2,
+    TIMEOUT_MS = 60000 /* a death is detected at once */
+};
 
 /* Shared with the ranks. */
 struct scenario {
     int results; /* sent by the leader before it dies; -1: it stays alive, and a leaf dies before it receives one */
     int ranks_per_node;
+    int leader;           /* 0, or 1: rank 0 dies before the shrink */
     bool stops;           /* the leader, before the confirmation, until the others have given up; nobody dies */
+    bool leaf_stops;      /* when it has sent its block of the confirmation; then rank ABORTS aborts */
+    bool lacks_memory;    /* rank LACKS_MEMORY, so the confirmation says that the group has failed */
+    _Atomic int ready;    /* ranks that have left the first barrier: a death in it would fail it */
     _Atomic int returned; /* from the first shrink */
     _Atomic pid_t pids[NRANKS];
     _Atomic int formed;
@@ -41,15 +51,24 @@ ep_status __real_shrink_refuse_prepare(const struct linked *l, struct ep_group_r
 ep_status __wrap_shrink_refuse_prepare(const struct linked *l, struct ep_group_refusal **ret_refusal);
 ep_status __real_tcp_star_push(struct conn *conn);
 ep_status __wrap_tcp_star_push(struct conn *conn);
+bool __real_shrink_confirm_query(struct linked *l, ep_comm *next);
+bool __wrap_shrink_confirm_query(struct linked *l, ep_comm *next);
 
 static struct scenario *shared;
+/* This rank: */
+static bool is_first; /* it is in the first shrink ... */
+static bool leads;    /* ... and leads it */
+static bool stops;    /* it stops when it has sent its next block */
 
 ep_status __wrap_shrink_refuse_prepare(const struct linked *l, struct ep_group_refusal **ret_refusal)
 {
-    if (l->me == 0 && !n_results && !shared->stops)
+    if (leads && !n_results && !shared->stops)
         confirms_in = shared;
-    if (l->me == 0 && shared->stops && !atomic_load(&shared->returned))
+    if (leads && shared->stops && !atomic_load(&shared->returned))
         raise(SIGSTOP);
+    stops = l->me == VICTIM_LEAF && shared->leaf_stops;
+    if (l->me == LACKS_MEMORY && shared->lacks_memory && is_first)
+        return ep_fail(EP_E_MEMORY, "no memory for a test");
     return __real_shrink_refuse_prepare(l, ret_refusal);
 }
 
@@ -57,25 +76,42 @@ ep_status __wrap_shrink_refuse_prepare(const struct linked *l, struct ep_group_r
 static void kill_leaf(const struct conn *conn)
 {
     pid_t pid = atomic_load(&shared->pids[VICTIM_LEAF]);
-    const struct conn *to = conn + VICTIM_LEAF - 1; /* conn is the connection to rank 1 */
+    const struct conn *to = conn + VICTIM_LEAF - shared->leader - 1; /* conn is the connection to the second rank */
     struct pollfd end = {.fd = to->fd};
 
     kill(pid, SIGSTOP);
     (void)!send(to->fd, "", 1, MSG_NOSIGNAL);
     kill(pid, SIGKILL);
-    while (poll(&end, 1, 1000) <= 0)
-        ;
+    /* It may have read that before it stopped: data for a closed socket resets the connection, too. */
+    while (poll(&end, 1, 100) <= 0)
+        (void)!send(to->fd, "", 1, MSG_NOSIGNAL);
+}
+
+/* The leader has died. */
+bool __wrap_shrink_confirm_query(struct linked *l, ep_comm *next)
+{
+    if (shared->leaf_stops)
+        l->timeout_ms = 1000;
+    if (l->me == ABORTS && shared->leaf_stops)
+        ep_comm_abort(l->group->comm);
+    return __real_shrink_confirm_query(l, next);
 }
 
 ep_status __wrap_tcp_star_push(struct conn *conn)
 {
+    if (stops && conn->big_bytes) {
+        ep_status status = __real_tcp_star_push(conn);
+
+        raise(SIGSTOP);
+        return status;
+    }
     if (!confirms_in || !conn->big_bytes)
         return __real_tcp_star_push(conn);
     if (confirms_in->results < 0 && n_results == 0)
         kill_leaf(conn);
     if (n_results++ == confirms_in->results)
         raise(SIGKILL);
-    if (n_results == NRANKS - 1)
+    if (n_results == NRANKS - 1 - confirms_in->leader)
         confirms_in = NULL;
     return __real_tcp_star_push(conn);
 }
@@ -91,43 +127,45 @@ static void shrink_again(struct scenario *scenario, int rank, ep_comm *comm)
     else if (ep_comm_get_info(next, &info) == EP_OK && ep_comm_barrier(next) == EP_OK)
         scenario->members[rank] = info.nranks;
     /* A rank that leaves earlier would count as departed in the shrinks of the others. */
-    atomic_fetch_add(&scenario->formed, 1);
-    while (atomic_load(&scenario->formed) < NRANKS - !scenario->stops)
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    forked_ranks_count(&scenario->formed, NRANKS - scenario->leader - scenario->leaf_stops - !scenario->stops);
     ep_comm_free(next);
 }
 
-/* Rank 1 continues the leader when all others have returned. */
-static void continue_leader(struct scenario *scenario, int rank)
+/* When all others have returned, rank 1 continues the leader or ends the leaf that has stopped. */
+static void end_stop(struct scenario *scenario, int rank)
 {
     atomic_fetch_add(&scenario->returned, 1);
-    while (rank == 1 && atomic_load(&scenario->returned) < NRANKS - 1)
+    while (rank == 1 && atomic_load(&scenario->returned) < NRANKS - 1 - scenario->leaf_stops)
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     if (rank == 1)
-        kill(atomic_load(&scenario->pids[0]), SIGCONT);
+        kill(atomic_load(&scenario->pids[scenario->stops ? 0 : VICTIM_LEAF]), scenario->stops ? SIGCONT : SIGKILL);
 }
 
 static int live(const ep_boot *boot, void *argument)
 {
     struct scenario *scenario = argument;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     int rank = boot->rank;
     ep_comm *comm = NULL, *next = NULL;
 
-    config.backend = "host";
-    config.network = "tcp";
-    config.ranks_per_node = scenario->ranks_per_node;
-    config.timeout_ms = 60000; /* a death is detected at once */
     shared = scenario;
     atomic_store(&scenario->pids[rank], getpid());
-    if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
+    if (forked_ranks_new(boot, "tcp", scenario->ranks_per_node, TIMEOUT_MS, &comm) != EP_OK ||
+        ep_comm_barrier(comm) != EP_OK)
         return 1;
+    forked_ranks_count(&scenario->ready, NRANKS);
+    if (rank < scenario->leader)
+        raise(SIGKILL);
+    if (scenario->leader)
+        (void)ep_comm_barrier(comm); /* fails */
     if (scenario->stops)
         comm->config.timeout_ms = 1000; /* what the others wait for the leader, twice */
+    is_first = true;
+    leads = rank == scenario->leader;
     scenario->first[rank] = ep_comm_shrink(comm, NULL, &next);
-    if (scenario->stops)
-        continue_leader(scenario, rank);
-    comm->config.timeout_ms = config.timeout_ms;
+    is_first = leads = false;
+    if (scenario->stops || scenario->leaf_stops)
+        end_stop(scenario, rank);
+    comm->config.timeout_ms = TIMEOUT_MS;
     snprintf(scenario->text[rank], sizeof(scenario->text[rank]), "%s", ep_comm_last_error(comm));
     if (scenario->first[rank] == EP_OK) {
         scenario->barrier[rank] = ep_comm_barrier(next);
@@ -140,36 +178,32 @@ static int live(const ep_boot *boot, void *argument)
     return 0;
 }
 
-static void run_scenario(int ranks_per_node, int results, ep_status first)
+/* `leader`: the lowest rank that does not die before the shrink. */
+static void run_scenario(int leader, int ranks_per_node, int results, ep_status first)
 {
-    struct scenario *scenario =
-        mmap(NULL, sizeof(*scenario), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    int victim = results < 0 ? VICTIM_LEAF : 0;
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    const struct scenario wanted = {.ranks_per_node = ranks_per_node, .results = results, .leader = leader};
+    struct scenario *scenario = forked_ranks_share(&wanted, sizeof(wanted));
+    int victim = results < 0 ? VICTIM_LEAF : leader;
     ep_rank_exit exits[NRANKS];
     char expected[32];
 
-    assert_true(scenario != MAP_FAILED);
-    *scenario = (struct scenario){.ranks_per_node = ranks_per_node, .results = results};
-    launch.nranks = NRANKS;
-    launch.run = live;
-    launch.argument = scenario;
-    launch.timeout_ms = 250000; /* only ends ranks that hang */
-    assert_int_equal(ep_launch(&launch, exits), EP_E_PEER_DEAD);
-    snprintf(expected, sizeof(expected), "rank %d", victim);
-    for (int rank = 0; rank < NRANKS; rank++) {
+    assert_int_equal(forked_ranks_run(NRANKS, live, scenario, FORKED_RANKS_PATIENT_MS, exits), EP_E_PEER_DEAD);
+    /* In the new group its number is lower by that of the ranks that died before. */
+    snprintf(expected, sizeof(expected), "rank %d ", first == EP_OK ? victim - leader : victim);
+    for (int rank = leader; rank < NRANKS; rank++) {
         if (rank == victim)
             continue;
         if (scenario->first[rank] != first || scenario->again[rank] != EP_OK)
-            print_error("%d results: rank %d: %s, %s: %s\n", results, rank, ep_status_name(scenario->first[rank]),
-                        ep_status_name(scenario->again[rank]), scenario->text[rank]);
+            print_error("leader %d, %d results: rank %d: %s, %s: %s\n", leader, results, rank,
+                        ep_status_name(scenario->first[rank]), ep_status_name(scenario->again[rank]),
+                        scenario->text[rank]);
         assert_int_equal(exits[rank].code, 0);
         assert_int_equal(scenario->first[rank], first);
         assert_int_equal(scenario->barrier[rank], first == EP_OK ? EP_E_PEER_DEAD : EP_OK);
         assert_non_null(strstr(scenario->text[rank], expected));
         assert_int_equal(scenario->deadlines[rank], 0);
         assert_int_equal(scenario->again[rank], EP_OK);
-        assert_int_equal(scenario->members[rank], NRANKS - 1);
+        assert_int_equal(scenario->members[rank], NRANKS - 1 - leader);
     }
     munmap(scenario, sizeof(*scenario));
 }
@@ -177,43 +211,41 @@ static void run_scenario(int ranks_per_node, int results, ep_status first)
 static void a_leader_that_confirms_to_none_fails_all(void **state)
 {
     (void)state;
-    run_scenario(1, 0, EP_E_PEER_DEAD);
-    run_scenario(2, 0, EP_E_PEER_DEAD);
+    for (int leader = 0; leader < 2; leader++) {
+        run_scenario(leader, 1, 0, EP_E_PEER_DEAD);
+        run_scenario(leader, 2, 0, EP_E_PEER_DEAD);
+    }
 }
 
 static void a_leader_that_confirms_to_some_confirms_to_all(void **state)
 {
     (void)state;
-    for (int results = 1; results < NRANKS - 1; results++) {
-        run_scenario(1, results, EP_OK);
-        run_scenario(2, results, EP_OK);
-    }
+    for (int leader = 0; leader < 2; leader++)
+        for (int results = 1; results < NRANKS - 1 - leader; results++) {
+            run_scenario(leader, 1, results, EP_OK);
+            run_scenario(leader, 2, results, EP_OK);
+        }
 }
 
 static void a_rank_that_dies_during_the_confirmation_is_found_by_the_next_call(void **state)
 {
     (void)state;
-    run_scenario(1, -1, EP_OK);
-    run_scenario(2, -1, EP_OK);
+    for (int leader = 0; leader < 2; leader++) {
+        run_scenario(leader, 1, -1, EP_OK);
+        run_scenario(leader, 2, -1, EP_OK);
+    }
 }
 
 /* The others have given up, and their failures are behind their blocks of the confirmation when the leader reads these.
  */
 static void a_leader_that_stops_does_not_have_the_group_alone(void **state)
 {
-    struct scenario *scenario =
-        mmap(NULL, sizeof(*scenario), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    const struct scenario wanted = {.ranks_per_node = 1, .stops = true};
+    struct scenario *scenario = forked_ranks_share(&wanted, sizeof(wanted));
     ep_rank_exit exits[NRANKS];
 
     (void)state;
-    assert_true(scenario != MAP_FAILED);
-    *scenario = (struct scenario){.ranks_per_node = 1, .stops = true};
-    launch.nranks = NRANKS;
-    launch.run = live;
-    launch.argument = scenario;
-    launch.timeout_ms = 250000; /* only ends ranks that hang */
-    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    assert_int_equal(forked_ranks_run(NRANKS, live, scenario, FORKED_RANKS_PATIENT_MS, exits), EP_OK);
     for (int rank = 0; rank < NRANKS; rank++) {
         if (scenario->first[rank] == EP_OK || scenario->again[rank] != EP_OK)
             print_error("rank %d: %s, %s: %s\n", rank, ep_status_name(scenario->first[rank]),
@@ -225,12 +257,61 @@ static void a_leader_that_stops_does_not_have_the_group_alone(void **state)
     munmap(scenario, sizeof(*scenario));
 }
 
+static void expect_rank(const struct scenario *scenario, int rank, ep_status first, const char *text, int most,
+                        int members)
+{
+    if (scenario->first[rank] != first || scenario->again[rank] != EP_OK)
+        print_error("rank %d: %s, %s: %s\n", rank, ep_status_name(scenario->first[rank]),
+                    ep_status_name(scenario->again[rank]), scenario->text[rank]);
+    assert_int_equal(scenario->first[rank], first);
+    assert_non_null(strstr(scenario->text[rank], text));
+    assert_in_range(scenario->deadlines[rank], 0, most);
+    assert_int_equal(scenario->again[rank], EP_OK);
+    assert_int_equal(scenario->members[rank], members);
+}
+
+/*
+ * The leader has confirmed to none and has died; a leaf has stopped. Giving up alone, a rank could lose the group. The
+ * first rank that gives up at its deadline ends the query of the others.
+ */
+static void an_abort_does_not_end_the_query(void **state)
+{
+    const struct scenario wanted = {.ranks_per_node = 1, .leaf_stops = true};
+    struct scenario *scenario = forked_ranks_share(&wanted, sizeof(wanted));
+    ep_rank_exit exits[NRANKS];
+
+    (void)state;
+    assert_int_equal(forked_ranks_run(NRANKS, live, scenario, FORKED_RANKS_PATIENT_MS, exits), EP_E_PEER_DEAD);
+    for (int rank = 1; rank < NRANKS; rank++)
+        if (rank != VICTIM_LEAF)
+            expect_rank(scenario, rank, EP_E_PEER_DEAD, "rank 0 ", 1, NRANKS - 2);
+    munmap(scenario, sizeof(*scenario));
+}
+
+/* It dies when ranks 1 and 2 know that rank 2 has failed. The others know only that the group does not exist. */
+static void a_leader_that_dies_while_it_reports_a_failure_is_named_by_the_others(void **state)
+{
+    const struct scenario wanted = {.ranks_per_node = 1, .results = 2, .lacks_memory = true};
+    struct scenario *scenario = forked_ranks_share(&wanted, sizeof(wanted));
+    ep_rank_exit exits[NRANKS];
+
+    (void)state;
+    assert_int_equal(forked_ranks_run(NRANKS, live, scenario, FORKED_RANKS_PATIENT_MS, exits), EP_E_PEER_DEAD);
+    expect_rank(scenario, 1, EP_E_MEMORY, "rank 2 failed: no memory for a test", 0, NRANKS - 1);
+    expect_rank(scenario, LACKS_MEMORY, EP_E_MEMORY, "no memory for a test", 0, NRANKS - 1);
+    for (int rank = 3; rank < NRANKS; rank++)
+        expect_rank(scenario, rank, EP_E_PEER_DEAD, "rank 0 ", 0, NRANKS - 1);
+    munmap(scenario, sizeof(*scenario));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_leader_that_confirms_to_none_fails_all),
         cmocka_unit_test(a_leader_that_confirms_to_some_confirms_to_all),
         cmocka_unit_test(a_leader_that_stops_does_not_have_the_group_alone),
+        cmocka_unit_test(an_abort_does_not_end_the_query),
+        cmocka_unit_test(a_leader_that_dies_while_it_reports_a_failure_is_named_by_the_others),
         cmocka_unit_test(a_rank_that_dies_during_the_confirmation_is_found_by_the_next_call),
     };
 

@@ -5,7 +5,6 @@
  */
 #include "group/group.h"
 #include "tcp/acceptor.h"
-#include "testing/launch.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -13,12 +12,13 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
-enum { NRANKS = 5, TIMEOUT_MS = 5000 };
+#include "forked_ranks.h"
+
+enum { NRANKS = 5, TIMEOUT_MS = 5000, BEFORE_MS = 120000 /* no rank is late before the shrink */ };
 
 /* Shared with the ranks. */
 struct scenario {
@@ -131,17 +131,11 @@ static void shrink_again(struct scenario *scenario, ep_comm *comm)
 static int live(const ep_boot *boot, void *argument)
 {
     struct scenario *scenario = argument;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     int rank = boot->rank, n_stopped = scenario->n_stopped + scenario->leader_stops;
     ep_comm *comm = NULL;
 
-    config.backend = "host";
-    config.timeout_ms = 120000; /* no rank is late before the shrink */
-    if (scenario->network) {
-        config.network = scenario->network;
-        config.ranks_per_node = 1;
-    }
-    if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
+    if (forked_ranks_new(boot, scenario->network, scenario->network ? 1 : 0, BEFORE_MS, &comm) != EP_OK ||
+        ep_comm_barrier(comm) != EP_OK)
         return 1;
     comm->config.timeout_ms = TIMEOUT_MS;
     atomic_store(&scenario->pids[rank], getpid());
@@ -167,19 +161,12 @@ static int live(const ep_boot *boot, void *argument)
 
 static struct scenario *run_scenario(const struct scenario *wanted)
 {
-    struct scenario *scenario =
-        mmap(NULL, sizeof(*scenario), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    struct scenario *scenario = forked_ranks_share(wanted, sizeof(*wanted));
     ep_rank_exit exits[NRANKS];
     int n_stopped = wanted->n_stopped + wanted->leader_stops;
 
-    assert_true(scenario != MAP_FAILED);
-    *scenario = *wanted;
-    launch.nranks = NRANKS;
-    launch.run = live;
-    launch.argument = scenario;
-    launch.timeout_ms = 250000; /* ends the test if it hangs */
-    assert_int_equal(ep_launch(&launch, exits), n_stopped ? EP_E_PEER_DEAD : EP_OK);
+    assert_int_equal(forked_ranks_run(NRANKS, live, scenario, FORKED_RANKS_PATIENT_MS, exits),
+                     n_stopped ? EP_E_PEER_DEAD : EP_OK);
     for (int rank = n_stopped; rank < NRANKS; rank++)
         assert_int_equal(exits[rank].code, 0);
     return scenario;
@@ -246,16 +233,11 @@ static void *abort_when_they_wait(void *comm)
 static int live_during_an_abort(const ep_boot *boot, void *argument)
 {
     struct scenario *scenario = argument;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     int rank = boot->rank;
     ep_comm *comm = NULL;
     pthread_t thread = 0;
 
-    config.backend = "host";
-    config.timeout_ms = 120000;
-    config.network = "tcp";
-    config.ranks_per_node = 1;
-    if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
+    if (forked_ranks_new(boot, "tcp", 1, BEFORE_MS, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
         return 1;
     if (rank == scenario->aborts && scenario->amid_handshake)
         aborts_amid_handshake = comm;

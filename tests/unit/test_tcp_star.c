@@ -39,7 +39,7 @@ static struct tcp_star *adopt(int rank, int nranks, int *ret_far)
         fds[i] = pair[0];
         ret_far[i] = pair[1];
     }
-    assert_int_equal(tcp_star_adopt("star", rank, nranks, fds, &star), EP_OK);
+    assert_int_equal(tcp_star_adopt("star", rank, nranks, fds, NULL, &star), EP_OK);
     return star;
 }
 

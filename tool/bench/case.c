@@ -78,7 +78,8 @@ static ep_status alloc_buffers(struct bench_case *bench)
     EP_TRY(mirrors_status(&bench->mirrors));
     if (!bench_has_mpi(bench))
         return EP_OK;
-    return naive_init(&bench->naive, bench->ctx->mpi, bench->ctx->mpi_boot, &bench->route, (int)hidden);
+    return naive_init(&bench->naive, bench->ctx->mpi, bench->ctx->mpi_boot, &bench->route, (int)hidden,
+                      bench->ctx->spec->timeout_ms);
 }
 
 int bench_case_init(struct bench_case *bench, struct ranks_ctx *ctx, const struct bench_request *request, int tokens,

@@ -45,7 +45,7 @@ static void fill_counts(struct naive *naive)
 }
 
 ep_status naive_init(struct naive *naive, const struct ep_mpi_module *mpi, struct ep_boot_mpi *boot,
-                     const struct bench_route *route, int hidden)
+                     const struct bench_route *route, int hidden, int timeout_ms)
 {
     size_t n_ranks = (size_t)route->n_ranks;
     size_t n_send = (size_t)route->n_send;
@@ -59,6 +59,7 @@ ep_status naive_init(struct naive *naive, const struct ep_mpi_module *mpi, struc
     naive->route = route;
     naive->reduce = bench_reduce_get();
     naive->hidden = hidden;
+    naive->timeout_ms = timeout_ms;
     naive->send_counts = counts;
     naive->packed = touched(n_send * 2 * (size_t)hidden);
     naive->packed_meta = touched(n_send * meta_bytes(hidden, route->topk));
@@ -81,6 +82,10 @@ ep_status naive_init(struct naive *naive, const struct ep_mpi_module *mpi, struc
 
 void naive_done(struct naive *naive)
 {
+    if (naive->busy) {
+        memset(naive, 0, sizeof(*naive));
+        return;
+    }
     free(naive->send_counts);
     free(naive->packed);
     free(naive->packed_meta);
@@ -123,10 +128,18 @@ static void unpack_meta(struct naive *naive, size_t record_bytes)
     }
 }
 
-static ep_status exchange(const struct naive *naive, const void *send, void *recv, size_t unit_bytes)
+/* `back`: from the receivers to the senders. */
+static ep_status exchange(struct naive *naive, bool back, const void *send, void *recv, size_t unit_bytes)
 {
-    return naive->mpi->alltoallv(naive->boot, send, naive->send_counts, naive->send_offsets, recv, naive->recv_counts,
-                                 naive->recv_offsets, unit_bytes);
+    const int *send_counts = back ? naive->recv_counts : naive->send_counts;
+    const int *send_offsets = back ? naive->recv_offsets : naive->send_offsets;
+    const int *recv_counts = back ? naive->send_counts : naive->recv_counts;
+    const int *recv_offsets = back ? naive->send_offsets : naive->recv_offsets;
+    ep_status status = naive->mpi->alltoallv(naive->boot, send, send_counts, send_offsets, recv, recv_counts,
+                                             recv_offsets, unit_bytes, naive->timeout_ms);
+
+    naive->busy |= status != EP_OK;
+    return status;
 }
 
 ep_status naive_dispatch(struct naive *naive, const void *x, const float *scales, bool is_fp8)
@@ -151,8 +164,8 @@ ep_status naive_dispatch(struct naive *naive, const void *x, const float *scales
             pack_meta(naive, records + to * record_bytes, token, holder, scales);
         }
     }
-    EP_TRY(exchange(naive, naive->packed, naive->recv_rows, row_bytes));
-    EP_TRY(exchange(naive, naive->packed_meta, naive->recv_meta, record_bytes));
+    EP_TRY(exchange(naive, false, naive->packed, naive->recv_rows, row_bytes));
+    EP_TRY(exchange(naive, false, naive->packed_meta, naive->recv_meta, record_bytes));
     unpack_meta(naive, record_bytes);
     return EP_OK;
 }
@@ -167,8 +180,7 @@ ep_status naive_combine(struct naive *naive, const uint16_t *x, uint16_t *out)
     const uint16_t *rows[EP_MAX_TOPK];
 
     /* Received rows are ordered by source: they are returned as they are, into the send buffer of the dispatch. */
-    EP_TRY(naive->mpi->alltoallv(naive->boot, x, naive->recv_counts, naive->recv_offsets, naive->packed,
-                                 naive->send_counts, naive->send_offsets, hidden * sizeof(*x)));
+    EP_TRY(exchange(naive, true, x, naive->packed, hidden * sizeof(*x)));
     for (int token = 0; token < route->n_tokens; token++) {
         int n_rows = 0;
 

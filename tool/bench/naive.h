@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * naive.h - naive baseline: dispatch and combine with MPI_Alltoallv. Counts are known, rows are packed by destination
- * and arrive in (source rank, token) order, and a rank's own rows are copied directly.
+ * naive.h - naive baseline: dispatch and combine with MPI's all-to-all (MPI_Ialltoallv, which has a deadline). Counts
+ * are known, rows are packed by destination and arrive in (source rank, token) order, and a rank's own rows are copied
+ * directly.
  */
 #ifndef EP_BENCH_NAIVE_H
 #define EP_BENCH_NAIVE_H
@@ -17,8 +18,9 @@ struct naive {
     struct ep_boot_mpi *boot;
     const struct bench_route *route;
     bench_reduce_fn reduce;
-    int hidden;
-    size_t scale_bytes;                                           /* of a row; 0 in bf16 */
+    int hidden, timeout_ms;
+    bool busy;          /* an exchange has failed: MPI may still access the buffers */
+    size_t scale_bytes; /* of a row; 0 in bf16 */
     int *send_counts, *send_offsets, *recv_counts, *recv_offsets; /* [R], without the own rank's rows */
     unsigned char *packed, *packed_meta; /* [n_send]: rows; records of scales, experts, weights */
     unsigned char *recv_meta;
@@ -30,11 +32,11 @@ struct naive {
     float *recv_weights;
 };
 
-/* Allocates and touches buffers for rows of either type. EP_OK or EP_E_MEMORY. */
+/* Allocates and touches buffers for rows of either type. EP_OK or EP_E_MEMORY. timeout_ms: of each exchange. */
 ep_status naive_init(struct naive *naive, const struct ep_mpi_module *mpi, struct ep_boot_mpi *boot,
-                     const struct bench_route *route, int hidden);
+                     const struct bench_route *route, int hidden, int timeout_ms);
 
-/* Accepts a zeroed struct. */
+/* Accepts a zeroed struct. Leaves the buffers of a failed exchange to MPI, until the process ends. */
 void naive_done(struct naive *naive);
 
 /* Bytes that naive_init() allocates for these numbers of rows. */

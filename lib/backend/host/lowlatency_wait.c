@@ -42,6 +42,7 @@ static bool is_masked_by(const ep_ll *ll, int rank)
 /*
  * True if the rank has masked this one and does not clear the mask. Signals of a rank of another node arrive one after
  * the other, and take some time. A rank that this one has just unmasked has until the deadline to unmask this one.
+ * Ranks that wait for this one meanwhile must not mask it instead of that rank, so the wait is published like others.
  */
 static ep_status recheck_mask(ep_ll *ll, int rank, enum ep_group_phase phase, bool *ret_masked)
 {
@@ -49,15 +50,21 @@ static ep_status recheck_mask(ep_ll *ll, int rank, enum ep_group_phase phase, bo
     uint64_t limit_ns = ep_now_ns() + (inner->unmasked[rank]    ? (uint64_t)ll->comm->config.timeout_ms * 1000000u
                                        : ll_is_remote(ll, rank) ? LL_UNMASK_WAIT_NS
                                                                 : 0);
+    ep_status status = EP_OK;
 
-    while (is_masked_by(ll, rank) && ep_now_ns() < limit_ns && !ep_group_dead_or_left(inner->group, rank)) {
+    while (status == EP_OK && is_masked_by(ll, rank) && ep_now_ns() < limit_ns &&
+           !ep_group_dead_or_left(inner->group, rank)) {
         bool moved = false;
 
-        EP_TRY(ll_net_progress(ll, phase, &moved));
-        EP_TRY(ep_group_check_abort(inner->group));
-        if (!moved)
+        (void)ep_group_publish_wait(inner->group, rank, phase);
+        status = ll_net_progress(ll, phase, &moved);
+        if (status == EP_OK)
+            status = ep_group_check_abort(inner->group);
+        if (status == EP_OK && !moved)
             nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
     }
+    ep_group_publish_wait_end(inner->group);
+    EP_TRY(status);
     *ret_masked = is_masked_by(ll, rank);
     inner->unmasked[rank] = false;
     return EP_OK;
