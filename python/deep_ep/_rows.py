@@ -3,14 +3,33 @@
 from typing import Any, Sequence, Tuple, Union
 
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from epkit._tensors import want_tensor
 
 Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 
-# First tensor of a handle -> its plan or call: programs save the tensors for a backward pass and rebuild the tuple.
-_origins: Any = WeakTensorKeyDictionary()
+
+class _Origins:
+    """First tensor of a handle -> its plan or call: programs save the tensors for a backward pass and rebuild the tuple.
+
+    The key is the memory, because a checkpoint or a hook of autograd returns other tensors of it. The value is an attribute of the
+    object of torch that represents the memory: torch keeps this object, with its attributes, as long as any tensor of the
+    memory exists, and releases it with the last one.
+    """
+
+    _NAME = "_epkit_origin"
+
+    def __setitem__(self, tensor: torch.Tensor, origin: Any) -> None:
+        setattr(tensor.untyped_storage(), self._NAME, origin)
+
+    def get(self, tensor: torch.Tensor) -> Any:
+        try:
+            return getattr(tensor.untyped_storage(), self._NAME, None)
+        except (NotImplementedError, RuntimeError):  # a tensor without memory, such as a sparse one
+            return None
+
+
+_origins = _Origins()
 
 _ROW_TYPES = (torch.bfloat16, torch.float8_e4m3fn)
 

@@ -306,7 +306,7 @@ class Buffer(LowLatencyCalls):
         plan = getattr(handle, "plan", None) or _origin_of(handle, 6)
         if not isinstance(plan, epkit.Plan):
             raise TypeError(f"{call}: handle is a {type(handle).__name__}, must be what Buffer.dispatch() returned, or a tuple "
-                            "of its six tensors")
+                            "of its six tensors, not of copies")
         if plan.comm is not self._comm:
             raise epkit.ArgumentError(f"{call}: handle is of another Buffer: it belongs to a group of {plan.comm.size} ranks "
                                       f"in which this is rank {plan.comm.rank}")

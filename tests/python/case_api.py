@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names, arguments, defaults and results of deep_ep, as programs written for DeepEP use them."""
 import copy
+import gc
 import inspect
 import pickle
+import weakref
 
 import deep_ep
 import deep_ep.utils
@@ -276,11 +278,14 @@ def copies(rank, size):
     assert torch.equal(pickle.loads(pickle.dumps(handle[0])), handle[0])  # a tensor stays a tensor
     again = type(handle)(handle)  # as programs make a tuple of the same type
     assert all(a is b for a, b in zip(again, handle)) and torch.equal(buffer.combine(rows, again)[0], buffer.combine(rows, handle)[0])
-    keys = len(deep_ep.buffer._origins)
-    for _ in range(3):
+    for kept in (lambda handle: handle, tuple, lambda handle: handle[0].detach()):
         again = buffer.dispatch(x, None, *layout[:2], layout[3], layout[2], topk_idx, weights)[4]
+        plan, part = weakref.ref(again.plan), kept(again)
         del again
-    assert len(deep_ep.buffer._origins) == keys, "handles are not forgotten"
+        gc.collect()
+        assert plan() is not None
+        del part
+        assert plan() is None, "handles are not forgotten"
 
 
 def test_copies_and_pickles():

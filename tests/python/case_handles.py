@@ -53,6 +53,93 @@ def test_a_handle_is_a_tuple():
     run(2, tuples)
 
 
+def detached(handle):
+    return tuple(one.detach() if isinstance(one, torch.Tensor) else one for one in handle)
+
+
+def viewed(handle):
+    return [one.view_as(one) if isinstance(one, torch.Tensor) else one for one in handle]
+
+
+def copied(handle):
+    return tuple(one.clone() if isinstance(one, torch.Tensor) else one for one in handle)
+
+
+def aliases(rank, size):
+    """Other tensors of a handle's memory are the handle, as long as any of them is there; copies, and what comes to lie where a
+    handle was, are not."""
+    buffer, low = deep_ep.Buffer(dist.group.WORLD), deep_ep.Buffer(dist.group.WORLD, 0, 1 << 20, low_latency_mode=True)
+    x, topk_idx, weights, experts = setting(rank, size)
+    rows, _, _, _, handle, _ = dispatch(buffer, x, topk_idx, weights, experts)
+    want, again = buffer.combine(rows, handle)[0], buffer.dispatch(x + 1, handle=handle)[0]
+    received, _, low_handle, _, _ = low.low_latency_dispatch(x, topk_idx, 8, experts, use_fp8=False)
+    want_low = low.low_latency_combine(received, topk_idx, weights, low_handle)[0]
+    raises(TypeError, "combine handle tuple copies", buffer.combine, rows, copied(handle))
+    raises(TypeError, "dispatch handle tuple copies", lambda: buffer.dispatch(x, handle=copied(handle)))
+    raises(TypeError, "low_latency_combine handle tuple", low.low_latency_combine, received, topk_idx, weights, copied(low_handle))
+    handle, low_handle = detached(handle), detached(low_handle)  # and nobody has the tensors that the calls returned
+    for alias in (detached, viewed):
+        assert torch.equal(buffer.combine(rows, alias(handle))[0], want)
+        assert torch.equal(buffer.dispatch(x + 1, handle=alias(handle))[0], again)
+        assert torch.equal(low.low_latency_combine(received, topk_idx, weights, alias(low_handle))[0], want_low)
+    raises(TypeError, "combine handle tuple", buffer.combine, rows, (torch.eye(size).to_sparse(), *handle[1:]))
+    others = handle[1:]
+    del handle
+    for _ in range(100):
+        raises(TypeError, "combine handle tuple", buffer.combine, rows, (torch.empty(size, size, dtype=torch.int32), *others))
+
+
+def test_aliases_of_a_handle():
+    run(2, aliases)
+
+
+def checkpointed(rank, size):
+    """A layer that saves its handle for the backward pass, where hooks return other tensors of the same memory: the checkpoint of
+    torch before 2.5 detaches all that it computes again."""
+    from torch.utils.checkpoint import checkpoint
+
+    buffer = deep_ep.Buffer(dist.group.WORLD)
+    x, topk_idx, weights, experts = setting(rank, size)
+
+    class Dispatch(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            rows, _, _, _, handle, _ = dispatch(buffer, x, topk_idx, weights, experts)
+            ctx.save_for_backward(*handle)
+            return (rows, *handle)
+
+        @staticmethod
+        def backward(ctx, grad, *_):
+            return buffer.combine(grad.contiguous(), ctx.saved_tensors)[0]
+
+    class Combine(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, rows, *handle):
+            ctx.save_for_backward(*handle)
+            return buffer.combine(rows, handle)[0]
+
+        @staticmethod
+        def backward(ctx, grad):
+            return (buffer.dispatch(grad.contiguous(), handle=ctx.saved_tensors)[0], *[None] * 6)
+
+    def layer(x):
+        rows, *handle = Dispatch.apply(x)
+        return Combine.apply(rows * 2, *handle)
+
+    times = buffer.get_dispatch_layout(topk_idx, experts)[3].sum(1, keepdim=True)
+    for run_layer in (layer, lambda x: checkpoint(layer, x, use_reentrant=False)):
+        for detach in (False, True):
+            given = x.clone().requires_grad_()
+            with torch.autograd.graph.saved_tensors_hooks(*[torch.Tensor.detach if detach else lambda one: one] * 2):
+                out = run_layer(given)
+                out.backward(torch.ones_like(out))
+            assert torch.equal(out, x * 2 * times) and torch.equal(given.grad, torch.ones_like(x) * 2 * times)
+
+
+def test_a_handle_in_a_checkpoint():
+    run(2, checkpointed)
+
+
 class Layer(torch.nn.Module):
     def __init__(self, buffer):
         super().__init__()
