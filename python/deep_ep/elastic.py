@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepEP V2: ElasticBuffer."""
 import contextlib
-from typing import Any, Iterator, List, NoReturn, Optional, Tuple, Union
+import functools
+from typing import Any, Callable, Iterator, List, NoReturn, Optional, Tuple, TypeVar, Union
 
 import torch
 import torch.distributed as dist
@@ -128,6 +129,24 @@ def _not_here(name: str, instead: str) -> Any:
     method.__name__ = name
     method.__doc__ = f"Not supported: {instead}."
     return method
+
+
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+def _naming_most(call: _Call) -> _Call:
+    """Where the library refuses what follows from num_max_tokens_per_rank, in this call or before it, here or on another rank, the
+    error names that argument."""
+    @functools.wraps(call)
+    def named(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except epkit.Error as error:
+            if "source_stride" in str(error) or "max_recv_tokens" in str(error):
+                error.args = (f"{error}; this follows from num_max_tokens_per_rank of ElasticBuffer.dispatch() or of ElasticBuffer(), "
+                              "which must be the same on all ranks, and at least the number of tokens of each",)
+            raise
+    return named  # type: ignore[return-value]
 
 
 _ENGRAM = "keep the table sharded and fetch rows by dispatch and combine, or use DeepEP itself"
@@ -274,6 +293,7 @@ class ElasticBuffer(OfThisProcess):
         return EPHandle(plan, expand, num_experts, alignment, most,
                         num_sms or self.get_theoretical_num_sms(num_experts, topk_idx.shape[1]), topk_idx)
 
+    @_naming_most
     def dispatch(self, x: Rows, topk_idx: Optional[torch.Tensor] = None, topk_weights: Optional[torch.Tensor] = None,
                  cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None, num_experts: Optional[int] = None,
                  num_max_tokens_per_rank: Optional[int] = None, expert_alignment: Optional[int] = None, num_sms: int = 0,
@@ -360,6 +380,7 @@ class ElasticBuffer(OfThisProcess):
             if given is not None and given != own:
                 raise AssertionError(f"dispatch: {name} is {given}, but the handle's is {own}")
 
+    @_naming_most
     def combine(self, x: torch.Tensor, handle: EPHandle, topk_weights: Optional[torch.Tensor] = None,
                 bias: Union[None, torch.Tensor, Tuple[torch.Tensor, torch.Tensor]] = None, num_sms: int = 0, num_qps: int = 0,
                 previous_event: Optional[EventHandle] = None, previous_event_before_epilogue: Optional[EventHandle] = None,

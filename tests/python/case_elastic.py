@@ -5,6 +5,7 @@ import os
 import socket
 
 import deep_ep
+import epkit
 import torch
 import torch.distributed as dist
 from deep_ep.utils.envs import init_seed
@@ -337,6 +338,29 @@ def refusals(rank, size):
 
 def test_refusals():
     run(2, refusals)
+
+
+def unequal_most(rank, size, sync, expand):
+    """num_max_tokens_per_rank of one rank is less than the tokens of another: the failure, and those of later calls, name it."""
+    buffer = new_buffer()
+    topk_idx, weights, experts = make_routing(size, 0)
+    x, tokens = torch.zeros(topk_idx.shape[0], HIDDEN, dtype=torch.bfloat16), topk_idx.shape[0] - (5 if rank else 0)
+    routing = {"num_experts": experts, "num_max_tokens_per_rank": tokens, "do_cpu_sync": sync, "do_expand": expand}
+
+    def complete():
+        for _ in range(2):  # on the rank with too many tokens maybe the second one
+            buffer.dispatch(x[:tokens], topk_idx[:tokens], weights[:tokens], **routing)
+            buffer._comm.synchronize()
+
+    words = "num_max_tokens_per_rank same ranks least"
+    raises(epkit.Error, words, complete)
+    raises(epkit.Error, words, complete)
+
+
+def test_num_max_tokens_per_rank_differs():
+    for sync in (True, False):
+        for expand in (True, False):
+            run(2, unequal_most, sync, expand)
 
 
 def as_its_test_does(rank, size, port):
