@@ -36,7 +36,8 @@ class EPHandle(OfThisProcess):
         do_expand, num_experts, expert_alignment, num_max_tokens_per_rank, num_sms: as dispatched. A program that has reduced
             expanded rows to one for each received token sets do_expand to False before the combine.
         topk_idx: int64 [N, K]: a copy, or the caller's own tensor with do_handle_copy=False.
-        psum_num_recv_tokens_per_scaleup_rank: int32 [R]: received tokens of this source rank and the ones before it.
+        psum_num_recv_tokens_per_scaleup_rank: int32 [scale-up ranks], on one host [R]: received tokens of the source ranks with
+            this index or a lower one in their scale-up domain.
         psum_num_recv_tokens_per_expert: int32 [L]: sums of aligned counts; expanded: the row behind the expert's last one.
         num_unaligned_recv_tokens_per_expert: int32 [L]: received tokens of each expert.
         num_recv_tokens_per_expert_list: list of L aligned counts; empty without do_cpu_sync.
@@ -49,8 +50,8 @@ class EPHandle(OfThisProcess):
     """
 
     def __init__(self, plan: epkit.Plan, do_expand: bool, num_experts: int, expert_alignment: int,
-                 num_max_tokens_per_rank: int, num_sms: int, topk_idx: torch.Tensor) -> None:
-        self.plan = plan
+                 num_max_tokens_per_rank: int, num_sms: int, topk_idx: torch.Tensor, scaleup_ranks: int) -> None:
+        self.plan, self._scaleup_ranks = plan, scaleup_ranks
         self._by_token: Optional[epkit.Plan] = None
         self.do_expand, self.num_experts, self.expert_alignment = do_expand, num_experts, expert_alignment
         self.num_max_tokens_per_rank, self.num_sms, self.topk_idx = num_max_tokens_per_rank, num_sms, topk_idx
@@ -82,7 +83,11 @@ class EPHandle(OfThisProcess):
         return (self.topk_idx, *(one for one in self._data if one is not None))
 
     def _fill(self, data: epkit.Metadata, mark: Optional[Mark]) -> None:
-        self._data, plan = data, self.plan
+        plan = self.plan
+        if self._scaleup_ranks < plan.comm.size:
+            each = torch.diff(data.psum_rank, prepend=data.psum_rank.new_zeros(1)).view(-1, self._scaleup_ranks)
+            data = data._replace(psum_rank=each.sum(0).cumsum(0, dtype=torch.int32))
+        self._data = data
         self.psum_num_recv_tokens_per_scaleup_rank = data.psum_rank
         self.psum_num_recv_tokens_per_expert = data.psum_expert
         self.num_unaligned_recv_tokens_per_expert = data.count_exact
@@ -163,14 +168,15 @@ class ElasticBuffer(OfThisProcess):
         num_max_tokens_per_rank: the default for dispatch().
         allow_multiple_reduction: combine of the expanded layout: the rows of each rank are added up and rounded to
             bfloat16 first. False: all of a token's rows are added up in float32 and rounded once.
+        allow_hybrid_mode: False: the scale-up domain is the whole group, in attributes and in handles; rows take the same way.
         num_cpu_timeout_secs: deadline of every wait.
         explicitly_destroy: destroy() may be called.
 
     Ignored: num_bytes, num_cpu_bytes, hidden, num_topk, use_fp8_dispatch (buffers are made as calls need them),
-    deterministic (always), allow_hybrid_mode, sl_idx, num_allocated_qps (no network), num_gpu_timeout_secs.
+    deterministic (always), sl_idx, num_allocated_qps, num_gpu_timeout_secs.
 
-    Attributes: group, rank_idx, num_ranks, num_scaleout_ranks (1), num_scaleup_ranks (R), scaleout_rank_idx,
-    scaleup_rank_idx, num_rdma_ranks (1), num_nvlink_ranks (R), num_allocated_qps, num_bytes, num_max_tokens_per_rank.
+    Attributes: group, rank_idx, num_ranks, num_rdma_ranks (hosts), num_nvlink_ranks (ranks of each), num_scaleout_ranks,
+    num_scaleup_ranks, scaleout_rank_idx, scaleup_rank_idx, num_allocated_qps, num_bytes, num_max_tokens_per_rank.
     """
 
     def __init__(self, group: dist.ProcessGroup, num_bytes: Optional[int] = None, num_cpu_bytes: int = 0, num_max_tokens_per_rank: int = 0,
@@ -195,7 +201,7 @@ class ElasticBuffer(OfThisProcess):
         self.explicitly_destroy = explicitly_destroy
         self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
         self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
-        self.scaleout_rank_idx, self.scaleup_rank_idx = 0, self.rank_idx
+        self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, self.num_scaleup_ranks)
         self.runtime: Optional[epkit.Communicator] = self._comm
         self._sms = 0  # last value of set_num_sms() on the communicator; 0: the library's default
         self._default_sms = self._comm.num_sms
@@ -228,8 +234,8 @@ class ElasticBuffer(OfThisProcess):
         return self._comm.nodes, self.num_ranks // self._comm.nodes
 
     def get_logical_domain_size(self) -> Tuple[int, int]:
-        """(scale-out ranks, scale-up ranks): as get_physical_domain_size()."""
-        return self.get_physical_domain_size()
+        """(scale-out ranks, scale-up ranks): as get_physical_domain_size(); (1, R) without allow_hybrid_mode."""
+        return self.get_physical_domain_size() if self.allow_hybrid_mode else (1, self.num_ranks)
 
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
         """A barrier of all ranks, in the order of the communication stream or of the current one.
@@ -291,7 +297,7 @@ class ElasticBuffer(OfThisProcess):
         plan = self._comm.plan(topk_idx, num_experts, expanded=expand, alignment=alignment, zero_padding=True,
                                max_recv_tokens=worst, stream=order.stream)
         return EPHandle(plan, expand, num_experts, alignment, most,
-                        num_sms or self.get_theoretical_num_sms(num_experts, topk_idx.shape[1]), topk_idx)
+                        num_sms or self.get_theoretical_num_sms(num_experts, topk_idx.shape[1]), topk_idx, self.num_scaleup_ranks)
 
     @_naming_most
     def dispatch(self, x: Rows, topk_idx: Optional[torch.Tensor] = None, topk_weights: Optional[torch.Tensor] = None,

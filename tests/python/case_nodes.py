@@ -59,15 +59,22 @@ def layer(rank, size, network):
         assert torch.equal(back, torch.where(idx >= 0, weights, 0.0))
 
 
-def domains(rank, size):
-    one = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=8, hidden=HIDDEN, num_topk=TOPK)
-    assert one.get_physical_domain_size() == one.get_logical_domain_size() == (2, size // 2)
-    assert (one.num_scaleout_ranks, one.num_scaleup_ranks, one.num_rdma_ranks, one.num_nvlink_ranks) == (2, size // 2) * 2
+def domains(rank, size, hybrid):
+    one = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=8, hidden=HIDDEN, num_topk=TOPK, allow_hybrid_mode=hybrid)
+    logical = (2, size // 2) if hybrid else (1, size)  # as DeepEP
+    assert (one.get_physical_domain_size(), one.get_logical_domain_size()) == ((2, size // 2), logical)
+    assert (one.num_scaleout_ranks, one.num_scaleup_ranks, one.num_rdma_ranks, one.num_nvlink_ranks) == (*logical, 2, size // 2)
+    assert (one.scaleout_rank_idx, one.scaleup_rank_idx) == (rank // logical[1], rank % logical[1])
     torch.manual_seed(rank)
     idx = torch.rand(8, EXPERTS).topk(TOPK).indices
     x, weights = torch.randint(-4, 5, (8, HIDDEN)).to(torch.bfloat16), torch.rand(8, TOPK)
     for expand in (False, True):
         rows, _, got, handle, _ = one.dispatch(x, topk_idx=idx, topk_weights=weights, num_experts=EXPERTS, do_expand=expand)
+        # As DeepEP: the tokens of ranks with the same index in their domain are counted together.
+        sources = handle.recv_src_metadata[:, 0] // 8 % logical[1]
+        sums = [int((sources <= index).sum()) for index in range(logical[1])]
+        assert handle.psum_num_recv_tokens_per_scaleup_rank.tolist() == sums
+        assert handle.psum_num_recv_tokens_per_scaleup_rank.dtype == torch.int32
         summed, back, _ = one.combine(rows, handle, got)
         times = TOPK if expand else torch.stack([(idx * size // EXPERTS == to).any(1) for to in range(size)], 1).sum(1, True)
         assert torch.equal(summed, (x.float() * times).to(torch.bfloat16)) and torch.equal(back, weights)
@@ -107,7 +114,8 @@ def test_layers_of_two_nodes():
 def test_elastic_buffers_of_two_nodes():
     for network in ("emulated", "tcp"):
         with divided(network):
-            run(4, domains)
+            run(4, domains, True)
+            run(4, domains, False)
 
 
 def test_sizes_of_domains():
