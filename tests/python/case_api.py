@@ -290,3 +290,23 @@ def copies(rank, size):
 
 def test_copies_and_pickles():
     run(2, copies)
+
+
+class Kernel:
+    """A kernel in a profile of torch, with what every version has."""
+
+    def __init__(self, name, start, microseconds):
+        self.name, self.time_range, self.start, self.elapsed_us = name, self, start, lambda: microseconds
+
+
+def test_times_of_kernels():
+    """As DeepEP: the mean of each name, 0 where no kernel ran; copies that epkit does not make count a little."""
+    from deep_ep.utils.testing import _seconds as seconds
+
+    ran = [Kernel("void epkit::dispatch_rows(int)", 30, 40.0), Kernel("void epkit::dispatch_rows(int)", 10, 20.0),
+           Kernel("my_dispatch", 20, 9.0), Kernel("triton_add", 40, 5.0)]
+    for name, want in (("dispatch_impl", 3e-5), ("dispatch", 3e-5), ("triton_add", 5e-6), ("my_dispatch", 9e-6), ("notify", 0)):
+        assert abs(seconds(ran, name, 1) - want) < 1e-12, name
+        assert seconds([], name, 1) == 0 and seconds([], name, 2) == [0, 0]
+    assert [round(one * 1e6) for one in seconds(ran, "dispatch", 2)] == [20, 40]
+    assert 0 < seconds(ran, "combine_reduce_epilogue_impl", 1) < 1e-6
