@@ -120,14 +120,15 @@ def high_throughput(rank, size):
     buffer = deep_ep.Buffer(dist.group.WORLD, 10**9, 0, low_latency_mode=False, num_qps_per_rank=1, allow_mnnvl=True)
     assert (buffer.rank, buffer.group_size, buffer.num_nvl_bytes, buffer.num_rdma_bytes) == (rank, size, 10**9, 0)
     x, topk_idx, weights, experts = make(rank, size)
-    assert buffer.group is dist.group.WORLD and buffer.low_latency_mode is False and buffer.runtime.get_num_rdma_ranks() == 1
+    assert buffer.group is dist.group.WORLD and buffer.low_latency_mode is False and buffer.runtime.get_num_rdma_ranks() == buffer._comm.nodes
     assert (buffer.get_comm_stream() is None) is not x.is_cuda  # torch.cuda.stream(None) does nothing
     previous = buffer.capture()
     assert isinstance(previous, deep_ep.EventOverlap) and previous.event is not None
     layout = buffer.get_dispatch_layout(topk_idx=topk_idx, num_experts=experts, previous_event=previous, async_finish=True,
                                         allocate_on_comm_stream=True)
-    assert [type(one) for one in layout] == [torch.Tensor, type(None), torch.Tensor, torch.Tensor, deep_ep.EventOverlap]
-    assert [one.dtype for one in layout[:4] if one is not None] == [torch.int32, torch.int32, torch.bool]
+    per_host = type(None) if buffer._comm.nodes == 1 else torch.Tensor
+    assert [type(one) for one in layout] == [torch.Tensor, per_host, torch.Tensor, torch.Tensor, deep_ep.EventOverlap]
+    assert [one.dtype for one in (layout[0], *layout[2:4])] == [torch.int32, torch.int32, torch.bool]
     result = buffer.dispatch(x=x, handle=None, num_tokens_per_rank=layout[0], num_tokens_per_rdma_rank=layout[1],
                              is_token_in_rank=layout[3], num_tokens_per_expert=layout[2], topk_idx=topk_idx,
                              topk_weights=weights, expert_alignment=1, config=buffer.get_dispatch_config(size),

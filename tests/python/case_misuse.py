@@ -355,8 +355,11 @@ def dies_in_decode(rank, size):
     complete(buffer._comm, hook)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    hook = buffer.low_latency_combine(recv, topk_idx, weights, handle, return_recv_hook=True)[2]
-    raises(epkit.PeerError, "rank 1", complete, buffer._comm, hook)
+
+    def combine():  # between nodes the first half waits for the weights of the other nodes
+        buffer.low_latency_combine(recv, topk_idx, weights, handle, return_recv_hook=True)[2]()
+
+    raises(epkit.PeerError, "rank 1", complete, buffer._comm, combine)
     raises(epkit.PeerError, "rank 1", complete, buffer._comm, buffer.low_latency_dispatch, x, topk_idx, 8, 2 * size)
 
 

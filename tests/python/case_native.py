@@ -101,7 +101,7 @@ def one_shape(comm, draw, number):
     for rows_there, values in zip(where, gather(y.float(), size)):
         here = rows_there[:, 0] == rank
         total.index_add_(0, rows_there[here, 1], values[:rows_there.shape[0]][here])
-    for by_choice in (False, True):
+    for by_choice in (False, True) if comm.nodes == 1 else (False,):
         out, back = plan.combine(y, rows.topk_weights, bias, by_choice=by_choice)
         assert torch.equal(out.float(), total)
         assert torch.equal(back, weights.masked_fill(topk_idx < 0, 0))
@@ -217,7 +217,7 @@ def info(rank, size):
     assert comm.allgather_bytes(bytes([rank, 9])) == b"".join(bytes([r, 9]) for r in range(size))
     plan = comm.plan(torch.zeros(1, 1, dtype=torch.int64), size)
     plan.dispatch(torch.ones(1, 64, dtype=torch.bfloat16))
-    assert comm.stats()["rows_self"] + comm.stats()["rows_node"] == 1
+    assert comm.stats()["rows_self"] + comm.stats()["rows_node"] == int(comm.nodes == 1 or rank == 0)  # or over the network
     comm.synchronize()
 
 

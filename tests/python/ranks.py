@@ -27,8 +27,12 @@ def _divide_groups():
     made = epkit.Communicator.__init__
 
     def init(self, group=None, **options):
-        size = group.Get_size() if hasattr(group, "Get_size") else dist.get_world_size(group) if dist.is_initialized() else 1
-        if size % NODES == 0:
+        size = 0  # of what is no group: the call itself refuses it
+        if hasattr(group, "Get_size"):
+            size = group.Get_size()
+        elif dist.is_initialized() and isinstance(group, (type(None), dist.ProcessGroup)):
+            size = dist.get_world_size(group)
+        if size > 0 and size % NODES == 0:
             options.setdefault("ranks_per_node", size // NODES)
         made(self, group, **options)
 
