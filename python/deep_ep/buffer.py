@@ -8,6 +8,7 @@ import torch
 import epkit
 from epkit._tensors import OfThisProcess, want_integer, want_tensor
 
+from ._errors import naming
 from ._low_latency import LowLatencyCalls, size_hint
 from ._order import Event, Mark, Order, new_comm_stream, run_untraced
 from ._rows import Rows, _as_given, _biases, _origin_of, _origins, _with_columns
@@ -20,6 +21,9 @@ _TIMEOUT = 100.0
 _STRIDE = 1 << 21  # of source ids: more tokens than a rank has, and 1024 ranks of them fit an int32
 
 _HANDLE_HAS = ("recv_source", "rank_prefix")  # of epkit.Metadata
+
+
+_naming_worst = naming("max_recv_tokens is num_worst_tokens of Buffer.dispatch() on that rank", "max_recv_tokens")
 
 
 class Config(NamedTuple):
@@ -352,6 +356,7 @@ class Buffer(LowLatencyCalls):
         _origins[handle[0]] = plan
         return handle
 
+    @_naming_worst
     def dispatch(self, x: Rows, handle: Optional[Handle] = None, num_tokens_per_rank: Optional[torch.Tensor] = None,
                  num_tokens_per_rdma_rank: Optional[torch.Tensor] = None, is_token_in_rank: Optional[torch.Tensor] = None,
                  num_tokens_per_expert: Optional[torch.Tensor] = None, topk_idx: Optional[torch.Tensor] = None,
@@ -406,6 +411,7 @@ class Buffer(LowLatencyCalls):
                                           tuple(tuple.__iter__(new))), made)
         return _as_given(given, rows), rows.topk_idx, rows.topk_weights, list(plan.recv_per_expert), new, event
 
+    @_naming_worst
     def combine(self, x: torch.Tensor, handle: Handle, topk_weights: Optional[torch.Tensor] = None,
                 bias: Union[None, torch.Tensor, Tuple[torch.Tensor, torch.Tensor]] = None, config: Optional[Config] = None,
                 previous_event: Optional[EventOverlap] = None, async_finish: bool = False,

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepEP V2: ElasticBuffer."""
 import contextlib
-import functools
-from typing import Any, Callable, Iterator, List, NoReturn, Optional, Tuple, TypeVar, Union
+from typing import Any, Iterator, List, NoReturn, Optional, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -10,6 +9,7 @@ import torch.distributed as dist
 import epkit
 from epkit._tensors import OfThisProcess, want_integer, want_tensor
 
+from ._errors import naming
 from ._order import Mark, Order, new_comm_stream, run_untraced
 from ._rows import Rows, _as_given, _biases
 from .utils.envs import check_torch_deterministic
@@ -136,23 +136,8 @@ def _not_here(name: str, instead: str) -> Any:
     return method
 
 
-_Call = TypeVar("_Call", bound=Callable[..., Any])
-
-
-def _naming_most(call: _Call) -> _Call:
-    """Where the library refuses what follows from num_max_tokens_per_rank, in this call or before it, here or on another rank, the
-    error names that argument."""
-    @functools.wraps(call)
-    def named(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return call(*args, **kwargs)
-        except epkit.Error as error:
-            if "source_stride" in str(error) or "max_recv_tokens" in str(error):
-                error.args = (f"{error}; this follows from num_max_tokens_per_rank of ElasticBuffer.dispatch() or of ElasticBuffer(), "
-                              "which must be the same on all ranks, and at least the number of tokens of each",)
-            raise
-    return named  # type: ignore[return-value]
-
+_naming_most = naming("this follows from num_max_tokens_per_rank of ElasticBuffer.dispatch() or of ElasticBuffer(), which must be "
+                      "the same on all ranks, and at least the number of tokens of each", "source_stride", "max_recv_tokens")
 
 _ENGRAM = "keep the table sharded and fetch rows by dispatch and combine, or use DeepEP itself"
 _PP = "use torch.distributed.send and recv (NCCL) between pipeline stages"

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors of the library in the words of DeepEP's interface."""
+import functools
+from typing import Any, Callable, TypeVar
+
+import epkit
+
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+def naming(advice: str, *names: str) -> Callable[[_Call], _Call]:
+    """Makes a call add `advice` to errors with one of these names: arguments of the library, which its caller has not given. The
+    reason may be an earlier call, and another rank."""
+    def decorate(call: _Call) -> _Call:
+        @functools.wraps(call)
+        def named(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return call(*args, **kwargs)
+            except epkit.Error as error:
+                if any(name in str(error) for name in names):
+                    error.args = (f"{error}; {advice}",)
+                raise
+        return named  # type: ignore[return-value]
+    return decorate
