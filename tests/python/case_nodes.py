@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups of several nodes: the ranks of one machine, divided, over the networks between nodes."""
 import os
+import random
+import signal
 from contextlib import contextmanager
 
 import case_engines
 import case_intranode
 import case_lowlatency
+import case_random
 import deep_ep
 import epkit
 import ranks
@@ -14,6 +17,7 @@ import torch.distributed as dist
 from ranks import raises, run
 
 EXPERTS, TOPK, HIDDEN = 12, 4, 256
+NOT_ON_CUDA = {"test_capacities_on_two_nodes": "there a capacity that is too small is found behind the call"}
 
 
 @contextmanager
@@ -89,6 +93,79 @@ def sizes(rank, size):
     del os.environ["LOCAL_WORLD_SIZE"]
     assert deep_ep.get_physical_domain_size(group) == (1, 4)
 
+def new_rows(buffer, x, idx, weights, experts, **more):
+    layout = buffer.get_dispatch_layout(idx, experts)
+    return buffer.dispatch(x, topk_idx=idx, topk_weights=weights, num_tokens_per_rank=layout[0], num_tokens_per_rdma_rank=layout[1],
+                           is_token_in_rank=layout[3], num_tokens_per_expert=layout[2], **more)
+
+
+def capacities(rank, size):
+    """Fixed capacities that differ between ranks, and one that is too small, which all ranks learn."""
+    buffer = deep_ep.Buffer(dist.group.WORLD)
+    torch.manual_seed(rank)
+    idx, weights, x = torch.rand(20, EXPERTS).topk(TOPK).indices, torch.rand(20, TOPK), torch.ones(20, HIDDEN, dtype=torch.bfloat16)
+    rows, local, _, _, handle, _ = new_rows(buffer, x, idx, weights, EXPERTS, num_worst_tokens=80 + 10 * rank)
+    n = int((local >= 0).any(1).sum())
+    assert rows.shape[0] == 80 + 10 * rank and (local[n:] == -1).all()
+    times = buffer.get_dispatch_layout(idx, EXPERTS)[3].sum(1, keepdim=True)
+    assert torch.equal(buffer.combine(rows, handle)[0], x * times)
+    assert torch.equal(buffer.dispatch(x, handle=tuple(one.detach() for one in handle))[0][:n], rows[:n])
+    small = {"num_worst_tokens": 5 if rank == 1 else 80}
+    raises(epkit.ArgumentError, "rank 1 5 num_worst_tokens Buffer.dispatch()", new_rows, buffer, x, idx, weights, EXPERTS, **small)
+    assert torch.equal(new_rows(buffer, x, idx, weights, EXPERTS, num_worst_tokens=80)[0][:n], rows[:n])
+
+
+def dies(rank, size, kind, victim):
+    """A rank is killed in the middle of a layer: all others name it, and form a group without it."""
+    which = deep_ep.ElasticBuffer if kind == "elastic" else deep_ep.Buffer
+    buffer = which(dist.group.WORLD, explicitly_destroy=True)
+    torch.manual_seed(rank)
+    idx, weights, x = torch.rand(20, EXPERTS).topk(TOPK).indices, torch.rand(20, TOPK), torch.ones(20, HIDDEN, dtype=torch.bfloat16)
+
+    def layer_until(step):
+        for number in range(1000):
+            die = os.kill if (rank, number) == (victim, step) else lambda *_: None
+            if kind == "elastic":
+                rows, _, _, handle, _ = buffer.dispatch(x, idx, weights, num_experts=EXPERTS, num_max_tokens_per_rank=32)
+                die(os.getpid(), signal.SIGKILL)
+                buffer.combine(rows, handle)
+            elif kind == "low latency":
+                rows, _, handle, _, _ = buffer.low_latency_dispatch(x, idx, 32, EXPERTS, use_fp8=False)
+                die(os.getpid(), signal.SIGKILL)
+                buffer.low_latency_combine(rows, idx, weights, handle)
+            else:
+                rows, _, _, _, handle, _ = new_rows(buffer, x, idx, weights, EXPERTS)
+                die(os.getpid(), signal.SIGKILL)
+                buffer.combine(rows, handle)
+
+    raises(epkit.PeerError, f"rank {victim}", layer_until, 3)
+    new = buffer._comm.shrink()
+    buffer.destroy()
+    assert (new.size, new.rank) == (size - 1, rank - (rank > victim))
+    plan = new.plan(torch.arange(20).view(20, 1) % new.size, new.size)
+    assert torch.equal(plan.combine(plan.dispatch(x).x)[0], x)
+    new.barrier()
+
+
+def destroyed(rank, size):
+    """Buffers of the group and of parts of it, with answers of earlier dispatches, and then destroyed in another order on each rank."""
+    across = [dist.new_group(list(range(first, size, 2))) for first in range(2)]
+    buffers = [deep_ep.Buffer(group, explicitly_destroy=True) for group in (dist.group.WORLD, across[rank % 2], dist.group.WORLD)]
+    x, weights, kept, draw = torch.ones(20, HIDDEN, dtype=torch.bfloat16), torch.rand(20, TOPK), [], random.Random(3)
+    for _ in range(10):
+        for buffer in buffers:
+            idx = torch.rand(20, EXPERTS).topk(TOPK).indices
+            rows, _, _, _, handle, _ = new_rows(buffer, x, idx, weights, EXPERTS)
+            kept.append((buffer, rows, handle, buffer.get_dispatch_layout(idx, EXPERTS)[3].sum(1, keepdim=True)))
+        draw.shuffle(kept)
+        for buffer, rows, handle, times in kept[:8]:
+            assert torch.equal(buffer.combine(rows, handle)[0], x * times)
+            assert torch.equal(buffer.dispatch(x, handle=handle)[0], rows)
+        del kept[15:]
+    random.Random(rank).shuffle(buffers)
+    for buffer in buffers:
+        buffer.destroy()
+
 
 def refusals(rank, size):
     raises(epkit.ArgumentError, "ranks_per_node 3 divide", epkit.Communicator, ranks_per_node=3)
@@ -142,3 +219,27 @@ def test_engines_on_two_nodes():
         for engine in (case_engines.test_vllm_high_throughput, case_engines.test_vllm_low_latency, case_engines.test_vllm_elastic,
                        case_engines.test_sglang, case_engines.test_sglang_elastic, case_engines.test_megatron):
             engine()
+
+
+def test_random_calls_on_two_nodes():
+    for network, size in (("tcp", 4), ("emulated", 6)):
+        with divided(network):
+            run(size, case_random.buffers, 8)
+            run(size, case_random.elastics, 8)
+            run(size, case_random.low_latencies, 4)
+
+
+def test_capacities_on_two_nodes():
+    with divided("tcp"):
+        run(4, capacities)
+
+
+def test_a_rank_dies_on_two_nodes():
+    for kind, victim, network in (("normal", 0, "tcp"), ("elastic", 3, "emulated"), ("low latency", 2, "tcp")):
+        with divided(network):
+            run(4, dies, kind, victim, expect=[-signal.SIGKILL if rank == victim else 0 for rank in range(4)])
+
+
+def test_buffers_are_destroyed_in_any_order():
+    with divided("tcp"):
+        run(4, destroyed)

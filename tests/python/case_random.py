@@ -124,14 +124,19 @@ def wait(event, asynchronous):
         event.current_stream_wait()
 
 
-def sum_of_ranks(case, y, biases):
-    """By the contract of V1: biases, then a row of each rank in rank order, in float32, rounded once."""
+def sum_of_ranks(case, y, biases, comm):
+    """By the contract of V1: biases, then a row of each rank in rank order, in float32, rounded once. Each node but this rank's
+    adds up its own rows first."""
     every = case.of_all(y)
     total = sum((one.float() for one in biases if one is not None), torch.zeros(case.idx.shape[0], y.shape[1]))
-    for to in range(case.size):
-        first = sum(int((case.all_idx[source] // case.local == to).any(1).sum()) for source in range(case.rank))
-        mine = case.in_rank[:, to].nonzero().flatten()
-        total[mine] += every[to][first:first + mine.numel()].float()
+    for node in range(comm.nodes):
+        part = total if node == comm.node else torch.zeros_like(total)
+        for to in range(node * case.size // comm.nodes, (node + 1) * case.size // comm.nodes):
+            first = sum(int((case.all_idx[source] // case.local == to).any(1).sum()) for source in range(case.rank))
+            mine = case.in_rank[:, to].nonzero().flatten()
+            part[mine] += every[to][first:first + mine.numel()].float()
+        if node != comm.node:
+            total += part
     return total.to(torch.bfloat16)
 
 
@@ -172,7 +177,7 @@ def one_buffer_case(buffer, case, kept):
     flags = case.flags(buffer)
     out, none, event = buffer.combine(y, handle, bias=bias, config=args["config"], **flags)
     wait(event, flags["async_finish"])
-    assert none is None and same(out, sum_of_ranks(case, y, as_tuple(bias))), "combine"
+    assert none is None and same(out, sum_of_ranks(case, y, as_tuple(bias), buffer._comm)), "combine"
     x, flags = rows_for(case, case.idx.shape[0], ("row",)), case.flags(buffer)
     again = buffer.dispatch(x, handle=handle, **flags)
     wait(again[-1], flags["async_finish"])
