@@ -90,8 +90,10 @@ def sizes(rank, size):
     for text, expected in (("2", (2, 2)), ("4", (1, 4)), ("3", (1, 4)), ("0", (1, 4)), ("x", (1, 4)), ("", (1, 4))):
         os.environ["LOCAL_WORLD_SIZE"] = text
         assert deep_ep.get_physical_domain_size(group) == deep_ep.get_logical_domain_size(group) == expected
+        assert deep_ep.get_logical_domain_size(group, allow_hybrid_mode=False) == (1, 4)
     del os.environ["LOCAL_WORLD_SIZE"]
     assert deep_ep.get_physical_domain_size(group) == (1, 4)
+
 
 def new_rows(buffer, x, idx, weights, experts, **more):
     layout = buffer.get_dispatch_layout(idx, experts)

@@ -86,8 +86,8 @@ def get_physical_domain_size(group: dist.ProcessGroup) -> Tuple[int, int]:
 
 
 def get_logical_domain_size(group: dist.ProcessGroup, allow_hybrid_mode: bool = True) -> Tuple[int, int]:
-    """(scale-out ranks, scale-up ranks): as get_physical_domain_size()."""
-    return get_physical_domain_size(group)
+    """(scale-out ranks, scale-up ranks): as get_physical_domain_size(); (1, R) without allow_hybrid_mode."""
+    return get_physical_domain_size(group) if allow_hybrid_mode else (1, group.size())
 
 
 def check_nvlink_connections(group: Any) -> None:
