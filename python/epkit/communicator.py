@@ -221,7 +221,11 @@ class Communicator(OfThisProcess):
         return self._native.info()
 
     def stats(self) -> Dict[str, int]:
-        """What the last operation of this rank moved: rows and bytes to itself and to others, nanoseconds."""
+        """What the last operation of this rank moved, by name, and nanoseconds.
+
+        rows_* and bytes_*: _self and _node (to itself and to other ranks of the node, of its own tokens), _net (what it sent to
+        other nodes), _forward (what it placed or read on its node for other nodes). ns_move, ns_total.
+        """
         return self._native.stats()
 
     @property

@@ -251,10 +251,11 @@ static PyObject *comm_stats(PyObject *self, PyObject *unused)
     status = ep_comm_get_stats(comm->box->comm, &stats);
     if (status != EP_OK)
         return raise_status(status);
-    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K}", "rows_self", (unsigned long long)stats.rows_self, "rows_node",
-                         (unsigned long long)stats.rows_node, "bytes_self", (unsigned long long)stats.bytes_self,
-                         "bytes_node", (unsigned long long)stats.bytes_node, "ns_move",
-                         (unsigned long long)stats.ns_move, "ns_total", (unsigned long long)stats.ns_total);
+#define FIELD(name) #name, (unsigned long long)stats.name
+    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", FIELD(rows_self), FIELD(rows_node), FIELD(rows_net),
+                         FIELD(rows_forward), FIELD(bytes_self), FIELD(bytes_node), FIELD(bytes_net),
+                         FIELD(bytes_forward), FIELD(ns_move), FIELD(ns_total));
+#undef FIELD
 }
 
 static PyObject *comm_alloc_memory(PyObject *self, PyObject *size)

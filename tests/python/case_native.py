@@ -217,7 +217,11 @@ def info(rank, size):
     assert comm.allgather_bytes(bytes([rank, 9])) == b"".join(bytes([r, 9]) for r in range(size))
     plan = comm.plan(torch.zeros(1, 1, dtype=torch.int64), size)
     plan.dispatch(torch.ones(1, 64, dtype=torch.bfloat16))
-    assert comm.stats()["rows_self"] + comm.stats()["rows_node"] == int(comm.nodes == 1 or rank == 0)  # or over the network
+    moved = comm.stats()
+    kind = "self" if rank == 0 else "node" if comm.nodes == 1 else "net"
+    assert {name: moved["rows_" + name] for name in ("self", "node", "net")} == {
+        name: int(name == kind) for name in ("self", "node", "net")}
+    assert moved["rows_forward"] == moved["bytes_forward"] == 0 and moved["bytes_" + kind] >= 128
     comm.synchronize()
 
 
