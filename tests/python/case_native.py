@@ -221,7 +221,8 @@ def info(rank, size):
     kind = "self" if rank == 0 else "node" if comm.nodes == 1 else "net"
     assert {name: moved["rows_" + name] for name in ("self", "node", "net")} == {
         name: int(name == kind) for name in ("self", "node", "net")}
-    assert moved["rows_forward"] == moved["bytes_forward"] == 0 and moved["bytes_" + kind] >= 128
+    assert moved["bytes_" + kind] >= 128 and moved["bytes_forward"] == 128 * moved["rows_forward"]
+    assert moved["rows_forward"] == int(comm.nodes > 1 and rank == 0)  # rank 0 places the row of rank 1
     comm.synchronize()
 
 
