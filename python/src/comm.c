@@ -252,8 +252,8 @@ static PyObject *comm_stats(PyObject *self, PyObject *unused)
     if (status != EP_OK)
         return raise_status(status);
 #define FIELD(name) #name, (unsigned long long)stats.name
-    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", FIELD(rows_self), FIELD(rows_node), FIELD(rows_net),
-                         FIELD(rows_forward), FIELD(bytes_self), FIELD(bytes_node), FIELD(bytes_net),
+    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", FIELD(rows_self), FIELD(rows_node),
+                         FIELD(rows_net), FIELD(rows_forward), FIELD(bytes_self), FIELD(bytes_node), FIELD(bytes_net),
                          FIELD(bytes_forward), FIELD(ns_move), FIELD(ns_total));
 #undef FIELD
 }

@@ -314,7 +314,7 @@ import torch.distributed as dist
 import case_nodes
 dist.init_process_group('gloo')
 case_nodes.layer($rank, 4, 'tcp')
-case_nodes.domains($rank, 4)
+case_nodes.domains($rank, 4, True)
 " >"$work/rank$rank" 2>&1 3>&- &
         echo $! >"$work/pid$rank"
     done

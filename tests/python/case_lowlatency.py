@@ -124,9 +124,10 @@ def test_all_variants_4_ranks():
 
 
 def call_sizes(rank, size):
-    """M, H, E and K of a call may change from call to call."""
+    """M, H, E and K of a call may change from call to call, also to many sizes, each larger than all before."""
     buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True)
-    for most, hidden, topk in ((16, 256, 2), (8, 256, 2), (32, 256, 2), (16, 512, 3)):
+    many = tuple((16, 128 * blocks, 2) for blocks in range(5, 30))
+    for most, hidden, topk in ((16, 256, 2), (8, 256, 2), (32, 256, 2), (16, 512, 3)) + many:
         torch.manual_seed(rank)
         experts = 4 * size
         topk_idx = torch.rand(most // 2, experts).topk(topk).indices

@@ -221,7 +221,8 @@ static const struct {
     {                                                                                                                  \
 #change, change, tcp, verbs, n, text                                                                           \
     }
-    ROW(nothing, true, NETWORK_USABLE, 4, "can be used: --network verbs or EPKIT_NETWORK=verbs, over mlx5_0:1 and 3 more"),
+    ROW(nothing, true, NETWORK_USABLE, 4,
+        "can be used: --network verbs or EPKIT_NETWORK=verbs, over mlx5_0:1 and 3 more"),
     ROW(infiniband, true, NETWORK_USABLE, 4, "over mlx5_0:1 and 3 more"),
     ROW(one_device_left, true, NETWORK_USABLE, 1, "over mlx5_2:1"),
     ROW(index_with_address, true, NETWORK_USABLE, 4, "over mlx5_0:1"),

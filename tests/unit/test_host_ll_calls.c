@@ -141,8 +141,11 @@ static int run_rank(const ep_boot *boot, void *argument)
     ll.flags = scenario->ll_flags;
     SURE(ep_comm_new(boot, &config, &m->comm) == EP_OK);
     SURE(ep_ll_new(m->comm, &ll, &m->ll) == EP_OK);
-    for (int i = 0; i < m->n_tokens * HIDDEN; i++)
-        m->x[i] = ep_bf16_from_f32((float)(1 + i / HIDDEN));
+    for (int i = 0; i < m->n_tokens * HIDDEN; i++) {
+        int token = i / HIDDEN;
+
+        m->x[i] = ep_bf16_from_f32((float)(1 + token));
+    }
     choose(m, TOPK);
     code = scenario->run_rank(m);
     ep_ll_free(m->ll);

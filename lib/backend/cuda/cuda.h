@@ -48,7 +48,7 @@
 
 #define CUDA_POOL 64 /* cached blocks of freed plans: cudaFree() would wait for running kernels */
 #define CUDA_CHECKED_POINTERS 64
-#define CUDA_LL_SEGMENTS 16
+#define CUDA_LL_SEGMENTS 128
 #define CUDA_MIN_MAJOR 9 /* compute capability: bulk copies */
 /* Shared memory that a block needs for its rings of rows: sm_90 and sm_100 have 227 KiB. */
 #define CUDA_MIN_SHARED (226 << 10)
