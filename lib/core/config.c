@@ -67,9 +67,11 @@ static ep_status resolve_backend(ep_comm *comm, const char *call)
     return EP_OK;
 }
 
-static ep_status resolve_network(ep_comm_config *config, const struct ep_net_provider *brought, const char *call)
+/* `env`: NULL in a shrink, which keeps the network of the old group. */
+static ep_status resolve_network(ep_comm_config *config, const char *env, const struct ep_net_provider *brought,
+                                 const char *call)
 {
-    const char *env = read_env("EPKIT_NETWORK"), *requested = config->network ? config->network : env;
+    const char *requested = config->network ? config->network : env;
     const struct ep_net_provider *own = requested ? ep_net_find(requested) : NULL;
 
     if (brought && brought->abi != EP_NET_ABI)
@@ -147,7 +149,7 @@ ep_status ep_config_resolve(ep_comm *comm, const ep_comm_config *config, const v
     EP_TRY(resolve_numbers(&comm->config, comm->nranks, call));
     comm->emulation = *ep_net_emulation_get();
     EP_TRY(check_emulation(&comm->emulation, comm->nranks, call));
-    EP_TRY(resolve_network(&comm->config, network, call));
+    EP_TRY(resolve_network(&comm->config, comm->ops ? NULL : read_env("EPKIT_NETWORK"), network, call));
     return resolve_backend(comm, call);
 }
 

@@ -11,8 +11,7 @@
  *   EPKIT_VERBS_GID_INDEX       index in the port's GID table; -1: chosen as above
  *   EPKIT_VERBS_TRAFFIC_CLASS   0..255 of RoCE packets (DSCP * 4); 0 unless set
  *   EPKIT_VERBS_SERVICE_LEVEL   0..15 of InfiniBand; 0 unless set
- *   EPKIT_VERBS_GPU_MEMORY      0: GPU memory is not registered, data passes through host memory; 1: it is, wherever
- * the GPU is; by default if both are below one PCI bridge (verbs_near.h)
+ *   EPKIT_VERBS_GPU_MEMORY      0, 1: register GPU memory never, always; by default only near it (verbs_near.h)
  */
 #ifndef EP_NET_VERBS_DEVICE_H
 #define EP_NET_VERBS_DEVICE_H

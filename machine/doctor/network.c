@@ -291,18 +291,21 @@ static const char *describe(struct source *source, const struct network *network
 {
     const char *tcp = network->has_tcp ? "tcp (sockets)" : source_printf(source, "none: of tcp, %s", network->tcp);
     const char *requested = source_env(source, "EPKIT_NETWORK");
+    bool is_tcp = requested && strcmp(requested, "tcp") == 0;
 
     if (requested && strcmp(requested, "verbs") == 0)
         return describe_verbs(source, network);
+    if (requested && *requested && !is_tcp)
+        return source_printf(source, "%.32s, by EPKIT_NETWORK", requested);
     if (network->verbs == NETWORK_NOT_USABLE)
         return source_printf(source, "%s; verbs (RDMA), which is faster, cannot be used: %s", tcp, network->why);
     if (network->verbs == NETWORK_NOT_KNOWN)
         return source_printf(source, "%s; not known whether verbs (RDMA), which is faster, can be used: %s", tcp,
                              network->why);
     return source_printf(source,
-                         "%s unless told; verbs (RDMA), which is faster, can be used: --network verbs or "
-                         "EPKIT_NETWORK=verbs, over %s",
-                         tcp, list_first(source, network));
+                         "%s%s; verbs (RDMA), which is faster, can be used: --network verbs or EPKIT_NETWORK=verbs, "
+                         "over %s",
+                         tcp, is_tcp ? ", by EPKIT_NETWORK" : " unless told", list_first(source, network));
 }
 
 void network_read(const struct doctor_machine *machine, struct network *ret_network)

@@ -1,21 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The low-latency calls of DeepEP V1's Buffer."""
 import struct
+import weakref
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 
 import epkit
-from epkit._tensors import OfThisProcess, Stream, want_integer, want_tensor
+from epkit._tensors import OfThisProcess, Stream, stream_pointer, want_integer, want_tensor
 
 from ._order import Order, run_untraced
 from ._rows import Rows, _as_given, _origin_of, _origins
 from .utils.event import EventOverlap
 
 
+class _Stream(NamedTuple):
+    """A stream of torch by its pointer."""
+    cuda_stream: int
+
+
 class _Call(NamedTuple):
-    """A dispatch with low latency: its object, its number there, and M."""
-    object: epkit.LowLatency
+    """A dispatch with low latency: its object, which the Buffer keeps, its number there, and M."""
+    object: "weakref.ref[epkit.LowLatency]"
     number: int
     most: int
 
@@ -47,7 +53,8 @@ class LowLatencyCalls(OfThisProcess):
     _comm_stream: Optional[torch.cuda.Stream]
     _low_latency: List[epkit.LowLatency]
     _masked: Dict[int, bool]
-    _used: Optional[epkit.LowLatency]  # by the last call
+    _used: Optional[epkit.LowLatency]  # by the last call that was not captured
+    _graphs: bool  # a call has been captured: which objects graphs use is not known
 
     def _add_hinted(self, num_bytes: int) -> None:
         """With enable_shrink, creates the low-latency object of the sizes that num_bytes was the hint for with the buffer: when a
@@ -84,10 +91,30 @@ class LowLatencyCalls(OfThisProcess):
         return new
 
     def _begin_call(self, one: epkit.LowLatency, stream: Stream = None) -> None:
-        """Before a call on an object, in its stream: the masks that calls on another one have changed are those of this one, too."""
-        if self.enable_shrink and self._used is not None and self._used is not one:
-            one.merge_mask(self._used, stream)
-        self._used = one
+        """Before a call on an object, in its stream: the masks that calls on another one have changed are those of this one, too.
+        What a graph will have used before its replay, or before a call behind it, is not known: then the masks of all."""
+        if not self.enable_shrink:
+            return
+        capturing = self._comm.is_cuda and torch.cuda.is_current_stream_capturing()
+        self._graphs |= capturing
+        for other in self._low_latency if self._graphs else [self._used]:
+            if other is not None and other is not one:
+                one.merge_mask(other, stream)
+        if not capturing:
+            self._used = one
+
+    def _hook(self, one: epkit.LowLatency, finish: Optional[Callable[[], None]]) -> Optional[Callable[[], None]]:
+        """The hook of a call on an object, of the masks as they are when it receives. It runs in the stream of its call."""
+        if finish is None or not self.enable_shrink:
+            return finish
+        pointer = stream_pointer(self._comm.is_cuda, self._comm.device)
+        stream, receive = None if pointer is None else _Stream(pointer), finish
+
+        def hook() -> None:
+            self._begin_call(one, stream)
+            receive()
+
+        return hook
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """With enable_shrink a barrier, which masks the ranks that do not come. Otherwise no operation: buffers need no cleaning."""
@@ -135,27 +162,29 @@ class LowLatencyCalls(OfThisProcess):
             raise epkit.ArgumentError(f"low_latency_dispatch: x has {x.shape[0]} tokens, num_max_dispatch_tokens_per_rank is {most}")
         object_ = self._object(most, x.shape[-1], num_experts, topk_idx.shape[-1])
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
+        x, topk_idx = order.input(x), order.input(topk_idx)  # copies come before the first access to the communication stream
         self._begin_call(object_, order.stream)
         rows = object_.dispatch(x, topk_idx, fp8=use_fp8, round_scale=round_scale, ue8m0=use_ue8m0, max_tokens=most,
                                 recv_stats=cumulative_local_expert_recv_stats,
                                 wait_cost=self._own_row(dispatch_wait_recv_cost_stats), hook=return_recv_hook,
                                 stream=order.stream)
         handle = LowLatencyHandle((rows.source, rows.range, most, x.shape[-1], num_experts))
-        handle.behind = _origins[rows.source] = _Call(object_, rows.call, most)
+        handle.behind = _origins[rows.source] = _Call(weakref.ref(object_), rows.call, most)
         out = _as_given(rows if rows.scales is not None else rows.x, rows)
         event = order.done(async_finish, (x, topk_idx, out, rows.count, handle, cumulative_local_expert_recv_stats))
-        return out, rows.count, handle, event, rows.finish
+        return out, rows.count, handle, event, self._hook(object_, rows.finish)
 
     def _own_row(self, stats: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
         return stats[self.rank] if isinstance(stats, torch.Tensor) and stats.dim() == 2 else stats
 
-    def _low_latency_of(self, handle: Any, call: str) -> _Call:
+    def _low_latency_of(self, handle: Any, call: str) -> Tuple[epkit.LowLatency, _Call]:
         known = getattr(handle, "behind", None) or _origin_of(handle, 5)
         if not isinstance(known, _Call):
             raise TypeError(f"{call}: handle is a {type(handle).__name__}, must be what low_latency_dispatch() returned")
-        if known.object.comm is not self._comm:
+        one = known.object()
+        if one is None or one.comm is not self._comm:
             raise epkit.ArgumentError(f"{call}: handle is of another Buffer")
-        return known
+        return one, known
 
     def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor,
                             handle: LowLatencyHandle, use_logfmt: bool = False, zero_copy: bool = False,
@@ -183,21 +212,21 @@ class LowLatencyCalls(OfThisProcess):
                                       "behind them, with return_recv_hook=True to overlap with what follows")
         if async_finish and return_recv_hook:
             raise AssertionError("low_latency_combine: async_finish and return_recv_hook exclude each other")
-        known = self._low_latency_of(handle, "low_latency_combine")
+        one, known = self._low_latency_of(handle, "low_latency_combine")
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
-        self._begin_call(known.object, order.stream)
-        if zero_copy:
-            x = known.object.combine_buffer(known.most)
-        result, hook = known.object.combine(x, topk_idx, topk_weights, call=known.number, max_tokens=known.most, out=out,
+        x = one.combine_buffer(known.most) if zero_copy else order.input(x)
+        topk_idx, topk_weights = order.input(topk_idx), order.input(topk_weights)
+        self._begin_call(one, order.stream)
+        result, hook = one.combine(x, topk_idx, topk_weights, call=known.number, max_tokens=known.most, out=out,
                                             zero_copy=zero_copy, wait_cost=self._own_row(combine_wait_recv_cost_stats),
                                             hook=return_recv_hook, stream=order.stream)
-        return result, order.done(async_finish, (x, topk_idx, topk_weights, result, handle)), hook
+        return result, order.done(async_finish, (x, topk_idx, topk_weights, result, handle)), self._hook(one, hook)
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
         """bfloat16 [L, R*M, H] to write the experts' outputs into, for a combine with zero_copy. Valid for one combine: call this
         before each."""
-        known = self._low_latency_of(handle, "get_next_low_latency_combine_buffer")
-        return known.object.combine_buffer(known.most)
+        one, known = self._low_latency_of(handle, "get_next_low_latency_combine_buffer")
+        return one.combine_buffer(known.most)
 
     def _need_shrink(self, call: str) -> None:
         if not self.enable_shrink:

@@ -178,6 +178,7 @@ class Buffer(LowLatencyCalls):
         self._scratch: Dict[bool, torch.Tensor] = {}
         self._sms = 0  # last value of set_num_sms() on the communicator; 0: the library's default
         self._used: Optional[epkit.LowLatency] = None
+        self._graphs = False
         if enable_shrink:
             self._add_hinted(num_rdma_bytes)
 

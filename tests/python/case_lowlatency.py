@@ -422,7 +422,7 @@ def standby(rank, size):
         assert len(buffer._low_latency) == known
         x, _, topk_idx, weights, _ = make(rank, size, 3)
         recv, _, handle = dispatch(buffer, x, topk_idx, experts, False, False, False, False, None)
-        assert handle.behind.object is buffer._low_latency[0] and len(buffer._low_latency) == 1
+        assert handle.behind.object() is buffer._low_latency[0] and len(buffer._low_latency) == 1
         out, _, _ = buffer.low_latency_combine(recv.clone(), topk_idx, weights, handle)
         assert calc_diff(x * weights.masked_fill(topk_idx == -1, 0).sum(1, keepdim=True), out) < 1e-5
         for most, topk, more in ((TOKENS // 2, 2, False), (TOKENS + 1, 2, True), (TOKENS, TOPK, False),
@@ -654,3 +654,54 @@ def late_for_one_size(rank, size):
 
 def test_a_rank_is_masked_for_all_sizes():
     run(3, late_for_one_size)
+
+
+def hooks_of_two_sizes(rank, size):
+    """Hooks of two sizes are open when a rank stays away: the first one waits for it, the second one does not."""
+    deadline = 6.0
+    os.environ["EPKIT_TIMEOUT_MS"] = str(int(1000 * deadline))
+    buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True)
+
+    def send(hidden, hook):
+        x, idx = torch.ones(4, hidden, dtype=torch.bfloat16), torch.arange(size).repeat(4, 1)
+        return buffer.low_latency_dispatch(x, idx, 4, size, use_fp8=False, return_recv_hook=hook)
+
+    for hidden in (128, 256):
+        send(hidden, False)
+    dist.barrier()
+    if rank < 2:
+        begin = time.monotonic()
+        for _, _, _, _, hook in [send(hidden, True) for hidden in (128, 256)]:
+            hook()
+        masks = [one.mask().tolist() for one in buffer._low_latency]
+        assert masks == [[0, 0, 1], [0, 0, 1]], masks
+        assert time.monotonic() - begin < 1.5 * deadline
+    dist.barrier()
+
+
+def test_hooks_of_all_sizes_share_the_masks():
+    run(3, hooks_of_two_sizes)
+
+
+def misaligned(rank, size):
+    """Inputs that are copied for their alignment, while calls change from one size to another."""
+    buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True)
+    experts, topk, tokens = 2 * size, 3, 5
+    for step in range(12):
+        hidden = (128, 256)[step % 2]
+        torch.manual_seed(100 * step + rank)
+        storage = torch.zeros(tokens * hidden + 1, dtype=torch.bfloat16)
+        if CUDA:
+            torch.cuda._sleep(2_000_000)  # the copies wait for what is queued
+        storage[1:] = torch.randint(-4, 5, (tokens * hidden,)).to(torch.bfloat16)
+        x = storage[1:].view(tokens, hidden)
+        idx = torch.cat((torch.zeros(1, dtype=torch.int64), torch.rand(tokens, experts).topk(topk).indices.flatten()))[1:]
+        weights = torch.cat((torch.zeros(1), torch.randint(1, 4, (tokens * topk,)).float()))[1:]
+        idx, weights = idx.view(tokens, topk), weights.view(tokens, topk)
+        recv, _, handle, _, _ = buffer.low_latency_dispatch(x, idx, 8, experts, use_fp8=False)
+        out, _, _ = buffer.low_latency_combine(recv.clone(), idx, weights, handle)
+        assert torch.equal(out.float(), x.float() * weights.sum(1, keepdim=True)), step
+
+
+def test_misaligned_inputs_of_two_sizes():
+    run(2, misaligned)

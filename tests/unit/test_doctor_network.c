@@ -204,6 +204,11 @@ static void network_verbs_not_known(struct made *made)
     ports_unreadable(made);
 }
 
+static void network_mpi(struct made *made)
+{
+    made_env(made, "EPKIT_NETWORK=mpi");
+}
+
 static void network_tcp(struct made *made)
 {
     made_env(made, "EPKIT_NETWORK=tcp");
@@ -258,7 +263,8 @@ static const struct {
         "none: EPKIT_NETWORK is verbs (RDMA), which cannot be used: libibverbs.so.1 is not installed"),
     ROW(network_verbs_not_known, true, NETWORK_NOT_KNOWN, 0,
         "verbs (RDMA), by EPKIT_NETWORK; not known whether it can be used: mlx5_0:1: the state of the port"),
-    ROW(network_tcp, true, NETWORK_USABLE, 4, "tcp (sockets) unless told"),
+    ROW(network_tcp, true, NETWORK_USABLE, 4, "tcp (sockets), by EPKIT_NETWORK; verbs (RDMA), which is faster"),
+    ROW(network_mpi, true, NETWORK_USABLE, 4, "mpi, by EPKIT_NETWORK"),
     ROW(only_loopback, false, NETWORK_USABLE, 4, "there is no interface besides the loopback"),
 #undef ROW
 };

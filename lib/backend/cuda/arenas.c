@@ -40,6 +40,15 @@ static bool exceeds(const struct cuda_arenas *arenas, size_t more)
     return more && arenas->limit && (arenas->held > arenas->limit || more > arenas->limit - arenas->held);
 }
 
+static ep_status fail_limit(const struct cuda_arenas *arenas, const char *call, size_t more)
+{
+    return ep_fail(
+        EP_E_MEMORY,
+        "%s: rows for other nodes need %zu bytes of memory more than the %zu allocated, and the limit is %zu: "
+        "raise it, or reserve enough at the beginning (ep_cuda_set_net_memory)",
+        call, more, arenas->held, arenas->limit);
+}
+
 /* After a failure the memory, if there is any, stays unused until the communicator closes. */
 static ep_status alloc_direct(struct cuda_arenas *arenas, size_t bytes, struct cuda_pinned *ret_made)
 {
@@ -49,13 +58,15 @@ static ep_status alloc_direct(struct cuda_arenas *arenas, size_t bytes, struct c
     EP_TRY(cuda_direct_alloc(arenas->memory, bytes, &buffer));
     status = arenas->net->ops->attach(arenas->net, &buffer);
     cuda_direct_close(&buffer);
-    if (status != EP_OK)
+    if (status != EP_OK) {
         arenas->held += bytes;
+        return status;
+    }
     *ret_made = (struct cuda_pinned){.memory = buffer.memory, .device = buffer.memory, .bytes = bytes};
-    return status;
+    return EP_OK;
 }
 
-static ep_status alloc_arena(struct cuda_arenas *arenas, size_t bytes, struct cuda_pinned *ret_made)
+static ep_status alloc_arena(struct cuda_arenas *arenas, const char *call, size_t bytes, struct cuda_pinned *ret_made)
 {
     struct ep_net_buffer buffer = EP_NET_BUFFER_INIT;
     char before[EP_ERROR_TEXT_BYTES];
@@ -69,6 +80,8 @@ static ep_status alloc_arena(struct cuda_arenas *arenas, size_t bytes, struct cu
         /* GPU memory may be free again later. */
         arenas->direct = status == EP_E_MEMORY;
         ep_log(EP_LOG_WARNING, "%s; chunks are sent from host memory", ep_last_error());
+        if (exceeds(arenas, bytes))
+            return fail_limit(arenas, call, bytes);
     }
     EP_TRY(cuda_net_alloc_pinned(arenas->memory, bytes, ret_made));
     buffer.memory = ret_made->memory;
@@ -87,17 +100,15 @@ static ep_status grow(struct cuda_arenas *arenas, const char *call, size_t bytes
     size_t more = count_new(arenas, bytes, reserve_ahead);
 
     if (exceeds(arenas, more))
-        return ep_fail(EP_E_MEMORY,
-                       "%s: rows for other nodes need %zu bytes of memory, %zu more than the %zu allocated, and "
-                       "the limit is %zu: raise it, or reserve enough at the beginning (ep_cuda_set_net_memory)",
-                       call, 2 * bytes, more, arenas->held, arenas->limit);
+        return fail_limit(arenas, call, more);
     for (int i = 0; i < 2; i++) {
         struct cuda_pinned made;
 
         if (arenas->of[i].bytes >= bytes)
             continue;
-        EP_TRY(alloc_arena(
-            arenas, reserve_ahead ? grown_size(arenas, arenas->of[i].bytes, bytes) : round_up(arenas, bytes), &made));
+        EP_TRY(alloc_arena(arenas, call,
+                           reserve_ahead ? grown_size(arenas, arenas->of[i].bytes, bytes) : round_up(arenas, bytes),
+                           &made));
         arenas->of[i] = made;
         arenas->held += made.bytes;
     }

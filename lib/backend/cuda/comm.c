@@ -281,8 +281,8 @@ static ep_status check_group(const ep_comm *comm)
     return EP_OK;
 }
 
-/* Without a device in the configuration it depends on other ranks: which GPUs they see. This is right if all see the
- * same. */
+/* Without a device in the configuration it depends on other ranks. Right for one node on a host whose ranks see the
+ * same GPUs; otherwise the endpoint of the group may use a NIC that is not the nearest. */
 static const char *find_gpu(struct ep_group *group)
 {
     struct cuda_comm *cuda = (struct cuda_comm *)group;

@@ -48,7 +48,6 @@ ep_status cuda_direct_alloc(struct cuda_net_memory *memory, size_t bytes, struct
 
     buffer.bytes = bytes;
     buffer.device = true;
-    *ret_buffer = buffer;
     EP_TRY(cuda_net_alloc_device(memory, bytes, &buffer.memory));
     buffer.dmabuf_fd = export_dmabuf(buffer.memory, bytes);
     *ret_buffer = buffer;

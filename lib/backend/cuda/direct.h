@@ -28,7 +28,7 @@ void cuda_direct_close(struct ep_net_buffer *buffer);
 
 /*
  * Collective, for networks that may use GPU memory, before the streams carry anything else: do the transfers of this
- * rank and of its rail peers arrive? The ranks then have to agree on the result.
+ * rank and of its rail peers arrive? The result may differ between ranks.
  */
 ep_status cuda_direct_probe(struct cuda_comm *cuda, struct ep_streams *streams, struct cuda_net_memory *memory);
 

@@ -9,6 +9,7 @@
 #include "base/backoff.h"
 #include "base/clock.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,7 +22,17 @@ struct probe {
     struct ep_piece piece;
     uint32_t mine[WORDS], received[WORDS];
     bool *sent, *arrived; /* [nnodes] */
+    ep_status failed;     /* the first failure: this rank goes on, so that its peers need not wait for it */
+    char reason[EP_ERROR_TEXT_BYTES];
 };
+
+static void note(struct probe *p, ep_status status)
+{
+    if (status == EP_OK || p->failed != EP_OK)
+        return;
+    p->failed = status;
+    snprintf(p->reason, sizeof(p->reason), "%s", ep_last_error());
+}
 
 /* Never 0, which memory may hold before. */
 static uint32_t word_of(int rank, uint32_t i)
@@ -76,7 +87,7 @@ static ep_status check_arrived(struct probe *p, int rank, const unsigned char *h
     return EP_OK;
 }
 
-/* Sends to and receives from all peers, as far as it goes. */
+/* Sends to and receives from all peers, as far as they let it. */
 static ep_status advance(struct probe *p, bool *ret_open)
 {
     const uint64_t head[2] = {0}; /* keeps the pattern aligned */
@@ -94,10 +105,13 @@ static ep_status advance(struct probe *p, bool *ret_open)
             p->sent[node] = ep_stream_send(p->streams, node, 0, head, sizeof(head), &p->piece, 1);
         message = p->arrived[node] ? NULL : ep_stream_peek(p->streams, node, 0, &bytes);
         if (message) {
-            EP_TRY(check_arrived(p, ep_group_rail(&p->cuda->group, node), message, bytes));
+            note(p, check_arrived(p, ep_group_rail(&p->cuda->group, node), message, bytes));
             ep_stream_pop(p->streams, node, 0);
             p->arrived[node] = true;
         }
+        if (!p->arrived[node] && ep_streams_ended(p->streams, node))
+            return ep_fail(EP_E_PEER_DEAD, "rank %d has ended in a test of the network",
+                           ep_group_rail(&p->cuda->group, node));
         *ret_open |= !p->sent[node] || !p->arrived[node];
     }
     *ret_open |= !ep_streams_flushed(p->streams);
@@ -111,7 +125,7 @@ ep_status cuda_direct_probe(struct cuda_comm *cuda, struct ep_streams *streams, 
     uint64_t deadline_ns = ep_deadline_ns(cuda->group.comm->config.timeout_ms / 2);
     unsigned tries = 0;
     bool open = true;
-    ep_status status;
+    ep_status status = EP_OK;
 
     if (!p)
         return ep_fail(EP_E_MEMORY, "no memory for a test of the network");
@@ -120,7 +134,8 @@ ep_status cuda_direct_probe(struct cuda_comm *cuda, struct ep_streams *streams, 
     p->net = net;
     p->sent = (bool *)(p + 1);
     p->arrived = p->sent + net->nnodes;
-    status = make_source(p, memory, net->payload != net->region);
+    /* If it fails, the pattern is sent from host memory. */
+    note(p, make_source(p, memory, net->payload != net->region));
     while (status == EP_OK && open) {
         if (ep_now_ns() >= deadline_ns)
             status = ep_fail(EP_E_TIMEOUT, "a test of the network did not end before half of the deadline");
@@ -129,6 +144,8 @@ ep_status cuda_direct_probe(struct cuda_comm *cuda, struct ep_streams *streams, 
         if (status == EP_OK && open)
             ep_backoff(&tries);
     }
+    note(p, status);
+    status = p->failed == EP_OK ? EP_OK : ep_fail(p->failed, "%s", p->reason);
     free(p);
     return status;
 }

@@ -390,7 +390,11 @@ static ep_status alloc_payload(struct cuda_proxy *p, const struct ep_net_params 
     EP_TRY(cuda_direct_check(p->cuda->device));
     EP_TRY(ep_streams_region_bytes(params, ring_bytes, &bytes));
     bytes = (bytes + CUDA_DIRECT_GRANULE - 1) / CUDA_DIRECT_GRANULE * CUDA_DIRECT_GRANULE;
-    return cuda_direct_alloc(&p->memory, bytes, ret_buffer);
+    EP_TRY(cuda_direct_alloc(&p->memory, bytes, ret_buffer));
+    /* The pattern of an earlier communicator must not be taken for that of this one. */
+    CUDA_TRY(cudaMemsetAsync(ret_buffer->memory, 0, bytes, p->cuda->internal_stream));
+    CUDA_TRY(cudaStreamSynchronize(p->cuda->internal_stream));
+    return EP_OK;
 }
 
 /* *ret_may_differ: the network may use GPU memory, on some ranks or on all. */
@@ -426,22 +430,40 @@ static ep_status open_streams(struct cuda_proxy *p, const ep_boot *boot, bool di
     return EP_OK;
 }
 
+/* The same result on all ranks. The log has the reason of a rank whose test failed. */
+static ep_status probe_network(struct cuda_proxy *p, const ep_boot *boot, bool *ret_lost)
+{
+    const ep_comm *comm = p->cuda->group.comm;
+    char before[EP_ERROR_TEXT_BYTES];
+    bool any = p->arenas.direct;
+
+    *ret_lost = false;
+    EP_TRY(ep_group_agree_about(boot, comm->config.timeout_ms, EP_OK, comm->rank, &any));
+    if (!any)
+        return EP_OK;
+    snprintf(before, sizeof(before), "%s", ep_last_error());
+    if (cuda_direct_probe(p->cuda, p->streams, &p->memory) != EP_OK) {
+        *ret_lost = true;
+        ep_log(EP_LOG_WARNING,
+               "%s; rows for other nodes pass through host memory (EPKIT_VERBS_GPU_MEMORY=0 on all ranks avoids this "
+               "test)",
+               ep_last_error());
+        ep_set_last_error(before);
+    }
+    return ep_group_agree_about(boot, comm->config.timeout_ms, EP_OK, comm->rank, ret_lost);
+}
+
 /* GPU memory is used only if all ranks have seen that it works: a lost row would be a wrong result. */
 static ep_status open_network(struct cuda_proxy *p, const ep_boot *boot)
 {
-    int timeout_ms = p->cuda->group.comm->config.timeout_ms;
-    bool may_differ;
-    ep_status status;
+    bool may_differ, lost;
 
     EP_TRY(open_streams(p, boot, true, &may_differ));
     if (!may_differ)
         return EP_OK;
-    status = ep_group_agree(boot, timeout_ms, cuda_direct_probe(p->cuda, p->streams, &p->memory));
-    if (status == EP_OK || status == EP_E_PEER_DEAD || status == EP_E_PEER_LEFT || status == EP_E_ABORTED)
-        return status;
-    ep_log(EP_LOG_WARNING,
-           "%s; rows for other nodes pass through host memory (EPKIT_VERBS_GPU_MEMORY=0 avoids this test)",
-           ep_last_error());
+    EP_TRY(probe_network(p, boot, &lost));
+    if (!lost)
+        return EP_OK;
     ep_streams_abandon(p->streams);
     ep_streams_free(p->streams);
     p->streams = NULL;

@@ -2,6 +2,7 @@
 """How test programs begin: processes, seeds, printing; and what is known of the machine."""
 import os
 import random
+from collections import Counter
 from typing import Any, Dict, List, Tuple
 
 import torch
@@ -82,7 +83,10 @@ def get_physical_domain_size(group: dist.ProcessGroup) -> Tuple[int, int]:
     size, local = group.size(), _num_local_ranks
     if not local and os.environ.get("LOCAL_WORLD_SIZE", "").isdecimal():
         local = int(os.environ["LOCAL_WORLD_SIZE"])
-    return (size // local, local) if local and size % local == 0 else (1, size)
+    if not local or dist.get_world_size() % local:
+        return 1, size
+    hosts = Counter(rank // local for rank in dist.get_process_group_ranks(group))
+    return (len(hosts), size // len(hosts)) if len(set(hosts.values())) == 1 else (1, size)
 
 
 def get_logical_domain_size(group: dist.ProcessGroup, allow_hybrid_mode: bool = True) -> Tuple[int, int]:
@@ -119,10 +123,10 @@ def get_nvlink_gbs(factor: float = 0.9) -> float:
 
 
 def check_fast_rdma_atomic_support(nic_name: str = "mlx5_0") -> bool:
-    """False: nothing here goes over a network."""
+    """False: epkit needs no atomics of a NIC."""
     return False
 
 
 def get_rdma_gbs(nic_name: str = "mlx5_0") -> float:
-    """0: nothing here goes over a network."""
+    """0: not known. epkit chooses nothing by it."""
     return 0

@@ -86,8 +86,7 @@ def bench_kineto(fn: Callable[[], Any], kernel_names: Union[str, Tuple[str, ...]
     if not torch.cuda.is_available() or int(os.environ.get("EP_USE_NVIDIA_TOOLS", "0")):
         seconds = bench(fn, 1, num_tests, flush_l2=False)[0]
         result: Sequence[Any] = [
-            _NOTHING if name in _NO_KERNELS else
-            [seconds] * num_kernels_per_period if num_kernels_per_period > 1 else seconds for name in names]
+            _each(_NOTHING if name in _NO_KERNELS else seconds, num_kernels_per_period) for name in names]
     else:
         result = _profile(fn, names, num_tests, suppress_kineto_output, trace_path, flush_l2, barrier_comm_profiling,
                           num_kernels_per_period, barrier)
@@ -113,6 +112,10 @@ def _profile(fn: Callable[[], Any], names: Tuple[str, ...], num_tests: int, supp
     return [_seconds(kernels, name, per_period) for name in names]
 
 
+def _each(value: float, per_period: int) -> Any:
+    return value if per_period == 1 else [value] * per_period
+
+
 def _seconds(kernels: Sequence[Any], name: str, per_period: int) -> Any:
     """The mean of the kernels of this name in a profile, or a list for each of a period. 0 where none ran, as in DeepEP."""
     kernels = sorted(kernels, key=lambda one: one.time_range.start)
@@ -120,7 +123,9 @@ def _seconds(kernels: Sequence[Any], name: str, per_period: int) -> Any:
     # Those without a namespace, such as kernels of the program. DeepEP looks for its names anywhere, too.
     own = own or [one for one in kernels if name in one.name]
     # By the range: torch before 2.4 has no device_time.
-    times = [one.time_range.elapsed_us() / 1e6 for one in own] or [_NOTHING if name in _NO_KERNELS else 0.0]
+    times = [one.time_range.elapsed_us() / 1e6 for one in own]
+    if not times:
+        return _each(_NOTHING if name in _NO_KERNELS else 0.0, per_period)
     if per_period == 1:
         return sum(times) / len(times)
     return [sum(some) / max(1, len(some)) for some in (times[begin::per_period] for begin in range(per_period))]
