@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "net_conformance_case.h"
 
+#include <stdlib.h>
 #include <sys/mman.h>
 
 static size_t block_bytes(int i)
@@ -198,6 +199,28 @@ static void test_unreachable(const struct conformance *c)
     munmap(memory, REGION);
 }
 
+/* More buffers than can be registered: those that are left over are refused, and copied like any other memory. */
+static void test_many_sources(const struct conformance *c)
+{
+    enum { TRIES = 1000 };
+    struct net_pages {
+        unsigned char bytes[4096];
+    } *pages = aligned_alloc(sizeof(*pages), TRIES * sizeof(*pages));
+    struct ep_net *net = open_net(c, 2, REGION);
+    ep_status status = EP_OK;
+    int n = 0;
+
+    CHECK(pages);
+    for (; net->ops->attach && status == EP_OK && n < TRIES; n++) {
+        struct ep_net_buffer buffer = {.memory = &pages[n], .bytes = sizeof(pages[n]), .dmabuf_fd = -1};
+
+        status = net->ops->attach(net, &buffer);
+    }
+    CHECK(!net->ops->attach || (status == EP_E_UNSUPPORTED && n > 8 && strstr(ep_last_error(), "registered already")));
+    exchange_copied(c, net);
+    free(pages);
+}
+
 /* Overlapping puts take effect in the order of the calls, whether an engine sends them in one message or in several. */
 static void test_overwriting(const struct conformance *c)
 {
@@ -340,6 +363,7 @@ void net_conformance_run(const struct ep_net_provider *provider, const ep_boot *
         {"order", test_order},
         {"registered memory", test_registered},
         {"memory that cannot be registered", test_unreachable},
+        {"many sources", test_many_sources},
         {"overwriting", test_overwriting},
         {"separate endpoints", test_separate_endpoints},
         {"out of range", test_out_of_range},

@@ -218,9 +218,10 @@ static int signal_others(const struct conformance *c, struct ep_net *net, bool *
 
 /*
  * Rank 0 revokes rank 1, whose blocks are in flight, after `polls` calls of progress(), while rank 1 continues to send.
- * After that its data changes neither region nor signals, and the other ranks communicate as before.
+ * After that its data changes neither region nor signals, and the other ranks communicate as before. `registered`: the
+ * network reads the blocks in place, if it can.
  */
-static void revoke_one(const struct conformance *c, int polls)
+static void revoke_one(const struct conformance *c, int polls, bool registered)
 {
     enum { BLOCK = 600000 };
     static _Thread_local unsigned char block[BLOCK];
@@ -233,6 +234,7 @@ static void revoke_one(const struct conformance *c, int polls)
                                    .n_signals = N_SIGNALS,
                                    .timeout_ms = PATIENT_MS,
                                    .boot = c->boot};
+    struct ep_net_buffer buffer = {.memory = block, .bytes = BLOCK, .dmabuf_fd = -1};
     uint64_t deadline = ep_deadline_ns(PATIENT_MS), signals = 0;
     struct ep_net *net = NULL;
     char mine = 0, all[NRANKS];
@@ -241,6 +243,8 @@ static void revoke_one(const struct conformance *c, int polls)
 
     memset(block, me + 1, sizeof(block));
     CHECK(c->provider->open(c->provider, &params, &net) == EP_OK);
+    if (registered && net->ops->attach)
+        CHECK(net->ops->attach(net, &buffer) == EP_OK);
     if (me == 1)
         send_unread(c, net, 0, block, BLOCK);
     CHECK(gather(c, &mine, 1, PATIENT_MS, all) == EP_OK);
@@ -272,7 +276,8 @@ static void revoke_one(const struct conformance *c, int polls)
 
 void net_conformance_revoke(const struct conformance *c)
 {
-    revoke_one(c, 0);
-    revoke_one(c, 1);
-    revoke_one(c, 3);
+    revoke_one(c, 0, false);
+    revoke_one(c, 0, true);
+    revoke_one(c, 1, true);
+    revoke_one(c, 3, false);
 }
