@@ -17,6 +17,8 @@
 #define CUT_MS 1000
 /* Most time that freeing an endpoint waits for the peers' NICs to receive data in flight. */
 #define FREE_MS 2000
+/* Interval of the checks of the local port; it is reported when two of them find it down. */
+#define PORT_CHECK_MS 1000
 /* progress() of the tcp endpoint costs a system call, so that only every 64th call makes it. */
 #define TCP_POLL_INTERVAL 64
 
@@ -228,17 +230,32 @@ static bool is_own_failure(enum ibv_wc_status why)
            why == IBV_WC_LOC_ACCESS_ERR;
 }
 
+static ep_status fail_port(struct verbs_net *v, const struct verbs_conn *conn, const char *why)
+{
+    char what[160];
+
+    snprintf(what, sizeof(what), "the port of this rank is down: %s", why);
+    break_net(v, conn, EP_E_SYSTEM, what);
+    v->net.broken_by = 0;
+    return ep_fail(v->broken, "%s", v->reason);
+}
+
 /* A queue pair error does not tell which end of the link is down; the state of the local port does. */
 static ep_status check_port(struct verbs_net *v, const struct verbs_conn *conn, enum ibv_wc_status why)
 {
-    struct ibv_port_attr port;
-    char what[160];
+    return verbs_device_is_down(&v->device) ? fail_port(v, conn, v->device.library->wc_status_str(why)) : EP_OK;
+}
 
-    memset(&port, 0, sizeof(port));
-    if (v->device.library->query_port(v->device.context, v->device.port, &port) != 0 || port.state == IBV_PORT_ACTIVE)
+/* A rank that only receives has no operation that could fail: it would wait for its deadline, and name its peer. */
+static ep_status watch_port(struct verbs_net *v)
+{
+    uint64_t now = ep_now_ns();
+
+    if (now < v->port_check_ns)
         return EP_OK;
-    snprintf(what, sizeof(what), "the port of this rank is down: %s", v->device.library->wc_status_str(why));
-    return break_net(v, conn, EP_E_SYSTEM, what);
+    v->port_check_ns = now + PORT_CHECK_MS * UINT64_C(1000000);
+    v->port_downs = verbs_device_is_down(&v->device) ? v->port_downs + 1 : 0;
+    return v->port_downs < 2 ? EP_OK : fail_port(v, &v->conns[0], "it has no link");
 }
 
 static ep_status handle_failure(struct verbs_net *v, struct verbs_conn *conn, enum ibv_wc_status why)
@@ -377,6 +394,7 @@ static ep_status check_ends(struct verbs_net *v)
         any |= v->conns[i].failed_ns && !v->conns[i].bye_received;
     if (!any && v->tcp_polls++ % TCP_POLL_INTERVAL)
         return EP_OK;
+    EP_TRY(watch_port(v));
     status = v->tcp->ops->progress(v->tcp, &moved);
     if (status != EP_OK) {
         v->broken = status;

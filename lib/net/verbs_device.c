@@ -298,6 +298,14 @@ ep_status verbs_device_open(int local_rank, const char *gpu, struct verbs_device
     return status;
 }
 
+bool verbs_device_is_down(const struct verbs_device *device)
+{
+    struct ibv_port_attr port;
+
+    memset(&port, 0, sizeof(port));
+    return device->library->query_port(device->context, device->port, &port) == 0 && port.state != IBV_PORT_ACTIVE;
+}
+
 void verbs_device_close(struct verbs_device *device)
 {
     if (device->context)

@@ -74,7 +74,9 @@ struct verbs_net {
     struct verbs_source sources[VERBS_SOURCES];
     _Atomic unsigned n_sources;
     struct ibv_cq *sends, *receives;
-    uint32_t tcp_polls; /* calls of check_ends(), for TCP_POLL_INTERVAL */
+    uint32_t tcp_polls;     /* calls of check_ends(), for TCP_POLL_INTERVAL */
+    uint64_t port_check_ns; /* when the local port is to be checked again */
+    int port_downs;         /* checks that have found it down, without one between them that has not */
     ep_status broken;
     char reason[EP_ERROR_TEXT_BYTES];
 };
