@@ -49,6 +49,15 @@ static ep_status break_net(struct verbs_net *v, const struct verbs_conn *conn, e
     return ep_fail(v->broken, "%s", v->reason);
 }
 
+/* As break_net(), for a failure of this rank: broken_by is 0. */
+static ep_status break_by_own(struct verbs_net *v, const struct verbs_conn *conn, const char *what)
+{
+    ep_status status = break_net(v, conn, EP_E_SYSTEM, what);
+
+    v->net.broken_by = 0;
+    return status;
+}
+
 /* --- sending --- */
 
 /* Posts one operation. `src` is in a source, in the ring, or short enough to be sent inline. */
@@ -57,7 +66,7 @@ static bool post(struct verbs_net *v, struct verbs_conn *conn, enum ibv_wr_opcod
 {
     struct ibv_mr *mr = source ? source->mr : v->copies_mr;
     bool is_inline = !source && bytes <= conn->inline_bytes;
-    bool is_payload = v->net.payload_base && offset >= v->net.payload_base;
+    bool is_payload = offset >= v->net.payload_base;
     struct ibv_sge piece = {.addr = (uintptr_t)src, .length = (uint32_t)bytes, .lkey = mr->lkey};
     struct ibv_send_wr request = {.wr_id = (uint64_t)conn->index,
                                   .sg_list = &piece,
@@ -120,10 +129,10 @@ static size_t operations_of(const struct verbs_net *v, size_t bytes)
     return bytes / v->device.max_message + 3;
 }
 
-/* Whether the ring and the send queue have room for so many bytes now. */
-static bool has_room(const struct verbs_net *v, const struct verbs_conn *conn, size_t bytes)
+/* Whether the send queue has room for so many bytes now, and the ring for those of them that are to be copied. */
+static bool has_room(const struct verbs_net *v, const struct verbs_conn *conn, size_t bytes, size_t copied)
 {
-    return bytes <= v->ring_bytes - (size_t)(conn->tail - conn->head) &&
+    return copied <= v->ring_bytes - (size_t)(conn->tail - conn->head) &&
            conn->count + operations_of(v, bytes) <= VERBS_SENDS;
 }
 
@@ -154,7 +163,7 @@ static bool verbs_put(struct ep_net *net, int peer, int channel, uint64_t offset
         break_net(v, conn, EP_E_OVERFLOW, "a put larger than the region or the ring");
         return false;
     }
-    if (!has_room(v, conn, source ? 0 : bytes) || conn->count + operations_of(v, bytes) > VERBS_SENDS)
+    if (!has_room(v, conn, bytes, source ? 0 : bytes))
         return false;
     while (bytes > 0) {
         size_t done = source ? post_source(v, conn, source, from, bytes, offset)
@@ -183,7 +192,7 @@ static bool send_record(struct verbs_net *v, struct verbs_conn *conn, enum verbs
     /* A record must not wrap around the end of the ring. */
     if (left < sizeof(record) && conn->inline_bytes < sizeof(record))
         padding = left;
-    if (!has_room(v, conn, padding + sizeof(record)))
+    if (!has_room(v, conn, padding + sizeof(record), padding + sizeof(record)))
         return false;
     conn->tail += padding;
     return post_copy(v, conn, IBV_WR_SEND, (const unsigned char *)&record, sizeof(record), 0) != 0;
@@ -235,9 +244,7 @@ static ep_status fail_port(struct verbs_net *v, const struct verbs_conn *conn, c
     char what[160];
 
     snprintf(what, sizeof(what), "the port of this rank is down: %s", why);
-    break_net(v, conn, EP_E_SYSTEM, what);
-    v->net.broken_by = 0;
-    return ep_fail(v->broken, "%s", v->reason);
+    return break_by_own(v, conn, what);
 }
 
 /* A queue pair error does not tell which end of the link is down; the state of the local port does. */
@@ -267,10 +274,7 @@ static ep_status handle_failure(struct verbs_net *v, struct verbs_conn *conn, en
         return EP_OK;
     EP_TRY(check_port(v, conn, why));
     snprintf(what, sizeof(what), "an operation failed: %s", v->device.library->wc_status_str(why));
-    break_net(v, conn, EP_E_SYSTEM, what);
-    if (is_own_failure(why))
-        v->net.broken_by = 0;
-    return ep_fail(v->broken, "%s", v->reason);
+    return is_own_failure(why) ? break_by_own(v, conn, what) : break_net(v, conn, EP_E_SYSTEM, what);
 }
 
 static ep_status complete_send(struct verbs_net *v, const struct ibv_wc *done)

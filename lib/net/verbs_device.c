@@ -25,11 +25,13 @@ struct port {
     struct ibv_device *device;
     const char *device_name;
     uint8_t number;
+    int nearness; /* to the rank's GPU; -1: no GPU was named */
     char why[160];
 };
 
 struct search {
     const struct verbs_library *library;
+    const char *gpu;
     int gid_index; /* -1: the best by rate_gid() */
     struct port ports[PORTS_MAX];
     int n;
@@ -50,6 +52,13 @@ static ep_status read_number(const char *name, long low, long high, long otherwi
     if (errno || end == text || *end || *ret_value < low || *ret_value > high)
         return ep_fail(EP_E_ARG, "network verbs: %s is \"%.40s\", not a number of %ld..%ld", name, text, low, high);
     return EP_OK;
+}
+
+bool verbs_uses_gpu_memory(void)
+{
+    const char *value = getenv(ENV_GPU_MEMORY);
+
+    return !value || strcmp(value, "0") != 0;
 }
 
 /* --- addresses --- */
@@ -141,6 +150,7 @@ static void list_ports(struct search *search, struct ibv_device **devices)
     for (int i = 0; devices[i]; i++) {
         struct ibv_context *context = search->library->open_device(devices[i]);
         const char *name = search->library->get_device_name(devices[i]);
+        int nearness = search->gpu ? verbs_nearness("/sys", name, search->gpu) : -1;
         struct ibv_device_attr limits = {.phys_port_cnt = 1};
         int error = errno;
 
@@ -150,7 +160,7 @@ static void list_ports(struct search *search, struct ibv_device **devices)
             struct port *port = &search->ports[search->n++];
             struct verbs_device unused;
 
-            *port = (struct port){.device = devices[i], .device_name = name, .number = number};
+            *port = (struct port){.device = devices[i], .device_name = name, .number = number, .nearness = nearness};
             if (context)
                 read_port(search, port, context, &unused);
             else
@@ -216,32 +226,30 @@ static ep_status choose_listed(struct search *search, const char *list, int loca
     return find_named(search, entry, strcspn(entry, ","), ret_port);
 }
 
-static ep_status choose(struct search *search, int local_rank, const char *gpu, struct port **ret_port)
+static ep_status choose(struct search *search, int local_rank, struct port **ret_port)
 {
     const char *list = getenv(ENV_DEVICE);
-    struct port unusable = {.why = ""}; /* the nearest one */
-    int usable = 0, most = 0, nearest = 0;
+    struct port unusable = {.nearness = -1}; /* the nearest one */
+    int usable = 0, most = -1;
 
     if (list && *list)
         return choose_listed(search, list, local_rank, ret_port);
     for (int i = 0; i < search->n; i++) {
-        int nearness = gpu ? verbs_nearness("/sys", search->ports[i].device_name, gpu) : 0;
+        const struct port *port = &search->ports[i];
 
-        if (search->ports[i].why[0] && nearness > nearest) {
-            nearest = nearness;
-            unusable = search->ports[i];
-        }
-        if (search->ports[i].why[0] || nearness < most)
+        if (port->why[0] && port->nearness > unusable.nearness)
+            unusable = *port;
+        if (port->why[0] || port->nearness < most)
             continue;
-        usable = nearness > most ? 0 : usable;
-        most = nearness;
-        search->ports[usable++] = search->ports[i];
+        usable = port->nearness > most ? 0 : usable;
+        most = port->nearness;
+        search->ports[usable++] = *port;
     }
     if (!usable)
         return none_usable(search);
-    if (nearest > most)
+    if (unusable.nearness > most)
         ep_log(EP_LOG_WARNING, "network verbs: %s:%u is nearest to GPU %s, but cannot be used: %s",
-               unusable.device_name, (unsigned)unusable.number, gpu, unusable.why);
+               unusable.device_name, (unsigned)unusable.number, search->gpu, unusable.why);
     *ret_port = &search->ports[local_rank % usable];
     return EP_OK;
 }
@@ -264,7 +272,7 @@ static ep_status open_port(const struct search *search, struct port *port, struc
 
 ep_status verbs_device_open(int local_rank, const char *gpu, struct verbs_device *ret_device)
 {
-    struct search search = {0};
+    struct search search = {.gpu = gpu};
     struct ibv_device **devices;
     struct port *port = NULL;
     long gid_index, traffic_class, service_level, gpu_memory;
@@ -289,9 +297,9 @@ ep_status verbs_device_open(int local_rank, const char *gpu, struct verbs_device
         return ep_fail_errno(EP_E_SYSTEM, errno, "network verbs: listing the RDMA devices");
     list_ports(&search, devices);
     qsort(search.ports, (size_t)search.n, sizeof(search.ports[0]), compare_ports);
-    status = choose(&search, local_rank, gpu, &port);
+    status = choose(&search, local_rank, &port);
     if (status == EP_OK && port) {
-        ret_device->nearness = gpu ? verbs_nearness("/sys", port->device_name, gpu) : -1;
+        ret_device->nearness = port->nearness;
         status = open_port(&search, port, ret_device);
     }
     search.library->free_device_list(devices);

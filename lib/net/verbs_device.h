@@ -42,6 +42,8 @@ struct verbs_device {
 /* `gpu`: as in struct ep_net_params. EP_E_UNSUPPORTED: no library, no device or no usable port; the error text lists
  * the ports found and the reasons. */
 ep_status verbs_device_open(int local_rank, const char *gpu, struct verbs_device *ret_device);
+/* Whether the environment allows it; a value that is none is an error of verbs_device_open(). */
+bool verbs_uses_gpu_memory(void);
 /* The port is known not to be active. */
 bool verbs_device_is_down(const struct verbs_device *device);
 void verbs_device_close(struct verbs_device *device);

@@ -313,12 +313,5 @@ static ep_status verbs_open(const struct ep_net_provider *provider, const struct
     return EP_OK;
 }
 
-static bool uses_device_memory(void)
-{
-    const char *value = getenv("EPKIT_VERBS_GPU_MEMORY");
-
-    return !value || strcmp(value, "0") != 0;
-}
-
 const struct ep_net_provider ep_net_verbs = {
-    .abi = EP_NET_ABI, .name = "verbs", .open = verbs_open, .uses_device_memory = uses_device_memory};
+    .abi = EP_NET_ABI, .name = "verbs", .open = verbs_open, .uses_device_memory = verbs_uses_gpu_memory};
