@@ -9,11 +9,7 @@
 
 static size_t round_up(const struct cuda_arenas *arenas, size_t bytes)
 {
-    size_t granules = bytes / CUDA_DIRECT_GRANULE + (bytes % CUDA_DIRECT_GRANULE != 0);
-
-    if (!arenas->direct)
-        return ep_net_whole_pages(bytes);
-    return granules > SIZE_MAX / CUDA_DIRECT_GRANULE ? SIZE_MAX : granules * CUDA_DIRECT_GRANULE;
+    return arenas->direct ? cuda_direct_round_up(bytes) : ep_net_whole_pages(bytes);
 }
 
 /* The new size of an arena. */

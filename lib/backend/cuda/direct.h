@@ -16,6 +16,14 @@
  */
 #define CUDA_DIRECT_GRANULE ((size_t)2 << 20)
 
+/* A multiple of the granule; SIZE_MAX on overflow. */
+static inline size_t cuda_direct_round_up(size_t bytes)
+{
+    size_t granules = bytes / CUDA_DIRECT_GRANULE + (bytes % CUDA_DIRECT_GRANULE != 0);
+
+    return granules > SIZE_MAX / CUDA_DIRECT_GRANULE ? SIZE_MAX : granules * CUDA_DIRECT_GRANULE;
+}
+
 /* EP_E_UNSUPPORTED, with the reason, if the GPU, or the order in which it sees writes of a NIC, do not allow it. */
 ep_status cuda_direct_check(int device);
 

@@ -389,16 +389,15 @@ static ep_status alloc_payload(struct cuda_proxy *p, const struct ep_net_params 
 
     EP_TRY(cuda_direct_check(p->cuda->device));
     EP_TRY(ep_streams_region_bytes(params, ring_bytes, &bytes));
-    bytes = (bytes + CUDA_DIRECT_GRANULE - 1) / CUDA_DIRECT_GRANULE * CUDA_DIRECT_GRANULE;
-    EP_TRY(cuda_direct_alloc(&p->memory, bytes, ret_buffer));
+    EP_TRY(cuda_direct_alloc(&p->memory, cuda_direct_round_up(bytes), ret_buffer));
     /* The pattern of an earlier communicator must not be taken for that of this one. */
-    CUDA_TRY(cudaMemsetAsync(ret_buffer->memory, 0, bytes, p->cuda->internal_stream));
+    CUDA_TRY(cudaMemsetAsync(ret_buffer->memory, 0, ret_buffer->bytes, p->cuda->internal_stream));
     CUDA_TRY(cudaStreamSynchronize(p->cuda->internal_stream));
     return EP_OK;
 }
 
-/* *ret_may_differ: the network may use GPU memory, on some ranks or on all. */
-static ep_status open_streams(struct cuda_proxy *p, const ep_boot *boot, bool direct, bool *ret_may_differ)
+/* `direct`: payload is to be received in GPU memory, if that is possible. */
+static ep_status open_streams(struct cuda_proxy *p, const ep_boot *boot, bool direct)
 {
     struct ep_net_buffer payload = EP_NET_BUFFER_INIT;
     size_t ring_bytes = p->channels > 1 ? RING_BYTES : RING_BYTES_MANY;
@@ -409,12 +408,11 @@ static ep_status open_streams(struct cuda_proxy *p, const ep_boot *boot, bool di
     ep_status status;
 
     ep_group_net_describe(&p->cuda->group, &provider, &params);
-    *ret_may_differ = provider.uses_device_memory != NULL;
     params.boot = boot;
     params.channels = p->channels;
     params.wake = NULL;
-    snprintf(before, sizeof(before), "%s", ep_last_error());
-    if (direct && provider.uses_device_memory && provider.uses_device_memory()) {
+    if (direct) {
+        snprintf(before, sizeof(before), "%s", ep_last_error());
         if (alloc_payload(p, &params, ring_bytes, &payload) == EP_OK)
             params.payload = &payload;
         else
@@ -456,11 +454,12 @@ static ep_status probe_network(struct cuda_proxy *p, const ep_boot *boot, bool *
 /* GPU memory is used only if all ranks have seen that it works: a lost row would be a wrong result. */
 static ep_status open_network(struct cuda_proxy *p, const ep_boot *boot)
 {
-    bool may_differ, lost;
+    bool (*uses_device_memory)(void) = p->cuda->group.provider.uses_device_memory;
+    bool lost;
 
-    EP_TRY(open_streams(p, boot, true, &may_differ));
-    if (!may_differ)
-        return EP_OK;
+    if (!uses_device_memory)
+        return open_streams(p, boot, false);
+    EP_TRY(open_streams(p, boot, uses_device_memory()));
     EP_TRY(probe_network(p, boot, &lost));
     if (!lost)
         return EP_OK;
@@ -468,7 +467,7 @@ static ep_status open_network(struct cuda_proxy *p, const ep_boot *boot)
     ep_streams_free(p->streams);
     p->streams = NULL;
     p->arenas.net = NULL;
-    return open_streams(p, boot, false, &may_differ);
+    return open_streams(p, boot, false);
 }
 
 static ep_status start_thread(struct cuda_proxy *p)
