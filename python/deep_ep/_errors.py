@@ -6,6 +6,13 @@ from typing import Any, Callable, TypeVar
 import epkit
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
+_Error = TypeVar("_Error", bound=epkit.Error)
+
+
+def advise(error: _Error, advice: str) -> _Error:
+    """The error, whose text ends with the advice."""
+    error.args = (f"{error}; {advice}",)
+    return error
 
 
 def naming(advice: str, *names: str) -> Callable[[_Call], _Call]:
@@ -18,7 +25,7 @@ def naming(advice: str, *names: str) -> Callable[[_Call], _Call]:
                 return call(*args, **kwargs)
             except epkit.Error as error:
                 if any(name in str(error) for name in names):
-                    error.args = (f"{error}; {advice}",)
+                    advise(error, advice)
                 raise
         return named  # type: ignore[return-value]
     return decorate

@@ -9,6 +9,7 @@ import torch
 import epkit
 from epkit._tensors import OfThisProcess, Stream, stream_pointer, want_integer, want_tensor
 
+from ._errors import advise
 from ._order import Order, run_untraced
 from ._rows import Rows, _as_given, _origin_of, _origins
 from .utils.event import EventOverlap
@@ -80,9 +81,9 @@ class LowLatencyCalls(OfThisProcess):
             new = self._comm.low_latency(most, hidden, num_experts, topk, mask_dead=self.enable_shrink)
         except (epkit.PeerError, epkit.GroupError) as error:
             if self.enable_shrink:
-                error.args = (f"{error}; the first low-latency call of {most} tokens per rank, hidden size {hidden}, "
-                              f"{num_experts} experts and top-{topk} needs all ranks, unless num_rdma_bytes of the Buffer is "
-                              "get_low_latency_rdma_size_hint() of these sizes",)
+                advise(error, f"the first low-latency call of {most} tokens per rank, hidden size {hidden}, {num_experts} experts "
+                       f"and top-{topk} needs all ranks, unless num_rdma_bytes of the Buffer is get_low_latency_rdma_size_hint() of "
+                       "these sizes")
             raise
         for rank, masked in self._masked.items():
             if masked:

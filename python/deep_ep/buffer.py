@@ -8,7 +8,7 @@ import torch
 import epkit
 from epkit._tensors import OfThisProcess, want_integer, want_tensor
 
-from ._errors import naming
+from ._errors import advise, naming
 from ._low_latency import LowLatencyCalls, size_hint
 from ._order import Event, Mark, Order, new_comm_stream, run_untraced
 from ._rows import Rows, _as_given, _biases, _origin_of, _origins, _with_columns
@@ -303,8 +303,8 @@ class Buffer(LowLatencyCalls):
     def _with_advice(self, error: epkit.ArgumentError) -> epkit.ArgumentError:
         """The error, which for invalid routing also says what this rank owes to the others."""
         if getattr(error, "name", "") == "EP_E_ROUTING" and self.group_size > 1:
-            error.args = (f"{error}; ranks with valid routing wait in dispatch() for this one, until their deadline: repeat the call "
-                          "with valid routing, or free the Buffer, which they learn at once",)
+            advise(error, "ranks with valid routing wait in dispatch() for this one, until their deadline: repeat the call with valid "
+                   "routing, or free the Buffer, which they learn at once")
         return error
 
     def _plan_of(self, handle: Any, call: str) -> epkit.Plan:
