@@ -178,16 +178,24 @@ static int live(const ep_boot *boot, void *argument)
     return 0;
 }
 
+/* What the ranks of a scenario have seen; munmap() frees it. `expected`: of forked_ranks_run(). */
+static struct scenario *run_ranks(const struct scenario *wanted, ep_status expected, ep_rank_exit *ret_exits)
+{
+    struct scenario *scenario = forked_ranks_share(wanted, sizeof(*wanted));
+
+    assert_int_equal(forked_ranks_run(NRANKS, live, scenario, FORKED_RANKS_PATIENT_MS, ret_exits), expected);
+    return scenario;
+}
+
 /* `leader`: the lowest rank that does not die before the shrink. */
 static void run_scenario(int leader, int ranks_per_node, int results, ep_status first)
 {
     const struct scenario wanted = {.ranks_per_node = ranks_per_node, .results = results, .leader = leader};
-    struct scenario *scenario = forked_ranks_share(&wanted, sizeof(wanted));
-    int victim = results < 0 ? VICTIM_LEAF : leader;
     ep_rank_exit exits[NRANKS];
+    struct scenario *scenario = run_ranks(&wanted, EP_E_PEER_DEAD, exits);
+    int victim = results < 0 ? VICTIM_LEAF : leader;
     char expected[32];
 
-    assert_int_equal(forked_ranks_run(NRANKS, live, scenario, FORKED_RANKS_PATIENT_MS, exits), EP_E_PEER_DEAD);
     /* In the new group its number is lower by that of the ranks that died before. */
     snprintf(expected, sizeof(expected), "rank %d ", first == EP_OK ? victim - leader : victim);
     for (int rank = leader; rank < NRANKS; rank++) {
@@ -241,11 +249,10 @@ static void a_rank_that_dies_during_the_confirmation_is_found_by_the_next_call(v
 static void a_leader_that_stops_does_not_have_the_group_alone(void **state)
 {
     const struct scenario wanted = {.ranks_per_node = 1, .stops = true};
-    struct scenario *scenario = forked_ranks_share(&wanted, sizeof(wanted));
     ep_rank_exit exits[NRANKS];
+    struct scenario *scenario = run_ranks(&wanted, EP_OK, exits);
 
     (void)state;
-    assert_int_equal(forked_ranks_run(NRANKS, live, scenario, FORKED_RANKS_PATIENT_MS, exits), EP_OK);
     for (int rank = 0; rank < NRANKS; rank++) {
         if (scenario->first[rank] == EP_OK || scenario->again[rank] != EP_OK)
             print_error("rank %d: %s, %s: %s\n", rank, ep_status_name(scenario->first[rank]),
@@ -277,11 +284,10 @@ static void expect_rank(const struct scenario *scenario, int rank, ep_status fir
 static void an_abort_does_not_end_the_query(void **state)
 {
     const struct scenario wanted = {.ranks_per_node = 1, .leaf_stops = true};
-    struct scenario *scenario = forked_ranks_share(&wanted, sizeof(wanted));
     ep_rank_exit exits[NRANKS];
+    struct scenario *scenario = run_ranks(&wanted, EP_E_PEER_DEAD, exits);
 
     (void)state;
-    assert_int_equal(forked_ranks_run(NRANKS, live, scenario, FORKED_RANKS_PATIENT_MS, exits), EP_E_PEER_DEAD);
     for (int rank = 1; rank < NRANKS; rank++)
         if (rank != VICTIM_LEAF)
             expect_rank(scenario, rank, EP_E_PEER_DEAD, "rank 0 ", 1, NRANKS - 2);
@@ -292,11 +298,10 @@ static void an_abort_does_not_end_the_query(void **state)
 static void a_leader_that_dies_while_it_reports_a_failure_is_named_by_the_others(void **state)
 {
     const struct scenario wanted = {.ranks_per_node = 1, .results = 2, .lacks_memory = true};
-    struct scenario *scenario = forked_ranks_share(&wanted, sizeof(wanted));
     ep_rank_exit exits[NRANKS];
+    struct scenario *scenario = run_ranks(&wanted, EP_E_PEER_DEAD, exits);
 
     (void)state;
-    assert_int_equal(forked_ranks_run(NRANKS, live, scenario, FORKED_RANKS_PATIENT_MS, exits), EP_E_PEER_DEAD);
     expect_rank(scenario, 1, EP_E_MEMORY, "rank 2 failed: no memory for a test", 0, NRANKS - 1);
     expect_rank(scenario, LACKS_MEMORY, EP_E_MEMORY, "no memory for a test", 0, NRANKS - 1);
     for (int rank = 3; rank < NRANKS; rank++)
