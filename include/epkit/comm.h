@@ -159,7 +159,9 @@ EP_API void ep_comm_abort(ep_comm *comm);
 
 /*
  * EP_OK, or the status with which the communicator failed. It includes failures of asynchronous work, and peers of this
- * host that failed or aborted while this rank was not in any call. Never blocks. Any thread.
+ * host that failed or aborted while this rank was not in any call. On the CUDA backend also EP_E_CAPACITY, after which
+ * the communicator is usable, if an operation of a plan with max_recv_tokens was refused (ep_plan_new) and
+ * ep_stream_sync() has not returned that yet. Never blocks. Any thread.
  */
 EP_API ep_status ep_comm_async_error(const ep_comm *comm);
 

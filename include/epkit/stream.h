@@ -39,9 +39,10 @@ EP_API ep_status ep_queue_new(ep_comm *comm, ep_queue **ret_queue);
 EP_API void ep_queue_free(ep_queue *queue);
 
 /*
- * Waits on the host until all work that was called on this communicator in `stream` is complete. Returns the status of
- * the first of it that failed since the last ep_stream_sync() on this stream, or the status of a failed communicator.
- * The thread sleeps. If a rank is late, the operation that waits for it fails at its deadline and names it.
+ * Waits on the host until all work that was called on this communicator in `stream`, or launched there with a graph, is
+ * complete. Returns the status of the first of it that failed since the last ep_stream_sync() on this stream, or the
+ * status of a failed communicator. The thread sleeps. If a rank is late, the operation that waits for it fails at its
+ * deadline and names it.
  */
 EP_API ep_status ep_stream_sync(ep_comm *comm, ep_stream stream);
 

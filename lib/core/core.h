@@ -103,7 +103,10 @@ struct ep_backend_ops {
     ep_status (*barrier_on)(ep_comm *comm, ep_stream stream);
     ep_status (*allgather)(ep_comm *comm, const void *mine, size_t bytes, void *ret_all);
     void (*abort)(ep_comm *comm);
-    /* Has a peer failed or aborted? Never blocks, any thread. EP_OK or the failure, with `failed` of comm set. */
+    /*
+     * Has a peer failed or aborted? Never blocks, any thread. EP_OK or the failure, with `failed` of comm set; or
+     * EP_E_CAPACITY, without a failure, if a queued operation was refused and no wait has reported it.
+     */
     ep_status (*poll)(ep_comm *comm);
     /*
      * All fields of `next` are set, except rank, nranks, node and impl, which the survivors agree on. They also compare

@@ -29,3 +29,13 @@ def naming(advice: str, *names: str) -> Callable[[_Call], _Call]:
                 raise
         return named  # type: ignore[return-value]
     return decorate
+
+
+def raise_refused(comm: epkit.Communicator, stream: Any) -> None:
+    """Raises, once, that an earlier operation of fixed capacity in `stream` was refused. On GPUs nothing else tells a program so
+    that waits by torch alone."""
+    try:
+        comm.check()
+    except epkit.ArgumentError as error:
+        comm.synchronize(stream)  # raises it, too, and then it is reported
+        raise error

@@ -8,7 +8,7 @@ import torch
 import epkit
 from epkit._tensors import OfThisProcess, want_integer, want_tensor
 
-from ._errors import advise, naming
+from ._errors import advise, naming, raise_refused
 from ._low_latency import LowLatencyCalls, size_hint
 from ._order import Event, Mark, Order, new_comm_stream, run_untraced
 from ._rows import Rows, _as_given, _biases, _origin_of, _origins, _with_columns
@@ -340,6 +340,8 @@ class Buffer(LowLatencyCalls):
         if is_token_in_rank is not None:
             self._check_mask(is_token_in_rank, topk_idx)
         mask, counts = (is_token_in_rank, num_tokens_per_expert) if topk_idx is None else (None, None)
+        if worst:
+            raise_refused(self._comm, order.stream)
         try:
             return self._comm.plan(topk_idx, num_tokens_per_expert.numel(), token_in_rank=mask, tokens_per_expert=counts,
                                    alignment=alignment, max_recv_tokens=worst, stream=order.stream)
@@ -376,7 +378,8 @@ class Buffer(LowLatencyCalls):
             topk_idx, topk_weights: int64 [N, K] (-1: none), float32 [N, K].
             expert_alignment: counts per expert are rounded up to a multiple of it.
             num_worst_tokens: > 0: outputs have that many rows, nothing waits on the host, the list is empty, and rows
-                beyond the received ones have the index -1.
+                beyond the received ones have the index -1. If they are too few, this call raises, or on GPUs, which find that
+                behind it, the next one that gives num_worst_tokens.
             previous_event, async_finish, allocate_on_comm_stream: see the stream rules in deep_ep/_order.py.
 
         Ignored: config but its num_sms, num_tokens_per_rank, num_tokens_per_rdma_rank.

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import epkit
 from epkit._tensors import OfThisProcess, want_integer, want_tensor
 
-from ._errors import naming
+from ._errors import naming, raise_refused
 from ._order import Mark, Order, new_comm_stream, run_untraced
 from ._rows import Rows, _as_given, _biases
 from .utils.envs import check_torch_deterministic
@@ -279,6 +279,8 @@ class ElasticBuffer(OfThisProcess):
             raise epkit.ArgumentError(f"dispatch: topk_idx has {topk_idx.shape[0]} tokens, num_max_tokens_per_rank is {most}")
         worst = 0 if cpu_sync else _worst_expanded(self.num_ranks, most, topk_idx.shape[1], num_experts, alignment) if expand else \
             self.num_ranks * most
+        if worst:
+            raise_refused(self._comm, order.stream)
         plan = self._comm.plan(topk_idx, num_experts, expanded=expand, alignment=alignment, zero_padding=True,
                                max_recv_tokens=worst, stream=order.stream)
         return EPHandle(plan, expand, num_experts, alignment, most,

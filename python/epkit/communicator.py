@@ -205,7 +205,8 @@ class Communicator(OfThisProcess):
         self._native.abort()
 
     def check(self) -> None:
-        """Raises the failure of the communicator, if any, also that of asynchronous work. Never waits. Any thread."""
+        """Raises the failure of the communicator, if any, also that of asynchronous work. On GPUs also, until synchronize() has
+        raised it, that an operation of fixed capacity was refused. Never waits. Any thread."""
         self._native.check()
 
     def shrink(self) -> "Communicator":

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { MAX_ATTACHED = 64, POISON = 0xa5 };
@@ -27,6 +28,7 @@ struct peer {
     _Atomic uint64_t *counters;
     unsigned char *region, *payload; /* payload: device memory, or the region */
     bool mapped;                     /* payload was opened by its handle */
+    bool registered;                 /* `shared` is registered with CUDA */
 };
 
 struct attached {
@@ -81,8 +83,16 @@ static bool copy(struct direct_net *d, void *to, const void *from, size_t bytes)
     }
     if (error == cudaSuccess && d->lossy && is_device(to))
         error = cudaMemsetAsync(to, POISON, bytes, d->stream);
-    else if (error == cudaSuccess)
+    else if (error == cudaSuccess) {
+        struct timespec a, b;
+        clock_gettime(CLOCK_MONOTONIC, &a);
         error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, d->stream);
+        clock_gettime(CLOCK_MONOTONIC, &b);
+        double ms = (b.tv_sec - a.tv_sec) * 1e3 + (b.tv_nsec - a.tv_nsec) / 1e6;
+        if (ms > 100)
+            fprintf(stderr, "SLOW memcpy %zu bytes from %s to %s: %.0f ms\n", bytes, is_device(from) ? "dev" : "host",
+                    is_device(to) ? "dev" : "host", ms);
+    }
     if (error == cudaSuccess)
         error = attached ? cudaEventRecord(d->copied, d->stream) : cudaStreamSynchronize(d->stream);
     d->busy = attached;
@@ -191,6 +201,8 @@ static void direct_free(struct ep_net *net)
     for (int node = 0; d->peers && node < d->nnodes; node++) {
         if (d->peers[node].mapped)
             cudaIpcCloseMemHandle(d->peers[node].payload);
+        if (d->peers[node].registered)
+            cudaHostUnregister(d->peers[node].shared);
         if (d->peers[node].shared)
             munmap(d->peers[node].shared, d->peers[node].shared_bytes);
     }
@@ -266,8 +278,16 @@ static bool open_peer(struct direct_net *d, const struct introduction *theirs, s
     ok = fd >= 0 && map_shared(fd, theirs->counter_bytes, ep_net_whole_pages(d->net.region_bytes), peer);
     if (fd >= 0)
         close(fd);
-    if (!ok || !theirs->has_payload)
-        return ok;
+    if (ok && getenv("DIRECT_PIN"))
+        fprintf(stderr, "register: %s\n",
+                cudaGetErrorString(cudaHostRegister(peer->shared, peer->shared_bytes, cudaHostRegisterPortable)));
+    if (!ok)
+        return false;
+    if (!theirs->has_payload) {
+        /* CUDA's copy from a GPU to memory that is not registered waits for the kernels of a graph. */
+        peer->registered = cudaHostRegister(peer->shared, peer->shared_bytes, cudaHostRegisterPortable) == cudaSuccess;
+        return peer->registered;
+    }
     peer->payload = theirs->payload;
     if (theirs->pid == getpid())
         return true;

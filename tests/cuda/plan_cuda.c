@@ -12,9 +12,11 @@
 #include "mirror.h"
 
 #include <epkit/cuda.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { HIDDEN = 256, TOPK = 4, ROW = HIDDEN * 2, TOKENS = 600, ALIGNMENT = 8, TIMEOUT_MS = 10000 };
 
@@ -50,6 +52,7 @@ struct state {
     int64_t capacity;
     ep_plan *plan[2]; /* on the host, on the device */
     struct mirror b[N_BUFFERS];
+    atomic_int delayed; /* the host function before a graph has ended */
 };
 
 static int make_buffers(struct state *s)
@@ -203,14 +206,27 @@ static int load_round(struct state *s, int round)
     return 0;
 }
 
+static void delay(void *context)
+{
+    struct timespec span = {.tv_nsec = 50000000};
+
+    nanosleep(&span, NULL);
+    atomic_store((atomic_int *)context, 1);
+}
+
+/* Also checks that the wait for the stream includes the graph. */
 static int check_round(struct state *s, int round, cudaGraphExec_t exec)
 {
     int code;
 
     TRY(call_pair(s, 0));
     TRY(sync(s, 0));
+    atomic_store(&s->delayed, round != 1);
+    if (round == 1)
+        CUDA(cudaLaunchHostFunc(s->group.stream, delay, &s->delayed));
     CUDA(cudaGraphLaunch(exec, s->group.stream));
     TRY(sync(s, 1));
+    EXPECT(atomic_load(&s->delayed), "ep_stream_sync has not waited for a graph");
     code = compare(s, round);
     TRY(group_merge_codes(&s->group, code, &code));
     return code;

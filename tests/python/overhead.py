@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""overhead.py NANOSECONDS: processor time of a dispatch with seven tensors from Python, beside the same one in C.
+"""overhead.py LIBRARY: processor time of a dispatch with seven tensors from Python, beside the same one in C, which LIBRARY
+(overhead.c) makes in this process.
 
-One rank, one token, the quickest of 50 batches. Then what each call of deep_ep takes in all. Says it; judges nothing.
-EPKIT_TEST_DEVICE=cuda: on a GPU, in short batches which the device has room to queue, beside `overhead cuda`.
+One rank, one token; batches of all alternate, the quickest of 50 counts. Then what each call of deep_ep takes in all. Says it;
+judges nothing. EPKIT_TEST_DEVICE=cuda: on a GPU, in batches which the device has room to queue.
 """
+import ctypes
 import os
 import sys
 import time
@@ -16,19 +18,20 @@ import epkit
 
 
 CUDA = os.environ.get("EPKIT_TEST_DEVICE") == "cuda"
+BATCH = 100 if CUDA else 2000
 
 
-def quickest(function, batch=2000, batches=50):
-    best = float("inf")
-    for _ in range(batches):
-        if CUDA:
-            batch = min(batch, 100)
-            torch.cuda.synchronize()
-        begin = time.thread_time_ns()
-        for _ in range(batch):
-            function()
-        best = min(best, (time.thread_time_ns() - begin) / batch)
-    return best
+def batch_of(function, batch=BATCH):
+    if CUDA:
+        torch.cuda.synchronize()
+    begin = time.thread_time_ns()
+    for _ in range(batch):
+        function()
+    return (time.thread_time_ns() - begin) / batch
+
+
+def quickest(function, batch=BATCH):
+    return min(batch_of(function, min(batch, BATCH)) for _ in range(50))
 
 
 torch.set_num_threads(1)
@@ -39,15 +42,22 @@ plan = comm.plan(torch.zeros(1, 1, dtype=torch.int64, device=device), 1)
 x = torch.zeros(1, 128, device=device).to(torch.float8_e4m3fn)
 scales, weights = torch.ones(1, 1, device=device), torch.ones(1, 1, device=device)
 rows = plan.dispatch((x, scales), weights, want_topk_idx=True)
-library = float(sys.argv[1])
 native, out = plan._native.dispatch, (rows.x, rows.scales, rows.topk_idx, rows.topk_weights)
 stream = torch.cuda.current_stream().cuda_stream if CUDA else None
-call = quickest(lambda: native(x, scales, weights, *out, stream))
-empty = quickest(lambda: None)
-again = quickest(lambda: plan.dispatch((x, scales), weights, out=rows)) - empty
-whole = quickest(lambda: plan.dispatch((x, scales), weights, want_topk_idx=True), batch=500)
-print(f"dispatch of one token, 7 tensors: {library:.0f} ns in C; {call - empty - library:.0f} ns more by the extension module, "
-      f"{again - library:.0f} by Plan.dispatch(out=...), {whole - empty - library:.0f} where that allocates the four outputs")
+in_c = ctypes.CDLL(sys.argv[1])
+in_c.overhead_open.restype, in_c.overhead_batch.restype = ctypes.c_void_p, ctypes.c_double
+opened = in_c.overhead_open(int(CUDA))
+if not opened:
+    sys.exit(1)
+calls = {"C": lambda: in_c.overhead_batch(ctypes.c_void_p(opened), BATCH),
+         "empty": lambda: batch_of(lambda: None),
+         "extension": lambda: batch_of(lambda: native(x, scales, weights, *out, stream)),
+         "again": lambda: batch_of(lambda: plan.dispatch((x, scales), weights, out=rows)),
+         "whole": lambda: batch_of(lambda: plan.dispatch((x, scales), weights, want_topk_idx=True))}
+best = {name: min(times) for name, times in zip(calls, zip(*([call() for call in calls.values()] for _ in range(50))))}
+more = {name: best[name] - best["empty"] - best["C"] for name in best}
+print(f"dispatch of one token, 7 tensors: {best['C']:.0f} ns in C; {more['extension']:.0f} ns more by the extension module, "
+      f"{more['again']:.0f} by Plan.dispatch(out=...), {more['whole']:.0f} where that allocates the four outputs")
 
 buffer = deep_ep.Buffer(dist.group.WORLD)
 x, topk_idx = torch.zeros(1, 128, dtype=torch.bfloat16, device=device), torch.zeros(1, 1, dtype=torch.int64, device=device)

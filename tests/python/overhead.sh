@@ -6,4 +6,4 @@ set -euo pipefail
 source=$(cd "$(dirname "$0")/../.." && pwd)
 build=${EPKIT_BUILD:-$source/build}
 python=$("$source/scripts/torch_venv.sh")
-PYTHONPATH=$build/python exec "$python" "$source/tests/python/overhead.py" "$("$build/tests/python/overhead")"
+PYTHONPATH=$build/python exec "$python" "$source/tests/python/overhead.py" "$build/tests/python/liboverhead.so"

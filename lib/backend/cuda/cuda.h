@@ -436,6 +436,8 @@ ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_st
 void cuda_plans_poll(struct cuda_comm *cuda);
 /* EP_E_CAPACITY, once, if an operation was refused because a rank would have received too many rows. */
 ep_status cuda_check_refused(struct cuda_comm *cuda);
+/* The same until cuda_check_refused() has reported it. Any thread. */
+ep_status cuda_find_refused(const struct cuda_comm *cuda);
 void cuda_plan_info_close(struct cuda_comm *cuda);
 
 /* metadata.c */

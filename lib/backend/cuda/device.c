@@ -102,7 +102,8 @@ ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const cha
 static ep_status cuda_poll(ep_comm *comm)
 {
     EP_TRY(cuda_check_reported(cuda_of(comm)));
-    return ep_group_poll(comm);
+    EP_TRY(ep_group_poll(comm));
+    return cuda_find_refused(cuda_of(comm));
 }
 
 ep_status cuda_count_usable(int *ret_gpus)

@@ -212,8 +212,11 @@ static ep_status sync_stream(struct cuda_comm *cuda, cudaStream_t stream)
     EP_TRY(find_capture(stream, &capture));
     if (capture)
         return ep_fail(EP_E_STATE, "ep_stream_sync: the stream is being captured");
-    /* Does not wait for what the caller has queued after the last operation. */
-    if (cuda->operations && stream == cuda->stream)
+    /*
+     * Does not wait for what the caller has queued after the last operation, unless that may be a graph with operations
+     * of this communicator.
+     */
+    if (cuda->operations && stream == cuda->stream && !cuda->capture)
         return cuda_drain(cuda);
     CUDA_TRY(cudaEventRecord(cuda->end, stream));
     return cuda_wait_event(cuda, cuda->end, EP_GROUP_IDLE);

@@ -340,15 +340,23 @@ void cuda_plans_poll(struct cuda_comm *cuda)
     pthread_mutex_unlock(&cuda->pending_lock);
 }
 
-/* Reported once: refused operations have left the group as it was. */
-ep_status cuda_check_refused(struct cuda_comm *cuda)
+ep_status cuda_find_refused(const struct cuda_comm *cuda)
 {
-    volatile int64_t *refused = cuda->report->refused;
+    const volatile int64_t *refused = cuda->report->refused;
     int64_t rank = __atomic_load_n(&cuda->report->refused[0], __ATOMIC_ACQUIRE);
 
     if (!rank)
         return EP_OK;
-    refused[0] = 0;
     return ep_fail(EP_E_CAPACITY, "plan: rank %d receives %lld rows but its max_recv_tokens is %lld", (int)rank - 1,
                    (long long)refused[1], (long long)refused[2]);
+}
+
+ep_status cuda_check_refused(struct cuda_comm *cuda)
+{
+    ep_status status = cuda_find_refused(cuda);
+
+    /* Reported once: refused operations have left the group as it was. */
+    if (status != EP_OK)
+        cuda->report->refused[0] = 0;
+    return status;
 }
