@@ -46,6 +46,14 @@ static uint64_t own_failure(const struct ep_group *group)
     return failure_of(group, atomic_load_explicit(&group->control->failure, memory_order_acquire), group->comm->rank);
 }
 
+/* That of the node: the first that a rank has published. */
+static uint64_t arbiter_failure(const struct ep_group *group)
+{
+    uint64_t word = atomic_load_explicit(&ep_group_arbiter(group)->group_failure, memory_order_acquire);
+
+    return failure_of(group, word, group->arbiter);
+}
+
 void ep_group_read_reason(char ret[EP_GROUP_REASON_BYTES], const char from[EP_GROUP_REASON_BYTES])
 {
     ep_group_read_shared(ret, from, EP_GROUP_REASON_BYTES);
@@ -150,11 +158,20 @@ void ep_group_receive_failure(struct ep_group *group, uint64_t word, int from)
     ep_group_ring_all(group);
 }
 
-uint64_t ep_group_own_report(const struct ep_group *group)
+static bool is_of_node(const struct ep_group *group, uint64_t failure)
+{
+    int reporter = (uint16_t)failure;
+
+    return failure && reporter >= group->first && reporter < group->first + group->nlocal;
+}
+
+uint64_t ep_group_node_report(const struct ep_group *group)
 {
     uint64_t failure = own_failure(group);
 
-    return (uint16_t)failure == group->comm->rank ? failure : 0;
+    if (!failure)
+        failure = arbiter_failure(group);
+    return is_of_node(group, failure) ? failure : 0;
 }
 
 /* Publishes the reason to the peers. Only the first one of this rank: a peer may be reading it. */
@@ -248,12 +265,14 @@ ep_status ep_group_check(struct ep_group *group)
 
     if (failure)
         return fail_with(group, failure);
-    failure = failure_of(group, atomic_load_explicit(&ep_group_arbiter(group)->group_failure, memory_order_acquire),
-                         group->arbiter);
+    failure = arbiter_failure(group);
     if (!failure)
         return EP_OK;
     /* Stored, so that every later call gives the same answer. */
-    return fail_with(group, set_first(group, failure));
+    failure = set_first(group, failure);
+    if (is_of_node(group, failure))
+        ep_group_link_wake(group);
+    return fail_with(group, failure);
 }
 
 ep_status ep_group_check_abort(struct ep_group *group)

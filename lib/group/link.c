@@ -5,9 +5,10 @@
  *
  * Heartbeats carry the state that peers on the same host read in control blocks: the rank that each rank of the node
  * waits for, and when it last probed its peers. So a rank whose deadline expires follows the chain of waits across
- * hosts. The rank that sets a failure sends it to its rail peers, one on each host, which publish it there. The death
- * of a process is detected by the end of its connections, a host that is cut off by the age of its heartbeats. Each
- * rank also watches the processes of its node and reports their deaths to ranks that have no connection to them.
+ * hosts. The rank that sets a failure, and all others of its node, send it to their rail peers, which publish it there:
+ * the rail peer of one of them may be what has failed. The death of a process is detected by the end of its
+ * connections, a host that is cut off by the age of its heartbeats. Each rank also watches the processes of its node
+ * and reports their deaths to ranks that have no connection to them.
  *
  * At most one message of a link is in flight: a peer that does not read costs no memory.
  */
@@ -93,11 +94,13 @@ static void receive_heartbeat(struct conn *conn, const struct link_entry *entrie
     }
 }
 
-/* The reason is stored before the failure that it belongs to. Only the first failure of a rank counts. */
+/* The reason is stored before the failure that it belongs to. Only the first failure that a rank reports counts. */
 static void receive_failure(struct conn *conn, const struct link_failure *failure)
 {
     struct ep_group *group = conn->link->group;
-    struct ep_group_remote *remote = &group->remote[conn->rank];
+    int reporter = (uint16_t)failure->word, first = conn->rank - group->local;
+    bool of_sender = reporter >= first && reporter < first + group->nlocal;
+    struct ep_group_remote *remote = &group->remote[of_sender ? reporter : conn->rank];
 
     if (failure->reason[0] && !atomic_load(&remote->reason_for)) {
         memcpy(remote->reason, failure->reason, sizeof(remote->reason));
@@ -253,7 +256,8 @@ static void queue_heartbeat(struct conn *conn, uint64_t now)
 
 static void queue_failure(struct conn *conn, uint64_t word)
 {
-    const struct ep_group_control *control = conn->link->group->control;
+    const struct ep_group_control *control =
+        conn->link->group->peers[(uint16_t)word].control; /* of a rank of the node */
     struct link_failure failure = {.word = word};
 
     if (atomic_load_explicit(&control->reason_for, memory_order_acquire) == word)
@@ -277,7 +281,7 @@ static void queue_shrunk(struct conn *conn)
 static bool queue_next(struct conn *conn, uint64_t now)
 {
     struct ep_group_link *link = conn->link;
-    uint64_t word = conn->sent_failure ? 0 : ep_group_own_report(link->group);
+    uint64_t word = conn->sent_failure ? 0 : ep_group_node_report(link->group);
 
     if (conn->sent_left)
         return false;

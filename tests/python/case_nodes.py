@@ -3,7 +3,7 @@
 import os
 import random
 import signal
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import case_engines
 import case_intranode
@@ -113,8 +113,9 @@ def capacities(rank, size):
     assert torch.equal(buffer.combine(rows, handle)[0], x * times)
     assert torch.equal(buffer.dispatch(x, handle=tuple(one.detach() for one in handle))[0][:n], rows[:n])
     small = {"num_worst_tokens": 5 if rank == 1 else 80}
-    if ranks.CUDA:  # there it is found behind the call, and reported by the next one
-        new_rows(buffer, x, idx, weights, EXPERTS, **small)
+    if ranks.CUDA:  # there it may be found behind the call, and is then reported by the next one
+        with suppress(epkit.ArgumentError):
+            new_rows(buffer, x, idx, weights, EXPERTS, **small)
         torch.cuda.synchronize()
     raises(epkit.ArgumentError, "rank 1 5 num_worst_tokens Buffer.dispatch()", new_rows, buffer, x, idx, weights, EXPERTS, **small)
     assert torch.equal(new_rows(buffer, x, idx, weights, EXPERTS, num_worst_tokens=80)[0][:n], rows[:n])
