@@ -91,7 +91,7 @@ static bool read_table(const struct dl_exchange *table, PyObject *object, struct
     tensor->type = TYPE_OTHER;
     tensor->code = dl.dtype.code;
     tensor->bits = dl.dtype.bits;
-    for (int t = 1; t < TYPES; t++)
+    for (int t = 1; t < TYPES && tensor->type == TYPE_OTHER; t++)
         if (types[t].code == dl.dtype.code && types[t].bits == dl.dtype.bits && dl.dtype.lanes == 1)
             tensor->type = (enum tensor_type)t;
     tensor->device_type = dl.device.type == DL_CUDA_HOST ? DL_CPU : dl.device.type;
