@@ -21,10 +21,4 @@ struct advice_row *advice_add(struct advice_work *work, const char *name, const 
 /* LD_LIBRARY_PATH, LD_PRELOAD and PYTHONPATH (advice_paths.c). */
 ep_status advice_paths(struct advice_work *work);
 
-/*
- * Finds the libnvshmem_host.so.3 that the program should load: the one that DeepEP is linked with, otherwise one that
- * is installed separately from PyTorch's. "" if there is none.
- */
-ep_status advice_nvshmem_host(struct source *source, const struct software *software, const char **ret_path);
-
 #endif

@@ -109,7 +109,11 @@ static int wanted_copy(const struct software_deepep *deepep)
     return deepep->imported;
 }
 
-ep_status advice_nvshmem_host(struct source *source, const struct software *software, const char **ret_path)
+/*
+ * Finds the libnvshmem_host.so.3 that the program should load: the one that DeepEP is linked with, otherwise one that
+ * is installed separately from PyTorch's. "" if there is none.
+ */
+static ep_status advice_nvshmem_host(struct source *source, const struct software *software, const char **ret_path)
 {
     static const char *const folders[] = {"lib", "lib64"};
     int copy = wanted_copy(&software->deepep), i;

@@ -66,7 +66,8 @@ const char *source_printf(struct source *source, const char *format, ...)
     return text ? text : "";
 }
 
-const char *cache_intern(struct source *source, const char *text)
+/* Interns `text`: equal texts have the same address. "" for lack of memory. */
+static const char *cache_intern(struct source *source, const char *text)
 {
     void *at = json_object_iter_at(source->names, text);
 

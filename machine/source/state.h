@@ -37,9 +37,6 @@ struct source {
 /* A source with an empty cache and without a live side. */
 ep_status source_new(const char *name, struct source **ret_source);
 
-/* Interns `text`: equal texts have the same address. "" for lack of memory. */
-const char *cache_intern(struct source *source, const char *text);
-
 /*
  * The entry of a query about the path that `format` and `args` make, in ret_path: the cached one, or a new one that
  * `make` reads from the live side.

@@ -48,7 +48,8 @@ static void merge_package(const char *from, const char *end, struct dpkg_package
         memcpy(package->version, version, sizeof(version));
 }
 
-bool dpkg_find(struct source *source, const char *name, struct dpkg_package *ret_package)
+/* False: there is no package database (ret_package is zeroed). */
+static bool dpkg_find(struct source *source, const char *name, struct dpkg_package *ret_package)
 {
     struct source_text text = source_read(source, "/var/lib/dpkg/status");
     const char *at = text.text, *end = text.text + text.bytes;

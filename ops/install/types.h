@@ -134,8 +134,6 @@ struct dpkg_package {
     bool is_held;                 /* held by the administrator in its version */
 };
 
-/* False: there is no package database (ret_package is zeroed). */
-bool dpkg_find(struct source *source, const char *name, struct dpkg_package *ret_package);
 /* The state of packages that must have these versions. */
 void dpkg_check(const struct check_context *context, const json_t *packages, struct step_state *ret_state);
 

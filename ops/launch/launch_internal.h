@@ -132,12 +132,6 @@ void node_write(struct node *node, int rank, bool is_error, const char *data, si
 void node_flush_lines(struct node *node);
 void launch_log(struct launch *launch, const char *text);
 
-/*
- * Queues a line of a node for the output. Characters that a terminal would interpret are replaced by '?'. The logs have
- * the original.
- */
-void launch_queue(struct launch *launch, const char *prefix, const char *text, size_t bytes);
-
 /* Writes as much as the reader accepts now. */
 void launch_flush(struct launch *launch);
 

@@ -66,7 +66,11 @@ static char *show_line(const char *text, size_t bytes, char *ret_text)
     return ret_text;
 }
 
-void launch_queue(struct launch *launch, const char *prefix, const char *text, size_t bytes)
+/*
+ * Queues a line of a node for the output. Characters that a terminal would interpret are replaced by '?'. The logs have
+ * the original.
+ */
+static void launch_queue(struct launch *launch, const char *prefix, const char *text, size_t bytes)
 {
     size_t needed = launch->queued + strlen(prefix) + bytes + 1;
     char *end;

@@ -143,7 +143,7 @@ static json_t *measure_document(const struct context *context, const struct run_
     return object;
 }
 
-json_t *run_document(const struct context *context, const struct run_verdict *verdict)
+static json_t *run_document(const struct context *context, const struct run_verdict *verdict)
 {
     const struct parse_run *run = verdict->run;
     json_t *object = json_object(), *measures = json_array(), *problems = json_array();

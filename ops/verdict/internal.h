@@ -53,7 +53,4 @@ void expect(const struct context *context, const struct run_verdict *verdict, co
 /* --- classify.c --- */
 void classify_run(const struct context *context, struct run_verdict *verdict);
 
-/* --- document.c --- */
-json_t *run_document(const struct context *context, const struct run_verdict *verdict);
-
 #endif
