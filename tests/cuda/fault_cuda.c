@@ -131,11 +131,11 @@ static int apply_fault(struct state *s)
         kill(getpid(), SIGSTOP);
         break;
     case LATE:
-        sleep_ms(TIMEOUT_MS + TIMEOUT_MS / 3); /* late for the call, not for the new group */
+        sleep_ms(group_slow * (TIMEOUT_MS + TIMEOUT_MS / 3)); /* late for the call, not for the new group */
         break;
     case STUCK:
         /* Longer than the others wait in the call, but not longer than they wait in the new group. */
-        hold = (struct hold){.ms = TIMEOUT_MS + TIMEOUT_MS / 2};
+        hold = (struct hold){.ms = group_slow * (TIMEOUT_MS + TIMEOUT_MS / 2)};
         CUDA(cudaStreamCreateWithFlags(&stuck, cudaStreamNonBlocking));
         s->stream = stuck;
         TRY(hold_stream(stuck, &hold));
@@ -168,7 +168,7 @@ static void leave(struct state *s)
  */
 static int check_later(struct state *s, ep_status *ret_status)
 {
-    double limit = now_ms() + TIMEOUT_MS + SLACK_MS;
+    double limit = now_ms() + group_slow * (TIMEOUT_MS + SLACK_MS);
 
     TRY(call_operation(s, s->kind->combines, false, ret_status));
     CALL(*ret_status);
@@ -227,7 +227,7 @@ static int check_status(struct state *s, ep_status status, double took)
                                                      : EP_E_TIMEOUT,
                            s->victim));
     if (s->group.rank != s->victim)
-        EXPECT(took < TIMEOUT_MS + SLACK_MS, "after %.0f ms", took);
+        EXPECT(took < group_slow * (TIMEOUT_MS + SLACK_MS), "after %.0f ms", took);
     return 0;
 }
 
@@ -359,7 +359,7 @@ static int open_host(struct state *s)
     ep_boot boot;
 
     config.backend = "host";
-    config.timeout_ms = TIMEOUT_MS;
+    config.timeout_ms = group_slow * TIMEOUT_MS;
     CALL(ep_boot_shm_join(s->scenario->second, s->group.rank, &boot));
     group_divide(&boot, &config);
     CALL(ep_comm_new(&boot, &config, &s->group.host));
