@@ -67,13 +67,15 @@ EP_API ep_status ep_cuda_get_device(ep_comm *comm, int *ret_device, int *ret_sms
  * memory is allocated twice, in multiples of 2 MiB: a limit should be a multiple of 4 MiB. On one node none is
  * allocated, and both values are 0.
  *
- * Size. An operation needs twice the bytes of its chunks. A chunk has up to 32 tokens for one node. Bytes per token:
- *   dispatch   hidden (fp8) or 2 * hidden (bf16), plus its scales and weights
- *   combine    4 * hidden, or 2 * hidden if the partial sum is a single row or partial_type is EP_BF16, plus its
- * weights Tokens: dispatch   the tokens that this rank sends to other nodes, counted once for each node combine    the
- * tokens that the rail peers of this rank have sent here For a plan with max_recv_tokens that was updated or captured,
- * the maximum counts: for a dispatch max_tokens times the number of other nodes or of choices, whichever is smaller;
- * for a combine max_tokens of each rail peer.
+ * Size. An operation needs twice the bytes of its chunks. A chunk has up to 32 tokens for one node.
+ *   - Bytes per token of a dispatch: hidden (fp8) or 2 * hidden (bf16), plus its scales and weights.
+ *   - Bytes per token of a combine: 4 * hidden, or 2 * hidden if the partial sum is a single row or partial_type is
+ *     EP_BF16, plus its weights.
+ *   - Tokens of a dispatch: those that this rank sends to other nodes, counted once for each node. For a plan with
+ *     max_recv_tokens that was updated or captured, max_tokens times the number of other nodes or of choices, whichever
+ *     is smaller.
+ *   - Tokens of a combine: those that the rail peers of this rank have sent here. For such a plan max_tokens of each
+ *     rail peer.
  *
  * Allocation. Memory is allocated when an operation needs more than there is, before any part of it is launched. This
  * takes some tenths of a second per GB, and the peers wait for this rank meanwhile. A new allocation has some spare

@@ -11,8 +11,9 @@
  *   collective.c  barrier and all-gather of the caller
  *   memory.c    symmetric memory of the host: allocations of this rank, mappings of the peers' allocations
  *   queue.c     queues of work: worker thread, events
- *   plan*.c     counts of a plan and the final row of each token, computed with the peers;  route.c  destinations of
- * rows shrink*.c   agreement of the survivors, and their new group
+ *   plan*.c     counts of a plan and the final row of each token, computed with the peers
+ *   route.c     destinations of rows
+ *   shrink*.c   agreement of the survivors, and their new group
  *
  * Each rank has one control block in shared memory that only this rank writes (exceptions are marked); peers poll it. A
  * sleeping rank waits on its own doorbell, a futex word, which every publishing rank rings. Operations are numbered:
