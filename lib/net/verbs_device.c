@@ -230,7 +230,7 @@ static ep_status choose(struct search *search, int local_rank, struct port **ret
 {
     const char *list = getenv(ENV_DEVICE);
     struct port unusable = {.nearness = -1}; /* the nearest one */
-    int usable = 0, most = -1;
+    int usable = 0, most = -1, index = -1;
 
     if (list && *list)
         return choose_listed(search, list, local_rank, ret_port);
@@ -250,7 +250,9 @@ static ep_status choose(struct search *search, int local_rank, struct port **ret
     if (unusable.nearness > most)
         ep_log(EP_LOG_WARNING, "network verbs: %s:%u is nearest to GPU %s, but cannot be used: %s",
                unusable.device_name, (unsigned)unusable.number, search->gpu, unusable.why);
-    *ret_port = &search->ports[local_rank % usable];
+    if (search->gpu)
+        index = verbs_gpu_index("/sys", search->ports[0].device_name, search->gpu);
+    *ret_port = &search->ports[(index < 0 ? local_rank : index) % usable];
     return EP_OK;
 }
 

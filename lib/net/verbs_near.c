@@ -2,11 +2,14 @@
 #include "net/verbs_near.h"
 
 #include <ctype.h>
+#include <dirent.h>
 #include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { ADDRESS_BYTES = 32, VENDOR_NVIDIA = 0x10de, CLASS_DISPLAY = 0x03 };
 
 /*
  * From the component of the host bridge on, "pci0000:00": below /sys/devices, but with Hyper-V deep below its own
@@ -57,14 +60,21 @@ static bool resolve(const char *sys, const char *folder, const char *name, const
            realpath(path, ret_path);
 }
 
+/* As sysfs writes a PCI address: in lower case. */
+static void to_lower(const char *pci, char ret_address[ADDRESS_BYTES])
+{
+    memset(ret_address, 0, ADDRESS_BYTES);
+    for (size_t i = 0; pci[i] && i < ADDRESS_BYTES - 1; i++)
+        ret_address[i] = (char)tolower((unsigned char)pci[i]);
+}
+
 int verbs_nearness(const char *sys, const char *rdma_device, const char *pci)
 {
-    char address[32] = "", gpu[PATH_MAX], nic[PATH_MAX];
+    char address[ADDRESS_BYTES], gpu[PATH_MAX], nic[PATH_MAX];
     const char *gpu_bridge, *nic_bridge;
     int common = 0, numa;
 
-    for (size_t i = 0; pci[i] && i < sizeof(address) - 1; i++)
-        address[i] = (char)tolower((unsigned char)pci[i]);
+    to_lower(pci, address);
     if (!resolve(sys, "bus/pci/devices", address, "", gpu) ||
         !resolve(sys, "class/infiniband", rdma_device, "/device", nic))
         return 0;
@@ -76,4 +86,46 @@ int verbs_nearness(const char *sys, const char *rdma_device, const char *pci)
         return 1 + common;
     numa = numa_of(gpu);
     return numa >= 0 && numa == numa_of(nic);
+}
+
+/* A number in hexadecimal that a file of a PCI device has; 0: none. */
+static unsigned read_id(const char *sys, const char *address, const char *name)
+{
+    char path[PATH_MAX];
+    unsigned id = 0;
+    FILE *file;
+
+    if (snprintf(path, sizeof(path), "%s/bus/pci/devices/%s/%s", sys, address, name) >= (int)sizeof(path))
+        return 0;
+    file = fopen(path, "re");
+    if (!file)
+        return 0;
+    if (fscanf(file, "%x", &id) != 1)
+        id = 0;
+    fclose(file);
+    return id;
+}
+
+static bool is_gpu(const char *sys, const char *address)
+{
+    return read_id(sys, address, "vendor") == VENDOR_NVIDIA && read_id(sys, address, "class") >> 16 == CLASS_DISPLAY;
+}
+
+int verbs_gpu_index(const char *sys, const char *rdma_device, const char *pci)
+{
+    int nearness = verbs_nearness(sys, rdma_device, pci), before = 0;
+    char address[ADDRESS_BYTES], path[PATH_MAX];
+    const struct dirent *entry;
+    DIR *devices = NULL;
+
+    to_lower(pci, address);
+    if (is_gpu(sys, address) && snprintf(path, sizeof(path), "%s/bus/pci/devices", sys) < (int)sizeof(path))
+        devices = opendir(path);
+    if (!devices)
+        return -1;
+    while ((entry = readdir(devices)))
+        before += strcmp(entry->d_name, address) < 0 && is_gpu(sys, entry->d_name) &&
+                  verbs_nearness(sys, rdma_device, entry->d_name) == nearness;
+    closedir(devices);
+    return before;
 }

@@ -11,4 +11,10 @@
 #define VERBS_NEAR_BRIDGE 3 /* from here on, data between both need not pass the host bridge */
 int verbs_nearness(const char *sys, const char *rdma_device, const char *pci);
 
+/*
+ * The position of the GPU, by PCI address, among the GPUs that are as near to the device: GPUs that share NICs then
+ * take different ones, however the ranks are numbered and whichever GPUs they see. -1: not known.
+ */
+int verbs_gpu_index(const char *sys, const char *rdma_device, const char *pci);
+
 #endif

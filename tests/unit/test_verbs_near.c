@@ -64,6 +64,46 @@ static void test_machine(void **state)
     tree_done(&tree);
 }
 
+static void add_display(const struct tree *tree, const char *address, const char *path, const char *vendor)
+{
+    char file[PATH_MAX];
+
+    add_device(tree, path, "0\n");
+    snprintf(file, sizeof(file), "/devices/%s/vendor", path);
+    tree_put(tree, file, vendor);
+    snprintf(file, sizeof(file), "/devices/%s/class", path);
+    tree_put(tree, file, "0x030200\n");
+    snprintf(file, sizeof(file), "/bus/pci/devices/%s", address);
+    add_link(tree, file, path);
+}
+
+/* Two GPUs and a display of another vendor below the switch of the NICs, another GPU elsewhere. */
+static void test_gpus_of_one_switch(void **state)
+{
+    static const char *const sw = "pci0000:15/0000:15:01.0/0000:16:00.0";
+    struct tree tree;
+    char path[256];
+
+    (void)state;
+    tree_init(&tree);
+    snprintf(path, sizeof(path), "%s/0000:17:00.0/0000:1a:00.0", sw);
+    add_display(&tree, "0000:1a:00.0", path, "0x1a03\n");
+    snprintf(path, sizeof(path), "%s/0000:17:01.0/0000:1b:00.0", sw);
+    add_display(&tree, "0000:1b:00.0", path, "0x10de\n");
+    snprintf(path, sizeof(path), "%s/0000:17:02.0/0000:1c:00.0", sw);
+    add_display(&tree, "0000:1c:00.0", path, "0x10de\n");
+    add_display(&tree, "0000:07:00.0", "pci0000:00/0000:07:00.0", "0x10de\n");
+    snprintf(path, sizeof(path), "%s/0000:17:03.0/0000:1d:00.0", sw);
+    add_nic(&tree, "mlx5_0", path, "0\n");
+    assert_int_equal(verbs_gpu_index(tree.place, "mlx5_0", "0000:1B:00.0"), 0);
+    assert_int_equal(verbs_gpu_index(tree.place, "mlx5_0", "0000:1C:00.0"), 1);
+    assert_int_equal(verbs_gpu_index(tree.place, "mlx5_0", "0000:07:00.0"), 0);
+    assert_int_equal(verbs_gpu_index(tree.place, "mlx5_0", "0000:1A:00.0"), -1);
+    assert_int_equal(verbs_gpu_index(tree.place, "mlx5_0", "0000:FF:00.0"), -1);
+    assert_int_equal(verbs_gpu_index("/nowhere", "mlx5_0", "0000:1B:00.0"), -1);
+    tree_done(&tree);
+}
+
 /* Host bridges deep below devices of another kind: Hyper-V, and device trees. */
 static void test_deep_host_bridges(void **state)
 {
@@ -102,8 +142,8 @@ static void test_empty(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_machine), cmocka_unit_test(test_deep_host_bridges),
-                                       cmocka_unit_test(test_empty)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_machine), cmocka_unit_test(test_gpus_of_one_switch),
+                                       cmocka_unit_test(test_deep_host_bridges), cmocka_unit_test(test_empty)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
