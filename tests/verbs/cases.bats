@@ -32,6 +32,7 @@ reach() {
 
 teardown() {
     ip link set veth1 up
+    [ -n "$(ip address show dev veth1 to 10.9.1.1)" ] || ip address add 10.9.1.1/24 dev veth1
     reach 1
 }
 
@@ -123,20 +124,37 @@ teardown() {
     [ "$status" -eq 0 ]
 }
 
-# What a device sends to itself needs no cable, so the two ranks of this job have a device each.
-@test "a link that goes down: each rank names its own port" {
-    local rank down='network verbs: rank [01], channel [0-9]+, over rxe[01]:1: the port of this rank is down: '
+# What a device sends to itself needs no cable, so the two ranks of these jobs have a device each.
+start_pair() { # PORT
+    local rank
     for rank in 0 1; do
-        RANK=$rank WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=10.9.0.1 MASTER_PORT=29518 \
+        RANK=$rank WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=10.9.0.1 MASTER_PORT=$1 \
             EPKIT_SECRET=of-this-test EPKIT_VERBS_DEVICE=rxe$rank small --repeat 1000 \
             >"$BATS_TEST_TMPDIR/rank$rank" 2>&1 3>&- &
         eval "pid$rank=$!"
     done
     within 100 grep -q '^\[ *2/.*passed' "$BATS_TEST_TMPDIR/rank0"
-    ip link set veth1 down
+}
+
+# port_is_named RANKS: some of them report that their own port is down, and both ranks fail.
+port_is_named() {
+    local down="network verbs: rank $1, channel [0-9]+, over rxe$1:1: the port of this rank is down: "
     within 200 grep -qE "$down" "$BATS_TEST_TMPDIR/rank0" "$BATS_TEST_TMPDIR/rank1" ||
         { cat "$BATS_TEST_TMPDIR"/rank? && false; }
     # shellcheck disable=SC2154 # set by eval
     ! wait "$pid0" && ! wait "$pid1"
     grep -hE "$down" "$BATS_TEST_TMPDIR"/rank?
+}
+
+@test "a link that goes down: each rank names its own port" {
+    start_pair 29518
+    ip link set veth1 down
+    port_is_named '[01]'
+}
+
+# Without its address a port of Soft-RoCE cannot send, and is still active.
+@test "a port whose operations fail before it is reported down" {
+    start_pair 29519
+    { echo address del 10.9.1.1/24 dev veth1 && sleep 0.2 && echo link set veth1 down; } | ip -batch -
+    port_is_named '[01]'
 }
