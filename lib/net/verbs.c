@@ -530,7 +530,8 @@ static const struct verbs_conn *find_unverified(const struct verbs_net *v)
     return unverified;
 }
 
-ep_status verbs_exchange_hello(struct verbs_net *v, uint64_t deadline_ns, const struct verbs_conn **ret_unverified)
+ep_status verbs_exchange_hello(struct verbs_net *v, uint64_t deadline_ns, struct ep_net_tcp_watch *watch,
+                               const struct verbs_conn **ret_unverified)
 {
     const struct timespec backoff = {.tv_nsec = 50000};
     const struct verbs_conn *unverified;
@@ -543,6 +544,7 @@ ep_status verbs_exchange_hello(struct verbs_net *v, uint64_t deadline_ns, const 
         moved = false;
         EP_TRY(poll_all(v, &moved));
         EP_TRY(report_failures(v));
+        EP_TRY(ep_net_tcp_check_ranks(watch));
         unverified = find_unverified(v);
         if (unverified && !moved)
             nanosleep(&backoff, NULL);

@@ -48,6 +48,12 @@ teardown() {
     [ "$status" -eq 0 ]
 }
 
+@test "a death and an abort while ranks wait for messages of each other" {
+    EPKIT_TEST_VERBS=1 run "$EPKIT_BUILD/tests/unit/test_host_connecting"
+    echo "$output"
+    [ "$status" -eq 0 ]
+}
+
 @test "32 of 32 cases between two nodes" {
     run small --ranks 4
     echo "$output"
