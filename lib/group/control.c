@@ -262,6 +262,19 @@ static int find_arbiter(const struct ep_group *group)
     return rank;
 }
 
+/* Fails the creation of a network as soon as the group knows that a rank has died, or has failed. */
+static ep_status check_ranks(void *context)
+{
+    struct ep_group *group = context;
+
+    EP_TRY(ep_group_check(group));
+    for (int rank = 0; rank < group->comm->nranks; rank++)
+        if (rank != group->comm->rank && ep_group_dead_or_left(group, rank))
+            return ep_fail(ep_group_has_left(group, rank) ? EP_E_PEER_LEFT : EP_E_PEER_DEAD,
+                           "rank %d died or left while others connected to it", rank);
+    return EP_OK;
+}
+
 /*
  * For the network, in creation: the peers wait for this rank, and must not name it instead of a rank that is stopped.
  */
@@ -269,7 +282,7 @@ static ep_status attach_segment(void *context, int rank, const struct ep_shm_nam
 {
     const struct ep_group *group = context;
 
-    return ep_group_attach(context, rank, name, group->comm->config.timeout_ms / 2, ret_shm);
+    return ep_group_attach(context, rank, name, group->comm->config.timeout_ms / 2, check_ranks, ret_shm);
 }
 
 static void wake_rank(void *context, int rank)
@@ -334,19 +347,6 @@ void ep_group_net_describe(struct ep_group *group, struct ep_net_provider *ret_p
         ret_provider->context =
             (void *)&ep_net_tcp_get_rendezvous(ep_net_get_tcp(ep_streams_get_net(group->streams)))->context;
     make_params(group, ret_params);
-}
-
-/* Fails the creation of a network between ranks of an existing group as soon as the group knows that one has died. */
-static ep_status check_ranks(void *context)
-{
-    struct ep_group *group = context;
-
-    EP_TRY(ep_group_check(group));
-    for (int rank = 0; rank < group->comm->nranks; rank++)
-        if (rank != group->comm->rank && ep_group_dead_or_left(group, rank))
-            return ep_fail(ep_group_has_left(group, rank) ? EP_E_PEER_LEFT : EP_E_PEER_DEAD,
-                           "rank %d died or left while others connected to it", rank);
-    return EP_OK;
 }
 
 void ep_group_net_describe_ranks(struct ep_group *group, const ep_boot *boot, struct ep_net_provider *ret_provider,

@@ -3,7 +3,7 @@
  * A rank dies while ranks connect to each other, for a low-latency object, in a shrink or in the creation of a
  * communicator: the others detect this by their communicator or bootstrap, and do not wait for the rank. Or a rank
  * aborts the shrink, while all wait for one that does not connect. Ranks are processes. On the network "verbs" if
- * EPKIT_TEST_VERBS is set (tests/verbs), else on "tcp".
+ * EPKIT_TEST_VERBS is set (tests/verbs), else on "tcp" and "emulated".
  */
 #include "base/clock.h"
 #include "group/group.h"
@@ -122,6 +122,23 @@ ep_status __wrap_ep_net_tcp_check_ranks(struct ep_net_tcp_watch *watch)
     return __real_ep_net_tcp_check_ranks(watch);
 }
 
+ep_status __real_ep_shm_attach(const struct ep_shm_name *name, const struct ep_shm_owner *owner,
+                               struct ep_shm *ret_shm);
+ep_status __wrap_ep_shm_attach(const struct ep_shm_name *name, const struct ep_shm_owner *owner,
+                               struct ep_shm *ret_shm);
+
+/* After the control blocks of its peers a rank attaches the segments of the network "emulated". */
+ep_status __wrap_ep_shm_attach(const struct ep_shm_name *name, const struct ep_shm_owner *owner, struct ep_shm *ret_shm)
+{
+    static int n;
+
+    if (strcmp(network, "emulated") != 0 || ++n < NRANKS)
+        return __real_ep_shm_attach(name, owner, ret_shm);
+    die_or_hold();
+    nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    return ep_fail(EP_E_TIMEOUT, "the owner does not answer");
+}
+
 static ep_status create(const ep_boot *boot, const struct scenario *scenario, ep_comm **ret_comm)
 {
     return forked_ranks_new(boot, network, scenario->ranks_per_node, TIMEOUT_MS, ret_comm);
@@ -222,10 +239,24 @@ static void an_abort_while_ranks_connect_is_detected_at_once(void **state)
     }
 }
 
+/* The owner of the memory that a rank waits for does not answer, and another rank dies. */
+static void a_death_while_ranks_wait_for_memory_is_detected_at_once(void **state)
+{
+    const char *before = network;
+
+    (void)state;
+    network = "emulated";
+    for (int ranks_per_node = 1; ranks_per_node <= 2; ranks_per_node++)
+        run_scenario(&(struct scenario){.call = CALL_NEW, .ranks_per_node = ranks_per_node, .port = find_port()},
+                     EP_E_PEER_DEAD, "rank 3");
+    network = before;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(a_death_while_ranks_connect_is_detected_at_once),
-                                       cmocka_unit_test(an_abort_while_ranks_connect_is_detected_at_once)};
+                                       cmocka_unit_test(an_abort_while_ranks_connect_is_detected_at_once),
+                                       cmocka_unit_test(a_death_while_ranks_wait_for_memory_is_detected_at_once)};
 
     if (getenv("EPKIT_TEST_VERBS"))
         network = "verbs";
