@@ -44,6 +44,7 @@ struct scenario {
 };
 
 static const char *network = "tcp";
+static bool needs_sockets;      /* no segment can be attached without the socket of its owner */
 static bool dies;               /* this rank, when it connects */
 static struct scenario *holds;  /* this rank connects only when the others have returned */
 static struct scenario *aborts; /* this rank aborts ... */
@@ -127,15 +128,22 @@ ep_status __real_ep_shm_attach(const struct ep_shm_name *name, const struct ep_s
 ep_status __wrap_ep_shm_attach(const struct ep_shm_name *name, const struct ep_shm_owner *owner,
                                struct ep_shm *ret_shm);
 
-/* After the control blocks of its peers a rank attaches the segments of the network "emulated". */
+/*
+ * After the control blocks of its peers a rank attaches the segments of the network "emulated"; or the control blocks
+ * again, over the sockets of the peers, if they could not be attached otherwise.
+ */
 ep_status __wrap_ep_shm_attach(const struct ep_shm_name *name, const struct ep_shm_owner *owner, struct ep_shm *ret_shm)
 {
     static int n;
 
-    if (strcmp(network, "emulated") != 0 || ++n < NRANKS)
+    if (strcmp(network, "emulated") != 0)
         return __real_ep_shm_attach(name, owner, ret_shm);
+    if (++n < NRANKS)
+        return needs_sockets ? ep_fail(EP_E_UNSUPPORTED, "only by a socket")
+                             : __real_ep_shm_attach(name, owner, ret_shm);
     die_or_hold();
-    nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    for (int ms = 0; ms < owner->timeout_ms; ms++)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     return ep_fail(EP_E_TIMEOUT, "the owner does not answer");
 }
 
@@ -246,9 +254,11 @@ static void a_death_while_ranks_wait_for_memory_is_detected_at_once(void **state
 
     (void)state;
     network = "emulated";
-    for (int ranks_per_node = 1; ranks_per_node <= 2; ranks_per_node++)
-        run_scenario(&(struct scenario){.call = CALL_NEW, .ranks_per_node = ranks_per_node, .port = find_port()},
+    for (int i = 0; i < 4; i++) {
+        needs_sockets = i >= 2;
+        run_scenario(&(struct scenario){.call = CALL_NEW, .ranks_per_node = 1 + i % 2, .port = find_port()},
                      EP_E_PEER_DEAD, "rank 3");
+    }
     network = before;
 }
 
