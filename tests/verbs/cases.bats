@@ -20,13 +20,16 @@ within() { # SECONDS COMMAND...
     done
 }
 
-# reach 1|0: whether what rxe0 and rxe1 send each other arrives, as between NICs of one fabric. Their addresses are known:
-# what is lost are the packets.
+# reach 1|0: whether what rxe0 and rxe1 send each other arrives, as between NICs of one fabric. If not, their addresses
+# are known: what is lost are the packets. Not otherwise, because rxe of Linux 6.1 sends a packet to a known address over
+# a link that is down again and again, for ever, in the kernel.
 reach() {
     local i
     for i in 0 1; do
         echo "$1" >/proc/sys/net/ipv4/conf/veth$i/accept_local
-        ip neighbour replace 10.9.$((1 - i)).1 lladdr "$(cat /sys/class/net/veth$((1 - i))/address)" dev veth$i nud permanent
+        ip neighbour flush dev veth$i nud permanent
+        [ "$1" = 1 ] ||
+            ip neighbour replace 10.9.$((1 - i)).1 lladdr "$(cat /sys/class/net/veth$((1 - i))/address)" dev veth$i nud permanent
     done
 }
 
