@@ -20,6 +20,9 @@ struct identity {
     struct ep_process_id process;
 };
 
+/* Interval of checks for dead ranks in a wait for the socket of a peer: longer than a busy peer takes to answer. */
+#define REQUEST_MS 500
+
 /* Identities of so many ranks are kept on the stack: a rank that is out of memory can still report it. */
 #define ON_STACK 16
 
@@ -128,22 +131,45 @@ static int remaining_ms(uint64_t deadline_ns)
     return deadline_ns > now + 1000000u ? (int)((deadline_ns - now) / 1000000u) : 1;
 }
 
+/* As ep_shm_attach(), until the deadline of the step; fails as soon as any rank is known to have died. */
+static ep_status request_control(struct attach_step *step, int rank, const struct ep_shm_name *name,
+                                 struct ep_shm_owner *owner)
+{
+    struct ep_group *group = step->group;
+    int left_ms, timeout_ms = remaining_ms(step->deadline_ns);
+    ep_status status;
+
+    for (;;) {
+        left_ms = remaining_ms(step->deadline_ns);
+        owner->timeout_ms = left_ms < REQUEST_MS ? left_ms : REQUEST_MS;
+        status = ep_shm_attach(name, owner, &group->peers[rank].shm);
+        if (status != EP_E_TIMEOUT)
+            return status;
+        for (int other = 0; other < group->comm->nranks; other++)
+            if (other != group->comm->rank && ep_group_peer_dead(group, other)) {
+                step->failed_rank = other;
+                return ep_fail(EP_E_PEER_DEAD, "rank %d died", other);
+            }
+        if (ep_now_ns() >= step->deadline_ns)
+            return ep_fail(status, "shared memory: the owner did not send its segment within %d ms", timeout_ms);
+    }
+}
+
 /* Attaches over the peer's socket what attach_peer() could not. */
 static ep_status attach_by_socket(struct attach_step *step, int rank, const struct identity *theirs)
 {
     struct ep_group_peer *peer = &step->group->peers[rank];
     bool at_owner = false;
-    struct ep_shm_owner owner = {.process = &peer->process,
-                                 .address = &peer->address,
-                                 .timeout_ms = remaining_ms(step->deadline_ns),
-                                 .ret_at_owner = &at_owner};
+    struct ep_shm_owner owner = {.process = &peer->process, .address = &peer->address, .ret_at_owner = &at_owner};
     ep_status status;
     char text[EP_ERROR_TEXT_BYTES];
 
     step->failed_rank = step->group->comm->rank;
     if (peer->control || is_other_host(step->group, rank) || !may_share_host(step->mine, theirs))
         return EP_OK;
-    status = ep_shm_attach(&theirs->control, &owner, &peer->shm);
+    status = request_control(step, rank, &theirs->control, &owner);
+    if (status == EP_E_PEER_DEAD)
+        return ep_fail_prefix(status, "ep_comm_new: ");
     if (status == EP_OK) {
         set_control(peer);
         if (peer->process.pidfd >= 0)
@@ -262,6 +288,19 @@ static int find_arbiter(const struct ep_group *group)
     return rank;
 }
 
+/* Fails the creation of a network as soon as the group knows that a rank has died, or has failed. */
+static ep_status check_ranks(void *context)
+{
+    struct ep_group *group = context;
+
+    EP_TRY(ep_group_check(group));
+    for (int rank = 0; rank < group->comm->nranks; rank++)
+        if (rank != group->comm->rank && ep_group_dead_or_left(group, rank))
+            return ep_fail(ep_group_has_left(group, rank) ? EP_E_PEER_LEFT : EP_E_PEER_DEAD,
+                           "rank %d died or left while others connected to it", rank);
+    return EP_OK;
+}
+
 /*
  * For the network, in creation: the peers wait for this rank, and must not name it instead of a rank that is stopped.
  */
@@ -269,7 +308,7 @@ static ep_status attach_segment(void *context, int rank, const struct ep_shm_nam
 {
     const struct ep_group *group = context;
 
-    return ep_group_attach(context, rank, name, group->comm->config.timeout_ms / 2, ret_shm);
+    return ep_group_attach(context, rank, name, group->comm->config.timeout_ms / 2, check_ranks, ret_shm);
 }
 
 static void wake_rank(void *context, int rank)
@@ -334,19 +373,6 @@ void ep_group_net_describe(struct ep_group *group, struct ep_net_provider *ret_p
         ret_provider->context =
             (void *)&ep_net_tcp_get_rendezvous(ep_net_get_tcp(ep_streams_get_net(group->streams)))->context;
     make_params(group, ret_params);
-}
-
-/* Fails the creation of a network between ranks of an existing group as soon as the group knows that one has died. */
-static ep_status check_ranks(void *context)
-{
-    struct ep_group *group = context;
-
-    EP_TRY(ep_group_check(group));
-    for (int rank = 0; rank < group->comm->nranks; rank++)
-        if (rank != group->comm->rank && ep_group_dead_or_left(group, rank))
-            return ep_fail(ep_group_has_left(group, rank) ? EP_E_PEER_LEFT : EP_E_PEER_DEAD,
-                           "rank %d died or left while others connected to it", rank);
-    return EP_OK;
 }
 
 void ep_group_net_describe_ranks(struct ep_group *group, const ep_boot *boot, struct ep_net_provider *ret_provider,

@@ -450,10 +450,11 @@ ep_status ep_group_attach_slot(struct ep_group *group, int rank, const struct ep
 /*
  * Maps a segment of a peer, by any way that the machine allows. EP_E_PEER_DEAD when it has died, EP_E_PEER_LEFT when it
  * lives and has left the group or released the segment, EP_E_MISMATCH when the name is not of a segment of its process.
- * `name` is a private copy. timeout_ms: for an owner that has to answer, else EP_E_TIMEOUT.
+ * `name` is a private copy. timeout_ms: for an owner that has to answer, else EP_E_TIMEOUT; `check`, NULL or called
+ * with the group at intervals of this wait, may end it with a status of its own.
  */
 ep_status ep_group_attach(struct ep_group *group, int rank, const struct ep_shm_name *name, int timeout_ms,
-                          struct ep_shm *ret_shm);
+                          ep_status (*check)(void *group), struct ep_shm *ret_shm);
 /*
  * The peer that could not serve a segment in the last request of this thread; -1: none. Resets it, so that it is not
  * named in a later failure: call it when a failure is reported, and at the start of a step of creation. Jobs of a queue

@@ -245,7 +245,7 @@ ep_status ep_group_attach_slot(struct ep_group *group, int rank, const struct ep
     ep_group_read_shared(&name, &peer->control->slot[address->slot].name, sizeof(name));
     if (name.bytes < bytes)
         return fail_address(rank, address, bytes, "the segment is too short");
-    return ep_group_attach(group, rank, &name, group->comm->config.timeout_ms, ret_shm);
+    return ep_group_attach(group, rank, &name, group->comm->config.timeout_ms, NULL, ret_shm);
 }
 
 /* The mapping of an allocation of a peer, made again when the slot has another allocation than last time. */
@@ -418,12 +418,12 @@ ep_status ep_group_find_peer_exit(const struct ep_group *group, int rank)
 }
 
 ep_status ep_group_attach(struct ep_group *group, int rank, const struct ep_shm_name *name, int timeout_ms,
-                          struct ep_shm *ret_shm)
+                          ep_status (*check)(void *group), struct ep_shm *ret_shm)
 {
     uint64_t deadline_ns = ep_deadline_ns(timeout_ms);
     char text[EP_ERROR_TEXT_BYTES];
     struct ep_shm_owner owner;
-    ep_status status, peer_exit;
+    ep_status status, peer_exit, checked = EP_OK;
     bool at_owner = false;
 
     failed_owner = -1;
@@ -441,9 +441,13 @@ ep_status ep_group_attach(struct ep_group *group, int rank, const struct ep_shm_
          */
         ep_group_publish_wait(group, rank, EP_GROUP_ATTACH);
         status = ep_shm_attach(name, &owner, ret_shm);
-    } while (status == EP_E_TIMEOUT && ep_now_ns() < deadline_ns && !ep_group_peer_dead(group, rank) &&
-             !atomic_load(&ep_group_arbiter(group)->group_failure));
+        if (status == EP_E_TIMEOUT && check && !ep_group_peer_dead(group, rank))
+            checked = check(group);
+    } while (status == EP_E_TIMEOUT && checked == EP_OK && ep_now_ns() < deadline_ns &&
+             !ep_group_peer_dead(group, rank) && !atomic_load(&ep_group_arbiter(group)->group_failure));
     ep_group_publish_wait_end(group);
+    if (checked != EP_OK)
+        return checked;
     if (status != EP_OK && at_owner)
         failed_owner = rank;
     /* This does not tell whether the owner lives: it may have released the segment, or be invisible here. */

@@ -37,6 +37,16 @@ struct ep_net_tcp_rendezvous {
     } * ranks;                                       /* [R] */
 };
 
+/* The checks of params and context (NULL: none), at intervals, while the creation of an endpoint waits for peers. */
+struct ep_net_tcp_watch {
+    const struct ep_net_params *params;
+    const struct ep_net_tcp_context *context;
+    uint64_t next_ns; /* 0 at first */
+};
+
+/* Call it at every turn of the wait. EP_OK, or the reason to fail: a rank has died, or the call was aborted. */
+ep_status ep_net_tcp_check_ranks(struct ep_net_tcp_watch *watch);
+
 /* Of an endpoint of ep_net_tcp, borrowed. */
 const struct ep_net_tcp_rendezvous *ep_net_tcp_get_rendezvous(struct ep_net *net);
 

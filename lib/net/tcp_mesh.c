@@ -51,7 +51,7 @@ struct mesh {
     uint64_t session;
     struct tcp_acceptor *acceptor;
     struct tcp_address from; /* local address of outgoing connections; family 0: any */
-    uint64_t deadline_ns, check_ns;
+    uint64_t deadline_ns;
     struct connector *connectors;
     int n_connectors;
     struct pollfd *polls;
@@ -287,26 +287,29 @@ static ep_status fail_late(const struct mesh *mesh)
     return EP_OK;
 }
 
-/* Checks at intervals whether a rank has died: one check may have to poll as many descriptors as there are ranks. */
-static ep_status check_ranks(struct mesh *mesh)
+/* Not at each call: one check may have to poll as many descriptors as there are ranks. */
+ep_status ep_net_tcp_check_ranks(struct ep_net_tcp_watch *watch)
 {
+    const struct ep_net_tcp_context *context = watch->context;
     uint64_t now = ep_now_ns();
 
-    if (now < mesh->check_ns)
+    if (now < watch->next_ns)
         return EP_OK;
-    mesh->check_ns = now + POLL_MOST_MS * UINT64_C(1000000);
-    if (mesh->params->check)
-        EP_TRY(mesh->params->check(mesh->params->wake_context));
-    return mesh->context->check ? mesh->context->check(mesh->context->check_context) : EP_OK;
+    watch->next_ns = now + POLL_MOST_MS * UINT64_C(1000000);
+    if (watch->params->check)
+        EP_TRY(watch->params->check(watch->params->wake_context));
+    return context && context->check ? context->check(context->check_context) : EP_OK;
 }
 
 static ep_status connect_all(struct mesh *mesh)
 {
+    struct ep_net_tcp_watch watch = {.params = mesh->params, .context = mesh->context};
+
     mesh->deadline_ns = ep_deadline_ns(mesh->params->timeout_ms / 2);
     while (count_missing(mesh) > 0) {
         int n;
 
-        EP_TRY(check_ranks(mesh));
+        EP_TRY(ep_net_tcp_check_ranks(&watch));
         if (ep_now_ns() >= mesh->deadline_ns)
             return fail_late(mesh);
         for (int i = 0; i < mesh->n_connectors; i++)

@@ -19,6 +19,11 @@
 #define FREE_MS 2000
 /* Interval of the checks of the local port; it is reported when two of them find it down. */
 #define PORT_CHECK_MS 1000
+/*
+ * Most time between a failure that this rank reports as its own and the state of its port, if that is the cause: Linux
+ * announces the loss of a carrier up to a second later. It is below the time after which a peer reports this rank.
+ */
+#define PORT_WAIT_MS 1000
 /* progress() of the tcp endpoint costs a system call, so that only every 64th call makes it. */
 #define TCP_POLL_INTERVAL 64
 
@@ -56,6 +61,29 @@ static ep_status break_by_own(struct verbs_net *v, const struct verbs_conn *conn
 
     v->net.broken_by = 0;
     return status;
+}
+
+/* Errors that a dead or departed peer can cause; all others are caused by this rank. */
+static bool is_peer_failure(enum ibv_wc_status why)
+{
+    return why == IBV_WC_RETRY_EXC_ERR || why == IBV_WC_RNR_RETRY_EXC_ERR || why == IBV_WC_WR_FLUSH_ERR ||
+           why == IBV_WC_REM_ABORT_ERR;
+}
+
+/* The NIC of this rank could not read or write its memory. */
+static bool is_own_failure(enum ibv_wc_status why)
+{
+    return why == IBV_WC_LOC_LEN_ERR || why == IBV_WC_LOC_QP_OP_ERR || why == IBV_WC_LOC_PROT_ERR ||
+           why == IBV_WC_LOC_ACCESS_ERR;
+}
+
+/*
+ * The queue pair has failed, no peer can be the cause, and report_failures() has yet to report it. Until then
+ * operations on it are neither accepted nor complete.
+ */
+static bool is_failing(const struct verbs_conn *conn)
+{
+    return conn->qp && conn->failed_ns && !is_peer_failure(conn->why);
 }
 
 /* --- sending --- */
@@ -151,7 +179,7 @@ static bool verbs_put(struct ep_net *net, int peer, int channel, uint64_t offset
     uint64_t at = offset < net->payload_base ? offset : offset - net->payload_base;
     const unsigned char *from = src;
 
-    if (v->broken != EP_OK)
+    if (v->broken != EP_OK || is_failing(conn))
         return false;
     if (conn->discards)
         return true; /* the peer has left or died, which the waits for it report */
@@ -184,7 +212,7 @@ static bool send_record(struct verbs_net *v, struct verbs_conn *conn, enum verbs
     struct verbs_record record = {.kind = kind, .index = index, .add = add};
     size_t left = v->ring_bytes - conn->tail % v->ring_bytes, padding = 0;
 
-    if (v->broken != EP_OK)
+    if (v->broken != EP_OK || is_failing(conn))
         return false;
     if (conn->discards)
         return true;
@@ -210,7 +238,7 @@ static bool verbs_flush_test(struct ep_net *net, int peer, int channel)
 {
     const struct verbs_conn *conn = conn_of(verbs_of(net), peer, channel);
 
-    return conn->discards || conn->posted - conn->count >= conn->last_attached;
+    return !is_failing(conn) && (conn->discards || conn->posted - conn->count >= conn->last_attached);
 }
 
 /* --- completions --- */
@@ -223,20 +251,6 @@ static void fail_conn(struct verbs_conn *conn, enum ibv_wc_status why)
     if (!conn->failed_ns)
         conn->failed_ns = ep_now_ns();
     conn->discards = true;
-}
-
-/* Errors that a dead or departed peer can cause; all others are caused by this rank. */
-static bool is_peer_failure(enum ibv_wc_status why)
-{
-    return why == IBV_WC_RETRY_EXC_ERR || why == IBV_WC_RNR_RETRY_EXC_ERR || why == IBV_WC_WR_FLUSH_ERR ||
-           why == IBV_WC_REM_ABORT_ERR;
-}
-
-/* The NIC of this rank could not read or write its memory. */
-static bool is_own_failure(enum ibv_wc_status why)
-{
-    return why == IBV_WC_LOC_LEN_ERR || why == IBV_WC_LOC_QP_OP_ERR || why == IBV_WC_LOC_PROT_ERR ||
-           why == IBV_WC_LOC_ACCESS_ERR;
 }
 
 static ep_status fail_port(struct verbs_net *v, const struct verbs_conn *conn, const char *why)
@@ -265,32 +279,41 @@ static ep_status watch_port(struct verbs_net *v)
     return v->port_downs < 2 ? EP_OK : fail_port(v, &v->conns[0], "it has no link");
 }
 
-static ep_status handle_failure(struct verbs_net *v, struct verbs_conn *conn, enum ibv_wc_status why)
+/*
+ * Reports queue pairs that failed by no fault of a peer. The port is checked until PORT_WAIT_MS after the failure,
+ * since operations may fail before its state tells that it is down.
+ */
+static ep_status report_failures(struct verbs_net *v)
 {
     char what[128];
 
-    fail_conn(conn, why);
-    if (is_peer_failure(why))
-        return EP_OK;
-    EP_TRY(check_port(v, conn, why));
-    snprintf(what, sizeof(what), "an operation failed: %s", v->device.library->wc_status_str(why));
-    return is_own_failure(why) ? break_by_own(v, conn, what) : break_net(v, conn, EP_E_SYSTEM, what);
+    for (int i = 0; i < v->n; i++) {
+        struct verbs_conn *conn = &v->conns[i];
+
+        if (!is_failing(conn))
+            continue;
+        EP_TRY(check_port(v, conn, conn->why));
+        if (ep_now_ns() - conn->failed_ns < PORT_WAIT_MS * UINT64_C(1000000))
+            continue;
+        snprintf(what, sizeof(what), "an operation failed: %s", v->device.library->wc_status_str(conn->why));
+        return is_own_failure(conn->why) ? break_by_own(v, conn, what) : break_net(v, conn, EP_E_SYSTEM, what);
+    }
+    return EP_OK;
 }
 
-static ep_status complete_send(struct verbs_net *v, const struct ibv_wc *done)
+static void complete_send(struct verbs_net *v, const struct ibv_wc *done)
 {
     struct verbs_conn *conn = &v->conns[done->wr_id];
 
     if (!conn->qp)
-        return EP_OK; /* revoked */
+        return; /* revoked */
     if (done->status != IBV_WC_SUCCESS)
-        EP_TRY(handle_failure(v, conn, done->status));
+        fail_conn(conn, done->status);
     if (!conn->count)
-        return EP_OK;
+        return;
     conn->head = conn->ends[conn->first];
     conn->first = (conn->first + 1) % VERBS_SENDS;
     conn->count--;
-    return EP_OK;
 }
 
 int verbs_post_receive(struct verbs_net *v, struct verbs_conn *conn, unsigned slot)
@@ -313,8 +336,10 @@ static ep_status complete_receive(struct verbs_net *v, const struct ibv_wc *done
 
     if (!conn->qp)
         return EP_OK; /* revoked */
-    if (done->status != IBV_WC_SUCCESS)
-        return handle_failure(v, conn, done->status);
+    if (done->status != IBV_WC_SUCCESS) {
+        fail_conn(conn, done->status);
+        return EP_OK;
+    }
     if (done->byte_len != sizeof(*record))
         return break_net(v, conn, EP_E_MISMATCH, "a message of a wrong size");
     if (record->kind == VERBS_BYE)
@@ -350,7 +375,7 @@ static ep_status poll_all(struct verbs_net *v, bool *ret_moved)
     for (int batch = 0; batch < BATCHES && n == BATCH; batch++) {
         n = ibv_poll_cq(v->sends, BATCH, done);
         for (int i = 0; i < n; i++)
-            EP_TRY(complete_send(v, &done[i]));
+            complete_send(v, &done[i]);
         *ret_moved |= n > 0;
     }
     return n < 0 ? break_net(v, &v->conns[0], EP_E_SYSTEM, "ibv_poll_cq failed") : EP_OK;
@@ -395,10 +420,11 @@ static ep_status check_ends(struct verbs_net *v)
     ep_status status;
 
     for (int i = 0; i < v->n; i++)
-        any |= v->conns[i].failed_ns && !v->conns[i].bye_received;
+        any |= (v->conns[i].failed_ns && !v->conns[i].bye_received) || is_failing(&v->conns[i]);
     if (!any && v->tcp_polls++ % TCP_POLL_INTERVAL)
         return EP_OK;
     EP_TRY(watch_port(v));
+    EP_TRY(report_failures(v));
     status = v->tcp->ops->progress(v->tcp, &moved);
     if (status != EP_OK) {
         v->broken = status;
@@ -504,7 +530,8 @@ static const struct verbs_conn *find_unverified(const struct verbs_net *v)
     return unverified;
 }
 
-ep_status verbs_exchange_hello(struct verbs_net *v, uint64_t deadline_ns, const struct verbs_conn **ret_unverified)
+ep_status verbs_exchange_hello(struct verbs_net *v, uint64_t deadline_ns, struct ep_net_tcp_watch *watch,
+                               const struct verbs_conn **ret_unverified)
 {
     const struct timespec backoff = {.tv_nsec = 50000};
     const struct verbs_conn *unverified;
@@ -516,10 +543,12 @@ ep_status verbs_exchange_hello(struct verbs_net *v, uint64_t deadline_ns, const 
     do {
         moved = false;
         EP_TRY(poll_all(v, &moved));
+        EP_TRY(report_failures(v));
+        EP_TRY(ep_net_tcp_check_ranks(watch));
         unverified = find_unverified(v);
         if (unverified && !moved)
             nanosleep(&backoff, NULL);
-    } while (unverified && !unverified->failed_ns && ep_now_ns() < deadline_ns);
+    } while (unverified && (!unverified->failed_ns || is_failing(unverified)) && ep_now_ns() < deadline_ns);
     *ret_unverified = unverified;
     return EP_OK;
 }
@@ -541,7 +570,7 @@ static void send_bye(struct verbs_net *v)
             struct verbs_conn *conn = &v->conns[i];
 
             if (!conn->bye_sent)
-                conn->bye_sent = send_record(v, conn, VERBS_BYE, 0, 0);
+                conn->bye_sent = is_failing(conn) || send_record(v, conn, VERBS_BYE, 0, 0);
             /* A peer that has sent BYE may close its queue pair without acknowledging ours. */
             waits |= !conn->bye_sent || (conn->count > 0 && !conn->failed_ns && !conn->bye_received);
         }

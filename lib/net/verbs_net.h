@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "net/net.h"
+#include "net/tcp.h"
 #include "net/verbs_device.h"
 
 #include <stdatomic.h>
@@ -96,10 +97,11 @@ int verbs_post_receive(struct verbs_net *v, struct verbs_conn *conn, unsigned sl
 
 /*
  * Sends a message on every connection and waits for those of the peers: connecting a queue pair involves no peer, so
- * that NICs without a route between them would otherwise be found by the first operation only. *ret_unverified: a
- * connection that did not transfer both messages, or NULL.
+ * that NICs without a route between them would otherwise be found by the first operation only. Fails as soon as `watch`
+ * does. *ret_unverified: a connection that did not transfer both messages, or NULL.
  */
-ep_status verbs_exchange_hello(struct verbs_net *v, uint64_t deadline_ns, const struct verbs_conn **ret_unverified);
+ep_status verbs_exchange_hello(struct verbs_net *v, uint64_t deadline_ns, struct ep_net_tcp_watch *watch,
+                               const struct verbs_conn **ret_unverified);
 
 /* `v` may be partly initialised. */
 void verbs_release(struct verbs_net *v);

@@ -39,7 +39,8 @@ struct address {
 struct opening {
     struct verbs_net *v;
     const struct ep_net_params *params;
-    size_t bytes; /* of an introduction with its addresses */
+    const struct ep_net_tcp_context *context; /* of the bootstrap, or NULL */
+    size_t bytes;                             /* of an introduction with its addresses */
     struct introduction *mine;
     unsigned char *all; /* [R] */
 };
@@ -228,10 +229,11 @@ static ep_status connect_all(struct opening *o)
 static ep_status exchange_hello(struct opening *o)
 {
     struct verbs_net *v = o->v;
+    struct ep_net_tcp_watch watch = {.params = o->params, .context = o->context};
     const struct verbs_conn *unverified = NULL;
     int rank;
 
-    EP_TRY(verbs_exchange_hello(v, ep_deadline_ns(o->params->timeout_ms / 2), &unverified));
+    EP_TRY(verbs_exchange_hello(v, ep_deadline_ns(o->params->timeout_ms / 2), &watch, &unverified));
     if (!unverified)
         return EP_OK;
     rank = ep_net_rail_rank(v->rank, v->ranks_per_node, ep_net_peer(v->net.node, unverified->index / v->net.channels));
@@ -246,9 +248,10 @@ static ep_status exchange_hello(struct opening *o)
 /* --- opening --- */
 
 /* Collective, whatever the status of this rank, so that no rank waits for one that has failed. */
-static ep_status connect_ranks(struct verbs_net *v, const struct ep_net_params *params)
+static ep_status connect_ranks(struct verbs_net *v, const struct ep_net_params *params,
+                               const struct ep_net_tcp_context *context)
 {
-    struct opening o = {.v = v, .params = params, .bytes = sizeof(struct introduction)};
+    struct opening o = {.v = v, .params = params, .context = context, .bytes = sizeof(struct introduction)};
     ep_status status;
 
     /* The same size on all ranks, even if they disagree about the channels. */
@@ -299,7 +302,7 @@ static ep_status verbs_open(const struct ep_net_provider *provider, const struct
     v->conns = calloc((size_t)v->n, sizeof(*v->conns));
     for (int i = 0; v->conns && i < v->n; i++)
         v->conns[i].index = i;
-    status = connect_ranks(v, params);
+    status = connect_ranks(v, params, provider->context);
     if (status != EP_OK) {
         char text[EP_ERROR_TEXT_BYTES];
 

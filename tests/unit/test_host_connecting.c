@@ -2,10 +2,12 @@
 /*
  * A rank dies while ranks connect to each other, for a low-latency object, in a shrink or in the creation of a
  * communicator: the others detect this by their communicator or bootstrap, and do not wait for the rank. Or a rank
- * aborts the shrink, while all wait for one that does not connect. Ranks are processes.
+ * aborts the shrink, while all wait for one that does not connect. Ranks are processes. On the network "verbs" if
+ * EPKIT_TEST_VERBS is set (tests/verbs), else on "tcp" and "emulated".
  */
 #include "base/clock.h"
 #include "group/group.h"
+#include "net/tcp.h"
 #include "tcp/acceptor.h"
 
 #include <epkit/lowlatency.h>
@@ -13,6 +15,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -40,6 +43,8 @@ struct scenario {
     char text[NRANKS][256];
 };
 
+static const char *network = "tcp";
+static bool needs_sockets;      /* no segment can be attached without the socket of its owner */
 static bool dies;               /* this rank, when it connects */
 static struct scenario *holds;  /* this rank connects only when the others have returned */
 static struct scenario *aborts; /* this rank aborts ... */
@@ -52,18 +57,47 @@ ep_status __wrap_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const s
                                        const struct tcp_hello *hello, const struct tcp_address *to,
                                        uint64_t deadline_ns);
 
+static void die_or_hold(void)
+{
+    if (dies)
+        raise(SIGKILL);
+    if (!holds)
+        return;
+    atomic_store(&holds->connects, 1);
+    while (atomic_load(&holds->returned) < NRANKS - 1)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
 ep_status __wrap_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
                                        const struct tcp_hello *hello, const struct tcp_address *to,
                                        uint64_t deadline_ns)
 {
-    if (dies && hello->kind == TCP_STREAM)
-        raise(SIGKILL);
-    if (holds && hello->kind == TCP_STREAM) {
-        atomic_store(&holds->connects, 1);
-        while (atomic_load(&holds->returned) < NRANKS - 1)
-            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    }
+    if (hello->kind == TCP_STREAM && strcmp(network, "tcp") == 0)
+        die_or_hold();
     return __real_tcp_handshake_connect(hs, fd, key, hello, to, deadline_ns);
+}
+
+ep_status __real_ep_net_introduce(const char *name, const struct ep_net_params *params, ep_status status, void *mine,
+                                  size_t bytes, void *ret_all);
+ep_status __wrap_ep_net_introduce(const char *name, const struct ep_net_params *params, ep_status status, void *mine,
+                                  size_t bytes, void *ret_all);
+
+/* After the second introduction the ranks of the network "verbs" wait for messages of each other. */
+ep_status __wrap_ep_net_introduce(const char *name, const struct ep_net_params *params, ep_status status, void *mine,
+                                  size_t bytes, void *ret_all)
+{
+    static int n;
+
+    status = __real_ep_net_introduce(name, params, status, mine, bytes, ret_all);
+    if ((dies || holds) && strcmp(name, "verbs") == 0 && ++n == 2)
+        die_or_hold();
+    return status;
+}
+
+static void abort_if_due(void)
+{
+    if (aborts && atomic_exchange(&aborts->connects, 0))
+        ep_comm_abort(aborted);
 }
 
 void __real_tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_accept_fn take,
@@ -75,14 +109,47 @@ void __wrap_tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_
 void __wrap_tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_accept_fn take,
                               void *context)
 {
-    if (aborts && atomic_exchange(&aborts->connects, 0))
-        ep_comm_abort(aborted);
+    abort_if_due();
     __real_tcp_acceptor_step(acceptor, check, take, context);
+}
+
+ep_status __real_ep_net_tcp_check_ranks(struct ep_net_tcp_watch *watch);
+ep_status __wrap_ep_net_tcp_check_ranks(struct ep_net_tcp_watch *watch);
+
+/* Called while ranks of the network "verbs" wait for messages. */
+ep_status __wrap_ep_net_tcp_check_ranks(struct ep_net_tcp_watch *watch)
+{
+    abort_if_due();
+    return __real_ep_net_tcp_check_ranks(watch);
+}
+
+ep_status __real_ep_shm_attach(const struct ep_shm_name *name, const struct ep_shm_owner *owner,
+                               struct ep_shm *ret_shm);
+ep_status __wrap_ep_shm_attach(const struct ep_shm_name *name, const struct ep_shm_owner *owner,
+                               struct ep_shm *ret_shm);
+
+/*
+ * After the control blocks of its peers a rank attaches the segments of the network "emulated"; or the control blocks
+ * again, over the sockets of the peers, if they could not be attached otherwise.
+ */
+ep_status __wrap_ep_shm_attach(const struct ep_shm_name *name, const struct ep_shm_owner *owner, struct ep_shm *ret_shm)
+{
+    static int n;
+
+    if (strcmp(network, "emulated") != 0)
+        return __real_ep_shm_attach(name, owner, ret_shm);
+    if (++n < NRANKS)
+        return needs_sockets ? ep_fail(EP_E_UNSUPPORTED, "only by a socket")
+                             : __real_ep_shm_attach(name, owner, ret_shm);
+    die_or_hold();
+    for (int ms = 0; ms < owner->timeout_ms; ms++)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    return ep_fail(EP_E_TIMEOUT, "the owner does not answer");
 }
 
 static ep_status create(const ep_boot *boot, const struct scenario *scenario, ep_comm **ret_comm)
 {
-    return forked_ranks_new(boot, "tcp", scenario->ranks_per_node, TIMEOUT_MS, ret_comm);
+    return forked_ranks_new(boot, network, scenario->ranks_per_node, TIMEOUT_MS, ret_comm);
 }
 
 static ep_status create_over_tcp(const ep_boot *boot, const struct scenario *scenario)
@@ -180,10 +247,28 @@ static void an_abort_while_ranks_connect_is_detected_at_once(void **state)
     }
 }
 
+/* The owner of the memory that a rank waits for does not answer, and another rank dies. */
+static void a_death_while_ranks_wait_for_memory_is_detected_at_once(void **state)
+{
+    const char *before = network;
+
+    (void)state;
+    network = "emulated";
+    for (int i = 0; i < 4; i++) {
+        needs_sockets = i >= 2;
+        run_scenario(&(struct scenario){.call = CALL_NEW, .ranks_per_node = 1 + i % 2, .port = find_port()},
+                     EP_E_PEER_DEAD, "rank 3");
+    }
+    network = before;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(a_death_while_ranks_connect_is_detected_at_once),
-                                       cmocka_unit_test(an_abort_while_ranks_connect_is_detected_at_once)};
+                                       cmocka_unit_test(an_abort_while_ranks_connect_is_detected_at_once),
+                                       cmocka_unit_test(a_death_while_ranks_wait_for_memory_is_detected_at_once)};
 
+    if (getenv("EPKIT_TEST_VERBS"))
+        network = "verbs";
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

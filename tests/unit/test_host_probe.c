@@ -85,7 +85,7 @@ static int fail_at_owner(ep_comm *comm)
     if (ep_shm_serve(&peer->address) != EP_OK)
         return 3;
     peer->key ^= 1; /* as of another process, which must be requested */
-    status = ep_group_attach(group, 1, &name, PATIENT_MS, &shm);
+    status = ep_group_attach(group, 1, &name, PATIENT_MS, NULL, &shm);
     peer->key ^= 1;
     memset(&peer->address, 0, sizeof(peer->address));
     ep_shm_serve_end();
