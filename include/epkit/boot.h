@@ -26,7 +26,8 @@ extern "C" {
  * ep_comm_new() calls it, and nothing else does: on all ranks in the same order, possibly several times, from one
  * thread per rank. It must return within timeout_ms, with EP_E_TIMEOUT if not all ranks called it. A callback that
  * detects the death of a rank should return EP_E_PEER_DEAD at once, because ep_comm_new() itself detects it only at the
- * deadline. A callback that fails may set the reason with ep_set_last_error(); ep_comm_new() adds it to its own.
+ * deadline. A callback that fails may set the reason with ep_set_last_error(); ep_comm_new() adds it to its own. A
+ * number that is no ep_status counts as EP_E_SYSTEM.
  */
 typedef ep_status (*ep_allgather_fn)(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all);
 
