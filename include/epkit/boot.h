@@ -124,11 +124,11 @@ EP_API ep_status ep_boot_tcp_new(const ep_boot_tcp_args *args, ep_boot_tcp **ret
 /*
  * The bootstrap to pass to ep_comm_new(), borrowed: it stays valid as long as `boot`. If a rank dies while a
  * communicator is created, the others get EP_E_PEER_DEAD at once. An all-gather that fails on any rank makes the
- * bootstrap unusable. Its all-gather is EP_E_STATE in a forked child.
+ * bootstrap unusable. Its all-gather is EP_E_STATE in a forked child. NULL for NULL, which ep_comm_new() refuses.
  */
 EP_API const ep_boot *ep_boot_tcp_get(const ep_boot_tcp *boot);
 
-/* Number of connections that rank 0 dropped while it waited for the ranks. */
+/* Number of connections that rank 0 dropped while it waited for the ranks. 0 for NULL. */
 EP_API uint64_t ep_boot_tcp_get_dropped(const ep_boot_tcp *boot);
 
 /* Call it when every ep_comm_new() on it has returned; communicators do not need it afterwards. NULL is allowed. */

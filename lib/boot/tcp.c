@@ -357,12 +357,12 @@ ep_status ep_boot_tcp_new(const ep_boot_tcp_args *args, ep_boot_tcp **ret_boot)
 
 const ep_boot *ep_boot_tcp_get(const ep_boot_tcp *boot)
 {
-    return &boot->boot;
+    return boot ? &boot->boot : NULL;
 }
 
 uint64_t ep_boot_tcp_get_dropped(const ep_boot_tcp *boot)
 {
-    return tcp_star_dropped(boot->star, NULL);
+    return boot ? tcp_star_dropped(boot->star, NULL) : 0;
 }
 
 void ep_boot_tcp_free(ep_boot_tcp *boot)

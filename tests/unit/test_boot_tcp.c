@@ -1033,6 +1033,19 @@ static void test_address_of_another_host(void **state)
     assert_non_null(strstr(rank.text, "is not one of this host"));
 }
 
+/* What is left after an ep_boot_tcp_new() that has failed. */
+static void test_no_bootstrap(void **state)
+{
+    ep_comm *comm = NULL;
+
+    (void)state;
+    assert_null(ep_boot_tcp_get(NULL));
+    assert_int_equal(ep_boot_tcp_get_dropped(NULL), 0);
+    ep_boot_tcp_free(NULL);
+    assert_int_equal(ep_comm_new(ep_boot_tcp_get(NULL), NULL, &comm), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "boot is NULL"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -1041,6 +1054,7 @@ int main(void)
         cmocka_unit_test(test_rank_0_without_descriptors),
         cmocka_unit_test(test_rank_0_raises_its_limit),
         cmocka_unit_test(test_bad_environment),
+        cmocka_unit_test(test_no_bootstrap),
         cmocka_unit_test(test_unknown_host_name),
         cmocka_unit_test(test_rank_of_another_job),
         cmocka_unit_test(test_port_in_master_addr),
