@@ -83,8 +83,8 @@ typedef struct ep_boot_tcp_args {
     size_t size;            /* sizeof(ep_boot_tcp_args); EP_BOOT_TCP_ARGS_INIT sets it */
     int32_t rank;           /* of this process; ignored if nranks is 0 */
     int32_t nranks;         /* 0: $WORLD_SIZE, and the rank is $RANK */
-    const char *address;    /* of rank 0: "host", "host:port" or "[IPv6]:port"; NULL: $EPKIT_ADDRESS, else $MASTER_ADDR
-                               and $MASTER_PORT, plus 1 if torchrun uses that port itself
+    const char *address;    /* of rank 0: "host", "host:port" or "[IPv6]:port"; NULL: $EPKIT_ADDRESS, else $MASTER_ADDR.
+                               Without a port: $MASTER_PORT, plus 1 if torchrun uses that port itself
                                (TORCHELASTIC_USE_AGENT_STORE) */
     const char *secret;     /* NULL: $EPKIT_SECRET; "": none */
     const char *interface;  /* prefixes of interface names ("eth0,ens"), "=eth0" for an exact name, "^docker" for all

@@ -962,14 +962,14 @@ static int listen_before_free_port(uint16_t *ret_port)
     }
 }
 
-static void test_environment_of_torchrun(void **state)
+/* The variable `name` holds the host of rank 0. */
+static void run_under_torchrun(const char *name)
 {
     pid_t children[4];
     uint16_t store;
     char text[16], number[16];
     int code, fd = listen_before_free_port(&store);
 
-    (void)state;
     snprintf(text, sizeof(text), "%u", store);
     for (int rank = 0; rank < 4; rank++) {
         children[rank] = fork();
@@ -982,7 +982,7 @@ static void test_environment_of_torchrun(void **state)
             snprintf(number, sizeof(number), "%d", rank);
             set_environment((const struct setting[]){{"RANK", number},
                                                      {"WORLD_SIZE", "4"},
-                                                     {"MASTER_ADDR", "127.0.0.1"},
+                                                     {name, "127.0.0.1"},
                                                      {"MASTER_PORT", text},
                                                      {"LOCAL_WORLD_SIZE", "2"},
                                                      {"TORCHELASTIC_USE_AGENT_STORE", "True"},
@@ -1001,6 +1001,13 @@ static void test_environment_of_torchrun(void **state)
         assert_int_equal(code, 0);
     }
     close(fd);
+}
+
+static void test_environment_of_torchrun(void **state)
+{
+    (void)state;
+    run_under_torchrun("MASTER_ADDR");
+    run_under_torchrun("EPKIT_ADDRESS");
 }
 
 /* All interfaces but some: as without a choice, loopback is not first. */
