@@ -374,8 +374,10 @@ struct ep_group_message {
     uint32_t detail; /* exchange: bytes; route: tokens in this message; row and partial: check of the shape */
     uint64_t number; /* of the exchange or operation; to detect ranks in different calls */
     uint64_t index;  /* of the first token, in the order of the route */
-    uint64_t unused; /* keeps what follows aligned to 16 bytes */
+    uint64_t plan;   /* row and partial: number of the plan; otherwise 0 */
 };
+
+_Static_assert(sizeof(struct ep_group_message) % 16 == 0, "rows follow, which are aligned to 16 bytes");
 
 enum {
     EP_GROUP_MESSAGE_EXCHANGE = 1,
