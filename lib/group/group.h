@@ -79,9 +79,11 @@ struct ep_group_remote {
     _Atomic uint32_t waiting;   /* as in its control block */
     _Atomic uint64_t probed_ns; /* when it last probed its peers, by the clock of this host */
     _Atomic uint32_t left;
-    _Atomic uint32_t lost;       /* it has died, or a connection to it has ended without a leave message */
-    _Atomic uint32_t silent;     /* a rail peer: its host does not answer, or did not when its control link ended */
-    _Atomic uint32_t cut;        /* a rail peer: its control link ended, but its process did not close it */
+    _Atomic uint32_t lost;   /* it has died, or a connection to it has ended without a leave message */
+    _Atomic uint32_t silent; /* a rail peer: its host does not answer, or did not when its control link ended */
+    /* A connection to it ended, but its process did not close it: the control link of a rail peer, or one of low
+     * latency. Written before `lost`. */
+    _Atomic uint32_t cut;
     _Atomic uint64_t reason_for; /* as in its control block */
     char reason[EP_GROUP_REASON_BYTES];
     _Atomic uint32_t aborts;   /* as in its control block: includes aborts after a failure, which are not failures */
