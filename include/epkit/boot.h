@@ -26,7 +26,8 @@ extern "C" {
  * ep_comm_new() calls it, and nothing else does: on all ranks in the same order, possibly several times, from one
  * thread per rank. It must return within timeout_ms, with EP_E_TIMEOUT if not all ranks called it. A callback that
  * detects the death of a rank should return EP_E_PEER_DEAD at once, because ep_comm_new() itself detects it only at the
- * deadline. A callback that fails may set the reason with ep_set_last_error(); ep_comm_new() adds it to its own.
+ * deadline. A callback that fails may set the reason with ep_set_last_error(); ep_comm_new() adds it to its own. A
+ * number that is no ep_status counts as EP_E_SYSTEM.
  */
 typedef ep_status (*ep_allgather_fn)(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all);
 
@@ -82,8 +83,8 @@ typedef struct ep_boot_tcp_args {
     size_t size;            /* sizeof(ep_boot_tcp_args); EP_BOOT_TCP_ARGS_INIT sets it */
     int32_t rank;           /* of this process; ignored if nranks is 0 */
     int32_t nranks;         /* 0: $WORLD_SIZE, and the rank is $RANK */
-    const char *address;    /* of rank 0: "host", "host:port" or "[IPv6]:port"; NULL: $EPKIT_ADDRESS, else $MASTER_ADDR
-                               and $MASTER_PORT, plus 1 if torchrun uses that port itself
+    const char *address;    /* of rank 0: "host", "host:port" or "[IPv6]:port"; NULL: $EPKIT_ADDRESS, else $MASTER_ADDR.
+                               Without a port: $MASTER_PORT, plus 1 if torchrun uses that port itself
                                (TORCHELASTIC_USE_AGENT_STORE) */
     const char *secret;     /* NULL: $EPKIT_SECRET; "": none */
     const char *interface;  /* prefixes of interface names ("eth0,ens"), "=eth0" for an exact name, "^docker" for all
@@ -123,11 +124,11 @@ EP_API ep_status ep_boot_tcp_new(const ep_boot_tcp_args *args, ep_boot_tcp **ret
 /*
  * The bootstrap to pass to ep_comm_new(), borrowed: it stays valid as long as `boot`. If a rank dies while a
  * communicator is created, the others get EP_E_PEER_DEAD at once. An all-gather that fails on any rank makes the
- * bootstrap unusable. Its all-gather is EP_E_STATE in a forked child.
+ * bootstrap unusable. Its all-gather is EP_E_STATE in a forked child. NULL for NULL, which ep_comm_new() refuses.
  */
 EP_API const ep_boot *ep_boot_tcp_get(const ep_boot_tcp *boot);
 
-/* Number of connections that rank 0 dropped while it waited for the ranks. */
+/* Number of connections that rank 0 dropped while it waited for the ranks. 0 for NULL. */
 EP_API uint64_t ep_boot_tcp_get_dropped(const ep_boot_tcp *boot);
 
 /* Call it when every ep_comm_new() on it has returned; communicators do not need it afterwards. NULL is allowed. */

@@ -197,6 +197,10 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
  * So two groups never exist, except after the two deaths above, and a single slow rank never forms one alone. If half
  * of the ranks are stopped, end them first.
  *
+ * Queued work. The host backend first waits for all work queued on the old communicator, so signal the events that this
+ * work waits for (ep_stream_wait) before the call: a rank that waits too long is late for the others. On a communicator
+ * that has failed nothing waits.
+ *
  * Duration. At most two deadlines, and two more for each rank that stops answering during the call. Over "tcp" and
  * "verbs" the lowest rank that answers leads: one more deadline for each lower rank that does not answer, and three
  * more for each rank that stops answering during the call. A rank that is excluded while it waits gets the result

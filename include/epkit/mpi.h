@@ -24,7 +24,7 @@ EP_API ep_status ep_boot_mpi_new(MPI_Comm parent, ep_boot_mpi **ret_boot);
 
 /*
  * The bootstrap to pass to ep_comm_new(), borrowed: it stays valid as long as `boot`. Its all-gather is EP_E_STATE in a
- * forked child.
+ * forked child. NULL for NULL, which ep_comm_new() refuses.
  *
  * If a rank of the same host dies while a communicator is created, the others get EP_E_PEER_DEAD at once, provided that
  * its process is visible here (comm.h). If a rank of another host dies, the others get EP_E_TIMEOUT at their deadline,

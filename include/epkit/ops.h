@@ -58,9 +58,9 @@ typedef struct ep_dispatch_args {
 
 /*
  * Sends each token's row to the ranks of its plan. Collective. Errors: 1xx before anything is sent; EP_E_MISMATCH if
- * ranks pass different dtype, hidden, scale_type, scale_words or sets of outputs. A rank that receives no rows must
- * still pass non-NULL pointers for the outputs that the others request. With a plan from a mask, recv_topk_idx and both
- * weights must be NULL.
+ * ranks pass different plans, dtype, hidden, scale_type, scale_words or sets of outputs; ranks of different nodes are
+ * compared when rows move between them. A rank that receives no rows must still pass non-NULL pointers for the outputs
+ * that the others request. With a plan from a mask, recv_topk_idx and both weights must be NULL.
  */
 EP_API ep_status ep_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream);
 EP_API ep_status ep_dispatch_sync(ep_plan *plan, const ep_dispatch_args *args);

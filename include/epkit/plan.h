@@ -47,7 +47,8 @@ typedef struct ep_plan_args {
                                  at most EP_MAX_ALIGNMENT; 0: 1 */
     int64_t max_recv_tokens; /* > 0: do not wait for the counts of the peers; outputs have this many rows (see below) */
 
-    /* Instead of topk_idx (NULL, topk 0): a mask of the ranks of each token. Rank layout only, R <= EP_MAX_TOPK. */
+    /* Instead of topk_idx (NULL; topk and idx_type 0): a mask of the ranks of each token. Rank layout only, R <=
+     * EP_MAX_TOPK. */
     const uint8_t *token_in_rank;     /* [N,R], 0 or 1; may be NULL if N = 0 */
     const int32_t *tokens_per_expert; /* [E] of this rank's tokens; used for counts only */
 

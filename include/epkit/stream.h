@@ -74,7 +74,8 @@ EP_API ep_status ep_event_signal(ep_event *event);
 EP_API ep_status ep_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_event);
 
 /*
- * Work that is called in the stream afterwards starts when the event is complete. The event must be one of this
+ * Work that is called in the stream afterwards starts when the event is complete, also if the event's work has failed;
+ * on the host backend ep_stream_sync() on this stream then returns its status, too. The event must be one of this
  * communicator (EP_E_ARG). If an event of ep_event_new() is not signalled within the deadline, the communicator fails
  * (EP_E_TIMEOUT).
  */

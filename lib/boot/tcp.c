@@ -79,18 +79,24 @@ static ep_status find_rank(const ep_boot_tcp_args *args, struct settings *settin
     return EP_OK;
 }
 
+/* 1 if torchrun's own store listens on MASTER_PORT: then rank 0 uses the next port. */
+static int find_port_offset(void)
+{
+    const char *store = read_env("TORCHELASTIC_USE_AGENT_STORE");
+
+    return store && strcmp(store, "True") == 0;
+}
+
 static ep_status find_master(struct settings *settings)
 {
-    const char *host = read_env("MASTER_ADDR"), *store = read_env("TORCHELASTIC_USE_AGENT_STORE");
-    int port = 0, next;
+    const char *host = read_env("MASTER_ADDR");
+    int port = 0, next = find_port_offset();
     ep_status status;
 
     if (!host)
         return ep_fail(EP_E_ARG, "ep_boot_tcp_new: MASTER_ADDR is %s: the host of rank 0",
                        getenv("MASTER_ADDR") ? "empty" : "not set");
     settings->host_from = "MASTER_ADDR";
-    /* torchrun's own store listens on that port. */
-    next = store && strcmp(store, "True") == 0;
     status = tcp_parse_endpoint(host, settings->host, sizeof(settings->host), &settings->port);
     if (status != EP_OK)
         return ep_fail_prefix(status, "ep_boot_tcp_new: MASTER_ADDR: ");
@@ -109,8 +115,8 @@ static ep_status find_master(struct settings *settings)
 static ep_status find_address(const ep_boot_tcp_args *args, struct settings *settings)
 {
     const char *address = args->address ? args->address : read_env("EPKIT_ADDRESS");
+    int port = 0, next = find_port_offset();
     ep_status status;
-    int port = 0;
 
     if (!address)
         return find_master(settings);
@@ -120,8 +126,8 @@ static ep_status find_address(const ep_boot_tcp_args *args, struct settings *set
         return ep_fail_prefix(status, "ep_boot_tcp_new: %s: ", settings->host_from);
     if (settings->port || settings->nranks == 1)
         return EP_OK;
-    EP_TRY(read_number("MASTER_PORT", 1, UINT16_MAX, "the address of rank 0 names no port", &port));
-    settings->port = (uint16_t)port;
+    EP_TRY(read_number("MASTER_PORT", 1, UINT16_MAX - next, "the address of rank 0 names no port", &port));
+    settings->port = (uint16_t)(port + next);
     return EP_OK;
 }
 
@@ -357,12 +363,12 @@ ep_status ep_boot_tcp_new(const ep_boot_tcp_args *args, ep_boot_tcp **ret_boot)
 
 const ep_boot *ep_boot_tcp_get(const ep_boot_tcp *boot)
 {
-    return &boot->boot;
+    return boot ? &boot->boot : NULL;
 }
 
 uint64_t ep_boot_tcp_get_dropped(const ep_boot_tcp *boot)
 {
-    return tcp_star_dropped(boot->star, NULL);
+    return boot ? tcp_star_dropped(boot->star, NULL) : 0;
 }
 
 void ep_boot_tcp_free(ep_boot_tcp *boot)

@@ -69,6 +69,12 @@ static ep_status gather_with_reason(void *context, const void *mine, size_t byte
         ep_set_last_error(before);
         return EP_OK;
     }
+    if (!ep_status_is_failure((int64_t)status)) {
+        int number = (int)status;
+
+        return ep_fail(EP_E_SYSTEM, "ep_comm_new: bootstrap: the all-gather returned %d, which is no ep_status%s%s",
+                       number, ep_last_error()[0] ? ": " : "", ep_last_error());
+    }
     if (!ep_last_error()[0])
         return ep_fail(status, "ep_comm_new: bootstrap: the all-gather failed with %s", ep_status_name(status));
     return ep_fail_prefix(status, "ep_comm_new: bootstrap: ");

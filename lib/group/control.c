@@ -390,8 +390,11 @@ void ep_group_net_describe_ranks(struct ep_group *group, const ep_boot *boot, st
 
 void ep_group_net_note_lost(struct ep_group *group, struct ep_net *net, int rank)
 {
-    if (net->ops->lost && group->remote && net->ops->lost(net, rank))
-        atomic_store(&group->remote[rank].lost, 1);
+    if (!net->ops->lost || !group->remote || !net->ops->lost(net, rank) || atomic_load(&group->remote[rank].lost))
+        return;
+    /* Nobody has reported its death: a shrink asks its host. */
+    atomic_store(&group->remote[rank].cut, 1);
+    atomic_store(&group->remote[rank].lost, 1);
 }
 
 static ep_status open_network(struct ep_group *group, const ep_boot *boot)

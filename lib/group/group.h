@@ -80,9 +80,11 @@ struct ep_group_remote {
     _Atomic uint32_t waiting;   /* as in its control block */
     _Atomic uint64_t probed_ns; /* when it last probed its peers, by the clock of this host */
     _Atomic uint32_t left;
-    _Atomic uint32_t lost;       /* it has died, or a connection to it has ended without a leave message */
-    _Atomic uint32_t silent;     /* a rail peer: its host does not answer, or did not when its control link ended */
-    _Atomic uint32_t cut;        /* a rail peer: its control link ended, but its process did not close it */
+    _Atomic uint32_t lost;   /* it has died, or a connection to it has ended without a leave message */
+    _Atomic uint32_t silent; /* a rail peer: its host does not answer, or did not when its control link ended */
+    /* A connection to it ended, but its process did not close it: the control link of a rail peer, or one of low
+     * latency. Written before `lost`. */
+    _Atomic uint32_t cut;
     _Atomic uint64_t reason_for; /* as in its control block */
     char reason[EP_GROUP_REASON_BYTES];
     _Atomic uint32_t aborts;   /* as in its control block: includes aborts after a failure, which are not failures */
@@ -375,8 +377,10 @@ struct ep_group_message {
     uint32_t detail; /* exchange: bytes; route: tokens in this message; row and partial: check of the shape */
     uint64_t number; /* of the exchange or operation; to detect ranks in different calls */
     uint64_t index;  /* of the first token, in the order of the route */
-    uint64_t unused; /* keeps what follows aligned to 16 bytes */
+    uint64_t plan;   /* row and partial: number of the plan; otherwise 0 */
 };
+
+_Static_assert(sizeof(struct ep_group_message) % 16 == 0, "rows follow, which are aligned to 16 bytes");
 
 enum {
     EP_GROUP_MESSAGE_EXCHANGE = 1,

@@ -148,7 +148,9 @@ static void close_conn(struct conn *conn, int error)
     ep_group_ring_all(group); /* ranks that wait for it probe at once */
 }
 
-static void receive(struct conn *conn)
+/* send_error: of the send() before, to which the kernel has reported the reset of the connection. recv() then sees an
+ * end, as if the peer process had closed it. */
+static void receive(struct conn *conn, int send_error)
 {
     unsigned char bytes[4096];
 
@@ -161,7 +163,7 @@ static void receive(struct conn *conn)
             return;
         /* An invalid message ends the connection. */
         if (n <= 0 || link_reader_feed(&conn->reader, bytes, (size_t)n, receive_message, conn))
-            close_conn(conn, n < 0 ? errno : n > 0 ? EBADMSG : 0);
+            close_conn(conn, n < 0 ? errno : n > 0 ? EBADMSG : send_error);
     }
 }
 
@@ -314,7 +316,8 @@ static void send_all(struct conn *conn, uint64_t now)
         if (n < 0) {
             int error = errno;
 
-            receive(conn); /* data that arrived before the end counts */
+            /* Data that arrived before the end counts. EPIPE: the peer process had closed the connection before. */
+            receive(conn, error == EPIPE ? 0 : error);
             if (conn->fd >= 0)
                 close_conn(conn, error);
             return;
@@ -398,7 +401,7 @@ static void run_once(struct ep_group_link *link)
     note_ended(link, link->polls + n);
     for (int i = 0; i < link->n; i++)
         if (link->conns[i].fd >= 0 && link->polls[i].revents)
-            receive(&link->conns[i]);
+            receive(&link->conns[i], 0);
     if (link->polls[link->n].revents)
         (void)!read(link->group->link_event, &events, sizeof(events));
 }

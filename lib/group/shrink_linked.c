@@ -13,10 +13,10 @@
  * and after the handshake, so that a stopped one delays no rank for longer. Two groups do not form, since each needs
  * more than half of the live ranks; the one exception is in epkit/comm.h. A process counts as dead when it has closed
  * its control link, or a rank of its own host reports its death, or its host refuses a connection to its listener; a
- * silent one counts as alive. So does one whose link was cut (reset), because a network partition resets links on both
- * sides: a new connection shows whether its process exists. So does one whose host was silent before: behind a network
- * that failed and recovered the others may have formed their group and have freed the old one, which looks from here as
- * if they had died.
+ * silent one counts as alive. So does one whose link was cut (reset), or to which a connection of low latency was cut,
+ * because a network partition resets connections on both sides: a new connection shows whether its process exists. So
+ * does one whose host was silent before: behind a network that failed and recovered the others may have formed their
+ * group and have freed the old one, which looks from here as if they had died.
  *
  * A rank that is left out learns it from the ranks of its own node, by their control blocks, and from its rail peers.
  * If these have died, or its control links have ended, it asks at the listeners of the others (shrink_refuse.c): a

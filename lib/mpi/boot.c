@@ -318,7 +318,7 @@ ep_status ep_boot_mpi_new(MPI_Comm parent, ep_boot_mpi **ret_boot)
 
 const ep_boot *ep_boot_mpi_get(const ep_boot_mpi *boot)
 {
-    return &boot->boot;
+    return boot ? &boot->boot : NULL;
 }
 
 /* Messages to an exited peer never complete: frees the requests; MPI keeps using the memory, which is leaked. */

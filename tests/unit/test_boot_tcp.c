@@ -962,14 +962,14 @@ static int listen_before_free_port(uint16_t *ret_port)
     }
 }
 
-static void test_environment_of_torchrun(void **state)
+/* The variable `name` holds the host of rank 0. */
+static void run_under_torchrun(const char *name)
 {
     pid_t children[4];
     uint16_t store;
     char text[16], number[16];
     int code, fd = listen_before_free_port(&store);
 
-    (void)state;
     snprintf(text, sizeof(text), "%u", store);
     for (int rank = 0; rank < 4; rank++) {
         children[rank] = fork();
@@ -982,7 +982,7 @@ static void test_environment_of_torchrun(void **state)
             snprintf(number, sizeof(number), "%d", rank);
             set_environment((const struct setting[]){{"RANK", number},
                                                      {"WORLD_SIZE", "4"},
-                                                     {"MASTER_ADDR", "127.0.0.1"},
+                                                     {name, "127.0.0.1"},
                                                      {"MASTER_PORT", text},
                                                      {"LOCAL_WORLD_SIZE", "2"},
                                                      {"TORCHELASTIC_USE_AGENT_STORE", "True"},
@@ -1001,6 +1001,13 @@ static void test_environment_of_torchrun(void **state)
         assert_int_equal(code, 0);
     }
     close(fd);
+}
+
+static void test_environment_of_torchrun(void **state)
+{
+    (void)state;
+    run_under_torchrun("MASTER_ADDR");
+    run_under_torchrun("EPKIT_ADDRESS");
 }
 
 /* All interfaces but some: as without a choice, loopback is not first. */
@@ -1033,6 +1040,19 @@ static void test_address_of_another_host(void **state)
     assert_non_null(strstr(rank.text, "is not one of this host"));
 }
 
+/* What is left after an ep_boot_tcp_new() that has failed. */
+static void test_no_bootstrap(void **state)
+{
+    ep_comm *comm = NULL;
+
+    (void)state;
+    assert_null(ep_boot_tcp_get(NULL));
+    assert_int_equal(ep_boot_tcp_get_dropped(NULL), 0);
+    ep_boot_tcp_free(NULL);
+    assert_int_equal(ep_comm_new(ep_boot_tcp_get(NULL), NULL, &comm), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "boot is NULL"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -1041,6 +1061,7 @@ int main(void)
         cmocka_unit_test(test_rank_0_without_descriptors),
         cmocka_unit_test(test_rank_0_raises_its_limit),
         cmocka_unit_test(test_bad_environment),
+        cmocka_unit_test(test_no_bootstrap),
         cmocka_unit_test(test_unknown_host_name),
         cmocka_unit_test(test_rank_of_another_job),
         cmocka_unit_test(test_port_in_master_addr),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two ranks that pass different arguments to a collective call, or are in different calls: both get EP_E_MISMATCH, with
- * the field by its public name, both ranks and both values. Ranks are threads.
+ * Two ranks that pass different arguments to a collective call, or are in different calls: both get EP_E_MISMATCH, on
+ * one node with the field by its public name, both ranks and both values. Ranks are threads.
  */
 #include "testing/launch.h"
 
@@ -30,6 +30,7 @@ enum deviation {
     DISPATCH_OUTPUTS,
     COMBINE_OUTPUTS,
     DISPATCH_WORDS,
+    DISPATCH_PLAN,
     DISPATCH_COMBINE,
     GATHER_BYTES,
     GATHER_BARRIER,
@@ -53,6 +54,7 @@ static const struct scenario {
     {DISPATCH_OUTPUTS, "recv_topk_idx", {0, 1}},
     {COMBINE_OUTPUTS, "out_topk_weights", {1, 0}},
     {DISPATCH_WORDS, "scale_words", {2, 3}},
+    {DISPATCH_PLAN, "the plan (in order of creation)", {1, 2}},
     {DISPATCH_COMBINE, NULL, {0, 0}},
     {GATHER_BYTES, "bytes", {16, 8}},
     {GATHER_BARRIER, NULL, {0, 0}},
@@ -62,7 +64,7 @@ static const struct scenario {
 
 static ep_status new_plan(ep_comm *comm, enum deviation deviation, int rank, ep_plan **ret_plan)
 {
-    static const int32_t experts[4] = {0, 1, 2, 3}, counts[4] = {1, 0, 0, 0};
+    static const int32_t experts[4] = {0, 2, 1, 3}, counts[4] = {1, 0, 0, 0};
     static const uint8_t mask[NRANKS] = {1, 0};
     ep_plan_args args = EP_PLAN_ARGS_INIT;
     bool other = rank == 1;
@@ -141,13 +143,29 @@ static ep_status new_ll(ep_comm *comm, enum deviation deviation, int rank)
     return ep_ll_new(comm, &config, &ll);
 }
 
+/* What the call of a rank returns. */
+static ep_status call(ep_comm *comm, enum deviation deviation, int rank, ep_plan *plans[2])
+{
+    ep_status status = EP_OK;
+
+    for (int i = 0; i < 2 && status == EP_OK; i++)
+        status = new_plan(comm, deviation, rank, &plans[i]);
+    if (status != EP_OK)
+        return status;
+    if (deviation >= LL_TOKENS)
+        return new_ll(comm, deviation, rank);
+    if (deviation >= GATHER_BYTES)
+        return gather(comm, deviation, rank);
+    return use_plan(plans[rank == 1 && deviation == DISPATCH_PLAN], deviation, rank);
+}
+
 static int deviate(const ep_boot *boot, void *argument)
 {
     const struct scenario *scenario = argument;
     const int *value = scenario->value;
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm *comm = NULL;
-    ep_plan *plan = NULL;
+    ep_plan *plans[2] = {NULL};
     ep_status status;
     char forth[100], back[100];
 
@@ -155,13 +173,7 @@ static int deviate(const ep_boot *boot, void *argument)
     config.timeout_ms = 60000;
     if (ep_comm_new(boot, &config, &comm) != EP_OK)
         return 1;
-    status = new_plan(comm, scenario->deviation, boot->rank, &plan);
-    if (status == EP_OK && scenario->deviation >= LL_TOKENS)
-        status = new_ll(comm, scenario->deviation, boot->rank);
-    else if (status == EP_OK && scenario->deviation >= GATHER_BYTES)
-        status = gather(comm, scenario->deviation, boot->rank);
-    else if (status == EP_OK)
-        status = use_plan(plan, scenario->deviation, boot->rank);
+    status = call(comm, scenario->deviation, boot->rank, plans);
     snprintf(forth, sizeof(forth), "ranks are in different calls: rank ");
     snprintf(back, sizeof(back), "%s", forth);
     if (scenario->deviation == DISPATCH_OUTPUTS || scenario->deviation == COMBINE_OUTPUTS) {
@@ -179,21 +191,46 @@ static int deviate(const ep_boot *boot, void *argument)
                 ep_last_error(), forth);
         return 2;
     }
-    ep_plan_free(plan);
+    ep_plan_free(plans[0]);
+    ep_plan_free(plans[1]);
     ep_comm_free(comm);
     return 0;
 }
 
-static void both_ranks_get_the_field_and_the_values(void **state)
+/* Each rank on a node of its own: their rows tell the ranks what the other has called. */
+static int deviate_on_two_nodes(const ep_boot *boot, void *argument)
 {
-    (void)state;
+    const struct scenario *scenario = argument;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm *comm = NULL;
+    ep_plan *plans[2] = {NULL};
+    ep_status status;
+
+    config.backend = "host";
+    config.timeout_ms = 60000;
+    config.ranks_per_node = 1;
+    if (ep_comm_new(boot, &config, &comm) != EP_OK)
+        return 1;
+    status = call(comm, scenario->deviation, boot->rank, plans);
+    if (status != EP_E_MISMATCH) {
+        fprintf(stderr, "rank %d: %s: \"%s\"\n", boot->rank, ep_status_name(status), ep_last_error());
+        return 2;
+    }
+    ep_plan_free(plans[0]);
+    ep_plan_free(plans[1]);
+    ep_comm_free(comm);
+    return 0;
+}
+
+static void run_scenarios(ep_rank_fn run)
+{
     for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
         ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
         ep_rank_exit exits[NRANKS];
 
         launch.mode = EP_LAUNCH_THREADS;
         launch.nranks = NRANKS;
-        launch.run = deviate;
+        launch.run = run;
         launch.argument = (void *)&scenarios[i];
         assert_int_equal(ep_launch(&launch, exits), EP_OK);
         for (int rank = 0; rank < NRANKS; rank++)
@@ -202,10 +239,23 @@ static void both_ranks_get_the_field_and_the_values(void **state)
     }
 }
 
+static void both_ranks_get_the_field_and_the_values(void **state)
+{
+    (void)state;
+    run_scenarios(deviate);
+}
+
+static void ranks_of_two_nodes_get_a_mismatch(void **state)
+{
+    (void)state;
+    run_scenarios(deviate_on_two_nodes);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(both_ranks_get_the_field_and_the_values),
+        cmocka_unit_test(ranks_of_two_nodes_get_a_mismatch),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -162,6 +162,34 @@ static void a_boot_without_words_gets_some(void **state)
     assert_null(comm);
 }
 
+static ep_status number_gather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    (void)mine;
+    (void)bytes;
+    (void)timeout_ms;
+    (void)ret_all;
+    return (ep_status) * (const int *)context;
+}
+
+/* Callers switch over the statuses, so ep_comm_new() must not pass on a number that is none. */
+static void a_boot_that_returns_no_status_is_named(void **state)
+{
+    static const int numbers[] = {-1, 1, 999};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+        ep_boot boot = {
+            .size = sizeof(boot), .nranks = 1, .allgather = number_gather, .context = (void *)(uintptr_t)&numbers[i]};
+        ep_comm *comm = NULL;
+        char text[64];
+
+        snprintf(text, sizeof(text), "returned %d, which is no ep_status", numbers[i]);
+        assert_int_equal(ep_comm_new(&boot, NULL, &comm), EP_E_SYSTEM);
+        assert_non_null(strstr(ep_last_error(), text));
+        assert_null(comm);
+    }
+}
+
 static ep_status lonely_gather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
     (void)context;
@@ -178,7 +206,11 @@ static void a_misspelt_choice_of_loops_is_refused(void **state)
     (void)state;
     setenv("EPKIT_HOST_ISA", "avx1024", 1);
     assert_int_equal(ep_comm_new(&boot, NULL, &comm), EP_E_ARG);
-    assert_non_null(strstr(ep_last_error(), "EPKIT_HOST_ISA is \"avx1024\""));
+    assert_non_null(strstr(ep_last_error(), "ep_comm_new: backend host: EPKIT_HOST_ISA is \"avx1024\""));
+    setenv("EPKIT_HOST_ISA", "", 1); /* as if it were not set */
+    assert_int_equal(ep_comm_new(&boot, NULL, &comm), EP_OK);
+    ep_comm_free(comm);
+    comm = NULL;
     setenv("EPKIT_HOST_ISA", "portable", 1);
     assert_int_equal(ep_comm_new(&boot, NULL, &comm), EP_OK);
     unsetenv("EPKIT_HOST_ISA");
@@ -258,8 +290,11 @@ static void nan_is_refused_where_it_enters(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(abort_wakes_a_wait_for_a_signal), cmocka_unit_test(async_error_sees_what_a_peer_did),
-        cmocka_unit_test(a_boot_without_words_gets_some),  cmocka_unit_test(a_misspelt_choice_of_loops_is_refused),
+        cmocka_unit_test(abort_wakes_a_wait_for_a_signal),
+        cmocka_unit_test(async_error_sees_what_a_peer_did),
+        cmocka_unit_test(a_boot_without_words_gets_some),
+        cmocka_unit_test(a_boot_that_returns_no_status_is_named),
+        cmocka_unit_test(a_misspelt_choice_of_loops_is_refused),
         cmocka_unit_test(nan_is_refused_where_it_enters),
     };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Events that the control links send without waiting for the next heartbeat: two nodes of two processes, whose
- * heartbeats are an hour apart, and which are in no call.
+ * heartbeats are an hour apart, and which are in no call. And how the end of a link is classified.
  */
 #include "base/thread.h"
 
@@ -125,11 +125,69 @@ static void a_failure_reaches_a_node_whose_rail_peer_has_died(void **state)
     run_scenario(true);
 }
 
+static void await_hangup(int fd)
+{
+    struct pollfd hangup = {.fd = fd};
+
+    assert_int_equal(poll(&hangup, 1, PATIENCE_S * 1000), 1);
+    assert_true(hangup.revents & POLLHUP);
+}
+
+/* Connected sockets; `ends` are ours and the peer's. */
+static void connect_pair(int ends[2])
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof(address);
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    ends[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(listener >= 0 && ends[0] >= 0);
+    assert_int_equal(bind(listener, (struct sockaddr *)&address, sizeof(address)), 0);
+    assert_int_equal(listen(listener, 1), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &bytes), 0);
+    assert_int_equal(connect(ends[0], (struct sockaddr *)&address, sizeof(address)), 0);
+    ends[1] = accept(listener, NULL, NULL);
+    assert_true(ends[1] >= 0);
+    close(listener);
+}
+
+/* A shrink takes a rank for dead whose process closed the link, but not one whose link was reset. */
+static void an_end_is_classified_where_a_send_fails(void **state)
+{
+    static const struct linger at_once = {.l_onoff = 1};
+
+    (void)state;
+    for (int reset = 0; reset < 2; reset++) {
+        struct ep_group_remote remote[2] = {0};
+        struct ep_group_peer peers[2] = {0};
+        ep_comm comm = {.nranks = 2};
+        struct ep_group group = {.comm = &comm, .peers = peers, .remote = remote};
+        struct ep_group_link link = {.group = &group};
+        unsigned char out[16] = {0};
+        struct conn conn = {.rank = 1, .link = &link, .out = out, .out_used = sizeof(out)};
+        int ends[2];
+
+        connect_pair(ends);
+        conn.fd = ends[0];
+        if (reset)
+            assert_int_equal(setsockopt(ends[1], SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once)), 0);
+        close(ends[1]);
+        if (!reset) /* its host answers the first data after the end with a reset */
+            assert_int_equal(send(conn.fd, out, 1, MSG_NOSIGNAL), 1);
+        await_hangup(conn.fd);
+        send_all(&conn, 0);
+        assert_int_equal(conn.fd, -1);
+        assert_int_equal(remote[1].lost, 1);
+        assert_int_equal(remote[1].cut, reset);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_death_is_reported_at_once),
         cmocka_unit_test(a_failure_reaches_a_node_whose_rail_peer_has_died),
+        cmocka_unit_test(an_end_is_classified_where_a_send_fails),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -9,11 +9,9 @@ static ep_status host_probe(void)
 {
     const char *isa = getenv("EPKIT_HOST_ISA");
 
-    if (isa && !ep_rows_find(isa))
+    if (isa && isa[0] && !ep_rows_find(isa))
         return ep_fail(EP_E_ARG,
-                       "backend host: EPKIT_HOST_ISA is \"%s\": use portable, or avx2 or avx512 if the "
-                       "processor supports it",
-                       isa);
+                       "EPKIT_HOST_ISA is \"%s\": use portable, or avx2 or avx512 if the processor supports it", isa);
     return EP_OK;
 }
 

@@ -67,6 +67,12 @@ static bool is_done(const struct internode *net, const struct cursors *cursors, 
     return true;
 }
 
+static bool is_of_this_call(const struct internode *net, const struct ep_group_message *message, int token)
+{
+    return message->detail == net->shape && message->number == net->group->operation &&
+           message->index == (uint64_t)token && message->plan == (uint64_t)net->inner->number;
+}
+
 static ep_status fail_mismatch(struct internode *net, int node, const struct ep_group_message *message,
                                enum ep_group_phase phase)
 {
@@ -75,10 +81,11 @@ static ep_status fail_mismatch(struct internode *net, int node, const struct ep_
     return ep_group_set_own_failure(
         net->group,
         ep_fail(EP_E_MISMATCH,
-                "ranks disagree: rank %d sent message kind %u, operation %llu, token %llu, shape %08x "
-                "while rank %d is in operation %llu with shape %08x",
-                rank, message->kind, (unsigned long long)message->number, (unsigned long long)message->index,
-                message->detail, net->group->comm->rank, (unsigned long long)net->group->operation, net->shape),
+                "ranks disagree: rank %d sent message kind %u, operation %llu, plan %llu, token %llu, shape %08x "
+                "while rank %d is in operation %llu, plan %d, with shape %08x",
+                rank, message->kind, (unsigned long long)message->number, (unsigned long long)message->plan,
+                (unsigned long long)message->index, message->detail, net->group->comm->rank,
+                (unsigned long long)net->group->operation, net->inner->number, net->shape),
         rank, phase);
 }
 
@@ -111,7 +118,8 @@ static bool send_rows(struct internode *net, const struct host_move *move, int n
             struct ep_group_message head = {.kind = EP_GROUP_MESSAGE_ROW,
                                             .detail = net->shape,
                                             .number = net->group->operation,
-                                            .index = (uint64_t)*next};
+                                            .index = (uint64_t)*next,
+                                            .plan = (uint64_t)net->inner->number};
             struct ep_piece pieces[3];
             int n = 0;
 
@@ -149,8 +157,7 @@ static ep_status forward_rows(struct internode *net, const struct host_move *mov
 
             if (!message)
                 break;
-            if (bytes != expected || message->kind != EP_GROUP_MESSAGE_ROW || message->detail != net->shape ||
-                message->number != net->group->operation || message->index != (uint64_t)*next)
+            if (bytes != expected || message->kind != EP_GROUP_MESSAGE_ROW || !is_of_this_call(net, message, *next))
                 return fail_mismatch(net, node, message, EP_GROUP_DISPATCH_MOVE);
             row = (const unsigned char *)(message + 1);
             n = host_place(move, route, *next, row, row + move->row_bytes,
@@ -284,8 +291,10 @@ static bool send_partials(struct internode_combine *ic, int node)
         int *next = &net->out[node].next[channel];
 
         for (int i = 0; i < BATCH && *next < route->n_tokens; i++) {
-            struct ep_group_message head = {
-                .detail = net->shape, .number = net->group->operation, .index = (uint64_t)*next};
+            struct ep_group_message head = {.detail = net->shape,
+                                            .number = net->group->operation,
+                                            .index = (uint64_t)*next,
+                                            .plan = (uint64_t)net->inner->number};
             unsigned char *slot = alloc_slot(ic);
             struct ep_piece pieces[2];
             float *weights;
@@ -338,8 +347,7 @@ static ep_status find_partial(struct internode_combine *ic, int node, int t,
     }
     row_bytes = message->kind == EP_GROUP_MESSAGE_PARTIAL_F32 ? 2 * ic->sum->row_bytes : ic->sum->row_bytes;
     if ((message->kind != EP_GROUP_MESSAGE_PARTIAL_F32 && message->kind != EP_GROUP_MESSAGE_PARTIAL_BF16) ||
-        bytes != sizeof(*message) + row_bytes + sum_weight_bytes(ic->sum) || message->detail != net->shape ||
-        message->number != net->group->operation || message->index != (uint64_t)i)
+        bytes != sizeof(*message) + row_bytes + sum_weight_bytes(ic->sum) || !is_of_this_call(net, message, i))
         return fail_mismatch(net, node, message, EP_GROUP_COMBINE_MOVE);
     *ret_message = message;
     return EP_OK;
