@@ -80,6 +80,9 @@ internode() {
     run --separate-stderr epkit parse "$BATS_TEST_TMPDIR/none.log"
     [ "$status" -eq 2 ]
     [[ "$stderr" == *"none.log: No such file or directory"* ]]
+    ln -s loop "$BATS_TEST_TMPDIR/loop"
+    run --separate-stderr epkit parse "$BATS_TEST_TMPDIR/loop"
+    [ "$status" -eq 2 ]
     run --separate-stderr epkit parse --hardware b2000 - </dev/null
     [ "$status" -eq 2 ]
     [[ "$stderr" == *"--list-hardware"* ]]
