@@ -162,12 +162,16 @@ static int close_file(void *context)
 
 FILE *stream_file(const char *file)
 {
-    static const cookie_io_functions_t functions = {.write = filter_write, .close = close_file};
-    struct filter *filter = &filters[A_FILE];
     int fd = open(file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
 
-    if (fd < 0)
-        return NULL;
+    return fd < 0 ? NULL : stream_descriptor(fd);
+}
+
+FILE *stream_descriptor(int fd)
+{
+    static const cookie_io_functions_t functions = {.write = filter_write, .close = close_file};
+    struct filter *filter = &filters[A_FILE];
+
     *filter = (struct filter){.fd = fd};
     filter->stream = fopencookie(filter, "w", functions);
     if (!filter->stream)

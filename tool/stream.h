@@ -21,6 +21,9 @@ int stream_open(void);
  */
 FILE *stream_file(const char *file);
 
+/* The same for an open descriptor, which it takes ownership of, also on failure. */
+FILE *stream_descriptor(int fd);
+
 /* Writes a control sequence of epkit, after what was printed before. */
 void stream_control(FILE *stream, const char *sequence);
 

@@ -17,6 +17,7 @@
 #include <strings.h>
 
 #define PARAMS "/proc/driver/nvidia/params"
+#define GDRDRV "/dev/gdrdrv"
 
 static bool handler_is_cpu(const struct doctor_machine *machine)
 {
@@ -25,10 +26,20 @@ static bool handler_is_cpu(const struct doctor_machine *machine)
     return handler && strcasecmp(handler, "cpu") == 0;
 }
 
+/* What prevents libgdrapi from opening its device; "" if nothing does, or if a snapshot does not contain it. */
+static const char *gdrdrv_problem(const struct doctor_machine *machine)
+{
+    struct source_stat device = source_stat(machine->source, GDRDRV);
+
+    if (device.state == SOURCE_ABSENT)
+        return "is not there";
+    return device.state == SOURCE_OK && !(device.may_read && device.may_write) ? "may not be opened" : "";
+}
+
 static bool gdrcopy_is_complete(const struct doctor_machine *machine)
 {
     return machine->software->nvshmem.gdrapi.state == SOURCE_OK && machine->software->driver.gdrdrv == SOURCE_OK &&
-           !variable_is_true(source_env(machine->source, "NVSHMEM_DISABLE_GDRCOPY"));
+           !*gdrdrv_problem(machine) && !variable_is_true(source_env(machine->source, "NVSHMEM_DISABLE_GDRCOPY"));
 }
 
 /* --- nic-handler --- */
@@ -91,6 +102,7 @@ static void run_gdrcopy(const struct doctor_machine *machine, struct doctor_resu
 {
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
     enum source_state module = machine->software->driver.gdrdrv;
+    const char *device = gdrdrv_problem(machine);
     bool is_disabled = variable_is_true(source_env(machine->source, "NVSHMEM_DISABLE_GDRCOPY"));
 
     if (!handler_is_cpu(machine)) {
@@ -99,7 +111,7 @@ static void run_gdrcopy(const struct doctor_machine *machine, struct doctor_resu
     }
     if (gdrcopy_is_complete(machine))
         return;
-    if (nvshmem->gdrapi.state != SOURCE_ABSENT && module != SOURCE_ABSENT && !is_disabled) {
+    if (nvshmem->gdrapi.state != SOURCE_ABSENT && module != SOURCE_ABSENT && !*device && !is_disabled) {
         doctor_unknown(machine, result, "GDRCopy: %s",
                        machine_reason(nvshmem->gdrapi.state != SOURCE_OK ? nvshmem->gdrapi.state : module, NULL));
         return;
@@ -107,13 +119,17 @@ static void run_gdrcopy(const struct doctor_machine *machine, struct doctor_resu
     doctor_found(machine, result, DOCTOR_ERROR, "NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy, and %s",
                  nvshmem->gdrapi.state == SOURCE_ABSENT ? "libgdrapi.so.2 is not there"
                  : module == SOURCE_ABSENT              ? "its module gdrdrv is not loaded"
+                 : *device                              ? source_printf(machine->source, GDRDRV " %s", device)
                                                         : "NVSHMEM_DISABLE_GDRCOPY switches it off");
     doctor_evidence(machine, result, "libgdrapi.so.2", "%s",
                     nvshmem->gdrapi.state == SOURCE_OK ? nvshmem->gdrapi.path : "not found by the linker");
     doctor_evidence(machine, result, "/sys/module/gdrdrv", "%s",
                     module == SOURCE_OK ? "loaded" : machine_reason(module, NULL));
+    if (module == SOURCE_OK && *device)
+        doctor_evidence(machine, result, GDRDRV, "%s", device);
     doctor_fix(machine, result, false, "export NVSHMEM_IBGDA_NIC_HANDLER=gpu");
-    doctor_advise(machine, result, "The handler gpu needs no GDRCopy. If it has to be cpu, install GDRCopy.");
+    doctor_advise(machine, result, "The handler gpu needs no GDRCopy. If it has to be cpu, install GDRCopy%s.",
+                  *device && machine->software->os.in_container ? ", and give the container " GDRDRV : "");
 }
 
 const struct doctor_check check_gdrcopy = {
@@ -124,9 +140,9 @@ const struct doctor_check check_gdrcopy = {
     .symptom = "NVSHMEM stops with \"NIC_HANDLER=cpu requires GDRCopy\".",
     .cause =
         "With the CPU as handler NVSHMEM maps GPU memory into the CPU's address space, by libgdrapi and the kernel "
-        "module gdrdrv.",
+        "module gdrdrv with its device " GDRDRV ", which containers have only if they are given it.",
     .remedy = "Set the handler to gpu, which needs neither, or install GDRCopy.",
-    .links = (const char *const[]){"NVSHMEM_IBGDA_NIC_HANDLER", "libgdrapi.so.2", "/dev/gdrdrv", NULL},
+    .links = (const char *const[]){"NVSHMEM_IBGDA_NIC_HANDLER", "libgdrapi.so.2", GDRDRV, NULL},
     .run = run_gdrcopy,
 };
 

@@ -303,7 +303,7 @@ static void run_ibgda_nic(const struct doctor_machine *machine, struct doctor_re
 {
     const char *transport = source_env(machine->source, "NVSHMEM_REMOTE_TRANSPORT");
     const struct topo *topo = machine->topo;
-    int first = -1, n = 0;
+    int first = -1, n = 0, unknown = -1;
 
     if (!machine_has_gpus(machine, result) || !machine_has_environment(machine, result) ||
         !machine_has_data_nics(machine, result))
@@ -313,11 +313,18 @@ static void run_ibgda_nic(const struct doctor_machine *machine, struct doctor_re
             continue;
         if (topo->pci[topo->nics[i].pci].vendor == MELLANOX)
             return;
+        if (!topo->pci[topo->nics[i].pci].vendor && unknown < 0)
+            unknown = i;
         first = first < 0 ? i : first;
         n++;
     }
     if (!needs_ibgda(machine)) {
         doctor_not_applicable(machine, result, "nothing needs IBGDA");
+        return;
+    }
+    if (unknown >= 0) {
+        doctor_unknown(machine, result, "the maker of %s is not known: /sys/bus/pci/devices/%s/vendor cannot be read",
+                       topo->nics[unknown].name, topo->pci[topo->nics[unknown].pci].address);
         return;
     }
     doctor_found(machine, result, DOCTOR_ERROR, "IBGDA works only with NVIDIA's NICs, and the %d here are of %s", n,

@@ -481,13 +481,52 @@ static void advise_link(const struct doctor_machine *machine, struct doctor_resu
                       "Check cable, transceiver and switch port%s; in a pod, its network annotations.%s", tool, shared);
 }
 
+/*
+ * There is no NIC at all. That is a fault only if somebody expected some: a variable that names single NICs was written
+ * for this machine, or for others of a job that it is a part of.
+ */
+static void find_all_missing(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    static const char *const names[] = {"DEEP_EP_DEVICE_TO_HCA_MAPPING", "NVSHMEM_HCA_LIST", "NCCL_IB_HCA",
+                                        "EPKIT_VERBS_DEVICE"};
+    struct source_names found = source_list(machine->source, "/sys/class/infiniband");
+    const char *first = NULL;
+
+    if (machine_functions_without_rdma(machine) > 0)
+        return;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        const char *value = source_env(machine->source, names[i]);
+
+        /* Without '=' the entries of NCCL_IB_HCA are beginnings of names, which images set for any machine. */
+        if (!value || !*value || *value == '^' || (strcmp(names[i], "NCCL_IB_HCA") == 0 && *value != '='))
+            continue;
+        if (!first)
+            doctor_found(machine, result, DOCTOR_ERROR, "there is no RDMA NIC, and %s names some", names[i]);
+        first = names[i];
+        doctor_evidence(machine, result, names[i], "%s", value);
+    }
+    if (!first)
+        return;
+    doctor_evidence(machine, result, "/sys/class/infiniband", "%s",
+                    found.state == SOURCE_OK ? "empty" : machine_reason(found.state, found.why));
+    doctor_advise(machine, result,
+                  "In a pod, check its network annotations and devices; on a node, look for the NICs on the bus (lspci "
+                  "-d %04x:) and in the kernel log. If there should be none, unset the variable.",
+                  MELLANOX);
+}
+
 static void run_port_down(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
     struct down_count count;
 
-    if (!machine_has_gpus(machine, result) || (topo->n_nics == 0 && !machine_has_data_nics(machine, result)))
+    if (!machine_has_gpus(machine, result))
         return;
+    if (topo->n_nics == 0 && !machine_has_data_nics(machine, result)) {
+        if (result->outcome == DOCTOR_NOT_APPLICABLE)
+            find_all_missing(machine, result);
+        return;
+    }
     count = count_down(machine, result);
     if (count.n && count.n == count.n_unmanaged) {
         doctor_found(machine, result, DOCTOR_ERROR, "%s has a link, but no subnet manager brings it up (%s)%s",

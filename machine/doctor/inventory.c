@@ -116,6 +116,10 @@ static ep_status read_snapshot(const char *file, struct doctor_inventory *invent
     status = topo_read(source, &topo);
     if (status == EP_OK)
         count_machine(topo, inventory);
+    /* Saved on another machine than was meant: everything would be as expected. */
+    if (status == EP_OK && !inventory->gpus && !inventory->nics)
+        status =
+            ep_fail(EP_E_ARG, "--expect: %s: its machine has neither a GPU nor a data NIC: nothing to expect", file);
     topo_free(topo);
     source_free(source);
     return status;

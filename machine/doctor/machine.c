@@ -201,6 +201,9 @@ bool machine_has_data_nics(const struct doctor_machine *machine, struct doctor_r
     if (names.state != SOURCE_OK && names.state != SOURCE_ABSENT && machine->topo->n_nics == 0)
         doctor_unknown(machine, result, "whether there is an RDMA NIC: /sys/class/infiniband: %s",
                        machine_reason(names.state, names.why));
+    else if (names.state == SOURCE_ABSENT && machine->topo->n_nics == 0 &&
+             source_stat(machine->source, "/sys/class").state == SOURCE_ABSENT)
+        doctor_unknown(machine, result, "whether there is an RDMA NIC: /sys is not mounted here");
     else if (n_unreadable > 0)
         doctor_unknown(machine, result, "whether there is an RDMA NIC for data: the state of %d of %zu is not known",
                        n_unreadable, names.n);

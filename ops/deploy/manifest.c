@@ -6,6 +6,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <yaml.h>
@@ -13,6 +14,8 @@
 /* Aliases may nest: a few lines can expand beyond all memory, or refer to themselves. */
 #define VALUES_MAX 200000
 #define DEPTH_MAX 64
+#define ANCHORS_MAX 1000
+#define TOO_LARGE "line %lu: the document is too deep or too large"
 
 struct reader {
     yaml_document_t *document;
@@ -111,7 +114,7 @@ static json_t *value_of(struct reader *reader, const yaml_node_t *node, int dept
         return NULL;
     }
     if (depth > DEPTH_MAX || ++reader->n_values > VALUES_MAX) {
-        ep_fail(EP_E_ARG, "line %lu: the document is too deep or too large", (unsigned long)node->start_mark.line + 1);
+        ep_fail(EP_E_ARG, TOO_LARGE, (unsigned long)node->start_mark.line + 1);
         return NULL;
     }
     switch (node->type) {
@@ -185,16 +188,70 @@ static int add_document(json_t *documents, json_t *value)
     return json_array_append_new(documents, value);
 }
 
+/*
+ * The line from which on a document is not worth loading; 0 if there is none before the end or the first error.
+ * libyaml's time for loading grows with the square of the depth and of the number of anchors: 200 KB of brackets, or a
+ * megabyte of anchors, would take minutes.
+ */
+static unsigned long too_large(const char *text, size_t bytes)
+{
+    int depth = 0, anchors = 0;
+    unsigned long line = 0;
+    yaml_parser_t parser;
+    bool more = true;
+
+    if (!yaml_parser_initialize(&parser))
+        return 0;
+    yaml_parser_set_input_string(&parser, (const unsigned char *)text, bytes);
+    while (more && !line) {
+        yaml_event_t event;
+
+        if (!yaml_parser_parse(&parser, &event))
+            break;
+        switch (event.type) {
+        case YAML_SEQUENCE_START_EVENT:
+            anchors += event.data.sequence_start.anchor != NULL;
+            depth++;
+            break;
+        case YAML_MAPPING_START_EVENT:
+            anchors += event.data.mapping_start.anchor != NULL;
+            depth++;
+            break;
+        case YAML_SCALAR_EVENT:
+            anchors += event.data.scalar.anchor != NULL;
+            break;
+        case YAML_SEQUENCE_END_EVENT:
+        case YAML_MAPPING_END_EVENT:
+            depth--;
+            break;
+        default:
+            more = event.type != YAML_STREAM_END_EVENT;
+            break;
+        }
+        if (depth > DEPTH_MAX || anchors > ANCHORS_MAX)
+            line = event.start_mark.line + 1;
+        yaml_event_delete(&event);
+    }
+    yaml_parser_delete(&parser);
+    return line;
+}
+
 ep_status deploy_manifest_parse(const char *text, size_t bytes, json_t **ret_documents)
 {
     struct reader reader = {0};
     json_t *documents = json_array(), *value;
+    unsigned long line;
     yaml_parser_t parser;
     int more;
 
     if (bytes > DEPLOY_MANIFEST_MAX) {
         json_decref(documents);
         return ep_fail(EP_E_ARG, "the manifest is larger than %u MiB", DEPLOY_MANIFEST_MAX >> 20);
+    }
+    line = too_large(text, bytes);
+    if (line) {
+        json_decref(documents);
+        return ep_fail(EP_E_ARG, TOO_LARGE, line);
     }
     if (!documents || !yaml_parser_initialize(&parser)) {
         json_decref(documents);

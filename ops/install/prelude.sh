@@ -349,15 +349,24 @@ epkit_keep() {
     : >"$kept.known"
 }
 
+# Are these two the same file, or links with the same target, which need not exist? epkit_is_same FILE FILE
+epkit_is_same() {
+    if [ -L "$1" ] || [ -L "$2" ]; then
+        [ -L "$1" ] && [ -L "$2" ] && [ "$(readlink -- "$1")" = "$(readlink -- "$2")" ]
+    else
+        cmp -s "$1" "$2"
+    fi
+}
+
 # A file that was changed since it was written is not lost when it is written again or removed: it is saved next to it.
 # epkit_keep_changes KEY PATH
 epkit_keep_changes() {
     kept="$EPKIT_BEFORE/$1" target="$EPKIT_ROOT$2"
     if [ ! -e "$kept.written" ] || { [ ! -f "$target" ] && [ ! -L "$target" ]; }; then return 0; fi
     if [ -f "$target" ] && [ ! -L "$target" ] && grep -qxF -e "$(sha256sum <"$target")" "$kept.written"; then return 0; fi
-    if cmp -s "$target" "$kept.file"; then return 0; fi
+    if epkit_is_same "$target" "$kept.file"; then return 0; fi
     for old in "$target.epkit-old" "$target.epkit-old".[0-9]*; do
-        if cmp -s "$target" "$old"; then return 0; fi
+        if epkit_is_same "$target" "$old"; then return 0; fi
     done
     cp -aT "$target" "$target.epkit-old.new"
     # Earlier changes stay: the first one is .epkit-old.1, the last one .epkit-old.

@@ -137,9 +137,19 @@ static ep_status parse_environment(const struct capture *capture, struct variabl
         return ep_fail(EP_E_TIMEOUT, "the scripts to be sourced did not end within %d s", SOURCE_SECONDS);
     if (!WIFEXITED(capture->status) || WEXITSTATUS(capture->status) != 0 || !capture->output.text) {
         const char *text = capture->error.text ? capture->error.text : "";
-        size_t length = strlen(text);
+        size_t length = strlen(text), n = 0;
+        char line[2 * 200 + 1];
 
-        text_clean(length > 200 ? text + length - 200 : text, clean, sizeof(clean));
+        while (length > 0 && text[length - 1] == '\n')
+            length--;
+        /* A message is one line. */
+        for (size_t i = length > 200 ? length - 200 : 0; i < length; i++) {
+            line[n++] = text[i] == '\n' ? ';' : text[i];
+            if (text[i] == '\n')
+                line[n++] = ' ';
+        }
+        line[n] = '\0';
+        text_clean(line, clean, sizeof(clean));
         return ep_fail(EP_E_SYSTEM, "sourcing scripts failed: %s", clean);
     }
     for (size_t at = 0; at < capture->output.bytes; at += strlen(capture->output.text + at) + 1)

@@ -169,7 +169,7 @@ json_t *folder_document(struct launch *launch)
                          "failed_host", launch->failed ? launch->failed->name : NULL, "reason", launch->reason,
                          "environment", environment_document(launch), "findings", launch->findings);
     json_object_set_new(document, "exit_code", *launch->ended ? json_integer(launch->code) : json_null());
-    json_object_set_new(document, "master", is_sorted ? json_string(launch->order[0]->address) : json_null());
+    json_object_set_new(document, "master", is_sorted ? json_string(launch_master(launch)) : json_null());
     return document;
 }
 

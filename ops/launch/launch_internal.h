@@ -148,6 +148,12 @@ bool launch_check(struct launch *launch);
 
 /* --- launch_phase.c --- */
 
+/*
+ * The address of the first node for the others: the one that the user gave, unless that is the loopback ("localhost"),
+ * which leads each node to itself; then the node's hostname.
+ */
+const char *launch_master(const struct launch *launch);
+
 /* Runs the job; the result is in launch->failed, ->code, ->reason. */
 void launch_phases(struct launch *launch);
 

@@ -87,6 +87,21 @@ static void count_nics(struct launch *launch)
     launch_wait(launch, has_counted, ep_now_ns() + NICS_SECONDS * UINT64_C(1000000000));
 }
 
+static bool is_loopback(const char *address)
+{
+    return strcmp(address, "localhost") == 0 || strncmp(address, "localhost.", 10) == 0 ||
+           strcmp(address, "ip6-localhost") == 0 || strcmp(address, "::1") == 0 || strncmp(address, "127.", 4) == 0;
+}
+
+const char *launch_master(const struct launch *launch)
+{
+    const struct node *first = launch->order[0];
+
+    if (launch->n > 1 && is_loopback(first->address))
+        return job_text(first->facts, "host", first->address);
+    return first->address;
+}
+
 static json_t *make_spec(const struct launch *launch)
 {
     const struct launch_job *job = &launch->options->job;
@@ -99,9 +114,11 @@ static json_t *make_spec(const struct launch *launch)
     json_object_set_new(spec, "per_node", json_integer(launch->per_node));
     json_object_set_new(spec, "gpus", json_integer(launch->gpus));
     json_object_set_new(spec, "world", json_string(job->by_rank ? "ranks" : "nodes"));
-    json_object_set_new(spec, "master", json_string(first->address));
+    json_object_set_new(spec, "master", json_string(launch_master(launch)));
     /* An alias of ssh's configuration on this machine is unknown on the nodes. */
-    if (*first->remote->host_name && strcmp(first->remote->host_name, first->address) != 0)
+    if (strcmp(launch_master(launch), first->address) != 0)
+        json_object_set_new(spec, "master_host", json_string(first->address));
+    else if (*first->remote->host_name && strcmp(first->remote->host_name, first->address) != 0)
         json_object_set_new(spec, "master_host", json_string(first->remote->host_name));
     json_object_set_new(spec, "port", json_integer(launch->options->master_port));
     json_object_set_new(spec, "mpi", json_boolean(job->starter == LAUNCH_MPIRUN));

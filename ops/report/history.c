@@ -96,10 +96,18 @@ json_t *report_history_read(const char *path, int *ret_bad)
     return entries;
 }
 
+/* An editor may have left the last line without its end. */
+static bool ends_within_line(int fd, off_t bytes)
+{
+    char last;
+
+    return bytes > 0 && pread(fd, &last, 1, bytes - 1) == 1 && last != '\n';
+}
+
 /* The lock excludes other writers; a line truncated by a full disk is removed. */
 int report_history_add(const char *path, const json_t *entry)
 {
-    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666), error = 0;
+    int fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666), error = 0;
     char *text = json_dumps(entry, JSON_COMPACT | JSON_REAL_PRECISION(9)), *line = NULL;
     off_t before;
     int n;
@@ -108,15 +116,15 @@ int report_history_add(const char *path, const json_t *entry)
         error = fd < 0 ? errno : ENOMEM;
         goto end;
     }
-    n = asprintf(&line, "%s\n", text);
-    if (n < 0) {
-        error = ENOMEM;
-        goto end;
-    }
     error = lock(fd);
     if (error)
         goto end;
     before = lseek(fd, 0, SEEK_END);
+    n = asprintf(&line, "%s%s\n", ends_within_line(fd, before) ? "\n" : "", text);
+    if (n < 0) {
+        error = ENOMEM;
+        goto end;
+    }
     if (write(fd, line, (size_t)n) != n) {
         error = errno ? errno : ENOSPC;
         if (ftruncate(fd, before) != 0)
@@ -139,6 +147,12 @@ static bool is_same(const json_t *a, const json_t *b, const char *key)
     return (!x && !y) || (x && y && json_equal((json_t *)x, (json_t *)y));
 }
 
+/* The same run, reported twice. A run is known by its folder and when it began. */
+static bool is_same_run(const json_t *a, const json_t *b)
+{
+    return json_is_string(json_object_get(a, "date")) && is_same(a, b, "date") && is_same(a, b, "folder");
+}
+
 json_t *report_history_of(const json_t *history, const json_t *document)
 {
     json_t *list = json_array(), *entry;
@@ -146,9 +160,15 @@ json_t *report_history_of(const json_t *history, const json_t *document)
 
     json_array_foreach(history, i, entry)
     {
-        if (is_same(entry, document, "job") && is_same(entry, document, "hardware") &&
-            is_same(entry, document, "nodes"))
-            json_array_append(list, entry);
+        size_t n = json_array_size(list);
+
+        if (!is_same(entry, document, "job") || !is_same(entry, document, "hardware") ||
+            !is_same(entry, document, "nodes") || is_same_run(entry, document))
+            continue;
+        /* Reports of one run usually follow each other; the last one counts. */
+        if (n > 0 && is_same_run(entry, json_array_get(list, n - 1)))
+            json_array_remove(list, n - 1);
+        json_array_append(list, entry);
     }
     return list;
 }

@@ -35,7 +35,10 @@ json_t *report_history_read(const char *path, int *ret_bad);
 /* Appends one entry atomically, also with concurrent writers. 0 or the errno. */
 int report_history_add(const char *path, const json_t *entry);
 
-/* The entries of `history` that `document` can be compared with: same job, hardware and number of nodes. */
+/*
+ * The entries of `history` that `document` can be compared with: other runs of the same job, on the same hardware and
+ * number of nodes. Earlier reports of the same run are not among them: a run does not differ from itself.
+ */
 json_t *report_history_of(const json_t *history, const json_t *document);
 
 /* Prints the page. */

@@ -293,7 +293,10 @@ json_t *verdict_make(const struct parser *parser, const struct reference *refere
     sentence = overall(counts, parser_count(parser), worst, parser, is_fatal);
     if (!sentence) /* bytes of the log that are not UTF-8 */
         sentence = text(worst);
-    failure = result == VERDICT_PASSED || result == VERDICT_SLOW ? failure_of_whole(parser, options) : NULL;
+    /* A launch that failed has failed, even if its logs contain nothing that is known. */
+    failure = result == VERDICT_PASSED || result == VERDICT_SLOW || (result == VERDICT_NOTHING && *options->failure)
+                  ? failure_of_whole(parser, options)
+                  : NULL;
     if (failure) {
         json_t *whole = json_sprintf("Failed, %s. %s", json_string_value(failure), json_string_value(sentence));
 

@@ -91,6 +91,20 @@ refused() {
     [[ "$output" == "Not known whether blind is healthy: 0 checks found nothing, 1 could not be completed"* ]]
 }
 
+@test "where /sys is not mounted, it is not known whether there are NICs" {
+    cp -r a4 nosys
+    rm -r nosys/sys
+    mkdir nosys/sys
+    run --separate-stderr epkit doctor --from nosys
+    echo "$output"
+    [ "$status" -eq 5 ]
+    [[ "$output" == *"port-down (nic): not known"*"whether there is an RDMA NIC: /sys is not mounted here"* ]]
+    epkit topo --from nosys --save nosys.json
+    run --separate-stderr epkit doctor --from nosys.json
+    [ "$status" -eq 5 ]
+    [[ "$output" == *"whether there is an RDMA NIC: /sys is not mounted here"* ]]
+}
+
 @test "what only root sees leaves a verdict as it is, and is named" {
     cp -r a4 user
     rm user/var/log/kern.log
@@ -150,6 +164,13 @@ refused() {
     epkit doctor --from a4.testbed-env --json >first.json || [ $? -eq 3 ]
     epkit doctor --from a4.testbed-env --json >second.json || [ $? -eq 3 ]
     cmp first.json second.json
+}
+
+@test "--expect: the snapshot of a machine without devices is refused, since it expects nothing" {
+    epkit topo --from empty --save nothing.json || [ $? -eq 4 ]
+    refused "nothing.json: its machine has neither a GPU nor a data NIC" --from a4 --expect nothing.json
+    epkit topo --from a4 --save something.json
+    epkit doctor --from a4 --expect something.json
 }
 
 @test "--pid looks at another process's environment" {

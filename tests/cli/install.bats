@@ -909,6 +909,22 @@ archived" ]
     [ "$status" -eq 2 ]
     run epkit install plan /dev/zero
     [ "$status" -eq 2 ]
-    run epkit install plan debian-tools --root /does/not/exist
-    [ "$status" -ne 0 ]
+    : >file
+    for action in plan apply status resume uninstall; do
+        run epkit install $action debian-tools --root /does/not/exist
+        [ "$status" -eq 2 ]
+        [[ "${lines[0]}" == "epkit: error: install: --root: /does/not/exist: No such file or directory" ]]
+        run epkit install $action debian-tools --root file
+        [ "$status" -eq 2 ]
+        [[ "${lines[0]}" == "epkit: error: install: --root: file: not a folder" ]]
+    done
+    run epkit install list debian-tools
+    [ "$status" -eq 2 ]
+    # A value of the user is not a fault of the recipe.
+    NVSHMEM_IBGDA_SUPPORT=maybe run epkit install plan gcp-b200-ubuntu2404
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"a value is refused: environment variable NVSHMEM_IBGDA_SUPPORT "*": it must be 0 or 1"*"'epkit install show' prints"* ]]
+    run epkit install plan gcp-b200-ubuntu2404 --set cuda_home=here
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"a value is refused: --set cuda_home"* ]]
 }

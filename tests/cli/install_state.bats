@@ -398,6 +398,30 @@ END
     [ "$(ls m/etc)" = one ]
 }
 
+@test "a link that was there before is not taken for a change of the user, also if it leads nowhere" {
+    recipe files >files.yaml
+    for target in nowhere ../etc/real /etc/elsewhere; do
+        mkdir -p m/etc
+        echo real >m/etc/real
+        ln -s "$target" m/etc/one
+        epkit install apply files.yaml --root m
+        [ ! -L m/etc/one ]
+        # As an undo leaves it that was killed before it could say that it was complete.
+        ln -sf "$target" m/etc/one
+        epkit install uninstall files --root m
+        [ "$(readlink m/etc/one)" = "$target" ]
+        [ "$(ls m/etc)" = "one
+real" ]
+        # A link of the user to another place is.
+        epkit install apply files.yaml --root m
+        ln -sf mine m/etc/one
+        epkit install uninstall files --root m
+        [ "$(readlink m/etc/one)" = "$target" ]
+        [ "$(readlink m/etc/one.epkit-old)" = mine ]
+        rm -r m
+    done
+}
+
 @test "an interrupted uninstall ends by the signal, also with --json, and continues where it was" {
     [ "$(id -u)" -eq 0 ] || skip 'an uninstall of this machine needs root'
     cat >slow.yaml <<END

@@ -56,9 +56,13 @@ refused() {
     refused "JOB_COMPLETION_INDEX is 2, but must be below 2" hostname
 }
 
-@test "workloads: files that are not scripts, Windows line ends, missing interpreters" {
+@test "workloads: files that are not scripts, Windows line ends and marks, missing interpreters" {
     printf '#!/bin/bash\r\necho hi\r\n' >crlf.sh
     refused "crlf.sh: its lines end in CR LF" --hosts a --workload crlf.sh
+    printf '\xef\xbb\xbf#!/bin/bash\necho hi\n' >mark.sh
+    refused "mark.sh: a byte order mark precedes its first line" --hosts a --workload mark.sh
+    eval "$(sed -n "s/.*: \(sed -i .*\)/\1/p" <<<"$stderr")"
+    [ "$(head -n 1 mark.sh)" = '#!/bin/bash' ]
     : >empty
     refused "not a script" --hosts a --workload empty
     refused "not a script" --hosts a --workload /

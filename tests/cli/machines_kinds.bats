@@ -176,6 +176,18 @@ role_is() {
     fault a4/broadcom
 }
 
+@test "a4/unknown-nics: makers are not shown" {
+    fault a4/unknown-nics
+}
+
+@test "a4/no-nics: the pod has no NICs" {
+    fault a4/no-nics
+}
+
+@test "a4/no-nics-unwanted: no NICs, and none wanted" {
+    fault a4/no-nics-unwanted
+}
+
 @test "a4/broadcom-nccl: nccl on broadcom" {
     fault a4/broadcom-nccl
 }

@@ -62,6 +62,14 @@ setup_file() {
     fault a4/gdrcopy
 }
 
+@test "a4/gdrcopy-device: GDRCopy without its device file" {
+    fault a4/gdrcopy-device
+}
+
+@test "a4/gdrcopy-denied: GDRCopy for other users" {
+    fault a4/gdrcopy-denied
+}
+
 @test "a4/home: homes that are not there" {
     fault a4/home
 }

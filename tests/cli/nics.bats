@@ -340,6 +340,46 @@ EOF
     [[ "$stderr" == *"no/folder: No such file or directory"* ]]
 }
 
+@test "a file is replaced as a whole: whoever reads it sees this report or the one before" {
+    machine 1
+    local file="$BATS_TEST_TMPDIR/report" before="$BATS_TEST_TMPDIR/before" signal launched code number
+    epkit nics --from "$ROOT" --output "$file" --prometheus
+    chmod 640 "$file"
+    cp "$file" "$before"
+    for signal in INT TERM HUP KILL; do
+        env --default-signal=INT "$EPKIT" nics --from "$ROOT" --output "$file" --interval 3600 2>/dev/null 3>&- &
+        launched=$!
+        # It has opened what it writes to, and waits.
+        within 20 sh -c "grep -qs '^SigBlk:.*[1-9a-f]' /proc/$launched/status && [ -n \"\$(find /proc/$launched/fd -lname '*epkit-nics*')\" ]"
+        code=0
+        kill "-$signal" "$launched"
+        wait "$launched" || code=$?
+        [ "$code" -gt 128 ]
+        cmp "$file" "$before"
+    done
+    epkit nics --from "$ROOT" --output "$file" -- ./no-such-command || [ $? -eq 127 ]
+    cmp "$file" "$before"
+    number=$(stat -c %i "$file")
+    epkit nics --from "$ROOT" --output "$file" --json -- true
+    valid nics <"$file"
+    [ "$(stat -c %i "$file")" -ne "$number" ]
+    [ "$(stat -c %a "$file")" = 640 ]
+    [ -z "$(find "$BATS_TEST_TMPDIR" -name '*epkit-*')" ]
+    # A link stays one, and what is no file is written to.
+    ln -s "$file" "$BATS_TEST_TMPDIR/link"
+    epkit nics --from "$ROOT" --output "$BATS_TEST_TMPDIR/link" --prometheus
+    [ -L "$BATS_TEST_TMPDIR/link" ]
+    grep -q '^# TYPE' "$file"
+    epkit nics --from "$ROOT" --output /dev/stdout --prometheus | grep -q '^# TYPE'
+    # A disk without room keeps the report before.
+    epkit nics --from "$ROOT" --output "$file" --prometheus
+    cp "$file" "$before"
+    run bash -c 'ulimit -f 0; exec "$@"' - "$EPKIT" nics --from "$ROOT" --output "$file" --prometheus
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"writing $file: "* ]]
+    cmp "$file" "$before"
+}
+
 @test "no NIC, and nobody can read that: 1, also where a command was not run" {
     mkdir "$BATS_TEST_TMPDIR/bare"
     for arguments in "" "--json" "-- true" "--json -- true"; do

@@ -80,6 +80,9 @@ internode() {
     run --separate-stderr epkit parse "$BATS_TEST_TMPDIR/none.log"
     [ "$status" -eq 2 ]
     [[ "$stderr" == *"none.log: No such file or directory"* ]]
+    ln -s loop "$BATS_TEST_TMPDIR/loop"
+    run --separate-stderr epkit parse "$BATS_TEST_TMPDIR/loop"
+    [ "$status" -eq 2 ]
     run --separate-stderr epkit parse --hardware b2000 - </dev/null
     [ "$status" -eq 2 ]
     [[ "$stderr" == *"--list-hardware"* ]]
@@ -250,6 +253,21 @@ END
     run epkit parse run
     [ "$status" -eq 1 ]
     [[ "${lines[0]}" == "Failed, the launch has not ended, or was killed. "* ]]
+    # Also if the logs contain nothing that is known: a workload, or a test that never began.
+    echo 'hello' >run/coordinator.log
+    run epkit parse run
+    [ "$status" -eq 1 ]
+    [[ "${lines[0]}" == "Failed, the launch has not ended, or was killed. Nothing was recognised"* ]]
+    run epkit report run
+    [ "$status" -eq 1 ]
+    echo '{"schema_version": 1, "began": "x", "exit_code": 7}' >run/run.json
+    run --separate-stderr epkit parse --json run
+    [ "$status" -eq 1 ]
+    valid parse <<<"$output"
+    [ "$(jq -r .result <<<"$output")" = failed ]
+    echo '{"schema_version": 1, "began": "x", "exit_code": 0}' >run/run.json
+    run epkit parse run
+    [ "$status" -eq 4 ]
 }
 
 @test "text of other systems, units of newer perftest, rates of nothing, a first byte alone" {

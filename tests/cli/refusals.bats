@@ -42,6 +42,20 @@ refused() {
     epkit test intranode "${SMALL[@]}" --only 2 --backend host
 }
 
+@test "a network of the environment that does not exist, as one of the command line" {
+    export EPKIT_NETWORK=foo
+    for command in "test internode" bench "run --output report"; do
+        # shellcheck disable=SC2086 # words
+        refused "EPKIT_NETWORK: 'foo' is none of emulated, tcp, verbs, mpi" $command
+    done
+    [ ! -e report ]
+    epkit test internode --ranks 2 --nodes 2 --tokens 8 --hidden 256 --only 2 --network emulated
+    # The command that repeats a failure has what the network depended on.
+    EPKIT_NETWORK=emulated EPKIT_HOST_ISA=none run epkit test internode --ranks 2 --nodes 2 --tokens 8 --hidden 256 --only 2
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"    EPKIT_NETWORK=emulated epkit test internode "* ]]
+}
+
 @test "a backend that this build does not have: why, and no command to repeat it" {
     run --separate-stderr epkit test intranode "${SMALL[@]}" --only 2 --backend cuda
     echo "$output$stderr"

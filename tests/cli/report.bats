@@ -81,8 +81,9 @@ setup() {
 }
 
 @test "in a browser: no errors, plots are drawn, light and dark, as wide as a phone" {
+    make_run b 80 2026-02-02T10:00:00Z 0 1000
     make_run a 80 2026-02-03T10:00:00Z 0 1000
-    epkit report --history h.jsonl a >/dev/null || true
+    epkit report --history h.jsonl b >/dev/null || true
     epkit report --history h.jsonl a >/dev/null || true
     run python3 "$EPKIT_SOURCE/tests/parse/page.py" a/report.html "$BATS_TEST_TMPDIR" 5
     [ "$status" -ne 77 ] || skip "there is no Chromium here"
@@ -128,7 +129,7 @@ setup() {
     [ "$status" -eq 0 ]
 }
 
-@test "history: a line for each run; differences to the last one; its spread is the noise" {
+@test "history: a line for each run; differences to the last other run; its spread is the noise" {
     local i
     for i in 1 2 3 4 5; do
         make_run "r$i" "80.$i" "2026-02-0${i}T10:00:00Z"
@@ -148,6 +149,24 @@ setup() {
     report r6 --history h.jsonl
     [[ "$stderr" == *"1 line is no entry and left out"* ]]
     [ "$(wc -l <h.jsonl)" -eq 8 ]
+    # A run that is reported again, as after a failed upload, is still compared with the run before it.
+    [[ "$output" == *"Compared with the previous run: 3 of 3 figures are worse beyond noise"* ]]
+    jq -e '.history | length == 6' r6/report.json
+    for i in 1 2 3; do report r6 --history h.jsonl; done
+    make_run r7 79.5 2026-02-07T10:00:00Z
+    report r7 --history h.jsonl
+    jq -e '(.history | length == 7) and (.previous.rows[0].noise > 0.01)' r7/report.json
+}
+
+@test "history: the last line has no end" {
+    make_run a 80 2026-02-03T10:00:00Z
+    make_run b 81 2026-02-04T10:00:00Z
+    report a --history h.jsonl
+    truncate --size=-1 h.jsonl
+    report b --history h.jsonl
+    [ -z "$stderr" ]
+    [ "$(wc -l <h.jsonl)" -eq 2 ]
+    [ "$(jq -c .date h.jsonl | wc -l)" -eq 2 ]
 }
 
 @test "history: several at the same time leave whole lines" {

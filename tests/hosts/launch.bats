@@ -38,6 +38,21 @@ teardown_file() {
     [[ "$output" == *"h1/1: 1/2 1/2 1/2 8 h3:29500"* ]]
 }
 
+@test "a first node that is given as localhost: MASTER_ADDR is its hostname" {
+    local name
+    for name in localhost 127.0.0.1; do
+        run --separate-stderr launch --no-logs --hosts "$name,h1" -- sh -c 'echo $RANK $MASTER_ADDR'
+        echo "$output$stderr"
+        [ "$status" -eq 0 ]
+        [[ "$output" == *"$name: 0 login"* && "$output" == *"h1: 1 login"* ]]
+    done
+    run --separate-stderr launch --no-logs --hosts localhost,h1 --per-node 1 epkit-test internode -- --tokens 8 --hidden 256
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    run --separate-stderr launch --no-logs --hosts localhost -- sh -c 'echo $RANK $MASTER_ADDR'
+    [[ "$output" == *"localhost: 0 localhost"* ]]
+}
+
 @test "under mpirun as well" {
     long
     local show='echo "$RANK/$WORLD_SIZE $LOCAL_RANK $NODE_RANK $MASTER_ADDR $OMPI_COMM_WORLD_RANK"'
@@ -160,7 +175,7 @@ END
     # A script that is not there is named, unless it may be missing.
     run --separate-stderr launch --no-logs --hosts h1 --source /nowhere -- true
     [ "$status" -eq 1 ]
-    [[ "$output" == *"start: sourcing scripts failed:"*"/nowhere"* ]]
+    [[ "$output" == *"start: sourcing scripts failed: "*"/nowhere: No such file or directory; epkit: /nowhere ended with status 1"* ]]
 }
 
 @test "--debug sets the debugging variables" {

@@ -419,6 +419,30 @@ def deepep_on_broadcom(tree):
     without_gib(tree)
 
 
+@fault("a4/unknown-nics", "?ibgda-nic")
+def makers_are_not_shown(tree):
+    other_nics(tree, BNXT, 0x1760, "BCM57608", "bnxt_re")
+    for i in range(8):
+        pci = nic_folder(tree, f"bnxt_re{i}").rsplit("/infiniband/", 1)[0]
+        tree.remove(f"{pci}/vendor")
+    without_gib(tree)
+
+
+@fault("a4/no-nics", "port-down")
+def the_pod_has_no_nics(tree):
+    """Its environment has been written for a node with all of them."""
+    for i in range(8):
+        remove_nic(tree, f"mlx5_{i}")
+
+
+@fault("a4/no-nics-unwanted")
+def no_nics_and_none_wanted(tree):
+    """What is right: NCCL's plugin and prefix come with the image, and name no NIC of this machine."""
+    the_pod_has_no_nics(tree)
+    del tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"]
+    tree.environment["NCCL_IB_HCA"] = "mlx5"
+
+
 @fault("a4/broadcom-nccl")
 def nccl_on_broadcom(tree):
     """What is right: nothing needs IBGDA there."""

@@ -491,6 +491,20 @@ def handler_on_the_cpu_without_gdrcopy(tree):
     tree.environment["NVSHMEM_IBGDA_NIC_HANDLER"] = "cpu"
 
 
+@fault("a4/gdrcopy-device", "gdrcopy")
+def gdrcopy_without_its_device(tree):
+    """The module is loaded, but nothing has created its device, or nobody has given it to the container."""
+    handler_on_the_cpu(tree)
+    tree.remove("/dev/gdrdrv")
+    del tree.stats["/dev/gdrdrv"]
+
+
+@fault("a4/gdrcopy-denied", "gdrcopy")
+def gdrcopy_for_other_users(tree):
+    handler_on_the_cpu(tree)
+    tree.stats["/dev/gdrdrv"]["access"] = "---"
+
+
 @fault("a4/home", "home")
 def homes_that_are_not_there(tree):
     tree.environment["GDRCOPY_HOME"] = "/opt/deepep/gdrcopy"

@@ -346,6 +346,27 @@ static void test_yaml_refused(void **unused)
     assert_non_null(strstr(ep_last_error(), "too deep or too large"));
 }
 
+/* libyaml's time for these grows with the square of their size: minutes, if they were loaded. */
+static void test_yaml_deep_and_anchors(void **unused)
+{
+    enum { BRACKETS = 200000, ANCHORS = 200000 };
+    char *text = malloc(20 * ANCHORS);
+    size_t bytes = BRACKETS;
+    json_t *documents;
+
+    (void)unused;
+    assert_non_null(text);
+    memset(text, '[', bytes);
+    assert_int_equal(deploy_manifest_parse(text, bytes, &documents), EP_E_ARG);
+    assert_string_equal(ep_last_error(), "line 1: the document is too deep or too large");
+    bytes = (size_t)sprintf(text, "a:\n");
+    for (int i = 0; i < ANCHORS; i++)
+        bytes += (size_t)sprintf(text + bytes, "- &a%d x\n", i);
+    assert_int_equal(deploy_manifest_parse(text, bytes, &documents), EP_E_ARG);
+    assert_string_equal(ep_last_error(), "line 1002: the document is too deep or too large");
+    free(text);
+}
+
 static void test_jobs(void **unused)
 {
     static const struct {
@@ -386,9 +407,13 @@ static void test_jobs(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nothing_found), cmocka_unit_test(test_findings),
-        cmocka_unit_test(test_harmless),      cmocka_unit_test(test_choice_of_nodes),
-        cmocka_unit_test(test_yaml),          cmocka_unit_test(test_yaml_refused),
+        cmocka_unit_test(test_nothing_found),
+        cmocka_unit_test(test_findings),
+        cmocka_unit_test(test_harmless),
+        cmocka_unit_test(test_choice_of_nodes),
+        cmocka_unit_test(test_yaml),
+        cmocka_unit_test(test_yaml_refused),
+        cmocka_unit_test(test_yaml_deep_and_anchors),
         cmocka_unit_test(test_jobs),
     };
 

@@ -162,6 +162,12 @@ static int parse(const struct install_cmd_options *options, const char *file, co
     if (recipe_parse(file, text, bytes, &input, &chosen->recipe) == EP_OK &&
         preflight_check_target(chosen->recipe) == EP_OK)
         return CMD_FINE;
+    /* The messages of variables.c about values that the user gave; the recipe itself is right. */
+    if (strncmp(ep_last_error(), "--set ", 6) == 0 || strncmp(ep_last_error(), "environment variable ", 21) == 0) {
+        out_error("a value is refused: %s", ep_last_error());
+        out_hint("nothing was changed; 'epkit install show' prints a recipe with its variables");
+        return CMD_USAGE;
+    }
     out_error("the recipe is refused: %s", ep_last_error());
     out_hint("nothing was changed; HACKING.md, 'Add a recipe', explains the format");
     return CMD_USAGE;

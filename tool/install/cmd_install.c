@@ -5,11 +5,13 @@
 #include "tool_install.h"
 
 #include <epkit/types.h>
+#include <errno.h>
 #include <limits.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define REBOOT_WAIT_S 180 /* time for the machine to go down */
@@ -364,6 +366,7 @@ static int cmd_install(const struct cmd *cmd, const struct cmd_call *call)
     const struct install_cmd_options *options = call->options;
     const char *action = call->args[0], *first = call->n_args > 1 ? call->args[1] : NULL;
     char self[PATH_MAX];
+    struct stat info;
 
     /* For tests of a recipe that call epkit. */
     if (realpath("/proc/self/exe", self))
@@ -378,6 +381,12 @@ static int cmd_install(const struct cmd *cmd, const struct cmd_call *call)
         return do_export(cmd, options, first, call->n_args > 2 ? call->args[2] : NULL);
     if (call->n_args > 2)
         return cmd_usage(cmd, "one recipe at a time");
+    if (call->n_args > 1 && strcmp(action, "list") == 0)
+        return cmd_usage(cmd, "list takes no recipe; 'show' prints one");
+    if (options->root && stat(options->root, &info) != 0)
+        return cmd_refuse(cmd, "--root", "%s: %s", options->root, strerror(errno));
+    if (options->root && !S_ISDIR(info.st_mode))
+        return cmd_refuse(cmd, "--root", "%s: not a folder", options->root);
     if (options->again && strcmp(action, "apply") != 0)
         return cmd_usage(cmd, "--again applies only to apply");
     if (options->force && strcmp(action, "uninstall") != 0)

@@ -132,6 +132,16 @@ static json_t *read_workload(const struct cmd *cmd, const char *file)
         n = fread(text, 1, WORKLOAD_MAX, stream);
     if (n > 0)
         files = json_pack("{s:o}", "workload", json_stringn(text, n));
+    /* The kernel would not see '#!', and a shell that is none of the script's would run it. */
+    if (files && n > 5 && strncmp(text, "\xef\xbb\xbf#!", 5) == 0) {
+        cmd_refuse(cmd, NULL,
+                   "--workload %s: a byte order mark precedes its first line: sed -i '1s/^\\xEF\\xBB\\xBF//' %s", file,
+                   file);
+        json_decref(files);
+        fclose(stream);
+        free(text);
+        return NULL;
+    }
     /*
      * The kernel would look for an interpreter whose name ends in a carriage return, and report that the script does
      * not exist.

@@ -8,11 +8,16 @@
 #include "progress.h"
 #include "stream.h"
 
+#include "source/temporary.h"
+
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define MAX_SECONDS 3600
 
@@ -66,29 +71,88 @@ static const struct cmd_exit_text nics_exits[] = {
 
 /* --- output --- */
 
-/* Opened first, so that an invalid name does not waste a run. */
-static FILE *open_output(const char *file)
-{
-    FILE *stream = file ? stream_file(file) : stdout;
+/* Where the report goes. */
+struct output {
+    const char *file; /* NULL: standard output */
+    FILE *stream;
+    int memory; /* descriptor of the text until it replaces the file as a whole; -1: it is written as it comes */
+};
 
-    if (!stream)
-        out_error("nics: %s: %s", file, strerror(errno));
-    return stream;
+/*
+ * Can the file be replaced as a whole? Then whoever reads it meanwhile, such as Prometheus' collector, sees the report
+ * before or this one, and a run that fails or is killed leaves the one before.
+ */
+static bool is_replaceable(const char *file)
+{
+    const char *slash = strrchr(file, '/');
+    char *folder = !slash ? strdup(".") : strndup(file, slash == file ? 1 : (size_t)(slash - file));
+    struct stat info;
+    bool is_new = lstat(file, &info) != 0 && errno == ENOENT && (!slash || slash[1]);
+    bool result = (is_new || S_ISREG(info.st_mode)) && (is_new || access(file, W_OK) == 0) && folder &&
+                  access(folder, W_OK | X_OK) == 0;
+
+    free(folder);
+    return result;
 }
 
-static int close_output(FILE *stream, const char *file)
+/* Opened first, so that an invalid name does not waste a run. Reports why it fails. */
+static int open_output(const struct nics_options *options, struct output *ret_output)
+{
+    struct output *output = ret_output;
+    int copy;
+
+    *output = (struct output){.file = options->output, .stream = stdout, .memory = -1};
+    if (!output->file)
+        return CMD_FINE;
+    if (!options->watch && is_replaceable(output->file))
+        output->memory = memfd_create("epkit-nics", MFD_CLOEXEC);
+    copy = output->memory < 0 ? -1 : fcntl(output->memory, F_DUPFD_CLOEXEC, 0);
+    output->stream = copy < 0 ? stream_file(output->file) : stream_descriptor(copy);
+    if (output->stream)
+        return CMD_FINE;
+    out_error("nics: %s: %s", output->file, strerror(errno));
+    if (output->memory >= 0)
+        close(output->memory);
+    return CMD_FAILED;
+}
+
+/* Replaces the file by the text in memory. 0, or errno. */
+static int replace_file(const struct output *output)
+{
+    off_t bytes = lseek(output->memory, 0, SEEK_END);
+    char *text = bytes > 0 ? malloc((size_t)bytes) : NULL;
+    struct stat info;
+    int number;
+
+    /* There is no report: the run failed before it. */
+    if (bytes == 0)
+        return 0;
+    number = !text || pread(output->memory, text, (size_t)bytes, 0) != bytes ? ENOMEM : 0;
+    if (number == 0)
+        number = temporary_save(output->file, text, (size_t)bytes,
+                                stat(output->file, &info) == 0 ? info.st_mode & 0777 : temporary_usual_mode());
+    free(text);
+    return number;
+}
+
+static int close_output(const struct output *output, bool is_whole)
 {
     int reason;
 
-    if (stream == stdout)
+    if (output->stream == stdout)
         return out_finish();
-    fflush(stream);
-    reason = stream_error(stream);
-    if (fclose(stream) != 0 && reason == 0)
+    fflush(output->stream);
+    reason = stream_error(output->stream);
+    if (fclose(output->stream) != 0 && reason == 0)
         reason = errno;
+    if (output->memory >= 0) {
+        if (reason == 0 && is_whole)
+            reason = replace_file(output);
+        close(output->memory);
+    }
     if (reason == 0)
         return CMD_FINE;
-    out_error("nics: writing %s: %s", file, out_reason(reason));
+    out_error("nics: writing %s: %s", output->file, out_reason(reason));
     return CMD_FAILED;
 }
 
@@ -187,7 +251,8 @@ static int watch(FILE *stream, const struct nics_options *options, struct nics *
 }
 
 /* The exit code of a failed command has precedence over findings. */
-static int run_command(FILE *stream, const struct nics_options *options, struct nics *nics, char **args)
+static int run_command(FILE *stream, const struct nics_options *options, struct nics *nics, char **args,
+                       bool *ret_is_whole)
 {
     struct nics_command command = {.args = args};
     bool is_finding;
@@ -196,6 +261,7 @@ static int run_command(FILE *stream, const struct nics_options *options, struct 
     if (result != CMD_FINE || !command.has_started)
         return result != CMD_FINE ? result : command.code;
     result = report(stream, options, nics, NICS_COMMAND, &command, &is_finding);
+    *ret_is_whole = result != CMD_FAILED;
     return command.code ? command.code : result;
 }
 
@@ -245,12 +311,14 @@ static int check_rates(const struct cmd *cmd, const struct cmd_call *call, const
 /* Without devices: prints one line instead of the report. */
 static int print_no_devices(const struct topo *topo, const struct nics_options *options)
 {
-    FILE *stream = open_output(options->output);
+    struct output output;
     char line[512];
+    FILE *stream;
     int failed = 0;
 
-    if (!stream)
+    if (open_output(options, &output) != CMD_FINE)
         return CMD_FAILED;
+    stream = output.stream;
     if (inspect_is_empty(topo))
         snprintf(line, sizeof(line), "%s", topo->why_empty);
     else if (topo->n_nics > 0)
@@ -270,23 +338,24 @@ static int print_no_devices(const struct topo *topo, const struct nics_options *
         /* Prometheus' text format allows text only in comments. */
         fprintf(stream, "%s%s\n", options->prometheus && stream != stdout ? "# " : "", line);
     }
-    return close_output(stream, options->output) == CMD_FINE && !failed ? CMD_UNSUPPORTED : CMD_FAILED;
+    return close_output(&output, !failed) == CMD_FINE && !failed ? CMD_UNSUPPORTED : CMD_FAILED;
 }
 
 static int show(const struct cmd_call *call, const struct nics_options *options, struct nics *nics)
 {
-    FILE *stream = open_output(options->output);
+    struct output output;
+    bool is_whole = true;
     int result, closed;
 
-    if (!stream)
+    if (open_output(options, &output) != CMD_FINE)
         return CMD_FAILED;
     if (call->n_args > 0)
-        result = run_command(stream, options, nics, call->args);
+        result = run_command(output.stream, options, nics, call->args, &is_whole);
     else if (options->watch)
-        result = watch(stream, options, nics);
+        result = watch(output.stream, options, nics);
     else
-        result = show_totals(stream, options, nics);
-    closed = close_output(stream, options->output);
+        result = show_totals(output.stream, options, nics);
+    closed = close_output(&output, is_whole && (call->n_args > 0 || result != CMD_FAILED));
     /* A failure to write the report has precedence over findings, but not over the exit code of the command. */
     if (result == CMD_FINE || (result == CMD_FINDINGS && call->n_args == 0 && closed != CMD_FINE))
         result = closed;

@@ -81,7 +81,8 @@ static int read_file(const struct cmd *cmd, struct parser *parser, const char *p
         return CMD_USAGE;
     }
     cmd_refuse(cmd, reading, "%s", strerror(error));
-    return error == ENOENT || error == EISDIR || error == EACCES || error == ENOTDIR ? CMD_USAGE : CMD_FAILED;
+    return error == ENOENT || error == EISDIR || error == EACCES || error == ENOTDIR || error == ELOOP ? CMD_USAGE
+                                                                                                       : CMD_FAILED;
 }
 
 int input_read(const struct cmd *cmd, struct parser *parser, const char *path)

@@ -36,14 +36,16 @@ static int check_world(const struct cmd *cmd, const struct cmd_call *call, const
     return CMD_FINE;
 }
 
-int group_check_backend(const struct cmd *cmd)
+int group_check_environment(const struct cmd *cmd, bool for_backend, bool for_network)
 {
-    const char *name = getenv("EPKIT_BACKEND");
+    const char *backend = getenv("EPKIT_BACKEND"), *network = getenv("EPKIT_NETWORK");
 
-    /* "auto" is valid for --backend only. */
-    if (!name || !*name || text_is_any(name, group_backends + 1))
-        return CMD_FINE;
-    return cmd_refuse(cmd, "EPKIT_BACKEND", "'%s' is none of host, cuda", name);
+    /* "auto" is valid for the options only. */
+    if (for_backend && backend && *backend && !text_is_any(backend, group_backends + 1))
+        return cmd_refuse(cmd, "EPKIT_BACKEND", "'%s' is none of host, cuda", backend);
+    if (for_network && network && *network && !text_is_any(network, group_networks + 1))
+        return cmd_refuse(cmd, "EPKIT_NETWORK", "'%s' is none of emulated, tcp, verbs, mpi", network);
+    return CMD_FINE;
 }
 
 /* Rejects options that have no effect on one node, so that results are not attributed to them. */
@@ -166,8 +168,8 @@ int group_spec(const struct cmd *cmd, const struct cmd_call *call, const struct 
         result = check_network(cmd, call);
     else
         result = check_engine(cmd, call, group, world ? ranks_world_boot() : (enum ranks_boot)group->boot);
-    if (result == CMD_FINE && group->backend == 0)
-        result = group_check_backend(cmd);
+    if (result == CMD_FINE)
+        result = group_check_environment(cmd, group->backend == 0, group->network == 0);
     if (result == CMD_FINE && !world && group->boot == RANKS_MPI)
         result = check_mpirun(cmd);
     if (result != CMD_FINE)

@@ -16,7 +16,7 @@ static const struct opt report_table[] = {
     {"history", 0, "FILE", OPT_FILE, offsetof(struct report_options, history),
      .help = "add the run to this file as one line, and show the runs before it"},
     {"previous", 0, "DIR", OPT_DIR, offsetof(struct report_options, previous),
-     .help = "run to compare with; default: the last one of the history"},
+     .help = "run to compare with; default: the last other run of the history"},
     {"upload", 0, "DEST", OPT_STRING, offsetof(struct report_options, upload),
      .help = "copy everything to a folder, a mounted bucket, or gs://BUCKET/PATH, and verify it there"},
     {"compare", 0, NULL, OPT_FLAG, offsetof(struct report_options, compare),
@@ -90,7 +90,7 @@ const struct cmd command_report = {
         "plots, and report.json with the same data. Each file appears whole or not at all.\n"
         "\n"
         "With --history, the run becomes a line of a file (date, job, hardware, versions, commit, figures), and the "
-        "page shows those before it and the differences to the last one. With --compare, two runs are compared; a "
+        "page shows those before it and the differences to the last other run. With --compare, two runs are compared; a "
         "figure is worse when it changed by more than noise: three standard deviations of its history if that holds "
         "four runs, else --noise.\n"
         "\n"

@@ -478,7 +478,7 @@ static int cmd_run(const struct cmd *cmd, const struct cmd_call *call)
     json_t *machine;
     int result;
 
-    result = group_check_backend(cmd);
+    result = group_check_environment(cmd, true, options->network == 0);
     if (result == CMD_FINE)
         result = check_network(cmd, group_networks[options->network]);
     if (result != CMD_FINE)

@@ -130,12 +130,14 @@ static void print_command(const struct cmd *cmd, const struct cmd_call *call, co
                           int index, char *ret_text, size_t bytes)
 {
     static const char *const replaced[] = {"seed", "only", "repeat", "json", NULL};
-    const char *backend = getenv("EPKIT_BACKEND");
+    const char *backend = getenv("EPKIT_BACKEND"), *network = getenv("EPKIT_NETWORK");
     size_t n = 0;
 
-    /* The names accepted by group_check_backend() need no quotes. */
+    /* The names accepted by group_check_environment() need no quotes. */
     if (backend && *backend && !cmd_given(cmd, call, "backend"))
         n = (size_t)snprintf(ret_text, bytes, "EPKIT_BACKEND=%s ", backend);
+    if (network && *network && !cmd_given(cmd, call, "network"))
+        n += (size_t)snprintf(ret_text + n, bytes - n, "EPKIT_NETWORK=%s ", network);
     if (ranks_world_rank() == 0 && ranks_world_boot() == RANKS_MPI)
         n += (size_t)snprintf(ret_text + n, bytes - n, "mpirun -n %d ", ranks_world_size());
     options_print(cmd, call, replaced, ret_text + n, bytes - n);

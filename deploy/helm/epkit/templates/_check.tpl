@@ -5,6 +5,13 @@
 {{- if not $v.workload.image -}}
   {{- fail "workload.image is empty: name the image to run, --set workload.image=REGISTRY/nemo-deepep:25.11" -}}
 {{- end -}}
+{{- /* The kernel would look for an interpreter whose name ends in a carriage return, or not see '#!' behind the mark. */}}
+{{- if regexMatch "^[^\n]*\r\n" $v.workload_launcher -}}
+  {{- fail "workload_launcher: its lines end in CR LF: sed -i 's/\\r$//' FILE" -}}
+{{- end -}}
+{{- if hasPrefix "\uFEFF" $v.workload_launcher -}}
+  {{- fail "workload_launcher: a byte order mark precedes its first line: sed -i '1s/^\\xEF\\xBB\\xBF//' FILE" -}}
+{{- end -}}
 {{- /* Not in the schema: its message would show the token. */}}
 {{- if and $v.HF_TOKEN (not (regexMatch "^[!-~]+$" (trim $v.HF_TOKEN))) -}}
   {{- fail "HF_TOKEN is not one word of printable characters: give the token alone" -}}
