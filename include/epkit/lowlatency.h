@@ -193,8 +193,8 @@ EP_API ep_status ep_ll_combine_sync(ep_ll *ll, const ep_ll_combine_args *args);
  * last call that is open. The outputs are valid after it, in stream order.
  *
  * A call with EP_LL_RECV_HOOK must be finished before the next call that names the same dispatch; in addition, dispatch
- * n and a combine of it before dispatch n+2, and a combine before the second next combine. So two may be open, and all
- * ranks finish them in the same order. EP_E_STATE otherwise, or if none is open.
+ * n and a combine of it before dispatch n+2, and a combine before the second combine after it. So two may be open, and
+ * all ranks finish them in the same order. EP_E_STATE otherwise, or if none is open.
  *
  * The CUDA backend receives the first of two open calls when the second is sent: work between the two sends overlaps
  * with the first, and work after both sends overlaps with the second only.

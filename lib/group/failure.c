@@ -46,7 +46,7 @@ static uint64_t own_failure(const struct ep_group *group)
     return failure_of(group, atomic_load_explicit(&group->control->failure, memory_order_acquire), group->comm->rank);
 }
 
-/* That of the node: the first that a rank has published. */
+/* The failure of the node: the first that a rank has published. */
 static uint64_t arbiter_failure(const struct ep_group *group)
 {
     uint64_t word = atomic_load_explicit(&ep_group_arbiter(group)->group_failure, memory_order_acquire);

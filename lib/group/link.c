@@ -148,8 +148,10 @@ static void close_conn(struct conn *conn, int error)
     ep_group_ring_all(group); /* ranks that wait for it probe at once */
 }
 
-/* send_error: of the send() before, to which the kernel has reported the reset of the connection. recv() then sees an
- * end, as if the peer process had closed it. */
+/*
+ * send_error: of the send() before, to which the kernel has reported the reset of the connection. recv() then sees an
+ * end, as if the peer process had closed it.
+ */
 static void receive(struct conn *conn, int send_error)
 {
     unsigned char bytes[4096];

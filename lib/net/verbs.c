@@ -63,7 +63,7 @@ static ep_status break_by_own(struct verbs_net *v, const struct verbs_conn *conn
     return status;
 }
 
-/* Errors that a dead or departed peer can cause; all others are caused by this rank. */
+/* Errors that the death or departure of a peer can cause. */
 static bool is_peer_failure(enum ibv_wc_status why)
 {
     return why == IBV_WC_RETRY_EXC_ERR || why == IBV_WC_RNR_RETRY_EXC_ERR || why == IBV_WC_WR_FLUSH_ERR ||
@@ -78,8 +78,8 @@ static bool is_own_failure(enum ibv_wc_status why)
 }
 
 /*
- * The queue pair has failed, no peer can be the cause, and report_failures() has yet to report it. Until then
- * operations on it are neither accepted nor complete.
+ * The queue pair has failed, the end of the peer cannot be the cause, and report_failures() has yet to report it. Until
+ * then operations on it are neither accepted nor complete, and it is not taken for the end of the peer.
  */
 static bool is_failing(const struct verbs_conn *conn)
 {
@@ -280,11 +280,13 @@ static ep_status watch_port(struct verbs_net *v)
 }
 
 /*
- * Reports queue pairs that failed by no fault of a peer. The port is checked until PORT_WAIT_MS after the failure,
- * since operations may fail before its state tells that it is down.
+ * Reports queue pairs that failed for another reason than the end of the peer. The port is checked for a while first,
+ * since operations may fail before its state tells that it is down; not longer than a part of the deadline, at whose
+ * end another rank would be named.
  */
 static ep_status report_failures(struct verbs_net *v)
 {
+    int wait_ms = v->timeout_ms / 4 < PORT_WAIT_MS ? v->timeout_ms / 4 : PORT_WAIT_MS;
     char what[128];
 
     for (int i = 0; i < v->n; i++) {
@@ -293,7 +295,7 @@ static ep_status report_failures(struct verbs_net *v)
         if (!is_failing(conn))
             continue;
         EP_TRY(check_port(v, conn, conn->why));
-        if (ep_now_ns() - conn->failed_ns < PORT_WAIT_MS * UINT64_C(1000000))
+        if (ep_now_ns() - conn->failed_ns < (uint64_t)wait_ms * 1000000u)
             continue;
         snprintf(what, sizeof(what), "an operation failed: %s", v->device.library->wc_status_str(conn->why));
         return is_own_failure(conn->why) ? break_by_own(v, conn, what) : break_net(v, conn, EP_E_SYSTEM, what);
@@ -384,7 +386,7 @@ static ep_status poll_all(struct verbs_net *v, bool *ret_moved)
 /* The queue pair failed, and neither BYE nor the end of the tcp connection followed within CUT_MS. */
 static bool is_cut(const struct verbs_conn *conn)
 {
-    return conn->failed_ns && !conn->bye_received && !conn->peer_closed_ns &&
+    return conn->failed_ns && !is_failing(conn) && !conn->bye_received && !conn->peer_closed_ns &&
            ep_now_ns() - conn->failed_ns >= CUT_MS * UINT64_C(1000000);
 }
 
@@ -461,8 +463,9 @@ static bool verbs_ended(struct ep_net *net, int peer)
     for (int channel = 0; channel < net->channels; channel++) {
         const struct verbs_conn *conn = conn_of(v, peer, channel);
 
-        if (!conn->failed_ns && !conn->bye_received &&
-            (!conn->peer_closed_ns || ep_now_ns() - conn->peer_closed_ns < CUT_MS * UINT64_C(1000000)))
+        if (is_failing(conn) ||
+            (!conn->failed_ns && !conn->bye_received &&
+             (!conn->peer_closed_ns || ep_now_ns() - conn->peer_closed_ns < CUT_MS * UINT64_C(1000000))))
             return false;
     }
     return true;

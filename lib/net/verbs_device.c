@@ -230,6 +230,7 @@ static ep_status choose(struct search *search, int local_rank, struct port **ret
 {
     const char *list = getenv(ENV_DEVICE);
     struct port unusable = {.nearness = -1}; /* the nearest one */
+    const char *names[PORTS_MAX];
     int usable = 0, most = -1, index = -1;
 
     if (list && *list)
@@ -250,8 +251,10 @@ static ep_status choose(struct search *search, int local_rank, struct port **ret
     if (unusable.nearness > most)
         ep_log(EP_LOG_WARNING, "network verbs: %s:%u is nearest to GPU %s, but cannot be used: %s",
                unusable.device_name, (unsigned)unusable.number, search->gpu, unusable.why);
+    for (int i = 0; i < usable; i++)
+        names[i] = search->ports[i].device_name;
     if (search->gpu)
-        index = verbs_gpu_index("/sys", search->ports[0].device_name, search->gpu);
+        index = verbs_gpu_index("/sys", names, usable, search->gpu);
     *ret_port = &search->ports[(index < 0 ? local_rank : index) % usable];
     return EP_OK;
 }

@@ -111,9 +111,22 @@ static bool is_gpu(const char *sys, const char *address)
     return read_id(sys, address, "vendor") == VENDOR_NVIDIA && read_id(sys, address, "class") >> 16 == CLASS_DISPLAY;
 }
 
-int verbs_gpu_index(const char *sys, const char *rdma_device, const char *pci)
+/* Of the device that is nearest. */
+static int most_near(const char *sys, const char *const *rdma_devices, int n, const char *pci)
 {
-    int nearness = verbs_nearness(sys, rdma_device, pci), before = 0;
+    int most = 0;
+
+    for (int i = 0; i < n; i++) {
+        int nearness = verbs_nearness(sys, rdma_devices[i], pci);
+
+        most = nearness > most ? nearness : most;
+    }
+    return most;
+}
+
+int verbs_gpu_index(const char *sys, const char *const *rdma_devices, int n, const char *pci)
+{
+    int nearness = most_near(sys, rdma_devices, n, pci), before = 0;
     char address[ADDRESS_BYTES], path[PATH_MAX];
     const struct dirent *entry;
     DIR *devices = NULL;
@@ -125,7 +138,7 @@ int verbs_gpu_index(const char *sys, const char *rdma_device, const char *pci)
         return -1;
     while ((entry = readdir(devices)))
         before += strcmp(entry->d_name, address) < 0 && is_gpu(sys, entry->d_name) &&
-                  verbs_nearness(sys, rdma_device, entry->d_name) == nearness;
+                  most_near(sys, rdma_devices, n, entry->d_name) == nearness;
     closedir(devices);
     return before;
 }

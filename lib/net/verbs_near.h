@@ -12,9 +12,10 @@
 int verbs_nearness(const char *sys, const char *rdma_device, const char *pci);
 
 /*
- * The position of the GPU, by PCI address, among the GPUs that are as near to the device: GPUs that share NICs then
- * take different ones, however the ranks are numbered and whichever GPUs they see. -1: not known.
+ * For devices that are equally near to the GPU: its position, by PCI address, among the GPUs that are as near to one of
+ * them, and not nearer to another. GPUs that share NICs then take different ones, however the ranks are numbered and
+ * whichever GPUs they see. -1: not known.
  */
-int verbs_gpu_index(const char *sys, const char *rdma_device, const char *pci);
+int verbs_gpu_index(const char *sys, const char *const *rdma_devices, int n, const char *pci);
 
 #endif

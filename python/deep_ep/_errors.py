@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of the library in the words of DeepEP's interface."""
+import contextlib
 import functools
 from typing import Any, Callable, TypeVar
 
@@ -32,10 +33,11 @@ def naming(advice: str, *names: str) -> Callable[[_Call], _Call]:
 
 
 def raise_refused(comm: epkit.Communicator, stream: Any) -> None:
-    """Raises, once, that an earlier operation of fixed capacity in `stream` was refused. On GPUs nothing else tells a program so
-    that waits by torch alone."""
+    """Raises, once, that an earlier operation of fixed capacity in `stream` was refused. On GPUs a program that waits only with
+    torch learns it in no other way."""
     try:
         comm.check()
-    except epkit.ArgumentError as error:
-        comm.synchronize(stream)  # raises it, too, and then it is reported
-        raise error
+    except epkit.ArgumentError:
+        with contextlib.suppress(epkit.Error):
+            comm.synchronize(stream)  # marks it as reported; not possible in a capture
+        raise

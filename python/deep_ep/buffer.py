@@ -378,8 +378,8 @@ class Buffer(LowLatencyCalls):
             topk_idx, topk_weights: int64 [N, K] (-1: none), float32 [N, K].
             expert_alignment: counts per expert are rounded up to a multiple of it.
             num_worst_tokens: > 0: outputs have that many rows, nothing waits on the host, the list is empty, and rows
-                beyond the received ones have the index -1. If they are too few, this call raises, or on GPUs, which find that
-                behind it, the next one that gives num_worst_tokens.
+                beyond the received ones have the index -1. If they are too few, this call raises; on GPUs, which check it in
+                the stream, the next call with num_worst_tokens does.
             previous_event, async_finish, allocate_on_comm_stream: see the stream rules in deep_ep/_order.py.
 
         Ignored: config but its num_sms, num_tokens_per_rank, num_tokens_per_rdma_rank.

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { MAX_ATTACHED = 64, POISON = 0xa5 };
@@ -83,16 +82,8 @@ static bool copy(struct direct_net *d, void *to, const void *from, size_t bytes)
     }
     if (error == cudaSuccess && d->lossy && is_device(to))
         error = cudaMemsetAsync(to, POISON, bytes, d->stream);
-    else if (error == cudaSuccess) {
-        struct timespec a, b;
-        clock_gettime(CLOCK_MONOTONIC, &a);
+    else if (error == cudaSuccess)
         error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, d->stream);
-        clock_gettime(CLOCK_MONOTONIC, &b);
-        double ms = (b.tv_sec - a.tv_sec) * 1e3 + (b.tv_nsec - a.tv_nsec) / 1e6;
-        if (ms > 100)
-            fprintf(stderr, "SLOW memcpy %zu bytes from %s to %s: %.0f ms\n", bytes, is_device(from) ? "dev" : "host",
-                    is_device(to) ? "dev" : "host", ms);
-    }
     if (error == cudaSuccess)
         error = attached ? cudaEventRecord(d->copied, d->stream) : cudaStreamSynchronize(d->stream);
     d->busy = attached;
@@ -278,9 +269,6 @@ static bool open_peer(struct direct_net *d, const struct introduction *theirs, s
     ok = fd >= 0 && map_shared(fd, theirs->counter_bytes, ep_net_whole_pages(d->net.region_bytes), peer);
     if (fd >= 0)
         close(fd);
-    if (ok && getenv("DIRECT_PIN"))
-        fprintf(stderr, "register: %s\n",
-                cudaGetErrorString(cudaHostRegister(peer->shared, peer->shared_bytes, cudaHostRegisterPortable)));
     if (!ok)
         return false;
     if (!theirs->has_payload) {

@@ -113,7 +113,7 @@ def capacities(rank, size):
     assert torch.equal(buffer.combine(rows, handle)[0], x * times)
     assert torch.equal(buffer.dispatch(x, handle=tuple(one.detach() for one in handle))[0][:n], rows[:n])
     small = {"num_worst_tokens": 5 if rank == 1 else 80}
-    if ranks.CUDA:  # there it may be found behind the call, and is then reported by the next one
+    if ranks.CUDA:  # there it may be found after the call has returned, and is then reported by the next one
         with suppress(epkit.ArgumentError):
             new_rows(buffer, x, idx, weights, EXPERTS, **small)
         torch.cuda.synchronize()

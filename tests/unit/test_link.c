@@ -51,7 +51,10 @@ static bool await_death(const struct ep_group *group, int rank)
     return false;
 }
 
-/* The rail peer of the victim finds the death; its node has no other connection to the other node of that rank. */
+/*
+ * Only the rail peer of the victim detects the death. Its link to the victim's node has ended with the victim, so the
+ * other rank of its node has to send the failure.
+ */
 static bool await_failure(ep_comm *comm)
 {
     uint64_t limit_ns = ep_now_ns() + (uint64_t)PATIENCE_S * 1000000000u;

@@ -77,10 +77,10 @@ static void add_display(const struct tree *tree, const char *address, const char
     add_link(tree, file, path);
 }
 
-/* Two GPUs and a display of another vendor below the switch of the NICs, another GPU elsewhere. */
+/* Two GPUs and a display of another vendor below the switch of a NIC, one beside another NIC, one elsewhere. */
 static void test_gpus_of_one_switch(void **state)
 {
-    static const char *const sw = "pci0000:15/0000:15:01.0/0000:16:00.0";
+    static const char *const sw = "pci0000:15/0000:15:01.0/0000:16:00.0", *const nics[] = {"mlx5_0", "mlx5_1"};
     struct tree tree;
     char path[256];
 
@@ -93,14 +93,18 @@ static void test_gpus_of_one_switch(void **state)
     snprintf(path, sizeof(path), "%s/0000:17:02.0/0000:1c:00.0", sw);
     add_display(&tree, "0000:1c:00.0", path, "0x10de\n");
     add_display(&tree, "0000:07:00.0", "pci0000:00/0000:07:00.0", "0x10de\n");
+    add_display(&tree, "0000:47:00.0", "pci0000:40/0000:47:00.0", "0x10de\n");
     snprintf(path, sizeof(path), "%s/0000:17:03.0/0000:1d:00.0", sw);
     add_nic(&tree, "mlx5_0", path, "0\n");
-    assert_int_equal(verbs_gpu_index(tree.place, "mlx5_0", "0000:1B:00.0"), 0);
-    assert_int_equal(verbs_gpu_index(tree.place, "mlx5_0", "0000:1C:00.0"), 1);
-    assert_int_equal(verbs_gpu_index(tree.place, "mlx5_0", "0000:07:00.0"), 0);
-    assert_int_equal(verbs_gpu_index(tree.place, "mlx5_0", "0000:1A:00.0"), -1);
-    assert_int_equal(verbs_gpu_index(tree.place, "mlx5_0", "0000:FF:00.0"), -1);
-    assert_int_equal(verbs_gpu_index("/nowhere", "mlx5_0", "0000:1B:00.0"), -1);
+    add_nic(&tree, "mlx5_1", "pci0000:00/0000:08:00.0", "0\n");
+    assert_int_equal(verbs_gpu_index(tree.place, nics, 1, "0000:1B:00.0"), 0);
+    assert_int_equal(verbs_gpu_index(tree.place, nics, 1, "0000:1C:00.0"), 1);
+    assert_int_equal(verbs_gpu_index(tree.place, nics, 1, "0000:07:00.0"), 0);
+    assert_int_equal(verbs_gpu_index(tree.place, nics, 1, "0000:1A:00.0"), -1);
+    assert_int_equal(verbs_gpu_index(tree.place, nics, 1, "0000:FF:00.0"), -1);
+    assert_int_equal(verbs_gpu_index("/nowhere", nics, 1, "0000:1B:00.0"), -1);
+    /* The last GPU is on the NUMA node of both NICs, to one of which each of the others is nearer. */
+    assert_int_equal(verbs_gpu_index(tree.place, nics, 2, "0000:47:00.0"), 0);
     tree_done(&tree);
 }
 

@@ -213,8 +213,8 @@ static ep_status sync_stream(struct cuda_comm *cuda, cudaStream_t stream)
     if (capture)
         return ep_fail(EP_E_STATE, "ep_stream_sync: the stream is being captured");
     /*
-     * Does not wait for what the caller has queued after the last operation, unless that may be a graph with operations
-     * of this communicator.
+     * Does not wait for what the caller has queued after the last operation, unless operations have ever been captured:
+     * then it may be a graph that contains them.
      */
     if (cuda->operations && stream == cuda->stream && !cuda->capture)
         return cuda_drain(cuda);

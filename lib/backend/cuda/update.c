@@ -357,6 +357,6 @@ ep_status cuda_check_refused(struct cuda_comm *cuda)
 
     /* Reported once: refused operations have left the group as it was. */
     if (status != EP_OK)
-        cuda->report->refused[0] = 0;
+        __atomic_store_n(&cuda->report->refused[0], 0, __ATOMIC_RELEASE);
     return status;
 }

@@ -76,17 +76,20 @@ static bool is_of_this_call(const struct internode *net, const struct ep_group_m
 static ep_status fail_mismatch(struct internode *net, int node, const struct ep_group_message *message,
                                enum ep_group_phase phase)
 {
-    int rank = ep_group_rail(net->group, node);
+    int rank = ep_group_rail(net->group, node), me = net->group->comm->rank;
+    ep_status status;
 
-    return ep_group_set_own_failure(
-        net->group,
-        ep_fail(EP_E_MISMATCH,
-                "ranks disagree: rank %d sent message kind %u, operation %llu, plan %llu, token %llu, shape %08x "
-                "while rank %d is in operation %llu, plan %d, with shape %08x",
-                rank, message->kind, (unsigned long long)message->number, (unsigned long long)message->plan,
-                (unsigned long long)message->index, message->detail, net->group->comm->rank,
-                (unsigned long long)net->group->operation, net->inner->number, net->shape),
-        rank, phase);
+    if (message->number == net->group->operation && message->detail == net->shape &&
+        message->plan != (uint64_t)net->inner->number)
+        status = ep_group_fail_disagree("", "the plan (in order of creation)", net->inner->number, me,
+                                        (int64_t)message->plan, rank);
+    else
+        status = ep_fail(EP_E_MISMATCH,
+                         "ranks disagree: rank %d sent message kind %u, operation %llu, token %llu, shape %08x "
+                         "while rank %d is in operation %llu with shape %08x",
+                         rank, message->kind, (unsigned long long)message->number, (unsigned long long)message->index,
+                         message->detail, me, (unsigned long long)net->group->operation, net->shape);
+    return ep_group_set_own_failure(net->group, status, rank, phase);
 }
 
 /* --- dispatch --------------------------------------------------------------------------------------------------- */
