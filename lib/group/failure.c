@@ -158,20 +158,11 @@ void ep_group_receive_failure(struct ep_group *group, uint64_t word, int from)
     ep_group_ring_all(group);
 }
 
-static bool is_of_node(const struct ep_group *group, uint64_t failure)
-{
-    int reporter = (uint16_t)failure;
-
-    return failure && reporter >= group->first && reporter < group->first + group->nlocal;
-}
-
-uint64_t ep_group_node_report(const struct ep_group *group)
+uint64_t ep_group_get_failure(const struct ep_group *group)
 {
     uint64_t failure = own_failure(group);
 
-    if (!failure)
-        failure = arbiter_failure(group);
-    return is_of_node(group, failure) ? failure : 0;
+    return failure ? failure : arbiter_failure(group);
 }
 
 /* Publishes the reason to the peers. Only the first one of this rank: a peer may be reading it. */
@@ -270,8 +261,7 @@ ep_status ep_group_check(struct ep_group *group)
         return EP_OK;
     /* Stored, so that every later call gives the same answer. */
     failure = set_first(group, failure);
-    if (is_of_node(group, failure))
-        ep_group_link_wake(group);
+    ep_group_link_wake(group);
     return fail_with(group, failure);
 }
 

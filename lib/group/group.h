@@ -358,8 +358,8 @@ bool ep_group_dead_or_left(const struct ep_group *group, int rank);
 void ep_group_receive_failure(struct ep_group *group, uint64_t word, int from);
 /* Makes the thread of the control links check the state of this rank. Async-signal-safe. */
 void ep_group_link_wake(struct ep_group *group);
-/* The failure of the group that a rank of this node reported first; 0: none, or a rank of another node reported it. */
-uint64_t ep_group_node_report(const struct ep_group *group);
+/* The failure of the group in one word, if a rank of this node knows one; 0: none. */
+uint64_t ep_group_get_failure(const struct ep_group *group);
 
 /*
  * link.c: a thread that serves the control links to the rail peers: heartbeats with the state of all ranks of the node,

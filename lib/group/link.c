@@ -5,10 +5,10 @@
  *
  * Heartbeats carry the state that peers on the same host read in control blocks: the rank that each rank of the node
  * waits for, and when it last probed its peers. So a rank whose deadline expires follows the chain of waits across
- * hosts. The rank that sets a failure, and all others of its node, send it to their rail peers, which publish it there:
- * the rail peer of one of them may be what has failed. The death of a process is detected by the end of its
- * connections, a host that is cut off by the age of its heartbeats. Each rank also watches the processes of its node
- * and reports their deaths to ranks that have no connection to them.
+ * hosts. Each rank that learns of a failure sends it to all its rail peers, which publish it there: those of the rank
+ * that set it may have died, and then another node is the only way to theirs. The death of a process is detected by the
+ * end of its connections, a host that is cut off by the age of its heartbeats. Each rank also watches the processes of
+ * its node and reports their deaths to ranks that have no connection to them.
  *
  * At most one message of a link is in flight: a peer that does not read costs no memory.
  */
@@ -98,13 +98,13 @@ static void receive_heartbeat(struct conn *conn, const struct link_entry *entrie
 static void receive_failure(struct conn *conn, const struct link_failure *failure)
 {
     struct ep_group *group = conn->link->group;
-    int reporter = (uint16_t)failure->word, first = conn->rank - group->local;
-    bool of_sender = reporter >= first && reporter < first + group->nlocal;
-    struct ep_group_remote *remote = &group->remote[of_sender ? reporter : conn->rank];
+    int reporter = (uint16_t)failure->word;
+    bool remote = reporter < group->comm->nranks && !group->peers[reporter].control;
+    struct ep_group_remote *from = remote ? &group->remote[reporter] : NULL;
 
-    if (failure->reason[0] && !atomic_load(&remote->reason_for)) {
-        memcpy(remote->reason, failure->reason, sizeof(remote->reason));
-        atomic_store_explicit(&remote->reason_for, failure->word, memory_order_release);
+    if (from && failure->reason[0] && !atomic_load(&from->reason_for)) {
+        memcpy(from->reason, failure->reason, sizeof(from->reason));
+        atomic_store_explicit(&from->reason_for, failure->word, memory_order_release);
     }
     ep_group_receive_failure(group, failure->word, conn->rank);
 }
@@ -260,12 +260,14 @@ static void queue_heartbeat(struct conn *conn, uint64_t now)
 
 static void queue_failure(struct conn *conn, uint64_t word)
 {
-    const struct ep_group_control *control =
-        conn->link->group->peers[(uint16_t)word].control; /* of a rank of the node */
+    const struct ep_group *group = conn->link->group;
+    int reporter = (uint16_t)word;
+    const struct ep_group_control *control = group->peers[reporter].control;
+    const struct ep_group_remote *remote = &group->remote[reporter];
     struct link_failure failure = {.word = word};
 
-    if (atomic_load_explicit(&control->reason_for, memory_order_acquire) == word)
-        memcpy(failure.reason, control->reason, sizeof(failure.reason));
+    if (atomic_load_explicit(control ? &control->reason_for : &remote->reason_for, memory_order_acquire) == word)
+        memcpy(failure.reason, control ? control->reason : remote->reason, sizeof(failure.reason));
     queue_message(conn, LINK_FAILURE, &failure, sizeof(failure));
     conn->sent_failure = true;
 }
@@ -285,7 +287,7 @@ static void queue_shrunk(struct conn *conn)
 static bool queue_next(struct conn *conn, uint64_t now)
 {
     struct ep_group_link *link = conn->link;
-    uint64_t word = conn->sent_failure ? 0 : ep_group_node_report(link->group);
+    uint64_t word = conn->sent_failure ? 0 : ep_group_get_failure(link->group);
 
     if (conn->sent_left)
         return false;

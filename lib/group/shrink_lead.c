@@ -289,6 +289,12 @@ static ep_status await_joins(struct linked *l, struct query *query, int *ret_fai
         if (ep_now_ns() < l->deadline_ns)
             continue;
         l->group->shrink_deadlines++;
+        /* The missing ranks may be waiting in the backlog. */
+        if (l->acceptor->error) {
+            *ret_failed_rank = l->me;
+            return ep_fail_errno(EP_E_SYSTEM, l->acceptor->error, "ep_comm_shrink: rank %d cannot accept connections",
+                                 l->me);
+        }
         if (2 * count.joined > count.live)
             return EP_OK;
         if (extended) {

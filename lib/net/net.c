@@ -57,6 +57,20 @@ static ep_status compare(const char *name, int rank, const struct ep_net_introdu
     return EP_OK;
 }
 
+/* The ranks that reached a deadline, or all others. */
+static ep_status compare_ranks(const char *name, const struct ep_net_params *params,
+                               const struct ep_net_introduction *own, bool late, const void *all, size_t bytes)
+{
+    for (int rank = 0; rank < params->nranks; rank++) {
+        struct ep_net_introduction theirs;
+
+        memcpy(&theirs, (const char *)all + (size_t)rank * bytes, sizeof(theirs));
+        if ((theirs.status == EP_E_TIMEOUT) == late)
+            EP_TRY(compare(name, params->rank, own, rank, &theirs));
+    }
+    return EP_OK;
+}
+
 ep_status ep_net_introduce(const char *name, const struct ep_net_params *params, ep_status status, void *mine,
                            size_t bytes, void *ret_all)
 {
@@ -77,22 +91,20 @@ ep_status ep_net_introduce(const char *name, const struct ep_net_params *params,
     memset(ret_all, 0, (size_t)params->nranks * bytes);
     gathered = boot->allgather(boot->context, mine, bytes, params->timeout_ms, ret_all);
     /*
-     * A failure of the bootstrap may be the reason why this rank could not reach a peer: the death of that peer, or a
-     * call that another rank ended, after which the peers close their connections.
+     * A failure of the bootstrap may be the reason why this rank could not reach a peer: the death of that peer, a rank
+     * that does not answer, or a call that another rank ended, after which the peers close their connections.
      */
-    if (gathered != EP_OK && (status == EP_OK || gathered == EP_E_PEER_DEAD ||
+    if (gathered != EP_OK && (status == EP_OK || status == EP_E_TIMEOUT || gathered == EP_E_PEER_DEAD ||
                               ((status == EP_E_PEER_DEAD || status == EP_E_PEER_LEFT) &&
                                (gathered == EP_E_ABORTED || gathered == EP_E_EXCLUDED))))
         return gathered;
+    if (status != EP_OK && status != EP_E_TIMEOUT)
+        return ep_fail(status, "%s", text);
+    /* The rank that a late one has waited for may know the reason: a resource that it lacks. */
+    EP_TRY(compare_ranks(name, params, own, false, ret_all, bytes));
     if (status != EP_OK)
         return ep_fail(status, "%s", text);
-    for (int rank = 0; rank < params->nranks; rank++) {
-        struct ep_net_introduction theirs;
-
-        memcpy(&theirs, (const char *)ret_all + (size_t)rank * bytes, sizeof(theirs));
-        EP_TRY(compare(name, params->rank, own, rank, &theirs));
-    }
-    return EP_OK;
+    return compare_ranks(name, params, own, true, ret_all, bytes);
 }
 
 /* --- memory --- */

@@ -178,7 +178,8 @@ struct ep_net_introduction {
  * For engines: an all-gather of introductions of `bytes` each, which begin with struct ep_net_introduction; this
  * function fills it in. Every rank takes part, whatever its own `status`, so that no rank waits for one that has
  * failed. EP_OK: all ranks had EP_OK and the same parameters. Otherwise the caller's own status, or that of the lowest
- * rank that failed, with its reason. Entries of `ret_all` [R] that were not received are zero.
+ * rank that failed, with its reason. EP_E_TIMEOUT counts last: it may be the consequence of any other. Entries of
+ * `ret_all` [R] that were not received are zero.
  */
 EP_PRIVATE_API ep_status ep_net_introduce(const char *name, const struct ep_net_params *params, ep_status status,
                                           void *mine, size_t bytes, void *ret_all);

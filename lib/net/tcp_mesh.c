@@ -36,6 +36,7 @@ struct connector {
     int slot, kind; /* index in ret_conns, TCP_STREAM or TCP_LINK */
     int rank, next; /* the peer, and the index of its address to try next */
     bool under_way, done;
+    int lack; /* errno of an attempt that failed because this rank lacks descriptors or memory; 0: none */
     uint64_t retry_ns, begin_ns;
     struct tcp_handshake hs;
     char why[TCP_WHY_BYTES + TCP_ADDRESS_TEXT + 4];
@@ -50,6 +51,7 @@ struct mesh {
     struct tcp_key key;
     uint64_t session;
     struct tcp_acceptor *acceptor;
+    int accept_error;        /* errno of the last connection that could not be accepted, 0: none */
     struct tcp_address from; /* local address of outgoing connections; family 0: any */
     uint64_t deadline_ns;
     struct connector *connectors;
@@ -220,6 +222,8 @@ static void start_connector(struct mesh *mesh, struct connector *connector)
         return;
     share = (mesh->deadline_ns > now ? mesh->deadline_ns - now : 0) / (uint64_t)theirs->n_addresses;
     if (tcp_connect(address, mesh->from.family ? &mesh->from : NULL, &fd) != EP_OK) {
+        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+            connector->lack = errno;
         snprintf(connector->why, sizeof(connector->why), "%.*s", TCP_WHY_BYTES - 1, ep_last_error());
         return;
     }
@@ -266,6 +270,18 @@ static ep_status fail_late(const struct mesh *mesh)
 {
     int timeout_ms = mesh->params->timeout_ms / 2;
 
+    /* First what this rank lacks, which is the reason for all else. Peers may be waiting in the backlog. */
+    if (mesh->accept_error)
+        return ep_fail_errno(EP_E_SYSTEM, mesh->accept_error, "network tcp: rank %d cannot accept connections",
+                             mesh->params->rank);
+    for (int i = 0; i < mesh->n_connectors; i++) {
+        const struct connector *connector = &mesh->connectors[i];
+
+        if (!connector->done && connector->lack)
+            return ep_fail_errno(EP_E_SYSTEM, connector->lack,
+                                 "network tcp: rank %d has no socket to connect to rank %d", mesh->params->rank,
+                                 connector->rank);
+    }
     for (int i = 0; i < mesh->n_connectors; i++) {
         const struct connector *connector = &mesh->connectors[i];
 
@@ -274,10 +290,6 @@ static ep_status fail_late(const struct mesh *mesh)
                            mesh->params->rank, connector->rank, timeout_ms,
                            *connector->why ? connector->why : "no address of that rank can be reached from here");
     }
-    /* Peers may be waiting in the backlog: then this rank failed to accept, for example for lack of descriptors. */
-    if (mesh->acceptor->error)
-        return ep_fail_errno(EP_E_SYSTEM, mesh->acceptor->error, "network tcp: rank %d cannot accept connections",
-                             mesh->params->rank);
     for (int slot = 0; slot < mesh->npeers * mesh->per_peer; slot++)
         if (mesh->conns[slot].fd < 0 && ep_net_is_connected(mesh->params, rank_of_slot(mesh, slot)))
             return ep_fail(EP_E_TIMEOUT, "network tcp: rank %d did not connect to rank %d within %d ms%s%s",
@@ -315,6 +327,8 @@ static ep_status connect_all(struct mesh *mesh)
         for (int i = 0; i < mesh->n_connectors; i++)
             step_connector(mesh, &mesh->connectors[i]);
         tcp_acceptor_step(mesh->acceptor, check_conn, add_conn, mesh);
+        if (mesh->acceptor->error)
+            mesh->accept_error = mesh->acceptor->error;
         if (count_missing(mesh) == 0)
             break;
         n = tcp_acceptor_get_polls(mesh->acceptor, mesh->polls);

@@ -444,8 +444,11 @@ ep_status tcp_connect(const struct tcp_address *to, const struct tcp_address *fr
     int fd = open_socket(to->family), error = errno;
 
     tcp_address_print(to, text);
-    if (fd < 0)
-        return ep_fail_errno(EP_E_SYSTEM, error, "a socket for %s", text);
+    if (fd < 0) {
+        (void)ep_fail_errno(EP_E_SYSTEM, error, "a socket for %s", text);
+        errno = error;
+        return EP_E_SYSTEM;
+    }
     if (bound) {
         local = *from;
         local.port = 0;
@@ -460,10 +463,10 @@ ep_status tcp_connect(const struct tcp_address *to, const struct tcp_address *fr
     }
     error = errno;
     close(fd);
-    if (bound)
-        return ep_fail_errno(EP_E_SYSTEM, error, "connecting to %s from %s, the address of the chosen interface", text,
-                             from_text);
-    return ep_fail_errno(EP_E_SYSTEM, error, "connecting to %s", text);
+    (void)ep_fail_errno(EP_E_SYSTEM, error, "connecting to %s%s%s%s", text, bound ? " from " : "", from_text,
+                        bound ? ", the address of the chosen interface" : "");
+    errno = error;
+    return EP_E_SYSTEM;
 }
 
 int tcp_connect_error(int fd)

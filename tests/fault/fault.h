@@ -28,7 +28,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { RANKS = 4, MAX_RANKS = 8 }; /* of the matrix; of any group that uses traffic.c */
+enum { RANKS = 4, MAX_RANKS = 16 }; /* of the matrix; of any group that uses traffic.c */
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { SLOWNESS = 5, SANITIZED = 1 };

@@ -19,7 +19,8 @@ enum {
     LONG_FAULTS = 10000,
     SIDE_BY_SIDE = 4, /* concurrent storms: most of their time they wait */
     MOST_STORMS = 100000,
-    MPI_PERCENT = 5, /* share of the storms: each takes seconds to start */
+    MPI_PERCENT = 5,     /* share of the storms: each takes seconds to start */
+    LINKED_PERCENT = 40, /* of those without MPI */
     EXCUSED_PERCENT = 5,
     EXCUSED_FREE = 3, /* of few, one is a large percentage */
 };
@@ -31,6 +32,7 @@ static const char *const limit_names[] = {"no /proc", "no pidfd", "no openat2", 
 struct sums {
     int storms, passed, faults, starved, unseen, mpirun_crashes, orphans;
     int faults_of[MODES], storms_of[MODES];
+    int faults_linked, storms_linked;
     int faults_under[N_LIMITS];
     int exclusions, excused; /* excused: while the load of the machine does not explain late ranks */
     int excused_loaded;
@@ -44,6 +46,8 @@ static void add_up(struct sums *sums, const struct storm *storm, const struct st
     sums->storms++;
     sums->storms_of[storm->mode]++;
     sums->faults_of[storm->mode] += result->faults;
+    sums->faults_linked += storm->linked ? result->faults : 0;
+    sums->storms_linked += storm->linked;
     for (size_t i = 0; i < N_LIMITS; i++)
         sums->faults_under[i] += storm->limits >> i & 1 ? result->faults : 0;
     sums->orphans += result->orphans;
@@ -150,9 +154,10 @@ static void run_storms(struct run *run, int first, int last, int faults)
 static int usage(void)
 {
     fputs("Usage: storm [--seed N] [--storm K] [--faults N] [--mode fork|threads|mpi] [--jobs N] [--plan] [--verbose]\n"
-          "             [--mpirun COMMAND --mpi-rank PROGRAM [--mpi-percent N]]\n"
+          "             [--mpirun COMMAND --mpi-rank PROGRAM [--mpi-percent N]] [--linked-percent N]\n"
           "Random faults at random instants: 300 of them, 10000 with EPKIT_TEST_LONG. --storm repeats one.\n"
-          "Without --mode all are mixed; with --mpirun N of 100 storms are under MPI (5).\n",
+          "Without --mode all are mixed; with --mpirun N of 100 storms are under MPI (5). N of 100 of the others\n"
+          "have several hosts (40).\n",
           stderr);
     return 2;
 }
@@ -187,7 +192,7 @@ static int report(const struct run *run)
            s->storms_of[MODE_MPI]);
     for (size_t i = 0; i < N_LIMITS; i++)
         printf("%s %s %d", i ? "," : "; with", limit_names[i], s->faults_under[i]);
-    putchar('\n');
+    printf("\n%d faults in %d storms of several hosts\n", s->faults_linked, s->storms_linked);
     if (s->orphans)
         printf("%d times MPI_Init or MPI_Finalize kept a rank whose mpirun had died, and it ended itself\n",
                s->orphans);
@@ -234,9 +239,10 @@ int main(int argc, char **argv)
                                             {"mpi-rank", required_argument, NULL, 'R'},
                                             {"verbose", no_argument, NULL, 'v'},
                                             {"mpi-percent", required_argument, NULL, 'P'},
+                                            {"linked-percent", required_argument, NULL, 'L'},
                                             {NULL, 0, NULL, 0}};
     struct run run = {.seed = (uint64_t)time(NULL),
-                      .choice = {.mode = -1, .limits = storm_possible_limits()},
+                      .choice = {.mode = -1, .linked_percent = LINKED_PERCENT, .limits = storm_possible_limits()},
                       .side_by_side = SIDE_BY_SIDE};
     int option, only = -1, mpi_percent = MPI_PERCENT, faults = getenv("EPKIT_TEST_LONG") ? LONG_FAULTS : NORMAL_FAULTS;
     bool plan_only = false;
@@ -272,6 +278,9 @@ int main(int argc, char **argv)
         case 'P':
             mpi_percent = atoi(optarg);
             break;
+        case 'L':
+            run.choice.linked_percent = atoi(optarg);
+            break;
         case 'v':
             run.programs.verbose = true;
             break;
@@ -281,6 +290,7 @@ int main(int argc, char **argv)
     }
     run.choice.mpi_percent = run.programs.mpirun && run.programs.mpi_rank ? mpi_percent : 0;
     if (optind < argc || run.side_by_side < 1 || mpi_percent < 0 || mpi_percent > 100 ||
+        run.choice.linked_percent < 0 || run.choice.linked_percent > 100 ||
         (run.choice.mode == MODE_MPI && !run.choice.mpi_percent))
         return usage();
     let_mpirun_start();

@@ -3,10 +3,11 @@
  * storm.h - random faults at random instants on running groups, and a check of all statuses that the ranks returned.
  *
  * A storm is a group of ranks (forked, threads or under mpirun) that repeats plans, dispatches, combines, low latency,
- * all-gathers and allocations, shrinks after each failure and continues. A controller outside of the group injects
- * signals and resource limits. There are no hooks in the library and no check depends on timing: an instant is a number
- * of calls that the victim has begun and some microseconds, and a hang is a call that does not return within a limit
- * far above all deadlines, counted while the rank is not stopped.
+ * all-gathers and allocations, shrinks after each failure and continues. Between two calls a rank may only poll
+ * ep_comm_async_error() for a while. A controller outside of the group injects signals and resource limits. There are
+ * no hooks in the library and no check depends on timing: an instant is a number of calls that the victim has begun and
+ * some microseconds, and a hang is a call that does not return within a limit far above all deadlines, counted while
+ * the rank is not stopped.
  *
  *   storm.c          options, concurrent storms, the sums
  *   storm_plan.c     a storm from its number; its description
@@ -27,7 +28,7 @@ enum {
     STORM_GENERATIONS = 12,
     STORM_TEXT = 320,
     STORM_COMPLAINTS = 2500,
-    STORM_HISTORY = 12000
+    STORM_HISTORY = 24000
 };
 
 enum injection {
@@ -75,6 +76,7 @@ struct storm {
     enum mode mode;
     unsigned limits;
     int nranks, nnodes;
+    bool linked; /* each node is a host of its own: network "tcp" instead of "emulated" */
     int timeout_ms;
     bool free_early; /* the old communicator is freed before the new one is used */
     int n_faults;
@@ -94,6 +96,7 @@ enum call {
     CALL_BARRIER,
     CALL_GATHER,
     CALL_SHRINK,
+    CALL_POLL,
     CALL_FREE,
     CALL_FINALIZE,
     CALLS
@@ -105,6 +108,8 @@ struct outcome {
     int generation;
     ep_status status, async; /* async: result of ep_comm_async_error() at that time */
     int named;               /* the first rank in the text, by its number in the first group; -1: none, -2: not known */
+    int host;                /* of this rank in this group */
+    bool far;                /* the named rank is of another host */
     uint64_t begin_ns, end_ns;
     char text[STORM_TEXT];
 };
@@ -118,10 +123,12 @@ struct storm_rank_context {
     _Atomic uint32_t wake;                       /* number of calls at which to wake the controller */
     _Atomic int call;                            /* enum call, the current one */
     _Atomic uint32_t shrinks;                    /* begun */
+    _Atomic int failed[STORM_GENERATIONS];       /* it has learnt that this group failed */
     _Atomic int generation;                      /* shrinks that returned a group */
     _Atomic uint32_t aborts;                     /* times that the handler called ep_comm_abort() */
     _Atomic uint64_t left_ns;                    /* when it began to leave */
     _Atomic uint64_t came_ns[STORM_GENERATIONS]; /* when it first began to shrink that group */
+    _Atomic uint64_t got_ns[STORM_GENERATIONS];  /* when a shrink returned that group */
     _Atomic int leave;                           /* requested */
     _Atomic uint64_t injected_ns[INJECTIONS];
     _Atomic int unseen;                  /* dead before its first all-gather: no rank knew of it */
@@ -167,7 +174,7 @@ void storm_complain(struct storm_result *result, enum storm_kind kind, const cha
 
 /* --- storm_plan.c --- */
 struct storm_choice {
-    int mpi_percent;
+    int mpi_percent, linked_percent;
     unsigned limits; /* possible limits */
     int mode;        /* -1: any */
 };

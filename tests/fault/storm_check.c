@@ -214,20 +214,22 @@ static const char *misfit(const struct checker *j, int rank, const struct outcom
          */
         if (left_before(j, named, ns) && j->storm->mode == MODE_MPI && outcome->call == CALL_NEW)
             return NULL;
-        if (left_before(j, named, ns))
-            return "a rank that left is called late";
         if (is_excused(j, rank, outcome)) {
             j->result->starved++;
             return NULL;
         }
-        return "a healthy rank is called late";
+        return left_before(j, named, ns) ? "a rank that left is called late" : "a healthy rank is called late";
     case EP_E_PEER_DEAD:
         if (named < 0)
             return "names no rank";
         /* Before there is a communicator, a rank cannot publish that it leaves. */
-        if (died_before(j, named, ns) || (outcome->call == CALL_NEW && left_before(j, named, ns)))
-            return NULL;
-        return "a living rank is called dead";
+        if (!died_before(j, named, ns) && !(outcome->call == CALL_NEW && left_before(j, named, ns)))
+            return "a living rank is called dead";
+        /* "died or was cut off": of a rank of another host only its connections are known. */
+        if (outcome->call != CALL_NEW && outcome->call != CALL_SHRINK &&
+            outcome->far != !!strstr(outcome->text, "cut off"))
+            return outcome->far ? "does not say that it may have been cut off" : "a rank of this host is cut off";
+        return NULL;
     case EP_E_PEER_LEFT:
         return named < 0                   ? "names no rank"
                : left_before(j, named, ns) ? NULL
@@ -359,6 +361,57 @@ static void check_creation(const struct checker *j)
         storm_complain(j->result, WRONG_OTHER, "ep_comm_new: rank %d has a group and rank %d has none", with, without);
 }
 
+/* Ranks that died or were stopped. */
+static int count_lost(const struct checker *j, uint64_t ns)
+{
+    int n = 0;
+
+    for (int rank = 0; rank < j->storm->nranks; rank++)
+        n += died_before(j, rank, ns) || injected_before(j, rank, INJECT_STOP, ns);
+    return n;
+}
+
+/* The rank that got the next group, with this rank in it, during a call that failed on this one; -1: none. */
+static int got_group_meanwhile(const struct checker *j, int rank, const struct outcome *outcome)
+{
+    int next = outcome->generation + 1;
+
+    for (int other = 0; next < STORM_GENERATIONS && other < j->storm->nranks; other++) {
+        const struct storm_rank_context *context = &j->table->ranks[other];
+        uint64_t ns = atomic_load(&context->got_ns[next]);
+
+        if (ns > outcome->begin_ns && ns <= outcome->end_ns && context->members[next] >> rank & 1)
+            return other;
+    }
+    return -1;
+}
+
+/*
+ * A shrink succeeds on all ranks of the new group or fails on all. "Only if a second rank dies or stops answering at
+ * the same time, some ranks may have the group and others get EP_E_PEER_DEAD" (ep_comm_shrink, between hosts): then the
+ * ranks may end in two groups. True in that case.
+ */
+static bool check_shrinks(const struct checker *j)
+{
+    bool parted = false;
+
+    for (int rank = 0; rank < j->storm->nranks; rank++) {
+        const struct storm_rank_context *context = &j->table->ranks[rank];
+
+        for (int i = 0; is_well(j, rank) && i < context->n_outcomes; i++) {
+            const struct outcome *outcome = &context->outcomes[i];
+            bool allowed = j->storm->linked && outcome->status == EP_E_PEER_DEAD && count_lost(j, outcome->end_ns) > 1;
+            int other = outcome->call == CALL_SHRINK ? got_group_meanwhile(j, rank, outcome) : -1;
+
+            if (other >= 0 && !allowed)
+                storm_complain(j->result, WRONG_OTHER, "ep_comm_shrink: rank %d got group %d while rank %d got %s: %s",
+                               other, outcome->generation + 1, rank, ep_status_name(outcome->status), outcome->text);
+            parted = parted || (other >= 0 && allowed);
+        }
+    }
+    return parted;
+}
+
 /* Healthy ranks are in the same groups. */
 static void check_members(const struct checker *j)
 {
@@ -409,10 +462,10 @@ static int named_by(const struct checker *j, int rank, const struct outcome *out
 }
 
 /*
- * A call that began after another rank had returned the failure must return a status of a call that had begun before:
- * later failures are consequences.
+ * On one host, a call that began after another rank had returned the failure must return a status of a call that had
+ * begun before: later failures are consequences. Ranks of other hosts may have found another failure first.
  */
-static void check_first(const struct checker *j, int generation)
+static void check_first(const struct checker *j, int generation, int host)
 {
     const struct outcome *of[MAX_RANKS] = {0};
     uint64_t first_end = UINT64_MAX;
@@ -421,7 +474,7 @@ static void check_first(const struct checker *j, int generation)
         const struct storm_rank_context *context = &j->table->ranks[rank];
 
         for (int i = 0; i < context->n_outcomes && !of[rank]; i++)
-            if (is_failure_of_group(&context->outcomes[i], generation))
+            if (is_failure_of_group(&context->outcomes[i], generation) && context->outcomes[i].host == host)
                 of[rank] = &context->outcomes[i];
         if (of[rank] && of[rank]->end_ns < first_end)
             first_end = of[rank]->end_ns;
@@ -455,9 +508,11 @@ void storm_check(const struct storm_table *table, const struct storm_watch *watc
         check_exit(&j, rank);
     }
     for (int generation = 0; generation < STORM_GENERATIONS; generation++)
-        check_first(&j, generation);
+        for (int host = 0; host < j.storm->nranks; host++)
+            check_first(&j, generation, host);
     if (table->launcher_left_behind[0])
         storm_complain(result, WRONG_LEFTOVER, "launcher: %s", table->launcher_left_behind);
+    broken = check_shrinks(&j) || broken;
     if (broken)
         return;
     check_creation(&j);
@@ -489,12 +544,14 @@ static double ms_since(uint64_t from_ns, uint64_t ns)
 
 void storm_list_outcomes(const struct storm_table *table, const struct storm_watch *watch, char *ret_text, size_t bytes)
 {
+    static const char *const states[] = {"was not started", "was still running", "finished", "gave up", "has no group"};
     uint64_t first = first_instant(table);
     size_t used = 0;
 
     ret_text[0] = '\0';
     for (int rank = 0; rank < table->storm.nranks && used < bytes; rank++) {
         const struct storm_rank_context *context = &table->ranks[rank];
+        int generation = atomic_load(&context->generation);
 
         used += (size_t)snprintf(ret_text + used, bytes - used, "       rank %d, not let run for %.1f ms:", rank,
                                  (double)delay_within(&watch->delays[rank], 0, UINT64_MAX) / 1e6);
@@ -513,7 +570,9 @@ void storm_list_outcomes(const struct storm_table *table, const struct storm_wat
                                      ep_status_name(outcome->status), ep_status_name(outcome->async), outcome->text);
         }
         if (used < bytes)
-            used += (size_t)snprintf(ret_text + used, bytes - used, "\n");
+            used += (size_t)snprintf(ret_text + used, bytes - used, "\n         %s in group %d, of %#x\n",
+                                     states[atomic_load(&context->state)], generation,
+                                     generation < STORM_GENERATIONS ? context->members[generation] : 0);
     }
     if (atomic_load(&table->orphans) && used < bytes)
         snprintf(ret_text + used, bytes - used, "       kept after mpirun's end by %s\n", table->orphan_stack);

@@ -35,11 +35,21 @@ const char *injection_name(enum injection injection)
 
 const char *call_name(enum call call)
 {
-    static const char *const names[CALLS] = {"no call",         "ep_comm_new",       "all-gather of ep_comm_new",
-                                             "ep_alloc",        "ep_plan_new",       "ep_dispatch",
-                                             "ep_combine",      "ep_ll_new",         "low latency",
-                                             "ep_comm_barrier", "ep_comm_allgather", "ep_comm_shrink",
-                                             "ep_comm_free",    "MPI_Finalize"};
+    static const char *const names[CALLS] = {"no call",
+                                             "ep_comm_new",
+                                             "all-gather of ep_comm_new",
+                                             "ep_alloc",
+                                             "ep_plan_new",
+                                             "ep_dispatch",
+                                             "ep_combine",
+                                             "ep_ll_new",
+                                             "low latency",
+                                             "ep_comm_barrier",
+                                             "ep_comm_allgather",
+                                             "ep_comm_shrink",
+                                             "ep_comm_async_error",
+                                             "ep_comm_free",
+                                             "MPI_Finalize"};
 
     return names[call];
 }
@@ -140,6 +150,11 @@ static void draw_fault(uint64_t *state, const struct storm *storm, int i, struct
 
     *ret_plan =
         (struct injection_plan){.injection = draw_injection(state, storm->mode), .rank = below(state, storm->nranks)};
+    /* A sanitizer ends a process that cannot get memory, and one that crashes only after a report, seconds later. */
+    if (SANITIZED && ret_plan->injection == INJECT_MEMORY)
+        ret_plan->injection = INJECT_FILE_SIZE;
+    if (SANITIZED && ret_plan->injection == INJECT_CRASH)
+        ret_plan->injection = INJECT_KILL;
     /* A process that changes its user loses the parent death signal for a moment. */
     if (storm->limits & LIMIT_USERS && ret_plan->injection == INJECT_LAUNCHER)
         ret_plan->injection = INJECT_KILL;
@@ -150,9 +165,20 @@ static void draw_fault(uint64_t *state, const struct storm *storm, int i, struct
     ret_plan->detail = draw_detail(state, ret_plan->injection);
 }
 
+/* Nodes that are hosts of their own. */
+static void draw_hosts(uint64_t *state, struct storm *storm)
+{
+    static const int nodes[] = {2, 2, 2, 3, 3, 4}, ranks[] = {1, 1, 2, 2, 2, 3, 4};
+
+    storm->linked = true;
+    storm->nnodes = nodes[below(state, (int)(sizeof(nodes) / sizeof(nodes[0])))];
+    storm->nranks = storm->nnodes * ranks[below(state, (int)(sizeof(ranks) / sizeof(ranks[0])))];
+}
+
 struct storm storm_plan(uint64_t seed, int number, const struct storm_choice *choice)
 {
     uint64_t state = seed ^ (uint64_t)number * UINT64_C(0xd1342543de82ef95);
+    uint64_t hosts = ~state; /* of its own: the other storms of a seed do not depend on linked_percent */
     int mode = below(&state, 100), faults = below(&state, 10);
     struct storm storm = {.seed = seed, .number = number, .timeout_ms = PATIENT_MS};
 
@@ -165,6 +191,8 @@ struct storm storm_plan(uint64_t seed, int number, const struct storm_choice *ch
     storm.limits = draw_limits(&state, storm.mode, choice->limits);
     storm.nranks = 2 + below(&state, 4);
     storm.nnodes = below(&state, 4) == 0 && storm.nranks % 2 == 0 ? 2 : 1;
+    if (storm.mode != MODE_MPI && below(&hosts, 100) < choice->linked_percent)
+        draw_hosts(&hosts, &storm);
     storm.free_early = below(&state, 2);
     storm.n_faults = faults < 3 ? 1 : faults < 6 ? 2 : faults < 8 ? 3 : faults < 9 ? 4 : 5;
     for (int i = 0; i < storm.n_faults; i++)
@@ -176,9 +204,10 @@ struct storm storm_plan(uint64_t seed, int number, const struct storm_choice *ch
 void storm_describe(const struct storm *storm, char *ret_text, size_t bytes)
 {
     static const char *const modes[MODES] = {"fork", "threads", "mpi"};
+    static const char *const nodes[] = {"", ", 2 nodes", ", 3 nodes", ", 4 nodes"};
     size_t used = (size_t)snprintf(
-        ret_text, bytes, "%d ranks (%s%s%s%s%s%s%s%s)", storm->nranks, modes[storm->mode],
-        storm->nnodes > 1 ? ", 2 nodes" : "", storm->limits & LIMIT_PROC ? ", no /proc" : "",
+        ret_text, bytes, "%d ranks (%s%s%s%s%s%s%s%s%s)", storm->nranks, modes[storm->mode], nodes[storm->nnodes - 1],
+        storm->linked ? ", tcp" : "", storm->limits & LIMIT_PROC ? ", no /proc" : "",
         storm->limits & LIMIT_PIDFD ? ", no pidfd" : "", storm->limits & LIMIT_OPENAT2 ? ", no openat2" : "",
         storm->limits & LIMIT_USERS ? ", other users" : "", storm->limits & LIMIT_HIDEPID ? ", hidepid" : "",
         storm->free_early ? ", free early" : "");

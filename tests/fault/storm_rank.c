@@ -17,6 +17,8 @@
 #include <unistd.h>
 
 enum { SHRINK_TRIES = 6, MOST_DESCRIPTORS = 1024, NOT_KNOWN = -3 };
+/* How often a rank is in no call, for how long at most, and how often it polls then. */
+enum { IDLE_ONE_IN = 24, IDLE_US = 20000, IDLE_POLL_US = 200 };
 
 struct weather {
     struct storm_table *table;
@@ -25,9 +27,10 @@ struct weather {
     int first_rank; /* in the first group */
     ep_comm *comm, *older;
     struct traffic traffic;
-    int rank, nranks, generation;
+    int rank, nranks, ranks_per_node, generation;
     int first[MAX_RANKS]; /* of each member of this group, its number in the first one; -2: unknown */
     uint64_t random;      /* the same on all ranks of a group */
+    uint64_t own_random;
     bool leaving;
 };
 
@@ -94,6 +97,12 @@ static int first_rank_in(const struct weather *w, const char *text)
     return rank >= 0 && rank < w->nranks ? w->first[rank] : rank < 0 ? -1 : -2;
 }
 
+/* Ranks of one node share memory; between emulated nodes they do, too. */
+static int host_of(const struct weather *w, int rank)
+{
+    return w->table->storm.linked && rank >= 0 ? rank / w->ranks_per_node : 0;
+}
+
 static void note_outcome(struct weather *w, enum call call, uint64_t begin_ns, ep_status status, const char *text)
 {
     struct outcome *outcome = &w->context->outcomes[w->context->n_outcomes];
@@ -105,6 +114,8 @@ static void note_outcome(struct weather *w, enum call call, uint64_t begin_ns, e
                                 .status = status,
                                 .async = w->comm ? ep_comm_async_error(w->comm) : status,
                                 .named = first_rank_in(w, text),
+                                .host = host_of(w, w->rank),
+                                .far = rank_in(text) >= 0 && host_of(w, rank_in(text)) != host_of(w, w->rank),
                                 .begin_ns = begin_ns,
                                 .end_ns = now_ns()};
     snprintf(outcome->text, sizeof(outcome->text), "%s", text);
@@ -146,11 +157,57 @@ static void ask_again(struct weather *w, ep_status status, bool has_text)
 
 /* --- work --------------------------------------------------------------------------------------------------------- */
 
+static bool has_lasting_fault(const struct storm_rank_context *context)
+{
+    for (int injection = 0; injection < INJECTIONS; injection++)
+        if (injection != INJECT_PAUSE && injection != INJECT_ABORT && atomic_load(&context->injected_ns[injection]))
+            return true;
+    return false;
+}
+
+/* True if a rank that stays has learnt that this group failed. */
+static bool others_know_failure(const struct weather *w)
+{
+    for (int rank = 0; rank < w->nranks && w->generation < STORM_GENERATIONS; rank++) {
+        const struct storm_rank_context *other = w->first[rank] < 0 ? NULL : &w->table->ranks[w->first[rank]];
+
+        if (other && atomic_load(&other->failed[w->generation]) && atomic_load(&other->state) == STORM_RUNS &&
+            !has_lasting_fault(other))
+            return true;
+    }
+    return false;
+}
+
+/*
+ * Sometimes in no call for a while, as an engine that waits for something else: then only polling tells it of a
+ * failure. It goes on for as long as others know of one that this rank has not been told: one that is never told hangs.
+ */
+static ep_status be_idle(struct weather *w, struct outcome *ret_failed)
+{
+    uint64_t poll_ns = 0, end_ns = now_ns() + storm_draw(&w->own_random) % IDLE_US * 1000u;
+    ep_status status = EP_OK;
+
+    if (storm_draw(&w->own_random) % IDLE_ONE_IN)
+        return EP_OK;
+    atomic_store(&w->context->call, CALL_POLL);
+    while (status == EP_OK && !atomic_load(&w->context->leave) && (now_ns() < end_ns || others_know_failure(w))) {
+        sleep_us(IDLE_POLL_US);
+        poll_ns = now_ns();
+        status = ep_comm_async_error(w->comm);
+    }
+    end_call(w->context);
+    if (status != EP_OK)
+        *ret_failed = (struct outcome){.call = CALL_POLL, .begin_ns = poll_ns, .status = status};
+    return status;
+}
+
 static ep_status step(struct weather *w, enum call call, enum step step, struct outcome *ret_failed)
 {
+    ep_status status = be_idle(w, ret_failed);
     uint64_t begin_ns = now_ns();
-    ep_status status;
 
+    if (status != EP_OK)
+        return status;
     begin_call(w->table, w->context, call);
     status = traffic_step(&w->traffic, step);
     end_call(w->context);
@@ -225,8 +282,7 @@ static ep_status work_round(struct weather *w, struct outcome *ret_failed, bool 
         TRY(step(w, CALL_BARRIER, STEP_BARRIER, ret_failed));
     if (random & 8)
         TRY(use_memory(w, ret_failed));
-    for (size_t i = 0; (random & 48) == 0 && w->traffic.nnodes == 1 && i < sizeof(lowlatency) / sizeof(lowlatency[0]);
-         i++)
+    for (size_t i = 0; (random & 48) == 0 && i < sizeof(lowlatency) / sizeof(lowlatency[0]); i++)
         TRY(step(w, lowlatency[i].call, lowlatency[i].step, ret_failed));
     return agree_on_the_end(w, ret_failed, ret_end);
 }
@@ -261,6 +317,8 @@ static bool work(struct weather *w)
     /* Before another call, because the group may fail in between. */
     snprintf(text, sizeof(text), "%s", ep_last_error());
     group = ep_comm_async_error(w->comm);
+    if (group != EP_OK && w->generation < STORM_GENERATIONS)
+        atomic_store(&w->context->failed[w->generation], 1);
     note_outcome(w, failed.call, failed.begin_ns, status, group == status ? ep_comm_last_error(w->comm) : text);
     /* Refused before anything was sent, for lack of a resource: the others are waiting. */
     if (group != status && exhausted(w->context)) {
@@ -305,9 +363,9 @@ static bool create(struct weather *w)
     boot.allgather = counted_allgather;
     boot.context = &counted;
     config.backend = "host";
-    config.network = "emulated";
+    config.network = w->table->storm.linked ? "tcp" : "emulated";
     config.timeout_ms = w->table->storm.timeout_ms;
-    config.ranks_per_node = w->nranks / w->table->storm.nnodes;
+    config.ranks_per_node = w->ranks_per_node;
     begin_call(w->table, w->context, CALL_NEW);
     status = ep_comm_new(&boot, &config, &w->comm);
     end_call(w->context);
@@ -337,6 +395,7 @@ static void learn_members(struct weather *w)
     ep_comm_get_info(w->comm, &info);
     w->rank = info.rank;
     w->nranks = info.nranks;
+    w->ranks_per_node = info.ranks_per_node;
     begin_call(w->table, w->context, CALL_GATHER);
     status = ep_comm_allgather(w->comm, &mine, sizeof(mine), all);
     end_call(w->context);
@@ -386,6 +445,8 @@ static bool shrink(struct weather *w)
     w->comm = next;
     set_abortable(w, next);
     w->generation++;
+    if (w->generation < STORM_GENERATIONS)
+        atomic_store(&w->context->got_ns[w->generation], now_ns());
     if (w->table->storm.free_early) {
         free_comm(w, w->older);
         w->older = NULL;
@@ -469,10 +530,20 @@ static void lift_limits(void)
     }
 }
 
+/* ThreadSanitizer adds one of its own when a forked process starts its first. */
+static int count_threads(void)
+{
+#ifdef __SANITIZE_THREAD__
+    return 0;
+#else
+    return count_entries("/proc/self/task");
+#endif
+}
+
 struct storm_resources storm_resources(void)
 {
     return (struct storm_resources){
-        .descriptors = count_descriptors(), .threads = count_entries("/proc/self/task"), .segments = count_segments()};
+        .descriptors = count_descriptors(), .threads = count_threads(), .segments = count_segments()};
 }
 
 void storm_check_resources(const struct storm_resources *before, char *ret_text, size_t bytes)
@@ -500,7 +571,10 @@ int storm_rank(const ep_boot *boot, void *argument)
                         .first_rank = boot->rank,
                         .rank = boot->rank,
                         .nranks = boot->nranks,
-                        .random = table->storm.seed};
+                        .ranks_per_node = boot->nranks / table->storm.nnodes,
+                        .random = table->storm.seed,
+                        .own_random =
+                            table->storm.seed + (uint64_t)table->storm.number * MAX_RANKS + (uint64_t)boot->rank};
     bool alone = table->storm.mode == MODE_FORK;
     struct sigaction action = {.sa_handler = on_abort_signal, .sa_flags = SA_RESTART};
     struct storm_resources before;

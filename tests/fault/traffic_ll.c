@@ -114,7 +114,7 @@ ep_status traffic_ll_finish(struct traffic *traffic)
 
 ep_status traffic_ll_combine(struct traffic *traffic)
 {
-    static float weights[LL_TOKENS * TOPK];
+    float weights[LL_TOKENS * TOPK];
     ep_ll_combine_args args = EP_LL_COMBINE_ARGS_INIT;
     ep_status status;
 

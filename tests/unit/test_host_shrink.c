@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Configuration of the new group by the survivors. Which ranks may form it: test_host_shrink_votes.c. */
+#include "core/core.h"
 #include "testing/launch.h"
 
 #include <epkit/epkit.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -16,6 +20,7 @@ struct verdicts {
     ep_status first[NRANKS], second[NRANKS], barrier[NRANKS];
     char text[NRANKS][256];
     ep_comm_info info[NRANKS];
+    _Atomic int done; /* rank 0 */
 };
 
 static int shrink_without_first(const ep_boot *boot, void *argument)
@@ -149,12 +154,60 @@ static void nodes_of_linked_survivors_stay_apart(void **state)
     }
 }
 
+static int lead_without_descriptors(const ep_boot *boot, void *argument)
+{
+    struct verdicts *all = argument;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    struct rlimit before, few;
+    ep_comm *comm, *next = NULL;
+    int fd;
+
+    config.timeout_ms = 60000;
+    config.backend = "host";
+    config.network = "tcp";
+    config.ranks_per_node = 2;
+    if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
+        return 1;
+    while (boot->rank > 0 && !atomic_load(&all->done))
+        usleep(1000);
+    if (boot->rank == 0) {
+        comm->config.timeout_ms = 100;
+        getrlimit(RLIMIT_NOFILE, &before);
+        fd = dup(STDERR_FILENO);
+        close(fd);
+        /* For a copy of the listener, but for no connection. */
+        few = (struct rlimit){.rlim_cur = (rlim_t)fd + 1, .rlim_max = before.rlim_max};
+        setrlimit(RLIMIT_NOFILE, &few);
+        all->first[0] = ep_comm_shrink(comm, NULL, &next);
+        snprintf(all->text[0], sizeof(all->text[0]), "%s", ep_comm_last_error(comm));
+        setrlimit(RLIMIT_NOFILE, &before);
+        atomic_store(&all->done, 1);
+    }
+    ep_comm_free(comm);
+    return 0;
+}
+
+/* Ranks that it cannot accept are not late. */
+static void a_leader_without_descriptors_says_so(void **state)
+{
+    static struct verdicts all;
+    ep_rank_exit exits[NRANKS];
+
+    (void)state;
+    launch_ranks(lead_without_descriptors, &all, exits);
+    for (int rank = 0; rank < NRANKS; rank++)
+        assert_int_equal(exits[rank].code, 0);
+    assert_int_equal(all.first[0], EP_E_SYSTEM);
+    assert_non_null(strstr(all.text[0], "rank 0 cannot accept connections: Too many open files"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_have_the_numbers_that_the_caller_knows),
         cmocka_unit_test(unequal_configurations_are_named_and_can_be_mended),
         cmocka_unit_test(nodes_of_linked_survivors_stay_apart),
+        cmocka_unit_test(a_leader_without_descriptors_says_so),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

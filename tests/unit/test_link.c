@@ -23,12 +23,13 @@ static int start_patient(pthread_t *thread, const pthread_attr_t *attributes, vo
 
 #include <cmocka.h>
 
-enum { NRANKS = 4, PER_NODE = 2, VICTIM = 3, HOUR_S = 3600, PATIENCE_S = 60 };
+enum { MOST_RANKS = 6, PER_NODE = 2, HOUR_S = 3600, PATIENCE_S = 60 };
 
 struct scenario {
-    _Atomic int heard; /* ranks of the other node that have received the first heartbeat, and receive no periodic one
-                          any more */
-    bool fails;        /* a rank of the other node finds the death in a call */
+    int nranks;
+    unsigned victims;  /* die together */
+    int caller;        /* finds the death in a call, while the others are in none; -1: none */
+    _Atomic int heard; /* ranks that have received the first heartbeat of all others, and receive no periodic one */
 };
 
 static int start_patient(pthread_t *thread, const pthread_attr_t *attributes, void *(*loop)(void *), void *context)
@@ -39,32 +40,43 @@ static int start_patient(pthread_t *thread, const pthread_attr_t *attributes, vo
     return ep_thread_start(thread, attributes, loop, context);
 }
 
-static bool await_death(const struct ep_group *group, int rank)
+static void wait_a_little(void)
 {
-    uint64_t limit_ns = ep_now_ns() + (uint64_t)PATIENCE_S * 1000000000u;
-
-    while (ep_now_ns() < limit_ns) {
-        if (ep_group_peer_dead(group, rank))
-            return true;
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    }
-    return false;
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
-/*
- * Only the rail peer of the victim detects the death. Its link to the victim's node has ended with the victim, so the
- * other rank of its node has to send the failure.
- */
-static bool await_failure(ep_comm *comm)
+static bool await_deaths(const struct ep_group *group, unsigned victims)
 {
     uint64_t limit_ns = ep_now_ns() + (uint64_t)PATIENCE_S * 1000000000u;
-    ep_status status = comm->rank == VICTIM - PER_NODE ? ep_comm_barrier(comm) : EP_OK;
+    unsigned dead = 0;
+
+    while (dead != victims && ep_now_ns() < limit_ns) {
+        for (int rank = 0; rank < group->comm->nranks; rank++)
+            dead |= (unsigned)ep_group_peer_dead(group, rank) << rank;
+        wait_a_little();
+    }
+    return dead == victims;
+}
+
+static bool await_failure(ep_comm *comm, int caller)
+{
+    uint64_t limit_ns = ep_now_ns() + (uint64_t)PATIENCE_S * 1000000000u;
+    ep_status status = comm->rank == caller ? ep_comm_barrier(comm) : EP_OK;
 
     while (status == EP_OK && ep_now_ns() < limit_ns) {
         status = ep_comm_async_error(comm);
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        wait_a_little();
     }
-    return status == EP_E_PEER_DEAD && strstr(ep_comm_last_error(comm), "rank 3 died");
+    return status == EP_E_PEER_DEAD &&
+           (strstr(ep_comm_last_error(comm), "rank 3 died") || strstr(ep_comm_last_error(comm), "rank 4 died"));
+}
+
+static bool has_heard(const struct ep_group *group)
+{
+    for (int rank = 0; rank < group->comm->nranks; rank++)
+        if (!group->peers[rank].control && !atomic_load(&group->remote[rank].probed_ns))
+            return false;
+    return true;
 }
 
 static int live(const ep_boot *boot, void *argument)
@@ -81,35 +93,41 @@ static int live(const ep_boot *boot, void *argument)
     if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
         return 1;
     group = ep_group_of(comm);
-    while (boot->rank < PER_NODE && !atomic_load(&group->remote[VICTIM].probed_ns))
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    atomic_fetch_add(&scenario->heard, boot->rank < PER_NODE);
-    while (atomic_load(&scenario->heard) < PER_NODE)
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    if (boot->rank == VICTIM)
+    while (!has_heard(group))
+        wait_a_little();
+    atomic_fetch_add(&scenario->heard, 1);
+    while (atomic_load(&scenario->heard) < scenario->nranks)
+        wait_a_little();
+    if (scenario->victims >> boot->rank & 1)
         raise(SIGKILL);
-    seen = scenario->fails ? await_failure(comm) : await_death(group, VICTIM);
+    seen = scenario->caller >= 0 ? await_failure(comm, scenario->caller) : await_deaths(group, scenario->victims);
+    /* The others may need it to learn what they wait for. */
+    atomic_fetch_add(&scenario->heard, 1);
+    while (atomic_load(&scenario->heard) < 2 * scenario->nranks - __builtin_popcount(scenario->victims))
+        wait_a_little();
     ep_comm_free(comm);
     return seen ? 0 : 2;
 }
 
-static void run_scenario(bool fails)
+static void run_scenario(struct scenario wanted)
 {
     struct scenario *scenario =
         mmap(NULL, sizeof(*scenario), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[NRANKS];
+    ep_rank_exit exits[MOST_RANKS];
 
     assert_true(scenario != MAP_FAILED);
-    scenario->fails = fails;
+    *scenario = wanted;
     launch.mode = EP_LAUNCH_FORK;
-    launch.nranks = NRANKS;
+    launch.nranks = scenario->nranks;
     launch.run = live;
     launch.argument = scenario;
     assert_int_equal(ep_launch(&launch, exits), EP_E_PEER_DEAD);
-    for (int rank = 0; rank < NRANKS; rank++) {
-        assert_int_equal(exits[rank].signal, rank == VICTIM ? SIGKILL : 0);
-        if (rank != VICTIM)
+    for (int rank = 0; rank < scenario->nranks; rank++) {
+        bool victim = scenario->victims >> rank & 1;
+
+        assert_int_equal(exits[rank].signal, victim ? SIGKILL : 0);
+        if (!victim)
             assert_int_equal(exits[rank].code, 0);
     }
     munmap(scenario, sizeof(*scenario));
@@ -119,13 +137,21 @@ static void run_scenario(bool fails)
 static void a_death_is_reported_at_once(void **state)
 {
     (void)state;
-    run_scenario(false);
+    run_scenario((struct scenario){.nranks = 4, .victims = 1u << 3, .caller = -1});
 }
 
+/* The rail peer of the victim finds the death; its node has no other connection to the other node of that rank. */
 static void a_failure_reaches_a_node_whose_rail_peer_has_died(void **state)
 {
     (void)state;
-    run_scenario(true);
+    run_scenario((struct scenario){.nranks = 4, .victims = 1u << 3, .caller = 1});
+}
+
+/* Rank 5 has connections to ranks 1 and 3, and rank 2 to ranks 0 and 4: only the node of ranks 0 and 1 is between. */
+static void a_failure_reaches_a_node_by_another_one(void **state)
+{
+    (void)state;
+    run_scenario((struct scenario){.nranks = 6, .victims = 1u << 3 | 1u << 4, .caller = 5});
 }
 
 static void await_hangup(int fd)
@@ -190,6 +216,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_death_is_reported_at_once),
         cmocka_unit_test(a_failure_reaches_a_node_whose_rail_peer_has_died),
+        cmocka_unit_test(a_failure_reaches_a_node_by_another_one),
         cmocka_unit_test(an_end_is_classified_where_a_send_fails),
     };
 

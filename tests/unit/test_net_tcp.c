@@ -17,6 +17,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <sys/resource.h>
 
 #include <cmocka.h>
 
@@ -39,6 +40,7 @@ struct group {
     struct rank ranks[RANKS];
     struct traffic_spec spec; /* of the traffic */
     int timeout_ms;
+    bool unconnected;   /* no rank connects to another one */
     _Atomic int rounds; /* barriers completed by rank 0 */
     _Atomic int steps;  /* arrivals of all ranks in step_barrier() */
     bool low_latency;   /* its connections are cut, too */
@@ -85,7 +87,7 @@ static void run_ranks(struct group *group, void *(*run)(void *))
     }
     for (int i = 0; i < RANKS; i++)
         pthread_join(group->ranks[i].thread, NULL);
-    assert_true(relay_bytes(relay) > 0);
+    assert_true(relay_bytes(relay) > 0 || group->unconnected);
     relay_free(relay);
     ep_boot_shm_free(boot_shm);
 }
@@ -363,6 +365,99 @@ static void test_unreachable_rank(void **state)
     }
 }
 
+/* --- a lack of descriptors --- */
+
+static struct rlimit descriptors;
+
+/* Once the ranks have reserved what they need, other users of the process take all descriptors. */
+static ep_status exhausting_allgather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    const struct rlimit none = {.rlim_cur = 3, .rlim_max = descriptors.rlim_max};
+
+    EP_TRY(relayed_allgather(context, mine, bytes, timeout_ms, ret_all));
+    if (bytes == sizeof(struct introduction))
+        setrlimit(RLIMIT_NOFILE, &none);
+    return EP_OK;
+}
+
+static void *run_exhausted(void *argument)
+{
+    struct rank *rank = argument;
+
+    rank->boot.allgather = exhausting_allgather;
+    return run_refused(rank);
+}
+
+/* Not a timeout: no peer is late. */
+static void test_no_descriptors_to_connect(void **state)
+{
+    struct group group = {.timeout_ms = TIMEOUT_MS, .unconnected = true};
+
+    (void)state;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &descriptors), 0);
+    run_ranks(&group, run_exhausted);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &descriptors), 0);
+    for (int i = 0; i < RANKS; i++) {
+        print_message("    rank %d: %s\n", i, group.ranks[i].text);
+        assert_int_equal(group.ranks[i].status, EP_E_SYSTEM);
+        assert_non_null(strstr(group.ranks[i].text, "RLIMIT_NOFILE"));
+    }
+}
+
+/* --- the reason among several failures --- */
+
+struct introductions {
+    ep_status status, others[RANKS];
+    int rank;
+};
+
+static ep_status copy_introductions(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    const struct introductions *introductions = context;
+    struct ep_net_introduction *all = ret_all;
+
+    (void)timeout_ms;
+    if (introductions->status != EP_OK)
+        return ep_fail(introductions->status, "rank 3 did not arrive");
+    for (int i = 0; i < RANKS; i++) {
+        memcpy(&all[i], mine, bytes);
+        if (i == introductions->rank)
+            continue;
+        all[i].status = (uint64_t)introductions->others[i];
+        snprintf(all[i].reason, sizeof(all[i].reason), "a reason");
+    }
+    return EP_OK;
+}
+
+static ep_status introduce(struct introductions *introductions, ep_status own)
+{
+    const ep_boot boot = {.allgather = copy_introductions, .context = introductions, .nranks = RANKS};
+    const struct ep_net_params params = {
+        .rank = introductions->rank, .nranks = RANKS, .ranks_per_node = PER_NODE, .boot = &boot};
+    struct ep_net_introduction mine, all[RANKS];
+
+    return ep_net_introduce("tcp", &params, own == EP_OK ? EP_OK : ep_fail(own, "it failed"), &mine, sizeof(mine), all);
+}
+
+/* A rank that could not reach another one is a consequence of what that one lacks, or of its absence. */
+static void test_timeouts_are_consequences(void **state)
+{
+    struct introductions lacks = {.others = {EP_E_TIMEOUT, EP_OK, EP_E_SYSTEM, EP_E_TIMEOUT}, .rank = 1};
+    struct introductions late = {.others = {EP_E_TIMEOUT, EP_OK, EP_OK, EP_OK}, .rank = 1};
+    struct introductions absent = {.status = EP_E_TIMEOUT, .rank = 1};
+
+    (void)state;
+    for (int own_late = 0; own_late < 2; own_late++) {
+        assert_int_equal(introduce(&lacks, own_late ? EP_E_TIMEOUT : EP_OK), EP_E_SYSTEM);
+        assert_non_null(strstr(ep_last_error(), "rank 2 could not open its endpoint: a reason"));
+        assert_int_equal(introduce(&late, own_late ? EP_E_TIMEOUT : EP_OK), EP_E_TIMEOUT);
+        assert_non_null(strstr(ep_last_error(), own_late ? "it failed" : "rank 0"));
+        assert_int_equal(introduce(&absent, own_late ? EP_E_TIMEOUT : EP_OK), EP_E_TIMEOUT);
+        assert_non_null(strstr(ep_last_error(), "rank 3 did not arrive"));
+    }
+    assert_int_equal(introduce(&lacks, EP_E_MEMORY), EP_E_MEMORY);
+}
+
 /* --- received bytes --- */
 
 static void test_records_are_checked(void **state)
@@ -410,6 +505,8 @@ int main(void)
         cmocka_unit_test(test_cut_connections),
         cmocka_unit_test(test_halves_whose_connections_are_reset),
         cmocka_unit_test(test_unreachable_rank),
+        cmocka_unit_test(test_no_descriptors_to_connect),
+        cmocka_unit_test(test_timeouts_are_consequences),
     };
 
     return cmocka_run_group_tests_name("net_tcp", tests, NULL, NULL);
