@@ -118,8 +118,10 @@ static ep_status read_snapshot(const char *file, struct doctor_inventory *invent
         count_machine(topo, inventory);
     /* Saved on another machine than was meant: everything would be as expected. */
     if (status == EP_OK && !inventory->gpus && !inventory->nics)
-        status =
-            ep_fail(EP_E_ARG, "--expect: %s: its machine has neither a GPU nor a data NIC: nothing to expect", file);
+        status = ep_fail(EP_E_ARG,
+                         "--expect: %s: its machine has neither a GPU nor a data NIC: save one on a healthy node: "
+                         "epkit topo --save FILE",
+                         file);
     topo_free(topo);
     source_free(source);
     return status;

@@ -15,7 +15,8 @@
 #define VALUES_MAX 200000
 #define DEPTH_MAX 64
 #define ANCHORS_MAX 1000
-#define TOO_LARGE "line %lu: the document is too deep or too large"
+
+enum limit { LIMIT_NONE, LIMIT_DEPTH, LIMIT_VALUES, LIMIT_ANCHORS };
 
 struct reader {
     yaml_document_t *document;
@@ -23,6 +24,29 @@ struct reader {
 };
 
 static json_t *value_of(struct reader *reader, const yaml_node_t *node, int depth);
+
+/* Values and anchors are those of all documents. */
+static ep_status refuse_limit(enum limit limit, unsigned long line)
+{
+    switch (limit) {
+    case LIMIT_DEPTH:
+        return ep_fail(
+            EP_E_ARG,
+            "line %lu: nested more than %d levels deep: close its brackets, and let no alias (*name) contain itself",
+            line, DEPTH_MAX);
+    case LIMIT_VALUES:
+        return ep_fail(EP_E_ARG,
+                       "line %lu: the manifest has more than %d values, each alias (*name) counted with its contents: "
+                       "use fewer aliases, or check a part of it at a time",
+                       line, VALUES_MAX);
+    default:
+        return ep_fail(
+            EP_E_ARG,
+            "line %lu: the manifest has more than %d anchors (&name): write the values out, or check a part of "
+            "it at a time",
+            line, ANCHORS_MAX);
+    }
+}
 
 static bool is_word(const char *text, const char *const *words)
 {
@@ -114,7 +138,7 @@ static json_t *value_of(struct reader *reader, const yaml_node_t *node, int dept
         return NULL;
     }
     if (depth > DEPTH_MAX || ++reader->n_values > VALUES_MAX) {
-        ep_fail(EP_E_ARG, TOO_LARGE, (unsigned long)node->start_mark.line + 1);
+        refuse_limit(depth > DEPTH_MAX ? LIMIT_DEPTH : LIMIT_VALUES, (unsigned long)node->start_mark.line + 1);
         return NULL;
     }
     switch (node->type) {
@@ -189,21 +213,21 @@ static int add_document(json_t *documents, json_t *value)
 }
 
 /*
- * The line from which on a document is not worth loading; 0 if there is none before the end or the first error.
+ * The limit of depth or anchors that the text exceeds, and in which line; none if it ends before, or has an error.
  * libyaml's time for loading grows with the square of the depth and of the number of anchors: 200 KB of brackets, or a
  * megabyte of anchors, would take minutes.
  */
-static unsigned long too_large(const char *text, size_t bytes)
+static enum limit find_limit(const char *text, size_t bytes, unsigned long *ret_line)
 {
     int depth = 0, anchors = 0;
-    unsigned long line = 0;
+    enum limit limit = LIMIT_NONE;
     yaml_parser_t parser;
     bool more = true;
 
     if (!yaml_parser_initialize(&parser))
-        return 0;
+        return LIMIT_NONE;
     yaml_parser_set_input_string(&parser, (const unsigned char *)text, bytes);
-    while (more && !line) {
+    while (more && !limit) {
         yaml_event_t event;
 
         if (!yaml_parser_parse(&parser, &event))
@@ -228,19 +252,22 @@ static unsigned long too_large(const char *text, size_t bytes)
             more = event.type != YAML_STREAM_END_EVENT;
             break;
         }
-        if (depth > DEPTH_MAX || anchors > ANCHORS_MAX)
-            line = event.start_mark.line + 1;
+        if (depth > DEPTH_MAX || anchors > ANCHORS_MAX) {
+            limit = depth > DEPTH_MAX ? LIMIT_DEPTH : LIMIT_ANCHORS;
+            *ret_line = event.start_mark.line + 1;
+        }
         yaml_event_delete(&event);
     }
     yaml_parser_delete(&parser);
-    return line;
+    return limit;
 }
 
 ep_status deploy_manifest_parse(const char *text, size_t bytes, json_t **ret_documents)
 {
     struct reader reader = {0};
     json_t *documents = json_array(), *value;
-    unsigned long line;
+    unsigned long line = 0;
+    enum limit limit;
     yaml_parser_t parser;
     int more;
 
@@ -248,10 +275,10 @@ ep_status deploy_manifest_parse(const char *text, size_t bytes, json_t **ret_doc
         json_decref(documents);
         return ep_fail(EP_E_ARG, "the manifest is larger than %u MiB", DEPLOY_MANIFEST_MAX >> 20);
     }
-    line = too_large(text, bytes);
-    if (line) {
+    limit = find_limit(text, bytes, &line);
+    if (limit) {
         json_decref(documents);
-        return ep_fail(EP_E_ARG, TOO_LARGE, line);
+        return refuse_limit(limit, line);
     }
     if (!documents || !yaml_parser_initialize(&parser)) {
         json_decref(documents);

@@ -104,9 +104,13 @@ struct recipe_input {
     const char *kernel;                   /* release, "" if not known */
     const char *machine;                  /* "x86_64" */
     const char *(*env)(const char *name); /* NULL: the environment is not read */
+    bool *is_value_refused;               /* set to true if a value of `settings` or `env` is refused; NULL: not */
 };
 
-/* Reads a recipe from text. EP_E_ARG with FILE:LINE: reason in ep_last_error(). */
+/*
+ * Reads a recipe from text. EP_E_ARG with FILE:LINE: reason in ep_last_error(), or with a reason that names the setting
+ * or the environment variable whose value is refused.
+ */
 ep_status recipe_parse(const char *file, const char *text, size_t bytes, const struct recipe_input *input,
                        struct recipe **ret_recipe);
 void recipe_free(struct recipe *recipe);

@@ -185,6 +185,13 @@ static ep_status read_kind(struct recipe *recipe, const struct yaml_node *map, e
                          text);
 }
 
+/* The recipe is right, and the user's value for it is wrong. */
+static void note_refused(const struct recipe_input *input)
+{
+    if (input->is_value_refused)
+        *input->is_value_refused = true;
+}
+
 /* From the default, the environment and the command line; the last one counts. */
 static ep_status choose_value(struct recipe *recipe, struct recipe_variable *variable, const char *value, int line,
                               const struct recipe_input *input)
@@ -201,17 +208,21 @@ static ep_status choose_value(struct recipe *recipe, struct recipe_variable *var
     env = input->env && *variable->env ? input->env(variable->env) : NULL;
     if (env && *env) {
         fault = variable_fault(variable->kind, env);
-        if (fault)
+        if (fault) {
+            note_refused(input);
             return ep_fail(EP_E_ARG, "environment variable %s (variable '%s', %s:%d): %s", variable->env,
                            variable->name, recipe->file, variable->line, fault);
+        }
         EP_TRY(set(recipe, variable, env, FROM_ENVIRONMENT));
     }
     for (size_t i = 0; i < input->n_settings; i++) {
         if (strcmp(input->settings[i].name, variable->name) != 0)
             continue;
         fault = variable_fault(variable->kind, input->settings[i].value);
-        if (fault)
+        if (fault) {
+            note_refused(input);
             return ep_fail(EP_E_ARG, "--set %s (%s:%d): %s", variable->name, recipe->file, variable->line, fault);
+        }
         EP_TRY(set(recipe, variable, input->settings[i].value, FROM_COMMAND_LINE));
     }
     return EP_OK;
@@ -293,9 +304,11 @@ ep_status variables_read(struct recipe *recipe, const struct recipe_input *input
     for (size_t i = 0; i < input->n_settings; i++) {
         const struct recipe_variable *variable = recipe_variable_find(recipe, input->settings[i].name);
 
-        if (!variable || variable->source == FROM_VERSIONS || variable->source == FROM_MACHINE)
+        if (!variable || variable->source == FROM_VERSIONS || variable->source == FROM_MACHINE) {
+            note_refused(input);
             return ep_fail(EP_E_ARG, "--set %.64s: recipe '%s' has no such variable; 'epkit install show' lists them",
                            input->settings[i].name, recipe->name);
+        }
     }
     return EP_OK;
 }

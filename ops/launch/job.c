@@ -190,7 +190,7 @@ static ep_status source_scripts(const json_t *scripts, struct variables *variabl
 /* --- a rank --- */
 
 /*
- * The name of the first node that this node can resolve: the name that the user gave, else the one from ssh's
+ * The name of the first node that this node can resolve: that of launch_master(), else another one, as from ssh's
  * configuration on the launcher. A name server is queried only if these differ, because a query may take as long as the
  * server's timeout.
  */

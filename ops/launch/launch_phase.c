@@ -87,25 +87,37 @@ static void count_nics(struct launch *launch)
     launch_wait(launch, has_counted, ep_now_ns() + NICS_SECONDS * UINT64_C(1000000000));
 }
 
-static bool is_loopback(const char *address)
-{
-    return strcmp(address, "localhost") == 0 || strncmp(address, "localhost.", 10) == 0 ||
-           strcmp(address, "ip6-localhost") == 0 || strcmp(address, "::1") == 0 || strncmp(address, "127.", 4) == 0;
-}
-
 const char *launch_master(const struct launch *launch)
 {
     const struct node *first = launch->order[0];
 
-    if (launch->n > 1 && is_loopback(first->address))
+    if (launch->n > 1 && host_is_loopback(first->address))
         return job_text(first->facts, "host", first->address);
     return first->address;
+}
+
+/*
+ * What a node uses if it cannot resolve launch_master(): the name from ssh's configuration on this machine, where an
+ * alias is defined that is unknown on the nodes. If that is the loopback, as for a tunnel, the hostname: a name that
+ * cannot be resolved fails at once, the loopback leads each node to itself, where it waits until the deadline. NULL if
+ * there is no other name.
+ */
+static const char *other_master(const struct launch *launch)
+{
+    const struct node *first = launch->order[0];
+    const char *other = first->remote->host_name;
+
+    if (launch->n > 1 && host_is_loopback(other))
+        other = job_text(first->facts, "host", "");
+    if (launch->n > 1 && host_is_loopback(other))
+        return NULL;
+    return *other && strcmp(other, launch_master(launch)) != 0 ? other : NULL;
 }
 
 static json_t *make_spec(const struct launch *launch)
 {
     const struct launch_job *job = &launch->options->job;
-    const struct node *first = launch->order[0];
+    const char *other = other_master(launch);
     json_t *spec = json_deep_copy(job->spec), *names = json_array();
 
     json_object_set_new(spec, "do", json_string("run"));
@@ -115,11 +127,8 @@ static json_t *make_spec(const struct launch *launch)
     json_object_set_new(spec, "gpus", json_integer(launch->gpus));
     json_object_set_new(spec, "world", json_string(job->by_rank ? "ranks" : "nodes"));
     json_object_set_new(spec, "master", json_string(launch_master(launch)));
-    /* An alias of ssh's configuration on this machine is unknown on the nodes. */
-    if (strcmp(launch_master(launch), first->address) != 0)
-        json_object_set_new(spec, "master_host", json_string(first->address));
-    else if (*first->remote->host_name && strcmp(first->remote->host_name, first->address) != 0)
-        json_object_set_new(spec, "master_host", json_string(first->remote->host_name));
+    if (other)
+        json_object_set_new(spec, "master_host", json_string(other));
     json_object_set_new(spec, "port", json_integer(launch->options->master_port));
     json_object_set_new(spec, "mpi", json_boolean(job->starter == LAUNCH_MPIRUN));
     for (int i = 0; i < launch->n; i++)

@@ -168,7 +168,7 @@ refused() {
 
 @test "--expect: the snapshot of a machine without devices is refused, since it expects nothing" {
     epkit topo --from empty --save nothing.json || [ $? -eq 4 ]
-    refused "nothing.json: its machine has neither a GPU nor a data NIC" --from a4 --expect nothing.json
+    refused "nothing.json: its machine has neither a GPU nor a data NIC: save one on a healthy node: epkit topo --save FILE" --from a4 --expect nothing.json
     epkit topo --from a4 --save something.json
     epkit doctor --from a4 --expect something.json
 }

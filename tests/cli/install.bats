@@ -927,4 +927,9 @@ archived" ]
     run epkit install plan gcp-b200-ubuntu2404 --set cuda_home=here
     [ "$status" -eq 2 ]
     [[ "$output" == *"a value is refused: --set cuda_home"* ]]
+    # A fault of the recipe, whatever the name of its file.
+    echo 'recipe: X' >'--set x.yaml'
+    run epkit install plan -- '--set x.yaml'
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"the recipe is refused: --set x.yaml:1: "* ]]
 }

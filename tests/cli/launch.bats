@@ -63,6 +63,9 @@ refused() {
     refused "mark.sh: a byte order mark precedes its first line" --hosts a --workload mark.sh
     eval "$(sed -n "s/.*: \(sed -i .*\)/\1/p" <<<"$stderr")"
     [ "$(head -n 1 mark.sh)" = '#!/bin/bash' ]
+    # A shell runs a script without '#!', and does not find its first command.
+    printf '\xef\xbb\xbfecho hi\n' >mark.sh
+    refused "mark.sh: a byte order mark precedes its first line" --hosts a --workload mark.sh
     : >empty
     refused "not a script" --hosts a --workload empty
     refused "not a script" --hosts a --workload /

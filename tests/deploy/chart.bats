@@ -90,6 +90,8 @@ refused() {
     refused "workload_launcher: its lines end in CR LF: sed -i 's/\\r\$//' FILE" --set-file workload_launcher="$BATS_TEST_TMPDIR/crlf.sh"
     printf '\xef\xbb\xbf#!/bin/bash\necho hi\n' >"$BATS_TEST_TMPDIR/mark.sh"
     refused "workload_launcher: a byte order mark precedes its first line" --set-file workload_launcher="$BATS_TEST_TMPDIR/mark.sh"
+    printf '\xef\xbb\xbfecho hi\n' >"$BATS_TEST_TMPDIR/mark.sh"
+    refused "workload_launcher: a byte order mark precedes its first line" --set-file workload_launcher="$BATS_TEST_TMPDIR/mark.sh"
     refused "'/workload/gpus': " --set workload.gpus=0
     refused "'/workload/gpus': " --set workload.gpus=-8
     refused "'/workload/gpus': " --set-string workload.gpus=16

@@ -53,6 +53,25 @@ teardown_file() {
     [[ "$output" == *"localhost: 0 localhost"* ]]
 }
 
+@test "a first node whose hostname another node cannot resolve: MASTER_ADDR is never the loopback" {
+    local config=$HOSTS_DIR/login/root.ssh/config name
+    cp "$config" "$HOSTS_DIR/config"
+    { printf '%s\n' 'Host near' '  HostName localhost' && cat "$HOSTS_DIR/config"; } >"$config"
+    grep -v login "$HOSTS_DIR/hosts" >"$HOSTS_DIR/hosts.h1"
+    on h1 mount --bind "$HOSTS_DIR/hosts.h1" /etc/hosts
+    # It fails there at once; at the loopback it would wait for itself until the deadline.
+    for name in localhost 127.0.0.1 near; do
+        run --separate-stderr launch --no-logs --hosts "$name,h1" -- sh -c 'echo $RANK $MASTER_ADDR'
+        echo "$output$stderr"
+        [ "$status" -eq 0 ] || break
+        [[ "$output" == *"h1: 1 login"* ]] || break
+    done
+    on h1 umount /etc/hosts
+    cp "$HOSTS_DIR/config" "$config"
+    [ "$status" -eq 0 ]
+    [[ "$name" == near && "$output" == *"h1: 1 login"* ]]
+}
+
 @test "under mpirun as well" {
     long
     local show='echo "$RANK/$WORLD_SIZE $LOCAL_RANK $NODE_RANK $MASTER_ADDR $OMPI_COMM_WORLD_RANK"'

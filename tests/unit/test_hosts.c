@@ -342,12 +342,30 @@ static void test_surroundings(void **state)
     assert_non_null(strstr(discover("SLURM_JOB_NODELIST=h[1-"), "SLURM_JOB_NODELIST"));
 }
 
+static void test_loopback(void **state)
+{
+    static const char *const yes[] = {"localhost",  "LocalHost",     "localhost.localdomain",
+                                      "localhost6", "ip6-localhost", "localhost.",
+                                      "127.0.0.1",  "127.1",         "127.0.1.1",
+                                      "::1",        "0:0:0::1",      "::ffff:127.0.0.1"};
+    static const char *const no[] = {"",   "127.example", "127", "1270.0.0.1",      "localhost1",
+                                     "h1", "12.0.0.1",    "::2", "::ffff:10.0.0.1", "127.0.0.1.example"};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(yes) / sizeof(yes[0]); i++)
+        if (!host_is_loopback(yes[i]))
+            fail_msg("%s is the loopback", yes[i]);
+    for (size_t i = 0; i < sizeof(no) / sizeof(no[0]); i++)
+        if (host_is_loopback(no[i]))
+            fail_msg("'%s' is not the loopback", no[i]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lists),        cmocka_unit_test(test_lists_refused), cmocka_unit_test(test_files),
         cmocka_unit_test(test_no_files),     cmocka_unit_test(test_formats),       cmocka_unit_test(test_written_anew),
-        cmocka_unit_test(test_surroundings),
+        cmocka_unit_test(test_surroundings), cmocka_unit_test(test_loopback),
     };
 
     return cmocka_run_group_tests(tests, NULL, remove_text);

@@ -51,6 +51,11 @@ static const char *environment(const char *name)
     return strcmp(name, "PLACE") == 0 ? "/from/env" : NULL;
 }
 
+static const char *bad_environment(const char *name)
+{
+    return strcmp(name, "PLACE") == 0 ? "here" : NULL;
+}
+
 static struct recipe *parsed(const struct recipe_input *input)
 {
     struct recipe *recipe;
@@ -97,6 +102,34 @@ static void test_values(void **state)
     assert_string_equal(arg_text(&recipe->steps[0], "path"), "/from/line/c");
     assert_false(recipe->steps[2].skipped);
     recipe_free(recipe);
+}
+
+/* Of a setting and of the environment, but not of the recipe itself, however its file is named. */
+static void test_refused_values(void **state)
+{
+    static const struct recipe_setting bad[] = {{"late", "maybe"}}, unknown[] = {{"nothing", "1"}};
+    struct {
+        const char *file, *text;
+        struct recipe_input input;
+        bool is_value_refused;
+    } cases[] = {
+        {"test.yaml", steps_text, {.settings = bad, .n_settings = 1}, true},
+        {"test.yaml", steps_text, {.settings = unknown, .n_settings = 1}, true},
+        {"test.yaml", steps_text, {.env = bad_environment}, true},
+        {"--set x.yaml", "recipe: X\n", {.settings = bad, .n_settings = 1}, false},
+        {"environment variable x.yaml", "recipe: X\n", {.env = bad_environment}, false},
+    };
+    struct recipe *recipe;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        bool is_value_refused = false;
+
+        cases[i].input.is_value_refused = &is_value_refused;
+        assert_int_equal(recipe_parse(cases[i].file, cases[i].text, strlen(cases[i].text), &cases[i].input, &recipe),
+                         EP_E_ARG);
+        assert_int_equal(is_value_refused, cases[i].is_value_refused);
+    }
 }
 
 static void test_kinds(void **state)
@@ -303,7 +336,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_recipe),   cmocka_unit_test(test_values),        cmocka_unit_test(test_kinds),
         cmocka_unit_test(test_journal),  cmocka_unit_test(test_journal_bytes), cmocka_unit_test(test_journal_version),
-        cmocka_unit_test(test_packages), cmocka_unit_test(test_words),
+        cmocka_unit_test(test_packages), cmocka_unit_test(test_words),         cmocka_unit_test(test_refused_values),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

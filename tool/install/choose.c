@@ -149,8 +149,11 @@ static const char *environment(const char *name)
 static int parse(const struct install_cmd_options *options, const char *file, const char *text, size_t bytes,
                  bool is_saved, struct chosen_recipe *chosen)
 {
-    struct recipe_input input = {
-        .settings = chosen->settings, .n_settings = chosen->n_settings, .env = is_saved ? NULL : environment};
+    bool is_value_refused = false;
+    struct recipe_input input = {.settings = chosen->settings,
+                                 .n_settings = chosen->n_settings,
+                                 .env = is_saved ? NULL : environment,
+                                 .is_value_refused = &is_value_refused};
     static char kernel[128];
     static struct utsname machine;
 
@@ -162,8 +165,7 @@ static int parse(const struct install_cmd_options *options, const char *file, co
     if (recipe_parse(file, text, bytes, &input, &chosen->recipe) == EP_OK &&
         preflight_check_target(chosen->recipe) == EP_OK)
         return CMD_FINE;
-    /* The messages of variables.c about values that the user gave; the recipe itself is right. */
-    if (strncmp(ep_last_error(), "--set ", 6) == 0 || strncmp(ep_last_error(), "environment variable ", 21) == 0) {
+    if (is_value_refused) {
         out_error("a value is refused: %s", ep_last_error());
         out_hint("nothing was changed; 'epkit install show' prints a recipe with its variables");
         return CMD_USAGE;

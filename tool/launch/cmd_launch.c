@@ -124,37 +124,34 @@ static json_t *read_workload(const struct cmd *cmd, const char *file)
     FILE *stream = file_open(file);
     struct stat info;
     char *text = NULL;
+    const char *line_end = NULL;
     json_t *files = NULL;
+    int code = CMD_FINE;
     size_t n = 0;
 
     if (stream && fstat(fileno(stream), &info) == 0 && S_ISREG(info.st_mode) && info.st_size <= WORKLOAD_MAX &&
         (text = malloc(WORKLOAD_MAX + 1)))
         n = fread(text, 1, WORKLOAD_MAX, stream);
-    if (n > 0)
+    if (n > 0) {
         files = json_pack("{s:o}", "workload", json_stringn(text, n));
-    /* The kernel would not see '#!', and a shell that is none of the script's would run it. */
-    if (files && n > 5 && strncmp(text, "\xef\xbb\xbf#!", 5) == 0) {
-        cmd_refuse(cmd, NULL,
-                   "--workload %s: a byte order mark precedes its first line: sed -i '1s/^\\xEF\\xBB\\xBF//' %s", file,
-                   file);
-        json_decref(files);
-        fclose(stream);
-        free(text);
-        return NULL;
+        line_end = memchr(text, '\n', n);
     }
     /*
-     * The kernel would look for an interpreter whose name ends in a carriage return, and report that the script does
-     * not exist.
+     * Behind a byte order mark the kernel would not see '#!', and the shell that ran the script instead would not find
+     * its first command. With CR LF the kernel would look for an interpreter whose name ends in a carriage return, and
+     * report that the script does not exist.
      */
-    if (files && n > 2 && strncmp(text, "#!", 2) == 0 && memchr(text, '\n', n) &&
-        ((char *)memchr(text, '\n', n))[-1] == '\r') {
-        cmd_refuse(cmd, NULL, "--workload %s: its lines end in CR LF: sed -i 's/\\r$//' %s", file, file);
+    if (!files)
+        code = cmd_refuse(cmd, NULL, "--workload %s: %s", file,
+                          stream ? "not a script: a regular file with text of at most 1 MiB" : "it cannot be read");
+    else if (n > 2 && memcmp(text, "\xef\xbb\xbf", 3) == 0)
+        code = cmd_refuse(cmd, NULL,
+                          "--workload %s: a byte order mark precedes its first line: sed -i '1s/^\\xEF\\xBB\\xBF//' %s",
+                          file, file);
+    else if (n > 2 && memcmp(text, "#!", 2) == 0 && line_end && line_end[-1] == '\r')
+        code = cmd_refuse(cmd, NULL, "--workload %s: its lines end in CR LF: sed -i 's/\\r$//' %s", file, file);
+    if (code != CMD_FINE) {
         json_decref(files);
-        files = NULL;
-    } else if (!stream || !files) {
-        json_decref(files);
-        cmd_refuse(cmd, NULL, "--workload %s: %s", file,
-                   stream ? "not a script: a regular file with text of at most 1 MiB" : "it cannot be read");
         files = NULL;
     }
     if (stream)
