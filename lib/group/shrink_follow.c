@@ -99,6 +99,22 @@ static enum outcome connect_to(struct linked *l, int leader, const struct tcp_ad
     return hs.status == EP_E_SYSTEM && hs.error == ECONNREFUSED ? DEAD : SILENT;
 }
 
+/*
+ * The others begin their next call, which an abort that this rank has reported made necessary: before this leader they
+ * wait again for each rank that this one has skipped.
+ */
+static void await_next_call(struct linked *l)
+{
+    int skipped = 0;
+
+    if (l->ended_others || !l->group->unreported_aborts)
+        return;
+    l->ended_others = true;
+    for (int rank = 0; rank < l->nranks; rank++)
+        skipped += shrink_has(l->skipped, rank) && !shrink_has(l->dead, rank);
+    l->deadline_ns = ep_deadline_ns((1 + skipped) * l->timeout_ms);
+}
+
 /* Waits for the decision of the leader. SILENT: there was none, and the leader is skipped. */
 static enum outcome await_decision(struct linked *l, int leader, int fd, ep_status *ret_status)
 {
@@ -134,8 +150,10 @@ static enum outcome await_decision(struct linked *l, int leader, int fd, ep_stat
         now = ep_now_ns();
         l->group->shrink_deadlines += now >= limit_ns ? LEAF_DEADLINES : now >= silent_ns;
         /* The leader is alive, and its call has ended by an abort of this rank before this call: it will call again. */
-        if (got < 0 && !shrink_has(l->dead, leader) && now < l->deadline_ns)
+        if (got < 0 && !shrink_has(l->dead, leader) && now < l->deadline_ns) {
+            await_next_call(l);
             return RETRY;
+        }
         if (got < 0 || shrink_has(l->dead, leader) || now >= silent_ns || now >= limit_ns)
             return SILENT;
     }

@@ -38,6 +38,7 @@ struct linked {
     uint64_t dead[SHRINK_WORDS];    /* known to this rank, and on the leader to any rank */
     uint64_t cut[SHRINK_WORDS];     /* known in the same way: only a new connection can tell whether they are alive */
     uint64_t skipped[SHRINK_WORDS]; /* leaders that did not answer */
+    bool ended_others;              /* an abort that this rank reported has ended the call of the others */
     int *fds;                       /* [R] leader: connections of the ranks that have joined */
     size_t *used;                   /* [R] bytes received of the join */
     struct join *joins;             /* [R] */

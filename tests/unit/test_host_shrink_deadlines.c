@@ -149,7 +149,18 @@ static int live(const ep_boot *boot, void *argument)
     }
     if (!scenario->leader_stops || rank == NRANKS - 1)
         wait_until(&scenario->stopped, n_stopped);
+    if (scenario->aborts && rank == scenario->aborts) {
+        /* For those that begin later the abort would be the reason to shrink. */
+        for (int i = n_stopped; i < rank; i++)
+            while (!atomic_load(&ep_group_of(comm)->remote[i].shrinks))
+                nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        atomic_store(&taken, NRANKS - 2); /* of this process: it waits for no other rank */
+        aborts_amid_handshake = comm;
+    }
     shrink(scenario, comm);
+    scenario->first[rank] = scenario->status[rank];
+    if (scenario->aborts && scenario->first[rank] == EP_E_ABORTED)
+        shrink(scenario, comm);
     /* A rank that leaves counts as departed for the others. */
     atomic_fetch_add(&scenario->returned, 1);
     wait_until(&scenario->returned, NRANKS - n_stopped);
@@ -328,6 +339,27 @@ static void an_abort_amid_a_handshake_ends_the_call_of_all(void **state)
 }
 
 /*
+ * The rank that aborts joins the next leader before the others begin their next call, in which they wait for the
+ * stopped leader again. It does not skip the next leader meanwhile.
+ */
+static void an_abort_amid_a_handshake_with_a_stopped_leader_excludes_none(void **state)
+{
+    struct scenario *scenario =
+        run_scenario(&(struct scenario){.network = "tcp", .n_stopped = 1, .aborts = NRANKS - 1});
+
+    (void)state;
+    for (int rank = 1; rank < NRANKS; rank++)
+        if (scenario->first[rank] != EP_E_ABORTED || scenario->status[rank] != EP_OK)
+            print_error("rank %d: %s: %s\n", rank, ep_status_name(scenario->first[rank]), scenario->text[rank]);
+    for (int rank = 1; rank < NRANKS; rank++) {
+        assert_int_equal(scenario->first[rank], EP_E_ABORTED);
+        assert_int_equal(scenario->status[rank], EP_OK);
+        assert_int_equal(scenario->members[rank], NRANKS - 1);
+    }
+    munmap(scenario, sizeof(*scenario));
+}
+
+/*
  * It was the reason to shrink, and ranks that had begun before learn of it late, as by a delayed heartbeat: the two
  * cases cannot be distinguished.
  */
@@ -356,6 +388,7 @@ int main(void)
         cmocka_unit_test(a_leader_that_stops_while_it_waits_costs_no_more),
         cmocka_unit_test(an_abort_wakes_all_between_hosts),
         cmocka_unit_test(an_abort_amid_a_handshake_ends_the_call_of_all),
+        cmocka_unit_test(an_abort_amid_a_handshake_with_a_stopped_leader_excludes_none),
         cmocka_unit_test(an_abort_of_a_rank_that_joins_ends_nothing_between_hosts),
     };
 
