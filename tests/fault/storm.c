@@ -17,10 +17,10 @@
 enum {
     NORMAL_FAULTS = 300,
     LONG_FAULTS = 10000,
-    SIDE_BY_SIDE = 4, /* concurrent storms: most of their time they wait */
+    SIDE_BY_SIDE = 5, /* concurrent storms: most of their time they wait */
     MOST_STORMS = 100000,
     MPI_PERCENT = 5,     /* share of the storms: each takes seconds to start */
-    LINKED_PERCENT = 40, /* of those without MPI */
+    LINKED_PERCENT = 30, /* of those without MPI */
     EXCUSED_PERCENT = 5,
     EXCUSED_FREE = 3, /* of few, one is a large percentage */
 };
@@ -157,7 +157,7 @@ static int usage(void)
           "             [--mpirun COMMAND --mpi-rank PROGRAM [--mpi-percent N]] [--linked-percent N]\n"
           "Random faults at random instants: 300 of them, 10000 with EPKIT_TEST_LONG. --storm repeats one.\n"
           "Without --mode all are mixed; with --mpirun N of 100 storms are under MPI (5). N of 100 of the others\n"
-          "have several hosts (40).\n",
+          "have several hosts (30).\n",
           stderr);
     return 2;
 }

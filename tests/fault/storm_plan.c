@@ -5,8 +5,8 @@
 #include <stdio.h>
 
 enum {
-    PATIENT_MS = 20000, /* without long stops: no failure is found by a deadline */
-    STOPPED_MS = 3000,  /* with long stops */
+    PATIENT_MS = 20000, /* no failure is found by a deadline */
+    STOPPED_MS = 3000,  /* with long stops, or if ranks that connect to each other may have no descriptors */
     SPREAD_US = 3000,   /* delay after the begin of a call */
 };
 
@@ -120,7 +120,7 @@ static bool lasts(enum injection injection)
  */
 static void keep_a_majority(struct storm *storm)
 {
-    bool blind = storm->limits & LIMIT_PROC && storm->limits & LIMIT_PIDFD;
+    bool blind = storm->limits & LIMIT_PROC && storm->limits & LIMIT_PIDFD, disconnected = false;
     unsigned gone = 0, silent = 0;
 
     for (int i = 0; i < storm->n_faults; i++) {
@@ -130,6 +130,7 @@ static void keep_a_majority(struct storm *storm)
         unsigned bit = 1u << plan->rank;
         unsigned gone_then = falls_silent ? gone : gone | bit, silent_then = falls_silent ? silent | bit : silent;
 
+        disconnected = disconnected || (storm->linked && plan->injection == INJECT_DESCRIPTORS);
         if (!lasts(plan->injection) || plan->injection == INJECT_LAUNCHER)
             continue;
         if (__builtin_popcount(silent_then) >= storm->nranks - __builtin_popcount(gone_then | silent_then)) {
@@ -140,7 +141,7 @@ static void keep_a_majority(struct storm *storm)
             silent = silent_then;
         }
     }
-    if (silent)
+    if (silent || disconnected)
         storm->timeout_ms = STOPPED_MS;
 }
 

@@ -81,6 +81,12 @@ static void end_call(struct storm_rank_context *context)
 /* The first rank that a text names, by its number in the group; -1: none. */
 static int rank_in(const char *text)
 {
+    static const char unreached[] = "could not connect to rank ";
+    const char *found = strstr(text, unreached);
+
+    /* "rank 5 could not connect to rank 3": it is rank 3 that did not answer. */
+    if (found)
+        return atoi(found + sizeof(unreached) - 1);
     for (const char *at = strstr(text, "rank"); at; at = strstr(at + 1, "rank")) {
         const char *number = at[4] == 's' ? at + 6 : at + 5;
 
