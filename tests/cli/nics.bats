@@ -350,7 +350,7 @@ EOF
         env --default-signal=INT "$EPKIT" nics --from "$ROOT" --output "$file" --interval 3600 2>/dev/null 3>&- &
         launched=$!
         # It has opened what it writes to, and waits.
-        within 20 sh -c "grep -qs '^SigBlk:.*[1-9a-f]' /proc/$launched/status && [ -n \"\$(find /proc/$launched/fd -lname '*epkit-nics*')\" ]"
+        within 20 sh -c "grep -qs '^State:.S' /proc/$launched/status && [ -n \"\$(find /proc/$launched/fd -lname '*epkit-nics*')\" ]"
         code=0
         kill "-$signal" "$launched"
         wait "$launched" || code=$?

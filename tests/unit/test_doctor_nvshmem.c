@@ -82,6 +82,16 @@ static void gdrcopy(void)
 {
     advised.software.nvshmem.gdrapi.state = SOURCE_OK;
     advised.software.driver.gdrdrv = SOURCE_OK;
+    tree_put(&advised.tree, "/dev/gdrdrv", "");
+}
+
+static void gdrcopy_without_its_device(void)
+{
+    char path[PATH_MAX];
+
+    gdrcopy();
+    tree_path(&advised.tree, "/dev/gdrdrv", path);
+    unlink(path);
 }
 
 static void no_transport(void)
@@ -282,6 +292,9 @@ static const struct {
     {{"NVSHMEM_IBGDA_NIC_HANDLER=cpu", ONE},
      NULL,
      "gdrcopy: NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy, and libgdrapi.so.2 is not there"},
+    {{"NVSHMEM_IBGDA_NIC_HANDLER=cpu", ONE},
+     gdrcopy_without_its_device,
+     "gdrcopy: NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy, and /dev/gdrdrv is not there"},
     {{"NVSHMEM_IBGDA_NIC_HANDLER=cpu", ONE, "NVSHMEM_DISABLE_GDRCOPY=1"},
      gdrcopy,
      "gdrcopy: NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy, and NVSHMEM_DISABLE_GDRCOPY switches it off"},
