@@ -51,6 +51,7 @@ struct measured {
     ep_comm *comm;
     ep_plan *plan;
     ep_dispatch_args args;
+    char *memory;
     bool cuda;
 };
 
@@ -64,9 +65,10 @@ static bool open_comm(struct measured *m)
     return !ep_boot_shm_new(1, &place) && !ep_boot_shm_join(place, 0, &boot) && !ep_comm_new(&boot, &config, &m->comm);
 }
 
-static bool open_plan(struct measured *m, char *memory)
+static bool open_plan(struct measured *m)
 {
     ep_plan_args args = EP_PLAN_ARGS_INIT;
+    char *memory = m->memory;
 
     args.topk_idx = (int64_t *)(void *)memory;
     args.idx_type = EP_I64;
@@ -90,14 +92,14 @@ static bool open_plan(struct measured *m, char *memory)
 
 void *overhead_open(int cuda)
 {
-    struct measured *m = calloc(1, sizeof(*m));
-    char *memory = new_memory(cuda, (size_t)TENSORS * TENSOR_BYTES);
+    static struct measured measured; /* lives as long as the process, as what it opens */
+    struct measured *m = &measured;
 
-    if (m)
-        m->cuda = cuda;
-    if (m && memory && open_comm(m) && open_plan(m, memory))
+    m->cuda = cuda;
+    m->memory = new_memory(cuda, (size_t)TENSORS * TENSOR_BYTES);
+    if (m->memory && open_comm(m) && open_plan(m))
         return m;
-    fprintf(stderr, "overhead: %s\n", memory ? ep_last_error() : "no memory");
+    fprintf(stderr, "overhead: %s\n", m->memory ? ep_last_error() : "no memory");
     return NULL;
 }
 
