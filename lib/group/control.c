@@ -392,7 +392,7 @@ void ep_group_net_note_lost(struct ep_group *group, struct ep_net *net, int rank
 {
     if (!net->ops->lost || !group->remote || !net->ops->lost(net, rank) || atomic_load(&group->remote[rank].lost))
         return;
-    /* Nobody has reported its death: a shrink asks its host. */
+    /* No rank has reported its death: a shrink asks its host. */
     atomic_store(&group->remote[rank].cut, 1);
     atomic_store(&group->remote[rank].lost, 1);
 }

@@ -17,6 +17,17 @@ refused() {
     [[ "$stderr" == *"$text"* ]]
 }
 
+# none_starts TEXT COMMAND...: each COMMAND (words) is refused with TEXT, and has written no report
+none_starts() {
+    local text="$1" command
+    shift
+    for command in "$@"; do
+        # shellcheck disable=SC2086 # words
+        refused "$text" $command
+    done
+    [ ! -e report ]
+}
+
 @test "a matrix of one node over several" {
     refused "intranode runs on one node only" test intranode --nodes 2
     refused "--sum-once is for lowlatency, and intranode has no" test intranode --sum-once
@@ -33,22 +44,14 @@ refused() {
 
 @test "a backend of the environment that does not exist, as one of the command line" {
     export EPKIT_BACKEND=foo
-    for command in "test intranode" bench "run --output report"; do
-        # shellcheck disable=SC2086 # words
-        refused "EPKIT_BACKEND: 'foo' is none of host, cuda" $command
-    done
-    [ ! -e report ]
+    none_starts "EPKIT_BACKEND: 'foo' is none of host, cuda" "test intranode" bench "run --output report"
     # The command line takes precedence.
     epkit test intranode "${SMALL[@]}" --only 2 --backend host
 }
 
 @test "a network of the environment that does not exist, as one of the command line" {
     export EPKIT_NETWORK=foo
-    for command in "test internode" bench "run --output report"; do
-        # shellcheck disable=SC2086 # words
-        refused "EPKIT_NETWORK: 'foo' is none of emulated, tcp, verbs, mpi" $command
-    done
-    [ ! -e report ]
+    none_starts "EPKIT_NETWORK: 'foo' is none of emulated, tcp, verbs, mpi" "test internode" bench "run --output report"
     epkit test internode --ranks 2 --nodes 2 --tokens 8 --hidden 256 --only 2 --network emulated
     # The command that repeats a failure has what the network depended on.
     EPKIT_NETWORK=emulated EPKIT_HOST_ISA=none run epkit test internode --ranks 2 --nodes 2 --tokens 8 --hidden 256 --only 2

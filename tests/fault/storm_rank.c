@@ -186,7 +186,7 @@ static bool others_know_failure(const struct weather *w)
 
 /*
  * Sometimes in no call for a while, as an engine that waits for something else: then only polling tells it of a
- * failure. It goes on for as long as others know of one that this rank has not been told: one that is never told hangs.
+ * failure. It goes on for as long as others know of one that this rank has not learnt of: if it never does, it hangs.
  */
 static ep_status be_idle(struct weather *w, struct outcome *ret_failed)
 {

@@ -493,7 +493,7 @@ def handler_on_the_cpu_without_gdrcopy(tree):
 
 @fault("a4/gdrcopy-device", "gdrcopy")
 def gdrcopy_without_its_device(tree):
-    """The module is loaded, but nothing has created its device, or nobody has given it to the container."""
+    """The module is loaded, but nothing has created its device, or the container was not given it."""
     handler_on_the_cpu(tree)
     tree.remove("/dev/gdrdrv")
     del tree.stats["/dev/gdrdrv"]
