@@ -78,7 +78,7 @@ static const struct scenario {
 /* State that the test's ranks share. */
 struct page {
     _Atomic int ready;  /* ranks that have completed the rounds before the fault */
-    _Atomic int begun;  /* complete dispatches of all ranks and rounds; REFUSED only */
+    _Atomic int begun;  /* complete dispatches of all ranks and rounds; REFUSED and MIDWAY only */
     _Atomic int done;   /* survivors that have continued without the victim */
     _Atomic int go;     /* the victim may come back */
     _Atomic int back;   /* the victim has been notified */
@@ -113,7 +113,7 @@ static int call_dispatch(struct state *s)
     CALL(model_dispatch(&s->model, s->scenario->flags));
     if (s->scenario->flags & HOOK)
         CALL(model_finish(&s->model));
-    if (has_mode(s, REFUSED))
+    if (has_mode(s, REFUSED) || s->scenario->fault == MIDWAY)
         atomic_fetch_add(&s->page->begun, 1);
     return 0;
 }
@@ -247,6 +247,15 @@ static int run_refused(struct state *s)
     return 0;
 }
 
+/* The first half of a dispatch. Between nodes, the rows leave this process after the call has returned. */
+static int begin_dispatch(struct state *s)
+{
+    int others = s->group.nranks - 1;
+
+    CALL(model_dispatch(&s->model, HOOK));
+    return await(&s->page->begun, HEALTHY * s->group.nranks + others, STEP_MS, "the others to receive the rows");
+}
+
 static int leave(struct state *s)
 {
     ep_ll_free(s->model.ll);
@@ -270,7 +279,7 @@ static int apply_fault(struct state *s)
     if (fault == LEAVE)
         return leave(s);
     if (fault == MIDWAY)
-        CALL(model_dispatch(&s->model, HOOK));
+        TRY(begin_dispatch(s));
     if (fault == STOP || fault == MIDWAY)
         stop_self(s);
     if (fault == LATE)
