@@ -123,14 +123,12 @@ static ep_status open_device(struct cuda_comm *cuda)
     CUDA_TRY(cudaEventCreateWithFlags(&cuda->captured_order, cudaEventDisableTiming));
     CUDA_TRY(cudaEventCreateWithFlags(&cuda->end, cudaEventDisableTiming));
     EP_TRY(open_report(cuda));
-    CUDA_TRY(cudaHostAlloc((void **)&cuda->totals, TOTALS_BYTES, cudaHostAllocMapped));
-    CUDA_TRY(cudaHostGetDevicePointer((void **)&cuda->totals_device, cuda->totals, 0));
+    EP_TRY(cuda_host_alloc(TOTALS_BYTES, (void **)&cuda->totals, (void **)&cuda->totals_device));
     CUDA_TRY(cudaMalloc((void **)&cuda->signals, CUDA_GRANULE));
     CUDA_TRY(cudaMemset(cuda->signals, 0, sizeof(*cuda->signals)));
     CUDA_TRY(cudaMalloc((void **)&cuda->map_entries, MAP_BYTES(cuda)));
     CUDA_TRY(cudaMemset(cuda->map_entries, 0, MAP_BYTES(cuda)));
-    CUDA_TRY(cudaHostAlloc((void **)&cuda->host_map_entries, MAP_BYTES(cuda), cudaHostAllocMapped));
-    CUDA_TRY(cudaHostGetDevicePointer((void **)&cuda->host_map_entries_device, cuda->host_map_entries, 0));
+    EP_TRY(cuda_host_alloc(MAP_BYTES(cuda), (void **)&cuda->host_map_entries, (void **)&cuda->host_map_entries_device));
     memset(cuda->host_map_entries, 0, MAP_BYTES(cuda));
     CUDA_TRY(cudaMalloc(&cuda->scratch, SCRATCH_BYTES));
     CUDA_TRY(cudaMemset(cuda->scratch, 0, SCRATCH_BYTES));

@@ -245,6 +245,17 @@ ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const cha
 ep_status cuda_count_usable(int *ret_gpus);
 #define CUDA_TRY(call) EP_TRY(cuda_status((call), #call))
 
+/* Pinned host memory that kernels can use at *ret_device. To be freed with cudaFreeHost(); nothing is on failure. */
+ep_status cuda_host_alloc(size_t bytes, void **ret_memory, void **ret_device);
+
+struct cuda_transfer {
+    void *to;
+    const void *from;
+    size_t bytes;
+};
+/* Copies the parts, between host and device in any direction, and waits for them. Skips parts of 0 bytes. */
+ep_status cuda_transfer(struct cuda_comm *cuda, const struct cuda_transfer *parts, size_t n);
+
 static inline bool cuda_crosses_nodes(const struct cuda_comm *cuda)
 {
     return cuda->group.comm->nnodes > 1;

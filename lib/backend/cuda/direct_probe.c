@@ -59,9 +59,7 @@ static ep_status make_source(struct probe *p, struct cuda_net_memory *memory, bo
     status = p->net->ops->attach(p->net, &buffer);
     cuda_direct_close(&buffer);
     EP_TRY(status);
-    CUDA_TRY(
-        cudaMemcpyAsync(buffer.memory, p->mine, sizeof(p->mine), cudaMemcpyHostToDevice, p->cuda->internal_stream));
-    CUDA_TRY(cudaStreamSynchronize(p->cuda->internal_stream));
+    EP_TRY(cuda_transfer(p->cuda, &(struct cuda_transfer){buffer.memory, p->mine, sizeof(p->mine)}, 1));
     p->piece.data = buffer.memory;
     return EP_OK;
 }

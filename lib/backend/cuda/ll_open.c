@@ -132,9 +132,8 @@ static ep_status open_local(const ep_ll *ll, struct cuda_ll_impl *impl)
     impl->bytes = bytes;
     EP_TRY(acquire_segment(cuda, bytes, &impl->segment));
     CUDA_TRY(cudaEventCreateWithFlags(&impl->done, cudaEventDisableTiming));
-    CUDA_TRY(cudaHostAlloc((void **)&impl->report, sizeof(*impl->report), cudaHostAllocMapped));
+    EP_TRY(cuda_host_alloc(sizeof(*impl->report), (void **)&impl->report, &report));
     memset(impl->report, 0, sizeof(*impl->report));
-    CUDA_TRY(cudaHostGetDevicePointer(&report, impl->report, 0));
     impl->device.report = report;
     impl->blocks = cuda_ll_sms(cuda);
     if (cuda_crosses_nodes(cuda))

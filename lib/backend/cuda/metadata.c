@@ -28,7 +28,7 @@ void cuda_metadata_counts_write(const ep_plan *plan, int64_t *ret_counts)
     memcpy(words + n_local, inner->prefix, nranks * nranks * sizeof(*words));
 }
 
-static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
+static ep_status find_exact_counts(struct cuda_comm *cuda, const ep_plan *plan)
 {
     struct cuda_plan *device = cuda_plan_of(plan);
     size_t bytes = cuda_metadata_counts_bytes(plan);
@@ -44,11 +44,7 @@ static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
     cuda_metadata_counts_write(plan, counts);
     status = cuda_pool_alloc(cuda, bytes, &block);
     if (status == EP_OK)
-        status =
-            cuda_status(cudaMemcpyAsync(block.memory, counts, bytes, cudaMemcpyHostToDevice, cuda->internal_stream),
-                        "cudaMemcpyAsync");
-    if (status == EP_OK)
-        status = cuda_status(cudaStreamSynchronize(cuda->internal_stream), "cudaStreamSynchronize");
+        status = cuda_transfer(cuda, &(struct cuda_transfer){block.memory, counts, bytes}, 1);
     free(counts);
     if (status == EP_OK) {
         device->metadata_counts = block;
@@ -104,7 +100,7 @@ static ep_status find_counts(struct cuda_comm *cuda, const ep_plan *plan, struct
         m->first = m->route.counts->first;
         m->prefix = device->update.prefix;
     } else {
-        EP_TRY(upload_counts(cuda, plan));
+        EP_TRY(find_exact_counts(cuda, plan));
         m->first = device->exact_counts;
         m->exact = (const int32_t *)(m->first + plan->comm->nranks + 1);
         m->prefix = m->exact + plan->info.n_local_experts;

@@ -160,13 +160,6 @@ static void point_to(const ep_plan *plan, const struct layout *l, struct cuda_li
         lists->rows_forward += (uint64_t)inner->rail[node].n_entries;
 }
 
-static ep_status upload(struct cuda_comm *cuda, const struct cuda_lists *lists, size_t bytes)
-{
-    CUDA_TRY(cudaMemcpyAsync(lists->block.memory, lists->copy, bytes, cudaMemcpyHostToDevice, cuda->internal_stream));
-    CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
-    return EP_OK;
-}
-
 static void free_lists(struct cuda_comm *cuda, struct cuda_lists *lists)
 {
     cuda_pool_free(cuda, &lists->block);
@@ -215,7 +208,7 @@ ep_status cuda_lists_make(struct cuda_comm *cuda, ep_plan *plan)
         if (status == EP_OK)
             point_to(plan, &layout, lists);
         if (status == EP_OK)
-            status = upload(cuda, lists, bytes);
+            status = cuda_transfer(cuda, &(struct cuda_transfer){lists->block.memory, lists->copy, bytes}, 1);
     } else {
         ep_fail(status, "plan: no memory for the routes between nodes");
     }

@@ -29,11 +29,7 @@ static ep_status copy_lists(struct cuda_comm *cuda, const ep_plan *plan, const s
     size_t own = tokens_in(plan, &from->net), rails = tokens_in(plan, &from->rails), word = sizeof(int32_t);
     size_t n = (size_t)route->n_tokens, topk = (size_t)route->topk, width = (size_t)route->width;
     size_t nnodes = (size_t)plan->comm->nnodes, all_rails = nnodes * sizeof(struct cuda_node_range);
-    const struct {
-        void *to;
-        const void *from;
-        size_t bytes;
-    } parts[] = {
+    const struct cuda_transfer parts[] = {
         {u->index, route->index, n * topk * word},
         {u->count, route->count, n * word},
         {u->entry, route->entry, n * width * sizeof(*u->entry)},
@@ -50,11 +46,7 @@ static ep_status copy_lists(struct cuda_comm *cuda, const ep_plan *plan, const s
         {u->rail_entry, from->route.entry, rails * width * sizeof(*u->rail_entry)},
     };
 
-    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
-        if (parts[i].bytes)
-            CUDA_TRY(cudaMemcpyAsync(parts[i].to, parts[i].from, parts[i].bytes, cudaMemcpyDeviceToDevice,
-                                     cuda->internal_stream));
-    CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
+    EP_TRY(cuda_transfer(cuda, parts, sizeof(parts) / sizeof(parts[0])));
     memcpy((void *)(uintptr_t)to->net.rail, from->net.rail, all_rails);
     memcpy((void *)(uintptr_t)to->net.units, from->net.units, (own + nnodes) * word);
     memcpy((void *)(uintptr_t)to->rails.rail, from->rails.rail, all_rails);
@@ -78,11 +70,7 @@ static ep_status copy_counts(struct cuda_comm *cuda, const ep_plan *plan, const 
         prefix[i] = inner->prefix[i / nlocal * nranks + first + i % nlocal];
     for (size_t i = 0; i <= n_local; i++)
         start[i] = (int32_t)inner->expert_start[i];
-    const struct {
-        void *to;
-        const void *from;
-        size_t bytes;
-    } parts[] = {
+    const struct cuda_transfer parts[] = {
         {u->prefix, prefix, nranks * nlocal * word},
         {u->first, inner->recv_from_rank, (nranks + 1) * sizeof(*u->first)},
         {u->start, me ? inner->prefix + (me - 1) * nranks : NULL, me ? nranks * word : 0},
@@ -90,13 +78,8 @@ static ep_status copy_counts(struct cuda_comm *cuda, const ep_plan *plan, const 
         {u->expert_exact, inner->recv_exact, n_local * word},
     };
     status = cuda_status(cudaMemsetAsync(u->start, 0, nranks * word, cuda->internal_stream), "cudaMemsetAsync");
-    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]) && status == EP_OK; i++)
-        if (parts[i].bytes)
-            status = cuda_status(cudaMemcpyAsync(parts[i].to, parts[i].from, parts[i].bytes, cudaMemcpyHostToDevice,
-                                                 cuda->internal_stream),
-                                 "cudaMemcpyAsync");
     if (status == EP_OK)
-        status = cuda_status(cudaStreamSynchronize(cuda->internal_stream), "cudaStreamSynchronize");
+        status = cuda_transfer(cuda, parts, sizeof(parts) / sizeof(parts[0]));
     free(prefix);
     return status;
 }

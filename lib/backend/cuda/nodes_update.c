@@ -36,6 +36,25 @@ static ep_status fail_memory(void)
     return ep_fail(EP_E_MEMORY, "plan: no memory for routes between nodes that the device writes");
 }
 
+static ep_status add_info(struct cuda_comm *cuda, size_t bytes, struct cuda_net_plan_info **ret_info)
+{
+    struct cuda_net_plan_info *info = calloc(1, sizeof(*info));
+    ep_status status;
+
+    if (!info)
+        return fail_memory();
+    status = cuda_host_alloc(bytes, (void **)&info->memory, (void **)&info->device);
+    if (status != EP_OK) {
+        free(info);
+        return status;
+    }
+    info->bytes = bytes;
+    info->next = cuda->net_plan_info;
+    cuda->net_plan_info = info;
+    *ret_info = info;
+    return EP_OK;
+}
+
 /* `fresh`: not the memory of another plan. */
 static ep_status acquire_info(struct cuda_comm *cuda, size_t bytes, bool captured, bool fresh,
                               struct cuda_net_plan_info **ret_info)
@@ -44,18 +63,9 @@ static ep_status acquire_info(struct cuda_comm *cuda, size_t bytes, bool capture
 
     while (info && (info->used || info->captured != captured || info->bytes < bytes))
         info = info->next;
-    if (!info) {
-        info = calloc(1, sizeof(*info));
-        if (!info)
-            return fail_memory();
-        info->next = cuda->net_plan_info;
-        cuda->net_plan_info = info;
-        info->used = true; /* not to be reused before it has memory */
-        info->captured = captured;
-        CUDA_TRY(cudaHostAlloc((void **)&info->memory, bytes, cudaHostAllocMapped));
-        CUDA_TRY(cudaHostGetDevicePointer((void **)&info->device, info->memory, 0));
-        info->bytes = bytes;
-    }
+    if (!info)
+        EP_TRY(add_info(cuda, bytes, &info));
+    info->captured = captured;
     info->used = true;
     *ret_info = info;
     return EP_OK;

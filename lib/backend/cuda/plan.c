@@ -380,19 +380,12 @@ static ep_status upload_route(struct cuda_comm *cuda, const ep_plan *plan)
             entries[t * width + (size_t)i] = (struct cuda_entry){.row = from->row, .local = from->local, .k = from->k};
         }
     }
-    status = cuda_status(cudaMemcpyAsync((void *)(uintptr_t)route->entry, entries, n * width * sizeof(*entries),
-                                         cudaMemcpyHostToDevice, cuda->internal_stream),
-                         "cudaMemcpyAsync");
-    if (status == EP_OK)
-        status = cuda_status(cudaMemcpyAsync((void *)(uintptr_t)route->count, counts, n * sizeof(*counts),
-                                             cudaMemcpyHostToDevice, cuda->internal_stream),
-                             "cudaMemcpyAsync");
-    if (status == EP_OK)
-        status = cuda_status(cudaMemcpyAsync((void *)(uintptr_t)route->index, own->index, n * topk * sizeof(int32_t),
-                                             cudaMemcpyHostToDevice, cuda->internal_stream),
-                             "cudaMemcpyAsync");
-    if (status == EP_OK)
-        status = cuda_status(cudaStreamSynchronize(cuda->internal_stream), "cudaStreamSynchronize");
+    const struct cuda_transfer parts[] = {
+        {(void *)(uintptr_t)route->entry, entries, n * width * sizeof(*entries)},
+        {(void *)(uintptr_t)route->count, counts, n * sizeof(*counts)},
+        {(void *)(uintptr_t)route->index, own->index, n * topk * sizeof(int32_t)},
+    };
+    status = cuda_transfer(cuda, parts, sizeof(parts) / sizeof(parts[0]));
 free_all:
     free(entries);
     free(counts);
@@ -426,10 +419,7 @@ static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
     fill_counts(cuda, plan, (struct cuda_counts *)(void *)counts);
     if (metadata)
         cuda_metadata_counts_write(plan, (int64_t *)(void *)(counts + at));
-    status = cuda_status(cudaMemcpyAsync(memory, counts, bytes, cudaMemcpyHostToDevice, cuda->internal_stream),
-                         "cudaMemcpyAsync");
-    if (status == EP_OK)
-        status = cuda_status(cudaStreamSynchronize(cuda->internal_stream), "cudaStreamSynchronize");
+    status = cuda_transfer(cuda, &(struct cuda_transfer){memory, counts, bytes}, 1);
     free(counts);
     if (status == EP_OK && metadata)
         device->exact_counts = (const int64_t *)(void *)(memory + at);
@@ -445,12 +435,11 @@ static ep_status upload_experts(struct cuda_comm *cuda, const ep_plan *plan)
 
     for (size_t i = 0; i <= n_local; i++)
         start[i] = (int32_t)inner->expert_start[i];
-    CUDA_TRY(cudaMemcpyAsync(device->expert_start, start, (n_local + 1) * sizeof(*start), cudaMemcpyHostToDevice,
-                             cuda->internal_stream));
-    CUDA_TRY(cudaMemcpyAsync(device->expert_exact, inner->recv_exact, n_local * sizeof(*start), cudaMemcpyHostToDevice,
-                             cuda->internal_stream));
-    CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
-    return EP_OK;
+    const struct cuda_transfer parts[] = {
+        {device->expert_start, start, (n_local + 1) * sizeof(*start)},
+        {device->expert_exact, inner->recv_exact, n_local * sizeof(*start)},
+    };
+    return cuda_transfer(cuda, parts, 2);
 }
 
 static ep_status upload_plan(struct cuda_comm *cuda, ep_plan *plan)

@@ -255,21 +255,30 @@ struct cuda_event_words {
 
 #define WORDS 1024
 
+static ep_status add_words(struct cuda_comm *cuda)
+{
+    struct cuda_event_words *words = calloc(1, sizeof(*words));
+    ep_status status;
+
+    if (!words)
+        return ep_fail(EP_E_MEMORY, "ep_event_new: no memory");
+    status = cuda_host_alloc(WORDS * sizeof(uint32_t), (void **)&words->word, (void **)&words->word_device);
+    if (status != EP_OK) {
+        free(words);
+        return status;
+    }
+    words->next = cuda->words;
+    cuda->words = words;
+    return EP_OK;
+}
+
 static ep_status alloc_word(struct cuda_comm *cuda, _Atomic uint32_t **ret_word)
 {
-    struct cuda_event_words *words = cuda->words;
+    struct cuda_event_words *words;
 
-    if (!words || words->used == WORDS) {
-        words = calloc(1, sizeof(*words));
-        if (!words)
-            return ep_fail(EP_E_MEMORY, "ep_event_new: no memory");
-        words->next = cuda->words;
-        cuda->words = words;
-        words->used = WORDS;
-        CUDA_TRY(cudaHostAlloc((void **)&words->word, WORDS * sizeof(uint32_t), cudaHostAllocMapped));
-        CUDA_TRY(cudaHostGetDevicePointer((void **)&words->word_device, words->word, 0));
-        words->used = 0;
-    }
+    if (!cuda->words || cuda->words->used == WORDS)
+        EP_TRY(add_words(cuda));
+    words = cuda->words;
     words->word[words->used] = 0;
     *ret_word = (_Atomic uint32_t *)&words->word[words->used++];
     return EP_OK;

@@ -17,25 +17,34 @@ struct cuda_plan_info_slot {
     bool used;
 };
 
+static ep_status add_info(struct cuda_comm *cuda, int n_local, struct cuda_plan_info_slot **ret_slot)
+{
+    struct cuda_plan_info_slot *slot = calloc(1, sizeof(*slot));
+    size_t bytes = sizeof(struct cuda_plan_info) + (size_t)n_local * sizeof(slot->info->exact[0]);
+    ep_status status;
+
+    if (!slot)
+        return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory");
+    status = cuda_host_alloc(bytes, (void **)&slot->info, (void **)&slot->info_device);
+    if (status != EP_OK) {
+        free(slot);
+        return status;
+    }
+    slot->n_local = n_local;
+    slot->next = cuda->plan_infos;
+    cuda->plan_infos = slot;
+    *ret_slot = slot;
+    return EP_OK;
+}
+
 static ep_status acquire_info(struct cuda_comm *cuda, int n_local, struct cuda_plan_info_slot **ret_slot)
 {
     struct cuda_plan_info_slot *slot = cuda->plan_infos;
 
     while (slot && (slot->used || slot->n_local < n_local))
         slot = slot->next;
-    if (!slot) {
-        slot = calloc(1, sizeof(*slot));
-        if (!slot)
-            return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory");
-        slot->next = cuda->plan_infos;
-        cuda->plan_infos = slot;
-        slot->used = true;
-        CUDA_TRY(cudaHostAlloc((void **)&slot->info,
-                               sizeof(struct cuda_plan_info) + (size_t)n_local * sizeof(slot->info->exact[0]),
-                               cudaHostAllocMapped));
-        CUDA_TRY(cudaHostGetDevicePointer((void **)&slot->info_device, slot->info, 0));
-        slot->n_local = n_local;
-    }
+    if (!slot)
+        EP_TRY(add_info(cuda, n_local, &slot));
     slot->used = true;
     slot->info->number = 0;
     *ret_slot = slot;
