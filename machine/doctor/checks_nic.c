@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * checks_nic.c - the speed of links, and access to NICs. The other checks of the group are in checks_port.c and
- * rules_port.c.
+ * checks_nic.c - the speed of links, and access to NICs. The other checks of the group are in checks_gid.c,
+ * checks_port.c, rules_bond.c and rules_port.c.
  */
 #include "doctor/checks.h"
 #include "doctor/machine.h"

@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* checks_gid.c - the GIDs of RoCE ports, and the index that variables select. */
+#include "doctor/checks.h"
+#include "doctor/machine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const gid_variables[] = {"NVSHMEM_IB_GID_INDEX", "NCCL_IB_GID_INDEX", NULL};
+
+static const struct topo_gid *gid_at(const struct topo_port *port, int index)
+{
+    for (int i = 0; i < port->n_gids; i++)
+        if (port->gids[i].index == index)
+            return &port->gids[i];
+    return NULL;
+}
+
+static bool has_gid(const struct topo_port *port, enum topo_gid_type type, enum topo_gid_kind kind)
+{
+    for (int i = 0; i < port->n_gids; i++)
+        if (port->gids[i].type == type && port->gids[i].kind == kind)
+            return true;
+    return false;
+}
+
+static bool is_roce_port(const struct doctor_machine *machine, int nic, int port)
+{
+    const struct topo_port *self = &machine->topo->nics[nic].ports[port];
+
+    return machine_nic_serves_gpus(machine, nic) && self->active && self->link_layer == TOPO_LINK_ETHERNET &&
+           !machine->topo->nics[nic].is_iwarp;
+}
+
+/* What is wrong with GID `index` of a port; "" if nothing is. */
+static const char *gid_fault(const struct topo_port *port, int index)
+{
+    const struct topo_gid *gid = gid_at(port, index);
+
+    if (!gid)
+        return "is empty";
+    if (gid->type == TOPO_GID_UNKNOWN)
+        return "";
+    if (gid->type != TOPO_GID_ROCE2)
+        return "is of type RoCE v1, which routers do not carry";
+    if (gid->kind == TOPO_GID_LINK_LOCAL)
+        return "is a link-local address, which routers do not carry";
+    return "";
+}
+
+/* The index in a variable; -1 if it leaves the choice to the library. */
+static int gid_index(struct source *source, const char *name)
+{
+    const char *value = source_env(source, name);
+    char *end;
+    long index;
+
+    if (!value)
+        return -1;
+    index = strtol(value, &end, 10);
+    return end == value || *end || index < 0 || index > 65535 ? -1 : (int)index;
+}
+
+struct gid_faults {
+    int n_ports, n_unreadable, n_none, n_wrong;
+    int n_foreign; /* of n_none: with GIDs of interfaces in another network namespace */
+    enum source_state why;
+    const char *port; /* the first one without a GID, or with a wrong one */
+    const char *variable, *fault;
+    int index;
+    bool only_ipv6; /* true for all ports in n_none */
+};
+
+/*
+ * On an IPv6-only network, the libraries find the GID only if a variable selects IPv6 or the index. Returns the missing
+ * variables, separated by " ", "" if none. NVSHMEM's matters only if there is an NVSHMEM; gIB's script sets what gIB
+ * needs of NCCL.
+ */
+static const char *family_missing(const struct doctor_machine *machine, const char *value)
+{
+    static const char *const families[] = {"NVSHMEM_IB_ADDR_FAMILY", "NCCL_IB_ADDR_FAMILY"};
+    const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
+    const char *missing = "";
+
+    for (int i = 0; i < 2; i++) {
+        const char *set = source_env(machine->source, families[i]);
+
+        if ((set && strcmp(set, "AF_INET6") == 0) || gid_index(machine->source, gid_variables[i]) >= 0 ||
+            (i == 0 && nvshmem->host.state != SOURCE_OK && !(nvshmem->home && *nvshmem->home)) ||
+            (i == 1 && machine->software->nccl.gib && *machine->software->nccl.gib))
+            continue;
+        missing = source_printf(machine->source, "%s%s%s%s", missing, *missing ? " " : "", families[i], value);
+    }
+    return missing;
+}
+
+static void found_no_gid(const struct doctor_machine *machine, struct doctor_result *result,
+                         const struct gid_faults *faults)
+{
+    if (faults->only_ipv6) {
+        doctor_found(machine, result, DOCTOR_WARNING,
+                     "%s has RoCE v2 GIDs with IPv6 addresses only, and no variable selects them%s", faults->port,
+                     faults->n_none > 1 ? "; other ports too" : "");
+        doctor_fix(machine, result, false, "export %s", family_missing(machine, "=AF_INET6"));
+        doctor_advise(machine, result,
+                      "NVSHMEM and NCCL look for an IPv4 address by default. Or configure IPv4 addresses.");
+        return;
+    }
+    if (faults->n_foreign == faults->n_none) {
+        doctor_found(machine, result, DOCTOR_ERROR, "the interface of %s is in another network namespace%s",
+                     faults->port, faults->n_none > 1 ? ", and those of other ports too" : "");
+        doctor_advise(machine, result,
+                      "A queue pair needs a GID of an interface that this process has. Give the pod hostNetwork, or by "
+                      "its network annotations the interfaces of its NICs (Multus, GKE's multi-networking, DRANET).");
+        return;
+    }
+    doctor_found(machine, result, DOCTOR_ERROR, "%s has no RoCE v2 GID with an IPv4 address%s", faults->port,
+                 faults->n_none > 1 ? ", and other ports have none either" : "");
+    doctor_advise(machine, result,
+                  "The GID comes with the IPv4 address of the port's network interface: configure one. In a pod, use "
+                  "hostNetwork or the network annotations that bring the interface along: GIDs of interfaces in "
+                  "another network namespace look empty.");
+}
+
+static void check_indices(const struct doctor_machine *machine, struct doctor_result *result, int nic, int port,
+                          struct gid_faults *faults)
+{
+    const struct topo_port *self = &machine->topo->nics[nic].ports[port];
+    const char *name = machine_port_name(machine, nic, port);
+
+    for (int i = 0; gid_variables[i]; i++) {
+        int index = gid_index(machine->source, gid_variables[i]);
+        const char *fault = index >= 0 ? gid_fault(self, index) : "";
+
+        if (!*fault)
+            continue;
+        if (faults->n_wrong++ == 0) {
+            faults->port = name;
+            faults->variable = gid_variables[i];
+            faults->index = index;
+            faults->fault = fault;
+        }
+        doctor_evidence(machine, result, name, "%s=%d %s", gid_variables[i], index, fault);
+    }
+}
+
+static void check_gids(const struct doctor_machine *machine, struct doctor_result *result, int nic, int port,
+                       struct gid_faults *faults)
+{
+    const struct topo_port *self = &machine->topo->nics[nic].ports[port];
+    const char *name = machine_port_name(machine, nic, port);
+
+    faults->n_ports++;
+    if (self->gids_state != SOURCE_OK) {
+        faults->n_unreadable++;
+        faults->why = self->gids_state;
+        return;
+    }
+    if (!has_gid(self, TOPO_GID_ROCE2, TOPO_GID_IPV4) && !has_gid(self, TOPO_GID_UNKNOWN, TOPO_GID_IPV4)) {
+        bool ipv6 = has_gid(self, TOPO_GID_ROCE2, TOPO_GID_OTHER);
+
+        if (ipv6 && !*family_missing(machine, "")) {
+            check_indices(machine, result, nic, port, faults);
+            return;
+        }
+        if (faults->n_none++ == 0)
+            faults->port = name;
+        faults->only_ipv6 = faults->only_ipv6 && ipv6;
+        faults->n_foreign += self->n_gids == 0 && self->n_foreign_gids > 0;
+        doctor_evidence(machine, result, name, "%d GIDs, %s", self->n_gids + self->n_foreign_gids,
+                        self->n_foreign_gids ? "of interfaces that are not in /sys/class/net of this process"
+                        : ipv6               ? "of RoCE v2 with an IPv6 address only"
+                                             : "none of RoCE v2 with an IPv4 address");
+        return;
+    }
+    check_indices(machine, result, nic, port, faults);
+}
+
+/* sysfs shows the NICs of the machine also in a container that has none of them. */
+static bool may_use_none(const struct topo *topo)
+{
+    for (int i = 0; i < topo->n_nics; i++)
+        if (machine_is_data_nic(topo, i) && topo->nics[i].access != TOPO_ACCESS_NO)
+            return false;
+    return true;
+}
+
+static void run_gid(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct gid_faults faults = {.only_ipv6 = true};
+
+    if (!machine_has_data_nics(machine, result))
+        return;
+    if (may_use_none(machine->topo) && !machine_uses_rdma(machine)) {
+        doctor_not_applicable(machine, result, "this process was given none of the NICs, and nothing here needs RDMA");
+        return;
+    }
+    /* An Ethernet port among InfiniBand ports is reported by link-layer. */
+    for (int i = 0; i < machine->topo->n_nics && machine_minority_link_layer(machine) != TOPO_LINK_ETHERNET; i++)
+        for (int p = 0; p < machine->topo->nics[i].n_ports; p++)
+            if (is_roce_port(machine, i, p))
+                check_gids(machine, result, i, p, &faults);
+    if (faults.n_none) {
+        found_no_gid(machine, result, &faults);
+    } else if (faults.n_wrong) {
+        doctor_found(machine, result, DOCTOR_ERROR, "%s=%d names a GID of %s that %s", faults.variable, faults.index,
+                     faults.port, faults.fault);
+        doctor_fix(machine, result, false, "unset %s", faults.variable);
+        doctor_advise(machine, result,
+                      "Without it NVSHMEM and NCCL look for a RoCE v2 GID with an IPv4 address themselves.");
+    } else if (faults.n_unreadable) {
+        doctor_unknown(machine, result, "GIDs of %d of %d ports: %s", faults.n_unreadable, faults.n_ports,
+                       machine_reason(faults.why, NULL));
+    } else if (faults.n_ports == 0) {
+        doctor_not_applicable(machine, result, "no RoCE port is active");
+    }
+}
+
+const struct doctor_check check_gid = {
+    .id = "gid",
+    .group = "nic",
+    .mode = 20,
+    .title = "RoCE ports have a routable GID, and configured GID indices select one",
+    .symptom = "ibv_modify_qp fails with a timeout or EINVAL; connections between nodes never come up.",
+    .cause = "Queue pairs need the GID of RoCE v2 with the port's IPv4 address. It is missing, or a fixed index names "
+             "an entry that is empty or of another type: the order of entries differs from node to node.",
+    .remedy = "Give the interface its address (hostNetwork in pods); leave the index to the library.",
+    .links = (const char *const[]){"NVSHMEM_IB_GID_INDEX", "NCCL_IB_GID_INDEX", "NVSHMEM_IB_ADDR_FAMILY",
+                                   "NCCL_IB_ADDR_FAMILY", "/sys/class/infiniband/*/ports/*/gid_attrs/types/*", NULL},
+    .run = run_gid,
+};

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rules_bond.c - bonds: members that are down, and bonds with fewer members than the others. */
+#include "doctor/checks.h"
+#include "doctor/machine.h"
+
+#include <string.h>
+
+#define BONDS "/sys/class/net/bonding_masters"
+
+/* Does RDMA run over this interface? */
+static bool carries_rdma(const struct topo *topo, const char *name)
+{
+    for (int i = 0; i < topo->n_nics; i++)
+        for (int p = 0; p < topo->nics[i].n_ports; p++)
+            if (strcmp(topo->nics[i].ports[p].netdev, name) == 0)
+                return true;
+    return false;
+}
+
+/* Does RDMA or the default route use this interface? Other bonds are not checked. */
+static bool matters(const struct doctor_machine *machine, const char *name)
+{
+    const char *route = source_read(machine->source, "/proc/net/route").text;
+    size_t n = strlen(name);
+
+    if (carries_rdma(machine->topo, name))
+        return true;
+    for (const char *line = route; line && *line; line = strchr(line, '\n')) {
+        line += *line == '\n';
+        if (strncmp(line, name, n) == 0 && strncmp(line + n, "\t00000000\t", 10) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* A bond without link monitoring (miimon 0) reports each of its members as up. */
+static bool has_lost_carrier(const struct doctor_machine *machine, const char *name)
+{
+    struct source_text carrier = source_line(machine->source, "/sys/class/net/%s/carrier", name);
+
+    return carrier.state == SOURCE_OK && strcmp(carrier.text, "0") == 0;
+}
+
+static void found_too_few(const struct doctor_machine *machine, struct doctor_result *result, const char *bond, int n,
+                          int n_usual)
+{
+    if (result->outcome != DOCTOR_FOUND) {
+        doctor_found(machine, result, DOCTOR_WARNING, "%s has %d member%s, most other bonds have %d", bond, n,
+                     n == 1 ? "" : "s", n_usual);
+        doctor_advise(
+            machine, result,
+            "A port has left the bond, or never joined it: look for the interface that has no master (ip "
+            "link), at its part of the network's configuration, and whether the card shows all of its ports.");
+    }
+    doctor_evidence(machine, result, source_printf(machine->source, "/sys/class/net/%s/bonding/slaves", bond), "%s",
+                    source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond).text);
+}
+
+/* The number of members of more than half of the RDMA bonds, if there are at least three bonds; otherwise 0. */
+static int usual_members(const struct doctor_machine *machine, const char *bonds)
+{
+    int n_with[17] = {0}, n_bonds = 0;
+
+    for (const char *at = bonds; *at; at += strcspn(at, " "), at += strspn(at, " ")) {
+        const char *bond = source_printf(machine->source, "%.*s", (int)(strcspn(at, " ") & 63), at);
+        struct source_text slaves = source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond);
+        int n = 0;
+
+        if (!carries_rdma(machine->topo, bond))
+            continue;
+        for (const char *slave = slaves.text; *slave; slave += strcspn(slave, " "), slave += strspn(slave, " "))
+            n++;
+        n_with[n < 16 ? n : 16]++;
+        n_bonds++;
+    }
+    for (int n = 0; n < 17 && n_bonds >= 3; n++)
+        if (n_with[n] * 2 > n_bonds)
+            return n;
+    return 0;
+}
+
+static void check_one_bond(const struct doctor_machine *machine, struct doctor_result *result, const char *bond,
+                           int n_usual)
+{
+    struct source_text slaves = source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond);
+    bool is_wanted = matters(machine, bond);
+    int n = 0, n_dead = 0;
+    const char *dead[16];
+
+    for (const char *at = slaves.text; *at; at += strcspn(at, " "), at += strspn(at, " ")) {
+        const char *name = source_printf(machine->source, "%.*s", (int)(strcspn(at, " ") & 63), at);
+        struct source_text state = source_line(machine->source, "/sys/class/net/%s/bonding_slave/mii_status", name);
+
+        n++;
+        is_wanted = is_wanted || matters(machine, name);
+        if (state.state == SOURCE_OK && (strcmp(state.text, "up") != 0 || has_lost_carrier(machine, name)) &&
+            n_dead < 16)
+            dead[n_dead++] = name;
+    }
+    if (carries_rdma(machine->topo, bond) && n_dead == 0 && n < n_usual)
+        found_too_few(machine, result, bond, n, n_usual);
+    if (!is_wanted || n_dead == 0)
+        return;
+    if (result->outcome != DOCTOR_FOUND) {
+        doctor_found(machine, result, n_dead == n ? DOCTOR_ERROR : DOCTOR_WARNING,
+                     "%d of %d members of %s are down: %s", n_dead, n, bond, dead[0]);
+        doctor_advise(
+            machine, result,
+            "Check cable, transceiver and switch port of %s, and the configuration of the switch (LACP): until it is "
+            "back, the bond has less bandwidth and less redundancy.",
+            dead[0]);
+    }
+    for (int i = 0; i < n_dead; i++)
+        doctor_evidence(machine, result, source_printf(machine->source, "%s, a member of %s", dead[i], bond), "%s%s",
+                        source_line(machine->source, "/sys/class/net/%s/bonding_slave/mii_status", dead[i]).text,
+                        has_lost_carrier(machine, dead[i]) ? ", no carrier" : "");
+}
+
+static void run_bond(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct source_text bonds = source_line(machine->source, BONDS);
+    int n_usual = bonds.state == SOURCE_OK ? usual_members(machine, bonds.text) : 0;
+
+    if (bonds.state != SOURCE_OK || !*bonds.text) {
+        doctor_not_applicable(machine, result, "there is no bond");
+        return;
+    }
+    for (const char *at = bonds.text; *at; at += strcspn(at, " "), at += strspn(at, " "))
+        check_one_bond(machine, result, source_printf(machine->source, "%.*s", (int)(strcspn(at, " ") & 63), at),
+                       n_usual);
+}
+
+const struct doctor_check check_bond = {
+    .id = "bond",
+    .group = "nic",
+    .mode = 50,
+    .title = "all members of bonds are up",
+    .symptom = "RDMA over a bond, or the path to storage and to other nodes, has half of its bandwidth.",
+    .cause = "A member of the bond is down, and only the others carry traffic.",
+    .remedy = "Repair the link of the member.",
+    .links = (const char *const[]){BONDS, "/sys/class/net/*/bonding_slave/mii_status", NULL},
+    .run = run_bond,
+};
