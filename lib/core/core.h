@@ -47,13 +47,21 @@ struct ep_comm {
 struct ep_plan {
     ep_comm *comm;
     void *impl;
-    ep_plan_args args; /* resolved; topk_idx is not kept here */
+    ep_plan_args args; /* resolved; topk_idx is not kept here. n_tokens: after updates in captures, as before */
     ep_plan_info info; /* the part that is known without the peers */
     ep_plan_info full; /* with the peers' counts; valid once `counted` is set, possibly by a worker */
     _Atomic bool counted;
-    bool from_mask; /* created from token_in_rank: args.topk is then the number of ranks */
-    bool updated;   /* the counts in info are no longer valid */
+    bool from_mask;          /* created from token_in_rank: args.topk is then the number of ranks */
+    bool updated;            /* the counts in info are no longer valid */
+    uint64_t capture;        /* the last capture in which the plan was updated; 0: none */
+    int32_t captured_tokens; /* n_tokens of the last update in it */
 };
+
+/* The tokens of an operation that is called now, in that capture (0: in none). */
+static inline int32_t ep_plan_tokens(const ep_plan *plan, uint64_t capture)
+{
+    return capture && capture == plan->capture ? plan->captured_tokens : plan->args.n_tokens;
+}
 
 /* What is known of the plan now. All accesses to a plan's info use this. */
 static inline const ep_plan_info *ep_plan_info_now(const ep_plan *plan)
@@ -128,11 +136,14 @@ struct ep_backend_ops {
      */
     ep_status (*plan_open)(ep_plan *plan, const ep_plan_args *args);
     void (*plan_close)(ep_plan *plan);
-    /* The core then sets plan->args.n_tokens for the caller's next calls; queued work must have its own copy. */
+    /* The core then sets what ep_plan_tokens() returns for the caller's next calls; queued work has its own copy. */
     ep_status (*plan_update)(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
     ep_status (*plan_metadata)(ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream);
     ep_status (*plan_sources)(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
     ep_status (*plan_layout)(ep_comm *comm, const ep_plan_args *args, ep_layout *layout);
+
+    /* Optional. The capture that the stream is in, in which calls do not run; 0: none. */
+    uint64_t (*capture_of)(ep_comm *comm, ep_stream stream);
 
     /* Queue in the stream and return. */
     ep_status (*dispatch)(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream);
@@ -173,7 +184,18 @@ struct ep_backend_ops {
     int64_t (*ll_bytes)(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes);
 };
 
-#define EP_BACKEND_ABI 5u
+#define EP_BACKEND_ABI 6u
+
+static inline uint64_t ep_capture_of(ep_comm *comm, ep_stream stream)
+{
+    return comm->ops->capture_of ? comm->ops->capture_of(comm, stream) : 0;
+}
+
+/* The tokens of an operation that is called in the stream now. */
+static inline int32_t ep_plan_tokens_in(const ep_plan *plan, ep_stream stream)
+{
+    return ep_plan_tokens(plan, plan->capture ? ep_capture_of(plan->comm, stream) : 0);
+}
 
 /*
  * The communicator whose function of ep_stream_call() this thread runs. A backend sets it around that function; the

@@ -153,7 +153,7 @@ static ep_status check_strided_scales(const ep_dispatch_args *args, int n_tokens
     return EP_OK;
 }
 
-static ep_status check_topk(const ep_plan *plan, const ep_dispatch_args *args, struct ep_buffer *buffers)
+static ep_status check_topk(const ep_plan *plan, const ep_dispatch_args *args, int n_tokens, struct ep_buffer *buffers)
 {
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
     int64_t index_bytes = (int64_t)ep_dtype_bytes((ep_dtype)plan->args.idx_type), bytes = 0;
@@ -165,7 +165,7 @@ static ep_status check_topk(const ep_plan *plan, const ep_dispatch_args *args, s
                                             : "recv_topk_weights");
     if (args->recv_topk_idx && expanded)
         return ep_fail(EP_E_ARG, DISPATCH ": recv_topk_idx must be NULL in the expanded layout");
-    if (args->recv_topk_weights && !args->topk_weights && plan->args.n_tokens)
+    if (args->recv_topk_weights && !args->topk_weights && n_tokens)
         return ep_fail(EP_E_ARG, DISPATCH ": recv_topk_weights without topk_weights");
     EP_TRY(ep_check_buffer(DISPATCH, "topk_weights", args->topk_weights, true, EP_ROW_ALIGN));
     EP_TRY(ep_check_buffer(DISPATCH, "recv_topk_idx", args->recv_topk_idx, true, EP_ROW_ALIGN));
@@ -178,13 +178,12 @@ static ep_status check_topk(const ep_plan *plan, const ep_dispatch_args *args, s
             ep_check_product(DISPATCH, "recv_topk_weights", args->out_rows, expanded ? 1 : plan->args.topk, 4, &bytes));
     buffers[RECV_WEIGHTS] = (struct ep_buffer){"recv_topk_weights", args->recv_topk_weights, bytes};
     buffers[WEIGHTS] = (struct ep_buffer){"topk_weights", args->topk_weights,
-                                          (int64_t)plan->args.n_tokens * plan->args.topk * (int64_t)sizeof(float)};
+                                          (int64_t)n_tokens * plan->args.topk * (int64_t)sizeof(float)};
     return EP_OK;
 }
 
-static ep_status check_dispatch(const ep_plan *plan, const ep_dispatch_args *args)
+static ep_status check_dispatch(const ep_plan *plan, const ep_dispatch_args *args, int n_tokens)
 {
-    int n_tokens = plan->args.n_tokens;
     int64_t row_bytes = 0, x_bytes = 0, out_bytes = 0;
     struct ep_buffer buffers[BUFFERS] = {{.name = NULL}};
 
@@ -206,7 +205,7 @@ static ep_status check_dispatch(const ep_plan *plan, const ep_dispatch_args *arg
     buffers[RECV_X] = (struct ep_buffer){"recv_x", args->recv_x, out_bytes};
     buffers[X] = (struct ep_buffer){"x", args->x, x_bytes};
     EP_TRY(check_scales(args, n_tokens, buffers));
-    EP_TRY(check_topk(plan, args, buffers));
+    EP_TRY(check_topk(plan, args, n_tokens, buffers));
     if (args->scale_stride_token || args->scale_stride_block) {
         EP_TRY(check_strided_scales(args, n_tokens, buffers));
         buffers[SCALES].bytes = 0;
@@ -220,7 +219,7 @@ ep_status ep_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream str
 
     EP_CHECK_USABLE(plan, plan->comm);
     EP_TRY_ON(plan->comm, EP_CHECK_LOAD(DISPATCH, &mine, args, ep_dispatch_args));
-    EP_TRY_ON(plan->comm, check_dispatch(plan, &mine));
+    EP_TRY_ON(plan->comm, check_dispatch(plan, &mine, ep_plan_tokens_in(plan, stream)));
     return ep_comm_record(plan->comm, EP_BACKEND_CALL(plan->comm, dispatch, plan, &mine, stream));
 }
 
@@ -236,7 +235,7 @@ ep_status ep_dispatch_sync(ep_plan *plan, const ep_dispatch_args *args)
 
 #define COMBINE "ep_combine"
 
-static ep_status check_combine_weights(const ep_plan *plan, const ep_combine_args *args, int64_t rows,
+static ep_status check_combine_weights(const ep_plan *plan, const ep_combine_args *args, int n_tokens, int64_t rows,
                                        struct ep_buffer *ret_in, struct ep_buffer *ret_out)
 {
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
@@ -255,13 +254,12 @@ static ep_status check_combine_weights(const ep_plan *plan, const ep_combine_arg
         EP_TRY(ep_check_product(COMBINE, "topk_weights", rows, expanded ? 1 : plan->args.topk, 4, &bytes));
     *ret_in = (struct ep_buffer){"topk_weights", args->topk_weights, bytes};
     *ret_out = (struct ep_buffer){"out_topk_weights", args->out_topk_weights,
-                                  (int64_t)plan->args.n_tokens * plan->args.topk * (int64_t)sizeof(float)};
+                                  (int64_t)n_tokens * plan->args.topk * (int64_t)sizeof(float)};
     return EP_OK;
 }
 
-static ep_status check_combine(const ep_plan *plan, const ep_combine_args *args)
+static ep_status check_combine(const ep_plan *plan, const ep_combine_args *args, int n_tokens)
 {
-    int n_tokens = plan->args.n_tokens;
     int64_t rows =
         ep_plan_info_now(plan)->n_recv >= 0 ? ep_plan_info_now(plan)->n_recv : ep_plan_info_now(plan)->out_rows;
     int64_t row_bytes = 0, x_bytes = 0, out_bytes = 0;
@@ -284,7 +282,7 @@ static ep_status check_combine(const ep_plan *plan, const ep_combine_args *args)
     EP_TRY(ep_check_buffer(COMBINE, "bias[0]", args->bias[0], true, EP_ROW_ALIGN));
     EP_TRY(ep_check_buffer(COMBINE, "bias[1]", args->bias[1], true, EP_ROW_ALIGN));
     EP_TRY(ep_check_buffer(COMBINE, "out", args->out, n_tokens == 0, EP_ROW_ALIGN));
-    EP_TRY(check_combine_weights(plan, args, rows, &weights, &out_weights));
+    EP_TRY(check_combine_weights(plan, args, n_tokens, rows, &weights, &out_weights));
     const struct ep_buffer buffers[] = {{"out", args->out, out_bytes},
                                         out_weights,
                                         {"x", args->x, x_bytes},
@@ -300,7 +298,7 @@ ep_status ep_combine(ep_plan *plan, const ep_combine_args *args, ep_stream strea
 
     EP_CHECK_USABLE(plan, plan->comm);
     EP_TRY_ON(plan->comm, EP_CHECK_LOAD(COMBINE, &mine, args, ep_combine_args));
-    EP_TRY_ON(plan->comm, check_combine(plan, &mine));
+    EP_TRY_ON(plan->comm, check_combine(plan, &mine, ep_plan_tokens_in(plan, stream)));
     return ep_comm_record(plan->comm, EP_BACKEND_CALL(plan->comm, combine, plan, &mine, stream));
 }
 

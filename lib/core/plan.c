@@ -190,6 +190,19 @@ static ep_status check_update(const ep_plan *plan, const ep_plan_update_args *ar
                         args->tokens_per_expert);
 }
 
+/* What runs at each launch of a graph does not change the calls outside of it. */
+static void set_tokens(ep_plan *plan, int32_t n_tokens, ep_stream stream)
+{
+    uint64_t capture = ep_capture_of(plan->comm, stream);
+
+    if (!capture) {
+        plan->args.n_tokens = n_tokens;
+        return;
+    }
+    plan->capture = capture;
+    plan->captured_tokens = n_tokens;
+}
+
 ep_status ep_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream)
 {
     ep_plan_update_args mine;
@@ -198,13 +211,13 @@ ep_status ep_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stre
     EP_TRY_ON(plan->comm, EP_CHECK_LOAD("ep_plan_update", &mine, args, ep_plan_update_args));
     EP_TRY_ON(plan->comm, check_update(plan, &mine));
     EP_TRY_ON(plan->comm, EP_BACKEND_CALL(plan->comm, plan_update, plan, &mine, stream));
-    plan->args.n_tokens = mine.n_tokens;
+    set_tokens(plan, mine.n_tokens, stream);
     plan->updated = true;
     return EP_OK;
 }
 
 /* source_stride must give every token of every rank a different number. */
-static ep_status check_stride(const ep_plan *plan, ep_plan_metadata *dst)
+static ep_status check_stride(const ep_plan *plan, ep_plan_metadata *dst, int n_tokens)
 {
     static const char call[] = "ep_plan_get_metadata";
     int nranks = plan->comm->nranks;
@@ -213,14 +226,14 @@ static ep_status check_stride(const ep_plan *plan, ep_plan_metadata *dst)
         dst->source_stride = plan->args.max_tokens;
     if (!dst->source_stride)
         return ep_fail(EP_E_ARG, "%s: source_stride is 0, and the plan was created without max_tokens", call);
-    EP_TRY(ep_check_range(call, "source_stride", dst->source_stride, plan->args.n_tokens, INT32_MAX));
+    EP_TRY(ep_check_range(call, "source_stride", dst->source_stride, n_tokens, INT32_MAX));
     if ((int64_t)dst->source_stride * nranks > INT32_MAX)
         return ep_fail(EP_E_OVERFLOW, "%s: %d ranks of source_stride %d tokens do not fit an int32", call, nranks,
                        dst->source_stride);
     return EP_OK;
 }
 
-static ep_status check_metadata(const ep_plan *plan, ep_plan_metadata *dst)
+static ep_status check_metadata(const ep_plan *plan, ep_plan_metadata *dst, ep_stream stream)
 {
     static const char call[] = "ep_plan_get_metadata";
     const int64_t each = (int64_t)sizeof(int32_t), ranks = plan->comm->nranks;
@@ -230,7 +243,7 @@ static ep_status check_metadata(const ep_plan *plan, ep_plan_metadata *dst)
     if (dst->recv_slot && !(plan->args.flags & EP_PLAN_EXPANDED))
         return ep_fail(EP_E_ARG, "%s: recv_slot must be NULL in the rank layout, where token i is row i", call);
     if (dst->recv_source || dst->recv_slot)
-        EP_TRY(check_stride(plan, dst));
+        EP_TRY(check_stride(plan, dst, ep_plan_tokens_in(plan, stream)));
     if (dst->recv_source)
         EP_TRY(ep_check_product(call, "recv_source", rows, each, 1, &sources));
     if (dst->recv_slot)
@@ -256,7 +269,7 @@ ep_status ep_plan_get_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_st
 
     EP_CHECK_USABLE(plan, plan->comm);
     EP_TRY_ON(plan->comm, EP_CHECK_LOAD("ep_plan_get_metadata", &mine, dst, ep_plan_metadata));
-    EP_TRY_ON(plan->comm, check_metadata(plan, &mine));
+    EP_TRY_ON(plan->comm, check_metadata(plan, &mine, stream));
     return ep_comm_record(plan->comm, EP_BACKEND_CALL(plan->comm, plan_metadata, plan, &mine, stream));
 }
 

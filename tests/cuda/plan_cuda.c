@@ -4,7 +4,9 @@
  * that are updated in stream order, with new routing each round, against the host backend. Rank and expanded layout, in
  * calls and in a graph that is captured once; ordinary and symmetric memory. Plans made in captures, before any call:
  * two alternating graphs, the second of which reuses the memory of the first one's freed plan. A graph captured before
- * the first update of its plan uses the updates. Updates that must fail: too many rows, invalid routing.
+ * the first update of its plan uses the updates. An update in a graph that is not launched changes nothing. Updates
+ * that must fail: too many rows, invalid routing. A graph of operations for another number of tokens than its plan has
+ * fails.
  *
  * Exit 77 when there is no GPU.
  */
@@ -24,7 +26,7 @@ enum { X, WEIGHTS, INDEX, RECV, RECV_INDEX, RECV_WEIGHTS, OUT, OUT_WEIGHTS, N_BU
 
 struct scenario {
     const char *name;
-    bool expanded, graph, made, followed, symmetric, refused, bad; /* made: in the capture */
+    bool expanded, graph, made, followed, unlaunched, symmetric, refused, bad, tokens; /* made: in the capture */
 };
 
 static const struct scenario scenarios[] = {
@@ -38,10 +40,13 @@ static const struct scenario scenarios[] = {
     {.name = "expanded-graph", .expanded = true, .graph = true, .symmetric = true},
     {.name = "expanded-made", .expanded = true, .graph = true, .made = true, .symmetric = true},
     {.name = "expanded-followed", .expanded = true, .graph = true, .followed = true},
+    {.name = "rank-unlaunched", .graph = true, .unlaunched = true},
+    {.name = "expanded-unlaunched", .expanded = true, .graph = true, .unlaunched = true},
     {.name = "refused", .refused = true},
     {.name = "refused-made", .graph = true, .made = true, .refused = true},
     {.name = "refused-expanded", .expanded = true, .symmetric = true, .refused = true},
     {.name = "bad", .expanded = true, .bad = true},
+    {.name = "tokens", .graph = true, .bad = true, .tokens = true},
 };
 
 struct state {
@@ -271,6 +276,47 @@ static int run_followed(struct state *s)
     return code;
 }
 
+static int compare_calls(struct state *s, int round)
+{
+    int code;
+
+    for (int device = 0; device < 2; device++) {
+        TRY(call_pair(s, device));
+        TRY(sync(s, device));
+    }
+    code = compare(s, round);
+    TRY(group_merge_codes(&s->group, code, &code));
+    return code;
+}
+
+/* A graph whose update has fewer tokens. Until it is launched, calls use the plan as it was. */
+static int run_unlaunched(struct state *s)
+{
+    cudaGraphExec_t exec;
+    int code;
+
+    TRY(load(s, 0));
+    TRY(make_plans(s));
+    code = compare_calls(s, 0);
+    TRY(load(s, 1));
+    s->n_tokens = TOKENS / 3;
+    TRY(capture_begin(&s->group));
+    CALL(call_update(s, 1));
+    TRY(call_pair(s, 1));
+    TRY(capture_end(&s->group, &exec));
+    code |= compare_calls(s, 1);
+    for (int i = RECV; i < N_BUFFERS; i++)
+        TRY(mirror_poison(&s->group, &s->b[i]));
+    CALL(call_update(s, 0));
+    code |= check_round(s, 2, exec);
+    TRY(load(s, 3));
+    for (int device = 0; device < 2; device++)
+        CALL(call_update(s, device));
+    code |= compare_calls(s, 3);
+    CUDA(cudaGraphExecDestroy(exec));
+    return code;
+}
+
 /* All tokens go to the experts of rank 0, whose capacity is smaller. */
 static int load_too_many(struct state *s)
 {
@@ -390,8 +436,39 @@ static int run_bad(struct state *s)
     return group_barrier(&s->group);
 }
 
+/* The operations are captured for all tokens; the last rank then updates the plan with one token less. */
+static int run_tokens(struct state *s)
+{
+    int bad = s->group.nranks - 1;
+    cudaGraphExec_t exec;
+    ep_status status;
+
+    TRY(load(s, 0));
+    TRY(make_plans(s));
+    TRY(call_pair(s, 1));
+    TRY(sync(s, 1));
+    TRY(capture_begin(&s->group));
+    TRY(call_pair(s, 1));
+    TRY(capture_end(&s->group, &exec));
+    TRY(group_barrier(&s->group));
+    if (s->group.rank == bad)
+        s->n_tokens--;
+    CALL(call_update(s, 1));
+    CUDA(cudaGraphLaunch(exec, s->group.stream));
+    status = ep_stream_sync(s->group.cuda, s->group.stream);
+    TRY(expect_failed_rank("ep_stream_sync", status, EP_E_STATE, bad));
+    if (s->group.rank == bad)
+        TRY(expect_status("ep_stream_sync", status, EP_E_STATE, "599 tokens"));
+    CUDA(cudaGraphExecDestroy(exec));
+    return group_barrier(&s->group);
+}
+
 static int run_scenario(struct state *s)
 {
+    if (s->scenario->unlaunched)
+        return run_unlaunched(s);
+    if (s->scenario->tokens)
+        return run_tokens(s);
     if (s->scenario->followed)
         return run_followed(s);
     if (s->scenario->made)

@@ -173,7 +173,7 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
     if (cuda_crosses_nodes(cuda))
         return cuda_nodes_combine(c->call, c->plan, sum, &c->queued);
     *shape = fit(cuda, (uint32_t)c->row_bytes, (uint32_t)route->width, &sum->slot_bytes);
-    cuda_fill_stage(cuda, c->plan, c->copies, &sum->stage);
+    cuda_fill_stage(cuda, route->n_tokens, c->copies, &sum->stage);
     shape->blocks = sum->stage.move_blocks;
     divide(sum, shape);
     if (c->copies) {
@@ -188,7 +188,7 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
     return EP_OK;
 }
 
-static ep_status check_pointers(const struct combine *c)
+static ep_status check_pointers(const struct combine *c, int n_tokens)
 {
     static const char call[] = "ep_combine";
     const ep_combine_args *args = c->args;
@@ -197,7 +197,7 @@ static ep_status check_pointers(const struct combine *c)
         EP_TRY(cuda_check_pointer(c->cuda, call, "x", args->x));
         EP_TRY(cuda_check_pointer(c->cuda, call, "topk_weights", args->topk_weights));
     }
-    if (!c->plan->args.n_tokens)
+    if (!n_tokens)
         return EP_OK;
     EP_TRY(cuda_check_pointer(c->cuda, call, "bias[0]", args->bias[0]));
     EP_TRY(cuda_check_pointer(c->cuda, call, "bias[1]", args->bias[1]));
@@ -207,13 +207,13 @@ static ep_status check_pointers(const struct combine *c)
 
 static ep_status combine_body(struct combine *c)
 {
-    const struct cuda_route *route;
+    struct cuda_route route;
 
-    EP_TRY(cuda_plan_ready(c->cuda, c->plan, c->call->capture != 0, &route));
-    EP_TRY(check_pointers(c));
-    c->weight_bytes = (route->expanded ? 1 : (size_t)c->plan->args.topk) * sizeof(float);
+    EP_TRY(cuda_plan_ready(c->call, c->plan, &route));
+    EP_TRY(check_pointers(c, route.n_tokens));
+    c->weight_bytes = (route.expanded ? 1 : (size_t)c->plan->args.topk) * sizeof(float);
     c->row_bytes = (size_t)c->args->hidden * sizeof(uint16_t);
-    EP_TRY(launch(c, route));
+    EP_TRY(launch(c, &route));
     cuda_plan_count(c->plan, c->row_bytes);
     return EP_OK;
 }

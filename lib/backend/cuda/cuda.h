@@ -470,8 +470,8 @@ struct cuda_route cuda_route_shape(const ep_plan *plan);
 ep_status cuda_fetch_routing(const void *topk_idx, size_t bytes, cudaStream_t stream, void **ret_copy);
 void cuda_plan_close(ep_plan *plan);
 ep_status cuda_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
-/* Completes the plan with the peers, if not yet done, and its route. */
-ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, bool capturing, const struct cuda_route **ret_route);
+/* Completes the plan with the peers, if not yet done, and its route; *ret_route: for the tokens of the call. */
+ep_status cuda_plan_ready(const struct cuda_call *call, ep_plan *plan, struct cuda_route *ret_route);
 /* Adds an operation to the statistics: rows of this rank's tokens in its own memory and in that of the others. */
 void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes);
 
@@ -481,7 +481,7 @@ void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes);
  */
 bool cuda_overlaps_copies(const struct cuda_comm *cuda, const ep_plan *plan, size_t row_bytes);
 /* Fills the kernel's arguments, except the memory. `copies`: some of its blocks copy. */
-void cuda_fill_stage(const struct cuda_comm *cuda, const ep_plan *plan, bool copies, struct cuda_stage *ret_stage);
+void cuda_fill_stage(const struct cuda_comm *cuda, int n_tokens, bool copies, struct cuda_stage *ret_stage);
 /* Divides the multiprocessors of an operation between blocks that move rows and blocks that copy. */
 void cuda_share_sms(const struct cuda_comm *cuda, bool copies, int *ret_move_blocks, int *ret_copy_blocks);
 /* Sets the rings of the copy blocks within the shape of the blocks that move rows; their slots are not smaller. */
@@ -508,6 +508,8 @@ struct cuda_call {
  */
 ep_status cuda_call_begin(struct cuda_comm *cuda, ep_stream stream, bool operation, struct cuda_call *ret_call);
 ep_status cuda_call_end(struct cuda_call *call, ep_status status, bool queued);
+/* cuda_call.capture of a call in that stream. */
+uint64_t cuda_capture_of(ep_comm *comm, ep_stream stream);
 /* EP_OK, or the failure that a kernel, this rank or a peer has reported. */
 ep_status cuda_check(struct cuda_comm *cuda);
 /* Sleeps until the event is complete, or until the communicator has failed and its kernels have had time to end. */

@@ -191,6 +191,7 @@ const struct ep_backend_ops ep_backend_module = {
     .plan_layout = cuda_plan_layout,
     .plan_update = cuda_plan_update,
     .plan_metadata = cuda_plan_metadata,
+    .capture_of = cuda_capture_of,
     .dispatch = cuda_dispatch,
     .combine = cuda_combine,
     .stream_sync = cuda_stream_sync,

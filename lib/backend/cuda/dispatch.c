@@ -181,7 +181,7 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
         return cuda_nodes_dispatch(d->call, d->plan, move, args->recv_topk_weights ? d->plan->args.topk : 0,
                                    &d->queued);
     fit(cuda, move, shape);
-    cuda_fill_stage(cuda, d->plan, d->copies, &move->stage);
+    cuda_fill_stage(cuda, route->n_tokens, d->copies, &move->stage);
     shape->blocks = move->stage.move_blocks;
     if (d->copies) {
         cuda_fit_copy_blocks(cuda, (size_t)move->chunk_bytes, &move->stage, shape);
@@ -242,11 +242,11 @@ static ep_status finish_outputs(const struct dispatch *d)
     return wanted ? cuda_status(cuda_launch_rows(&rows, d->stream), "rows kernel") : EP_OK;
 }
 
-static ep_status check_pointers(const struct dispatch *d)
+static ep_status check_pointers(const struct dispatch *d, int n_tokens)
 {
     static const char call[] = "ep_dispatch";
     const ep_dispatch_args *args = d->args;
-    bool sends = d->plan->args.n_tokens, receives = cuda_plan_rows(d->plan);
+    bool sends = n_tokens, receives = cuda_plan_rows(d->plan);
 
     EP_TRY(cuda_check_pointer(d->cuda, call, "x", sends ? args->x : NULL));
     EP_TRY(cuda_check_pointer(d->cuda, call, "scales", sends ? args->scales : NULL));
@@ -259,12 +259,12 @@ static ep_status check_pointers(const struct dispatch *d)
 
 static ep_status dispatch_body(struct dispatch *d)
 {
-    const struct cuda_route *route;
+    struct cuda_route route;
 
-    EP_TRY(cuda_plan_ready(d->cuda, d->plan, d->call->capture != 0, &route));
-    EP_TRY(check_pointers(d));
+    EP_TRY(cuda_plan_ready(d->call, d->plan, &route));
+    EP_TRY(check_pointers(d, route.n_tokens));
     describe_outputs(d);
-    EP_TRY(launch(d, route));
+    EP_TRY(launch(d, &route));
     EP_TRY(finish_outputs(d));
     cuda_plan_count(d->plan, d->output[EP_GROUP_AT_X].bytes + d->output[EP_GROUP_AT_SCALES].bytes);
     return EP_OK;

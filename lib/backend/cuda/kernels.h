@@ -129,12 +129,16 @@ enum {
     CUDA_FAILED_DISAGREE,    /* ranks are in different calls, or gave different arguments: cuda_report.detail */
     CUDA_FAILED_DAMAGE,      /* an address or index that the rank has published is not valid */
     CUDA_FAILED_UNMAPPED,    /* memory of the rank was not mapped here within the deadline */
-    CUDA_FAILED_STRIDE       /* metadata: the rank has more tokens than source_stride */
+    CUDA_FAILED_STRIDE,      /* metadata: the rank has more tokens than source_stride */
+    CUDA_FAILED_TOKENS       /* an operation for another number of tokens than its plan has: cuda_report.detail */
 };
 #define CUDA_STOPPED 1u /* contains no CUDA_FAILED_... */
 #define CUDA_FAILURE(kind, rank, phase) ((uint32_t)(kind) << 24 | (uint32_t)(rank) << 8 | (uint32_t)(phase))
 
-/* Two ranks have published different words: CUDA_DESC_..., the other rank (of the group), and both words. */
+/*
+ * Two ranks have published different words: CUDA_DESC_..., the other rank (of the group), and both words.
+ * CUDA_FAILED_TOKENS: MINE are the tokens of the operation, THEIRS those of the plan.
+ */
 enum { CUDA_DETAIL_WORD, CUDA_DETAIL_RANK, CUDA_DETAIL_MINE, CUDA_DETAIL_THEIRS };
 
 /* In mapped host memory: what kernels report, and how the host stops them. */
@@ -143,7 +147,7 @@ struct cuda_report {
     uint32_t failure; /* 0, or CUDA_FAILURE(CUDA_FAILED_..., failed rank of the group, phase) */
     uint32_t lost;    /* the host writes: ranks that have died or left. All that they have sent is here */
     uint32_t unused;
-    uint32_t detail[4]; /* [CUDA_DETAIL_...] of CUDA_FAILED_DISAGREE */
+    uint32_t detail[4]; /* [CUDA_DETAIL_...] of CUDA_FAILED_DISAGREE and _TOKENS */
     int64_t refused[3]; /* 1 + a rank that would receive too many rows, how many, and its capacity */
     uint64_t counted;   /* number of the last routing counted */
     uint64_t bad;       /* not 0: that routing has invalid entries */
@@ -183,6 +187,7 @@ struct cuda_counts {
     int64_t rows_on[CUDA_MAX_RANKS];   /* rows that each rank receives */
     int64_t refused[3];                /* as in struct cuda_report; if set, nothing moves */
     int64_t first[CUDA_MAX_RANKS + 1]; /* [source] its first row on this rank; rank layout */
+    int64_t n_tokens;                  /* of this rank */
 };
 
 /* Where the rows of a rank's tokens go, in device memory. */

@@ -170,12 +170,12 @@ static ep_status metadata(const struct cuda_call *call, ep_plan *plan, const ep_
                           bool *ret_queued)
 {
     const struct cuda_plan *device = cuda_plan_of(plan);
-    const struct cuda_route *route;
+    struct cuda_route route;
     struct cuda_metadata m;
 
-    EP_TRY(cuda_plan_ready(call->cuda, plan, call->capture != 0, &route));
+    EP_TRY(cuda_plan_ready(call, plan, &route));
     EP_TRY(check_pointers(call->cuda, plan, dst));
-    EP_TRY(fill(call->cuda, plan, dst, route, &m));
+    EP_TRY(fill(call->cuda, plan, dst, &route, &m));
     EP_TRY(cuda_status(cuda_launch_metadata_counts(&m, call->stream), "metadata kernel"));
     *ret_queued = true;
     if (dst->rank_prefix && device->fixed && device->lists)

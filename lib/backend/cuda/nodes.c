@@ -273,6 +273,8 @@ ep_status cuda_nodes_dispatch(const struct cuda_call *call, ep_plan *plan, const
                                         .in = cuda_net_direction_of(&lists->rails)};
     struct cuda_nodes_dispatch place = {.own = *own, .meta = {own->scale_words, weight_words}};
     struct cuda_pack pack = {.waits = own->waits,
+                             .counts = own->route.counts,
+                             .n_tokens = own->route.n_tokens,
                              .token = lists->token,
                              .x = own->x,
                              .scales = own->scales,

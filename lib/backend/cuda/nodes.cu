@@ -417,7 +417,8 @@ __global__ void __launch_bounds__(THREADS) pack_rows(const __grid_constant__ cud
     int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     net_run run = run_of(p.waits, p.op);
 
-    if (!__syncthreads_and(threadIdx.x || may_begin(p.waits, p.waits.ready_phase)) ||
+    if (!__syncthreads_and(threadIdx.x || (may_begin(p.waits, p.waits.ready_phase) &&
+                                           (!p.counts || has_tokens(p.waits, p.counts, p.n_tokens)))) ||
         !await_arena(p.waits, p.op, run, p.out))
         return;
     for (uint32_t number = blockIdx.x; number < count_chunks(p.out); number += gridDim.x) {
@@ -435,7 +436,7 @@ __global__ void __launch_bounds__(THREADS) dispatch_nodes(const __grid_constant_
 {
     __shared__ targets targets;
     uint64_t number = operation_publish(d.own.waits, d.own.desc);
-    bool ok = operation_begin(d.own.waits, d.own.desc, d.own.route.counts, number, targets);
+    bool ok = operation_begin(d.own.waits, d.own.desc, &d.own.route, number, targets);
     uint32_t own = ((uint32_t)d.own.route.n_tokens + CUDA_NODES_WARPS - 1) / CUDA_NODES_WARPS;
     uint32_t all = ok && !is_refused(d.own.waits, d.own.route.counts) ? own + count_chunks(d.in) : 0, tile;
     net_run run = run_of(d.own.waits, d.op);
@@ -462,7 +463,7 @@ __global__ void __launch_bounds__(THREADS) combine_nodes(const __grid_constant__
     __shared__ targets from;
     __shared__ terms terms[CUDA_NODES_WARPS];
     uint64_t number = operation_publish(c.own.waits, c.own.desc);
-    bool ok = operation_begin(c.own.waits, c.own.desc, c.own.route.counts, number, from);
+    bool ok = operation_begin(c.own.waits, c.own.desc, &c.own.route, number, from);
     uint32_t tokens = (uint32_t)c.own.route.n_tokens, chunks = count_chunks(c.out), tile;
     uint32_t all = chunks + (tokens + CUDA_NODES_WARPS - 1) / CUDA_NODES_WARPS;
     net_run run = run_of(c.own.waits, c.op);

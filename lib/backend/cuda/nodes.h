@@ -97,13 +97,14 @@ struct cuda_pack {
     struct cuda_waits waits;
     struct cuda_net_op_args op;
     struct cuda_chunks out;
-    const int32_t *token; /* [tokens of all lists] */
+    const struct cuda_counts *counts; /* of the plan whose rows are sent; NULL: the rows are not those of tokens */
+    const int32_t *token;             /* [tokens of all lists] */
     const unsigned char *x;
     const uint32_t *scales;
     const float *weights;
     int64_t scale_stride_token, scale_stride_block, row_bytes;
     struct cuda_row_meta meta;
-    int32_t blocks;
+    int32_t blocks, n_tokens;
 };
 
 /* The rows of the rail peers' tokens on this node. */

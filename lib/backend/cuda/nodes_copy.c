@@ -27,7 +27,7 @@ static ep_status copy_lists(struct cuda_comm *cuda, const ep_plan *plan, const s
 {
     const struct cuda_route *route = &cuda_plan_of(plan)->route;
     size_t own = tokens_in(plan, &from->net), rails = tokens_in(plan, &from->rails), word = sizeof(int32_t);
-    size_t n = (size_t)route->n_tokens, topk = (size_t)route->topk, width = (size_t)route->width;
+    size_t n = (size_t)plan->args.n_tokens, topk = (size_t)route->topk, width = (size_t)route->width;
     size_t nnodes = (size_t)plan->comm->nnodes, all_rails = nnodes * sizeof(struct cuda_node_range);
     const struct cuda_transfer parts[] = {
         {u->index, route->index, n * topk * word},

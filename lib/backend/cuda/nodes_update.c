@@ -321,7 +321,11 @@ static ep_status make_lists(struct cuda_comm *cuda, ep_plan *plan, bool keep_rou
 static ep_status make_first_lists(const struct cuda_call *call, ep_plan *plan)
 {
     ep_status status = ep_group_plan_complete(&call->cuda->group, plan);
+    struct cuda_route unused;
 
+    /* Calls outside of the graph still use the present routing. */
+    if (status == EP_OK && call->capture)
+        return cuda_plan_ready(call, plan, &unused);
     /* An update may repair a plan that all ranks have refused. */
     return status == EP_OK || ep_group_plan_is_refused(plan) ? make_lists(call->cuda, plan, false) : status;
 }
@@ -420,7 +424,7 @@ static ep_status enqueue(const struct cuda_call *call, ep_plan *plan, const ep_p
     u->topk_idx = plan->from_mask ? NULL : args->topk_idx;
     u->mask = args->token_in_rank;
     u->mask_experts = args->tokens_per_expert;
-    u->n_tokens = device->route.n_tokens = args->n_tokens;
+    u->n_tokens = args->n_tokens;
     status = prepare_all(call, plan, &pack, &net_ops);
     if (status != EP_OK) {
         for (int i = 0; i < net_ops.n; i++)

@@ -404,6 +404,7 @@ __device__ bool write_counts(const cuda_nodes_update &u, const node_counts &x)
         u.counts->rows_on[i] = refused ? 0 : x.rows_on[i];
     }
     if (i == 0) {
+        u.counts->n_tokens = u.n_tokens;
         u.counts->refused[0] = refused ? summary[CUDA_SUMMARY_REFUSED] : 0;
         u.counts->refused[1] =
             refused ? (int64_t)summary[CUDA_SUMMARY_ROWS + 1] << 32 | (uint32_t)summary[CUDA_SUMMARY_ROWS] : 0;

@@ -404,6 +404,7 @@ static void fill_counts(const struct cuda_comm *cuda, const ep_plan *plan, struc
         /* Used on one node only. */
         ret_counts->first[local + 1] = inner->recv_from_rank[local + 1];
     }
+    ret_counts->n_tokens = plan->args.n_tokens;
 }
 
 /* One copy for the counts of the operations and of the metadata: a second copy and its wait would make plans slower. */
@@ -457,21 +458,30 @@ static ep_status upload_plan(struct cuda_comm *cuda, ep_plan *plan)
     return EP_OK;
 }
 
-ep_status cuda_plan_ready(struct cuda_comm *cuda, ep_plan *plan, bool capturing, const struct cuda_route **ret_route)
+/* Gives the plan what its operations need on the device. */
+static ep_status complete(const struct cuda_call *call, ep_plan *plan)
 {
-    struct cuda_plan *device = cuda_plan_of(plan);
+    struct cuda_comm *cuda = call->cuda;
 
-    *ret_route = &device->route;
-    if (device->fixed)
-        return EP_OK;
     EP_TRY(ep_group_plan_complete(&cuda->group, plan));
-    if (!device->uploaded) {
+    if (!cuda_plan_of(plan)->uploaded) {
         /* Maps the staging that all ranks have reserved for it. */
         EP_TRY(cuda_map_new(cuda));
         EP_TRY(upload_plan(cuda, plan));
     }
     /* A captured operation must use the counts of later updates. */
-    return capturing && plan->args.max_recv_tokens > 0 ? cuda_nodes_plan_make_updatable(cuda, plan) : EP_OK;
+    return call->capture && plan->args.max_recv_tokens > 0 ? cuda_nodes_plan_make_updatable(cuda, plan) : EP_OK;
+}
+
+ep_status cuda_plan_ready(const struct cuda_call *call, ep_plan *plan, struct cuda_route *ret_route)
+{
+    struct cuda_plan *device = cuda_plan_of(plan);
+
+    if (!device->fixed)
+        EP_TRY(complete(call, plan));
+    *ret_route = device->route;
+    ret_route->n_tokens = ep_plan_tokens(plan, call->capture);
+    return EP_OK;
 }
 
 void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes)

@@ -75,6 +75,19 @@ static ep_status fail_routing(struct cuda_comm *cuda, int rank, enum ep_group_ph
     return ep_group_set_own_failure(&cuda->group, EP_E_ROUTING, rank, phase);
 }
 
+static ep_status fail_tokens(struct cuda_comm *cuda, int rank, enum ep_group_phase phase)
+{
+    const volatile uint32_t *detail = cuda->report->detail;
+
+    if (rank != cuda->group.comm->rank)
+        return ep_group_set_failure(&cuda->group, EP_E_STATE, rank, phase);
+    ep_fail(EP_E_STATE,
+            "the latest ep_plan_update() of the plan has %u tokens on rank %d, but the operation was called for %u: "
+            "capture the update and the operations that follow it into one graph, or keep n_tokens",
+            detail[CUDA_DETAIL_THEIRS], rank, detail[CUDA_DETAIL_MINE]);
+    return ep_group_set_own_failure(&cuda->group, EP_E_STATE, rank, phase);
+}
+
 static ep_status fail_reported(struct cuda_comm *cuda, uint32_t failure)
 {
     int rank = (int)(failure >> 8 & 0xffff), me = cuda->group.comm->rank;
@@ -112,6 +125,8 @@ static ep_status fail_reported(struct cuda_comm *cuda, uint32_t failure)
         return ep_group_set_own_failure(
             &cuda->group, ep_fail(EP_E_ARG, "ep_plan_get_metadata: rank %d has more tokens than source_stride", rank),
             rank, phase);
+    case CUDA_FAILED_TOKENS:
+        return fail_tokens(cuda, rank, phase);
     case CUDA_FAILED_EXCLUDED:
         return ep_fail(EP_E_EXCLUDED, "rank %d has masked this rank in \"%s\"", rank, ep_group_phase_name(phase));
     case CUDA_FAILED_LOST:

@@ -71,9 +71,9 @@ bool cuda_overlaps_copies(const struct cuda_comm *cuda, const ep_plan *plan, siz
     return copy_blocks > 0 && count_sharing(cuda) * (move_blocks + copy_blocks) <= cuda->all_sms;
 }
 
-void cuda_fill_stage(const struct cuda_comm *cuda, const ep_plan *plan, bool copies, struct cuda_stage *ret_stage)
+void cuda_fill_stage(const struct cuda_comm *cuda, int n_tokens, bool copies, struct cuda_stage *ret_stage)
 {
-    int32_t blocks = (plan->args.n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS, of_part;
+    int32_t blocks = (n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS, of_part;
 
     *ret_stage = (struct cuda_stage){.move_blocks = 0};
     cuda_share_sms(cuda, copies, &ret_stage->move_blocks, &ret_stage->copy_blocks);

@@ -58,6 +58,19 @@ static ep_status find_capture(cudaStream_t stream, unsigned long long *ret_captu
     return EP_OK;
 }
 
+uint64_t cuda_capture_of(ep_comm *comm, ep_stream stream)
+{
+    unsigned long long capture = 0;
+    struct cuda_scope scope;
+
+    if (cuda_scope_begin_uncaptured(cuda_of(comm), &scope) != EP_OK)
+        return 0;
+    if (find_capture(cuda_stream_of(cuda_of(comm), stream), &capture) != EP_OK)
+        capture = 0;
+    cuda_scope_end_uncaptured(&scope);
+    return capture;
+}
+
 /*
  * A kernel cannot be launched in a stream of another GPU; CUDA reports an invalid handle, which explains nothing.
  * Checked when the stream changes; skipped if the runtime or driver cannot report the device of a stream.

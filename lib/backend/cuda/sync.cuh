@@ -100,6 +100,9 @@ __device__ inline bool disagree(const cuda_waits &waits, int word, int rank, uin
 {
     volatile uint32_t *detail = waits.report->detail;
 
+    /* After a failed kernel, whose report this one must not change, the next one finds ranks in other calls. */
+    if (!may_begin(waits, waits.ready_phase))
+        return false;
     detail[CUDA_DETAIL_WORD] = (uint32_t)word;
     detail[CUDA_DETAIL_RANK] = (uint32_t)(waits.first + rank);
     detail[CUDA_DETAIL_MINE] = mine;
@@ -170,12 +173,35 @@ __device__ __noinline__ static bool receive_desc(const cuda_waits &waits, const 
 }
 
 /*
- * Waits for the descriptors of all ranks, and resolves the addresses of their buffers. By all threads of every block;
- * false: end the kernel at once.
+ * Has the plan the tokens that the operation was called for? Not if a graph contains only one of an update and the
+ * operation, and the other was called with another number. The peers are notified, because they wait for this rank's
+ * rows. By one thread; false: end the kernel.
  */
-__device__ inline bool operation_begin(const cuda_waits &waits, const cuda_op_desc &desc, const cuda_counts *counts,
+__device__ __noinline__ static bool has_tokens(const cuda_waits &waits, const cuda_counts *counts, int n_tokens)
+{
+    volatile uint32_t *detail = waits.report->detail;
+    uint32_t failure = CUDA_FAILURE(CUDA_FAILED_TOKENS, waits.first + waits.rank, waits.ready_phase);
+
+    if (counts->n_tokens == n_tokens)
+        return true;
+    detail[CUDA_DETAIL_MINE] = (uint32_t)n_tokens;
+    detail[CUDA_DETAIL_THEIRS] = (uint32_t)counts->n_tokens;
+    __threadfence_system();
+    set_failure(waits, CUDA_FAILED_TOKENS, waits.rank, waits.ready_phase);
+    for (int i = 0; i < waits.nranks; i++)
+        if (i != waits.rank)
+            *(volatile uint32_t *)&waits.peer[i]->failure = failure;
+    return false;
+}
+
+/*
+ * Waits for the descriptors of all ranks, and resolves the addresses of their buffers. `route` NULL: the operation
+ * moves no rows. By all threads of every block; false: end the kernel at once.
+ */
+__device__ inline bool operation_begin(const cuda_waits &waits, const cuda_op_desc &desc, const cuda_route *route,
                                        uint64_t number, targets &ret_targets)
 {
+    const cuda_counts *counts = route ? route->counts : nullptr;
     int i = (int)threadIdx.x, n = waits.nranks;
     bool ok = true, copies = false;
 
@@ -190,8 +216,8 @@ __device__ inline bool operation_begin(const cuda_waits &waits, const cuda_op_de
                 last = target;
         }
     } else if (i == n && !waits.no_sync) {
-        /* By a thread that waits for no rank, so that the check costs no extra time. */
-        ok = may_begin(waits, waits.ready_phase);
+        /* By a thread that waits for no rank, so that the checks cost no extra time. */
+        ok = may_begin(waits, waits.ready_phase) && (!route || has_tokens(waits, counts, route->n_tokens));
     }
     if (i < WARP) {
         uint32_t votes;

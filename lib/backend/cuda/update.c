@@ -153,7 +153,7 @@ static ep_status update(struct cuda_comm *cuda, ep_plan *plan, const struct rout
     u->count.topk_idx = routing->topk_idx;
     u->count.mask = routing->mask;
     u->count.mask_experts = routing->experts;
-    u->count.n_tokens = device->route.n_tokens = n_tokens;
+    u->count.n_tokens = n_tokens;
     u->blocks = (n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS;
     u->blocks = u->blocks ? u->blocks : 1;
     u->info = slot ? slot->info_device : NULL;

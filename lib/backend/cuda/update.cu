@@ -250,6 +250,7 @@ __device__ void write_counts(const cuda_update &u, const exchange &x)
     if (i == 0) {
         int64_t first = 0;
 
+        counts->n_tokens = u.count.n_tokens;
         for (int source = 0; source < n; source++) {
             counts->first[source] = first;
             first += refused < n ? 0 : x.of[source][u.waits.rank];
