@@ -104,6 +104,7 @@ check() {
         step 200 "$programs/metadata_cuda" --ranks "$ranks"
         step 200 "$programs/memory_cuda" --ranks "$ranks"
         step 120 "$programs/graph_cuda" --ranks "$ranks"
+        step 200 "$programs/sequence_cuda" --ranks "$ranks" --seed "$ranks"
         step 200 "$programs/ll_async_cuda" --ranks "$ranks"
         step 200 "$programs/ll_mix_cuda" --ranks "$ranks"
         step 200 "$programs/ll_weights_cuda" --ranks "$ranks"
@@ -132,6 +133,8 @@ nodes() {
         step 300 "$programs/plan_cuda" --ranks "$ranks" --nodes "$nodes" --network tcp --rounds 10
         step 300 "$programs/nodes_graph_cuda" --ranks "$ranks" --nodes "$nodes" --network tcp --rounds 200
         step 200 "$programs/stream_cuda" --ranks "$ranks" --nodes "$nodes"
+        step 200 "$programs/sequence_cuda" --ranks "$ranks" --nodes "$nodes" --seed "2$ranks"
+        step 300 "$programs/sequence_cuda" --ranks "$ranks" --nodes "$nodes" --network tcp --rounds 5
         step 200 "$programs/stage_cuda" --ranks "$ranks" --nodes "$nodes"
         step 200 "$programs/memory_cuda" --ranks "$ranks" --nodes "$nodes"
         step 200 "$programs/test_cuda" --ll --ranks "$ranks" --nodes "$nodes" --rounds "${ROUNDS:-60}" --seed "2$ranks"
