@@ -5,19 +5,34 @@
 #include <stdlib.h>
 #include <string.h>
 
+static int alloc_device(const struct group *group, struct mirror *mirror)
+{
+    size_t bytes = mirror->bytes + GUARD;
+
+    if (mirror->memory == SYMMETRIC || mirror->memory == ORDINARY_AMONG)
+        CALL(ep_alloc(group->cuda, bytes, &mirror->shared));
+    /* Its ep_free() has the peers unmap the registered memory. */
+    if (mirror->memory == REGISTERED)
+        CALL(ep_alloc(group->cuda, 0, &mirror->shared));
+    if (mirror->memory == SYMMETRIC)
+        mirror->device = mirror->shared;
+    else if (mirror->memory == ALLOCATED_LOCAL)
+        CALL(ep_alloc_local(group->cuda, bytes, (void **)&mirror->device));
+    else
+        CUDA(cudaMalloc((void **)&mirror->device, bytes));
+    if (mirror->memory == REGISTERED)
+        CALL(ep_register(group->cuda, mirror->device, bytes));
+    return 0;
+}
+
 int mirror_new(const struct group *group, const char *name, size_t bytes, enum memory memory, struct mirror *ret_mirror)
 {
     struct mirror *mirror = ret_mirror;
 
-    *mirror = (struct mirror){.name = name, .bytes = bytes};
+    *mirror = (struct mirror){.name = name, .bytes = bytes, .memory = memory};
     mirror->host = malloc(bytes + GUARD);
     EXPECT(mirror->host, "no memory for %zu bytes of %s", bytes, name);
-    if (memory != ORDINARY)
-        CALL(ep_alloc(group->cuda, bytes + GUARD, &mirror->shared));
-    if (memory == SYMMETRIC)
-        mirror->device = mirror->shared;
-    else
-        CUDA(cudaMalloc((void **)&mirror->device, bytes + GUARD));
+    TRY(alloc_device(group, mirror));
     return mirror_poison(group, mirror);
 }
 
@@ -77,14 +92,17 @@ int mirror_compare(const struct group *group, const struct mirror *mirror, const
 
 int mirror_free(const struct group *group, bool failed, struct mirror *mirror)
 {
-    void *device = mirror->device, *shared = mirror->shared;
+    struct mirror old = *mirror;
 
-    free(mirror->host);
-    mirror->host = mirror->device = NULL;
-    mirror->shared = NULL;
-    if (device != shared)
-        CUDA(cudaFree(device));
+    *mirror = (struct mirror){.name = old.name};
+    free(old.host);
+    if (old.memory == REGISTERED && !failed)
+        CALL(ep_unregister(group->cuda, old.device));
     if (!failed)
-        CALL(ep_free(group->cuda, shared));
+        CALL(ep_free(group->cuda, old.shared));
+    if (old.memory == ALLOCATED_LOCAL)
+        CALL(ep_free_local(group->cuda, old.device));
+    else if (old.memory != SYMMETRIC && !(failed && old.memory == REGISTERED))
+        CUDA(cudaFree(old.device));
     return 0;
 }

@@ -13,15 +13,18 @@
 
 enum memory {
     ORDINARY,
-    SYMMETRIC,     /* of ep_alloc() */
-    ORDINARY_AMONG /* ordinary, but others have symmetric memory: takes part in the collective calls */
+    SYMMETRIC,       /* of ep_alloc() */
+    ORDINARY_AMONG,  /* ordinary, but others have symmetric memory: takes part in the collective calls */
+    ALLOCATED_LOCAL, /* of ep_alloc_local() */
+    REGISTERED       /* registered. Collective as SYMMETRIC, because the peers must unmap it before it is freed */
 };
 
 struct mirror {
     const char *name;
     unsigned char *host, *device;
     size_t bytes, row_bytes; /* row_bytes: for messages about differences; 0: it has no rows */
-    void *shared;            /* of ep_alloc(): the device buffer, or unused memory; NULL: none */
+    enum memory memory;
+    void *shared; /* of ep_alloc(): the device buffer, or unused memory; NULL: none. Frees are collective with it */
 };
 
 /* Poisons both, the host's at once and the device's in the order of the group's stream. Collective. */

@@ -202,6 +202,7 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
 static ep_status finish_outputs(const struct dispatch *d)
 {
     const struct cuda_plan *device = cuda_plan_of(d->plan);
+    int64_t capacity = d->plan->args.max_recv_tokens, out_rows = d->args->out_rows;
     bool expanded = device->route.expanded, wanted;
     struct cuda_rows rows = {.counts = device->route.counts,
                              .expert_start = expanded ? device->expert_start : NULL,
@@ -211,7 +212,8 @@ static ep_status finish_outputs(const struct dispatch *d)
                              .zero = d->plan->args.flags & EP_PLAN_ZERO_PADDING ? 1 : 0,
                              .index_bytes = (int64_t)d->output[EP_GROUP_AT_INDEX].bytes,
                              .weight_bytes = (int64_t)d->output[EP_GROUP_AT_WEIGHTS].bytes,
-                             .capacity = d->plan->args.max_recv_tokens};
+                             /* The rows of metadata have room for those that the host knows, if it does. */
+                             .capacity = capacity < out_rows ? capacity : out_rows};
 
     wanted = rows.zero;
     if (rows.capacity) {
