@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of DeepEP on libepkit: `Buffer` (V1) and `ElasticBuffer` (V2).
+"""The interface of DeepEP on libepkit: `Buffer` (V1), `ElasticBuffer` (V2) and `EPBuffer` (V2.5).
 
 Programs import this package as they import DeepEP and change nothing. What differs: any hidden
 size that is a multiple of 8 elements, any number of ranks; no NVSHMEM, InfiniBand, JIT compiler or NCCL symmetric memory;
@@ -13,15 +13,19 @@ from epkit import __version__ as _epkit_version  # first: it says what is missin
 
 import torch
 
+from . import comm
 from .buffer import Buffer, Config
+from .comm import destroy_all_managed_nccl_comm, get_logical_domain_size, get_physical_domain_size
 from .elastic import ElasticBuffer, EPHandle
-from .utils.envs import get_logical_domain_size, get_physical_domain_size
+from .ep import (BucketBuffer, BufferAllocator, EngramBuffer, EPBuffer, PPBuffer, get_num_allocation_alignment, get_num_rdma_alignment,
+                 get_num_tma_alignment)
 from .utils.event import EventHandle, EventOverlap
 
 topk_idx_t = torch.int64
-__version__ = f"2.0.0+epkit.{_epkit_version}"
+__version__ = f"2.5.0+epkit.{_epkit_version}"
 
 __all__ = [
-    "Buffer", "Config", "EPHandle", "ElasticBuffer", "EventHandle", "EventOverlap", "get_logical_domain_size",
-    "get_physical_domain_size", "topk_idx_t",
+    "BucketBuffer", "Buffer", "BufferAllocator", "Config", "EPBuffer", "EPHandle", "ElasticBuffer", "EngramBuffer", "EventHandle",
+    "EventOverlap", "PPBuffer", "comm", "destroy_all_managed_nccl_comm", "get_logical_domain_size", "get_num_allocation_alignment",
+    "get_num_rdma_alignment", "get_num_tma_alignment", "get_physical_domain_size", "topk_idx_t",
 ]

@@ -128,16 +128,17 @@ class EPHandle(OfThisProcess):
         self.__dict__.setdefault("dst_buffer_slot_idx", torch.where(self.topk_idx < 0, -1, self.topk_idx // local).to(torch.int32))
 
 
-def _not_here(name: str, instead: str) -> Any:
+def not_here(name: str, instead: str) -> Any:
+    """A function or method of DeepEP that refuses every call."""
     def method(*args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError(f"ElasticBuffer.{name} is not supported by epkit: {instead}")
-    method.__name__ = name
+        raise NotImplementedError(f"{name} is not supported by epkit: {instead}")
+    method.__name__ = name.rpartition(".")[2]
     method.__doc__ = f"Not supported: {instead}."
     return method
 
 
-_naming_most = naming("this follows from num_max_tokens_per_rank of ElasticBuffer.dispatch() or of ElasticBuffer(), which must be "
-                      "the same on all ranks, and at least the number of tokens of each", "source_stride", "max_recv_tokens")
+_naming_most = naming("this follows from num_max_tokens_per_rank of dispatch() or of the buffer, which must be the same on all "
+                      "ranks, and at least the number of tokens of each", "source_stride", "max_recv_tokens")
 
 _ENGRAM = "keep the table sharded and fetch rows by dispatch and combine, or use DeepEP itself"
 _PP = "use torch.distributed.send and recv (NCCL) between pipeline stages"
@@ -170,7 +171,7 @@ class ElasticBuffer(OfThisProcess):
                  prefer_overlap_with_compute: bool = True, sl_idx: int = 3, num_allocated_qps: int = 0,
                  num_cpu_timeout_secs: int = 300, num_gpu_timeout_secs: int = 100, explicitly_destroy: bool = False) -> None:
         if group is None:
-            raise ValueError("ElasticBuffer: group is None, must be a process group")
+            raise ValueError(f"{type(self).__name__}: group is None, must be a process group")
         self._comm = epkit.Communicator(group, timeout=num_cpu_timeout_secs)
         self._comm_stream = new_comm_stream(self._comm)
         self.group = group
@@ -194,7 +195,7 @@ class ElasticBuffer(OfThisProcess):
     def destroy(self) -> None:
         """Leaves the group and frees everything. Needs explicitly_destroy. Again: nothing."""
         if not self.explicitly_destroy:
-            raise AssertionError("destroy() needs ElasticBuffer(explicitly_destroy=True)")
+            raise AssertionError(f"destroy() needs {type(self).__name__}(explicitly_destroy=True)")
         self._comm.free()
         self.runtime = None
 
@@ -261,9 +262,10 @@ class ElasticBuffer(OfThisProcess):
 
     def _plan_of(self, handle: Any, call: str) -> epkit.Plan:
         if not isinstance(handle, EPHandle):
-            raise TypeError(f"{call}: handle is a {type(handle).__name__}, must be what ElasticBuffer.dispatch() returned")
+            raise TypeError(f"{call}: handle is a {type(handle).__name__}, must be what {type(self).__name__}.dispatch() "
+                            "returned")
         if handle.plan.comm is not self._comm:
-            raise epkit.ArgumentError(f"{call}: handle is of another ElasticBuffer: it belongs to a group of "
+            raise epkit.ArgumentError(f"{call}: handle is of another {type(self).__name__}: it belongs to a group of "
                                       f"{handle.plan.comm.size} ranks in which this is rank {handle.plan.comm.rank}")
         return handle.plan
 
@@ -271,7 +273,7 @@ class ElasticBuffer(OfThisProcess):
                     num_sms: int, cpu_sync: bool, expand: bool) -> EPHandle:
         if num_experts is None or not most:
             raise AssertionError("dispatch: without a handle give num_experts, and num_max_tokens_per_rank here or to "
-                                 "ElasticBuffer()")
+                                 f"{type(self).__name__}()")
         want_tensor(topk_idx, "dispatch", "topk_idx", "[N, K]")
         for name, number in (("num_experts", num_experts), ("num_max_tokens_per_rank", most), ("expert_alignment", alignment)):
             want_integer(number, "dispatch", name)
@@ -408,20 +410,20 @@ class ElasticBuffer(OfThisProcess):
                                         stream=order.stream)
         return out, weights, order.done(async_with_compute_stream, (x, topk_weights, biases, out, weights))
 
-    engram_write = _not_here("engram_write", _ENGRAM)
-    engram_fetch = _not_here("engram_fetch", _ENGRAM)
-    get_engram_storage_size_hint = _not_here("get_engram_storage_size_hint", _ENGRAM)
-    pp_set_config = _not_here("pp_set_config", _PP)
-    pp_send = _not_here("pp_send", _PP)
-    pp_recv = _not_here("pp_recv", _PP)
-    get_pp_buffer_size_hint = _not_here("get_pp_buffer_size_hint", _PP)
-    create_agrs_session = _not_here("create_agrs_session", _AGRS)
-    destroy_agrs_session = _not_here("destroy_agrs_session", _AGRS)
-    agrs_set_config = _not_here("agrs_set_config", _AGRS)
-    agrs_get_inplace_tensor = _not_here("agrs_get_inplace_tensor", _AGRS)
-    all_gather = _not_here("all_gather", _AGRS)
-    get_agrs_num_max_session_bytes = _not_here("get_agrs_num_max_session_bytes", _AGRS)
-    get_agrs_buffer_size_hint = _not_here("get_agrs_buffer_size_hint", _AGRS)
+    engram_write = not_here("ElasticBuffer.engram_write", _ENGRAM)
+    engram_fetch = not_here("ElasticBuffer.engram_fetch", _ENGRAM)
+    get_engram_storage_size_hint = not_here("ElasticBuffer.get_engram_storage_size_hint", _ENGRAM)
+    pp_set_config = not_here("ElasticBuffer.pp_set_config", _PP)
+    pp_send = not_here("ElasticBuffer.pp_send", _PP)
+    pp_recv = not_here("ElasticBuffer.pp_recv", _PP)
+    get_pp_buffer_size_hint = not_here("ElasticBuffer.get_pp_buffer_size_hint", _PP)
+    create_agrs_session = not_here("ElasticBuffer.create_agrs_session", _AGRS)
+    destroy_agrs_session = not_here("ElasticBuffer.destroy_agrs_session", _AGRS)
+    agrs_set_config = not_here("ElasticBuffer.agrs_set_config", _AGRS)
+    agrs_get_inplace_tensor = not_here("ElasticBuffer.agrs_get_inplace_tensor", _AGRS)
+    all_gather = not_here("ElasticBuffer.all_gather", _AGRS)
+    get_agrs_num_max_session_bytes = not_here("ElasticBuffer.get_agrs_num_max_session_bytes", _AGRS)
+    get_agrs_buffer_size_hint = not_here("ElasticBuffer.get_agrs_buffer_size_hint", _AGRS)
 
     @contextlib.contextmanager
     def agrs_new_session(self, enabled: bool = True) -> Iterator[None]:

@@ -69,6 +69,23 @@ SIGNATURES = {
     deep_ep.ElasticBuffer.combine: "self=! x=! handle=! topk_weights=None bias=None num_sms=0 num_qps=0 "
                                    "previous_event=None previous_event_before_epilogue=None "
                                    "async_with_compute_stream=False allocate_on_comm_stream=False",
+    deep_ep.EPBuffer: "group=! num_bytes=None num_max_tokens_per_rank=0 hidden=0 num_topk=0 use_fp8_dispatch=False "
+                      "lb_allocation_plan_or_num_bytes=0 deterministic=False allow_hybrid_mode=True allow_multiple_reduction=True "
+                      "prefer_overlap_with_compute=True sl_idx=None num_allocated_qps=0 num_cpu_timeout_secs=300 "
+                      "num_gpu_timeout_secs=100 explicitly_destroy=False",
+    deep_ep.EPBuffer.get_buffer_size_hint: "group=! num_max_tokens_per_rank=! hidden=! num_topk=0 use_fp8_dispatch=False "
+                                           "allow_hybrid_mode=True allow_multiple_reduction=True",
+    deep_ep.EPBuffer.barrier: "self=! wait_comm_stream=True with_cpu_sync=False sequential=True context_idx=None",
+    deep_ep.EPBuffer.get_theoretical_num_sms: "self=! num_experts=! num_topk=! num_scaleout_topk=0 rdma_gbs=0 nvlink_gbs=0 "
+                                              "sm_read_gbs=0 sm_write_gbs=0",
+    deep_ep.EPBuffer.dispatch: "self=! x=! topk_idx=None topk_weights=None cumulative_local_expert_recv_stats=None "
+                               "num_experts=None num_max_tokens_per_rank=None expert_alignment=None num_sms=0 num_qps=0 "
+                               "previous_event=None async_with_compute_stream=False allocate_on_comm_stream=False handle=None "
+                               "do_handle_copy=False do_cpu_sync=None do_expand=False do_zero_padding=False "
+                               "use_tma_aligned_col_major_sf=False defer_epilogue=False",
+    deep_ep.EPBuffer.combine: "self=! x=! handle=! topk_weights=None bias=None num_sms=0 num_qps=0 previous_event=None "
+                              "async_with_compute_stream=False allocate_on_comm_stream=False defer_epilogue=False",
+    deep_ep.comm.barrier: "buffer=! wait_comm_stream=True with_cpu_sync=False sequential=True context_idx=None",
     deep_ep.EventOverlap: "event=None extra_tensors=None",
     deep_ep.EventOverlap.current_stream_wait: "self=! release_handle=False",
 }
@@ -89,6 +106,7 @@ def test_names():
     from deep_ep.buffers import Buffer as other_buffer
     from deep_ep.buffers.elastic import ElasticBuffer as other_elastic
     from deep_ep.buffers.legacy import Buffer as third_buffer
+    from deep_ep.buffers.ep import EPBuffer
     from deep_ep.utils.event import EventOverlap as other_event
 
     import deep_ep._C
@@ -98,6 +116,8 @@ def test_names():
     assert deep_ep._C.EventHandle is EventHandle and deep_ep._C.Config is Config and deep_ep._C.is_sm90_compiled() is True
     assert deep_ep.utils.envs.check_fast_rdma_atomic_support() is False
     assert topk_idx_t is torch.int64 is deep_ep_cpp.topk_idx_t and deep_ep_cpp.is_sm90_compiled() is True
+    assert EPBuffer is deep_ep.EPBuffer and deep_ep._C.get_num_tma_alignment() == deep_ep.get_num_tma_alignment() == 32
+    assert deep_ep.get_num_rdma_alignment() == 64 and deep_ep.get_num_allocation_alignment() == 2 << 20
     assert EPHandle.__name__ == "EPHandle" and not hasattr(deep_ep, "HybridEPBuffer")
     for name in ("align", "calc_diff", "ceil_div", "count_bytes", "per_token_cast_back", "per_token_cast_to_fp8", "safe_div"):
         assert callable(getattr(__import__("deep_ep.utils.math", fromlist=[name]), name))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ElasticBuffer: what DeepEP's test of it asserts, on the CPU: 144 modes, everything bit for bit."""
+"""ElasticBuffer and EPBuffer: what DeepEP's tests of them assert, on the CPU: 144 modes, everything bit for bit."""
 import contextlib
+import io
 import itertools
 import os
 import socket
@@ -45,6 +46,7 @@ class Mode:
         self.copy, self.alignment, self.fp8, biases, self.previous, self.asynchronous, self.on_comm = mode
         self.topk_idx, self.weights, self.experts = routing
         self.tokens = self.topk_idx.shape[0]
+        self.deferred = self.asynchronous and isinstance(buffer, deep_ep.EPBuffer)
         x = torch.randn(self.tokens, HIDDEN, dtype=torch.bfloat16)
         self.x = per_token_cast_to_fp8(x) if self.fp8 else x
         new = lambda: torch.randn(self.tokens, HIDDEN, dtype=torch.bfloat16)  # noqa: E731
@@ -54,8 +56,13 @@ class Mode:
     def call(self, name, **args):
         if self.previous:
             args["previous_event"] = self.buffer.capture()
+        if self.deferred:
+            args["defer_epilogue"] = True
         result = getattr(self.buffer, name)(async_with_compute_stream=self.asynchronous, allocate_on_comm_stream=self.on_comm,
                                             num_sms=4, num_qps=1, **args)
+        if self.deferred:
+            assert isinstance(result, deep_ep.EventOverlap)
+            return (*result.wait(), result)
         if self.asynchronous:
             result[-1].current_stream_wait()
         return result
@@ -200,21 +207,21 @@ def make_routing(size, masked):
     return topk_idx, weights, experts
 
 
-def new_buffer(**more):
-    return deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=MOST, hidden=HIDDEN, num_topk=TOPK,
-                                 explicitly_destroy=True, **more)
+def new_buffer(kind=deep_ep.ElasticBuffer, **more):
+    return kind(dist.group.WORLD, num_max_tokens_per_rank=MOST, hidden=HIDDEN, num_topk=TOPK, explicitly_destroy=True, **more)
 
 
-def all_modes(rank, size, cpu_sync, step):
+def all_modes(rank, size, cpu_sync, step, kind=deep_ep.ElasticBuffer):
     init_seed(3)
-    buffer = new_buffer()
+    buffer = new_buffer(kind)
+    every = [which for which in modes() if kind is deep_ep.ElasticBuffer or not which[0]]  # EPBuffer never copies topk_idx
     count = 0
     for masked in (0, 0.3):
         routing = make_routing(size, masked)
-        for which in itertools.islice(modes(), 0, None, step):
+        for which in every[::step]:
             one_mode(buffer, routing, which, cpu_sync)
             count += 1
-    assert step > 1 or count == 288
+    assert step > 1 or count == 2 * len(every) == (288 if kind is deep_ep.ElasticBuffer else 144)
     buffer.barrier()
     buffer.destroy()
 
@@ -229,6 +236,60 @@ def test_modes_without_cpu_sync():
 
 def test_modes_on_4_ranks():
     run(4, all_modes, True, 1 if os.environ.get("EPKIT_TEST_LONG") else 29)
+
+
+def test_modes_of_ep_buffer():
+    for cpu_sync, step in ((True, 7), (False, 11)):
+        run(2, all_modes, cpu_sync, 1 if os.environ.get("EPKIT_TEST_LONG") else step, deep_ep.EPBuffer)
+
+
+def ep_buffer(rank, size):
+    """What DeepEP V2.5 has and V2 has not."""
+    buffer = new_buffer(deep_ep.EPBuffer, sl_idx=None)
+    nodes = buffer._comm.nodes
+    assert deep_ep.get_logical_domain_size(buffer) == deep_ep.comm.get_physical_domain_size(buffer) == (nodes, size // nodes)
+    assert deep_ep.get_logical_domain_size(dist.group.WORLD, False) == (1, size)
+    assert deep_ep.comm.get_comm_stream(buffer) is buffer.get_comm_stream()
+    topk_idx, weights, experts = make_routing(size, 0.2)
+    x = torch.randn(topk_idx.shape[0], HIDDEN, dtype=torch.bfloat16)
+    again = {"async_with_compute_stream": True, "defer_epilogue": True}
+    event = buffer.dispatch(x, topk_idx=topk_idx, topk_weights=weights, num_experts=experts, expert_alignment=8, do_expand=True,
+                            do_zero_padding=True, use_tma_aligned_col_major_sf=True, **again)
+    deep_ep.comm.barrier(buffer, True)
+    rows, none, received, handle = event.current_stream_wait(release_handle=True)
+    assert none is None and event.event is None and handle.topk_idx is topk_idx
+    pending = buffer.combine(rows * received.unsqueeze(1).to(rows.dtype), handle=handle, bias=x, **again)
+    out, none = pending.wait()
+    assert none is None and pending.wait() is None
+    gradients, _, _, same_handle, event = buffer.dispatch(out, handle=handle, do_expand=True, do_zero_padding=True,
+                                                          async_with_compute_stream=True)
+    event.current_stream_wait()
+    assert same_handle is handle and gradients.shape == rows.shape
+    _, summed, _ = buffer.combine(gradients, handle=handle, topk_weights=received, async_with_compute_stream=True)
+    assert torch.equal(summed, weights)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        buffer.print_memory_usage()
+    assert f"rank {rank}: {buffer._comm.info()['library_bytes']} bytes" in printed.getvalue()
+    buffer.barrier(False, True, True)
+
+    routing = {"topk_idx": topk_idx, "num_experts": experts}
+    raises(AssertionError, "do_handle_copy False", buffer.dispatch, x, do_handle_copy=True, **routing)
+    raises(AssertionError, "dispatch defer_epilogue async_with_compute_stream", buffer.dispatch, x, defer_epilogue=True, **routing)
+    raises(AssertionError, "combine defer_epilogue async_with_compute_stream", buffer.combine, rows, handle, defer_epilogue=True)
+    raises(TypeError, "handle EPBuffer.dispatch()", buffer.combine, rows, (1, 2))
+    raises(NotImplementedError, "EPBuffer.lb_prefetch_weights torch.distributed", buffer.lb_prefetch_weights, x, x, topk_idx)
+    raises(NotImplementedError, "EPBuffer.lb_reduce_grads torch.distributed", buffer.lb_reduce_grads, x, x, topk_idx)
+    for kind in (deep_ep.BucketBuffer, deep_ep.BufferAllocator, deep_ep.EngramBuffer, deep_ep.PPBuffer):
+        raises(NotImplementedError, kind.__name__, kind)
+    raises(NotImplementedError, "lb_allocation_plan_or_num_bytes", deep_ep.EPBuffer, dist.group.WORLD,
+           lb_allocation_plan_or_num_bytes=1 << 21)
+    buffer.destroy()
+    deep_ep.destroy_all_managed_nccl_comm()
+
+
+def test_ep_buffer():
+    run(2, ep_buffer)
 
 
 def single_reduction(rank, size):

@@ -388,10 +388,10 @@ def test_sglang():
     run(2, sglang)
 
 
-def sglang_elastic(rank, size):
+def sglang_elastic(rank, size, kind):
     """Decode is expanded, with counts on the device; an empty batch is padded to one token of weight 0."""
-    buffer = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=16, hidden=HIDDEN, num_topk=TOPK,
-                                   use_fp8_dispatch=True, allow_hybrid_mode=False, sl_idx=0, prefer_overlap_with_compute=False)
+    buffer = kind(dist.group.WORLD, num_max_tokens_per_rank=16, hidden=HIDDEN, num_topk=TOPK, use_fp8_dispatch=True,
+                  allow_hybrid_mode=False, sl_idx=0, prefer_overlap_with_compute=False)
     experts, first, alignment = EACH * size, rank * EACH, 8
     for step, (decode, count) in enumerate(((True, 6), (False, 6), (True, 0), (False, 0), (True, 9))):
         x, idx, weights = tokens_of(rank, size, count if rank == 0 else 7, step)
@@ -428,7 +428,8 @@ def sglang_elastic(rank, size):
 
 
 def test_sglang_elastic():
-    run(2, sglang_elastic)
+    for kind in (deep_ep.ElasticBuffer, deep_ep.EPBuffer):
+        run(2, sglang_elastic, kind)
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
