@@ -26,7 +26,7 @@ def _work(comm: "Communicator") -> None:
     """Plans, both layouts, weights, low latency: on small integers, so that every sum is exact."""
     device, experts, topk, hidden = comm.device, comm.size * 4, 4, 256
     torch.manual_seed(comm.rank)
-    tokens = 40 + comm.rank
+    tokens = 40 + comm.rank % 24  # up to the 64 of low latency below
     topk_idx = torch.rand(tokens, experts).topk(topk).indices.to(device)
     topk_idx[::7, 1] = -1
     weights = torch.rand(tokens, topk, device=device)
@@ -71,6 +71,9 @@ def _rank(rank: int, ranks: int, store: str) -> None:
 
 def main(argv: List[str]) -> int:
     """Starts the ranks; the number of GPUs, or 2."""
+    if argv in (["-h"], ["--help"]):
+        print(__doc__)
+        return 0
     if len(argv) > 1 or (argv and not (argv[0].isdecimal() and int(argv[0]))):
         print(__doc__, file=sys.stderr)
         return 2

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from ranks import raises, run
 
 H = 128
+NOT_ON_CUDA = {"test_a_selftest_of_many_ranks": "28 ranks need as many contexts of a GPU"}
 
 
 def setting(size):
@@ -154,3 +155,21 @@ def test_a_selftest_of_no_ranks():
         with contextlib.redirect_stderr(said):
             assert epkit.selftest.main(words) == 2, words
         assert "python -m epkit.selftest" in said.getvalue()
+
+
+def test_a_selftest_explains_itself():
+    for words in (["-h"], ["--help"]):
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            assert epkit.selftest.main(words) == 0, words
+        assert "python -m epkit.selftest" in said.getvalue()
+
+
+def selftest_of_many_ranks(rank, size):
+    comm = epkit.Communicator()
+    epkit.selftest._work(comm)
+    comm.barrier()
+
+
+def test_a_selftest_of_many_ranks():
+    run(28, selftest_of_many_ranks)
