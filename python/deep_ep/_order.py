@@ -10,7 +10,7 @@ call's tensors until a stream has waited for it.
 On the CPU a call is complete when it returns, and all events are complete.
 """
 import contextlib
-from typing import Any, ContextManager, List, Optional, Sequence, Union, overload
+from typing import Any, ContextManager, List, Optional, Sequence, TypeVar, Union, overload
 
 import torch
 
@@ -20,6 +20,7 @@ from epkit._tensors import Floats, aligned, current_stream, on_stream, wait_stre
 from .utils.event import EventHandle, EventOverlap
 
 Event = Union[None, EventHandle, EventOverlap]
+_Given = TypeVar("_Given", bound=Optional[torch.Tensor])
 
 
 def _handle_of(event: Event) -> Optional[EventHandle]:
@@ -54,7 +55,10 @@ class Order:
 
     def input(self, tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
         """The tensor, or a copy made on the current stream where its address is not aligned as the library requires."""
-        ready = aligned(tensor)
+        return self.copied(tensor, aligned(tensor))
+
+    def copied(self, tensor: _Given, ready: _Given) -> _Given:
+        """`ready`, which was made of the tensor on the current stream, unless it is the tensor itself."""
         self._copied |= ready is not tensor
         return ready
 

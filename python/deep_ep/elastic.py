@@ -34,7 +34,8 @@ class EPHandle(OfThisProcess):
 
     Attributes:
         do_expand, num_experts, expert_alignment, num_max_tokens_per_rank, num_sms: as dispatched. A program that has reduced
-            expanded rows to one for each received token sets do_expand to False before the combine.
+            expanded rows to one for each received token sets do_expand to False before the combine, or writes to
+            recv_src_metadata[:, 2:] which row is whose.
         topk_idx: int64 [N, K]: a copy, or the caller's own tensor with do_handle_copy=False.
         psum_num_recv_tokens_per_scaleup_rank: int32 [scale-up ranks], on one host [R]: received tokens of the source ranks with
             this index or a lower one in their scale-up domain.
@@ -47,6 +48,7 @@ class EPHandle(OfThisProcess):
         dst_buffer_slot_idx: int32 [N, K]: the rank that each choice went to, or -1.
 
     num_recv_tokens, recv_src_metadata and dst_buffer_slot_idx are computed on first access, from topk_idx as it is then.
+    A copy has its own attributes, and the same tensors.
     """
 
     def __init__(self, plan: epkit.Plan, do_expand: bool, num_experts: int, expert_alignment: int,
@@ -66,6 +68,41 @@ class EPHandle(OfThisProcess):
         self.num_recv_tokens_per_expert_list: List[int]
         self.num_recv_tokens: int
         self.num_expanded_tokens: int
+
+    def __copy__(self) -> "EPHandle":
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+    def __deepcopy__(self, memo: Any) -> "EPHandle":
+        return self.__copy__()
+
+    def _expanded(self, x: torch.Tensor) -> torch.Tensor:
+        """x with the rows of the plan. It has a row for each received token where a program has reduced the expanded rows; then
+        recv_src_metadata[:, 2:] has its rows. Each becomes the row of one of the token's last choices, the other rows are 0, so
+        that the ranks need not agree on it. In torch's current stream, without waiting."""
+        metadata = self.__dict__.get("recv_src_metadata")
+        if not (self.plan.expanded and self.do_expand) or not isinstance(metadata, torch.Tensor) or not isinstance(x, torch.Tensor):
+            return x
+        tokens, topk = metadata.shape[0], self.plan.topk
+        if x.dim() != 2 or x.shape[0] != tokens or metadata.shape[1] != 2 + topk or not tokens:
+            return x
+        assert self._data.recv_slot is not None
+        if self._mark is not None:
+            self._mark.wait(self._data.recv_slot, self._data.n_recv_tokens)
+        slots, given = self._data.recv_slot[:tokens], metadata[:, 2:]
+        if slots.shape[0] < tokens:
+            slots = torch.nn.functional.pad(slots, (0, 0, 0, tokens - slots.shape[0]), value=-1)
+        valid = (torch.arange(tokens, device=x.device) < self._data.n_recv_tokens).unsqueeze(1)
+        nowhere = self.plan.out_rows  # of the result, cut off
+        # By the number of a choice among those of the token that are here, from the last one.
+        number = torch.where(valid & (slots >= 0), _from_last(slots >= 0), topk).long()
+        rows = torch.full((tokens, topk + 1), nowhere, device=x.device).scatter_(1, number, slots.long())
+        rows[:, topk] = nowhere
+        number = torch.where(valid & (given >= 0), _from_last(given >= 0), topk).long()
+        expanded = x.new_zeros((nowhere + 1, x.shape[1]))
+        expanded[rows.gather(1, number).flatten()] = x[given.clamp(0, tokens - 1).long().flatten()]
+        return expanded[:nowhere]
 
     def _plan(self, stream: Any) -> epkit.Plan:
         """The plan of the layout of do_expand: a second one of the same routing where a program has set it to False."""
@@ -126,6 +163,11 @@ class EPHandle(OfThisProcess):
         self.__dict__.setdefault("num_recv_tokens", tokens)
         self.__dict__.setdefault("recv_src_metadata", torch.cat((source.unsqueeze(1), place.unsqueeze(1), slots), 1))
         self.__dict__.setdefault("dst_buffer_slot_idx", torch.where(self.topk_idx < 0, -1, self.topk_idx // local).to(torch.int32))
+
+
+def _from_last(chosen: torch.Tensor) -> torch.Tensor:
+    """For each choice [n, K] the number of chosen ones behind it."""
+    return chosen.flip(1).cumsum(1).flip(1) - chosen.long()
 
 
 def not_here(name: str, instead: str) -> Any:
@@ -384,7 +426,8 @@ class ElasticBuffer(OfThisProcess):
         """Adds up each token's rows, without weights. Collective.
 
         Arguments:
-            x: bfloat16 [n, H]: a row for each received one; expanded: for each row of that layout.
+            x: bfloat16 [n, H]: a row for each received one; expanded: for each row of that layout, or, without topk_weights, for
+                each received token, see EPHandle.
             topk_weights: float32 [n, K], expanded [n]: added up, too.
             bias: none, one or two bfloat16 [N, H], added first.
 
@@ -401,6 +444,7 @@ class ElasticBuffer(OfThisProcess):
         order = Order(self._comm.device, self._comm_stream, previous_event, allocate_on_comm_stream,
                       previous_event_before_epilogue)
         self._apply_sms(num_sms or self._sms)
+        x = order.copied(x, x if topk_weights is not None else handle._expanded(x))
         x, topk_weights, biases = order.input(x), order.input(topk_weights), tuple(order.input(one) for one in _biases(bias))
         plan = handle._plan(order.stream)
         one_host = self._comm.nodes == 1  # otherwise each host sends one sum of its rows for a token

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ElasticBuffer and EPBuffer: what DeepEP's tests of them assert, on the CPU: 144 modes, everything bit for bit."""
 import contextlib
+import copy
 import io
 import itertools
 import os
@@ -332,6 +333,57 @@ def reduced_before_the_combine(rank, size):
         other.do_expand = True
         raises(AssertionError, "do_expand dispatch", buffer.combine, again, other)
     buffer.destroy()
+
+
+def reduced_in_metadata(rank, size):
+    """A program adds up the expanded rows of each token itself, all or some, and says so in recv_src_metadata alone."""
+    local = 4
+    for multiple, sync, alignment in itertools.product((True, False), (True, False), (1, 16)):
+        buffer = new_buffer(deep_ep.EPBuffer if sync else deep_ep.ElasticBuffer, allow_multiple_reduction=multiple)
+        topk_idx, weights, experts = make_routing(size, 0.2)
+        if rank == 0:  # its tokens have one row on each rank: there the expanded rows may be as many as the tokens
+            topk_idx = torch.tensor([[local * other for other in range(size)] + [-1] * (TOPK - size)]).repeat(topk_idx.shape[0], 1)
+        if alignment == 1 and sync:  # the last rank receives the tokens of rank 0 alone
+            topk_idx[topk_idx >= local * (size - 1)] = local * (size - 1) if rank == 0 else -1
+        x = torch.randint(-8, 8, (topk_idx.shape[0], HIDDEN)).to(torch.bfloat16)
+        given = {"do_handle_copy": False} if isinstance(buffer, deep_ep.EPBuffer) else {}
+        recv_x, _, _, handle, _ = buffer.dispatch(x, topk_idx, None, num_experts=experts, do_expand=True,
+                                                  expert_alignment=alignment, do_cpu_sync=sync, **given)
+        tokens, metadata = handle.psum_num_recv_tokens_per_scaleup_rank[-1].item(), handle.recv_src_metadata
+        assert (metadata.shape[0] == recv_x.shape[0]) == (sync and alignment == 1 and rank == size - 1)
+        rows = metadata[:tokens, 2:]
+        y = (recv_x.float() * 0.37).to(torch.bfloat16)
+        reduced = torch.full((metadata.shape[0], HIDDEN), float("nan"), dtype=torch.bfloat16)
+        reduced[:tokens] = ordered_accumulate(torch.where((rows >= 0).unsqueeze(2), y[rows.clamp(min=0)], 0))
+        if not torch.isnan(reduced).any():
+            assert torch.equal(buffer.combine(y, handle)[0], buffer.combine(y, copy.copy(handle))[0])
+        again = copy.copy(handle)  # as a program keeps the original
+        again.do_expand = False
+        want = buffer.combine(reduced, again)[0]
+        assert handle.do_expand and torch.equal(want.isnan(), torch.zeros_like(want, dtype=torch.bool))
+        compact = copy.deepcopy(handle)
+        compact.recv_src_metadata = metadata.clone()
+        compact.recv_src_metadata[:, 2:] = -1
+        compact.recv_src_metadata[:, 2] = torch.arange(metadata.shape[0])
+        assert torch.equal(buffer.combine(reduced, compact)[0], want)
+        backward = metadata.clone()  # other rows, in another column
+        backward[:, 2:] = -1
+        backward[:tokens, 1 + TOPK] = torch.arange(tokens - 1, -1, -1)
+        compact.recv_src_metadata = backward
+        flipped = reduced.clone()
+        flipped[:tokens] = reduced[:tokens].flip(0)
+        assert torch.equal(buffer.combine(flipped, compact)[0], want)
+        metadata[:, 2:] = -1  # in place
+        metadata[:, 2] = torch.arange(metadata.shape[0])
+        assert torch.equal(buffer.combine(reduced, handle)[0], want)
+        assert torch.equal(buffer.dispatch(x, handle=handle, do_expand=True)[0], recv_x)
+        buffer.barrier()
+        buffer.destroy()
+
+
+def test_rows_are_reduced_in_the_metadata():
+    run(2, reduced_in_metadata)
+    run(4, reduced_in_metadata)
 
 
 def ranks_of(topk_idx, local, size):
