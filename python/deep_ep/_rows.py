@@ -4,6 +4,7 @@ from typing import Any, Sequence, Tuple, Union
 
 import torch
 
+import epkit
 from epkit._tensors import want_tensor
 
 Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
@@ -39,6 +40,13 @@ def _origin_of(handle: Any, size: int) -> Any:
     if not isinstance(handle, (tuple, list)) or len(handle) != size or not isinstance(handle[0], torch.Tensor):
         return None
     return _origins.get(handle[0])
+
+
+def _fits(plan: epkit.Plan, comm: epkit.Communicator) -> bool:
+    """Whether a buffer of `comm` may use a handle of this plan, which works on the plan's communicator. A handle of DeepEP is valid for
+    all buffers of its group, and programs replace their buffer by a larger one between a forward and a backward pass."""
+    own = plan.comm
+    return own is comm or (own.group is not None and own.group is comm.group and own.device == comm.device)
 
 
 def _with_columns(x: Any) -> Any:

@@ -11,7 +11,7 @@ from epkit._tensors import OfThisProcess, want_integer, want_tensor
 
 from ._errors import naming, raise_refused
 from ._order import Mark, Order, new_comm_stream, run_untraced
-from ._rows import Rows, _as_given, _biases
+from ._rows import Rows, _as_given, _biases, _fits
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
 from .utils.math import align
@@ -306,9 +306,9 @@ class ElasticBuffer(OfThisProcess):
         if not isinstance(handle, EPHandle):
             raise TypeError(f"{call}: handle is a {type(handle).__name__}, must be what {type(self).__name__}.dispatch() "
                             "returned")
-        if handle.plan.comm is not self._comm:
-            raise epkit.ArgumentError(f"{call}: handle is of another {type(self).__name__}: it belongs to a group of "
-                                      f"{handle.plan.comm.size} ranks in which this is rank {handle.plan.comm.rank}")
+        if not _fits(handle.plan, self._comm):
+            raise epkit.ArgumentError(f"{call}: handle is of another group: it belongs to a group of {handle.plan.comm.size} ranks "
+                                      f"in which this is rank {handle.plan.comm.rank}")
         return handle.plan
 
     def _new_handle(self, order: Order, topk_idx: torch.Tensor, num_experts: Optional[int], most: int, alignment: int,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Handles and buffers as programs pass them around: as tuples, in modules that are copied, through torch.compile."""
 import copy
+import gc
 import pickle
 
 import deep_ep
@@ -24,6 +25,36 @@ def dispatch(buffer, x, topk_idx, weights, experts):
 
 def same(some, other):
     return type(some) is type(other) and len(some) == len(other) and all(a is b for a, b in zip(some, other))
+
+
+def replaced(rank, size):
+    """Programs replace their buffer by a larger one, and use handles of the old one with it, in a backward pass."""
+    x, topk_idx, weights, experts = setting(rank, size)
+    ranks = torch.zeros(x.shape[0], size).scatter_(1, topk_idx * size // experts, 1).sum(1, keepdim=True)
+    buffer, kept = None, []
+    for step in range(1, 4):
+        buffer = deep_ep.Buffer(dist.group.WORLD, step << 20)  # the old one has no other reference
+        gc.collect()
+        rows, _, received, _, handle, _ = dispatch(buffer, x * step, topk_idx, weights, experts)
+        kept.append((rows, received, handle, tuple(handle)))
+    for step, (rows, received, handle, parts) in reversed(list(enumerate(kept, 1))):
+        for one in (handle, parts):
+            assert torch.equal(buffer.dispatch(x * step, one)[0], rows)
+            out, back, _ = buffer.combine(rows, one, received)
+            assert torch.equal(out.float(), x.float() * step * ranks) and torch.equal(back, weights)
+    for kind in (deep_ep.ElasticBuffer, deep_ep.EPBuffer):
+        buffer = kind(dist.group.WORLD, num_max_tokens_per_rank=16)
+        rows, _, _, handle, _ = buffer.dispatch(x, topk_idx, weights, num_experts=experts)
+        buffer = kind(dist.group.WORLD, num_max_tokens_per_rank=32)
+        gc.collect()
+        assert torch.equal(buffer.dispatch(x, handle=handle)[0], rows)
+        assert torch.equal(buffer.combine(rows, handle)[0].float(), x.float() * ranks)
+        other = kind(dist.new_group(list(range(size))))
+        raises(ValueError, "combine handle another group", other.combine, rows, handle)
+
+
+def test_handles_outlive_their_buffer():
+    run(2, replaced)
 
 
 def tuples(rank, size):

@@ -126,8 +126,10 @@ def handles(rank, size):
     args = {"num_tokens_per_rank": layout[0], "is_token_in_rank": layout[3], "num_tokens_per_expert": layout[2],
             "topk_idx": topk_idx, "topk_weights": weights}
     recv, _, _, _, handle, _ = one.dispatch(x, **args)
-    raises(epkit.ArgumentError, "combine handle another Buffer", two.combine, recv, handle)
-    raises(epkit.ArgumentError, "dispatch handle another Buffer", two.dispatch, x, handle)
+    other = deep_ep.Buffer(dist.new_group(list(range(size))))
+    raises(epkit.ArgumentError, "combine handle another group", other.combine, recv, handle)
+    raises(epkit.ArgumentError, "dispatch handle another group", other.dispatch, x, handle)
+    assert torch.equal(two.combine(recv, handle)[0], one.combine(recv, handle)[0])  # of the same group
     raises(TypeError, "combine handle tuple", one.combine, recv, (1, 2, 3))
     raises(TypeError, "combine handle tuple", one.combine, recv, tuple(part.clone() for part in handle))
     raises(TypeError, "previous_event str", functools.partial(one.dispatch, x, previous_event="x", **args))
