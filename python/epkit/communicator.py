@@ -59,17 +59,25 @@ def _meaning(error: RuntimeError) -> Exception:
     return error
 
 
-def _rank_in(group: Any) -> int:
-    if group is not None and not isinstance(group, dist.ProcessGroup):
+def _rank_in(group: Any) -> Tuple[int, int]:
+    """Rank and size; torch.distributed need not know the group: engines make some of their own, without new_group()."""
+    # torch represents a subgroup without this process by an object of an undocumented type.
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("Communicator: this process is no member of the group")
+    if group is None:
+        if not dist.is_initialized():
+            raise RuntimeError("Communicator: call torch.distributed.init_process_group() first, or give a communicator of mpi4py")
+        return dist.get_rank(), dist.get_world_size()
+    if not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"Communicator: group is a {type(group).__name__}, must be a process group of torch.distributed, or a "
                         "communicator of mpi4py")
-    return dist.get_rank(group)
+    return group.rank(), group.size()
 
 
-def _gather_of_group(group: Optional[dist.ProcessGroup]) -> _Gather:
+def _gather_of_group(group: Optional[dist.ProcessGroup], size: int) -> _Gather:
     """An all-gather of bytes over a process group of torch.distributed, for the bootstrap of the library."""
-    size = dist.get_world_size(group)
-    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else torch.device("cpu")
+    on_cuda = (dist.get_backend() if group is None else group.name()) == "nccl"
+    device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
 
     def gather(data: bytes, timeout_ms: int) -> bytes:
         with torch.inference_mode(False):  # which older builds of torch cannot receive into
@@ -153,13 +161,9 @@ class Communicator(OfThisProcess):
             self.device = torch.device("cpu")
         if hasattr(group, "allgather") and hasattr(group, "Get_rank"):
             rank, size, gather = group.Get_rank(), group.Get_size(), _gather_of_mpi(group)
-        elif not dist.is_initialized():
-            raise RuntimeError("Communicator: call torch.distributed.init_process_group() first, or give a communicator of mpi4py")
         else:
-            # torch represents a subgroup without this process by an object of an undocumented type.
-            if group is dist.GroupMember.NON_GROUP_MEMBER or (rank := _rank_in(group)) < 0:
-                raise ValueError("Communicator: this process is no member of the group")
-            size, gather = dist.get_world_size(group), _gather_of_group(group)
+            rank, size = _rank_in(group)
+            gather = _gather_of_group(group, size)
         self._adopt(_C.Comm(rank, size, gather, backend, _milliseconds(timeout),
                             self.device.index if self.is_cuda else -1,
                             _native.COMM_CHECK_VALUES if check_values else 0, network,

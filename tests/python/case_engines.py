@@ -4,9 +4,12 @@
 Each test makes the calls that one of them makes, with its arguments by place and by name, and reads what it reads. An
 expert multiplies by its number + 1, and all numbers are small integers, so that every result is exact.
 """
+import tempfile
 import threading
+from datetime import timedelta
 
 import deep_ep
+import epkit
 import torch
 import torch.distributed as dist
 from deep_ep.utils.math import align, per_token_cast_to_fp8
@@ -430,6 +433,40 @@ def sglang_elastic(rank, size, kind):
 def test_sglang_elastic():
     for kind in (deep_ep.ElasticBuffer, deep_ep.EPBuffer):
         run(2, sglang_elastic, kind)
+
+
+def stateless(rank, size, folder, initialised):
+    """A process group that torch.distributed does not know: vLLM makes such ones to change the number of ranks, also where there
+    is no default group."""
+    if initialised:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/default", rank=rank, world_size=size)
+    store = dist.PrefixStore("own", dist.FileStore(f"{folder}/own", size))
+    if hasattr(dist.ProcessGroup, "_set_default_backend"):  # since torch 2.6
+        group = dist.ProcessGroup(store, rank, size)
+        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    else:
+        group = dist.ProcessGroup(store, rank, size, dist.ProcessGroup.Options(backend="gloo"))
+    backend = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=60))
+    backend._set_sequence_number_for_group()
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    buffer = deep_ep.Buffer(group=group, num_nvl_bytes=1 << 20, explicitly_destroy=True)
+    assert (buffer.rank, buffer.group_size, buffer.group) == (rank, size, group)
+    topk_idx = torch.arange(12).view(6, 2) % (2 * size)
+    x = torch.full((6, HIDDEN), rank + 1, dtype=torch.bfloat16)
+    layout = buffer.get_dispatch_layout(topk_idx, 2 * size)
+    rows, _, _, _, handle, _ = buffer.dispatch(x, None, *layout[:2], layout[3], layout[2], topk_idx)
+    assert torch.equal(buffer.combine(rows, handle)[0].float(), x.float() * layout[3].sum(1, keepdim=True))
+    for kind in (deep_ep.ElasticBuffer, deep_ep.EPBuffer):
+        kind(group, num_max_tokens_per_rank=8, hidden=HIDDEN, num_topk=2).barrier()
+    buffer.destroy()
+    if not initialised:
+        raises(RuntimeError, "init_process_group", epkit.Communicator)
+
+
+def test_groups_of_an_engine():
+    for initialised in (True, False):
+        with tempfile.TemporaryDirectory() as folder:
+            run(2, stateless, folder, initialised, group=False)
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
