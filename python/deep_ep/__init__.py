@@ -17,15 +17,15 @@ from . import comm
 from .buffer import Buffer, Config
 from .comm import destroy_all_managed_nccl_comm, get_logical_domain_size, get_physical_domain_size
 from .elastic import ElasticBuffer, EPHandle
-from .ep import (BucketBuffer, BufferAllocator, EngramBuffer, EPBuffer, PPBuffer, get_num_allocation_alignment, get_num_rdma_alignment,
-                 get_num_tma_alignment)
+from .ep import (BucketBuffer, BucketSession, BufferAllocator, BufferBase, EngramBuffer, EPBuffer, PPBuffer,
+                 get_num_allocation_alignment, get_num_rdma_alignment, get_num_tma_alignment)
 from .utils.event import EventHandle, EventOverlap
 
 topk_idx_t = torch.int64
 __version__ = f"2.5.0+epkit.{_epkit_version}"
 
 __all__ = [
-    "BucketBuffer", "Buffer", "BufferAllocator", "Config", "EPBuffer", "EPHandle", "ElasticBuffer", "EngramBuffer", "EventHandle",
-    "EventOverlap", "PPBuffer", "comm", "destroy_all_managed_nccl_comm", "get_logical_domain_size", "get_num_allocation_alignment",
+    "BucketBuffer", "BucketSession", "Buffer", "BufferAllocator", "BufferBase", "Config", "EPBuffer", "EPHandle", "ElasticBuffer",
+    "EngramBuffer", "EventHandle", "EventOverlap", "PPBuffer", "comm", "destroy_all_managed_nccl_comm", "get_logical_domain_size", "get_num_allocation_alignment",
     "get_num_rdma_alignment", "get_num_tma_alignment", "get_physical_domain_size", "topk_idx_t",
 ]

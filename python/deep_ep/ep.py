@@ -38,7 +38,11 @@ def _check_deferred(call: str, defer_epilogue: bool, async_with_compute_stream: 
         raise AssertionError(f"{call}: defer_epilogue needs async_with_compute_stream=True")
 
 
-class EPBuffer(ElasticBuffer):
+class BufferBase:
+    """The base class of DeepEP V2.5's buffers."""
+
+
+class EPBuffer(ElasticBuffer, BufferBase):
     """Dispatch and combine of a group of ranks, on one host or several: as ElasticBuffer, with the arguments of DeepEP V2.5.
 
     Arguments: those of ElasticBuffer. Ignored in addition: lb_allocation_plan_or_num_bytes, if it is 0; there is no memory for
@@ -125,6 +129,7 @@ def _no_class(name: str, instead: str) -> Any:
 
 BufferAllocator = _no_class("BufferAllocator", "allocate by torch.empty(), or by epkit.Communicator.empty() what ranks share")
 BucketBuffer = _no_class("BucketBuffer", "use torch.distributed.all_gather_into_tensor, reduce_scatter_tensor and all_reduce (NCCL)")
+BucketSession = _no_class("BucketSession", "BucketBuffer makes it, which is not supported either")
 EngramBuffer = _no_class("EngramBuffer", "keep the table sharded and fetch rows by dispatch and combine, or use DeepEP itself")
 PPBuffer = _no_class("PPBuffer", "use torch.distributed.send and recv (NCCL) between pipeline stages")
 

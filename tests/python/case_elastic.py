@@ -281,7 +281,8 @@ def ep_buffer(rank, size):
     raises(TypeError, "handle EPBuffer.dispatch()", buffer.combine, rows, (1, 2))
     raises(NotImplementedError, "EPBuffer.lb_prefetch_weights torch.distributed", buffer.lb_prefetch_weights, x, x, topk_idx)
     raises(NotImplementedError, "EPBuffer.lb_reduce_grads torch.distributed", buffer.lb_reduce_grads, x, x, topk_idx)
-    for kind in (deep_ep.BucketBuffer, deep_ep.BufferAllocator, deep_ep.EngramBuffer, deep_ep.PPBuffer):
+    assert isinstance(buffer, deep_ep.BufferBase)
+    for kind in (deep_ep.BucketBuffer, deep_ep.BucketSession, deep_ep.BufferAllocator, deep_ep.EngramBuffer, deep_ep.PPBuffer):
         raises(NotImplementedError, kind.__name__, kind)
     raises(NotImplementedError, "lb_allocation_plan_or_num_bytes", deep_ep.EPBuffer, dist.group.WORLD,
            lb_allocation_plan_or_num_bytes=1 << 21)
