@@ -26,6 +26,6 @@ __version__ = f"2.5.0+epkit.{_epkit_version}"
 
 __all__ = [
     "BucketBuffer", "BucketSession", "Buffer", "BufferAllocator", "BufferBase", "Config", "EPBuffer", "EPHandle", "ElasticBuffer",
-    "EngramBuffer", "EventHandle", "EventOverlap", "PPBuffer", "comm", "destroy_all_managed_nccl_comm", "get_logical_domain_size", "get_num_allocation_alignment",
-    "get_num_rdma_alignment", "get_num_tma_alignment", "get_physical_domain_size", "topk_idx_t",
+    "EngramBuffer", "EventHandle", "EventOverlap", "PPBuffer", "comm", "destroy_all_managed_nccl_comm", "get_logical_domain_size",
+    "get_num_allocation_alignment", "get_num_rdma_alignment", "get_num_tma_alignment", "get_physical_domain_size", "topk_idx_t",
 ]

@@ -95,6 +95,10 @@ class EPHandle(OfThisProcess):
             slots = torch.nn.functional.pad(slots, (0, 0, 0, tokens - slots.shape[0]), value=-1)
         valid = (torch.arange(tokens, device=x.device) < self._data.n_recv_tokens).unsqueeze(1)
         nowhere = self.plan.out_rows  # of the result, cut off
+        # On a GPU this would be a wait: there rows beyond x become its last one.
+        if x.device.type == "cpu" and bool((valid & (given >= tokens)).any()):
+            raise epkit.ArgumentError(f"combine: x has {tokens} rows, one for each received token, but handle.recv_src_metadata[:, 2:] "
+                                      "names rows beyond them: set handle.do_expand = False, or write there which row is whose")
         # By the number of a choice among those of the token that are here, from the last one.
         number = torch.where(valid & (slots >= 0), _from_last(slots >= 0), topk).long()
         rows = torch.full((tokens, topk + 1), nowhere, device=x.device).scatter_(1, number, slots.long())

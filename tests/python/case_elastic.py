@@ -358,6 +358,10 @@ def reduced_in_metadata(rank, size):
         reduced[:tokens] = ordered_accumulate(torch.where((rows >= 0).unsqueeze(2), y[rows.clamp(min=0)], 0))
         if not torch.isnan(reduced).any():
             assert torch.equal(buffer.combine(y, handle)[0], buffer.combine(y, copy.copy(handle))[0])
+        beyond = [None] * size
+        dist.all_gather_object(beyond, bool((rows >= metadata.shape[0]).any()))
+        if all(beyond) and not CUDA:
+            raises(ValueError, "x rows token recv_src_metadata do_expand", buffer.combine, reduced, handle)
         again = copy.copy(handle)  # as a program keeps the original
         again.do_expand = False
         want = buffer.combine(reduced, again)[0]
