@@ -74,10 +74,17 @@ def _rank_in(group: Any) -> Tuple[int, int]:
     return group.rank(), group.size()
 
 
+def _backend_of(group: Optional[dist.ProcessGroup]) -> str:
+    try:
+        return str(dist.get_backend(group))
+    except ValueError:  # not a group of torch.distributed
+        assert group is not None
+        return group.name()
+
+
 def _gather_of_group(group: Optional[dist.ProcessGroup], size: int) -> _Gather:
     """An all-gather of bytes over a process group of torch.distributed, for the bootstrap of the library."""
-    on_cuda = (dist.get_backend() if group is None else group.name()) == "nccl"
-    device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
+    device = torch.device("cuda", torch.cuda.current_device()) if _backend_of(group) == "nccl" else torch.device("cpu")
 
     def gather(data: bytes, timeout_ms: int) -> bytes:
         with torch.inference_mode(False):  # which older builds of torch cannot receive into
