@@ -23,9 +23,10 @@
  *     memory is then reused by plans of later captures.
  *   - Any device memory may be used. Memory and other plans that a graph uses must not be freed before the graph.
  *   - An operation, captured or not, uses the latest update of its plan that has run. It is for as many tokens as the
- *     plan had when it was called: n_tokens of the last update before it, in the same capture or, if there is none,
- *     outside of captures. If the latest update has another number of tokens on a rank, the communicator fails with
- *     EP_E_STATE. So an update that is only captured changes nothing for calls outside of the graph.
+ *     plan had when it was called (ep_plan_get_tokens): n_tokens of the last update before it, in the same capture or,
+ *     if there is none, outside of captures. If the latest update has another number of tokens on a rank, the
+ *     communicator fails with EP_E_STATE. So an update that is only captured changes nothing for calls outside of the
+ *     graph.
  *   - ep_comm_async_error() reports the failure of a launched graph.
  *
  * Between nodes. Supported on nodes of up to 32 ranks: plans, their updates and metadata, ep_dispatch, ep_combine,

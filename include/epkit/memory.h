@@ -69,7 +69,8 @@ EP_API ep_status ep_free_local(ep_comm *comm, void *memory);
  * cudaMalloc(), which torch's allocator uses by default. Peers map the whole allocation. EP_E_UNSUPPORTED for host
  * memory, managed memory, and memory that has no CUDA IPC handle: that of cudaMallocAsync() and cuMemCreate(), which
  * torch uses with expandable_segments. Peers keep the memory mapped until the next ep_free() of all ranks or their
- * ep_comm_free(); CUDA requires that it is not freed before. Registering the same memory again uses no further entry.
+ * ep_comm_free() (ep_free(NULL) does nothing); CUDA requires that it is not freed before. Registering the same memory
+ * again uses no further entry.
  */
 EP_API ep_status ep_register(ep_comm *comm, void *memory, size_t bytes);
 EP_API ep_status ep_unregister(ep_comm *comm, void *memory);

@@ -137,6 +137,13 @@ typedef struct ep_plan_update_args {
 EP_API ep_status ep_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
 
 /*
+ * The number of tokens of an operation that is called in `stream` now: n_tokens of ep_plan_new() or of the last update.
+ * While a CUDA stream is being captured, it differs from that outside of the capture (epkit/cuda.h, Graphs). Never
+ * blocks.
+ */
+EP_API ep_status ep_plan_get_tokens(const ep_plan *plan, ep_stream stream, int32_t *ret_tokens);
+
+/*
  * Output arrays for the metadata of a plan, in memory of the caller: host memory on the host backend, device memory on
  * the CUDA backend. Each may be NULL (not wanted). They must not overlap (EP_E_ARG).
  *

@@ -216,6 +216,14 @@ ep_status ep_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stre
     return EP_OK;
 }
 
+ep_status ep_plan_get_tokens(const ep_plan *plan, ep_stream stream, int32_t *ret_tokens)
+{
+    EP_CHECK_COMM(plan, plan->comm);
+    EP_TRY(EP_CHECK_PTR(__func__, ret_tokens));
+    *ret_tokens = ep_plan_tokens_in(plan, stream);
+    return EP_OK;
+}
+
 /* source_stride must give every token of every rank a different number. */
 static ep_status check_stride(const ep_plan *plan, ep_plan_metadata *dst, int n_tokens)
 {

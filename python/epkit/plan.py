@@ -58,13 +58,23 @@ class Plan(OfThisProcess):
         self._native = comm._native.plan(topk_idx, token_in_rank, tokens_per_expert, num_experts, flags, alignment,
                                          max_recv_tokens, max_tokens, stream_pointer(comm.is_cuda, comm.device, stream))
         self.fixed = max_recv_tokens > 0
-        self.n_tokens = _tokens(topk_idx, token_in_rank)
+        self._n_tokens = _tokens(topk_idx, token_in_rank)
         self.topk = 0 if topk_idx is None else topk_idx.shape[1]
         self.idx_dtype = torch.int64 if topk_idx is None else topk_idx.dtype
         n_recv, self.out_rows, self.n_send, self.n_wire, per_expert, from_rank, start = self._native.info()
         self.n_recv = n_recv if n_recv >= 0 else None
         self.recv_per_expert: List[int] = per_expert or []
         self.recv_from_rank, self.expert_start = from_rank, start
+
+    @property
+    def n_tokens(self) -> int:
+        """N of an operation that is called in torch's current stream now: in a capture, of the last update in it."""
+        return self._tokens_in(None)
+
+    def _tokens_in(self, stream: Stream) -> int:
+        if self.fixed and not self.closed:
+            self._n_tokens = self._native.tokens(stream_pointer(self.comm.is_cuda, self.comm.device, stream))
+        return self._n_tokens
 
     @property
     def closed(self) -> bool:
@@ -95,7 +105,7 @@ class Plan(OfThisProcess):
                 what an earlier dispatch of the same sizes returned; nothing is allocated then.
         """
         rows, scales = x if isinstance(x, tuple) else (x, None)
-        if scales is not None and self.n_tokens > 1 and not any(scales.stride()):
+        if scales is not None and self._tokens_in(stream) > 1 and not any(scales.stride()):
             scales = scales.contiguous()
         if not isinstance(out, Rows):
             out = self._outputs(rows, scales, topk_weights is not None, want_topk_idx, column_major_scales, out)
@@ -139,12 +149,13 @@ class Plan(OfThisProcess):
         if len(biases) > 2:
             raise _native.ArgumentError(f"combine: {len(biases)} biases, the most is 2")
         first, second = (aligned(biases[i]) if i < len(biases) else None for i in range(2))
+        n = self._tokens_in(stream)
         if out is None:
             want_tensor(x, "combine", "x")
-            out = torch.empty((self.n_tokens, x.shape[-1]), dtype=torch.bfloat16, device=self.comm.device)
+            out = torch.empty((n, x.shape[-1]), dtype=torch.bfloat16, device=self.comm.device)
         weights = None
         if topk_weights is not None:
-            weights = torch.empty((self.n_tokens, self.topk), dtype=torch.float32, device=self.comm.device)
+            weights = torch.empty((n, self.topk), dtype=torch.float32, device=self.comm.device)
         flags = (_native.COMBINE_BY_CHOICE if by_choice else 0) | (_native.COMBINE_ROUND_PARTIAL if round_partial else 0)
         self._native.combine(aligned(x), aligned(topk_weights), first, second, out, weights, flags,
                              stream_pointer(self.comm.is_cuda, self.comm.device, stream))
@@ -155,7 +166,6 @@ class Plan(OfThisProcess):
         """New routing for a plan of fixed capacity, in stream order; may be captured into a CUDA graph. Collective."""
         self._native.update(topk_idx, token_in_rank, tokens_per_expert,
                             stream_pointer(self.comm.is_cuda, self.comm.device, stream))
-        self.n_tokens = _tokens(topk_idx, token_in_rank)
 
     def metadata(self, source_stride: int = 0, stream: Stream = None) -> Metadata:
         """The origin of the received tokens, and the counts of the plan, in stream order. Collective.

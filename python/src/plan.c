@@ -8,8 +8,9 @@ PyTypeObject *plan_type;
 
 struct plan_object {
     struct member member;
-    ep_plan *plan; /* NULL: freed */
-    int n_tokens, topk, n_experts, n_local;
+    ep_plan *plan;    /* NULL: freed */
+    int32_t n_tokens; /* of the current call */
+    int topk, n_experts, n_local;
     enum tensor_type idx_type;
     int64_t out_rows;
     bool expanded;
@@ -43,7 +44,6 @@ static ep_status plan_fill(struct plan_object *plan)
     ep_status status = ep_plan_get_info(plan->plan, &info);
 
     if (status == EP_OK) {
-        plan->n_tokens = info.n_tokens;
         plan->topk = info.topk;
         plan->n_experts = info.n_experts;
         plan->n_local = info.n_local_experts;
@@ -222,14 +222,40 @@ static PyObject *run_update(PyObject *self, PyObject *const *args)
     if (status == EP_OK && !comm->cuda)
         status = ep_stream_sync(comm->box->comm, NULL);
     Py_END_ALLOW_THREADS;
-    if (status == EP_OK)
-        plan->n_tokens = routing.n_tokens;
     return result_of(status);
 }
 
 static PyObject *plan_update(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     return member_call(self, "update", args, nargs, 4, run_update);
+}
+
+/* Sets n_tokens for a call in that stream. */
+static bool find_tokens(struct plan_object *plan, PyObject *stream_object, void **ret_stream)
+{
+    ep_status status;
+
+    *ret_stream = stream_of(stream_object);
+    if (PyErr_Occurred())
+        return false;
+    status = ep_plan_get_tokens(plan->plan, *ret_stream, &plan->n_tokens);
+    if (status != EP_OK)
+        raise_status(status);
+    return status == EP_OK;
+}
+
+/* tokens(stream) */
+static PyObject *run_tokens(PyObject *self, PyObject *const *args)
+{
+    struct plan_object *plan = (struct plan_object *)self;
+    void *stream;
+
+    return find_tokens(plan, args[0], &stream) ? PyLong_FromLong(plan->n_tokens) : NULL;
+}
+
+static PyObject *plan_tokens(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    return member_call(self, "tokens", args, nargs, 1, run_tokens);
 }
 
 /* The scales of fp8 rows: floats or packed ue8m0 of their blocks, or words that the library does not interpret. */
@@ -292,6 +318,8 @@ static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
     void *stream;
     ep_status status;
 
+    if (!find_tokens(plan, args[7], &stream))
+        return NULL;
     GET(args[0], WANT("dispatch", "x", IS(BF16) | IS(F8), 2, {plan->n_tokens, -1}, false, false), &x);
     GET(args[3], WANT("dispatch", "recv_x", 1u << x.type, 2, {AT_LEAST(plan->out_rows), x.shape[1]}, false, false),
         &recv_x);
@@ -300,9 +328,6 @@ static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
     if (args[1] != Py_None && !get_scales(plan, args[1], args[4], &x, &dispatch))
         return NULL;
     if (!get_topk(plan, args, &dispatch))
-        return NULL;
-    stream = stream_of(args[7]);
-    if (PyErr_Occurred())
         return NULL;
     dispatch.x = x.data;
     dispatch.dtype = x.type == TYPE_BF16 ? EP_BF16 : EP_F8E4M3;
@@ -334,6 +359,8 @@ static PyObject *run_combine(PyObject *self, PyObject *const *args)
     ep_status status;
     bool ok = true;
 
+    if (!find_tokens(plan, args[7], &stream))
+        return NULL;
     if (plan->fixed && ep_plan_get_info(plan->plan, &info) == EP_OK && info.n_recv >= 0)
         rows = info.n_recv;
     rows = plan->fixed ? AT_LEAST(rows) : rows;
@@ -347,8 +374,7 @@ static PyObject *run_combine(PyObject *self, PyObject *const *args)
     GET(args[5], WANT("combine", "out_topk_weights", IS(F32), 2, {plan->n_tokens, plan->topk}, false, true),
         &out_weights);
     combine.flags = (uint32_t)want_int(args[6], "combine", "flags", &ok);
-    stream = stream_of(args[7]);
-    if (!ok || PyErr_Occurred())
+    if (!ok)
         return NULL;
     combine.x = x.data;
     combine.dtype = EP_BF16;
@@ -472,6 +498,7 @@ static PyMethodDef methods[] = {
     FAST("dispatch", plan_dispatch),
     FAST("combine", plan_combine),
     FAST("update", plan_update),
+    FAST("tokens", plan_tokens),
     FAST("metadata", plan_metadata),
     {"info", plan_info, METH_NOARGS, NULL},
     {"free", member_free_method, METH_NOARGS, "Free the plan. Again: nothing."},

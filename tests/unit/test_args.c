@@ -140,6 +140,7 @@ static void null_handles_are_named(void **state)
     EXPECT_NULL(ep_plan_new(comm, NULL, NULL), "ep_plan_new: ret_plan");
     EXPECT_NULL(ep_plan_new(comm, NULL, &plan), "ep_plan_new: args");
     EXPECT_NULL(ep_plan_get_info(NULL, NULL), "ep_plan_get_info: plan");
+    EXPECT_NULL(ep_plan_get_tokens(NULL, NULL, &done), "ep_plan_get_tokens: plan");
     EXPECT_NULL(ep_plan_get_sources(NULL, NULL, NULL), "ep_plan_get_sources: plan");
     EXPECT_NULL(ep_plan_layout(NULL, NULL, NULL), "ep_plan_layout: comm");
     EXPECT_NULL(ep_plan_layout(comm, NULL, NULL), "ep_plan_layout: args");
@@ -436,6 +437,66 @@ static void updates_refuse_bad_arguments(void **state)
     assert_int_equal(info.n_tokens, 10);
 }
 
+static ep_status accept_update(ep_plan *updated, const ep_plan_update_args *args, ep_stream stream)
+{
+    (void)updated;
+    (void)args;
+    (void)stream;
+    return EP_OK;
+}
+
+/* The stream is the number of its capture. */
+static uint64_t capture_of(ep_comm *captured, ep_stream stream)
+{
+    (void)captured;
+    return (uintptr_t)stream;
+}
+
+static void expect_tokens(uintptr_t capture, int32_t n_tokens)
+{
+    ep_combine_args combine = good_combine();
+    int32_t found;
+
+    assert_int_equal(ep_plan_get_tokens(plan, (ep_stream)AT(capture), &found), EP_OK);
+    assert_int_equal(found, n_tokens);
+    /* Without tokens there need not be an output. */
+    combine.out = NULL;
+    combine.topk_weights = NULL;
+    combine.out_topk_weights = NULL;
+    combine.bias[0] = combine.bias[1] = NULL;
+    assert_int_equal(ep_combine(plan, &combine, (ep_stream)AT(capture)), n_tokens ? EP_E_ARG : EP_OK);
+}
+
+static void updates_in_captures_change_no_call_outside(void **state)
+{
+    const struct ep_backend_ops *mock_ops = comm->ops;
+    struct ep_backend_ops ops = *mock_ops;
+    ep_plan_update_args update = EP_PLAN_UPDATE_ARGS_INIT;
+
+    (void)state;
+    open_plan(0, 10, -1, 20);
+    plan->info.n_tokens = 10;
+    plan->args.max_recv_tokens = 20;
+    ops.plan_update = accept_update;
+    ops.capture_of = capture_of;
+    comm->ops = &ops;
+    expect_tokens(0, 10);
+    expect_tokens(1, 10);
+    assert_int_equal(ep_plan_update(plan, &update, (ep_stream)AT(1)), EP_OK);
+    expect_tokens(0, 10);
+    expect_tokens(1, 0);
+    expect_tokens(2, 10);
+    assert_int_equal(ep_plan_update(plan, &update, NULL), EP_OK);
+    expect_tokens(0, 0);
+    update.topk_idx = (const void *)AT(0x100000);
+    update.n_tokens = 7;
+    assert_int_equal(ep_plan_update(plan, &update, (ep_stream)AT(2)), EP_OK);
+    expect_tokens(0, 0);
+    expect_tokens(2, 7);
+    assert_int_equal(ep_plan_get_tokens(plan, NULL, NULL), EP_E_ARG);
+    comm->ops = mock_ops;
+}
+
 static void metadata_refuse_bad_arguments(void **state)
 {
     ep_plan_metadata metadata = EP_PLAN_METADATA_INIT;
@@ -497,6 +558,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(masks_refuse_bad_arguments),
         CASE(updates_refuse_bad_arguments),
+        CASE(updates_in_captures_change_no_call_outside),
         CASE(metadata_refuse_bad_arguments),
         CASE(masks_have_no_choices),
         cmocka_unit_test(structs_may_be_older_or_newer),
