@@ -99,6 +99,37 @@ static json_t *sequence_of(struct reader *reader, const yaml_node_t *node, int d
     return array;
 }
 
+/* "<<: *name", which kubectl understands: the keys of a mapping, or of a list of them, that `object` does not have. */
+static bool merge(struct reader *reader, const yaml_node_t *node, int depth, unsigned long line, json_t *object)
+{
+    json_t *value = value_of(reader, node, depth), *part;
+    bool is_list = json_is_array(value), good = is_list || json_is_object(value);
+    size_t i;
+
+    if (value && !is_list)
+        json_object_update_missing(object, value);
+    json_array_foreach(is_list ? value : NULL, i, part) good =
+        good && json_is_object(part) && json_object_update_missing(object, part) == 0;
+    if (value && !good)
+        ep_fail(EP_E_ARG, "line %lu: the value of '<<' is neither a mapping nor a list of mappings", line);
+    json_decref(value);
+    return good;
+}
+
+static bool is_merge(const yaml_node_t *key)
+{
+    return key && key->type == YAML_SCALAR_NODE && key->data.scalar.style == YAML_PLAIN_SCALAR_STYLE &&
+           strcmp((const char *)key->data.scalar.value, "<<") == 0;
+}
+
+/* A key that is not a scalar comes from a template, in most cases. */
+static void refuse_key(const yaml_node_t *key, unsigned long line)
+{
+    ep_fail(EP_E_ARG, "line %lu: a key is not a plain word%s", line,
+            key && key->type == YAML_MAPPING_NODE ? "; a template with {{ }} has to be rendered first: helm template"
+                                                  : "");
+}
+
 static json_t *mapping_of(struct reader *reader, const yaml_node_t *node, int depth)
 {
     json_t *object = json_object();
@@ -109,8 +140,10 @@ static json_t *mapping_of(struct reader *reader, const yaml_node_t *node, int de
         unsigned long line = key ? key->start_mark.line + 1 : 0;
         json_t *value = NULL;
 
+        if (is_merge(key))
+            continue;
         if (!name)
-            ep_fail(EP_E_ARG, "line %lu: a key is not a plain word", line);
+            refuse_key(key, line);
         else if (json_object_get(object, name))
             ep_fail(EP_E_ARG, "line %lu: key '%.64s' is there twice", line, name);
         else
@@ -121,6 +154,16 @@ static json_t *mapping_of(struct reader *reader, const yaml_node_t *node, int de
         }
         if (json_object_set_new(object, name, value) != 0) {
             ep_fail(EP_E_ARG, "line %lu: a key is not valid UTF-8", line);
+            json_decref(object);
+            return NULL;
+        }
+    }
+    /* Keys of the mapping itself win, wherever "<<" stands. */
+    for (yaml_node_pair_t *pair = node->data.mapping.pairs.start; pair < node->data.mapping.pairs.top; pair++) {
+        const yaml_node_t *key = yaml_document_get_node(reader->document, pair->key);
+
+        if (is_merge(key) && !merge(reader, yaml_document_get_node(reader->document, pair->value), depth,
+                                    key->start_mark.line + 1, object)) {
             json_decref(object);
             return NULL;
         }
