@@ -5,14 +5,16 @@
 
 #include "get.h"
 
-/* Node resources that are counted. */
-enum check_resource { CHECK_GPU, CHECK_CPU, CHECK_MEMORY, CHECK_STORAGE, CHECK_PODS, CHECK_N_RESOURCES };
-extern const char *const check_resources[CHECK_N_RESOURCES];
+/* Node resources that are always counted; those that only the job requests, like rdma/hca, follow them. */
+enum { CHECK_GPU, CHECK_CPU, CHECK_MEMORY, CHECK_STORAGE, CHECK_PODS, CHECK_N_ALWAYS };
+#define CHECK_RESOURCES_MAX 64
 
 /* Resources in use on each node: by bound pods, and by expected pods of admitted jobs. */
 struct check_usage {
+    int n_resources;
+    const char *resources[CHECK_RESOURCES_MAX];
     json_t *index; /* {node name: node index} */
-    long long (*used)[CHECK_N_RESOURCES];
+    long long (*used)[CHECK_RESOURCES_MAX];
     long long n_coming; /* pods that have a node assigned but do not exist yet */
 };
 
@@ -63,7 +65,10 @@ long long check_gpus(const struct deploy_set *set);
 /* --- check_usage.c --- */
 void check_usage_make(struct check *check);
 void check_usage_done(struct check *check);
-long long check_used(const struct check *check, const json_t *node, enum check_resource resource);
+long long check_used(const struct check *check, const json_t *node, int resource);
+
+/* Counts `count` more pods on a node. */
+void check_use(struct check *check, const json_t *node, const json_t *spec, long long count);
 
 /* --- check_cohort.c --- */
 

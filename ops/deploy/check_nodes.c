@@ -103,13 +103,14 @@ static long long room_for(const struct check *check, const json_t *node, const s
 {
     long long room = LLONG_MAX;
 
-    for (int r = 0; r < CHECK_N_RESOURCES; r++) {
-        long long request = r == CHECK_PODS ? 1000 : get_pod_request(set->spec, check_resources[r]);
-        long long there = get_quantity(get_key(get(node, "status/allocatable"), check_resources[r])), used;
+    for (int r = 0; r < check->usage.n_resources; r++) {
+        const char *name = check->usage.resources[r];
+        long long request = r == CHECK_PODS ? 1000 : get_pod_request(set->spec, name);
+        long long there = get_quantity(get_key(get(node, "status/allocatable"), name)), used;
 
         if (request == 0 || (r == CHECK_PODS && there < 0))
             continue;
-        used = check_used(check, node, (enum check_resource)r);
+        used = check_used(check, node, r);
         if (there < 0 || there <= used)
             return 0;
         if ((there - used) / request < room)
@@ -163,12 +164,47 @@ static struct reasons count_reasons(const struct check *check, const struct depl
     return reasons;
 }
 
+/* A requested resource that no node has: a wrong name, or a device plugin that is missing; NULL if none. */
+static const char *find_absent(const struct check *check, const struct deploy_set *set)
+{
+    const json_t *node;
+    size_t i;
+
+    for (int r = 0; r < check->usage.n_resources; r++) {
+        const char *name = check->usage.resources[r];
+        bool is_there = r == CHECK_PODS || get_pod_request(set->spec, name) == 0;
+
+        json_array_foreach(get_items(check->snapshot, "nodes"), i, node) is_there |=
+            get_quantity(get_key(get(node, "status/allocatable"), name)) > 0;
+        if (!is_there)
+            return name;
+    }
+    return NULL;
+}
+
+/* The next pod sets of the job have what is left. */
+static void occupy(struct check *check, const struct deploy_set *set)
+{
+    const json_t *node;
+    long long left = set->count;
+    size_t i;
+
+    json_array_foreach(get_items(check->snapshot, "nodes"), i, node)
+    {
+        long long room = check_node_room(check, node, set, NULL, NULL), n = room < left ? room : left;
+
+        check_use(check, node, set->spec, n);
+        left -= n;
+    }
+}
+
 static void check_set(struct check *check, const struct deploy_set *set)
 {
     const json_t *node;
     struct reasons reasons;
     struct check_text text = {0};
-    char coming[80] = "", taint[160] = "";
+    char coming[80] = "", taint[160] = "", absent[160] = "";
+    const char *name;
     long long room = 0;
     size_t i;
 
@@ -187,11 +223,14 @@ static void check_set(struct check *check, const struct deploy_set *set)
     if (reasons.taint)
         CHECK_FORMAT(taint, " that is not tolerated (%.90s:%.20s)", get_text(reasons.taint, "key"),
                      get_text(reasons.taint, "effect"));
+    name = find_absent(check, set);
+    if (name)
+        CHECK_FORMAT(absent, " (no node has any %.120s)", name);
     CHECK_FORMAT(
         text.why,
         "%lld of %lld pods find a node: %d nodes are closed or not ready, %d have other labels, %d have a taint%s, %d "
-        "have too little left%s",
-        room, set->count, reasons.closed, reasons.labels, reasons.taints, taint, reasons.resources, coming);
+        "have too little left%s%s",
+        room, set->count, reasons.closed, reasons.labels, reasons.taints, taint, reasons.resources, absent, coming);
     CHECK_FORMAT(text.fix, "kubectl get nodes -L cloud.google.com/gke-nodepool,cloud.google.com/gke-accelerator; add "
                            "nodes, or wait for other jobs");
     /* With a queue, the autoscaler may add nodes after the admission. */
@@ -202,6 +241,8 @@ void check_nodes(struct check *check)
 {
     if (!check_knows(check, "nodes") || !check_knows(check, "pods"))
         return;
-    for (int s = 0; s < check->job->n_sets; s++)
+    for (int s = 0; s < check->job->n_sets; s++) {
         check_set(check, &check->job->sets[s]);
+        occupy(check, &check->job->sets[s]);
+    }
 }

@@ -385,11 +385,60 @@ static void check_image(struct check *check, const struct deploy_set *set)
         }
 }
 
-/* Interfaces from the annotation of GKE: each network must exist. */
+#define INTERFACES "networking.gke.io/interfaces"
+#define DEFAULT_INTERFACE "networking.gke.io/default-interface"
+
+/*
+ * The list in the annotation of GKE, as a new reference; NULL: none, or a finding says what is wrong. The agent of
+ * GKE's data plane refuses a pod without a default interface that is in the list.
+ */
+static json_t *read_interfaces(struct check *check, const struct deploy_set *set)
+{
+    const json_t *annotations = get_key(set->metadata, "annotations"), *list = get_key(annotations, INTERFACES),
+                 *standard = get_key(annotations, DEFAULT_INTERFACE), *interface;
+    json_error_t error;
+    json_t *interfaces = json_is_string(list) ? json_loads(json_string_value(list), 0, &error) : NULL;
+    struct check_text text = {0};
+    bool is_listed = false;
+    size_t i;
+
+    if (!json_is_string(list))
+        return NULL;
+    json_array_foreach(interfaces, i, interface) is_listed |=
+        json_is_string(standard) && strcmp(get_text(interface, "interfaceName"), json_string_value(standard)) == 0;
+    if (!json_is_array(interfaces)) {
+        CHECK_FORMAT(text.says, "failed to parse interface annotation: %.160s",
+                     interfaces ? "it is not a list" : error.text);
+        if (interfaces)
+            CHECK_FORMAT(text.why, "the annotation " INTERFACES " has to be a list in JSON");
+        else
+            CHECK_FORMAT(text.why, "the annotation " INTERFACES " is not JSON: line %d, column %d of it", error.line,
+                         error.column);
+        CHECK_FORMAT(text.fix,
+                     "write [{\"interfaceName\":\"eth0\",\"network\":\"default\"}, ...], without a comma at the "
+                     "end");
+    } else if (!json_is_string(standard)) {
+        CHECK_FORMAT(text.says, "default interface must be specified for multi-nic pod");
+        CHECK_FORMAT(text.why, "the pods have the annotation " INTERFACES " without " DEFAULT_INTERFACE);
+        CHECK_FORMAT(text.fix, "add the annotation " DEFAULT_INTERFACE ": eth0");
+    } else if (!is_listed) {
+        CHECK_FORMAT(text.says, "default interface \"%.63s\" must be referenced in the interface annotation",
+                     json_string_value(standard));
+        CHECK_FORMAT(text.why, "no entry of " INTERFACES " has this interfaceName");
+        CHECK_FORMAT(text.fix, "add {\"interfaceName\":\"%.63s\",\"network\":\"default\"} to the list",
+                     json_string_value(standard));
+    } else {
+        return interfaces;
+    }
+    check_add(check, CHECK_ERROR, "network-annotation", "the kubelet", INTERFACES, &text);
+    json_decref(interfaces);
+    return NULL;
+}
+
+/* Each network must exist. */
 static void check_networks(struct check *check, const struct deploy_set *set)
 {
-    const json_t *annotation = get_key(get_key(set->metadata, "annotations"), "networking.gke.io/interfaces");
-    json_t *interfaces = json_is_string(annotation) ? json_loads(json_string_value(annotation), 0, NULL) : NULL;
+    json_t *interfaces = read_interfaces(check, set);
     const json_t *interface;
     struct check_text text = {0};
     size_t i;

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #define REASONS_MAX 16
+#define GROUPS_MAX 4096
 #define REASON_BYTES 256
 #define REQUIRED "kueue.x-k8s.io/podset-required-topology"
 #define PREFERRED "kueue.x-k8s.io/podset-preferred-topology"
@@ -18,7 +19,8 @@ struct assign {
     struct check *check;
     const struct deploy_set *set;
     const json_t *queue; /* ClusterQueue */
-    json_t *assumed;     /* {flavor: {resource: thousandths}} of the job's earlier pod sets */
+    json_t *assumed;     /* {flavor: {resource: thousandths}} of the job's earlier pod sets and groups */
+    long long group;     /* of the job; the earlier ones are admitted */
     const char *level;   /* of the requested topology; NULL: none, "": any */
     bool required;
     int n_reasons;
@@ -46,7 +48,9 @@ __attribute__((format(printf, 3, 4))) static void reason(struct assign *assign, 
 /* The amount of a flavor assigned to earlier pod sets of the job. */
 static long long assumed_of(const struct assign *assign, const char *flavor, const char *resource)
 {
-    return get_number(get_key(assign->assumed, flavor), resource, 0);
+    const json_t *amount = get_key(get_key(assign->assumed, flavor), resource);
+
+    return json_is_integer(amount) ? json_integer_value(amount) : 0;
 }
 
 /* True if the quota of a flavor has room for the request now. */
@@ -61,7 +65,8 @@ static bool quota_fits(struct assign *assign, const char *flavor, const char *re
     check_format_amount(resource, assumed, before, sizeof(before));
     if (__builtin_add_overflow(request, assumed, &all))
         all = LLONG_MAX;
-    if (all > room.most) {
+    /* For a later group, the first one has shown that the maximum suffices. */
+    if (all > room.most && assign->group == 0) {
         check_format_amount(resource, room.most, most, sizeof(most));
         reason(assign, "quota",
                "insufficient quota for %s in flavor %s, previously considered podsets requests (%s) + current podset "
@@ -78,8 +83,12 @@ static bool quota_fits(struct assign *assign, const char *flavor, const char *re
         check_format_amount(resource, all - room.free, most, sizeof(most));
         reason(assign, "quota-in-use", "insufficient unused quota for %s in flavor %s, %s more needed", resource,
                flavor, most);
-        CHECK_FORMAT(assign->why, "other jobs of ClusterQueue %s use what is missing: this one waits for them",
-                     get_name(assign->queue));
+        if (assign->group > 0)
+            CHECK_FORMAT(assign->why, "ClusterQueue %s has room for %lld of %lld groups: the others wait",
+                         get_name(assign->queue), assign->group, assign->check->job->groups);
+        else
+            CHECK_FORMAT(assign->why, "other jobs of ClusterQueue %s use what is missing: this one waits for them",
+                         get_name(assign->queue));
         CHECK_FORMAT(assign->fix, "kubectl get workloads -A, and wait or delete what is not needed");
         assign->waits = true;
         return false;
@@ -429,9 +438,10 @@ static bool try_group(struct assign *assign, const json_t *group)
     return false;
 }
 
-static void check_assignment(struct check *check, const struct deploy_set *set, const json_t *queue, json_t *assumed)
+static void check_assignment(struct check *check, const struct deploy_set *set, const json_t *queue, json_t *assumed,
+                             long long number)
 {
-    struct assign assign = {.check = check, .set = set, .queue = queue, .assumed = assumed};
+    struct assign assign = {.check = check, .set = set, .queue = queue, .assumed = assumed, .group = number};
     const char *missing = uncovered(&assign);
     const json_t *group;
     size_t i;
@@ -536,10 +546,26 @@ static bool check_priority_class(struct check *check)
     return false;
 }
 
+/* Kueue creates a Workload for each group, and admits as many as it has quota for. */
+static void check_groups(struct check *check, const json_t *queue)
+{
+    const struct deploy_job *job = check->job;
+    size_t before = json_array_size(check->findings);
+    json_t *assumed = json_object();
+
+    for (long long g = 0; g < job->groups && g < GROUPS_MAX && json_array_size(check->findings) == before; g++)
+        for (int s = 0; s < job->n_sets; s++) {
+            struct deploy_set set = job->sets[s];
+
+            set.count /= job->groups;
+            check_assignment(check, &set, queue, assumed, g);
+        }
+    json_decref(assumed);
+}
+
 void check_queue(struct check *check)
 {
     const json_t *queue, *selector, *space;
-    json_t *assumed;
 
     if (get_key(check->snapshot, "groups") && !check_serves(check, "kueue.x-k8s.io", NULL)) {
         add_queue(check, "kueue-missing", "the job stays suspended: nothing reads kueue.x-k8s.io/queue-name",
@@ -565,8 +591,6 @@ void check_queue(struct check *check)
     for (int s = 0; s < check->job->n_sets; s++)
         if (!check_limits(check, (size_t)s))
             return;
-    assumed = json_object();
-    for (int s = 0; s < check->job->n_sets && check_knows(check, "resourceflavors"); s++)
-        check_assignment(check, &check->job->sets[s], queue, assumed);
-    json_decref(assumed);
+    if (check_knows(check, "resourceflavors"))
+        check_groups(check, queue);
 }

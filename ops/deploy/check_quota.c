@@ -2,6 +2,7 @@
 /* check_quota.c - whether the ResourceQuotas of a namespace allow the pods of a job. */
 #include "check.h"
 
+#include <limits.h>
 #include <stdio.h>
 
 void check_format_amount(const char *resource, long long thousandths, char *ret_text, size_t bytes)
@@ -32,63 +33,6 @@ static long long used_by(const struct deploy_set *set, const char *entry)
     if (strcmp(entry, "cpu") == 0 || strcmp(entry, "memory") == 0 || strcmp(entry, "ephemeral-storage") == 0)
         return get_pod_request(set->spec, entry);
     return 0;
-}
-
-/* The number of pods for which an entry has room; -1: it does not count pods. */
-static long long room_in(const struct deploy_set *set, const json_t *quota, const char *entry, long long *ret_now)
-{
-    const json_t *used = get_key(get(quota, "status/used"), entry);
-    long long limit = get_quantity(get_key(get(quota, "spec/hard"), entry)), each = used_by(set, entry);
-
-    *ret_now = used ? get_quantity(used) : 0;
-    if (limit < 0 || *ret_now < 0 || each <= 0)
-        return -1;
-    return limit > *ret_now ? (limit - *ret_now) / each : 0;
-}
-
-/* The API server checks pod by pod: it refuses the first that does not fit and lists all entries it exceeds. */
-static void check_amounts(struct check *check, const struct deploy_set *set, const json_t *quota)
-{
-    const json_t *hard = get(quota, "spec/hard");
-    long long fit = set->count, room, now;
-    char requested[200] = "", used[200] = "", limited[200] = "", amount[32];
-    size_t at_requested = 0, at_used = 0, at_limited = 0;
-    struct check_text text = {0};
-    const char *entry, *first = NULL;
-    json_t *value;
-
-    json_object_foreach((json_t *)hard, entry, value)
-    {
-        room = room_in(set, quota, entry, &now);
-        fit = room >= 0 && room < fit ? room : fit;
-    }
-    if (fit >= set->count)
-        return;
-    json_object_foreach((json_t *)hard, entry, value)
-    {
-        const char *comma = first ? "," : "";
-
-        if (room_in(set, quota, entry, &now) != fit || at_requested >= sizeof(requested) || at_used >= sizeof(used) ||
-            at_limited >= sizeof(limited))
-            continue;
-        first = first ? first : entry;
-        check_format_amount(entry, used_by(set, entry), amount, sizeof(amount));
-        at_requested += (size_t)snprintf(requested + at_requested, sizeof(requested) - at_requested, "%s%s=%s", comma,
-                                         entry, amount);
-        check_format_amount(entry, now + fit * used_by(set, entry), amount, sizeof(amount));
-        at_used += (size_t)snprintf(used + at_used, sizeof(used) - at_used, "%s%s=%s", comma, entry, amount);
-        check_format_amount(entry, get_quantity(value), amount, sizeof(amount));
-        at_limited +=
-            (size_t)snprintf(limited + at_limited, sizeof(limited) - at_limited, "%s%s=%s", comma, entry, amount);
-    }
-    CHECK_FORMAT(text.says, "exceeded quota: %s, requested: %s, used: %s, limited: %s", get_name(quota), requested,
-                 used, limited);
-    CHECK_FORMAT(text.why,
-                 "%lld of %lld pods fit into the ResourceQuota of namespace %s; a job with some of its pods waits", fit,
-                 set->count, check->job->space);
-    CHECK_FORMAT(text.fix, "raise %s of resourcequota/%s, or ask for fewer GPUs", first ? first : "it",
-                 get_name(quota));
-    check_add(check, CHECK_ERROR, "namespace-quota", "the API server", get_name(quota), &text);
 }
 
 /* The QoS class BestEffort: neither CPU nor memory is specified; GPUs do not matter. */
@@ -146,6 +90,79 @@ static bool counts(const json_t *quota, const struct deploy_set *set)
     json_array_foreach(get(quota, "spec/scopeSelector/matchExpressions"), i,
                        expression) if (!is_in_scope(set, get_text(expression, "scopeName"), expression)) return false;
     return true;
+}
+
+/* What the pod sets before this one use of an entry: they are created as well. */
+static long long used_before(const struct check *check, const struct deploy_set *set, const json_t *quota,
+                             const char *entry)
+{
+    long long sum = 0, amount;
+
+    for (const struct deploy_set *other = check->job->sets; other < set; other++)
+        if (counts(quota, other) && (__builtin_mul_overflow(used_by(other, entry), other->count, &amount) ||
+                                     __builtin_add_overflow(sum, amount, &sum)))
+            return LLONG_MAX;
+    return sum;
+}
+
+/* The number of pods for which an entry has room; -1: it does not count pods. */
+static long long room_in(const struct check *check, const struct deploy_set *set, const json_t *quota,
+                         const char *entry, long long *ret_now)
+{
+    const json_t *used = get_key(get(quota, "status/used"), entry);
+    long long limit = get_quantity(get_key(get(quota, "spec/hard"), entry)), each = used_by(set, entry);
+
+    *ret_now = used ? get_quantity(used) : 0;
+    if (limit < 0 || *ret_now < 0 || each <= 0)
+        return -1;
+    if (__builtin_add_overflow(*ret_now, used_before(check, set, quota, entry), ret_now))
+        return 0;
+    return limit > *ret_now ? (limit - *ret_now) / each : 0;
+}
+
+/* The API server checks pod by pod: it refuses the first that does not fit and lists all entries it exceeds. */
+static void check_amounts(struct check *check, const struct deploy_set *set, const json_t *quota)
+{
+    const json_t *hard = get(quota, "spec/hard");
+    long long fit = set->count, room, now;
+    char requested[200] = "", used[200] = "", limited[200] = "", amount[32];
+    size_t at_requested = 0, at_used = 0, at_limited = 0;
+    struct check_text text = {0};
+    const char *entry, *first = NULL;
+    json_t *value;
+
+    json_object_foreach((json_t *)hard, entry, value)
+    {
+        room = room_in(check, set, quota, entry, &now);
+        fit = room >= 0 && room < fit ? room : fit;
+    }
+    if (fit >= set->count)
+        return;
+    json_object_foreach((json_t *)hard, entry, value)
+    {
+        const char *comma = first ? "," : "";
+
+        if (room_in(check, set, quota, entry, &now) != fit || at_requested >= sizeof(requested) ||
+            at_used >= sizeof(used) || at_limited >= sizeof(limited))
+            continue;
+        first = first ? first : entry;
+        check_format_amount(entry, used_by(set, entry), amount, sizeof(amount));
+        at_requested += (size_t)snprintf(requested + at_requested, sizeof(requested) - at_requested, "%s%s=%s", comma,
+                                         entry, amount);
+        check_format_amount(entry, now + fit * used_by(set, entry), amount, sizeof(amount));
+        at_used += (size_t)snprintf(used + at_used, sizeof(used) - at_used, "%s%s=%s", comma, entry, amount);
+        check_format_amount(entry, get_quantity(value), amount, sizeof(amount));
+        at_limited +=
+            (size_t)snprintf(limited + at_limited, sizeof(limited) - at_limited, "%s%s=%s", comma, entry, amount);
+    }
+    CHECK_FORMAT(text.says, "exceeded quota: %s, requested: %s, used: %s, limited: %s", get_name(quota), requested,
+                 used, limited);
+    CHECK_FORMAT(text.why,
+                 "%lld of %lld pods fit into the ResourceQuota of namespace %s; a job with some of its pods waits", fit,
+                 set->count, check->job->space);
+    CHECK_FORMAT(text.fix, "raise %s of resourcequota/%s, or ask for fewer GPUs", first ? first : "it",
+                 get_name(quota));
+    check_add(check, CHECK_ERROR, "namespace-quota", "the API server", get_name(quota), &text);
 }
 
 static bool states(const json_t *container, const char *kind, const char *resource)

@@ -14,7 +14,60 @@
 #define WORKLOAD "kueue.x-k8s.io/workload" /* annotation of a pod */
 #define POD_SET "kueue.x-k8s.io/podset"    /* label of a pod */
 
-const char *const check_resources[] = {"nvidia.com/gpu", "cpu", "memory", "ephemeral-storage", "pods"};
+static const char *const always[CHECK_N_ALWAYS] = {"nvidia.com/gpu", "cpu", "memory", "ephemeral-storage", "pods"};
+
+/* --- resources --- */
+
+/* Does a DeviceClass provide the resource? Then the scheduler allocates devices, and nodes do not list it. */
+static bool is_of_class(const struct check *check, const char *name)
+{
+    const json_t *class;
+    size_t i;
+
+    if (strncmp(name, "deviceclass.resource.kubernetes.io/", 35) == 0)
+        return true;
+    json_array_foreach(get_items(check->snapshot, "deviceclasses"), i,
+                       class) if (strcmp(get_text(class, "spec/extendedResourceName"), name) == 0) return true;
+    return false;
+}
+
+static void note_resource(struct check *check, const char *name)
+{
+    struct check_usage *usage = &check->usage;
+
+    for (int r = 0; r < usage->n_resources; r++)
+        if (strcmp(usage->resources[r], name) == 0)
+            return;
+    if (usage->n_resources < CHECK_RESOURCES_MAX && !is_of_class(check, name))
+        usage->resources[usage->n_resources++] = name;
+}
+
+static void note_resources(struct check *check, const json_t *object)
+{
+    static const char *const kinds[] = {"requests", "limits"};
+    const char *name;
+    json_t *value;
+
+    for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++)
+        json_object_foreach((json_t *)get_key(get_key(object, "resources"), kinds[k]), name, value)
+            note_resource(check, name);
+}
+
+static void list_resources(struct check *check)
+{
+    static const char *const lists[] = {"containers", "initContainers"};
+    const json_t *container;
+    size_t i;
+
+    for (int r = 0; r < CHECK_N_ALWAYS; r++)
+        note_resource(check, always[r]);
+    for (int s = 0; s < check->job->n_sets; s++) {
+        note_resources(check, check->job->sets[s].spec);
+        for (size_t n = 0; n < sizeof(lists) / sizeof(lists[0]); n++)
+            json_array_foreach(get_key(check->job->sets[s].spec, lists[n]), i, container)
+                note_resources(check, container);
+    }
+}
 
 /* --- bound pods --- */
 
@@ -27,13 +80,21 @@ static long long number_of(const struct check *check, const char *node)
 
 static void add_usage(struct check *check, long long number, const json_t *spec, long long count)
 {
-    for (int r = 0; r < CHECK_N_RESOURCES; r++) {
-        long long request = r == CHECK_PODS ? 1000 : get_pod_request(spec, check_resources[r]);
+    for (int r = 0; r < check->usage.n_resources; r++) {
+        long long request = r == CHECK_PODS ? 1000 : get_pod_request(spec, check->usage.resources[r]);
         long long *used = &check->usage.used[number][r];
 
         if (__builtin_mul_overflow(request, count, &request) || __builtin_add_overflow(*used, request, used))
             *used = LLONG_MAX;
     }
+}
+
+void check_use(struct check *check, const json_t *node, const json_t *spec, long long count)
+{
+    long long number = number_of(check, get_name(node));
+
+    if (number >= 0 && check->usage.used)
+        add_usage(check, number, spec, count);
 }
 
 static bool has_ended(const json_t *pod)
@@ -235,6 +296,7 @@ void check_usage_make(struct check *check)
     const json_t *nodes = get_items(check->snapshot, "nodes"), *node;
     size_t i;
 
+    list_resources(check);
     check->usage.index = json_object();
     check->usage.used = calloc(json_array_size(nodes) + 1, sizeof(*check->usage.used));
     if (!check->usage.index || !check->usage.used) {
@@ -254,7 +316,7 @@ void check_usage_done(struct check *check)
     check->usage = (struct check_usage){0};
 }
 
-long long check_used(const struct check *check, const json_t *node, enum check_resource resource)
+long long check_used(const struct check *check, const json_t *node, int resource)
 {
     long long number = number_of(check, get_name(node));
 

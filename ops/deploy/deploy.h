@@ -42,7 +42,7 @@ struct deploy_set {
     const char *name;       /* as Kueue names the pod set */
     const json_t *metadata; /* of the pod template; may be NULL */
     const json_t *spec;     /* of the pods */
-    long long count;        /* pods */
+    long long count;        /* pods, of all groups */
 };
 struct deploy_job {
     const json_t *documents;
@@ -50,7 +50,8 @@ struct deploy_job {
     const char *kind, *name, *queue; /* queue: NULL without one */
     const char *space;               /* namespace */
     int n_sets;
-    bool too_large; /* there are more sets or pods than these */
+    bool too_large;   /* there are more sets or pods than these */
+    long long groups; /* replicas of a LeaderWorkerSet; Kueue admits each by itself. Otherwise 1 */
     struct deploy_set sets[DEPLOY_SETS_MAX];
 };
 

@@ -40,16 +40,21 @@ static void read_jobset(struct deploy_job *job)
     }
 }
 
-/* Kueue creates a Workload for each group: a leader, if it has its own template, and workers. */
+/* A group is a leader, if it has its own template, and workers; `replicas` is the number of groups. */
 static void read_leaderworkerset(struct deploy_job *job)
 {
     const json_t *spec = get(job->object, "spec/leaderWorkerTemplate");
     const json_t *leader = get_key(spec, "leaderTemplate"), *worker = get_key(spec, "workerTemplate");
-    long long size = get_number(spec, "size", 1);
+    long long size = get_number(spec, "size", 1), groups = get_number(job->object, "spec/replicas", 1);
+
+    job->too_large |= groups > PODS_MAX || size > PODS_MAX || (groups > 0 && size > PODS_MAX / groups);
+    if (job->too_large || groups < 1)
+        return;
+    job->groups = groups;
 
     if (leader)
-        add_set(job, "leader", leader, 1);
-    add_set(job, leader ? "worker" : "main", worker, leader ? size - 1 : size);
+        add_set(job, "leader", leader, groups);
+    add_set(job, leader ? "worker" : "main", worker, groups * (leader ? size - 1 : size));
 }
 
 /* --- types --- */
@@ -140,6 +145,7 @@ static ep_status check_types(const struct deploy_job *job)
         return check_job(job, "spec.", spec);
     if (strcmp(job->kind, "JobSet") == 0)
         return check_jobset(job, spec);
+    EP_TRY(check_type(job, "spec.", spec, "replicas", JSON_INTEGER));
     EP_TRY(check_type(job, "spec.", spec, "leaderWorkerTemplate", JSON_OBJECT));
     EP_TRY(check_type(job, "spec.leaderWorkerTemplate.", group, "size", JSON_INTEGER));
     EP_TRY(check_type(job, "spec.leaderWorkerTemplate.", group, "leaderTemplate", JSON_OBJECT));
@@ -150,7 +156,7 @@ static ep_status check_types(const struct deploy_job *job)
 
 ep_status deploy_job_find(const json_t *documents, const char *space, struct deploy_job *ret_job)
 {
-    struct deploy_job job = {.documents = documents};
+    struct deploy_job job = {.documents = documents, .groups = 1};
     const json_t *document;
     size_t i;
 

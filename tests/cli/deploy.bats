@@ -210,6 +210,46 @@ asks() {
     asks 24 >/dev/null
 }
 
+@test "the quota is for all groups of pods of a JobSet together" {
+    queues .
+    sets() {
+        jq -n '{apiVersion: "jobset.x-k8s.io/v1alpha2", kind: "JobSet", metadata: {name: "two", namespace: "ns", labels: {"kueue.x-k8s.io/queue-name": "q"}},
+            spec: {replicatedJobs: [range(2) | {name: "g\(.)", template: {spec: {parallelism: '"$1"', template: {spec: {
+            tolerations: [{operator: "Exists"}], containers: [{name: "c", resources: {limits: {"nvidia.com/gpu": 8}}}]}}}}}]}}' >two.json
+        epkit deploy check -f two.json --from changed.json --json >json || [ $? -eq 3 ]
+        jq -r '.findings[] | select(.id == "quota").says' json
+    }
+    [ -z "$(sets 4)" ]
+    jq '.items.resourcequotas = [{metadata: {name: "r", namespace: "ns"}, spec: {hard: {"requests.nvidia.com/gpu": "60"}}}]' \
+        changed.json >less.json
+    sets 4 >/dev/null
+    epkit deploy check -f two.json --from less.json --json >json || [ $? -eq 3 ]
+    [ "$(jq -r '.findings[].says' json)" = "exceeded quota: r, requested: requests.nvidia.com/gpu=8, used: requests.nvidia.com/gpu=56, limited: requests.nvidia.com/gpu=60" ]
+    [ "$(sets 5)" = "couldn't assign flavors to pod set g1: insufficient quota for nvidia.com/gpu in flavor f, previously considered podsets requests (40) + current podset request (40) > maximum capacity (64)" ]
+}
+
+@test "all groups of a LeaderWorkerSet need quota and nodes" {
+    groups() {
+        jq -n '{apiVersion: "leaderworkerset.x-k8s.io/v1", kind: "LeaderWorkerSet", metadata: {name: "serve", namespace: "ns",
+            labels: {"kueue.x-k8s.io/queue-name": "q"}}, spec: {replicas: '"$1"', leaderWorkerTemplate: {size: 2, workerTemplate: {spec: {
+            tolerations: [{operator: "Exists"}], containers: [{name: "c", resources: {limits: {"nvidia.com/gpu": 8}}}]}}}}} |
+            '"${2:-.}" >serve.json
+        epkit deploy check -f serve.json --from changed.json --json >json || [ $? -eq 3 ]
+        jq -r '.findings[] | select(.id | test("^(quota|nodes)")) | .severity + ": " + .why' json
+    }
+    queues '.groups += ["leaderworkerset.x-k8s.io/v1"] | .rights["leaderworkersets.leaderworkerset.x-k8s.io"] = true'
+    [ -z "$(groups 4)" ]
+    [ "$(jq .job.pods json)" -eq 8 ]
+    groups 5 >whys
+    grep -Fx "warning: ClusterQueue a has room for 4 of 5 groups: the others wait" whys
+    grep "^warning: 8 of 10 pods find a node" whys
+    [[ "$(groups 5 'del(.metadata.labels)')" == "error: 8 of 10 pods find a node"* ]]
+    # Leaders and workers do not get the same nodes.
+    leaders='del(.metadata.labels) | .spec.leaderWorkerTemplate |= (.leaderTemplate = .workerTemplate)'
+    [ -z "$(groups 4 "$leaders")" ]
+    [[ "$(groups 5 "$leaders")" == "error: 3 of 5 pods find a node"*" 5 have too little left" ]]
+}
+
 @test "admitted jobs without pods use their resources" {
     workload='{metadata: {name: "w", namespace: "other"}, spec: {podSets: [{name: "main", count: 6, template: {spec: {tolerations:
         [{operator: "Exists"}], containers: [{name: "c", resources: {limits: {($gpu): "8"}}}]}}}]}, status: {conditions:

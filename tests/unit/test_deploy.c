@@ -14,7 +14,8 @@
 static const char job_text[] =
     "apiVersion: batch/v1\nkind: Job\nmetadata: {name: j, namespace: ns}\nspec:\n  parallelism: 2\n  template:\n"
     "    metadata:\n      labels: {app: j}\n"
-    "      annotations: {networking.gke.io/interfaces: '[{\"interfaceName\":\"eth1\",\"network\":\"rdma-0\"}]'}\n"
+    "      annotations: {networking.gke.io/default-interface: eth1,\n"
+    "        networking.gke.io/interfaces: '[{\"interfaceName\":\"eth1\",\"network\":\"rdma-0\"}]'}\n"
     "    spec:\n      serviceAccountName: runner\n      imagePullSecrets: [{name: pull}]\n"
     "      tolerations: [{key: nvidia.com/gpu, operator: Exists}]\n"
     "      volumes:\n      - {name: b, csi: {driver: gcsfuse.csi.storage.gke.io}}\n"
@@ -298,12 +299,112 @@ static void test_choice_of_nodes(void **unused)
     }
 }
 
+/* The manifest with `from` replaced by `to`, and the ID and message of its first finding: "" if there is none. */
+static void find_first(const char *from, const char *to, char *ret_text, size_t bytes)
+{
+    char text[4096];
+    const char *at = strstr(job_text, from);
+    const json_t *finding;
+    json_t *findings;
+
+    assert_non_null(at);
+    snprintf(text, sizeof(text), "%.*s%s%s", (int)(at - job_text), job_text, to, at + strlen(from));
+    findings = check_job(text, NULL, NULL);
+    finding = json_array_get(findings, 0);
+    snprintf(ret_text, bytes, "%s%s%s", finding ? json_string_value(json_object_get(finding, "id")) : "",
+             finding ? ": " : "", finding ? json_string_value(json_object_get(finding, "says")) : "");
+    json_decref(findings);
+}
+
+/* The kubelet starts no pod with an annotation that GKE cannot read. */
+static void test_interfaces(void **unused)
+{
+    static const char *const cases[][3] = {
+        {"\"rdma-0\"}]", "\"rdma-0\"},]", "network-annotation: failed to parse interface annotation: "},
+        {"'[{", "'{\"a\":[{", "network-annotation: failed to parse interface annotation: "},
+        {"'[{\"interfaceName\":\"eth1\",\"network\":\"rdma-0\"}]'", "'{}'",
+         "network-annotation: failed to parse interface annotation: it is not a list"},
+        {"networking.gke.io/default-interface: eth1,", "",
+         "network-annotation: default interface must be specified for multi-nic pod"},
+        {"default-interface: eth1", "default-interface: eth0",
+         "network-annotation: default interface \"eth0\" must be referenced in the interface annotation"},
+    };
+    char text[512];
+
+    (void)unused;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        find_first(cases[i][0], cases[i][1], text, sizeof(text));
+        if (strncmp(text, cases[i][2], strlen(cases[i][2])) != 0)
+            print_message("case %zu: %s\n", i, text);
+        assert_int_equal(strncmp(text, cases[i][2], strlen(cases[i][2])), 0);
+    }
+}
+
+/* Nodes list what device plug-ins provide, under names that only the job knows. */
+static void test_other_resources(void **unused)
+{
+    static const char nodes[] = "items|nodes|0|status|allocatable|rdma/hca",
+                      pod[] = "[{'metadata':{'name':'x','namespace':'o'},'spec':{'nodeName':'n0','containers':[{"
+                              "'resources':{'limits':{'rdma/hca':'1'}}}]},'status':{'phase':'Running'}}]";
+    char text[4096], wanted[512];
+    const char *at = strstr(job_text, "cpu: 500m");
+    json_t *findings, *snapshot, *documents;
+    struct deploy_job job;
+
+    (void)unused;
+    find_first("nvidia.com/gpu: 8", "nvidia.com/gpus: 8", wanted, sizeof(wanted));
+    assert_string_equal(wanted, "nodes: 0/1 nodes are available");
+    snprintf(text, sizeof(text), "%.*srdma/hca: 2, %s", (int)(at - job_text), job_text, at);
+    findings = check_job(text, NULL, NULL);
+    assert_int_equal(json_array_size(findings), 1);
+    assert_non_null(strstr(json_string_value(json_object_get(json_array_get(findings, 0), "why")),
+                           "1 have too little left (no node has any rdma/hca)"));
+    json_decref(findings);
+    findings = check_job(text, nodes, "'4'");
+    assert_int_equal(json_array_size(findings), 0);
+    json_decref(findings);
+    findings = check_job(text, nodes, "'3'");
+    assert_int_equal(json_array_size(findings), 1);
+    json_decref(findings);
+    /* Another pod uses one. */
+    snapshot = load(cluster_text);
+    change(snapshot, nodes, "'4'");
+    change(snapshot, "items|pods", pod);
+    documents = parse(text);
+    assert_int_equal(deploy_job_find(documents, "default", &job), EP_OK);
+    findings = deploy_check(snapshot, &job);
+    assert_int_equal(json_array_size(findings), 1);
+    json_decref(findings);
+    json_decref(documents);
+    json_decref(snapshot);
+    /* The scheduler allocates devices of a class for it. */
+    findings = check_job(text, "items|deviceclasses",
+                         "[{'metadata':{'name':'nics'},'spec':{'extendedResourceName':'rdma/hca'}}]");
+    assert_int_equal(json_array_size(findings), 0);
+    json_decref(findings);
+}
+
 static void test_yaml(void **unused)
 {
     json_t *documents = parse("# nothing\n---\n---\na: &x {b: [1, -2, 0x1, 1.5, yes, 'true', \"7\", ~, 0400, 1e3]}\n"
                               "c: *x\n---\nkind: List\nitems: [{d: 1}, {e: 2}]\n");
     json_t *expected = load("[{'a':{'b':[1,-2,'0x1',1.5,'yes','true','7',null,256,1000.0]},"
                             "'c':{'b':[1,-2,'0x1',1.5,'yes','true','7',null,256,1000.0]}},{'d':1},{'e':2}]");
+
+    (void)unused;
+    if (!json_equal(documents, expected))
+        json_dumpf(documents, stdout, 0);
+    assert_true(json_equal(documents, expected));
+    json_decref(documents);
+    json_decref(expected);
+}
+
+/* As kubectl reads it: keys of the mapping itself win, then the first of a list. */
+static void test_yaml_merge(void **unused)
+{
+    json_t *documents = parse("x: &x {a: 1, b: 2}\ny: {<<: *x, b: 3}\nz: {b: 4, <<: [{a: 5}, *x, {c: 6}]}\n"
+                              "t: {\"<<\": 1}\n");
+    json_t *expected = load("[{'x':{'a':1,'b':2},'y':{'a':1,'b':3},'z':{'b':4,'a':5,'c':6},'t':{'<<':1}}]");
 
     (void)unused;
     if (!json_equal(documents, expected))
@@ -321,6 +422,9 @@ static void test_yaml_refused(void **unused)
         {"- 1\n", "line 1: a document is not an object"},
         {"a: 1\n---\ntext\n", "line 3: a document is not an object"},
         {"{[1]: 2}\n", "line 1: a key is not a plain word"},
+        {"a: {{ .Values.name }}\n", "a template with {{ }} has to be rendered first: helm template"},
+        {"a: {<<: 1}\n", "line 1: the value of '<<' is neither a mapping nor a list of mappings"},
+        {"a: {<<: [{b: 1}, 2]}\n", "line 1: the value of '<<' is neither a mapping nor a list of mappings"},
         {"a: &a [*a]\n", "line 1: nested more than 64 levels deep: "},
         {"a: *nobody\n", "line 1: "},
         {"a: \"\\xff\n", "line "},
@@ -385,6 +489,9 @@ static void test_jobs(void **unused)
         {"kind: JobSet\nmetadata: {name: a}\nspec: {replicatedJobs: []}\n", "JobSet a has no pods"},
         {"kind: JobSet\nmetadata: {name: a}\nspec: {replicatedJobs: [{replicas: 99999999999}]}\n",
          "more than 1000000 pods in one"},
+        {"kind: LeaderWorkerSet\nmetadata: {name: a}\nspec: {replicas: 9999999999999, leaderWorkerTemplate: {size: "
+         "9999999999999}}\n",
+         "more than 1000000 pods in one"},
     };
     struct deploy_job job;
     json_t *documents;
@@ -410,18 +517,24 @@ static void test_jobs(void **unused)
     assert_int_equal(job.n_sets, 2);
     assert_int_equal(job.sets[1].count, 3);
     json_decref(documents);
+    /* All groups need nodes. */
+    documents = parse("kind: LeaderWorkerSet\nmetadata: {name: a}\nspec: {replicas: 5, leaderWorkerTemplate: {size: 4, "
+                      "leaderTemplate: {spec: {}}, workerTemplate: {spec: {}}}}\n");
+    assert_int_equal(deploy_job_find(documents, "other", &job), EP_OK);
+    assert_int_equal(job.groups, 5);
+    assert_int_equal(job.sets[0].count, 5);
+    assert_int_equal(job.sets[1].count, 15);
+    json_decref(documents);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nothing_found),
-        cmocka_unit_test(test_findings),
-        cmocka_unit_test(test_harmless),
-        cmocka_unit_test(test_choice_of_nodes),
-        cmocka_unit_test(test_yaml),
-        cmocka_unit_test(test_yaml_refused),
-        cmocka_unit_test(test_yaml_deep_and_anchors),
+        cmocka_unit_test(test_nothing_found), cmocka_unit_test(test_findings),
+        cmocka_unit_test(test_harmless),      cmocka_unit_test(test_choice_of_nodes),
+        cmocka_unit_test(test_interfaces),    cmocka_unit_test(test_other_resources),
+        cmocka_unit_test(test_yaml),          cmocka_unit_test(test_yaml_merge),
+        cmocka_unit_test(test_yaml_refused),  cmocka_unit_test(test_yaml_deep_and_anchors),
         cmocka_unit_test(test_jobs),
     };
 
