@@ -7,6 +7,7 @@
 
 #define TRACEBACK "Traceback (most recent call last)"
 
+/* Open MPI 4 prints ORTE where Open MPI 5 prints PRTE. */
 struct known {
     const char *text, *also; /* both must be in the line */
     const char *id, *cause;
@@ -60,10 +61,14 @@ static const struct known known[] = {
     {"returned a non-zero exit code", NULL, NULL, "a process failed under mpirun", true},
     {"a non-zero exit code", NULL, NULL, "a process failed under mpirun", true},
     {"exiting improperly", NULL, NULL, "a process ended without MPI_Finalize()", true},
-    {"ORTE was unable to reliably start", NULL, NULL, "mpirun could not start its daemons", true},
+    {"detected that one or more processes exited with", NULL, NULL, "a process failed under mpirun", true},
+    {"RTE was unable to reliably start", NULL, NULL, "mpirun could not start its daemons", true},
     {"Connection refused", "ssh", NULL, "ssh was refused", true},
     {"Could not resolve hostname", NULL, NULL, "a host name is unknown", true},
     {"Permission denied (publickey", NULL, NULL, "ssh did not accept the key", true},
+    {"Host key verification failed", NULL, NULL, "ssh does not know the key of a host, or another one", true},
+    {"slurmstepd: error: couldn't chdir", "going to", NULL,
+     "the working directory does not exist on a node: the task began in another one", false},
     {"srun: error:", NULL, NULL, "a task of the job step failed", true},
     {"slurmstepd: error:", NULL, NULL, "a task of the job step failed", true},
     {"OOM-killed", NULL, NULL, "a process ran out of memory", true},
@@ -101,7 +106,7 @@ static const struct known known[] = {
     {"Job step aborted", NULL, NULL, "the job step was ended", true},
     {"MPI_ABORT was invoked", NULL, NULL, "a process failed under mpirun", true},
     {"Primary job ", "terminated normally, but", NULL, "a process failed under mpirun", true},
-    {"ORTE has lost communication", NULL, NULL, "mpirun lost a node", true},
+    {"RTE has lost communication", NULL, NULL, "mpirun lost a node", true},
     {"There are not enough slots available", NULL, NULL, "mpirun has no slots for so many ranks", true},
     {"ssh: connect to host", NULL, NULL, "a host could not be reached by ssh", true},
     {"closed by remote host", NULL, NULL, "a connection by ssh was lost", true},

@@ -225,6 +225,9 @@ KeyboardInterrupt
 command terminated with exit code 137
 MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD
 ORTE has lost communication with a remote daemon.
+PRTE has lost communication with a remote daemon.
+prterun detected that one or more processes exited with non-zero status,
+Host key verification failed.
 slurmstepd: error: *** JOB 12 ON gpu01 CANCELLED AT 2026-02-03T10:00:00 DUE TO TIME LIMIT ***
 ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
 terminate called without an active exception
@@ -234,6 +237,9 @@ epkit: error: rank 3 died
 END
     run epkit parse <<<"$log"$'\n''Exception ignored in: <function Buffer.__del__>'$'\n''Traceback (most recent call last):'
     [ "$status" -eq 0 ]
+    run epkit parse <<<"slurmstepd: error: couldn't chdir to \`/home/me': No such file or directory: going to /tmp instead"$'\n'"$log"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"warning: the working directory does not exist on a node"* ]]
     # In another file than the run; and by what the launcher says of the run.
     cd "$BATS_TEST_TMPDIR"
     mkdir run
