@@ -8,6 +8,7 @@
 #include "doctor/machine_job.h"
 #include "doctor/shell.h"
 #include "software/libs.h"
+#include "source/loopback.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -186,11 +187,6 @@ const struct doctor_check check_processors = {
 
 /* --- rendezvous --- */
 
-static bool is_loopback(const char *address)
-{
-    return strncmp(address, "127.", 4) == 0 || strcmp(address, "localhost") == 0 || strcmp(address, "::1") == 0;
-}
-
 /* A contradiction in the job's variables; NULL if there is none. */
 static const char *contradiction(const struct doctor_machine *machine, const char **ret_name)
 {
@@ -223,7 +219,7 @@ static const char *contradiction(const struct doctor_machine *machine, const cha
         return "MASTER_ADDR is empty";
     if (address && (strcmp(address, "0.0.0.0") == 0 || strcmp(address, "::") == 0))
         return "MASTER_ADDR is an address to listen on, not one to connect to";
-    if (address && is_loopback(address) && (nodes > 1 || (local_world > 0 && world > local_world)))
+    if (address && address_is_loopback(address) && (nodes > 1 || (local_world > 0 && world > local_world)))
         return "MASTER_ADDR is the loopback, and there are other nodes: each waits for itself";
     return NULL;
 }

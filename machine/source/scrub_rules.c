@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scrub_rules.c - rules for the contents of files, one for each kind of file. */
+#include "source/loopback.h"
 #include "source/scrub.h"
 #include "source/secret.h"
 
@@ -288,8 +289,8 @@ static void write_host_value(struct scrub *scrub, const char *value, FILE *out)
     char host[256];
 
     /* The loopback address is the same everywhere. */
-    if (strcmp(value, "localhost") == 0 || strncmp(value, "127.", 4) == 0 || strcmp(value, "::1") == 0) {
-        fputs(value[0] == 'l' ? "localhost" : value[0] == ':' ? "::1" : "127.0.0.1", out);
+    if (address_is_loopback(value)) {
+        fputs(strchr(value, ':') ? "::1" : isdigit((unsigned char)*value) ? "127.0.0.1" : "localhost", out);
         return;
     }
     /* The general pass replaces addresses. */

@@ -38,12 +38,6 @@ void hosts_done(struct hosts *hosts);
 /* HOST of [USER@]HOST. */
 const char *host_name(const struct host *host);
 
-/*
- * Does `name`, without user and port, lead each host to itself? Only names and addresses that say so: "localhost",
- * "127.0.0.1", "::1".
- */
-bool host_is_loopback(const char *name);
-
 /* "HOST", "USER@HOST:222", "[2001:db8::1]:222", "2001:db8::1". */
 ep_status host_parse(const char *word, struct host *ret_host);
 

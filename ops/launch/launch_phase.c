@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "source/loopback.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -87,13 +88,17 @@ static void count_nics(struct launch *launch)
     launch_wait(launch, has_counted, ep_now_ns() + NICS_SECONDS * UINT64_C(1000000000));
 }
 
+/* What the other nodes call a node: the loopback would lead each of them to itself. */
+static const char *name_for_others(const struct launch *launch, const struct node *node)
+{
+    if (launch->n > 1 && address_is_loopback(node->address))
+        return job_text(node->facts, "host", node->address);
+    return node->address;
+}
+
 const char *launch_master(const struct launch *launch)
 {
-    const struct node *first = launch->order[0];
-
-    if (launch->n > 1 && host_is_loopback(first->address))
-        return job_text(first->facts, "host", first->address);
-    return first->address;
+    return name_for_others(launch, launch->order[0]);
 }
 
 /*
@@ -107,9 +112,9 @@ static const char *other_master(const struct launch *launch)
     const struct node *first = launch->order[0];
     const char *other = first->remote->host_name;
 
-    if (launch->n > 1 && host_is_loopback(other))
+    if (launch->n > 1 && address_is_loopback(other))
         other = job_text(first->facts, "host", "");
-    if (launch->n > 1 && host_is_loopback(other))
+    if (launch->n > 1 && address_is_loopback(other))
         return NULL;
     return *other && strcmp(other, launch_master(launch)) != 0 ? other : NULL;
 }
@@ -161,7 +166,7 @@ static void start_nodes(struct launch *launch, const json_t *spec, int phase, bo
 
     *ret_is_last = true;
     for (int i = 0; names && i < launch->n; i++)
-        names[i] = launch->order[i]->address;
+        names[i] = name_for_others(launch, launch->order[i]);
     for (int i = 0; names && i < launch->n; i++) {
         struct node *node = launch->order[i];
         json_t *own = json_copy((json_t *)spec), *argv;

@@ -280,6 +280,18 @@ END
     [ "$status" -eq 4 ]
 }
 
+@test "ib-write-bw with a node that is given as localhost: its peer connects to its hostname" {
+    mkdir -p "$HOSTS_DIR/perftest"
+    printf '#!/bin/sh\ncase $* in */sys/class/infiniband*) echo mlx5_0 ;; *) exec /bin/ls "$@" ;; esac\n' >"$HOSTS_DIR/perftest/ls"
+    printf '#!/bin/sh\ntrue\n' >"$HOSTS_DIR/perftest/ib_write_bw"
+    chmod +x "$HOSTS_DIR"/perftest/*
+    for name in localhost 127.0.0.1; do
+        run --separate-stderr launch --no-logs --checks skip -x "PATH=$HOSTS_DIR/perftest:$PATH" --hosts $name,h1 ib-write-bw
+        echo "$output$stderr"
+        [[ "$output" == *"h1: device mlx5_0 to login"* ]]
+    done
+}
+
 @test "DeepEP's test is started with one process per node, its arguments, its folder" {
     mkdir -p "$HOSTS_DIR/deepep/tests"
     printf 'import os, sys\nprint(os.getcwd(), os.environ["RANK"], os.environ["WORLD_SIZE"], *sys.argv)\n' \

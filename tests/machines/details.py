@@ -230,6 +230,17 @@ def engines(tree):
     xid(tree, "93, Exceeded a provisioned limit of writes")
 
 
+@change("dgx-b200/gdr-hidden", "?nccl-gdr")
+def where_the_gpus_are_is_hidden(tree):
+    """The driver knows the GPUs, but sysfs of the container does not show them: no distance is known."""
+    tree.environment.update({"NCCL_NET_GDR_LEVEL": "PIX"})
+    addresses = [path.rsplit("/", 2)[1] for path in tree.entries
+                 if path.startswith("/sys/devices/") and path.endswith("/class") and tree.text(path).startswith("0x0302")]
+    for address in addresses:
+        tree.remove(pci_folder(tree, address))
+        tree.remove(f"/sys/bus/pci/devices/{address}")
+
+
 @change("dgx-h100-superpod/xid-unknown", "gpu-errors")
 def unknown_xid(tree):
     """A number that nobody here knows: it is not passed over."""
@@ -645,6 +656,10 @@ variants.set_variables(change, (
     ("torchrun-two-nodes/any-address", "rendezvous", {"MASTER_ADDR": "0.0.0.0"},
      "An address to listen on, not one to connect to."),
     ("torchrun-two-nodes/loopback6", "rendezvous", {"MASTER_ADDR": "::1"}, "The loopback of IPv6."),
+    ("torchrun-two-nodes/loopback-name", "rendezvous", {"MASTER_ADDR": "ip6-localhost"},
+     "The loopback of IPv6, by Debian's name."),
+    ("torchrun-two-nodes/127-name", "", {"MASTER_ADDR": "127.example.com"},
+     "What is right: a name that begins like the loopback."),
     ("torchrun-two-nodes/local-rank", "rendezvous", {"LOCAL_RANK": "8", "LOCAL_WORLD_SIZE": "9"},
      "Nine ranks on a node with eight GPUs."),
     ("dgx-h100-superpod/hca-capitals", "nccl-hca",

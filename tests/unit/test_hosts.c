@@ -5,6 +5,7 @@
 #include "launch/hosts.h"
 
 #include "base/error.h"
+#include "source/loopback.h"
 
 #include <string.h>
 #include <sys/stat.h>
@@ -353,10 +354,10 @@ static void test_loopback(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(yes) / sizeof(yes[0]); i++)
-        if (!host_is_loopback(yes[i]))
+        if (!address_is_loopback(yes[i]))
             fail_msg("%s is the loopback", yes[i]);
     for (size_t i = 0; i < sizeof(no) / sizeof(no[0]); i++)
-        if (host_is_loopback(no[i]))
+        if (address_is_loopback(no[i]))
             fail_msg("'%s' is not the loopback", no[i]);
 }
 
