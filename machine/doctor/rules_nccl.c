@@ -356,10 +356,17 @@ static int path_rank(enum topo_path path)
     return path < TOPO_PIX ? 0 : ranks[path];
 }
 
+/* Without the locations of both devices topo_path() is SYS, which is a guess. */
+static bool is_located(const struct topo *topo, int pci)
+{
+    return pci >= 0 && topo->pci[pci].host_bridge >= 0;
+}
+
 static void run_nccl_gdr(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *level = source_env(machine->source, GDR_LEVEL);
-    int limit, n_beyond = 0, first = -1;
+    const struct topo *topo = machine->topo;
+    int limit, n_beyond = 0, first = -1, unknown = -1;
 
     if (!level || !*level || !uses_ib(machine) || machine_is_grace(machine->topo)) {
         doctor_not_applicable(machine, result, "%s",
@@ -373,8 +380,15 @@ static void run_nccl_gdr(const struct doctor_machine *machine, struct doctor_res
 
         if (choice->nic < 0 || path_rank(choice->path) <= limit)
             continue;
-        first = n_beyond++ == 0 ? g : first;
+        if (!is_located(topo, topo->gpus[choice->gpu].pci) || !is_located(topo, topo->nics[choice->nic].pci))
+            unknown = unknown < 0 ? choice->gpu : unknown;
+        else
+            first = n_beyond++ == 0 ? g : first;
     }
+    if (n_beyond == 0 && unknown >= 0)
+        doctor_unknown(machine, result,
+                       "/sys/bus/pci/devices: it does not have %s and its NIC, so their distance is not known",
+                       machine_gpu_name(machine, unknown));
     if (n_beyond == 0)
         return;
     doctor_found(machine, result, DOCTOR_WARNING,
