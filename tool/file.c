@@ -1,34 +1,46 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "file.h"
 
+#include "output.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #define PIPE_MS 60000
+#define SILENT_MS 2000 /* of it; then the user is told what is waited for */
+
+static bool has_data(int fd, int timeout_ms)
+{
+    return poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, timeout_ms) != 0;
+}
 
 /* 0, or errno. */
-static int prepare(int fd)
+static int prepare(int fd, const char *path, bool waits)
 {
     struct stat info;
 
     if (fstat(fd, &info) != 0 || fcntl(fd, F_SETFL, 0) != 0)
         return errno;
-    if (S_ISFIFO(info.st_mode) && poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, PIPE_MS) == 0)
-        return ENODATA;
-    return 0;
+    if (!waits)
+        return S_ISREG(info.st_mode) ? 0 : EINVAL;
+    if (!S_ISFIFO(info.st_mode) || has_data(fd, SILENT_MS))
+        return 0;
+    out_note("%s is a pipe: waiting for data, at most %d s", path, PIPE_MS / 1000);
+    return has_data(fd, PIPE_MS - SILENT_MS) ? 0 : ENODATA;
 }
 
-FILE *file_open(const char *path)
+static FILE *open_file(const char *path, bool waits)
 {
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC), number;
     FILE *stream = NULL;
 
     if (fd < 0)
         return NULL;
-    number = prepare(fd);
+    number = prepare(fd, path, waits);
     if (number == 0 && !(stream = fdopen(fd, "r")))
         number = errno;
     if (!stream) {
@@ -36,4 +48,29 @@ FILE *file_open(const char *path)
         errno = number;
     }
     return stream;
+}
+
+FILE *file_open(const char *path)
+{
+    return open_file(path, true);
+}
+
+FILE *file_open_regular(const char *path)
+{
+    return open_file(path, false);
+}
+
+const char *file_error(int number)
+{
+    return number == ENODATA ? "no data came from the pipe" : strerror(number);
+}
+
+void file_skip_mark(FILE *stream)
+{
+    int c = getc(stream);
+
+    if (c == 0xef && getc(stream) == 0xbb)
+        (void)getc(stream);
+    else if (c != 0xef && c != EOF)
+        ungetc(c, stream);
 }

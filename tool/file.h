@@ -11,4 +11,13 @@
  */
 FILE *file_open(const char *path);
 
+/* The same for callers that take only regular files: EINVAL for others, at once. */
+FILE *file_open_regular(const char *path);
+
+/* What errno of these means. */
+const char *file_error(int number);
+
+/* Skips a byte order mark, as editors of other systems write it, at the beginning of a text. */
+void file_skip_mark(FILE *stream);
+
 #endif

@@ -127,6 +127,15 @@ static ep_status read_snapshot(const char *file, struct doctor_inventory *invent
     return status;
 }
 
+/* Editors of other systems write a byte order mark, which jansson refuses. */
+static void skip_mark(int fd)
+{
+    char mark[3];
+
+    if (pread(fd, mark, sizeof(mark), 0) == sizeof(mark) && memcmp(mark, "\xef\xbb\xbf", sizeof(mark)) == 0)
+        (void)lseek(fd, sizeof(mark), SEEK_SET);
+}
+
 ep_status doctor_expect(struct doctor_machine *machine, const char *file)
 {
     struct doctor_inventory *inventory;
@@ -143,6 +152,8 @@ ep_status doctor_expect(struct doctor_machine *machine, const char *file)
         status = ep_fail(EP_E_ARG, "--expect: %s: %s", file, strerror(errno));
     else if (!S_ISREG(info.st_mode))
         status = ep_fail(EP_E_ARG, "--expect: %s: not a regular file", file);
+    if (status == EP_OK)
+        skip_mark(fd);
     document = status == EP_OK ? json_loadfd(fd, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error) : NULL;
     if (fd >= 0)
         close(fd);

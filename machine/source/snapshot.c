@@ -415,6 +415,11 @@ ep_status snapshot_load(struct source *source, const char *what, const char *tex
     json_t *document;
     char said[JSON_ERROR_TEXT_LENGTH];
 
+    /* A byte order mark of an editor, which jansson refuses. */
+    if (bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0) {
+        text += 3;
+        bytes -= 3;
+    }
     if (!snapshot_is_bounded(text, bytes))
         return ep_fail(EP_E_ARG, "%s: has more than %u values, so it is not a snapshot", what, VALUES_MAX);
     document = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);

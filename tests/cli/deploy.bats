@@ -24,6 +24,11 @@ setup() {
     # Output of other programs and editors.
     epkit deploy check -f <(cat job.yaml) --from <(sleep 0.5; cat cluster.json)
     epkit deploy check -f <(printf '\xef\xbb\xbf'; sed 's/$/\r/' job.yaml) --from cluster.json
+    epkit deploy check -f job.yaml --from <(printf '\xef\xbb\xbf'; cat cluster.json)
+    # Nobody writes to it: that is said, and does not look like a hang.
+    mkfifo pipe
+    run --separate-stderr timeout 5 "$EPKIT" deploy check -f pipe --from cluster.json
+    [ "$stderr" = "epkit: pipe is a pipe: waiting for data, at most 60 s" ]
     epkit deploy check -f job.yaml --from cluster.json --json | tee json | valid deploy
     [ "$(jq -c '[.will_run, .findings]' json)" = '[true,[]]' ]
 }

@@ -59,6 +59,10 @@ refused() {
 @test "workloads: files that are not scripts, Windows line ends and marks, missing interpreters" {
     printf '#!/bin/bash\r\necho hi\r\n' >crlf.sh
     refused "crlf.sh: its lines end in CR LF" --hosts a --workload crlf.sh
+    printf 'echo hi\r\n' >crlf.sh
+    refused "crlf.sh: its lines end in CR LF" --hosts a --workload crlf.sh
+    mkfifo pipe
+    refused "not a script" --hosts a --workload pipe
     printf '\xef\xbb\xbf#!/bin/bash\necho hi\n' >mark.sh
     refused "mark.sh: a byte order mark precedes its first line" --hosts a --workload mark.sh
     eval "$(sed -n "s/.*: \(sed -i .*\)/\1/p" <<<"$stderr")"

@@ -162,6 +162,12 @@ remedy() {
     epkit doctor --from h100 --expect right
     epkit topo --from h100 --save h100.json >/dev/null
     epkit doctor --from h100 --expect h100.json
+    # As editors of other systems write them.
+    for file in right h100.json; do
+        { printf '\xef\xbb\xbf'; sed 's/$/\r/' "$file"; } >marked
+        epkit doctor --from h100 --expect marked
+    done
+    epkit topo --from marked
     echo '{"gpus": 8, "nics": 9, "driver": "580.12"}' >wrong
     run --separate-stderr epkit doctor --from h100 --expect wrong --json
     [ "$status" -eq 3 ]

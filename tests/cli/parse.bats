@@ -100,6 +100,7 @@ internode() {
         figures: [{hardware: "mine", dialect: "deepep-internode", nodes: 2, op: "dispatch", type: "fp8", rdma: [6, 7],
             source: "me"}]}' >"$BATS_TEST_TMPDIR/mine.json"
     epkit parse --reference "$BATS_TEST_TMPDIR/mine.json" --list-hardware | grep -q '^mine '
+    epkit parse --reference <(printf '\xef\xbb\xbf'; sed 's/$/\r/' "$BATS_TEST_TMPDIR/mine.json") --list-hardware | grep -q '^mine '
     run --separate-stderr epkit parse --json --reference "$BATS_TEST_TMPDIR/mine.json" --hardware mine \
         <<<"$(internode 6.5 21.4 | head -n 2)"
     [ "$status" -eq 0 ]

@@ -105,11 +105,16 @@ static char *read_stream(FILE *stream, size_t bytes_max, size_t *ret_bytes, cons
     return text;
 }
 
-static char *read_file(const char *path, size_t bytes_max, size_t *ret_bytes)
+/* YAML allows a byte order mark; JSON does not. */
+static char *read_file(const char *path, size_t bytes_max, bool skip_mark, size_t *ret_bytes)
 {
     FILE *stream = strcmp(path, "-") == 0 ? stdin : file_open(path);
-    const char *why = strerror(errno);
-    char *text = stream ? read_stream(stream, bytes_max, ret_bytes, &why) : NULL;
+    const char *why = file_error(errno);
+    char *text;
+
+    if (stream && skip_mark)
+        file_skip_mark(stream);
+    text = stream ? read_stream(stream, bytes_max, ret_bytes, &why) : NULL;
 
     if (stream && stream != stdin)
         fclose(stream);
@@ -134,7 +139,7 @@ static int read_job(const struct deploy_options *options, json_t **ret_documents
             return CMD_USAGE;
         }
     } else {
-        text = read_file(options->file, DEPLOY_MANIFEST_MAX, &bytes);
+        text = read_file(options->file, DEPLOY_MANIFEST_MAX, false, &bytes);
         if (!text)
             return CMD_USAGE;
         status = deploy_manifest_parse(text, bytes, ret_documents);
@@ -154,7 +159,7 @@ static int read_snapshot(const char *path, json_t **ret_snapshot)
 {
     json_error_t error;
     size_t bytes = 0;
-    char *text = read_file(path, SNAPSHOT_BYTES_MAX, &bytes);
+    char *text = read_file(path, SNAPSHOT_BYTES_MAX, true, &bytes);
     json_t *snapshot;
 
     if (!text)

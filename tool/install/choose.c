@@ -18,17 +18,11 @@
 /* Reads a regular file of at most `max` bytes; NULL with errno. */
 static char *read_file(const char *path, size_t max, size_t *ret_bytes)
 {
-    FILE *file = file_open(path);
-    struct stat info;
+    FILE *file = file_open_regular(path);
     char *text;
 
     if (!file)
         return NULL;
-    if (fstat(fileno(file), &info) != 0 || !S_ISREG(info.st_mode)) {
-        fclose(file);
-        errno = EINVAL;
-        return NULL;
-    }
     text = malloc(max + 2);
     if (text)
         *ret_bytes = fread(text, 1, max + 1, file);

@@ -17,6 +17,7 @@
 #include "progress.h"
 #include "source/clean.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -121,15 +122,15 @@ static const struct opt launch_table[] = {
 /* NULL after reporting that it cannot be read. */
 static json_t *read_workload(const struct cmd *cmd, const char *file)
 {
-    FILE *stream = file_open(file);
+    FILE *stream = file_open_regular(file);
     struct stat info;
     char *text = NULL;
     const char *line_end = NULL;
     json_t *files = NULL;
-    int code = CMD_FINE;
+    int code = CMD_FINE, number = errno;
     size_t n = 0;
 
-    if (stream && fstat(fileno(stream), &info) == 0 && S_ISREG(info.st_mode) && info.st_size <= WORKLOAD_MAX &&
+    if (stream && fstat(fileno(stream), &info) == 0 && info.st_size <= WORKLOAD_MAX &&
         (text = malloc(WORKLOAD_MAX + 1)))
         n = fread(text, 1, WORKLOAD_MAX, stream);
     if (n > 0) {
@@ -139,16 +140,17 @@ static json_t *read_workload(const struct cmd *cmd, const char *file)
     /*
      * Behind a byte order mark the kernel would not see '#!', and the shell that ran the script instead would not find
      * its first command. With CR LF the kernel would look for an interpreter whose name ends in a carriage return, and
-     * report that the script does not exist.
+     * report that the script does not exist; without '#!' the shell would look for such commands.
      */
     if (!files)
         code = cmd_refuse(cmd, NULL, "--workload %s: %s", file,
-                          stream ? "not a script: a regular file with text of at most 1 MiB" : "it cannot be read");
+                          stream || number == EINVAL ? "not a script: a regular file with text of at most 1 MiB"
+                                                     : "it cannot be read");
     else if (n > 2 && memcmp(text, "\xef\xbb\xbf", 3) == 0)
         code = cmd_refuse(cmd, NULL,
                           "--workload %s: a byte order mark precedes its first line: sed -i '1s/^\\xEF\\xBB\\xBF//' %s",
                           file, file);
-    else if (n > 2 && memcmp(text, "#!", 2) == 0 && line_end && line_end[-1] == '\r')
+    else if (line_end && line_end > text && line_end[-1] == '\r')
         code = cmd_refuse(cmd, NULL, "--workload %s: its lines end in CR LF: sed -i 's/\\r$//' %s", file, file);
     if (code != CMD_FINE) {
         json_decref(files);

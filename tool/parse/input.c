@@ -23,9 +23,10 @@ static bool add_reference(struct reference *reference, const char *path, char *r
     bool is_added;
 
     if (!stream) {
-        snprintf(ret_error, bytes, "%s", errno == ENODATA ? "it has no writer" : strerror(errno));
+        snprintf(ret_error, bytes, "%s", file_error(errno));
         return false;
     }
+    file_skip_mark(stream);
     is_added = reference_add(reference, stream, ret_error, bytes);
     fclose(stream);
     return is_added;
