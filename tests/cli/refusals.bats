@@ -28,6 +28,12 @@ none_starts() {
     [ ! -e report ]
 }
 
+# without_memory ARGUMENT...: shared memory is a file for this limit, so no group can be created
+without_memory() (
+    ulimit -f 16
+    exec "$EPKIT" "$@"
+)
+
 @test "a matrix of one node over several" {
     refused "intranode runs on one node only" test intranode --nodes 2
     refused "--sum-once is for lowlatency, and intranode has no" test intranode --sum-once
@@ -54,9 +60,15 @@ none_starts() {
     none_starts "EPKIT_NETWORK: 'foo' is none of emulated, tcp, verbs, mpi" "test internode" bench "run --output report"
     epkit test internode --ranks 2 --nodes 2 --tokens 8 --hidden 256 --only 2 --network emulated
     # The command that repeats a failure has what the network depended on.
-    EPKIT_NETWORK=emulated EPKIT_HOST_ISA=none run epkit test internode --ranks 2 --nodes 2 --tokens 8 --hidden 256 --only 2
+    EPKIT_NETWORK=emulated run without_memory test internode --ranks 2 --nodes 2 --tokens 8 --hidden 256 --only 2
     [ "$status" -eq 1 ]
     [[ "$output" == *"    EPKIT_NETWORK=emulated epkit test internode "* ]]
+}
+
+@test "an instruction set of the environment that does not exist" {
+    export EPKIT_HOST_ISA=sse9
+    none_starts "EPKIT_HOST_ISA: 'sse9' is none of portable, avx2, avx512" "test intranode" bench "run --output report"
+    EPKIT_HOST_ISA=portable epkit test intranode "${SMALL[@]}" --only 2
 }
 
 @test "a backend that this build does not have: why, and no command to repeat it" {
@@ -68,9 +80,7 @@ none_starts() {
 }
 
 @test "the command that repeats a failure has the same case and backend" {
-    # The library rejects the second variable when a rank opens its backend: the group is never created.
-    run --separate-stderr env EPKIT_BACKEND=host EPKIT_HOST_ISA=none "$EPKIT" test intranode "${SMALL[@]}" \
-        --only 2 --seed 5
+    EPKIT_BACKEND=host run --separate-stderr without_memory test intranode "${SMALL[@]}" --only 2 --seed 5
     echo "$output$stderr"
     [ "$status" -eq 1 ]
     [[ "$output" == *"EPKIT_BACKEND=host epkit test intranode"*" --seed 5 --only 2"* ]]

@@ -38,13 +38,17 @@ static int check_world(const struct cmd *cmd, const struct cmd_call *call, const
 
 int group_check_environment(const struct cmd *cmd, bool for_backend, bool for_network)
 {
-    const char *backend = getenv("EPKIT_BACKEND"), *network = getenv("EPKIT_NETWORK");
+    static const char *const isas[] = {"portable", "avx2", "avx512", NULL};
+    const char *backend = getenv("EPKIT_BACKEND"), *network = getenv("EPKIT_NETWORK"), *isa = getenv("EPKIT_HOST_ISA");
 
     /* "auto" is valid for the options only. */
     if (for_backend && backend && *backend && !text_is_any(backend, group_backends + 1))
         return cmd_refuse(cmd, "EPKIT_BACKEND", "'%s' is none of host, cuda", backend);
     if (for_network && network && *network && !text_is_any(network, group_networks + 1))
         return cmd_refuse(cmd, "EPKIT_NETWORK", "'%s' is none of emulated, tcp, verbs, mpi", network);
+    /* One of these that the processor does not support is found by the library. */
+    if (isa && *isa && !text_is_any(isa, isas))
+        return cmd_refuse(cmd, "EPKIT_HOST_ISA", "'%s' is none of portable, avx2, avx512", isa);
     return CMD_FINE;
 }
 
