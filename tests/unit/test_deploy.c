@@ -384,6 +384,26 @@ static void test_other_resources(void **unused)
     json_decref(findings);
 }
 
+/* GKE adds the toleration; other clusters do not. */
+static void test_admission_tolerates(void **unused)
+{
+    char text[4096];
+    const char *from = "      tolerations: [{key: nvidia.com/gpu, operator: Exists}]\n", *at = strstr(job_text, from);
+    json_t *findings;
+
+    (void)unused;
+    snprintf(text, sizeof(text), "%.*s%s", (int)(at - job_text), job_text, at + strlen(from));
+    findings = check_job(text, NULL, NULL);
+    assert_int_equal(json_array_size(findings), 0);
+    json_decref(findings);
+    findings = check_job(text, "items|nodes|0|spec|taints|0|effect", "'NoExecute'");
+    assert_int_equal(json_array_size(findings), 1);
+    json_decref(findings);
+    findings = check_job(text, "version", "'v1.33.5'");
+    assert_int_equal(json_array_size(findings), 1);
+    json_decref(findings);
+}
+
 static void test_yaml(void **unused)
 {
     json_t *documents = parse("# nothing\n---\n---\na: &x {b: [1, -2, 0x1, 1.5, yes, 'true', \"7\", ~, 0400, 1e3]}\n"
@@ -530,11 +550,17 @@ static void test_jobs(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nothing_found), cmocka_unit_test(test_findings),
-        cmocka_unit_test(test_harmless),      cmocka_unit_test(test_choice_of_nodes),
-        cmocka_unit_test(test_interfaces),    cmocka_unit_test(test_other_resources),
-        cmocka_unit_test(test_yaml),          cmocka_unit_test(test_yaml_merge),
-        cmocka_unit_test(test_yaml_refused),  cmocka_unit_test(test_yaml_deep_and_anchors),
+        cmocka_unit_test(test_nothing_found),
+        cmocka_unit_test(test_findings),
+        cmocka_unit_test(test_harmless),
+        cmocka_unit_test(test_choice_of_nodes),
+        cmocka_unit_test(test_interfaces),
+        cmocka_unit_test(test_other_resources),
+        cmocka_unit_test(test_admission_tolerates),
+        cmocka_unit_test(test_yaml),
+        cmocka_unit_test(test_yaml_merge),
+        cmocka_unit_test(test_yaml_refused),
+        cmocka_unit_test(test_yaml_deep_and_anchors),
         cmocka_unit_test(test_jobs),
     };
 
