@@ -136,6 +136,7 @@ static bool read_figure(const struct report *report, const json_t *item, struct 
         !read_count(report, item, "nodes", 1, &figure->nodes) ||
         (json_object_get(item, "ranks") && !read_count(report, item, "ranks", 1, &figure->ranks)) ||
         (json_object_get(item, "tokens") && !read_number(report, item, "tokens", 1, 1e9, &figure->tokens)) ||
+        (json_object_get(item, "bytes") && !read_number(report, item, "bytes", 1, 1e15, &figure->bytes)) ||
         !read_range(report, item, "rdma", &figure->rdma) || !read_range(report, item, "nvl", &figure->nvl) ||
         !read_range(report, item, "busbw", &figure->busbw) || !read_range(report, item, "time_us", &figure->time_us))
         return false;

@@ -18,6 +18,7 @@ struct reference_figure {
     int nodes;
     int ranks;     /* 0: any */
     double tokens; /* 0: any */
+    double bytes;  /* of nccl-tests: the figure is for tables with messages of at least this size */
     struct reference_range rdma, nvl, busbw, time_us;
     char source[160];
 };

@@ -92,6 +92,22 @@ internode() {
     [[ "$stderr" == *"figures[0].dialect is not a string"* ]]
 }
 
+@test "nccl-tests: the peak of a sweep is expected of large messages only" {
+    table() {
+        echo '# Collective test starting: all_reduce_perf'
+        for i in {0..15}; do echo "#  Rank $i Group  0 Pid 1 on node-$((i / 8)) device $((i % 8)) [0x1b] NVIDIA B200"; done
+        for size in "$@"; do echo "$size $((size / 4)) float sum -1 123.4 8.50 15.93 0 121.4 8.60 16.13 0"; done
+        printf '# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 16.03\n'
+    }
+    # A test of connections, as 'epkit launch nccl all_reduce -- -b 1M -e 1M'.
+    run epkit parse < <(table 1048576)
+    [ "$status" -eq 0 ]
+    [ "${lines[0]}" = "all_reduce_perf, 2 nodes: all_reduce float 15.9 GB/s (busbw), all_reduce float 16.1 GB/s (busbw)." ]
+    run epkit parse < <(table 1048576 1073741824)
+    [ "$status" -eq 3 ]
+    [[ "${lines[0]}" == *"is 2% of the expected 684.0 on b200: NCCL uses one NIC, or sockets"* ]]
+}
+
 @test "a reference file adds machines and figures" {
     jq -n '{schema_version: 1,
         hardware: [{name: "mine", title: "2x A", match: ["A1"], gpus_per_node: 8, nics_per_node: 1, nic_gbps: 12.5,
