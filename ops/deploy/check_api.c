@@ -11,7 +11,8 @@ static bool check_kind(struct check *check, const json_t *object)
     const json_t *groups = get_key(check->snapshot, "groups"), *served;
     struct check_text text = {0};
     char object_name[320];
-    size_t i;
+    const char *other = NULL;
+    size_t i, n = strcspn(version, "/");
 
     if (!groups)
         return true;
@@ -20,7 +21,12 @@ static bool check_kind(struct check *check, const json_t *object)
     CHECK_FORMAT(object_name, "%s %s", kind, get_name(object));
     CHECK_FORMAT(text.says, "no matches for kind \"%s\" in version \"%s\"", kind, version);
     CHECK_FORMAT(text.why, "the cluster (%s) does not serve %s", get_text(check->snapshot, "version"), version);
-    if (strncmp(version, "jobset", 6) == 0)
+    json_array_foreach(groups, i, served) if (!other && version[n] == '/' && json_is_string(served) &&
+                                              strncmp(json_string_value(served), version, n + 1) == 0) other =
+        json_string_value(served);
+    if (other)
+        CHECK_FORMAT(text.fix, "write apiVersion: %.100s, which it serves", other);
+    else if (strncmp(version, "jobset", 6) == 0)
         CHECK_FORMAT(text.fix, "kubectl apply --server-side -f "
                                "https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml");
     else if (strncmp(version, "leaderworkerset", 15) == 0)

@@ -463,24 +463,33 @@ static void check_networks(struct check *check, const struct deploy_set *set)
     json_decref(interfaces);
 }
 
+/* A request for devices: v1 has it below "exactly"; v1beta1 has its fields in the request itself. */
+static void check_device_class(struct check *check, const json_t *request)
+{
+    const char *name = get_text(request, "exactly/deviceClassName");
+    struct check_text text = {0};
+
+    name = *name ? name : get_text(request, "deviceClassName");
+    if (!*name || !check_knows(check, "deviceclasses") || get_item(check->snapshot, "deviceclasses", NULL, name))
+        return;
+    CHECK_FORMAT(text.says, "device class %s does not exist", name);
+    CHECK_FORMAT(text.why, "the claim for NICs can not be satisfied: pods stay pending");
+    CHECK_FORMAT(text.fix, "install DRANET on the node pool (GKE 1.34.1-gke.1829001 and later), or set "
+                           "network.mode=multi");
+    check_add(check, CHECK_ERROR, "device-class-missing", "the scheduler", name, &text);
+}
+
 static void check_device_classes(struct check *check)
 {
     const json_t *document, *request;
-    struct check_text text = {0};
     size_t i, r;
 
     json_array_foreach(check->job->documents, i, document)
-        json_array_foreach(get(document, "spec/spec/devices/requests"), r, request)
     {
-        const char *name = get_text(request, "exactly/deviceClassName");
+        bool is_template = strcmp(get_text(document, "kind"), "ResourceClaimTemplate") == 0;
 
-        if (!*name || !check_knows(check, "deviceclasses") || get_item(check->snapshot, "deviceclasses", NULL, name))
-            continue;
-        CHECK_FORMAT(text.says, "device class %s does not exist", name);
-        CHECK_FORMAT(text.why, "the claim for NICs can not be satisfied: pods stay pending");
-        CHECK_FORMAT(text.fix, "install DRANET on the node pool (GKE 1.34.1-gke.1829001 and later), or set "
-                               "network.mode=multi");
-        check_add(check, CHECK_ERROR, "device-class-missing", "the scheduler", name, &text);
+        json_array_foreach(get(document, is_template ? "spec/spec/devices/requests" : "spec/devices/requests"), r,
+                           request) check_device_class(check, request);
     }
 }
 

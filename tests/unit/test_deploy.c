@@ -384,6 +384,45 @@ static void test_other_resources(void **unused)
     json_decref(findings);
 }
 
+static void test_device_classes(void **unused)
+{
+    static const char *const claims[] = {
+        "---\nkind: ResourceClaimTemplate\napiVersion: v1\nspec: {spec: {devices: {requests: [{name: n, exactly: "
+        "{deviceClassName: nics}}]}}}\n",
+        "---\nkind: ResourceClaimTemplate\napiVersion: v1\nspec: {spec: {devices: {requests: [{name: n, "
+        "deviceClassName: nics}]}}}\n",
+        "---\nkind: ResourceClaim\napiVersion: v1\nspec: {devices: {requests: [{name: n, exactly: {deviceClassName: "
+        "nics}}]}}\n",
+    };
+    char text[4096];
+
+    (void)unused;
+    for (size_t i = 0; i < sizeof(claims) / sizeof(claims[0]); i++) {
+        json_t *findings;
+
+        snprintf(text, sizeof(text), "%s%s", job_text, claims[i]);
+        findings = check_job(text, "items|deviceclasses", "[]");
+        assert_int_equal(json_array_size(findings), 1);
+        assert_string_equal(json_string_value(json_object_get(json_array_get(findings, 0), "says")),
+                            "device class nics does not exist");
+        json_decref(findings);
+        findings = check_job(text, "items|deviceclasses", "[{'metadata':{'name':'nics'}}]");
+        assert_int_equal(json_array_size(findings), 0);
+        json_decref(findings);
+    }
+}
+
+/* A version that never was, or is no longer served: the group is there. */
+static void test_other_version(void **unused)
+{
+    json_t *findings = check("groups", "['v1','batch/v2','networking.gke.io/v1']");
+
+    (void)unused;
+    assert_string_equal(json_string_value(json_object_get(json_array_get(findings, 0), "fix")),
+                        "write apiVersion: batch/v2, which it serves");
+    json_decref(findings);
+}
+
 /* GKE adds the toleration; other clusters do not. */
 static void test_admission_tolerates(void **unused)
 {
@@ -557,6 +596,8 @@ int main(void)
         cmocka_unit_test(test_interfaces),
         cmocka_unit_test(test_other_resources),
         cmocka_unit_test(test_admission_tolerates),
+        cmocka_unit_test(test_device_classes),
+        cmocka_unit_test(test_other_version),
         cmocka_unit_test(test_yaml),
         cmocka_unit_test(test_yaml_merge),
         cmocka_unit_test(test_yaml_refused),
