@@ -2,6 +2,7 @@
 /* faults.c - lines that name a fault, whatever program printed them. docs/failure-modes.md has the numbers. */
 #include "parse/internal.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -151,15 +152,45 @@ static const struct known *find(const char *line)
     return find_word(line);
 }
 
-/* A traceback from the cleanup of an object is harmless: Python prints "Exception ignored in" in the line before. */
+/* "RuntimeError: text", "deep_ep_cpp.EPException: text": the last line of a traceback, and not a line of its code. */
+static bool is_exception(const char *line)
+{
+    static const char *const ends[] = {"Error", "Exception"};
+
+    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+        const char *at = strstr(line, ends[i]), *begin = at;
+
+        if (!at || (at[strlen(ends[i])] != ':' && at[strlen(ends[i])] != '\0'))
+            continue;
+        while (begin > line && (isalnum((unsigned char)begin[-1]) || strchr("_.", begin[-1])))
+            begin--;
+        /* The name of a host may stand in front. */
+        if (begin == line || strchr("]>|:", begin[-1]) || (begin[-1] == ' ' && (begin < line + 2 || begin[-2] != ' ')))
+            return true;
+    }
+    return false;
+}
+
+/*
+ * A traceback from the cleanup of an object is harmless: Python prints "Exception ignored in" in the line before. Its
+ * last line is the exception. Lines of other ranks may come between.
+ */
 static bool is_ignored(struct parser *parser, const char *line)
 {
     struct stream *stream = stream_now(parser);
     bool was_ignoring = stream && stream->ignores_traceback;
 
-    if (stream)
-        stream->ignores_traceback = strstr(line, "Exception ignored in") != NULL;
-    return was_ignoring && strstr(line, TRACEBACK);
+    if (!stream)
+        return false;
+    stream->ignores_traceback = strstr(line, "Exception ignored in") != NULL;
+    if (was_ignoring && strstr(line, TRACEBACK)) {
+        stream->n_ignored++;
+        return true;
+    }
+    if (stream->n_ignored == 0 || !is_exception(line))
+        return false;
+    stream->n_ignored--;
+    return true;
 }
 
 /* The run in progress: the run of this stream that had the latest line. */

@@ -39,6 +39,7 @@ struct stream {
     int depth;
     bool in_string, escaped;
     bool ignores_traceback; /* the line before had "Exception ignored in" (Python) */
+    int n_ignored;          /* tracebacks after such lines whose exception is still to come */
 };
 
 /* Internal state next to the public part of a run. */

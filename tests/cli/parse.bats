@@ -254,6 +254,15 @@ epkit: error: rank 3 died
 END
     run epkit parse <<<"$log"$'\n''Exception ignored in: <function Buffer.__del__>'$'\n''Traceback (most recent call last):'
     [ "$status" -eq 0 ]
+    # With its last line, also behind the name of a host; what comes after it counts again.
+    for host in "" "gpu02: "; do
+        ignored=$(printf "$host%s\\n" 'Exception ignored in: <function Buffer.__del__>' 'Traceback (most recent call last):' \
+            '  File "/buffer.py", line 9, in __del__' '    self.runtime.destroy()' 'RuntimeError: CUDA error: driver shutting down')
+        run epkit parse <<<"$log"$'\n'"$ignored"
+        [ "$status" -eq 0 ]
+        run epkit parse <<<"$log"$'\n'"$ignored"$'\n'"${host}RuntimeError: no"
+        [ "$status" -eq 1 ]
+    done
     run epkit parse <<<"slurmstepd: error: couldn't chdir to \`/home/me': No such file or directory: going to /tmp instead"$'\n'"$log"
     [ "$status" -eq 0 ]
     [[ "$output" == *"warning: the working directory does not exist on a node"* ]]
