@@ -268,7 +268,9 @@ static bool topology_fits(struct assign *assign, const json_t *flavor)
     const json_t *topology = get_item(assign->check->snapshot, "topologies", NULL, name);
     long long one, all, room;
 
-    if (!assign->level || !topology || !check_knows(assign->check, "nodes") || !check_knows(assign->check, "pods"))
+    /* Not for later groups: check_nodes() counts the nodes of all of them. */
+    if (!assign->level || assign->group > 0 || !topology || !check_knows(assign->check, "nodes") ||
+        !check_knows(assign->check, "pods"))
         return true;
     if (!count_room(assign, flavor, topology, &one, &all))
         return true;
