@@ -122,6 +122,64 @@ bool check_brings(const struct check *check, const char *kind, const char *name)
     return false;
 }
 
+/* Kinds whose objects are there as soon as the manifest is applied; claims are not, because they have to be bound. */
+static const struct {
+    const char *kind, *resource;
+    bool is_namespaced;
+} brought[] = {
+    {"Namespace", "namespaces", false},
+    {"ResourceQuota", "resourcequotas", true},
+    {"LimitRange", "limitranges", true},
+    {"StorageClass", "storageclasses", false},
+    {"PriorityClass", "priorityclasses", false},
+    {"CSIDriver", "csidrivers", false},
+    {"DeviceClass", "deviceclasses", false},
+    {"Network", "networks", false},
+    {"LocalQueue", "localqueues", true},
+    {"ClusterQueue", "clusterqueues", false},
+    {"ResourceFlavor", "resourceflavors", false},
+    {"Cohort", "cohorts", false},
+    {"WorkloadPriorityClass", "workloadpriorityclasses", false},
+    {"Topology", "topologies", false},
+};
+
+/* Adds an object of the manifest to the objects of the cluster, unless that has it or they were not read. */
+static void add_brought(json_t *items, const char *resource, const json_t *document, const char *space)
+{
+    const json_t *known = json_object_get(items, resource), *item;
+    json_t *list, *object;
+    size_t i;
+
+    if (!json_is_array(known) || (space && *get_space(document) && strcmp(get_space(document), space) != 0))
+        return;
+    json_array_foreach(known, i, item) if (strcmp(get_name(item), get_name(document)) == 0 &&
+                                           (!space || strcmp(get_space(item), space) == 0)) return;
+    list = json_copy((json_t *)known);
+    object = json_deep_copy(document);
+    if (space)
+        json_object_set_new(json_object_get(object, "metadata"), "namespace", json_string(space));
+    json_array_append_new(list, object);
+    json_object_set_new(items, resource, list);
+}
+
+/* The cluster after the objects of the manifest were created; a new reference. NULL: out of memory. */
+static json_t *apply_documents(const json_t *snapshot, const struct deploy_job *job)
+{
+    json_t *result = json_copy((json_t *)snapshot), *items = json_copy(json_object_get(snapshot, "items"));
+    const json_t *document;
+    size_t i;
+
+    json_array_foreach(job->documents, i,
+                       document) for (size_t k = 0; k < sizeof(brought) / sizeof(brought[0]);
+                                      k++) if (strcmp(get_text(document, "kind"), brought[k].kind) == 0)
+        add_brought(items, brought[k].resource, document, brought[k].is_namespaced ? job->space : NULL);
+    if (!result || !items || json_object_set_new(result, "items", items) != 0) {
+        json_decref(result);
+        return NULL;
+    }
+    return result;
+}
+
 /* Errors first; within a group, in the order found. */
 static json_t *sorted(json_t *findings)
 {
@@ -139,13 +197,17 @@ static json_t *sorted(json_t *findings)
 json_t *deploy_check(const json_t *snapshot, const struct deploy_job *job)
 {
     struct deploy_job filled = *job;
-    struct check check = {.snapshot = snapshot, .job = &filled, .findings = json_array()};
+    json_t *applied = apply_documents(snapshot, job);
+    struct check check = {.snapshot = applied, .job = &filled, .findings = json_array()};
     json_t *specs[DEPLOY_SETS_MAX] = {NULL};
 
-    if (!check.findings)
+    if (!check.findings || !applied) {
+        json_decref(check.findings);
+        json_decref(applied);
         return NULL;
+    }
     for (int s = 0; s < job->n_sets; s++) {
-        specs[s] = check_limits_apply(snapshot, job->sets[s].spec);
+        specs[s] = check_limits_apply(applied, job->sets[s].spec);
         filled.sets[s].spec = specs[s];
         check.no_memory |= job->sets[s].spec && !specs[s];
     }
@@ -160,6 +222,7 @@ json_t *deploy_check(const json_t *snapshot, const struct deploy_job *job)
     check_usage_done(&check);
     for (int s = 0; s < job->n_sets; s++)
         json_decref(specs[s]);
+    json_decref(applied);
     if (check.no_memory) {
         json_decref(check.findings);
         return NULL;

@@ -6,6 +6,7 @@
 #include "check.h"
 
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -223,6 +224,27 @@ static void format_derived(const char *object, const char *answer, char *ret_tex
         format_reason(answer, ret_text + at, bytes - (size_t)at);
 }
 
+/* A dry run creates nothing: the next one does not find the namespace or class that the manifest brings. */
+static bool is_about_brought(const struct check *check, const char *answer)
+{
+    static const struct {
+        const char *kind, *says, *end;
+    } rows[] = {{"Namespace", "namespaces \"", "\" not found"},
+                {"PriorityClass", "no PriorityClass with name ", " was found"}};
+    char name[256];
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        const char *begin = behind(answer, rows[i].says), *end = begin ? strstr(begin, rows[i].end) : NULL;
+
+        if (!end || end - begin >= (ptrdiff_t)sizeof(name))
+            continue;
+        CHECK_FORMAT(name, "%.*s", (int)(end - begin), begin);
+        if (check_brings(check, rows[i].kind, name))
+            return true;
+    }
+    return false;
+}
+
 /* Adds a finding from an answer. True if the API server refuses the object. */
 static bool add_answer(struct check *check, const json_t *dry_run, const char *answer)
 {
@@ -232,7 +254,7 @@ static bool add_answer(struct check *check, const json_t *dry_run, const char *a
     json_t *known;
 
     /* A controller has other rights than the user. */
-    if (!*answer || (is_derived && strstr(answer, "is forbidden: User \"")))
+    if (!*answer || (is_derived && strstr(answer, "is forbidden: User \"")) || is_about_brought(check, answer))
         return false;
     if (is_derived)
         format_derived(object, answer, text.says, sizeof(text.says));

@@ -93,6 +93,21 @@ found() {
         's,^      containers:,      initContainers: [{name: i\, image: "r.example/gib:1"}]\n&,')" = "error image-pull: ImagePullBackOff: denied" ]
 }
 
+@test "a dry run of an object does not see the namespace that the manifest brings" {
+    printf -- '---\n{apiVersion: v1, kind: Namespace, metadata: {name: ns}}\n' >>job.yaml
+    jq '.items.namespaces = []' cluster.json >changed.json
+    printf '%s\n' '#!/bin/sh' 'case "$*" in' '*create*) echo "Error from server (NotFound): namespaces \"ns\" not found" >&2; exit 1 ;;' \
+        '*version*) echo "{\"serverVersion\": {\"gitVersion\": \"v1.33.5-gke.1162000\"}}" ;;' \
+        '*/apis*) echo "{\"groups\": [{\"versions\": [{\"groupVersion\": \"batch/v1\"}, {\"groupVersion\": \"networking.gke.io/v1\"}]}]}" ;;' \
+        '*template*) exit 0 ;;' "*) echo '{\"items\": []}' ;;" 'esac' >kube
+    chmod +x kube
+    epkit deploy check -f job.yaml --kubectl ./kube --json >json || [ $? -eq 3 ]
+    [ "$(jq '[.findings[] | select(.says | test("namespaces"))] | length' json)" -eq 0 ]
+    sed -i '/^---/,$d' job.yaml
+    epkit deploy check -f job.yaml --kubectl ./kube --json >json || [ $? -eq 3 ]
+    [ "$(jq '[.findings[] | select(.says | test("namespaces"))] | length' json)" -gt 0 ]
+}
+
 @test "nodes with a taint: the finding names it" {
     found '.items.nodes[].spec.taints += [{key: "dedicated", value: "ml", effect: "NoExecute"}]' | grep '^error nodes: 0/'
     jq -r '.findings[].why' json | grep -F 'have a taint that is not tolerated (dedicated:NoExecute)'
@@ -213,6 +228,30 @@ asks() {
     asks 24 >/dev/null
     jq '.items.cohorts = [{metadata: {name: "team"}, spec: {parentName: "team"}}]' changed.json >less.json && mv less.json changed.json
     asks 24 >/dev/null
+}
+
+@test "objects that the manifest brings itself are there" {
+    jq '.groups += ["kueue.x-k8s.io/v1beta2", "jobset.x-k8s.io/v1alpha2", "scheduling.k8s.io/v1"] | .items.namespaces = [] |
+        .items += {priorityclasses: [], localqueues: [], clusterqueues: [], resourceflavors: [], topologies: [], cohorts: []}' \
+        cluster.json >changed.json
+    sed 's/name: j, namespace: ns/&, labels: {kueue.x-k8s.io\/queue-name: q}/; s/^      containers:/      priorityClassName: high\n&/' job.yaml >job
+    run --separate-stderr epkit deploy check -f job --from changed.json --json
+    [ "$(jq -c '[.findings[].id] | sort' <<<"$output")" = '["namespace-missing","priority-missing","queue-missing"]' ]
+    brings() {
+        cat job
+        echo '---'
+        echo '{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: Namespace, metadata: {name: ns}},
+            {apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: high}},
+            {apiVersion: kueue.x-k8s.io/v1beta2, kind: LocalQueue, metadata: {name: q}, spec: {clusterQueue: a}},
+            {apiVersion: kueue.x-k8s.io/v1beta2, kind: ResourceFlavor, metadata: {name: f}},
+            {apiVersion: kueue.x-k8s.io/v1beta2, kind: ClusterQueue, metadata: {name: a}, spec: {namespaceSelector: {}, resourceGroups: [
+                {coveredResources: [nvidia.com/gpu, cpu], flavors: [{name: f, resources: [{name: nvidia.com/gpu, nominalQuota: '"$1"'}, {name: cpu, nominalQuota: 9}]}]}]}}]}'
+    }
+    brings 16 >with
+    epkit deploy check -f with --from changed.json
+    brings 8 >with
+    run --separate-stderr epkit deploy check -f with --from changed.json --json
+    [ "$(jq -r '.findings[].id' <<<"$output")" = quota ]
 }
 
 @test "the quota is for all groups of pods of a JobSet together" {
