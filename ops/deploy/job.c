@@ -23,6 +23,14 @@ static void add_set(struct deploy_job *job, const char *name, const json_t *temp
                                                    .count = count < PODS_MAX ? count : PODS_MAX};
 }
 
+/* Pods of a Job that run at the same time: no more than have to complete. */
+static long long count_pods(const json_t *spec)
+{
+    long long pods = get_number(spec, "parallelism", 1), completions = get_number(spec, "completions", pods);
+
+    return completions < pods ? completions : pods;
+}
+
 static void read_jobset(struct deploy_job *job)
 {
     const json_t *replicated;
@@ -31,7 +39,7 @@ static void read_jobset(struct deploy_job *job)
     json_array_foreach(get(job->object, "spec/replicatedJobs"), i, replicated)
     {
         const json_t *spec = get(replicated, "template/spec");
-        long long replicas = get_number(replicated, "replicas", 1), pods = get_number(spec, "parallelism", 1);
+        long long replicas = get_number(replicated, "replicas", 1), pods = count_pods(spec);
 
         job->too_large |= replicas > PODS_MAX || pods > PODS_MAX;
         if (replicas > PODS_MAX || pods > PODS_MAX || replicas < 0 || pods < 0)
@@ -110,6 +118,7 @@ static ep_status check_job(const struct deploy_job *job, const char *where, cons
     char path[160];
 
     EP_TRY(check_type(job, where, spec, "parallelism", JSON_INTEGER));
+    EP_TRY(check_type(job, where, spec, "completions", JSON_INTEGER));
     EP_TRY(check_type(job, where, spec, "template", JSON_OBJECT));
     snprintf(path, sizeof(path), "%stemplate.", where);
     return check_pods(job, path, get_key(spec, "template"));
@@ -185,7 +194,7 @@ ep_status deploy_job_find(const json_t *documents, const char *space, struct dep
     else if (strcmp(job.kind, "LeaderWorkerSet") == 0)
         read_leaderworkerset(&job);
     else
-        add_set(&job, "main", get(job.object, "spec/template"), get_number(job.object, "spec/parallelism", 1));
+        add_set(&job, "main", get(job.object, "spec/template"), count_pods(get(job.object, "spec")));
     if (job.too_large)
         return ep_fail(EP_E_ARG, "%s %.100s has more than %d groups of pods, or more than %d pods in one", job.kind,
                        job.name, DEPLOY_SETS_MAX, PODS_MAX);

@@ -576,6 +576,10 @@ static void test_jobs(void **unused)
     assert_int_equal(job.n_sets, 2);
     assert_int_equal(job.sets[1].count, 3);
     json_decref(documents);
+    documents = parse("kind: Job\nmetadata: {name: a}\nspec: {parallelism: 8, completions: 2, template: {spec: {}}}\n");
+    assert_int_equal(deploy_job_find(documents, "other", &job), EP_OK);
+    assert_int_equal(job.sets[0].count, 2);
+    json_decref(documents);
     /* All groups need nodes. */
     documents = parse("kind: LeaderWorkerSet\nmetadata: {name: a}\nspec: {replicas: 5, leaderWorkerTemplate: {size: 4, "
                       "leaderTemplate: {spec: {}}, workerTemplate: {spec: {}}}}\n");
