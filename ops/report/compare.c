@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define MIN_HISTORY 4
+#define LARGE_BYTES 1073741824.0 /* messages of nccl-tests from which on the rate hardly depends on the size */
 
 /* The main figure of a measure. */
 static json_t *figure_of(const json_t *measure)
@@ -40,6 +41,28 @@ static const char *place_of(const json_t *measure)
     return strstr(config, "place") ? config : "";
 }
 
+/*
+ * A test of connections with 1 MiB is no sweep that became slow: the figure of a table of small messages has their size
+ * in its name.
+ */
+static const char *size_of(const json_t *run, const json_t *measure, char *ret_text, size_t bytes)
+{
+    double largest = page_number(measure, "bytes");
+    const json_t *point;
+    size_t i;
+
+    *ret_text = '\0';
+    if (strcmp(page_text(run, "dialect"), "nccl-tests") != 0)
+        return ret_text;
+    json_array_foreach(json_object_get(measure, "points"), i, point) largest =
+        fmax(largest, json_number_value(json_array_get(point, 0)));
+    if (largest > 0 && largest < 1048576)
+        snprintf(ret_text, bytes, "up to %.0f bytes", largest);
+    else if (largest > 0 && largest < LARGE_BYTES)
+        snprintf(ret_text, bytes, "up to %.4g MiB", largest / 1048576);
+    return ret_text;
+}
+
 static json_t *low_latency_time(const json_t *run, const json_t *measure)
 {
     if (strcmp(page_text(run, "dialect"), "deepep-lowlatency") != 0)
@@ -52,15 +75,19 @@ json_t *report_figures(const json_t *document)
     const json_t *parsed = json_object_get(document, "parsed");
     json_t *figures = json_object(), *run, *measure, *figure;
     size_t i, j;
-    char name[256], numbered[280];
+    char name[300], numbered[320], size[40];
 
     json_array_foreach(json_object_get(parsed ? parsed : document, "runs"), i, run)
     {
         json_array_foreach(json_object_get(run, "measures"), j, measure)
         {
             const char *device = strcmp(page_text(run, "dialect"), "perftest") == 0 ? page_text(run, "device") : "";
-            const char *parts[] = {page_text(run, "title"), page_text(measure, "op"), page_text(measure, "type"),
-                                   place_of(measure), device};
+            const char *parts[] = {page_text(run, "title"),
+                                   page_text(measure, "op"),
+                                   page_text(measure, "type"),
+                                   place_of(measure),
+                                   device,
+                                   size_of(run, measure, size, sizeof(size))};
             size_t used = 0;
 
             figure = low_latency_time(run, measure);
@@ -68,7 +95,7 @@ json_t *report_figures(const json_t *document)
                 figure = figure_of(measure);
             if (!figure)
                 continue;
-            for (size_t k = 0; k < 5; k++)
+            for (size_t k = 0; k < sizeof(parts) / sizeof(parts[0]); k++)
                 if (*parts[k])
                     used += (size_t)snprintf(name + used, sizeof(name) - used, "%s%.45s", used ? " " : "", parts[k]);
             snprintf(numbered, sizeof(numbered), "%s", name);

@@ -129,6 +129,27 @@ setup() {
     [ "$status" -eq 0 ]
 }
 
+@test "comparison: a test with small messages is no sweep that became slow" {
+    table() {
+        mkdir -p "$1"
+        { echo '# Collective test starting: all_reduce_perf'
+            echo '#  Rank  0 Group  0 Pid 1 on node-0 device  0 [0x1b] NVIDIA B200'
+            echo "$2 $(($2 / 4)) float sum -1 123.4 8.50 $3 0 121.4 8.60 $3 0"
+            printf '# Out of bounds values : 0 OK\n# Avg bus bandwidth    : %s\n' "$3"
+        } >"$1/coordinator.log"
+    }
+    table sweep 17179869184 600
+    table later 8589934592 300
+    table small 1048576 16
+    report --compare sweep later
+    [ "$status" -eq 3 ]
+    report --compare sweep small
+    [ "$status" -eq 4 ]
+    [[ "$output" == *"all_reduce_perf all_reduce float in-place up to 1 MiB "* ]]
+    report --compare small small
+    [[ "$output" == "No figure of 2 differs beyond noise."* ]]
+}
+
 @test "history: a line for each run; differences to the last other run; its spread is the noise" {
     local i
     for i in 1 2 3 4 5; do
