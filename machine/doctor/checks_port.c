@@ -122,7 +122,10 @@ static int nics_near_gpu(const struct topo *topo, int gpu)
     return n;
 }
 
-/* Most GPUs have the same number of NICs, at least one, on their switch. Returns a GPU with fewer, or -1. */
+/*
+ * Most GPUs have the same number of NICs, at least one, on their switch. Returns a GPU with fewer, or -1. Nothing is
+ * near a GPU that sysfs does not show.
+ */
 static int gpu_without_its_nic(const struct topo *topo, int *ret_has, int *ret_due)
 {
     int counts[TOPO_MAX_GPUS];
@@ -137,12 +140,21 @@ static int gpu_without_its_nic(const struct topo *topo, int *ret_has, int *ret_d
         if (n_alike * 2 <= topo->n_gpus || counts[i] == 0)
             continue;
         for (int k = 0; k < topo->n_gpus; k++)
-            if (counts[k] < counts[i]) {
+            if (counts[k] < counts[i] && topo_is_located(topo, topo->gpus[k].pci)) {
                 *ret_has = counts[k];
                 *ret_due = counts[i];
                 return k;
             }
     }
+    return -1;
+}
+
+/* A GPU that sysfs does not show; -1: none. */
+static int find_hidden_gpu(const struct topo *topo)
+{
+    for (int i = 0; i < topo->n_gpus; i++)
+        if (!topo_is_located(topo, topo->gpus[i].pci))
+            return i;
     return -1;
 }
 
@@ -215,7 +227,11 @@ static void find_missing(const struct doctor_machine *machine, struct doctor_res
                      machine_gpu_name(machine, gpu), has, has == 1 ? "" : "s", due);
     else if (is_flat(topo) && n_data < topo->n_gpus && n_data * 2 > topo->n_gpus)
         doctor_found(machine, result, DOCTOR_WARNING, "there are %d NICs for %d GPUs", n_data, topo->n_gpus);
-    else
+    else if (!is_flat(topo) && find_hidden_gpu(topo) >= 0)
+        doctor_unknown(machine, result,
+                       "/sys/bus/pci/devices: it does not have %s, so whether its NIC is there cannot be seen",
+                       machine_gpu_name(machine, find_hidden_gpu(topo)));
+    if (result->outcome != DOCTOR_FOUND)
         return;
     for (int i = 0; i < topo->n_nics; i++)
         if (machine_is_data_nic(topo, i) && topo->nics[i].pci >= 0)

@@ -356,12 +356,6 @@ static int path_rank(enum topo_path path)
     return path < TOPO_PIX ? 0 : ranks[path];
 }
 
-/* Without the locations of both devices topo_path() is SYS, which is a guess. */
-static bool is_located(const struct topo *topo, int pci)
-{
-    return pci >= 0 && topo->pci[pci].host_bridge >= 0;
-}
-
 static void run_nccl_gdr(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *level = source_env(machine->source, GDR_LEVEL);
@@ -380,7 +374,7 @@ static void run_nccl_gdr(const struct doctor_machine *machine, struct doctor_res
 
         if (choice->nic < 0 || path_rank(choice->path) <= limit)
             continue;
-        if (!is_located(topo, topo->gpus[choice->gpu].pci) || !is_located(topo, topo->nics[choice->nic].pci))
+        if (!topo_is_located(topo, topo->gpus[choice->gpu].pci) || !topo_is_located(topo, topo->nics[choice->nic].pci))
             unknown = unknown < 0 ? choice->gpu : unknown;
         else
             first = n_beyond++ == 0 ? g : first;

@@ -49,6 +49,11 @@ int topo_usable_gpus(const struct topo *topo)
     return n;
 }
 
+bool topo_is_located(const struct topo *topo, int pci)
+{
+    return pci >= 0 && topo->pci[pci].host_bridge >= 0;
+}
+
 enum topo_path topo_bus_path(const struct topo *topo, int a, int b)
 {
     const struct topo_pci *pci_a, *pci_b;

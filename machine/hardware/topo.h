@@ -209,6 +209,9 @@ int topo_usable_gpus(const struct topo *topo);
 /* Does the memory of the GPUs belong to a confidential guest? No NIC reaches it then. */
 bool topo_is_confidential(const struct topo *topo);
 
+/* Is the location of a PCI device (index) known? Without, its paths are a guess. */
+bool topo_is_located(const struct topo *topo, int pci);
+
 /*
  * The path between two PCI devices (indices). A device without a location (-1) is TOPO_SYS away from everything.
  * topo_bus_path() uses only the bus, as programs do that do not read NCCL's topology file.

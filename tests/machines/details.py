@@ -230,15 +230,26 @@ def engines(tree):
     xid(tree, "93, Exceeded a provisioned limit of writes")
 
 
-@change("dgx-b200/gdr-hidden", "?nccl-gdr")
-def where_the_gpus_are_is_hidden(tree):
-    """The driver knows the GPUs, but sysfs of the container does not show them: no distance is known."""
-    tree.environment.update({"NCCL_NET_GDR_LEVEL": "PIX"})
+def hide_gpus(tree, number):
+    """The driver knows the GPUs, but sysfs of the container does not show the first of them."""
     addresses = [path.rsplit("/", 2)[1] for path in tree.entries
                  if path.startswith("/sys/devices/") and path.endswith("/class") and tree.text(path).startswith("0x0302")]
-    for address in addresses:
+    for address in sorted(addresses)[:number]:
         tree.remove(pci_folder(tree, address))
         tree.remove(f"/sys/bus/pci/devices/{address}")
+
+
+@change("dgx-b200/gdr-hidden", "?nccl-gdr")
+def where_the_gpus_are_is_hidden(tree):
+    """No distance is known."""
+    tree.environment.update({"NCCL_NET_GDR_LEVEL": "PIX"})
+    hide_gpus(tree, 8)
+
+
+@change("dgx-b200/two-hidden", "?port-down")
+def where_two_gpus_are_is_hidden(tree):
+    """Whether these have their NICs cannot be seen."""
+    hide_gpus(tree, 2)
 
 
 @change("dgx-h100-superpod/xid-unknown", "gpu-errors")
