@@ -269,6 +269,39 @@ def test_graphs():
     run(2, graphs)
 
 
+def unlaunched(rank, size):
+    """A captured update changes nothing before its graph is replayed: calls have the tokens and the routing of the one before."""
+    comm = epkit.Communicator()
+    topk_idx, _, x = make(64, 1024, rank)
+    x.copy_(torch.randint(-8, 8, x.shape))
+    few, few_x = topk_idx[:20].flip(0).contiguous(), x[:20].contiguous()
+    plan = comm.plan(topk_idx, EXPERTS, max_recv_tokens=64 * size, max_tokens=64)
+
+    def step(rows):
+        return plan.combine(plan.dispatch(rows).x)[0]
+
+    before = step(x)
+    torch.cuda.synchronize()
+    dist.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        plan.update(few)
+        captured = plan.n_tokens
+        out = step(few_x)
+    assert (captured, plan.n_tokens) == (20, 64)
+    assert torch.equal(step(x), before)
+    graph.replay()
+    assert torch.equal(out.float(), few_x.float() * comm.layout(few, EXPERTS)[2].sum(1, keepdim=True))
+    plan.update(topk_idx)
+    assert torch.equal(step(x), before)
+    comm.check()
+    torch.cuda.synchronize()
+
+
+def test_updates_that_are_not_launched():
+    run(2, unlaunched)
+
+
 def capture_routing(rank, size):
     """New routing captured as engines decode: a handle for each layer that goes with the next one, in graphs of several sizes,
     replayed in any order, with eager steps in between."""
