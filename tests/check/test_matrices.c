@@ -126,6 +126,11 @@ static void test_shapes(void **state)
          3, 16},
         {"{\"matrix\": \"intranode\", \"tokens\": 9, \"hidden\": 384, \"topk\": 8, \"dtype\": \"fp8\"}", 2, 8},
         {"{\"matrix\": \"intranode\", \"tokens\": 0, \"hidden\": 512, \"topk\": 2}", 2, 24},
+        /* Few elements, whose rounding errors are far from their mean. */
+        {"{\"matrix\": \"intranode\", \"tokens\": 1, \"hidden\": 8, \"topk\": 8, \"dtype\": \"bf16\", \"seed\": 4}", 8,
+         16},
+        {"{\"matrix\": \"intranode\", \"tokens\": 1, \"hidden\": 8, \"topk\": 8, \"dtype\": \"bf16\", \"seed\": 5}", 8,
+         16},
         {"{\"matrix\": \"lowlatency\", \"tokens\": 7, \"hidden\": 128, \"topk\": 3, \"dtype\": \"bf16\"}", 3, 8},
         {"{\"matrix\": \"lowlatency\", \"tokens\": 0, \"hidden\": 512, \"topk\": 3}", 2, 32},
         {"{\"matrix\": \"intranode\", \"tokens\": 9, \"hidden\": 512, \"symmetric\": true}", 2, 24},
