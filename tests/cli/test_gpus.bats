@@ -85,6 +85,6 @@ expect_line() {
 @test "several nodes: the host backend, without a warning" {
     machine_with_gpus 2
     epkit test internode "${CASE[@]}" --json >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err"
-    [ "$(chosen "$BATS_TEST_TMPDIR/out")" = "host 8 only the host backend can emulate nodes" ]
+    [ "$(chosen "$BATS_TEST_TMPDIR/out")" = "host 8 several nodes use the host backend unless --backend cuda is given" ]
     run ! grep warning "$BATS_TEST_TMPDIR/err"
 }

@@ -176,8 +176,7 @@ bool gpu_choose_backend(struct ranks_spec *spec)
     spec->backend = "host";
     if (spec->nnodes > 1) {
         snprintf(spec->backend_why, sizeof(spec->backend_why), "%s",
-                 spec->network || spec->boot == RANKS_TCP ? "only the host backend supports several nodes"
-                                                          : "only the host backend can emulate nodes");
+                 "several nodes use the host backend unless --backend cuda is given");
         return false;
     }
     gpus = gpu_query();
