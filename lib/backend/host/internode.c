@@ -16,6 +16,8 @@
 #define BATCH 16
 /* Partial sums in flight; the network reads them in place until it is flushed. */
 #define ARENA_SLOTS 32
+/* The bits of pack_shape() that say which outputs there are. */
+#define OUTPUTS 0x1fu
 
 /* Next token per (node, channel), for sending and for receiving. */
 struct cursors {
@@ -27,7 +29,8 @@ struct internode {
     const ep_plan *plan;
     struct ep_group_plan *inner;
     int nnodes, node, channels;
-    uint32_t shape; /* shape of the rows: to detect ranks with other arguments */
+    uint32_t shape;      /* of pack_shape(): to detect ranks with other arguments */
+    int32_t scale_words; /* of a dispatch with EP_I32 scales, else 0 */
     struct cursors *out, *in;
     int own_done;     /* tokens of this rank that are done */
     int waiting_node; /* node waited for when nothing moves; -1: only the flush is pending */
@@ -73,34 +76,72 @@ static bool is_of_this_call(const struct internode *net, const struct ep_group_m
            message->index == (uint64_t)token && message->plan == (uint64_t)net->inner->number;
 }
 
-static ep_status fail_mismatch(struct internode *net, int node, const struct ep_group_message *message,
-                               enum ep_group_phase phase)
+/*
+ * Arguments that all ranks must agree on, folded into one word: hidden size, element types, and which outputs there are
+ * (EP_GROUP_*). scale_words follows from the size of the message.
+ */
+static uint32_t pack_shape(int hidden, int dtype, int scale_type, uint32_t outputs)
+{
+    return (uint32_t)hidden << 11 | (uint32_t)dtype << 8 | (uint32_t)scale_type << 5 | outputs;
+}
+
+static ep_status fail_shape(uint32_t mine, int me, uint32_t theirs, int rank)
+{
+    static const struct {
+        const char *name;
+        int shift;
+        uint32_t mask;
+    } fields[] = {{"dtype", 8, 7}, {"hidden", 11, UINT32_MAX >> 11}, {"scale_type", 5, 7}};
+
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+        uint32_t here = mine >> fields[i].shift & fields[i].mask, there = theirs >> fields[i].shift & fields[i].mask;
+
+        if (here != there)
+            return ep_group_fail_disagree("", fields[i].name, here, me, there, rank);
+    }
+    return ep_group_fail_outputs(mine & OUTPUTS, me, theirs & OUTPUTS, rank);
+}
+
+/* `expected`: bytes of a message of this call. */
+static ep_status fail_mismatch(struct internode *net, int node, const struct ep_group_message *message, size_t bytes,
+                               size_t expected, enum ep_group_phase phase)
 {
     int rank = ep_group_rail(net->group, node), me = net->group->comm->rank;
+    enum ep_group_phase theirs = message->kind == EP_GROUP_MESSAGE_ROW ? EP_GROUP_DISPATCH_MOVE : EP_GROUP_COMBINE_MOVE;
+    bool operates = message->kind >= EP_GROUP_MESSAGE_ROW && message->kind <= EP_GROUP_MESSAGE_PARTIAL_F32;
     ep_status status;
 
-    if (message->number == net->group->operation && message->detail == net->shape &&
-        message->plan != (uint64_t)net->inner->number)
+    if (message->number != net->group->operation || !operates)
+        status =
+            ep_fail(EP_E_MISMATCH,
+                    "ranks disagree: rank %d sent message kind %u of call %llu, and rank %d is in operation %llu", rank,
+                    message->kind, (unsigned long long)message->number, me, (unsigned long long)net->group->operation);
+    else if (theirs != phase)
+        status = ep_group_fail_calls((uint32_t)phase, me, (uint32_t)theirs, rank);
+    else if (message->plan != (uint64_t)net->inner->number)
         status = ep_group_fail_disagree("", "the plan (in order of creation)", net->inner->number, me,
                                         (int64_t)message->plan, rank);
+    else if (message->detail != net->shape)
+        status = fail_shape(net->shape, me, message->detail, rank);
+    else if (bytes != expected && net->scale_words)
+        status = ep_group_fail_disagree(
+            "", "scale_words", net->scale_words, me,
+            net->scale_words + ((int64_t)bytes - (int64_t)expected) / (int64_t)sizeof(int32_t), rank);
     else
-        status = ep_fail(EP_E_MISMATCH,
-                         "ranks disagree: rank %d sent message kind %u, operation %llu, token %llu, shape %08x "
-                         "while rank %d is in operation %llu with shape %08x",
-                         rank, message->kind, (unsigned long long)message->number, (unsigned long long)message->index,
-                         message->detail, me, (unsigned long long)net->group->operation, net->shape);
+        status = ep_fail(EP_E_MISMATCH, "rank %d sent token %llu in %zu bytes, not the expected one in %zu bytes", rank,
+                         (unsigned long long)message->index, bytes, expected);
     return ep_group_set_own_failure(net->group, status, rank, phase);
 }
 
 /* --- dispatch --------------------------------------------------------------------------------------------------- */
 
-/* Hidden size and metadata, folded into one word. */
 static uint32_t dispatch_shape(const struct host_move *move)
 {
     const ep_dispatch_args *args = move->args;
 
-    return (uint32_t)args->hidden << 8 | (uint32_t)args->dtype << 5 | (uint32_t)args->scale_type << 2 |
-           (args->recv_topk_idx ? 2u : 0u) | (args->recv_topk_weights ? 1u : 0u);
+    return pack_shape(args->hidden, args->dtype, args->scale_type,
+                      (args->recv_topk_idx ? EP_GROUP_RECV_INDEX : 0u) |
+                          (args->recv_topk_weights ? EP_GROUP_RECV_WEIGHTS : 0u));
 }
 
 static size_t weight_bytes(const struct host_move *move)
@@ -161,7 +202,7 @@ static ep_status forward_rows(struct internode *net, const struct host_move *mov
             if (!message)
                 break;
             if (bytes != expected || message->kind != EP_GROUP_MESSAGE_ROW || !is_of_this_call(net, message, *next))
-                return fail_mismatch(net, node, message, EP_GROUP_DISPATCH_MOVE);
+                return fail_mismatch(net, node, message, bytes, expected, EP_GROUP_DISPATCH_MOVE);
             row = (const unsigned char *)(message + 1);
             n = host_place(move, route, *next, row, row + move->row_bytes,
                            (const float *)(const void *)(row + move->row_bytes + move->scale_bytes));
@@ -210,6 +251,7 @@ ep_status host_internode_dispatch(const struct host_move *move)
     struct ep_group_wait wait;
     ep_status status = internode_init(&net, move->group, move->plan, dispatch_shape(move));
 
+    net.scale_words = move->args->scale_words;
     ep_group_wait_begin(&wait, move->group, EP_GROUP_DISPATCH_MOVE);
     while (status == EP_OK) {
         uint32_t seen = ep_group_doorbell(move->group);
@@ -238,8 +280,7 @@ struct internode_combine {
 
 static uint32_t combine_shape(const struct host_sum *sum)
 {
-    return (uint32_t)sum->args->hidden << 8 | (uint32_t)sum->group->comm->config.partial_type << 1 |
-           (sum->args->out_topk_weights ? 1u : 0u);
+    return pack_shape(sum->args->hidden, sum->args->dtype, 0, sum->args->out_topk_weights ? EP_GROUP_OUT_WEIGHTS : 0u);
 }
 
 static size_t sum_weight_bytes(const struct host_sum *sum)
@@ -336,7 +377,7 @@ static ep_status find_partial(struct internode_combine *ic, int node, int t,
 {
     struct internode *net = &ic->net;
     int i = ic->n_added[node];
-    size_t bytes, row_bytes;
+    size_t bytes, row_bytes, expected;
     const struct ep_group_message *message;
 
     *ret_message = NULL;
@@ -349,9 +390,10 @@ static ep_status find_partial(struct internode_combine *ic, int node, int t,
         return EP_OK;
     }
     row_bytes = message->kind == EP_GROUP_MESSAGE_PARTIAL_F32 ? 2 * ic->sum->row_bytes : ic->sum->row_bytes;
+    expected = sizeof(*message) + row_bytes + sum_weight_bytes(ic->sum);
     if ((message->kind != EP_GROUP_MESSAGE_PARTIAL_F32 && message->kind != EP_GROUP_MESSAGE_PARTIAL_BF16) ||
-        bytes != sizeof(*message) + row_bytes + sum_weight_bytes(ic->sum) || !is_of_this_call(net, message, i))
-        return fail_mismatch(net, node, message, EP_GROUP_COMBINE_MOVE);
+        bytes != expected || !is_of_this_call(net, message, i))
+        return fail_mismatch(net, node, message, bytes, expected, EP_GROUP_COMBINE_MOVE);
     *ret_message = message;
     return EP_OK;
 }
