@@ -23,7 +23,8 @@
  * call needs. If its state cannot be read - no pidfd, and a /proc that hides it (hidepid, another user, another PID
  * namespace) - the others wait for it until the deadline and return EP_E_TIMEOUT, with a note in the error text. A live
  * rank of this host is never reported dead. The death of a rank of another host is visible only as the end of its
- * connections (networks "tcp" and "verbs"); the error text says that it died or was cut off.
+ * connections (networks "tcp" and "verbs"); the error text says that it died or was cut off. Forked children that have
+ * not called exec() keep the connections open: while such a child lives, the others wait until the deadline.
  *
  * Failure. A status of the 3xx or 4xx group means that the communicator has failed. Every later collective call on
  * every rank then returns the same status at once, as does ep_comm_async_error(); the text names the rank that failed
@@ -153,7 +154,8 @@ EP_API ep_status ep_comm_allgather(ep_comm *comm, const void *mine, size_t bytes
 /*
  * Wakes all waits of all ranks of this host at once: they return EP_E_ABORTED and name this rank. Ranks of other hosts
  * are notified over the networks "tcp" and "verbs"; over "mpi" they are not notified and wait until their own deadline.
- * Returns at once. Any thread, at any time, repeatedly; on the host backend async-signal-safe, and errno is preserved.
+ * Returns at once: if the process then exits without ep_comm_free(), ranks of other hosts may report that it died. Any
+ * thread, at any time, repeatedly; on the host backend async-signal-safe, and errno is preserved.
  */
 EP_API void ep_comm_abort(ep_comm *comm);
 

@@ -148,7 +148,7 @@ ep_status ep_group_set_failure(struct ep_group *group, ep_status status, int fai
     uint64_t failure = set_first(group, pack_failure(status, failed_rank, phase, group->comm->rank));
 
     ep_group_ring_all(group);
-    ep_group_link_wake(group);
+    ep_group_link_send_failure(group);
     return fail_with(group, failure);
 }
 
@@ -250,18 +250,23 @@ ep_status ep_group_compare(const char *call, const struct ep_group_field *fields
     return EP_OK;
 }
 
-ep_status ep_group_check(struct ep_group *group)
+/* The failure of the group, 0: none. Stored, so that every later call gives the same answer. */
+static uint64_t find_failure(struct ep_group *group)
 {
     uint64_t failure = own_failure(group);
 
-    if (failure)
-        return fail_with(group, failure);
-    failure = arbiter_failure(group);
+    if (!failure)
+        failure = arbiter_failure(group);
+    return failure ? set_first(group, failure) : 0;
+}
+
+ep_status ep_group_check(struct ep_group *group)
+{
+    uint64_t failure = find_failure(group);
+
     if (!failure)
         return EP_OK;
-    /* Stored, so that every later call gives the same answer. */
-    failure = set_first(group, failure);
-    ep_group_link_wake(group);
+    ep_group_link_send_failure(group);
     return fail_with(group, failure);
 }
 
@@ -291,7 +296,13 @@ int ep_group_aborted_by(const struct ep_group *group)
 
 ep_status ep_group_poll(ep_comm *comm)
 {
-    return ep_group_check(ep_group_of(comm));
+    struct ep_group *group = ep_group_of(comm);
+    uint64_t failure = find_failure(group);
+
+    if (!failure)
+        return EP_OK;
+    ep_group_link_wake(group);
+    return fail_with(group, failure);
 }
 
 void ep_group_abort(ep_comm *comm)

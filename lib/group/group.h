@@ -358,6 +358,11 @@ bool ep_group_dead_or_left(const struct ep_group *group, int rank);
 void ep_group_receive_failure(struct ep_group *group, uint64_t word, int from);
 /* Makes the thread of the control links check the state of this rank. Async-signal-safe. */
 void ep_group_link_wake(struct ep_group *group);
+/*
+ * Waits, once and briefly, until the thread of the control links has sent the failure of the group: the caller's
+ * process may exit as soon as its call returns, and its peers would report that it died instead of the reason.
+ */
+void ep_group_link_send_failure(struct ep_group *group);
 /* The failure of the group in one word, if a rank of this node knows one; 0: none. */
 uint64_t ep_group_get_failure(const struct ep_group *group);
 

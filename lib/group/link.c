@@ -15,6 +15,7 @@
 #include "group/link_wire.h"
 
 #include "base/fd.h"
+#include "base/futex.h"
 #include "base/thread.h"
 
 #include <errno.h>
@@ -32,6 +33,8 @@
 #define HEARTBEAT_MAX_MS 1000
 /* Time for a leave message to be sent. */
 #define LEAVE_MS 200
+/* The same for a failure. A peer that does not read has no room for it only if its buffers are full. */
+#define FAILURE_MS 100
 /*
  * A host is silent if it has acknowledged nothing for this many heartbeats, with a margin for delayed acknowledgements.
  * The others exclude a live rank after a deadline at the earliest: by then its own heartbeats show the silence.
@@ -65,7 +68,8 @@ struct ep_group_link {
     pthread_t thread;
     bool started;
     _Atomic bool stops;
-    unsigned char *memory; /* buffers of all connections */
+    _Atomic uint32_t failure_sent; /* on all links; also if that took too long */
+    unsigned char *memory;         /* buffers of all connections */
 };
 
 /* --- receiving --- */
@@ -380,6 +384,20 @@ static void note_dead(struct ep_group_link *link)
     }
 }
 
+static void note_failure_sent(struct ep_group_link *link)
+{
+    if (atomic_load(&link->failure_sent) || !ep_group_get_failure(link->group))
+        return;
+    for (int i = 0; i < link->n; i++) {
+        const struct conn *conn = &link->conns[i];
+
+        if (conn->fd >= 0 && !conn->sent_left && (!conn->sent_failure || conn->out_at < conn->out_used))
+            return;
+    }
+    atomic_store(&link->failure_sent, 1);
+    ep_futex_wake(&link->failure_sent);
+}
+
 static void run_once(struct ep_group_link *link)
 {
     uint64_t now = ep_now_ns(), events;
@@ -388,6 +406,7 @@ static void run_once(struct ep_group_link *link)
 
     for (int i = 0; i < link->n; i++)
         send_all(&link->conns[i], now);
+    note_failure_sent(link);
     for (int i = 0; i < link->n; i++) {
         const struct conn *conn = &link->conns[i];
 
@@ -437,6 +456,19 @@ static void *run(void *context)
             return NULL;
         run_once(link);
     }
+}
+
+void ep_group_link_send_failure(struct ep_group *group)
+{
+    struct ep_group_link *link = group->link;
+    uint64_t now = ep_now_ns(), deadline_ns = ep_deadline_ns(FAILURE_MS);
+
+    ep_group_link_wake(group);
+    if (!link || !link->started || atomic_load(&link->stops))
+        return;
+    for (; !atomic_load(&link->failure_sent) && now < deadline_ns; now = ep_now_ns())
+        ep_futex_wait(&link->failure_sent, 0, deadline_ns - now);
+    atomic_store(&link->failure_sent, 1);
 }
 
 /* --- opening and closing --- */

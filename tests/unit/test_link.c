@@ -4,13 +4,18 @@
  * heartbeats are an hour apart, and which are in no call. And how the end of a link is classified.
  */
 #include "base/thread.h"
+#include "group/link_wire.h"
 
+#include <poll.h>
 #include <pthread.h>
 
 static int start_patient(pthread_t *thread, const pthread_attr_t *attributes, void *(*loop)(void *), void *link);
+static int poll_late(struct pollfd *fds, nfds_t n, int timeout_ms);
 
 #define ep_thread_start start_patient
+#define poll poll_late
 #include "group/link.c"
+#undef poll
 #undef ep_thread_start
 
 #include "testing/launch.h"
@@ -38,6 +43,18 @@ static int start_patient(pthread_t *thread, const pthread_attr_t *attributes, vo
 
     link->heartbeat_ns = (uint64_t)HOUR_S * 1000000000u;
     return ep_thread_start(thread, attributes, loop, context);
+}
+
+static _Atomic bool is_late;
+
+/* The thread of the links is scheduled late. */
+static int poll_late(struct pollfd *fds, nfds_t n, int timeout_ms)
+{
+    int ready = poll(fds, n, timeout_ms);
+
+    if (atomic_load(&is_late))
+        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    return ready;
 }
 
 static void wait_a_little(void)
@@ -154,6 +171,47 @@ static void a_failure_reaches_a_node_by_another_one(void **state)
     run_scenario((struct scenario){.nranks = 6, .victims = 1u << 3 | 1u << 4, .caller = 5});
 }
 
+static int fail_and_exit(const ep_boot *boot, void *argument)
+{
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm *comm = NULL;
+    ep_status status;
+    bool told;
+
+    (void)argument;
+    config.backend = "host";
+    config.network = "tcp";
+    config.ranks_per_node = 1;
+    if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
+        return 1;
+    if (boot->rank == 1) {
+        atomic_store(&is_late, true);
+        (void)ep_group_set_own_failure(ep_group_of(comm), ep_fail(EP_E_ROUTING, "its reason"), 1, EP_GROUP_IDLE);
+        _exit(0);
+    }
+    status = ep_comm_barrier(comm);
+    told = status == EP_E_ROUTING && strstr(ep_comm_last_error(comm), "its reason");
+    if (!told)
+        print_error("%s: %s\n", ep_status_name(status), ep_comm_last_error(comm));
+    ep_comm_free(comm);
+    return told ? 0 : 2;
+}
+
+/* As a program does that prints the error of a call and ends. */
+static void the_reason_of_a_rank_that_exits_at_once_arrives(void **state)
+{
+    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit exits[2];
+
+    (void)state;
+    launch.mode = EP_LAUNCH_FORK;
+    launch.nranks = 2;
+    launch.run = fail_and_exit;
+    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    for (int rank = 0; rank < 2; rank++)
+        assert_int_equal(exits[rank].code, 0);
+}
+
 static void await_hangup(int fd)
 {
     struct pollfd hangup = {.fd = fd};
@@ -217,6 +275,7 @@ int main(void)
         cmocka_unit_test(a_death_is_reported_at_once),
         cmocka_unit_test(a_failure_reaches_a_node_whose_rail_peer_has_died),
         cmocka_unit_test(a_failure_reaches_a_node_by_another_one),
+        cmocka_unit_test(the_reason_of_a_rank_that_exits_at_once_arrives),
         cmocka_unit_test(an_end_is_classified_where_a_send_fails),
     };
 
