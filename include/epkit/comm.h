@@ -121,9 +121,10 @@ EP_API ep_status ep_comm_new(const ep_boot *boot, const ep_comm_config *config, 
 
 /*
  * Leaves the group and frees all resources of this rank, including memory of ep_alloc. Waits for queued asynchronous
- * work of this rank, until its deadline at most. Not collective; a peer that still waits for this rank gets
- * EP_E_PEER_LEFT. Plans, events and queues of the communicator must be freed first. In a forked child it does nothing.
- * NULL is allowed.
+ * work of this rank, until its deadline at most; over "tcp" also until the hosts of the peers have received what this
+ * rank has sent, which needs a peer that reads: again until the deadline at most, and not after a failure. Not
+ * collective; a peer that still waits for this rank gets EP_E_PEER_LEFT. Plans, events and queues of the communicator
+ * must be freed first. In a forked child it does nothing. NULL is allowed.
  */
 EP_API void ep_comm_free(ep_comm *comm);
 

@@ -123,7 +123,7 @@ struct ep_net_params {
     int channels;
     size_t region_bytes; /* the same on all ranks */
     uint32_t n_signals;  /* the same on all ranks */
-    int timeout_ms;      /* of the all-gathers during creation */
+    int timeout_ms;      /* of the all-gathers during creation, and of free() while a peer reads late */
     /*
      * Not 0: ranks in the same block of this many ranks do not communicate on this endpoint, and there are no control
      * links. An engine may connect them all the same.

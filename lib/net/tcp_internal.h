@@ -32,6 +32,8 @@ struct tcp_conn {
     int error;      /* errno with which it ended, 0: the peer closed it */
     int send_error; /* errno of a send that is not the connection's fault: unreadable source memory */
     struct tcp_wire in;
+    int unacknowledged;       /* bytes in the socket when the endpoint is freed, */
+    uint64_t acknowledged_ns; /* and when their number has last changed */
 };
 
 struct tcp_net {

@@ -16,8 +16,14 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Most time that freeing an endpoint waits for the peers' kernels to receive data in flight. */
+/*
+ * Freeing an endpoint waits so long for the kernel of a peer that acknowledges nothing. While a peer only reads late,
+ * its data is waited for until the deadline: it is lost if the socket is closed before, because the peer's next credit
+ * is answered with a reset.
+ */
 #define FREE_MS 2000
+#define DRAIN_MOST_NS 5000000 /* between two checks; doubles from DRAIN_FIRST_NS */
+#define DRAIN_FIRST_NS 200000
 
 /* --- closing --- */
 
@@ -28,6 +34,22 @@ static bool is_delivered(const struct tcp_conn *conn)
     if (conn->discards || conn->ended)
         return true;
     return conn->count == 0 && ioctl(conn->fd, SIOCOUTQ, &waiting) == 0 && waiting == 0;
+}
+
+/* True if bytes are in flight, and the kernel of the peer has acknowledged none for FREE_MS. */
+static bool is_silent(struct tcp_conn *conn)
+{
+    int waiting = 0, unsent = 0;
+    uint64_t now = ep_now_ns();
+
+    if (ioctl(conn->fd, SIOCOUTQ, &waiting) != 0 || ioctl(conn->fd, SIOCOUTQNSD, &unsent) != 0)
+        return true;
+    /* With nothing in flight the peer has closed the window: its process has not read for a while. */
+    if (!conn->acknowledged_ns || waiting != conn->unacknowledged || waiting == unsent) {
+        conn->unacknowledged = waiting;
+        conn->acknowledged_ns = now;
+    }
+    return now - conn->acknowledged_ns >= FREE_MS * UINT64_C(1000000);
 }
 
 static void drain_input(struct tcp_conn *conn)
@@ -48,14 +70,14 @@ static void drain_input(struct tcp_conn *conn)
 static void send_bye(struct tcp_net *t, int timeout_ms)
 {
     uint64_t deadline_ns = ep_deadline_ns(timeout_ms);
-    struct timespec backoff = {.tv_nsec = 200000};
-    bool all;
+    struct timespec backoff = {.tv_nsec = DRAIN_FIRST_NS};
 
     for (int i = 0; i < t->n; i++)
         if (t->conns[i].fd >= 0)
             tcp_conn_add_record(&t->conns[i], TCP_WIRE_BYE, 0, 0, NULL, 0);
     for (;;) {
-        all = true;
+        bool all = true;
+
         for (int i = 0; i < t->n; i++) {
             struct tcp_conn *conn = &t->conns[i];
 
@@ -64,12 +86,21 @@ static void send_bye(struct tcp_net *t, int timeout_ms)
             conn->writable = true;
             tcp_conn_push(conn);
             drain_input(conn);
-            all &= is_delivered(conn);
+            all &= is_delivered(conn) || is_silent(conn);
         }
         if (all || ep_now_ns() >= deadline_ns)
             return;
         nanosleep(&backoff, NULL);
+        backoff.tv_nsec = backoff.tv_nsec < DRAIN_MOST_NS / 2 ? 2 * backoff.tv_nsec : DRAIN_MOST_NS;
     }
+}
+
+/* Low latency gives up ranks that it masks, which may be stopped. */
+static int drain_ms(const struct tcp_net *t)
+{
+    if (t->net.abandoned)
+        return 0;
+    return t->tolerant && t->timeout_ms > FREE_MS ? FREE_MS : t->timeout_ms;
 }
 
 void ep_net_tcp_free(struct ep_net *net)
@@ -86,7 +117,7 @@ void ep_net_tcp_free(struct ep_net *net)
         if (t->conns[i].count)
             tcp_conn_discard_output(&t->conns[i]);
     if (t->conns && t->broken == EP_OK)
-        send_bye(t, net->abandoned ? 0 : t->timeout_ms < FREE_MS ? t->timeout_ms : FREE_MS);
+        send_bye(t, drain_ms(t));
     for (int i = 0; t->conns && i < t->n; i++)
         if (t->conns[i].fd >= 0)
             close(t->conns[i].fd);

@@ -404,6 +404,90 @@ static void test_no_descriptors_to_connect(void **state)
     }
 }
 
+/* --- a peer that reads late --- */
+
+enum { LATE_PUTS = 16, LATE_BYTES = 1 << 20, LATE_MS = 2600 }; /* more bytes than sockets hold */
+
+struct late_pair {
+    ep_boot boots[2];
+    pthread_t threads[2];
+    _Atomic bool freed;
+    bool freed_before, arrived;
+};
+
+static struct ep_net *open_late(const ep_boot *boot)
+{
+    struct ep_net_params params = {.rank = boot->rank,
+                                   .nranks = 2,
+                                   .ranks_per_node = 1,
+                                   .channels = 1,
+                                   .region_bytes = LATE_BYTES,
+                                   .n_signals = 2,
+                                   .timeout_ms = PATIENT_MS,
+                                   .boot = boot};
+    struct ep_net *net = NULL;
+
+    if (ep_net_tcp.open(&ep_net_tcp, &params, &net) != EP_OK)
+        print_error("%s\n", ep_last_error());
+    return net;
+}
+
+static void *put_and_free(void *argument)
+{
+    static const unsigned char data[LATE_BYTES] = {1};
+    struct late_pair *pair = argument;
+    struct ep_net *net = open_late(&pair->boots[0]);
+
+    for (int i = 0; net && i < LATE_PUTS; i++)
+        (void)net->ops->put(net, 1, 0, 0, data, sizeof(data));
+    if (net) {
+        (void)net->ops->signal(net, 1, 0, 0, 1);
+        net->ops->free(net);
+    }
+    atomic_store(&pair->freed, true);
+    return NULL;
+}
+
+/* Answers what it receives, as a stream does with credit: if the socket of the other rank were closed, it would reset
+ * the connection. */
+static void *read_late(void *argument)
+{
+    struct late_pair *pair = argument;
+    struct ep_net *net = open_late(&pair->boots[1]);
+    uint64_t deadline_ns;
+    bool moved = true;
+
+    nanosleep(&(struct timespec){.tv_sec = LATE_MS / 1000, .tv_nsec = LATE_MS % 1000 * 1000000}, NULL);
+    pair->freed_before = atomic_load(&pair->freed);
+    deadline_ns = ep_deadline_ns(PATIENT_MS);
+    while (net && !net->signals[0] && ep_now_ns() < deadline_ns && net->ops->progress(net, &moved) == EP_OK)
+        (void)net->ops->signal(net, 0, 0, 1, 1);
+    pair->arrived = net && net->signals[0] == 1;
+    if (net)
+        net->ops->free(net);
+    return NULL;
+}
+
+/* Later than FREE_MS. */
+static void test_free_waits_for_a_late_reader(void **state)
+{
+    static void *(*const run[2])(void *) = {put_and_free, read_late};
+    struct late_pair pair = {0};
+    ep_boot_shm *shm;
+
+    (void)state;
+    assert_int_equal(ep_boot_shm_new(2, &shm), EP_OK);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(ep_boot_shm_join(shm, i, &pair.boots[i]), EP_OK);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pthread_create(&pair.threads[i], NULL, run[i], &pair), 0);
+    for (int i = 0; i < 2; i++)
+        pthread_join(pair.threads[i], NULL);
+    ep_boot_shm_free(shm);
+    assert_false(pair.freed_before);
+    assert_true(pair.arrived);
+}
+
 /* --- the reason among several failures --- */
 
 struct introductions {
@@ -506,6 +590,7 @@ int main(void)
         cmocka_unit_test(test_halves_whose_connections_are_reset),
         cmocka_unit_test(test_unreachable_rank),
         cmocka_unit_test(test_no_descriptors_to_connect),
+        cmocka_unit_test(test_free_waits_for_a_late_reader),
         cmocka_unit_test(test_timeouts_are_consequences),
     };
 
