@@ -88,8 +88,8 @@ typedef struct ep_boot_tcp_args {
                                (TORCHELASTIC_USE_AGENT_STORE) */
     const char *secret;     /* NULL: $EPKIT_SECRET; "": none */
     const char *interface;  /* prefixes of interface names ("eth0,ens"), "=eth0" for an exact name, "^docker" for all
-                               but these, or an address; NULL: $EPKIT_TCP_INTERFACE, else the interface that routes to
-                               rank 0 */
+                               but these, or an address; NULL: $EPKIT_TCP_INTERFACE, else any. Of several interfaces
+                               the one that routes to rank 0 is used if it is among them, else the first */
     int32_t timeout_ms;     /* for all ranks to connect; 0: $EPKIT_TIMEOUT_MS, else 30000 */
     int32_t ranks_per_node; /* the same on all ranks; 0: $LOCAL_WORLD_SIZE if it is equal on all ranks, else detected
                                from the hosts (epkit/comm.h, ep_comm_new) */

@@ -306,13 +306,13 @@ static ep_status open_star(ep_boot_tcp *boot, const struct settings *settings)
     int n = 0;
 
     make_key(settings, &args.key);
-    if (settings->interface) {
+    if (settings->interface && *settings->interface) {
         if (strlen(settings->interface) >= sizeof(boot->network.interface))
             return ep_fail(EP_E_ARG, "ep_boot_tcp_new: the interfaces \"%.64s...\" are more than %zu characters",
                            settings->interface, sizeof(boot->network.interface) - 1);
-        EP_TRY(tcp_find_interfaces(settings->interface, local, &n));
+        EP_TRY(tcp_find_interfaces(settings->interface, NULL, local, &n));
         /* Rank 0 listens on all addresses: the others may know it by another name. */
-        args.from = settings->rank ? &local[0] : NULL;
+        args.interface = settings->rank ? settings->interface : NULL;
         snprintf(boot->network.interface, sizeof(boot->network.interface), "%s", settings->interface);
     }
     return tcp_star_open(&args, &boot->star);

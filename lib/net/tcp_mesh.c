@@ -68,11 +68,6 @@ static int rank_of_slot(const struct mesh *mesh, int slot)
 
 /* --- addresses --- */
 
-static bool same_host_address(const struct tcp_address *a, const struct tcp_address *b)
-{
-    return a->family == b->family && memcmp(a->bytes, b->bytes, sizeof(a->bytes)) == 0;
-}
-
 static void add_address(struct introduction *mine, const struct tcp_address *address, uint16_t port)
 {
     struct tcp_address full = *address;
@@ -80,7 +75,7 @@ static void add_address(struct introduction *mine, const struct tcp_address *add
     full.port = port;
     full.scope = 0; /* the index of an interface is valid on its own host only */
     for (int i = 0; i < mine->n_addresses; i++)
-        if (same_host_address(&mine->addresses[i], address))
+        if (tcp_address_same_host(&mine->addresses[i], address))
             return;
     if (mine->n_addresses < TCP_ADDRESSES)
         mine->addresses[mine->n_addresses++] = full;
@@ -97,7 +92,7 @@ static ep_status find_addresses(struct mesh *mesh, struct introduction *mine)
     ep_status status;
 
     /* A host that has only link-local addresses can be reached by the address of the bootstrap. */
-    status = tcp_find_interfaces(wanted, found, &n);
+    status = tcp_find_interfaces(wanted, tcp_address_is_loopback(local) ? NULL : local, found, &n);
     if (status != EP_OK && (wanted || !local->family))
         return status;
     if (wanted)

@@ -87,6 +87,11 @@ bool tcp_address_is_loopback(const struct tcp_address *address)
     return address->family == AF_INET ? address->bytes[0] == 127 : memcmp(address->bytes, v6, sizeof(v6)) == 0;
 }
 
+bool tcp_address_same_host(const struct tcp_address *a, const struct tcp_address *b)
+{
+    return a->family == b->family && memcmp(a->bytes, b->bytes, sizeof(a->bytes)) == 0;
+}
+
 bool tcp_address_is_link_local(const struct tcp_address *address)
 {
     return address->family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(address->bytes);
@@ -325,18 +330,31 @@ static int rank_interface(const struct ifaddrs *entry, const char *wanted, const
                : WANTED;
 }
 
+static bool get_address(const struct ifaddrs *entry, struct tcp_address *ret_address)
+{
+    struct sockaddr_storage storage = {0};
+
+    if (!entry->ifa_addr || (entry->ifa_addr->sa_family != AF_INET && entry->ifa_addr->sa_family != AF_INET6))
+        return false;
+    memcpy(&storage, entry->ifa_addr,
+           entry->ifa_addr->sa_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6));
+    return tcp_address_from_socket(&storage, ret_address);
+}
+
+static bool has_address(const struct ifaddrs *entry, const struct tcp_address *address)
+{
+    struct tcp_address own;
+
+    return get_address(entry, &own) && tcp_address_same_host(&own, address);
+}
+
 static void add_interfaces(const struct ifaddrs *list, const char *wanted, int rank, struct tcp_address *ret_addresses,
                            int *n)
 {
     for (; list && *n < TCP_ADDRESSES; list = list->ifa_next) {
-        struct sockaddr_storage storage = {0};
         struct tcp_address address;
 
-        if (!list->ifa_addr || (list->ifa_addr->sa_family != AF_INET && list->ifa_addr->sa_family != AF_INET6))
-            continue;
-        memcpy(&storage, list->ifa_addr,
-               list->ifa_addr->sa_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6));
-        if (tcp_address_from_socket(&storage, &address) && rank_interface(list, wanted, &address) == rank)
+        if (get_address(list, &address) && rank_interface(list, wanted, &address) == rank)
             ret_addresses[(*n)++] = address;
     }
 }
@@ -362,7 +380,41 @@ static ep_status check_local(const struct tcp_address *address)
     return error ? ep_fail_errno(EP_E_SYSTEM, error, "network tcp: a socket at %s", text) : EP_OK;
 }
 
-ep_status tcp_find_interfaces(const char *wanted, struct tcp_address *ret_addresses, int *ret_n)
+bool tcp_find_route(const struct tcp_address *to, struct tcp_address *ret_local)
+{
+    struct sockaddr_storage storage;
+    socklen_t bytes = tcp_address_to_socket(to, &storage);
+    int fd = ep_fd_above_stdio(socket(to->family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    bool found = fd >= 0 && connect(fd, (struct sockaddr *)&storage, bytes) == 0; /* of datagrams: sends nothing */
+
+    if (found)
+        *ret_local = tcp_local_address(fd);
+    if (fd >= 0)
+        close(fd);
+    return found && ret_local->family == to->family;
+}
+
+/* Moves or adds it to the front, if it is an address of a wanted interface. */
+static void put_first(const struct ifaddrs *list, const char *wanted, const struct tcp_address *first,
+                      struct tcp_address *addresses, int *n)
+{
+    int at = 0;
+
+    while (list && !(has_address(list, first) && rank_interface(list, wanted, first) != UNWANTED))
+        list = list->ifa_next;
+    if (!list)
+        return;
+    while (at < *n && !tcp_address_same_host(&addresses[at], first))
+        at++;
+    if (at == *n)
+        at = *n < TCP_ADDRESSES ? (*n)++ : TCP_ADDRESSES - 1;
+    memmove(&addresses[1], &addresses[0], (size_t)at * sizeof(*addresses));
+    addresses[0] = *first;
+    addresses[0].port = 0;
+}
+
+ep_status tcp_find_interfaces(const char *wanted, const struct tcp_address *first, struct tcp_address *ret_addresses,
+                              int *ret_n)
 {
     unsigned char number[sizeof(struct in6_addr)];
     struct ifaddrs *list = NULL;
@@ -381,6 +433,8 @@ ep_status tcp_find_interfaces(const char *wanted, struct tcp_address *ret_addres
         add_interfaces(list, wanted, rank, ret_addresses, &n);
     if (n == 0)
         add_interfaces(list, wanted, LINK_LOCAL, ret_addresses, &n);
+    if (wanted && first)
+        put_first(list, wanted, first, ret_addresses, &n);
     freeifaddrs(list);
     if (n == 0)
         return ep_fail(EP_E_ARG, "network tcp: no interface that is up and has an address%s%.64s%s",

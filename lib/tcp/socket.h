@@ -30,6 +30,8 @@ socklen_t tcp_address_to_socket(const struct tcp_address *address, struct sockad
 bool tcp_address_from_socket(const struct sockaddr_storage *socket_address, struct tcp_address *ret_address);
 bool tcp_address_is_loopback(const struct tcp_address *address);
 bool tcp_address_is_link_local(const struct tcp_address *address);
+/* Compares without ports and scopes. */
+bool tcp_address_same_host(const struct tcp_address *a, const struct tcp_address *b);
 
 /* The local end of a connection; family 0 if it is unknown. */
 struct tcp_address tcp_local_address(int fd);
@@ -50,9 +52,15 @@ ep_status tcp_resolve(const char *host, uint16_t port, uint64_t deadline_ns, str
 /*
  * Addresses of this host's interfaces that are up. `wanted`: prefixes of names separated by commas ("eth0,ens"),
  * "=eth0" for an exact name, "^ib,wlan" for all but these, one numeric address, or NULL: all. Without names to include,
- * loopback and container bridges are last. EP_E_ARG if no interface matches, or the address is not one of this host.
+ * loopback and container bridges are last. `first`, if not NULL and on a wanted interface, is first: of several
+ * interfaces, not all may reach the other hosts. EP_E_ARG if no interface matches, or the address is not one of this
+ * host.
  */
-ep_status tcp_find_interfaces(const char *wanted, struct tcp_address *ret_addresses, int *ret_n);
+ep_status tcp_find_interfaces(const char *wanted, const struct tcp_address *first, struct tcp_address *ret_addresses,
+                              int *ret_n);
+
+/* The local address from which packets to `to` are sent, by the routes of this host. false: there is none. */
+bool tcp_find_route(const struct tcp_address *to, struct tcp_address *ret_local);
 
 /* Listens on `address`, NULL: on all, IPv4 and IPv6. Port 0: any; *ret_port is the actual port. */
 ep_status tcp_listen(const struct tcp_address *address, uint16_t port, int *ret_fd, uint16_t *ret_port);

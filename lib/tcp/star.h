@@ -22,8 +22,8 @@ struct tcp_star_args {
     const char *host;      /* of rank 0 */
     const char *host_from; /* the variable or argument that names it, for error texts: "MASTER_ADDR" */
     uint16_t port;
-    const struct tcp_address *from; /* local address to connect from, on rank 0 to listen on; NULL: any */
-    int timeout_ms;                 /* for all ranks to connect */
+    const char *interface; /* to connect from, for tcp_find_interfaces(); NULL: any */
+    int timeout_ms;        /* for all ranks to connect */
 };
 
 /* Rank 0 returns when all ranks have connected, the others when they are connected to it. Fails by the deadline and

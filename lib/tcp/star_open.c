@@ -203,6 +203,21 @@ static void sleep_until(uint64_t ns, uint64_t deadline_ns)
     nanosleep(&backoff, NULL);
 }
 
+/* The local address of a connection to `to`; family 0: any. */
+static ep_status find_local(const struct tcp_star_args *args, const struct tcp_address *to,
+                            struct tcp_address *ret_from)
+{
+    struct tcp_address route, found[TCP_ADDRESSES];
+    int n;
+
+    *ret_from = (struct tcp_address){0};
+    if (!args->interface)
+        return EP_OK;
+    EP_TRY(tcp_find_interfaces(args->interface, tcp_find_route(to, &route) ? &route : NULL, found, &n));
+    *ret_from = found[0];
+    return EP_OK;
+}
+
 /* One attempt at one address, with `try_ns` for the first answer and the time until the deadline for the rest. */
 static ep_status try_address(struct tcp_star *star, const struct tcp_star_args *args, const struct tcp_address *to,
                              uint64_t try_ns, uint64_t deadline_ns, struct tcp_handshake *hs)
@@ -210,10 +225,12 @@ static ep_status try_address(struct tcp_star *star, const struct tcp_star_args *
     const struct tcp_hello hello = {
         .kind = TCP_BOOTSTRAP, .rank = args->rank, .detail = (uint32_t)args->nranks, .session = 0};
     enum tcp_handshake_result result = TCP_HANDSHAKE_PENDING;
+    struct tcp_address from;
     int fd;
 
     *hs = (struct tcp_handshake){.fd = -1};
-    EP_TRY(tcp_connect(to, args->from, &fd));
+    EP_TRY(find_local(args, to, &from));
+    EP_TRY(tcp_connect(to, from.family ? &from : NULL, &fd));
     tcp_set_options(fd, args->timeout_ms);
     EP_TRY(tcp_handshake_connect(hs, fd, &args->key, &hello, to, ep_now_ns() + try_ns));
     while (result == TCP_HANDSHAKE_PENDING) {
@@ -313,7 +330,7 @@ static ep_status open_root(struct tcp_star *star, const struct tcp_star_args *ar
     if (!star->acceptor)
         return ep_fail(EP_E_MEMORY, "%s: no memory", args->name);
     star->acceptor->fd = -1;
-    listens = tcp_listen(args->from, args->port, &fd, &port);
+    listens = tcp_listen(NULL, args->port, &fd, &port);
     if (listens != EP_OK)
         return star->lacks_fds ? ep_fail(status, "%s", star->text) : fail_listen(args, listens);
     tcp_acceptor_open(star->acceptor, fd, &args->key);

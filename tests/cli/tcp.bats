@@ -174,6 +174,43 @@ link_local() {
     [[ "$output" == *"internode: 32/32 cases passed (2 ranks on 2 nodes"* ]]
 }
 
+# As link_local(), with IPv4, and on each host another interface, which is listed first and leads nowhere.
+two_interfaces() {
+    local address=198.18.79.1
+    unshare -n sleep 2400 3>&- &
+    other=$!
+    trap 'kill "$other"' EXIT
+    for _ in $(seq 600); do
+        [ "$(readlink "/proc/$other/ns/net")" = "$(readlink "/proc/$BASHPID/ns/net")" ] || break
+        sleep 0.1
+    done
+    ip link add a0 type veth peer name a1
+    ip addr add 198.18.80.1/24 dev a0
+    nsenter -t "$other" -n ip link add a0 type veth peer name a1
+    nsenter -t "$other" -n ip addr add 198.18.81.1/24 dev a0
+    ip link add d0 type veth peer name d1 netns "$other"
+    ip addr add "$address/24" dev d0
+    nsenter -t "$other" -n ip addr add 198.18.79.2/24 dev d1
+    for name in lo a0 a1 d0; do ip link set "$name" up; done
+    for name in lo a0 a1 d1; do nsenter -t "$other" -n ip link set "$name" up; done
+    export WORLD_SIZE=2 LOCAL_WORLD_SIZE=1 MASTER_ADDR=$address MASTER_PORT=29512
+    RANK=1 nsenter -t "$other" -n "$EPKIT" test internode --network tcp --nodes 2 --tokens 8 --hidden 256 3>&- &
+    RANK=0 "$EPKIT" test internode --network tcp --nodes 2 --tokens 8 --hidden 256
+    wait $!
+}
+
+@test "of several wanted interfaces the one that routes to rank 0 is used" {
+    unshare -n ip link add d0 type veth peer name d1 2>/dev/null || skip "no network namespaces or no veth here"
+    export -f two_interfaces
+    for wanted in ^docker a,d; do
+        EPKIT=$EPKIT EPKIT_TCP_INTERFACE=$wanted EPKIT_TIMEOUT_MS=20000 run --separate-stderr \
+            unshare -n bash -euc two_interfaces
+        echo "$output$stderr"
+        [ "$status" -eq 0 ]
+        [[ "$output" == *"internode: 32/32 cases passed (2 ranks on 2 nodes"* ]]
+    done
+}
+
 @test "forked ranks over sockets of this host" {
     run --separate-stderr "$EPKIT" bench --quick --no-baselines --ranks 4 --nodes 2 --network tcp --only dispatch --json
     echo "$output$stderr"
