@@ -463,9 +463,9 @@ void ep_group_link_send_failure(struct ep_group *group)
     struct ep_group_link *link = group->link;
     uint64_t now = ep_now_ns(), deadline_ns = ep_deadline_ns(FAILURE_MS);
 
-    ep_group_link_wake(group);
-    if (!link || !link->started || atomic_load(&link->stops))
+    if (!link || !link->started || atomic_load(&link->failure_sent) || atomic_load(&link->stops))
         return;
+    ep_group_link_wake(group);
     for (; !atomic_load(&link->failure_sent) && now < deadline_ns; now = ep_now_ns())
         ep_futex_wait(&link->failure_sent, 0, deadline_ns - now);
     atomic_store(&link->failure_sent, 1);
