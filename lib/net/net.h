@@ -111,7 +111,10 @@ struct ep_net {
     int broken_by;     /* 1 + the node that broke the network, 0: none */
     bool copies;       /* put() has read sources outside of attach() when it returns true */
     bool can_sleep;    /* peers announce new work by the wake callback: a waiting thread need not poll */
-    /* Set by the user: signals may be held until progress() or flush_test(), to be sent in one batch. */
+    /*
+     * Set by the user: signals may be held until progress() or flush_test(), to be sent in one batch; later puts may
+     * take effect before them.
+     */
     bool batch_signals;
     /* Set by the user before free(): the group has failed, and data in flight is not needed. */
     bool abandoned;

@@ -52,7 +52,8 @@ static ep_status break_net(struct tcp_net *t, const struct tcp_conn *conn, ep_st
 void tcp_conn_discard_output(struct tcp_conn *conn)
 {
     conn->discards = true;
-    conn->count = 0;
+    conn->count = conn->n_held = 0;
+    conn->open = NULL;
     conn->sent = conn->waiting = 0;
 }
 
@@ -63,6 +64,11 @@ static bool is_lost(int error)
            error == ENOTCONN;
 }
 
+static size_t head_bytes(const struct record *record)
+{
+    return record->joined ? 0 : sizeof(record->head);
+}
+
 /* The pieces of memory to send next. */
 static int gather(const struct tcp_conn *conn, struct iovec *ret_pieces)
 {
@@ -71,7 +77,7 @@ static int gather(const struct tcp_conn *conn, struct iovec *ret_pieces)
 
     for (int i = 0; i < conn->count; i++) {
         const struct record *record = &conn->records[(conn->first + i) % RECORDS];
-        size_t head = sizeof(record->head);
+        size_t head = head_bytes(record);
 
         if (skip < head) {
             ret_pieces[n++] = (struct iovec){(char *)&record->head + skip, head - skip};
@@ -90,14 +96,40 @@ static void count_sent(struct tcp_conn *conn, size_t n)
     conn->waiting -= n;
     while (conn->count) {
         const struct record *record = &conn->records[conn->first];
-        size_t bytes = sizeof(record->head) + record->bytes;
+        size_t bytes = head_bytes(record) + record->bytes;
 
         if (conn->sent < bytes)
             break;
+        if (conn->open == record)
+            conn->open = NULL;
         conn->sent -= bytes;
         conn->first = (conn->first + 1) % RECORDS;
         conn->count--;
     }
+}
+
+/* The next record; there is room. */
+static struct record *append(struct tcp_conn *conn, uint32_t kind, uint64_t target, uint64_t amount)
+{
+    struct record *record = &conn->records[(conn->first + conn->count++) % RECORDS];
+
+    *record = (struct record){.head = {.kind = kind, .number = conn->number++, .target = target, .amount = amount}};
+    conn->waiting += sizeof(record->head);
+    conn->open = NULL;
+    return record;
+}
+
+/* Makes records of the held signals, as far as there is room. */
+static void release_held(struct tcp_conn *conn)
+{
+    int n = 0;
+
+    while (n < conn->n_held && conn->count < RECORDS) {
+        append(conn, TCP_WIRE_SIGNAL, conn->held[n].index, conn->held[n].add);
+        n++;
+    }
+    conn->n_held -= n;
+    memmove(conn->held, conn->held + n, (size_t)conn->n_held * sizeof(conn->held[0]));
 }
 
 bool tcp_conn_push(struct tcp_conn *conn)
@@ -106,9 +138,10 @@ bool tcp_conn_push(struct tcp_conn *conn)
     struct msghdr message = {.msg_iov = pieces};
     bool moved = false;
 
-    while (conn->count && conn->writable && !conn->discards) {
+    while ((conn->count || conn->n_held) && conn->writable && !conn->discards) {
         ssize_t n;
 
+        release_held(conn);
         message.msg_iovlen = (size_t)gather(conn, pieces);
         n = sendmsg(conn->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n < 0 && errno == EINTR)
@@ -128,31 +161,75 @@ bool tcp_conn_push(struct tcp_conn *conn)
     return moved;
 }
 
-bool tcp_conn_add_record(struct tcp_conn *conn, uint32_t kind, uint64_t target, uint64_t amount, const void *data,
-                         size_t bytes)
+/* Is there room for another record? Otherwise it is made by sending, if the socket accepts anything. */
+static bool make_room(struct tcp_conn *conn)
 {
-    struct record *record;
+    return conn->discards || conn->count < RECORDS || (tcp_conn_push(conn) && conn->count < RECORDS);
+}
 
-    if (conn->count == RECORDS && !(tcp_conn_push(conn) && conn->count < RECORDS) && !conn->discards)
-        return false;
-    if (conn->discards)
-        return true; /* the peer has left or died, which the waits for it report */
-    record = &conn->records[(conn->first + conn->count++) % RECORDS];
-    *record = (struct record){.head = {.kind = kind, .number = conn->number++, .target = target, .amount = amount},
-                              .data = data,
-                              .bytes = bytes};
-    conn->waiting += sizeof(record->head) + bytes;
-    return true;
+void tcp_conn_queue_bye(struct tcp_conn *conn)
+{
+    if (conn->bye_queued || conn->discards)
+        return;
+    release_held(conn);
+    if (conn->n_held || !make_room(conn) || conn->discards)
+        return;
+    append(conn, TCP_WIRE_BYE, 0, 0);
+    conn->bye_queued = true;
+}
+
+/*
+ * A put that continues where the last one ends, as those of the pieces of a message and of successive messages do,
+ * becomes part of its record, so that the receiver reads them with one system call. Not once the head has been sent.
+ */
+static bool joins(const struct tcp_conn *conn, uint64_t offset)
+{
+    const struct record *open = conn->open;
+
+    return open && open->head.target + open->head.amount == offset &&
+           !(open == &conn->records[conn->first] && conn->sent > 0);
 }
 
 static bool tcp_put(struct ep_net *net, int peer, int channel, uint64_t offset, const void *src, size_t bytes)
 {
     struct tcp_conn *conn = conn_of(tcp_of(net), peer, channel);
+    struct record *record;
 
-    if (!tcp_conn_add_record(conn, TCP_WIRE_PUT, offset, bytes, src, bytes))
+    if (!make_room(conn))
         return false;
+    if (conn->discards)
+        return true; /* the peer has left or died, which the waits for it report */
+    if (joins(conn, offset)) {
+        record = &conn->records[(conn->first + conn->count++) % RECORDS];
+        *record = (struct record){.joined = true};
+        conn->open->head.amount += bytes;
+    } else {
+        record = conn->open = append(conn, TCP_WIRE_PUT, offset, bytes);
+    }
+    record->data = src;
+    record->bytes = bytes;
+    conn->waiting += bytes;
     if (conn->waiting >= EAGER_BYTES)
         tcp_conn_push(conn);
+    return true;
+}
+
+/*
+ * Holds the signal until the next send: later puts may join the record before it, and the next signal is added to it if
+ * it is the same. Signals stay in order.
+ */
+static bool hold(struct tcp_conn *conn, uint32_t index, uint64_t add)
+{
+    if (conn->n_held && conn->held[conn->n_held - 1].index == index) {
+        conn->held[conn->n_held - 1].add += add;
+        return true;
+    }
+    if (conn->n_held == HELD)
+        release_held(conn);
+    if (conn->n_held == HELD)
+        return false;
+    conn->held[conn->n_held].index = index;
+    conn->held[conn->n_held++].add = add;
     return true;
 }
 
@@ -160,9 +237,11 @@ static bool tcp_signal(struct ep_net *net, int peer, int channel, uint32_t index
 {
     struct tcp_conn *conn = conn_of(tcp_of(net), peer, channel);
 
-    if (!tcp_conn_add_record(conn, TCP_WIRE_SIGNAL, index, add, NULL, 0))
+    if (conn->discards)
+        return true;
+    if (!hold(conn, index, add) && !(tcp_conn_push(conn) && hold(conn, index, add)))
         return false;
-    if (!net->batch_signals || conn->count == 1 || conn->waiting >= EAGER_BYTES)
+    if (!net->batch_signals || (conn->count == 0 && conn->n_held == 1) || conn->waiting >= EAGER_BYTES)
         tcp_conn_push(conn);
     return true;
 }
@@ -171,9 +250,9 @@ static bool tcp_flush_test(struct ep_net *net, int peer, int channel)
 {
     struct tcp_conn *conn = conn_of(tcp_of(net), peer, channel);
 
-    if (conn->count)
+    if (tcp_conn_has_output(conn))
         tcp_conn_push(conn);
-    return conn->count == 0;
+    return !tcp_conn_has_output(conn);
 }
 
 /* --- receiving --- */
@@ -279,7 +358,7 @@ static ep_status tcp_progress(struct ep_net *net, bool *ret_moved)
 
         if (conn->readable)
             EP_TRY(receive(t, conn, &moved));
-        if (conn->count)
+        if (tcp_conn_has_output(conn))
             moved |= tcp_conn_push(conn);
         if (conn->send_error)
             return break_net(t, conn, EP_E_SYSTEM, strerror(conn->send_error));

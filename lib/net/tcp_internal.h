@@ -6,13 +6,16 @@
 #include "net/tcp.h"
 #include "net/tcp_wire.h"
 
-/* Records that may be queued for a socket; beyond that put and signal return false. */
+/* Puts and records that may be queued for a socket; beyond that put and signal return false. */
 #define RECORDS 64
+/* Signals of a connection that may be held. */
+#define HELD 4
 
 struct record {
     struct tcp_wire_record head;
     const unsigned char *data;
     size_t bytes;
+    bool joined; /* a put that continues the record before: no head is sent for it */
 };
 
 /* The connection of one channel to a rail peer. */
@@ -22,12 +25,19 @@ struct tcp_conn {
     struct tcp_address remote;
     struct record records[RECORDS]; /* ring: `count` records from `first` on */
     int first, count;
-    size_t sent;    /* bytes of the first one, head and data */
+    struct record *open; /* the last put that is no joined one, if all records after it have joined it; NULL: none */
+    struct {
+        uint32_t index;
+        uint64_t add;
+    } held[HELD]; /* signals that become records before the next send */
+    int n_held;
+    size_t sent;    /* bytes of the first record, head and data */
     size_t waiting; /* unsent bytes of all of them */
     uint32_t number;
     bool readable, writable; /* assumed until the kernel returns EAGAIN */
     bool discards;           /* the peer no longer reads: output is discarded */
-    bool ended;              /* no more input */
+    bool bye_queued;
+    bool ended; /* no more input */
     uint64_t ended_ns;
     int error;      /* errno with which it ended, 0: the peer closed it */
     int send_error; /* errno of a send that is not the connection's fault: unreadable source memory */
@@ -49,6 +59,11 @@ struct tcp_net {
     char reason[256];
 };
 
+static inline bool tcp_conn_has_output(const struct tcp_conn *conn)
+{
+    return conn->count || conn->n_held;
+}
+
 static inline struct tcp_net *tcp_of(struct ep_net *net)
 {
     return (struct tcp_net *)net;
@@ -60,9 +75,8 @@ extern const struct ep_net_ops ep_net_tcp_ops;
 
 /* Sends as much as the socket accepts; true: at least one byte. */
 bool tcp_conn_push(struct tcp_conn *conn);
-/* false: no room. */
-bool tcp_conn_add_record(struct tcp_conn *conn, uint32_t kind, uint64_t target, uint64_t amount, const void *data,
-                         size_t bytes);
+/* Queues the last record, once, if there is room. */
+void tcp_conn_queue_bye(struct tcp_conn *conn);
 /* The peer no longer reads. Its data is still received. */
 void tcp_conn_discard_output(struct tcp_conn *conn);
 /* 0: the peer closed it. */

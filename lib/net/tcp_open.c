@@ -33,7 +33,7 @@ static bool is_delivered(const struct tcp_conn *conn)
 
     if (conn->discards || conn->ended)
         return true;
-    return conn->count == 0 && ioctl(conn->fd, SIOCOUTQ, &waiting) == 0 && waiting == 0;
+    return conn->bye_queued && !tcp_conn_has_output(conn) && ioctl(conn->fd, SIOCOUTQ, &waiting) == 0 && waiting == 0;
 }
 
 /* True if bytes are in flight, and the kernel of the peer has acknowledged none for FREE_MS. */
@@ -72,9 +72,6 @@ static void send_bye(struct tcp_net *t, int timeout_ms)
     uint64_t deadline_ns = ep_deadline_ns(timeout_ms);
     struct timespec backoff = {.tv_nsec = DRAIN_FIRST_NS};
 
-    for (int i = 0; i < t->n; i++)
-        if (t->conns[i].fd >= 0)
-            tcp_conn_add_record(&t->conns[i], TCP_WIRE_BYE, 0, 0, NULL, 0);
     for (;;) {
         bool all = true;
 
@@ -84,6 +81,7 @@ static void send_bye(struct tcp_net *t, int timeout_ms)
             if (conn->fd < 0 || is_delivered(conn))
                 continue;
             conn->writable = true;
+            tcp_conn_queue_bye(conn);
             tcp_conn_push(conn);
             drain_input(conn);
             all &= is_delivered(conn) || is_silent(conn);
@@ -114,7 +112,7 @@ void ep_net_tcp_free(struct ep_net *net)
      * discarded: their sources may have been freed.
      */
     for (int i = 0; net->abandoned && t->conns && i < t->n; i++)
-        if (t->conns[i].count)
+        if (tcp_conn_has_output(&t->conns[i]))
             tcp_conn_discard_output(&t->conns[i]);
     if (t->conns && t->broken == EP_OK)
         send_bye(t, drain_ms(t));
