@@ -14,8 +14,8 @@
  * NULL is the CUDA default stream. If ranks that are threads of one process share a device, NULL is a stream of the
  * communicator instead, because all of them would share the default stream.
  *
- * Graphs. While a stream is being captured, ep_dispatch, ep_combine, ep_plan_update, ep_barrier_on and the calls of
- * lowlatency.h in it are recorded into the graph and return without running.
+ * Graphs. While a stream is being captured, ep_dispatch, ep_combine, ep_plan_update, ep_plan_get_metadata,
+ * ep_barrier_on and the calls of lowlatency.h in it are recorded into the graph and return without running.
  *   - All ranks capture the same calls in the same order and launch their graphs the same number of times, in any mix
  *     with other calls. The caller orders launches and calls in other streams: the order must be the same on all ranks.
  *   - Plans are created before the capture, except that a plan of fixed capacity may be created in it, from topk_idx in
@@ -23,10 +23,11 @@
  *     memory is then reused by plans of later captures.
  *   - Any device memory may be used. Memory and other plans that a graph uses must not be freed before the graph.
  *   - An operation, captured or not, uses the latest update of its plan that has run. It is for as many tokens as the
- *     plan had when it was called (ep_plan_get_tokens): n_tokens of the last update before it, in the same capture or,
- *     if there is none, outside of captures. If the latest update has another number of tokens on a rank, the
- *     communicator fails with EP_E_STATE. So an update that is only captured changes nothing for calls outside of the
- *     graph.
+ *     plan had when it was called (ep_plan_get_tokens): n_tokens of the last update that was called before it. Calls
+ *     outside of captures do not count updates in captures. If the latest update has another number of tokens on a
+ *     rank, the communicator fails with EP_E_STATE. So an update that is only captured changes no operation outside of
+ *     the graph; but the host's counts of the plan (ep_plan_get_info) are dropped at once.
+ *   - Between nodes, a plan whose rows exceed a capacity is not updated in a capture (EP_E_CAPACITY).
  *   - ep_comm_async_error() reports the failure of a launched graph.
  *
  * Between nodes. Supported on nodes of up to 32 ranks: plans, their updates and metadata, ep_dispatch, ep_combine,

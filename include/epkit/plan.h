@@ -111,8 +111,8 @@ typedef struct ep_plan_info {
 #define EP_PLAN_INFO_INIT EP_INIT(ep_plan_info)
 
 /*
- * Never blocks. The plan owns the arrays. After an update of the plan, n_tokens is that of the update; n_recv, n_send,
- * n_wire and n_net are -1, and the arrays are NULL: use ep_plan_get_metadata() for the counts.
+ * Never blocks. The plan owns the arrays. After an update of the plan, n_tokens is that of the update (in a capture: as
+ * before); n_recv, n_send, n_wire and n_net are -1, and the arrays are NULL: use ep_plan_get_metadata() for the counts.
  */
 EP_API ep_status ep_plan_get_info(const ep_plan *plan, ep_plan_info *ret_info);
 
@@ -129,7 +129,8 @@ typedef struct ep_plan_update_args {
 #define EP_PLAN_UPDATE_ARGS_INIT EP_INIT(ep_plan_update_args)
 
 /*
- * Gives a plan of fixed capacity (else EP_E_STATE) new routing, for the operations that are called afterwards.
+ * Gives a plan of fixed capacity (else EP_E_STATE) new routing, for the operations that are called afterwards (in a
+ * capture: in captures).
  * Collective. The arrays are read in stream order and must stay valid until then. Invalid routing fails the
  * communicator with EP_E_ROUTING, and the peers' text names this rank. Too many rows for a capacity: as for
  * ep_plan_new().
@@ -138,7 +139,7 @@ EP_API ep_status ep_plan_update(ep_plan *plan, const ep_plan_update_args *args, 
 
 /*
  * The number of tokens of an operation that is called in `stream` now: n_tokens of ep_plan_new() or of the last update.
- * While a CUDA stream is being captured, it differs from that outside of the capture (epkit/cuda.h, Graphs). Never
+ * While a CUDA stream is being captured, it may differ from that outside of the capture (epkit/cuda.h, Graphs). Never
  * blocks.
  */
 EP_API ep_status ep_plan_get_tokens(const ep_plan *plan, ep_stream stream, int32_t *ret_tokens);

@@ -47,20 +47,20 @@ struct ep_comm {
 struct ep_plan {
     ep_comm *comm;
     void *impl;
-    ep_plan_args args; /* resolved; topk_idx is not kept here. n_tokens: after updates in captures, as before */
+    ep_plan_args args; /* resolved; topk_idx is not kept here. n_tokens: of the last update outside of captures */
     ep_plan_info info; /* the part that is known without the peers */
     ep_plan_info full; /* with the peers' counts; valid once `counted` is set, possibly by a worker */
     _Atomic bool counted;
     bool from_mask;          /* created from token_in_rank: args.topk is then the number of ranks */
     bool updated;            /* the counts in info are no longer valid */
-    uint64_t capture;        /* the last capture in which the plan was updated; 0: none */
-    int32_t captured_tokens; /* n_tokens of the last update in it */
+    bool captured;           /* the last update was called in a capture, */
+    int32_t captured_tokens; /* with this n_tokens */
 };
 
-/* The tokens of an operation that is called now, in that capture (0: in none). */
-static inline int32_t ep_plan_tokens(const ep_plan *plan, uint64_t capture)
+/* The tokens of an operation that is called now, in a capture or not. */
+static inline int32_t ep_plan_tokens(const ep_plan *plan, bool capturing)
 {
-    return capture && capture == plan->capture ? plan->captured_tokens : plan->args.n_tokens;
+    return capturing && plan->captured ? plan->captured_tokens : plan->args.n_tokens;
 }
 
 /* What is known of the plan now. All accesses to a plan's info use this. */
@@ -142,8 +142,8 @@ struct ep_backend_ops {
     ep_status (*plan_sources)(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
     ep_status (*plan_layout)(ep_comm *comm, const ep_plan_args *args, ep_layout *layout);
 
-    /* Optional. The capture that the stream is in, in which calls do not run; 0: none. */
-    uint64_t (*capture_of)(ep_comm *comm, ep_stream stream);
+    /* Optional. Is the stream being captured? Calls in it do not run. */
+    bool (*is_capturing)(ep_comm *comm, ep_stream stream);
 
     /* Queue in the stream and return. */
     ep_status (*dispatch)(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream);
@@ -186,15 +186,15 @@ struct ep_backend_ops {
 
 #define EP_BACKEND_ABI 6u
 
-static inline uint64_t ep_capture_of(ep_comm *comm, ep_stream stream)
+static inline bool ep_is_capturing(ep_comm *comm, ep_stream stream)
 {
-    return comm->ops->capture_of ? comm->ops->capture_of(comm, stream) : 0;
+    return comm->ops->is_capturing && comm->ops->is_capturing(comm, stream);
 }
 
 /* The tokens of an operation that is called in the stream now. */
 static inline int32_t ep_plan_tokens_in(const ep_plan *plan, ep_stream stream)
 {
-    return ep_plan_tokens(plan, plan->capture ? ep_capture_of(plan->comm, stream) : 0);
+    return ep_plan_tokens(plan, plan->captured && ep_is_capturing(plan->comm, stream));
 }
 
 /*

@@ -190,17 +190,14 @@ static ep_status check_update(const ep_plan *plan, const ep_plan_update_args *ar
                         args->tokens_per_expert);
 }
 
-/* What runs at each launch of a graph does not change the calls outside of it. */
+/* What runs at each launch of a graph does not change the calls outside of graphs. */
 static void set_tokens(ep_plan *plan, int32_t n_tokens, ep_stream stream)
 {
-    uint64_t capture = ep_capture_of(plan->comm, stream);
-
-    if (!capture) {
+    plan->captured = ep_is_capturing(plan->comm, stream);
+    if (plan->captured)
+        plan->captured_tokens = n_tokens;
+    else
         plan->args.n_tokens = n_tokens;
-        return;
-    }
-    plan->capture = capture;
-    plan->captured_tokens = n_tokens;
 }
 
 ep_status ep_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream)

@@ -26,7 +26,8 @@ enum { X, WEIGHTS, INDEX, RECV, RECV_INDEX, RECV_WEIGHTS, OUT, OUT_WEIGHTS, N_BU
 
 struct scenario {
     const char *name;
-    bool expanded, graph, made, followed, unlaunched, symmetric, refused, bad, tokens; /* made: in the capture */
+    bool expanded, graph, made, followed, unlaunched, symmetric, refused, bad, tokens,
+        combines; /* made: in the capture */
 };
 
 static const struct scenario scenarios[] = {
@@ -47,6 +48,7 @@ static const struct scenario scenarios[] = {
     {.name = "refused-expanded", .expanded = true, .symmetric = true, .refused = true},
     {.name = "bad", .expanded = true, .bad = true},
     {.name = "tokens", .graph = true, .bad = true, .tokens = true},
+    {.name = "tokens-combine", .graph = true, .bad = true, .tokens = true, .combines = true},
 };
 
 struct state {
@@ -120,26 +122,40 @@ static ep_status call_update(struct state *s, int device)
     return ep_plan_update(s->plan[device], &args, stream_on(s, device));
 }
 
+static int call_dispatch(struct state *s, int device)
+{
+    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+
+    args.dtype = EP_BF16;
+    args.hidden = HIDDEN;
+    args.x = at(s, X, device);
+    args.topk_weights = (const float *)(const void *)at(s, WEIGHTS, device);
+    args.recv_x = at(s, RECV, device);
+    args.recv_topk_idx = s->scenario->expanded ? NULL : at(s, RECV_INDEX, device);
+    args.recv_topk_weights = (float *)(void *)at(s, RECV_WEIGHTS, device);
+    args.out_rows = s->capacity;
+    CALL(ep_dispatch(s->plan[device], &args, stream_on(s, device)));
+    return 0;
+}
+
+static int call_combine(struct state *s, int device)
+{
+    ep_combine_args args = EP_COMBINE_ARGS_INIT;
+
+    args.dtype = EP_BF16;
+    args.hidden = HIDDEN;
+    args.x = at(s, RECV, device);
+    args.topk_weights = (const float *)(const void *)at(s, RECV_WEIGHTS, device);
+    args.out = at(s, OUT, device);
+    args.out_topk_weights = (float *)(void *)at(s, OUT_WEIGHTS, device);
+    CALL(ep_combine(s->plan[device], &args, stream_on(s, device)));
+    return 0;
+}
+
 static int call_pair(struct state *s, int device)
 {
-    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
-    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
-
-    dispatch.dtype = combine.dtype = EP_BF16;
-    dispatch.hidden = combine.hidden = HIDDEN;
-    dispatch.x = at(s, X, device);
-    dispatch.topk_weights = (const float *)(const void *)at(s, WEIGHTS, device);
-    dispatch.recv_x = at(s, RECV, device);
-    dispatch.recv_topk_idx = s->scenario->expanded ? NULL : at(s, RECV_INDEX, device);
-    dispatch.recv_topk_weights = (float *)(void *)at(s, RECV_WEIGHTS, device);
-    dispatch.out_rows = s->capacity;
-    CALL(ep_dispatch(s->plan[device], &dispatch, stream_on(s, device)));
-    combine.x = at(s, RECV, device);
-    combine.topk_weights = (const float *)(const void *)at(s, RECV_WEIGHTS, device);
-    combine.out = at(s, OUT, device);
-    combine.out_topk_weights = (float *)(void *)at(s, OUT_WEIGHTS, device);
-    CALL(ep_combine(s->plan[device], &combine, stream_on(s, device)));
-    return 0;
+    TRY(call_dispatch(s, device));
+    return call_combine(s, device);
 }
 
 static int sync(struct state *s, int device)
@@ -448,7 +464,7 @@ static int run_tokens(struct state *s)
     TRY(call_pair(s, 1));
     TRY(sync(s, 1));
     TRY(capture_begin(&s->group));
-    TRY(call_pair(s, 1));
+    TRY(s->scenario->combines ? call_combine(s, 1) : call_pair(s, 1));
     TRY(capture_end(&s->group, &exec));
     TRY(group_barrier(&s->group));
     if (s->group.rank == bad)

@@ -116,7 +116,7 @@ static int update(struct state *s, const struct step *step, cudaStream_t stream)
     struct slot *slot = &s->slot[step->slot];
 
     TRY(call_cuda(s, step, stream));
-    slot->called = step->routing;
+    slot->called = slot->recorded = step->routing;
     slot->updated = true;
     return call_host(s, step);
 }
@@ -180,7 +180,7 @@ static int capture(struct state *s)
     int called[SLOTS];
 
     for (int i = 0; i < SLOTS; i++)
-        called[i] = s->slot[i].called;
+        called[i] = s->slot[i].recorded;
     TRY(free_graph(s));
     TRY(sync_streams(s));
     TRY(capture_begin(&s->group));
@@ -190,7 +190,7 @@ static int capture(struct state *s)
 
         *step = choose_step(s, true);
         if (step->call == UPDATE) {
-            called[step->slot] = step->routing;
+            called[step->slot] = s->slot[step->slot].recorded = step->routing;
             s->slot[step->slot].updated = true;
         } else if (step->call == DISPATCH || step->call == COMBINE) {
             step->routing = called[step->slot];

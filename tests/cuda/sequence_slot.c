@@ -189,8 +189,8 @@ static void choose_shape(const struct group *group, struct dice *dice, struct sl
                           .expanded = kind < 2,
                           .mask = kind == 4,
                           .choice = kind != 4 && draw(dice, 2),
-                          .by_choice =
-                              draw(dice, 3) == 0 && group_division.nodes<2, .dtype = format> 1 ? EP_F8E4M3 : EP_BF16,
+                          .by_choice = draw(dice, 3) == 0 && group_division.nodes < 2,
+                          .dtype = (format > 1) ? EP_F8E4M3 : EP_BF16,
                           .scale_type = format == 2   ? EP_F32
                                         : format == 3 ? EP_UE8M0
                                                       : 0,

@@ -36,7 +36,8 @@ struct slot {
     int dtype, scale_type, idx_type, hidden, topk, n_experts, max_tokens, alignment;
     uint32_t flags;
     int n_tokens[ROUTINGS]; /* of this rank */
-    int called, latest;     /* routing of the last update outside of graphs; of the last one that has run */
+    int called, recorded;   /* routing of the last update that was called outside of captures; of the last one */
+    int latest;             /* of the last one that has run */
     int64_t out_rows;
     ep_plan *plan[2]; /* of the host, of the device */
     struct mirror b[BUFFERS];

@@ -445,26 +445,26 @@ static ep_status accept_update(ep_plan *updated, const ep_plan_update_args *args
     return EP_OK;
 }
 
-/* The stream is the number of its capture. */
-static uint64_t capture_of(ep_comm *captured, ep_stream stream)
+/* All streams but NULL are being captured. */
+static bool is_capturing(ep_comm *captured, ep_stream stream)
 {
     (void)captured;
-    return (uintptr_t)stream;
+    return stream != NULL;
 }
 
-static void expect_tokens(uintptr_t capture, int32_t n_tokens)
+static void expect_tokens(uintptr_t stream, int32_t n_tokens)
 {
     ep_combine_args combine = good_combine();
     int32_t found;
 
-    assert_int_equal(ep_plan_get_tokens(plan, (ep_stream)AT(capture), &found), EP_OK);
+    assert_int_equal(ep_plan_get_tokens(plan, (ep_stream)AT(stream), &found), EP_OK);
     assert_int_equal(found, n_tokens);
     /* Without tokens there need not be an output. */
     combine.out = NULL;
     combine.topk_weights = NULL;
     combine.out_topk_weights = NULL;
     combine.bias[0] = combine.bias[1] = NULL;
-    assert_int_equal(ep_combine(plan, &combine, (ep_stream)AT(capture)), n_tokens ? EP_E_ARG : EP_OK);
+    assert_int_equal(ep_combine(plan, &combine, (ep_stream)AT(stream)), n_tokens ? EP_E_ARG : EP_OK);
 }
 
 static void updates_in_captures_change_no_call_outside(void **state)
@@ -478,21 +478,23 @@ static void updates_in_captures_change_no_call_outside(void **state)
     plan->info.n_tokens = 10;
     plan->args.max_recv_tokens = 20;
     ops.plan_update = accept_update;
-    ops.capture_of = capture_of;
+    ops.is_capturing = is_capturing;
     comm->ops = &ops;
     expect_tokens(0, 10);
     expect_tokens(1, 10);
     assert_int_equal(ep_plan_update(plan, &update, (ep_stream)AT(1)), EP_OK);
     expect_tokens(0, 10);
     expect_tokens(1, 0);
-    expect_tokens(2, 10);
-    assert_int_equal(ep_plan_update(plan, &update, NULL), EP_OK);
-    expect_tokens(0, 0);
+    expect_tokens(2, 0);
     update.topk_idx = (const void *)AT(0x100000);
+    update.n_tokens = 3;
+    assert_int_equal(ep_plan_update(plan, &update, NULL), EP_OK);
+    expect_tokens(0, 3);
+    expect_tokens(1, 3);
     update.n_tokens = 7;
     assert_int_equal(ep_plan_update(plan, &update, (ep_stream)AT(2)), EP_OK);
-    expect_tokens(0, 0);
-    expect_tokens(2, 7);
+    expect_tokens(0, 3);
+    expect_tokens(1, 7);
     assert_int_equal(ep_plan_get_tokens(plan, NULL, NULL), EP_E_ARG);
     comm->ops = mock_ops;
 }

@@ -245,7 +245,8 @@ ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const cha
 ep_status cuda_count_usable(int *ret_gpus);
 #define CUDA_TRY(call) EP_TRY(cuda_status((call), #call))
 
-/* Pinned host memory that kernels can use at *ret_device. To be freed with cudaFreeHost(); nothing is on failure. */
+/* Pinned host memory that kernels can use at *ret_device. To be freed with cudaFreeHost(). Allocates nothing on
+ * failure. */
 ep_status cuda_host_alloc(size_t bytes, void **ret_memory, void **ret_device);
 
 struct cuda_transfer {
@@ -402,9 +403,9 @@ struct cuda_plan {
                                           use */
     struct cuda_block sources;         /* rows of metadata in flight; made on first use */
     const int64_t *exact_counts;       /* these counts: in `block`, or in `metadata_counts`; NULL: not uploaded */
-    struct cuda_route route;
-    bool uploaded;            /* the route is complete */
-    struct cuda_lists *lists; /* between nodes; NULL on one */
+    struct cuda_route route;           /* without n_tokens: cuda_plan_ready() */
+    bool uploaded;                     /* the route is complete */
+    struct cuda_lists *lists;          /* between nodes; NULL on one */
     /* Device memory, expanded layout. [L+1] first rows of this rank's experts; [L] numbers of rows without padding. */
     int32_t *expert_start, *expert_exact;
 
@@ -508,8 +509,8 @@ struct cuda_call {
  */
 ep_status cuda_call_begin(struct cuda_comm *cuda, ep_stream stream, bool operation, struct cuda_call *ret_call);
 ep_status cuda_call_end(struct cuda_call *call, ep_status status, bool queued);
-/* cuda_call.capture of a call in that stream. */
-uint64_t cuda_capture_of(ep_comm *comm, ep_stream stream);
+/* Is the stream being captured, or is its capture invalid? */
+bool cuda_is_capturing(ep_comm *comm, ep_stream stream);
 /* EP_OK, or the failure that a kernel, this rank or a peer has reported. */
 ep_status cuda_check(struct cuda_comm *cuda);
 /* Sleeps until the event is complete, or until the communicator has failed and its kernels have had time to end. */

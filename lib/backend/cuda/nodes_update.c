@@ -323,9 +323,9 @@ static ep_status make_first_lists(const struct cuda_call *call, ep_plan *plan)
     ep_status status = ep_group_plan_complete(&call->cuda->group, plan);
     struct cuda_route unused;
 
-    /* Calls outside of the graph still use the present routing. */
-    if (status == EP_OK && call->capture)
-        return cuda_plan_ready(call, plan, &unused);
+    /* Calls outside of the graph still use the present routing, and need one. */
+    if (call->capture)
+        return status == EP_OK ? cuda_plan_ready(call, plan, &unused) : status;
     /* An update may repair a plan that all ranks have refused. */
     return status == EP_OK || ep_group_plan_is_refused(plan) ? make_lists(call->cuda, plan, false) : status;
 }

@@ -480,7 +480,7 @@ ep_status cuda_plan_ready(const struct cuda_call *call, ep_plan *plan, struct cu
     if (!device->fixed)
         EP_TRY(complete(call, plan));
     *ret_route = device->route;
-    ret_route->n_tokens = ep_plan_tokens(plan, call->capture);
+    ret_route->n_tokens = ep_plan_tokens(plan, call->capture != 0);
     return EP_OK;
 }
 

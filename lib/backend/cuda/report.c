@@ -32,10 +32,7 @@ static ep_status fail_lost(struct cuda_comm *cuda, int rank, enum ep_group_phase
                                 rank, phase);
 }
 
-/*
- * A rank of another node may be late because it waits for a rank of its own node. Its deadline ends at about the same
- * time, and the rank that it blames is the right one: wait for its report.
- */
+/* Waits for what another rank reports, which knows more than this one. */
 static ep_status wait_for_others_report(struct cuda_comm *cuda)
 {
     uint64_t limit = ep_now_ns() + (uint64_t)cuda->group.comm->config.timeout_ms * 1000000u / GRACE_PART;
@@ -49,7 +46,11 @@ static ep_status wait_for_others_report(struct cuda_comm *cuda)
     return status;
 }
 
-/* A rank that is late may have died or left: kernels do not learn that of ranks of other nodes. */
+/*
+ * A rank that is late may have died or left: kernels do not learn that of ranks of other nodes. A rank of another node
+ * may be late because it waits for a rank of its own node. Its deadline ends at about the same time, and the rank that
+ * it blames is the right one.
+ */
 static ep_status fail_late(struct cuda_comm *cuda, int rank, enum ep_group_phase phase)
 {
     bool remote = rank < cuda->group.first || rank >= cuda_end_of_node(cuda);
@@ -61,10 +62,17 @@ static ep_status fail_late(struct cuda_comm *cuda, int rank, enum ep_group_phase
     return ep_group_set_failure(&cuda->group, EP_E_TIMEOUT, rank, phase);
 }
 
+/* A kernel of `rank` has failed, and has stopped this rank's kernels: the host of that rank knows more about it. */
+static ep_status fail_stopped(struct cuda_comm *cuda, ep_status status, int rank, enum ep_group_phase phase)
+{
+    EP_TRY(wait_for_others_report(cuda));
+    return ep_group_set_failure(&cuda->group, status, rank, phase);
+}
+
 static ep_status fail_routing(struct cuda_comm *cuda, int rank, enum ep_group_phase phase)
 {
     if (rank != cuda->group.comm->rank)
-        return ep_group_set_failure(&cuda->group, EP_E_ROUTING, rank, phase);
+        return fail_stopped(cuda, EP_E_ROUTING, rank, phase);
     if (phase == EP_GROUP_PLAN_COUNTS)
         ep_fail(EP_E_ROUTING,
                 "new routing of rank %d is not valid: an expert that does not exist or is twice in a token, or "
@@ -80,11 +88,12 @@ static ep_status fail_tokens(struct cuda_comm *cuda, int rank, enum ep_group_pha
     const volatile uint32_t *detail = cuda->report->detail;
 
     if (rank != cuda->group.comm->rank)
-        return ep_group_set_failure(&cuda->group, EP_E_STATE, rank, phase);
-    ep_fail(EP_E_STATE,
-            "the latest ep_plan_update() of the plan has %u tokens on rank %d, but the operation was called for %u: "
-            "capture the update and the operations that follow it into one graph, or keep n_tokens",
-            detail[CUDA_DETAIL_THEIRS], rank, detail[CUDA_DETAIL_MINE]);
+        return fail_stopped(cuda, EP_E_STATE, rank, phase);
+    ep_fail(
+        EP_E_STATE,
+        "the latest ep_plan_update() of the plan has %u tokens on rank %d, but the operation was called for %u: keep "
+        "n_tokens, or update the plan before the operation in the same graph, or outside of graphs",
+        detail[CUDA_DETAIL_THEIRS], rank, detail[CUDA_DETAIL_MINE]);
     return ep_group_set_own_failure(&cuda->group, EP_E_STATE, rank, phase);
 }
 

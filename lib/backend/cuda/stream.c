@@ -58,17 +58,20 @@ static ep_status find_capture(cudaStream_t stream, unsigned long long *ret_captu
     return EP_OK;
 }
 
-uint64_t cuda_capture_of(ep_comm *comm, ep_stream stream)
+bool cuda_is_capturing(ep_comm *comm, ep_stream stream)
 {
-    unsigned long long capture = 0;
+    enum cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
     struct cuda_scope scope;
+    cudaError_t error;
 
     if (cuda_scope_begin_uncaptured(cuda_of(comm), &scope) != EP_OK)
-        return 0;
-    if (find_capture(cuda_stream_of(cuda_of(comm), stream), &capture) != EP_OK)
-        capture = 0;
+        return false;
+    error = cudaStreamIsCapturing(cuda_stream_of(cuda_of(comm), stream), &capturing);
     cuda_scope_end_uncaptured(&scope);
-    return capture;
+    /* The call itself reports an error. */
+    if (error != cudaSuccess)
+        cudaGetLastError();
+    return error == cudaSuccess && capturing != cudaStreamCaptureStatusNone;
 }
 
 /*
