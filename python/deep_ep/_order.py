@@ -88,6 +88,12 @@ class Order:
                 wait_stream(self._stream, current_stream(self._device))
         return self._stream.cuda_stream
 
+    def wait_here(self) -> None:
+        """Makes the current stream wait for the events of the call: it is going to read the inputs."""
+        for event in (self._previous, self._another):
+            if event is not None and event.cuda_event is not None:
+                current_stream(self._device).wait_event(event.cuda_event)
+
     def allocating(self) -> ContextManager[Any]:
         """A context for the allocation of outputs: on the communication stream if the call requires that."""
         if self._stream is None or not self._on_comm:

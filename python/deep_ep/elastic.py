@@ -70,22 +70,22 @@ class EPHandle(OfThisProcess):
         self.num_expanded_tokens: int
 
     def __copy__(self) -> "EPHandle":
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        return twin
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
 
     def __deepcopy__(self, memo: Any) -> "EPHandle":
         return self.__copy__()
 
-    def _expanded(self, x: torch.Tensor) -> torch.Tensor:
+    def _expanded(self, x: torch.Tensor, order: Order) -> torch.Tensor:
         """x with the rows of the plan. It has a row for each received token where a program has reduced the expanded rows; then
         recv_src_metadata[:, 2:] has its rows. Each becomes the row of one of the token's last choices, the other rows are 0, so
-        that the ranks need not agree on it. In torch's current stream, without waiting."""
+        that the ranks need not agree on it. In torch's current stream; the host does not wait."""
         metadata = self.__dict__.get("recv_src_metadata")
         if not (self.plan.expanded and self.do_expand) or not isinstance(metadata, torch.Tensor) or not isinstance(x, torch.Tensor):
             return x
-        tokens, topk = metadata.shape[0], self.plan.topk
-        if x.dim() != 2 or x.shape[0] != tokens or metadata.shape[1] != 2 + topk or not tokens:
+        tokens, topk = len(metadata), self.plan.topk
+        if x.dim() != 2 or x.shape[0] != tokens or metadata.dim() != 2 or metadata.shape[1] != 2 + topk or not tokens:
             return x
         assert self._data.recv_slot is not None
         if self._mark is not None:
@@ -95,8 +95,9 @@ class EPHandle(OfThisProcess):
             slots = torch.nn.functional.pad(slots, (0, 0, 0, tokens - slots.shape[0]), value=-1)
         valid = (torch.arange(tokens, device=x.device) < self._data.n_recv_tokens).unsqueeze(1)
         nowhere = self.plan.out_rows  # of the result, cut off
-        # On a GPU this would be a wait: there rows beyond x become its last one.
-        if x.device.type == "cpu" and bool((valid & (given >= tokens)).any()):
+        beyond = valid & (given >= tokens)
+        # On a GPU this would be a wait: there the sums of these tokens become NaN.
+        if x.device.type == "cpu" and bool(beyond.any()):
             raise epkit.ArgumentError(f"combine: x has {tokens} rows, one for each received token, but handle.recv_src_metadata[:, 2:] "
                                       "names rows beyond them: set handle.do_expand = False, or write there which row is whose")
         # By the number of a choice among those of the token that are here, from the last one.
@@ -105,7 +106,9 @@ class EPHandle(OfThisProcess):
         rows[:, topk] = nowhere
         number = torch.where(valid & (given >= 0), _from_last(given >= 0), topk).long()
         expanded = x.new_zeros((nowhere + 1, x.shape[1]))
-        expanded[rows.gather(1, number).flatten()] = x[given.clamp(0, tokens - 1).long().flatten()]
+        order.wait_here()
+        given_rows = x[given.clamp(0, tokens - 1).long().flatten()].masked_fill_(beyond.flatten().unsqueeze(1), float("nan"))
+        expanded[rows.gather(1, number).flatten()] = given_rows
         return expanded[:nowhere]
 
     def _plan(self, stream: Any) -> epkit.Plan:
@@ -448,7 +451,7 @@ class ElasticBuffer(OfThisProcess):
         order = Order(self._comm.device, self._comm_stream, previous_event, allocate_on_comm_stream,
                       previous_event_before_epilogue)
         self._apply_sms(num_sms or self._sms)
-        x = order.copied(x, x if topk_weights is not None else handle._expanded(x))
+        x = order.copied(x, x if topk_weights is not None else handle._expanded(x, order))
         x, topk_weights, biases = order.input(x), order.input(topk_weights), tuple(order.input(one) for one in _biases(bias))
         plan = handle._plan(order.stream)
         one_host = self._comm.nodes == 1  # otherwise each host sends one sum of its rows for a token

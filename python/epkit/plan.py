@@ -68,12 +68,10 @@ class Plan(OfThisProcess):
 
     @property
     def n_tokens(self) -> int:
-        """N of an operation that is called in torch's current stream now: in a capture, of the last update in it."""
-        return self._tokens_in(None)
-
-    def _tokens_in(self, stream: Stream) -> int:
+        """N of an operation that is called now. Outside of captures updates in captures do not count."""
         if self.fixed and not self.closed:
-            self._n_tokens = self._native.tokens(stream_pointer(self.comm.is_cuda, self.comm.device, stream))
+            # Of torch's current stream: another one joins a capture only when it waits for this one.
+            self._n_tokens = self._native.tokens(stream_pointer(self.comm.is_cuda, self.comm.device, None))
         return self._n_tokens
 
     @property
@@ -105,7 +103,7 @@ class Plan(OfThisProcess):
                 what an earlier dispatch of the same sizes returned; nothing is allocated then.
         """
         rows, scales = x if isinstance(x, tuple) else (x, None)
-        if scales is not None and self._tokens_in(stream) > 1 and not any(scales.stride()):
+        if scales is not None and scales.shape[0] > 1 and not any(scales.stride()):
             scales = scales.contiguous()
         if not isinstance(out, Rows):
             out = self._outputs(rows, scales, topk_weights is not None, want_topk_idx, column_major_scales, out)
@@ -149,7 +147,7 @@ class Plan(OfThisProcess):
         if len(biases) > 2:
             raise _native.ArgumentError(f"combine: {len(biases)} biases, the most is 2")
         first, second = (aligned(biases[i]) if i < len(biases) else None for i in range(2))
-        n = self._tokens_in(stream)
+        n = self.n_tokens
         if out is None:
             want_tensor(x, "combine", "x")
             out = torch.empty((n, x.shape[-1]), dtype=torch.bfloat16, device=self.comm.device)

@@ -65,7 +65,8 @@ static ep_status fail_late(struct cuda_comm *cuda, int rank, enum ep_group_phase
 /* A kernel of `rank` has failed, and has stopped this rank's kernels: the host of that rank knows more about it. */
 static ep_status fail_stopped(struct cuda_comm *cuda, ep_status status, int rank, enum ep_group_phase phase)
 {
-    EP_TRY(wait_for_others_report(cuda));
+    if (!atomic_load(&cuda->masking))
+        EP_TRY(wait_for_others_report(cuda));
     return ep_group_set_failure(&cuda->group, status, rank, phase);
 }
 
