@@ -152,28 +152,30 @@ static const struct known *find(const char *line)
     return find_word(line);
 }
 
-/* "RuntimeError: text", "deep_ep_cpp.EPException: text": the last line of a traceback, and not a line of its code. */
-static bool is_exception(const char *line)
+/* Behind the name of a host, if that may stand in front. */
+static const char *skip_host(const char *line)
 {
-    static const char *const ends[] = {"Error", "Exception"};
+    return line + prefix_guess(line, (char[KEY_BYTES]){""}, KEY_BYTES);
+}
 
-    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
-        const char *at = strstr(line, ends[i]), *begin = at;
+static bool is_indented(const char *line)
+{
+    return lex_starts(line, "  ") || lex_starts(skip_host(line), "  ");
+}
 
-        if (!at || (at[strlen(ends[i])] != ':' && at[strlen(ends[i])] != '\0'))
-            continue;
-        while (begin > line && (isalnum((unsigned char)begin[-1]) || strchr("_.", begin[-1])))
-            begin--;
-        /* The name of a host may stand in front. */
-        if (begin == line || strchr("]>|:", begin[-1]) || (begin[-1] == ' ' && (begin < line + 2 || begin[-2] != ' ')))
-            return true;
-    }
-    return false;
+/* "RuntimeError: text", "queue.Empty", "KeyboardInterrupt": the last line of a traceback. */
+static bool is_exception(const char *text)
+{
+    size_t n = 0;
+
+    while (isalnum((unsigned char)text[n]) || (n && text[n] == '.') || text[n] == '_')
+        n++;
+    return n && !isdigit((unsigned char)*text) && (text[n] == '\0' || lex_starts(text + n, ": "));
 }
 
 /*
  * A traceback from the cleanup of an object is harmless: Python prints "Exception ignored in" in the line before. Its
- * last line is the exception. Lines of other ranks may come between.
+ * first line that is not indented is the exception. Lines of other ranks may come between.
  */
 static bool is_ignored(struct parser *parser, const char *line)
 {
@@ -183,11 +185,15 @@ static bool is_ignored(struct parser *parser, const char *line)
     if (!stream)
         return false;
     stream->ignores_traceback = strstr(line, "Exception ignored in") != NULL;
-    if (was_ignoring && strstr(line, TRACEBACK)) {
-        stream->n_ignored++;
-        return true;
+    if (strstr(line, TRACEBACK)) {
+        stream->n_ignored = was_ignoring ? stream->n_ignored + 1 : 0;
+        return was_ignoring;
     }
-    if (stream->n_ignored == 0 || !is_exception(line))
+    if (stream->n_ignored == 0)
+        return false;
+    if (is_indented(line))
+        return true;
+    if (!is_exception(line) && !is_exception(skip_host(line)))
         return false;
     stream->n_ignored--;
     return true;

@@ -263,6 +263,21 @@ END
         run epkit parse <<<"$log"$'\n'"$ignored"$'\n'"${host}RuntimeError: no"
         [ "$status" -eq 1 ]
     done
+    # A line of its code is not its end, an exception of any name is, and another traceback counts.
+    for last in 'raise RuntimeError' 'except ImportError:'; do
+        ignored=$(printf '%s\n' 'Exception ignored in: <function Buffer.__del__>' 'Traceback (most recent call last):' \
+            '  File "/buffer.py", line 9, in __del__' "    $last" 'RuntimeError: CUDA error: driver shutting down')
+        run epkit parse <<<"$log"$'\n'"$ignored"
+        [ "$status" -eq 0 ]
+    done
+    for last in 'queue.Empty' 'KeyboardInterrupt'; do
+        ignored=$(printf '%s\n' 'Exception ignored in: <function Buffer.__del__>' 'Traceback (most recent call last):' \
+            '  File "/buffer.py", line 9, in __del__' "$last")
+        run epkit parse <<<"$log"$'\n'"$ignored"
+        [ "$status" -eq 0 ]
+        run epkit parse <<<"$log"$'\n'"$ignored"$'\n''RuntimeError: DeepEP error: timeout (dispatch CPU)'
+        [ "$status" -eq 1 ]
+    done
     run epkit parse <<<"slurmstepd: error: couldn't chdir to \`/home/me': No such file or directory: going to /tmp instead"$'\n'"$log"
     [ "$status" -eq 0 ]
     [[ "$output" == *"warning: the working directory does not exist on a node"* ]]
