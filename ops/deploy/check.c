@@ -163,21 +163,27 @@ static void add_brought(json_t *items, const char *resource, const json_t *docum
 }
 
 /* The cluster after the objects of the manifest were created; a new reference. NULL: out of memory. */
+static void add_document(json_t *items, const json_t *document, const char *space)
+{
+    for (size_t i = 0; i < sizeof(brought) / sizeof(brought[0]); i++)
+        if (strcmp(get_text(document, "kind"), brought[i].kind) == 0)
+            add_brought(items, brought[i].resource, document, brought[i].is_namespaced ? space : NULL);
+}
+
 static json_t *apply_documents(const json_t *snapshot, const struct deploy_job *job)
 {
     json_t *result = json_copy((json_t *)snapshot), *items = json_copy(json_object_get(snapshot, "items"));
     const json_t *document;
     size_t i;
 
-    json_array_foreach(job->documents, i,
-                       document) for (size_t k = 0; k < sizeof(brought) / sizeof(brought[0]);
-                                      k++) if (strcmp(get_text(document, "kind"), brought[k].kind) == 0)
-        add_brought(items, brought[k].resource, document, brought[k].is_namespaced ? job->space : NULL);
-    if (!result || !items || json_object_set_new(result, "items", items) != 0) {
-        json_decref(result);
-        return NULL;
+    json_array_foreach(job->documents, i, document) add_document(items, document, job->space);
+    if (result && items && json_object_set(result, "items", items) == 0) {
+        json_decref(items);
+        return result;
     }
-    return result;
+    json_decref(items);
+    json_decref(result);
+    return NULL;
 }
 
 /* Errors first; within a group, in the order found. */

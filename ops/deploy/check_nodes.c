@@ -50,16 +50,19 @@ static bool is_tolerated_on_gke(const struct check *check, const struct deploy_s
            strcmp(get_text(taint, "effect"), "NoSchedule") == 0 && get_pod_request(set->spec, key) > 0;
 }
 
-/* The first taint of a node that pods do not tolerate; NULL if none. With `check`: as the scheduler sees it. */
+/*
+ * The first taint of a node that pods do not tolerate; NULL if none. `for_queue`: as Kueue sees it, before GKE has
+ * added its toleration.
+ */
 static const json_t *find_taint(const struct check *check, const json_t *node, const struct deploy_set *set,
-                                const json_t *extra_tolerations)
+                                const json_t *extra_tolerations, bool for_queue)
 {
     const json_t *taint;
     size_t i;
 
     json_array_foreach(get(node, "spec/taints"), i,
                        taint) if (!check_tolerates(set, extra_tolerations, taint) &&
-                                  !(check && is_tolerated_on_gke(check, set, taint))) return taint;
+                                  !(!for_queue && is_tolerated_on_gke(check, set, taint))) return taint;
     return NULL;
 }
 
@@ -143,7 +146,7 @@ long long check_node_room(const struct check *check, const json_t *node, const s
         strcmp(get_condition(node, "Ready", "status"), "True") != 0)
         return 0;
     if (!get_labels_match(labels, get_key(set->spec, "nodeSelector")) || !get_labels_match(labels, extra_labels) ||
-        !affinity_fits(node, set->spec) || find_taint(extra_labels ? NULL : check, node, set, extra_tolerations))
+        !affinity_fits(node, set->spec) || find_taint(check, node, set, extra_tolerations, extra_labels != NULL))
         return 0;
     return room_for(check, node, set);
 }
@@ -169,7 +172,7 @@ static struct reasons count_reasons(const struct check *check, const struct depl
             reasons.closed++;
         else if (!get_labels_match(labels, get_key(set->spec, "nodeSelector")) || !affinity_fits(node, set->spec))
             reasons.labels++;
-        else if ((taint = find_taint(check, node, set, NULL)) != NULL) {
+        else if ((taint = find_taint(check, node, set, NULL, false)) != NULL) {
             reasons.taints++;
             reasons.taint = taint;
         } else if (room_for(check, node, set) == 0)
