@@ -140,10 +140,10 @@ static int fill_routings(const struct group *group, struct dice *dice, struct sl
         fill_routing(&routing, &dice->own, slot->mask ? (void *)index : slot->b[IDX + i].host);
         if (slot->mask)
             fill_mask(group, slot, i, index, topk);
-        TRY(mirror_push(group, &slot->b[IDX + i]));
-        TRY(mirror_push(group, &slot->b[EXPERTS + i]));
     }
     free(index);
+    for (int i = IDX; i < EXPERTS + ROUTINGS; i++)
+        TRY(mirror_push(group, &slot->b[i]));
     return 0;
 }
 

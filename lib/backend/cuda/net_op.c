@@ -120,7 +120,7 @@ static size_t lay_out(const struct cuda_proxy *p, struct cuda_net_op *op, int sl
         sides[i]->next = at_offset(op, cuda_carve(&at, pairs));
         sides[i]->bytes = at_offset(op, cuda_carve(&at, (size_t)(i ? slots_in : slots_out) * sizeof(uint32_t)));
     }
-    to->published = at_offset(op, cuda_carve(&at, (size_t)(p->nnodes * p->channels)));
+    to->published = at_offset(op, cuda_carve(&at, (size_t)p->nnodes * (size_t)p->channels));
     return at;
 }
 
