@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "sequence.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { EDGE = 64, SHIFTS = 8, PAGE = 4096 };
+
+static bool register_memfd(struct rank_state *state, ep_comm *comm, struct block *block)
+{
+    int fd = memfd_create("sequence", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    void *memory = MAP_FAILED;
+
+    block->total = (block->total + PAGE - 1) / PAGE * PAGE;
+    if (fd >= 0 && ftruncate(fd, (off_t)block->total) == 0)
+        memory = mmap(NULL, block->total, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (memory == MAP_FAILED)
+        return fail(state, "no memfd of %zu bytes", block->total);
+    block->base = memory;
+    CALL(state, ep_register(comm, block->base, block->total));
+    close(fd);
+    return true;
+}
+
+/* The device stands for the rank, because ranks may be threads. */
+static void *pool_alloc(struct rank_state *state, ep_comm *comm, size_t bytes)
+{
+    if (!passed(state, ep_pool_attach(comm, state->first_rank), "ep_pool_attach"))
+        return NULL;
+    return ep_pool_alloc((ptrdiff_t)bytes, state->first_rank, NULL);
+}
+
+static bool block_new(struct rank_state *state, ep_comm *comm, size_t bytes, enum memory kind, struct block *ret_block)
+{
+    struct block block = {.kind = kind, .total = bytes + 2 * EDGE + SHIFTS * 16};
+    void *memory = NULL;
+
+    if (kind == SYMMETRIC)
+        CALL(state, ep_alloc(comm, block.total, &memory));
+    else if (kind == LOCAL)
+        CALL(state, ep_alloc_local(comm, block.total, &memory));
+    else if (kind == POOL)
+        memory = pool_alloc(state, comm, block.total);
+    else if (kind == ORDINARY)
+        memory = aligned_alloc(64, (block.total + 63) / 64 * 64);
+    else
+        TRY(register_memfd(state, comm, &block));
+    if (memory)
+        block.base = memory;
+    if (kind == SYMMETRIC && !draw_own(&state->dice, 4))
+        block.beside = aligned_alloc(64, (block.total + 63) / 64 * 64);
+    if (!block.base)
+        return fail(state, "no memory for %zu bytes", block.total);
+    block.at = (block.beside ? block.beside : block.base) + EDGE + 16 * draw_own(&state->dice, SHIFTS);
+    memset(block.beside ? block.beside : block.base, GUARD, block.total);
+    memset(block.at, UNTOUCHED, bytes);
+    *ret_block = block;
+    return true;
+}
+
+static bool block_free(struct rank_state *state, ep_comm *comm, struct block *block)
+{
+    free(block->beside);
+    if (!block->base)
+        return true;
+    if (block->kind == SYMMETRIC && state->broken)
+        (void)ep_free(comm, block->base);
+    else if (block->kind == SYMMETRIC)
+        CALL(state, ep_free(comm, block->base));
+    else if (block->kind == POOL)
+        ep_pool_free(block->base, (ptrdiff_t)block->total, state->first_rank, NULL);
+    else if (block->kind == LOCAL)
+        CALL(state, ep_free_local(comm, block->base));
+    else if (block->kind == ORDINARY)
+        free(block->base);
+    else {
+        CALL(state, ep_unregister(comm, block->base));
+        munmap(block->base, block->total);
+    }
+    *block = (struct block){.kind = ORDINARY};
+    return true;
+}
+
+bool mirror_new(struct rank_state *state, ep_comm *const comms[BOTH], const char *name, size_t rows, size_t row_bytes,
+                enum memory kind, struct mirror *ret_mirror)
+{
+    struct mirror mirror = {.name = name, .bytes = rows * row_bytes, .row_bytes = row_bytes};
+
+    TRY(block_new(state, comms[TESTED], mirror.bytes, kind, &mirror.block[TESTED]));
+    TRY(block_new(state, comms[BASE], mirror.bytes, kind == SYMMETRIC && draw(&state->dice, 2) ? SYMMETRIC : ORDINARY,
+                  &mirror.block[BASE]));
+    *ret_mirror = mirror;
+    return true;
+}
+
+static bool has_guards(const struct block *block, size_t bytes)
+{
+    const unsigned char *begin = block->beside ? block->beside : block->base, *end = begin + block->total;
+
+    for (const unsigned char *p = begin; p < end; p++)
+        if ((p < block->at || p >= block->at + bytes) && *p != GUARD)
+            return false;
+    return true;
+}
+
+bool mirror_free(struct rank_state *state, ep_comm *const comms[BOTH], struct mirror *mirror)
+{
+    for (int i = 0; i < BOTH; i++) {
+        if (mirror->block[i].base && !has_guards(&mirror->block[i], mirror->bytes))
+            return fail(state, "%s: a guard of communicator %d was written", mirror->name, i);
+        TRY(block_free(state, comms[i], &mirror->block[i]));
+    }
+    return true;
+}
+
+void mirror_copy(struct mirror *mirror)
+{
+    memcpy(mirror->block[BASE].at, mirror->block[TESTED].at, mirror->bytes);
+}
+
+void mirror_poison(struct mirror *mirror)
+{
+    for (int i = 0; i < BOTH; i++)
+        memset(mirror->block[i].at, UNTOUCHED, mirror->bytes);
+}
+
+bool mirror_compare(struct rank_state *state, const struct mirror *mirror, const char *what)
+{
+    const unsigned char *tested = mirror->block[TESTED].at, *base = mirror->block[BASE].at;
+    size_t row = mirror->row_bytes ? mirror->row_bytes : 1;
+
+    for (int i = 0; i < BOTH; i++)
+        if (!has_guards(&mirror->block[i], mirror->bytes))
+            return fail(state, "%s: %s: a guard of communicator %d was written", what, mirror->name, i);
+    if (memcmp(tested, base, mirror->bytes) == 0)
+        return true;
+    for (size_t i = 0; i < mirror->bytes; i++)
+        if (tested[i] != base[i])
+            return fail(state, "%s: %s (memory %d) differs in byte %zu of row %zu of %zu: %02x, not %02x", what,
+                        mirror->name, mirror->block[TESTED].kind, i % row, i / row, mirror->bytes / row, tested[i],
+                        base[i]);
+    return true;
+}

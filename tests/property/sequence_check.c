@@ -1,0 +1,370 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Comparison with the reference of tool/check. The ranks exchange their inputs over memory of the test, so that the
+ * library takes no part in what it is compared with.
+ */
+#include "sequence.h"
+
+#include "check/reference.h"
+
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PAGE_BYTES = 6 << 20, BARRIER_SECONDS = 120, MAX_ITEMS = 8 };
+enum item { CHOICES, CHOICE_WEIGHTS, ROWS, ROW_SCALES, ANSWERS };
+
+struct publication {
+    atomic_int arrived, generation, aborted;
+    struct page {
+        bool fits;
+        int n_tokens;
+        size_t used, begin[MAX_ITEMS];
+        _Alignas(16) unsigned char bytes[PAGE_BYTES];
+    } pages[MAX_RANKS];
+};
+
+struct publication *publication_new(void)
+{
+    void *memory = mmap(NULL, sizeof(struct publication), PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+void publication_free(struct publication *publication)
+{
+    if (publication)
+        munmap(publication, sizeof(*publication));
+}
+
+void publication_abort(struct publication *publication)
+{
+    atomic_store(&publication->aborted, 1);
+}
+
+bool publication_barrier(struct rank_state *state)
+{
+    struct publication *all = state->sequence->publication;
+    int generation = atomic_load(&all->generation);
+    time_t begin = time(NULL);
+
+    if (atomic_fetch_add(&all->arrived, 1) + 1 == state->nranks) {
+        atomic_store(&all->arrived, 0);
+        atomic_fetch_add(&all->generation, 1);
+        return true;
+    }
+    while (atomic_load(&all->generation) == generation) {
+        if (atomic_load(&all->aborted))
+            return fail(state, "another rank has failed");
+        if (time(NULL) - begin > BARRIER_SECONDS)
+            return fail(state, "a rank is late for the barrier of the test");
+        usleep(50);
+    }
+    return true;
+}
+
+static struct page *page_of(const struct rank_state *state, int rank)
+{
+    return &state->sequence->publication->pages[rank];
+}
+
+static void *item_of(struct page *page, enum item item)
+{
+    return page->bytes + page->begin[item];
+}
+
+static void page_start(struct page *page, int n_tokens)
+{
+    page->fits = true;
+    page->n_tokens = n_tokens;
+    page->used = 0;
+}
+
+static void *add(struct page *page, enum item item, const void *from, size_t bytes)
+{
+    size_t begin = (page->used + 15) / 16 * 16;
+
+    page->begin[item] = 0;
+    if (!page->fits || begin + bytes > PAGE_BYTES) {
+        page->fits = false;
+        return NULL;
+    }
+    page->begin[item] = begin;
+    page->used = begin + bytes;
+    if (from)
+        memcpy(page->bytes + begin, from, bytes);
+    return page->bytes + begin;
+}
+
+/* --- the group --------------------------------------------------------------------------------------------------- */
+
+struct check {
+    struct rank_state *state;
+    struct reference_group group;
+    int n_tokens[MAX_RANKS];
+    int32_t *experts[MAX_RANKS];
+    float *weights[MAX_RANKS];
+    struct reference_layout layouts[MAX_RANKS];
+    size_t answer_bytes; /* of a row */
+    size_t expert_rows;  /* low latency: rows of each expert in the outputs; 0: consecutive */
+};
+
+static bool make_group(struct check *check, int nnodes, int topk, int n_experts, bool expanded, int alignment)
+{
+    struct rank_state *state = check->state;
+
+    check->group = (struct reference_group){.n_ranks = state->nranks,
+                                            .n_nodes = nnodes,
+                                            .ranks_per_node = state->nranks / nnodes,
+                                            .topk = topk,
+                                            .n_experts = n_experts,
+                                            .n_local = n_experts / state->nranks,
+                                            .n_tokens = check->n_tokens,
+                                            .experts = check->experts,
+                                            .weights = check->weights};
+    for (int i = 0; i < state->nranks; i++) {
+        struct page *page = page_of(state, i);
+
+        check->n_tokens[i] = page->n_tokens;
+        check->experts[i] = item_of(page, CHOICES);
+        check->weights[i] = item_of(page, CHOICE_WEIGHTS);
+    }
+    for (int i = 0; i < state->nranks; i++)
+        if (!reference_layout_init(&check->group, i, expanded, alignment ? alignment : 1, &check->layouts[i], NULL))
+            return fail(state, "no memory for the reference");
+    return true;
+}
+
+static bool all_fit(const struct rank_state *state)
+{
+    for (int i = 0; i < state->nranks; i++)
+        if (!page_of(state, i)->fits)
+            return false;
+    return true;
+}
+
+/* Position in the outputs of row i of a layout. */
+static size_t position(const struct check *check, const struct reference_layout *layout, int64_t i)
+{
+    int local = 0;
+
+    if (!check->expert_rows)
+        return (size_t)i;
+    while (layout->expert_start[local + 1] <= i)
+        local++;
+    return (size_t)local * check->expert_rows + (size_t)(i - layout->expert_start[local]);
+}
+
+static void reply(void *context, int rank, int expert, int source, int token, uint16_t *ret_row)
+{
+    const struct check *check = context;
+    const struct reference_layout *layout = &check->layouts[rank];
+    int64_t begin = 0, end = layout->n_rows;
+    const unsigned char *answers = item_of(page_of(check->state, rank), ANSWERS);
+
+    if (expert >= 0) {
+        begin = layout->expert_start[expert - rank * check->group.n_local];
+        end = layout->expert_start[expert - rank * check->group.n_local + 1];
+    }
+    while (begin < end && (layout->rows[begin].rank != source || layout->rows[begin].token != token))
+        begin++;
+    memset(ret_row, 0, check->answer_bytes);
+    if (begin < end)
+        memcpy(ret_row, answers + position(check, layout, begin) * check->answer_bytes, check->answer_bytes);
+}
+
+/* `bias`: of the first token, and the bytes from bias[0] to bias[1]. */
+static bool check_sums(struct check *check, struct reference_combine *combine, bool lowlatency, const uint16_t *bias[2],
+                       const unsigned char *out)
+{
+    struct rank_state *state = check->state;
+    struct reference_scratch scratch;
+    static _Thread_local uint16_t expected[EP_MAX_HIDDEN];
+    bool ok = true;
+
+    if (!reference_scratch_init(combine->hidden, &scratch, NULL))
+        return fail(state, "no memory for the reference");
+    combine->reply = reply;
+    combine->context = check;
+    for (int t = 0; ok && t < check->n_tokens[state->rank]; t++) {
+        const uint16_t *row_bias[2];
+
+        for (int i = 0; i < 2; i++)
+            row_bias[i] = bias[i] ? bias[i] + (size_t)t * (size_t)combine->hidden : NULL;
+        if (lowlatency)
+            reference_ll_combine_row(&check->group, combine, state->rank, t, &scratch, expected);
+        else
+            reference_combine_row(&check->group, combine, state->rank, t, row_bias, &scratch, expected);
+        if (memcmp(expected, out + (size_t)t * check->answer_bytes, check->answer_bytes) != 0)
+            ok = fail(state, "%s: token %d is not that of the reference", lowlatency ? "ep_ll_combine" : "ep_combine",
+                      t);
+    }
+    reference_scratch_done(&scratch);
+    return ok;
+}
+
+static bool done(struct check *check, bool ok)
+{
+    for (int i = 0; i < check->state->nranks; i++)
+        reference_layout_done(&check->layouts[i]);
+    /* The pages are written again after this. */
+    return ok && publication_barrier(check->state);
+}
+
+/* --- plans ------------------------------------------------------------------------------------------------------- */
+
+static bool check_choices(struct check *check, const struct slot *slot, const struct reference_row *row, size_t i)
+{
+    int32_t experts[16];
+    float weights[16];
+    size_t topk = (size_t)slot->topk;
+    const void *index = slot->b[RECV_IDX].block[BASE].at;
+    const float *weight = (const float *)(const void *)slot->b[RECV_WEIGHTS].block[BASE].at;
+    struct rank_state *state = check->state;
+
+    if (slot->expanded)
+        return !slot->weights || row->rank < 0 || weight[i] == reference_row_weight(&check->group, row) ||
+               fail(state, "received weight %zu", i);
+    if (slot->mask)
+        return true;
+    reference_row_selections(&check->group, &check->layouts[state->rank], row, experts, weights);
+    for (size_t k = 0; k < topk; k++) {
+        int64_t got =
+            slot->idx_type == EP_I32 ? ((const int32_t *)index)[i * topk + k] : ((const int64_t *)index)[i * topk + k];
+
+        if (got != experts[k] || (slot->weights && weight[i * topk + k] != weights[k]))
+            return fail(state, "choice %zu of received row %zu", k, i);
+    }
+    return true;
+}
+
+static bool check_received(struct check *check, const struct slot *slot)
+{
+    const struct reference_layout *layout = &check->layouts[check->state->rank];
+    size_t bytes = slot->b[X].row_bytes, scales = slot->b[SCALES].row_bytes;
+
+    for (int64_t i = 0; i < layout->n_rows; i++) {
+        const struct reference_row *row = &layout->rows[i];
+        struct page *page = page_of(check->state, row->rank < 0 ? 0 : row->rank);
+        size_t from = (size_t)row->token;
+
+        if (row->rank >= 0 && memcmp((unsigned char *)item_of(page, ROWS) + from * bytes,
+                                     slot->b[RECV_X].block[BASE].at + (size_t)i * bytes, bytes) != 0)
+            return fail(check->state, "received row %lld is not that of the reference", (long long)i);
+        if (row->rank >= 0 && slot->scale_type &&
+            memcmp((unsigned char *)item_of(page, ROW_SCALES) + from * scales,
+                   slot->b[RECV_SCALES].block[BASE].at + (size_t)i * slot->b[RECV_SCALES].row_bytes, scales) != 0)
+            return fail(check->state, "scales of received row %lld are not those of the reference", (long long)i);
+        TRY(check_choices(check, slot, row, (size_t)i));
+    }
+    return true;
+}
+
+bool check_slot(struct rank_state *state, int nnodes, const struct slot *slot)
+{
+    struct check check = {.state = state, .answer_bytes = (size_t)slot->hidden * 2};
+    struct page *page = page_of(state, state->rank);
+    int topk = slot->choices_topk, n = slot->n_tokens[slot->routing];
+    struct reference_combine combine = {.hidden = slot->hidden,
+                                        .expanded = slot->expanded,
+                                        .bf16_partials = state->sequence->config.partial_type == EP_BF16};
+    const uint16_t *bias[2] = {NULL, NULL};
+    bool ok;
+
+    page_start(page, n);
+    add(page, CHOICES, slot->choices[slot->routing], (size_t)(n * topk) * 4);
+    add(page, CHOICE_WEIGHTS, slot->mask ? NULL : slot->b[WEIGHTS].block[BASE].at, (size_t)(n * topk) * 4);
+    add(page, ROWS, slot->b[X].block[BASE].at, slot->b[X].bytes);
+    add(page, ROW_SCALES, slot->b[SCALES].block[BASE].at, slot->b[SCALES].bytes);
+    add(page, ANSWERS, slot->b[ANSWER].block[BASE].at, slot->b[ANSWER].bytes);
+    TRY(publication_barrier(state));
+    if (!all_fit(state))
+        return publication_barrier(state);
+    TRY(make_group(&check, nnodes, topk, slot->n_experts, slot->expanded, slot->alignment));
+    for (int i = 0; i < slot->n_bias; i++)
+        bias[i] = (const uint16_t *)(const void *)(slot->b[BIAS].block[BASE].at + (size_t)i * slot->b[BIAS].bytes / 2);
+    ok = check_received(&check, slot) &&
+         (slot->by_choice || check_sums(&check, &combine, false, bias, slot->b[OUT].block[BASE].at));
+    return done(&check, ok);
+}
+
+/* --- low latency ------------------------------------------------------------------------------------------------- */
+
+static bool publish_exchange(struct rank_state *state, const struct ll *ll, const struct exchange *exchange)
+{
+    struct page *page = page_of(state, state->rank);
+    int most = ll->config.topk, n = exchange->n_tokens;
+    const void *index = exchange->b[LL_IDX].block[BASE].at;
+    const float *weight = (const float *)(const void *)exchange->b[LL_WEIGHTS].block[BASE].at;
+    int32_t *experts;
+    float *weights;
+
+    page_start(page, n);
+    experts = add(page, CHOICES, NULL, (size_t)(n * most) * 4);
+    weights = add(page, CHOICE_WEIGHTS, NULL, (size_t)(n * most) * 4);
+    for (int i = 0; i < n * most; i++) {
+        int k = i % most, from = i / most * exchange->topk + k;
+
+        experts[i] = k >= exchange->topk            ? -1
+                     : exchange->idx_type == EP_I32 ? ((const int32_t *)index)[from]
+                                                    : (int32_t)((const int64_t *)index)[from];
+        weights[i] = k >= exchange->topk ? 0 : weight[from];
+    }
+    add(page, ROWS, exchange->b[LL_X].block[BASE].at, exchange->b[LL_X].bytes);
+    add(page, ANSWERS, exchange->b[LL_ANSWER].block[BASE].at, exchange->b[LL_ANSWER].bytes);
+    return publication_barrier(state);
+}
+
+static bool check_ll_row(struct check *check, const struct ll *ll, const struct exchange *exchange, int64_t i)
+{
+    const struct reference_row *row = &check->layouts[check->state->rank].rows[i];
+    size_t at = position(check, &check->layouts[check->state->rank], i), bytes = exchange->b[LL_RECV].row_bytes;
+    const uint16_t *x =
+        (uint16_t *)item_of(page_of(check->state, row->rank), ROWS) + (size_t)row->token * (size_t)ll->config.hidden;
+    uint8_t narrow[1024];
+    float factors[8];
+    int32_t packed[2];
+    bool ue8m0 = exchange->scale_type == EP_UE8M0;
+
+    if (exchange->out_dtype == EP_F8E4M3)
+        reference_quantize(x, ll->config.hidden, ue8m0 || exchange->dispatch_flags & EP_LL_ROUND_SCALE, narrow,
+                           factors);
+    if (ue8m0)
+        reference_pack_ue8m0(factors, ll->config.hidden / 128, packed);
+    if (memcmp(exchange->b[LL_RECV].block[BASE].at + at * bytes,
+               exchange->out_dtype == EP_BF16 ? (const void *)x : narrow, bytes) != 0)
+        return fail(check->state, "ep_ll_dispatch: row %zu is not that of the reference", at);
+    bytes = exchange->b[LL_SCALES].row_bytes;
+    if (memcmp(exchange->b[LL_SCALES].block[BASE].at + at * bytes, ue8m0 ? (const void *)packed : factors, bytes) != 0)
+        return fail(check->state, "ep_ll_dispatch: scales of row %zu are not those of the reference", at);
+    return true;
+}
+
+bool check_exchange(struct rank_state *state, const struct ll *ll, int number)
+{
+    const struct exchange *exchange = &ll->exchange[number];
+    struct check check = {.state = state,
+                          .answer_bytes = (size_t)ll->config.hidden * 2,
+                          .expert_rows = (size_t)(state->nranks * exchange->max_tokens)};
+    struct reference_combine combine = {.hidden = ll->config.hidden,
+                                        .expanded = true,
+                                        .no_partial_reduce = exchange->combine_flags & EP_LL_NO_PARTIAL_REDUCE};
+    const int32_t *count = (const int32_t *)(const void *)exchange->b[LL_COUNT].block[BASE].at;
+    const uint16_t *bias[2] = {NULL, NULL};
+    const struct reference_layout *layout = &check.layouts[state->rank];
+    bool ok = true;
+
+    TRY(publish_exchange(state, ll, exchange));
+    if (!all_fit(state))
+        return publication_barrier(state);
+    TRY(make_group(&check, 1, ll->config.topk, ll->config.n_experts, true, 1));
+    for (int i = 0; ok && i < check.group.n_local; i++)
+        if (count[i] != layout->expert_start[i + 1] - layout->expert_start[i])
+            ok = fail(state, "ep_ll_dispatch: %d rows of expert %d", count[i], i);
+    for (int64_t i = 0; ok && i < layout->n_rows; i++)
+        ok = check_ll_row(&check, ll, exchange, i);
+    ok = ok && check_sums(&check, &combine, true, bias, exchange->b[LL_OUT].block[BASE].at);
+    return done(&check, ok);
+}
