@@ -50,7 +50,8 @@ EP_API ep_status ep_stream_sync(ep_comm *comm, ep_stream stream);
  * Runs function(context) in the order of the stream, on a library thread. Its writes are visible to the work that
  * follows it in the stream. On this communicator it may call only ep_event_signal(), ep_event_query(), ep_comm_abort()
  * and ep_comm_async_error(). On the host backend, calls that would queue work or wait for it return EP_E_STATE, and
- * calls that free an object do nothing.
+ * calls that free an object do nothing. A function whose turn comes after the communicator has failed is not called
+ * there, so the caller must be able to free its context.
  */
 typedef void (*ep_stream_fn)(void *context);
 EP_API ep_status ep_stream_call(ep_comm *comm, ep_stream stream, ep_stream_fn function, void *context);

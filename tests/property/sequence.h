@@ -68,6 +68,7 @@ struct rank_state {
     bool wrong;
     bool broken;                      /* the tested communicator was aborted */
     ep_comm *comms[PAIRS * BOTH * 2]; /* to be aborted after an error */
+    struct copy *copies;
 };
 
 /* Reports an error, once a rank, and aborts all communicators. Returns false. */
@@ -111,6 +112,11 @@ bool mirror_free(struct rank_state *state, ep_comm *const comms[BOTH], struct mi
 void mirror_copy(struct mirror *mirror);
 void mirror_poison(struct mirror *mirror);
 bool mirror_compare(struct rank_state *state, const struct mirror *mirror, const char *what);
+/* Copies the first block of `from` to that of `to` in stream order, and the second blocks now. */
+bool mirror_queue_copy(struct rank_state *state, ep_comm *comm, const struct mirror *to, const struct mirror *from,
+                       ep_stream stream);
+/* Frees what mirror_queue_copy() keeps: a function queued on a communicator that fails is never called. */
+void copies_free(struct rank_state *state);
 
 /* --- sequence_slot.c --- */
 enum buffer {
@@ -246,6 +252,12 @@ struct hold {
     unsigned us;
 };
 
+/* Memory that a queued call writes. */
+struct written {
+    unsigned char *at;
+    size_t bytes;
+};
+
 struct pair {
     bool open;
     ep_comm *comms[BOTH];
@@ -254,6 +266,7 @@ struct pair {
     struct slot slots[SLOTS];
     struct ll lls[LLS];
     struct mirror strays[STRAYS];
+    struct written written[STRAYS]; /* while they are freed */
     bool has_stray[STRAYS];
     struct hold holds[HOLDS];
     int n_holds;

@@ -62,7 +62,6 @@ static bool block_new(struct rank_state *state, ep_comm *comm, size_t bytes, enu
 
 static bool block_free(struct rank_state *state, ep_comm *comm, struct block *block)
 {
-    free(block->beside);
     if (!block->base)
         return true;
     if (block->kind == SYMMETRIC && state->broken)
@@ -79,6 +78,7 @@ static bool block_free(struct rank_state *state, ep_comm *comm, struct block *bl
         CALL(state, ep_unregister(comm, block->base));
         munmap(block->base, block->total);
     }
+    free(block->beside); /* ep_free() has waited for the work that uses it */
     *block = (struct block){.kind = ORDINARY};
     return true;
 }
@@ -142,4 +142,42 @@ bool mirror_compare(struct rank_state *state, const struct mirror *mirror, const
                         mirror->name, mirror->block[TESTED].kind, i % row, i / row, mirror->bytes / row, tested[i],
                         base[i]);
     return true;
+}
+
+struct copy {
+    struct copy *next;
+    void *to;
+    const void *from;
+    size_t bytes;
+};
+
+static void run_copy(void *context)
+{
+    const struct copy *copy = context;
+
+    memcpy(copy->to, copy->from, copy->bytes);
+}
+
+bool mirror_queue_copy(struct rank_state *state, ep_comm *comm, const struct mirror *to, const struct mirror *from,
+                       ep_stream stream)
+{
+    struct copy *copy = malloc(sizeof(*copy));
+
+    if (!copy)
+        return fail(state, "no memory");
+    *copy = (struct copy){state->copies, to->block[TESTED].at, from->block[TESTED].at, to->bytes};
+    state->copies = copy;
+    CALL(state, ep_stream_call(comm, stream, run_copy, copy));
+    memcpy(to->block[BASE].at, from->block[BASE].at, to->bytes);
+    return true;
+}
+
+void copies_free(struct rank_state *state)
+{
+    while (state->copies) {
+        struct copy *copy = state->copies;
+
+        state->copies = copy->next;
+        free(copy);
+    }
 }

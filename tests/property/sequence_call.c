@@ -139,41 +139,15 @@ bool slot_once(struct rank_state *state, ep_comm *const comms[BOTH], struct slot
 
 /* --- copies in stream order -------------------------------------------------------------------------------------- */
 
-struct copy {
-    void *to;
-    const void *from;
-    size_t bytes;
-};
-
-static void run_copy(void *context)
-{
-    struct copy *copy = context;
-
-    memcpy(copy->to, copy->from, copy->bytes);
-    free(copy);
-}
-
-static bool copy_buffer(struct rank_state *state, ep_comm *comm, struct slot *slot, int to, int from, ep_stream stream)
-{
-    struct copy *copy = malloc(sizeof(*copy));
-
-    if (!copy)
-        return fail(state, "no memory");
-    *copy = (struct copy){at(slot, to, TESTED), at(slot, from, TESTED), slot->b[to].bytes};
-    CALL(state, ep_stream_call(comm, stream, run_copy, copy));
-    memcpy(at(slot, to, BASE), at(slot, from, BASE), slot->b[to].bytes);
-    return true;
-}
-
 /* A sum of poison is finite, too. */
 bool slot_echo(struct rank_state *state, ep_comm *comm, struct slot *slot, ep_stream stream)
 {
-    return slot->dtype != EP_BF16 || copy_buffer(state, comm, slot, ANSWER, RECV_X, stream);
+    return slot->dtype != EP_BF16 || mirror_queue_copy(state, comm, &slot->b[ANSWER], &slot->b[RECV_X], stream);
 }
 
 bool slot_snapshot(struct rank_state *state, ep_comm *comm, struct slot *slot, ep_stream stream)
 {
-    return copy_buffer(state, comm, slot, SNAPSHOT, OUT, stream);
+    return mirror_queue_copy(state, comm, &slot->b[SNAPSHOT], &slot->b[OUT], stream);
 }
 
 /* --- what a plan knows ------------------------------------------------------------------------------------------- */

@@ -286,32 +286,6 @@ static bool may_combine(const struct ll *ll, int exchange)
     return true;
 }
 
-struct copy {
-    const struct exchange *exchange;
-    size_t bytes;
-};
-
-static void run_copy(void *context)
-{
-    struct copy *copy = context;
-
-    memcpy(at(copy->exchange, LL_ANSWER, TESTED), at(copy->exchange, LL_RECV, TESTED), copy->bytes);
-    free(copy);
-}
-
-/* The received rows become the inputs of a combine. */
-static bool echo(struct rank_state *state, ep_comm *comm, const struct exchange *exchange, ep_stream stream)
-{
-    struct copy *copy = malloc(sizeof(*copy));
-
-    if (!copy)
-        return fail(state, "no memory");
-    *copy = (struct copy){exchange, exchange->b[LL_ANSWER].bytes};
-    CALL(state, ep_stream_call(comm, stream, run_copy, copy));
-    memcpy(at(exchange, LL_ANSWER, BASE), at(exchange, LL_RECV, BASE), exchange->b[LL_ANSWER].bytes);
-    return true;
-}
-
 bool ll_step(struct rank_state *state, ep_comm *comm, struct ll *ll, ep_stream stream)
 {
     int next = (int)(ll->n_dispatches % EXCHANGES), lot = draw(&state->dice, 8), which = draw(&state->dice, EXCHANGES);
@@ -325,7 +299,9 @@ bool ll_step(struct rank_state *state, ep_comm *comm, struct ll *ll, ep_stream s
     if (lot < 6 && ll->n_open)
         return finish(state, ll, draw(&state->dice, ll->n_open), stream);
     if (lot == 6 && !is_open(ll, which) && ll->exchange[which].out_dtype == EP_BF16)
-        return echo(state, comm, &ll->exchange[which], stream);
+        /* The received rows become the inputs of a combine. */
+        return mirror_queue_copy(state, comm, &ll->exchange[which].b[LL_ANSWER], &ll->exchange[which].b[LL_RECV],
+                                 stream);
     CALL(state, ep_ll_get_mask(ll->ll[TESTED], masked));
     for (int i = 0; i < state->nranks; i++)
         if (masked[i])

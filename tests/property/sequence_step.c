@@ -83,16 +83,19 @@ static bool replace(struct rank_state *state, struct pair *pair)
 
 static void write_block(void *context)
 {
-    const struct mirror *stray = context;
+    const struct written *written = context;
 
-    memset(stray->block[TESTED].at, UNTOUCHED, stray->bytes);
+    memset(written->at, UNTOUCHED, written->bytes);
 }
 
 /* ep_free() waits for this. */
-static bool write_stray(struct rank_state *state, struct pair *pair, struct mirror *stray)
+static bool write_stray(struct rank_state *state, struct pair *pair, int which)
 {
+    struct written *written = &pair->written[which];
+
+    *written = (struct written){pair->strays[which].block[TESTED].at, pair->strays[which].bytes};
     TRY(hold_queue(state, pair));
-    CALL(state, ep_stream_call(pair->comms[TESTED], any_queue(state, pair), write_block, stray));
+    CALL(state, ep_stream_call(pair->comms[TESTED], any_queue(state, pair), write_block, written));
     return true;
 }
 
@@ -102,7 +105,7 @@ static bool change_stray(struct rank_state *state, struct pair *pair)
 
     pair->has_stray[which] = !pair->has_stray[which];
     if (!pair->has_stray[which] && pair->strays[which].block[TESTED].kind == SYMMETRIC)
-        TRY(write_stray(state, pair, &pair->strays[which]));
+        TRY(write_stray(state, pair, which));
     if (!pair->has_stray[which])
         return mirror_free(state, pair->comms, &pair->strays[which]);
     return mirror_new(state, pair->comms, "other memory", (size_t)draw_own(&state->dice, STRAY_BYTES), 1,
@@ -254,8 +257,7 @@ bool call(struct rank_state *state, struct pair *pair)
     return ll_step(state, pair->comms[TESTED], &pair->lls[draw(&state->dice, LLS)], stream);
 }
 
-/* --- the program of a rank ------------------------------------------------------------------------------------------
- */
+/* --- the program of a rank --------------------------------------------------------------------------------------- */
 
 static bool run_step(struct rank *rank)
 {
@@ -324,7 +326,9 @@ int run_sequence(const ep_boot *boot, void *argument)
     rank->boots[BASE] = &base;
     ok = ok && run_steps(rank);
     /* After an error threads may still use what it has. */
-    if (ok)
+    if (ok) {
+        copies_free(&rank->state);
         free(rank);
+    }
     return !ok;
 }
