@@ -281,7 +281,6 @@ static struct ep_group_plan *new_inner(const ep_plan *plan)
 
 void ep_group_plan_discard(ep_plan *plan)
 {
-    remove_pending(ep_group_of(plan->comm), plan);
     free_inner(plan->impl, plan->comm->nnodes);
     plan->impl = NULL;
 }
@@ -302,12 +301,16 @@ ep_status ep_group_plan_publish(ep_plan *plan)
     count_sent(plan);
     fill_info(plan);
     /* A plan of fixed capacity waits for no rank, nor for queued jobs. */
-    if (plan->args.max_recv_tokens > 0 && !ep_group_is_idle(group))
+    if (plan->args.max_recv_tokens > 0 && !ep_group_is_idle(group)) {
         status = ep_group_submit(group, NULL, publish, &plan, sizeof(plan));
-    else
+    } else {
         status = ep_group_run(group, publish, &plan);
-    if (status == EP_OK && plan->args.max_recv_tokens == 0)
-        status = ep_group_plan_complete(group, plan);
+        if (status == EP_OK && plan->args.max_recv_tokens == 0)
+            status = ep_group_plan_complete(group, plan);
+        /* Only here, where no job is left: the list belongs to the worker while it has jobs. */
+        if (status != EP_OK)
+            remove_pending(group, plan);
+    }
     if (status != EP_OK)
         ep_group_plan_discard(plan);
     return status;
