@@ -108,10 +108,15 @@ static void count_sent(struct tcp_conn *conn, size_t n)
     }
 }
 
-/* The next record; there is room. */
+/* For these two there is room. */
+static struct record *next_record(struct tcp_conn *conn)
+{
+    return &conn->records[(conn->first + conn->count++) % RECORDS];
+}
+
 static struct record *append(struct tcp_conn *conn, uint32_t kind, uint64_t target, uint64_t amount)
 {
-    struct record *record = &conn->records[(conn->first + conn->count++) % RECORDS];
+    struct record *record = next_record(conn);
 
     *record = (struct record){.head = {.kind = kind, .number = conn->number++, .target = target, .amount = amount}};
     conn->waiting += sizeof(record->head);
@@ -138,7 +143,7 @@ bool tcp_conn_push(struct tcp_conn *conn)
     struct msghdr message = {.msg_iov = pieces};
     bool moved = false;
 
-    while ((conn->count || conn->n_held) && conn->writable && !conn->discards) {
+    while (tcp_conn_has_output(conn) && conn->writable && !conn->discards) {
         ssize_t n;
 
         release_held(conn);
@@ -200,7 +205,7 @@ static bool tcp_put(struct ep_net *net, int peer, int channel, uint64_t offset, 
     if (conn->discards)
         return true; /* the peer has left or died, which the waits for it report */
     if (joins(conn, offset)) {
-        record = &conn->records[(conn->first + conn->count++) % RECORDS];
+        record = next_record(conn);
         *record = (struct record){.joined = true};
         conn->open->head.amount += bytes;
     } else {
