@@ -133,17 +133,22 @@ END
     [ "$status" -eq 0 ]
 }
 
-# Runs in one of two network namespaces: two hosts with link-local addresses only.
-link_local() {
-    local address
+# A second host: process $other in a network namespace of its own, for programs in one of another namespace.
+start_other_host() {
     unshare -n sleep 2400 3>&- &
     other=$!
     trap 'kill "$other"' EXIT
-    # Until that process has left this namespace, both ends of the link would be here.
+    # Until that process has left this namespace, both ends of a link would be here.
     for _ in $(seq 600); do
         [ "$(readlink "/proc/$other/ns/net")" = "$(readlink "/proc/$BASHPID/ns/net")" ] || break
         sleep 0.1
     done
+}
+
+# Runs in one of two network namespaces: two hosts with link-local addresses only.
+link_local() {
+    local address
+    start_other_host
     for _ in $(seq 600); do
         ip link add d0 type veth peer name d1 netns "$other" && break
         sleep 0.1
@@ -167,7 +172,7 @@ link_local() {
 
 @test "two hosts with link-local addresses only" {
     unshare -n ip link add d0 type veth peer name d1 2>/dev/null || skip "no network namespaces or no veth here"
-    export -f link_local
+    export -f start_other_host link_local
     EPKIT=$EPKIT run --separate-stderr unshare -n bash -euc link_local
     echo "$output$stderr"
     [ "$status" -eq 0 ]
@@ -177,13 +182,7 @@ link_local() {
 # As link_local(), with IPv4, and on each host another interface, which is listed first and leads nowhere.
 two_interfaces() {
     local address=198.18.79.1
-    unshare -n sleep 2400 3>&- &
-    other=$!
-    trap 'kill "$other"' EXIT
-    for _ in $(seq 600); do
-        [ "$(readlink "/proc/$other/ns/net")" = "$(readlink "/proc/$BASHPID/ns/net")" ] || break
-        sleep 0.1
-    done
+    start_other_host
     ip link add a0 type veth peer name a1
     ip addr add 198.18.80.1/24 dev a0
     nsenter -t "$other" -n ip link add a0 type veth peer name a1
@@ -201,7 +200,7 @@ two_interfaces() {
 
 @test "of several wanted interfaces the one that routes to rank 0 is used" {
     unshare -n ip link add d0 type veth peer name d1 2>/dev/null || skip "no network namespaces or no veth here"
-    export -f two_interfaces
+    export -f start_other_host two_interfaces
     for wanted in ^docker a,d; do
         EPKIT=$EPKIT EPKIT_TCP_INTERFACE=$wanted EPKIT_TIMEOUT_MS=20000 run --separate-stderr \
             unshare -n bash -euc two_interfaces
