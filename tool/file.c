@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #define PIPE_MS 60000
-#define SILENT_MS 2000 /* of it; then the user is told what is waited for */
+#define SILENT_MS 2000 /* of it; then a note names what is waited for */
 
 static bool has_data(int fd, int timeout_ms)
 {

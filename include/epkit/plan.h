@@ -130,10 +130,9 @@ typedef struct ep_plan_update_args {
 
 /*
  * Gives a plan of fixed capacity (else EP_E_STATE) new routing, for the operations that are called afterwards (in a
- * capture: in captures).
- * Collective. The arrays are read in stream order and must stay valid until then. Invalid routing fails the
- * communicator with EP_E_ROUTING, and the peers' text names this rank. Too many rows for a capacity: as for
- * ep_plan_new().
+ * capture: in captures). Collective. The arrays are read in stream order and must stay valid until then. Invalid
+ * routing fails the communicator with EP_E_ROUTING, and the peers' text names this rank. Too many rows for a capacity:
+ * as for ep_plan_new().
  */
 EP_API ep_status ep_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
 

@@ -162,7 +162,6 @@ static void add_brought(json_t *items, const char *resource, const json_t *docum
     json_object_set_new(items, resource, list);
 }
 
-/* The cluster after the objects of the manifest were created; a new reference. NULL: out of memory. */
 static void add_document(json_t *items, const json_t *document, const char *space)
 {
     for (size_t i = 0; i < sizeof(brought) / sizeof(brought[0]); i++)
@@ -170,6 +169,7 @@ static void add_document(json_t *items, const json_t *document, const char *spac
             add_brought(items, brought[i].resource, document, brought[i].is_namespaced ? space : NULL);
 }
 
+/* The cluster after the objects of the manifest were created; a new reference. NULL: out of memory. */
 static json_t *apply_documents(const json_t *snapshot, const struct deploy_job *job)
 {
     json_t *result = json_copy((json_t *)snapshot), *items = json_copy(json_object_get(snapshot, "items"));

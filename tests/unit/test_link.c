@@ -176,7 +176,7 @@ static int fail_and_exit(const ep_boot *boot, void *argument)
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm *comm = NULL;
     ep_status status;
-    bool told;
+    bool arrived;
 
     (void)argument;
     config.backend = "host";
@@ -190,11 +190,11 @@ static int fail_and_exit(const ep_boot *boot, void *argument)
         _exit(0);
     }
     status = ep_comm_barrier(comm);
-    told = status == EP_E_ROUTING && strstr(ep_comm_last_error(comm), "its reason");
-    if (!told)
+    arrived = status == EP_E_ROUTING && strstr(ep_comm_last_error(comm), "its reason");
+    if (!arrived)
         print_error("%s: %s\n", ep_status_name(status), ep_comm_last_error(comm));
     ep_comm_free(comm);
-    return told ? 0 : 2;
+    return arrived ? 0 : 2;
 }
 
 /* As a program does that prints the error of a call and ends. */
