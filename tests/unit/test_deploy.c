@@ -570,24 +570,41 @@ static void test_jobs(void **unused)
     assert_int_equal(job.n_sets, 1);
     assert_int_equal(job.sets[0].count, 3);
     json_decref(documents);
-    documents = parse("kind: LeaderWorkerSet\nmetadata: {name: a}\nspec: {leaderWorkerTemplate: {size: 4, "
-                      "leaderTemplate: {spec: {}}, workerTemplate: {spec: {}}}}\n");
-    assert_int_equal(deploy_job_find(documents, "other", &job), EP_OK);
-    assert_int_equal(job.n_sets, 2);
-    assert_int_equal(job.sets[1].count, 3);
-    json_decref(documents);
-    documents = parse("kind: Job\nmetadata: {name: a}\nspec: {parallelism: 8, completions: 2, template: {spec: {}}}\n");
-    assert_int_equal(deploy_job_find(documents, "other", &job), EP_OK);
-    assert_int_equal(job.sets[0].count, 2);
-    json_decref(documents);
-    /* All groups need nodes. */
-    documents = parse("kind: LeaderWorkerSet\nmetadata: {name: a}\nspec: {replicas: 5, leaderWorkerTemplate: {size: 4, "
-                      "leaderTemplate: {spec: {}}, workerTemplate: {spec: {}}}}\n");
-    assert_int_equal(deploy_job_find(documents, "other", &job), EP_OK);
-    assert_int_equal(job.groups, 5);
-    assert_int_equal(job.sets[0].count, 5);
-    assert_int_equal(job.sets[1].count, 15);
-    json_decref(documents);
+}
+
+static void test_pods_of_jobs(void **unused)
+{
+    static const struct {
+        const char *text;
+        int groups, n_sets;
+        long long counts[2];
+    } cases[] = {
+        {"kind: LeaderWorkerSet\nmetadata: {name: a}\nspec: {leaderWorkerTemplate: {size: 4, leaderTemplate: {spec: {}}, "
+         "workerTemplate: {spec: {}}}}\n",
+         1,
+         2,
+         {1, 3}},
+        {"kind: Job\nmetadata: {name: a}\nspec: {parallelism: 8, completions: 2, template: {spec: {}}}\n", 1, 1, {2}},
+        /* All groups need nodes. */
+        {"kind: LeaderWorkerSet\nmetadata: {name: a}\nspec: {replicas: 5, leaderWorkerTemplate: {size: 4, "
+         "leaderTemplate: {spec: {}}, workerTemplate: {spec: {}}}}\n",
+         5,
+         2,
+         {5, 15}},
+    };
+
+    (void)unused;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        json_t *documents = parse(cases[i].text);
+        struct deploy_job job;
+
+        assert_int_equal(deploy_job_find(documents, "other", &job), EP_OK);
+        assert_int_equal(job.groups, cases[i].groups);
+        assert_int_equal(job.n_sets, cases[i].n_sets);
+        for (int set = 0; set < job.n_sets; set++)
+            assert_int_equal(job.sets[set].count, cases[i].counts[set]);
+        json_decref(documents);
+    }
 }
 
 int main(void)
@@ -607,6 +624,7 @@ int main(void)
         cmocka_unit_test(test_yaml_refused),
         cmocka_unit_test(test_yaml_deep_and_anchors),
         cmocka_unit_test(test_jobs),
+        cmocka_unit_test(test_pods_of_jobs),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
