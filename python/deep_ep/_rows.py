@@ -42,11 +42,13 @@ def _origin_of(handle: Any, size: int) -> Any:
     return _origins.get(handle[0])
 
 
-def _fits(plan: epkit.Plan, comm: epkit.Communicator) -> bool:
-    """Whether a buffer of `comm` may use a handle of this plan, which works on the plan's communicator. A handle of DeepEP is valid for
-    all buffers of its group, and programs replace their buffer by a larger one between a forward and a backward pass."""
+def _check_group(plan: epkit.Plan, comm: epkit.Communicator, call: str) -> None:
+    """Refuses a handle of this plan unless a buffer of `comm` may use it; it works on the plan's communicator. A handle of DeepEP is
+    valid for all buffers of its group, and programs replace their buffer by a larger one between a forward and a backward pass."""
     own = plan.comm
-    return own is comm or (own.group is not None and own.group is comm.group and own.device == comm.device)
+    if own is not comm and (own.group is None or own.group is not comm.group or own.device != comm.device):
+        raise epkit.ArgumentError(f"{call}: handle is of another group: it belongs to a group of {own.size} ranks in which this is "
+                                  f"rank {own.rank}")
 
 
 def _with_columns(x: Any) -> Any:

@@ -11,7 +11,7 @@ from epkit._tensors import OfThisProcess, want_integer, want_tensor
 from ._errors import advise, naming, raise_refused
 from ._low_latency import LowLatencyCalls, size_hint
 from ._order import Event, Mark, Order, new_comm_stream, run_untraced
-from ._rows import Rows, _as_given, _biases, _fits, _origin_of, _origins, _with_columns
+from ._rows import Rows, _as_given, _biases, _check_group, _origin_of, _origins, _with_columns
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
 
@@ -312,9 +312,7 @@ class Buffer(LowLatencyCalls):
         if not isinstance(plan, epkit.Plan):
             raise TypeError(f"{call}: handle is a {type(handle).__name__}, must be what Buffer.dispatch() returned, or a tuple "
                             "of its six tensors, not of copies")
-        if not _fits(plan, self._comm):
-            raise epkit.ArgumentError(f"{call}: handle is of another group: it belongs to a group of {plan.comm.size} ranks "
-                                      f"in which this is rank {plan.comm.rank}")
+        _check_group(plan, self._comm, call)
         return plan
 
     def _check_mask(self, is_token_in_rank: torch.Tensor, topk_idx: Optional[torch.Tensor]) -> None:

@@ -11,7 +11,7 @@ from epkit._tensors import OfThisProcess, want_integer, want_tensor
 
 from ._errors import naming, raise_refused
 from ._order import Mark, Order, new_comm_stream, run_untraced
-from ._rows import Rows, _as_given, _biases, _fits
+from ._rows import Rows, _as_given, _biases, _check_group
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
 from .utils.math import align
@@ -189,8 +189,8 @@ def not_here(name: str, instead: str) -> Any:
 _naming_most = naming("this follows from num_max_tokens_per_rank of dispatch() or of the buffer, which must be the same on all "
                       "ranks, and at least the number of tokens of each", "source_stride", "max_recv_tokens")
 
-_ENGRAM = "keep the table sharded and fetch rows by dispatch and combine, or use DeepEP itself"
-_PP = "use torch.distributed.send and recv (NCCL) between pipeline stages"
+ENGRAM = "keep the table sharded and fetch rows by dispatch and combine, or use DeepEP itself"
+PP = "use torch.distributed.send and recv (NCCL) between pipeline stages"
 _AGRS = "use torch.distributed.all_gather_into_tensor and reduce_scatter_tensor (NCCL)"
 
 
@@ -313,9 +313,7 @@ class ElasticBuffer(OfThisProcess):
         if not isinstance(handle, EPHandle):
             raise TypeError(f"{call}: handle is a {type(handle).__name__}, must be what {type(self).__name__}.dispatch() "
                             "returned")
-        if not _fits(handle.plan, self._comm):
-            raise epkit.ArgumentError(f"{call}: handle is of another group: it belongs to a group of {handle.plan.comm.size} ranks "
-                                      f"in which this is rank {handle.plan.comm.rank}")
+        _check_group(handle.plan, self._comm, call)
         return handle.plan
 
     def _new_handle(self, order: Order, topk_idx: torch.Tensor, num_experts: Optional[int], most: int, alignment: int,
@@ -461,13 +459,13 @@ class ElasticBuffer(OfThisProcess):
                                         stream=order.stream)
         return out, weights, order.done(async_with_compute_stream, (x, topk_weights, biases, out, weights))
 
-    engram_write = not_here("ElasticBuffer.engram_write", _ENGRAM)
-    engram_fetch = not_here("ElasticBuffer.engram_fetch", _ENGRAM)
-    get_engram_storage_size_hint = not_here("ElasticBuffer.get_engram_storage_size_hint", _ENGRAM)
-    pp_set_config = not_here("ElasticBuffer.pp_set_config", _PP)
-    pp_send = not_here("ElasticBuffer.pp_send", _PP)
-    pp_recv = not_here("ElasticBuffer.pp_recv", _PP)
-    get_pp_buffer_size_hint = not_here("ElasticBuffer.get_pp_buffer_size_hint", _PP)
+    engram_write = not_here("ElasticBuffer.engram_write", ENGRAM)
+    engram_fetch = not_here("ElasticBuffer.engram_fetch", ENGRAM)
+    get_engram_storage_size_hint = not_here("ElasticBuffer.get_engram_storage_size_hint", ENGRAM)
+    pp_set_config = not_here("ElasticBuffer.pp_set_config", PP)
+    pp_send = not_here("ElasticBuffer.pp_send", PP)
+    pp_recv = not_here("ElasticBuffer.pp_recv", PP)
+    get_pp_buffer_size_hint = not_here("ElasticBuffer.get_pp_buffer_size_hint", PP)
     create_agrs_session = not_here("ElasticBuffer.create_agrs_session", _AGRS)
     destroy_agrs_session = not_here("ElasticBuffer.destroy_agrs_session", _AGRS)
     agrs_set_config = not_here("ElasticBuffer.agrs_set_config", _AGRS)

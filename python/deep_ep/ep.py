@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from ._order import run_untraced
 from ._rows import Rows
-from .elastic import ElasticBuffer, EPHandle, not_here
+from .elastic import ENGRAM, PP, ElasticBuffer, EPHandle, not_here
 from .utils.event import EventHandle, EventOverlap
 
 _REPLICAS = "copy expert weights and add up gradients of replicas by torch.distributed (NCCL)"
@@ -130,7 +130,7 @@ def _no_class(name: str, instead: str) -> Any:
 BufferAllocator = _no_class("BufferAllocator", "allocate by torch.empty(), or by epkit.Communicator.empty() what ranks share")
 BucketBuffer = _no_class("BucketBuffer", "use torch.distributed.all_gather_into_tensor, reduce_scatter_tensor and all_reduce (NCCL)")
 BucketSession = _no_class("BucketSession", "BucketBuffer makes it, which is not supported either")
-EngramBuffer = _no_class("EngramBuffer", "keep the table sharded and fetch rows by dispatch and combine, or use DeepEP itself")
-PPBuffer = _no_class("PPBuffer", "use torch.distributed.send and recv (NCCL) between pipeline stages")
+EngramBuffer = _no_class("EngramBuffer", ENGRAM)
+PPBuffer = _no_class("PPBuffer", PP)
 
 run_untraced(EPBuffer.dispatch, EPBuffer.combine, EPBuffer.barrier)
