@@ -96,6 +96,9 @@ def _gather_of_group(group: Optional[dist.ProcessGroup], size: int) -> _Gather:
                 work.wait()
             else:
                 work.wait(datetime.timedelta(milliseconds=timeout_ms))
+                # gloo's thread still releases the tensors, which needs the GIL: in an interpreter that ends it would abort the process.
+                del work
+                time.sleep(0.001)
         except RuntimeError as error:
             raise _meaning(error) from error
         return b"".join(bytes(block.tolist()) for block in every)
