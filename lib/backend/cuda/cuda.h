@@ -159,6 +159,7 @@ struct cuda_comm {
     cudaStream_t stream, captured_stream;
     unsigned long long capture;     /* id of the last capture; 0: there was none */
     uint64_t operations;            /* called outside captures */
+    bool copied;                    /* the present call has queued a copy that later ones need, even if it fails */
     uint64_t complete;              /* of them, known to be complete */
     uint64_t called;                /* dispatches and combines, including those in captures */
     cudaEvent_t end;                /* for host waits */
@@ -404,7 +405,8 @@ struct cuda_plan {
     struct cuda_block sources;         /* rows of metadata in flight; made on first use */
     const int64_t *exact_counts;       /* these counts: in `block`, or in `metadata_counts`; NULL: not uploaded */
     struct cuda_route route;           /* without n_tokens: cuda_plan_ready() */
-    bool uploaded;                     /* the route is complete */
+    bool uploaded;                     /* the route is complete for operations in streams */
+    bool waited;                       /* and for captured ones: the copy of its counts is complete */
     struct cuda_lists *lists;          /* between nodes; NULL on one */
     /* Device memory, expanded layout. [L+1] first rows of this rank's experts; [L] numbers of rows without padding. */
     int32_t *expert_start, *expert_exact;

@@ -192,23 +192,6 @@ static ep_status count(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args
     return EP_OK;
 }
 
-static ep_status upload_plan(struct cuda_comm *cuda, ep_plan *plan);
-
-/* Plans of fixed capacity are completed by their first operation. */
-static ep_status upload_if_complete(struct cuda_comm *cuda, ep_plan *plan)
-{
-    ep_status status;
-
-    if (!((struct ep_group_plan *)plan->impl)->complete)
-        return EP_OK;
-    status = upload_plan(cuda, plan);
-    if (status == EP_OK)
-        return EP_OK;
-    cuda_plan_free_device(cuda, plan);
-    ep_group_plan_close(plan);
-    return status;
-}
-
 /* Finds or makes the device memory that the counting kernel reads. */
 static ep_status find_routing(struct cuda_comm *cuda, const ep_plan *plan, const ep_plan_args *args,
                               struct cuda_block *ret_copy, const void **ret_routing)
@@ -247,9 +230,26 @@ static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const e
     device = inner->device;
     status = ep_group_plan_publish(plan);
     if (status == EP_OK)
-        return upload_if_complete(cuda, plan);
+        return EP_OK;
     cuda_pool_free(cuda, &device->block);
     free(device);
+    return status;
+}
+
+static ep_status upload_plan(const struct cuda_call *call, ep_plan *plan);
+
+/* Plans of fixed capacity are completed by their first operation. */
+static ep_status upload_if_complete(const struct cuda_call *call, ep_plan *plan)
+{
+    ep_status status;
+
+    if (!((struct ep_group_plan *)plan->impl)->complete)
+        return EP_OK;
+    status = upload_plan(call, plan);
+    if (status == EP_OK)
+        return EP_OK;
+    cuda_plan_free_device(call->cuda, plan);
+    ep_group_plan_close(plan);
     return status;
 }
 
@@ -270,8 +270,9 @@ static ep_status fetch_mask(struct cuda_comm *cuda, const ep_plan *plan, const e
     return EP_OK;
 }
 
-static ep_status open_on_host(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args)
+static ep_status open_on_host(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
 {
+    struct cuda_comm *cuda = call->cuda;
     ep_plan_args mine = *args;
     void *copy = NULL, *counts = NULL;
     int32_t *block_rows;
@@ -292,7 +293,7 @@ static ep_status open_on_host(struct cuda_comm *cuda, ep_plan *plan, const ep_pl
         return status;
     status = new_route(cuda, plan, &block_rows);
     if (status == EP_OK)
-        return upload_if_complete(cuda, plan);
+        return upload_if_complete(call, plan);
     ep_group_plan_close(plan);
     return status;
 }
@@ -330,7 +331,7 @@ static ep_status open_plan(const struct cuda_call *call, ep_plan *plan, const ep
     cuda_reserve_stages(cuda, args);
     if (call->capture)
         return cuda_nodes_plan_capture(call, plan, args, ret_queued);
-    return is_made_on_host(plan) ? open_on_host(cuda, plan, args) : open_rank_layout(cuda, plan, args);
+    return is_made_on_host(plan) ? open_on_host(call, plan, args) : open_rank_layout(cuda, plan, args);
 }
 
 /* Ordered by the caller's stream. A plan of fixed capacity is an operation; another one waits for no operation. */
@@ -407,8 +408,24 @@ static void fill_counts(const struct cuda_comm *cuda, const ep_plan *plan, struc
     ret_counts->n_tokens = plan->args.n_tokens;
 }
 
-/* One copy for the counts of the operations and of the metadata: a second copy and its wait would make plans slower. */
-static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
+/*
+ * Copies the counts, which are few: then the call returns before the copy is complete, and the operations are ordered
+ * after it by their streams. A captured operation is not, and its copy would read host memory when the graph runs.
+ */
+static ep_status copy_counts(const struct cuda_call *call, const ep_plan *plan, char *memory, const char *counts,
+                             size_t bytes)
+{
+    bool waits = call->capture || is_made_on_host(plan);
+
+    cuda_plan_of(plan)->waited = waits;
+    if (waits)
+        return cuda_transfer(call->cuda, &(struct cuda_transfer){memory, counts, bytes}, 1);
+    call->cuda->copied = true;
+    return cuda_status(cudaMemcpyAsync(memory, counts, bytes, cudaMemcpyHostToDevice, call->stream), "cudaMemcpyAsync");
+}
+
+/* One copy for the counts of the operations and of the metadata: a second one would make plans slower. */
+static ep_status upload_counts(const struct cuda_call *call, const ep_plan *plan)
 {
     struct cuda_plan *device = cuda_plan_of(plan);
     size_t at = align16(sizeof(struct cuda_counts)), metadata = metadata_bytes(plan), bytes = at + metadata;
@@ -417,10 +434,10 @@ static ep_status upload_counts(struct cuda_comm *cuda, const ep_plan *plan)
 
     if (!counts)
         return ep_fail(EP_E_MEMORY, "plan: no memory for its counts");
-    fill_counts(cuda, plan, (struct cuda_counts *)(void *)counts);
+    fill_counts(call->cuda, plan, (struct cuda_counts *)(void *)counts);
     if (metadata)
         cuda_metadata_counts_write(plan, (int64_t *)(void *)(counts + at));
-    status = cuda_transfer(cuda, &(struct cuda_transfer){memory, counts, bytes}, 1);
+    status = copy_counts(call, plan, memory, counts, bytes);
     free(counts);
     if (status == EP_OK && metadata)
         device->exact_counts = (const int64_t *)(void *)(memory + at);
@@ -443,8 +460,9 @@ static ep_status upload_experts(struct cuda_comm *cuda, const ep_plan *plan)
     return cuda_transfer(cuda, parts, 2);
 }
 
-static ep_status upload_plan(struct cuda_comm *cuda, ep_plan *plan)
+static ep_status upload_plan(const struct cuda_call *call, ep_plan *plan)
 {
+    struct cuda_comm *cuda = call->cuda;
     struct cuda_plan *device = cuda_plan_of(plan);
 
     if (is_made_on_host(plan))
@@ -453,7 +471,7 @@ static ep_status upload_plan(struct cuda_comm *cuda, ep_plan *plan)
         EP_TRY(upload_experts(cuda, plan));
     if (cuda_crosses_nodes(cuda) && !device->lists)
         EP_TRY(cuda_lists_make(cuda, plan));
-    EP_TRY(upload_counts(cuda, plan));
+    EP_TRY(upload_counts(call, plan));
     device->uploaded = true;
     return EP_OK;
 }
@@ -462,12 +480,15 @@ static ep_status upload_plan(struct cuda_comm *cuda, ep_plan *plan)
 static ep_status complete(const struct cuda_call *call, ep_plan *plan)
 {
     struct cuda_comm *cuda = call->cuda;
+    const struct cuda_plan *device = cuda_plan_of(plan);
 
     EP_TRY(ep_group_plan_complete(&cuda->group, plan));
-    if (!cuda_plan_of(plan)->uploaded) {
+    if (!device->uploaded) {
         /* Maps the staging that all ranks have reserved for it. */
         EP_TRY(cuda_map_new(cuda));
-        EP_TRY(upload_plan(cuda, plan));
+        EP_TRY(upload_plan(call, plan));
+    } else if (call->capture && !device->waited) {
+        EP_TRY(upload_counts(call, plan)); /* the same again: no kernel reads anything else meanwhile */
     }
     /* A captured operation must use the counts of later updates. */
     return call->capture && plan->args.max_recv_tokens > 0 ? cuda_nodes_plan_make_updatable(cuda, plan) : EP_OK;

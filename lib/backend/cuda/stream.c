@@ -139,11 +139,12 @@ ep_status cuda_call_end(struct cuda_call *call, ep_status status, bool queued)
         error = cudaEventRecord(cuda->captured_order, call->stream);
         cuda->capture = call->capture;
         cuda->captured_stream = call->stream;
-    } else if (queued) {
+    } else if (queued || cuda->copied) {
         error = cudaEventRecord(cuda->order, call->stream);
         cuda->stream = call->stream;
         cuda->operations++;
     }
+    cuda->copied = false;
     if (status == EP_OK)
         status = cuda_status(error, "cudaEventRecord");
     /* The peers' kernels wait for the operation that this rank has begun: the failure spares them the deadline. */
