@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * layer_cuda [--ranks N] [--rounds LAYERS] [--seed N]: a loop of layers as in an engine (cached dispatch, some
- * computation, combine, on ordinary memory), with hosts that are late by a random time before each layer. One JSON line
- * for each case: microseconds of a layer, microseconds of the host in its calls, and processors that the rank keeps
- * busy. A measurement without checks. Exit 77 if there is no GPU.
+ * computation, combine, on symmetric and on ordinary memory), with hosts that are late by a random time before each
+ * layer. One JSON line for each case: microseconds of a layer, microseconds of the host in its calls, and processors
+ * that the rank keeps busy. A measurement without checks. Exit 77 if there is no GPU.
  */
 #include "case.h"
 
@@ -21,6 +21,7 @@ struct state {
     struct group group;
     uint64_t seed;
     int layers, n_tokens;
+    bool symmetric;
     ep_plan *plan;
     int64_t n_recv;
     void *x, *recv, *out, *scratch;
@@ -52,7 +53,10 @@ static int prepare(struct state *s)
     s->n_recv = info.n_recv;
     CUDA(cudaMalloc(&s->x, n * row));
     CUDA(cudaMemset(s->x, 0, n * row));
-    CUDA(cudaMalloc(&s->recv, (size_t)s->n_recv * row));
+    if (s->symmetric)
+        CALL(ep_alloc(s->group.cuda, (size_t)s->n_recv * row, &s->recv));
+    else
+        CUDA(cudaMalloc(&s->recv, (size_t)s->n_recv * row));
     CUDA(cudaMalloc(&s->out, n * row));
     return 0;
 }
@@ -61,7 +65,10 @@ static int release(struct state *s)
 {
     ep_plan_free(s->plan);
     CUDA(cudaFree(s->x));
-    CUDA(cudaFree(s->recv));
+    if (s->symmetric)
+        CALL(ep_free(s->group.cuda, s->recv));
+    else
+        CUDA(cudaFree(s->recv));
     CUDA(cudaFree(s->out));
     return 0;
 }
@@ -125,18 +132,19 @@ static int run_case(struct state *s, int jitter_us)
     CALL(ep_stream_sync(s->group.cuda, s->group.stream));
     wall = now_ms() - begin;
     cpu = cpu_ms() - cpu;
-    printf("{\"rank\": %d, \"ranks\": %d, \"tokens\": %d, \"jitter_us\": %d, \"layer_us\": %.1f, \"calls_us\": %.1f, "
-           "\"processors\": %.2f}\n",
-           s->group.rank, s->group.nranks, s->n_tokens, jitter_us, wall * 1e3 / s->layers, calls * 1e3 / s->layers,
-           cpu / wall);
+    printf("{\"rank\": %d, \"ranks\": %d, \"tokens\": %d, \"memory\": \"%s\", \"jitter_us\": %d, \"layer_us\": %.1f, "
+           "\"calls_us\": %.1f, \"processors\": %.2f}\n",
+           s->group.rank, s->group.nranks, s->n_tokens, s->symmetric ? "symmetric" : "ordinary", jitter_us,
+           wall * 1e3 / s->layers, calls * 1e3 / s->layers, cpu / wall);
     return 0;
 }
 
 static int run_all(struct state *s)
 {
     CUDA(cudaMalloc(&s->scratch, COMPUTE_BYTES));
-    for (size_t i = 0; i < sizeof(token_steps) / sizeof(token_steps[0]); i++) {
-        s->n_tokens = token_steps[i];
+    for (size_t i = 0; i < 2 * sizeof(token_steps) / sizeof(token_steps[0]); i++) {
+        s->n_tokens = token_steps[i / 2];
+        s->symmetric = i % 2 == 0;
         TRY(prepare(s));
         for (size_t j = 0; j < sizeof(jitter_steps) / sizeof(jitter_steps[0]); j++)
             TRY(run_case(s, jitter_steps[j]));

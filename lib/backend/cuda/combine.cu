@@ -385,7 +385,7 @@ __device__ __forceinline__ bool sum_block(const cuda_combine &c, targets &from, 
     f.claimed = me + blocks * warps;
     fetch_tile(c, f.next, me, lane);
     ok = operation_begin(c.waits, c.desc, &c.route, number, from);
-    if (ok && !is_refused(c.waits, c.route.counts))
+    if (ok && !is_refused(c.waits, c.route.counts, from))
         begin_tile(c, from, f, lane);
     else
         f.token = -1;
@@ -483,7 +483,7 @@ __global__ void __launch_bounds__(768, 1) combine_rows(const __grid_constant__ c
         block -= copy_blocks;
     }
     ok = sum_block(c, from, shared, stages, block, number);
-    move_block_end(c.waits, c.stage, number, ok);
+    move_block_end(c.waits, c.stage, number, {c.desc.kind, from.changed}, ok);
 }
 
 } /* namespace ep */

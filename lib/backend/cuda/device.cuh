@@ -302,13 +302,19 @@ __device__ inline bool may_begin(const cuda_waits &waits, int phase)
     return false;
 }
 
+/* Of an operation of that kind: the ranks for which operation_begin() has found other buffers, a bit for each. */
+struct op_buffers {
+    int32_t kind;
+    uint32_t changed;
+};
+
 /*
  * The end of an operation, once every thread's accesses are complete. The last of `blocks` signals the peers and waits
  * for their signals, for `deadlines` deadlines after a peer's last claim of a tile. True for one thread, when all ranks
  * are done. One thread's fence covers what the block barrier has made visible to it; fences of all threads cost 20 us.
  */
 __device__ inline bool operation_sync(const cuda_waits &waits, uint64_t number, bool ok, uint32_t blocks,
-                                      int deadlines = 1)
+                                      int deadlines = 1, const op_buffers &buffers = {0, 0})
 {
     __shared__ bool last, failed;
     int i = (int)threadIdx.x;
@@ -346,6 +352,8 @@ __device__ inline bool operation_sync(const cuda_waits &waits, uint64_t number, 
     ok = ok && !failed;
     if (ok && i < waits.nranks) {
         store_release(&waits.peer[i]->done[waits.rank], number);
+        if (buffers.changed >> i & 1)
+            waits.mine->found[buffers.kind][i] = waits.mine->next[i];
         ok = wait_or_fail(waits, has_reached{&waits.mine->done[i], number}, i, waits.done_phase, deadlines,
                           counter_progress<uint32_t>{&waits.peer[i]->next_tile, 0});
     }

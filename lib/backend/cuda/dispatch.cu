@@ -327,7 +327,7 @@ __device__ __forceinline__ bool move_tiles(const cuda_dispatch &d, targets &targ
     __syncwarp();
     ok = operation_begin(d.waits, d.desc, &d.route, number, targets);
     copying = targets.copying;
-    moves = ok && !is_refused(d.waits, d.route.counts);
+    moves = ok && !is_refused(d.waits, d.route.counts, targets);
     if (copying)
         passed = parts_before(d, c.me, tiles);
     for (int k = 0; tile_of_claim(c, k) < tiles; k++) {
@@ -392,7 +392,7 @@ __global__ void __launch_bounds__(512, 1) dispatch_rows(const __grid_constant__ 
         }
     }
     ok = move_tiles(d, targets, shared, stages, block, number);
-    move_block_end(d.waits, d.stage, number, ok);
+    move_block_end(d.waits, d.stage, number, {d.desc.kind, targets.changed}, ok);
 }
 
 } /* namespace ep */

@@ -85,6 +85,13 @@ struct cuda_target {
     unsigned char *at[CUDA_BUFFERS];
 };
 
+/* The buffers that a rank's op descriptor names, and where they are mapped here. */
+struct cuda_found {
+    uint32_t words[2 * CUDA_BUFFERS]; /* of the descriptor, from CUDA_DESC_BUFFERS on */
+    unsigned char *at[CUDA_BUFFERS];
+    int64_t bytes[CUDA_BUFFERS]; /* from there to the end of the allocation */
+};
+
 enum { CUDA_DISPATCH, CUDA_COMBINE, CUDA_KINDS };
 
 /*
@@ -93,7 +100,8 @@ enum { CUDA_DISPATCH, CUDA_COMBINE, CUDA_KINDS };
  */
 struct cuda_signals {
     uint64_t desc[CUDA_MAX_RANKS][CUDA_DESC_WORDS];      /* [source] CUDA_DESC_...: its op descriptor */
-    struct cuda_target last[CUDA_KINDS][CUDA_MAX_RANKS]; /* of the last operation; the owner's own */
+    struct cuda_found found[CUDA_KINDS][CUDA_MAX_RANKS]; /* for the last complete operation; the owner's own */
+    struct cuda_found next[CUDA_MAX_RANKS];              /* for the running one, where that differs; as above */
     uint64_t counts[CUDA_MAX_RANKS][CUDA_COUNT_WORDS];   /* [source] of an update */
     uint64_t done[CUDA_MAX_RANKS];                       /* [source] it has finished its part of the operation */
     uint64_t operation;                                  /* the last complete one; the owner's own */

@@ -438,7 +438,7 @@ __global__ void __launch_bounds__(THREADS) dispatch_nodes(const __grid_constant_
     uint64_t number = operation_publish(d.own.waits, d.own.desc);
     bool ok = operation_begin(d.own.waits, d.own.desc, &d.own.route, number, targets);
     uint32_t own = ((uint32_t)d.own.route.n_tokens + CUDA_NODES_WARPS - 1) / CUDA_NODES_WARPS;
-    uint32_t all = ok && !is_refused(d.own.waits, d.own.route.counts) ? own + count_chunks(d.in) : 0, tile;
+    uint32_t all = ok && !is_refused(d.own.waits, d.own.route.counts, targets) ? own + count_chunks(d.in) : 0, tile;
     net_run run = run_of(d.own.waits, d.op);
 
     while (ok && (tile = claim_block_tile(d.own.waits)) < all) {
@@ -452,7 +452,7 @@ __global__ void __launch_bounds__(THREADS) dispatch_nodes(const __grid_constant_
         if (c.n)
             ok = place_chunk(d, run, targets, c);
     }
-    if (operation_sync(d.own.waits, number, ok, gridDim.x, SYNC_DEADLINES)) {
+    if (operation_sync(d.own.waits, number, ok, gridDim.x, SYNC_DEADLINES, {d.own.desc.kind, targets.changed})) {
         operation_complete(d.own.waits, number);
         complete_net(d.own.waits, run);
     }
@@ -468,7 +468,7 @@ __global__ void __launch_bounds__(THREADS) combine_nodes(const __grid_constant__
     uint32_t all = chunks + (tokens + CUDA_NODES_WARPS - 1) / CUDA_NODES_WARPS;
     net_run run = run_of(c.own.waits, c.op);
 
-    if (ok && is_refused(c.own.waits, c.own.route.counts))
+    if (ok && is_refused(c.own.waits, c.own.route.counts, from))
         all = chunks = 0;
     ok = ok && await_arena(c.own.waits, c.op, run, c.out);
     /* The rail peers' tokens first: they wait for no peer. */
@@ -487,7 +487,7 @@ __global__ void __launch_bounds__(THREADS) combine_nodes(const __grid_constant__
             ok = sum_token(c, run, from, token, terms[warp], (int)threadIdx.x % WARP);
         ok = __syncthreads_and(ok);
     }
-    if (operation_sync(c.own.waits, number, ok, gridDim.x, SYNC_DEADLINES)) {
+    if (operation_sync(c.own.waits, number, ok, gridDim.x, SYNC_DEADLINES, {c.own.desc.kind, from.changed})) {
         operation_complete(c.own.waits, number);
         complete_net(c.own.waits, run);
     }

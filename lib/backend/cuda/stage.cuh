@@ -49,9 +49,10 @@ __device__ __forceinline__ uint32_t n_copy_blocks(const cuda_waits &waits, const
 }
 
 /* The end of a block that moves rows; by all threads. */
-__device__ __forceinline__ void move_block_end(const cuda_waits &waits, const cuda_stage &s, uint64_t number, bool ok)
+__device__ __forceinline__ void move_block_end(const cuda_waits &waits, const cuda_stage &s, uint64_t number,
+                                               const op_buffers &buffers, bool ok)
 {
-    if (!operation_sync(waits, number, ok, (uint32_t)s.move_blocks))
+    if (!operation_sync(waits, number, ok, (uint32_t)s.move_blocks, 1, buffers))
         return;
     if (s.copy_blocks)
         role_end(waits, s, number);

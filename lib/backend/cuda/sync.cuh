@@ -12,6 +12,13 @@
 struct targets {
     cuda_target of[CUDA_MAX_RANKS]; /* [rank] where this rank's rows begin in its buffers */
     uint32_t copying;               /* other ranks whose kernels copy, a bit for each */
+    uint32_t changed;               /* ranks that name other buffers than in the last operation, likewise */
+    bool refused;                   /* as is_refused() */
+};
+
+/* What a thread reads of the plan for the rank that it waits for: before it waits, so that it takes no time after. */
+struct rank_rows {
+    int64_t base, total; /* this rank's first row on that rank, and all rows there */
 };
 
 __device__ __forceinline__ void load_pair(const void *from, uint64_t &first, uint64_t &second)
@@ -112,9 +119,12 @@ __device__ inline bool disagree(const cuda_waits &waits, int word, int rank, uin
     return false;
 }
 
-/* Resolves a buffer of `bytes` in a peer's descriptor to an address; NULL: the operation must end. */
+/*
+ * Resolves a buffer of `bytes` in a peer's descriptor to an address, and the bytes from there to the end of the
+ * allocation; NULL: the operation must end.
+ */
 __device__ inline unsigned char *resolve_address(const cuda_waits &waits, const uint32_t *words, int rank,
-                                                 int64_t bytes)
+                                                 int64_t bytes, int64_t &ret_bytes)
 {
     uint32_t slot = words[0] >> CUDA_GENERATION_BITS, generation = words[0] & CUDA_GENERATION_MASK;
     uint64_t offset = (uint64_t)words[1] * CUDA_DESC_GRAIN, size;
@@ -130,6 +140,7 @@ __device__ inline unsigned char *resolve_address(const cuda_waits &waits, const 
     end = wait_for(waits, is_mapped{waits.map_entries + at, waits.host_map_entries + at, generation, &entry},
                    &waits.mine->lost, rank);
     size = (uint64_t)entry.granules * CUDA_GRANULE;
+    ret_bytes = (int64_t)(size - offset);
     if (end == WAIT_OK && offset <= size && (uint64_t)bytes <= size - offset)
         return entry.base + offset;
     set_failure(waits,
@@ -141,35 +152,97 @@ __device__ inline unsigned char *resolve_address(const cuda_waits &waits, const 
     return nullptr;
 }
 
-/* Waits for a rank's descriptor, and finds where this rank's rows begin there. By one thread; false: end the kernel. */
-__device__ __noinline__ static bool receive_desc(const cuda_waits &waits, const cuda_op_desc &desc,
-                                                 const cuda_counts *counts, uint64_t number, int rank,
-                                                 cuda_target &ret_target, bool &ret_copies)
+__device__ __noinline__ static bool wait_for_desc(const cuda_waits &waits, uint64_t number, int rank)
 {
     uint32_t words[CUDA_DESC_WORDS];
 
-    if (!wait_or_fail(waits, has_published{waits.mine->desc[rank], (uint32_t)number, words}, rank, waits.ready_phase))
-        return false;
-#pragma unroll
-    for (int word = 0; word < CUDA_DESC_COMPARED; word++)
-        if (words[word] != desc.words[word])
+    return wait_or_fail(waits, has_published{waits.mine->desc[rank], (uint32_t)number, words}, rank, waits.ready_phase);
+}
+
+/*
+ * Compares a rank's descriptor, which has arrived, with this rank's, and finds its buffers. By one thread; false: end
+ * the kernel.
+ */
+__device__ __noinline__ static bool find_buffers(const cuda_waits &waits, const cuda_op_desc &desc,
+                                                 const rank_rows &rows, int rank, cuda_target &ret_target)
+{
+    const volatile uint64_t *theirs = waits.mine->desc[rank];
+    cuda_found found = {};
+    uint32_t words[CUDA_DESC_WORDS];
+
+    for (int word = 0; word < CUDA_DESC_WORDS; word++) {
+        words[word] = (uint32_t)theirs[word];
+        if (word < CUDA_DESC_COMPARED && words[word] != desc.words[word])
             return disagree(waits, word, rank, desc.words[word], words[word]);
-    ret_copies = words[CUDA_DESC_COPIES] && rank != waits.rank;
+    }
+    for (int i = 0; i < CUDA_BUFFERS; i++) {
+        int64_t row = desc.row_bytes[i], bytes = row * rows.total;
+        const uint32_t *buffer = words + CUDA_DESC_BUFFERS + 2 * i;
+
+        if (!bytes || rank == waits.rank)
+            continue;
+        found.at[i] = resolve_address(waits, buffer, rank, bytes, found.bytes[i]);
+        if (!found.at[i])
+            return false;
+        found.words[2 * i] = buffer[0];
+        found.words[2 * i + 1] = buffer[1];
+        ret_target.at[i] = found.at[i] + rows.base * row;
+    }
+    if (blockIdx.x == 0)
+        waits.mine->next[rank] = found;
+    return true;
+}
+
+/*
+ * Finds where this rank's rows begin in the buffers of a rank, as if these were those of the last operation. Returns
+ * whether they are large enough.
+ */
+__device__ __forceinline__ bool assume_buffers(const cuda_waits &waits, const cuda_op_desc &desc, const rank_rows &rows,
+                                               int rank, cuda_target &ret_target)
+{
+    const cuda_found &found = waits.mine->found[desc.kind][rank];
+    bool own = rank == waits.rank, fits = true;
+
 #pragma unroll
     for (int i = 0; i < CUDA_BUFFERS; i++) {
-        int64_t row = desc.row_bytes[i], bytes = row ? row * counts->rows_on[rank] : 0;
-        unsigned char *at = nullptr;
+        int64_t row = desc.row_bytes[i], bytes = row * rows.total;
 
-        if (bytes) {
-            at = rank == waits.rank ? desc.own.at[i]
-                                    : resolve_address(waits, words + CUDA_DESC_BUFFERS + 2 * i, rank, bytes);
-            if (!at)
-                return false;
-            at += counts->base[rank] * row;
-        }
-        ret_target.at[i] = at;
+        fits &= own || bytes <= found.bytes[i];
+        ret_target.at[i] = bytes ? (own ? desc.own.at[i] : found.at[i]) + rows.base * row : nullptr;
     }
-    return true;
+    return fits;
+}
+
+/*
+ * Waits for a rank's descriptor, and finds where this rank's rows begin there. In a loop of layers ranks name the same
+ * buffers again and again, so everything that depends on these is read before the descriptor arrives: reading the table
+ * of mappings afterwards takes 2 to 3 us, mostly to fetch instructions (bench/NOTES.md). By one thread; false: end the
+ * kernel.
+ */
+__device__ __forceinline__ bool receive_desc(const cuda_waits &waits, const cuda_op_desc &desc, const rank_rows &rows,
+                                             uint64_t number, int rank, cuda_target &ret_target, bool &ret_copies,
+                                             bool &ret_changed)
+{
+    bool same = assume_buffers(waits, desc, rows, rank, ret_target), own = rank == waits.rank;
+    uint32_t words[CUDA_DESC_WORDS], known[2 * CUDA_BUFFERS];
+    has_published published = {waits.mine->desc[rank], (uint32_t)number, words};
+    int polls = 0;
+
+#pragma unroll
+    for (int i = 0; i < 2 * CUDA_BUFFERS; i++)
+        known[i] = waits.mine->found[desc.kind][rank].words[i];
+    while (!published())
+        if (++polls == SPINS && !wait_for_desc(waits, number, rank))
+            return false;
+#pragma unroll
+    for (int word = 0; word < CUDA_DESC_COMPARED; word++)
+        same &= words[word] == desc.words[word];
+#pragma unroll
+    for (int i = 0; i < 2 * CUDA_BUFFERS; i++)
+        same &= own || !desc.row_bytes[i / 2] || words[CUDA_DESC_BUFFERS + i] == known[i];
+    ret_copies = words[CUDA_DESC_COPIES] && !own;
+    ret_changed = !same;
+    return same || find_buffers(waits, desc, rows, rank, ret_target);
 }
 
 /*
@@ -203,36 +276,39 @@ __device__ inline bool operation_begin(const cuda_waits &waits, const cuda_op_de
 {
     const cuda_counts *counts = route ? route->counts : nullptr;
     int i = (int)threadIdx.x, n = waits.nranks;
-    bool ok = true, copies = false;
+    rank_rows rows = {0, 0};
+    bool ok = true, copies = false, changed = false;
 
+    if (i < n && route)
+        rows = {counts->base[i], counts->rows_on[i]};
+    else if (i == n)
+        ret_targets.refused = route && counts->refused[0];
     if (i < n) {
-        cuda_target &target = ret_targets.of[i], &last = waits.mine->last[desc.kind][i];
-
-        if (waits.no_sync) {
-            target = last;
-        } else {
-            ok = receive_desc(waits, desc, counts, number, i, target, copies);
-            if (ok && blockIdx.x == 0)
-                last = target;
-        }
+        if (waits.no_sync)
+            assume_buffers(waits, desc, rows, i, ret_targets.of[i]);
+        else
+            ok = receive_desc(waits, desc, rows, number, i, ret_targets.of[i], copies, changed);
     } else if (i == n && !waits.no_sync) {
         /* By a thread that waits for no rank, so that the checks cost no extra time. */
         ok = may_begin(waits, waits.ready_phase) && (!route || has_tokens(waits, counts, route->n_tokens));
     }
     if (i < WARP) {
-        uint32_t votes;
+        uint32_t copying, differ;
 
         __syncwarp();
-        votes = __ballot_sync(ALL_LANES, copies);
-        if (i == 0)
-            ret_targets.copying = votes;
+        copying = __ballot_sync(ALL_LANES, copies);
+        differ = __ballot_sync(ALL_LANES, changed);
+        if (i == 0) {
+            ret_targets.copying = copying;
+            ret_targets.changed = differ;
+        }
     }
     return __syncthreads_and(ok);
 }
 
 /*
  * Would some rank receive more rows than its capacity? Then no rank moves any, and each reports it to its host. By all
- * threads of every block that moves rows.
+ * threads of every block that moves rows. With `targets` after operation_begin(), which has read the word.
  */
 __device__ inline bool is_refused(const cuda_waits &waits, const cuda_counts *counts)
 {
@@ -247,6 +323,11 @@ __device__ inline bool is_refused(const cuda_waits &waits, const cuda_counts *co
         refused[0] = counts->refused[0];
     }
     return true;
+}
+
+__device__ inline bool is_refused(const cuda_waits &waits, const cuda_counts *counts, const targets &targets)
+{
+    return targets.refused && is_refused(waits, counts);
 }
 
 #endif
