@@ -53,6 +53,7 @@ struct emulated {
     int *order;                /* in which the incoming wires are processed */
     uint64_t random;
     uint64_t stall_end_ns; /* 0: no traffic seen yet, UINT64_MAX: the stall is over or was not requested */
+    uint32_t large_puts;   /* applied, of EP_NET_FLIP_BYTES or more; pieces count */
     ep_status broken;
     char reason[256];
 };
@@ -266,6 +267,16 @@ static const char *check_record(const struct emulated *e, const struct incoming 
     return NULL;
 }
 
+/*
+ * Flips the most significant bit of the exponent of a number in the middle, whatever its type: the last byte of four.
+ * Another bit may vanish when a partial sum is rounded.
+ */
+static void flip_bit(struct emulated *e, uint64_t at, uint32_t bytes)
+{
+    if (e->emulation.flip_put && bytes >= EP_NET_FLIP_BYTES && ++e->large_puts == e->emulation.flip_put)
+        e->net.region[at + (bytes / 2 | 3)] ^= 0x40;
+}
+
 /* Applies the record at head, or a piece of it. true: the whole record has taken effect. */
 static bool apply(struct emulated *e, struct incoming *in, const struct wire_record *record)
 {
@@ -278,6 +289,7 @@ static bool apply(struct emulated *e, struct incoming *in, const struct wire_rec
     }
     wire_read(in->wire, e->capacity, in->head + sizeof(*record) + in->applied,
               e->net.region + record->target + in->applied, piece);
+    flip_bit(e, record->target + in->applied, piece);
     in->applied += piece;
     return piece == left;
 }

@@ -7,6 +7,9 @@
 
 #include <stdint.h>
 
+/* A put of at least as many bytes has rows of data in its middle. */
+#define EP_NET_FLIP_BYTES 256
+
 /*
  * Fault injection of the network "emulated", whose nodes are all on one host. Only the order within one (peer, channel)
  * is kept. All zero: no faults.
@@ -18,6 +21,8 @@ typedef struct ep_net_emulation {
                              back-pressure */
     uint32_t split_bytes; /* writes take effect in pieces of at most this; 0: whole */
     uint32_t reorder;     /* 1: channels are processed in random order instead of round-robin */
+    uint32_t flip_put;    /* this put of EP_NET_FLIP_BYTES or more that a rank receives, counted from 1, arrives with a
+                             wrong bit; 0: none. To see that a check of results can fail */
     uint32_t stall_rank;  /* with stall_ms: this rank's network stalls once for stall_ms */
     uint32_t stall_ms;    /* 0: never */
 } ep_net_emulation;

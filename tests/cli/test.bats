@@ -40,6 +40,21 @@ load common
     [[ "${lines[-1]}" == *"16/16 cases passed"* ]]
 }
 
+@test "a bit that changes on the network fails the check, of a dispatch, a combine and low latency" {
+    local options
+    for options in "internode --net-flip 40" "internode --net-flip 100 --net-reorder" \
+        "internode --partial bf16 --net-flip 70" "lowlatency --nodes 2 --net-flip 5" \
+        "lowlatency --nodes 2 --net-flip 40 --sum-once"; do
+        # shellcheck disable=SC2086 # words
+        run --separate-stderr epkit test $options --ranks 4 --tokens 16 --hidden 512
+        echo "$options: $output$stderr"
+        [ "$status" -eq 1 ]
+        # Some writes hold more than rows, which the ranks check themselves.
+        [[ "$output" == *"FAILED"* || "$stderr" == *"is damaged"* ]]
+        [[ "${lines[-1]}" != *" 32/32 cases passed"* ]]
+    done
+}
+
 @test "lowlatency: 32 cases on two ranks" {
     run --separate-stderr epkit test lowlatency "${SMALL[@]}"
     echo "$output$stderr"

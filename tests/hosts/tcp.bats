@@ -72,6 +72,13 @@ end_rank() { # HOST
     all_clean 10 h1 h2 h3 h4
 }
 
+@test "the interface of each host sends what the statistics say, and no rows for ranks of the same host" {
+    run --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 2 --checks skip -- "$EPKIT_BUILD/tests/hosts/wire" eth0 2
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [ "$(grep -c 'bytes sent by eth0' <<<"$output")" -eq 4 ]
+}
+
 @test "nodes are derived from the hosts by default" {
     local i
     work="$HOSTS_DIR/found"

@@ -56,8 +56,8 @@ int group_check_environment(const struct cmd *cmd, bool for_backend, bool for_ne
 static int check_network(const struct cmd *cmd, const struct cmd_call *call)
 {
     bool over_tcp = ranks_world_rank() >= 0 && ranks_world_boot() == RANKS_TCP;
-    static const char *const names[] = {"channels",    "partial",  "network",  "net-delay-us",
-                                        "net-reorder", "net-ring", "net-split"};
+    static const char *const names[] = {"channels",    "partial",  "network",   "net-delay-us",
+                                        "net-reorder", "net-ring", "net-split", "net-flip"};
 
     for (size_t i = 0; i < COUNT(names); i++)
         /* --network tcp selects the bootstrap even on one node. */
@@ -78,7 +78,7 @@ int group_check_emulated(const struct cmd *cmd, const char *network, enum ranks_
 static int check_engine(const struct cmd *cmd, const struct cmd_call *call, const struct group_options *group,
                         enum ranks_boot boot)
 {
-    static const char *const names[] = {"net-delay-us", "net-reorder", "net-ring", "net-split"};
+    static const char *const names[] = {"net-delay-us", "net-reorder", "net-ring", "net-split", "net-flip"};
     const char *network = group_networks[group->network];
 
     for (size_t i = 0; group->network > 1 && i < COUNT(names); i++)
@@ -193,6 +193,7 @@ int group_spec(const struct cmd *cmd, const struct cmd_call *call, const struct 
                 .ring_bytes = (uint32_t)group->net_ring,
                 .split_bytes = (uint32_t)group->net_split,
                 .reorder = group->net_reorder,
+                .flip_put = (uint32_t)group->net_flip,
             },
     };
     return CMD_FINE;

@@ -16,7 +16,7 @@ struct group_options {
     int64_t channels;
     int partial; /* index into group_partials */
     int network; /* index into group_networks */
-    int64_t net_delay_us, net_ring, net_split;
+    int64_t net_delay_us, net_ring, net_split, net_flip;
     bool net_reorder;
 };
 
@@ -71,7 +71,10 @@ extern const char *const group_backends[]; /* "auto", "host", "cuda" */
     {"net-ring", 0, "BYTES", OPT_SIZE, offsetof(owner, member.net_ring), .min = 0, .max = INT64_C(1) << 30,            \
      .value = "0", .help = "capacity of the wire per peer and channel; 0: default of the library"},                    \
     {"net-split", 0, "BYTES", OPT_SIZE, offsetof(owner, member.net_split), .min = 0, .max = INT64_C(1) << 30,          \
-     .value = "0", .help = "writes take effect in pieces of at most this size; 0: whole"}
+     .value = "0", .help = "writes take effect in pieces of at most this size; 0: whole"},                             \
+    {"net-flip", 0, "N", OPT_INT, offsetof(owner, member.net_flip), .min = 0, .max = INT32_MAX, .value = "0",          \
+     .help = "the Nth large write to each rank arrives with a wrong bit, so that the check of the results must fail; " \
+             "0: none"}
 /* clang-format on */
 
 /*
