@@ -7,7 +7,7 @@
  *   wire      rows sent to other ranks only. In a low-latency combine the host backend reads all rows at the token's
  *             rank and sums there; it is counted as if partial sums were sent, for comparison with GPU backends
  *   printed   between nodes, as printed by DeepEP: each token once per distinct destination node, including its own
- *   net       between nodes: bytes actually put on the network
+ *   net       between nodes: bytes actually put on the network; low latency: of rows alone
  */
 #ifndef EP_BENCH_ACCOUNT_H
 #define EP_BENCH_ACCOUNT_H

@@ -172,6 +172,26 @@ static int64_t count_remote(const struct lowlat *lowlat)
     return n;
 }
 
+/*
+ * Rows that this rank sends to ranks of other nodes, without a forwarder: one for each (token, rank) or, `each`, for
+ * each (token, expert).
+ */
+static int64_t count_to_nodes(const struct lowlat *lowlat, bool each)
+{
+    const struct bench_route *route = &lowlat->bench.route;
+    int first = route->rank / route->ranks_per_node * route->ranks_per_node, end = first + route->ranks_per_node;
+    int64_t n = 0;
+
+    if (!each)
+        return route->n_send - (route->send_start[end] - route->send_start[first]);
+    for (int64_t i = 0; i < (int64_t)route->n_tokens * route->topk; i++) {
+        int rank = route->experts[i] / route->n_local_experts;
+
+        n += route->experts[i] >= 0 && (rank < first || rank >= end);
+    }
+    return n;
+}
+
 static size_t row_bytes(const struct lowlat *lowlat)
 {
     return (size_t)lowlat->bench.request->hidden * (lowlat->is_fp8 ? 1 : 2);
@@ -283,7 +303,7 @@ static int measure(struct lowlat *lowlat, bool is_combine)
     };
     struct bench_series combine = {
         .what = "low-latency combine", .prepare = prepare_combine, .run = run_combine, .context = lowlat};
-    bool gpu = bench->ctx->gpu;
+    bool gpu = bench->ctx->gpu, each = is_combine && bench->request->no_partial_reduce;
     int n_series = gpu || bench->request->baselines ? 2 : 1;
     struct bench_measurement measurement = {
         .op = is_combine ? "ll-combine" : "ll-dispatch",
@@ -304,8 +324,9 @@ static int measure(struct lowlat *lowlat, bool is_combine)
         series[1].queued = true;
     }
     measurement.counts.recv = count_rows(lowlat);
-    if (is_combine && bench->request->no_partial_reduce)
+    if (each)
         measurement.counts.wire = count_remote(lowlat);
+    measurement.counts.net_bytes = count_to_nodes(lowlat, each) * measurement.row_bytes;
     lowlat->copy_bytes = (size_t)(measurement.counts.recv * measurement.row_bytes);
     code = bench_rounds(bench->ctx, series, n_series, bench->request->iters, bench->one_clock);
     if (code == 0)
@@ -435,8 +456,8 @@ int bench_run_lowlat(struct ranks_ctx *ctx, const struct bench_request *request,
         .slots = (int64_t)ctx->nranks * request->ll_tokens,
     };
     ep_status status;
-    int code =
-        bench_routing_new(ctx, request, request->ll_tokens, 0, ctx->nranks, &lowlat.bench.routing, &lowlat.bench.route);
+    int code = bench_routing_new(ctx, request, request->ll_tokens, 0, ctx->nranks / (ctx->nnodes > 1 ? ctx->nnodes : 1),
+                                 &lowlat.bench.routing, &lowlat.bench.route);
 
     if (code != 0)
         return code;

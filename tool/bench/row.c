@@ -137,9 +137,10 @@ static void set_rates(json_t *row, const struct bench_case *bench, const struct 
         return;
     json_object_set_new(row, "logical_gbps", json_real(rates.logical));
     json_object_set_new(row, "wire_gbps", json_real(rates.wire));
-    if (bench->ctx->nnodes < 2 || !measurement->phases)
+    if (bench->ctx->nnodes < 2 || !(measurement->phases || sum->counts.net_bytes))
         return;
-    json_object_set_new(row, "net_printed_gbps", json_real(rates.printed));
+    if (measurement->phases)
+        json_object_set_new(row, "net_printed_gbps", json_real(rates.printed));
     json_object_set_new(row, "net_gbps", json_real(rates.net));
 }
 
