@@ -489,17 +489,6 @@ int expect_failed_rank(const char *call, ep_status got, ep_status expected, int 
     return expect_status(call, got, expected, name);
 }
 
-ep_status wait_for_failure(struct group *group, double ms)
-{
-    double limit = now_ms() + ms;
-    ep_status status;
-
-    while ((status = ep_comm_async_error(group->cuda)) == EP_OK && now_ms() < limit)
-        sleep_ms(10);
-    ep_set_last_error(ep_comm_last_error(group->cuda));
-    return status;
-}
-
 /* --- time and words between processes --------------------------------------------------------------------------- */
 
 /* splitmix64 */

@@ -169,8 +169,6 @@ int group_merge_codes(const struct group *group, int code, int *ret_code);
 int expect_status(const char *call, ep_status got, ep_status expected, const char *says);
 /* The same; the text must name the rank. */
 int expect_failed_rank(const char *call, ep_status got, ep_status expected, int rank);
-/* Polls for up to `ms` until the communicator has failed, and returns ep_comm_async_error(), with its text. */
-ep_status wait_for_failure(struct group *group, double ms);
 
 /* Does an error text name the rank? */
 bool names_rank(const char *text, int rank);

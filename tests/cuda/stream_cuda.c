@@ -296,15 +296,17 @@ static int run_events(struct state *s)
 static int run_disagree(struct state *s, bool phase)
 {
     ep_dispatch_args args;
-    ep_status status = EP_OK;
+    ep_combine_args sum;
+    ep_status status;
 
     TRY(make_plans(s));
     TRY(make_buffers(s, SYMMETRIC));
     TRY(new_data(s, 0));
+    sum = combine_args(s, true);
     args = dispatch_args(s, true);
     args.hidden = !phase && s->group.rank == 0 ? HIDDEN / 2 : HIDDEN;
     if (phase && s->group.rank == 0)
-        TRY(call_combine(s, NULL));
+        status = ep_combine(s->plan, &sum, NULL);
     else
         status = ep_dispatch(s->plan, &args, NULL);
     if (status == EP_OK) /* a rank that comes later gets the failure of the others at once */

@@ -384,7 +384,7 @@ __device__ __forceinline__ bool sum_block(const cuda_combine &c, targets &from, 
     __syncwarp();
     f.claimed = me + blocks * warps;
     fetch_tile(c, f.next, me, lane);
-    ok = operation_begin(c.waits, c.desc, &c.route, number, from);
+    ok = operation_begin(c.waits, c.desc, &c.route, number, from, block);
     if (ok && !is_refused(c.waits, c.route.counts, from))
         begin_tile(c, from, f, lane);
     else

@@ -348,7 +348,9 @@ __device__ inline bool operation_sync(const cuda_waits &waits, uint64_t number, 
     __syncthreads();
     if (!last)
         return false;
-    /* If a block has failed, some rows are missing. */
+    /* If a block has failed, some rows are missing. A peer's failure has no report yet if it came after the begin. */
+    if (failed && i == 0)
+        set_failure(waits, 0, waits.rank, waits.done_phase);
     ok = ok && !failed;
     if (ok && i < waits.nranks) {
         store_release(&waits.peer[i]->done[waits.rank], number);

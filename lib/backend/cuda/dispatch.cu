@@ -325,7 +325,7 @@ __device__ __forceinline__ bool move_tiles(const cuda_dispatch &d, targets &targ
     if (c.me < tiles)
         next = fetch_tile(d, c.me, lane);
     __syncwarp();
-    ok = operation_begin(d.waits, d.desc, &d.route, number, targets);
+    ok = operation_begin(d.waits, d.desc, &d.route, number, targets, block);
     copying = targets.copying;
     moves = ok && !is_refused(d.waits, d.route.counts, targets);
     if (copying)

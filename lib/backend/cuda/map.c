@@ -262,9 +262,18 @@ ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct ep_group_addre
     return EP_OK;
 }
 
-void cuda_unmap_freed(struct cuda_comm *cuda)
+/* A peer that registers the same memory again names it by the same words, and it may be mapped elsewhere then. */
+static ep_status forget_addresses(struct cuda_comm *cuda)
+{
+    CUDA_TRY(cudaMemsetAsync(cuda->signals->found, 0, sizeof(cuda->signals->found), cuda->internal_stream));
+    CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
+    return EP_OK;
+}
+
+ep_status cuda_unmap_freed(struct cuda_comm *cuda)
 {
     const struct cuda_mapping none = {.base = NULL};
+    bool unmapped = false;
 
     pthread_mutex_lock(&cuda->map_lock);
     for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++) {
@@ -280,9 +289,11 @@ void cuda_unmap_freed(struct cuda_comm *cuda)
                 continue;
             publish_mapping(cuda, rank, slot, &none);
             unmap(peer, &peer->mappings[slot]);
+            unmapped = true;
         }
     }
     pthread_mutex_unlock(&cuda->map_lock);
+    return unmapped ? forget_addresses(cuda) : EP_OK;
 }
 
 void cuda_unmap_all(struct cuda_comm *cuda)

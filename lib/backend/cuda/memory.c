@@ -210,7 +210,7 @@ static ep_status free_unpublished(struct cuda_comm *cuda)
 
 static ep_status free_memory(struct cuda_comm *cuda, void *memory)
 {
-    ep_status status, barrier;
+    ep_status status, barrier, unmapped;
 
     /* Operations that were called before may use it. */
     EP_TRY(cuda_drain(cuda));
@@ -218,10 +218,12 @@ static ep_status free_memory(struct cuda_comm *cuda, void *memory)
         return ep_fail(EP_E_ARG, "ep_free: memory %p is not from ep_alloc of this communicator", memory);
     /* An exported allocation may only be freed when no peer has it mapped. */
     EP_TRY(ep_group_barrier(cuda->group.comm));
-    cuda_unmap_freed(cuda);
+    unmapped = cuda_unmap_freed(cuda);
     EP_TRY(ep_group_barrier(cuda->group.comm));
     cuda_pool_trim(cuda);
     status = free_unpublished(cuda);
+    if (status == EP_OK)
+        status = unmapped;
     /* Keeps peers from launching kernels that wait for this rank while it is in cudaFree(), which may wait for them. */
     barrier = ep_group_barrier(cuda->group.comm);
     return status == EP_OK ? barrier : status;

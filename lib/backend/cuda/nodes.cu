@@ -436,7 +436,7 @@ __global__ void __launch_bounds__(THREADS) dispatch_nodes(const __grid_constant_
 {
     __shared__ targets targets;
     uint64_t number = operation_publish(d.own.waits, d.own.desc);
-    bool ok = operation_begin(d.own.waits, d.own.desc, &d.own.route, number, targets);
+    bool ok = operation_begin(d.own.waits, d.own.desc, &d.own.route, number, targets, blockIdx.x);
     uint32_t own = ((uint32_t)d.own.route.n_tokens + CUDA_NODES_WARPS - 1) / CUDA_NODES_WARPS;
     uint32_t all = ok && !is_refused(d.own.waits, d.own.route.counts, targets) ? own + count_chunks(d.in) : 0, tile;
     net_run run = run_of(d.own.waits, d.op);
@@ -463,7 +463,7 @@ __global__ void __launch_bounds__(THREADS) combine_nodes(const __grid_constant__
     __shared__ targets from;
     __shared__ terms terms[CUDA_NODES_WARPS];
     uint64_t number = operation_publish(c.own.waits, c.own.desc);
-    bool ok = operation_begin(c.own.waits, c.own.desc, &c.own.route, number, from);
+    bool ok = operation_begin(c.own.waits, c.own.desc, &c.own.route, number, from, blockIdx.x);
     uint32_t tokens = (uint32_t)c.own.route.n_tokens, chunks = count_chunks(c.out), tile;
     uint32_t all = chunks + (tokens + CUDA_NODES_WARPS - 1) / CUDA_NODES_WARPS;
     net_run run = run_of(c.own.waits, c.op);

@@ -415,11 +415,11 @@ static void fill_counts(const struct cuda_comm *cuda, const ep_plan *plan, struc
 static ep_status copy_counts(const struct cuda_call *call, const ep_plan *plan, char *memory, const char *counts,
                              size_t bytes)
 {
-    bool waits = call->capture || is_made_on_host(plan);
-
-    cuda_plan_of(plan)->waited = waits;
-    if (waits)
-        return cuda_transfer(call->cuda, &(struct cuda_transfer){memory, counts, bytes}, 1);
+    if (call->capture || is_made_on_host(plan)) {
+        EP_TRY(cuda_transfer(call->cuda, &(struct cuda_transfer){memory, counts, bytes}, 1));
+        cuda_plan_of(plan)->waited = true;
+        return EP_OK;
+    }
     call->cuda->copied = true;
     return cuda_status(cudaMemcpyAsync(memory, counts, bytes, cudaMemcpyHostToDevice, call->stream), "cudaMemcpyAsync");
 }

@@ -160,11 +160,11 @@ __device__ __noinline__ static bool wait_for_desc(const cuda_waits &waits, uint6
 }
 
 /*
- * Compares a rank's descriptor, which has arrived, with this rank's, and finds its buffers. By one thread; false: end
- * the kernel.
+ * Compares a rank's descriptor, which has arrived, with this rank's, and finds its buffers. `first`: in the first block
+ * that moves rows. By one thread; false: end the kernel.
  */
 __device__ __noinline__ static bool find_buffers(const cuda_waits &waits, const cuda_op_desc &desc,
-                                                 const rank_rows &rows, int rank, cuda_target &ret_target)
+                                                 const rank_rows &rows, int rank, bool first, cuda_target &ret_target)
 {
     const volatile uint64_t *theirs = waits.mine->desc[rank];
     cuda_found found = {};
@@ -188,7 +188,7 @@ __device__ __noinline__ static bool find_buffers(const cuda_waits &waits, const 
         found.words[2 * i + 1] = buffer[1];
         ret_target.at[i] = found.at[i] + rows.base * row;
     }
-    if (blockIdx.x == 0)
+    if (first)
         waits.mine->next[rank] = found;
     return true;
 }
@@ -220,8 +220,8 @@ __device__ __forceinline__ bool assume_buffers(const cuda_waits &waits, const cu
  * kernel.
  */
 __device__ __forceinline__ bool receive_desc(const cuda_waits &waits, const cuda_op_desc &desc, const rank_rows &rows,
-                                             uint64_t number, int rank, cuda_target &ret_target, bool &ret_copies,
-                                             bool &ret_changed)
+                                             uint64_t number, int rank, bool first, cuda_target &ret_target,
+                                             bool &ret_copies, bool &ret_changed)
 {
     bool same = assume_buffers(waits, desc, rows, rank, ret_target), own = rank == waits.rank;
     uint32_t words[CUDA_DESC_WORDS], known[2 * CUDA_BUFFERS];
@@ -242,7 +242,7 @@ __device__ __forceinline__ bool receive_desc(const cuda_waits &waits, const cuda
         same &= own || !desc.row_bytes[i / 2] || words[CUDA_DESC_BUFFERS + i] == known[i];
     ret_copies = words[CUDA_DESC_COPIES] && !own;
     ret_changed = !same;
-    return same || find_buffers(waits, desc, rows, rank, ret_target);
+    return same || find_buffers(waits, desc, rows, rank, first, ret_target);
 }
 
 /*
@@ -269,10 +269,10 @@ __device__ __noinline__ static bool has_tokens(const cuda_waits &waits, const cu
 
 /*
  * Waits for the descriptors of all ranks, and resolves the addresses of their buffers. `route` NULL: the operation
- * moves no rows. By all threads of every block; false: end the kernel at once.
+ * moves no rows. `block`: its number among those that call this. By all threads; false: end the kernel at once.
  */
 __device__ inline bool operation_begin(const cuda_waits &waits, const cuda_op_desc &desc, const cuda_route *route,
-                                       uint64_t number, targets &ret_targets)
+                                       uint64_t number, targets &ret_targets, uint32_t block)
 {
     const cuda_counts *counts = route ? route->counts : nullptr;
     int i = (int)threadIdx.x, n = waits.nranks;
@@ -285,9 +285,9 @@ __device__ inline bool operation_begin(const cuda_waits &waits, const cuda_op_de
         ret_targets.refused = route && counts->refused[0];
     if (i < n) {
         if (waits.no_sync)
-            assume_buffers(waits, desc, rows, i, ret_targets.of[i]);
+            ok = assume_buffers(waits, desc, rows, i, ret_targets.of[i]);
         else
-            ok = receive_desc(waits, desc, rows, number, i, ret_targets.of[i], copies, changed);
+            ok = receive_desc(waits, desc, rows, number, i, block == 0, ret_targets.of[i], copies, changed);
     } else if (i == n && !waits.no_sync) {
         /* By a thread that waits for no rank, so that the checks cost no extra time. */
         ok = may_begin(waits, waits.ready_phase) && (!route || has_tokens(waits, counts, route->n_tokens));

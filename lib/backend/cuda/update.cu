@@ -313,7 +313,7 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS, 1) exchange_kernel(const __g
     }
     number = operation_publish(u.waits, u.desc);
     publish_counts(u, number);
-    ok = operation_begin(u.waits, u.desc, nullptr, number, targets) && receive_counts(u, number, x);
+    ok = operation_begin(u.waits, u.desc, nullptr, number, targets, blockIdx.x) && receive_counts(u, number, x);
     if (ok) {
         assign_rank_rows(u, x);
         write_counts(u, x);
