@@ -62,12 +62,12 @@ skip() {
 }
 
 # suites PRESET CTEST-OPTION...: the tests of a preset, counted by scripts/count_results.py. Many of them wait more than
-# they compute, hence three per processor. If only a few failed, they run again, one at a time, to distinguish a machine
+# they compute, hence four per processor. If only a few failed, they run again, one at a time, to distinguish a machine
 # that stalled from a fault of epkit; both are reported.
 suites() {
     local preset="$1" junit="$results/$1.xml" again="$results/$1-again.xml"
     shift
-    run_ctest "$preset" "$preset" --parallel $((3 * $(nproc))) "$@"
+    run_ctest "$preset" "$preset" --parallel $((4 * $(nproc))) "$@"
     if [ ! -f "$junit" ]; then
         cat "$results/$preset.log"
         echo 0 1 0 >>"$counts"

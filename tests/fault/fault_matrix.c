@@ -155,7 +155,8 @@ static int usage(void)
     fputs(
         "Usage: fault_matrix [--list] [--cell PREFIX]... [--rounds N] [--seed N] [--part I/N] [--jobs N]\n"
         "           [--network NAME] [--slow N]\n"
-        "Without --cell and --rounds: the whole matrix once, then random cells. --part: every Nth of them.\n"
+        "Without --cell and --rounds: the whole matrix once, then random cells. --part: every Nth of them;\n"
+        "with EPKIT_TEST_LONG all.\n"
         "--jobs: so many at the same time; most of a cell is waiting. --network: between hosts in the cells that have\n"
         "\"tcp.\" in their names; verbs instead of tcp. --slow: all times by N.\n",
         stderr);
@@ -219,6 +220,10 @@ int main(int argc, char **argv)
     }
     if (optind < argc)
         return usage();
+    if (getenv("EPKIT_TEST_LONG")) {
+        part.i = 0;
+        part.n = 1;
+    }
     for (int i = 0; i < n_cells; i++)
         run_matrix(cells[i]);
     if (!n_cells || rounds > 0) {
