@@ -274,7 +274,7 @@ static const char *check_record(const struct emulated *e, const struct incoming 
 static void flip_bit(struct emulated *e, uint64_t at, uint32_t bytes)
 {
     if (e->emulation.flip_put && bytes >= EP_NET_FLIP_BYTES && ++e->large_puts == e->emulation.flip_put)
-        e->net.region[at + (bytes / 2 | 3)] ^= 0x40;
+        e->net.region[(at + bytes / 2) | 3] ^= 0x40;
 }
 
 /* Applies the record at head, or a piece of it. true: the whole record has taken effect. */

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-/* A put of at least as many bytes has rows of data in its middle. */
+/* A put of at least as many bytes usually has rows of data in its middle. With smaller split_bytes there is none. */
 #define EP_NET_FLIP_BYTES 256
 
 /*

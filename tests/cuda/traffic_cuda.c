@@ -3,7 +3,8 @@
  * traffic_cuda --ranks N --nodes M [--rounds LAYERS]: where the bytes of a group of several nodes go, by counters that
  * are not the library's. Over TCP on one machine: its loopback interface must send what the ranks say that they have
  * put on the network, and the NVLinks of their GPUs what they say that they have moved within nodes: nothing if each
- * rank is a node. Another program that uses the loopback or the links disturbs it. Exit 77 if there is no GPU.
+ * rank is a node. Each rank needs a GPU of its own. Another program that uses the loopback or the links disturbs it.
+ * Exit 77 if there is no GPU, or if its driver has no counters.
  */
 #include "case.h"
 
@@ -124,7 +125,6 @@ static int add_stats(const struct state *s, struct bytes *sum)
     return 0;
 }
 
-/* The statistics are read when the call is complete: the network's are counted as it moves. */
 static int call_layer(const struct state *s, struct bytes *sum)
 {
     ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
@@ -161,7 +161,10 @@ static int measure(struct state *s, int layers)
     TRY(group_barrier(s->group));
     mine.links = links < 0 ? -1 : link_bytes(s->bus_id) - links;
     s->loopback = loopback_bytes() - loopback;
-    EXPECT(links >= 0 && loopback >= 0, "%s", links < 0 ? "NVML has no counters of NVLinks" : "lo has no counter");
+    if (links < 0 || loopback < 0) {
+        test_report("%s", links < 0 ? "NVML has no counters of NVLinks here" : "lo has no counter");
+        return SKIPPED;
+    }
     CALL(ep_comm_allgather(s->group->host, &mine, sizeof(mine), all));
     for (int rank = 0; rank < s->group->nranks; rank++) {
         s->sum.links += all[rank].links;
@@ -181,7 +184,7 @@ static int check(const struct state *s)
             "traffic: %.0f bytes put on the network, %.0f sent by lo; %.0f for ranks of the same node, %.0f forwarded "
             "there, %.0f sent by NVLinks\n",
             sum->net, s->loopback, sum->node, sum->forward, sum->links);
-    EXPECT(sum->net > 1e8 && s->loopback >= sum->net && s->loopback <= sum->net * (1 + OVERHEAD) + OTHER_BYTES,
+    EXPECT(sum->net > 0 && s->loopback >= sum->net && s->loopback <= sum->net * (1 + OVERHEAD) + OTHER_BYTES,
            "lo has sent %.0f bytes, and %.0f were put on the network", s->loopback, sum->net);
     if (group_division.nodes == s->group->nranks)
         EXPECT(sum->node == 0 && sum->links <= sum->net / 100 + OTHER_BYTES,

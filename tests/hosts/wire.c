@@ -50,7 +50,7 @@ static double sent_bytes(const char *interface)
     return bytes;
 }
 
-/* Two tokens of three have an expert on the own host. */
+/* At least two tokens of three have an expert on the own host. */
 static int make_layer(struct layer *l, int rank)
 {
     static int32_t index[TOKENS * TOPK];

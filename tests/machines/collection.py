@@ -149,11 +149,12 @@ def judge_planted(epkit, machine, folder, where):
 def main(arguments):
     live_only = "--live" in arguments
     arguments = [argument for argument in arguments if argument != "--live"]
-    every = int(arguments.pop(3)) if arguments[2:3] == ["--every"] else 1
-    if every > 1:
-        arguments.pop(2)
+    every = 1
+    if arguments[2:3] == ["--every"] and arguments[3:4]:
+        every = int(arguments[3])
+        del arguments[2:4]
     only = arguments[3] if arguments[2:3] == ["--only"] else ""
-    if len(arguments) not in (2, 4) or arguments[1] not in (*COLLECTIONS, "all"):
+    if len(arguments) not in (2, 4) or arguments[1] not in (*COLLECTIONS, "all") or every < 1:
         sys.exit(__doc__)
     epkit = os.path.abspath(arguments[0])
     n = n_wrong = n_waiting = 0

@@ -74,7 +74,7 @@ extern const char *const group_backends[]; /* "auto", "host", "cuda" */
      .value = "0", .help = "writes take effect in pieces of at most this size; 0: whole"},                             \
     {"net-flip", 0, "N", OPT_INT, offsetof(owner, member.net_flip), .min = 0, .max = INT32_MAX, .value = "0",          \
      .help = "the Nth large write to each rank arrives with a wrong bit, so that the check of the results must fail; " \
-             "0: none"}
+             "0: none; needs whole writes (no smaller --net-split)"}
 /* clang-format on */
 
 /*

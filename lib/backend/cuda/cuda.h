@@ -342,7 +342,7 @@ ep_status cuda_sync_stages(struct cuda_comm *cuda, const ep_plan *plan, const si
  * monitors of the peers map it within some milliseconds. false: they are delayed, and the rows must go through staging.
  */
 ep_status cuda_await_mapped(struct cuda_comm *cuda, const uint32_t words[2], bool *ret_mapped);
-/* Unmaps what the peers have freed. No kernel of this rank may run; waits for those of others. */
+/* Unmaps what the peers have freed. Waits for running kernels. */
 ep_status cuda_unmap_freed(struct cuda_comm *cuda);
 void cuda_unmap_all(struct cuda_comm *cuda);
 /* Returns staging buffer `which` with at least `bytes`. */

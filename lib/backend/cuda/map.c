@@ -262,10 +262,17 @@ ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct ep_group_addre
     return EP_OK;
 }
 
-/* A peer that registers the same memory again names it by the same words, and it may be mapped elsewhere then. */
+/*
+ * A peer that registers the same memory again names it by the same words, and it may be mapped elsewhere then. Only the
+ * sizes are cleared, which makes kernels look up the address: a launched graph may be reading the rest.
+ */
 static ep_status forget_addresses(struct cuda_comm *cuda)
 {
-    CUDA_TRY(cudaMemsetAsync(cuda->signals->found, 0, sizeof(cuda->signals->found), cuda->internal_stream));
+    struct cuda_found *found = &cuda->signals->found[0][0];
+
+    cuda->last_shape[0].blocks = cuda->last_shape[1].blocks = 0; /* ep_cuda_repeat_bare() needs them */
+    CUDA_TRY(cudaMemset2DAsync(found->bytes, sizeof(*found), 0, sizeof(found->bytes),
+                               (size_t)CUDA_KINDS * CUDA_MAX_RANKS, cuda->internal_stream));
     CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
     return EP_OK;
 }
