@@ -145,7 +145,9 @@ nodes() {
         step 200 "$programs/ll_weights_cuda" --ranks "$ranks" --nodes "$nodes"
         step 200 "$programs/ll_mask_cuda" --ranks "$ranks" --nodes "$nodes"
         # Ranks that share a GPU use no links, and some GPUs have none.
-        [ "$ranks" -gt "$gpus" ] || ! nvidia-smi nvlink --status 2>/dev/null | grep -q 'GB/s' || step 150 "$programs/traffic_cuda" --ranks "$ranks" --nodes "$nodes"
+        if [ "$ranks" -le "$gpus" ] && nvidia-smi nvlink --status 2>/dev/null | grep -q 'GB/s'; then
+            step 150 "$programs/traffic_cuda" --ranks "$ranks" --nodes "$nodes"
+        fi
         [ -x "$epkit" ] || continue
         step 300 "$epkit" test internode --backend cuda --ranks "$ranks" --nodes "$nodes"
         step 300 "$epkit" test internode --backend cuda --ranks "$ranks" --nodes "$nodes" --network tcp

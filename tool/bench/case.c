@@ -5,6 +5,11 @@
 
 #include <string.h>
 
+int bench_ranks_per_node(const struct ranks_ctx *ctx)
+{
+    return ctx->nranks / (ctx->nnodes > 1 ? ctx->nnodes : 1);
+}
+
 int bench_routing_new(struct ranks_ctx *ctx, const struct bench_request *request, int tokens, int variant,
                       int ranks_per_node, struct routing **ret_routing, struct bench_route *ret_route)
 {
@@ -92,7 +97,7 @@ int bench_case_init(struct bench_case *bench, struct ranks_ctx *ctx, const struc
     bench->ctx = ctx;
     bench->request = request;
     bench->tokens = tokens;
-    bench->ranks_per_node = ctx->nranks / (ctx->nnodes > 1 ? ctx->nnodes : 1);
+    bench->ranks_per_node = bench_ranks_per_node(ctx);
     code = bench_routing_new(ctx, request, tokens, 0, bench->ranks_per_node, &bench->routing, &bench->route);
     if (code != 0)
         return code;

@@ -57,6 +57,9 @@ int bench_case_init(struct bench_case *bench, struct ranks_ctx *ctx, const struc
                     int64_t min_rows);
 void bench_case_done(struct bench_case *bench);
 
+/* All ranks if they are one node. */
+int bench_ranks_per_node(const struct ranks_ctx *ctx);
+
 /* Creates the routing of a request, and the route of this rank; variants have different seeds. 0, or an exit code after
  * emitting the error. */
 int bench_routing_new(struct ranks_ctx *ctx, const struct bench_request *request, int tokens, int variant,

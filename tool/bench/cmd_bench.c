@@ -400,9 +400,10 @@ const struct cmd command_bench = {
         "streams, and, with the network tcp, plain sockets, the same with send() and recv().\n\n"
         "The time of an operation is from the first rank's start to the last rank's end, the median over rounds; P10 "
         "and P90 are percentiles. Logical GB/s count all rows that a rank receives, as DeepEP does; wire GB/s count "
-        "only rows sent to other ranks: one for each token and rank, or one for each token and expert in a low-latency "
-        "combine with --sum-once; of low latency between nodes the network GB/s count rows alone. Rates may exceed that of memcpy: a row for several ranks is read once and written to "
-        "each of them, while memcpy reads it each time.",
+        "only rows sent to other ranks: one for each token and rank, or one for each token and expert in a low-"
+        "latency combine with --sum-once; of low latency between nodes the network GB/s count rows alone. Rates may "
+        "exceed that of memcpy: a row for several ranks is read once and written to each of them, while memcpy reads "
+        "it each time.",
     .options = bench_table,
     .options_bytes = sizeof(struct bench_options),
     .examples =

@@ -161,25 +161,14 @@ static int64_t count_rows(const struct lowlat *lowlat)
     return rows;
 }
 
-/* Choices of this rank's tokens that are on other ranks. */
-static int64_t count_remote(const struct lowlat *lowlat)
-{
-    const struct bench_route *route = &lowlat->bench.route;
-    int64_t n = 0;
-
-    for (int64_t i = 0; i < (int64_t)route->n_tokens * route->topk; i++)
-        n += route->experts[i] >= 0 && route->experts[i] / route->n_local_experts != route->rank;
-    return n;
-}
-
 /*
- * Rows that this rank sends to ranks of other nodes, without a forwarder: one for each (token, rank) or, `each`, for
- * each (token, expert).
+ * Rows that this rank sends to ranks outside of its `share` neighbours, itself among them, without a forwarder: one for
+ * each (token, rank) or, `each`, for each (token, expert).
  */
-static int64_t count_to_nodes(const struct lowlat *lowlat, bool each)
+static int64_t count_outside(const struct lowlat *lowlat, int share, bool each)
 {
     const struct bench_route *route = &lowlat->bench.route;
-    int first = route->rank / route->ranks_per_node * route->ranks_per_node, end = first + route->ranks_per_node;
+    int first = route->rank / share * share, end = first + share;
     int64_t n = 0;
 
     if (!each)
@@ -324,9 +313,8 @@ static int measure(struct lowlat *lowlat, bool is_combine)
         series[1].queued = true;
     }
     measurement.counts.recv = count_rows(lowlat);
-    if (each)
-        measurement.counts.wire = count_remote(lowlat);
-    measurement.counts.net_bytes = count_to_nodes(lowlat, each) * measurement.row_bytes;
+    measurement.counts.wire = count_outside(lowlat, 1, each);
+    measurement.counts.net_bytes = count_outside(lowlat, bench->route.ranks_per_node, each) * measurement.row_bytes;
     lowlat->copy_bytes = (size_t)(measurement.counts.recv * measurement.row_bytes);
     code = bench_rounds(bench->ctx, series, n_series, bench->request->iters, bench->one_clock);
     if (code == 0)
@@ -456,8 +444,8 @@ int bench_run_lowlat(struct ranks_ctx *ctx, const struct bench_request *request,
         .slots = (int64_t)ctx->nranks * request->ll_tokens,
     };
     ep_status status;
-    int code = bench_routing_new(ctx, request, request->ll_tokens, 0, ctx->nranks / (ctx->nnodes > 1 ? ctx->nnodes : 1),
-                                 &lowlat.bench.routing, &lowlat.bench.route);
+    int code = bench_routing_new(ctx, request, request->ll_tokens, 0, bench_ranks_per_node(ctx), &lowlat.bench.routing,
+                                 &lowlat.bench.route);
 
     if (code != 0)
         return code;
