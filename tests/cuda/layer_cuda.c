@@ -5,14 +5,14 @@
  * layer. One JSON line for each case: microseconds of a layer, microseconds of the host in its calls, and processors
  * that the rank keeps busy. A measurement without checks. Exit 77 if there is no GPU.
  */
-#include "case.h"
+#include "layer.h"
 
 #include <epkit/cuda.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 
-enum { HIDDEN = 7168, TOPK = 8, EXPERTS = 256, TIMEOUT_MS = 20000, WARM_UP = 10 };
+enum { TIMEOUT_MS = 20000, WARM_UP = 10 };
 #define COMPUTE_BYTES ((size_t)128 << 20) /* of a fill that stands for the experts: some 60 us */
 
 static const int token_steps[] = {512, 4096}, jitter_steps[] = {0, 100, 300};
@@ -21,74 +21,15 @@ struct state {
     struct group group;
     uint64_t seed;
     int layers, n_tokens;
-    bool symmetric;
-    ep_plan *plan;
-    int64_t n_recv;
-    void *x, *recv, *out, *scratch;
+    struct layer layer;
+    void *scratch;
 };
 
-static int prepare(struct state *s)
+static int call_layer(const struct state *s)
 {
-    struct routing routing = {.n_tokens = s->n_tokens,
-                              .topk = TOPK,
-                              .n_experts = EXPERTS / s->group.nranks * s->group.nranks,
-                              .nranks = s->group.nranks,
-                              .idx_type = EP_I64};
-    uint64_t random = s->seed * 64 + (uint64_t)s->group.rank;
-    size_t row = (size_t)HIDDEN * 2, n = (size_t)s->n_tokens;
-    ep_plan_info info = EP_PLAN_INFO_INIT;
-    ep_plan_args args = EP_PLAN_ARGS_INIT;
-    int64_t *index = malloc(n * TOPK * sizeof(*index));
-
-    EXPECT(index, "no memory for the routing");
-    fill_routing(&routing, &random, index);
-    args.topk_idx = index;
-    args.idx_type = EP_I64;
-    args.n_tokens = s->n_tokens;
-    args.topk = TOPK;
-    args.n_experts = routing.n_experts;
-    CALL(ep_plan_new(s->group.cuda, &args, &s->plan));
-    free(index);
-    CALL(ep_plan_get_info(s->plan, &info));
-    s->n_recv = info.n_recv;
-    CUDA(cudaMalloc(&s->x, n * row));
-    CUDA(cudaMemset(s->x, 0, n * row));
-    if (s->symmetric)
-        CALL(ep_alloc(s->group.cuda, (size_t)s->n_recv * row, &s->recv));
-    else
-        CUDA(cudaMalloc(&s->recv, (size_t)s->n_recv * row));
-    CUDA(cudaMalloc(&s->out, n * row));
-    return 0;
-}
-
-static int release(struct state *s)
-{
-    ep_plan_free(s->plan);
-    CUDA(cudaFree(s->x));
-    if (s->symmetric)
-        CALL(ep_free(s->group.cuda, s->recv));
-    else
-        CUDA(cudaFree(s->recv));
-    CUDA(cudaFree(s->out));
-    return 0;
-}
-
-static int call_layer(struct state *s)
-{
-    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
-    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
-
-    dispatch.dtype = combine.dtype = EP_BF16;
-    dispatch.hidden = combine.hidden = HIDDEN;
-    dispatch.x = s->x;
-    dispatch.recv_x = s->recv;
-    dispatch.out_rows = s->n_recv;
-    combine.x = s->recv;
-    combine.out = s->out;
-    CALL(ep_dispatch(s->plan, &dispatch, s->group.stream));
+    TRY(layer_dispatch(&s->layer, &s->group));
     CUDA(cudaMemsetAsync(s->scratch, 1, COMPUTE_BYTES, s->group.stream));
-    CALL(ep_combine(s->plan, &combine, s->group.stream));
-    return 0;
+    return layer_combine(&s->layer, &s->group);
 }
 
 static double cpu_ms(void)
@@ -134,7 +75,7 @@ static int run_case(struct state *s, int jitter_us)
     cpu = cpu_ms() - cpu;
     printf("{\"rank\": %d, \"ranks\": %d, \"tokens\": %d, \"memory\": \"%s\", \"jitter_us\": %d, \"layer_us\": %.1f, "
            "\"calls_us\": %.1f, \"processors\": %.2f}\n",
-           s->group.rank, s->group.nranks, s->n_tokens, s->symmetric ? "symmetric" : "ordinary", jitter_us,
+           s->group.rank, s->group.nranks, s->n_tokens, s->layer.symmetric ? "symmetric" : "ordinary", jitter_us,
            wall * 1e3 / s->layers, calls * 1e3 / s->layers, cpu / wall);
     return 0;
 }
@@ -144,12 +85,11 @@ static int run_all(struct state *s)
     CUDA(cudaMalloc(&s->scratch, COMPUTE_BYTES));
     for (size_t i = 0; i < 2 * sizeof(token_steps) / sizeof(token_steps[0]); i++) {
         s->n_tokens = token_steps[i / 2];
-        s->symmetric = i % 2 == 0;
-        TRY(prepare(s));
+        TRY(layer_open(&s->layer, &s->group, s->n_tokens, i % 2 == 0, s->seed));
         for (size_t j = 0; j < sizeof(jitter_steps) / sizeof(jitter_steps[0]); j++)
             TRY(run_case(s, jitter_steps[j]));
         TRY(group_barrier(&s->group));
-        TRY(release(s));
+        TRY(layer_close(&s->layer, &s->group));
     }
     CUDA(cudaFree(s->scratch));
     return 0;

@@ -4,7 +4,7 @@
  *
  *   device.c       the module's table, the choice of the device, the wrapper of the CUDA runtime
  *   comm.c         opening and closing: signals, report, mapping of the peers
- *   links.c        the speed of the links
+ *   links.c        the speed of the links, from NVML (nvml.c)
  *   memory.c       symmetric memory of this rank, staging
  *   local.c        memory that this rank allocates or registers alone
  *   map.c          mappings of the peers' memory
