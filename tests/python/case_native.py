@@ -126,6 +126,10 @@ def test_random_shapes_3_ranks():
     run(3, shapes, 1000 if os.environ.get("EPKIT_TEST_LONG") else 30)
 
 
+def test_random_shapes_4_ranks():
+    run(4, shapes, 1000 if os.environ.get("EPKIT_TEST_LONG") else 20)
+
+
 def symmetric(rank, size):
     """Outputs and inputs in memory of the library; tensors of it outlive the communicator."""
     comm = epkit.Communicator()
