@@ -8,6 +8,8 @@
  *   ahead      all ranks but one queue all of their calls before that one makes its first
  *   streams    calls alternate between three streams that nothing else orders
  *   events     events of the library and of the caller between two streams; a barrier in a stream
+ *   handles    calls in two streams with the same handle: cudaStreamPerThread of two threads, and a stream that is
+ *              created after another one was destroyed while work was queued in it
  *   disagree   ranks with different arguments, or in different calls, get an error after the calls
  *   other-gpu  a stream of another GPU is refused, and the next call works; where there are two GPUs
  *   graph      dispatch and combine of ordinary memory in a graph, launched again with new data
@@ -19,6 +21,7 @@
 #include "mirror.h"
 
 #include <epkit/cuda.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -290,6 +293,67 @@ static int run_events(struct state *s)
     return free_all(s, code);
 }
 
+/* --- handles ----------------------------------------------------------------------------------------------------- */
+
+struct combine_job {
+    struct state *s;
+    cudaStream_t stream;
+    ep_event *dispatch_may_start;
+    int code;
+};
+
+/* A combine whose dispatch waits, in another stream, for the event. */
+static void *combine_after(void *argument)
+{
+    struct combine_job *job = argument;
+
+    job->code = call_combine(job->s, job->stream);
+    if (ep_event_signal(job->dispatch_may_start) != EP_OK || ep_stream_sync(job->s->group.cuda, job->stream) != EP_OK)
+        job->code |= FAILED;
+    return NULL;
+}
+
+static int begin_dispatch(struct state *s, uint64_t seed, cudaStream_t stream, struct combine_job *ret_job)
+{
+    *ret_job = (struct combine_job){.s = s, .stream = stream};
+    TRY(new_data(s, seed));
+    CALL(ep_event_new(s->group.cuda, &ret_job->dispatch_may_start));
+    CALL(ep_stream_wait(s->group.cuda, stream, ret_job->dispatch_may_start));
+    return call_dispatch(s, stream);
+}
+
+static int end_combine(struct state *s, struct combine_job *job, const char *what)
+{
+    ep_event_free(job->dispatch_may_start);
+    return job->code | check(s, what);
+}
+
+static int run_handles(struct state *s)
+{
+    struct combine_job job;
+    cudaStream_t first;
+    pthread_t thread;
+    int code;
+
+    TRY(make_plans(s));
+    TRY(make_buffers(s, SYMMETRIC));
+    TRY(begin_dispatch(s, 0, cudaStreamPerThread, &job));
+    EXPECT(!pthread_create(&thread, NULL, combine_after, &job), "no thread");
+    pthread_join(thread, NULL);
+    code = end_combine(s, &job, "cudaStreamPerThread of two threads");
+    /* CUDA may give the second stream the handle of the first. */
+    CUDA(cudaStreamCreateWithFlags(&first, cudaStreamNonBlocking));
+    TRY(begin_dispatch(s, 1, first, &job));
+    CUDA(cudaStreamDestroy(first));
+    CUDA(cudaStreamCreateWithFlags(&job.stream, cudaStreamNonBlocking));
+    printf("rank %d: the handle of a destroyed stream is %s again\n", s->group.rank,
+           job.stream == first ? "used" : "not used");
+    combine_after(&job);
+    code |= end_combine(s, &job, "a stream after a destroyed one");
+    CUDA(cudaStreamDestroy(job.stream));
+    return free_all(s, code);
+}
+
 /* --- disagree ---------------------------------------------------------------------------------------------------- */
 
 /* The communicator fails in this scenario, so it is not used afterwards. */
@@ -433,6 +497,7 @@ static const struct scenario {
                  {"ahead", run_ahead},
                  {"streams", run_streams},
                  {"events", run_events},
+                 {"handles", run_handles},
                  {"other-gpu", run_other_gpu},
                  {"graph", run_graph},
                  {"time", run_time},

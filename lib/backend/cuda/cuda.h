@@ -157,6 +157,7 @@ struct cuda_comm {
     /* Operations run in the order of their calls. */
     cudaEvent_t order, captured_order; /* recorded after the last one, outside captures and in one */
     cudaStream_t stream, captured_stream;
+    unsigned long long stream_id;   /* of `stream`: the caller may destroy it, and CUDA uses its handle again */
     unsigned long long capture;     /* id of the last capture; 0: there was none */
     uint64_t operations;            /* called outside captures */
     bool copied;                    /* the present call has queued a copy that later ones need, even if it fails */
@@ -501,6 +502,7 @@ struct cuda_call {
     struct cuda_comm *cuda;
     cudaStream_t stream;
     unsigned long long capture; /* not 0: id of the capture that the stream is in */
+    unsigned long long id;      /* of the stream, outside of captures */
     struct cuda_scope scope;
 };
 

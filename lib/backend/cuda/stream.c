@@ -75,6 +75,15 @@ bool cuda_is_capturing(ep_comm *comm, ep_stream stream)
 }
 
 /*
+ * Is it the stream of the last operation outside of captures? The handle alone does not tell: a stream that was created
+ * after another one was destroyed may have its handle, and cudaStreamPerThread is another stream in each thread.
+ */
+static bool is_last_stream(const struct cuda_comm *cuda, cudaStream_t stream, unsigned long long id)
+{
+    return cuda->operations && stream == cuda->stream && id == cuda->stream_id;
+}
+
+/*
  * A kernel cannot be launched in a stream of another GPU; CUDA reports an invalid handle, which explains nothing.
  * Checked when the stream changes; skipped if the runtime or driver cannot report the device of a stream.
  */
@@ -82,8 +91,8 @@ static ep_status check_stream(const struct cuda_call *call)
 {
     int device = call->cuda->device;
 
-    if (call->capture || call->stream == call->cuda->stream || !call->stream || call->stream == cudaStreamLegacy ||
-        call->stream == cudaStreamPerThread)
+    if (call->capture || is_last_stream(call->cuda, call->stream, call->id) || !call->stream ||
+        call->stream == cudaStreamLegacy || call->stream == cudaStreamPerThread)
         return EP_OK;
 #if CUDART_VERSION >= 12080
     if (cudaStreamGetDevice(call->stream, &device) != cudaSuccess) {
@@ -105,7 +114,7 @@ static ep_status order_after_last(const struct cuda_call *call)
 {
     const struct cuda_comm *cuda = call->cuda;
 
-    if (!call->capture && cuda->operations && call->stream != cuda->stream)
+    if (!call->capture && cuda->operations && !is_last_stream(cuda, call->stream, call->id))
         CUDA_TRY(cudaStreamWaitEvent(call->stream, cuda->order, 0));
     if (call->capture && call->capture == cuda->capture && call->stream != cuda->captured_stream)
         CUDA_TRY(cudaStreamWaitEvent(call->stream, cuda->captured_order, 0));
@@ -121,6 +130,8 @@ ep_status cuda_call_begin(struct cuda_comm *cuda, ep_stream stream, bool operati
     EP_TRY(cuda_check(cuda));
     EP_TRY(cuda_scope_begin_uncaptured(cuda, &call->scope));
     status = find_capture(call->stream, &call->capture);
+    if (status == EP_OK && !call->capture)
+        status = cuda_status(cudaStreamGetId(call->stream, &call->id), "cudaStreamGetId");
     if (status == EP_OK)
         status = check_stream(call);
     if (status == EP_OK && operation)
@@ -142,6 +153,7 @@ ep_status cuda_call_end(struct cuda_call *call, ep_status status, bool queued)
     } else if (queued || cuda->copied) {
         error = cudaEventRecord(cuda->order, call->stream);
         cuda->stream = call->stream;
+        cuda->stream_id = call->id;
         cuda->operations++;
     }
     cuda->copied = false;
@@ -224,16 +236,17 @@ ep_status cuda_drain(struct cuda_comm *cuda)
 
 static ep_status sync_stream(struct cuda_comm *cuda, cudaStream_t stream)
 {
-    unsigned long long capture = 0;
+    unsigned long long capture = 0, id = 0;
 
     EP_TRY(find_capture(stream, &capture));
     if (capture)
         return ep_fail(EP_E_STATE, "ep_stream_sync: the stream is being captured");
+    CUDA_TRY(cudaStreamGetId(stream, &id));
     /*
      * Does not wait for what the caller has queued after the last operation, unless operations have ever been captured:
      * then it may be a graph that contains them.
      */
-    if (cuda->operations && stream == cuda->stream && !cuda->capture)
+    if (is_last_stream(cuda, stream, id) && !cuda->capture)
         return cuda_drain(cuda);
     CUDA_TRY(cudaEventRecord(cuda->end, stream));
     return cuda_wait_event(cuda, cuda->end, EP_GROUP_IDLE);
