@@ -29,8 +29,6 @@ const struct variable variables[] = {
      "backend of the library when --backend is not given: host or cuda"},
     {"EPKIT_COMMAND", VARIABLE_WORKS, "text", "",
      "set by 'epkit install' for the tests of a recipe: the epkit to ask"},
-    {"EPKIT_CUDA_LL_MANY", VARIABLE_WORKS, "text", "",
-     "1: low latency on GPUs with up to 32 ranks uses the kernels of more ranks; for tests"},
     {"EPKIT_HOST_ISA", VARIABLE_WORKS, "portable|avx2|avx512", "",
      "instruction set of the host backend's loops over rows: portable, avx2 or avx512"},
     {"EPKIT_JOB_ID", VARIABLE_WORKS, "text", "",

@@ -10,8 +10,8 @@ ep12combine_rows
 ep13combine_nodes
 ep13dispatch_rows
 ep14dispatch_nodes
-ep15combine_ll_many
-ep16dispatch_ll_many'
+ep16combine_ll_nodes
+ep17dispatch_ll_nodes'
 # What nvcc makes of each kernel to launch it has the kernel's mangled name in its own.
 names=$(nm "$1" | grep -o '__device_stub__Z[A-Za-z0-9_]*' | sed 's/^__device_stub__Z//' | sort -u)
 moving=$(printf '%s\n' "$names" | grep -E 'dispatch|combine' | sed -E 's/^N2(ep[0-9]+[a-z_]*)E.*/\1/' | sort -u)

@@ -292,10 +292,10 @@ cudaError_t cuda_kernels_load(int shared_bytes)
     if (error == cudaSuccess)
         error = cuda_ll_mask_load();
     if (error == cudaSuccess)
-        error = cuda_ll_dispatch_load_many(shared_bytes);
+        error = cuda_ll_dispatch_load_nodes(shared_bytes);
     if (error == cudaSuccess)
-        error = cuda_ll_combine_load_many();
+        error = cuda_ll_combine_load_nodes();
     if (error == cudaSuccess)
-        error = cuda_ll_mask_load_many();
+        error = cuda_ll_mask_load_nodes();
     return error;
 }

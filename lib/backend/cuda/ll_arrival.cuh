@@ -123,7 +123,7 @@ __device__ inline bool sum_counts(const cuda_ll_dispatch &d, const ll_call &call
     bool ok;
 
     /* With as many ranks as threads, no thread is left for this check alone. */
-    if (LL_MANY)
+    if (LL_NODES)
         ok = (by.thread || may_begin(ll.waits, ll.waits.done_phase)) &&
              (!reports || compare_formats(d, call, by.thread));
     else

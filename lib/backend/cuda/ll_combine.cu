@@ -12,10 +12,10 @@
 #include "backend/cuda/ll_sum.cuh"
 
 /*
- * Bytes of each of a warp's two slots, which hold the tile of all rows to be reduced; with many ranks other arrays in
+ * Bytes of each of a warp's two slots, which hold the tile of all rows to be reduced; between nodes other arrays in
  * shared memory are longer.
  */
-#define SLOT_BYTES (LL_MANY ? 6656 : 7168)
+#define SLOT_BYTES (LL_NODES ? 6656 : 7168)
 #define TILE_ALIGN 8 /* vectors; tiles and parts of rows are multiples */
 #define SHARED_BYTES (CUDA_LL_THREADS / WARP * 2 * SLOT_BYTES)
 
@@ -36,10 +36,20 @@ __device__ bool matches_dispatch(const cuda_ll_combine &c, const ll_call &call)
 {
     const cuda_ll &ll = c.ll;
     const int32_t *index = index_of(ll, call);
+    int n = c.n_tokens * ll.topk;
     bool same = true;
 
-#pragma unroll 2
-    for (int i = (int)threadIdx.x; i < c.n_tokens * ll.topk; i += (int)blockDim.x) {
+    /* Mostly the call has the topk of ep_ll_new(); without a division in the loop its loads are in flight together. */
+    if (ll.topk == ll.segment_topk) {
+#pragma unroll 4
+        for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x) {
+            int64_t given = read_choice(c.topk_idx, c.idx64, i);
+
+            same &= given == index[i] || given == -1;
+        }
+        return same;
+    }
+    for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x) {
         int64_t given = read_choice(c.topk_idx, c.idx64, i);
 
         same &= given == index[entry_of(ll, i)] || given == -1;
@@ -237,8 +247,11 @@ __device__ void move_single(const tile &p, const pipe_state &pipe, int slot)
     __syncwarp();
 }
 
-/* Replaces the first row of a tile by the sum of the rows that are not omitted. Called by all lanes. */
-__device__ void reduce_rows(const tile &p, const pipe_state &pipe, int slot)
+/*
+ * Replaces the first row of a tile by the sum of the rows that are not omitted. `all`: none is, and the loop has no
+ * check that a load would wait for. Called by all lanes.
+ */
+template <bool all> __device__ __forceinline__ void reduce_rows(const tile &p, const pipe_state &pipe, int slot)
 {
     uint4 *rows = reinterpret_cast<uint4 *>(slot_at(pipe, slot));
     int n = __popc(p.votes);
@@ -251,7 +264,7 @@ __device__ void reduce_rows(const tile &p, const pipe_state &pipe, int slot)
             int k = __ffs((int)left) - 1;
             float weight = __shfl_sync(ALL_LANES, pipe.weight, k);
 
-            if (i < p.length && (pipe.kept >> k & 1))
+            if (i < p.length && (all || (pipe.kept >> k & 1)))
                 add_weighted(sum, rows[j * p.length + i], weight);
         }
         if (i < p.length)
@@ -345,10 +358,12 @@ __device__ void send_rows(const cuda_ll_combine &c, const ll_call &call, tile p,
         if (p.first && !is_single(p))
             ok = await_weights(ll, call, p, pipe);
         if (ok && !is_single(p)) {
-            if (__popc(pipe.kept) == 1)
+            if (pipe.kept == p.votes)
+                reduce_rows<true>(p, pipe, slot);
+            else if (__popc(pipe.kept) == 1)
                 move_single(p, pipe, slot);
             else
-                reduce_rows(p, pipe, slot);
+                reduce_rows<false>(p, pipe, slot);
         }
         if (ok && pipe.lane == 0)
             store_tile(ll, call, p, pipe, slot);

@@ -19,8 +19,8 @@ namespace
 struct choices {
     int before[CUDA_LL_MAX_TOPK];      /* lower tokens of this rank with the same expert */
     uint8_t choice_of[EP_MAX_EXPERTS]; /* 1 + the choice of the expert; 0: none */
-    uint32_t ranks;                    /* mask of its ranks; with many ranks their number */
-    uint16_t rank[CUDA_LL_MAX_TOPK];   /* with many ranks: the ranks, starting after this one */
+    uint32_t ranks;                    /* mask of its ranks; between nodes their number */
+    uint16_t rank[CUDA_LL_MAX_TOPK];   /* between nodes: the ranks, starting after this one */
 };
 
 /* --- the routing ------------------------------------------------------------------------------------------------- */
@@ -111,7 +111,7 @@ __device__ int fetch_choice(const cuda_ll_dispatch &d, int t, int k)
     return k < d.ll.topk && t < d.n_tokens ? read_expert(d, (int64_t)t * d.ll.topk + k) : -1;
 }
 
-/* With many ranks: lists each rank of the token once, by the lane of its first choice. Called by a warp. */
+/* Between nodes: lists each rank of the token once, by the lane of its first choice. Called by a warp. */
 __device__ void list_ranks(const cuda_ll &ll, int rank, choices &c)
 {
     int lane = (int)threadIdx.x % WARP, me = ll.waits.rank, position = 0;
@@ -149,7 +149,7 @@ __device__ void prepare_choices(const cuda_ll_dispatch &d, const ll_call &call, 
         c.before[k] = 0;
         if (expert >= 0)
             c.choice_of[expert] = (uint8_t)(k + 1);
-        if (LL_MANY) {
+        if (LL_NODES) {
             list_ranks(ll, rank, c);
         } else {
             rank = (int)__reduce_or_sync(ALL_LANES, rank < 0 ? 0 : 1u << rank);
@@ -276,7 +276,7 @@ __device__ void make_image(const cuda_ll_dispatch &d, const ll_call &call, int t
     prepare_choices(d, call, t, a.expert, c, image, by);
 }
 
-/* With many ranks: is the rank in the list? */
+/* Between nodes: is the rank in the list? */
 __device__ inline bool has_rank(const choices &c, int rank)
 {
     bool has = false;
@@ -287,7 +287,7 @@ __device__ inline bool has_rank(const choices &c, int rank)
 }
 
 /*
- * Stores the slot of token t to `ranks`; each rank starts with another destination. With many ranks: to those of the
+ * Stores the slot of token t to `ranks`; each rank starts with another destination. Between nodes: to those of the
  * list in `c` that are not masked. Threads store it, because the copy engine takes longer with several destinations (a
  * model on 4 GPUs, 128 tokens: 16 instead of 13 us from the synchronisation to the last row; bf16: 30 instead of 21
  * us).
@@ -301,10 +301,10 @@ __device__ void store_slot(const cuda_ll_dispatch &d, const ll_call &call, const
     for (int i = by.thread; i < vectors; i += by.threads) {
         uint4 v = reinterpret_cast<const uint4 *>(image)[i];
 
-        for (int j = 0; LL_MANY && j < (int)ranks; j++)
+        for (int j = 0; LL_NODES && j < (int)ranks; j++)
             if (!is_masked(call, c.rank[j]))
                 reinterpret_cast<uint4 *>(slot_of(d.ll, c.rank[j], me, t))[i] = v;
-        for (uint32_t left = LL_MANY ? 0 : rotated; left; left &= left - 1)
+        for (uint32_t left = LL_NODES ? 0 : rotated; left; left &= left - 1)
             reinterpret_cast<uint4 *>(slot_of(d.ll, (__ffs((int)left) + me) % CUDA_MAX_RANKS, me, t))[i] = v;
     }
 }
@@ -325,7 +325,7 @@ __device__ void send_tokens(const cuda_ll_dispatch &d, const ll_call &call, choi
 
     for (int t = (int)blockIdx.x; t < d.n_tokens; t = next) {
         uint32_t ranks = ll_unmasked(c.ranks, call.mask);
-        bool has_row = !LL_MANY || has_rank(c, i);
+        bool has_row = !LL_NODES || has_rank(c, i);
         prefetched a;
 
         next = t + (int)gridDim.x;
@@ -336,7 +336,7 @@ __device__ void send_tokens(const cuda_ll_dispatch &d, const ll_call &call, choi
         if (next < d.n_tokens)
             make_image(d, call, next, a, c, image, by);
         if (i < ll.waits.nranks && !is_masked(call, i))
-            store_release(slot_flag_of(ll, i, me, t), call.number << 1 | (LL_MANY ? has_row : ranks >> i & 1));
+            store_release(slot_flag_of(ll, i, me, t), call.number << 1 | (LL_NODES ? has_row : ranks >> i & 1));
     }
 }
 
@@ -400,7 +400,7 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) LL_NAME(dispatch_ll)(const
      * masking nothing is received before the participating ranks are known. Between nodes ll_notify_peers() needs all
      * threads of a block.
      */
-    int half = sends && receives && !ll.masking && !ll.landing ? (int)blockDim.x / 2 : 0, i = (int)threadIdx.x;
+    int half = sends && receives && !ll.masking && !LL_NODES ? (int)blockDim.x / 2 : 0, i = (int)threadIdx.x;
     team all = whole_block(), joint = {i, 2 * half, TEAM_JOINS};
 
     ll_load_mask(mine, call.mask);

@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(LL_RANKS) mask_kernel(const __grid_constant__ 
     __threadfence_system();
 }
 
-#define BARRIER_THREADS (LL_MANY ? CUDA_LL_MAX_RANKS : 2 * WARP)
+#define BARRIER_THREADS (LL_NODES ? CUDA_LL_MAX_RANKS : 2 * WARP)
 
 __global__ void __launch_bounds__(BARRIER_THREADS) ll_barrier_kernel(const __grid_constant__ cuda_ll ll)
 {
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(BARRIER_THREADS) ll_barrier_kernel(const __gri
     else if (i == n)
         ok = may_begin(ll.waits, phase);
     /* With as many ranks as threads, no thread is left for this check alone. */
-    if (LL_MANY && i == 0 && n == BARRIER_THREADS)
+    if (LL_NODES && i == 0 && n == BARRIER_THREADS)
         ok = may_begin(ll.waits, phase) && ok;
     if (__syncthreads_and(ok) && i == 0)
         mine->barrier = number;

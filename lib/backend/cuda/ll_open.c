@@ -46,14 +46,6 @@ int cuda_ll_sms(const struct cuda_comm *cuda)
     return cuda->all_sms / cuda->sharing ? cuda->all_sms / cuda->sharing : 1;
 }
 
-/* Lets tests run the kernels of many ranks with few. The results are bitwise identical. */
-static bool many_is_forced(void)
-{
-    const char *value = getenv("EPKIT_CUDA_LL_MANY");
-
-    return value && strcmp(value, "1") == 0;
-}
-
 /* Acquires the segment of an ep_ll that was freed, or allocates a new one. */
 static ep_status acquire_segment(struct cuda_comm *cuda, size_t bytes, struct cuda_ll_cached_segment **ret_segment)
 {
@@ -142,22 +134,20 @@ static ep_status open_local(const ep_ll *ll, struct cuda_ll_impl *impl)
     return cuda_drain(cuda);
 }
 
-/*
- * Passes the addresses of the segments to the kernels: up to CUDA_LL_FEW_RANKS in their arguments, and all in a table
- * in the own segment.
- */
+/* Passes the addresses of the segments to the kernels: in their arguments or, between nodes, in the own segment. */
 static ep_status publish_segments(struct cuda_ll_impl *impl, struct cuda_ll_segment **segments)
 {
     const struct cuda_comm *cuda = impl->cuda;
     struct cuda_ll *device = &impl->device;
-    int n = device->waits.nranks;
+    size_t n = (size_t)device->waits.nranks;
 
     cuda_ll_net_get_segments(impl->net, segments);
     device->own = segments[device->waits.rank];
-    device->many = n > CUDA_LL_FEW_RANKS || many_is_forced();
-    for (int rank = 0; rank < n && rank < CUDA_LL_FEW_RANKS; rank++)
-        device->peer[rank] = segments[rank];
-    CUDA_TRY(cudaMemcpyAsync(device->own->peer_table, segments, (size_t)n * sizeof(*segments), cudaMemcpyDefault,
+    if (!device->landing) {
+        memcpy(device->peer, segments, n * sizeof(*segments));
+        return EP_OK;
+    }
+    CUDA_TRY(cudaMemcpyAsync(device->own->peer_table, segments, n * sizeof(*segments), cudaMemcpyDefault,
                              cuda->internal_stream));
     CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
     return EP_OK;

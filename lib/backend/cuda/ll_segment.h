@@ -9,11 +9,10 @@
 #include <stdint.h>
 
 /*
- * Ranks of the group. Up to CUDA_LL_FEW_RANKS a mask is one word and fits in a register. More ranks have kernels of
- * their own, in which each rank is waited for by one thread of a block, hence the limit.
+ * Ranks of a group of several nodes: in the kernels for these each rank is waited for by one thread of a block. On one
+ * node a mask is one word and fits in a register.
  */
 #define CUDA_LL_MAX_RANKS 512
-#define CUDA_LL_FEW_RANKS 32
 #define CUDA_LL_MASK_WORDS (CUDA_LL_MAX_RANKS / 32) /* rank r: bit r % 32 of word r / 32 */
 #define CUDA_LL_MAX_PARTS 8                         /* of a row, each with a warp of its own; used where rows are few */
 
@@ -50,21 +49,23 @@ struct cuda_ll_segment {
     struct cuda_ll_desc desc[CUDA_LL_DESCS]; /* only in outgoing segments */
 
     /* Written by the owner. */
-    uint64_t call;                        /* the last complete one */
-    uint64_t dispatches, combines;        /* number of complete ones */
-    uint64_t last_dispatch, last_combine; /* the last complete call of each kind */
-    uint64_t barrier;                     /* the last complete one */
-    uint64_t polls_requested;             /* as in struct cuda_ll_report */
-    uint64_t decision[CUDA_LL_SYNCS];  /* call << 32 | mask[0] at each sync point; with masking, or with many ranks */
-    uint32_t mask[CUDA_LL_MASK_WORDS]; /* ranks that are masked */
-    uint32_t unmasked[CUDA_LL_MASK_WORDS];    /* ranks that this one has unmasked, and that may still mask it */
+    uint64_t call;                         /* the last complete one */
+    uint64_t dispatches, combines;         /* number of complete ones */
+    uint64_t last_dispatch, last_combine;  /* the last complete call of each kind */
+    uint64_t barrier;                      /* the last complete one */
+    uint64_t polls_requested;              /* as in struct cuda_ll_report */
+    uint64_t decision[CUDA_LL_SYNCS];      /* call << 32 | mask[0] at each sync point; with masking, or between nodes */
+    uint32_t mask[CUDA_LL_MASK_WORDS];     /* ranks that are masked */
+    uint32_t unmasked[CUDA_LL_MASK_WORDS]; /* ranks that this one has unmasked, and that may still mask it */
     uint32_t remote_lost[CUDA_LL_MASK_WORDS]; /* as in struct cuda_ll_report, as last seen by a kernel */
     uint32_t events_lease; /* end of the lease of the thread that polls `events` of the landing segment */
     uint32_t blocks[3];    /* of the running kernel: those that have sent rows, ended, sent weights */
 
-    /* Written by the owner, with more than CUDA_LL_FEW_RANKS ranks only. */
+    /* Written by the owner, between nodes only. */
     uint32_t decision_mask[CUDA_LL_SYNCS][CUDA_LL_MASK_WORDS]; /* full masks; written before `decision` */
-    struct cuda_ll_segment *peer_table[CUDA_LL_MAX_RANKS]; /* [rank] as cuda_ll.peer; written before the first kernel */
+    /* [rank] where this rank writes for that one: the segment of a rank of this node, the outgoing segment of a remote
+     * rank. Written before the first kernel. */
+    struct cuda_ll_segment *peer_table[CUDA_LL_MAX_RANKS];
 };
 
 #endif

@@ -67,11 +67,12 @@ __device__ inline bool gather_terms(const cuda_ll_combine &c, const ll_call &cal
     bool ok = true;
 
     if (part < ll.parts) {
-        bool kept = k < ll.topk && read_choice(c.topk_idx, c.idx64, given) >= 0;
-        int expert = k < ll.topk ? __ldg(index_of(ll, call) + entry) : -1;
+        int choice = k < ll.topk ? (int)read_choice(c.topk_idx, c.idx64, given) : -1;
+        /* That of the dispatch, which differs only where the combine omits it. */
+        int expert = choice < 0 && k < ll.topk ? __ldg(index_of(ll, call) + entry) : choice;
         int rank = expert < 0 || is_masked(call, expert / ll.n_local) ? -1 : expert / ll.n_local;
         uint32_t group = ll.no_partial_reduce ? (uint32_t)(rank >= 0) << k : same_rank(ll, rank);
-        uint32_t added = group & __ballot_sync(ALL_LANES, kept);
+        uint32_t added = group & __ballot_sync(ALL_LANES, choice >= 0);
         uint32_t votes = __ballot_sync(ALL_LANES, added && __ffs((int)added) - 1 == k);
 
         if (votes >> k & 1 && part == 0) {

@@ -45,12 +45,12 @@ static ep_status launch(struct cuda_ll_impl *impl, int phases)
 
     if (impl->in_dispatch) {
         impl->dispatch.phases = phases;
-        error = (impl->device.many ? cuda_launch_ll_dispatch_many
-                                   : cuda_launch_ll_dispatch)(&impl->dispatch, impl->blocks, impl->stream);
+        error = (impl->device.landing ? cuda_launch_ll_dispatch_nodes
+                                      : cuda_launch_ll_dispatch)(&impl->dispatch, impl->blocks, impl->stream);
     } else {
         impl->combine.phases = phases;
-        error = (impl->device.many ? cuda_launch_ll_combine_many : cuda_launch_ll_combine)(&impl->combine, impl->blocks,
-                                                                                           impl->stream);
+        error = (impl->device.landing ? cuda_launch_ll_combine_nodes
+                                      : cuda_launch_ll_combine)(&impl->combine, impl->blocks, impl->stream);
     }
     EP_TRY(cuda_status(error, "low-latency kernel"));
     cuda_ll_net_launched(impl->net);
@@ -284,7 +284,7 @@ static ep_status run_mask(ep_ll *ll, struct cuda_ll_mask mask, ep_stream stream)
     EP_TRY(cuda_call_begin(impl->cuda, stream, true, &call));
     status = cuda_check_pointer(impl->cuda, "ep_ll_query_mask", "out", mask.out);
     if (status == EP_OK)
-        status = cuda_status((mask.ll.many ? cuda_launch_ll_mask_many : cuda_launch_ll_mask)(&mask, call.stream),
+        status = cuda_status((mask.ll.landing ? cuda_launch_ll_mask_nodes : cuda_launch_ll_mask)(&mask, call.stream),
                              "mask kernel");
     if (status == EP_OK)
         cuda_ll_net_launched(impl->net);
@@ -319,7 +319,7 @@ ep_status cuda_ll_barrier(ep_ll *ll, ep_stream stream)
 
     EP_TRY(cuda_call_begin(impl->cuda, stream, true, &call));
     device.waits.ready_phase = device.waits.done_phase = EP_GROUP_LL_BARRIER;
-    status = cuda_status((device.many ? cuda_launch_ll_barrier_many : cuda_launch_ll_barrier)(&device, call.stream),
+    status = cuda_status((device.landing ? cuda_launch_ll_barrier_nodes : cuda_launch_ll_barrier)(&device, call.stream),
                          "barrier kernel");
     if (status == EP_OK)
         cuda_ll_net_launched(impl->net);

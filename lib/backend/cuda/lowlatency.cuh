@@ -3,10 +3,12 @@
  * lowlatency.cuh - what the low-latency kernels share: addresses in segments, waits, masks, the begin and the end of a
  * call.
  *
- * The kernels are compiled twice, by ll_*.cu and by ll_*_many.cu, which defines LL_MANY as true. Those for up to
- * CUDA_LL_FEW_RANKS ranks read the segment addresses from their arguments and keep the mask of a call in a register.
- * Those for up to CUDA_LL_MAX_RANKS read the addresses from a table in device memory and keep the mask in shared
- * memory. In the latter only block 0 waits for the ranks, because the words of most of them are in host memory.
+ * The kernels are compiled twice, by ll_*.cu for groups on one node and by ll_*_nodes.cu, which defines LL_NODES as
+ * true, for groups of several nodes. The former have up to CUDA_MAX_RANKS ranks, read the segment addresses from their
+ * arguments and keep the mask of a call in a register. Without the code for remote ranks they are a quarter shorter, and
+ * a call takes 1 us less (bench/NOTES.md). The latter have up to CUDA_LL_MAX_RANKS ranks, read the addresses from a
+ * table in device memory and keep the mask in shared memory. Only their block 0 waits for the ranks, because the words
+ * of most of them are in host memory.
  */
 #ifndef EP_CUDA_LOWLATENCY_CUH
 #define EP_CUDA_LOWLATENCY_CUH
@@ -18,15 +20,15 @@
 #define MASK_SENT_NS 20000000 /* the proxy sends a word within this time, unless the network accepts nothing */
 
 /* Launchers are called from C. */
-#ifdef LL_MANY
-#define LL_NAME(name) name##_many
+#ifdef LL_NODES
+#define LL_NAME(name) name##_nodes
 #else
-#define LL_MANY false
+#define LL_NODES false
 #define LL_NAME(name) name
 #endif
-#define LL_RANKS (LL_MANY ? CUDA_LL_MAX_RANKS : CUDA_LL_FEW_RANKS)
+#define LL_RANKS (LL_NODES ? CUDA_LL_MAX_RANKS : CUDA_MAX_RANKS)
 
-template <bool many> struct ll_mask_of {
+template <bool nodes> struct ll_mask_of {
     typedef uint32_t type; /* one bit per rank */
 };
 
@@ -35,24 +37,24 @@ template <> struct ll_mask_of<true> {
 };
 
 /* The current call, as seen by one thread. */
-template <bool many> struct ll_call_of {
+template <bool nodes> struct ll_call_of {
     uint64_t number;
     uint64_t dispatch;                    /* number of the dispatch: this call's own, or the one that it answers */
-    typename ll_mask_of<many>::type mask; /* ranks that do not take part */
+    typename ll_mask_of<nodes>::type mask; /* ranks that do not take part */
 };
 
-typedef ll_call_of<LL_MANY> ll_call;
+typedef ll_call_of<LL_NODES> ll_call;
 
 /* The segment of this rank. */
 __device__ __forceinline__ cuda_ll_segment *ll_mine(const cuda_ll &ll)
 {
-    return LL_MANY ? ll.own : ll.peer[ll.waits.rank];
+    return LL_NODES ? ll.own : ll.peer[ll.waits.rank];
 }
 
 /* The segment into which this rank writes for `rank`. */
 __device__ __forceinline__ cuda_ll_segment *ll_peer(const cuda_ll &ll, int rank)
 {
-    if (LL_MANY)
+    if (LL_NODES)
         return reinterpret_cast<cuda_ll_segment *>(
             __ldg(reinterpret_cast<const unsigned long long *>(ll.own->peer_table + rank)));
     return ll.peer[rank];
@@ -61,12 +63,12 @@ __device__ __forceinline__ cuda_ll_segment *ll_peer(const cuda_ll &ll, int rank)
 /* The word of a mask that holds the rank's bit, and the position of the bit in it. */
 template <typename Word> __device__ __forceinline__ Word *ll_word(Word *words, int rank)
 {
-    return words + (LL_MANY ? rank / 32 : 0);
+    return words + (LL_NODES ? rank / 32 : 0);
 }
 
 __device__ __forceinline__ int ll_shift(int rank)
 {
-    return LL_MANY ? rank % 32 : rank;
+    return LL_NODES ? rank % 32 : rank;
 }
 
 __device__ __forceinline__ bool ll_has(uint32_t mask, int rank)
@@ -81,7 +83,7 @@ __device__ __forceinline__ bool ll_has(const uint32_t *words, int rank)
 
 __device__ __forceinline__ bool ll_is_remote(const cuda_ll &ll, int rank)
 {
-    return (uint32_t)(rank - ll.node_first) >= (uint32_t)ll.n_node_ranks;
+    return LL_NODES && (uint32_t)(rank - ll.node_first) >= (uint32_t)ll.n_node_ranks;
 }
 
 /* The segment into which `source` writes for `rank`. One of the two is this rank. */
@@ -265,7 +267,7 @@ __device__ __forceinline__ bool is_masked(const ll_call &call, int rank)
     return ll_has(call.mask, rank);
 }
 
-/* Removes the masked ranks from a set. With many ranks `ranks` is a count, and stays as it is. */
+/* Removes the masked ranks from a set. Between nodes `ranks` is a count, and stays as it is. */
 __device__ __forceinline__ uint32_t ll_unmasked(uint32_t ranks, uint32_t mask)
 {
     return ranks & ~mask;
@@ -402,7 +404,7 @@ __device__ inline uint64_t ll_request_poll(const cuda_ll &ll, bool requests)
     uint32_t votes = __ballot_sync(ALL_LANES, requests);
     uint64_t poll = 0;
 
-    if (!ll.masking || !ll.landing)
+    if (!ll.masking || !LL_NODES)
         return 0;
     if (requests) {
         poll = ++mine->polls_requested;
@@ -474,7 +476,7 @@ __device__ inline uint64_t ll_request_poll_for_block(const cuda_ll &ll, int i)
 {
     uint64_t poll = i < WARP ? ll_request_poll(ll, i == 0) : 0;
 
-    if (LL_MANY) {
+    if (LL_NODES) {
         __shared__ uint64_t shared_poll;
 
         if (i == 0)
@@ -533,23 +535,23 @@ __device__ inline bool ll_sync(const cuda_ll &ll, ll_call &call, ll_word_array w
     const uint64_t *word = i < n ? (ll_from(ll, i)->*words) + i : nullptr;
     bool ok = true;
 
-    if (!LL_MANY && !ll.masking)
+    if (!LL_NODES && !ll.masking)
         return __syncthreads_and(i < n    ? ll_wait_until(ll, word, value, i, phase)
                                  : i == n ? may_begin(ll.waits, phase)
                                           : true);
     if (blockIdx.x == 0) {
         uint64_t begin = added ? global_ns() : 0, poll = ll_request_poll_for_block(ll, i);
-        bool arrived = i >= n || (LL_MANY && !ll.masking ? ll_wait_until(ll, word, value, i, phase)
+        bool arrived = i >= n || (LL_NODES && !ll.masking ? ll_wait_until(ll, word, value, i, phase)
                                                          : wait_or_mask(ll, word, value, i, phase, poll));
 
         if (i < n && arrived)
             add_wait(ll, added, i, begin);
         /* With as many ranks as threads, no thread is left for this check alone. */
-        if (LL_MANY)
+        if (LL_NODES)
             ok = __syncthreads_and(arrived && (i || may_begin(ll.waits, phase)));
         else
             ok = __syncthreads_and(i < n ? arrived : i == n ? may_begin(ll.waits, phase) : true);
-        if (LL_MANY && ok)
+        if (LL_NODES && ok)
             ll_write_decision(mine, which);
         if (i == 0 && ok)
             store_release(&mine->decision[which], call.number << 32 | *(volatile uint32_t *)&mine->mask[0]);
@@ -582,7 +584,7 @@ __device__ inline void ll_notify_peers(const cuda_ll &ll, const ll_call &call, l
     __shared__ bool last;
     int i = (int)threadIdx.x;
 
-    if (!ll.masking && !ll.landing)
+    if (!ll.masking && !LL_NODES)
         return;
     __syncthreads();
     if (i == 0) {
@@ -622,7 +624,7 @@ __device__ inline void ll_end(const cuda_ll &ll, const ll_call &call, bool combi
         mine->dispatches++;
         mine->last_dispatch = call.number;
     }
-    if (ll.landing)
+    if (LL_NODES)
         store_release(&ll.report->finished, call.number);
 }
 

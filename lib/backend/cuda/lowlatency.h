@@ -26,8 +26,8 @@ extern "C" {
 
 #define CUDA_LL_MAX_TOPK 32 /* one lane per choice */
 #define CUDA_LL_THREADS 512
-#if CUDA_LL_FEW_RANKS != CUDA_MAX_RANKS || CUDA_LL_MAX_RANKS > CUDA_LL_THREADS
-#error "the kernel arguments hold CUDA_MAX_RANKS addresses, and each rank is waited for by a thread"
+#if CUDA_MAX_RANKS > 32 || CUDA_LL_MAX_RANKS > CUDA_LL_THREADS
+#error "on one node a mask is one word, and each rank is waited for by a thread"
 #endif
 
 /* In mapped host memory, one per ep_ll. "device" and "host" name the writer. */
@@ -47,11 +47,8 @@ struct cuda_ll_report {
 /* The part of the arguments that all calls of an ep_ll share. */
 struct cuda_ll {
     struct cuda_waits waits; /* the operation counters in its signals are not used */
-    /*
-     * [rank] where this rank writes for that one: the segment of a rank of this node, the outgoing segment of a remote
-     * rank. Not set for the kernels of many ranks (`many`), which read own->peer_table.
-     */
-    struct cuda_ll_segment *peer[CUDA_LL_FEW_RANKS];
+    /* On one node: [rank] the segment of that rank. Between nodes the kernels read own->peer_table. */
+    struct cuda_ll_segment *peer[CUDA_MAX_RANKS];
     const struct cuda_ll_segment *landing; /* what remote ranks have sent to this one; NULL on one node */
     struct cuda_ll_report *report;
     int32_t node_first, n_node_ranks; /* ranks of this node. Ranks here, those of `waits` too, are ranks of the group */
@@ -62,7 +59,6 @@ struct cuda_ll {
     int32_t hidden, n_local;
     int32_t masking, no_partial_reduce;
     int32_t parts; /* parts of a row that a combine returns, each with a warp and a flag of its own */
-    int32_t many;  /* kernels of many ranks */
     /*
      * Offsets in every segment, and sizes. M: segment_tokens or max_tokens, K: segment_topk, L: n_local, H: hidden.
      */
@@ -129,14 +125,14 @@ cudaError_t cuda_ll_mask_load(void);
 cudaError_t cuda_launch_ll_dispatch(const struct cuda_ll_dispatch *dispatch, int blocks, cudaStream_t stream);
 cudaError_t cuda_launch_ll_combine(const struct cuda_ll_combine *combine, int blocks, cudaStream_t stream);
 
-/* The variants for `many` ranks. */
-cudaError_t cuda_ll_dispatch_load_many(int shared_bytes);
-cudaError_t cuda_ll_combine_load_many(void);
-cudaError_t cuda_launch_ll_mask_many(const struct cuda_ll_mask *mask, cudaStream_t stream);
-cudaError_t cuda_launch_ll_barrier_many(const struct cuda_ll *ll, cudaStream_t stream);
-cudaError_t cuda_ll_mask_load_many(void);
-cudaError_t cuda_launch_ll_dispatch_many(const struct cuda_ll_dispatch *dispatch, int blocks, cudaStream_t stream);
-cudaError_t cuda_launch_ll_combine_many(const struct cuda_ll_combine *combine, int blocks, cudaStream_t stream);
+/* The variants between nodes, of cuda_ll with a landing segment. */
+cudaError_t cuda_ll_dispatch_load_nodes(int shared_bytes);
+cudaError_t cuda_ll_combine_load_nodes(void);
+cudaError_t cuda_launch_ll_mask_nodes(const struct cuda_ll_mask *mask, cudaStream_t stream);
+cudaError_t cuda_launch_ll_barrier_nodes(const struct cuda_ll *ll, cudaStream_t stream);
+cudaError_t cuda_ll_mask_load_nodes(void);
+cudaError_t cuda_launch_ll_dispatch_nodes(const struct cuda_ll_dispatch *dispatch, int blocks, cudaStream_t stream);
+cudaError_t cuda_launch_ll_combine_nodes(const struct cuda_ll_combine *combine, int blocks, cudaStream_t stream);
 
 #ifdef __cplusplus
 }
