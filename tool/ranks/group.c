@@ -16,6 +16,9 @@ const char *const group_networks[] = {"auto", "emulated", "tcp", "verbs", "mpi",
 const char *const group_partials[] = {"f32", "bf16", NULL};
 const char *const group_backends[] = {"auto", "host", "cuda", NULL};
 
+/* The options of the emulated network only. */
+static const char *const emulation_options[] = {"net-delay-us", "net-reorder", "net-ring", "net-split", "net-flip"};
+
 uint64_t group_draw_seed(void)
 {
     uint32_t seed = 0;
@@ -52,18 +55,27 @@ int group_check_environment(const struct cmd *cmd, bool for_backend, bool for_ne
     return CMD_FINE;
 }
 
+/* The first of `names` that the command line gives; NULL: none. */
+static const char *given_option(const struct cmd *cmd, const struct cmd_call *call, const char *const *names, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (cmd_given(cmd, call, names[i]))
+            return names[i];
+    return NULL;
+}
+
 /* Rejects options that have no effect on one node, so that results are not attributed to them. */
 static int check_network(const struct cmd *cmd, const struct cmd_call *call)
 {
     bool over_tcp = ranks_world_rank() >= 0 && ranks_world_boot() == RANKS_TCP;
-    static const char *const names[] = {"channels",    "partial",  "network",   "net-delay-us",
-                                        "net-reorder", "net-ring", "net-split", "net-flip"};
+    static const char *const names[] = {"channels", "partial", "network"};
+    const char *given = given_option(cmd, call, emulation_options, COUNT(emulation_options));
 
-    for (size_t i = 0; i < COUNT(names); i++)
+    for (size_t i = 0; i < COUNT(names) && !given; i++)
         /* --network tcp selects the bootstrap even on one node. */
         if (cmd_given(cmd, call, names[i]) && !(over_tcp && strcmp(names[i], "network") == 0))
-            return cmd_usage(cmd, "--%s needs --nodes 2 or more", names[i]);
-    return CMD_FINE;
+            given = names[i];
+    return given ? cmd_usage(cmd, "--%s needs --nodes 2 or more", given) : CMD_FINE;
 }
 
 int group_check_emulated(const struct cmd *cmd, const char *network, enum ranks_boot boot)
@@ -78,12 +90,11 @@ int group_check_emulated(const struct cmd *cmd, const char *network, enum ranks_
 static int check_engine(const struct cmd *cmd, const struct cmd_call *call, const struct group_options *group,
                         enum ranks_boot boot)
 {
-    static const char *const names[] = {"net-delay-us", "net-reorder", "net-ring", "net-split", "net-flip"};
     const char *network = group_networks[group->network];
+    const char *given = given_option(cmd, call, emulation_options, COUNT(emulation_options));
 
-    for (size_t i = 0; group->network > 1 && i < COUNT(names); i++)
-        if (cmd_given(cmd, call, names[i]))
-            return cmd_usage(cmd, "--%s is for the emulated network, not for --network %s", names[i], network);
+    if (group->network > 1 && given)
+        return cmd_usage(cmd, "--%s is for the emulated network, not for --network %s", given, network);
     if (strcmp(network, "mpi") == 0 && boot != RANKS_MPI)
         return cmd_usage(cmd, "--network mpi needs --boot mpi, or ranks that mpirun has started");
     return group_check_emulated(cmd, network, boot);
