@@ -349,8 +349,17 @@ static void test_loopback(void **state)
                                       "localhost6", "ip6-localhost", "localhost.",
                                       "127.0.0.1",  "127.1",         "127.0.1.1",
                                       "::1",        "0:0:0::1",      "::ffff:127.0.0.1"};
-    static const char *const no[] = {"",   "127.example", "127", "1270.0.0.1",      "localhost1",
-                                     "h1", "12.0.0.1",    "::2", "::ffff:10.0.0.1", "127.0.0.1.example"};
+    static const char *const no[] = {"",
+                                     "127.example",
+                                     "127",
+                                     "1270.0.0.1",
+                                     "localhost1",
+                                     "h1",
+                                     "12.0.0.1",
+                                     "::2",
+                                     "::ffff:10.0.0.1",
+                                     "127.0.0.1.example",
+                                     "localhost.example"};
 
     (void)state;
     for (size_t i = 0; i < sizeof(yes) / sizeof(yes[0]); i++)
