@@ -19,6 +19,8 @@
 #define LINE_BYTES 1024
 #define FILE_BYTES_MAX (8 << 20)
 #define SLOTS_MAX 4096
+/* The lowest port on which an ssh server may be expected: that of ssh itself. */
+#define LOWEST_PORT 22
 
 void hosts_done(struct hosts *hosts)
 {
@@ -77,6 +79,13 @@ static bool split_port(char *text, char *ret_port)
     return true;
 }
 
+/* MPICH and Horovod write "HOST:8" for 8 slots. */
+static void take_slots(struct host *host)
+{
+    host->slots = atoi(host->port);
+    host->port[0] = '\0';
+}
+
 ep_status host_parse(const char *word, struct host *ret_host)
 {
     struct host host = {.port = ""};
@@ -86,6 +95,8 @@ ep_status host_parse(const char *word, struct host *ret_host)
     if (snprintf(text, sizeof(text), "%s", word) < (int)sizeof(text) && split_port(text, host.port) &&
         is_target(text)) {
         memcpy(host.target, text, sizeof(text));
+        if (*host.port && atoi(host.port) < LOWEST_PORT)
+            take_slots(&host);
         *ret_host = host;
         return EP_OK;
     }
@@ -262,12 +273,11 @@ static ep_status add_line_host(const char *file, int number, const struct settin
         return ep_fail(EP_E_ARG, "%s, line %d: a name is longer than %zu characters", file, number, sizeof(word) - 1);
     if (host_parse(word, &host) != EP_OK)
         return ep_fail_prefix(EP_E_ARG, "%s, line %d: ", file, number);
-    host.slots = line->slots;
+    if (format == HOSTS_HYDRA && *host.port)
+        take_slots(&host);
+    if (line->slots)
+        host.slots = line->slots;
     host.line = number;
-    if (format == HOSTS_HYDRA && *host.port) {
-        host.slots = atoi(host.port);
-        host.port[0] = '\0';
-    }
     there = find(hosts, &host);
     if (there >= 0 && format == HOSTS_REPEATED) {
         hosts->list[there].slots++;

@@ -38,7 +38,10 @@ void hosts_done(struct hosts *hosts);
 /* HOST of [USER@]HOST. */
 const char *host_name(const struct host *host);
 
-/* "HOST", "USER@HOST:222", "[2001:db8::1]:222", "2001:db8::1". */
+/*
+ * "HOST", "USER@HOST:222", "[2001:db8::1]:222", "2001:db8::1". A number below 22, the port of ssh, is one of slots, as
+ * MPICH and Horovod write it: "HOST:8".
+ */
 ep_status host_parse(const char *word, struct host *ret_host);
 
 /*

@@ -176,6 +176,39 @@ static void test_formats(void **state)
     }
 }
 
+/* "HOST:8" of MPICH and Horovod: no ssh server has a port below that of ssh. */
+static void test_slots_after_a_colon(void **state)
+{
+    struct hosts hosts = {0};
+
+    (void)state;
+    assert_int_equal(hosts_add_file(write_text("w1:8\nme@w2:21\nw3:22\n[2001:db8::1]:4\n2001:db8::2:8\nw4:1 slots=2\n"),
+                                    HOSTS_OPEN_MPI, &hosts),
+                     EP_OK);
+    assert_int_equal(hosts.n, 6);
+    assert_string_equal(hosts.list[0].target, "w1");
+    assert_string_equal(hosts.list[0].port, "");
+    assert_int_equal(hosts.list[0].slots, 8);
+    assert_string_equal(hosts.list[1].target, "me@w2");
+    assert_int_equal(hosts.list[1].slots, 21);
+    assert_string_equal(hosts.list[2].port, "22");
+    assert_int_equal(hosts.list[2].slots, 0);
+    assert_string_equal(hosts.list[3].target, "2001:db8::1");
+    assert_int_equal(hosts.list[3].slots, 4);
+    assert_string_equal(hosts.list[4].target, "2001:db8::2:8");
+    assert_int_equal(hosts.list[4].slots, 0);
+    assert_string_equal(hosts.list[5].port, "");
+    assert_int_equal(hosts.list[5].slots, 2);
+    hosts_done(&hosts);
+    assert_int_equal(hosts_add_list("list", "w[1-2]:8", &hosts), EP_OK);
+    assert_string_equal(hosts.list[1].target, "w2");
+    assert_string_equal(hosts.list[1].port, "");
+    hosts_done(&hosts);
+    /* The same node twice. */
+    assert_int_equal(hosts_add_file(write_text("w1:8\nw1\n"), HOSTS_OPEN_MPI, &hosts), EP_E_ARG);
+    hosts_done(&hosts);
+}
+
 /* What never ends is not read for ever, and what is no file not waited for. */
 static void test_no_files(void **state)
 {
@@ -373,9 +406,15 @@ static void test_loopback(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lists),        cmocka_unit_test(test_lists_refused), cmocka_unit_test(test_files),
-        cmocka_unit_test(test_no_files),     cmocka_unit_test(test_formats),       cmocka_unit_test(test_written_anew),
-        cmocka_unit_test(test_surroundings), cmocka_unit_test(test_loopback),
+        cmocka_unit_test(test_lists),
+        cmocka_unit_test(test_lists_refused),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_no_files),
+        cmocka_unit_test(test_formats),
+        cmocka_unit_test(test_written_anew),
+        cmocka_unit_test(test_surroundings),
+        cmocka_unit_test(test_loopback),
+        cmocka_unit_test(test_slots_after_a_colon),
     };
 
     return cmocka_run_group_tests(tests, NULL, remove_text);

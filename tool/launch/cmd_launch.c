@@ -55,7 +55,8 @@ static const struct opt launch_table[] = {
     {"hosts", 0, "LIST", OPT_STRING, offsetof(struct launch_args, hosts), .heading = "Nodes",
      .help = "nodes, separated by commas: [USER@]HOST[:PORT], with ranges as Slurm writes them: gpu[01-04]"},
     {"hostfile", 'f', "FILE", OPT_FILE, offsetof(struct launch_args, hostfile),
-     .help = "nodes in the format of Open MPI: one per line, optionally followed by slots=8"},
+     .help = "nodes, one per line: [USER@]HOST[:PORT], optionally followed by slots=8 as for Open MPI; HOST:8, as for "
+             "MPICH and Horovod, is no port but slots (below 22)"},
     {"location", 0, "HOW", OPT_CHOICE, offsetof(struct launch_args, location), .choices = locations, .value = "auto",
      .help = "source of the nodes' physical location, by which they are sorted; auto: the first available"},
     {"location-cmd", 0, "COMMAND", OPT_STRING, offsetof(struct launch_args, location_cmd),
