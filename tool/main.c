@@ -4,6 +4,7 @@
 #include "ending.h"
 #include "help/help.h"
 #include "launch/agent.h"
+#include "launch/rails.h"
 #include "output.h"
 #include "process/inherited.h"
 #include "progress.h"
@@ -70,6 +71,8 @@ static int run(int argc, char **argv)
         return agent_main(run_child);
     if (strcmp(name, AGENT_RANK) == 0)
         return agent_rank_main();
+    if (strcmp(name, RAILS_COMMAND) == 0)
+        return rails_main(argc - 1, argv + 1);
     if (strcmp(name, "-h") == 0 || strcmp(name, "--help") == 0)
         name = "help";
     if (strcmp(name, "-V") == 0 || strcmp(name, "--version") == 0)

@@ -30,9 +30,11 @@ struct launch_job {
     json_t *files;             /* {name: text} for the folder of the launch on each node; NULL: none */
     /*
      * For a job whose nodes run different programs, in phases; called when the order is known. NULL: one phase of
-     * `spec`. Returns the argv of node `rank` in phase `phase` (NULL: idle), and sets *ret_is_last.
+     * `spec`. Returns the argv of node `rank` in phase `phase` (NULL: idle), made from that of `spec`, and sets
+     * *ret_is_last.
      */
-    json_t *(*argv_of)(int phase, int rank, int n_nodes, const char *const *names, bool *ret_is_last);
+    json_t *(*argv_of)(const json_t *argv, int phase, int rank, int n_nodes, const char *const *names,
+                       bool *ret_is_last);
 };
 
 struct launch_options {

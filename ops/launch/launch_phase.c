@@ -177,7 +177,7 @@ static void start_nodes(struct launch *launch, const json_t *spec, int phase, bo
         json_object_set_new(own, "node", json_integer(i));
         put_folder(node, own);
         if (job->argv_of) {
-            argv = job->argv_of(phase, i, launch->n, names, ret_is_last);
+            argv = job->argv_of(json_object_get(spec, "argv"), phase, i, launch->n, names, ret_is_last);
             node->is_idle = !argv;
             if (argv)
                 json_object_set_new(own, "argv", argv);

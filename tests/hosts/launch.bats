@@ -280,15 +280,50 @@ END
     [ "$status" -eq 4 ]
 }
 
-@test "ib-write-bw with a node that is given as localhost: its peer connects to its hostname" {
+# perftest: an ib_write_bw that prints its arguments, in front of the PATH of the ranks
+perftest() {
     mkdir -p "$HOSTS_DIR/perftest"
-    printf '#!/bin/sh\ncase $* in */sys/class/infiniband*) echo mlx5_0 ;; *) exec /bin/ls "$@" ;; esac\n' >"$HOSTS_DIR/perftest/ls"
-    printf '#!/bin/sh\ntrue\n' >"$HOSTS_DIR/perftest/ib_write_bw"
-    chmod +x "$HOSTS_DIR"/perftest/*
+    printf '#!/bin/sh\necho measured "$@"\n' >"$HOSTS_DIR/perftest/ib_write_bw"
+    chmod +x "$HOSTS_DIR/perftest/ib_write_bw"
+}
+
+@test "ib-write-bw with a node that is given as localhost: its peer connects to its hostname" {
+    perftest
     for name in localhost 127.0.0.1; do
-        run --separate-stderr launch --no-logs --checks skip -x "PATH=$HOSTS_DIR/perftest:$PATH" --hosts $name,h1 ib-write-bw
+        run --separate-stderr launch --no-logs --checks skip -x "PATH=$HOSTS_DIR/perftest:$PATH" --hosts $name,h1 ib-write-bw mlx5_0
         echo "$output$stderr"
         [[ "$output" == *"h1: device mlx5_0 to login"* ]]
+    done
+}
+
+@test "ib-write-bw measures the NICs of GPUs, not those for management, or those that are named" {
+    perftest
+    "$EPKIT_SOURCE/tests/machines/machines.py" hgx-h100-bonded-management "$HOSTS_DIR/managed"
+    for host in h1 h2; do
+        on "$host" sh -c "mkdir -p $HOSTS_DIR/sys.$host && cp -a $HOSTS_DIR/managed/sys/. $HOSTS_DIR/sys.$host && mount --bind $HOSTS_DIR/sys.$host /sys"
+    done
+    on h1 sh -c 'cd /sys/class/infiniband && [ -e mlx5_20 ]'
+    run --separate-stderr launch --no-logs --checks skip -x "PATH=$HOSTS_DIR/perftest:$PATH" --hosts h1,h2 ib-write-bw
+    echo "$output$stderr"
+    [ "$(grep -c 'h1: measured' <<<"$output")" -eq 8 ]
+    [ "$(grep -c 'h2: measured' <<<"$output")" -eq 8 ]
+    [[ "$output" == *"h1: measured -d mlx5_0 -i 1 -x 3 -F -p 18516"* ]]
+    [[ "$output" == *"h2: measured -d mlx5_7 -i 1 -x 3 -F -p 18523 h1"* ]]
+    [[ "$output" != *mlx5_2[0-9]* ]]
+    run --separate-stderr launch --no-logs --checks skip -x "PATH=$HOSTS_DIR/perftest:$PATH" --hosts h1,h2 ib-write-bw mlx5_20 mlx5_1:2
+    for host in h1 h2; do on "$host" umount /sys; done
+    echo "$output$stderr"
+    [ "$(grep -c ': measured' <<<"$output")" -eq 4 ]
+    [[ "$output" == *"h1: measured -d mlx5_20 -i 1 "* ]]
+    [[ "$output" == *"h2: measured -d mlx5_1 -i 2 "* ]]
+    # A node without such devices, and words that are no devices.
+    run --separate-stderr launch --no-logs --checks skip -x "PATH=$HOSTS_DIR/perftest:$PATH" --hosts h1,h2 ib-write-bw
+    [ "$status" -eq 4 ]
+    [[ "$output" == *"epkit: there is no RDMA device"* ]]
+    for word in -a 'mlx5_0;x' mlx5_0: ''; do
+        run --separate-stderr launch --no-logs --checks skip --hosts h1,h2 ib-write-bw -- "$word"
+        [ "$status" -eq 2 ]
+        [[ "$stderr" == *"ib-write-bw: '$word' is not a device like mlx5_0"* ]]
     done
 }
 

@@ -3,6 +3,7 @@
 #include "launch/jobs.h"
 
 #include "base/error.h"
+#include "launch/rails.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -123,49 +124,82 @@ static json_t *make_nccl_init(const struct canned_job *job, int n_args, char **a
     return json_pack("{s:o, s:[ss]}", "argv", words(argv, n_args, args), "source", DEEPEP_SCRIPT, GIB_SCRIPT);
 }
 
-static json_t *make_ib_write_bw(const struct canned_job *job, int n_args, char **args)
+/* "mlx5_0", "mlx5_0:2" */
+static bool is_device(const char *word)
 {
-    static const char *const argv[] = {"ib_write_bw", "-x", "3", "-F", NULL};
+    size_t n = strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.");
+    const char *port = word + n + 1;
 
-    (void)job;
-    return json_pack("{s:o}", "argv", words(argv, n_args, args));
+    if (n == 0 || n > 63 || *word == '-')
+        return false;
+    return !word[n] || (word[n] == ':' && *port && strlen(port) <= 3 && strspn(port, "0123456789") == strlen(port));
 }
 
-/* For each device: the server waits for its client; the client retries until the server is there. */
-#define EACH_DEVICE                                                                                                    \
-    "command -v ib_write_bw >/dev/null || { echo 'epkit: ib_write_bw (perftest) is not installed' >&2; exit 4; };"     \
-    " devices=$(ls /sys/class/infiniband 2>/dev/null);"                                                                \
-    " [ -n \"$devices\" ] || { echo 'epkit: there is no RDMA device' >&2; exit 4; }; port=18515;"                      \
-    " for device in $devices; do port=$((port + 1));"
+/* The devices to measure, as RAILS_COMMAND takes them; argv_of_ib_write_bw() adds the program of each node. */
+static json_t *make_ib_write_bw(const struct canned_job *job, int n_args, char **args)
+{
+    char list[1024] = "";
+    size_t used = 0;
 
-static const char server_program[] =
-    EACH_DEVICE " timeout 120 ib_write_bw -d \"$device\" -x 3 -F -p $port || exit 1; done";
+    (void)job;
+    for (int i = 0; i < n_args; i++) {
+        if (!is_device(args[i])) {
+            ep_fail(EP_E_ARG, "ib-write-bw: '%.40s' is not a device like mlx5_0 or mlx5_0:1", args[i]);
+            return NULL;
+        }
+        used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%s%s", i ? " " : "", args[i],
+                                 strchr(args[i], ':') ? "" : ":1");
+        if (used >= sizeof(list)) {
+            ep_fail(EP_E_ARG, "ib-write-bw: more than %zu characters of devices", sizeof(list) - 1);
+            return NULL;
+        }
+    }
+    return json_pack("{s:[sss], s:b}", "argv", "epkit", RAILS_COMMAND, list, "is_epkit", true);
+}
+
+/* For each port: the server waits for its client; the client retries until the server is there. */
+#define EACH_RAIL                                                                                                      \
+    "command -v ib_write_bw >/dev/null || { echo 'epkit: ib_write_bw (perftest) is not installed' >&2; exit 4; };"     \
+    " port=18515; for rail in $" RAILS_VARIABLE "; do port=$((port + 1));"                                             \
+    " device=${rail%:*}; set_up=\"-d $device -i ${rail##*:} -x 3 -F -p $port\";"
+
+static const char server_program[] = EACH_RAIL " timeout 120 ib_write_bw $set_up || exit 1; done";
 static const char client_program[] =
-    EACH_DEVICE " tries=0; echo \"device $device to $1\";"
-                " until timeout 120 ib_write_bw -d \"$device\" -x 3 -F -p $port \"$1\"; do"
-                " tries=$((tries + 1)); [ $tries -lt 20 ] || exit 1; sleep 0.5; done; done";
+    EACH_RAIL " tries=0; echo \"device $device to $1\";"
+              " until timeout 120 ib_write_bw $set_up \"$1\"; do"
+              " tries=$((tries + 1)); [ $tries -lt 20 ] || exit 1; sleep 0.5; done; done";
+
+/* `peer` NULL: the program of the server. */
+static json_t *argv_with(const json_t *argv, const char *peer)
+{
+    json_t *whole = json_copy((json_t *)argv);
+    const char *const program[] = {"sh", "-c", peer ? client_program : server_program, "sh", peer, NULL};
+
+    for (const char *const *word = program; *word; word++)
+        json_array_append_new(whole, json_string(*word));
+    return whole;
+}
 
 /*
  * A ring in two rounds: 0-1, 2-3, ...; then 1-2, 3-4, ..., and the last with the first. So each node is measured
  * against both of its neighbours in the order by location, and a bad node is bad in both rounds.
  */
-static json_t *argv_of_ib_write_bw(int phase, int rank, int n_nodes, const char *const *names, bool *ret_is_last)
+static json_t *argv_of_ib_write_bw(const json_t *argv, int phase, int rank, int n_nodes, const char *const *names,
+                                   bool *ret_is_last)
 {
     int place = rank - phase, peer;
 
     *ret_is_last = phase == 1 || n_nodes <= 2;
     if (phase == 1 && rank == 0) {
         /* The peer of the last node, if its own role is that of a server. */
-        return n_nodes % 2 == 0 ? json_pack("[sssss]", "sh", "-c", client_program, "sh", names[n_nodes - 1]) : NULL;
+        return n_nodes % 2 == 0 ? argv_with(argv, names[n_nodes - 1]) : NULL;
     }
     peer = place % 2 == 0 ? rank + 1 : rank - 1;
     if (phase == 1 && peer == n_nodes && n_nodes % 2 == 0)
         peer = 0;
     if (peer >= n_nodes)
         return NULL;
-    if (place % 2 == 0)
-        return json_pack("[sss]", "sh", "-c", server_program);
-    return json_pack("[sssss]", "sh", "-c", client_program, "sh", names[peer]);
+    return argv_with(argv, place % 2 == 0 ? NULL : names[peer]);
 }
 
 const struct canned_job canned_jobs[] = {
@@ -185,8 +219,9 @@ const struct canned_job canned_jobs[] = {
      .deadline_s = HOUR_S, .make = make_nccl},
     {"nccl-init", "", "a group of one process on each node: does NCCL start?", .per_node = 1, .has_checks = true,
      .deadline_s = 600, .make = make_nccl_init},
-    {"ib-write-bw", "", "ib_write_bw between neighbours, each RDMA device in turn", .per_node = 1, .has_checks = true,
-     .is_measured = true, .deadline_s = HOUR_S, .make = make_ib_write_bw, .argv_of = argv_of_ib_write_bw},
+    {"ib-write-bw", "[DEVICE...]", "ib_write_bw between neighbours, each NIC of GPUs, or each DEVICE, in turn",
+     .per_node = 1, .has_checks = true, .is_measured = true, .deadline_s = HOUR_S, .make = make_ib_write_bw,
+     .argv_of = argv_of_ib_write_bw},
     {.name = NULL},
 };
 

@@ -21,7 +21,8 @@ struct canned_job {
     int64_t deadline_s;
     /* The members of the spec that this job sets (job.h); NULL after ep_fail(). */
     json_t *(*make)(const struct canned_job *job, int n_args, char **args);
-    json_t *(*argv_of)(int phase, int rank, int n_nodes, const char *const *names, bool *ret_is_last);
+    json_t *(*argv_of)(const json_t *argv, int phase, int rank, int n_nodes, const char *const *names,
+                       bool *ret_is_last); /* as in launch.h */
 };
 
 extern const struct canned_job canned_jobs[]; /* the table ends with name NULL */
