@@ -307,14 +307,15 @@ perftest() {
     echo "$output$stderr"
     [ "$(grep -c 'h1: measured' <<<"$output")" -eq 8 ]
     [ "$(grep -c 'h2: measured' <<<"$output")" -eq 8 ]
-    [[ "$output" == *"h1: measured -d mlx5_0 -i 1 -x 3 -F -p 18516"* ]]
-    [[ "$output" == *"h2: measured -d mlx5_7 -i 1 -x 3 -F -p 18523 h1"* ]]
+    [[ "$output" == *"h1: measured -d mlx5_0 -i 1 -F -p 18516"$'\n'* ]]
+    [[ "$output" == *"h2: measured -d mlx5_7 -i 1 -F -p 18523 h1"* ]]
     [[ "$output" != *mlx5_2[0-9]* ]]
     run --separate-stderr launch --no-logs --checks skip -x "PATH=$HOSTS_DIR/perftest:$PATH" --hosts h1,h2 ib-write-bw mlx5_20 mlx5_1:2
     for host in h1 h2; do on "$host" umount /sys; done
     echo "$output$stderr"
     [ "$(grep -c ': measured' <<<"$output")" -eq 4 ]
-    [[ "$output" == *"h1: measured -d mlx5_20 -i 1 "* ]]
+    # RoCE
+    [[ "$output" == *"h1: measured -d mlx5_20 -i 1 -F -p 18516 -x 3"* ]]
     [[ "$output" == *"h2: measured -d mlx5_1 -i 2 "* ]]
     # A node without such devices, and words that are no devices.
     run --separate-stderr launch --no-logs --checks skip -x "PATH=$HOSTS_DIR/perftest:$PATH" --hosts h1,h2 ib-write-bw

@@ -157,11 +157,16 @@ static json_t *make_ib_write_bw(const struct canned_job *job, int n_args, char *
     return json_pack("{s:[sss], s:b}", "argv", "epkit", RAILS_COMMAND, list, "is_epkit", true);
 }
 
-/* For each port: the server waits for its client; the client retries until the server is there. */
+/*
+ * For each port: the server waits for its client; the client retries until the server is there. RoCE v2 needs the index
+ * of a GID; a port of InfiniBand is addressed by its LID, and its GIDs beyond the first are empty.
+ */
 #define EACH_RAIL                                                                                                      \
     "command -v ib_write_bw >/dev/null || { echo 'epkit: ib_write_bw (perftest) is not installed' >&2; exit 4; };"     \
     " port=18515; for rail in $" RAILS_VARIABLE "; do port=$((port + 1));"                                             \
-    " device=${rail%:*}; set_up=\"-d $device -i ${rail##*:} -x 3 -F -p $port\";"
+    " device=${rail%:*}; set_up=\"-d $device -i ${rail##*:} -F -p $port\";"                                            \
+    " [ \"$(cat \"/sys/class/infiniband/$device/ports/${rail##*:}/link_layer\" 2>/dev/null)\" = InfiniBand ] ||"       \
+    " set_up=\"$set_up -x 3\";"
 
 static const char server_program[] = EACH_RAIL " timeout 120 ib_write_bw $set_up || exit 1; done";
 static const char client_program[] =

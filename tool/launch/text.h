@@ -10,7 +10,7 @@
     "\n"                                                                                                                                 \
     "Jobs: hostname; epkit-test MATRIX; deepep-intranode, deepep-internode, deepep-lowlatency (DeepEP's own tests "                      \
     "where they are installed, 2048 tokens, hidden 7168, 256 experts, top-8; 128 tokens for lowlatency); nccl "                          \
-    "TEST (nccl-tests, -b 2M -e 16G -f 2 -n 1 -g 1 -w 10); nccl-init; ib-write-bw [DEVICE...] (-x 3 -F, neighbours "                     \
+    "TEST (nccl-tests, -b 2M -e 16G -f 2 -n 1 -g 1 -w 10); nccl-init; ib-write-bw [DEVICE...] (-F, on RoCE -x 3, neighbours "            \
     "in pairs: the NICs that 'epkit topo' assigns to GPUs, or those named). "                                                            \
     "Anything else is a program. They begin with 'epkit doctor' on all nodes. To give options "                                          \
     "to the program, put -- in front of it.\n"                                                                                           \
