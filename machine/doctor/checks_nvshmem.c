@@ -138,9 +138,13 @@ static bool find_gpu_without(const struct doctor_machine *machine, const struct 
     return false;
 }
 
-static const char *idle_nic(const struct doctor_machine *machine, const struct map *map)
+/* The first idle NIC that IBGDA could use; -1: none. */
+static int idle_nic(const struct doctor_machine *machine, const struct map *map)
 {
-    return map->n_idle > 0 ? machine_nic_name(machine, map->idle[0]) : "none";
+    for (int i = 0; i < map->n_idle; i++)
+        if (topo_has_ibgda(machine->topo, map->idle[i]))
+            return map->idle[i];
+    return -1;
 }
 
 /* The number of GPUs that use the port of this one, itself included. */
@@ -173,9 +177,11 @@ static int n_on_fullest(const struct map *map)
 static bool find_worse(const struct doctor_machine *machine, const struct map *map, const char *by,
                        struct doctor_result *result)
 {
-    const struct map *best = machine->map;
+    const struct map *best = machine->ibgda;
+    int idle = idle_nic(machine, map);
+    bool is_uneven = map->n_shared > best->n_shared || (idle >= 0 && n_on_fullest(map) > n_on_fullest(best));
 
-    for (int gpu = 0; gpu < map->n && map->n_shared > best->n_shared; gpu++) {
+    for (int gpu = 0; gpu < map->n && is_uneven; gpu++) {
         for (int other = gpu + 1; other < map->n; other++) {
             if (map->choices[gpu].nic < 0 || map->choices[gpu].nic != map->choices[other].nic ||
                 map->choices[gpu].port != map->choices[other].port)
@@ -183,7 +189,8 @@ static bool find_worse(const struct doctor_machine *machine, const struct map *m
             /* Half of the throughput is a warning; a third of it or less is an error. */
             doctor_found(machine, result, n_on_fullest(map) > 2 * n_on_fullest(best) ? DOCTOR_ERROR : DOCTOR_WARNING,
                          "GPUs %d and %d share %s while %s is idle", gpu, other,
-                         machine_nic_name(machine, map->choices[gpu].nic), idle_nic(machine, map));
+                         machine_nic_name(machine, map->choices[gpu].nic),
+                         idle >= 0 ? machine_nic_name(machine, idle) : "none");
             doctor_evidence(machine, result, by, "%d NIC%s used by several GPUs, %d idle", map->n_shared,
                             map->n_shared == 1 ? " is" : "s are", map->n_idle);
             return true;
@@ -205,7 +212,7 @@ static bool find_worse(const struct doctor_machine *machine, const struct map *m
 
 static void run_mapping(const struct doctor_machine *machine, const char *mapping, struct doctor_result *result)
 {
-    const char *best = map_deepep(machine->topo, machine->map);
+    const char *best = map_deepep(machine->topo, machine->ibgda);
     struct map *map = NULL;
 
     /* visible-devices checks what a number means when GPUs are hidden. */
@@ -226,7 +233,7 @@ static void run_mapping(const struct doctor_machine *machine, const char *mappin
 /* With one GPU per task: another task has the same nearest NIC, and both take the first one. */
 static bool find_neighbour(const struct doctor_machine *machine, const struct map *map, struct doctor_result *result)
 {
-    const struct map_choice *choice = &map->choices[0], *best = &machine->map->choices[0];
+    const struct map_choice *choice = &map->choices[0], *best = &machine->ibgda->choices[0];
 
     if (machine->topo->n_hidden_gpus == 0 || map->n != 1 || best->nic < 0 || choice->nic == best->nic)
         return false;
@@ -269,18 +276,18 @@ static void run_single(const struct doctor_machine *machine, struct doctor_resul
     const struct topo *topo = machine->topo;
     int gpu = machine_own_gpu(machine), nic, best;
 
-    if (gpu < 0 || gpu >= machine->map->n)
+    if (gpu < 0 || gpu >= machine->ibgda->n)
         return;
     nic = topo_find_nic(topo, source_printf(machine->source, "%.*s", (int)strcspn(list, ":"), list));
-    best = machine->map->choices[gpu].nic;
-    if (nic < 0 || best < 0 || topo_gpu_nic_path(topo, gpu, nic) <= machine->map->choices[gpu].path)
+    best = machine->ibgda->choices[gpu].nic;
+    if (nic < 0 || best < 0 || topo_gpu_nic_path(topo, gpu, nic) <= machine->ibgda->choices[gpu].path)
         return;
     doctor_found(machine, result, DOCTOR_WARNING,
                  "this process uses %s and NVSHMEM_HCA_LIST gives it %s, which is %s "
                  "away; %s is %s",
                  machine_gpu_name(machine, gpu), machine_nic_name(machine, nic),
                  topo_path_name(topo_gpu_nic_path(topo, gpu, nic)), machine_nic_name(machine, best),
-                 topo_path_name(machine->map->choices[gpu].path));
+                 topo_path_name(machine->ibgda->choices[gpu].path));
     doctor_evidence(machine, result, "NVSHMEM_HCA_LIST", "%s", list);
     doctor_fix(machine, result, false, "epkit env -- PROGRAM");
     doctor_advise(

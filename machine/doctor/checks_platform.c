@@ -299,11 +299,66 @@ static bool needs_ibgda(const struct doctor_machine *machine)
            (is_first && machine_has_deepep(machine) && machine->topo->n_gpus > 1);
 }
 
+/* A mapping that gives a GPU a NIC that IBGDA does not support. */
+static bool find_unsupported(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct software_deepep *deepep = &machine->software->deepep;
+    const char *mapping = source_env(machine->source, "DEEP_EP_DEVICE_TO_HCA_MAPPING");
+    struct map *map = NULL;
+    int gpu = 0;
+
+    if (!mapping || (deepep->imported >= 0 && !deepep->mapping_active) ||
+        map_parse(machine->topo, mapping, &map) != EP_OK)
+        return false;
+    while (gpu < map->n && (map->choices[gpu].nic < 0 || topo_has_ibgda(machine->topo, map->choices[gpu].nic)))
+        gpu++;
+    if (gpu < map->n) {
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "DEEP_EP_DEVICE_TO_HCA_MAPPING gives GPU %d %s, and IBGDA works only with NVIDIA's NICs", gpu,
+                     machine_nic_name(machine, map->choices[gpu].nic));
+        doctor_evidence(machine, result, "DEEP_EP_DEVICE_TO_HCA_MAPPING", "%s", mapping);
+        doctor_fix(machine, result, false, "export DEEP_EP_DEVICE_TO_HCA_MAPPING=%s",
+                   shell_word(machine->source, map_deepep(machine->topo, machine->ibgda)));
+    }
+    map_free(map);
+    return result->outcome == DOCTOR_FOUND;
+}
+
+/* Rails of several makers: GPUs share NVIDIA's, or use farther ones, as no GPU does with all of them. */
+static void run_several_makers(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+    int n = 0, first = -1;
+
+    if (!needs_ibgda(machine) || find_unsupported(machine, result) ||
+        (machine->ibgda->n_shared <= machine->map->n_shared && machine->ibgda->distance <= machine->map->distance))
+        return;
+    for (int gpu = 0; gpu < machine->map->n; gpu++) {
+        int nic = machine->map->choices[gpu].nic;
+
+        if (nic < 0 || topo_has_ibgda(topo, nic))
+            continue;
+        first = n++ ? first : gpu;
+    }
+    if (n == 0)
+        return;
+    doctor_found(machine, result, DOCTOR_WARNING,
+                 "IBGDA works only with NVIDIA's NICs, and that of %d of %d GPUs is of %s", n, machine->map->n,
+                 maker_name(topo->pci[topo->nics[machine->map->choices[first].nic].pci].vendor));
+    doctor_evidence(machine, result, machine_gpu_name(machine, first), "its NIC is %s, and with IBGDA %s",
+                    machine_nic_name(machine, machine->map->choices[first].nic),
+                    machine_nic_name(machine, machine->ibgda->choices[first].nic));
+    doctor_advise(machine, result,
+                  "'epkit env' spreads the GPUs over NVIDIA's NICs. To use all NICs between nodes, use a library with "
+                  "a transport for them, such as epkit or NCCL.");
+}
+
 static void run_ibgda_nic(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *transport = source_env(machine->source, "NVSHMEM_REMOTE_TRANSPORT");
     const struct topo *topo = machine->topo;
-    int first = -1, n = 0, unknown = -1;
+    int first = -1, n = 0, n_supported = 0, unknown = -1;
+    unsigned vendor;
 
     if (!machine_has_gpus(machine, result) || !machine_has_environment(machine, result) ||
         !machine_has_data_nics(machine, result))
@@ -311,12 +366,18 @@ static void run_ibgda_nic(const struct doctor_machine *machine, struct doctor_re
     for (int i = 0; i < topo->n_nics; i++) {
         if (!machine_is_data_nic(topo, i))
             continue;
-        if (topo->pci[topo->nics[i].pci].vendor == MELLANOX)
-            return;
-        if (!topo->pci[topo->nics[i].pci].vendor && unknown < 0)
+        vendor = topo->pci[topo->nics[i].pci].vendor;
+        n_supported += vendor == MELLANOX;
+        if (!vendor && unknown < 0)
             unknown = i;
+        if (vendor == MELLANOX)
+            continue;
         first = first < 0 ? i : first;
         n++;
+    }
+    if (n_supported) {
+        run_several_makers(machine, result);
+        return;
     }
     if (!needs_ibgda(machine)) {
         doctor_not_applicable(machine, result, "nothing needs IBGDA");
@@ -327,11 +388,11 @@ static void run_ibgda_nic(const struct doctor_machine *machine, struct doctor_re
                        topo->nics[unknown].name, topo->pci[topo->nics[unknown].pci].address);
         return;
     }
+    vendor = topo->pci[topo->nics[first].pci].vendor;
     doctor_found(machine, result, DOCTOR_ERROR, "IBGDA works only with NVIDIA's NICs, and the %d here are of %s", n,
-                 maker_name(topo->pci[topo->nics[first].pci].vendor));
-    doctor_evidence(machine, result, topo->nics[first].name, "PCI device %04x:%04x at %s",
-                    topo->pci[topo->nics[first].pci].vendor, topo->pci[topo->nics[first].pci].device,
-                    topo->pci[topo->nics[first].pci].address);
+                 maker_name(vendor));
+    doctor_evidence(machine, result, topo->nics[first].name, "PCI device %04x:%04x at %s", vendor,
+                    topo->pci[topo->nics[first].pci].device, topo->pci[topo->nics[first].pci].address);
     if (machine->software->deepep.imported >= 0)
         doctor_evidence(machine, result, machine->software->deepep.copies[machine->software->deepep.imported].folder,
                         "uses only IBGDA between nodes");
@@ -341,7 +402,7 @@ static void run_ibgda_nic(const struct doctor_machine *machine, struct doctor_re
         "Within a node everything works. Between nodes, use a library with a transport for these NICs: epkit, "
         "UCCL-EP, DeepEP version 2 over NCCL%s. NVSHMEM_REMOTE_TRANSPORT=libfabric does not make DeepEP's kernels use "
         "it.",
-        topo->pci[topo->nics[first].pci].vendor == AMAZON ? " with aws-ofi-nccl" : "");
+        vendor == AMAZON ? " with aws-ofi-nccl" : "");
 }
 
 const struct doctor_check check_ibgda_nic = {
@@ -353,7 +414,9 @@ const struct doctor_check check_ibgda_nic = {
     .cause =
         "IBGDA has GPUs write to the registers of NVIDIA's NICs (mlx5). It does not support EFA, Broadcom's and other "
         "NICs, and DeepEP before version 2 has no other transport between nodes.",
-    .remedy = "Use a library with a transport for these NICs between nodes.",
+    .remedy =
+        "Use a library with a transport for these NICs between nodes; where there are NVIDIA's as well, 'epkit env' "
+        "gives the GPUs those.",
     .links = (const char *const[]){"NVSHMEM_IB_ENABLE_IBGDA", "/sys/class/infiniband", NULL},
     .run = run_ibgda_nic,
 };

@@ -187,11 +187,11 @@ static bool find_renumbered(const struct doctor_machine *machine, struct doctor_
     for (int i = 0; i < n_named && mapping && topo->n_hidden_gpus > 0; i++) {
         int gpu = n > 0 ? entries[i].gpu : i, named = n > 0 ? atoi(entries[i].text) : i, best;
 
-        if (gpu < 0 || gpu >= machine->map->n || (n > 0 && entries[i].kind != MACHINE_VISIBLE_INDEX))
+        if (gpu < 0 || gpu >= machine->ibgda->n || (n > 0 && entries[i].kind != MACHINE_VISIBLE_INDEX))
             continue;
         taken = mapped_nic(machine, mapping, named);
         own = mapped_nic(machine, mapping, number_on_node(topo, gpu));
-        best = machine->map->choices[gpu].nic;
+        best = machine->ibgda->choices[gpu].nic;
         /* A mapping that is made for this process has the right NIC under the number that the process uses. */
         if (!*taken || strcmp(taken, own) == 0 || (best >= 0 && strcmp(taken, topo->nics[best].name) == 0))
             continue;

@@ -15,6 +15,8 @@ static ep_status read_parts(struct doctor_machine *machine)
     if (status == EP_OK)
         status = map_best(machine->topo, &machine->map);
     if (status == EP_OK)
+        status = map_ibgda(machine->topo, &machine->ibgda);
+    if (status == EP_OK)
         status = software_read(machine->source, machine->topo, &machine->software);
     if (status == EP_OK)
         status = advice_make(machine->topo, machine->software, machine->map, &machine->advice);
@@ -50,6 +52,7 @@ void doctor_machine_free(struct doctor_machine *machine)
     audit_free(machine->audit);
     advice_free(machine->advice);
     software_free(machine->software);
+    map_free(machine->ibgda);
     map_free(machine->map);
     topo_free(machine->topo);
     source_free(machine->source);

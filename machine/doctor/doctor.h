@@ -20,7 +20,8 @@ struct doctor_machine {
     struct source *source;
     struct topo *topo;
     struct software *software;
-    struct map *map; /* the best one */
+    struct map *map;   /* the best one */
+    struct map *ibgda; /* the best one for NVSHMEM and DeepEP */
     struct advice *advice;
     struct audit *audit;               /* of the inspected environment */
     struct doctor_inventory *expected; /* from --expect; NULL if not given */

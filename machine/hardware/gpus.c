@@ -307,6 +307,13 @@ static bool are_all_denied(struct topo *topo, const json_t *answer)
     return n > 0;
 }
 
+bool topo_has_ibgda(const struct topo *topo, int nic)
+{
+    int pci = topo->nics[nic].pci;
+
+    return pci >= 0 && (!topo->pci[pci].vendor || topo->pci[pci].vendor == PCI_VENDOR_MELLANOX);
+}
+
 bool topo_is_confidential(const struct topo *topo)
 {
     return topo->cc_feature == 1 || topo->cc_mode == TOPO_CC_PROTECTED_PCIE;

@@ -480,3 +480,24 @@ ep_status map_best(const struct topo *topo, struct map **ret_map)
     *ret_map = map;
     return EP_OK;
 }
+
+ep_status map_ibgda(const struct topo *topo, struct map **ret_map)
+{
+    struct topo supported = *topo;
+    int n_supported = 0;
+    ep_status status;
+
+    supported.nics = calloc((size_t)topo->n_nics + 1, sizeof(*supported.nics));
+    if (!supported.nics)
+        return ep_fail(EP_E_MEMORY, "no memory for %d NICs", topo->n_nics);
+    for (int i = 0; i < topo->n_nics; i++) {
+        supported.nics[i] = topo->nics[i];
+        if (topo->nics[i].role == TOPO_ROLE_DATA && topo_has_ibgda(topo, i))
+            n_supported++;
+        else if (topo->nics[i].role == TOPO_ROLE_DATA)
+            supported.nics[i].role = TOPO_ROLE_STORAGE;
+    }
+    status = map_best(n_supported ? &supported : topo, ret_map);
+    free(supported.nics);
+    return status;
+}

@@ -45,6 +45,12 @@ struct map {
  */
 ep_status map_best(const struct topo *topo, struct map **ret_map);
 
+/*
+ * As map_best(), but if the rails are of several makers, over those that IBGDA supports: the assignment for NVSHMEM and
+ * DeepEP. If it supports none, it is map_best().
+ */
+ep_status map_ibgda(const struct topo *topo, struct map **ret_map);
+
 /* The part of NVSHMEM's environment that its choice depends on (3.4 and 3.5). */
 struct map_nvshmem {
     bool pe_mapping;        /* NVSHMEM_ENABLE_NIC_PE_MAPPING */

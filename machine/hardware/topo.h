@@ -206,6 +206,11 @@ void topo_free(struct topo *topo);
  */
 int topo_usable_gpus(const struct topo *topo);
 
+/*
+ * Does IBGDA support this NIC? It supports NVIDIA's only (mlx5). A NIC whose maker is not known counts as supported.
+ */
+bool topo_has_ibgda(const struct topo *topo, int nic);
+
 /* Does the memory of the GPUs belong to a confidential guest? No NIC reaches it then. */
 bool topo_is_confidential(const struct topo *topo);
 

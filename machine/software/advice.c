@@ -82,20 +82,21 @@ static bool map_is_whole(const struct map *map)
 
 static ep_status advise_hca_list(struct advice_work *work)
 {
-    const char **values = source_alloc(work->source, (size_t)work->map->n * sizeof(*values));
+    const struct map *map = work->ibgda;
+    const char **values = source_alloc(work->source, (size_t)map->n * sizeof(*values));
     struct advice_row *row;
 
     if (!values)
-        return ep_fail(EP_E_MEMORY, "no memory for the NICs of %d ranks", work->map->n);
-    for (int gpu = 0; gpu < work->map->n; gpu++)
-        values[gpu] = map_hca_list(work->topo, work->map, gpu);
+        return ep_fail(EP_E_MEMORY, "no memory for the NICs of %d ranks", map->n);
+    for (int gpu = 0; gpu < map->n; gpu++)
+        values[gpu] = map_hca_list(work->topo, map, gpu);
     row = advice_add(work, "NVSHMEM_HCA_LIST",
-                     work->map->n_shared ? "There are fewer ports than GPUs: this spreads the ranks evenly over them, "
-                                           "each near its GPU."
-                                         : "With a single candidate NVSHMEM has nothing to choose: each rank has the "
-                                           "NIC nearest to its GPU for itself.");
+                     map->n_shared ? "There are fewer ports than GPUs: this spreads the ranks evenly over them, "
+                                     "each near its GPU."
+                                   : "With a single candidate NVSHMEM has nothing to choose: each rank has the "
+                                     "NIC nearest to its GPU for itself.");
     row->scope = ADVICE_RANK;
-    row->n_values = work->map->n;
+    row->n_values = map->n;
     row->values = values;
     return EP_OK;
 }
@@ -236,7 +237,7 @@ static ep_status advise_ibgda(struct advice_work *work)
             "GPUs ring the NICs' doorbells themselves; the CPU as handler needs GDRCopy, and dispatches have been seen "
             "to hang with it.");
     }
-    if (map_is_whole(work->map))
+    if (map_is_whole(work->ibgda))
         EP_TRY(advise_hca_list(work));
     if (count_data_ports(work->topo) > 1)
         unset(work, "NVSHMEM_ENABLE_NIC_PE_MAPPING",
@@ -272,10 +273,10 @@ static void advise_deepep(struct advice_work *work)
     const struct software_deepep *deepep = &work->software->deepep;
     char folder[256];
 
-    if (!deepep->mapping_active || deepep->imported < 0 || !map_is_whole(work->map) || !advice_has_mlx5(work->topo))
+    if (!deepep->mapping_active || deepep->imported < 0 || !map_is_whole(work->ibgda) || !advice_has_mlx5(work->topo))
         return;
     text_clean(deepep->copies[deepep->imported].folder, folder, sizeof(folder));
-    set(work, "DEEP_EP_DEVICE_TO_HCA_MAPPING", map_deepep(work->topo, work->map),
+    set(work, "DEEP_EP_DEVICE_TO_HCA_MAPPING", map_deepep(work->topo, work->ibgda),
         source_printf(
             work->source,
             "DeepEP in %s converts it to NVSHMEM_HCA_LIST for each of its processes, also if a program starts its "
@@ -422,8 +423,9 @@ ep_status advice_make(const struct topo *topo, const struct software *software, 
                       struct advice **ret_advice)
 {
     struct advice *advice = calloc(1, sizeof(*advice));
-    struct advice_work work = {software->source, topo, software, map, advice};
+    struct advice_work work = {software->source, topo, software, map, NULL, advice};
     struct source_environment environment = source_environment(software->source);
+    struct map *ibgda = NULL;
     ep_status status = EP_OK;
 
     if (advice)
@@ -437,10 +439,17 @@ ep_status advice_make(const struct topo *topo, const struct software *software, 
         return EP_OK;
     }
     if (topo->n_gpus > 0 && count_data_ports(topo) > 0) {
-        status = advise_nvshmem(&work);
-        advise_deepep(&work);
-        advise_nccl(&work);
-        advise_verbs(&work);
+        status = map_ibgda(topo, &ibgda);
+        work.ibgda = ibgda;
+        if (status == EP_OK)
+            status = advise_nvshmem(&work);
+        if (status == EP_OK) {
+            advise_deepep(&work);
+            advise_nccl(&work);
+            advise_verbs(&work);
+        }
+        map_free(ibgda);
+        work.ibgda = NULL;
     }
     if (status == EP_OK)
         status = advice_paths(&work);

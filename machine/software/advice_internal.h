@@ -12,6 +12,7 @@ struct advice_work {
     const struct topo *topo;
     const struct software *software;
     const struct map *map;
+    const struct map *ibgda; /* for NVSHMEM and DeepEP */
     struct advice *advice;
 };
 

@@ -176,6 +176,27 @@ role_is() {
     fault a4/broadcom
 }
 
+@test "a4/two-makers: half of the rails of another maker" {
+    fault a4/two-makers
+    [[ "$(said a4/two-makers ibgda-nic text)" == *"and that of 4 of 8 GPUs is of Broadcom" ]]
+}
+
+@test "a4/two-makers-mapped: mapping to nics of another maker" {
+    fault a4/two-makers-mapped
+    [[ "$(said a4/two-makers-mapped ibgda-nic fix)" == "export DEEP_EP_DEVICE_TO_HCA_MAPPING=0:mlx5_0:1,1:mlx5_0:1,2:mlx5_2:1,3:mlx5_2:1,"* ]]
+}
+
+@test "h100-16nic/two-makers: one rail of each maker for each gpu" {
+    fault h100-16nic/two-makers
+    run --separate-stderr "$EPKIT" topo --json --only map --from h100-16nic.two-makers
+    [ "$(jq -r .forms.DEEP_EP_DEVICE_TO_HCA_MAPPING <<<"$output")" = 0:mlx5_1:1,1:mlx5_3:1,2:mlx5_5:1,3:mlx5_7:1,4:mlx5_11:1,5:mlx5_13:1,6:mlx5_15:1,7:mlx5_17:1 ]
+    [[ "$(jq -r .forms.EPKIT_VERBS_DEVICE <<<"$output")" == bnxt_re0:1,* ]]
+}
+
+@test "a4/three-nics: five nics missing" {
+    fault a4/three-nics
+}
+
 @test "a4/unknown-nics: makers are not shown" {
     fault a4/unknown-nics
 }

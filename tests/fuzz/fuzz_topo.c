@@ -71,6 +71,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     check_devices(topo);
     check(map_best(topo, &map) == EP_OK);
     map_free(map);
+    check(map_ibgda(topo, &map) == EP_OK);
+    map_free(map);
     topo_free(topo);
     source_free(source);
     return 0;

@@ -5,6 +5,8 @@ is meant, what a process may use, what could not be told, and one GPU a task.
 Each function changes a golden machine as little as possible. A name of an expected outcome with '?' in front is a check
 that could not tell: then the verdict is not known.
 """
+import re
+
 import software
 from software import X86_64
 from tree import NVIDIA, relative
@@ -416,6 +418,56 @@ def deepep_on_efa(tree):
 @fault("a4/broadcom", "ibgda-nic")
 def deepep_on_broadcom(tree):
     other_nics(tree, BNXT, 0x1760, "BCM57608", "bnxt_re")
+    without_gib(tree)
+
+
+def some_other_nics(tree, numbers, vendor, device, hca, name):
+    """These of the mlx5_N become NAME0, NAME1, ... of another maker."""
+    new = {}
+    for i, number in enumerate(numbers):
+        set_make(tree, f"mlx5_{number}", vendor, device, hca)
+        new[f"mlx5_{number}"] = f"{name}{i}"
+
+    def renamed(text):
+        return re.sub(r"(?<=infiniband/)mlx5_[0-9]+(?=/|$)", lambda found: new.get(found[0], found[0]), text)
+
+    for path in list(tree.entries):
+        entry = tree.entries.pop(path)
+        if hasattr(entry, "target"):
+            entry.target = renamed(entry.target)
+        elif path.endswith("/ibdev"):
+            old = entry.decode().strip()
+            entry = f"{new.get(old, old)}\n".encode()
+        tree.entries[renamed(path)] = entry
+
+
+@fault("a4/two-makers", "ibgda-nic")
+def half_of_the_rails_of_another_maker(tree):
+    """The mapping is that of 'epkit env': two GPUs share each of NVIDIA's NICs."""
+    some_other_nics(tree, range(1, 8, 2), BNXT, 0x1760, "BCM57608", "bnxt_re")
+    tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"] = ",".join(f"{gpu}:mlx5_{gpu // 2 * 2}:1" for gpu in range(8))
+    without_gib(tree)
+
+
+@fault("a4/two-makers-mapped", "ibgda-nic")
+def mapping_to_nics_of_another_maker(tree):
+    half_of_the_rails_of_another_maker(tree)
+    tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"] = ",".join(
+        f"{gpu}:{f'bnxt_re{gpu // 2}' if gpu % 2 else f'mlx5_{gpu}'}:1" for gpu in range(8))
+
+
+@fault("h100-16nic/two-makers")
+def one_rail_of_each_maker_for_each_gpu(tree):
+    """What is right: IBGDA has a NIC for each GPU, as near as the other one."""
+    some_other_nics(tree, (0, 2, 4, 6, 10, 12, 14, 16), BNXT, 0x1760, "BCM57608", "bnxt_re")
+
+
+@fault("a4/three-nics", "port-down")
+def five_nics_missing(tree):
+    """NVSHMEM puts more GPUs on one NIC than necessary, but no NIC is idle."""
+    for i in (1, 3, 4, 5, 7):
+        remove_nic(tree, f"mlx5_{i}")
+    del tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"]
     without_gib(tree)
 
 

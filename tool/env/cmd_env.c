@@ -55,9 +55,9 @@ static bool lacks_nics(const struct doctor_machine *machine)
 
     if (machine_nvshmem_map(machine, &map) != EP_OK)
         return false;
-    lacks = map->n_shared > machine->map->n_shared;
+    lacks = map->n_shared > machine->ibgda->n_shared;
     for (int i = 0; i < map->n; i++)
-        lacks = lacks || (map->choices[i].nic < 0 && machine->map->choices[i].nic >= 0);
+        lacks = lacks || (map->choices[i].nic < 0 && machine->ibgda->choices[i].nic >= 0);
     map_free(map);
     return lacks;
 }

@@ -36,7 +36,7 @@ struct reading {
     struct source *source;
     struct doctor_machine *machine;
     struct topo *topo;
-    struct map *best, *nvshmem;
+    struct map *best, *ibgda, *nvshmem;
 };
 
 static void reading_done(struct reading *reading)
@@ -46,6 +46,7 @@ static void reading_done(struct reading *reading)
         doctor_machine_free(reading->machine);
         return;
     }
+    map_free(reading->ibgda);
     map_free(reading->best);
     topo_free(reading->topo);
     source_free(reading->source);
@@ -61,6 +62,7 @@ static ep_status read_all(struct reading *reading)
     }
     reading->topo = reading->machine->topo;
     reading->best = reading->machine->map;
+    reading->ibgda = reading->machine->ibgda;
     topo_save_read(reading->machine);
     return EP_OK;
 }
@@ -69,7 +71,9 @@ static ep_status read_topology(struct reading *reading)
 {
     ep_status status = topo_read(reading->source, &reading->topo);
 
-    return status == EP_OK ? map_best(reading->topo, &reading->best) : status;
+    if (status == EP_OK)
+        status = map_best(reading->topo, &reading->best);
+    return status == EP_OK ? map_ibgda(reading->topo, &reading->ibgda) : status;
 }
 
 static ep_status read_machine(const struct topo_options *options, struct reading *reading)
@@ -93,6 +97,7 @@ static int show(const struct cmd *cmd, const struct topo_options *options, const
     struct topo_view view = {
         .topo = reading->topo,
         .best = reading->best,
+        .ibgda = reading->ibgda,
         .nvshmem = reading->nvshmem,
         .tree = wants(options, SECTION_TREE),
         .matrix = wants(options, SECTION_MATRIX),

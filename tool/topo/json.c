@@ -263,7 +263,7 @@ json_t *topo_rank_rows(const struct topo_view *view)
     for (int i = 0; i < view->best->n; i++)
         if (view->best->choices[i].nic >= 0)
             json_array_append_new(rows, json_pack("{s:i, s:s, s:s}", "rank", i, "NVSHMEM_HCA_LIST",
-                                                  map_hca_list(view->topo, view->best, i), "UCX_NET_DEVICES",
+                                                  map_hca_list(view->topo, view->ibgda, i), "UCX_NET_DEVICES",
                                                   map_ucx(view->topo, view->best, i)));
     return rows;
 }
@@ -311,7 +311,7 @@ static void add_map(const struct topo_view *view, json_t *document)
         document, "forms",
         json_pack("{s:o, s:o, s:o, s:o}", "EPKIT_VERBS_DEVICE",
                   has_map && *map_verbs(topo, view->best) ? out_text(map_verbs(topo, view->best)) : json_null(),
-                  "DEEP_EP_DEVICE_TO_HCA_MAPPING", has_map ? out_text(map_deepep(topo, view->best)) : json_null(),
+                  "DEEP_EP_DEVICE_TO_HCA_MAPPING", has_map ? out_text(map_deepep(topo, view->ibgda)) : json_null(),
                   "NCCL_IB_HCA", has_map ? out_text(map_nccl(topo)) : json_null(), "ranks", topo_rank_rows(view)));
     json_object_set_new(document, "nvshmem",
                         json_pack("{s:o, s:i, s:o}", "map", topo_nvshmem_rows(view), "shared", view->nvshmem->n_shared,

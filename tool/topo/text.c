@@ -445,7 +445,7 @@ static int print_forms(const struct topo_view *view)
     json_t *rows = topo_rank_rows(view);
 
     out_line("\nFor all processes:\n    DEEP_EP_DEVICE_TO_HCA_MAPPING=%s\n    NCCL_IB_HCA=%s",
-             map_deepep(view->topo, view->best), map_nccl(view->topo));
+             map_deepep(view->topo, view->ibgda), map_nccl(view->topo));
     if (*map_verbs(view->topo, view->best))
         out_line("    EPKIT_VERBS_DEVICE=%s", map_verbs(view->topo, view->best));
     out_line("\nFor each process, one for each GPU:");
@@ -497,6 +497,23 @@ static int print_nvshmem(const struct topo_view *view)
     return OUT_PRINT(columns, rows);
 }
 
+/* Why NVSHMEM and DeepEP get other NICs than the table says. */
+static void print_unsupported(const struct topo_view *view)
+{
+    int nics[TOPO_MAX_NICS], n = 0;
+    char names[512];
+
+    for (int i = 0; i < view->topo->n_nics; i++)
+        if (view->topo->nics[i].role == TOPO_ROLE_DATA && !topo_has_ibgda(view->topo, i))
+            nics[n++] = i;
+    topo_nic_names(view->topo, nics, n, names, sizeof(names));
+    for (int gpu = 0; gpu < view->best->n; gpu++)
+        if (view->ibgda->choices[gpu].nic != view->best->choices[gpu].nic) {
+            out_line("IBGDA does not support %s: NVSHMEM and DeepEP get only NVIDIA's NICs.", names);
+            return;
+        }
+}
+
 static int print_map(const struct topo_view *view)
 {
     const struct topo *topo = view->topo;
@@ -512,6 +529,7 @@ static int print_map(const struct topo_view *view)
         topo_nic_names(topo, view->best->idle, view->best->n_idle, names, sizeof(names));
         if (view->best->n_idle)
             out_line("No GPU needs %s.", names);
+        print_unsupported(view);
         if (result == 0)
             result = print_forms(view);
         if (result == 0)

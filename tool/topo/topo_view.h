@@ -11,6 +11,7 @@
 struct topo_view {
     const struct topo *topo;
     const struct map *best;
+    const struct map *ibgda;   /* the best one for NVSHMEM and DeepEP */
     const struct map *nvshmem; /* the choice of NVSHMEM without any of its variables */
     bool tree, matrix, map, nics;
 };
