@@ -35,11 +35,11 @@ static void list(void)
     struct cell cell;
     char name[64];
 
-    for (int i = 0; cell_at(i, &cell); i++) {
+    for (int i = part.i; cell_at(i, &cell); i += part.n) {
         cell_name(&cell, name, sizeof(name));
         puts(name);
     }
-    for (int i = 0; i < n_launcher_cells; i++)
+    for (int i = part.i; i < n_launcher_cells; i += part.n)
         puts(launcher_cell_name(i));
 }
 
@@ -153,10 +153,10 @@ static bool too_many_again(void)
 static int usage(void)
 {
     fputs(
-        "Usage: fault_matrix [--list] [--cell PREFIX]... [--rounds N] [--seed N] [--part I/N] [--jobs N]\n"
+        "Usage: fault_matrix [--list] [--cell PREFIX]... [--rounds N] [--seed N] [--part I/N | --sample I/N] [--jobs N]\n"
         "           [--network NAME] [--slow N]\n"
-        "Without --cell and --rounds: the whole matrix once, then random cells. --part: every Nth of them;\n"
-        "with EPKIT_TEST_LONG all.\n"
+        "Without --cell and --rounds: the whole matrix once, then random cells. --part: every Nth of them; --sample: also,\n"
+        "but with EPKIT_TEST_LONG all.\n"
         "--jobs: so many at the same time; most of a cell is waiting. --network: between hosts in the cells that have\n"
         "\"tcp.\" in their names; verbs instead of tcp. --slow: all times by N.\n",
         stderr);
@@ -165,25 +165,23 @@ static int usage(void)
 
 int main(int argc, char **argv)
 {
-    static const struct option options[] = {{"list", no_argument, NULL, 'l'},
-                                            {"cell", required_argument, NULL, 'c'},
-                                            {"rounds", required_argument, NULL, 'r'},
-                                            {"seed", required_argument, NULL, 's'},
-                                            {"part", required_argument, NULL, 'p'},
-                                            {"jobs", required_argument, NULL, 'j'},
-                                            {"network", required_argument, NULL, 'n'},
-                                            {"slow", required_argument, NULL, 'f'},
-                                            {NULL, 0, NULL, 0}};
+    static const struct option options[] = {
+        {"list", no_argument, NULL, 'l'},         {"cell", required_argument, NULL, 'c'},
+        {"rounds", required_argument, NULL, 'r'}, {"seed", required_argument, NULL, 's'},
+        {"part", required_argument, NULL, 'p'},   {"sample", required_argument, NULL, 'a'},
+        {"jobs", required_argument, NULL, 'j'},   {"network", required_argument, NULL, 'n'},
+        {"slow", required_argument, NULL, 'f'},   {NULL, 0, NULL, 0}};
     uint64_t seed = (uint64_t)time(NULL);
     const char *cells[MOST_CELLS];
     int rounds = -1, jobs = 1, n_cells = 0, option;
+    bool is_list = false, is_sample = false;
 
     isolate();
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (option) {
         case 'l':
-            list();
-            return 0;
+            is_list = true;
+            break;
         case 'c':
             if (n_cells == MOST_CELLS)
                 return usage();
@@ -206,6 +204,8 @@ int main(int argc, char **argv)
                 return usage();
             break;
         case 'p':
+        case 'a':
+            is_sample = option == 'a';
             if (sscanf(optarg, "%d/%d", &part.i, &part.n) != 2 || part.n < 1 || part.i < 1 || part.i-- > part.n)
                 return usage();
             break;
@@ -220,9 +220,13 @@ int main(int argc, char **argv)
     }
     if (optind < argc)
         return usage();
-    if (getenv("EPKIT_TEST_LONG")) {
+    if (is_sample && getenv("EPKIT_TEST_LONG")) {
         part.i = 0;
         part.n = 1;
+    }
+    if (is_list) {
+        list();
+        return 0;
     }
     for (int i = 0; i < n_cells; i++)
         run_matrix(cells[i]);
