@@ -278,6 +278,22 @@ END
     [ ! -e m/etc/modprobe.d ]
 }
 
+@test "ibv_devices that is not installed fails its test, also on a machine without RDMA devices" {
+    python3 - "$EPKIT_SOURCE/recipes/debian-tools.yaml" >check.sh <<'END'
+import sys
+import yaml
+steps = yaml.safe_load(open(sys.argv[1]))["steps"]
+(check,) = [v["run"] for s in steps for v in s.get("verify", []) if "ibv_devices" in v["run"]]
+print(check)
+END
+    mkdir bin
+    run ! env PATH="$PWD/bin" /bin/sh check.sh
+    # As libibverbs without a kernel that has RDMA.
+    printf '#!/bin/sh\nexit 1\n' >bin/ibv_devices
+    chmod +x bin/ibv_devices
+    [ -e /sys/class/infiniband ] || PATH="$PWD/bin" /bin/sh check.sh
+}
+
 @test "the base of DeepEP is checked, and the commit that is known to work with NVSHMEM 3.5 passes on any base" {
     mkdir -p fetch
     git init -q fetch/deepep
