@@ -7,6 +7,7 @@
 #include "doctor/machine.h"
 #include "doctor/machine_job.h"
 #include "doctor/machine_nvshmem.h"
+#include "doctor/shell.h"
 
 #include <ctype.h>
 #include <stdlib.h>
@@ -146,6 +147,21 @@ static int count_without(const struct doctor_machine *machine, const struct name
     return n;
 }
 
+/* Without a list NCCL also uses NICs that are not for data, if there are any: then it needs the right one. */
+static void fix_hca(const struct doctor_machine *machine, struct doctor_result *result, const char *advice)
+{
+    const struct advice_row *row = advice_find(machine->advice, HCA);
+
+    if (!row || row->unset || !*row->value) {
+        found_value(machine, result, HCA);
+        doctor_advise(machine, result, "%s", advice);
+        return;
+    }
+    doctor_evidence(machine, result, HCA, "%s", source_env(machine->source, HCA));
+    doctor_fix(machine, result, false, "export " HCA "=%s", shell_word(machine->source, row->value));
+    doctor_advise(machine, result, "%s", row->reason);
+}
+
 static void run_nccl_hca(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *value = source_env(machine->source, HCA);
@@ -161,25 +177,20 @@ static void run_nccl_hca(const struct doctor_machine *machine, struct doctor_res
     n_far = count_without(machine, &names, &far);
     if (n_named == 0) {
         doctor_found(machine, result, DOCTOR_ERROR, HCA " matches no NIC for data: NCCL uses sockets");
-        found_value(machine, result, HCA);
-        doctor_advise(
-            machine, result,
-            "Entries are prefixes of names, separated by ','; '=' in front of the list makes them exact names, and :1 "
-            "after one is its port. 'epkit topo' shows the NICs.");
+        fix_hca(machine, result,
+                "Entries are prefixes of names, separated by ','; '=' in front of the list makes them exact names, and "
+                ":1 after one is its port. 'epkit topo' shows the NICs.");
     } else if (n_named < n && n_named < n_gpus) {
         doctor_found(machine, result, DOCTOR_WARNING, HCA " leaves out %d of %d NICs for data, %s among them",
                      n - n_named, n, machine->topo->nics[left_out].name);
-        found_value(machine, result, HCA);
-        doctor_advise(machine, result,
-                      "By default, NCCL uses the nearest NIC of each GPU; without the list all of them are used.");
+        fix_hca(machine, result,
+                "By default, NCCL uses the nearest NIC of each GPU; without the list all of them are used.");
     } else if (n_far > 0) {
         doctor_found(machine, result, DOCTOR_WARNING, HCA " leaves out the NICs that are nearest to %s%s",
                      machine_gpu_name(machine, far), n_far > 1 ? ", and to more GPUs" : "");
-        found_value(machine, result, HCA);
-        doctor_advise(
-            machine, result,
-            "The traffic of these GPUs crosses host bridges or sockets. Without the list NCCL takes the nearest NIC "
-            "of each GPU.");
+        fix_hca(machine, result,
+                "The traffic of these GPUs crosses host bridges or sockets. Without the list NCCL takes the nearest "
+                "NIC of each GPU.");
     }
 }
 

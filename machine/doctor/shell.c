@@ -17,7 +17,8 @@ const char *shell_word(struct source *source, const char *text)
         return "''";
     text_clean(text, shown, bytes);
     text = shown;
-    if (*text && text[strspn(text, PLAIN)] == '\0')
+    /* zsh expands a word that begins with '=', also as a value, to the path of a command. */
+    if (*text && *text != '=' && text[strspn(text, PLAIN)] == '\0')
         return text;
     while (*text) {
         size_t n = strcspn(text, "'");

@@ -176,6 +176,11 @@ role_is() {
     fault a4/broadcom
 }
 
+@test "h100/hca-list: list of one nic beside uplinks" {
+    fault h100/hca-list
+    [ "$(said h100/hca-list nccl-hca fix)" = "export NCCL_IB_HCA='=mlx5_0:1,mlx5_1:1,mlx5_2:1,mlx5_3:1,mlx5_6:1,mlx5_7:1,mlx5_8:1,mlx5_9:1'" ]
+}
+
 @test "a4/two-makers: half of the rails of another maker" {
     fault a4/two-makers
     [[ "$(said a4/two-makers ibgda-nic text)" == *"and that of 4 of 8 GPUs is of Broadcom" ]]

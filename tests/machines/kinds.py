@@ -441,6 +441,12 @@ def some_other_nics(tree, numbers, vendor, device, hca, name):
         tree.entries[renamed(path)] = entry
 
 
+@fault("h100/hca-list", "nccl-hca")
+def list_of_one_nic_beside_uplinks(tree):
+    """Unset, it would lead NCCL to the uplinks as well."""
+    tree.environment["NCCL_IB_HCA"] = "mlx5_1"
+
+
 @fault("a4/two-makers", "ibgda-nic")
 def half_of_the_rails_of_another_maker(tree):
     """The mapping is that of 'epkit env': two GPUs share each of NVIDIA's NICs."""
