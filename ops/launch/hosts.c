@@ -261,6 +261,14 @@ struct settings {
     int slots;
 };
 
+/* Is the word several hosts? */
+static bool is_several(const char *word)
+{
+    const char *end;
+
+    return strpbrk(word, ",;") || find_group(word, &end);
+}
+
 static ep_status add_line_host(const char *file, int number, const struct settings *line, enum hosts_format format,
                                struct hosts *hosts)
 {
@@ -271,6 +279,9 @@ static ep_status add_line_host(const char *file, int number, const struct settin
     n = snprintf(word, sizeof(word), "%s%s%s", line->user ? line->user : "", line->user ? "@" : "", line->host);
     if (n >= (int)sizeof(word))
         return ep_fail(EP_E_ARG, "%s, line %d: a name is longer than %zu characters", file, number, sizeof(word) - 1);
+    if (host_parse(word, &host) != EP_OK && is_several(word))
+        return ep_fail(EP_E_ARG, "%s, line %d: %s; a file has one host a line, --hosts takes lists and ranges", file,
+                       number, ep_last_error());
     if (host_parse(word, &host) != EP_OK)
         return ep_fail_prefix(EP_E_ARG, "%s, line %d: ", file, number);
     if (format == HOSTS_HYDRA && *host.port)
@@ -284,8 +295,8 @@ static ep_status add_line_host(const char *file, int number, const struct settin
         return EP_OK;
     }
     if (there >= 0)
-        return ep_fail(EP_E_ARG, "%s, line %d: '%s' is already in line %d", file, number, host.word,
-                       hosts->list[there].line);
+        return ep_fail(EP_E_ARG, "%s, line %d: '%s' is already in line %d; for several slots write slots=N once", file,
+                       number, host.word, hosts->list[there].line);
     if (format == HOSTS_REPEATED)
         host.slots = 1;
     if (append(&host, hosts) != EP_OK)
