@@ -368,6 +368,10 @@ compare() {
     run --separate-stderr epkit doctor --hosts 'a,,b' --ssh ./ssh
     [ "$status" -eq 2 ]
     [[ "$stderr" == *"--hosts: there is an empty name"* ]]
+    # One node, without a file.
+    run --separate-stderr epkit doctor --hosts me@good1 --ssh ./ssh --timeout 600 --json
+    [ "$status" -eq 0 ]
+    [ "$(jq -r '.hosts[].host' <<<"$output")" = me@good1 ]
 }
 
 @test "--hosts: differences come first, with what most have and who differs; then findings" {
@@ -487,7 +491,8 @@ refused_file() {
     refused_file "line 1: 'eight' after the host is not a setting like slots=8" "a eight"
     refused_file "the file contains no host" "# nothing" ""
     refused_file "longer than" "$(printf 'a%.0s' $(seq 2000))"
-    refused "No such file" --hosts nowhere --ssh ./ssh
+    refused "nowhere: No such file or directory; a single host is written USER@nowhere or nowhere:PORT" --hosts nowhere --ssh ./ssh
+    refused "./nowhere: No such file or directory" --hosts ./nowhere --ssh ./ssh
     refused "not a regular file" --hosts . --ssh ./ssh
     mkfifo fifo
     refused "not a regular file" --hosts fifo --ssh ./ssh

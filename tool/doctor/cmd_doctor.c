@@ -41,7 +41,7 @@ static const struct opt doctor_table[] = {
     {"yes", 'y', NULL, OPT_FLAG, offsetof(struct doctor_options, yes), .help = "with --fix: do not ask"},
     {"hosts", 0, "FILE", OPT_FILE, offsetof(struct doctor_options, hosts),
      .help = "run it on these nodes over ssh and compare them: one per line, [USER@]HOST[:PORT], as in Open "
-             "MPI's hostfiles; or a list as in 'epkit launch': a,b or gpu[01-04]",
+             "MPI's hostfiles; or a list as in 'epkit launch': a,b or gpu[01-04], or USER@HOST or HOST:PORT",
      .heading = "Several nodes"},
     {"ssh", 0, "COMMAND", OPT_STRING, offsetof(struct doctor_options, ssh),
      .help = "program for --hosts, with its options; default: EPKIT_SSH, else ssh"},

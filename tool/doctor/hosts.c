@@ -11,6 +11,7 @@
 
 #include "source/clean.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -377,9 +378,12 @@ static int read_hosts(const struct cmd *cmd, const struct hosts_options *options
     if (strlen(options->remote_command) >= REMOTE_BYTES)
         return cmd_usage(cmd, "--remote-command: longer than %d characters", REMOTE_BYTES - 1);
     /* A list contains characters that are rare in file names; an existing file takes precedence. */
-    is_list = strpbrk(options->file, ",[ \n") && access(options->file, F_OK) != 0;
+    is_list = strpbrk(options->file, ",[ \n@:") && access(options->file, F_OK) != 0;
     if (is_list && hosts_add_list("--hosts", options->file, &answers->hosts) != EP_OK)
         return cmd_refuse(cmd, NULL, "%s", ep_last_error());
+    if (!is_list && !strchr(options->file, '/') && access(options->file, F_OK) != 0)
+        return cmd_refuse(cmd, "--hosts", "%s: %s; a single host is written USER@%s or %s:PORT", options->file,
+                          strerror(errno), options->file, options->file);
     if (!is_list && hosts_add_file(options->file, HOSTS_OPEN_MPI, &answers->hosts) != EP_OK)
         return cmd_refuse(cmd, "--hosts", "%s", ep_last_error());
     return CMD_FINE;
