@@ -45,8 +45,9 @@ static bool from_command(const char *command, char *ret_location, char *ret_why,
         snprintf(ret_why, bytes, "the command for the location did not end within %d s", LOCATION_SECONDS);
     } else if (!WIFEXITED(capture.status) || WEXITSTATUS(capture.status) != 0) {
         text_clean(capture.error.text ? capture.error.text : "", clean, sizeof(clean));
-        snprintf(ret_why, bytes, "the command for the location ended with status %d: %s",
-                 WIFEXITED(capture.status) ? WEXITSTATUS(capture.status) : 128 + WTERMSIG(capture.status), clean);
+        snprintf(ret_why, bytes, "the command for the location ended with status %d%s%s",
+                 WIFEXITED(capture.status) ? WEXITSTATUS(capture.status) : 128 + WTERMSIG(capture.status),
+                 *clean ? ": " : "", clean);
     } else {
         const char *text = capture.output.text ? capture.output.text : "";
         char first[LOCATION_BYTES];

@@ -38,6 +38,9 @@ refused() {
     printf 'a slotss=8\n' >hostfile
     refused "'slotss=8' after the host is not a setting" --hostfile hostfile hostname
     refused "the name of the program is empty" --hosts a ''
+    # srun would wait for an allocation of its own.
+    unset SLURM_JOB_ID SLURM_JOBID
+    refused "--connect srun: this is no Slurm job" --hosts a --connect srun hostname
     for name in RANK LOCAL_RANK WORLD_SIZE NNODES MASTER_ADDR MASTER_PORT GPUS_PER_NODE; do
         refused "--env $name: epkit sets it for each rank" --hosts a -x "$name=7" hostname
     done

@@ -331,6 +331,10 @@ static int check_usage(const struct cmd *cmd, const struct cmd_call *call, const
     if (args->triangulate && !(canned && canned->is_measured))
         return cmd_usage(
             cmd, "--triangulate needs a test whose output epkit reads: epkit-test, deepep-..., nccl, ib-write-bw");
+    if (strcmp(connects[args->connect], "srun") == 0 && !getenv("SLURM_JOB_ID") && !getenv("SLURM_JOBID"))
+        return cmd_refuse(cmd, "--connect srun",
+                          "this is no Slurm job (SLURM_JOB_ID is not set): start it by salloc or "
+                          "sbatch, or leave the option out to use ssh");
     if (args->no_logs && args->out)
         return cmd_usage(cmd, "--out and --no-logs exclude each other");
     if (args->remote_epkit && strpbrk(args->remote_epkit, "'\"\\$`;&|<>()\n"))
