@@ -280,6 +280,13 @@ END
     [ "$status" -eq 4 ]
 }
 
+@test "nccl takes the name of a test or of its program" {
+    run --separate-stderr launch --no-logs --checks skip --hosts h1,h2 nccl sendrecv_perf
+    echo "$output$stderr"
+    [ "$status" -eq 4 ]
+    [[ "$output" == *"there is no sendrecv_perf below"* ]]
+}
+
 # perftest: an ib_write_bw that prints its arguments, in front of the PATH of the ranks
 perftest() {
     mkdir -p "$HOSTS_DIR/perftest"

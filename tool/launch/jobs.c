@@ -82,10 +82,13 @@ static json_t *make_deepep(const struct canned_job *job, int n_args, char **args
                      file, "product", "DeepEP 1 (its tests)", "source", DEEPEP_SCRIPT, GIB_SCRIPT);
 }
 
-/* nccl all_reduce ...: the program all_reduce_perf. The first arguments are those of the testbed; later ones win. */
+/* nccl all_reduce or all_reduce_perf ...: the program all_reduce_perf. The first arguments are those of the testbed;
+ * later ones win. */
 static json_t *make_nccl(const struct canned_job *job, int n_args, char **args)
 {
+    static const char suffix[] = "_perf";
     char program[80], path[90];
+    size_t n;
     const char *const argv[] = {path, "-b", "2M", "-e", "16G", "-f", "2", "-n", "1", "-g", "1", "-w", "10", NULL};
 
     (void)job;
@@ -94,7 +97,10 @@ static json_t *make_nccl(const struct canned_job *job, int n_args, char **args)
                 args[0]);
         return NULL;
     }
-    snprintf(program, sizeof(program), "%s_perf", args[0]);
+    n = strlen(args[0]);
+    if (n > strlen(suffix) && strcmp(args[0] + n - strlen(suffix), suffix) == 0)
+        n -= strlen(suffix);
+    snprintf(program, sizeof(program), "%.*s%s", (int)n, args[0], suffix);
     snprintf(path, sizeof(path), "./%s", program);
     return json_pack("{s:o, s:[ssss], s:s, s:s, s:[s]}", "argv", words(argv, n_args - 1, args + 1), "dirs",
                      "/third_party/nccl-tests/build", "/opt/nccl-tests/build", "/usr/local/bin", "/usr/bin", "needs",
