@@ -38,6 +38,10 @@ refused() {
     printf 'a slotss=8\n' >hostfile
     refused "'slotss=8' after the host is not a setting" --hostfile hostfile hostname
     refused "the name of the program is empty" --hosts a ''
+    # As in a pod with a read-only root.
+    run --separate-stderr epkit launch --ssh "$PWD/nossh" --hosts a --out /proc/none hostname
+    [ "$status" -eq 1 ]
+    [[ "$stderr" == *"making the folder /proc/none"*"--no-logs leaves none"* ]]
     # srun would wait for an allocation of its own.
     unset SLURM_JOB_ID SLURM_JOBID
     refused "--connect srun: this is no Slurm job" --hosts a --connect srun hostname

@@ -488,6 +488,8 @@ static int run(const struct cmd *cmd, const struct cmd_call *call, const struct 
     if (launch_run(options, &result) != EP_OK) {
         progress_stop();
         out_error("%s: %s", cmd->name, ep_last_error());
+        if (options->folder && access(options->folder, W_OK) != 0)
+            out_hint("--out names another folder for the logs, and --no-logs leaves none");
     } else {
         progress_stop();
         code = show_result(cmd, call, options, &result, parser, &how);
