@@ -187,6 +187,23 @@ const struct doctor_check check_processors = {
 
 /* --- rendezvous --- */
 
+/* A variable that has to be a number; an unresolved reference of a manifest, "$(NNODES)", for example is none. */
+static const char *not_a_number(const struct doctor_machine *machine, const char **ret_name)
+{
+    static const char *const names[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        const char *value = source_env(machine->source, names[i]);
+        char *end = NULL;
+
+        *ret_name = names[i];
+        /* As Python reads it. LOCAL_RANK=-1 means no rank for some programs. */
+        if (value && *value && (strtol(value, &end, 10), end == value || end[strspn(end, " \t\r\n")]))
+            return source_printf(machine->source, "%s is not a number", names[i]);
+    }
+    return NULL;
+}
+
 /* A contradiction in the job's variables; NULL if there is none. */
 static const char *contradiction(const struct doctor_machine *machine, const char **ret_name)
 {
@@ -196,7 +213,10 @@ static const char *contradiction(const struct doctor_machine *machine, const cha
     const char *address = source_env(machine->source, "MASTER_ADDR"),
                *port = source_env(machine->source, "MASTER_PORT");
     long nodes = machine_job_nodes(machine);
+    const char *fault = not_a_number(machine, ret_name);
 
+    if (fault)
+        return fault;
     *ret_name = "RANK";
     if (world > 0 && rank >= world)
         return source_printf(machine->source, "RANK=%ld is beyond WORLD_SIZE=%ld", rank, world);

@@ -478,6 +478,8 @@ variants.set_variables(change, (
     ("hgx-h100-worn/traffic-class", "", {"NCCL_IB_TC": "106"}, "What is right."),
     ("torchrun-two-nodes/loopback", "rendezvous", {"MASTER_ADDR": "localhost"}, "Address that nobody reaches."),
     ("torchrun-two-nodes/rank", "rendezvous", {"WORLD_SIZE": "8"}, "Rank beyond the world."),
+    ("torchrun-two-nodes/unresolved", "rendezvous", {"WORLD_SIZE": "$(NNODES)"}, "Kubernetes did not know that name."),
+    ("torchrun-two-nodes/no-rank", "", {"LOCAL_RANK": "-1", "WORLD_SIZE": "16 "}, "What programs and shells leave."),
     ("dgx-b200/nodes", "", {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "192.0.2.10", "MASTER_PORT": "8361"},
      "What is right: DeepEP's tests count nodes, and start the ranks of a node themselves."),
     ("dgx-b200/single-ranks", "single-ranks",
