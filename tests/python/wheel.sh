@@ -103,6 +103,15 @@ subfolder() {
         diff <("$python" -m zipfile -l "$wheel" | cut -d' ' -f1) <("$python" -m zipfile -l "$work"/subfolder/*.whl | cut -d' ' -f1)
 }
 
+# The source archive, which `python -m build` begins with, makes the same wheel.
+source_archive() {
+    PYTHONPATH=$work/source/python "$python" -c 'import sys, backend; backend.build_sdist(sys.argv[1])' "$work/archive" || return 1
+    set -- "$work"/archive/epkit-0.1.0.tar.gz
+    PATH=$(dirname "$python"):$PATH "$python" -m pip wheel --quiet --no-deps --no-build-isolation \
+        --wheel-dir "$work/archive/wheels" "$1" || return 1
+    diff <("$python" -m zipfile -l "$wheel" | cut -d' ' -f1) <("$python" -m zipfile -l "$work"/archive/wheels/*.whl | cut -d' ' -f1)
+}
+
 # No path of the build machine is searched, and nothing but what every machine with torch has is needed.
 no_foreign_paths() {
     for file in "$work"/site/epkit/*.so*; do
@@ -187,11 +196,12 @@ other_version() {
 }
 
 failed=0
-echo 1..14
+echo 1..15
 report "a wheel is built" build
 report "it is one for every Python from 3.10 on, with its licence" one_abi3_wheel
 report "the version of CUDA is part of a wheel's version" cuda_in_the_version
 report "the folder python/ makes the same one" subfolder
+report "a source archive makes the same one" source_archive
 report "it installs" install
 report "it searches no path but its own" no_foreign_paths
 report "it calls what Python has since 3.10, whichever version compiled it" any_headers
