@@ -11,10 +11,12 @@ few). Rows beyond the received ones have idx -1, weight 0, and x 0. Sizes may be
 
 Plans. The tensor `plan` is a copy of topk_idx: all that a plan depends on. The newest `plans` of them are kept with the
 plan that they were made with (register()); for an older one, or a copy of the tensor, it is made again.
+
+There are no gradients of gradients.
 """
 import itertools
 from collections import OrderedDict
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, NoReturn, Tuple
 
 import torch
 
@@ -195,7 +197,14 @@ def _combine_backward(ctx: Any, grad: Any) -> Any:
     return torch.ops.epkit.moe_dispatch_again(grad, plan, ctx.slot, ctx.capacity), None, None, None
 
 
+def _refuse_backward(ctx: Any, *grads: Any) -> NoReturn:
+    raise RuntimeError("epkit.ops: a gradient of a gradient goes through moe_dispatch or moe_combine again, which are differentiable "
+                       "once")
+
+
 torch.library.register_autograd("epkit::moe_dispatch", _dispatch_backward, setup_context=_dispatch_setup, lib=_library)
 torch.library.register_autograd("epkit::moe_combine", _combine_backward, setup_context=_combine_setup, lib=_library)
+for _name in ("moe_dispatch_again", "moe_combine_weighted"):  # of which torch would assume that their gradient is 0
+    torch.library.register_autograd("epkit::" + _name, _refuse_backward, lib=_library)
 
 __all__: List[str] = ["register", "unregister"]

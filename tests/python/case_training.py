@@ -204,6 +204,20 @@ def test_limits_of_a_layer():
     run(2, limits)
 
 
+def once(rank, size):
+    """Of operators, too: torch would take the gradient of those of a backward pass for 0."""
+    x_all, _ = data(7)
+    model, x = Model(rank * EXPERTS // size, EXPERTS // size), x_all.chunk(size)[rank].clone().requires_grad_()
+    out = layer_of_ops(epkit.Communicator(), model.expert)(x, *model.route(x))
+    grad, = torch.autograd.grad(out.float().square().sum(), x, create_graph=True)
+    raises(RuntimeError, "gradient of a gradient moe_dispatch", torch.autograd.grad, grad.float().square().sum(), x)
+
+
+def test_operators_are_differentiable_once():
+    need_operators()
+    run(2, once)
+
+
 def spare(rank, size):
     """A plan of fixed capacity: rows that nobody sent get a gradient of 0, as many as there are."""
     comm = epkit.Communicator()
