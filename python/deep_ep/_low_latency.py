@@ -161,22 +161,27 @@ class LowLatencyCalls(OfThisProcess):
             raise epkit.ArgumentError(f"low_latency_dispatch: num_max_dispatch_tokens_per_rank is {most}, must be 1 or more")
         if x.shape[0] > most:
             raise epkit.ArgumentError(f"low_latency_dispatch: x has {x.shape[0]} tokens, num_max_dispatch_tokens_per_rank is {most}")
+        wait_cost = self._own_row(dispatch_wait_recv_cost_stats, "low_latency_dispatch")
         object_ = self._object(most, x.shape[-1], num_experts, topk_idx.shape[-1])
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
         x, topk_idx = order.input(x), order.input(topk_idx)  # copies come before the first access to the communication stream
         self._begin_call(object_, order.stream)
         rows = object_.dispatch(x, topk_idx, fp8=use_fp8, round_scale=round_scale, ue8m0=use_ue8m0, max_tokens=most,
                                 recv_stats=cumulative_local_expert_recv_stats,
-                                wait_cost=self._own_row(dispatch_wait_recv_cost_stats), hook=return_recv_hook,
-                                stream=order.stream)
+                                wait_cost=wait_cost, hook=return_recv_hook, stream=order.stream)
         handle = LowLatencyHandle((rows.source, rows.range, most, x.shape[-1], num_experts))
         handle.behind = _origins[rows.source] = _Call(weakref.ref(object_), rows.call, most)
         out = _as_given(rows if rows.scales is not None else rows.x, rows)
         event = order.done(async_finish, (x, topk_idx, out, rows.count, handle, cumulative_local_expert_recv_stats))
         return out, rows.count, handle, event, self._hook(object_, rows.finish)
 
-    def _own_row(self, stats: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-        return stats[self.rank] if isinstance(stats, torch.Tensor) and stats.dim() == 2 else stats
+    def _own_row(self, stats: Optional[torch.Tensor], call: str) -> Optional[torch.Tensor]:
+        if not isinstance(stats, torch.Tensor) or stats.dim() != 2:
+            return stats
+        if stats.shape[0] != self.group_size:
+            raise epkit.ArgumentError(f"{call}: wait_recv_cost_stats: shape is {list(stats.shape)}, must be [{self.group_size}] or "
+                                      f"[{self.group_size}, {self.group_size}]")
+        return stats[self.rank]
 
     def _low_latency_of(self, handle: Any, call: str) -> Tuple[epkit.LowLatency, _Call]:
         known = getattr(handle, "behind", None) or _origin_of(handle, 5)
@@ -214,13 +219,14 @@ class LowLatencyCalls(OfThisProcess):
         if async_finish and return_recv_hook:
             raise AssertionError("low_latency_combine: async_finish and return_recv_hook exclude each other")
         one, known = self._low_latency_of(handle, "low_latency_combine")
+        wait_cost = self._own_row(combine_wait_recv_cost_stats, "low_latency_combine")
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
         x = one.combine_buffer(known.most) if zero_copy else order.input(x)
         topk_idx, topk_weights = order.input(topk_idx), order.input(topk_weights)
         self._begin_call(one, order.stream)
         result, hook = one.combine(x, topk_idx, topk_weights, call=known.number, max_tokens=known.most, out=out,
-                                            zero_copy=zero_copy, wait_cost=self._own_row(combine_wait_recv_cost_stats),
-                                            hook=return_recv_hook, stream=order.stream)
+                                            zero_copy=zero_copy, wait_cost=wait_cost, hook=return_recv_hook,
+                                            stream=order.stream)
         return result, order.done(async_finish, (x, topk_idx, topk_weights, result, handle)), self._hook(one, hook)
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ._native import ArgumentError
-from ._tensors import zeros
+from ._tensors import want_tensor, zeros
 from .communicator import Communicator
 from .plan import Plan
 
@@ -63,9 +63,16 @@ def _zero_padding(plan: Plan, rows: torch.Tensor) -> None:
         rows[plan.expert_start[expert] + count:plan.expert_start[expert + 1]].zero_()
 
 
+def _want(value: Any, kind: type, call: str, name: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{call}: {name} is a {type(value).__name__}, must be an epkit.{kind.__name__}")
+
+
 def dispatch(plan: Plan, x: torch.Tensor,
              topk_weights: Optional[torch.Tensor] = None) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
     """Plan.dispatch() with gradients for x and topk_weights. Returns (rows [n, H], weights or None)."""
+    _want(plan, Plan, "dispatch", "plan")
+    want_tensor(x, "dispatch", "x", "[N, H]")
     if topk_weights is None:
         return _Dispatch.apply(plan, x, None), None  # type: ignore[no-untyped-call]
     rows, weights = _Dispatch.apply(plan, x, topk_weights)  # type: ignore[no-untyped-call]
@@ -74,6 +81,8 @@ def dispatch(plan: Plan, x: torch.Tensor,
 
 def combine(plan: Plan, x: torch.Tensor) -> torch.Tensor:
     """Plan.combine() with a gradient for x. Returns [N, H]."""
+    _want(plan, Plan, "combine", "plan")
+    want_tensor(x, "combine", "x", "[n, H]")
     out: torch.Tensor = _Combine.apply(plan, x)  # type: ignore[no-untyped-call]
     return out
 
@@ -92,6 +101,8 @@ def moe(comm: Communicator, x: torch.Tensor, topk_idx: torch.Tensor, topk_weight
 
     Returns [N, H] bfloat16.
     """
+    _want(comm, Communicator, "moe", "comm")
+    want_tensor(x, "moe", "x", "[N, H]")  # and not behind the plan, for which the other ranks wait
     plan = comm.plan(topk_idx, num_experts, expanded=True, alignment=alignment, zero_padding=True)
     rows, weights = dispatch(plan, x, topk_weights)
     assert weights is not None

@@ -303,6 +303,8 @@ class Communicator(OfThisProcess):
 
         Shapes may differ between ranks. The memory lives as long as the communicator, or the last tensor that refers to it.
         """
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"empty: dtype is a {type(dtype).__name__}, must be a torch.dtype")
         sizes: Tuple[Any, ...] = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
         count = 1
         for size in sizes:

@@ -39,9 +39,9 @@ class LowLatency(OfThisProcess):
                  mask_dead: bool) -> None:
         self.comm = comm
         self.max_tokens, self.hidden, self.num_experts, self.topk = max_tokens, hidden, num_experts, topk
-        self.num_local = num_experts // comm.size
         self._native = comm._native.low_latency(max_tokens, hidden, num_experts, topk,
                                                 _native.LL_MASK_DEAD if mask_dead else 0)
+        self.num_local = num_experts // comm.size
 
     @property
     def closed(self) -> bool:
@@ -89,7 +89,9 @@ class LowLatency(OfThisProcess):
         max_tokens = self.max_tokens if max_tokens is None else max_tokens
         if fp8 and ue8m0 and self.hidden % 512:
             raise _native.ArgumentError(f"low_latency_dispatch: ue8m0 packs the scales of 512 elements, and hidden is {self.hidden}")
-        device, rows = self.comm.device, self.comm.size * want_integer(max_tokens, "low_latency_dispatch", "max_tokens")
+        if not 0 < want_integer(max_tokens, "low_latency_dispatch", "max_tokens") <= self.max_tokens:
+            raise _native.ArgumentError(f"low_latency_dispatch: max_tokens is {max_tokens}, must be 1 to {self.max_tokens}")
+        device, rows = self.comm.device, self.comm.size * max_tokens
         # Rows beyond the counts stay as they are: on the CPU zeros, so that results are the same in every run.
         make = torch.empty if self.comm.is_cuda else zeros
         recv_x = make((self.num_local, rows, self.hidden), dtype=torch.float8_e4m3fn if fp8 else torch.bfloat16, device=device)
@@ -155,6 +157,8 @@ class LowLatency(OfThisProcess):
         """For objects that a program uses as one, with masks set and cleared on all of them: call this where calls on this object
         follow those on the other one. Ranks that it masks are masked here, too; where it has found that a rank has unmasked
         this one, this object no longer waits for that. In the order of the stream; not collective."""
+        if not isinstance(other, LowLatency):
+            raise TypeError(f"merge_mask: other is a {type(other).__name__}, must be an epkit.LowLatency")
         self._native.merge_mask(other._native, self._stream(stream))
 
     def mask(self, out: Optional[torch.Tensor] = None, stream: Stream = None) -> torch.Tensor:

@@ -102,11 +102,13 @@ class Plan(OfThisProcess):
             out: where the rows go: [out_rows or more, H], for instance of Communicator.empty(). Or where everything goes:
                 what an earlier dispatch of the same sizes returned; nothing is allocated then.
         """
+        if isinstance(x, tuple) and len(x) != 2:
+            raise TypeError(f"dispatch: x is a tuple of {len(x)}, must be a tensor, or a tuple of a tensor and its scales")
         rows, scales = x if isinstance(x, tuple) else (x, None)
-        if scales is not None and scales.shape[0] > 1 and not any(scales.stride()):
-            scales = scales.contiguous()
         if not isinstance(out, Rows):
             out = self._outputs(rows, scales, topk_weights is not None, want_topk_idx, column_major_scales, out)
+        if scales is not None and scales.shape[0] > 1 and not any(scales.stride()):
+            scales = scales.contiguous()
         self._native.dispatch(aligned(rows), aligned(scales), aligned(topk_weights), *out,
                               stream_pointer(True, self.comm.device, stream) if self.comm.is_cuda else None)
         return out
@@ -114,9 +116,12 @@ class Plan(OfThisProcess):
     def _outputs(self, rows: torch.Tensor, scales: Optional[torch.Tensor], want_weights: bool, want_topk_idx: bool,
                  column_major_scales: bool, recv_x: Optional[torch.Tensor]) -> Rows:
         recv_scales = recv_idx = recv_weights = None
-        want_tensor(rows, "dispatch", "x")
+        want_tensor(rows, "dispatch", "x", "[N, H]")
         if recv_x is None:
             recv_x = self._new(self.out_rows, rows.shape[-1], dtype=rows.dtype)
+        want_tensor(recv_x, "dispatch", "out", "[n, H]")
+        if scales is not None:
+            want_tensor(scales, "dispatch", "scales", "[N, any]")
         n = recv_x.shape[0]
         if scales is not None and column_major_scales:
             recv_scales = column_major(n, scales.shape[-1], scales.dtype, self.comm.device)
@@ -143,13 +148,13 @@ class Plan(OfThisProcess):
 
         Returns (out [N, H] bfloat16, weights float32 [N, K] or None).
         """
-        biases = () if bias is None else (bias,) if isinstance(bias, torch.Tensor) else tuple(bias)
+        biases = () if bias is None else tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)
         if len(biases) > 2:
             raise _native.ArgumentError(f"combine: {len(biases)} biases, the most is 2")
         first, second = (aligned(biases[i]) if i < len(biases) else None for i in range(2))
         n = self.n_tokens
         if out is None:
-            want_tensor(x, "combine", "x")
+            want_tensor(x, "combine", "x", "[n, H]")
             out = torch.empty((n, x.shape[-1]), dtype=torch.bfloat16, device=self.comm.device)
         weights = None
         if topk_weights is not None:

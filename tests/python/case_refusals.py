@@ -90,6 +90,50 @@ def test_more_kinds_of_arguments():
     run(2, more_kinds)
 
 
+def kinds_of_rows(rank, size):
+    """Rows without dimensions, or that are none; and what belongs to them."""
+    comm, buffer = epkit.Communicator(), deep_ep.Buffer(dist.group.WORLD)
+    elastic = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=8)
+    topk_idx, x, weights = setting(size)
+    experts, bad, scalar = 2 * size, epkit.ArgumentError, torch.zeros((), dtype=torch.bfloat16)
+    plan, calls = comm.plan(topk_idx, experts), comm.low_latency(8, H, experts, 2)
+    _, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, experts)
+    v1 = buffer.dispatch(x, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, topk_idx=topk_idx)[4]
+    v2 = elastic.dispatch(x, topk_idx, num_experts=experts)[3]
+    again = (plan.dispatch, functools.partial(buffer.dispatch, handle=v1), functools.partial(elastic.dispatch, handle=v2))
+    for send in again:
+        raises(bad, "dispatch x shape [N, H]", send, scalar)
+        raises(TypeError, "dispatch x int", send, (1, torch.ones(6, 1)))
+        raises(TypeError, "dispatch scales int", send, (x, 2))
+        raises((bad, TypeError), "dispatch shape scales", send, (x.to(torch.float8_e4m3fn), torch.ones(())))
+        raises(TypeError, "dispatch x tuple", send, (x, x, x))
+    for back in (plan.combine, functools.partial(buffer.combine, handle=v1), functools.partial(elastic.combine, handle=v2)):
+        raises(bad, "combine x shape", back, scalar)
+    raises(TypeError, "combine bias[0] int", plan.combine, x, bias=3)
+    for out in (3, "x", []):
+        raises(TypeError, f"dispatch out {type(out).__name__} tensor", plan.dispatch, x, out=out)
+    raises(bad, "dispatch out shape", plan.dispatch, x, out=scalar)
+    raises(TypeError, "dispatch plan NoneType Plan", epkit.dispatch, None, x)
+    raises(TypeError, "dispatch x tuple tensor", epkit.dispatch, plan, (x, torch.ones(6, 1)))
+    raises(TypeError, "combine plan NoneType Plan", epkit.combine, None, x)
+    raises(TypeError, "combine x NoneType tensor", epkit.combine, plan, None)
+    raises(TypeError, "moe comm NoneType Communicator", epkit.moe, None, x, topk_idx, weights, experts, lambda rows, counts: rows)
+    raises(TypeError, "moe x NoneType tensor", epkit.moe, comm, None, topk_idx, weights, experts, lambda rows, counts: rows)
+    for most in (-1, 9, 2 ** 40):
+        raises(bad, f"max_tokens {most} 8", calls.dispatch, x, topk_idx, max_tokens=most)
+    raises(TypeError, "merge_mask other NoneType LowLatency", calls.merge_mask, None)
+    raises(TypeError, "num_experts str integer", comm.low_latency, 8, H, "4", 2)
+    raises(TypeError, "empty dtype str", comm.empty, 3, dtype="float32")
+    costs = torch.zeros(1, size + 1, dtype=torch.int64)  # of which the last rank has no row
+    raises(bad, "wait_recv_cost_stats shape", functools.partial(buffer.low_latency_dispatch, dispatch_wait_recv_cost_stats=costs),
+           x, topk_idx, 8, experts)
+    assert torch.equal(plan.combine(plan.dispatch(x).x)[0].float(), x.float() * in_rank.sum(1, keepdim=True))
+
+
+def test_kinds_of_rows():
+    run(2, kinds_of_rows)
+
+
 def sizes(rank, size):
     """A combine of fewer rows than its dispatch gave would read what lies behind them."""
     comm = epkit.Communicator()
