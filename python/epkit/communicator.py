@@ -77,7 +77,7 @@ def _rank_in(group: Any) -> Tuple[int, int]:
 def _backend_of(group: Optional[dist.ProcessGroup]) -> str:
     try:
         return str(dist.get_backend(group))
-    except ValueError:  # not a group of torch.distributed
+    except (TypeError, ValueError):  # not a group of torch.distributed; older builds of torch raise the first
         assert group is not None
         return group.name()
 
