@@ -7,6 +7,7 @@ import torch
 
 import epkit
 from epkit._tensors import OfThisProcess, want_integer, want_tensor
+from epkit.plan import check_inputs
 
 from ._errors import advise, naming, raise_refused
 from ._low_latency import LowLatencyCalls, size_hint
@@ -399,6 +400,7 @@ class Buffer(LowLatencyCalls):
             raise AssertionError("dispatch: topk_weights are of topk_idx, which is not given")
         given, x, topk_weights = x, order.rows(_with_columns(x)), order.input(topk_weights)
         self._apply_sms(config)
+        check_inputs(self._comm, is_token_in_rank if topk_idx is None else topk_idx, x, topk_weights)
         plan = self._new_plan(order, topk_idx, is_token_in_rank, num_tokens_per_expert, expert_alignment, num_worst_tokens)
         made: Tuple[torch.Tensor, ...] = ()
         with order.allocating():

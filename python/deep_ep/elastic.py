@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 import epkit
 from epkit._tensors import OfThisProcess, want_integer, want_tensor
+from epkit.plan import check_inputs
 
 from ._errors import naming, raise_refused
 from ._order import Mark, Order, new_comm_stream, run_untraced
@@ -374,6 +375,7 @@ class ElasticBuffer(OfThisProcess):
             if topk_idx is None:
                 raise AssertionError("dispatch: give topk_idx or a handle")
             self._check_stats(stats, num_experts)
+            check_inputs(self._comm, topk_idx, x, topk_weights)
             handle = self._new_handle(order, topk_idx, num_experts, value_or(num_max_tokens_per_rank, self.num_max_tokens_per_rank),
                                       expert_alignment or 1, num_sms, value_or(do_cpu_sync, True), bool(do_expand))
             fresh = True

@@ -10,9 +10,9 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ._native import ArgumentError
-from ._tensors import want_tensor, zeros
+from ._tensors import aligned, want_tensor, zeros
 from .communicator import Communicator
-from .plan import Plan
+from .plan import Plan, check_inputs
 
 
 class _Dispatch(torch.autograd.Function):
@@ -102,7 +102,8 @@ def moe(comm: Communicator, x: torch.Tensor, topk_idx: torch.Tensor, topk_weight
     Returns [N, H] bfloat16.
     """
     _want(comm, Communicator, "moe", "comm")
-    want_tensor(x, "moe", "x", "[N, H]")  # and not behind the plan, for which the other ranks wait
+    want_tensor(x, "moe", "x", "[N, H]")
+    check_inputs(comm, topk_idx, aligned(x), aligned(topk_weights))
     plan = comm.plan(topk_idx, num_experts, expanded=True, alignment=alignment, zero_padding=True)
     rows, weights = dispatch(plan, x, topk_weights)
     assert weights is not None

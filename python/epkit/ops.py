@@ -22,7 +22,7 @@ import torch
 
 from ._native import ArgumentError
 from .communicator import Communicator
-from .plan import Plan
+from .plan import Plan, check_inputs
 
 if not hasattr(torch.library, "register_fake"):
     raise ImportError(f"epkit.ops: torch {torch.__version__} has no torch.library.register_fake: operators need 2.4 or later, all "
@@ -115,9 +115,11 @@ def _dispatch(x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tenso
     own = _slot(slot)
     if capacity < 1:
         raise ArgumentError(f"moe_dispatch: capacity is {capacity}, must be 1 or more")
+    x, topk_weights = x.contiguous(), topk_weights.contiguous()
+    check_inputs(own.comm, topk_idx, x, topk_weights)
     topk_idx = _copy(topk_idx)
     plan = own.make(topk_idx, capacity)
-    rows = plan.dispatch(x.contiguous(), topk_weights.contiguous(), want_topk_idx=True, out=_zeros(x, capacity))
+    rows = plan.dispatch(x, topk_weights, want_topk_idx=True, out=_zeros(x, capacity))
     assert rows.topk_idx is not None and rows.topk_weights is not None
     return rows.x, rows.topk_idx, rows.topk_weights, topk_idx
 

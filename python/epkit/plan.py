@@ -204,6 +204,14 @@ class Plan(OfThisProcess):
         return data
 
 
+def check_inputs(comm: "Communicator", routing: Any, x: Floats, topk_weights: Optional[torch.Tensor]) -> None:
+    """Refuses inputs of a dispatch that do not fit the routing, topk_idx or token_in_rank, before its plan is made: afterwards the
+    other ranks are in the dispatch, where a repeated call of this rank would not find them."""
+    if isinstance(routing, torch.Tensor) and routing.dim() == 2:  # otherwise plan() refuses it
+        rows, scales = x if isinstance(x, tuple) else (x, None)
+        comm._native.check_dispatch(rows, scales, topk_weights, *routing.shape)
+
+
 def _tokens(topk_idx: Optional[torch.Tensor], token_in_rank: Optional[torch.Tensor]) -> int:
     """N of a routing. The library has refused a call without any."""
     one = token_in_rank if topk_idx is None else topk_idx

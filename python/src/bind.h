@@ -133,6 +133,7 @@ extern PyGetSetDef member_properties[]; /* closed */
 void *stream_of(PyObject *stream);
 PyObject *plan_layout(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs);
 PyObject *plan_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs);
+PyObject *plan_check_dispatch(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs);
 PyObject *ll_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs);
 
 /* Number of positional arguments of a fast call. */

@@ -310,6 +310,11 @@ static PyObject *comm_layout(PyObject *self, PyObject *const *args, Py_ssize_t n
     return plan_layout((struct comm_object *)self, args, nargs);
 }
 
+static PyObject *comm_check_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    return plan_check_dispatch((struct comm_object *)self, args, nargs);
+}
+
 static PyObject *comm_low_latency(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     return ll_new((struct comm_object *)self, args, nargs);
@@ -341,6 +346,7 @@ static PyMethodDef methods[] = {
     {"net_memory", comm_net_memory, METH_NOARGS, "net_memory() -> (bytes held, bytes of the largest need)"},
     FAST("plan", comm_plan),
     FAST("layout", comm_layout),
+    FAST("check_dispatch", comm_check_dispatch),
     FAST("low_latency", comm_low_latency),
     {NULL, NULL, 0, NULL},
 };

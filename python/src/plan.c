@@ -258,29 +258,55 @@ static PyObject *plan_tokens(PyObject *self, PyObject *const *args, Py_ssize_t n
     return member_call(self, "tokens", args, nargs, 1, run_tokens);
 }
 
+/* Inputs of a dispatch. */
+struct sent {
+    struct tensor x, scales, weights;
+};
+
+/* args: x, scales or None, topk_weights or None */
+static PyObject *get_sent(struct comm_object *comm, PyObject *const *args, int64_t n_tokens, int64_t topk,
+                          struct sent *ret_sent)
+{
+    GET(args[0], WANT("dispatch", "x", IS(BF16) | IS(F8), 2, {n_tokens, -1}, false, false), &ret_sent->x);
+    GET(args[1], WANT("dispatch", "scales", IS(F32) | IS(I32), 2, {n_tokens, -1}, true, true), &ret_sent->scales);
+    GET(args[2], WANT("dispatch", "topk_weights", IS(F32), 2, {n_tokens, topk}, false, true), &ret_sent->weights);
+    return Py_None;
+}
+
+/* Comm.check_dispatch(x, scales, topk_weights, n_tokens, topk) */
+PyObject *plan_check_dispatch(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs)
+{
+    static const char *const names[] = {"n_tokens", "topk"};
+    struct sent sent;
+    int64_t values[2];
+
+    if (!want_args("check_dispatch", nargs, 5) || !get_ints("check_dispatch", args + 3, names, 2, values) ||
+        !get_sent(comm, args, values[0], values[1], &sent))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 /* The scales of fp8 rows: floats or packed ue8m0 of their blocks, or words that the library does not interpret. */
-static PyObject *get_scales(struct plan_object *plan, PyObject *object, PyObject *output, const struct tensor *x,
-                            ep_dispatch_args *args)
+static PyObject *get_scales(struct plan_object *plan, const struct sent *sent, PyObject *output, ep_dispatch_args *args)
 {
     struct comm_object *comm = plan->member.comm;
-    struct tensor scales, recv;
-    int64_t words;
+    const struct tensor *x = &sent->x, *scales = &sent->scales;
+    const int64_t words = scales->shape[1];
+    struct tensor recv;
 
-    GET(object, WANT("dispatch", "scales", IS(F32) | IS(I32), 2, {plan->n_tokens, -1}, true, false), &scales);
-    words = scales.shape[1];
-    GET(output, WANT("dispatch", "recv_scales", 1u << scales.type, 2, {AT_LEAST(plan->out_rows), words}, true, false),
+    GET(output, WANT("dispatch", "recv_scales", 1u << scales->type, 2, {AT_LEAST(plan->out_rows), words}, true, false),
         &recv);
-    if (plan->n_tokens > 1 && words > 1 && !scales.stride[0] && !scales.stride[1])
+    if (plan->n_tokens > 1 && words > 1 && !scales->stride[0] && !scales->stride[1])
         return raise_arg("dispatch: scales: both strides are 0: give a copy that is not expanded");
-    args->scales = scales.data;
-    args->scale_stride_token = scales.stride[0];
-    args->scale_stride_block = scales.stride[1];
+    args->scales = scales->data;
+    args->scale_stride_token = scales->stride[0];
+    args->scale_stride_block = scales->stride[1];
     args->recv_scales = recv.data;
     args->recv_scale_stride_token = recv.stride[0];
     args->recv_scale_stride_block = recv.stride[1];
-    if (x->type == TYPE_F8 && scales.type == TYPE_F32 && words * EP_SCALE_BLOCK == x->shape[1]) {
+    if (x->type == TYPE_F8 && scales->type == TYPE_F32 && words * EP_SCALE_BLOCK == x->shape[1]) {
         args->scale_type = EP_F32;
-    } else if (x->type == TYPE_F8 && scales.type == TYPE_I32 && words * 4 * EP_SCALE_BLOCK == x->shape[1]) {
+    } else if (x->type == TYPE_F8 && scales->type == TYPE_I32 && words * 4 * EP_SCALE_BLOCK == x->shape[1]) {
         args->scale_type = EP_UE8M0;
     } else {
         args->scale_type = EP_I32;
@@ -292,17 +318,15 @@ static PyObject *get_scales(struct plan_object *plan, PyObject *object, PyObject
 static PyObject *get_topk(struct plan_object *plan, PyObject *const *args, ep_dispatch_args *ret_args)
 {
     struct comm_object *comm = plan->member.comm;
-    struct tensor weights, recv_idx, recv_weights;
+    struct tensor recv_idx, recv_weights;
     int dims = plan->expanded ? 1 : 2;
 
-    GET(args[2], WANT("dispatch", "topk_weights", IS(F32), 2, {plan->n_tokens, plan->topk}, false, true), &weights);
     GET(args[5],
         WANT("dispatch", "recv_topk_idx", 1u << plan->idx_type, 2, {AT_LEAST(plan->out_rows), plan->topk}, false, true),
         &recv_idx);
     GET(args[6],
         WANT("dispatch", "recv_topk_weights", IS(F32), dims, {AT_LEAST(plan->out_rows), plan->topk}, false, true),
         &recv_weights);
-    ret_args->topk_weights = weights.data;
     ret_args->recv_topk_idx = recv_idx.data;
     ret_args->recv_topk_weights = recv_weights.data;
     return Py_None;
@@ -314,24 +338,26 @@ static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
     struct plan_object *plan = (struct plan_object *)self;
     ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
     struct comm_object *comm = plan->member.comm;
-    struct tensor x, recv_x;
+    struct tensor recv_x;
+    struct sent sent;
     void *stream;
     ep_status status;
 
-    if (!find_tokens(plan, args[7], &stream))
+    if (!find_tokens(plan, args[7], &stream) || !get_sent(comm, args, plan->n_tokens, plan->topk, &sent))
         return NULL;
-    GET(args[0], WANT("dispatch", "x", IS(BF16) | IS(F8), 2, {plan->n_tokens, -1}, false, false), &x);
-    GET(args[3], WANT("dispatch", "recv_x", 1u << x.type, 2, {AT_LEAST(plan->out_rows), x.shape[1]}, false, false),
+    GET(args[3],
+        WANT("dispatch", "recv_x", 1u << sent.x.type, 2, {AT_LEAST(plan->out_rows), sent.x.shape[1]}, false, false),
         &recv_x);
     if (args[1] == Py_None && args[4] != Py_None)
         return raise_arg("dispatch: recv_scales without scales");
-    if (args[1] != Py_None && !get_scales(plan, args[1], args[4], &x, &dispatch))
+    if (args[1] != Py_None && !get_scales(plan, &sent, args[4], &dispatch))
         return NULL;
     if (!get_topk(plan, args, &dispatch))
         return NULL;
-    dispatch.x = x.data;
-    dispatch.dtype = x.type == TYPE_BF16 ? EP_BF16 : EP_F8E4M3;
-    dispatch.hidden = narrow(x.shape[1]);
+    dispatch.x = sent.x.data;
+    dispatch.dtype = sent.x.type == TYPE_BF16 ? EP_BF16 : EP_F8E4M3;
+    dispatch.hidden = narrow(sent.x.shape[1]);
+    dispatch.topk_weights = sent.weights.data;
     dispatch.recv_x = recv_x.data;
     dispatch.out_rows = recv_x.shape[0];
     Py_BEGIN_ALLOW_THREADS;

@@ -385,6 +385,41 @@ def test_a_late_rank_is_named():
     run(2, late)
 
 
+def inputs_refused_alone(rank, size):
+    """Inputs that are refused on one rank: no other rank has gone on without it, so the right call works there, too."""
+    os.environ.pop("EPKIT_TIMEOUT_MS", None)
+    buffer, elastic = deep_ep.Buffer(dist.group.WORLD), deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=8)
+    comm, experts = epkit.Communicator(), 2 * size
+    topk_idx, x, weights = setting(size)
+    fp8 = x.to(torch.float8_e4m3fn)
+    _, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, experts)
+    masked = functools.partial(buffer.dispatch, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert)
+    calls = [functools.partial(masked, topk_idx=topk_idx), functools.partial(masked, topk_idx=topk_idx, num_worst_tokens=64)]
+    for sync, expand in ((True, False), (True, True), (False, True)):
+        calls.append(functools.partial(elastic.dispatch, topk_idx=topk_idx, num_experts=experts, do_cpu_sync=sync, do_expand=expand))
+    wrong = [(x[:5], weights, "x shape 5 6"), (x.t().contiguous().t(), weights, "x contiguous"), (x.to("meta"), weights, "x device"),
+             (None, weights, "x NoneType"), (x, weights.double(), "topk_weights float64"), (x, weights[:, :1], "topk_weights shape"),
+             ((fp8, torch.ones(5, 1)), weights, "scales shape"), ((fp8, torch.ones(6, 1).double()), weights, "scales float64")]
+    for call in calls:
+        for bad, its_weights, words in wrong:
+            if rank == size - 1:
+                raises((epkit.ArgumentError, TypeError), "dispatch " + words, call, bad, topk_weights=its_weights)
+        assert torch.equal(call(x, topk_weights=weights)[0][:1].float(), torch.ones(1, H))
+    if rank == size - 1:
+        raises(epkit.ArgumentError, "x shape 5 6", masked, x[:5])
+    handle = masked(x)[4]
+    assert len(buffer.dispatch(x, handle)[0]) == len(handle[3])
+    layer = functools.partial(epkit.moe, comm, topk_idx=topk_idx, num_experts=experts, experts=lambda rows, counts: rows)
+    for bad, its_weights, words in wrong[:6]:
+        if rank == size - 1:
+            raises((epkit.ArgumentError, TypeError), words, layer, x=bad, topk_weights=its_weights)
+    assert layer(x=x, topk_weights=weights).shape == x.shape
+
+
+def test_inputs_are_refused_on_one_rank():
+    run(2, inputs_refused_alone)
+
+
 def refused_alone(rank, size, how):
     """Routing that is refused on one rank has sent nothing: it may be mended. A rank that goes instead is named at once."""
     os.environ.pop("EPKIT_TIMEOUT_MS", None)  # 100 s, and what is raised is no timeout
