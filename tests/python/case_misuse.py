@@ -640,7 +640,8 @@ def test_interpreter_ends_in_any_order():
         done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", program], capture_output=True, text=True, timeout=600)
         if "terminate called without an active exception" not in done.stderr:
             break
-    assert done.returncode == 0 and not done.stdout, done.stdout + done.stderr
+    said = [line for line in done.stdout.splitlines() if line and not line.startswith("[Gloo]")]  # torch 2.8 says what it connects
+    assert done.returncode == 0 and not said, done.stdout + done.stderr
     lines = [line for line in done.stderr.splitlines() if line and "Warning" not in line and "warn" not in line]
     assert not lines, done.stderr
 
