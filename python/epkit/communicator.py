@@ -74,17 +74,20 @@ def _rank_in(group: Any) -> Tuple[int, int]:
     return group.rank(), group.size()
 
 
-def _backend_of(group: Optional[dist.ProcessGroup]) -> str:
+def _device_of(group: Optional[dist.ProcessGroup]) -> torch.device:
+    """Where tensors are that a group can gather: on the CPU, unless it has no backend there, as nccl has none. Names of backends do
+    not tell: without one init_process_group() makes an "undefined" one, of nccl alone where there is a GPU."""
+    own: Any = dist.group.WORLD if group is None else group
     try:
-        return str(dist.get_backend(group))
-    except (TypeError, ValueError):  # not a group of torch.distributed; older builds of torch raise the first
-        assert group is not None
-        return group.name()
+        own._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def _gather_of_group(group: Optional[dist.ProcessGroup], size: int) -> _Gather:
     """An all-gather of bytes over a process group of torch.distributed, for the bootstrap of the library."""
-    device = torch.device("cuda", torch.cuda.current_device()) if _backend_of(group) == "nccl" else torch.device("cpu")
+    device = _device_of(group)
 
     def gather(data: bytes, timeout_ms: int) -> bytes:
         with torch.inference_mode(False):  # which older builds of torch cannot receive into

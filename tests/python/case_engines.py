@@ -13,7 +13,8 @@ import epkit
 import torch
 import torch.distributed as dist
 from deep_ep.utils.math import align, per_token_cast_to_fp8
-from ranks import raises, run
+from epkit import communicator
+from ranks import CUDA, raises, run
 
 HIDDEN, TOPK, EACH = 512, 3, 4  # EACH: experts of a rank
 
@@ -461,6 +462,35 @@ def stateless(rank, size, folder, initialised):
     buffer.destroy()
     if not initialised:
         raises(RuntimeError, "init_process_group", epkit.Communicator)
+
+
+def of_no_backend(rank, size, folder):
+    """init_process_group() alone: "undefined" is gloo on the CPU, and nccl alone on GPUs."""
+    dist.init_process_group(init_method=f"file://{folder}/undefined", rank=rank, world_size=size)
+    deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=8).barrier(with_cpu_sync=True)
+    epkit.Communicator().barrier()
+
+
+def test_groups_of_no_backend():
+    with tempfile.TemporaryDirectory() as folder:
+        run(1 if CUDA else 2, of_no_backend, folder, group=False)  # ranks of nccl cannot share a GPU
+
+
+class OfGpusAlone:
+    """A group as nccl's is."""
+
+    def _get_backend(self, device):
+        if device.type == "cpu":
+            raise RuntimeError("No backend type associated with device type cpu")
+
+
+def test_a_group_of_gpus_alone():
+    before = torch.cuda.current_device
+    torch.cuda.current_device = lambda: 3
+    try:
+        assert communicator._device_of(OfGpusAlone()) == torch.device("cuda", 3)
+    finally:
+        torch.cuda.current_device = before
 
 
 def test_groups_of_an_engine():
