@@ -188,6 +188,8 @@ class LowLatencyCalls(OfThisProcess):
         if not isinstance(known, _Call):
             raise TypeError(f"{call}: handle is a {type(handle).__name__}, must be what low_latency_dispatch() returned")
         one = known.object()
+        if self._comm.closed:
+            raise epkit.ArgumentError(f"{call}: the Buffer has been freed")
         if one is None or one.comm is not self._comm:
             raise epkit.ArgumentError(f"{call}: handle is of another Buffer")
         return one, known

@@ -161,6 +161,10 @@ def handles(rank, size):
     raises(epkit.ArgumentError, "freed", one.low_latency_dispatch, x, topk_idx, 8, 2 * size)
     raises(epkit.ArgumentError, "freed", one.low_latency_combine, recv, topk_idx, weights, ll_handle)
     raises(epkit.ArgumentError, "freed", one.get_next_low_latency_combine_buffer, ll_handle)
+    del hook  # which kept what the handle is of
+    gc.collect()
+    raises(epkit.ArgumentError, "freed", one.low_latency_combine, recv, topk_idx, weights, ll_handle)
+    raises(epkit.ArgumentError, "freed", one.get_next_low_latency_combine_buffer, ll_handle)
     for call in (one._comm.barrier, one._comm.check, one._comm.abort, one._comm.info, one._comm.shrink, one._comm.synchronize):
         raises(epkit.ArgumentError, "communicator freed", call)
     handle = two.dispatch(x, **args)[4]
