@@ -119,6 +119,7 @@ def kinds_of_rows(rank, size):
     raises(TypeError, "combine x NoneType tensor", epkit.combine, plan, None)
     raises(TypeError, "moe comm NoneType Communicator", epkit.moe, None, x, topk_idx, weights, experts, lambda rows, counts: rows)
     raises(TypeError, "moe x NoneType tensor", epkit.moe, comm, None, topk_idx, weights, experts, lambda rows, counts: rows)
+    raises(TypeError, "moe topk_weights NoneType", epkit.moe, comm, x, topk_idx, None, experts, lambda rows, counts: rows)
     for most in (-1, 9, 2 ** 40):
         raises(bad, f"max_tokens {most} 8", calls.dispatch, x, topk_idx, max_tokens=most)
     raises(TypeError, "merge_mask other NoneType LowLatency", calls.merge_mask, None)
