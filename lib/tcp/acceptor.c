@@ -123,8 +123,11 @@ void tcp_acceptor_close(struct tcp_acceptor *acceptor)
 {
     if (acceptor->fd < 0)
         return;
-    for (int i = 0; i < acceptor->n; i++)
+    for (int i = 0; i < acceptor->n; i++) {
+        snprintf(acceptor->pending[i].why, TCP_WHY_BYTES, "had not authenticated itself when the listener was closed");
+        record_drop(acceptor, &acceptor->pending[i]);
         tcp_handshake_drop(&acceptor->pending[i]);
+    }
     acceptor->n = 0;
     close(acceptor->fd);
     acceptor->fd = -1;

@@ -38,6 +38,7 @@ int tcp_acceptor_get_polls(const struct tcp_acceptor *acceptor, struct pollfd *r
 /* Accepts connections and continues all handshakes; never blocks. */
 void tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_accept_fn accept,
                        void *context);
+/* Connections that are not authenticated yet are dropped, and counted, too. */
 void tcp_acceptor_close(struct tcp_acceptor *acceptor);
 
 #endif

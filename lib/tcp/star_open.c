@@ -336,14 +336,14 @@ static ep_status open_root(struct tcp_star *star, const struct tcp_star_args *ar
     tcp_acceptor_open(star->acceptor, fd, &args->key);
     if (status == EP_OK)
         status = await_ranks(star, args->timeout_ms, deadline_ns);
-    /* No other connection is expected: later ones are refused by the kernel. */
-    star->dropped = star->acceptor->dropped;
-    memcpy(star->last_drop, star->acceptor->last_drop, sizeof(star->last_drop));
     if (status != EP_OK) {
         refuse_all(star, deadline_ns);
         status = ep_fail(status, "%s", star->text);
     }
+    /* No other connection is expected: later ones are refused by the kernel. */
     tcp_acceptor_close(star->acceptor);
+    star->dropped = star->acceptor->dropped;
+    memcpy(star->last_drop, star->acceptor->last_drop, sizeof(star->last_drop));
     free(star->acceptor);
     star->acceptor = NULL;
     return status;

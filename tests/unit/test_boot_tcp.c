@@ -480,9 +480,9 @@ static void test_other_programs_change_nothing(void **state)
             print_error("rank %d: %s\n", i, ranks[i].text);
         assert_int_equal(ranks[i].status, EP_OK);
     }
-    print_message("    %llu of %d other connections were dropped before all ranks had connected\n",
-                  (unsigned long long)ranks[0].dropped, STRANGERS + 1);
-    assert_true(ranks[0].dropped >= 100);
+    print_message("    %llu of %d other connections were dropped\n", (unsigned long long)ranks[0].dropped,
+                  STRANGERS + 1);
+    assert_true(ranks[0].dropped >= STRANGERS + 1); /* also those that waited until all ranks had connected */
     close(probe);
     for (int i = 0; i < STRANGERS; i++)
         close(fds[i]);
