@@ -2,9 +2,11 @@
 /*
  * nodes_cuda [--ranks N] [--nodes N] [--network NAME] [--seed N] [--only SCENARIO]: operations between
  * nodes, in addition to test_cuda, which compares the bits. Plans that cannot be made in a capture are refused by name
- * and change nothing; barriers hold across nodes; a thousand operations are queued ahead of the network; pinned memory
- * has a limit, and can be reserved; ranks that disagree get the name of the rank. Exit 77 if there is no GPU.
+ * and change nothing; barriers hold across nodes; no memory of a rank of another node is mapped; a thousand operations
+ * are queued ahead of the network; pinned memory has a limit, and can be reserved; ranks that disagree get the name of
+ * the rank. Exit 77 if there is no GPU.
  */
+#include "backend/cuda/cuda.h"
 #include "case.h"
 #include "mirror.h"
 
@@ -280,11 +282,66 @@ static int run_memory(struct state *s)
     return check_valid(s);
 }
 
+static int count_mappings(const struct cuda_peer *peer)
+{
+    int n = peer->signals.generation != 0;
+
+    for (int slot = 0; slot < CUDA_SLOTS; slot++)
+        n += peer->mappings[slot].generation != 0;
+    return n;
+}
+
+/*
+ * Mappings of device memory exist for ranks of the same node alone, also with those of low latency. Over sockets and
+ * verbs the control blocks of other nodes are not mapped either.
+ */
+static int check_mappings(const struct group *g)
+{
+    const struct cuda_comm *cuda = cuda_of(g->cuda);
+    bool one_host = !group_division.network || strcmp(group_division.network, "tcp") != 0;
+
+    for (int rank = 0; rank < g->nranks; rank++) {
+        bool own_node = rank >= cuda->group.first && rank < cuda_end_of_node(cuda);
+        int n = count_mappings(&cuda->peers[rank]);
+
+        if (own_node && rank != g->rank)
+            EXPECT(n > 1, "rank %d of this node has %d mappings here: the check sees none", rank, n);
+        EXPECT(own_node || n == 0, "%d allocations of rank %d of another node are mapped", n, rank);
+        EXPECT(own_node || one_host || (!cuda->peers[rank].ctrl && !cuda->group.peers[rank].control),
+               "the control block of rank %d of another node is mapped", rank);
+    }
+    return 0;
+}
+
+static int run_mappings(struct state *s)
+{
+    ep_ll_config config = EP_LL_CONFIG_INIT;
+    ep_ll *ll;
+    int code;
+
+    TRY(make_plan(s));
+    TRY(make_buffers(s));
+    CALL(dispatch(s, 0, HIDDEN));
+    CALL(combine(s, 0));
+    CALL(ep_stream_sync(s->group->cuda, s->group->stream));
+    config.max_tokens = TOKENS;
+    config.hidden = HIDDEN;
+    config.n_experts = EXPERTS * s->group->nranks;
+    config.topk = TOPK;
+    CALL(ep_ll_new(s->group->cuda, &config, &ll));
+    TRY(group_barrier(s->group));
+    code = check_mappings(s->group);
+    TRY(group_barrier(s->group));
+    ep_ll_free(ll);
+    return code;
+}
+
 static const struct scenario {
     const char *name;
     int (*run)(struct state *s);
 } scenarios[] = {{"refused", run_refused},
                  {"barrier", run_barrier},
+                 {"mappings", run_mappings},
                  {"ahead", run_ahead},
                  {"memory", run_memory},
                  {"disagree-arguments", run_different_arguments},
