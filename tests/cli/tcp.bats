@@ -217,6 +217,16 @@ two_interfaces() {
     [ "$(jq -r .network <<<"$output")" = tcp ]
 }
 
+@test "a document of epkit test says over which network its nodes were connected" {
+    local options=(--ranks 2 --only 1 --tokens 8 --hidden 256 --json)
+    "$EPKIT" test internode "${options[@]}" --network tcp >"$BATS_TEST_TMPDIR/tcp.json"
+    valid test "$BATS_TEST_TMPDIR/tcp.json"
+    [ "$(jq -r .parameters.network "$BATS_TEST_TMPDIR/tcp.json")" = tcp ]
+    [ "$(EPKIT_NETWORK=tcp "$EPKIT" test internode "${options[@]}" | jq -r .parameters.network)" = tcp ]
+    [ "$("$EPKIT" test internode "${options[@]}" | jq -r .parameters.network)" = emulated ]
+    [ "$("$EPKIT" test intranode "${options[@]}" | jq -r .parameters.network)" = none ]
+}
+
 @test "options that contradict each other" {
     run --separate-stderr "$EPKIT" test internode --boot tcp
     [ "$status" -eq 2 ]

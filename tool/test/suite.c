@@ -13,6 +13,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -273,6 +274,20 @@ void suite_summary(const struct suite_result *result, char *ret_text, size_t byt
         snprintf(ret_text + n, bytes - n, ", %d did not run", missing);
 }
 
+/* Between nodes; as ep_comm_new() chooses it. */
+static const char *find_network(const struct ranks_spec *spec)
+{
+    const char *given = getenv("EPKIT_NETWORK");
+
+    if (spec->nnodes < 2)
+        return "none";
+    if (spec->network)
+        return spec->network;
+    if (given && *given)
+        return given;
+    return spec->boot == RANKS_MPI ? "mpi" : spec->boot == RANKS_TCP ? "tcp" : "emulated";
+}
+
 json_t *suite_parameters(const struct ranks_spec *spec, const struct suite_request *request)
 {
     static const char *const boots[] = {
@@ -285,6 +300,7 @@ json_t *suite_parameters(const struct ranks_spec *spec, const struct suite_reque
     json_object_set_new(parameters, "ranks", json_integer(spec->nranks));
     json_object_set_new(parameters, "nodes", json_integer(spec->nnodes));
     json_object_set_new(parameters, "boot", json_string(boots[spec->boot]));
+    json_object_set_new(parameters, "network", json_string(find_network(spec)));
     json_object_set_new(parameters, "backend", json_string(spec->backend));
     json_object_set_new(parameters, "backend_why", json_string(spec->backend_why));
     return parameters;
