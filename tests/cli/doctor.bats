@@ -45,6 +45,10 @@ refused() {
     run --separate-stderr epkit doctor --from a4 --verbose
     [ "$status" -eq 0 ]
     [[ "$output" == *$'\nbetween nodes\n  network   tcp (sockets) unless told; verbs (RDMA), which is faster, can be used: '* ]]
+    run --separate-stderr epkit doctor --from empty --verbose
+    [ "$status" -eq 4 ]
+    [[ "${lines[0]}" == "Neither a GPU nor an RDMA NIC: "* ]]
+    [[ "${lines[*]:1}" == "between nodes   network   tcp (sockets); verbs (RDMA), which is faster, cannot be used:"*"there is no RDMA device"* ]]
 }
 
 @test "findings: the sentence first, a table, and each with evidence, cause and command" {

@@ -50,6 +50,8 @@ void diagnosis_verdict(const struct diagnosis *diagnosis, char *ret_text, size_t
 
 /* Prints verdict, table and findings; with `verbose` also every check with its outcome. */
 void diagnosis_print(const struct diagnosis *diagnosis, bool verbose);
+/* Prints the network that the library would use between nodes. */
+void diagnosis_print_network(const struct doctor_machine *machine);
 
 void diagnosis_print_list(const struct doctor_check *const *checks);
 void diagnosis_explain(const struct doctor_check *check);

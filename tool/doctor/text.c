@@ -218,12 +218,11 @@ static void print_all_checks(const struct diagnosis *diagnosis)
     OUT_PRINT(columns, rows);
 }
 
-/* Prints the network that the library would use. */
-static void print_network(const struct diagnosis *diagnosis)
+void diagnosis_print_network(const struct doctor_machine *machine)
 {
     struct network network;
 
-    network_read(diagnosis->machine, &network);
+    network_read(machine, &network);
     out_line("\nbetween nodes");
     diagnosis_print_block("network", network.text);
 }
@@ -251,7 +250,7 @@ void diagnosis_print(const struct diagnosis *diagnosis, bool verbose)
     }
     if (verbose) {
         print_all_checks(diagnosis);
-        print_network(diagnosis);
+        diagnosis_print_network(diagnosis->machine);
     }
     if (verbose || diagnosis_exit(diagnosis) == CMD_NOT_KNOWN)
         print_unknown(diagnosis);
