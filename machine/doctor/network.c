@@ -287,6 +287,29 @@ static const char *describe_verbs(struct source *source, const struct network *n
     return source_printf(source, "verbs (RDMA), by EPKIT_NETWORK, over %s", list_first(source, network));
 }
 
+/* The others that EPKIT_NETWORK may name; NULL: it names none. */
+static const char *find_other(const char *requested)
+{
+    static const char *const names[] = {"emulated", "mpi"};
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (strcmp(names[i], requested) == 0)
+            return names[i];
+    return NULL;
+}
+
+/* The network that a group would get. */
+static const char *find_used(struct source *source, const struct network *network)
+{
+    const char *requested = source_env(source, "EPKIT_NETWORK");
+
+    if (!requested || !*requested || strcmp(requested, "tcp") == 0)
+        return network->has_tcp ? "tcp" : NULL;
+    if (strcmp(requested, "verbs") == 0)
+        return network->verbs == NETWORK_NOT_USABLE ? NULL : "verbs";
+    return find_other(requested);
+}
+
 static const char *describe(struct source *source, const struct network *network)
 {
     const char *tcp = network->has_tcp ? "tcp (sockets)" : source_printf(source, "none: of tcp, %s", network->tcp);
@@ -296,7 +319,9 @@ static const char *describe(struct source *source, const struct network *network
     if (requested && strcmp(requested, "verbs") == 0)
         return describe_verbs(source, network);
     if (requested && *requested && !is_tcp)
-        return source_printf(source, "%.32s, by EPKIT_NETWORK", requested);
+        return network->used
+                   ? source_printf(source, "%s, by EPKIT_NETWORK", network->used)
+                   : source_printf(source, "none: EPKIT_NETWORK is \"%.32s\", which is no network of epkit", requested);
     if (network->verbs == NETWORK_NOT_USABLE)
         return source_printf(source, "%s; verbs (RDMA), which is faster, cannot be used: %s", tcp, network->why);
     if (network->verbs == NETWORK_NOT_KNOWN)
@@ -314,6 +339,7 @@ void network_read(const struct doctor_machine *machine, struct network *ret_netw
 
     network.has_tcp = find_interface(machine, &network.tcp);
     check_verbs(machine, &network);
+    network.used = find_used(machine->source, &network);
     network.text = describe(machine->source, &network);
     *ret_network = network;
 }

@@ -209,6 +209,11 @@ static void network_mpi(struct made *made)
     made_env(made, "EPKIT_NETWORK=mpi");
 }
 
+static void network_of_another_name(struct made *made)
+{
+    made_env(made, "EPKIT_NETWORK=TCP");
+}
+
 static void network_tcp(struct made *made)
 {
     made_env(made, "EPKIT_NETWORK=tcp");
@@ -221,10 +226,11 @@ static const struct {
     enum network_usable verbs;
     int n_ports;
     const char *text; /* part of it */
+    const char *used; /* NULL: "tcp" if has_tcp; "": none */
 } cases[] = {
-#define ROW(change, tcp, verbs, n, text)                                                                               \
+#define ROW(change, tcp, verbs, n, ...)                                                                                \
     {                                                                                                                  \
-#change, change, tcp, verbs, n, text                                                                           \
+#change, change, tcp, verbs, n, __VA_ARGS__                                                                    \
     }
     ROW(nothing, true, NETWORK_USABLE, 4,
         "can be used: --network verbs or EPKIT_NETWORK=verbs, over mlx5_0:1 and 3 more"),
@@ -258,13 +264,14 @@ static const struct {
     ROW(addresses_denied, true, NETWORK_NOT_KNOWN, 0, "mlx5_0:1: its addresses: Permission denied"),
     ROW(memory_not_known, true, NETWORK_NOT_KNOWN, 0, "how much memory the process may lock"),
     ROW(interfaces_down, false, NETWORK_USABLE, 4, "none: of tcp, no interface besides the loopback is up"),
-    ROW(network_verbs, true, NETWORK_USABLE, 4, "verbs (RDMA), by EPKIT_NETWORK, over mlx5_0:1 and 3 more"),
+    ROW(network_verbs, true, NETWORK_USABLE, 4, "verbs (RDMA), by EPKIT_NETWORK, over mlx5_0:1 and 3 more", "verbs"),
     ROW(network_verbs_without_library, true, NETWORK_NOT_USABLE, 0,
-        "none: EPKIT_NETWORK is verbs (RDMA), which cannot be used: libibverbs.so.1 is not installed"),
+        "none: EPKIT_NETWORK is verbs (RDMA), which cannot be used: libibverbs.so.1 is not installed", ""),
     ROW(network_verbs_not_known, true, NETWORK_NOT_KNOWN, 0,
-        "verbs (RDMA), by EPKIT_NETWORK; not known whether it can be used: mlx5_0:1: the state of the port"),
+        "verbs (RDMA), by EPKIT_NETWORK; not known whether it can be used: mlx5_0:1: the state of the port", "verbs"),
     ROW(network_tcp, true, NETWORK_USABLE, 4, "tcp (sockets), by EPKIT_NETWORK; verbs (RDMA), which is faster"),
-    ROW(network_mpi, true, NETWORK_USABLE, 4, "mpi, by EPKIT_NETWORK"),
+    ROW(network_mpi, true, NETWORK_USABLE, 4, "mpi, by EPKIT_NETWORK", "mpi"),
+    ROW(network_of_another_name, true, NETWORK_USABLE, 4, "none: EPKIT_NETWORK is \"TCP\", which is no network", ""),
     ROW(only_loopback, false, NETWORK_USABLE, 4, "there is no interface besides the loopback"),
 #undef ROW
 };
@@ -273,6 +280,7 @@ static void test_each_machine_has_its_network(void **state)
 {
     static struct made made;
     static struct network network;
+    const char *used;
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -282,11 +290,13 @@ static void test_each_machine_has_its_network(void **state)
         access_to(&made, TOPO_ACCESS_YES);
         cases[i].change(&made);
         made_open(&made);
+        used = cases[i].used ? cases[i].used : cases[i].has_tcp ? "tcp" : "";
         network_read(&made.doctor, &network);
         if (network.has_tcp != cases[i].has_tcp || network.verbs != cases[i].verbs ||
             network.n_ports != cases[i].n_ports || !strstr(network.text, cases[i].text))
             fail_msg("%s: tcp %d, verbs %d, %d ports: %s", cases[i].name, network.has_tcp, (int)network.verbs,
                      network.n_ports, network.text);
+        assert_string_equal(network.used ? network.used : "", used);
         assert_true(!*network.why == (network.verbs == NETWORK_USABLE));
         made_done(&made);
     }

@@ -160,7 +160,7 @@ json_t *diagnosis_network(const struct doctor_machine *machine)
     network_read(machine, &network);
     for (int i = 0; i < network.n_ports; i++)
         json_array_append_new(ports, out_text(network.ports[i]));
-    json_object_set_new(object, "used", network.has_tcp ? json_string("tcp") : json_null());
+    json_object_set_new(object, "used", network.used ? json_string(network.used) : json_null());
     json_object_set_new(object, "verbs", json_string(states[network.verbs]));
     json_object_set_new(object, "why", or_null(network.why));
     json_object_set_new(object, "ports", ports);
