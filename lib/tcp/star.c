@@ -11,8 +11,12 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Ten intervals between lists of missing ranks: a rank 0 that is silent for longer does not run. */
+/*
+ * A rank 0 that is silent for longer does not run: ten intervals between its lists of missing ranks. With a deadline
+ * below twice that, half of the deadline, but more than an interval.
+ */
 #define SILENCE_NS UINT64_C(2000000000)
+#define SILENCE_LEAST_NS UINT64_C(400000000)
 
 /* --- receiving --- */
 
@@ -194,6 +198,13 @@ static ep_status fail_late_root(struct tcp_star *star, int timeout_ms)
     return tcp_star_fail_late(star, &missing, timeout_ms);
 }
 
+static uint64_t longest_silence_ns(int timeout_ms)
+{
+    uint64_t half_ns = (uint64_t)timeout_ms * 500000u;
+
+    return half_ns > SILENCE_NS ? SILENCE_NS : half_ns < SILENCE_LEAST_NS ? SILENCE_LEAST_NS : half_ns;
+}
+
 static ep_status fail_late_leaf(struct tcp_star *star, int timeout_ms)
 {
     uint64_t silence_ns = ep_now_ns() - star->received_ns;
@@ -201,7 +212,7 @@ static ep_status fail_late_leaf(struct tcp_star *star, int timeout_ms)
 
     tcp_star_print_conn(star, &star->conns[0], peer, sizeof(peer));
     /* An old list of rank 0 does not say which ranks are missing now. */
-    if (star->missing.n > 0 && silence_ns > SILENCE_NS) {
+    if (star->missing.n > 0 && silence_ns > longest_silence_ns(timeout_ms)) {
         ep_fail(EP_E_TIMEOUT, "%s: %s has sent nothing for %llu of %d ms; before that it waited for rank%s %s",
                 star->name, peer, (unsigned long long)(silence_ns / 1000000u), timeout_ms,
                 star->missing.n == 1 ? "" : "s", star->missing.list);
