@@ -54,6 +54,7 @@ static const struct row file_rows[] = {
     {RDMA "ports/*/counters/*", scrub_counter},
     {RDMA "ports/*/hw_counters/*", scrub_counter},
     {RDMA "device/infiniband_verbs/*/ibdev", scrub_words},
+    {"/sys/class/infiniband_verbs/*/ibdev", scrub_words},
     {RDMA "device/net/*/dev_port", scrub_attribute},
     {NET "statistics/*", scrub_counter},
     {NET "operstate", scrub_attribute},

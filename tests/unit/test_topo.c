@@ -466,8 +466,12 @@ static void test_software_alone(void **state)
     (void)state;
     tree_put(&tree, "/sys/class/infiniband/rxe0/ports/1/state", "4: ACTIVE\n");
     tree_put(&tree, "/sys/class/infiniband/rxe0/ports/1/phys_state", "5: LinkUp\n");
+    tree_put(&tree, "/sys/class/infiniband_verbs/abi_version", "6\n");
+    tree_put(&tree, "/sys/class/infiniband_verbs/uverbs0/ibdev", "rxe1\n");
+    tree_put(&tree, "/sys/class/infiniband_verbs/uverbs1/ibdev", "rxe0\n");
     read_tree();
     assert_int_equal(nic("rxe0")->role, TOPO_ROLE_DATA);
+    assert_string_equal(nic("rxe0")->uverbs, "/dev/infiniband/uverbs1");
 }
 
 #define ROUTES(interface)                                                                                              \
