@@ -79,6 +79,7 @@ struct ep_group_allocation {
 struct ep_group_remote {
     _Atomic uint32_t waiting;   /* as in its control block */
     _Atomic uint64_t probed_ns; /* when it last probed its peers, by the clock of this host */
+    _Atomic uint64_t heard_ns;  /* of a rail peer: when its last heartbeat arrived */
     _Atomic uint32_t left;
     _Atomic uint32_t lost;   /* it has died, or a connection to it has ended without a leave message */
     _Atomic uint32_t silent; /* a rail peer: its host does not answer, or did not when its control link ended */

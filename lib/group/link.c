@@ -80,6 +80,7 @@ static void receive_heartbeat(struct conn *conn, const struct link_entry *entrie
     int first = conn->rank - group->local;
     uint64_t now = ep_now_ns();
 
+    atomic_store(&group->remote[conn->rank].heard_ns, now);
     for (int i = 0; i < group->nlocal; i++) {
         struct ep_group_remote *remote = &group->remote[first + i];
         uint64_t age_ns = (uint64_t)entries[i].age_ms * 1000000u;
@@ -500,6 +501,7 @@ static ep_status open_conns(struct ep_group_link *link)
                                        .out = link->memory + (size_t)i * each,
                                        .reader = {.nlocal = group->nlocal}};
         link->conns[i].reader.payload = link->conns[i].out + payload + sizeof(struct link_head);
+        atomic_store(&group->remote[link->conns[i].rank].heard_ns, ep_now_ns());
     }
     return EP_OK;
 }

@@ -112,21 +112,38 @@ static bool read_wait(const struct ep_group *group, int rank, struct peer_wait *
     return true;
 }
 
-/*
- * The rank that a waiting rank waits for; -1: none. A rank that has not probed its peers for half the deadline counts
- * as stopped.
- */
-static int waits_for(const struct ep_group *group, const struct peer_wait *wait, uint64_t now)
+/* A rank that has not probed its peers, or sent a heartbeat, for half the deadline counts as stopped. */
+static bool is_stale(const struct ep_group *group, uint64_t last_ns, uint64_t now)
 {
     uint64_t stale_ns = (uint64_t)group->comm->config.timeout_ms * 500000u;
-    int next = (int)(wait->waiting >> 8) - 1;
 
     if (stale_ns < 2 * PROBE_NS)
         stale_ns = 2 * PROBE_NS;
-    /* Its last probe may be later than our clock. */
-    if (!wait->waiting || wait->probed_ns + stale_ns < now || next >= group->comm->nranks)
+    return last_ns + stale_ns < now; /* it may be later than our clock */
+}
+
+/* The rank that a waiting rank waits for; -1: none. */
+static int waits_for(const struct ep_group *group, const struct peer_wait *wait, uint64_t now)
+{
+    int next = (int)(wait->waiting >> 8) - 1;
+
+    if (!wait->waiting || is_stale(group, wait->probed_ns, now) || next >= group->comm->nranks)
         return -1;
     return next;
+}
+
+/*
+ * The rail peer on the node of `rank`, if it has stopped and is another rank; -1: it has not. Only its heartbeats say
+ * what the ranks of its node wait for: most likely for that one.
+ */
+static int find_stopped_rail(const struct ep_group *group, int rank, uint64_t now)
+{
+    int rail = ep_group_rail(group, rank / group->nlocal);
+
+    if (group->peers[rank].control || !group->remote || rail == rank || ep_group_dead_or_left(group, rail) ||
+        !is_stale(group, atomic_load(&group->remote[rail].heard_ns), now))
+        return -1;
+    return rail;
 }
 
 /* The rank that failed when `rank` did not arrive: `rank` may itself be waiting for another rank. */
@@ -141,6 +158,8 @@ static int find_failed_rank(struct ep_group *group, int rank)
         if (ep_group_peer_dead(group, rank) || !read_wait(group, rank, &wait))
             return rank;
         next = waits_for(group, &wait, now);
+        if (next < 0)
+            next = find_stopped_rail(group, rank, now);
         /* A rank that waits for us was only slow, but it is late. */
         if (next < 0 || next == group->comm->rank)
             return rank;
@@ -210,6 +229,18 @@ static bool is_between_waits(struct ep_group_wait *wait, int rank, uint64_t now)
 }
 
 /*
+ * Nothing is known of a rank whose rail peer here has stopped. It may wait for that one, first for a rank that did so
+ * before: two deadlines, and the time to arrive then.
+ */
+static bool may_wait_for_stopped(const struct ep_group *group, int rank, uint64_t now)
+{
+    uint64_t timeout_ns = (uint64_t)group->comm->config.timeout_ms * 1000000u;
+    int rail = find_stopped_rail(group, rank, now);
+
+    return rail >= 0 && now < atomic_load(&group->remote[rail].heard_ns) + 2 * timeout_ns + timeout_ns / GRACE_FRACTION;
+}
+
+/*
  * A rank that is late because it waits for others is not masked: it masks them at its own deadline, and arrives. It
  * gets a deadline for each of these waits, as many as there are ranks, and the time between two of them.
  */
@@ -222,6 +253,8 @@ static bool is_blocked(struct ep_group_wait *wait, int rank, uint64_t now)
     if (ep_group_dead_or_left(group, rank) || !read_wait(group, rank, &theirs))
         return false;
     next = waits_for(group, &theirs, now);
+    if (next < 0 && may_wait_for_stopped(group, rank, now))
+        return true;
     if (next < 0 && wait->peer_waits < group->comm->nranks)
         return is_between_waits(wait, rank, now);
     if (next < 0 || next == group->comm->rank)

@@ -269,6 +269,91 @@ static void an_end_is_classified_where_a_send_fails(void **state)
     }
 }
 
+/* --- a rank of another node whose rail peer here has stopped --- */
+
+enum { DEADLINE_MS = 400, ONE_NODE = 2, ITS_RAIL = 2, WAITED_FOR = 3, MADE_RANKS = 4 };
+
+struct made_group {
+    struct ep_group_remote remote[MADE_RANKS];
+    struct ep_group_peer peers[MADE_RANKS];
+    ep_comm comm;
+    struct ep_group group;
+};
+
+/* Rank 0 of two nodes of two ranks. Of the other node it knows only what rank 2 sent: nothing for `silent_ms`. */
+static struct made_group *make_group(int silent_ms)
+{
+    struct made_group *made = calloc(1, sizeof(*made));
+    struct ep_group_control *controls = calloc(ONE_NODE, sizeof(*controls));
+
+    assert_true(made && controls);
+    for (int rank = 0; rank < MADE_RANKS; rank++) {
+        made->peers[rank].process.pidfd = -1;
+        made->peers[rank].same_process = rank < ONE_NODE;
+        made->peers[rank].control = rank < ONE_NODE ? &controls[rank] : NULL;
+    }
+    made->comm = (ep_comm){.nranks = MADE_RANKS, .nnodes = 2, .ranks_per_node = ONE_NODE};
+    made->comm.config.timeout_ms = DEADLINE_MS;
+    made->group = (struct ep_group){.comm = &made->comm,
+                                    .peers = made->peers,
+                                    .remote = made->remote,
+                                    .control = &controls[0],
+                                    .nlocal = ONE_NODE,
+                                    .link_event = -1};
+    atomic_store(&made->remote[ITS_RAIL].heard_ns, ep_now_ns() - (uint64_t)silent_ms * 1000000u);
+    return made;
+}
+
+static void free_group(struct made_group *made)
+{
+    free(made->group.control);
+    free(made);
+}
+
+/* Waits until the wait for rank 3 fails. Returns for how long. */
+static int wait_for_3(struct made_group *made, bool tolerant)
+{
+    uint64_t begin_ns = ep_now_ns();
+    ep_status status = EP_OK;
+    struct ep_group_wait wait;
+
+    ep_group_wait_begin(&wait, &made->group, EP_GROUP_LL_RECV);
+    wait.tolerant = tolerant;
+    while (status == EP_OK) {
+        status = ep_group_wait_check(&wait, WAITED_FOR);
+        wait_a_little();
+    }
+    assert_int_equal(status, EP_E_TIMEOUT);
+    return (int)((ep_now_ns() - begin_ns) / 1000000u);
+}
+
+static void a_stopped_rail_peer_is_named_instead_of_a_rank_that_may_wait_for_it(void **state)
+{
+    struct made_group *made = make_group(DEADLINE_MS);
+
+    (void)state;
+    (void)wait_for_3(made, false);
+    assert_non_null(strstr(ep_last_error(), "rank 2 did not answer"));
+    free_group(made);
+    made = make_group(-3600000); /* it runs: its heartbeats would tell what rank 3 waits for */
+    (void)wait_for_3(made, false);
+    assert_non_null(strstr(ep_last_error(), "rank 3 did not answer"));
+    free_group(made);
+}
+
+/* It may wait for the other one for two deadlines after that has stopped, and then needs time to arrive. */
+static void a_rank_that_may_wait_for_a_stopped_rail_peer_is_masked_later(void **state)
+{
+    struct made_group *made = make_group(DEADLINE_MS);
+
+    (void)state;
+    assert_true(wait_for_3(made, true) >= DEADLINE_MS * 5 / 4);
+    free_group(made);
+    made = make_group(DEADLINE_MS / 2);
+    assert_true(wait_for_3(made, true) >= DEADLINE_MS * 7 / 4 - 1);
+    free_group(made);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -277,6 +362,8 @@ int main(void)
         cmocka_unit_test(a_failure_reaches_a_node_by_another_one),
         cmocka_unit_test(the_reason_of_a_rank_that_exits_at_once_arrives),
         cmocka_unit_test(an_end_is_classified_where_a_send_fails),
+        cmocka_unit_test(a_stopped_rail_peer_is_named_instead_of_a_rank_that_may_wait_for_it),
+        cmocka_unit_test(a_rank_that_may_wait_for_a_stopped_rail_peer_is_masked_later),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
