@@ -359,6 +359,29 @@ static void add_interfaces(const struct ifaddrs *list, const char *wanted, int r
     }
 }
 
+bool tcp_find_route(const struct tcp_address *to, struct tcp_address *ret_local)
+{
+    struct sockaddr_storage storage;
+    socklen_t bytes = tcp_address_to_socket(to, &storage);
+    int fd = ep_fd_above_stdio(socket(to->family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    bool found = fd >= 0 && connect(fd, (struct sockaddr *)&storage, bytes) == 0; /* of datagrams: sends nothing */
+
+    if (found)
+        *ret_local = tcp_local_address(fd);
+    if (fd >= 0)
+        close(fd);
+    return found && ret_local->family == to->family;
+}
+
+/* bind() also accepts addresses of no interface, of all of them and of groups (0.0.0.0, broadcast, multicast). */
+static bool is_own(const struct tcp_address *address)
+{
+    struct tcp_address to = *address, local;
+
+    to.port = 1; /* of datagrams that are not sent */
+    return tcp_address_is_loopback(address) || (tcp_find_route(&to, &local) && tcp_address_same_host(&local, address));
+}
+
 /* A connection can start only at an address of this host. Tested by bind(): 127.0.0.2 is in no list of interfaces. */
 static ep_status check_local(const struct tcp_address *address)
 {
@@ -372,26 +395,13 @@ static ep_status check_local(const struct tcp_address *address)
     error = bind(fd, (struct sockaddr *)&storage, bytes) == 0 ? 0 : errno;
     close(fd);
     tcp_address_print(address, text);
-    if (error == EADDRNOTAVAIL)
+    /* EINVAL: a link-local address, which is complete only with its interface. */
+    if (error == EADDRNOTAVAIL || error == EINVAL || (!error && !is_own(address)))
         return ep_fail(EP_E_ARG,
                        "network tcp: %s, given for the connections between ranks, is not one of this host's addresses "
                        "that are up: name the interface (\"eth0\"), or give each host its own address",
                        text);
     return error ? ep_fail_errno(EP_E_SYSTEM, error, "network tcp: a socket at %s", text) : EP_OK;
-}
-
-bool tcp_find_route(const struct tcp_address *to, struct tcp_address *ret_local)
-{
-    struct sockaddr_storage storage;
-    socklen_t bytes = tcp_address_to_socket(to, &storage);
-    int fd = ep_fd_above_stdio(socket(to->family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    bool found = fd >= 0 && connect(fd, (struct sockaddr *)&storage, bytes) == 0; /* of datagrams: sends nothing */
-
-    if (found)
-        *ret_local = tcp_local_address(fd);
-    if (fd >= 0)
-        close(fd);
-    return found && ret_local->family == to->family;
 }
 
 /* Moves or adds it to the front, if it is an address of a wanted interface. */

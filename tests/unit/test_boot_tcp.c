@@ -1029,15 +1029,21 @@ static void test_all_but_some_interfaces(void **state)
  */
 static void test_address_of_another_host(void **state)
 {
+    static const char *const addresses[] = {"203.0.113.77", "0.0.0.0",         "::",     "224.0.0.1",
+                                            "ff02::1",      "255.255.255.255", "fe80::1"};
     struct rank rank;
 
     (void)state;
-    prepare(&rank, 1, "127.0.0.1:1", PATIENT_MS);
-    rank.args.interface = "203.0.113.77";
-    run_all(&rank, 1);
-    assert_int_equal(rank.status, EP_E_ARG);
-    assert_non_null(strstr(rank.text, "203.0.113.77"));
-    assert_non_null(strstr(rank.text, "is not one of this host"));
+    for (size_t i = 0; i < sizeof(addresses) / sizeof(addresses[0]); i++) {
+        prepare(&rank, 1, "127.0.0.1:1", PATIENT_MS);
+        rank.args.interface = addresses[i];
+        run_all(&rank, 1);
+        if (rank.status != EP_E_ARG)
+            print_error("%s: %s\n", addresses[i], rank.text);
+        assert_int_equal(rank.status, EP_E_ARG);
+        assert_non_null(strstr(rank.text, addresses[i]));
+        assert_non_null(strstr(rank.text, "is not one of this host"));
+    }
 }
 
 /* What is left after an ep_boot_tcp_new() that has failed. */
