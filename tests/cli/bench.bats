@@ -152,6 +152,9 @@ valid() {
     run epkit bench --model 2 --network tcp
     [ "$status" -eq 2 ]
     [[ "$output" == *"--network is for measurements, and --model starts no ranks"* ]]
+    run epkit bench --model 2 --routing one # the model's routing is uniform
+    [ "$status" -eq 2 ]
+    [[ "$output" == *"--routing is for measurements, and --model starts no ranks"* ]]
     run epkit bench --machines h100 --quick
     [ "$status" -eq 2 ]
     [[ "$output" == *"--machines needs --model NODES"* ]]

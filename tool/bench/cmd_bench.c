@@ -331,7 +331,8 @@ static int run_model(const struct cmd *cmd, const struct bench_options *options,
 /* Rejects options of a measurement with --model, and the other way round. */
 static int check_model(const struct cmd *cmd, const struct cmd_call *call, const struct bench_options *options)
 {
-    static const char *const names[] = {"ranks", "nodes", "boot", "network", "backend", "channels"};
+    static const char *const names[] = {"ranks",   "nodes",    "boot",    "network",
+                                        "backend", "channels", "partial", "routing"};
 
     for (size_t i = 0; options->model.n && i < sizeof(names) / sizeof(names[0]); i++)
         if (cmd_given(cmd, call, names[i]))
