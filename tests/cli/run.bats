@@ -105,6 +105,14 @@ PYTHON
     [ "$(find here -mindepth 1 -printf '%f\n' | sort | xargs)" = "report.html report.json" ]
 }
 
+@test "a network that cannot be used here: the verdict names it, and what passed" {
+    [ ! -e /sys/class/infiniband_verbs ] || skip "this machine has RDMA"
+    run --separate-stderr epkit run --quick --network verbs --output "$BATS_TEST_TMPDIR/report" --json
+    [ "$status" -eq 4 ]
+    valid run <<<"$output"
+    [ "$(jq -r .verdict <<<"$output")" = "epkit cannot use the network verbs here: 24/24, 0/32 and 32/32 cases passed." ]
+}
+
 @test "a folder that cannot be used: exit code 2 before anything runs" {
     touch file
     run --separate-stderr epkit run --output file

@@ -306,7 +306,11 @@ static void make_verdict(const struct run *run, char *ret_text, size_t bytes)
 
     count_passed(run, passed, sizeof(passed));
     if (run->code == CMD_UNSUPPORTED) {
-        snprintf(ret_text, bytes, "epkit cannot run here: the library does not support this machine.");
+        if (run->network && run->results[0].code == CMD_FINE)
+            snprintf(ret_text, bytes, "epkit cannot use the network %s here: %s cases passed.",
+                     group_networks[run->network], passed);
+        else
+            snprintf(ret_text, bytes, "epkit cannot run here: the library does not support this machine.");
         return;
     }
     n = (size_t)snprintf(ret_text, bytes, "epkit %s here: %s cases passed", run->code ? "does not work" : "works",
