@@ -228,10 +228,11 @@ static const struct {
     const char *text; /* part of it */
     const char *used; /* NULL: "tcp" if has_tcp; "": none */
 } cases[] = {
-#define ROW(change, tcp, verbs, n, ...)                                                                                \
+#define ROW_USED(change, tcp, verbs, n, text, used)                                                                    \
     {                                                                                                                  \
-#change, change, tcp, verbs, n, __VA_ARGS__                                                                    \
+#change, change, tcp, verbs, n, text, used                                                                     \
     }
+#define ROW(change, tcp, verbs, n, text) ROW_USED(change, tcp, verbs, n, text, NULL)
     ROW(nothing, true, NETWORK_USABLE, 4,
         "can be used: --network verbs or EPKIT_NETWORK=verbs, over mlx5_0:1 and 3 more"),
     ROW(infiniband, true, NETWORK_USABLE, 4, "over mlx5_0:1 and 3 more"),
@@ -264,16 +265,20 @@ static const struct {
     ROW(addresses_denied, true, NETWORK_NOT_KNOWN, 0, "mlx5_0:1: its addresses: Permission denied"),
     ROW(memory_not_known, true, NETWORK_NOT_KNOWN, 0, "how much memory the process may lock"),
     ROW(interfaces_down, false, NETWORK_USABLE, 4, "none: of tcp, no interface besides the loopback is up"),
-    ROW(network_verbs, true, NETWORK_USABLE, 4, "verbs (RDMA), by EPKIT_NETWORK, over mlx5_0:1 and 3 more", "verbs"),
-    ROW(network_verbs_without_library, true, NETWORK_NOT_USABLE, 0,
-        "none: EPKIT_NETWORK is verbs (RDMA), which cannot be used: libibverbs.so.1 is not installed", ""),
-    ROW(network_verbs_not_known, true, NETWORK_NOT_KNOWN, 0,
-        "verbs (RDMA), by EPKIT_NETWORK; not known whether it can be used: mlx5_0:1: the state of the port", "verbs"),
+    ROW_USED(network_verbs, true, NETWORK_USABLE, 4, "verbs (RDMA), by EPKIT_NETWORK, over mlx5_0:1 and 3 more",
+             "verbs"),
+    ROW_USED(network_verbs_without_library, true, NETWORK_NOT_USABLE, 0,
+             "none: EPKIT_NETWORK is verbs (RDMA), which cannot be used: libibverbs.so.1 is not installed", ""),
+    ROW_USED(network_verbs_not_known, true, NETWORK_NOT_KNOWN, 0,
+             "verbs (RDMA), by EPKIT_NETWORK; not known whether it can be used: mlx5_0:1: the state of the port",
+             "verbs"),
     ROW(network_tcp, true, NETWORK_USABLE, 4, "tcp (sockets), by EPKIT_NETWORK; verbs (RDMA), which is faster"),
-    ROW(network_mpi, true, NETWORK_USABLE, 4, "mpi, by EPKIT_NETWORK", "mpi"),
-    ROW(network_of_another_name, true, NETWORK_USABLE, 4, "none: EPKIT_NETWORK is \"TCP\", which is no network", ""),
+    ROW_USED(network_mpi, true, NETWORK_USABLE, 4, "mpi, by EPKIT_NETWORK", "mpi"),
+    ROW_USED(network_of_another_name, true, NETWORK_USABLE, 4, "none: EPKIT_NETWORK is \"TCP\", which is no network",
+             ""),
     ROW(only_loopback, false, NETWORK_USABLE, 4, "there is no interface besides the loopback"),
 #undef ROW
+#undef ROW_USED
 };
 
 static void test_each_machine_has_its_network(void **state)
