@@ -8,7 +8,6 @@
  * operation for plans with max_recv_tokens.
  */
 #include "group/plan.h"
-#include "core/routing.h"
 
 #include <stdio.h>
 #include <stdlib.h>

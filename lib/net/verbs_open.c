@@ -3,7 +3,6 @@
  * message exchanged with each peer). */
 #include "base/clock.h"
 #include "net/tcp.h"
-#include "net/verbs.h"
 #include "net/verbs_net.h"
 
 #include <errno.h>

@@ -11,7 +11,6 @@
 #include "ranks/group.h"
 #include "ranks/ranks_internal.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

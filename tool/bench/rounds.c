@@ -5,7 +5,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "bench/bench.h"
-#include "check/random.h"
 
 #include <stdio.h>
 #include <stdlib.h>

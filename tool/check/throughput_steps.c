@@ -3,7 +3,6 @@
 #include "check/formats.h"
 #include "check/throughput.h"
 
-#include <inttypes.h>
 #include <string.h>
 
 /* Limit of DeepEP's tests: error against the input, for experts that return their input. */

@@ -8,7 +8,6 @@
 #include "cmd.h"
 #include "ending.h"
 #include "output.h"
-#include "progress.h"
 #include "ranks_internal.h"
 
 #include <limits.h>

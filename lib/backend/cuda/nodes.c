@@ -6,7 +6,6 @@
 #include "backend/cuda/lists.h"
 #include "backend/cuda/proxy.h"
 
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
