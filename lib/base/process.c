@@ -161,6 +161,28 @@ static void describe(int32_t pid, struct ep_process_id *id)
         id->start = 0;
 }
 
+void *ep_process_get_own(_Atomic(struct ep_process_own *) *current, size_t bytes, void (*init)(void *own))
+{
+    struct ep_process_own *former = atomic_load(current), *fresh;
+    uint64_t generation = ep_process_generation();
+
+    if (former && former->generation == generation)
+        return former;
+    fresh = calloc(1, bytes);
+    if (!fresh)
+        return NULL;
+    fresh->generation = generation;
+    fresh->inherited = former;
+    pthread_mutex_init(&fresh->lock, NULL);
+    if (init)
+        init(fresh);
+    if (atomic_compare_exchange_strong(current, &former, fresh))
+        return fresh;
+    pthread_mutex_destroy(&fresh->lock);
+    free(fresh);
+    return former;
+}
+
 /* Random; a forked child gets another one. */
 static uint64_t own_key(void)
 {

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -44,6 +45,22 @@ void ep_process_get_child(int32_t pid, struct ep_process_id *ret_id);
  * async-signal-safe after the first call.
  */
 EP_PRIVATE_API uint64_t ep_process_generation(void);
+
+/*
+ * First member of a struct that exists once in a process. A forked child makes its own: another thread of the parent
+ * may have held the lock at the fork, and no thread of the child would ever release it.
+ */
+struct ep_process_own {
+    uint64_t generation; /* of the process that made it */
+    pthread_mutex_t lock;
+    struct ep_process_own *inherited; /* that of the parent, never read: kept reachable for leak checkers */
+};
+
+/*
+ * That of this process: *current, or, if that is NULL or the parent's, a new one of `bytes`, zeroed. init(): NULL, or
+ * sets its other members; what it makes may be dropped. NULL: no memory.
+ */
+void *ep_process_get_own(_Atomic(struct ep_process_own *) *current, size_t bytes, void (*init)(void *own));
 
 /*
  * Opens at most one descriptor, a pidfd. EP_OK also if the kernel or a sandbox has no pidfd, or if the process is not

@@ -25,44 +25,30 @@ struct local_segment {
     bool range_reserved; /* see ep_segments_reserve_range() */
 };
 
-/*
- * A forked child creates its own: another thread of the parent may have held the lock at the fork, and no thread of the
- * child would ever release it. The child does not use the parent's segments.
- */
+/* A forked child does not use the parent's segments. */
 struct registry {
-    uint64_t generation; /* of the process that created it */
+    struct ep_process_own own;
     uint64_t process;
-    pthread_mutex_t lock;
     struct local_segment *first;
     uint64_t next_serial;
-    struct registry *inherited; /* that of the parent, never read: kept reachable for leak checkers */
 };
 
-static _Atomic(struct registry *) current;
+static _Atomic(struct ep_process_own *) current;
+
+static void init_registry(void *own)
+{
+    struct registry *registry = own;
+    struct ep_process_id self;
+
+    ep_process_get_self(&self);
+    registry->process = self.key;
+    registry->next_serial = 1;
+}
 
 /* NULL: no memory. */
 static struct registry *get_registry(void)
 {
-    struct registry *registry = atomic_load(&current), *fresh;
-    uint64_t generation = ep_process_generation();
-    struct ep_process_id self;
-
-    if (registry && registry->generation == generation)
-        return registry;
-    fresh = calloc(1, sizeof(*fresh));
-    if (!fresh)
-        return NULL;
-    ep_process_get_self(&self);
-    fresh->generation = generation;
-    fresh->process = self.key;
-    fresh->next_serial = 1;
-    fresh->inherited = registry;
-    pthread_mutex_init(&fresh->lock, NULL);
-    if (atomic_compare_exchange_strong(&current, &registry, fresh))
-        return fresh;
-    pthread_mutex_destroy(&fresh->lock);
-    free(fresh);
-    return registry;
+    return ep_process_get_own(&current, sizeof(struct registry), init_registry);
 }
 
 uint64_t ep_segments_process(void)
@@ -81,7 +67,7 @@ ep_status ep_segments_add(void *base, size_t mapped, int fd, bool adopted, uint6
         free(segment);
         return ep_fail(EP_E_MEMORY, "shared memory: no memory for the registry");
     }
-    pthread_mutex_lock(&registry->lock);
+    pthread_mutex_lock(&registry->own.lock);
     *segment = (struct local_segment){.next = registry->first,
                                       .serial = registry->next_serial++,
                                       .base = base,
@@ -91,7 +77,7 @@ ep_status ep_segments_add(void *base, size_t mapped, int fd, bool adopted, uint6
                                       .adopted = adopted};
     registry->first = segment;
     *ret_serial = segment->serial;
-    pthread_mutex_unlock(&registry->lock);
+    pthread_mutex_unlock(&registry->own.lock);
     return EP_OK;
 }
 
@@ -132,7 +118,7 @@ size_t ep_segments_borrow(uint64_t serial, uint64_t bytes, struct ep_shm *ret_sh
 
     if (!registry)
         return 0;
-    pthread_mutex_lock(&registry->lock);
+    pthread_mutex_lock(&registry->own.lock);
     segment = find_local(registry, serial);
     if (segment)
         mapped = segment->mapped;
@@ -140,7 +126,7 @@ size_t ep_segments_borrow(uint64_t serial, uint64_t bytes, struct ep_shm *ret_sh
         segment->refs++;
         *ret_shm = (struct ep_shm){.base = segment->base, .bytes = bytes, .serial = serial, .fd = -1};
     }
-    pthread_mutex_unlock(&registry->lock);
+    pthread_mutex_unlock(&registry->own.lock);
     return mapped;
 }
 
@@ -152,11 +138,11 @@ int ep_segments_dup(uint64_t serial)
 
     if (!registry)
         return -1;
-    pthread_mutex_lock(&registry->lock);
+    pthread_mutex_lock(&registry->own.lock);
     segment = find_local(registry, serial);
     if (segment && segment->fd >= 0)
         fd = fcntl(segment->fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-    pthread_mutex_unlock(&registry->lock);
+    pthread_mutex_unlock(&registry->own.lock);
     return fd;
 }
 
@@ -167,7 +153,7 @@ void ep_segments_release(uint64_t serial, int fd)
 
     if (!registry)
         return;
-    pthread_mutex_lock(&registry->lock);
+    pthread_mutex_lock(&registry->own.lock);
     segment = find_local(registry, serial);
     if (segment && fd >= 0)
         segment->fd = -1;
@@ -181,7 +167,7 @@ void ep_segments_release(uint64_t serial, int fd)
             unused = segment;
         }
     }
-    pthread_mutex_unlock(&registry->lock);
+    pthread_mutex_unlock(&registry->own.lock);
     if (unused && !unused->adopted)
         munmap(unused->base, unused->mapped);
     free(unused);
@@ -194,11 +180,11 @@ void ep_segments_reserve_range(const void *base)
 
     if (!registry)
         return;
-    pthread_mutex_lock(&registry->lock);
+    pthread_mutex_lock(&registry->own.lock);
     segment = find_base(registry, base);
     if (segment)
         segment->range_reserved = true;
-    pthread_mutex_unlock(&registry->lock);
+    pthread_mutex_unlock(&registry->own.lock);
 }
 
 void ep_segments_free_range(const void *base)
@@ -208,7 +194,7 @@ void ep_segments_free_range(const void *base)
 
     if (!registry)
         return;
-    pthread_mutex_lock(&registry->lock);
+    pthread_mutex_lock(&registry->own.lock);
     segment = find_base(registry, base);
     if (segment && segment->range_reserved) {
         segment->range_reserved = false;
@@ -217,7 +203,7 @@ void ep_segments_free_range(const void *base)
             unused = segment;
         }
     }
-    pthread_mutex_unlock(&registry->lock);
+    pthread_mutex_unlock(&registry->own.lock);
     if (unused)
         munmap(unused->base, unused->mapped);
     free(unused);

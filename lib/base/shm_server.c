@@ -43,36 +43,23 @@ struct reply {
 };
 
 struct server {
-    uint64_t generation; /* of the process that started it: threads do not survive a fork */
-    pthread_mutex_t lock;
+    struct ep_process_own own; /* threads do not survive a fork */
     pthread_t thread;
     struct ep_shm_address address;
     int socket, users;
     _Atomic bool is_ending;
-    struct server *inherited; /* that of the parent, never read: kept reachable for leak checkers */
 };
 
-static _Atomic(struct server *) current;
+static _Atomic(struct ep_process_own *) current;
+
+static void init_server(void *server)
+{
+    ((struct server *)server)->socket = -1;
+}
 
 static struct server *get_server(void)
 {
-    struct server *server = atomic_load(&current), *fresh;
-    uint64_t generation = ep_process_generation();
-
-    if (server && server->generation == generation)
-        return server;
-    fresh = calloc(1, sizeof(*fresh));
-    if (!fresh)
-        return NULL;
-    fresh->generation = generation;
-    fresh->inherited = server;
-    fresh->socket = -1;
-    pthread_mutex_init(&fresh->lock, NULL);
-    if (atomic_compare_exchange_strong(&current, &server, fresh))
-        return fresh;
-    pthread_mutex_destroy(&fresh->lock);
-    free(fresh);
-    return server;
+    return ep_process_get_own(&current, sizeof(struct server), init_server);
 }
 
 static socklen_t make_name(const char name[24], struct sockaddr_un *ret_address)
@@ -206,7 +193,7 @@ ep_status ep_shm_serve(struct ep_shm_address *ret_address)
 
     if (!server)
         return ep_fail(EP_E_MEMORY, "shared memory: no memory for the thread that sends segments");
-    pthread_mutex_lock(&server->lock);
+    pthread_mutex_lock(&server->own.lock);
     if (!server->users) {
         atomic_store(&server->is_ending, false);
         status = open_socket(server);
@@ -219,7 +206,7 @@ ep_status ep_shm_serve(struct ep_shm_address *ret_address)
         server->users++;
         *ret_address = server->address;
     }
-    pthread_mutex_unlock(&server->lock);
+    pthread_mutex_unlock(&server->own.lock);
     return status;
 }
 
@@ -229,14 +216,14 @@ void ep_shm_serve_end(void)
 
     if (!server)
         return;
-    pthread_mutex_lock(&server->lock);
+    pthread_mutex_lock(&server->own.lock);
     if (server->users && --server->users == 0) {
         atomic_store(&server->is_ending, true);
         shutdown(server->socket, SHUT_RDWR);
         pthread_join(server->thread, NULL);
         stop(server);
     }
-    pthread_mutex_unlock(&server->lock);
+    pthread_mutex_unlock(&server->own.lock);
 }
 
 /* --- requests ---------------------------------------------------------------------------------------------------- */

@@ -75,49 +75,27 @@ struct pool_block {
     ep_comm *owner; /* NULL: it was freed, and only the address range is left */
 };
 
-/*
- * A forked child creates its own: another thread of the parent may have held the lock at the fork, and the child cannot
- * use the parent's communicators.
- */
+/* A forked child cannot use the parent's communicators. */
 struct pools {
-    uint64_t generation; /* of the process that created it */
-    pthread_mutex_t lock;
+    struct ep_process_own own;
     pthread_cond_t idle;             /* pool_calls of some communicator are 0 */
     ep_comm *attached[EP_MAX_POOLS]; /* the communicator of each device */
     struct pool_block *first;
-    struct pools *inherited; /* that of the parent, never read: kept reachable for leak checkers */
 };
 
-static _Atomic(struct pools *) current;
+static _Atomic(struct ep_process_own *) current;
 
 /* NULL: this process has none. */
 static struct pools *find_pools(void)
 {
-    struct pools *pools = atomic_load(&current);
+    struct ep_process_own *own = atomic_load(&current);
 
-    return pools && pools->generation == ep_process_generation() ? pools : NULL;
+    return own && own->generation == ep_process_generation() ? (struct pools *)own : NULL;
 }
 
-/* NULL: no memory. */
-static struct pools *get_pools(void)
+static void init_pools(void *pools)
 {
-    struct pools *former = atomic_load(&current), *fresh;
-
-    if (former && former->generation == ep_process_generation())
-        return former;
-    fresh = calloc(1, sizeof(*fresh));
-    if (!fresh)
-        return NULL;
-    fresh->generation = ep_process_generation();
-    fresh->inherited = former;
-    pthread_mutex_init(&fresh->lock, NULL);
-    pthread_cond_init(&fresh->idle, NULL);
-    if (atomic_compare_exchange_strong(&current, &former, fresh))
-        return fresh;
-    pthread_cond_destroy(&fresh->idle);
-    pthread_mutex_destroy(&fresh->lock);
-    free(fresh);
-    return former;
+    pthread_cond_init(&((struct pools *)pools)->idle, NULL);
 }
 
 ep_status ep_pool_attach(ep_comm *comm, int device)
@@ -128,12 +106,12 @@ ep_status ep_pool_attach(ep_comm *comm, int device)
     EP_TRY(ep_check_range(__func__, "device", device, 0, EP_MAX_POOLS - 1));
     if (!comm->ops->alloc_local)
         return ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", __func__, comm->ops->name);
-    pools = get_pools();
+    pools = ep_process_get_own(&current, sizeof(*pools), init_pools);
     if (!pools)
         return ep_fail(EP_E_MEMORY, "%s: no memory", __func__);
-    pthread_mutex_lock(&pools->lock);
+    pthread_mutex_lock(&pools->own.lock);
     pools->attached[device] = comm;
-    pthread_mutex_unlock(&pools->lock);
+    pthread_mutex_unlock(&pools->own.lock);
     return EP_OK;
 }
 
@@ -143,17 +121,17 @@ void ep_pool_detach(ep_comm *comm)
 
     if (!pools)
         return;
-    pthread_mutex_lock(&pools->lock);
+    pthread_mutex_lock(&pools->own.lock);
     for (int device = 0; device < EP_MAX_POOLS; device++)
         if (pools->attached[device] == comm)
             pools->attached[device] = NULL;
     /* Each callback allocates or frees once, and waits for no peer. */
     while (comm->pool_calls)
-        pthread_cond_wait(&pools->idle, &pools->lock);
+        pthread_cond_wait(&pools->idle, &pools->own.lock);
     for (struct pool_block *block = pools->first; block; block = block->next)
         if (block->owner == comm)
             block->owner = NULL;
-    pthread_mutex_unlock(&pools->lock);
+    pthread_mutex_unlock(&pools->own.lock);
 }
 
 /* Ends a callback that is counted in comm->pool_calls. Under the lock. */
@@ -177,11 +155,11 @@ void *ep_pool_alloc(ptrdiff_t bytes, int device, ep_stream stream)
             ep_fail(EP_E_MEMORY, "ep_pool_alloc: no memory for the table of blocks");
             return NULL;
         }
-        pthread_mutex_lock(&pools->lock);
+        pthread_mutex_lock(&pools->own.lock);
         comm = pools->attached[device];
         if (comm)
             comm->pool_calls++;
-        pthread_mutex_unlock(&pools->lock);
+        pthread_mutex_unlock(&pools->own.lock);
     }
     if (!comm) {
         free(block);
@@ -191,14 +169,14 @@ void *ep_pool_alloc(ptrdiff_t bytes, int device, ep_stream stream)
     }
     if (ep_alloc_local(comm, (size_t)bytes, &memory) == EP_OK)
         ep_segments_reserve_range(memory);
-    pthread_mutex_lock(&pools->lock);
+    pthread_mutex_lock(&pools->own.lock);
     if (memory) {
         *block = (struct pool_block){.next = pools->first, .memory = memory, .owner = comm};
         pools->first = block;
         block = NULL;
     }
     end_call(pools, comm);
-    pthread_mutex_unlock(&pools->lock);
+    pthread_mutex_unlock(&pools->own.lock);
     free(block);
     return memory;
 }
@@ -213,7 +191,7 @@ void ep_pool_free(void *memory, ptrdiff_t bytes, int device, ep_stream stream)
     (void)stream;
     if (!pools || !memory)
         return;
-    pthread_mutex_lock(&pools->lock);
+    pthread_mutex_lock(&pools->own.lock);
     at = &pools->first;
     while (*at && (*at)->memory != memory)
         at = &(*at)->next;
@@ -222,14 +200,14 @@ void ep_pool_free(void *memory, ptrdiff_t bytes, int device, ep_stream stream)
         *at = block->next;
     if (block && block->owner)
         block->owner->pool_calls++;
-    pthread_mutex_unlock(&pools->lock);
+    pthread_mutex_unlock(&pools->own.lock);
     if (!block)
         return;
     if (block->owner) {
         ep_free_local(block->owner, memory);
-        pthread_mutex_lock(&pools->lock);
+        pthread_mutex_lock(&pools->own.lock);
         end_call(pools, block->owner);
-        pthread_mutex_unlock(&pools->lock);
+        pthread_mutex_unlock(&pools->own.lock);
     }
     ep_segments_free_range(memory);
     free(block);
