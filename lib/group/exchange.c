@@ -80,17 +80,15 @@ struct rails {
     bool sent[EP_MAX_RANKS], received[EP_MAX_RANKS];
 };
 
-/* *ret_node: a node with which data is still to be sent or received, else -1. */
-static ep_status step_rails(struct rails *rails, bool *ret_moved, int *ret_node)
+static ep_status step_rails(void *context, bool *ret_moved, bool *ret_busy, int *ret_node)
 {
+    struct rails *rails = context;
     struct ep_group *group = rails->group;
     int node = group->comm->node;
     const struct row_head *mine = slot_row(group, group->control, rails->number, node);
     struct ep_group_message head = {.kind = EP_GROUP_MESSAGE_EXCHANGE, .detail = mine->bytes, .number = rails->number};
     struct ep_piece piece = {.data = mine, .bytes = sizeof(*mine) + mine->bytes};
 
-    *ret_node = -1;
-    EP_TRY(ep_group_net_progress(group, rails->phase, ret_moved));
     for (int peer = 0; peer < group->comm->nnodes; peer++) {
         bool was_sent = rails->sent[peer], was_received = rails->received[peer];
 
@@ -104,6 +102,7 @@ static ep_status step_rails(struct rails *rails, bool *ret_moved, int *ret_node)
         if (!rails->sent[peer] || !rails->received[peer])
             *ret_node = peer;
     }
+    *ret_busy = *ret_node >= 0;
     return EP_OK;
 }
 
@@ -111,23 +110,8 @@ static ep_status step_rails(struct rails *rails, bool *ret_moved, int *ret_node)
 static ep_status exchange_rails(struct ep_group *group, uint64_t number, enum ep_group_phase phase)
 {
     struct rails rails = {.group = group, .number = number, .phase = phase};
-    struct ep_group_wait wait;
-    ep_status status = EP_OK;
 
-    ep_group_wait_begin(&wait, group, phase);
-    while (status == EP_OK) {
-        uint32_t seen = ep_group_doorbell(group);
-        int waiting_for;
-        bool moved;
-
-        status = step_rails(&rails, &moved, &waiting_for);
-        if (status == EP_OK && waiting_for < 0 && ep_streams_flushed(group->streams))
-            break;
-        if (status == EP_OK)
-            status = ep_group_net_step(group, &wait, seen, moved, waiting_for);
-    }
-    ep_group_wait_end(&wait);
-    return status;
+    return ep_group_net_run(group, phase, step_rails, &rails);
 }
 
 /* The row of any rank, in the exchange slot of the rank of this node that has it. */

@@ -396,14 +396,16 @@ enum {
     EP_GROUP_MESSAGE_PARTIAL_F32
 };
 
-/* wait.c, between nodes. ep_streams_progress(); a broken network fails the group. */
-ep_status ep_group_net_progress(struct ep_group *group, enum ep_group_phase phase, bool *ret_moved);
-
 /*
- * Waits until data moves between nodes, or fails. `moved` is the result of progress; `node` is the node waited for, -1:
- * any that has not accepted all data yet.
+ * One pass over all work between nodes, which waits for nothing. Sets *ret_moved if it has made progress, and *ret_busy
+ * if work is left; *ret_node then is the node waited for, -1: any that has not accepted all data yet.
  */
-ep_status ep_group_net_step(struct ep_group *group, struct ep_group_wait *wait, uint32_t seen, bool moved, int node);
+typedef ep_status (*ep_group_pass_fn)(void *context, bool *ret_moved, bool *ret_busy, int *ret_node);
+/*
+ * wait.c. Lets the network make progress and calls `pass`, until no work is left and all data is sent. In between it
+ * waits until data moves. A broken network fails the group.
+ */
+ep_status ep_group_net_run(struct ep_group *group, enum ep_group_phase phase, ep_group_pass_fn pass, void *context);
 
 static inline int ep_group_rail(const struct ep_group *group, int node)
 {

@@ -91,12 +91,18 @@ static ep_status receive_some(struct ep_group_completion *c, int node, struct ra
     return EP_OK;
 }
 
-/* *ret_node: a node with which data is still to be sent or received, else -1. */
-static ep_status step_routes(struct ep_group_completion *c, struct rail_half *send, struct rail_half *receive,
-                             bool *ret_moved, int *ret_node)
+/* The exchange with all rail peers. */
+struct rails {
+    struct ep_group_completion *c;
+    struct rail_half *send, *receive; /* [nnodes] */
+};
+
+static ep_status step_routes(void *context, bool *ret_moved, bool *ret_busy, int *ret_node)
 {
-    *ret_node = -1;
-    EP_TRY(ep_group_net_progress(c->group, EP_GROUP_PLAN_ROUTES, ret_moved));
+    const struct rails *rails = context;
+    struct ep_group_completion *c = rails->c;
+    struct rail_half *send = rails->send, *receive = rails->receive;
+
     for (int node = 0; node < c->plan->comm->nnodes; node++) {
         if (node == c->plan->comm->node)
             continue;
@@ -105,28 +111,8 @@ static ep_status step_routes(struct ep_group_completion *c, struct rail_half *se
         if (send[node].done < send[node].n || receive[node].done < receive[node].n)
             *ret_node = node;
     }
+    *ret_busy = *ret_node >= 0;
     return EP_OK;
-}
-
-static ep_status exchange_routes(struct ep_group_completion *c, struct rail_half *send, struct rail_half *receive)
-{
-    struct ep_group_wait wait;
-    ep_status status = EP_OK;
-
-    ep_group_wait_begin(&wait, c->group, EP_GROUP_PLAN_ROUTES);
-    while (status == EP_OK) {
-        uint32_t seen = ep_group_doorbell(c->group);
-        int waiting_for;
-        bool moved;
-
-        status = step_routes(c, send, receive, &moved, &waiting_for);
-        if (status == EP_OK && waiting_for < 0 && ep_streams_flushed(c->group->streams))
-            break;
-        if (status == EP_OK)
-            status = ep_group_net_step(c->group, &wait, seen, moved, waiting_for);
-    }
-    ep_group_wait_end(&wait);
-    return status;
 }
 
 /*
@@ -207,7 +193,8 @@ ep_status ep_group_plan_exchange_routes(struct ep_group_completion *c)
             status = ep_fail(EP_E_MEMORY, "plan: no memory for the routes between nodes");
     }
     if (status == EP_OK)
-        status = exchange_routes(c, send, receive);
+        status = ep_group_net_run(c->group, EP_GROUP_PLAN_ROUTES, step_routes,
+                                  &(struct rails){.c = c, .send = send, .receive = receive});
     for (int node = 0; status == EP_OK && node < nnodes; node++)
         if (node != me)
             status = make_rail_route(c, node, &receive[node]);

@@ -380,6 +380,19 @@ void ep_group_wait_end(struct ep_group_wait *wait)
     ep_group_publish_wait_end(wait->group);
 }
 
+/* ep_streams_progress(); a broken network fails the group. */
+static ep_status progress(struct ep_group *group, enum ep_group_phase phase, bool *ret_moved)
+{
+    ep_status status = ep_streams_progress(group->streams, ret_moved);
+    int node;
+
+    /* The peers wait for data that this rank can no longer send: publish the reason. */
+    if (status == EP_OK)
+        return EP_OK;
+    node = ep_streams_broken_peer(group->streams);
+    return ep_group_set_own_failure(group, status, node < 0 ? group->comm->rank : ep_group_rail(group, node), phase);
+}
+
 /* Waits until the counter of one rank reaches `value`; *ret_at is the counter then. */
 static ep_status wait_counter(struct ep_group_wait *wait, int rank, const _Atomic uint64_t *counter, uint64_t value,
                               uint64_t *ret_at)
@@ -392,7 +405,7 @@ static ep_status wait_counter(struct ep_group_wait *wait, int rank, const _Atomi
         bool moved;
 
         if (wait->polls)
-            status = ep_group_net_progress(group, wait->phase, &moved);
+            status = progress(group, wait->phase, &moved);
         *ret_at = atomic_load_explicit(counter, memory_order_acquire);
         if (status != EP_OK || *ret_at >= value)
             return status;
@@ -426,19 +439,8 @@ ep_status ep_group_wait_node(struct ep_group *group, size_t word, uint64_t value
 
 /* --- between nodes --- */
 
-ep_status ep_group_net_progress(struct ep_group *group, enum ep_group_phase phase, bool *ret_moved)
-{
-    ep_status status = ep_streams_progress(group->streams, ret_moved);
-    int node;
-
-    /* The peers wait for data that this rank can no longer send: publish the reason. */
-    if (status == EP_OK)
-        return EP_OK;
-    node = ep_streams_broken_peer(group->streams);
-    return ep_group_set_own_failure(group, status, node < 0 ? group->comm->rank : ep_group_rail(group, node), phase);
-}
-
-ep_status ep_group_net_step(struct ep_group *group, struct ep_group_wait *wait, uint32_t seen, bool moved, int node)
+/* Waits until data moves, or fails. */
+static ep_status wait_for_net(struct ep_group *group, struct ep_group_wait *wait, uint32_t seen, bool moved, int node)
 {
     if (moved) {
         ep_group_wait_reset(wait);
@@ -450,4 +452,26 @@ ep_status ep_group_net_step(struct ep_group *group, struct ep_group_wait *wait, 
     if (node < 0)
         return EP_OK;
     return ep_group_wait(wait, seen, ep_group_rail(group, node));
+}
+
+ep_status ep_group_net_run(struct ep_group *group, enum ep_group_phase phase, ep_group_pass_fn pass, void *context)
+{
+    struct ep_group_wait wait;
+    ep_status status = EP_OK;
+
+    ep_group_wait_begin(&wait, group, phase);
+    while (status == EP_OK) {
+        uint32_t seen = ep_group_doorbell(group);
+        bool moved, busy = false;
+        int node = -1;
+
+        status = progress(group, phase, &moved);
+        if (status == EP_OK)
+            status = pass(context, &moved, &busy, &node);
+        if (status != EP_OK || (!busy && ep_streams_flushed(group->streams)))
+            break;
+        status = wait_for_net(group, &wait, seen, moved, node);
+    }
+    ep_group_wait_end(&wait);
+    return status;
 }

@@ -32,8 +32,7 @@ struct internode {
     uint32_t shape;      /* of pack_shape(): to detect ranks with other arguments */
     int32_t scale_words; /* of a dispatch with EP_I32 scales, else 0 */
     struct cursors *out, *in;
-    int own_done;     /* tokens of this rank that are done */
-    int waiting_node; /* node waited for when nothing moves; -1: only the flush is pending */
+    int own_done; /* tokens of this rank that are done */
 };
 
 static ep_status internode_init(struct internode *net, struct ep_group *group, const ep_plan *plan, uint32_t shape)
@@ -135,6 +134,11 @@ static ep_status fail_mismatch(struct internode *net, int node, const struct ep_
 
 /* --- dispatch --------------------------------------------------------------------------------------------------- */
 
+struct internode_dispatch {
+    struct internode net;
+    const struct host_move *move;
+};
+
 static uint32_t dispatch_shape(const struct host_move *move)
 {
     const ep_dispatch_args *args = move->args;
@@ -216,13 +220,13 @@ static ep_status forward_rows(struct internode *net, const struct host_move *mov
     return EP_OK;
 }
 
-/* One pass over all work; *ret_busy: not finished. */
-static ep_status dispatch_pass(struct internode *net, const struct host_move *move, bool *ret_moved, bool *ret_busy)
+static ep_status dispatch_pass(void *context, bool *ret_moved, bool *ret_busy, int *ret_node)
 {
+    struct internode_dispatch *id = context;
+    struct internode *net = &id->net;
+    const struct host_move *move = id->move;
     int n = ep_group_plan_of(net->plan)->n_tokens;
 
-    net->waiting_node = -1;
-    EP_TRY(ep_group_net_progress(net->group, EP_GROUP_DISPATCH_MOVE, ret_moved));
     if (net->own_done < n) {
         int end = net->own_done + BATCH < n ? net->own_done + BATCH : n;
 
@@ -239,7 +243,7 @@ static ep_status dispatch_pass(struct internode *net, const struct host_move *mo
         if (!is_done(net, &net->out[node], net->inner->n_net_tokens[node]) ||
             !is_done(net, &net->in[node], net->inner->rail[node].n_tokens)) {
             *ret_busy = true;
-            net->waiting_node = node;
+            *ret_node = node;
         }
     }
     return EP_OK;
@@ -247,23 +251,13 @@ static ep_status dispatch_pass(struct internode *net, const struct host_move *mo
 
 ep_status host_internode_dispatch(const struct host_move *move)
 {
-    struct internode net;
-    struct ep_group_wait wait;
-    ep_status status = internode_init(&net, move->group, move->plan, dispatch_shape(move));
+    struct internode_dispatch id = {.move = move};
+    ep_status status = internode_init(&id.net, move->group, move->plan, dispatch_shape(move));
 
-    net.scale_words = move->args->scale_words;
-    ep_group_wait_begin(&wait, move->group, EP_GROUP_DISPATCH_MOVE);
-    while (status == EP_OK) {
-        uint32_t seen = ep_group_doorbell(move->group);
-        bool moved = false, busy;
-
-        status = dispatch_pass(&net, move, &moved, &busy);
-        if (status != EP_OK || (!busy && ep_streams_flushed(move->group->streams)))
-            break;
-        status = ep_group_net_step(move->group, &wait, seen, moved, net.waiting_node);
-    }
-    ep_group_wait_end(&wait);
-    internode_done(&net);
+    id.net.scale_words = move->args->scale_words;
+    if (status == EP_OK)
+        status = ep_group_net_run(move->group, EP_GROUP_DISPATCH_MOVE, dispatch_pass, &id);
+    internode_done(&id.net);
     return status;
 }
 
@@ -369,11 +363,11 @@ static bool send_partials(struct internode_combine *ic, int node)
 }
 
 /*
- * Finds the partial sum of this rank's token t from `node`, if the token has rows there: NULL and *ret_wait if it has
- * not arrived.
+ * Finds the partial sum of this rank's token t from `node`, if the token has rows there. Sets *ret_missing to the node
+ * if it has not arrived.
  */
 static ep_status find_partial(struct internode_combine *ic, int node, int t,
-                              const struct ep_group_message **ret_message, bool *ret_wait)
+                              const struct ep_group_message **ret_message, int *ret_missing)
 {
     struct internode *net = &ic->net;
     int i = ic->n_added[node];
@@ -385,8 +379,7 @@ static ep_status find_partial(struct internode_combine *ic, int node, int t,
         return EP_OK;
     message = ep_stream_peek(net->group->streams, node, i % net->channels, &bytes);
     if (!message) {
-        *ret_wait = true;
-        net->waiting_node = node;
+        *ret_missing = node;
         return EP_OK;
     }
     row_bytes = message->kind == EP_GROUP_MESSAGE_PARTIAL_F32 ? 2 * ic->sum->row_bytes : ic->sum->row_bytes;
@@ -439,22 +432,24 @@ static void add_token(struct internode_combine *ic, int t, const struct ep_group
         (sum->stream ? ops->sum_mixed_stream : ops->sum_mixed)(out, terms, n, sum->args->hidden);
 }
 
-static ep_status finish_tokens(struct internode_combine *ic, bool *ret_moved)
+static ep_status finish_tokens(struct internode_combine *ic, bool *ret_moved, int *ret_node)
 {
     struct internode *net = &ic->net;
     const struct ep_group_message *partials[EP_MAX_RANKS];
     int end = net->own_done + BATCH;
 
     while (net->own_done < ep_group_plan_of(net->plan)->n_tokens && net->own_done < end) {
-        bool wait = false;
+        int missing = -1;
 
         for (int node = 0; node < net->nnodes; node++) {
             partials[node] = NULL;
             if (node != net->node)
-                EP_TRY(find_partial(ic, node, net->own_done, &partials[node], &wait));
+                EP_TRY(find_partial(ic, node, net->own_done, &partials[node], &missing));
         }
-        if (wait)
+        if (missing >= 0) {
+            *ret_node = missing;
             return EP_OK;
+        }
         add_token(ic, net->own_done, partials);
         for (int node = 0; node < net->nnodes; node++)
             if (partials[node])
@@ -465,13 +460,12 @@ static ep_status finish_tokens(struct internode_combine *ic, bool *ret_moved)
     return EP_OK;
 }
 
-static ep_status combine_pass(struct internode_combine *ic, bool *ret_moved, bool *ret_busy)
+static ep_status combine_pass(void *context, bool *ret_moved, bool *ret_busy, int *ret_node)
 {
+    struct internode_combine *ic = context;
     struct internode *net = &ic->net;
 
-    net->waiting_node = -1;
-    EP_TRY(ep_group_net_progress(net->group, EP_GROUP_COMBINE_MOVE, ret_moved));
-    EP_TRY(finish_tokens(ic, ret_moved));
+    EP_TRY(finish_tokens(ic, ret_moved, ret_node));
     *ret_busy = net->own_done < ep_group_plan_of(net->plan)->n_tokens;
     for (int node = 0; node < net->nnodes; node++) {
         if (node == net->node)
@@ -479,7 +473,7 @@ static ep_status combine_pass(struct internode_combine *ic, bool *ret_moved, boo
         *ret_moved |= send_partials(ic, node);
         if (!is_done(net, &net->out[node], net->inner->rail[node].n_tokens)) {
             *ret_busy = true;
-            net->waiting_node = node;
+            *ret_node = node;
         }
     }
     return EP_OK;
@@ -488,7 +482,6 @@ static ep_status combine_pass(struct internode_combine *ic, bool *ret_moved, boo
 ep_status host_internode_combine(const struct host_sum *sum)
 {
     struct internode_combine ic = {.sum = sum};
-    struct ep_group_wait wait;
     ep_status status = internode_init(&ic.net, sum->group, sum->plan, combine_shape(sum));
 
     ic.slot_bytes = 2 * sum->row_bytes + (sum_weight_bytes(sum) + 15) / 16 * 16;
@@ -497,17 +490,8 @@ ep_status host_internode_combine(const struct host_sum *sum)
     ic.n_added = calloc((size_t)ic.net.nnodes, sizeof(*ic.n_added));
     if (status == EP_OK && (!ic.arena || !ic.n_added))
         status = ep_fail(EP_E_MEMORY, "ep_combine: no memory for partial sums of %zu bytes", ic.slot_bytes);
-    ep_group_wait_begin(&wait, sum->group, EP_GROUP_COMBINE_MOVE);
-    while (status == EP_OK) {
-        uint32_t seen = ep_group_doorbell(sum->group);
-        bool moved = false, busy;
-
-        status = combine_pass(&ic, &moved, &busy);
-        if (status != EP_OK || (!busy && ep_streams_flushed(sum->group->streams)))
-            break;
-        status = ep_group_net_step(sum->group, &wait, seen, moved, ic.net.waiting_node);
-    }
-    ep_group_wait_end(&wait);
+    if (status == EP_OK)
+        status = ep_group_net_run(sum->group, EP_GROUP_COMBINE_MOVE, combine_pass, &ic);
     free(ic.arena);
     free(ic.n_added);
     internode_done(&ic.net);
