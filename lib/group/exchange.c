@@ -119,7 +119,7 @@ static const struct row_head *row_of(const struct ep_group *group, uint64_t numb
 {
     int local = rank % group->comm->ranks_per_node, node = rank / group->comm->ranks_per_node;
 
-    return slot_row(group, ep_group_control_of(group, group->first + local), number, node);
+    return slot_row(group, group->peers[group->first + local].control, number, node);
 }
 
 static int64_t extent_of(const struct row_head *row, const struct ep_group_extent *extent)

@@ -46,14 +46,6 @@ static uint64_t own_failure(const struct ep_group *group)
     return failure_of(group, atomic_load_explicit(&group->control->failure, memory_order_acquire), group->comm->rank);
 }
 
-/* The failure of the node: the first that a rank has published. */
-static uint64_t arbiter_failure(const struct ep_group *group)
-{
-    uint64_t word = atomic_load_explicit(&ep_group_arbiter(group)->group_failure, memory_order_acquire);
-
-    return failure_of(group, word, group->arbiter);
-}
-
 void ep_group_read_reason(char ret[EP_GROUP_REASON_BYTES], const char from[EP_GROUP_REASON_BYTES])
 {
     ep_group_read_shared(ret, from, EP_GROUP_REASON_BYTES);
@@ -67,21 +59,14 @@ void ep_group_read_reason(char ret[EP_GROUP_REASON_BYTES], const char from[EP_GR
 static void read_reason(const struct ep_group *group, uint64_t failure, char text[EP_GROUP_REASON_BYTES + 2])
 {
     const struct ep_group_control *control = group->peers[(uint16_t)failure].control;
+    const struct ep_group_remote *remote = group->remote ? &group->remote[(uint16_t)failure] : NULL;
 
     text[0] = '\0';
-    if (!control && group->remote) {
-        const struct ep_group_remote *remote = &group->remote[(uint16_t)failure];
-
-        if (atomic_load_explicit(&remote->reason_for, memory_order_acquire) != failure)
-            return;
-        memcpy(text, ": ", 2);
-        ep_group_read_reason(text + 2, remote->reason);
-        return;
-    }
-    if (!control || atomic_load_explicit(&control->reason_for, memory_order_acquire) != failure)
+    if ((!control && !remote) ||
+        atomic_load_explicit(control ? &control->reason_for : &remote->reason_for, memory_order_acquire) != failure)
         return;
     memcpy(text, ": ", 2);
-    ep_group_read_reason(text + 2, control->reason);
+    ep_group_read_reason(text + 2, control ? control->reason : remote->reason);
 }
 
 const char *ep_group_describe_unreadable(const struct ep_group *group, int rank)
@@ -162,7 +147,11 @@ uint64_t ep_group_get_failure(const struct ep_group *group)
 {
     uint64_t failure = own_failure(group);
 
-    return failure ? failure : arbiter_failure(group);
+    /* That of the node is the first that a rank has published. */
+    return failure
+               ? failure
+               : failure_of(group, atomic_load_explicit(&ep_group_arbiter(group)->group_failure, memory_order_acquire),
+                            group->arbiter);
 }
 
 /* Publishes the reason to the peers. Only the first one of this rank: a peer may be reading it. */
@@ -253,10 +242,8 @@ ep_status ep_group_compare(const char *call, const struct ep_group_field *fields
 /* The failure of the group, 0: none. Stored, so that every later call gives the same answer. */
 static uint64_t find_failure(struct ep_group *group)
 {
-    uint64_t failure = own_failure(group);
+    uint64_t failure = ep_group_get_failure(group);
 
-    if (!failure)
-        failure = arbiter_failure(group);
     return failure ? set_first(group, failure) : 0;
 }
 

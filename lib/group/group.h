@@ -177,11 +177,6 @@ static inline struct ep_group *ep_group_of(const ep_comm *comm)
     return comm->impl;
 }
 
-static inline struct ep_group_control *ep_group_control_of(const struct ep_group *group, int rank)
-{
-    return group->peers[rank].control;
-}
-
 /* Until the peers are known this rank records failures in its own control block. */
 static inline struct ep_group_control *ep_group_arbiter(const struct ep_group *group)
 {
@@ -578,11 +573,11 @@ static inline struct ep_group_plan *ep_group_plan_of(const ep_plan *plan)
 ep_status ep_group_plan_open(ep_plan *plan, const ep_plan_args *args);
 /*
  * The same in two steps for a backend that counts tokens itself: prepare makes plan->impl, whose tokens_per_rank and
- * tokens_per_expert the caller fills; publish does the rest. If inner->index is freed and NULL no routes are made: the
- * caller keeps them, and first_row has the first row on each rank. For one node only, or without rows. Both undo
- * everything on failure; discard does it for a plan that is not published.
+ * tokens_per_expert the caller fills; publish does the rest. Without `routes` the caller keeps them: index is NULL, and
+ * first_row has the first row on each rank. For one node only, or without rows. Both undo everything on failure;
+ * discard does it for a plan that is not published.
  */
-ep_status ep_group_plan_prepare(ep_plan *plan);
+ep_status ep_group_plan_prepare(ep_plan *plan, bool routes);
 ep_status ep_group_plan_publish(ep_plan *plan);
 void ep_group_plan_discard(ep_plan *plan);
 /*

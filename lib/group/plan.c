@@ -97,7 +97,7 @@ static void free_inner(struct ep_group_plan *inner, int nnodes)
 
 /* --- completion ------------------------------------------------------------------------------------------------- */
 
-static ep_status complete(struct ep_group *group, ep_plan *plan)
+static void complete(struct ep_group *group, ep_plan *plan)
 {
     struct ep_group_plan *inner = plan->impl;
     size_t nranks = (size_t)group->comm->nranks;
@@ -138,7 +138,7 @@ release:
     free(c.row);
     free(c.expert_rank);
 done:
-    return set_complete(inner, status);
+    set_complete(inner, status);
 }
 
 /* EP_OK if the plan may be used. */
@@ -154,8 +154,7 @@ static void complete_oldest(struct ep_group *group)
 {
     ep_plan *oldest = group->pending[0];
 
-    group->n_pending--;
-    memmove(group->pending, group->pending + 1, (size_t)group->n_pending * sizeof(group->pending[0]));
+    remove_pending(group, oldest);
     complete(group, oldest);
     if (!ep_group_plan_of(oldest)->orphaned)
         return;
@@ -245,7 +244,7 @@ static void fill_info(ep_plan *plan)
             info->n_net += inner->tokens_per_node[node];
 }
 
-static struct ep_group_plan *new_inner(const ep_plan *plan)
+static struct ep_group_plan *new_inner(const ep_plan *plan, bool routes)
 {
     struct ep_group_plan *inner = calloc(1, sizeof(*inner));
     size_t nranks = (size_t)plan->comm->nranks, nnodes = (size_t)plan->comm->nnodes;
@@ -253,7 +252,8 @@ static struct ep_group_plan *new_inner(const ep_plan *plan)
 
     if (!inner)
         return NULL;
-    inner->index = malloc(((size_t)plan->args.n_tokens + 1) * (size_t)plan->args.topk * sizeof(*inner->index));
+    if (routes)
+        inner->index = malloc(((size_t)plan->args.n_tokens + 1) * (size_t)plan->args.topk * sizeof(*inner->index));
     inner->tokens_per_rank = calloc(nranks, sizeof(*inner->tokens_per_rank));
     inner->tokens_per_node = calloc(nnodes, sizeof(*inner->tokens_per_node));
     inner->tokens_per_expert = calloc((size_t)plan->args.n_experts, sizeof(*inner->tokens_per_expert));
@@ -269,8 +269,8 @@ static struct ep_group_plan *new_inner(const ep_plan *plan)
     inner->prefix = calloc(nranks * nranks, sizeof(*inner->prefix));
     inner->max_tokens = calloc(nranks, sizeof(*inner->max_tokens));
     inner->n_tokens = plan->args.n_tokens;
-    if (inner->index && inner->tokens_per_rank && inner->tokens_per_node && inner->tokens_per_expert && inner->rail &&
-        inner->net_tokens && inner->n_net_tokens && inner->recv_per_expert && inner->recv_exact &&
+    if ((inner->index || !routes) && inner->tokens_per_rank && inner->tokens_per_node && inner->tokens_per_expert &&
+        inner->rail && inner->net_tokens && inner->n_net_tokens && inner->recv_per_expert && inner->recv_exact &&
         inner->recv_from_rank && inner->expert_start && inner->rows_on && inner->first_row && inner->prefix &&
         inner->max_tokens)
         return inner;
@@ -284,9 +284,9 @@ void ep_group_plan_discard(ep_plan *plan)
     plan->impl = NULL;
 }
 
-ep_status ep_group_plan_prepare(ep_plan *plan)
+ep_status ep_group_plan_prepare(ep_plan *plan, bool routes)
 {
-    plan->impl = new_inner(plan);
+    plan->impl = new_inner(plan, routes);
     return plan->impl ? EP_OK : ep_fail(EP_E_MEMORY, "ep_plan_new: no memory for %d tokens", plan->args.n_tokens);
 }
 
@@ -317,12 +317,7 @@ ep_status ep_group_plan_publish(ep_plan *plan)
 
 static ep_status exchange_sizes(ep_plan *plan)
 {
-    struct ep_group_plan *inner;
-
-    EP_TRY(ep_group_plan_prepare(plan));
-    inner = plan->impl;
-    free(inner->index);
-    inner->index = NULL;
+    EP_TRY(ep_group_plan_prepare(plan, false));
     EP_TRY(ep_group_plan_publish(plan));
     return ep_group_plan_complete(ep_group_of(plan->comm), plan);
 }
@@ -348,7 +343,7 @@ ep_status ep_group_plan_open(ep_plan *plan, const ep_plan_args *args)
     ep_status status;
 
     EP_TRY(ep_group_stream_ready(plan->comm, args->stream));
-    EP_TRY(ep_group_plan_prepare(plan));
+    EP_TRY(ep_group_plan_prepare(plan, true));
     status = ep_group_plan_read_routing(plan, &routing);
     if (status == EP_OK)
         return ep_group_plan_publish(plan);

@@ -538,7 +538,7 @@ static void publish_failure(ep_comm *comm, uint64_t failure)
 {
     atomic_store(&ep_group_arbiter(ep_group_of(comm))->group_failure, failure);
     ep_group_ring_all(ep_group_of(comm));
-    while (!atomic_load(&ep_group_control_of(ep_group_of(comm), 0)->failure))
+    while (!atomic_load(&ep_group_of(comm)->peers[0].control->failure))
         ep_group_wait_doorbell(ep_group_of(comm), ep_group_doorbell(ep_group_of(comm)));
 }
 
@@ -646,7 +646,7 @@ static void publish_far_counter(struct scenario *scenario, ep_comm *comm)
     (void)scenario;
     atomic_store(&control->exchange_ready, UINT64_MAX / 2);
     ep_group_ring_all(ep_group_of(comm));
-    while (!atomic_load(&ep_group_control_of(ep_group_of(comm), 0)->failure))
+    while (!atomic_load(&ep_group_of(comm)->peers[0].control->failure))
         ep_group_wait_doorbell(ep_group_of(comm), ep_group_doorbell(ep_group_of(comm)));
 }
 
@@ -663,7 +663,7 @@ static void wait_for_nobody(struct scenario *scenario, ep_comm *comm)
     struct ep_group_control *control = ep_group_of(comm)->control;
 
     (void)scenario;
-    while (!atomic_load(&ep_group_control_of(ep_group_of(comm), 0)->failure)) {
+    while (!atomic_load(&ep_group_of(comm)->peers[0].control->failure)) {
         atomic_store(&control->waiting, UINT32_MAX);
         atomic_store(&control->probed_ns, ep_now_ns());
         ep_group_wait_doorbell(ep_group_of(comm), ep_group_doorbell(ep_group_of(comm)));

@@ -51,7 +51,7 @@ static ep_status find_remote_dead(struct cuda_comm *cuda)
     struct ep_group *group = &cuda->group;
 
     for (int rank = 0; rank < group->comm->nranks; rank++) {
-        const struct ep_group_control *control = ep_group_control_of(group, rank);
+        const struct ep_group_control *control = group->peers[rank].control;
 
         if ((rank >= group->first && rank < cuda_end_of_node(cuda)) || !control || atomic_load(&control->left))
             continue;

@@ -212,10 +212,8 @@ static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const e
     int32_t *block_rows;
     ep_status status;
 
-    EP_TRY(ep_group_plan_prepare(plan));
+    EP_TRY(ep_group_plan_prepare(plan, false));
     inner = plan->impl;
-    free(inner->index);
-    inner->index = NULL;
     status = new_route(cuda, plan, &block_rows);
     if (status == EP_OK)
         status = find_routing(cuda, plan, args, &copy, &routing);

@@ -229,10 +229,8 @@ ep_status cuda_plan_open_fixed(const struct cuda_call *call, ep_plan *plan, cons
     struct cuda_plan *device;
     ep_status status;
 
-    EP_TRY(ep_group_plan_prepare(plan));
+    EP_TRY(ep_group_plan_prepare(plan, false));
     inner = plan->impl;
-    free(inner->index);
-    inner->index = NULL;
     inner->number = ++cuda->group.plans;
     inner->complete = true;
     fill_info(plan);
