@@ -368,9 +368,6 @@ void cuda_comm_close(ep_comm *comm)
         cuda_count_open(cuda, -1);
         cuda_module_close(cuda);
         cuda_memory_close(cuda);
-        cuda_event_words_close(cuda);
-        cuda_plan_info_close(cuda);
-        cuda_net_plan_info_close(cuda);
         close_device(cuda);
         cuda_scope_end(&scope);
     }

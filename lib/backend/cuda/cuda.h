@@ -9,7 +9,7 @@
  *   local.c        memory that this rank allocates or registers alone
  *   map.c          mappings of the peers' memory
  *   reclaim.c      the deferred free list
- *   pool.c         device memory of freed plans
+ *   pool.c         device memory of freed plans, host memory of kernels
  *   plan.c         counting on the device, routes in device memory
  *   update.c       plans of fixed capacity
  *   metadata.c     metadata of plans
@@ -123,6 +123,25 @@ struct cuda_block {
     bool captured;       /* graphs refer to it: reused in captures alone, and freed with the communicator */
 };
 
+/*
+ * Pinned host memory that kernels read or write as long as the communicator exists. As with struct cuda_block, memory
+ * of plans made in captures is reused for such plans only. Kernels of a freed plan may still write its memory, so it
+ * is reused for the same words only: a host that polls the number of an update must find no other words there.
+ */
+enum cuda_host_words {
+    CUDA_HOST_EVENTS,     /* the caller's events: stream.c */
+    CUDA_HOST_COUNTS,     /* of a plan: update.c */
+    CUDA_HOST_NET_COUNTS, /* the same between nodes: nodes_update.c */
+    CUDA_HOST_WORDS,      /* their number */
+};
+
+struct cuda_host_block {
+    struct cuda_host_block *next;
+    void *memory, *device; /* its device address */
+    size_t bytes;
+    bool used, captured;
+};
+
 struct cuda_call;   /* below: stream.c */
 struct cuda_spare;  /* pool.c */
 struct cuda_proxy;  /* proxy.c */
@@ -157,20 +176,20 @@ struct cuda_comm {
     /* Operations run in the order of their calls. */
     cudaEvent_t order, captured_order; /* recorded after the last one, outside captures and in one */
     cudaStream_t stream, captured_stream;
-    unsigned long long stream_id;   /* of `stream`: the caller may destroy it, and CUDA uses its handle again */
-    unsigned long long capture;     /* id of the last capture; 0: there was none */
-    uint64_t operations;            /* called outside captures */
-    bool copied;                    /* the present call has queued a copy that later ones need, even if it fails */
-    uint64_t complete;              /* of them, known to be complete */
-    uint64_t called;                /* dispatches and combines, including those in captures */
-    cudaEvent_t end;                /* for host waits */
-    struct cuda_event_words *words; /* of the caller's events: stream.c */
+    unsigned long long stream_id; /* of `stream`: the caller may destroy it, and CUDA uses its handle again */
+    unsigned long long capture;   /* id of the last capture; 0: there was none */
+    uint64_t operations;          /* called outside captures */
+    bool copied;                  /* the present call has queued a copy that later ones need, even if it fails */
+    uint64_t complete;            /* of them, known to be complete */
+    uint64_t called;              /* dispatches and combines, including those in captures */
+    cudaEvent_t end;              /* for host waits */
+    int event_words;              /* used ones of the newest block for events */
 
-    uint64_t updates;                         /* of plans of fixed capacity */
-    pthread_mutex_t pending_lock;             /* any thread may wait for an event */
-    struct cuda_plan *pending_plans;          /* plans whose counts the host does not have yet */
-    struct cuda_plan_info_slot *plan_infos;   /* update.c */
-    struct cuda_net_plan_info *net_plan_info; /* the same between nodes: nodes_update.c */
+    uint64_t updates;                /* of plans of fixed capacity */
+    pthread_mutex_t pending_lock;    /* any thread may wait for an event */
+    struct cuda_plan *pending_plans; /* plans whose counts the host does not have yet */
+    /* Newest first. */
+    struct cuda_host_block *host_blocks[CUDA_HOST_WORDS];
 
     struct cuda_proxy *proxy;     /* between nodes; NULL on one */
     struct cuda_ll_net *ll_nets;  /* of each ep_ll, between nodes */
@@ -377,11 +396,14 @@ static inline size_t cuda_whole_bytes(size_t bytes)
 }
 /* Returns a block to the pool. Calls no cudaFree(), so it is allowed during an operation and in a capture. */
 void cuda_pool_free(struct cuda_comm *cuda, const struct cuda_block *block);
+/* An unused host block of at least `bytes`, or a new one; `fresh`: always a new one. The caller's thread only. */
+ep_status cuda_host_block_acquire(struct cuda_comm *cuda, const char *call, enum cuda_host_words words, size_t bytes,
+                                  bool captured, bool fresh, struct cuda_host_block **ret_block);
 /* Under memory_lock. */
 size_t cuda_pool_bytes(struct cuda_comm *cuda);
 /* Frees the unused blocks beyond the size of the pool, except those that graphs refer to. May wait for the device. */
 void cuda_pool_trim(struct cuda_comm *cuda);
-/* Frees the pool of a communicator that has no running kernels. */
+/* Frees the pool and the host blocks of a communicator that has no running kernels. */
 void cuda_pool_close(struct cuda_comm *cuda);
 
 /* reclaim.c */
@@ -421,8 +443,8 @@ struct cuda_plan {
     void *scratch;
     size_t scratch_bytes;
     ep_plan *plan;
-    struct cuda_plan_info_slot *info;
-    uint64_t expected; /* number of the update whose counts the host waits for */
+    struct cuda_host_block *info; /* struct cuda_plan_info */
+    uint64_t expected;            /* number of the update whose counts the host waits for */
     struct cuda_plan *next_pending;
 };
 
@@ -455,7 +477,6 @@ void cuda_plans_poll(struct cuda_comm *cuda);
 ep_status cuda_check_refused(struct cuda_comm *cuda);
 /* The same until cuda_check_refused() has reported it. Any thread. */
 ep_status cuda_find_refused(const struct cuda_comm *cuda);
-void cuda_plan_info_close(struct cuda_comm *cuda);
 
 /* metadata.c */
 /* The counts of a plan that metadata reads: their size in bytes, and the counts in host memory. */
@@ -530,7 +551,6 @@ ep_status cuda_event_signal(ep_event *event);
 ep_status cuda_event_wait(ep_event *event, int timeout_ms);
 ep_status cuda_event_query(const ep_event *event, int *ret_done);
 void cuda_event_free(ep_event *event);
-void cuda_event_words_close(struct cuda_comm *cuda);
 ep_status cuda_barrier_on(ep_comm *comm, ep_stream stream);
 
 /* Backoff of a host that polls a word or an event: spins for some microseconds, then sleeps for growing times. */

@@ -70,7 +70,5 @@ void cuda_net_update_free(struct cuda_net_update *update);
 ep_status cuda_nodes_plan_prefix(const struct cuda_call *call, const ep_plan *plan, int32_t *prefix, bool *ret_queued);
 /* Sets the addresses of an updated plan's counts, for its metadata. */
 void cuda_net_update_fill_metadata(const struct cuda_net_update *update, struct cuda_metadata *m);
-/* Frees the pinned memory of all plans of the communicator. */
-void cuda_net_plan_info_close(struct cuda_comm *cuda);
 
 #endif

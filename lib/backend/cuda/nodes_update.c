@@ -12,21 +12,13 @@
 
 #include <stdlib.h>
 
-/*
- * Pinned memory of a plan, reused when the plan is freed. Kernels write it after an exchange with all other nodes. The
- * proxy takes part in that exchange after every operation called before, so it never reads what belongs to a later
- * plan. As with device memory (struct cuda_block), memory of plans made in captures is reused for such plans only.
- */
-struct cuda_net_plan_info {
-    struct cuda_net_plan_info *next;
-    char *memory, *device;
-    size_t bytes;
-    bool used, captured;
-};
-
 struct cuda_net_update {
     struct cuda_nodes_update u;
-    struct cuda_net_plan_info *info;
+    /*
+     * Kernels write it after an exchange with all other nodes. The proxy takes part in that exchange after every
+     * operation called before, so it never reads what belongs to a later plan.
+     */
+    struct cuda_host_block *info;
     struct cuda_node_range *words; /* [nnodes] one chunk per other node */
     int32_t net_capacity, net_node_capacity;
 };
@@ -34,52 +26,6 @@ struct cuda_net_update {
 static ep_status fail_memory(void)
 {
     return ep_fail(EP_E_MEMORY, "plan: no memory for routes between nodes that the device writes");
-}
-
-static ep_status add_info(struct cuda_comm *cuda, size_t bytes, struct cuda_net_plan_info **ret_info)
-{
-    struct cuda_net_plan_info *info = calloc(1, sizeof(*info));
-    ep_status status;
-
-    if (!info)
-        return fail_memory();
-    status = cuda_host_alloc(bytes, (void **)&info->memory, (void **)&info->device);
-    if (status != EP_OK) {
-        free(info);
-        return status;
-    }
-    info->bytes = bytes;
-    info->next = cuda->net_plan_info;
-    cuda->net_plan_info = info;
-    *ret_info = info;
-    return EP_OK;
-}
-
-/* `fresh`: not the memory of another plan. */
-static ep_status acquire_info(struct cuda_comm *cuda, size_t bytes, bool captured, bool fresh,
-                              struct cuda_net_plan_info **ret_info)
-{
-    struct cuda_net_plan_info *info = fresh ? NULL : cuda->net_plan_info;
-
-    while (info && (info->used || info->captured != captured || info->bytes < bytes))
-        info = info->next;
-    if (!info)
-        EP_TRY(add_info(cuda, bytes, &info));
-    info->captured = captured;
-    info->used = true;
-    *ret_info = info;
-    return EP_OK;
-}
-
-void cuda_net_plan_info_close(struct cuda_comm *cuda)
-{
-    while (cuda->net_plan_info) {
-        struct cuda_net_plan_info *next = cuda->net_plan_info->next;
-
-        cudaFreeHost(cuda->net_plan_info->memory);
-        free(cuda->net_plan_info);
-        cuda->net_plan_info = next;
-    }
 }
 
 void cuda_net_update_free(struct cuda_net_update *update)
@@ -243,7 +189,9 @@ static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, bool k
         return fail_memory();
     for (int node = 0; node < nnodes; node++)
         update->words[node] = (struct cuda_node_range){.first = node, .n = node != plan->comm->node};
-    EP_TRY(acquire_info(cuda, lay_out_pinned(plan, NULL, update, u), device->captured, keep_routing, &update->info));
+    /* A plan whose routing is kept gets no memory of another one. */
+    EP_TRY(cuda_host_block_acquire(cuda, "ep_plan_update", CUDA_HOST_NET_COUNTS, lay_out_pinned(plan, NULL, update, u),
+                                   device->captured, keep_routing, &update->info));
     EP_TRY(cuda_plan_alloc(cuda, device, lay_out(plan, NULL, update, u), &lists->block));
     lay_out(plan, lists->block.memory, update, u);
     lay_out_pinned(plan, update->info->device, update, u);

@@ -161,10 +161,45 @@ void cuda_pool_trim(struct cuda_comm *cuda)
     free_spares(out);
 }
 
+ep_status cuda_host_block_acquire(struct cuda_comm *cuda, const char *call, enum cuda_host_words words, size_t bytes,
+                                  bool captured, bool fresh, struct cuda_host_block **ret_block)
+{
+    struct cuda_host_block *block = fresh ? NULL : cuda->host_blocks[words];
+    ep_status status;
+
+    while (block && (block->used || block->captured != captured || block->bytes < bytes))
+        block = block->next;
+    if (!block) {
+        block = calloc(1, sizeof(*block));
+        if (!block)
+            return ep_fail(EP_E_MEMORY, "%s: no memory", call);
+        status = cuda_host_alloc(bytes, &block->memory, &block->device);
+        if (status != EP_OK) {
+            free(block);
+            return status;
+        }
+        block->bytes = bytes;
+        block->captured = captured;
+        block->next = cuda->host_blocks[words];
+        cuda->host_blocks[words] = block;
+    }
+    block->used = true;
+    *ret_block = block;
+    return EP_OK;
+}
+
 void cuda_pool_close(struct cuda_comm *cuda)
 {
     for (int i = 0; i < CUDA_POOL; i++)
         cudaFree(cuda->pool[i].memory);
     free_spares(cuda->spares);
     cuda->spares = NULL;
+    for (int words = 0; words < CUDA_HOST_WORDS; words++)
+        while (cuda->host_blocks[words]) {
+            struct cuda_host_block *block = cuda->host_blocks[words];
+
+            cuda->host_blocks[words] = block->next;
+            cudaFreeHost(block->memory);
+            free(block);
+        }
 }

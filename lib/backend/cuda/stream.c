@@ -277,62 +277,30 @@ struct event {
     _Atomic uint32_t *word;
 };
 
-struct cuda_event_words {
-    struct cuda_event_words *next;
-    uint32_t *word, *word_device;
-    int used;
-};
-
 #define WORDS 1024
-
-static ep_status add_words(struct cuda_comm *cuda)
-{
-    struct cuda_event_words *words = calloc(1, sizeof(*words));
-    ep_status status;
-
-    if (!words)
-        return ep_fail(EP_E_MEMORY, "ep_event_new: no memory");
-    status = cuda_host_alloc(WORDS * sizeof(uint32_t), (void **)&words->word, (void **)&words->word_device);
-    if (status != EP_OK) {
-        free(words);
-        return status;
-    }
-    words->next = cuda->words;
-    cuda->words = words;
-    return EP_OK;
-}
 
 static ep_status alloc_word(struct cuda_comm *cuda, _Atomic uint32_t **ret_word)
 {
-    struct cuda_event_words *words;
+    struct cuda_host_block *block = cuda->host_blocks[CUDA_HOST_EVENTS];
 
-    if (!cuda->words || cuda->words->used == WORDS)
-        EP_TRY(add_words(cuda));
-    words = cuda->words;
-    words->word[words->used] = 0;
-    *ret_word = (_Atomic uint32_t *)&words->word[words->used++];
-    return EP_OK;
-}
-
-void cuda_event_words_close(struct cuda_comm *cuda)
-{
-    while (cuda->words) {
-        struct cuda_event_words *next = cuda->words->next;
-
-        cudaFreeHost(cuda->words->word);
-        free(cuda->words);
-        cuda->words = next;
+    if (!block || cuda->event_words == WORDS) {
+        EP_TRY(cuda_host_block_acquire(cuda, "ep_event_new", CUDA_HOST_EVENTS, WORDS * sizeof(uint32_t), false, true,
+                                       &block));
+        cuda->event_words = 0;
     }
+    *ret_word = (_Atomic uint32_t *)block->memory + cuda->event_words++;
+    **ret_word = 0;
+    return EP_OK;
 }
 
 static const uint32_t *word_on_device(const struct cuda_comm *cuda, const _Atomic uint32_t *word)
 {
-    const struct cuda_event_words *words = cuda->words;
+    const struct cuda_host_block *block = cuda->host_blocks[CUDA_HOST_EVENTS];
     uintptr_t at = (uintptr_t)word;
 
-    while (words && (at < (uintptr_t)words->word || at >= (uintptr_t)(words->word + WORDS)))
-        words = words->next;
-    return words ? words->word_device + (at - (uintptr_t)words->word) / sizeof(uint32_t) : NULL;
+    while (block && at - (uintptr_t)block->memory >= block->bytes)
+        block = block->next;
+    return block ? (const uint32_t *)block->device + (at - (uintptr_t)block->memory) / sizeof(uint32_t) : NULL;
 }
 
 static ep_status record_event(struct event *event, cudaStream_t stream)

@@ -9,57 +9,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Counts of one plan for the host. The memory lives as long as the communicator, because kernels may still write it. */
-struct cuda_plan_info_slot {
-    struct cuda_plan_info_slot *next;
-    struct cuda_plan_info *info, *info_device;
-    int n_local;
-    bool used;
-};
-
-static ep_status add_info(struct cuda_comm *cuda, int n_local, struct cuda_plan_info_slot **ret_slot)
+/* Memory for the counts of one plan. */
+static ep_status acquire_info(struct cuda_comm *cuda, int n_local, struct cuda_host_block **ret_block)
 {
-    struct cuda_plan_info_slot *slot = calloc(1, sizeof(*slot));
-    size_t bytes = sizeof(struct cuda_plan_info) + (size_t)n_local * sizeof(slot->info->exact[0]);
-    ep_status status;
+    struct cuda_plan_info *info;
 
-    if (!slot)
-        return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory");
-    status = cuda_host_alloc(bytes, (void **)&slot->info, (void **)&slot->info_device);
-    if (status != EP_OK) {
-        free(slot);
-        return status;
-    }
-    slot->n_local = n_local;
-    slot->next = cuda->plan_infos;
-    cuda->plan_infos = slot;
-    *ret_slot = slot;
+    EP_TRY(cuda_host_block_acquire(cuda, "ep_plan_new", CUDA_HOST_COUNTS,
+                                   sizeof(*info) + (size_t)n_local * sizeof(info->exact[0]), false, false, ret_block));
+    info = (*ret_block)->memory;
+    info->number = 0;
     return EP_OK;
-}
-
-static ep_status acquire_info(struct cuda_comm *cuda, int n_local, struct cuda_plan_info_slot **ret_slot)
-{
-    struct cuda_plan_info_slot *slot = cuda->plan_infos;
-
-    while (slot && (slot->used || slot->n_local < n_local))
-        slot = slot->next;
-    if (!slot)
-        EP_TRY(add_info(cuda, n_local, &slot));
-    slot->used = true;
-    slot->info->number = 0;
-    *ret_slot = slot;
-    return EP_OK;
-}
-
-void cuda_plan_info_close(struct cuda_comm *cuda)
-{
-    while (cuda->plan_infos) {
-        struct cuda_plan_info_slot *next = cuda->plan_infos->next;
-
-        cudaFreeHost(cuda->plan_infos->info);
-        free(cuda->plan_infos);
-        cuda->plan_infos = next;
-    }
 }
 
 /* Divides the plan's block; `memory` NULL: only computes its size. */
@@ -139,7 +98,7 @@ struct routing {
 
 /* Queues the kernels. The routing is in memory that the device can access. */
 static ep_status update(struct cuda_comm *cuda, ep_plan *plan, const struct routing *routing, int n_tokens,
-                        struct cuda_plan_info_slot *slot, cudaStream_t stream)
+                        struct cuda_host_block *info, cudaStream_t stream)
 {
     static const char call[] = "ep_plan_update";
     struct ep_group_plan *inner = plan->impl;
@@ -156,7 +115,7 @@ static ep_status update(struct cuda_comm *cuda, ep_plan *plan, const struct rout
     u->count.n_tokens = n_tokens;
     u->blocks = (n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS;
     u->blocks = u->blocks ? u->blocks : 1;
-    u->info = slot ? slot->info_device : NULL;
+    u->info = info ? info->device : NULL;
     u->number = ++cuda->updates;
     *desc = (struct cuda_op_desc){.kind = CUDA_DISPATCH};
     desc->words[CUDA_DESC_PHASE] = EP_GROUP_PLAN_COUNTS;
@@ -302,7 +261,7 @@ static void complete_plan(struct cuda_plan *device)
 {
     ep_plan *plan = device->plan;
     struct ep_group_plan *inner = plan->impl;
-    const struct cuda_plan_info *info = device->info->info;
+    const struct cuda_plan_info *info = device->info->memory;
     int n_local = plan->info.n_local_experts, nranks = plan->comm->nranks, alignment = plan->args.expert_alignment;
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
     int64_t start = 0;
@@ -335,8 +294,9 @@ void cuda_plans_poll(struct cuda_comm *cuda)
     pthread_mutex_lock(&cuda->pending_lock);
     for (struct cuda_plan **at = &cuda->pending_plans; *at;) {
         struct cuda_plan *device = *at;
+        const struct cuda_plan_info *info = device->info->memory;
 
-        if (__atomic_load_n(&device->info->info->number, __ATOMIC_ACQUIRE) != device->expected) {
+        if (__atomic_load_n(&info->number, __ATOMIC_ACQUIRE) != device->expected) {
             at = &device->next_pending;
             continue;
         }
