@@ -3,8 +3,11 @@
 #ifndef EP_BASE_THREAD_H
 #define EP_BASE_THREAD_H
 
+#include "base/error.h"
+
 #include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <time.h>
 
@@ -27,6 +30,18 @@ static inline int ep_thread_start(pthread_t *ret_thread, const pthread_attr_t *a
     error = pthread_create(ret_thread, attributes, run, argument);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     return error;
+}
+
+/* The same with default attributes. Sets *ret_started, or fails with a text that begins with `what`. */
+static inline ep_status ep_thread_begin(pthread_t *ret_thread, bool *ret_started, void *(*run)(void *), void *argument,
+                                        const char *what)
+{
+    int error = ep_thread_start(ret_thread, NULL, run, argument);
+
+    if (error)
+        return ep_fail_errno(EP_E_SYSTEM, error, "%s", what);
+    *ret_started = true;
+    return EP_OK;
 }
 
 /* A condition variable whose timed waits use the clock of ep_now_ns(). */

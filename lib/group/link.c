@@ -474,16 +474,6 @@ void ep_group_link_send_failure(struct ep_group *group)
 
 /* --- opening and closing --- */
 
-static ep_status start_thread(struct ep_group_link *link)
-{
-    int error = ep_thread_start(&link->thread, NULL, run, link);
-
-    if (error)
-        return ep_fail_errno(EP_E_SYSTEM, error, "ep_comm_new: the thread of the control links");
-    link->started = true;
-    return EP_OK;
-}
-
 static ep_status open_conns(struct ep_group_link *link)
 {
     struct ep_group *group = link->group;
@@ -533,7 +523,7 @@ ep_status ep_group_link_open(struct ep_group *group)
     group->link_event = ep_fd_above_stdio(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (group->link_event < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "ep_comm_new: eventfd");
-    return start_thread(link);
+    return ep_thread_begin(&link->thread, &link->started, run, link, "ep_comm_new: the thread of the control links");
 }
 
 void ep_group_link_close(struct ep_group *group)

@@ -172,19 +172,6 @@ static void *worker_main(void *argument)
     return NULL;
 }
 
-static ep_status start_worker(struct ep_group *group)
-{
-    int error;
-
-    if (group->worker_started)
-        return EP_OK;
-    error = ep_thread_start(&group->worker, NULL, worker_main, group);
-    if (error)
-        return ep_fail_errno(EP_E_SYSTEM, error, "worker of the queues: pthread_create");
-    group->worker_started = true;
-    return EP_OK;
-}
-
 static ep_status find_queue(struct ep_group *group, ep_stream stream, struct ep_group_queue **ret_queue)
 {
     struct ep_group_queue *queue = &group->queue;
@@ -204,7 +191,9 @@ static ep_status enqueue(struct ep_group *group, struct ep_group_queue *queue, c
 {
     struct ep_group_job *job;
 
-    EP_TRY(start_worker(group));
+    if (!group->worker_started)
+        EP_TRY(ep_thread_begin(&group->worker, &group->worker_started, worker_main, group,
+                               "worker of the queues: pthread_create"));
     job = malloc(sizeof(*job) + bytes);
     if (!job)
         return ep_fail(EP_E_MEMORY, "no memory for a job of a queue");

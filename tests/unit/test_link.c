@@ -9,14 +9,14 @@
 #include <poll.h>
 #include <pthread.h>
 
-static int start_patient(pthread_t *thread, const pthread_attr_t *attributes, void *(*loop)(void *), void *link);
+static ep_status start_patient(pthread_t *thread, bool *started, void *(*loop)(void *), void *link, const char *what);
 static int poll_late(struct pollfd *fds, nfds_t n, int timeout_ms);
 
-#define ep_thread_start start_patient
+#define ep_thread_begin start_patient
 #define poll poll_late
 #include "group/link.c"
 #undef poll
-#undef ep_thread_start
+#undef ep_thread_begin
 
 #include "testing/launch.h"
 
@@ -37,12 +37,12 @@ struct scenario {
     _Atomic int heard; /* ranks that have received the first heartbeat of all others, and receive no periodic one */
 };
 
-static int start_patient(pthread_t *thread, const pthread_attr_t *attributes, void *(*loop)(void *), void *context)
+static ep_status start_patient(pthread_t *thread, bool *started, void *(*loop)(void *), void *context, const char *what)
 {
     struct ep_group_link *link = context;
 
     link->heartbeat_ns = (uint64_t)HOUR_S * 1000000000u;
-    return ep_thread_start(thread, attributes, loop, context);
+    return ep_thread_begin(thread, started, loop, context, what);
 }
 
 static _Atomic bool is_late;

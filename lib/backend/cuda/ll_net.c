@@ -433,18 +433,13 @@ ep_status cuda_ll_net_open(struct cuda_ll_net *net)
     ep_boot boot = ep_group_boot(group->comm);
     struct ep_net_provider provider;
     struct ep_net_params params;
-    int error;
 
     net->wire = describe(net->device, net->me, net->nranks);
     ep_group_net_describe_ranks(group, &boot, &provider, &params);
     params.wake = NULL;
     EP_TRY(ep_streams_open(&provider, &params, RING_BYTES, &net->streams));
     atomic_fetch_add(&net->cuda->ll_net_bytes, ep_streams_bytes(net->streams));
-    error = ep_thread_start(&net->thread, NULL, proxy_main, net);
-    if (error)
-        return ep_fail_errno(EP_E_SYSTEM, error, "ep_ll_new: pthread_create");
-    net->started = true;
-    return EP_OK;
+    return ep_thread_begin(&net->thread, &net->started, proxy_main, net, "ep_ll_new: pthread_create");
 }
 
 void cuda_ll_net_stop(struct cuda_ll_net *net)

@@ -120,16 +120,10 @@ static void *monitor_main(void *argument)
 
 ep_status cuda_monitor_start(struct cuda_comm *cuda)
 {
-    int error;
-
     cuda->stop = ep_fd_above_stdio(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (cuda->stop < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "ep_comm_new: eventfd");
-    error = ep_thread_start(&cuda->monitor, NULL, monitor_main, cuda);
-    if (error)
-        return ep_fail_errno(EP_E_SYSTEM, error, "ep_comm_new: pthread_create");
-    cuda->monitored = true;
-    return EP_OK;
+    return ep_thread_begin(&cuda->monitor, &cuda->monitored, monitor_main, cuda, "ep_comm_new: pthread_create");
 }
 
 void cuda_monitor_stop(struct cuda_comm *cuda)

@@ -470,16 +470,6 @@ static ep_status open_network(struct cuda_proxy *p, const ep_boot *boot)
     return open_streams(p, boot, false);
 }
 
-static ep_status start_thread(struct cuda_proxy *p)
-{
-    int error = ep_thread_start(&p->thread, NULL, proxy_main, p);
-
-    if (error)
-        return ep_fail_errno(EP_E_SYSTEM, error, "ep_comm_new: pthread_create");
-    p->started = true;
-    return EP_OK;
-}
-
 ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot)
 {
     const ep_comm *comm = cuda->group.comm;
@@ -503,7 +493,7 @@ ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot)
     EP_TRY(open_words(p));
     EP_TRY(cuda_op_ring_open(&p->ring, &p->memory));
     EP_TRY(open_payload(p));
-    return start_thread(p);
+    return ep_thread_begin(&p->thread, &p->started, proxy_main, p, "ep_comm_new: pthread_create");
 }
 
 void cuda_proxy_stop(struct cuda_comm *cuda)

@@ -6,16 +6,6 @@
 
 #include <stdlib.h>
 
-static ep_status start_thread(ep_ll *ll, struct ll_net *n)
-{
-    int error = ep_thread_start(&n->thread, NULL, ll_net_run, ll);
-
-    if (error)
-        return ep_fail_errno(EP_E_SYSTEM, error, "ep_ll_new: the thread of the network");
-    n->started = true;
-    return EP_OK;
-}
-
 static size_t lay_out(const ep_ll *ll, struct ll_net *n)
 {
     const struct host_ll *inner = ll->impl;
@@ -59,7 +49,7 @@ ep_status ll_net_open(ep_ll *ll)
     params.region_bytes = lay_out(ll, n);
     params.n_signals = (uint32_t)ll->comm->nranks * LL_SIGNALS;
     EP_TRY(provider.open(&provider, &params, &n->net));
-    EP_TRY(start_thread(ll, n));
+    EP_TRY(ep_thread_begin(&n->thread, &n->started, ll_net_run, ll, "ep_ll_new: the thread of the network"));
     inner->next = *lls_of(group);
     *lls_of(group) = inner;
     return EP_OK;
