@@ -297,6 +297,17 @@ void cuda_scope_end(const struct cuda_scope *scope);
 /* The same; allocations and mappings in between are not part of a stream capture. */
 ep_status cuda_scope_begin_uncaptured(const struct cuda_comm *cuda, struct cuda_scope *ret_scope);
 void cuda_scope_end_uncaptured(struct cuda_scope *scope);
+/* A function that returns `call`, made with the communicator's device as the current one. */
+#define CUDA_ON_DEVICE(comm, call)                                                                                     \
+    do {                                                                                                               \
+        struct cuda_scope scope_;                                                                                      \
+        ep_status status_ = cuda_scope_begin(cuda_of(comm), &scope_);                                                  \
+        if (status_ == EP_OK) {                                                                                        \
+            status_ = (call);                                                                                          \
+            cuda_scope_end(&scope_);                                                                                   \
+        }                                                                                                              \
+        return status_;                                                                                                \
+    } while (0)
 
 /* links.c. MB/s of all links of a GPU together, in one direction; 0: none, or unknown. */
 uint64_t cuda_link_mbps(const char *bus_id);

@@ -162,8 +162,6 @@ static ep_status cuda_probe(void)
     return cuda_count_usable(&unused);
 }
 
-static ep_status check_comm(const ep_comm *comm, const char *call);
-
 EP_PRIVATE_API extern const struct ep_backend_ops ep_backend_module;
 
 const struct ep_backend_ops ep_backend_module = {

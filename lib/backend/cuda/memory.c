@@ -140,14 +140,7 @@ ep_status cuda_alloc_internal(struct cuda_comm *cuda, size_t bytes, void **ret_m
 
 ep_status cuda_alloc(ep_comm *comm, size_t bytes, void **ret_memory)
 {
-    struct cuda_comm *cuda = cuda_of(comm);
-    struct cuda_scope scope;
-    ep_status status;
-
-    EP_TRY(cuda_scope_begin(cuda, &scope));
-    status = cuda_alloc_kind(cuda, bytes, CUDA_MEMORY_SYMMETRIC, ret_memory);
-    cuda_scope_end(&scope);
-    return status;
+    CUDA_ON_DEVICE(comm, cuda_alloc_kind(cuda_of(comm), bytes, CUDA_MEMORY_SYMMETRIC, ret_memory));
 }
 
 struct cuda_allocation *cuda_find_allocation(struct cuda_comm *cuda, const void *memory, enum cuda_memory kind)
@@ -231,14 +224,7 @@ static ep_status free_memory(struct cuda_comm *cuda, void *memory)
 
 ep_status cuda_free(ep_comm *comm, void *memory)
 {
-    struct cuda_comm *cuda = cuda_of(comm);
-    struct cuda_scope scope;
-    ep_status status;
-
-    EP_TRY(cuda_scope_begin(cuda, &scope));
-    status = free_memory(cuda, memory);
-    cuda_scope_end(&scope);
-    return status;
+    CUDA_ON_DEVICE(comm, free_memory(cuda_of(comm), memory));
 }
 
 bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct ep_group_address *ret_address)

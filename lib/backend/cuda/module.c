@@ -86,21 +86,9 @@ static ep_status device_name(ep_comm *comm, char *ret_name, size_t bytes)
     return EP_OK;
 }
 
-/* Runs `call` with the communicator's device as the current one. */
-#define ON_DEVICE(comm, call)                                                                                          \
-    do {                                                                                                               \
-        struct cuda_scope scope_;                                                                                      \
-        ep_status status_ = cuda_scope_begin(cuda_of(comm), &scope_);                                                  \
-        if (status_ == EP_OK) {                                                                                        \
-            status_ = (call);                                                                                          \
-            cuda_scope_end(&scope_);                                                                                   \
-        }                                                                                                              \
-        return status_;                                                                                                \
-    } while (0)
-
 static ep_status alloc(ep_comm *comm, size_t bytes, void **ret_memory)
 {
-    ON_DEVICE(comm, cuda_status(cudaMalloc(ret_memory, bytes + 1), "cudaMalloc"));
+    CUDA_ON_DEVICE(comm, cuda_status(cudaMalloc(ret_memory, bytes + 1), "cudaMalloc"));
 }
 
 static void release(ep_comm *comm, void *memory)
@@ -129,7 +117,7 @@ static ep_status copy(ep_comm *comm, void *to, const void *from, size_t bytes)
 {
     if (!bytes)
         return EP_OK;
-    ON_DEVICE(comm, copy_now(cuda_of(comm), to, from, bytes));
+    CUDA_ON_DEVICE(comm, copy_now(cuda_of(comm), to, from, bytes));
 }
 
 /* In the default stream, after queued work that may still read the memory. */
@@ -144,7 +132,7 @@ static ep_status fill(ep_comm *comm, void *to, int byte, size_t bytes)
 {
     if (!bytes)
         return EP_OK;
-    ON_DEVICE(comm, fill_now(cuda_of(comm), to, byte, bytes));
+    CUDA_ON_DEVICE(comm, fill_now(cuda_of(comm), to, byte, bytes));
 }
 
 /* --- a clock in the stream --------------------------------------------------------------------------------------- */
@@ -168,12 +156,12 @@ static ep_status start_clock(struct cuda_comm *cuda, bool queued)
 
 static ep_status clock_start(ep_comm *comm, int queued)
 {
-    ON_DEVICE(comm, start_clock(cuda_of(comm), queued));
+    CUDA_ON_DEVICE(comm, start_clock(cuda_of(comm), queued));
 }
 
 static ep_status clock_stop(ep_comm *comm)
 {
-    ON_DEVICE(comm, mark(cuda_of(comm), 1));
+    CUDA_ON_DEVICE(comm, mark(cuda_of(comm), 1));
 }
 
 static ep_status read_clock(const struct cuda_comm *cuda, uint64_t *ret_ns)
@@ -190,7 +178,7 @@ static ep_status read_clock(const struct cuda_comm *cuda, uint64_t *ret_ns)
 
 static ep_status clock_read(ep_comm *comm, uint64_t *ret_ns)
 {
-    ON_DEVICE(comm, read_clock(cuda_of(comm), ret_ns));
+    CUDA_ON_DEVICE(comm, read_clock(cuda_of(comm), ret_ns));
 }
 
 /* --- baselines -------------------------------------------------------------------------------------------------- */
@@ -224,7 +212,7 @@ static ep_status map_address(ep_comm *comm, int rank, const struct ep_cuda_addre
     struct ep_group_address group_address;
 
     memcpy(&group_address, address->bytes, sizeof(group_address));
-    ON_DEVICE(comm, cuda_map(cuda_of(comm), rank, &group_address, 1, ret_memory));
+    CUDA_ON_DEVICE(comm, cuda_map(cuda_of(comm), rank, &group_address, 1, ret_memory));
 }
 
 static ep_status queue_copy(struct cuda_comm *cuda, int i, void *to, const void *from, size_t bytes)
@@ -245,7 +233,7 @@ static ep_status engine_copy(ep_comm *comm, int i, void *to, const void *from, s
         return ep_fail(EP_E_ARG, "engine_copy: copy_stream is %d, not in 0..%d", i, EP_CUDA_COPY_STREAMS - 1);
     if (!bytes)
         return EP_OK;
-    ON_DEVICE(comm, queue_copy(cuda_of(comm), i, to, from, bytes));
+    CUDA_ON_DEVICE(comm, queue_copy(cuda_of(comm), i, to, from, bytes));
 }
 
 static ep_status join_copy_streams(struct cuda_comm *cuda)
@@ -261,7 +249,7 @@ static ep_status join_copy_streams(struct cuda_comm *cuda)
 
 static ep_status engine_join(ep_comm *comm)
 {
-    ON_DEVICE(comm, join_copy_streams(cuda_of(comm)));
+    CUDA_ON_DEVICE(comm, join_copy_streams(cuda_of(comm)));
 }
 
 void cuda_module_close(struct cuda_comm *cuda)

@@ -432,14 +432,8 @@ ep_status cuda_stream_wait(ep_comm *comm, ep_stream stream, ep_event *base)
 
 ep_status cuda_stream_call(ep_comm *comm, ep_stream stream, ep_stream_fn function, void *context)
 {
-    struct cuda_comm *cuda = cuda_of(comm);
-    struct cuda_scope scope;
-    cudaError_t error;
-
-    EP_TRY(cuda_scope_begin(cuda, &scope));
-    error = cudaLaunchHostFunc(cuda_stream_of(cuda, stream), function, context);
-    cuda_scope_end(&scope);
-    return cuda_status(error, "cudaLaunchHostFunc");
+    CUDA_ON_DEVICE(comm, cuda_status(cudaLaunchHostFunc(cuda_stream_of(cuda_of(comm), stream), function, context),
+                                     "cudaLaunchHostFunc"));
 }
 
 /* --- barrier ----------------------------------------------------------------------------------------------------- */
