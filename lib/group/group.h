@@ -451,6 +451,8 @@ bool ep_group_find(struct ep_group *group, const void *memory, size_t bytes, str
  */
 ep_status ep_group_map(struct ep_group *group, int rank, const struct ep_group_address *address, size_t bytes,
                        void **ret_address);
+/* EP_E_MISMATCH: `what` is wrong with the address of `bytes` that `rank` has published. */
+ep_status ep_group_fail_address(int rank, const struct ep_group_address *address, size_t bytes, const char *what);
 /* Attaches the segment in a slot of a peer, if it belongs to that peer and has at least `bytes`. */
 ep_status ep_group_attach_slot(struct ep_group *group, int rank, const struct ep_group_address *address, size_t bytes,
                                struct ep_shm *ret_shm);

@@ -226,7 +226,7 @@ bool ep_group_find(struct ep_group *group, const void *memory, size_t bytes, str
     return found;
 }
 
-static ep_status fail_address(int rank, const struct ep_group_address *address, size_t bytes, const char *what)
+ep_status ep_group_fail_address(int rank, const struct ep_group_address *address, size_t bytes, const char *what)
 {
     return ep_fail(
         EP_E_MISMATCH,
@@ -241,10 +241,10 @@ ep_status ep_group_attach_slot(struct ep_group *group, int rank, const struct ep
     struct ep_shm_name name;
 
     if (address->slot >= EP_GROUP_SLOTS || !address->generation)
-        return fail_address(rank, address, bytes, "no such allocation");
+        return ep_group_fail_address(rank, address, bytes, "no such allocation");
     ep_group_read_shared(&name, &peer->control->slot[address->slot].name, sizeof(name));
     if (name.bytes < bytes)
-        return fail_address(rank, address, bytes, "the segment is too short");
+        return ep_group_fail_address(rank, address, bytes, "the segment is too short");
     return ep_group_attach(group, rank, &name, group->comm->config.timeout_ms, NULL, ret_shm);
 }
 
@@ -287,7 +287,7 @@ ep_status ep_group_map(struct ep_group *group, int rank, const struct ep_group_a
     if (!bytes)
         return EP_OK;
     if (copy.slot >= EP_GROUP_SLOTS || !copy.generation)
-        return fail_address(rank, &copy, bytes, "no such allocation");
+        return ep_group_fail_address(rank, &copy, bytes, "no such allocation");
     if (rank == group->comm->rank) {
         pthread_mutex_lock(&group->memory_lock);
         own = group->allocations[copy.slot].shm;
@@ -296,7 +296,7 @@ ep_status ep_group_map(struct ep_group *group, int rank, const struct ep_group_a
         EP_TRY(map_slot(group, rank, &copy, &shm));
     }
     if (!shm->base || copy.offset > shm->bytes || bytes > shm->bytes - copy.offset || copy.offset % 16)
-        return fail_address(rank, &copy, bytes, "outside of the allocation");
+        return ep_group_fail_address(rank, &copy, bytes, "outside of the allocation");
     *ret_address = (char *)shm->base + copy.offset;
     return EP_OK;
 }

@@ -214,13 +214,6 @@ ep_status cuda_await_mapped(struct cuda_comm *cuda, const uint32_t words[2], boo
     return EP_OK;
 }
 
-static ep_status fail_address(int rank, const struct ep_group_address *address, size_t bytes)
-{
-    return ep_fail(EP_E_MISMATCH,
-                   "what rank %d has published is damaged: %zu bytes at offset %llu of allocation %u, generation %u",
-                   rank, bytes, (unsigned long long)address->offset, address->slot, address->generation);
-}
-
 /* The mapping of the allocation in this process. */
 static ep_status find_mapping(struct cuda_comm *cuda, int rank, const struct ep_group_address *address,
                               struct cuda_mapping *ret_mapping)
@@ -254,10 +247,10 @@ ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct ep_group_addre
     if (rank < cuda->group.first || rank >= cuda_end_of_node(cuda))
         return ep_fail(EP_E_UNSUPPORTED, "rank %d is of another node: its memory cannot be mapped", rank);
     if (copy.slot >= CUDA_SLOTS || !copy.generation)
-        return fail_address(rank, &copy, bytes);
+        return ep_group_fail_address(rank, &copy, bytes, "no such allocation");
     EP_TRY(find_mapping(cuda, rank, &copy, &mapping));
     if (!mapping.base || copy.offset > mapping.bytes || bytes > mapping.bytes - copy.offset || copy.offset % 16)
-        return fail_address(rank, &copy, bytes);
+        return ep_group_fail_address(rank, &copy, bytes, "outside of the allocation");
     *ret_address = (char *)mapping.base + copy.offset;
     return EP_OK;
 }
