@@ -34,21 +34,21 @@ static int count_common(const char *a, const char *b)
     return n - !((!*a || *a == '/') && (!*b || *b == '/'));
 }
 
-/* -1: none, or not known. */
-static int numa_of(const char *device)
+/* The number in a file of a device, decimal or "0x..."; -1: none, or not known. */
+static int read_number(const char *device, const char *name)
 {
     char path[PATH_MAX + 16];
-    int node = -1;
+    int number = -1;
     FILE *file;
 
-    snprintf(path, sizeof(path), "%s/numa_node", device);
+    snprintf(path, sizeof(path), "%s/%s", device, name);
     file = fopen(path, "re");
     if (!file)
         return -1;
-    if (fscanf(file, "%d", &node) != 1)
-        node = -1;
+    if (fscanf(file, "%i", &number) != 1)
+        number = -1;
     fclose(file);
-    return node;
+    return number;
 }
 
 /* The real path of a device, resolved from a link below `sys`. */
@@ -84,31 +84,16 @@ int verbs_nearness(const char *sys, const char *rdma_device, const char *pci)
         common = count_common(gpu_bridge, nic_bridge);
     if (common > 0)
         return 1 + common;
-    numa = numa_of(gpu);
-    return numa >= 0 && numa == numa_of(nic);
-}
-
-/* A number in hexadecimal that a file of a PCI device has; 0: none. */
-static unsigned read_id(const char *sys, const char *address, const char *name)
-{
-    char path[PATH_MAX];
-    unsigned id = 0;
-    FILE *file;
-
-    if (snprintf(path, sizeof(path), "%s/bus/pci/devices/%s/%s", sys, address, name) >= (int)sizeof(path))
-        return 0;
-    file = fopen(path, "re");
-    if (!file)
-        return 0;
-    if (fscanf(file, "%x", &id) != 1)
-        id = 0;
-    fclose(file);
-    return id;
+    numa = read_number(gpu, "numa_node");
+    return numa >= 0 && numa == read_number(nic, "numa_node");
 }
 
 static bool is_gpu(const char *sys, const char *address)
 {
-    return read_id(sys, address, "vendor") == VENDOR_NVIDIA && read_id(sys, address, "class") >> 16 == CLASS_DISPLAY;
+    char device[PATH_MAX];
+
+    return snprintf(device, sizeof(device), "%s/bus/pci/devices/%s", sys, address) < (int)sizeof(device) &&
+           read_number(device, "vendor") == VENDOR_NVIDIA && read_number(device, "class") >> 16 == CLASS_DISPLAY;
 }
 
 /* Of the device that is nearest. */
