@@ -19,7 +19,7 @@
 #define GROUP 8   /* every count is a multiple of it */
 #define INLINE static inline __attribute__((always_inline))
 
-static void copy(void *const *dst, int n, const void *src, size_t bytes)
+void ep_rows_copy(void *const *dst, int n, const void *src, size_t bytes)
 {
     int i;
 
@@ -217,8 +217,8 @@ static void grouped_sum_bf16(uint16_t *out, const uint16_t *const *rows, const f
 /* C has no non-temporal store: the stream variants are the plain ones. */
 const struct ep_rows_ops ep_rows_portable = {
     .name = "portable",
-    .copy = copy,
-    .copy_stream = copy,
+    .copy = ep_rows_copy,
+    .copy_stream = ep_rows_copy,
     .sum_bf16 = sum_bf16,
     .sum_bf16_stream = sum_bf16,
     .sum_mixed = sum_mixed,

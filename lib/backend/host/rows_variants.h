@@ -6,6 +6,8 @@
 #include "backend/host/rows.h"
 
 extern const struct ep_rows_ops ep_rows_portable;
+/* `copy` of all variants. */
+void ep_rows_copy(void *const *dst, int n, const void *src, size_t bytes);
 
 #if defined(__x86_64__)
 extern const struct ep_rows_ops ep_rows_avx2;

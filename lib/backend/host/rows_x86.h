@@ -310,14 +310,6 @@ ROWS_TARGET static void sum_to_f32(float *out, const uint16_t *const *rows, int 
 
 /* --- copies --- */
 
-static void copy(void *const *dst, int n, const void *src, size_t bytes)
-{
-    int i;
-
-    for (i = 0; i < n; i++)
-        memcpy(dst[i], src, bytes);
-}
-
 INLINE void stream_16(unsigned char *to, const unsigned char *from)
 {
     _mm_stream_si128((__m128i *)to, _mm_load_si128((const __m128i *)from));
@@ -364,7 +356,7 @@ ROWS_TARGET static void copy_stream(void *const *dst, int n, const void *src, si
 
 const struct ep_rows_ops ROWS_OPS = {
     .name = ROWS_NAME,
-    .copy = copy,
+    .copy = ep_rows_copy,
     .copy_stream = copy_stream,
     .sum_bf16 = sum_bf16,
     .sum_bf16_stream = sum_bf16_stream,
