@@ -63,6 +63,17 @@ static inline int32_t ep_plan_tokens(const ep_plan *plan, bool capturing)
     return capturing && plan->captured ? plan->captured_tokens : plan->args.n_tokens;
 }
 
+/* Elements of 4 bytes in a row of scales; 0: there are none. */
+static inline int64_t ep_scale_words(const ep_dispatch_args *args)
+{
+    int64_t blocks = args->hidden / EP_SCALE_BLOCK;
+
+    return !args->scale_type              ? 0
+           : args->scale_type == EP_I32   ? args->scale_words
+           : args->scale_type == EP_UE8M0 ? blocks / 4
+                                          : blocks;
+}
+
 /* What is known of the plan now. All accesses to a plan's info use this. */
 static inline const ep_plan_info *ep_plan_info_now(const ep_plan *plan)
 {

@@ -37,14 +37,6 @@ static ep_status check_no_scales(const ep_dispatch_args *args, const char *why)
     return EP_OK;
 }
 
-/* Elements of 4 bytes of a row. */
-static int64_t scale_words(const ep_dispatch_args *args)
-{
-    int64_t blocks = args->hidden / EP_SCALE_BLOCK;
-
-    return args->scale_type == EP_I32 ? args->scale_words : args->scale_type == EP_UE8M0 ? blocks / 4 : blocks;
-}
-
 /*
  * The extent of the scales from the lowest to the highest address, including gaps. Strides may be negative: then scales
  * are before the pointer; one of them may be 0.
@@ -92,7 +84,7 @@ enum {
 /* *ret_bytes: from the first to the last one, including gaps. */
 static ep_status check_recv_scales(const ep_dispatch_args *args, int64_t *ret_bytes)
 {
-    int64_t token = args->recv_scale_stride_token, block = args->recv_scale_stride_block, words = scale_words(args);
+    int64_t token = args->recv_scale_stride_token, block = args->recv_scale_stride_block, words = ep_scale_words(args);
 
     if (!token && !block)
         return ep_check_product(DISPATCH, "recv_scales", args->out_rows, words, 4, ret_bytes);
@@ -125,7 +117,7 @@ static ep_status check_scales(const ep_dispatch_args *args, int n_tokens, struct
     EP_TRY(ep_check_buffer(DISPATCH, "recv_scales", args->recv_scales, args->out_rows == 0, EP_ROW_ALIGN));
     EP_TRY(check_recv_scales(args, &bytes));
     buffers[RECV_SCALES] = (struct ep_buffer){"recv_scales", args->recv_scales, bytes};
-    return check_scale_extent(args, n_tokens, scale_words(args), &buffers[SCALES]);
+    return check_scale_extent(args, n_tokens, ep_scale_words(args), &buffers[SCALES]);
 }
 
 /*
@@ -134,7 +126,7 @@ static ep_status check_scales(const ep_dispatch_args *args, int n_tokens, struct
  */
 static ep_status check_strided_scales(const ep_dispatch_args *args, int n_tokens, const struct ep_buffer *buffers)
 {
-    int64_t per_row = scale_words(args);
+    int64_t per_row = ep_scale_words(args);
 
     for (int output = 0; output < DISPATCH_OUTPUTS; output++) {
         struct ep_buffer both[] = {buffers[output], buffers[SCALES]};

@@ -27,15 +27,6 @@ struct dispatch {
     bool queued;                      /* work is in the stream */
 };
 
-static size_t scale_row_bytes(const ep_dispatch_args *args)
-{
-    size_t blocks = (size_t)args->hidden / EP_SCALE_BLOCK;
-
-    if (args->scale_type == EP_I32)
-        return (size_t)args->scale_words * 4;
-    return !args->scale_type ? 0 : args->scale_type == EP_F32 ? blocks * 4 : blocks;
-}
-
 static void describe_outputs(struct dispatch *d)
 {
     const ep_dispatch_args *args = d->args;
@@ -45,7 +36,8 @@ static void describe_outputs(struct dispatch *d)
     d->scattered = args->recv_scale_stride_token || args->recv_scale_stride_block;
     d->output[EP_GROUP_AT_X] =
         (struct output){.wanted = args->recv_x, .bytes = (size_t)args->hidden * ep_dtype_bytes((ep_dtype)args->dtype)};
-    d->output[EP_GROUP_AT_SCALES] = (struct output){.wanted = args->recv_scales, .bytes = scale_row_bytes(args)};
+    d->output[EP_GROUP_AT_SCALES] =
+        (struct output){.wanted = args->recv_scales, .bytes = 4 * (size_t)ep_scale_words(args)};
     d->output[EP_GROUP_AT_INDEX] = (struct output){.wanted = args->recv_topk_idx,
                                                    .bytes = topk * ep_dtype_bytes((ep_dtype)d->plan->args.idx_type)};
     d->output[EP_GROUP_AT_WEIGHTS] =

@@ -122,16 +122,6 @@ static ep_status map_inputs(struct host_sum *sum, size_t weights_per_row)
     return EP_OK;
 }
 
-static void count_rows(const struct host_sum *sum)
-{
-    const struct ep_group_route *own = &((struct ep_group_plan *)sum->plan->impl)->own;
-
-    for (int64_t i = 0; i < own->n_entries; i++)
-        (*(own->entry[i].local == sum->group->local ? &sum->stats->rows_self : &sum->stats->rows_node))++;
-    sum->stats->bytes_self = sum->stats->rows_self * sum->row_bytes;
-    sum->stats->bytes_node = sum->stats->rows_node * sum->row_bytes;
-}
-
 static ep_status combine_body(struct host_sum *sum)
 {
     struct ep_group *group = sum->group;
@@ -171,8 +161,7 @@ static ep_status combine_body(struct host_sum *sum)
     EP_TRY(host_op_end(group, EP_GROUP_COMBINE_DONE));
     sum->stats->ns_wait_done = ep_now_ns() - at;
     sum->stats->ns_total = ep_now_ns() - begin;
-    count_rows(sum);
-    ep_comm_set_stats(group->comm, sum->stats);
+    host_op_set_stats(sum->plan, sum->row_bytes, sum->stats);
     return EP_OK;
 }
 

@@ -50,16 +50,6 @@ struct dispatch {
     ep_stats stats;
 };
 
-static size_t scale_row_bytes(const ep_dispatch_args *args)
-{
-    if (!args->scale_type)
-        return 0;
-    if (args->scale_type == EP_I32)
-        return (size_t)args->scale_words * 4;
-    return args->scale_type == EP_F32 ? (size_t)args->hidden / EP_SCALE_BLOCK * 4
-                                      : (size_t)args->hidden / EP_SCALE_BLOCK;
-}
-
 static void describe_outputs(struct dispatch *d)
 {
     const ep_dispatch_args *args = d->args;
@@ -67,7 +57,7 @@ static void describe_outputs(struct dispatch *d)
     bool expanded = d->plan->args.flags & EP_PLAN_EXPANDED;
 
     d->move.row_bytes = (size_t)args->hidden * ep_dtype_bytes((ep_dtype)args->dtype);
-    d->move.scale_bytes = scale_row_bytes(args);
+    d->move.scale_bytes = 4 * (size_t)ep_scale_words(args);
     d->output[EP_GROUP_AT_X] = (struct output){.wanted = args->recv_x, .bytes = d->move.row_bytes};
     d->output[EP_GROUP_AT_SCALES] = (struct output){.wanted = args->recv_scales,
                                                     .bytes = d->move.scale_bytes,
@@ -221,17 +211,6 @@ static void finish_outputs(struct dispatch *d)
                (size_t)(end - begin) * d->output[EP_GROUP_AT_INDEX].bytes);
 }
 
-static void count_rows(struct dispatch *d)
-{
-    const struct ep_group_route *own = &((struct ep_group_plan *)d->plan->impl)->own;
-    uint64_t bytes = d->move.row_bytes + d->move.scale_bytes;
-
-    for (int64_t i = 0; i < own->n_entries; i++)
-        (*(own->entry[i].local == d->group->local ? &d->stats.rows_self : &d->stats.rows_node))++;
-    d->stats.bytes_self = d->stats.rows_self * bytes;
-    d->stats.bytes_node = d->stats.rows_node * bytes;
-}
-
 static ep_status move_rows(struct dispatch *d)
 {
     struct ep_group *group = d->group;
@@ -279,8 +258,7 @@ static ep_status dispatch_body(struct dispatch *d)
     finish_outputs(d);
     d->stats.ns_copy = ep_now_ns() - at;
     d->stats.ns_total = ep_now_ns() - begin;
-    count_rows(d);
-    ep_comm_set_stats(d->group->comm, &d->stats);
+    host_op_set_stats(d->plan, d->move.row_bytes + d->move.scale_bytes, &d->stats);
     return EP_OK;
 }
 

@@ -100,6 +100,8 @@ static inline bool host_has_nan(const float *values, size_t n)
 ep_status host_op_begin(struct ep_group *group, const ep_plan *plan, const struct ep_group_descriptor *descriptor);
 /* Publishes that this rank has moved its part and waits for the others of the node. */
 ep_status host_op_end(struct ep_group *group, enum ep_group_phase phase);
+/* Adds the rows of this rank's tokens on this node to the statistics of the operation, and publishes them. */
+void host_op_set_stats(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats);
 
 /* Stops the threads of low-latency objects with a network: lowlatency_net.c. */
 void host_ll_stop_threads(struct ep_group *group);

@@ -67,3 +67,15 @@ ep_status host_op_end(struct ep_group *group, enum ep_group_phase phase)
     ep_group_ring_node(group);
     return ep_group_wait_node(group, offsetof(struct ep_group_control, op_ended), group->operation, phase);
 }
+
+void host_op_set_stats(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats)
+{
+    const struct ep_group_route *own = &ep_group_plan_of(plan)->own;
+    int local = ep_group_of(plan->comm)->local;
+
+    for (int64_t i = 0; i < own->n_entries; i++)
+        (*(own->entry[i].local == local ? &stats->rows_self : &stats->rows_node))++;
+    stats->bytes_self = stats->rows_self * row_bytes;
+    stats->bytes_node = stats->rows_node * row_bytes;
+    ep_comm_set_stats(plan->comm, stats);
+}
