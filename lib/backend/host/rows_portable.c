@@ -92,14 +92,6 @@ INLINE void sum_terms(float *ret_sum, const struct ep_row_term *terms, int n, in
     }
 }
 
-INLINE void zero(float *ret_sum, int length)
-{
-    int i;
-
-    for (i = 0; i < length; i++)
-        ret_sum[i] = 0.0f;
-}
-
 INLINE void add_weighted(float *sum, const uint16_t *const *rows, const float *weights, int n, int start, int length)
 {
     int i, j;
@@ -124,94 +116,84 @@ INLINE void sum_groups(float *ret_sum, const uint16_t *const *rows, const float 
     float partial[BLOCK];
     int group, i = 0;
 
-    zero(ret_sum, length);
+    memset(ret_sum, 0, sizeof(float) * (size_t)length);
     for (group = 0; group < n_groups; i += sizes[group++]) {
         if (sizes[group] == 1) {
             add_weighted(ret_sum, rows + i, weights + i, 1, start, length);
             continue;
         }
-        zero(partial, length);
+        memset(partial, 0, sizeof(float) * (size_t)length);
         add_weighted(partial, rows + i, weights + i, sizes[group], start, length);
         add_rounded(ret_sum, partial, length);
     }
 }
 
+/* Runs the block for the elements of a row from `at` on, `length` of them at a time: a constant for the compiler. */
+#define FOR_BLOCKS(at, length, block)                                                                                  \
+    for (at = 0; at + BLOCK <= count; at += BLOCK) {                                                                   \
+        enum { length = BLOCK };                                                                                       \
+        block                                                                                                          \
+    }                                                                                                                  \
+    for (; at < count; at += GROUP) {                                                                                  \
+        enum { length = GROUP };                                                                                       \
+        block                                                                                                          \
+    }
+
 static void sum_bf16(uint16_t *out, const uint16_t *const *rows, int n, int count)
 {
     float sum[BLOCK];
-    int i = 0;
+    int i;
 
-    for (; i + BLOCK <= count; i += BLOCK) {
-        sum_rows(sum, rows, n, i, BLOCK);
-        round_to_bf16(out + i, sum, BLOCK);
-    }
-    for (; i < count; i += GROUP) {
-        sum_rows(sum, rows, n, i, GROUP);
-        round_to_bf16(out + i, sum, GROUP);
-    }
+    FOR_BLOCKS(i, length, {
+        sum_rows(sum, rows, n, i, length);
+        round_to_bf16(out + i, sum, length);
+    })
 }
 
 static void sum_mixed(uint16_t *out, const struct ep_row_term *terms, int n, int count)
 {
     float sum[BLOCK];
-    int i = 0;
+    int i;
 
-    for (; i + BLOCK <= count; i += BLOCK) {
-        sum_terms(sum, terms, n, i, BLOCK);
-        round_to_bf16(out + i, sum, BLOCK);
-    }
-    for (; i < count; i += GROUP) {
-        sum_terms(sum, terms, n, i, GROUP);
-        round_to_bf16(out + i, sum, GROUP);
-    }
+    FOR_BLOCKS(i, length, {
+        sum_terms(sum, terms, n, i, length);
+        round_to_bf16(out + i, sum, length);
+    })
 }
 
 static void sum_to_f32(float *out, const uint16_t *const *rows, int n, int count)
 {
     float sum[BLOCK];
-    int i = 0;
+    int i;
 
-    for (; i + BLOCK <= count; i += BLOCK) {
-        sum_rows(sum, rows, n, i, BLOCK);
-        store_f32(out + i, sum, BLOCK);
-    }
-    for (; i < count; i += GROUP) {
-        sum_rows(sum, rows, n, i, GROUP);
-        store_f32(out + i, sum, GROUP);
-    }
+    FOR_BLOCKS(i, length, {
+        sum_rows(sum, rows, n, i, length);
+        store_f32(out + i, sum, length);
+    })
 }
 
 static void weighted_sum_bf16(uint16_t *out, const uint16_t *const *rows, const float *weights, int n, int count)
 {
     float sum[BLOCK];
-    int i = 0;
+    int i;
 
-    for (; i + BLOCK <= count; i += BLOCK) {
-        zero(sum, BLOCK);
-        add_weighted(sum, rows, weights, n, i, BLOCK);
-        round_to_bf16(out + i, sum, BLOCK);
-    }
-    for (; i < count; i += GROUP) {
-        zero(sum, GROUP);
-        add_weighted(sum, rows, weights, n, i, GROUP);
-        round_to_bf16(out + i, sum, GROUP);
-    }
+    FOR_BLOCKS(i, length, {
+        memset(sum, 0, sizeof(float) * length);
+        add_weighted(sum, rows, weights, n, i, length);
+        round_to_bf16(out + i, sum, length);
+    })
 }
 
 static void grouped_sum_bf16(uint16_t *out, const uint16_t *const *rows, const float *weights, const int *sizes,
                              int n_groups, int count)
 {
     float sum[BLOCK];
-    int i = 0;
+    int i;
 
-    for (; i + BLOCK <= count; i += BLOCK) {
-        sum_groups(sum, rows, weights, sizes, n_groups, i, BLOCK);
-        round_to_bf16(out + i, sum, BLOCK);
-    }
-    for (; i < count; i += GROUP) {
-        sum_groups(sum, rows, weights, sizes, n_groups, i, GROUP);
-        round_to_bf16(out + i, sum, GROUP);
-    }
+    FOR_BLOCKS(i, length, {
+        sum_groups(sum, rows, weights, sizes, n_groups, i, length);
+        round_to_bf16(out + i, sum, length);
+    })
 }
 
 /* C has no non-temporal store: the stream variants are the plain ones. */
