@@ -90,6 +90,14 @@ ep_status ep_check_no_overlap(const char *call, const struct ep_buffer *buffers,
     return EP_OK;
 }
 
+ep_status ep_check_buffers(const char *call, const struct ep_buffer *buffers, int n_outputs, int n)
+{
+    for (const struct ep_buffer *b = buffers; b < buffers + n; b++)
+        if (b->align)
+            EP_TRY(ep_check_buffer(call, b->name, b->at, !b->required, b->align));
+    return ep_check_no_overlap(call, buffers, n_outputs, n);
+}
+
 ep_status ep_check_out_strides(const char *call, int64_t token, int64_t block, int64_t rows, int64_t words,
                                int64_t room)
 {

@@ -122,6 +122,8 @@ struct ep_buffer {
     const char *name;
     const void *at;
     int64_t bytes;
+    size_t align;  /* for ep_check_buffers(); 0: checked before */
+    bool required; /* not NULL; with `align` */
 };
 
 /*
@@ -129,5 +131,7 @@ struct ep_buffer {
  * `n_outputs` of the `n` buffers are outputs; EP_E_ARG names the two fields, the output first.
  */
 ep_status ep_check_no_overlap(const char *call, const struct ep_buffer *buffers, int n_outputs, int n);
+/* The same after ep_check_buffer() of each. */
+ep_status ep_check_buffers(const char *call, const struct ep_buffer *buffers, int n_outputs, int n);
 
 #endif

@@ -161,16 +161,14 @@ ep_status ep_comm_barrier(ep_comm *comm)
 
 static ep_status check_allgather(const ep_comm *comm, const void *mine, size_t bytes, const void *ret_all)
 {
-    const struct ep_buffer buffers[] = {{"ret_all", ret_all, (int64_t)bytes * comm->nranks},
-                                        {"mine", mine, (int64_t)bytes}};
+    const struct ep_buffer buffers[] = {{"ret_all", ret_all, (int64_t)bytes * comm->nranks, 1, true},
+                                        {"mine", mine, (int64_t)bytes, 1, true}};
 
     if (bytes > ALLGATHER_MOST_BYTES)
         return ep_fail(EP_E_ARG, "ep_comm_allgather: bytes is %zu, more than %d", bytes, ALLGATHER_MOST_BYTES);
     if (!bytes)
         return EP_OK;
-    EP_TRY(EP_CHECK_PTR("ep_comm_allgather", mine));
-    EP_TRY(EP_CHECK_PTR("ep_comm_allgather", ret_all));
-    return ep_check_no_overlap("ep_comm_allgather", buffers, 1, 2);
+    return ep_check_buffers("ep_comm_allgather", buffers, 1, 2);
 }
 
 ep_status ep_comm_allgather(ep_comm *comm, const void *mine, size_t bytes, void *ret_all)

@@ -154,6 +154,7 @@ static ep_status check_dispatch(const ep_ll *ll, ep_ll_dispatch_args *args)
 {
     static const char call[] = "ep_ll_dispatch";
     const struct ep_ll_call *before = &ll->call[(ll->dispatches + 1) & 1];
+    const int64_t each = (int64_t)sizeof(int32_t);
     int64_t out_row = (int64_t)ll->config.hidden * (args->out_dtype == EP_BF16 ? 2 : 1), rows;
     int64_t scale_row = (int64_t)ll->config.hidden / EP_SCALE_BLOCK * (args->scale_type == EP_UE8M0 ? 1 : 4);
 
@@ -171,26 +172,19 @@ static ep_status check_dispatch(const ep_ll *ll, ep_ll_dispatch_args *args)
     EP_TRY(check_tokens(call, args->n_tokens, args->max_tokens, args->topk_idx, args->idx_type));
     EP_TRY(check_format(ll, args));
     EP_TRY(check_scale_strides(ll, args, rows, scale_row / 4));
-    EP_TRY(ep_check_buffer(call, "x", args->x, args->n_tokens == 0, EP_ROW_ALIGN));
-    EP_TRY(ep_check_buffer(call, "recv_x", args->recv_x, false, EP_ROW_ALIGN));
-    EP_TRY(ep_check_buffer(call, "recv_count", args->recv_count, false, sizeof(int32_t)));
-    EP_TRY(ep_check_buffer(call, "recv_source", args->recv_source, true, sizeof(int32_t)));
-    EP_TRY(ep_check_buffer(call, "recv_range", args->recv_range, true, sizeof(int64_t)));
-    EP_TRY(ep_check_buffer(call, "recv_stats_add", args->recv_stats_add, true, sizeof(int32_t)));
-    EP_TRY(ep_check_buffer(call, "wait_cost_add", args->wait_cost_add, true, sizeof(int64_t)));
     EP_TRY(ep_check_buffer(call, "ret_call", args->ret_call, true, sizeof(uint64_t)));
     const struct ep_buffer buffers[] = {
-        {"recv_x", args->recv_x, rows * out_row},
-        {"recv_scales", args->recv_scales, rows * scale_row},
-        {"recv_count", args->recv_count, (int64_t)ll->n_local * (int64_t)sizeof(int32_t)},
-        {"recv_source", args->recv_source, rows * (int64_t)sizeof(int32_t)},
-        {"recv_range", args->recv_range, (int64_t)ll->n_local * ll->comm->nranks * (int64_t)sizeof(int64_t)},
-        {"recv_stats_add", args->recv_stats_add, (int64_t)ll->n_local * (int64_t)sizeof(int32_t)},
-        {"wait_cost_add", args->wait_cost_add, (int64_t)ll->comm->nranks * (int64_t)sizeof(int64_t)},
-        {"x", args->x, (int64_t)args->n_tokens * ll->config.hidden * 2},
-        {"topk_idx", args->topk_idx, index_bytes(args->n_tokens, args->topk, args->idx_type)},
+        {"recv_x", args->recv_x, rows * out_row, EP_ROW_ALIGN, true},
+        {"recv_scales", args->recv_scales, rows * scale_row, 0, false},
+        {"recv_count", args->recv_count, ll->n_local * each, sizeof(int32_t), true},
+        {"recv_source", args->recv_source, rows * each, sizeof(int32_t), false},
+        {"recv_range", args->recv_range, 2 * each * ll->n_local * ll->comm->nranks, sizeof(int64_t), false},
+        {"recv_stats_add", args->recv_stats_add, ll->n_local * each, sizeof(int32_t), false},
+        {"wait_cost_add", args->wait_cost_add, 2 * each * ll->comm->nranks, sizeof(int64_t), false},
+        {"x", args->x, (int64_t)args->n_tokens * ll->config.hidden * 2, EP_ROW_ALIGN, args->n_tokens > 0},
+        {"topk_idx", args->topk_idx, index_bytes(args->n_tokens, args->topk, args->idx_type), 0, false},
     };
-    return ep_check_no_overlap(call, buffers, 7, sizeof(buffers) / sizeof(buffers[0]));
+    return ep_check_buffers(call, buffers, 7, sizeof(buffers) / sizeof(buffers[0]));
 }
 
 static void record_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number)
@@ -257,6 +251,7 @@ static ep_status check_combine(const ep_ll *ll, ep_ll_combine_args *args)
 {
     static const char call[] = "ep_ll_combine";
     const struct ep_ll_call *dispatch = NULL, *other;
+    bool some;
 
     EP_TRY(ep_check_flags(call, args->flags, EP_LL_RECV_HOOK | EP_LL_ZERO_COPY | EP_LL_NO_PARTIAL_REDUCE));
     EP_TRY(find_call(ll, args->call, &dispatch));
@@ -271,18 +266,15 @@ static ep_status check_combine(const ep_ll *ll, ep_ll_combine_args *args)
     if (args->topk && args->topk != dispatch->topk)
         return ep_fail(EP_E_ARG, "%s: topk is %d, but its dispatch had %d", call, args->topk, dispatch->topk);
     args->topk = dispatch->topk;
-    EP_TRY(ep_check_buffer(call, "x", args->x, false, EP_ROW_ALIGN));
-    EP_TRY(ep_check_buffer(call, "topk_weights", args->topk_weights, args->n_tokens == 0, sizeof(float)));
-    EP_TRY(ep_check_buffer(call, "out", args->out, args->n_tokens == 0, EP_ROW_ALIGN));
-    EP_TRY(ep_check_buffer(call, "wait_cost_add", args->wait_cost_add, true, sizeof(int64_t)));
+    some = args->n_tokens > 0;
     const struct ep_buffer buffers[] = {
-        {"out", args->out, (int64_t)args->n_tokens * ll->config.hidden * 2},
-        {"wait_cost_add", args->wait_cost_add, (int64_t)ll->comm->nranks * (int64_t)sizeof(int64_t)},
-        {"x", args->x, result_rows(ll, dispatch->max_tokens) * ll->config.hidden * 2},
-        {"topk_idx", args->topk_idx, index_bytes(args->n_tokens, args->topk, args->idx_type)},
-        {"topk_weights", args->topk_weights, (int64_t)args->n_tokens * args->topk * (int64_t)sizeof(float)},
+        {"out", args->out, (int64_t)args->n_tokens * ll->config.hidden * 2, EP_ROW_ALIGN, some},
+        {"wait_cost_add", args->wait_cost_add, (int64_t)ll->comm->nranks * 8, sizeof(int64_t), false},
+        {"x", args->x, result_rows(ll, dispatch->max_tokens) * ll->config.hidden * 2, EP_ROW_ALIGN, true},
+        {"topk_idx", args->topk_idx, index_bytes(args->n_tokens, args->topk, args->idx_type), 0, false},
+        {"topk_weights", args->topk_weights, (int64_t)args->n_tokens * args->topk * 4, sizeof(float), some},
     };
-    return ep_check_no_overlap(call, buffers, 2, sizeof(buffers) / sizeof(buffers[0]));
+    return ep_check_buffers(call, buffers, 2, sizeof(buffers) / sizeof(buffers[0]));
 }
 
 ep_status ep_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream stream)

@@ -49,7 +49,7 @@ static ep_status check_scale_extent(const ep_dispatch_args *args, int n_tokens, 
     if (n_tokens == 0)
         return EP_OK;
     if (args->scale_stride_token == 0 && args->scale_stride_block == 0) {
-        *ret_scales = (struct ep_buffer){"scales", args->scales, n_tokens * scales_per_row * 4};
+        *ret_scales = (struct ep_buffer){.name = "scales", .at = args->scales, .bytes = n_tokens * scales_per_row * 4};
         return EP_OK;
     }
     if (__builtin_mul_overflow(args->scale_stride_token, (int64_t)n_tokens - 1, &over_tokens) ||
@@ -64,7 +64,8 @@ static ep_status check_scale_extent(const ep_dispatch_args *args, int n_tokens, 
     behind += over_blocks > 0 ? over_blocks * 4 : 0;
     if (__builtin_sub_overflow(behind, before, &bytes))
         bytes = INT64_MAX;
-    *ret_scales = (struct ep_buffer){"scales", (const void *)((uintptr_t)args->scales + (uintptr_t)before), bytes};
+    *ret_scales = (struct ep_buffer){
+        .name = "scales", .at = (const void *)((uintptr_t)args->scales + (uintptr_t)before), .bytes = bytes};
     return EP_OK;
 }
 
@@ -114,9 +115,9 @@ static ep_status check_scales(const ep_dispatch_args *args, int n_tokens, struct
     if (args->scale_type == EP_I32)
         EP_TRY(ep_check_range(DISPATCH, "scale_words", args->scale_words, 1, EP_MAX_SCALE_WORDS));
     EP_TRY(ep_check_buffer(DISPATCH, "scales", args->scales, n_tokens == 0, EP_ROW_ALIGN));
-    EP_TRY(ep_check_buffer(DISPATCH, "recv_scales", args->recv_scales, args->out_rows == 0, EP_ROW_ALIGN));
     EP_TRY(check_recv_scales(args, &bytes));
-    buffers[RECV_SCALES] = (struct ep_buffer){"recv_scales", args->recv_scales, bytes};
+    buffers[RECV_SCALES] =
+        (struct ep_buffer){"recv_scales", args->recv_scales, bytes, EP_ROW_ALIGN, args->out_rows > 0};
     return check_scale_extent(args, n_tokens, ep_scale_words(args), &buffers[SCALES]);
 }
 
@@ -159,18 +160,16 @@ static ep_status check_topk(const ep_plan *plan, const ep_dispatch_args *args, i
         return ep_fail(EP_E_ARG, DISPATCH ": recv_topk_idx must be NULL in the expanded layout");
     if (args->recv_topk_weights && !args->topk_weights && n_tokens)
         return ep_fail(EP_E_ARG, DISPATCH ": recv_topk_weights without topk_weights");
-    EP_TRY(ep_check_buffer(DISPATCH, "topk_weights", args->topk_weights, true, EP_ROW_ALIGN));
-    EP_TRY(ep_check_buffer(DISPATCH, "recv_topk_idx", args->recv_topk_idx, true, EP_ROW_ALIGN));
-    EP_TRY(ep_check_buffer(DISPATCH, "recv_topk_weights", args->recv_topk_weights, true, EP_ROW_ALIGN));
     if (args->recv_topk_idx)
         EP_TRY(ep_check_product(DISPATCH, "recv_topk_idx", args->out_rows, plan->args.topk, index_bytes, &bytes));
-    buffers[RECV_INDEX] = (struct ep_buffer){"recv_topk_idx", args->recv_topk_idx, bytes};
+    buffers[RECV_INDEX] = (struct ep_buffer){"recv_topk_idx", args->recv_topk_idx, bytes, EP_ROW_ALIGN, false};
     if (args->recv_topk_weights)
         EP_TRY(
             ep_check_product(DISPATCH, "recv_topk_weights", args->out_rows, expanded ? 1 : plan->args.topk, 4, &bytes));
-    buffers[RECV_WEIGHTS] = (struct ep_buffer){"recv_topk_weights", args->recv_topk_weights, bytes};
-    buffers[WEIGHTS] = (struct ep_buffer){"topk_weights", args->topk_weights,
-                                          (int64_t)n_tokens * plan->args.topk * (int64_t)sizeof(float)};
+    buffers[RECV_WEIGHTS] =
+        (struct ep_buffer){"recv_topk_weights", args->recv_topk_weights, bytes, EP_ROW_ALIGN, false};
+    buffers[WEIGHTS] = (struct ep_buffer){"topk_weights", args->topk_weights, (int64_t)n_tokens * plan->args.topk * 4,
+                                          EP_ROW_ALIGN, false};
     return EP_OK;
 }
 
@@ -192,17 +191,15 @@ static ep_status check_dispatch(const ep_plan *plan, const ep_dispatch_args *arg
                        (long long)args->out_rows, (long long)ep_plan_info_now(plan)->out_rows);
     EP_TRY(ep_check_product(DISPATCH, "x", n_tokens, row_bytes, 1, &x_bytes));
     EP_TRY(ep_check_product(DISPATCH, "recv_x", args->out_rows, row_bytes, 1, &out_bytes));
-    EP_TRY(ep_check_buffer(DISPATCH, "x", args->x, n_tokens == 0, EP_ROW_ALIGN));
-    EP_TRY(ep_check_buffer(DISPATCH, "recv_x", args->recv_x, args->out_rows == 0, EP_ROW_ALIGN));
-    buffers[RECV_X] = (struct ep_buffer){"recv_x", args->recv_x, out_bytes};
-    buffers[X] = (struct ep_buffer){"x", args->x, x_bytes};
+    buffers[RECV_X] = (struct ep_buffer){"recv_x", args->recv_x, out_bytes, EP_ROW_ALIGN, args->out_rows > 0};
+    buffers[X] = (struct ep_buffer){"x", args->x, x_bytes, EP_ROW_ALIGN, n_tokens > 0};
     EP_TRY(check_scales(args, n_tokens, buffers));
     EP_TRY(check_topk(plan, args, n_tokens, buffers));
     if (args->scale_stride_token || args->scale_stride_block) {
         EP_TRY(check_strided_scales(args, n_tokens, buffers));
         buffers[SCALES].bytes = 0;
     }
-    return ep_check_no_overlap(DISPATCH, buffers, DISPATCH_OUTPUTS, BUFFERS);
+    return ep_check_buffers(DISPATCH, buffers, DISPATCH_OUTPUTS, BUFFERS);
 }
 
 ep_status ep_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream)
@@ -240,13 +237,11 @@ static ep_status check_combine_weights(const ep_plan *plan, const ep_combine_arg
         return ep_fail(EP_E_ARG, COMBINE ": %s",
                        args->topk_weights ? "topk_weights without out_topk_weights"
                                           : "out_topk_weights without topk_weights");
-    EP_TRY(ep_check_buffer(COMBINE, "topk_weights", args->topk_weights, true, EP_ROW_ALIGN));
-    EP_TRY(ep_check_buffer(COMBINE, "out_topk_weights", args->out_topk_weights, true, EP_ROW_ALIGN));
     if (args->topk_weights)
         EP_TRY(ep_check_product(COMBINE, "topk_weights", rows, expanded ? 1 : plan->args.topk, 4, &bytes));
-    *ret_in = (struct ep_buffer){"topk_weights", args->topk_weights, bytes};
-    *ret_out = (struct ep_buffer){"out_topk_weights", args->out_topk_weights,
-                                  (int64_t)n_tokens * plan->args.topk * (int64_t)sizeof(float)};
+    *ret_in = (struct ep_buffer){"topk_weights", args->topk_weights, bytes, EP_ROW_ALIGN, false};
+    *ret_out = (struct ep_buffer){"out_topk_weights", args->out_topk_weights, (int64_t)n_tokens * plan->args.topk * 4,
+                                  EP_ROW_ALIGN, false};
     return EP_OK;
 }
 
@@ -270,18 +265,14 @@ static ep_status check_combine(const ep_plan *plan, const ep_combine_args *args,
     EP_TRY(check_rows(COMBINE, args->dtype, args->hidden, &row_bytes));
     EP_TRY(ep_check_product(COMBINE, "x", rows, row_bytes, 1, &x_bytes));
     EP_TRY(ep_check_product(COMBINE, "out", n_tokens, row_bytes, 1, &out_bytes));
-    EP_TRY(ep_check_buffer(COMBINE, "x", args->x, rows == 0, EP_ROW_ALIGN));
-    EP_TRY(ep_check_buffer(COMBINE, "bias[0]", args->bias[0], true, EP_ROW_ALIGN));
-    EP_TRY(ep_check_buffer(COMBINE, "bias[1]", args->bias[1], true, EP_ROW_ALIGN));
-    EP_TRY(ep_check_buffer(COMBINE, "out", args->out, n_tokens == 0, EP_ROW_ALIGN));
     EP_TRY(check_combine_weights(plan, args, n_tokens, rows, &weights, &out_weights));
-    const struct ep_buffer buffers[] = {{"out", args->out, out_bytes},
+    const struct ep_buffer buffers[] = {{"out", args->out, out_bytes, EP_ROW_ALIGN, n_tokens > 0},
                                         out_weights,
-                                        {"x", args->x, x_bytes},
+                                        {"x", args->x, x_bytes, EP_ROW_ALIGN, rows > 0},
                                         weights,
-                                        {"bias[0]", args->bias[0], out_bytes},
-                                        {"bias[1]", args->bias[1], out_bytes}};
-    return ep_check_no_overlap(COMBINE, buffers, 2, sizeof(buffers) / sizeof(buffers[0]));
+                                        {"bias[0]", args->bias[0], out_bytes, EP_ROW_ALIGN, false},
+                                        {"bias[1]", args->bias[1], out_bytes, EP_ROW_ALIGN, false}};
+    return ep_check_buffers(COMBINE, buffers, 2, sizeof(buffers) / sizeof(buffers[0]));
 }
 
 ep_status ep_combine(ep_plan *plan, const ep_combine_args *args, ep_stream stream)

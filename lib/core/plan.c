@@ -254,18 +254,15 @@ static ep_status check_metadata(const ep_plan *plan, ep_plan_metadata *dst, ep_s
     if (dst->recv_slot)
         EP_TRY(ep_check_product(call, "recv_slot", rows, plan->args.topk, each, &slots));
     const struct ep_buffer buffers[] = {
-        {"recv_source", dst->recv_source, sources},
-        {"recv_slot", dst->recv_slot, slots},
-        {"n_recv_tokens", dst->n_recv_tokens, each},
-        {"psum_rank", dst->psum_rank, ranks * each},
-        {"psum_expert", dst->psum_expert, local * each},
-        {"count_exact", dst->count_exact, local * each},
-        {"rank_prefix", dst->rank_prefix, ranks * ranks * each},
+        {"recv_source", dst->recv_source, sources, sizeof(int32_t), false},
+        {"recv_slot", dst->recv_slot, slots, sizeof(int32_t), false},
+        {"n_recv_tokens", dst->n_recv_tokens, each, sizeof(int32_t), false},
+        {"psum_rank", dst->psum_rank, ranks * each, sizeof(int32_t), false},
+        {"psum_expert", dst->psum_expert, local * each, sizeof(int32_t), false},
+        {"count_exact", dst->count_exact, local * each, sizeof(int32_t), false},
+        {"rank_prefix", dst->rank_prefix, ranks * ranks * each, sizeof(int32_t), false},
     };
-    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++)
-        EP_TRY(ep_check_buffer(call, buffers[i].name, buffers[i].at, true, sizeof(int32_t)));
-    return ep_check_no_overlap(call, buffers, (int)(sizeof(buffers) / sizeof(buffers[0])),
-                               (int)(sizeof(buffers) / sizeof(buffers[0])));
+    return ep_check_buffers(call, buffers, 7, 7);
 }
 
 ep_status ep_plan_get_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream)
@@ -280,13 +277,11 @@ ep_status ep_plan_get_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_st
 
 static ep_status check_sources(const ep_plan *plan, const int32_t *ret_rank, const int32_t *ret_token)
 {
-    static const char call[] = "ep_plan_get_sources";
     int64_t bytes = ep_plan_info_now(plan)->n_recv * (int64_t)sizeof(int32_t);
-    const struct ep_buffer buffers[] = {{"ret_rank", ret_rank, bytes}, {"ret_token", ret_token, bytes}};
+    const struct ep_buffer buffers[] = {{"ret_rank", ret_rank, bytes, sizeof(int32_t), false},
+                                        {"ret_token", ret_token, bytes, sizeof(int32_t), false}};
 
-    EP_TRY(ep_check_buffer(call, "ret_rank", ret_rank, true, sizeof(int32_t)));
-    EP_TRY(ep_check_buffer(call, "ret_token", ret_token, true, sizeof(int32_t)));
-    return ep_check_no_overlap(call, buffers, 2, 2);
+    return ep_check_buffers("ep_plan_get_sources", buffers, 2, 2);
 }
 
 ep_status ep_plan_get_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token)
@@ -303,20 +298,17 @@ ep_status ep_plan_get_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_tok
 
 static ep_status check_layout(const ep_comm *comm, const ep_plan_args *args, const ep_layout *layout)
 {
-    static const char call[] = "ep_plan_layout";
     const int64_t each = (int64_t)sizeof(int32_t);
     const struct ep_buffer buffers[] = {
-        {"tokens_per_rank", layout->tokens_per_rank, comm->nranks * each},
-        {"tokens_per_node", layout->tokens_per_node, comm->nnodes * each},
-        {"tokens_per_expert", layout->tokens_per_expert, args->n_experts * each},
-        {"token_in_rank", layout->token_in_rank, (int64_t)args->n_tokens * comm->nranks},
+        {"tokens_per_rank", layout->tokens_per_rank, comm->nranks * each, sizeof(int32_t), false},
+        {"tokens_per_node", layout->tokens_per_node, comm->nnodes * each, sizeof(int32_t), false},
+        {"tokens_per_expert", layout->tokens_per_expert, args->n_experts * each, sizeof(int32_t), false},
+        {"token_in_rank", layout->token_in_rank, (int64_t)args->n_tokens * comm->nranks, 0, false},
         {"topk_idx", args->topk_idx,
-         (int64_t)args->n_tokens * args->topk * (int64_t)ep_dtype_bytes((ep_dtype)args->idx_type)},
+         (int64_t)args->n_tokens * args->topk * (int64_t)ep_dtype_bytes((ep_dtype)args->idx_type), 0, false},
     };
 
-    for (int i = 0; i < 3; i++)
-        EP_TRY(ep_check_buffer(call, buffers[i].name, buffers[i].at, true, sizeof(int32_t)));
-    return ep_check_no_overlap(call, buffers, 4, sizeof(buffers) / sizeof(buffers[0]));
+    return ep_check_buffers("ep_plan_layout", buffers, 4, sizeof(buffers) / sizeof(buffers[0]));
 }
 
 ep_status ep_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout)
