@@ -59,7 +59,7 @@ struct incoming {
 struct mpi_net {
     struct ep_net net;
     ep_boot_mpi *boot;
-    int n, rank, timeout_ms; /* n: (peer, channel) pairs */
+    int n; /* (peer, channel) pairs */
     struct outgoing *outgoing;
     struct incoming *incoming;
     unsigned char *slots;      /* of all outgoing and incoming */
@@ -68,23 +68,11 @@ struct mpi_net {
     int *ready;                /* [n] of MPI_Testsome */
     MPI_Status *infos;
     bool started; /* the requests are valid */
-    ep_status broken;
-    char reason[EP_ERROR_TEXT_BYTES];
 };
 
 static struct mpi_net *mpi_net_of(struct ep_net *net)
 {
     return (struct mpi_net *)net;
-}
-
-/* The reason was recorded last. */
-static ep_status broken(struct mpi_net *m, ep_status status)
-{
-    if (m->broken == EP_OK) {
-        m->broken = status;
-        snprintf(m->reason, sizeof(m->reason), "%s", ep_last_error());
-    }
-    return status;
 }
 
 /* --- sending --- */
@@ -97,7 +85,7 @@ static ep_status reap(struct mpi_net *m, struct outgoing *out, bool *ret_progres
         ep_status status = EP_MPI(MPI_Testall, (2, out->requests[out->first], &done, MPI_STATUSES_IGNORE));
 
         if (status != EP_OK)
-            return broken(m, ep_fail_prefix(status, "network mpi: to rank %d: ", out->rank));
+            return ep_net_break(&m->net, ep_fail_prefix(status, "network mpi: to rank %d: ", out->rank), -1);
         if (!done)
             break;
         out->first = (out->first + 1) % SLOTS;
@@ -120,7 +108,7 @@ static bool post(struct mpi_net *m, int peer, int channel, const struct header *
 
     if (out->revoked)
         return true;
-    if (m->broken != EP_OK || (out->count == SLOTS && reap(m, out, &progressed) != EP_OK) || out->count == SLOTS)
+    if (m->net.broken != EP_OK || (out->count == SLOTS && reap(m, out, &progressed) != EP_OK) || out->count == SLOTS)
         return false;
     at = (out->first + out->count) % SLOTS;
     slot = out->slots + (size_t)at * SLOT_BYTES;
@@ -135,7 +123,7 @@ static bool post(struct mpi_net *m, int peer, int channel, const struct header *
         status =
             EP_MPI(MPI_Isend, (data, (int)header->bytes, MPI_BYTE, out->rank, out->tag, m->boot->comm, &requests[1]));
     if (status != EP_OK) {
-        broken(m, ep_fail_prefix(status, "network mpi: to rank %d: ", out->rank));
+        ep_net_break(&m->net, ep_fail_prefix(status, "network mpi: to rank %d: ", out->rank), -1);
         return false;
     }
     return true;
@@ -147,7 +135,8 @@ static bool mpi_put(struct ep_net *net, int peer, int channel, uint64_t offset, 
     struct header header = {.kind = bytes > INLINE_BYTES ? KIND_PUT : KIND_INLINE, .target = offset, .bytes = bytes};
 
     if (bytes > INT_MAX) {
-        broken(m, ep_fail(EP_E_OVERFLOW, "network mpi: a put of %zu bytes, at most %d", bytes, INT_MAX));
+        ep_net_break(&m->net, ep_fail(EP_E_OVERFLOW, "network mpi: a put of %zu bytes, at most %d", bytes, INT_MAX),
+                     -1);
         return false;
     }
     return bytes == 0 || post(m, peer, channel, &header, src);
@@ -177,15 +166,16 @@ static ep_status post_receive(struct mpi_net *m, int index, void *memory, size_t
     ep_status status =
         EP_MPI(MPI_Irecv, (memory, (int)bytes, MPI_BYTE, in->rank, in->tag, m->boot->comm, &m->receiving[index]));
 
-    return status == EP_OK ? EP_OK : broken(m, ep_fail_prefix(status, "network mpi: from rank %d: ", in->rank));
+    return status == EP_OK ? EP_OK
+                           : ep_net_break(&m->net, ep_fail_prefix(status, "network mpi: from rank %d: ", in->rank), -1);
 }
 
 static ep_status fail_damaged(struct mpi_net *m, int index, const char *what)
 {
-    if (m->broken == EP_OK)
-        m->net.broken_by = 1 + ep_net_peer(m->net.node, index / m->net.channels);
-    return broken(m, ep_fail(EP_E_MISMATCH, "network mpi: rank %d, channel %d: %s", m->incoming[index].rank,
-                             index % m->net.channels, what));
+    return ep_net_break(&m->net,
+                        ep_fail(EP_E_MISMATCH, "network mpi: rank %d, channel %d: %s", m->incoming[index].rank,
+                                index % m->net.channels, what),
+                        ep_net_peer(m->net.node, index / m->net.channels));
 }
 
 /* A message of `bytes` that begins with a header; posts the receive of the message after it. */
@@ -224,7 +214,7 @@ static ep_status handle_message(struct mpi_net *m, int index, MPI_Status *info)
     int bytes = 0;
 
     if (EP_MPI(MPI_Get_count, (info, MPI_BYTE, &bytes)) != EP_OK)
-        return broken(m, EP_E_SYSTEM);
+        return ep_net_break(&m->net, EP_E_SYSTEM, -1);
     if (in->revoked)
         return EP_OK; /* no further receive is posted */
     if (!in->payload)
@@ -242,7 +232,7 @@ static ep_status receive(struct mpi_net *m, bool *ret_progressed)
         ep_status status = EP_MPI(MPI_Testsome, (m->n, m->receiving, &n_ready, m->ready, m->infos));
 
         if (status != EP_OK)
-            return broken(m, ep_fail_prefix(status, "network mpi: receiving: "));
+            return ep_net_break(&m->net, ep_fail_prefix(status, "network mpi: receiving: "), -1);
         if (n_ready == MPI_UNDEFINED || n_ready == 0)
             break;
         for (int i = 0; i < n_ready; i++)
@@ -257,8 +247,7 @@ static ep_status mpi_progress(struct ep_net *net, bool *ret_progressed)
     struct mpi_net *m = mpi_net_of(net);
     bool progressed = false;
 
-    if (m->broken != EP_OK)
-        return ep_fail(m->broken, "%s", m->reason);
+    EP_TRY(ep_net_check(net));
     EP_TRY(receive(m, &progressed));
     for (int i = 0; i < m->n; i++)
         EP_TRY(reap(m, &m->outgoing[i], &progressed));
@@ -305,7 +294,7 @@ static ep_status mpi_revoke(struct ep_net *net, int peer)
 /* true: no send is left in MPI. */
 static bool drain_sends(struct mpi_net *m)
 {
-    uint64_t deadline_ns = ep_deadline_ns(m->timeout_ms < FREE_MS ? m->timeout_ms : FREE_MS);
+    uint64_t deadline_ns = ep_deadline_ns(m->net.timeout_ms < FREE_MS ? m->net.timeout_ms : FREE_MS);
     bool clean = true, progressed = false;
     unsigned tries = 0;
 
@@ -444,13 +433,13 @@ static ep_status agree(struct mpi_net *m, const struct ep_net_params *params, ep
     return status;
 }
 
-static ep_status start(struct mpi_net *m, const struct ep_net_params *params)
+static ep_status start(struct mpi_net *m)
 {
     int block = (int)(m->boot->endpoints % m->boot->tag_blocks), channels = m->net.channels;
 
     m->started = true;
     for (int i = 0; i < m->n; i++) {
-        int rank = ep_net_rail_rank(m->rank, params->ranks_per_node, ep_net_peer(m->net.node, i / channels));
+        int rank = ep_net_rail(&m->net, ep_net_peer(m->net.node, i / channels));
         int tag = m->boot->first_tag + block * EP_NET_MAX_CHANNELS + i % channels;
 
         m->outgoing[i] = (struct outgoing){.rank = rank,
@@ -477,12 +466,10 @@ ep_status ep_net_mpi_open(const struct ep_net_provider *provider, const struct e
         return ep_fail(EP_E_MEMORY, "network mpi: no memory");
     m->net = ep_net_init(&mpi_ops, params); /* nothing in MPI wakes a sleeper */
     m->boot = boot;
-    m->rank = params->rank;
-    m->timeout_ms = params->timeout_ms;
     m->n = (m->net.nnodes - 1) * params->channels;
     status = agree(m, params, allocate(m));
     if (status == EP_OK)
-        status = start(m, params);
+        status = start(m);
     if (status != EP_OK) {
         mpi_free(&m->net);
         return status;

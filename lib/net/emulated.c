@@ -41,7 +41,7 @@ struct incoming {
 
 struct emulated {
     struct ep_net net;
-    int rank, ranks_per_node, npeers;
+    int npeers;
     ep_net_emulation emulation;
     size_t capacity; /* of our incoming wires */
     void (*wake)(void *context, int rank);
@@ -54,8 +54,6 @@ struct emulated {
     uint64_t random;
     uint64_t stall_end_ns; /* 0: no traffic seen yet, UINT64_MAX: the stall is over or was not requested */
     uint32_t large_puts;   /* applied, of EP_NET_FLIP_BYTES or more; pieces count */
-    ep_status broken;
-    char reason[256];
 };
 
 struct introduction {
@@ -99,7 +97,7 @@ static void wake_rank(struct emulated *e, int rank)
 
 static void wake_peer(struct emulated *e, int peer)
 {
-    wake_rank(e, ep_net_rail_rank(e->rank, e->ranks_per_node, peer));
+    wake_rank(e, ep_net_rail(&e->net, peer));
 }
 
 /* --- the stall --- */
@@ -240,11 +238,10 @@ static bool emulated_flush_test(struct ep_net *net, int peer, int channel)
 
 static ep_status broken(struct emulated *e, const struct incoming *in, int wire, const char *what)
 {
-    snprintf(e->reason, sizeof(e->reason), "network emulated: rank %u, channel %d, byte %llu of the wire: %s",
-             in->writer, wire % e->net.channels, (unsigned long long)in->head, what);
-    e->broken = EP_E_MISMATCH;
-    e->net.broken_by = 1 + (int)in->writer / e->ranks_per_node;
-    return ep_fail(e->broken, "%s", e->reason);
+    return ep_net_break(&e->net,
+                        ep_fail(EP_E_MISMATCH, "network emulated: rank %u, channel %d, byte %llu of the wire: %s",
+                                in->writer, wire % e->net.channels, (unsigned long long)in->head, what),
+                        (int)in->writer / e->net.ranks_per_node);
 }
 
 /* NULL, or the error in the record at head; `there`: bytes on the wire. */
@@ -377,8 +374,7 @@ static ep_status emulated_progress(struct ep_net *net, bool *ret_moved)
     struct emulated *e = emulated_of(net);
     bool moved = false;
 
-    if (e->broken != EP_OK)
-        return ep_fail(e->broken, "%s", e->reason);
+    EP_TRY(ep_net_check(net));
     if (stalled(e, e->stall_end_ns == 0 && anything_came(e))) {
         *ret_moved = false;
         return EP_OK;
@@ -473,8 +469,8 @@ static ep_status prepare(struct emulated *e, const struct ep_net_params *params)
 
         e->order[i] = (int)i;
         e->incoming[i].wire = (struct wire *)((char *)e->shm.base + i * wire_stride(e->capacity));
-        e->incoming[i].writer = (uint32_t)ep_net_rail_rank(e->rank, e->ranks_per_node, peer);
-        e->outgoing[i].random = seed_random(params->emulation.seed, e->rank, peer, channel);
+        e->incoming[i].writer = (uint32_t)ep_net_rail(&e->net, peer);
+        e->outgoing[i].random = seed_random(params->emulation.seed, e->net.rank, peer, channel);
     }
     return EP_OK;
 }
@@ -483,7 +479,7 @@ static ep_status attach_peer(struct emulated *e, const struct ep_net_params *par
                              const struct introduction *all)
 {
     int channels = e->net.channels, peer = ep_net_peer(e->net.node, slot);
-    int rank = ep_net_rail_rank(e->rank, e->ranks_per_node, peer);
+    int rank = ep_net_rail(&e->net, peer);
     const struct introduction *theirs = &all[rank];
     size_t stride = wire_stride(theirs->capacity);
     size_t first = (size_t)ep_net_peer_index(peer, e->net.node) * (size_t)channels;
@@ -538,8 +534,6 @@ static ep_status emulated_open(const struct ep_net_provider *provider, const str
         return ep_fail(EP_E_MEMORY, "network emulated: no memory");
     e->net = ep_net_init(&emulated_ops, params);
     e->net.can_sleep = true;
-    e->rank = params->rank;
-    e->ranks_per_node = params->ranks_per_node;
     e->npeers = e->net.nnodes - 1;
     e->emulation = params->emulation;
     e->capacity = (ring + 63) & ~(size_t)63;

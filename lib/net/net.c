@@ -140,6 +140,16 @@ static ep_status new_pages(size_t bytes, void **ret_memory)
     return status;
 }
 
+ep_status ep_net_break(struct ep_net *net, ep_status status, int node)
+{
+    if (net->broken == EP_OK) {
+        net->broken = status;
+        net->broken_by = 1 + node;
+        snprintf(net->reason, sizeof(net->reason), "%s", ep_last_error());
+    }
+    return ep_net_check(net);
+}
+
 ep_status ep_net_memory_new(struct ep_net *net)
 {
     size_t bytes = (size_t)net->n_signals * sizeof(*net->signals);

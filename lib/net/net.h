@@ -91,6 +91,8 @@ struct ep_net_ops {
 struct ep_net {
     const struct ep_net_ops *ops;
     int node, nnodes, channels;
+    int rank, ranks_per_node, timeout_ms; /* as in ep_net_params */
+    bool tolerant;
     /*
      * Region and signals are page-aligned and fill whole pages (ep_net_whole_pages()) that hold nothing else, so that
      * cudaHostRegister() on them covers no other memory. They do not move until free(); unregister them before that.
@@ -108,6 +110,7 @@ struct ep_net {
     uint32_t n_signals;
     size_t wire_bytes; /* memory of the engine in addition to region and signals */
     uint64_t n_puts;   /* incremented by the caller of put() */
+    ep_status broken;  /* ep_net_break() */
     int broken_by;     /* 1 + the node that broke the network, 0: none */
     bool copies;       /* put() has read sources outside of attach() when it returns true */
     bool can_sleep;    /* peers announce new work by the wake callback: a waiting thread need not poll */
@@ -118,6 +121,7 @@ struct ep_net {
     bool batch_signals;
     /* Set by the user before free(): the group has failed, and data in flight is not needed. */
     bool abandoned;
+    char reason[EP_ERROR_TEXT_BYTES]; /* of `broken` */
 };
 
 struct ep_net_params {
@@ -165,7 +169,7 @@ struct ep_net_provider {
     bool (*uses_device_memory)(void);
 };
 
-#define EP_NET_ABI 6u /* of these tables, and of the engines' wire formats */
+#define EP_NET_ABI 7u /* of these tables, and of the engines' wire formats */
 
 extern const struct ep_net_provider ep_net_emulated;
 extern const struct ep_net_provider ep_net_tcp;   /* tcp.h */
@@ -194,8 +198,23 @@ static inline struct ep_net ep_net_init(const struct ep_net_ops *ops, const stru
                            .node = params->rank / params->ranks_per_node,
                            .nnodes = params->nranks / params->ranks_per_node,
                            .channels = params->channels,
+                           .rank = params->rank,
+                           .ranks_per_node = params->ranks_per_node,
+                           .timeout_ms = params->timeout_ms,
+                           .tolerant = params->tolerant,
                            .region_bytes = params->region_bytes,
                            .n_signals = params->n_signals};
+}
+
+/*
+ * For engines: the endpoint is unusable, by `status` and the last error; `node` has broken it, -1: none. Only the first
+ * call counts. It and ep_net_check() return its status, with the text.
+ */
+EP_PRIVATE_API ep_status ep_net_break(struct ep_net *net, ep_status status, int node);
+
+static inline ep_status ep_net_check(const struct ep_net *net)
+{
+    return net->broken == EP_OK ? EP_OK : ep_fail(net->broken, "%s", net->reason);
 }
 
 /* EP_E_ARG: parameters that no engine accepts. */
@@ -228,6 +247,11 @@ static inline bool ep_net_is_connected(const struct ep_net_params *params, int r
 static inline int ep_net_rail_rank(int rank, int ranks_per_node, int node)
 {
     return node * ranks_per_node + rank % ranks_per_node;
+}
+
+static inline int ep_net_rail(const struct ep_net *net, int node)
+{
+    return ep_net_rail_rank(net->rank, net->ranks_per_node, node);
 }
 
 /* Index of node `peer` among the rail peers of `node`: 0 .. nnodes - 2. */

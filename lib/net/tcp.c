@@ -25,11 +25,6 @@ static int peer_of(const struct tcp_net *t, const struct tcp_conn *conn)
     return ep_net_peer(t->net.node, conn->index / t->net.channels);
 }
 
-static int rank_of(const struct tcp_net *t, const struct tcp_conn *conn)
-{
-    return ep_net_rail_rank(t->rank, t->ranks_per_node, peer_of(t, conn));
-}
-
 static struct tcp_conn *conn_of(struct tcp_net *t, int peer, int channel)
 {
     return &t->conns[ep_net_peer_index(t->net.node, peer) * t->net.channels + channel];
@@ -40,11 +35,10 @@ static ep_status break_net(struct tcp_net *t, const struct tcp_conn *conn, ep_st
     char address[TCP_ADDRESS_TEXT];
 
     tcp_address_print(&conn->remote, address);
-    snprintf(t->reason, sizeof(t->reason), "network tcp: rank %d (%s), channel %d: %s", rank_of(t, conn), address,
-             conn->index % t->net.channels, what);
-    t->broken = status;
-    t->net.broken_by = 1 + peer_of(t, conn);
-    return ep_fail(status, "%s", t->reason);
+    return ep_net_break(&t->net,
+                        ep_fail(status, "network tcp: rank %d (%s), channel %d: %s",
+                                ep_net_rail(&t->net, peer_of(t, conn)), address, conn->index % t->net.channels, what),
+                        peer_of(t, conn));
 }
 
 /* --- sending --- */
@@ -343,7 +337,7 @@ static ep_status check_cut(struct tcp_net *t, const struct tcp_conn *conn)
 {
     char what[128];
 
-    if (t->tolerant || !is_cut(conn))
+    if (t->net.tolerant || !is_cut(conn))
         return EP_OK;
     snprintf(what, sizeof(what), "the connection was cut: %s",
              conn->error ? strerror(conn->error) : "it ended without a BYE record");
@@ -355,8 +349,7 @@ static ep_status tcp_progress(struct ep_net *net, bool *ret_moved)
     struct tcp_net *t = tcp_of(net);
     bool moved = false;
 
-    if (t->broken != EP_OK)
-        return ep_fail(t->broken, "%s", t->reason);
+    EP_TRY(ep_net_check(net));
     poll_sockets(t);
     for (int i = 0; i < t->n; i++) {
         struct tcp_conn *conn = &t->conns[i];

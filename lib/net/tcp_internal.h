@@ -48,15 +48,11 @@ struct tcp_conn {
 
 struct tcp_net {
     struct ep_net net;
-    int rank, ranks_per_node, n; /* n: connections */
-    int timeout_ms;
-    bool tolerant;
     int epoll;
+    int n;                  /* connections */
     struct tcp_conn *conns; /* [npeers][channels] */
     int *links;             /* [npeers] control links that are not detached */
     struct ep_net_tcp_rendezvous rendezvous;
-    ep_status broken;
-    char reason[256];
 };
 
 static inline bool tcp_conn_has_output(const struct tcp_conn *conn)

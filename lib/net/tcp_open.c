@@ -98,7 +98,7 @@ static int drain_ms(const struct tcp_net *t)
 {
     if (t->net.abandoned)
         return 0;
-    return t->tolerant && t->timeout_ms > FREE_MS ? FREE_MS : t->timeout_ms;
+    return t->net.tolerant && t->net.timeout_ms > FREE_MS ? FREE_MS : t->net.timeout_ms;
 }
 
 void ep_net_tcp_free(struct ep_net *net)
@@ -114,7 +114,7 @@ void ep_net_tcp_free(struct ep_net *net)
     for (int i = 0; net->abandoned && t->conns && i < t->n; i++)
         if (tcp_conn_has_output(&t->conns[i]))
             tcp_conn_discard_output(&t->conns[i]);
-    if (t->conns && t->broken == EP_OK)
+    if (t->conns && net->broken == EP_OK)
         send_bye(t, drain_ms(t));
     for (int i = 0; t->conns && i < t->n; i++)
         if (t->conns[i].fd >= 0)
@@ -215,10 +215,6 @@ static ep_status tcp_open(const struct ep_net_provider *provider, const struct e
     if (!t)
         return ep_fail(EP_E_MEMORY, "network tcp: no memory");
     t->net = ep_net_init(&ep_net_tcp_ops, params); /* can_sleep stays false: no doorbell when a socket has input */
-    t->rank = params->rank;
-    t->ranks_per_node = params->ranks_per_node;
-    t->timeout_ms = params->timeout_ms;
-    t->tolerant = params->tolerant;
     t->epoll = t->rendezvous.listener = -1;
     t->n = (t->net.nnodes - 1) * params->channels;
     conns = calloc((size_t)(t->net.nnodes - 1) * (size_t)tcp_mesh_per_peer(params), sizeof(*conns));

@@ -42,25 +42,21 @@ static int peer_of(const struct verbs_net *v, const struct verbs_conn *conn)
     return ep_net_peer(v->net.node, conn->index / v->net.channels);
 }
 
-static ep_status break_net(struct verbs_net *v, const struct verbs_conn *conn, ep_status status, const char *what)
+static ep_status fail_at(const struct verbs_net *v, const struct verbs_conn *conn, ep_status status, const char *what)
 {
-    if (v->broken == EP_OK) {
-        v->broken = status;
-        v->net.broken_by = 1 + peer_of(v, conn);
-        snprintf(v->reason, sizeof(v->reason), "network verbs: rank %d, channel %d, over %s: %s",
-                 ep_net_rail_rank(v->rank, v->ranks_per_node, peer_of(v, conn)), conn->index % v->net.channels,
-                 v->device.name, what);
-    }
-    return ep_fail(v->broken, "%s", v->reason);
+    return ep_fail(status, "network verbs: rank %d, channel %d, over %s: %s", ep_net_rail(&v->net, peer_of(v, conn)),
+                   conn->index % v->net.channels, v->device.name, what);
 }
 
-/* As break_net(), for a failure of this rank: broken_by is 0. */
+static ep_status break_net(struct verbs_net *v, const struct verbs_conn *conn, ep_status status, const char *what)
+{
+    return ep_net_break(&v->net, fail_at(v, conn, status, what), peer_of(v, conn));
+}
+
+/* As break_net(), for a failure of this rank. */
 static ep_status break_by_own(struct verbs_net *v, const struct verbs_conn *conn, const char *what)
 {
-    ep_status status = break_net(v, conn, EP_E_SYSTEM, what);
-
-    v->net.broken_by = 0;
-    return status;
+    return ep_net_break(&v->net, fail_at(v, conn, EP_E_SYSTEM, what), -1);
 }
 
 /* Errors that the death or departure of a peer can cause. */
@@ -179,7 +175,7 @@ static bool verbs_put(struct ep_net *net, int peer, int channel, uint64_t offset
     uint64_t at = offset < net->payload_base ? offset : offset - net->payload_base;
     const unsigned char *from = src;
 
-    if (v->broken != EP_OK || is_failing(conn))
+    if (v->net.broken != EP_OK || is_failing(conn))
         return false;
     if (conn->discards)
         return true; /* the peer has left or died, which the waits for it report */
@@ -212,7 +208,7 @@ static bool send_record(struct verbs_net *v, struct verbs_conn *conn, enum verbs
     struct verbs_record record = {.kind = kind, .index = index, .add = add};
     size_t left = v->ring_bytes - conn->tail % v->ring_bytes, padding = 0;
 
-    if (v->broken != EP_OK || is_failing(conn))
+    if (v->net.broken != EP_OK || is_failing(conn))
         return false;
     if (conn->discards)
         return true;
@@ -286,7 +282,7 @@ static ep_status watch_port(struct verbs_net *v)
  */
 static ep_status report_failures(struct verbs_net *v)
 {
-    int wait_ms = v->timeout_ms / 4 < PORT_WAIT_MS ? v->timeout_ms / 4 : PORT_WAIT_MS;
+    int wait_ms = v->net.timeout_ms / 4 < PORT_WAIT_MS ? v->net.timeout_ms / 4 : PORT_WAIT_MS;
     char what[128];
 
     for (int i = 0; i < v->n; i++) {
@@ -428,14 +424,10 @@ static ep_status check_ends(struct verbs_net *v)
     EP_TRY(watch_port(v));
     EP_TRY(report_failures(v));
     status = v->tcp->ops->progress(v->tcp, &moved);
-    if (status != EP_OK) {
-        v->broken = status;
-        v->net.broken_by = v->tcp->broken_by;
-        snprintf(v->reason, sizeof(v->reason), "%s", ep_last_error());
-        return status;
-    }
+    if (status != EP_OK)
+        return ep_net_break(&v->net, status, v->tcp->broken_by - 1);
     note_closed_peers(v);
-    for (int i = 0; any && !v->tolerant && i < v->n; i++)
+    for (int i = 0; any && !v->net.tolerant && i < v->n; i++)
         if (is_cut(&v->conns[i]))
             return fail_cut(v, &v->conns[i]);
     return EP_OK;
@@ -446,8 +438,7 @@ static ep_status verbs_progress(struct ep_net *net, bool *ret_moved)
     struct verbs_net *v = verbs_of(net);
     bool moved = false;
 
-    if (v->broken != EP_OK)
-        return ep_fail(v->broken, "%s", v->reason);
+    EP_TRY(ep_net_check(net));
     EP_TRY(poll_all(v, &moved));
     EP_TRY(check_ends(v));
     *ret_moved = moved;
@@ -542,7 +533,7 @@ ep_status verbs_exchange_hello(struct verbs_net *v, uint64_t deadline_ns, struct
 
     for (int i = 0; i < v->n; i++)
         if (v->conns[i].qp && !send_record(v, &v->conns[i], VERBS_HELLO, 0, 0))
-            return ep_fail(v->broken, "%s", v->reason);
+            return ep_net_check(&v->net);
     do {
         moved = false;
         EP_TRY(poll_all(v, &moved));
@@ -561,7 +552,7 @@ ep_status verbs_exchange_hello(struct verbs_net *v, uint64_t deadline_ns, struct
 /* Polls until the peers have received everything, or the timeout; posting receives lets the peers finish as well. */
 static void send_bye(struct verbs_net *v)
 {
-    uint64_t deadline_ns = ep_deadline_ns(v->timeout_ms < FREE_MS ? v->timeout_ms : FREE_MS);
+    uint64_t deadline_ns = ep_deadline_ns(v->net.timeout_ms < FREE_MS ? v->net.timeout_ms : FREE_MS);
     struct timespec backoff = {.tv_nsec = 50000};
     bool waits = true, moved;
 
@@ -608,9 +599,9 @@ static void verbs_free(struct ep_net *net)
 
     if (!v)
         return;
-    if (v->broken == EP_OK && !net->abandoned)
+    if (v->net.broken == EP_OK && !net->abandoned)
         send_bye(v);
-    v->tcp->abandoned = net->abandoned || v->broken != EP_OK;
+    v->tcp->abandoned = net->abandoned || v->net.broken != EP_OK;
     v->tcp->ops->free(v->tcp);
     verbs_release(v);
 }

@@ -64,8 +64,7 @@ struct verbs_net {
     struct ep_net net;
     struct ep_net *tcp; /* see verbs.h */
     struct verbs_device device;
-    int rank, ranks_per_node, timeout_ms, n; /* n: connections */
-    bool tolerant;
+    int n; /* connections */
     struct verbs_conn *conns;
     size_t ring_bytes;     /* of a connection: any put fits */
     unsigned char *copies; /* rings and receive buffers of all connections */
@@ -78,8 +77,6 @@ struct verbs_net {
     uint32_t tcp_polls;     /* calls of check_ends(), for TCP_POLL_INTERVAL */
     uint64_t port_check_ns; /* when the local port is to be checked again */
     int port_downs;         /* checks that have found it down, without one between them that has not */
-    ep_status broken;
-    char reason[EP_ERROR_TEXT_BYTES];
 };
 
 extern const struct ep_net_ops verbs_ops;

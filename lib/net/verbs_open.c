@@ -79,7 +79,7 @@ static ep_status make_queues(struct verbs_net *v)
 static bool is_connected(const struct opening *o, const struct verbs_conn *conn)
 {
     const struct verbs_net *v = o->v;
-    int rank = ep_net_rail_rank(v->rank, v->ranks_per_node, ep_net_peer(v->net.node, conn->index / v->net.channels));
+    int rank = ep_net_rail(&v->net, ep_net_peer(v->net.node, conn->index / v->net.channels));
 
     return ep_net_is_connected(o->params, rank);
 }
@@ -120,9 +120,9 @@ static ep_status prepare(struct opening *o)
 {
     struct verbs_net *v = o->v;
     struct introduction *mine = o->mine;
-    int ranks_per_node = o->params->block_ranks ? o->params->block_ranks : v->ranks_per_node;
+    int ranks_per_node = o->params->block_ranks ? o->params->block_ranks : v->net.ranks_per_node;
 
-    EP_TRY(verbs_device_open(v->rank % ranks_per_node, o->params->gpu, &v->device));
+    EP_TRY(verbs_device_open(v->net.rank % ranks_per_node, o->params->gpu, &v->device));
     v->pd = v->device.library->alloc_pd(v->device.context);
     if (!v->pd)
         return ep_fail_errno(EP_E_SYSTEM, errno, "network verbs: a protection domain on %s", v->device.name);
@@ -177,7 +177,7 @@ static ep_status connect_conn(struct opening *o, struct verbs_conn *conn, int pe
 {
     struct verbs_net *v = o->v;
     const struct verbs_library *library = v->device.library;
-    int rank = ep_net_rail_rank(v->rank, v->ranks_per_node, peer), error;
+    int rank = ep_net_rail(&v->net, peer), error;
     struct introduction *theirs = introduction_of(o, rank);
     const struct address *far = &addresses_of(theirs)[ep_net_peer_index(peer, v->net.node) * v->net.channels + channel];
     struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_RTR,
@@ -189,7 +189,7 @@ static ep_status connect_conn(struct opening *o, struct verbs_conn *conn, int pe
 
     if (theirs->is_ethernet != v->device.is_ethernet)
         return ep_fail(EP_E_MISMATCH, "network verbs: rank %d is on InfiniBand and rank %d on Ethernet",
-                       theirs->is_ethernet ? v->rank : rank, theirs->is_ethernet ? rank : v->rank);
+                       theirs->is_ethernet ? v->net.rank : rank, theirs->is_ethernet ? rank : v->net.rank);
     conn->remote_region = theirs->region;
     conn->remote_key = theirs->key;
     conn->remote_payload = theirs->payload;
@@ -235,11 +235,11 @@ static ep_status exchange_hello(struct opening *o)
     EP_TRY(verbs_exchange_hello(v, ep_deadline_ns(o->params->timeout_ms / 2), &watch, &unverified));
     if (!unverified)
         return EP_OK;
-    rank = ep_net_rail_rank(v->rank, v->ranks_per_node, ep_net_peer(v->net.node, unverified->index / v->net.channels));
+    rank = ep_net_rail(&v->net, ep_net_peer(v->net.node, unverified->index / v->net.channels));
     return ep_fail(EP_E_SYSTEM,
                    "network verbs: rank %d with %s and rank %d with %.*s cannot reach each other: %s: check that the "
                    "network connects these ports, or name others in EPKIT_VERBS_DEVICE",
-                   v->rank, v->device.name, rank, (int)VERBS_NAME_BYTES, introduction_of(o, rank)->device,
+                   v->net.rank, v->device.name, rank, (int)VERBS_NAME_BYTES, introduction_of(o, rank)->device,
                    unverified->failed_ns ? v->device.library->wc_status_str(unverified->why)
                                          : "no message arrived before the deadline");
 }
@@ -293,10 +293,6 @@ static ep_status verbs_open(const struct ep_net_provider *provider, const struct
         return status;
     }
     v->net = ep_net_init(&verbs_ops, params); /* can_sleep stays false: no doorbell when the NIC has a completion */
-    v->rank = params->rank;
-    v->ranks_per_node = params->ranks_per_node;
-    v->timeout_ms = params->timeout_ms;
-    v->tolerant = params->tolerant;
     v->n = (v->net.nnodes - 1) * params->channels;
     v->conns = calloc((size_t)v->n, sizeof(*v->conns));
     for (int i = 0; v->conns && i < v->n; i++)

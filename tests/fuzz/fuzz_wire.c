@@ -54,7 +54,7 @@ static void reset(struct emulated *e, uint64_t head)
     in->head = head;
     in->applied = 0;
     atomic_store(&in->wire->head, head);
-    e->broken = EP_OK;
+    e->net.broken = EP_OK;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
