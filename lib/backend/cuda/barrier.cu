@@ -48,10 +48,7 @@ cudaError_t cuda_launch_wait(const struct cuda_waits *waits, const uint32_t *wor
     return cudaGetLastError();
 }
 
-cudaError_t cuda_barrier_load(void)
+cudaError_t cuda_barrier_load(int)
 {
-    cudaFuncAttributes attributes;
-    cudaError_t error = cudaFuncGetAttributes(&attributes, barrier_kernel);
-
-    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, wait_kernel) : error;
+    return load_kernels(barrier_kernel, wait_kernel);
 }

@@ -15,11 +15,6 @@
 namespace
 {
 
-__device__ int64_t read_expert(const cuda_count &c, size_t at)
-{
-    return c.idx64 ? static_cast<const int64_t *>(c.topk_idx)[at] : static_cast<const int32_t *>(c.topk_idx)[at];
-}
-
 /* Counts a token's experts, and returns the bit mask of its ranks. */
 __device__ uint32_t count_token(const cuda_count &c, int token, int32_t *per_expert)
 {
@@ -28,7 +23,7 @@ __device__ uint32_t count_token(const cuda_count &c, int token, int32_t *per_exp
     uint32_t ranks = 0, bad = 0;
 
     for (int k = 0; k < c.topk; k++) {
-        int64_t expert = read_expert(c, start + k);
+        int64_t expert = expert_at(c, start + k);
 
         c.index[start + k] = (int32_t)expert;
         if (expert < -1 || expert >= c.n_experts) {
@@ -38,7 +33,7 @@ __device__ uint32_t count_token(const cuda_count &c, int token, int32_t *per_exp
         if (expert < 0)
             continue;
         for (int j = 0; j < k; j++)
-            bad |= read_expert(c, start + j) == expert;
+            bad |= expert_at(c, start + j) == expert;
         ranks |= 1u << ((int)expert / n_local);
         atomicAdd(&per_expert[expert], 1);
     }
@@ -260,42 +255,15 @@ cudaError_t cuda_launch_count(const struct cuda_count *count, cudaStream_t strea
 
 cudaError_t cuda_kernels_load(int shared_bytes)
 {
-    cudaFuncAttributes attributes;
-    cudaError_t error = cudaFuncGetAttributes(&attributes, count_kernel);
+    static cudaError_t (*const loads[])(int shared_bytes) = {
+        cuda_barrier_load,          cuda_update_load,          cuda_layout_load,   cuda_nodes_load,
+        cuda_slices_load,           cuda_lists_load,           cuda_metadata_load, cuda_dispatch_load,
+        cuda_combine_load,          cuda_ll_dispatch_load,     cuda_ll_combine_load, cuda_ll_mask_load,
+        cuda_ll_dispatch_load_nodes, cuda_ll_combine_load_nodes, cuda_ll_mask_load_nodes,
+    };
+    cudaError_t error = load_kernels(count_kernel, add_blocks_kernel, order_kernel);
 
-    if (error == cudaSuccess)
-        error = cudaFuncGetAttributes(&attributes, add_blocks_kernel);
-    if (error == cudaSuccess)
-        error = cudaFuncGetAttributes(&attributes, order_kernel);
-    if (error == cudaSuccess)
-        error = cuda_barrier_load();
-    if (error == cudaSuccess)
-        error = cuda_update_load();
-    if (error == cudaSuccess)
-        error = cuda_layout_load();
-    if (error == cudaSuccess)
-        error = cuda_nodes_load();
-    if (error == cudaSuccess)
-        error = cuda_slices_load();
-    if (error == cudaSuccess)
-        error = cuda_lists_load();
-    if (error == cudaSuccess)
-        error = cuda_metadata_load();
-    if (error == cudaSuccess)
-        error = cuda_dispatch_load(shared_bytes);
-    if (error == cudaSuccess)
-        error = cuda_combine_load(shared_bytes);
-    if (error == cudaSuccess)
-        error = cuda_ll_dispatch_load(shared_bytes);
-    if (error == cudaSuccess)
-        error = cuda_ll_combine_load();
-    if (error == cudaSuccess)
-        error = cuda_ll_mask_load();
-    if (error == cudaSuccess)
-        error = cuda_ll_dispatch_load_nodes(shared_bytes);
-    if (error == cudaSuccess)
-        error = cuda_ll_combine_load_nodes();
-    if (error == cudaSuccess)
-        error = cuda_ll_mask_load_nodes();
+    for (size_t i = 0; error == cudaSuccess && i < sizeof(loads) / sizeof(loads[0]); i++)
+        error = loads[i](shared_bytes);
     return error;
 }

@@ -18,6 +18,17 @@
 #define ALL_LANES 0xffffffffu
 #define VECTOR 16 /* bytes that a lane moves at once */
 
+/* For the functions that cuda_kernels_load() calls. */
+template <typename... Kernels>
+cudaError_t load_kernels(Kernels... kernels)
+{
+    cudaFuncAttributes attributes;
+    cudaError_t error = cudaSuccess;
+
+    ((error = error == cudaSuccess ? cudaFuncGetAttributes(&attributes, kernels) : error), ...);
+    return error;
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void *pointer)
 {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -267,13 +278,16 @@ __device__ inline void set_failure(const cuda_waits &waits, uint32_t kind, int r
     __threadfence_system();
 }
 
-/* Waits for `rank` until `met()` is true; false after the deadline, with `rank` reported as failed, or when aborted. */
-template <typename Met, typename Progress = no_progress>
-__device__ inline bool wait_or_fail(const cuda_waits &waits, Met met, int rank, int phase, int deadlines = 1,
-                                    Progress progress = Progress{})
+/* A choice of the routing in the arguments of a kernel. */
+template <typename Arguments>
+__device__ inline int64_t expert_at(const Arguments &a, size_t at)
 {
-    wait_end end = wait_for(waits, met, &waits.mine->lost, rank, deadlines, progress);
+    return a.idx64 ? static_cast<const int64_t *>(a.topk_idx)[at] : static_cast<const int32_t *>(a.topk_idx)[at];
+}
 
+/* Reports a wait for `rank` that has not ended well; false. */
+__device__ inline bool end_wait(const cuda_waits &waits, wait_end end, int rank, int phase)
+{
     if (end != WAIT_OK)
         set_failure(waits,
                     end == WAIT_TIMEOUT ? CUDA_FAILED_LATE
@@ -281,6 +295,14 @@ __device__ inline bool wait_or_fail(const cuda_waits &waits, Met met, int rank, 
                                         : 0,
                     rank, phase);
     return end == WAIT_OK;
+}
+
+/* Waits for `rank` until `met()` is true; false after the deadline, with `rank` reported as failed, or when aborted. */
+template <typename Met, typename Progress = no_progress>
+__device__ inline bool wait_or_fail(const cuda_waits &waits, Met met, int rank, int phase, int deadlines = 1,
+                                    Progress progress = Progress{})
+{
+    return end_wait(waits, wait_for(waits, met, &waits.mine->lost, rank, deadlines, progress), rank, phase);
 }
 
 /* Waits for a word of `rank`; false as above. */

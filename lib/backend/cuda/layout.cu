@@ -13,11 +13,6 @@ struct sums {
     int32_t bad;
 };
 
-__device__ int64_t read_expert(const cuda_layout &l, size_t at)
-{
-    return l.idx64 ? static_cast<const int64_t *>(l.topk_idx)[at] : static_cast<const int32_t *>(l.topk_idx)[at];
-}
-
 __device__ __forceinline__ bool is_within(int64_t expert, int first, int n)
 {
     return expert >= first && expert < first + n;
@@ -33,12 +28,12 @@ __device__ void count_token(const cuda_layout &l, int token, sums &sum)
     for (int rank = 0; rank < l.nranks && in_rank; rank++)
         in_rank[rank] = 0;
     for (int k = 0; k < l.topk; k++) {
-        int64_t expert = read_expert(l, start + k);
+        int64_t expert = expert_at(l, start + k);
         bool bad = expert < -1 || expert >= l.n_experts, new_rank = true, new_node = true;
         int rank = bad || expert < 0 ? 0 : (int)expert / n_local, node = rank / l.ranks_per_node;
 
         for (int j = 0; j < k && expert >= 0; j++) {
-            int64_t other = read_expert(l, start + j);
+            int64_t other = expert_at(l, start + j);
 
             bad |= other == expert;
             new_rank &= !is_within(other, rank * n_local, n_local);
@@ -108,9 +103,7 @@ cudaError_t cuda_launch_layout(const struct cuda_layout *layout, cudaStream_t st
     return cudaGetLastError();
 }
 
-cudaError_t cuda_layout_load(void)
+cudaError_t cuda_layout_load(int)
 {
-    cudaFuncAttributes attributes;
-
-    return cudaFuncGetAttributes(&attributes, layout_kernel);
+    return load_kernels(layout_kernel);
 }

@@ -490,7 +490,7 @@ cudaError_t LL_NAME(cuda_launch_ll_combine)(const struct cuda_ll_combine *combin
     return cudaGetLastError();
 }
 
-cudaError_t LL_NAME(cuda_ll_combine_load)(void)
+cudaError_t LL_NAME(cuda_ll_combine_load)(int)
 {
     return cudaFuncSetAttribute(ep::LL_NAME(combine_ll), cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
 }

@@ -91,10 +91,7 @@ cudaError_t LL_NAME(cuda_launch_ll_barrier)(const struct cuda_ll *ll, cudaStream
     return cudaGetLastError();
 }
 
-cudaError_t LL_NAME(cuda_ll_mask_load)(void)
+cudaError_t LL_NAME(cuda_ll_mask_load)(int)
 {
-    cudaFuncAttributes attributes;
-    cudaError_t error = cudaFuncGetAttributes(&attributes, mask_kernel);
-
-    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, ll_barrier_kernel) : error;
+    return load_kernels(mask_kernel, ll_barrier_kernel);
 }

@@ -244,15 +244,7 @@ __device__ inline wait_end ll_wait_for(const cuda_ll &ll, Condition condition, i
 template <typename Condition>
 __device__ inline bool ll_wait_or_fail(const cuda_ll &ll, Condition condition, int rank, int phase, int deadlines = 1)
 {
-    wait_end end = ll_wait_for(ll, condition, rank, deadlines);
-
-    if (end != WAIT_OK)
-        set_failure(ll.waits,
-                    end == WAIT_TIMEOUT ? CUDA_FAILED_LATE
-                    : end == WAIT_LOST  ? CUDA_FAILED_LOST
-                                        : 0,
-                    rank, phase);
-    return end == WAIT_OK;
+    return end_wait(ll.waits, ll_wait_for(ll, condition, rank, deadlines), rank, phase);
 }
 
 /* The same for a word that `rank` writes. */

@@ -117,20 +117,20 @@ struct cuda_ll_mask {
 };
 
 cudaError_t cuda_ll_dispatch_load(int shared_bytes);
-cudaError_t cuda_ll_combine_load(void);
+cudaError_t cuda_ll_combine_load(int shared_bytes);
 cudaError_t cuda_launch_ll_mask(const struct cuda_ll_mask *mask, cudaStream_t stream);
 /* A barrier of all ranks that are not masked. */
 cudaError_t cuda_launch_ll_barrier(const struct cuda_ll *ll, cudaStream_t stream);
-cudaError_t cuda_ll_mask_load(void);
+cudaError_t cuda_ll_mask_load(int shared_bytes);
 cudaError_t cuda_launch_ll_dispatch(const struct cuda_ll_dispatch *dispatch, int blocks, cudaStream_t stream);
 cudaError_t cuda_launch_ll_combine(const struct cuda_ll_combine *combine, int blocks, cudaStream_t stream);
 
 /* The variants between nodes, of cuda_ll with a landing segment. */
 cudaError_t cuda_ll_dispatch_load_nodes(int shared_bytes);
-cudaError_t cuda_ll_combine_load_nodes(void);
+cudaError_t cuda_ll_combine_load_nodes(int shared_bytes);
 cudaError_t cuda_launch_ll_mask_nodes(const struct cuda_ll_mask *mask, cudaStream_t stream);
 cudaError_t cuda_launch_ll_barrier_nodes(const struct cuda_ll *ll, cudaStream_t stream);
-cudaError_t cuda_ll_mask_load_nodes(void);
+cudaError_t cuda_ll_mask_load_nodes(int shared_bytes);
 cudaError_t cuda_launch_ll_dispatch_nodes(const struct cuda_ll_dispatch *dispatch, int blocks, cudaStream_t stream);
 cudaError_t cuda_launch_ll_combine_nodes(const struct cuda_ll_combine *combine, int blocks, cudaStream_t stream);
 

@@ -218,10 +218,7 @@ cudaError_t cuda_launch_sources(const struct cuda_metadata *metadata, cudaStream
     return cudaGetLastError();
 }
 
-cudaError_t cuda_metadata_load(void)
+cudaError_t cuda_metadata_load(int)
 {
-    cudaFuncAttributes attributes;
-    cudaError_t error = cudaFuncGetAttributes(&attributes, metadata_counts_kernel);
-
-    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, sources_kernel) : error;
+    return load_kernels(metadata_counts_kernel, sources_kernel);
 }

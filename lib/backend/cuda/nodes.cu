@@ -545,14 +545,7 @@ cudaError_t cuda_launch_nodes_barrier(const struct cuda_nodes_barrier *barrier, 
     return cudaGetLastError();
 }
 
-cudaError_t cuda_nodes_load(void)
+cudaError_t cuda_nodes_load(int)
 {
-    cudaFuncAttributes attributes;
-    cudaError_t error = cudaFuncGetAttributes(&attributes, ep::pack_rows);
-
-    if (error == cudaSuccess)
-        error = cudaFuncGetAttributes(&attributes, ep::dispatch_nodes);
-    if (error == cudaSuccess)
-        error = cudaFuncGetAttributes(&attributes, ep::combine_nodes);
-    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, ep::barrier_nodes) : error;
+    return load_kernels(ep::pack_rows, ep::dispatch_nodes, ep::combine_nodes, ep::barrier_nodes);
 }

@@ -318,13 +318,10 @@ cudaError_t cuda_launch_lists(const struct cuda_nodes_update *update, const stru
     return cudaGetLastError();
 }
 
-cudaError_t cuda_lists_load(void)
+cudaError_t cuda_lists_load(int)
 {
-    cudaFuncAttributes attributes;
     cudaError_t error = cudaFuncSetAttribute(number_rows_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                              (int)shared_bytes(CUDA_MAX_EXPERTS));
 
-    if (error == cudaSuccess)
-        error = cudaFuncGetAttributes(&attributes, list_tokens_kernel);
-    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, receive_lists_kernel) : error;
+    return error == cudaSuccess ? load_kernels(list_tokens_kernel, receive_lists_kernel) : error;
 }

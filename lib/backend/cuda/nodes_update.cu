@@ -40,7 +40,7 @@ __device__ int64_t read_choice(const cuda_nodes_update &u, int token, int k)
 
     if (!u.topk_idx)
         return u.mask[at] ? (int64_t)k * u.n_local_experts : -1;
-    return u.idx64 ? static_cast<const int64_t *>(u.topk_idx)[at] : static_cast<const int32_t *>(u.topk_idx)[at];
+    return expert_at(u, at);
 }
 
 __global__ void __launch_bounds__(THREADS) read_routing_kernel(const __grid_constant__ cuda_nodes_update u)
@@ -182,27 +182,34 @@ __device__ bool slices_are_valid(const cuda_nodes_update &u)
     return __syncthreads_and(ok);
 }
 
-/* Exchanges the slices along the rail: afterwards this rank has those for this node. */
-__device__ bool exchange_slices(const cuda_nodes_update &u, const net_run &run)
+/* Exchanges `words` words with each other node: word_of(node, word), of this node in its place in `own`. */
+template <typename Word>
+__device__ __forceinline__ bool exchange_words(const cuda_nodes_update &u, const cuda_net_op_args &op,
+                                               const net_run &run, int32_t *own, int words, Word word_of)
 {
-    int words = slice_words(u);
-
-    if (!await_arena(u.waits, u.slices, run, u.words))
+    if (!await_arena(u.waits, op, run, u.words))
         return false;
     for (int i = (int)threadIdx.x; i < nodes_of(u) * words; i += (int)blockDim.x) {
         int node = i / words, word = i % words;
-        int32_t *to =
-            node == node_of(u)
-                ? u.slice + (size_t)node * words
-                : reinterpret_cast<int32_t *>(run.buffers->arena + (size_t)slot_of(node) * u.slices.slot_bytes);
+        int32_t *to = node == node_of(u)
+                          ? own + (size_t)node * words
+                          : reinterpret_cast<int32_t *>(run.buffers->arena + (size_t)slot_of(node) * op.slot_bytes);
 
-        to[word] = word_of_slice(u, node, word);
+        to[word] = word_of(node, word);
     }
     send_words(u, run);
-    if (!receive_words(u, u.slices, run, words, store_rows{u.slice, words}))
+    if (!receive_words(u, op, run, words, store_rows{own, words}))
         return false;
     __syncthreads();
-    return slices_are_valid(u);
+    return true;
+}
+
+/* Exchanges the slices along the rail: afterwards this rank has those for this node. */
+__device__ bool exchange_slices(const cuda_nodes_update &u, const net_run &run)
+{
+    return exchange_words(u, u.slices, run, u.slice, slice_words(u),
+                          [&](int node, int word) { return word_of_slice(u, node, word); }) &&
+           slices_are_valid(u);
 }
 
 /* Publishes them to the ranks of this node. */
@@ -337,24 +344,8 @@ __device__ int32_t word_of_summary(const cuda_nodes_update &u, const node_counts
 /* Exchanges the summaries; all ranks get the same ones. */
 __device__ bool exchange_summaries(const cuda_nodes_update &u, const net_run &run, const node_counts &x)
 {
-    int words = summary_words(u);
-
-    if (!await_arena(u.waits, u.summaries, run, u.words))
-        return false;
-    for (int i = (int)threadIdx.x; i < nodes_of(u) * words; i += (int)blockDim.x) {
-        int node = i / words, word = i % words;
-        int32_t *to =
-            node == node_of(u)
-                ? u.summary + (size_t)node * words
-                : reinterpret_cast<int32_t *>(run.buffers->arena + (size_t)slot_of(node) * u.summaries.slot_bytes);
-
-        to[word] = word_of_summary(u, x, node, word);
-    }
-    send_words(u, run);
-    if (!receive_words(u, u.summaries, run, words, store_rows{u.summary, words}))
-        return false;
-    __syncthreads();
-    return true;
+    return exchange_words(u, u.summaries, run, u.summary, summary_words(u),
+                          [&](int node, int word) { return word_of_summary(u, x, node, word); });
 }
 
 /* Sets first and n of each node, in device and in pinned memory. */
@@ -515,12 +506,7 @@ cudaError_t cuda_launch_prefix(const struct cuda_nodes_update *update, cudaStrea
     return cudaGetLastError();
 }
 
-cudaError_t cuda_slices_load(void)
+cudaError_t cuda_slices_load(int)
 {
-    cudaFuncAttributes attributes;
-    cudaError_t error = cudaFuncGetAttributes(&attributes, read_routing_kernel);
-
-    if (error == cudaSuccess)
-        error = cudaFuncGetAttributes(&attributes, exchange_prefix_kernel);
-    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, exchange_slices_kernel) : error;
+    return load_kernels(read_routing_kernel, exchange_prefix_kernel, exchange_slices_kernel);
 }

@@ -17,11 +17,6 @@ namespace
 
 /* --- counting, expanded ------------------------------------------------------------------------------------------ */
 
-__device__ int64_t read_expert(const cuda_count &c, size_t at)
-{
-    return c.idx64 ? static_cast<const int64_t *>(c.topk_idx)[at] : static_cast<const int32_t *>(c.topk_idx)[at];
-}
-
 /* Sets the token's bit in the mask of each of its experts, and copies its choices. Returns the bit mask of its ranks.
  */
 __device__ uint32_t mark_token(const cuda_count &c, int token, uint32_t *masks)
@@ -31,7 +26,7 @@ __device__ uint32_t mark_token(const cuda_count &c, int token, uint32_t *masks)
     int n_local = c.n_experts / c.nranks;
 
     for (int k = 0; k < c.topk; k++) {
-        int64_t expert = read_expert(c, start + k);
+        int64_t expert = expert_at(c, start + k);
 
         bad |= expert < -1 || expert >= c.n_experts;
         expert = expert < -1 || expert >= c.n_experts ? -1 : expert;
@@ -449,17 +444,10 @@ cudaError_t cuda_launch_rows(const struct cuda_rows *rows, cudaStream_t stream)
     return cudaGetLastError();
 }
 
-cudaError_t cuda_update_load(void)
+cudaError_t cuda_update_load(int)
 {
-    cudaFuncAttributes attributes;
     cudaError_t error = cudaFuncSetAttribute(count_experts_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                              CUDA_MAX_EXPERTS * MASK_WORDS * (int)sizeof(uint32_t));
 
-    if (error == cudaSuccess)
-        error = cudaFuncGetAttributes(&attributes, exchange_kernel);
-    if (error == cudaSuccess)
-        error = cudaFuncGetAttributes(&attributes, add_experts_kernel);
-    if (error == cudaSuccess)
-        error = cudaFuncGetAttributes(&attributes, rows_kernel);
-    return error;
+    return error == cudaSuccess ? load_kernels(exchange_kernel, add_experts_kernel, rows_kernel) : error;
 }
