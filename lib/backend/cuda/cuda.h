@@ -147,6 +147,7 @@ struct cuda_spare;  /* pool.c */
 struct cuda_proxy;  /* proxy.c */
 struct cuda_ll_net; /* ll_net.c */
 struct cuda_lists;  /* lists.h */
+struct ep_routing_shape;
 
 struct cuda_comm {
     struct ep_group group; /* first: comm->impl is both */
@@ -504,6 +505,9 @@ ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args);
 struct cuda_route cuda_route_shape(const ep_plan *plan);
 /* Copies `bytes` of routing to host memory, ordered by `stream`; the caller frees the copy. */
 ep_status cuda_fetch_routing(const void *topk_idx, size_t bytes, cudaStream_t stream, void **ret_copy);
+/* The host's error text for a routing that the device has found invalid. `otherwise`: if the host finds nothing. */
+ep_status cuda_explain_routing(const struct ep_routing_shape *shape, const void *topk_idx, int idx_type,
+                               cudaStream_t stream, const char *otherwise);
 void cuda_plan_close(ep_plan *plan);
 ep_status cuda_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
 /* Completes the plan with the peers, if not yet done, and its route; *ret_route: for the tokens of the call. */

@@ -8,7 +8,6 @@
 
 #include "core/routing.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* Finds out why a kernel has rejected the routing. */
@@ -20,23 +19,11 @@ static ep_status explain_refusal(const ep_ll *ll, const void *topk_idx, int idx_
                                      .n_experts = ll->config.n_experts,
                                      .nranks = ll->comm->nranks,
                                      .ranks_per_node = ll->comm->ranks_per_node};
-    size_t entries = (size_t)n_tokens * (size_t)topk;
-    int32_t *index = malloc((entries + 1) * sizeof(*index));
-    void *copy = NULL;
-    ep_status status = EP_E_MEMORY;
 
-    if (!index)
-        return ep_fail(status, "routing: no memory");
-    status = cuda_fetch_routing(topk_idx, entries * ep_dtype_bytes((ep_dtype)idx_type), impl->stream, &copy);
-    if (status == EP_OK)
-        status = ep_routing_check(&shape, copy, idx_type, index);
-    if (status == EP_OK)
-        status = impl->in_dispatch
-                     ? ep_fail(EP_E_ROUTING, "ep_ll_dispatch: topk_idx changed while it was checked")
-                     : ep_fail(EP_E_ROUTING, "ep_ll_combine: topk_idx is not that of the dispatch that it answers");
-    free(copy);
-    free(index);
-    return status;
+    return cuda_explain_routing(&shape, topk_idx, idx_type, impl->stream,
+                                impl->in_dispatch
+                                    ? "ep_ll_dispatch: topk_idx changed while it was checked"
+                                    : "ep_ll_combine: topk_idx is not that of the dispatch that it answers");
 }
 
 static ep_status launch(struct cuda_ll_impl *impl, int phases)

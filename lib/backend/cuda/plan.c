@@ -104,26 +104,21 @@ ep_status cuda_fetch_routing(const void *topk_idx, size_t bytes, cudaStream_t st
     return status;
 }
 
-static ep_status fetch_routing(struct cuda_comm *cuda, const ep_plan_args *args, const void *topk_idx, void **ret_copy)
+ep_status cuda_explain_routing(const struct ep_routing_shape *shape, const void *topk_idx, int idx_type,
+                               cudaStream_t stream, const char *otherwise)
 {
-    return cuda_fetch_routing(topk_idx, routing_bytes(args), cuda_stream_of(cuda, args->stream), ret_copy);
-}
-
-/* The host's error text for a routing that the device has found invalid. */
-static ep_status explain(struct cuda_comm *cuda, const ep_plan *plan, const void *topk_idx)
-{
-    struct ep_routing_shape shape = ep_routing_shape_of(plan->comm, &plan->args);
-    int32_t *index = malloc(((size_t)plan->args.n_tokens + 1) * (size_t)plan->args.topk * sizeof(*index));
+    size_t entries = (size_t)shape->n_tokens * (size_t)shape->topk;
+    int32_t *index = malloc((entries + 1) * sizeof(*index));
     void *copy = NULL;
     ep_status status;
 
     if (!index)
         return ep_fail(EP_E_MEMORY, "routing: no memory");
-    status = fetch_routing(cuda, &plan->args, topk_idx, &copy);
+    status = cuda_fetch_routing(topk_idx, entries * ep_dtype_bytes((ep_dtype)idx_type), stream, &copy);
     if (status == EP_OK)
-        status = ep_routing_check(&shape, copy, plan->args.idx_type, index);
+        status = ep_routing_check(shape, copy, idx_type, index);
     if (status == EP_OK)
-        status = ep_fail(EP_E_ROUTING, "routing: topk_idx changed while it was checked");
+        status = ep_fail(EP_E_ROUTING, "%s", otherwise);
     free(copy);
     free(index);
     return status;
@@ -159,6 +154,7 @@ static ep_status count(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args
 {
     const struct cuda_route *route = &cuda_plan_of(plan)->route;
     cudaStream_t stream = cuda_stream_of(cuda, plan->args.stream);
+    struct ep_routing_shape shape = ep_routing_shape_of(plan->comm, &plan->args);
     struct ep_group_plan *inner = plan->impl;
     size_t nranks = (size_t)plan->comm->nranks, experts = (size_t)plan->args.n_experts;
     struct cuda_count c = {
@@ -186,7 +182,9 @@ static ep_status count(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args
     CUDA_TRY(cuda_launch_count(&c, stream));
     EP_TRY(cuda_wait_counted(cuda, stream));
     if (*(volatile uint64_t *)&cuda->report->bad)
-        return plan->from_mask ? fail_mask() : explain(cuda, plan, routing);
+        return plan->from_mask ? fail_mask()
+                               : cuda_explain_routing(&shape, routing, plan->args.idx_type, stream,
+                                                      "routing: topk_idx changed while it was checked");
     memcpy(inner->tokens_per_rank, cuda->totals, nranks * sizeof(int32_t));
     memcpy(inner->tokens_per_expert, cuda->totals + nranks, experts * sizeof(int32_t));
     return EP_OK;
@@ -279,7 +277,7 @@ static ep_status open_on_host(const struct cuda_call *call, ep_plan *plan, const
     if (plan->from_mask) {
         status = fetch_mask(cuda, plan, args, &mine, &copy, &counts);
     } else {
-        status = fetch_routing(cuda, args, args->topk_idx, &copy);
+        status = cuda_fetch_routing(args->topk_idx, routing_bytes(args), cuda_stream_of(cuda, args->stream), &copy);
         mine.topk_idx = copy;
     }
     mine.stream = NULL; /* the copy is complete */
