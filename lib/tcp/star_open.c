@@ -96,15 +96,6 @@ static int count_arrived(const struct tcp_star *star)
     return n;
 }
 
-static int count_missing(const struct tcp_star *star)
-{
-    int n = 0;
-
-    for (int rank = 1; rank < star->nranks; rank++)
-        n += star->conns[rank].fd < 0;
-    return n;
-}
-
 /* The reason that a connected rank sent before it closed. */
 static void record_failure(struct tcp_star *star, int rank)
 {
@@ -124,7 +115,7 @@ static ep_status await_ranks(struct tcp_star *star, int timeout_ms, uint64_t dea
     struct missing missing;
 
     star->published_ns = ep_now_ns();
-    while (count_missing(star) > 0) {
+    while (count_arrived(star) < star->nranks - 1) {
         uint64_t now = ep_now_ns(), left_ms = deadline_ns > now ? (deadline_ns - now) / 1000000u + 1 : 0;
         int n = tcp_acceptor_get_polls(star->acceptor, star->polls);
 
