@@ -211,6 +211,13 @@ void cuda_net_op_discard(struct cuda_comm *cuda, struct cuda_net_op *op)
     cuda_op_ring_remove(&cuda->proxy->ring, &op->base);
 }
 
+ep_status cuda_net_op_end_launch(struct cuda_comm *cuda, struct cuda_net_op *op, ep_status status)
+{
+    if (status != EP_OK)
+        cuda_net_op_discard(cuda, op);
+    return status;
+}
+
 ep_status cuda_proxy_set_memory(struct cuda_comm *cuda, size_t reserve, size_t limit)
 {
     struct cuda_proxy *p = cuda->proxy;

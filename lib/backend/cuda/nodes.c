@@ -283,7 +283,6 @@ ep_status cuda_nodes_dispatch(const struct cuda_call *call, ep_plan *plan, const
                              .row_bytes = own->row_bytes,
                              .meta = place.meta};
     struct cuda_net_op *op;
-    ep_status status;
 
     params.out.tokens = params.in.tokens = chunk_tokens(cuda, token_bytes);
     params.out.token_bytes = params.in.token_bytes = token_bytes;
@@ -292,22 +291,10 @@ ep_status cuda_nodes_dispatch(const struct cuda_call *call, ep_plan *plan, const
     place.op = pack.op;
     place.rail = lists->route;
     pack.blocks = place.blocks = cuda->sms * BLOCKS_PER_SM;
-    status = cuda_status(cuda_launch_pack(&pack, call->stream), "pack kernel");
-    if (status != EP_OK) {
-        cuda_net_op_discard(cuda, op);
-        return status;
-    }
+    EP_TRY(cuda_net_op_end_launch(cuda, op, cuda_status(cuda_launch_pack(&pack, call->stream), "pack kernel")));
     /* After a failure from here on the peers must be notified: cuda_call_end() does that. */
     *ret_queued = true;
     return cuda_status(cuda_launch_nodes_dispatch(&place, call->stream), "dispatch kernel");
-}
-
-/* Discards the operation if its only launch has failed. */
-static ep_status end_launch(struct cuda_comm *cuda, struct cuda_net_op *op, ep_status status)
-{
-    if (status != EP_OK)
-        cuda_net_op_discard(cuda, op);
-    return status;
 }
 
 ep_status cuda_nodes_combine(const struct cuda_call *call, ep_plan *plan, const struct cuda_combine *own,
@@ -345,7 +332,7 @@ ep_status cuda_nodes_combine(const struct cuda_call *call, ep_plan *plan, const 
     EP_TRY(cuda_net_op_prepare(cuda, &params, &sum.op, &sum.out, &sum.in, &op));
     status = cuda_status(cuda_launch_nodes_combine(&sum, call->stream), "combine kernel");
     *ret_queued = status == EP_OK;
-    return end_launch(cuda, op, status);
+    return cuda_net_op_end_launch(cuda, op, status);
 }
 
 ep_status cuda_nodes_barrier(const struct cuda_call *call)
@@ -369,5 +356,6 @@ ep_status cuda_nodes_barrier(const struct cuda_call *call)
     params.in = params.out;
     cuda_fill_waits(cuda, EP_GROUP_BARRIER, EP_GROUP_BARRIER, &barrier.waits);
     EP_TRY(cuda_net_op_prepare(cuda, &params, &barrier.op, &barrier.chunks, &in, &op));
-    return end_launch(cuda, op, cuda_status(cuda_launch_nodes_barrier(&barrier, call->stream), "barrier kernel"));
+    return cuda_net_op_end_launch(cuda, op,
+                                  cuda_status(cuda_launch_nodes_barrier(&barrier, call->stream), "barrier kernel"));
 }

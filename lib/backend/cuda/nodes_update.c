@@ -413,19 +413,16 @@ ep_status cuda_nodes_plan_prefix(const struct cuda_call *call, const ep_plan *pl
     size_t words = (size_t)plan->comm->nranks * (size_t)plan->comm->ranks_per_node;
     struct cuda_nodes_update u = update->u;
     struct cuda_net_op *op;
-    ep_status status;
 
     cuda_fill_waits(call->cuda, EP_GROUP_PLAN_COUNTS, EP_GROUP_PLAN_COUNTS, &u.waits);
     u.all_prefix = prefix;
     /* Distinguishes this operation from an update. */
     u.desc.words[CUDA_DESC_OUTPUTS] = EP_GROUP_RANK_PREFIX;
     EP_TRY(prepare_words(call, update, words * sizeof(int32_t), u.desc.words, &u.prefixes, &op));
-    status = cuda_status(cuda_launch_prefix(&u, call->stream), "metadata kernel");
-    if (status == EP_OK)
-        *ret_queued = true;
-    else
-        cuda_net_op_discard(call->cuda, op);
-    return status;
+    EP_TRY(
+        cuda_net_op_end_launch(call->cuda, op, cuda_status(cuda_launch_prefix(&u, call->stream), "metadata kernel")));
+    *ret_queued = true;
+    return EP_OK;
 }
 
 /* --- plans that are made in a capture ------------------------------------------------------------------------------

@@ -63,6 +63,8 @@ ep_status cuda_net_op_prepare(struct cuda_comm *cuda, const struct cuda_net_op_p
                               struct cuda_net_op_args *ret_args, struct cuda_chunks *ret_out,
                               struct cuda_chunks *ret_in, struct cuda_net_op **ret_op);
 void cuda_net_op_discard(struct cuda_comm *cuda, struct cuda_net_op *op);
+/* Discards the operation if its first launch has failed. Returns `status`, that of the launch. */
+ep_status cuda_net_op_end_launch(struct cuda_comm *cuda, struct cuda_net_op *op, ep_status status);
 /* As ep_cuda_set_net_memory() and ep_cuda_get_net_memory(); no effect on one node. */
 ep_status cuda_proxy_set_memory(struct cuda_comm *cuda, size_t reserve, size_t limit);
 void cuda_proxy_get_memory(const struct cuda_comm *cuda, size_t *ret_held, size_t *ret_needed);
