@@ -256,10 +256,21 @@ cudaError_t cuda_launch_count(const struct cuda_count *count, cudaStream_t strea
 cudaError_t cuda_kernels_load(int shared_bytes)
 {
     static cudaError_t (*const loads[])(int shared_bytes) = {
-        cuda_barrier_load,          cuda_update_load,          cuda_layout_load,   cuda_nodes_load,
-        cuda_slices_load,           cuda_lists_load,           cuda_metadata_load, cuda_dispatch_load,
-        cuda_combine_load,          cuda_ll_dispatch_load,     cuda_ll_combine_load, cuda_ll_mask_load,
-        cuda_ll_dispatch_load_nodes, cuda_ll_combine_load_nodes, cuda_ll_mask_load_nodes,
+        cuda_barrier_load,
+        cuda_update_load,
+        cuda_layout_load,
+        cuda_nodes_load,
+        cuda_slices_load,
+        cuda_lists_load,
+        cuda_metadata_load,
+        cuda_dispatch_load,
+        cuda_combine_load,
+        cuda_ll_dispatch_load,
+        cuda_ll_combine_load,
+        cuda_ll_mask_load,
+        cuda_ll_dispatch_load_nodes,
+        cuda_ll_combine_load_nodes,
+        cuda_ll_mask_load_nodes,
     };
     cudaError_t error = load_kernels(count_kernel, add_blocks_kernel, order_kernel);
 
