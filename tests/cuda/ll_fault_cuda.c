@@ -211,8 +211,12 @@ static int spoil(struct state *s)
 {
     ep_status status;
 
-    /* Sets the second choice of the first token to its first one. */
-    CUDA(cudaMemcpy((int64_t *)s->model.index + 1, s->model.index, sizeof(int64_t), cudaMemcpyDefault));
+    /*
+     * Sets the second choice of the first token to its first one. In the stream of the dispatch: the host does not wait
+     * for a copy from device to device.
+     */
+    CUDA(cudaMemcpyAsync((int64_t *)s->model.index + 1, s->model.index, sizeof(int64_t), cudaMemcpyDefault,
+                         s->group.stream));
     CALL(model_dispatch(&s->model, ASYNC));
     status = model_combine(&s->model, ASYNC);
     if (status != EP_OK)
