@@ -128,7 +128,10 @@ EP_API ep_status ep_boot_tcp_new(const ep_boot_tcp_args *args, ep_boot_tcp **ret
  */
 EP_API const ep_boot *ep_boot_tcp_get(const ep_boot_tcp *boot);
 
-/* Number of connections that rank 0 dropped while it waited for the ranks. 0 for NULL. */
+/*
+ * Number of connections that rank 0 accepted and dropped: while it waited for the ranks, and those that had not
+ * authenticated themselves when all ranks were there. 0 for NULL.
+ */
 EP_API uint64_t ep_boot_tcp_get_dropped(const ep_boot_tcp *boot);
 
 /* Call it when every ep_comm_new() on it has returned; communicators do not need it afterwards. NULL is allowed. */

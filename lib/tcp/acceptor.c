@@ -124,9 +124,14 @@ void tcp_acceptor_close(struct tcp_acceptor *acceptor)
     if (acceptor->fd < 0)
         return;
     for (int i = 0; i < acceptor->n; i++) {
-        snprintf(acceptor->pending[i].why, TCP_WHY_BYTES, "had not authenticated itself when the listener was closed");
-        record_drop(acceptor, &acceptor->pending[i]);
-        tcp_handshake_drop(&acceptor->pending[i]);
+        struct tcp_handshake *hs = &acceptor->pending[i];
+
+        snprintf(hs->why, TCP_WHY_BYTES, "had not authenticated itself when the listener was closed");
+        if (*acceptor->last_drop)
+            acceptor->dropped++; /* the earlier reason says more */
+        else
+            record_drop(acceptor, hs);
+        tcp_handshake_drop(hs);
     }
     acceptor->n = 0;
     close(acceptor->fd);

@@ -330,15 +330,19 @@ static int rank_interface(const struct ifaddrs *entry, const char *wanted, const
                : WANTED;
 }
 
-static bool get_address(const struct ifaddrs *entry, struct tcp_address *ret_address)
+static bool from_list(const struct sockaddr *in_list, struct tcp_address *ret_address)
 {
     struct sockaddr_storage storage = {0};
 
-    if (!entry->ifa_addr || (entry->ifa_addr->sa_family != AF_INET && entry->ifa_addr->sa_family != AF_INET6))
+    if (!in_list || (in_list->sa_family != AF_INET && in_list->sa_family != AF_INET6))
         return false;
-    memcpy(&storage, entry->ifa_addr,
-           entry->ifa_addr->sa_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6));
+    memcpy(&storage, in_list, in_list->sa_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6));
     return tcp_address_from_socket(&storage, ret_address);
+}
+
+static bool get_address(const struct ifaddrs *entry, struct tcp_address *ret_address)
+{
+    return from_list(entry->ifa_addr, ret_address);
 }
 
 static bool has_address(const struct ifaddrs *entry, const struct tcp_address *address)
@@ -373,13 +377,33 @@ bool tcp_find_route(const struct tcp_address *to, struct tcp_address *ret_local)
     return found && ret_local->family == to->family;
 }
 
-/* bind() also accepts addresses of no interface, of all of them and of groups (0.0.0.0, broadcast, multicast). */
-static bool is_own(const struct tcp_address *address)
+/* Is it the broadcast address of an interface? One that has none has its own address in that place. */
+static bool is_broadcast(const struct tcp_address *address)
 {
-    struct tcp_address to = *address, local;
+    struct ifaddrs *list = NULL, *entry;
+    struct tcp_address broadcast;
+    bool found = false;
 
-    to.port = 1; /* of datagrams that are not sent */
-    return tcp_address_is_loopback(address) || (tcp_find_route(&to, &local) && tcp_address_same_host(&local, address));
+    if (getifaddrs(&list) != 0)
+        return false;
+    for (entry = list; entry && !has_address(entry, address); entry = entry->ifa_next)
+        found |= (entry->ifa_flags & IFF_BROADCAST) && from_list(entry->ifa_broadaddr, &broadcast) &&
+                 tcp_address_same_host(&broadcast, address);
+    freeifaddrs(list);
+    return found && !entry;
+}
+
+/* bind() also accepts addresses of all interfaces and of groups of hosts (0.0.0.0, multicast, broadcast). */
+static bool is_of_one_host(const struct tcp_address *address)
+{
+    static const unsigned char none[16], all[4] = {255, 255, 255, 255};
+
+    if (memcmp(address->bytes, none, sizeof(none)) == 0)
+        return false;
+    if (address->family == AF_INET6)
+        return address->bytes[0] != 0xff;
+    return (address->bytes[0] & 0xf0) != 0xe0 && memcmp(address->bytes, all, sizeof(all)) != 0 &&
+           !is_broadcast(address);
 }
 
 /* A connection can start only at an address of this host. Tested by bind(): 127.0.0.2 is in no list of interfaces. */
@@ -394,9 +418,9 @@ static ep_status check_local(const struct tcp_address *address)
         return ep_fail_errno(EP_E_SYSTEM, error, "network tcp: a socket to check the address of an interface");
     error = bind(fd, (struct sockaddr *)&storage, bytes) == 0 ? 0 : errno;
     close(fd);
-    tcp_address_print(address, text);
+    inet_ntop(address->family, address->bytes, text, sizeof(text));
     /* EINVAL: a link-local address, which is complete only with its interface. */
-    if (error == EADDRNOTAVAIL || error == EINVAL || (!error && !is_own(address)))
+    if (error == EADDRNOTAVAIL || error == EINVAL || (!error && !is_of_one_host(address)))
         return ep_fail(EP_E_ARG,
                        "network tcp: %s, given for the connections between ranks, is not one of this host's addresses "
                        "that are up: name the interface (\"eth0\"), or give each host its own address",

@@ -12,7 +12,7 @@
 
 /*
  * A rank 0 that is silent for longer does not run: ten intervals between its lists of missing ranks. With a deadline
- * below twice that, half of the deadline, but more than an interval.
+ * below twice that, half of the deadline, but more than an interval; with deadlines of 400 ms and less it is not found.
  */
 #define SILENCE_NS UINT64_C(2000000000)
 #define SILENCE_LEAST_NS UINT64_C(400000000)

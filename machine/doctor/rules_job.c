@@ -187,6 +187,15 @@ const struct doctor_check check_processors = {
 
 /* --- rendezvous --- */
 
+/* Is it a number as Python reads it? */
+static bool is_number(const char *text)
+{
+    char *end = NULL;
+
+    strtol(text, &end, 10);
+    return end != text && !end[strspn(end, " \t\r\n")];
+}
+
 /* A variable that has to be a number; an unresolved reference of a manifest, "$(NNODES)", for example is none. */
 static const char *not_a_number(const struct doctor_machine *machine, const char **ret_name)
 {
@@ -194,11 +203,10 @@ static const char *not_a_number(const struct doctor_machine *machine, const char
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         const char *value = source_env(machine->source, names[i]);
-        char *end = NULL;
 
         *ret_name = names[i];
-        /* As Python reads it. LOCAL_RANK=-1 means no rank for some programs. */
-        if (value && *value && (strtol(value, &end, 10), end == value || end[strspn(end, " \t\r\n")]))
+        /* LOCAL_RANK=-1 means no rank for some programs. */
+        if (value && *value && !is_number(value))
             return source_printf(machine->source, "%s is not a number", names[i]);
     }
     return NULL;

@@ -104,7 +104,8 @@ def moe(comm: Communicator, x: torch.Tensor, topk_idx: torch.Tensor, topk_weight
     _want(comm, Communicator, "moe", "comm")
     want_tensor(x, "moe", "x", "[N, H]")
     want_tensor(topk_weights, "moe", "topk_weights", "[N, K]")
-    check_inputs(comm, topk_idx, aligned(x), aligned(topk_weights))
+    x, topk_weights = aligned(x), aligned(topk_weights)
+    check_inputs(comm, topk_idx, x, topk_weights)
     plan = comm.plan(topk_idx, num_experts, expanded=True, alignment=alignment, zero_padding=True)
     rows, weights = dispatch(plan, x, topk_weights)
     assert weights is not None

@@ -89,7 +89,8 @@ class LowLatency(OfThisProcess):
         max_tokens = self.max_tokens if max_tokens is None else max_tokens
         if fp8 and ue8m0 and self.hidden % 512:
             raise _native.ArgumentError(f"low_latency_dispatch: ue8m0 packs the scales of 512 elements, and hidden is {self.hidden}")
-        if not 0 < want_integer(max_tokens, "low_latency_dispatch", "max_tokens") <= self.max_tokens:
+        max_tokens = want_integer(max_tokens, "low_latency_dispatch", "max_tokens")
+        if not 0 < max_tokens <= self.max_tokens:
             raise _native.ArgumentError(f"low_latency_dispatch: max_tokens is {max_tokens}, must be 1 to {self.max_tokens}")
         device, rows = self.comm.device, self.comm.size * max_tokens
         # Rows beyond the counts stay as they are: on the CPU zeros, so that results are the same in every run.

@@ -105,6 +105,8 @@ class Plan(OfThisProcess):
         if isinstance(x, tuple) and len(x) != 2:
             raise TypeError(f"dispatch: x is a tuple of {len(x)}, must be a tensor, or a tuple of a tensor and its scales")
         rows, scales = x if isinstance(x, tuple) else (x, None)
+        if scales is not None:
+            want_tensor(scales, "dispatch", "scales", "[N, any]")
         if not isinstance(out, Rows):
             out = self._outputs(rows, scales, topk_weights is not None, want_topk_idx, column_major_scales, out)
         if scales is not None and scales.shape[0] > 1 and not any(scales.stride()):
@@ -120,8 +122,6 @@ class Plan(OfThisProcess):
         if recv_x is None:
             recv_x = self._new(self.out_rows, rows.shape[-1], dtype=rows.dtype)
         want_tensor(recv_x, "dispatch", "out", "[n, H]")
-        if scales is not None:
-            want_tensor(scales, "dispatch", "scales", "[N, any]")
         n = recv_x.shape[0]
         if scales is not None and column_major_scales:
             recv_scales = column_major(n, scales.shape[-1], scales.dtype, self.comm.device)

@@ -107,6 +107,9 @@ def kinds_of_rows(rank, size):
         raises(TypeError, "dispatch scales int", send, (x, 2))
         raises((bad, TypeError), "dispatch shape scales", send, (x.to(torch.float8_e4m3fn), torch.ones(())))
         raises(TypeError, "dispatch x tuple", send, (x, x, x))
+    rows = plan.dispatch(x)
+    raises(TypeError, "dispatch scales int", plan.dispatch, (x, 2), out=rows)
+    raises(bad, "dispatch scales shape", plan.dispatch, (x, scalar), out=rows)
     for back in (plan.combine, functools.partial(buffer.combine, handle=v1), functools.partial(elastic.combine, handle=v2)):
         raises(bad, "combine x shape", back, scalar)
     raises(TypeError, "combine bias[0] int", plan.combine, x, bias=3)

@@ -47,6 +47,14 @@ static const char *list_data(const struct topo *topo)
     return list;
 }
 
+static int set_rails(const char *list)
+{
+    if (setenv(RAILS_VARIABLE, list, 1) == 0)
+        return CMD_FINE;
+    fprintf(stderr, "epkit: %s: %s\n", RAILS_VARIABLE, strerror(errno));
+    return CMD_FAILED;
+}
+
 /* Sets RAILS_VARIABLE for this machine; an exit code. */
 static int find(void)
 {
@@ -66,8 +74,8 @@ static int find(void)
         fputs("epkit: there is no RDMA device\n", stderr);
     else if (code != CMD_FINE)
         fputs("epkit: no RDMA device carries data here ('epkit topo' says why): name those to measure\n", stderr);
-    else if (setenv(RAILS_VARIABLE, list, 1) != 0)
-        code = CMD_FAILED;
+    else
+        code = set_rails(list);
 free_all:
     map_free(map);
     topo_free(topo);
@@ -84,7 +92,7 @@ int rails_main(int argc, char **argv)
         return CMD_USAGE;
     }
     if (*argv[1])
-        code = setenv(RAILS_VARIABLE, argv[1], 1) == 0 ? CMD_FINE : CMD_FAILED;
+        code = set_rails(argv[1]);
     else
         code = find();
     if (code != CMD_FINE)

@@ -125,8 +125,9 @@ struct cuda_block {
 
 /*
  * Pinned host memory that kernels read or write as long as the communicator exists. As with struct cuda_block, memory
- * of plans made in captures is reused for such plans only. Kernels of a freed plan may still write its memory, so it
- * is reused for the same words only: a host that polls the number of an update must find no other words there.
+ * of plans made in captures (CUDA_HOST_NET_COUNTS) is reused for such plans only. Kernels of a freed plan may still
+ * write its memory, so it is reused for the same words only: a host that polls the number of an update must find no
+ * other words there.
  */
 enum cuda_host_words {
     CUDA_HOST_EVENTS,     /* the caller's events: stream.c */

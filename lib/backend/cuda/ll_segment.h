@@ -63,8 +63,10 @@ struct cuda_ll_segment {
 
     /* Written by the owner, between nodes only. */
     uint32_t decision_mask[CUDA_LL_SYNCS][CUDA_LL_MASK_WORDS]; /* full masks; written before `decision` */
-    /* [rank] where this rank writes for that one: the segment of a rank of this node, the outgoing segment of a remote
-     * rank. Written before the first kernel. */
+    /*
+     * [rank] where this rank writes for that one: the segment of a rank of this node, the outgoing segment of a remote
+     * rank. Written before the first kernel.
+     */
     struct cuda_ll_segment *peer_table[CUDA_LL_MAX_RANKS];
 };
 

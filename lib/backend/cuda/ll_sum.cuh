@@ -68,8 +68,12 @@ __device__ inline bool gather_terms(const cuda_ll_combine &c, const ll_call &cal
 
     if (part < ll.parts) {
         int choice = k < ll.topk ? (int)read_choice(c.topk_idx, c.idx64, given) : -1;
-        /* That of the dispatch, which differs only where the combine omits it. */
-        int expert = choice < 0 && k < ll.topk ? __ldg(index_of(ll, call) + entry) : choice;
+        /*
+         * That of the dispatch, which differs only where the combine omits it, or after a refused call or where the
+         * caller overwrote it between the two halves: then it must not be an index of ranks.
+         */
+        bool valid = (uint32_t)choice < (uint32_t)(ll.n_local * ll.waits.nranks);
+        int expert = !valid && k < ll.topk ? __ldg(index_of(ll, call) + entry) : choice;
         int rank = expert < 0 || is_masked(call, expert / ll.n_local) ? -1 : expert / ll.n_local;
         uint32_t group = ll.no_partial_reduce ? (uint32_t)(rank >= 0) << k : same_rank(ll, rank);
         uint32_t added = group & __ballot_sync(ALL_LANES, choice >= 0);

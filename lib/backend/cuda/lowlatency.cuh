@@ -5,10 +5,10 @@
  *
  * The kernels are compiled twice, by ll_*.cu for groups on one node and by ll_*_nodes.cu, which defines LL_NODES as
  * true, for groups of several nodes. The former have up to CUDA_MAX_RANKS ranks, read the segment addresses from their
- * arguments and keep the mask of a call in a register. Without the code for remote ranks they are a quarter shorter, and
- * a call takes 1 us less (bench/NOTES.md). The latter have up to CUDA_LL_MAX_RANKS ranks, read the addresses from a
- * table in device memory and keep the mask in shared memory. Only their block 0 waits for the ranks, because the words
- * of most of them are in host memory.
+ * arguments and keep the mask of a call in a register. Without the code for remote ranks they are a quarter shorter,
+ * and a dispatch takes 1 us less (bench/NOTES.md). The latter have up to CUDA_LL_MAX_RANKS ranks, read the addresses
+ * from a table in device memory and keep the mask in shared memory. Only their block 0 waits for the ranks, because the
+ * words of most of them are in host memory.
  */
 #ifndef EP_CUDA_LOWLATENCY_CUH
 #define EP_CUDA_LOWLATENCY_CUH
@@ -39,7 +39,7 @@ template <> struct ll_mask_of<true> {
 /* The current call, as seen by one thread. */
 template <bool nodes> struct ll_call_of {
     uint64_t number;
-    uint64_t dispatch;                    /* number of the dispatch: this call's own, or the one that it answers */
+    uint64_t dispatch;                     /* number of the dispatch: this call's own, or the one that it answers */
     typename ll_mask_of<nodes>::type mask; /* ranks that do not take part */
 };
 

@@ -107,8 +107,9 @@ static ep_status check_stream(const struct cuda_call *call)
 }
 
 /*
- * Orders the call after the last operation. The caller, which launches the graph, orders captured
- * operations and those outside the capture.
+ * Orders the call after the last operation. The caller, which launches the graph, orders captured operations and those
+ * outside the capture. Within a capture handles suffice, as a stream in capture cannot be destroyed; only two threads
+ * that both capture cudaStreamPerThread in one graph must order their operations themselves.
  */
 static ep_status order_after_last(const struct cuda_call *call)
 {
