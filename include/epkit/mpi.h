@@ -28,7 +28,9 @@ EP_API ep_status ep_boot_mpi_new(MPI_Comm parent, ep_boot_mpi **ret_boot);
  *
  * If a rank of the same host dies while a communicator is created, the others get EP_E_PEER_DEAD at once, provided that
  * its process is visible here (comm.h). If a rank of another host dies, the others get EP_E_TIMEOUT at their deadline,
- * unless MPI detects the death and ends all ranks, as mpirun does by default.
+ * unless MPI detects the death and ends all ranks, as mpirun does by default. If a rank stops answering while it sends
+ * its part of the last exchange, some ranks may get the communicator and others EP_E_TIMEOUT; the former then get
+ * EP_E_PEER_LEFT or EP_E_TIMEOUT from their first call that waits for the others.
  */
 EP_API const ep_boot *ep_boot_mpi_get(const ep_boot_mpi *boot);
 

@@ -16,6 +16,7 @@
 #define LIST_BYTES 160
 #define FREE_MS 1000
 #define CHECK_NS 20000000u /* between liveness checks of the missing ranks */
+#define LAST_LOOKS 100     /* in succession without a new block, before a rank is called late */
 
 struct gather {
     struct gather *next;
@@ -96,21 +97,40 @@ static ep_status test_receive(struct gather *gather, int peer, int *ret_done)
     return EP_OK;
 }
 
-static ep_status gather_test(struct gather *gather, int *ret_done)
+/* Counts the peers whose blocks have not arrived, and those to which this rank's block may not have been sent. */
+static ep_status gather_test(struct gather *gather, int *ret_missing, int *ret_unsent)
 {
-    int all = 1, done;
+    int missing = 0, unsent = 0, done;
 
     for (int peer = 0; peer < gather->nranks; peer++) {
         if (gather->receives[peer] != MPI_REQUEST_NULL) {
             EP_TRY(test_receive(gather, peer, &done));
-            all &= done;
+            missing += !done;
         }
         if (gather->sends[peer] != MPI_REQUEST_NULL) {
             EP_TRY(EP_MPI(MPI_Test, (&gather->sends[peer], &done, MPI_STATUS_IGNORE)));
-            all &= done;
+            unsent += !done;
         }
     }
-    *ret_done = all;
+    *ret_missing = missing;
+    *ret_unsent = unsent;
+    return EP_OK;
+}
+
+/*
+ * At the deadline: takes what has arrived. If this rank was stopped meanwhile, it has hardly called MPI, which may need
+ * several calls for messages that have been waiting for it.
+ */
+static ep_status take_arrived(struct gather *gather, int *missing)
+{
+    int before = *missing, unsent;
+
+    for (int looks = 0; *missing && looks < LAST_LOOKS; looks++) {
+        EP_TRY(gather_test(gather, missing, &unsent));
+        if (*missing < before)
+            looks = 0;
+        before = *missing;
+    }
     return EP_OK;
 }
 
@@ -121,7 +141,7 @@ static ep_status fail_late(const struct gather *gather, int timeout_ms)
     int missing = 0;
 
     for (int peer = 0; peer < gather->nranks; peer++) {
-        if (gather->receives[peer] == MPI_REQUEST_NULL && gather->sends[peer] == MPI_REQUEST_NULL)
+        if (gather->receives[peer] == MPI_REQUEST_NULL)
             continue;
         missing++;
         if (used + 16 < sizeof(list))
@@ -152,6 +172,73 @@ static ep_status find_dead(const ep_boot_mpi *boot, struct gather *gather)
     return EP_OK;
 }
 
+static ep_status wait_for_blocks(const ep_boot_mpi *boot, struct gather *gather, uint64_t deadline_ns, int timeout_ms)
+{
+    uint64_t check_ns = ep_deadline_ns(0) + CHECK_NS, now;
+    unsigned tries = 0;
+    int missing, unsent;
+
+    for (;;) {
+        EP_TRY(gather_test(gather, &missing, &unsent));
+        if (!missing)
+            return EP_OK;
+        now = ep_now_ns();
+        if (now < check_ns && now < deadline_ns) {
+            ep_backoff(&tries);
+            continue;
+        }
+        if (now >= deadline_ns)
+            EP_TRY(take_arrived(gather, &missing));
+        if (!missing)
+            return EP_OK;
+        /* Also at the deadline: if this rank was stopped meanwhile, this may be its first check. */
+        EP_TRY(find_dead(boot, gather));
+        if (now >= deadline_ns) {
+            /* The missing block may have arrived just now. */
+            EP_TRY(gather_test(gather, &missing, &unsent));
+            return missing ? fail_late(gather, timeout_ms) : EP_OK;
+        }
+        check_ns = ep_now_ns() + CHECK_NS;
+    }
+}
+
+static bool may_be_received(const ep_boot_mpi *boot, const struct gather *gather)
+{
+    for (int peer = 0; peer < gather->nranks; peer++)
+        if (gather->sends[peer] != MPI_REQUEST_NULL &&
+            ep_process_look_once(&boot->ranks[peer].process) != EP_PROCESS_DEAD)
+            return true;
+    return false;
+}
+
+/*
+ * All blocks have arrived, so all ranks have called the all-gather, and it succeeds. MPI may need calls of this rank to
+ * deliver its block, but a peer that was stopped after it had sent its own takes none: it is waited for no longer than
+ * half of the deadline, because the others, to which MPI may have delivered sooner, wait for this rank already and must
+ * not name it instead of that peer.
+ */
+static ep_status wait_for_sends(const ep_boot_mpi *boot, struct gather *gather, uint64_t deadline_ns, int timeout_ms)
+{
+    uint64_t until_ns = ep_deadline_ns(timeout_ms / 2), check_ns = ep_deadline_ns(0) + CHECK_NS;
+    unsigned tries = 0;
+    int missing, unsent;
+
+    if (until_ns > deadline_ns)
+        until_ns = deadline_ns;
+    for (;;) {
+        EP_TRY(gather_test(gather, &missing, &unsent));
+        if (!unsent || ep_now_ns() >= until_ns)
+            return EP_OK;
+        if (ep_now_ns() < check_ns) {
+            ep_backoff(&tries);
+            continue;
+        }
+        if (!may_be_received(boot, gather))
+            return EP_OK;
+        check_ns = ep_now_ns() + CHECK_NS;
+    }
+}
+
 /* Cancels what MPI still holds, as far as possible. true: no request is left. */
 static bool gather_cancel(struct gather *gather)
 {
@@ -171,10 +258,10 @@ static bool gather_cancel(struct gather *gather)
     return true;
 }
 
-/* Frees cancelled all-gathers whose requests have completed. */
-static void free_cancelled(ep_boot_mpi *boot)
+/* Cancels what is left of earlier all-gathers, and frees those whose requests have completed. */
+static void free_finished(ep_boot_mpi *boot)
 {
-    for (struct gather **at = &boot->cancelled; *at;) {
+    for (struct gather **at = &boot->unfinished; *at;) {
         struct gather *gather = *at;
 
         if (gather_cancel(gather)) {
@@ -190,9 +277,9 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
 {
     ep_boot_mpi *boot = context;
     struct gather *gather = NULL;
-    uint64_t deadline_ns, check_ns = ep_deadline_ns(0) + CHECK_NS, now;
-    unsigned tries = 0;
-    int done = 0, tag = (int)(boot->gathers % (uint32_t)boot->first_tag);
+    uint64_t deadline_ns;
+    int tag = (int)(boot->gathers % (uint32_t)boot->first_tag);
+    char reason[EP_ERROR_TEXT_BYTES];
     ep_status status;
 
     if (boot->generation != ep_process_generation())
@@ -201,39 +288,22 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
         return ep_fail(EP_E_ARG, "bootstrap mpi: all-gather of %zu bytes from or to NULL", bytes);
     if (timeout_ms < 0 || bytes > INT32_MAX)
         return ep_fail(EP_E_ARG, "bootstrap mpi: all-gather of %zu bytes with timeout_ms = %d", bytes, timeout_ms);
-    free_cancelled(boot);
+    free_finished(boot);
     EP_TRY(gather_new(boot->boot.rank, boot->boot.nranks, mine, bytes, &gather));
     boot->gathers++; /* also on failure, so that all ranks count alike */
     deadline_ns = ep_deadline_ns(timeout_ms);
     status = gather_start(gather, boot->comm, tag);
-    while (status == EP_OK) {
-        status = gather_test(gather, &done);
-        if (status != EP_OK || done)
-            break;
-        now = ep_now_ns();
-        if (now < check_ns && now < deadline_ns) {
-            ep_backoff(&tries);
-            continue;
-        }
-        /* Also at the deadline: if this rank was stopped meanwhile, this may be its first check. */
-        status = find_dead(boot, gather);
-        if (status == EP_OK && now >= deadline_ns)
-            status = fail_late(gather, timeout_ms);
-        check_ns = ep_now_ns() + CHECK_NS;
-    }
+    if (status == EP_OK)
+        status = wait_for_blocks(boot, gather, deadline_ns, timeout_ms);
+    if (status == EP_OK)
+        status = wait_for_sends(boot, gather, deadline_ns, timeout_ms);
     if (status == EP_OK && bytes)
         memcpy(ret_all, gather->blocks, (size_t)gather->nranks * bytes);
-    if (status == EP_OK) {
-        gather_free(gather);
-    } else {
-        char reason[EP_ERROR_TEXT_BYTES];
-
-        snprintf(reason, sizeof(reason), "%s", ep_last_error());
-        gather->next = boot->cancelled;
-        boot->cancelled = gather;
-        free_cancelled(boot);
-        ep_fail(status, "%s", reason); /* cancelling may have set another reason */
-    }
+    snprintf(reason, sizeof(reason), "%s", ep_last_error());
+    gather->next = boot->unfinished;
+    boot->unfinished = gather;
+    free_finished(boot);
+    ep_fail(status, "%s", reason); /* cancelling may have set another reason */
     return status;
 }
 
@@ -340,9 +410,9 @@ void ep_boot_mpi_free(ep_boot_mpi *boot)
     if (!boot || boot->generation != ep_process_generation())
         return;
     if (ep_mpi_is_up()) {
-        for (free_cancelled(boot); boot->cancelled && ep_now_ns() < deadline_ns; free_cancelled(boot))
+        for (free_finished(boot); boot->unfinished && ep_now_ns() < deadline_ns; free_finished(boot))
             ep_backoff(&tries);
-        for (struct gather *gather = boot->cancelled; gather; gather = gather->next)
+        for (struct gather *gather = boot->unfinished; gather; gather = gather->next)
             release_requests(gather);
         if (boot->unit != MPI_DATATYPE_NULL)
             (void)EP_MPI(MPI_Type_free, (&boot->unit));

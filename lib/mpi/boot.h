@@ -26,14 +26,14 @@ struct ep_boot_mpi {
     struct ep_mpi_rank *ranks; /* [R] */
     /*
      * Tags: all-gathers use those below first_tag in turn; above it each endpoint of the network has a block of
-     * EP_NET_MAX_CHANNELS. So unread messages of a freed endpoint or a cancelled all-gather are never received by
+     * EP_NET_MAX_CHANNELS. So unread messages of a freed endpoint or of an all-gather that failed are never received by
      * another one.
      */
     int first_tag;
     uint32_t tag_blocks;
-    uint32_t gathers;         /* started so far */
-    uint32_t endpoints;       /* opened so far, on any rank */
-    struct gather *cancelled; /* cancelled, but MPI still holds their buffers */
+    uint32_t gathers;          /* started so far */
+    uint32_t endpoints;        /* opened so far, on any rank */
+    struct gather *unfinished; /* all-gathers that have returned, but MPI still holds their buffers */
     /* module.c */
     MPI_Datatype unit; /* of alltoallv; MPI_DATATYPE_NULL: none yet */
     size_t unit_bytes;

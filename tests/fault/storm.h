@@ -126,13 +126,14 @@ struct storm_rank_context {
     _Atomic int failed[STORM_GENERATIONS];       /* it has learnt that this group failed */
     _Atomic int generation;                      /* shrinks that returned a group */
     _Atomic uint32_t aborts;                     /* times that the handler called ep_comm_abort() */
-    _Atomic uint64_t left_ns;                    /* when it began to leave */
+    _Atomic uint64_t left_ns;                    /* when it began to leave, or its creation failed */
     _Atomic uint64_t came_ns[STORM_GENERATIONS]; /* when it first began to shrink that group */
     _Atomic uint64_t got_ns[STORM_GENERATIONS];  /* when a shrink returned that group */
     _Atomic int leave;                           /* requested */
     _Atomic uint64_t injected_ns[INJECTIONS];
     _Atomic int unseen;                  /* dead before its first all-gather: no rank knew of it */
     _Atomic int created;                 /* 1 + status of ep_comm_new() */
+    _Atomic uint64_t created_ns;         /* when it returned */
     _Atomic uint32_t gathers;            /* of its ep_comm_new(), begun */
     unsigned members[STORM_GENERATIONS]; /* of its groups, as a mask of first ranks; 0: unknown */
     int n_outcomes;

@@ -344,7 +344,7 @@ struct counted_boot {
     const ep_boot *boot;
 };
 
-/* The all-gathers of the creation are instants for injections. */
+/* The all-gathers of the creation are instants for injections. After one that fails, ep_comm_new() leaves the group. */
 static ep_status counted_allgather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
     struct counted_boot *counted = context;
@@ -354,6 +354,8 @@ static ep_status counted_allgather(void *context, const void *mine, size_t bytes
     atomic_fetch_add(&w->context->gathers, 1);
     begin_call(w->table, w->context, CALL_GATHER_OF_NEW);
     status = counted->boot->allgather(counted->boot->context, mine, bytes, timeout_ms, ret_all);
+    if (status != EP_OK)
+        atomic_store(&w->context->left_ns, now_ns());
     atomic_store(&w->context->call, CALL_NEW);
     return status;
 }
@@ -375,6 +377,7 @@ static bool create(struct weather *w)
     begin_call(w->table, w->context, CALL_NEW);
     status = ep_comm_new(&boot, &config, &w->comm);
     end_call(w->context);
+    atomic_store(&w->context->created_ns, now_ns());
     atomic_store(&w->context->created, 1 + (int)status);
     if (status == EP_OK)
         return true;
@@ -467,7 +470,8 @@ static bool shrink(struct weather *w)
 static void leave(struct weather *w)
 {
     set_abortable(w, NULL);
-    atomic_store(&w->context->left_ns, now_ns());
+    if (!atomic_load(&w->context->left_ns))
+        atomic_store(&w->context->left_ns, now_ns());
     if (atomic_load(&w->context->state) == STORM_RUNS)
         atomic_store(&w->context->state, STORM_GAVE_UP);
     traffic_done(&w->traffic);

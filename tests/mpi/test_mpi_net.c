@@ -7,6 +7,7 @@
 #include "stream_traffic.h"
 
 #include "base/clock.h"
+#include "mpi/boot.h"
 #include "mpi/call.h"
 
 #include <epkit/mpi.h>
@@ -104,6 +105,69 @@ static void test_late_rank(const ep_boot *boot)
         CHECK(gather(boot, mine, bytes, PATIENT_MS, all) == EP_OK);
         for (int r = 0; r < NRANKS; r++)
             CHECK(all[(size_t)r * bytes] == r + 1 && all[(size_t)(r + 1) * bytes - 1] == r + 1);
+    }
+}
+
+/* Sends the block of this rank, and receives those of the others only when they have ended their all-gather. */
+static void gather_late(const ep_boot *boot, const void *mine, int bytes, void *ret_all)
+{
+    ep_boot_mpi *own = boot->context;
+    int tag = (int)(own->gathers++ % (uint32_t)own->first_tag);
+    MPI_Request sends[NRANKS];
+
+    for (int r = 0; r < NRANKS; r++)
+        sends[r] = MPI_REQUEST_NULL;
+    for (int r = 0; r < NRANKS; r++)
+        if (r != rank)
+            CHECK(MPI_Isend(mine, bytes, MPI_BYTE, r, tag, own->comm, &sends[r]) == MPI_SUCCESS);
+    CHECK(MPI_Waitall(NRANKS, sends, MPI_STATUSES_IGNORE) == MPI_SUCCESS);
+    MPI_Barrier(MPI_COMM_WORLD);
+    for (int r = 0; r < NRANKS; r++)
+        if (r != rank)
+            CHECK(MPI_Recv((char *)ret_all + (size_t)r * (size_t)bytes, bytes, MPI_BYTE, r, tag, own->comm,
+                           MPI_STATUS_IGNORE) == MPI_SUCCESS);
+}
+
+/*
+ * A rank that is stopped after it has sent its block has arrived: the others have all blocks, and all of them must
+ * succeed, although MPI cannot deliver theirs. Beyond the eager limit it never can.
+ */
+static void test_rank_stopped_after_arrival(const ep_boot *boot)
+{
+    static unsigned char mine[100000], all[NRANKS * 100000];
+
+    memset(mine, rank + 1, sizeof(mine));
+    for (int timeout_ms = 500, answers[NRANKS] = {0}; !answers[0] || !answers[1] || !answers[3]; timeout_ms *= 3) {
+        int good = 1;
+
+        CHECK(timeout_ms < PATIENT_MS / 10);
+        memset(all, 0xee, sizeof(all));
+        MPI_Barrier(MPI_COMM_WORLD);
+        if (rank == 2) {
+            gather_late(boot, mine, sizeof(mine), all);
+        } else {
+            good = gather(boot, mine, sizeof(mine), timeout_ms, all) == EP_OK;
+            MPI_Barrier(MPI_COMM_WORLD);
+        }
+        for (size_t i = 0; rank != 2 && good && i < sizeof(all); i++)
+            CHECK(rank == (int)(i / sizeof(mine)) || all[i] == i / sizeof(mine) + 1);
+        CHECK(gather(boot, &good, sizeof(good), PATIENT_MS, answers) == EP_OK);
+    }
+}
+
+/* A rank that has no time left still takes the blocks that have been waiting for it. */
+static void test_gather_without_time(const ep_boot *boot)
+{
+    for (int wait_ms = 100, answers[NRANKS] = {0}; !answers[0]; wait_ms *= 3) {
+        int good = 1, all[NRANKS];
+
+        CHECK(wait_ms < PATIENT_MS / 10);
+        MPI_Barrier(MPI_COMM_WORLD);
+        if (rank == 0)
+            sleep_ms(wait_ms);
+        good = gather(boot, &rank, sizeof(rank), rank == 0 ? 0 : PATIENT_MS, all) == EP_OK;
+        CHECK(good || rank == 0);
+        CHECK(gather(boot, &good, sizeof(good), PATIENT_MS, answers) == EP_OK);
     }
 }
 
@@ -326,6 +390,8 @@ static void run_tests(const ep_boot *boot)
     } tests[] = {
         {"gather", test_gather},
         {"late rank", test_late_rank},
+        {"rank stopped after arrival", test_rank_stopped_after_arrival},
+        {"gather without time", test_gather_without_time},
         {"gather of different sizes", test_gather_of_different_sizes},
         {"streams", test_streams},
         {"streams, two ranks per node", test_streams_two_ranks_per_node},
