@@ -144,7 +144,7 @@ static ep_status gather_scales(struct dispatch *d)
     d->move.scales = args->scales;
     if (!words || (by_token == 0 && by_block == 0) || (by_token == (int64_t)words && by_block == 1))
         return EP_OK;
-    to = malloc((n + 1) * d->move.scale_bytes);
+    to = calloc(n + 1, d->move.scale_bytes);
     if (!to)
         return ep_fail(EP_E_MEMORY, "ep_dispatch: no memory to gather the scales of %zu tokens", n);
     for (size_t t = 0; t < n; t++)
