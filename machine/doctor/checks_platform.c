@@ -268,7 +268,6 @@ const struct doctor_check check_libcuda = {
 
 /* --- ibgda-nic --- */
 
-#define MELLANOX 0x15b3
 #define AMAZON 0x1d0f
 #define BROADCOM 0x14e4
 
@@ -367,10 +366,10 @@ static void run_ibgda_nic(const struct doctor_machine *machine, struct doctor_re
         if (!machine_is_data_nic(topo, i))
             continue;
         vendor = topo->pci[topo->nics[i].pci].vendor;
-        n_supported += vendor == MELLANOX;
+        n_supported += vendor == PCI_VENDOR_MELLANOX;
         if (!vendor && unknown < 0)
             unknown = i;
-        if (vendor == MELLANOX)
+        if (vendor == PCI_VENDOR_MELLANOX)
             continue;
         first = first < 0 ? i : first;
         n++;

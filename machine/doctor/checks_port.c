@@ -6,8 +6,6 @@
 
 #include <string.h>
 
-#define MELLANOX 0x15b3
-
 /* --- port-down --- */
 
 /* Another function of the same card with an active port. */
@@ -217,7 +215,7 @@ static void find_missing(const struct doctor_machine *machine, struct doctor_res
 {
     const struct topo *topo = machine->topo;
     int n_data = n_data_nics(topo), has = 0, due = 0, gpu = gpu_without_its_nic(topo, &has, &due);
-    unsigned vendor = MELLANOX;
+    unsigned vendor = PCI_VENDOR_MELLANOX;
 
     /* NICs on the bus without an RDMA device are reported by rdma-device. */
     if (machine_functions_without_rdma(machine) > 0)
@@ -254,7 +252,7 @@ static void advise_link(const struct doctor_machine *machine, struct doctor_resu
     const struct topo *topo = machine->topo;
     const char *tool = "", *shared = "";
 
-    if (topo->pci[topo->nics[nic].pci].vendor == MELLANOX)
+    if (topo->pci[topo->nics[nic].pci].vendor == PCI_VENDOR_MELLANOX)
         tool = source_printf(machine->source, " (mlxlink -d %s -m)", shell_word(machine->source, topo->nics[nic].name));
     for (int i = 0; i < topo->n_nics; i++)
         if (machine_is_data_nic(topo, i) && is_same_make(topo, i, nic))
@@ -301,7 +299,7 @@ static void find_all_missing(const struct doctor_machine *machine, struct doctor
     doctor_advise(machine, result,
                   "In a pod, check its network annotations and devices; on a node, look for the NICs on the bus (lspci "
                   "-d %04x:) and in the kernel log. If there should be none, unset the variable.",
-                  MELLANOX);
+                  PCI_VENDOR_MELLANOX);
 }
 
 static void run_port_down(const struct doctor_machine *machine, struct doctor_result *result)

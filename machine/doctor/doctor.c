@@ -19,7 +19,7 @@ static ep_status read_parts(struct doctor_machine *machine)
     if (status == EP_OK)
         status = software_read(machine->source, machine->topo, &machine->software);
     if (status == EP_OK)
-        status = advice_make(machine->topo, machine->software, machine->map, &machine->advice);
+        status = advice_make(machine->topo, machine->software, machine->map, machine->ibgda, &machine->advice);
     if (status == EP_OK)
         status = audit_make(machine->topo, machine->software, machine->advice, &machine->audit);
     return status;

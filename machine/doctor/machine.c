@@ -235,14 +235,13 @@ enum topo_path machine_gpu_distance(const struct topo *topo, int nic)
     return best;
 }
 
-#define MELLANOX 0x15b3
 #define CLASS_NETWORK 0x02
 
 /* The PCI device ID of NVIDIA data NICs; 0 if there is none. */
 static unsigned data_device(const struct topo *topo)
 {
     for (int i = 0; i < topo->n_nics; i++)
-        if (machine_is_data_nic(topo, i) && topo->pci[topo->nics[i].pci].vendor == MELLANOX)
+        if (machine_is_data_nic(topo, i) && topo->pci[topo->nics[i].pci].vendor == PCI_VENDOR_MELLANOX)
             return topo->pci[topo->nics[i].pci].device;
     return 0;
 }
@@ -308,7 +307,7 @@ bool machine_is_function_without_rdma(const struct doctor_machine *machine, int 
     const struct topo_pci *self = &topo->pci[pci];
     unsigned device = data_device(topo);
 
-    if (self->vendor != MELLANOX || (self->class_code && self->class_code >> 16 != CLASS_NETWORK) ||
+    if (self->vendor != PCI_VENDOR_MELLANOX || (self->class_code && self->class_code >> 16 != CLASS_NETWORK) ||
         (device && self->device != device) || strncmp(self->driver, "vfio", 4) == 0)
         return false;
     for (int i = 0; i < topo->n_nics; i++)

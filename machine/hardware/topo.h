@@ -19,6 +19,8 @@
 #define TOPO_MAX_NUMA 64
 #define TOPO_MAX_NVLINKS 36 /* of a GPU */
 
+#define PCI_VENDOR_MELLANOX 0x15b3 /* of NVIDIA's NICs */
+
 /*
  * The path between two devices, in the terms of `nvidia-smi topo -m`, ordered by distance.
  *     NV#   NVLink (GPUs only)

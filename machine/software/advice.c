@@ -53,13 +53,11 @@ static int count_data_ports(const struct topo *topo)
     return topo_data_ports(topo, ports);
 }
 
-#define MELLANOX 0x15b3
-
 bool advice_is_mlx5(const struct topo *topo, int nic)
 {
     const struct topo_nic *it = &topo->nics[nic];
 
-    return it->role == TOPO_ROLE_DATA && it->pci >= 0 && topo->pci[it->pci].vendor == MELLANOX;
+    return it->role == TOPO_ROLE_DATA && it->pci >= 0 && topo->pci[it->pci].vendor == PCI_VENDOR_MELLANOX;
 }
 
 bool advice_has_mlx5(const struct topo *topo)
@@ -420,12 +418,11 @@ static void advise_against(struct advice_work *work, const struct source_variabl
 }
 
 ep_status advice_make(const struct topo *topo, const struct software *software, const struct map *map,
-                      struct advice **ret_advice)
+                      const struct map *ibgda, struct advice **ret_advice)
 {
     struct advice *advice = calloc(1, sizeof(*advice));
-    struct advice_work work = {software->source, topo, software, map, NULL, advice};
+    struct advice_work work = {software->source, topo, software, map, ibgda, advice};
     struct source_environment environment = source_environment(software->source);
-    struct map *ibgda = NULL;
     ep_status status = EP_OK;
 
     if (advice)
@@ -439,17 +436,10 @@ ep_status advice_make(const struct topo *topo, const struct software *software, 
         return EP_OK;
     }
     if (topo->n_gpus > 0 && count_data_ports(topo) > 0) {
-        status = map_ibgda(topo, &ibgda);
-        work.ibgda = ibgda;
-        if (status == EP_OK)
-            status = advise_nvshmem(&work);
-        if (status == EP_OK) {
-            advise_deepep(&work);
-            advise_nccl(&work);
-            advise_verbs(&work);
-        }
-        map_free(ibgda);
-        work.ibgda = NULL;
+        status = advise_nvshmem(&work);
+        advise_deepep(&work);
+        advise_nccl(&work);
+        advise_verbs(&work);
     }
     if (status == EP_OK)
         status = advice_paths(&work);

@@ -39,10 +39,10 @@ struct advice {
 /*
  * Creates the advice for this machine; it is empty if the machine has neither GPUs nor NICs. The current environment of
  * the source has two effects: variables in it that do nothing or have an invalid value are advised to be unset, and
- * folders that precede the right ones in a search path are overridden.
+ * folders that precede the right ones in a search path are overridden. `map`: map_best(); `ibgda`: map_ibgda().
  */
 ep_status advice_make(const struct topo *topo, const struct software *software, const struct map *map,
-                      struct advice **ret_advice);
+                      const struct map *ibgda, struct advice **ret_advice);
 void advice_free(struct advice *advice);
 
 /* Returns the row with this name, or NULL. */

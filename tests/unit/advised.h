@@ -19,7 +19,7 @@ struct advised {
     struct topo_gid gids[2 * TOPO_MAX_NICS];
     struct software software;
     struct source *source;
-    struct map *map;
+    struct map *map, *ibgda;
     struct advice *advice;
     struct audit *audit;
     char environment[8192];
@@ -119,7 +119,10 @@ static inline void advised_make(struct advised *advised)
     assert_int_equal(source_open(advised->tree.place, &advised->source), EP_OK);
     advised->hardware.topo.source = advised->software.source = advised->source;
     assert_int_equal(map_best(&advised->hardware.topo, &advised->map), EP_OK);
-    assert_int_equal(advice_make(&advised->hardware.topo, &advised->software, advised->map, &advised->advice), EP_OK);
+    assert_int_equal(map_ibgda(&advised->hardware.topo, &advised->ibgda), EP_OK);
+    assert_int_equal(
+        advice_make(&advised->hardware.topo, &advised->software, advised->map, advised->ibgda, &advised->advice),
+        EP_OK);
     assert_int_equal(audit_make(&advised->hardware.topo, &advised->software, advised->advice, &advised->audit), EP_OK);
 }
 
@@ -127,6 +130,7 @@ static inline void advised_done(struct advised *advised)
 {
     audit_free(advised->audit);
     advice_free(advised->advice);
+    map_free(advised->ibgda);
     map_free(advised->map);
     source_free(advised->source);
     tree_done(&advised->tree);

@@ -247,7 +247,8 @@ static void test_mapping(void **state)
     audit_free(advised.audit);
     advice_free(advised.advice);
     advised.software.deepep.mapping_active = true;
-    assert_int_equal(advice_make(&advised.hardware.topo, &advised.software, advised.map, &advised.advice), EP_OK);
+    assert_int_equal(
+        advice_make(&advised.hardware.topo, &advised.software, advised.map, advised.ibgda, &advised.advice), EP_OK);
     assert_int_equal(audit_make(&advised.hardware.topo, &advised.software, advised.advice, &advised.audit), EP_OK);
     assert_int_equal(find("DEEP_EP_DEVICE_TO_HCA_MAPPING")->kind, AUDIT_DIFFERS);
     advised_done(&advised);
@@ -312,7 +313,9 @@ static void test_many(void **state)
     assert_int_equal(source_open(advised.tree.place, &advised.source), EP_OK);
     advised.hardware.topo.source = advised.software.source = advised.source;
     assert_int_equal(map_best(&advised.hardware.topo, &advised.map), EP_OK);
-    assert_int_equal(advice_make(&advised.hardware.topo, &advised.software, advised.map, &advised.advice), EP_OK);
+    assert_int_equal(map_ibgda(&advised.hardware.topo, &advised.ibgda), EP_OK);
+    assert_int_equal(
+        advice_make(&advised.hardware.topo, &advised.software, advised.map, advised.ibgda, &advised.advice), EP_OK);
     assert_int_equal(audit_make(&advised.hardware.topo, &advised.software, advised.advice, &advised.audit), EP_OK);
     assert_int_equal(advised.audit->n, AUDIT_MAX);
     advised_done(&advised);
