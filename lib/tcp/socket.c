@@ -363,20 +363,6 @@ static void add_interfaces(const struct ifaddrs *list, const char *wanted, int r
     }
 }
 
-bool tcp_find_route(const struct tcp_address *to, struct tcp_address *ret_local)
-{
-    struct sockaddr_storage storage;
-    socklen_t bytes = tcp_address_to_socket(to, &storage);
-    int fd = ep_fd_above_stdio(socket(to->family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    bool found = fd >= 0 && connect(fd, (struct sockaddr *)&storage, bytes) == 0; /* of datagrams: sends nothing */
-
-    if (found)
-        *ret_local = tcp_local_address(fd);
-    if (fd >= 0)
-        close(fd);
-    return found && ret_local->family == to->family;
-}
-
 /* Is it the broadcast address of an interface? One that has none has its own address in that place. */
 static bool is_broadcast(const struct tcp_address *address)
 {
@@ -396,14 +382,13 @@ static bool is_broadcast(const struct tcp_address *address)
 /* bind() also accepts addresses of all interfaces and of groups of hosts (0.0.0.0, multicast, broadcast). */
 static bool is_of_one_host(const struct tcp_address *address)
 {
-    static const unsigned char none[16], all[4] = {255, 255, 255, 255};
+    in_addr_t four;
 
-    if (memcmp(address->bytes, none, sizeof(none)) == 0)
-        return false;
     if (address->family == AF_INET6)
-        return address->bytes[0] != 0xff;
-    return (address->bytes[0] & 0xf0) != 0xe0 && memcmp(address->bytes, all, sizeof(all)) != 0 &&
-           !is_broadcast(address);
+        return !IN6_IS_ADDR_UNSPECIFIED(address->bytes) && !IN6_IS_ADDR_MULTICAST(address->bytes);
+    memcpy(&four, address->bytes, sizeof(four));
+    four = ntohl(four);
+    return four != INADDR_ANY && four != INADDR_BROADCAST && !IN_MULTICAST(four) && !is_broadcast(address);
 }
 
 /* A connection can start only at an address of this host. Tested by bind(): 127.0.0.2 is in no list of interfaces. */
@@ -426,6 +411,20 @@ static ep_status check_local(const struct tcp_address *address)
                        "that are up: name the interface (\"eth0\"), or give each host its own address",
                        text);
     return error ? ep_fail_errno(EP_E_SYSTEM, error, "network tcp: a socket at %s", text) : EP_OK;
+}
+
+bool tcp_find_route(const struct tcp_address *to, struct tcp_address *ret_local)
+{
+    struct sockaddr_storage storage;
+    socklen_t bytes = tcp_address_to_socket(to, &storage);
+    int fd = ep_fd_above_stdio(socket(to->family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    bool found = fd >= 0 && connect(fd, (struct sockaddr *)&storage, bytes) == 0; /* of datagrams: sends nothing */
+
+    if (found)
+        *ret_local = tcp_local_address(fd);
+    if (fd >= 0)
+        close(fd);
+    return found && ret_local->family == to->family;
 }
 
 /* Moves or adds it to the front, if it is an address of a wanted interface. */
