@@ -82,8 +82,10 @@ static json_t *make_deepep(const struct canned_job *job, int n_args, char **args
                      file, "product", "DeepEP 1 (its tests)", "source", DEEPEP_SCRIPT, GIB_SCRIPT);
 }
 
-/* nccl all_reduce or all_reduce_perf ...: the program all_reduce_perf. The first arguments are those of the testbed;
- * later ones win. */
+/*
+ * nccl all_reduce or all_reduce_perf ...: the program all_reduce_perf. The first arguments are those of the testbed;
+ * later ones win.
+ */
 static json_t *make_nccl(const struct canned_job *job, int n_args, char **args)
 {
     static const char suffix[] = "_perf";
