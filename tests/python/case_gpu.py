@@ -443,6 +443,49 @@ def test_first_calls():
     run(2, first_calls)
 
 
+def early_starts(rank, size):
+    """The kernel before a call may let it start early (programmatic dependent launch): the call waits for what it writes."""
+    from late_copy import copy_late  # needs triton
+
+    elastic = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=64)
+    low = epkit.Communicator().low_latency(64, 1024, EXPERTS, TOPK)
+    topk_idx, _, _ = make(64, 1024, rank)
+    value, weights = torch.randint(-8, 8, (64, 1024)).to(torch.bfloat16), torch.ones(64, TOPK)
+    x, idx = torch.empty_like(value), torch.empty_like(topk_idx)
+
+    def step():
+        x.fill_(float("nan"))
+        idx.fill_(-1)
+        copy_late(idx, topk_idx)
+        copy_late(x, value)
+        rows, _, _, handle, _ = elastic.dispatch(x, idx, weights, num_experts=EXPERTS, do_cpu_sync=False, do_expand=True)
+        y = torch.full_like(rows, float("nan"))
+        copy_late(y, rows)
+        first = elastic.combine(y, handle)[0]
+        x.fill_(float("nan"))
+        copy_late(x, value)
+        rows = low.dispatch(x, idx)
+        y = torch.full_like(rows.x, float("nan"))
+        copy_late(y, rows.x)
+        return first, low.combine(y, idx, weights, call=rows.call)[0]
+
+    want, graph = value.float() * (topk_idx >= 0).sum(1, keepdim=True), torch.cuda.CUDAGraph()
+    for _ in range(3):
+        for number, out in enumerate(step()):
+            assert torch.equal(out.float(), want), f"{('a', 'a low-latency')[number]} pair"
+    with torch.cuda.graph(graph):
+        outs = step()
+    for _ in range(3):
+        graph.replay()
+        for number, out in enumerate(outs):
+            assert torch.equal(out.float(), want), f"{('a', 'a low-latency')[number]} pair in a graph"
+            out.fill_(float("nan"))
+
+
+def test_early_starts():
+    run(2, early_starts)
+
+
 def waits_elsewhere(rank, size):
     """Another stream than the caller's waits for the event: what the call was given stays until the call has read it."""
     buffer, side = deep_ep.Buffer(dist.group.WORLD), torch.cuda.Stream()

@@ -8,6 +8,7 @@ namespace
 __global__ void __launch_bounds__(2 * WARP)
     barrier_kernel(const __grid_constant__ cuda_waits waits, const __grid_constant__ cuda_op_desc desc)
 {
+    await_stream();
     __shared__ targets targets;
     uint64_t number = operation_publish(waits, desc);
     bool ok = operation_begin(waits, desc, nullptr, number, targets, blockIdx.x);
@@ -29,6 +30,7 @@ struct is_set {
 /* The event is this rank's own, so this rank is blamed if the event is not signalled. */
 __global__ void wait_kernel(const __grid_constant__ cuda_waits waits, const uint32_t *word)
 {
+    await_stream();
     if (may_begin(waits, waits.ready_phase))
         wait_or_fail(waits, is_set{word}, waits.rank, waits.ready_phase);
     __threadfence_system();
@@ -38,14 +40,12 @@ __global__ void wait_kernel(const __grid_constant__ cuda_waits waits, const uint
 
 cudaError_t cuda_launch_barrier(const struct cuda_waits *waits, const struct cuda_op_desc *desc, cudaStream_t stream)
 {
-    barrier_kernel<<<1, 2 * WARP, 0, stream>>>(*waits, *desc);
-    return cudaGetLastError();
+    return launch(barrier_kernel, 1, 2 * WARP, 0, stream, *waits, *desc);
 }
 
 cudaError_t cuda_launch_wait(const struct cuda_waits *waits, const uint32_t *word, cudaStream_t stream)
 {
-    wait_kernel<<<1, 1, 0, stream>>>(*waits, word);
-    return cudaGetLastError();
+    return launch(wait_kernel, 1, 1, 0, stream, *waits, word);
 }
 
 cudaError_t cuda_barrier_load(int)

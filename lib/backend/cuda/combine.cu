@@ -467,6 +467,7 @@ namespace ep
 
 __global__ void __launch_bounds__(768, 1) combine_rows(const __grid_constant__ cuda_combine c, int stages)
 {
+    await_stream();
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ targets from;
     uint32_t block = blockIdx.x, copy_blocks = n_copy_blocks(c.waits, c.stage);

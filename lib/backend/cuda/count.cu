@@ -149,6 +149,7 @@ __device__ void report_totals(const cuda_count &c)
 
 __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) count_kernel(const __grid_constant__ cuda_count c)
 {
+    await_stream();
     __shared__ int32_t per_expert[EP_MAX_EXPERTS];
     __shared__ bool last;
     int token = (int)(blockIdx.x * CUDA_COUNT_TOKENS + threadIdx.x);
@@ -175,6 +176,7 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) count_kernel(const __grid_c
 
 __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) add_blocks_kernel(const __grid_constant__ cuda_count c)
 {
+    await_stream();
     int token = (int)(blockIdx.x * CUDA_COUNT_TOKENS + threadIdx.x);
 
     for (int i = 0; token < c.n_tokens && i < c.count[token]; i++) {
@@ -206,6 +208,7 @@ __device__ int last_choice(const cuda_route &route, int token, int rank)
 
 __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) order_kernel(const __grid_constant__ cuda_order o)
 {
+    await_stream();
     const cuda_route &route = o.route;
     int token = (int)(blockIdx.x * CUDA_COUNT_TOKENS + threadIdx.x);
     size_t start = (size_t)token * route.width;
@@ -235,22 +238,17 @@ cudaError_t cuda_launch_order(const struct cuda_order *order, cudaStream_t strea
 {
     unsigned blocks = (unsigned)(order->route.n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS;
 
-    if (blocks)
-        order_kernel<<<blocks, CUDA_COUNT_TOKENS, 0, stream>>>(*order);
-    return cudaGetLastError();
+    return blocks ? launch(order_kernel, blocks, CUDA_COUNT_TOKENS, 0, stream, *order) : cudaSuccess;
 }
 
 cudaError_t cuda_launch_count(const struct cuda_count *count, cudaStream_t stream)
 {
     unsigned blocks = (unsigned)(count->n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS;
-    cudaError_t error;
+    cudaError_t error = launch(count_kernel, blocks ? blocks : 1, CUDA_COUNT_TOKENS, 0, stream, *count);
 
-    count_kernel<<<blocks ? blocks : 1, CUDA_COUNT_TOKENS, 0, stream>>>(*count);
-    error = cudaGetLastError();
     if (error != cudaSuccess || blocks < 2)
         return error;
-    add_blocks_kernel<<<blocks, CUDA_COUNT_TOKENS, 0, stream>>>(*count);
-    return cudaGetLastError();
+    return launch(add_blocks_kernel, blocks, CUDA_COUNT_TOKENS, 0, stream, *count);
 }
 
 cudaError_t cuda_kernels_load(int shared_bytes)

@@ -377,6 +377,7 @@ namespace ep
 
 __global__ void __launch_bounds__(512, 1) dispatch_rows(const __grid_constant__ cuda_dispatch d, int stages)
 {
+    await_stream();
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ targets targets;
     uint32_t block = blockIdx.x;

@@ -66,6 +66,7 @@ __device__ void report_bad(const cuda_layout &l)
 
 __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) layout_kernel(const __grid_constant__ cuda_layout l)
 {
+    await_stream();
     __shared__ sums sum;
     int i = (int)threadIdx.x, token = (int)(blockIdx.x * CUDA_COUNT_TOKENS + threadIdx.x);
 
@@ -98,9 +99,7 @@ cudaError_t cuda_launch_layout(const struct cuda_layout *layout, cudaStream_t st
 {
     unsigned blocks = (unsigned)(layout->n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS;
 
-    if (blocks)
-        layout_kernel<<<blocks, CUDA_COUNT_TOKENS, 0, stream>>>(*layout);
-    return cudaGetLastError();
+    return blocks ? launch(layout_kernel, blocks, CUDA_COUNT_TOKENS, 0, stream, *layout) : cudaSuccess;
 }
 
 cudaError_t cuda_layout_load(int)

@@ -434,6 +434,7 @@ namespace ep
 
 __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) LL_NAME(combine_ll)(const __grid_constant__ cuda_ll_combine c)
 {
+    await_stream();
     extern __shared__ __align__(128) unsigned char slots[];
     __shared__ uint64_t barriers[CUDA_LL_THREADS / WARP * 2];
     __shared__ terms terms;
@@ -486,8 +487,7 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) LL_NAME(combine_ll)(const 
 
 cudaError_t LL_NAME(cuda_launch_ll_combine)(const struct cuda_ll_combine *combine, int blocks, cudaStream_t stream)
 {
-    ep::LL_NAME(combine_ll)<<<(unsigned)blocks, CUDA_LL_THREADS, SHARED_BYTES, stream>>>(*combine);
-    return cudaGetLastError();
+    return launch(ep::LL_NAME(combine_ll), (unsigned)blocks, CUDA_LL_THREADS, SHARED_BYTES, stream, *combine);
 }
 
 cudaError_t LL_NAME(cuda_ll_combine_load)(int)

@@ -387,6 +387,7 @@ namespace ep
 
 __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) LL_NAME(dispatch_ll)(const __grid_constant__ cuda_ll_dispatch d)
 {
+    await_stream();
     extern __shared__ __align__(128) unsigned char image[]; /* of a slot */
     __shared__ int32_t bins[EP_MAX_EXPERTS];
     __shared__ choices c;
@@ -426,8 +427,8 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) LL_NAME(dispatch_ll)(const
 
 cudaError_t LL_NAME(cuda_launch_ll_dispatch)(const struct cuda_ll_dispatch *dispatch, int blocks, cudaStream_t stream)
 {
-    ep::LL_NAME(dispatch_ll)<<<(unsigned)blocks, CUDA_LL_THREADS, (size_t)image_bytes(*dispatch), stream>>>(*dispatch);
-    return cudaGetLastError();
+    return launch(ep::LL_NAME(dispatch_ll), (unsigned)blocks, CUDA_LL_THREADS, (size_t)image_bytes(*dispatch), stream,
+                  *dispatch);
 }
 
 cudaError_t LL_NAME(cuda_ll_dispatch_load)(int shared_bytes)

@@ -35,6 +35,7 @@ __device__ void merge_rank(const cuda_ll &ll, const cuda_ll_segment *from, int r
 /* One block, one thread per rank. */
 __global__ void __launch_bounds__(LL_RANKS) mask_kernel(const __grid_constant__ cuda_ll_mask m)
 {
+    await_stream();
     const cuda_ll &ll = m.ll;
     cuda_ll_segment *mine = ll_mine(ll);
     int rank = (int)threadIdx.x;
@@ -58,6 +59,7 @@ __global__ void __launch_bounds__(LL_RANKS) mask_kernel(const __grid_constant__ 
 
 __global__ void __launch_bounds__(BARRIER_THREADS) ll_barrier_kernel(const __grid_constant__ cuda_ll ll)
 {
+    await_stream();
     cuda_ll_segment *mine = ll_mine(ll);
     int i = (int)threadIdx.x, n = ll.waits.nranks, phase = ll.waits.done_phase;
     uint64_t number = mine->barrier + 1, poll = ll_request_poll_for_block(ll, i);
@@ -81,14 +83,12 @@ __global__ void __launch_bounds__(BARRIER_THREADS) ll_barrier_kernel(const __gri
 
 cudaError_t LL_NAME(cuda_launch_ll_mask)(const struct cuda_ll_mask *mask, cudaStream_t stream)
 {
-    mask_kernel<<<1, LL_RANKS, 0, stream>>>(*mask);
-    return cudaGetLastError();
+    return launch(mask_kernel, 1, LL_RANKS, 0, stream, *mask);
 }
 
 cudaError_t LL_NAME(cuda_launch_ll_barrier)(const struct cuda_ll *ll, cudaStream_t stream)
 {
-    ll_barrier_kernel<<<1, BARRIER_THREADS, 0, stream>>>(*ll);
-    return cudaGetLastError();
+    return launch(ll_barrier_kernel, 1, BARRIER_THREADS, 0, stream, *ll);
 }
 
 cudaError_t LL_NAME(cuda_ll_mask_load)(int)

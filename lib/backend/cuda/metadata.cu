@@ -156,6 +156,7 @@ __device__ void clear_outputs(const cuda_metadata &m)
 
 __global__ void __launch_bounds__(COUNTS_THREADS) metadata_counts_kernel(const __grid_constant__ cuda_metadata m)
 {
+    await_stream();
     if (has_failed(m) || is_refused(m.waits, m.route.counts))
         return;
     if (blockIdx.x) {
@@ -194,6 +195,7 @@ __device__ bool write_source(const cuda_metadata &m, int64_t at)
 
 __global__ void __launch_bounds__(SOURCES_THREADS) sources_kernel(const __grid_constant__ cuda_metadata m)
 {
+    await_stream();
     int64_t rows = rows_here(m), threads = (int64_t)gridDim.x * blockDim.x;
 
     /* The kernel before this one has reported the refusal. */
@@ -208,14 +210,12 @@ __global__ void __launch_bounds__(SOURCES_THREADS) sources_kernel(const __grid_c
 
 cudaError_t cuda_launch_metadata_counts(const struct cuda_metadata *metadata, cudaStream_t stream)
 {
-    metadata_counts_kernel<<<metadata->rows ? 1 + FILL_BLOCKS : 1, COUNTS_THREADS, 0, stream>>>(*metadata);
-    return cudaGetLastError();
+    return launch(metadata_counts_kernel, metadata->rows ? 1 + FILL_BLOCKS : 1, COUNTS_THREADS, 0, stream, *metadata);
 }
 
 cudaError_t cuda_launch_sources(const struct cuda_metadata *metadata, cudaStream_t stream)
 {
-    sources_kernel<<<SOURCES_BLOCKS, SOURCES_THREADS, 0, stream>>>(*metadata);
-    return cudaGetLastError();
+    return launch(sources_kernel, SOURCES_BLOCKS, SOURCES_THREADS, 0, stream, *metadata);
 }
 
 cudaError_t cuda_metadata_load(int)

@@ -414,6 +414,7 @@ namespace ep
 
 __global__ void __launch_bounds__(THREADS) pack_rows(const __grid_constant__ cuda_pack p)
 {
+    await_stream();
     int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     net_run run = run_of(p.waits, p.op);
 
@@ -434,6 +435,7 @@ __global__ void __launch_bounds__(THREADS) pack_rows(const __grid_constant__ cud
 
 __global__ void __launch_bounds__(THREADS) dispatch_nodes(const __grid_constant__ cuda_nodes_dispatch d)
 {
+    await_stream();
     __shared__ targets targets;
     uint64_t number = operation_publish(d.own.waits, d.own.desc);
     bool ok = operation_begin(d.own.waits, d.own.desc, &d.own.route, number, targets, blockIdx.x);
@@ -460,6 +462,7 @@ __global__ void __launch_bounds__(THREADS) dispatch_nodes(const __grid_constant_
 
 __global__ void __launch_bounds__(THREADS) combine_nodes(const __grid_constant__ cuda_nodes_combine c)
 {
+    await_stream();
     __shared__ targets from;
     __shared__ terms terms[CUDA_NODES_WARPS];
     uint64_t number = operation_publish(c.own.waits, c.own.desc);
@@ -496,6 +499,7 @@ __global__ void __launch_bounds__(THREADS) combine_nodes(const __grid_constant__
 /* Runs between two barriers of the node's ranks. One thread per node. */
 __global__ void __launch_bounds__(THREADS) barrier_nodes(const __grid_constant__ cuda_nodes_barrier b)
 {
+    await_stream();
     net_run run = run_of(b.waits, b.op);
     bool ok = __syncthreads_and(threadIdx.x || may_begin(b.waits, b.waits.ready_phase));
 
@@ -523,26 +527,22 @@ __global__ void __launch_bounds__(THREADS) barrier_nodes(const __grid_constant__
 
 cudaError_t cuda_launch_pack(const struct cuda_pack *pack, cudaStream_t stream)
 {
-    ep::pack_rows<<<(unsigned)pack->blocks, THREADS, 0, stream>>>(*pack);
-    return cudaGetLastError();
+    return launch(ep::pack_rows, (unsigned)pack->blocks, THREADS, 0, stream, *pack);
 }
 
 cudaError_t cuda_launch_nodes_dispatch(const struct cuda_nodes_dispatch *dispatch, cudaStream_t stream)
 {
-    ep::dispatch_nodes<<<(unsigned)dispatch->blocks, THREADS, 0, stream>>>(*dispatch);
-    return cudaGetLastError();
+    return launch(ep::dispatch_nodes, (unsigned)dispatch->blocks, THREADS, 0, stream, *dispatch);
 }
 
 cudaError_t cuda_launch_nodes_combine(const struct cuda_nodes_combine *combine, cudaStream_t stream)
 {
-    ep::combine_nodes<<<(unsigned)combine->blocks, THREADS, 0, stream>>>(*combine);
-    return cudaGetLastError();
+    return launch(ep::combine_nodes, (unsigned)combine->blocks, THREADS, 0, stream, *combine);
 }
 
 cudaError_t cuda_launch_nodes_barrier(const struct cuda_nodes_barrier *barrier, cudaStream_t stream)
 {
-    ep::barrier_nodes<<<1, THREADS, 0, stream>>>(*barrier);
-    return cudaGetLastError();
+    return launch(ep::barrier_nodes, 1, THREADS, 0, stream, *barrier);
 }
 
 cudaError_t cuda_nodes_load(int)

@@ -91,6 +91,7 @@ __device__ void count_remote_nodes(const cuda_nodes_update &u)
 /* One block per node: the list of this rank's tokens for it, and the terms that return from it. */
 __global__ void __launch_bounds__(LIST_THREADS) list_tokens_kernel(const __grid_constant__ cuda_nodes_update u)
 {
+    await_stream();
     int node = (int)blockIdx.x, first, at, units = 0;
     int32_t *of = u.net_units + node, *pinned = u.net_units_pinned + node; /* of the list */
 
@@ -123,6 +124,7 @@ __global__ void __launch_bounds__(LIST_THREADS) list_tokens_kernel(const __grid_
 /* Receives the experts of the rail peers' tokens. They are validated, because they determine where rows are written. */
 __global__ void __launch_bounds__(LIST_THREADS, 1) receive_lists_kernel(const __grid_constant__ cuda_nodes_update u)
 {
+    await_stream();
     __shared__ const unsigned char *landed;
     net_run run = run_of(u.waits, u.lists);
     bool ok = __syncthreads_and(threadIdx.x || may_begin(u.waits, u.waits.ready_phase));
@@ -258,6 +260,7 @@ __device__ void clear_counts(const cuda_nodes_update &u)
 /* One block per node: the rows on this node of the tokens of its rank on this rail. */
 __global__ void __launch_bounds__(TILE) number_rows_kernel(const __grid_constant__ cuda_nodes_update u)
 {
+    await_stream();
     extern __shared__ uint32_t masks[]; /* [targets, MASK_WORDS], then [targets] next rows */
     int node = (int)blockIdx.x, targets = u.expanded ? experts_of_node(u) : u.waits.nranks, units = 0;
     int32_t *next = reinterpret_cast<int32_t *>(masks + (size_t)targets * MASK_WORDS);
@@ -305,17 +308,15 @@ cudaError_t cuda_launch_lists(const struct cuda_nodes_update *update, const stru
 {
     unsigned nodes = (unsigned)update->words.nnodes;
     int nlocal = update->waits.nranks, targets = update->expanded ? update->n_local_experts * nlocal : nlocal;
-    cudaError_t error;
+    cudaError_t error = launch(list_tokens_kernel, nodes, LIST_THREADS, 0, stream, *update);
 
-    list_tokens_kernel<<<nodes, LIST_THREADS, 0, stream>>>(*update);
-    error = cudaGetLastError();
     if (error == cudaSuccess)
         error = cuda_launch_pack(pack, stream);
-    if (error != cudaSuccess)
-        return error;
-    receive_lists_kernel<<<1, LIST_THREADS, 0, stream>>>(*update);
-    number_rows_kernel<<<nodes, TILE, shared_bytes(targets), stream>>>(*update);
-    return cudaGetLastError();
+    if (error == cudaSuccess)
+        error = launch(receive_lists_kernel, 1, LIST_THREADS, 0, stream, *update);
+    if (error == cudaSuccess)
+        error = launch(number_rows_kernel, nodes, TILE, shared_bytes(targets), stream, *update);
+    return error;
 }
 
 cudaError_t cuda_lists_load(int)

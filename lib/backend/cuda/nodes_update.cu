@@ -45,6 +45,7 @@ __device__ int64_t read_choice(const cuda_nodes_update &u, int token, int k)
 
 __global__ void __launch_bounds__(THREADS) read_routing_kernel(const __grid_constant__ cuda_nodes_update u)
 {
+    await_stream();
     int token = (int)(blockIdx.x * THREADS + threadIdx.x), bad = 0;
     int32_t *index = u.index + (size_t)token * u.topk;
 
@@ -416,6 +417,7 @@ __device__ bool write_counts(const cuda_nodes_update &u, const node_counts &x)
 __global__ void __launch_bounds__(EXCHANGE_THREADS, 1)
     exchange_slices_kernel(const __grid_constant__ cuda_nodes_update u)
 {
+    await_stream();
     __shared__ node_counts x;
     __shared__ targets targets;
     net_run run = run_of(u.waits, u.slices);
@@ -462,6 +464,7 @@ struct store_columns {
 __global__ void __launch_bounds__(EXCHANGE_THREADS, 1)
     exchange_prefix_kernel(const __grid_constant__ cuda_nodes_update u)
 {
+    await_stream();
     int words = nodes_of(u) * u.waits.nranks * u.waits.nranks;
     net_run run = run_of(u.waits, u.prefixes);
     store_columns store = {u, u.counts->refused[0] != 0};
@@ -492,18 +495,14 @@ cudaError_t cuda_launch_slices(const struct cuda_nodes_update *update, cudaStrea
     cudaError_t error = cudaMemsetAsync(
         update->totals, 0, cuda_update_totals(nnodes, nranks, update->n_experts) * sizeof(int32_t), stream);
 
-    if (error != cudaSuccess)
-        return error;
-    if (blocks)
-        read_routing_kernel<<<blocks, THREADS, 0, stream>>>(*update);
-    exchange_slices_kernel<<<1, EXCHANGE_THREADS, 0, stream>>>(*update);
-    return cudaGetLastError();
+    if (error == cudaSuccess && blocks)
+        error = launch(read_routing_kernel, blocks, THREADS, 0, stream, *update);
+    return error == cudaSuccess ? launch(exchange_slices_kernel, 1, EXCHANGE_THREADS, 0, stream, *update) : error;
 }
 
 cudaError_t cuda_launch_prefix(const struct cuda_nodes_update *update, cudaStream_t stream)
 {
-    exchange_prefix_kernel<<<1, EXCHANGE_THREADS, 0, stream>>>(*update);
-    return cudaGetLastError();
+    return launch(exchange_prefix_kernel, 1, EXCHANGE_THREADS, 0, stream, *update);
 }
 
 cudaError_t cuda_slices_load(int)

@@ -234,8 +234,7 @@ cudaError_t launch_operation(void (*kernel)(OPERATION, int), const OPERATION &op
 {
     unsigned blocks = (unsigned)(shape.blocks + (operation.waits.no_sync ? 0 : operation.stage.copy_blocks));
 
-    kernel<<<blocks, (unsigned)shape.warps * WARP, shape.shared_bytes, stream>>>(operation, shape.stages);
-    return cudaGetLastError();
+    return launch(kernel, blocks, (unsigned)shape.warps * WARP, shape.shared_bytes, stream, operation, shape.stages);
 }
 
 #endif

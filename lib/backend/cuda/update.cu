@@ -69,6 +69,7 @@ __device__ void list_rows(const cuda_count &c, int token, const uint32_t *masks)
 
 __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) count_experts_kernel(const __grid_constant__ cuda_update u)
 {
+    await_stream();
     extern __shared__ uint32_t masks[]; /* [E, MASK_WORDS] */
     __shared__ int32_t per_rank[CUDA_MAX_RANKS];
     const cuda_count &c = u.count;
@@ -295,6 +296,7 @@ __device__ void write_info(const cuda_update &u, const exchange &x)
 
 __global__ void __launch_bounds__(EXCHANGE_THREADS, 1) exchange_kernel(const __grid_constant__ cuda_update u)
 {
+    await_stream();
     __shared__ exchange x;
     __shared__ targets targets;
     uint64_t number;
@@ -321,6 +323,7 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS, 1) exchange_kernel(const __g
 /* Adds to each row the rows of earlier blocks, and on its expert those of lower ranks. */
 __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) add_experts_kernel(const __grid_constant__ cuda_update u)
 {
+    await_stream();
     const cuda_count &c = u.count;
     int token = (int)(blockIdx.x * CUDA_COUNT_TOKENS + threadIdx.x);
 
@@ -404,6 +407,7 @@ __device__ void copy_experts(const cuda_rows &r)
 
 __global__ void __launch_bounds__(ROWS_THREADS) rows_kernel(const __grid_constant__ cuda_rows r)
 {
+    await_stream();
     int64_t rows = r.counts->rows_on[r.rank];
     share all = {(int64_t)blockIdx.x * blockDim.x + threadIdx.x, (int64_t)gridDim.x * blockDim.x};
 
@@ -425,23 +429,20 @@ cudaError_t cuda_launch_update(const struct cuda_update *update, cudaStream_t st
 {
     unsigned blocks = (unsigned)update->blocks;
     size_t masks = (size_t)update->count.n_experts * MASK_WORDS * sizeof(uint32_t);
-    cudaError_t error;
+    cudaError_t error = update->expanded
+                            ? launch(count_experts_kernel, blocks, CUDA_COUNT_TOKENS, masks, stream, *update)
+                            : cuda_launch_count(&update->count, stream);
 
-    if (update->expanded)
-        count_experts_kernel<<<blocks, CUDA_COUNT_TOKENS, masks, stream>>>(*update);
-    error = update->expanded ? cudaGetLastError() : cuda_launch_count(&update->count, stream);
-    if (error != cudaSuccess)
-        return error;
-    exchange_kernel<<<1, EXCHANGE_THREADS, 0, stream>>>(*update);
-    if (update->expanded)
-        add_experts_kernel<<<blocks, CUDA_COUNT_TOKENS, 0, stream>>>(*update);
-    return cudaGetLastError();
+    if (error == cudaSuccess)
+        error = launch(exchange_kernel, 1, EXCHANGE_THREADS, 0, stream, *update);
+    if (error == cudaSuccess && update->expanded)
+        error = launch(add_experts_kernel, blocks, CUDA_COUNT_TOKENS, 0, stream, *update);
+    return error;
 }
 
 cudaError_t cuda_launch_rows(const struct cuda_rows *rows, cudaStream_t stream)
 {
-    rows_kernel<<<ROWS_BLOCKS, ROWS_THREADS, 0, stream>>>(*rows);
-    return cudaGetLastError();
+    return launch(rows_kernel, ROWS_BLOCKS, ROWS_THREADS, 0, stream, *rows);
 }
 
 cudaError_t cuda_update_load(int)
