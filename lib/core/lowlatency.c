@@ -354,32 +354,40 @@ static ep_status check_masking(const ep_ll *ll, const char *call)
 
 ep_status ep_ll_set_mask(ep_ll *ll, int rank, int on, ep_stream stream)
 {
+    const struct ep_ll_control control = {.kind = on ? EP_LL_CONTROL_MASK : EP_LL_CONTROL_UNMASK, .rank = rank};
+
     EP_CHECK_USABLE(ll, ll->comm);
     EP_TRY_ON(ll->comm, check_masking(ll, __func__));
     EP_TRY_ON(ll->comm, ep_check_range(__func__, "rank", rank, 0, ll->comm->nranks - 1));
     if (rank == ll->comm->rank)
         return ep_comm_record(ll->comm, ep_fail(EP_E_ARG, "%s: rank %d is this one", __func__, rank));
     EP_TRY_ON(ll->comm, ep_check_range(__func__, "on", on, 0, 1));
-    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_set_mask, ll, rank, on, stream));
+    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_control, ll, &control, stream));
 }
 
 ep_status ep_ll_clear_mask(ep_ll *ll, ep_stream stream)
 {
+    const struct ep_ll_control control = {.kind = EP_LL_CONTROL_UNMASK, .rank = -1};
+
     EP_CHECK_USABLE(ll, ll->comm);
     EP_TRY_ON(ll->comm, check_masking(ll, __func__));
-    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_set_mask, ll, -1, false, stream));
+    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_control, ll, &control, stream));
 }
 
 ep_status ep_ll_query_mask(ep_ll *ll, int32_t *out, ep_stream stream)
 {
+    const struct ep_ll_control control = {.kind = EP_LL_CONTROL_QUERY, .out = out};
+
     EP_CHECK_USABLE(ll, ll->comm);
     EP_TRY_ON(ll->comm, EP_CHECK_PTR(__func__, out));
     EP_TRY_ON(ll->comm, ep_check_buffer(__func__, "out", out, false, sizeof(int32_t)));
-    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_query_mask, ll, out, stream));
+    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_control, ll, &control, stream));
 }
 
 ep_status ep_ll_merge_mask(ep_ll *ll, const ep_ll *from, ep_stream stream)
 {
+    const struct ep_ll_control control = {.kind = EP_LL_CONTROL_MERGE, .rank = -1, .from = from};
+
     EP_CHECK_USABLE(ll, ll->comm);
     EP_TRY_ON(ll->comm, EP_CHECK_PTR(__func__, from));
     if (from == ll || from->comm != ll->comm)
@@ -387,11 +395,13 @@ ep_status ep_ll_merge_mask(ep_ll *ll, const ep_ll *from, ep_stream stream)
                                                 from == ll ? "ll itself" : "of another communicator"));
     EP_TRY_ON(ll->comm, check_masking(ll, __func__));
     EP_TRY_ON(ll->comm, check_masking(from, __func__));
-    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_merge_mask, ll, from, stream));
+    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_control, ll, &control, stream));
 }
 
 ep_status ep_ll_barrier(ep_ll *ll, ep_stream stream)
 {
+    const struct ep_ll_control control = {.kind = EP_LL_CONTROL_BARRIER};
+
     EP_CHECK_USABLE(ll, ll->comm);
-    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_barrier, ll, stream));
+    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_control, ll, &control, stream));
 }

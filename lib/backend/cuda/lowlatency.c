@@ -261,53 +261,32 @@ ep_status cuda_ll_finish(ep_ll *ll, uint64_t number, ep_stream stream)
     return end(&call, status);
 }
 
-static ep_status run_mask(ep_ll *ll, struct cuda_ll_mask mask, ep_stream stream)
+ep_status cuda_ll_control(ep_ll *ll, const struct ep_ll_control *control, ep_stream stream)
 {
+    static const int32_t changes[] = {[EP_LL_CONTROL_MASK] = CUDA_LL_MASK_SET,
+                                      [EP_LL_CONTROL_UNMASK] = CUDA_LL_MASK_CLEAR,
+                                      [EP_LL_CONTROL_MERGE] = CUDA_LL_MASK_MERGE,
+                                      [EP_LL_CONTROL_QUERY] = CUDA_LL_MASK_KEEP,
+                                      [EP_LL_CONTROL_BARRIER] = CUDA_LL_MASK_KEEP};
     struct cuda_ll_impl *impl = ll->impl;
+    struct cuda_ll_mask mask = {
+        .ll = impl->device, .rank = control->rank, .change = changes[control->kind], .out = control->out};
+    bool nodes = impl->device.landing;
+    cudaError_t error = cudaSuccess;
     struct cuda_call call;
     ep_status status;
 
-    mask.ll = impl->device;
+    mask.ll.waits.ready_phase = mask.ll.waits.done_phase = EP_GROUP_LL_BARRIER;
+    if (control->kind == EP_LL_CONTROL_MERGE)
+        mask.from = ((const struct cuda_ll_impl *)control->from->impl)->device.own;
     EP_TRY(cuda_call_begin(impl->cuda, stream, true, &call));
     status = cuda_check_pointer(impl->cuda, "ep_ll_query_mask", "out", mask.out);
+    if (status == EP_OK && control->kind == EP_LL_CONTROL_BARRIER)
+        error = (nodes ? cuda_launch_ll_barrier_nodes : cuda_launch_ll_barrier)(&mask.ll, call.stream);
+    else if (status == EP_OK)
+        error = (nodes ? cuda_launch_ll_mask_nodes : cuda_launch_ll_mask)(&mask, call.stream);
     if (status == EP_OK)
-        status = cuda_status((mask.ll.landing ? cuda_launch_ll_mask_nodes : cuda_launch_ll_mask)(&mask, call.stream),
-                             "mask kernel");
-    if (status == EP_OK)
-        cuda_ll_net_launched(impl->net);
-    return cuda_call_end(&call, status, status == EP_OK);
-}
-
-ep_status cuda_ll_set_mask(ep_ll *ll, int rank, bool on, ep_stream stream)
-{
-    return run_mask(ll, (struct cuda_ll_mask){.rank = rank, .change = on ? CUDA_LL_MASK_SET : CUDA_LL_MASK_CLEAR},
-                    stream);
-}
-
-ep_status cuda_ll_query_mask(ep_ll *ll, int32_t *out, ep_stream stream)
-{
-    return run_mask(ll, (struct cuda_ll_mask){.rank = -1, .change = CUDA_LL_MASK_KEEP, .out = out}, stream);
-}
-
-ep_status cuda_ll_merge_mask(ep_ll *ll, const ep_ll *from, ep_stream stream)
-{
-    const struct cuda_ll_impl *other = from->impl;
-
-    return run_mask(ll, (struct cuda_ll_mask){.rank = -1, .change = CUDA_LL_MASK_MERGE, .from = other->device.own},
-                    stream);
-}
-
-ep_status cuda_ll_barrier(ep_ll *ll, ep_stream stream)
-{
-    struct cuda_ll_impl *impl = ll->impl;
-    struct cuda_ll device = impl->device;
-    struct cuda_call call;
-    ep_status status;
-
-    EP_TRY(cuda_call_begin(impl->cuda, stream, true, &call));
-    device.waits.ready_phase = device.waits.done_phase = EP_GROUP_LL_BARRIER;
-    status = cuda_status((device.landing ? cuda_launch_ll_barrier_nodes : cuda_launch_ll_barrier)(&device, call.stream),
-                         "barrier kernel");
+        status = cuda_status(error, control->kind == EP_LL_CONTROL_BARRIER ? "barrier kernel" : "mask kernel");
     if (status == EP_OK)
         cuda_ll_net_launched(impl->net);
     return cuda_call_end(&call, status, status == EP_OK);

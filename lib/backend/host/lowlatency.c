@@ -357,7 +357,7 @@ static ep_status start_dispatch(ep_ll *ll, const struct ll_dispatch *wanted)
 
 /* --- calls ------------------------------------------------------------------------------------------------------- */
 
-enum ll_step { LL_DISPATCH, LL_COMBINE, LL_RECEIVE, LL_PULL, LL_SET_MASK, LL_QUERY_MASK, LL_MERGE_MASK, LL_BARRIER };
+enum ll_step { LL_DISPATCH, LL_COMBINE, LL_RECEIVE, LL_PULL, LL_CONTROL };
 
 struct ll_job {
     ep_ll *ll;
@@ -366,12 +366,7 @@ struct ll_job {
         struct ll_dispatch dispatch;
         struct ll_combine combine;
         uint64_t number; /* of the dispatch or combine to be finished */
-        struct {
-            int rank; /* -1: all */
-            bool on;
-        } mask;
-        int32_t *out;
-        const ep_ll *from;
+        struct ep_ll_control control;
     };
 };
 
@@ -411,6 +406,31 @@ static ep_status run_barrier(ep_ll *ll)
     return ll_wait_all(ll, offsetof(struct ll_shared, barriers), number, EP_GROUP_LL_BARRIER);
 }
 
+static ep_status run_control(ep_ll *ll, const struct ep_ll_control *control)
+{
+    const struct host_ll *inner = ll->impl;
+    bool on = control->kind == EP_LL_CONTROL_MASK;
+
+    switch (control->kind) {
+    case EP_LL_CONTROL_MASK:
+    case EP_LL_CONTROL_UNMASK:
+        for (int rank = 0; rank < ll->comm->nranks; rank++)
+            if (control->rank < 0 || control->rank == rank)
+                set_mask(ll, rank, on);
+        /* Ranks that synchronise after this may call: they must not see masks that were cleared. */
+        return on ? EP_OK : ll_net_flush_masks(ll);
+    case EP_LL_CONTROL_MERGE:
+        merge_mask(ll, control->from);
+        return EP_OK;
+    case EP_LL_CONTROL_QUERY:
+        memcpy(control->out, inner->masked, (size_t)ll->comm->nranks * sizeof(*control->out));
+        return EP_OK;
+    case EP_LL_CONTROL_BARRIER:
+        return run_barrier(ll);
+    }
+    return EP_OK;
+}
+
 static ep_status run_step(const struct ll_job *job)
 {
     ep_ll *ll = job->ll;
@@ -425,20 +445,8 @@ static ep_status run_step(const struct ll_job *job)
         return receive(ll, &inner->dispatch[job->number & 1]);
     case LL_PULL:
         return ll_pull(ll, &inner->combine[job->number & 1]);
-    case LL_SET_MASK:
-        for (int rank = 0; rank < ll->comm->nranks; rank++)
-            if (job->mask.rank < 0 || job->mask.rank == rank)
-                set_mask(ll, rank, job->mask.on);
-        /* Ranks that synchronise after this may call: they must not see masks that were cleared. */
-        return job->mask.on ? EP_OK : ll_net_flush_masks(ll);
-    case LL_QUERY_MASK:
-        memcpy(job->out, inner->masked, (size_t)ll->comm->nranks * sizeof(*job->out));
-        return EP_OK;
-    case LL_MERGE_MASK:
-        merge_mask(ll, job->from);
-        return EP_OK;
-    case LL_BARRIER:
-        return run_barrier(ll);
+    case LL_CONTROL:
+        return run_control(ll, &job->control);
     }
     return EP_OK;
 }
@@ -496,30 +504,9 @@ ep_status host_ll_finish(ep_ll *ll, uint64_t call, ep_stream stream)
     return submit(&job, stream);
 }
 
-ep_status host_ll_set_mask(ep_ll *ll, int rank, bool on, ep_stream stream)
+ep_status host_ll_control(ep_ll *ll, const struct ep_ll_control *control, ep_stream stream)
 {
-    struct ll_job job = {.ll = ll, .step = LL_SET_MASK, .mask = {.rank = rank, .on = on}};
-
-    return submit(&job, stream);
-}
-
-ep_status host_ll_query_mask(ep_ll *ll, int32_t *out, ep_stream stream)
-{
-    struct ll_job job = {.ll = ll, .step = LL_QUERY_MASK, .out = out};
-
-    return submit(&job, stream);
-}
-
-ep_status host_ll_merge_mask(ep_ll *ll, const ep_ll *from, ep_stream stream)
-{
-    struct ll_job job = {.ll = ll, .step = LL_MERGE_MASK, .from = from};
-
-    return submit(&job, stream);
-}
-
-ep_status host_ll_barrier(ep_ll *ll, ep_stream stream)
-{
-    struct ll_job job = {.ll = ll, .step = LL_BARRIER};
+    struct ll_job job = {.ll = ll, .step = LL_CONTROL, .control = *control};
 
     return submit(&job, stream);
 }
