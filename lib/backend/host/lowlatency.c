@@ -264,8 +264,7 @@ static ep_status receive(ep_ll *ll, const struct ll_dispatch *dispatch)
     int32_t *next = inner->seen; /* [L] used here */
     size_t slot_bytes = ll_slot_bytes(ll, args->out_dtype);
 
-    EP_TRY(
-        ll_wait_timed(ll, offsetof(struct ll_shared, sent), dispatch->number, EP_GROUP_LL_RECV, args->wait_cost_add));
+    EP_TRY(ll_wait(ll, &(struct ll_wait){LL_SENT, dispatch->number, EP_GROUP_LL_RECV, .add = args->wait_cost_add}));
     EP_TRY(make_ranges(ll, dispatch, ranges));
     memcpy(ll_ranges_of(ll, me, dispatch->number), ranges, (size_t)ll->n_local * (size_t)nranks * sizeof(*ranges));
     memset(next, 0, (size_t)ll->n_local * sizeof(*next));
@@ -276,7 +275,7 @@ static ep_status receive(ep_ll *ll, const struct ll_dispatch *dispatch)
             pack_slot(ll, args, ll_head_of(ll, source, i), ll_slot_of(block, slot_bytes, i), next);
     }
     write_counts(ll, args, ranges, next);
-    ll_publish(ll, ll_counter_of(ll, me, ll_packed_word(dispatch->number)), dispatch->number);
+    ll_publish(ll, LL_PACKED + (dispatch->number & 1), dispatch->number);
     return EP_OK;
 }
 
@@ -333,7 +332,7 @@ static ep_status start_dispatch(ep_ll *ll, const struct ll_dispatch *wanted)
     inner->index[number & 1] = checked;
     /* The slots of two dispatches ago must have been packed. */
     if (number > 2)
-        EP_TRY(ll_wait_all(ll, ll_packed_word(number), number - 2, EP_GROUP_LL_SEND));
+        EP_TRY(ll_wait(ll, &(struct ll_wait){LL_PACKED + (number & 1), number - 2, EP_GROUP_LL_SEND, .ranks = LL_ALL}));
     *dispatch = *wanted;
     EP_TRY(find_blocks(ll, dispatch));
     for (int t = 0; t < args->n_tokens; t++)
@@ -351,7 +350,7 @@ static ep_status start_dispatch(ep_ll *ll, const struct ll_dispatch *wanted)
             EP_TRY(ll_send(ll, rank, number, LL_PAYLOAD_BLOCK,
                            sizeof(*block) + (size_t)inner->n_slots[rank] * ll_slot_bytes(ll, args->out_dtype)));
     }
-    ll_publish(ll, &ll_shared_of(inner, ll->comm->rank)->sent, number);
+    ll_publish(ll, LL_SENT, number);
     return args->flags & EP_LL_RECV_HOOK ? EP_OK : receive(ll, dispatch);
 }
 
@@ -402,8 +401,8 @@ static ep_status run_barrier(ep_ll *ll)
     struct host_ll *inner = ll->impl;
     uint64_t number = ++inner->barriers;
 
-    ll_publish(ll, &ll_shared_of(inner, ll->comm->rank)->barriers, number);
-    return ll_wait_all(ll, offsetof(struct ll_shared, barriers), number, EP_GROUP_LL_BARRIER);
+    ll_publish(ll, LL_BARRIERS, number);
+    return ll_wait(ll, &(struct ll_wait){LL_BARRIERS, number, EP_GROUP_LL_BARRIER, .ranks = LL_ALL});
 }
 
 static ep_status run_control(ep_ll *ll, const struct ep_ll_control *control)

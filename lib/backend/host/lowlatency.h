@@ -11,17 +11,16 @@
 
 #include "backend/host/host.h"
 
-/* Signals between nodes. Each counts up to the value of the word of struct ll_shared that it mirrors. */
-enum ll_signal {
-    LL_SIGNAL_MASKED, /* odd: the sender has masked this rank. First, so that it is seen before data sent after it */
-    LL_SIGNAL_SENT,
-    LL_SIGNAL_REQUESTED,
-    LL_SIGNAL_INPUT_READY, /* the rows of the combine have arrived */
-    LL_SIGNAL_PACKED_0,
-    LL_SIGNAL_PACKED_1,
-    LL_SIGNAL_PULLED_0,
-    LL_SIGNAL_PULLED_1,
-    LL_SIGNAL_BARRIERS,
+/* What each rank publishes in its struct ll_shared, and between nodes by a signal with the same number. */
+enum ll_counter {
+    LL_SENT,                   /* dispatches whose rows this rank has sent */
+    LL_REQUESTED,              /* between nodes: combines for which this rank has sent its weights */
+    LL_INPUT_READY,            /* combines whose input it has published; between nodes: whose rows it has sent */
+    LL_PACKED,                 /* last dispatch n, at LL_PACKED + n % 2, that it has packed ... */
+    LL_PULLED = LL_PACKED + 2, /* ... and combine that it has read; halves may finish out of order */
+    LL_BARRIERS = LL_PULLED + 2,
+    LL_COUNTERS,
+    LL_MASKED = LL_COUNTERS, /* only a signal; odd: the sender has masked this rank */
     LL_SIGNALS
 };
 
@@ -45,12 +44,7 @@ struct ll_buffer {
 
 /* Head of a rank's shared segment. Then: ranges [2][L*R], then blocks [2][R]. */
 struct ll_shared {
-    alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t sent; /* dispatches whose rows this rank has sent */
-    _Atomic uint64_t input_ready;                       /* combines whose input this rank has published */
-    _Atomic uint64_t packed[2];                         /* last dispatch n, at n % 2, that this rank has packed ... */
-    _Atomic uint64_t pulled[2]; /* ... and combine that it has read; halves may finish out of order */
-    _Atomic uint64_t barriers;
-    _Atomic uint64_t requested; /* between nodes: combines for which this rank has sent its weights */
+    alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t counters[LL_COUNTERS]; /* enum ll_counter */
     struct ll_combine_desc combine_desc[2];
     struct ep_group_address buffer[2]; /* combine buffers, for peers of this node to map before the first combine */
     alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t masks[EP_MAX_RANKS / 64]; /* ranks that this rank has masked */
@@ -172,9 +166,9 @@ static inline struct ll_block *ll_local_block(const ep_ll *ll, int receiver, uin
     return (struct ll_block *)(void *)(inner->peer[receiver] + inner->blocks_at + block * inner->block_bytes);
 }
 
-static inline _Atomic uint64_t *ll_counter_of(const ep_ll *ll, int rank, size_t word)
+static inline uint64_t ll_load_counter(const ep_ll *ll, int rank, int counter)
 {
-    return (_Atomic uint64_t *)(void *)((char *)ll_shared_of(ll->impl, rank) + word);
+    return atomic_load_explicit(&ll_shared_of(ll->impl, rank)->counters[counter], memory_order_acquire);
 }
 
 /* Slots are numbered from the first of each source. */
@@ -219,26 +213,22 @@ ep_status ll_check_combine_desc(ep_ll *ll, const struct ll_combine *combine, int
                                 const struct ll_combine_desc *theirs);
 /* Fails because `rank` has only `count` rows of `owner` for an expert, and a token needs row i (from 0). */
 ep_status ll_fail_row_count(ep_ll *ll, int owner, int rank, int32_t count, int expert, int token, int32_t i);
-/* Offsets of the counters of a parity. */
-size_t ll_packed_word(uint64_t number);
-size_t ll_pulled_word(uint64_t number);
-/*
- * Waits until the counter at `word` of all ranks that are not masked has reached `value`. `add` [R]: NULL, or the
- * nanoseconds until each of them arrived are added to it.
- */
-ep_status ll_wait_timed(ep_ll *ll, size_t word, uint64_t value, enum ep_group_phase phase, int64_t *add);
-ep_status ll_wait_all(ep_ll *ll, size_t word, uint64_t value, enum ep_group_phase phase);
-/* Work that other ranks wait for, done during a wait. Its failure ends the wait. */
-struct ll_wait_work {
-    ep_status (*run)(void *context);
+/* A wait for a counter of the other ranks. */
+struct ll_wait {
+    int counter; /* enum ll_counter */
+    uint64_t value;
+    enum ep_group_phase phase;
+    enum { LL_ALL, LL_THIS_NODE, LL_OTHER_NODES } ranks;
+    int64_t *add; /* [R] NULL, or the nanoseconds until each rank arrived are added to it */
+    /* NULL, or work that other ranks wait for, done meanwhile. Its failure ends the wait. */
+    ep_status (*work)(void *context);
     void *context;
 };
-/* The same for one rank, which may be masked afterwards. */
-ep_status ll_wait_rank(ep_ll *ll, int rank, size_t word, uint64_t value, enum ep_group_phase phase,
-                       const struct ll_wait_work *work);
+/* Waits until the counter of those that are not masked has reached the value. Late ones may be masked. */
+ep_status ll_wait(ep_ll *ll, const struct ll_wait *wanted);
 /* One step of a wait for `rank`: progresses the network, then ep_group_wait() if nothing has moved. */
 ep_status ll_wait_step(ep_ll *ll, struct ep_group_wait *wait, uint32_t seen, int rank);
-void ll_publish(ep_ll *ll, _Atomic uint64_t *counter, uint64_t value);
+void ll_publish(ep_ll *ll, int counter, uint64_t value);
 ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int topk,
                         int32_t *ret_index);
 
@@ -261,15 +251,15 @@ ep_status ll_net_progress(ep_ll *ll, enum ep_group_phase phase, bool *ret_moved)
 bool ll_net_in_flight(const ep_ll *ll, int rank);
 /* True if nothing wakes a rank that waits for the network: it must poll. */
 bool ll_net_polls(const ep_ll *ll);
-/* The word at `word` of this rank's struct ll_shared has become `value`: signals the ranks of other nodes. */
-void ll_net_publish(ep_ll *ll, size_t word, uint64_t value);
+/* A counter of this rank has become `value`: signals the ranks of other nodes. */
+void ll_net_publish(ep_ll *ll, int counter, uint64_t value);
 void ll_net_publish_mask(ep_ll *ll, int rank, bool on);
 /* Time for an unmask signal to arrive, after a synchronisation of the ranks by other means. */
 #define LL_UNMASK_WAIT_NS UINT64_C(100000000)
 /* Waits until the mask signals have left, for one deadline at most. */
 ep_status ll_net_flush_masks(ep_ll *ll);
 /* Signals one rank, after the data sent to it. */
-void ll_net_signal(ep_ll *ll, int rank, enum ll_signal which, uint64_t value);
+void ll_net_signal(ep_ll *ll, int rank, int counter, uint64_t value);
 /*
  * A send buffer for `rank` in call `number`, valid until it is requested for call number + 2; ll_net_try_send() then
  * sends `bytes` of it to the region that `rank` has for it.

@@ -31,7 +31,9 @@ ep_status ll_reserve_rows(ep_ll *ll, uint64_t number, int max_tokens, int expert
 /* Waits until the previous combine that uses the buffers of combine `number` was read. */
 ep_status ll_wait_unused(ep_ll *ll, uint64_t number)
 {
-    return number > 2 ? ll_wait_all(ll, ll_pulled_word(number), number - 2, EP_GROUP_LL_COMBINE_BUFFER) : EP_OK;
+    const struct ll_wait readers = {LL_PULLED + (number & 1), number - 2, EP_GROUP_LL_COMBINE_BUFFER, .ranks = LL_ALL};
+
+    return number > 2 ? ll_wait(ll, &readers) : EP_OK;
 }
 
 /* Copies the received rows to memory that peers can read. */
@@ -240,13 +242,16 @@ ep_status ll_pull(ep_ll *ll, const struct ll_combine *combine)
 {
     struct host_ll *inner = ll->impl;
     const ep_ll_combine_args *args = &combine->args;
+    /* Ranks of other nodes were sent their rows. */
+    const struct ll_wait readers = {LL_PULLED + (combine->number & 1), combine->number, EP_GROUP_LL_DONE,
+                                    .ranks = LL_THIS_NODE};
     int nranks = ll->comm->nranks;
     void *inputs[EP_MAX_RANKS];
     struct ll_replies replies;
     ep_status status = EP_OK;
 
-    EP_TRY(ll_wait_timed(ll, offsetof(struct ll_shared, input_ready), combine->number, EP_GROUP_LL_COMBINE,
-                         args->wait_cost_add));
+    EP_TRY(ll_wait(
+        ll, &(struct ll_wait){LL_INPUT_READY, combine->number, EP_GROUP_LL_COMBINE, .add = args->wait_cost_add}));
     ep_group_unmap_stale(inner->group);
     for (int rank = 0; rank < nranks; rank++)
         if (!inner->masked[rank])
@@ -257,15 +262,8 @@ ep_status ll_pull(ep_ll *ll, const struct ll_combine *combine)
         status = pull_token(ll, combine, t, inputs, &replies);
     if (status == EP_OK)
         status = ll_check_masks(ll, EP_GROUP_LL_COMBINE);
-    ll_publish(ll, ll_counter_of(ll, ll->comm->rank, ll_pulled_word(combine->number)), combine->number);
-    /* Ranks of other nodes were sent their rows. */
-    for (int i = 1; status == EP_OK && combine->in_place && i < nranks; i++) {
-        int rank = (ll->comm->rank + i) % nranks;
-
-        if (!inner->masked[rank] && !ll_is_remote(ll, rank))
-            status = ll_wait_rank(ll, rank, ll_pulled_word(combine->number), combine->number, EP_GROUP_LL_DONE, NULL);
-    }
-    return status;
+    ll_publish(ll, readers.counter, combine->number);
+    return status == EP_OK && combine->in_place ? ll_wait(ll, &readers) : status;
 }
 
 static ep_status check_weights(const ep_ll *ll, const ep_ll_combine_args *args)
@@ -305,7 +303,7 @@ ep_status ll_start_combine(ep_ll *ll, const struct ll_combine *wanted)
     EP_TRY(check_weights(ll, &combine->args));
     EP_TRY(ll_wait_unused(ll, combine->number));
     EP_TRY(publish_input(ll, combine));
-    ll_publish(ll, &ll_shared_of(inner, ll->comm->rank)->input_ready, combine->number);
+    ll_publish(ll, LL_INPUT_READY, combine->number);
     EP_TRY(ll_send_requests(ll, combine));
     EP_TRY(ll_send_replies(ll, combine));
     return combine->args.flags & EP_LL_RECV_HOOK ? EP_OK : ll_pull(ll, combine);

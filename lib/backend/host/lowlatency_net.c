@@ -19,18 +19,6 @@
 #define PUT_BYTES (256u << 10)
 #define BACKOFF_MAX_NS 1000000u
 
-/* The words that signals mirror. LL_SIGNAL_MASKED is a bit. */
-static const size_t words[LL_SIGNALS] = {
-    [LL_SIGNAL_SENT] = offsetof(struct ll_shared, sent),
-    [LL_SIGNAL_REQUESTED] = offsetof(struct ll_shared, requested),
-    [LL_SIGNAL_INPUT_READY] = offsetof(struct ll_shared, input_ready),
-    [LL_SIGNAL_PACKED_0] = offsetof(struct ll_shared, packed[0]),
-    [LL_SIGNAL_PACKED_1] = offsetof(struct ll_shared, packed[1]),
-    [LL_SIGNAL_PULLED_0] = offsetof(struct ll_shared, pulled[0]),
-    [LL_SIGNAL_PULLED_1] = offsetof(struct ll_shared, pulled[1]),
-    [LL_SIGNAL_BARRIERS] = offsetof(struct ll_shared, barriers),
-};
-
 static struct ll_net *net_of(const ep_ll *ll)
 {
     return ((struct host_ll *)ll->impl)->net;
@@ -65,12 +53,15 @@ static bool push_signal(struct ll_net *n, int me, int rank, int which)
     return true;
 }
 
-/* Signals follow the puts that were queued before them, and may follow later ones as well. false: no room. */
+/*
+ * Signals follow the puts that were queued before them, and may follow later ones as well; a mask is seen before data
+ * that is sent after it. false: no room.
+ */
 static bool push_peer(struct ll_net *n, int me, int rank)
 {
     struct peer *peer = &n->peers[rank];
 
-    if (!push_signal(n, me, rank, LL_SIGNAL_MASKED))
+    if (!push_signal(n, me, rank, LL_MASKED))
         return false;
     while (peer->n) {
         struct put *put = &peer->puts[peer->first];
@@ -146,12 +137,12 @@ static void apply_signals(const ep_ll *ll, struct ll_net *n, int rank)
     int me = ll->comm->rank;
     uint64_t bit = UINT64_C(1) << me % 64;
 
-    if (signals[LL_SIGNAL_MASKED] & 1)
+    if (signals[LL_MASKED] & 1)
         atomic_fetch_or(&copy->masks[me / 64], bit);
     else
         atomic_fetch_and(&copy->masks[me / 64], ~bit);
-    for (int which = LL_SIGNAL_SENT; which < LL_SIGNALS; which++)
-        atomic_store_explicit(ll_counter_of(ll, rank, words[which]), signals[which], memory_order_release);
+    for (int counter = 0; counter < LL_COUNTERS; counter++)
+        atomic_store_explicit(&copy->counters[counter], signals[counter], memory_order_release);
 }
 
 ep_status ll_net_step(const ep_ll *ll, struct ll_net *n, bool *ret_moved)
@@ -222,33 +213,28 @@ bool ll_net_in_flight(const ep_ll *ll, int rank)
 
 /* --- sending data and signals --- */
 
-void ll_net_signal(ep_ll *ll, int rank, enum ll_signal which, uint64_t value)
+void ll_net_signal(ep_ll *ll, int rank, int counter, uint64_t value)
 {
     struct ll_net *n = net_of(ll);
 
     pthread_mutex_lock(&n->lock);
-    n->peers[rank].due[which] = value;
+    n->peers[rank].due[counter] = value;
     push_peer(n, ll->comm->rank, rank);
     pthread_mutex_unlock(&n->lock);
 }
 
-void ll_net_publish(ep_ll *ll, size_t word, uint64_t value)
+void ll_net_publish(ep_ll *ll, int counter, uint64_t value)
 {
     const struct ll_net *n = net_of(ll);
-    int which = LL_SIGNAL_SENT;
 
-    if (!n)
-        return;
-    while (which < LL_SIGNALS && words[which] != word)
-        which++;
-    /* Requests and replies are sent to each rank separately. */
-    if (which == LL_SIGNALS || which == LL_SIGNAL_REQUESTED || which == LL_SIGNAL_INPUT_READY)
+    /* The input of a combine is a reply to each rank of another node. */
+    if (!n || counter == LL_INPUT_READY)
         return;
     for (int i = 1; i < ll->comm->nranks; i++) {
         int rank = (ll->comm->rank + i) % ll->comm->nranks;
 
         if (ll_net_is_remote(n, rank))
-            ll_net_signal(ll, rank, (enum ll_signal)which, value);
+            ll_net_signal(ll, rank, counter, value);
     }
 }
 
@@ -260,7 +246,7 @@ void ll_net_publish_mask(ep_ll *ll, int rank, bool on)
     if (!n || !ll_net_is_remote(n, rank))
         return;
     pthread_mutex_lock(&n->lock);
-    due = &n->peers[rank].due[LL_SIGNAL_MASKED];
+    due = &n->peers[rank].due[LL_MASKED];
     if ((*due & 1) != on)
         ++*due;
     n->peers[rank].given_up_ns = on ? ep_deadline_ns(ll->comm->config.timeout_ms) : 0;

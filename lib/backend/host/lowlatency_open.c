@@ -211,11 +211,9 @@ int64_t host_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *
 
 static bool has_read(const ep_ll *ll, int rank, uint64_t combine)
 {
-    _Atomic uint64_t *pulled = ll_shared_of(ll->impl, rank)->pulled;
-
     /* The last combine of each parity. */
-    return atomic_load_explicit(&pulled[combine & 1], memory_order_acquire) >= combine &&
-           (combine < 2 || atomic_load_explicit(&pulled[(combine - 1) & 1], memory_order_acquire) >= combine - 1);
+    return ll_load_counter(ll, rank, LL_PULLED + (combine & 1)) >= combine &&
+           (combine < 2 || ll_load_counter(ll, rank, LL_PULLED + ((combine - 1) & 1)) >= combine - 1);
 }
 
 /*
@@ -250,9 +248,10 @@ static void wait_for_readers(ep_ll *ll)
 static void publish_all_read(ep_ll *ll)
 {
     struct host_ll *inner = ll->impl;
+    _Atomic uint64_t *pulled = &ll_shared_of(inner, ll->comm->rank)->counters[LL_PULLED];
 
     for (uint64_t number = ll->combines; number && number + 2 > ll->combines; number--)
-        atomic_store_explicit(ll_counter_of(ll, ll->comm->rank, ll_pulled_word(number)), number, memory_order_release);
+        atomic_store_explicit(&pulled[number & 1], number, memory_order_release);
     ep_group_ring_node(inner->group);
 }
 

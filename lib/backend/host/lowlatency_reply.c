@@ -101,7 +101,7 @@ ep_status ll_send_requests(ep_ll *ll, const struct ll_combine *combine)
             continue;
         EP_TRY(ll_send(ll, rank, combine->number, LL_PAYLOAD_REQUEST,
                        sizeof(struct ll_request) + (size_t)counts.choices[rank] * sizeof(struct ll_choice)));
-        ll_net_signal(ll, rank, LL_SIGNAL_REQUESTED, combine->number);
+        ll_net_signal(ll, rank, LL_REQUESTED, combine->number);
     }
     return EP_OK;
 }
@@ -232,7 +232,7 @@ static ep_status reply_to_rank(ep_ll *ll, const struct ll_combine *combine, int 
     EP_TRY(ll_net_get_send_buffer(ll, rank, combine->number, LL_PAYLOAD_DESC, sizeof(struct ll_combine_desc), &memory));
     *(struct ll_combine_desc *)memory = make_desc(combine);
     EP_TRY(ll_send(ll, rank, combine->number, LL_PAYLOAD_DESC, sizeof(struct ll_combine_desc)));
-    ll_net_signal(ll, rank, LL_SIGNAL_INPUT_READY, combine->number);
+    ll_net_signal(ll, rank, LL_INPUT_READY, combine->number);
     return EP_OK;
 }
 
@@ -255,12 +255,9 @@ static ep_status reply_to_ready(void *context)
 
     for (int i = 1; i < ll->comm->nranks; i++) {
         int rank = (ll->comm->rank + i) % ll->comm->nranks;
-        uint64_t requested;
 
-        if (!ll_is_remote(ll, rank) || inner->masked[rank] || state->rank[rank])
-            continue;
-        requested = atomic_load_explicit(&ll_shared_of(inner, rank)->requested, memory_order_acquire);
-        if (requested < state->combine->number)
+        if (!ll_is_remote(ll, rank) || inner->masked[rank] || state->rank[rank] ||
+            ll_load_counter(ll, rank, LL_REQUESTED) < state->combine->number)
             continue;
         EP_TRY(reply_to_rank(ll, state->combine, rank));
         state->rank[rank] = true;
@@ -272,15 +269,12 @@ ep_status ll_send_replies(ep_ll *ll, const struct ll_combine *combine)
 {
     const struct host_ll *inner = ll->impl;
     struct reply_state state = {.ll = ll, .combine = combine};
-    const struct ll_wait_work work = {reply_to_ready, &state};
-    int nranks = ll->comm->nranks;
+    const struct ll_wait requests = {LL_REQUESTED,           combine->number,
+                                     EP_GROUP_LL_WEIGHTS,    .ranks = LL_OTHER_NODES,
+                                     .work = reply_to_ready, .context = &state};
 
-    for (int i = 1; inner->net && i < nranks; i++) {
-        int rank = (ll->comm->rank + i) % nranks;
-
-        if (ll_is_remote(ll, rank) && !inner->masked[rank])
-            EP_TRY(ll_wait_rank(ll, rank, offsetof(struct ll_shared, requested), combine->number, EP_GROUP_LL_WEIGHTS,
-                                &work));
-    }
-    return inner->net ? reply_to_ready(&state) : EP_OK;
+    if (!inner->net)
+        return EP_OK;
+    EP_TRY(ll_wait(ll, &requests));
+    return reply_to_ready(&state);
 }

@@ -5,8 +5,6 @@
 #include "base/log.h"
 #include "core/routing.h"
 
-#include <stddef.h>
-
 /* Calls by which a counter may be ahead of the rank that waits for it: fewer would do, more is damage. */
 #define MAX_AHEAD 8
 
@@ -89,22 +87,21 @@ ep_status ll_check_masks(ep_ll *ll, enum ep_group_phase phase)
 }
 
 /* When each rank reached the counter waited for. */
-struct ll_cost {
+struct arrivals {
     uint64_t begin_ns;
-    int64_t *add; /* [R] NULL: not wanted */
-    bool arrived[EP_MAX_RANKS];
+    bool noted[EP_MAX_RANKS];
 };
 
-static void note_arrivals(const ep_ll *ll, size_t word, uint64_t value, struct ll_cost *cost)
+static void note_arrivals(const ep_ll *ll, const struct ll_wait *wanted, struct arrivals *arrivals)
 {
     const struct host_ll *inner = ll->impl;
 
-    for (int rank = 0; cost && rank < ll->comm->nranks; rank++) {
-        if (cost->arrived[rank] || inner->masked[rank] || rank == ll->comm->rank ||
-            atomic_load_explicit(ll_counter_of(ll, rank, word), memory_order_acquire) < value)
+    for (int rank = 0; wanted->add && rank < ll->comm->nranks; rank++) {
+        if (arrivals->noted[rank] || inner->masked[rank] || rank == ll->comm->rank ||
+            ll_load_counter(ll, rank, wanted->counter) < wanted->value)
             continue;
-        cost->arrived[rank] = true;
-        cost->add[rank] += (int64_t)(ep_now_ns() - cost->begin_ns);
+        arrivals->noted[rank] = true;
+        wanted->add[rank] += (int64_t)(ep_now_ns() - arrivals->begin_ns);
     }
 }
 
@@ -133,12 +130,11 @@ bool ll_may_mask(const ep_ll *ll, ep_status status)
            atomic_load(&ll->comm->failed) == EP_OK;
 }
 
-/* Waits until the counter at `word` of a rank has reached `value`; masks the rank at the deadline, if allowed. */
-static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum ep_group_phase phase,
-                          struct ll_cost *cost, const struct ll_wait_work *work)
+/* Waits for one rank, and masks it at the deadline, if allowed. */
+static ep_status wait_one(ep_ll *ll, int rank, const struct ll_wait *wanted, struct arrivals *arrivals)
 {
     struct host_ll *inner = ll->impl;
-    _Atomic uint64_t *counter = ll_counter_of(ll, rank, word);
+    enum ep_group_phase phase = wanted->phase;
     bool mask = ll->config.flags & EP_LL_MASK_DEAD, masked = false, unmasked = inner->unmasked[rank];
     struct ep_group_wait wait;
     uint64_t at = 0;
@@ -149,17 +145,17 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
     while (status == EP_OK && failed == EP_OK) {
         uint32_t seen = ep_group_doorbell(inner->group);
 
-        at = atomic_load_explicit(counter, memory_order_acquire);
-        note_arrivals(ll, word, value, cost);
+        at = ll_load_counter(ll, rank, wanted->counter);
+        note_arrivals(ll, wanted, arrivals);
         /* A rank of another node that has masked this one does not reply. */
         if (mask && is_masked_by(ll, rank)) {
             failed = recheck_mask(ll, rank, phase, &masked);
             ep_group_wait_reset(&wait); /* a rank that has just unmasked this one is not late yet */
         }
-        if (at >= value || masked || failed != EP_OK)
+        if (at >= wanted->value || masked || failed != EP_OK)
             break;
-        if (work)
-            failed = work->run(work->context);
+        if (wanted->work)
+            failed = wanted->work(wanted->context);
         if (failed == EP_OK)
             status = ll_wait_step(ll, &wait, seen, rank);
     }
@@ -169,7 +165,7 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
     if (status != EP_OK && (!mask || !ll_may_mask(ll, status)))
         return status;
     /* Two results at a time: without masking no rank is further ahead. */
-    if (!mask && at - value > MAX_AHEAD)
+    if (!mask && at - wanted->value > MAX_AHEAD)
         return ep_group_fail_damaged(inner->group, rank, phase, "a counter of its calls", (int64_t)at);
     if (mask && is_masked_by(ll, rank))
         EP_TRY(recheck_mask(ll, rank, phase, &masked));
@@ -179,55 +175,33 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
         return fail_excluded(rank, phase);
     inner->unmasked[rank] = false;
     /* A counter published since the last check, while this rank was not scheduled or checked masks, counts. */
-    if ((status != EP_OK || masked) && atomic_load_explicit(counter, memory_order_acquire) < value)
+    if ((status != EP_OK || masked) && ll_load_counter(ll, rank, wanted->counter) < wanted->value)
         ll_mask_rank(ll, rank);
     return EP_OK;
 }
 
-ep_status ll_wait_timed(ep_ll *ll, size_t word, uint64_t value, enum ep_group_phase phase, int64_t *add)
+ep_status ll_wait(ep_ll *ll, const struct ll_wait *wanted)
 {
     const struct host_ll *inner = ll->impl;
-    struct ll_cost cost = {.add = add};
-
-    if (add)
-        cost.begin_ns = ep_now_ns();
+    struct arrivals arrivals = {.begin_ns = wanted->add ? ep_now_ns() : 0};
 
     for (int i = 1; i < ll->comm->nranks; i++) {
         int rank = (ll->comm->rank + i) % ll->comm->nranks;
 
-        if (!inner->masked[rank])
-            EP_TRY(wait_one(ll, rank, word, value, phase, add ? &cost : NULL, NULL));
+        if (!inner->masked[rank] && wanted->ranks != (ll_is_remote(ll, rank) ? LL_THIS_NODE : LL_OTHER_NODES))
+            EP_TRY(wait_one(ll, rank, wanted, &arrivals));
     }
     return EP_OK;
 }
 
-ep_status ll_wait_all(ep_ll *ll, size_t word, uint64_t value, enum ep_group_phase phase)
+void ll_publish(ep_ll *ll, int counter, uint64_t value)
 {
-    return ll_wait_timed(ll, word, value, phase, NULL);
-}
+    struct host_ll *inner = ll->impl;
 
-ep_status ll_wait_rank(ep_ll *ll, int rank, size_t word, uint64_t value, enum ep_group_phase phase,
-                       const struct ll_wait_work *work)
-{
-    return wait_one(ll, rank, word, value, phase, NULL, work);
-}
-
-size_t ll_packed_word(uint64_t number)
-{
-    return offsetof(struct ll_shared, packed) + (number & 1) * sizeof(_Atomic uint64_t);
-}
-
-size_t ll_pulled_word(uint64_t number)
-{
-    return offsetof(struct ll_shared, pulled) + (number & 1) * sizeof(_Atomic uint64_t);
-}
-
-void ll_publish(ep_ll *ll, _Atomic uint64_t *counter, uint64_t value)
-{
     ep_rows_stream_end();
-    atomic_store_explicit(counter, value, memory_order_release);
-    ep_group_ring_node(((struct host_ll *)ll->impl)->group);
-    ll_net_publish(ll, (size_t)((char *)counter - (char *)ll_shared_of(ll->impl, ll->comm->rank)), value);
+    atomic_store_explicit(&ll_shared_of(inner, ll->comm->rank)->counters[counter], value, memory_order_release);
+    ep_group_ring_node(inner->group);
+    ll_net_publish(ll, counter, value);
 }
 
 ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int topk, int32_t *ret_index)
