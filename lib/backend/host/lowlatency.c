@@ -301,17 +301,17 @@ static ep_status find_blocks(ep_ll *ll, const struct ll_dispatch *dispatch)
                 inner->n_slots[rank]++;
         }
     for (int rank = 0; rank < nranks; rank++) {
-        void *memory;
-
         if (inner->masked[rank])
             continue;
         if (!ll_is_remote(ll, rank)) {
             inner->block[rank] = ll_local_block(ll, rank, dispatch->number, ll->comm->rank);
             continue;
         }
-        EP_TRY(ll_net_get_send_buffer(ll, rank, dispatch->number, LL_PAYLOAD_BLOCK,
-                                      sizeof(struct ll_block) + (size_t)inner->n_slots[rank] * slot_bytes, &memory));
-        inner->block[rank] = memory;
+        inner->block[rank] =
+            ll_net_get_send_buffer(ll, rank, dispatch->number, LL_PAYLOAD_BLOCK,
+                                   sizeof(struct ll_block) + (size_t)inner->n_slots[rank] * slot_bytes);
+        if (!inner->block[rank])
+            return EP_E_MEMORY;
     }
     memset(inner->n_slots, 0, (size_t)nranks * sizeof(*inner->n_slots));
     return EP_OK;
@@ -347,8 +347,8 @@ static ep_status start_dispatch(ep_ll *ll, const struct ll_dispatch *wanted)
         block->max_tokens = args->max_tokens;
         block->number = number;
         if (ll_is_remote(ll, rank))
-            EP_TRY(ll_send(ll, rank, number, LL_PAYLOAD_BLOCK,
-                           sizeof(*block) + (size_t)inner->n_slots[rank] * ll_slot_bytes(ll, args->out_dtype)));
+            ll_net_send(ll, rank, number, LL_PAYLOAD_BLOCK,
+                        sizeof(*block) + (size_t)inner->n_slots[rank] * ll_slot_bytes(ll, args->out_dtype));
     }
     ll_publish(ll, LL_SENT, number);
     return args->flags & EP_LL_RECV_HOOK ? EP_OK : receive(ll, dispatch);
@@ -456,9 +456,9 @@ static ep_status run_job(void *arguments)
     const struct host_ll *inner = job->ll->impl;
     ep_status status;
 
-    ll_net_begin(job->ll);
+    ll_net_set_busy(job->ll, true);
     status = run_step(job);
-    ll_net_end(job->ll);
+    ll_net_set_busy(job->ll, false);
     /* With masking a failure of this rank is not one of the group: its peers time out and mask it. */
     return ep_group_fail_queued(inner->group, status, EP_GROUP_LL_SEND, job->ll->config.flags & EP_LL_MASK_DEAD);
 }
@@ -519,9 +519,9 @@ ep_status host_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
 
     /* The caller may write to it at once. */
     EP_TRY(ep_group_drain(inner->group));
-    ll_net_begin(ll);
+    ll_net_set_busy(ll, true);
     status = ll_wait_unused(ll, number);
-    ll_net_end(ll);
+    ll_net_set_busy(ll, false);
     EP_TRY(status);
     *ret_buffer = inner->combine_buffer[number & 1];
     /* All of it, for any dispatch. */

@@ -91,6 +91,11 @@ struct ll_request {
 
 _Static_assert(sizeof(struct ll_request) % 16 == 0, "choices must be aligned to 16");
 
+struct ll_reply {
+    struct ll_combine_desc desc; /* must be equal on both */
+    alignas(EP_GROUP_CACHE_LINE) unsigned char rows[];
+};
+
 /* A dispatch until its rows are packed, a combine until its rows are read. */
 struct ll_dispatch {
     uint64_t number;
@@ -243,14 +248,12 @@ ep_status ll_net_open(ep_ll *ll);
 /* Flushes sent data, for one deadline at most, then frees the endpoint. */
 void ll_net_close(ep_ll *ll);
 /* Around each job: outside of jobs a thread sends the remaining data. */
-void ll_net_begin(ep_ll *ll);
-void ll_net_end(ep_ll *ll);
-/* Progresses both directions. A broken network fails the group. */
-ep_status ll_net_progress(ep_ll *ll, enum ep_group_phase phase, bool *ret_moved);
-/* True if data of `rank` may still be in flight. */
-bool ll_net_in_flight(const ep_ll *ll, int rank);
-/* True if nothing wakes a rank that waits for the network: it must poll. */
-bool ll_net_polls(const ep_ll *ll);
+void ll_net_set_busy(ep_ll *ll, bool busy);
+/*
+ * Progresses both directions. A broken network fails the group. `wait`: NULL, or learns whether it must poll, and
+ * whether data of `rank` may still be in flight.
+ */
+ep_status ll_net_progress(ep_ll *ll, enum ep_group_phase phase, int rank, struct ep_group_wait *wait, bool *ret_moved);
 /* A counter of this rank has become `value`: signals the ranks of other nodes. */
 void ll_net_publish(ep_ll *ll, int counter, uint64_t value);
 void ll_net_publish_mask(ep_ll *ll, int rank, bool on);
@@ -261,21 +264,17 @@ ep_status ll_net_flush_masks(ep_ll *ll);
 /* Signals one rank, after the data sent to it. */
 void ll_net_signal(ep_ll *ll, int rank, int counter, uint64_t value);
 /*
- * A send buffer for `rank` in call `number`, valid until it is requested for call number + 2; ll_net_try_send() then
- * sends `bytes` of it to the region that `rank` has for it.
+ * A send buffer for `rank` in call `number`, NULL: no memory; ll_net_send() then sends `bytes` of it to the region that
+ * `rank` has for it.
  */
 enum ll_payload {
     LL_PAYLOAD_BLOCK,   /* struct ll_block of a dispatch */
     LL_PAYLOAD_REQUEST, /* struct ll_request of a combine */
-    LL_PAYLOAD_DESC,    /* struct ll_combine_desc: must be equal on both */
-    LL_PAYLOAD_ROWS,
+    LL_PAYLOAD_REPLY,   /* struct ll_reply */
     LL_PAYLOADS
 };
-ep_status ll_net_get_send_buffer(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes,
-                                 void **ret_memory);
-/* false: no room; ll_send() in lowlatency_wait.c waits. */
-bool ll_net_try_send(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes);
-ep_status ll_send(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes);
+void *ll_net_get_send_buffer(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes);
+void ll_net_send(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes);
 /* The data received from `rank`. */
 void *ll_net_get_received(const ep_ll *ll, int rank, uint64_t number, enum ll_payload what);
 

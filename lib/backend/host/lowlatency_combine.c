@@ -216,7 +216,7 @@ static ep_status map_input(ep_ll *ll, const struct ll_combine *combine, int rank
     ep_status status;
 
     if (ll_is_remote(ll, rank)) {
-        ep_group_read_shared(&theirs, ll_net_get_received(ll, rank, combine->number, LL_PAYLOAD_DESC), sizeof(theirs));
+        ep_group_read_shared(&theirs, ll_net_get_received(ll, rank, combine->number, LL_PAYLOAD_REPLY), sizeof(theirs));
         return ll_check_combine_desc(ll, combine, rank, &theirs);
     }
     ep_group_read_shared(&theirs, &ll_shared_of(inner, rank)->combine_desc[combine->number & 1], sizeof(theirs));

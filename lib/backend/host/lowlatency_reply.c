@@ -59,16 +59,13 @@ static ep_status prepare_requests(ep_ll *ll, const struct ll_combine *combine, c
 
     for (int rank = 0; rank < ll->comm->nranks; rank++) {
         size_t bytes = sizeof(struct ll_request) + (size_t)counts->choices[rank] * sizeof(struct ll_choice);
-        void *memory;
 
-        ret_requests[rank] = NULL;
-        if (!ll_is_remote(ll, rank))
+        if (!ll_is_remote(ll, rank) || inner->masked[rank])
             continue;
-        if (!inner->masked[rank]) {
-            EP_TRY(ll_net_get_send_buffer(ll, rank, combine->number, LL_PAYLOAD_REQUEST, bytes, &memory));
-            ret_requests[rank] = memory;
-            *ret_requests[rank] = (struct ll_request){.desc = make_desc(combine), .n_rows = counts->rows[rank]};
-        }
+        ret_requests[rank] = ll_net_get_send_buffer(ll, rank, combine->number, LL_PAYLOAD_REQUEST, bytes);
+        if (!ret_requests[rank])
+            return EP_E_MEMORY;
+        *ret_requests[rank] = (struct ll_request){.desc = make_desc(combine), .n_rows = counts->rows[rank]};
     }
     return EP_OK;
 }
@@ -99,8 +96,8 @@ ep_status ll_send_requests(ep_ll *ll, const struct ll_combine *combine)
     for (int rank = 0; rank < ll->comm->nranks; rank++) {
         if (!requests[rank])
             continue;
-        EP_TRY(ll_send(ll, rank, combine->number, LL_PAYLOAD_REQUEST,
-                       sizeof(struct ll_request) + (size_t)counts.choices[rank] * sizeof(struct ll_choice)));
+        ll_net_send(ll, rank, combine->number, LL_PAYLOAD_REQUEST,
+                    sizeof(struct ll_request) + (size_t)counts.choices[rank] * sizeof(struct ll_choice));
         ll_net_signal(ll, rank, LL_REQUESTED, combine->number);
     }
     return EP_OK;
@@ -110,7 +107,8 @@ void ll_find_replies(const ep_ll *ll, const struct ll_combine *combine, struct l
 {
     for (int rank = 0; rank < ll->comm->nranks; rank++)
         if (ll_is_remote(ll, rank))
-            ret_replies->next[rank] = ll_net_get_received(ll, rank, combine->number, LL_PAYLOAD_ROWS);
+            ret_replies->next[rank] =
+                ((struct ll_reply *)ll_net_get_received(ll, rank, combine->number, LL_PAYLOAD_REPLY))->rows;
 }
 
 /* --- the rank that has the rows --- */
@@ -206,10 +204,10 @@ static ep_status reply_to_rank(ep_ll *ll, const struct ll_combine *combine, int 
     struct host_ll *inner = ll->impl;
     const struct ll_request *request = ll_net_get_received(ll, rank, combine->number, LL_PAYLOAD_REQUEST);
     int64_t entries = (int64_t)combine->max_tokens * ll->config.topk;
-    size_t row_bytes = (size_t)ll->config.hidden * 2;
     struct reply reply = {.ll = ll, .combine = combine, .rank = rank, .seen = inner->seen};
     struct ll_request head;
-    void *memory;
+    struct ll_reply *sent;
+    size_t bytes;
 
     ep_group_read_shared(&head, request, sizeof(head));
     EP_TRY(ll_check_combine_desc(ll, combine, rank, &head.desc));
@@ -220,18 +218,18 @@ static ep_status reply_to_rank(ep_ll *ll, const struct ll_combine *combine, int 
     reply.choices = request->choices;
     reply.n_choices = head.n_choices;
     reply.n_rows = head.n_rows;
+    bytes = sizeof(struct ll_reply) + (size_t)head.n_rows * (size_t)ll->config.hidden * 2;
     memset(reply.seen, 0, (size_t)ll->n_local * sizeof(*reply.seen));
-    EP_TRY(ll_net_get_send_buffer(ll, rank, combine->number, LL_PAYLOAD_ROWS, (size_t)reply.n_rows * row_bytes + 1,
-                                  &memory));
-    reply.out = memory;
+    sent = ll_net_get_send_buffer(ll, rank, combine->number, LL_PAYLOAD_REPLY, bytes);
+    if (!sent)
+        return EP_E_MEMORY;
+    sent->desc = make_desc(combine);
+    reply.out = sent->rows;
     for (int32_t i = 0; i < reply.n_choices;)
         EP_TRY(reply_token(&reply, i, &i));
     if (reply.made != reply.n_rows)
         return ll_fail_damaged(ll, rank, EP_GROUP_LL_WEIGHTS, "the number of rows that it requests", reply.n_rows);
-    EP_TRY(ll_send(ll, rank, combine->number, LL_PAYLOAD_ROWS, (size_t)reply.n_rows * row_bytes));
-    EP_TRY(ll_net_get_send_buffer(ll, rank, combine->number, LL_PAYLOAD_DESC, sizeof(struct ll_combine_desc), &memory));
-    *(struct ll_combine_desc *)memory = make_desc(combine);
-    EP_TRY(ll_send(ll, rank, combine->number, LL_PAYLOAD_DESC, sizeof(struct ll_combine_desc)));
+    ll_net_send(ll, rank, combine->number, LL_PAYLOAD_REPLY, bytes);
     ll_net_signal(ll, rank, LL_INPUT_READY, combine->number);
     return EP_OK;
 }

@@ -55,7 +55,7 @@ static ep_status recheck_mask(ep_ll *ll, int rank, enum ep_group_phase phase, bo
         bool moved = false;
 
         (void)ep_group_publish_wait(inner->group, rank, phase);
-        status = ll_net_progress(ll, phase, &moved);
+        status = ll_net_progress(ll, phase, rank, NULL, &moved);
         if (status == EP_OK)
             status = ep_group_check_abort(inner->group);
         if (status == EP_OK && !moved)
@@ -110,16 +110,13 @@ ep_status ll_wait_step(ep_ll *ll, struct ep_group_wait *wait, uint32_t seen, int
     struct host_ll *inner = ll->impl;
     bool moved = false;
 
-    EP_TRY(ll_net_progress(ll, wait->phase, &moved));
+    EP_TRY(ll_net_progress(ll, wait->phase, rank, wait, &moved));
     if (moved) {
         /* With masking only the rank waited for counts: other ranks wait for this one meanwhile, and would mask it. */
         if (!wait->tolerant)
             ep_group_wait_reset(wait);
         return wait->tolerant ? ep_group_check_abort(inner->group) : ep_group_check(inner->group);
     }
-    wait->polls = ll_net_polls(ll);
-    wait->in_flight = inner->net ? ll_net_in_flight(ll, rank) ? EP_GROUP_IN_FLIGHT : EP_GROUP_NOT_IN_FLIGHT
-                                 : EP_GROUP_IN_FLIGHT_UNKNOWN;
     return ep_group_wait(wait, seen, rank);
 }
 
@@ -249,26 +246,4 @@ ep_status ll_fail_row_count(ep_ll *ll, int owner, int rank, int32_t count, int e
         ep_group_set_failure(group, EP_E_MISMATCH, rank == ll->comm->rank ? owner : rank, EP_GROUP_LL_COMBINE),
         "ep_ll_combine: rank %d has %d rows of rank %d for expert %d, but token %d is number %d", rank, count, owner,
         expert, token, i + 1);
-}
-
-ep_status ll_send(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes)
-{
-    struct ep_group *group = ep_group_of(ll->comm);
-    struct ep_group_wait wait;
-    ep_status status = EP_OK;
-
-    ep_group_wait_begin(&wait, group, EP_GROUP_LL_SEND);
-    wait.tolerant = ll->config.flags & EP_LL_MASK_DEAD;
-    while (status == EP_OK && bytes) {
-        uint32_t seen = ep_group_doorbell(group);
-
-        if (ll_net_try_send(ll, rank, number, what, bytes))
-            break;
-        status = ll_wait_step(ll, &wait, seen, rank);
-    }
-    ep_group_wait_end(&wait);
-    if (status == EP_OK || !wait.tolerant || !ll_may_mask(ll, status))
-        return status;
-    ll_mask_rank(ll, rank);
-    return EP_OK;
 }
