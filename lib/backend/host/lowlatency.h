@@ -117,7 +117,6 @@ struct host_ll {
     struct host_ll *next;      /* next of the communicator, with a network */
     struct ll_net *net;        /* NULL on one node */
     unsigned char **peer;      /* [R] segments; for a rank of another node only a copy of its struct ll_shared */
-    struct ll_shared *copies;  /* [R] of the ranks of other nodes */
     struct ep_shm *shm;        /* [R] mappings of the segments of peers, kept when they free them */
     struct ll_buffer *buffers; /* [2*R] mappings of the combine buffers of peers: those of rank r from 2 * r */
     void *segment;
@@ -126,6 +125,11 @@ struct host_ll {
     int32_t reserved_for[2];    /* ... for this many tokens of a rank per expert */
     uint64_t zero_copy_combine; /* combine for which ep_ll_get_combine_buffer last returned a buffer */
     uint64_t barriers;
+    void *arrays[24]; /* all of add_array(), of which the fields below are some */
+    int n_arrays;
+    bool counts_only, no_memory;
+    int64_t bytes; /* of the arrays and the network */
+    /* Layout of segments. */
     size_t scales_at, row_at, slot_bytes, block_bytes, ranges_at, blocks_at; /* slot_bytes: of the largest format */
     int32_t *masked;                                                         /* [R] */
     bool unmasked[EP_MAX_RANKS]; /* ranks that this one has unmasked, and that may still mask it */
@@ -241,8 +245,10 @@ ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int
  * lowlatency_net.c: the endpoint between nodes. Functions without a rank do nothing on one node. prepare needs no peer;
  * open is collective, and returns the status of this rank.
  */
-/* Bytes of the region that ranks of other nodes write into; of ll->impl only the layout is used. */
+/* Bytes of the region and of the states of the ranks; of ll->impl only the layout is used. */
 int64_t ll_net_bytes(const ep_ll *ll);
+/* The copy of the state of a rank of another node. */
+struct ll_shared *ll_net_copy_of(const ep_ll *ll, int rank);
 ep_status ll_net_prepare(ep_ll *ll);
 ep_status ll_net_open(ep_ll *ll);
 /* Flushes sent data, for one deadline at most, then frees the endpoint. */

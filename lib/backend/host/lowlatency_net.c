@@ -37,6 +37,7 @@ struct parcel {
  * the first, or it is masked and gets no more.
  */
 struct peer {
+    struct ll_shared copy;                  /* of its state */
     struct parcel *parcels[2][LL_PAYLOADS]; /* by parity of the call; NULL: queued, or never needed */
     struct parcel *queue;                   /* sent and not flushed, oldest first; the network may read them */
     uint64_t due[LL_SIGNALS], signalled[LL_SIGNALS];
@@ -82,7 +83,12 @@ int64_t ll_net_bytes(const ep_ll *ll)
 {
     struct ll_net n = {.net = NULL};
 
-    return (int64_t)lay_out(ll, &n);
+    return (int64_t)(lay_out(ll, &n) + (size_t)ll->comm->nranks * sizeof(struct peer));
+}
+
+struct ll_shared *ll_net_copy_of(const ep_ll *ll, int rank)
+{
+    return &net_of(ll)->peers[rank].copy;
 }
 
 /* Where data of `from` is in the region of `to`, which has a place for each rank of another node. */
@@ -176,10 +182,10 @@ static bool is_outstanding(const ep_ll *ll)
 
 /* --- both directions, under the lock --- */
 
-static void apply_signals(const ep_ll *ll, const struct ll_net *n, int rank)
+static void apply_signals(const ep_ll *ll, struct ll_net *n, int rank)
 {
     const uint64_t *signals = n->net->signals + (size_t)rank * LL_SIGNALS;
-    struct ll_shared *copy = ll_shared_of(ll->impl, rank);
+    struct ll_shared *copy = &n->peers[rank].copy;
     int me = ll->comm->rank;
     uint64_t bit = UINT64_C(1) << me % 64;
 
@@ -437,11 +443,12 @@ void host_ll_stop_threads(struct ep_group *group)
 
 ep_status ll_net_prepare(ep_ll *ll)
 {
-    size_t nranks = (size_t)ll->comm->nranks;
-    struct ll_net *n = calloc(1, sizeof(*n) + nranks * sizeof(n->peers[0]));
+    size_t nranks = (size_t)ll->comm->nranks, bytes = sizeof(struct ll_net) + nranks * sizeof(struct peer);
+    struct ll_net *n = aligned_alloc(alignof(struct ll_net), bytes);
 
     if (!n)
         return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %zu ranks", nranks);
+    memset(n, 0, bytes);
     pthread_mutex_init(&n->lock, NULL);
     pthread_cond_init(&n->changed, NULL);
     ((struct host_ll *)ll->impl)->net = n;

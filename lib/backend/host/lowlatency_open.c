@@ -29,7 +29,7 @@ static size_t segment_bytes(const ep_ll *ll, const struct host_ll *inner)
 static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, const struct ep_group_address *address)
 {
     if (ll_is_remote(ll, rank)) {
-        inner->peer[rank] = (unsigned char *)&inner->copies[rank];
+        inner->peer[rank] = (unsigned char *)ll_net_copy_of(ll, rank);
         return EP_OK;
     }
     if (rank == ll->comm->rank) {
@@ -89,6 +89,42 @@ static ep_status exchange_segments(ep_ll *ll, struct host_ll *inner, ep_status m
     return ep_group_agree_within(ll->comm, "ep_ll_new", status);
 }
 
+/* Zeroed, and freed by free_inner(). Sets inner->no_memory on failure. */
+static void *add_array(struct host_ll *inner, size_t n, size_t each)
+{
+    void *array = inner->counts_only ? NULL : calloc(n, each);
+
+    inner->bytes += (int64_t)(n * each);
+    inner->no_memory |= !array;
+    inner->arrays[inner->n_arrays++] = array;
+    return array;
+}
+
+static void add_arrays(const ep_ll *ll, struct host_ll *inner)
+{
+    size_t nranks = (size_t)ll->comm->nranks, local = (size_t)ll->n_local, max_tokens = (size_t)ll->config.max_tokens;
+    size_t topk = (size_t)ll->config.topk, hidden = (size_t)ll->config.hidden, blocks = hidden / EP_SCALE_BLOCK;
+
+    inner->peer = add_array(inner, nranks, sizeof(*inner->peer));
+    inner->shm = add_array(inner, nranks, sizeof(*inner->shm));
+    inner->buffers = add_array(inner, 2 * nranks, sizeof(*inner->buffers));
+    inner->block = add_array(inner, nranks, sizeof(struct ll_block *));
+    inner->masked = add_array(inner, nranks, sizeof(*inner->masked));
+    for (int i = 0; i < 2; i++) {
+        inner->index[i] = add_array(inner, max_tokens * topk, sizeof(*inner->index[i]));
+        inner->combine[i].index = add_array(inner, max_tokens * topk, sizeof(*inner->combine[i].index));
+        inner->reserved[i] = add_array(inner, local, sizeof(*inner->reserved[i]));
+        inner->ranges[i] = add_array(inner, local * nranks, sizeof(*inner->ranges[i]));
+    }
+    inner->next_index = add_array(inner, max_tokens * topk, sizeof(*inner->next_index));
+    inner->n_slots = add_array(inner, nranks, sizeof(*inner->n_slots));
+    inner->heads = add_array(inner, nranks * max_tokens, sizeof(struct ll_slot) + topk * sizeof(int32_t));
+    inner->seen = add_array(inner, local * nranks, sizeof(*inner->seen));
+    inner->row = add_array(inner, hidden, sizeof(*inner->row));
+    inner->scales = add_array(inner, blocks, sizeof(*inner->scales));
+    inner->packed_scales = add_array(inner, blocks, sizeof(*inner->packed_scales));
+}
+
 static void free_inner(struct host_ll *inner, int nranks)
 {
     for (int rank = 0; inner->shm && rank < nranks; rank++)
@@ -98,88 +134,26 @@ static void free_inner(struct host_ll *inner, int nranks)
     ep_group_free_internal(inner->group, inner->segment);
     ep_group_free_internal(inner->group, inner->combine_buffer[0]);
     ep_group_free_internal(inner->group, inner->combine_buffer[1]);
-    free(inner->copies);
-    free(inner->block);
-    free(inner->peer);
-    free(inner->shm);
-    free(inner->buffers);
-    free(inner->masked);
-    free(inner->reserved[0]);
-    free(inner->reserved[1]);
-    free(inner->index[0]);
-    free(inner->index[1]);
-    free(inner->next_index);
-    free(inner->combine[0].index);
-    free(inner->combine[1].index);
-    free(inner->n_slots);
-    free(inner->heads);
-    free(inner->ranges[0]);
-    free(inner->ranges[1]);
-    free(inner->seen);
-    free(inner->row);
-    free(inner->scales);
-    free(inner->packed_scales);
+    for (int i = 0; i < inner->n_arrays; i++)
+        free(inner->arrays[i]);
     free(inner);
-}
-
-/* Bytes in addition to its segment. */
-static int64_t object_bytes(const ep_ll *ll)
-{
-    int64_t slots = (int64_t)ll->comm->nranks * ll->config.max_tokens;
-    int64_t choices = (int64_t)ll->config.max_tokens * ll->config.topk;
-    size_t head = sizeof(struct ll_slot) + (size_t)ll->config.topk * sizeof(int32_t);
-
-    /* Choices: the routing of two dispatches, of one that is checked, and of two combines. */
-    return (ll->comm->nnodes > 1 ? ll_net_bytes(ll) : 0) + slots * (int64_t)head +
-           choices * 5 * (int64_t)sizeof(int32_t) +
-           ll->config.n_experts * (int64_t)(2 * sizeof(struct ll_range) + sizeof(int32_t)) +
-           ll->comm->nranks * (int64_t)sizeof(struct ll_shared);
 }
 
 ep_status host_ll_open(ep_ll *ll)
 {
-    struct ep_group *group = ep_group_of(ll->comm);
-    struct host_ll *inner;
-    size_t nranks = (size_t)ll->comm->nranks, entries = (size_t)ll->config.max_tokens * (size_t)ll->config.topk;
-    size_t blocks = (size_t)ll->config.hidden / EP_SCALE_BLOCK;
+    struct host_ll *inner = calloc(1, sizeof(*inner));
     ep_status status = EP_OK;
 
-    inner = calloc(1, sizeof(*inner));
     if (!inner)
         return exchange_segments(ll, NULL, ep_fail(EP_E_MEMORY, "ep_ll_new: no memory"));
-    inner->group = group;
+    inner->group = ep_group_of(ll->comm);
     ll->impl = inner;
     lay_out(ll, inner);
-    inner->peer = calloc(nranks, sizeof(*inner->peer));
-    inner->shm = calloc(nranks, sizeof(*inner->shm));
-    inner->buffers = calloc(2 * nranks, sizeof(*inner->buffers));
-    inner->block = calloc(nranks, sizeof(struct ll_block *));
-    /* A multiple of its alignment, as its size is. */
-    inner->copies = aligned_alloc(EP_GROUP_CACHE_LINE, nranks * sizeof(*inner->copies));
-    if (inner->copies)
-        memset(inner->copies, 0, nranks * sizeof(*inner->copies));
-    inner->masked = calloc(nranks, sizeof(*inner->masked));
-    for (int i = 0; i < 2; i++) {
-        inner->index[i] = malloc((entries + 1) * sizeof(*inner->index[i]));
-        inner->combine[i].index = malloc((entries + 1) * sizeof(*inner->combine[i].index));
-        inner->reserved[i] = calloc((size_t)ll->n_local, sizeof(*inner->reserved[i]));
-        inner->ranges[i] = calloc((size_t)ll->n_local * nranks, sizeof(*inner->ranges[i]));
-    }
-    inner->next_index = malloc((entries + 1) * sizeof(*inner->next_index));
-    inner->n_slots = calloc(nranks, sizeof(*inner->n_slots));
-    inner->heads = malloc(nranks * (size_t)ll->config.max_tokens *
-                          (sizeof(struct ll_slot) + (size_t)ll->config.topk * sizeof(int32_t)));
-    inner->seen = malloc((size_t)ll->config.n_experts * sizeof(*inner->seen));
-    inner->row = aligned_alloc(16, align16((size_t)ll->config.hidden));
-    inner->scales = malloc((blocks + 1) * sizeof(*inner->scales));
-    inner->packed_scales = malloc((blocks + 4) * sizeof(*inner->packed_scales));
-    if (!inner->peer || !inner->shm || !inner->buffers || !inner->block || !inner->copies || !inner->masked ||
-        !inner->index[0] || !inner->index[1] || !inner->next_index || !inner->reserved[0] || !inner->reserved[1] ||
-        !inner->combine[0].index || !inner->combine[1].index || !inner->n_slots || !inner->heads || !inner->ranges[0] ||
-        !inner->ranges[1] || !inner->seen || !inner->row || !inner->scales || !inner->packed_scales)
-        status = ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %zu entries", entries);
-    else
-        status = ep_group_alloc_internal(group, segment_bytes(ll, inner), &inner->segment);
+    add_arrays(ll, inner);
+    if (inner->no_memory)
+        status = ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %lld bytes", (long long)inner->bytes);
+    if (status == EP_OK)
+        status = ep_group_alloc_internal(inner->group, segment_bytes(ll, inner), &inner->segment);
     if (status == EP_OK)
         status = alloc_buffers(ll, inner);
     if (status == EP_OK && ll->comm->nnodes > 1)
@@ -193,20 +167,23 @@ ep_status host_ll_open(ep_ll *ll)
         ll->impl = NULL;
         return status;
     }
-    group->object_bytes += object_bytes(ll);
+    inner->bytes += ll->comm->nnodes > 1 ? ll_net_bytes(ll) : 0;
+    inner->group->object_bytes += inner->bytes;
     return EP_OK;
 }
 
 int64_t host_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes)
 {
     ep_ll ll = {.comm = (ep_comm *)comm, .config = *config, .n_local = config->n_experts / comm->nranks};
-    struct host_ll inner = {.group = ep_group_of(comm)};
+    struct host_ll inner = {.counts_only = true};
 
     lay_out(&ll, &inner);
+    add_arrays(&ll, &inner);
     ll.impl = &inner;
     *ret_combine_bytes =
         2 * (int64_t)config->n_experts * config->max_tokens * config->hidden * (int64_t)sizeof(uint16_t);
-    return (int64_t)ep_shm_mapped_bytes(segment_bytes(&ll, &inner)) + object_bytes(&ll);
+    return (int64_t)ep_shm_mapped_bytes(segment_bytes(&ll, &inner)) + inner.bytes +
+           (comm->nnodes > 1 ? ll_net_bytes(&ll) : 0);
 }
 
 static bool has_read(const ep_ll *ll, int rank, uint64_t combine)
@@ -257,13 +234,15 @@ static void publish_all_read(ep_ll *ll)
 
 void host_ll_close(ep_ll *ll)
 {
-    if (!ll->impl)
+    struct host_ll *inner = ll->impl;
+
+    if (!inner)
         return;
-    ep_group_drain(((struct host_ll *)ll->impl)->group);
+    ep_group_drain(inner->group);
     publish_all_read(ll);
     wait_for_readers(ll);
-    ep_group_of(ll->comm)->object_bytes -= object_bytes(ll);
+    inner->group->object_bytes -= inner->bytes;
     ll_net_close(ll);
-    free_inner(ll->impl, ll->comm->nranks);
+    free_inner(inner, ll->comm->nranks);
     ll->impl = NULL;
 }
