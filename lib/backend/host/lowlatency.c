@@ -44,13 +44,6 @@ static int32_t format_of(const ep_ll_dispatch_args *args)
     return args->out_dtype | args->scale_type << 8 | (int32_t)rounds_scales(args) << 16;
 }
 
-static ep_status fail_field(ep_ll *ll, int rank, const char *field, int mine, int theirs)
-{
-    return ep_fail(ep_group_set_failure(((struct host_ll *)ll->impl)->group, EP_E_MISMATCH, rank, EP_GROUP_LL_RECV),
-                   "ep_ll_dispatch: ranks disagree: %s is %d on rank %d and %d on rank %d", field, mine, ll->comm->rank,
-                   theirs, rank);
-}
-
 static ep_status check_format(ep_ll *ll, const ep_ll_dispatch_args *args, int rank, const struct ll_block *head)
 {
     static const struct {
@@ -63,7 +56,7 @@ static ep_status check_format(ep_ll *ll, const ep_ll_dispatch_args *args, int ra
         int a = mine >> fields[i].shift & 0xff, b = theirs >> fields[i].shift & 0xff;
 
         if (a != b)
-            return fail_field(ll, rank, fields[i].name, a, b);
+            return ll_fail_disagree(ll, EP_GROUP_LL_RECV, fields[i].name, a, b, rank);
     }
     if (mine != theirs)
         return ll_fail_damaged(ll, rank, EP_GROUP_LL_RECV, "the format of its rows", theirs);
@@ -71,7 +64,7 @@ static ep_status check_format(ep_ll *ll, const ep_ll_dispatch_args *args, int ra
         return ll_fail_damaged(ll, rank, EP_GROUP_LL_RECV, "its max_tokens", head->max_tokens);
     return head->max_tokens == args->max_tokens
                ? EP_OK
-               : fail_field(ll, rank, "max_tokens", args->max_tokens, head->max_tokens);
+               : ll_fail_disagree(ll, EP_GROUP_LL_RECV, "max_tokens", args->max_tokens, head->max_tokens, rank);
 }
 
 /* The row as it is sent: unchanged, or quantised once for all destinations. */
@@ -286,20 +279,16 @@ static ep_status receive(ep_ll *ll, const struct ll_dispatch *dispatch)
 static ep_status find_blocks(ep_ll *ll, const struct ll_dispatch *dispatch)
 {
     struct host_ll *inner = ll->impl;
-    int nranks = ll->comm->nranks, topk = dispatch->args.topk;
+    int nranks = ll->comm->nranks;
+    size_t topk = (size_t)dispatch->args.topk;
     const int32_t *index = inner->index[dispatch->number & 1];
     size_t slot_bytes = ll_slot_bytes(ll, dispatch->args.out_dtype);
 
     memset(inner->n_slots, 0, (size_t)nranks * sizeof(*inner->n_slots));
     for (int t = 0; inner->net && t < dispatch->args.n_tokens; t++, index += topk)
-        for (int k = 0; k < topk; k++) {
-            int rank = index[k] < 0 ? -1 : index[k] / ll->n_local, before = 0;
-
-            while (before < k && (index[before] < 0 || index[before] / ll->n_local != rank))
-                before++;
-            if (rank >= 0 && before == k)
-                inner->n_slots[rank]++;
-        }
+        for (size_t k = 0; k < topk; k++)
+            if (ll_is_first(ll, index, k))
+                inner->n_slots[index[k] / ll->n_local]++;
     for (int rank = 0; rank < nranks; rank++) {
         if (inner->masked[rank])
             continue;

@@ -106,7 +106,7 @@ struct ll_combine {
     uint64_t number, call;
     int32_t max_tokens;
     bool in_place;  /* reads the caller's memory, which is returned only when all of its node have read it */
-    int32_t *index; /* [N,K] routing passed to the combine; room for [M,K] of ep_ll_new() */
+    int32_t *index; /* [N,K] routing passed to the combine, -1: none or excluded; room for [M,K] of ep_ll_new() */
     ep_ll_combine_args args;
 };
 
@@ -125,7 +125,7 @@ struct host_ll {
     int32_t reserved_for[2];    /* ... for this many tokens of a rank per expert */
     uint64_t zero_copy_combine; /* combine for which ep_ll_get_combine_buffer last returned a buffer */
     uint64_t barriers;
-    void *arrays[24]; /* all of add_array(), of which the fields below are some */
+    void *arrays[24]; /* all that add_array() has returned: some of the fields here */
     int n_arrays;
     bool counts_only, no_memory;
     int64_t bytes; /* of the arrays and the network */
@@ -158,6 +158,16 @@ static inline struct ll_range *ll_ranges_of(const ep_ll *ll, int rank, uint64_t 
     size_t n = (size_t)ll->n_local * (size_t)ll->comm->nranks;
 
     return (struct ll_range *)(void *)(inner->peer[rank] + inner->ranges_at) + (number & 1) * n;
+}
+
+/* Is entry k the first of a token on the rank of its expert? `index` [K]: the token's experts, -1: none. */
+static inline bool ll_is_first(const ep_ll *ll, const int32_t *index, size_t k)
+{
+    size_t before = 0;
+
+    while (before < k && (index[before] < 0 || index[before] / ll->n_local != index[k] / ll->n_local))
+        before++;
+    return index[k] >= 0 && before == k;
 }
 
 static inline bool ll_is_remote(const ep_ll *ll, int rank)
@@ -217,6 +227,9 @@ bool ll_may_mask(const ep_ll *ll, ep_status status);
 ep_status ll_check_masks(ep_ll *ll, enum ep_group_phase phase);
 /* A value that no rank writes: fails the group, unless its owner has masked this rank. */
 ep_status ll_fail_damaged(ep_ll *ll, int rank, enum ep_group_phase phase, const char *what, int64_t value);
+/* An argument differs between this rank and `rank`: fails the group. */
+ep_status ll_fail_disagree(ep_ll *ll, enum ep_group_phase phase, const char *field, int64_t mine, int64_t theirs,
+                           int rank);
 /* Fails unless the rank is in the same call with equal arguments. */
 ep_status ll_check_combine_desc(ep_ll *ll, const struct ll_combine *combine, int rank,
                                 const struct ll_combine_desc *theirs);
@@ -295,12 +308,6 @@ static inline int64_t ll_max_reply_rows(const ep_ll *ll, int max_tokens)
 {
     return (int64_t)max_tokens * (ll->config.topk < ll->n_local ? ll->config.topk : ll->n_local);
 }
-
-/* For the owner of the tokens: the next row of each rank of another node, in the order of use. */
-struct ll_replies {
-    const unsigned char *next[EP_MAX_RANKS];
-};
-void ll_find_replies(const ep_ll *ll, const struct ll_combine *combine, struct ll_replies *ret_replies);
 
 /* lowlatency_combine.c */
 ep_status ll_start_combine(ep_ll *ll, const struct ll_combine *wanted);

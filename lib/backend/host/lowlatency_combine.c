@@ -127,20 +127,20 @@ static ep_status find_terms(ep_ll *ll, const struct ll_combine *combine, int t, 
 }
 
 /* The next row of the reply of a rank of another node. */
-static const uint16_t *next_reply_row(const ep_ll *ll, struct ll_replies *replies, int rank)
+static const uint16_t *next_reply_row(const ep_ll *ll, void **inputs, int rank)
 {
-    const unsigned char *row = replies->next[rank];
+    const uint16_t *row = inputs[rank];
 
-    replies->next[rank] += (size_t)ll->config.hidden * 2;
-    return (const uint16_t *)(const void *)row;
+    inputs[rank] = (uint16_t *)inputs[rank] + ll->config.hidden;
+    return row;
 }
 
 /*
  * Groups the terms by rank, in the order of the first term of each rank. ret_sizes: sizes of the groups; returns their
  * number. A group of another node is one row: its sum, or its only row.
  */
-static int group_terms(const ep_ll *ll, const struct ll_terms *terms, struct ll_replies *replies,
-                       struct ll_terms *ret_terms, int *ret_sizes)
+static int group_terms(const ep_ll *ll, const struct ll_terms *terms, void **inputs, struct ll_terms *ret_terms,
+                       int *ret_sizes)
 {
     bool taken[EP_MAX_TOPK] = {false};
     int n_groups = 0, n = 0;
@@ -158,7 +158,7 @@ static int group_terms(const ep_ll *ll, const struct ll_terms *terms, struct ll_
             taken[i] = true;
         }
         if (!terms->rows[first]) {
-            ret_terms->rows[start] = next_reply_row(ll, replies, terms->rank[first]);
+            ret_terms->rows[start] = next_reply_row(ll, inputs, terms->rank[first]);
             if (n - start > 1)
                 ret_terms->weights[start] = 1;
             n = start + 1;
@@ -170,8 +170,7 @@ static int group_terms(const ep_ll *ll, const struct ll_terms *terms, struct ll_
 }
 
 /* Weighted sum of the rows of token t. */
-static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, void *const *inputs,
-                            struct ll_replies *replies)
+static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, void **inputs)
 {
     const struct ep_rows_ops *ops = ep_rows_get();
     int hidden = ll->config.hidden, n_groups, sizes[EP_MAX_TOPK];
@@ -182,11 +181,11 @@ static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, 
     if (combine->args.flags & EP_LL_NO_PARTIAL_REDUCE) {
         for (int i = 0; i < terms.n; i++)
             if (!terms.rows[i])
-                terms.rows[i] = next_reply_row(ll, replies, terms.rank[i]);
+                terms.rows[i] = next_reply_row(ll, inputs, terms.rank[i]);
         ops->weighted_sum_bf16(out, terms.rows, terms.weights, terms.n, hidden);
         return EP_OK;
     }
-    n_groups = group_terms(ll, &terms, replies, &groups, sizes);
+    n_groups = group_terms(ll, &terms, inputs, &groups, sizes);
     if (n_groups == groups.n)
         ops->weighted_sum_bf16(out, groups.rows, groups.weights, groups.n, hidden);
     else
@@ -207,7 +206,10 @@ static void *find_buffer(const struct host_ll *inner, int rank, const struct ep_
     return NULL;
 }
 
-/* Maps the input of `rank`. With masking, a rank that has exited is masked. */
+/*
+ * Maps the input of `rank`; of a rank of another node: finds the first row of its reply. With masking, a rank that has
+ * exited is masked.
+ */
 static ep_status map_input(ep_ll *ll, const struct ll_combine *combine, int rank, void **ret_input)
 {
     struct host_ll *inner = ll->impl;
@@ -216,7 +218,10 @@ static ep_status map_input(ep_ll *ll, const struct ll_combine *combine, int rank
     ep_status status;
 
     if (ll_is_remote(ll, rank)) {
-        ep_group_read_shared(&theirs, ll_net_get_received(ll, rank, combine->number, LL_PAYLOAD_REPLY), sizeof(theirs));
+        struct ll_reply *reply = ll_net_get_received(ll, rank, combine->number, LL_PAYLOAD_REPLY);
+
+        *ret_input = reply->rows;
+        ep_group_read_shared(&theirs, &reply->desc, sizeof(theirs));
         return ll_check_combine_desc(ll, combine, rank, &theirs);
     }
     ep_group_read_shared(&theirs, &ll_shared_of(inner, rank)->combine_desc[combine->number & 1], sizeof(theirs));
@@ -247,7 +252,6 @@ ep_status ll_pull(ep_ll *ll, const struct ll_combine *combine)
                                     .ranks = LL_THIS_NODE};
     int nranks = ll->comm->nranks;
     void *inputs[EP_MAX_RANKS];
-    struct ll_replies replies;
     ep_status status = EP_OK;
 
     EP_TRY(ll_wait(
@@ -256,10 +260,9 @@ ep_status ll_pull(ep_ll *ll, const struct ll_combine *combine)
     for (int rank = 0; rank < nranks; rank++)
         if (!inner->masked[rank])
             EP_TRY(map_input(ll, combine, rank, &inputs[rank]));
-    ll_find_replies(ll, combine, &replies);
     memset(inner->seen, 0, (size_t)ll->config.n_experts * sizeof(*inner->seen));
     for (int t = 0; status == EP_OK && t < args->n_tokens; t++)
-        status = pull_token(ll, combine, t, inputs, &replies);
+        status = pull_token(ll, combine, t, inputs);
     if (status == EP_OK)
         status = ll_check_masks(ll, EP_GROUP_LL_COMBINE);
     ll_publish(ll, readers.counter, combine->number);

@@ -13,35 +13,27 @@ struct counts {
     int32_t choices[EP_MAX_RANKS], rows[EP_MAX_RANKS];
 };
 
-static bool is_excluded(const struct ll_combine *combine, size_t entry)
-{
-    return combine->index[entry] < 0;
-}
-
-/* Counts one row for each choice, or one for all rows that a rank has of a token. */
+/* Counts one row for each choice that is not excluded, or one for all rows that a rank has of a token. */
 static void count(const ep_ll *ll, const struct ll_combine *combine, struct counts *ret_counts)
 {
     const struct host_ll *inner = ll->impl;
-    const int32_t *index = inner->index[combine->call & 1];
+    const int32_t *index = inner->index[combine->call & 1], *wanted = combine->index;
     size_t topk = (size_t)combine->args.topk;
     bool no_reduce = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE;
 
     memset(ret_counts, 0, sizeof(*ret_counts));
-    for (size_t t = 0; t < (size_t)combine->args.n_tokens; t++)
+    for (int t = 0; t < combine->args.n_tokens; t++, index += topk, wanted += topk)
         for (size_t k = 0; k < topk; k++) {
-            size_t entry = t * topk + k, before = no_reduce ? entry : t * topk;
-            int rank = index[entry] < 0 ? -1 : index[entry] / ll->n_local;
-
-            if (rank < 0)
-                continue;
-            ret_counts->choices[rank]++;
-            if (is_excluded(combine, entry))
-                continue;
-            while (before < entry &&
-                   (index[before] < 0 || index[before] / ll->n_local != rank || is_excluded(combine, before)))
-                before++;
-            ret_counts->rows[rank] += before == entry;
+            if (index[k] >= 0)
+                ret_counts->choices[index[k] / ll->n_local]++;
+            if (no_reduce ? wanted[k] >= 0 : ll_is_first(ll, wanted, k))
+                ret_counts->rows[wanted[k] / ll->n_local]++;
         }
+}
+
+static size_t request_bytes(int32_t n_choices)
+{
+    return sizeof(struct ll_request) + (size_t)n_choices * sizeof(struct ll_choice);
 }
 
 static struct ll_combine_desc make_desc(const struct ll_combine *combine)
@@ -51,24 +43,6 @@ static struct ll_combine_desc make_desc(const struct ll_combine *combine)
 }
 
 /* --- the owner of the tokens --- */
-
-static ep_status prepare_requests(ep_ll *ll, const struct ll_combine *combine, const struct counts *counts,
-                                  struct ll_request **ret_requests)
-{
-    const struct host_ll *inner = ll->impl;
-
-    for (int rank = 0; rank < ll->comm->nranks; rank++) {
-        size_t bytes = sizeof(struct ll_request) + (size_t)counts->choices[rank] * sizeof(struct ll_choice);
-
-        if (!ll_is_remote(ll, rank) || inner->masked[rank])
-            continue;
-        ret_requests[rank] = ll_net_get_send_buffer(ll, rank, combine->number, LL_PAYLOAD_REQUEST, bytes);
-        if (!ret_requests[rank])
-            return EP_E_MEMORY;
-        *ret_requests[rank] = (struct ll_request){.desc = make_desc(combine), .n_rows = counts->rows[rank]};
-    }
-    return EP_OK;
-}
 
 ep_status ll_send_requests(ep_ll *ll, const struct ll_combine *combine)
 {
@@ -81,7 +55,15 @@ ep_status ll_send_requests(ep_ll *ll, const struct ll_combine *combine)
     if (!inner->net)
         return EP_OK;
     count(ll, combine, &counts);
-    EP_TRY(prepare_requests(ll, combine, &counts, requests));
+    for (int rank = 0; rank < ll->comm->nranks; rank++) {
+        if (!ll_is_remote(ll, rank) || inner->masked[rank])
+            continue;
+        requests[rank] =
+            ll_net_get_send_buffer(ll, rank, combine->number, LL_PAYLOAD_REQUEST, request_bytes(counts.choices[rank]));
+        if (!requests[rank])
+            return EP_E_MEMORY;
+        *requests[rank] = (struct ll_request){.desc = make_desc(combine), .n_rows = counts.rows[rank]};
+    }
     for (size_t entry = 0; entry < (size_t)combine->args.n_tokens * topk; entry++) {
         int rank = index[entry] < 0 ? -1 : index[entry] / ll->n_local;
         int32_t expert = rank < 0 ? 0 : index[entry] % ll->n_local;
@@ -90,25 +72,16 @@ ep_status ll_send_requests(ep_ll *ll, const struct ll_combine *combine)
             continue;
         requests[rank]->choices[requests[rank]->n_choices++] =
             (struct ll_choice){.token = (int32_t)(entry / topk),
-                               .expert = is_excluded(combine, entry) ? ~expert : expert,
+                               .expert = combine->index[entry] < 0 ? ~expert : expert,
                                .weight = combine->args.topk_weights[entry]};
     }
     for (int rank = 0; rank < ll->comm->nranks; rank++) {
         if (!requests[rank])
             continue;
-        ll_net_send(ll, rank, combine->number, LL_PAYLOAD_REQUEST,
-                    sizeof(struct ll_request) + (size_t)counts.choices[rank] * sizeof(struct ll_choice));
+        ll_net_send(ll, rank, combine->number, LL_PAYLOAD_REQUEST, request_bytes(counts.choices[rank]));
         ll_net_signal(ll, rank, LL_REQUESTED, combine->number);
     }
     return EP_OK;
-}
-
-void ll_find_replies(const ep_ll *ll, const struct ll_combine *combine, struct ll_replies *ret_replies)
-{
-    for (int rank = 0; rank < ll->comm->nranks; rank++)
-        if (ll_is_remote(ll, rank))
-            ret_replies->next[rank] =
-                ((struct ll_reply *)ll_net_get_received(ll, rank, combine->number, LL_PAYLOAD_REPLY))->rows;
 }
 
 /* --- the rank that has the rows --- */

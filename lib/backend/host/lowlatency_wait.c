@@ -219,22 +219,28 @@ ep_status ll_fail_damaged(ep_ll *ll, int rank, enum ep_group_phase phase, const 
     return ep_group_fail_damaged(((struct host_ll *)ll->impl)->group, rank, phase, what, value);
 }
 
+ep_status ll_fail_disagree(ep_ll *ll, enum ep_group_phase phase, const char *field, int64_t mine, int64_t theirs,
+                           int rank)
+{
+    const char *call = phase == EP_GROUP_LL_RECV ? "ep_ll_dispatch: " : "ep_ll_combine: ";
+
+    return ep_group_set_own_failure(((struct host_ll *)ll->impl)->group,
+                                    ep_group_fail_disagree(call, field, mine, ll->comm->rank, theirs, rank), rank,
+                                    phase);
+}
+
 ep_status ll_check_combine_desc(ep_ll *ll, const struct ll_combine *combine, int rank,
                                 const struct ll_combine_desc *theirs)
 {
-    struct ep_group *group = ((struct host_ll *)ll->impl)->group;
-    bool no_reduce = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE;
+    uint32_t no_reduce = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE ? 1 : 0;
 
-    if (theirs->call == combine->call && theirs->no_partial_reduce == (no_reduce ? 1 : 0))
+    if (theirs->call == combine->call && theirs->no_partial_reduce == no_reduce)
         return EP_OK;
     EP_TRY(ll_check_masks(ll, EP_GROUP_LL_COMBINE));
-    if (theirs->call != combine->call)
-        return ep_fail(ep_group_set_failure(group, EP_E_MISMATCH, rank, EP_GROUP_LL_COMBINE),
-                       "ep_ll_combine: ranks disagree: call is %llu on rank %d and %llu on rank %d",
-                       (unsigned long long)combine->call, ll->comm->rank, (unsigned long long)theirs->call, rank);
-    return ep_fail(ep_group_set_failure(group, EP_E_MISMATCH, rank, EP_GROUP_LL_COMBINE),
-                   "ep_ll_combine: ranks disagree: EP_LL_NO_PARTIAL_REDUCE is %d on rank %d and %u on rank %d",
-                   no_reduce, ll->comm->rank, theirs->no_partial_reduce, rank);
+    return theirs->call != combine->call
+               ? ll_fail_disagree(ll, EP_GROUP_LL_COMBINE, "call", (int64_t)combine->call, (int64_t)theirs->call, rank)
+               : ll_fail_disagree(ll, EP_GROUP_LL_COMBINE, "EP_LL_NO_PARTIAL_REDUCE", no_reduce,
+                                  theirs->no_partial_reduce, rank);
 }
 
 ep_status ll_fail_row_count(ep_ll *ll, int owner, int rank, int32_t count, int expert, int token, int32_t i)
