@@ -83,18 +83,13 @@ struct ll_choice {
 };
 
 struct ll_request {
-    struct ll_combine_desc desc; /* must be equal on both */
+    struct ll_combine_desc desc; /* must be equal on both: the rank that replies checks it */
     int32_t n_choices, n_rows;
     uint64_t unused[3];
     struct ll_choice choices[];
 };
 
 _Static_assert(sizeof(struct ll_request) % 16 == 0, "choices must be aligned to 16");
-
-struct ll_reply {
-    struct ll_combine_desc desc; /* must be equal on both */
-    alignas(EP_GROUP_CACHE_LINE) unsigned char rows[];
-};
 
 /* A dispatch until its rows are packed, a combine until its rows are read. */
 struct ll_dispatch {
@@ -289,7 +284,7 @@ void ll_net_signal(ep_ll *ll, int rank, int counter, uint64_t value);
 enum ll_payload {
     LL_PAYLOAD_BLOCK,   /* struct ll_block of a dispatch */
     LL_PAYLOAD_REQUEST, /* struct ll_request of a combine */
-    LL_PAYLOAD_REPLY,   /* struct ll_reply */
+    LL_PAYLOAD_ROWS,    /* the reply */
     LL_PAYLOADS
 };
 void *ll_net_get_send_buffer(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes);

@@ -218,11 +218,8 @@ static ep_status map_input(ep_ll *ll, const struct ll_combine *combine, int rank
     ep_status status;
 
     if (ll_is_remote(ll, rank)) {
-        struct ll_reply *reply = ll_net_get_received(ll, rank, combine->number, LL_PAYLOAD_REPLY);
-
-        *ret_input = reply->rows;
-        ep_group_read_shared(&theirs, &reply->desc, sizeof(theirs));
-        return ll_check_combine_desc(ll, combine, rank, &theirs);
+        *ret_input = ll_net_get_received(ll, rank, combine->number, LL_PAYLOAD_ROWS);
+        return EP_OK;
     }
     ep_group_read_shared(&theirs, &ll_shared_of(inner, rank)->combine_desc[combine->number & 1], sizeof(theirs));
     EP_TRY(ll_check_combine_desc(ll, combine, rank, &theirs));

@@ -6,8 +6,8 @@
  * order of sums in a combine requires a row for each (token, rank) on the network in any case.
  *
  * The region of an endpoint has, for calls of both parities and each rank of another node, a block of slots, a request
- * and a reply. Only received data takes pages of it. Counters are signals. Data to be put stays in memory of the ep_ll
- * until it has left, so the caller's memory is free when its call returns. A thread sends the rest.
+ * and the rows of a reply. Only received data takes pages of it. Counters are signals. Data to be put stays in memory
+ * of the ep_ll until it has left, so the caller's memory is free when its call returns. A thread sends the rest.
  *
  * A lock serialises that thread and the caller's; it protects the endpoint and all of struct ll_net.
  */
@@ -69,8 +69,7 @@ static size_t lay_out(const ep_ll *ll, struct ll_net *n)
 
     n->bytes[LL_PAYLOAD_BLOCK] = inner->block_bytes;
     n->bytes[LL_PAYLOAD_REQUEST] = sizeof(struct ll_request) + entries * sizeof(struct ll_choice);
-    n->bytes[LL_PAYLOAD_REPLY] =
-        sizeof(struct ll_reply) + (size_t)ll_max_reply_rows(ll, ll->config.max_tokens) * (size_t)ll->config.hidden * 2;
+    n->bytes[LL_PAYLOAD_ROWS] = (size_t)ll_max_reply_rows(ll, ll->config.max_tokens) * (size_t)ll->config.hidden * 2;
     for (int what = 0; what < LL_PAYLOADS; what++) {
         n->bytes[what] = (n->bytes[what] + 63) & ~(size_t)63;
         n->at[what] = at;

@@ -36,12 +36,6 @@ static size_t request_bytes(int32_t n_choices)
     return sizeof(struct ll_request) + (size_t)n_choices * sizeof(struct ll_choice);
 }
 
-static struct ll_combine_desc make_desc(const struct ll_combine *combine)
-{
-    return (struct ll_combine_desc){.call = combine->call,
-                                    .no_partial_reduce = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE ? 1 : 0};
-}
-
 /* --- the owner of the tokens --- */
 
 ep_status ll_send_requests(ep_ll *ll, const struct ll_combine *combine)
@@ -62,7 +56,9 @@ ep_status ll_send_requests(ep_ll *ll, const struct ll_combine *combine)
             ll_net_get_send_buffer(ll, rank, combine->number, LL_PAYLOAD_REQUEST, request_bytes(counts.choices[rank]));
         if (!requests[rank])
             return EP_E_MEMORY;
-        *requests[rank] = (struct ll_request){.desc = make_desc(combine), .n_rows = counts.rows[rank]};
+        *requests[rank] = (struct ll_request){
+            .desc = {.call = combine->call, .no_partial_reduce = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE ? 1 : 0},
+            .n_rows = counts.rows[rank]};
     }
     for (size_t entry = 0; entry < (size_t)combine->args.n_tokens * topk; entry++) {
         int rank = index[entry] < 0 ? -1 : index[entry] / ll->n_local;
@@ -179,7 +175,6 @@ static ep_status reply_to_rank(ep_ll *ll, const struct ll_combine *combine, int 
     int64_t entries = (int64_t)combine->max_tokens * ll->config.topk;
     struct reply reply = {.ll = ll, .combine = combine, .rank = rank, .seen = inner->seen};
     struct ll_request head;
-    struct ll_reply *sent;
     size_t bytes;
 
     ep_group_read_shared(&head, request, sizeof(head));
@@ -191,18 +186,16 @@ static ep_status reply_to_rank(ep_ll *ll, const struct ll_combine *combine, int 
     reply.choices = request->choices;
     reply.n_choices = head.n_choices;
     reply.n_rows = head.n_rows;
-    bytes = sizeof(struct ll_reply) + (size_t)head.n_rows * (size_t)ll->config.hidden * 2;
+    bytes = (size_t)head.n_rows * (size_t)ll->config.hidden * 2;
     memset(reply.seen, 0, (size_t)ll->n_local * sizeof(*reply.seen));
-    sent = ll_net_get_send_buffer(ll, rank, combine->number, LL_PAYLOAD_REPLY, bytes);
-    if (!sent)
+    reply.out = ll_net_get_send_buffer(ll, rank, combine->number, LL_PAYLOAD_ROWS, bytes);
+    if (!reply.out)
         return EP_E_MEMORY;
-    sent->desc = make_desc(combine);
-    reply.out = sent->rows;
     for (int32_t i = 0; i < reply.n_choices;)
         EP_TRY(reply_token(&reply, i, &i));
     if (reply.made != reply.n_rows)
         return ll_fail_damaged(ll, rank, EP_GROUP_LL_WEIGHTS, "the number of rows that it requests", reply.n_rows);
-    ll_net_send(ll, rank, combine->number, LL_PAYLOAD_REPLY, bytes);
+    ll_net_send(ll, rank, combine->number, LL_PAYLOAD_ROWS, bytes);
     ll_net_signal(ll, rank, LL_INPUT_READY, combine->number);
     return EP_OK;
 }
