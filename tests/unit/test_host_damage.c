@@ -499,7 +499,7 @@ static void publish_bad_input(struct scenario *scenario, ep_ll *ll)
         offer->slot = UINT32_MAX - 1;
         break;
     default:
-        offer->offset = 4096;
+        offer->offset += 4096;
     }
     atomic_store(&ll_shared_of(inner, 1)->counters[LL_INPUT_READY], 1);
     ep_group_ring_all(inner->group);

@@ -36,17 +36,13 @@ struct ll_combine_desc {
     uint32_t no_partial_reduce, unused;
 };
 
-/* A combine buffer of a peer. */
-struct ll_buffer {
-    struct ep_group_address address;
-    struct ep_shm shm;
-};
-
-/* Head of a rank's shared segment. Then: ranges [2][L*R], then blocks [2][R]. */
+/*
+ * Head of a rank's shared segment. Then: ranges [2][L*R], blocks [2][R], and combine buffers [2], whose pages are
+ * reserved when rows need them.
+ */
 struct ll_shared {
     alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t counters[LL_COUNTERS]; /* enum ll_counter */
     struct ll_combine_desc combine_desc[2];
-    struct ep_group_address buffer[2]; /* combine buffers, for peers of this node to map before the first combine */
     alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t masks[EP_MAX_RANKS / 64]; /* ranks that this rank has masked */
 };
 
@@ -109,13 +105,13 @@ struct ll_net; /* lowlatency_net.c */
 
 struct host_ll {
     struct ep_group *group;
-    struct host_ll *next;      /* next of the communicator, with a network */
-    struct ll_net *net;        /* NULL on one node */
-    unsigned char **peer;      /* [R] segments; for a rank of another node only a copy of its struct ll_shared */
-    struct ep_shm *shm;        /* [R] mappings of the segments of peers, kept when they free them */
-    struct ll_buffer *buffers; /* [2*R] mappings of the combine buffers of peers: those of rank r from 2 * r */
+    struct host_ll *next;             /* next of the communicator, with a network */
+    struct ll_net *net;               /* NULL on one node */
+    unsigned char **peer;             /* [R] segments; for a rank of another node only a copy of its struct ll_shared */
+    struct ep_group_address *address; /* [R] of the segments */
+    struct ep_shm *shm;               /* [R] mappings of the segments of peers, kept when they free them */
     void *segment;
-    void *combine_buffer[2];    /* [L, R*M, H] bf16; pages are reserved when rows need them */
+    void *combine_buffer[2];    /* [L, R*M, H] bf16, in the segment */
     int32_t *reserved[2];       /* [L] rows of each expert whose pages are reserved ... */
     int32_t reserved_for[2];    /* ... for this many tokens of a rank per expert */
     uint64_t zero_copy_combine; /* combine for which ep_ll_get_combine_buffer last returned a buffer */
@@ -125,8 +121,9 @@ struct host_ll {
     bool counts_only, no_memory;
     int64_t bytes; /* of the arrays and the network */
     /* Layout of segments. */
-    size_t scales_at, row_at, slot_bytes, block_bytes, ranges_at, blocks_at; /* slot_bytes: of the largest format */
-    int32_t *masked;                                                         /* [R] */
+    size_t scales_at, row_at, slot_bytes, block_bytes; /* slot_bytes: of the largest format */
+    size_t ranges_at, blocks_at, buffers_at, segment_bytes;
+    int32_t *masked;             /* [R] */
     bool unmasked[EP_MAX_RANKS]; /* ranks that this one has unmasked, and that may still mask it */
     int32_t *index[2];           /* [N,K] of dispatch n at n % 2, K of its call; room for [M,K] of ep_ll_new() */
     int32_t *next_index;     /* the same while it is checked: the dispatch before the last one may still be combined */

@@ -14,6 +14,7 @@ ep_status ll_reserve_rows(ep_ll *ll, uint64_t number, int max_tokens, int expert
     struct host_ll *inner = ll->impl;
     size_t row = (size_t)ll->config.hidden * 2;
     size_t rows = (size_t)ll->comm->nranks * (size_t)max_tokens;
+    size_t at = (size_t)((char *)inner->combine_buffer[number & 1] - (char *)inner->segment);
     int32_t *reserved = &inner->reserved[number & 1][expert];
 
     /* The experts are at other offsets: reserve again. */
@@ -22,8 +23,8 @@ ep_status ll_reserve_rows(ep_ll *ll, uint64_t number, int max_tokens, int expert
     inner->reserved_for[number & 1] = max_tokens;
     if (n_rows <= *reserved)
         return EP_OK;
-    EP_TRY(ep_group_reserve(inner->group, inner->combine_buffer[number & 1],
-                            ((size_t)expert * rows + (size_t)*reserved) * row, (size_t)(n_rows - *reserved) * row));
+    EP_TRY(ep_group_reserve(inner->group, inner->segment, at + ((size_t)expert * rows + (size_t)*reserved) * row,
+                            (size_t)(n_rows - *reserved) * row));
     *reserved = n_rows;
     return EP_OK;
 }
@@ -58,22 +59,19 @@ static ep_status publish_input(ep_ll *ll, struct ll_combine *combine)
 {
     struct host_ll *inner = ll->impl;
     struct ll_combine_desc *mine = &ll_shared_of(inner, ll->comm->rank)->combine_desc[combine->number & 1];
-    size_t bytes = ll_combine_bytes(ll, combine->max_tokens);
-    void *buffer;
+    void *buffer = inner->combine_buffer[combine->number & 1];
+    bool zero_copy = combine->args.flags & EP_LL_ZERO_COPY;
 
     mine->call = combine->call;
     mine->no_partial_reduce = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE ? 1 : 0;
-    if (combine->args.flags & EP_LL_ZERO_COPY) {
-        buffer = inner->combine_buffer[combine->number & 1];
-    } else if (ep_group_find(inner->group, combine->args.x, bytes, &mine->address)) {
-        combine->in_place = true;
+    combine->in_place = !zero_copy && ep_group_find(inner->group, combine->args.x,
+                                                    ll_combine_bytes(ll, combine->max_tokens), &mine->address);
+    if (combine->in_place)
         return EP_OK;
-    } else {
-        buffer = inner->combine_buffer[combine->number & 1];
+    if (!zero_copy)
         EP_TRY(copy_rows(ll, combine, buffer));
-    }
-    if (!ep_group_find(inner->group, buffer, bytes, &mine->address))
-        return ep_fail(EP_E_STATE, "ep_ll_combine: internal error: the combine buffer is not in symmetric memory");
+    mine->address = inner->address[ll->comm->rank];
+    mine->address.offset = (uint64_t)((char *)buffer - (char *)inner->segment);
     return EP_OK;
 }
 
@@ -193,17 +191,18 @@ static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, 
     return EP_OK;
 }
 
-/* NULL: not a combine buffer. */
-static void *find_buffer(const struct host_ll *inner, int rank, const struct ep_group_address *address)
+/*
+ * Finds a combine buffer, which is mapped with the segment: a rank may exit when it has read all rows of its last
+ * combine, and the memory of a process that has exited cannot be mapped. NULL: elsewhere.
+ */
+static void *find_buffer(const struct host_ll *inner, int rank, const struct ep_group_address *address, size_t bytes)
 {
-    for (int i = 2 * rank; i < 2 * rank + 2; i++) {
-        const struct ep_group_address *known = &inner->buffers[i].address;
+    const struct ep_group_address *segment = &inner->address[rank];
 
-        if (address->slot == known->slot && address->generation == known->generation &&
-            address->offset == known->offset)
-            return inner->buffers[i].shm.base;
-    }
-    return NULL;
+    if (address->slot != segment->slot || address->generation != segment->generation || address->offset % 16 ||
+        address->offset > inner->segment_bytes || bytes > inner->segment_bytes - address->offset)
+        return NULL;
+    return inner->peer[rank] + address->offset;
 }
 
 /*
@@ -213,6 +212,7 @@ static void *find_buffer(const struct host_ll *inner, int rank, const struct ep_
 static ep_status map_input(ep_ll *ll, const struct ll_combine *combine, int rank, void **ret_input)
 {
     struct host_ll *inner = ll->impl;
+    size_t bytes = ll_combine_bytes(ll, combine->max_tokens);
     struct ll_combine_desc theirs;
     char reason[EP_ERROR_TEXT_BYTES];
     ep_status status;
@@ -223,10 +223,10 @@ static ep_status map_input(ep_ll *ll, const struct ll_combine *combine, int rank
     }
     ep_group_read_shared(&theirs, &ll_shared_of(inner, rank)->combine_desc[combine->number & 1], sizeof(theirs));
     EP_TRY(ll_check_combine_desc(ll, combine, rank, &theirs));
-    *ret_input = find_buffer(inner, rank, &theirs.address);
+    *ret_input = find_buffer(inner, rank, &theirs.address, bytes);
     if (*ret_input)
         return EP_OK;
-    status = ep_group_map(inner->group, rank, &theirs.address, ll_combine_bytes(ll, combine->max_tokens), ret_input);
+    status = ep_group_map(inner->group, rank, &theirs.address, bytes, ret_input);
     if (status == EP_OK)
         return EP_OK;
     snprintf(reason, sizeof(reason), "%s", ep_last_error());

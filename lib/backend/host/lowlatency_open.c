@@ -19,14 +19,22 @@ static void lay_out(const ep_ll *ll, struct host_ll *inner)
     inner->block_bytes = sizeof(struct ll_block) + (size_t)ll->config.max_tokens * inner->slot_bytes;
     inner->ranges_at = sizeof(struct ll_shared);
     inner->blocks_at = (inner->ranges_at + 2 * n_ranges * sizeof(struct ll_range) + 63) / 64 * 64;
+    /* At the begin of a page: what precedes them is reserved at once. */
+    inner->buffers_at =
+        ep_shm_mapped_bytes(inner->blocks_at + 2 * (size_t)ll->comm->ranks_per_node * inner->block_bytes);
+    inner->segment_bytes = inner->buffers_at + 2 * ll_combine_bytes(ll, ll->config.max_tokens);
 }
 
-static size_t segment_bytes(const ep_ll *ll, const struct host_ll *inner)
+static ep_status alloc_segment(const ep_ll *ll, struct host_ll *inner)
 {
-    return inner->blocks_at + 2 * (size_t)ll->comm->ranks_per_node * inner->block_bytes;
+    EP_TRY(ep_group_alloc_sparse(inner->group, inner->segment_bytes, &inner->segment));
+    for (size_t i = 0; i < 2; i++)
+        inner->combine_buffer[i] =
+            (char *)inner->segment + inner->buffers_at + i * ll_combine_bytes(ll, ll->config.max_tokens);
+    return ep_group_reserve(inner->group, inner->segment, 0, inner->buffers_at);
 }
 
-static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, const struct ep_group_address *address)
+static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank)
 {
     if (ll_is_remote(ll, rank)) {
         inner->peer[rank] = (unsigned char *)ll_net_copy_of(ll, rank);
@@ -36,35 +44,8 @@ static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, cons
         inner->peer[rank] = inner->segment;
         return EP_OK;
     }
-    EP_TRY(ep_group_attach_slot(inner->group, rank, address, segment_bytes(ll, inner), &inner->shm[rank]));
+    EP_TRY(ep_group_attach_slot(inner->group, rank, &inner->address[rank], inner->segment_bytes, &inner->shm[rank]));
     inner->peer[rank] = inner->shm[rank].base;
-    return EP_OK;
-}
-
-/*
- * Combine buffers are mapped now: a rank may exit when it has read all rows of its last combine, and the memory of a
- * process that has exited cannot be mapped.
- */
-static ep_status attach_buffers(const ep_ll *ll, struct host_ll *inner, int rank)
-{
-    size_t bytes = ll_combine_bytes(ll, ll->config.max_tokens);
-
-    for (int i = 0; i < 2 && !ll_is_remote(ll, rank) && rank != ll->comm->rank; i++) {
-        struct ll_buffer *buffer = &inner->buffers[2 * rank + i];
-
-        ep_group_read_shared(&buffer->address, &ll_shared_of(inner, rank)->buffer[i], sizeof(buffer->address));
-        EP_TRY(ep_group_attach_slot(inner->group, rank, &buffer->address, bytes, &buffer->shm));
-    }
-    return EP_OK;
-}
-
-static ep_status alloc_buffers(const ep_ll *ll, struct host_ll *inner)
-{
-    for (int i = 0; i < 2; i++) {
-        EP_TRY(ep_group_alloc_sparse(inner->group, ll_combine_bytes(ll, ll->config.max_tokens),
-                                     &inner->combine_buffer[i]));
-        ep_group_find(inner->group, inner->combine_buffer[i], 1, &((struct ll_shared *)inner->segment)->buffer[i]);
-    }
     return EP_OK;
 }
 
@@ -78,9 +59,8 @@ static ep_status exchange_segments(ep_ll *ll, struct host_ll *inner, ep_status m
         ep_group_find(inner->group, inner->segment, 1, &address);
     status = ep_group_ll_exchange(ll, mine, &address, all);
     for (int rank = 0; inner && status == EP_OK && rank < ll->comm->nranks; rank++) {
-        status = attach_segment(ll, inner, rank, &all[rank]);
-        if (status == EP_OK)
-            status = attach_buffers(ll, inner, rank);
+        inner->address[rank] = all[rank];
+        status = attach_segment(ll, inner, rank);
         /* Names the rank that has exited as the cause, not this one. */
         if (ep_status_is_fatal(status))
             status = ep_group_set_own_failure(inner->group, status, rank, EP_GROUP_GATHER);
@@ -107,7 +87,7 @@ static void add_arrays(const ep_ll *ll, struct host_ll *inner)
 
     inner->peer = add_array(inner, nranks, sizeof(*inner->peer));
     inner->shm = add_array(inner, nranks, sizeof(*inner->shm));
-    inner->buffers = add_array(inner, 2 * nranks, sizeof(*inner->buffers));
+    inner->address = add_array(inner, nranks, sizeof(*inner->address));
     inner->block = add_array(inner, nranks, sizeof(struct ll_block *));
     inner->masked = add_array(inner, nranks, sizeof(*inner->masked));
     for (int i = 0; i < 2; i++) {
@@ -129,11 +109,7 @@ static void free_inner(struct host_ll *inner, int nranks)
 {
     for (int rank = 0; inner->shm && rank < nranks; rank++)
         ep_shm_done(&inner->shm[rank]);
-    for (int i = 0; inner->buffers && i < 2 * nranks; i++)
-        ep_shm_done(&inner->buffers[i].shm);
     ep_group_free_internal(inner->group, inner->segment);
-    ep_group_free_internal(inner->group, inner->combine_buffer[0]);
-    ep_group_free_internal(inner->group, inner->combine_buffer[1]);
     for (int i = 0; i < inner->n_arrays; i++)
         free(inner->arrays[i]);
     free(inner);
@@ -153,9 +129,7 @@ ep_status host_ll_open(ep_ll *ll)
     if (inner->no_memory)
         status = ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %lld bytes", (long long)inner->bytes);
     if (status == EP_OK)
-        status = ep_group_alloc_internal(inner->group, segment_bytes(ll, inner), &inner->segment);
-    if (status == EP_OK)
-        status = alloc_buffers(ll, inner);
+        status = alloc_segment(ll, inner);
     if (status == EP_OK && ll->comm->nnodes > 1)
         status = ll_net_prepare(ll);
     status = exchange_segments(ll, inner, status);
@@ -180,10 +154,8 @@ int64_t host_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *
     lay_out(&ll, &inner);
     add_arrays(&ll, &inner);
     ll.impl = &inner;
-    *ret_combine_bytes =
-        2 * (int64_t)config->n_experts * config->max_tokens * config->hidden * (int64_t)sizeof(uint16_t);
-    return (int64_t)ep_shm_mapped_bytes(segment_bytes(&ll, &inner)) + inner.bytes +
-           (comm->nnodes > 1 ? ll_net_bytes(&ll) : 0);
+    *ret_combine_bytes = (int64_t)(inner.segment_bytes - inner.buffers_at);
+    return (int64_t)inner.buffers_at + inner.bytes + (comm->nnodes > 1 ? ll_net_bytes(&ll) : 0);
 }
 
 static bool has_read(const ep_ll *ll, int rank, uint64_t combine)
