@@ -361,7 +361,6 @@ struct ll_job {
 static void set_mask(ep_ll *ll, int rank, bool on)
 {
     struct host_ll *inner = ll->impl;
-    _Atomic uint64_t *masks = ll_shared_of(inner, ll->comm->rank)->masks;
 
     if (on) {
         ll_mask_rank(ll, rank);
@@ -369,7 +368,7 @@ static void set_mask(ep_ll *ll, int rank, bool on)
     }
     inner->masked[rank] = 0;
     inner->unmasked[rank] = rank != ll->comm->rank;
-    atomic_fetch_and_explicit(&masks[rank / 64], ~(UINT64_C(1) << rank % 64), memory_order_acq_rel);
+    atomic_exchange_explicit(&ll_shared_of(inner, ll->comm->rank)->masked[rank], 0, memory_order_acq_rel);
     ll_net_publish_mask(ll, rank, false);
 }
 

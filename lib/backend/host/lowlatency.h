@@ -43,7 +43,7 @@ struct ll_combine_desc {
 struct ll_shared {
     alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t counters[LL_COUNTERS]; /* enum ll_counter */
     struct ll_combine_desc combine_desc[2];
-    alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t masks[EP_MAX_RANKS / 64]; /* ranks that this rank has masked */
+    alignas(EP_GROUP_CACHE_LINE) _Atomic uint8_t masked[EP_MAX_RANKS]; /* ranks that this rank has masked */
 };
 
 /*
@@ -213,8 +213,6 @@ static inline struct ll_slot *ll_slot_of(struct ll_block *block, size_t slot_byt
 
 /* lowlatency_wait.c. A masked rank is not waited for any more, and learns that from the published mask. */
 void ll_mask_rank(ep_ll *ll, int rank);
-/* True if `status` is a reason to mask the rank that was waited for; a failure of this rank itself is none. */
-bool ll_may_mask(const ep_ll *ll, ep_status status);
 /* Call it after data of other ranks was read: fails if one of them has masked this rank meanwhile. */
 ep_status ll_check_masks(ep_ll *ll, enum ep_group_phase phase);
 /* A value that no rank writes: fails the group, unless its owner has masked this rank. */

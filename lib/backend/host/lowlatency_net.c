@@ -185,13 +185,8 @@ static void apply_signals(const ep_ll *ll, struct ll_net *n, int rank)
 {
     const uint64_t *signals = n->net->signals + (size_t)rank * LL_SIGNALS;
     struct ll_shared *copy = &n->peers[rank].copy;
-    int me = ll->comm->rank;
-    uint64_t bit = UINT64_C(1) << me % 64;
 
-    if (signals[LL_MASKED] & 1)
-        atomic_fetch_or(&copy->masks[me / 64], bit);
-    else
-        atomic_fetch_and(&copy->masks[me / 64], ~bit);
+    atomic_store(&copy->masked[ll->comm->rank], signals[LL_MASKED] & 1);
     for (int counter = 0; counter < LL_COUNTERS; counter++)
         atomic_store_explicit(&copy->counters[counter], signals[counter], memory_order_release);
 }

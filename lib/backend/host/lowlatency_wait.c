@@ -20,8 +20,7 @@ void ll_mask_rank(ep_ll *ll, int rank)
         ep_log(EP_LOG_WARNING, "rank %d of %d: low latency continues without rank %d", ll->comm->rank, ll->comm->nranks,
                rank);
     inner->masked[rank] = 1;
-    atomic_fetch_or_explicit(&ll_shared_of(inner, ll->comm->rank)->masks[rank / 64], UINT64_C(1) << rank % 64,
-                             memory_order_acq_rel);
+    atomic_exchange_explicit(&ll_shared_of(inner, ll->comm->rank)->masked[rank], 1, memory_order_acq_rel);
     ll_net_publish_mask(ll, rank, true);
 }
 
@@ -32,9 +31,7 @@ static ep_status fail_excluded(int rank, enum ep_group_phase phase)
 
 static bool is_masked_by(const ep_ll *ll, int rank)
 {
-    const _Atomic uint64_t *masks = ll_shared_of(ll->impl, rank)->masks;
-
-    return atomic_load_explicit(&masks[ll->comm->rank / 64], memory_order_acquire) >> ll->comm->rank % 64 & 1;
+    return atomic_load_explicit(&ll_shared_of(ll->impl, rank)->masked[ll->comm->rank], memory_order_acquire);
 }
 
 /*
@@ -71,14 +68,13 @@ static ep_status recheck_mask(ep_ll *ll, int rank, enum ep_group_phase phase, bo
 ep_status ll_check_masks(ep_ll *ll, enum ep_group_phase phase)
 {
     struct host_ll *inner = ll->impl;
-    int me = ll->comm->rank;
 
     for (int rank = 0; (ll->config.flags & EP_LL_MASK_DEAD) && rank < ll->comm->nranks; rank++) {
-        _Atomic uint64_t *masks = ll_shared_of(inner, rank)->masks;
+        _Atomic uint8_t *mine = &ll_shared_of(inner, rank)->masked[ll->comm->rank];
         bool masked = false;
 
         /* Written back unchanged, because only a write can order our reads before what the peer does after it masks. */
-        if (!inner->masked[rank] && atomic_fetch_or_explicit(&masks[me / 64], 0, memory_order_acq_rel) >> me % 64 & 1)
+        if (!inner->masked[rank] && atomic_fetch_or_explicit(mine, 0, memory_order_acq_rel))
             EP_TRY(recheck_mask(ll, rank, phase, &masked));
         if (masked)
             return fail_excluded(rank, phase);
@@ -120,7 +116,8 @@ ep_status ll_wait_step(ep_ll *ll, struct ep_group_wait *wait, uint32_t seen, int
     return ep_group_wait(wait, seen, rank);
 }
 
-bool ll_may_mask(const ep_ll *ll, ep_status status)
+/* True if `status` is a reason to mask the rank that was waited for; a failure of this rank itself is none. */
+static bool may_mask(const ep_ll *ll, ep_status status)
 {
     /* A failure of the group, which has any of these statuses, is no reason either. */
     return (status == EP_E_TIMEOUT || status == EP_E_PEER_DEAD || status == EP_E_PEER_LEFT) &&
@@ -159,7 +156,7 @@ static ep_status wait_one(ep_ll *ll, int rank, const struct ll_wait *wanted, str
     ep_group_wait_end(&wait);
     if (failed != EP_OK)
         return failed;
-    if (status != EP_OK && (!mask || !ll_may_mask(ll, status)))
+    if (status != EP_OK && (!mask || !may_mask(ll, status)))
         return status;
     /* Two results at a time: without masking no rank is further ahead. */
     if (!mask && at - wanted->value > MAX_AHEAD)
