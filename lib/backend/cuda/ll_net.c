@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "backend/cuda/ll_net.h"
-
-#include "backend/cuda/ll_mask.h"
+#include "backend/cuda/ll_impl.h"
 #include "backend/cuda/ll_wire.h"
 
 #include "base/backoff.h"

@@ -4,27 +4,10 @@
  * call that no host waits for costs the host one launch.
  */
 #include "backend/cuda/ll_impl.h"
-#include "backend/cuda/ll_mask.h"
 
 #include "core/routing.h"
 
 #include <string.h>
-
-/* Finds out why a kernel has rejected the routing. */
-static ep_status explain_refusal(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int topk)
-{
-    const struct cuda_ll_impl *impl = ll->impl;
-    struct ep_routing_shape shape = {.n_tokens = n_tokens,
-                                     .topk = topk,
-                                     .n_experts = ll->config.n_experts,
-                                     .nranks = ll->comm->nranks,
-                                     .ranks_per_node = ll->comm->ranks_per_node};
-
-    return cuda_explain_routing(&shape, topk_idx, idx_type, impl->stream,
-                                impl->in_dispatch
-                                    ? "ep_ll_dispatch: topk_idx changed while it was checked"
-                                    : "ep_ll_combine: topk_idx is not that of the dispatch that it answers");
-}
 
 static ep_status launch(struct cuda_ll_impl *impl, int phases)
 {
@@ -60,19 +43,28 @@ static ep_status run_phases(const ep_ll *ll, int phases)
     return cuda_wait_event(cuda, impl->done, phase);
 }
 
-/* The same, and checks the routing if a kernel has rejected it. */
-static ep_status run_checked(const ep_ll *ll, int phases, const void *topk_idx, int idx_type, int n_tokens, int topk)
+/* Makes the call with these flags, and finds out why the routing is not valid if a kernel has rejected it. */
+static ep_status run_checked(const ep_ll *ll, uint32_t flags, const void *topk_idx, int idx_type, int n_tokens,
+                             int topk)
 {
     struct cuda_ll_impl *impl = ll->impl;
     volatile uint32_t *bad = &impl->report->bad;
+    struct ep_routing_shape shape = {.n_tokens = n_tokens,
+                                     .topk = topk,
+                                     .n_experts = ll->config.n_experts,
+                                     .nranks = ll->comm->nranks,
+                                     .ranks_per_node = ll->comm->ranks_per_node};
 
     impl->dispatch.queued = impl->combine.queued = !impl->blocking;
-    EP_TRY(run_phases(ll, phases));
+    EP_TRY(run_phases(ll, flags & EP_LL_RECV_HOOK ? CUDA_LL_SEND : CUDA_LL_SEND | CUDA_LL_RECEIVE));
     if (!*bad)
         return EP_OK;
     *bad = 0;
     impl->open = false;
-    return explain_refusal(ll, topk_idx, idx_type, n_tokens, topk);
+    return cuda_explain_routing(&shape, topk_idx, idx_type, impl->stream,
+                                impl->in_dispatch
+                                    ? "ep_ll_dispatch: topk_idx changed while it was checked"
+                                    : "ep_ll_combine: topk_idx is not that of the dispatch that it answers");
 }
 
 /*
@@ -90,11 +82,6 @@ static ep_status receive_open(const ep_ll *ll, const char *call)
                        "%s: a call with EP_LL_RECV_HOOK, made %s, is still open: call ep_ll_finish() there first", call,
                        impl->open_capture ? "in a capture" : "before the capture began");
     return run_phases(ll, CUDA_LL_RECEIVE);
-}
-
-static int phases_of(uint32_t flags)
-{
-    return flags & EP_LL_RECV_HOOK ? CUDA_LL_SEND : CUDA_LL_SEND | CUDA_LL_RECEIVE;
 }
 
 static ep_status check_dispatch_pointers(struct cuda_comm *cuda, const ep_ll_dispatch_args *args)
@@ -146,7 +133,7 @@ static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t n
     }
     impl->dispatch.ll.max_tokens = args->max_tokens;
     impl->dispatch.ll.topk = args->topk;
-    return run_checked(ll, phases_of(args->flags), args->topk_idx, args->idx_type, args->n_tokens, args->topk);
+    return run_checked(ll, args->flags, args->topk_idx, args->idx_type, args->n_tokens, args->topk);
 }
 
 /* Orders the call after the last operation, and the next one after it. */
@@ -234,7 +221,7 @@ static ep_status combine(ep_ll *ll, const ep_ll_combine_args *args)
     device->parts = parts_of(device->no_partial_reduce ? rows * ll->config.topk : rows, ll->config.hidden);
     device->waits.ready_phase = EP_GROUP_LL_COMBINE_BUFFER;
     device->waits.done_phase = EP_GROUP_LL_COMBINE;
-    status = run_checked(ll, phases_of(args->flags), args->topk_idx, args->idx_type, args->n_tokens, args->topk);
+    status = run_checked(ll, args->flags, args->topk_idx, args->idx_type, args->n_tokens, args->topk);
     if (status == EP_OK)
         impl->handed_out = false;
     return status;
