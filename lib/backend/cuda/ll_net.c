@@ -48,7 +48,6 @@ struct cuda_ll_net {
     struct cuda_ll_net *next; /* list of the communicator */
     struct cuda_comm *cuda;
     struct cuda_ll_report *report;
-    struct ep_streams *streams;
     struct ll_wire wire;
     struct pinned landing;
     uint64_t liveness_ns;
@@ -93,7 +92,7 @@ static bool has_unsent(struct cuda_ll_net *net, int rank)
 
     if (remote->lost || is_masked(net, rank))
         return false;
-    return ll_wire_is_pending(&net->wire, &remote->sender) || !ep_streams_flushed_to(net->streams, rank);
+    return ll_wire_is_pending(&net->wire, &remote->sender) || !ep_streams_flushed_to(net->wire.streams, rank);
 }
 
 /* Records that the rank's new mask has been sent. */
@@ -101,7 +100,7 @@ static void note_mask_sent(struct cuda_ll_net *net, int rank)
 {
     bool masked = net->remotes[rank].sender.last_words.masked & 1;
 
-    if (masked == ll_mask_has(net->report->mask_sent, rank) || !ep_streams_flushed_to(net->streams, rank))
+    if (masked == ll_mask_has(net->report->mask_sent, rank) || !ep_streams_flushed_to(net->wire.streams, rank))
         return;
     if (masked)
         ll_mask_add(net->report->mask_sent, rank);
@@ -114,7 +113,7 @@ static ep_status receive_from(struct cuda_ll_net *net, int source, struct progre
     uint64_t finished = __atomic_load_n(&net->report->finished, __ATOMIC_ACQUIRE);
     struct ll_received received;
 
-    if (!ll_wire_receive(&net->wire, net->streams, net->landing.base, source, finished, &received))
+    if (!ll_wire_receive(&net->wire, source, finished, &received))
         return ep_group_fail_damaged(&net->cuda->group, source, EP_GROUP_LL_RECV, "the length of a low-latency message",
                                      (int64_t)received.damaged_bytes);
     if (received.n)
@@ -131,7 +130,7 @@ static bool is_disconnected(struct cuda_ll_net *net, int rank)
 {
     struct ep_group *group = &net->cuda->group;
 
-    ep_group_net_note_lost(group, ep_streams_get_net(net->streams), rank);
+    ep_group_net_note_lost(group, ep_streams_get_net(net->wire.streams), rank);
     return ep_group_peer_dead(group, rank) || ep_group_has_left(group, rank);
 }
 
@@ -165,8 +164,8 @@ static void check_liveness(struct cuda_ll_net *net)
 static ep_status make_progress(struct cuda_ll_net *net, struct progress *progress)
 {
     struct ep_group *group = &net->cuda->group;
-    ep_status status = ep_streams_progress(net->streams, &progress->moved);
-    int broken = ep_streams_broken_peer(net->streams);
+    ep_status status = ep_streams_progress(net->wire.streams, &progress->moved);
+    int broken = ep_streams_broken_peer(net->wire.streams);
 
     if (status != EP_OK)
         return ep_group_set_own_failure(group, status, broken < 0 ? net->wire.me : broken, EP_GROUP_LL_RECV);
@@ -175,7 +174,7 @@ static ep_status make_progress(struct cuda_ll_net *net, struct progress *progres
         if (!is_remote(net, rank))
             continue;
         if (!net->remotes[rank].lost)
-            progress->moved |= ll_wire_send(&net->wire, net->streams, rank, &net->remotes[rank].sender);
+            progress->moved |= ll_wire_send(&net->wire, &net->remotes[rank].sender);
         EP_TRY(receive_from(net, rank, progress));
         net->unsent |= has_unsent(net, rank);
         note_mask_sent(net, rank);
@@ -393,6 +392,7 @@ ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t by
     cuda->ll_nets = net;
     add_range(&net->landing, 0, (int64_t)bytes);
     EP_TRY(pin(cuda, &net->landing, bytes));
+    net->wire.landing = net->landing.base;
     device->landing = segment_of(&net->landing);
     for (int rank = 0; rank < net->wire.nranks; rank++) {
         struct pinned *out = &net->remotes[rank].out;
@@ -401,7 +401,7 @@ ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t by
             continue;
         list_ranges(device, net->wire.me, out);
         EP_TRY(pin(cuda, out, bytes));
-        net->remotes[rank].sender.segment = out->base;
+        net->remotes[rank].sender = (struct ll_sender){.rank = rank, .segment = out->base};
     }
     return EP_OK;
 }
@@ -422,8 +422,8 @@ ep_status cuda_ll_net_open(struct cuda_ll_net *net)
 
     ep_group_net_describe_ranks(group, &boot, &provider, &params);
     params.wake = NULL;
-    EP_TRY(ep_streams_open(&provider, &params, RING_BYTES, &net->streams));
-    atomic_fetch_add(&net->cuda->ll_net_bytes, ep_streams_bytes(net->streams));
+    EP_TRY(ep_streams_open(&provider, &params, RING_BYTES, &net->wire.streams));
+    atomic_fetch_add(&net->cuda->ll_net_bytes, ep_streams_bytes(net->wire.streams));
     return ep_thread_begin(&net->thread, &net->started, proxy_main, net, "ep_ll_new: pthread_create");
 }
 
@@ -465,15 +465,15 @@ void cuda_ll_net_close(struct cuda_ll_net *net)
     cuda_ll_net_stop(net);
     unlink_from_comm(net);
     /* The network may still read what it has not sent, which then is never freed. */
-    for (int rank = 0; net->streams && rank < net->wire.nranks; rank++)
-        if (is_remote(net, rank) && ep_streams_get_net(net->streams)->ops->retains_sources &&
-            !ep_streams_flushed_to(net->streams, rank))
+    for (int rank = 0; net->wire.streams && rank < net->wire.nranks; rank++)
+        if (is_remote(net, rank) && ep_streams_get_net(net->wire.streams)->ops->retains_sources &&
+            !ep_streams_flushed_to(net->wire.streams, rank))
             net->remotes[rank].out = (struct pinned){.base = NULL};
     if (atomic_load(&net->cuda->group.comm->failed))
-        ep_streams_abandon(net->streams);
-    if (net->streams)
-        atomic_fetch_sub(&net->cuda->ll_net_bytes, ep_streams_bytes(net->streams));
-    ep_streams_free(net->streams);
+        ep_streams_abandon(net->wire.streams);
+    if (net->wire.streams)
+        atomic_fetch_sub(&net->cuda->ll_net_bytes, ep_streams_bytes(net->wire.streams));
+    ep_streams_free(net->wire.streams);
     unpin(net->cuda, &net->landing);
     for (int rank = 0; rank < net->wire.nranks; rank++)
         unpin(net->cuda, &net->remotes[rank].out);
