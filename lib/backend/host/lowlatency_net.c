@@ -13,6 +13,7 @@
  */
 #include "backend/host/lowlatency.h"
 
+#include "base/backoff.h"
 #include "base/thread.h"
 
 #include <stdlib.h>
@@ -305,7 +306,7 @@ static ep_status flush(ep_ll *ll, bool closes)
                 all &= is_flushed(n, ll->comm->rank, rank);
         pthread_mutex_unlock(&n->lock);
         if (!all)
-            nanosleep(&(struct timespec){.tv_nsec = BACKOFF_MIN_NS}, NULL);
+            ep_backoff_sleep();
     }
     return status;
 }

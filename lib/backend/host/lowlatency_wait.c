@@ -2,6 +2,7 @@
 /* Low latency: how ranks wait for each other, with or without masks. */
 #include "backend/host/lowlatency.h"
 
+#include "base/backoff.h"
 #include "base/log.h"
 #include "core/routing.h"
 
@@ -56,7 +57,7 @@ static ep_status recheck_mask(ep_ll *ll, int rank, enum ep_group_phase phase, bo
         if (status == EP_OK)
             status = ep_group_check_abort(inner->group);
         if (status == EP_OK && !moved)
-            nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+            ep_backoff_sleep();
     }
     ep_group_publish_wait_end(inner->group);
     EP_TRY(status);
