@@ -358,20 +358,6 @@ struct ll_job {
     };
 };
 
-static void set_mask(ep_ll *ll, int rank, bool on)
-{
-    struct host_ll *inner = ll->impl;
-
-    if (on) {
-        ll_mask_rank(ll, rank);
-        return;
-    }
-    inner->masked[rank] = 0;
-    inner->unmasked[rank] = rank != ll->comm->rank;
-    atomic_exchange_explicit(&ll_shared_of(inner, ll->comm->rank)->masked[rank], 0, memory_order_acq_rel);
-    ll_net_publish_mask(ll, rank, false);
-}
-
 static void merge_mask(ep_ll *ll, const ep_ll *from)
 {
     const struct host_ll *other = from->impl;
@@ -379,7 +365,7 @@ static void merge_mask(ep_ll *ll, const ep_ll *from)
 
     for (int rank = 0; rank < ll->comm->nranks; rank++) {
         if (other->masked[rank] && !inner->masked[rank])
-            ll_mask_rank(ll, rank);
+            ll_set_mask(ll, rank, true);
         inner->unmasked[rank] = inner->unmasked[rank] && other->unmasked[rank];
     }
 }
@@ -403,7 +389,7 @@ static ep_status run_control(ep_ll *ll, const struct ep_ll_control *control)
     case EP_LL_CONTROL_UNMASK:
         for (int rank = 0; rank < ll->comm->nranks; rank++)
             if (control->rank < 0 || control->rank == rank)
-                set_mask(ll, rank, on);
+                ll_set_mask(ll, rank, on);
         /* Ranks that synchronise after this may call: they must not see masks that were cleared. */
         return on ? EP_OK : ll_net_flush_masks(ll);
     case EP_LL_CONTROL_MERGE:

@@ -182,6 +182,12 @@ static inline uint64_t ll_load_counter(const ep_ll *ll, int rank, int counter)
     return atomic_load_explicit(&ll_shared_of(ll->impl, rank)->counters[counter], memory_order_acquire);
 }
 
+/* Without waking anyone: see ll_publish(). */
+static inline void ll_set_counter(ep_ll *ll, int counter, uint64_t value)
+{
+    atomic_store_explicit(&ll_shared_of(ll->impl, ll->comm->rank)->counters[counter], value, memory_order_release);
+}
+
 /* Slots are numbered from the first of each source. */
 static inline struct ll_slot *ll_head_of(const ep_ll *ll, int source, int i)
 {
@@ -212,7 +218,7 @@ static inline struct ll_slot *ll_slot_of(struct ll_block *block, size_t slot_byt
 }
 
 /* lowlatency_wait.c. A masked rank is not waited for any more, and learns that from the published mask. */
-void ll_mask_rank(ep_ll *ll, int rank);
+void ll_set_mask(ep_ll *ll, int rank, bool on);
 /* Call it after data of other ranks was read: fails if one of them has masked this rank meanwhile. */
 ep_status ll_check_masks(ep_ll *ll, enum ep_group_phase phase);
 /* A value that no rank writes: fails the group, unless its owner has masked this rank. */

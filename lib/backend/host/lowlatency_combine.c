@@ -234,7 +234,7 @@ static ep_status map_input(ep_ll *ll, const struct ll_combine *combine, int rank
     EP_TRY(ll_check_masks(ll, EP_GROUP_LL_COMBINE));
     ep_fail(status, "%s", reason);
     if ((status == EP_E_PEER_DEAD || status == EP_E_PEER_LEFT) && (ll->config.flags & EP_LL_MASK_DEAD)) {
-        ll_mask_rank(ll, rank);
+        ll_set_mask(ll, rank, true);
         return EP_OK;
     }
     return ep_group_set_own_failure(inner->group, status, rank, EP_GROUP_LL_COMBINE);

@@ -158,62 +158,53 @@ int64_t host_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *
     return (int64_t)inner.buffers_at + inner.bytes + (comm->nnodes > 1 ? ll_net_bytes(&ll) : 0);
 }
 
-static bool has_read(const ep_ll *ll, int rank, uint64_t combine)
+/* Has the rank read the input of the last combine of each parity? */
+static bool has_read(const ep_ll *ll, int rank)
 {
-    /* The last combine of each parity. */
-    return ll_load_counter(ll, rank, LL_PULLED + (combine & 1)) >= combine &&
-           (combine < 2 || ll_load_counter(ll, rank, LL_PULLED + ((combine - 1) & 1)) >= combine - 1);
-}
-
-/*
- * Waits until the peers of this node have read the input of the last combine, or exit; those of other nodes were sent
- * their rows. Drains the queue first, as every call does: its worker uses the same state as this thread.
- */
-static void wait_for_readers(ep_ll *ll)
-{
-    struct host_ll *inner = ll->impl;
-    struct ep_group_wait wait;
-    ep_status status = ep_group_drain(inner->group);
-
-    for (int i = 1; status == EP_OK && i < ll->comm->nranks; i++) {
-        int rank = (ll->comm->rank + i) % ll->comm->nranks;
-
-        if (ll_is_remote(ll, rank))
-            continue;
-        ep_group_wait_begin(&wait, inner->group, EP_GROUP_LL_DONE);
-        wait.tolerant = true; /* an absent peer is not a failure of this rank, which is leaving */
-        while (!inner->masked[rank] && status == EP_OK) {
-            uint32_t seen = ep_group_doorbell(inner->group);
-
-            if (has_read(ll, rank, ll->combines) || ll_wait_step(ll, &wait, seen, rank) != EP_OK)
-                break;
-            status = ep_comm_record(ll->comm, ep_group_check(inner->group));
-        }
-        ep_group_wait_end(&wait);
-    }
-}
-
-/* Publishes that this rank will read no more rows: peers that leave, too, need not wait for it. */
-static void publish_all_read(ep_ll *ll)
-{
-    struct host_ll *inner = ll->impl;
-    _Atomic uint64_t *pulled = &ll_shared_of(inner, ll->comm->rank)->counters[LL_PULLED];
-
     for (uint64_t number = ll->combines; number && number + 2 > ll->combines; number--)
-        atomic_store_explicit(&pulled[number & 1], number, memory_order_release);
-    ep_group_ring_node(inner->group);
+        if (ll_load_counter(ll, rank, LL_PULLED + (number & 1)) < number)
+            return false;
+    return true;
+}
+
+/* Waits until a peer of this node has read the input of the last combines, or exits. Returns a failure of the group. */
+static ep_status wait_for_reader(ep_ll *ll, int rank)
+{
+    const struct host_ll *inner = ll->impl;
+    struct ep_group_wait wait;
+    ep_status status = EP_OK;
+
+    ep_group_wait_begin(&wait, inner->group, EP_GROUP_LL_DONE);
+    wait.tolerant = true; /* an absent peer is not a failure of this rank, which is leaving */
+    while (!inner->masked[rank] && status == EP_OK) {
+        uint32_t seen = ep_group_doorbell(inner->group);
+
+        if (has_read(ll, rank) || ll_wait_step(ll, &wait, seen, rank) != EP_OK)
+            break;
+        status = ep_comm_record(ll->comm, ep_group_check(inner->group));
+    }
+    ep_group_wait_end(&wait);
+    return status;
 }
 
 void host_ll_close(ep_ll *ll)
 {
     struct host_ll *inner = ll->impl;
+    struct ep_group *group;
+    ep_status status;
 
     if (!inner)
         return;
-    ep_group_drain(inner->group);
-    publish_all_read(ll);
-    wait_for_readers(ll);
-    inner->group->object_bytes -= inner->bytes;
+    group = inner->group;
+    status = ep_group_drain(group);
+    /* This rank will read no more rows: peers that leave, too, need not wait for it. */
+    for (uint64_t number = ll->combines; number && number + 2 > ll->combines; number--)
+        ll_set_counter(ll, LL_PULLED + (number & 1), number);
+    ep_group_ring_node(group);
+    /* Ranks of other nodes were sent their rows. */
+    for (int rank = group->first; status == EP_OK && rank < group->first + group->nlocal; rank++)
+        status = rank == ll->comm->rank ? EP_OK : wait_for_reader(ll, rank);
+    group->object_bytes -= inner->bytes;
     ll_net_close(ll);
     free_inner(inner, ll->comm->nranks);
     ll->impl = NULL;

@@ -13,16 +13,18 @@
  * A masked rank may only have been late. It gets no more rows, and buffers are reused without waiting for it, but the
  * counters continue; so the mask is published before any of that, and a rank that finds itself masked stops.
  */
-void ll_mask_rank(ep_ll *ll, int rank)
+void ll_set_mask(ep_ll *ll, int rank, bool on)
 {
     struct host_ll *inner = ll->impl;
 
-    if (!inner->masked[rank])
+    if (on && !inner->masked[rank])
         ep_log(EP_LOG_WARNING, "rank %d of %d: low latency continues without rank %d", ll->comm->rank, ll->comm->nranks,
                rank);
-    inner->masked[rank] = 1;
-    atomic_exchange_explicit(&ll_shared_of(inner, ll->comm->rank)->masked[rank], 1, memory_order_acq_rel);
-    ll_net_publish_mask(ll, rank, true);
+    inner->masked[rank] = on;
+    if (!on)
+        inner->unmasked[rank] = rank != ll->comm->rank;
+    atomic_exchange_explicit(&ll_shared_of(inner, ll->comm->rank)->masked[rank], on, memory_order_acq_rel);
+    ll_net_publish_mask(ll, rank, on);
 }
 
 static ep_status fail_excluded(int rank, enum ep_group_phase phase)
@@ -171,7 +173,7 @@ static ep_status wait_one(ep_ll *ll, int rank, const struct ll_wait *wanted, str
     inner->unmasked[rank] = false;
     /* A counter published since the last check, while this rank was not scheduled or checked masks, counts. */
     if ((status != EP_OK || masked) && ll_load_counter(ll, rank, wanted->counter) < wanted->value)
-        ll_mask_rank(ll, rank);
+        ll_set_mask(ll, rank, true);
     return EP_OK;
 }
 
@@ -191,11 +193,9 @@ ep_status ll_wait(ep_ll *ll, const struct ll_wait *wanted)
 
 void ll_publish(ep_ll *ll, int counter, uint64_t value)
 {
-    struct host_ll *inner = ll->impl;
-
     ep_rows_stream_end();
-    atomic_store_explicit(&ll_shared_of(inner, ll->comm->rank)->counters[counter], value, memory_order_release);
-    ep_group_ring_node(inner->group);
+    ll_set_counter(ll, counter, value);
+    ep_group_ring_node(ep_group_of(ll->comm));
     ll_net_publish(ll, counter, value);
 }
 
@@ -214,7 +214,7 @@ ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int
 ep_status ll_fail_damaged(ep_ll *ll, int rank, enum ep_group_phase phase, const char *what, int64_t value)
 {
     EP_TRY(ll_check_masks(ll, phase));
-    return ep_group_fail_damaged(((struct host_ll *)ll->impl)->group, rank, phase, what, value);
+    return ep_group_fail_damaged(ep_group_of(ll->comm), rank, phase, what, value);
 }
 
 ep_status ll_fail_disagree(ep_ll *ll, enum ep_group_phase phase, const char *field, int64_t mine, int64_t theirs,
@@ -222,9 +222,8 @@ ep_status ll_fail_disagree(ep_ll *ll, enum ep_group_phase phase, const char *fie
 {
     const char *call = phase == EP_GROUP_LL_RECV ? "ep_ll_dispatch: " : "ep_ll_combine: ";
 
-    return ep_group_set_own_failure(((struct host_ll *)ll->impl)->group,
-                                    ep_group_fail_disagree(call, field, mine, ll->comm->rank, theirs, rank), rank,
-                                    phase);
+    return ep_group_set_own_failure(
+        ep_group_of(ll->comm), ep_group_fail_disagree(call, field, mine, ll->comm->rank, theirs, rank), rank, phase);
 }
 
 ep_status ll_check_combine_desc(ep_ll *ll, const struct ll_combine *combine, int rank,
@@ -243,7 +242,7 @@ ep_status ll_check_combine_desc(ep_ll *ll, const struct ll_combine *combine, int
 
 ep_status ll_fail_row_count(ep_ll *ll, int owner, int rank, int32_t count, int expert, int token, int32_t i)
 {
-    struct ep_group *group = ((struct host_ll *)ll->impl)->group;
+    struct ep_group *group = ep_group_of(ll->comm);
 
     EP_TRY(ll_check_masks(ll, EP_GROUP_LL_COMBINE));
     return ep_fail(
