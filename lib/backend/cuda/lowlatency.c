@@ -49,11 +49,7 @@ static ep_status run_checked(const ep_ll *ll, uint32_t flags, const void *topk_i
 {
     struct cuda_ll_impl *impl = ll->impl;
     volatile uint32_t *bad = &impl->report->bad;
-    struct ep_routing_shape shape = {.n_tokens = n_tokens,
-                                     .topk = topk,
-                                     .n_experts = ll->config.n_experts,
-                                     .nranks = ll->comm->nranks,
-                                     .ranks_per_node = ll->comm->ranks_per_node};
+    struct ep_routing_shape shape = ep_routing_shape_of(ll->comm, n_tokens, topk, ll->config.n_experts);
 
     impl->dispatch.queued = impl->combine.queued = !impl->blocking;
     EP_TRY(run_phases(ll, flags & EP_LL_RECV_HOOK ? CUDA_LL_SEND : CUDA_LL_SEND | CUDA_LL_RECEIVE));

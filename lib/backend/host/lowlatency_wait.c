@@ -201,11 +201,7 @@ void ll_publish(ep_ll *ll, int counter, uint64_t value)
 
 ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int topk, int32_t *ret_index)
 {
-    struct ep_routing_shape shape = {.n_tokens = n_tokens,
-                                     .topk = topk,
-                                     .n_experts = ll->config.n_experts,
-                                     .nranks = ll->comm->nranks,
-                                     .ranks_per_node = ll->comm->ranks_per_node};
+    struct ep_routing_shape shape = ep_routing_shape_of(ll->comm, n_tokens, topk, ll->config.n_experts);
 
     return ep_routing_check(&shape, topk_idx, idx_type, ret_index);
 }
