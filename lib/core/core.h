@@ -102,6 +102,22 @@ struct ep_ll {
     struct ep_ll_call call[2]; /* dispatch n at n % 2 */
 };
 
+/* What a call about the masks of an ep_ll does, in stream order. */
+enum ep_ll_control_kind {
+    EP_LL_CONTROL_MASK,
+    EP_LL_CONTROL_UNMASK,
+    EP_LL_CONTROL_MERGE,
+    EP_LL_CONTROL_QUERY,
+    EP_LL_CONTROL_BARRIER /* of the ranks that are not masked */
+};
+
+struct ep_ll_control {
+    enum ep_ll_control_kind kind;
+    int rank;          /* MASK, UNMASK; -1: all ranks, as in MERGE */
+    const ep_ll *from; /* MERGE */
+    int32_t *out;      /* QUERY: [R] */
+};
+
 /*
  * A backend. The core has checked every scalar argument before a call; the backend checks data that may be in device
  * memory (the routing, NaN). Entries that a backend does not provide are NULL: the core returns EP_E_UNSUPPORTED with
@@ -186,16 +202,12 @@ struct ep_backend_ops {
     ep_status (*ll_finish)(ep_ll *ll, uint64_t call, ep_stream stream);
     ep_status (*ll_combine_buffer)(ep_ll *ll, void **ret_buffer);
     ep_status (*ll_get_mask)(const ep_ll *ll, int32_t *ret_masked);
-    /* rank -1: all of them. */
-    ep_status (*ll_set_mask)(ep_ll *ll, int rank, bool on, ep_stream stream);
-    ep_status (*ll_query_mask)(ep_ll *ll, int32_t *out, ep_stream stream);
-    ep_status (*ll_merge_mask)(ep_ll *ll, const ep_ll *from, ep_stream stream);
-    ep_status (*ll_barrier)(ep_ll *ll, ep_stream stream);
+    ep_status (*ll_control)(ep_ll *ll, const struct ep_ll_control *control, ep_stream stream);
     /* Memory that ll_open would allocate for this rank; *ret_combine_bytes: maximum of the combine buffers. */
     int64_t (*ll_bytes)(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes);
 };
 
-#define EP_BACKEND_ABI 6u
+#define EP_BACKEND_ABI 7u
 
 static inline bool ep_is_capturing(ep_comm *comm, ep_stream stream)
 {

@@ -46,46 +46,35 @@ ep_status ep_ll_get_sizes(const ep_comm *comm, const ep_ll_config *config, ep_ll
     return EP_CHECK_STORE("ep_ll_get_sizes", ret_sizes, &sizes, ep_ll_sizes);
 }
 
-static ep_status open_ll(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll)
+ep_status ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll)
 {
-    ep_ll *ll = calloc(1, sizeof(*ll));
+    ep_ll_config mine;
     ep_status status;
+    ep_ll *ll;
 
+    EP_CHECK_USABLE(comm, comm);
+    EP_TRY_ON(comm, EP_CHECK_PTR(__func__, ret_ll));
+    EP_TRY_ON(comm, EP_CHECK_LOAD("ep_ll_new", &mine, config, ep_ll_config));
+    EP_TRY_ON(comm, check_config(__func__, comm, &mine));
+    ll = calloc(1, sizeof(*ll));
     if (!ll)
-        return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory");
-    ll->comm = comm;
-    ll->config = *config;
-    ll->n_local = config->n_experts / comm->nranks;
-    status = comm->ops->ll_open(ll);
+        return ep_comm_record(comm, ep_fail(EP_E_MEMORY, "%s: no memory", __func__));
+    *ll = (ep_ll){.comm = comm, .config = mine, .n_local = mine.n_experts / comm->nranks};
+    status = EP_BACKEND_CALL(comm, ll_open, ll);
     if (status != EP_OK) {
         free(ll);
-        return status;
+        return ep_comm_record(comm, status);
     }
     comm->live++;
     *ret_ll = ll;
     return EP_OK;
 }
 
-ep_status ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll)
-{
-    ep_ll_config mine;
-
-    EP_CHECK_USABLE(comm, comm);
-    EP_TRY_ON(comm, EP_CHECK_PTR(__func__, ret_ll));
-    EP_TRY_ON(comm, EP_CHECK_LOAD("ep_ll_new", &mine, config, ep_ll_config));
-    EP_TRY_ON(comm, check_config(__func__, comm, &mine));
-    if (!comm->ops->ll_open)
-        return ep_comm_record(
-            comm, ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", __func__, comm->ops->name));
-    return ep_comm_record(comm, open_ll(comm, &mine, ret_ll));
-}
-
 void ep_ll_free(ep_ll *ll)
 {
     if (!ll || !ep_comm_may_free(ll->comm))
         return;
-    if (ll->comm->ops->ll_close)
-        ll->comm->ops->ll_close(ll);
+    ll->comm->ops->ll_close(ll);
     ll->comm->live--;
     free(ll);
 }
@@ -308,10 +297,11 @@ static ep_status find_open(const ep_ll *ll, uint64_t number, uint64_t *ret_numbe
 
     if (!number && !call->open)
         call = &ll->call[(call->number + 1) & 1];
+    if (!number && !call->open)
+        return ep_fail(EP_E_STATE, "ep_ll_finish: no call with EP_LL_RECV_HOOK is open");
     if (!call->open || (number && call->number != number))
-        return number ? ep_fail(EP_E_STATE, "ep_ll_finish: no call with EP_LL_RECV_HOOK is open for dispatch %llu",
-                                (unsigned long long)number)
-                      : ep_fail(EP_E_STATE, "ep_ll_finish: no call with EP_LL_RECV_HOOK is open");
+        return ep_fail(EP_E_STATE, "ep_ll_finish: no call with EP_LL_RECV_HOOK is open for dispatch %llu",
+                       (unsigned long long)number);
     *ret_number = call->number;
     return EP_OK;
 }
@@ -354,32 +344,40 @@ static ep_status check_masking(const ep_ll *ll, const char *call)
 
 ep_status ep_ll_set_mask(ep_ll *ll, int rank, int on, ep_stream stream)
 {
+    const struct ep_ll_control control = {.kind = on ? EP_LL_CONTROL_MASK : EP_LL_CONTROL_UNMASK, .rank = rank};
+
     EP_CHECK_USABLE(ll, ll->comm);
     EP_TRY_ON(ll->comm, check_masking(ll, __func__));
     EP_TRY_ON(ll->comm, ep_check_range(__func__, "rank", rank, 0, ll->comm->nranks - 1));
     if (rank == ll->comm->rank)
         return ep_comm_record(ll->comm, ep_fail(EP_E_ARG, "%s: rank %d is this one", __func__, rank));
     EP_TRY_ON(ll->comm, ep_check_range(__func__, "on", on, 0, 1));
-    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_set_mask, ll, rank, on, stream));
+    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_control, ll, &control, stream));
 }
 
 ep_status ep_ll_clear_mask(ep_ll *ll, ep_stream stream)
 {
+    const struct ep_ll_control control = {.kind = EP_LL_CONTROL_UNMASK, .rank = -1};
+
     EP_CHECK_USABLE(ll, ll->comm);
     EP_TRY_ON(ll->comm, check_masking(ll, __func__));
-    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_set_mask, ll, -1, false, stream));
+    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_control, ll, &control, stream));
 }
 
 ep_status ep_ll_query_mask(ep_ll *ll, int32_t *out, ep_stream stream)
 {
+    const struct ep_ll_control control = {.kind = EP_LL_CONTROL_QUERY, .out = out};
+
     EP_CHECK_USABLE(ll, ll->comm);
     EP_TRY_ON(ll->comm, EP_CHECK_PTR(__func__, out));
     EP_TRY_ON(ll->comm, ep_check_buffer(__func__, "out", out, false, sizeof(int32_t)));
-    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_query_mask, ll, out, stream));
+    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_control, ll, &control, stream));
 }
 
 ep_status ep_ll_merge_mask(ep_ll *ll, const ep_ll *from, ep_stream stream)
 {
+    const struct ep_ll_control control = {.kind = EP_LL_CONTROL_MERGE, .rank = -1, .from = from};
+
     EP_CHECK_USABLE(ll, ll->comm);
     EP_TRY_ON(ll->comm, EP_CHECK_PTR(__func__, from));
     if (from == ll || from->comm != ll->comm)
@@ -387,11 +385,13 @@ ep_status ep_ll_merge_mask(ep_ll *ll, const ep_ll *from, ep_stream stream)
                                                 from == ll ? "ll itself" : "of another communicator"));
     EP_TRY_ON(ll->comm, check_masking(ll, __func__));
     EP_TRY_ON(ll->comm, check_masking(from, __func__));
-    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_merge_mask, ll, from, stream));
+    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_control, ll, &control, stream));
 }
 
 ep_status ep_ll_barrier(ep_ll *ll, ep_stream stream)
 {
+    const struct ep_ll_control control = {.kind = EP_LL_CONTROL_BARRIER};
+
     EP_CHECK_USABLE(ll, ll->comm);
-    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_barrier, ll, stream));
+    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_control, ll, &control, stream));
 }

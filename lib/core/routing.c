@@ -167,7 +167,7 @@ ep_status ep_routing_count(const struct ep_routing_shape *shape, const int32_t *
 
 ep_status ep_routing_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout)
 {
-    struct ep_routing_shape shape = ep_routing_shape_of(comm, args);
+    struct ep_routing_shape shape = ep_routing_shape_of(comm, args->n_tokens, args->topk, args->n_experts);
     struct ep_routing_counts counts = {.per_rank = layout->tokens_per_rank,
                                        .per_node = layout->tokens_per_node,
                                        .per_expert = layout->tokens_per_expert,

@@ -14,11 +14,11 @@ struct ep_routing_shape {
     int nranks, ranks_per_node;    /* ranks_per_node divides nranks */
 };
 
-static inline struct ep_routing_shape ep_routing_shape_of(const ep_comm *comm, const ep_plan_args *args)
+static inline struct ep_routing_shape ep_routing_shape_of(const ep_comm *comm, int n_tokens, int topk, int n_experts)
 {
-    return (struct ep_routing_shape){.n_tokens = args->n_tokens,
-                                     .topk = args->topk,
-                                     .n_experts = args->n_experts,
+    return (struct ep_routing_shape){.n_tokens = n_tokens,
+                                     .topk = topk,
+                                     .n_experts = n_experts,
                                      .nranks = comm->nranks,
                                      .ranks_per_node = comm->ranks_per_node};
 }

@@ -50,7 +50,8 @@ static ep_status read_counts(const ep_plan *plan, const int32_t *tokens_per_expe
 ep_status ep_group_plan_read_routing(const ep_plan *plan, const struct ep_group_routing *routing)
 {
     struct ep_group_plan *inner = plan->impl;
-    struct ep_routing_shape shape = ep_routing_shape_of(plan->comm, &plan->args);
+    struct ep_routing_shape shape =
+        ep_routing_shape_of(plan->comm, plan->args.n_tokens, plan->args.topk, plan->args.n_experts);
     struct ep_routing_counts counts = {
         .per_rank = inner->tokens_per_rank, .per_node = inner->tokens_per_node, .per_expert = inner->tokens_per_expert};
 

@@ -426,7 +426,7 @@ static const struct {
     {0, offsetof(struct ll_slot, expert), INT32_MAX, "an expert of a token"},
 };
 
-/* The block is changed before `sent` announces it: the counter is the last word that a dispatch writes. */
+/* The block is changed before LL_SENT announces it: the counter is the last word that a dispatch writes. */
 static void send_bad_slots(struct scenario *scenario, ep_comm *comm)
 {
     struct ep_group *group = ep_group_of(comm);
@@ -451,7 +451,7 @@ static void send_bad_slots(struct scenario *scenario, ep_comm *comm)
              ? (unsigned char *)block
              : (unsigned char *)ll_slot_of(block, inner->slot_bytes, bad_slots[scenario->number].slot);
     memcpy(at + bad_slots[scenario->number].offset, &bad_slots[scenario->number].value, sizeof(int32_t));
-    atomic_store(&ll_shared_of(inner, 1)->sent, 1);
+    atomic_store(&ll_shared_of(inner, 1)->counters[LL_SENT], 1);
     ep_group_ring_all(group);
     while (ep_group_check(group) == EP_OK)
         ep_group_wait_doorbell(group, ep_group_doorbell(group));
@@ -499,9 +499,9 @@ static void publish_bad_input(struct scenario *scenario, ep_ll *ll)
         offer->slot = UINT32_MAX - 1;
         break;
     default:
-        offer->offset = 4096;
+        offer->offset += 4096;
     }
-    atomic_store(&ll_shared_of(inner, 1)->input_ready, 1);
+    atomic_store(&ll_shared_of(inner, 1)->counters[LL_INPUT_READY], 1);
     ep_group_ring_all(inner->group);
 }
 

@@ -114,7 +114,7 @@ static volatile uint32_t *find_word(const struct target *target)
         break;
     case IN_LL_HEAD:
         base = inner ? (char *)inner->segment : NULL;
-        at %= offsetof(struct ll_shared, masks) + 8;
+        at %= offsetof(struct ll_shared, masked) + 8;
         break;
     case IN_LL_RANGES:
         base = inner ? (char *)inner->segment + inner->ranges_at : NULL;

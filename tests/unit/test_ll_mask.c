@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sets of ranks of low latency on GPUs: each rank is one bit of one word, also at the edges of words. */
-#include "backend/cuda/ll_mask.h"
+#include "backend/cuda/ll_segment.h"
 
 #include "backend/cuda/ll_segment.h"
 

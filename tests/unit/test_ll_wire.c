@@ -27,7 +27,6 @@ enum {
 
 struct pair {
     struct ll_wire wire[RANKS];
-    struct ep_streams *streams[RANKS];
     unsigned char *out, *landing; /* of rank 0 for rank 1; of rank 1 */
     size_t bytes;
     struct ll_sender sender;
@@ -41,7 +40,7 @@ static int open_streams(const ep_boot *boot, void *argument)
     struct ep_net_params params = {
         .rank = boot->rank, .nranks = RANKS, .ranks_per_node = 1, .channels = 1, .timeout_ms = 60000, .boot = boot};
 
-    return ep_streams_open(&ep_net_emulated, &params, RING, &p->streams[boot->rank]) != EP_OK;
+    return ep_streams_open(&ep_net_emulated, &params, RING, &p->wire[boot->rank].streams) != EP_OK;
 }
 
 static int64_t take_bytes(int64_t *at, int64_t bytes)
@@ -83,7 +82,8 @@ static int make_pair(void **state)
     assert_true(p->out && p->landing);
     memset(p->out, 0, p->bytes);
     memset(p->landing, 0, p->bytes);
-    p->sender.segment = p->out;
+    p->wire[1].landing = p->landing;
+    p->sender = (struct ll_sender){.rank = 1, .segment = p->out};
     args.mode = EP_LAUNCH_THREADS;
     args.nranks = RANKS;
     args.run = open_streams;
@@ -98,7 +98,7 @@ static int free_pair(void **state)
     struct pair *p = *state;
 
     for (int rank = 0; rank < RANKS; rank++)
-        ep_streams_free(p->streams[rank]);
+        ep_streams_free(p->wire[rank].streams);
     free(p->out);
     free(p->landing);
     free(p);
@@ -113,19 +113,19 @@ static void run(struct pair *p)
         size_t bytes;
         bool sent, came;
 
-        assert_int_equal(ep_streams_progress(p->streams[0], &sent), EP_OK);
-        assert_int_equal(ep_streams_progress(p->streams[1], &came), EP_OK);
-        if (ll_wire_send(&p->wire[0], p->streams[0], 1, &p->sender) || sent || came)
+        assert_int_equal(ep_streams_progress(p->wire[0].streams, &sent), EP_OK);
+        assert_int_equal(ep_streams_progress(p->wire[1].streams, &came), EP_OK);
+        if (ll_wire_send(&p->wire[0], &p->sender) || sent || came)
             quiet = 0;
-        while ((message = ep_stream_peek(p->streams[1], 0, 0, &bytes))) {
-            p->damaged += !ll_wire_deliver(&p->wire[1], p->landing, 0, message, bytes, p->finished);
-            ep_stream_pop(p->streams[1], 0, 0);
+        while ((message = ep_stream_peek(p->wire[1].streams, 0, 0, &bytes))) {
+            p->damaged += !ll_wire_deliver(&p->wire[1], 0, message, bytes, p->finished);
+            ep_stream_pop(p->wire[1].streams, 0, 0);
             quiet = 0;
         }
     }
     assert_int_equal(p->damaged, 0);
     assert_false(ll_wire_is_pending(&p->wire[0], &p->sender));
-    assert_true(ep_streams_flushed_to(p->streams[0], 1));
+    assert_true(ep_streams_flushed_to(p->wire[0].streams, 1));
 }
 
 /* All that rank 0 has sent has come to rank 1, which has taken nothing of it. */
@@ -133,9 +133,9 @@ static bool are_flushed(struct pair *p)
 {
     bool moved, came;
 
-    assert_int_equal(ep_streams_progress(p->streams[0], &moved), EP_OK);
-    assert_int_equal(ep_streams_progress(p->streams[1], &came), EP_OK);
-    return ep_streams_flushed_to(p->streams[0], 1) && !moved && !came;
+    assert_int_equal(ep_streams_progress(p->wire[0].streams, &moved), EP_OK);
+    assert_int_equal(ep_streams_progress(p->wire[1].streams, &came), EP_OK);
+    return ep_streams_flushed_to(p->wire[0].streams, 1) && !moved && !came;
 }
 
 /* --- as kernels write and read --------------------------------------------------------------------------------------
@@ -376,14 +376,14 @@ static void messages_that_are_left_are_reported(void **state)
 
     for (out->barriers[0] = 1; out->barriers[0] <= barriers; out->barriers[0]++) {
         /* Each message leaves by itself, and nothing is taken meanwhile. */
-        for (bool sent = ll_wire_send(&p->wire[0], p->streams[0], 1, &p->sender); !sent || !are_flushed(p);)
-            sent |= ll_wire_send(&p->wire[0], p->streams[0], 1, &p->sender);
+        for (bool sent = ll_wire_send(&p->wire[0], &p->sender); !sent || !are_flushed(p);)
+            sent |= ll_wire_send(&p->wire[0], &p->sender);
     }
-    assert_true(ll_wire_receive(&p->wire[1], p->streams[1], p->landing, 0, 0, &received));
+    assert_true(ll_wire_receive(&p->wire[1], 0, 0, &received));
     assert_int_equal(received.n, LL_WIRE_BATCH);
     assert_true(received.more);
     assert_int_equal(landing->barriers[0], LL_WIRE_BATCH);
-    assert_true(ll_wire_receive(&p->wire[1], p->streams[1], p->landing, 0, 0, &received));
+    assert_true(ll_wire_receive(&p->wire[1], 0, 0, &received));
     assert_int_equal(received.n, 10);
     assert_false(received.more);
     assert_int_equal(landing->barriers[0], barriers);
@@ -398,9 +398,9 @@ static void what_a_full_ring_holds_back_comes_later(void **state)
 
     write_rows(p, 5, TOKENS, 2);
     for (bool sent = true; sent || !are_flushed(p);)
-        sent = ll_wire_send(&p->wire[0], p->streams[0], 1, &p->sender);
+        sent = ll_wire_send(&p->wire[0], &p->sender);
     assert_true(ll_wire_is_pending(&p->wire[0], &p->sender));
-    assert_true(ll_wire_receive(&p->wire[1], p->streams[1], p->landing, 0, 0, &received));
+    assert_true(ll_wire_receive(&p->wire[1], 0, 0, &received));
     assert_in_range(received.n, 1, LL_WIRE_BATCH - 1);
     assert_false(received.more);
     run(p);
@@ -443,9 +443,9 @@ static void what_no_rank_sends_is_refused(void **state)
 
         head.number = 9;
         memcpy(message, &head, sizeof(head));
-        assert_false(ll_wire_deliver(&p->wire[1], p->landing, 0, message, sizeof(head) + damaged[i].payload, 0));
+        assert_false(ll_wire_deliver(&p->wire[1], 0, message, sizeof(head) + damaged[i].payload, 0));
     }
-    assert_false(ll_wire_deliver(&p->wire[1], p->landing, 0, message, sizeof(struct ll_message) - 1, 0));
+    assert_false(ll_wire_deliver(&p->wire[1], 0, message, sizeof(struct ll_message) - 1, 0));
     assert_memory_equal(p->landing, before, p->bytes);
     free(message);
     free(before);

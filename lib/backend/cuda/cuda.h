@@ -602,10 +602,7 @@ int cuda_ll_sms(const struct cuda_comm *cuda);
 ep_status cuda_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number, ep_stream stream);
 ep_status cuda_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream stream);
 ep_status cuda_ll_finish(ep_ll *ll, uint64_t call, ep_stream stream);
-ep_status cuda_ll_set_mask(ep_ll *ll, int rank, bool on, ep_stream stream);
-ep_status cuda_ll_query_mask(ep_ll *ll, int32_t *out, ep_stream stream);
-ep_status cuda_ll_merge_mask(ep_ll *ll, const ep_ll *from, ep_stream stream);
-ep_status cuda_ll_barrier(ep_ll *ll, ep_stream stream);
+ep_status cuda_ll_control(ep_ll *ll, const struct ep_ll_control *control, ep_stream stream);
 ep_status cuda_ll_combine_buffer(ep_ll *ll, void **ret_buffer);
 ep_status cuda_ll_get_mask(const ep_ll *ll, int32_t *ret_masked);
 

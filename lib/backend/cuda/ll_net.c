@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "backend/cuda/ll_net.h"
-
-#include "backend/cuda/ll_mask.h"
+#include "backend/cuda/ll_impl.h"
 #include "backend/cuda/ll_wire.h"
 
 #include "base/backoff.h"
@@ -49,13 +47,9 @@ struct remote {
 struct cuda_ll_net {
     struct cuda_ll_net *next; /* list of the communicator */
     struct cuda_comm *cuda;
-    const struct cuda_ll *device;
     struct cuda_ll_report *report;
-    struct ep_streams *streams;
-    struct ll_wire wire; /* set when the net is opened */
+    struct ll_wire wire;
     struct pinned landing;
-    struct remote *remotes; /* [rank] */
-    int me, nranks;
     uint64_t liveness_ns;
     bool broken; /* used by the proxy only */
 
@@ -67,6 +61,7 @@ struct cuda_ll_net {
     bool stop;
     uint64_t backoff_ns;
     uint64_t limit_ns;
+    struct remote remotes[]; /* [rank] */
 };
 
 /* Results of make_progress(). */
@@ -97,7 +92,7 @@ static bool has_unsent(struct cuda_ll_net *net, int rank)
 
     if (remote->lost || is_masked(net, rank))
         return false;
-    return ll_wire_is_pending(&net->wire, &remote->sender) || !ep_streams_flushed_to(net->streams, rank);
+    return ll_wire_is_pending(&net->wire, &remote->sender) || !ep_streams_flushed_to(net->wire.streams, rank);
 }
 
 /* Records that the rank's new mask has been sent. */
@@ -105,7 +100,7 @@ static void note_mask_sent(struct cuda_ll_net *net, int rank)
 {
     bool masked = net->remotes[rank].sender.last_words.masked & 1;
 
-    if (masked == ll_mask_has(net->report->mask_sent, rank) || !ep_streams_flushed_to(net->streams, rank))
+    if (masked == ll_mask_has(net->report->mask_sent, rank) || !ep_streams_flushed_to(net->wire.streams, rank))
         return;
     if (masked)
         ll_mask_add(net->report->mask_sent, rank);
@@ -118,7 +113,7 @@ static ep_status receive_from(struct cuda_ll_net *net, int source, struct progre
     uint64_t finished = __atomic_load_n(&net->report->finished, __ATOMIC_ACQUIRE);
     struct ll_received received;
 
-    if (!ll_wire_receive(&net->wire, net->streams, net->landing.base, source, finished, &received))
+    if (!ll_wire_receive(&net->wire, source, finished, &received))
         return ep_group_fail_damaged(&net->cuda->group, source, EP_GROUP_LL_RECV, "the length of a low-latency message",
                                      (int64_t)received.damaged_bytes);
     if (received.n)
@@ -135,7 +130,7 @@ static bool is_disconnected(struct cuda_ll_net *net, int rank)
 {
     struct ep_group *group = &net->cuda->group;
 
-    ep_group_net_note_lost(group, ep_streams_get_net(net->streams), rank);
+    ep_group_net_note_lost(group, ep_streams_get_net(net->wire.streams), rank);
     return ep_group_peer_dead(group, rank) || ep_group_has_left(group, rank);
 }
 
@@ -150,7 +145,7 @@ static void check_liveness(struct cuda_ll_net *net)
     if (now - net->liveness_ns < LIVENESS_NS)
         return;
     net->liveness_ns = now;
-    for (int rank = 0; rank < net->nranks; rank++) {
+    for (int rank = 0; rank < net->wire.nranks; rank++) {
         struct remote *remote = &net->remotes[rank];
 
         if (!is_remote(net, rank) || remote->lost || !is_disconnected(net, rank))
@@ -169,17 +164,17 @@ static void check_liveness(struct cuda_ll_net *net)
 static ep_status make_progress(struct cuda_ll_net *net, struct progress *progress)
 {
     struct ep_group *group = &net->cuda->group;
-    ep_status status = ep_streams_progress(net->streams, &progress->moved);
-    int broken = ep_streams_broken_peer(net->streams);
+    ep_status status = ep_streams_progress(net->wire.streams, &progress->moved);
+    int broken = ep_streams_broken_peer(net->wire.streams);
 
     if (status != EP_OK)
-        return ep_group_set_own_failure(group, status, broken < 0 ? net->me : broken, EP_GROUP_LL_RECV);
+        return ep_group_set_own_failure(group, status, broken < 0 ? net->wire.me : broken, EP_GROUP_LL_RECV);
     net->unsent = false;
-    for (int rank = 0; rank < net->nranks; rank++) {
+    for (int rank = 0; rank < net->wire.nranks; rank++) {
         if (!is_remote(net, rank))
             continue;
         if (!net->remotes[rank].lost)
-            progress->moved |= ll_wire_send(&net->wire, net->streams, rank, &net->remotes[rank].sender);
+            progress->moved |= ll_wire_send(&net->wire, &net->remotes[rank].sender);
         EP_TRY(receive_from(net, rank, progress));
         net->unsent |= has_unsent(net, rank);
         note_mask_sent(net, rank);
@@ -336,11 +331,8 @@ static ep_status pin(struct cuda_comm *cuda, struct pinned *pinned, size_t bytes
     return EP_OK;
 }
 
-/* `used`: the network may still read the memory, so it is not freed. */
-static void unpin(struct cuda_comm *cuda, struct pinned *pinned, bool used)
+static void unpin(struct cuda_comm *cuda, struct pinned *pinned)
 {
-    if (used)
-        return;
     for (int i = 0; i < pinned->n_ranges; i++) {
         if (!pinned->range[i].registered)
             continue;
@@ -364,52 +356,6 @@ size_t cuda_ll_net_bytes(const ep_ll *ll, const struct cuda_ll *device, size_t b
 
 /* --- opening and closing ------------------------------------------------------------------------------------------ */
 
-ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t bytes, struct cuda_ll_report *report,
-                              struct cuda_ll_net **ret_net)
-{
-    struct cuda_comm *cuda = cuda_of(ll->comm);
-    struct cuda_ll_net *net = calloc(1, sizeof(*net));
-
-    if (!net)
-        return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory");
-    net->remotes = calloc((size_t)ll->comm->nranks, sizeof(*net->remotes));
-    if (!net->remotes) {
-        free(net);
-        return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory");
-    }
-    *ret_net = net;
-    net->cuda = cuda;
-    net->device = device;
-    net->report = report;
-    net->me = ll->comm->rank;
-    net->nranks = ll->comm->nranks;
-    net->backoff_ns = MIN_BACKOFF_NS;
-    pthread_mutex_init(&net->lock, NULL);
-    ep_cond_init(&net->changed);
-    net->next = cuda->ll_nets;
-    cuda->ll_nets = net;
-    add_range(&net->landing, 0, (int64_t)bytes);
-    EP_TRY(pin(cuda, &net->landing, bytes));
-    device->landing = segment_of(&net->landing);
-    for (int rank = 0; rank < net->nranks; rank++) {
-        struct pinned *out = &net->remotes[rank].out;
-
-        if (!is_remote(net, rank))
-            continue;
-        list_ranges(device, net->me, out);
-        EP_TRY(pin(cuda, out, bytes));
-        net->remotes[rank].sender.segment = out->base;
-    }
-    return EP_OK;
-}
-
-void cuda_ll_net_get_segments(const struct cuda_ll_net *net, struct cuda_ll_segment **ret_segments)
-{
-    for (int rank = 0; net && rank < net->nranks; rank++)
-        if (is_remote(net, rank))
-            ret_segments[rank] = segment_of(&net->remotes[rank].out);
-}
-
 static struct ll_wire describe(const struct cuda_ll *ll, int me, int nranks)
 {
     return (struct ll_wire){.me = me,
@@ -427,6 +373,46 @@ static struct ll_wire describe(const struct cuda_ll *ll, int me, int nranks)
                             .slot_bytes = ll->slot_bytes};
 }
 
+ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t bytes, struct cuda_ll_report *report,
+                              struct cuda_ll_net **ret_net)
+{
+    struct cuda_comm *cuda = cuda_of(ll->comm);
+    struct cuda_ll_net *net = calloc(1, sizeof(*net) + (size_t)ll->comm->nranks * sizeof(net->remotes[0]));
+
+    if (!net)
+        return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory");
+    *ret_net = net;
+    net->cuda = cuda;
+    net->report = report;
+    net->wire = describe(device, ll->comm->rank, ll->comm->nranks);
+    net->backoff_ns = MIN_BACKOFF_NS;
+    pthread_mutex_init(&net->lock, NULL);
+    ep_cond_init(&net->changed);
+    net->next = cuda->ll_nets;
+    cuda->ll_nets = net;
+    add_range(&net->landing, 0, (int64_t)bytes);
+    EP_TRY(pin(cuda, &net->landing, bytes));
+    net->wire.landing = net->landing.base;
+    device->landing = segment_of(&net->landing);
+    for (int rank = 0; rank < net->wire.nranks; rank++) {
+        struct pinned *out = &net->remotes[rank].out;
+
+        if (!is_remote(net, rank))
+            continue;
+        list_ranges(device, net->wire.me, out);
+        EP_TRY(pin(cuda, out, bytes));
+        net->remotes[rank].sender = (struct ll_sender){.rank = rank, .segment = out->base};
+    }
+    return EP_OK;
+}
+
+void cuda_ll_net_get_segments(const struct cuda_ll_net *net, struct cuda_ll_segment **ret_segments)
+{
+    for (int rank = 0; net && rank < net->wire.nranks; rank++)
+        if (is_remote(net, rank))
+            ret_segments[rank] = segment_of(&net->remotes[rank].out);
+}
+
 ep_status cuda_ll_net_open(struct cuda_ll_net *net)
 {
     struct ep_group *group = &net->cuda->group;
@@ -434,11 +420,10 @@ ep_status cuda_ll_net_open(struct cuda_ll_net *net)
     struct ep_net_provider provider;
     struct ep_net_params params;
 
-    net->wire = describe(net->device, net->me, net->nranks);
     ep_group_net_describe_ranks(group, &boot, &provider, &params);
     params.wake = NULL;
-    EP_TRY(ep_streams_open(&provider, &params, RING_BYTES, &net->streams));
-    atomic_fetch_add(&net->cuda->ll_net_bytes, ep_streams_bytes(net->streams));
+    EP_TRY(ep_streams_open(&provider, &params, RING_BYTES, &net->wire.streams));
+    atomic_fetch_add(&net->cuda->ll_net_bytes, ep_streams_bytes(net->wire.streams));
     return ep_thread_begin(&net->thread, &net->started, proxy_main, net, "ep_ll_new: pthread_create");
 }
 
@@ -475,25 +460,24 @@ static void unlink_from_comm(struct cuda_ll_net *net)
 
 void cuda_ll_net_close(struct cuda_ll_net *net)
 {
-    bool used[CUDA_LL_MAX_RANKS] = {false};
-
     if (!net)
         return;
     cuda_ll_net_stop(net);
     unlink_from_comm(net);
-    for (int rank = 0; net->streams && rank < net->nranks; rank++)
-        used[rank] = is_remote(net, rank) && ep_streams_get_net(net->streams)->ops->retains_sources &&
-                     !ep_streams_flushed_to(net->streams, rank);
+    /* The network may still read what it has not sent, which then is never freed. */
+    for (int rank = 0; net->wire.streams && rank < net->wire.nranks; rank++)
+        if (is_remote(net, rank) && ep_streams_get_net(net->wire.streams)->ops->retains_sources &&
+            !ep_streams_flushed_to(net->wire.streams, rank))
+            net->remotes[rank].out = (struct pinned){.base = NULL};
     if (atomic_load(&net->cuda->group.comm->failed))
-        ep_streams_abandon(net->streams);
-    if (net->streams)
-        atomic_fetch_sub(&net->cuda->ll_net_bytes, ep_streams_bytes(net->streams));
-    ep_streams_free(net->streams);
-    unpin(net->cuda, &net->landing, false);
-    for (int rank = 0; rank < net->nranks; rank++)
-        unpin(net->cuda, &net->remotes[rank].out, used[rank]);
+        ep_streams_abandon(net->wire.streams);
+    if (net->wire.streams)
+        atomic_fetch_sub(&net->cuda->ll_net_bytes, ep_streams_bytes(net->wire.streams));
+    ep_streams_free(net->wire.streams);
+    unpin(net->cuda, &net->landing);
+    for (int rank = 0; rank < net->wire.nranks; rank++)
+        unpin(net->cuda, &net->remotes[rank].out);
     pthread_cond_destroy(&net->changed);
     pthread_mutex_destroy(&net->lock);
-    free(net->remotes);
     free(net);
 }

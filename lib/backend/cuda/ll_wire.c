@@ -76,19 +76,12 @@ static int64_t row_flag_at(const struct ll_wire *wire, int64_t entry, int64_t pa
 
 /* --- sending ------------------------------------------------------------------------------------------------------ */
 
-/* A destination. */
-struct link {
-    struct ep_streams *streams;
-    int rank;
-    struct ll_sender *sender;
-};
-
 /* Returns false if the network accepts nothing at present. */
-static bool send_message(const struct link *to, enum ll_message_kind kind, int64_t at, int64_t n, int64_t offset,
-                         int64_t bytes)
+static bool send_message(const struct ll_wire *wire, const struct ll_sender *sender, enum ll_message_kind kind,
+                         int64_t at, int64_t n, int64_t offset, int64_t bytes)
 {
-    const struct cuda_ll_desc *desc = &to->sender->task.desc;
-    const struct ep_piece piece = {to->sender->segment + offset, (size_t)bytes};
+    const struct cuda_ll_desc *desc = &sender->task.desc;
+    const struct ep_piece piece = {sender->segment + offset, (size_t)bytes};
     struct ll_message message = {.number = desc->number,
                                  .kind = kind,
                                  .at = (uint32_t)at,
@@ -96,19 +89,19 @@ static bool send_message(const struct link *to, enum ll_message_kind kind, int64
                                  .max_tokens = (uint32_t)desc->max_tokens,
                                  .parts = (uint32_t)desc->parts};
 
-    return ep_stream_send(to->streams, to->rank, 0, &message, sizeof(message), &piece, bytes ? 1 : 0);
+    return ep_stream_send(wire->streams, sender->rank, 0, &message, sizeof(message), &piece, bytes ? 1 : 0);
 }
 
 /* The words are sent unchanged: each holds the number of its call. */
-static bool send_weights(const struct ll_wire *wire, const struct link *to)
+static bool send_weights(const struct ll_wire *wire, struct ll_sender *sender)
 {
-    struct ll_task *task = &to->sender->task;
+    struct ll_task *task = &sender->task;
     int64_t all = (int64_t)task->desc.max_tokens * wire->topk;
 
     while (task->next < all) {
         int64_t n = all - task->next < WEIGHTS_AT_ONCE ? all - task->next : WEIGHTS_AT_ONCE;
 
-        if (!send_message(to, MESSAGE_WEIGHTS, task->next, n, weight_at(wire, wire->me, task->next), n * 8))
+        if (!send_message(wire, sender, MESSAGE_WEIGHTS, task->next, n, weight_at(wire, wire->me, task->next), n * 8))
             return false;
         task->next += n;
     }
@@ -126,37 +119,37 @@ static int64_t count_empty(const struct ll_task *task, const uint64_t *flags, in
 }
 
 /* The counts, then the slots. */
-static bool send_dispatch(const struct ll_wire *wire, const struct link *to)
+static bool send_dispatch(const struct ll_wire *wire, struct ll_sender *sender)
 {
-    struct ll_task *task = &to->sender->task;
-    const uint64_t *flags = flags_of(to->sender, slot_flag_at(wire, wire->me, 0));
+    struct ll_task *task = &sender->task;
+    const uint64_t *flags = flags_of(sender, slot_flag_at(wire, wire->me, 0));
     int64_t n = wire->n_local + 1;
 
-    if (task->next == 0 &&
-        !send_message(to, MESSAGE_COUNTS, task->desc.parity, n, counts_at(wire, task->desc.parity, wire->me), n * 8))
+    if (task->next == 0 && !send_message(wire, sender, MESSAGE_COUNTS, task->desc.parity, n,
+                                         counts_at(wire, task->desc.parity, wire->me), n * 8))
         return false;
     task->next += task->next == 0;
     while (task->next <= task->desc.max_tokens) {
         int64_t token = task->next - 1, empty = count_empty(task, flags, token);
         bool here = load(&flags[token]) == (task->desc.number << 1 | 1);
 
-        if (empty && !send_message(to, MESSAGE_EMPTY, token, empty, 0, 0))
+        if (empty && !send_message(wire, sender, MESSAGE_EMPTY, token, empty, 0, 0))
             return false;
-        if (here && !send_message(to, MESSAGE_SLOT, token, task->desc.image_bytes, slot_at(wire, wire->me, token),
-                                  task->desc.image_bytes))
+        if (here && !send_message(wire, sender, MESSAGE_SLOT, token, task->desc.image_bytes,
+                                  slot_at(wire, wire->me, token), task->desc.image_bytes))
             return false;
         task->next += empty ? empty : 1;
     }
     return true;
 }
 
-static bool send_combine(const struct ll_wire *wire, const struct link *to)
+static bool send_combine(const struct ll_wire *wire, struct ll_sender *sender)
 {
-    struct ll_task *task = &to->sender->task;
+    struct ll_task *task = &sender->task;
 
     for (; task->next < (int64_t)task->desc.max_tokens * wire->topk; task->next++)
-        if (load(flags_of(to->sender, row_flag_at(wire, task->next, task->desc.parts))) == task->desc.number &&
-            !send_message(to, MESSAGE_ROW, task->next, 0, wire->rows_at + task->next * row_bytes(wire),
+        if (load(flags_of(sender, row_flag_at(wire, task->next, task->desc.parts))) == task->desc.number &&
+            !send_message(wire, sender, MESSAGE_ROW, task->next, 0, wire->rows_at + task->next * row_bytes(wire),
                           row_bytes(wire)))
             return false;
     return true;
@@ -191,13 +184,12 @@ static bool find_task(const struct ll_wire *wire, struct ll_sender *sender)
     return false;
 }
 
-static bool send_task(const struct ll_wire *wire, const struct link *to)
+static bool send_task(const struct ll_wire *wire, struct ll_sender *sender)
 {
-    struct ll_sender *sender = to->sender;
     struct ll_task *task = &sender->task;
-    bool all = task->kind == LL_TASK_WEIGHTS    ? send_weights(wire, to)
-               : task->kind == LL_TASK_DISPATCH ? send_dispatch(wire, to)
-                                                : send_combine(wire, to);
+    bool all = task->kind == LL_TASK_WEIGHTS    ? send_weights(wire, sender)
+               : task->kind == LL_TASK_DISPATCH ? send_dispatch(wire, sender)
+                                                : send_combine(wire, sender);
 
     if (!all)
         return false;
@@ -226,32 +218,30 @@ static bool are_sent(const struct ll_sender *sender, const struct ll_words *word
     return memcmp(words, &sender->last_words, sizeof(*words)) == 0;
 }
 
-static bool send_words(const struct ll_wire *wire, const struct link *to)
+static bool send_words(const struct ll_wire *wire, struct ll_sender *sender)
 {
-    struct ll_sender *sender = to->sender;
     struct {
         struct ll_message message;
         struct ll_words words;
     } head = {.message = {.kind = MESSAGE_WORDS}, .words = words_for(wire, sender)};
 
-    if (are_sent(sender, &head.words) || !ep_stream_send(to->streams, to->rank, 0, &head, sizeof(head), NULL, 0))
+    if (are_sent(sender, &head.words) || !ep_stream_send(wire->streams, sender->rank, 0, &head, sizeof(head), NULL, 0))
         return false;
     sender->last_words = head.words;
     return true;
 }
 
-bool ll_wire_send(const struct ll_wire *wire, struct ep_streams *streams, int rank, struct ll_sender *sender)
+bool ll_wire_send(const struct ll_wire *wire, struct ll_sender *sender)
 {
-    const struct link to = {streams, rank, sender};
-    bool moved = send_words(wire, &to);
+    bool moved = send_words(wire, sender);
 
     while (sender->task.kind || find_task(wire, sender)) {
-        if (!send_task(wire, &to))
+        if (!send_task(wire, sender))
             return moved;
-        send_words(wire, &to);
+        send_words(wire, sender);
         moved = true;
     }
-    return send_words(wire, &to) || moved;
+    return send_words(wire, sender) || moved;
 }
 
 bool ll_wire_is_pending(const struct ll_wire *wire, const struct ll_sender *sender)
@@ -310,30 +300,29 @@ static bool is_valid(const struct ll_wire *wire, const struct ll_message *m, siz
     }
 }
 
-static void store_payload(const struct ll_wire *wire, unsigned char *landing, int source, const struct ll_message *m,
-                          const void *payload)
+static void store_payload(const struct ll_wire *wire, int source, const struct ll_message *m, const void *payload)
 {
     uint64_t *flags;
 
     switch (m->kind) {
     case MESSAGE_COUNTS:
-        copy_words(words_at(landing, counts_at(wire, (int)m->at, source)), payload, m->n);
+        copy_words(words_at(wire->landing, counts_at(wire, (int)m->at, source)), payload, m->n);
         return;
     case MESSAGE_WEIGHTS:
-        copy_words(words_at(landing, weight_at(wire, source, m->at)), payload, m->n);
+        copy_words(words_at(wire->landing, weight_at(wire, source, m->at)), payload, m->n);
         return;
     case MESSAGE_SLOT:
-        memcpy(landing + slot_at(wire, source, m->at), payload, m->n);
-        store(words_at(landing, slot_flag_at(wire, source, m->at)), m->number << 1 | 1);
+        memcpy(wire->landing + slot_at(wire, source, m->at), payload, m->n);
+        store(words_at(wire->landing, slot_flag_at(wire, source, m->at)), m->number << 1 | 1);
         return;
     case MESSAGE_EMPTY:
-        flags = words_at(landing, slot_flag_at(wire, source, m->at));
+        flags = words_at(wire->landing, slot_flag_at(wire, source, m->at));
         for (uint32_t i = 0; i < m->n; i++)
             store(&flags[i], m->number << 1);
         return;
     default: /* MESSAGE_ROW */
-        memcpy(landing + wire->rows_at + m->at * row_bytes(wire), payload, (size_t)row_bytes(wire));
-        flags = words_at(landing, row_flag_at(wire, m->at, m->parts));
+        memcpy(wire->landing + wire->rows_at + m->at * row_bytes(wire), payload, (size_t)row_bytes(wire));
+        flags = words_at(wire->landing, row_flag_at(wire, m->at, m->parts));
         for (uint32_t i = 0; i < m->parts; i++)
             store(&flags[i], m->number);
     }
@@ -344,10 +333,9 @@ void ll_wire_add_event(struct cuda_ll_segment *landing, uint32_t lost)
     __atomic_store_n(&landing->events, (landing->events + CUDA_LL_EVENT) | lost, __ATOMIC_RELEASE);
 }
 
-bool ll_wire_deliver(const struct ll_wire *wire, unsigned char *landing, int source, const void *message, size_t bytes,
-                     uint64_t finished)
+bool ll_wire_deliver(const struct ll_wire *wire, int source, const void *message, size_t bytes, uint64_t finished)
 {
-    struct cuda_ll_segment *segment = (struct cuda_ll_segment *)(void *)landing;
+    struct cuda_ll_segment *segment = (struct cuda_ll_segment *)(void *)wire->landing;
     const void *payload = (const unsigned char *)message + sizeof(struct ll_message);
     struct ll_message head;
 
@@ -359,30 +347,29 @@ bool ll_wire_deliver(const struct ll_wire *wire, unsigned char *landing, int sou
     if (head.kind == MESSAGE_WORDS)
         apply_words(segment, source, payload);
     else if (head.number > finished)
-        store_payload(wire, landing, source, &head, payload);
+        store_payload(wire, source, &head, payload);
     store(&segment->received[source], segment->received[source] + 1);
     ll_wire_add_event(segment, 0);
     return true;
 }
 
-bool ll_wire_receive(const struct ll_wire *wire, struct ep_streams *streams, unsigned char *landing, int source,
-                     uint64_t finished, struct ll_received *ret_received)
+bool ll_wire_receive(const struct ll_wire *wire, int source, uint64_t finished, struct ll_received *ret_received)
 {
     struct ll_received received = {.n = 0};
     const void *message;
     size_t bytes;
 
-    while ((message = ep_stream_peek(streams, source, 0, &bytes))) {
+    while ((message = ep_stream_peek(wire->streams, source, 0, &bytes))) {
         if (received.n == LL_WIRE_BATCH) {
             received.more = true;
             break;
         }
-        if (!ll_wire_deliver(wire, landing, source, message, bytes, finished)) {
+        if (!ll_wire_deliver(wire, source, message, bytes, finished)) {
             received.damaged_bytes = bytes;
             *ret_received = received;
             return false;
         }
-        ep_stream_pop(streams, source, 0);
+        ep_stream_pop(wire->streams, source, 0);
         received.n++;
     }
     *ret_received = received;

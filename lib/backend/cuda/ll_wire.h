@@ -13,9 +13,11 @@
 #include "backend/cuda/ll_segment.h"
 #include "net/stream.h"
 
-/* The layout of a segment, as in struct cuda_ll. */
 struct ll_wire {
+    struct ep_streams *streams;
+    unsigned char *landing; /* segment */
     int me, nranks;
+    /* The layout of a segment, as in struct cuda_ll. */
     int32_t segment_tokens, hidden, topk, n_local;
     int64_t counts_at, slot_flag_at, row_flag_at, weight_at, slots_at, rows_at, slot_bytes;
 };
@@ -35,9 +37,11 @@ struct ll_task {
 };
 
 /*
- * State of sending to one rank. Zeroed, except for its outgoing segment, which is read until ep_streams_flushed_to().
+ * State of sending to one rank. Zeroed, except for the rank and its outgoing segment, which is read until
+ * ep_streams_flushed_to().
  */
 struct ll_sender {
+    int rank;
     const unsigned char *segment;
     struct ll_words last_words;       /* as last sent */
     uint64_t weights_sent, rows_sent; /* the last calls whose weights and rows have been sent */
@@ -45,7 +49,7 @@ struct ll_sender {
 };
 
 /* Sends what the kernels have published, as far as the network accepts it. Returns true if anything was sent. */
-bool ll_wire_send(const struct ll_wire *wire, struct ep_streams *streams, int rank, struct ll_sender *sender);
+bool ll_wire_send(const struct ll_wire *wire, struct ll_sender *sender);
 
 /* Is there more to send? May miss what is published concurrently. */
 bool ll_wire_is_pending(const struct ll_wire *wire, const struct ll_sender *sender);
@@ -55,8 +59,7 @@ bool ll_wire_is_pending(const struct ll_wire *wire, const struct ll_sender *send
  * are late, from a rank that was masked, and are dropped. Returns false if the message is not valid; then nothing has
  * changed.
  */
-bool ll_wire_deliver(const struct ll_wire *wire, unsigned char *landing, int source, const void *message, size_t bytes,
-                     uint64_t finished);
+bool ll_wire_deliver(const struct ll_wire *wire, int source, const void *message, size_t bytes, uint64_t finished);
 
 /*
  * Adds an event, on which waiting kernels evaluate their conditions again. `lost`: CUDA_LL_EVENT_LOST or 0. Called by
@@ -80,7 +83,6 @@ struct ll_received {
  * Stores up to LL_WIRE_BATCH messages of `source` that have arrived. Returns false if one, of damaged_bytes, is not
  * valid.
  */
-bool ll_wire_receive(const struct ll_wire *wire, struct ep_streams *streams, unsigned char *landing, int source,
-                     uint64_t finished, struct ll_received *ret_received);
+bool ll_wire_receive(const struct ll_wire *wire, int source, uint64_t finished, struct ll_received *ret_received);
 
 #endif

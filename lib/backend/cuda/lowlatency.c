@@ -4,27 +4,10 @@
  * call that no host waits for costs the host one launch.
  */
 #include "backend/cuda/ll_impl.h"
-#include "backend/cuda/ll_mask.h"
 
 #include "core/routing.h"
 
 #include <string.h>
-
-/* Finds out why a kernel has rejected the routing. */
-static ep_status explain_refusal(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int topk)
-{
-    const struct cuda_ll_impl *impl = ll->impl;
-    struct ep_routing_shape shape = {.n_tokens = n_tokens,
-                                     .topk = topk,
-                                     .n_experts = ll->config.n_experts,
-                                     .nranks = ll->comm->nranks,
-                                     .ranks_per_node = ll->comm->ranks_per_node};
-
-    return cuda_explain_routing(&shape, topk_idx, idx_type, impl->stream,
-                                impl->in_dispatch
-                                    ? "ep_ll_dispatch: topk_idx changed while it was checked"
-                                    : "ep_ll_combine: topk_idx is not that of the dispatch that it answers");
-}
 
 static ep_status launch(struct cuda_ll_impl *impl, int phases)
 {
@@ -60,19 +43,24 @@ static ep_status run_phases(const ep_ll *ll, int phases)
     return cuda_wait_event(cuda, impl->done, phase);
 }
 
-/* The same, and checks the routing if a kernel has rejected it. */
-static ep_status run_checked(const ep_ll *ll, int phases, const void *topk_idx, int idx_type, int n_tokens, int topk)
+/* Makes the call with these flags, and finds out why the routing is not valid if a kernel has rejected it. */
+static ep_status run_checked(const ep_ll *ll, uint32_t flags, const void *topk_idx, int idx_type, int n_tokens,
+                             int topk)
 {
     struct cuda_ll_impl *impl = ll->impl;
     volatile uint32_t *bad = &impl->report->bad;
+    struct ep_routing_shape shape = ep_routing_shape_of(ll->comm, n_tokens, topk, ll->config.n_experts);
 
     impl->dispatch.queued = impl->combine.queued = !impl->blocking;
-    EP_TRY(run_phases(ll, phases));
+    EP_TRY(run_phases(ll, flags & EP_LL_RECV_HOOK ? CUDA_LL_SEND : CUDA_LL_SEND | CUDA_LL_RECEIVE));
     if (!*bad)
         return EP_OK;
     *bad = 0;
     impl->open = false;
-    return explain_refusal(ll, topk_idx, idx_type, n_tokens, topk);
+    return cuda_explain_routing(&shape, topk_idx, idx_type, impl->stream,
+                                impl->in_dispatch
+                                    ? "ep_ll_dispatch: topk_idx changed while it was checked"
+                                    : "ep_ll_combine: topk_idx is not that of the dispatch that it answers");
 }
 
 /*
@@ -90,11 +78,6 @@ static ep_status receive_open(const ep_ll *ll, const char *call)
                        "%s: a call with EP_LL_RECV_HOOK, made %s, is still open: call ep_ll_finish() there first", call,
                        impl->open_capture ? "in a capture" : "before the capture began");
     return run_phases(ll, CUDA_LL_RECEIVE);
-}
-
-static int phases_of(uint32_t flags)
-{
-    return flags & EP_LL_RECV_HOOK ? CUDA_LL_SEND : CUDA_LL_SEND | CUDA_LL_RECEIVE;
 }
 
 static ep_status check_dispatch_pointers(struct cuda_comm *cuda, const ep_ll_dispatch_args *args)
@@ -146,7 +129,7 @@ static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t n
     }
     impl->dispatch.ll.max_tokens = args->max_tokens;
     impl->dispatch.ll.topk = args->topk;
-    return run_checked(ll, phases_of(args->flags), args->topk_idx, args->idx_type, args->n_tokens, args->topk);
+    return run_checked(ll, args->flags, args->topk_idx, args->idx_type, args->n_tokens, args->topk);
 }
 
 /* Orders the call after the last operation, and the next one after it. */
@@ -234,7 +217,7 @@ static ep_status combine(ep_ll *ll, const ep_ll_combine_args *args)
     device->parts = parts_of(device->no_partial_reduce ? rows * ll->config.topk : rows, ll->config.hidden);
     device->waits.ready_phase = EP_GROUP_LL_COMBINE_BUFFER;
     device->waits.done_phase = EP_GROUP_LL_COMBINE;
-    status = run_checked(ll, phases_of(args->flags), args->topk_idx, args->idx_type, args->n_tokens, args->topk);
+    status = run_checked(ll, args->flags, args->topk_idx, args->idx_type, args->n_tokens, args->topk);
     if (status == EP_OK)
         impl->handed_out = false;
     return status;
@@ -261,53 +244,32 @@ ep_status cuda_ll_finish(ep_ll *ll, uint64_t number, ep_stream stream)
     return end(&call, status);
 }
 
-static ep_status run_mask(ep_ll *ll, struct cuda_ll_mask mask, ep_stream stream)
+ep_status cuda_ll_control(ep_ll *ll, const struct ep_ll_control *control, ep_stream stream)
 {
+    static const int32_t changes[] = {[EP_LL_CONTROL_MASK] = CUDA_LL_MASK_SET,
+                                      [EP_LL_CONTROL_UNMASK] = CUDA_LL_MASK_CLEAR,
+                                      [EP_LL_CONTROL_MERGE] = CUDA_LL_MASK_MERGE,
+                                      [EP_LL_CONTROL_QUERY] = CUDA_LL_MASK_KEEP,
+                                      [EP_LL_CONTROL_BARRIER] = CUDA_LL_MASK_KEEP};
     struct cuda_ll_impl *impl = ll->impl;
+    struct cuda_ll_mask mask = {
+        .ll = impl->device, .rank = control->rank, .change = changes[control->kind], .out = control->out};
+    bool nodes = impl->device.landing;
+    cudaError_t error = cudaSuccess;
     struct cuda_call call;
     ep_status status;
 
-    mask.ll = impl->device;
+    mask.ll.waits.ready_phase = mask.ll.waits.done_phase = EP_GROUP_LL_BARRIER;
+    if (control->kind == EP_LL_CONTROL_MERGE)
+        mask.from = ((const struct cuda_ll_impl *)control->from->impl)->device.own;
     EP_TRY(cuda_call_begin(impl->cuda, stream, true, &call));
     status = cuda_check_pointer(impl->cuda, "ep_ll_query_mask", "out", mask.out);
+    if (status == EP_OK && control->kind == EP_LL_CONTROL_BARRIER)
+        error = (nodes ? cuda_launch_ll_barrier_nodes : cuda_launch_ll_barrier)(&mask.ll, call.stream);
+    else if (status == EP_OK)
+        error = (nodes ? cuda_launch_ll_mask_nodes : cuda_launch_ll_mask)(&mask, call.stream);
     if (status == EP_OK)
-        status = cuda_status((mask.ll.landing ? cuda_launch_ll_mask_nodes : cuda_launch_ll_mask)(&mask, call.stream),
-                             "mask kernel");
-    if (status == EP_OK)
-        cuda_ll_net_launched(impl->net);
-    return cuda_call_end(&call, status, status == EP_OK);
-}
-
-ep_status cuda_ll_set_mask(ep_ll *ll, int rank, bool on, ep_stream stream)
-{
-    return run_mask(ll, (struct cuda_ll_mask){.rank = rank, .change = on ? CUDA_LL_MASK_SET : CUDA_LL_MASK_CLEAR},
-                    stream);
-}
-
-ep_status cuda_ll_query_mask(ep_ll *ll, int32_t *out, ep_stream stream)
-{
-    return run_mask(ll, (struct cuda_ll_mask){.rank = -1, .change = CUDA_LL_MASK_KEEP, .out = out}, stream);
-}
-
-ep_status cuda_ll_merge_mask(ep_ll *ll, const ep_ll *from, ep_stream stream)
-{
-    const struct cuda_ll_impl *other = from->impl;
-
-    return run_mask(ll, (struct cuda_ll_mask){.rank = -1, .change = CUDA_LL_MASK_MERGE, .from = other->device.own},
-                    stream);
-}
-
-ep_status cuda_ll_barrier(ep_ll *ll, ep_stream stream)
-{
-    struct cuda_ll_impl *impl = ll->impl;
-    struct cuda_ll device = impl->device;
-    struct cuda_call call;
-    ep_status status;
-
-    EP_TRY(cuda_call_begin(impl->cuda, stream, true, &call));
-    device.waits.ready_phase = device.waits.done_phase = EP_GROUP_LL_BARRIER;
-    status = cuda_status((device.landing ? cuda_launch_ll_barrier_nodes : cuda_launch_ll_barrier)(&device, call.stream),
-                         "barrier kernel");
+        status = cuda_status(error, control->kind == EP_LL_CONTROL_BARRIER ? "barrier kernel" : "mask kernel");
     if (status == EP_OK)
         cuda_ll_net_launched(impl->net);
     return cuda_call_end(&call, status, status == EP_OK);

@@ -22,28 +22,21 @@
 /* Launchers are called from C. */
 #ifdef LL_NODES
 #define LL_NAME(name) name##_nodes
+#define LL_RANKS CUDA_LL_MAX_RANKS
+typedef uint32_t *ll_mask; /* words in shared memory, as in the segment */
 #else
 #define LL_NODES false
 #define LL_NAME(name) name
+#define LL_RANKS CUDA_MAX_RANKS
+typedef uint32_t ll_mask; /* one bit per rank */
 #endif
-#define LL_RANKS (LL_NODES ? CUDA_LL_MAX_RANKS : CUDA_MAX_RANKS)
-
-template <bool nodes> struct ll_mask_of {
-    typedef uint32_t type; /* one bit per rank */
-};
-
-template <> struct ll_mask_of<true> {
-    typedef uint32_t *type; /* words in shared memory, as in the segment */
-};
 
 /* The current call, as seen by one thread. */
-template <bool nodes> struct ll_call_of {
+struct ll_call {
     uint64_t number;
-    uint64_t dispatch;                     /* number of the dispatch: this call's own, or the one that it answers */
-    typename ll_mask_of<nodes>::type mask; /* ranks that do not take part */
+    uint64_t dispatch; /* number of the dispatch: this call's own, or the one that it answers */
+    ll_mask mask;      /* ranks that do not take part */
 };
-
-typedef ll_call_of<LL_NODES> ll_call;
 
 /* The segment of this rank. */
 __device__ __forceinline__ cuda_ll_segment *ll_mine(const cuda_ll &ll)
@@ -445,7 +438,8 @@ __device__ inline bool wait_or_mask(const cuda_ll &ll, const uint64_t *word, uin
         set_failure(ll.waits, 0, rank, phase);
         return false;
     }
-    /* A rank that this one has unmasked, and that has ended, cannot unmask this one: it is masked like any that ends. */
+    /* A rank that this one has unmasked, and that has ended, cannot unmask this one: it is masked like any that ends.
+     */
     if (!masked && !(end == WAIT_LOST && ll_has(mine->unmasked, rank)) && is_masked_by(ll, rank, poll)) {
         set_failure(ll.waits, CUDA_FAILED_EXCLUDED, rank, phase);
         return false;
@@ -534,7 +528,7 @@ __device__ inline bool ll_sync(const cuda_ll &ll, ll_call &call, ll_word_array w
     if (blockIdx.x == 0) {
         uint64_t begin = added ? global_ns() : 0, poll = ll_request_poll_for_block(ll, i);
         bool arrived = i >= n || (LL_NODES && !ll.masking ? ll_wait_until(ll, word, value, i, phase)
-                                                         : wait_or_mask(ll, word, value, i, phase, poll));
+                                                          : wait_or_mask(ll, word, value, i, phase, poll));
 
         if (i < n && arrived)
             add_wait(ll, added, i, begin);

@@ -154,7 +154,8 @@ static ep_status count(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args
 {
     const struct cuda_route *route = &cuda_plan_of(plan)->route;
     cudaStream_t stream = cuda_stream_of(cuda, plan->args.stream);
-    struct ep_routing_shape shape = ep_routing_shape_of(plan->comm, &plan->args);
+    struct ep_routing_shape shape =
+        ep_routing_shape_of(plan->comm, plan->args.n_tokens, plan->args.topk, plan->args.n_experts);
     struct ep_group_plan *inner = plan->impl;
     size_t nranks = (size_t)plan->comm->nranks, experts = (size_t)plan->args.n_experts;
     struct cuda_count c = {

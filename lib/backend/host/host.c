@@ -68,9 +68,6 @@ const struct ep_backend_ops ep_backend_host = {
     .ll_finish = host_ll_finish,
     .ll_combine_buffer = host_ll_combine_buffer,
     .ll_get_mask = host_ll_get_mask,
-    .ll_set_mask = host_ll_set_mask,
-    .ll_query_mask = host_ll_query_mask,
-    .ll_merge_mask = host_ll_merge_mask,
-    .ll_barrier = host_ll_barrier,
+    .ll_control = host_ll_control,
     .ll_bytes = host_ll_bytes,
 };

@@ -44,13 +44,6 @@ static int32_t format_of(const ep_ll_dispatch_args *args)
     return args->out_dtype | args->scale_type << 8 | (int32_t)rounds_scales(args) << 16;
 }
 
-static ep_status fail_field(ep_ll *ll, int rank, const char *field, int mine, int theirs)
-{
-    return ep_fail(ep_group_set_failure(((struct host_ll *)ll->impl)->group, EP_E_MISMATCH, rank, EP_GROUP_LL_RECV),
-                   "ep_ll_dispatch: ranks disagree: %s is %d on rank %d and %d on rank %d", field, mine, ll->comm->rank,
-                   theirs, rank);
-}
-
 static ep_status check_format(ep_ll *ll, const ep_ll_dispatch_args *args, int rank, const struct ll_block *head)
 {
     static const struct {
@@ -63,7 +56,7 @@ static ep_status check_format(ep_ll *ll, const ep_ll_dispatch_args *args, int ra
         int a = mine >> fields[i].shift & 0xff, b = theirs >> fields[i].shift & 0xff;
 
         if (a != b)
-            return fail_field(ll, rank, fields[i].name, a, b);
+            return ll_fail_disagree(ll, EP_GROUP_LL_RECV, fields[i].name, a, b, rank);
     }
     if (mine != theirs)
         return ll_fail_damaged(ll, rank, EP_GROUP_LL_RECV, "the format of its rows", theirs);
@@ -71,7 +64,7 @@ static ep_status check_format(ep_ll *ll, const ep_ll_dispatch_args *args, int ra
         return ll_fail_damaged(ll, rank, EP_GROUP_LL_RECV, "its max_tokens", head->max_tokens);
     return head->max_tokens == args->max_tokens
                ? EP_OK
-               : fail_field(ll, rank, "max_tokens", args->max_tokens, head->max_tokens);
+               : ll_fail_disagree(ll, EP_GROUP_LL_RECV, "max_tokens", args->max_tokens, head->max_tokens, rank);
 }
 
 /* The row as it is sent: unchanged, or quantised once for all destinations. */
@@ -264,8 +257,7 @@ static ep_status receive(ep_ll *ll, const struct ll_dispatch *dispatch)
     int32_t *next = inner->seen; /* [L] used here */
     size_t slot_bytes = ll_slot_bytes(ll, args->out_dtype);
 
-    EP_TRY(
-        ll_wait_timed(ll, offsetof(struct ll_shared, sent), dispatch->number, EP_GROUP_LL_RECV, args->wait_cost_add));
+    EP_TRY(ll_wait(ll, &(struct ll_wait){LL_SENT, dispatch->number, EP_GROUP_LL_RECV, .add = args->wait_cost_add}));
     EP_TRY(make_ranges(ll, dispatch, ranges));
     memcpy(ll_ranges_of(ll, me, dispatch->number), ranges, (size_t)ll->n_local * (size_t)nranks * sizeof(*ranges));
     memset(next, 0, (size_t)ll->n_local * sizeof(*next));
@@ -276,7 +268,7 @@ static ep_status receive(ep_ll *ll, const struct ll_dispatch *dispatch)
             pack_slot(ll, args, ll_head_of(ll, source, i), ll_slot_of(block, slot_bytes, i), next);
     }
     write_counts(ll, args, ranges, next);
-    ll_publish(ll, ll_counter_of(ll, me, ll_packed_word(dispatch->number)), dispatch->number);
+    ll_publish(ll, LL_PACKED + (dispatch->number & 1), dispatch->number);
     return EP_OK;
 }
 
@@ -287,32 +279,28 @@ static ep_status receive(ep_ll *ll, const struct ll_dispatch *dispatch)
 static ep_status find_blocks(ep_ll *ll, const struct ll_dispatch *dispatch)
 {
     struct host_ll *inner = ll->impl;
-    int nranks = ll->comm->nranks, topk = dispatch->args.topk;
+    int nranks = ll->comm->nranks;
+    size_t topk = (size_t)dispatch->args.topk;
     const int32_t *index = inner->index[dispatch->number & 1];
     size_t slot_bytes = ll_slot_bytes(ll, dispatch->args.out_dtype);
 
     memset(inner->n_slots, 0, (size_t)nranks * sizeof(*inner->n_slots));
     for (int t = 0; inner->net && t < dispatch->args.n_tokens; t++, index += topk)
-        for (int k = 0; k < topk; k++) {
-            int rank = index[k] < 0 ? -1 : index[k] / ll->n_local, before = 0;
-
-            while (before < k && (index[before] < 0 || index[before] / ll->n_local != rank))
-                before++;
-            if (rank >= 0 && before == k)
-                inner->n_slots[rank]++;
-        }
+        for (size_t k = 0; k < topk; k++)
+            if (ll_is_first(ll, index, k))
+                inner->n_slots[index[k] / ll->n_local]++;
     for (int rank = 0; rank < nranks; rank++) {
-        void *memory;
-
         if (inner->masked[rank])
             continue;
         if (!ll_is_remote(ll, rank)) {
             inner->block[rank] = ll_local_block(ll, rank, dispatch->number, ll->comm->rank);
             continue;
         }
-        EP_TRY(ll_net_get_send_buffer(ll, rank, dispatch->number, LL_PAYLOAD_BLOCK,
-                                      sizeof(struct ll_block) + (size_t)inner->n_slots[rank] * slot_bytes, &memory));
-        inner->block[rank] = memory;
+        inner->block[rank] =
+            ll_net_get_send_buffer(ll, rank, dispatch->number, LL_PAYLOAD_BLOCK,
+                                   sizeof(struct ll_block) + (size_t)inner->n_slots[rank] * slot_bytes);
+        if (!inner->block[rank])
+            return EP_E_MEMORY;
     }
     memset(inner->n_slots, 0, (size_t)nranks * sizeof(*inner->n_slots));
     return EP_OK;
@@ -333,7 +321,7 @@ static ep_status start_dispatch(ep_ll *ll, const struct ll_dispatch *wanted)
     inner->index[number & 1] = checked;
     /* The slots of two dispatches ago must have been packed. */
     if (number > 2)
-        EP_TRY(ll_wait_all(ll, ll_packed_word(number), number - 2, EP_GROUP_LL_SEND));
+        EP_TRY(ll_wait(ll, &(struct ll_wait){LL_PACKED + (number & 1), number - 2, EP_GROUP_LL_SEND, .ranks = LL_ALL}));
     *dispatch = *wanted;
     EP_TRY(find_blocks(ll, dispatch));
     for (int t = 0; t < args->n_tokens; t++)
@@ -348,16 +336,16 @@ static ep_status start_dispatch(ep_ll *ll, const struct ll_dispatch *wanted)
         block->max_tokens = args->max_tokens;
         block->number = number;
         if (ll_is_remote(ll, rank))
-            EP_TRY(ll_send(ll, rank, number, LL_PAYLOAD_BLOCK,
-                           sizeof(*block) + (size_t)inner->n_slots[rank] * ll_slot_bytes(ll, args->out_dtype)));
+            ll_net_send(ll, rank, number, LL_PAYLOAD_BLOCK,
+                        sizeof(*block) + (size_t)inner->n_slots[rank] * ll_slot_bytes(ll, args->out_dtype));
     }
-    ll_publish(ll, &ll_shared_of(inner, ll->comm->rank)->sent, number);
+    ll_publish(ll, LL_SENT, number);
     return args->flags & EP_LL_RECV_HOOK ? EP_OK : receive(ll, dispatch);
 }
 
 /* --- calls ------------------------------------------------------------------------------------------------------- */
 
-enum ll_step { LL_DISPATCH, LL_COMBINE, LL_RECEIVE, LL_PULL, LL_SET_MASK, LL_QUERY_MASK, LL_MERGE_MASK, LL_BARRIER };
+enum ll_step { LL_DISPATCH, LL_COMBINE, LL_RECEIVE, LL_PULL, LL_CONTROL };
 
 struct ll_job {
     ep_ll *ll;
@@ -366,29 +354,9 @@ struct ll_job {
         struct ll_dispatch dispatch;
         struct ll_combine combine;
         uint64_t number; /* of the dispatch or combine to be finished */
-        struct {
-            int rank; /* -1: all */
-            bool on;
-        } mask;
-        int32_t *out;
-        const ep_ll *from;
+        struct ep_ll_control control;
     };
 };
-
-static void set_mask(ep_ll *ll, int rank, bool on)
-{
-    struct host_ll *inner = ll->impl;
-    _Atomic uint64_t *masks = ll_shared_of(inner, ll->comm->rank)->masks;
-
-    if (on) {
-        ll_mask_rank(ll, rank);
-        return;
-    }
-    inner->masked[rank] = 0;
-    inner->unmasked[rank] = rank != ll->comm->rank;
-    atomic_fetch_and_explicit(&masks[rank / 64], ~(UINT64_C(1) << rank % 64), memory_order_acq_rel);
-    ll_net_publish_mask(ll, rank, false);
-}
 
 static void merge_mask(ep_ll *ll, const ep_ll *from)
 {
@@ -397,7 +365,7 @@ static void merge_mask(ep_ll *ll, const ep_ll *from)
 
     for (int rank = 0; rank < ll->comm->nranks; rank++) {
         if (other->masked[rank] && !inner->masked[rank])
-            ll_mask_rank(ll, rank);
+            ll_set_mask(ll, rank, true);
         inner->unmasked[rank] = inner->unmasked[rank] && other->unmasked[rank];
     }
 }
@@ -407,8 +375,33 @@ static ep_status run_barrier(ep_ll *ll)
     struct host_ll *inner = ll->impl;
     uint64_t number = ++inner->barriers;
 
-    ll_publish(ll, &ll_shared_of(inner, ll->comm->rank)->barriers, number);
-    return ll_wait_all(ll, offsetof(struct ll_shared, barriers), number, EP_GROUP_LL_BARRIER);
+    ll_publish(ll, LL_BARRIERS, number);
+    return ll_wait(ll, &(struct ll_wait){LL_BARRIERS, number, EP_GROUP_LL_BARRIER, .ranks = LL_ALL});
+}
+
+static ep_status run_control(ep_ll *ll, const struct ep_ll_control *control)
+{
+    const struct host_ll *inner = ll->impl;
+    bool on = control->kind == EP_LL_CONTROL_MASK;
+
+    switch (control->kind) {
+    case EP_LL_CONTROL_MASK:
+    case EP_LL_CONTROL_UNMASK:
+        for (int rank = 0; rank < ll->comm->nranks; rank++)
+            if (control->rank < 0 || control->rank == rank)
+                ll_set_mask(ll, rank, on);
+        /* Ranks that synchronise after this may call: they must not see masks that were cleared. */
+        return on ? EP_OK : ll_net_flush_masks(ll);
+    case EP_LL_CONTROL_MERGE:
+        merge_mask(ll, control->from);
+        return EP_OK;
+    case EP_LL_CONTROL_QUERY:
+        memcpy(control->out, inner->masked, (size_t)ll->comm->nranks * sizeof(*control->out));
+        return EP_OK;
+    case EP_LL_CONTROL_BARRIER:
+        return run_barrier(ll);
+    }
+    return EP_OK;
 }
 
 static ep_status run_step(const struct ll_job *job)
@@ -425,20 +418,8 @@ static ep_status run_step(const struct ll_job *job)
         return receive(ll, &inner->dispatch[job->number & 1]);
     case LL_PULL:
         return ll_pull(ll, &inner->combine[job->number & 1]);
-    case LL_SET_MASK:
-        for (int rank = 0; rank < ll->comm->nranks; rank++)
-            if (job->mask.rank < 0 || job->mask.rank == rank)
-                set_mask(ll, rank, job->mask.on);
-        /* Ranks that synchronise after this may call: they must not see masks that were cleared. */
-        return job->mask.on ? EP_OK : ll_net_flush_masks(ll);
-    case LL_QUERY_MASK:
-        memcpy(job->out, inner->masked, (size_t)ll->comm->nranks * sizeof(*job->out));
-        return EP_OK;
-    case LL_MERGE_MASK:
-        merge_mask(ll, job->from);
-        return EP_OK;
-    case LL_BARRIER:
-        return run_barrier(ll);
+    case LL_CONTROL:
+        return run_control(ll, &job->control);
     }
     return EP_OK;
 }
@@ -449,9 +430,9 @@ static ep_status run_job(void *arguments)
     const struct host_ll *inner = job->ll->impl;
     ep_status status;
 
-    ll_net_begin(job->ll);
+    ll_net_set_busy(job->ll, true);
     status = run_step(job);
-    ll_net_end(job->ll);
+    ll_net_set_busy(job->ll, false);
     /* With masking a failure of this rank is not one of the group: its peers time out and mask it. */
     return ep_group_fail_queued(inner->group, status, EP_GROUP_LL_SEND, job->ll->config.flags & EP_LL_MASK_DEAD);
 }
@@ -496,30 +477,9 @@ ep_status host_ll_finish(ep_ll *ll, uint64_t call, ep_stream stream)
     return submit(&job, stream);
 }
 
-ep_status host_ll_set_mask(ep_ll *ll, int rank, bool on, ep_stream stream)
+ep_status host_ll_control(ep_ll *ll, const struct ep_ll_control *control, ep_stream stream)
 {
-    struct ll_job job = {.ll = ll, .step = LL_SET_MASK, .mask = {.rank = rank, .on = on}};
-
-    return submit(&job, stream);
-}
-
-ep_status host_ll_query_mask(ep_ll *ll, int32_t *out, ep_stream stream)
-{
-    struct ll_job job = {.ll = ll, .step = LL_QUERY_MASK, .out = out};
-
-    return submit(&job, stream);
-}
-
-ep_status host_ll_merge_mask(ep_ll *ll, const ep_ll *from, ep_stream stream)
-{
-    struct ll_job job = {.ll = ll, .step = LL_MERGE_MASK, .from = from};
-
-    return submit(&job, stream);
-}
-
-ep_status host_ll_barrier(ep_ll *ll, ep_stream stream)
-{
-    struct ll_job job = {.ll = ll, .step = LL_BARRIER};
+    struct ll_job job = {.ll = ll, .step = LL_CONTROL, .control = *control};
 
     return submit(&job, stream);
 }
@@ -533,9 +493,9 @@ ep_status host_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
 
     /* The caller may write to it at once. */
     EP_TRY(ep_group_drain(inner->group));
-    ll_net_begin(ll);
+    ll_net_set_busy(ll, true);
     status = ll_wait_unused(ll, number);
-    ll_net_end(ll);
+    ll_net_set_busy(ll, false);
     EP_TRY(status);
     *ret_buffer = inner->combine_buffer[number & 1];
     /* All of it, for any dispatch. */

@@ -11,17 +11,16 @@
 
 #include "backend/host/host.h"
 
-/* Signals between nodes. Each counts up to the value of the word of struct ll_shared that it mirrors. */
-enum ll_signal {
-    LL_SIGNAL_MASKED, /* odd: the sender has masked this rank. First, so that it is seen before data sent after it */
-    LL_SIGNAL_SENT,
-    LL_SIGNAL_REQUESTED,
-    LL_SIGNAL_INPUT_READY, /* the rows of the combine have arrived */
-    LL_SIGNAL_PACKED_0,
-    LL_SIGNAL_PACKED_1,
-    LL_SIGNAL_PULLED_0,
-    LL_SIGNAL_PULLED_1,
-    LL_SIGNAL_BARRIERS,
+/* What each rank publishes in its struct ll_shared, and between nodes by a signal with the same number. */
+enum ll_counter {
+    LL_SENT,                   /* dispatches whose rows this rank has sent */
+    LL_REQUESTED,              /* between nodes: combines for which this rank has sent its weights */
+    LL_INPUT_READY,            /* combines whose input it has published; between nodes: whose rows it has sent */
+    LL_PACKED,                 /* last dispatch n, at LL_PACKED + n % 2, that it has packed ... */
+    LL_PULLED = LL_PACKED + 2, /* ... and combine that it has read; halves may finish out of order */
+    LL_BARRIERS = LL_PULLED + 2,
+    LL_COUNTERS,
+    LL_MASKED = LL_COUNTERS, /* only a signal; odd: the sender has masked this rank */
     LL_SIGNALS
 };
 
@@ -37,23 +36,14 @@ struct ll_combine_desc {
     uint32_t no_partial_reduce, unused;
 };
 
-/* A combine buffer of a peer. */
-struct ll_buffer {
-    struct ep_group_address address;
-    struct ep_shm shm;
-};
-
-/* Head of a rank's shared segment. Then: ranges [2][L*R], then blocks [2][R]. */
+/*
+ * Head of a rank's shared segment. Then: ranges [2][L*R], blocks [2][R], and combine buffers [2], whose pages are
+ * reserved when rows need them.
+ */
 struct ll_shared {
-    alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t sent; /* dispatches whose rows this rank has sent */
-    _Atomic uint64_t input_ready;                       /* combines whose input this rank has published */
-    _Atomic uint64_t packed[2];                         /* last dispatch n, at n % 2, that this rank has packed ... */
-    _Atomic uint64_t pulled[2]; /* ... and combine that it has read; halves may finish out of order */
-    _Atomic uint64_t barriers;
-    _Atomic uint64_t requested; /* between nodes: combines for which this rank has sent its weights */
+    alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t counters[LL_COUNTERS]; /* enum ll_counter */
     struct ll_combine_desc combine_desc[2];
-    struct ep_group_address buffer[2]; /* combine buffers, for peers of this node to map before the first combine */
-    alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t masks[EP_MAX_RANKS / 64]; /* ranks that this rank has masked */
+    alignas(EP_GROUP_CACHE_LINE) _Atomic uint8_t masked[EP_MAX_RANKS]; /* ranks that this rank has masked */
 };
 
 /*
@@ -89,7 +79,7 @@ struct ll_choice {
 };
 
 struct ll_request {
-    struct ll_combine_desc desc; /* must be equal on both */
+    struct ll_combine_desc desc; /* must be equal on both: the rank that replies checks it */
     int32_t n_choices, n_rows;
     uint64_t unused[3];
     struct ll_choice choices[];
@@ -107,7 +97,7 @@ struct ll_combine {
     uint64_t number, call;
     int32_t max_tokens;
     bool in_place;  /* reads the caller's memory, which is returned only when all of its node have read it */
-    int32_t *index; /* [N,K] routing passed to the combine; room for [M,K] of ep_ll_new() */
+    int32_t *index; /* [N,K] routing passed to the combine, -1: none or excluded; room for [M,K] of ep_ll_new() */
     ep_ll_combine_args args;
 };
 
@@ -115,20 +105,25 @@ struct ll_net; /* lowlatency_net.c */
 
 struct host_ll {
     struct ep_group *group;
-    struct host_ll *next;      /* next of the communicator, with a network */
-    struct ll_net *net;        /* NULL on one node */
-    unsigned char **peer;      /* [R] segments; for a rank of another node only a copy of its struct ll_shared */
-    struct ll_shared *copies;  /* [R] of the ranks of other nodes */
-    struct ep_shm *shm;        /* [R] mappings of the segments of peers, kept when they free them */
-    struct ll_buffer *buffers; /* [2*R] mappings of the combine buffers of peers: those of rank r from 2 * r */
+    struct host_ll *next;             /* next of the communicator, with a network */
+    struct ll_net *net;               /* NULL on one node */
+    unsigned char **peer;             /* [R] segments; for a rank of another node only a copy of its struct ll_shared */
+    struct ep_group_address *address; /* [R] of the segments */
+    struct ep_shm *shm;               /* [R] mappings of the segments of peers, kept when they free them */
     void *segment;
-    void *combine_buffer[2];    /* [L, R*M, H] bf16; pages are reserved when rows need them */
+    void *combine_buffer[2];    /* [L, R*M, H] bf16, in the segment */
     int32_t *reserved[2];       /* [L] rows of each expert whose pages are reserved ... */
     int32_t reserved_for[2];    /* ... for this many tokens of a rank per expert */
     uint64_t zero_copy_combine; /* combine for which ep_ll_get_combine_buffer last returned a buffer */
     uint64_t barriers;
-    size_t scales_at, row_at, slot_bytes, block_bytes, ranges_at, blocks_at; /* slot_bytes: of the largest format */
-    int32_t *masked;                                                         /* [R] */
+    void *arrays[24]; /* all that add_array() has returned: some of the fields here */
+    int n_arrays;
+    bool counts_only, no_memory;
+    int64_t bytes; /* of the arrays and the network */
+    /* Layout of segments. */
+    size_t scales_at, row_at, slot_bytes, block_bytes; /* slot_bytes: of the largest format */
+    size_t ranges_at, blocks_at, buffers_at, segment_bytes;
+    int32_t *masked;             /* [R] */
     bool unmasked[EP_MAX_RANKS]; /* ranks that this one has unmasked, and that may still mask it */
     int32_t *index[2];           /* [N,K] of dispatch n at n % 2, K of its call; room for [M,K] of ep_ll_new() */
     int32_t *next_index;     /* the same while it is checked: the dispatch before the last one may still be combined */
@@ -157,6 +152,16 @@ static inline struct ll_range *ll_ranges_of(const ep_ll *ll, int rank, uint64_t 
     return (struct ll_range *)(void *)(inner->peer[rank] + inner->ranges_at) + (number & 1) * n;
 }
 
+/* Is entry k the first of a token on the rank of its expert? `index` [K]: the token's experts, -1: none. */
+static inline bool ll_is_first(const ep_ll *ll, const int32_t *index, size_t k)
+{
+    size_t before = 0;
+
+    while (before < k && (index[before] < 0 || index[before] / ll->n_local != index[k] / ll->n_local))
+        before++;
+    return index[k] >= 0 && before == k;
+}
+
 static inline bool ll_is_remote(const ep_ll *ll, int rank)
 {
     return rank / ll->comm->ranks_per_node != ll->comm->node;
@@ -172,9 +177,15 @@ static inline struct ll_block *ll_local_block(const ep_ll *ll, int receiver, uin
     return (struct ll_block *)(void *)(inner->peer[receiver] + inner->blocks_at + block * inner->block_bytes);
 }
 
-static inline _Atomic uint64_t *ll_counter_of(const ep_ll *ll, int rank, size_t word)
+static inline uint64_t ll_load_counter(const ep_ll *ll, int rank, int counter)
 {
-    return (_Atomic uint64_t *)(void *)((char *)ll_shared_of(ll->impl, rank) + word);
+    return atomic_load_explicit(&ll_shared_of(ll->impl, rank)->counters[counter], memory_order_acquire);
+}
+
+/* Without waking anyone: see ll_publish(). */
+static inline void ll_set_counter(ep_ll *ll, int counter, uint64_t value)
+{
+    atomic_store_explicit(&ll_shared_of(ll->impl, ll->comm->rank)->counters[counter], value, memory_order_release);
 }
 
 /* Slots are numbered from the first of each source. */
@@ -207,38 +218,35 @@ static inline struct ll_slot *ll_slot_of(struct ll_block *block, size_t slot_byt
 }
 
 /* lowlatency_wait.c. A masked rank is not waited for any more, and learns that from the published mask. */
-void ll_mask_rank(ep_ll *ll, int rank);
-/* True if `status` is a reason to mask the rank that was waited for; a failure of this rank itself is none. */
-bool ll_may_mask(const ep_ll *ll, ep_status status);
+void ll_set_mask(ep_ll *ll, int rank, bool on);
 /* Call it after data of other ranks was read: fails if one of them has masked this rank meanwhile. */
 ep_status ll_check_masks(ep_ll *ll, enum ep_group_phase phase);
 /* A value that no rank writes: fails the group, unless its owner has masked this rank. */
 ep_status ll_fail_damaged(ep_ll *ll, int rank, enum ep_group_phase phase, const char *what, int64_t value);
+/* An argument differs between this rank and `rank`: fails the group. */
+ep_status ll_fail_disagree(ep_ll *ll, enum ep_group_phase phase, const char *field, int64_t mine, int64_t theirs,
+                           int rank);
 /* Fails unless the rank is in the same call with equal arguments. */
 ep_status ll_check_combine_desc(ep_ll *ll, const struct ll_combine *combine, int rank,
                                 const struct ll_combine_desc *theirs);
 /* Fails because `rank` has only `count` rows of `owner` for an expert, and a token needs row i (from 0). */
 ep_status ll_fail_row_count(ep_ll *ll, int owner, int rank, int32_t count, int expert, int token, int32_t i);
-/* Offsets of the counters of a parity. */
-size_t ll_packed_word(uint64_t number);
-size_t ll_pulled_word(uint64_t number);
-/*
- * Waits until the counter at `word` of all ranks that are not masked has reached `value`. `add` [R]: NULL, or the
- * nanoseconds until each of them arrived are added to it.
- */
-ep_status ll_wait_timed(ep_ll *ll, size_t word, uint64_t value, enum ep_group_phase phase, int64_t *add);
-ep_status ll_wait_all(ep_ll *ll, size_t word, uint64_t value, enum ep_group_phase phase);
-/* Work that other ranks wait for, done during a wait. Its failure ends the wait. */
-struct ll_wait_work {
-    ep_status (*run)(void *context);
+/* A wait for a counter of the other ranks. */
+struct ll_wait {
+    int counter; /* enum ll_counter */
+    uint64_t value;
+    enum ep_group_phase phase;
+    enum { LL_ALL, LL_THIS_NODE, LL_OTHER_NODES } ranks;
+    int64_t *add; /* [R] NULL, or the nanoseconds until each rank arrived are added to it */
+    /* NULL, or work that other ranks wait for, done meanwhile. Its failure ends the wait. */
+    ep_status (*work)(void *context);
     void *context;
 };
-/* The same for one rank, which may be masked afterwards. */
-ep_status ll_wait_rank(ep_ll *ll, int rank, size_t word, uint64_t value, enum ep_group_phase phase,
-                       const struct ll_wait_work *work);
+/* Waits until the counter of those that are not masked has reached the value. Late ones may be masked. */
+ep_status ll_wait(ep_ll *ll, const struct ll_wait *wanted);
 /* One step of a wait for `rank`: progresses the network, then ep_group_wait() if nothing has moved. */
 ep_status ll_wait_step(ep_ll *ll, struct ep_group_wait *wait, uint32_t seen, int rank);
-void ll_publish(ep_ll *ll, _Atomic uint64_t *counter, uint64_t value);
+void ll_publish(ep_ll *ll, int counter, uint64_t value);
 ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int topk,
                         int32_t *ret_index);
 
@@ -246,46 +254,42 @@ ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int
  * lowlatency_net.c: the endpoint between nodes. Functions without a rank do nothing on one node. prepare needs no peer;
  * open is collective, and returns the status of this rank.
  */
-/* Bytes of the region that ranks of other nodes write into; of ll->impl only the layout is used. */
+/* Bytes of the region and of the states of the ranks; of ll->impl only the layout is used. */
 int64_t ll_net_bytes(const ep_ll *ll);
+/* The copy of the state of a rank of another node. */
+struct ll_shared *ll_net_copy_of(const ep_ll *ll, int rank);
 ep_status ll_net_prepare(ep_ll *ll);
 ep_status ll_net_open(ep_ll *ll);
 /* Flushes sent data, for one deadline at most, then frees the endpoint. */
 void ll_net_close(ep_ll *ll);
 /* Around each job: outside of jobs a thread sends the remaining data. */
-void ll_net_begin(ep_ll *ll);
-void ll_net_end(ep_ll *ll);
-/* Progresses both directions. A broken network fails the group. */
-ep_status ll_net_progress(ep_ll *ll, enum ep_group_phase phase, bool *ret_moved);
-/* True if data of `rank` may still be in flight. */
-bool ll_net_in_flight(const ep_ll *ll, int rank);
-/* True if nothing wakes a rank that waits for the network: it must poll. */
-bool ll_net_polls(const ep_ll *ll);
-/* The word at `word` of this rank's struct ll_shared has become `value`: signals the ranks of other nodes. */
-void ll_net_publish(ep_ll *ll, size_t word, uint64_t value);
+void ll_net_set_busy(ep_ll *ll, bool busy);
+/*
+ * Progresses both directions. A broken network fails the group. `wait`: NULL, or learns whether it must poll, and
+ * whether data of `rank` may still be in flight.
+ */
+ep_status ll_net_progress(ep_ll *ll, enum ep_group_phase phase, int rank, struct ep_group_wait *wait, bool *ret_moved);
+/* A counter of this rank has become `value`: signals the ranks of other nodes. */
+void ll_net_publish(ep_ll *ll, int counter, uint64_t value);
 void ll_net_publish_mask(ep_ll *ll, int rank, bool on);
 /* Time for an unmask signal to arrive, after a synchronisation of the ranks by other means. */
 #define LL_UNMASK_WAIT_NS UINT64_C(100000000)
 /* Waits until the mask signals have left, for one deadline at most. */
 ep_status ll_net_flush_masks(ep_ll *ll);
 /* Signals one rank, after the data sent to it. */
-void ll_net_signal(ep_ll *ll, int rank, enum ll_signal which, uint64_t value);
+void ll_net_signal(ep_ll *ll, int rank, int counter, uint64_t value);
 /*
- * A send buffer for `rank` in call `number`, valid until it is requested for call number + 2; ll_net_try_send() then
- * sends `bytes` of it to the region that `rank` has for it.
+ * A send buffer for `rank` in call `number`, NULL: no memory; ll_net_send() then sends `bytes` of it to the region that
+ * `rank` has for it.
  */
 enum ll_payload {
     LL_PAYLOAD_BLOCK,   /* struct ll_block of a dispatch */
     LL_PAYLOAD_REQUEST, /* struct ll_request of a combine */
-    LL_PAYLOAD_DESC,    /* struct ll_combine_desc: must be equal on both */
-    LL_PAYLOAD_ROWS,
+    LL_PAYLOAD_ROWS,    /* the reply */
     LL_PAYLOADS
 };
-ep_status ll_net_get_send_buffer(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes,
-                                 void **ret_memory);
-/* false: no room; ll_send() in lowlatency_wait.c waits. */
-bool ll_net_try_send(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes);
-ep_status ll_send(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes);
+void *ll_net_get_send_buffer(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes);
+void ll_net_send(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes);
 /* The data received from `rank`. */
 void *ll_net_get_received(const ep_ll *ll, int rank, uint64_t number, enum ll_payload what);
 
@@ -300,12 +304,6 @@ static inline int64_t ll_max_reply_rows(const ep_ll *ll, int max_tokens)
 {
     return (int64_t)max_tokens * (ll->config.topk < ll->n_local ? ll->config.topk : ll->n_local);
 }
-
-/* For the owner of the tokens: the next row of each rank of another node, in the order of use. */
-struct ll_replies {
-    const unsigned char *next[EP_MAX_RANKS];
-};
-void ll_find_replies(const ep_ll *ll, const struct ll_combine *combine, struct ll_replies *ret_replies);
 
 /* lowlatency_combine.c */
 ep_status ll_start_combine(ep_ll *ll, const struct ll_combine *wanted);

@@ -14,6 +14,7 @@ ep_status ll_reserve_rows(ep_ll *ll, uint64_t number, int max_tokens, int expert
     struct host_ll *inner = ll->impl;
     size_t row = (size_t)ll->config.hidden * 2;
     size_t rows = (size_t)ll->comm->nranks * (size_t)max_tokens;
+    size_t at = (size_t)((char *)inner->combine_buffer[number & 1] - (char *)inner->segment);
     int32_t *reserved = &inner->reserved[number & 1][expert];
 
     /* The experts are at other offsets: reserve again. */
@@ -22,8 +23,8 @@ ep_status ll_reserve_rows(ep_ll *ll, uint64_t number, int max_tokens, int expert
     inner->reserved_for[number & 1] = max_tokens;
     if (n_rows <= *reserved)
         return EP_OK;
-    EP_TRY(ep_group_reserve(inner->group, inner->combine_buffer[number & 1],
-                            ((size_t)expert * rows + (size_t)*reserved) * row, (size_t)(n_rows - *reserved) * row));
+    EP_TRY(ep_group_reserve(inner->group, inner->segment, at + ((size_t)expert * rows + (size_t)*reserved) * row,
+                            (size_t)(n_rows - *reserved) * row));
     *reserved = n_rows;
     return EP_OK;
 }
@@ -31,7 +32,9 @@ ep_status ll_reserve_rows(ep_ll *ll, uint64_t number, int max_tokens, int expert
 /* Waits until the previous combine that uses the buffers of combine `number` was read. */
 ep_status ll_wait_unused(ep_ll *ll, uint64_t number)
 {
-    return number > 2 ? ll_wait_all(ll, ll_pulled_word(number), number - 2, EP_GROUP_LL_COMBINE_BUFFER) : EP_OK;
+    const struct ll_wait readers = {LL_PULLED + (number & 1), number - 2, EP_GROUP_LL_COMBINE_BUFFER, .ranks = LL_ALL};
+
+    return number > 2 ? ll_wait(ll, &readers) : EP_OK;
 }
 
 /* Copies the received rows to memory that peers can read. */
@@ -56,22 +59,19 @@ static ep_status publish_input(ep_ll *ll, struct ll_combine *combine)
 {
     struct host_ll *inner = ll->impl;
     struct ll_combine_desc *mine = &ll_shared_of(inner, ll->comm->rank)->combine_desc[combine->number & 1];
-    size_t bytes = ll_combine_bytes(ll, combine->max_tokens);
-    void *buffer;
+    void *buffer = inner->combine_buffer[combine->number & 1];
+    bool zero_copy = combine->args.flags & EP_LL_ZERO_COPY;
 
     mine->call = combine->call;
     mine->no_partial_reduce = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE ? 1 : 0;
-    if (combine->args.flags & EP_LL_ZERO_COPY) {
-        buffer = inner->combine_buffer[combine->number & 1];
-    } else if (ep_group_find(inner->group, combine->args.x, bytes, &mine->address)) {
-        combine->in_place = true;
+    combine->in_place = !zero_copy && ep_group_find(inner->group, combine->args.x,
+                                                    ll_combine_bytes(ll, combine->max_tokens), &mine->address);
+    if (combine->in_place)
         return EP_OK;
-    } else {
-        buffer = inner->combine_buffer[combine->number & 1];
+    if (!zero_copy)
         EP_TRY(copy_rows(ll, combine, buffer));
-    }
-    if (!ep_group_find(inner->group, buffer, bytes, &mine->address))
-        return ep_fail(EP_E_STATE, "ep_ll_combine: internal error: the combine buffer is not in symmetric memory");
+    mine->address = inner->address[ll->comm->rank];
+    mine->address.offset = (uint64_t)((char *)buffer - (char *)inner->segment);
     return EP_OK;
 }
 
@@ -125,20 +125,20 @@ static ep_status find_terms(ep_ll *ll, const struct ll_combine *combine, int t, 
 }
 
 /* The next row of the reply of a rank of another node. */
-static const uint16_t *next_reply_row(const ep_ll *ll, struct ll_replies *replies, int rank)
+static const uint16_t *next_reply_row(const ep_ll *ll, void **inputs, int rank)
 {
-    const unsigned char *row = replies->next[rank];
+    const uint16_t *row = inputs[rank];
 
-    replies->next[rank] += (size_t)ll->config.hidden * 2;
-    return (const uint16_t *)(const void *)row;
+    inputs[rank] = (uint16_t *)inputs[rank] + ll->config.hidden;
+    return row;
 }
 
 /*
  * Groups the terms by rank, in the order of the first term of each rank. ret_sizes: sizes of the groups; returns their
  * number. A group of another node is one row: its sum, or its only row.
  */
-static int group_terms(const ep_ll *ll, const struct ll_terms *terms, struct ll_replies *replies,
-                       struct ll_terms *ret_terms, int *ret_sizes)
+static int group_terms(const ep_ll *ll, const struct ll_terms *terms, void **inputs, struct ll_terms *ret_terms,
+                       int *ret_sizes)
 {
     bool taken[EP_MAX_TOPK] = {false};
     int n_groups = 0, n = 0;
@@ -156,7 +156,7 @@ static int group_terms(const ep_ll *ll, const struct ll_terms *terms, struct ll_
             taken[i] = true;
         }
         if (!terms->rows[first]) {
-            ret_terms->rows[start] = next_reply_row(ll, replies, terms->rank[first]);
+            ret_terms->rows[start] = next_reply_row(ll, inputs, terms->rank[first]);
             if (n - start > 1)
                 ret_terms->weights[start] = 1;
             n = start + 1;
@@ -168,8 +168,7 @@ static int group_terms(const ep_ll *ll, const struct ll_terms *terms, struct ll_
 }
 
 /* Weighted sum of the rows of token t. */
-static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, void *const *inputs,
-                            struct ll_replies *replies)
+static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, void **inputs)
 {
     const struct ep_rows_ops *ops = ep_rows_get();
     int hidden = ll->config.hidden, n_groups, sizes[EP_MAX_TOPK];
@@ -180,11 +179,11 @@ static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, 
     if (combine->args.flags & EP_LL_NO_PARTIAL_REDUCE) {
         for (int i = 0; i < terms.n; i++)
             if (!terms.rows[i])
-                terms.rows[i] = next_reply_row(ll, replies, terms.rank[i]);
+                terms.rows[i] = next_reply_row(ll, inputs, terms.rank[i]);
         ops->weighted_sum_bf16(out, terms.rows, terms.weights, terms.n, hidden);
         return EP_OK;
     }
-    n_groups = group_terms(ll, &terms, replies, &groups, sizes);
+    n_groups = group_terms(ll, &terms, inputs, &groups, sizes);
     if (n_groups == groups.n)
         ops->weighted_sum_bf16(out, groups.rows, groups.weights, groups.n, hidden);
     else
@@ -192,37 +191,42 @@ static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, 
     return EP_OK;
 }
 
-/* NULL: not a combine buffer. */
-static void *find_buffer(const struct host_ll *inner, int rank, const struct ep_group_address *address)
+/*
+ * Finds a combine buffer, which is mapped with the segment: a rank may exit when it has read all rows of its last
+ * combine, and the memory of a process that has exited cannot be mapped. NULL: elsewhere.
+ */
+static void *find_buffer(const struct host_ll *inner, int rank, const struct ep_group_address *address, size_t bytes)
 {
-    for (int i = 2 * rank; i < 2 * rank + 2; i++) {
-        const struct ep_group_address *known = &inner->buffers[i].address;
+    const struct ep_group_address *segment = &inner->address[rank];
 
-        if (address->slot == known->slot && address->generation == known->generation &&
-            address->offset == known->offset)
-            return inner->buffers[i].shm.base;
-    }
-    return NULL;
+    if (address->slot != segment->slot || address->generation != segment->generation || address->offset % 16 ||
+        address->offset > inner->segment_bytes || bytes > inner->segment_bytes - address->offset)
+        return NULL;
+    return inner->peer[rank] + address->offset;
 }
 
-/* Maps the input of `rank`. With masking, a rank that has exited is masked. */
+/*
+ * Maps the input of `rank`; of a rank of another node: finds the first row of its reply. With masking, a rank that has
+ * exited is masked.
+ */
 static ep_status map_input(ep_ll *ll, const struct ll_combine *combine, int rank, void **ret_input)
 {
     struct host_ll *inner = ll->impl;
+    size_t bytes = ll_combine_bytes(ll, combine->max_tokens);
     struct ll_combine_desc theirs;
     char reason[EP_ERROR_TEXT_BYTES];
     ep_status status;
 
     if (ll_is_remote(ll, rank)) {
-        ep_group_read_shared(&theirs, ll_net_get_received(ll, rank, combine->number, LL_PAYLOAD_DESC), sizeof(theirs));
-        return ll_check_combine_desc(ll, combine, rank, &theirs);
+        *ret_input = ll_net_get_received(ll, rank, combine->number, LL_PAYLOAD_ROWS);
+        return EP_OK;
     }
     ep_group_read_shared(&theirs, &ll_shared_of(inner, rank)->combine_desc[combine->number & 1], sizeof(theirs));
     EP_TRY(ll_check_combine_desc(ll, combine, rank, &theirs));
-    *ret_input = find_buffer(inner, rank, &theirs.address);
+    *ret_input = find_buffer(inner, rank, &theirs.address, bytes);
     if (*ret_input)
         return EP_OK;
-    status = ep_group_map(inner->group, rank, &theirs.address, ll_combine_bytes(ll, combine->max_tokens), ret_input);
+    status = ep_group_map(inner->group, rank, &theirs.address, bytes, ret_input);
     if (status == EP_OK)
         return EP_OK;
     snprintf(reason, sizeof(reason), "%s", ep_last_error());
@@ -230,7 +234,7 @@ static ep_status map_input(ep_ll *ll, const struct ll_combine *combine, int rank
     EP_TRY(ll_check_masks(ll, EP_GROUP_LL_COMBINE));
     ep_fail(status, "%s", reason);
     if ((status == EP_E_PEER_DEAD || status == EP_E_PEER_LEFT) && (ll->config.flags & EP_LL_MASK_DEAD)) {
-        ll_mask_rank(ll, rank);
+        ll_set_mask(ll, rank, true);
         return EP_OK;
     }
     return ep_group_set_own_failure(inner->group, status, rank, EP_GROUP_LL_COMBINE);
@@ -240,32 +244,26 @@ ep_status ll_pull(ep_ll *ll, const struct ll_combine *combine)
 {
     struct host_ll *inner = ll->impl;
     const ep_ll_combine_args *args = &combine->args;
+    /* Ranks of other nodes were sent their rows. */
+    const struct ll_wait readers = {LL_PULLED + (combine->number & 1), combine->number, EP_GROUP_LL_DONE,
+                                    .ranks = LL_THIS_NODE};
     int nranks = ll->comm->nranks;
     void *inputs[EP_MAX_RANKS];
-    struct ll_replies replies;
     ep_status status = EP_OK;
 
-    EP_TRY(ll_wait_timed(ll, offsetof(struct ll_shared, input_ready), combine->number, EP_GROUP_LL_COMBINE,
-                         args->wait_cost_add));
+    EP_TRY(ll_wait(
+        ll, &(struct ll_wait){LL_INPUT_READY, combine->number, EP_GROUP_LL_COMBINE, .add = args->wait_cost_add}));
     ep_group_unmap_stale(inner->group);
     for (int rank = 0; rank < nranks; rank++)
         if (!inner->masked[rank])
             EP_TRY(map_input(ll, combine, rank, &inputs[rank]));
-    ll_find_replies(ll, combine, &replies);
     memset(inner->seen, 0, (size_t)ll->config.n_experts * sizeof(*inner->seen));
     for (int t = 0; status == EP_OK && t < args->n_tokens; t++)
-        status = pull_token(ll, combine, t, inputs, &replies);
+        status = pull_token(ll, combine, t, inputs);
     if (status == EP_OK)
         status = ll_check_masks(ll, EP_GROUP_LL_COMBINE);
-    ll_publish(ll, ll_counter_of(ll, ll->comm->rank, ll_pulled_word(combine->number)), combine->number);
-    /* Ranks of other nodes were sent their rows. */
-    for (int i = 1; status == EP_OK && combine->in_place && i < nranks; i++) {
-        int rank = (ll->comm->rank + i) % nranks;
-
-        if (!inner->masked[rank] && !ll_is_remote(ll, rank))
-            status = ll_wait_rank(ll, rank, ll_pulled_word(combine->number), combine->number, EP_GROUP_LL_DONE, NULL);
-    }
-    return status;
+    ll_publish(ll, readers.counter, combine->number);
+    return status == EP_OK && combine->in_place ? ll_wait(ll, &readers) : status;
 }
 
 static ep_status check_weights(const ep_ll *ll, const ep_ll_combine_args *args)
@@ -305,7 +303,7 @@ ep_status ll_start_combine(ep_ll *ll, const struct ll_combine *wanted)
     EP_TRY(check_weights(ll, &combine->args));
     EP_TRY(ll_wait_unused(ll, combine->number));
     EP_TRY(publish_input(ll, combine));
-    ll_publish(ll, &ll_shared_of(inner, ll->comm->rank)->input_ready, combine->number);
+    ll_publish(ll, LL_INPUT_READY, combine->number);
     EP_TRY(ll_send_requests(ll, combine));
     EP_TRY(ll_send_replies(ll, combine));
     return combine->args.flags & EP_LL_RECV_HOOK ? EP_OK : ll_pull(ll, combine);

@@ -5,30 +5,56 @@
  * that dies takes no other rank with it, which masks promise, and no rank depends on the calls of another one. The
  * order of sums in a combine requires a row for each (token, rank) on the network in any case.
  *
- * The region of an endpoint has, for calls of both parities and each rank of another node, a block of slots, a request,
- * an op descriptor and reply rows. Only received data takes pages of it. Counters are signals. Data to be put stays in
- * memory of the ep_ll until it has left, so the caller's memory is free when its call returns. A thread sends the rest.
+ * The region of an endpoint has, for calls of both parities and each rank of another node, a block of slots, a request
+ * and the rows of a reply. Only received data takes pages of it. Counters are signals. Data to be put stays in memory
+ * of the ep_ll until it has left, so the caller's memory is free when its call returns. A thread sends the rest.
  *
  * A lock serialises that thread and the caller's; it protects the endpoint and all of struct ll_net.
  */
-#include "backend/host/lowlatency_net.h"
+#include "backend/host/lowlatency.h"
+
+#include "base/backoff.h"
+#include "base/thread.h"
 
 #include <stdlib.h>
 
 /* A put of this size fills a packet train; larger ones are split, and other peers are served between the pieces. */
 #define PUT_BYTES (256u << 10)
+#define BACKOFF_MIN_NS 20000u
 #define BACKOFF_MAX_NS 1000000u
 
-/* The words that signals mirror. LL_SIGNAL_MASKED is a bit. */
-static const size_t words[LL_SIGNALS] = {
-    [LL_SIGNAL_SENT] = offsetof(struct ll_shared, sent),
-    [LL_SIGNAL_REQUESTED] = offsetof(struct ll_shared, requested),
-    [LL_SIGNAL_INPUT_READY] = offsetof(struct ll_shared, input_ready),
-    [LL_SIGNAL_PACKED_0] = offsetof(struct ll_shared, packed[0]),
-    [LL_SIGNAL_PACKED_1] = offsetof(struct ll_shared, packed[1]),
-    [LL_SIGNAL_PULLED_0] = offsetof(struct ll_shared, pulled[0]),
-    [LL_SIGNAL_PULLED_1] = offsetof(struct ll_shared, pulled[1]),
-    [LL_SIGNAL_BARRIERS] = offsetof(struct ll_shared, barriers),
+/* Data for one rank. */
+struct parcel {
+    struct parcel *next;  /* next in the queue */
+    struct parcel **home; /* where it is kept when it is not queued */
+    size_t room;          /* bytes of `data` */
+    uint64_t offset;      /* in the region of the rank */
+    size_t bytes, put;    /* to be sent, and those of them that have been put */
+    alignas(64) unsigned char data[];
+};
+
+/*
+ * A rank of another node. At most two calls of each kind are queued for it: the next one begins when the rank has read
+ * the first, or it is masked and gets no more.
+ */
+struct peer {
+    struct ll_shared copy;                  /* of its state */
+    struct parcel *parcels[2][LL_PAYLOADS]; /* by parity of the call; NULL: queued, or never needed */
+    struct parcel *queue;                   /* sent and not flushed, oldest first; the network may read them */
+    uint64_t due[LL_SIGNALS], signalled[LL_SIGNALS];
+    bool ended;
+    uint64_t given_up_ns; /* masked: from then on no data is sent for it alone; 0: not masked */
+};
+
+struct ll_net {
+    struct ep_net *net;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    pthread_t thread;
+    bool started, stops;
+    bool busy;                                  /* a job runs, which progresses the network itself */
+    size_t at[LL_PAYLOADS], bytes[LL_PAYLOADS]; /* offset and size in the region */
+    struct peer peers[];                        /* [R]; those of this node are unused */
 };
 
 static struct ll_net *net_of(const ep_ll *ll)
@@ -36,18 +62,43 @@ static struct ll_net *net_of(const ep_ll *ll)
     return ((struct host_ll *)ll->impl)->net;
 }
 
-/* Index of `rank` among the ranks of other nodes, as seen from a node that begins at rank `first`. */
-static size_t remote_index(const struct ll_net *n, int rank, int first)
+/* Sets the layout of the region, and returns its size. */
+static size_t lay_out(const ep_ll *ll, struct ll_net *n)
 {
-    return (size_t)(rank < first ? rank : rank - n->nlocal);
+    const struct host_ll *inner = ll->impl;
+    size_t entries = (size_t)ll->config.max_tokens * (size_t)ll->config.topk, at = 0;
+
+    n->bytes[LL_PAYLOAD_BLOCK] = inner->block_bytes;
+    n->bytes[LL_PAYLOAD_REQUEST] = sizeof(struct ll_request) + entries * sizeof(struct ll_choice);
+    n->bytes[LL_PAYLOAD_ROWS] = (size_t)ll_max_reply_rows(ll, ll->config.max_tokens) * (size_t)ll->config.hidden * 2;
+    for (int what = 0; what < LL_PAYLOADS; what++) {
+        n->bytes[what] = (n->bytes[what] + 63) & ~(size_t)63;
+        n->at[what] = at;
+        at += 2 * (size_t)(ll->comm->nranks - ll->comm->ranks_per_node) * n->bytes[what];
+    }
+    return at;
 }
 
-static size_t offset_of(const struct ll_net *n, int from, int to, uint64_t number, enum ll_payload what)
+int64_t ll_net_bytes(const ep_ll *ll)
 {
-    size_t parity = number & 1;
-    int first = to - to % n->nlocal;
+    struct ll_net n = {.net = NULL};
 
-    return n->at[what] + (parity * (size_t)n->nremote + remote_index(n, from, first)) * n->bytes[what];
+    return (int64_t)(lay_out(ll, &n) + (size_t)ll->comm->nranks * sizeof(struct peer));
+}
+
+struct ll_shared *ll_net_copy_of(const ep_ll *ll, int rank)
+{
+    return &net_of(ll)->peers[rank].copy;
+}
+
+/* Where data of `from` is in the region of `to`, which has a place for each rank of another node. */
+static size_t offset_of(const ep_ll *ll, int from, int to, uint64_t number, enum ll_payload what)
+{
+    const struct ll_net *n = net_of(ll);
+    int nlocal = ll->comm->ranks_per_node, first = to - to % nlocal;
+    int index = (int)(number & 1) * (ll->comm->nranks - nlocal) + (from < first ? from : from - nlocal);
+
+    return n->at[what] + (size_t)index * n->bytes[what];
 }
 
 /* --- sending, under the lock --- */
@@ -65,54 +116,46 @@ static bool push_signal(struct ll_net *n, int me, int rank, int which)
     return true;
 }
 
-/* Signals follow the puts that were queued before them, and may follow later ones as well. false: no room. */
+/*
+ * Signals follow the parcels that were queued before them, and may follow later ones as well; a mask is seen before
+ * data that is sent after it. false: no room.
+ */
 static bool push_peer(struct ll_net *n, int me, int rank)
 {
     struct peer *peer = &n->peers[rank];
 
-    if (!push_signal(n, me, rank, LL_SIGNAL_MASKED))
+    if (!push_signal(n, me, rank, LL_MASKED))
         return false;
-    while (peer->n) {
-        struct put *put = &peer->puts[peer->first];
-        size_t bytes = put->bytes < PUT_BYTES ? put->bytes : PUT_BYTES;
+    for (struct parcel *parcel = peer->queue; parcel; parcel = parcel->next)
+        while (parcel->put < parcel->bytes) {
+            size_t left = parcel->bytes - parcel->put, bytes = left < PUT_BYTES ? left : PUT_BYTES;
 
-        if (!n->net->ops->put(n->net, rank, 0, put->offset, put->src, bytes))
-            return false;
-        put->offset += bytes;
-        put->src += bytes;
-        put->bytes -= bytes;
-        if (put->bytes)
-            continue;
-        peer->first = (peer->first + 1) % PUTS;
-        peer->n--;
-    }
+            if (!n->net->ops->put(n->net, rank, 0, parcel->offset + parcel->put, parcel->data + parcel->put, bytes))
+                return false;
+            parcel->put += bytes;
+        }
     for (int which = 0; which < LL_SIGNALS; which++)
         if (!push_signal(n, me, rank, which))
             return false;
     return true;
 }
 
-void ll_net_free_retired(struct peer *peer)
-{
-    while (peer->retired) {
-        struct retired *next = peer->retired->next;
-
-        free(peer->retired->memory);
-        free(peer->retired);
-        peer->retired = next;
-    }
-}
-
-bool ll_net_flushed(struct ll_net *n, int me, int rank)
+/* True if all data for `rank` has left, or its connection has ended. Its parcels can be filled again. */
+static bool is_flushed(struct ll_net *n, int me, int rank)
 {
     struct peer *peer = &n->peers[rank];
 
-    if (peer->ended)
-        peer->n = 0;
-    else if (!push_peer(n, me, rank) || !n->net->ops->flush_test(n->net, rank, 0))
+    if (!peer->ended && (!push_peer(n, me, rank) || !n->net->ops->flush_test(n->net, rank, 0)))
         return false;
-    peer->left = peer->sent;
-    ll_net_free_retired(peer);
+    while (peer->queue) {
+        struct parcel *parcel = peer->queue;
+
+        peer->queue = parcel->next;
+        if (*parcel->home)
+            free(parcel);
+        else
+            *parcel->home = parcel;
+    }
     return true;
 }
 
@@ -131,124 +174,98 @@ static bool is_outstanding(const ep_ll *ll)
     if (atomic_load(&ll->comm->failed) != EP_OK || atomic_load(&inner->group->control->failure))
         return false;
     for (int rank = 0; rank < ll->comm->nranks; rank++)
-        if (ll_net_is_remote(inner->net, rank) && !is_given_up(&inner->net->peers[rank]) &&
-            !ll_net_flushed(inner->net, ll->comm->rank, rank))
+        if (ll_is_remote(ll, rank) && !is_given_up(&inner->net->peers[rank]) &&
+            !is_flushed(inner->net, ll->comm->rank, rank))
             return true;
     return false;
 }
 
-/* --- receiving, under the lock --- */
+/* --- both directions, under the lock --- */
 
 static void apply_signals(const ep_ll *ll, struct ll_net *n, int rank)
 {
     const uint64_t *signals = n->net->signals + (size_t)rank * LL_SIGNALS;
-    struct ll_shared *copy = ll_shared_of(ll->impl, rank);
-    int me = ll->comm->rank;
-    uint64_t bit = UINT64_C(1) << me % 64;
+    struct ll_shared *copy = &n->peers[rank].copy;
 
-    if (signals[LL_SIGNAL_MASKED] & 1)
-        atomic_fetch_or(&copy->masks[me / 64], bit);
-    else
-        atomic_fetch_and(&copy->masks[me / 64], ~bit);
-    for (int which = LL_SIGNAL_SENT; which < LL_SIGNALS; which++)
-        atomic_store_explicit(ll_counter_of(ll, rank, words[which]), signals[which], memory_order_release);
+    atomic_store(&copy->masked[ll->comm->rank], signals[LL_MASKED] & 1);
+    for (int counter = 0; counter < LL_COUNTERS; counter++)
+        atomic_store_explicit(&copy->counters[counter], signals[counter], memory_order_release);
 }
 
-ep_status ll_net_step(const ep_ll *ll, struct ll_net *n, bool *ret_moved)
+/* One pass over all peers. */
+static ep_status step(const ep_ll *ll, struct ll_net *n, bool *ret_moved)
 {
-    struct ep_group *group = ep_group_of(ll->comm);
     const struct ep_net_ops *ops = n->net->ops;
-    int me = ll->comm->rank;
 
     EP_TRY(ops->progress(n->net, ret_moved));
     for (int rank = 0; rank < ll->comm->nranks; rank++) {
         struct peer *peer = &n->peers[rank];
 
-        if (!ll_net_is_remote(n, rank))
+        if (!ll_is_remote(ll, rank))
             continue;
         if (*ret_moved)
             apply_signals(ll, n, rank);
-        ep_group_net_note_lost(group, n->net, rank);
+        ep_group_net_note_lost(ep_group_of(ll->comm), n->net, rank);
         peer->ended = ops->ended && ops->ended(n->net, rank);
         if (!peer->ended)
-            push_peer(n, me, rank);
+            push_peer(n, ll->comm->rank, rank);
     }
     return EP_OK;
 }
 
-ep_status ll_net_progress(ep_ll *ll, enum ep_group_phase phase, bool *ret_moved)
+/* The same; a broken network fails the group. */
+static ep_status step_or_fail(const ep_ll *ll, struct ll_net *n, enum ep_group_phase phase, bool *ret_moved)
 {
-    struct ll_net *n = net_of(ll);
-    ep_status status;
-    int broken_by;
+    ep_status status = step(ll, n, ret_moved);
+    int broken_by = n->net->broken_by;
 
-    *ret_moved = false;
-    if (!n)
-        return EP_OK;
-    pthread_mutex_lock(&n->lock);
-    status = ll_net_step(ll, n, ret_moved);
-    broken_by = n->net->broken_by;
-    pthread_mutex_unlock(&n->lock);
     if (status == EP_OK)
         return EP_OK;
     return ep_group_set_own_failure(ep_group_of(ll->comm), status, broken_by ? broken_by - 1 : ll->comm->rank, phase);
 }
 
-bool ll_net_polls(const ep_ll *ll)
+ep_status ll_net_progress(ep_ll *ll, enum ep_group_phase phase, int rank, struct ep_group_wait *wait, bool *ret_moved)
 {
     struct ll_net *n = net_of(ll);
-    bool polls = false;
+    ep_status status;
 
-    if (n) {
-        pthread_mutex_lock(&n->lock);
-        polls = !n->net->can_sleep;
-        pthread_mutex_unlock(&n->lock);
-    }
-    return polls;
-}
-
-bool ll_net_in_flight(const ep_ll *ll, int rank)
-{
-    struct ll_net *n = net_of(ll);
-    bool in_flight;
-
-    if (!n || !ll_is_remote(ll, rank))
-        return false;
+    *ret_moved = false;
+    if (!n)
+        return EP_OK;
     pthread_mutex_lock(&n->lock);
-    in_flight = n->net->ops->ended ? !n->peers[rank].ended : !n->net->can_sleep;
+    status = step_or_fail(ll, n, phase, ret_moved);
+    if (wait) {
+        bool open = n->net->ops->ended ? !n->peers[rank].ended : !n->net->can_sleep;
+
+        wait->polls = !n->net->can_sleep;
+        wait->in_flight = ll_is_remote(ll, rank) && open ? EP_GROUP_IN_FLIGHT : EP_GROUP_NOT_IN_FLIGHT;
+    }
     pthread_mutex_unlock(&n->lock);
-    return in_flight;
+    return status;
 }
 
 /* --- sending data and signals --- */
 
-void ll_net_signal(ep_ll *ll, int rank, enum ll_signal which, uint64_t value)
+void ll_net_signal(ep_ll *ll, int rank, int counter, uint64_t value)
 {
     struct ll_net *n = net_of(ll);
 
     pthread_mutex_lock(&n->lock);
-    n->peers[rank].due[which] = value;
+    n->peers[rank].due[counter] = value;
     push_peer(n, ll->comm->rank, rank);
     pthread_mutex_unlock(&n->lock);
 }
 
-void ll_net_publish(ep_ll *ll, size_t word, uint64_t value)
+void ll_net_publish(ep_ll *ll, int counter, uint64_t value)
 {
-    const struct ll_net *n = net_of(ll);
-    int which = LL_SIGNAL_SENT;
-
-    if (!n)
-        return;
-    while (which < LL_SIGNALS && words[which] != word)
-        which++;
-    /* Requests and replies are sent to each rank separately. */
-    if (which == LL_SIGNALS || which == LL_SIGNAL_REQUESTED || which == LL_SIGNAL_INPUT_READY)
+    /* The input of a combine is a reply to each rank of another node. */
+    if (!net_of(ll) || counter == LL_INPUT_READY)
         return;
     for (int i = 1; i < ll->comm->nranks; i++) {
         int rank = (ll->comm->rank + i) % ll->comm->nranks;
 
-        if (ll_net_is_remote(n, rank))
-            ll_net_signal(ll, rank, (enum ll_signal)which, value);
+        if (ll_is_remote(ll, rank))
+            ll_net_signal(ll, rank, counter, value);
     }
 }
 
@@ -257,10 +274,10 @@ void ll_net_publish_mask(ep_ll *ll, int rank, bool on)
     struct ll_net *n = net_of(ll);
     uint64_t *due;
 
-    if (!n || !ll_net_is_remote(n, rank))
+    if (!n || !ll_is_remote(ll, rank))
         return;
     pthread_mutex_lock(&n->lock);
-    due = &n->peers[rank].due[LL_SIGNAL_MASKED];
+    due = &n->peers[rank].due[LL_MASKED];
     if ((*due & 1) != on)
         ++*due;
     n->peers[rank].given_up_ns = on ? ep_deadline_ns(ll->comm->config.timeout_ms) : 0;
@@ -268,143 +285,113 @@ void ll_net_publish_mask(ep_ll *ll, int rank, bool on)
     pthread_mutex_unlock(&n->lock);
 }
 
-static bool all_flushed(struct ll_net *n, const ep_comm *comm)
+/*
+ * Sends until all data has left, for one deadline at most. Dead ranks are not waited for. `closes`: neither are masked
+ * ones, and a failure ends it; otherwise a broken network is a failure.
+ */
+static ep_status flush(ep_ll *ll, bool closes)
 {
-    for (int rank = 0; rank < comm->nranks; rank++)
-        if (ll_net_is_remote(n, rank) && !ep_group_peer_dead(ep_group_of(comm), rank) &&
-            !ll_net_flushed(n, comm->rank, rank))
-            return false;
-    return true;
+    const struct host_ll *inner = ll->impl;
+    uint64_t deadline_ns = ep_deadline_ns(ll->comm->config.timeout_ms);
+    struct ll_net *n = inner->net;
+    ep_status status = EP_OK;
+    bool all = false, moved;
+
+    while (!all && ep_now_ns() < deadline_ns && !(closes && ep_group_check(inner->group) != EP_OK)) {
+        pthread_mutex_lock(&n->lock);
+        status = closes ? step(ll, n, &moved) : step_or_fail(ll, n, EP_GROUP_LL_BARRIER, &moved);
+        all = true;
+        for (int rank = 0; status == EP_OK && rank < ll->comm->nranks; rank++)
+            if (ll_is_remote(ll, rank) && !(closes && inner->masked[rank]) && !ep_group_peer_dead(inner->group, rank))
+                all &= is_flushed(n, ll->comm->rank, rank);
+        pthread_mutex_unlock(&n->lock);
+        if (!all)
+            ep_backoff_sleep();
+    }
+    return status;
 }
 
 ep_status ll_net_flush_masks(ep_ll *ll)
 {
-    struct timespec backoff = {.tv_nsec = BACKOFF_MIN_NS};
-    uint64_t limit_ns = ep_deadline_ns(ll->comm->config.timeout_ms);
-    struct ll_net *n = net_of(ll);
-    bool done = !n;
-
-    while (!done && ep_now_ns() < limit_ns) {
-        bool moved;
-
-        EP_TRY(ll_net_progress(ll, EP_GROUP_LL_BARRIER, &moved));
-        pthread_mutex_lock(&n->lock);
-        done = all_flushed(n, ll->comm);
-        pthread_mutex_unlock(&n->lock);
-        if (!done)
-            nanosleep(&backoff, NULL);
-    }
-    return EP_OK;
+    return net_of(ll) ? flush(ll, false) : EP_OK;
 }
 
-/* Defers the free of a buffer that is in flight. */
-static ep_status retire(struct peer *peer, struct send_buffer *buffer)
+/* Finds or allocates the parcel. */
+static struct parcel *get_parcel(struct parcel **home, size_t bytes)
 {
-    struct retired *retired = malloc(sizeof(*retired));
+    size_t room = (bytes + 63) & ~(size_t)63;
 
-    if (!retired)
-        return ep_fail(EP_E_MEMORY, "low latency: no memory");
-    *retired = (struct retired){.next = peer->retired, .memory = buffer->memory};
-    peer->retired = retired;
-    *buffer = (struct send_buffer){.memory = NULL};
-    return EP_OK;
+    if (*home && (*home)->room >= room)
+        return *home;
+    free(*home);
+    *home = aligned_alloc(64, sizeof(**home) + room);
+    if (!*home)
+        return NULL;
+    /* Gaps between rows are sent too. */
+    memset(*home, 0, sizeof(**home) + room);
+    (*home)->home = home;
+    (*home)->room = room;
+    return *home;
 }
 
-static ep_status get_send_buffer(struct peer *peer, struct send_buffer *buffer, size_t bytes, int rank)
-{
-    if (buffer->memory && buffer->sent > peer->left)
-        EP_TRY(retire(peer, buffer));
-    if (buffer->bytes >= bytes)
-        return EP_OK;
-    free(buffer->memory);
-    *buffer = (struct send_buffer){.memory = NULL};
-    /* Zeroed, because gaps between rows are sent too. */
-    buffer->memory = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
-    if (!buffer->memory)
-        return ep_fail(EP_E_MEMORY, "low latency: no memory for %zu bytes for rank %d", bytes, rank);
-    memset(buffer->memory, 0, bytes);
-    buffer->bytes = bytes;
-    return EP_OK;
-}
-
-ep_status ll_net_get_send_buffer(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes,
-                                 void **ret_memory)
+void *ll_net_get_send_buffer(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes)
 {
     struct ll_net *n = net_of(ll);
-    struct send_buffer *buffer = &n->peers[rank].buffers[number & 1][what];
-    ep_status status;
+    struct parcel *parcel;
 
     pthread_mutex_lock(&n->lock);
-    ll_net_flushed(n, ll->comm->rank, rank);
-    status = get_send_buffer(&n->peers[rank], buffer, bytes, rank);
-    *ret_memory = buffer->memory;
+    is_flushed(n, ll->comm->rank, rank);
+    parcel = get_parcel(&n->peers[rank].parcels[number & 1][what], bytes);
     pthread_mutex_unlock(&n->lock);
-    return status;
+    if (parcel)
+        return parcel->data;
+    ep_fail(EP_E_MEMORY, "low latency: no memory for %zu bytes for rank %d", bytes, rank);
+    return NULL;
 }
 
-/* false: the queue of the rank is full, because it accepts nothing. */
-static bool add_put(struct ll_net *n, int me, int rank, const struct put *put)
+void ll_net_send(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes)
 {
+    struct ll_net *n = net_of(ll);
     struct peer *peer = &n->peers[rank];
-    bool room = peer->n < PUTS || peer->ended;
-
-    if (room && !peer->ended) {
-        peer->puts[(peer->first + peer->n++) % PUTS] = *put;
-        push_peer(n, me, rank);
-    }
-    return room;
-}
-
-bool ll_net_try_send(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes)
-{
-    struct ll_net *n = net_of(ll);
-    int me = ll->comm->rank;
-    struct send_buffer *buffer = &n->peers[rank].buffers[number & 1][what];
-    struct put put = {.bytes = bytes, .offset = offset_of(n, me, rank, number, what)};
-    bool added;
+    struct parcel **home = &peer->parcels[number & 1][what], *parcel, **at;
 
     pthread_mutex_lock(&n->lock);
-    put.src = buffer->memory;
-    added = add_put(n, me, rank, &put);
-    if (added)
-        buffer->sent = ++n->peers[rank].sent;
+    parcel = *home;
+    *home = NULL;
+    parcel->offset = offset_of(ll, ll->comm->rank, rank, number, what);
+    parcel->bytes = bytes;
+    parcel->put = 0;
+    parcel->next = NULL;
+    for (at = &peer->queue; *at;)
+        at = &(*at)->next;
+    *at = parcel;
+    if (!peer->ended)
+        push_peer(n, ll->comm->rank, rank);
     pthread_mutex_unlock(&n->lock);
-    return added;
 }
 
 void *ll_net_get_received(const ep_ll *ll, int rank, uint64_t number, enum ll_payload what)
 {
-    const struct ll_net *n = net_of(ll);
-
-    return n->net->region + offset_of(n, rank, ll->comm->rank, number, what);
+    return net_of(ll)->net->region + offset_of(ll, rank, ll->comm->rank, number, what);
 }
 
 /* --- the thread --- */
 
-void ll_net_begin(ep_ll *ll)
+void ll_net_set_busy(ep_ll *ll, bool busy)
 {
     struct ll_net *n = net_of(ll);
 
     if (!n)
         return;
     pthread_mutex_lock(&n->lock);
-    n->busy++;
-    pthread_mutex_unlock(&n->lock);
-}
-
-void ll_net_end(ep_ll *ll)
-{
-    struct ll_net *n = net_of(ll);
-
-    if (!n)
-        return;
-    pthread_mutex_lock(&n->lock);
-    if (--n->busy == 0 && is_outstanding(ll))
+    n->busy = busy;
+    if (!busy && is_outstanding(ll))
         pthread_cond_signal(&n->changed);
     pthread_mutex_unlock(&n->lock);
 }
 
-void *ll_net_run(void *context)
+/* Sends what has not left when a call returns. Its failures are found by the next call. */
+static void *run_thread(void *context)
 {
     const ep_ll *ll = context;
     struct ll_net *n = net_of(ll);
@@ -414,11 +401,7 @@ void *ll_net_run(void *context)
     while (!n->stops) {
         bool moved = false;
 
-        if (n->busy || !is_outstanding(ll)) {
-            pthread_cond_wait(&n->changed, &n->lock);
-            continue;
-        }
-        if (ll_net_step(ll, n, &moved) != EP_OK) {
+        if (n->busy || !is_outstanding(ll) || step(ll, n, &moved) != EP_OK) {
             pthread_cond_wait(&n->changed, &n->lock);
             continue;
         }
@@ -431,4 +414,105 @@ void *ll_net_run(void *context)
     }
     pthread_mutex_unlock(&n->lock);
     return NULL;
+}
+
+static void stop_thread(struct ll_net *n)
+{
+    if (!n->started)
+        return;
+    pthread_mutex_lock(&n->lock);
+    n->stops = true;
+    pthread_cond_signal(&n->changed);
+    pthread_mutex_unlock(&n->lock);
+    pthread_join(n->thread, NULL);
+    n->started = false;
+}
+
+void host_ll_stop_threads(struct ep_group *group)
+{
+    for (struct host_ll *inner = ((struct host_comm *)group)->lls; inner; inner = inner->next)
+        stop_thread(inner->net);
+}
+
+/* --- opening and closing --- */
+
+ep_status ll_net_prepare(ep_ll *ll)
+{
+    size_t nranks = (size_t)ll->comm->nranks, bytes = sizeof(struct ll_net) + nranks * sizeof(struct peer);
+    struct ll_net *n = aligned_alloc(alignof(struct ll_net), bytes);
+
+    if (!n)
+        return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %zu ranks", nranks);
+    memset(n, 0, bytes);
+    pthread_mutex_init(&n->lock, NULL);
+    pthread_cond_init(&n->changed, NULL);
+    ((struct host_ll *)ll->impl)->net = n;
+    return EP_OK;
+}
+
+ep_status ll_net_open(ep_ll *ll)
+{
+    struct host_ll *inner = ll->impl, **lls = &((struct host_comm *)inner->group)->lls;
+    ep_boot boot = ep_group_boot(ll->comm);
+    struct ep_net_provider provider;
+    struct ep_net_params params;
+    struct ll_net *n = inner->net;
+
+    ep_group_net_describe_ranks(inner->group, &boot, &provider, &params);
+    params.region_bytes = lay_out(ll, n);
+    params.n_signals = (uint32_t)ll->comm->nranks * LL_SIGNALS;
+    EP_TRY(provider.open(&provider, &params, &n->net));
+    EP_TRY(ep_thread_begin(&n->thread, &n->started, run_thread, ll, "ep_ll_new: the thread of the network"));
+    inner->next = *lls;
+    *lls = inner;
+    return EP_OK;
+}
+
+static void unlink_from_comm(struct host_ll *inner)
+{
+    struct host_ll **at = &((struct host_comm *)inner->group)->lls;
+
+    while (*at && *at != inner)
+        at = &(*at)->next;
+    if (*at)
+        *at = inner->next;
+}
+
+/* `retains`: the network may still read queued parcels, which are then not freed. */
+static void free_parcels(struct peer *peer, bool retains)
+{
+    for (int i = 0; i < 2 * LL_PAYLOADS; i++)
+        free(peer->parcels[i / LL_PAYLOADS][i % LL_PAYLOADS]);
+    while (peer->queue && !retains) {
+        struct parcel *next = peer->queue->next;
+
+        free(peer->queue);
+        peer->queue = next;
+    }
+}
+
+void ll_net_close(ep_ll *ll)
+{
+    struct host_ll *inner = ll->impl;
+    struct ll_net *n = inner->net;
+    bool retains = false;
+
+    if (!n)
+        return;
+    unlink_from_comm(inner);
+    if (n->started) {
+        stop_thread(n);
+        flush(ll, true);
+    }
+    if (n->net) {
+        n->net->abandoned = atomic_load(&ll->comm->failed) != EP_OK;
+        retains = n->net->ops->retains_sources;
+        n->net->ops->free(n->net);
+    }
+    for (int rank = 0; rank < ll->comm->nranks; rank++)
+        free_parcels(&n->peers[rank], retains);
+    pthread_cond_destroy(&n->changed);
+    pthread_mutex_destroy(&n->lock);
+    free(n);
+    inner->net = NULL;
 }

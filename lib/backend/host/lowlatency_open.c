@@ -19,52 +19,33 @@ static void lay_out(const ep_ll *ll, struct host_ll *inner)
     inner->block_bytes = sizeof(struct ll_block) + (size_t)ll->config.max_tokens * inner->slot_bytes;
     inner->ranges_at = sizeof(struct ll_shared);
     inner->blocks_at = (inner->ranges_at + 2 * n_ranges * sizeof(struct ll_range) + 63) / 64 * 64;
+    /* At the begin of a page: what precedes them is reserved at once. */
+    inner->buffers_at =
+        ep_shm_mapped_bytes(inner->blocks_at + 2 * (size_t)ll->comm->ranks_per_node * inner->block_bytes);
+    inner->segment_bytes = inner->buffers_at + 2 * ll_combine_bytes(ll, ll->config.max_tokens);
 }
 
-static size_t segment_bytes(const ep_ll *ll, const struct host_ll *inner)
+static ep_status alloc_segment(const ep_ll *ll, struct host_ll *inner)
 {
-    return inner->blocks_at + 2 * (size_t)ll->comm->ranks_per_node * inner->block_bytes;
+    EP_TRY(ep_group_alloc_sparse(inner->group, inner->segment_bytes, &inner->segment));
+    for (size_t i = 0; i < 2; i++)
+        inner->combine_buffer[i] =
+            (char *)inner->segment + inner->buffers_at + i * ll_combine_bytes(ll, ll->config.max_tokens);
+    return ep_group_reserve(inner->group, inner->segment, 0, inner->buffers_at);
 }
 
-static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank, const struct ep_group_address *address)
+static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank)
 {
     if (ll_is_remote(ll, rank)) {
-        inner->peer[rank] = (unsigned char *)&inner->copies[rank];
+        inner->peer[rank] = (unsigned char *)ll_net_copy_of(ll, rank);
         return EP_OK;
     }
     if (rank == ll->comm->rank) {
         inner->peer[rank] = inner->segment;
         return EP_OK;
     }
-    EP_TRY(ep_group_attach_slot(inner->group, rank, address, segment_bytes(ll, inner), &inner->shm[rank]));
+    EP_TRY(ep_group_attach_slot(inner->group, rank, &inner->address[rank], inner->segment_bytes, &inner->shm[rank]));
     inner->peer[rank] = inner->shm[rank].base;
-    return EP_OK;
-}
-
-/*
- * Combine buffers are mapped now: a rank may exit when it has read all rows of its last combine, and the memory of a
- * process that has exited cannot be mapped.
- */
-static ep_status attach_buffers(const ep_ll *ll, struct host_ll *inner, int rank)
-{
-    size_t bytes = ll_combine_bytes(ll, ll->config.max_tokens);
-
-    for (int i = 0; i < 2 && !ll_is_remote(ll, rank) && rank != ll->comm->rank; i++) {
-        struct ll_buffer *buffer = &inner->buffers[2 * rank + i];
-
-        ep_group_read_shared(&buffer->address, &ll_shared_of(inner, rank)->buffer[i], sizeof(buffer->address));
-        EP_TRY(ep_group_attach_slot(inner->group, rank, &buffer->address, bytes, &buffer->shm));
-    }
-    return EP_OK;
-}
-
-static ep_status alloc_buffers(const ep_ll *ll, struct host_ll *inner)
-{
-    for (int i = 0; i < 2; i++) {
-        EP_TRY(ep_group_alloc_sparse(inner->group, ll_combine_bytes(ll, ll->config.max_tokens),
-                                     &inner->combine_buffer[i]));
-        ep_group_find(inner->group, inner->combine_buffer[i], 1, &((struct ll_shared *)inner->segment)->buffer[i]);
-    }
     return EP_OK;
 }
 
@@ -78,9 +59,8 @@ static ep_status exchange_segments(ep_ll *ll, struct host_ll *inner, ep_status m
         ep_group_find(inner->group, inner->segment, 1, &address);
     status = ep_group_ll_exchange(ll, mine, &address, all);
     for (int rank = 0; inner && status == EP_OK && rank < ll->comm->nranks; rank++) {
-        status = attach_segment(ll, inner, rank, &all[rank]);
-        if (status == EP_OK)
-            status = attach_buffers(ll, inner, rank);
+        inner->address[rank] = all[rank];
+        status = attach_segment(ll, inner, rank);
         /* Names the rank that has exited as the cause, not this one. */
         if (ep_status_is_fatal(status))
             status = ep_group_set_own_failure(inner->group, status, rank, EP_GROUP_GATHER);
@@ -89,99 +69,67 @@ static ep_status exchange_segments(ep_ll *ll, struct host_ll *inner, ep_status m
     return ep_group_agree_within(ll->comm, "ep_ll_new", status);
 }
 
+/* Zeroed, and freed by free_inner(). Sets inner->no_memory on failure. */
+static void *add_array(struct host_ll *inner, size_t n, size_t each)
+{
+    void *array = inner->counts_only ? NULL : calloc(n, each);
+
+    inner->bytes += (int64_t)(n * each);
+    inner->no_memory |= !array;
+    inner->arrays[inner->n_arrays++] = array;
+    return array;
+}
+
+static void add_arrays(const ep_ll *ll, struct host_ll *inner)
+{
+    size_t nranks = (size_t)ll->comm->nranks, local = (size_t)ll->n_local, max_tokens = (size_t)ll->config.max_tokens;
+    size_t topk = (size_t)ll->config.topk, hidden = (size_t)ll->config.hidden, blocks = hidden / EP_SCALE_BLOCK;
+
+    inner->peer = add_array(inner, nranks, sizeof(*inner->peer));
+    inner->shm = add_array(inner, nranks, sizeof(*inner->shm));
+    inner->address = add_array(inner, nranks, sizeof(*inner->address));
+    inner->block = add_array(inner, nranks, sizeof(struct ll_block *));
+    inner->masked = add_array(inner, nranks, sizeof(*inner->masked));
+    for (int i = 0; i < 2; i++) {
+        inner->index[i] = add_array(inner, max_tokens * topk, sizeof(*inner->index[i]));
+        inner->combine[i].index = add_array(inner, max_tokens * topk, sizeof(*inner->combine[i].index));
+        inner->reserved[i] = add_array(inner, local, sizeof(*inner->reserved[i]));
+        inner->ranges[i] = add_array(inner, local * nranks, sizeof(*inner->ranges[i]));
+    }
+    inner->next_index = add_array(inner, max_tokens * topk, sizeof(*inner->next_index));
+    inner->n_slots = add_array(inner, nranks, sizeof(*inner->n_slots));
+    inner->heads = add_array(inner, nranks * max_tokens, sizeof(struct ll_slot) + topk * sizeof(int32_t));
+    inner->seen = add_array(inner, local * nranks, sizeof(*inner->seen));
+    inner->row = add_array(inner, hidden, sizeof(*inner->row));
+    inner->scales = add_array(inner, blocks, sizeof(*inner->scales));
+    inner->packed_scales = add_array(inner, blocks, sizeof(*inner->packed_scales));
+}
+
 static void free_inner(struct host_ll *inner, int nranks)
 {
     for (int rank = 0; inner->shm && rank < nranks; rank++)
         ep_shm_done(&inner->shm[rank]);
-    for (int i = 0; inner->buffers && i < 2 * nranks; i++)
-        ep_shm_done(&inner->buffers[i].shm);
     ep_group_free_internal(inner->group, inner->segment);
-    ep_group_free_internal(inner->group, inner->combine_buffer[0]);
-    ep_group_free_internal(inner->group, inner->combine_buffer[1]);
-    free(inner->copies);
-    free(inner->block);
-    free(inner->peer);
-    free(inner->shm);
-    free(inner->buffers);
-    free(inner->masked);
-    free(inner->reserved[0]);
-    free(inner->reserved[1]);
-    free(inner->index[0]);
-    free(inner->index[1]);
-    free(inner->next_index);
-    free(inner->combine[0].index);
-    free(inner->combine[1].index);
-    free(inner->n_slots);
-    free(inner->heads);
-    free(inner->ranges[0]);
-    free(inner->ranges[1]);
-    free(inner->seen);
-    free(inner->row);
-    free(inner->scales);
-    free(inner->packed_scales);
+    for (int i = 0; i < inner->n_arrays; i++)
+        free(inner->arrays[i]);
     free(inner);
-}
-
-/* Bytes in addition to its segment. */
-static int64_t object_bytes(const ep_ll *ll)
-{
-    int64_t slots = (int64_t)ll->comm->nranks * ll->config.max_tokens;
-    int64_t choices = (int64_t)ll->config.max_tokens * ll->config.topk;
-    size_t head = sizeof(struct ll_slot) + (size_t)ll->config.topk * sizeof(int32_t);
-
-    /* Choices: the routing of two dispatches, of one that is checked, and of two combines. */
-    return (ll->comm->nnodes > 1 ? ll_net_bytes(ll) : 0) + slots * (int64_t)head +
-           choices * 5 * (int64_t)sizeof(int32_t) +
-           ll->config.n_experts * (int64_t)(2 * sizeof(struct ll_range) + sizeof(int32_t)) +
-           ll->comm->nranks * (int64_t)sizeof(struct ll_shared);
 }
 
 ep_status host_ll_open(ep_ll *ll)
 {
-    struct ep_group *group = ep_group_of(ll->comm);
-    struct host_ll *inner;
-    size_t nranks = (size_t)ll->comm->nranks, entries = (size_t)ll->config.max_tokens * (size_t)ll->config.topk;
-    size_t blocks = (size_t)ll->config.hidden / EP_SCALE_BLOCK;
+    struct host_ll *inner = calloc(1, sizeof(*inner));
     ep_status status = EP_OK;
 
-    inner = calloc(1, sizeof(*inner));
     if (!inner)
         return exchange_segments(ll, NULL, ep_fail(EP_E_MEMORY, "ep_ll_new: no memory"));
-    inner->group = group;
+    inner->group = ep_group_of(ll->comm);
     ll->impl = inner;
     lay_out(ll, inner);
-    inner->peer = calloc(nranks, sizeof(*inner->peer));
-    inner->shm = calloc(nranks, sizeof(*inner->shm));
-    inner->buffers = calloc(2 * nranks, sizeof(*inner->buffers));
-    inner->block = calloc(nranks, sizeof(struct ll_block *));
-    /* A multiple of its alignment, as its size is. */
-    inner->copies = aligned_alloc(EP_GROUP_CACHE_LINE, nranks * sizeof(*inner->copies));
-    if (inner->copies)
-        memset(inner->copies, 0, nranks * sizeof(*inner->copies));
-    inner->masked = calloc(nranks, sizeof(*inner->masked));
-    for (int i = 0; i < 2; i++) {
-        inner->index[i] = malloc((entries + 1) * sizeof(*inner->index[i]));
-        inner->combine[i].index = malloc((entries + 1) * sizeof(*inner->combine[i].index));
-        inner->reserved[i] = calloc((size_t)ll->n_local, sizeof(*inner->reserved[i]));
-        inner->ranges[i] = calloc((size_t)ll->n_local * nranks, sizeof(*inner->ranges[i]));
-    }
-    inner->next_index = malloc((entries + 1) * sizeof(*inner->next_index));
-    inner->n_slots = calloc(nranks, sizeof(*inner->n_slots));
-    inner->heads = malloc(nranks * (size_t)ll->config.max_tokens *
-                          (sizeof(struct ll_slot) + (size_t)ll->config.topk * sizeof(int32_t)));
-    inner->seen = malloc((size_t)ll->config.n_experts * sizeof(*inner->seen));
-    inner->row = aligned_alloc(16, align16((size_t)ll->config.hidden));
-    inner->scales = malloc((blocks + 1) * sizeof(*inner->scales));
-    inner->packed_scales = malloc((blocks + 4) * sizeof(*inner->packed_scales));
-    if (!inner->peer || !inner->shm || !inner->buffers || !inner->block || !inner->copies || !inner->masked ||
-        !inner->index[0] || !inner->index[1] || !inner->next_index || !inner->reserved[0] || !inner->reserved[1] ||
-        !inner->combine[0].index || !inner->combine[1].index || !inner->n_slots || !inner->heads || !inner->ranges[0] ||
-        !inner->ranges[1] || !inner->seen || !inner->row || !inner->scales || !inner->packed_scales)
-        status = ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %zu entries", entries);
-    else
-        status = ep_group_alloc_internal(group, segment_bytes(ll, inner), &inner->segment);
+    add_arrays(ll, inner);
+    if (inner->no_memory)
+        status = ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %lld bytes", (long long)inner->bytes);
     if (status == EP_OK)
-        status = alloc_buffers(ll, inner);
+        status = alloc_segment(ll, inner);
     if (status == EP_OK && ll->comm->nnodes > 1)
         status = ll_net_prepare(ll);
     status = exchange_segments(ll, inner, status);
@@ -193,78 +141,71 @@ ep_status host_ll_open(ep_ll *ll)
         ll->impl = NULL;
         return status;
     }
-    group->object_bytes += object_bytes(ll);
+    inner->bytes += ll->comm->nnodes > 1 ? ll_net_bytes(ll) : 0;
+    inner->group->object_bytes += inner->bytes;
     return EP_OK;
 }
 
 int64_t host_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes)
 {
     ep_ll ll = {.comm = (ep_comm *)comm, .config = *config, .n_local = config->n_experts / comm->nranks};
-    struct host_ll inner = {.group = ep_group_of(comm)};
+    struct host_ll inner = {.counts_only = true};
 
     lay_out(&ll, &inner);
+    add_arrays(&ll, &inner);
     ll.impl = &inner;
-    *ret_combine_bytes =
-        2 * (int64_t)config->n_experts * config->max_tokens * config->hidden * (int64_t)sizeof(uint16_t);
-    return (int64_t)ep_shm_mapped_bytes(segment_bytes(&ll, &inner)) + object_bytes(&ll);
+    *ret_combine_bytes = (int64_t)(inner.segment_bytes - inner.buffers_at);
+    return (int64_t)inner.buffers_at + inner.bytes + (comm->nnodes > 1 ? ll_net_bytes(&ll) : 0);
 }
 
-static bool has_read(const ep_ll *ll, int rank, uint64_t combine)
+/* Has the rank read the input of the last combine of each parity? */
+static bool has_read(const ep_ll *ll, int rank)
 {
-    _Atomic uint64_t *pulled = ll_shared_of(ll->impl, rank)->pulled;
-
-    /* The last combine of each parity. */
-    return atomic_load_explicit(&pulled[combine & 1], memory_order_acquire) >= combine &&
-           (combine < 2 || atomic_load_explicit(&pulled[(combine - 1) & 1], memory_order_acquire) >= combine - 1);
-}
-
-/*
- * Waits until the peers of this node have read the input of the last combine, or exit; those of other nodes were sent
- * their rows. Drains the queue first, as every call does: its worker uses the same state as this thread.
- */
-static void wait_for_readers(ep_ll *ll)
-{
-    struct host_ll *inner = ll->impl;
-    struct ep_group_wait wait;
-    ep_status status = ep_group_drain(inner->group);
-
-    for (int i = 1; status == EP_OK && i < ll->comm->nranks; i++) {
-        int rank = (ll->comm->rank + i) % ll->comm->nranks;
-
-        if (ll_is_remote(ll, rank))
-            continue;
-        ep_group_wait_begin(&wait, inner->group, EP_GROUP_LL_DONE);
-        wait.tolerant = true; /* an absent peer is not a failure of this rank, which is leaving */
-        while (!inner->masked[rank] && status == EP_OK) {
-            uint32_t seen = ep_group_doorbell(inner->group);
-
-            if (has_read(ll, rank, ll->combines) || ll_wait_step(ll, &wait, seen, rank) != EP_OK)
-                break;
-            status = ep_comm_record(ll->comm, ep_group_check(inner->group));
-        }
-        ep_group_wait_end(&wait);
-    }
-}
-
-/* Publishes that this rank will read no more rows: peers that leave, too, need not wait for it. */
-static void publish_all_read(ep_ll *ll)
-{
-    struct host_ll *inner = ll->impl;
-
     for (uint64_t number = ll->combines; number && number + 2 > ll->combines; number--)
-        atomic_store_explicit(ll_counter_of(ll, ll->comm->rank, ll_pulled_word(number)), number, memory_order_release);
-    ep_group_ring_node(inner->group);
+        if (ll_load_counter(ll, rank, LL_PULLED + (number & 1)) < number)
+            return false;
+    return true;
+}
+
+/* Waits until a peer of this node has read the input of the last combines, or exits. Returns a failure of the group. */
+static ep_status wait_for_reader(ep_ll *ll, int rank)
+{
+    const struct host_ll *inner = ll->impl;
+    struct ep_group_wait wait;
+    ep_status status = EP_OK;
+
+    ep_group_wait_begin(&wait, inner->group, EP_GROUP_LL_DONE);
+    wait.tolerant = true; /* an absent peer is not a failure of this rank, which is leaving */
+    while (!inner->masked[rank] && status == EP_OK) {
+        uint32_t seen = ep_group_doorbell(inner->group);
+
+        if (has_read(ll, rank) || ll_wait_step(ll, &wait, seen, rank) != EP_OK)
+            break;
+        status = ep_comm_record(ll->comm, ep_group_check(inner->group));
+    }
+    ep_group_wait_end(&wait);
+    return status;
 }
 
 void host_ll_close(ep_ll *ll)
 {
-    if (!ll->impl)
+    struct host_ll *inner = ll->impl;
+    struct ep_group *group;
+    ep_status status;
+
+    if (!inner)
         return;
-    ep_group_drain(((struct host_ll *)ll->impl)->group);
-    publish_all_read(ll);
-    wait_for_readers(ll);
-    ep_group_of(ll->comm)->object_bytes -= object_bytes(ll);
+    group = inner->group;
+    status = ep_group_drain(group);
+    /* This rank will read no more rows: peers that leave, too, need not wait for it. */
+    for (uint64_t number = ll->combines; number && number + 2 > ll->combines; number--)
+        ll_set_counter(ll, LL_PULLED + (number & 1), number);
+    ep_group_ring_node(group);
+    /* Ranks of other nodes were sent their rows. */
+    for (int rank = group->first; status == EP_OK && rank < group->first + group->nlocal; rank++)
+        status = rank == ll->comm->rank ? EP_OK : wait_for_reader(ll, rank);
+    group->object_bytes -= inner->bytes;
     ll_net_close(ll);
-    free_inner(ll->impl, ll->comm->nranks);
+    free_inner(inner, ll->comm->nranks);
     ll->impl = NULL;
 }

@@ -13,65 +13,30 @@ struct counts {
     int32_t choices[EP_MAX_RANKS], rows[EP_MAX_RANKS];
 };
 
-static bool is_excluded(const struct ll_combine *combine, size_t entry)
-{
-    return combine->index[entry] < 0;
-}
-
-/* Counts one row for each choice, or one for all rows that a rank has of a token. */
+/* Counts one row for each choice that is not excluded, or one for all rows that a rank has of a token. */
 static void count(const ep_ll *ll, const struct ll_combine *combine, struct counts *ret_counts)
 {
     const struct host_ll *inner = ll->impl;
-    const int32_t *index = inner->index[combine->call & 1];
+    const int32_t *index = inner->index[combine->call & 1], *wanted = combine->index;
     size_t topk = (size_t)combine->args.topk;
     bool no_reduce = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE;
 
     memset(ret_counts, 0, sizeof(*ret_counts));
-    for (size_t t = 0; t < (size_t)combine->args.n_tokens; t++)
+    for (int t = 0; t < combine->args.n_tokens; t++, index += topk, wanted += topk)
         for (size_t k = 0; k < topk; k++) {
-            size_t entry = t * topk + k, before = no_reduce ? entry : t * topk;
-            int rank = index[entry] < 0 ? -1 : index[entry] / ll->n_local;
-
-            if (rank < 0)
-                continue;
-            ret_counts->choices[rank]++;
-            if (is_excluded(combine, entry))
-                continue;
-            while (before < entry &&
-                   (index[before] < 0 || index[before] / ll->n_local != rank || is_excluded(combine, before)))
-                before++;
-            ret_counts->rows[rank] += before == entry;
+            if (index[k] >= 0)
+                ret_counts->choices[index[k] / ll->n_local]++;
+            if (no_reduce ? wanted[k] >= 0 : ll_is_first(ll, wanted, k))
+                ret_counts->rows[wanted[k] / ll->n_local]++;
         }
 }
 
-static struct ll_combine_desc make_desc(const struct ll_combine *combine)
+static size_t request_bytes(int32_t n_choices)
 {
-    return (struct ll_combine_desc){.call = combine->call,
-                                    .no_partial_reduce = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE ? 1 : 0};
+    return sizeof(struct ll_request) + (size_t)n_choices * sizeof(struct ll_choice);
 }
 
 /* --- the owner of the tokens --- */
-
-static ep_status prepare_requests(ep_ll *ll, const struct ll_combine *combine, const struct counts *counts,
-                                  struct ll_request **ret_requests)
-{
-    const struct host_ll *inner = ll->impl;
-
-    for (int rank = 0; rank < ll->comm->nranks; rank++) {
-        size_t bytes = sizeof(struct ll_request) + (size_t)counts->choices[rank] * sizeof(struct ll_choice);
-        void *memory;
-
-        ret_requests[rank] = NULL;
-        if (!ll_is_remote(ll, rank))
-            continue;
-        if (!inner->masked[rank]) {
-            EP_TRY(ll_net_get_send_buffer(ll, rank, combine->number, LL_PAYLOAD_REQUEST, bytes, &memory));
-            ret_requests[rank] = memory;
-            *ret_requests[rank] = (struct ll_request){.desc = make_desc(combine), .n_rows = counts->rows[rank]};
-        }
-    }
-    return EP_OK;
-}
 
 ep_status ll_send_requests(ep_ll *ll, const struct ll_combine *combine)
 {
@@ -84,7 +49,17 @@ ep_status ll_send_requests(ep_ll *ll, const struct ll_combine *combine)
     if (!inner->net)
         return EP_OK;
     count(ll, combine, &counts);
-    EP_TRY(prepare_requests(ll, combine, &counts, requests));
+    for (int rank = 0; rank < ll->comm->nranks; rank++) {
+        if (!ll_is_remote(ll, rank) || inner->masked[rank])
+            continue;
+        requests[rank] =
+            ll_net_get_send_buffer(ll, rank, combine->number, LL_PAYLOAD_REQUEST, request_bytes(counts.choices[rank]));
+        if (!requests[rank])
+            return EP_E_MEMORY;
+        *requests[rank] = (struct ll_request){
+            .desc = {.call = combine->call, .no_partial_reduce = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE ? 1 : 0},
+            .n_rows = counts.rows[rank]};
+    }
     for (size_t entry = 0; entry < (size_t)combine->args.n_tokens * topk; entry++) {
         int rank = index[entry] < 0 ? -1 : index[entry] / ll->n_local;
         int32_t expert = rank < 0 ? 0 : index[entry] % ll->n_local;
@@ -93,24 +68,16 @@ ep_status ll_send_requests(ep_ll *ll, const struct ll_combine *combine)
             continue;
         requests[rank]->choices[requests[rank]->n_choices++] =
             (struct ll_choice){.token = (int32_t)(entry / topk),
-                               .expert = is_excluded(combine, entry) ? ~expert : expert,
+                               .expert = combine->index[entry] < 0 ? ~expert : expert,
                                .weight = combine->args.topk_weights[entry]};
     }
     for (int rank = 0; rank < ll->comm->nranks; rank++) {
         if (!requests[rank])
             continue;
-        EP_TRY(ll_send(ll, rank, combine->number, LL_PAYLOAD_REQUEST,
-                       sizeof(struct ll_request) + (size_t)counts.choices[rank] * sizeof(struct ll_choice)));
-        ll_net_signal(ll, rank, LL_SIGNAL_REQUESTED, combine->number);
+        ll_net_send(ll, rank, combine->number, LL_PAYLOAD_REQUEST, request_bytes(counts.choices[rank]));
+        ll_net_signal(ll, rank, LL_REQUESTED, combine->number);
     }
     return EP_OK;
-}
-
-void ll_find_replies(const ep_ll *ll, const struct ll_combine *combine, struct ll_replies *ret_replies)
-{
-    for (int rank = 0; rank < ll->comm->nranks; rank++)
-        if (ll_is_remote(ll, rank))
-            ret_replies->next[rank] = ll_net_get_received(ll, rank, combine->number, LL_PAYLOAD_ROWS);
 }
 
 /* --- the rank that has the rows --- */
@@ -206,10 +173,9 @@ static ep_status reply_to_rank(ep_ll *ll, const struct ll_combine *combine, int 
     struct host_ll *inner = ll->impl;
     const struct ll_request *request = ll_net_get_received(ll, rank, combine->number, LL_PAYLOAD_REQUEST);
     int64_t entries = (int64_t)combine->max_tokens * ll->config.topk;
-    size_t row_bytes = (size_t)ll->config.hidden * 2;
     struct reply reply = {.ll = ll, .combine = combine, .rank = rank, .seen = inner->seen};
     struct ll_request head;
-    void *memory;
+    size_t bytes;
 
     ep_group_read_shared(&head, request, sizeof(head));
     EP_TRY(ll_check_combine_desc(ll, combine, rank, &head.desc));
@@ -220,19 +186,17 @@ static ep_status reply_to_rank(ep_ll *ll, const struct ll_combine *combine, int 
     reply.choices = request->choices;
     reply.n_choices = head.n_choices;
     reply.n_rows = head.n_rows;
+    bytes = (size_t)head.n_rows * (size_t)ll->config.hidden * 2;
     memset(reply.seen, 0, (size_t)ll->n_local * sizeof(*reply.seen));
-    EP_TRY(ll_net_get_send_buffer(ll, rank, combine->number, LL_PAYLOAD_ROWS, (size_t)reply.n_rows * row_bytes + 1,
-                                  &memory));
-    reply.out = memory;
+    reply.out = ll_net_get_send_buffer(ll, rank, combine->number, LL_PAYLOAD_ROWS, bytes);
+    if (!reply.out)
+        return EP_E_MEMORY;
     for (int32_t i = 0; i < reply.n_choices;)
         EP_TRY(reply_token(&reply, i, &i));
     if (reply.made != reply.n_rows)
         return ll_fail_damaged(ll, rank, EP_GROUP_LL_WEIGHTS, "the number of rows that it requests", reply.n_rows);
-    EP_TRY(ll_send(ll, rank, combine->number, LL_PAYLOAD_ROWS, (size_t)reply.n_rows * row_bytes));
-    EP_TRY(ll_net_get_send_buffer(ll, rank, combine->number, LL_PAYLOAD_DESC, sizeof(struct ll_combine_desc), &memory));
-    *(struct ll_combine_desc *)memory = make_desc(combine);
-    EP_TRY(ll_send(ll, rank, combine->number, LL_PAYLOAD_DESC, sizeof(struct ll_combine_desc)));
-    ll_net_signal(ll, rank, LL_SIGNAL_INPUT_READY, combine->number);
+    ll_net_send(ll, rank, combine->number, LL_PAYLOAD_ROWS, bytes);
+    ll_net_signal(ll, rank, LL_INPUT_READY, combine->number);
     return EP_OK;
 }
 
@@ -255,12 +219,9 @@ static ep_status reply_to_ready(void *context)
 
     for (int i = 1; i < ll->comm->nranks; i++) {
         int rank = (ll->comm->rank + i) % ll->comm->nranks;
-        uint64_t requested;
 
-        if (!ll_is_remote(ll, rank) || inner->masked[rank] || state->rank[rank])
-            continue;
-        requested = atomic_load_explicit(&ll_shared_of(inner, rank)->requested, memory_order_acquire);
-        if (requested < state->combine->number)
+        if (!ll_is_remote(ll, rank) || inner->masked[rank] || state->rank[rank] ||
+            ll_load_counter(ll, rank, LL_REQUESTED) < state->combine->number)
             continue;
         EP_TRY(reply_to_rank(ll, state->combine, rank));
         state->rank[rank] = true;
@@ -272,15 +233,12 @@ ep_status ll_send_replies(ep_ll *ll, const struct ll_combine *combine)
 {
     const struct host_ll *inner = ll->impl;
     struct reply_state state = {.ll = ll, .combine = combine};
-    const struct ll_wait_work work = {reply_to_ready, &state};
-    int nranks = ll->comm->nranks;
+    const struct ll_wait requests = {LL_REQUESTED,           combine->number,
+                                     EP_GROUP_LL_WEIGHTS,    .ranks = LL_OTHER_NODES,
+                                     .work = reply_to_ready, .context = &state};
 
-    for (int i = 1; inner->net && i < nranks; i++) {
-        int rank = (ll->comm->rank + i) % nranks;
-
-        if (ll_is_remote(ll, rank) && !inner->masked[rank])
-            EP_TRY(ll_wait_rank(ll, rank, offsetof(struct ll_shared, requested), combine->number, EP_GROUP_LL_WEIGHTS,
-                                &work));
-    }
-    return inner->net ? reply_to_ready(&state) : EP_OK;
+    if (!inner->net)
+        return EP_OK;
+    EP_TRY(ll_wait(ll, &requests));
+    return reply_to_ready(&state);
 }

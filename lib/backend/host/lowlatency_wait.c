@@ -2,10 +2,9 @@
 /* Low latency: how ranks wait for each other, with or without masks. */
 #include "backend/host/lowlatency.h"
 
+#include "base/backoff.h"
 #include "base/log.h"
 #include "core/routing.h"
-
-#include <stddef.h>
 
 /* Calls by which a counter may be ahead of the rank that waits for it: fewer would do, more is damage. */
 #define MAX_AHEAD 8
@@ -14,17 +13,18 @@
  * A masked rank may only have been late. It gets no more rows, and buffers are reused without waiting for it, but the
  * counters continue; so the mask is published before any of that, and a rank that finds itself masked stops.
  */
-void ll_mask_rank(ep_ll *ll, int rank)
+void ll_set_mask(ep_ll *ll, int rank, bool on)
 {
     struct host_ll *inner = ll->impl;
 
-    if (!inner->masked[rank])
+    if (on && !inner->masked[rank])
         ep_log(EP_LOG_WARNING, "rank %d of %d: low latency continues without rank %d", ll->comm->rank, ll->comm->nranks,
                rank);
-    inner->masked[rank] = 1;
-    atomic_fetch_or_explicit(&ll_shared_of(inner, ll->comm->rank)->masks[rank / 64], UINT64_C(1) << rank % 64,
-                             memory_order_acq_rel);
-    ll_net_publish_mask(ll, rank, true);
+    inner->masked[rank] = on;
+    if (!on)
+        inner->unmasked[rank] = rank != ll->comm->rank;
+    atomic_exchange_explicit(&ll_shared_of(inner, ll->comm->rank)->masked[rank], on, memory_order_acq_rel);
+    ll_net_publish_mask(ll, rank, on);
 }
 
 static ep_status fail_excluded(int rank, enum ep_group_phase phase)
@@ -34,9 +34,7 @@ static ep_status fail_excluded(int rank, enum ep_group_phase phase)
 
 static bool is_masked_by(const ep_ll *ll, int rank)
 {
-    const _Atomic uint64_t *masks = ll_shared_of(ll->impl, rank)->masks;
-
-    return atomic_load_explicit(&masks[ll->comm->rank / 64], memory_order_acquire) >> ll->comm->rank % 64 & 1;
+    return atomic_load_explicit(&ll_shared_of(ll->impl, rank)->masked[ll->comm->rank], memory_order_acquire);
 }
 
 /*
@@ -57,11 +55,11 @@ static ep_status recheck_mask(ep_ll *ll, int rank, enum ep_group_phase phase, bo
         bool moved = false;
 
         (void)ep_group_publish_wait(inner->group, rank, phase);
-        status = ll_net_progress(ll, phase, &moved);
+        status = ll_net_progress(ll, phase, rank, NULL, &moved);
         if (status == EP_OK)
             status = ep_group_check_abort(inner->group);
         if (status == EP_OK && !moved)
-            nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+            ep_backoff_sleep();
     }
     ep_group_publish_wait_end(inner->group);
     EP_TRY(status);
@@ -73,14 +71,13 @@ static ep_status recheck_mask(ep_ll *ll, int rank, enum ep_group_phase phase, bo
 ep_status ll_check_masks(ep_ll *ll, enum ep_group_phase phase)
 {
     struct host_ll *inner = ll->impl;
-    int me = ll->comm->rank;
 
     for (int rank = 0; (ll->config.flags & EP_LL_MASK_DEAD) && rank < ll->comm->nranks; rank++) {
-        _Atomic uint64_t *masks = ll_shared_of(inner, rank)->masks;
+        _Atomic uint8_t *mine = &ll_shared_of(inner, rank)->masked[ll->comm->rank];
         bool masked = false;
 
         /* Written back unchanged, because only a write can order our reads before what the peer does after it masks. */
-        if (!inner->masked[rank] && atomic_fetch_or_explicit(&masks[me / 64], 0, memory_order_acq_rel) >> me % 64 & 1)
+        if (!inner->masked[rank] && atomic_fetch_or_explicit(mine, 0, memory_order_acq_rel))
             EP_TRY(recheck_mask(ll, rank, phase, &masked));
         if (masked)
             return fail_excluded(rank, phase);
@@ -89,22 +86,21 @@ ep_status ll_check_masks(ep_ll *ll, enum ep_group_phase phase)
 }
 
 /* When each rank reached the counter waited for. */
-struct ll_cost {
+struct arrivals {
     uint64_t begin_ns;
-    int64_t *add; /* [R] NULL: not wanted */
-    bool arrived[EP_MAX_RANKS];
+    bool noted[EP_MAX_RANKS];
 };
 
-static void note_arrivals(const ep_ll *ll, size_t word, uint64_t value, struct ll_cost *cost)
+static void note_arrivals(const ep_ll *ll, const struct ll_wait *wanted, struct arrivals *arrivals)
 {
     const struct host_ll *inner = ll->impl;
 
-    for (int rank = 0; cost && rank < ll->comm->nranks; rank++) {
-        if (cost->arrived[rank] || inner->masked[rank] || rank == ll->comm->rank ||
-            atomic_load_explicit(ll_counter_of(ll, rank, word), memory_order_acquire) < value)
+    for (int rank = 0; wanted->add && rank < ll->comm->nranks; rank++) {
+        if (arrivals->noted[rank] || inner->masked[rank] || rank == ll->comm->rank ||
+            ll_load_counter(ll, rank, wanted->counter) < wanted->value)
             continue;
-        cost->arrived[rank] = true;
-        cost->add[rank] += (int64_t)(ep_now_ns() - cost->begin_ns);
+        arrivals->noted[rank] = true;
+        wanted->add[rank] += (int64_t)(ep_now_ns() - arrivals->begin_ns);
     }
 }
 
@@ -113,32 +109,29 @@ ep_status ll_wait_step(ep_ll *ll, struct ep_group_wait *wait, uint32_t seen, int
     struct host_ll *inner = ll->impl;
     bool moved = false;
 
-    EP_TRY(ll_net_progress(ll, wait->phase, &moved));
+    EP_TRY(ll_net_progress(ll, wait->phase, rank, wait, &moved));
     if (moved) {
         /* With masking only the rank waited for counts: other ranks wait for this one meanwhile, and would mask it. */
         if (!wait->tolerant)
             ep_group_wait_reset(wait);
         return wait->tolerant ? ep_group_check_abort(inner->group) : ep_group_check(inner->group);
     }
-    wait->polls = ll_net_polls(ll);
-    wait->in_flight = inner->net ? ll_net_in_flight(ll, rank) ? EP_GROUP_IN_FLIGHT : EP_GROUP_NOT_IN_FLIGHT
-                                 : EP_GROUP_IN_FLIGHT_UNKNOWN;
     return ep_group_wait(wait, seen, rank);
 }
 
-bool ll_may_mask(const ep_ll *ll, ep_status status)
+/* True if `status` is a reason to mask the rank that was waited for; a failure of this rank itself is none. */
+static bool may_mask(const ep_ll *ll, ep_status status)
 {
     /* A failure of the group, which has any of these statuses, is no reason either. */
     return (status == EP_E_TIMEOUT || status == EP_E_PEER_DEAD || status == EP_E_PEER_LEFT) &&
            atomic_load(&ll->comm->failed) == EP_OK;
 }
 
-/* Waits until the counter at `word` of a rank has reached `value`; masks the rank at the deadline, if allowed. */
-static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum ep_group_phase phase,
-                          struct ll_cost *cost, const struct ll_wait_work *work)
+/* Waits for one rank, and masks it at the deadline, if allowed. */
+static ep_status wait_one(ep_ll *ll, int rank, const struct ll_wait *wanted, struct arrivals *arrivals)
 {
     struct host_ll *inner = ll->impl;
-    _Atomic uint64_t *counter = ll_counter_of(ll, rank, word);
+    enum ep_group_phase phase = wanted->phase;
     bool mask = ll->config.flags & EP_LL_MASK_DEAD, masked = false, unmasked = inner->unmasked[rank];
     struct ep_group_wait wait;
     uint64_t at = 0;
@@ -149,27 +142,27 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
     while (status == EP_OK && failed == EP_OK) {
         uint32_t seen = ep_group_doorbell(inner->group);
 
-        at = atomic_load_explicit(counter, memory_order_acquire);
-        note_arrivals(ll, word, value, cost);
+        at = ll_load_counter(ll, rank, wanted->counter);
+        note_arrivals(ll, wanted, arrivals);
         /* A rank of another node that has masked this one does not reply. */
         if (mask && is_masked_by(ll, rank)) {
             failed = recheck_mask(ll, rank, phase, &masked);
             ep_group_wait_reset(&wait); /* a rank that has just unmasked this one is not late yet */
         }
-        if (at >= value || masked || failed != EP_OK)
+        if (at >= wanted->value || masked || failed != EP_OK)
             break;
-        if (work)
-            failed = work->run(work->context);
+        if (wanted->work)
+            failed = wanted->work(wanted->context);
         if (failed == EP_OK)
             status = ll_wait_step(ll, &wait, seen, rank);
     }
     ep_group_wait_end(&wait);
     if (failed != EP_OK)
         return failed;
-    if (status != EP_OK && (!mask || !ll_may_mask(ll, status)))
+    if (status != EP_OK && (!mask || !may_mask(ll, status)))
         return status;
     /* Two results at a time: without masking no rank is further ahead. */
-    if (!mask && at - value > MAX_AHEAD)
+    if (!mask && at - wanted->value > MAX_AHEAD)
         return ep_group_fail_damaged(inner->group, rank, phase, "a counter of its calls", (int64_t)at);
     if (mask && is_masked_by(ll, rank))
         EP_TRY(recheck_mask(ll, rank, phase, &masked));
@@ -179,64 +172,36 @@ static ep_status wait_one(ep_ll *ll, int rank, size_t word, uint64_t value, enum
         return fail_excluded(rank, phase);
     inner->unmasked[rank] = false;
     /* A counter published since the last check, while this rank was not scheduled or checked masks, counts. */
-    if ((status != EP_OK || masked) && atomic_load_explicit(counter, memory_order_acquire) < value)
-        ll_mask_rank(ll, rank);
+    if ((status != EP_OK || masked) && ll_load_counter(ll, rank, wanted->counter) < wanted->value)
+        ll_set_mask(ll, rank, true);
     return EP_OK;
 }
 
-ep_status ll_wait_timed(ep_ll *ll, size_t word, uint64_t value, enum ep_group_phase phase, int64_t *add)
+ep_status ll_wait(ep_ll *ll, const struct ll_wait *wanted)
 {
     const struct host_ll *inner = ll->impl;
-    struct ll_cost cost = {.add = add};
-
-    if (add)
-        cost.begin_ns = ep_now_ns();
+    struct arrivals arrivals = {.begin_ns = wanted->add ? ep_now_ns() : 0};
 
     for (int i = 1; i < ll->comm->nranks; i++) {
         int rank = (ll->comm->rank + i) % ll->comm->nranks;
 
-        if (!inner->masked[rank])
-            EP_TRY(wait_one(ll, rank, word, value, phase, add ? &cost : NULL, NULL));
+        if (!inner->masked[rank] && wanted->ranks != (ll_is_remote(ll, rank) ? LL_THIS_NODE : LL_OTHER_NODES))
+            EP_TRY(wait_one(ll, rank, wanted, &arrivals));
     }
     return EP_OK;
 }
 
-ep_status ll_wait_all(ep_ll *ll, size_t word, uint64_t value, enum ep_group_phase phase)
-{
-    return ll_wait_timed(ll, word, value, phase, NULL);
-}
-
-ep_status ll_wait_rank(ep_ll *ll, int rank, size_t word, uint64_t value, enum ep_group_phase phase,
-                       const struct ll_wait_work *work)
-{
-    return wait_one(ll, rank, word, value, phase, NULL, work);
-}
-
-size_t ll_packed_word(uint64_t number)
-{
-    return offsetof(struct ll_shared, packed) + (number & 1) * sizeof(_Atomic uint64_t);
-}
-
-size_t ll_pulled_word(uint64_t number)
-{
-    return offsetof(struct ll_shared, pulled) + (number & 1) * sizeof(_Atomic uint64_t);
-}
-
-void ll_publish(ep_ll *ll, _Atomic uint64_t *counter, uint64_t value)
+void ll_publish(ep_ll *ll, int counter, uint64_t value)
 {
     ep_rows_stream_end();
-    atomic_store_explicit(counter, value, memory_order_release);
-    ep_group_ring_node(((struct host_ll *)ll->impl)->group);
-    ll_net_publish(ll, (size_t)((char *)counter - (char *)ll_shared_of(ll->impl, ll->comm->rank)), value);
+    ll_set_counter(ll, counter, value);
+    ep_group_ring_node(ep_group_of(ll->comm));
+    ll_net_publish(ll, counter, value);
 }
 
 ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int topk, int32_t *ret_index)
 {
-    struct ep_routing_shape shape = {.n_tokens = n_tokens,
-                                     .topk = topk,
-                                     .n_experts = ll->config.n_experts,
-                                     .nranks = ll->comm->nranks,
-                                     .ranks_per_node = ll->comm->ranks_per_node};
+    struct ep_routing_shape shape = ep_routing_shape_of(ll->comm, n_tokens, topk, ll->config.n_experts);
 
     return ep_routing_check(&shape, topk_idx, idx_type, ret_index);
 }
@@ -245,56 +210,39 @@ ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int
 ep_status ll_fail_damaged(ep_ll *ll, int rank, enum ep_group_phase phase, const char *what, int64_t value)
 {
     EP_TRY(ll_check_masks(ll, phase));
-    return ep_group_fail_damaged(((struct host_ll *)ll->impl)->group, rank, phase, what, value);
+    return ep_group_fail_damaged(ep_group_of(ll->comm), rank, phase, what, value);
+}
+
+ep_status ll_fail_disagree(ep_ll *ll, enum ep_group_phase phase, const char *field, int64_t mine, int64_t theirs,
+                           int rank)
+{
+    const char *call = phase == EP_GROUP_LL_RECV ? "ep_ll_dispatch: " : "ep_ll_combine: ";
+
+    return ep_group_set_own_failure(
+        ep_group_of(ll->comm), ep_group_fail_disagree(call, field, mine, ll->comm->rank, theirs, rank), rank, phase);
 }
 
 ep_status ll_check_combine_desc(ep_ll *ll, const struct ll_combine *combine, int rank,
                                 const struct ll_combine_desc *theirs)
 {
-    struct ep_group *group = ((struct host_ll *)ll->impl)->group;
-    bool no_reduce = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE;
+    uint32_t no_reduce = combine->args.flags & EP_LL_NO_PARTIAL_REDUCE ? 1 : 0;
 
-    if (theirs->call == combine->call && theirs->no_partial_reduce == (no_reduce ? 1 : 0))
+    if (theirs->call == combine->call && theirs->no_partial_reduce == no_reduce)
         return EP_OK;
     EP_TRY(ll_check_masks(ll, EP_GROUP_LL_COMBINE));
-    if (theirs->call != combine->call)
-        return ep_fail(ep_group_set_failure(group, EP_E_MISMATCH, rank, EP_GROUP_LL_COMBINE),
-                       "ep_ll_combine: ranks disagree: call is %llu on rank %d and %llu on rank %d",
-                       (unsigned long long)combine->call, ll->comm->rank, (unsigned long long)theirs->call, rank);
-    return ep_fail(ep_group_set_failure(group, EP_E_MISMATCH, rank, EP_GROUP_LL_COMBINE),
-                   "ep_ll_combine: ranks disagree: EP_LL_NO_PARTIAL_REDUCE is %d on rank %d and %u on rank %d",
-                   no_reduce, ll->comm->rank, theirs->no_partial_reduce, rank);
+    return theirs->call != combine->call
+               ? ll_fail_disagree(ll, EP_GROUP_LL_COMBINE, "call", (int64_t)combine->call, (int64_t)theirs->call, rank)
+               : ll_fail_disagree(ll, EP_GROUP_LL_COMBINE, "EP_LL_NO_PARTIAL_REDUCE", no_reduce,
+                                  theirs->no_partial_reduce, rank);
 }
 
 ep_status ll_fail_row_count(ep_ll *ll, int owner, int rank, int32_t count, int expert, int token, int32_t i)
 {
-    struct ep_group *group = ((struct host_ll *)ll->impl)->group;
+    struct ep_group *group = ep_group_of(ll->comm);
 
     EP_TRY(ll_check_masks(ll, EP_GROUP_LL_COMBINE));
     return ep_fail(
         ep_group_set_failure(group, EP_E_MISMATCH, rank == ll->comm->rank ? owner : rank, EP_GROUP_LL_COMBINE),
         "ep_ll_combine: rank %d has %d rows of rank %d for expert %d, but token %d is number %d", rank, count, owner,
         expert, token, i + 1);
-}
-
-ep_status ll_send(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes)
-{
-    struct ep_group *group = ep_group_of(ll->comm);
-    struct ep_group_wait wait;
-    ep_status status = EP_OK;
-
-    ep_group_wait_begin(&wait, group, EP_GROUP_LL_SEND);
-    wait.tolerant = ll->config.flags & EP_LL_MASK_DEAD;
-    while (status == EP_OK && bytes) {
-        uint32_t seen = ep_group_doorbell(group);
-
-        if (ll_net_try_send(ll, rank, number, what, bytes))
-            break;
-        status = ll_wait_step(ll, &wait, seen, rank);
-    }
-    ep_group_wait_end(&wait);
-    if (status == EP_OK || !wait.tolerant || !ll_may_mask(ll, status))
-        return status;
-    ll_mask_rank(ll, rank);
-    return EP_OK;
 }
