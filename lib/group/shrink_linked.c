@@ -348,7 +348,7 @@ ep_status shrink_linked(struct ep_group *group, ep_comm *next)
 {
     struct ep_net *net = ep_streams_get_net(group->streams);
     struct linked l = {.group = group,
-                       .rendezvous = ep_net_tcp_get_rendezvous(ep_net_get_tcp(net)),
+                       .rendezvous = ep_net_tcp_get_rendezvous(net->tcp),
                        .nranks = group->comm->nranks,
                        .me = group->comm->rank,
                        .timeout_ms = group->comm->config.timeout_ms,

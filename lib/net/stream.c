@@ -412,13 +412,6 @@ bool ep_streams_ended(struct ep_streams *streams, int peer)
     return net->ops->ended && net->ops->ended(net, peer);
 }
 
-int ep_streams_detach_link(struct ep_streams *streams, int peer)
-{
-    struct ep_net *net = streams->net;
-
-    return net->ops->detach_link ? net->ops->detach_link(net, peer) : -1;
-}
-
 struct ep_net *ep_streams_get_net(struct ep_streams *streams)
 {
     return streams->net;
@@ -428,11 +421,6 @@ void ep_streams_abandon(struct ep_streams *streams)
 {
     if (streams)
         streams->net->abandoned = true;
-}
-
-bool ep_streams_can_sleep(const struct ep_streams *streams)
-{
-    return streams->net->can_sleep;
 }
 
 size_t ep_streams_bytes(const struct ep_streams *streams)

@@ -412,7 +412,7 @@ const struct ep_net_tcp_rendezvous *ep_net_tcp_get_rendezvous(struct ep_net *net
     return &tcp_of(net)->rendezvous;
 }
 
-static int tcp_take_link(struct ep_net *net, int peer)
+int ep_net_tcp_detach_link(struct ep_net *net, int peer)
 {
     struct tcp_net *t = tcp_of(net);
     int slot = ep_net_peer_index(net->node, peer), fd = t->links[slot];
@@ -429,7 +429,6 @@ const struct ep_net_ops ep_net_tcp_ops = {
     .progress = tcp_progress,
     .free = ep_net_tcp_free,
     .ended = tcp_ended,
-    .detach_link = tcp_take_link,
     .lost = tcp_lost,
     .revoke = tcp_revoke,
 };

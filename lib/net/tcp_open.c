@@ -215,6 +215,7 @@ static ep_status tcp_open(const struct ep_net_provider *provider, const struct e
     if (!t)
         return ep_fail(EP_E_MEMORY, "network tcp: no memory");
     t->net = ep_net_init(&ep_net_tcp_ops, params); /* can_sleep stays false: no doorbell when a socket has input */
+    t->net.tcp = &t->net;
     t->epoll = t->rendezvous.listener = -1;
     t->n = (t->net.nnodes - 1) * params->channels;
     conns = calloc((size_t)(t->net.nnodes - 1) * (size_t)tcp_mesh_per_peer(params), sizeof(*conns));

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "net/verbs.h"
+#include "net/verbs_net.h"
 
 #include "base/clock.h"
-#include "net/verbs_net.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -404,7 +403,7 @@ static void note_closed_peers(struct verbs_net *v)
     for (int i = 0; i < v->n; i++) {
         struct verbs_conn *conn = &v->conns[i];
 
-        if (conn->qp && !conn->peer_closed_ns && v->tcp->ops->ended(v->tcp, peer_of(v, conn))) {
+        if (conn->qp && !conn->peer_closed_ns && v->net.tcp->ops->ended(v->net.tcp, peer_of(v, conn))) {
             conn->peer_closed_ns = ep_now_ns();
             conn->discards = true;
         }
@@ -423,9 +422,9 @@ static ep_status check_ends(struct verbs_net *v)
         return EP_OK;
     EP_TRY(watch_port(v));
     EP_TRY(report_failures(v));
-    status = v->tcp->ops->progress(v->tcp, &moved);
+    status = v->net.tcp->ops->progress(v->net.tcp, &moved);
     if (status != EP_OK)
-        return ep_net_break(&v->net, status, v->tcp->broken_by - 1);
+        return ep_net_break(&v->net, status, v->net.tcp->broken_by - 1);
     note_closed_peers(v);
     for (int i = 0; any && !v->net.tolerant && i < v->n; i++)
         if (is_cut(&v->conns[i]))
@@ -445,7 +444,7 @@ static ep_status verbs_progress(struct ep_net *net, bool *ret_moved)
     return EP_OK;
 }
 
-/* --- ended and lost peers, control links --- */
+/* --- ended and lost peers --- */
 
 static bool verbs_ended(struct ep_net *net, int peer)
 {
@@ -469,7 +468,7 @@ static bool verbs_lost(struct ep_net *net, int peer)
     for (int channel = 0; channel < net->channels; channel++)
         if (is_cut(conn_of(v, peer, channel)))
             return true;
-    return v->tcp->ops->lost(v->tcp, peer);
+    return v->net.tcp->ops->lost(v->net.tcp, peer);
 }
 
 /*
@@ -491,19 +490,7 @@ static ep_status verbs_revoke(struct ep_net *net, int peer)
         conn->head = conn->tail;
         conn->count = 0;
     }
-    return v->tcp->ops->revoke(v->tcp, peer);
-}
-
-static int verbs_take_link(struct ep_net *net, int peer)
-{
-    struct ep_net *tcp = verbs_of(net)->tcp;
-
-    return tcp->ops->detach_link(tcp, peer);
-}
-
-struct ep_net *ep_net_verbs_get_tcp(struct ep_net *net)
-{
-    return verbs_of(net)->tcp;
+    return v->net.tcp->ops->revoke(v->net.tcp, peer);
 }
 
 /* --- opening --- */
@@ -573,11 +560,18 @@ static void send_bye(struct verbs_net *v)
     }
 }
 
-/* Queue pairs first: after that no peer can write to the memory that is freed here. */
-void verbs_release(struct verbs_net *v)
+/* After the end of the queue pairs no peer can write to the memory that is freed here. */
+static void verbs_free(struct ep_net *net)
 {
+    struct verbs_net *v = verbs_of(net);
     const struct verbs_library *library = v->device.library;
 
+    if (net->broken == EP_OK && !net->abandoned)
+        send_bye(v);
+    if (net->tcp) {
+        net->tcp->abandoned = net->abandoned || net->broken != EP_OK;
+        net->tcp->ops->free(net->tcp);
+    }
     for (int i = 0; v->conns && i < v->n; i++)
         if (v->conns[i].qp)
             library->destroy_qp(v->conns[i].qp);
@@ -593,19 +587,6 @@ void verbs_release(struct verbs_net *v)
     free(v);
 }
 
-static void verbs_free(struct ep_net *net)
-{
-    struct verbs_net *v = verbs_of(net);
-
-    if (!v)
-        return;
-    if (v->net.broken == EP_OK && !net->abandoned)
-        send_bye(v);
-    v->tcp->abandoned = net->abandoned || v->net.broken != EP_OK;
-    v->tcp->ops->free(v->tcp);
-    verbs_release(v);
-}
-
 const struct ep_net_ops verbs_ops = {
     .name = "verbs",
     .put = verbs_put,
@@ -614,7 +595,6 @@ const struct ep_net_ops verbs_ops = {
     .progress = verbs_progress,
     .free = verbs_free,
     .ended = verbs_ended,
-    .detach_link = verbs_take_link,
     .lost = verbs_lost,
     .revoke = verbs_revoke,
     .attach = verbs_attach,

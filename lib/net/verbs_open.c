@@ -287,25 +287,18 @@ static ep_status verbs_open(const struct ep_net_provider *provider, const struct
     v = calloc(1, sizeof(*v));
     if (!v)
         return ep_fail(EP_E_MEMORY, "network verbs: no memory");
-    status = ep_net_tcp.open(&tcp, &tcp_params, &v->tcp);
-    if (status != EP_OK) {
-        free(v);
-        return status;
-    }
     v->net = ep_net_init(&verbs_ops, params); /* can_sleep stays false: no doorbell when the NIC has a completion */
     v->n = (v->net.nnodes - 1) * params->channels;
     v->conns = calloc((size_t)v->n, sizeof(*v->conns));
     for (int i = 0; v->conns && i < v->n; i++)
         v->conns[i].index = i;
-    status = connect_ranks(v, params, provider->context);
+    status = ep_net_tcp.open(&tcp, &tcp_params, &v->net.tcp);
+    if (status == EP_OK)
+        status = connect_ranks(v, params, provider->context);
     if (status != EP_OK) {
-        char text[EP_ERROR_TEXT_BYTES];
-
-        snprintf(text, sizeof(text), "%s", ep_last_error());
-        v->tcp->abandoned = true;
-        v->tcp->ops->free(v->tcp);
-        verbs_release(v);
-        return ep_fail(status, "%s", text);
+        v->net.abandoned = true;
+        verbs_ops.free(&v->net);
+        return status;
     }
     *ret_net = &v->net;
     return EP_OK;
