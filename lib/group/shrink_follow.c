@@ -63,13 +63,12 @@ static enum outcome connect_to(struct linked *l, int leader, const struct tcp_ad
                                int *ret_fd)
 {
     const struct tcp_hello hello = {.kind = TCP_SHRINK, .rank = l->me, .to = leader, .session = l->rendezvous->session};
-    const struct tcp_address *from = l->rendezvous->from.family ? &l->rendezvous->from : NULL;
     struct tcp_handshake hs;
     enum tcp_handshake_result result = TCP_HANDSHAKE_PENDING;
     uint64_t begin_ns = ep_now_ns();
     int fd, failed_rank;
 
-    if (tcp_connect(to, from, &fd) != EP_OK)
+    if (tcp_connect(to, &l->rendezvous->from, &fd) != EP_OK)
         return SILENT;
     tcp_set_options(fd, l->timeout_ms);
     if (tcp_handshake_connect(&hs, fd, &l->rendezvous->key, &hello, to, l->deadline_ns) != EP_OK)

@@ -190,14 +190,14 @@ static void note_refused(struct linked *l, struct query *q)
 
 static void query_begin(const struct linked *l, struct query *q, uint64_t now)
 {
-    const struct tcp_address *from = l->rendezvous->from.family ? &l->rendezvous->from : NULL, *to = next_address(l, q);
+    const struct tcp_address *to = next_address(l, q);
     const struct tcp_hello hello = {
         .kind = TCP_SHRINK_QUERY, .rank = l->me, .to = q->rank, .session = l->rendezvous->session};
     int fd;
 
     q->due_ns = now + share_ns(l, QUERIES_PER_DEADLINE);
     q->limit_ns = now + share_ns(l, QUERY_TIME_PARTS);
-    if (!to || tcp_connect(to, from, &fd) != EP_OK)
+    if (!to || tcp_connect(to, &l->rendezvous->from, &fd) != EP_OK)
         return;
     tcp_set_options(fd, l->timeout_ms);
     q->connecting = tcp_handshake_connect(&q->hs, fd, &l->rendezvous->key, &hello, to, q->limit_ns) == EP_OK;

@@ -216,7 +216,7 @@ static void start_connector(struct mesh *mesh, struct connector *connector)
     if (!is_usable_address(mesh, theirs, address))
         return;
     share = (mesh->deadline_ns > now ? mesh->deadline_ns - now : 0) / (uint64_t)theirs->n_addresses;
-    if (tcp_connect(address, mesh->from.family ? &mesh->from : NULL, &fd) != EP_OK) {
+    if (tcp_connect(address, &mesh->from, &fd) != EP_OK) {
         if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
             connector->lack = errno;
         snprintf(connector->why, sizeof(connector->why), "%.*s", TCP_WHY_BYTES - 1, ep_last_error());

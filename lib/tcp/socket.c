@@ -294,6 +294,14 @@ static int open_socket(int family)
     return ep_fd_above_stdio(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 }
 
+static int bind_to(int fd, const struct tcp_address *address)
+{
+    struct sockaddr_storage storage;
+    socklen_t bytes = tcp_address_to_socket(address, &storage);
+
+    return bind(fd, (struct sockaddr *)&storage, bytes);
+}
+
 /* --- interfaces --- */
 
 /* Does one of the comma-separated words match? "=name" is the exact name, others are prefixes. */
@@ -394,14 +402,12 @@ static bool is_of_one_host(const struct tcp_address *address)
 /* A connection can start only at an address of this host. Tested by bind(): 127.0.0.2 is in no list of interfaces. */
 static ep_status check_local(const struct tcp_address *address)
 {
-    struct sockaddr_storage storage;
-    socklen_t bytes = tcp_address_to_socket(address, &storage);
     char text[TCP_ADDRESS_TEXT];
     int fd = open_socket(address->family), error = errno;
 
     if (fd < 0)
         return ep_fail_errno(EP_E_SYSTEM, error, "network tcp: a socket to check the address of an interface");
-    error = bind(fd, (struct sockaddr *)&storage, bytes) == 0 ? 0 : errno;
+    error = bind_to(fd, address) == 0 ? 0 : errno;
     close(fd);
     inet_ntop(address->family, address->bytes, text, sizeof(text));
     /* EINVAL: a link-local address, which is complete only with its interface. */
@@ -480,8 +486,6 @@ ep_status tcp_find_interfaces(const char *wanted, const struct tcp_address *firs
 
 static int listen_at(const struct tcp_address *address)
 {
-    struct sockaddr_storage storage;
-    socklen_t bytes = tcp_address_to_socket(address, &storage);
     int fd = open_socket(address->family), on = 1, off = 0, error;
 
     if (fd < 0)
@@ -489,7 +493,7 @@ static int listen_at(const struct tcp_address *address)
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
     if (address->family == AF_INET6)
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-    if (bind(fd, (struct sockaddr *)&storage, bytes) == 0 && listen(fd, BACKLOG) == 0)
+    if (bind_to(fd, address) == 0 && listen(fd, BACKLOG) == 0)
         return fd;
     error = errno;
     close(fd);
@@ -524,34 +528,29 @@ ep_status tcp_listen(const struct tcp_address *address, uint16_t port, int *ret_
 ep_status tcp_connect(const struct tcp_address *to, const struct tcp_address *from, int *ret_fd)
 {
     struct sockaddr_storage storage;
-    struct tcp_address local;
     char text[TCP_ADDRESS_TEXT], from_text[TCP_ADDRESS_TEXT] = "";
     bool bound = from && from->family == to->family;
-    socklen_t bytes;
-    int fd = open_socket(to->family), error = errno;
+    socklen_t bytes = tcp_address_to_socket(to, &storage);
+    int fd = open_socket(to->family), error;
 
-    tcp_address_print(to, text);
-    if (fd < 0) {
-        (void)ep_fail_errno(EP_E_SYSTEM, error, "a socket for %s", text);
-        errno = error;
-        return EP_E_SYSTEM;
-    }
-    if (bound) {
-        local = *from;
+    if (fd >= 0 && bound) {
+        struct tcp_address local = *from;
+
         local.port = 0;
         tcp_address_print(&local, from_text);
-        bytes = tcp_address_to_socket(&local, &storage);
-        (void)bind(fd, (struct sockaddr *)&storage, bytes);
+        (void)bind_to(fd, &local);
     }
-    bytes = tcp_address_to_socket(to, &storage);
-    if (connect(fd, (struct sockaddr *)&storage, bytes) == 0 || errno == EINPROGRESS || errno == EINTR) {
+    if (fd >= 0 && (connect(fd, (struct sockaddr *)&storage, bytes) == 0 || errno == EINPROGRESS || errno == EINTR)) {
         *ret_fd = fd;
         return EP_OK;
     }
     error = errno;
-    close(fd);
-    (void)ep_fail_errno(EP_E_SYSTEM, error, "connecting to %s%s%s%s", text, bound ? " from " : "", from_text,
-                        bound ? ", the address of the chosen interface" : "");
+    if (fd >= 0)
+        close(fd);
+    tcp_address_print(to, text);
+    (void)ep_fail_errno(EP_E_SYSTEM, error, "%s %s%s%s%s", fd < 0 ? "a socket for" : "connecting to", text,
+                        *from_text ? " from " : "", from_text,
+                        *from_text ? ", the address of the chosen interface" : "");
     errno = error;
     return EP_E_SYSTEM;
 }

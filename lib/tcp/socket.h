@@ -65,7 +65,10 @@ bool tcp_find_route(const struct tcp_address *to, struct tcp_address *ret_local)
 /* Listens on `address`, NULL: on all, IPv4 and IPv6. Port 0: any; *ret_port is the actual port. */
 ep_status tcp_listen(const struct tcp_address *address, uint16_t port, int *ret_fd, uint16_t *ret_port);
 
-/* Starts to connect, from `from` if not NULL. EP_OK also while the connection is in progress. On failure sets errno. */
+/*
+ * Starts to connect, from `from` if that is not NULL and has the family of `to`. EP_OK also while the connection is in
+ * progress. On failure sets errno.
+ */
 ep_status tcp_connect(const struct tcp_address *to, const struct tcp_address *from, int *ret_fd);
 /* For a socket that poll() reports as writable: 0, or the errno of the failed connection. */
 int tcp_connect_error(int fd);

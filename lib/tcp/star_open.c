@@ -221,7 +221,7 @@ static ep_status try_address(struct tcp_star *star, const struct tcp_star_args *
 
     *hs = (struct tcp_handshake){.fd = -1};
     EP_TRY(find_local(args, to, &from));
-    EP_TRY(tcp_connect(to, from.family ? &from : NULL, &fd));
+    EP_TRY(tcp_connect(to, &from, &fd));
     tcp_set_options(fd, args->timeout_ms);
     EP_TRY(tcp_handshake_connect(hs, fd, &args->key, &hello, to, ep_now_ns() + try_ns));
     while (result == TCP_HANDSHAKE_PENDING) {
