@@ -368,7 +368,7 @@ const ep_boot *ep_boot_tcp_get(const ep_boot_tcp *boot)
 
 uint64_t ep_boot_tcp_get_dropped(const ep_boot_tcp *boot)
 {
-    return boot ? tcp_star_dropped(boot->star, NULL) : 0;
+    return boot ? tcp_star_dropped(boot->star) : 0;
 }
 
 void ep_boot_tcp_free(ep_boot_tcp *boot)

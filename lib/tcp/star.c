@@ -293,7 +293,7 @@ ep_status tcp_star_new(const char *name, int rank, int nranks, struct tcp_star *
         star->name = name;
         star->rank = rank;
         star->nranks = nranks;
-        star->failed_rank = -1;
+        star->failed_rank = star->acceptor.fd = -1;
         star->conns = calloc(n, sizeof(*star->conns));
         star->polls = calloc(n + TCP_ACCEPTOR_POLLS, sizeof(*star->polls));
     }
@@ -371,11 +371,9 @@ struct tcp_address tcp_star_local_address(const struct tcp_star *star)
     return none;
 }
 
-uint64_t tcp_star_dropped(const struct tcp_star *star, const char **ret_last)
+uint64_t tcp_star_dropped(const struct tcp_star *star)
 {
-    if (ret_last)
-        *ret_last = star->last_drop;
-    return star->dropped;
+    return star->acceptor.dropped;
 }
 
 void tcp_star_free(struct tcp_star *star)
@@ -388,9 +386,7 @@ void tcp_star_free(struct tcp_star *star)
     tcp_star_drain(star);
     for (int i = 0; i < tcp_star_n_conns(star); i++)
         tcp_star_close_conn(&star->conns[i]);
-    if (star->acceptor)
-        tcp_acceptor_close(star->acceptor);
-    free(star->acceptor);
+    tcp_acceptor_close(&star->acceptor);
     free(star->conns);
     free(star->polls);
     free(star);

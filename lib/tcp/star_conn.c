@@ -289,21 +289,20 @@ void tcp_star_list_missing(const struct tcp_star *star, bool rendezvous, struct 
 
 ep_status tcp_star_fail_late(struct tcp_star *star, const struct missing *missing, int timeout_ms)
 {
-    uint64_t dropped = star->acceptor ? star->acceptor->dropped : star->dropped;
-    const char *last = star->acceptor ? star->acceptor->last_drop : star->last_drop;
+    const struct tcp_acceptor *acceptor = &star->acceptor;
 
     /* The missing ranks may be in the listener's queue: then this rank is the cause. */
-    if (star->acceptor && star->acceptor->error) {
+    if (acceptor->error) {
         ep_fail(EP_E_SYSTEM,
                 "%s: rank %d cannot accept connections: %s (limit of open files: ulimit -n); %d of %d ranks were not "
                 "accepted within %d ms: rank%s %s",
-                star->name, tcp_star_number_of(star, star->rank), strerror(star->acceptor->error), missing->n,
-                star->nranks, timeout_ms, missing->n == 1 ? "" : "s", missing->list);
+                star->name, tcp_star_number_of(star, star->rank), strerror(acceptor->error), missing->n, star->nranks,
+                timeout_ms, missing->n == 1 ? "" : "s", missing->list);
         return tcp_star_fail(star, EP_E_SYSTEM, star->rank);
     }
     ep_fail(EP_E_TIMEOUT, "%s: %d of %d ranks did not arrive within %d ms: rank%s %s%s%s%s%s", star->name, missing->n,
             star->nranks, timeout_ms, missing->n == 1 ? "" : "s", missing->list,
-            dropped ? "; the last connection that was not accepted: " : "", dropped ? last : "",
+            acceptor->dropped ? "; the last connection that was not accepted: " : "", acceptor->last_drop,
             *star->last_failure ? "; " : "", star->last_failure);
     return tcp_star_fail(star, EP_E_TIMEOUT, missing->first);
 }

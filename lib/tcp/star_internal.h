@@ -58,17 +58,15 @@ struct conn {
 struct tcp_star {
     const char *name;
     int rank, nranks;
-    const int *numbers; /* tcp_star_adopt() */
-    struct conn *conns; /* [nranks] on rank 0, else [1] */
-    struct tcp_acceptor *acceptor;
+    const int *numbers;           /* tcp_star_adopt() */
+    struct conn *conns;           /* [nranks] on rank 0, else [1] */
+    struct tcp_acceptor acceptor; /* rank 0: open while it waits for all ranks to connect */
     struct pollfd *polls;
     uint64_t number;
     uint64_t published_ns;  /* rank 0: when the last list of missing ranks was sent */
     struct missing missing; /* last list from rank 0 */
     uint64_t received_ns;   /* when it arrived */
     bool delivering;        /* rank 0: all blocks have arrived, the results are being sent */
-    uint64_t dropped;
-    char last_drop[TCP_WHY_BYTES + TCP_ADDRESS_TEXT + 4];
     /* Rank 0, while it waits for all ranks to connect: */
     char last_failure[TEXT_BYTES];   /* the last connected rank that gave up, with its reason */
     char mismatch[TCP_REASON_BYTES]; /* why this rank and a connected process disagree; "": they do not */

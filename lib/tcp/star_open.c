@@ -117,14 +117,14 @@ static ep_status await_ranks(struct tcp_star *star, int timeout_ms, uint64_t dea
     star->published_ns = ep_now_ns();
     while (count_arrived(star) < star->nranks - 1) {
         uint64_t now = ep_now_ns(), left_ms = deadline_ns > now ? (deadline_ns - now) / 1000000u + 1 : 0;
-        int n = tcp_acceptor_get_polls(star->acceptor, star->polls);
+        int n = tcp_acceptor_get_polls(&star->acceptor, star->polls);
 
         if (now >= deadline_ns) {
             tcp_star_list_missing(star, true, &missing);
             return tcp_star_fail_late(star, &missing, timeout_ms);
         }
         (void)poll(star->polls, (nfds_t)n, left_ms > POLL_MOST_MS ? POLL_MOST_MS : (int)left_ms);
-        tcp_acceptor_step(star->acceptor, check_rank, accept_rank, star);
+        tcp_acceptor_step(&star->acceptor, check_rank, accept_rank, star);
         if (*star->mismatch) {
             star->n_notified = 1 + count_arrived(star);
             ep_fail(EP_E_MISMATCH, "%s: %s", star->name, star->mismatch);
@@ -178,10 +178,10 @@ static void refuse_all(struct tcp_star *star, uint64_t deadline_ns)
         uint64_t now = ep_now_ns();
         bool arriving = now < arrival_ns && star->n_notified < expected - 1;
 
-        tcp_acceptor_step(star->acceptor, refuse_rank, close_accepted, star);
-        if (!arriving && (star->acceptor->n == 0 || now >= drain_ns))
+        tcp_acceptor_step(&star->acceptor, refuse_rank, close_accepted, star);
+        if (!arriving && (star->acceptor.n == 0 || now >= drain_ns))
             return;
-        (void)poll(star->polls, (nfds_t)tcp_acceptor_get_polls(star->acceptor, star->polls),
+        (void)poll(star->polls, (nfds_t)tcp_acceptor_get_polls(&star->acceptor, star->polls),
                    arriving ? POLL_MOST_MS : 1);
     }
 }
@@ -317,14 +317,10 @@ static ep_status open_root(struct tcp_star *star, const struct tcp_star_args *ar
     if (args->nranks == 1)
         return EP_OK;
     status = check_descriptors(star);
-    star->acceptor = calloc(1, sizeof(*star->acceptor));
-    if (!star->acceptor)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", args->name);
-    star->acceptor->fd = -1;
     listens = tcp_listen(NULL, args->port, &fd, &port);
     if (listens != EP_OK)
         return star->lacks_fds ? ep_fail(status, "%s", star->text) : fail_listen(args, listens);
-    tcp_acceptor_open(star->acceptor, fd, &args->key);
+    tcp_acceptor_open(&star->acceptor, fd, &args->key);
     if (status == EP_OK)
         status = await_ranks(star, args->timeout_ms, deadline_ns);
     if (status != EP_OK) {
@@ -332,11 +328,7 @@ static ep_status open_root(struct tcp_star *star, const struct tcp_star_args *ar
         status = ep_fail(status, "%s", star->text);
     }
     /* No other connection is expected: later ones are refused by the kernel. */
-    tcp_acceptor_close(star->acceptor);
-    star->dropped = star->acceptor->dropped;
-    memcpy(star->last_drop, star->acceptor->last_drop, sizeof(star->last_drop));
-    free(star->acceptor);
-    star->acceptor = NULL;
+    tcp_acceptor_close(&star->acceptor);
     return status;
 }
 
