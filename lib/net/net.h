@@ -263,4 +263,15 @@ static inline int ep_net_peer(int node, int index)
     return index < node ? index : index + 1;
 }
 
+/* Index of a channel to a rail peer among those to all of them, and the peer of such an index. */
+static inline int ep_net_index(const struct ep_net *net, int peer, int channel)
+{
+    return ep_net_peer_index(net->node, peer) * net->channels + channel;
+}
+
+static inline int ep_net_index_peer(const struct ep_net *net, int index)
+{
+    return ep_net_peer(net->node, index / net->channels);
+}
+
 #endif

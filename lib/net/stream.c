@@ -68,20 +68,10 @@ struct ep_streams {
 
 enum stream_signal { SIGNAL_TAIL = 0, SIGNAL_CREDIT = 1, SIGNALS };
 
-static int index_of(const struct ep_streams *streams, int peer, int channel)
-{
-    return ep_net_peer_index(streams->net->node, peer) * streams->net->channels + channel;
-}
-
 /* The index of this rank's stream among the streams of its peer. */
 static int index_at_peer(const struct ep_streams *streams, int peer, int channel)
 {
     return ep_net_peer_index(peer, streams->net->node) * streams->net->channels + channel;
-}
-
-static int peer_of(const struct ep_streams *streams, int index)
-{
-    return ep_net_peer(streams->net->node, index / streams->net->channels);
 }
 
 static size_t padded(size_t bytes)
@@ -92,7 +82,7 @@ static size_t padded(size_t bytes)
 /* Breaks the endpoint below. */
 static const void *damaged(struct ep_streams *streams, int index, uint64_t position, const char *what)
 {
-    int peer = peer_of(streams, index);
+    int peer = ep_net_index_peer(streams->net, index);
 
     ep_net_break(streams->net,
                  ep_fail(EP_E_MISMATCH, "streams: node %d, channel %d, byte %llu of the stream: %s", peer,
@@ -179,7 +169,7 @@ size_t ep_streams_max_message(const struct ep_streams *streams)
 static void add_put(struct ep_streams *streams, int index, uint64_t base, uint64_t position, const void *src,
                     size_t bytes)
 {
-    int peer = peer_of(streams, index), channel = index % streams->net->channels;
+    int peer = ep_net_index_peer(streams->net, index), channel = index % streams->net->channels;
     uint64_t ring = (uint64_t)index_at_peer(streams, peer, channel) * streams->ring_bytes;
     struct sender *sender = &streams->senders[index];
     int n = sender->n_puts++;
@@ -192,7 +182,7 @@ static void add_put(struct ep_streams *streams, int index, uint64_t base, uint64
 static bool signal_peer(struct ep_streams *streams, int index, enum stream_signal which, uint64_t add)
 {
     struct ep_net *net = streams->net;
-    int peer = peer_of(streams, index), channel = index % net->channels;
+    int peer = ep_net_index_peer(streams->net, index), channel = index % net->channels;
     int at_peer = index_at_peer(streams, peer, channel);
 
     return net->ops->signal(net, peer, channel, (uint32_t)at_peer * SIGNALS + which, add);
@@ -203,7 +193,7 @@ static bool push(struct ep_streams *streams, int index)
 {
     struct ep_net *net = streams->net;
     struct sender *sender = &streams->senders[index];
-    int peer = peer_of(streams, index), channel = index % net->channels, first = sender->next;
+    int peer = ep_net_index_peer(streams->net, index), channel = index % net->channels, first = sender->next;
 
     if (!sender->sending)
         return false;
@@ -226,7 +216,7 @@ static bool flushed(struct ep_streams *streams, int index)
 
     if (sender->sending)
         return false;
-    if (sender->unflushed && !net->ops->flush_test(net, peer_of(streams, index), index % net->channels))
+    if (sender->unflushed && !net->ops->flush_test(net, ep_net_index_peer(streams->net, index), index % net->channels))
         return false;
     sender->unflushed = false;
     sender->n_staged = 0;
@@ -256,7 +246,7 @@ static bool check_message(struct ep_streams *streams, size_t head_bytes, const s
 bool ep_stream_send(struct ep_streams *streams, int peer, int channel, const void *head, size_t head_bytes,
                     const struct ep_piece *pieces, int n_pieces)
 {
-    int index = index_of(streams, peer, channel);
+    int index = ep_net_index(streams->net, peer, channel);
     struct sender *sender = &streams->senders[index];
     size_t bytes, need, skip = 0;
     uint64_t credit = streams->net->signals[(size_t)index * SIGNALS + SIGNAL_CREDIT], begin;
@@ -305,7 +295,7 @@ int ep_streams_unflushed_peer(struct ep_streams *streams)
 
     for (int index = 0; index < streams->n; index++)
         if (!flushed(streams, index))
-            peer = peer_of(streams, index);
+            peer = ep_net_index_peer(streams->net, index);
     return peer;
 }
 
@@ -314,7 +304,7 @@ bool ep_streams_flushed_to(struct ep_streams *streams, int peer)
     bool all = true;
 
     for (int channel = 0; channel < streams->net->channels; channel++)
-        all &= flushed(streams, index_of(streams, peer, channel));
+        all &= flushed(streams, ep_net_index(streams->net, peer, channel));
     return all;
 }
 
@@ -334,7 +324,7 @@ static const struct message_header *header_at(const struct ep_streams *streams, 
 
 const void *ep_stream_peek(struct ep_streams *streams, int peer, int channel, size_t *ret_bytes)
 {
-    int index = index_of(streams, peer, channel);
+    int index = ep_net_index(streams->net, peer, channel);
     struct receiver *receiver = &streams->receivers[index];
     uint64_t tail = streams->net->signals[(size_t)index * SIGNALS + SIGNAL_TAIL];
     const struct message_header *header;
@@ -375,7 +365,7 @@ static bool return_credit(struct ep_streams *streams, int index)
 
 void ep_stream_pop(struct ep_streams *streams, int peer, int channel)
 {
-    int index = index_of(streams, peer, channel);
+    int index = ep_net_index(streams->net, peer, channel);
     struct receiver *receiver = &streams->receivers[index];
 
     receiver->head += receiver->peeked;

@@ -33,23 +33,19 @@ static struct verbs_net *verbs_of(struct ep_net *net)
 
 static struct verbs_conn *conn_of(struct verbs_net *v, int peer, int channel)
 {
-    return &v->conns[ep_net_peer_index(v->net.node, peer) * v->net.channels + channel];
-}
-
-static int peer_of(const struct verbs_net *v, const struct verbs_conn *conn)
-{
-    return ep_net_peer(v->net.node, conn->index / v->net.channels);
+    return &v->conns[ep_net_index(&v->net, peer, channel)];
 }
 
 static ep_status fail_at(const struct verbs_net *v, const struct verbs_conn *conn, ep_status status, const char *what)
 {
-    return ep_fail(status, "network verbs: rank %d, channel %d, over %s: %s", ep_net_rail(&v->net, peer_of(v, conn)),
-                   conn->index % v->net.channels, v->device.name, what);
+    return ep_fail(status, "network verbs: rank %d, channel %d, over %s: %s",
+                   ep_net_rail(&v->net, ep_net_index_peer(&v->net, conn->index)), conn->index % v->net.channels,
+                   v->device.name, what);
 }
 
 static ep_status break_net(struct verbs_net *v, const struct verbs_conn *conn, ep_status status, const char *what)
 {
-    return ep_net_break(&v->net, fail_at(v, conn, status, what), peer_of(v, conn));
+    return ep_net_break(&v->net, fail_at(v, conn, status, what), ep_net_index_peer(&v->net, conn->index));
 }
 
 /* As break_net(), for a failure of this rank. */
@@ -403,7 +399,8 @@ static void note_closed_peers(struct verbs_net *v)
     for (int i = 0; i < v->n; i++) {
         struct verbs_conn *conn = &v->conns[i];
 
-        if (conn->qp && !conn->peer_closed_ns && v->net.tcp->ops->ended(v->net.tcp, peer_of(v, conn))) {
+        if (conn->qp && !conn->peer_closed_ns &&
+            v->net.tcp->ops->ended(v->net.tcp, ep_net_index_peer(&v->net, conn->index))) {
             conn->peer_closed_ns = ep_now_ns();
             conn->discards = true;
         }

@@ -79,7 +79,7 @@ static ep_status make_queues(struct verbs_net *v)
 static bool is_connected(const struct opening *o, const struct verbs_conn *conn)
 {
     const struct verbs_net *v = o->v;
-    int rank = ep_net_rail(&v->net, ep_net_peer(v->net.node, conn->index / v->net.channels));
+    int rank = ep_net_rail(&v->net, ep_net_index_peer(&v->net, conn->index));
 
     return ep_net_is_connected(o->params, rank);
 }
@@ -220,7 +220,7 @@ static ep_status connect_all(struct opening *o)
 
     for (int i = 0; i < v->n; i++)
         if (v->conns[i].qp)
-            EP_TRY(connect_conn(o, &v->conns[i], ep_net_peer(v->net.node, i / v->net.channels), i % v->net.channels));
+            EP_TRY(connect_conn(o, &v->conns[i], ep_net_index_peer(&v->net, i), i % v->net.channels));
     return EP_OK;
 }
 
@@ -235,7 +235,7 @@ static ep_status exchange_hello(struct opening *o)
     EP_TRY(verbs_exchange_hello(v, ep_deadline_ns(o->params->timeout_ms / 2), &watch, &unverified));
     if (!unverified)
         return EP_OK;
-    rank = ep_net_rail(&v->net, ep_net_peer(v->net.node, unverified->index / v->net.channels));
+    rank = ep_net_rail(&v->net, ep_net_index_peer(&v->net, unverified->index));
     return ep_fail(EP_E_SYSTEM,
                    "network verbs: rank %d with %s and rank %d with %.*s cannot reach each other: %s: check that the "
                    "network connects these ports, or name others in EPKIT_VERBS_DEVICE",
