@@ -26,8 +26,6 @@ struct tcp_address {
 };
 
 void tcp_address_print(const struct tcp_address *address, char ret_text[TCP_ADDRESS_TEXT]);
-socklen_t tcp_address_to_socket(const struct tcp_address *address, struct sockaddr_storage *ret_socket);
-bool tcp_address_from_socket(const struct sockaddr_storage *socket_address, struct tcp_address *ret_address);
 bool tcp_address_is_loopback(const struct tcp_address *address);
 bool tcp_address_is_link_local(const struct tcp_address *address);
 /* Compares without ports and scopes. */
