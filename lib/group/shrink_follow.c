@@ -129,7 +129,7 @@ static enum outcome await_decision(struct linked *l, int leader, int fd, ep_stat
         int got;
 
         (void)poll(&poll_fd, 1, SHRINK_POLL_MS);
-        got = shrink_receive(fd, &l->decision, sizeof(l->decision), &used);
+        got = tcp_receive(fd, &l->decision, sizeof(l->decision), &used);
         if (got > 0)
             l->group->unreported_aborts = 0; /* the leader has received them; it ignores those that it knows */
         if (got > 0 && !l->decision.pending)

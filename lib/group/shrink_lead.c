@@ -60,7 +60,7 @@ static void read_join(struct linked *l, int rank)
 
     if (l->fds[rank] < 0)
         return;
-    if (!has_joined(l, rank) && shrink_receive(l->fds[rank], &l->joins[rank], sizeof(struct join), &l->used[rank]) < 0)
+    if (!has_joined(l, rank) && tcp_receive(l->fds[rank], &l->joins[rank], sizeof(struct join), &l->used[rank]) < 0)
         drop(l, rank);
     if (l->fds[rank] >= 0 && has_joined(l, rank)) {
         ssize_t n = recv(l->fds[rank], &byte, 1, MSG_PEEK | MSG_DONTWAIT);
@@ -242,7 +242,7 @@ static bool query_step(struct linked *l, struct query *q)
             note_refused(l, q);
     }
     if (q->fd >= 0)
-        got = shrink_receive(q->fd, &q->reply, sizeof(q->reply), &q->used);
+        got = tcp_receive(q->fd, &q->reply, sizeof(q->reply), &q->used);
     if (got == 0 && now < q->limit_ns && (q->connecting || q->fd >= 0))
         return false;
     query_end(q);

@@ -96,22 +96,6 @@ ep_status shrink_check(struct linked *l, int *ret_failed_rank)
 
 /* --- messages on non-blocking connections --- */
 
-int shrink_receive(int fd, void *message, size_t bytes, size_t *used)
-{
-    while (*used < bytes) {
-        ssize_t n = recv(fd, (char *)message + *used, bytes - *used, MSG_DONTWAIT);
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-            return 0;
-        if (n <= 0)
-            return -1;
-        *used += (size_t)n;
-    }
-    return 1;
-}
-
 bool shrink_send(int fd, const void *message, size_t bytes)
 {
     return send(fd, message, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)bytes;

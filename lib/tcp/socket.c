@@ -540,6 +540,23 @@ int tcp_accept(int listener, struct tcp_address *ret_from)
     return ep_fd_above_stdio(fd);
 }
 
+int tcp_receive(int fd, void *message, size_t bytes, size_t *used)
+{
+    while (*used < bytes) {
+        ssize_t n = recv(fd, (char *)message + *used, bytes - *used, MSG_DONTWAIT);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            return 0;
+        errno = n < 0 ? errno : 0;
+        if (n <= 0)
+            return -1;
+        *used += (size_t)n;
+    }
+    return 1;
+}
+
 void tcp_make_printable(char *text, size_t bytes)
 {
     text[bytes - 1] = '\0';

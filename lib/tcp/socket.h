@@ -74,6 +74,12 @@ int tcp_connect_error(int fd);
 /* Accepts one connection; -1 with errno: none. */
 int tcp_accept(int listener, struct tcp_address *ret_from);
 
+/*
+ * Receives the rest of a message, of which `used` bytes are there. 1: it is complete, 0: not yet, -1: the connection
+ * has failed (errno), or the peer has closed it (0). Reads nothing beyond it.
+ */
+int tcp_receive(int fd, void *message, size_t bytes, size_t *used);
+
 /* For a text from a peer: terminates it in its `bytes`, and replaces all that is not printable ASCII by '?'. */
 void tcp_make_printable(char *text, size_t bytes);
 

@@ -81,22 +81,14 @@ static ep_status pull(struct tcp_star *star, struct conn *conn, size_t bytes, un
 
     while (conn->fd >= 0) {
         bool head = conn->frame_used < sizeof(conn->in.frame);
-        unsigned char *dest = head ? (unsigned char *)&conn->in.frame + conn->frame_used : conn->dest + conn->used;
-        size_t room = head ? sizeof(conn->in.frame) - conn->frame_used : (size_t)conn->in.frame.bytes - conn->used;
-        ssize_t n = recv(conn->fd, dest, room, MSG_DONTWAIT);
+        int got = head ? tcp_receive(conn->fd, &conn->in.frame, sizeof(conn->in.frame), &conn->frame_used)
+                       : tcp_receive(conn->fd, conn->dest, (size_t)conn->in.frame.bytes, &conn->used);
 
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+        if (got < 0)
+            return tcp_star_fail_lost(star, conn, errno);
+        if (got == 0)
             return EP_OK;
-        if (n <= 0)
-            return tcp_star_fail_lost(star, conn, n < 0 ? errno : 0);
-        if (!head) {
-            conn->used += (size_t)n;
-        } else {
-            conn->frame_used += (size_t)n;
-            if (conn->frame_used < sizeof(conn->in.frame))
-                continue;
+        if (head) {
             wrong = check_frame(star, conn, bytes, ret_all);
             if (wrong && strcmp(wrong, "size") == 0) {
                 ep_fail(EP_E_MISMATCH, "%s: ranks disagree: rank %d gathers %zu bytes and rank %d gathers %llu",
