@@ -29,51 +29,41 @@ static bool is_closed(int fd)
     return poll(&ready, 1, 0) == 1;
 }
 
-/* Of a process that has the secret: waiting does not resolve it. */
-static void record_mismatch(struct tcp_star *star, const struct tcp_hello *hello, const char *reason)
-{
-    if (*star->mismatch)
-        return;
-    snprintf(star->mismatch, sizeof(star->mismatch), "%.*s", (int)sizeof(star->mismatch) - 1, reason);
-    star->mismatch_rank = hello->rank > 0 && hello->rank < star->nranks ? hello->rank : -1;
-    star->peer_nranks = (int)hello->detail;
-}
-
 static ep_status check_rank(void *context, const struct tcp_handshake *hs, char *ret_reason, size_t bytes)
 {
     struct tcp_star *star = context;
     const struct tcp_hello *hello = &hs->hello;
     char address[TCP_ADDRESS_TEXT], first[TCP_ADDRESS_TEXT];
+    int rank = hello->rank;
+    bool valid = rank > 0 && rank < star->nranks;
 
     if (hello->kind != TCP_BOOTSTRAP || hello->detail < 1 || hello->detail > EP_MAX_RANKS) {
-        snprintf(ret_reason, bytes, "this job has %d ranks, and that is rank %d of %u", star->nranks, hello->rank,
+        snprintf(ret_reason, bytes, "this job has %d ranks, and that is rank %d of %u", star->nranks, rank,
                  hello->detail);
         return EP_E_MISMATCH;
     }
     tcp_address_print(&hs->from, address);
     if (hello->detail != (uint32_t)star->nranks) {
         snprintf(ret_reason, bytes, "ranks disagree: nranks is %d on rank 0 and %u on rank %d (%s)", star->nranks,
-                 hello->detail, hello->rank, address);
-        record_mismatch(star, hello, ret_reason);
-        return EP_E_MISMATCH;
+                 hello->detail, rank, address);
+    } else if (rank == 0) { /* this and the next connect only to report it (tcp_star_report) */
+        snprintf(ret_reason, bytes, "two processes are rank 0: this one and one at %s", address);
+    } else if (!valid) {
+        snprintf(ret_reason, bytes, "the process at %s is rank %d of %d, not in 0..%d", address, rank, star->nranks,
+                 star->nranks - 1);
+    } else if (star->conns[rank].fd >= 0 && !is_closed(star->conns[rank].fd)) {
+        tcp_address_print(&star->conns[rank].remote, first);
+        snprintf(ret_reason, bytes, "two processes are rank %d: %s and %s", rank, first, address);
+    } else {
+        return EP_OK;
     }
-    /* Such processes connect only to report it (tcp_star_report). */
-    if (hello->rank < 1 || hello->rank >= star->nranks) {
-        if (hello->rank == 0)
-            snprintf(ret_reason, bytes, "two processes are rank 0: this one and one at %s", address);
-        else
-            snprintf(ret_reason, bytes, "the process at %s is rank %d of %d, not in 0..%d", address, hello->rank,
-                     star->nranks, star->nranks - 1);
-        record_mismatch(star, hello, ret_reason);
-        return EP_E_MISMATCH;
+    /* The process has the secret, so waiting does not resolve it. */
+    if (!*star->mismatch) {
+        snprintf(star->mismatch, sizeof(star->mismatch), "%.*s", (int)sizeof(star->mismatch) - 1, ret_reason);
+        star->mismatch_rank = valid ? rank : -1;
+        star->peer_nranks = (int)hello->detail;
     }
-    if (star->conns[hello->rank].fd >= 0 && !is_closed(star->conns[hello->rank].fd)) {
-        tcp_address_print(&star->conns[hello->rank].remote, first);
-        snprintf(ret_reason, bytes, "two processes are rank %d: %s and %s", hello->rank, first, address);
-        record_mismatch(star, hello, ret_reason);
-        return EP_E_MISMATCH;
-    }
-    return EP_OK;
+    return EP_E_MISMATCH;
 }
 
 static void accept_rank(void *context, const struct tcp_handshake *hs, int fd)
