@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "net/verbs_net.h"
 
-#include "base/clock.h"
+#include "base/backoff.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /* Completions polled at once. */
 #define BATCH 32
@@ -511,7 +510,6 @@ static const struct verbs_conn *find_unverified(const struct verbs_net *v)
 ep_status verbs_exchange_hello(struct verbs_net *v, uint64_t deadline_ns, struct ep_net_tcp_watch *watch,
                                const struct verbs_conn **ret_unverified)
 {
-    const struct timespec backoff = {.tv_nsec = 50000};
     const struct verbs_conn *unverified;
     bool moved;
 
@@ -525,7 +523,7 @@ ep_status verbs_exchange_hello(struct verbs_net *v, uint64_t deadline_ns, struct
         EP_TRY(ep_net_tcp_check_ranks(watch));
         unverified = find_unverified(v);
         if (unverified && !moved)
-            nanosleep(&backoff, NULL);
+            ep_backoff_sleep();
     } while (unverified && (!unverified->failed_ns || is_failing(unverified)) && ep_now_ns() < deadline_ns);
     *ret_unverified = unverified;
     return EP_OK;
@@ -537,7 +535,6 @@ ep_status verbs_exchange_hello(struct verbs_net *v, uint64_t deadline_ns, struct
 static void send_bye(struct verbs_net *v)
 {
     uint64_t deadline_ns = ep_deadline_ns(v->net.timeout_ms < FREE_MS ? v->net.timeout_ms : FREE_MS);
-    struct timespec backoff = {.tv_nsec = 50000};
     bool waits = true, moved;
 
     while (waits && ep_now_ns() < deadline_ns) {
@@ -553,7 +550,7 @@ static void send_bye(struct verbs_net *v)
             waits |= !conn->bye_sent || (conn->count > 0 && !conn->failed_ns && !conn->bye_received);
         }
         if (waits && !moved)
-            nanosleep(&backoff, NULL);
+            ep_backoff_sleep();
     }
 }
 

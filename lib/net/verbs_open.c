@@ -160,17 +160,20 @@ static ep_status agree(struct opening *o, ep_status status)
     return ep_net_introduce(ep_net_verbs.name, o->params, status, o->mine, o->bytes, o->all);
 }
 
-static void make_path(const struct verbs_device *device, const struct introduction *theirs,
-                      struct ibv_ah_attr *ret_path)
+static struct ibv_ah_attr make_path(const struct verbs_device *device, const struct introduction *theirs)
 {
-    *ret_path = (struct ibv_ah_attr){
-        .dlid = theirs->lid, .sl = device->service_level, .port_num = device->port, .is_global = device->is_ethernet};
-    if (!device->is_ethernet)
-        return;
-    memcpy(ret_path->grh.dgid.raw, theirs->gid, sizeof(theirs->gid));
-    ret_path->grh.sgid_index = device->gid_index;
-    ret_path->grh.hop_limit = HOP_LIMIT;
-    ret_path->grh.traffic_class = device->traffic_class;
+    struct ibv_ah_attr path = {
+        .dlid = theirs->lid,
+        .sl = (uint8_t)device->service_level,
+        .port_num = device->port,
+        .is_global = device->is_ethernet,
+        .grh = {.sgid_index = device->gid_index,
+                .hop_limit = HOP_LIMIT,
+                .traffic_class = (uint8_t)device->traffic_class},
+    };
+
+    memcpy(path.grh.dgid.raw, theirs->gid, sizeof(theirs->gid));
+    return path;
 }
 
 static ep_status connect_conn(struct opening *o, struct verbs_conn *conn, int peer, int channel)
@@ -185,7 +188,8 @@ static ep_status connect_conn(struct opening *o, struct verbs_conn *conn, int pe
                                      .dest_qp_num = far->number,
                                      .rq_psn = far->psn,
                                      .max_dest_rd_atomic = 1,
-                                     .min_rnr_timer = RNR_TIMER_640_US};
+                                     .min_rnr_timer = RNR_TIMER_640_US,
+                                     .ah_attr = make_path(&v->device, theirs)};
 
     if (theirs->is_ethernet != v->device.is_ethernet)
         return ep_fail(EP_E_MISMATCH, "network verbs: rank %d is on InfiniBand and rank %d on Ethernet",
@@ -194,7 +198,6 @@ static ep_status connect_conn(struct opening *o, struct verbs_conn *conn, int pe
     conn->remote_key = theirs->key;
     conn->remote_payload = theirs->payload;
     conn->remote_payload_key = theirs->payload_key;
-    make_path(&v->device, theirs, &attributes.ah_attr);
     error = library->modify_qp(conn->qp, &attributes,
                                IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                                    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
