@@ -87,46 +87,32 @@ static int find_port_offset(void)
     return store && strcmp(store, "True") == 0;
 }
 
-static ep_status find_master(struct settings *settings)
-{
-    const char *host = read_env("MASTER_ADDR");
-    int port = 0, next = find_port_offset();
-    ep_status status;
-
-    if (!host)
-        return ep_fail(EP_E_ARG, "ep_boot_tcp_new: MASTER_ADDR is %s: the host of rank 0",
-                       getenv("MASTER_ADDR") ? "empty" : "not set");
-    settings->host_from = "MASTER_ADDR";
-    status = tcp_parse_endpoint(host, settings->host, sizeof(settings->host), &settings->port);
-    if (status != EP_OK)
-        return ep_fail_prefix(status, "ep_boot_tcp_new: MASTER_ADDR: ");
-    /* Some users add the port here, although torch accepts a host only. */
-    if (settings->port && settings->port <= UINT16_MAX - next && !getenv("MASTER_PORT"))
-        port = settings->port;
-    else
-        EP_TRY(read_number("MASTER_PORT", 1, UINT16_MAX - next, "a free port of the host of rank 0", &port));
-    if (settings->port && settings->port != port)
-        return ep_fail(EP_E_ARG, "ep_boot_tcp_new: MASTER_ADDR \"%.64s\" and MASTER_PORT %d name different ports", host,
-                       port);
-    settings->port = (uint16_t)(port + next);
-    return EP_OK;
-}
-
+/* Of rank 0: by the arguments or EPKIT_ADDRESS, or else by MASTER_ADDR and MASTER_PORT. */
 static ep_status find_address(const ep_boot_tcp_args *args, struct settings *settings)
 {
-    const char *address = args->address ? args->address : read_env("EPKIT_ADDRESS");
+    const char *given = args->address ? args->address : read_env("EPKIT_ADDRESS");
+    const char *address = given ? given : read_env("MASTER_ADDR");
     int port = 0, next = find_port_offset();
     ep_status status;
 
+    settings->host_from = args->address ? "the address in ep_boot_tcp_args" : given ? "EPKIT_ADDRESS" : "MASTER_ADDR";
     if (!address)
-        return find_master(settings);
-    settings->host_from = args->address ? "the address in ep_boot_tcp_args" : "EPKIT_ADDRESS";
+        return ep_fail(EP_E_ARG, "ep_boot_tcp_new: MASTER_ADDR is %s: the host of rank 0",
+                       getenv("MASTER_ADDR") ? "empty" : "not set");
     status = tcp_parse_endpoint(address, settings->host, sizeof(settings->host), &settings->port);
     if (status != EP_OK)
         return ep_fail_prefix(status, "ep_boot_tcp_new: %s: ", settings->host_from);
-    if (settings->port || settings->nranks == 1)
+    if (given && (settings->port || settings->nranks == 1))
         return EP_OK;
-    EP_TRY(read_number("MASTER_PORT", 1, UINT16_MAX - next, "the address of rank 0 names no port", &port));
+    /* Some users add the port to MASTER_ADDR, although torch accepts a host only. */
+    if (settings->port && settings->port <= UINT16_MAX - next && !getenv("MASTER_PORT"))
+        port = settings->port;
+    else
+        EP_TRY(read_number("MASTER_PORT", 1, UINT16_MAX - next,
+                           given ? "the address of rank 0 names no port" : "a free port of the host of rank 0", &port));
+    if (settings->port && settings->port != port)
+        return ep_fail(EP_E_ARG, "ep_boot_tcp_new: MASTER_ADDR \"%.64s\" and MASTER_PORT %d name different ports",
+                       address, port);
     settings->port = (uint16_t)(port + next);
     return EP_OK;
 }
@@ -239,10 +225,19 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
     return tcp_star_allgather(boot->star, mine, bytes, timeout_ms, ret_all);
 }
 
-/* Derived from secret and job ID, so that a rank of another job fails the handshake. */
-static void make_key(const struct settings *settings, struct tcp_key *ret_key)
+static struct tcp_star_args star_args(const struct settings *settings)
 {
-    tcp_key_make(settings->secret, "bootstrap", settings->job, strlen(settings->job), ret_key);
+    struct tcp_star_args args = {.name = "bootstrap tcp",
+                                 .rank = settings->rank,
+                                 .nranks = settings->nranks,
+                                 .host = settings->host,
+                                 .host_from = settings->host_from,
+                                 .port = settings->port,
+                                 .timeout_ms = settings->timeout_ms};
+
+    /* Derived from secret and job ID, so that a rank of another job fails the handshake. */
+    tcp_key_make(settings->secret, "bootstrap", settings->job, strlen(settings->job), &args.key);
+    return args;
 }
 
 /* Was a rank given that this job does not have? *ret_rank: its number, -1 if it has none that fits. */
@@ -272,40 +267,27 @@ static void report_bad_rank(const ep_boot_tcp_args *args)
 {
     char text[EP_ERROR_TEXT_BYTES];
     ep_boot_tcp_args good = *args;
-    struct tcp_star_args star = {.name = "bootstrap tcp"};
+    struct tcp_star_args star;
     struct settings settings;
+    int rank;
 
     snprintf(text, sizeof(text), "%s", ep_last_error());
-    if (find_bad_rank(args, &star.nranks, &star.rank) && star.nranks > 1) {
-        good.rank = 0;
-        good.nranks = star.nranks;
-        if (read_settings(&good, &settings) == EP_OK) {
-            if (!args->nranks)
-                settings.job = find_job(false);
-            star.host = settings.host;
-            star.host_from = settings.host_from;
-            star.port = settings.port;
-            star.timeout_ms = settings.timeout_ms;
-            make_key(&settings, &star.key);
-            tcp_star_report(&star);
-        }
+    good.rank = 0;
+    if (find_bad_rank(args, &good.nranks, &rank) && good.nranks > 1 && read_settings(&good, &settings) == EP_OK) {
+        settings.job = find_job(args->nranks != 0);
+        settings.rank = rank;
+        star = star_args(&settings);
+        tcp_star_report(&star);
     }
     ep_fail(EP_E_ARG, "%s", text);
 }
 
 static ep_status open_star(ep_boot_tcp *boot, const struct settings *settings)
 {
-    struct tcp_star_args args = {.name = "bootstrap tcp",
-                                 .rank = settings->rank,
-                                 .nranks = settings->nranks,
-                                 .host = settings->host,
-                                 .host_from = settings->host_from,
-                                 .port = settings->port,
-                                 .timeout_ms = settings->timeout_ms};
+    struct tcp_star_args args = star_args(settings);
     struct tcp_address local[TCP_ADDRESSES];
     int n = 0;
 
-    make_key(settings, &args.key);
     if (settings->interface && *settings->interface) {
         if (strlen(settings->interface) >= sizeof(boot->network.interface))
             return ep_fail(EP_E_ARG, "ep_boot_tcp_new: the interfaces \"%.64s...\" are more than %zu characters",
@@ -368,7 +350,7 @@ const ep_boot *ep_boot_tcp_get(const ep_boot_tcp *boot)
 
 uint64_t ep_boot_tcp_get_dropped(const ep_boot_tcp *boot)
 {
-    return boot ? tcp_star_dropped(boot->star, NULL) : 0;
+    return boot ? tcp_star_dropped(boot->star) : 0;
 }
 
 void ep_boot_tcp_free(ep_boot_tcp *boot)

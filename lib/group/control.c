@@ -370,8 +370,7 @@ void ep_group_net_describe(struct ep_group *group, struct ep_net_provider *ret_p
     *ret_provider = group->provider;
     /* The bootstrap may have been freed: the endpoint has kept what is needed. */
     if (ep_net_is_linked(group->provider.name))
-        ret_provider->context =
-            (void *)&ep_net_tcp_get_rendezvous(ep_net_get_tcp(ep_streams_get_net(group->streams)))->context;
+        ret_provider->context = (void *)&ep_net_tcp_get_rendezvous(ep_streams_get_net(group->streams)->tcp)->context;
     make_params(group, ret_params);
 }
 

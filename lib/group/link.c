@@ -17,6 +17,7 @@
 #include "base/fd.h"
 #include "base/futex.h"
 #include "base/thread.h"
+#include "net/tcp.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -485,7 +486,7 @@ static ep_status open_conns(struct ep_group_link *link)
     for (int i = 0; i < link->n; i++) {
         int node = ep_net_peer(group->comm->node, i);
 
-        link->conns[i] = (struct conn){.fd = ep_streams_detach_link(group->streams, node),
+        link->conns[i] = (struct conn){.fd = ep_net_tcp_detach_link(ep_streams_get_net(group->streams)->tcp, node),
                                        .rank = ep_group_rail(group, node),
                                        .link = link,
                                        .out = link->memory + (size_t)i * each,

@@ -63,13 +63,12 @@ static enum outcome connect_to(struct linked *l, int leader, const struct tcp_ad
                                int *ret_fd)
 {
     const struct tcp_hello hello = {.kind = TCP_SHRINK, .rank = l->me, .to = leader, .session = l->rendezvous->session};
-    const struct tcp_address *from = l->rendezvous->from.family ? &l->rendezvous->from : NULL;
     struct tcp_handshake hs;
     enum tcp_handshake_result result = TCP_HANDSHAKE_PENDING;
     uint64_t begin_ns = ep_now_ns();
     int fd, failed_rank;
 
-    if (tcp_connect(to, from, &fd) != EP_OK)
+    if (tcp_connect(to, &l->rendezvous->from, &fd) != EP_OK)
         return SILENT;
     tcp_set_options(fd, l->timeout_ms);
     if (tcp_handshake_connect(&hs, fd, &l->rendezvous->key, &hello, to, l->deadline_ns) != EP_OK)
@@ -130,7 +129,7 @@ static enum outcome await_decision(struct linked *l, int leader, int fd, ep_stat
         int got;
 
         (void)poll(&poll_fd, 1, SHRINK_POLL_MS);
-        got = shrink_receive(fd, &l->decision, sizeof(l->decision), &used);
+        got = tcp_receive(fd, &l->decision, sizeof(l->decision), &used);
         if (got > 0)
             l->group->unreported_aborts = 0; /* the leader has received them; it ignores those that it knows */
         if (got > 0 && !l->decision.pending)

@@ -60,7 +60,7 @@ static void read_join(struct linked *l, int rank)
 
     if (l->fds[rank] < 0)
         return;
-    if (!has_joined(l, rank) && shrink_receive(l->fds[rank], &l->joins[rank], sizeof(struct join), &l->used[rank]) < 0)
+    if (!has_joined(l, rank) && tcp_receive(l->fds[rank], &l->joins[rank], sizeof(struct join), &l->used[rank]) < 0)
         drop(l, rank);
     if (l->fds[rank] >= 0 && has_joined(l, rank)) {
         ssize_t n = recv(l->fds[rank], &byte, 1, MSG_PEEK | MSG_DONTWAIT);
@@ -190,14 +190,14 @@ static void note_refused(struct linked *l, struct query *q)
 
 static void query_begin(const struct linked *l, struct query *q, uint64_t now)
 {
-    const struct tcp_address *from = l->rendezvous->from.family ? &l->rendezvous->from : NULL, *to = next_address(l, q);
+    const struct tcp_address *to = next_address(l, q);
     const struct tcp_hello hello = {
         .kind = TCP_SHRINK_QUERY, .rank = l->me, .to = q->rank, .session = l->rendezvous->session};
     int fd;
 
     q->due_ns = now + share_ns(l, QUERIES_PER_DEADLINE);
     q->limit_ns = now + share_ns(l, QUERY_TIME_PARTS);
-    if (!to || tcp_connect(to, from, &fd) != EP_OK)
+    if (!to || tcp_connect(to, &l->rendezvous->from, &fd) != EP_OK)
         return;
     tcp_set_options(fd, l->timeout_ms);
     q->connecting = tcp_handshake_connect(&q->hs, fd, &l->rendezvous->key, &hello, to, q->limit_ns) == EP_OK;
@@ -242,7 +242,7 @@ static bool query_step(struct linked *l, struct query *q)
             note_refused(l, q);
     }
     if (q->fd >= 0)
-        got = shrink_receive(q->fd, &q->reply, sizeof(q->reply), &q->used);
+        got = tcp_receive(q->fd, &q->reply, sizeof(q->reply), &q->used);
     if (got == 0 && now < q->limit_ns && (q->connecting || q->fd >= 0))
         return false;
     query_end(q);

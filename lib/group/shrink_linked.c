@@ -96,22 +96,6 @@ ep_status shrink_check(struct linked *l, int *ret_failed_rank)
 
 /* --- messages on non-blocking connections --- */
 
-int shrink_receive(int fd, void *message, size_t bytes, size_t *used)
-{
-    while (*used < bytes) {
-        ssize_t n = recv(fd, (char *)message + *used, bytes - *used, MSG_DONTWAIT);
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-            return 0;
-        if (n <= 0)
-            return -1;
-        *used += (size_t)n;
-    }
-    return 1;
-}
-
 bool shrink_send(int fd, const void *message, size_t bytes)
 {
     return send(fd, message, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)bytes;
@@ -348,7 +332,7 @@ ep_status shrink_linked(struct ep_group *group, ep_comm *next)
 {
     struct ep_net *net = ep_streams_get_net(group->streams);
     struct linked l = {.group = group,
-                       .rendezvous = ep_net_tcp_get_rendezvous(ep_net_get_tcp(net)),
+                       .rendezvous = ep_net_tcp_get_rendezvous(net->tcp),
                        .nranks = group->comm->nranks,
                        .me = group->comm->rank,
                        .timeout_ms = group->comm->config.timeout_ms,

@@ -65,8 +65,6 @@ bool shrink_is_silent(const struct ep_group *group, int rank);
 void shrink_update_dead(struct linked *l);
 /* EP_OK, or the reason why this call ends now. */
 ep_status shrink_check(struct linked *l, int *ret_failed_rank);
-/* Receives part of a message on a non-blocking connection. 1: complete, 0: not yet, -1: the connection has ended. */
-int shrink_receive(int fd, void *message, size_t bytes, size_t *used);
 /* Sends to an empty socket, whose buffer is larger than any message. */
 bool shrink_send(int fd, const void *message, size_t bytes);
 

@@ -423,7 +423,7 @@ ep_status ep_group_wait_node(struct ep_group *group, size_t word, uint64_t value
      * Data that MPI reports as sent may still be in its queues: it moves only while the sender calls MPI, so do not
      * sleep.
      */
-    wait.polls = group->streams && !ep_streams_can_sleep(group->streams);
+    wait.polls = group->streams && !ep_streams_get_net(group->streams)->can_sleep;
     for (int i = 1; status == EP_OK && i < group->nlocal; i++) {
         int rank = group->first + (group->local + i) % group->nlocal;
         uint64_t at;
@@ -446,7 +446,7 @@ static ep_status wait_for_net(struct ep_group *group, struct ep_group_wait *wait
         ep_group_wait_reset(wait);
         return ep_group_check(group);
     }
-    wait->polls = !ep_streams_can_sleep(group->streams);
+    wait->polls = !ep_streams_get_net(group->streams)->can_sleep;
     if (node < 0)
         node = ep_streams_unflushed_peer(group->streams);
     if (node < 0)

@@ -22,6 +22,7 @@ struct gather {
     struct gather *next;
     int rank, nranks;
     size_t bytes;
+    MPI_Request *requests;         /* [2 * nranks], of both: */
     MPI_Request *receives, *sends; /* [nranks] each */
     unsigned char *blocks;         /* [nranks][bytes]; that of this rank is sent */
 };
@@ -30,8 +31,7 @@ static void gather_free(struct gather *gather)
 {
     if (!gather)
         return;
-    free(gather->receives);
-    free(gather->sends);
+    free(gather->requests);
     free(gather->blocks);
     free(gather);
 }
@@ -43,13 +43,14 @@ static ep_status gather_new(int rank, int nranks, const void *mine, size_t bytes
     if (!gather)
         goto no_memory;
     *gather = (struct gather){.rank = rank, .nranks = nranks, .bytes = bytes};
-    gather->receives = malloc((size_t)nranks * sizeof(MPI_Request));
-    gather->sends = malloc((size_t)nranks * sizeof(MPI_Request));
+    gather->requests = malloc(2 * (size_t)nranks * sizeof(MPI_Request));
     gather->blocks = malloc((size_t)nranks * bytes + 1);
-    if (!gather->receives || !gather->sends || !gather->blocks)
+    if (!gather->requests || !gather->blocks)
         goto no_memory;
-    for (int i = 0; i < nranks; i++)
-        gather->receives[i] = gather->sends[i] = MPI_REQUEST_NULL;
+    for (int i = 0; i < 2 * nranks; i++)
+        gather->requests[i] = MPI_REQUEST_NULL;
+    gather->receives = gather->requests;
+    gather->sends = gather->requests + nranks;
     if (bytes)
         memcpy(gather->blocks + (size_t)rank * bytes, mine, bytes);
     *ret_gather = gather;
@@ -174,23 +175,23 @@ static ep_status find_dead(const ep_boot_mpi *boot, struct gather *gather)
 
 static ep_status wait_for_blocks(const ep_boot_mpi *boot, struct gather *gather, uint64_t deadline_ns, int timeout_ms)
 {
-    uint64_t check_ns = ep_deadline_ns(0) + CHECK_NS, now;
+    uint64_t check_ns = ep_now_ns() + CHECK_NS;
     unsigned tries = 0;
     int missing, unsent;
 
     for (;;) {
+        uint64_t now;
+
         EP_TRY(gather_test(gather, &missing, &unsent));
+        now = ep_now_ns();
+        if (missing && now >= deadline_ns)
+            EP_TRY(take_arrived(gather, &missing));
         if (!missing)
             return EP_OK;
-        now = ep_now_ns();
         if (now < check_ns && now < deadline_ns) {
             ep_backoff(&tries);
             continue;
         }
-        if (now >= deadline_ns)
-            EP_TRY(take_arrived(gather, &missing));
-        if (!missing)
-            return EP_OK;
         /* Also at the deadline: if this rank was stopped meanwhile, this may be its first check. */
         EP_TRY(find_dead(boot, gather));
         if (now >= deadline_ns) {
@@ -219,23 +220,18 @@ static bool may_be_received(const ep_boot_mpi *boot, const struct gather *gather
  */
 static ep_status wait_for_sends(const ep_boot_mpi *boot, struct gather *gather, uint64_t deadline_ns, int timeout_ms)
 {
-    uint64_t until_ns = ep_deadline_ns(timeout_ms / 2), check_ns = ep_deadline_ns(0) + CHECK_NS;
+    uint64_t half_ns = ep_deadline_ns(timeout_ms / 2), until_ns = half_ns < deadline_ns ? half_ns : deadline_ns, now;
+    uint64_t check_ns = ep_now_ns() + CHECK_NS;
     unsigned tries = 0;
     int missing, unsent;
 
-    if (until_ns > deadline_ns)
-        until_ns = deadline_ns;
     for (;;) {
         EP_TRY(gather_test(gather, &missing, &unsent));
-        if (!unsent || ep_now_ns() >= until_ns)
+        now = ep_now_ns();
+        if (!unsent || now >= until_ns || (now >= check_ns && !may_be_received(boot, gather)))
             return EP_OK;
-        if (ep_now_ns() < check_ns) {
-            ep_backoff(&tries);
-            continue;
-        }
-        if (!may_be_received(boot, gather))
-            return EP_OK;
-        check_ns = ep_now_ns() + CHECK_NS;
+        check_ns = now >= check_ns ? now + CHECK_NS : check_ns;
+        ep_backoff(&tries);
     }
 }
 
@@ -247,12 +243,10 @@ static bool gather_cancel(struct gather *gather)
     for (int peer = 0; peer < gather->nranks; peer++)
         if (gather->receives[peer] != MPI_REQUEST_NULL)
             (void)EP_MPI(MPI_Cancel, (&gather->receives[peer]));
-    for (int peer = 0; peer < gather->nranks; peer++) {
-        if (gather->receives[peer] != MPI_REQUEST_NULL)
-            (void)EP_MPI(MPI_Test, (&gather->receives[peer], &done, MPI_STATUS_IGNORE));
-        if (gather->sends[peer] != MPI_REQUEST_NULL)
-            (void)EP_MPI(MPI_Test, (&gather->sends[peer], &done, MPI_STATUS_IGNORE));
-        if (gather->receives[peer] != MPI_REQUEST_NULL || gather->sends[peer] != MPI_REQUEST_NULL)
+    for (int i = 0; i < 2 * gather->nranks; i++) {
+        if (gather->requests[i] != MPI_REQUEST_NULL)
+            (void)EP_MPI(MPI_Test, (&gather->requests[i], &done, MPI_STATUS_IGNORE));
+        if (gather->requests[i] != MPI_REQUEST_NULL)
             return false;
     }
     return true;
@@ -394,12 +388,9 @@ const ep_boot *ep_boot_mpi_get(const ep_boot_mpi *boot)
 /* Messages to an exited peer never complete: frees the requests; MPI keeps using the memory, which is leaked. */
 static void release_requests(struct gather *gather)
 {
-    for (int peer = 0; peer < gather->nranks; peer++) {
-        if (gather->receives[peer] != MPI_REQUEST_NULL)
-            (void)EP_MPI(MPI_Request_free, (&gather->receives[peer]));
-        if (gather->sends[peer] != MPI_REQUEST_NULL)
-            (void)EP_MPI(MPI_Request_free, (&gather->sends[peer]));
-    }
+    for (int i = 0; i < 2 * gather->nranks; i++)
+        if (gather->requests[i] != MPI_REQUEST_NULL)
+            (void)EP_MPI(MPI_Request_free, (&gather->requests[i]));
 }
 
 void ep_boot_mpi_free(ep_boot_mpi *boot)

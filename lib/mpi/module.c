@@ -57,6 +57,27 @@ static ep_status set_unit(ep_boot_mpi *boot, size_t unit_bytes)
     return EP_OK;
 }
 
+/* Waits for what all ranks take part in. `pauses`: between two polls. */
+static ep_status await(const ep_boot_mpi *boot, MPI_Request request, int timeout_ms, bool pauses, const char *what,
+                       const char *did)
+{
+    uint64_t deadline_ns = ep_deadline_ns(timeout_ms);
+    unsigned tries = 0;
+
+    for (;;) {
+        int done = 0;
+
+        EP_TRY(EP_MPI(MPI_Test, (&request, &done, MPI_STATUS_IGNORE)));
+        if (done)
+            return EP_OK;
+        if (ep_now_ns() >= deadline_ns)
+            return ep_fail(EP_E_TIMEOUT, "%s: not all of %d ranks %s within %d ms", what, boot->boot.nranks, did,
+                           timeout_ms);
+        if (pauses)
+            ep_backoff(&tries);
+    }
+}
+
 /*
  * Not MPI_Alltoallv(), which waits without a deadline for a rank that has failed. It polls without a pause, as a
  * blocking call does: it is measured.
@@ -65,40 +86,20 @@ static ep_status alltoallv(ep_boot_mpi *boot, const void *send, const int *send_
                            void *recv, const int *recv_counts, const int *recv_offsets, size_t unit_bytes,
                            int timeout_ms)
 {
-    uint64_t deadline_ns = ep_deadline_ns(timeout_ms);
     MPI_Request request;
-    int done = 0;
 
     EP_TRY(set_unit(boot, unit_bytes));
     EP_TRY(EP_MPI(MPI_Ialltoallv, (send, send_counts, send_offsets, boot->unit, recv, recv_counts, recv_offsets,
                                    boot->unit, boot->comm, &request)));
-    for (;;) {
-        EP_TRY(EP_MPI(MPI_Test, (&request, &done, MPI_STATUS_IGNORE)));
-        if (done)
-            return EP_OK;
-        if (ep_now_ns() >= deadline_ns)
-            return ep_fail(EP_E_TIMEOUT, "MPI_Ialltoallv: not all of %d ranks exchanged their rows within %d ms",
-                           boot->boot.nranks, timeout_ms);
-    }
+    return await(boot, request, timeout_ms, false, "MPI_Ialltoallv", "exchanged their rows");
 }
 
 static ep_status barrier(ep_boot_mpi *boot)
 {
-    uint64_t deadline_ns = ep_deadline_ns(EP_MPI_BARRIER_MS);
     MPI_Request request;
-    unsigned tries = 0;
-    int done = 0;
 
     EP_TRY(EP_MPI(MPI_Ibarrier, (boot->comm, &request)));
-    for (;;) {
-        EP_TRY(EP_MPI(MPI_Test, (&request, &done, MPI_STATUS_IGNORE)));
-        if (done)
-            return EP_OK;
-        if (ep_now_ns() >= deadline_ns)
-            return ep_fail(EP_E_TIMEOUT, "mpi barrier: not all of %d ranks arrived within %d ms", boot->boot.nranks,
-                           EP_MPI_BARRIER_MS);
-        ep_backoff(&tries);
-    }
+    return await(boot, request, EP_MPI_BARRIER_MS, true, "mpi barrier", "arrived");
 }
 
 /* "Open MPI v4.1.4" of "Open MPI v4.1.4, package: ..."; MPICH's is several lines. */

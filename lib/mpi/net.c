@@ -41,31 +41,24 @@ struct header {
     uint64_t add;    /* signal */
 };
 
-struct outgoing {
+/* One channel to a peer. */
+struct conn {
     int rank, tag;
-    unsigned first, count;      /* slots in use */
-    bool revoked;               /* nothing is sent any more */
-    MPI_Request (*requests)[2]; /* [SLOTS] header, payload */
-    unsigned char *slots;       /* [SLOTS][SLOT_BYTES] */
-};
-
-struct incoming {
-    int rank, tag;
-    uint64_t payload; /* bytes of the put that the posted receive is for; 0: it is for a header */
-    unsigned char *slot;
-    bool revoked; /* received messages are dropped */
+    bool revoked;                       /* nothing is sent any more, and what is received is dropped */
+    unsigned first, count;              /* sends in flight */
+    MPI_Request sends[SLOTS][2];        /* header, payload */
+    uint64_t payload;                   /* bytes of the put that the posted receive is for; 0: it is for a header */
+    unsigned char (*slots)[SLOT_BYTES]; /* [SLOTS + 1]; the last one is for what is received */
 };
 
 struct mpi_net {
     struct ep_net net;
     ep_boot_mpi *boot;
     int n; /* (peer, channel) pairs */
-    struct outgoing *outgoing;
-    struct incoming *incoming;
-    unsigned char *slots;      /* of all outgoing and incoming */
-    MPI_Request (*sending)[2]; /* [n * SLOTS] */
-    MPI_Request *receiving;    /* [n] */
-    int *ready;                /* [n] of MPI_Testsome */
+    struct conn *conns;
+    unsigned char (*slots)[SLOT_BYTES]; /* of all connections */
+    MPI_Request *receives;              /* [n] */
+    int *ready;                         /* [n] of MPI_Testsome */
     MPI_Status *infos;
     bool started; /* the requests are valid */
 };
@@ -78,18 +71,18 @@ static struct mpi_net *mpi_net_of(struct ep_net *net)
 /* --- sending --- */
 
 /* Frees the slots whose sends have completed, oldest first. */
-static ep_status reap(struct mpi_net *m, struct outgoing *out, bool *ret_progressed)
+static ep_status reap(struct mpi_net *m, struct conn *conn, bool *ret_progressed)
 {
-    while (out->count) {
+    while (conn->count) {
         int done = 0;
-        ep_status status = EP_MPI(MPI_Testall, (2, out->requests[out->first], &done, MPI_STATUSES_IGNORE));
+        ep_status status = EP_MPI(MPI_Testall, (2, conn->sends[conn->first], &done, MPI_STATUSES_IGNORE));
 
         if (status != EP_OK)
-            return ep_net_break(&m->net, ep_fail_prefix(status, "network mpi: to rank %d: ", out->rank), -1);
+            return ep_net_break(&m->net, ep_fail_prefix(status, "network mpi: to rank %d: ", conn->rank), -1);
         if (!done)
             break;
-        out->first = (out->first + 1) % SLOTS;
-        out->count--;
+        conn->first = (conn->first + 1) % SLOTS;
+        conn->count--;
         *ret_progressed = true;
     }
     return EP_OK;
@@ -98,35 +91,30 @@ static ep_status reap(struct mpi_net *m, struct outgoing *out, bool *ret_progres
 /* Sends one operation; `data` follows the header of KIND_INLINE, and is a message of its own for KIND_PUT. */
 static bool post(struct mpi_net *m, int peer, int channel, const struct header *header, const void *data)
 {
-    struct outgoing *out = &m->outgoing[ep_net_peer_index(m->net.node, peer) * m->net.channels + channel];
+    struct conn *conn = &m->conns[ep_net_index(&m->net, peer, channel)];
     size_t behind = header->kind == KIND_INLINE ? header->bytes : 0;
-    unsigned char *slot;
-    MPI_Request *requests;
-    ep_status status;
-    unsigned at;
+    unsigned at = (conn->first + conn->count) % SLOTS;
+    unsigned char *slot = conn->slots[at];
+    MPI_Request *requests = conn->sends[at];
     bool progressed = false;
+    ep_status status;
 
-    if (out->revoked)
+    if (conn->revoked)
         return true;
-    if (m->net.broken != EP_OK || (out->count == SLOTS && reap(m, out, &progressed) != EP_OK) || out->count == SLOTS)
+    if (m->net.broken != EP_OK || (conn->count == SLOTS && reap(m, conn, &progressed) != EP_OK) || conn->count == SLOTS)
         return false;
-    at = (out->first + out->count) % SLOTS;
-    slot = out->slots + (size_t)at * SLOT_BYTES;
-    requests = out->requests[at];
     memcpy(slot, header, sizeof(*header));
     if (data && behind)
         memcpy(slot + sizeof(*header), data, behind);
-    out->count++;
-    status = EP_MPI(
-        MPI_Isend, (slot, (int)(sizeof(*header) + behind), MPI_BYTE, out->rank, out->tag, m->boot->comm, &requests[0]));
+    conn->count++;
+    status = EP_MPI(MPI_Isend, (slot, (int)(sizeof(*header) + behind), MPI_BYTE, conn->rank, conn->tag, m->boot->comm,
+                                &requests[0]));
     if (status == EP_OK && header->kind == KIND_PUT)
         status =
-            EP_MPI(MPI_Isend, (data, (int)header->bytes, MPI_BYTE, out->rank, out->tag, m->boot->comm, &requests[1]));
-    if (status != EP_OK) {
-        ep_net_break(&m->net, ep_fail_prefix(status, "network mpi: to rank %d: ", out->rank), -1);
-        return false;
-    }
-    return true;
+            EP_MPI(MPI_Isend, (data, (int)header->bytes, MPI_BYTE, conn->rank, conn->tag, m->boot->comm, &requests[1]));
+    if (status != EP_OK)
+        ep_net_break(&m->net, ep_fail_prefix(status, "network mpi: to rank %d: ", conn->rank), -1);
+    return status == EP_OK;
 }
 
 static bool mpi_put(struct ep_net *net, int peer, int channel, uint64_t offset, const void *src, size_t bytes)
@@ -152,84 +140,91 @@ static bool mpi_signal(struct ep_net *net, int peer, int channel, uint32_t index
 static bool mpi_flush_test(struct ep_net *net, int peer, int channel)
 {
     struct mpi_net *m = mpi_net_of(net);
-    struct outgoing *out = &m->outgoing[ep_net_peer_index(net->node, peer) * net->channels + channel];
+    struct conn *conn = &m->conns[ep_net_index(net, peer, channel)];
     bool progressed = false;
 
-    return reap(m, out, &progressed) == EP_OK && out->count == 0;
+    return reap(m, conn, &progressed) == EP_OK && conn->count == 0;
 }
 
 /* --- receiving --- */
 
 static ep_status post_receive(struct mpi_net *m, int index, void *memory, size_t bytes)
 {
-    const struct incoming *in = &m->incoming[index];
+    const struct conn *conn = &m->conns[index];
     ep_status status =
-        EP_MPI(MPI_Irecv, (memory, (int)bytes, MPI_BYTE, in->rank, in->tag, m->boot->comm, &m->receiving[index]));
+        EP_MPI(MPI_Irecv, (memory, (int)bytes, MPI_BYTE, conn->rank, conn->tag, m->boot->comm, &m->receives[index]));
 
-    return status == EP_OK ? EP_OK
-                           : ep_net_break(&m->net, ep_fail_prefix(status, "network mpi: from rank %d: ", in->rank), -1);
+    if (status != EP_OK)
+        return ep_net_break(&m->net, ep_fail_prefix(status, "network mpi: from rank %d: ", conn->rank), -1);
+    return EP_OK;
+}
+
+static ep_status post_header_receive(struct mpi_net *m, int index)
+{
+    return post_receive(m, index, m->conns[index].slots[SLOTS], SLOT_BYTES);
 }
 
 static ep_status fail_damaged(struct mpi_net *m, int index, const char *what)
 {
     return ep_net_break(&m->net,
-                        ep_fail(EP_E_MISMATCH, "network mpi: rank %d, channel %d: %s", m->incoming[index].rank,
+                        ep_fail(EP_E_MISMATCH, "network mpi: rank %d, channel %d: %s", m->conns[index].rank,
                                 index % m->net.channels, what),
-                        ep_net_peer(m->net.node, index / m->net.channels));
+                        ep_net_index_peer(&m->net, index));
 }
 
 /* A message of `bytes` that begins with a header; posts the receive of the message after it. */
 static ep_status handle_header(struct mpi_net *m, int index, size_t bytes)
 {
-    struct incoming *in = &m->incoming[index];
+    struct conn *conn = &m->conns[index];
+    const unsigned char *slot = conn->slots[SLOTS];
     struct ep_net *net = &m->net;
     struct header header;
 
     if (bytes < sizeof(header))
         return fail_damaged(m, index, "a message shorter than its header");
-    memcpy(&header, in->slot, sizeof(header));
+    memcpy(&header, slot, sizeof(header));
     if (header.kind == KIND_SIGNAL) {
         if (header.target >= net->n_signals)
             return fail_damaged(m, index, "a signal that does not exist");
         net->signals[header.target] += header.add;
-        return post_receive(m, index, in->slot, SLOT_BYTES);
+        return post_header_receive(m, index);
     }
     if (header.kind != KIND_PUT && header.kind != KIND_INLINE)
         return fail_damaged(m, index, "a header of unknown kind");
     if (header.target > net->region_bytes || header.bytes > net->region_bytes - header.target || header.bytes > INT_MAX)
         return fail_damaged(m, index, "a put beyond the end of the region");
     if (header.kind == KIND_PUT && header.bytes) {
-        in->payload = header.bytes;
+        conn->payload = header.bytes;
         return post_receive(m, index, net->region + header.target, header.bytes);
     }
     if (header.bytes != bytes - sizeof(header))
         return fail_damaged(m, index, "a put of another size than its message");
-    memcpy(net->region + header.target, in->slot + sizeof(header), header.bytes);
-    return post_receive(m, index, in->slot, SLOT_BYTES);
+    memcpy(net->region + header.target, slot + sizeof(header), header.bytes);
+    return post_header_receive(m, index);
 }
 
 static ep_status handle_message(struct mpi_net *m, int index, MPI_Status *info)
 {
-    struct incoming *in = &m->incoming[index];
+    struct conn *conn = &m->conns[index];
     int bytes = 0;
 
     if (EP_MPI(MPI_Get_count, (info, MPI_BYTE, &bytes)) != EP_OK)
         return ep_net_break(&m->net, EP_E_SYSTEM, -1);
-    if (in->revoked)
+    if (conn->revoked)
         return EP_OK; /* no further receive is posted */
-    if (!in->payload)
+    if (!conn->payload)
         return handle_header(m, index, (size_t)bytes);
-    if ((uint64_t)bytes != in->payload)
+    if ((uint64_t)bytes != conn->payload)
         return fail_damaged(m, index, "a payload of another size than in its header");
-    in->payload = 0;
-    return post_receive(m, index, in->slot, SLOT_BYTES);
+    conn->payload = 0;
+    return post_header_receive(m, index);
 }
 
 static ep_status receive(struct mpi_net *m, bool *ret_progressed)
 {
     for (int n_polls = 0; n_polls < MAX_POLLS; n_polls++) {
         int n_ready = 0;
-        ep_status status = EP_MPI(MPI_Testsome, (m->n, m->receiving, &n_ready, m->ready, m->infos));
+        ep_status status = EP_MPI(MPI_Testsome, (m->n, m->receives, &n_ready, m->ready, m->infos));
 
         if (status != EP_OK)
             return ep_net_break(&m->net, ep_fail_prefix(status, "network mpi: receiving: "), -1);
@@ -250,95 +245,73 @@ static ep_status mpi_progress(struct ep_net *net, bool *ret_progressed)
     EP_TRY(ep_net_check(net));
     EP_TRY(receive(m, &progressed));
     for (int i = 0; i < m->n; i++)
-        EP_TRY(reap(m, &m->outgoing[i], &progressed));
+        EP_TRY(reap(m, &m->conns[i], &progressed));
     *ret_progressed = progressed;
     return EP_OK;
 }
 
 /*
- * A receive without a message can be cancelled. One whose message has begun to arrive completes by itself; until then
- * MPI may write to its memory.
+ * Ends n receives. One without a message can be cancelled. One whose message has begun to arrive completes by itself;
+ * until then MPI may write to its memory.
  */
-static ep_status mpi_revoke(struct ep_net *net, int peer)
+static ep_status end_receives(struct mpi_net *m, int begin, int n)
 {
-    struct mpi_net *m = mpi_net_of(net);
     uint64_t deadline_ns = ep_deadline_ns(FREE_MS);
     unsigned tries = 0;
 
-    for (int channel = 0; channel < net->channels; channel++) {
-        int i = ep_net_peer_index(net->node, peer) * net->channels + channel;
-
-        m->outgoing[i].revoked = true;
-        if (!m->incoming[i].revoked && m->receiving[i] != MPI_REQUEST_NULL)
-            EP_TRY(EP_MPI(MPI_Cancel, (&m->receiving[i])));
-        m->incoming[i].revoked = true;
+    for (int i = begin; i < begin + n; i++) {
+        if (!m->conns[i].revoked && m->receives[i] != MPI_REQUEST_NULL)
+            EP_TRY(EP_MPI(MPI_Cancel, (&m->receives[i])));
+        m->conns[i].revoked = true;
     }
-    for (int channel = 0; channel < net->channels; channel++) {
-        int i = ep_net_peer_index(net->node, peer) * net->channels + channel,
-            done = m->receiving[i] == MPI_REQUEST_NULL;
+    for (int i = begin; i < begin + n; i++) {
+        int done = m->receives[i] == MPI_REQUEST_NULL;
 
         while (!done && ep_now_ns() < deadline_ns) {
-            EP_TRY(EP_MPI(MPI_Test, (&m->receiving[i], &done, MPI_STATUS_IGNORE)));
+            EP_TRY(EP_MPI(MPI_Test, (&m->receives[i], &done, MPI_STATUS_IGNORE)));
             if (!done)
                 ep_backoff(&tries);
         }
         if (!done)
             return ep_fail(EP_E_TIMEOUT, "network mpi: a message of rank %d that has begun did not end within %d ms",
-                           m->incoming[i].rank, FREE_MS);
+                           m->conns[i].rank, FREE_MS);
     }
     return EP_OK;
 }
 
+static ep_status mpi_revoke(struct ep_net *net, int peer)
+{
+    return end_receives(mpi_net_of(net), ep_net_index(net, peer, 0), net->channels);
+}
+
 /* --- closing --- */
+
+/* Cancels and releases a request that has not completed; MPI may still use its memory. true: there was one. */
+static bool give_up(MPI_Request *request)
+{
+    if (*request == MPI_REQUEST_NULL)
+        return false;
+    (void)EP_MPI(MPI_Cancel, (request));
+    (void)EP_MPI(MPI_Request_free, (request));
+    return true;
+}
 
 /* true: no send is left in MPI. */
 static bool drain_sends(struct mpi_net *m)
 {
     uint64_t deadline_ns = ep_deadline_ns(m->net.timeout_ms < FREE_MS ? m->net.timeout_ms : FREE_MS);
-    bool clean = true, progressed = false;
-    unsigned tries = 0;
-
-    for (int i = 0; i < m->n; i++) {
-        struct outgoing *out = &m->outgoing[i];
-
-        while (reap(m, out, &progressed) == EP_OK && out->count && ep_now_ns() < deadline_ns)
-            ep_backoff(&tries);
-    }
-    /* A peer that has not received them by now has exited. In practice large sends cannot be cancelled; MPI_Finalize
-     * drops them. */
-    for (int i = 0; i < m->n * SLOTS * 2; i++) {
-        MPI_Request *request = &m->sending[0][0] + i;
-
-        if (*request == MPI_REQUEST_NULL)
-            continue;
-        (void)EP_MPI(MPI_Cancel, (request));
-        (void)EP_MPI(MPI_Request_free, (request));
-        clean = false;
-    }
-    return clean;
-}
-
-static bool cancel_receives(struct mpi_net *m)
-{
-    uint64_t deadline_ns = ep_deadline_ns(FREE_MS);
-    bool clean = true;
+    bool left = false, progressed = false;
     unsigned tries = 0;
 
     for (int i = 0; i < m->n; i++)
-        if (m->receiving[i] != MPI_REQUEST_NULL)
-            (void)EP_MPI(MPI_Cancel, (&m->receiving[i]));
-    for (int i = 0; i < m->n; i++) {
-        int done = m->receiving[i] == MPI_REQUEST_NULL;
-
-        while (!done && EP_MPI(MPI_Test, (&m->receiving[i], &done, MPI_STATUS_IGNORE)) == EP_OK && !done &&
-               ep_now_ns() < deadline_ns)
+        while (reap(m, &m->conns[i], &progressed) == EP_OK && m->conns[i].count && ep_now_ns() < deadline_ns)
             ep_backoff(&tries);
-        if (m->receiving[i] != MPI_REQUEST_NULL) {
-            (void)EP_MPI(MPI_Request_free, (&m->receiving[i]));
-            clean = false;
-        }
-    }
-    return clean;
+    /* A peer that has not received them by now has exited. In practice large sends cannot be cancelled; MPI_Finalize
+     * drops them. */
+    for (int i = 0; i < m->n; i++)
+        for (int slot = 0; slot < SLOTS; slot++)
+            left |= give_up(&m->conns[i].sends[slot][0]) | give_up(&m->conns[i].sends[slot][1]);
+    return !left;
 }
 
 static void mpi_free(struct ep_net *net)
@@ -346,11 +319,11 @@ static void mpi_free(struct ep_net *net)
     struct mpi_net *m = mpi_net_of(net);
     bool sent = true, received = true;
 
-    if (!m)
-        return;
     if (m->started && ep_mpi_is_up()) {
         sent = drain_sends(m);
-        received = cancel_receives(m);
+        (void)end_receives(m, 0, m->n);
+        for (int i = 0; i < m->n; i++)
+            received &= !give_up(&m->receives[i]);
     }
     /* Memory that MPI may still read or write is leaked. */
     if (sent && received)
@@ -358,10 +331,8 @@ static void mpi_free(struct ep_net *net)
     if (!received)
         net->region = NULL;
     ep_net_memory_free(net);
-    free(m->outgoing);
-    free(m->incoming);
-    free(m->sending);
-    free(m->receiving);
+    free(m->conns);
+    free(m->receives);
     free(m->ready);
     free(m->infos);
     free(m);
@@ -393,21 +364,19 @@ static ep_status allocate(struct mpi_net *m)
     struct ep_net *net = &m->net;
     size_t n = (size_t)m->n, slot_bytes = n * (SLOTS + 1) * SLOT_BYTES;
 
-    m->outgoing = calloc(n, sizeof(*m->outgoing));
-    m->incoming = calloc(n, sizeof(*m->incoming));
-    m->sending = malloc(n * SLOTS * sizeof(*m->sending));
-    m->receiving = malloc(n * sizeof(*m->receiving));
+    m->conns = calloc(n, sizeof(*m->conns));
+    m->receives = malloc(n * sizeof(*m->receives));
     m->ready = calloc(n, sizeof(*m->ready));
     m->infos = calloc(n, sizeof(*m->infos));
     m->slots = aligned_alloc(64, slot_bytes);
-    if (!m->outgoing || !m->incoming || !m->sending || !m->receiving || !m->ready || !m->infos || !m->slots)
+    if (!m->conns || !m->receives || !m->ready || !m->infos || !m->slots)
         return ep_fail(EP_E_MEMORY, "network mpi: no memory for %zu bytes of messages", slot_bytes);
     EP_TRY(ep_net_memory_new(net));
-    net->wire_bytes = slot_bytes + n * (sizeof(*m->outgoing) + sizeof(*m->incoming) + SLOTS * sizeof(*m->sending));
+    net->wire_bytes = slot_bytes + n * sizeof(*m->conns);
     for (size_t i = 0; i < n; i++) {
-        m->receiving[i] = MPI_REQUEST_NULL;
+        m->receives[i] = MPI_REQUEST_NULL;
         for (size_t slot = 0; slot < SLOTS; slot++)
-            m->sending[i * SLOTS + slot][0] = m->sending[i * SLOTS + slot][1] = MPI_REQUEST_NULL;
+            m->conns[i].sends[slot][0] = m->conns[i].sends[slot][1] = MPI_REQUEST_NULL;
     }
     return EP_OK;
 }
@@ -439,16 +408,10 @@ static ep_status start(struct mpi_net *m)
 
     m->started = true;
     for (int i = 0; i < m->n; i++) {
-        int rank = ep_net_rail(&m->net, ep_net_peer(m->net.node, i / channels));
-        int tag = m->boot->first_tag + block * EP_NET_MAX_CHANNELS + i % channels;
-
-        m->outgoing[i] = (struct outgoing){.rank = rank,
-                                           .tag = tag,
-                                           .requests = m->sending + (size_t)i * SLOTS,
-                                           .slots = m->slots + (size_t)i * SLOTS * SLOT_BYTES};
-        m->incoming[i] = (struct incoming){
-            .rank = rank, .tag = tag, .slot = m->slots + ((size_t)m->n * SLOTS + (size_t)i) * SLOT_BYTES};
-        EP_TRY(post_receive(m, i, m->incoming[i].slot, SLOT_BYTES));
+        m->conns[i].rank = ep_net_rail(&m->net, ep_net_index_peer(&m->net, i));
+        m->conns[i].tag = m->boot->first_tag + block * EP_NET_MAX_CHANNELS + i % channels;
+        m->conns[i].slots = m->slots + (size_t)i * (SLOTS + 1);
+        EP_TRY(post_header_receive(m, i));
     }
     return EP_OK;
 }

@@ -86,7 +86,7 @@ static uint64_t seed_random(uint64_t seed, int rank, int peer, int channel)
 
 static struct outgoing *outgoing_of(struct emulated *e, int peer, int channel)
 {
-    return &e->outgoing[ep_net_peer_index(e->net.node, peer) * e->net.channels + channel];
+    return &e->outgoing[ep_net_index(&e->net, peer, channel)];
 }
 
 static void wake_rank(struct emulated *e, int rank)
@@ -381,7 +381,7 @@ static ep_status emulated_progress(struct ep_net *net, bool *ret_moved)
     }
     for (int i = 0; i < e->npeers * net->channels; i++)
         if (e->outgoing[i].rest_bytes)
-            moved |= push_rest(e, &e->outgoing[i], ep_net_peer(net->node, i / net->channels));
+            moved |= push_rest(e, &e->outgoing[i], ep_net_index_peer(net, i));
     EP_TRY(apply_all(e, &moved));
     *ret_moved = moved;
     return EP_OK;
@@ -392,7 +392,7 @@ static ep_status emulated_revoke(struct ep_net *net, int peer)
     struct emulated *e = emulated_of(net);
 
     for (int channel = 0; channel < net->channels; channel++) {
-        int index = ep_net_peer_index(net->node, peer) * net->channels + channel;
+        int index = ep_net_index(net, peer, channel);
 
         e->outgoing[index].revoked = e->incoming[index].revoked = true;
         e->outgoing[index].rest_bytes = 0;
@@ -464,7 +464,7 @@ static ep_status prepare(struct emulated *e, const struct ep_net_params *params)
     net->wire_bytes = n * wire_stride(e->capacity);
     EP_TRY(ep_shm_new(net->wire_bytes, &e->shm));
     for (size_t i = 0; i < n; i++) {
-        int peer = ep_net_peer(net->node, (int)(i / (size_t)net->channels));
+        int peer = ep_net_index_peer(net, (int)i);
         int channel = (int)(i % (size_t)net->channels);
 
         e->order[i] = (int)i;

@@ -2,7 +2,6 @@
 #include "net/net.h"
 
 #include "base/reserve.h"
-#include "net/verbs.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -191,11 +190,4 @@ const struct ep_net_provider *ep_net_find(const char *name)
 bool ep_net_is_linked(const char *name)
 {
     return strcmp(name, ep_net_tcp.name) == 0 || strcmp(name, ep_net_verbs.name) == 0;
-}
-
-struct ep_net *ep_net_get_tcp(struct ep_net *net)
-{
-    if (strcmp(net->ops->name, ep_net_tcp.name) == 0)
-        return net;
-    return strcmp(net->ops->name, ep_net_verbs.name) == 0 ? ep_net_verbs_get_tcp(net) : NULL;
 }

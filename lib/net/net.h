@@ -67,8 +67,6 @@ struct ep_net_ops {
     void (*free)(struct ep_net *net);
     /* Optional. True: everything that `peer` has put has arrived, and `peer` will put nothing more. */
     bool (*ended)(struct ep_net *net, int peer);
-    /* Optional. Moves the connected socket of the control link to `peer` to the caller; -1: it was detached before. */
-    int (*detach_link)(struct ep_net *net, int peer);
     /* Optional, with ep_net_params.tolerant. True: the connection to `peer` has ended without a BYE record. */
     bool (*lost)(struct ep_net *net, int peer);
     /*
@@ -90,6 +88,8 @@ struct ep_net_ops {
 
 struct ep_net {
     const struct ep_net_ops *ops;
+    struct ep_net
+        *tcp; /* of a network between hosts: the tcp endpoint, which has the control links; it may be this one */
     int node, nnodes, channels;
     int rank, ranks_per_node, timeout_ms; /* as in ep_net_params */
     bool tolerant;
@@ -169,11 +169,11 @@ struct ep_net_provider {
     bool (*uses_device_memory)(void);
 };
 
-#define EP_NET_ABI 7u /* of these tables, and of the engines' wire formats */
+#define EP_NET_ABI 8u /* of these tables, and of the engines' wire formats */
 
 extern const struct ep_net_provider ep_net_emulated;
 extern const struct ep_net_provider ep_net_tcp;   /* tcp.h */
-extern const struct ep_net_provider ep_net_verbs; /* verbs.h */
+extern const struct ep_net_provider ep_net_verbs; /* verbs_net.h */
 
 /* What the ranks exchange when an endpoint is opened; an engine's own data follows it. */
 struct ep_net_introduction {
@@ -234,9 +234,6 @@ const struct ep_net_provider *ep_net_find(const char *name);
 /* Whether nodes on that network are separate hosts: connected by control links, without shared memory. */
 bool ep_net_is_linked(const char *name);
 
-/* For such a network: the endpoint itself, or the tcp endpoint that belongs to it, borrowed. */
-struct ep_net *ep_net_get_tcp(struct ep_net *net);
-
 /* Whether this rank communicates with `rank` on that endpoint: see block_ranks. */
 static inline bool ep_net_is_connected(const struct ep_net_params *params, int rank)
 {
@@ -264,6 +261,17 @@ static inline int ep_net_peer_index(int node, int peer)
 static inline int ep_net_peer(int node, int index)
 {
     return index < node ? index : index + 1;
+}
+
+/* Index of a channel to a rail peer among those to all of them, and the peer of such an index. */
+static inline int ep_net_index(const struct ep_net *net, int peer, int channel)
+{
+    return ep_net_peer_index(net->node, peer) * net->channels + channel;
+}
+
+static inline int ep_net_index_peer(const struct ep_net *net, int index)
+{
+    return ep_net_peer(net->node, index / net->channels);
 }
 
 #endif

@@ -40,12 +40,15 @@ struct sender {
     struct staging staged[STAGED];
     int n_staged;
     bool unflushed;
-    /* The message being sent, in steps: skip, header and head, pieces, signal. */
+    /* The message being sent: the puts from `next` on are left, and then the signal. */
     bool sending;
-    int step, n_pieces;
-    size_t head_bytes;
-    uint64_t skip_bytes, begin, written;
-    struct ep_piece pieces[EP_STREAM_PIECES];
+    int next, n_puts;
+    struct {
+        uint64_t offset; /* in the peer's region */
+        const void *src;
+        size_t bytes;
+    } puts[2 + EP_STREAM_PIECES]; /* skip, header and head, pieces */
+    uint64_t announced;           /* bytes of the ring that the signal adds */
 };
 
 struct receiver {
@@ -61,17 +64,9 @@ struct ep_streams {
     int n; /* (rail peer, channel) pairs */
     struct sender *senders;
     struct receiver *receivers;
-    ep_status broken;
-    int broken_by; /* as in struct ep_net */
-    char reason[256];
 };
 
 enum stream_signal { SIGNAL_TAIL = 0, SIGNAL_CREDIT = 1, SIGNALS };
-
-static int index_of(const struct ep_streams *streams, int peer, int channel)
-{
-    return ep_net_peer_index(streams->net->node, peer) * streams->net->channels + channel;
-}
 
 /* The index of this rank's stream among the streams of its peer. */
 static int index_at_peer(const struct ep_streams *streams, int peer, int channel)
@@ -79,30 +74,20 @@ static int index_at_peer(const struct ep_streams *streams, int peer, int channel
     return ep_net_peer_index(peer, streams->net->node) * streams->net->channels + channel;
 }
 
-static int peer_of(const struct ep_streams *streams, int index)
-{
-    return ep_net_peer(streams->net->node, index / streams->net->channels);
-}
-
 static size_t padded(size_t bytes)
 {
     return (bytes + 15) & ~(size_t)15;
 }
 
-static void break_streams(struct ep_streams *streams, ep_status status, const char *text)
-{
-    snprintf(streams->reason, sizeof(streams->reason), "%s", text);
-    streams->broken = status;
-}
-
+/* Breaks the endpoint below. */
 static const void *damaged(struct ep_streams *streams, int index, uint64_t position, const char *what)
 {
-    char text[192];
+    int peer = ep_net_index_peer(streams->net, index);
 
-    snprintf(text, sizeof(text), "streams: node %d, channel %d, byte %llu of the stream: %s", peer_of(streams, index),
-             index % streams->net->channels, (unsigned long long)position, what);
-    break_streams(streams, EP_E_MISMATCH, text);
-    streams->broken_by = 1 + peer_of(streams, index);
+    ep_net_break(streams->net,
+                 ep_fail(EP_E_MISMATCH, "streams: node %d, channel %d, byte %llu of the stream: %s", peer,
+                         index % streams->net->channels, (unsigned long long)position, what),
+                 peer);
     return NULL;
 }
 
@@ -181,67 +166,46 @@ size_t ep_streams_max_message(const struct ep_streams *streams)
 /* --- sending --- */
 
 /* `base` is added to the offset: 0, or ep_net.payload_base. */
-static bool put(struct ep_streams *streams, int index, uint64_t base, uint64_t position, const void *src, size_t bytes)
+static void add_put(struct ep_streams *streams, int index, uint64_t base, uint64_t position, const void *src,
+                    size_t bytes)
 {
-    struct ep_net *net = streams->net;
-    int peer = peer_of(streams, index), channel = index % net->channels;
+    int peer = ep_net_index_peer(streams->net, index), channel = index % streams->net->channels;
     uint64_t ring = (uint64_t)index_at_peer(streams, peer, channel) * streams->ring_bytes;
+    struct sender *sender = &streams->senders[index];
+    int n = sender->n_puts++;
 
-    if (!net->ops->put(net, peer, channel, base + ring + position % streams->ring_bytes, src, bytes))
-        return false;
-    net->n_puts++;
-    return true;
+    sender->puts[n].offset = base + ring + position % streams->ring_bytes;
+    sender->puts[n].src = src;
+    sender->puts[n].bytes = bytes;
 }
 
 static bool signal_peer(struct ep_streams *streams, int index, enum stream_signal which, uint64_t add)
 {
     struct ep_net *net = streams->net;
-    int peer = peer_of(streams, index), channel = index % net->channels;
+    int peer = ep_net_index_peer(streams->net, index), channel = index % net->channels;
     int at_peer = index_at_peer(streams, peer, channel);
 
     return net->ops->signal(net, peer, channel, (uint32_t)at_peer * SIGNALS + which, add);
 }
 
-/* One step of the message being sent; false: the network has no room. */
-static bool push_step(struct ep_streams *streams, int index, struct sender *sender)
-{
-    const struct staging *staging = &sender->staged[sender->n_staged - 1];
-    const struct ep_piece *piece;
-
-    if (sender->step == 0) {
-        if (sender->skip_bytes &&
-            !put(streams, index, 0, sender->begin - sender->skip_bytes, &staging->skip, sizeof(staging->skip)))
-            return false;
-        sender->written = sender->begin;
-    } else if (sender->step == 1) {
-        size_t bytes = sizeof(staging->message) + sender->head_bytes;
-
-        if (!put(streams, index, 0, sender->written, &staging->message, bytes))
-            return false;
-        sender->written += bytes;
-    } else if (sender->step < 2 + sender->n_pieces) {
-        piece = &sender->pieces[sender->step - 2];
-        if (piece->bytes &&
-            !put(streams, index, streams->net->payload_base, sender->written, piece->data, piece->bytes))
-            return false;
-        sender->written += piece->bytes;
-    } else {
-        if (!signal_peer(streams, index, SIGNAL_TAIL, sender->tail - sender->begin + sender->skip_bytes))
-            return false;
-        sender->sending = false;
-    }
-    sender->step++;
-    return true;
-}
-
+/* Continues the message being sent as far as the network has room. */
 static bool push(struct ep_streams *streams, int index)
 {
+    struct ep_net *net = streams->net;
     struct sender *sender = &streams->senders[index];
-    bool moved = false;
+    int peer = ep_net_index_peer(streams->net, index), channel = index % net->channels, first = sender->next;
 
-    while (sender->sending && push_step(streams, index, sender))
-        moved = true;
-    return moved;
+    if (!sender->sending)
+        return false;
+    while (sender->next < sender->n_puts &&
+           net->ops->put(net, peer, channel, sender->puts[sender->next].offset, sender->puts[sender->next].src,
+                         sender->puts[sender->next].bytes)) {
+        sender->next++;
+        net->n_puts++;
+    }
+    if (sender->next == sender->n_puts)
+        sender->sending = !signal_peer(streams, index, SIGNAL_TAIL, sender->announced);
+    return sender->next > first || !sender->sending;
 }
 
 /* Everything that was put has left: the staging buffers may be reused. */
@@ -252,7 +216,7 @@ static bool flushed(struct ep_streams *streams, int index)
 
     if (sender->sending)
         return false;
-    if (sender->unflushed && !net->ops->flush_test(net, peer_of(streams, index), index % net->channels))
+    if (sender->unflushed && !net->ops->flush_test(net, ep_net_index_peer(streams->net, index), index % net->channels))
         return false;
     sender->unflushed = false;
     sender->n_staged = 0;
@@ -263,38 +227,33 @@ static bool flushed(struct ep_streams *streams, int index)
 static bool check_message(struct ep_streams *streams, size_t head_bytes, const struct ep_piece *pieces, int n_pieces,
                           size_t *ret_bytes)
 {
-    size_t bytes = head_bytes;
-    char text[128];
+    size_t bytes = head_bytes, most = ep_streams_max_message(streams);
+    ep_status status = EP_OK;
 
-    if (head_bytes > EP_STREAM_HEAD_BYTES || n_pieces < 0 || n_pieces > EP_STREAM_PIECES) {
-        snprintf(text, sizeof(text), "streams: a message with a head of %zu bytes and %d pieces", head_bytes, n_pieces);
-        break_streams(streams, EP_E_ARG, text);
-        return false;
-    }
-    for (int i = 0; i < n_pieces; i++) {
+    if (head_bytes > EP_STREAM_HEAD_BYTES || n_pieces < 0 || n_pieces > EP_STREAM_PIECES)
+        status = ep_fail(EP_E_ARG, "streams: a message with a head of %zu bytes and %d pieces", head_bytes, n_pieces);
+    for (int i = 0; status == EP_OK && i < n_pieces; i++)
         if (__builtin_add_overflow(bytes, pieces[i].bytes, &bytes))
             bytes = SIZE_MAX;
-    }
-    if (bytes > ep_streams_max_message(streams)) {
-        snprintf(text, sizeof(text), "streams: a message of %zu bytes, at most %zu", bytes,
-                 ep_streams_max_message(streams));
-        break_streams(streams, EP_E_ARG, text);
-        return false;
-    }
+    if (status == EP_OK && bytes > most)
+        status = ep_fail(EP_E_ARG, "streams: a message of %zu bytes, at most %zu", bytes, most);
+    if (status != EP_OK)
+        ep_net_break(streams->net, status, -1);
     *ret_bytes = bytes;
-    return true;
+    return status == EP_OK;
 }
 
 bool ep_stream_send(struct ep_streams *streams, int peer, int channel, const void *head, size_t head_bytes,
                     const struct ep_piece *pieces, int n_pieces)
 {
-    int index = index_of(streams, peer, channel);
+    int index = ep_net_index(streams->net, peer, channel);
     struct sender *sender = &streams->senders[index];
     size_t bytes, need, skip = 0;
-    uint64_t credit = streams->net->signals[(size_t)index * SIGNALS + SIGNAL_CREDIT];
+    uint64_t credit = streams->net->signals[(size_t)index * SIGNALS + SIGNAL_CREDIT], begin;
     struct staging *staging;
 
-    if (streams->broken != EP_OK || !check_message(streams, head_bytes, pieces, n_pieces, &bytes) || sender->sending)
+    if (streams->net->broken != EP_OK || !check_message(streams, head_bytes, pieces, n_pieces, &bytes) ||
+        sender->sending)
         return false;
     if (credit > sender->tail) {
         damaged(streams, index, sender->tail, "credit for more bytes than were sent");
@@ -311,19 +270,20 @@ bool ep_stream_send(struct ep_streams *streams, int peer, int channel, const voi
         return false;
 
     staging = &sender->staged[sender->n_staged++];
-    sender->begin = sender->tail + skip;
+    begin = sender->tail + skip;
     staging->skip = (struct message_header){.kind = KIND_SKIP, .position = (uint32_t)sender->tail, .bytes = skip};
-    staging->message =
-        (struct message_header){.kind = KIND_MESSAGE, .position = (uint32_t)sender->begin, .bytes = bytes};
+    staging->message = (struct message_header){.kind = KIND_MESSAGE, .position = (uint32_t)begin, .bytes = bytes};
     if (head_bytes)
         memcpy(staging->head, head, head_bytes);
-    if (n_pieces)
-        memcpy(sender->pieces, pieces, (size_t)n_pieces * sizeof(*pieces));
-    sender->n_pieces = n_pieces;
-    sender->head_bytes = head_bytes;
-    sender->skip_bytes = skip;
-    sender->tail = sender->begin + need;
-    sender->step = 0;
+    sender->next = sender->n_puts = 0;
+    if (skip)
+        add_put(streams, index, 0, sender->tail, &staging->skip, sizeof(staging->skip));
+    add_put(streams, index, 0, begin, &staging->message, sizeof(staging->message) + head_bytes);
+    for (size_t i = 0, at = sizeof(staging->message) + head_bytes; i < (size_t)n_pieces; at += pieces[i++].bytes)
+        if (pieces[i].bytes)
+            add_put(streams, index, streams->net->payload_base, begin + at, pieces[i].data, pieces[i].bytes);
+    sender->announced = skip + need;
+    sender->tail = begin + need;
     sender->sending = sender->unflushed = true;
     push(streams, index);
     return true;
@@ -335,7 +295,7 @@ int ep_streams_unflushed_peer(struct ep_streams *streams)
 
     for (int index = 0; index < streams->n; index++)
         if (!flushed(streams, index))
-            peer = peer_of(streams, index);
+            peer = ep_net_index_peer(streams->net, index);
     return peer;
 }
 
@@ -344,7 +304,7 @@ bool ep_streams_flushed_to(struct ep_streams *streams, int peer)
     bool all = true;
 
     for (int channel = 0; channel < streams->net->channels; channel++)
-        all &= flushed(streams, index_of(streams, peer, channel));
+        all &= flushed(streams, ep_net_index(streams->net, peer, channel));
     return all;
 }
 
@@ -364,13 +324,13 @@ static const struct message_header *header_at(const struct ep_streams *streams, 
 
 const void *ep_stream_peek(struct ep_streams *streams, int peer, int channel, size_t *ret_bytes)
 {
-    int index = index_of(streams, peer, channel);
+    int index = ep_net_index(streams->net, peer, channel);
     struct receiver *receiver = &streams->receivers[index];
     uint64_t tail = streams->net->signals[(size_t)index * SIGNALS + SIGNAL_TAIL];
     const struct message_header *header;
     size_t rest;
 
-    if (streams->broken != EP_OK || receiver->head == tail)
+    if (receiver->head == tail)
         return NULL;
     if (tail - receiver->head > streams->ring_bytes)
         return damaged(streams, index, receiver->head, "more bytes than the ring holds");
@@ -405,7 +365,7 @@ static bool return_credit(struct ep_streams *streams, int index)
 
 void ep_stream_pop(struct ep_streams *streams, int peer, int channel)
 {
-    int index = index_of(streams, peer, channel);
+    int index = ep_net_index(streams->net, peer, channel);
     struct receiver *receiver = &streams->receivers[index];
 
     receiver->head += receiver->peeked;
@@ -421,10 +381,7 @@ ep_status ep_streams_progress(struct ep_streams *streams, bool *ret_moved)
 {
     bool moved;
 
-    if (streams->broken == EP_OK)
-        EP_TRY(streams->net->ops->progress(streams->net, &moved));
-    if (streams->broken != EP_OK)
-        return ep_fail(streams->broken, "%s", streams->reason);
+    EP_TRY(streams->net->ops->progress(streams->net, &moved));
     for (int index = 0; index < streams->n; index++) {
         moved |= return_credit(streams, index);
         moved |= push(streams, index);
@@ -435,7 +392,7 @@ ep_status ep_streams_progress(struct ep_streams *streams, bool *ret_moved)
 
 int ep_streams_broken_peer(const struct ep_streams *streams)
 {
-    return (streams->broken != EP_OK ? streams->broken_by : streams->net->broken_by) - 1;
+    return streams->net->broken_by - 1;
 }
 
 bool ep_streams_ended(struct ep_streams *streams, int peer)
@@ -443,13 +400,6 @@ bool ep_streams_ended(struct ep_streams *streams, int peer)
     struct ep_net *net = streams->net;
 
     return net->ops->ended && net->ops->ended(net, peer);
-}
-
-int ep_streams_detach_link(struct ep_streams *streams, int peer)
-{
-    struct ep_net *net = streams->net;
-
-    return net->ops->detach_link ? net->ops->detach_link(net, peer) : -1;
 }
 
 struct ep_net *ep_streams_get_net(struct ep_streams *streams)
@@ -461,11 +411,6 @@ void ep_streams_abandon(struct ep_streams *streams)
 {
     if (streams)
         streams->net->abandoned = true;
-}
-
-bool ep_streams_can_sleep(const struct ep_streams *streams)
-{
-    return streams->net->can_sleep;
 }
 
 size_t ep_streams_bytes(const struct ep_streams *streams)

@@ -62,18 +62,14 @@ int ep_streams_unflushed_peer(struct ep_streams *streams);
 /* The node that broke the streams, or -1. */
 int ep_streams_broken_peer(const struct ep_streams *streams);
 
-/* ep_net_ops.ended and .detach_link of the endpoint; false and -1 where it has none. */
+/* ep_net_ops.ended of the endpoint; false where it has none. */
 bool ep_streams_ended(struct ep_streams *streams, int peer);
-int ep_streams_detach_link(struct ep_streams *streams, int peer);
 
 /* The endpoint below, borrowed. */
 struct ep_net *ep_streams_get_net(struct ep_streams *streams);
 
 /* Before ep_streams_free(): the group has failed, and data in flight is not needed. */
 void ep_streams_abandon(struct ep_streams *streams);
-
-/* ep_net.can_sleep of the endpoint. */
-bool ep_streams_can_sleep(const struct ep_streams *streams);
 
 /* Bytes of memory held by the streams and the endpoint. */
 size_t ep_streams_bytes(const struct ep_streams *streams);

@@ -20,25 +20,21 @@
 /* Grace period after a connection ended without BYE: the control link reports the death of a process earlier. */
 #define CUT_MS 1000
 
-static int peer_of(const struct tcp_net *t, const struct tcp_conn *conn)
-{
-    return ep_net_peer(t->net.node, conn->index / t->net.channels);
-}
-
 static struct tcp_conn *conn_of(struct tcp_net *t, int peer, int channel)
 {
-    return &t->conns[ep_net_peer_index(t->net.node, peer) * t->net.channels + channel];
+    return &t->conns[ep_net_index(&t->net, peer, channel)];
 }
 
 static ep_status break_net(struct tcp_net *t, const struct tcp_conn *conn, ep_status status, const char *what)
 {
+    int peer = ep_net_index_peer(&t->net, conn->index);
     char address[TCP_ADDRESS_TEXT];
 
     tcp_address_print(&conn->remote, address);
     return ep_net_break(&t->net,
-                        ep_fail(status, "network tcp: rank %d (%s), channel %d: %s",
-                                ep_net_rail(&t->net, peer_of(t, conn)), address, conn->index % t->net.channels, what),
-                        peer_of(t, conn));
+                        ep_fail(status, "network tcp: rank %d (%s), channel %d: %s", ep_net_rail(&t->net, peer),
+                                address, conn->index % t->net.channels, what),
+                        peer);
 }
 
 /* --- sending --- */
@@ -412,7 +408,12 @@ const struct ep_net_tcp_rendezvous *ep_net_tcp_get_rendezvous(struct ep_net *net
     return &tcp_of(net)->rendezvous;
 }
 
-static int tcp_take_link(struct ep_net *net, int peer)
+int ep_net_tcp_get_socket(struct ep_net *net, int peer, int channel)
+{
+    return conn_of(tcp_of(net), peer, channel)->fd;
+}
+
+int ep_net_tcp_detach_link(struct ep_net *net, int peer)
 {
     struct tcp_net *t = tcp_of(net);
     int slot = ep_net_peer_index(net->node, peer), fd = t->links[slot];
@@ -429,7 +430,6 @@ const struct ep_net_ops ep_net_tcp_ops = {
     .progress = tcp_progress,
     .free = ep_net_tcp_free,
     .ended = tcp_ended,
-    .detach_link = tcp_take_link,
     .lost = tcp_lost,
     .revoke = tcp_revoke,
 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tcp_internal.h - shared by tcp.c (data) and tcp_open.c (opening, closing). */
+/* tcp_internal.h - shared by tcp.c (data), tcp_mesh.c (connecting) and tcp_open.c (opening, closing). */
 #ifndef EP_NET_TCP_INTERNAL_H
 #define EP_NET_TCP_INTERNAL_H
 
@@ -77,6 +77,15 @@ void tcp_conn_queue_bye(struct tcp_conn *conn);
 void tcp_conn_discard_output(struct tcp_conn *conn);
 /* 0: the peer closed it. */
 void tcp_conn_end(struct tcp_conn *conn, int error);
+
+/* --- tcp_mesh.c --- */
+
+/*
+ * Connects this rank with its rail peers, all channels and the control links; succeeds on all ranks or on none, also if
+ * this rank has failed already, with the status `mine`. Sets the rendezvous.
+ */
+ep_status ep_net_tcp_connect(struct tcp_net *t, const struct ep_net_params *params,
+                             const struct ep_net_tcp_context *context, ep_status mine);
 
 /* --- tcp_open.c --- */
 

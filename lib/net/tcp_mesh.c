@@ -4,7 +4,7 @@
  * node connects, trying one address after the other, until the handshake with the right rank succeeds. A second
  * all-gather confirms that all ranks have all their connections.
  */
-#include "net/tcp_mesh.h"
+#include "net/tcp_internal.h"
 
 #include "base/clock.h"
 #include "base/fd.h"
@@ -33,7 +33,7 @@ struct introduction {
 
 /* A connection that this rank makes. */
 struct connector {
-    int slot, kind; /* index in ret_conns, TCP_STREAM or TCP_LINK */
+    int slot;
     int rank, next; /* the peer, and the index of its address to try next */
     bool under_way, done;
     int lack; /* errno of an attempt that failed because this rank lacks descriptors or memory; 0: none */
@@ -45,14 +45,12 @@ struct connector {
 struct mesh {
     const struct ep_net_params *params;
     const struct ep_net_tcp_context *context;
-    int node, npeers, per_peer;
-    struct tcp_mesh_conn *conns;
-    struct introduction *all; /* [R] */
-    struct tcp_key key;
-    uint64_t session;
-    struct tcp_acceptor *acceptor;
-    int accept_error;        /* errno of the last connection that could not be accepted, 0: none */
-    struct tcp_address from; /* local address of outgoing connections; family 0: any */
+    struct tcp_net *t;
+    struct ep_net_tcp_rendezvous *rendezvous; /* of t */
+    int n_slots, per_peer;                    /* connections, also of one peer: channels first, the control link last */
+    struct introduction *all;                 /* [R] */
+    struct tcp_acceptor acceptor;
+    int accept_error; /* errno of the last connection that could not be accepted, 0: none */
     uint64_t deadline_ns;
     struct connector *connectors;
     int n_connectors;
@@ -61,9 +59,35 @@ struct mesh {
 
 static int rank_of_slot(const struct mesh *mesh, int slot)
 {
-    int node = ep_net_peer(mesh->node, slot / mesh->per_peer);
+    return ep_net_rail(&mesh->t->net, ep_net_peer(mesh->t->net.node, slot / mesh->per_peer));
+}
 
-    return ep_net_rail_rank(mesh->params->rank, mesh->params->ranks_per_node, node);
+static bool is_link(const struct mesh *mesh, int slot)
+{
+    return slot % mesh->per_peer == mesh->params->channels;
+}
+
+static int *fd_of_slot(const struct mesh *mesh, int slot)
+{
+    int peer = slot / mesh->per_peer, channel = slot % mesh->per_peer;
+
+    return is_link(mesh, slot) ? &mesh->t->links[peer] : &mesh->t->conns[peer * mesh->params->channels + channel].fd;
+}
+
+static bool is_missing(const struct mesh *mesh, int slot)
+{
+    return *fd_of_slot(mesh, slot) < 0 && ep_net_is_connected(mesh->params, rank_of_slot(mesh, slot));
+}
+
+static void set_conn(struct mesh *mesh, int slot, int fd, const struct tcp_address *remote)
+{
+    int *old = fd_of_slot(mesh, slot);
+
+    if (*old >= 0)
+        close(*old); /* the peer has closed that one and retries */
+    *old = fd;
+    if (!is_link(mesh, slot))
+        mesh->t->conns[slot / mesh->per_peer * mesh->params->channels + slot % mesh->per_peer].remote = *remote;
 }
 
 /* --- addresses --- */
@@ -96,9 +120,9 @@ static ep_status find_addresses(struct mesh *mesh, struct introduction *mine)
     if (status != EP_OK && (wanted || !local->family))
         return status;
     if (wanted)
-        mesh->from = found[0];
+        mesh->rendezvous->from = found[0];
     EP_TRY(tcp_listen(wanted && n == 1 ? &found[0] : NULL, 0, &fd, &port));
-    tcp_acceptor_open(mesh->acceptor, fd, &mesh->key);
+    tcp_acceptor_open(&mesh->acceptor, fd, &mesh->rendezvous->key);
     if (!wanted && local->family && !tcp_address_is_loopback(local))
         add_address(mine, local, port);
     for (int loopback = 0; loopback < 2; loopback++)
@@ -123,7 +147,7 @@ static ep_status agree(struct mesh *mesh, struct introduction *mine, ep_status s
 /* Link-local addresses are on the link of the bootstrap; each host has its own index for that interface. */
 static void complete_addresses(struct mesh *mesh)
 {
-    uint32_t scope = mesh->from.scope ? mesh->from.scope : mesh->context->local.scope;
+    uint32_t scope = mesh->rendezvous->from.scope ? mesh->rendezvous->from.scope : mesh->context->local.scope;
 
     for (int rank = 0; rank < mesh->params->nranks; rank++)
         for (int i = 0; i < mesh->all[rank].n_addresses; i++)
@@ -137,15 +161,16 @@ static ep_status make_key(struct mesh *mesh)
     size_t n = (size_t)mesh->params->nranks, bytes = sizeof(mesh->all[0].random);
     unsigned char *random = malloc(n * bytes), digest[EP_SHA256_BYTES];
     struct ep_sha256_piece piece = {random, n * bytes};
+    struct tcp_key *key = &mesh->rendezvous->key;
 
     if (!random)
         return ep_fail(EP_E_MEMORY, "network tcp: no memory for %zu ranks", n);
     for (size_t rank = 0; rank < n; rank++)
         memcpy(random + rank * bytes, mesh->all[rank].random, bytes);
-    ep_hmac_sha256(mesh->context->key.bytes, sizeof(mesh->context->key.bytes), &piece, 1, mesh->key.bytes);
-    ep_hmac_sha256(mesh->key.bytes, sizeof(mesh->key.bytes), &piece, 1, digest);
-    memcpy(&mesh->session, digest, sizeof(mesh->session));
-    mesh->acceptor->key = mesh->key;
+    ep_hmac_sha256(mesh->context->key.bytes, sizeof(mesh->context->key.bytes), &piece, 1, key->bytes);
+    ep_hmac_sha256(key->bytes, sizeof(key->bytes), &piece, 1, digest);
+    memcpy(&mesh->rendezvous->session, digest, sizeof(mesh->rendezvous->session));
+    mesh->acceptor.key = *key;
     free(random);
     return EP_OK;
 }
@@ -159,10 +184,10 @@ static ep_status check_conn(void *context, const struct tcp_handshake *hs, char 
     const struct ep_net_params *params = mesh->params;
 
     snprintf(ret_reason, bytes, "rank %d did not expect such a connection of rank %d", params->rank, hello->rank);
-    if (hello->session != mesh->session || hello->to != params->rank || hello->rank < 0 ||
+    if (hello->session != mesh->rendezvous->session || hello->to != params->rank || hello->rank < 0 ||
         hello->rank >= params->nranks ||
         hello->rank % params->ranks_per_node != params->rank % params->ranks_per_node ||
-        hello->rank / params->ranks_per_node <= mesh->node || !ep_net_is_connected(mesh->params, hello->rank))
+        hello->rank / params->ranks_per_node <= mesh->t->net.node || !ep_net_is_connected(mesh->params, hello->rank))
         return EP_E_MISMATCH;
     if (hello->kind == TCP_STREAM && hello->detail < (uint32_t)params->channels)
         return EP_OK;
@@ -174,13 +199,9 @@ static ep_status check_conn(void *context, const struct tcp_handshake *hs, char 
 static void add_conn(void *context, const struct tcp_handshake *hs, int fd)
 {
     struct mesh *mesh = context;
-    int peer = ep_net_peer_index(mesh->node, hs->hello.rank / mesh->params->ranks_per_node);
-    struct tcp_mesh_conn *conn = &mesh->conns[peer * mesh->per_peer + (int)hs->hello.detail];
+    int peer = ep_net_peer_index(mesh->t->net.node, hs->hello.rank / mesh->params->ranks_per_node);
 
-    if (conn->fd >= 0)
-        close(conn->fd); /* the peer has closed that one and retries */
-    conn->fd = fd;
-    conn->remote = hs->from;
+    set_conn(mesh, peer * mesh->per_peer + (int)hs->hello.detail, fd, &hs->from);
 }
 
 /* Loopback is usable only between ranks of one host. */
@@ -197,11 +218,11 @@ static void start_connector(struct mesh *mesh, struct connector *connector)
 {
     const struct introduction *theirs = &mesh->all[connector->rank];
     uint64_t now = ep_now_ns(), share;
-    const struct tcp_hello hello = {.kind = (uint16_t)connector->kind,
+    const struct tcp_hello hello = {.kind = is_link(mesh, connector->slot) ? TCP_LINK : TCP_STREAM,
                                     .rank = mesh->params->rank,
                                     .to = connector->rank,
                                     .detail = (uint32_t)(connector->slot % mesh->per_peer),
-                                    .session = mesh->session};
+                                    .session = mesh->rendezvous->session};
     const struct tcp_address *address;
     int fd;
 
@@ -216,14 +237,15 @@ static void start_connector(struct mesh *mesh, struct connector *connector)
     if (!is_usable_address(mesh, theirs, address))
         return;
     share = (mesh->deadline_ns > now ? mesh->deadline_ns - now : 0) / (uint64_t)theirs->n_addresses;
-    if (tcp_connect(address, mesh->from.family ? &mesh->from : NULL, &fd) != EP_OK) {
+    if (tcp_connect(address, &mesh->rendezvous->from, &fd) != EP_OK) {
         if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
             connector->lack = errno;
         snprintf(connector->why, sizeof(connector->why), "%.*s", TCP_WHY_BYTES - 1, ep_last_error());
         return;
     }
     tcp_set_options(fd, mesh->params->timeout_ms);
-    connector->under_way = tcp_handshake_connect(&connector->hs, fd, &mesh->key, &hello, address, now + share) == EP_OK;
+    connector->under_way =
+        tcp_handshake_connect(&connector->hs, fd, &mesh->rendezvous->key, &hello, address, now + share) == EP_OK;
     if (!connector->under_way)
         tcp_handshake_drop(&connector->hs);
 }
@@ -245,7 +267,7 @@ static void step_connector(struct mesh *mesh, struct connector *connector)
     connector->under_way = false;
     connector->done = result == TCP_HANDSHAKE_DONE;
     if (connector->done) {
-        mesh->conns[connector->slot] = (struct tcp_mesh_conn){.fd = connector->hs.fd, .remote = connector->hs.from};
+        set_conn(mesh, connector->slot, connector->hs.fd, &connector->hs.from);
     } else {
         tcp_address_print(&connector->hs.from, at);
         snprintf(connector->why, sizeof(connector->why), "%s: %s", at, connector->hs.why);
@@ -256,8 +278,8 @@ static int count_missing(const struct mesh *mesh)
 {
     int n = 0;
 
-    for (int slot = 0; slot < mesh->npeers * mesh->per_peer; slot++)
-        n += mesh->conns[slot].fd < 0 && ep_net_is_connected(mesh->params, rank_of_slot(mesh, slot));
+    for (int slot = 0; slot < mesh->n_slots; slot++)
+        n += is_missing(mesh, slot);
     return n;
 }
 
@@ -285,12 +307,12 @@ static ep_status fail_late(const struct mesh *mesh)
                            mesh->params->rank, connector->rank, timeout_ms,
                            *connector->why ? connector->why : "no address of that rank can be reached from here");
     }
-    for (int slot = 0; slot < mesh->npeers * mesh->per_peer; slot++)
-        if (mesh->conns[slot].fd < 0 && ep_net_is_connected(mesh->params, rank_of_slot(mesh, slot)))
+    for (int slot = 0; slot < mesh->n_slots; slot++)
+        if (is_missing(mesh, slot))
             return ep_fail(EP_E_TIMEOUT, "network tcp: rank %d did not connect to rank %d within %d ms%s%s",
                            rank_of_slot(mesh, slot), mesh->params->rank, timeout_ms,
-                           mesh->acceptor->dropped ? "; the last connection that was rejected: " : "",
-                           mesh->acceptor->dropped ? mesh->acceptor->last_drop : "");
+                           mesh->acceptor.dropped ? "; the last connection that was rejected: " : "",
+                           mesh->acceptor.last_drop);
     return EP_OK;
 }
 
@@ -321,12 +343,12 @@ static ep_status connect_all(struct mesh *mesh)
             return fail_late(mesh);
         for (int i = 0; i < mesh->n_connectors; i++)
             step_connector(mesh, &mesh->connectors[i]);
-        tcp_acceptor_step(mesh->acceptor, check_conn, add_conn, mesh);
-        if (mesh->acceptor->error)
-            mesh->accept_error = mesh->acceptor->error;
+        tcp_acceptor_step(&mesh->acceptor, check_conn, add_conn, mesh);
+        if (mesh->acceptor.error)
+            mesh->accept_error = mesh->acceptor.error;
         if (count_missing(mesh) == 0)
             break;
-        n = tcp_acceptor_get_polls(mesh->acceptor, mesh->polls);
+        n = tcp_acceptor_get_polls(&mesh->acceptor, mesh->polls);
         for (int i = 0; i < mesh->n_connectors; i++)
             if (mesh->connectors[i].under_way)
                 mesh->polls[n++] = (struct pollfd){.fd = mesh->connectors[i].hs.fd,
@@ -339,30 +361,19 @@ static ep_status connect_all(struct mesh *mesh)
 /* The rank of the higher node connects. */
 static void plan_connectors(struct mesh *mesh)
 {
-    for (int slot = 0; slot < mesh->npeers * mesh->per_peer; slot++) {
-        if (ep_net_peer(mesh->node, slot / mesh->per_peer) >= mesh->node ||
-            !ep_net_is_connected(mesh->params, rank_of_slot(mesh, slot)))
-            continue;
-        mesh->connectors[mesh->n_connectors++] =
-            (struct connector){.slot = slot,
-                               .kind = slot % mesh->per_peer == mesh->params->channels ? TCP_LINK : TCP_STREAM,
-                               .rank = rank_of_slot(mesh, slot),
-                               .hs.fd = -1};
-    }
+    for (int slot = 0; slot < mesh->n_slots; slot++)
+        if (ep_net_peer(mesh->t->net.node, slot / mesh->per_peer) < mesh->t->net.node && is_missing(mesh, slot))
+            mesh->connectors[mesh->n_connectors++] =
+                (struct connector){.slot = slot, .rank = rank_of_slot(mesh, slot), .hs.fd = -1};
 }
 
 static ep_status prepare(struct mesh *mesh, struct introduction *mine)
 {
-    size_t n = (size_t)mesh->npeers * (size_t)mesh->per_peer;
+    size_t n = (size_t)mesh->n_slots;
 
-    if (!mesh->conns)
-        return ep_fail(EP_E_MEMORY, "network tcp: no memory for %zu connections", n);
-    mesh->acceptor = calloc(1, sizeof(*mesh->acceptor));
     mesh->connectors = calloc(n, sizeof(*mesh->connectors));
     mesh->polls = calloc(n + TCP_ACCEPTOR_POLLS, sizeof(*mesh->polls));
-    if (mesh->acceptor)
-        mesh->acceptor->fd = -1;
-    if (!mesh->acceptor || !mesh->connectors || !mesh->polls)
+    if (!mesh->connectors || !mesh->polls)
         return ep_fail(EP_E_MEMORY, "network tcp: no memory for %zu connections", n);
     EP_TRY(ep_fd_reserve("network tcp: an endpoint", count_missing(mesh) + DESCRIPTORS));
     EP_TRY(tcp_random(mine->random, sizeof(mine->random)));
@@ -370,15 +381,14 @@ static ep_status prepare(struct mesh *mesh, struct introduction *mine)
 }
 
 /* For a shrink: the listener stays open, but no thread accepts connections. */
-static ep_status keep_rendezvous(const struct mesh *mesh, struct ep_net_tcp_rendezvous *rendezvous)
+static ep_status keep_rendezvous(const struct mesh *mesh)
 {
+    struct ep_net_tcp_rendezvous *rendezvous = mesh->rendezvous;
+
     if (mesh->params->block_ranks)
         return EP_OK; /* a shrink uses the endpoint of the communicator */
     rendezvous->context = *mesh->context;
     rendezvous->context.check = NULL; /* belongs to this creation */
-    rendezvous->key = mesh->key;
-    rendezvous->session = mesh->session;
-    rendezvous->from = mesh->from;
     rendezvous->ranks = calloc((size_t)mesh->params->nranks, sizeof(*rendezvous->ranks));
     if (!rendezvous->ranks)
         return ep_fail(EP_E_MEMORY, "network tcp: no memory for %d ranks", mesh->params->nranks);
@@ -386,49 +396,30 @@ static ep_status keep_rendezvous(const struct mesh *mesh, struct ep_net_tcp_rend
         for (int i = 0; i < mesh->all[rank].n_addresses; i++)
             if (is_usable_address(mesh, &mesh->all[rank], &mesh->all[rank].addresses[i]))
                 rendezvous->ranks[rank].addresses[rendezvous->ranks[rank].n++] = mesh->all[rank].addresses[i];
-    rendezvous->listener = fcntl(mesh->acceptor->fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    rendezvous->listener = fcntl(mesh->acceptor.fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
     if (rendezvous->listener < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "network tcp: a descriptor for the listener");
     return EP_OK;
 }
 
-static void mesh_done(struct mesh *mesh, ep_status status)
+ep_status ep_net_tcp_connect(struct tcp_net *t, const struct ep_net_params *params,
+                             const struct ep_net_tcp_context *context, ep_status mine)
 {
-    for (int i = 0; i < mesh->n_connectors; i++)
-        if (mesh->connectors[i].under_way)
-            tcp_handshake_drop(&mesh->connectors[i].hs);
-    for (int slot = 0; status != EP_OK && mesh->conns && slot < mesh->npeers * mesh->per_peer; slot++) {
-        if (mesh->conns[slot].fd >= 0)
-            close(mesh->conns[slot].fd);
-        mesh->conns[slot].fd = -1;
-    }
-    if (mesh->acceptor)
-        tcp_acceptor_close(mesh->acceptor);
-    free(mesh->acceptor);
-    free(mesh->connectors);
-    free(mesh->polls);
-    free(mesh->all);
-}
-
-ep_status tcp_mesh_open(const struct ep_net_params *params, const struct ep_net_tcp_context *context, ep_status mine,
-                        struct tcp_mesh_conn *ret_conns, struct ep_net_tcp_rendezvous *rendezvous)
-{
+    int per_peer = params->channels + (params->block_ranks ? 0 : 1);
     struct mesh mesh = {.params = params,
                         .context = context,
-                        .node = params->rank / params->ranks_per_node,
-                        .npeers = params->nranks / params->ranks_per_node - 1,
-                        .per_peer = tcp_mesh_per_peer(params),
-                        .conns = ret_conns};
+                        .t = t,
+                        .rendezvous = &t->rendezvous,
+                        .n_slots = (t->net.nnodes - 1) * per_peer,
+                        .per_peer = per_peer,
+                        .acceptor.fd = -1};
     struct introduction self;
     struct ep_process_id process;
-    char text[EP_ERROR_TEXT_BYTES];
     ep_status status = mine;
 
     memset(&self, 0, sizeof(self));
     ep_process_get_self(&process);
     memcpy(self.host, process.host, sizeof(self.host));
-    for (int slot = 0; ret_conns && slot < mesh.npeers * mesh.per_peer; slot++)
-        ret_conns[slot].fd = -1;
     mesh.all = calloc((size_t)params->nranks, sizeof(*mesh.all));
     if (!mesh.all)
         return ep_fail(EP_E_MEMORY, "network tcp: no memory for %d ranks", params->nranks);
@@ -442,10 +433,15 @@ ep_status tcp_mesh_open(const struct ep_net_params *params, const struct ep_net_
         if (status == EP_OK)
             status = connect_all(&mesh);
         if (status == EP_OK)
-            status = keep_rendezvous(&mesh, rendezvous);
+            status = keep_rendezvous(&mesh);
         status = agree(&mesh, &self, status);
     }
-    snprintf(text, sizeof(text), "%s", ep_last_error());
-    mesh_done(&mesh, status);
-    return status == EP_OK ? EP_OK : ep_fail(status, "%s", text);
+    for (int i = 0; i < mesh.n_connectors; i++)
+        if (mesh.connectors[i].under_way)
+            tcp_handshake_drop(&mesh.connectors[i].hs);
+    tcp_acceptor_close(&mesh.acceptor);
+    free(mesh.connectors);
+    free(mesh.polls);
+    free(mesh.all);
+    return status;
 }

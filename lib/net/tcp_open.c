@@ -4,7 +4,6 @@
 
 #include "base/clock.h"
 #include "base/fd.h"
-#include "net/tcp_mesh.h"
 
 #include <errno.h>
 #include <linux/sockios.h>
@@ -143,11 +142,11 @@ static ep_status prepare(struct tcp_net *t)
     size_t n = (size_t)t->n, npeers = (size_t)net->nnodes - 1;
 
     t->links = malloc(npeers * sizeof(*t->links));
+    t->conns = calloc(n, sizeof(*t->conns));
     for (size_t i = 0; t->links && i < npeers; i++)
         t->links[i] = -1;
-    t->conns = calloc(n, sizeof(*t->conns));
-    for (size_t i = 0; t->conns && i < n; i++)
-        t->conns[i].fd = -1;
+    for (int i = 0; t->conns && i < t->n; i++)
+        t->conns[i] = (struct tcp_conn){.fd = -1, .index = i, .readable = true, .writable = true};
     if (!t->links || !t->conns)
         return ep_fail(EP_E_MEMORY, "network tcp: no memory for %zu connections", n);
     EP_TRY(ep_net_memory_new(net));
@@ -159,32 +158,22 @@ static ep_status prepare(struct tcp_net *t)
 }
 
 /* After the last agreement of the ranks: a failure here is of this rank alone. */
-static ep_status start(struct tcp_net *t, const struct ep_net_params *params, const struct tcp_mesh_conn *conns)
+static ep_status start(struct tcp_net *t)
 {
-    int channels = t->net.channels, per_peer = tcp_mesh_per_peer(params);
-    ep_status status = EP_OK;
-
     for (int i = 0; i < t->n; i++) {
-        const struct tcp_mesh_conn *from = &conns[i / channels * per_peer + i % channels];
         struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.u32 = (uint32_t)i};
         struct tcp_conn *conn = &t->conns[i];
 
-        conn->fd = from->fd;
-        conn->remote = from->remote;
-        conn->index = i;
-        conn->readable = conn->writable = true;
         conn->in = (struct tcp_wire){.region = t->net.region,
                                      .region_bytes = t->net.region_bytes,
                                      .signals = t->net.signals,
                                      .n_signals = t->net.n_signals};
         if (conn->fd < 0)
             tcp_conn_end(conn, 0); /* no communication with that rank (block_ranks) */
-        else if (status == EP_OK && epoll_ctl(t->epoll, EPOLL_CTL_ADD, conn->fd, &event) != 0)
-            status = ep_fail_errno(EP_E_SYSTEM, errno, "network tcp: epoll_ctl");
+        else if (epoll_ctl(t->epoll, EPOLL_CTL_ADD, conn->fd, &event) != 0)
+            return ep_fail_errno(EP_E_SYSTEM, errno, "network tcp: epoll_ctl");
     }
-    for (int peer = 0; per_peer > channels && peer < t->net.nnodes - 1; peer++)
-        t->links[peer] = conns[peer * per_peer + channels].fd;
-    return status;
+    return EP_OK;
 }
 
 /* For a boot without a context: from the environment. */
@@ -202,7 +191,6 @@ static ep_status tcp_open(const struct ep_net_provider *provider, const struct e
 {
     const struct ep_net_tcp_context *context = provider->context;
     struct ep_net_tcp_context own;
-    struct tcp_mesh_conn *conns;
     struct tcp_net *t;
     ep_status status;
 
@@ -215,14 +203,12 @@ static ep_status tcp_open(const struct ep_net_provider *provider, const struct e
     if (!t)
         return ep_fail(EP_E_MEMORY, "network tcp: no memory");
     t->net = ep_net_init(&ep_net_tcp_ops, params); /* can_sleep stays false: no doorbell when a socket has input */
+    t->net.tcp = &t->net;
     t->epoll = t->rendezvous.listener = -1;
     t->n = (t->net.nnodes - 1) * params->channels;
-    conns = calloc((size_t)(t->net.nnodes - 1) * (size_t)tcp_mesh_per_peer(params), sizeof(*conns));
-    status = conns ? prepare(t) : ep_fail(EP_E_MEMORY, "network tcp: no memory");
-    status = tcp_mesh_open(params, context, status, conns, &t->rendezvous);
-    if (status == EP_OK && conns)
-        status = start(t, params, conns);
-    free(conns);
+    status = ep_net_tcp_connect(t, params, context, prepare(t));
+    if (status == EP_OK)
+        status = start(t);
     if (status != EP_OK) {
         ep_net_tcp_free(&t->net);
         return status;

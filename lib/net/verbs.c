@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "net/verbs.h"
-
-#include "base/clock.h"
 #include "net/verbs_net.h"
+
+#include "base/backoff.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /* Completions polled at once. */
 #define BATCH 32
@@ -34,23 +32,19 @@ static struct verbs_net *verbs_of(struct ep_net *net)
 
 static struct verbs_conn *conn_of(struct verbs_net *v, int peer, int channel)
 {
-    return &v->conns[ep_net_peer_index(v->net.node, peer) * v->net.channels + channel];
-}
-
-static int peer_of(const struct verbs_net *v, const struct verbs_conn *conn)
-{
-    return ep_net_peer(v->net.node, conn->index / v->net.channels);
+    return &v->conns[ep_net_index(&v->net, peer, channel)];
 }
 
 static ep_status fail_at(const struct verbs_net *v, const struct verbs_conn *conn, ep_status status, const char *what)
 {
-    return ep_fail(status, "network verbs: rank %d, channel %d, over %s: %s", ep_net_rail(&v->net, peer_of(v, conn)),
-                   conn->index % v->net.channels, v->device.name, what);
+    return ep_fail(status, "network verbs: rank %d, channel %d, over %s: %s",
+                   ep_net_rail(&v->net, ep_net_index_peer(&v->net, conn->index)), conn->index % v->net.channels,
+                   v->device.name, what);
 }
 
 static ep_status break_net(struct verbs_net *v, const struct verbs_conn *conn, ep_status status, const char *what)
 {
-    return ep_net_break(&v->net, fail_at(v, conn, status, what), peer_of(v, conn));
+    return ep_net_break(&v->net, fail_at(v, conn, status, what), ep_net_index_peer(&v->net, conn->index));
 }
 
 /* As break_net(), for a failure of this rank. */
@@ -404,7 +398,8 @@ static void note_closed_peers(struct verbs_net *v)
     for (int i = 0; i < v->n; i++) {
         struct verbs_conn *conn = &v->conns[i];
 
-        if (conn->qp && !conn->peer_closed_ns && v->tcp->ops->ended(v->tcp, peer_of(v, conn))) {
+        if (conn->qp && !conn->peer_closed_ns &&
+            v->net.tcp->ops->ended(v->net.tcp, ep_net_index_peer(&v->net, conn->index))) {
             conn->peer_closed_ns = ep_now_ns();
             conn->discards = true;
         }
@@ -423,9 +418,9 @@ static ep_status check_ends(struct verbs_net *v)
         return EP_OK;
     EP_TRY(watch_port(v));
     EP_TRY(report_failures(v));
-    status = v->tcp->ops->progress(v->tcp, &moved);
+    status = v->net.tcp->ops->progress(v->net.tcp, &moved);
     if (status != EP_OK)
-        return ep_net_break(&v->net, status, v->tcp->broken_by - 1);
+        return ep_net_break(&v->net, status, v->net.tcp->broken_by - 1);
     note_closed_peers(v);
     for (int i = 0; any && !v->net.tolerant && i < v->n; i++)
         if (is_cut(&v->conns[i]))
@@ -445,7 +440,7 @@ static ep_status verbs_progress(struct ep_net *net, bool *ret_moved)
     return EP_OK;
 }
 
-/* --- ended and lost peers, control links --- */
+/* --- ended and lost peers --- */
 
 static bool verbs_ended(struct ep_net *net, int peer)
 {
@@ -469,7 +464,7 @@ static bool verbs_lost(struct ep_net *net, int peer)
     for (int channel = 0; channel < net->channels; channel++)
         if (is_cut(conn_of(v, peer, channel)))
             return true;
-    return v->tcp->ops->lost(v->tcp, peer);
+    return v->net.tcp->ops->lost(v->net.tcp, peer);
 }
 
 /*
@@ -491,19 +486,7 @@ static ep_status verbs_revoke(struct ep_net *net, int peer)
         conn->head = conn->tail;
         conn->count = 0;
     }
-    return v->tcp->ops->revoke(v->tcp, peer);
-}
-
-static int verbs_take_link(struct ep_net *net, int peer)
-{
-    struct ep_net *tcp = verbs_of(net)->tcp;
-
-    return tcp->ops->detach_link(tcp, peer);
-}
-
-struct ep_net *ep_net_verbs_get_tcp(struct ep_net *net)
-{
-    return verbs_of(net)->tcp;
+    return v->net.tcp->ops->revoke(v->net.tcp, peer);
 }
 
 /* --- opening --- */
@@ -527,7 +510,6 @@ static const struct verbs_conn *find_unverified(const struct verbs_net *v)
 ep_status verbs_exchange_hello(struct verbs_net *v, uint64_t deadline_ns, struct ep_net_tcp_watch *watch,
                                const struct verbs_conn **ret_unverified)
 {
-    const struct timespec backoff = {.tv_nsec = 50000};
     const struct verbs_conn *unverified;
     bool moved;
 
@@ -541,7 +523,7 @@ ep_status verbs_exchange_hello(struct verbs_net *v, uint64_t deadline_ns, struct
         EP_TRY(ep_net_tcp_check_ranks(watch));
         unverified = find_unverified(v);
         if (unverified && !moved)
-            nanosleep(&backoff, NULL);
+            ep_backoff_sleep();
     } while (unverified && (!unverified->failed_ns || is_failing(unverified)) && ep_now_ns() < deadline_ns);
     *ret_unverified = unverified;
     return EP_OK;
@@ -553,7 +535,6 @@ ep_status verbs_exchange_hello(struct verbs_net *v, uint64_t deadline_ns, struct
 static void send_bye(struct verbs_net *v)
 {
     uint64_t deadline_ns = ep_deadline_ns(v->net.timeout_ms < FREE_MS ? v->net.timeout_ms : FREE_MS);
-    struct timespec backoff = {.tv_nsec = 50000};
     bool waits = true, moved;
 
     while (waits && ep_now_ns() < deadline_ns) {
@@ -569,15 +550,22 @@ static void send_bye(struct verbs_net *v)
             waits |= !conn->bye_sent || (conn->count > 0 && !conn->failed_ns && !conn->bye_received);
         }
         if (waits && !moved)
-            nanosleep(&backoff, NULL);
+            ep_backoff_sleep();
     }
 }
 
-/* Queue pairs first: after that no peer can write to the memory that is freed here. */
-void verbs_release(struct verbs_net *v)
+/* After the end of the queue pairs no peer can write to the memory that is freed here. */
+static void verbs_free(struct ep_net *net)
 {
+    struct verbs_net *v = verbs_of(net);
     const struct verbs_library *library = v->device.library;
 
+    if (net->broken == EP_OK && !net->abandoned)
+        send_bye(v);
+    if (net->tcp) {
+        net->tcp->abandoned = net->abandoned || net->broken != EP_OK;
+        net->tcp->ops->free(net->tcp);
+    }
     for (int i = 0; v->conns && i < v->n; i++)
         if (v->conns[i].qp)
             library->destroy_qp(v->conns[i].qp);
@@ -593,19 +581,6 @@ void verbs_release(struct verbs_net *v)
     free(v);
 }
 
-static void verbs_free(struct ep_net *net)
-{
-    struct verbs_net *v = verbs_of(net);
-
-    if (!v)
-        return;
-    if (v->net.broken == EP_OK && !net->abandoned)
-        send_bye(v);
-    v->tcp->abandoned = net->abandoned || v->net.broken != EP_OK;
-    v->tcp->ops->free(v->tcp);
-    verbs_release(v);
-}
-
 const struct ep_net_ops verbs_ops = {
     .name = "verbs",
     .put = verbs_put,
@@ -614,7 +589,6 @@ const struct ep_net_ops verbs_ops = {
     .progress = verbs_progress,
     .free = verbs_free,
     .ended = verbs_ended,
-    .detach_link = verbs_take_link,
     .lost = verbs_lost,
     .revoke = verbs_revoke,
     .attach = verbs_attach,

@@ -39,18 +39,20 @@ struct search {
 
 /* --- options --- */
 
-static ep_status read_number(const char *name, long low, long high, long otherwise, long *ret_value)
+static ep_status read_number(const char *name, int low, int high, int otherwise, int *ret_value)
 {
     const char *text = getenv(name);
     char *end;
+    long value;
 
     *ret_value = otherwise;
     if (!text || !*text)
         return EP_OK;
     errno = 0;
-    *ret_value = strtol(text, &end, 10);
-    if (errno || end == text || *end || *ret_value < low || *ret_value > high)
-        return ep_fail(EP_E_ARG, "network verbs: %s is \"%.40s\", not a number of %ld..%ld", name, text, low, high);
+    value = strtol(text, &end, 10);
+    if (errno || end == text || *end || value < low || value > high)
+        return ep_fail(EP_E_ARG, "network verbs: %s is \"%.40s\", not a number of %d..%d", name, text, low, high);
+    *ret_value = (int)value;
     return EP_OK;
 }
 
@@ -280,20 +282,15 @@ ep_status verbs_device_open(int local_rank, const char *gpu, struct verbs_device
     struct search search = {.gpu = gpu};
     struct ibv_device **devices;
     struct port *port = NULL;
-    long gid_index, traffic_class, service_level, gpu_memory;
     ep_status status;
 
     memset(ret_device, 0, sizeof(*ret_device));
-    EP_TRY(read_number(ENV_GID_INDEX, -1, 255, -1, &gid_index));
-    EP_TRY(read_number(ENV_TRAFFIC_CLASS, 0, 255, 0, &traffic_class));
-    EP_TRY(read_number(ENV_SERVICE_LEVEL, 0, 15, 0, &service_level));
-    EP_TRY(read_number(ENV_GPU_MEMORY, 0, 1, -1, &gpu_memory));
+    EP_TRY(read_number(ENV_GID_INDEX, -1, 255, -1, &search.gid_index));
+    EP_TRY(read_number(ENV_TRAFFIC_CLASS, 0, 255, 0, &ret_device->traffic_class));
+    EP_TRY(read_number(ENV_SERVICE_LEVEL, 0, 15, 0, &ret_device->service_level));
+    EP_TRY(read_number(ENV_GPU_MEMORY, 0, 1, -1, &ret_device->gpu_memory));
     EP_TRY(verbs_library_load(&search.library));
     ret_device->library = search.library;
-    ret_device->traffic_class = (uint8_t)traffic_class;
-    ret_device->service_level = (uint8_t)service_level;
-    ret_device->gpu_memory = (int)gpu_memory;
-    search.gid_index = (int)gid_index;
     devices = search.library->get_device_list(NULL);
     if (!devices && errno == ENOSYS)
         return ep_fail(EP_E_UNSUPPORTED, "network verbs: the kernel has no RDMA support here (module ib_uverbs, "

@@ -32,7 +32,8 @@ struct verbs_device {
     bool is_ethernet;
     uint16_t lid; /* of InfiniBand */
     union ibv_gid gid;
-    uint8_t gid_index, traffic_class, service_level;
+    uint8_t gid_index;
+    int traffic_class, service_level;
     enum ibv_mtu mtu;
     uint32_t max_message; /* bytes of one operation */
     int gpu_memory;       /* EPKIT_VERBS_GPU_MEMORY; -1: by nearness */

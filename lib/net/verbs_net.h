@@ -1,5 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verbs_net.h - an endpoint of the verbs network; for verbs*.c only. */
+/*
+ * verbs_net.h - the network over RDMA NICs: InfiniBand and RoCE, by libibverbs; for verbs*.c only.
+ *
+ * One reliable connected (RC) queue pair for each (rail peer, channel). A put is sent as RDMA writes, and a signal is a
+ * SEND of 16 bytes after them on the same queue pair, which the receiver adds up when it polls. Memory of attach() is
+ * read by the NIC; all other memory is copied into a registered ring buffer, so it needs no registration and may be
+ * reused when put() returns. A receiver that does not poll throttles its senders: its receive queue is full.
+ *
+ * GPU memory can be attached and be the payload region, by its dma-buf or through a peer-memory module. A rank whose
+ * GPU memory cannot be registered receives payload in its region; its peers write there by the same calls.
+ *
+ * Each endpoint also opens an endpoint of the tcp network, for what a NIC does not provide: authentication by the
+ * shared secret, the control link, and immediate detection of the exit of a process, which a queue pair reports only
+ * after seconds. The keys of the regions are exchanged by the boot's all-gather. InfiniBand and RoCE do not
+ * authenticate: all hosts of the fabric must be trusted.
+ *
+ * ep_net_verbs.open: `context` as for ep_net_tcp. verbs_device.h describes the choice of the NIC.
+ */
 #ifndef EP_NET_VERBS_NET_H
 #define EP_NET_VERBS_NET_H
 
@@ -62,7 +79,6 @@ struct verbs_source {
 
 struct verbs_net {
     struct ep_net net;
-    struct ep_net *tcp; /* see verbs.h */
     struct verbs_device device;
     int n; /* connections */
     struct verbs_conn *conns;
@@ -79,6 +95,7 @@ struct verbs_net {
     int port_downs;         /* checks that have found it down, without one between them that has not */
 };
 
+/* Its free() accepts an endpoint that is partly open, if that is abandoned. */
 extern const struct ep_net_ops verbs_ops;
 
 /* Allocates and registers everything but sources. Payload is received in the region if `payload` cannot be used. */
@@ -99,8 +116,5 @@ int verbs_post_receive(struct verbs_net *v, struct verbs_conn *conn, unsigned sl
  */
 ep_status verbs_exchange_hello(struct verbs_net *v, uint64_t deadline_ns, struct ep_net_tcp_watch *watch,
                                const struct verbs_conn **ret_unverified);
-
-/* `v` may be partly initialised. */
-void verbs_release(struct verbs_net *v);
 
 #endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The network "verbs" of a build without the headers of libibverbs. */
-#include "base/error.h"
-#include "net/verbs.h"
+#include "net/net.h"
 
 static ep_status open_none(const struct ep_net_provider *provider, const struct ep_net_params *params,
                            struct ep_net **ret_net)
@@ -15,9 +14,3 @@ static ep_status open_none(const struct ep_net_provider *provider, const struct 
 }
 
 const struct ep_net_provider ep_net_verbs = {.abi = EP_NET_ABI, .name = "verbs", .open = open_none};
-
-struct ep_net *ep_net_verbs_get_tcp(struct ep_net *net)
-{
-    (void)net;
-    return NULL; /* open() never succeeds */
-}

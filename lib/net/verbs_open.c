@@ -79,7 +79,7 @@ static ep_status make_queues(struct verbs_net *v)
 static bool is_connected(const struct opening *o, const struct verbs_conn *conn)
 {
     const struct verbs_net *v = o->v;
-    int rank = ep_net_rail(&v->net, ep_net_peer(v->net.node, conn->index / v->net.channels));
+    int rank = ep_net_rail(&v->net, ep_net_index_peer(&v->net, conn->index));
 
     return ep_net_is_connected(o->params, rank);
 }
@@ -160,17 +160,20 @@ static ep_status agree(struct opening *o, ep_status status)
     return ep_net_introduce(ep_net_verbs.name, o->params, status, o->mine, o->bytes, o->all);
 }
 
-static void make_path(const struct verbs_device *device, const struct introduction *theirs,
-                      struct ibv_ah_attr *ret_path)
+static struct ibv_ah_attr make_path(const struct verbs_device *device, const struct introduction *theirs)
 {
-    *ret_path = (struct ibv_ah_attr){
-        .dlid = theirs->lid, .sl = device->service_level, .port_num = device->port, .is_global = device->is_ethernet};
-    if (!device->is_ethernet)
-        return;
-    memcpy(ret_path->grh.dgid.raw, theirs->gid, sizeof(theirs->gid));
-    ret_path->grh.sgid_index = device->gid_index;
-    ret_path->grh.hop_limit = HOP_LIMIT;
-    ret_path->grh.traffic_class = device->traffic_class;
+    struct ibv_ah_attr path = {
+        .dlid = theirs->lid,
+        .sl = (uint8_t)device->service_level,
+        .port_num = device->port,
+        .is_global = device->is_ethernet,
+        .grh = {.sgid_index = device->gid_index,
+                .hop_limit = HOP_LIMIT,
+                .traffic_class = (uint8_t)device->traffic_class},
+    };
+
+    memcpy(path.grh.dgid.raw, theirs->gid, sizeof(theirs->gid));
+    return path;
 }
 
 static ep_status connect_conn(struct opening *o, struct verbs_conn *conn, int peer, int channel)
@@ -185,7 +188,8 @@ static ep_status connect_conn(struct opening *o, struct verbs_conn *conn, int pe
                                      .dest_qp_num = far->number,
                                      .rq_psn = far->psn,
                                      .max_dest_rd_atomic = 1,
-                                     .min_rnr_timer = RNR_TIMER_640_US};
+                                     .min_rnr_timer = RNR_TIMER_640_US,
+                                     .ah_attr = make_path(&v->device, theirs)};
 
     if (theirs->is_ethernet != v->device.is_ethernet)
         return ep_fail(EP_E_MISMATCH, "network verbs: rank %d is on InfiniBand and rank %d on Ethernet",
@@ -194,7 +198,6 @@ static ep_status connect_conn(struct opening *o, struct verbs_conn *conn, int pe
     conn->remote_key = theirs->key;
     conn->remote_payload = theirs->payload;
     conn->remote_payload_key = theirs->payload_key;
-    make_path(&v->device, theirs, &attributes.ah_attr);
     error = library->modify_qp(conn->qp, &attributes,
                                IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                                    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
@@ -220,7 +223,7 @@ static ep_status connect_all(struct opening *o)
 
     for (int i = 0; i < v->n; i++)
         if (v->conns[i].qp)
-            EP_TRY(connect_conn(o, &v->conns[i], ep_net_peer(v->net.node, i / v->net.channels), i % v->net.channels));
+            EP_TRY(connect_conn(o, &v->conns[i], ep_net_index_peer(&v->net, i), i % v->net.channels));
     return EP_OK;
 }
 
@@ -235,7 +238,7 @@ static ep_status exchange_hello(struct opening *o)
     EP_TRY(verbs_exchange_hello(v, ep_deadline_ns(o->params->timeout_ms / 2), &watch, &unverified));
     if (!unverified)
         return EP_OK;
-    rank = ep_net_rail(&v->net, ep_net_peer(v->net.node, unverified->index / v->net.channels));
+    rank = ep_net_rail(&v->net, ep_net_index_peer(&v->net, unverified->index));
     return ep_fail(EP_E_SYSTEM,
                    "network verbs: rank %d with %s and rank %d with %.*s cannot reach each other: %s: check that the "
                    "network connects these ports, or name others in EPKIT_VERBS_DEVICE",
@@ -287,25 +290,18 @@ static ep_status verbs_open(const struct ep_net_provider *provider, const struct
     v = calloc(1, sizeof(*v));
     if (!v)
         return ep_fail(EP_E_MEMORY, "network verbs: no memory");
-    status = ep_net_tcp.open(&tcp, &tcp_params, &v->tcp);
-    if (status != EP_OK) {
-        free(v);
-        return status;
-    }
     v->net = ep_net_init(&verbs_ops, params); /* can_sleep stays false: no doorbell when the NIC has a completion */
     v->n = (v->net.nnodes - 1) * params->channels;
     v->conns = calloc((size_t)v->n, sizeof(*v->conns));
     for (int i = 0; v->conns && i < v->n; i++)
         v->conns[i].index = i;
-    status = connect_ranks(v, params, provider->context);
+    status = ep_net_tcp.open(&tcp, &tcp_params, &v->net.tcp);
+    if (status == EP_OK)
+        status = connect_ranks(v, params, provider->context);
     if (status != EP_OK) {
-        char text[EP_ERROR_TEXT_BYTES];
-
-        snprintf(text, sizeof(text), "%s", ep_last_error());
-        v->tcp->abandoned = true;
-        v->tcp->ops->free(v->tcp);
-        verbs_release(v);
-        return ep_fail(status, "%s", text);
+        v->net.abandoned = true;
+        verbs_ops.free(&v->net);
+        return status;
     }
     *ret_net = &v->net;
     return EP_OK;

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 /* For the two round trips of a handshake. */
@@ -14,12 +15,7 @@
 
 void tcp_acceptor_open(struct tcp_acceptor *acceptor, int fd, const struct tcp_key *key)
 {
-    acceptor->fd = fd;
-    acceptor->key = *key;
-    acceptor->n = 0;
-    acceptor->dropped = 0;
-    acceptor->error = 0;
-    acceptor->last_drop[0] = '\0';
+    *acceptor = (struct tcp_acceptor){.fd = fd, .key = *key};
 }
 
 int tcp_acceptor_get_polls(const struct tcp_acceptor *acceptor, struct pollfd *ret_polls)
@@ -72,7 +68,11 @@ static bool make_room(struct tcp_acceptor *acceptor)
 
 static void accept_all(struct tcp_acceptor *acceptor)
 {
-    while (make_room(acceptor)) {
+    if (!acceptor->pending)
+        acceptor->pending = malloc(TCP_ACCEPTOR_PENDING * sizeof(*acceptor->pending));
+    if (!acceptor->pending)
+        acceptor->error = ENOMEM;
+    while (acceptor->pending && make_room(acceptor)) {
         struct tcp_address from;
         struct tcp_handshake *hs = &acceptor->pending[acceptor->n];
         int fd = tcp_accept(acceptor->fd, &from);
@@ -133,7 +133,9 @@ void tcp_acceptor_close(struct tcp_acceptor *acceptor)
             record_drop(acceptor, hs);
         tcp_handshake_drop(hs);
     }
-    acceptor->n = 0;
+    free(acceptor->pending);
+    acceptor->pending = NULL;
+    acceptor->n = acceptor->error = 0;
     close(acceptor->fd);
     acceptor->fd = -1;
 }

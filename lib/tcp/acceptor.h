@@ -23,10 +23,10 @@ typedef void (*tcp_acceptor_accept_fn)(void *context, const struct tcp_handshake
 struct tcp_acceptor {
     int fd; /* -1: none */
     struct tcp_key key;
-    struct tcp_handshake pending[TCP_ACCEPTOR_PENDING];
+    struct tcp_handshake *pending; /* [TCP_ACCEPTOR_PENDING]; NULL: not allocated yet */
     int n;
     int error;        /* errno of accept() while descriptors or memory are exhausted; 0: none */
-    uint64_t dropped; /* connections that were not accepted */
+    uint64_t dropped; /* connections that were not accepted; it and the next also after the end */
     char last_drop[TCP_WHY_BYTES + TCP_ADDRESS_TEXT + 4]; /* "10.0.0.9:4242 has another secret" */
 };
 
@@ -38,7 +38,7 @@ int tcp_acceptor_get_polls(const struct tcp_acceptor *acceptor, struct pollfd *r
 /* Accepts connections and continues all handshakes; never blocks. */
 void tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_accept_fn accept,
                        void *context);
-/* Connections that are not authenticated yet are dropped, and counted, too. */
+/* Connections that are not authenticated yet are dropped, and counted, too. Does nothing if fd is -1. */
 void tcp_acceptor_close(struct tcp_acceptor *acceptor);
 
 #endif

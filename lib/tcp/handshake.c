@@ -243,27 +243,16 @@ static int push(struct tcp_handshake *hs)
     return 1;
 }
 
-/* 1: the expected bytes have arrived, 0: not yet, -1: failed. Never reads more: later bytes are for the next reader. */
+/* 1: the expected bytes have arrived, 0: not yet, -1: failed. */
 static int pull(struct tcp_handshake *hs)
 {
-    while (hs->in_used < hs->in_need) {
-        ssize_t n = recv(hs->fd, hs->in + hs->in_used, hs->in_need - hs->in_used, MSG_DONTWAIT);
+    int got = tcp_receive(hs->fd, hs->in, hs->in_need, &hs->in_used);
 
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-            return 0;
-        if (n < 0) {
-            fail_system(hs, errno);
-            return -1;
-        }
-        if (n == 0) {
-            fail(hs, EP_E_PEER_LEFT, "the connection was closed during the handshake");
-            return -1;
-        }
-        hs->in_used += (size_t)n;
-    }
-    return 1;
+    if (got < 0 && errno)
+        fail_system(hs, errno);
+    else if (got < 0)
+        fail(hs, EP_E_PEER_LEFT, "the connection was closed during the handshake");
+    return got;
 }
 
 static enum tcp_handshake_result finish_connecting(struct tcp_handshake *hs)

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/fd.h"
+#include "base/futex.h"
 #include "base/thread.h"
 
 #include <arpa/inet.h>
@@ -35,7 +36,7 @@ void tcp_address_print(const struct tcp_address *address, char ret_text[TCP_ADDR
     snprintf(ret_text, TCP_ADDRESS_TEXT, address->family == AF_INET ? "%s:%u" : "[%s]:%u", host, address->port);
 }
 
-socklen_t tcp_address_to_socket(const struct tcp_address *address, struct sockaddr_storage *ret_socket)
+static socklen_t to_socket(const struct tcp_address *address, struct sockaddr_storage *ret_socket)
 {
     struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons(address->port)};
     struct sockaddr_in6 v6 = {
@@ -52,18 +53,20 @@ socklen_t tcp_address_to_socket(const struct tcp_address *address, struct sockad
     return sizeof(v6);
 }
 
-/* An IPv4-mapped IPv6 address, as from a dual-stack socket, is converted to IPv4. */
-bool tcp_address_from_socket(const struct sockaddr_storage *socket_address, struct tcp_address *ret_address)
+/* An IPv4-mapped IPv6 address, as from a dual-stack socket, is converted to IPv4. false: neither IPv4 nor IPv6. */
+static bool from_socket(const void *socket_address, struct tcp_address *ret_address)
 {
-    struct tcp_address address = {.family = socket_address->ss_family};
+    struct tcp_address address = {0};
     struct sockaddr_in v4;
     struct sockaddr_in6 v6;
 
-    if (socket_address->ss_family == AF_INET) {
+    memcpy(&address.family, (const char *)socket_address + offsetof(struct sockaddr, sa_family),
+           sizeof(address.family));
+    if (address.family == AF_INET) {
         memcpy(&v4, socket_address, sizeof(v4));
         address.port = ntohs(v4.sin_port);
         memcpy(address.bytes, &v4.sin_addr, sizeof(v4.sin_addr));
-    } else if (socket_address->ss_family == AF_INET6) {
+    } else if (address.family == AF_INET6) {
         memcpy(&v6, socket_address, sizeof(v6));
         address.port = ntohs(v6.sin6_port);
         address.scope = v6.sin6_scope_id;
@@ -104,7 +107,7 @@ struct tcp_address tcp_local_address(int fd)
     socklen_t bytes = sizeof(storage);
 
     if (getsockname(fd, (struct sockaddr *)&storage, &bytes) == 0)
-        tcp_address_from_socket(&storage, &address);
+        from_socket(&storage, &address);
     return address;
 }
 
@@ -167,15 +170,8 @@ ep_status tcp_parse_endpoint(const char *text, char *ret_host, size_t host_bytes
 static void copy_addresses(const struct addrinfo *list, struct tcp_address *ret_addresses, int *ret_n)
 {
     *ret_n = 0;
-    for (; list && *ret_n < TCP_ADDRESSES; list = list->ai_next) {
-        struct sockaddr_storage storage = {0};
-
-        if (list->ai_addrlen > sizeof(storage))
-            continue;
-        memcpy(&storage, list->ai_addr, list->ai_addrlen);
-        if (tcp_address_from_socket(&storage, &ret_addresses[*ret_n]))
-            ++*ret_n;
-    }
+    for (; list && *ret_n < TCP_ADDRESSES; list = list->ai_next)
+        *ret_n += from_socket(list->ai_addr, &ret_addresses[*ret_n]);
 }
 
 /*
@@ -183,97 +179,80 @@ static void copy_addresses(const struct addrinfo *list, struct tcp_address *ret_
  * waiter, frees it. (glibc's getaddrinfo_a() starts threads that ThreadSanitizer cannot follow.)
  */
 struct query {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    bool done, abandoned;
+    _Atomic uint32_t done; /* futex word */
+    _Atomic int users;
     int code, error; /* of getaddrinfo(), and errno where the code is EAI_SYSTEM */
     struct addrinfo *list;
     struct addrinfo hints;
     char host[256], port[8];
 };
 
-static void query_free(struct query *query)
+static void ask(struct query *query)
 {
+    query->code = getaddrinfo(query->host, query->port, &query->hints, &query->list);
+    query->error = errno;
+    query->list = query->code == 0 ? query->list : NULL;
+}
+
+static void release(struct query *query)
+{
+    if (atomic_fetch_sub(&query->users, 1) != 1)
+        return;
     if (query->list)
         freeaddrinfo(query->list);
-    pthread_cond_destroy(&query->changed);
-    pthread_mutex_destroy(&query->lock);
     free(query);
 }
 
 static void *run_query(void *argument)
 {
     struct query *query = argument;
-    struct addrinfo *list = NULL;
-    int code = getaddrinfo(query->host, query->port, &query->hints, &list), error = errno;
-    bool abandoned;
 
-    pthread_mutex_lock(&query->lock);
-    query->code = code;
-    query->error = error;
-    query->list = code == 0 ? list : NULL;
-    query->done = true;
-    abandoned = query->abandoned;
-    pthread_cond_signal(&query->changed);
-    pthread_mutex_unlock(&query->lock);
-    if (abandoned)
-        query_free(query);
+    ask(query);
+    atomic_store(&query->done, 1);
+    ep_futex_wake(&query->done);
+    release(query);
     return NULL;
 }
 
-static bool query_new(const char *host, uint16_t port, struct query **ret_query)
-{
-    struct query *query = calloc(1, sizeof(*query));
-
-    if (!query)
-        return false;
-    pthread_mutex_init(&query->lock, NULL);
-    ep_cond_init(&query->changed);
-    snprintf(query->host, sizeof(query->host), "%s", host);
-    snprintf(query->port, sizeof(query->port), "%u", port);
-    query->hints = (struct addrinfo){.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
-    *ret_query = query;
-    return true;
-}
-
-/* EP_OK: done, with query->code. EP_E_TIMEOUT: the thread owns the query from now on. */
+/* EP_OK: done, with query->code. EP_E_TIMEOUT: the thread goes on. */
 static ep_status await_query(struct query *query, uint64_t deadline_ns)
 {
-    struct timespec until = ep_timespec(deadline_ns);
     pthread_t thread;
-    bool done;
-    int error = ep_thread_start(&thread, NULL, run_query, query);
+    uint64_t now;
+    int error;
 
-    if (error)
+    atomic_fetch_add(&query->users, 1);
+    error = ep_thread_start(&thread, NULL, run_query, query);
+    if (error) {
+        atomic_fetch_sub(&query->users, 1);
         return ep_fail_errno(EP_E_SYSTEM, error, "host name \"%.64s\": a thread for the query", query->host);
-    pthread_mutex_lock(&query->lock);
-    while (!query->done && pthread_cond_timedwait(&query->changed, &query->lock, &until) == 0)
-        ;
-    done = query->done;
-    query->abandoned = !done;
-    if (!done)
-        pthread_detach(thread);
-    pthread_mutex_unlock(&query->lock);
-    if (done)
+    }
+    while (!atomic_load(&query->done) && (now = ep_now_ns()) < deadline_ns)
+        ep_futex_wait(&query->done, 0, deadline_ns - now);
+    if (atomic_load(&query->done)) {
         pthread_join(thread, NULL);
-    return done ? EP_OK : EP_E_TIMEOUT;
+        return EP_OK;
+    }
+    pthread_detach(thread);
+    return ep_fail(EP_E_TIMEOUT, "host name \"%.64s\": no answer from the name server in time", query->host);
 }
 
 ep_status tcp_resolve(const char *host, uint16_t port, uint64_t deadline_ns, struct tcp_address *ret_addresses,
                       int *ret_n)
 {
-    struct query *query;
+    struct query *query = calloc(1, sizeof(*query));
     ep_status status = EP_OK;
 
-    if (!query_new(host, port, &query))
+    if (!query)
         return ep_fail(EP_E_MEMORY, "host name \"%.64s\": no memory", host);
-    query->code = getaddrinfo(query->host, query->port, &query->hints, &query->list);
+    query->users = 1;
+    query->hints = (struct addrinfo){.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
+    snprintf(query->host, sizeof(query->host), "%s", host);
+    snprintf(query->port, sizeof(query->port), "%u", port);
+    ask(query);
     if (query->code != 0) {
-        query->list = NULL;
         query->hints.ai_flags = AI_NUMERICSERV;
         status = await_query(query, deadline_ns);
-        if (status == EP_E_TIMEOUT)
-            return ep_fail(status, "host name \"%.64s\": no answer from the name server in time", host);
     }
     if (status == EP_OK && query->code == EAI_SYSTEM)
         status = ep_fail_errno(EP_E_SYSTEM, query->error, "host name \"%.64s\" cannot be resolved", host);
@@ -285,13 +264,21 @@ ep_status tcp_resolve(const char *host, uint16_t port, uint64_t deadline_ns, str
         if (*ret_n == 0)
             status = ep_fail(EP_E_ARG, "host name \"%.64s\": no IPv4 or IPv6 address", host);
     }
-    query_free(query);
+    release(query);
     return status;
 }
 
 static int open_socket(int family)
 {
     return ep_fd_above_stdio(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+}
+
+static int bind_to(int fd, const struct tcp_address *address)
+{
+    struct sockaddr_storage storage;
+    socklen_t bytes = to_socket(address, &storage);
+
+    return bind(fd, (struct sockaddr *)&storage, bytes);
 }
 
 /* --- interfaces --- */
@@ -330,26 +317,11 @@ static int rank_interface(const struct ifaddrs *entry, const char *wanted, const
                : WANTED;
 }
 
-static bool from_list(const struct sockaddr *in_list, struct tcp_address *ret_address)
-{
-    struct sockaddr_storage storage = {0};
-
-    if (!in_list || (in_list->sa_family != AF_INET && in_list->sa_family != AF_INET6))
-        return false;
-    memcpy(&storage, in_list, in_list->sa_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6));
-    return tcp_address_from_socket(&storage, ret_address);
-}
-
-static bool get_address(const struct ifaddrs *entry, struct tcp_address *ret_address)
-{
-    return from_list(entry->ifa_addr, ret_address);
-}
-
 static bool has_address(const struct ifaddrs *entry, const struct tcp_address *address)
 {
     struct tcp_address own;
 
-    return get_address(entry, &own) && tcp_address_same_host(&own, address);
+    return entry->ifa_addr && from_socket(entry->ifa_addr, &own) && tcp_address_same_host(&own, address);
 }
 
 static void add_interfaces(const struct ifaddrs *list, const char *wanted, int rank, struct tcp_address *ret_addresses,
@@ -358,7 +330,7 @@ static void add_interfaces(const struct ifaddrs *list, const char *wanted, int r
     for (; list && *n < TCP_ADDRESSES; list = list->ifa_next) {
         struct tcp_address address;
 
-        if (get_address(list, &address) && rank_interface(list, wanted, &address) == rank)
+        if (list->ifa_addr && from_socket(list->ifa_addr, &address) && rank_interface(list, wanted, &address) == rank)
             ret_addresses[(*n)++] = address;
     }
 }
@@ -373,8 +345,8 @@ static bool is_broadcast(const struct tcp_address *address)
     if (getifaddrs(&list) != 0)
         return false;
     for (entry = list; entry && !has_address(entry, address); entry = entry->ifa_next)
-        found |= (entry->ifa_flags & IFF_BROADCAST) && from_list(entry->ifa_broadaddr, &broadcast) &&
-                 tcp_address_same_host(&broadcast, address);
+        found |= (entry->ifa_flags & IFF_BROADCAST) && entry->ifa_broadaddr &&
+                 from_socket(entry->ifa_broadaddr, &broadcast) && tcp_address_same_host(&broadcast, address);
     freeifaddrs(list);
     return found && !entry;
 }
@@ -394,14 +366,12 @@ static bool is_of_one_host(const struct tcp_address *address)
 /* A connection can start only at an address of this host. Tested by bind(): 127.0.0.2 is in no list of interfaces. */
 static ep_status check_local(const struct tcp_address *address)
 {
-    struct sockaddr_storage storage;
-    socklen_t bytes = tcp_address_to_socket(address, &storage);
     char text[TCP_ADDRESS_TEXT];
     int fd = open_socket(address->family), error = errno;
 
     if (fd < 0)
         return ep_fail_errno(EP_E_SYSTEM, error, "network tcp: a socket to check the address of an interface");
-    error = bind(fd, (struct sockaddr *)&storage, bytes) == 0 ? 0 : errno;
+    error = bind_to(fd, address) == 0 ? 0 : errno;
     close(fd);
     inet_ntop(address->family, address->bytes, text, sizeof(text));
     /* EINVAL: a link-local address, which is complete only with its interface. */
@@ -416,7 +386,7 @@ static ep_status check_local(const struct tcp_address *address)
 bool tcp_find_route(const struct tcp_address *to, struct tcp_address *ret_local)
 {
     struct sockaddr_storage storage;
-    socklen_t bytes = tcp_address_to_socket(to, &storage);
+    socklen_t bytes = to_socket(to, &storage);
     int fd = ep_fd_above_stdio(socket(to->family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     bool found = fd >= 0 && connect(fd, (struct sockaddr *)&storage, bytes) == 0; /* of datagrams: sends nothing */
 
@@ -480,8 +450,6 @@ ep_status tcp_find_interfaces(const char *wanted, const struct tcp_address *firs
 
 static int listen_at(const struct tcp_address *address)
 {
-    struct sockaddr_storage storage;
-    socklen_t bytes = tcp_address_to_socket(address, &storage);
     int fd = open_socket(address->family), on = 1, off = 0, error;
 
     if (fd < 0)
@@ -489,7 +457,7 @@ static int listen_at(const struct tcp_address *address)
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
     if (address->family == AF_INET6)
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-    if (bind(fd, (struct sockaddr *)&storage, bytes) == 0 && listen(fd, BACKLOG) == 0)
+    if (bind_to(fd, address) == 0 && listen(fd, BACKLOG) == 0)
         return fd;
     error = errno;
     close(fd);
@@ -524,34 +492,29 @@ ep_status tcp_listen(const struct tcp_address *address, uint16_t port, int *ret_
 ep_status tcp_connect(const struct tcp_address *to, const struct tcp_address *from, int *ret_fd)
 {
     struct sockaddr_storage storage;
-    struct tcp_address local;
     char text[TCP_ADDRESS_TEXT], from_text[TCP_ADDRESS_TEXT] = "";
     bool bound = from && from->family == to->family;
-    socklen_t bytes;
-    int fd = open_socket(to->family), error = errno;
+    socklen_t bytes = to_socket(to, &storage);
+    int fd = open_socket(to->family), error;
 
-    tcp_address_print(to, text);
-    if (fd < 0) {
-        (void)ep_fail_errno(EP_E_SYSTEM, error, "a socket for %s", text);
-        errno = error;
-        return EP_E_SYSTEM;
-    }
-    if (bound) {
-        local = *from;
+    if (fd >= 0 && bound) {
+        struct tcp_address local = *from;
+
         local.port = 0;
         tcp_address_print(&local, from_text);
-        bytes = tcp_address_to_socket(&local, &storage);
-        (void)bind(fd, (struct sockaddr *)&storage, bytes);
+        (void)bind_to(fd, &local);
     }
-    bytes = tcp_address_to_socket(to, &storage);
-    if (connect(fd, (struct sockaddr *)&storage, bytes) == 0 || errno == EINPROGRESS || errno == EINTR) {
+    if (fd >= 0 && (connect(fd, (struct sockaddr *)&storage, bytes) == 0 || errno == EINPROGRESS || errno == EINTR)) {
         *ret_fd = fd;
         return EP_OK;
     }
     error = errno;
-    close(fd);
-    (void)ep_fail_errno(EP_E_SYSTEM, error, "connecting to %s%s%s%s", text, bound ? " from " : "", from_text,
-                        bound ? ", the address of the chosen interface" : "");
+    if (fd >= 0)
+        close(fd);
+    tcp_address_print(to, text);
+    (void)ep_fail_errno(EP_E_SYSTEM, error, "%s %s%s%s%s", fd < 0 ? "a socket for" : "connecting to", text,
+                        *from_text ? " from " : "", from_text,
+                        *from_text ? ", the address of the chosen interface" : "");
     errno = error;
     return EP_E_SYSTEM;
 }
@@ -573,8 +536,25 @@ int tcp_accept(int listener, struct tcp_address *ret_from)
     if (fd < 0)
         return -1;
     *ret_from = (struct tcp_address){0};
-    tcp_address_from_socket(&storage, ret_from);
+    from_socket(&storage, ret_from);
     return ep_fd_above_stdio(fd);
+}
+
+int tcp_receive(int fd, void *message, size_t bytes, size_t *used)
+{
+    while (*used < bytes) {
+        ssize_t n = recv(fd, (char *)message + *used, bytes - *used, MSG_DONTWAIT);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            return 0;
+        errno = n < 0 ? errno : 0;
+        if (n <= 0)
+            return -1;
+        *used += (size_t)n;
+    }
+    return 1;
 }
 
 void tcp_make_printable(char *text, size_t bytes)

@@ -26,8 +26,6 @@ struct tcp_address {
 };
 
 void tcp_address_print(const struct tcp_address *address, char ret_text[TCP_ADDRESS_TEXT]);
-socklen_t tcp_address_to_socket(const struct tcp_address *address, struct sockaddr_storage *ret_socket);
-bool tcp_address_from_socket(const struct sockaddr_storage *socket_address, struct tcp_address *ret_address);
 bool tcp_address_is_loopback(const struct tcp_address *address);
 bool tcp_address_is_link_local(const struct tcp_address *address);
 /* Compares without ports and scopes. */
@@ -65,13 +63,22 @@ bool tcp_find_route(const struct tcp_address *to, struct tcp_address *ret_local)
 /* Listens on `address`, NULL: on all, IPv4 and IPv6. Port 0: any; *ret_port is the actual port. */
 ep_status tcp_listen(const struct tcp_address *address, uint16_t port, int *ret_fd, uint16_t *ret_port);
 
-/* Starts to connect, from `from` if not NULL. EP_OK also while the connection is in progress. On failure sets errno. */
+/*
+ * Starts to connect, from `from` if that is not NULL and has the family of `to`. EP_OK also while the connection is in
+ * progress. On failure sets errno.
+ */
 ep_status tcp_connect(const struct tcp_address *to, const struct tcp_address *from, int *ret_fd);
 /* For a socket that poll() reports as writable: 0, or the errno of the failed connection. */
 int tcp_connect_error(int fd);
 
 /* Accepts one connection; -1 with errno: none. */
 int tcp_accept(int listener, struct tcp_address *ret_from);
+
+/*
+ * Receives the rest of a message, of which `used` bytes are there. 1: it is complete, 0: not yet, -1: the connection
+ * has failed (errno), or the peer has closed it (0). Reads nothing beyond it.
+ */
+int tcp_receive(int fd, void *message, size_t bytes, size_t *used);
 
 /* For a text from a peer: terminates it in its `bytes`, and replaces all that is not printable ASCII by '?'. */
 void tcp_make_printable(char *text, size_t bytes);

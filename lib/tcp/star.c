@@ -22,19 +22,19 @@
 /* Sets conn->dest for the payload of the frame whose head was read. Returns NULL, or why the frame is invalid now. */
 static const char *check_frame(struct tcp_star *star, struct conn *conn, size_t bytes, unsigned char *ret_all)
 {
-    const struct frame *frame = &conn->frame;
+    const struct frame *frame = &conn->in.frame;
     bool root = star->rank == 0;
 
     if (frame->magic != STAR_MAGIC)
         return "a frame with a wrong magic number";
-    if (frame->kind == FRAME_FAILURE && frame->bytes == sizeof(conn->small.failure)) {
-        conn->dest = (unsigned char *)&conn->small.failure;
+    if (frame->kind == FRAME_FAILURE && frame->bytes == sizeof(conn->in.payload.failure)) {
+        conn->dest = (unsigned char *)&conn->in.payload.failure;
         return NULL;
     }
     if (frame->kind == FRAME_BYE && frame->bytes == 0)
         return NULL;
-    if (frame->kind == FRAME_MISSING && !root && frame->bytes == sizeof(conn->small.missing)) {
-        conn->dest = (unsigned char *)&conn->small.missing;
+    if (frame->kind == FRAME_MISSING && !root && frame->bytes == sizeof(conn->in.payload.missing)) {
+        conn->dest = (unsigned char *)&conn->in.payload.missing;
         return NULL;
     }
     if (frame->kind == (root ? FRAME_BLOCK : FRAME_RESULT) && !conn->arrived && ret_all) {
@@ -50,19 +50,20 @@ static const char *check_frame(struct tcp_star *star, struct conn *conn, size_t 
 
 static ep_status handle_frame(struct tcp_star *star, struct conn *conn)
 {
-    char peer[TCP_ADDRESS_TEXT + 24];
+    char peer[CONN_TEXT];
 
     conn->frame_used = conn->used = 0;
-    switch (conn->frame.kind) {
+    switch (conn->in.frame.kind) {
     case FRAME_FAILURE:
         return tcp_star_handle_failure(star, conn);
     case FRAME_BYE:
-        tcp_star_print_conn(star, conn, peer, sizeof(peer));
-        ep_fail(EP_E_PEER_LEFT, "%s: %s has freed its bootstrap before it arrived", star->name, peer);
-        return tcp_star_fail(star, EP_E_PEER_LEFT, tcp_star_rank_of(star, conn));
+        return tcp_star_fail(star,
+                             ep_fail(EP_E_PEER_LEFT, "%s: %s has freed its bootstrap before it arrived", star->name,
+                                     tcp_star_print_conn(star, conn, peer)),
+                             tcp_star_rank_of(star, conn));
     case FRAME_MISSING:
-        tcp_make_printable(conn->small.missing.list, LIST_BYTES);
-        star->missing = conn->small.missing;
+        tcp_make_printable(conn->in.payload.missing.list, LIST_BYTES);
+        star->missing = conn->in.payload.missing;
         star->received_ns = ep_now_ns();
         if (star->missing.first < 0 || star->missing.first >= star->nranks)
             star->missing.first = 0;
@@ -79,34 +80,27 @@ static ep_status pull(struct tcp_star *star, struct conn *conn, size_t bytes, un
     const char *wrong;
 
     while (conn->fd >= 0) {
-        bool head = conn->frame_used < sizeof(conn->frame);
-        unsigned char *dest = head ? (unsigned char *)&conn->frame + conn->frame_used : conn->dest + conn->used;
-        size_t room = head ? sizeof(conn->frame) - conn->frame_used : (size_t)conn->frame.bytes - conn->used;
-        ssize_t n = recv(conn->fd, dest, room, MSG_DONTWAIT);
+        bool head = conn->frame_used < sizeof(conn->in.frame);
+        int got = head ? tcp_receive(conn->fd, &conn->in.frame, sizeof(conn->in.frame), &conn->frame_used)
+                       : tcp_receive(conn->fd, conn->dest, (size_t)conn->in.frame.bytes, &conn->used);
 
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+        if (got < 0)
+            return tcp_star_fail_lost(star, conn, errno);
+        if (got == 0)
             return EP_OK;
-        if (n <= 0)
-            return tcp_star_fail_lost(star, conn, n < 0 ? errno : 0);
-        if (!head) {
-            conn->used += (size_t)n;
-        } else {
-            conn->frame_used += (size_t)n;
-            if (conn->frame_used < sizeof(conn->frame))
-                continue;
+        if (head) {
             wrong = check_frame(star, conn, bytes, ret_all);
             if (wrong && strcmp(wrong, "size") == 0) {
                 ep_fail(EP_E_MISMATCH, "%s: ranks disagree: rank %d gathers %zu bytes and rank %d gathers %llu",
                         star->name, tcp_star_number_of(star, 0), bytes,
-                        tcp_star_number_of(star, tcp_star_rank_of(star, conn)), (unsigned long long)conn->frame.bytes);
+                        tcp_star_number_of(star, tcp_star_rank_of(star, conn)),
+                        (unsigned long long)conn->in.frame.bytes);
                 return tcp_star_fail(star, EP_E_MISMATCH, tcp_star_rank_of(star, conn));
             }
             if (wrong)
                 return tcp_star_fail_damaged(star, conn, wrong);
         }
-        if (conn->used == conn->frame.bytes) {
+        if (conn->used == conn->in.frame.bytes) {
             EP_TRY(handle_frame(star, conn));
             /* The peer may have begun the next all-gather: its frames are for the next call. */
             if (conn->arrived)
@@ -128,19 +122,18 @@ static ep_status poll_user(struct tcp_star *star)
 /* One pass over all connections. */
 static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_all, uint64_t deadline_ns)
 {
-    uint64_t now = ep_now_ns(), left_ms = deadline_ns > now ? (deadline_ns - now) / 1000000u + 1 : 0;
-    int n = 0, ready, lost;
+    int n = tcp_star_n_conns(star), ready, lost;
 
     EP_TRY(poll_user(star));
-    for (int i = 0; i < tcp_star_n_conns(star); i++) {
+    for (int i = 0; i < n; i++) {
         struct conn *conn = &star->conns[i];
         /* A rank whose block has arrived may be in the next all-gather: do not read ahead, but detect its death. */
         short events = (short)((conn->arrived ? POLLRDHUP : POLLIN) | (tcp_star_is_idle(conn) ? 0 : POLLOUT));
         bool done = star->delivering && tcp_star_is_idle(conn);
 
-        star->polls[n++] = (struct pollfd){.fd = done ? -1 : conn->fd, .events = events};
+        star->polls[i] = (struct pollfd){.fd = done ? -1 : conn->fd, .events = events};
     }
-    ready = poll(star->polls, (nfds_t)n, left_ms > POLL_MOST_MS ? POLL_MOST_MS : (int)left_ms);
+    ready = poll(star->polls, (nfds_t)n, tcp_star_poll_ms(deadline_ns));
     if (ready < 0 && errno != EINTR) {
         struct timespec backoff = {.tv_nsec = 1000000};
 
@@ -167,14 +160,6 @@ static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_al
 
 /* --- the all-gather --- */
 
-static bool all_arrived(const struct tcp_star *star)
-{
-    for (int i = star->rank == 0 ? 1 : 0; i < tcp_star_n_conns(star); i++)
-        if (!star->conns[i].arrived)
-            return false;
-    return true;
-}
-
 static bool all_idle(const struct tcp_star *star)
 {
     for (int i = 0; i < tcp_star_n_conns(star); i++)
@@ -187,7 +172,7 @@ static ep_status fail_late_root(struct tcp_star *star, int timeout_ms)
 {
     struct missing missing;
 
-    tcp_star_list_missing(star, false, &missing);
+    tcp_star_list_missing(star, &missing);
     for (int rank = 1; rank < star->nranks && missing.n == 0; rank++)
         if (!tcp_star_is_idle(&star->conns[rank])) {
             ep_fail(EP_E_TIMEOUT, "%s: rank %d did not receive the result within %d ms", star->name,
@@ -207,9 +192,9 @@ static uint64_t longest_silence_ns(int timeout_ms)
 static ep_status fail_late_leaf(struct tcp_star *star, int timeout_ms)
 {
     uint64_t silence_ns = ep_now_ns() - star->received_ns;
-    char peer[TCP_ADDRESS_TEXT + 24];
+    char peer[CONN_TEXT];
 
-    tcp_star_print_conn(star, &star->conns[0], peer, sizeof(peer));
+    tcp_star_print_conn(star, &star->conns[0], peer);
     /* An old list of rank 0 does not say which ranks are missing now. */
     if (star->missing.n > 0 && silence_ns > longest_silence_ns(timeout_ms)) {
         ep_fail(EP_E_TIMEOUT, "%s: %s has sent nothing for %llu of %d ms; before that it waited for rank%s %s",
@@ -227,10 +212,10 @@ static ep_status gather_root(struct tcp_star *star, size_t bytes, int timeout_ms
                              unsigned char *ret_all)
 {
     star->published_ns = ep_now_ns();
-    while (!all_arrived(star)) {
+    while (!tcp_star_all_arrived(star)) {
         EP_TRY(step(star, bytes, ret_all, deadline_ns));
-        tcp_star_publish_missing(star, false);
-        if (!all_arrived(star) && ep_now_ns() >= deadline_ns)
+        tcp_star_publish_missing(star);
+        if (!tcp_star_all_arrived(star) && ep_now_ns() >= deadline_ns)
             return fail_late_root(star, timeout_ms);
     }
     while (!all_idle(star)) { /* queued lists of missing ranks */
@@ -242,7 +227,7 @@ static ep_status gather_root(struct tcp_star *star, size_t bytes, int timeout_ms
     EP_TRY(step(star, bytes, ret_all, 0));
     star->delivering = true;
     for (int rank = 1; rank < star->nranks; rank++)
-        tcp_star_queue_frame(star, &star->conns[rank], FRAME_RESULT, NULL, 0, ret_all, bytes * (size_t)star->nranks);
+        tcp_star_queue_big(star, &star->conns[rank], FRAME_RESULT, ret_all, bytes * (size_t)star->nranks);
     while (!all_idle(star)) {
         EP_TRY(step(star, bytes, ret_all, deadline_ns));
         if (!all_idle(star) && ep_now_ns() >= deadline_ns)
@@ -273,7 +258,7 @@ ep_status tcp_star_allgather(struct tcp_star *star, const void *mine, size_t byt
             memcpy(all, mine, bytes);
         return gather_root(star, bytes, timeout_ms, deadline_ns, all);
     }
-    tcp_star_queue_frame(star, &star->conns[0], FRAME_BLOCK, NULL, 0, mine, bytes);
+    tcp_star_queue_big(star, &star->conns[0], FRAME_BLOCK, mine, bytes);
     while (!star->conns[0].arrived) {
         EP_TRY(step(star, bytes, all, deadline_ns));
         if (!star->conns[0].arrived && ep_now_ns() >= deadline_ns)
@@ -293,7 +278,7 @@ ep_status tcp_star_new(const char *name, int rank, int nranks, struct tcp_star *
         star->name = name;
         star->rank = rank;
         star->nranks = nranks;
-        star->failed_rank = -1;
+        star->failed_rank = star->acceptor.fd = -1;
         star->conns = calloc(n, sizeof(*star->conns));
         star->polls = calloc(n + TCP_ACCEPTOR_POLLS, sizeof(*star->polls));
     }
@@ -371,11 +356,9 @@ struct tcp_address tcp_star_local_address(const struct tcp_star *star)
     return none;
 }
 
-uint64_t tcp_star_dropped(const struct tcp_star *star, const char **ret_last)
+uint64_t tcp_star_dropped(const struct tcp_star *star)
 {
-    if (ret_last)
-        *ret_last = star->last_drop;
-    return star->dropped;
+    return star->acceptor.dropped;
 }
 
 void tcp_star_free(struct tcp_star *star)
@@ -384,13 +367,11 @@ void tcp_star_free(struct tcp_star *star)
         return;
     for (int i = 0; i < tcp_star_n_conns(star); i++)
         if (star->conns[i].fd >= 0 && tcp_star_is_idle(&star->conns[i]))
-            tcp_star_queue_last(star, &star->conns[i], FRAME_BYE, NULL, 0);
+            tcp_star_queue_last(star, &star->conns[i], FRAME_BYE, NULL);
     tcp_star_drain(star);
     for (int i = 0; i < tcp_star_n_conns(star); i++)
         tcp_star_close_conn(&star->conns[i]);
-    if (star->acceptor)
-        tcp_acceptor_close(star->acceptor);
-    free(star->acceptor);
+    tcp_acceptor_close(&star->acceptor);
     free(star->conns);
     free(star->polls);
     free(star);

@@ -63,8 +63,8 @@ bool tcp_star_was_notified(const struct tcp_star *star);
 /* The local address of the connection to rank 0; on rank 0, that of the first connection. Family 0: unknown. */
 struct tcp_address tcp_star_local_address(const struct tcp_star *star);
 
-/* Number of connections that rank 0 did not accept. *ret_last: the last one with its reason; NULL: not wanted. */
-uint64_t tcp_star_dropped(const struct tcp_star *star, const char **ret_last);
+/* Number of connections that rank 0 did not accept. */
+uint64_t tcp_star_dropped(const struct tcp_star *star);
 
 /* Sends FRAME_BYE to the others. NULL is allowed. */
 void tcp_star_free(struct tcp_star *star);

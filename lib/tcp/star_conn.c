@@ -29,61 +29,69 @@ int tcp_star_number_of(const struct tcp_star *star, int rank)
     return star->numbers ? star->numbers[rank] : rank;
 }
 
+int tcp_star_poll_ms(uint64_t deadline_ns)
+{
+    uint64_t now = ep_now_ns(), left_ms = deadline_ns > now ? (deadline_ns - now) / 1000000u + 1 : 0;
+
+    return left_ms > POLL_MOST_MS ? POLL_MOST_MS : (int)left_ms;
+}
+
+bool tcp_star_all_arrived(const struct tcp_star *star)
+{
+    for (int i = star->rank == 0 ? 1 : 0; i < tcp_star_n_conns(star); i++)
+        if (!star->conns[i].arrived)
+            return false;
+    return true;
+}
+
 /* --- sending --- */
 
-static size_t write_frame(const struct tcp_star *star, enum frame_kind kind, const void *small, size_t small_bytes,
-                          size_t big_bytes, unsigned char *ret_bytes)
+/* The message to send; `bytes`: of its payload, which is in it already unless it is `big`. */
+static struct iovec seal(const struct tcp_star *star, struct message *message, enum frame_kind kind, size_t bytes,
+                         size_t big)
 {
-    struct frame frame = {
-        .magic = STAR_MAGIC, .kind = kind, .number = star->number, .bytes = (uint64_t)small_bytes + big_bytes};
-
-    memcpy(ret_bytes, &frame, sizeof(frame));
-    if (small_bytes)
-        memcpy(ret_bytes + sizeof(frame), small, small_bytes);
-    return sizeof(frame) + small_bytes;
+    message->frame =
+        (struct frame){.magic = STAR_MAGIC, .kind = kind, .number = star->number, .bytes = (uint64_t)bytes + big};
+    return (struct iovec){message, sizeof(message->frame) + bytes};
 }
 
-void tcp_star_queue_frame(struct tcp_star *star, struct conn *conn, enum frame_kind kind, const void *small,
-                          size_t small_bytes, const void *big, size_t big_bytes)
+void tcp_star_queue_big(struct tcp_star *star, struct conn *conn, enum frame_kind kind, const void *big, size_t bytes)
 {
-    conn->out_used = write_frame(star, kind, small, small_bytes, big_bytes, conn->out);
-    conn->out_at = 0;
-    conn->big = big;
-    conn->big_bytes = big_bytes;
+    conn->out[OUT_MESSAGE] = seal(star, &conn->message, kind, 0, bytes);
+    conn->out[OUT_BIG] = (struct iovec){(void *)big, bytes};
 }
 
-void tcp_star_queue_last(struct tcp_star *star, struct conn *conn, enum frame_kind kind, const void *small,
-                         size_t small_bytes)
+void tcp_star_queue_last(struct tcp_star *star, struct conn *conn, enum frame_kind kind, const struct failure *failure)
 {
-    conn->last_used = write_frame(star, kind, small, small_bytes, 0, conn->last);
-    conn->last_at = 0;
+    if (failure)
+        conn->last.payload.failure = *failure;
+    conn->out[OUT_LAST] = seal(star, &conn->last, kind, failure ? sizeof(*failure) : 0, 0);
 }
 
 bool tcp_star_is_idle(const struct conn *conn)
 {
-    return conn->out_at == conn->out_used && conn->big_bytes == 0 && conn->last_at == conn->last_used;
+    return conn->out[OUT_MESSAGE].iov_len + conn->out[OUT_BIG].iov_len + conn->out[OUT_LAST].iov_len == 0;
 }
 
 /* EP_OK also if only a part was sent; otherwise the connection is lost (errno). */
 ep_status tcp_star_push(struct conn *conn)
 {
+    struct msghdr message = {.msg_iov = conn->out, .msg_iovlen = OUTS};
+
     while (!tcp_star_is_idle(conn)) {
-        bool first = conn->out_at < conn->out_used, big = !first && conn->big_bytes > 0;
-        const unsigned char *at = first ? conn->out + conn->out_at : big ? conn->big : conn->last + conn->last_at;
-        size_t bytes = first ? conn->out_used - conn->out_at : big ? conn->big_bytes : conn->last_used - conn->last_at;
-        ssize_t n = send(conn->fd, at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t n = sendmsg(conn->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        size_t left = n > 0 ? (size_t)n : 0;
 
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
             return errno == EAGAIN || errno == EWOULDBLOCK ? EP_OK : EP_E_SYSTEM;
-        if (first) {
-            conn->out_at += (size_t)n;
-        } else if (big) {
-            conn->big += n;
-            conn->big_bytes -= (size_t)n;
-        } else {
-            conn->last_at += (size_t)n;
+        for (int i = 0; i < OUTS; i++) {
+            size_t sent = left < conn->out[i].iov_len ? left : conn->out[i].iov_len;
+
+            conn->out[i].iov_base = (char *)conn->out[i].iov_base + sent;
+            conn->out[i].iov_len -= sent;
+            left -= sent;
         }
     }
     return EP_OK;
@@ -94,15 +102,17 @@ void tcp_star_close_conn(struct conn *conn)
     if (conn->fd >= 0)
         close(conn->fd);
     conn->fd = -1;
-    conn->out_at = conn->out_used = conn->big_bytes = conn->last_at = conn->last_used = 0;
+    conn->arrived = false;
+    memset(conn->out, 0, sizeof(conn->out));
 }
 
-void tcp_star_print_conn(const struct tcp_star *star, const struct conn *conn, char *ret_text, size_t bytes)
+const char *tcp_star_print_conn(const struct tcp_star *star, const struct conn *conn, char text[CONN_TEXT])
 {
     char address[TCP_ADDRESS_TEXT];
 
     tcp_address_print(&conn->remote, address);
-    snprintf(ret_text, bytes, "rank %d (%s)", tcp_star_number_of(star, tcp_star_rank_of(star, conn)), address);
+    snprintf(text, CONN_TEXT, "rank %d (%s)", tcp_star_number_of(star, tcp_star_rank_of(star, conn)), address);
+    return text;
 }
 
 /* Has the kernel of the other side acknowledged everything? */
@@ -154,7 +164,7 @@ ep_status tcp_star_fail(struct tcp_star *star, ep_status status, int failed_rank
     memcpy(failure.text, star->text, sizeof(failure.text));
     for (int i = 0; i < tcp_star_n_conns(star); i++)
         if (star->conns[i].fd >= 0)
-            tcp_star_queue_last(star, &star->conns[i], FRAME_FAILURE, &failure, sizeof(failure));
+            tcp_star_queue_last(star, &star->conns[i], FRAME_FAILURE, &failure);
     tcp_star_drain(star);
     for (int i = 0; i < tcp_star_n_conns(star); i++)
         tcp_star_close_conn(&star->conns[i]);
@@ -163,21 +173,23 @@ ep_status tcp_star_fail(struct tcp_star *star, ep_status status, int failed_rank
 
 ep_status tcp_star_fail_lost(struct tcp_star *star, struct conn *conn, int error)
 {
-    char peer[TCP_ADDRESS_TEXT + 24];
+    char peer[CONN_TEXT];
 
-    tcp_star_print_conn(star, conn, peer, sizeof(peer));
-    ep_fail(EP_E_PEER_DEAD, "%s: the connection to %s ended before it arrived: %s", star->name, peer,
-            error ? strerror(error) : "it died, or was cut off");
-    return tcp_star_fail(star, EP_E_PEER_DEAD, tcp_star_rank_of(star, conn));
+    return tcp_star_fail(star,
+                         ep_fail(EP_E_PEER_DEAD, "%s: the connection to %s ended before it arrived: %s", star->name,
+                                 tcp_star_print_conn(star, conn, peer),
+                                 error ? strerror(error) : "it died, or was cut off"),
+                         tcp_star_rank_of(star, conn));
 }
 
 ep_status tcp_star_fail_damaged(struct tcp_star *star, struct conn *conn, const char *what)
 {
-    char peer[TCP_ADDRESS_TEXT + 24];
+    char peer[CONN_TEXT];
 
-    tcp_star_print_conn(star, conn, peer, sizeof(peer));
-    ep_fail(EP_E_MISMATCH, "%s: what %s has sent is damaged: %s", star->name, peer, what);
-    return tcp_star_fail(star, EP_E_MISMATCH, tcp_star_rank_of(star, conn));
+    return tcp_star_fail(star,
+                         ep_fail(EP_E_MISMATCH, "%s: what %s has sent is damaged: %s", star->name,
+                                 tcp_star_print_conn(star, conn, peer), what),
+                         tcp_star_rank_of(star, conn));
 }
 
 /* false: of unknown kind. Otherwise its text is printable. */
@@ -189,20 +201,18 @@ static bool check_failure(const struct tcp_star *star, struct failure *failure)
 
 ep_status tcp_star_handle_failure(struct tcp_star *star, struct conn *conn)
 {
-    struct failure failure = conn->small.failure;
+    struct failure failure = conn->in.payload.failure;
+    char peer[CONN_TEXT];
 
     if (!check_failure(star, &failure))
         return tcp_star_fail_damaged(star, conn, "a failure of unknown kind");
     star->notified = true;
     ep_fail((ep_status)failure.status, "%s", failure.text);
     if (star->rank == 0 && failure.rank == 0 && failure.status == EP_E_TIMEOUT) {
-        char peer[TCP_ADDRESS_TEXT + 24];
-
         /* This rank is running, and receives from the other one. */
-        tcp_star_print_conn(star, conn, peer, sizeof(peer));
         ep_fail(EP_E_TIMEOUT,
                 "%s: %s receives nothing from rank %d, which receives from it: check the network to its host",
-                star->name, peer, tcp_star_number_of(star, 0));
+                star->name, tcp_star_print_conn(star, conn, peer), tcp_star_number_of(star, 0));
         failure.rank = tcp_star_rank_of(star, conn);
     }
     return tcp_star_fail(star, (ep_status)failure.status, failure.rank);
@@ -210,9 +220,9 @@ ep_status tcp_star_handle_failure(struct tcp_star *star, struct conn *conn)
 
 bool tcp_star_read_last_failure(struct tcp_star *star, struct conn *conn, struct failure *ret_failure)
 {
-    enum { LAST = sizeof(struct frame) + sizeof(struct failure) };
+    enum { LAST = sizeof(struct message) };
     unsigned char bytes[16 * LAST];
-    struct frame frame;
+    struct message last;
     size_t used = 0;
     ssize_t n;
 
@@ -225,43 +235,37 @@ bool tcp_star_read_last_failure(struct tcp_star *star, struct conn *conn, struct
     }
     if (used != LAST)
         return false;
-    memcpy(&frame, bytes, sizeof(frame));
-    memcpy(ret_failure, bytes + sizeof(frame), sizeof(*ret_failure));
-    return frame.magic == STAR_MAGIC && frame.kind == FRAME_FAILURE && frame.bytes == sizeof(*ret_failure) &&
-           check_failure(star, ret_failure);
+    memcpy(&last, bytes, LAST);
+    *ret_failure = last.payload.failure;
+    return last.frame.magic == STAR_MAGIC && last.frame.kind == FRAME_FAILURE &&
+           last.frame.bytes == sizeof(*ret_failure) && check_failure(star, ret_failure);
 }
 
 bool tcp_star_send_failure(int fd, ep_status status, const char *text)
 {
-    struct failure_message message;
+    struct message message = {
+        .frame = {.magic = STAR_MAGIC, .kind = FRAME_FAILURE, .bytes = sizeof(struct failure)},
+        .payload.failure = {.status = (int32_t)status, .rank = -1},
+    };
 
-    memset(&message, 0, sizeof(message));
-    message.frame = (struct frame){.magic = STAR_MAGIC, .kind = FRAME_FAILURE, .bytes = sizeof(message.failure)};
-    message.failure.status = (int32_t)status;
-    message.failure.rank = -1;
-    snprintf(message.failure.text, sizeof(message.failure.text), "%.*s", TEXT_BYTES - 1, text);
+    snprintf(message.payload.failure.text, TEXT_BYTES, "%.*s", TEXT_BYTES - 1, text);
     return send(fd, &message, sizeof(message), MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof(message);
 }
 
 ep_status tcp_star_peek_failure(int fd)
 {
-    struct failure_message message;
+    struct message message;
 
     if (recv(fd, &message, sizeof(message), MSG_PEEK | MSG_DONTWAIT) != sizeof(message) ||
         message.frame.magic != STAR_MAGIC || message.frame.kind != FRAME_FAILURE ||
-        !ep_status_is_failure(message.failure.status))
+        !ep_status_is_failure(message.payload.failure.status))
         return EP_OK;
-    return (ep_status)message.failure.status;
+    return (ep_status)message.payload.failure.status;
 }
 
 /* --- missing ranks --- */
 
-static bool is_missing(const struct tcp_star *star, int rank, bool rendezvous)
-{
-    return rank > 0 && (rendezvous ? star->conns[rank].fd < 0 : !star->conns[rank].arrived);
-}
-
-void tcp_star_list_missing(const struct tcp_star *star, bool rendezvous, struct missing *ret_missing)
+void tcp_star_list_missing(const struct tcp_star *star, struct missing *ret_missing)
 {
     struct missing missing = {.first = -1};
     size_t used = 0;
@@ -270,7 +274,7 @@ void tcp_star_list_missing(const struct tcp_star *star, bool rendezvous, struct 
     for (int rank = 1; rank < star->nranks; rank++) {
         char address[TCP_ADDRESS_TEXT] = "";
 
-        if (!is_missing(star, rank, rendezvous))
+        if (star->conns[rank].arrived)
             continue;
         if (missing.n++ == 0)
             missing.first = rank;
@@ -289,26 +293,25 @@ void tcp_star_list_missing(const struct tcp_star *star, bool rendezvous, struct 
 
 ep_status tcp_star_fail_late(struct tcp_star *star, const struct missing *missing, int timeout_ms)
 {
-    uint64_t dropped = star->acceptor ? star->acceptor->dropped : star->dropped;
-    const char *last = star->acceptor ? star->acceptor->last_drop : star->last_drop;
+    const struct tcp_acceptor *acceptor = &star->acceptor;
 
     /* The missing ranks may be in the listener's queue: then this rank is the cause. */
-    if (star->acceptor && star->acceptor->error) {
+    if (acceptor->error) {
         ep_fail(EP_E_SYSTEM,
                 "%s: rank %d cannot accept connections: %s (limit of open files: ulimit -n); %d of %d ranks were not "
                 "accepted within %d ms: rank%s %s",
-                star->name, tcp_star_number_of(star, star->rank), strerror(star->acceptor->error), missing->n,
-                star->nranks, timeout_ms, missing->n == 1 ? "" : "s", missing->list);
+                star->name, tcp_star_number_of(star, star->rank), strerror(acceptor->error), missing->n, star->nranks,
+                timeout_ms, missing->n == 1 ? "" : "s", missing->list);
         return tcp_star_fail(star, EP_E_SYSTEM, star->rank);
     }
     ep_fail(EP_E_TIMEOUT, "%s: %d of %d ranks did not arrive within %d ms: rank%s %s%s%s%s%s", star->name, missing->n,
             star->nranks, timeout_ms, missing->n == 1 ? "" : "s", missing->list,
-            dropped ? "; the last connection that was not accepted: " : "", dropped ? last : "",
+            acceptor->dropped ? "; the last connection that was not accepted: " : "", acceptor->last_drop,
             *star->last_failure ? "; " : "", star->last_failure);
     return tcp_star_fail(star, EP_E_TIMEOUT, missing->first);
 }
 
-void tcp_star_publish_missing(struct tcp_star *star, bool rendezvous)
+void tcp_star_publish_missing(struct tcp_star *star)
 {
     uint64_t now = ep_now_ns();
     struct missing missing;
@@ -316,11 +319,13 @@ void tcp_star_publish_missing(struct tcp_star *star, bool rendezvous)
     if (now < star->published_ns + PUBLISH_NS)
         return;
     star->published_ns = now;
-    tcp_star_list_missing(star, rendezvous, &missing);
+    tcp_star_list_missing(star, &missing);
     for (int rank = 1; rank < star->nranks; rank++) {
         struct conn *conn = &star->conns[rank];
 
-        if (conn->fd >= 0 && !is_missing(star, rank, rendezvous) && tcp_star_is_idle(conn))
-            tcp_star_queue_frame(star, conn, FRAME_MISSING, &missing, sizeof(missing), NULL, 0);
+        if (conn->fd < 0 || !conn->arrived || !tcp_star_is_idle(conn))
+            continue;
+        conn->message.payload.missing = missing;
+        conn->out[OUT_MESSAGE] = seal(star, &conn->message, FRAME_MISSING, sizeof(missing), 0);
     }
 }

@@ -5,6 +5,8 @@
 
 #include "tcp/star.h"
 
+#include <sys/uio.h>
+
 #define STAR_MAGIC 0x31465045u /* "EPF1" */
 #define TEXT_BYTES 256
 #define LIST_BYTES 160
@@ -24,51 +26,50 @@ struct failure {
     char text[TEXT_BYTES];
 };
 
-struct failure_message {
-    struct frame frame;
-    struct failure failure;
-};
-
 struct missing {
     int32_t n, first;
     char list[LIST_BYTES];
 };
 
+/* A frame, with its payload unless that is a block or a result. */
+struct message {
+    struct frame frame;
+    union {
+        struct failure failure;
+        struct missing missing;
+    } payload;
+};
+
+_Static_assert(sizeof(struct message) == sizeof(struct frame) + sizeof(struct failure), "a failure is the largest");
+
+/* What a connection has to send, in this order: a message, a block or result, and last why this rank gives up. */
+enum { OUT_MESSAGE, OUT_BIG, OUT_LAST, OUTS };
+
 /* One connection: of rank 0 to another rank, or of that one to rank 0. */
 struct conn {
     int fd; /* -1: none */
     struct tcp_address remote;
-    struct frame frame; /* being read */
+    struct message in; /* being read */
     size_t frame_used;
-    union {
-        struct failure failure;
-        struct missing missing;
-    } small;             /* its payload, unless it is a block or a result */
     unsigned char *dest; /* where the payload goes */
     size_t used;
-    bool arrived; /* the block (rank 0) or the result of this all-gather has arrived */
-    unsigned char out[sizeof(struct frame) + sizeof(struct failure)];
-    size_t out_used, out_at;
-    const unsigned char *big; /* sent after `out` */
-    size_t big_bytes;
-    unsigned char last[sizeof(struct frame) + sizeof(struct failure)]; /* sent after `big`: why this rank gives up */
-    size_t last_used, last_at;
+    bool arrived;           /* the rank at the rendezvous, then the block (rank 0) or the result of this all-gather */
+    struct iovec out[OUTS]; /* the rest of it */
+    struct message message, last;
 };
 
 struct tcp_star {
     const char *name;
     int rank, nranks;
-    const int *numbers; /* tcp_star_adopt() */
-    struct conn *conns; /* [nranks] on rank 0, else [1] */
-    struct tcp_acceptor *acceptor;
+    const int *numbers;           /* tcp_star_adopt() */
+    struct conn *conns;           /* [nranks] on rank 0, else [1] */
+    struct tcp_acceptor acceptor; /* rank 0: open while it waits for all ranks to connect */
     struct pollfd *polls;
     uint64_t number;
     uint64_t published_ns;  /* rank 0: when the last list of missing ranks was sent */
     struct missing missing; /* last list from rank 0 */
     uint64_t received_ns;   /* when it arrived */
     bool delivering;        /* rank 0: all blocks have arrived, the results are being sent */
-    uint64_t dropped;
-    char last_drop[TCP_WHY_BYTES + TCP_ADDRESS_TEXT + 4];
     /* Rank 0, while it waits for all ranks to connect: */
     char last_failure[TEXT_BYTES];   /* the last connected rank that gave up, with its reason */
     char mismatch[TCP_REASON_BYTES]; /* why this rank and a connected process disagree; "": they do not */
@@ -92,15 +93,19 @@ ep_status tcp_star_new(const char *name, int rank, int nranks, struct tcp_star *
 /* nranks on rank 0, 1 on the others. */
 int tcp_star_n_conns(const struct tcp_star *star);
 int tcp_star_rank_of(const struct tcp_star *star, const struct conn *conn);
+/* Time for poll(): until the deadline, but at most POLL_MOST_MS. */
+int tcp_star_poll_ms(uint64_t deadline_ns);
+bool tcp_star_all_arrived(const struct tcp_star *star);
 /* What error texts call `rank`. */
 int tcp_star_number_of(const struct tcp_star *star, int rank);
-void tcp_star_print_conn(const struct tcp_star *star, const struct conn *conn, char *ret_text, size_t bytes);
+#define CONN_TEXT (TCP_ADDRESS_TEXT + 24)
+/* Returns `text`: "rank 3 (10.0.0.1:4242)". */
+const char *tcp_star_print_conn(const struct tcp_star *star, const struct conn *conn, char text[CONN_TEXT]);
 
-void tcp_star_queue_frame(struct tcp_star *star, struct conn *conn, enum frame_kind kind, const void *small,
-                          size_t small_bytes, const void *big, size_t big_bytes);
+/* A frame with a block or result. */
+void tcp_star_queue_big(struct tcp_star *star, struct conn *conn, enum frame_kind kind, const void *big, size_t bytes);
 /* After the frame in progress, which is completed first: otherwise the remote end would read this as a part of it. */
-void tcp_star_queue_last(struct tcp_star *star, struct conn *conn, enum frame_kind kind, const void *small,
-                         size_t small_bytes);
+void tcp_star_queue_last(struct tcp_star *star, struct conn *conn, enum frame_kind kind, const struct failure *failure);
 /* Nothing is queued. */
 bool tcp_star_is_idle(const struct conn *conn);
 /*
@@ -119,12 +124,12 @@ void tcp_star_close_conn(struct conn *conn);
 /* Discards the unread data. true: it ended with a failure from the remote end. */
 bool tcp_star_read_last_failure(struct tcp_star *star, struct conn *conn, struct failure *ret_failure);
 
-/* The ranks that have not connected to the star (`rendezvous`), or else have not arrived at the all-gather. */
-void tcp_star_list_missing(const struct tcp_star *star, bool rendezvous, struct missing *ret_missing);
-/* After ep_fail(): makes the star unusable, and sends the reason to the others. */
+/* The ranks that have not connected to the star, at the rendezvous, or else have not arrived at the all-gather. */
+void tcp_star_list_missing(const struct tcp_star *star, struct missing *ret_missing);
+/* After ep_fail(), which returns the status: makes the star unusable, and sends the reason to the others. */
 ep_status tcp_star_fail(struct tcp_star *star, ep_status status, int failed_rank);
 ep_status tcp_star_fail_late(struct tcp_star *star, const struct missing *missing, int timeout_ms);
 /* From rank 0 to the ranks that wait, every 200 ms. */
-void tcp_star_publish_missing(struct tcp_star *star, bool rendezvous);
+void tcp_star_publish_missing(struct tcp_star *star);
 
 #endif

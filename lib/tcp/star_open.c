@@ -29,51 +29,41 @@ static bool is_closed(int fd)
     return poll(&ready, 1, 0) == 1;
 }
 
-/* Of a process that has the secret: waiting does not resolve it. */
-static void record_mismatch(struct tcp_star *star, const struct tcp_hello *hello, const char *reason)
-{
-    if (*star->mismatch)
-        return;
-    snprintf(star->mismatch, sizeof(star->mismatch), "%.*s", (int)sizeof(star->mismatch) - 1, reason);
-    star->mismatch_rank = hello->rank > 0 && hello->rank < star->nranks ? hello->rank : -1;
-    star->peer_nranks = (int)hello->detail;
-}
-
 static ep_status check_rank(void *context, const struct tcp_handshake *hs, char *ret_reason, size_t bytes)
 {
     struct tcp_star *star = context;
     const struct tcp_hello *hello = &hs->hello;
     char address[TCP_ADDRESS_TEXT], first[TCP_ADDRESS_TEXT];
+    int rank = hello->rank;
+    bool valid = rank > 0 && rank < star->nranks;
 
     if (hello->kind != TCP_BOOTSTRAP || hello->detail < 1 || hello->detail > EP_MAX_RANKS) {
-        snprintf(ret_reason, bytes, "this job has %d ranks, and that is rank %d of %u", star->nranks, hello->rank,
+        snprintf(ret_reason, bytes, "this job has %d ranks, and that is rank %d of %u", star->nranks, rank,
                  hello->detail);
         return EP_E_MISMATCH;
     }
     tcp_address_print(&hs->from, address);
     if (hello->detail != (uint32_t)star->nranks) {
         snprintf(ret_reason, bytes, "ranks disagree: nranks is %d on rank 0 and %u on rank %d (%s)", star->nranks,
-                 hello->detail, hello->rank, address);
-        record_mismatch(star, hello, ret_reason);
-        return EP_E_MISMATCH;
+                 hello->detail, rank, address);
+    } else if (rank == 0) { /* this and the next connect only to report it (tcp_star_report) */
+        snprintf(ret_reason, bytes, "two processes are rank 0: this one and one at %s", address);
+    } else if (!valid) {
+        snprintf(ret_reason, bytes, "the process at %s is rank %d of %d, not in 0..%d", address, rank, star->nranks,
+                 star->nranks - 1);
+    } else if (star->conns[rank].fd >= 0 && !is_closed(star->conns[rank].fd)) {
+        tcp_address_print(&star->conns[rank].remote, first);
+        snprintf(ret_reason, bytes, "two processes are rank %d: %s and %s", rank, first, address);
+    } else {
+        return EP_OK;
     }
-    /* Such processes connect only to report it (tcp_star_report). */
-    if (hello->rank < 1 || hello->rank >= star->nranks) {
-        if (hello->rank == 0)
-            snprintf(ret_reason, bytes, "two processes are rank 0: this one and one at %s", address);
-        else
-            snprintf(ret_reason, bytes, "the process at %s is rank %d of %d, not in 0..%d", address, hello->rank,
-                     star->nranks, star->nranks - 1);
-        record_mismatch(star, hello, ret_reason);
-        return EP_E_MISMATCH;
+    /* The process has the secret, so waiting does not resolve it. */
+    if (!*star->mismatch) {
+        snprintf(star->mismatch, sizeof(star->mismatch), "%.*s", (int)sizeof(star->mismatch) - 1, ret_reason);
+        star->mismatch_rank = valid ? rank : -1;
+        star->peer_nranks = (int)hello->detail;
     }
-    if (star->conns[hello->rank].fd >= 0 && !is_closed(star->conns[hello->rank].fd)) {
-        tcp_address_print(&star->conns[hello->rank].remote, first);
-        snprintf(ret_reason, bytes, "two processes are rank %d: %s and %s", hello->rank, first, address);
-        record_mismatch(star, hello, ret_reason);
-        return EP_E_MISMATCH;
-    }
-    return EP_OK;
+    return EP_E_MISMATCH;
 }
 
 static void accept_rank(void *context, const struct tcp_handshake *hs, int fd)
@@ -85,15 +75,7 @@ static void accept_rank(void *context, const struct tcp_handshake *hs, int fd)
     memset(conn, 0, sizeof(*conn));
     conn->fd = fd;
     conn->remote = hs->from;
-}
-
-static int count_arrived(const struct tcp_star *star)
-{
-    int n = 0;
-
-    for (int rank = 1; rank < star->nranks; rank++)
-        n += star->conns[rank].fd >= 0;
-    return n;
+    conn->arrived = true;
 }
 
 /* The reason that a connected rank sent before it closed. */
@@ -115,22 +97,22 @@ static ep_status await_ranks(struct tcp_star *star, int timeout_ms, uint64_t dea
     struct missing missing;
 
     star->published_ns = ep_now_ns();
-    while (count_arrived(star) < star->nranks - 1) {
-        uint64_t now = ep_now_ns(), left_ms = deadline_ns > now ? (deadline_ns - now) / 1000000u + 1 : 0;
-        int n = tcp_acceptor_get_polls(star->acceptor, star->polls);
+    while (!tcp_star_all_arrived(star)) {
+        int n = tcp_acceptor_get_polls(&star->acceptor, star->polls);
 
-        if (now >= deadline_ns) {
-            tcp_star_list_missing(star, true, &missing);
+        if (ep_now_ns() >= deadline_ns) {
+            tcp_star_list_missing(star, &missing);
             return tcp_star_fail_late(star, &missing, timeout_ms);
         }
-        (void)poll(star->polls, (nfds_t)n, left_ms > POLL_MOST_MS ? POLL_MOST_MS : (int)left_ms);
-        tcp_acceptor_step(star->acceptor, check_rank, accept_rank, star);
+        (void)poll(star->polls, (nfds_t)n, tcp_star_poll_ms(deadline_ns));
+        tcp_acceptor_step(&star->acceptor, check_rank, accept_rank, star);
         if (*star->mismatch) {
-            star->n_notified = 1 + count_arrived(star);
+            tcp_star_list_missing(star, &missing);
+            star->n_notified = star->nranks - missing.n;
             ep_fail(EP_E_MISMATCH, "%s: %s", star->name, star->mismatch);
             return tcp_star_fail(star, EP_E_MISMATCH, star->mismatch_rank);
         }
-        tcp_star_publish_missing(star, true);
+        tcp_star_publish_missing(star);
         /* The deadlines of the others follow this one closely: a rank that closes then was not missing. */
         for (int rank = 1; rank < star->nranks && ep_now_ns() < deadline_ns; rank++) {
             struct conn *conn = &star->conns[rank];
@@ -178,20 +160,12 @@ static void refuse_all(struct tcp_star *star, uint64_t deadline_ns)
         uint64_t now = ep_now_ns();
         bool arriving = now < arrival_ns && star->n_notified < expected - 1;
 
-        tcp_acceptor_step(star->acceptor, refuse_rank, close_accepted, star);
-        if (!arriving && (star->acceptor->n == 0 || now >= drain_ns))
+        tcp_acceptor_step(&star->acceptor, refuse_rank, close_accepted, star);
+        if (!arriving && (star->acceptor.n == 0 || now >= drain_ns))
             return;
-        (void)poll(star->polls, (nfds_t)tcp_acceptor_get_polls(star->acceptor, star->polls),
+        (void)poll(star->polls, (nfds_t)tcp_acceptor_get_polls(&star->acceptor, star->polls),
                    arriving ? POLL_MOST_MS : 1);
     }
-}
-
-static void sleep_until(uint64_t ns, uint64_t deadline_ns)
-{
-    uint64_t now = ep_now_ns(), span = deadline_ns > now && deadline_ns - now < ns ? deadline_ns - now : ns;
-    struct timespec backoff = ep_timespec(span);
-
-    nanosleep(&backoff, NULL);
 }
 
 /* The local address of a connection to `to`; family 0: any. */
@@ -221,7 +195,7 @@ static ep_status try_address(struct tcp_star *star, const struct tcp_star_args *
 
     *hs = (struct tcp_handshake){.fd = -1};
     EP_TRY(find_local(args, to, &from));
-    EP_TRY(tcp_connect(to, from.family ? &from : NULL, &fd));
+    EP_TRY(tcp_connect(to, &from, &fd));
     tcp_set_options(fd, args->timeout_ms);
     EP_TRY(tcp_handshake_connect(hs, fd, &args->key, &hello, to, ep_now_ns() + try_ns));
     while (result == TCP_HANDSHAKE_PENDING) {
@@ -240,56 +214,106 @@ static ep_status try_address(struct tcp_star *star, const struct tcp_star_args *
 }
 
 /*
- * Reports to the listener at the address of rank 0 that `rank` cannot take part: it then fails the job for all ranks,
- * instead of waiting for the missing one. EP_OK: the report was received; ret_why has the reply.
+ * Rank 0 may not be started yet; its name may not resolve yet, or resolve to a host that no longer exists or to another
+ * program that sends nothing. So everything is retried until the deadline, beginning with the name. `hs` is that of the
+ * last attempt.
  */
-static ep_status report(const struct tcp_star_args *args, int rank, int most_ms, char ret_why[TCP_WHY_BYTES])
+static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *args, uint64_t deadline_ns,
+                           struct tcp_handshake *hs)
 {
-    uint64_t deadline_ns = ep_deadline_ns(args->timeout_ms < most_ms ? args->timeout_ms : most_ms);
-    struct tcp_handshake *hs = calloc(1, sizeof(*hs));
+    uint64_t wait_ns = RETRY_FIRST_NS, try_ns = TRY_FIRST_NS;
+    char why[TCP_WHY_BYTES] = "", at[TCP_ADDRESS_TEXT] = "";
+    int wrong_protocol = 0; /* consecutive attempts */
+
+    *hs = (struct tcp_handshake){.fd = -1};
+    while (ep_now_ns() < deadline_ns) {
+        struct tcp_address addresses[TCP_ADDRESSES];
+        uint64_t began_ns = ep_now_ns(), now;
+        int n = 0, n_wrong_protocol = 0;
+        struct timespec pause;
+        ep_status status;
+
+        status = tcp_resolve(args->host, args->port, deadline_ns, addresses, &n);
+        /* A last query that the deadline has cut off does not replace a known reason. */
+        if (status != EP_OK && (status != EP_E_TIMEOUT || !*why)) {
+            snprintf(why, sizeof(why), "%.*s", TCP_WHY_BYTES - 1, ep_last_error());
+            at[0] = '\0'; /* an earlier address is not the cause of this failure */
+        }
+        for (int i = 0; i < n; i++) {
+            uint64_t share;
+
+            now = ep_now_ns();
+            share = deadline_ns > now ? (deadline_ns - now) / (uint64_t)(n - i) : 0;
+            if (try_address(star, args, &addresses[i], share < try_ns ? share : try_ns, now + share, hs) == EP_OK)
+                return EP_OK;
+            snprintf(why, sizeof(why), "%.*s", TCP_WHY_BYTES - 1, ep_last_error());
+            tcp_address_print(&addresses[i], at);
+            if (hs->refused)
+                return ep_fail(hs->status, "%s: rank 0 at %s rejects rank %d: %s", args->name, at, args->rank, hs->why);
+            n_wrong_protocol += hs->wrong_protocol;
+        }
+        /* A proxy may answer like this until rank 0 is started; another program always does. */
+        wrong_protocol = n && n_wrong_protocol == n ? wrong_protocol + 1 : 0;
+        if (wrong_protocol == WRONG_PROTOCOL_TRIES)
+            return ep_fail(
+                EP_E_MISMATCH,
+                "%s: rank %d tried to reach rank 0 at %s %d times: %s; another program uses that port: give the "
+                "job a free one (MASTER_PORT, or in %s)",
+                args->name, args->rank, at, wrong_protocol, why, args->host_from);
+        now = ep_now_ns();
+        pause = ep_timespec(now >= deadline_ns ? 0 : wait_ns < deadline_ns - now ? wait_ns : deadline_ns - now);
+        nanosleep(&pause, NULL);
+        wait_ns = wait_ns * 2 < RETRY_MOST_NS ? wait_ns * 2 : RETRY_MOST_NS;
+        if (*at && ep_now_ns() - began_ns >= try_ns)
+            try_ns = try_ns * 2 < TRY_MOST_NS ? try_ns * 2 : TRY_MOST_NS;
+    }
+    ep_fail(EP_E_TIMEOUT, "%s: rank %d could not reach rank 0 at %s port %u within %d ms: %s%s%s%s", args->name,
+            args->rank, args->host, args->port, args->timeout_ms, at, *at ? ": " : "", why,
+            *at && hs->error == ECONNREFUSED
+                ? "; rank 0 was not started, has ended, or was started as a job of one rank (WORLD_SIZE)"
+                : "");
+    if (!*at && *why)
+        ep_fail(EP_E_TIMEOUT, "%s; %s must be a name of the host of rank 0 that this host can resolve, or its address",
+                ep_last_error(), args->host_from);
+    return EP_E_TIMEOUT;
+}
+
+/*
+ * Reports to the listener at the address of rank 0 that `rank` cannot take part: it then fails the job for all ranks,
+ * instead of waiting for the missing one. true: the report was received; hs->why has the reply.
+ */
+static bool report(const struct tcp_star_args *args, int rank, int most_ms, struct tcp_handshake *hs)
+{
     struct tcp_star_args claim = *args;
-    struct tcp_star *star = NULL;
-    bool notified = false;
+    struct tcp_star *star;
 
     claim.rank = rank;
-    if (hs && tcp_star_new(args->name, 1, args->nranks, &star) == EP_OK) {
-        while (!notified && ep_now_ns() < deadline_ns) {
-            struct tcp_address addresses[TCP_ADDRESSES];
-            int n = 0;
-
-            (void)tcp_resolve(args->host, args->port, deadline_ns, addresses, &n);
-            for (int i = 0; i < n && !notified; i++) {
-                uint64_t now = ep_now_ns(), share = deadline_ns > now ? (deadline_ns - now) / (uint64_t)(n - i) : 0;
-
-                if (try_address(star, &claim, &addresses[i], share, now + share, hs) == EP_OK)
-                    tcp_star_close_conn(&star->conns[0]); /* a library without support for such reports */
-                notified = hs->refused;
-            }
-            if (!notified)
-                sleep_until(RETRY_FIRST_NS, deadline_ns);
-        }
-        snprintf(ret_why, TCP_WHY_BYTES, "%s", notified ? hs->why : "");
-    }
-    free(hs);
+    claim.timeout_ms = args->timeout_ms < most_ms ? args->timeout_ms : most_ms;
+    if (tcp_star_new(args->name, 1, args->nranks, &star) != EP_OK)
+        return false;
+    /* EP_OK: a library without support for such reports. */
+    if (open_leaf(star, &claim, ep_deadline_ns(claim.timeout_ms), hs) == EP_OK)
+        tcp_star_close_conn(&star->conns[0]);
     tcp_star_free(star);
-    return notified ? EP_OK : EP_E_TIMEOUT;
+    return hs->refused;
 }
 
 void tcp_star_report(const struct tcp_star_args *args)
 {
-    char why[TCP_WHY_BYTES];
+    struct tcp_handshake hs;
 
-    (void)report(args, args->rank, ARRIVAL_MS, why);
+    (void)report(args, args->rank, ARRIVAL_MS, &hs);
 }
 
 /* The listener may be another rank 0 of this job: report this one to the ranks that connect to it. */
 static ep_status fail_listen(const struct tcp_star_args *args, ep_status status)
 {
-    char text[EP_ERROR_TEXT_BYTES], why[TCP_WHY_BYTES];
+    char text[EP_ERROR_TEXT_BYTES];
+    struct tcp_handshake hs;
 
     snprintf(text, sizeof(text), "%s: %s", args->name, ep_last_error());
-    if (report(args, 0, DRAIN_MS, why) == EP_OK)
-        return ep_fail(status, "%s; the listener there replies: %s", text, why);
+    if (report(args, 0, DRAIN_MS, &hs))
+        return ep_fail(status, "%s; the listener there replies: %s", text, hs.why);
     return ep_fail(status, "%s", text);
 }
 
@@ -317,14 +341,10 @@ static ep_status open_root(struct tcp_star *star, const struct tcp_star_args *ar
     if (args->nranks == 1)
         return EP_OK;
     status = check_descriptors(star);
-    star->acceptor = calloc(1, sizeof(*star->acceptor));
-    if (!star->acceptor)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", args->name);
-    star->acceptor->fd = -1;
     listens = tcp_listen(NULL, args->port, &fd, &port);
     if (listens != EP_OK)
         return star->lacks_fds ? ep_fail(status, "%s", star->text) : fail_listen(args, listens);
-    tcp_acceptor_open(star->acceptor, fd, &args->key);
+    tcp_acceptor_open(&star->acceptor, fd, &args->key);
     if (status == EP_OK)
         status = await_ranks(star, args->timeout_ms, deadline_ns);
     if (status != EP_OK) {
@@ -332,94 +352,19 @@ static ep_status open_root(struct tcp_star *star, const struct tcp_star_args *ar
         status = ep_fail(status, "%s", star->text);
     }
     /* No other connection is expected: later ones are refused by the kernel. */
-    tcp_acceptor_close(star->acceptor);
-    star->dropped = star->acceptor->dropped;
-    memcpy(star->last_drop, star->acceptor->last_drop, sizeof(star->last_drop));
-    free(star->acceptor);
-    star->acceptor = NULL;
-    return status;
-}
-
-/*
- * Rank 0 may not be started yet; its name may not resolve yet, or resolve to a host that no longer exists or to another
- * program that sends nothing. So everything is retried until the deadline, beginning with the name.
- */
-static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *args, uint64_t deadline_ns)
-{
-    uint64_t wait_ns = RETRY_FIRST_NS, try_ns = TRY_FIRST_NS;
-    char why[TCP_WHY_BYTES] = "", at[TCP_ADDRESS_TEXT] = "";
-    struct tcp_handshake *hs = calloc(1, sizeof(*hs));
-    ep_status status = EP_E_TIMEOUT;
-    int wrong_protocol = 0; /* consecutive attempts */
-
-    if (!hs)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", args->name);
-    while (ep_now_ns() < deadline_ns) {
-        struct tcp_address addresses[TCP_ADDRESSES];
-        uint64_t began_ns = ep_now_ns();
-        int n = 0, n_wrong_protocol = 0;
-
-        status = tcp_resolve(args->host, args->port, deadline_ns, addresses, &n);
-        /* A last query that the deadline has cut off does not replace a known reason. */
-        if (status != EP_OK && (status != EP_E_TIMEOUT || !*why)) {
-            snprintf(why, sizeof(why), "%.*s", TCP_WHY_BYTES - 1, ep_last_error());
-            at[0] = '\0'; /* an earlier address is not the cause of this failure */
-        }
-        for (int i = 0; i < n; i++) {
-            uint64_t now = ep_now_ns(), share = deadline_ns > now ? (deadline_ns - now) / (uint64_t)(n - i) : 0;
-
-            status = try_address(star, args, &addresses[i], share < try_ns ? share : try_ns, now + share, hs);
-            if (status == EP_OK)
-                goto free;
-            snprintf(why, sizeof(why), "%.*s", TCP_WHY_BYTES - 1, ep_last_error());
-            tcp_address_print(&addresses[i], at);
-            if (hs->refused) {
-                star->failed_rank = 0;
-                status =
-                    ep_fail(hs->status, "%s: rank 0 at %s rejects rank %d: %s", args->name, at, args->rank, hs->why);
-                goto free;
-            }
-            n_wrong_protocol += hs->wrong_protocol;
-        }
-        /* A proxy may answer like this until rank 0 is started; another program always does. */
-        wrong_protocol = n && n_wrong_protocol == n ? wrong_protocol + 1 : 0;
-        if (wrong_protocol == WRONG_PROTOCOL_TRIES) {
-            star->failed_rank = 0;
-            status = ep_fail(
-                EP_E_MISMATCH,
-                "%s: rank %d tried to reach rank 0 at %s %d times: %s; another program uses that port: give the "
-                "job a free one (MASTER_PORT, or in %s)",
-                args->name, args->rank, at, wrong_protocol, why, args->host_from);
-            goto free;
-        }
-        sleep_until(wait_ns, deadline_ns);
-        wait_ns = wait_ns * 2 < RETRY_MOST_NS ? wait_ns * 2 : RETRY_MOST_NS;
-        if (*at && ep_now_ns() - began_ns >= try_ns)
-            try_ns = try_ns * 2 < TRY_MOST_NS ? try_ns * 2 : TRY_MOST_NS;
-    }
-    star->failed_rank = 0;
-    status = ep_fail(EP_E_TIMEOUT, "%s: rank %d could not reach rank 0 at %s port %u within %d ms: %s%s%s%s",
-                     args->name, args->rank, args->host, args->port, args->timeout_ms, at, *at ? ": " : "", why,
-                     *at && hs->error == ECONNREFUSED
-                         ? "; rank 0 was not started, has ended, or was started as a job of one rank (WORLD_SIZE)"
-                         : "");
-    if (!*at && *why)
-        status = ep_fail(EP_E_TIMEOUT,
-                         "%s; %s must be a name of the host of rank 0 that this host can resolve, or its address",
-                         ep_last_error(), args->host_from);
-free:
-    free(hs);
+    tcp_acceptor_close(&star->acceptor);
     return status;
 }
 
 ep_status tcp_star_open(const struct tcp_star_args *args, struct tcp_star **ret_star)
 {
     uint64_t deadline_ns = ep_deadline_ns(args->timeout_ms);
+    struct tcp_handshake hs;
     struct tcp_star *star;
     ep_status status;
 
     EP_TRY(tcp_star_new(args->name, args->rank, args->nranks, &star));
-    status = args->rank == 0 ? open_root(star, args, deadline_ns) : open_leaf(star, args, deadline_ns);
+    status = args->rank == 0 ? open_root(star, args, deadline_ns) : open_leaf(star, args, deadline_ns, &hs);
     if (status != EP_OK) {
         tcp_star_free(star);
         return status;

@@ -173,7 +173,7 @@ static ep_status wait_for_work(struct traffic *t, uint32_t seen, bool undecided)
     bool moved = false;
 
     /* No peer wakes this rank for a message to be peeked again, or a pool to be flushed. */
-    if (undecided || !doorbell || !ep_streams_can_sleep(t->streams)) {
+    if (undecided || !doorbell || !ep_streams_get_net(t->streams)->can_sleep) {
         nanosleep(&moment, NULL);
         return EP_OK;
     }

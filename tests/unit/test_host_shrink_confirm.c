@@ -99,13 +99,13 @@ bool __wrap_shrink_confirm_query(struct linked *l, ep_comm *next)
 
 ep_status __wrap_tcp_star_push(struct conn *conn)
 {
-    if (stops && conn->big_bytes) {
+    if (stops && conn->out[OUT_BIG].iov_len) {
         ep_status status = __real_tcp_star_push(conn);
 
         raise(SIGSTOP);
         return status;
     }
-    if (!confirms_in || !conn->big_bytes)
+    if (!confirms_in || !conn->out[OUT_BIG].iov_len)
         return __real_tcp_star_push(conn);
     if (confirms_in->results < 0 && n_results == 0)
         kill_leaf(conn);

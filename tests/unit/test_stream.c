@@ -352,7 +352,7 @@ static void test_credit(void **state)
 
     (void)state;
     open_pair(pair, 4096);
-    assert_int_equal(ep_streams_can_sleep(pair[0].streams), engine == &ep_net_emulated);
+    assert_int_equal(ep_streams_get_net(pair[0].streams)->can_sleep, engine == &ep_net_emulated);
     assert_true(ep_streams_bytes(pair[0].streams) >
                 2 * (size_t)4096 + (engine == &ep_net_emulated ? 2 * EP_NET_WIRE_BYTES : 0));
     assert_int_equal(ep_streams_max_message(pair[0].streams), 4096 / 2 - 16);

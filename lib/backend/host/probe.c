@@ -3,7 +3,7 @@
 #include "net/probe.h"
 
 #include "backend/host/host.h"
-#include "net/tcp_mesh.h"
+#include "net/tcp.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -29,8 +29,8 @@ struct ep_net_probe {
     size_t bytes;
     uint64_t rounds;
     unsigned char *data;
-    struct tcp_mesh_conn *conns;  /* [npeers][channels + 1] */
-    struct probe_socket *sockets; /* [npeers][channels]; NULL: no sockets */
+    struct ep_net *lines;         /* only its sockets are used; NULL: no sockets */
+    struct probe_socket *sockets; /* [npeers][channels] */
     struct pollfd *polls;
 };
 
@@ -139,7 +139,7 @@ ep_status ep_net_probe_puts(struct ep_net_probe *probe)
 
 bool ep_net_probe_has_sockets(const struct ep_net_probe *probe)
 {
-    return probe->sockets != NULL;
+    return probe->lines != NULL;
 }
 
 static bool is_again(ssize_t n)
@@ -262,41 +262,32 @@ ep_status ep_net_probe_sockets(struct ep_net_probe *probe)
 
 static ep_status prepare(struct ep_net_probe *probe)
 {
-    size_t peers = (size_t)probe->npeers, n = peers * (size_t)probe->channels, lines = n + peers;
+    size_t n = (size_t)probe->npeers * (size_t)probe->channels;
 
     probe->data = malloc(probe->bytes);
-    probe->conns = calloc(lines, sizeof(*probe->conns));
     probe->sockets = calloc(n, sizeof(*probe->sockets));
     probe->polls = calloc(n, sizeof(*probe->polls));
-    for (size_t i = 0; probe->conns && i < lines; i++)
-        probe->conns[i].fd = -1;
-    if (!probe->data || !probe->conns || !probe->sockets || !probe->polls)
+    if (!probe->data || !probe->sockets || !probe->polls)
         return ep_fail(EP_E_MEMORY, "network probe: no memory for %zu bytes", probe->bytes);
     memset(probe->data, 1, probe->bytes);
     return EP_OK;
 }
 
-/* Opens the connections of an endpoint, without the endpoint. */
 static ep_status open_sockets(struct ep_net_probe *probe, const struct ep_net_provider *provider,
-                              const struct ep_net_params *params, ep_status mine)
+                              struct ep_net_params params)
 {
-    struct ep_net_tcp_rendezvous rendezvous = {.listener = -1};
-    ep_status status = tcp_mesh_open(params, provider->context, mine, probe->conns, &rendezvous);
+    params.region_bytes = params.n_signals = 1;
+    EP_TRY(provider->open(provider, &params, &probe->lines));
+    for (int i = 0; i < probe->npeers * probe->channels; i++) {
+        int peer = i / probe->channels, channel = i % probe->channels, node = ep_net_peer(probe->net->node, peer);
 
-    if (rendezvous.listener >= 0)
-        close(rendezvous.listener);
-    free(rendezvous.ranks);
-    for (int i = 0; status == EP_OK && i < probe->npeers * probe->channels; i++) {
-        int peer = i / probe->channels, channel = i % probe->channels;
-
-        probe->sockets[i] =
-            (struct probe_socket){.fd = probe->conns[peer * (probe->channels + 1) + channel].fd,
-                                  .rank = ep_group_rail(probe->group, ep_net_peer(probe->group->comm->node, peer)),
-                                  .slot = peer,
-                                  .channel = channel,
-                                  .bytes = channel_bytes(probe->bytes, channel, probe->channels)};
+        probe->sockets[i] = (struct probe_socket){.fd = ep_net_tcp_get_socket(probe->lines, node, channel),
+                                                  .rank = ep_group_rail(probe->group, node),
+                                                  .slot = peer,
+                                                  .channel = channel,
+                                                  .bytes = channel_bytes(probe->bytes, channel, probe->channels)};
     }
-    return status;
+    return EP_OK;
 }
 
 static ep_status open_probe(struct ep_net_probe *probe, ep_comm *comm)
@@ -314,9 +305,7 @@ static ep_status open_probe(struct ep_net_probe *probe, ep_comm *comm)
     EP_TRY(ep_group_agree_within(comm, "network probe", status));
     EP_TRY(ep_group_agree_within(comm, "network probe", provider.open(&provider, &params, &probe->net)));
     if (provider.open == ep_net_tcp.open)
-        return ep_group_agree_within(comm, "network probe", open_sockets(probe, &provider, &params, EP_OK));
-    free(probe->sockets);
-    probe->sockets = NULL;
+        return ep_group_agree_within(comm, "network probe", open_sockets(probe, &provider, params));
     return EP_OK;
 }
 
@@ -352,10 +341,10 @@ void ep_net_probe_free(struct ep_net_probe *probe)
         probe->net->abandoned = atomic_load(&probe->group->comm->failed) != EP_OK;
         probe->net->ops->free(probe->net);
     }
-    for (int i = 0; probe->conns && i < probe->npeers * (probe->channels + 1); i++)
-        if (probe->conns[i].fd >= 0)
-            close(probe->conns[i].fd);
-    free(probe->conns);
+    if (probe->lines) {
+        probe->lines->abandoned = true;
+        probe->lines->ops->free(probe->lines);
+    }
     free(probe->sockets);
     free(probe->polls);
     free(probe->data);
