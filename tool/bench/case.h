@@ -19,15 +19,17 @@
 #include "bench/rounds.h"
 #include "bench/route.h"
 
+/* Number of routings that plans are measured with, used round-robin. */
+#define BENCH_VARIANTS 4
+
 struct bench_case {
     struct ranks_ctx *ctx;
     const struct bench_request *request;
     int tokens; /* per rank; some routings give some ranks fewer */
-    int ranks_per_node;
     bool one_clock;
-    struct routing *routing;
     struct bench_route route;
-    ep_plan *plan;
+    struct bench_route new_routes[BENCH_VARIANTS]; /* with BENCH_PLAN, else zeroed */
+    ep_plan *plan;                                 /* of `route` */
 
     /*
      * Buffers of this rank, see mirrors.h. x, x_scales, out, out_naive and copy_from: private memory. The others:
@@ -50,27 +52,20 @@ struct bench_case {
 };
 
 /*
- * Creates the routing and the buffers, with all pages touched. `min_rows`: least capacity for received rows.
- * Collective. 0, or an exit code after emitting the error; bench_case_done() is allowed after both.
+ * Creates the routes and the buffers, with all pages touched. Collective. 0, or an exit code after emitting the error;
+ * bench_case_done() is allowed after both.
  */
-int bench_case_init(struct bench_case *bench, struct ranks_ctx *ctx, const struct bench_request *request, int tokens,
-                    int64_t min_rows);
+int bench_case_init(struct bench_case *bench, struct ranks_ctx *ctx, const struct bench_request *request, int tokens);
 void bench_case_done(struct bench_case *bench);
 
-/* All ranks if they are one node. */
-int bench_ranks_per_node(const struct ranks_ctx *ctx);
-
-/* Creates the routing of a request, and the route of this rank; variants have different seeds. 0, or an exit code after
- * emitting the error. */
-int bench_routing_new(struct ranks_ctx *ctx, const struct bench_request *request, int tokens, int variant,
-                      int ranks_per_node, struct routing **ret_routing, struct bench_route *ret_route);
+/* The route of this rank by the routing of the case; variants have different seeds. 0, or an exit code after emitting
+ * the error. */
+int bench_case_route(const struct bench_case *bench, int variant, bool expanded, struct bench_route *ret_route);
 
 /* Adds mirrors of the experts and weights of a route. */
 void bench_mirror_route(struct bench_mirrors *mirrors, const struct bench_route *route);
 
-/* `mirrors`: those of the route. */
-ep_status bench_plan_new(struct bench_case *bench, const struct bench_mirrors *mirrors, const struct bench_route *route,
-                         ep_plan **ret_plan);
+ep_status bench_plan_new(struct bench_case *bench, const struct bench_route *route, ep_plan **ret_plan);
 void bench_dispatch_args(const struct bench_case *bench, bool is_fp8, ep_dispatch_args *ret_args);
 
 /* Whether baselines that need their own buffers are measured. */
@@ -88,13 +83,11 @@ static inline bool bench_has_mpi(const struct bench_case *bench)
 
 void verify_fill_x(struct bench_case *bench, bool is_fp8);
 void verify_poison_received(struct bench_case *bench, const struct bench_route *route);
-int verify_dispatch(struct bench_case *bench, const struct routing *routing, const struct bench_route *route,
-                    bool is_fp8);
+int verify_dispatch(struct bench_case *bench, const struct bench_route *route, bool is_fp8);
 void verify_fill_returned(struct bench_case *bench);
-/* Verifies the sums of the rows of verify_fill_returned(), or of rows with keys of PATTERN_LL_RETURN. `ranks_per_node`
- * determines the order of addition. */
-int verify_combine(struct bench_case *bench, const uint16_t *out, int ranks_per_node, bool low_latency,
-                   const char *what);
+/* Verifies the sums of the rows of verify_fill_returned(), or of rows with keys of PATTERN_LL_RETURN. `one_node`: added
+ * in the order of the ranks, whatever their nodes. */
+int verify_combine(struct bench_case *bench, const uint16_t *out, bool one_node, bool low_latency, const char *what);
 /* Compares the results of MPI_Alltoallv with those of the library, which have been verified. */
 int verify_naive_dispatch(struct bench_case *bench, bool is_fp8);
 

@@ -70,9 +70,9 @@ struct footprint {
 static int64_t data_bytes(const struct bench_route *route, int hidden)
 {
     int64_t row = 2 * (int64_t)hidden;
-    int64_t choice = (int64_t)route->topk * (int64_t)(sizeof(int32_t) + sizeof(float));
+    int64_t choice = (int64_t)route->group.topk * (int64_t)(sizeof(int32_t) + sizeof(float));
 
-    return route->n_tokens * (2 * row + choice) + route->n_recv * (row + choice);
+    return route->n_tokens * (2 * row + choice) + route->counts.recv * (row + choice);
 }
 
 static ep_status run_once(struct bench_case *bench)
@@ -85,7 +85,7 @@ static ep_status run_once(struct bench_case *bench)
                                      .out = mirrors_address(&bench->mirrors, bench->out)};
 
     bench_dispatch_args(bench, false, &dispatch);
-    EP_TRY(bench_plan_new(bench, &bench->mirrors, &bench->route, &bench->plan));
+    EP_TRY(bench_plan_new(bench, &bench->route, &bench->plan));
     EP_TRY(ep_dispatch_sync(bench->plan, &dispatch));
     return ep_combine_sync(bench->plan, &combine);
 }

@@ -4,7 +4,6 @@
 
 #include "backend/cuda/module.h"
 #include "base/error.h"
-#include "bench/plans.h"
 #include "bench/request.h"
 
 #include <stdio.h>
@@ -20,15 +19,10 @@ static void emit_step(struct ranks_ctx *ctx, int done, int total, const char *wh
 static int run_tokens(struct ranks_ctx *ctx, const struct bench_request *request, int tokens, int step, int n_steps)
 {
     struct bench_case bench;
-    int64_t rows = 0;
-    int code = 0;
+    int code;
 
-    if (request->ops & BENCH_PLAN)
-        code = bench_plans_rows(ctx, request, tokens, &rows);
-    if (code != 0)
-        return code;
     emit_step(ctx, step, n_steps, "buffers", tokens);
-    code = bench_case_init(&bench, ctx, request, tokens, rows);
+    code = bench_case_init(&bench, ctx, request, tokens);
     if (code == 0)
         code = bench_run_footprint(&bench);
     emit_step(ctx, step, n_steps, "dispatch and combine", tokens);

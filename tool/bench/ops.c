@@ -135,7 +135,7 @@ static int check_dispatch(struct op *op)
 
     verify_poison_received(bench, &bench->route);
     code = run_checked(op, run_dispatch, "dispatch");
-    return code ? code : verify_dispatch(bench, bench->routing, &bench->route, op->is_fp8);
+    return code ? code : verify_dispatch(bench, &bench->route, op->is_fp8);
 }
 
 static int check_combine(struct op *op)
@@ -147,7 +147,7 @@ static int check_combine(struct op *op)
     mirrors_poison(&bench->mirrors, bench->out, bytes);
     code = run_checked(op, run_combine, "combine");
     mirrors_pull(&bench->mirrors, bench->out, bytes);
-    return code ? code : verify_combine(bench, bench->out, bench->ranks_per_node, false, "verifying combine");
+    return code ? code : verify_combine(bench, bench->out, false, false, "verifying combine");
 }
 
 /* After the rounds: the receive buffers hold the results of the last sample. */
@@ -157,9 +157,8 @@ static int check_naive(struct op *op, bool is_combine)
 
     if (!bench_has_mpi(bench))
         return 0;
-    /* It does not distinguish nodes: rows are summed in rank order. */
     if (is_combine)
-        return verify_combine(bench, bench->out_naive, bench->ctx->nranks, false, "verifying MPI_Alltoallv");
+        return verify_combine(bench, bench->out_naive, true, false, "verifying MPI_Alltoallv");
     return verify_naive_dispatch(bench, op->is_fp8);
 }
 
@@ -269,7 +268,7 @@ static int measure(struct op *op, bool is_combine)
 
     op->roofline.row_bytes = (size_t)measurement.row_bytes;
     (gpu ? add_gpu_series : add_host_series)(op, is_combine, series, &measurement);
-    op->copy_bytes = (size_t)(bench->route.n_recv * measurement.row_bytes);
+    op->copy_bytes = (size_t)(bench->route.counts.recv * measurement.row_bytes);
     memset(&op->phases, 0, sizeof(op->phases));
     if (code == 0)
         code = is_combine ? check_combine(op) : check_dispatch(op);

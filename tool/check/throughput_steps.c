@@ -157,7 +157,7 @@ static void verify_selections(const struct throughput_step *step, int64_t i)
     if (row && step->layout->expanded)
         weight[0] = reference_row_weight(&run->group, row);
     else if (row)
-        reference_row_selections(&run->group, step->layout, row, expert, weight);
+        reference_row_selections(&run->group, run->ctx->rank, row, expert, weight);
     for (int k = 0; k < run->group.topk; k++)
         expert64[k] = expert[k];
     if (!step->layout->expanded)
@@ -268,7 +268,7 @@ static void load_weights(const struct throughput_step *step, int64_t i)
         memcpy(out, &weight, sizeof(weight));
         return;
     }
-    reference_row_selections(&run->group, step->layout, row, experts, out);
+    reference_row_selections(&run->group, run->ctx->rank, row, experts, out);
     for (int k = 0; k < run->group.topk && !step->identity; k++)
         out[k] = experts[k] < 0 ? 0 : data_reply_weight(&state->c.data, row->rank, row->token, k);
 }
