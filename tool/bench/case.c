@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 int bench_case_route(const struct bench_case *bench, int variant, bool expanded, struct bench_route *ret_route)
@@ -131,6 +132,24 @@ ep_status bench_plan_new(struct bench_case *bench, const struct bench_route *rou
     };
 
     return ep_plan_new(bench->ctx->comm, &args, ret_plan);
+}
+
+ep_status bench_sum(struct ranks_ctx *ctx, void *values, size_t bytes)
+{
+    size_t n = bytes / sizeof(int64_t);
+    int64_t *sums = values, *all = malloc((size_t)ctx->nranks * bytes);
+    ep_status status;
+
+    if (!all)
+        return ep_fail(EP_E_MEMORY, "benchmark: no memory for the values of %d ranks", ctx->nranks);
+    status = ep_comm_allgather(ctx->comm, values, bytes, all);
+    for (size_t i = 0; status == EP_OK && i < n; i++) {
+        sums[i] = 0;
+        for (size_t r = 0; r < (size_t)ctx->nranks; r++)
+            sums[i] += all[r * n + i];
+    }
+    free(all);
+    return status;
 }
 
 void bench_dispatch_args(const struct bench_case *bench, bool is_fp8, ep_dispatch_args *ret_args)
