@@ -101,12 +101,9 @@ int verify_agree(struct ranks_ctx *ctx, const char *what, const char *wrong);
 
 /* Phases of an operation by ep_comm_get_stats(): sums over the rounds of this rank. */
 struct bench_phases {
-    uint64_t ready, move, done, copy, total;
-    uint64_t net_bytes, n;
+    int64_t ready, move, done, copy, total;
+    int64_t net_bytes, n;
 };
-
-enum { SERIES_OP = 0, SERIES_COPY, SERIES_NAIVE };
-enum { SERIES_QUEUED = 1, SERIES_RAW_ROWS, SERIES_ENGINE_PAIR, SERIES_ENGINE_ALL }; /* on GPUs, after SERIES_OP */
 
 void bench_phases_add(struct bench_phases *phases, const ep_comm *comm);
 
@@ -116,13 +113,16 @@ struct bench_measurement {
     int tokens;
     int64_t row_bytes; /* 0: no rates */
     struct bench_counts counts;
-    const struct bench_phases *phases;                                       /* NULL: none */
-    const struct bench_series *measured, *copy, *naive, *cached;             /* NULL: not measured */
-    const struct bench_series *queued, *raw_rows, *engine_pair, *engine_all; /* on GPUs */
-    double pair_bytes;                                                       /* of a sample of engine_pair */
-    const struct bench_series *puts, *sockets; /* between nodes: raw puts, plain sockets; NULL: not measured */
-    double net_bytes;                          /* of one rank in a sample of these */
-    double n_puts;                             /* of one operation of this rank */
+    const struct bench_phases *phases; /* NULL: none */
+    /*
+     * The first is measured. Keys of baselines: "memcpy", "alltoallv", "cached"; on GPUs "queued" (the same after other
+     * work), "bare" (raw rows), "engine_pair", "engine_all"; between nodes "puts" (raw), "sockets" (plain).
+     */
+    const struct bench_series *series;
+    int n_series;
+    double pair_bytes; /* of a sample of engine_pair */
+    double net_bytes;  /* of one rank in a sample of puts or sockets */
+    double n_puts;     /* of one operation of this rank */
 };
 
 /* Sums over the ranks; rank 0 emits the row. Collective. */

@@ -257,21 +257,19 @@ static int measure(struct lowlat *lowlat, bool is_combine)
     struct bench_case *bench = &lowlat->bench;
     struct bench_series series[] = {
         {.what = "low-latency dispatch", .run = run_dispatch, .after = after_dispatch, .context = lowlat},
-        {.what = "memcpy", .run = run_copy, .context = lowlat},
+        {.what = "memcpy", .key = "memcpy", .run = run_copy, .context = lowlat},
     };
     struct bench_series combine = {
         .what = "low-latency combine", .prepare = prepare_combine, .run = run_combine, .context = lowlat};
     bool gpu = bench->ctx->gpu, each = is_combine && bench->request->no_partial_reduce;
-    int n_series = gpu || bench->request->baselines ? 2 : 1;
     struct bench_measurement measurement = {
         .op = is_combine ? "ll-combine" : "ll-dispatch",
         .type = lowlat->is_fp8 && !is_combine ? "fp8" : "bf16",
         .tokens = bench->tokens,
         .row_bytes = bench_row_bytes(lowlat->is_fp8 && !is_combine, bench->request->hidden),
         .counts = bench->route.counts,
-        .measured = &series[0],
-        .copy = n_series > 1 && !gpu ? &series[1] : NULL,
-        .queued = gpu ? &series[1] : NULL,
+        .series = series,
+        .n_series = gpu || bench->request->baselines ? 2 : 1,
     };
     int code;
 
@@ -279,13 +277,14 @@ static int measure(struct lowlat *lowlat, bool is_combine)
         series[0] = combine;
     if (gpu) {
         series[1] = series[0];
+        series[1].key = "queued";
         series[1].queued = true;
     }
     measurement.counts.wire = count_outside(lowlat, 1, each);
     measurement.counts.net_bytes =
         count_outside(lowlat, bench->route.group.ranks_per_node, each) * measurement.row_bytes;
     lowlat->copy_bytes = (size_t)(measurement.counts.recv * measurement.row_bytes);
-    code = bench_rounds(bench->ctx, series, n_series, bench->request->iters, bench->one_clock);
+    code = bench_rounds(bench->ctx, series, measurement.n_series, bench->request->iters, bench->one_clock);
     if (code == 0)
         code = check_both(lowlat);
     return code ? code : bench_emit_row(bench, &measurement);
@@ -313,7 +312,8 @@ static int measure_pairs(struct lowlat *lowlat)
                                             .type = lowlat->is_fp8 ? "fp8" : "bf16",
                                             .tokens = bench->tokens,
                                             .counts = bench->route.counts,
-                                            .measured = &pairs};
+                                            .series = &pairs,
+                                            .n_series = 1};
     int code;
 
     code = bench_rounds(bench->ctx, &pairs, 1, bench->request->iters, bench->one_clock);

@@ -6,7 +6,6 @@
 #include "bench/pattern.h"
 #include "net/probe.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 struct op {
@@ -20,6 +19,8 @@ struct op {
     double probe_bytes;         /* of one rank in a sample */
     double puts;                /* of one operation */
     size_t copy_bytes;          /* bytes of the rows that this rank receives */
+    struct bench_series series[BENCH_MAX_SERIES];
+    int n_series;
 };
 
 static ep_status run_dispatch(void *context)
@@ -167,53 +168,18 @@ static int probe_init(struct op *op)
 {
     struct ranks_ctx *ctx = op->bench->ctx;
     ep_stats stats = {.size = sizeof(stats)};
-    uint64_t mine, *all = calloc((size_t)ctx->nranks, sizeof(*all)), sum = 0;
-    ep_status status = all ? ep_comm_get_stats(ctx->comm, &stats) : EP_E_MEMORY;
+    ep_status status = ep_comm_get_stats(ctx->comm, &stats);
+    int64_t sum = (int64_t)stats.bytes_net;
 
-    mine = stats.bytes_net;
     if (status == EP_OK)
-        status = ep_comm_allgather(ctx->comm, &mine, sizeof(mine), all);
-    for (int rank = 0; status == EP_OK && rank < ctx->nranks; rank++)
-        sum += all[rank];
-    free(all);
-    op->probe_bytes = 0;
+        status = bench_sum(ctx, &sum, sizeof(sum));
     if (status == EP_OK && sum > 0) {
-        size_t each = (size_t)(sum / (uint64_t)(ctx->nranks * (ctx->nnodes - 1))) + 1;
+        size_t each = (size_t)(sum / (ctx->nranks * (ctx->nnodes - 1))) + 1;
 
         op->probe_bytes = (double)each * (ctx->nnodes - 1);
         status = ep_net_probe_new(ctx->comm, each, &op->probe);
     }
     return status == EP_OK ? 0 : ranks_emit_error(ctx, status, "preparing the probe of the network");
-}
-
-/* Raw puts, and plain sockets with the same number of streams and chunks. */
-static void add_net_series(struct op *op, int *n_series, struct bench_series *series,
-                           struct bench_measurement *measurement)
-{
-    if (!op->probe)
-        return;
-    series[*n_series] = (struct bench_series){.what = "raw puts", .run = run_puts, .context = op};
-    measurement->puts = &series[(*n_series)++];
-    measurement->net_bytes = op->probe_bytes;
-    measurement->n_puts = op->puts;
-    if (!ep_net_probe_has_sockets(op->probe))
-        return;
-    series[*n_series] = (struct bench_series){.what = "plain sockets", .run = run_sockets, .context = op};
-    measurement->sockets = &series[(*n_series)++];
-}
-
-static void add_host_series(struct op *op, bool is_combine, struct bench_series *series,
-                            struct bench_measurement *measurement)
-{
-    struct bench_case *bench = op->bench;
-
-    series[SERIES_COPY] = (struct bench_series){.what = "memcpy", .run = run_copy, .context = op};
-    series[SERIES_NAIVE] = (struct bench_series){.what = "MPI_Alltoallv",
-                                                 .run = is_combine ? run_naive_combine : run_naive_dispatch,
-                                                 .after = after_naive,
-                                                 .context = op};
-    measurement->copy = bench_has_baselines(bench) ? &series[SERIES_COPY] : NULL;
-    measurement->naive = bench_has_mpi(bench) ? &series[SERIES_NAIVE] : NULL;
 }
 
 /* Only on one node: between nodes there are other kernels, and the copy engine cannot reach other nodes. */
@@ -222,39 +188,62 @@ static bool has_roofline(const struct bench_case *bench)
     return bench->ctx->gpu && bench_has_baselines(bench) && bench->ctx->nnodes < 2;
 }
 
-/* The operation queued after other work; its raw rows, without plan and waits; the copy engine. */
-static void add_gpu_series(struct op *op, bool is_combine, struct bench_series *series,
-                           struct bench_measurement *measurement)
+static void add_series(struct op *op, struct bench_series series)
 {
-    series[SERIES_QUEUED] = series[SERIES_OP];
-    series[SERIES_QUEUED].queued = true;
-    series[SERIES_RAW_ROWS] = (struct bench_series){
-        .what = "raw rows", .run = is_combine ? run_raw_combine : run_raw_dispatch, .queued = true, .context = op};
-    series[SERIES_ENGINE_PAIR] = (struct bench_series){
-        .what = "copy engine, one pair", .run = bench_engine_pair, .queued = true, .context = &op->roofline};
-    series[SERIES_ENGINE_ALL] = (struct bench_series){
-        .what = "copy engine, all to all", .run = bench_engine_all, .queued = true, .context = &op->roofline};
-    measurement->queued = &series[SERIES_QUEUED];
+    op->series[op->n_series++] = series;
+}
+
+static void add_host_series(struct op *op, bool is_combine)
+{
+    if (bench_has_baselines(op->bench))
+        add_series(op, (struct bench_series){.what = "memcpy", .key = "memcpy", .run = run_copy, .context = op});
+    if (bench_has_mpi(op->bench))
+        add_series(op, (struct bench_series){.what = "MPI_Alltoallv",
+                                             .key = "alltoallv",
+                                             .run = is_combine ? run_naive_combine : run_naive_dispatch,
+                                             .after = after_naive,
+                                             .context = op});
+    if (!op->probe)
+        return;
+    /* Raw puts, and plain sockets with the same number of streams and chunks. */
+    add_series(op, (struct bench_series){.what = "raw puts", .key = "puts", .run = run_puts, .context = op});
+    if (ep_net_probe_has_sockets(op->probe))
+        add_series(op,
+                   (struct bench_series){.what = "plain sockets", .key = "sockets", .run = run_sockets, .context = op});
+}
+
+/* The operation queued after other work; its raw rows, without plan and waits; the copy engine. */
+static void add_gpu_series(struct op *op, bool is_combine)
+{
+    struct bench_series queued = op->series[0];
+
+    queued.key = "queued";
+    queued.queued = true;
+    add_series(op, queued);
     if (!has_roofline(op->bench))
         return;
-    measurement->raw_rows = &series[SERIES_RAW_ROWS];
-    measurement->engine_pair = &series[SERIES_ENGINE_PAIR];
-    measurement->engine_all = &series[SERIES_ENGINE_ALL];
-    measurement->pair_bytes = (double)op->roofline.pair_bytes;
+    add_series(op, (struct bench_series){.what = "raw rows",
+                                         .key = "bare",
+                                         .run = is_combine ? run_raw_combine : run_raw_dispatch,
+                                         .queued = true,
+                                         .context = op});
+    add_series(op, (struct bench_series){.what = "copy engine, one pair",
+                                         .key = "engine_pair",
+                                         .run = bench_engine_pair,
+                                         .queued = true,
+                                         .context = &op->roofline});
+    add_series(op, (struct bench_series){.what = "copy engine, all to all",
+                                         .key = "engine_all",
+                                         .run = bench_engine_all,
+                                         .queued = true,
+                                         .context = &op->roofline});
 }
 
 static int measure(struct op *op, bool is_combine)
 {
     struct bench_case *bench = op->bench;
+    int (*check)(struct op * op) = is_combine ? check_combine : check_dispatch;
     bool gpu = bench->ctx->gpu;
-    struct bench_series series[BENCH_MAX_SERIES] = {
-        [SERIES_OP] = {.what = is_combine ? "combine" : "dispatch",
-                       .run = is_combine ? run_combine : run_dispatch,
-                       .finish = finish_op,
-                       .after = after_op,
-                       .context = op},
-    };
-    int n_series = gpu ? (has_roofline(bench) ? 5 : 2) : bench_has_mpi(bench) ? 3 : bench_has_baselines(bench) ? 2 : 1;
     struct bench_measurement measurement = {
         .op = is_combine ? "combine" : "dispatch",
         .type = op->is_fp8 ? "fp8" : "bf16",
@@ -262,30 +251,36 @@ static int measure(struct op *op, bool is_combine)
         .row_bytes = bench_row_bytes(op->is_fp8, bench->request->hidden),
         .counts = bench->route.counts,
         .phases = &op->phases,
-        .measured = &series[SERIES_OP],
+        .series = op->series,
     };
     int code = has_roofline(bench) ? bench_roofline_init(&op->roofline, bench) : 0;
 
     op->roofline.row_bytes = (size_t)measurement.row_bytes;
-    (gpu ? add_gpu_series : add_host_series)(op, is_combine, series, &measurement);
     op->copy_bytes = (size_t)(bench->route.counts.recv * measurement.row_bytes);
-    memset(&op->phases, 0, sizeof(op->phases));
     if (code == 0)
-        code = is_combine ? check_combine(op) : check_dispatch(op);
+        code = check(op);
     if (code == 0 && !gpu && bench_has_baselines(bench) && bench->ctx->nnodes > 1)
         code = probe_init(op);
-    add_net_series(op, &n_series, series, &measurement);
+    measurement.n_puts = op->puts;
+    add_series(op, (struct bench_series){.what = measurement.op,
+                                         .run = is_combine ? run_combine : run_dispatch,
+                                         .finish = finish_op,
+                                         .after = after_op,
+                                         .context = op});
+    (gpu ? add_gpu_series : add_host_series)(op, is_combine);
     if (code == 0)
-        code = bench_rounds(bench->ctx, series, n_series, bench->request->iters, bench->one_clock);
+        code = bench_rounds(bench->ctx, op->series, op->n_series, bench->request->iters, bench->one_clock);
     if (code == 0)
-        code = is_combine ? check_combine(op) : check_dispatch(op);
+        code = check(op);
     if (code == 0)
         code = check_naive(op, is_combine);
+    measurement.n_series = op->n_series;
+    measurement.pair_bytes = (double)op->roofline.pair_bytes;
+    measurement.net_bytes = op->probe_bytes;
     if (code == 0)
         code = bench_emit_row(bench, &measurement);
     bench_roofline_done(&op->roofline);
     ep_net_probe_free(op->probe);
-    op->probe = NULL;
     return code;
 }
 
