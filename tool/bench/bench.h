@@ -62,7 +62,8 @@ struct bench_request {
     }
 
 /*
- * Runs the request on the ranks of `spec`. *ret_result is a new reference, set when the result is 0:
+ * Runs the request on the ranks of `spec`. If it returns 0, *results is a new reference if it was NULL, else the rows
+ * and memory of these ranks have been appended to it:
  *   "device"   "host", or the name of the GPU
  *   "sms"      multiprocessors of an operation, on GPUs
  *   "mpi"      version text of the MPI that the ranks run under, or null
@@ -70,7 +71,7 @@ struct bench_request {
  *   "memory"   array: memory of the library in addition to the caller's buffers, for each token count
  * Otherwise an exit code of the command, after reporting the reason.
  */
-int bench_collect(const struct ranks_spec *spec, const struct bench_request *request, json_t **ret_result);
+int bench_collect(const struct ranks_spec *spec, const struct bench_request *request, json_t **results);
 
 /*
  * Checks whether the request can run on n_ranks ranks. NULL, or a phrase for a usage error, in `buffer`.
