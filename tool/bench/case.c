@@ -169,3 +169,14 @@ void bench_dispatch_args(const struct bench_case *bench, bool is_fp8, ep_dispatc
         .out_rows = bench->capacity_rows,
     };
 }
+
+void bench_combine_args(const struct bench_case *bench, ep_combine_args *ret_args)
+{
+    *ret_args = (ep_combine_args){
+        .size = sizeof(*ret_args),
+        .x = mirrors_address(&bench->mirrors, bench->recv_x),
+        .dtype = EP_BF16,
+        .hidden = bench->request->hidden,
+        .out = mirrors_address(&bench->mirrors, bench->out),
+    };
+}

@@ -67,6 +67,7 @@ void bench_mirror_route(struct bench_mirrors *mirrors, const struct bench_route 
 
 ep_status bench_plan_new(struct bench_case *bench, const struct bench_route *route, ep_plan **ret_plan);
 void bench_dispatch_args(const struct bench_case *bench, bool is_fp8, ep_dispatch_args *ret_args);
+void bench_combine_args(const struct bench_case *bench, ep_combine_args *ret_args);
 
 /* Adds up the values of all ranks, in place. `bytes`: of an array or a struct of int64_t. Collective. */
 ep_status bench_sum(struct ranks_ctx *ctx, void *values, size_t bytes);

@@ -79,13 +79,10 @@ static int64_t data_bytes(const struct bench_route *route, int hidden)
 static ep_status run_once(struct bench_case *bench)
 {
     ep_dispatch_args dispatch;
-    const ep_combine_args combine = {.size = sizeof(combine),
-                                     .x = mirrors_address(&bench->mirrors, bench->recv_x),
-                                     .dtype = EP_BF16,
-                                     .hidden = bench->request->hidden,
-                                     .out = mirrors_address(&bench->mirrors, bench->out)};
+    ep_combine_args combine;
 
     bench_dispatch_args(bench, false, &dispatch);
+    bench_combine_args(bench, &combine);
     EP_TRY(bench_plan_new(bench, &bench->route, &bench->plan));
     EP_TRY(ep_dispatch_sync(bench->plan, &dispatch));
     return ep_combine_sync(bench->plan, &combine);

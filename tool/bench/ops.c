@@ -10,7 +10,7 @@
 
 struct op {
     struct bench_case *bench;
-    bool is_fp8;
+    bool is_combine, is_fp8;
     ep_dispatch_args dispatch;
     ep_combine_args combine;
     struct bench_phases phases;
@@ -23,22 +23,15 @@ struct op {
     int n_series;
 };
 
-static ep_status run_dispatch(void *context)
+static ep_status run_op(void *context)
 {
     struct op *op = context;
+    ep_plan *plan = op->bench->plan;
 
     /* On GPUs it is only queued, and its time taken in the stream. */
-    return op->bench->ctx->gpu ? ep_dispatch(op->bench->plan, &op->dispatch, NULL)
-                               : ep_dispatch_sync(op->bench->plan, &op->dispatch);
-}
-
-static ep_status run_combine(void *context)
-{
-    struct op *op = context;
-
-    /* On GPUs it is only queued, and its time taken in the stream. */
-    return op->bench->ctx->gpu ? ep_combine(op->bench->plan, &op->combine, NULL)
-                               : ep_combine_sync(op->bench->plan, &op->combine);
+    if (op->bench->ctx->gpu)
+        return op->is_combine ? ep_combine(plan, &op->combine, NULL) : ep_dispatch(plan, &op->dispatch, NULL);
+    return op->is_combine ? ep_combine_sync(plan, &op->combine) : ep_dispatch_sync(plan, &op->dispatch);
 }
 
 static ep_status finish_op(void *context)
@@ -48,18 +41,12 @@ static ep_status finish_op(void *context)
     return ep_stream_sync(op->bench->ctx->comm, NULL);
 }
 
-static ep_status run_raw_dispatch(void *context)
+static ep_status run_raw(void *context)
 {
-    struct ranks_ctx *ctx = ((struct op *)context)->bench->ctx;
+    struct op *op = context;
+    struct ranks_ctx *ctx = op->bench->ctx;
 
-    return ctx->gpu->repeat_bare(ctx->comm, 0);
-}
-
-static ep_status run_raw_combine(void *context)
-{
-    struct ranks_ctx *ctx = ((struct op *)context)->bench->ctx;
-
-    return ctx->gpu->repeat_bare(ctx->comm, 1);
+    return ctx->gpu->repeat_bare(ctx->comm, op->is_combine);
 }
 
 static ep_status after_op(void *context, int round)
@@ -79,18 +66,13 @@ static ep_status run_copy(void *context)
     return EP_OK;
 }
 
-static ep_status run_naive_dispatch(void *context)
+static ep_status run_naive(void *context)
 {
     struct op *op = context;
+    struct bench_case *bench = op->bench;
 
-    return naive_dispatch(&op->bench->naive, op->bench->x, op->bench->x_scales, op->is_fp8);
-}
-
-static ep_status run_naive_combine(void *context)
-{
-    struct op *op = context;
-
-    return naive_combine(&op->bench->naive, op->bench->recv_x, op->bench->out_naive);
+    return op->is_combine ? naive_combine(&bench->naive, bench->recv_x, bench->out_naive)
+                          : naive_dispatch(&bench->naive, bench->x, bench->x_scales, op->is_fp8);
 }
 
 static ep_status run_puts(void *context)
@@ -115,50 +97,40 @@ static ep_status after_naive(void *context, int round)
     return ctx->mpi->barrier(ctx->mpi_boot);
 }
 
-static int run_checked(struct op *op, ep_status (*run)(void *), const char *what)
+/* Runs the operation once with poisoned outputs and verifies everything. */
+static int check_op(struct op *op)
 {
-    ep_status status = mirrors_status(&op->bench->mirrors);
-    uint64_t puts = ep_net_probe_count(op->bench->ctx->comm);
+    struct bench_case *bench = op->bench;
+    size_t out_bytes = (size_t)bench->route.n_tokens * 2 * (size_t)bench->request->hidden;
+    uint64_t puts = ep_net_probe_count(bench->ctx->comm);
+    ep_status status;
 
+    if (op->is_combine)
+        mirrors_poison(&bench->mirrors, bench->out, out_bytes);
+    else
+        verify_poison_received(bench, &bench->route);
+    status = mirrors_status(&bench->mirrors);
     if (status == EP_OK)
-        status = run(op);
+        status = run_op(op);
     if (status == EP_OK)
         status = finish_op(op);
-    op->puts = (double)(ep_net_probe_count(op->bench->ctx->comm) - puts);
-    return status == EP_OK ? 0 : ranks_emit_error(op->bench->ctx, status, what);
-}
-
-/* Runs the operation once with poisoned outputs and verifies everything. */
-static int check_dispatch(struct op *op)
-{
-    struct bench_case *bench = op->bench;
-    int code;
-
-    verify_poison_received(bench, &bench->route);
-    code = run_checked(op, run_dispatch, "dispatch");
-    return code ? code : verify_dispatch(bench, &bench->route, op->is_fp8);
-}
-
-static int check_combine(struct op *op)
-{
-    struct bench_case *bench = op->bench;
-    size_t bytes = (size_t)bench->route.n_tokens * 2 * (size_t)bench->request->hidden;
-    int code;
-
-    mirrors_poison(&bench->mirrors, bench->out, bytes);
-    code = run_checked(op, run_combine, "combine");
-    mirrors_pull(&bench->mirrors, bench->out, bytes);
-    return code ? code : verify_combine(bench, bench->out, false, false, "verifying combine");
+    op->puts = (double)(ep_net_probe_count(bench->ctx->comm) - puts);
+    if (status != EP_OK)
+        return ranks_emit_error(bench->ctx, status, op->is_combine ? "combine" : "dispatch");
+    if (!op->is_combine)
+        return verify_dispatch(bench, &bench->route, op->is_fp8);
+    mirrors_pull(&bench->mirrors, bench->out, out_bytes);
+    return verify_combine(bench, bench->out, false, false, "verifying combine");
 }
 
 /* After the rounds: the receive buffers hold the results of the last sample. */
-static int check_naive(struct op *op, bool is_combine)
+static int check_naive(struct op *op)
 {
     struct bench_case *bench = op->bench;
 
     if (!bench_has_mpi(bench))
         return 0;
-    if (is_combine)
+    if (op->is_combine)
         return verify_combine(bench, bench->out_naive, true, false, "verifying MPI_Alltoallv");
     return verify_naive_dispatch(bench, op->is_fp8);
 }
@@ -193,16 +165,15 @@ static void add_series(struct op *op, struct bench_series series)
     op->series[op->n_series++] = series;
 }
 
-static void add_host_series(struct op *op, bool is_combine)
+static void add_host_series(struct op *op)
 {
     if (bench_has_baselines(op->bench))
         add_series(op, (struct bench_series){.what = "memcpy", .key = "memcpy", .run = run_copy, .context = op});
     if (bench_has_mpi(op->bench))
-        add_series(op, (struct bench_series){.what = "MPI_Alltoallv",
-                                             .key = "alltoallv",
-                                             .run = is_combine ? run_naive_combine : run_naive_dispatch,
-                                             .after = after_naive,
-                                             .context = op});
+        add_series(
+            op,
+            (struct bench_series){
+                .what = "MPI_Alltoallv", .key = "alltoallv", .run = run_naive, .after = after_naive, .context = op});
     if (!op->probe)
         return;
     /* Raw puts, and plain sockets with the same number of streams and chunks. */
@@ -213,7 +184,7 @@ static void add_host_series(struct op *op, bool is_combine)
 }
 
 /* The operation queued after other work; its raw rows, without plan and waits; the copy engine. */
-static void add_gpu_series(struct op *op, bool is_combine)
+static void add_gpu_series(struct op *op)
 {
     struct bench_series queued = op->series[0];
 
@@ -222,11 +193,8 @@ static void add_gpu_series(struct op *op, bool is_combine)
     add_series(op, queued);
     if (!has_roofline(op->bench))
         return;
-    add_series(op, (struct bench_series){.what = "raw rows",
-                                         .key = "bare",
-                                         .run = is_combine ? run_raw_combine : run_raw_dispatch,
-                                         .queued = true,
-                                         .context = op});
+    add_series(op,
+               (struct bench_series){.what = "raw rows", .key = "bare", .run = run_raw, .queued = true, .context = op});
     add_series(op, (struct bench_series){.what = "copy engine, one pair",
                                          .key = "engine_pair",
                                          .run = bench_engine_pair,
@@ -239,13 +207,12 @@ static void add_gpu_series(struct op *op, bool is_combine)
                                          .context = &op->roofline});
 }
 
-static int measure(struct op *op, bool is_combine)
+static int measure(struct op *op)
 {
     struct bench_case *bench = op->bench;
-    int (*check)(struct op * op) = is_combine ? check_combine : check_dispatch;
     bool gpu = bench->ctx->gpu;
     struct bench_measurement measurement = {
-        .op = is_combine ? "combine" : "dispatch",
+        .op = op->is_combine ? "combine" : "dispatch",
         .type = op->is_fp8 ? "fp8" : "bf16",
         .tokens = bench->tokens,
         .row_bytes = bench_row_bytes(op->is_fp8, bench->request->hidden),
@@ -258,22 +225,19 @@ static int measure(struct op *op, bool is_combine)
     op->roofline.row_bytes = (size_t)measurement.row_bytes;
     op->copy_bytes = (size_t)(bench->route.counts.recv * measurement.row_bytes);
     if (code == 0)
-        code = check(op);
+        code = check_op(op);
     if (code == 0 && !gpu && bench_has_baselines(bench) && bench->ctx->nnodes > 1)
         code = probe_init(op);
     measurement.n_puts = op->puts;
-    add_series(op, (struct bench_series){.what = measurement.op,
-                                         .run = is_combine ? run_combine : run_dispatch,
-                                         .finish = finish_op,
-                                         .after = after_op,
-                                         .context = op});
-    (gpu ? add_gpu_series : add_host_series)(op, is_combine);
+    add_series(op, (struct bench_series){
+                       .what = measurement.op, .run = run_op, .finish = finish_op, .after = after_op, .context = op});
+    (gpu ? add_gpu_series : add_host_series)(op);
     if (code == 0)
         code = bench_rounds(bench->ctx, op->series, op->n_series, bench->request->iters, bench->one_clock);
     if (code == 0)
-        code = check(op);
+        code = check_op(op);
     if (code == 0)
-        code = check_naive(op, is_combine);
+        code = check_naive(op);
     measurement.n_series = op->n_series;
     measurement.pair_bytes = (double)op->roofline.pair_bytes;
     measurement.net_bytes = op->probe_bytes;
@@ -290,22 +254,16 @@ static int measure_dispatch(struct bench_case *bench, bool is_fp8)
 
     verify_fill_x(bench, is_fp8);
     bench_dispatch_args(bench, is_fp8, &op.dispatch);
-    return measure(&op, false);
+    return measure(&op);
 }
 
 static int measure_combine(struct bench_case *bench)
 {
-    struct op op = {
-        .bench = bench,
-        .combine = {.size = sizeof(ep_combine_args),
-                    .x = mirrors_address(&bench->mirrors, bench->recv_x),
-                    .dtype = EP_BF16,
-                    .hidden = bench->request->hidden,
-                    .out = mirrors_address(&bench->mirrors, bench->out)},
-    };
+    struct op op = {.bench = bench, .is_combine = true};
 
     verify_fill_returned(bench);
-    return measure(&op, true);
+    bench_combine_args(bench, &op.combine);
+    return measure(&op);
 }
 
 int bench_run_ops(struct bench_case *bench)
