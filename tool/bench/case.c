@@ -62,7 +62,6 @@ static ep_status alloc_buffers(struct bench_case *bench)
     size_t scales = hidden / EP_SCALE_BLOCK * sizeof(float);
     int64_t n_tokens = bench->tokens; /* other variants of the routing may have more on this rank than this one */
 
-    bench->mirrors.ctx = bench->ctx;
     bench->recv_x = alloc_symmetric(bench, 2 * hidden);
     bench->recv_scales = alloc_symmetric(bench, scales);
     bench->recv_experts = alloc_symmetric(bench, topk * sizeof(int32_t));
@@ -88,12 +87,13 @@ static ep_status alloc_buffers(struct bench_case *bench)
                       bench->ctx->spec->timeout_ms);
 }
 
-int bench_case_init(struct bench_case *bench, struct ranks_ctx *ctx, const struct bench_request *request, int tokens)
+int bench_case_init(struct bench_case *bench, const struct bench_case *common, int tokens)
 {
-    int n_new = request->ops & BENCH_PLAN ? BENCH_VARIANTS : 0;
+    int n_new = common->request->ops & BENCH_PLAN ? BENCH_VARIANTS : 0;
     ep_status status;
 
-    *bench = (struct bench_case){.ctx = ctx, .request = request, .tokens = tokens};
+    *bench = *common;
+    bench->tokens = tokens;
     for (int v = 0; v <= n_new; v++) {
         struct bench_route *route = v ? &bench->new_routes[v - 1] : &bench->route;
         int code = bench_case_route(bench, v, false, route);
@@ -103,10 +103,8 @@ int bench_case_init(struct bench_case *bench, struct ranks_ctx *ctx, const struc
         if (route->counts.recv > bench->capacity_rows)
             bench->capacity_rows = route->counts.recv;
     }
-    status = bench_one_clock(ctx, &bench->one_clock);
-    if (status == EP_OK)
-        status = alloc_buffers(bench);
-    return status == EP_OK ? 0 : ranks_emit_error(ctx, status, "preparing the benchmark");
+    status = alloc_buffers(bench);
+    return status == EP_OK ? 0 : ranks_emit_error(bench->ctx, status, "preparing the benchmark");
 }
 
 void bench_case_done(struct bench_case *bench)

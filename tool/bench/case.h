@@ -52,10 +52,11 @@ struct bench_case {
 };
 
 /*
- * Creates the routes and the buffers, with all pages touched. Collective. 0, or an exit code after emitting the error;
+ * Creates the routes and the buffers, with all pages touched. `common`: what the cases of a request have in common:
+ * ctx, request, one_clock, and mirrors without buffers. Collective. 0, or an exit code after emitting the error;
  * bench_case_done() is allowed after both.
  */
-int bench_case_init(struct bench_case *bench, struct ranks_ctx *ctx, const struct bench_request *request, int tokens);
+int bench_case_init(struct bench_case *bench, const struct bench_case *common, int tokens);
 void bench_case_done(struct bench_case *bench);
 
 /* The route of this rank by the routing of the case; variants have different seeds. 0, or an exit code after emitting
@@ -150,7 +151,7 @@ ep_status bench_engine_all(void *roofline);
 
 int bench_run_ops(struct bench_case *bench);
 int bench_run_plans(struct bench_case *bench);
-int bench_run_lowlat(struct ranks_ctx *ctx, const struct bench_request *request, bool one_clock);
+int bench_run_lowlat(const struct bench_case *common);
 int bench_run_footprint(struct bench_case *bench);
 
 #endif

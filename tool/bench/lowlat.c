@@ -20,16 +20,11 @@
 #define PAIRS 20 /* dispatches and combines in a row */
 
 struct lowlat {
-    struct bench_case bench; /* only what is independent of the layout: routing, route */
-    struct bench_mirrors mirrors;
+    struct bench_case bench; /* recv_x, recv_scales: [L,R*M] rows; no plan */
     bool is_fp8;
     ep_ll *ll;
-    uint16_t *x, *out; /* [N,H] */
-    void *recv_x;      /* [L,R*M,H] */
-    float *recv_scales;
     int32_t *recv_count; /* [L] */
     uint16_t *returned;  /* [L,R*M,H], symmetric: input of the combine */
-    void *copy_from, *copy_to;
     size_t copy_bytes;
     int64_t slots; /* R*M */
     void *scratch; /* a row of bf16, one of fp8, its scales */
@@ -41,15 +36,15 @@ static ep_status run_dispatch(void *context)
     const struct bench_route *route = &lowlat->bench.route;
     const ep_ll_dispatch_args args = {
         .size = sizeof(args),
-        .x = mirrors_address(&lowlat->mirrors, lowlat->x),
-        .topk_idx = mirrors_address(&lowlat->mirrors, route->experts),
+        .x = mirrors_address(&lowlat->bench.mirrors, lowlat->bench.x),
+        .topk_idx = mirrors_address(&lowlat->bench.mirrors, route->experts),
         .idx_type = EP_I32,
         .n_tokens = route->n_tokens,
         .out_dtype = lowlat->is_fp8 ? EP_F8E4M3 : EP_BF16,
         .scale_type = lowlat->is_fp8 ? EP_F32 : 0,
-        .recv_x = mirrors_address(&lowlat->mirrors, lowlat->recv_x),
-        .recv_scales = lowlat->is_fp8 ? mirrors_address(&lowlat->mirrors, lowlat->recv_scales) : NULL,
-        .recv_count = mirrors_address(&lowlat->mirrors, lowlat->recv_count),
+        .recv_x = mirrors_address(&lowlat->bench.mirrors, lowlat->bench.recv_x),
+        .recv_scales = lowlat->is_fp8 ? mirrors_address(&lowlat->bench.mirrors, lowlat->bench.recv_scales) : NULL,
+        .recv_count = mirrors_address(&lowlat->bench.mirrors, lowlat->recv_count),
     };
 
     return lowlat->bench.ctx->gpu ? ep_ll_dispatch(lowlat->ll, &args, NULL) : ep_ll_dispatch_sync(lowlat->ll, &args);
@@ -61,30 +56,22 @@ static ep_status run_combine(void *context)
     const struct bench_route *route = &lowlat->bench.route;
     const ep_ll_combine_args args = {
         .size = sizeof(args),
-        .x = mirrors_address(&lowlat->mirrors, lowlat->returned),
-        .topk_idx = mirrors_address(&lowlat->mirrors, route->experts),
+        .x = mirrors_address(&lowlat->bench.mirrors, lowlat->returned),
+        .topk_idx = mirrors_address(&lowlat->bench.mirrors, route->experts),
         .idx_type = EP_I32,
         .n_tokens = route->n_tokens,
-        .topk_weights = mirrors_address(&lowlat->mirrors, route->weights),
-        .out = mirrors_address(&lowlat->mirrors, lowlat->out),
+        .topk_weights = mirrors_address(&lowlat->bench.mirrors, route->weights),
+        .out = mirrors_address(&lowlat->bench.mirrors, lowlat->bench.out),
         .flags = lowlat->bench.request->no_partial_reduce ? EP_LL_NO_PARTIAL_REDUCE : 0,
     };
 
     return lowlat->bench.ctx->gpu ? ep_ll_combine(lowlat->ll, &args, NULL) : ep_ll_combine_sync(lowlat->ll, &args);
 }
 
-/* On GPUs, where calls are only queued: waits for the stream. */
+/* On GPUs calls are only queued. */
 static ep_status sync_stream(struct lowlat *lowlat)
 {
-    struct ranks_ctx *ctx = lowlat->bench.ctx;
-    uint64_t unused;
-
-    if (!ctx->gpu)
-        return EP_OK;
-    EP_TRY(ctx->gpu->clock_start(ctx->comm, 0));
-    EP_TRY(ctx->gpu->clock_stop(ctx->comm));
-    EP_TRY(ctx->gpu->clock_read(ctx->comm, &unused));
-    return ep_comm_async_error(ctx->comm);
+    return lowlat->bench.ctx->gpu ? ep_stream_sync(lowlat->bench.ctx->comm, NULL) : EP_OK;
 }
 
 /* Each dispatch needs a combine, which is not timed when the dispatch is measured, and the other way round. */
@@ -112,7 +99,7 @@ static ep_status run_copy(void *context)
 {
     struct lowlat *lowlat = context;
 
-    memcpy(lowlat->copy_to, lowlat->copy_from, lowlat->copy_bytes);
+    memcpy(lowlat->bench.copy_to, lowlat->bench.copy_from, lowlat->copy_bytes);
     return EP_OK;
 }
 
@@ -160,7 +147,7 @@ static void each_expert(struct lowlat *lowlat, void *rows, size_t bytes,
     const struct bench_route *route = &lowlat->bench.route;
 
     for (int local = 0; local < route->group.n_local; local++)
-        act(&lowlat->mirrors, (unsigned char *)rows + (size_t)(local * lowlat->slots) * bytes,
+        act(&lowlat->bench.mirrors, (unsigned char *)rows + (size_t)(local * lowlat->slots) * bytes,
             (size_t)route->received.recv_per_expert[local] * bytes);
 }
 
@@ -184,7 +171,7 @@ static bool check_row(struct lowlat *lowlat, int local, int64_t slot, const stru
 {
     size_t hidden = (size_t)lowlat->bench.request->hidden;
     size_t scales = hidden / EP_SCALE_BLOCK;
-    const unsigned char *got = (const unsigned char *)lowlat->recv_x + (size_t)slot * row_bytes(lowlat);
+    const unsigned char *got = (const unsigned char *)lowlat->bench.recv_x + (size_t)slot * row_bytes(lowlat);
     uint64_t key = pattern_key(lowlat->bench.request->seed, PATTERN_X, 0, row->rank, row->token);
     uint16_t *plain = (uint16_t *)lowlat->scratch;
     unsigned char *quantised = (unsigned char *)(plain + hidden);
@@ -196,7 +183,7 @@ static bool check_row(struct lowlat *lowlat, int local, int64_t slot, const stru
     pattern_fill(plain, 2 * hidden, PATTERN_BF16, key);
     ep_quantize_row(plain, (int)hidden, 0, quantised, factors);
     return memcmp(got, quantised, hidden) == 0 &&
-           memcmp(lowlat->recv_scales + (size_t)slot * scales, factors, scales * sizeof(float)) == 0;
+           memcmp(lowlat->bench.recv_scales + (size_t)slot * scales, factors, scales * sizeof(float)) == 0;
 }
 
 static int check_dispatch(struct lowlat *lowlat)
@@ -204,9 +191,9 @@ static int check_dispatch(struct lowlat *lowlat)
     const struct bench_route *route = &lowlat->bench.route;
     const char *wrong = "";
 
-    each_expert(lowlat, lowlat->recv_x, row_bytes(lowlat), mirrors_pull);
-    each_expert(lowlat, lowlat->recv_scales, scale_bytes(lowlat), mirrors_pull);
-    mirrors_pull(&lowlat->mirrors, lowlat->recv_count, (size_t)route->group.n_local * sizeof(int32_t));
+    each_expert(lowlat, lowlat->bench.recv_x, row_bytes(lowlat), mirrors_pull);
+    each_expert(lowlat, lowlat->bench.recv_scales, scale_bytes(lowlat), mirrors_pull);
+    mirrors_pull(&lowlat->bench.mirrors, lowlat->recv_count, (size_t)route->group.n_local * sizeof(int32_t));
     if (!each_row(lowlat, check_row))
         wrong = "a received row differs from what was sent";
     else if (memcmp(lowlat->recv_count, route->received.recv_per_expert,
@@ -219,37 +206,39 @@ static int check_combine(struct lowlat *lowlat)
 {
     struct bench_case *bench = &lowlat->bench;
 
-    mirrors_pull(&lowlat->mirrors, lowlat->out, (size_t)bench->route.n_tokens * 2 * (size_t)bench->request->hidden);
-    return verify_combine(bench, lowlat->out, true, true, "verifying low-latency combine");
+    mirrors_pull(&lowlat->bench.mirrors, lowlat->bench.out,
+                 (size_t)bench->route.n_tokens * 2 * (size_t)bench->request->hidden);
+    return verify_combine(bench, lowlat->bench.out, true, true, "verifying low-latency combine");
+}
+
+static int run_once(struct lowlat *lowlat, ep_status (*run)(void *context), const char *what)
+{
+    ep_status status = mirrors_status(&lowlat->bench.mirrors);
+
+    if (status == EP_OK)
+        status = run(lowlat);
+    if (status == EP_OK)
+        status = sync_stream(lowlat);
+    return status == EP_OK ? 0 : ranks_emit_error(lowlat->bench.ctx, status, what);
 }
 
 /* Runs dispatch and combine once with poisoned outputs and verifies everything. */
 static int check_both(struct lowlat *lowlat)
 {
     const struct bench_route *route = &lowlat->bench.route;
-    ep_status status;
+    struct bench_mirrors *mirrors = &lowlat->bench.mirrors;
     int code;
 
-    each_expert(lowlat, lowlat->recv_x, row_bytes(lowlat), mirrors_poison);
-    each_expert(lowlat, lowlat->recv_scales, scale_bytes(lowlat), mirrors_poison);
-    mirrors_poison(&lowlat->mirrors, lowlat->recv_count, (size_t)route->group.n_local * sizeof(int32_t));
-    mirrors_poison(&lowlat->mirrors, lowlat->out, (size_t)route->n_tokens * 2 * (size_t)lowlat->bench.request->hidden);
-    status = mirrors_status(&lowlat->mirrors);
-    if (status == EP_OK)
-        status = run_dispatch(lowlat);
-    if (status == EP_OK)
-        status = sync_stream(lowlat);
-    if (status != EP_OK)
-        return ranks_emit_error(lowlat->bench.ctx, status, "low-latency dispatch");
-    code = check_dispatch(lowlat);
-    if (code != 0)
-        return code;
-    status = run_combine(lowlat);
-    if (status == EP_OK)
-        status = sync_stream(lowlat);
-    if (status != EP_OK)
-        return ranks_emit_error(lowlat->bench.ctx, status, "low-latency combine");
-    return check_combine(lowlat);
+    each_expert(lowlat, lowlat->bench.recv_x, row_bytes(lowlat), mirrors_poison);
+    each_expert(lowlat, lowlat->bench.recv_scales, scale_bytes(lowlat), mirrors_poison);
+    mirrors_poison(mirrors, lowlat->recv_count, (size_t)route->group.n_local * sizeof(int32_t));
+    mirrors_poison(mirrors, lowlat->bench.out, (size_t)route->n_tokens * 2 * (size_t)lowlat->bench.request->hidden);
+    code = run_once(lowlat, run_dispatch, "low-latency dispatch");
+    if (code == 0)
+        code = check_dispatch(lowlat);
+    if (code == 0)
+        code = run_once(lowlat, run_combine, "low-latency combine");
+    return code ? code : check_combine(lowlat);
 }
 
 static int measure(struct lowlat *lowlat, bool is_combine)
@@ -326,7 +315,7 @@ static int measure_pairs(struct lowlat *lowlat)
 static ep_status alloc_buffers(struct lowlat *lowlat)
 {
     const struct bench_route *route = &lowlat->bench.route;
-    struct bench_mirrors *mirrors = &lowlat->mirrors;
+    struct bench_mirrors *mirrors = &lowlat->bench.mirrors;
     size_t row = 2 * (size_t)lowlat->bench.request->hidden;
     size_t x_bytes = ((size_t)lowlat->bench.tokens + 1) * row;
     size_t layout = (size_t)route->group.n_local * (size_t)lowlat->slots;
@@ -337,15 +326,16 @@ static ep_status alloc_buffers(struct lowlat *lowlat)
         return ep_fail(EP_E_MEMORY, "benchmark: no memory for %d low-latency tokens", lowlat->bench.tokens);
     received = ((size_t)lowlat->bench.route.counts.recv + 1) * row;
     lowlat->recv_count = mirrors_alloc(mirrors, (size_t)route->group.n_local * sizeof(int32_t), 0);
-    lowlat->x = mirrors_alloc(mirrors, x_bytes, 0);
-    lowlat->out = mirrors_alloc(mirrors, x_bytes, 0);
-    lowlat->recv_x = mirrors_alloc(mirrors, layout * row, MIRRORS_SYMMETRIC | MIRRORS_UNTOUCHED);
-    lowlat->recv_scales = mirrors_alloc(mirrors, layout * scale_bytes(lowlat), MIRRORS_SYMMETRIC | MIRRORS_UNTOUCHED);
+    lowlat->bench.x = mirrors_alloc(mirrors, x_bytes, 0);
+    lowlat->bench.out = mirrors_alloc(mirrors, x_bytes, 0);
+    lowlat->bench.recv_x = mirrors_alloc(mirrors, layout * row, MIRRORS_SYMMETRIC | MIRRORS_UNTOUCHED);
+    lowlat->bench.recv_scales =
+        mirrors_alloc(mirrors, layout * scale_bytes(lowlat), MIRRORS_SYMMETRIC | MIRRORS_UNTOUCHED);
     lowlat->returned = mirrors_alloc(mirrors, layout * row, MIRRORS_SYMMETRIC | MIRRORS_UNTOUCHED);
     bench_mirror_route(mirrors, route);
     if (lowlat->bench.request->baselines && !lowlat->bench.ctx->gpu) {
-        lowlat->copy_to = mirrors_alloc(mirrors, received, MIRRORS_SYMMETRIC);
-        lowlat->copy_from = mirrors_alloc(mirrors, received, 0);
+        lowlat->bench.copy_to = mirrors_alloc(mirrors, received, MIRRORS_SYMMETRIC);
+        lowlat->bench.copy_from = mirrors_alloc(mirrors, received, 0);
     }
     return mirrors_status(mirrors);
 }
@@ -362,23 +352,11 @@ static ep_status open_layout(struct lowlat *lowlat)
     };
 
     EP_TRY(alloc_buffers(lowlat));
-    for (int token = 0; token < lowlat->bench.route.n_tokens; token++)
-        pattern_fill(lowlat->x + (size_t)token * (size_t)request->hidden, 2 * (size_t)request->hidden, PATTERN_BF16,
-                     pattern_key(request->seed, PATTERN_X, 0, lowlat->bench.ctx->rank, token));
+    verify_fill_x(&lowlat->bench, false);
     each_row(lowlat, fill_returned);
-    mirrors_push(&lowlat->mirrors, lowlat->x,
-                 (size_t)lowlat->bench.route.n_tokens * 2 * (size_t)lowlat->bench.request->hidden);
-    each_expert(lowlat, lowlat->returned, 2 * (size_t)lowlat->bench.request->hidden, mirrors_push);
-    EP_TRY(mirrors_status(&lowlat->mirrors));
+    each_expert(lowlat, lowlat->returned, 2 * (size_t)request->hidden, mirrors_push);
+    EP_TRY(mirrors_status(&lowlat->bench.mirrors));
     return ep_ll_new(lowlat->bench.ctx->comm, &config, &lowlat->ll);
-}
-
-static void done(struct lowlat *lowlat)
-{
-    ep_ll_free(lowlat->ll);
-    mirrors_free(&lowlat->mirrors);
-    free(lowlat->scratch);
-    bench_route_done(&lowlat->bench.route);
 }
 
 static int measure_types(struct lowlat *lowlat)
@@ -400,20 +378,22 @@ static int measure_types(struct lowlat *lowlat)
     return code || !lowlat->bench.ctx->gpu ? code : measure_pairs(lowlat);
 }
 
-int bench_run_lowlat(struct ranks_ctx *ctx, const struct bench_request *request, bool one_clock)
+int bench_run_lowlat(const struct bench_case *common)
 {
-    struct lowlat lowlat = {
-        .bench = {.ctx = ctx, .request = request, .tokens = request->ll_tokens, .one_clock = one_clock},
-        .mirrors = {.ctx = ctx},
-        .slots = (int64_t)ctx->nranks * request->ll_tokens,
-    };
+    struct lowlat lowlat = {.bench = *common};
+    struct bench_case *bench = &lowlat.bench;
     ep_status status;
-    int code = bench_case_route(&lowlat.bench, 0, true, &lowlat.bench.route);
+    int code;
 
+    bench->tokens = bench->request->ll_tokens;
+    lowlat.slots = (int64_t)bench->ctx->nranks * bench->tokens;
+    code = bench_case_route(bench, 0, true, &bench->route);
     if (code != 0)
         return code;
     status = open_layout(&lowlat);
-    code = status == EP_OK ? measure_types(&lowlat) : ranks_emit_error(ctx, status, "preparing low latency");
-    done(&lowlat);
+    code = status == EP_OK ? measure_types(&lowlat) : ranks_emit_error(bench->ctx, status, "preparing low latency");
+    ep_ll_free(lowlat.ll);
+    free(lowlat.scratch);
+    bench_case_done(bench);
     return code;
 }
