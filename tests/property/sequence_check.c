@@ -229,7 +229,7 @@ static bool check_choices(struct check *check, const struct slot *slot, const st
                fail(state, "received weight %zu", i);
     if (slot->mask)
         return true;
-    reference_row_selections(&check->group, &check->layouts[state->rank], row, experts, weights);
+    reference_row_selections(&check->group, state->rank, row, experts, weights);
     for (size_t k = 0; k < topk; k++) {
         int64_t got =
             slot->idx_type == EP_I32 ? ((const int32_t *)index)[i * topk + k] : ((const int64_t *)index)[i * topk + k];

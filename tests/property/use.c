@@ -326,7 +326,7 @@ static void check_selections(struct use *use, int64_t i, const struct reference_
     int32_t experts[MAX_TOPK];
     float weights[MAX_TOPK];
 
-    reference_row_selections(&use->version->group, &use->version->layout, row, experts, weights);
+    reference_row_selections(&use->version->group, use->version->layout.rank, row, experts, weights);
     for (size_t k = 0; k < topk; k++) {
         const unsigned char *index = use->buffer[SLOT_RECV_INDEX].at;
         const float *weight = (const float *)(const void *)use->buffer[SLOT_RECV_WEIGHTS].at;

@@ -4,7 +4,6 @@
 #include "bench/bench.h"
 #include "bench/pattern.h"
 #include "bench/reduce.h"
-#include "bench/request.h"
 #include "bench/route.h"
 #include "bench/stats.h"
 
@@ -120,44 +119,32 @@ static void network_rates_of_two_nodes(void **state)
     assert_near(rates.net, 40.5);
 }
 
-static void fill_routes(struct routing **ret_routing, struct bench_route *routes, int n_ranks, int ranks_per_node,
-                        enum routing_kind kind)
+static void fill_routes(struct bench_route *routes, int n_ranks, int n_nodes, enum routing_kind kind)
 {
     const struct routing_spec spec = {
         .kind = kind, .seed = 7, .n_ranks = n_ranks, .n_tokens = 37, .topk = 4, .n_experts = 4 * n_ranks};
+    struct routing *routing;
     struct check_error error;
 
-    if (!routing_new(&spec, ret_routing, &error))
+    if (!routing_new(&spec, &routing, &error))
         fail_msg("%s", error.text);
     for (int r = 0; r < n_ranks; r++)
-        assert_int_equal(bench_route_init(&routes[r], *ret_routing, r, ranks_per_node), 0);
+        assert_true(bench_route_init(&routes[r], routing, r, n_nodes, false));
+    routing_free(routing);
 }
 
-static void check_sent_is_received(const struct bench_route *routes, int n_ranks)
+static void check_sent_is_received(const struct bench_route *from, const struct bench_route *to)
 {
-    for (int source = 0; source < n_ranks; source++) {
-        for (int holder = 0; holder < n_ranks; holder++) {
-            const struct bench_route *from = &routes[source], *to = &routes[holder];
-            int32_t n = from->send_start[holder + 1] - from->send_start[holder];
+    const int64_t *start = to->received.recv_from_rank + from->rank;
+    int64_t row = start[0];
 
-            assert_int_equal(n, to->recv_start[source + 1] - to->recv_start[source]);
-            if (n)
-                assert_memory_equal(from->send_token + from->send_start[holder],
-                                    to->recv_token + to->recv_start[source], (size_t)n * sizeof(int32_t));
+    assert_int_equal(from->sent.tokens_per_rank[to->rank], start[1] - start[0]);
+    for (int token = 0; token < from->n_tokens; token++)
+        if (from->sent.token_in_rank[token * from->group.n_ranks + to->rank]) {
+            assert_int_equal(to->received.rows[row].rank, from->rank);
+            assert_int_equal(to->received.rows[row++].token, token);
         }
-    }
-}
-
-static void check_parts(const struct bench_route *route)
-{
-    assert_int_equal(route->part_start[route->n_tokens], route->n_send);
-    for (int token = 0; token < route->n_tokens; token++) {
-        for (int32_t p = route->part_start[token]; p < route->part_start[token + 1]; p++) {
-            assert_int_equal(route->send_token[route->part[p]], token);
-            if (p > route->part_start[token])
-                assert_true(route->part[p] > route->part[p - 1]);
-        }
-    }
+    assert_int_equal(row, start[1]);
 }
 
 static void routes_agree(void **state)
@@ -167,41 +154,58 @@ static void routes_agree(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
-        struct routing *routing;
         int64_t sent = 0, received = 0;
 
-        fill_routes(&routing, routes, 8, 4, kinds[i]);
-        check_sent_is_received(routes, 8);
+        fill_routes(routes, 8, 2, kinds[i]);
         for (int r = 0; r < 8; r++) {
             const struct bench_route *route = &routes[r];
 
-            check_parts(route);
-            assert_int_equal(route->counts.recv, route->n_recv);
-            assert_int_equal(route->counts.wire, route->n_send - (route->send_start[r + 1] - route->send_start[r]));
+            for (int to = 0; to < 8; to++)
+                check_sent_is_received(route, &routes[to]);
+            assert_int_equal(route->counts.recv, route->received.n_rows);
+            assert_int_equal(route->counts.wire, route->received.n_send - route->sent.tokens_per_rank[r]);
             assert_true(route->counts.net + route->counts.own_node <= 2 * route->n_tokens);
-            sent += route->n_send;
-            received += route->n_recv;
+            sent += route->received.n_send;
+            received += route->counts.recv;
         }
         assert_int_equal(sent, received);
         assert_true(sent > 0);
         for (int r = 0; r < 8; r++)
             bench_route_done(&routes[r]);
-        routing_free(routing);
     }
+}
+
+/* In both layouts of the received rows, one row for each token and rank crosses the wire. */
+static void expanded_route_has_the_same_counts(void **state)
+{
+    const struct routing_spec spec = {.seed = 7, .n_ranks = 4, .n_tokens = 37, .topk = 4, .n_experts = 16};
+    struct bench_route route, expanded;
+    struct routing *routing;
+
+    (void)state;
+    assert_true(routing_new(&spec, &routing, NULL));
+    assert_true(bench_route_init(&route, routing, 1, 2, false));
+    assert_true(bench_route_init(&expanded, routing, 1, 2, true));
+    assert_int_equal(expanded.counts.wire, route.counts.wire);
+    assert_int_equal(expanded.counts.net, route.counts.net);
+    assert_true(expanded.counts.recv > route.counts.recv);
+    bench_route_done(&route);
+    bench_route_done(&expanded);
+    routing_free(routing);
 }
 
 static void meta_is_local(void **state)
 {
-    const struct bench_route route = {.topk = 4, .n_local_experts = 4};
-    const int32_t experts[] = {5, -1, 9, 4};
-    const float weights[] = {0.1f, 0.2f, 0.3f, 0.4f};
+    int32_t experts[] = {5, -1, 9, 4}, *of_ranks[] = {experts};
+    float weights[] = {0.1f, 0.2f, 0.3f, 0.4f}, *weights_of_ranks[] = {weights};
+    const struct reference_group group = {.topk = 4, .n_local = 4, .experts = of_ranks, .weights = weights_of_ranks};
     const int32_t expected[] = {1, -1, -1, 0};
     const float expected_weights[] = {0.1f, 0, 0, 0.4f};
     int32_t local[4];
     float local_weights[4];
 
     (void)state;
-    bench_route_meta(&route, experts, weights, 1, local, local_weights);
+    reference_row_selections(&group, 1, &(struct reference_row){0}, local, local_weights);
     assert_memory_equal(local, expected, sizeof(local));
     assert_memory_equal(local_weights, expected_weights, sizeof(local_weights));
 }
@@ -350,6 +354,7 @@ int main(void)
         cmocka_unit_test(rates_are_counted_as_deepep_counts),
         cmocka_unit_test(network_rates_of_two_nodes),
         cmocka_unit_test(routes_agree),
+        cmocka_unit_test(expanded_route_has_the_same_counts),
         cmocka_unit_test(meta_is_local),
         cmocka_unit_test(patterns_notice_every_bit),
         cmocka_unit_test(patterns_are_numbers),

@@ -145,14 +145,14 @@ static void test_selections(void **state)
     (void)state;
     assert_true(reference_layout_init(&group, 0, false, 1, &layout, NULL));
     for (int i = 0; i < 3; i++) {
-        reference_row_selections(&group, &layout, &layout.rows[i], experts, weights);
+        reference_row_selections(&group, layout.rank, &layout.rows[i], experts, weights);
         assert_memory_equal(experts, experts_0[i], sizeof(experts));
         assert_memory_equal(weights, weights_0[i], sizeof(weights));
     }
     reference_layout_done(&layout);
     assert_true(reference_layout_init(&group, 1, false, 1, &layout, NULL));
     for (int i = 0; i < 2; i++) {
-        reference_row_selections(&group, &layout, &layout.rows[i], experts, weights);
+        reference_row_selections(&group, layout.rank, &layout.rows[i], experts, weights);
         assert_memory_equal(experts, experts_1[i], sizeof(experts));
         assert_memory_equal(weights, weights_1[i], sizeof(weights)); /* the hole's weight of 9 does not travel */
     }

@@ -62,7 +62,8 @@ struct bench_request {
     }
 
 /*
- * Runs the request on the ranks of `spec`. *ret_result is a new reference, set when the result is 0:
+ * Runs the request on the ranks of `spec`. If it returns 0, *results is a new reference if it was NULL, else the rows
+ * and memory of these ranks have been appended to it:
  *   "device"   "host", or the name of the GPU
  *   "sms"      multiprocessors of an operation, on GPUs
  *   "mpi"      version text of the MPI that the ranks run under, or null
@@ -70,7 +71,7 @@ struct bench_request {
  *   "memory"   array: memory of the library in addition to the caller's buffers, for each token count
  * Otherwise an exit code of the command, after reporting the reason.
  */
-int bench_collect(const struct ranks_spec *spec, const struct bench_request *request, json_t **ret_result);
+int bench_collect(const struct ranks_spec *spec, const struct bench_request *request, json_t **results);
 
 /*
  * Checks whether the request can run on n_ranks ranks. NULL, or a phrase for a usage error, in `buffer`.
@@ -92,8 +93,11 @@ struct bench_baseline bench_baseline_of(const json_t *row);
 /* Provenance of a record: {"commit", "compiler", "build_type", "date" in UTC}. A new reference. */
 json_t *bench_provenance(void);
 
-/* The parameters of a request, for a result. A new reference. */
+/* The parameters of a request, for a result and for the ranks. A new reference. */
 json_t *bench_request_to_json(const struct bench_request *request);
+
+/* Parses the output of bench_request_to_json(). 0, or -1 if it is malformed. */
+int bench_request_from_json(const json_t *json, struct bench_request *ret_request);
 
 /* Runs the request on a rank. */
 int bench_job(struct ranks_ctx *ctx, const json_t *parameters);

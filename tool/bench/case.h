@@ -14,26 +14,28 @@
 
 #include "bench/account.h"
 #include "bench/bench.h"
-#include "bench/mirrors.h"
 #include "bench/naive.h"
 #include "bench/rounds.h"
 #include "bench/route.h"
+#include "check/mirrors.h"
+
+/* Number of routings that plans are measured with, used round-robin. */
+#define BENCH_VARIANTS 4
 
 struct bench_case {
     struct ranks_ctx *ctx;
     const struct bench_request *request;
     int tokens; /* per rank; some routings give some ranks fewer */
-    int ranks_per_node;
     bool one_clock;
-    struct routing *routing;
     struct bench_route route;
-    ep_plan *plan;
+    struct bench_route new_routes[BENCH_VARIANTS]; /* with BENCH_PLAN, else zeroed */
+    ep_plan *plan;                                 /* of `route` */
 
     /*
      * Buffers of this rank, see mirrors.h. x, x_scales, out, out_naive and copy_from: private memory. The others:
      * symmetric memory.
      */
-    struct bench_mirrors mirrors;
+    struct mirrors mirrors;
     void *x;         /* [N,H] bf16 or fp8 */
     float *x_scales; /* [N,H/128] */
     uint16_t *out;   /* [N,H] of the combine */
@@ -50,28 +52,29 @@ struct bench_case {
 };
 
 /*
- * Creates the routing and the buffers, with all pages touched. `min_rows`: least capacity for received rows.
- * Collective. 0, or an exit code after emitting the error; bench_case_done() is allowed after both.
+ * Creates the routes and the buffers, with all pages touched. `common`: what the cases of a request have in common:
+ * ctx, request, one_clock, and mirrors without buffers. Collective. 0, or an exit code after emitting the error;
+ * bench_case_done() is allowed after both.
  */
-int bench_case_init(struct bench_case *bench, struct ranks_ctx *ctx, const struct bench_request *request, int tokens,
-                    int64_t min_rows);
+int bench_case_init(struct bench_case *bench, const struct bench_case *common, int tokens);
 void bench_case_done(struct bench_case *bench);
 
-/* All ranks if they are one node. */
-int bench_ranks_per_node(const struct ranks_ctx *ctx);
+/* The route of this rank by the routing of the case; variants have different seeds. 0, or an exit code after emitting
+ * the error. */
+int bench_case_route(const struct bench_case *bench, int variant, bool expanded, struct bench_route *ret_route);
 
-/* Creates the routing of a request, and the route of this rank; variants have different seeds. 0, or an exit code after
- * emitting the error. */
-int bench_routing_new(struct ranks_ctx *ctx, const struct bench_request *request, int tokens, int variant,
-                      int ranks_per_node, struct routing **ret_routing, struct bench_route *ret_route);
+/* EP_OK, or the first error of these buffers. */
+ep_status bench_mirrors_status(const struct mirrors *mirrors);
 
 /* Adds mirrors of the experts and weights of a route. */
-void bench_mirror_route(struct bench_mirrors *mirrors, const struct bench_route *route);
+void bench_mirror_route(struct mirrors *mirrors, const struct bench_route *route);
 
-/* `mirrors`: those of the route. */
-ep_status bench_plan_new(struct bench_case *bench, const struct bench_mirrors *mirrors, const struct bench_route *route,
-                         ep_plan **ret_plan);
+ep_status bench_plan_new(struct bench_case *bench, const struct bench_route *route, ep_plan **ret_plan);
 void bench_dispatch_args(const struct bench_case *bench, bool is_fp8, ep_dispatch_args *ret_args);
+void bench_combine_args(const struct bench_case *bench, ep_combine_args *ret_args);
+
+/* Adds up the values of all ranks, in place. `bytes`: of an array or a struct of int64_t. Collective. */
+ep_status bench_sum(struct ranks_ctx *ctx, void *values, size_t bytes);
 
 /* Whether baselines that need their own buffers are measured. */
 static inline bool bench_has_baselines(const struct bench_case *bench)
@@ -88,13 +91,11 @@ static inline bool bench_has_mpi(const struct bench_case *bench)
 
 void verify_fill_x(struct bench_case *bench, bool is_fp8);
 void verify_poison_received(struct bench_case *bench, const struct bench_route *route);
-int verify_dispatch(struct bench_case *bench, const struct routing *routing, const struct bench_route *route,
-                    bool is_fp8);
+int verify_dispatch(struct bench_case *bench, const struct bench_route *route, bool is_fp8);
 void verify_fill_returned(struct bench_case *bench);
-/* Verifies the sums of the rows of verify_fill_returned(), or of rows with keys of PATTERN_LL_RETURN. `ranks_per_node`
- * determines the order of addition. */
-int verify_combine(struct bench_case *bench, const uint16_t *out, int ranks_per_node, bool low_latency,
-                   const char *what);
+/* Verifies the sums of the rows of verify_fill_returned(), or of rows with keys of PATTERN_LL_RETURN. `one_node`: added
+ * in the order of the ranks, whatever their nodes. */
+int verify_combine(struct bench_case *bench, const uint16_t *out, bool one_node, bool low_latency, const char *what);
 /* Compares the results of MPI_Alltoallv with those of the library, which have been verified. */
 int verify_naive_dispatch(struct bench_case *bench, bool is_fp8);
 
@@ -105,12 +106,9 @@ int verify_agree(struct ranks_ctx *ctx, const char *what, const char *wrong);
 
 /* Phases of an operation by ep_comm_get_stats(): sums over the rounds of this rank. */
 struct bench_phases {
-    uint64_t ready, move, done, copy, total;
-    uint64_t net_bytes, n;
+    int64_t ready, move, done, copy, total;
+    int64_t net_bytes, n;
 };
-
-enum { SERIES_OP = 0, SERIES_COPY, SERIES_NAIVE };
-enum { SERIES_QUEUED = 1, SERIES_RAW_ROWS, SERIES_ENGINE_PAIR, SERIES_ENGINE_ALL }; /* on GPUs, after SERIES_OP */
 
 void bench_phases_add(struct bench_phases *phases, const ep_comm *comm);
 
@@ -120,13 +118,16 @@ struct bench_measurement {
     int tokens;
     int64_t row_bytes; /* 0: no rates */
     struct bench_counts counts;
-    const struct bench_phases *phases;                                       /* NULL: none */
-    const struct bench_series *measured, *copy, *naive, *cached;             /* NULL: not measured */
-    const struct bench_series *queued, *raw_rows, *engine_pair, *engine_all; /* on GPUs */
-    double pair_bytes;                                                       /* of a sample of engine_pair */
-    const struct bench_series *puts, *sockets; /* between nodes: raw puts, plain sockets; NULL: not measured */
-    double net_bytes;                          /* of one rank in a sample of these */
-    double n_puts;                             /* of one operation of this rank */
+    const struct bench_phases *phases; /* NULL: none */
+    /*
+     * The first is measured. Keys of baselines: "memcpy", "alltoallv", "cached"; on GPUs "queued" (the same after other
+     * work), "bare" (raw rows), "engine_pair", "engine_all"; between nodes "puts" (raw), "sockets" (plain).
+     */
+    const struct bench_series *series;
+    int n_series;
+    double pair_bytes; /* of a sample of engine_pair */
+    double net_bytes;  /* of one rank in a sample of puts or sockets */
+    double n_puts;     /* of one operation of this rank */
 };
 
 /* Sums over the ranks; rank 0 emits the row. Collective. */
@@ -153,7 +154,7 @@ ep_status bench_engine_all(void *roofline);
 
 int bench_run_ops(struct bench_case *bench);
 int bench_run_plans(struct bench_case *bench);
-int bench_run_lowlat(struct ranks_ctx *ctx, const struct bench_request *request, bool one_clock);
+int bench_run_lowlat(const struct bench_case *common);
 int bench_run_footprint(struct bench_case *bench);
 
 #endif

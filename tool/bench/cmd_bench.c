@@ -191,38 +191,22 @@ static int make_specs(const struct cmd *cmd, const struct cmd_call *call, const 
     return CMD_FINE;
 }
 
-struct results {
-    json_t *rows, *memory, *device, *mpi, *network;
-    double load; /* of the machine before the first rank was started; negative: not known */
-};
-
-static void append_results(struct results *results, json_t *result)
+static void print_text(const struct bench_options *options, const json_t *results, const json_t *machine)
 {
-    json_array_extend(results->rows, json_object_get(result, "rows"));
-    json_array_extend(results->memory, json_object_get(result, "memory"));
-    if (!results->device) {
-        results->device = json_incref(json_object_get(result, "device"));
-        results->mpi = json_incref(json_object_get(result, "mpi"));
-        results->network = json_incref(json_object_get(result, "network"));
-    }
-    json_decref(result);
-}
-
-static void print_text(const struct bench_options *options, const struct results *results, const json_t *machine)
-{
-    const char *device = json_string_value(results->device);
-    const char *mpi = json_string_value(results->mpi);
+    const json_t *rows = json_object_get(results, "rows");
+    const char *device = json_string_value(json_object_get(results, "device"));
+    const char *mpi = json_string_value(json_object_get(results, "mpi"));
     const char *why = "";
-    bool gpus = json_object_get(json_array_get(results->rows, 0), "sms");
+    bool gpus = json_object_get(json_array_get(rows, 0), "sms");
     char sentence[512], where[256];
 
-    bench_verdict(results->rows, sentence, sizeof(sentence));
+    bench_verdict(rows, sentence, sizeof(sentence));
     machine_summary(machine, where, sizeof(where));
     out_verdict(OUT_PLAIN, "%s, %s.", device, sentence);
-    bench_print_rows(results->rows, device, OUT_TABLE);
+    bench_print_rows(rows, device, OUT_TABLE);
     if (options->phases)
-        bench_print_phases(results->rows, device);
-    bench_print_notes(results->rows, results->memory);
+        bench_print_phases(rows, device);
+    bench_print_notes(rows, json_object_get(results, "memory"));
     out_line("All results verified. GB/s are of one rank. Machine: %s.", where);
     if (options->no_baselines)
         return;
@@ -240,7 +224,7 @@ static void print_text(const struct bench_options *options, const struct results
 }
 
 static int print_json(const struct cmd *cmd, const struct bench_options *options, const struct bench_request *request,
-                      const struct ranks_spec *specs, const struct results *results, json_t *machine)
+                      const struct ranks_spec *specs, const json_t *results, json_t *machine, json_t *load)
 {
     json_t *document = out_document(cmd->name);
     json_t *parameters = bench_request_to_json(request);
@@ -249,37 +233,31 @@ static int print_json(const struct cmd *cmd, const struct bench_options *options
 
     for (size_t i = 0; i < options->ranks.n; i++)
         json_array_append_new(ranks, json_integer(specs[i].nranks));
-    json_object_set_new(parameters, "ranks", ranks);
-    json_object_set_new(parameters, "nodes", json_integer(specs[0].nnodes));
-    json_object_set_new(parameters, "boot", json_string(group_boots[specs[0].boot]));
-    json_object_set_new(parameters, "backend", json_string(specs[0].backend));
-    json_object_set_new(parameters, "backend_why", json_string(specs[0].backend_why));
-    json_object_set_new(parameters, "channels", json_integer(specs[0].channels));
-    json_object_set_new(parameters, "partial", json_string(group_partials[options->group.partial]));
-    bench_verdict(results->rows, sentence, sizeof(sentence));
-    json_object_set_new(document, "verdict", json_string(sentence));
-    json_object_set(document, "device", results->device);
-    json_object_set(document, "network", results->network);
-    json_object_set(document, "mpi", results->mpi);
-    json_object_set(document, "machine", machine);
-    json_object_set_new(document, "load_before", results->load < 0 ? json_null() : json_real(results->load));
-    json_object_set_new(document, "build", bench_provenance());
-    json_object_set_new(document, "parameters", parameters);
-    json_object_set(document, "rows", results->rows);
-    json_object_set(document, "memory", results->memory);
+    json_object_update_new(parameters, json_pack("{s:o, s:i, s:s, s:s, s:s, s:i, s:s}", "ranks", ranks, "nodes",
+                                                 specs[0].nnodes, "boot", group_boots[specs[0].boot], "backend",
+                                                 specs[0].backend, "backend_why", specs[0].backend_why, "channels",
+                                                 specs[0].channels, "partial", group_partials[options->group.partial]));
+    bench_verdict(json_object_get(results, "rows"), sentence, sizeof(sentence));
+    json_object_update_new(
+        document, json_pack("{s:s, s:O, s:O, s:O, s:O, s:O, s:o, s:o, s:O, s:O}", "verdict", sentence, "device",
+                            json_object_get(results, "device"), "network", json_object_get(results, "network"), "mpi",
+                            json_object_get(results, "mpi"), "machine", machine, "load_before", load, "build",
+                            bench_provenance(), "parameters", parameters, "rows", json_object_get(results, "rows"),
+                            "memory", json_object_get(results, "memory")));
     return out_json(document);
 }
 
 static int print(const struct cmd *cmd, const struct bench_options *options, const struct bench_request *request,
-                 const struct ranks_spec *specs, const struct results *results)
+                 const struct ranks_spec *specs, const json_t *results, json_t *load)
 {
     json_t *machine = machine_describe();
     int result = 0;
 
     if (options->json)
-        result = print_json(cmd, options, request, specs, results, machine);
+        result = print_json(cmd, options, request, specs, results, machine, load);
     else if (options->csv)
-        result = bench_print_rows(results->rows, json_string_value(results->device), OUT_CSV);
+        result = bench_print_rows(json_object_get(results, "rows"),
+                                  json_string_value(json_object_get(results, "device")), OUT_CSV);
     else
         print_text(options, results, machine);
     json_decref(machine);
@@ -289,26 +267,23 @@ static int print(const struct cmd *cmd, const struct bench_options *options, con
 /* --model: no rank is started. */
 static int run_model(const struct cmd *cmd, const struct bench_options *options, const struct bench_request *request)
 {
-    char title[128], known[128];
-    json_t *rows = bench_model(request, &options->model, options->machines, title, sizeof(title), known, sizeof(known));
     struct bench_request modelled = *request;
-    char buffer[128];
+    char title[128], known[128], buffer[128];
     const char *wrong;
-    json_t *document;
+    json_t *document, *rows;
     int result;
 
     modelled.ops &= ~(unsigned)BENCH_LL;
     wrong = bench_check(&modelled, 1, buffer, sizeof(buffer));
-    if (!(request->ops & (BENCH_DISPATCH | BENCH_COMBINE))) {
-        json_decref(rows);
+    if (!(request->ops & (BENCH_DISPATCH | BENCH_COMBINE)))
         return cmd_usage(cmd, "--model covers dispatch and combine, and --only selects neither");
-    }
-    if (rows && wrong) {
+    rows = bench_model(request, &options->model, options->machines, title, sizeof(title), known, sizeof(known));
+    if (!rows)
+        return cmd_usage(cmd, "--machines %s: unknown; known are %s", options->machines, known);
+    if (wrong) {
         json_decref(rows);
         return cmd_usage(cmd, "--model: %s", wrong);
     }
-    if (!rows)
-        return cmd_usage(cmd, "--machines %s: unknown; known are %s", options->machines, known);
     if (options->json) {
         document = out_document(cmd->name);
         json_object_set_new(document, "machines", json_string(title));
@@ -341,10 +316,29 @@ static int check_model(const struct cmd *cmd, const struct cmd_call *call, const
     return CMD_FINE;
 }
 
+/* Measures each group after the other. `load`: of the machine before the first rank was started, or null. */
+static int measure(const struct cmd *cmd, const struct bench_options *options, const struct bench_request *request,
+                   const struct ranks_spec *specs)
+{
+    double average;
+    json_t *load = getloadavg(&average, 1) == 1 ? json_real(average) : json_null();
+    json_t *results = NULL;
+    int result = CMD_FINE;
+
+    progress_start("bench");
+    for (size_t i = 0; i < options->ranks.n && result == CMD_FINE; i++)
+        result = bench_collect(&specs[i], request, &results);
+    progress_stop();
+    if (result == CMD_FINE)
+        result = print(cmd, options, request, specs, results, load);
+    json_decref(load);
+    json_decref(results);
+    return result;
+}
+
 static int cmd_bench(const struct cmd *cmd, const struct cmd_call *call)
 {
     struct bench_options options = *(const struct bench_options *)call->options;
-    struct results results = {.rows = json_array(), .memory = json_array(), .load = -1};
     struct ranks_spec specs[OPT_LIST_MAX] = {{0}};
     struct bench_request request = BENCH_REQUEST_INIT;
     int result;
@@ -353,32 +347,11 @@ static int cmd_bench(const struct cmd *cmd, const struct cmd_call *call)
     result = check_model(cmd, call, &options);
     if (result == CMD_FINE)
         result = make_request(cmd, &options, &request);
-    if (options.model.n) {
-        json_decref(results.rows);
-        json_decref(results.memory);
-        return result == CMD_FINE ? run_model(cmd, &options, &request) : result;
-    }
+    if (result == CMD_FINE && options.model.n)
+        return run_model(cmd, &options, &request);
     if (result == CMD_FINE)
         result = make_specs(cmd, call, &options, &request, specs);
-    if (getloadavg(&results.load, 1) != 1)
-        results.load = -1;
-    progress_start("bench");
-    for (size_t i = 0; i < options.ranks.n && result == CMD_FINE; i++) {
-        json_t *part;
-
-        result = bench_collect(&specs[i], &request, &part);
-        if (result == CMD_FINE)
-            append_results(&results, part);
-    }
-    progress_stop();
-    if (result == CMD_FINE)
-        result = print(cmd, &options, &request, specs, &results);
-    json_decref(results.rows);
-    json_decref(results.memory);
-    json_decref(results.device);
-    json_decref(results.mpi);
-    json_decref(results.network);
-    return result;
+    return result == CMD_FINE ? measure(cmd, &options, &request, specs) : result;
 }
 
 const struct cmd command_bench = {

@@ -2,6 +2,7 @@
 /* collect.c - starts the job from the launcher and collects the measurements of the ranks. */
 #include "bench/bench.h"
 
+#include "cmd.h"
 #include "machine.h"
 #include "output.h"
 #include "progress.h"
@@ -10,8 +11,7 @@
 
 struct collector {
     const struct ranks_spec *spec;
-    json_t *result;
-    json_t *rows, *memory;
+    json_t *result, *rows, *memory;
 };
 
 static void append_row(json_t *array, const json_t *event)
@@ -36,9 +36,8 @@ static void on_event(void *context, const json_t *event)
     } else if (strcmp(kind, "memory") == 0) {
         append_row(collector->memory, event);
     } else if (strcmp(kind, "start") == 0) {
-        json_object_set(collector->result, "device", json_object_get(event, "device"));
-        json_object_set(collector->result, "network", json_object_get(event, "network"));
-        json_object_set(collector->result, "mpi", json_object_get(event, "mpi"));
+        json_object_update(collector->result, (json_t *)event);
+        json_object_del(collector->result, "event");
     } else if (strcmp(kind, "step") == 0 && json_unpack((json_t *)event, "{s:i, s:i, s:s, s:i}", "done", &done, "total",
                                                         &total, "what", &what, "tokens", &tokens) == 0) {
         progress_update(done, total, "%d ranks, %d tokens: %s", collector->spec->nranks, tokens, what);
@@ -62,25 +61,23 @@ static bool memory_suffices(const struct ranks_spec *spec, const struct bench_re
     return false;
 }
 
-int bench_collect(const struct ranks_spec *spec, const struct bench_request *request, json_t **ret_result)
+int bench_collect(const struct ranks_spec *spec, const struct bench_request *request, json_t **results)
 {
     struct collector collector = {.spec = spec, .result = json_object(), .rows = json_array(), .memory = json_array()};
-    json_t *parameters;
-    int code = 1;
+    json_t *parameters = bench_request_to_json(request);
+    int code = CMD_FAILED;
 
-    if (!memory_suffices(spec, request))
-        goto done;
-    parameters = bench_request_to_json(request);
-    code = ranks_run(spec, BENCH_JOB, parameters, on_event, &collector);
+    if (memory_suffices(spec, request))
+        code = ranks_run(spec, BENCH_JOB, parameters, on_event, &collector);
+    json_object_set_new(collector.result, "rows", collector.rows);
+    json_object_set_new(collector.result, "memory", collector.memory);
+    if (code == CMD_FINE && !*results) {
+        *results = json_incref(collector.result);
+    } else if (code == CMD_FINE) {
+        json_array_extend(json_object_get(*results, "rows"), collector.rows);
+        json_array_extend(json_object_get(*results, "memory"), collector.memory);
+    }
     json_decref(parameters);
-    if (code != 0)
-        goto done;
-    json_object_set(collector.result, "rows", collector.rows);
-    json_object_set(collector.result, "memory", collector.memory);
-    *ret_result = json_incref(collector.result);
-done:
-    json_decref(collector.rows);
-    json_decref(collector.memory);
     json_decref(collector.result);
     return code;
 }

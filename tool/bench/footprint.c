@@ -62,30 +62,28 @@ static int64_t memory_file_bytes(void)
 }
 
 struct footprint {
-    int64_t library, measured; /* measured -1: not known */
-    int64_t data;              /* inputs and outputs of one dispatch and one combine */
+    int64_t library, measured;
+    int64_t n_unknown; /* ranks where `measured` is not known */
+    int64_t data;      /* inputs and outputs of one dispatch and one combine */
 };
 
 /* Buffers of any engine: x and top-k in, rows and top-k out, sums out. */
 static int64_t data_bytes(const struct bench_route *route, int hidden)
 {
     int64_t row = 2 * (int64_t)hidden;
-    int64_t choice = (int64_t)route->topk * (int64_t)(sizeof(int32_t) + sizeof(float));
+    int64_t choice = (int64_t)route->group.topk * (int64_t)(sizeof(int32_t) + sizeof(float));
 
-    return route->n_tokens * (2 * row + choice) + route->n_recv * (row + choice);
+    return route->n_tokens * (2 * row + choice) + route->counts.recv * (row + choice);
 }
 
 static ep_status run_once(struct bench_case *bench)
 {
     ep_dispatch_args dispatch;
-    const ep_combine_args combine = {.size = sizeof(combine),
-                                     .x = mirrors_address(&bench->mirrors, bench->recv_x),
-                                     .dtype = EP_BF16,
-                                     .hidden = bench->request->hidden,
-                                     .out = mirrors_address(&bench->mirrors, bench->out)};
+    ep_combine_args combine;
 
     bench_dispatch_args(bench, false, &dispatch);
-    EP_TRY(bench_plan_new(bench, &bench->mirrors, &bench->route, &bench->plan));
+    bench_combine_args(bench, &combine);
+    EP_TRY(bench_plan_new(bench, &bench->route, &bench->plan));
     EP_TRY(ep_dispatch_sync(bench->plan, &dispatch));
     return ep_combine_sync(bench->plan, &combine);
 }
@@ -101,47 +99,36 @@ static ep_status measure_footprint(struct bench_case *bench, struct footprint *r
     files = memory_file_bytes();
     ret_footprint->library = (int64_t)info.library_bytes;
     ret_footprint->data = data_bytes(&bench->route, bench->request->hidden);
-    ret_footprint->measured = -1;
+    ret_footprint->measured = after - before + files - bench->symmetric_bytes;
     /* Not with threads, which share one process, and not for device memory. */
-    if (before >= 0 && after >= 0 && files >= 0 && bench->ctx->spec->boot != RANKS_THREADS && !bench->ctx->memory)
-        ret_footprint->measured = after - before + files - bench->symmetric_bytes;
+    ret_footprint->n_unknown = before < 0 || after < 0 || files < 0 || ret_footprint->measured < 0 ||
+                               bench->ctx->spec->boot == RANKS_THREADS || bench->ctx->memory;
     return EP_OK;
 }
 
 static void emit(const struct bench_case *bench, const struct footprint *sum)
 {
     struct ranks_ctx *ctx = bench->ctx;
-    int64_t held = sum->measured > sum->library ? sum->measured : sum->library;
+    int64_t held = !sum->n_unknown && sum->measured > sum->library ? sum->measured : sum->library;
     json_t *event = json_pack("{s:s, s:i, s:i, s:i, s:i, s:I, s:I, s:f}", "event", "memory", "ranks", ctx->nranks,
                               "nodes", ctx->nnodes, "tokens", bench->tokens, "hidden", bench->request->hidden,
                               "data_bytes", (json_int_t)(sum->data / ctx->nranks), "library_bytes",
                               (json_int_t)(sum->library / ctx->nranks), "share", (double)held / (double)sum->data);
 
     json_object_set_new(event, "measured_bytes",
-                        sum->measured < 0 ? json_null() : json_integer(sum->measured / ctx->nranks));
+                        sum->n_unknown ? json_null() : json_integer(sum->measured / ctx->nranks));
     ranks_emit(ctx, event);
 }
 
 int bench_run_footprint(struct bench_case *bench)
 {
     struct ranks_ctx *ctx = bench->ctx;
-    struct footprint mine, sum = {0};
-    struct footprint *all;
-    ep_status status = measure_footprint(bench, &mine);
+    struct footprint sum;
+    ep_status status = measure_footprint(bench, &sum);
 
     if (status != EP_OK)
         return ranks_emit_error(ctx, status, "first plan, dispatch and combine");
-    all = malloc((size_t)ctx->nranks * sizeof(*all));
-    if (!all)
-        return ranks_emit_error(ctx, ep_fail(EP_E_MEMORY, "benchmark: no memory for %d ranks", ctx->nranks),
-                                "measuring memory");
-    status = ep_comm_allgather(ctx->comm, &mine, sizeof(mine), all);
-    for (int r = 0; status == EP_OK && r < ctx->nranks; r++) {
-        sum.library += all[r].library;
-        sum.data += all[r].data;
-        sum.measured = all[r].measured < 0 || sum.measured < 0 ? -1 : sum.measured + all[r].measured;
-    }
-    free(all);
+    status = bench_sum(ctx, &sum, sizeof(sum));
     if (status != EP_OK)
         return ranks_emit_error(ctx, status, "adding up the ranks");
     if (ctx->rank == 0)

@@ -4,8 +4,7 @@
 
 #include "backend/cuda/module.h"
 #include "base/error.h"
-#include "bench/plans.h"
-#include "bench/request.h"
+#include "bench/pattern.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -17,25 +16,20 @@ static void emit_step(struct ranks_ctx *ctx, int done, int total, const char *wh
                                   what, "tokens", tokens));
 }
 
-static int run_tokens(struct ranks_ctx *ctx, const struct bench_request *request, int tokens, int step, int n_steps)
+static int run_tokens(const struct bench_case *common, int tokens, int step, int n_steps)
 {
     struct bench_case bench;
-    int64_t rows = 0;
-    int code = 0;
+    int code;
 
-    if (request->ops & BENCH_PLAN)
-        code = bench_plans_rows(ctx, request, tokens, &rows);
-    if (code != 0)
-        return code;
-    emit_step(ctx, step, n_steps, "buffers", tokens);
-    code = bench_case_init(&bench, ctx, request, tokens, rows);
+    emit_step(common->ctx, step, n_steps, "buffers", tokens);
+    code = bench_case_init(&bench, common, tokens);
     if (code == 0)
         code = bench_run_footprint(&bench);
-    emit_step(ctx, step, n_steps, "dispatch and combine", tokens);
+    emit_step(common->ctx, step, n_steps, "dispatch and combine", tokens);
     if (code == 0)
         code = bench_run_ops(&bench);
-    if (code == 0 && (request->ops & BENCH_PLAN)) {
-        emit_step(ctx, step, n_steps, "plans", tokens);
+    if (code == 0 && (common->request->ops & BENCH_PLAN)) {
+        emit_step(common->ctx, step, n_steps, "plans", tokens);
         code = bench_run_plans(&bench);
     }
     bench_case_done(&bench);
@@ -44,23 +38,19 @@ static int run_tokens(struct ranks_ctx *ctx, const struct bench_request *request
 
 static int run_request(struct ranks_ctx *ctx, const struct bench_request *request)
 {
-    bool throughput = request->ops & ~(unsigned)BENCH_LL;
+    struct bench_case common = {.ctx = ctx, .request = request, .mirrors = {.ctx = ctx, .poison = PATTERN_POISON}};
     bool low_latency = request->ops & BENCH_LL;
-    int n_throughput = throughput ? request->n_token_counts : 0;
+    int n_throughput = request->ops & ~(unsigned)BENCH_LL ? request->n_token_counts : 0;
     int n_steps = n_throughput + (low_latency ? 1 : 0);
-    bool one_clock;
-    ep_status status;
-    int code = 0;
+    ep_status status = bench_one_clock(ctx, &common.one_clock);
+    int code = status == EP_OK ? 0 : ranks_emit_error(ctx, status, "exchange of hosts");
 
     for (int i = 0; i < n_throughput && code == 0; i++)
-        code = run_tokens(ctx, request, request->tokens[i], i, n_steps);
+        code = run_tokens(&common, request->tokens[i], i, n_steps);
     if (code != 0 || !low_latency)
         return code;
     emit_step(ctx, n_steps - 1, n_steps, "low latency", request->ll_tokens);
-    status = bench_one_clock(ctx, &one_clock);
-    if (status != EP_OK)
-        return ranks_emit_error(ctx, status, "exchange of hosts");
-    return bench_run_lowlat(ctx, request, one_clock);
+    return bench_run_lowlat(&common);
 }
 
 int bench_job(struct ranks_ctx *ctx, const json_t *parameters)

@@ -20,20 +20,14 @@
 #define PAIRS 20 /* dispatches and combines in a row */
 
 struct lowlat {
-    struct bench_case bench; /* only what is independent of the layout: routing, route */
-    struct bench_mirrors mirrors;
+    struct bench_case bench; /* recv_x, recv_scales: [L,R*M] rows; no plan */
     bool is_fp8;
     ep_ll *ll;
-    uint16_t *x, *out; /* [N,H] */
-    void *recv_x;      /* [L,R*M,H] */
-    float *recv_scales;
     int32_t *recv_count; /* [L] */
     uint16_t *returned;  /* [L,R*M,H], symmetric: input of the combine */
-    void *copy_from, *copy_to;
     size_t copy_bytes;
-    int64_t slots;     /* R*M */
-    int32_t *expected; /* [L] rows */
-    void *scratch;     /* a row of bf16, one of fp8, its scales */
+    int64_t slots; /* R*M */
+    void *scratch; /* a row of bf16, one of fp8, its scales */
 };
 
 static ep_status run_dispatch(void *context)
@@ -42,15 +36,15 @@ static ep_status run_dispatch(void *context)
     const struct bench_route *route = &lowlat->bench.route;
     const ep_ll_dispatch_args args = {
         .size = sizeof(args),
-        .x = mirrors_address(&lowlat->mirrors, lowlat->x),
-        .topk_idx = mirrors_address(&lowlat->mirrors, route->experts),
+        .x = mirrors_address(&lowlat->bench.mirrors, lowlat->bench.x),
+        .topk_idx = mirrors_address(&lowlat->bench.mirrors, route->experts),
         .idx_type = EP_I32,
         .n_tokens = route->n_tokens,
         .out_dtype = lowlat->is_fp8 ? EP_F8E4M3 : EP_BF16,
         .scale_type = lowlat->is_fp8 ? EP_F32 : 0,
-        .recv_x = mirrors_address(&lowlat->mirrors, lowlat->recv_x),
-        .recv_scales = lowlat->is_fp8 ? mirrors_address(&lowlat->mirrors, lowlat->recv_scales) : NULL,
-        .recv_count = mirrors_address(&lowlat->mirrors, lowlat->recv_count),
+        .recv_x = mirrors_address(&lowlat->bench.mirrors, lowlat->bench.recv_x),
+        .recv_scales = lowlat->is_fp8 ? mirrors_address(&lowlat->bench.mirrors, lowlat->bench.recv_scales) : NULL,
+        .recv_count = mirrors_address(&lowlat->bench.mirrors, lowlat->recv_count),
     };
 
     return lowlat->bench.ctx->gpu ? ep_ll_dispatch(lowlat->ll, &args, NULL) : ep_ll_dispatch_sync(lowlat->ll, &args);
@@ -62,30 +56,22 @@ static ep_status run_combine(void *context)
     const struct bench_route *route = &lowlat->bench.route;
     const ep_ll_combine_args args = {
         .size = sizeof(args),
-        .x = mirrors_address(&lowlat->mirrors, lowlat->returned),
-        .topk_idx = mirrors_address(&lowlat->mirrors, route->experts),
+        .x = mirrors_address(&lowlat->bench.mirrors, lowlat->returned),
+        .topk_idx = mirrors_address(&lowlat->bench.mirrors, route->experts),
         .idx_type = EP_I32,
         .n_tokens = route->n_tokens,
-        .topk_weights = mirrors_address(&lowlat->mirrors, route->weights),
-        .out = mirrors_address(&lowlat->mirrors, lowlat->out),
+        .topk_weights = mirrors_address(&lowlat->bench.mirrors, route->weights),
+        .out = mirrors_address(&lowlat->bench.mirrors, lowlat->bench.out),
         .flags = lowlat->bench.request->no_partial_reduce ? EP_LL_NO_PARTIAL_REDUCE : 0,
     };
 
     return lowlat->bench.ctx->gpu ? ep_ll_combine(lowlat->ll, &args, NULL) : ep_ll_combine_sync(lowlat->ll, &args);
 }
 
-/* On GPUs, where calls are only queued: waits for the stream. */
+/* On GPUs calls are only queued. */
 static ep_status sync_stream(struct lowlat *lowlat)
 {
-    struct ranks_ctx *ctx = lowlat->bench.ctx;
-    uint64_t unused;
-
-    if (!ctx->gpu)
-        return EP_OK;
-    EP_TRY(ctx->gpu->clock_start(ctx->comm, 0));
-    EP_TRY(ctx->gpu->clock_stop(ctx->comm));
-    EP_TRY(ctx->gpu->clock_read(ctx->comm, &unused));
-    return ep_comm_async_error(ctx->comm);
+    return lowlat->bench.ctx->gpu ? ep_stream_sync(lowlat->bench.ctx->comm, NULL) : EP_OK;
 }
 
 /* Each dispatch needs a combine, which is not timed when the dispatch is measured, and the other way round. */
@@ -113,52 +99,23 @@ static ep_status run_copy(void *context)
 {
     struct lowlat *lowlat = context;
 
-    memcpy(lowlat->copy_to, lowlat->copy_from, lowlat->copy_bytes);
+    memcpy(lowlat->bench.copy_to, lowlat->bench.copy_from, lowlat->copy_bytes);
     return EP_OK;
 }
 
-/* A row that this rank receives: its local expert, its slot in the layout, its source. */
-struct row {
-    int local;
-    int64_t slot;
-    int source, token;
-};
+/* A row that this rank receives: the number of its local expert, its slot in the layout, its source. */
+typedef bool (*row_fn)(struct lowlat *lowlat, int local, int64_t slot, const struct reference_row *row);
 
-/*
- * Counts the rows that this rank receives, in the order of the layout, and calls `visit` for each unless it is NULL.
- * Stops when that returns false.
- */
-static bool each_row(struct lowlat *lowlat, bool (*visit)(struct lowlat *lowlat, const struct row *row))
+/* Calls `visit` for the rows that this rank receives, until it returns false. */
+static bool each_row(struct lowlat *lowlat, row_fn visit)
 {
-    const struct bench_route *route = &lowlat->bench.route;
-    int first = route->rank * route->n_local_experts;
-    int32_t experts[EP_MAX_TOPK];
+    const struct reference_layout *received = &lowlat->bench.route.received;
 
-    memset(lowlat->expected, 0, (size_t)route->n_local_experts * sizeof(*lowlat->expected));
-    for (int source = 0; source < route->n_ranks; source++) {
-        for (int32_t i = route->recv_start[source]; i < route->recv_start[source + 1]; i++) {
-            routing_token(lowlat->bench.routing, source, route->recv_token[i], experts, NULL);
-            for (int k = 0; k < route->topk; k++) {
-                struct row row = {.local = experts[k] - first, .source = source, .token = route->recv_token[i]};
-
-                if (experts[k] < 0 || row.local < 0 || row.local >= route->n_local_experts)
-                    continue;
-                row.slot = row.local * lowlat->slots + lowlat->expected[row.local]++;
-                if (visit && !visit(lowlat, &row))
-                    return false;
-            }
-        }
-    }
+    for (int local = 0; local < lowlat->bench.route.group.n_local; local++)
+        for (int64_t i = received->expert_start[local]; i < received->expert_start[local + 1]; i++)
+            if (!visit(lowlat, local, local * lowlat->slots + i - received->expert_start[local], &received->rows[i]))
+                return false;
     return true;
-}
-
-static int64_t count_rows(const struct lowlat *lowlat)
-{
-    int64_t rows = 0;
-
-    for (int local = 0; local < lowlat->bench.route.n_local_experts; local++)
-        rows += lowlat->expected[local];
-    return rows;
 }
 
 /*
@@ -168,16 +125,13 @@ static int64_t count_rows(const struct lowlat *lowlat)
 static int64_t count_outside(const struct lowlat *lowlat, int share, bool each)
 {
     const struct bench_route *route = &lowlat->bench.route;
-    int first = route->rank / share * share, end = first + share;
+    const int32_t *counts = each ? route->sent.tokens_per_expert : route->sent.tokens_per_rank;
+    int per_rank = each ? route->group.n_local : 1;
     int64_t n = 0;
 
-    if (!each)
-        return route->n_send - (route->send_start[end] - route->send_start[first]);
-    for (int64_t i = 0; i < (int64_t)route->n_tokens * route->topk; i++) {
-        int rank = route->experts[i] / route->n_local_experts;
-
-        n += route->experts[i] >= 0 && (rank < first || rank >= end);
-    }
+    for (int i = 0; i < route->group.n_ranks * per_rank; i++)
+        if (i / per_rank / share != route->rank / share)
+            n += counts[i];
     return n;
 }
 
@@ -186,13 +140,15 @@ static size_t row_bytes(const struct lowlat *lowlat)
     return (size_t)lowlat->bench.request->hidden * (lowlat->is_fp8 ? 1 : 2);
 }
 
-/* Calls `act` on the rows or scales of each expert. Needs the counts of each_row(). */
+/* Calls `act` on the rows or scales of each expert. */
 static void each_expert(struct lowlat *lowlat, void *rows, size_t bytes,
-                        void (*act)(struct bench_mirrors *mirrors, void *host, size_t bytes))
+                        void (*act)(struct mirrors *mirrors, void *host, size_t bytes))
 {
-    for (int local = 0; local < lowlat->bench.route.n_local_experts; local++)
-        act(&lowlat->mirrors, (unsigned char *)rows + (size_t)(local * lowlat->slots) * bytes,
-            (size_t)lowlat->expected[local] * bytes);
+    const struct bench_route *route = &lowlat->bench.route;
+
+    for (int local = 0; local < route->group.n_local; local++)
+        act(&lowlat->bench.mirrors, (unsigned char *)rows + (size_t)(local * lowlat->slots) * bytes,
+            (size_t)route->received.recv_per_expert[local] * bytes);
 }
 
 static size_t scale_bytes(const struct lowlat *lowlat)
@@ -200,33 +156,34 @@ static size_t scale_bytes(const struct lowlat *lowlat)
     return (size_t)lowlat->bench.request->hidden / EP_SCALE_BLOCK * sizeof(float);
 }
 
-static bool fill_returned(struct lowlat *lowlat, const struct row *row)
+static bool fill_returned(struct lowlat *lowlat, int local, int64_t slot, const struct reference_row *row)
 {
     const struct bench_route *route = &lowlat->bench.route;
     size_t hidden = (size_t)lowlat->bench.request->hidden;
 
-    pattern_fill(lowlat->returned + (size_t)row->slot * hidden, 2 * hidden, PATTERN_BF16,
-                 pattern_key(lowlat->bench.request->seed, PATTERN_LL_RETURN,
-                             route->rank * route->n_local_experts + row->local, row->source, row->token));
+    pattern_fill(lowlat->returned + (size_t)slot * hidden, 2 * hidden, PATTERN_BF16,
+                 pattern_key(lowlat->bench.request->seed, PATTERN_LL_RETURN, route->rank * route->group.n_local + local,
+                             row->rank, row->token));
     return true;
 }
 
-static bool check_row(struct lowlat *lowlat, const struct row *row)
+static bool check_row(struct lowlat *lowlat, int local, int64_t slot, const struct reference_row *row)
 {
     size_t hidden = (size_t)lowlat->bench.request->hidden;
     size_t scales = hidden / EP_SCALE_BLOCK;
-    const unsigned char *got = (const unsigned char *)lowlat->recv_x + (size_t)row->slot * row_bytes(lowlat);
-    uint64_t key = pattern_key(lowlat->bench.request->seed, PATTERN_X, 0, row->source, row->token);
+    const unsigned char *got = (const unsigned char *)lowlat->bench.recv_x + (size_t)slot * row_bytes(lowlat);
+    uint64_t key = pattern_key(lowlat->bench.request->seed, PATTERN_X, 0, row->rank, row->token);
     uint16_t *plain = (uint16_t *)lowlat->scratch;
     unsigned char *quantised = (unsigned char *)(plain + hidden);
     float *factors = (float *)(void *)(quantised + hidden);
 
+    (void)local;
     if (!lowlat->is_fp8)
         return pattern_holds(got, 2 * hidden, PATTERN_BF16, key);
     pattern_fill(plain, 2 * hidden, PATTERN_BF16, key);
     ep_quantize_row(plain, (int)hidden, 0, quantised, factors);
     return memcmp(got, quantised, hidden) == 0 &&
-           memcmp(lowlat->recv_scales + (size_t)row->slot * scales, factors, scales * sizeof(float)) == 0;
+           memcmp(lowlat->bench.recv_scales + (size_t)slot * scales, factors, scales * sizeof(float)) == 0;
 }
 
 static int check_dispatch(struct lowlat *lowlat)
@@ -234,13 +191,13 @@ static int check_dispatch(struct lowlat *lowlat)
     const struct bench_route *route = &lowlat->bench.route;
     const char *wrong = "";
 
-    each_row(lowlat, NULL);
-    each_expert(lowlat, lowlat->recv_x, row_bytes(lowlat), mirrors_pull);
-    each_expert(lowlat, lowlat->recv_scales, scale_bytes(lowlat), mirrors_pull);
-    mirrors_pull(&lowlat->mirrors, lowlat->recv_count, (size_t)route->n_local_experts * sizeof(int32_t));
+    each_expert(lowlat, lowlat->bench.recv_x, row_bytes(lowlat), mirrors_pull);
+    each_expert(lowlat, lowlat->bench.recv_scales, scale_bytes(lowlat), mirrors_pull);
+    mirrors_pull(&lowlat->bench.mirrors, lowlat->recv_count, (size_t)route->group.n_local * sizeof(int32_t));
     if (!each_row(lowlat, check_row))
         wrong = "a received row differs from what was sent";
-    else if (memcmp(lowlat->recv_count, lowlat->expected, (size_t)route->n_local_experts * sizeof(int32_t)) != 0)
+    else if (memcmp(lowlat->recv_count, route->received.recv_per_expert,
+                    (size_t)route->group.n_local * sizeof(int32_t)) != 0)
         wrong = "the counts per expert are wrong";
     return verify_agree(lowlat->bench.ctx, "verifying low-latency dispatch", wrong);
 }
@@ -249,38 +206,39 @@ static int check_combine(struct lowlat *lowlat)
 {
     struct bench_case *bench = &lowlat->bench;
 
-    mirrors_pull(&lowlat->mirrors, lowlat->out, (size_t)bench->route.n_tokens * 2 * (size_t)bench->request->hidden);
-    return verify_combine(bench, lowlat->out, bench->ctx->nranks, true, "verifying low-latency combine");
+    mirrors_pull(&lowlat->bench.mirrors, lowlat->bench.out,
+                 (size_t)bench->route.n_tokens * 2 * (size_t)bench->request->hidden);
+    return verify_combine(bench, lowlat->bench.out, true, true, "verifying low-latency combine");
+}
+
+static int run_once(struct lowlat *lowlat, ep_status (*run)(void *context), const char *what)
+{
+    ep_status status = bench_mirrors_status(&lowlat->bench.mirrors);
+
+    if (status == EP_OK)
+        status = run(lowlat);
+    if (status == EP_OK)
+        status = sync_stream(lowlat);
+    return status == EP_OK ? 0 : ranks_emit_error(lowlat->bench.ctx, status, what);
 }
 
 /* Runs dispatch and combine once with poisoned outputs and verifies everything. */
 static int check_both(struct lowlat *lowlat)
 {
     const struct bench_route *route = &lowlat->bench.route;
-    ep_status status;
+    struct mirrors *mirrors = &lowlat->bench.mirrors;
     int code;
 
-    each_row(lowlat, NULL);
-    each_expert(lowlat, lowlat->recv_x, row_bytes(lowlat), mirrors_poison);
-    each_expert(lowlat, lowlat->recv_scales, scale_bytes(lowlat), mirrors_poison);
-    mirrors_poison(&lowlat->mirrors, lowlat->recv_count, (size_t)route->n_local_experts * sizeof(int32_t));
-    mirrors_poison(&lowlat->mirrors, lowlat->out, (size_t)route->n_tokens * 2 * (size_t)lowlat->bench.request->hidden);
-    status = mirrors_status(&lowlat->mirrors);
-    if (status == EP_OK)
-        status = run_dispatch(lowlat);
-    if (status == EP_OK)
-        status = sync_stream(lowlat);
-    if (status != EP_OK)
-        return ranks_emit_error(lowlat->bench.ctx, status, "low-latency dispatch");
-    code = check_dispatch(lowlat);
-    if (code != 0)
-        return code;
-    status = run_combine(lowlat);
-    if (status == EP_OK)
-        status = sync_stream(lowlat);
-    if (status != EP_OK)
-        return ranks_emit_error(lowlat->bench.ctx, status, "low-latency combine");
-    return check_combine(lowlat);
+    each_expert(lowlat, lowlat->bench.recv_x, row_bytes(lowlat), mirrors_poison);
+    each_expert(lowlat, lowlat->bench.recv_scales, scale_bytes(lowlat), mirrors_poison);
+    mirrors_poison(mirrors, lowlat->recv_count, (size_t)route->group.n_local * sizeof(int32_t));
+    mirrors_poison(mirrors, lowlat->bench.out, (size_t)route->n_tokens * 2 * (size_t)lowlat->bench.request->hidden);
+    code = run_once(lowlat, run_dispatch, "low-latency dispatch");
+    if (code == 0)
+        code = check_dispatch(lowlat);
+    if (code == 0)
+        code = run_once(lowlat, run_combine, "low-latency combine");
+    return code ? code : check_combine(lowlat);
 }
 
 static int measure(struct lowlat *lowlat, bool is_combine)
@@ -288,21 +246,19 @@ static int measure(struct lowlat *lowlat, bool is_combine)
     struct bench_case *bench = &lowlat->bench;
     struct bench_series series[] = {
         {.what = "low-latency dispatch", .run = run_dispatch, .after = after_dispatch, .context = lowlat},
-        {.what = "memcpy", .run = run_copy, .context = lowlat},
+        {.what = "memcpy", .key = "memcpy", .run = run_copy, .context = lowlat},
     };
     struct bench_series combine = {
         .what = "low-latency combine", .prepare = prepare_combine, .run = run_combine, .context = lowlat};
     bool gpu = bench->ctx->gpu, each = is_combine && bench->request->no_partial_reduce;
-    int n_series = gpu || bench->request->baselines ? 2 : 1;
     struct bench_measurement measurement = {
         .op = is_combine ? "ll-combine" : "ll-dispatch",
         .type = lowlat->is_fp8 && !is_combine ? "fp8" : "bf16",
         .tokens = bench->tokens,
         .row_bytes = bench_row_bytes(lowlat->is_fp8 && !is_combine, bench->request->hidden),
         .counts = bench->route.counts,
-        .measured = &series[0],
-        .copy = n_series > 1 && !gpu ? &series[1] : NULL,
-        .queued = gpu ? &series[1] : NULL,
+        .series = series,
+        .n_series = gpu || bench->request->baselines ? 2 : 1,
     };
     int code;
 
@@ -310,13 +266,14 @@ static int measure(struct lowlat *lowlat, bool is_combine)
         series[0] = combine;
     if (gpu) {
         series[1] = series[0];
+        series[1].key = "queued";
         series[1].queued = true;
     }
-    measurement.counts.recv = count_rows(lowlat);
     measurement.counts.wire = count_outside(lowlat, 1, each);
-    measurement.counts.net_bytes = count_outside(lowlat, bench->route.ranks_per_node, each) * measurement.row_bytes;
+    measurement.counts.net_bytes =
+        count_outside(lowlat, bench->route.group.ranks_per_node, each) * measurement.row_bytes;
     lowlat->copy_bytes = (size_t)(measurement.counts.recv * measurement.row_bytes);
-    code = bench_rounds(bench->ctx, series, n_series, bench->request->iters, bench->one_clock);
+    code = bench_rounds(bench->ctx, series, measurement.n_series, bench->request->iters, bench->one_clock);
     if (code == 0)
         code = check_both(lowlat);
     return code ? code : bench_emit_row(bench, &measurement);
@@ -344,10 +301,10 @@ static int measure_pairs(struct lowlat *lowlat)
                                             .type = lowlat->is_fp8 ? "fp8" : "bf16",
                                             .tokens = bench->tokens,
                                             .counts = bench->route.counts,
-                                            .measured = &pairs};
+                                            .series = &pairs,
+                                            .n_series = 1};
     int code;
 
-    measurement.counts.recv = count_rows(lowlat);
     code = bench_rounds(bench->ctx, &pairs, 1, bench->request->iters, bench->one_clock);
     if (code == 0)
         code = check_both(lowlat);
@@ -358,30 +315,29 @@ static int measure_pairs(struct lowlat *lowlat)
 static ep_status alloc_buffers(struct lowlat *lowlat)
 {
     const struct bench_route *route = &lowlat->bench.route;
-    struct bench_mirrors *mirrors = &lowlat->mirrors;
+    struct mirrors *mirrors = &lowlat->bench.mirrors;
     size_t row = 2 * (size_t)lowlat->bench.request->hidden;
     size_t x_bytes = ((size_t)lowlat->bench.tokens + 1) * row;
-    size_t layout = (size_t)route->n_local_experts * (size_t)lowlat->slots;
+    size_t layout = (size_t)route->group.n_local * (size_t)lowlat->slots;
     size_t received;
 
-    lowlat->expected = calloc((size_t)route->n_local_experts, sizeof(int32_t));
     lowlat->scratch = malloc(2 * row + scale_bytes(lowlat));
-    if (!lowlat->expected || !lowlat->scratch)
+    if (!lowlat->scratch)
         return ep_fail(EP_E_MEMORY, "benchmark: no memory for %d low-latency tokens", lowlat->bench.tokens);
-    each_row(lowlat, NULL);
-    received = ((size_t)count_rows(lowlat) + 1) * row;
-    lowlat->recv_count = mirrors_alloc(mirrors, (size_t)route->n_local_experts * sizeof(int32_t), 0);
-    lowlat->x = mirrors_alloc(mirrors, x_bytes, 0);
-    lowlat->out = mirrors_alloc(mirrors, x_bytes, 0);
-    lowlat->recv_x = mirrors_alloc(mirrors, layout * row, MIRRORS_SYMMETRIC | MIRRORS_UNTOUCHED);
-    lowlat->recv_scales = mirrors_alloc(mirrors, layout * scale_bytes(lowlat), MIRRORS_SYMMETRIC | MIRRORS_UNTOUCHED);
+    received = ((size_t)lowlat->bench.route.counts.recv + 1) * row;
+    lowlat->recv_count = mirrors_alloc(mirrors, (size_t)route->group.n_local * sizeof(int32_t), 0);
+    lowlat->bench.x = mirrors_alloc(mirrors, x_bytes, 0);
+    lowlat->bench.out = mirrors_alloc(mirrors, x_bytes, 0);
+    lowlat->bench.recv_x = mirrors_alloc(mirrors, layout * row, MIRRORS_SYMMETRIC | MIRRORS_UNTOUCHED);
+    lowlat->bench.recv_scales =
+        mirrors_alloc(mirrors, layout * scale_bytes(lowlat), MIRRORS_SYMMETRIC | MIRRORS_UNTOUCHED);
     lowlat->returned = mirrors_alloc(mirrors, layout * row, MIRRORS_SYMMETRIC | MIRRORS_UNTOUCHED);
     bench_mirror_route(mirrors, route);
     if (lowlat->bench.request->baselines && !lowlat->bench.ctx->gpu) {
-        lowlat->copy_to = mirrors_alloc(mirrors, received, MIRRORS_SYMMETRIC);
-        lowlat->copy_from = mirrors_alloc(mirrors, received, 0);
+        lowlat->bench.copy_to = mirrors_alloc(mirrors, received, MIRRORS_SYMMETRIC);
+        lowlat->bench.copy_from = mirrors_alloc(mirrors, received, 0);
     }
-    return mirrors_status(mirrors);
+    return bench_mirrors_status(mirrors);
 }
 
 static ep_status open_layout(struct lowlat *lowlat)
@@ -396,25 +352,11 @@ static ep_status open_layout(struct lowlat *lowlat)
     };
 
     EP_TRY(alloc_buffers(lowlat));
-    for (int token = 0; token < lowlat->bench.route.n_tokens; token++)
-        pattern_fill(lowlat->x + (size_t)token * (size_t)request->hidden, 2 * (size_t)request->hidden, PATTERN_BF16,
-                     pattern_key(request->seed, PATTERN_X, 0, lowlat->bench.ctx->rank, token));
+    verify_fill_x(&lowlat->bench, false);
     each_row(lowlat, fill_returned);
-    mirrors_push(&lowlat->mirrors, lowlat->x,
-                 (size_t)lowlat->bench.route.n_tokens * 2 * (size_t)lowlat->bench.request->hidden);
-    each_expert(lowlat, lowlat->returned, 2 * (size_t)lowlat->bench.request->hidden, mirrors_push);
-    EP_TRY(mirrors_status(&lowlat->mirrors));
+    each_expert(lowlat, lowlat->returned, 2 * (size_t)request->hidden, mirrors_push);
+    EP_TRY(bench_mirrors_status(&lowlat->bench.mirrors));
     return ep_ll_new(lowlat->bench.ctx->comm, &config, &lowlat->ll);
-}
-
-static void done(struct lowlat *lowlat)
-{
-    ep_ll_free(lowlat->ll);
-    mirrors_free(&lowlat->mirrors);
-    free(lowlat->scratch);
-    free(lowlat->expected);
-    bench_route_done(&lowlat->bench.route);
-    routing_free(lowlat->bench.routing);
 }
 
 static int measure_types(struct lowlat *lowlat)
@@ -436,21 +378,22 @@ static int measure_types(struct lowlat *lowlat)
     return code || !lowlat->bench.ctx->gpu ? code : measure_pairs(lowlat);
 }
 
-int bench_run_lowlat(struct ranks_ctx *ctx, const struct bench_request *request, bool one_clock)
+int bench_run_lowlat(const struct bench_case *common)
 {
-    struct lowlat lowlat = {
-        .bench = {.ctx = ctx, .request = request, .tokens = request->ll_tokens, .one_clock = one_clock},
-        .mirrors = {.ctx = ctx},
-        .slots = (int64_t)ctx->nranks * request->ll_tokens,
-    };
+    struct lowlat lowlat = {.bench = *common};
+    struct bench_case *bench = &lowlat.bench;
     ep_status status;
-    int code = bench_routing_new(ctx, request, request->ll_tokens, 0, bench_ranks_per_node(ctx), &lowlat.bench.routing,
-                                 &lowlat.bench.route);
+    int code;
 
+    bench->tokens = bench->request->ll_tokens;
+    lowlat.slots = (int64_t)bench->ctx->nranks * bench->tokens;
+    code = bench_case_route(bench, 0, true, &bench->route);
     if (code != 0)
         return code;
     status = open_layout(&lowlat);
-    code = status == EP_OK ? measure_types(&lowlat) : ranks_emit_error(ctx, status, "preparing low latency");
-    done(&lowlat);
+    code = status == EP_OK ? measure_types(&lowlat) : ranks_emit_error(bench->ctx, status, "preparing low latency");
+    ep_ll_free(lowlat.ll);
+    free(lowlat.scratch);
+    bench_case_done(bench);
     return code;
 }

@@ -4,19 +4,7 @@
 #include "base/error.h"
 
 #include <epkit/types.h>
-#include <stdlib.h>
 #include <string.h>
-
-static void *touched(size_t bytes)
-{
-    /* Whole cache lines, to align the vectors of the packing loops; zeroed, to allocate all pages. */
-    size_t whole = (bytes / 64 + 1) * 64;
-    void *memory = aligned_alloc(64, whole);
-
-    if (memory)
-        memset(memory, 0, whole);
-    return memory;
-}
 
 static size_t meta_bytes(int hidden, int topk)
 {
@@ -33,91 +21,68 @@ uint64_t naive_bytes(int64_t n_send, int64_t n_recv, int hidden, int topk)
 static void fill_counts(struct naive *naive)
 {
     const struct bench_route *route = naive->route;
+    const int64_t *recv_start = route->received.recv_from_rank;
+    int n_sent = 0;
 
-    for (int r = 0; r < route->n_ranks; r++) {
+    for (int r = 0; r < route->group.n_ranks; r++) {
         bool other = r != route->rank;
 
-        naive->send_offsets[r] = route->send_start[r];
-        naive->send_counts[r] = other ? route->send_start[r + 1] - route->send_start[r] : 0;
-        naive->recv_offsets[r] = route->recv_start[r];
-        naive->recv_counts[r] = other ? route->recv_start[r + 1] - route->recv_start[r] : 0;
+        naive->send_offsets[r] = n_sent;
+        naive->send_counts[r] = other ? route->sent.tokens_per_rank[r] : 0;
+        naive->recv_offsets[r] = (int)recv_start[r];
+        naive->recv_counts[r] = other ? (int)(recv_start[r + 1] - recv_start[r]) : 0;
+        n_sent += route->sent.tokens_per_rank[r];
     }
 }
 
-ep_status naive_init(struct naive *naive, const struct ep_mpi_module *mpi, struct ep_boot_mpi *boot,
-                     const struct bench_route *route, int hidden, int timeout_ms)
+void naive_init(struct naive *naive, struct mirrors *mirrors, const struct bench_route *route, int hidden)
 {
-    size_t n_ranks = (size_t)route->n_ranks;
-    size_t n_send = (size_t)route->n_send;
-    size_t n_recv = (size_t)route->n_recv;
-    size_t topk = (size_t)route->topk;
-    int *counts = malloc(4 * n_ranks * sizeof(*counts));
+    const struct ranks_ctx *ctx = mirrors->ctx;
+    size_t n_send = (size_t)route->received.n_send;
+    size_t n_recv = (size_t)route->received.n_rows;
+    size_t topk = (size_t)route->group.topk;
 
-    memset(naive, 0, sizeof(*naive));
-    naive->mpi = mpi;
-    naive->boot = boot;
-    naive->route = route;
-    naive->reduce = bench_reduce_get();
-    naive->hidden = hidden;
-    naive->timeout_ms = timeout_ms;
-    naive->send_counts = counts;
-    naive->packed = touched(n_send * 2 * (size_t)hidden);
-    naive->packed_meta = touched(n_send * meta_bytes(hidden, route->topk));
-    naive->recv_meta = touched(n_recv * meta_bytes(hidden, route->topk));
-    naive->recv_rows = touched(n_recv * 2 * (size_t)hidden);
-    naive->recv_scales = touched(n_recv * (size_t)(hidden / EP_SCALE_BLOCK) * sizeof(float));
-    naive->recv_experts = touched(n_recv * topk * sizeof(int32_t));
-    naive->recv_weights = touched(n_recv * topk * sizeof(float));
-    if (!counts || !naive->packed || !naive->packed_meta || !naive->recv_meta || !naive->recv_rows ||
-        !naive->recv_scales || !naive->recv_experts || !naive->recv_weights) {
-        naive_done(naive);
-        return ep_fail(EP_E_MEMORY, "benchmark: no memory for the buffers of MPI_Alltoallv");
-    }
-    naive->send_offsets = counts + n_ranks;
-    naive->recv_counts = counts + 2 * n_ranks;
-    naive->recv_offsets = counts + 3 * n_ranks;
+    *naive = (struct naive){.mpi = ctx->mpi,
+                            .boot = ctx->mpi_boot,
+                            .route = route,
+                            .reduce = bench_reduce_get(),
+                            .hidden = hidden,
+                            .timeout_ms = ctx->spec->timeout_ms};
+    naive->packed = mirrors_alloc(mirrors, n_send * 2 * (size_t)hidden, 0);
+    naive->packed_meta = mirrors_alloc(mirrors, n_send * meta_bytes(hidden, route->group.topk), 0);
+    naive->recv_meta = mirrors_alloc(mirrors, n_recv * meta_bytes(hidden, route->group.topk), 0);
+    naive->recv_rows = mirrors_alloc(mirrors, n_recv * 2 * (size_t)hidden, 0);
+    naive->recv_scales = mirrors_alloc(mirrors, n_recv * (size_t)(hidden / EP_SCALE_BLOCK) * sizeof(float), 0);
+    naive->recv_experts = mirrors_alloc(mirrors, n_recv * topk * sizeof(int32_t), 0);
+    naive->recv_weights = mirrors_alloc(mirrors, n_recv * topk * sizeof(float), 0);
     fill_counts(naive);
-    return EP_OK;
 }
 
-void naive_done(struct naive *naive)
+static bool goes_to(const struct bench_route *route, int token, int holder)
 {
-    if (naive->busy) {
-        memset(naive, 0, sizeof(*naive));
-        return;
-    }
-    free(naive->send_counts);
-    free(naive->packed);
-    free(naive->packed_meta);
-    free(naive->recv_meta);
-    free(naive->recv_rows);
-    free(naive->recv_scales);
-    free(naive->recv_experts);
-    free(naive->recv_weights);
-    memset(naive, 0, sizeof(*naive));
+    return route->sent.token_in_rank[(size_t)token * (size_t)route->group.n_ranks + (size_t)holder];
 }
 
 /* A record is sent with each row: its scales, and the top-k relative to the destination. */
 static void pack_meta(const struct naive *naive, unsigned char *record, int token, int holder, const float *scales)
 {
     const struct bench_route *route = naive->route;
-    size_t topk = (size_t)route->topk;
+    const struct reference_row row = {.rank = route->rank, .token = token};
     size_t n_scales = naive->scale_bytes / sizeof(float);
     int32_t *experts = (int32_t *)(void *)(record + naive->scale_bytes);
-    float *weights = (float *)(void *)(experts + topk);
+    float *weights = (float *)(void *)(experts + route->group.topk);
 
     if (n_scales)
         memcpy(record, scales + (size_t)token * n_scales, naive->scale_bytes);
-    bench_route_meta(route, route->experts + (size_t)token * topk, route->weights + (size_t)token * topk, holder,
-                     experts, weights);
+    reference_row_selections(&route->group, holder, &row, experts, weights);
 }
 
 static void unpack_meta(struct naive *naive, size_t record_bytes)
 {
     const struct bench_route *route = naive->route;
-    size_t topk = (size_t)route->topk;
+    size_t topk = (size_t)route->group.topk;
 
-    for (size_t row = 0; row < (size_t)route->n_recv; row++) {
+    for (size_t row = 0; row < (size_t)route->received.n_rows; row++) {
         const unsigned char *record = naive->recv_meta + row * record_bytes;
 
         if (naive->scale_bytes)
@@ -150,18 +115,18 @@ ep_status naive_dispatch(struct naive *naive, const void *x, const float *scales
     const unsigned char *from = x;
 
     naive->scale_bytes = is_fp8 ? (size_t)(naive->hidden / EP_SCALE_BLOCK) * sizeof(float) : 0;
-    record_bytes = naive->scale_bytes + (size_t)route->topk * (sizeof(int32_t) + sizeof(float));
-    for (int holder = 0; holder < route->n_ranks; holder++) {
+    record_bytes = naive->scale_bytes + (size_t)route->group.topk * (sizeof(int32_t) + sizeof(float));
+    for (int holder = 0; holder < route->group.n_ranks; holder++) {
         bool own = holder == route->rank;
-        size_t to = (size_t)(own ? route->recv_start[holder] : route->send_start[holder]);
+        size_t to = (size_t)(own ? naive->recv_offsets : naive->send_offsets)[holder];
         unsigned char *rows = own ? naive->recv_rows : naive->packed;
         unsigned char *records = own ? naive->recv_meta : naive->packed_meta;
 
-        for (int32_t i = route->send_start[holder]; i < route->send_start[holder + 1]; i++, to++) {
-            int token = route->send_token[i];
-
+        for (int token = 0; token < route->n_tokens; token++) {
+            if (!goes_to(route, token, holder))
+                continue;
             memcpy(rows + to * row_bytes, from + (size_t)token * row_bytes, row_bytes);
-            pack_meta(naive, records + to * record_bytes, token, holder, scales);
+            pack_meta(naive, records + to++ * record_bytes, token, holder, scales);
         }
     }
     EP_TRY(exchange(naive, false, naive->packed, naive->recv_rows, row_bytes));
@@ -175,23 +140,19 @@ ep_status naive_combine(struct naive *naive, const uint16_t *x, uint16_t *out)
     const struct bench_route *route = naive->route;
     size_t hidden = (size_t)naive->hidden;
     const uint16_t *back = (const uint16_t *)(const void *)naive->packed;
-    int32_t own_begin = route->send_start[route->rank];
-    int32_t own_end = route->send_start[route->rank + 1];
     const uint16_t *rows[EP_MAX_TOPK];
+    int next[EP_MAX_RANKS]; /* row of each holder: they are in the order of the tokens */
 
     /* Received rows are ordered by source: they are returned as they are, into the send buffer of the dispatch. */
     EP_TRY(exchange(naive, true, x, naive->packed, hidden * sizeof(*x)));
+    memcpy(next, naive->send_offsets, (size_t)route->group.n_ranks * sizeof(*next));
+    next[route->rank] = naive->recv_offsets[route->rank];
     for (int token = 0; token < route->n_tokens; token++) {
         int n_rows = 0;
 
-        for (int32_t p = route->part_start[token]; p < route->part_start[token + 1]; p++) {
-            int32_t i = route->part[p];
-
-            if (i >= own_begin && i < own_end)
-                rows[n_rows++] = x + (size_t)(route->recv_start[route->rank] + i - own_begin) * hidden;
-            else
-                rows[n_rows++] = back + (size_t)i * hidden;
-        }
+        for (int holder = 0; holder < route->group.n_ranks; holder++)
+            if (goes_to(route, token, holder))
+                rows[n_rows++] = (holder == route->rank ? x : back) + (size_t)next[holder]++ * hidden;
         naive->reduce(out + (size_t)token * hidden, rows, n_rows, naive->hidden);
     }
     return EP_OK;

@@ -6,12 +6,11 @@
 #include "bench/pattern.h"
 #include "net/probe.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 struct op {
     struct bench_case *bench;
-    bool is_fp8;
+    bool is_combine, is_fp8;
     ep_dispatch_args dispatch;
     ep_combine_args combine;
     struct bench_phases phases;
@@ -20,24 +19,19 @@ struct op {
     double probe_bytes;         /* of one rank in a sample */
     double puts;                /* of one operation */
     size_t copy_bytes;          /* bytes of the rows that this rank receives */
+    struct bench_series series[BENCH_MAX_SERIES];
+    int n_series;
 };
 
-static ep_status run_dispatch(void *context)
+static ep_status run_op(void *context)
 {
     struct op *op = context;
+    ep_plan *plan = op->bench->plan;
 
     /* On GPUs it is only queued, and its time taken in the stream. */
-    return op->bench->ctx->gpu ? ep_dispatch(op->bench->plan, &op->dispatch, NULL)
-                               : ep_dispatch_sync(op->bench->plan, &op->dispatch);
-}
-
-static ep_status run_combine(void *context)
-{
-    struct op *op = context;
-
-    /* On GPUs it is only queued, and its time taken in the stream. */
-    return op->bench->ctx->gpu ? ep_combine(op->bench->plan, &op->combine, NULL)
-                               : ep_combine_sync(op->bench->plan, &op->combine);
+    if (op->bench->ctx->gpu)
+        return op->is_combine ? ep_combine(plan, &op->combine, NULL) : ep_dispatch(plan, &op->dispatch, NULL);
+    return op->is_combine ? ep_combine_sync(plan, &op->combine) : ep_dispatch_sync(plan, &op->dispatch);
 }
 
 static ep_status finish_op(void *context)
@@ -47,18 +41,12 @@ static ep_status finish_op(void *context)
     return ep_stream_sync(op->bench->ctx->comm, NULL);
 }
 
-static ep_status run_raw_dispatch(void *context)
+static ep_status run_raw(void *context)
 {
-    struct ranks_ctx *ctx = ((struct op *)context)->bench->ctx;
+    struct op *op = context;
+    struct ranks_ctx *ctx = op->bench->ctx;
 
-    return ctx->gpu->repeat_bare(ctx->comm, 0);
-}
-
-static ep_status run_raw_combine(void *context)
-{
-    struct ranks_ctx *ctx = ((struct op *)context)->bench->ctx;
-
-    return ctx->gpu->repeat_bare(ctx->comm, 1);
+    return ctx->gpu->repeat_bare(ctx->comm, op->is_combine);
 }
 
 static ep_status after_op(void *context, int round)
@@ -78,18 +66,13 @@ static ep_status run_copy(void *context)
     return EP_OK;
 }
 
-static ep_status run_naive_dispatch(void *context)
+static ep_status run_naive(void *context)
 {
     struct op *op = context;
+    struct bench_case *bench = op->bench;
 
-    return naive_dispatch(&op->bench->naive, op->bench->x, op->bench->x_scales, op->is_fp8);
-}
-
-static ep_status run_naive_combine(void *context)
-{
-    struct op *op = context;
-
-    return naive_combine(&op->bench->naive, op->bench->recv_x, op->bench->out_naive);
+    return op->is_combine ? naive_combine(&bench->naive, bench->recv_x, bench->out_naive)
+                          : naive_dispatch(&bench->naive, bench->x, bench->x_scales, op->is_fp8);
 }
 
 static ep_status run_puts(void *context)
@@ -114,52 +97,41 @@ static ep_status after_naive(void *context, int round)
     return ctx->mpi->barrier(ctx->mpi_boot);
 }
 
-static int run_checked(struct op *op, ep_status (*run)(void *), const char *what)
+/* Runs the operation once with poisoned outputs and verifies everything. */
+static int check_op(struct op *op)
 {
-    ep_status status = mirrors_status(&op->bench->mirrors);
-    uint64_t puts = ep_net_probe_count(op->bench->ctx->comm);
+    struct bench_case *bench = op->bench;
+    size_t out_bytes = (size_t)bench->route.n_tokens * 2 * (size_t)bench->request->hidden;
+    uint64_t puts = ep_net_probe_count(bench->ctx->comm);
+    ep_status status;
 
+    if (op->is_combine)
+        mirrors_poison(&bench->mirrors, bench->out, out_bytes);
+    else
+        verify_poison_received(bench, &bench->route);
+    status = bench_mirrors_status(&bench->mirrors);
     if (status == EP_OK)
-        status = run(op);
+        status = run_op(op);
     if (status == EP_OK)
         status = finish_op(op);
-    op->puts = (double)(ep_net_probe_count(op->bench->ctx->comm) - puts);
-    return status == EP_OK ? 0 : ranks_emit_error(op->bench->ctx, status, what);
-}
-
-/* Runs the operation once with poisoned outputs and verifies everything. */
-static int check_dispatch(struct op *op)
-{
-    struct bench_case *bench = op->bench;
-    int code;
-
-    verify_poison_received(bench, &bench->route);
-    code = run_checked(op, run_dispatch, "dispatch");
-    return code ? code : verify_dispatch(bench, bench->routing, &bench->route, op->is_fp8);
-}
-
-static int check_combine(struct op *op)
-{
-    struct bench_case *bench = op->bench;
-    size_t bytes = (size_t)bench->route.n_tokens * 2 * (size_t)bench->request->hidden;
-    int code;
-
-    mirrors_poison(&bench->mirrors, bench->out, bytes);
-    code = run_checked(op, run_combine, "combine");
-    mirrors_pull(&bench->mirrors, bench->out, bytes);
-    return code ? code : verify_combine(bench, bench->out, bench->ranks_per_node, false, "verifying combine");
+    op->puts = (double)(ep_net_probe_count(bench->ctx->comm) - puts);
+    if (status != EP_OK)
+        return ranks_emit_error(bench->ctx, status, op->is_combine ? "combine" : "dispatch");
+    if (!op->is_combine)
+        return verify_dispatch(bench, &bench->route, op->is_fp8);
+    mirrors_pull(&bench->mirrors, bench->out, out_bytes);
+    return verify_combine(bench, bench->out, false, false, "verifying combine");
 }
 
 /* After the rounds: the receive buffers hold the results of the last sample. */
-static int check_naive(struct op *op, bool is_combine)
+static int check_naive(struct op *op)
 {
     struct bench_case *bench = op->bench;
 
     if (!bench_has_mpi(bench))
         return 0;
-    /* It does not distinguish nodes: rows are summed in rank order. */
-    if (is_combine)
-        return verify_combine(bench, bench->out_naive, bench->ctx->nranks, false, "verifying MPI_Alltoallv");
+    if (op->is_combine)
+        return verify_combine(bench, bench->out_naive, true, false, "verifying MPI_Alltoallv");
     return verify_naive_dispatch(bench, op->is_fp8);
 }
 
@@ -168,53 +140,18 @@ static int probe_init(struct op *op)
 {
     struct ranks_ctx *ctx = op->bench->ctx;
     ep_stats stats = {.size = sizeof(stats)};
-    uint64_t mine, *all = calloc((size_t)ctx->nranks, sizeof(*all)), sum = 0;
-    ep_status status = all ? ep_comm_get_stats(ctx->comm, &stats) : EP_E_MEMORY;
+    ep_status status = ep_comm_get_stats(ctx->comm, &stats);
+    int64_t sum = (int64_t)stats.bytes_net;
 
-    mine = stats.bytes_net;
     if (status == EP_OK)
-        status = ep_comm_allgather(ctx->comm, &mine, sizeof(mine), all);
-    for (int rank = 0; status == EP_OK && rank < ctx->nranks; rank++)
-        sum += all[rank];
-    free(all);
-    op->probe_bytes = 0;
+        status = bench_sum(ctx, &sum, sizeof(sum));
     if (status == EP_OK && sum > 0) {
-        size_t each = (size_t)(sum / (uint64_t)(ctx->nranks * (ctx->nnodes - 1))) + 1;
+        size_t each = (size_t)(sum / (ctx->nranks * (ctx->nnodes - 1))) + 1;
 
         op->probe_bytes = (double)each * (ctx->nnodes - 1);
         status = ep_net_probe_new(ctx->comm, each, &op->probe);
     }
     return status == EP_OK ? 0 : ranks_emit_error(ctx, status, "preparing the probe of the network");
-}
-
-/* Raw puts, and plain sockets with the same number of streams and chunks. */
-static void add_net_series(struct op *op, int *n_series, struct bench_series *series,
-                           struct bench_measurement *measurement)
-{
-    if (!op->probe)
-        return;
-    series[*n_series] = (struct bench_series){.what = "raw puts", .run = run_puts, .context = op};
-    measurement->puts = &series[(*n_series)++];
-    measurement->net_bytes = op->probe_bytes;
-    measurement->n_puts = op->puts;
-    if (!ep_net_probe_has_sockets(op->probe))
-        return;
-    series[*n_series] = (struct bench_series){.what = "plain sockets", .run = run_sockets, .context = op};
-    measurement->sockets = &series[(*n_series)++];
-}
-
-static void add_host_series(struct op *op, bool is_combine, struct bench_series *series,
-                            struct bench_measurement *measurement)
-{
-    struct bench_case *bench = op->bench;
-
-    series[SERIES_COPY] = (struct bench_series){.what = "memcpy", .run = run_copy, .context = op};
-    series[SERIES_NAIVE] = (struct bench_series){.what = "MPI_Alltoallv",
-                                                 .run = is_combine ? run_naive_combine : run_naive_dispatch,
-                                                 .after = after_naive,
-                                                 .context = op};
-    measurement->copy = bench_has_baselines(bench) ? &series[SERIES_COPY] : NULL;
-    measurement->naive = bench_has_mpi(bench) ? &series[SERIES_NAIVE] : NULL;
 }
 
 /* Only on one node: between nodes there are other kernels, and the copy engine cannot reach other nodes. */
@@ -223,70 +160,91 @@ static bool has_roofline(const struct bench_case *bench)
     return bench->ctx->gpu && bench_has_baselines(bench) && bench->ctx->nnodes < 2;
 }
 
-/* The operation queued after other work; its raw rows, without plan and waits; the copy engine. */
-static void add_gpu_series(struct op *op, bool is_combine, struct bench_series *series,
-                           struct bench_measurement *measurement)
+static void add_series(struct op *op, struct bench_series series)
 {
-    series[SERIES_QUEUED] = series[SERIES_OP];
-    series[SERIES_QUEUED].queued = true;
-    series[SERIES_RAW_ROWS] = (struct bench_series){
-        .what = "raw rows", .run = is_combine ? run_raw_combine : run_raw_dispatch, .queued = true, .context = op};
-    series[SERIES_ENGINE_PAIR] = (struct bench_series){
-        .what = "copy engine, one pair", .run = bench_engine_pair, .queued = true, .context = &op->roofline};
-    series[SERIES_ENGINE_ALL] = (struct bench_series){
-        .what = "copy engine, all to all", .run = bench_engine_all, .queued = true, .context = &op->roofline};
-    measurement->queued = &series[SERIES_QUEUED];
-    if (!has_roofline(op->bench))
-        return;
-    measurement->raw_rows = &series[SERIES_RAW_ROWS];
-    measurement->engine_pair = &series[SERIES_ENGINE_PAIR];
-    measurement->engine_all = &series[SERIES_ENGINE_ALL];
-    measurement->pair_bytes = (double)op->roofline.pair_bytes;
+    op->series[op->n_series++] = series;
 }
 
-static int measure(struct op *op, bool is_combine)
+static void add_host_series(struct op *op)
+{
+    if (bench_has_baselines(op->bench))
+        add_series(op, (struct bench_series){.what = "memcpy", .key = "memcpy", .run = run_copy, .context = op});
+    if (bench_has_mpi(op->bench))
+        add_series(
+            op,
+            (struct bench_series){
+                .what = "MPI_Alltoallv", .key = "alltoallv", .run = run_naive, .after = after_naive, .context = op});
+    if (!op->probe)
+        return;
+    /* Raw puts, and plain sockets with the same number of streams and chunks. */
+    add_series(op, (struct bench_series){.what = "raw puts", .key = "puts", .run = run_puts, .context = op});
+    if (ep_net_probe_has_sockets(op->probe))
+        add_series(op,
+                   (struct bench_series){.what = "plain sockets", .key = "sockets", .run = run_sockets, .context = op});
+}
+
+/* The operation queued after other work; its raw rows, without plan and waits; the copy engine. */
+static void add_gpu_series(struct op *op)
+{
+    struct bench_series queued = op->series[0];
+
+    queued.key = "queued";
+    queued.queued = true;
+    add_series(op, queued);
+    if (!has_roofline(op->bench))
+        return;
+    add_series(op,
+               (struct bench_series){.what = "raw rows", .key = "bare", .run = run_raw, .queued = true, .context = op});
+    add_series(op, (struct bench_series){.what = "copy engine, one pair",
+                                         .key = "engine_pair",
+                                         .run = bench_engine_pair,
+                                         .queued = true,
+                                         .context = &op->roofline});
+    add_series(op, (struct bench_series){.what = "copy engine, all to all",
+                                         .key = "engine_all",
+                                         .run = bench_engine_all,
+                                         .queued = true,
+                                         .context = &op->roofline});
+}
+
+static int measure(struct op *op)
 {
     struct bench_case *bench = op->bench;
     bool gpu = bench->ctx->gpu;
-    struct bench_series series[BENCH_MAX_SERIES] = {
-        [SERIES_OP] = {.what = is_combine ? "combine" : "dispatch",
-                       .run = is_combine ? run_combine : run_dispatch,
-                       .finish = finish_op,
-                       .after = after_op,
-                       .context = op},
-    };
-    int n_series = gpu ? (has_roofline(bench) ? 5 : 2) : bench_has_mpi(bench) ? 3 : bench_has_baselines(bench) ? 2 : 1;
     struct bench_measurement measurement = {
-        .op = is_combine ? "combine" : "dispatch",
+        .op = op->is_combine ? "combine" : "dispatch",
         .type = op->is_fp8 ? "fp8" : "bf16",
         .tokens = bench->tokens,
         .row_bytes = bench_row_bytes(op->is_fp8, bench->request->hidden),
         .counts = bench->route.counts,
         .phases = &op->phases,
-        .measured = &series[SERIES_OP],
+        .series = op->series,
     };
     int code = has_roofline(bench) ? bench_roofline_init(&op->roofline, bench) : 0;
 
     op->roofline.row_bytes = (size_t)measurement.row_bytes;
-    (gpu ? add_gpu_series : add_host_series)(op, is_combine, series, &measurement);
-    op->copy_bytes = (size_t)(bench->route.n_recv * measurement.row_bytes);
-    memset(&op->phases, 0, sizeof(op->phases));
+    op->copy_bytes = (size_t)(bench->route.counts.recv * measurement.row_bytes);
     if (code == 0)
-        code = is_combine ? check_combine(op) : check_dispatch(op);
+        code = check_op(op);
     if (code == 0 && !gpu && bench_has_baselines(bench) && bench->ctx->nnodes > 1)
         code = probe_init(op);
-    add_net_series(op, &n_series, series, &measurement);
+    measurement.n_puts = op->puts;
+    add_series(op, (struct bench_series){
+                       .what = measurement.op, .run = run_op, .finish = finish_op, .after = after_op, .context = op});
+    (gpu ? add_gpu_series : add_host_series)(op);
     if (code == 0)
-        code = bench_rounds(bench->ctx, series, n_series, bench->request->iters, bench->one_clock);
+        code = bench_rounds(bench->ctx, op->series, op->n_series, bench->request->iters, bench->one_clock);
     if (code == 0)
-        code = is_combine ? check_combine(op) : check_dispatch(op);
+        code = check_op(op);
     if (code == 0)
-        code = check_naive(op, is_combine);
+        code = check_naive(op);
+    measurement.n_series = op->n_series;
+    measurement.pair_bytes = (double)op->roofline.pair_bytes;
+    measurement.net_bytes = op->probe_bytes;
     if (code == 0)
         code = bench_emit_row(bench, &measurement);
     bench_roofline_done(&op->roofline);
     ep_net_probe_free(op->probe);
-    op->probe = NULL;
     return code;
 }
 
@@ -296,22 +254,16 @@ static int measure_dispatch(struct bench_case *bench, bool is_fp8)
 
     verify_fill_x(bench, is_fp8);
     bench_dispatch_args(bench, is_fp8, &op.dispatch);
-    return measure(&op, false);
+    return measure(&op);
 }
 
 static int measure_combine(struct bench_case *bench)
 {
-    struct op op = {
-        .bench = bench,
-        .combine = {.size = sizeof(ep_combine_args),
-                    .x = mirrors_address(&bench->mirrors, bench->recv_x),
-                    .dtype = EP_BF16,
-                    .hidden = bench->request->hidden,
-                    .out = mirrors_address(&bench->mirrors, bench->out)},
-    };
+    struct op op = {.bench = bench, .is_combine = true};
 
     verify_fill_returned(bench);
-    return measure(&op, true);
+    bench_combine_args(bench, &op.combine);
+    return measure(&op);
 }
 
 int bench_run_ops(struct bench_case *bench)

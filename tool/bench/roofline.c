@@ -35,7 +35,7 @@ static ep_status exchange_addresses(struct bench_roofline *roofline)
     void *buffer = mirrors_address(&bench->mirrors, bench->copy_to);
     struct peer_buffer mine = {.capacity_bytes = bench->capacity_rows * (int64_t)row};
     struct peer_buffer *all = calloc(n, sizeof(*all));
-    int32_t *starts = calloc(n * (n + 1), sizeof(*starts));
+    int64_t *starts = calloc(n * (n + 1), sizeof(*starts));
     ep_status status = EP_E_MEMORY;
 
     if (!all || !starts) {
@@ -46,7 +46,7 @@ static ep_status exchange_addresses(struct bench_roofline *roofline)
     if (status == EP_OK)
         status = ep_comm_allgather(ctx->comm, &mine, sizeof(mine), all);
     if (status == EP_OK)
-        status = ep_comm_allgather(ctx->comm, bench->route.recv_start, (n + 1) * sizeof(int32_t), starts);
+        status = ep_comm_allgather(ctx->comm, bench->route.received.recv_from_rank, (n + 1) * sizeof(*starts), starts);
     if (status == EP_OK)
         status = map_peers(roofline, all);
     for (size_t rank = 0; status == EP_OK && rank < n; rank++) {
@@ -100,14 +100,13 @@ ep_status bench_engine_all(void *context)
 {
     struct bench_roofline *roofline = context;
     struct bench_case *bench = roofline->bench;
-    const struct bench_route *route = &bench->route;
     struct ranks_ctx *ctx = bench->ctx;
     const char *from = mirrors_address(&bench->mirrors, bench->copy_from);
 
     /* Each rank begins with the next rank, so that no rank receives from all others at once. */
     for (int i = 1; i <= ctx->nranks; i++) {
         int rank = (ctx->rank + i) % ctx->nranks;
-        size_t rows = (size_t)(route->send_start[rank + 1] - route->send_start[rank]);
+        size_t rows = (size_t)bench->route.sent.tokens_per_rank[rank];
 
         EP_TRY(ctx->gpu->engine_copy(ctx->comm, i % EP_CUDA_COPY_STREAMS,
                                      (char *)roofline->peers[rank] + (size_t)roofline->at[rank] * roofline->row_bytes,

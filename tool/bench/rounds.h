@@ -16,6 +16,7 @@
 
 struct bench_series {
     const char *what; /* for error texts: "dispatch" */
+    const char *key;  /* of a baseline in the row of the measurement: "memcpy"; NULL: what is measured */
     /* Before the barrier, not timed; may be NULL. `round` is -2 and -1 in the warm-up. */
     ep_status (*prepare)(void *context, int round);
     ep_status (*run)(void *context);              /* timed */

@@ -5,7 +5,6 @@
 #include "backend/cuda/module.h"
 #include "base/error.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* Summed over the ranks. */
@@ -20,44 +19,24 @@ void bench_phases_add(struct bench_phases *phases, const ep_comm *comm)
 
     if (ep_comm_get_stats(comm, &stats) != EP_OK)
         return;
-    phases->ready += stats.ns_wait_ready;
-    phases->move += stats.ns_move;
-    phases->done += stats.ns_wait_done;
-    phases->copy += stats.ns_copy;
-    phases->total += stats.ns_total;
-    phases->net_bytes += stats.bytes_net;
+    phases->ready += (int64_t)stats.ns_wait_ready;
+    phases->move += (int64_t)stats.ns_move;
+    phases->done += (int64_t)stats.ns_wait_done;
+    phases->copy += (int64_t)stats.ns_copy;
+    phases->total += (int64_t)stats.ns_total;
+    phases->net_bytes += (int64_t)stats.bytes_net;
     phases->n++;
 }
 
 static ep_status add_up(const struct bench_case *bench, const struct bench_measurement *measurement,
                         struct totals *ret_sum)
 {
-    struct ranks_ctx *ctx = bench->ctx;
-    struct totals mine = {.counts = measurement->counts};
-    struct totals *all = malloc((size_t)ctx->nranks * sizeof(*all));
-    struct totals sum = {.phases.n = 0};
-    ep_status status;
-
-    if (!all)
-        return ep_fail(EP_E_MEMORY, "benchmark: no memory for the counts of %d ranks", ctx->nranks);
+    *ret_sum = (struct totals){.counts = measurement->counts};
     if (measurement->phases) {
-        mine.phases = *measurement->phases;
-        mine.counts.net_bytes = mine.phases.n ? (int64_t)(mine.phases.net_bytes / mine.phases.n) : 0;
+        ret_sum->phases = *measurement->phases;
+        ret_sum->counts.net_bytes = ret_sum->phases.n ? ret_sum->phases.net_bytes / ret_sum->phases.n : 0;
     }
-    status = ep_comm_allgather(ctx->comm, &mine, sizeof(mine), all);
-    for (int r = 0; status == EP_OK && r < ctx->nranks; r++) {
-        bench_counts_add(&sum.counts, &all[r].counts);
-        sum.phases.ready += all[r].phases.ready;
-        sum.phases.move += all[r].phases.move;
-        sum.phases.done += all[r].phases.done;
-        sum.phases.copy += all[r].phases.copy;
-        sum.phases.total += all[r].phases.total;
-        sum.phases.n += all[r].phases.n;
-    }
-    free(all);
-    if (status == EP_OK)
-        *ret_sum = sum;
-    return status;
+    return bench_sum(bench->ctx, ret_sum, sizeof(*ret_sum));
 }
 
 static json_t *describe_phases(const struct bench_phases *sum)
@@ -81,46 +60,59 @@ static void set_times(json_t *object, const struct bench_summary *summary)
     json_object_set_new(object, "max_us", json_real(summary->max * 1e6));
 }
 
-/* Adds a baseline. vs_NAME: speed-up of the measured series over it. */
-static void set_baseline(json_t *row, const char *name, const struct bench_series *measured,
+/* The series of that key; NULL: not measured. */
+static const struct bench_series *find(const struct bench_measurement *measurement, const char *key)
+{
+    for (int i = 1; i < measurement->n_series; i++)
+        if (strcmp(measurement->series[i].key, key) == 0)
+            return &measurement->series[i];
+    return NULL;
+}
+
+/* Adds a series as an object with GB/s; null if it is NULL. */
+static void set_series(json_t *row, const char *key, const struct bench_series *series, double bytes)
+{
+    json_t *object = series ? json_object() : json_null();
+
+    if (series) {
+        set_times(object, &series->summary);
+        json_object_set_new(object, "gbps", json_real(bytes * 1e-9 / series->summary.median));
+    }
+    json_object_set_new(row, key, object);
+}
+
+/* Adds a baseline. vs_KEY: speed-up of the measured series over it. */
+static void set_baseline(json_t *row, const char *key, const struct bench_series *measured,
                          const struct bench_series *baseline, double bytes)
 {
-    char key[64];
-    json_t *object;
+    char name[64];
 
-    if (!baseline) {
-        json_object_set_new(row, name, json_null());
+    set_series(row, key, baseline, bytes);
+    if (!baseline)
         return;
-    }
-    object = json_object();
-    set_times(object, &baseline->summary);
-    json_object_set_new(object, "gbps", json_real(bytes * 1e-9 / baseline->summary.median));
-    json_object_set_new(row, name, object);
-    if (baseline == measured)
-        return;
-    snprintf(key, sizeof(key), "vs_%s", name);
-    json_object_set_new(row, key, json_real(baseline->summary.median / measured->summary.median));
-    snprintf(key, sizeof(key), "vs_%s_rounds", name);
-    json_object_set_new(row, key, json_real(baseline->ratio));
+    snprintf(name, sizeof(name), "vs_%s", key);
+    json_object_set_new(row, name, json_real(baseline->summary.median / measured->summary.median));
+    snprintf(name, sizeof(name), "vs_%s_rounds", key);
+    json_object_set_new(row, name, json_real(baseline->ratio));
 }
 
 /* On GPUs: the queued operation and the roofline. GB/s of the pair: on the wire. */
 static void set_gpu(json_t *row, const struct bench_case *bench, const struct bench_measurement *measurement,
                     double bytes)
 {
-    const struct bench_series *measured = measurement->queued ? measurement->queued : measurement->measured;
+    const struct bench_series *queued = find(measurement, "queued"), *bare = find(measurement, "bare");
     struct ranks_ctx *ctx = bench->ctx;
     int sms;
 
     if (ctx->gpu->get_sms(ctx->comm, strncmp(measurement->op, "ll-", 3) == 0, &sms) == EP_OK)
         json_object_set_new(row, "sms", json_integer(sms));
-    if (measurement->queued)
-        set_baseline(row, "queued", measured, measured, bytes);
-    if (!measurement->raw_rows)
+    if (queued)
+        set_series(row, "queued", queued, bytes);
+    if (!bare)
         return;
-    set_baseline(row, "bare", measured, measurement->raw_rows, bytes);
-    set_baseline(row, "engine_all", measured, measurement->engine_all, bytes);
-    set_baseline(row, "engine_pair", measurement->engine_pair, measurement->engine_pair, measurement->pair_bytes);
+    set_baseline(row, "bare", queued, bare, bytes);
+    set_baseline(row, "engine_all", queued, find(measurement, "engine_all"), bytes);
+    set_series(row, "engine_pair", find(measurement, "engine_pair"), measurement->pair_bytes);
 }
 
 static void set_rates(json_t *row, const struct bench_case *bench, const struct bench_measurement *measurement,
@@ -128,7 +120,7 @@ static void set_rates(json_t *row, const struct bench_case *bench, const struct 
 {
     int n_ranks = bench->ctx->nranks;
     struct bench_rates rates =
-        bench_rates_of(&sum->counts, n_ranks, measurement->row_bytes, measurement->measured->summary.median);
+        bench_rates_of(&sum->counts, n_ranks, measurement->row_bytes, measurement->series[0].summary.median);
 
     json_object_set_new(row, "rows", json_real((double)sum->counts.recv / n_ranks));
     json_object_set_new(row, "wire_rows", json_real((double)sum->counts.wire / n_ranks));
@@ -147,26 +139,25 @@ static void set_rates(json_t *row, const struct bench_case *bench, const struct 
 /* net_vs_puts: efficiency of the operation on the network; puts_vs_sockets: overhead of the network engine. */
 static void set_network(json_t *row, const struct bench_measurement *measurement)
 {
-    double net = json_number_value(json_object_get(row, "net_gbps")), puts;
+    const struct bench_series *puts = find(measurement, "puts"), *sockets = find(measurement, "sockets");
+    double net = json_number_value(json_object_get(row, "net_gbps"));
 
-    if (!measurement->puts)
+    if (!puts)
         return;
-    puts = measurement->net_bytes * 1e-9 / measurement->puts->summary.median;
     json_object_set_new(row, "puts_per_operation", json_real(measurement->n_puts));
-    set_baseline(row, "puts", measurement->puts, measurement->puts, measurement->net_bytes);
-    json_object_set_new(row, "net_vs_puts", json_real(net / puts));
-    if (!measurement->sockets)
+    set_series(row, "puts", puts, measurement->net_bytes);
+    json_object_set_new(row, "net_vs_puts", json_real(net / (measurement->net_bytes * 1e-9 / puts->summary.median)));
+    if (!sockets)
         return;
-    set_baseline(row, "sockets", measurement->sockets, measurement->sockets, measurement->net_bytes);
-    json_object_set_new(row, "puts_vs_sockets",
-                        json_real(measurement->sockets->summary.median / measurement->puts->summary.median));
+    set_series(row, "sockets", sockets, measurement->net_bytes);
+    json_object_set_new(row, "puts_vs_sockets", json_real(sockets->summary.median / puts->summary.median));
 }
 
 int bench_emit_row(const struct bench_case *bench, const struct bench_measurement *measurement)
 {
     const struct bench_request *request = bench->request;
     struct ranks_ctx *ctx = bench->ctx;
-    const struct bench_series *measured = measurement->measured;
+    const struct bench_series *measured = &measurement->series[0];
     struct totals sum;
     double bytes;
     json_t *row;
@@ -184,10 +175,10 @@ int bench_emit_row(const struct bench_case *bench, const struct bench_measuremen
     set_times(row, &measured->summary);
     set_rates(row, bench, measurement, &sum);
     json_object_set_new(row, "phases_us", describe_phases(&sum.phases));
-    set_baseline(row, "memcpy", measured, measurement->copy, bytes);
-    set_baseline(row, "alltoallv", measured, measurement->naive, bytes);
-    if (measurement->cached)
-        set_baseline(row, "cached", measured, measurement->cached, bytes);
+    set_baseline(row, "memcpy", measured, find(measurement, "memcpy"), bytes);
+    set_baseline(row, "alltoallv", measured, find(measurement, "alltoallv"), bytes);
+    if (find(measurement, "cached"))
+        set_baseline(row, "cached", measured, find(measurement, "cached"), bytes);
     set_network(row, measurement);
     if (ctx->gpu)
         set_gpu(row, bench, measurement, bytes);

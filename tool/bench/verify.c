@@ -12,21 +12,17 @@
 
 int verify_agree(struct ranks_ctx *ctx, const char *what, const char *wrong)
 {
-    unsigned char mine = *wrong != '\0';
-    unsigned char all[EP_MAX_RANKS];
-    ep_status status = ep_comm_allgather(ctx->comm, &mine, 1, all);
+    int64_t n_wrong = *wrong != '\0';
+    ep_status status = bench_sum(ctx, &n_wrong, sizeof(n_wrong));
 
     if (status != EP_OK)
         return ranks_emit_error(ctx, status, "exchange of verification results");
-    if (mine)
+    if (*wrong)
         ranks_emit(ctx, json_pack("{s:s, s:i, s:s, s:s, s:s}", "event", "error", "rank", ctx->rank, "what", what,
                                   "text", wrong, "hint",
                                   "wrong results are not measured; use 'epkit test' to locate the "
                                   "error"));
-    for (int r = 0; r < ctx->nranks; r++)
-        if (all[r])
-            return 1;
-    return 0;
+    return n_wrong > 0;
 }
 
 void verify_fill_x(struct bench_case *bench, bool is_fp8)
@@ -49,7 +45,7 @@ void verify_fill_x(struct bench_case *bench, bool is_fp8)
 }
 
 static void each_received(struct bench_case *bench, size_t rows,
-                          void (*act)(struct bench_mirrors *mirrors, void *host, size_t bytes))
+                          void (*act)(struct mirrors *mirrors, void *host, size_t bytes))
 {
     size_t hidden = (size_t)bench->request->hidden;
     size_t topk = (size_t)bench->request->topk;
@@ -62,50 +58,47 @@ static void each_received(struct bench_case *bench, size_t rows,
 
 void verify_poison_received(struct bench_case *bench, const struct bench_route *route)
 {
-    each_received(bench, (size_t)route->n_recv, mirrors_poison);
+    each_received(bench, (size_t)route->counts.recv, mirrors_poison);
 }
 
-/* Verifies the received row `row`, which must be `token` of `source`, and its metadata. NULL, or what differs. */
-static const char *check_row(const struct bench_case *bench, const struct routing *routing,
-                             const struct bench_route *route, int source, int token, size_t row, bool is_fp8)
+/* Verifies received row number `at`, and its metadata. NULL, or what differs. */
+static const char *check_row(const struct bench_case *bench, const struct bench_route *route, size_t at, bool is_fp8)
 {
+    const struct reference_row *row = &route->received.rows[at];
     uint64_t seed = bench->request->seed;
     size_t hidden = (size_t)bench->request->hidden;
     size_t row_bytes = is_fp8 ? hidden : 2 * hidden;
     size_t scales = hidden / EP_SCALE_BLOCK;
-    size_t topk = (size_t)route->topk;
-    int32_t experts[EP_MAX_TOPK], local[EP_MAX_TOPK];
-    float weights[EP_MAX_TOPK], local_weights[EP_MAX_TOPK];
+    size_t topk = (size_t)route->group.topk;
+    int32_t experts[EP_MAX_TOPK];
+    float weights[EP_MAX_TOPK];
 
-    if (!pattern_holds((const unsigned char *)bench->recv_x + row * row_bytes, row_bytes,
-                       is_fp8 ? PATTERN_FP8 : PATTERN_BF16, pattern_key(seed, PATTERN_X, 0, source, token)))
+    if (!pattern_holds((const unsigned char *)bench->recv_x + at * row_bytes, row_bytes,
+                       is_fp8 ? PATTERN_FP8 : PATTERN_BF16, pattern_key(seed, PATTERN_X, 0, row->rank, row->token)))
         return "contents";
-    if (is_fp8 && !pattern_holds(bench->recv_scales + row * scales, scales * sizeof(float), PATTERN_SCALES,
-                                 pattern_key(seed, PATTERN_X_SCALES, 0, source, token)))
+    if (is_fp8 && !pattern_holds(bench->recv_scales + at * scales, scales * sizeof(float), PATTERN_SCALES,
+                                 pattern_key(seed, PATTERN_X_SCALES, 0, row->rank, row->token)))
         return "scales";
-    routing_token(routing, source, token, experts, weights);
-    bench_route_meta(route, experts, weights, route->rank, local, local_weights);
-    if (memcmp(bench->recv_experts + row * topk, local, topk * sizeof(*local)) != 0)
+    reference_row_selections(&route->group, route->rank, row, experts, weights);
+    if (memcmp(bench->recv_experts + at * topk, experts, topk * sizeof(*experts)) != 0)
         return "expert numbers";
-    if (memcmp(bench->recv_weights + row * topk, local_weights, topk * sizeof(*local_weights)) != 0)
+    if (memcmp(bench->recv_weights + at * topk, weights, topk * sizeof(*weights)) != 0)
         return "weights";
     return NULL;
 }
 
-int verify_dispatch(struct bench_case *bench, const struct routing *routing, const struct bench_route *route,
-                    bool is_fp8)
+int verify_dispatch(struct bench_case *bench, const struct bench_route *route, bool is_fp8)
 {
     char wrong[160] = "";
 
-    each_received(bench, (size_t)route->n_recv, mirrors_pull);
-    for (int source = 0; source < route->n_ranks && !*wrong; source++) {
-        for (int32_t row = route->recv_start[source]; row < route->recv_start[source + 1] && !*wrong; row++) {
-            const char *what = check_row(bench, routing, route, source, route->recv_token[row], (size_t)row, is_fp8);
+    each_received(bench, (size_t)route->counts.recv, mirrors_pull);
+    for (int64_t i = 0; i < route->counts.recv && !*wrong; i++) {
+        const struct reference_row *row = &route->received.rows[i];
+        const char *what = check_row(bench, route, (size_t)i, is_fp8);
 
-            if (what)
-                snprintf(wrong, sizeof(wrong), "row %d, token %d of rank %d: %s differ from what was sent", (int)row,
-                         (int)route->recv_token[row], source, what);
-        }
+        if (what)
+            snprintf(wrong, sizeof(wrong), "row %d, token %d of rank %d: %s differ from what was sent", (int)i,
+                     row->token, row->rank, what);
     }
     return verify_agree(bench->ctx, is_fp8 ? "verifying dispatch (fp8)" : "verifying dispatch (bf16)", wrong);
 }
@@ -115,12 +108,13 @@ void verify_fill_returned(struct bench_case *bench)
     const struct bench_route *route = &bench->route;
     size_t row_bytes = 2 * (size_t)bench->request->hidden;
 
-    for (int source = 0; source < route->n_ranks; source++)
-        for (int32_t row = route->recv_start[source]; row < route->recv_start[source + 1]; row++)
-            pattern_fill(
-                (unsigned char *)bench->recv_x + (size_t)row * row_bytes, row_bytes, PATTERN_BF16,
-                pattern_key(bench->request->seed, PATTERN_RETURN, bench->ctx->rank, source, route->recv_token[row]));
-    mirrors_push(&bench->mirrors, bench->recv_x, (size_t)route->n_recv * row_bytes);
+    for (int64_t i = 0; i < route->counts.recv; i++) {
+        const struct reference_row *row = &route->received.rows[i];
+
+        pattern_fill((unsigned char *)bench->recv_x + (size_t)i * row_bytes, row_bytes, PATTERN_BF16,
+                     pattern_key(bench->request->seed, PATTERN_RETURN, route->rank, row->rank, row->token));
+    }
+    mirrors_push(&bench->mirrors, bench->recv_x, (size_t)route->counts.recv * row_bytes);
 }
 
 struct sums {
@@ -141,25 +135,18 @@ static void make_returned(void *context, int rank, int expert, int source, int t
 }
 
 /* Compares the sums of this rank's tokens with the reference. `row`: scratch [H]. Reports the first difference. */
-static void check_sums(struct sums *sums, const uint16_t *out, int ranks_per_node, uint16_t *row, char *ret_wrong,
+static void check_sums(struct sums *sums, const uint16_t *out, bool one_node, uint16_t *row, char *ret_wrong,
                        size_t bytes)
 {
     static const uint16_t *const no_bias[2];
     const struct bench_route *route = &sums->bench->route;
-    int32_t *experts[EP_MAX_RANKS] = {[0] = NULL};
-    float *weights[EP_MAX_RANKS] = {[0] = NULL};
-    struct reference_group group = {.n_ranks = route->n_ranks,
-                                    .n_nodes = route->n_ranks / ranks_per_node,
-                                    .ranks_per_node = ranks_per_node,
-                                    .topk = route->topk,
-                                    .n_experts = route->n_experts,
-                                    .n_local = route->n_local_experts,
-                                    .experts = experts,
-                                    .weights = weights};
+    struct reference_group group = route->group;
     int hidden = sums->combine.hidden, rank = route->rank;
 
-    experts[rank] = route->experts;
-    weights[rank] = route->weights;
+    if (one_node) {
+        group.n_nodes = 1;
+        group.ranks_per_node = group.n_ranks;
+    }
     for (int token = 0; token < route->n_tokens && !*ret_wrong; token++, out += hidden) {
         if (sums->low_latency)
             reference_ll_combine_row(&group, &sums->combine, rank, token, &sums->scratch, row);
@@ -172,8 +159,7 @@ static void check_sums(struct sums *sums, const uint16_t *out, int ranks_per_nod
     }
 }
 
-int verify_combine(struct bench_case *bench, const uint16_t *out, int ranks_per_node, bool low_latency,
-                   const char *what)
+int verify_combine(struct bench_case *bench, const uint16_t *out, bool one_node, bool low_latency, const char *what)
 {
     struct sums sums = {.bench = bench,
                         .low_latency = low_latency,
@@ -189,7 +175,7 @@ int verify_combine(struct bench_case *bench, const uint16_t *out, int ranks_per_
         free(row);
         return ranks_emit_error(bench->ctx, ep_fail(EP_E_MEMORY, "benchmark: no memory for the oracle"), what);
     }
-    check_sums(&sums, out, ranks_per_node, row, wrong, sizeof(wrong));
+    check_sums(&sums, out, one_node, row, wrong, sizeof(wrong));
     reference_scratch_done(&sums.scratch);
     free(row);
     return verify_agree(bench->ctx, what, wrong);
@@ -198,7 +184,7 @@ int verify_combine(struct bench_case *bench, const uint16_t *out, int ranks_per_
 int verify_naive_dispatch(struct bench_case *bench, bool is_fp8)
 {
     const struct naive *naive = &bench->naive;
-    size_t rows = (size_t)bench->route.n_recv;
+    size_t rows = (size_t)bench->route.counts.recv;
     size_t hidden = (size_t)bench->request->hidden;
     size_t topk = (size_t)bench->request->topk;
     const char *wrong = "";

@@ -5,6 +5,7 @@
 #include "check/reference.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* The selections of a token. */
 static const int32_t *experts_of(const struct reference_group *group, int rank, int token)
@@ -178,21 +179,24 @@ static void append_row(struct reference_layout *layout, int rank, int token, int
 /* One row per received token, by (source rank, token). */
 static void list_rank_layout(const struct reference_group *group, int alignment, struct reference_layout *layout)
 {
+    int32_t *counts = layout->recv_per_expert;
+
+    memset(counts, 0, (size_t)group->n_local * sizeof(*counts));
     for (int source = 0; source < group->n_ranks; source++) {
         layout->recv_from_rank[source] = layout->n_rows;
-        for (int token = 0; token < group->n_tokens[source]; token++)
+        for (int token = 0; token < group->n_tokens[source]; token++) {
+            const int32_t *experts = experts_of(group, source, token);
+
             if (goes_to_rank(group, source, token, layout->rank))
                 append_row(layout, source, token, -1);
+            for (int k = 0; k < group->topk; k++)
+                if (experts[k] >= 0 && rank_of_expert(group, experts[k]) == layout->rank)
+                    counts[experts[k] % group->n_local]++;
+        }
     }
     layout->recv_from_rank[group->n_ranks] = layout->n_rows;
-    for (int local = 0; local < group->n_local; local++) {
-        int expert = layout->rank * group->n_local + local, count = 0;
-
-        for (int source = 0; source < group->n_ranks; source++)
-            for (int token = 0; token < group->n_tokens[source]; token++)
-                count += selection_of(group, source, token, expert) >= 0;
-        layout->recv_per_expert[local] = (count + alignment - 1) / alignment * alignment;
-    }
+    for (int local = 0; local < group->n_local; local++)
+        counts[local] = (counts[local] + alignment - 1) / alignment * alignment;
 }
 
 /* Expert after expert, each by (source rank, token) and padded to a multiple of the alignment. */
@@ -261,16 +265,16 @@ void reference_layout_done(struct reference_layout *layout)
     *layout = (struct reference_layout){0};
 }
 
-void reference_row_selections(const struct reference_group *group, const struct reference_layout *layout,
-                              const struct reference_row *row, int32_t *ret_experts, float *ret_weights)
+void reference_row_selections(const struct reference_group *group, int rank, const struct reference_row *row,
+                              int32_t *ret_experts, float *ret_weights)
 {
     const int32_t *experts = experts_of(group, row->rank, row->token);
     const float *weights = group->weights[row->rank] + (size_t)row->token * (size_t)group->topk;
 
     for (int k = 0; k < group->topk; k++) {
-        bool here = experts[k] >= 0 && rank_of_expert(group, experts[k]) == layout->rank;
+        bool here = experts[k] >= 0 && rank_of_expert(group, experts[k]) == rank;
 
-        ret_experts[k] = here ? experts[k] - layout->rank * group->n_local : -1;
+        ret_experts[k] = here ? experts[k] - rank * group->n_local : -1;
         ret_weights[k] = here ? weights[k] : 0;
     }
 }

@@ -65,10 +65,11 @@ bool reference_layout_init(const struct reference_group *group, int rank, bool e
 void reference_layout_done(struct reference_layout *layout);
 
 /*
- * recv_topk_idx and recv_topk_weights of a received row in rank layout: [K] each, local expert or -1, weight or 0.
+ * recv_topk_idx and recv_topk_weights of a row that `rank` receives in rank layout: [K] each, local expert or -1,
+ * weight or 0.
  */
-void reference_row_selections(const struct reference_group *group, const struct reference_layout *layout,
-                              const struct reference_row *row, int32_t *ret_experts, float *ret_weights);
+void reference_row_selections(const struct reference_group *group, int rank, const struct reference_row *row,
+                              int32_t *ret_experts, float *ret_weights);
 
 /* recv_topk_weights of a received row in expanded layout; 0 for padding. */
 float reference_row_weight(const struct reference_group *group, const struct reference_row *row);
