@@ -175,7 +175,8 @@ static bool failure(struct parser *parser, const char *line, bool is_whole)
         "Couldn't connect to",  "Failed to modify",        "Completion with error",
         " Failed status ",      "Unable to init",          "Unable to find the Infiniband",
         "IB device ",           "Failed to exchange data", "Problem polling the",
-        "Couldn't get context", "Failed to open device",   "Unexpected CM event"};
+        "Couldn't get context", "Failed to open device",   "Unexpected CM event",
+        "Couldn't allocate MR", "Unable to create QP",     "Couldn't create IB resources"};
     struct parse_run *run;
 
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {

@@ -195,7 +195,8 @@ refused() {
     refused "--fix runs commands on this machine" --fix --from a4
     refused "--fix and --json do not go together" --fix --json
     refused "--yes needs --fix" --yes
-    refused "--ssh and --remote-command need --hosts" --ssh x
+    refused "--ssh, --port and --remote-command need --hosts" --ssh x
+    refused "--ssh, --port and --remote-command need --hosts" --port 222
     refused "--hosts and --from do not go together" --hosts hosts --from a4
     refused "--hosts and --fix do not go together" --hosts hosts --fix
     refused "--list and --explain do not go together" --list --explain acs
@@ -448,6 +449,18 @@ CALLS
     echo good1 >hosts
     epkit doctor --hosts hosts --ssh ./ssh --remote-command "/opt/epkit/bin/epkit doctor --json"
     [ "$(cat ssh.log)" = "-o BatchMode=yes -o LogLevel=DEBUG1 good1 /opt/epkit/bin/epkit doctor --json" ]
+    # The port as for epkit launch: where pods have their sshd, EPKIT_SSH_PORT is set.
+    printf '%s\n' good1 good2:23 >hosts
+    for port in "--port 222" "-p 222" "" "--port 0"; do
+        : >ssh.log
+        # shellcheck disable=SC2086 # words
+        EPKIT_SSH_PORT=222 epkit doctor --hosts hosts --ssh ./ssh $port
+        [ "$(sed 's/ epkit.*//; s/.*DEBUG1 //' ssh.log | LC_ALL=C sort | xargs)" = \
+            "$([ "$port" = "--port 0" ] || echo "-p 222 good1 ")-p 23 good2$([ "$port" != "--port 0" ] || echo " good1")" ]
+    done
+    EPKIT_SSH_PORT=ssh run --separate-stderr epkit doctor --hosts hosts --ssh ./ssh
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"the variable EPKIT_SSH_PORT is 'ssh', not a port from 0 to 65535"* ]]
 }
 
 @test "--hosts: nodes with nothing to look at are compared as well" {

@@ -7,6 +7,7 @@
  *   FAKE_APART=N          no P2P between GPUs below number N and the others
  *   FAKE_OLD=N            GPUs from number N on are too old
  *   FAKE_ISOLATED=1       a rank cannot map the memory of a GPU that it does not see
+ *   FAKE_NO_LL=1          no low-latency operations
  *   FAKE_USED=FILE        created when a rank uses a GPU
  */
 #include "backend/cuda/module.h"
@@ -98,6 +99,8 @@ static void __attribute__((constructor)) fill_table(void)
     ep_backend_module.name = "cuda";
     ep_backend_module.probe = probe;
     ep_backend_module.comm_open = comm_open;
+    if (number("FAKE_NO_LL", 0))
+        ep_backend_module.ll_open = NULL;
 }
 
 static ep_status device_name(ep_comm *comm, char *ret_name, size_t bytes)

@@ -251,6 +251,34 @@ terminate called without an active exception
 mlx5: gpu01: got completion with error:
 Connection to gpu02 closed by remote host.
 epkit: error: rank 3 died
+gpu1:9:290 [0] transport/net_ib.cc:796 NCCL WARN NET/IB : Got completion with error 12, opcode 1, len 32478, vendor err 129
+gpu1:9:290 [0] ib_plugin.c:1615 NCCL WARN NET/IB : Got completion from peer 10.0.0.5<54862> with status=12 opcode=0 len=0
+gpu1:9:290 [0] misc/socket.cc:470 NCCL WARN socketStartConnect: Connect to 10.0.0.5<40123> failed : No route to host
+gpu1:9:290 [0] misc/ibvwrap.cc:252 NCCL WARN Call to ibv_reg_mr failed with error Bad address
+torch.distributed.DistStoreError: Timed out after 301 seconds waiting for clients. 15/16 clients joined.
+bash: line 1: prted: command not found
+An ORTE daemon has unexpectedly failed after launch and before communicating back to mpirun.
+mpirun was unable to launch the specified application as it could not find an executable:
+All nodes which are allocated for this job are already filled.
+./all_reduce_perf: error while loading shared libraries: libnccl.so.2: cannot open shared object file
+python3: can't open file '/opt/DeepEP/tests/test_internode.py': [Errno 2] No such file or directory
+/usr/bin/python3: No module named deep_ep
+nvidia-container-cli: initialization error: driver error: failed to process request
+OCI runtime exec failed: exec failed: unable to start container process: exec: "python": executable file not found
+error: unable to upgrade connection: container not found ("workload")
+Error from server (NotFound): pods "j-workload-0-0" not found
+END
+    # And why, by the check of the doctor.
+    while read -r id fault; do
+        run epkit parse --json - <<<"$log"$'\n'"$fault"
+        [ "$(jq -r '.result + " " + .faults[0].id' <<<"$output")" = "failed $id" ] || { echo "$output" && false; }
+    done <<'END'
+nic-handler DeepEP dispatch NVL receiver timeout, channel: 0, RDMA: 0, nvl: 4, src RDMA: 1, src nvl: 7, start: 0, end: 0
+nic-handler DeepEP RDMA sender coordinator timeout, channel: 1, IB: 0, nvl 4, dst IB: 0, tail 120, num_tokens_to_send 221
+shm gpu1:9:290 [3] misc/shmutils.cc:71 NCCL WARN Error: failed to extend /dev/shm/nccl-fjwOOB to 5967876 bytes
+shm gpu1:9:290 [0] include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device
+peermem gpu1:9:290 [0] transport/net_ib.cc:500 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Bad address
+fabric-manager gpu1:9:290 [0] init.cc:400 NCCL WARN Cuda failure 802 'system not yet initialized'
 END
     run epkit parse <<<"$log"$'\n''Exception ignored in: <function Buffer.__del__>'$'\n''Traceback (most recent call last):'
     [ "$status" -eq 0 ]
@@ -359,6 +387,12 @@ END
         echo "$output"
         [ "$status" -eq 1 ]
         [ "${lines[0]}" = "ib_write_bw on mlx5_5: nothing was measured; Couldn't connect to 192.0.2.7:18515." ]
+    done
+    for text in "Couldn't allocate MR" ' Unable to create QP' " Couldn't create IB resources"; do
+        printf '%s\n' '                    RDMA_Write BW Test' "$text" >log
+        run epkit parse log
+        echo "$output"
+        [ "${lines[0]}" = "ib_write_bw: nothing was measured; ${text# }." ]
     done
     # What no prefix explains is a failure all the same.
     echo "who knows what 77 Couldn't connect to 192.0.2.7:18515" >log

@@ -52,3 +52,15 @@ run_quickly() {
     [[ "$output" == *"the CUDA backend (EPKIT_BACKEND names it), which failed on this machine; see the errors."* ]]
     [[ "$stderr" == *"none is visible"* ]]
 }
+
+@test "a part that the backend lacks: the verdict names it, and does not blame the network" {
+    machine_with_gpus 2
+    cd "$BATS_TEST_TMPDIR" || return 1
+    # shellcheck disable=SC2030,SC2031
+    export FAKE_NO_LL=1
+    for network in auto emulated; do
+        run --separate-stderr -4 epkit run --quick --network "$network" --output here --json
+        echo "$output"
+        [ "$(jq -r .verdict <<<"$output")" = "epkit cannot run lowlatency here: the library does not support it on this machine; 24/24, 32/32 and 0/32 cases passed." ]
+    done
+}

@@ -4,6 +4,7 @@
 #include "diagnosis.h"
 #include "inspect.h"
 #include "output.h"
+#include "port.h"
 
 #include "source/clean.h"
 
@@ -18,6 +19,7 @@
 struct doctor_options {
     struct inspect_options inspect;
     const char *only, *explain, *expect, *hosts, *ssh, *remote_command;
+    int64_t port;
     bool list, json, fix, yes, verbose;
 };
 
@@ -45,6 +47,8 @@ static const struct opt doctor_table[] = {
      .heading = "Several nodes"},
     {"ssh", 0, "COMMAND", OPT_STRING, offsetof(struct doctor_options, ssh),
      .help = "program for --hosts, with its options; default: EPKIT_SSH, else ssh"},
+    {"port", 'p', "N", OPT_INT, offsetof(struct doctor_options, port), .min = 0, .max = 65535, .value = "0",
+     .help = "port of sshd for nodes without one; 0: that of ssh's configuration; " PORT_OF_SSH " changes the default"},
     {"remote-command", 0, "COMMAND", OPT_STRING, offsetof(struct doctor_options, remote_command),
      .help = "what --hosts runs on each node; default: epkit doctor, for JSON, with the same --only"},
     {0},
@@ -278,8 +282,8 @@ static int check_options(const struct cmd *cmd, const struct cmd_call *call, con
     for (int i = 0; options->hosts && not_with_hosts[i]; i++)
         if (cmd_given(cmd, call, not_with_hosts[i]))
             return cmd_usage(cmd, "--hosts and --%s do not go together", not_with_hosts[i]);
-    if (!options->hosts && (options->ssh || cmd_given(cmd, call, "remote-command")))
-        return cmd_usage(cmd, "--ssh and --remote-command need --hosts");
+    if (!options->hosts && (options->ssh || cmd_given(cmd, call, "port") || cmd_given(cmd, call, "remote-command")))
+        return cmd_usage(cmd, "--ssh, --port and --remote-command need --hosts");
     if (options->hosts && options->only && cmd_given(cmd, call, "remote-command"))
         return cmd_usage(cmd, "--only is passed on in the default of --remote-command: write it into yours");
     if (options->fix && options->inspect.from)
@@ -293,7 +297,7 @@ static int check_options(const struct cmd *cmd, const struct cmd_call *call, con
     return CMD_FINE;
 }
 
-static int compare_hosts(const struct cmd *cmd, const struct doctor_options *options)
+static int compare_hosts(const struct cmd *cmd, const struct cmd_call *call, const struct doctor_options *options)
 {
     const char *ssh = options->ssh ? options->ssh : getenv("EPKIT_SSH");
     struct hosts_options hosts = {.file = options->hosts,
@@ -303,6 +307,12 @@ static int compare_hosts(const struct cmd *cmd, const struct doctor_options *opt
                                   .json = options->json};
     char command[4096];
 
+    if (cmd_given(cmd, call, "port"))
+        hosts.port = (int)options->port;
+    else if (port_check_env(cmd, PORT_OF_SSH, 0) == CMD_FINE)
+        hosts.port = port_from_env(PORT_OF_SSH, 0);
+    else
+        return CMD_USAGE;
     if (options->only) {
         if (strlen(options->only) > 2048)
             return cmd_usage(cmd, "--only: longer than 2048 characters");
@@ -323,7 +333,7 @@ static int cmd_doctor(const struct cmd *cmd, const struct cmd_call *call)
     if (code != CMD_FINE)
         return code;
     if (options->hosts)
-        return compare_hosts(cmd, options);
+        return compare_hosts(cmd, call, options);
     if (options->explain) {
         checks[0] = doctor_find(options->explain);
         checks[1] = NULL;

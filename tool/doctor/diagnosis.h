@@ -94,6 +94,7 @@ struct hosts_options {
     const char *file;           /* of --hosts */
     const char *ssh;            /* the ssh program and its options */
     const char *remote_command; /* the command to run on each node */
+    int port;                   /* of sshd, for nodes without one; 0: that of ssh's configuration */
     int64_t timeout_s;          /* of each node */
     bool json;
 };

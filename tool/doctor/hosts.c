@@ -101,9 +101,11 @@ static void store_end(struct remote *remote)
 static int run_all(struct answers *answers, const struct hosts_options *options)
 {
     static const char *const ssh_options[] = {"-o", "BatchMode=yes", "-o", "LogLevel=DEBUG1", NULL};
+    char port[8];
     int64_t layer_s = options->timeout_s < LAYER_SECONDS ? options->timeout_s : LAYER_SECONDS;
     const struct remote_how remote_how = {.ssh = options->ssh,
                                           .options = ssh_options,
+                                          .port = options->port ? port : NULL,
                                           .layer_timeout_ms = layer_s * 1000,
                                           .command_timeout_ms = options->timeout_s * 1000,
                                           .timeout_ms = options->timeout_s * 1000,
@@ -113,6 +115,7 @@ static int run_all(struct answers *answers, const struct hosts_options *options)
                                           .on_end = store_end};
     struct remote_pool pool;
 
+    snprintf(port, sizeof(port), "%d", options->port);
     for (int i = 0; i < answers->hosts.n; i++)
         answers->remotes[i] = (struct remote){
             .host = &answers->hosts.list[i], .command = options->remote_command, .context = &answers->texts[i]};

@@ -14,6 +14,7 @@
 #include "launch/text.h"
 #include "launch/verdict.h"
 #include "output.h"
+#include "port.h"
 #include "progress.h"
 #include "source/clean.h"
 
@@ -401,30 +402,12 @@ static void print_command(const struct cmd *cmd, const struct cmd_call *call, ch
     text_clean(raw, ret_text, bytes);
 }
 
-/* A port from the environment, checked by check_ports(). */
-static int port_from_env(const char *name, int other)
-{
-    const char *text = getenv(name);
-
-    return text && *text ? atoi(text) : other;
-}
-
-static int check_port(const struct cmd *cmd, const char *name, int least)
-{
-    const char *text = getenv(name);
-
-    if (!text || !*text ||
-        (strlen(text) < 6 && strspn(text, "0123456789") == strlen(text) && atoi(text) >= least && atoi(text) < 65536))
-        return CMD_FINE;
-    return cmd_refuse(cmd, NULL, "the variable %s is '%.40s', not a port from %d to 65535", name, text, least);
-}
-
 static int check_ports(const struct cmd *cmd, const struct cmd_call *call, bool is_pods)
 {
-    int code = cmd_given(cmd, call, "port") ? CMD_FINE : check_port(cmd, "EPKIT_SSH_PORT", 0);
+    int code = cmd_given(cmd, call, "port") ? CMD_FINE : port_check_env(cmd, PORT_OF_SSH, 0);
 
     if (code == CMD_FINE && is_pods && !cmd_given(cmd, call, "master-port"))
-        code = check_port(cmd, "MASTER_PORT", 1);
+        code = port_check_env(cmd, "MASTER_PORT", 1);
     return code;
 }
 
@@ -438,7 +421,7 @@ static void fill(const struct cmd *cmd, const struct cmd_call *call, const struc
 
     print_command(cmd, call, command, sizeof(command));
     snprintf(port, sizeof(port), "%d",
-             cmd_given(cmd, call, "port") ? (int)args->port : port_from_env("EPKIT_SSH_PORT", 222));
+             cmd_given(cmd, call, "port") ? (int)args->port : port_from_env(PORT_OF_SSH, 222));
     options->command = command;
     options->ssh = ssh && *ssh ? ssh : "ssh";
     options->port = strcmp(port, "0") != 0 ? port : NULL;
@@ -610,4 +593,5 @@ const struct cmd command_launch = {
             {0, NULL},
         },
     .run = cmd_launch,
+    .flags = CMD_TAKES_PROGRAM,
 };

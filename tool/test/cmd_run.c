@@ -297,6 +297,37 @@ static double ratio_of(const json_t *row)
     return json_number_value(json_object_get(row, key));
 }
 
+/* What the library does not support on this machine, as narrow as it is known. */
+static void name_unsupported(const struct run *run, const char *passed, char *ret_text, size_t bytes)
+{
+    char names[64] = "";
+    bool any_passed = false, only_network = run->network != 0;
+    size_t n = 0;
+
+    for (int i = 0; i < N_PARTS; i++) {
+        if (!run->ran[i])
+            continue;
+        any_passed |= run->results[i].code == CMD_FINE;
+        if (run->results[i].code != CMD_UNSUPPORTED)
+            continue;
+        only_network &= parts[i].nodes > 1;
+        n += (size_t)snprintf(names + n, sizeof(names) - n, "%s%s", n ? " and " : "", parts[i].matrix);
+    }
+    if (!any_passed)
+        snprintf(ret_text, bytes, "epkit cannot run here: the library does not support this machine.");
+    else if (!*names)
+        snprintf(ret_text, bytes,
+                 "epkit cannot measure here: the library does not support it on this machine; %s cases passed.",
+                 passed);
+    else if (only_network)
+        snprintf(ret_text, bytes, "epkit cannot use the network %s here: %s cases passed.",
+                 group_networks[run->network], passed);
+    else
+        snprintf(ret_text, bytes,
+                 "epkit cannot run %s here: the library does not support it on this machine; %s cases passed.", names,
+                 passed);
+}
+
 static void make_verdict(const struct run *run, char *ret_text, size_t bytes)
 {
     const json_t *row = headline(run->bench);
@@ -306,11 +337,7 @@ static void make_verdict(const struct run *run, char *ret_text, size_t bytes)
 
     count_passed(run, passed, sizeof(passed));
     if (run->code == CMD_UNSUPPORTED) {
-        if (run->network && run->results[0].code == CMD_FINE)
-            snprintf(ret_text, bytes, "epkit cannot use the network %s here: %s cases passed.",
-                     group_networks[run->network], passed);
-        else
-            snprintf(ret_text, bytes, "epkit cannot run here: the library does not support this machine.");
+        name_unsupported(run, passed, ret_text, bytes);
         return;
     }
     n = (size_t)snprintf(ret_text, bytes, "epkit %s here: %s cases passed", run->code ? "does not work" : "works",
