@@ -245,13 +245,14 @@ static inline cudaStream_t cuda_stream_of(const struct cuda_comm *cuda, ep_strea
     return stream ? stream : cuda->default_stream;
 }
 
-/* Reserves `bytes` of a block at *at, which advances, and returns their offset. */
-static inline size_t cuda_carve(size_t *at, size_t bytes)
+/* Reserves n * bytes of a block at *at, which advances; returns their address. `memory` NULL: only their size matters.
+ */
+static inline void *cuda_carve(void *memory, size_t *at, size_t n, size_t bytes)
 {
     size_t begin = *at;
 
-    *at += (bytes + 15) / 16 * 16;
-    return begin;
+    *at += (n * bytes + 15) / 16 * 16;
+    return memory ? (char *)memory + begin : NULL;
 }
 
 /* device.c. Converts the result of a CUDA runtime call. */
@@ -261,6 +262,8 @@ ep_status cuda_status(cudaError_t error, const char *call);
  * is accepted. Pointers that have passed are remembered.
  */
 ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const char *name, const void *pointer);
+/* Can kernels read it at full speed: is it device or managed memory? */
+ep_status cuda_is_device_memory(const void *memory, bool *ret_is);
 /*
  * Counts the GPUs that ranks get by default: the visible ones from the first on that the kernels support.
  * EP_E_UNSUPPORTED if there are none.
@@ -390,13 +393,12 @@ void cuda_reserve_stages(struct cuda_comm *cuda, const ep_plan_args *args);
 void cuda_memory_close(struct cuda_comm *cuda);
 
 /* pool.c */
-/* Allocates device memory that is not symmetric: a block of the pool if an unused one fits. */
-ep_status cuda_pool_alloc(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block);
 /*
- * The same for a plan that is made in a capture. A freed block may be reused at once: graphs run one after the other,
- * and their nodes in the order of the calls.
+ * Allocates device memory that is not symmetric: a block of the pool if an unused one fits. captured: for a plan that
+ * is made in a capture. There a freed block may be reused at once: graphs run one after the other, and their nodes in
+ * the order of the calls.
  */
-ep_status cuda_pool_alloc_captured(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block);
+ep_status cuda_pool_alloc(struct cuda_comm *cuda, size_t bytes, bool captured, struct cuda_block *ret_block);
 /* Size of a new block for `bytes`. */
 static inline size_t cuda_block_bytes(size_t bytes)
 {
@@ -463,7 +465,17 @@ struct cuda_plan {
 
 static inline struct cuda_plan *cuda_plan_of(const ep_plan *plan)
 {
-    return ((struct ep_group_plan *)plan->impl)->device;
+    return ep_group_plan_of(plan)->device;
+}
+
+/* The routing in the arguments of a new plan. */
+static inline ep_plan_update_args cuda_routing_of(const ep_plan_args *args)
+{
+    return (ep_plan_update_args){.size = sizeof(ep_plan_update_args),
+                                 .topk_idx = args->topk_idx,
+                                 .token_in_rank = args->token_in_rank,
+                                 .tokens_per_expert = args->tokens_per_expert,
+                                 .n_tokens = args->n_tokens};
 }
 
 /* Rows in this rank's receive buffers: the number that it receives, or may receive. */
@@ -472,18 +484,13 @@ static inline int64_t cuda_plan_rows(const ep_plan *plan)
     return cuda_plan_of(plan)->fixed ? plan->args.max_recv_tokens : plan->full.n_recv;
 }
 
-/* More memory for a plan, which owns it from then on. */
-static inline ep_status cuda_plan_alloc(struct cuda_comm *cuda, const struct cuda_plan *plan, size_t bytes,
-                                        struct cuda_block *ret_block)
-{
-    return plan->captured ? cuda_pool_alloc_captured(cuda, bytes, ret_block) : cuda_pool_alloc(cuda, bytes, ret_block);
-}
-
 /* update.c */
-ep_status cuda_plan_open_fixed(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args, bool *ret_queued);
-/* Frees the device part of a plan of either kind, if it has one. */
-void cuda_plan_free_device(struct cuda_comm *cuda, ep_plan *plan);
+ep_status cuda_plan_open_fixed(struct cuda_call *call, ep_plan *plan, const ep_plan_args *args);
+/* Frees the device part of a plan of either kind; NULL: it has none. */
+void cuda_plan_free_device(struct cuda_comm *cuda, struct cuda_plan *device);
 ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
+/* The op descriptor of an update. */
+struct cuda_op_desc cuda_update_desc(const ep_plan *plan);
 /* After a wait: completes the pending plans whose counts have arrived. */
 void cuda_plans_poll(struct cuda_comm *cuda);
 /* EP_E_CAPACITY, once, if an operation was refused because a rank would have received too many rows. */
@@ -504,6 +511,14 @@ ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *l
 ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args);
 /* The fields of a route that follow from the plan's arguments, without its memory. */
 struct cuda_route cuda_route_shape(const ep_plan *plan);
+/* Sets the device's route, and lays out the memory that plans of both kinds have, from *at on; the counts come last. */
+void cuda_plan_lay_out(const ep_plan *plan, int max_tokens, char *memory, size_t *at, struct cuda_plan *device);
+/* The fields of a count that follow from the plan and its route. */
+struct cuda_count cuda_count_of(const ep_plan *plan);
+/* Converts the entries of a token; returns their number. */
+int32_t cuda_copy_entries(const struct ep_group_route *route, int token, struct cuda_entry *ret_entries);
+/* Checks that the arrays of a routing are in memory that the kernels can use. */
+ep_status cuda_check_routing(struct cuda_comm *cuda, const char *call, const ep_plan_update_args *routing);
 /* Copies `bytes` of routing to host memory, ordered by `stream`; the caller frees the copy. */
 ep_status cuda_fetch_routing(const void *topk_idx, size_t bytes, cudaStream_t stream, void **ret_copy);
 /* The host's error text for a routing that the device has found invalid. `otherwise`: if the host finds nothing. */
@@ -517,7 +532,13 @@ ep_status cuda_plan_ready(const struct cuda_call *call, ep_plan *plan, struct cu
 void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes);
 
 /*
- * stage.c. Is the ordinary memory of this rank, in rows of `row_bytes`, copied while the rows move? Otherwise it is
+ * stage.c. Finds where the peers access a buffer of `bytes`, and describes it: `memory` itself if it is symmetric and
+ * all have it mapped; otherwise, and if it is NULL, staging.
+ */
+ep_status cuda_place_buffer(struct cuda_comm *cuda, struct cuda_op_desc *desc, int which, void *memory, size_t bytes,
+                            void **ret_placed);
+/*
+ * Is the ordinary memory of this rank, in rows of `row_bytes`, copied while the rows move? Otherwise it is
  * copied before or after the kernel.
  */
 bool cuda_overlaps_copies(const struct cuda_comm *cuda, const ep_plan *plan, size_t row_bytes);
@@ -540,16 +561,17 @@ struct cuda_call {
     cudaStream_t stream;
     unsigned long long capture; /* not 0: id of the capture that the stream is in */
     unsigned long long id;      /* of the stream, outside of captures */
+    bool queued;                /* set by what queues work of the call in the stream */
     struct cuda_scope scope;
 };
 
 /*
  * Begins a call: checks that the communicator has not failed, and makes its device the current one. operation: orders
  * what is queued in the stream from now on after the operations that were called before. cuda_call_end(): `status` is
- * that of the call; queued: it has queued work.
+ * that of the call.
  */
 ep_status cuda_call_begin(struct cuda_comm *cuda, ep_stream stream, bool operation, struct cuda_call *ret_call);
-ep_status cuda_call_end(struct cuda_call *call, ep_status status, bool queued);
+ep_status cuda_call_end(struct cuda_call *call, ep_status status);
 /* Is the stream being captured, or is its capture invalid? */
 bool cuda_is_capturing(ep_comm *comm, ep_stream stream);
 /* EP_OK, or the failure that a kernel, this rank or a peer has reported. */

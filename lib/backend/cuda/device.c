@@ -123,6 +123,15 @@ ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const cha
     return EP_OK;
 }
 
+ep_status cuda_is_device_memory(const void *memory, bool *ret_is)
+{
+    struct cudaPointerAttributes attributes;
+
+    CUDA_TRY(cudaPointerGetAttributes(&attributes, memory));
+    *ret_is = attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+    return EP_OK;
+}
+
 static ep_status cuda_poll(ep_comm *comm)
 {
     EP_TRY(cuda_check_reported(cuda_of(comm)));

@@ -11,15 +11,6 @@
 #include "backend/cuda/nodes.h"
 #include "backend/cuda/proxy.h"
 
-/* Lists of one direction, with the same contents in host and device memory. */
-struct cuda_list_side {
-    const struct cuda_node_range *rail, *rail_device; /* [nnodes] */
-    const int32_t *units, *units_device;              /* as in struct cuda_nodes_combine */
-    /* Not 0: the device rewrites the lists, the host's copies are pinned, and this is their capacity in tokens. */
-    int32_t capacity;      /* of all lists together */
-    int32_t node_capacity; /* of the list of one node */
-};
-
 struct cuda_net_update;   /* nodes_update.c */
 struct cuda_nodes_update; /* nodes_update.h */
 
@@ -45,9 +36,6 @@ static inline int32_t cuda_remote_width(const ep_plan *plan)
     return plan->args.topk < nodes ? plan->args.topk : nodes;
 }
 
-/* nodes.c. Does not set the sizes. */
-struct cuda_net_direction cuda_net_direction_of(const struct cuda_list_side *lists);
-
 /* nodes_copy.c. Copies the plan's lists into new ones; `u`: the memory that an update of the new ones writes. */
 ep_status cuda_net_copy_plan(struct cuda_comm *cuda, const ep_plan *plan, struct cuda_lists *to,
                              const struct cuda_nodes_update *u);
@@ -63,11 +51,10 @@ ep_status cuda_nodes_plan_make_updatable(struct cuda_comm *cuda, ep_plan *plan);
  * Makes a plan of fixed capacity in a capture. Waits for the hosts of all ranks, which must make it in a capture too.
  * On failure nothing of the plan remains.
  */
-ep_status cuda_nodes_plan_capture(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args,
-                                  bool *ret_queued);
+ep_status cuda_nodes_plan_capture(struct cuda_call *call, ep_plan *plan, const ep_plan_args *args);
 void cuda_net_update_free(struct cuda_net_update *update);
 /* rank_prefix of an updated plan. No single node has it, so this is an operation between nodes. */
-ep_status cuda_nodes_plan_prefix(const struct cuda_call *call, const ep_plan *plan, int32_t *prefix, bool *ret_queued);
+ep_status cuda_nodes_plan_prefix(const struct cuda_call *call, const ep_plan *plan, int32_t *prefix);
 /* Sets the addresses of an updated plan's counts, for its metadata. */
 void cuda_net_update_fill_metadata(const struct cuda_net_update *update, struct cuda_metadata *m);
 

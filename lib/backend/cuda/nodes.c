@@ -39,7 +39,7 @@ static void *on_device(const struct cuda_lists *lists, const void *pointer)
  */
 
 /* Returns the size in bytes. */
-static size_t lay_out(const ep_plan *plan, char *copy, struct layout *l)
+static size_t lay_out(const ep_plan *plan, char *memory, struct layout *l)
 {
     const struct ep_group_plan *inner = plan->impl;
     size_t nnodes = (size_t)plan->comm->nnodes, topk = (size_t)plan->args.topk, own = 0, rails = 0, at = 0;
@@ -49,16 +49,16 @@ static size_t lay_out(const ep_plan *plan, char *copy, struct layout *l)
         own += (size_t)inner->n_net_tokens[node];
         rails += (size_t)inner->rail[node].n_tokens;
     }
-    l->net = (void *)(copy + cuda_carve(&at, nnodes * sizeof(*l->net)));
-    l->rail = (void *)(copy + cuda_carve(&at, nnodes * sizeof(*l->rail)));
-    l->token = (void *)(copy + cuda_carve(&at, own * word));
-    l->net_units = (void *)(copy + cuda_carve(&at, (own + nnodes) * word));
-    l->rail_units = (void *)(copy + cuda_carve(&at, (rails + nnodes) * word));
-    l->count = (void *)(copy + cuda_carve(&at, rails * word));
-    l->index = (void *)(copy + cuda_carve(&at, rails * topk * word));
-    l->entry = (void *)(copy + cuda_carve(&at, rails * width * sizeof(*l->entry)));
-    l->remote_count = (void *)(copy + cuda_carve(&at, n * word));
-    l->remote = (void *)(copy + cuda_carve(&at, n * (size_t)cuda_remote_width(plan) * sizeof(*l->remote)));
+    l->net = cuda_carve(memory, &at, nnodes, sizeof(*l->net));
+    l->rail = cuda_carve(memory, &at, nnodes, sizeof(*l->rail));
+    l->token = cuda_carve(memory, &at, own, word);
+    l->net_units = cuda_carve(memory, &at, own + nnodes, word);
+    l->rail_units = cuda_carve(memory, &at, rails + nnodes, word);
+    l->count = cuda_carve(memory, &at, rails, word);
+    l->index = cuda_carve(memory, &at, rails * topk, word);
+    l->entry = cuda_carve(memory, &at, rails * width, sizeof(*l->entry));
+    l->remote_count = cuda_carve(memory, &at, n, word);
+    l->remote = cuda_carve(memory, &at, n * (size_t)cuda_remote_width(plan), sizeof(*l->remote));
     return at;
 }
 
@@ -124,13 +124,8 @@ static void fill_rails(const ep_plan *plan, const struct layout *l)
         if (route->n_tokens)
             memcpy(l->index + (size_t)n * topk, route->index, (size_t)route->n_tokens * topk * sizeof(int32_t));
         for (int i = 0; i < route->n_tokens; i++, n++) {
-            const struct ep_group_entry *from = route->entry + route->start[i];
-
-            l->count[n] = route->start[i + 1] - route->start[i];
+            l->count[n] = cuda_copy_entries(route, i, &l->entry[(size_t)n * width]);
             l->rail_units[n + node + 1] = l->rail_units[n + node] + units_of(plan, l->count[n]);
-            for (int row = 0; row < l->count[n]; row++)
-                l->entry[(size_t)n * width + (size_t)row] =
-                    (struct cuda_entry){.row = from[row].row, .local = from[row].local, .k = from[row].k};
         }
     }
 }
@@ -159,8 +154,10 @@ static void point_to(const ep_plan *plan, const struct layout *l, struct cuda_li
         lists->rows_forward += (uint64_t)inner->rail[node].n_entries;
 }
 
-static void free_lists(struct cuda_comm *cuda, struct cuda_lists *lists)
+void cuda_lists_free(struct cuda_comm *cuda, struct cuda_lists *lists)
 {
+    if (!lists)
+        return;
     cuda_pool_free(cuda, &lists->block);
     cuda_net_update_free(lists->update);
     free(lists->copy);
@@ -203,7 +200,7 @@ ep_status cuda_lists_make(struct cuda_comm *cuda, ep_plan *plan)
         lay_out(plan, lists->copy, &layout);
         fill_own(plan, &layout, lists);
         fill_rails(plan, &layout);
-        status = cuda_pool_alloc(cuda, bytes, &lists->block);
+        status = cuda_pool_alloc(cuda, bytes, false, &lists->block);
         if (status == EP_OK)
             point_to(plan, &layout, lists);
         if (status == EP_OK)
@@ -215,17 +212,8 @@ ep_status cuda_lists_make(struct cuda_comm *cuda, ep_plan *plan)
     if (status == EP_OK)
         cuda_plan_of(plan)->lists = lists;
     else
-        free_lists(cuda, lists);
+        cuda_lists_free(cuda, lists);
     return status;
-}
-
-void cuda_lists_free(struct cuda_comm *cuda, ep_plan *plan)
-{
-    struct cuda_lists *lists = lists_of(plan);
-
-    if (lists)
-        free_lists(cuda, lists);
-    cuda_plan_of(plan)->lists = NULL;
 }
 
 void cuda_lists_count(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats)
@@ -250,26 +238,18 @@ static int32_t chunk_tokens(const struct cuda_comm *cuda, size_t token_bytes)
     return (int32_t)(most > CUDA_CHUNK_TOKENS ? CUDA_CHUNK_TOKENS : most);
 }
 
-struct cuda_net_direction cuda_net_direction_of(const struct cuda_list_side *lists)
-{
-    return (struct cuda_net_direction){.rail = lists->rail,
-                                       .device = lists->rail_device,
-                                       .capacity = lists->capacity,
-                                       .node_capacity = lists->node_capacity};
-}
-
-ep_status cuda_nodes_dispatch(const struct cuda_call *call, ep_plan *plan, const struct cuda_dispatch *own,
-                              int weight_words, bool *ret_queued)
+ep_status cuda_nodes_dispatch(struct cuda_call *call, ep_plan *plan, const struct cuda_dispatch *own, int weight_words)
 {
     struct cuda_comm *cuda = call->cuda;
     const struct cuda_lists *lists = lists_of(plan);
     size_t token_bytes = (size_t)own->row_bytes + ((size_t)own->scale_words + (size_t)weight_words) * 4;
-    struct cuda_net_op_params params = {.call = "ep_dispatch",
-                                        .phase = EP_GROUP_DISPATCH_MOVE,
-                                        .captured = call->capture != 0,
-                                        .desc = own->desc.words,
-                                        .out = cuda_net_direction_of(&lists->net),
-                                        .in = cuda_net_direction_of(&lists->rails)};
+    const struct cuda_net_op_params params = {.name = "ep_dispatch",
+                                              .phase = EP_GROUP_DISPATCH_MOVE,
+                                              .desc = own->desc.words,
+                                              .out = &lists->net,
+                                              .in = &lists->rails,
+                                              .tokens = chunk_tokens(cuda, token_bytes),
+                                              .token_bytes = token_bytes};
     struct cuda_nodes_dispatch place = {.own = *own, .meta = {own->scale_words, weight_words}};
     struct cuda_pack pack = {.waits = own->waits,
                              .counts = own->route.counts,
@@ -284,33 +264,32 @@ ep_status cuda_nodes_dispatch(const struct cuda_call *call, ep_plan *plan, const
                              .meta = place.meta};
     struct cuda_net_op *op;
 
-    params.out.tokens = params.in.tokens = chunk_tokens(cuda, token_bytes);
-    params.out.token_bytes = params.in.token_bytes = token_bytes;
-    params.slot_bytes = ((size_t)params.out.tokens * token_bytes + 63) / 64 * 64;
-    EP_TRY(cuda_net_op_prepare(cuda, &params, &pack.op, &pack.out, &place.in, &op));
+    EP_TRY(cuda_net_op_prepare(call, &params, &pack.op, &pack.out, &place.in, &op));
     place.op = pack.op;
     place.rail = lists->route;
     pack.blocks = place.blocks = cuda->sms * BLOCKS_PER_SM;
     EP_TRY(cuda_net_op_end_launch(cuda, op, cuda_status(cuda_launch_pack(&pack, call->stream), "pack kernel")));
     /* After a failure from here on the peers must be notified: cuda_call_end() does that. */
-    *ret_queued = true;
+    call->queued = true;
     return cuda_status(cuda_launch_nodes_dispatch(&place, call->stream), "dispatch kernel");
 }
 
-ep_status cuda_nodes_combine(const struct cuda_call *call, ep_plan *plan, const struct cuda_combine *own,
-                             bool *ret_queued)
+ep_status cuda_nodes_combine(struct cuda_call *call, ep_plan *plan, const struct cuda_combine *own)
 {
     struct cuda_comm *cuda = call->cuda;
     const struct cuda_lists *lists = lists_of(plan);
     int weight_words = own->out_weights ? plan->args.topk : 0;
     size_t units = cuda->group.comm->config.partial_type == EP_BF16 ? 1 : 2;
-    size_t token_bytes = units * (size_t)own->row_bytes + (size_t)weight_words * 4;
-    struct cuda_net_op_params params = {.call = "ep_combine",
-                                        .phase = EP_GROUP_COMBINE_MOVE,
-                                        .captured = call->capture != 0,
-                                        .desc = own->desc.words,
-                                        .out = cuda_net_direction_of(&lists->rails),
-                                        .in = cuda_net_direction_of(&lists->net)};
+    size_t row_bytes = (size_t)own->row_bytes, weight_bytes = (size_t)weight_words * 4;
+    const struct cuda_net_op_params params = {.name = "ep_combine",
+                                              .phase = EP_GROUP_COMBINE_MOVE,
+                                              .desc = own->desc.words,
+                                              .out = &lists->rails,
+                                              .in = &lists->net,
+                                              .tokens = chunk_tokens(cuda, units * row_bytes + weight_bytes),
+                                              .token_bytes = weight_bytes,
+                                              .unit_bytes = row_bytes,
+                                              .max_units = units};
     struct cuda_nodes_combine sum = {.own = *own,
                                      .rail = lists->route,
                                      .rail_units = lists->rails.units_device,
@@ -323,39 +302,24 @@ ep_status cuda_nodes_combine(const struct cuda_call *call, ep_plan *plan, const 
     struct cuda_net_op *op;
     ep_status status;
 
-    params.out.tokens = params.in.tokens = chunk_tokens(cuda, token_bytes);
-    params.out.token_bytes = params.in.token_bytes = (size_t)weight_words * 4;
-    params.out.unit_bytes = params.in.unit_bytes = (size_t)own->row_bytes;
-    params.out.units = lists->rails.units;
-    params.in.units = lists->net.units;
-    params.slot_bytes = ((size_t)params.out.tokens * token_bytes + 63) / 64 * 64;
-    EP_TRY(cuda_net_op_prepare(cuda, &params, &sum.op, &sum.out, &sum.in, &op));
+    EP_TRY(cuda_net_op_prepare(call, &params, &sum.op, &sum.out, &sum.in, &op));
     status = cuda_status(cuda_launch_nodes_combine(&sum, call->stream), "combine kernel");
-    *ret_queued = status == EP_OK;
+    call->queued = status == EP_OK;
     return cuda_net_op_end_launch(cuda, op, status);
 }
 
 ep_status cuda_nodes_barrier(const struct cuda_call *call)
 {
     struct cuda_comm *cuda = call->cuda;
-    const ep_comm *comm = cuda->group.comm;
     const uint32_t desc[CUDA_DESC_COMPARED] = {[CUDA_DESC_PHASE] = EP_GROUP_BARRIER};
-    struct cuda_node_range rail[EP_MAX_RANKS];
-    struct cuda_net_op_params params = {.call = "ep_barrier_on",
-                                        .phase = EP_GROUP_BARRIER,
-                                        .captured = call->capture != 0,
-                                        .desc = desc,
-                                        .slot_bytes = 16,
-                                        .out = {.rail = rail, .tokens = 1}};
+    const struct cuda_net_op_params params = {
+        .name = "ep_barrier_on", .phase = EP_GROUP_BARRIER, .desc = desc, .tokens = 1};
     struct cuda_nodes_barrier barrier;
     struct cuda_chunks in;
     struct cuda_net_op *op;
 
-    for (int node = 0; node < comm->nnodes; node++)
-        rail[node] = (struct cuda_node_range){.first = node, .n = node != comm->node};
-    params.in = params.out;
     cuda_fill_waits(cuda, EP_GROUP_BARRIER, EP_GROUP_BARRIER, &barrier.waits);
-    EP_TRY(cuda_net_op_prepare(cuda, &params, &barrier.op, &barrier.chunks, &in, &op));
+    EP_TRY(cuda_net_op_prepare(call, &params, &barrier.op, &barrier.chunks, &in, &op));
     return cuda_net_op_end_launch(cuda, op,
                                   cuda_status(cuda_launch_nodes_barrier(&barrier, call->stream), "barrier kernel"));
 }

@@ -57,7 +57,7 @@ static void update_complete(struct cuda_comm *cuda)
     cudaGetLastError();
 }
 
-static ep_status alloc_block(struct cuda_comm *cuda, size_t bytes, bool captured, struct cuda_block *ret_block)
+ep_status cuda_pool_alloc(struct cuda_comm *cuda, size_t bytes, bool captured, struct cuda_block *ret_block)
 {
     cudaError_t error;
     bool found;
@@ -77,16 +77,6 @@ static ep_status alloc_block(struct cuda_comm *cuda, size_t bytes, bool captured
         error = cudaMalloc(&ret_block->memory, ret_block->bytes);
     }
     return cuda_status(error, "cudaMalloc");
-}
-
-ep_status cuda_pool_alloc(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block)
-{
-    return alloc_block(cuda, bytes, false, ret_block);
-}
-
-ep_status cuda_pool_alloc_captured(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block)
-{
-    return alloc_block(cuda, bytes, true, ret_block);
 }
 
 /* Under the lock. Without memory for the list entry the driver frees the block when the process ends. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Decides whether ordinary memory is copied while the rows move (stage.cuh), and fills the kernel's arguments for it.
+ * Finds where the peers access a buffer, decides whether ordinary memory is copied while the rows move (stage.cuh), and
+ * fills the kernel's arguments for it.
  * Each rank decides on its own, and publishes it in its descriptor, because the others send it progress words.
  */
 #include "backend/cuda/cuda.h"
@@ -31,6 +32,24 @@ int64_t cuda_rows_of_others(const struct cuda_comm *cuda, const ep_plan *plan)
     if (cuda_plan_of(plan)->fixed)
         return plan->args.max_recv_tokens;
     return plan->full.n_recv - (first[me + 1] - first[me]);
+}
+
+ep_status cuda_place_buffer(struct cuda_comm *cuda, struct cuda_op_desc *desc, int which, void *memory, size_t bytes,
+                            void **ret_placed)
+{
+    uint32_t *words = &desc->words[CUDA_DESC_BUFFERS + 2 * which];
+    bool direct = false;
+
+    if (cuda_desc_buffer(cuda, memory, bytes, words))
+        EP_TRY(cuda_await_mapped(cuda, words, &direct));
+    *ret_placed = memory;
+    if (direct)
+        return EP_OK;
+    EP_TRY(cuda_stage(cuda, which, bytes, ret_placed));
+    if (!cuda_desc_buffer(cuda, *ret_placed, bytes, words))
+        return ep_fail(EP_E_STATE, "%s: the staging buffer of %zu bytes is not in symmetric memory",
+                       desc->kind == CUDA_DISPATCH ? "dispatch" : "combine", bytes);
+    return EP_OK;
 }
 
 /* Counts the ranks of the node that use this rank's device, as threads or processes. */

@@ -139,19 +139,19 @@ ep_status cuda_call_begin(struct cuda_comm *cuda, ep_stream stream, bool operati
         status = order_after_last(call);
     if (status == EP_OK && operation)
         status = cuda_map_new(cuda);
-    return status == EP_OK ? EP_OK : cuda_call_end(call, status, false);
+    return status == EP_OK ? EP_OK : cuda_call_end(call, status);
 }
 
-ep_status cuda_call_end(struct cuda_call *call, ep_status status, bool queued)
+ep_status cuda_call_end(struct cuda_call *call, ep_status status)
 {
     struct cuda_comm *cuda = call->cuda;
     cudaError_t error = cudaSuccess;
 
-    if (queued && call->capture) {
+    if (call->queued && call->capture) {
         error = cudaEventRecord(cuda->captured_order, call->stream);
         cuda->capture = call->capture;
         cuda->captured_stream = call->stream;
-    } else if (queued || cuda->copied) {
+    } else if (call->queued || cuda->copied) {
         error = cudaEventRecord(cuda->order, call->stream);
         cuda->stream = call->stream;
         cuda->stream_id = call->id;
@@ -161,7 +161,7 @@ ep_status cuda_call_end(struct cuda_call *call, ep_status status, bool queued)
     if (status == EP_OK)
         status = cuda_status(error, "cudaEventRecord");
     /* The peers' kernels wait for the operation that this rank has begun: the failure spares them the deadline. */
-    if (status != EP_OK && queued && !call->capture)
+    if (status != EP_OK && call->queued && !call->capture)
         status = ep_group_set_own_failure(&cuda->group, status, cuda->group.comm->rank, EP_GROUP_IDLE);
     cuda_scope_end_uncaptured(&call->scope);
     return status;
@@ -444,13 +444,12 @@ ep_status cuda_barrier_on(ep_comm *comm, ep_stream stream)
     struct cuda_op_desc desc = {.kind = CUDA_DISPATCH, .words = {[CUDA_DESC_PHASE] = EP_GROUP_BARRIER}};
     struct cuda_waits waits;
     struct cuda_call call;
-    bool queued;
     ep_status status;
 
     EP_TRY(cuda_call_begin(cuda_of(comm), stream, true, &call));
     cuda_fill_waits(call.cuda, EP_GROUP_BARRIER, EP_GROUP_BARRIER, &waits);
     status = cuda_status(cuda_launch_barrier(&waits, &desc, call.stream), "barrier kernel");
-    queued = status == EP_OK;
+    call.queued = status == EP_OK;
     /* A barrier of this node, one message from a rank of each other node, and again a barrier of this node. */
     if (status == EP_OK && comm->nnodes > 1)
         status = cuda_nodes_barrier(&call);
@@ -458,5 +457,5 @@ ep_status cuda_barrier_on(ep_comm *comm, ep_stream stream)
     waits.deadline_ns *= 2;
     if (status == EP_OK && comm->nnodes > 1)
         status = cuda_status(cuda_launch_barrier(&waits, &desc, call.stream), "barrier kernel");
-    return cuda_call_end(&call, status, queued);
+    return cuda_call_end(&call, status);
 }
