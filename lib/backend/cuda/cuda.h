@@ -144,7 +144,7 @@ struct cuda_host_block {
 };
 
 struct cuda_call;   /* below: stream.c */
-struct cuda_spare;  /* pool.c */
+struct cuda_pooled; /* pool.c */
 struct cuda_proxy;  /* proxy.c */
 struct cuda_ll_net; /* ll_net.c */
 struct cuda_lists;  /* lists.h */
@@ -210,8 +210,7 @@ struct cuda_comm {
     pthread_mutex_t map_lock; /* mappings of the peers: the caller's thread and the monitor */
     void *stage[EP_GROUP_AT_COUNT];
     size_t stage_bytes[EP_GROUP_AT_COUNT];
-    struct cuda_block pool[CUDA_POOL];
-    struct cuda_spare *spares; /* blocks beyond the size of the pool */
+    struct cuda_pooled *pool;
 
     struct cuda_dispatch last_dispatch; /* for ep_cuda_repeat_bare() */
     struct cuda_combine last_combine;
