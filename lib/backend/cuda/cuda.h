@@ -440,7 +440,7 @@ struct cuda_plan {
     struct cuda_block metadata_counts; /* between nodes: counts for metadata of a plan of exact counts; made on first
                                           use */
     struct cuda_block sources;         /* rows of metadata in flight; made on first use */
-    const int64_t *exact_counts;       /* these counts: in `block`, or in `metadata_counts`; NULL: not uploaded */
+    const int64_t *exact_counts;       /* these counts: in `block`, or in `metadata_counts`; NULL: in neither */
     struct cuda_route route;           /* without n_tokens: cuda_plan_ready() */
     bool uploaded;                     /* the route is complete for operations in streams */
     bool waited;                       /* and for captured ones: the copy of its counts is complete */
@@ -510,10 +510,10 @@ ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *l
 ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args);
 /* The fields of a route that follow from the plan's arguments, without its memory. */
 struct cuda_route cuda_route_shape(const ep_plan *plan);
-/* Sets the device's route, and lays out the memory that plans of both kinds have, from *at on; the counts come last. */
+/* Sets the device's route, and lays out the memory that plans of both kinds have, from *at on, the counts first. */
 void cuda_plan_lay_out(const ep_plan *plan, int max_tokens, char *memory, size_t *at, struct cuda_plan *device);
-/* The fields of a count that follow from the plan and its route. */
-struct cuda_count cuda_count_of(const ep_plan *plan);
+/* The fields of a count that follow from the plan and the memory of its route. */
+struct cuda_count cuda_count_of(const ep_plan *plan, const struct cuda_plan *device);
 /* Converts the entries of a token; returns their number. */
 int32_t cuda_copy_entries(const struct ep_group_route *route, int token, struct cuda_entry *ret_entries);
 /* Checks that the arrays of a routing are in memory that the kernels can use. */

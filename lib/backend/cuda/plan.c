@@ -17,12 +17,6 @@ static bool is_made_on_host(const ep_plan *plan)
     return plan->args.flags & EP_PLAN_EXPANDED || plan->comm->nnodes > 1;
 }
 
-/* Within a node the counts for ep_plan_get_metadata() are few, and are uploaded with those for the operations. */
-static size_t metadata_bytes(const ep_plan *plan)
-{
-    return plan->comm->nnodes == 1 ? cuda_metadata_counts_bytes(plan) : 0;
-}
-
 struct cuda_route cuda_route_shape(const ep_plan *plan)
 {
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
@@ -43,6 +37,10 @@ void cuda_plan_lay_out(const ep_plan *plan, int max_tokens, char *memory, size_t
 
     *route = cuda_route_shape(plan);
     n_local = (size_t)route->n_local_experts;
+    route->counts = cuda_carve(memory, at, 1, sizeof(*route->counts));
+    /* Within a node the counts for ep_plan_get_metadata() are few, and are uploaded with those for the operations. */
+    if (!device->fixed && plan->comm->nnodes == 1)
+        device->exact_counts = cuda_carve(memory, at, 1, cuda_metadata_counts_bytes(plan));
     route->entry = cuda_carve(memory, at, n * (size_t)route->width, sizeof(*route->entry));
     route->count = cuda_carve(memory, at, n, word);
     route->index = cuda_carve(memory, at, n * (size_t)route->topk, word);
@@ -50,12 +48,11 @@ void cuda_plan_lay_out(const ep_plan *plan, int max_tokens, char *memory, size_t
         route->block_rows = cuda_carve(memory, at, blocks * (size_t)plan->comm->nranks, word);
     device->expert_start = cuda_carve(memory, at, n_local + 1, word);
     device->expert_exact = cuda_carve(memory, at, n_local, word);
-    route->counts = cuda_carve(memory, at, 1, sizeof(*route->counts));
 }
 
-struct cuda_count cuda_count_of(const ep_plan *plan)
+struct cuda_count cuda_count_of(const ep_plan *plan, const struct cuda_plan *device)
 {
-    const struct cuda_route *route = &cuda_plan_of(plan)->route;
+    const struct cuda_route *route = &device->route;
 
     return (struct cuda_count){.entry = (struct cuda_entry *)(uintptr_t)route->entry,
                                .count = (int32_t *)(uintptr_t)route->count,
@@ -71,15 +68,16 @@ struct cuda_count cuda_count_of(const ep_plan *plan)
 /* Makes the device part of a plan of exact counts. If it fails, cuda_plan_free_device() frees the rest. */
 static ep_status new_route(struct cuda_comm *cuda, const ep_plan *plan)
 {
+    struct ep_group_plan *inner = plan->impl;
     struct cuda_plan *device = calloc(1, sizeof(*device));
     size_t bytes = 0, at = 0;
 
-    ep_group_plan_of(plan)->device = device;
+    inner->device = device;
     if (!device)
         return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory");
-    cuda_plan_lay_out(plan, plan->args.n_tokens, NULL, &bytes, device);
-    EP_TRY(cuda_pool_alloc(cuda, bytes + metadata_bytes(plan), false, &device->block));
-    cuda_plan_lay_out(plan, plan->args.n_tokens, device->block.memory, &at, device);
+    cuda_plan_lay_out(plan, inner->n_tokens, NULL, &bytes, device);
+    EP_TRY(cuda_pool_alloc(cuda, bytes, false, &device->block));
+    cuda_plan_lay_out(plan, inner->n_tokens, device->block.memory, &at, device);
     return EP_OK;
 }
 
@@ -165,7 +163,7 @@ static ep_status count(struct cuda_comm *cuda, const ep_plan *plan, ep_plan_upda
     struct ep_routing_shape shape = ep_routing_shape_of(plan->comm, &plan->args);
     const struct ep_group_plan *inner = plan->impl;
     size_t nranks = (size_t)plan->comm->nranks, experts = (size_t)plan->args.n_experts;
-    struct cuda_count c = cuda_count_of(plan);
+    struct cuda_count c = cuda_count_of(plan, cuda_plan_of(plan));
 
     EP_TRY(copy_to_device(cuda, plan, copy, &routing));
     c.topk_idx = routing.topk_idx;
@@ -316,34 +314,6 @@ int32_t cuda_copy_entries(const struct ep_group_route *route, int token, struct 
     return n;
 }
 
-/* Uploads the routes that the host has made, in the format of the kernels. */
-static ep_status upload_route(struct cuda_comm *cuda, const ep_plan *plan)
-{
-    const struct ep_group_route *own = &ep_group_plan_of(plan)->own;
-    struct cuda_route *route = &cuda_plan_of(plan)->route;
-    size_t n = (size_t)own->n_tokens, width = (size_t)route->width, topk = (size_t)route->topk;
-    struct cuda_entry *entries = calloc(n * width + 1, sizeof(*entries));
-    int32_t *counts = calloc(n + 1, sizeof(*counts));
-    ep_status status = EP_E_MEMORY;
-
-    if (!entries || !counts) {
-        ep_fail(status, "plan: no memory for the route of %zu tokens", n);
-        goto free_all;
-    }
-    for (size_t t = 0; t < n; t++)
-        counts[t] = cuda_copy_entries(own, (int)t, &entries[t * width]);
-    const struct cuda_transfer parts[] = {
-        {(void *)(uintptr_t)route->entry, entries, n * width * sizeof(*entries)},
-        {(void *)(uintptr_t)route->count, counts, n * sizeof(*counts)},
-        {(void *)(uintptr_t)route->index, own->index, n * topk * sizeof(int32_t)},
-    };
-    status = cuda_transfer(cuda, parts, sizeof(parts) / sizeof(parts[0]));
-free_all:
-    free(entries);
-    free(counts);
-    return status;
-}
-
 static void fill_counts(const struct cuda_comm *cuda, const ep_plan *plan, struct cuda_counts *ret_counts)
 {
     const struct ep_group_plan *inner = plan->impl;
@@ -359,72 +329,72 @@ static void fill_counts(const struct cuda_comm *cuda, const ep_plan *plan, struc
     ret_counts->n_tokens = plan->args.n_tokens;
 }
 
-/*
- * Copies the counts, which are few: then the call returns before the copy is complete, and the operations are ordered
- * after it by their streams. A captured operation is not, and its copy would read host memory when the graph runs.
- */
-static ep_status copy_counts(const struct cuda_call *call, const ep_plan *plan, char *memory, const char *counts,
-                             size_t bytes)
+/* Writes the routes that the host has made, in the format of the kernels, to an image of the plan's memory. */
+static void fill_route(const ep_plan *plan, const struct cuda_plan *image)
 {
+    const struct ep_group_plan *inner = plan->impl;
+    struct cuda_count to = cuda_count_of(plan, image);
+    size_t n_local = (size_t)plan->info.n_local_experts;
+
+    for (int t = 0; t < inner->own.n_tokens; t++)
+        to.count[t] = cuda_copy_entries(&inner->own, t, &to.entry[(size_t)t * (size_t)to.width]);
+    memcpy(to.index, inner->own.index, (size_t)inner->own.n_tokens * (size_t)to.topk * sizeof(*to.index));
+    for (size_t i = 0; i <= n_local; i++)
+        image->expert_start[i] = (int32_t)inner->expert_start[i];
+    memcpy(image->expert_exact, inner->recv_exact, n_local * sizeof(*image->expert_exact));
+}
+
+/*
+ * Counts alone are few: then the call returns before the copy is complete, and the operations are ordered after it by
+ * their streams. A captured operation is not, and its copy would read host memory when the graph runs.
+ */
+static ep_status copy_image(const struct cuda_call *call, const ep_plan *plan, const void *image, size_t bytes)
+{
+    struct cuda_plan *device = cuda_plan_of(plan);
+
     if (call->capture || is_made_on_host(plan)) {
-        EP_TRY(cuda_transfer(call->cuda, &(struct cuda_transfer){memory, counts, bytes}, 1));
-        cuda_plan_of(plan)->waited = true;
+        EP_TRY(cuda_transfer(call->cuda, &(struct cuda_transfer){device->block.memory, image, bytes}, 1));
+        device->waited = true;
         return EP_OK;
     }
     call->cuda->copied = true;
-    return cuda_status(cudaMemcpyAsync(memory, counts, bytes, cudaMemcpyHostToDevice, call->stream), "cudaMemcpyAsync");
+    return cuda_status(cudaMemcpyAsync(device->block.memory, image, bytes, cudaMemcpyHostToDevice, call->stream),
+                       "cudaMemcpyAsync");
 }
 
-/* One copy for the counts of the operations and of the metadata: a second one would make plans slower. */
-static ep_status upload_counts(const struct cuda_call *call, const ep_plan *plan)
+/* Uploads what the host knows, by one copy, since a second one would make plans slower. */
+static ep_status upload(const struct cuda_call *call, const ep_plan *plan)
 {
-    struct cuda_plan *device = cuda_plan_of(plan);
-    size_t metadata = metadata_bytes(plan), at = 0;
-    char *memory = (char *)(uintptr_t)device->route.counts, *counts;
+    int n = is_made_on_host(plan) ? ep_group_plan_of(plan)->n_tokens : 0;
+    struct cuda_plan image = {.fixed = false};
+    size_t bytes = 0, at = 0;
     ep_status status;
+    char *memory;
 
-    cuda_carve(NULL, &at, 1, sizeof(struct cuda_counts));
-    counts = calloc(1, at + metadata);
-    if (!counts)
-        return ep_fail(EP_E_MEMORY, "plan: no memory for its counts");
-    fill_counts(call->cuda, plan, (struct cuda_counts *)(void *)counts);
-    if (metadata)
-        cuda_metadata_counts_write(plan, (int64_t *)(void *)(counts + at));
-    status = copy_counts(call, plan, memory, counts, at + metadata);
-    free(counts);
-    if (status == EP_OK && metadata)
-        device->exact_counts = (const int64_t *)(void *)(memory + at);
+    cuda_plan_lay_out(plan, n, NULL, &bytes, &image);
+    memory = calloc(1, bytes);
+    if (!memory)
+        return ep_fail(EP_E_MEMORY, "plan: no memory for the route of %d tokens", n);
+    cuda_plan_lay_out(plan, n, memory, &at, &image);
+    fill_counts(call->cuda, plan, (struct cuda_counts *)(uintptr_t)image.route.counts);
+    if (image.exact_counts)
+        cuda_metadata_counts_write(plan, (int64_t *)(uintptr_t)image.exact_counts);
+    if (is_made_on_host(plan))
+        fill_route(plan, &image);
+    else
+        bytes = (size_t)((const char *)image.route.entry - memory); /* the counts; the device has made the rest */
+    status = copy_image(call, plan, memory, bytes);
+    free(memory);
     return status;
-}
-
-static ep_status upload_experts(struct cuda_comm *cuda, const ep_plan *plan)
-{
-    const struct ep_group_plan *inner = plan->impl;
-    const struct cuda_plan *device = inner->device;
-    size_t n_local = (size_t)plan->info.n_local_experts;
-    int32_t start[EP_MAX_EXPERTS + 1];
-
-    for (size_t i = 0; i <= n_local; i++)
-        start[i] = (int32_t)inner->expert_start[i];
-    const struct cuda_transfer parts[] = {
-        {device->expert_start, start, (n_local + 1) * sizeof(*start)},
-        {device->expert_exact, inner->recv_exact, n_local * sizeof(*start)},
-    };
-    return cuda_transfer(cuda, parts, 2);
 }
 
 static ep_status upload_plan(const struct cuda_call *call, ep_plan *plan)
 {
-    struct cuda_comm *cuda = call->cuda;
     struct cuda_plan *device = cuda_plan_of(plan);
 
-    if (is_made_on_host(plan))
-        EP_TRY(upload_route(cuda, plan));
-    if (device->route.expanded)
-        EP_TRY(upload_experts(cuda, plan));
-    if (cuda_crosses_nodes(cuda) && !device->lists)
-        EP_TRY(cuda_lists_make(cuda, plan));
-    EP_TRY(upload_counts(call, plan));
+    if (cuda_crosses_nodes(call->cuda) && !device->lists)
+        EP_TRY(cuda_lists_make(call->cuda, plan));
+    EP_TRY(upload(call, plan));
     device->uploaded = true;
     return EP_OK;
 }
@@ -441,7 +411,7 @@ static ep_status complete(const struct cuda_call *call, ep_plan *plan)
         EP_TRY(cuda_map_new(cuda));
         EP_TRY(upload_plan(call, plan));
     } else if (call->capture && !device->waited) {
-        EP_TRY(upload_counts(call, plan)); /* the same again: no kernel reads anything else meanwhile */
+        EP_TRY(upload(call, plan)); /* the same again: no kernel reads anything else meanwhile */
     }
     /* A captured operation must use the counts of later updates. */
     return call->capture && plan->args.max_recv_tokens > 0 ? cuda_nodes_plan_make_updatable(cuda, plan) : EP_OK;

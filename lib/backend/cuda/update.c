@@ -33,7 +33,7 @@ static size_t lay_out(const ep_plan *plan, char *memory, struct cuda_plan *devic
 
     cuda_plan_lay_out(plan, device->max_tokens, memory, &at, device);
     *update = (struct cuda_update){
-        .count = cuda_count_of(plan),
+        .count = cuda_count_of(plan, device),
         .counts = (struct cuda_counts *)(uintptr_t)device->route.counts,
         .expert_start = device->expert_start,
         .expert_exact = device->expert_exact,
