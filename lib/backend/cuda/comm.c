@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/cuda/lists.h"
 #include "backend/cuda/ll_net.h"
-#include "backend/cuda/proxy.h"
 
 #include <assert.h>
 #include <epkit/cuda.h>

@@ -93,7 +93,9 @@ static ep_status find_counts(struct cuda_comm *cuda, const ep_plan *plan, struct
     m->exact = device->expert_exact;
     if (device->fixed && device->lists) {
         m->rank_prefix = NULL; /* cuda_nodes_plan_prefix() writes it */
-        cuda_net_update_fill_metadata(device->lists->update, m);
+        m->first = device->lists->update->first;
+        m->exact = device->lists->update->expert_exact;
+        m->start = device->lists->update->start;
         return EP_OK;
     }
     if (device->fixed) {

@@ -4,7 +4,6 @@
  * this rank for each node, and the rows on this node of its rail peers' tokens.
  */
 #include "backend/cuda/lists.h"
-#include "backend/cuda/proxy.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,54 +11,49 @@
 /* Blocks per SM, of the SMs that an operation may use: they wait for memory across PCIe. */
 #define BLOCKS_PER_SM 4
 
-/* Pointers into the host copy of the block. */
-struct layout {
-    struct cuda_node_range *net, *rail; /* [nnodes] own tokens; rail peers' tokens */
-    int32_t *token;                     /* [own] */
-    int32_t *net_units;                 /* [own + nnodes] */
-    int32_t *rail_units;                /* [rails + nnodes] */
-    int32_t *count, *index;             /* [rails], [rails,K] */
-    struct cuda_entry *entry;           /* [rails, width] */
-    int32_t *remote_count;              /* [N] */
-    struct cuda_remote_term *remote;    /* [N, remote_width] */
-};
-
 static struct cuda_lists *lists_of(const ep_plan *plan)
 {
     return cuda_plan_of(plan)->lists;
 }
 
-/* The device address that corresponds to a pointer into the copy. */
-static void *on_device(const struct cuda_lists *lists, const void *pointer)
-{
-    return (char *)lists->block.memory + ((const char *)pointer - lists->copy);
-}
-
 /* --- the lists of a plan, made on the host ---------------------------------------------------------------------------
  */
 
-/* Returns the size in bytes. */
-static size_t lay_out(const ep_plan *plan, char *memory, struct layout *l)
+void cuda_lists_lay_out(const ep_plan *plan, size_t own, size_t rails, size_t n, void *memory, size_t *at,
+                        struct cuda_list_memory *l)
 {
-    const struct ep_group_plan *inner = plan->impl;
-    size_t nnodes = (size_t)plan->comm->nnodes, topk = (size_t)plan->args.topk, own = 0, rails = 0, at = 0;
-    size_t word = sizeof(int32_t), n = (size_t)inner->n_tokens, width = (size_t)cuda_plan_of(plan)->route.width;
+    size_t nnodes = (size_t)plan->comm->nnodes, topk = (size_t)plan->args.topk, word = sizeof(int32_t);
+    size_t width = (size_t)cuda_plan_of(plan)->route.width;
 
-    for (size_t node = 0; node < nnodes; node++) {
-        own += (size_t)inner->n_net_tokens[node];
-        rails += (size_t)inner->rail[node].n_tokens;
-    }
-    l->net = cuda_carve(memory, &at, nnodes, sizeof(*l->net));
-    l->rail = cuda_carve(memory, &at, nnodes, sizeof(*l->rail));
-    l->token = cuda_carve(memory, &at, own, word);
-    l->net_units = cuda_carve(memory, &at, own + nnodes, word);
-    l->rail_units = cuda_carve(memory, &at, rails + nnodes, word);
-    l->count = cuda_carve(memory, &at, rails, word);
-    l->index = cuda_carve(memory, &at, rails * topk, word);
-    l->entry = cuda_carve(memory, &at, rails * width, sizeof(*l->entry));
-    l->remote_count = cuda_carve(memory, &at, n, word);
-    l->remote = cuda_carve(memory, &at, n * (size_t)cuda_remote_width(plan), sizeof(*l->remote));
-    return at;
+    l->net = cuda_carve(memory, at, nnodes, sizeof(*l->net));
+    l->rail = cuda_carve(memory, at, nnodes, sizeof(*l->rail));
+    l->token = cuda_carve(memory, at, own, word);
+    l->net_units = cuda_carve(memory, at, own + nnodes, word);
+    l->rail_units = cuda_carve(memory, at, rails + nnodes, word);
+    l->rail_count = cuda_carve(memory, at, rails, word);
+    l->rail_index = cuda_carve(memory, at, rails * topk, word);
+    l->rail_entry = cuda_carve(memory, at, rails * width, sizeof(*l->rail_entry));
+    l->remote_count = cuda_carve(memory, at, n, word);
+    l->remote = cuda_carve(memory, at, n * (size_t)cuda_remote_width(plan), sizeof(*l->remote));
+}
+
+void cuda_lists_point_to(const ep_plan *plan, const struct cuda_list_memory *host,
+                         const struct cuda_list_memory *device, struct cuda_lists *lists)
+{
+    lists->net.rail = host->net;
+    lists->net.rail_device = device->net;
+    lists->net.units = host->net_units;
+    lists->net.units_device = device->net_units;
+    lists->rails.rail = host->rail;
+    lists->rails.rail_device = device->rail;
+    lists->rails.units = host->rail_units;
+    lists->rails.units_device = device->rail_units;
+    lists->device = *device;
+    lists->route = (struct cuda_rail_route){.entry = device->rail_entry,
+                                            .count = device->rail_count,
+                                            .index = device->rail_index,
+                                            .width = cuda_plan_of(plan)->route.width};
+    lists->remote_width = cuda_remote_width(plan);
 }
 
 /* Number of rows of this rank's token on `node`. */
@@ -87,7 +81,7 @@ static int units_of(const ep_plan *plan, int rows)
     return rows == 1 || plan->comm->config.partial_type == EP_BF16 ? 1 : 2;
 }
 
-static void fill_own(const ep_plan *plan, const struct layout *l, struct cuda_lists *lists)
+static void fill_own(const ep_plan *plan, const struct cuda_list_memory *l, struct cuda_lists *lists)
 {
     const struct ep_group_plan *inner = plan->impl;
     int n = 0, width = cuda_remote_width(plan);
@@ -110,7 +104,7 @@ static void fill_own(const ep_plan *plan, const struct layout *l, struct cuda_li
                                                                                       : &lists->rows_node))++;
 }
 
-static void fill_rails(const ep_plan *plan, const struct layout *l)
+static void fill_rails(const ep_plan *plan, const struct cuda_list_memory *l)
 {
     const struct ep_group_plan *inner = plan->impl;
     size_t topk = (size_t)plan->args.topk, width = (size_t)cuda_plan_of(plan)->route.width;
@@ -122,36 +116,12 @@ static void fill_rails(const ep_plan *plan, const struct layout *l)
         l->rail[node] = (struct cuda_node_range){n, route->n_tokens};
         l->rail_units[n + node] = 0;
         if (route->n_tokens)
-            memcpy(l->index + (size_t)n * topk, route->index, (size_t)route->n_tokens * topk * sizeof(int32_t));
+            memcpy(l->rail_index + (size_t)n * topk, route->index, (size_t)route->n_tokens * topk * sizeof(int32_t));
         for (int i = 0; i < route->n_tokens; i++, n++) {
-            l->count[n] = cuda_copy_entries(route, i, &l->entry[(size_t)n * width]);
-            l->rail_units[n + node + 1] = l->rail_units[n + node] + units_of(plan, l->count[n]);
+            l->rail_count[n] = cuda_copy_entries(route, i, &l->rail_entry[(size_t)n * width]);
+            l->rail_units[n + node + 1] = l->rail_units[n + node] + units_of(plan, l->rail_count[n]);
         }
     }
-}
-
-static void point_to(const ep_plan *plan, const struct layout *l, struct cuda_lists *lists)
-{
-    const struct ep_group_plan *inner = plan->impl;
-
-    lists->net = (struct cuda_list_side){.rail = l->net,
-                                         .rail_device = on_device(lists, l->net),
-                                         .units = l->net_units,
-                                         .units_device = on_device(lists, l->net_units)};
-    lists->rails = (struct cuda_list_side){.rail = l->rail,
-                                           .rail_device = on_device(lists, l->rail),
-                                           .units = l->rail_units,
-                                           .units_device = on_device(lists, l->rail_units)};
-    lists->token = on_device(lists, l->token);
-    lists->route = (struct cuda_rail_route){.entry = on_device(lists, l->entry),
-                                            .count = on_device(lists, l->count),
-                                            .index = on_device(lists, l->index),
-                                            .width = cuda_plan_of(plan)->route.width};
-    lists->remote_count = on_device(lists, l->remote_count);
-    lists->remote = on_device(lists, l->remote);
-    lists->remote_width = cuda_remote_width(plan);
-    for (int node = 0; node < plan->comm->nnodes; node++)
-        lists->rows_forward += (uint64_t)inner->rail[node].n_entries;
 }
 
 void cuda_lists_free(struct cuda_comm *cuda, struct cuda_lists *lists)
@@ -159,13 +129,15 @@ void cuda_lists_free(struct cuda_comm *cuda, struct cuda_lists *lists)
     if (!lists)
         return;
     cuda_pool_free(cuda, &lists->block);
-    cuda_net_update_free(lists->update);
+    if (lists->info)
+        lists->info->used = false;
+    free(lists->update);
     free(lists->copy);
     free(lists);
 }
 
-/* Indices in the lists have 32 bits, and the sum of a token takes two units at most. */
-static ep_status check_sizes(const ep_plan *plan)
+/* Counts the tokens. Indices in the lists have 32 bits, and the sum of a token takes two units at most. */
+static ep_status count_tokens(const ep_plan *plan, struct cuda_lists *lists, size_t *ret_own, size_t *ret_rails)
 {
     const struct ep_group_plan *inner = plan->impl;
     int64_t own = 0, rails = 0, entries = 0;
@@ -175,6 +147,9 @@ static ep_status check_sizes(const ep_plan *plan)
         rails += inner->rail[node].n_tokens;
         entries += inner->rail[node].n_entries;
     }
+    *ret_own = (size_t)own;
+    *ret_rails = (size_t)rails;
+    lists->rows_forward = (uint64_t)entries;
     if (own < INT32_MAX / 2 && rails < INT32_MAX / 2 && entries < INT32_MAX)
         return EP_OK;
     return ep_fail(EP_E_UNSUPPORTED,
@@ -183,31 +158,33 @@ static ep_status check_sizes(const ep_plan *plan)
                    plan->comm->rank, (long long)own, (long long)rails, (long long)entries, INT32_MAX / 2, INT32_MAX);
 }
 
+static ep_status make_lists(struct cuda_comm *cuda, const ep_plan *plan, struct cuda_lists *lists)
+{
+    size_t own, rails, n = (size_t)ep_group_plan_of(plan)->n_tokens, bytes = 0, at[2] = {0};
+    struct cuda_list_memory host, device;
+
+    EP_TRY(count_tokens(plan, lists, &own, &rails));
+    cuda_lists_lay_out(plan, own, rails, n, NULL, &bytes, &host);
+    lists->copy = malloc(bytes);
+    if (!lists->copy)
+        return ep_fail(EP_E_MEMORY, "plan: no memory for the routes between nodes");
+    cuda_lists_lay_out(plan, own, rails, n, lists->copy, &at[0], &host);
+    fill_own(plan, &host, lists);
+    fill_rails(plan, &host);
+    EP_TRY(cuda_pool_alloc(cuda, bytes, false, &lists->block));
+    cuda_lists_lay_out(plan, own, rails, n, lists->block.memory, &at[1], &device);
+    cuda_lists_point_to(plan, &host, &device, lists);
+    return cuda_transfer(cuda, &(struct cuda_transfer){lists->block.memory, lists->copy, bytes}, 1);
+}
+
 ep_status cuda_lists_make(struct cuda_comm *cuda, ep_plan *plan)
 {
-    struct cuda_lists *lists;
-    struct layout layout;
-    size_t bytes;
-    ep_status status = EP_E_MEMORY;
+    struct cuda_lists *lists = calloc(1, sizeof(*lists));
+    ep_status status;
 
-    EP_TRY(check_sizes(plan));
-    lists = calloc(1, sizeof(*lists));
     if (!lists)
         return ep_fail(EP_E_MEMORY, "plan: no memory for the routes between nodes");
-    bytes = lay_out(plan, NULL, &layout);
-    lists->copy = malloc(bytes);
-    if (lists->copy) {
-        lay_out(plan, lists->copy, &layout);
-        fill_own(plan, &layout, lists);
-        fill_rails(plan, &layout);
-        status = cuda_pool_alloc(cuda, bytes, false, &lists->block);
-        if (status == EP_OK)
-            point_to(plan, &layout, lists);
-        if (status == EP_OK)
-            status = cuda_transfer(cuda, &(struct cuda_transfer){lists->block.memory, lists->copy, bytes}, 1);
-    } else {
-        ep_fail(status, "plan: no memory for the routes between nodes");
-    }
+    status = make_lists(cuda, plan, lists);
     /* If this fails, the plan's next operation tries again. */
     if (status == EP_OK)
         cuda_plan_of(plan)->lists = lists;
@@ -254,7 +231,7 @@ ep_status cuda_nodes_dispatch(struct cuda_call *call, ep_plan *plan, const struc
     struct cuda_pack pack = {.waits = own->waits,
                              .counts = own->route.counts,
                              .n_tokens = own->route.n_tokens,
-                             .token = lists->token,
+                             .token = lists->device.token,
                              .x = own->x,
                              .scales = own->scales,
                              .weights = own->weights,
@@ -294,8 +271,8 @@ ep_status cuda_nodes_combine(struct cuda_call *call, ep_plan *plan, const struct
                                      .rail = lists->route,
                                      .rail_units = lists->rails.units_device,
                                      .net_units = lists->net.units_device,
-                                     .remote_count = lists->remote_count,
-                                     .remote = lists->remote,
+                                     .remote_count = lists->device.remote_count,
+                                     .remote = lists->device.remote,
                                      .remote_width = lists->remote_width,
                                      .weight_words = weight_words,
                                      .blocks = cuda->sms * BLOCKS_PER_SM};

@@ -3,8 +3,6 @@
  * Copies what the host has computed for a plan between nodes to the memory that updates on the device write: for
  * operations in a graph, which must follow later updates.
  */
-#include "backend/cuda/nodes_update.h"
-
 #include "backend/cuda/lists.h"
 
 #include <stdlib.h>
@@ -34,16 +32,16 @@ static ep_status copy_lists(struct cuda_comm *cuda, const ep_plan *plan, const s
         {u->count, route->count, n * word},
         {u->entry, route->entry, n * width * sizeof(*u->entry)},
         {u->counts, route->counts, sizeof(*u->counts)},
-        {u->net, from->net.rail_device, all_rails},
-        {u->net_units, from->net.units_device, (own + nnodes) * word},
-        {u->token, from->token, own * word},
-        {u->remote_count, from->remote_count, n * word},
-        {u->remote, from->remote, n * (size_t)from->remote_width * sizeof(*u->remote)},
-        {u->rail, from->rails.rail_device, all_rails},
-        {u->rail_units, from->rails.units_device, (rails + nnodes) * word},
-        {u->rail_index, from->route.index, rails * topk * word},
-        {u->rail_count, from->route.count, rails * word},
-        {u->rail_entry, from->route.entry, rails * width * sizeof(*u->rail_entry)},
+        {u->list.net, from->device.net, all_rails},
+        {u->list.net_units, from->device.net_units, (own + nnodes) * word},
+        {u->list.token, from->device.token, own * word},
+        {u->list.remote_count, from->device.remote_count, n * word},
+        {u->list.remote, from->device.remote, n * (size_t)from->remote_width * sizeof(*u->list.remote)},
+        {u->list.rail, from->device.rail, all_rails},
+        {u->list.rail_units, from->device.rail_units, (rails + nnodes) * word},
+        {u->list.rail_index, from->device.rail_index, rails * topk * word},
+        {u->list.rail_count, from->device.rail_count, rails * word},
+        {u->list.rail_entry, from->device.rail_entry, rails * width * sizeof(*u->list.rail_entry)},
     };
 
     EP_TRY(cuda_transfer(cuda, parts, sizeof(parts) / sizeof(parts[0])));

@@ -84,7 +84,7 @@ __device__ void count_remote_nodes(const cuda_nodes_update &u)
 
         /* With a node beyond the last one, all are lower. */
         rows_there(u, token, nodes_of(u), n);
-        u.remote_count[token] = n;
+        u.list.remote_count[token] = n;
     }
 }
 
@@ -92,30 +92,30 @@ __device__ void count_remote_nodes(const cuda_nodes_update &u)
 __global__ void __launch_bounds__(LIST_THREADS) list_tokens_kernel(const __grid_constant__ cuda_nodes_update u)
 {
     int node = (int)blockIdx.x, first, at, units = 0;
-    int32_t *of = u.net_units + node, *pinned = u.net_units_pinned + node; /* of the list */
+    int32_t *of = u.list.net_units + node, *pinned = u.pinned.net_units + node; /* of the list */
 
     if (has_given_up(u))
         return;
     if (node == node_of(u))
         count_remote_nodes(u);
-    first = at = u.net[node].first;
-    for (int tile = 0; tile < u.n_tokens && u.net[node].n; tile += LIST_THREADS) {
+    first = at = u.list.net[node].first;
+    for (int tile = 0; tile < u.n_tokens && u.list.net[node].n; tile += LIST_THREADS) {
         int token = tile + (int)threadIdx.x, before = 0;
         int rows = token < u.n_tokens ? rows_there(u, token, node, before) : 0, mine = rows ? units_of(u, rows) : 0;
         uint32_t all, sum = sum_before((uint32_t)mine << 16 | (rows ? 1 : 0), all);
         int here = at + (int)(sum & 0xffff);
 
         if (rows) {
-            u.token[here] = token;
+            u.list.token[here] = token;
             of[here] = pinned[here] = units + (int)(sum >> 16);
-            u.remote[(size_t)token * u.remote_width + before] = {node, here};
+            u.list.remote[(size_t)token * u.remote_width + before] = {node, here};
         }
         at += (int)(all & 0xffff);
         units += (int)(all >> 16);
     }
     if (threadIdx.x == 0)
         of[at] = pinned[at] = units;
-    if (threadIdx.x == 0 && at - first != u.net[node].n)
+    if (threadIdx.x == 0 && at - first != u.list.net[node].n)
         set_failure(u.waits, CUDA_FAILED_DAMAGE, u.waits.rank, u.waits.ready_phase);
     __threadfence_system();
 }
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(LIST_THREADS, 1) receive_lists_kernel(const __
         for (int i = (int)threadIdx.x; i < c.n * u.topk && ok; i += (int)blockDim.x) {
             int32_t expert = load_word(reinterpret_cast<const int32_t *>(landed) + i);
 
-            u.rail_index[(size_t)c.first * u.topk + i] = expert;
+            u.list.rail_index[(size_t)c.first * u.topk + i] = expert;
             if (expert < -1 || expert >= u.n_experts) {
                 set_failure(u.waits, CUDA_FAILED_DAMAGE, rail_peer_of(u.waits, c.node), u.waits.ready_phase);
                 ok = false;
@@ -165,12 +165,12 @@ struct token_set {
 
 __device__ token_set tokens_of(const cuda_nodes_update &u, int node)
 {
-    cuda_node_range rail = u.rail[node];
+    cuda_node_range rail = u.list.rail[node];
 
     if (node == node_of(u))
         return {u.index, u.entry, u.count, u.n_tokens};
-    return {u.rail_index + (size_t)rail.first * u.topk, u.rail_entry + (size_t)rail.first * u.width,
-            u.rail_count + rail.first, rail.n};
+    return {u.list.rail_index + (size_t)rail.first * u.topk, u.list.rail_entry + (size_t)rail.first * u.width,
+            u.list.rail_count + rail.first, rail.n};
 }
 
 /* The rank (rank layout) or expert (expanded layout) on this node of a choice; -1: none. */
@@ -261,7 +261,8 @@ __global__ void __launch_bounds__(TILE) number_rows_kernel(const __grid_constant
     extern __shared__ uint32_t masks[]; /* [targets, MASK_WORDS], then [targets] next rows */
     int node = (int)blockIdx.x, targets = u.expanded ? experts_of_node(u) : u.waits.nranks, units = 0;
     int32_t *next = reinterpret_cast<int32_t *>(masks + (size_t)targets * MASK_WORDS);
-    int32_t *list = u.rail_units + node + u.rail[node].first, *pinned = u.rail_units_pinned + node + u.rail[node].first;
+    int32_t *list = u.list.rail_units + node + u.list.rail[node].first,
+            *pinned = u.pinned.rail_units + node + u.list.rail[node].first;
     bool own = node == node_of(u), ok = true;
     token_set of = tokens_of(u, node);
 

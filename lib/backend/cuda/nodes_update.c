@@ -5,42 +5,13 @@
  * made in a capture has such lists from the beginning. The devices write what the proxy needs, the size of the lists
  * for each node, into pinned memory.
  */
-#include "backend/cuda/nodes_update.h"
-
 #include "backend/cuda/lists.h"
-#include "backend/cuda/proxy.h"
 
 #include <stdlib.h>
-
-struct cuda_net_update {
-    struct cuda_nodes_update u;
-    /*
-     * Kernels write it after an exchange with all other nodes. The proxy takes part in that exchange after every
-     * operation called before, so it never reads what belongs to a later plan.
-     */
-    struct cuda_host_block *info;
-    int32_t net_capacity, net_node_capacity;
-};
 
 static ep_status fail_memory(void)
 {
     return ep_fail(EP_E_MEMORY, "plan: no memory for routes between nodes that the device writes");
-}
-
-void cuda_net_update_free(struct cuda_net_update *update)
-{
-    if (!update)
-        return;
-    if (update->info)
-        update->info->used = false;
-    free(update);
-}
-
-void cuda_net_update_fill_metadata(const struct cuda_net_update *update, struct cuda_metadata *m)
-{
-    m->first = update->u.first;
-    m->exact = update->u.expert_exact;
-    m->start = update->u.start;
 }
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
@@ -67,13 +38,13 @@ static size_t summary_words(const ep_plan *plan)
     return CUDA_SUMMARY_STARTS + (size_t)plan->comm->ranks_per_node;
 }
 
-/* Capacity of the lists in tokens. */
-static ep_status size_lists(const ep_plan *plan, struct cuda_net_update *update)
+/* Capacity of the lists in tokens. A capacity of 0 would mean lists that do not change, so it is at least 1. */
+static ep_status size_lists(const ep_plan *plan, struct cuda_lists *lists)
 {
     const struct ep_group *group = ep_group_of(plan->comm);
     const int32_t *most = ep_group_plan_of(plan)->max_tokens;
     int64_t net = (int64_t)max_tokens_of(plan) * cuda_remote_width(plan), rails = 0;
-    int32_t rail_node_capacity = 0;
+    int32_t rail_node_capacity = 1;
 
     for (int node = 0; node < plan->comm->nnodes; node++) {
         int rank = ep_group_rail(group, node);
@@ -89,22 +60,19 @@ static ep_status size_lists(const ep_plan *plan, struct cuda_net_update *update)
             "plan: max_tokens of %d here, and of %lld on the rail peers, is too large for updates on the device "
             "between %d nodes: reduce max_tokens",
             max_tokens_of(plan), (long long)rails, plan->comm->nnodes);
-    /* A capacity of 0 would mean lists that do not change, so it is at least 1. */
-    update->net_capacity = net ? (int32_t)net : 1;
-    update->net_node_capacity = max_tokens_of(plan) ? max_tokens_of(plan) : 1;
-    update->u.rail_capacity = rails ? (int32_t)rails : 1;
-    update->u.rail_node_capacity = rail_node_capacity ? rail_node_capacity : 1;
+    lists->net.capacity = net ? (int32_t)net : 1;
+    lists->net.node_capacity = max_tokens_of(plan) ? max_tokens_of(plan) : 1;
+    lists->rails.capacity = rails ? (int32_t)rails : 1;
+    lists->rails.node_capacity = rail_node_capacity;
     return EP_OK;
 }
 
 /* Lays out the device memory; returns its size in bytes. */
-static size_t lay_out(const ep_plan *plan, char *memory, const struct cuda_net_update *update,
-                      struct cuda_nodes_update *u)
+static size_t lay_out(const ep_plan *plan, char *memory, const struct cuda_lists *lists, struct cuda_nodes_update *u)
 {
     size_t nnodes = (size_t)plan->comm->nnodes, nranks = (size_t)plan->comm->nranks, n = (size_t)max_tokens_of(plan);
     size_t topk = (size_t)plan->args.topk, width = (size_t)cuda_plan_of(plan)->route.width, word = sizeof(int32_t);
-    size_t n_local = (size_t)plan->info.n_local_experts, rails = (size_t)update->u.rail_capacity, at = 0;
-    size_t net = (size_t)update->net_capacity;
+    size_t n_local = (size_t)plan->info.n_local_experts, at = 0;
 
     u->totals = cuda_carve(memory, &at, cuda_update_totals((int)nnodes, (int)nranks, plan->args.n_experts), word);
     u->slice = cuda_carve(memory, &at, nnodes * slice_words(plan), word);
@@ -120,34 +88,25 @@ static size_t lay_out(const ep_plan *plan, char *memory, const struct cuda_net_u
     u->index = cuda_carve(memory, &at, n * topk, word);
     u->count = cuda_carve(memory, &at, n, word);
     u->entry = cuda_carve(memory, &at, n * width, sizeof(*u->entry));
-    u->net = cuda_carve(memory, &at, nnodes, sizeof(*u->net));
-    u->token = cuda_carve(memory, &at, net, word);
-    u->net_units = cuda_carve(memory, &at, net + nnodes, word);
-    u->remote_count = cuda_carve(memory, &at, n, word);
-    u->remote = cuda_carve(memory, &at, n * (size_t)cuda_remote_width(plan), sizeof(*u->remote));
-    u->rail = cuda_carve(memory, &at, nnodes, sizeof(*u->rail));
-    u->rail_index = cuda_carve(memory, &at, rails * topk, word);
-    u->rail_count = cuda_carve(memory, &at, rails, word);
-    u->rail_units = cuda_carve(memory, &at, rails + nnodes, word);
-    u->rail_entry = cuda_carve(memory, &at, rails * width, sizeof(*u->rail_entry));
+    cuda_lists_lay_out(plan, (size_t)lists->net.capacity, (size_t)lists->rails.capacity, n, memory, &at, &u->list);
     return at;
 }
 
 /* Lays out the pinned copies. */
-static size_t lay_out_pinned(const ep_plan *plan, char *memory, const struct cuda_net_update *update,
-                             struct cuda_nodes_update *u)
+static size_t lay_out_pinned(const ep_plan *plan, char *memory, const struct cuda_lists *lists,
+                             struct cuda_list_memory *l)
 {
     size_t nnodes = (size_t)plan->comm->nnodes, at = 0;
 
-    u->net_pinned = cuda_carve(memory, &at, nnodes, sizeof(*u->net_pinned));
-    u->rail_pinned = cuda_carve(memory, &at, nnodes, sizeof(*u->rail_pinned));
-    u->net_units_pinned = cuda_carve(memory, &at, (size_t)update->net_capacity + nnodes, sizeof(int32_t));
-    u->rail_units_pinned = cuda_carve(memory, &at, (size_t)update->u.rail_capacity + nnodes, sizeof(int32_t));
+    l->net = cuda_carve(memory, &at, nnodes, sizeof(*l->net));
+    l->rail = cuda_carve(memory, &at, nnodes, sizeof(*l->rail));
+    l->net_units = cuda_carve(memory, &at, (size_t)lists->net.capacity + nnodes, sizeof(int32_t));
+    l->rail_units = cuda_carve(memory, &at, (size_t)lists->rails.capacity + nnodes, sizeof(int32_t));
     return at;
 }
 
 /* Sets what no update changes. */
-static void describe(const ep_plan *plan, struct cuda_nodes_update *u)
+static void describe(const ep_plan *plan, const struct cuda_lists *lists, struct cuda_nodes_update *u)
 {
     const struct cuda_route *route = &cuda_plan_of(plan)->route;
     const ep_comm *comm = plan->comm;
@@ -162,6 +121,8 @@ static void describe(const ep_plan *plan, struct cuda_nodes_update *u)
     u->n_local_experts = plan->info.n_local_experts;
     u->width = route->width;
     u->remote_width = cuda_remote_width(plan);
+    u->rail_capacity = lists->rails.capacity;
+    u->rail_node_capacity = lists->rails.node_capacity;
     u->alignment = plan->args.expert_alignment;
     u->capacity = (int32_t)(plan->args.max_recv_tokens < INT32_MAX ? plan->args.max_recv_tokens : INT32_MAX);
     u->desc = cuda_update_desc(plan);
@@ -169,37 +130,21 @@ static void describe(const ep_plan *plan, struct cuda_nodes_update *u)
 
 static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, bool keep_routing, struct cuda_lists *lists)
 {
-    struct cuda_net_update *update = lists->update;
-    struct cuda_nodes_update *u = &update->u, host;
+    struct cuda_nodes_update *u = lists->update;
     const struct cuda_plan *device = cuda_plan_of(plan);
+    struct cuda_list_memory host;
 
-    EP_TRY(size_lists(plan, update));
+    EP_TRY(size_lists(plan, lists));
     /* A plan whose routing is kept gets no memory of another one. */
-    EP_TRY(cuda_host_block_acquire(cuda, "ep_plan_update", CUDA_HOST_NET_COUNTS, lay_out_pinned(plan, NULL, update, u),
-                                   device->captured, keep_routing, &update->info));
-    EP_TRY(cuda_pool_alloc(cuda, lay_out(plan, NULL, update, u), device->captured, &lists->block));
-    lay_out(plan, lists->block.memory, update, u);
-    lay_out_pinned(plan, update->info->device, update, u);
-    lay_out_pinned(plan, update->info->memory, update, &host);
-    describe(plan, u);
-    lists->net = (struct cuda_list_side){.rail = host.net_pinned,
-                                         .rail_device = u->net,
-                                         .units = host.net_units_pinned,
-                                         .units_device = u->net_units,
-                                         .capacity = update->net_capacity,
-                                         .node_capacity = update->net_node_capacity};
-    lists->rails = (struct cuda_list_side){.rail = host.rail_pinned,
-                                           .rail_device = u->rail,
-                                           .units = host.rail_units_pinned,
-                                           .units_device = u->rail_units,
-                                           .capacity = u->rail_capacity,
-                                           .node_capacity = u->rail_node_capacity};
-    lists->token = u->token;
-    lists->route = (struct cuda_rail_route){
-        .entry = u->rail_entry, .count = u->rail_count, .index = u->rail_index, .width = u->width};
-    lists->remote_count = u->remote_count;
-    lists->remote = u->remote;
-    lists->remote_width = u->remote_width;
+    EP_TRY(cuda_host_block_acquire(cuda, "ep_plan_update", CUDA_HOST_NET_COUNTS,
+                                   lay_out_pinned(plan, NULL, lists, &host), device->captured, keep_routing,
+                                   &lists->info));
+    EP_TRY(cuda_pool_alloc(cuda, lay_out(plan, NULL, lists, u), device->captured, &lists->block));
+    lay_out(plan, lists->block.memory, lists, u);
+    lay_out_pinned(plan, lists->info->device, lists, &u->pinned);
+    lay_out_pinned(plan, lists->info->memory, lists, &host);
+    describe(plan, lists, u);
+    cuda_lists_point_to(plan, &host, &u->list, lists);
     return EP_OK;
 }
 
@@ -207,7 +152,7 @@ static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, bool k
 static void install_lists(struct cuda_comm *cuda, ep_plan *plan, struct cuda_lists *lists)
 {
     struct cuda_plan *device = cuda_plan_of(plan);
-    const struct cuda_nodes_update *u = &lists->update->u;
+    const struct cuda_nodes_update *u = lists->update;
     struct cuda_block *stale[] = {&device->ordered, &device->metadata_counts, &device->sources};
 
     cuda_lists_free(cuda, device->lists);
@@ -239,14 +184,11 @@ static ep_status make_lists(struct cuda_comm *cuda, ep_plan *plan, bool keep_rou
     lists->update = calloc(1, sizeof(*lists->update));
     status = lists->update ? open_memory(cuda, plan, keep_routing, lists) : fail_memory();
     if (status == EP_OK && keep_routing)
-        status = cuda_net_copy_plan(cuda, plan, lists, &lists->update->u);
-    if (status == EP_OK) {
+        status = cuda_net_copy_plan(cuda, plan, lists, lists->update);
+    if (status == EP_OK)
         install_lists(cuda, plan, lists);
-        return EP_OK;
-    }
-    cuda_pool_free(cuda, &lists->block);
-    cuda_net_update_free(lists->update);
-    free(lists);
+    else
+        cuda_lists_free(cuda, lists);
     return status;
 }
 
@@ -287,7 +229,7 @@ static ep_status prepare_lists(const struct cuda_call *call, const ep_plan *plan
                                struct cuda_net_op **ret_op)
 {
     const struct cuda_lists *lists = cuda_plan_of(plan)->lists;
-    struct cuda_nodes_update *u = &lists->update->u;
+    struct cuda_nodes_update *u = lists->update;
     const struct cuda_net_op_params params = {.name = "plan",
                                               .phase = EP_GROUP_PLAN_ROUTES,
                                               .desc = u->desc.words,
@@ -297,7 +239,7 @@ static ep_status prepare_lists(const struct cuda_call *call, const ep_plan *plan
                                               .token_bytes = (size_t)plan->args.topk * sizeof(int32_t)};
 
     *pack = (struct cuda_pack){.waits = u->waits,
-                               .token = u->token,
+                               .token = u->list.token,
                                .scales = (const uint32_t *)u->index,
                                .scale_stride_token = plan->args.topk,
                                .scale_stride_block = 1,
@@ -311,7 +253,7 @@ static ep_status prepare_lists(const struct cuda_call *call, const ep_plan *plan
 /* Prepares the three operations of an update: slices, summaries, and experts of tokens. */
 static ep_status prepare_all(const struct cuda_call *call, const ep_plan *plan, struct cuda_pack *pack)
 {
-    struct cuda_nodes_update *u = &cuda_plan_of(plan)->lists->update->u;
+    struct cuda_nodes_update *u = cuda_plan_of(plan)->lists->update;
     struct cuda_net_op *op[3];
     ep_status status;
     int n = 0;
@@ -330,7 +272,7 @@ static ep_status prepare_all(const struct cuda_call *call, const ep_plan *plan, 
 static ep_status enqueue(struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *args)
 {
     struct cuda_plan *device = cuda_plan_of(plan);
-    struct cuda_nodes_update *u = &device->lists->update->u;
+    struct cuda_nodes_update *u = device->lists->update;
     struct cuda_pack pack;
 
     device->lists->rows_self = device->lists->rows_node = device->lists->rows_forward = 0; /* unknown to the host */
@@ -368,7 +310,7 @@ ep_status cuda_nodes_plan_update(ep_plan *plan, const ep_plan_update_args *args,
 ep_status cuda_nodes_plan_prefix(const struct cuda_call *call, const ep_plan *plan, int32_t *prefix)
 {
     size_t words = (size_t)plan->comm->nranks * (size_t)plan->comm->ranks_per_node;
-    struct cuda_nodes_update u = cuda_plan_of(plan)->lists->update->u;
+    struct cuda_nodes_update u = *cuda_plan_of(plan)->lists->update;
     struct cuda_net_op *op;
 
     cuda_fill_waits(call->cuda, EP_GROUP_PLAN_COUNTS, EP_GROUP_PLAN_COUNTS, &u.waits);

@@ -357,12 +357,12 @@ __device__ bool write_lists(const cuda_nodes_update &u, bool refused)
     for (int node = 0; node < nodes_of(u); node++) {
         bool empty = refused || node == node_of(u);
 
-        u.net[node] = {net, empty ? 0 : *tokens_for_node(u, node)};
-        u.rail[node] = {(int32_t)rails, empty ? 0 : u.slice[(size_t)node * words]};
-        u.net_pinned[node] = u.net[node];
-        u.rail_pinned[node] = u.rail[node];
-        net += u.net[node].n;
-        rails += u.rail[node].n;
+        u.list.net[node] = {net, empty ? 0 : *tokens_for_node(u, node)};
+        u.list.rail[node] = {(int32_t)rails, empty ? 0 : u.slice[(size_t)node * words]};
+        u.pinned.net[node] = u.list.net[node];
+        u.pinned.rail[node] = u.list.rail[node];
+        net += u.list.net[node].n;
+        rails += u.list.rail[node].n;
         if (rails > u.rail_capacity) {
             set_failure(u.waits, CUDA_FAILED_DAMAGE, rail_peer_of(u.waits, node), u.waits.ready_phase);
             return false;
