@@ -4,7 +4,7 @@
  *
  *   device.c       the module's table, the choice of the device, the wrapper of the CUDA runtime
  *   comm.c         opening and closing: signals, report, mapping of the peers
- *   links.c        the speed of the links, from NVML (nvml.c)
+ *   nvml.c         the speed of the links
  *   memory.c       symmetric memory of this rank, staging
  *   local.c        memory that this rank allocates or registers alone
  *   map.c          mappings of the peers' memory
@@ -312,9 +312,6 @@ void cuda_scope_end_uncaptured(struct cuda_scope *scope);
         }                                                                                                              \
         return status_;                                                                                                \
     } while (0)
-
-/* links.c. MB/s of all links of a GPU together, in one direction; 0: none, or unknown. */
-uint64_t cuda_link_mbps(const char *bus_id);
 
 /* comm.c */
 ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot);

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "backend/cuda/nvml.h"
 #include "backend/cuda/proxy.h"
 
 #include <epkit/cuda.h>

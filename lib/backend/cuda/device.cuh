@@ -19,8 +19,7 @@
 #define VECTOR 16 /* bytes that a lane moves at once */
 
 /* For the functions that cuda_kernels_load() calls. */
-template <typename... Kernels>
-cudaError_t load_kernels(Kernels... kernels)
+template <typename... Kernels> cudaError_t load_kernels(Kernels... kernels)
 {
     cudaFuncAttributes attributes;
     cudaError_t error = cudaSuccess;
@@ -279,8 +278,7 @@ __device__ inline void set_failure(const cuda_waits &waits, uint32_t kind, int r
 }
 
 /* A choice of the routing in the arguments of a kernel. */
-template <typename Arguments>
-__device__ inline int64_t expert_at(const Arguments &a, size_t at)
+template <typename Arguments> __device__ inline int64_t expert_at(const Arguments &a, size_t at)
 {
     return a.idx64 ? static_cast<const int64_t *>(a.topk_idx)[at] : static_cast<const int32_t *>(a.topk_idx)[at];
 }

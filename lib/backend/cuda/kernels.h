@@ -395,7 +395,6 @@ struct cuda_layout {
 };
 
 cudaError_t cuda_launch_layout(const struct cuda_layout *layout, cudaStream_t stream);
-cudaError_t cuda_layout_load(int shared_bytes);
 
 /* Writes the counts and the rows to be dispatched; after their dispatch, what depends on them. */
 cudaError_t cuda_launch_metadata_counts(const struct cuda_metadata *metadata, cudaStream_t stream);

@@ -4,7 +4,8 @@
  * the rows of the rail peers' tokens on this one. Rows are numbered in the order of the tokens, as on the host
  * (group/plan.c).
  */
-#include "backend/cuda/nodes_update.cuh"
+#include "backend/cuda/nodes.cuh"
+#include "backend/cuda/update.cuh"
 
 #define LIST_THREADS 1024
 #define TILE CUDA_COUNT_TOKENS /* tokens numbered at a time, one per thread */
@@ -16,7 +17,7 @@ namespace
 /* Has an earlier kernel failed? The same result for all threads of a block. */
 __device__ bool has_given_up(const cuda_nodes_update &u)
 {
-    return __syncthreads_or(threadIdx.x == 0 && *(const volatile uint32_t *)&u.waits.mine->failure);
+    return __syncthreads_or(threadIdx.x == 0 && is_stopped(u.waits));
 }
 
 /* --- the lists --------------------------------------------------------------------------------------------------- */
@@ -61,7 +62,7 @@ __device__ int rows_there(const cuda_nodes_update &u, int token, int node, int &
         int rank = index[k] < 0 ? -1 : index[k] / u.n_local_experts, there = rank / u.waits.nranks;
         bool seen = false;
 
-        if (rank < 0 || there > node || there == node_of(u))
+        if (rank < 0 || there > node || there == u.words.node)
             continue;
         if (there == node) {
             ranks |= 1u << rank % u.waits.nranks;
@@ -83,7 +84,7 @@ __device__ void count_remote_nodes(const cuda_nodes_update &u)
         int n;
 
         /* With a node beyond the last one, all are lower. */
-        rows_there(u, token, nodes_of(u), n);
+        rows_there(u, token, u.words.nnodes, n);
         u.list.remote_count[token] = n;
     }
 }
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(LIST_THREADS) list_tokens_kernel(const __grid_
 
     if (has_given_up(u))
         return;
-    if (node == node_of(u))
+    if (node == u.words.node)
         count_remote_nodes(u);
     first = at = u.list.net[node].first;
     for (int tile = 0; tile < u.n_tokens && u.list.net[node].n; tile += LIST_THREADS) {
@@ -167,7 +168,7 @@ __device__ token_set tokens_of(const cuda_nodes_update &u, int node)
 {
     cuda_node_range rail = u.list.rail[node];
 
-    if (node == node_of(u))
+    if (node == u.words.node)
         return {u.index, u.entry, u.count, u.n_tokens};
     return {u.list.rail_index + (size_t)rail.first * u.topk, u.list.rail_entry + (size_t)rail.first * u.width,
             u.list.rail_count + rail.first, rail.n};
@@ -176,7 +177,7 @@ __device__ token_set tokens_of(const cuda_nodes_update &u, int node)
 /* The rank (rank layout) or expert (expanded layout) on this node of a choice; -1: none. */
 __device__ __forceinline__ int target_of(const cuda_nodes_update &u, int expert)
 {
-    int here = expert - node_of(u) * experts_of_node(u);
+    int here = expert - u.words.node * experts_of_node(u);
 
     if (expert < 0 || here < 0 || here >= experts_of_node(u))
         return -1;
@@ -263,7 +264,7 @@ __global__ void __launch_bounds__(TILE) number_rows_kernel(const __grid_constant
     int32_t *next = reinterpret_cast<int32_t *>(masks + (size_t)targets * MASK_WORDS);
     int32_t *list = u.list.rail_units + node + u.list.rail[node].first,
             *pinned = u.pinned.rail_units + node + u.list.rail[node].first;
-    bool own = node == node_of(u), ok = true;
+    bool own = node == u.words.node, ok = true;
     token_set of = tokens_of(u, node);
 
     if (has_given_up(u))

@@ -3,7 +3,8 @@
  * New routing between nodes: see nodes_update.h. Sums follow the order of the ranks and rows that of the tokens, so the
  * rows are those that the host would assign (group/plan.c).
  */
-#include "backend/cuda/nodes_update.cuh"
+#include "backend/cuda/nodes.cuh"
+#include "backend/cuda/update.cuh"
 
 #define EXCHANGE_THREADS 1024
 #define THREADS CUDA_COUNT_TOKENS
@@ -23,12 +24,12 @@ __device__ __forceinline__ int32_t *tokens_for_node(const cuda_nodes_update &u, 
 
 __device__ __forceinline__ int32_t *tokens_for_rank(const cuda_nodes_update &u, int rank)
 {
-    return u.totals + 1 + nodes_of(u) + rank;
+    return u.totals + 1 + u.words.nnodes + rank;
 }
 
 __device__ __forceinline__ int32_t *tokens_for_expert(const cuda_nodes_update &u, int expert)
 {
-    return u.totals + 1 + nodes_of(u) + nodes_of(u) * u.waits.nranks + expert;
+    return u.totals + 1 + u.words.nnodes + u.words.nnodes * u.waits.nranks + expert;
 }
 
 /* --- this rank's routing ----------------------------------------------------------------------------------------- */
@@ -87,7 +88,7 @@ __device__ bool mask_is_possible(const cuda_nodes_update &u)
 {
     bool possible = true;
 
-    for (int rank = (int)threadIdx.x; rank < nodes_of(u) * u.waits.nranks && !u.topk_idx; rank += (int)blockDim.x) {
+    for (int rank = (int)threadIdx.x; rank < u.words.nnodes * u.waits.nranks && !u.topk_idx; rank += (int)blockDim.x) {
         int tokens = *tokens_for_rank(u, rank);
         int64_t sum = 0;
 
@@ -122,8 +123,8 @@ __device__ void send_words(const cuda_nodes_update &u, const net_run &run)
 {
     __threadfence_system();
     __syncthreads();
-    for (int node = (int)threadIdx.x; node < nodes_of(u); node += (int)blockDim.x)
-        if (node != node_of(u))
+    for (int node = (int)threadIdx.x; node < u.words.nnodes; node += (int)blockDim.x)
+        if (node != u.words.node)
             store_release(&run.buffers->ready[slot_of(node)], run.number);
 }
 
@@ -148,8 +149,8 @@ __device__ bool receive_words(const cuda_nodes_update &u, const cuda_net_op_args
 {
     __shared__ const unsigned char *landed;
 
-    for (int node = 0; node < nodes_of(u); node++) {
-        if (node == node_of(u))
+    for (int node = 0; node < u.words.nnodes; node++) {
+        if (node == u.words.node)
             continue;
         if (threadIdx.x == 0)
             landed = await_chunk(u.waits, op, run, u.words, node, slot_of(node));
@@ -171,9 +172,9 @@ __device__ bool slices_are_valid(const cuda_nodes_update &u)
     int words = slice_words(u);
     bool ok = true;
 
-    for (int i = (int)threadIdx.x; i < nodes_of(u) * words && ok; i += (int)blockDim.x) {
+    for (int i = (int)threadIdx.x; i < u.words.nnodes * words && ok; i += (int)blockDim.x) {
         int node = i / words, n = u.slice[(size_t)node * words],
-            most = node == node_of(u) ? INT32_MAX : u.rail_node_capacity;
+            most = node == u.words.node ? INT32_MAX : u.rail_node_capacity;
 
         ok = n >= 0 && n <= most && u.slice[i] >= 0 && u.slice[i] <= n;
         if (!ok)
@@ -189,9 +190,9 @@ __device__ __forceinline__ bool exchange_words(const cuda_nodes_update &u, const
 {
     if (!await_arena(u.waits, op, run, u.words))
         return false;
-    for (int i = (int)threadIdx.x; i < nodes_of(u) * words; i += (int)blockDim.x) {
+    for (int i = (int)threadIdx.x; i < u.words.nnodes * words; i += (int)blockDim.x) {
         int node = i / words, word = i % words;
-        int32_t *to = node == node_of(u)
+        int32_t *to = node == u.words.node
                           ? own + (size_t)node * words
                           : reinterpret_cast<int32_t *>(run.buffers->arena + (size_t)slot_of(node) * op.slot_bytes);
 
@@ -215,7 +216,7 @@ __device__ bool exchange_slices(const cuda_nodes_update &u, const net_run &run)
 /* Publishes them to the ranks of this node. */
 __device__ void push_slices(const cuda_nodes_update &u, uint64_t number)
 {
-    int each = slice_words(u) - 1, words = CUDA_SLICE_WORDS + nodes_of(u) * each;
+    int each = slice_words(u) - 1, words = CUDA_SLICE_WORDS + u.words.nnodes * each;
 
     for (int i = (int)threadIdx.x; i < u.waits.nranks * words; i += (int)blockDim.x) {
         int word = i % words, at = word - CUDA_SLICE_WORDS;
@@ -244,7 +245,7 @@ __device__ bool receive_target(const cuda_nodes_update &u, uint64_t number, int 
     int target = u.expanded ? at - nlocal : at;
     int64_t total = 0;
 
-    for (int source = 0; source < nodes_of(u) * nlocal; source++) {
+    for (int source = 0; source < u.words.nnodes * nlocal; source++) {
         int node = source / nlocal, local = source % nlocal;
         int32_t n;
 
@@ -261,7 +262,7 @@ __device__ bool receive_target(const cuda_nodes_update &u, uint64_t number, int 
             u.prefix[source * nlocal + at] = (int32_t)total;
     }
     if (at == u.waits.rank)
-        u.first[nodes_of(u) * nlocal] = total;
+        u.first[u.words.nnodes * nlocal] = total;
     /* No rank has a capacity beyond this. */
     x.total[at] = (int32_t)min(total, (int64_t)INT32_MAX);
     return true;
@@ -291,7 +292,7 @@ __device__ int64_t place_experts(const cuda_nodes_update &u, const node_counts &
             u.expert_start[i] = (int32_t)min(start, (int64_t)INT32_MAX);
             u.expert_exact[i] = exact;
         }
-        for (int node = 0; node < nodes_of(u) && u.expanded; node++)
+        for (int node = 0; node < u.words.nnodes && u.expanded; node++)
             u.base[(size_t)node * experts_of_node(u) + target] += (int32_t)min(start, (int64_t)INT32_MAX);
         start = (start + exact + u.alignment - 1) / u.alignment * u.alignment;
     }
@@ -354,8 +355,8 @@ __device__ bool write_lists(const cuda_nodes_update &u, bool refused)
     int net = 0, words = slice_words(u);
     int64_t rails = 0;
 
-    for (int node = 0; node < nodes_of(u); node++) {
-        bool empty = refused || node == node_of(u);
+    for (int node = 0; node < u.words.nnodes; node++) {
+        bool empty = refused || node == u.words.node;
 
         u.list.net[node] = {net, empty ? 0 : *tokens_for_node(u, node)};
         u.list.rail[node] = {(int32_t)rails, empty ? 0 : u.slice[(size_t)node * words]};
@@ -384,11 +385,11 @@ __device__ bool write_counts(const cuda_nodes_update &u, const node_counts &x)
 
     if (i == 0) {
         first = 0;
-        while (first < nodes_of(u) && !u.summary[(size_t)first * words + CUDA_SUMMARY_REFUSED])
+        while (first < u.words.nnodes && !u.summary[(size_t)first * words + CUDA_SUMMARY_REFUSED])
             first++;
     }
     __syncthreads();
-    refused = first < nodes_of(u);
+    refused = first < u.words.nnodes;
     summary = u.summary + (size_t)(refused ? first : 0) * words;
     if (i < u.waits.nranks) {
         u.counts->base[i] = 0;
@@ -401,11 +402,11 @@ __device__ bool write_counts(const cuda_nodes_update &u, const node_counts &x)
             refused ? (int64_t)summary[CUDA_SUMMARY_ROWS + 1] << 32 | (uint32_t)summary[CUDA_SUMMARY_ROWS] : 0;
         u.counts->refused[2] = refused ? summary[CUDA_SUMMARY_CAPACITY] : 0;
     }
-    for (int rank = i; rank < nodes_of(u) * nlocal; rank += (int)blockDim.x)
+    for (int rank = i; rank < u.words.nnodes * nlocal; rank += (int)blockDim.x)
         u.start[rank] = u.summary[(size_t)(rank / nlocal) * words + CUDA_SUMMARY_STARTS + rank % nlocal];
     for (int local = i; local < u.n_local_experts && refused; local += (int)blockDim.x)
         u.expert_exact[local] = 0;
-    for (int rank = i; rank <= nodes_of(u) * nlocal && refused; rank += (int)blockDim.x)
+    for (int rank = i; rank <= u.words.nnodes * nlocal && refused; rank += (int)blockDim.x)
         u.first[rank] = 0;
     if (i == 0)
         ok = write_lists(u, refused);
@@ -455,24 +456,24 @@ struct store_columns {
         int nlocal = u.waits.nranks, source = word / nlocal, local = word % nlocal;
 
         if (!refused)
-            u.all_prefix[(size_t)source * (nodes_of(u) * nlocal) + node * nlocal + local] = value;
+            u.all_prefix[(size_t)source * (u.words.nnodes * nlocal) + node * nlocal + local] = value;
     }
 };
 
 __global__ void __launch_bounds__(EXCHANGE_THREADS, 1)
     exchange_prefix_kernel(const __grid_constant__ cuda_nodes_update u)
 {
-    int words = nodes_of(u) * u.waits.nranks * u.waits.nranks;
+    int words = u.words.nnodes * u.waits.nranks * u.waits.nranks;
     net_run run = run_of(u.waits, u.prefixes);
     store_columns store = {u, u.counts->refused[0] != 0};
 
     if (!__syncthreads_and(threadIdx.x || may_begin(u.waits, u.waits.ready_phase)) ||
         !await_arena(u.waits, u.prefixes, run, u.words))
         return;
-    for (int i = (int)threadIdx.x; i < nodes_of(u) * words; i += (int)blockDim.x) {
+    for (int i = (int)threadIdx.x; i < u.words.nnodes * words; i += (int)blockDim.x) {
         int node = i / words, word = i % words, value = u.prefix[word];
 
-        if (node == node_of(u))
+        if (node == u.words.node)
             store(node, word, value);
         else
             reinterpret_cast<int32_t *>(run.buffers->arena + (size_t)slot_of(node) * u.prefixes.slot_bytes)[word] =

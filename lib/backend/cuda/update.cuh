@@ -3,9 +3,15 @@
 #ifndef EP_CUDA_UPDATE_CUH
 #define EP_CUDA_UPDATE_CUH
 
+#include "backend/cuda/nodes_update.h"
 #include "backend/cuda/sync.cuh"
 
 #define CUDA_MASK_WORDS (CUDA_COUNT_TOKENS / WARP) /* one bit for each token of a block that numbers rows */
+
+__device__ __forceinline__ int experts_of_node(const cuda_nodes_update &u)
+{
+    return u.n_local_experts * u.waits.nranks;
+}
 
 /* The number of bits set before that of this thread. */
 __device__ inline int rows_before(const uint32_t *mask)
