@@ -322,8 +322,6 @@ ep_status cuda_shrink(ep_comm *comm, ep_comm *next);
 
 /* memory.c */
 ep_status cuda_alloc(ep_comm *comm, size_t bytes, void **ret_memory);
-/* For the library itself; not collective. */
-ep_status cuda_alloc_internal(struct cuda_comm *cuda, size_t bytes, void **ret_memory);
 ep_status cuda_free(ep_comm *comm, void *memory);
 bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct ep_group_address *ret_address);
 /*
@@ -331,7 +329,8 @@ bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct 
  * in symmetric memory.
  */
 bool cuda_desc_buffer(struct cuda_comm *cuda, const void *memory, size_t bytes, uint32_t ret_words[2]);
-void cuda_publish_slot(struct cuda_slot *slot, const struct cuda_mapping *allocation, const cudaIpcMemHandle_t *handle);
+void cuda_publish_slot(struct cuda_slot *slot, void *base, size_t bytes, uint32_t generation,
+                       const cudaIpcMemHandle_t *handle);
 /* For the library or the caller; not collective, and never waits for a peer. */
 ep_status cuda_alloc_kind(struct cuda_comm *cuda, size_t bytes, enum cuda_memory kind, void **ret_memory);
 /* Stores the allocation in a slot with a new generation and publishes it. Under memory_lock. EP_E_MEMORY: no free slot.
@@ -482,6 +481,8 @@ static inline int64_t cuda_plan_rows(const ep_plan *plan)
 
 /* update.c */
 ep_status cuda_plan_open_fixed(struct cuda_call *call, ep_plan *plan, const ep_plan_args *args);
+/* Gives a plan its device part, which is empty. */
+ep_status cuda_plan_new_device(ep_plan *plan);
 /* Frees the device part of a plan of either kind; NULL: it has none. */
 void cuda_plan_free_device(struct cuda_comm *cuda, struct cuda_plan *device);
 ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
@@ -540,8 +541,6 @@ ep_status cuda_place_buffer(struct cuda_comm *cuda, struct cuda_op_desc *desc, i
 bool cuda_overlaps_copies(const struct cuda_comm *cuda, const ep_plan *plan, size_t row_bytes);
 /* Fills the kernel's arguments, except the memory. `copies`: some of its blocks copy. */
 void cuda_fill_stage(const struct cuda_comm *cuda, int n_tokens, bool copies, struct cuda_stage *ret_stage);
-/* Divides the multiprocessors of an operation between blocks that move rows and blocks that copy. */
-void cuda_share_sms(const struct cuda_comm *cuda, bool copies, int *ret_move_blocks, int *ret_copy_blocks);
 /* Sets the rings of the copy blocks within the shape of the blocks that move rows; their slots are not smaller. */
 void cuda_fit_copy_blocks(const struct cuda_comm *cuda, size_t slot, struct cuda_stage *stage,
                           struct cuda_shape *shape);

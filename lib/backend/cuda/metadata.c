@@ -31,27 +31,23 @@ void cuda_metadata_counts_write(const ep_plan *plan, int64_t *ret_counts)
 static ep_status find_exact_counts(struct cuda_comm *cuda, const ep_plan *plan)
 {
     struct cuda_plan *device = cuda_plan_of(plan);
+    struct cuda_block *block = &device->metadata_counts;
     size_t bytes = cuda_metadata_counts_bytes(plan);
-    struct cuda_block block = {.memory = NULL};
     int64_t *counts;
     ep_status status;
 
     if (device->exact_counts)
         return EP_OK;
+    if (!block->memory)
+        EP_TRY(cuda_pool_alloc(cuda, bytes, false, block));
     counts = malloc(bytes);
     if (!counts)
         return ep_fail(EP_E_MEMORY, "ep_plan_get_metadata: no memory");
     cuda_metadata_counts_write(plan, counts);
-    status = cuda_pool_alloc(cuda, bytes, false, &block);
-    if (status == EP_OK)
-        status = cuda_transfer(cuda, &(struct cuda_transfer){block.memory, counts, bytes}, 1);
+    status = cuda_transfer(cuda, &(struct cuda_transfer){block->memory, counts, bytes}, 1);
     free(counts);
-    if (status == EP_OK) {
-        device->metadata_counts = block;
-        device->exact_counts = block.memory;
-    } else {
-        cuda_pool_free(cuda, &block);
-    }
+    if (status == EP_OK)
+        device->exact_counts = block->memory;
     return status;
 }
 

@@ -163,7 +163,6 @@ static void install_lists(struct cuda_comm *cuda, ep_plan *plan, struct cuda_lis
     device->exact_counts = NULL;
     device->lists = lists;
     device->fixed = device->uploaded = true;
-    device->plan = plan;
     device->max_tokens = max_tokens_of(plan);
     device->expert_start = u->expert_start;
     device->expert_exact = u->expert_exact;
@@ -326,11 +325,10 @@ ep_status cuda_nodes_plan_prefix(const struct cuda_call *call, const ep_plan *pl
 
 static ep_status new_captured(struct cuda_comm *cuda, ep_plan *plan)
 {
-    struct cuda_plan *device = calloc(1, sizeof(*device));
+    struct cuda_plan *device;
 
-    if (!device)
-        return fail_memory();
-    ep_group_plan_of(plan)->device = device;
+    EP_TRY(cuda_plan_new_device(plan));
+    device = cuda_plan_of(plan);
     device->captured = true;
     device->route = cuda_route_shape(plan);
     return make_lists(cuda, plan, false);

@@ -66,18 +66,17 @@ struct cuda_count cuda_count_of(const ep_plan *plan, const struct cuda_plan *dev
 }
 
 /* Makes the device part of a plan of exact counts. If it fails, cuda_plan_free_device() frees the rest. */
-static ep_status new_route(struct cuda_comm *cuda, const ep_plan *plan)
+static ep_status new_route(struct cuda_comm *cuda, ep_plan *plan)
 {
-    struct ep_group_plan *inner = plan->impl;
-    struct cuda_plan *device = calloc(1, sizeof(*device));
+    int n = ep_group_plan_of(plan)->n_tokens;
     size_t bytes = 0, at = 0;
+    struct cuda_plan *device;
 
-    inner->device = device;
-    if (!device)
-        return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory");
-    cuda_plan_lay_out(plan, inner->n_tokens, NULL, &bytes, device);
+    EP_TRY(cuda_plan_new_device(plan));
+    device = cuda_plan_of(plan);
+    cuda_plan_lay_out(plan, n, NULL, &bytes, device);
     EP_TRY(cuda_pool_alloc(cuda, bytes, false, &device->block));
-    cuda_plan_lay_out(plan, inner->n_tokens, device->block.memory, &at, device);
+    cuda_plan_lay_out(plan, n, device->block.memory, &at, device);
     return EP_OK;
 }
 

@@ -276,11 +276,12 @@ struct event {
     struct ep_event base;
     cudaEvent_t event; /* NULL: the caller signals `word` */
     _Atomic uint32_t *word;
+    const uint32_t *word_device;
 };
 
 #define WORDS 1024
 
-static ep_status alloc_word(struct cuda_comm *cuda, _Atomic uint32_t **ret_word)
+static ep_status alloc_word(struct cuda_comm *cuda, struct event *event)
 {
     struct cuda_host_block *block = cuda->host_blocks[CUDA_HOST_EVENTS];
 
@@ -289,19 +290,10 @@ static ep_status alloc_word(struct cuda_comm *cuda, _Atomic uint32_t **ret_word)
                                        &block));
         cuda->event_words = 0;
     }
-    *ret_word = (_Atomic uint32_t *)block->memory + cuda->event_words++;
-    **ret_word = 0;
+    event->word = (_Atomic uint32_t *)block->memory + cuda->event_words;
+    event->word_device = (const uint32_t *)block->device + cuda->event_words++;
+    *event->word = 0;
     return EP_OK;
-}
-
-static const uint32_t *word_on_device(const struct cuda_comm *cuda, const _Atomic uint32_t *word)
-{
-    const struct cuda_host_block *block = cuda->host_blocks[CUDA_HOST_EVENTS];
-    uintptr_t at = (uintptr_t)word;
-
-    while (block && at - (uintptr_t)block->memory >= block->bytes)
-        block = block->next;
-    return block ? (const uint32_t *)block->device + (at - (uintptr_t)block->memory) / sizeof(uint32_t) : NULL;
 }
 
 static ep_status record_event(struct event *event, cudaStream_t stream)
@@ -324,7 +316,7 @@ static ep_status new_event(ep_comm *comm, bool recorded, ep_stream stream, ep_ev
     event->base.comm = comm;
     status = cuda_scope_begin(cuda, &scope);
     if (status == EP_OK) {
-        status = recorded ? record_event(event, cuda_stream_of(cuda, stream)) : alloc_word(cuda, &event->word);
+        status = recorded ? record_event(event, cuda_stream_of(cuda, stream)) : alloc_word(cuda, event);
         cuda_scope_end(&scope);
     }
     if (status == EP_OK)
@@ -425,7 +417,7 @@ ep_status cuda_stream_wait(ep_comm *comm, ep_stream stream, ep_event *base)
         error = cudaStreamWaitEvent(cuda_stream_of(cuda, stream), event->event, 0);
     } else {
         cuda_fill_waits(cuda, EP_GROUP_STREAM_WAIT, EP_GROUP_STREAM_WAIT, &waits);
-        error = cuda_launch_wait(&waits, word_on_device(cuda, event->word), cuda_stream_of(cuda, stream));
+        error = cuda_launch_wait(&waits, event->word_device, cuda_stream_of(cuda, stream));
     }
     cuda_scope_end(&scope);
     return cuda_status(error, "cudaStreamWaitEvent");

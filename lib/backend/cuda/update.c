@@ -119,14 +119,11 @@ static void remove_pending(struct cuda_comm *cuda, struct cuda_plan *device)
 static ep_status open_device_part(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
 {
     struct cuda_comm *cuda = call->cuda;
-    struct ep_group_plan *inner = plan->impl;
-    struct cuda_plan *device = calloc(1, sizeof(*device));
+    struct cuda_plan *device;
     bool on_device = true;
 
-    if (!device)
-        return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory");
-    inner->device = device;
-    device->plan = plan;
+    EP_TRY(cuda_plan_new_device(plan));
+    device = cuda_plan_of(plan);
     device->fixed = true;
     device->captured = call->capture != 0;
     device->max_tokens = plan->args.max_tokens > plan->args.n_tokens ? plan->args.max_tokens : plan->args.n_tokens;
@@ -179,6 +176,17 @@ ep_status cuda_plan_open_fixed(struct cuda_call *call, ep_plan *plan, const ep_p
         pthread_mutex_unlock(&cuda->pending_lock);
     }
     return status;
+}
+
+ep_status cuda_plan_new_device(ep_plan *plan)
+{
+    struct cuda_plan *device = calloc(1, sizeof(*device));
+
+    if (!device)
+        return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory");
+    device->plan = plan;
+    ep_group_plan_of(plan)->device = device;
+    return EP_OK;
 }
 
 void cuda_plan_free_device(struct cuda_comm *cuda, struct cuda_plan *device)
