@@ -26,7 +26,6 @@
  *   ll_wire.c      low latency: messages between nodes
  *   nodes.c        operations between nodes
  *   nodes_update.c updates of plans between nodes
- *   nodes_copy.c   lists of a plan before its first update
  *   net_op.c       descriptors of operations between nodes
  *   proxy.c        the thread that sends and receives
  *   op_ring.c      the order of its operations
@@ -512,6 +511,8 @@ struct cuda_route cuda_route_shape(const ep_plan *plan);
 void cuda_plan_lay_out(const ep_plan *plan, int max_tokens, char *memory, size_t *at, struct cuda_plan *device);
 /* The fields of a count that follow from the plan and the memory of its route. */
 struct cuda_count cuda_count_of(const ep_plan *plan, const struct cuda_plan *device);
+/* Writes what the host knows of a plan that it has made to an image of the plan's memory. */
+void cuda_plan_fill(const struct cuda_comm *cuda, const ep_plan *plan, const struct cuda_plan *image);
 /* Converts the entries of a token; returns their number. */
 int32_t cuda_copy_entries(const struct ep_group_route *route, int token, struct cuda_entry *ret_entries);
 /* Checks that the arrays of a routing are in memory that the kernels can use. */

@@ -41,13 +41,11 @@ static inline int32_t cuda_remote_width(const ep_plan *plan)
  */
 void cuda_lists_lay_out(const ep_plan *plan, size_t own, size_t rails, size_t n, void *memory, size_t *at,
                         struct cuda_list_memory *l);
+/* Writes the lists that the host has made, and counts their rows. */
+void cuda_lists_fill(const ep_plan *plan, const struct cuda_list_memory *l, struct cuda_lists *lists);
 /* `host`: the copies that the host reads. */
 void cuda_lists_point_to(const ep_plan *plan, const struct cuda_list_memory *host,
                          const struct cuda_list_memory *device, struct cuda_lists *lists);
-
-/* nodes_copy.c. Copies the plan's lists into new ones; `u`: the memory that an update of the new ones writes. */
-ep_status cuda_net_copy_plan(struct cuda_comm *cuda, const ep_plan *plan, struct cuda_lists *to,
-                             const struct cuda_nodes_update *u);
 
 /* nodes_update.c */
 ep_status cuda_nodes_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);

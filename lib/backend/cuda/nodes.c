@@ -104,7 +104,7 @@ static void fill_own(const ep_plan *plan, const struct cuda_list_memory *l, stru
                                                                                       : &lists->rows_node))++;
 }
 
-static void fill_rails(const ep_plan *plan, const struct cuda_list_memory *l)
+static void fill_rails(const ep_plan *plan, const struct cuda_list_memory *l, struct cuda_lists *lists)
 {
     const struct ep_group_plan *inner = plan->impl;
     size_t topk = (size_t)plan->args.topk, width = (size_t)cuda_plan_of(plan)->route.width;
@@ -113,6 +113,7 @@ static void fill_rails(const ep_plan *plan, const struct cuda_list_memory *l)
     for (int node = 0; node < plan->comm->nnodes; node++) {
         const struct ep_group_route *route = &inner->rail[node];
 
+        lists->rows_forward += (uint64_t)route->n_entries;
         l->rail[node] = (struct cuda_node_range){n, route->n_tokens};
         l->rail_units[n + node] = 0;
         if (route->n_tokens)
@@ -122,6 +123,12 @@ static void fill_rails(const ep_plan *plan, const struct cuda_list_memory *l)
             l->rail_units[n + node + 1] = l->rail_units[n + node] + units_of(plan, l->rail_count[n]);
         }
     }
+}
+
+void cuda_lists_fill(const ep_plan *plan, const struct cuda_list_memory *l, struct cuda_lists *lists)
+{
+    fill_own(plan, l, lists);
+    fill_rails(plan, l, lists);
 }
 
 void cuda_lists_free(struct cuda_comm *cuda, struct cuda_lists *lists)
@@ -137,7 +144,7 @@ void cuda_lists_free(struct cuda_comm *cuda, struct cuda_lists *lists)
 }
 
 /* Counts the tokens. Indices in the lists have 32 bits, and the sum of a token takes two units at most. */
-static ep_status count_tokens(const ep_plan *plan, struct cuda_lists *lists, size_t *ret_own, size_t *ret_rails)
+static ep_status count_tokens(const ep_plan *plan, size_t *ret_own, size_t *ret_rails)
 {
     const struct ep_group_plan *inner = plan->impl;
     int64_t own = 0, rails = 0, entries = 0;
@@ -149,7 +156,6 @@ static ep_status count_tokens(const ep_plan *plan, struct cuda_lists *lists, siz
     }
     *ret_own = (size_t)own;
     *ret_rails = (size_t)rails;
-    lists->rows_forward = (uint64_t)entries;
     if (own < INT32_MAX / 2 && rails < INT32_MAX / 2 && entries < INT32_MAX)
         return EP_OK;
     return ep_fail(EP_E_UNSUPPORTED,
@@ -163,14 +169,13 @@ static ep_status make_lists(struct cuda_comm *cuda, const ep_plan *plan, struct 
     size_t own, rails, n = (size_t)ep_group_plan_of(plan)->n_tokens, bytes = 0, at[2] = {0};
     struct cuda_list_memory host, device;
 
-    EP_TRY(count_tokens(plan, lists, &own, &rails));
+    EP_TRY(count_tokens(plan, &own, &rails));
     cuda_lists_lay_out(plan, own, rails, n, NULL, &bytes, &host);
     lists->copy = malloc(bytes);
     if (!lists->copy)
         return ep_fail(EP_E_MEMORY, "plan: no memory for the routes between nodes");
     cuda_lists_lay_out(plan, own, rails, n, lists->copy, &at[0], &host);
-    fill_own(plan, &host, lists);
-    fill_rails(plan, &host);
+    cuda_lists_fill(plan, &host, lists);
     EP_TRY(cuda_pool_alloc(cuda, bytes, false, &lists->block));
     cuda_lists_lay_out(plan, own, rails, n, lists->block.memory, &at[1], &device);
     cuda_lists_point_to(plan, &host, &device, lists);

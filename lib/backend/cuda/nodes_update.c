@@ -8,6 +8,7 @@
 #include "backend/cuda/lists.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static ep_status fail_memory(void)
 {
@@ -128,6 +129,54 @@ static void describe(const ep_plan *plan, const struct cuda_lists *lists, struct
     u->desc = cuda_update_desc(plan);
 }
 
+/* What operations read of the plan's memory that is not in the lists. */
+static void point_to(const struct cuda_nodes_update *u, struct cuda_plan *device)
+{
+    device->expert_start = u->expert_start;
+    device->expert_exact = u->expert_exact;
+    device->route.entry = u->entry;
+    device->route.count = u->count;
+    device->route.index = u->index;
+    device->route.counts = u->counts;
+}
+
+/*
+ * Writes what the host has computed: for operations in a graph, which must follow later updates. The copy to pinned
+ * memory is immediate and not in stream order, so the proxy must not still read it for operations of another plan.
+ */
+static ep_status fill_from_host(struct cuda_comm *cuda, const ep_plan *plan, struct cuda_lists *lists,
+                                const struct cuda_list_memory *pinned)
+{
+    const struct ep_group_plan *inner = ep_group_plan_of(plan);
+    size_t nranks = (size_t)plan->comm->nranks, nlocal = (size_t)plan->comm->ranks_per_node, word = sizeof(int32_t);
+    size_t nnodes = (size_t)plan->comm->nnodes, first = (size_t)cuda->group.first, me = (size_t)plan->comm->rank;
+    struct cuda_plan image = *cuda_plan_of(plan);
+    struct cuda_nodes_update u;
+    size_t bytes = lay_out(plan, NULL, lists, &u);
+    char *memory = calloc(1, bytes);
+    ep_status status;
+
+    if (!memory)
+        return fail_memory();
+    lay_out(plan, memory, lists, &u);
+    point_to(&u, &image);
+    cuda_plan_fill(cuda, plan, &image);
+    cuda_lists_fill(plan, &u.list, lists);
+    for (size_t i = 0; i < nranks * nlocal; i++)
+        u.prefix[i] = inner->prefix[i / nlocal * nranks + first + i % nlocal];
+    memcpy(u.first, inner->recv_from_rank, (nranks + 1) * sizeof(*u.first));
+    if (me)
+        memcpy(u.start, inner->prefix + (me - 1) * nranks, nranks * word);
+    memcpy(pinned->net, u.list.net, nnodes * sizeof(*u.list.net));
+    memcpy(pinned->rail, u.list.rail, nnodes * sizeof(*u.list.rail));
+    memcpy(pinned->net_units, u.list.net_units, ((size_t)lists->net.capacity + nnodes) * word);
+    memcpy(pinned->rail_units, u.list.rail_units, ((size_t)lists->rails.capacity + nnodes) * word);
+    status = cuda_transfer(cuda, &(struct cuda_transfer){lists->block.memory, memory, bytes}, 1);
+    free(memory);
+    return status;
+}
+
+/* `keep_routing`: filled with the plan's present routing. */
 static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, bool keep_routing, struct cuda_lists *lists)
 {
     struct cuda_nodes_update *u = lists->update;
@@ -145,14 +194,13 @@ static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, bool k
     lay_out_pinned(plan, lists->info->memory, lists, &host);
     describe(plan, lists, u);
     cuda_lists_point_to(plan, &host, &u->list, lists);
-    return EP_OK;
+    return keep_routing ? fill_from_host(cuda, plan, lists, &host) : EP_OK;
 }
 
 /* Installs the lists, which the devices write, and frees everything that depends on former counts. */
 static void install_lists(struct cuda_comm *cuda, ep_plan *plan, struct cuda_lists *lists)
 {
     struct cuda_plan *device = cuda_plan_of(plan);
-    const struct cuda_nodes_update *u = lists->update;
     struct cuda_block *stale[] = {&device->ordered, &device->metadata_counts, &device->sources};
 
     cuda_lists_free(cuda, device->lists);
@@ -164,12 +212,7 @@ static void install_lists(struct cuda_comm *cuda, ep_plan *plan, struct cuda_lis
     device->lists = lists;
     device->fixed = device->uploaded = true;
     device->max_tokens = max_tokens_of(plan);
-    device->expert_start = u->expert_start;
-    device->expert_exact = u->expert_exact;
-    device->route.entry = u->entry;
-    device->route.count = u->count;
-    device->route.index = u->index;
-    device->route.counts = u->counts;
+    point_to(lists->update, device);
 }
 
 /* Gives the plan lists that the devices write. `keep_routing`: filled with its present routing. */
@@ -182,8 +225,6 @@ static ep_status make_lists(struct cuda_comm *cuda, ep_plan *plan, bool keep_rou
         return fail_memory();
     lists->update = calloc(1, sizeof(*lists->update));
     status = lists->update ? open_memory(cuda, plan, keep_routing, lists) : fail_memory();
-    if (status == EP_OK && keep_routing)
-        status = cuda_net_copy_plan(cuda, plan, lists, lists->update);
     if (status == EP_OK)
         install_lists(cuda, plan, lists);
     else

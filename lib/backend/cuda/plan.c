@@ -313,28 +313,29 @@ int32_t cuda_copy_entries(const struct ep_group_route *route, int token, struct 
     return n;
 }
 
-static void fill_counts(const struct cuda_comm *cuda, const ep_plan *plan, struct cuda_counts *ret_counts)
+static void fill_counts(const struct cuda_comm *cuda, const ep_plan *plan, const struct cuda_plan *image)
 {
+    struct cuda_counts *counts = (struct cuda_counts *)(uintptr_t)image->route.counts;
     const struct ep_group_plan *inner = plan->impl;
 
     for (int local = 0; local < cuda->group.nlocal; local++) {
         int rank = cuda->group.first + local;
 
-        ret_counts->base[local] = is_made_on_host(plan) ? 0 : inner->first_row[rank];
-        ret_counts->rows_on[local] = inner->rows_on[rank];
+        counts->base[local] = is_made_on_host(plan) ? 0 : inner->first_row[rank];
+        counts->rows_on[local] = inner->rows_on[rank];
         /* Used on one node only. */
-        ret_counts->first[local + 1] = inner->recv_from_rank[local + 1];
+        counts->first[local + 1] = inner->recv_from_rank[local + 1];
     }
-    ret_counts->n_tokens = plan->args.n_tokens;
+    counts->n_tokens = inner->n_tokens;
 }
 
-/* Writes the routes that the host has made, in the format of the kernels, to an image of the plan's memory. */
-static void fill_route(const ep_plan *plan, const struct cuda_plan *image)
+void cuda_plan_fill(const struct cuda_comm *cuda, const ep_plan *plan, const struct cuda_plan *image)
 {
     const struct ep_group_plan *inner = plan->impl;
     struct cuda_count to = cuda_count_of(plan, image);
     size_t n_local = (size_t)plan->info.n_local_experts;
 
+    fill_counts(cuda, plan, image);
     for (int t = 0; t < inner->own.n_tokens; t++)
         to.count[t] = cuda_copy_entries(&inner->own, t, &to.entry[(size_t)t * (size_t)to.width]);
     memcpy(to.index, inner->own.index, (size_t)inner->own.n_tokens * (size_t)to.topk * sizeof(*to.index));
@@ -375,13 +376,14 @@ static ep_status upload(const struct cuda_call *call, const ep_plan *plan)
     if (!memory)
         return ep_fail(EP_E_MEMORY, "plan: no memory for the route of %d tokens", n);
     cuda_plan_lay_out(plan, n, memory, &at, &image);
-    fill_counts(call->cuda, plan, (struct cuda_counts *)(uintptr_t)image.route.counts);
     if (image.exact_counts)
         cuda_metadata_counts_write(plan, (int64_t *)(uintptr_t)image.exact_counts);
-    if (is_made_on_host(plan))
-        fill_route(plan, &image);
-    else
-        bytes = (size_t)((const char *)image.route.entry - memory); /* the counts; the device has made the rest */
+    if (is_made_on_host(plan)) {
+        cuda_plan_fill(call->cuda, plan, &image);
+    } else {
+        fill_counts(call->cuda, plan, &image);
+        bytes = (size_t)((const char *)image.route.entry - memory); /* the device has made the rest */
+    }
     status = copy_image(call, plan, memory, bytes);
     free(memory);
     return status;
