@@ -206,11 +206,10 @@ static ep_status finish_outputs(const struct dispatch *d)
             wanted = true;
             continue;
         }
-        rows.zeroed[i] = output->wanted;
-        rows.row_bytes[i] = (int64_t)output->bytes;
-        if (!d->copies)
-            rows.copy[i] = copy_of(output);
-        wanted |= rows.copy[i].row_bytes != 0;
+        rows.copy[i] = (struct cuda_copy){.to = output->wanted, .row_bytes = (int64_t)output->bytes};
+        if (!d->copies && output->placed != output->wanted)
+            rows.copy[i].from = output->placed;
+        wanted |= rows.copy[i].from != NULL;
     }
     return wanted ? cuda_status(cuda_launch_rows(&rows, d->call.stream), "rows kernel") : EP_OK;
 }

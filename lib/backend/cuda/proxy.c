@@ -183,16 +183,25 @@ static ep_status check_missing(const struct cuda_proxy *p, const struct cuda_net
     return EP_OK;
 }
 
-/* Sends and receives once with every node. */
-static ep_status make_progress(struct cuda_proxy *p, struct cuda_net_op *op, bool *ret_moved)
+/* Makes progress in the network; fails the group if that fails. */
+static ep_status progress_network(const struct cuda_proxy *p, enum ep_group_phase phase, bool *ret_moved)
 {
     struct ep_group *group = &p->cuda->group;
     ep_status status = ep_streams_progress(p->streams, ret_moved);
-    int broken = ep_streams_broken_peer(p->streams), blocked;
+    int broken = ep_streams_broken_peer(p->streams);
 
-    if (status != EP_OK)
-        return ep_group_set_own_failure(group, status, broken < 0 ? group->comm->rank : ep_group_rail(group, broken),
-                                        op->phase);
+    if (status == EP_OK)
+        return EP_OK;
+    return ep_group_set_own_failure(group, status, broken < 0 ? group->comm->rank : ep_group_rail(group, broken),
+                                    phase);
+}
+
+/* Sends and receives once with every node. */
+static ep_status make_progress(struct cuda_proxy *p, struct cuda_net_op *op, bool *ret_moved)
+{
+    int blocked;
+
+    EP_TRY(progress_network(p, op->phase, ret_moved));
     for (int node = 0; node < p->nnodes; node++) {
         if (node == p->node)
             continue;
@@ -206,7 +215,7 @@ static ep_status make_progress(struct cuda_proxy *p, struct cuda_net_op *op, boo
     if (op->sent)
         return EP_OK;
     blocked = find_blocked(p, op);
-    __atomic_store_n(&p->words->blocked, blocked < 0 ? -1 : ep_group_rail(group, blocked), __ATOMIC_RELAXED);
+    __atomic_store_n(&p->words->blocked, blocked < 0 ? -1 : ep_group_rail(&p->cuda->group, blocked), __ATOMIC_RELAXED);
     if (blocked >= 0)
         return EP_OK;
     op->sent = *ret_moved = true;
@@ -288,17 +297,10 @@ static void run_op(struct cuda_proxy *p, struct cuda_net_op *op)
 /* Receives for operations that this rank's device has not begun, so that peers need not wait for space. */
 static bool progress_idle(struct cuda_proxy *p)
 {
-    struct ep_group *group = &p->cuda->group;
     bool moved = false;
-    ep_status status = ep_streams_progress(p->streams, &moved);
-    int broken = ep_streams_broken_peer(p->streams);
 
-    if (status == EP_OK)
-        return moved;
-    ep_group_set_own_failure(group, status, broken < 0 ? group->comm->rank : ep_group_rail(group, broken),
-                             EP_GROUP_IDLE);
-    p->broken = true;
-    return false;
+    p->broken |= progress_network(p, EP_GROUP_IDLE, &moved) != EP_OK;
+    return moved && !p->broken;
 }
 
 /* Waits for the next operation that the device has posted; NULL: the proxy is stopped and none will follow. */
