@@ -118,54 +118,6 @@ __device__ __forceinline__ int slot_of(int node)
     return CUDA_CHUNK_SLOT(node, 1, node, 0);
 }
 
-/* Publishes the packed words to the proxy. Called by all threads. */
-__device__ void send_words(const cuda_nodes_update &u, const net_run &run)
-{
-    __threadfence_system();
-    __syncthreads();
-    for (int node = (int)threadIdx.x; node < u.words.nnodes; node += (int)blockDim.x)
-        if (node != u.words.node)
-            store_release(&run.buffers->ready[slot_of(node)], run.number);
-}
-
-/* Stores as [node, words]. */
-struct store_rows {
-    int32_t *to;
-    int words;
-
-    __device__ __forceinline__ void operator()(int node, int word, int32_t value) const
-    {
-        to[(size_t)node * words + word] = value;
-    }
-};
-
-/*
- * Receives `words` from each other node and passes them to `store`. Called by all threads. Returns false if the kernel
- * must exit.
- */
-template <typename Store>
-__device__ bool receive_words(const cuda_nodes_update &u, const cuda_net_op_args &op, const net_run &run, int words,
-                              const Store &store)
-{
-    __shared__ const unsigned char *landed;
-
-    for (int node = 0; node < u.words.nnodes; node++) {
-        if (node == u.words.node)
-            continue;
-        if (threadIdx.x == 0)
-            landed = await_chunk(u.waits, op, run, u.words, node, slot_of(node));
-        __syncthreads();
-        if (!landed)
-            return false;
-        for (int i = (int)threadIdx.x; i < words; i += (int)blockDim.x)
-            store(node, i, load_word(reinterpret_cast<const int32_t *>(landed) + i));
-        __syncthreads();
-        if (threadIdx.x == 0)
-            release_chunk(run, slot_of(node));
-    }
-    return true;
-}
-
 /* Rejects negative counts, counts greater than the number of tokens, and more tokens than the capacity. */
 __device__ bool slices_are_valid(const cuda_nodes_update &u)
 {
@@ -183,24 +135,46 @@ __device__ bool slices_are_valid(const cuda_nodes_update &u)
     return __syncthreads_and(ok);
 }
 
-/* Exchanges `words` words with each other node: word_of(node, word), of this node in its place in `own`. */
-template <typename Word>
+/*
+ * Exchanges `words` words with each other node: sends it word_of(node, word), and passes what it sends, and this node's
+ * own words, to store(node, word, value). Called by all threads. Returns false if the kernel must exit.
+ */
+template <typename Word, typename Store>
 __device__ __forceinline__ bool exchange_words(const cuda_nodes_update &u, const cuda_net_op_args &op,
-                                               const net_run &run, int32_t *own, int words, Word word_of)
+                                               const net_run &run, int words, Word word_of, Store store)
 {
+    __shared__ const unsigned char *landed;
+
     if (!await_arena(u.waits, op, run, u.words))
         return false;
     for (int i = (int)threadIdx.x; i < u.words.nnodes * words; i += (int)blockDim.x) {
-        int node = i / words, word = i % words;
-        int32_t *to = node == u.words.node
-                          ? own + (size_t)node * words
-                          : reinterpret_cast<int32_t *>(run.buffers->arena + (size_t)slot_of(node) * op.slot_bytes);
+        int node = i / words, word = i % words, value = word_of(node, word);
+        unsigned char *chunk = run.buffers->arena + (size_t)slot_of(node) * op.slot_bytes;
 
-        to[word] = word_of(node, word);
+        if (node == u.words.node)
+            store(node, word, value);
+        else
+            reinterpret_cast<int32_t *>(chunk)[word] = value;
     }
-    send_words(u, run);
-    if (!receive_words(u, op, run, words, store_rows{own, words}))
-        return false;
+    __threadfence_system();
+    __syncthreads();
+    for (int node = (int)threadIdx.x; node < u.words.nnodes; node += (int)blockDim.x)
+        if (node != u.words.node)
+            store_release(&run.buffers->ready[slot_of(node)], run.number);
+    for (int node = 0; node < u.words.nnodes; node++) {
+        if (node == u.words.node)
+            continue;
+        if (threadIdx.x == 0)
+            landed = await_chunk(u.waits, op, run, u.words, node, slot_of(node));
+        __syncthreads();
+        if (!landed)
+            return false;
+        for (int i = (int)threadIdx.x; i < words; i += (int)blockDim.x)
+            store(node, i, load_word(reinterpret_cast<const int32_t *>(landed) + i));
+        __syncthreads();
+        if (threadIdx.x == 0)
+            release_chunk(run, slot_of(node));
+    }
     __syncthreads();
     return true;
 }
@@ -208,8 +182,11 @@ __device__ __forceinline__ bool exchange_words(const cuda_nodes_update &u, const
 /* Exchanges the slices along the rail: afterwards this rank has those for this node. */
 __device__ bool exchange_slices(const cuda_nodes_update &u, const net_run &run)
 {
-    return exchange_words(u, u.slices, run, u.slice, slice_words(u),
-                          [&](int node, int word) { return word_of_slice(u, node, word); }) &&
+    int words = slice_words(u);
+
+    return exchange_words(
+               u, u.slices, run, words, [&](int node, int word) { return word_of_slice(u, node, word); },
+               [&](int node, int word, int32_t value) { u.slice[(size_t)node * words + word] = value; }) &&
            slices_are_valid(u);
 }
 
@@ -345,8 +322,11 @@ __device__ int32_t word_of_summary(const cuda_nodes_update &u, const node_counts
 /* Exchanges the summaries; all ranks get the same ones. */
 __device__ bool exchange_summaries(const cuda_nodes_update &u, const net_run &run, const node_counts &x)
 {
-    return exchange_words(u, u.summaries, run, u.summary, summary_words(u),
-                          [&](int node, int word) { return word_of_summary(u, x, node, word); });
+    int words = summary_words(u);
+
+    return exchange_words(
+        u, u.summaries, run, words, [&](int node, int word) { return word_of_summary(u, x, node, word); },
+        [&](int node, int word, int32_t value) { u.summary[(size_t)node * words + word] = value; });
 }
 
 /* Sets first and n of each node, in device and in pinned memory. */
@@ -445,42 +425,24 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS, 1)
 }
 
 /*
- * Stores the columns of the caller's matrix that a node has for its ranks. Writes nothing for a plan that is refused.
+ * A node has the columns of the caller's matrix that are for its ranks. Writes nothing for a plan that is refused.
  */
-struct store_columns {
-    const cuda_nodes_update &u;
-    bool refused;
-
-    __device__ __forceinline__ void operator()(int node, int word, int32_t value) const
-    {
-        int nlocal = u.waits.nranks, source = word / nlocal, local = word % nlocal;
-
-        if (!refused)
-            u.all_prefix[(size_t)source * (u.words.nnodes * nlocal) + node * nlocal + local] = value;
-    }
-};
-
 __global__ void __launch_bounds__(EXCHANGE_THREADS, 1)
     exchange_prefix_kernel(const __grid_constant__ cuda_nodes_update u)
 {
-    int words = u.words.nnodes * u.waits.nranks * u.waits.nranks;
+    int nlocal = u.waits.nranks, nranks = u.words.nnodes * nlocal;
     net_run run = run_of(u.waits, u.prefixes);
-    store_columns store = {u, u.counts->refused[0] != 0};
+    bool refused = u.counts->refused[0];
 
-    if (!__syncthreads_and(threadIdx.x || may_begin(u.waits, u.waits.ready_phase)) ||
-        !await_arena(u.waits, u.prefixes, run, u.words))
+    if (!__syncthreads_and(threadIdx.x || may_begin(u.waits, u.waits.ready_phase)))
         return;
-    for (int i = (int)threadIdx.x; i < u.words.nnodes * words; i += (int)blockDim.x) {
-        int node = i / words, word = i % words, value = u.prefix[word];
-
-        if (node == u.words.node)
-            store(node, word, value);
-        else
-            reinterpret_cast<int32_t *>(run.buffers->arena + (size_t)slot_of(node) * u.prefixes.slot_bytes)[word] =
-                value;
-    }
-    send_words(u, run);
-    if (receive_words(u, u.prefixes, run, words, store) && threadIdx.x == 0)
+    if (exchange_words(
+            u, u.prefixes, run, nranks * nlocal, [&](int, int word) { return u.prefix[word]; },
+            [&](int node, int word, int32_t value) {
+                if (!refused)
+                    u.all_prefix[(size_t)(word / nlocal) * nranks + node * nlocal + word % nlocal] = value;
+            }) &&
+        threadIdx.x == 0)
         complete_net(u.waits, run);
 }
 
