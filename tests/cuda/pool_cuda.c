@@ -52,7 +52,7 @@ cudaError_t __wrap_cudaIpcGetMemHandle(cudaIpcMemHandle_t *ret_handle, void *mem
 static int alloc_and_free(struct cuda_comm *cuda, struct cuda_block *blocks, bool captured)
 {
     for (int i = 0; i < BLOCKS; i++)
-        CALL((captured ? cuda_pool_alloc_captured : cuda_pool_alloc)(cuda, BYTES, &blocks[i]));
+        CALL(cuda_pool_alloc(cuda, BYTES, captured, &blocks[i]));
     for (int i = 0; i < BLOCKS; i++)
         cuda_pool_free(cuda, &blocks[i]);
     return PASSED;
@@ -96,7 +96,7 @@ static int check_captured(struct cuda_comm *cuda, struct cuda_block *blocks)
     before = freed;
     cuda_pool_trim(cuda);
     EXPECT(freed == before, "%d blocks of captures were freed", freed - before);
-    CALL(cuda_pool_alloc(cuda, BYTES, &blocks[0]));
+    CALL(cuda_pool_alloc(cuda, BYTES, false, &blocks[0]));
     EXPECT(!blocks[0].captured, "a block of a capture was taken by a call");
     cuda_pool_free(cuda, &blocks[0]);
     return PASSED;

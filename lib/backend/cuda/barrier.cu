@@ -17,22 +17,18 @@ __global__ void __launch_bounds__(2 * WARP)
         operation_complete(waits, number);
 }
 
-struct is_set {
-    const uint32_t *word;
-
-    __device__ __forceinline__ bool operator()() const
-    {
-        __nanosleep(200);
-        return *(const volatile uint32_t *)word;
-    }
-};
-
 /* The event is this rank's own, so this rank is blamed if the event is not signalled. */
 __global__ void wait_kernel(const __grid_constant__ cuda_waits waits, const uint32_t *word)
 {
     await_stream();
     if (may_begin(waits, waits.ready_phase))
-        wait_or_fail(waits, is_set{word}, waits.rank, waits.ready_phase);
+        wait_or_fail(
+            waits,
+            [=] {
+                __nanosleep(200);
+                return *(const volatile uint32_t *)word != 0;
+            },
+            waits.rank, waits.ready_phase);
     __threadfence_system();
 }
 

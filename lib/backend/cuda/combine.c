@@ -18,14 +18,11 @@
 #define LINE 128
 
 struct combine {
-    struct cuda_comm *cuda;
+    struct cuda_call call;
     ep_plan *plan;
     const ep_combine_args *args;
-    const struct cuda_call *call;
-    cudaStream_t stream;            /* of the call */
     size_t row_bytes, weight_bytes; /* of one row */
     bool copies;                    /* the kernel copies into staging */
-    bool queued;                    /* work is in the stream */
     struct cuda_copy copy[EP_GROUP_AT_COUNT];
     size_t staged[EP_GROUP_AT_COUNT]; /* bytes of a row; 0: not in staging */
 };
@@ -34,42 +31,35 @@ struct combine {
 static ep_status copy_before(const struct combine *c, const struct cuda_copy *copy, size_t bytes)
 {
     const struct cuda_plan *device = cuda_plan_of(c->plan);
-    struct cuda_rows rows = {.counts = device->route.counts, .rank = c->cuda->group.local, .copy = {*copy}};
+    struct cuda_rows rows = {.counts = device->route.counts, .rank = c->call.cuda->group.local, .copy = {*copy}};
 
     if (device->fixed)
-        return cuda_status(cuda_launch_rows(&rows, c->stream), "rows kernel");
-    CUDA_TRY(cudaMemcpyAsync(copy->to, copy->from, bytes, cudaMemcpyDeviceToDevice, c->stream));
+        return cuda_status(cuda_launch_rows(&rows, c->call.stream), "rows kernel");
+    CUDA_TRY(cudaMemcpyAsync(copy->to, copy->from, bytes, cudaMemcpyDeviceToDevice, c->call.stream));
     return EP_OK;
 }
 
-/*
- * Describes where the peers read one input: the input itself if it is in symmetric memory, otherwise a copy in staging,
- * which the kernel makes if it copies the rows.
- */
+/* Describes where the peers read one input. A copy in staging is made by the kernel if it copies the rows. */
 static ep_status place_input(struct combine *c, int which, const void *input, size_t row_bytes,
                              struct cuda_op_desc *desc)
 {
-    uint32_t *words = &desc->words[CUDA_DESC_BUFFERS + 2 * which];
     size_t bytes = (size_t)cuda_plan_rows(c->plan) * row_bytes;
-    bool direct = false;
-    void *staged;
+    void *placed;
 
     desc->row_bytes[which] = (int64_t)row_bytes;
     desc->own.at[which] = (unsigned char *)(uintptr_t)input;
-    if (bytes && cuda_desc_buffer(c->cuda, input, bytes, words))
-        EP_TRY(cuda_await_mapped(c->cuda, words, &direct));
-    c->staged[which] = direct ? 0 : row_bytes;
-    if (direct || !bytes)
+    c->staged[which] = row_bytes;
+    if (!bytes)
         return EP_OK;
-    EP_TRY(cuda_stage(c->cuda, which, bytes, &staged));
+    EP_TRY(cuda_place_buffer(c->call.cuda, desc, which, desc->own.at[which], bytes, &placed));
+    if (placed == input) {
+        c->staged[which] = 0;
+        return EP_OK;
+    }
     if (which == EP_GROUP_AT_X)
-        c->copies = cuda_overlaps_copies(c->cuda, c->plan, row_bytes);
-    c->copy[which] = (struct cuda_copy){.from = input, .to = staged, .row_bytes = (int64_t)row_bytes};
-    if (!c->copies)
-        EP_TRY(copy_before(c, &c->copy[which], bytes));
-    if (!cuda_desc_buffer(c->cuda, staged, bytes, words))
-        return ep_fail(EP_E_STATE, "combine: the staging buffer of %zu bytes is not in symmetric memory", bytes);
-    return EP_OK;
+        c->copies = cuda_overlaps_copies(c->call.cuda, c->plan, row_bytes);
+    c->copy[which] = (struct cuda_copy){.from = input, .to = placed, .row_bytes = (int64_t)row_bytes};
+    return c->copies ? EP_OK : copy_before(c, &c->copy[which], bytes);
 }
 
 /* A rank that has received nothing has no input, but compares its arguments with the others' all the same. */
@@ -79,7 +69,7 @@ static ep_status fill_desc(struct combine *c, struct cuda_op_desc *desc)
 
     desc->kind = CUDA_COMBINE;
     desc->words[CUDA_DESC_PHASE] = EP_GROUP_COMBINE_READY;
-    desc->words[CUDA_DESC_PLAN] = (uint32_t)((struct ep_group_plan *)c->plan->impl)->number;
+    desc->words[CUDA_DESC_PLAN] = (uint32_t)ep_group_plan_of(c->plan)->number;
     desc->words[CUDA_DESC_DTYPE] = (uint32_t)args->dtype;
     desc->words[CUDA_DESC_HIDDEN] = (uint32_t)args->hidden;
     desc->words[CUDA_DESC_OUTPUTS] = args->out_topk_weights ? EP_GROUP_OUT_WEIGHTS : 0;
@@ -146,17 +136,17 @@ static ep_status order_by_choice(struct combine *c, struct cuda_combine *sum)
     sum->by_choice = 1;
     sum->rounds_partial = order.by_rank = c->args->flags & EP_COMBINE_ROUND_PARTIAL && sum->route.expanded;
     if (!device->ordered.memory)
-        EP_TRY(cuda_plan_alloc(c->cuda, device, (tokens * (size_t)sum->route.width + 1) * sizeof(struct cuda_entry),
-                               &device->ordered));
+        EP_TRY(cuda_pool_alloc(c->call.cuda, (tokens * (size_t)sum->route.width + 1) * sizeof(struct cuda_entry),
+                               device->captured, &device->ordered));
     order.ret_entry = device->ordered.memory;
     sum->route.entry = order.ret_entry;
-    return cuda_status(cuda_launch_order(&order, c->stream), "order kernel");
+    return cuda_status(cuda_launch_order(&order, c->call.stream), "order kernel");
 }
 
 static ep_status launch(struct combine *c, const struct cuda_route *route)
 {
     const ep_combine_args *args = c->args;
-    struct cuda_comm *cuda = c->cuda;
+    struct cuda_comm *cuda = c->call.cuda;
     struct cuda_combine *sum = &cuda->last_combine;
     struct cuda_shape *shape = &cuda->last_shape[1];
 
@@ -171,7 +161,7 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
     EP_TRY(fill_desc(c, &sum->desc));
     EP_TRY(cuda_sync_stages(cuda, c->plan, c->staged, EP_GROUP_COMBINE_READY));
     if (cuda_crosses_nodes(cuda))
-        return cuda_nodes_combine(c->call, c->plan, sum, &c->queued);
+        return cuda_nodes_combine(&c->call, c->plan, sum);
     *shape = fit(cuda, (uint32_t)c->row_bytes, (uint32_t)route->width, &sum->slot_bytes);
     cuda_fill_stage(cuda, route->n_tokens, c->copies, &sum->stage);
     shape->blocks = sum->stage.move_blocks;
@@ -183,8 +173,8 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
         sum->stage.parts =
             cuda_parts_ahead(&sum->stage, shape, cuda_rows_of_others(cuda, c->plan) * (int64_t)c->row_bytes);
     }
-    EP_TRY(cuda_status(cuda_launch_combine(sum, shape, c->stream), "combine kernel"));
-    c->queued = true;
+    EP_TRY(cuda_status(cuda_launch_combine(sum, shape, c->call.stream), "combine kernel"));
+    c->call.queued = true;
     return EP_OK;
 }
 
@@ -194,22 +184,22 @@ static ep_status check_pointers(const struct combine *c, int n_tokens)
     const ep_combine_args *args = c->args;
 
     if (cuda_plan_rows(c->plan)) {
-        EP_TRY(cuda_check_pointer(c->cuda, call, "x", args->x));
-        EP_TRY(cuda_check_pointer(c->cuda, call, "topk_weights", args->topk_weights));
+        EP_TRY(cuda_check_pointer(c->call.cuda, call, "x", args->x));
+        EP_TRY(cuda_check_pointer(c->call.cuda, call, "topk_weights", args->topk_weights));
     }
     if (!n_tokens)
         return EP_OK;
-    EP_TRY(cuda_check_pointer(c->cuda, call, "bias[0]", args->bias[0]));
-    EP_TRY(cuda_check_pointer(c->cuda, call, "bias[1]", args->bias[1]));
-    EP_TRY(cuda_check_pointer(c->cuda, call, "out", args->out));
-    return cuda_check_pointer(c->cuda, call, "out_topk_weights", args->out_topk_weights);
+    EP_TRY(cuda_check_pointer(c->call.cuda, call, "bias[0]", args->bias[0]));
+    EP_TRY(cuda_check_pointer(c->call.cuda, call, "bias[1]", args->bias[1]));
+    EP_TRY(cuda_check_pointer(c->call.cuda, call, "out", args->out));
+    return cuda_check_pointer(c->call.cuda, call, "out_topk_weights", args->out_topk_weights);
 }
 
 static ep_status combine_body(struct combine *c)
 {
     struct cuda_route route;
 
-    EP_TRY(cuda_plan_ready(c->call, c->plan, &route));
+    EP_TRY(cuda_plan_ready(&c->call, c->plan, &route));
     EP_TRY(check_pointers(c, route.n_tokens));
     c->weight_bytes = (route.expanded ? 1 : (size_t)c->plan->args.topk) * sizeof(float);
     c->row_bytes = (size_t)c->args->hidden * sizeof(uint16_t);
@@ -220,13 +210,8 @@ static ep_status combine_body(struct combine *c)
 
 ep_status cuda_combine(ep_plan *plan, const ep_combine_args *args, ep_stream stream)
 {
-    struct combine c = {.cuda = cuda_of(plan->comm), .plan = plan, .args = args};
-    struct cuda_call call;
-    ep_status status;
+    struct combine c = {.plan = plan, .args = args};
 
-    EP_TRY(cuda_call_begin(c.cuda, stream, true, &call));
-    c.call = &call;
-    c.stream = call.stream;
-    status = combine_body(&c);
-    return cuda_call_end(&call, status, c.queued);
+    EP_TRY(cuda_call_begin(cuda_of(plan->comm), stream, true, &c.call));
+    return cuda_call_end(&c.call, combine_body(&c));
 }

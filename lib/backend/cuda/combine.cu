@@ -67,9 +67,6 @@ __device__ void fetch_tile(const cuda_combine &c, tile &t, uint32_t number, int 
         t.entry = c.route.entry[t.token * c.route.width + lane];
 }
 
-/* Indices of the buffers of a target: as EP_GROUP_AT_X ... */
-enum { AT_X, AT_WEIGHTS = 3 };
-
 __device__ const unsigned char *row_of(const cuda_combine &c, const targets &from, cuda_entry entry)
 {
     return from.of[entry.local].at[AT_X] + entry.row * c.row_bytes;

@@ -2,6 +2,7 @@
 #include "backend/cuda/lists.h"
 #include "backend/cuda/ll_impl.h"
 #include "backend/cuda/proxy.h"
+#include "backend/cuda/ll_net.h"
 
 #include <assert.h>
 #include <epkit/cuda.h>
@@ -144,9 +145,7 @@ static ep_status publish(struct cuda_comm *cuda)
     CUDA_TRY(cudaDeviceGetPCIBusId(cuda->ctrl->bus_id, sizeof(cuda->ctrl->bus_id), cuda->device));
     cuda->group.gpu = cuda->ctrl->bus_id;
     CUDA_TRY(cudaIpcGetMemHandle(&handle, cuda->signals));
-    cuda_publish_slot(&cuda->ctrl->signals,
-                      &(struct cuda_mapping){.base = cuda->signals, .bytes = sizeof(*cuda->signals), .generation = 1},
-                      &handle);
+    cuda_publish_slot(&cuda->ctrl->signals, cuda->signals, sizeof(*cuda->signals), 1, &handle);
     return EP_OK;
 }
 

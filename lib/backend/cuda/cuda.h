@@ -4,7 +4,7 @@
  *
  *   device.c       the module's table, the choice of the device, the wrapper of the CUDA runtime
  *   comm.c         opening and closing: signals, report, mapping of the peers
- *   links.c        the speed of the links, from NVML (nvml.c)
+ *   nvml.c         the speed of the links
  *   memory.c       symmetric memory of this rank, staging
  *   local.c        memory that this rank allocates or registers alone
  *   map.c          mappings of the peers' memory
@@ -26,7 +26,6 @@
  *   ll_wire.c      low latency: messages between nodes
  *   nodes.c        operations between nodes
  *   nodes_update.c updates of plans between nodes
- *   nodes_copy.c   lists of a plan before its first update
  *   net_op.c       descriptors of operations between nodes
  *   proxy.c        the thread that sends and receives
  *   op_ring.c      the order of its operations
@@ -144,7 +143,7 @@ struct cuda_host_block {
 };
 
 struct cuda_call;   /* below: stream.c */
-struct cuda_spare;  /* pool.c */
+struct cuda_pooled; /* pool.c */
 struct cuda_proxy;  /* proxy.c */
 struct cuda_ll_net; /* ll_net.c */
 struct cuda_lists;  /* lists.h */
@@ -210,8 +209,7 @@ struct cuda_comm {
     pthread_mutex_t map_lock; /* mappings of the peers: the caller's thread and the monitor */
     void *stage[EP_GROUP_AT_COUNT];
     size_t stage_bytes[EP_GROUP_AT_COUNT];
-    struct cuda_block pool[CUDA_POOL];
-    struct cuda_spare *spares; /* blocks beyond the size of the pool */
+    struct cuda_pooled *pool;
 
     struct cuda_dispatch last_dispatch; /* for ep_cuda_repeat_bare() */
     struct cuda_combine last_combine;
@@ -245,13 +243,14 @@ static inline cudaStream_t cuda_stream_of(const struct cuda_comm *cuda, ep_strea
     return stream ? stream : cuda->default_stream;
 }
 
-/* Reserves `bytes` of a block at *at, which advances, and returns their offset. */
-static inline size_t cuda_carve(size_t *at, size_t bytes)
+/* Reserves n * bytes of a block at *at, which advances; returns their address. `memory` NULL: only their size matters.
+ */
+static inline void *cuda_carve(void *memory, size_t *at, size_t n, size_t bytes)
 {
     size_t begin = *at;
 
-    *at += (bytes + 15) / 16 * 16;
-    return begin;
+    *at += (n * bytes + 15) / 16 * 16;
+    return memory ? (char *)memory + begin : NULL;
 }
 
 /* device.c. Converts the result of a CUDA runtime call. */
@@ -261,6 +260,8 @@ ep_status cuda_status(cudaError_t error, const char *call);
  * is accepted. Pointers that have passed are remembered.
  */
 ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const char *name, const void *pointer);
+/* Can kernels read it at full speed: is it device or managed memory? */
+ep_status cuda_is_device_memory(const void *memory, bool *ret_is);
 /*
  * Counts the GPUs that ranks get by default: the visible ones from the first on that the kernels support.
  * EP_E_UNSUPPORTED if there are none.
@@ -311,9 +312,6 @@ void cuda_scope_end_uncaptured(struct cuda_scope *scope);
         return status_;                                                                                                \
     } while (0)
 
-/* links.c. MB/s of all links of a GPU together, in one direction; 0: none, or unknown. */
-uint64_t cuda_link_mbps(const char *bus_id);
-
 /* comm.c */
 ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot);
 void cuda_comm_close(ep_comm *comm);
@@ -323,8 +321,6 @@ ep_status cuda_shrink(ep_comm *comm, ep_comm *next);
 
 /* memory.c */
 ep_status cuda_alloc(ep_comm *comm, size_t bytes, void **ret_memory);
-/* For the library itself; not collective. */
-ep_status cuda_alloc_internal(struct cuda_comm *cuda, size_t bytes, void **ret_memory);
 ep_status cuda_free(ep_comm *comm, void *memory);
 bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct ep_group_address *ret_address);
 /*
@@ -332,7 +328,8 @@ bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct 
  * in symmetric memory.
  */
 bool cuda_desc_buffer(struct cuda_comm *cuda, const void *memory, size_t bytes, uint32_t ret_words[2]);
-void cuda_publish_slot(struct cuda_slot *slot, const struct cuda_mapping *allocation, const cudaIpcMemHandle_t *handle);
+void cuda_publish_slot(struct cuda_slot *slot, void *base, size_t bytes, uint32_t generation,
+                       const cudaIpcMemHandle_t *handle);
 /* For the library or the caller; not collective, and never waits for a peer. */
 ep_status cuda_alloc_kind(struct cuda_comm *cuda, size_t bytes, enum cuda_memory kind, void **ret_memory);
 /* Stores the allocation in a slot with a new generation and publishes it. Under memory_lock. EP_E_MEMORY: no free slot.
@@ -390,13 +387,12 @@ void cuda_reserve_stages(struct cuda_comm *cuda, const ep_plan_args *args);
 void cuda_memory_close(struct cuda_comm *cuda);
 
 /* pool.c */
-/* Allocates device memory that is not symmetric: a block of the pool if an unused one fits. */
-ep_status cuda_pool_alloc(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block);
 /*
- * The same for a plan that is made in a capture. A freed block may be reused at once: graphs run one after the other,
- * and their nodes in the order of the calls.
+ * Allocates device memory that is not symmetric: a block of the pool if an unused one fits. captured: for a plan that
+ * is made in a capture. There a freed block may be reused at once: graphs run one after the other, and their nodes in
+ * the order of the calls.
  */
-ep_status cuda_pool_alloc_captured(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block);
+ep_status cuda_pool_alloc(struct cuda_comm *cuda, size_t bytes, bool captured, struct cuda_block *ret_block);
 /* Size of a new block for `bytes`. */
 static inline size_t cuda_block_bytes(size_t bytes)
 {
@@ -439,7 +435,7 @@ struct cuda_plan {
     struct cuda_block metadata_counts; /* between nodes: counts for metadata of a plan of exact counts; made on first
                                           use */
     struct cuda_block sources;         /* rows of metadata in flight; made on first use */
-    const int64_t *exact_counts;       /* these counts: in `block`, or in `metadata_counts`; NULL: not uploaded */
+    const int64_t *exact_counts;       /* these counts: in `block`, or in `metadata_counts`; NULL: in neither */
     struct cuda_route route;           /* without n_tokens: cuda_plan_ready() */
     bool uploaded;                     /* the route is complete for operations in streams */
     bool waited;                       /* and for captured ones: the copy of its counts is complete */
@@ -463,7 +459,17 @@ struct cuda_plan {
 
 static inline struct cuda_plan *cuda_plan_of(const ep_plan *plan)
 {
-    return ((struct ep_group_plan *)plan->impl)->device;
+    return ep_group_plan_of(plan)->device;
+}
+
+/* The routing in the arguments of a new plan. */
+static inline ep_plan_update_args cuda_routing_of(const ep_plan_args *args)
+{
+    return (ep_plan_update_args){.size = sizeof(ep_plan_update_args),
+                                 .topk_idx = args->topk_idx,
+                                 .token_in_rank = args->token_in_rank,
+                                 .tokens_per_expert = args->tokens_per_expert,
+                                 .n_tokens = args->n_tokens};
 }
 
 /* Rows in this rank's receive buffers: the number that it receives, or may receive. */
@@ -472,18 +478,15 @@ static inline int64_t cuda_plan_rows(const ep_plan *plan)
     return cuda_plan_of(plan)->fixed ? plan->args.max_recv_tokens : plan->full.n_recv;
 }
 
-/* More memory for a plan, which owns it from then on. */
-static inline ep_status cuda_plan_alloc(struct cuda_comm *cuda, const struct cuda_plan *plan, size_t bytes,
-                                        struct cuda_block *ret_block)
-{
-    return plan->captured ? cuda_pool_alloc_captured(cuda, bytes, ret_block) : cuda_pool_alloc(cuda, bytes, ret_block);
-}
-
 /* update.c */
-ep_status cuda_plan_open_fixed(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args, bool *ret_queued);
-/* Frees the device part of a plan of either kind, if it has one. */
-void cuda_plan_free_device(struct cuda_comm *cuda, ep_plan *plan);
+ep_status cuda_plan_open_fixed(struct cuda_call *call, ep_plan *plan, const ep_plan_args *args);
+/* Gives a plan its device part, which is empty. */
+ep_status cuda_plan_new_device(ep_plan *plan);
+/* Frees the device part of a plan of either kind; NULL: it has none. */
+void cuda_plan_free_device(struct cuda_comm *cuda, struct cuda_plan *device);
 ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
+/* The op descriptor of an update. */
+struct cuda_op_desc cuda_update_desc(const ep_plan *plan);
 /* After a wait: completes the pending plans whose counts have arrived. */
 void cuda_plans_poll(struct cuda_comm *cuda);
 /* EP_E_CAPACITY, once, if an operation was refused because a rank would have received too many rows. */
@@ -504,6 +507,16 @@ ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *l
 ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args);
 /* The fields of a route that follow from the plan's arguments, without its memory. */
 struct cuda_route cuda_route_shape(const ep_plan *plan);
+/* Sets the device's route, and lays out the memory that plans of both kinds have, from *at on, the counts first. */
+void cuda_plan_lay_out(const ep_plan *plan, int max_tokens, char *memory, size_t *at, struct cuda_plan *device);
+/* The fields of a count that follow from the plan and the memory of its route. */
+struct cuda_count cuda_count_of(const ep_plan *plan, const struct cuda_plan *device);
+/* Writes what the host knows of a plan that it has made to an image of the plan's memory. */
+void cuda_plan_fill(const struct cuda_comm *cuda, const ep_plan *plan, const struct cuda_plan *image);
+/* Converts the entries of a token; returns their number. */
+int32_t cuda_copy_entries(const struct ep_group_route *route, int token, struct cuda_entry *ret_entries);
+/* Checks that the arrays of a routing are in memory that the kernels can use. */
+ep_status cuda_check_routing(struct cuda_comm *cuda, const char *call, const ep_plan_update_args *routing);
 /* Copies `bytes` of routing to host memory, ordered by `stream`; the caller frees the copy. */
 ep_status cuda_fetch_routing(const void *topk_idx, size_t bytes, cudaStream_t stream, void **ret_copy);
 /* The host's error text for a routing that the device has found invalid. `otherwise`: if the host finds nothing. */
@@ -517,14 +530,18 @@ ep_status cuda_plan_ready(const struct cuda_call *call, ep_plan *plan, struct cu
 void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes);
 
 /*
- * stage.c. Is the ordinary memory of this rank, in rows of `row_bytes`, copied while the rows move? Otherwise it is
+ * stage.c. Finds where the peers access a buffer of `bytes`, and describes it: `memory` itself if it is symmetric and
+ * all have it mapped; otherwise, and if it is NULL, staging.
+ */
+ep_status cuda_place_buffer(struct cuda_comm *cuda, struct cuda_op_desc *desc, int which, void *memory, size_t bytes,
+                            void **ret_placed);
+/*
+ * Is the ordinary memory of this rank, in rows of `row_bytes`, copied while the rows move? Otherwise it is
  * copied before or after the kernel.
  */
 bool cuda_overlaps_copies(const struct cuda_comm *cuda, const ep_plan *plan, size_t row_bytes);
 /* Fills the kernel's arguments, except the memory. `copies`: some of its blocks copy. */
 void cuda_fill_stage(const struct cuda_comm *cuda, int n_tokens, bool copies, struct cuda_stage *ret_stage);
-/* Divides the multiprocessors of an operation between blocks that move rows and blocks that copy. */
-void cuda_share_sms(const struct cuda_comm *cuda, bool copies, int *ret_move_blocks, int *ret_copy_blocks);
 /* Sets the rings of the copy blocks within the shape of the blocks that move rows; their slots are not smaller. */
 void cuda_fit_copy_blocks(const struct cuda_comm *cuda, size_t slot, struct cuda_stage *stage,
                           struct cuda_shape *shape);
@@ -540,16 +557,17 @@ struct cuda_call {
     cudaStream_t stream;
     unsigned long long capture; /* not 0: id of the capture that the stream is in */
     unsigned long long id;      /* of the stream, outside of captures */
+    bool queued;                /* set by what queues work of the call in the stream */
     struct cuda_scope scope;
 };
 
 /*
  * Begins a call: checks that the communicator has not failed, and makes its device the current one. operation: orders
  * what is queued in the stream from now on after the operations that were called before. cuda_call_end(): `status` is
- * that of the call; queued: it has queued work.
+ * that of the call.
  */
 ep_status cuda_call_begin(struct cuda_comm *cuda, ep_stream stream, bool operation, struct cuda_call *ret_call);
-ep_status cuda_call_end(struct cuda_call *call, ep_status status, bool queued);
+ep_status cuda_call_end(struct cuda_call *call, ep_status status);
 /* Is the stream being captured, or is its capture invalid? */
 bool cuda_is_capturing(ep_comm *comm, ep_stream stream);
 /* EP_OK, or the failure that a kernel, this rank or a peer has reported. */

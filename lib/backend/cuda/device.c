@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "backend/cuda/nvml.h"
 #include "backend/cuda/proxy.h"
 
 #include <epkit/cuda.h>
@@ -120,6 +121,15 @@ ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const cha
         return ep_fail(EP_E_ARG, "%s: %s (%p) is memory of GPU %d, but rank %d uses GPU %d", call, name, pointer,
                        attributes.device, rank, cuda->device);
     *remembered = pointer;
+    return EP_OK;
+}
+
+ep_status cuda_is_device_memory(const void *memory, bool *ret_is)
+{
+    struct cudaPointerAttributes attributes;
+
+    CUDA_TRY(cudaPointerGetAttributes(&attributes, memory));
+    *ret_is = attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
     return EP_OK;
 }
 

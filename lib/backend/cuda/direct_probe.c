@@ -70,13 +70,7 @@ static ep_status check_arrived(struct probe *p, int rank, const unsigned char *h
 
     if (bytes != 2 * sizeof(uint64_t) + sizeof(p->received))
         return ep_fail(EP_E_MISMATCH, "rank %d sent a test message of %zu bytes", rank, bytes);
-    if (p->net->payload == p->net->region) {
-        memcpy(p->received, payload, sizeof(p->received));
-    } else {
-        CUDA_TRY(cudaMemcpyAsync(p->received, payload, sizeof(p->received), cudaMemcpyDeviceToHost,
-                                 p->cuda->internal_stream));
-        CUDA_TRY(cudaStreamSynchronize(p->cuda->internal_stream));
-    }
+    EP_TRY(cuda_transfer(p->cuda, &(struct cuda_transfer){p->received, payload, sizeof(p->received)}, 1));
     for (uint32_t i = 0; i < WORDS; i++)
         if (p->received[i] != word_of(rank, i))
             return ep_fail(EP_E_DEVICE,

@@ -15,16 +15,13 @@ struct output {
 };
 
 struct dispatch {
-    struct cuda_comm *cuda;
+    struct cuda_call call;
     ep_plan *plan;
     const ep_dispatch_args *args;
-    const struct cuda_call *call;
-    cudaStream_t stream; /* of the call */
     struct output output[EP_GROUP_AT_COUNT];
     size_t staged[EP_GROUP_AT_COUNT]; /* bytes of a row; 0: not in staging */
     bool copies;                      /* the kernel copies out of staging */
     bool scattered;                   /* scales have strides: they go through staging in any case */
-    bool queued;                      /* work is in the stream */
 };
 
 static void describe_outputs(struct dispatch *d)
@@ -49,26 +46,13 @@ static bool is_scattered(const struct dispatch *d, int output)
     return d->scattered && output == EP_GROUP_AT_SCALES;
 }
 
-/* Can peers write the output directly? They can if it is in symmetric memory that all have mapped. */
-static ep_status describe_in_place(struct dispatch *d, int i, size_t bytes, uint32_t *words, bool *ret_direct)
-{
-    *ret_direct = false;
-    if (is_scattered(d, i) || !cuda_desc_buffer(d->cuda, d->output[i].wanted, bytes, words))
-        return EP_OK;
-    return cuda_await_mapped(d->cuda, words, ret_direct);
-}
-
-/*
- * Describes where the peers write: directly into an output in symmetric memory, otherwise into staging. Metadata is
- * small: the kernel copies it only if it copies the rows, too.
- */
+/* Describes where the peers write. Metadata is small: the kernel copies it only if it copies the rows, too. */
 static ep_status place_outputs(struct dispatch *d, struct cuda_op_desc *desc)
 {
     size_t rows = (size_t)cuda_plan_rows(d->plan);
 
     for (int i = 0; i < EP_GROUP_AT_COUNT; i++) {
         struct output *output = &d->output[i];
-        uint32_t *words = &desc->words[CUDA_DESC_BUFFERS + 2 * i];
         size_t bytes = rows * output->bytes;
         bool direct;
 
@@ -77,17 +61,13 @@ static ep_status place_outputs(struct dispatch *d, struct cuda_op_desc *desc)
             continue;
         desc->row_bytes[i] = (int64_t)output->bytes;
         output->placed = output->wanted;
-        direct = false;
         if (bytes)
-            EP_TRY(describe_in_place(d, i, bytes, words, &direct));
+            EP_TRY(cuda_place_buffer(d->call.cuda, desc, i, is_scattered(d, i) ? NULL : output->wanted, bytes,
+                                     &output->placed));
+        direct = bytes && output->placed == output->wanted;
         d->staged[i] = direct ? 0 : output->bytes;
-        if (direct || !bytes)
-            continue;
-        if (i == EP_GROUP_AT_X)
-            d->copies = cuda_overlaps_copies(d->cuda, d->plan, output->bytes);
-        EP_TRY(cuda_stage(d->cuda, i, bytes, &output->placed));
-        if (!cuda_desc_buffer(d->cuda, output->placed, bytes, words))
-            return ep_fail(EP_E_STATE, "dispatch: the staging buffer of %zu bytes is not in symmetric memory", bytes);
+        if (i == EP_GROUP_AT_X && bytes && !direct)
+            d->copies = cuda_overlaps_copies(d->call.cuda, d->plan, output->bytes);
     }
     /* Rows of this rank's own tokens bypass staging. */
     for (int i = 0; i < EP_GROUP_AT_COUNT; i++)
@@ -102,7 +82,7 @@ static ep_status fill_desc(struct dispatch *d, struct cuda_op_desc *desc)
 
     desc->kind = CUDA_DISPATCH;
     desc->words[CUDA_DESC_PHASE] = EP_GROUP_DISPATCH_READY;
-    desc->words[CUDA_DESC_PLAN] = (uint32_t)((struct ep_group_plan *)d->plan->impl)->number;
+    desc->words[CUDA_DESC_PLAN] = (uint32_t)ep_group_plan_of(d->plan)->number;
     desc->words[CUDA_DESC_DTYPE] = (uint32_t)args->dtype;
     desc->words[CUDA_DESC_HIDDEN] = (uint32_t)args->hidden;
     desc->words[CUDA_DESC_SCALE_TYPE] = (uint32_t)args->scale_type;
@@ -149,7 +129,7 @@ static struct cuda_copy copy_of(const struct output *output)
 static ep_status launch(struct dispatch *d, const struct cuda_route *route)
 {
     const ep_dispatch_args *args = d->args;
-    struct cuda_comm *cuda = d->cuda;
+    struct cuda_comm *cuda = d->call.cuda;
     struct cuda_dispatch *move = &cuda->last_dispatch;
     struct cuda_shape *shape = &cuda->last_shape[0];
 
@@ -170,8 +150,7 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
     EP_TRY(fill_desc(d, &move->desc));
     EP_TRY(cuda_sync_stages(cuda, d->plan, d->staged, EP_GROUP_DISPATCH_READY));
     if (cuda_crosses_nodes(cuda))
-        return cuda_nodes_dispatch(d->call, d->plan, move, args->recv_topk_weights ? d->plan->args.topk : 0,
-                                   &d->queued);
+        return cuda_nodes_dispatch(&d->call, d->plan, move, args->recv_topk_weights ? d->plan->args.topk : 0);
     fit(cuda, move, shape);
     cuda_fill_stage(cuda, route->n_tokens, d->copies, &move->stage);
     shape->blocks = move->stage.move_blocks;
@@ -182,8 +161,8 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
             if (!is_scattered(d, EP_GROUP_AT_SCALES + i))
                 move->stage.metadata[i] = copy_of(&d->output[EP_GROUP_AT_SCALES + i]);
     }
-    EP_TRY(cuda_status(cuda_launch_dispatch(move, shape, d->stream), "dispatch kernel"));
-    d->queued = true;
+    EP_TRY(cuda_status(cuda_launch_dispatch(move, shape, d->call.stream), "dispatch kernel"));
+    d->call.queued = true;
     return EP_OK;
 }
 
@@ -199,7 +178,7 @@ static ep_status finish_outputs(const struct dispatch *d)
     struct cuda_rows rows = {.counts = device->route.counts,
                              .expert_start = expanded ? device->expert_start : NULL,
                              .expert_exact = device->expert_exact,
-                             .rank = d->cuda->group.local,
+                             .rank = d->call.cuda->group.local,
                              .n_local = d->plan->info.n_local_experts,
                              .zero = d->plan->args.flags & EP_PLAN_ZERO_PADDING ? 1 : 0,
                              .index_bytes = (int64_t)d->output[EP_GROUP_AT_INDEX].bytes,
@@ -227,13 +206,12 @@ static ep_status finish_outputs(const struct dispatch *d)
             wanted = true;
             continue;
         }
-        rows.zeroed[i] = output->wanted;
-        rows.row_bytes[i] = (int64_t)output->bytes;
-        if (!d->copies)
-            rows.copy[i] = copy_of(output);
-        wanted |= rows.copy[i].row_bytes != 0;
+        rows.copy[i] = (struct cuda_copy){.to = output->wanted, .row_bytes = (int64_t)output->bytes};
+        if (!d->copies && output->placed != output->wanted)
+            rows.copy[i].from = output->placed;
+        wanted |= rows.copy[i].from != NULL;
     }
-    return wanted ? cuda_status(cuda_launch_rows(&rows, d->stream), "rows kernel") : EP_OK;
+    return wanted ? cuda_status(cuda_launch_rows(&rows, d->call.stream), "rows kernel") : EP_OK;
 }
 
 static ep_status check_pointers(const struct dispatch *d, int n_tokens)
@@ -242,20 +220,20 @@ static ep_status check_pointers(const struct dispatch *d, int n_tokens)
     const ep_dispatch_args *args = d->args;
     bool sends = n_tokens, receives = cuda_plan_rows(d->plan);
 
-    EP_TRY(cuda_check_pointer(d->cuda, call, "x", sends ? args->x : NULL));
-    EP_TRY(cuda_check_pointer(d->cuda, call, "scales", sends ? args->scales : NULL));
-    EP_TRY(cuda_check_pointer(d->cuda, call, "topk_weights", sends ? args->topk_weights : NULL));
-    EP_TRY(cuda_check_pointer(d->cuda, call, "recv_x", receives ? args->recv_x : NULL));
-    EP_TRY(cuda_check_pointer(d->cuda, call, "recv_scales", receives ? args->recv_scales : NULL));
-    EP_TRY(cuda_check_pointer(d->cuda, call, "recv_topk_idx", receives ? args->recv_topk_idx : NULL));
-    return cuda_check_pointer(d->cuda, call, "recv_topk_weights", receives ? args->recv_topk_weights : NULL);
+    EP_TRY(cuda_check_pointer(d->call.cuda, call, "x", sends ? args->x : NULL));
+    EP_TRY(cuda_check_pointer(d->call.cuda, call, "scales", sends ? args->scales : NULL));
+    EP_TRY(cuda_check_pointer(d->call.cuda, call, "topk_weights", sends ? args->topk_weights : NULL));
+    EP_TRY(cuda_check_pointer(d->call.cuda, call, "recv_x", receives ? args->recv_x : NULL));
+    EP_TRY(cuda_check_pointer(d->call.cuda, call, "recv_scales", receives ? args->recv_scales : NULL));
+    EP_TRY(cuda_check_pointer(d->call.cuda, call, "recv_topk_idx", receives ? args->recv_topk_idx : NULL));
+    return cuda_check_pointer(d->call.cuda, call, "recv_topk_weights", receives ? args->recv_topk_weights : NULL);
 }
 
 static ep_status dispatch_body(struct dispatch *d)
 {
     struct cuda_route route;
 
-    EP_TRY(cuda_plan_ready(d->call, d->plan, &route));
+    EP_TRY(cuda_plan_ready(&d->call, d->plan, &route));
     EP_TRY(check_pointers(d, route.n_tokens));
     describe_outputs(d);
     EP_TRY(launch(d, &route));
@@ -266,13 +244,8 @@ static ep_status dispatch_body(struct dispatch *d)
 
 ep_status cuda_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream)
 {
-    struct dispatch d = {.cuda = cuda_of(plan->comm), .plan = plan, .args = args};
-    struct cuda_call call;
-    ep_status status;
+    struct dispatch d = {.plan = plan, .args = args};
 
-    EP_TRY(cuda_call_begin(d.cuda, stream, true, &call));
-    d.call = &call;
-    d.stream = call.stream;
-    status = dispatch_body(&d);
-    return cuda_call_end(&call, status, d.queued);
+    EP_TRY(cuda_call_begin(cuda_of(plan->comm), stream, true, &d.call));
+    return cuda_call_end(&d.call, dispatch_body(&d));
 }

@@ -60,9 +60,6 @@ __device__ tile fetch_tile(const cuda_dispatch &d, uint32_t number, int lane)
     return t;
 }
 
-/* Indices of the buffers of a target: as EP_GROUP_AT_X ... */
-enum { AT_X, AT_SCALES, AT_INDEX, AT_WEIGHTS };
-
 template <typename T> __device__ __forceinline__ T *buffer_of(const cuda_target &to, int buffer)
 {
     return reinterpret_cast<T *>(to.at[buffer]);

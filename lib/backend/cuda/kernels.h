@@ -212,7 +212,7 @@ struct cuda_route {
 
 /* Rows to be copied within this rank's memory. */
 struct cuda_copy {
-    const unsigned char *from;
+    const unsigned char *from; /* struct cuda_rows: NULL if they are already there */
     unsigned char *to;
     int64_t row_bytes; /* 0: nothing to copy */
 };
@@ -335,9 +335,7 @@ struct cuda_rows {
     const struct cuda_counts *counts;
     const int32_t *expert_start, *expert_exact; /* NULL: rows are contiguous */
     struct cuda_copy copy[CUDA_BUFFERS];
-    int32_t rank, n_local, zero;         /* zero: clear the rows between experts */
-    unsigned char *zeroed[CUDA_BUFFERS]; /* outputs to clear, whether copied or not */
-    int64_t row_bytes[CUDA_BUFFERS];
+    int32_t rank, n_local, zero; /* zero: clear the rows between experts */
     struct cuda_scatter scatter;
     unsigned char *index, *weights; /* filled with -1 and 0 from the last row to `capacity`; NULL: not wanted */
     int64_t index_bytes, weight_bytes, capacity;
@@ -395,7 +393,6 @@ struct cuda_layout {
 };
 
 cudaError_t cuda_launch_layout(const struct cuda_layout *layout, cudaStream_t stream);
-cudaError_t cuda_layout_load(int shared_bytes);
 
 /* Writes the counts and the rows to be dispatched; after their dispatch, what depends on them. */
 cudaError_t cuda_launch_metadata_counts(const struct cuda_metadata *metadata, cudaStream_t stream);

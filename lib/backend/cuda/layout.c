@@ -60,30 +60,22 @@ static ep_status lay_out_on_device(const struct cuda_call *call, const ep_comm *
     return cuda_status(cuda_launch_layout(&l, call->stream), "layout kernel");
 }
 
-static ep_status is_on_device(const void *output, bool *ret_is)
-{
-    struct cudaPointerAttributes attributes = {.type = cudaMemoryTypeUnregistered};
-
-    if (output && !*ret_is)
-        CUDA_TRY(cudaPointerGetAttributes(&attributes, output));
-    *ret_is |= attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
-    return EP_OK;
-}
-
 /* A wait for the stream must wait for this, too, so it counts as an operation, although no peer takes part. */
 ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout)
 {
+    const void *outputs[] = {layout->tokens_per_rank, layout->tokens_per_node, layout->tokens_per_expert,
+                             layout->token_in_rank};
     struct cuda_call call;
     bool device = false;
     ep_status status;
 
-    EP_TRY(is_on_device(layout->tokens_per_rank, &device));
-    EP_TRY(is_on_device(layout->tokens_per_node, &device));
-    EP_TRY(is_on_device(layout->tokens_per_expert, &device));
-    EP_TRY(is_on_device(layout->token_in_rank, &device));
+    for (size_t i = 0; i < sizeof(outputs) / sizeof(outputs[0]) && !device; i++)
+        if (outputs[i])
+            EP_TRY(cuda_is_device_memory(outputs[i], &device));
     if (!device)
         return lay_out_on_host(comm, args, layout);
     EP_TRY(cuda_call_begin(cuda_of(comm), args->stream, true, &call));
     status = lay_out_on_device(&call, comm, args, layout);
-    return cuda_call_end(&call, status, status == EP_OK);
+    call.queued = status == EP_OK;
+    return cuda_call_end(&call, status);
 }

@@ -8,33 +8,23 @@
 #define EP_CUDA_LISTS_H
 
 #include "backend/cuda/cuda.h"
-#include "backend/cuda/nodes.h"
+#include "backend/cuda/nodes_update.h"
 #include "backend/cuda/proxy.h"
-
-/* Lists of one direction, with the same contents in host and device memory. */
-struct cuda_list_side {
-    const struct cuda_node_range *rail, *rail_device; /* [nnodes] */
-    const int32_t *units, *units_device;              /* as in struct cuda_nodes_combine */
-    /* Not 0: the device rewrites the lists, the host's copies are pinned, and this is their capacity in tokens. */
-    int32_t capacity;      /* of all lists together */
-    int32_t node_capacity; /* of the list of one node */
-};
-
-struct cuda_net_update;   /* nodes_update.c */
-struct cuda_nodes_update; /* nodes_update.h */
 
 struct cuda_lists {
     struct cuda_block block;
     struct cuda_list_side net, rails; /* of this rank's tokens; of the rail peers' tokens */
-    /* In device memory: as in nodes.h. */
-    const int32_t *token;
-    struct cuda_rail_route route;
-    const int32_t *remote_count;
-    const struct cuda_remote_term *remote;
+    struct cuda_list_memory device;
+    struct cuda_rail_route route; /* in it */
     int32_t remote_width;
     uint64_t rows_self, rows_node, rows_forward; /* own tokens: here, on the rest of the node; rail peers' tokens */
-    char *copy;                                  /* lists made on the host: the host's copy of the block */
-    struct cuda_net_update *update;              /* lists made by the devices */
+    void *copy;                                  /* lists made on the host: the host's copy of the block */
+    struct cuda_nodes_update *update;            /* lists made by the devices: the arguments of their kernels */
+    /*
+     * Of these lists, what the proxy reads. Kernels write it after an exchange with all other nodes. The proxy takes
+     * part in that exchange after every operation called before, so it never reads what belongs to a later plan.
+     */
+    struct cuda_host_block *info;
 };
 
 /* Remote nodes on which one token can have experts, at most. */
@@ -45,12 +35,17 @@ static inline int32_t cuda_remote_width(const ep_plan *plan)
     return plan->args.topk < nodes ? plan->args.topk : nodes;
 }
 
-/* nodes.c. Does not set the sizes. */
-struct cuda_net_direction cuda_net_direction_of(const struct cuda_list_side *lists);
-
-/* nodes_copy.c. Copies the plan's lists into new ones; `u`: the memory that an update of the new ones writes. */
-ep_status cuda_net_copy_plan(struct cuda_comm *cuda, const ep_plan *plan, struct cuda_lists *to,
-                             const struct cuda_nodes_update *u);
+/*
+ * nodes.c. Lays out lists of `own` tokens of this rank for other nodes and `rails` tokens of its rail peers, from *at
+ * on; n: tokens of this rank.
+ */
+void cuda_lists_lay_out(const ep_plan *plan, size_t own, size_t rails, size_t n, void *memory, size_t *at,
+                        struct cuda_list_memory *l);
+/* Writes the lists that the host has made, and counts their rows. */
+void cuda_lists_fill(const ep_plan *plan, const struct cuda_list_memory *l, struct cuda_lists *lists);
+/* `host`: the copies that the host reads. */
+void cuda_lists_point_to(const ep_plan *plan, const struct cuda_list_memory *host,
+                         const struct cuda_list_memory *device, struct cuda_lists *lists);
 
 /* nodes_update.c */
 ep_status cuda_nodes_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
@@ -63,12 +58,8 @@ ep_status cuda_nodes_plan_make_updatable(struct cuda_comm *cuda, ep_plan *plan);
  * Makes a plan of fixed capacity in a capture. Waits for the hosts of all ranks, which must make it in a capture too.
  * On failure nothing of the plan remains.
  */
-ep_status cuda_nodes_plan_capture(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args,
-                                  bool *ret_queued);
-void cuda_net_update_free(struct cuda_net_update *update);
+ep_status cuda_nodes_plan_capture(struct cuda_call *call, ep_plan *plan, const ep_plan_args *args);
 /* rank_prefix of an updated plan. No single node has it, so this is an operation between nodes. */
-ep_status cuda_nodes_plan_prefix(const struct cuda_call *call, const ep_plan *plan, int32_t *prefix, bool *ret_queued);
-/* Sets the addresses of an updated plan's counts, for its metadata. */
-void cuda_net_update_fill_metadata(const struct cuda_net_update *update, struct cuda_metadata *m);
+ep_status cuda_nodes_plan_prefix(const struct cuda_call *call, const ep_plan *plan, int32_t *prefix);
 
 #endif

@@ -68,7 +68,7 @@ static ep_status acquire_segment(struct cuda_comm *cuda, size_t bytes, struct cu
             "ep_ll_new: this rank already holds segments of %d other sizes, the maximum: use the sizes of an earlier "
             "ep_ll, or a new communicator",
             CUDA_LL_SEGMENTS);
-    EP_TRY(cuda_alloc_internal(cuda, bytes, &empty->memory));
+    EP_TRY(cuda_alloc_kind(cuda, bytes, CUDA_MEMORY_INTERNAL, &empty->memory));
     empty->bytes = bytes;
     empty->used = true;
     *ret_segment = empty;

@@ -147,7 +147,8 @@ static ep_status begin(ep_ll *ll, ep_stream stream, struct cuda_call *ret_call)
 /* A rejected call leaves the group usable. */
 static ep_status end(struct cuda_call *call, ep_status status)
 {
-    return cuda_call_end(call, EP_OK, true) == EP_OK ? status : status == EP_OK ? EP_E_DEVICE : status;
+    call->queued = true;
+    return cuda_call_end(call, EP_OK) == EP_OK ? status : status == EP_OK ? EP_E_DEVICE : status;
 }
 
 ep_status cuda_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number, ep_stream stream)
@@ -272,7 +273,8 @@ ep_status cuda_ll_control(ep_ll *ll, const struct ep_ll_control *control, ep_str
         status = cuda_status(error, control->kind == EP_LL_CONTROL_BARRIER ? "barrier kernel" : "mask kernel");
     if (status == EP_OK)
         cuda_ll_net_launched(impl->net);
-    return cuda_call_end(&call, status, status == EP_OK);
+    call.queued = status == EP_OK;
+    return cuda_call_end(&call, status);
 }
 
 /* One buffer is enough: in stream order, the previous combine has sent its input before the next one's is written. */
@@ -285,7 +287,7 @@ ep_status cuda_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
 
     EP_TRY(cuda_scope_begin_uncaptured(impl->cuda, &scope));
     if (!impl->combine_buffer.memory)
-        status = cuda_pool_alloc(impl->cuda, bytes, &impl->combine_buffer);
+        status = cuda_pool_alloc(impl->cuda, bytes, false, &impl->combine_buffer);
     cuda_scope_end_uncaptured(&scope);
     if (status != EP_OK)
         return status;

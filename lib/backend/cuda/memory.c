@@ -5,12 +5,13 @@
  */
 #include "backend/cuda/cuda.h"
 
-void cuda_publish_slot(struct cuda_slot *slot, const struct cuda_mapping *allocation, const cudaIpcMemHandle_t *handle)
+void cuda_publish_slot(struct cuda_slot *slot, void *base, size_t bytes, uint32_t generation,
+                       const cudaIpcMemHandle_t *handle)
 {
-    slot->base = allocation->base;
-    slot->bytes = allocation->bytes;
+    slot->base = base;
+    slot->bytes = bytes;
     slot->handle = *handle;
-    atomic_store_explicit(&slot->generation, allocation->generation, memory_order_release);
+    atomic_store_explicit(&slot->generation, generation, memory_order_release);
 }
 
 void cuda_publish_allocation(struct cuda_comm *cuda, struct cuda_allocation *allocation)
@@ -39,10 +40,7 @@ ep_status cuda_add_allocation(struct cuda_comm *cuda, const struct cuda_allocati
     cuda->allocations[slot].generation = cuda->next_generation;
     if (slot >= cuda->slots_used)
         cuda->slots_used = slot + 1;
-    cuda_publish_slot(&cuda->ctrl->slot[slot],
-                      &(struct cuda_mapping){
-                          .base = allocation->base, .bytes = allocation->bytes, .generation = cuda->next_generation},
-                      handle);
+    cuda_publish_slot(&cuda->ctrl->slot[slot], allocation->base, allocation->bytes, cuda->next_generation, handle);
     cuda_publish_allocation(cuda, &cuda->allocations[slot]);
     return EP_OK;
 }
@@ -51,6 +49,7 @@ ep_status cuda_alloc_kind(struct cuda_comm *cuda, size_t bytes, enum cuda_memory
 {
     const char *call = kind == CUDA_MEMORY_LOCAL ? "ep_alloc_local" : "ep_alloc";
     size_t whole = cuda_whole_bytes(bytes);
+    struct cuda_allocation allocation = {.bytes = whole, .kind = kind, .window_bytes = whole};
     cudaIpcMemHandle_t handle;
     void *base = NULL;
     cudaError_t error;
@@ -75,12 +74,9 @@ ep_status cuda_alloc_kind(struct cuda_comm *cuda, size_t bytes, enum cuda_memory
         return ep_fail_prefix(status, "%s: %zu bytes: ", call, whole);
     status = cuda_status(cudaIpcGetMemHandle(&handle, base), "cudaIpcGetMemHandle");
     if (status == EP_OK) {
+        allocation.base = allocation.window = base;
         pthread_mutex_lock(&cuda->memory_lock);
-        status =
-            cuda_add_allocation(cuda,
-                                &(struct cuda_allocation){
-                                    .base = base, .bytes = whole, .kind = kind, .window = base, .window_bytes = whole},
-                                &handle);
+        status = cuda_add_allocation(cuda, &allocation, &handle);
         pthread_mutex_unlock(&cuda->memory_lock);
     }
     if (status != EP_OK) {
@@ -114,28 +110,20 @@ void cuda_reserve_stages(struct cuda_comm *cuda, const ep_plan_args *args)
 {
     size_t tokens = args->n_tokens > RESERVE_TOKENS ? (size_t)args->n_tokens : RESERVE_TOKENS;
     size_t copies = args->flags & EP_PLAN_EXPANDED ? (size_t)args->topk : (size_t)cuda->group.comm->nranks;
-    size_t rows = args->max_recv_tokens > 0 ? (size_t)args->max_recv_tokens : tokens * copies,
-           topk = (size_t)args->topk;
-    size_t row[EP_GROUP_AT_COUNT];
+    size_t rows = args->max_recv_tokens > 0 ? (size_t)args->max_recv_tokens : tokens * copies;
+    const size_t row[EP_GROUP_AT_COUNT] = {[EP_GROUP_AT_X] = RESERVE_ROW,
+                                           [EP_GROUP_AT_SCALES] = RESERVE_SCALES,
+                                           [EP_GROUP_AT_INDEX] = (size_t)args->topk * sizeof(int64_t),
+                                           [EP_GROUP_AT_WEIGHTS] = (size_t)args->topk * sizeof(float)};
     void *memory;
 
     if (has_symmetric_memory(cuda))
         return;
-    row[EP_GROUP_AT_X] = RESERVE_ROW;
-    row[EP_GROUP_AT_SCALES] = RESERVE_SCALES;
-    row[EP_GROUP_AT_INDEX] = topk * sizeof(int64_t);
-    row[EP_GROUP_AT_WEIGHTS] = topk * sizeof(float);
     if (rows > RESERVE_MAX / RESERVE_ROW)
         rows = RESERVE_MAX / RESERVE_ROW;
     /* Where this is missing or too small, operations allocate themselves. */
     for (int i = 0; i < EP_GROUP_AT_COUNT; i++)
-        if (row[i])
-            (void)cuda_stage(cuda, i, rows * row[i], &memory);
-}
-
-ep_status cuda_alloc_internal(struct cuda_comm *cuda, size_t bytes, void **ret_memory)
-{
-    return cuda_alloc_kind(cuda, bytes, CUDA_MEMORY_INTERNAL, ret_memory);
+        (void)cuda_stage(cuda, i, rows * row[i], &memory);
 }
 
 ep_status cuda_alloc(ep_comm *comm, size_t bytes, void **ret_memory)

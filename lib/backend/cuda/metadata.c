@@ -31,27 +31,23 @@ void cuda_metadata_counts_write(const ep_plan *plan, int64_t *ret_counts)
 static ep_status find_exact_counts(struct cuda_comm *cuda, const ep_plan *plan)
 {
     struct cuda_plan *device = cuda_plan_of(plan);
+    struct cuda_block *block = &device->metadata_counts;
     size_t bytes = cuda_metadata_counts_bytes(plan);
-    struct cuda_block block = {.memory = NULL};
     int64_t *counts;
     ep_status status;
 
     if (device->exact_counts)
         return EP_OK;
+    if (!block->memory)
+        EP_TRY(cuda_pool_alloc(cuda, bytes, false, block));
     counts = malloc(bytes);
     if (!counts)
         return ep_fail(EP_E_MEMORY, "ep_plan_get_metadata: no memory");
     cuda_metadata_counts_write(plan, counts);
-    status = cuda_pool_alloc(cuda, bytes, &block);
-    if (status == EP_OK)
-        status = cuda_transfer(cuda, &(struct cuda_transfer){block.memory, counts, bytes}, 1);
+    status = cuda_transfer(cuda, &(struct cuda_transfer){block->memory, counts, bytes}, 1);
     free(counts);
-    if (status == EP_OK) {
-        device->metadata_counts = block;
-        device->exact_counts = block.memory;
-    } else {
-        cuda_pool_free(cuda, &block);
-    }
+    if (status == EP_OK)
+        device->exact_counts = block->memory;
     return status;
 }
 
@@ -62,12 +58,12 @@ static size_t lay_out(const ep_plan *plan, char *memory, struct cuda_metadata *m
     size_t n = (size_t)(device->fixed ? device->max_tokens : plan->args.n_tokens), topk = (size_t)plan->args.topk;
     size_t rows = (size_t)cuda_plan_rows(plan), row_bytes = (size_t)m->row_words * sizeof(int32_t), at = 0;
 
-    m->rows = (int32_t *)(memory + cuda_carve(&at, (n + 1) * row_bytes));
-    m->recv_rows = (int32_t *)(memory + cuda_carve(&at, (rows + 1) * row_bytes));
+    m->rows = cuda_carve(memory, &at, n + 1, row_bytes);
+    m->recv_rows = cuda_carve(memory, &at, rows + 1, row_bytes);
     if (!device->route.expanded)
         return at;
-    m->choices = (float *)(memory + cuda_carve(&at, (n * topk + 1) * sizeof(float)));
-    m->recv_choices = (float *)(memory + cuda_carve(&at, (rows + 1) * sizeof(float)));
+    m->choices = cuda_carve(memory, &at, n * topk + 1, sizeof(float));
+    m->recv_choices = cuda_carve(memory, &at, rows + 1, sizeof(float));
     return at;
 }
 
@@ -78,7 +74,7 @@ static ep_status alloc_sources(struct cuda_comm *cuda, const ep_plan *plan, stru
 
     m->row_words = (words + 3) / 4 * 4;
     if (!device->sources.memory)
-        EP_TRY(cuda_plan_alloc(cuda, device, lay_out(plan, NULL, m), &device->sources));
+        EP_TRY(cuda_pool_alloc(cuda, lay_out(plan, NULL, m), device->captured, &device->sources));
     lay_out(plan, device->sources.memory, m);
     if (!m->recv_slot)
         m->choices = m->recv_choices = NULL;
@@ -93,7 +89,9 @@ static ep_status find_counts(struct cuda_comm *cuda, const ep_plan *plan, struct
     m->exact = device->expert_exact;
     if (device->fixed && device->lists) {
         m->rank_prefix = NULL; /* cuda_nodes_plan_prefix() writes it */
-        cuda_net_update_fill_metadata(device->lists->update, m);
+        m->first = device->lists->update->first;
+        m->exact = device->lists->update->expert_exact;
+        m->start = device->lists->update->start;
         return EP_OK;
     }
     if (device->fixed) {
@@ -166,8 +164,7 @@ static ep_status send_sources(ep_plan *plan, const struct cuda_metadata *m, ep_s
     return status;
 }
 
-static ep_status metadata(const struct cuda_call *call, ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream,
-                          bool *ret_queued)
+static ep_status metadata(struct cuda_call *call, ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream)
 {
     const struct cuda_plan *device = cuda_plan_of(plan);
     struct cuda_route route;
@@ -177,9 +174,9 @@ static ep_status metadata(const struct cuda_call *call, ep_plan *plan, const ep_
     EP_TRY(check_pointers(call->cuda, plan, dst));
     EP_TRY(fill(call->cuda, plan, dst, &route, &m));
     EP_TRY(cuda_status(cuda_launch_metadata_counts(&m, call->stream), "metadata kernel"));
-    *ret_queued = true;
+    call->queued = true;
     if (dst->rank_prefix && device->fixed && device->lists)
-        EP_TRY(cuda_nodes_plan_prefix(call, plan, dst->rank_prefix, ret_queued));
+        EP_TRY(cuda_nodes_plan_prefix(call, plan, dst->rank_prefix));
     if (!m.rows)
         return EP_OK;
     EP_TRY(send_sources(plan, &m, stream));
@@ -190,10 +187,7 @@ static ep_status metadata(const struct cuda_call *call, ep_plan *plan, const ep_
 ep_status cuda_plan_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream)
 {
     struct cuda_call call;
-    bool queued = false;
-    ep_status status;
 
     EP_TRY(cuda_call_begin(cuda_of(plan->comm), stream, true, &call));
-    status = metadata(&call, plan, dst, stream, &queued);
-    return cuda_call_end(&call, status, queued);
+    return cuda_call_end(&call, metadata(&call, plan, dst, stream));
 }

@@ -17,11 +17,6 @@ namespace
 
 enum { WORD_RANK, WORD_TOKEN, WORD_NUMBERS = 4 };
 
-__device__ __forceinline__ bool has_failed(const cuda_metadata &m)
-{
-    return *(const volatile uint32_t *)&m.waits.mine->failure;
-}
-
 __device__ __forceinline__ int64_t rows_here(const cuda_metadata &m)
 {
     return min(m.route.counts->rows_on[m.waits.rank], m.max_rows);
@@ -157,7 +152,7 @@ __device__ void clear_outputs(const cuda_metadata &m)
 __global__ void __launch_bounds__(COUNTS_THREADS) metadata_counts_kernel(const __grid_constant__ cuda_metadata m)
 {
     await_stream();
-    if (has_failed(m) || is_refused(m.waits, m.route.counts))
+    if (is_stopped(m.waits) || is_refused(m.waits, m.route.counts))
         return;
     if (blockIdx.x) {
         clear_outputs(m);
@@ -199,7 +194,7 @@ __global__ void __launch_bounds__(SOURCES_THREADS) sources_kernel(const __grid_c
     int64_t rows = rows_here(m), threads = (int64_t)gridDim.x * blockDim.x;
 
     /* The kernel before this one has reported the refusal. */
-    if (has_failed(m) || m.route.counts->refused[0])
+    if (is_stopped(m.waits) || m.route.counts->refused[0])
         return;
     for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < rows; at += threads)
         if (m.recv_rows[at * m.row_words + WORD_RANK] && !write_source(m, at))

@@ -102,22 +102,10 @@ static void release(ep_comm *comm, void *memory)
     cuda_scope_end(&scope);
 }
 
-/*
- * In the internal stream: an operation may have made the default stream wait for something that the caller does after
- * this call.
- */
-static ep_status copy_now(const struct cuda_comm *cuda, void *to, const void *from, size_t bytes)
-{
-    CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda->internal_stream));
-    CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
-    return EP_OK;
-}
-
+/* Not in the default stream: an operation may have made it wait for something that the caller does after this call. */
 static ep_status copy(ep_comm *comm, void *to, const void *from, size_t bytes)
 {
-    if (!bytes)
-        return EP_OK;
-    CUDA_ON_DEVICE(comm, copy_now(cuda_of(comm), to, from, bytes));
+    CUDA_ON_DEVICE(comm, cuda_transfer(cuda_of(comm), &(struct cuda_transfer){to, from, bytes}, 1));
 }
 
 /* In the default stream, after queued work that may still read the memory. */

@@ -7,26 +7,32 @@
 #define MORE_SLOTS 64
 #define SLOT_ALIGN 64 /* bytes; slots are multiples */
 
-void cuda_net_direction_measure(const struct cuda_proxy *p, const struct cuda_net_direction *from,
-                                struct net_direction_state *side)
+/* Number of chunks of a node's list. */
+static int count_chunks(const struct cuda_list_side *lists, int node, int32_t tokens)
+{
+    return (lists->rail[node].n + tokens - 1) / tokens;
+}
+
+void cuda_net_op_measure(const struct cuda_proxy *p, const struct cuda_net_op *op, const struct cuda_list_side *lists,
+                         struct net_direction_state *side)
 {
     side->n_chunks = 0;
     side->rows = side->all_bytes = 0;
     for (int node = 0; node < p->nnodes; node++) {
-        const struct cuda_node_range *rail = &from->rail[node];
+        const struct cuda_node_range *rail = &lists->rail[node];
 
-        side->chunks[node] = cuda_net_direction_chunks(from, node);
-        side->first[node] = CUDA_CHUNK_SLOT(rail->first, from->tokens, node, 0);
+        side->chunks[node] = count_chunks(lists, node, op->tokens);
+        side->first[node] = CUDA_CHUNK_SLOT(rail->first, op->tokens, node, 0);
         side->n_chunks += side->chunks[node];
         side->rows += (uint64_t)rail->n;
         for (int i = 0; i < side->chunks[node]; i++) {
-            int first = rail->first + i * from->tokens, end = first + from->tokens, all = rail->first + rail->n;
+            int first = rail->first + i * op->tokens, end = first + op->tokens, all = rail->first + rail->n;
             size_t bytes;
 
             end = end < all ? end : all;
-            bytes = (size_t)(end - first) * from->token_bytes;
-            if (from->units)
-                bytes += (size_t)(from->units[end + node] - from->units[first + node]) * from->unit_bytes;
+            bytes = (size_t)(end - first) * op->token_bytes;
+            if (op->unit_bytes)
+                bytes += (size_t)(lists->units[end + node] - lists->units[first + node]) * op->unit_bytes;
             side->bytes[side->first[node] + i] = (uint32_t)bytes;
             side->all_bytes += sizeof(struct net_chunk_header) + bytes;
         }
@@ -39,11 +45,11 @@ size_t cuda_proxy_max_chunk_bytes(const struct cuda_comm *cuda)
 }
 
 /* Number of slots for all chunks: given by the end of the last list, whichever node that is. */
-static int count_slots(const struct cuda_proxy *p, const struct cuda_net_direction *side)
+static int count_slots(const struct cuda_proxy *p, const struct cuda_list_side *lists, int32_t tokens)
 {
-    const struct cuda_node_range *last = &side->rail[p->nnodes - 1];
+    const struct cuda_node_range *last = &lists->rail[p->nnodes - 1];
 
-    return CUDA_CHUNK_SLOT(side->capacity ? side->capacity : last->first + last->n, side->tokens, p->nnodes, 1);
+    return CUDA_CHUNK_SLOT(lists->capacity ? lists->capacity : last->first + last->n, tokens, p->nnodes, 1);
 }
 
 static ep_status grow_words(struct cuda_proxy *p, struct net_op_buffers *buffers, int slots)
@@ -75,69 +81,69 @@ static void set_arenas(struct cuda_proxy *p)
 }
 
 /* In the arena. If the lists do not change, the size of the largest chunk is known. */
-static size_t slot_bytes_of(const struct cuda_net_op *op, const struct cuda_net_op_params *params, int slots)
+static size_t slot_bytes_of(const struct cuda_net_op *op, const struct cuda_net_op_params *params)
 {
-    uint32_t most = 0;
+    size_t most = 0;
 
-    if (params->out.capacity)
-        return params->slot_bytes;
-    for (int i = 0; i < slots; i++)
-        most = most < op->out.bytes[i] ? op->out.bytes[i] : most;
-    return ((size_t)most + SLOT_ALIGN - 1) / SLOT_ALIGN * SLOT_ALIGN;
+    if (op->out.changing.capacity)
+        most = (size_t)op->tokens * (op->token_bytes + params->max_units * op->unit_bytes);
+    else
+        for (int i = 0; i < op->out.slots; i++)
+            most = most < op->out.bytes[i] ? op->out.bytes[i] : most;
+    return (most + SLOT_ALIGN - 1) / SLOT_ALIGN * SLOT_ALIGN;
 }
 
 /* Both sets of buffers must be large enough: the device decides which one the operation uses. */
-static ep_status alloc_op(struct cuda_proxy *p, const struct cuda_net_op_params *params, struct cuda_net_op *op,
-                          int slots_out, int slots_in)
+static ep_status alloc_op(struct cuda_proxy *p, const struct cuda_net_op_params *params, struct cuda_net_op *op)
 {
+    int slots = op->out.slots > op->in.slots ? op->out.slots : op->in.slots;
     ep_status status;
 
     for (int i = 0; i < 2; i++)
-        EP_TRY(grow_words(p, &p->buffers[i], slots_out > slots_in ? slots_out : slots_in));
-    op->slot_bytes = slot_bytes_of(op, params, slots_out);
-    status = cuda_arenas_grow(&p->arenas, params->call, (size_t)slots_out * op->slot_bytes);
+        EP_TRY(grow_words(p, &p->buffers[i], slots));
+    op->slot_bytes = slot_bytes_of(op, params);
+    status = cuda_arenas_grow(&p->arenas, params->name, (size_t)op->out.slots * op->slot_bytes);
     set_arenas(p);
     memcpy(op->buffers, p->buffers, sizeof(op->buffers));
     return status;
 }
 
-static void *at_offset(struct cuda_net_op *op, size_t offset)
+static void lay_out_side(const struct cuda_proxy *p, void *memory, size_t *at, struct net_direction_state *side)
 {
-    return op ? (char *)op + offset : NULL;
+    size_t nodes = (size_t)p->nnodes;
+
+    side->chunks = cuda_carve(memory, at, nodes, sizeof(*side->chunks));
+    side->first = cuda_carve(memory, at, nodes, sizeof(*side->first));
+    side->next = cuda_carve(memory, at, nodes * (size_t)p->channels, sizeof(*side->next));
+    side->bytes = cuda_carve(memory, at, (size_t)side->slots, sizeof(*side->bytes));
 }
 
-/* Returns the size in bytes; sets no pointers if `op` is NULL. */
-static size_t lay_out(const struct cuda_proxy *p, struct cuda_net_op *op, int slots_out, int slots_in)
+/* Returns the size in bytes. */
+static size_t lay_out(const struct cuda_proxy *p, void *memory, struct cuda_net_op *op)
 {
-    struct cuda_net_op unused, *to = op ? op : &unused;
-    size_t nodes = (size_t)p->nnodes * sizeof(int32_t), pairs = nodes * (size_t)p->channels, at = 0;
-    struct net_direction_state *sides[] = {&to->out, &to->in};
+    size_t at = 0;
 
-    cuda_carve(&at, sizeof(*op));
-    for (int i = 0; i < 2; i++) {
-        sides[i]->chunks = at_offset(op, cuda_carve(&at, nodes));
-        sides[i]->first = at_offset(op, cuda_carve(&at, nodes));
-        sides[i]->next = at_offset(op, cuda_carve(&at, pairs));
-        sides[i]->bytes = at_offset(op, cuda_carve(&at, (size_t)(i ? slots_in : slots_out) * sizeof(uint32_t)));
-    }
-    to->published = at_offset(op, cuda_carve(&at, (size_t)p->nnodes * (size_t)p->channels));
+    cuda_carve(memory, &at, 1, sizeof(*op));
+    lay_out_side(p, memory, &at, &op->out);
+    lay_out_side(p, memory, &at, &op->in);
+    op->published = cuda_carve(memory, &at, (size_t)p->nnodes * (size_t)p->channels, sizeof(*op->published));
     return at;
 }
 
 static struct cuda_chunks describe_chunks(const struct cuda_proxy *p, const struct cuda_net_op_params *params,
-                                          const struct cuda_net_direction *side)
+                                          const struct cuda_list_side *lists)
 {
-    struct cuda_chunks chunks = {.rail = side->device,
+    struct cuda_chunks chunks = {.rail = lists->rail_device,
                                  .nnodes = p->nnodes,
                                  .node = p->node,
-                                 .tokens = side->tokens,
+                                 .tokens = params->tokens,
                                  .phase = (int32_t)params->phase};
 
-    if (side->capacity)
-        chunks.max_per_node = (side->node_capacity + side->tokens - 1) / side->tokens;
-    for (int node = 0; !side->capacity && node < p->nnodes; node++)
-        if (cuda_net_direction_chunks(side, node) > chunks.max_per_node)
-            chunks.max_per_node = cuda_net_direction_chunks(side, node);
+    if (lists->capacity)
+        chunks.max_per_node = (lists->node_capacity + params->tokens - 1) / params->tokens;
+    for (int node = 0; !lists->capacity && node < p->nnodes; node++)
+        if (count_chunks(lists, node, params->tokens) > chunks.max_per_node)
+            chunks.max_per_node = count_chunks(lists, node, params->tokens);
     return chunks;
 }
 
@@ -151,41 +157,55 @@ static struct cuda_net_buffers device_buffers(const struct net_op_buffers *buffe
         .n_read = buffers->n_read};
 }
 
-static struct cuda_net_op *new_op(const struct cuda_proxy *p, const struct cuda_net_op_params *params, int slots_out,
-                                  int slots_in)
+static void set_lists(const struct cuda_proxy *p, const struct cuda_net_op *op, const struct cuda_list_side *lists,
+                      struct net_direction_state *side)
 {
-    struct cuda_net_op *op = calloc(1, lay_out(p, NULL, slots_out, slots_in));
+    if (lists->capacity)
+        side->changing = *lists;
+    else
+        cuda_net_op_measure(p, op, lists, side);
+}
 
-    if (!op)
+static struct cuda_net_op *new_op(const struct cuda_proxy *p, const struct cuda_net_op_params *params, bool captured)
+{
+    struct cuda_net_op first = {.base = {.captured = captured},
+                                .phase = params->phase,
+                                .tokens = params->tokens,
+                                .token_bytes = params->token_bytes,
+                                .unit_bytes = params->unit_bytes,
+                                .out = {.slots = count_slots(p, params->out, params->tokens)},
+                                .in = {.slots = count_slots(p, params->in, params->tokens)}};
+    struct cuda_net_op *op = calloc(1, lay_out(p, NULL, &first));
+
+    if (!op) {
+        ep_fail(EP_E_MEMORY, "%s: no memory for %d chunks", params->name, first.out.slots + first.in.slots);
         return NULL;
-    lay_out(p, op, slots_out, slots_in);
-    op->base.captured = params->captured;
-    op->phase = params->phase;
+    }
+    *op = first;
+    lay_out(p, op, op);
     memcpy(op->desc, params->desc, sizeof(op->desc));
-    if (params->out.capacity)
-        op->changing[0] = params->out;
-    else
-        cuda_net_direction_measure(p, &params->out, &op->out);
-    if (params->in.capacity)
-        op->changing[1] = params->in;
-    else
-        cuda_net_direction_measure(p, &params->in, &op->in);
+    set_lists(p, op, params->out, &op->out);
+    set_lists(p, op, params->in, &op->in);
     return op;
 }
 
-ep_status cuda_net_op_prepare(struct cuda_comm *cuda, const struct cuda_net_op_params *params,
+ep_status cuda_net_op_prepare(const struct cuda_call *call, const struct cuda_net_op_params *params,
                               struct cuda_net_op_args *ret_args, struct cuda_chunks *ret_out,
                               struct cuda_chunks *ret_in, struct cuda_net_op **ret_op)
 {
+    struct cuda_comm *cuda = call->cuda;
     struct cuda_proxy *p = cuda->proxy;
-    int slots_out = count_slots(p, &params->out), slots_in = count_slots(p, &params->in);
+    const struct cuda_list_side one_each = {.rail = p->one_each};
+    struct cuda_net_op_params all = *params;
     struct cuda_net_op *op;
     ep_status status;
 
-    op = new_op(p, params, slots_out, slots_in);
+    if (!params->out)
+        all.out = all.in = &one_each;
+    op = new_op(p, &all, call->capture != 0);
     if (!op)
-        return ep_fail(EP_E_MEMORY, "%s: no memory for %d chunks", params->call, slots_out + slots_in);
-    status = alloc_op(p, params, op, slots_out, slots_in);
+        return EP_E_MEMORY;
+    status = alloc_op(p, &all, op);
     if (status == EP_OK)
         status = cuda_op_ring_add(&p->ring, &op->base);
     if (status != EP_OK) {
@@ -200,8 +220,8 @@ ep_status cuda_net_op_prepare(struct cuda_comm *cuda, const struct cuda_net_op_p
                                           .slot_bytes = op->slot_bytes,
                                           .words = p->words_device,
                                           .moved = (const uint64_t *)(const void *)(p->words_device + 1)};
-    *ret_out = describe_chunks(p, params, &params->out);
-    *ret_in = describe_chunks(p, params, &params->in);
+    *ret_out = describe_chunks(p, &all, all.out);
+    *ret_in = describe_chunks(p, &all, all.in);
     *ret_op = op;
     return EP_OK;
 }

@@ -29,6 +29,8 @@ struct net_op_buffers {
 
 /* One direction: [nnodes] number of chunks and first slot; [nnodes, channels] next chunk. */
 struct net_direction_state {
+    struct cuda_list_side changing; /* if its capacity is not 0, the lists are measured again at each run */
+    int slots;
     int32_t *chunks, *first, *next;
     uint32_t *bytes; /* [slots] size of each chunk */
     int n_chunks;
@@ -42,8 +44,9 @@ struct cuda_net_op {
     uint32_t desc[CUDA_DESC_COMPARED];
     struct net_op_buffers buffers[2]; /* as of cuda_net_op_prepare() */
     size_t slot_bytes;                /* of the arena */
+    int32_t tokens;                   /* as in struct cuda_net_op_params, like the next two */
+    size_t token_bytes, unit_bytes;
     struct net_direction_state out, in;
-    struct cuda_net_direction changing[2]; /* out and in: measured again at each run, if capacity is not 0 */
     /* State of the current run. */
     uint64_t number;
     bool *published; /* [nnodes, channels] the next chunk has been published to the kernels */
@@ -56,6 +59,7 @@ struct cuda_proxy {
     void *region;                  /* registered with CUDA; NULL: payload is received in GPU memory */
     unsigned char *payload_device; /* device address of the payload region */
     int nnodes, node, channels;
+    struct cuda_node_range one_each[EP_MAX_RANKS]; /* lists of one token for each other node */
     struct net_op_buffers buffers[2];              /* for even and odd operation numbers */
     struct cuda_arenas arenas;                     /* of the buffers */
     struct cuda_net_memory memory;                 /* memory that kernels may use until the communicator closes */
@@ -69,14 +73,8 @@ struct cuda_proxy {
     bool broken;               /* used by the proxy only */
 };
 
-/* Number of chunks of a node's list. */
-static inline int cuda_net_direction_chunks(const struct cuda_net_direction *side, int node)
-{
-    return (side->rail[node].n + side->tokens - 1) / side->tokens;
-}
-
-/* Computes the number and the size of the chunks. */
-void cuda_net_direction_measure(const struct cuda_proxy *p, const struct cuda_net_direction *from,
-                                struct net_direction_state *side);
+/* Computes the number and the size of the chunks of one side of the operation. */
+void cuda_net_op_measure(const struct cuda_proxy *p, const struct cuda_net_op *op, const struct cuda_list_side *lists,
+                         struct net_direction_state *side);
 
 #endif

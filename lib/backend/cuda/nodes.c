@@ -4,7 +4,6 @@
  * this rank for each node, and the rows on this node of its rail peers' tokens.
  */
 #include "backend/cuda/lists.h"
-#include "backend/cuda/proxy.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,54 +11,49 @@
 /* Blocks per SM, of the SMs that an operation may use: they wait for memory across PCIe. */
 #define BLOCKS_PER_SM 4
 
-/* Pointers into the host copy of the block. */
-struct layout {
-    struct cuda_node_range *net, *rail; /* [nnodes] own tokens; rail peers' tokens */
-    int32_t *token;                     /* [own] */
-    int32_t *net_units;                 /* [own + nnodes] */
-    int32_t *rail_units;                /* [rails + nnodes] */
-    int32_t *count, *index;             /* [rails], [rails,K] */
-    struct cuda_entry *entry;           /* [rails, width] */
-    int32_t *remote_count;              /* [N] */
-    struct cuda_remote_term *remote;    /* [N, remote_width] */
-};
-
 static struct cuda_lists *lists_of(const ep_plan *plan)
 {
     return cuda_plan_of(plan)->lists;
 }
 
-/* The device address that corresponds to a pointer into the copy. */
-static void *on_device(const struct cuda_lists *lists, const void *pointer)
-{
-    return (char *)lists->block.memory + ((const char *)pointer - lists->copy);
-}
-
 /* --- the lists of a plan, made on the host ---------------------------------------------------------------------------
  */
 
-/* Returns the size in bytes. */
-static size_t lay_out(const ep_plan *plan, char *copy, struct layout *l)
+void cuda_lists_lay_out(const ep_plan *plan, size_t own, size_t rails, size_t n, void *memory, size_t *at,
+                        struct cuda_list_memory *l)
 {
-    const struct ep_group_plan *inner = plan->impl;
-    size_t nnodes = (size_t)plan->comm->nnodes, topk = (size_t)plan->args.topk, own = 0, rails = 0, at = 0;
-    size_t word = sizeof(int32_t), n = (size_t)inner->n_tokens, width = (size_t)cuda_plan_of(plan)->route.width;
+    size_t nnodes = (size_t)plan->comm->nnodes, topk = (size_t)plan->args.topk, word = sizeof(int32_t);
+    size_t width = (size_t)cuda_plan_of(plan)->route.width;
 
-    for (size_t node = 0; node < nnodes; node++) {
-        own += (size_t)inner->n_net_tokens[node];
-        rails += (size_t)inner->rail[node].n_tokens;
-    }
-    l->net = (void *)(copy + cuda_carve(&at, nnodes * sizeof(*l->net)));
-    l->rail = (void *)(copy + cuda_carve(&at, nnodes * sizeof(*l->rail)));
-    l->token = (void *)(copy + cuda_carve(&at, own * word));
-    l->net_units = (void *)(copy + cuda_carve(&at, (own + nnodes) * word));
-    l->rail_units = (void *)(copy + cuda_carve(&at, (rails + nnodes) * word));
-    l->count = (void *)(copy + cuda_carve(&at, rails * word));
-    l->index = (void *)(copy + cuda_carve(&at, rails * topk * word));
-    l->entry = (void *)(copy + cuda_carve(&at, rails * width * sizeof(*l->entry)));
-    l->remote_count = (void *)(copy + cuda_carve(&at, n * word));
-    l->remote = (void *)(copy + cuda_carve(&at, n * (size_t)cuda_remote_width(plan) * sizeof(*l->remote)));
-    return at;
+    l->net = cuda_carve(memory, at, nnodes, sizeof(*l->net));
+    l->rail = cuda_carve(memory, at, nnodes, sizeof(*l->rail));
+    l->token = cuda_carve(memory, at, own, word);
+    l->net_units = cuda_carve(memory, at, own + nnodes, word);
+    l->rail_units = cuda_carve(memory, at, rails + nnodes, word);
+    l->rail_count = cuda_carve(memory, at, rails, word);
+    l->rail_index = cuda_carve(memory, at, rails * topk, word);
+    l->rail_entry = cuda_carve(memory, at, rails * width, sizeof(*l->rail_entry));
+    l->remote_count = cuda_carve(memory, at, n, word);
+    l->remote = cuda_carve(memory, at, n * (size_t)cuda_remote_width(plan), sizeof(*l->remote));
+}
+
+void cuda_lists_point_to(const ep_plan *plan, const struct cuda_list_memory *host,
+                         const struct cuda_list_memory *device, struct cuda_lists *lists)
+{
+    lists->net.rail = host->net;
+    lists->net.rail_device = device->net;
+    lists->net.units = host->net_units;
+    lists->net.units_device = device->net_units;
+    lists->rails.rail = host->rail;
+    lists->rails.rail_device = device->rail;
+    lists->rails.units = host->rail_units;
+    lists->rails.units_device = device->rail_units;
+    lists->device = *device;
+    lists->route = (struct cuda_rail_route){.entry = device->rail_entry,
+                                            .count = device->rail_count,
+                                            .index = device->rail_index,
+                                            .width = cuda_plan_of(plan)->route.width};
+    lists->remote_width = cuda_remote_width(plan);
 }
 
 /* Number of rows of this rank's token on `node`. */
@@ -87,7 +81,7 @@ static int units_of(const ep_plan *plan, int rows)
     return rows == 1 || plan->comm->config.partial_type == EP_BF16 ? 1 : 2;
 }
 
-static void fill_own(const ep_plan *plan, const struct layout *l, struct cuda_lists *lists)
+static void fill_own(const ep_plan *plan, const struct cuda_list_memory *l, struct cuda_lists *lists)
 {
     const struct ep_group_plan *inner = plan->impl;
     int n = 0, width = cuda_remote_width(plan);
@@ -110,7 +104,7 @@ static void fill_own(const ep_plan *plan, const struct layout *l, struct cuda_li
                                                                                       : &lists->rows_node))++;
 }
 
-static void fill_rails(const ep_plan *plan, const struct layout *l)
+static void fill_rails(const ep_plan *plan, const struct cuda_list_memory *l, struct cuda_lists *lists)
 {
     const struct ep_group_plan *inner = plan->impl;
     size_t topk = (size_t)plan->args.topk, width = (size_t)cuda_plan_of(plan)->route.width;
@@ -119,56 +113,38 @@ static void fill_rails(const ep_plan *plan, const struct layout *l)
     for (int node = 0; node < plan->comm->nnodes; node++) {
         const struct ep_group_route *route = &inner->rail[node];
 
+        lists->rows_forward += (uint64_t)route->n_entries;
         l->rail[node] = (struct cuda_node_range){n, route->n_tokens};
         l->rail_units[n + node] = 0;
         if (route->n_tokens)
-            memcpy(l->index + (size_t)n * topk, route->index, (size_t)route->n_tokens * topk * sizeof(int32_t));
+            memcpy(l->rail_index + (size_t)n * topk, route->index, (size_t)route->n_tokens * topk * sizeof(int32_t));
         for (int i = 0; i < route->n_tokens; i++, n++) {
-            const struct ep_group_entry *from = route->entry + route->start[i];
-
-            l->count[n] = route->start[i + 1] - route->start[i];
-            l->rail_units[n + node + 1] = l->rail_units[n + node] + units_of(plan, l->count[n]);
-            for (int row = 0; row < l->count[n]; row++)
-                l->entry[(size_t)n * width + (size_t)row] =
-                    (struct cuda_entry){.row = from[row].row, .local = from[row].local, .k = from[row].k};
+            l->rail_count[n] = cuda_copy_entries(route, i, &l->rail_entry[(size_t)n * width]);
+            l->rail_units[n + node + 1] = l->rail_units[n + node] + units_of(plan, l->rail_count[n]);
         }
     }
 }
 
-static void point_to(const ep_plan *plan, const struct layout *l, struct cuda_lists *lists)
+void cuda_lists_fill(const ep_plan *plan, const struct cuda_list_memory *l, struct cuda_lists *lists)
 {
-    const struct ep_group_plan *inner = plan->impl;
-
-    lists->net = (struct cuda_list_side){.rail = l->net,
-                                         .rail_device = on_device(lists, l->net),
-                                         .units = l->net_units,
-                                         .units_device = on_device(lists, l->net_units)};
-    lists->rails = (struct cuda_list_side){.rail = l->rail,
-                                           .rail_device = on_device(lists, l->rail),
-                                           .units = l->rail_units,
-                                           .units_device = on_device(lists, l->rail_units)};
-    lists->token = on_device(lists, l->token);
-    lists->route = (struct cuda_rail_route){.entry = on_device(lists, l->entry),
-                                            .count = on_device(lists, l->count),
-                                            .index = on_device(lists, l->index),
-                                            .width = cuda_plan_of(plan)->route.width};
-    lists->remote_count = on_device(lists, l->remote_count);
-    lists->remote = on_device(lists, l->remote);
-    lists->remote_width = cuda_remote_width(plan);
-    for (int node = 0; node < plan->comm->nnodes; node++)
-        lists->rows_forward += (uint64_t)inner->rail[node].n_entries;
+    fill_own(plan, l, lists);
+    fill_rails(plan, l, lists);
 }
 
-static void free_lists(struct cuda_comm *cuda, struct cuda_lists *lists)
+void cuda_lists_free(struct cuda_comm *cuda, struct cuda_lists *lists)
 {
+    if (!lists)
+        return;
     cuda_pool_free(cuda, &lists->block);
-    cuda_net_update_free(lists->update);
+    if (lists->info)
+        lists->info->used = false;
+    free(lists->update);
     free(lists->copy);
     free(lists);
 }
 
-/* Indices in the lists have 32 bits, and the sum of a token takes two units at most. */
-static ep_status check_sizes(const ep_plan *plan)
+/* Counts the tokens. Indices in the lists have 32 bits, and the sum of a token takes two units at most. */
+static ep_status count_tokens(const ep_plan *plan, size_t *ret_own, size_t *ret_rails)
 {
     const struct ep_group_plan *inner = plan->impl;
     int64_t own = 0, rails = 0, entries = 0;
@@ -178,6 +154,8 @@ static ep_status check_sizes(const ep_plan *plan)
         rails += inner->rail[node].n_tokens;
         entries += inner->rail[node].n_entries;
     }
+    *ret_own = (size_t)own;
+    *ret_rails = (size_t)rails;
     if (own < INT32_MAX / 2 && rails < INT32_MAX / 2 && entries < INT32_MAX)
         return EP_OK;
     return ep_fail(EP_E_UNSUPPORTED,
@@ -186,46 +164,38 @@ static ep_status check_sizes(const ep_plan *plan)
                    plan->comm->rank, (long long)own, (long long)rails, (long long)entries, INT32_MAX / 2, INT32_MAX);
 }
 
+static ep_status make_lists(struct cuda_comm *cuda, const ep_plan *plan, struct cuda_lists *lists)
+{
+    size_t own, rails, n = (size_t)ep_group_plan_of(plan)->n_tokens, bytes = 0, at[2] = {0};
+    struct cuda_list_memory host, device;
+
+    EP_TRY(count_tokens(plan, &own, &rails));
+    cuda_lists_lay_out(plan, own, rails, n, NULL, &bytes, &host);
+    lists->copy = malloc(bytes);
+    if (!lists->copy)
+        return ep_fail(EP_E_MEMORY, "plan: no memory for the routes between nodes");
+    cuda_lists_lay_out(plan, own, rails, n, lists->copy, &at[0], &host);
+    cuda_lists_fill(plan, &host, lists);
+    EP_TRY(cuda_pool_alloc(cuda, bytes, false, &lists->block));
+    cuda_lists_lay_out(plan, own, rails, n, lists->block.memory, &at[1], &device);
+    cuda_lists_point_to(plan, &host, &device, lists);
+    return cuda_transfer(cuda, &(struct cuda_transfer){lists->block.memory, lists->copy, bytes}, 1);
+}
+
 ep_status cuda_lists_make(struct cuda_comm *cuda, ep_plan *plan)
 {
-    struct cuda_lists *lists;
-    struct layout layout;
-    size_t bytes;
-    ep_status status = EP_E_MEMORY;
+    struct cuda_lists *lists = calloc(1, sizeof(*lists));
+    ep_status status;
 
-    EP_TRY(check_sizes(plan));
-    lists = calloc(1, sizeof(*lists));
     if (!lists)
         return ep_fail(EP_E_MEMORY, "plan: no memory for the routes between nodes");
-    bytes = lay_out(plan, NULL, &layout);
-    lists->copy = malloc(bytes);
-    if (lists->copy) {
-        lay_out(plan, lists->copy, &layout);
-        fill_own(plan, &layout, lists);
-        fill_rails(plan, &layout);
-        status = cuda_pool_alloc(cuda, bytes, &lists->block);
-        if (status == EP_OK)
-            point_to(plan, &layout, lists);
-        if (status == EP_OK)
-            status = cuda_transfer(cuda, &(struct cuda_transfer){lists->block.memory, lists->copy, bytes}, 1);
-    } else {
-        ep_fail(status, "plan: no memory for the routes between nodes");
-    }
+    status = make_lists(cuda, plan, lists);
     /* If this fails, the plan's next operation tries again. */
     if (status == EP_OK)
         cuda_plan_of(plan)->lists = lists;
     else
-        free_lists(cuda, lists);
+        cuda_lists_free(cuda, lists);
     return status;
-}
-
-void cuda_lists_free(struct cuda_comm *cuda, ep_plan *plan)
-{
-    struct cuda_lists *lists = lists_of(plan);
-
-    if (lists)
-        free_lists(cuda, lists);
-    cuda_plan_of(plan)->lists = NULL;
 }
 
 void cuda_lists_count(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats)
@@ -250,31 +220,23 @@ static int32_t chunk_tokens(const struct cuda_comm *cuda, size_t token_bytes)
     return (int32_t)(most > CUDA_CHUNK_TOKENS ? CUDA_CHUNK_TOKENS : most);
 }
 
-struct cuda_net_direction cuda_net_direction_of(const struct cuda_list_side *lists)
-{
-    return (struct cuda_net_direction){.rail = lists->rail,
-                                       .device = lists->rail_device,
-                                       .capacity = lists->capacity,
-                                       .node_capacity = lists->node_capacity};
-}
-
-ep_status cuda_nodes_dispatch(const struct cuda_call *call, ep_plan *plan, const struct cuda_dispatch *own,
-                              int weight_words, bool *ret_queued)
+ep_status cuda_nodes_dispatch(struct cuda_call *call, ep_plan *plan, const struct cuda_dispatch *own, int weight_words)
 {
     struct cuda_comm *cuda = call->cuda;
     const struct cuda_lists *lists = lists_of(plan);
     size_t token_bytes = (size_t)own->row_bytes + ((size_t)own->scale_words + (size_t)weight_words) * 4;
-    struct cuda_net_op_params params = {.call = "ep_dispatch",
-                                        .phase = EP_GROUP_DISPATCH_MOVE,
-                                        .captured = call->capture != 0,
-                                        .desc = own->desc.words,
-                                        .out = cuda_net_direction_of(&lists->net),
-                                        .in = cuda_net_direction_of(&lists->rails)};
+    const struct cuda_net_op_params params = {.name = "ep_dispatch",
+                                              .phase = EP_GROUP_DISPATCH_MOVE,
+                                              .desc = own->desc.words,
+                                              .out = &lists->net,
+                                              .in = &lists->rails,
+                                              .tokens = chunk_tokens(cuda, token_bytes),
+                                              .token_bytes = token_bytes};
     struct cuda_nodes_dispatch place = {.own = *own, .meta = {own->scale_words, weight_words}};
     struct cuda_pack pack = {.waits = own->waits,
                              .counts = own->route.counts,
                              .n_tokens = own->route.n_tokens,
-                             .token = lists->token,
+                             .token = lists->device.token,
                              .x = own->x,
                              .scales = own->scales,
                              .weights = own->weights,
@@ -284,78 +246,62 @@ ep_status cuda_nodes_dispatch(const struct cuda_call *call, ep_plan *plan, const
                              .meta = place.meta};
     struct cuda_net_op *op;
 
-    params.out.tokens = params.in.tokens = chunk_tokens(cuda, token_bytes);
-    params.out.token_bytes = params.in.token_bytes = token_bytes;
-    params.slot_bytes = ((size_t)params.out.tokens * token_bytes + 63) / 64 * 64;
-    EP_TRY(cuda_net_op_prepare(cuda, &params, &pack.op, &pack.out, &place.in, &op));
+    EP_TRY(cuda_net_op_prepare(call, &params, &pack.op, &pack.out, &place.in, &op));
     place.op = pack.op;
     place.rail = lists->route;
     pack.blocks = place.blocks = cuda->sms * BLOCKS_PER_SM;
     EP_TRY(cuda_net_op_end_launch(cuda, op, cuda_status(cuda_launch_pack(&pack, call->stream), "pack kernel")));
     /* After a failure from here on the peers must be notified: cuda_call_end() does that. */
-    *ret_queued = true;
+    call->queued = true;
     return cuda_status(cuda_launch_nodes_dispatch(&place, call->stream), "dispatch kernel");
 }
 
-ep_status cuda_nodes_combine(const struct cuda_call *call, ep_plan *plan, const struct cuda_combine *own,
-                             bool *ret_queued)
+ep_status cuda_nodes_combine(struct cuda_call *call, ep_plan *plan, const struct cuda_combine *own)
 {
     struct cuda_comm *cuda = call->cuda;
     const struct cuda_lists *lists = lists_of(plan);
     int weight_words = own->out_weights ? plan->args.topk : 0;
     size_t units = cuda->group.comm->config.partial_type == EP_BF16 ? 1 : 2;
-    size_t token_bytes = units * (size_t)own->row_bytes + (size_t)weight_words * 4;
-    struct cuda_net_op_params params = {.call = "ep_combine",
-                                        .phase = EP_GROUP_COMBINE_MOVE,
-                                        .captured = call->capture != 0,
-                                        .desc = own->desc.words,
-                                        .out = cuda_net_direction_of(&lists->rails),
-                                        .in = cuda_net_direction_of(&lists->net)};
+    size_t row_bytes = (size_t)own->row_bytes, weight_bytes = (size_t)weight_words * 4;
+    const struct cuda_net_op_params params = {.name = "ep_combine",
+                                              .phase = EP_GROUP_COMBINE_MOVE,
+                                              .desc = own->desc.words,
+                                              .out = &lists->rails,
+                                              .in = &lists->net,
+                                              .tokens = chunk_tokens(cuda, units * row_bytes + weight_bytes),
+                                              .token_bytes = weight_bytes,
+                                              .unit_bytes = row_bytes,
+                                              .max_units = units};
     struct cuda_nodes_combine sum = {.own = *own,
                                      .rail = lists->route,
                                      .rail_units = lists->rails.units_device,
                                      .net_units = lists->net.units_device,
-                                     .remote_count = lists->remote_count,
-                                     .remote = lists->remote,
+                                     .remote_count = lists->device.remote_count,
+                                     .remote = lists->device.remote,
                                      .remote_width = lists->remote_width,
                                      .weight_words = weight_words,
                                      .blocks = cuda->sms * BLOCKS_PER_SM};
     struct cuda_net_op *op;
     ep_status status;
 
-    params.out.tokens = params.in.tokens = chunk_tokens(cuda, token_bytes);
-    params.out.token_bytes = params.in.token_bytes = (size_t)weight_words * 4;
-    params.out.unit_bytes = params.in.unit_bytes = (size_t)own->row_bytes;
-    params.out.units = lists->rails.units;
-    params.in.units = lists->net.units;
-    params.slot_bytes = ((size_t)params.out.tokens * token_bytes + 63) / 64 * 64;
-    EP_TRY(cuda_net_op_prepare(cuda, &params, &sum.op, &sum.out, &sum.in, &op));
+    EP_TRY(cuda_net_op_prepare(call, &params, &sum.op, &sum.out, &sum.in, &op));
     status = cuda_status(cuda_launch_nodes_combine(&sum, call->stream), "combine kernel");
-    *ret_queued = status == EP_OK;
+    call->queued = status == EP_OK;
     return cuda_net_op_end_launch(cuda, op, status);
 }
 
 ep_status cuda_nodes_barrier(const struct cuda_call *call)
 {
     struct cuda_comm *cuda = call->cuda;
-    const ep_comm *comm = cuda->group.comm;
     const uint32_t desc[CUDA_DESC_COMPARED] = {[CUDA_DESC_PHASE] = EP_GROUP_BARRIER};
-    struct cuda_node_range rail[EP_MAX_RANKS];
-    struct cuda_net_op_params params = {.call = "ep_barrier_on",
-                                        .phase = EP_GROUP_BARRIER,
-                                        .captured = call->capture != 0,
-                                        .desc = desc,
-                                        .slot_bytes = 16,
-                                        .out = {.rail = rail, .tokens = 1}};
+    const struct cuda_net_op_params params = {
+        .name = "ep_barrier_on", .phase = EP_GROUP_BARRIER, .desc = desc, .tokens = 1};
     struct cuda_nodes_barrier barrier;
     struct cuda_chunks in;
     struct cuda_net_op *op;
 
-    for (int node = 0; node < comm->nnodes; node++)
-        rail[node] = (struct cuda_node_range){.first = node, .n = node != comm->node};
-    params.in = params.out;
     cuda_fill_waits(cuda, EP_GROUP_BARRIER, EP_GROUP_BARRIER, &barrier.waits);
-    EP_TRY(cuda_net_op_prepare(cuda, &params, &barrier.op, &barrier.chunks, &in, &op));
+    EP_TRY(cuda_net_op_prepare(call, &params, &barrier.op, &barrier.chunks, &in, &op));
     return cuda_net_op_end_launch(cuda, op,
                                   cuda_status(cuda_launch_nodes_barrier(&barrier, call->stream), "barrier kernel"));
 }

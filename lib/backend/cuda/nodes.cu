@@ -20,9 +20,6 @@
 namespace
 {
 
-/* Indices of a target's buffers, as EP_GROUP_AT_X ... */
-enum { AT_X, AT_SCALES, AT_INDEX, AT_WEIGHTS };
-
 /* Claims the next tile for the whole block. */
 __device__ uint32_t claim_block_tile(const cuda_waits &waits)
 {

@@ -138,15 +138,6 @@ struct proxy_word_reached {
     }
 };
 
-struct proxy_word_ref {
-    proxy_word_reached *of;
-
-    __device__ __forceinline__ bool operator()() const
-    {
-        return (*of)();
-    }
-};
-
 /* The rail peer on that node, as a rank relative to this node. */
 __device__ __forceinline__ int rail_peer_of(const cuda_waits &waits, int node)
 {
@@ -191,7 +182,8 @@ __device__ inline wait_end wait_while_moving(const cuda_waits &waits, const cuda
 {
     proxy_word_reached reached = {word, &op.words->events, number, waits.mine, ~0ull, MIN_BACKOFF_NS, false};
     chunk_progress moves = {waits.mine, op.moved, which, nnodes + 1, which, 0, 0};
-    wait_end end = wait_for(waits, proxy_word_ref{&reached}, nullptr, 0, 1, moves);
+    wait_end end = wait_for(
+        waits, [&reached] { return reached(); }, nullptr, 0, 1, moves);
 
     reached.stop_watching();
     return end;

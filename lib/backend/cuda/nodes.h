@@ -128,6 +128,17 @@ struct cuda_remote_term {
     int32_t node, at;
 };
 
+/* The lists of a plan, in device memory or in a copy on the host. */
+struct cuda_list_memory {
+    struct cuda_node_range *net, *rail; /* [nnodes] this rank's tokens for each node; the rail peers' tokens */
+    int32_t *token;                     /* [own] */
+    int32_t *net_units, *rail_units;    /* [own + nnodes], [rails + nnodes]: as in struct cuda_nodes_combine */
+    int32_t *rail_count, *rail_index;   /* [rails], [rails,K] */
+    struct cuda_entry *rail_entry;      /* [rails, width] */
+    int32_t *remote_count;              /* [N] */
+    struct cuda_remote_term *remote;    /* [N, remote_width] */
+};
+
 struct cuda_nodes_combine {
     struct cuda_combine own;
     struct cuda_net_op_args op;

@@ -4,7 +4,8 @@
  * the rows of the rail peers' tokens on this one. Rows are numbered in the order of the tokens, as on the host
  * (group/plan.c).
  */
-#include "backend/cuda/nodes_update.cuh"
+#include "backend/cuda/nodes.cuh"
+#include "backend/cuda/update.cuh"
 
 #define LIST_THREADS 1024
 #define TILE CUDA_COUNT_TOKENS /* tokens numbered at a time, one per thread */
@@ -16,7 +17,7 @@ namespace
 /* Has an earlier kernel failed? The same result for all threads of a block. */
 __device__ bool has_given_up(const cuda_nodes_update &u)
 {
-    return __syncthreads_or(threadIdx.x == 0 && *(const volatile uint32_t *)&u.waits.mine->failure);
+    return __syncthreads_or(threadIdx.x == 0 && is_stopped(u.waits));
 }
 
 /* --- the lists --------------------------------------------------------------------------------------------------- */
@@ -61,7 +62,7 @@ __device__ int rows_there(const cuda_nodes_update &u, int token, int node, int &
         int rank = index[k] < 0 ? -1 : index[k] / u.n_local_experts, there = rank / u.waits.nranks;
         bool seen = false;
 
-        if (rank < 0 || there > node || there == node_of(u))
+        if (rank < 0 || there > node || there == u.words.node)
             continue;
         if (there == node) {
             ranks |= 1u << rank % u.waits.nranks;
@@ -83,8 +84,8 @@ __device__ void count_remote_nodes(const cuda_nodes_update &u)
         int n;
 
         /* With a node beyond the last one, all are lower. */
-        rows_there(u, token, nodes_of(u), n);
-        u.remote_count[token] = n;
+        rows_there(u, token, u.words.nnodes, n);
+        u.list.remote_count[token] = n;
     }
 }
 
@@ -93,30 +94,30 @@ __global__ void __launch_bounds__(LIST_THREADS) list_tokens_kernel(const __grid_
 {
     await_stream();
     int node = (int)blockIdx.x, first, at, units = 0;
-    int32_t *of = u.net_units + node, *pinned = u.net_units_pinned + node; /* of the list */
+    int32_t *of = u.list.net_units + node, *pinned = u.pinned.net_units + node; /* of the list */
 
     if (has_given_up(u))
         return;
-    if (node == node_of(u))
+    if (node == u.words.node)
         count_remote_nodes(u);
-    first = at = u.net[node].first;
-    for (int tile = 0; tile < u.n_tokens && u.net[node].n; tile += LIST_THREADS) {
+    first = at = u.list.net[node].first;
+    for (int tile = 0; tile < u.n_tokens && u.list.net[node].n; tile += LIST_THREADS) {
         int token = tile + (int)threadIdx.x, before = 0;
         int rows = token < u.n_tokens ? rows_there(u, token, node, before) : 0, mine = rows ? units_of(u, rows) : 0;
         uint32_t all, sum = sum_before((uint32_t)mine << 16 | (rows ? 1 : 0), all);
         int here = at + (int)(sum & 0xffff);
 
         if (rows) {
-            u.token[here] = token;
+            u.list.token[here] = token;
             of[here] = pinned[here] = units + (int)(sum >> 16);
-            u.remote[(size_t)token * u.remote_width + before] = {node, here};
+            u.list.remote[(size_t)token * u.remote_width + before] = {node, here};
         }
         at += (int)(all & 0xffff);
         units += (int)(all >> 16);
     }
     if (threadIdx.x == 0)
         of[at] = pinned[at] = units;
-    if (threadIdx.x == 0 && at - first != u.net[node].n)
+    if (threadIdx.x == 0 && at - first != u.list.net[node].n)
         set_failure(u.waits, CUDA_FAILED_DAMAGE, u.waits.rank, u.waits.ready_phase);
     __threadfence_system();
 }
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(LIST_THREADS, 1) receive_lists_kernel(const __
         for (int i = (int)threadIdx.x; i < c.n * u.topk && ok; i += (int)blockDim.x) {
             int32_t expert = load_word(reinterpret_cast<const int32_t *>(landed) + i);
 
-            u.rail_index[(size_t)c.first * u.topk + i] = expert;
+            u.list.rail_index[(size_t)c.first * u.topk + i] = expert;
             if (expert < -1 || expert >= u.n_experts) {
                 set_failure(u.waits, CUDA_FAILED_DAMAGE, rail_peer_of(u.waits, c.node), u.waits.ready_phase);
                 ok = false;
@@ -167,18 +168,18 @@ struct token_set {
 
 __device__ token_set tokens_of(const cuda_nodes_update &u, int node)
 {
-    cuda_node_range rail = u.rail[node];
+    cuda_node_range rail = u.list.rail[node];
 
-    if (node == node_of(u))
+    if (node == u.words.node)
         return {u.index, u.entry, u.count, u.n_tokens};
-    return {u.rail_index + (size_t)rail.first * u.topk, u.rail_entry + (size_t)rail.first * u.width,
-            u.rail_count + rail.first, rail.n};
+    return {u.list.rail_index + (size_t)rail.first * u.topk, u.list.rail_entry + (size_t)rail.first * u.width,
+            u.list.rail_count + rail.first, rail.n};
 }
 
 /* The rank (rank layout) or expert (expanded layout) on this node of a choice; -1: none. */
 __device__ __forceinline__ int target_of(const cuda_nodes_update &u, int expert)
 {
-    int here = expert - node_of(u) * experts_of_node(u);
+    int here = expert - u.words.node * experts_of_node(u);
 
     if (expert < 0 || here < 0 || here >= experts_of_node(u))
         return -1;
@@ -264,8 +265,9 @@ __global__ void __launch_bounds__(TILE) number_rows_kernel(const __grid_constant
     extern __shared__ uint32_t masks[]; /* [targets, MASK_WORDS], then [targets] next rows */
     int node = (int)blockIdx.x, targets = u.expanded ? experts_of_node(u) : u.waits.nranks, units = 0;
     int32_t *next = reinterpret_cast<int32_t *>(masks + (size_t)targets * MASK_WORDS);
-    int32_t *list = u.rail_units + node + u.rail[node].first, *pinned = u.rail_units_pinned + node + u.rail[node].first;
-    bool own = node == node_of(u), ok = true;
+    int32_t *list = u.list.rail_units + node + u.list.rail[node].first,
+            *pinned = u.pinned.rail_units + node + u.list.rail[node].first;
+    bool own = node == u.words.node, ok = true;
     token_set of = tokens_of(u, node);
 
     if (has_given_up(u))

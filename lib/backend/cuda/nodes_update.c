@@ -5,44 +5,14 @@
  * made in a capture has such lists from the beginning. The devices write what the proxy needs, the size of the lists
  * for each node, into pinned memory.
  */
-#include "backend/cuda/nodes_update.h"
-
 #include "backend/cuda/lists.h"
-#include "backend/cuda/proxy.h"
 
 #include <stdlib.h>
-
-struct cuda_net_update {
-    struct cuda_nodes_update u;
-    /*
-     * Kernels write it after an exchange with all other nodes. The proxy takes part in that exchange after every
-     * operation called before, so it never reads what belongs to a later plan.
-     */
-    struct cuda_host_block *info;
-    struct cuda_node_range *words; /* [nnodes] one chunk per other node */
-    int32_t net_capacity, net_node_capacity;
-};
+#include <string.h>
 
 static ep_status fail_memory(void)
 {
     return ep_fail(EP_E_MEMORY, "plan: no memory for routes between nodes that the device writes");
-}
-
-void cuda_net_update_free(struct cuda_net_update *update)
-{
-    if (!update)
-        return;
-    if (update->info)
-        update->info->used = false;
-    free(update->words);
-    free(update);
-}
-
-void cuda_net_update_fill_metadata(const struct cuda_net_update *update, struct cuda_metadata *m)
-{
-    m->first = update->u.first;
-    m->exact = update->u.expert_exact;
-    m->start = update->u.start;
 }
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
@@ -69,13 +39,13 @@ static size_t summary_words(const ep_plan *plan)
     return CUDA_SUMMARY_STARTS + (size_t)plan->comm->ranks_per_node;
 }
 
-/* Capacity of the lists in tokens. */
-static ep_status size_lists(const ep_plan *plan, struct cuda_net_update *update)
+/* Capacity of the lists in tokens. A capacity of 0 would mean lists that do not change, so it is at least 1. */
+static ep_status size_lists(const ep_plan *plan, struct cuda_lists *lists)
 {
     const struct ep_group *group = ep_group_of(plan->comm);
     const int32_t *most = ep_group_plan_of(plan)->max_tokens;
     int64_t net = (int64_t)max_tokens_of(plan) * cuda_remote_width(plan), rails = 0;
-    int32_t rail_node_capacity = 0;
+    int32_t rail_node_capacity = 1;
 
     for (int node = 0; node < plan->comm->nnodes; node++) {
         int rank = ep_group_rail(group, node);
@@ -91,70 +61,53 @@ static ep_status size_lists(const ep_plan *plan, struct cuda_net_update *update)
             "plan: max_tokens of %d here, and of %lld on the rail peers, is too large for updates on the device "
             "between %d nodes: reduce max_tokens",
             max_tokens_of(plan), (long long)rails, plan->comm->nnodes);
-    /* A capacity of 0 would mean lists that do not change, so it is at least 1. */
-    update->net_capacity = net ? (int32_t)net : 1;
-    update->net_node_capacity = max_tokens_of(plan) ? max_tokens_of(plan) : 1;
-    update->u.rail_capacity = rails ? (int32_t)rails : 1;
-    update->u.rail_node_capacity = rail_node_capacity ? rail_node_capacity : 1;
+    lists->net.capacity = net ? (int32_t)net : 1;
+    lists->net.node_capacity = max_tokens_of(plan) ? max_tokens_of(plan) : 1;
+    lists->rails.capacity = rails ? (int32_t)rails : 1;
+    lists->rails.node_capacity = rail_node_capacity;
     return EP_OK;
 }
 
-static void *carve(char *memory, size_t *at, size_t n, size_t bytes)
-{
-    return memory + cuda_carve(at, n * bytes);
-}
-
 /* Lays out the device memory; returns its size in bytes. */
-static size_t lay_out(const ep_plan *plan, char *memory, const struct cuda_net_update *update,
-                      struct cuda_nodes_update *u)
+static size_t lay_out(const ep_plan *plan, char *memory, const struct cuda_lists *lists, struct cuda_nodes_update *u)
 {
     size_t nnodes = (size_t)plan->comm->nnodes, nranks = (size_t)plan->comm->nranks, n = (size_t)max_tokens_of(plan);
     size_t topk = (size_t)plan->args.topk, width = (size_t)cuda_plan_of(plan)->route.width, word = sizeof(int32_t);
-    size_t n_local = (size_t)plan->info.n_local_experts, rails = (size_t)update->u.rail_capacity, at = 0;
-    size_t net = (size_t)update->net_capacity;
+    size_t n_local = (size_t)plan->info.n_local_experts, at = 0;
 
-    u->totals = carve(memory, &at, cuda_update_totals((int)nnodes, (int)nranks, plan->args.n_experts), word);
-    u->slice = carve(memory, &at, nnodes * slice_words(plan), word);
-    u->summary = carve(memory, &at, nnodes * summary_words(plan), word);
-    u->base = carve(memory, &at, nnodes * (size_t)targets_of(plan), word);
-    u->first = carve(memory, &at, nranks + 1, sizeof(*u->first));
-    u->start = carve(memory, &at, nranks, word);
-    u->rail_start = carve(memory, &at, nranks, word);
-    u->prefix = carve(memory, &at, nranks * (size_t)plan->comm->ranks_per_node, word);
-    u->counts = carve(memory, &at, 1, sizeof(*u->counts));
-    u->expert_start = carve(memory, &at, n_local + 1, word);
-    u->expert_exact = carve(memory, &at, n_local, word);
-    u->index = carve(memory, &at, n * topk, word);
-    u->count = carve(memory, &at, n, word);
-    u->entry = carve(memory, &at, n * width, sizeof(*u->entry));
-    u->net = carve(memory, &at, nnodes, sizeof(*u->net));
-    u->token = carve(memory, &at, net, word);
-    u->net_units = carve(memory, &at, net + nnodes, word);
-    u->remote_count = carve(memory, &at, n, word);
-    u->remote = carve(memory, &at, n * (size_t)cuda_remote_width(plan), sizeof(*u->remote));
-    u->rail = carve(memory, &at, nnodes, sizeof(*u->rail));
-    u->rail_index = carve(memory, &at, rails * topk, word);
-    u->rail_count = carve(memory, &at, rails, word);
-    u->rail_units = carve(memory, &at, rails + nnodes, word);
-    u->rail_entry = carve(memory, &at, rails * width, sizeof(*u->rail_entry));
+    u->totals = cuda_carve(memory, &at, cuda_update_totals((int)nnodes, (int)nranks, plan->args.n_experts), word);
+    u->slice = cuda_carve(memory, &at, nnodes * slice_words(plan), word);
+    u->summary = cuda_carve(memory, &at, nnodes * summary_words(plan), word);
+    u->base = cuda_carve(memory, &at, nnodes * (size_t)targets_of(plan), word);
+    u->first = cuda_carve(memory, &at, nranks + 1, sizeof(*u->first));
+    u->start = cuda_carve(memory, &at, nranks, word);
+    u->rail_start = cuda_carve(memory, &at, nranks, word);
+    u->prefix = cuda_carve(memory, &at, nranks * (size_t)plan->comm->ranks_per_node, word);
+    u->counts = cuda_carve(memory, &at, 1, sizeof(*u->counts));
+    u->expert_start = cuda_carve(memory, &at, n_local + 1, word);
+    u->expert_exact = cuda_carve(memory, &at, n_local, word);
+    u->index = cuda_carve(memory, &at, n * topk, word);
+    u->count = cuda_carve(memory, &at, n, word);
+    u->entry = cuda_carve(memory, &at, n * width, sizeof(*u->entry));
+    cuda_lists_lay_out(plan, (size_t)lists->net.capacity, (size_t)lists->rails.capacity, n, memory, &at, &u->list);
     return at;
 }
 
 /* Lays out the pinned copies. */
-static size_t lay_out_pinned(const ep_plan *plan, char *memory, const struct cuda_net_update *update,
-                             struct cuda_nodes_update *u)
+static size_t lay_out_pinned(const ep_plan *plan, char *memory, const struct cuda_lists *lists,
+                             struct cuda_list_memory *l)
 {
     size_t nnodes = (size_t)plan->comm->nnodes, at = 0;
 
-    u->net_pinned = carve(memory, &at, nnodes, sizeof(*u->net_pinned));
-    u->rail_pinned = carve(memory, &at, nnodes, sizeof(*u->rail_pinned));
-    u->net_units_pinned = carve(memory, &at, (size_t)update->net_capacity + nnodes, sizeof(int32_t));
-    u->rail_units_pinned = carve(memory, &at, (size_t)update->u.rail_capacity + nnodes, sizeof(int32_t));
+    l->net = cuda_carve(memory, &at, nnodes, sizeof(*l->net));
+    l->rail = cuda_carve(memory, &at, nnodes, sizeof(*l->rail));
+    l->net_units = cuda_carve(memory, &at, (size_t)lists->net.capacity + nnodes, sizeof(int32_t));
+    l->rail_units = cuda_carve(memory, &at, (size_t)lists->rails.capacity + nnodes, sizeof(int32_t));
     return at;
 }
 
 /* Sets what no update changes. */
-static void describe(const ep_plan *plan, struct cuda_nodes_update *u)
+static void describe(const ep_plan *plan, const struct cuda_lists *lists, struct cuda_nodes_update *u)
 {
     const struct cuda_route *route = &cuda_plan_of(plan)->route;
     const ep_comm *comm = plan->comm;
@@ -169,63 +122,88 @@ static void describe(const ep_plan *plan, struct cuda_nodes_update *u)
     u->n_local_experts = plan->info.n_local_experts;
     u->width = route->width;
     u->remote_width = cuda_remote_width(plan);
+    u->rail_capacity = lists->rails.capacity;
+    u->rail_node_capacity = lists->rails.node_capacity;
     u->alignment = plan->args.expert_alignment;
     u->capacity = (int32_t)(plan->args.max_recv_tokens < INT32_MAX ? plan->args.max_recv_tokens : INT32_MAX);
-    u->desc = (struct cuda_op_desc){.kind = CUDA_DISPATCH};
-    u->desc.words[CUDA_DESC_PHASE] = EP_GROUP_PLAN_COUNTS;
-    u->desc.words[CUDA_DESC_PLAN] = (uint32_t)ep_group_plan_of(plan)->number;
+    u->desc = cuda_update_desc(plan);
 }
 
+/* What operations read of the plan's memory that is not in the lists. */
+static void point_to(const struct cuda_nodes_update *u, struct cuda_plan *device)
+{
+    device->expert_start = u->expert_start;
+    device->expert_exact = u->expert_exact;
+    device->route.entry = u->entry;
+    device->route.count = u->count;
+    device->route.index = u->index;
+    device->route.counts = u->counts;
+}
+
+/*
+ * Writes what the host has computed: for operations in a graph, which must follow later updates. The copy to pinned
+ * memory is immediate and not in stream order, so the proxy must not still read it for operations of another plan.
+ */
+static ep_status fill_from_host(struct cuda_comm *cuda, const ep_plan *plan, struct cuda_lists *lists,
+                                const struct cuda_list_memory *pinned)
+{
+    const struct ep_group_plan *inner = ep_group_plan_of(plan);
+    size_t nranks = (size_t)plan->comm->nranks, nlocal = (size_t)plan->comm->ranks_per_node, word = sizeof(int32_t);
+    size_t nnodes = (size_t)plan->comm->nnodes, first = (size_t)cuda->group.first, me = (size_t)plan->comm->rank;
+    struct cuda_plan image = *cuda_plan_of(plan);
+    struct cuda_nodes_update u;
+    size_t bytes = lay_out(plan, NULL, lists, &u);
+    char *memory = calloc(1, bytes);
+    ep_status status;
+
+    if (!memory)
+        return fail_memory();
+    lay_out(plan, memory, lists, &u);
+    point_to(&u, &image);
+    cuda_plan_fill(cuda, plan, &image);
+    cuda_lists_fill(plan, &u.list, lists);
+    for (size_t i = 0; i < nranks * nlocal; i++)
+        u.prefix[i] = inner->prefix[i / nlocal * nranks + first + i % nlocal];
+    memcpy(u.first, inner->recv_from_rank, (nranks + 1) * sizeof(*u.first));
+    if (me)
+        memcpy(u.start, inner->prefix + (me - 1) * nranks, nranks * word);
+    memcpy(pinned->net, u.list.net, nnodes * sizeof(*u.list.net));
+    memcpy(pinned->rail, u.list.rail, nnodes * sizeof(*u.list.rail));
+    memcpy(pinned->net_units, u.list.net_units, ((size_t)lists->net.capacity + nnodes) * word);
+    memcpy(pinned->rail_units, u.list.rail_units, ((size_t)lists->rails.capacity + nnodes) * word);
+    status = cuda_transfer(cuda, &(struct cuda_transfer){lists->block.memory, memory, bytes}, 1);
+    free(memory);
+    return status;
+}
+
+/* `keep_routing`: filled with the plan's present routing. */
 static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, bool keep_routing, struct cuda_lists *lists)
 {
-    struct cuda_net_update *update = lists->update;
-    struct cuda_nodes_update *u = &update->u, host;
+    struct cuda_nodes_update *u = lists->update;
     const struct cuda_plan *device = cuda_plan_of(plan);
-    int nnodes = plan->comm->nnodes;
+    struct cuda_list_memory host;
 
-    EP_TRY(size_lists(plan, update));
-    update->words = calloc((size_t)nnodes, sizeof(*update->words));
-    if (!update->words)
-        return fail_memory();
-    for (int node = 0; node < nnodes; node++)
-        update->words[node] = (struct cuda_node_range){.first = node, .n = node != plan->comm->node};
+    EP_TRY(size_lists(plan, lists));
     /* A plan whose routing is kept gets no memory of another one. */
-    EP_TRY(cuda_host_block_acquire(cuda, "ep_plan_update", CUDA_HOST_NET_COUNTS, lay_out_pinned(plan, NULL, update, u),
-                                   device->captured, keep_routing, &update->info));
-    EP_TRY(cuda_plan_alloc(cuda, device, lay_out(plan, NULL, update, u), &lists->block));
-    lay_out(plan, lists->block.memory, update, u);
-    lay_out_pinned(plan, update->info->device, update, u);
-    lay_out_pinned(plan, update->info->memory, update, &host);
-    describe(plan, u);
-    lists->net = (struct cuda_list_side){.rail = host.net_pinned,
-                                         .rail_device = u->net,
-                                         .units = host.net_units_pinned,
-                                         .units_device = u->net_units,
-                                         .capacity = update->net_capacity,
-                                         .node_capacity = update->net_node_capacity};
-    lists->rails = (struct cuda_list_side){.rail = host.rail_pinned,
-                                           .rail_device = u->rail,
-                                           .units = host.rail_units_pinned,
-                                           .units_device = u->rail_units,
-                                           .capacity = u->rail_capacity,
-                                           .node_capacity = u->rail_node_capacity};
-    lists->token = u->token;
-    lists->route = (struct cuda_rail_route){
-        .entry = u->rail_entry, .count = u->rail_count, .index = u->rail_index, .width = u->width};
-    lists->remote_count = u->remote_count;
-    lists->remote = u->remote;
-    lists->remote_width = u->remote_width;
-    return EP_OK;
+    EP_TRY(cuda_host_block_acquire(cuda, "ep_plan_update", CUDA_HOST_NET_COUNTS,
+                                   lay_out_pinned(plan, NULL, lists, &host), device->captured, keep_routing,
+                                   &lists->info));
+    EP_TRY(cuda_pool_alloc(cuda, lay_out(plan, NULL, lists, u), device->captured, &lists->block));
+    lay_out(plan, lists->block.memory, lists, u);
+    lay_out_pinned(plan, lists->info->device, lists, &u->pinned);
+    lay_out_pinned(plan, lists->info->memory, lists, &host);
+    describe(plan, lists, u);
+    cuda_lists_point_to(plan, &host, &u->list, lists);
+    return keep_routing ? fill_from_host(cuda, plan, lists, &host) : EP_OK;
 }
 
 /* Installs the lists, which the devices write, and frees everything that depends on former counts. */
 static void install_lists(struct cuda_comm *cuda, ep_plan *plan, struct cuda_lists *lists)
 {
     struct cuda_plan *device = cuda_plan_of(plan);
-    const struct cuda_nodes_update *u = &lists->update->u;
     struct cuda_block *stale[] = {&device->ordered, &device->metadata_counts, &device->sources};
 
-    cuda_lists_free(cuda, plan);
+    cuda_lists_free(cuda, device->lists);
     for (size_t i = 0; i < sizeof(stale) / sizeof(stale[0]); i++) {
         cuda_pool_free(cuda, stale[i]);
         *stale[i] = (struct cuda_block){.memory = NULL};
@@ -233,14 +211,8 @@ static void install_lists(struct cuda_comm *cuda, ep_plan *plan, struct cuda_lis
     device->exact_counts = NULL;
     device->lists = lists;
     device->fixed = device->uploaded = true;
-    device->plan = plan;
     device->max_tokens = max_tokens_of(plan);
-    device->expert_start = u->expert_start;
-    device->expert_exact = u->expert_exact;
-    device->route.entry = u->entry;
-    device->route.count = u->count;
-    device->route.index = u->index;
-    device->route.counts = u->counts;
+    point_to(lists->update, device);
 }
 
 /* Gives the plan lists that the devices write. `keep_routing`: filled with its present routing. */
@@ -253,15 +225,10 @@ static ep_status make_lists(struct cuda_comm *cuda, ep_plan *plan, bool keep_rou
         return fail_memory();
     lists->update = calloc(1, sizeof(*lists->update));
     status = lists->update ? open_memory(cuda, plan, keep_routing, lists) : fail_memory();
-    if (status == EP_OK && keep_routing)
-        status = cuda_net_copy_plan(cuda, plan, lists, &lists->update->u);
-    if (status == EP_OK) {
+    if (status == EP_OK)
         install_lists(cuda, plan, lists);
-        return EP_OK;
-    }
-    cuda_pool_free(cuda, &lists->block);
-    cuda_net_update_free(lists->update);
-    free(lists);
+    else
+        cuda_lists_free(cuda, lists);
     return status;
 }
 
@@ -285,144 +252,113 @@ ep_status cuda_nodes_plan_make_updatable(struct cuda_comm *cuda, ep_plan *plan)
 
 /* --- an update ---------------------------------------------------------------------------------------------------- */
 
-/* The three operations of an update: slices, summaries, and experts of tokens. */
-struct net_ops {
-    struct cuda_net_op *op[3];
-    int n;
-};
-
-static ep_status prepare_words(const struct cuda_call *call, const struct cuda_net_update *update, size_t bytes,
-                               const uint32_t *desc, struct cuda_net_op_args *ret_args, struct cuda_net_op **ret_op)
+static ep_status prepare_words(const struct cuda_call *call, size_t words, const uint32_t *desc,
+                               struct cuda_net_op_args *ret_args, struct cuda_net_op **ret_op)
 {
-    struct cuda_net_op_params args = {
-        .call = "plan",
-        .phase = EP_GROUP_PLAN_COUNTS,
-        .captured = call->capture != 0,
-        .desc = desc,
-        .slot_bytes = (bytes + 15) / 16 * 16,
-        .out = {.rail = update->words, .tokens = 1, .token_bytes = (bytes + 15) / 16 * 16}};
-    struct cuda_chunks out, in;
+    const struct cuda_net_op_params params = {.name = "plan",
+                                              .phase = EP_GROUP_PLAN_COUNTS,
+                                              .desc = desc,
+                                              .tokens = 1,
+                                              .token_bytes = (words * sizeof(int32_t) + 15) / 16 * 16};
+    struct cuda_chunks unused[2];
 
-    args.in = args.out;
-    return cuda_net_op_prepare(call->cuda, &args, ret_args, &out, &in, ret_op);
+    return cuda_net_op_prepare(call, &params, ret_args, &unused[0], &unused[1], ret_op);
 }
 
 static ep_status prepare_lists(const struct cuda_call *call, const ep_plan *plan, struct cuda_pack *pack,
-                               struct net_ops *net_ops)
+                               struct cuda_net_op **ret_op)
 {
     const struct cuda_lists *lists = cuda_plan_of(plan)->lists;
-    struct cuda_nodes_update *u = &lists->update->u;
-    size_t token_bytes = (size_t)plan->args.topk * sizeof(int32_t);
-    struct cuda_net_op_params args = {.call = "plan",
-                                      .phase = EP_GROUP_PLAN_ROUTES,
-                                      .captured = call->capture != 0,
-                                      .desc = u->desc.words,
-                                      .slot_bytes = (CUDA_CHUNK_TOKENS * token_bytes + 63) / 64 * 64,
-                                      .out = cuda_net_direction_of(&lists->net),
-                                      .in = cuda_net_direction_of(&lists->rails)};
+    struct cuda_nodes_update *u = lists->update;
+    const struct cuda_net_op_params params = {.name = "plan",
+                                              .phase = EP_GROUP_PLAN_ROUTES,
+                                              .desc = u->desc.words,
+                                              .out = &lists->net,
+                                              .in = &lists->rails,
+                                              .tokens = CUDA_CHUNK_TOKENS,
+                                              .token_bytes = (size_t)plan->args.topk * sizeof(int32_t)};
 
-    args.out.tokens = args.in.tokens = CUDA_CHUNK_TOKENS;
-    args.out.token_bytes = args.in.token_bytes = token_bytes;
     *pack = (struct cuda_pack){.waits = u->waits,
-                               .token = u->token,
+                               .token = u->list.token,
                                .scales = (const uint32_t *)u->index,
                                .scale_stride_token = plan->args.topk,
                                .scale_stride_block = 1,
                                .meta = {.scale_words = plan->args.topk},
                                .blocks = call->cuda->sms};
-    EP_TRY(cuda_net_op_prepare(call->cuda, &args, &u->lists, &pack->out, &u->in, &net_ops->op[net_ops->n]));
+    EP_TRY(cuda_net_op_prepare(call, &params, &u->lists, &pack->out, &u->in, ret_op));
     pack->op = u->lists;
-    net_ops->n++;
     return EP_OK;
 }
 
-static ep_status check_pointers(struct cuda_comm *cuda, const char *name, const ep_plan_update_args *args)
+/* Prepares the three operations of an update: slices, summaries, and experts of tokens. */
+static ep_status prepare_all(const struct cuda_call *call, const ep_plan *plan, struct cuda_pack *pack)
 {
-    EP_TRY(cuda_check_pointer(cuda, name, "topk_idx", args->n_tokens ? args->topk_idx : NULL));
-    EP_TRY(cuda_check_pointer(cuda, name, "token_in_rank", args->n_tokens ? args->token_in_rank : NULL));
-    return cuda_check_pointer(cuda, name, "tokens_per_expert", args->tokens_per_expert);
-}
+    struct cuda_nodes_update *u = cuda_plan_of(plan)->lists->update;
+    struct cuda_net_op *op[3];
+    ep_status status;
+    int n = 0;
 
-static ep_status prepare_all(const struct cuda_call *call, const ep_plan *plan, struct cuda_pack *pack,
-                             struct net_ops *net_ops)
-{
-    struct cuda_net_update *update = cuda_plan_of(plan)->lists->update;
-    struct cuda_nodes_update *u = &update->u;
-
-    EP_TRY(prepare_words(call, update, slice_words(plan) * sizeof(int32_t), u->desc.words, &u->slices,
-                         &net_ops->op[net_ops->n]));
-    net_ops->n++;
-    EP_TRY(prepare_words(call, update, summary_words(plan) * sizeof(int32_t), u->desc.words, &u->summaries,
-                         &net_ops->op[net_ops->n]));
-    net_ops->n++;
-    return prepare_lists(call, plan, pack, net_ops);
+    status = prepare_words(call, slice_words(plan), u->desc.words, &u->slices, &op[n]);
+    if (status == EP_OK)
+        status = prepare_words(call, summary_words(plan), u->desc.words, &u->summaries, &op[++n]);
+    if (status == EP_OK)
+        status = prepare_lists(call, plan, pack, &op[++n]);
+    while (status != EP_OK && n > 0)
+        cuda_net_op_discard(call->cuda, op[--n]);
+    return status;
 }
 
 /* Queues an update of a plan whose lists the devices write. The arrays must be accessible to the device. */
-static ep_status enqueue(const struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *args, bool *ret_queued)
+static ep_status enqueue(struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *args)
 {
     struct cuda_plan *device = cuda_plan_of(plan);
-    struct net_ops net_ops = {.n = 0};
-    struct cuda_nodes_update *u = &device->lists->update->u;
+    struct cuda_nodes_update *u = device->lists->update;
     struct cuda_pack pack;
-    ep_status status;
 
     device->lists->rows_self = device->lists->rows_node = device->lists->rows_forward = 0; /* unknown to the host */
     cuda_fill_waits(call->cuda, EP_GROUP_PLAN_COUNTS, EP_GROUP_PLAN_COUNTS, &u->waits);
-    u->topk_idx = plan->from_mask ? NULL : args->topk_idx;
+    u->topk_idx = args->topk_idx;
     u->mask = args->token_in_rank;
     u->mask_experts = args->tokens_per_expert;
     u->n_tokens = args->n_tokens;
-    status = prepare_all(call, plan, &pack, &net_ops);
-    if (status != EP_OK) {
-        for (int i = 0; i < net_ops.n; i++)
-            cuda_net_op_discard(call->cuda, net_ops.op[i]);
-        return status;
-    }
+    EP_TRY(prepare_all(call, plan, &pack));
     /* The peers must be notified of a failure between the launches. */
-    *ret_queued = true;
+    call->queued = true;
     EP_TRY(cuda_status(cuda_launch_slices(u, call->stream), "update kernels"));
     return cuda_status(cuda_launch_lists(u, &pack, call->stream), "update kernels");
 }
 
-static ep_status update(const struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *args, bool *ret_queued)
+static ep_status update(struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *args)
 {
-    EP_TRY(check_pointers(call->cuda, "ep_plan_update", args));
+    EP_TRY(cuda_check_routing(call->cuda, "ep_plan_update", args));
     if (!cuda_plan_of(plan)->fixed)
         EP_TRY(make_first_lists(call, plan));
-    return enqueue(call, plan, args, ret_queued);
+    return enqueue(call, plan, args);
 }
 
 ep_status cuda_nodes_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream)
 {
     struct cuda_call call;
-    bool queued = false;
-    ep_status status;
 
     EP_TRY(cuda_call_begin(cuda_of(plan->comm), stream, true, &call));
-    status = update(&call, plan, args, &queued);
-    return cuda_call_end(&call, status, queued);
+    return cuda_call_end(&call, update(&call, plan, args));
 }
 
 /* --- metadata ------------------------------------------------------------------------------------------------------
  */
 
-ep_status cuda_nodes_plan_prefix(const struct cuda_call *call, const ep_plan *plan, int32_t *prefix, bool *ret_queued)
+ep_status cuda_nodes_plan_prefix(const struct cuda_call *call, const ep_plan *plan, int32_t *prefix)
 {
-    const struct cuda_net_update *update = cuda_plan_of(plan)->lists->update;
     size_t words = (size_t)plan->comm->nranks * (size_t)plan->comm->ranks_per_node;
-    struct cuda_nodes_update u = update->u;
+    struct cuda_nodes_update u = *cuda_plan_of(plan)->lists->update;
     struct cuda_net_op *op;
 
     cuda_fill_waits(call->cuda, EP_GROUP_PLAN_COUNTS, EP_GROUP_PLAN_COUNTS, &u.waits);
     u.all_prefix = prefix;
     /* Distinguishes this operation from an update. */
     u.desc.words[CUDA_DESC_OUTPUTS] = EP_GROUP_RANK_PREFIX;
-    EP_TRY(prepare_words(call, update, words * sizeof(int32_t), u.desc.words, &u.prefixes, &op));
-    EP_TRY(
-        cuda_net_op_end_launch(call->cuda, op, cuda_status(cuda_launch_prefix(&u, call->stream), "metadata kernel")));
-    *ret_queued = true;
-    return EP_OK;
+    EP_TRY(prepare_words(call, words, u.desc.words, &u.prefixes, &op));
+    return cuda_net_op_end_launch(call->cuda, op, cuda_status(cuda_launch_prefix(&u, call->stream), "metadata kernel"));
 }
 
 /* --- plans that are made in a capture ------------------------------------------------------------------------------
@@ -430,35 +366,29 @@ ep_status cuda_nodes_plan_prefix(const struct cuda_call *call, const ep_plan *pl
 
 static ep_status new_captured(struct cuda_comm *cuda, ep_plan *plan)
 {
-    struct cuda_plan *device = calloc(1, sizeof(*device));
+    struct cuda_plan *device;
 
-    if (!device)
-        return fail_memory();
-    ep_group_plan_of(plan)->device = device;
+    EP_TRY(cuda_plan_new_device(plan));
+    device = cuda_plan_of(plan);
     device->captured = true;
     device->route = cuda_route_shape(plan);
     return make_lists(cuda, plan, false);
 }
 
-ep_status cuda_nodes_plan_capture(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args,
-                                  bool *ret_queued)
+ep_status cuda_nodes_plan_capture(struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
 {
-    const ep_plan_update_args routing = {.size = sizeof(routing),
-                                         .topk_idx = args->topk_idx,
-                                         .token_in_rank = args->token_in_rank,
-                                         .tokens_per_expert = args->tokens_per_expert,
-                                         .n_tokens = args->n_tokens};
+    const ep_plan_update_args routing = cuda_routing_of(args);
     ep_status status;
 
-    EP_TRY(check_pointers(call->cuda, "ep_plan_new", &routing));
+    EP_TRY(cuda_check_routing(call->cuda, "ep_plan_new", &routing));
     /* The exchange tells each host the capacity that the lists need. */
     EP_TRY(ep_group_plan_exchange_sizes(plan));
     status = new_captured(call->cuda, plan);
     if (status == EP_OK)
-        status = enqueue(call, plan, &routing, ret_queued);
+        status = enqueue(call, plan, &routing);
     if (status == EP_OK)
         return EP_OK;
-    cuda_plan_free_device(call->cuda, plan);
+    cuda_plan_free_device(call->cuda, cuda_plan_of(plan));
     ep_group_plan_close(plan);
     return status;
 }

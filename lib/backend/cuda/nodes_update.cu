@@ -3,7 +3,8 @@
  * New routing between nodes: see nodes_update.h. Sums follow the order of the ranks and rows that of the tokens, so the
  * rows are those that the host would assign (group/plan.c).
  */
-#include "backend/cuda/nodes_update.cuh"
+#include "backend/cuda/nodes.cuh"
+#include "backend/cuda/update.cuh"
 
 #define EXCHANGE_THREADS 1024
 #define THREADS CUDA_COUNT_TOKENS
@@ -23,12 +24,12 @@ __device__ __forceinline__ int32_t *tokens_for_node(const cuda_nodes_update &u, 
 
 __device__ __forceinline__ int32_t *tokens_for_rank(const cuda_nodes_update &u, int rank)
 {
-    return u.totals + 1 + nodes_of(u) + rank;
+    return u.totals + 1 + u.words.nnodes + rank;
 }
 
 __device__ __forceinline__ int32_t *tokens_for_expert(const cuda_nodes_update &u, int expert)
 {
-    return u.totals + 1 + nodes_of(u) + nodes_of(u) * u.waits.nranks + expert;
+    return u.totals + 1 + u.words.nnodes + u.words.nnodes * u.waits.nranks + expert;
 }
 
 /* --- this rank's routing ----------------------------------------------------------------------------------------- */
@@ -88,7 +89,7 @@ __device__ bool mask_is_possible(const cuda_nodes_update &u)
 {
     bool possible = true;
 
-    for (int rank = (int)threadIdx.x; rank < nodes_of(u) * u.waits.nranks && !u.topk_idx; rank += (int)blockDim.x) {
+    for (int rank = (int)threadIdx.x; rank < u.words.nnodes * u.waits.nranks && !u.topk_idx; rank += (int)blockDim.x) {
         int tokens = *tokens_for_rank(u, rank);
         int64_t sum = 0;
 
@@ -118,39 +119,51 @@ __device__ __forceinline__ int slot_of(int node)
     return CUDA_CHUNK_SLOT(node, 1, node, 0);
 }
 
-/* Publishes the packed words to the proxy. Called by all threads. */
-__device__ void send_words(const cuda_nodes_update &u, const net_run &run)
+/* Rejects negative counts, counts greater than the number of tokens, and more tokens than the capacity. */
+__device__ bool slices_are_valid(const cuda_nodes_update &u)
 {
-    __threadfence_system();
-    __syncthreads();
-    for (int node = (int)threadIdx.x; node < nodes_of(u); node += (int)blockDim.x)
-        if (node != node_of(u))
-            store_release(&run.buffers->ready[slot_of(node)], run.number);
+    int words = slice_words(u);
+    bool ok = true;
+
+    for (int i = (int)threadIdx.x; i < u.words.nnodes * words && ok; i += (int)blockDim.x) {
+        int node = i / words, n = u.slice[(size_t)node * words],
+            most = node == u.words.node ? INT32_MAX : u.rail_node_capacity;
+
+        ok = n >= 0 && n <= most && u.slice[i] >= 0 && u.slice[i] <= n;
+        if (!ok)
+            set_failure(u.waits, CUDA_FAILED_DAMAGE, rail_peer_of(u.waits, node), u.waits.ready_phase);
+    }
+    return __syncthreads_and(ok);
 }
 
-/* Stores as [node, words]. */
-struct store_rows {
-    int32_t *to;
-    int words;
-
-    __device__ __forceinline__ void operator()(int node, int word, int32_t value) const
-    {
-        to[(size_t)node * words + word] = value;
-    }
-};
-
 /*
- * Receives `words` from each other node and passes them to `store`. Called by all threads. Returns false if the kernel
- * must exit.
+ * Exchanges `words` words with each other node: sends it word_of(node, word), and passes what it sends, and this node's
+ * own words, to store(node, word, value). Called by all threads. Returns false if the kernel must exit.
  */
-template <typename Store>
-__device__ bool receive_words(const cuda_nodes_update &u, const cuda_net_op_args &op, const net_run &run, int words,
-                              const Store &store)
+template <typename Word, typename Store>
+__device__ __forceinline__ bool exchange_words(const cuda_nodes_update &u, const cuda_net_op_args &op,
+                                               const net_run &run, int words, Word word_of, Store store)
 {
     __shared__ const unsigned char *landed;
 
-    for (int node = 0; node < nodes_of(u); node++) {
-        if (node == node_of(u))
+    if (!await_arena(u.waits, op, run, u.words))
+        return false;
+    for (int i = (int)threadIdx.x; i < u.words.nnodes * words; i += (int)blockDim.x) {
+        int node = i / words, word = i % words, value = word_of(node, word);
+        unsigned char *chunk = run.buffers->arena + (size_t)slot_of(node) * op.slot_bytes;
+
+        if (node == u.words.node)
+            store(node, word, value);
+        else
+            reinterpret_cast<int32_t *>(chunk)[word] = value;
+    }
+    __threadfence_system();
+    __syncthreads();
+    for (int node = (int)threadIdx.x; node < u.words.nnodes; node += (int)blockDim.x)
+        if (node != u.words.node)
+            store_release(&run.buffers->ready[slot_of(node)], run.number);
+    for (int node = 0; node < u.words.nnodes; node++) {
+        if (node == u.words.node)
             continue;
         if (threadIdx.x == 0)
             landed = await_chunk(u.waits, op, run, u.words, node, slot_of(node));
@@ -163,44 +176,6 @@ __device__ bool receive_words(const cuda_nodes_update &u, const cuda_net_op_args
         if (threadIdx.x == 0)
             release_chunk(run, slot_of(node));
     }
-    return true;
-}
-
-/* Rejects negative counts, counts greater than the number of tokens, and more tokens than the capacity. */
-__device__ bool slices_are_valid(const cuda_nodes_update &u)
-{
-    int words = slice_words(u);
-    bool ok = true;
-
-    for (int i = (int)threadIdx.x; i < nodes_of(u) * words && ok; i += (int)blockDim.x) {
-        int node = i / words, n = u.slice[(size_t)node * words],
-            most = node == node_of(u) ? INT32_MAX : u.rail_node_capacity;
-
-        ok = n >= 0 && n <= most && u.slice[i] >= 0 && u.slice[i] <= n;
-        if (!ok)
-            set_failure(u.waits, CUDA_FAILED_DAMAGE, rail_peer_of(u.waits, node), u.waits.ready_phase);
-    }
-    return __syncthreads_and(ok);
-}
-
-/* Exchanges `words` words with each other node: word_of(node, word), of this node in its place in `own`. */
-template <typename Word>
-__device__ __forceinline__ bool exchange_words(const cuda_nodes_update &u, const cuda_net_op_args &op,
-                                               const net_run &run, int32_t *own, int words, Word word_of)
-{
-    if (!await_arena(u.waits, op, run, u.words))
-        return false;
-    for (int i = (int)threadIdx.x; i < nodes_of(u) * words; i += (int)blockDim.x) {
-        int node = i / words, word = i % words;
-        int32_t *to = node == node_of(u)
-                          ? own + (size_t)node * words
-                          : reinterpret_cast<int32_t *>(run.buffers->arena + (size_t)slot_of(node) * op.slot_bytes);
-
-        to[word] = word_of(node, word);
-    }
-    send_words(u, run);
-    if (!receive_words(u, op, run, words, store_rows{own, words}))
-        return false;
     __syncthreads();
     return true;
 }
@@ -208,15 +183,18 @@ __device__ __forceinline__ bool exchange_words(const cuda_nodes_update &u, const
 /* Exchanges the slices along the rail: afterwards this rank has those for this node. */
 __device__ bool exchange_slices(const cuda_nodes_update &u, const net_run &run)
 {
-    return exchange_words(u, u.slices, run, u.slice, slice_words(u),
-                          [&](int node, int word) { return word_of_slice(u, node, word); }) &&
+    int words = slice_words(u);
+
+    return exchange_words(
+               u, u.slices, run, words, [&](int node, int word) { return word_of_slice(u, node, word); },
+               [&](int node, int word, int32_t value) { u.slice[(size_t)node * words + word] = value; }) &&
            slices_are_valid(u);
 }
 
 /* Publishes them to the ranks of this node. */
 __device__ void push_slices(const cuda_nodes_update &u, uint64_t number)
 {
-    int each = slice_words(u) - 1, words = CUDA_SLICE_WORDS + nodes_of(u) * each;
+    int each = slice_words(u) - 1, words = CUDA_SLICE_WORDS + u.words.nnodes * each;
 
     for (int i = (int)threadIdx.x; i < u.waits.nranks * words; i += (int)blockDim.x) {
         int word = i % words, at = word - CUDA_SLICE_WORDS;
@@ -245,7 +223,7 @@ __device__ bool receive_target(const cuda_nodes_update &u, uint64_t number, int 
     int target = u.expanded ? at - nlocal : at;
     int64_t total = 0;
 
-    for (int source = 0; source < nodes_of(u) * nlocal; source++) {
+    for (int source = 0; source < u.words.nnodes * nlocal; source++) {
         int node = source / nlocal, local = source % nlocal;
         int32_t n;
 
@@ -262,7 +240,7 @@ __device__ bool receive_target(const cuda_nodes_update &u, uint64_t number, int 
             u.prefix[source * nlocal + at] = (int32_t)total;
     }
     if (at == u.waits.rank)
-        u.first[nodes_of(u) * nlocal] = total;
+        u.first[u.words.nnodes * nlocal] = total;
     /* No rank has a capacity beyond this. */
     x.total[at] = (int32_t)min(total, (int64_t)INT32_MAX);
     return true;
@@ -292,7 +270,7 @@ __device__ int64_t place_experts(const cuda_nodes_update &u, const node_counts &
             u.expert_start[i] = (int32_t)min(start, (int64_t)INT32_MAX);
             u.expert_exact[i] = exact;
         }
-        for (int node = 0; node < nodes_of(u) && u.expanded; node++)
+        for (int node = 0; node < u.words.nnodes && u.expanded; node++)
             u.base[(size_t)node * experts_of_node(u) + target] += (int32_t)min(start, (int64_t)INT32_MAX);
         start = (start + exact + u.alignment - 1) / u.alignment * u.alignment;
     }
@@ -345,8 +323,11 @@ __device__ int32_t word_of_summary(const cuda_nodes_update &u, const node_counts
 /* Exchanges the summaries; all ranks get the same ones. */
 __device__ bool exchange_summaries(const cuda_nodes_update &u, const net_run &run, const node_counts &x)
 {
-    return exchange_words(u, u.summaries, run, u.summary, summary_words(u),
-                          [&](int node, int word) { return word_of_summary(u, x, node, word); });
+    int words = summary_words(u);
+
+    return exchange_words(
+        u, u.summaries, run, words, [&](int node, int word) { return word_of_summary(u, x, node, word); },
+        [&](int node, int word, int32_t value) { u.summary[(size_t)node * words + word] = value; });
 }
 
 /* Sets first and n of each node, in device and in pinned memory. */
@@ -355,15 +336,15 @@ __device__ bool write_lists(const cuda_nodes_update &u, bool refused)
     int net = 0, words = slice_words(u);
     int64_t rails = 0;
 
-    for (int node = 0; node < nodes_of(u); node++) {
-        bool empty = refused || node == node_of(u);
+    for (int node = 0; node < u.words.nnodes; node++) {
+        bool empty = refused || node == u.words.node;
 
-        u.net[node] = {net, empty ? 0 : *tokens_for_node(u, node)};
-        u.rail[node] = {(int32_t)rails, empty ? 0 : u.slice[(size_t)node * words]};
-        u.net_pinned[node] = u.net[node];
-        u.rail_pinned[node] = u.rail[node];
-        net += u.net[node].n;
-        rails += u.rail[node].n;
+        u.list.net[node] = {net, empty ? 0 : *tokens_for_node(u, node)};
+        u.list.rail[node] = {(int32_t)rails, empty ? 0 : u.slice[(size_t)node * words]};
+        u.pinned.net[node] = u.list.net[node];
+        u.pinned.rail[node] = u.list.rail[node];
+        net += u.list.net[node].n;
+        rails += u.list.rail[node].n;
         if (rails > u.rail_capacity) {
             set_failure(u.waits, CUDA_FAILED_DAMAGE, rail_peer_of(u.waits, node), u.waits.ready_phase);
             return false;
@@ -385,11 +366,11 @@ __device__ bool write_counts(const cuda_nodes_update &u, const node_counts &x)
 
     if (i == 0) {
         first = 0;
-        while (first < nodes_of(u) && !u.summary[(size_t)first * words + CUDA_SUMMARY_REFUSED])
+        while (first < u.words.nnodes && !u.summary[(size_t)first * words + CUDA_SUMMARY_REFUSED])
             first++;
     }
     __syncthreads();
-    refused = first < nodes_of(u);
+    refused = first < u.words.nnodes;
     summary = u.summary + (size_t)(refused ? first : 0) * words;
     if (i < u.waits.nranks) {
         u.counts->base[i] = 0;
@@ -402,11 +383,11 @@ __device__ bool write_counts(const cuda_nodes_update &u, const node_counts &x)
             refused ? (int64_t)summary[CUDA_SUMMARY_ROWS + 1] << 32 | (uint32_t)summary[CUDA_SUMMARY_ROWS] : 0;
         u.counts->refused[2] = refused ? summary[CUDA_SUMMARY_CAPACITY] : 0;
     }
-    for (int rank = i; rank < nodes_of(u) * nlocal; rank += (int)blockDim.x)
+    for (int rank = i; rank < u.words.nnodes * nlocal; rank += (int)blockDim.x)
         u.start[rank] = u.summary[(size_t)(rank / nlocal) * words + CUDA_SUMMARY_STARTS + rank % nlocal];
     for (int local = i; local < u.n_local_experts && refused; local += (int)blockDim.x)
         u.expert_exact[local] = 0;
-    for (int rank = i; rank <= nodes_of(u) * nlocal && refused; rank += (int)blockDim.x)
+    for (int rank = i; rank <= u.words.nnodes * nlocal && refused; rank += (int)blockDim.x)
         u.first[rank] = 0;
     if (i == 0)
         ok = write_lists(u, refused);
@@ -446,43 +427,25 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS, 1)
 }
 
 /*
- * Stores the columns of the caller's matrix that a node has for its ranks. Writes nothing for a plan that is refused.
+ * A node has the columns of the caller's matrix that are for its ranks. Writes nothing for a plan that is refused.
  */
-struct store_columns {
-    const cuda_nodes_update &u;
-    bool refused;
-
-    __device__ __forceinline__ void operator()(int node, int word, int32_t value) const
-    {
-        int nlocal = u.waits.nranks, source = word / nlocal, local = word % nlocal;
-
-        if (!refused)
-            u.all_prefix[(size_t)source * (nodes_of(u) * nlocal) + node * nlocal + local] = value;
-    }
-};
-
 __global__ void __launch_bounds__(EXCHANGE_THREADS, 1)
     exchange_prefix_kernel(const __grid_constant__ cuda_nodes_update u)
 {
     await_stream();
-    int words = nodes_of(u) * u.waits.nranks * u.waits.nranks;
+    int nlocal = u.waits.nranks, nranks = u.words.nnodes * nlocal;
     net_run run = run_of(u.waits, u.prefixes);
-    store_columns store = {u, u.counts->refused[0] != 0};
+    bool refused = u.counts->refused[0];
 
-    if (!__syncthreads_and(threadIdx.x || may_begin(u.waits, u.waits.ready_phase)) ||
-        !await_arena(u.waits, u.prefixes, run, u.words))
+    if (!__syncthreads_and(threadIdx.x || may_begin(u.waits, u.waits.ready_phase)))
         return;
-    for (int i = (int)threadIdx.x; i < nodes_of(u) * words; i += (int)blockDim.x) {
-        int node = i / words, word = i % words, value = u.prefix[word];
-
-        if (node == node_of(u))
-            store(node, word, value);
-        else
-            reinterpret_cast<int32_t *>(run.buffers->arena + (size_t)slot_of(node) * u.prefixes.slot_bytes)[word] =
-                value;
-    }
-    send_words(u, run);
-    if (receive_words(u, u.prefixes, run, words, store) && threadIdx.x == 0)
+    if (exchange_words(
+            u, u.prefixes, run, nranks * nlocal, [&](int, int word) { return u.prefix[word]; },
+            [&](int node, int word, int32_t value) {
+                if (!refused)
+                    u.all_prefix[(size_t)(word / nlocal) * nranks + node * nlocal + word % nlocal] = value;
+            }) &&
+        threadIdx.x == 0)
         complete_net(u.waits, run);
 }
 

@@ -57,16 +57,11 @@ struct cuda_nodes_update {
     int32_t *prefix;     /* [R, ranks of the node] (i, j): tokens of ranks 0..i for rank j of this node */
     int32_t *all_prefix; /* the caller's, [R,R] */
     struct cuda_counts *counts;
-    int32_t *expert_start, *expert_exact;     /* [L+1], [L] of this rank */
-    int32_t *index, *count;                   /* [N,K], [N] this rank's tokens; entries on this node */
-    struct cuda_entry *entry;                 /* [N, width] */
-    struct cuda_node_range *net, *net_pinned; /* [nnodes] */
-    int32_t *token, *net_units, *net_units_pinned;
-    int32_t *remote_count;
-    struct cuda_remote_term *remote;
-    struct cuda_node_range *rail, *rail_pinned; /* [nnodes] */
-    int32_t *rail_index, *rail_count, *rail_units, *rail_units_pinned;
-    struct cuda_entry *rail_entry;
+    int32_t *expert_start, *expert_exact; /* [L+1], [L] of this rank */
+    int32_t *index, *count;               /* [N,K], [N] this rank's tokens; entries on this node */
+    struct cuda_entry *entry;             /* [N, width] */
+    struct cuda_list_memory list;
+    struct cuda_list_memory pinned; /* of `list`, what the proxy reads: net, rail and their units */
 };
 
 static inline size_t cuda_update_totals(int nnodes, int nranks, int n_experts)

@@ -63,3 +63,26 @@ bool cuda_nvml_read(const char *bus_id, struct cuda_nvml_field *fields, int n)
         dlclose(nvml.library);
     return ok;
 }
+
+static uint64_t number_or_0(const struct cuda_nvml_field *field)
+{
+    uint64_t number;
+
+    return cuda_nvml_number(field, &number) ? number : 0;
+}
+
+uint64_t cuda_link_mbps(const char *bus_id)
+{
+    /*
+     * Number of links; MB/s of a link in one direction, of link `scope` or common to all links. A driver may know only
+     * one of the two speeds.
+     */
+    enum { LINK_COUNT = 91, LINK_SPEED = 164, COMMON_SPEED = 90 };
+    struct cuda_nvml_field fields[] = {{.id = LINK_COUNT}, {.id = LINK_SPEED}, {.id = COMMON_SPEED}};
+    uint64_t speed;
+
+    if (!cuda_nvml_read(bus_id, fields, sizeof(fields) / sizeof(fields[0])))
+        return 0;
+    speed = number_or_0(&fields[1]);
+    return number_or_0(&fields[0]) * (speed ? speed : number_or_0(&fields[2]));
+}

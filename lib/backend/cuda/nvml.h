@@ -25,4 +25,7 @@ bool cuda_nvml_read(const char *bus_id, struct cuda_nvml_field *fields, int n);
 /* false: the driver does not know the field, or it is no unsigned integer. */
 bool cuda_nvml_number(const struct cuda_nvml_field *field, uint64_t *ret_number);
 
+/* MB/s of all links of a GPU together, in one direction; 0: none, or unknown. */
+uint64_t cuda_link_mbps(const char *bus_id);
+
 #endif

@@ -12,20 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static size_t align16(size_t bytes)
-{
-    return (bytes + 15) / 16 * 16;
-}
-
 static bool is_made_on_host(const ep_plan *plan)
 {
     return plan->args.flags & EP_PLAN_EXPANDED || plan->comm->nnodes > 1;
-}
-
-/* Within a node the counts for ep_plan_get_metadata() are few, and are uploaded with those for the operations. */
-static size_t metadata_bytes(const ep_plan *plan)
-{
-    return plan->comm->nnodes == 1 ? align16(cuda_metadata_counts_bytes(plan)) : 0;
 }
 
 struct cuda_route cuda_route_shape(const ep_plan *plan)
@@ -41,43 +30,53 @@ struct cuda_route cuda_route_shape(const ep_plan *plan)
                                .idx64 = plan->args.idx_type == EP_I64};
 }
 
-/* Memory of a route: entries, counts, indices, rows of the counting blocks, and counts of the plan. */
-static ep_status new_route(struct cuda_comm *cuda, ep_plan *plan, int32_t **ret_block_rows)
+void cuda_plan_lay_out(const ep_plan *plan, int max_tokens, char *memory, size_t *at, struct cuda_plan *device)
 {
-    struct cuda_route route = cuda_route_shape(plan);
-    struct ep_group_plan *inner = plan->impl;
-    bool expanded = route.expanded;
-    size_t n = (size_t)plan->args.n_tokens, topk = (size_t)plan->args.topk, nranks = (size_t)plan->comm->nranks;
-    size_t width = (size_t)route.width;
-    size_t entries = align16(n * width * sizeof(struct cuda_entry)), counts = align16(n * sizeof(int32_t));
-    size_t indices = align16(n * topk * sizeof(int32_t)), blocks = n / CUDA_COUNT_TOKENS + 1;
-    size_t rows = align16(blocks * nranks * sizeof(int32_t));
-    size_t starts = expanded ? align16(((size_t)plan->args.n_experts / nranks + 1) * sizeof(int32_t)) : 0;
-    struct cuda_plan *device = calloc(1, sizeof(*device));
-    char *memory;
-    ep_status status;
+    struct cuda_route *route = &device->route;
+    size_t n = (size_t)max_tokens, blocks = n / CUDA_COUNT_TOKENS + 1, n_local, word = sizeof(int32_t);
 
-    if (!device)
-        return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory");
-    status = cuda_pool_alloc(cuda,
-                             entries + counts + indices + rows + 2 * starts + align16(sizeof(struct cuda_counts)) +
-                                 metadata_bytes(plan),
-                             &device->block);
-    if (status != EP_OK) {
-        free(device);
-        return status;
-    }
-    inner->device = device;
-    memory = device->block.memory;
-    route.entry = (const struct cuda_entry *)memory;
-    route.count = (const int32_t *)(memory + entries);
-    route.index = (const int32_t *)(memory + entries + counts);
-    device->route = route;
-    *ret_block_rows = (int32_t *)(memory + entries + counts + indices);
-    device->route.block_rows = is_made_on_host(plan) ? NULL : *ret_block_rows;
-    device->expert_start = (int32_t *)(memory + entries + counts + indices + rows);
-    device->expert_exact = (int32_t *)(memory + entries + counts + indices + rows + starts);
-    device->route.counts = (const struct cuda_counts *)(memory + entries + counts + indices + rows + 2 * starts);
+    *route = cuda_route_shape(plan);
+    n_local = (size_t)route->n_local_experts;
+    route->counts = cuda_carve(memory, at, 1, sizeof(*route->counts));
+    /* Within a node the counts for ep_plan_get_metadata() are few, and are uploaded with those for the operations. */
+    if (!device->fixed && plan->comm->nnodes == 1)
+        device->exact_counts = cuda_carve(memory, at, 1, cuda_metadata_counts_bytes(plan));
+    route->entry = cuda_carve(memory, at, n * (size_t)route->width, sizeof(*route->entry));
+    route->count = cuda_carve(memory, at, n, word);
+    route->index = cuda_carve(memory, at, n * (size_t)route->topk, word);
+    if (!is_made_on_host(plan))
+        route->block_rows = cuda_carve(memory, at, blocks * (size_t)plan->comm->nranks, word);
+    device->expert_start = cuda_carve(memory, at, n_local + 1, word);
+    device->expert_exact = cuda_carve(memory, at, n_local, word);
+}
+
+struct cuda_count cuda_count_of(const ep_plan *plan, const struct cuda_plan *device)
+{
+    const struct cuda_route *route = &device->route;
+
+    return (struct cuda_count){.entry = (struct cuda_entry *)(uintptr_t)route->entry,
+                               .count = (int32_t *)(uintptr_t)route->count,
+                               .index = (int32_t *)(uintptr_t)route->index,
+                               .block_rows = (int32_t *)(uintptr_t)route->block_rows,
+                               .idx64 = route->idx64,
+                               .topk = route->topk,
+                               .n_experts = plan->args.n_experts,
+                               .nranks = plan->comm->nranks,
+                               .width = route->width};
+}
+
+/* Makes the device part of a plan of exact counts. If it fails, cuda_plan_free_device() frees the rest. */
+static ep_status new_route(struct cuda_comm *cuda, ep_plan *plan)
+{
+    int n = ep_group_plan_of(plan)->n_tokens;
+    size_t bytes = 0, at = 0;
+    struct cuda_plan *device;
+
+    EP_TRY(cuda_plan_new_device(plan));
+    device = cuda_plan_of(plan);
+    cuda_plan_lay_out(plan, n, NULL, &bytes, device);
+    EP_TRY(cuda_pool_alloc(cuda, bytes, false, &device->block));
+    cuda_plan_lay_out(plan, n, device->block.memory, &at, device);
     return EP_OK;
 }
 
@@ -124,22 +123,28 @@ ep_status cuda_explain_routing(const struct ep_routing_shape *shape, const void 
     return status;
 }
 
-/* The kernel reads device memory: copies a routing that is in host memory to the device first. */
-static ep_status copy_to_device(struct cuda_comm *cuda, const ep_plan_args *args, const void *topk_idx,
-                                struct cuda_block *ret_copy, const void **ret_routing)
+ep_status cuda_check_routing(struct cuda_comm *cuda, const char *call, const ep_plan_update_args *routing)
 {
-    struct cudaPointerAttributes attributes;
+    EP_TRY(cuda_check_pointer(cuda, call, "topk_idx", routing->n_tokens ? routing->topk_idx : NULL));
+    EP_TRY(cuda_check_pointer(cuda, call, "token_in_rank", routing->n_tokens ? routing->token_in_rank : NULL));
+    return cuda_check_pointer(cuda, call, "tokens_per_expert", routing->tokens_per_expert);
+}
 
-    *ret_routing = topk_idx;
-    if (!routing_bytes(args))
-        return EP_OK;
-    CUDA_TRY(cudaPointerGetAttributes(&attributes, topk_idx));
-    if (attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged)
-        return cuda_check_pointer(cuda, "ep_plan_new", "topk_idx", topk_idx);
-    EP_TRY(cuda_pool_alloc(cuda, routing_bytes(args), ret_copy));
-    *ret_routing = ret_copy->memory;
-    CUDA_TRY(cudaMemcpyAsync(ret_copy->memory, topk_idx, routing_bytes(args), cudaMemcpyDefault,
-                             cuda_stream_of(cuda, args->stream)));
+/* The kernel reads device memory: copies choices that are in host memory to the device first. */
+static ep_status copy_to_device(struct cuda_comm *cuda, const ep_plan *plan, struct cuda_block *ret_copy,
+                                ep_plan_update_args *routing)
+{
+    size_t bytes = routing_bytes(&plan->args);
+    bool on_device = true;
+
+    if (bytes && !plan->from_mask)
+        EP_TRY(cuda_is_device_memory(routing->topk_idx, &on_device));
+    if (on_device)
+        return cuda_check_routing(cuda, "ep_plan_new", routing);
+    EP_TRY(cuda_pool_alloc(cuda, bytes, false, ret_copy));
+    CUDA_TRY(cudaMemcpyAsync(ret_copy->memory, routing->topk_idx, bytes, cudaMemcpyDefault,
+                             cuda_stream_of(cuda, plan->args.stream)));
+    routing->topk_idx = ret_copy->memory;
     return EP_OK;
 }
 
@@ -149,149 +154,95 @@ static ep_status fail_mask(void)
                                  "or above the tokens for its rank, or too few for a rank");
 }
 
-static ep_status count(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args, const void *routing,
-                       int32_t *block_rows)
+/* Counts on the device. `copy`: memory for a copy of the routing. */
+static ep_status count(struct cuda_comm *cuda, const ep_plan *plan, ep_plan_update_args routing,
+                       struct cuda_block *copy)
 {
-    const struct cuda_route *route = &cuda_plan_of(plan)->route;
     cudaStream_t stream = cuda_stream_of(cuda, plan->args.stream);
     struct ep_routing_shape shape =
         ep_routing_shape_of(plan->comm, plan->args.n_tokens, plan->args.topk, plan->args.n_experts);
-    struct ep_group_plan *inner = plan->impl;
+    const struct ep_group_plan *inner = plan->impl;
     size_t nranks = (size_t)plan->comm->nranks, experts = (size_t)plan->args.n_experts;
-    struct cuda_count c = {
-        .topk_idx = routing,
-        .mask = plan->from_mask ? args->token_in_rank : NULL,
-        .mask_experts = plan->from_mask ? args->tokens_per_expert : NULL,
-        .index = (int32_t *)(uintptr_t)route->index,
-        .entry = (struct cuda_entry *)(uintptr_t)route->entry,
-        .count = (int32_t *)(uintptr_t)route->count,
-        .block_rows = block_rows,
-        .per_expert = cuda->scratch,
-        .blocks_done = (uint32_t *)cuda->scratch + EP_MAX_EXPERTS,
-        .bad = (uint32_t *)cuda->scratch + EP_MAX_EXPERTS + 1,
-        .totals = cuda->totals_device,
-        .report = cuda->report_device,
-        .number = ++cuda->counted,
-        .idx64 = route->idx64,
-        .n_tokens = route->n_tokens,
-        .topk = route->topk,
-        .n_experts = plan->args.n_experts,
-        .nranks = plan->comm->nranks,
-        .width = route->width,
-    };
+    struct cuda_count c = cuda_count_of(plan, cuda_plan_of(plan));
 
+    EP_TRY(copy_to_device(cuda, plan, copy, &routing));
+    c.topk_idx = routing.topk_idx;
+    c.mask = routing.token_in_rank;
+    c.mask_experts = routing.tokens_per_expert;
+    c.n_tokens = routing.n_tokens;
+    c.per_expert = cuda->scratch;
+    c.blocks_done = (uint32_t *)cuda->scratch + EP_MAX_EXPERTS;
+    c.bad = (uint32_t *)cuda->scratch + EP_MAX_EXPERTS + 1;
+    c.totals = cuda->totals_device;
+    c.report = cuda->report_device;
+    c.number = ++cuda->counted;
     CUDA_TRY(cuda_launch_count(&c, stream));
     EP_TRY(cuda_wait_counted(cuda, stream));
     if (*(volatile uint64_t *)&cuda->report->bad)
         return plan->from_mask ? fail_mask()
-                               : cuda_explain_routing(&shape, routing, plan->args.idx_type, stream,
+                               : cuda_explain_routing(&shape, c.topk_idx, plan->args.idx_type, stream,
                                                       "routing: topk_idx changed while it was checked");
     memcpy(inner->tokens_per_rank, cuda->totals, nranks * sizeof(int32_t));
     memcpy(inner->tokens_per_expert, cuda->totals + nranks, experts * sizeof(int32_t));
     return EP_OK;
 }
 
-/* Finds or makes the device memory that the counting kernel reads. */
-static ep_status find_routing(struct cuda_comm *cuda, const ep_plan *plan, const ep_plan_args *args,
-                              struct cuda_block *ret_copy, const void **ret_routing)
-{
-    *ret_routing = NULL;
-    if (!plan->from_mask)
-        return copy_to_device(cuda, &plan->args, args->topk_idx, ret_copy, ret_routing);
-    EP_TRY(cuda_check_pointer(cuda, "ep_plan_new", "token_in_rank", args->n_tokens ? args->token_in_rank : NULL));
-    return cuda_check_pointer(cuda, "ep_plan_new", "tokens_per_expert", args->tokens_per_expert);
-}
-
 static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args)
 {
     struct cuda_block copy = {.memory = NULL};
     struct cuda_plan *device;
-    struct ep_group_plan *inner;
-    const void *routing;
-    int32_t *block_rows;
     ep_status status;
 
     EP_TRY(ep_group_plan_prepare(plan, false));
-    inner = plan->impl;
-    status = new_route(cuda, plan, &block_rows);
+    status = new_route(cuda, plan);
     if (status == EP_OK)
-        status = find_routing(cuda, plan, args, &copy, &routing);
-    if (status == EP_OK)
-        status = count(cuda, plan, args, routing, block_rows);
+        status = count(cuda, plan, cuda_routing_of(args), &copy);
     cuda_pool_free(cuda, &copy);
-    if (status != EP_OK) {
-        cuda_plan_free_device(cuda, plan);
-        ep_group_plan_discard(plan);
-        return status;
-    }
-    device = inner->device;
-    status = ep_group_plan_publish(plan);
+    device = cuda_plan_of(plan);
     if (status == EP_OK)
-        return EP_OK;
-    cuda_pool_free(cuda, &device->block);
-    free(device);
+        status = ep_group_plan_publish(plan); /* discards the plan if it fails */
+    else
+        ep_group_plan_discard(plan);
+    if (status != EP_OK)
+        cuda_plan_free_device(cuda, device);
     return status;
 }
 
 static ep_status upload_plan(const struct cuda_call *call, ep_plan *plan);
 
-/* Plans of fixed capacity are completed by their first operation. */
-static ep_status upload_if_complete(const struct cuda_call *call, ep_plan *plan)
-{
-    ep_status status;
-
-    if (!((struct ep_group_plan *)plan->impl)->complete)
-        return EP_OK;
-    status = upload_plan(call, plan);
-    if (status == EP_OK)
-        return EP_OK;
-    cuda_plan_free_device(call->cuda, plan);
-    ep_group_plan_close(plan);
-    return status;
-}
-
-/* A copy on the host of a mask and its counts. */
-static ep_status fetch_mask(struct cuda_comm *cuda, const ep_plan *plan, const ep_plan_args *args, ep_plan_args *mine,
-                            void **ret_mask, void **ret_counts)
-{
-    cudaStream_t stream = cuda_stream_of(cuda, args->stream);
-    size_t mask = (size_t)args->n_tokens * (size_t)plan->comm->nranks;
-
-    EP_TRY(cuda_check_pointer(cuda, "ep_plan_new", "token_in_rank", args->n_tokens ? args->token_in_rank : NULL));
-    EP_TRY(cuda_check_pointer(cuda, "ep_plan_new", "tokens_per_expert", args->tokens_per_expert));
-    EP_TRY(cuda_fetch_routing(args->token_in_rank, mask, stream, ret_mask));
-    EP_TRY(cuda_fetch_routing(args->tokens_per_expert, (size_t)plan->args.n_experts * sizeof(int32_t), stream,
-                              ret_counts));
-    mine->token_in_rank = *ret_mask;
-    mine->tokens_per_expert = *ret_counts;
-    return EP_OK;
-}
-
 static ep_status open_on_host(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
 {
-    struct cuda_comm *cuda = call->cuda;
+    const void *from[] = {args->topk_idx, args->token_in_rank, args->tokens_per_expert};
+    const size_t bytes[] = {routing_bytes(args), (size_t)args->n_tokens * (size_t)plan->comm->nranks,
+                            (size_t)args->n_experts * sizeof(int32_t)};
+    ep_plan_update_args routing = cuda_routing_of(args);
     ep_plan_args mine = *args;
-    void *copy = NULL, *counts = NULL;
-    int32_t *block_rows;
-    ep_status status;
+    void *copy[3] = {NULL};
+    ep_status status = EP_OK;
 
-    if (plan->from_mask) {
-        status = fetch_mask(cuda, plan, args, &mine, &copy, &counts);
-    } else {
-        status = cuda_fetch_routing(args->topk_idx, routing_bytes(args), cuda_stream_of(cuda, args->stream), &copy);
-        mine.topk_idx = copy;
-    }
-    mine.stream = NULL; /* the copy is complete */
+    if (plan->from_mask)
+        EP_TRY(cuda_check_routing(call->cuda, "ep_plan_new", &routing));
+    for (int i = 0; i < 3 && status == EP_OK; i++)
+        if (from[i])
+            status = cuda_fetch_routing(from[i], bytes[i], call->stream, &copy[i]);
+    mine.topk_idx = copy[0];
+    mine.token_in_rank = copy[1];
+    mine.tokens_per_expert = copy[2];
+    mine.stream = NULL; /* the copies are complete */
     if (status == EP_OK)
         status = ep_group_plan_open(plan, &mine);
-    free(copy);
-    free(counts);
+    for (int i = 0; i < 3; i++)
+        free(copy[i]);
     if (status != EP_OK)
         return status;
-    status = new_route(cuda, plan, &block_rows);
-    if (status == EP_OK)
-        return upload_if_complete(call, plan);
-    ep_group_plan_close(plan);
+    status = new_route(call->cuda, plan);
+    /* Plans of fixed capacity are completed by their first operation. */
+    if (status == EP_OK && ep_group_plan_of(plan)->complete)
+        status = upload_plan(call, plan);
+    if (status != EP_OK) {
+        cuda_plan_free_device(call->cuda, cuda_plan_of(plan));
+        ep_group_plan_close(plan);
+    }
     return status;
 }
 
@@ -314,12 +265,12 @@ static bool is_counted_by_hosts(const struct cuda_comm *cuda, const ep_plan_args
     return args->max_recv_tokens <= 0 || cuda_crosses_nodes(cuda);
 }
 
-static ep_status open_plan(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args, bool *ret_queued)
+static ep_status open_plan(struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
 {
     struct cuda_comm *cuda = call->cuda;
 
     if (!is_counted_by_hosts(cuda, args))
-        return cuda_plan_open_fixed(call, plan, args, ret_queued);
+        return cuda_plan_open_fixed(call, plan, args);
     if (call->capture && args->max_recv_tokens <= 0)
         return ep_fail(EP_E_STATE,
                        "ep_plan_new: the stream is being captured, and a plan made in a capture needs max_recv_tokens: "
@@ -327,7 +278,7 @@ static ep_status open_plan(const struct cuda_call *call, ep_plan *plan, const ep
     EP_TRY(check_nodes(plan));
     cuda_reserve_stages(cuda, args);
     if (call->capture)
-        return cuda_nodes_plan_capture(call, plan, args, ret_queued);
+        return cuda_nodes_plan_capture(call, plan, args);
     return is_made_on_host(plan) ? open_on_host(call, plan, args) : open_rank_layout(cuda, plan, args);
 }
 
@@ -335,12 +286,9 @@ static ep_status open_plan(const struct cuda_call *call, ep_plan *plan, const ep
 ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args)
 {
     struct cuda_call call;
-    bool queued = false;
-    ep_status status;
 
     EP_TRY(cuda_call_begin(cuda_of(plan->comm), args->stream, args->max_recv_tokens > 0, &call));
-    status = open_plan(&call, plan, args, &queued);
-    return cuda_call_end(&call, status, queued);
+    return cuda_call_end(&call, open_plan(&call, plan, args));
 }
 
 /* Queued operations may still use the plan's memory: the pool gives it to another plan only after them. */
@@ -350,125 +298,105 @@ void cuda_plan_close(ep_plan *plan)
     struct cuda_scope scope;
 
     if (cuda_scope_begin_uncaptured(cuda, &scope) == EP_OK) {
-        cuda_plan_free_device(cuda, plan);
+        cuda_plan_free_device(cuda, cuda_plan_of(plan));
         cuda_scope_end_uncaptured(&scope);
     }
     ep_group_plan_close(plan);
 }
 
-/* Uploads the routes that the host has made, in the format of the kernels. */
-static ep_status upload_route(struct cuda_comm *cuda, const ep_plan *plan)
+int32_t cuda_copy_entries(const struct ep_group_route *route, int token, struct cuda_entry *ret_entries)
 {
-    const struct ep_group_route *own = &((struct ep_group_plan *)plan->impl)->own;
-    struct cuda_route *route = &cuda_plan_of(plan)->route;
-    size_t n = (size_t)own->n_tokens, width = (size_t)route->width, topk = (size_t)route->topk;
-    struct cuda_entry *entries = calloc(n * width + 1, sizeof(*entries));
-    int32_t *counts = calloc(n + 1, sizeof(*counts));
-    ep_status status = EP_E_MEMORY;
+    const struct ep_group_entry *from = route->entry + route->start[token];
+    int32_t n = route->start[token + 1] - route->start[token];
 
-    if (!entries || !counts) {
-        ep_fail(status, "plan: no memory for the route of %zu tokens", n);
-        goto free_all;
-    }
-    for (size_t t = 0; t < n; t++) {
-        counts[t] = own->start[t + 1] - own->start[t];
-        for (int32_t i = 0; i < counts[t]; i++) {
-            const struct ep_group_entry *from = &own->entry[own->start[t] + i];
-
-            entries[t * width + (size_t)i] = (struct cuda_entry){.row = from->row, .local = from->local, .k = from->k};
-        }
-    }
-    const struct cuda_transfer parts[] = {
-        {(void *)(uintptr_t)route->entry, entries, n * width * sizeof(*entries)},
-        {(void *)(uintptr_t)route->count, counts, n * sizeof(*counts)},
-        {(void *)(uintptr_t)route->index, own->index, n * topk * sizeof(int32_t)},
-    };
-    status = cuda_transfer(cuda, parts, sizeof(parts) / sizeof(parts[0]));
-free_all:
-    free(entries);
-    free(counts);
-    return status;
+    for (int32_t i = 0; i < n; i++)
+        ret_entries[i] = (struct cuda_entry){.row = from[i].row, .local = from[i].local, .k = from[i].k};
+    return n;
 }
 
-static void fill_counts(const struct cuda_comm *cuda, const ep_plan *plan, struct cuda_counts *ret_counts)
+static void fill_counts(const struct cuda_comm *cuda, const ep_plan *plan, const struct cuda_plan *image)
 {
+    struct cuda_counts *counts = (struct cuda_counts *)(uintptr_t)image->route.counts;
     const struct ep_group_plan *inner = plan->impl;
 
     for (int local = 0; local < cuda->group.nlocal; local++) {
         int rank = cuda->group.first + local;
 
-        ret_counts->base[local] = is_made_on_host(plan) ? 0 : inner->first_row[rank];
-        ret_counts->rows_on[local] = inner->rows_on[rank];
+        counts->base[local] = is_made_on_host(plan) ? 0 : inner->first_row[rank];
+        counts->rows_on[local] = inner->rows_on[rank];
         /* Used on one node only. */
-        ret_counts->first[local + 1] = inner->recv_from_rank[local + 1];
+        counts->first[local + 1] = inner->recv_from_rank[local + 1];
     }
-    ret_counts->n_tokens = plan->args.n_tokens;
+    counts->n_tokens = inner->n_tokens;
+}
+
+void cuda_plan_fill(const struct cuda_comm *cuda, const ep_plan *plan, const struct cuda_plan *image)
+{
+    const struct ep_group_plan *inner = plan->impl;
+    struct cuda_count to = cuda_count_of(plan, image);
+    size_t n_local = (size_t)plan->info.n_local_experts;
+
+    fill_counts(cuda, plan, image);
+    for (int t = 0; t < inner->own.n_tokens; t++)
+        to.count[t] = cuda_copy_entries(&inner->own, t, &to.entry[(size_t)t * (size_t)to.width]);
+    memcpy(to.index, inner->own.index, (size_t)inner->own.n_tokens * (size_t)to.topk * sizeof(*to.index));
+    for (size_t i = 0; i <= n_local; i++)
+        image->expert_start[i] = (int32_t)inner->expert_start[i];
+    memcpy(image->expert_exact, inner->recv_exact, n_local * sizeof(*image->expert_exact));
 }
 
 /*
- * Copies the counts, which are few: then the call returns before the copy is complete, and the operations are ordered
- * after it by their streams. A captured operation is not, and its copy would read host memory when the graph runs.
+ * Counts alone are few: then the call returns before the copy is complete, and the operations are ordered after it by
+ * their streams. A captured operation is not, and its copy would read host memory when the graph runs.
  */
-static ep_status copy_counts(const struct cuda_call *call, const ep_plan *plan, char *memory, const char *counts,
-                             size_t bytes)
+static ep_status copy_image(const struct cuda_call *call, const ep_plan *plan, const void *image, size_t bytes)
 {
+    struct cuda_plan *device = cuda_plan_of(plan);
+
     if (call->capture || is_made_on_host(plan)) {
-        EP_TRY(cuda_transfer(call->cuda, &(struct cuda_transfer){memory, counts, bytes}, 1));
-        cuda_plan_of(plan)->waited = true;
+        EP_TRY(cuda_transfer(call->cuda, &(struct cuda_transfer){device->block.memory, image, bytes}, 1));
+        device->waited = true;
         return EP_OK;
     }
     call->cuda->copied = true;
-    return cuda_status(cudaMemcpyAsync(memory, counts, bytes, cudaMemcpyHostToDevice, call->stream), "cudaMemcpyAsync");
+    return cuda_status(cudaMemcpyAsync(device->block.memory, image, bytes, cudaMemcpyHostToDevice, call->stream),
+                       "cudaMemcpyAsync");
 }
 
-/* One copy for the counts of the operations and of the metadata: a second one would make plans slower. */
-static ep_status upload_counts(const struct cuda_call *call, const ep_plan *plan)
+/* Uploads what the host knows, by one copy, since a second one would make plans slower. */
+static ep_status upload(const struct cuda_call *call, const ep_plan *plan)
 {
-    struct cuda_plan *device = cuda_plan_of(plan);
-    size_t at = align16(sizeof(struct cuda_counts)), metadata = metadata_bytes(plan), bytes = at + metadata;
-    char *counts = calloc(1, bytes), *memory = (char *)(uintptr_t)device->route.counts;
+    int n = is_made_on_host(plan) ? ep_group_plan_of(plan)->n_tokens : 0;
+    struct cuda_plan image = {.fixed = false};
+    size_t bytes = 0, at = 0;
     ep_status status;
+    char *memory;
 
-    if (!counts)
-        return ep_fail(EP_E_MEMORY, "plan: no memory for its counts");
-    fill_counts(call->cuda, plan, (struct cuda_counts *)(void *)counts);
-    if (metadata)
-        cuda_metadata_counts_write(plan, (int64_t *)(void *)(counts + at));
-    status = copy_counts(call, plan, memory, counts, bytes);
-    free(counts);
-    if (status == EP_OK && metadata)
-        device->exact_counts = (const int64_t *)(void *)(memory + at);
+    cuda_plan_lay_out(plan, n, NULL, &bytes, &image);
+    memory = calloc(1, bytes);
+    if (!memory)
+        return ep_fail(EP_E_MEMORY, "plan: no memory for the route of %d tokens", n);
+    cuda_plan_lay_out(plan, n, memory, &at, &image);
+    if (image.exact_counts)
+        cuda_metadata_counts_write(plan, (int64_t *)(uintptr_t)image.exact_counts);
+    if (is_made_on_host(plan)) {
+        cuda_plan_fill(call->cuda, plan, &image);
+    } else {
+        fill_counts(call->cuda, plan, &image);
+        bytes = (size_t)((const char *)image.route.entry - memory); /* the device has made the rest */
+    }
+    status = copy_image(call, plan, memory, bytes);
+    free(memory);
     return status;
-}
-
-static ep_status upload_experts(struct cuda_comm *cuda, const ep_plan *plan)
-{
-    const struct ep_group_plan *inner = plan->impl;
-    const struct cuda_plan *device = inner->device;
-    size_t n_local = (size_t)plan->info.n_local_experts;
-    int32_t start[EP_MAX_EXPERTS + 1];
-
-    for (size_t i = 0; i <= n_local; i++)
-        start[i] = (int32_t)inner->expert_start[i];
-    const struct cuda_transfer parts[] = {
-        {device->expert_start, start, (n_local + 1) * sizeof(*start)},
-        {device->expert_exact, inner->recv_exact, n_local * sizeof(*start)},
-    };
-    return cuda_transfer(cuda, parts, 2);
 }
 
 static ep_status upload_plan(const struct cuda_call *call, ep_plan *plan)
 {
-    struct cuda_comm *cuda = call->cuda;
     struct cuda_plan *device = cuda_plan_of(plan);
 
-    if (is_made_on_host(plan))
-        EP_TRY(upload_route(cuda, plan));
-    if (device->route.expanded)
-        EP_TRY(upload_experts(cuda, plan));
-    if (cuda_crosses_nodes(cuda) && !device->lists)
-        EP_TRY(cuda_lists_make(cuda, plan));
-    EP_TRY(upload_counts(call, plan));
+    if (cuda_crosses_nodes(call->cuda) && !device->lists)
+        EP_TRY(cuda_lists_make(call->cuda, plan));
+    EP_TRY(upload(call, plan));
     device->uploaded = true;
     return EP_OK;
 }
@@ -485,7 +413,7 @@ static ep_status complete(const struct cuda_call *call, ep_plan *plan)
         EP_TRY(cuda_map_new(cuda));
         EP_TRY(upload_plan(call, plan));
     } else if (call->capture && !device->waited) {
-        EP_TRY(upload_counts(call, plan)); /* the same again: no kernel reads anything else meanwhile */
+        EP_TRY(upload(call, plan)); /* the same again: no kernel reads anything else meanwhile */
     }
     /* A captured operation must use the counts of later updates. */
     return call->capture && plan->args.max_recv_tokens > 0 ? cuda_nodes_plan_make_updatable(cuda, plan) : EP_OK;
@@ -519,63 +447,62 @@ void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes)
     ep_comm_set_stats(plan->comm, &stats);
 }
 
+struct source {
+    int32_t rank, token, unused[2];
+};
+
+/*
+ * Dispatches rows of one vector that hold their own rank and token, counted from 1; padding rows stay 0. `rows`: those
+ * sent, then those received. The blocks are the caller's to free.
+ */
+static ep_status dispatch_sources(struct cuda_comm *cuda, ep_plan *plan, struct source *rows, struct cuda_block *mine,
+                                  struct cuda_block *all)
+{
+    size_t n = (size_t)plan->info.n_tokens, out = (size_t)plan->full.out_rows, bytes = sizeof(*rows);
+    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+
+    for (size_t t = 0; t < n; t++)
+        rows[t] = (struct source){.rank = plan->comm->rank + 1, .token = (int32_t)t + 1};
+    EP_TRY(cuda_pool_alloc(cuda, (n + 1) * bytes, false, mine));
+    EP_TRY(cuda_pool_alloc(cuda, (out + 1) * bytes, false, all));
+    CUDA_TRY(cudaMemcpyAsync(mine->memory, rows, n * bytes, cudaMemcpyDefault, cuda->default_stream));
+    CUDA_TRY(cudaMemsetAsync(all->memory, 0, (out + 1) * bytes, cuda->default_stream));
+    args.x = mine->memory;
+    args.dtype = EP_BF16;
+    args.hidden = (int32_t)(bytes / sizeof(uint16_t));
+    args.recv_x = all->memory;
+    args.out_rows = (int64_t)out;
+    EP_TRY(cuda_dispatch(plan, &args, NULL));
+    EP_TRY(cuda_stream_sync(plan->comm, NULL));
+    CUDA_TRY(cudaMemcpyAsync(rows, all->memory, out * bytes, cudaMemcpyDefault, cuda->default_stream));
+    CUDA_TRY(cudaStreamSynchronize(cuda->default_stream));
+    return EP_OK;
+}
+
 ep_status cuda_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token)
 {
-    /* Dispatches rows of one vector that hold their own rank and token, counted from 1; padding rows stay 0. */
-    enum { HIDDEN = 8 };
-    struct source {
-        int32_t rank, token, unused[2];
-    };
     struct cuda_comm *cuda = cuda_of(plan->comm);
     size_t n = (size_t)plan->info.n_tokens, out = (size_t)plan->full.out_rows;
     struct source *rows = calloc((n > out ? n : out) + 1, sizeof(*rows));
     struct cuda_block mine = {.memory = NULL}, all = {.memory = NULL};
-    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
     struct cuda_scope scope;
     ep_status status;
 
     if (!rows)
         return ep_fail(EP_E_MEMORY, "ep_plan_get_sources: no memory for %zu rows", out);
     status = cuda_scope_begin(cuda, &scope);
-    if (status != EP_OK)
-        goto free_rows;
-    for (size_t t = 0; t < n; t++)
-        rows[t] = (struct source){.rank = plan->comm->rank + 1, .token = (int32_t)t + 1};
-    status = cuda_pool_alloc(cuda, (n + 1) * sizeof(*rows), &mine);
-    if (status == EP_OK)
-        status = cuda_pool_alloc(cuda, (out + 1) * sizeof(*rows), &all);
-    if (status == EP_OK)
-        status =
-            cuda_status(cudaMemcpyAsync(mine.memory, rows, n * sizeof(*rows), cudaMemcpyDefault, cuda->default_stream),
-                        "cudaMemcpyAsync");
-    if (status == EP_OK)
-        status = cuda_status(cudaMemsetAsync(all.memory, 0, (out + 1) * sizeof(*rows), cuda->default_stream),
-                             "cudaMemsetAsync");
-    args.x = mine.memory;
-    args.dtype = EP_BF16;
-    args.hidden = HIDDEN;
-    args.recv_x = all.memory;
-    args.out_rows = (int64_t)out;
-    if (status == EP_OK)
-        status = cuda_dispatch(plan, &args, NULL);
-    if (status == EP_OK)
-        status = cuda_stream_sync(plan->comm, NULL);
-    if (status == EP_OK)
-        status =
-            cuda_status(cudaMemcpyAsync(rows, all.memory, out * sizeof(*rows), cudaMemcpyDefault, cuda->default_stream),
-                        "cudaMemcpyAsync");
-    if (status == EP_OK)
-        status = cuda_status(cudaStreamSynchronize(cuda->default_stream), "cudaStreamSynchronize");
+    if (status == EP_OK) {
+        status = dispatch_sources(cuda, plan, rows, &mine, &all);
+        cuda_pool_free(cuda, &mine);
+        cuda_pool_free(cuda, &all);
+        cuda_scope_end(&scope);
+    }
     for (int64_t row = 0; status == EP_OK && row < plan->full.n_recv; row++) {
         if (ret_rank)
             ret_rank[row] = rows[row].rank - 1;
         if (ret_token)
             ret_token[row] = rows[row].token - 1;
     }
-    cuda_pool_free(cuda, &mine);
-    cuda_pool_free(cuda, &all);
-    cuda_scope_end(&scope);
-free_rows:
     free(rows);
     return status;
 }

@@ -1,52 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A pool of device memory of freed plans. cudaFree() waits for kernels on the device, which may wait for this rank, and
- * a capture forbids it. So returned blocks are reused, not freed. Blocks beyond the size of the pool go to a list of
- * spares, which is freed where waiting is allowed: between the barriers of ep_free(), when the communicator closes, and
- * when memory is short otherwise.
+ * a capture forbids it. So returned blocks are reused, not freed. Blocks beyond the size of the pool are freed where
+ * waiting is allowed: between the barriers of ep_free(), when the communicator closes, and when memory is short
+ * otherwise.
  */
 #include "backend/cuda/cuda.h"
 
 #include <stdlib.h>
 
-struct cuda_spare {
-    struct cuda_spare *next;
+/* An unused block. The list begins with the one returned last. */
+struct cuda_pooled {
+    struct cuda_pooled *next;
     struct cuda_block block;
 };
 
-/* Takes the smallest unused block that fits from the pool or the list. Under the lock. */
+/* Takes the smallest unused block that fits. Under the lock. */
 static bool find_block(struct cuda_comm *cuda, size_t bytes, bool captured, struct cuda_block *ret_block)
 {
-    struct cuda_spare **best_spare = NULL;
-    struct cuda_block *best = NULL;
+    struct cuda_pooled **best = NULL, *out;
 
-    for (int i = 0; i < CUDA_POOL; i++) {
-        struct cuda_block *block = &cuda->pool[i];
+    for (struct cuda_pooled **at = &cuda->pool; *at; at = &(*at)->next) {
+        const struct cuda_block *block = &(*at)->block;
 
-        if (block->memory && block->bytes >= bytes && block->captured == captured &&
-            (captured || block->free_after <= cuda->complete) && (!best || block->bytes < best->bytes))
-            best = block;
-    }
-    for (struct cuda_spare **at = &cuda->spares; *at; at = &(*at)->next) {
-        struct cuda_block *block = &(*at)->block;
-
-        if (block->bytes < bytes || block->captured != captured || (!captured && block->free_after > cuda->complete) ||
-            (best && best->bytes <= block->bytes))
-            continue;
-        best = block;
-        best_spare = at;
+        if (block->bytes >= bytes && block->captured == captured && (captured || block->free_after <= cuda->complete) &&
+            (!best || block->bytes < (*best)->block.bytes))
+            best = at;
     }
     if (!best)
         return false;
-    *ret_block = *best;
-    if (best_spare) {
-        struct cuda_spare *out = *best_spare;
-
-        *best_spare = out->next;
-        free(out);
-    } else {
-        *best = (struct cuda_block){.bytes = 0};
-    }
+    out = *best;
+    *best = out->next;
+    *ret_block = out->block;
+    free(out);
     return true;
 }
 
@@ -57,7 +43,7 @@ static void update_complete(struct cuda_comm *cuda)
     cudaGetLastError();
 }
 
-static ep_status alloc_block(struct cuda_comm *cuda, size_t bytes, bool captured, struct cuda_block *ret_block)
+ep_status cuda_pool_alloc(struct cuda_comm *cuda, size_t bytes, bool captured, struct cuda_block *ret_block)
 {
     cudaError_t error;
     bool found;
@@ -79,42 +65,21 @@ static ep_status alloc_block(struct cuda_comm *cuda, size_t bytes, bool captured
     return cuda_status(error, "cudaMalloc");
 }
 
-ep_status cuda_pool_alloc(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block)
-{
-    return alloc_block(cuda, bytes, false, ret_block);
-}
-
-ep_status cuda_pool_alloc_captured(struct cuda_comm *cuda, size_t bytes, struct cuda_block *ret_block)
-{
-    return alloc_block(cuda, bytes, true, ret_block);
-}
-
-/* Under the lock. Without memory for the list entry the driver frees the block when the process ends. */
-static void add_spare(struct cuda_comm *cuda, const struct cuda_block *block)
-{
-    struct cuda_spare *spare = malloc(sizeof(*spare));
-
-    if (!spare)
-        return;
-    *spare = (struct cuda_spare){.next = cuda->spares, .block = *block};
-    cuda->spares = spare;
-}
-
 void cuda_pool_free(struct cuda_comm *cuda, const struct cuda_block *block)
 {
-    struct cuda_block out = *block;
-    int i = 0;
+    struct cuda_pooled *pooled;
 
     if (!block->memory)
         return;
-    out.free_after = cuda->operations;
+    pooled = malloc(sizeof(*pooled));
+    /* Without memory for the list entry the driver frees the block when the process ends. */
+    if (!pooled)
+        return;
+    pooled->block = *block;
+    pooled->block.free_after = cuda->operations;
     pthread_mutex_lock(&cuda->memory_lock);
-    while (i < CUDA_POOL && cuda->pool[i].memory)
-        i++;
-    if (i < CUDA_POOL)
-        cuda->pool[i] = out;
-    else
-        add_spare(cuda, &out);
+    pooled->next = cuda->pool;
+    cuda->pool = pooled;
     pthread_mutex_unlock(&cuda->memory_lock);
 }
 
@@ -122,43 +87,42 @@ size_t cuda_pool_bytes(struct cuda_comm *cuda)
 {
     size_t bytes = 0;
 
-    for (int i = 0; i < CUDA_POOL; i++)
-        bytes += cuda->pool[i].bytes;
-    for (const struct cuda_spare *spare = cuda->spares; spare; spare = spare->next)
-        bytes += spare->block.bytes;
+    for (const struct cuda_pooled *at = cuda->pool; at; at = at->next)
+        bytes += at->block.bytes;
     return bytes;
 }
 
-static void free_spares(struct cuda_spare *spares)
+static void free_list(struct cuda_pooled *list)
 {
-    while (spares) {
-        struct cuda_spare *next = spares->next;
+    while (list) {
+        struct cuda_pooled *next = list->next;
 
-        cudaFree(spares->block.memory);
-        free(spares);
-        spares = next;
+        cudaFree(list->block.memory);
+        free(list);
+        list = next;
     }
 }
 
 void cuda_pool_trim(struct cuda_comm *cuda)
 {
-    struct cuda_spare *out = NULL;
+    struct cuda_pooled *out = NULL;
+    int kept = 0;
 
     update_complete(cuda);
     pthread_mutex_lock(&cuda->memory_lock);
-    for (struct cuda_spare **at = &cuda->spares; *at;) {
-        struct cuda_spare *spare = *at;
+    for (struct cuda_pooled **at = &cuda->pool; *at;) {
+        struct cuda_pooled *pooled = *at;
 
-        if (spare->block.captured || spare->block.free_after > cuda->complete) {
-            at = &spare->next;
+        if (pooled->block.captured || kept++ < CUDA_POOL || pooled->block.free_after > cuda->complete) {
+            at = &pooled->next;
             continue;
         }
-        *at = spare->next;
-        spare->next = out;
-        out = spare;
+        *at = pooled->next;
+        pooled->next = out;
+        out = pooled;
     }
     pthread_mutex_unlock(&cuda->memory_lock);
-    free_spares(out);
+    free_list(out);
 }
 
 ep_status cuda_host_block_acquire(struct cuda_comm *cuda, const char *call, enum cuda_host_words words, size_t bytes,
@@ -190,10 +154,8 @@ ep_status cuda_host_block_acquire(struct cuda_comm *cuda, const char *call, enum
 
 void cuda_pool_close(struct cuda_comm *cuda)
 {
-    for (int i = 0; i < CUDA_POOL; i++)
-        cudaFree(cuda->pool[i].memory);
-    free_spares(cuda->spares);
-    cuda->spares = NULL;
+    free_list(cuda->pool);
+    cuda->pool = NULL;
     for (int words = 0; words < CUDA_HOST_WORDS; words++)
         while (cuda->host_blocks[words]) {
             struct cuda_host_block *block = cuda->host_blocks[words];

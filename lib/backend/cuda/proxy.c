@@ -183,16 +183,25 @@ static ep_status check_missing(const struct cuda_proxy *p, const struct cuda_net
     return EP_OK;
 }
 
-/* Sends and receives once with every node. */
-static ep_status make_progress(struct cuda_proxy *p, struct cuda_net_op *op, bool *ret_moved)
+/* Makes progress in the network; fails the group if that fails. */
+static ep_status progress_network(const struct cuda_proxy *p, enum ep_group_phase phase, bool *ret_moved)
 {
     struct ep_group *group = &p->cuda->group;
     ep_status status = ep_streams_progress(p->streams, ret_moved);
-    int broken = ep_streams_broken_peer(p->streams), blocked;
+    int broken = ep_streams_broken_peer(p->streams);
 
-    if (status != EP_OK)
-        return ep_group_set_own_failure(group, status, broken < 0 ? group->comm->rank : ep_group_rail(group, broken),
-                                        op->phase);
+    if (status == EP_OK)
+        return EP_OK;
+    return ep_group_set_own_failure(group, status, broken < 0 ? group->comm->rank : ep_group_rail(group, broken),
+                                    phase);
+}
+
+/* Sends and receives once with every node. */
+static ep_status make_progress(struct cuda_proxy *p, struct cuda_net_op *op, bool *ret_moved)
+{
+    int blocked;
+
+    EP_TRY(progress_network(p, op->phase, ret_moved));
     for (int node = 0; node < p->nnodes; node++) {
         if (node == p->node)
             continue;
@@ -206,7 +215,7 @@ static ep_status make_progress(struct cuda_proxy *p, struct cuda_net_op *op, boo
     if (op->sent)
         return EP_OK;
     blocked = find_blocked(p, op);
-    __atomic_store_n(&p->words->blocked, blocked < 0 ? -1 : ep_group_rail(group, blocked), __ATOMIC_RELAXED);
+    __atomic_store_n(&p->words->blocked, blocked < 0 ? -1 : ep_group_rail(&p->cuda->group, blocked), __ATOMIC_RELAXED);
     if (blocked >= 0)
         return EP_OK;
     op->sent = *ret_moved = true;
@@ -225,14 +234,14 @@ static bool has_failed(const struct cuda_proxy *p)
 }
 
 /* Validates the changing lists, which the device has written. */
-static ep_status check_lists(const struct cuda_proxy *p, const struct cuda_net_direction *from)
+static ep_status check_lists(const struct cuda_proxy *p, const struct cuda_list_side *lists)
 {
     int64_t end = 0;
 
     for (int node = 0; node < p->nnodes; node++) {
-        const struct cuda_node_range *rail = &from->rail[node];
+        const struct cuda_node_range *rail = &lists->rail[node];
 
-        if (rail->first != end || rail->n < 0 || rail->n > from->node_capacity || end + rail->n > from->capacity)
+        if (rail->first != end || rail->n < 0 || rail->n > lists->node_capacity || end + rail->n > lists->capacity)
             return ep_fail(
                 EP_E_DEVICE,
                 "operation %llu between nodes: the device wrote an invalid list for node %d: %d tokens from %d on",
@@ -242,33 +251,27 @@ static ep_status check_lists(const struct cuda_proxy *p, const struct cuda_net_d
     return EP_OK;
 }
 
-static ep_status measure_changing(const struct cuda_proxy *p, struct cuda_net_op *op)
+static ep_status begin_side(const struct cuda_proxy *p, const struct cuda_net_op *op, struct net_direction_state *side)
 {
-    struct net_direction_state *sides[] = {&op->out, &op->in};
-
-    for (int i = 0; i < 2; i++) {
-        if (!op->changing[i].capacity)
-            continue;
-        EP_TRY(check_lists(p, &op->changing[i]));
-        cuda_net_direction_measure(p, &op->changing[i], sides[i]);
+    if (side->changing.capacity) {
+        EP_TRY(check_lists(p, &side->changing));
+        cuda_net_op_measure(p, op, &side->changing, side);
     }
-    return EP_OK;
-}
-
-static void begin_side(const struct cuda_proxy *p, struct net_direction_state *side)
-{
     side->remaining = side->n_chunks;
     for (int node = 0; node < p->nnodes; node++)
         for (int channel = 0; channel < p->channels; channel++)
             *cursor(p, side, node, channel) = channel;
+    return EP_OK;
 }
 
 static void run_op(struct cuda_proxy *p, struct cuda_net_op *op)
 {
     struct ep_group *group = &p->cuda->group;
-    ep_status status = measure_changing(p, op);
+    ep_status status = begin_side(p, op, &op->out);
     unsigned tries = 0;
 
+    if (status == EP_OK)
+        status = begin_side(p, op, &op->in);
     if (status != EP_OK) {
         ep_group_set_own_failure(group, status, group->comm->rank, op->phase);
         p->broken = true;
@@ -276,8 +279,6 @@ static void run_op(struct cuda_proxy *p, struct cuda_net_op *op)
     op->number = p->ring.number;
     op->sent = false;
     memset(op->published, 0, (size_t)p->nnodes * (size_t)p->channels);
-    begin_side(p, &op->out);
-    begin_side(p, &op->in);
     while (!has_failed(p) && !(op->sent && !op->in.remaining)) {
         bool moved = false;
 
@@ -296,17 +297,10 @@ static void run_op(struct cuda_proxy *p, struct cuda_net_op *op)
 /* Receives for operations that this rank's device has not begun, so that peers need not wait for space. */
 static bool progress_idle(struct cuda_proxy *p)
 {
-    struct ep_group *group = &p->cuda->group;
     bool moved = false;
-    ep_status status = ep_streams_progress(p->streams, &moved);
-    int broken = ep_streams_broken_peer(p->streams);
 
-    if (status == EP_OK)
-        return moved;
-    ep_group_set_own_failure(group, status, broken < 0 ? group->comm->rank : ep_group_rail(group, broken),
-                             EP_GROUP_IDLE);
-    p->broken = true;
-    return false;
+    p->broken |= progress_network(p, EP_GROUP_IDLE, &moved) != EP_OK;
+    return moved && !p->broken;
 }
 
 /* Waits for the next operation that the device has posted; NULL: the proxy is stopped and none will follow. */
@@ -488,6 +482,8 @@ ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot)
     p->nnodes = comm->nnodes;
     p->node = comm->node;
     p->channels = comm->nnodes <= FEW_NODES ? CHANNELS : 1;
+    for (int node = 0; node < p->nnodes; node++)
+        p->one_each[node] = (struct cuda_node_range){.first = node, .n = node != p->node};
     cuda_op_ring_init(&p->ring);
     EP_TRY(open_network(p, boot));
     EP_TRY(open_words(p));

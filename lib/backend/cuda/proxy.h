@@ -10,31 +10,26 @@
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/nodes.h"
 
-/* The chunks of one direction, as the host sees them. */
-struct cuda_net_direction {
-    const struct cuda_node_range *rail;   /* [nnodes] in host memory */
-    const struct cuda_node_range *device; /* the same in device memory */
-    int32_t tokens;                       /* per chunk */
+/* Lists of one direction, with the same contents in host and device memory. */
+struct cuda_list_side {
+    const struct cuda_node_range *rail, *rail_device; /* [nnodes] */
+    const int32_t *units, *units_device;              /* as in struct cuda_nodes_combine */
     /*
-     * NULL: each token takes token_bytes. Otherwise, as in struct cuda_nodes_combine, a token takes token_bytes plus
-     * unit_bytes for each of its units.
+     * Not 0: the device rewrites the lists before it posts an operation, the host's copies are pinned, and this is
+     * their capacity in tokens.
      */
-    const int32_t *units;
-    size_t token_bytes, unit_bytes;
-    /*
-     * Not 0: `rail` and `units` are pinned memory, which the device writes before it posts the operation; the maximum
-     * number of tokens in all lists, and in one.
-     */
-    int32_t capacity, node_capacity;
+    int32_t capacity;      /* of all lists together */
+    int32_t node_capacity; /* of the list of one node */
 };
 
 struct cuda_net_op_params {
-    const char *call;
+    const char *name; /* of the call */
     enum ep_group_phase phase;
-    const uint32_t *desc; /* [CUDA_DESC_COMPARED] must be the same on all ranks */
-    struct cuda_net_direction out, in;
-    size_t slot_bytes; /* size of the largest chunk to be sent */
-    bool captured;     /* the kernels are captured into a graph */
+    const uint32_t *desc;                  /* [CUDA_DESC_COMPARED] must be the same on all ranks */
+    const struct cuda_list_side *out, *in; /* NULL: one token for each other node */
+    int32_t tokens;                        /* of a chunk, at most */
+    size_t token_bytes, unit_bytes;        /* a token takes token_bytes, and unit_bytes for each of its units */
+    size_t max_units;                      /* of a token */
 };
 
 struct cuda_net_op;
@@ -59,7 +54,7 @@ uint64_t cuda_proxy_count_chunks(const struct cuda_comm *cuda);
  * Makes an operation and allocates its memory. The proxy runs it when the first kernel posts it: once for a call, and
  * with each launch of a graph. *ret_op must be discarded if no kernel was launched.
  */
-ep_status cuda_net_op_prepare(struct cuda_comm *cuda, const struct cuda_net_op_params *params,
+ep_status cuda_net_op_prepare(const struct cuda_call *call, const struct cuda_net_op_params *params,
                               struct cuda_net_op_args *ret_args, struct cuda_chunks *ret_out,
                               struct cuda_chunks *ret_in, struct cuda_net_op **ret_op);
 void cuda_net_op_discard(struct cuda_comm *cuda, struct cuda_net_op *op);
@@ -71,13 +66,12 @@ void cuda_proxy_get_memory(const struct cuda_comm *cuda, size_t *ret_held, size_
 
 /* nodes.c. Makes the lists of a plan between nodes, in device memory. */
 ep_status cuda_lists_make(struct cuda_comm *cuda, ep_plan *plan);
-void cuda_lists_free(struct cuda_comm *cuda, ep_plan *plan);
+/* NULL: none. */
+void cuda_lists_free(struct cuda_comm *cuda, struct cuda_lists *lists);
 /* Statistics: rows of an operation of the plan, and what the last one sends to other nodes. */
 void cuda_lists_count(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats);
-ep_status cuda_nodes_dispatch(const struct cuda_call *call, ep_plan *plan, const struct cuda_dispatch *own,
-                              int weight_words, bool *ret_queued);
-ep_status cuda_nodes_combine(const struct cuda_call *call, ep_plan *plan, const struct cuda_combine *own,
-                             bool *ret_queued);
+ep_status cuda_nodes_dispatch(struct cuda_call *call, ep_plan *plan, const struct cuda_dispatch *own, int weight_words);
+ep_status cuda_nodes_combine(struct cuda_call *call, ep_plan *plan, const struct cuda_combine *own);
 /* The part of a barrier between the two barriers of the node's ranks. */
 ep_status cuda_nodes_barrier(const struct cuda_call *call);
 

@@ -15,7 +15,6 @@
 
 #include <fcntl.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 #define CLOSE_WAIT_NS 1000000000u /* ranks mostly close at about the same time */
@@ -63,18 +62,15 @@ static uint32_t find_mapped_by(const struct deferred *d, uint32_t ranks)
 static void wait_for_processes(const struct cuda_comm *cuda, const struct deferred *d)
 {
     uint64_t limit = (uint64_t)cuda->group.comm->config.timeout_ms * 1000000u;
-    struct timespec backoff = {.tv_nsec = 50000};
+    struct cuda_backoff backoff = {.begin_ns = 0};
     uint32_t others = 0;
 
     for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++)
         if (!cuda->peers[rank].same_process)
             others |= 1u << (rank - cuda->group.first);
     limit = ep_now_ns() + (limit < CLOSE_WAIT_NS ? limit : CLOSE_WAIT_NS);
-    while (find_mapped_by(d, others) && ep_now_ns() < limit) {
-        nanosleep(&backoff, NULL);
-        if (backoff.tv_nsec < 5000000)
-            backoff.tv_nsec *= 2;
-    }
+    while (find_mapped_by(d, others) && ep_now_ns() < limit)
+        cuda_backoff(&backoff);
 }
 
 static void free_deferred(struct deferred *d)

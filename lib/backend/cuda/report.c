@@ -104,6 +104,7 @@ static ep_status fail_reported(struct cuda_comm *cuda, uint32_t failure)
     enum ep_group_phase phase = (enum ep_group_phase)(failure & 0xff);
     const volatile uint32_t *detail = cuda->report->detail;
     int none = EP_OK;
+    ep_status status;
 
     if (rank >= cuda->group.comm->nranks)
         rank = me;
@@ -115,26 +116,21 @@ static ep_status fail_reported(struct cuda_comm *cuda, uint32_t failure)
             "on rank %d and rank %d, or what rank %d has sent is damaged",
             me, rank, rank);
     case CUDA_FAILED_DISAGREE:
-        return ep_group_set_own_failure(&cuda->group,
-                                        cuda_fail_disagree(cuda, detail[CUDA_DETAIL_WORD],
-                                                           (int)detail[CUDA_DETAIL_RANK], detail[CUDA_DETAIL_MINE],
-                                                           detail[CUDA_DETAIL_THEIRS]),
-                                        rank, phase);
+        status = cuda_fail_disagree(cuda, detail[CUDA_DETAIL_WORD], (int)detail[CUDA_DETAIL_RANK],
+                                    detail[CUDA_DETAIL_MINE], detail[CUDA_DETAIL_THEIRS]);
+        break;
     case CUDA_FAILED_DAMAGE:
-        return ep_group_set_own_failure(
-            &cuda->group,
-            ep_fail(EP_E_MISMATCH,
-                    "what rank %d has published is damaged: the address of a buffer or the index of a row", rank),
-            rank, phase);
+        status = ep_fail(EP_E_MISMATCH,
+                         "what rank %d has published is damaged: the address of a buffer or the index of a row", rank);
+        break;
     case CUDA_FAILED_UNMAPPED:
-        return ep_group_set_own_failure(&cuda->group,
-                                        ep_fail(EP_E_TIMEOUT, "rank %d has not mapped memory of rank %d within %d ms",
-                                                me, rank, cuda->group.comm->config.timeout_ms),
-                                        me, phase);
+        status = ep_fail(EP_E_TIMEOUT, "rank %d has not mapped memory of rank %d within %d ms", me, rank,
+                         cuda->group.comm->config.timeout_ms);
+        rank = me;
+        break;
     case CUDA_FAILED_STRIDE:
-        return ep_group_set_own_failure(
-            &cuda->group, ep_fail(EP_E_ARG, "ep_plan_get_metadata: rank %d has more tokens than source_stride", rank),
-            rank, phase);
+        status = ep_fail(EP_E_ARG, "ep_plan_get_metadata: rank %d has more tokens than source_stride", rank);
+        break;
     case CUDA_FAILED_TOKENS:
         return fail_tokens(cuda, rank, phase);
     case CUDA_FAILED_EXCLUDED:
@@ -150,6 +146,7 @@ static ep_status fail_reported(struct cuda_comm *cuda, uint32_t failure)
     default:
         return fail_late(cuda, rank, phase);
     }
+    return ep_group_set_own_failure(&cuda->group, status, rank, phase);
 }
 
 ep_status cuda_check_reported(struct cuda_comm *cuda)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Decides whether ordinary memory is copied while the rows move (stage.cuh), and fills the kernel's arguments for it.
- * Each rank decides on its own, and publishes it in its descriptor, because the others send it progress words.
+ * Finds where the peers access a buffer, decides whether ordinary memory is copied while the rows move (stage.cuh), and
+ * fills the kernel's arguments for it. Each rank decides on its own, and publishes it in its descriptor, because the
+ * others send it progress words.
  */
 #include "backend/cuda/cuda.h"
 
@@ -33,6 +34,24 @@ int64_t cuda_rows_of_others(const struct cuda_comm *cuda, const ep_plan *plan)
     return plan->full.n_recv - (first[me + 1] - first[me]);
 }
 
+ep_status cuda_place_buffer(struct cuda_comm *cuda, struct cuda_op_desc *desc, int which, void *memory, size_t bytes,
+                            void **ret_placed)
+{
+    uint32_t *words = &desc->words[CUDA_DESC_BUFFERS + 2 * which];
+    bool direct = false;
+
+    if (cuda_desc_buffer(cuda, memory, bytes, words))
+        EP_TRY(cuda_await_mapped(cuda, words, &direct));
+    *ret_placed = memory;
+    if (direct)
+        return EP_OK;
+    EP_TRY(cuda_stage(cuda, which, bytes, ret_placed));
+    if (!cuda_desc_buffer(cuda, *ret_placed, bytes, words))
+        return ep_fail(EP_E_STATE, "%s: the staging buffer of %zu bytes is not in symmetric memory",
+                       desc->kind == CUDA_DISPATCH ? "dispatch" : "combine", bytes);
+    return EP_OK;
+}
+
 /* Counts the ranks of the node that use this rank's device, as threads or processes. */
 static int count_sharing(const struct cuda_comm *cuda)
 {
@@ -44,10 +63,11 @@ static int count_sharing(const struct cuda_comm *cuda)
 }
 
 /*
- * A number set by the caller limits the whole operation: three fifths of it copy, similar to the default. With one
+ * Divides the multiprocessors of an operation between blocks that move rows and blocks that copy. A number set by the
+ * caller limits the whole operation: three fifths of it copy, similar to the default. With one
  * multiprocessor none is left to copy.
  */
-void cuda_share_sms(const struct cuda_comm *cuda, bool copies, int *ret_move_blocks, int *ret_copy_blocks)
+static void share_sms(const struct cuda_comm *cuda, bool copies, int *ret_move_blocks, int *ret_copy_blocks)
 {
     *ret_move_blocks = cuda->sms;
     *ret_copy_blocks = copies ? COPY_BLOCKS : 0;
@@ -66,7 +86,7 @@ bool cuda_overlaps_copies(const struct cuda_comm *cuda, const ep_plan *plan, siz
     if (cuda_crosses_nodes(cuda) || plan->args.flags & EP_PLAN_EXPANDED || rows * row_bytes < MIN_BYTES ||
         cuda_plan_rows(plan) >= CUDA_ALL_ROWS)
         return false;
-    cuda_share_sms(cuda, true, &move_blocks, &copy_blocks);
+    share_sms(cuda, true, &move_blocks, &copy_blocks);
     /* Waiting blocks must not keep the blocks of another rank off the device. */
     return copy_blocks > 0 && count_sharing(cuda) * (move_blocks + copy_blocks) <= cuda->all_sms;
 }
@@ -76,7 +96,7 @@ void cuda_fill_stage(const struct cuda_comm *cuda, int n_tokens, bool copies, st
     int32_t blocks = (n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS, of_part;
 
     *ret_stage = (struct cuda_stage){.move_blocks = 0};
-    cuda_share_sms(cuda, copies, &ret_stage->move_blocks, &ret_stage->copy_blocks);
+    share_sms(cuda, copies, &ret_stage->move_blocks, &ret_stage->copy_blocks);
     of_part = (blocks + CUDA_MAX_PARTS - 1) / CUDA_MAX_PARTS;
     ret_stage->parts = of_part ? (blocks + of_part - 1) / of_part : 0;
     ret_stage->part_tokens = (of_part ? of_part : 1) * CUDA_COUNT_TOKENS;

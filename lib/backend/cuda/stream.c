@@ -139,19 +139,19 @@ ep_status cuda_call_begin(struct cuda_comm *cuda, ep_stream stream, bool operati
         status = order_after_last(call);
     if (status == EP_OK && operation)
         status = cuda_map_new(cuda);
-    return status == EP_OK ? EP_OK : cuda_call_end(call, status, false);
+    return status == EP_OK ? EP_OK : cuda_call_end(call, status);
 }
 
-ep_status cuda_call_end(struct cuda_call *call, ep_status status, bool queued)
+ep_status cuda_call_end(struct cuda_call *call, ep_status status)
 {
     struct cuda_comm *cuda = call->cuda;
     cudaError_t error = cudaSuccess;
 
-    if (queued && call->capture) {
+    if (call->queued && call->capture) {
         error = cudaEventRecord(cuda->captured_order, call->stream);
         cuda->capture = call->capture;
         cuda->captured_stream = call->stream;
-    } else if (queued || cuda->copied) {
+    } else if (call->queued || cuda->copied) {
         error = cudaEventRecord(cuda->order, call->stream);
         cuda->stream = call->stream;
         cuda->stream_id = call->id;
@@ -161,7 +161,7 @@ ep_status cuda_call_end(struct cuda_call *call, ep_status status, bool queued)
     if (status == EP_OK)
         status = cuda_status(error, "cudaEventRecord");
     /* The peers' kernels wait for the operation that this rank has begun: the failure spares them the deadline. */
-    if (status != EP_OK && queued && !call->capture)
+    if (status != EP_OK && call->queued && !call->capture)
         status = ep_group_set_own_failure(&cuda->group, status, cuda->group.comm->rank, EP_GROUP_IDLE);
     cuda_scope_end_uncaptured(&call->scope);
     return status;
@@ -276,11 +276,12 @@ struct event {
     struct ep_event base;
     cudaEvent_t event; /* NULL: the caller signals `word` */
     _Atomic uint32_t *word;
+    const uint32_t *word_device;
 };
 
 #define WORDS 1024
 
-static ep_status alloc_word(struct cuda_comm *cuda, _Atomic uint32_t **ret_word)
+static ep_status alloc_word(struct cuda_comm *cuda, struct event *event)
 {
     struct cuda_host_block *block = cuda->host_blocks[CUDA_HOST_EVENTS];
 
@@ -289,19 +290,10 @@ static ep_status alloc_word(struct cuda_comm *cuda, _Atomic uint32_t **ret_word)
                                        &block));
         cuda->event_words = 0;
     }
-    *ret_word = (_Atomic uint32_t *)block->memory + cuda->event_words++;
-    **ret_word = 0;
+    event->word = (_Atomic uint32_t *)block->memory + cuda->event_words;
+    event->word_device = (const uint32_t *)block->device + cuda->event_words++;
+    *event->word = 0;
     return EP_OK;
-}
-
-static const uint32_t *word_on_device(const struct cuda_comm *cuda, const _Atomic uint32_t *word)
-{
-    const struct cuda_host_block *block = cuda->host_blocks[CUDA_HOST_EVENTS];
-    uintptr_t at = (uintptr_t)word;
-
-    while (block && at - (uintptr_t)block->memory >= block->bytes)
-        block = block->next;
-    return block ? (const uint32_t *)block->device + (at - (uintptr_t)block->memory) / sizeof(uint32_t) : NULL;
 }
 
 static ep_status record_event(struct event *event, cudaStream_t stream)
@@ -324,7 +316,7 @@ static ep_status new_event(ep_comm *comm, bool recorded, ep_stream stream, ep_ev
     event->base.comm = comm;
     status = cuda_scope_begin(cuda, &scope);
     if (status == EP_OK) {
-        status = recorded ? record_event(event, cuda_stream_of(cuda, stream)) : alloc_word(cuda, &event->word);
+        status = recorded ? record_event(event, cuda_stream_of(cuda, stream)) : alloc_word(cuda, event);
         cuda_scope_end(&scope);
     }
     if (status == EP_OK)
@@ -425,7 +417,7 @@ ep_status cuda_stream_wait(ep_comm *comm, ep_stream stream, ep_event *base)
         error = cudaStreamWaitEvent(cuda_stream_of(cuda, stream), event->event, 0);
     } else {
         cuda_fill_waits(cuda, EP_GROUP_STREAM_WAIT, EP_GROUP_STREAM_WAIT, &waits);
-        error = cuda_launch_wait(&waits, word_on_device(cuda, event->word), cuda_stream_of(cuda, stream));
+        error = cuda_launch_wait(&waits, event->word_device, cuda_stream_of(cuda, stream));
     }
     cuda_scope_end(&scope);
     return cuda_status(error, "cudaStreamWaitEvent");
@@ -444,13 +436,12 @@ ep_status cuda_barrier_on(ep_comm *comm, ep_stream stream)
     struct cuda_op_desc desc = {.kind = CUDA_DISPATCH, .words = {[CUDA_DESC_PHASE] = EP_GROUP_BARRIER}};
     struct cuda_waits waits;
     struct cuda_call call;
-    bool queued;
     ep_status status;
 
     EP_TRY(cuda_call_begin(cuda_of(comm), stream, true, &call));
     cuda_fill_waits(call.cuda, EP_GROUP_BARRIER, EP_GROUP_BARRIER, &waits);
     status = cuda_status(cuda_launch_barrier(&waits, &desc, call.stream), "barrier kernel");
-    queued = status == EP_OK;
+    call.queued = status == EP_OK;
     /* A barrier of this node, one message from a rank of each other node, and again a barrier of this node. */
     if (status == EP_OK && comm->nnodes > 1)
         status = cuda_nodes_barrier(&call);
@@ -458,5 +449,5 @@ ep_status cuda_barrier_on(ep_comm *comm, ep_stream stream)
     waits.deadline_ns *= 2;
     if (status == EP_OK && comm->nnodes > 1)
         status = cuda_status(cuda_launch_barrier(&waits, &desc, call.stream), "barrier kernel");
-    return cuda_call_end(&call, status, queued);
+    return cuda_call_end(&call, status);
 }

@@ -8,6 +8,9 @@
 
 #include "backend/cuda/device.cuh"
 
+/* Indices of the buffers of a target: as EP_GROUP_AT_X ... */
+enum { AT_X, AT_SCALES, AT_INDEX, AT_WEIGHTS };
+
 /* In shared memory of a block that moves rows. */
 struct targets {
     cuda_target of[CUDA_MAX_RANKS]; /* [rank] where this rank's rows begin in its buffers */

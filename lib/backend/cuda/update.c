@@ -25,55 +25,43 @@ static ep_status acquire_info(struct cuda_comm *cuda, int n_local, struct cuda_h
 static size_t lay_out(const ep_plan *plan, char *memory, struct cuda_plan *device)
 {
     const ep_plan_args *args = &plan->args;
-    struct cuda_update *update = &device->update;
     size_t n = (size_t)device->max_tokens, topk = (size_t)args->topk, nranks = (size_t)plan->comm->nranks;
-    size_t blocks = n / CUDA_COUNT_TOKENS + 1, experts = (size_t)args->n_experts, width, at = 0;
-    bool expanded = args->flags & EP_PLAN_EXPANDED;
-    struct cuda_route *route = &device->route;
+    size_t blocks = n / CUDA_COUNT_TOKENS + 1, experts = (size_t)args->n_experts, word = sizeof(int32_t), at = 0,
+           scratch;
+    struct cuda_update *update = &device->update;
     struct cuda_count *count = &update->count;
 
-    width = expanded || topk < nranks ? topk : nranks;
-    count->entry = (struct cuda_entry *)(memory + cuda_carve(&at, n * width * sizeof(struct cuda_entry)));
-    count->count = (int32_t *)(memory + cuda_carve(&at, n * sizeof(int32_t)));
-    count->index = (int32_t *)(memory + cuda_carve(&at, n * topk * sizeof(int32_t)));
-    count->block_rows = (int32_t *)(memory + cuda_carve(&at, blocks * nranks * sizeof(int32_t)));
-    update->counts = (struct cuda_counts *)(memory + cuda_carve(&at, sizeof(struct cuda_counts)));
-    update->expert_start = (int32_t *)(memory + cuda_carve(&at, (experts / nranks + 1) * sizeof(int32_t)));
-    update->expert_exact = (int32_t *)(memory + cuda_carve(&at, experts / nranks * sizeof(int32_t)));
-    device->expert_start = update->expert_start;
-    device->expert_exact = update->expert_exact;
-    update->prefix = (int32_t *)(memory + cuda_carve(&at, nranks * nranks * sizeof(int32_t)));
-    update->expert_base = (int32_t *)(memory + cuda_carve(&at, experts * sizeof(int32_t)));
-    if (expanded)
-        update->block_experts = (int32_t *)(memory + cuda_carve(&at, blocks * experts * sizeof(int32_t)));
-    count->totals = (int32_t *)(memory + cuda_carve(&at, (nranks + experts) * sizeof(int32_t)));
-    count->ret_bad = (uint32_t *)(memory + cuda_carve(&at, sizeof(uint32_t)));
+    cuda_plan_lay_out(plan, device->max_tokens, memory, &at, device);
+    *update = (struct cuda_update){
+        .count = cuda_count_of(plan, device),
+        .counts = (struct cuda_counts *)(uintptr_t)device->route.counts,
+        .expert_start = device->expert_start,
+        .expert_exact = device->expert_exact,
+        .expanded = device->route.expanded,
+        .alignment = args->expert_alignment,
+        .capacity = (int32_t)(args->max_recv_tokens < INT32_MAX ? args->max_recv_tokens : INT32_MAX)};
+    update->prefix = cuda_carve(memory, &at, nranks * nranks, word);
+    update->expert_base = cuda_carve(memory, &at, experts, word);
+    if (update->expanded)
+        update->block_experts = cuda_carve(memory, &at, blocks * experts, word);
+    count->totals = cuda_carve(memory, &at, nranks + experts, word);
+    count->ret_bad = cuda_carve(memory, &at, 1, word);
     if (device->copies_routing)
-        device->routing = memory + cuda_carve(&at, n * topk * sizeof(int64_t));
-    device->scratch = memory + at;
-    count->per_expert = (int32_t *)(memory + cuda_carve(&at, (experts + CUDA_MAX_RANKS) * sizeof(int32_t)));
-    count->blocks_done = (uint32_t *)(memory + cuda_carve(&at, sizeof(uint32_t)));
-    count->bad = (uint32_t *)(memory + cuda_carve(&at, sizeof(uint32_t)));
-    device->scratch_bytes = (size_t)(memory + at - (char *)device->scratch);
-    *route = (struct cuda_route){.entry = count->entry,
-                                 .count = count->count,
-                                 .index = count->index,
-                                 .block_rows = expanded ? NULL : count->block_rows,
-                                 .width = (int32_t)width,
-                                 .topk = args->topk,
-                                 .n_local_experts = (int32_t)(experts / nranks),
-                                 .expanded = expanded,
-                                 .idx64 = args->idx_type == EP_I64,
-                                 .counts = update->counts};
-    count->width = route->width;
-    count->idx64 = route->idx64;
-    count->topk = args->topk;
-    count->n_experts = args->n_experts;
-    count->nranks = plan->comm->nranks;
-    update->expanded = expanded;
-    update->alignment = args->expert_alignment;
-    update->capacity = (int32_t)(args->max_recv_tokens < INT32_MAX ? args->max_recv_tokens : INT32_MAX);
+        device->routing = cuda_carve(memory, &at, n * topk, sizeof(int64_t));
+    scratch = at;
+    device->scratch = count->per_expert = cuda_carve(memory, &at, experts + CUDA_MAX_RANKS, word);
+    count->blocks_done = cuda_carve(memory, &at, 1, word);
+    count->bad = cuda_carve(memory, &at, 1, word);
+    device->scratch_bytes = at - scratch;
     return at;
+}
+
+struct cuda_op_desc cuda_update_desc(const ep_plan *plan)
+{
+    return (struct cuda_op_desc){
+        .kind = CUDA_DISPATCH,
+        .words = {
+            [CUDA_DESC_PHASE] = EP_GROUP_PLAN_COUNTS, [CUDA_DESC_PLAN] = (uint32_t)ep_group_plan_of(plan)->number}};
 }
 
 static void fill_info(ep_plan *plan)
@@ -90,85 +78,63 @@ static void fill_info(ep_plan *plan)
                                 .flags = plan->args.flags};
 }
 
-struct routing {
-    const void *topk_idx;
-    const uint8_t *mask;
-    const int32_t *experts; /* not NULL: the routing is given by the mask */
-};
-
 /* Queues the kernels. The routing is in memory that the device can access. */
-static ep_status update(struct cuda_comm *cuda, ep_plan *plan, const struct routing *routing, int n_tokens,
-                        struct cuda_host_block *info, cudaStream_t stream)
+static ep_status update(struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *routing,
+                        struct cuda_host_block *info)
 {
-    static const char call[] = "ep_plan_update";
-    struct ep_group_plan *inner = plan->impl;
-    struct cuda_plan *device = inner->device;
-    struct cuda_update *u = &device->update;
-    struct cuda_op_desc *desc = &u->desc;
+    struct cuda_update *u = &cuda_plan_of(plan)->update;
+    ep_status status;
 
-    EP_TRY(cuda_check_pointer(cuda, call, "topk_idx", n_tokens ? routing->topk_idx : NULL));
-    EP_TRY(cuda_check_pointer(cuda, call, "token_in_rank", n_tokens ? routing->mask : NULL));
-    EP_TRY(cuda_check_pointer(cuda, call, "tokens_per_expert", routing->experts));
+    EP_TRY(cuda_check_routing(call->cuda, "ep_plan_update", routing));
     u->count.topk_idx = routing->topk_idx;
-    u->count.mask = routing->mask;
-    u->count.mask_experts = routing->experts;
-    u->count.n_tokens = n_tokens;
-    u->blocks = (n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS;
+    u->count.mask = routing->token_in_rank;
+    u->count.mask_experts = routing->tokens_per_expert; /* not NULL: the routing is given by the mask */
+    u->count.n_tokens = routing->n_tokens;
+    u->blocks = (routing->n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS;
     u->blocks = u->blocks ? u->blocks : 1;
     u->info = info ? info->device : NULL;
-    u->number = ++cuda->updates;
-    *desc = (struct cuda_op_desc){.kind = CUDA_DISPATCH};
-    desc->words[CUDA_DESC_PHASE] = EP_GROUP_PLAN_COUNTS;
-    desc->words[CUDA_DESC_PLAN] = (uint32_t)inner->number;
-    cuda_fill_waits(cuda, EP_GROUP_PLAN_COUNTS, EP_GROUP_PLAN_COUNTS, &u->waits);
-    return cuda_status(cuda_launch_update(u, stream), "update kernels");
+    u->number = ++call->cuda->updates;
+    u->desc = cuda_update_desc(plan);
+    cuda_fill_waits(call->cuda, EP_GROUP_PLAN_COUNTS, EP_GROUP_PLAN_COUNTS, &u->waits);
+    status = cuda_status(cuda_launch_update(u, call->stream), "update kernels");
+    call->queued = status == EP_OK;
+    return status;
 }
 
 /* The host gets no counts of a plan that was updated. */
-static void remove_pending(struct cuda_comm *cuda, ep_plan *plan)
+static void remove_pending(struct cuda_comm *cuda, struct cuda_plan *device)
 {
-    struct cuda_plan *device = ((struct ep_group_plan *)plan->impl)->device;
+    struct cuda_plan **at = &cuda->pending_plans;
 
     pthread_mutex_lock(&cuda->pending_lock);
-    for (struct cuda_plan **at = &cuda->pending_plans; *at; at = &(*at)->next_pending)
-        if (*at == device) {
-            *at = device->next_pending;
-            break;
-        }
+    while (*at && *at != device)
+        at = &(*at)->next_pending;
+    if (*at)
+        *at = device->next_pending;
     device->next_pending = NULL;
     pthread_mutex_unlock(&cuda->pending_lock);
-}
-
-static ep_status is_host_memory(const void *memory, bool *ret_is)
-{
-    struct cudaPointerAttributes attributes = {.type = cudaMemoryTypeDevice};
-
-    if (memory)
-        CUDA_TRY(cudaPointerGetAttributes(&attributes, memory));
-    *ret_is = attributes.type != cudaMemoryTypeDevice && attributes.type != cudaMemoryTypeManaged;
-    return EP_OK;
 }
 
 /* Copies a routing in host memory: the caller need not keep it until the device reads it. */
 static ep_status open_device_part(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
 {
     struct cuda_comm *cuda = call->cuda;
-    struct ep_group_plan *inner = plan->impl;
-    struct cuda_plan *device = calloc(1, sizeof(*device));
+    struct cuda_plan *device;
+    bool on_device = true;
 
-    if (!device)
-        return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory");
-    inner->device = device;
-    device->plan = plan;
+    EP_TRY(cuda_plan_new_device(plan));
+    device = cuda_plan_of(plan);
     device->fixed = true;
     device->captured = call->capture != 0;
     device->max_tokens = plan->args.max_tokens > plan->args.n_tokens ? plan->args.max_tokens : plan->args.n_tokens;
-    EP_TRY(is_host_memory(args->n_tokens ? args->topk_idx : NULL, &device->copies_routing));
+    if (args->n_tokens && args->topk_idx)
+        EP_TRY(cuda_is_device_memory(args->topk_idx, &on_device));
+    device->copies_routing = !on_device;
     if (device->captured && device->copies_routing)
         return ep_fail(
             EP_E_ARG, "ep_plan_new: topk_idx is host memory, and the stream is being captured: device memory is needed "
                       "in a capture");
-    EP_TRY(cuda_plan_alloc(cuda, device, lay_out(plan, NULL, device), &device->block));
+    EP_TRY(cuda_pool_alloc(cuda, lay_out(plan, NULL, device), device->captured, &device->block));
     lay_out(plan, device->block.memory, device);
     if (device->copies_routing)
         CUDA_TRY(cudaMemcpyAsync(device->routing, args->topk_idx,
@@ -180,10 +146,10 @@ static ep_status open_device_part(const struct cuda_call *call, ep_plan *plan, c
     return device->captured ? EP_OK : acquire_info(cuda, plan->info.n_local_experts, &device->info);
 }
 
-ep_status cuda_plan_open_fixed(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args, bool *ret_queued)
+ep_status cuda_plan_open_fixed(struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
 {
     struct cuda_comm *cuda = call->cuda;
-    struct routing routing = {args->topk_idx, args->token_in_rank, args->tokens_per_expert};
+    ep_plan_update_args routing = cuda_routing_of(args);
     struct ep_group_plan *inner;
     struct cuda_plan *device;
     ep_status status;
@@ -198,51 +164,51 @@ ep_status cuda_plan_open_fixed(const struct cuda_call *call, ep_plan *plan, cons
     if (status == EP_OK && device->copies_routing)
         routing.topk_idx = device->routing;
     if (status == EP_OK)
-        status = update(cuda, plan, &routing, args->n_tokens, device->info, call->stream);
-    if (status == EP_OK && device->captured) {
-        *ret_queued = true;
-        return EP_OK;
-    }
-    if (status == EP_OK) {
+        status = update(call, plan, &routing, device->info);
+    if (status != EP_OK) {
+        cuda_plan_free_device(cuda, device);
+        ep_group_plan_discard(plan);
+    } else if (!device->captured) {
         device->expected = cuda->updates;
         pthread_mutex_lock(&cuda->pending_lock);
         device->next_pending = cuda->pending_plans;
         cuda->pending_plans = device;
         pthread_mutex_unlock(&cuda->pending_lock);
-        *ret_queued = true;
-        return EP_OK;
     }
-    cuda_plan_free_device(cuda, plan);
-    ep_group_plan_discard(plan);
     return status;
 }
 
-void cuda_plan_free_device(struct cuda_comm *cuda, ep_plan *plan)
+ep_status cuda_plan_new_device(ep_plan *plan)
 {
-    struct ep_group_plan *inner = plan->impl;
-    struct cuda_plan *device = inner->device;
+    struct cuda_plan *device = calloc(1, sizeof(*device));
 
     if (!device)
+        return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory");
+    device->plan = plan;
+    ep_group_plan_of(plan)->device = device;
+    return EP_OK;
+}
+
+void cuda_plan_free_device(struct cuda_comm *cuda, struct cuda_plan *device)
+{
+    if (!device)
         return;
-    remove_pending(cuda, plan);
+    remove_pending(cuda, device);
     if (device->info)
         device->info->used = false;
-    cuda_lists_free(cuda, plan);
+    cuda_lists_free(cuda, device->lists);
     cuda_pool_free(cuda, &device->block);
     cuda_pool_free(cuda, &device->ordered);
     cuda_pool_free(cuda, &device->metadata_counts);
     cuda_pool_free(cuda, &device->sources);
     free(device);
-    inner->device = NULL;
 }
 
 ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream)
 {
     struct cuda_comm *cuda = cuda_of(plan->comm);
-    const struct routing routing = {args->topk_idx, args->token_in_rank, args->tokens_per_expert};
     struct cuda_plan *device = cuda_plan_of(plan);
     struct cuda_call call;
-    ep_status status;
 
     if (cuda_crosses_nodes(cuda))
         return cuda_nodes_plan_update(plan, args, stream);
@@ -250,9 +216,8 @@ ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_st
         return ep_fail(EP_E_ARG, "ep_plan_update: n_tokens is %d, but the plan has room for %d", args->n_tokens,
                        device->max_tokens);
     EP_TRY(cuda_call_begin(cuda, stream, true, &call));
-    remove_pending(cuda, plan);
-    status = update(cuda, plan, &routing, args->n_tokens, NULL, call.stream);
-    return cuda_call_end(&call, status, status == EP_OK);
+    remove_pending(cuda, device);
+    return cuda_call_end(&call, update(&call, plan, args, NULL));
 }
 
 /* --- counts for the host ------------------------------------------------------------------------------------------ */

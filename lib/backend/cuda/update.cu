@@ -365,7 +365,7 @@ __device__ void copy_rows(const cuda_rows &r, int64_t begin, int64_t end, const 
     for (int i = 0; i < CUDA_BUFFERS; i++) {
         const cuda_copy &copy = r.copy[i];
 
-        if (copy.row_bytes)
+        if (copy.from)
             copy_bytes(copy.to + begin * copy.row_bytes, copy.from + begin * copy.row_bytes,
                        (end - begin) * copy.row_bytes, 0, by);
     }
@@ -399,9 +399,9 @@ __device__ void copy_experts(const cuda_rows &r)
         if (r.zero)
             scatter_rows(r.scatter, end, r.expert_start[local + 1], true, by);
         for (int i = 0; r.zero && i < CUDA_BUFFERS; i++)
-            if (r.zeroed[i])
-                copy_bytes(r.zeroed[i] + end * r.row_bytes[i], nullptr,
-                           (r.expert_start[local + 1] - end) * r.row_bytes[i], 0, by);
+            if (r.copy[i].to)
+                copy_bytes(r.copy[i].to + end * r.copy[i].row_bytes, nullptr,
+                           (r.expert_start[local + 1] - end) * r.copy[i].row_bytes, 0, by);
     }
 }
 

@@ -3,9 +3,15 @@
 #ifndef EP_CUDA_UPDATE_CUH
 #define EP_CUDA_UPDATE_CUH
 
+#include "backend/cuda/nodes_update.h"
 #include "backend/cuda/sync.cuh"
 
 #define CUDA_MASK_WORDS (CUDA_COUNT_TOKENS / WARP) /* one bit for each token of a block that numbers rows */
+
+__device__ __forceinline__ int experts_of_node(const cuda_nodes_update &u)
+{
+    return u.n_local_experts * u.waits.nranks;
+}
 
 /* The number of bits set before that of this thread. */
 __device__ inline int rows_before(const uint32_t *mask)
@@ -28,24 +34,15 @@ __device__ inline void refuse_routing(const cuda_waits &waits)
         *(volatile uint32_t *)&waits.peer[i]->failure = CUDA_FAILURE(CUDA_FAILED_ROUTING, waits.first + me, phase);
 }
 
-struct has_count {
-    const uint64_t *word;
-    uint32_t number;
-
-    __device__ __forceinline__ bool operator()() const
-    {
-        return (uint32_t)(*(const volatile uint64_t *)word >> 32) == number;
-    }
-};
-
 /* Waits for a word of cuda_signals.counts that the rank publishes in that operation. False: end the kernel. */
 __device__ inline bool receive_count(const cuda_waits &waits, uint64_t number, int source, int at, int32_t &ret_count)
 {
-    const uint64_t *word = &waits.mine->counts[source][at];
+    const volatile uint64_t *word = &waits.mine->counts[source][at];
 
-    if (!wait_or_fail(waits, has_count{word, (uint32_t)number}, source, waits.ready_phase))
+    if (!wait_or_fail(
+            waits, [=] { return (uint32_t)(*word >> 32) == (uint32_t)number; }, source, waits.ready_phase))
         return false;
-    ret_count = (int32_t)(uint32_t) * (const volatile uint64_t *)word;
+    ret_count = (int32_t)(uint32_t)*word;
     return true;
 }
 
