@@ -10,33 +10,71 @@
 
 #define BATCH 64
 
+int host_bias_terms(const struct host_sum *sum, int t, struct ep_row_term *ret_terms)
+{
+    int n = 0;
+
+    for (int b = 0; b < 2; b++)
+        if (sum->args->bias[b])
+            ret_terms[n++] = (struct ep_row_term){.row = (const char *)sum->args->bias[b] + (size_t)t * sum->row_bytes};
+    return n;
+}
+
+int host_row_terms(const struct host_sum *sum, const struct ep_group_route *route, int t, struct ep_row_term *ret_terms)
+{
+    const struct ep_group_entry *entry = route->entry + route->start[t];
+    int n = route->start[t + 1] - route->start[t];
+
+    for (int i = 0; i < n; i++)
+        ret_terms[i] = (struct ep_row_term){.row = sum->x[entry[i].local] + (size_t)entry[i].row * sum->row_bytes};
+    return n;
+}
+
+void host_sum_terms(const struct host_sum *sum, int t, const struct ep_row_term *terms, int n)
+{
+    void *out = (char *)sum->args->out + (size_t)t * sum->row_bytes;
+
+    if (n == 0)
+        memset(out, 0, sum->row_bytes);
+    else
+        sum->sum_bf16(out, terms, n, sum->args->hidden);
+}
+
+void host_sum_weights(const struct host_sum *sum, const struct ep_group_route *route, int t, float *ret_sum)
+{
+    size_t topk = (size_t)sum->plan->args.topk;
+
+    for (int32_t i = route->start[t]; i < route->start[t + 1]; i++) {
+        const struct ep_group_entry *entry = &route->entry[i];
+        const float *weights = sum->weights[entry->local];
+
+        if (sum->plan->args.flags & EP_PLAN_EXPANDED) {
+            ret_sum[entry->k] += weights[entry->row];
+            continue;
+        }
+        for (size_t k = 0; k < topk; k++)
+            ret_sum[k] += weights[(size_t)entry->row * topk + k];
+    }
+}
+
 /* Tokens [begin, end) of this rank, all of whose rows are on this node. */
 static void sum_tokens(const struct host_sum *sum, int begin, int end)
 {
     const struct ep_group_route *route = &((struct ep_group_plan *)sum->plan->impl)->own;
-    const struct ep_rows_ops *rows = ep_rows_get();
     size_t topk = (size_t)sum->plan->args.topk;
 
     for (int t = begin; t < end; t++) {
-        const uint16_t *terms[EP_MAX_TOPK + 2];
-        uint16_t *out = (uint16_t *)(void *)((unsigned char *)sum->args->out + (size_t)t * sum->row_bytes);
-        int n = 0;
+        struct ep_row_term terms[EP_MAX_TOPK + 2];
+        int n = host_bias_terms(sum, t, terms);
 
-        for (int b = 0; b < 2; b++)
-            if (sum->args->bias[b])
-                terms[n++] = (const uint16_t *)(const void *)((const unsigned char *)sum->args->bias[b] +
-                                                              (size_t)t * sum->row_bytes);
         if (!(sum->args->flags & EP_COMBINE_BY_CHOICE)) {
-            n += host_sum_rows(sum, route, t, terms + n);
+            n += host_row_terms(sum, route, t, terms + n);
         } else {
             if (n == 0)
-                terms[n++] = sum->scratch;
+                terms[n++] = (struct ep_row_term){.row = sum->scratch};
             n += host_choice_terms(sum, route, t, terms + n);
         }
-        if (n == 0)
-            memset(out, 0, sum->row_bytes);
-        else
-            (sum->stream ? rows->sum_bf16_stream : rows->sum_bf16)(out, terms, n, sum->args->hidden);
+        host_sum_terms(sum, t, terms, n);
         if (sum->args->out_topk_weights) {
             float *weights = sum->args->out_topk_weights + (size_t)t * topk;
 
@@ -129,15 +167,15 @@ static ep_status combine_body(struct host_sum *sum)
     struct ep_group_descriptor descriptor = {
         .phase = EP_GROUP_COMBINE_READY, .dtype = args->dtype, .hidden = args->hidden};
     uint64_t begin = ep_now_ns(), at;
-    size_t n_recv, weights_per_row;
+    size_t n_recv, weights_per_row, n_bytes;
     ep_status status;
 
     EP_TRY(ep_group_plan_complete(group, (ep_plan *)(uintptr_t)sum->plan));
     n_recv = (size_t)sum->plan->full.n_recv;
     weights_per_row = sum->plan->args.flags & EP_PLAN_EXPANDED ? 1 : (size_t)sum->plan->args.topk;
     sum->row_bytes = (size_t)args->hidden * sizeof(uint16_t);
-    sum->stream = (size_t)ep_group_plan_of(sum->plan)->n_tokens * sum->row_bytes * (size_t)group->nlocal >
-                  ep_rows_stream_threshold();
+    n_bytes = (size_t)ep_group_plan_of(sum->plan)->n_tokens * sum->row_bytes * (size_t)group->nlocal;
+    sum->sum_bf16 = n_bytes > ep_rows_stream_threshold() ? ep_rows_get()->sum_bf16_stream : ep_rows_get()->sum_bf16;
     EP_TRY(check_values(sum));
     ep_group_unmap_stale(group);
     descriptor.plan_number = ((struct ep_group_plan *)sum->plan->impl)->number;

@@ -220,7 +220,7 @@ static ep_status move_rows(struct dispatch *d)
     d->move.plan = d->plan;
     d->move.args = d->args;
     d->move.stats = &d->stats;
-    d->move.copy = total > ep_rows_stream_threshold() ? ep_rows_get()->copy_stream : ep_rows_get()->copy;
+    d->move.copy = total > ep_rows_stream_threshold() ? ep_rows_copy_stream : ep_rows_copy;
     return group->comm->nnodes > 1 ? host_internode_dispatch(&d->move) : place_node(&d->move);
 }
 

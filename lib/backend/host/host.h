@@ -69,18 +69,22 @@ struct host_sum {
     const unsigned char **x; /* [nlocal] inputs of the ranks of this node */
     const float **weights;   /* [nlocal] or NULL */
     ep_stats *stats;
-    bool stream;
+    void (*sum_bf16)(uint16_t *out, const struct ep_row_term *terms, int n, int count);
     uint16_t *scratch; /* with EP_COMBINE_BY_CHOICE: a row of zeros, then K rows */
 };
 
-/* combine_choice.c. The terms of token t in the order of its choices; returns their number, EP_MAX_TOPK at most. */
+/* The terms of token t: of its biases, and of its rows on this node in the order of ranks or, combine_choice.c, of its
+ * choices. Each returns their number, of rows EP_MAX_TOPK at most. */
+int host_bias_terms(const struct host_sum *sum, int t, struct ep_row_term *ret_terms);
+int host_row_terms(const struct host_sum *sum, const struct ep_group_route *route, int t,
+                   struct ep_row_term *ret_terms);
 int host_choice_terms(const struct host_sum *sum, const struct ep_group_route *route, int t,
-                      const uint16_t **ret_terms);
+                      struct ep_row_term *ret_terms);
 
+/* Writes the sum of n terms, zeros if there are none, to the output of token t. */
+void host_sum_terms(const struct host_sum *sum, int t, const struct ep_row_term *terms, int n);
 /* Adds the weights of token t of a route to sum[K]. */
 void host_sum_weights(const struct host_sum *sum, const struct ep_group_route *route, int t, float *ret_sum);
-/* Pointers to the rows of token t of a route; returns their number. */
-int host_sum_rows(const struct host_sum *sum, const struct ep_group_route *route, int t, const uint16_t **ret_rows);
 ep_status host_internode_combine(const struct host_sum *sum);
 
 /* For EP_COMM_CHECK_VALUES. */

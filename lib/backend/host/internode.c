@@ -301,19 +301,19 @@ static uint32_t make_partial(const struct internode_combine *ic, const struct ep
                              unsigned char *slot, struct ep_piece *ret_piece)
 {
     const struct host_sum *sum = ic->sum;
-    const uint16_t *rows[EP_MAX_TOPK];
-    int n = host_sum_rows(sum, route, t, rows);
+    struct ep_row_term terms[EP_MAX_TOPK];
+    int n = host_row_terms(sum, route, t, terms);
 
     if (n == 1) {
-        *ret_piece = (struct ep_piece){rows[0], sum->row_bytes};
+        *ret_piece = (struct ep_piece){terms[0].row, sum->row_bytes};
         return EP_GROUP_MESSAGE_PARTIAL_BF16;
     }
     if (sum->group->comm->config.partial_type == EP_BF16) {
-        ep_rows_get()->sum_bf16((uint16_t *)(void *)slot, rows, n, sum->args->hidden);
+        ep_rows_get()->sum_bf16((uint16_t *)(void *)slot, terms, n, sum->args->hidden);
         *ret_piece = (struct ep_piece){slot, sum->row_bytes};
         return EP_GROUP_MESSAGE_PARTIAL_BF16;
     }
-    ep_rows_get()->sum_to_f32((float *)(void *)slot, rows, n, sum->args->hidden);
+    ep_rows_get()->sum_f32((float *)(void *)slot, terms, n, sum->args->hidden);
     *ret_piece = (struct ep_piece){slot, 2 * sum->row_bytes};
     return EP_GROUP_MESSAGE_PARTIAL_F32;
 }
@@ -398,23 +398,17 @@ static void add_token(struct internode_combine *ic, int t, const struct ep_group
     struct internode *net = &ic->net;
     const struct ep_group_route *own = &net->inner->own;
     size_t topk = (size_t)sum->plan->args.topk;
-    const struct ep_rows_ops *ops = ep_rows_get();
     struct ep_row_term terms[EP_MAX_TOPK + 2 + EP_MAX_RANKS];
-    const uint16_t *rows[EP_MAX_TOPK];
-    uint16_t *out = (uint16_t *)(void *)((unsigned char *)sum->args->out + (size_t)t * sum->row_bytes);
     float *weights = sum->args->out_topk_weights ? sum->args->out_topk_weights + (size_t)t * topk : NULL;
-    int n = 0, n_rows = host_sum_rows(sum, own, t, rows);
+    int n = host_bias_terms(sum, t, terms);
 
     if (weights)
         memset(weights, 0, topk * sizeof(*weights));
-    for (int b = 0; b < 2; b++)
-        if (sum->args->bias[b])
-            terms[n++] = (struct ep_row_term){(const char *)sum->args->bias[b] + (size_t)t * sum->row_bytes, 0};
     for (int node = 0; node < net->nnodes; node++) {
         const struct ep_group_message *message = partials[node];
 
-        for (int i = 0; node == net->node && i < n_rows; i++)
-            terms[n++] = (struct ep_row_term){rows[i], 0};
+        if (node == net->node)
+            n += host_row_terms(sum, own, t, terms + n);
         if (node == net->node && weights)
             host_sum_weights(sum, own, t, weights);
         if (!message)
@@ -426,10 +420,7 @@ static void add_token(struct internode_combine *ic, int t, const struct ep_group
         for (size_t k = 0; weights && k < topk; k++)
             weights[k] += part[k];
     }
-    if (n == 0)
-        memset(out, 0, sum->row_bytes);
-    else
-        (sum->stream ? ops->sum_mixed_stream : ops->sum_mixed)(out, terms, n, sum->args->hidden);
+    host_sum_terms(sum, t, terms, n);
 }
 
 static ep_status finish_tokens(struct internode_combine *ic, bool *ret_moved, int *ret_node)
