@@ -22,7 +22,7 @@ static void insert(struct term *terms, int n, struct term term)
 
 static struct ep_row_term row_of(const struct host_sum *sum, const struct term *term)
 {
-    return (struct ep_row_term){.row = sum->x[term->local] + (size_t)term->row * sum->row_bytes};
+    return (struct ep_row_term){.row = sum->in[term->local][EP_GROUP_AT_X] + (size_t)term->row * sum->row_bytes};
 }
 
 /* The last choice of a token that is on a rank of the node. */
