@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rows.c - selects the variant of the inner loops, and the size from which streaming is faster. */
 #include "backend/host/rows.h"
+#include "base/fd.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -129,23 +130,16 @@ void ep_rows_stream_end(void)
 #endif
 }
 
-/* First line of a small file, without its newline. */
-static bool read_line(const char *directory, int index, const char *file, char *ret_line, int bytes)
+/* First line of a file of the cache number `index`. */
+static bool read_line(const char *directory, int index, const char *file, char *ret_line, size_t bytes)
 {
     char path[512];
-    FILE *stream;
-    bool ok;
 
-    if ((size_t)snprintf(path, sizeof(path), "%s/index%d/%s", directory, index, file) >= sizeof(path))
+    if ((size_t)snprintf(path, sizeof(path), "%s/index%d/%s", directory, index, file) >= sizeof(path) ||
+        !ep_fd_read_text(path, ret_line, bytes))
         return false;
-    stream = fopen(path, "re");
-    if (!stream)
-        return false;
-    ok = fgets(ret_line, bytes, stream) != NULL;
-    fclose(stream);
-    if (ok)
-        ret_line[strcspn(ret_line, "\n")] = '\0';
-    return ok;
+    ret_line[strcspn(ret_line, "\n")] = '\0';
+    return true;
 }
 
 /* "32768K", as sysfs writes it; 0 for anything else. */
