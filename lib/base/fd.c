@@ -3,6 +3,21 @@
 
 #include <sys/resource.h>
 
+bool ep_fd_read_text(const char *path, char *ret_text, size_t bytes)
+{
+    size_t used = 0;
+    ssize_t got;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+    if (fd < 0)
+        return false;
+    while (used + 1 < bytes && (got = read(fd, ret_text + used, bytes - 1 - used)) > 0)
+        used += (size_t)got;
+    close(fd);
+    ret_text[used] = '\0';
+    return used > 0;
+}
+
 /* Free numbers below `limit`, at most `need`; *ret_end: 1 + the last one counted. */
 static int count_free(rlim_t limit, int need, int *ret_end)
 {

@@ -33,4 +33,9 @@ static inline int ep_fd_above_stdio(int fd)
  */
 ep_status ep_fd_reserve(const char *what, int need);
 
+/*
+ * Reads a small file, as those of procfs and sysfs, as text. false: it cannot be read, or is empty. Async-signal-safe.
+ */
+bool ep_fd_read_text(const char *path, char *ret_text, size_t bytes);
+
 #endif

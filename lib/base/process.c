@@ -82,28 +82,18 @@ static uint64_t inode_of(const char *path)
 static bool read_stat(int32_t pid, char *ret_state, uint64_t *ret_start)
 {
     char path[40], text[1024], *at;
-    ssize_t got;
-    int fd;
 
     snprintf(path, sizeof(path), "/proc/%d/stat", pid);
-    fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
+    if (!ep_fd_read_text(path, text, sizeof(text)))
         return false;
-    got = read(fd, text, sizeof(text) - 1);
-    close(fd);
-    if (got <= 0)
-        return false;
-    text[got] = '\0';
     /* The program name is in parentheses and may contain parentheses. */
     at = strrchr(text, ')');
     if (!at || at[1] != ' ')
         return false;
     *ret_state = at[2];
     at += 2;
-    for (int field = 3; field < 22 && at; field++) {
-        at = strchr(at, ' ');
-        at = at ? at + 1 : NULL;
-    }
+    for (int field = 3; field < 22 && at; field++)
+        at = strchr(at + 1, ' ');
     if (!at)
         return false;
     *ret_start = strtoull(at, NULL, 10);
@@ -126,34 +116,28 @@ static void read_host(char host[40])
 {
     static _Atomic int state; /* 0: not read, 1: being written, 2: valid */
     static char known[40];
-    ssize_t got;
-    int fd, unread = 0;
+    int unread = 0;
 
     memset(host, 0, 40);
     if (atomic_load(&state) == 2) {
         memcpy(host, known, sizeof(known));
         return;
     }
-    fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
+    if (!ep_fd_read_text("/proc/sys/kernel/random/boot_id", host, 40))
         return;
-    got = read(fd, host, 39);
-    close(fd);
-    if (got <= 0) {
-        host[0] = '\0';
-        return;
-    }
     if (atomic_compare_exchange_strong(&state, &unread, 1)) {
         memcpy(known, host, sizeof(known));
         atomic_store(&state, 2);
     }
 }
 
-static void describe(int32_t pid, struct ep_process_id *id)
+static void describe(int32_t pid, uint64_t key, struct ep_process_id *id)
 {
     char state;
 
+    memset(id, 0, sizeof(*id));
     read_host(id->host);
+    id->key = key;
     id->pid = pid;
     id->pid_namespace = inode_of("/proc/self/ns/pid");
     id->time_namespace = inode_of("/proc/self/ns/time");
@@ -203,15 +187,12 @@ static uint64_t own_key(void)
 
 void ep_process_get_self(struct ep_process_id *ret_id)
 {
-    memset(ret_id, 0, sizeof(*ret_id));
-    ret_id->key = own_key();
-    describe((int32_t)getpid(), ret_id);
+    describe((int32_t)getpid(), own_key(), ret_id);
 }
 
 void ep_process_get_child(int32_t pid, struct ep_process_id *ret_id)
 {
-    memset(ret_id, 0, sizeof(*ret_id));
-    describe(pid, ret_id);
+    describe(pid, 0, ret_id);
 }
 
 /* --- liveness ---------------------------------------------------------------------------------------------------- */

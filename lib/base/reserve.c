@@ -45,22 +45,6 @@
 
 /* --- limits ------------------------------------------------------------------------------------------------------ */
 
-/* A small file of procfs or sysfs, as text. */
-static bool read_text(const char *path, char *text, size_t bytes)
-{
-    size_t used = 0;
-    ssize_t got;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-
-    if (fd < 0)
-        return false;
-    while (used + 1 < bytes && (got = read(fd, text + used, bytes - 1 - used)) > 0)
-        used += (size_t)got;
-    close(fd);
-    text[used] = '\0';
-    return used > 0;
-}
-
 /* The number after `name` at the start of a line. */
 static bool find_number(const char *text, const char *name, uint64_t *ret_value)
 {
@@ -79,7 +63,7 @@ static bool read_number(const char *folder, const char *name, uint64_t *ret_valu
     char path[PATH_MAX], text[64], *end;
 
     if (snprintf(path, sizeof(path), "%s/%s", folder, name) >= (int)sizeof(path) ||
-        !read_text(path, text, sizeof(text)))
+        !ep_fd_read_text(path, text, sizeof(text)))
         return false;
     *ret_value = strtoull(text, &end, 10);
     return end != text; /* "max" is not a number */
@@ -125,7 +109,7 @@ static bool read_cgroup(const struct cgroup_files *files, const char *folder, ui
         !read_number(folder, files->usage, &usage))
         return false;
     if (snprintf(path, sizeof(path), "%s/memory.stat", folder) < (int)sizeof(path) &&
-        read_text(path, text, sizeof(text))) {
+        ep_fd_read_text(path, text, sizeof(text))) {
         find_number(text, files->inactive, &inactive);
         find_number(text, files->active, &active);
     }
@@ -181,7 +165,7 @@ static ep_status check_cgroups(size_t bytes, size_t need, uint64_t swap_free, ui
     char text[8192], folder[PATH_MAX], *path, *slash;
     uint64_t limit, left, cache, swap;
 
-    if (!read_text("/proc/self/cgroup", text, sizeof(text)) || !find_cgroup(text, &files, &path) ||
+    if (!ep_fd_read_text("/proc/self/cgroup", text, sizeof(text)) || !find_cgroup(text, &files, &path) ||
         snprintf(folder, sizeof(folder), "%s%s", files->mount, path) >= (int)sizeof(folder))
         return EP_OK;
     /* All levels up to the mount point. Levels above that of a container are not visible, and their limits unknown. */
@@ -211,7 +195,7 @@ static ep_status check_limits(size_t bytes, size_t need, uint64_t *least)
     char text[4096], policy[8];
 
     *least = UINT64_MAX;
-    if (!read_text("/proc/meminfo", text, sizeof(text)))
+    if (!ep_fd_read_text("/proc/meminfo", text, sizeof(text)))
         return check_cgroups(bytes, need, 0, least);
     if (find_number(text, "SwapFree", &swap_free))
         swap_free *= 1024;
@@ -221,7 +205,7 @@ static ep_status check_limits(size_t bytes, size_t need, uint64_t *least)
         return ep_fail(EP_E_MEMORY,
                        "%zu bytes of shared memory do not fit: this machine has %llu bytes of memory and swap left",
                        bytes, (unsigned long long)*least);
-    if (read_text("/proc/sys/vm/overcommit_memory", policy, sizeof(policy)) && policy[0] == '2' &&
+    if (ep_fd_read_text("/proc/sys/vm/overcommit_memory", policy, sizeof(policy)) && policy[0] == '2' &&
         find_number(text, "CommitLimit", &limit) && find_number(text, "Committed_AS", &used)) {
         uint64_t left = left_of(limit, used) * 1024;
 
@@ -359,7 +343,7 @@ ep_status ep_reserve_fail_map(int error_number, size_t bytes)
         return ep_fail(EP_E_MEMORY,
                        "shared memory: mmap of %zu bytes: no address space: RLIMIT_AS (ulimit -v) is %llu bytes", bytes,
                        (unsigned long long)space.rlim_cur);
-    if (read_text("/proc/sys/vm/max_map_count", count, sizeof(count)))
+    if (ep_fd_read_text("/proc/sys/vm/max_map_count", count, sizeof(count)))
         count[strcspn(count, "\n")] = '\0';
     return ep_fail(EP_E_MEMORY,
                    "shared memory: mmap of %zu bytes: out of memory, or more than vm.max_map_count = %s mappings",

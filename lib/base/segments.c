@@ -58,16 +58,31 @@ uint64_t ep_segments_process(void)
     return registry ? registry->process : 0;
 }
 
+/* The functions below take the NULL of this one, as if there were no segments. */
+static struct registry *lock_registry(void)
+{
+    struct registry *registry = get_registry();
+
+    if (registry)
+        pthread_mutex_lock(&registry->own.lock);
+    return registry;
+}
+
+static void unlock_registry(struct registry *registry)
+{
+    if (registry)
+        pthread_mutex_unlock(&registry->own.lock);
+}
+
 ep_status ep_segments_add(void *base, size_t mapped, int fd, bool adopted, uint64_t *ret_serial)
 {
     struct local_segment *segment = malloc(sizeof(*segment));
-    struct registry *registry = get_registry();
+    struct registry *registry = segment ? lock_registry() : NULL;
 
-    if (!segment || !registry) {
+    if (!registry) {
         free(segment);
         return ep_fail(EP_E_MEMORY, "shared memory: no memory for the registry");
     }
-    pthread_mutex_lock(&registry->own.lock);
     *segment = (struct local_segment){.next = registry->first,
                                       .serial = registry->next_serial++,
                                       .base = base,
@@ -77,134 +92,105 @@ ep_status ep_segments_add(void *base, size_t mapped, int fd, bool adopted, uint6
                                       .adopted = adopted};
     registry->first = segment;
     *ret_serial = segment->serial;
-    pthread_mutex_unlock(&registry->own.lock);
+    unlock_registry(registry);
     return EP_OK;
 }
 
 static struct local_segment *find_local(struct registry *registry, uint64_t serial)
 {
-    struct local_segment *segment = registry->first;
+    struct local_segment *segment = registry ? registry->first : NULL;
 
     while (segment && (segment->serial != serial || !segment->refs))
         segment = segment->next;
     return segment;
 }
 
-/* The segment that this process has created at `base`. Under the lock. */
+/* The segment that this process has created at `base`. */
 static struct local_segment *find_base(struct registry *registry, const void *base)
 {
-    struct local_segment *segment = registry->first;
+    struct local_segment *segment = registry ? registry->first : NULL;
 
     while (segment && (segment->base != base || segment->adopted))
         segment = segment->next;
     return segment;
 }
 
-/* Under the lock. */
-static void unlink_local(struct registry *registry, struct local_segment *segment)
+/* Ends a segment that no rank uses and whose range nobody keeps. */
+static void drop_unused(struct registry *registry, struct local_segment *segment)
 {
     struct local_segment **at = &registry->first;
 
+    if (segment->refs || segment->range_reserved)
+        return;
     while (*at != segment)
         at = &(*at)->next;
     *at = segment->next;
+    if (!segment->adopted)
+        munmap(segment->base, segment->mapped);
+    free(segment);
 }
 
 size_t ep_segments_borrow(uint64_t serial, uint64_t bytes, struct ep_shm *ret_shm)
 {
-    struct registry *registry = get_registry();
-    struct local_segment *segment;
-    size_t mapped = 0;
+    struct registry *registry = lock_registry();
+    struct local_segment *segment = find_local(registry, serial);
+    size_t mapped = segment ? segment->mapped : 0;
 
-    if (!registry)
-        return 0;
-    pthread_mutex_lock(&registry->own.lock);
-    segment = find_local(registry, serial);
-    if (segment)
-        mapped = segment->mapped;
-    if (mapped && bytes <= mapped) {
+    if (segment && bytes <= mapped) {
         segment->refs++;
         *ret_shm = (struct ep_shm){.base = segment->base, .bytes = bytes, .serial = serial, .fd = -1};
     }
-    pthread_mutex_unlock(&registry->own.lock);
+    unlock_registry(registry);
     return mapped;
 }
 
 int ep_segments_dup(uint64_t serial)
 {
-    struct registry *registry = get_registry();
-    struct local_segment *segment;
+    struct registry *registry = lock_registry();
+    const struct local_segment *segment = find_local(registry, serial);
     int fd = -1;
 
-    if (!registry)
-        return -1;
-    pthread_mutex_lock(&registry->own.lock);
-    segment = find_local(registry, serial);
     if (segment && segment->fd >= 0)
         fd = fcntl(segment->fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-    pthread_mutex_unlock(&registry->own.lock);
+    unlock_registry(registry);
     return fd;
 }
 
 void ep_segments_release(uint64_t serial, int fd)
 {
-    struct registry *registry = get_registry();
-    struct local_segment *unused = NULL, *segment;
+    struct registry *registry = lock_registry();
+    struct local_segment *segment = find_local(registry, serial);
 
-    if (!registry)
-        return;
-    pthread_mutex_lock(&registry->own.lock);
-    segment = find_local(registry, serial);
-    if (segment && fd >= 0)
-        segment->fd = -1;
-    if (segment && --segment->refs == 0) {
-        if (segment->range_reserved) {
-            /* In one step, so that no other mapping gets the addresses. If it fails, the pages stay, too. */
+    if (segment) {
+        if (fd >= 0)
+            segment->fd = -1;
+        /* In one step, so that no other mapping gets the addresses. If it fails, the pages stay, too. */
+        if (--segment->refs == 0 && segment->range_reserved)
             (void)mmap(segment->base, segment->mapped, PROT_NONE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-        } else {
-            unlink_local(registry, segment);
-            unused = segment;
-        }
+        drop_unused(registry, segment);
     }
-    pthread_mutex_unlock(&registry->own.lock);
-    if (unused && !unused->adopted)
-        munmap(unused->base, unused->mapped);
-    free(unused);
+    unlock_registry(registry);
 }
 
 void ep_segments_reserve_range(const void *base)
 {
-    struct registry *registry = get_registry();
-    struct local_segment *segment;
+    struct registry *registry = lock_registry();
+    struct local_segment *segment = find_base(registry, base);
 
-    if (!registry)
-        return;
-    pthread_mutex_lock(&registry->own.lock);
-    segment = find_base(registry, base);
     if (segment)
         segment->range_reserved = true;
-    pthread_mutex_unlock(&registry->own.lock);
+    unlock_registry(registry);
 }
 
 void ep_segments_free_range(const void *base)
 {
-    struct registry *registry = get_registry();
-    struct local_segment *unused = NULL, *segment;
+    struct registry *registry = lock_registry();
+    struct local_segment *segment = find_base(registry, base);
 
-    if (!registry)
-        return;
-    pthread_mutex_lock(&registry->own.lock);
-    segment = find_base(registry, base);
-    if (segment && segment->range_reserved) {
+    if (segment) {
         segment->range_reserved = false;
-        if (!segment->refs) {
-            unlink_local(registry, segment);
-            unused = segment;
-        }
+        drop_unused(registry, segment);
     }
-    pthread_mutex_unlock(&registry->own.lock);
-    if (unused)
-        munmap(unused->base, unused->mapped);
-    free(unused);
+    unlock_registry(registry);
 }

@@ -175,7 +175,7 @@ static ep_status check_topk(const ep_plan *plan, const ep_dispatch_args *args, i
 
 static ep_status check_dispatch(const ep_plan *plan, const ep_dispatch_args *args, int n_tokens)
 {
-    int64_t row_bytes = 0, x_bytes = 0, out_bytes = 0;
+    int64_t row_bytes = 0, out_bytes = 0;
     struct ep_buffer buffers[BUFFERS] = {{.name = NULL}};
 
     EP_TRY(ep_check_flags(DISPATCH, args->flags, 0));
@@ -189,10 +189,9 @@ static ep_status check_dispatch(const ep_plan *plan, const ep_dispatch_args *arg
     if (args->out_rows < ep_plan_info_now(plan)->out_rows)
         return ep_fail(EP_E_CAPACITY, DISPATCH ": out_rows is %lld, but the plan has %lld rows for this rank",
                        (long long)args->out_rows, (long long)ep_plan_info_now(plan)->out_rows);
-    EP_TRY(ep_check_product(DISPATCH, "x", n_tokens, row_bytes, 1, &x_bytes));
     EP_TRY(ep_check_product(DISPATCH, "recv_x", args->out_rows, row_bytes, 1, &out_bytes));
     buffers[RECV_X] = (struct ep_buffer){"recv_x", args->recv_x, out_bytes, EP_ROW_ALIGN, args->out_rows > 0};
-    buffers[X] = (struct ep_buffer){"x", args->x, x_bytes, EP_ROW_ALIGN, n_tokens > 0};
+    buffers[X] = (struct ep_buffer){"x", args->x, n_tokens * row_bytes, EP_ROW_ALIGN, n_tokens > 0};
     EP_TRY(check_scales(args, n_tokens, buffers));
     EP_TRY(check_topk(plan, args, n_tokens, buffers));
     if (args->scale_stride_token || args->scale_stride_block) {
@@ -249,7 +248,7 @@ static ep_status check_combine(const ep_plan *plan, const ep_combine_args *args,
 {
     int64_t rows =
         ep_plan_info_now(plan)->n_recv >= 0 ? ep_plan_info_now(plan)->n_recv : ep_plan_info_now(plan)->out_rows;
-    int64_t row_bytes = 0, x_bytes = 0, out_bytes = 0;
+    int64_t row_bytes = 0, x_bytes = 0;
     struct ep_buffer weights, out_weights;
 
     EP_TRY(ep_check_flags(COMBINE, args->flags, EP_COMBINE_BY_CHOICE | EP_COMBINE_ROUND_PARTIAL));
@@ -264,8 +263,8 @@ static ep_status check_combine(const ep_plan *plan, const ep_combine_args *args,
                        ep_dtype_name((ep_dtype)args->dtype));
     EP_TRY(check_rows(COMBINE, args->dtype, args->hidden, &row_bytes));
     EP_TRY(ep_check_product(COMBINE, "x", rows, row_bytes, 1, &x_bytes));
-    EP_TRY(ep_check_product(COMBINE, "out", n_tokens, row_bytes, 1, &out_bytes));
     EP_TRY(check_combine_weights(plan, args, n_tokens, rows, &weights, &out_weights));
+    const int64_t out_bytes = n_tokens * row_bytes;
     const struct ep_buffer buffers[] = {{"out", args->out, out_bytes, EP_ROW_ALIGN, n_tokens > 0},
                                         out_weights,
                                         {"x", args->x, x_bytes, EP_ROW_ALIGN, rows > 0},

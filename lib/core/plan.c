@@ -108,41 +108,31 @@ ep_status ep_plan_get_max_rows(const ep_comm *comm, const ep_plan_args *args, in
     return EP_OK;
 }
 
-static ep_status open_plan(ep_comm *comm, const ep_plan_args *args, ep_plan **ret_plan)
-{
-    ep_plan *plan = calloc(1, sizeof(*plan));
-    ep_status status;
-
-    if (!plan)
-        return ep_fail(EP_E_MEMORY, "ep_plan_new: no memory");
-    plan->comm = comm;
-    plan->args = *args;
-    plan->from_mask = args->tokens_per_expert;
-    plan->args.topk_idx = NULL;
-    plan->args.token_in_rank = NULL;
-    plan->args.tokens_per_expert = NULL;
-    status = comm->ops->plan_open(plan, args);
-    if (status != EP_OK) {
-        free(plan);
-        return status;
-    }
-    comm->live++;
-    *ret_plan = plan;
-    return EP_OK;
-}
-
 ep_status ep_plan_new(ep_comm *comm, const ep_plan_args *args, ep_plan **ret_plan)
 {
     ep_plan_args mine;
+    ep_plan *plan;
+    ep_status status;
 
     EP_CHECK_USABLE(comm, comm);
     EP_TRY_ON(comm, EP_CHECK_PTR(__func__, ret_plan));
     EP_TRY_ON(comm, EP_CHECK_LOAD("ep_plan_new", &mine, args, ep_plan_args));
     EP_TRY_ON(comm, check_plan_args(__func__, comm, &mine));
-    if (!comm->ops->plan_open)
-        return ep_comm_record(
-            comm, ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", __func__, comm->ops->name));
-    return ep_comm_record(comm, open_plan(comm, &mine, ret_plan));
+    plan = calloc(1, sizeof(*plan));
+    if (!plan)
+        return ep_comm_record(comm, ep_fail(EP_E_MEMORY, "%s: no memory", __func__));
+    *plan = (ep_plan){.comm = comm, .args = mine, .from_mask = mine.tokens_per_expert};
+    plan->args.topk_idx = NULL;
+    plan->args.token_in_rank = NULL;
+    plan->args.tokens_per_expert = NULL;
+    status = EP_BACKEND_CALL(comm, plan_open, plan, &mine);
+    if (status != EP_OK) {
+        free(plan);
+        return ep_comm_record(comm, status);
+    }
+    comm->live++;
+    *ret_plan = plan;
+    return EP_OK;
 }
 
 void ep_plan_free(ep_plan *plan)

@@ -10,33 +10,72 @@
 
 #define BATCH 64
 
+int host_bias_terms(const struct host_sum *sum, int t, struct ep_row_term *ret_terms)
+{
+    int n = 0;
+
+    for (int b = 0; b < 2; b++)
+        if (sum->args->bias[b])
+            ret_terms[n++] = (struct ep_row_term){.row = (const char *)sum->args->bias[b] + (size_t)t * sum->row_bytes};
+    return n;
+}
+
+int host_row_terms(const struct host_sum *sum, const struct ep_group_route *route, int t, struct ep_row_term *ret_terms)
+{
+    const struct ep_group_entry *entry = route->entry + route->start[t];
+    int n = route->start[t + 1] - route->start[t];
+
+    for (int i = 0; i < n; i++)
+        ret_terms[i] =
+            (struct ep_row_term){.row = sum->in[entry[i].local][EP_GROUP_AT_X] + (size_t)entry[i].row * sum->row_bytes};
+    return n;
+}
+
+void host_sum_terms(const struct host_sum *sum, int t, const struct ep_row_term *terms, int n)
+{
+    void *out = (char *)sum->args->out + (size_t)t * sum->row_bytes;
+
+    if (n == 0)
+        memset(out, 0, sum->row_bytes);
+    else
+        sum->sum_bf16(out, terms, n, sum->args->hidden);
+}
+
+void host_sum_weights(const struct host_sum *sum, const struct ep_group_route *route, int t, float *ret_sum)
+{
+    size_t topk = (size_t)sum->plan->args.topk;
+
+    for (int32_t i = route->start[t]; i < route->start[t + 1]; i++) {
+        const struct ep_group_entry *entry = &route->entry[i];
+        const float *weights = (const float *)(void *)sum->in[entry->local][EP_GROUP_AT_WEIGHTS];
+
+        if (sum->plan->args.flags & EP_PLAN_EXPANDED) {
+            ret_sum[entry->k] += weights[entry->row];
+            continue;
+        }
+        for (size_t k = 0; k < topk; k++)
+            ret_sum[k] += weights[(size_t)entry->row * topk + k];
+    }
+}
+
 /* Tokens [begin, end) of this rank, all of whose rows are on this node. */
 static void sum_tokens(const struct host_sum *sum, int begin, int end)
 {
     const struct ep_group_route *route = &((struct ep_group_plan *)sum->plan->impl)->own;
-    const struct ep_rows_ops *rows = ep_rows_get();
     size_t topk = (size_t)sum->plan->args.topk;
 
     for (int t = begin; t < end; t++) {
-        const uint16_t *terms[EP_MAX_TOPK + 2];
-        uint16_t *out = (uint16_t *)(void *)((unsigned char *)sum->args->out + (size_t)t * sum->row_bytes);
-        int n = 0;
+        struct ep_row_term terms[EP_MAX_TOPK + 2];
+        int n = host_bias_terms(sum, t, terms);
 
-        for (int b = 0; b < 2; b++)
-            if (sum->args->bias[b])
-                terms[n++] = (const uint16_t *)(const void *)((const unsigned char *)sum->args->bias[b] +
-                                                              (size_t)t * sum->row_bytes);
         if (!(sum->args->flags & EP_COMBINE_BY_CHOICE)) {
-            n += host_sum_rows(sum, route, t, terms + n);
+            n += host_row_terms(sum, route, t, terms + n);
         } else {
             if (n == 0)
-                terms[n++] = sum->scratch;
+                terms[n++] = (struct ep_row_term){.row = sum->scratch};
             n += host_choice_terms(sum, route, t, terms + n);
         }
-        if (n == 0)
-            memset(out, 0, sum->row_bytes);
-        else
-            (sum->stream ? rows->sum_bf16_stream : rows->sum_bf16)(out, terms, n, sum->args->hidden);
+        host_sum_terms(sum, t, terms, n);
         if (sum->args->out_topk_weights) {
             float *weights = sum->args->out_topk_weights + (size_t)t * topk;
 
@@ -64,22 +103,18 @@ struct combine_job {
     ep_combine_args args;
 };
 
-/* Publishes one input: in place if it is symmetric memory, else a copy in staging. */
-static ep_status publish_input(struct ep_group *group, int which, const void *input, size_t bytes,
-                               struct ep_group_address *ret_address, uint64_t *ns_copy)
+/* Publishes one input, which is copied into staging unless it is symmetric memory. */
+static ep_status publish_input(struct host_sum *sum, int which, const void *input, size_t bytes,
+                               struct ep_group_address *ret_address)
 {
     uint64_t begin = ep_now_ns();
-    void *staged;
+    void *published = (void *)(uintptr_t)input;
 
-    ret_address->slot = EP_GROUP_UNMAPPED;
-    if (!input || !bytes || ep_group_find(group, input, bytes, ret_address))
+    EP_TRY(host_publish(sum->group, "ep_combine", which, true, bytes, &published, ret_address));
+    if (published == input)
         return EP_OK;
-    EP_TRY(ep_group_stage(group, which, bytes, &staged));
-    memcpy(staged, input, bytes);
-    *ns_copy += ep_now_ns() - begin;
-    if (!ep_group_find(group, staged, bytes, ret_address))
-        return ep_fail(EP_E_STATE,
-                       "ep_combine: internal error: the staging buffer of %zu bytes is not in symmetric memory", bytes);
+    memcpy(published, input, bytes);
+    sum->stats->ns_copy += ep_now_ns() - begin;
     return EP_OK;
 }
 
@@ -100,57 +135,34 @@ static ep_status check_values(const struct host_sum *sum)
     return found ? ep_fail(EP_E_VALUE, "ep_combine: NaN in topk_weights of rank %d", sum->group->comm->rank) : EP_OK;
 }
 
-static ep_status map_inputs(struct host_sum *sum, size_t weights_per_row)
-{
-    struct ep_group *group = sum->group;
-
-    for (int local = 0; local < group->nlocal; local++) {
-        int rank = group->first + local;
-        const struct ep_group_descriptor *descriptor = &group->descriptors[local];
-        size_t rows = (size_t)descriptor->rows;
-        void *x, *weights = NULL;
-        ep_status status = ep_group_map(group, rank, &descriptor->at[EP_GROUP_AT_X], rows * sum->row_bytes, &x);
-
-        if (status == EP_OK && sum->args->out_topk_weights)
-            status = ep_group_map(group, rank, &descriptor->at[EP_GROUP_AT_WEIGHTS],
-                                  rows * weights_per_row * sizeof(float), &weights);
-        if (status != EP_OK)
-            return ep_group_set_own_failure(group, status, rank, EP_GROUP_COMBINE_READY);
-        sum->x[local] = x;
-        sum->weights[local] = weights;
-    }
-    return EP_OK;
-}
-
 static ep_status combine_body(struct host_sum *sum)
 {
     struct ep_group *group = sum->group;
     const ep_combine_args *args = sum->args;
-    struct ep_group_descriptor descriptor = {
-        .phase = EP_GROUP_COMBINE_READY, .dtype = args->dtype, .hidden = args->hidden};
+    struct ep_group_descriptor descriptor = {.phase = EP_GROUP_COMBINE_READY,
+                                             .plan_number = ep_group_plan_of(sum->plan)->number,
+                                             .dtype = args->dtype,
+                                             .hidden = args->hidden,
+                                             .outputs = args->out_topk_weights ? EP_GROUP_OUT_WEIGHTS : 0};
+    const void *inputs[EP_GROUP_AT_COUNT] = {[EP_GROUP_AT_X] = args->x, [EP_GROUP_AT_WEIGHTS] = args->topk_weights};
     uint64_t begin = ep_now_ns(), at;
-    size_t n_recv, weights_per_row;
+    size_t row_bytes[EP_GROUP_AT_COUNT] = {0}, n_bytes;
     ep_status status;
 
     EP_TRY(ep_group_plan_complete(group, (ep_plan *)(uintptr_t)sum->plan));
-    n_recv = (size_t)sum->plan->full.n_recv;
-    weights_per_row = sum->plan->args.flags & EP_PLAN_EXPANDED ? 1 : (size_t)sum->plan->args.topk;
     sum->row_bytes = (size_t)args->hidden * sizeof(uint16_t);
-    sum->stream = (size_t)ep_group_plan_of(sum->plan)->n_tokens * sum->row_bytes * (size_t)group->nlocal >
-                  ep_rows_stream_threshold();
+    row_bytes[EP_GROUP_AT_X] = sum->row_bytes;
+    if (args->out_topk_weights)
+        row_bytes[EP_GROUP_AT_WEIGHTS] =
+            (sum->plan->args.flags & EP_PLAN_EXPANDED ? 1 : (size_t)sum->plan->args.topk) * sizeof(float);
+    n_bytes = (size_t)ep_group_plan_of(sum->plan)->n_tokens * sum->row_bytes * (size_t)group->nlocal;
+    sum->sum_bf16 = n_bytes > ep_rows_stream_threshold() ? ep_rows_get()->sum_bf16_stream : ep_rows_get()->sum_bf16;
     EP_TRY(check_values(sum));
-    ep_group_unmap_stale(group);
-    descriptor.plan_number = ((struct ep_group_plan *)sum->plan->impl)->number;
-    descriptor.outputs = args->out_topk_weights ? EP_GROUP_OUT_WEIGHTS : 0;
     descriptor.rows = sum->plan->full.n_recv;
     for (int i = 0; i < EP_GROUP_AT_COUNT; i++)
-        descriptor.at[i].slot = EP_GROUP_UNMAPPED;
-    EP_TRY(publish_input(group, EP_GROUP_AT_X, args->x, n_recv * sum->row_bytes, &descriptor.at[EP_GROUP_AT_X],
-                         &sum->stats->ns_copy));
-    EP_TRY(publish_input(group, EP_GROUP_AT_WEIGHTS, args->topk_weights, n_recv * weights_per_row * sizeof(float),
-                         &descriptor.at[EP_GROUP_AT_WEIGHTS], &sum->stats->ns_copy));
+        EP_TRY(publish_input(sum, i, inputs[i], (size_t)descriptor.rows * row_bytes[i], &descriptor.at[i]));
     EP_TRY(host_op_begin(group, sum->plan, &descriptor));
-    EP_TRY(map_inputs(sum, weights_per_row));
+    EP_TRY(host_op_map(group, EP_GROUP_COMBINE_READY, row_bytes, sum->in));
     at = ep_now_ns();
     sum->stats->ns_wait_ready = at - begin - sum->stats->ns_copy;
     status = group->comm->nnodes > 1 ? host_internode_combine(sum) : sum_node(sum);
@@ -173,16 +185,14 @@ static ep_status run_combine(void *arguments)
     struct host_sum sum = {.group = group, .plan = job->plan, .args = &job->args, .stats = &stats};
     ep_status status;
 
-    sum.x = calloc((size_t)group->nlocal, sizeof(*sum.x));
-    sum.weights = calloc((size_t)group->nlocal, sizeof(*sum.weights));
+    sum.in = calloc((size_t)group->nlocal, sizeof(*sum.in));
     if (job->args.flags & EP_COMBINE_BY_CHOICE)
         sum.scratch = calloc((size_t)job->plan->args.topk + 1, (size_t)job->args.hidden * sizeof(*sum.scratch));
-    if (sum.x && sum.weights && (sum.scratch || !(job->args.flags & EP_COMBINE_BY_CHOICE)))
+    if (sum.in && (sum.scratch || !(job->args.flags & EP_COMBINE_BY_CHOICE)))
         status = combine_body(&sum);
     else
         status = ep_fail(EP_E_MEMORY, "ep_combine: no memory for %d ranks", group->nlocal);
-    free(sum.x);
-    free(sum.weights);
+    free(sum.in);
     free(sum.scratch);
     return ep_group_plan_is_refused(job->plan) ? status
                                                : ep_group_fail_queued(group, status, EP_GROUP_COMBINE_READY, false);

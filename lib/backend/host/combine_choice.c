@@ -20,9 +20,9 @@ static void insert(struct term *terms, int n, struct term term)
     terms[at] = term;
 }
 
-static const uint16_t *row_of(const struct host_sum *sum, const struct term *term)
+static struct ep_row_term row_of(const struct host_sum *sum, const struct term *term)
 {
-    return (const uint16_t *)(const void *)(sum->x[term->local] + (size_t)term->row * sum->row_bytes);
+    return (struct ep_row_term){.row = sum->in[term->local][EP_GROUP_AT_X] + (size_t)term->row * sum->row_bytes};
 }
 
 /* The last choice of a token that is on a rank of the node. */
@@ -56,13 +56,13 @@ static int sort_terms(const struct host_sum *sum, const struct ep_group_route *r
  * Adds up rows sorted by choice for each rank: the position of a rank is that of its last row. Returns the number of
  * sums.
  */
-static int add_by_rank(const struct host_sum *sum, const struct term *terms, int n, const uint16_t **ret_terms)
+static int add_by_rank(const struct host_sum *sum, const struct term *terms, int n, struct ep_row_term *ret_terms)
 {
     int hidden = sum->args->hidden, n_sums = 0;
 
     for (int last = 0; last < n; last++) {
         uint16_t *partial = sum->scratch + (size_t)(n_sums + 1) * (size_t)hidden;
-        const uint16_t *rows[EP_MAX_TOPK + 1] = {sum->scratch};
+        struct ep_row_term rows[EP_MAX_TOPK + 1] = {{.row = sum->scratch}};
         bool is_last = true;
         int n_rows = 1;
 
@@ -74,12 +74,13 @@ static int add_by_rank(const struct host_sum *sum, const struct term *terms, int
             if (terms[i].local == terms[last].local)
                 rows[n_rows++] = row_of(sum, &terms[i]);
         ep_rows_get()->sum_bf16(partial, rows, n_rows, hidden);
-        ret_terms[n_sums++] = partial;
+        ret_terms[n_sums++] = (struct ep_row_term){.row = partial};
     }
     return n_sums;
 }
 
-int host_choice_terms(const struct host_sum *sum, const struct ep_group_route *route, int t, const uint16_t **ret_terms)
+int host_choice_terms(const struct host_sum *sum, const struct ep_group_route *route, int t,
+                      struct ep_row_term *ret_terms)
 {
     struct term terms[EP_MAX_TOPK];
     int n = sort_terms(sum, route, t, terms);

@@ -14,6 +14,68 @@
 /* The one code of ue8m0 that is not a power of two. */
 #define UE8M0_NAN 0xff
 
+/* Writes the experts of a token in the numbering of the rank that owns [first, first + n), and their weights. */
+static void place_choice(const struct host_move *move, const int32_t *index, const float *weights, int local,
+                         int64_t row)
+{
+    int topk = move->plan->args.topk, n = move->plan->info.n_local_experts;
+    int first = (move->group->first + local) * n;
+    size_t at = (size_t)row * (size_t)topk;
+    unsigned char *out_index = move->out[local][EP_GROUP_AT_INDEX];
+    float *out_weights = (float *)(void *)move->out[local][EP_GROUP_AT_WEIGHTS];
+
+    for (int k = 0; k < topk; k++) {
+        bool mine = index[k] >= first && index[k] < first + n;
+
+        if (out_index && move->plan->args.idx_type == EP_I64)
+            ((int64_t *)(void *)out_index)[at + (size_t)k] = mine ? index[k] - first : -1;
+        else if (out_index)
+            ((int32_t *)(void *)out_index)[at + (size_t)k] = mine ? index[k] - first : -1;
+        if (out_weights)
+            out_weights[at + (size_t)k] = mine ? weights[k] : 0.0f;
+    }
+}
+
+int host_place(const struct host_move *move, const struct ep_group_route *route, int t, const void *row,
+               const void *scales, const float *weights)
+{
+    const struct ep_group_entry *entry = route->entry + route->start[t];
+    const int32_t *index = route->index + (size_t)t * (size_t)move->plan->args.topk;
+    int n = route->start[t + 1] - route->start[t];
+    void *dst[EP_MAX_TOPK];
+
+    if (n <= 0)
+        return 0;
+    for (int i = 0; i < n; i++)
+        dst[i] = move->out[entry[i].local][EP_GROUP_AT_X] + (size_t)entry[i].row * move->row_bytes;
+    move->copy(dst, n, row, move->row_bytes);
+    for (int i = 0; i < n; i++) {
+        unsigned char **out = move->out[entry[i].local];
+
+        if (scales && move->scale_bytes)
+            memcpy(out[EP_GROUP_AT_SCALES] + (size_t)entry[i].row * move->scale_bytes, scales, move->scale_bytes);
+        if (!(move->plan->args.flags & EP_PLAN_EXPANDED))
+            place_choice(move, index, weights, entry[i].local, entry[i].row);
+        else if (out[EP_GROUP_AT_WEIGHTS])
+            ((float *)(void *)out[EP_GROUP_AT_WEIGHTS])[entry[i].row] = weights[entry[i].k];
+    }
+    return n;
+}
+
+void host_place_own(const struct host_move *move, int begin, int end)
+{
+    const struct ep_group_route *route = &((struct ep_group_plan *)move->plan->impl)->own;
+    const float *weights = move->args->topk_weights;
+    size_t topk = (size_t)move->plan->args.topk;
+
+    for (int t = begin; t < end; t++) {
+        const unsigned char *row = (const unsigned char *)move->args->x + (size_t)t * move->row_bytes;
+        const unsigned char *scales = move->scale_bytes ? move->scales + (size_t)t * move->scale_bytes : NULL;
+
+        host_place(move, route, t, row, scales, weights ? weights + (size_t)t * topk : NULL);
+    }
+}
+
 static ep_status place_node(const struct host_move *move)
 {
     int n = ep_group_plan_of(move->plan)->n_tokens;
@@ -69,49 +131,15 @@ static void describe_outputs(struct dispatch *d)
         (struct output){.wanted = args->recv_topk_weights, .bytes = (expanded ? 1 : topk) * sizeof(float)};
 }
 
-/*
- * Fills the op descriptor with the addresses that peers write: the output itself if it is symmetric memory, else
- * staging.
- */
+/* Where peers write the outputs. They place whole rows. */
 static ep_status publish_outputs(struct dispatch *d, struct ep_group_descriptor *descriptor)
 {
-    size_t rows = (size_t)d->plan->full.n_recv;
-
     for (int i = 0; i < EP_GROUP_AT_COUNT; i++) {
         struct output *output = &d->output[i];
-        size_t bytes = rows * output->bytes;
 
-        descriptor->at[i].slot = EP_GROUP_UNMAPPED;
-        if (!output->wanted || !bytes)
-            continue;
         output->placed = output->wanted;
-        /* Peers place whole rows. */
-        if (!output->by_row && ep_group_find(d->group, output->wanted, bytes, &descriptor->at[i]))
-            continue;
-        EP_TRY(ep_group_stage(d->group, i, bytes, &output->placed));
-        if (!ep_group_find(d->group, output->placed, bytes, &descriptor->at[i]))
-            return ep_fail(EP_E_STATE,
-                           "ep_dispatch: internal error: the staging buffer of %zu bytes is not in symmetric memory",
-                           bytes);
-    }
-    return EP_OK;
-}
-
-static ep_status map_outputs(struct dispatch *d)
-{
-    for (int local = 0; local < d->group->nlocal; local++) {
-        int rank = d->group->first + local;
-        const struct ep_group_descriptor *descriptor = &d->group->descriptors[local];
-
-        for (int i = 0; i < EP_GROUP_AT_COUNT; i++) {
-            size_t bytes = d->output[i].wanted ? (size_t)descriptor->rows * d->output[i].bytes : 0;
-            void *address;
-            ep_status status = ep_group_map(d->group, rank, &descriptor->at[i], bytes, &address);
-
-            if (status != EP_OK)
-                return ep_group_set_own_failure(d->group, status, rank, EP_GROUP_DISPATCH_READY);
-            d->move.out[local][i] = address;
-        }
+        EP_TRY(host_publish(d->group, "ep_dispatch", i, !output->by_row, (size_t)d->plan->full.n_recv * output->bytes,
+                            &output->placed, &descriptor->at[i]));
     }
     return EP_OK;
 }
@@ -216,35 +244,33 @@ static ep_status move_rows(struct dispatch *d)
     struct ep_group *group = d->group;
     size_t total = (size_t)ep_group_plan_of(d->plan)->n_send * d->move.row_bytes * (size_t)group->nlocal;
 
-    d->move.group = group;
-    d->move.plan = d->plan;
-    d->move.args = d->args;
-    d->move.stats = &d->stats;
-    d->move.copy = total > ep_rows_stream_threshold() ? ep_rows_get()->copy_stream : ep_rows_get()->copy;
+    d->move.copy = total > ep_rows_stream_threshold() ? ep_rows_copy_stream : ep_rows_copy;
     return group->comm->nnodes > 1 ? host_internode_dispatch(&d->move) : place_node(&d->move);
 }
 
 static ep_status dispatch_body(struct dispatch *d)
 {
-    struct ep_group_descriptor descriptor = {
-        .phase = EP_GROUP_DISPATCH_READY, .dtype = d->args->dtype, .hidden = d->args->hidden};
+    struct ep_group_descriptor descriptor = {.phase = EP_GROUP_DISPATCH_READY,
+                                             .plan_number = ep_group_plan_of(d->plan)->number,
+                                             .dtype = d->args->dtype,
+                                             .hidden = d->args->hidden,
+                                             .scale_type = d->args->scale_type,
+                                             .scale_words = d->args->scale_words,
+                                             .outputs = (int32_t)d->move.outputs};
+    size_t row_bytes[EP_GROUP_AT_COUNT];
     uint64_t begin = ep_now_ns(), at;
     ep_status status;
 
     EP_TRY(ep_group_plan_complete(d->group, d->plan));
     describe_outputs(d);
+    for (int i = 0; i < EP_GROUP_AT_COUNT; i++)
+        row_bytes[i] = d->output[i].wanted ? d->output[i].bytes : 0;
     EP_TRY(gather_scales(d));
     EP_TRY(check_values(d));
-    ep_group_unmap_stale(d->group);
-    descriptor.plan_number = ((struct ep_group_plan *)d->plan->impl)->number;
-    descriptor.scale_type = d->args->scale_type;
-    descriptor.scale_words = d->args->scale_words;
-    descriptor.outputs =
-        (d->args->recv_topk_idx ? EP_GROUP_RECV_INDEX : 0) | (d->args->recv_topk_weights ? EP_GROUP_RECV_WEIGHTS : 0);
     descriptor.rows = d->plan->full.n_recv;
     EP_TRY(publish_outputs(d, &descriptor));
     EP_TRY(host_op_begin(d->group, d->plan, &descriptor));
-    EP_TRY(map_outputs(d));
+    EP_TRY(host_op_map(d->group, EP_GROUP_DISPATCH_READY, row_bytes, d->move.out));
     at = ep_now_ns();
     d->stats.ns_wait_ready = at - begin;
     status = move_rows(d);
@@ -266,9 +292,16 @@ static ep_status run_dispatch(void *arguments)
 {
     struct dispatch_job *job = arguments;
     struct ep_group *group = ep_group_of(job->plan->comm);
-    struct dispatch d = {.group = group, .plan = job->plan, .args = &job->args, .stats = {.size = sizeof(ep_stats)}};
+    const ep_dispatch_args *args = &job->args;
+    struct dispatch d = {.group = group, .plan = job->plan, .args = args, .stats = {.size = sizeof(ep_stats)}};
     ep_status status;
 
+    d.move = (struct host_move){.group = group,
+                                .plan = job->plan,
+                                .args = args,
+                                .outputs = (args->recv_topk_idx ? EP_GROUP_RECV_INDEX : 0u) |
+                                           (args->recv_topk_weights ? EP_GROUP_RECV_WEIGHTS : 0u),
+                                .stats = &d.stats};
     d.move.out = calloc((size_t)group->nlocal, sizeof(*d.move.out));
     if (!d.move.out)
         return ep_fail(EP_E_MEMORY, "ep_dispatch: no memory for %d ranks", group->nlocal);

@@ -35,14 +35,12 @@ ep_status host_combine(ep_plan *plan, const ep_combine_args *args, ep_stream str
 /* For rows of the library itself, on the thread that runs jobs: does not change the statistics. */
 ep_status host_dispatch_internal(ep_plan *plan, const ep_dispatch_args *args);
 
-/*
- * Parameters of placing rows into the final outputs of this node: dispatch.c, and internode.c for the tokens of rail
- * peers.
- */
+/* Parameters of placing rows into the final outputs of this node. */
 struct host_move {
     struct ep_group *group;
     const ep_plan *plan;
     const ep_dispatch_args *args;
+    uint32_t outputs;                         /* EP_GROUP_RECV_* */
     size_t row_bytes, scale_bytes;            /* of one row */
     const unsigned char *scales;              /* [N] contiguous rows */
     unsigned char *(*out)[EP_GROUP_AT_COUNT]; /* [nlocal] outputs of the ranks of this node */
@@ -66,21 +64,26 @@ struct host_sum {
     const ep_plan *plan;
     const ep_combine_args *args;
     size_t row_bytes;
-    const unsigned char **x; /* [nlocal] inputs of the ranks of this node */
-    const float **weights;   /* [nlocal] or NULL */
+    unsigned char *(*in)[EP_GROUP_AT_COUNT]; /* [nlocal] inputs of the ranks of this node */
     ep_stats *stats;
-    bool stream;
+    void (*sum_bf16)(uint16_t *out, const struct ep_row_term *terms, int n, int count);
     uint16_t *scratch; /* with EP_COMBINE_BY_CHOICE: a row of zeros, then K rows */
 };
 
-/* combine_choice.c. The terms of token t in the order of its choices; returns their number, EP_MAX_TOPK at most. */
+/*
+ * The terms of token t: its biases, and its rows on this node in the order of ranks or, combine_choice.c, of its
+ * choices, EP_MAX_TOPK at most. Return their number.
+ */
+int host_bias_terms(const struct host_sum *sum, int t, struct ep_row_term *ret_terms);
+int host_row_terms(const struct host_sum *sum, const struct ep_group_route *route, int t,
+                   struct ep_row_term *ret_terms);
 int host_choice_terms(const struct host_sum *sum, const struct ep_group_route *route, int t,
-                      const uint16_t **ret_terms);
+                      struct ep_row_term *ret_terms);
 
+/* Writes the sum of n terms, zeros if there are none, to the output of token t. */
+void host_sum_terms(const struct host_sum *sum, int t, const struct ep_row_term *terms, int n);
 /* Adds the weights of token t of a route to sum[K]. */
 void host_sum_weights(const struct host_sum *sum, const struct ep_group_route *route, int t, float *ret_sum);
-/* Pointers to the rows of token t of a route; returns their number. */
-int host_sum_rows(const struct host_sum *sum, const struct ep_group_route *route, int t, const uint16_t **ret_rows);
 ep_status host_internode_combine(const struct host_sum *sum);
 
 /* For EP_COMM_CHECK_VALUES. */
@@ -94,10 +97,19 @@ static inline bool host_has_nan(const float *values, size_t n)
 }
 
 /*
+ * Where peers access `bytes` of *buffer: in place if `in_place` and it is symmetric memory; otherwise in staging, which
+ * *buffer is then. Nowhere if it is NULL or has no bytes.
+ */
+ep_status host_publish(struct ep_group *group, const char *call, int which, bool in_place, size_t bytes, void **buffer,
+                       struct ep_group_address *ret_address);
+/*
  * Publishes the op descriptor of the next operation on `plan`, waits for those of the node and compares them. They are
  * copied to group->descriptors: read them there, not in the control blocks.
  */
 ep_status host_op_begin(struct ep_group *group, const ep_plan *plan, const struct ep_group_descriptor *descriptor);
+/* Maps the buffers of the ranks of the node, by the sizes of their rows; of 0 bytes: NULL. */
+ep_status host_op_map(struct ep_group *group, enum ep_group_phase phase, const size_t row_bytes[EP_GROUP_AT_COUNT],
+                      unsigned char *(*ret_at)[EP_GROUP_AT_COUNT]);
 /* Publishes that this rank has moved its part and waits for the others of the node. */
 ep_status host_op_end(struct ep_group *group, enum ep_group_phase phase);
 /* Adds the rows of this rank's tokens on this node to the statistics of the operation, and publishes them. */

@@ -16,7 +16,7 @@
 #define BATCH 16
 /* Partial sums in flight; the network reads them in place until it is flushed. */
 #define ARENA_SLOTS 32
-/* The bits of pack_shape() that say which outputs there are. */
+/* The bits of a shape that say which outputs there are. */
 #define OUTPUTS 0x1fu
 
 /* Next token per (node, channel), for sending and for receiving. */
@@ -26,24 +26,33 @@ struct cursors {
 
 struct internode {
     struct ep_group *group;
-    const ep_plan *plan;
     struct ep_group_plan *inner;
     int nnodes, node, channels;
-    uint32_t shape;      /* of pack_shape(): to detect ranks with other arguments */
+    uint32_t shape;      /* to detect ranks with other arguments: internode_init() */
     int32_t scale_words; /* of a dispatch with EP_I32 scales, else 0 */
+    size_t weight_bytes; /* weights that follow a row */
     struct cursors *out, *in;
-    int own_done; /* tokens of this rank that are done */
+    int own_done;                 /* tokens of this rank that are done */
+    const struct host_move *move; /* of a dispatch */
 };
 
-static ep_status internode_init(struct internode *net, struct ep_group *group, const ep_plan *plan, uint32_t shape)
+/*
+ * `outputs`: EP_GROUP_*. What all ranks must agree on is folded into one word: hidden size, element types, and which
+ * outputs there are. scale_words follows from the size of the message.
+ */
+static ep_status internode_init(struct internode *net, struct ep_group *group, const ep_plan *plan, int hidden,
+                                int dtype, int scale_type, uint32_t outputs)
 {
-    *net = (struct internode){.group = group,
-                              .plan = plan,
-                              .inner = plan->impl,
-                              .nnodes = group->comm->nnodes,
-                              .node = group->comm->node,
-                              .channels = group->comm->config.channels,
-                              .shape = shape};
+    bool has_weights = outputs & (EP_GROUP_RECV_WEIGHTS | EP_GROUP_OUT_WEIGHTS);
+
+    *net =
+        (struct internode){.group = group,
+                           .inner = plan->impl,
+                           .nnodes = group->comm->nnodes,
+                           .node = group->comm->node,
+                           .channels = group->comm->config.channels,
+                           .shape = (uint32_t)hidden << 11 | (uint32_t)dtype << 8 | (uint32_t)scale_type << 5 | outputs,
+                           .weight_bytes = has_weights ? (size_t)plan->args.topk * sizeof(float) : 0};
     net->out = calloc((size_t)net->nnodes, sizeof(*net->out));
     net->in = calloc((size_t)net->nnodes, sizeof(*net->in));
     if (!net->out || !net->in)
@@ -69,19 +78,20 @@ static bool is_done(const struct internode *net, const struct cursors *cursors, 
     return true;
 }
 
-static bool is_of_this_call(const struct internode *net, const struct ep_group_message *message, int token)
+static struct ep_group_message make_head(const struct internode *net, uint32_t kind, int token)
 {
-    return message->detail == net->shape && message->number == net->group->operation &&
-           message->index == (uint64_t)token && message->plan == (uint64_t)net->inner->number;
+    return (struct ep_group_message){.kind = kind,
+                                     .detail = net->shape,
+                                     .number = net->group->operation,
+                                     .index = (uint64_t)token,
+                                     .plan = (uint64_t)net->inner->number};
 }
 
-/*
- * Arguments that all ranks must agree on, folded into one word: hidden size, element types, and which outputs there are
- * (EP_GROUP_*). scale_words follows from the size of the message.
- */
-static uint32_t pack_shape(int hidden, int dtype, int scale_type, uint32_t outputs)
+static bool is_head(const struct internode *net, const struct ep_group_message *message, uint32_t kind, int token)
 {
-    return (uint32_t)hidden << 11 | (uint32_t)dtype << 8 | (uint32_t)scale_type << 5 | outputs;
+    struct ep_group_message expected = make_head(net, kind, token);
+
+    return memcmp(message, &expected, sizeof(expected)) == 0;
 }
 
 static ep_status fail_shape(uint32_t mine, int me, uint32_t theirs, int rank)
@@ -134,28 +144,10 @@ static ep_status fail_mismatch(struct internode *net, int node, const struct ep_
 
 /* --- dispatch --------------------------------------------------------------------------------------------------- */
 
-struct internode_dispatch {
-    struct internode net;
-    const struct host_move *move;
-};
-
-static uint32_t dispatch_shape(const struct host_move *move)
-{
-    const ep_dispatch_args *args = move->args;
-
-    return pack_shape(args->hidden, args->dtype, args->scale_type,
-                      (args->recv_topk_idx ? EP_GROUP_RECV_INDEX : 0u) |
-                          (args->recv_topk_weights ? EP_GROUP_RECV_WEIGHTS : 0u));
-}
-
-static size_t weight_bytes(const struct host_move *move)
-{
-    return move->args->recv_topk_weights ? (size_t)move->plan->args.topk * sizeof(float) : 0;
-}
-
 /* Sends rows to `node` until its channels are full. */
-static bool send_rows(struct internode *net, const struct host_move *move, int node)
+static bool send_rows(struct internode *net, int node)
 {
+    const struct host_move *move = net->move;
     bool moved = false;
 
     for (int channel = 0; channel < net->channels; channel++) {
@@ -163,24 +155,20 @@ static bool send_rows(struct internode *net, const struct host_move *move, int n
 
         while (*next < net->inner->n_net_tokens[node]) {
             size_t t = (size_t)net->inner->net_tokens[node][*next];
-            struct ep_group_message head = {.kind = EP_GROUP_MESSAGE_ROW,
-                                            .detail = net->shape,
-                                            .number = net->group->operation,
-                                            .index = (uint64_t)*next,
-                                            .plan = (uint64_t)net->inner->number};
+            struct ep_group_message head = make_head(net, EP_GROUP_MESSAGE_ROW, *next);
             struct ep_piece pieces[3];
             int n = 0;
 
             pieces[n++] = (struct ep_piece){(const char *)move->args->x + t * move->row_bytes, move->row_bytes};
             if (move->scale_bytes)
                 pieces[n++] = (struct ep_piece){move->scales + t * move->scale_bytes, move->scale_bytes};
-            if (weight_bytes(move))
-                pieces[n++] =
-                    (struct ep_piece){move->args->topk_weights + t * (size_t)move->plan->args.topk, weight_bytes(move)};
+            if (net->weight_bytes)
+                pieces[n++] = (struct ep_piece){(const char *)move->args->topk_weights + t * net->weight_bytes,
+                                                net->weight_bytes};
             if (!ep_stream_send(net->group->streams, node, channel, &head, sizeof(head), pieces, n))
                 break;
             move->stats->rows_net++;
-            move->stats->bytes_net += sizeof(head) + move->row_bytes + move->scale_bytes + weight_bytes(move);
+            move->stats->bytes_net += sizeof(head) + move->row_bytes + move->scale_bytes + net->weight_bytes;
             *next += net->channels;
             moved = true;
         }
@@ -189,10 +177,11 @@ static bool send_rows(struct internode *net, const struct host_move *move, int n
 }
 
 /* Places the rows that have arrived from `node`. */
-static ep_status forward_rows(struct internode *net, const struct host_move *move, int node, bool *ret_moved)
+static ep_status forward_rows(struct internode *net, int node, bool *ret_moved)
 {
+    const struct host_move *move = net->move;
     const struct ep_group_route *route = &net->inner->rail[node];
-    size_t expected = sizeof(struct ep_group_message) + move->row_bytes + move->scale_bytes + weight_bytes(move);
+    size_t expected = sizeof(struct ep_group_message) + move->row_bytes + move->scale_bytes + net->weight_bytes;
 
     for (int channel = 0; channel < net->channels; channel++) {
         int *next = &net->in[node].next[channel];
@@ -205,7 +194,7 @@ static ep_status forward_rows(struct internode *net, const struct host_move *mov
 
             if (!message)
                 break;
-            if (bytes != expected || message->kind != EP_GROUP_MESSAGE_ROW || !is_of_this_call(net, message, *next))
+            if (bytes != expected || !is_head(net, message, EP_GROUP_MESSAGE_ROW, *next))
                 return fail_mismatch(net, node, message, bytes, expected, EP_GROUP_DISPATCH_MOVE);
             row = (const unsigned char *)(message + 1);
             n = host_place(move, route, *next, row, row + move->row_bytes,
@@ -222,15 +211,13 @@ static ep_status forward_rows(struct internode *net, const struct host_move *mov
 
 static ep_status dispatch_pass(void *context, bool *ret_moved, bool *ret_busy, int *ret_node)
 {
-    struct internode_dispatch *id = context;
-    struct internode *net = &id->net;
-    const struct host_move *move = id->move;
-    int n = ep_group_plan_of(net->plan)->n_tokens;
+    struct internode *net = context;
+    int n = net->inner->n_tokens;
 
     if (net->own_done < n) {
         int end = net->own_done + BATCH < n ? net->own_done + BATCH : n;
 
-        host_place_own(move, net->own_done, end);
+        host_place_own(net->move, net->own_done, end);
         net->own_done = end;
         *ret_moved = true;
     }
@@ -238,8 +225,8 @@ static ep_status dispatch_pass(void *context, bool *ret_moved, bool *ret_busy, i
     for (int node = 0; node < net->nnodes; node++) {
         if (node == net->node)
             continue;
-        *ret_moved |= send_rows(net, move, node);
-        EP_TRY(forward_rows(net, move, node, ret_moved));
+        *ret_moved |= send_rows(net, node);
+        EP_TRY(forward_rows(net, node, ret_moved));
         if (!is_done(net, &net->out[node], net->inner->n_net_tokens[node]) ||
             !is_done(net, &net->in[node], net->inner->rail[node].n_tokens)) {
             *ret_busy = true;
@@ -251,13 +238,16 @@ static ep_status dispatch_pass(void *context, bool *ret_moved, bool *ret_busy, i
 
 ep_status host_internode_dispatch(const struct host_move *move)
 {
-    struct internode_dispatch id = {.move = move};
-    ep_status status = internode_init(&id.net, move->group, move->plan, dispatch_shape(move));
+    const ep_dispatch_args *args = move->args;
+    struct internode net;
+    ep_status status =
+        internode_init(&net, move->group, move->plan, args->hidden, args->dtype, args->scale_type, move->outputs);
 
-    id.net.scale_words = move->args->scale_words;
+    net.move = move;
+    net.scale_words = args->scale_words;
     if (status == EP_OK)
-        status = ep_group_net_run(move->group, EP_GROUP_DISPATCH_MOVE, dispatch_pass, &id);
-    internode_done(&id.net);
+        status = ep_group_net_run(move->group, EP_GROUP_DISPATCH_MOVE, dispatch_pass, &net);
+    internode_done(&net);
     return status;
 }
 
@@ -271,16 +261,6 @@ struct internode_combine {
     int slots_used;
     int *n_added; /* [nnodes] partial sums of each node added so far */
 };
-
-static uint32_t combine_shape(const struct host_sum *sum)
-{
-    return pack_shape(sum->args->hidden, sum->args->dtype, 0, sum->args->out_topk_weights ? EP_GROUP_OUT_WEIGHTS : 0u);
-}
-
-static size_t sum_weight_bytes(const struct host_sum *sum)
-{
-    return sum->args->out_topk_weights ? (size_t)sum->plan->args.topk * sizeof(float) : 0;
-}
 
 /* A slot for a partial sum, or NULL while the network still reads all of them. */
 static unsigned char *alloc_slot(struct internode_combine *ic)
@@ -301,19 +281,19 @@ static uint32_t make_partial(const struct internode_combine *ic, const struct ep
                              unsigned char *slot, struct ep_piece *ret_piece)
 {
     const struct host_sum *sum = ic->sum;
-    const uint16_t *rows[EP_MAX_TOPK];
-    int n = host_sum_rows(sum, route, t, rows);
+    struct ep_row_term terms[EP_MAX_TOPK];
+    int n = host_row_terms(sum, route, t, terms);
 
     if (n == 1) {
-        *ret_piece = (struct ep_piece){rows[0], sum->row_bytes};
+        *ret_piece = (struct ep_piece){terms[0].row, sum->row_bytes};
         return EP_GROUP_MESSAGE_PARTIAL_BF16;
     }
     if (sum->group->comm->config.partial_type == EP_BF16) {
-        ep_rows_get()->sum_bf16((uint16_t *)(void *)slot, rows, n, sum->args->hidden);
+        ep_rows_get()->sum_bf16((uint16_t *)(void *)slot, terms, n, sum->args->hidden);
         *ret_piece = (struct ep_piece){slot, sum->row_bytes};
         return EP_GROUP_MESSAGE_PARTIAL_BF16;
     }
-    ep_rows_get()->sum_to_f32((float *)(void *)slot, rows, n, sum->args->hidden);
+    ep_rows_get()->sum_f32((float *)(void *)slot, terms, n, sum->args->hidden);
     *ret_piece = (struct ep_piece){slot, 2 * sum->row_bytes};
     return EP_GROUP_MESSAGE_PARTIAL_F32;
 }
@@ -329,19 +309,17 @@ static bool send_partials(struct internode_combine *ic, int node)
         int *next = &net->out[node].next[channel];
 
         for (int i = 0; i < BATCH && *next < route->n_tokens; i++) {
-            struct ep_group_message head = {.detail = net->shape,
-                                            .number = net->group->operation,
-                                            .index = (uint64_t)*next,
-                                            .plan = (uint64_t)net->inner->number};
             unsigned char *slot = alloc_slot(ic);
+            int n_rows = route->start[*next + 1] - route->start[*next];
+            struct ep_group_message head;
             struct ep_piece pieces[2];
             float *weights;
 
             if (!slot)
                 return moved;
-            head.kind = make_partial(ic, route, *next, slot, &pieces[0]);
+            head = make_head(net, make_partial(ic, route, *next, slot, &pieces[0]), *next);
             weights = (float *)(void *)(slot + 2 * sum->row_bytes);
-            pieces[1] = (struct ep_piece){weights, sum_weight_bytes(sum)};
+            pieces[1] = (struct ep_piece){weights, net->weight_bytes};
             if (pieces[1].bytes) {
                 memset(weights, 0, pieces[1].bytes);
                 host_sum_weights(sum, route, *next, weights);
@@ -352,9 +330,8 @@ static bool send_partials(struct internode_combine *ic, int node)
             ic->slots_used++;
             sum->stats->rows_net++;
             sum->stats->bytes_net += sizeof(head) + pieces[0].bytes + pieces[1].bytes;
-            sum->stats->rows_forward += (uint64_t)(route->start[*next + 1] - route->start[*next]);
-            sum->stats->bytes_forward +=
-                (uint64_t)(route->start[*next + 1] - route->start[*next]) * (uint64_t)sum->row_bytes;
+            sum->stats->rows_forward += (uint64_t)n_rows;
+            sum->stats->bytes_forward += (uint64_t)n_rows * sum->row_bytes;
             *next += net->channels;
             moved = true;
         }
@@ -371,8 +348,9 @@ static ep_status find_partial(struct internode_combine *ic, int node, int t,
 {
     struct internode *net = &ic->net;
     int i = ic->n_added[node];
-    size_t bytes, row_bytes, expected;
+    size_t bytes, expected;
     const struct ep_group_message *message;
+    bool is_f32;
 
     *ret_message = NULL;
     if (i >= net->inner->n_net_tokens[node] || net->inner->net_tokens[node][i] != t)
@@ -382,10 +360,10 @@ static ep_status find_partial(struct internode_combine *ic, int node, int t,
         *ret_missing = node;
         return EP_OK;
     }
-    row_bytes = message->kind == EP_GROUP_MESSAGE_PARTIAL_F32 ? 2 * ic->sum->row_bytes : ic->sum->row_bytes;
-    expected = sizeof(*message) + row_bytes + sum_weight_bytes(ic->sum);
-    if ((message->kind != EP_GROUP_MESSAGE_PARTIAL_F32 && message->kind != EP_GROUP_MESSAGE_PARTIAL_BF16) ||
-        bytes != expected || !is_of_this_call(net, message, i))
+    is_f32 = message->kind == EP_GROUP_MESSAGE_PARTIAL_F32;
+    expected = sizeof(*message) + (is_f32 ? 2 : 1) * ic->sum->row_bytes + net->weight_bytes;
+    if (bytes != expected ||
+        !is_head(net, message, is_f32 ? EP_GROUP_MESSAGE_PARTIAL_F32 : EP_GROUP_MESSAGE_PARTIAL_BF16, i))
         return fail_mismatch(net, node, message, bytes, expected, EP_GROUP_COMBINE_MOVE);
     *ret_message = message;
     return EP_OK;
@@ -398,23 +376,17 @@ static void add_token(struct internode_combine *ic, int t, const struct ep_group
     struct internode *net = &ic->net;
     const struct ep_group_route *own = &net->inner->own;
     size_t topk = (size_t)sum->plan->args.topk;
-    const struct ep_rows_ops *ops = ep_rows_get();
     struct ep_row_term terms[EP_MAX_TOPK + 2 + EP_MAX_RANKS];
-    const uint16_t *rows[EP_MAX_TOPK];
-    uint16_t *out = (uint16_t *)(void *)((unsigned char *)sum->args->out + (size_t)t * sum->row_bytes);
     float *weights = sum->args->out_topk_weights ? sum->args->out_topk_weights + (size_t)t * topk : NULL;
-    int n = 0, n_rows = host_sum_rows(sum, own, t, rows);
+    int n = host_bias_terms(sum, t, terms);
 
     if (weights)
         memset(weights, 0, topk * sizeof(*weights));
-    for (int b = 0; b < 2; b++)
-        if (sum->args->bias[b])
-            terms[n++] = (struct ep_row_term){(const char *)sum->args->bias[b] + (size_t)t * sum->row_bytes, 0};
     for (int node = 0; node < net->nnodes; node++) {
         const struct ep_group_message *message = partials[node];
 
-        for (int i = 0; node == net->node && i < n_rows; i++)
-            terms[n++] = (struct ep_row_term){rows[i], 0};
+        if (node == net->node)
+            n += host_row_terms(sum, own, t, terms + n);
         if (node == net->node && weights)
             host_sum_weights(sum, own, t, weights);
         if (!message)
@@ -426,10 +398,7 @@ static void add_token(struct internode_combine *ic, int t, const struct ep_group
         for (size_t k = 0; weights && k < topk; k++)
             weights[k] += part[k];
     }
-    if (n == 0)
-        memset(out, 0, sum->row_bytes);
-    else
-        (sum->stream ? ops->sum_mixed_stream : ops->sum_mixed)(out, terms, n, sum->args->hidden);
+    host_sum_terms(sum, t, terms, n);
 }
 
 static ep_status finish_tokens(struct internode_combine *ic, bool *ret_moved, int *ret_node)
@@ -438,7 +407,7 @@ static ep_status finish_tokens(struct internode_combine *ic, bool *ret_moved, in
     const struct ep_group_message *partials[EP_MAX_RANKS];
     int end = net->own_done + BATCH;
 
-    while (net->own_done < ep_group_plan_of(net->plan)->n_tokens && net->own_done < end) {
+    while (net->own_done < net->inner->n_tokens && net->own_done < end) {
         int missing = -1;
 
         for (int node = 0; node < net->nnodes; node++) {
@@ -466,7 +435,7 @@ static ep_status combine_pass(void *context, bool *ret_moved, bool *ret_busy, in
     struct internode *net = &ic->net;
 
     EP_TRY(finish_tokens(ic, ret_moved, ret_node));
-    *ret_busy = net->own_done < ep_group_plan_of(net->plan)->n_tokens;
+    *ret_busy = net->own_done < net->inner->n_tokens;
     for (int node = 0; node < net->nnodes; node++) {
         if (node == net->node)
             continue;
@@ -482,9 +451,11 @@ static ep_status combine_pass(void *context, bool *ret_moved, bool *ret_busy, in
 ep_status host_internode_combine(const struct host_sum *sum)
 {
     struct internode_combine ic = {.sum = sum};
-    ep_status status = internode_init(&ic.net, sum->group, sum->plan, combine_shape(sum));
+    const ep_combine_args *args = sum->args;
+    ep_status status = internode_init(&ic.net, sum->group, sum->plan, args->hidden, args->dtype, 0,
+                                      args->out_topk_weights ? EP_GROUP_OUT_WEIGHTS : 0u);
 
-    ic.slot_bytes = 2 * sum->row_bytes + (sum_weight_bytes(sum) + 15) / 16 * 16;
+    ic.slot_bytes = 2 * sum->row_bytes + (ic.net.weight_bytes + 15) / 16 * 16;
     ic.arena = aligned_alloc(EP_GROUP_CACHE_LINE, (ARENA_SLOTS * ic.slot_bytes + EP_GROUP_CACHE_LINE - 1) /
                                                       EP_GROUP_CACHE_LINE * EP_GROUP_CACHE_LINE);
     ic.n_added = calloc((size_t)ic.net.nnodes, sizeof(*ic.n_added));

@@ -26,6 +26,19 @@ static ep_status check_descriptor(struct ep_group *group, const ep_plan *plan, i
     return EP_OK;
 }
 
+ep_status host_publish(struct ep_group *group, const char *call, int which, bool in_place, size_t bytes, void **buffer,
+                       struct ep_group_address *ret_address)
+{
+    ret_address->slot = EP_GROUP_UNMAPPED;
+    if (!*buffer || !bytes || (in_place && ep_group_find(group, *buffer, bytes, ret_address)))
+        return EP_OK;
+    EP_TRY(ep_group_stage(group, which, bytes, buffer));
+    if (!ep_group_find(group, *buffer, bytes, ret_address))
+        return ep_fail(EP_E_STATE, "%s: internal error: the staging buffer of %zu bytes is not in symmetric memory",
+                       call, bytes);
+    return EP_OK;
+}
+
 ep_status host_op_begin(struct ep_group *group, const ep_plan *plan, const struct ep_group_descriptor *descriptor)
 {
     static const struct ep_group_field fields[] = {
@@ -38,6 +51,7 @@ ep_status host_op_begin(struct ep_group *group, const ep_plan *plan, const struc
     enum ep_group_phase phase = (enum ep_group_phase)descriptor->phase;
     uint64_t operation = ++group->operation;
 
+    ep_group_unmap_stale(group);
     group->control->descriptor[operation & 1] = *descriptor;
     atomic_store_explicit(&group->control->op_begun, operation, memory_order_release);
     ep_group_ring_node(group);
@@ -56,6 +70,26 @@ ep_status host_op_begin(struct ep_group *group, const ep_plan *plan, const struc
             status = ep_group_fail_outputs((uint32_t)descriptor->outputs, me, (uint32_t)other->outputs, rank);
         if (status != EP_OK)
             return ep_group_set_own_failure(group, status, rank, phase);
+    }
+    return EP_OK;
+}
+
+ep_status host_op_map(struct ep_group *group, enum ep_group_phase phase, const size_t row_bytes[EP_GROUP_AT_COUNT],
+                      unsigned char *(*ret_at)[EP_GROUP_AT_COUNT])
+{
+    for (int local = 0; local < group->nlocal; local++) {
+        const struct ep_group_descriptor *descriptor = &group->descriptors[local];
+        int rank = group->first + local;
+
+        for (int i = 0; i < EP_GROUP_AT_COUNT; i++) {
+            void *address;
+            ep_status status =
+                ep_group_map(group, rank, &descriptor->at[i], (size_t)descriptor->rows * row_bytes[i], &address);
+
+            if (status != EP_OK)
+                return ep_group_set_own_failure(group, status, rank, phase);
+            ret_at[local][i] = address;
+        }
     }
     return EP_OK;
 }

@@ -142,22 +142,6 @@ bool ep_net_probe_has_sockets(const struct ep_net_probe *probe)
     return probe->lines != NULL;
 }
 
-static bool is_again(ssize_t n)
-{
-    return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
-}
-
-/* The peer's control block or control link tells why it closed it: it has died, left or failed. */
-static bool is_closed(ssize_t n)
-{
-    return n == 0 || (n < 0 && (errno == EPIPE || errno == ECONNRESET));
-}
-
-static ep_status fail_socket(const struct probe_socket *s)
-{
-    return ep_fail_errno(EP_E_SYSTEM, errno, "network probe: the socket to rank %d", s->rank);
-}
-
 /*
  * Offset in the memory of a round, laid out as for puts, of byte `at` of a channel, and the bytes from there to the end
  * of its chunk. Reusing one piece would keep it in the caches and make sockets look faster than they are.
@@ -170,36 +154,27 @@ static size_t find_piece(const struct ep_net_probe *probe, const struct probe_so
     return (at / EP_NET_PROBE_CHUNK * (size_t)probe->channels + (size_t)s->channel) * EP_NET_PROBE_CHUNK + inside;
 }
 
-static ep_status advance_socket(struct ep_net_probe *probe, struct probe_socket *s, bool *ret_moved)
+/* Sends or receives what the socket takes or has. */
+static ep_status advance_socket(struct ep_net_probe *probe, struct probe_socket *s, bool out, bool *ret_moved)
 {
-    unsigned char *into = probe->net->region + (size_t)s->slot * probe->bytes;
-    size_t bytes, at;
-    ssize_t n;
+    unsigned char *memory = out ? probe->data : probe->net->region + (size_t)s->slot * probe->bytes;
+    size_t *done = out ? &s->out : &s->in;
 
-    while (s->out < s->bytes && !s->closed) {
-        at = find_piece(probe, s, s->out, &bytes);
-        n = send(s->fd, probe->data + at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (is_again(n))
+    while (*done < s->bytes && !(out && s->closed)) {
+        size_t bytes, at = find_piece(probe, s, *done, &bytes);
+        ssize_t n = out ? send(s->fd, memory + at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT)
+                        : recv(s->fd, memory + at, bytes, MSG_DONTWAIT);
+
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
             break;
-        s->closed = is_closed(n);
-        if (s->closed)
+        /* The peer's control block or control link tells why it closed it: it has died, left or failed. */
+        if (n == 0 || (n < 0 && (errno == EPIPE || errno == ECONNRESET))) {
+            s->closed = true;
             break;
+        }
         if (n < 0)
-            return fail_socket(s);
-        s->out += (size_t)n;
-        *ret_moved = true;
-    }
-    while (s->in < s->bytes) {
-        at = find_piece(probe, s, s->in, &bytes);
-        n = recv(s->fd, into + at, bytes, MSG_DONTWAIT);
-        if (is_again(n))
-            break;
-        s->closed |= is_closed(n);
-        if (is_closed(n))
-            break;
-        if (n < 0)
-            return fail_socket(s);
-        s->in += (size_t)n;
+            return ep_fail_errno(EP_E_SYSTEM, errno, "network probe: the socket to rank %d", s->rank);
+        *done += (size_t)n;
         *ret_moved = true;
     }
     return EP_OK;
@@ -215,8 +190,10 @@ static ep_status sockets_pass(struct ep_net_probe *probe, bool *ret_moved, int *
     *ret_waiting = -1;
     for (int i = 0; i < probe->npeers * probe->channels; i++) {
         struct probe_socket *s = &probe->sockets[i];
-        ep_status status = advance_socket(probe, s, ret_moved);
+        ep_status status = advance_socket(probe, s, true, ret_moved);
 
+        if (status == EP_OK)
+            status = advance_socket(probe, s, false, ret_moved);
         if (status != EP_OK)
             return ep_group_set_own_failure(probe->group, status, probe->group->comm->rank, EP_GROUP_PROBE_SOCKETS);
         if (s->in == s->bytes && s->out == s->bytes)

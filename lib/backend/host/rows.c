@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rows.c - selects the variant of the inner loops, and the size from which streaming is faster. */
 #include "backend/host/rows.h"
-#include "backend/host/rows_variants.h"
+#include "base/fd.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -24,45 +24,41 @@
  */
 #define CACHE_BYTES_MAX ((size_t)16 << 20)
 
-static bool runs_anywhere(void)
-{
-    return true;
-}
-
-#if defined(__x86_64__)
-static bool runs_avx2(void)
-{
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-}
-
-static bool runs_avx512(void)
-{
-    return runs_avx2() && __builtin_cpu_supports("avx512f");
-}
-#endif
+/*
+ * Bytes written to one destination before the next one. To 2, 4 and 8 destinations 4 KiB at a time wrote 1.64, 1.79 and
+ * 2.03 times the rate of memcpy of 300 MB; a whole row of 14 KiB 1.50, 1.66 and 1.82, 256 bytes 1.65, 1.75 and 1.82. A
+ * page at a time also needs one translation at a time.
+ */
+#define CHUNK_BYTES 4096
+#define LINE 64 /* bytes of a cache line */
 
 /* Best first. */
-static const struct {
-    const struct ep_rows_ops *ops;
-    bool (*runs_here)(void);
-} variants[] = {
+static const struct ep_rows_ops *const variants[] = {
 #if defined(__x86_64__)
-    {&ep_rows_avx512, runs_avx512},
-    {&ep_rows_avx2, runs_avx2},
+    &ep_rows_avx512, &ep_rows_avx2,
 #endif
-    {&ep_rows_portable, runs_anywhere},
-};
+    &ep_rows_portable};
 
 #define N_VARIANTS (sizeof(variants) / sizeof(variants[0]))
 
+static bool runs_here(const struct ep_rows_ops *ops)
+{
+#if defined(__x86_64__)
+    bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+
+    if (ops == &ep_rows_avx512)
+        return has_avx2 && __builtin_cpu_supports("avx512f");
+    if (ops == &ep_rows_avx2)
+        return has_avx2;
+#endif
+    return ops == &ep_rows_portable;
+}
+
 const struct ep_rows_ops *ep_rows_find(const char *name)
 {
-    size_t i;
-
-    for (i = 0; i < N_VARIANTS; i++) {
-        if (!strcmp(variants[i].ops->name, name) && variants[i].runs_here())
-            return variants[i].ops;
-    }
+    for (size_t i = 0; i < N_VARIANTS; i++)
+        if (!strcmp(variants[i]->name, name) && runs_here(variants[i]))
+            return variants[i];
     return NULL;
 }
 
@@ -72,19 +68,57 @@ const struct ep_rows_ops *ep_rows_get(void)
     static _Atomic(const struct ep_rows_ops *) chosen;
     const struct ep_rows_ops *ops = atomic_load_explicit(&chosen, memory_order_relaxed);
     const char *wanted;
-    size_t i;
 
     if (ops)
         return ops;
     wanted = getenv("EPKIT_HOST_ISA");
     if (wanted)
         ops = ep_rows_find(wanted);
-    for (i = 0; !ops; i++) {
-        if (variants[i].runs_here())
-            ops = variants[i].ops;
-    }
+    for (size_t i = 0; !ops; i++)
+        if (runs_here(variants[i]))
+            ops = variants[i];
     atomic_store_explicit(&chosen, ops, memory_order_relaxed);
     return ops;
+}
+
+void ep_rows_copy(void *const *dst, int n, const void *src, size_t bytes)
+{
+    for (int i = 0; i < n; i++)
+        memcpy(dst[i], src, bytes);
+}
+
+static void stream_range(unsigned char *to, const unsigned char *from, size_t bytes)
+{
+#if defined(__x86_64__)
+    for (size_t at = 0; at < bytes; at += sizeof(__m128i))
+        _mm_stream_si128((__m128i *)(to + at), _mm_load_si128((const __m128i *)(from + at)));
+#else
+    memcpy(to, from, bytes); /* C has no non-temporal store */
+#endif
+}
+
+/*
+ * End of the chunk that ends near `at`, aligned to a line of this destination: otherwise the halves of a line would be
+ * written separately.
+ */
+static size_t chunk_end(const unsigned char *to, size_t at, size_t bytes)
+{
+    size_t end = at + (0 - (uintptr_t)to) % LINE;
+
+    return end < bytes ? end : bytes;
+}
+
+void ep_rows_copy_stream(void *const *dst, int n, const void *src, size_t bytes)
+{
+    for (size_t chunk = 0; chunk < bytes; chunk += CHUNK_BYTES) {
+        for (int i = 0; i < n; i++) {
+            unsigned char *to = dst[i];
+            size_t start = chunk ? chunk_end(to, chunk, bytes) : 0;
+            size_t end = chunk_end(to, chunk + CHUNK_BYTES, bytes);
+
+            stream_range(to + start, (const unsigned char *)src + start, end - start);
+        }
+    }
 }
 
 void ep_rows_stream_end(void)
@@ -96,23 +130,16 @@ void ep_rows_stream_end(void)
 #endif
 }
 
-/* First line of a small file, without its newline. */
-static bool read_line(const char *directory, int index, const char *file, char *ret_line, int bytes)
+/* First line of a file of the cache number `index`. */
+static bool read_line(const char *directory, int index, const char *file, char *ret_line, size_t bytes)
 {
     char path[512];
-    FILE *stream;
-    bool ok;
 
-    if ((size_t)snprintf(path, sizeof(path), "%s/index%d/%s", directory, index, file) >= sizeof(path))
+    if ((size_t)snprintf(path, sizeof(path), "%s/index%d/%s", directory, index, file) >= sizeof(path) ||
+        !ep_fd_read_text(path, ret_line, bytes))
         return false;
-    stream = fopen(path, "re");
-    if (!stream)
-        return false;
-    ok = fgets(ret_line, bytes, stream) != NULL;
-    fclose(stream);
-    if (ok)
-        ret_line[strcspn(ret_line, "\n")] = '\0';
-    return ok;
+    ret_line[strcspn(ret_line, "\n")] = '\0';
+    return true;
 }
 
 /* "32768K", as sysfs writes it; 0 for anything else. */

@@ -13,32 +13,25 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct ep_row_term;
+struct ep_row_term {
+    const void *row;
+    int is_f32; /* fp32 elements instead of bf16: first the elements 0, 2, 4, .., then the elements 1, 3, 5, .. */
+};
 
+/* Rows have `count` elements, a multiple of 8, and are aligned to 16. Every NaN comes out as 0x7fc0 (fp32: 0x7fc00000).
+ */
 struct ep_rows_ops {
     const char *name;
 
     /*
-     * Copies `bytes` (a multiple of 16; src and every dst aligned to 16) from src to each of dst[0..n). The stream
-     * variant bypasses the caches: faster when the destinations together do not fit in them, because a plain store
-     * first reads the line that it overwrites. Call stream_end() before the peers are signalled that the data is ready.
+     * Sum of n >= 1 terms: fp32, terms[0] first, one after the other, rounded once to nearest even. The stream variant
+     * bypasses the caches, as ep_rows_copy_stream() does.
      */
-    void (*copy)(void *const *dst, int n, const void *src, size_t bytes);
-    void (*copy_stream)(void *const *dst, int n, const void *src, size_t bytes);
+    void (*sum_bf16)(uint16_t *out, const struct ep_row_term *terms, int n, int count);
+    void (*sum_bf16_stream)(uint16_t *out, const struct ep_row_term *terms, int n, int count);
 
-    /*
-     * Sum of n >= 1 bf16 rows of `count` elements (a multiple of 8, aligned to 16): fp32, rows[0] first, one after the
-     * other, rounded once to nearest even into out. Every NaN comes out as 0x7fc0 (fp32: 0x7fc00000).
-     */
-    void (*sum_bf16)(uint16_t *out, const uint16_t *const *rows, int n, int count);
-    void (*sum_bf16_stream)(uint16_t *out, const uint16_t *const *rows, int n, int count);
-
-    /* The same, but the terms may be bf16 rows or fp32 rows, in the order given. */
-    void (*sum_mixed)(uint16_t *out, const struct ep_row_term *terms, int n, int count);
-    void (*sum_mixed_stream)(uint16_t *out, const struct ep_row_term *terms, int n, int count);
-
-    /* As sum_bf16 but the result stays fp32: a partial sum for the network. */
-    void (*sum_to_f32)(float *out, const uint16_t *const *rows, int n, int count);
+    /* The same, but the result stays fp32, in the order of ep_row_term: a partial sum for the network. */
+    void (*sum_f32)(float *out, const struct ep_row_term *terms, int n, int count);
 
     /*
      * out = sum over i of weight[i] * rows[i]: acc = 0; acc = fma(weight, row, acc) in the order given; rounded once. n
@@ -54,16 +47,24 @@ struct ep_rows_ops {
                              int n_groups, int count);
 };
 
-struct ep_row_term {
-    const void *row;
-    int is_f32; /* fp32 elements instead of bf16 */
-};
+extern const struct ep_rows_ops ep_rows_portable;
+#if defined(__x86_64__)
+extern const struct ep_rows_ops ep_rows_avx2, ep_rows_avx512; /* only where the processor has the instructions */
+#endif
 
 /* The best variant for this machine. Never NULL. */
 const struct ep_rows_ops *ep_rows_get(void);
 
 /* The variant of that name if it was built and this machine can run it, else NULL: for tests. */
 const struct ep_rows_ops *ep_rows_find(const char *name);
+
+/*
+ * Copies `bytes` (a multiple of 16; src and every dst aligned to 16) from src to each of dst[0..n). The stream variant
+ * bypasses the caches: faster when the destinations together do not fit in them, because a plain store first reads the
+ * line that it overwrites. Call ep_rows_stream_end() before the peers are signalled that the data is ready.
+ */
+void ep_rows_copy(void *const *dst, int n, const void *src, size_t bytes);
+void ep_rows_copy_stream(void *const *dst, int n, const void *src, size_t bytes);
 
 /* Makes streamed stores of this thread visible before what it stores next. */
 void ep_rows_stream_end(void);
