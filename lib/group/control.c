@@ -480,7 +480,7 @@ void ep_group_leave(struct ep_group *group)
 {
     if (!group->control)
         return;
-    atomic_store(&group->control->left, 1);
+    atomic_store(&group->control->state.left, 1);
     if (group->peers)
         ep_group_ring_all(group);
 }

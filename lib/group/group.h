@@ -73,25 +73,18 @@ struct ep_group_allocation {
  *
  * `lost` is also written by low latency, whose endpoint has a connection to each rank. When one is cut its rank is lost
  * for the whole communicator, as on the endpoint of the streams: no connection is made twice, and a rank that only some
- * calls reach could agree on nothing. It is never reset; `left` takes precedence. A shrink finds out which ranks are
- * alive.
+ * calls reach could agree on nothing. It is never reset; state.left takes precedence. A shrink finds out which ranks
+ * are alive.
  */
 struct ep_group_remote {
-    _Atomic uint32_t waiting;   /* as in its control block */
-    _Atomic uint64_t probed_ns; /* when it last probed its peers, by the clock of this host */
-    _Atomic uint64_t heard_ns;  /* of a rail peer: when its last heartbeat arrived */
-    _Atomic uint32_t left;
-    _Atomic uint32_t lost;   /* it has died, or a connection to it has ended without a leave message */
-    _Atomic uint32_t silent; /* a rail peer: its host does not answer, or did not when its control link ended */
+    struct ep_group_state state;
+    _Atomic uint64_t heard_ns; /* of a rail peer: when its last heartbeat arrived */
+    _Atomic uint32_t lost;     /* it has died, or a connection to it has ended without a leave message */
+    _Atomic uint32_t silent;   /* a rail peer: its host does not answer, or did not when its control link ended */
     /* A connection to it ended, but its process did not close it: the control link of a rail peer, or one of low
      * latency. Written before `lost`. */
     _Atomic uint32_t cut;
-    _Atomic uint64_t reason_for; /* as in its control block */
-    char reason[EP_GROUP_REASON_BYTES];
-    _Atomic uint32_t aborts;   /* as in its control block: includes aborts after a failure, which are not failures */
-    _Atomic uint32_t shrinks;  /* it has begun a shrink since the last of these; written before them */
     _Atomic uint32_t excludes; /* a shrink has succeeded there without this rank */
-    _Atomic uint32_t confirmation; /* as in its control block */
 };
 
 struct ep_group_link; /* link.c */
@@ -175,6 +168,16 @@ static inline void ep_group_read_shared(void *ret, const void *from, size_t byte
 static inline struct ep_group *ep_group_of(const ep_comm *comm)
 {
     return comm->impl;
+}
+
+/* Zero where nothing is known of a rank: on another host, if the network has no control links. */
+static inline const struct ep_group_state *ep_group_state_of(const struct ep_group *group, int rank)
+{
+    static const struct ep_group_state unknown;
+
+    if (group->peers[rank].control)
+        return &group->peers[rank].control->state;
+    return group->remote ? &group->remote[rank].state : &unknown;
 }
 
 /* Until the peers are known this rank records failures in its own control block. */

@@ -82,20 +82,21 @@ static void receive_heartbeat(struct conn *conn, const struct link_entry *entrie
 
     atomic_store(&group->remote[conn->rank].heard_ns, now);
     for (int i = 0; i < group->nlocal; i++) {
-        struct ep_group_remote *remote = &group->remote[first + i];
+        struct ep_group_state *state = &group->remote[first + i].state;
         uint64_t age_ns = (uint64_t)entries[i].age_ms * 1000000u;
 
-        atomic_store(&remote->probed_ns, age_ns < now ? now - age_ns : 0);
-        atomic_store(&remote->waiting, entries[i].waiting);
-        atomic_store(&remote->shrinks, (entries[i].flags & LINK_RANK_SHRINKS) != 0);
-        atomic_store(&remote->aborts, entries[i].aborts);
-        atomic_store(&remote->confirmation, entries[i].flags & LINK_RANK_CONFIRMED     ? EP_GROUP_CONFIRM_RECEIVED
-                                            : entries[i].flags & LINK_RANK_LEADER_LOST ? EP_GROUP_CONFIRM_LEADER_LOST
-                                                                                       : EP_GROUP_CONFIRM_PENDING);
+        atomic_store(&state->probed_ns, age_ns < now ? now - age_ns : 0);
+        atomic_store(&state->waiting, entries[i].waiting);
+        /* Before the aborts: the reader must not take that for an abort without a shrink. */
+        atomic_store(&state->aborts_before, entries[i].flags & LINK_RANK_SHRINKS ? entries[i].aborts + 1 : 0);
+        atomic_store(&state->aborts, entries[i].aborts);
+        atomic_store(&state->confirmation, entries[i].flags & LINK_RANK_CONFIRMED     ? EP_GROUP_CONFIRM_RECEIVED
+                                           : entries[i].flags & LINK_RANK_LEADER_LOST ? EP_GROUP_CONFIRM_LEADER_LOST
+                                                                                      : EP_GROUP_CONFIRM_PENDING);
         if (entries[i].flags & LINK_RANK_LEFT)
-            atomic_store(&remote->left, 1);
+            atomic_store(&state->left, 1);
         if (entries[i].flags & LINK_RANK_DEAD)
-            atomic_store(&remote->lost, 1);
+            atomic_store(&group->remote[first + i].lost, 1);
     }
 }
 
@@ -105,7 +106,7 @@ static void receive_failure(struct conn *conn, const struct link_failure *failur
     struct ep_group *group = conn->link->group;
     int reporter = (uint16_t)failure->word;
     bool remote = reporter < group->comm->nranks && !group->peers[reporter].control;
-    struct ep_group_remote *from = remote ? &group->remote[reporter] : NULL;
+    struct ep_group_state *from = remote ? &group->remote[reporter].state : NULL;
 
     if (from && failure->reason[0] && !atomic_load(&from->reason_for)) {
         memcpy(from->reason, failure->reason, sizeof(from->reason));
@@ -135,7 +136,7 @@ static void receive_message(void *context, enum link_kind kind, const void *payl
     else if (kind == LINK_SHRUNK)
         receive_shrunk(conn, payload);
     else
-        atomic_store(&group->remote[conn->rank].left, 1);
+        atomic_store(&group->remote[conn->rank].state.left, 1);
 }
 
 /* 0: the peer process closed it, as it does when it exits. */
@@ -197,17 +198,11 @@ static uint32_t count_events(const struct ep_group_link *link)
     uint32_t n = link->n_dead;
 
     for (int i = 0; i < group->nlocal; i++) {
-        const struct ep_group_control *control = group->peers[group->first + i].control;
+        const struct ep_group_state *state = ep_group_state_of(group, group->first + i);
 
-        n += atomic_load(&control->aborts) + atomic_load(&control->shrink.aborts_before) +
-             atomic_load(&control->shrink.confirmation);
+        n += atomic_load(&state->aborts) + atomic_load(&state->aborts_before) + atomic_load(&state->confirmation);
     }
     return n;
-}
-
-static bool shrinks(const struct ep_group_control *control, uint32_t aborts)
-{
-    return atomic_load(&control->shrink.aborts_before) == aborts + 1;
 }
 
 /*
@@ -235,23 +230,23 @@ static void queue_heartbeat(struct conn *conn, uint64_t now)
 
     conn->sent_events = count_events(conn->link);
     for (int i = 0; i < group->nlocal; i++) {
-        const struct ep_group_control *control = group->peers[group->first + i].control;
-        uint64_t probed_ns = atomic_load(&control->probed_ns),
+        const struct ep_group_state *state = ep_group_state_of(group, group->first + i);
+        uint64_t probed_ns = atomic_load(&state->probed_ns),
                  age_ms = now > probed_ns ? (now - probed_ns) / 1000000u : 0;
-        struct link_entry entry = {.waiting = atomic_load(&control->waiting),
+        struct link_entry entry = {.waiting = atomic_load(&state->waiting),
                                    .age_ms = age_ms < UINT32_MAX ? (uint32_t)age_ms : UINT32_MAX,
-                                   .aborts = atomic_load(&control->aborts)};
+                                   .aborts = atomic_load(&state->aborts)};
         uint32_t confirmation;
 
         if (conn->link->dead[i] || (i != group->local && ep_group_peer_dead(group, group->first + i)))
             entry.flags |= LINK_RANK_DEAD;
         /* After that probe: a process that has ended has published before whether it left. */
-        if (atomic_load(&control->left))
+        if (atomic_load(&state->left))
             entry.flags |= LINK_RANK_LEFT;
-        if (shrinks(control, entry.aborts))
+        if (atomic_load(&state->aborts_before) == entry.aborts + 1)
             entry.flags |= LINK_RANK_SHRINKS;
         /* After that: a rank that leaves without the confirmation has given up. */
-        confirmation = atomic_load(&control->shrink.confirmation);
+        confirmation = atomic_load(&state->confirmation);
         if (confirmation == EP_GROUP_CONFIRM_RECEIVED)
             entry.flags |= LINK_RANK_CONFIRMED;
         if (confirmation == EP_GROUP_CONFIRM_LEADER_LOST)
@@ -266,13 +261,11 @@ static void queue_heartbeat(struct conn *conn, uint64_t now)
 static void queue_failure(struct conn *conn, uint64_t word)
 {
     const struct ep_group *group = conn->link->group;
-    int reporter = (uint16_t)word;
-    const struct ep_group_control *control = group->peers[reporter].control;
-    const struct ep_group_remote *remote = &group->remote[reporter];
+    const struct ep_group_state *state = ep_group_state_of(group, (uint16_t)word);
     struct link_failure failure = {.word = word};
 
-    if (atomic_load_explicit(control ? &control->reason_for : &remote->reason_for, memory_order_acquire) == word)
-        memcpy(failure.reason, control ? control->reason : remote->reason, sizeof(failure.reason));
+    if (atomic_load_explicit(&state->reason_for, memory_order_acquire) == word)
+        memcpy(failure.reason, state->reason, sizeof(failure.reason));
     queue_message(conn, LINK_FAILURE, &failure, sizeof(failure));
     conn->sent_failure = true;
 }
@@ -303,7 +296,7 @@ static bool queue_next(struct conn *conn, uint64_t now)
     } else if (now >= conn->heartbeat_ns || conn->sent_events != count_events(link)) {
         queue_heartbeat(conn, now);
     } else if (atomic_load(&link->stops)) {
-        if (atomic_load(&link->group->control->left))
+        if (atomic_load(&link->group->control->state.left))
             queue_message(conn, LINK_LEFT, NULL, 0);
         conn->sent_left = true;
     } else {

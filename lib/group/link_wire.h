@@ -28,10 +28,10 @@ enum {
 };
 
 struct link_entry {
-    uint32_t waiting; /* ep_group_control.waiting */
+    uint32_t waiting; /* ep_group_state.waiting */
     uint32_t age_ms;  /* since the rank last probed its peers; UINT32_MAX: longer */
     uint32_t flags;
-    uint32_t aborts; /* ep_group_control.aborts */
+    uint32_t aborts; /* ep_group_state.aborts */
 };
 
 struct link_failure {

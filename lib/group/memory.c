@@ -408,7 +408,7 @@ ep_status ep_group_find_peer_exit(const struct ep_group *group, int rank)
 
         if (ep_group_peer_dead(group, rank))
             return EP_E_PEER_DEAD;
-        if (control && atomic_load(&control->left))
+        if (control && ep_group_has_left(group, rank))
             return EP_E_PEER_LEFT;
         /* A failure of the group explains it. */
         if (expired || group->peers[rank].same_process || atomic_load(&ep_group_arbiter(group)->group_failure))

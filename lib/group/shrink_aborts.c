@@ -18,22 +18,6 @@
 /* Time between an abort and the shrink that it is the reason for. At most half a deadline. */
 #define ABORT_MS 2000
 
-static uint32_t count_of(const struct ep_group *group, int rank)
-{
-    const struct ep_group_control *control = group->peers[rank].control;
-
-    return atomic_load(control ? &control->aborts : &group->remote[rank].aborts);
-}
-
-/* True if it has begun a shrink since the last of `count` aborts. */
-static bool has_begun(const struct ep_group *group, int rank, uint32_t count)
-{
-    const struct ep_group_control *control = group->peers[rank].control;
-
-    return control ? atomic_load(&control->shrink.aborts_before) == count + 1
-                   : atomic_load(&group->remote[rank].shrinks) != 0;
-}
-
 ep_status shrink_aborts_init(struct shrink_aborts *aborts, struct ep_group *group, int timeout_ms)
 {
     int nranks = group->comm->nranks, me = group->comm->rank, aborted_by = ep_group_aborted_by(group);
@@ -45,13 +29,13 @@ ep_status shrink_aborts_init(struct shrink_aborts *aborts, struct ep_group *grou
     if (!aborts->at_begin || !aborts->before || !aborts->seen_ns)
         return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", nranks);
     for (int rank = 0; rank < nranks; rank++) {
-        aborts->before[rank] = count_of(group, rank);
+        aborts->before[rank] = atomic_load(&ep_group_state_of(group, rank)->aborts);
         /* The abort that failed this group does not end its shrink, even if its count has not arrived yet. */
         if (rank == aborted_by && aborts->before[rank] == 0)
             aborts->before[rank] = 1;
         aborts->at_begin[rank] = aborts->before[rank];
     }
-    atomic_store(&group->control->shrink.aborts_before, aborts->before[me] + 1);
+    atomic_store(&group->control->state.aborts_before, aborts->before[me] + 1);
     ep_group_ring_all(group);
     ep_group_link_wake(group);
     return EP_OK;
@@ -70,13 +54,14 @@ int shrink_aborts_find(struct shrink_aborts *aborts)
     uint64_t now = ep_now_ns();
 
     for (int rank = 0; rank < group->comm->nranks; rank++) {
-        uint32_t count = count_of(group, rank);
+        uint32_t count = atomic_load(&ep_group_state_of(group, rank)->aborts);
 
         if ((int32_t)(count - aborts->before[rank]) <= 0)
             continue;
         if (rank == group->comm->rank)
             return rank;
-        if (has_begun(group, rank, count)) {
+        /* It has begun a shrink since then. */
+        if (atomic_load(&ep_group_state_of(group, rank)->aborts_before) == count + 1) {
             aborts->before[rank] = count;
             aborts->seen_ns[rank] = 0;
         } else if (!aborts->seen_ns[rank]) {

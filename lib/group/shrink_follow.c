@@ -46,7 +46,7 @@ static void end_handshake(const struct linked *l, struct tcp_handshake *hs, enum
     if (aborted && result == TCP_HANDSHAKE_DONE && send_join(l, hs->fd))
         sent = tcp_star_send_failure(hs->fd, status, text);
     if (aborted)
-        l->group->unreported_aborts = sent ? 0 : atomic_load(&l->group->control->aborts);
+        l->group->unreported_aborts = sent ? 0 : atomic_load(&l->group->control->state.aborts);
     tcp_handshake_drop(hs);
     ep_fail(status, "%s", text); /* the handshake may have set another error */
 }

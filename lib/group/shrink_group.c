@@ -119,7 +119,7 @@ static ep_status note_aborts(struct shrink *s)
     if (!s->aborts)
         return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", nranks);
     for (int rank = 0; rank < nranks; rank++)
-        s->aborts[rank] = atomic_load(&s->group->peers[rank].control->aborts);
+        s->aborts[rank] = atomic_load(&ep_group_state_of(s->group, rank)->aborts);
     /* The abort that failed this group does not end its shrink, even if its count has not arrived yet. */
     failed_rank = ep_group_aborted_by(s->group);
     if (failed_rank >= 0 && s->aborts[failed_rank] == 0)

@@ -133,7 +133,7 @@ ep_status shrink_fail_with_vote(const struct shrink *s, int owner, uint32_t word
 int shrink_aborted_by(const struct shrink *s)
 {
     for (int rank = 0; rank < s->group->comm->nranks; rank++)
-        if ((int32_t)(atomic_load(&s->group->peers[rank].control->aborts) - s->aborts[rank]) > 0)
+        if ((int32_t)(atomic_load(&ep_group_state_of(s->group, rank)->aborts) - s->aborts[rank]) > 0)
             return rank;
     return -1;
 }
@@ -181,7 +181,7 @@ static uint32_t choose(const struct shrink *s, const struct reading *r, int rank
     if (r->aborted_by >= 0)
         return shrink_pack_vote(EP_GROUP_VOTE_GIVEN_UP, EP_E_ABORTED, r->aborted_by);
     if (shrink_dead_or_left(s, rank)) {
-        bool left = atomic_load(&s->group->peers[rank].control->left);
+        bool left = ep_group_has_left(s->group, rank);
 
         return shrink_pack_vote(EP_GROUP_VOTE_BANNED, left ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, rank);
     }

@@ -567,10 +567,10 @@ static void publish_endless_reason(struct scenario *scenario, ep_comm *comm)
     uint64_t failure = (uint64_t)EP_E_VALUE << 48 | 1ull << 32 | 1;
 
     (void)scenario;
-    memset(control->reason, 'x', sizeof(control->reason));
-    memcpy(control->reason, "one\033[2Jtwo\n", 11);
+    memset(control->state.reason, 'x', sizeof(control->state.reason));
+    memcpy(control->state.reason, "one\033[2Jtwo\n", 11);
     atomic_store(&control->reason_set, 1);
-    atomic_store(&control->reason_for, failure);
+    atomic_store(&control->state.reason_for, failure);
     publish_failure(comm, failure);
 }
 
@@ -664,8 +664,8 @@ static void wait_for_nobody(struct scenario *scenario, ep_comm *comm)
 
     (void)scenario;
     while (!atomic_load(&ep_group_of(comm)->peers[0].control->failure)) {
-        atomic_store(&control->waiting, UINT32_MAX);
-        atomic_store(&control->probed_ns, ep_now_ns());
+        atomic_store(&control->state.waiting, UINT32_MAX);
+        atomic_store(&control->state.probed_ns, ep_now_ns());
         ep_group_wait_doorbell(ep_group_of(comm), ep_group_doorbell(ep_group_of(comm)));
     }
 }
