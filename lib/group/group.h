@@ -542,12 +542,15 @@ ep_status ep_group_route_init(struct ep_group_route *route, int n_tokens, int to
 void ep_group_route_done(struct ep_group_route *route);
 
 /* plan.c */
+struct plan_row;
+
 struct ep_group_plan {
     int number;
     int n_tokens;   /* of the routing that operations use: the caller may have called an update meanwhile */
     int64_t n_send; /* rows that its tokens become */
     uint64_t exchange;
     int32_t *index;             /* [N,K] as int32, until the route takes it over */
+    struct plan_row *row;       /* what this rank publishes, with these counts: */
     int32_t *tokens_per_rank;   /* [R] */
     int32_t *tokens_per_node;   /* [nnodes] */
     int32_t *tokens_per_expert; /* [E] */
@@ -568,6 +571,8 @@ struct ep_group_plan {
     int64_t *first_row;  /* [R] rank layout: where this rank's rows begin on each rank */
     int32_t *prefix;     /* [R,R] (i, j): tokens of the ranks 0..i for rank j */
     int32_t *max_tokens; /* [R] that each rank may have after an update */
+    void *owned[16];     /* memory of these arrays */
+    int n_owned;
 };
 
 static inline struct ep_group_plan *ep_group_plan_of(const ep_plan *plan)

@@ -152,25 +152,22 @@ static ep_status make_rail_route(struct ep_group_completion *c, int node, const 
     const ep_plan *plan = c->plan;
     size_t topk = (size_t)plan->args.topk, n = (size_t)receive->n;
     int32_t *index = malloc((n + 1) * topk * sizeof(*index)), *row = malloc((n + 1) * topk * sizeof(*row));
-    ep_status status;
+    ep_status status = EP_OK;
 
-    if (!index || !row) {
-        free(index);
-        free(row);
-        return ep_fail(EP_E_MEMORY, "plan: no memory for the routes between nodes");
-    }
-    for (size_t t = 0; t < n; t++) {
+    if (!index || !row)
+        status = ep_fail(EP_E_MEMORY, "plan: no memory for the routes between nodes");
+    for (size_t t = 0; status == EP_OK && t < n; t++) {
         memcpy(index + t * topk, receive->data + t * 2 * topk, topk * sizeof(*index));
         memcpy(row + t * topk, receive->data + t * 2 * topk + topk, topk * sizeof(*row));
     }
-    status = check_routes(c, node, index, row, receive->n);
-    if (status != EP_OK) {
+    if (status == EP_OK)
+        status = check_routes(c, node, index, row, receive->n);
+    if (status == EP_OK)
+        status =
+            ep_group_route_init(&c->inner->rail[node], receive->n, plan->args.topk, c->expert_rank, c->group->first,
+                                c->group->nlocal, plan->args.flags & EP_PLAN_EXPANDED, index, row);
+    else
         free(index);
-        free(row);
-        return status;
-    }
-    status = ep_group_route_init(&c->inner->rail[node], receive->n, plan->args.topk, c->expert_rank, c->group->first,
-                                 c->group->nlocal, plan->args.flags & EP_PLAN_EXPANDED, index, row);
     free(row);
     return status;
 }
