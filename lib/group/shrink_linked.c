@@ -341,7 +341,7 @@ static ep_status prepare(struct linked *l)
     if (!l->acceptor || !l->fds || !l->used || !l->joins)
         return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %zu ranks", n);
     l->acceptor->fd = -1;
-    return shrink_aborts_init(&l->aborts, l->group, l->timeout_ms);
+    return shrink_aborts_init(&l->aborts, l->group);
 }
 
 ep_status shrink_linked(struct ep_group *group, ep_comm *next)
@@ -364,6 +364,6 @@ ep_status shrink_linked(struct ep_group *group, ep_comm *next)
     free(l.fds);
     free(l.used);
     free(l.joins);
-    shrink_aborts_done(&l.aborts);
+    free(l.aborts.ranks);
     return status;
 }

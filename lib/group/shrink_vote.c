@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The votes of a shrink, and the one outcome that all ranks read from them.
+ * The views and votes of a shrink, and the one outcome that all ranks read from them.
  *
  * In each attempt each rank of the old group has one word. It is OPEN at first and is decided once, by
  * compare-exchange:
@@ -38,6 +38,48 @@
  */
 #define LEFT_OUT_VOTE_DEADLINES 3
 #define LEFT_OUT_OPENED_DEADLINES 10
+
+/* --- views: a bitmap of the ranks to leave out in each control block; during a shrink bits are only added --- */
+
+/* A word of the view of `rank`, without bits of ranks that do not exist. */
+static uint64_t view_word(const struct shrink *s, int rank, int word)
+{
+    int bits = s->group->comm->nranks - word * 64;
+    uint64_t mask = bits >= 64 ? UINT64_MAX : bits > 0 ? (UINT64_C(1) << bits) - 1 : 0;
+
+    return atomic_load(&shrink_state_of(s, rank)->out[s->attempt - 1][word]) & mask;
+}
+
+bool shrink_leaves_out(const struct shrink *s, int of, int rank)
+{
+    return view_word(s, of, rank / 64) >> (rank % 64) & 1;
+}
+
+bool shrink_is_out(const struct shrink *s, int rank)
+{
+    return shrink_leaves_out(s, s->group->comm->rank, rank);
+}
+
+void shrink_leave_out(const struct shrink *s, int rank)
+{
+    atomic_fetch_or(&s->mine->out[s->attempt - 1][rank / 64], UINT64_C(1) << (rank % 64));
+}
+
+void shrink_merge_view(const struct shrink *s, int rank)
+{
+    for (int word = 0; word * 64 < s->group->comm->nranks; word++)
+        atomic_fetch_or(&s->mine->out[s->attempt - 1][word], view_word(s, rank, word));
+}
+
+bool shrink_same_view(const struct shrink *s, int a, int b)
+{
+    for (int word = 0; word * 64 < s->group->comm->nranks; word++)
+        if (view_word(s, a, word) != view_word(s, b, word))
+            return false;
+    return true;
+}
+
+/* --- votes --- */
 
 static ep_status status_in(uint32_t word)
 {
@@ -128,14 +170,6 @@ ep_status shrink_fail_with_vote(const struct shrink *s, int owner, uint32_t word
     default:
         return ep_fail(status, "ep_comm_shrink: rank %d failed with %s", rank, ep_status_name(status));
     }
-}
-
-int shrink_aborted_by(const struct shrink *s)
-{
-    for (int rank = 0; rank < s->group->comm->nranks; rank++)
-        if ((int32_t)(atomic_load(&ep_group_state_of(s->group, rank)->aborts) - s->aborts[rank]) > 0)
-            return rank;
-    return -1;
 }
 
 /* One reading of all words of a vote, and the state from which this rank decides for others. */
@@ -246,7 +280,7 @@ struct shrink_outcome shrink_vote(struct shrink *s, bool on_opened, int member, 
         int n_open = 0;
 
         r.late = ep_now_ns() - begin_ns >= deadlines * timeout_ns;
-        r.aborted_by = shrink_aborted_by(s);
+        r.aborted_by = shrink_aborts_find(&s->aborts);
         read_words(s, &r);
         for (int rank = 0; rank < nranks; rank++) {
             if (r.words[rank] == EP_GROUP_VOTE_OPEN)
