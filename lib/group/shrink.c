@@ -369,10 +369,6 @@ static ep_status form_group(struct shrink *s, struct shrink_group *g, ep_comm *n
     bool self = false;
 
     EP_TRY(agree(s));
-    g->ranks = malloc((size_t)comm->nranks * sizeof(*g->ranks));
-    if (!g->ranks)
-        return confirm(s, next, ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", comm->nranks),
-                       comm->rank);
     for (int rank = 0; rank < comm->nranks; rank++)
         if (!shrink_is_out(s, rank)) {
             g->ranks[g->n++] = rank;
@@ -383,7 +379,6 @@ static ep_status form_group(struct shrink *s, struct shrink_group *g, ep_comm *n
                   : ep_fail(EP_E_MISMATCH,
                             "ep_comm_shrink: the view of rank %d is damaged: it excludes the rank itself", comm->rank);
     failed_rank = self && status != EP_OK ? shrink_find_failed_rank(g, comm) : comm->rank;
-    free(g->ranks);
     return confirm(s, next, status, failed_rank);
 }
 

@@ -14,8 +14,8 @@ struct shrink_group {
     struct shrink *s; /* NULL over control links */
     ep_allgather_fn allgather;
     void *context;
-    const void *network; /* as in ep_boot */
-    int *ranks;          /* old rank of each survivor */
+    const void *network;     /* as in ep_boot */
+    int ranks[EP_MAX_RANKS]; /* old rank of each survivor */
     int n;
     uint32_t calls;
     ep_status failed;               /* of the first all-gather that failed: later ones fail alike */
