@@ -58,18 +58,17 @@ struct conn {
 
 struct ep_group_link {
     struct ep_group *group;
-    int n;
-    struct conn *conns;
-    struct pollfd *polls;  /* of the connections, of link_event, of the processes of this node */
-    uint64_t heartbeat_ns; /* interval */
-    bool *dead;            /* [nlocal] its process was seen to end */
-    uint32_t n_dead;
-    bool watch_processes; /* poll() watches processes, so that a death is reported at once */
+    struct pollfd polls[EP_MAX_RANKS + 1]; /* of the connections, of link_event, of the processes of this node */
+    uint64_t heartbeat_ns;                 /* interval */
+    bool dead[EP_MAX_RANKS];               /* by index on this node: its process was seen to end */
+    bool watch_processes;                  /* poll() watches processes, so that a death is reported at once */
     pthread_t thread;
     bool started;
     _Atomic bool stops;
     _Atomic uint32_t failure_sent; /* on all links; also if that took too long */
     unsigned char *memory;         /* buffers of all connections */
+    int n;
+    struct conn conns[];
 };
 
 /* --- receiving --- */
@@ -90,9 +89,7 @@ static void receive_heartbeat(struct conn *conn, const struct link_entry *entrie
         /* Before the aborts: the reader must not take that for an abort without a shrink. */
         atomic_store(&state->aborts_before, entries[i].flags & LINK_RANK_SHRINKS ? entries[i].aborts + 1 : 0);
         atomic_store(&state->aborts, entries[i].aborts);
-        atomic_store(&state->confirmation, entries[i].flags & LINK_RANK_CONFIRMED     ? EP_GROUP_CONFIRM_RECEIVED
-                                           : entries[i].flags & LINK_RANK_LEADER_LOST ? EP_GROUP_CONFIRM_LEADER_LOST
-                                                                                      : EP_GROUP_CONFIRM_PENDING);
+        atomic_store(&state->confirmation, entries[i].flags >> LINK_RANK_CONFIRMATION & 3);
         if (entries[i].flags & LINK_RANK_LEFT)
             atomic_store(&state->left, 1);
         if (entries[i].flags & LINK_RANK_DEAD)
@@ -170,7 +167,7 @@ static void receive(struct conn *conn, int send_error)
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return;
         /* An invalid message ends the connection. */
-        if (n <= 0 || link_reader_feed(&conn->reader, bytes, (size_t)n, receive_message, conn))
+        if (n <= 0 || !link_reader_feed(&conn->reader, bytes, (size_t)n, receive_message, conn))
             close_conn(conn, n < 0 ? errno : n > 0 ? EBADMSG : send_error);
     }
 }
@@ -195,12 +192,13 @@ static void queue_message(struct conn *conn, enum link_kind kind, const void *pa
 static uint32_t count_events(const struct ep_group_link *link)
 {
     const struct ep_group *group = link->group;
-    uint32_t n = link->n_dead;
+    uint32_t n = 0;
 
     for (int i = 0; i < group->nlocal; i++) {
         const struct ep_group_state *state = ep_group_state_of(group, group->first + i);
 
-        n += atomic_load(&state->aborts) + atomic_load(&state->aborts_before) + atomic_load(&state->confirmation);
+        n += atomic_load(&state->aborts) + atomic_load(&state->aborts_before) + atomic_load(&state->confirmation) +
+             link->dead[i];
     }
     return n;
 }
@@ -236,7 +234,6 @@ static void queue_heartbeat(struct conn *conn, uint64_t now)
         struct link_entry entry = {.waiting = atomic_load(&state->waiting),
                                    .age_ms = age_ms < UINT32_MAX ? (uint32_t)age_ms : UINT32_MAX,
                                    .aborts = atomic_load(&state->aborts)};
-        uint32_t confirmation;
 
         if (conn->link->dead[i] || (i != group->local && ep_group_peer_dead(group, group->first + i)))
             entry.flags |= LINK_RANK_DEAD;
@@ -246,11 +243,7 @@ static void queue_heartbeat(struct conn *conn, uint64_t now)
         if (atomic_load(&state->aborts_before) == entry.aborts + 1)
             entry.flags |= LINK_RANK_SHRINKS;
         /* After that: a rank that leaves without the confirmation has given up. */
-        confirmation = atomic_load(&state->confirmation);
-        if (confirmation == EP_GROUP_CONFIRM_RECEIVED)
-            entry.flags |= LINK_RANK_CONFIRMED;
-        if (confirmation == EP_GROUP_CONFIRM_LEADER_LOST)
-            entry.flags |= LINK_RANK_LEADER_LOST;
+        entry.flags |= (atomic_load(&state->confirmation) & 3) << LINK_RANK_CONFIRMATION;
         memcpy(conn->out + sizeof(struct link_head) + (size_t)i * sizeof(entry), &entry, sizeof(entry));
     }
     queue_message(conn, LINK_HEARTBEAT, NULL, (size_t)group->nlocal * sizeof(struct link_entry));
@@ -357,12 +350,8 @@ static void list_processes(const struct ep_group_link *link, struct pollfd *poll
 
 static void note_ended(struct ep_group_link *link, const struct pollfd *polls)
 {
-    for (int i = 0; i < link->group->nlocal; i++) {
-        if (!polls[i].revents)
-            continue;
-        link->dead[i] = true;
-        link->n_dead++;
-    }
+    for (int i = 0; i < link->group->nlocal; i++)
+        link->dead[i] |= polls[i].revents != 0;
 }
 
 /* Before this rank sends that it leaves: its caller may have seen deaths that poll() has not reported here. */
@@ -370,12 +359,8 @@ static void note_dead(struct ep_group_link *link)
 {
     const struct ep_group *group = link->group;
 
-    for (int i = 0; i < group->nlocal; i++) {
-        if (link->dead[i] || i == group->local || !ep_group_peer_dead(group, group->first + i))
-            continue;
-        link->dead[i] = true;
-        link->n_dead++;
-    }
+    for (int i = 0; i < group->nlocal; i++)
+        link->dead[i] |= i != group->local && ep_group_peer_dead(group, group->first + i);
 }
 
 static void note_failure_sent(struct ep_group_link *link)
@@ -491,19 +476,13 @@ static ep_status open_conns(struct ep_group_link *link)
 
 ep_status ep_group_link_open(struct ep_group *group)
 {
-    struct ep_group_link *link = calloc(1, sizeof(*link));
     int timeout_ms = group->comm->config.timeout_ms, heartbeat_ms = timeout_ms / HEARTBEATS;
     size_t n = (size_t)group->comm->nnodes - 1;
+    struct ep_group_link *link = calloc(1, sizeof(*link) + n * sizeof(link->conns[0]));
 
-    if (link) {
-        link->conns = calloc(n, sizeof(*link->conns));
-        link->polls = calloc(n + 1 + (size_t)group->nlocal, sizeof(*link->polls));
-        link->dead = calloc((size_t)group->nlocal, sizeof(*link->dead));
-        link->watch_processes = true;
-    }
     group->link = link;
     group->remote = calloc((size_t)group->comm->nranks, sizeof(*group->remote));
-    if (!link || !link->conns || !link->polls || !link->dead || !group->remote)
+    if (!link || !group->remote)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %zu control links", n);
     if (heartbeat_ms < HEARTBEAT_MIN_MS)
         heartbeat_ms = HEARTBEAT_MIN_MS;
@@ -511,6 +490,7 @@ ep_status ep_group_link_open(struct ep_group *group)
         heartbeat_ms = HEARTBEAT_MAX_MS;
     link->group = group;
     link->heartbeat_ns = (uint64_t)heartbeat_ms * 1000000u;
+    link->watch_processes = true;
     link->n = (int)n;
     EP_TRY(open_conns(link));
     group->link_event = ep_fd_above_stdio(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -530,16 +510,13 @@ void ep_group_link_close(struct ep_group *group)
         ep_group_link_wake(group);
         pthread_join(link->thread, NULL);
     }
-    for (int i = 0; link->conns && link->memory && i < link->n; i++)
+    for (int i = 0; link->memory && i < link->n; i++)
         if (link->conns[i].fd >= 0)
             close(link->conns[i].fd);
     if (group->link_event >= 0)
         close(group->link_event);
     group->link_event = -1;
     free(link->memory);
-    free(link->conns);
-    free(link->polls);
-    free(link->dead);
     free(link);
     group->link = NULL;
 }

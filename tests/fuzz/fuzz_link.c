@@ -41,7 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (size_t at = 2; at < size;) {
         size_t n = step && step < size - at ? step : size - at;
 
-        if (link_reader_feed(&reader, data + at, n, read_all, &count))
+        if (!link_reader_feed(&reader, data + at, n, read_all, &count))
             break;
         at += n;
     }
