@@ -209,13 +209,18 @@ static void send_bad_route(struct scenario *scenario, ep_comm *comm)
     size_t bytes;
     struct counts row = proper_counts(comm, &bytes);
     struct ep_group_message head = {.kind = EP_GROUP_MESSAGE_ROUTE, .detail = TOKENS, .number = 1};
-    int32_t routes[TOKENS][2 * TOPK];
-    struct ep_piece piece = {.data = routes, .bytes = sizeof(routes)};
+    struct {
+        int32_t expert[TOKENS][TOPK], row[TOKENS][TOPK];
+    } routes;
+    struct ep_piece piece = {.data = &routes, .bytes = sizeof(routes)};
     bool moved;
 
-    for (int t = 0; t < TOKENS; t++)
-        memcpy(routes[t], (const int32_t[]){t % EXPERTS, (t + 2) % EXPERTS, TOKENS + t, TOKENS + t}, sizeof(routes[t]));
-    memcpy(routes[0], bad_routes[scenario->number].route, sizeof(routes[0]));
+    for (int t = 0; t < TOKENS; t++) {
+        memcpy(routes.expert[t], (const int32_t[]){t % EXPERTS, (t + 2) % EXPERTS}, sizeof(routes.expert[t]));
+        memcpy(routes.row[t], (const int32_t[]){TOKENS + t, TOKENS + t}, sizeof(routes.row[t]));
+    }
+    memcpy(routes.expert[0], bad_routes[scenario->number].route, sizeof(routes.expert[0]));
+    memcpy(routes.row[0], bad_routes[scenario->number].route + TOPK, sizeof(routes.row[0]));
     publish_counts(comm, &row, bytes);
     ep_stream_send(group->streams, 0, 0, &head, sizeof(head), &piece, 1);
     /* Until the other rank has seen it. */
