@@ -7,8 +7,7 @@
  *   failure.c   the failure of the group, and its text on each rank
  *   wait.c      all waits: doorbell, deadline, liveness, failed rank
  *   link.c      the control link to each rail peer: it replaces control blocks between hosts
- *   exchange.c  all-gather of small rows over control blocks (and rails between nodes)
- *   collective.c  barrier and all-gather of the caller
+ *   exchange.c  all-gather of small rows over control blocks (and rails between nodes); barrier
  *   memory.c    symmetric memory of the host: allocations of this rank, mappings of the peers' allocations
  *   queue.c     queues of work: worker thread, events
  *   plan*.c     counts of a plan and the final row of each token, computed with the peers
@@ -49,7 +48,7 @@ struct ep_group_peer {
     bool same_process;
     uint64_t key;                  /* of its process, as in the names of its segments */
     struct ep_process process;     /* its process as seen from here; unset for the same process or another host */
-    struct ep_shm_address address; /* socket that serves its segments; all zero: /proc or pidfd_getfd() suffices */
+    struct ep_shm_address address; /* socket that serves its segments, if group->serves */
     uint32_t frees_seen;
     struct ep_group_mapping *mappings; /* [EP_GROUP_SLOTS], made on first use; peers of this node only */
 };
@@ -119,9 +118,9 @@ struct ep_group {
     struct ep_group_control *control;
     struct ep_group_peer *peers; /* [R]; the own entry has control set */
     int arbiter;                 /* lowest rank on this host: its control block holds the failure of all */
-    bool serves;                 /* a thread of this process serves its segments */
-    int first;                   /* first rank of this node */
-    int nlocal, local;           /* ranks on this node, own index among them */
+    bool serves;       /* a thread of each process serves its segments: /proc and pidfd_getfd() do not suffice */
+    int first;         /* first rank of this node */
+    int nlocal, local; /* ranks on this node, own index among them */
     bool one_host;
     bool spin; /* there are no more ranks on this host than processors */
     size_t exchange_row_bytes;
@@ -427,7 +426,6 @@ ep_status ep_group_exchange_complete(struct ep_group *group, uint64_t number, en
 void ep_group_exchange_read(const struct ep_group *group, uint64_t number, int rank, void *ret_row, size_t bytes);
 void ep_group_exchange_release(struct ep_group *group, uint64_t number);
 
-/* collective.c */
 ep_status ep_group_barrier(ep_comm *comm);
 ep_status ep_group_barrier_on(ep_comm *comm, ep_stream stream);
 ep_status ep_group_allgather(ep_comm *comm, const void *mine, size_t bytes, void *ret_all);
