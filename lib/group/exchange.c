@@ -106,14 +106,6 @@ static ep_status step_rails(void *context, bool *ret_moved, bool *ret_busy, int 
     return EP_OK;
 }
 
-/* Sends and receives the rows of the rail peers. */
-static ep_status exchange_rails(struct ep_group *group, uint64_t number, enum ep_group_phase phase)
-{
-    struct rails rails = {.group = group, .number = number, .phase = phase};
-
-    return ep_group_net_run(group, phase, step_rails, &rails);
-}
-
 /* The row of any rank, in the exchange slot of the rank of this node that has it. */
 static const struct row_head *row_of(const struct ep_group *group, uint64_t number, int rank)
 {
@@ -137,7 +129,8 @@ ep_status ep_group_exchange_complete(struct ep_group *group, uint64_t number, en
 
     ep_group_read_shared(&mine, slot_row(group, group->control, number, group->comm->node), sizeof(mine));
     if (group->comm->nnodes > 1) {
-        EP_TRY(exchange_rails(group, number, phase));
+        EP_TRY(ep_group_net_run(group, phase, step_rails,
+                                &(struct rails){.group = group, .number = number, .phase = phase}));
         atomic_store_explicit(&group->control->exchange_ready, number, memory_order_release);
         ep_group_ring_node(group);
     }

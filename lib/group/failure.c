@@ -71,8 +71,7 @@ const char *ep_group_describe_unreadable(const struct ep_group *group, int rank)
 {
     const struct ep_group_peer *peer = &group->peers[rank];
 
-    if (peer->same_process || !peer->control || rank == group->comm->rank ||
-        ep_process_look(&peer->process) != EP_PROCESS_UNKNOWN)
+    if (peer->same_process || !peer->control || ep_process_look(&peer->process) != EP_PROCESS_UNKNOWN)
         return "";
     return "; its state cannot be read here (no pidfd, and /proc does not show it)";
 }

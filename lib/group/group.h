@@ -116,8 +116,8 @@ struct ep_group {
     const struct ep_group_backend *backend;
     struct ep_shm shm; /* the own control block */
     struct ep_group_control *control;
-    struct ep_group_peer *peers; /* [R]; the own entry has control set */
-    int arbiter;                 /* lowest rank on this host: its control block holds the failure of all */
+    struct ep_group_peer *peers; /* [R]; the own entry has only control and same_process set */
+    int arbiter;       /* lowest rank on this host, whose control block holds the failure of all; at first this rank */
     bool serves;       /* a thread of each process serves its segments: /proc and pidfd_getfd() do not suffice */
     int first;         /* first rank of this node */
     int nlocal, local; /* ranks on this node, own index among them */
@@ -179,10 +179,9 @@ static inline const struct ep_group_state *ep_group_state_of(const struct ep_gro
     return group->remote ? &group->remote[rank].state : &unknown;
 }
 
-/* Until the peers are known this rank records failures in its own control block. */
 static inline struct ep_group_control *ep_group_arbiter(const struct ep_group *group)
 {
-    return group->arbiter == group->comm->rank ? group->control : group->peers[group->arbiter].control;
+    return group->peers[group->arbiter].control;
 }
 
 /* control.c */

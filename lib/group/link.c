@@ -235,7 +235,7 @@ static void queue_heartbeat(struct conn *conn, uint64_t now)
                                    .age_ms = age_ms < UINT32_MAX ? (uint32_t)age_ms : UINT32_MAX,
                                    .aborts = atomic_load(&state->aborts)};
 
-        if (conn->link->dead[i] || (i != group->local && ep_group_peer_dead(group, group->first + i)))
+        if (conn->link->dead[i] || ep_group_peer_dead(group, group->first + i))
             entry.flags |= LINK_RANK_DEAD;
         /* After that probe: a process that has ended has published before whether it left. */
         if (atomic_load(&state->left))
@@ -342,7 +342,7 @@ static void list_processes(const struct ep_group_link *link, struct pollfd *poll
     const struct ep_group *group = link->group;
 
     for (int i = 0; i < group->nlocal; i++) {
-        bool wanted = link->watch_processes && i != group->local && !link->dead[i];
+        bool wanted = link->watch_processes && !link->dead[i];
 
         polls[i] = (struct pollfd){.fd = wanted ? group->peers[group->first + i].process.pidfd : -1, .events = POLLIN};
     }
@@ -360,7 +360,7 @@ static void note_dead(struct ep_group_link *link)
     const struct ep_group *group = link->group;
 
     for (int i = 0; i < group->nlocal; i++)
-        link->dead[i] |= i != group->local && ep_group_peer_dead(group, group->first + i);
+        link->dead[i] |= ep_group_peer_dead(group, group->first + i);
 }
 
 static void note_failure_sent(struct ep_group_link *link)

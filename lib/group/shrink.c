@@ -28,6 +28,11 @@ ep_status shrink_fail_excluded(int rank)
     return ep_fail(EP_E_EXCLUDED, "ep_comm_shrink: the other ranks continued without rank %d", rank);
 }
 
+static uint32_t get_vote(const struct shrink *s, int rank)
+{
+    return atomic_load(&shrink_state_of(s, rank)->vote[s->attempt - 1]);
+}
+
 /* True if a rank that has joined this attempt leaves this one out. */
 static bool is_left_out(const struct shrink *s)
 {
@@ -53,7 +58,7 @@ static struct count count_ranks(const struct shrink *s)
         bool joined = shrink_attempt_of(s, rank) >= s->attempt, out = shrink_is_out(s, rank);
 
         count.remain += !out;
-        if (shrink_dead_or_left(s, rank))
+        if (ep_group_dead_or_left(s->group, rank))
             continue;
         count.live++;
         count.joined += joined && !out;
@@ -75,7 +80,7 @@ static uint32_t give_up(ep_status status, int rank)
  */
 static uint32_t compare_with(const struct shrink *s, int rank, bool late, bool stale)
 {
-    uint32_t attempt = shrink_attempt_of(s, rank), vote = shrink_get_vote(s, rank);
+    uint32_t attempt = shrink_attempt_of(s, rank), vote = get_vote(s, rank);
     int me = s->group->comm->rank;
     uint32_t veto = shrink_pack_vote(EP_GROUP_VOTE_VETO, EP_E_TIMEOUT, me);
 
@@ -88,14 +93,14 @@ static uint32_t compare_with(const struct shrink *s, int rank, bool late, bool s
         return give_up(EP_E_MISMATCH, rank);
     if (attempt >= s->attempt)
         shrink_merge_view(s, rank);
-    if (shrink_dead_or_left(s, rank) || (late && attempt < s->attempt)) {
+    if (ep_group_dead_or_left(s->group, rank) || (late && attempt < s->attempt)) {
         shrink_leave_out(s, rank);
         ep_group_ring_all(s->group);
     }
     if (shrink_is_out(s, rank) || shrink_same_view(s, me, rank))
         return EP_GROUP_VOTE_OPEN;
     if (stale && attempt >= s->attempt) {
-        shrink_decide(s, rank, shrink_pack_vote(EP_GROUP_VOTE_BANNED, EP_E_TIMEOUT, rank));
+        shrink_decide(s, rank, false, shrink_pack_vote(EP_GROUP_VOTE_BANNED, EP_E_TIMEOUT, rank));
         return veto;
     }
     return attempt > s->attempt || vote != EP_GROUP_VOTE_OPEN ? veto : EP_GROUP_VOTE_OPEN;
@@ -145,7 +150,7 @@ static uint32_t find_vote(struct shrink *s)
     bool extended = false; /* the deadline has expired once, without enough ranks */
 
     for (;;) {
-        uint32_t seen = ep_group_doorbell(s->group), vote = shrink_get_vote(s, me), word;
+        uint32_t seen = ep_group_doorbell(s->group), vote = get_vote(s, me), word;
         uint64_t now = ep_now_ns();
         bool late = now >= deadline_ns, stale = now >= deadline_ns + (uint64_t)s->timeout_ms * 1000000u;
         int aborted_by = shrink_aborts_find(&s->aborts);
@@ -208,13 +213,13 @@ static ep_status begin_attempt(struct shrink *s, uint32_t attempt)
                        EP_GROUP_ATTEMPTS);
     s->attempt = attempt;
     for (int rank = 0; rank < nranks; rank++) {
-        bool absent = shrink_dead_or_left(s, rank), banned = was_banned(s, rank);
+        bool absent = ep_group_dead_or_left(s->group, rank), banned = was_banned(s, rank);
 
         n_banned += !absent && banned;
         n_remain += !absent && !banned;
     }
     for (int rank = 0; rank < nranks; rank++)
-        if (rank != me && (shrink_dead_or_left(s, rank) || (n_remain > n_banned && was_banned(s, rank))))
+        if (rank != me && (ep_group_dead_or_left(s->group, rank) || (n_remain > n_banned && was_banned(s, rank))))
             shrink_leave_out(s, rank);
     atomic_store(&s->mine->attempt, attempt);
     ep_group_ring_all(s->group);

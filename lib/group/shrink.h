@@ -114,9 +114,8 @@ struct shrink_outcome {
  */
 struct shrink_outcome shrink_vote(struct shrink *s, bool on_opened, int member, uint32_t vote);
 
-/* Of the vote on the members. The second returns the previous word, or `word` if that was OPEN. */
-uint32_t shrink_get_vote(const struct shrink *s, int rank);
-uint32_t shrink_decide(const struct shrink *s, int rank, uint32_t word);
+/* Decides a word that is OPEN, unless `word` is OPEN. Returns the word after that. */
+uint32_t shrink_decide(const struct shrink *s, int rank, bool on_opened, uint32_t word);
 
 /* True if no group can pass that excludes the owner of this word. */
 bool shrink_objects(uint32_t word);
@@ -126,9 +125,6 @@ uint32_t shrink_copy_given_up(const struct shrink *s, int owner, uint32_t word);
 
 /* Fails with the status in a word against the group. `owner`: the rank of the word. */
 ep_status shrink_fail_with_vote(const struct shrink *s, int owner, uint32_t word);
-
-/* True if it has died, or left by ep_comm_free(). */
-bool shrink_dead_or_left(const struct shrink *s, int rank);
 
 uint32_t shrink_attempt_of(const struct shrink *s, int rank);
 

@@ -86,11 +86,6 @@ static ep_status status_in(uint32_t word)
     return (ep_status)(word >> 8 & 0xfff);
 }
 
-bool shrink_dead_or_left(const struct shrink *s, int rank)
-{
-    return rank != s->group->comm->rank && ep_group_dead_or_left(s->group, rank);
-}
-
 uint32_t shrink_attempt_of(const struct shrink *s, int rank)
 {
     return atomic_load(&shrink_state_of(s, rank)->attempt);
@@ -104,12 +99,7 @@ static _Atomic uint32_t *word_of(const struct shrink *s, int rank, bool on_opene
     return on_opened ? &state->opened[s->attempt - 1] : &state->vote[s->attempt - 1];
 }
 
-uint32_t shrink_get_vote(const struct shrink *s, int rank)
-{
-    return atomic_load(word_of(s, rank, false));
-}
-
-static uint32_t decide(const struct shrink *s, int rank, bool on_opened, uint32_t word)
+uint32_t shrink_decide(const struct shrink *s, int rank, bool on_opened, uint32_t word)
 {
     uint32_t before = EP_GROUP_VOTE_OPEN;
 
@@ -117,11 +107,6 @@ static uint32_t decide(const struct shrink *s, int rank, bool on_opened, uint32_
         return before;
     ep_group_ring_all(s->group);
     return word;
-}
-
-uint32_t shrink_decide(const struct shrink *s, int rank, uint32_t word)
-{
-    return decide(s, rank, false, word);
 }
 
 bool shrink_objects(uint32_t word)
@@ -214,7 +199,7 @@ static uint32_t choose(const struct shrink *s, const struct reading *r, int rank
         return r->given_up;
     if (r->aborted_by >= 0)
         return shrink_pack_vote(EP_GROUP_VOTE_GIVEN_UP, EP_E_ABORTED, r->aborted_by);
-    if (shrink_dead_or_left(s, rank)) {
+    if (ep_group_dead_or_left(s->group, rank)) {
         bool left = ep_group_has_left(s->group, rank);
 
         return shrink_pack_vote(EP_GROUP_VOTE_BANNED, left ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, rank);
@@ -271,7 +256,7 @@ struct shrink_outcome shrink_vote(struct shrink *s, bool on_opened, int member, 
     struct reading r = {.on_opened = on_opened, .member = member};
     uint64_t begin_ns = ep_now_ns(), timeout_ns = (uint64_t)s->timeout_ms * 1000000u, deadlines = 1;
 
-    vote = decide(s, me, on_opened, vote);
+    vote = shrink_decide(s, me, on_opened, vote);
     r.outsider = on_opened ? member != me : shrink_kind(vote) == EP_GROUP_VOTE_LEFT_OUT;
     if (r.outsider)
         deadlines = on_opened ? LEFT_OUT_OPENED_DEADLINES : LEFT_OUT_VOTE_DEADLINES;
@@ -284,7 +269,7 @@ struct shrink_outcome shrink_vote(struct shrink *s, bool on_opened, int member, 
         read_words(s, &r);
         for (int rank = 0; rank < nranks; rank++) {
             if (r.words[rank] == EP_GROUP_VOTE_OPEN)
-                r.words[rank] = decide(s, rank, on_opened, choose(s, &r, rank));
+                r.words[rank] = shrink_decide(s, rank, on_opened, choose(s, &r, rank));
             n_open += r.words[rank] == EP_GROUP_VOTE_OPEN;
         }
         if (n_open == 0) {

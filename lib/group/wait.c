@@ -87,7 +87,7 @@ static int find_dead(struct ep_group *group, int only)
 
         if (!peer->control && group->remote && ep_group_peer_dead(group, rank))
             return rank;
-        if (!peer->control || rank == group->comm->rank || (polled && peer->process.pidfd >= 0 && !fds[rank].revents))
+        if (!peer->control || (polled && peer->process.pidfd >= 0 && !fds[rank].revents))
             continue;
         if (!ep_group_has_left(group, rank) && ep_group_peer_dead(group, rank))
             return rank;
@@ -280,9 +280,10 @@ static ep_status probe_peers(struct ep_group_wait *wait, int rank, uint64_t now)
     return ep_group_set_failure(group, status, failed_rank, wait->phase);
 }
 
-static void sleep_on_doorbell(struct ep_group_wait *wait, uint32_t seen, uint64_t now)
+static void sleep_on_doorbell(struct ep_group_wait *wait, uint32_t seen)
 {
     struct ep_group_control *control = wait->group->control;
+    uint64_t now = ep_now_ns();
     bool passed = now >= wait->deadline_ns;
     uint64_t until = passed || wait->next_probe_ns < wait->deadline_ns ? wait->next_probe_ns : wait->deadline_ns;
 
@@ -297,10 +298,9 @@ static void sleep_on_doorbell(struct ep_group_wait *wait, uint32_t seen, uint64_
 
 void ep_group_wait_doorbell(struct ep_group *group, uint32_t seen)
 {
-    uint64_t now = ep_now_ns();
-    struct ep_group_wait wait = {.group = group, .deadline_ns = now + PROBE_NS, .next_probe_ns = now + PROBE_NS};
+    uint64_t until = ep_now_ns() + PROBE_NS;
 
-    sleep_on_doorbell(&wait, seen, now);
+    sleep_on_doorbell(&(struct ep_group_wait){.group = group, .deadline_ns = until, .next_probe_ns = until}, seen);
 }
 
 uint64_t ep_group_publish_wait(struct ep_group *group, int rank, enum ep_group_phase phase)
@@ -317,33 +317,25 @@ void ep_group_publish_wait_end(struct ep_group *group)
     atomic_store(&group->control->state.waiting, 0);
 }
 
-/* *ret_now: the time of this check. */
-static ep_status check_wait(struct ep_group_wait *wait, int rank, uint64_t *ret_now)
+ep_status ep_group_wait_check(struct ep_group_wait *wait, int rank)
 {
     struct ep_group *group = wait->group;
     ep_status status = wait->tolerant ? ep_group_check_abort(group) : ep_group_check(group);
 
     if (status == EP_OK) {
-        *ret_now = ep_group_publish_wait(group, rank, wait->phase);
-        if (*ret_now >= wait->next_probe_ns || *ret_now >= wait->deadline_ns)
-            status = probe_peers(wait, rank, *ret_now);
+        uint64_t now = ep_group_publish_wait(group, rank, wait->phase);
+
+        if (now >= wait->next_probe_ns || now >= wait->deadline_ns)
+            status = probe_peers(wait, rank, now);
     }
     if (status != EP_OK)
         ep_group_wait_end(wait);
     return status;
 }
 
-ep_status ep_group_wait_check(struct ep_group_wait *wait, int rank)
-{
-    uint64_t now;
-
-    return check_wait(wait, rank, &now);
-}
-
 ep_status ep_group_wait(struct ep_group_wait *wait, uint32_t seen, int rank)
 {
     struct ep_group *group = wait->group;
-    uint64_t now;
 
     if (wait->spins++ < (group->spin ? SPINS_ALONE : SPINS_SHARED)) {
         if (group->spin)
@@ -352,8 +344,8 @@ ep_status ep_group_wait(struct ep_group_wait *wait, uint32_t seen, int rank)
             wait->spins = SPINS_SHARED;
         return EP_OK;
     }
-    EP_TRY(check_wait(wait, rank, &now));
-    sleep_on_doorbell(wait, seen, now);
+    EP_TRY(ep_group_wait_check(wait, rank));
+    sleep_on_doorbell(wait, seen);
     return EP_OK;
 }
 
