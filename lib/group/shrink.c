@@ -276,17 +276,17 @@ static uint32_t find_objection(const struct shrink *s, int rank)
     return shrink_kind(word) == EP_GROUP_VOTE_LOCKED ? EP_GROUP_VOTE_OPEN : word;
 }
 
-static ep_status fail_with_objection(struct shrink_group *g, int owner, uint32_t word)
+static ep_status fail_with_objection(struct shrink *s, int owner, uint32_t word)
 {
     int rank = (int)(word >> 20);
 
-    g->failed_rank = rank < g->s->group->comm->nranks ? rank : owner;
-    return shrink_fail_with_vote(g->s, owner, word);
+    s->next.failed_rank = rank < s->group->comm->nranks ? rank : owner;
+    return shrink_fail_with_vote(s, owner, word);
 }
 
-static ep_status gather_all(struct shrink_group *g, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+static ep_status gather_all(struct shrink *s, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
-    struct shrink *s = g->s;
+    struct shrink_group *g = &s->next;
     /* Numbered within the attempt, so that ranks whose last attempt failed at different points start alike. */
     uint64_t number = (uint64_t)s->attempt << 32 | ++g->calls, deadline = ep_deadline_ns(timeout_ms);
 
@@ -310,7 +310,7 @@ static ep_status gather_all(struct shrink_group *g, const void *mine, size_t byt
                                              shrink_pack_vote(EP_GROUP_VOTE_GIVEN_UP, EP_E_ABORTED, abort));
             /* Read before the count, so that a rank cannot join and fail in between. */
             if (objection != EP_GROUP_VOTE_OPEN)
-                return fail_with_objection(g, g->ranks[i], objection);
+                return fail_with_objection(s, g->ranks[i], objection);
             /* Read again, because it may have changed between the two reads: all must see the same. */
             if (ep_group_peer_dead(s->group, g->ranks[i]) &&
                 atomic_load_explicit(&theirs->gathered, memory_order_acquire) < number)
@@ -330,11 +330,12 @@ static ep_status gather_all(struct shrink_group *g, const void *mine, size_t byt
 /* After a failure this rank takes no part in later ones: it may be in another step of the creation than the others. */
 static ep_status gather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
-    struct shrink_group *g = context;
+    struct shrink *s = context;
+    struct shrink_group *g = &s->next;
 
     if (g->failed != EP_OK)
         return ep_fail(g->failed, "%s", g->text);
-    g->failed = gather_all(g, mine, bytes, timeout_ms, ret_all);
+    g->failed = gather_all(s, mine, bytes, timeout_ms, ret_all);
     if (g->failed != EP_OK)
         snprintf(g->text, sizeof(g->text), "%s", ep_last_error());
     return g->failed;
@@ -366,8 +367,9 @@ static ep_status confirm(struct shrink *s, ep_comm *next, ep_status opened, int 
     return shrink_fail_with_vote(s, outcome.owner, outcome.word);
 }
 
-static ep_status form_group(struct shrink *s, struct shrink_group *g, ep_comm *next)
+static ep_status form_group(struct shrink *s, ep_comm *next)
 {
+    struct shrink_group *g = &s->next;
     ep_comm *comm = s->group->comm;
     int failed_rank;
     ep_status status;
@@ -390,8 +392,10 @@ static ep_status form_group(struct shrink *s, struct shrink_group *g, ep_comm *n
 ep_status ep_group_shrink(ep_comm *comm, ep_comm *next)
 {
     struct ep_group *group = ep_group_of(comm);
-    struct shrink s = {.group = group, .mine = &group->control->shrink, .timeout_ms = comm->config.timeout_ms};
-    struct shrink_group g = {.s = &s, .allgather = gather, .context = &g, .failed_rank = -1};
+    struct shrink s = {.group = group,
+                       .mine = &group->control->shrink,
+                       .timeout_ms = comm->config.timeout_ms,
+                       .next = {.allgather = gather, .context = &s, .failed_rank = -1}};
     ep_status status;
 
     if (group->excluded)
@@ -412,7 +416,7 @@ ep_status ep_group_shrink(ep_comm *comm, ep_comm *next)
         return ep_fail(EP_E_MISMATCH, "ep_comm_shrink: the control block of rank %d is damaged: attempt %u of %d",
                        comm->rank, s.attempt, EP_GROUP_ATTEMPTS);
     EP_TRY(shrink_aborts_init(&s.aborts, group));
-    status = form_group(&s, &g, next);
+    status = form_group(&s, next);
     free(s.aborts.ranks);
     group->excluded = status == EP_E_EXCLUDED;
     if (status == EP_OK)

@@ -11,7 +11,6 @@
 
 /* The new group while it is created. */
 struct shrink_group {
-    struct shrink *s; /* NULL over control links */
     ep_allgather_fn allgather;
     void *context;
     const void *network;     /* as in ep_boot */
@@ -61,6 +60,7 @@ struct shrink {
     uint32_t attempt; /* from 1; index into vote and out is attempt - 1 */
     int timeout_ms;
     struct shrink_aborts aborts;
+    struct shrink_group next;
 };
 
 /* A vote: its kind, and for votes that fail the attempt the status and the rank to name. */

@@ -194,8 +194,9 @@ static ep_status find_group(struct linked *l, int *ret_leader)
  * Makes the star of the survivors' connections, which it takes over: the leader is its rank 0, being the lowest. Its
  * texts have the old rank numbers.
  */
-static ep_status make_star(struct linked *l, struct shrink_group *g, int leader, struct tcp_star **ret_star)
+static ep_status make_star(struct linked *l, int leader)
 {
+    struct shrink_group *g = &l->next;
     int fds[EP_MAX_RANKS], mine = 0;
 
     for (int rank = 0; rank < l->nranks; rank++) {
@@ -208,36 +209,29 @@ static ep_status make_star(struct linked *l, struct shrink_group *g, int leader,
     }
     if (g->ranks[0] != leader)
         return ep_fail(EP_E_MISMATCH, "ep_comm_shrink: the leader is not the lowest rank");
-    EP_TRY(tcp_star_adopt("ep_comm_shrink", mine, g->n, fds, g->ranks, ret_star));
+    EP_TRY(tcp_star_adopt("ep_comm_shrink", mine, g->n, fds, g->ranks, &l->star));
     for (int i = 0; i < g->n; i++)
         l->members[g->ranks[i]].fd = -1; /* owned by the star */
     return EP_OK;
 }
 
-/* Context of the following two: a star, and the group that is created over it. */
-struct over_star {
-    struct tcp_star *star;
-    struct shrink_group *g;
-};
-
 static ep_status gather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
-    const struct over_star *over = context;
-    struct shrink_group *g = over->g;
+    struct linked *l = context;
+    ep_status status = tcp_star_allgather(l->star, mine, bytes, timeout_ms, ret_all);
 
-    g->failed = tcp_star_allgather(over->star, mine, bytes, timeout_ms, ret_all);
-    if (g->failed != EP_OK)
-        snprintf(g->text, sizeof(g->text), "%s", ep_last_error());
-    return g->failed;
+    if (status != EP_OK)
+        snprintf(l->next.text, sizeof(l->next.text), "%s", ep_last_error());
+    return status;
 }
 
 static ep_status check_star(void *context)
 {
-    const struct over_star *over = context;
-    ep_status status = tcp_star_check(over->star);
+    struct linked *l = context;
+    ep_status status = tcp_star_check(l->star);
 
     if (status != EP_OK)
-        snprintf(over->g->lost, sizeof(over->g->lost), "%s", ep_last_error());
+        snprintf(l->next.lost, sizeof(l->next.lost), "%s", ep_last_error());
     return status;
 }
 
@@ -248,21 +242,22 @@ static ep_status poll_call(void *context, int *ret_failed_rank)
 }
 
 /* The new group exists for all or for none: each rank learns that all have it. */
-static ep_status confirm(struct tcp_star *star, struct linked *l, ep_comm *next, int n, ep_status opened)
+static ep_status confirm(struct linked *l, ep_comm *next, ep_status opened)
 {
+    int n = l->next.n;
     struct ep_group_result mine, *all = calloc((size_t)n, sizeof(*all));
     ep_status status;
 
     if (!all)
         return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", n);
     ep_group_result_init(&mine, "ep_comm_shrink", opened, l->me);
-    status = tcp_star_allgather(star, &mine, sizeof(mine), l->timeout_ms, all);
+    status = tcp_star_allgather(l->star, &mine, sizeof(mine), l->timeout_ms, all);
     /*
      * The next call finds a rank that dies while the leader sends the confirmation, as if the rank had died after it.
      */
     if (opened == EP_OK && status != EP_OK && status != EP_E_EXCLUDED &&
-        ((tcp_star_was_complete(star) && !shrink_confirm_is_refused(next)) ||
-         (next->rank != 0 && !tcp_star_was_notified(star) && shrink_confirm_query(l, next))))
+        ((tcp_star_was_complete(l->star) && !shrink_confirm_is_refused(next)) ||
+         (next->rank != 0 && !tcp_star_was_notified(l->star) && shrink_confirm_query(l, next))))
         status = EP_OK;
     if (opened != EP_OK)
         status = ep_fail(opened, "ep_comm_shrink: %s", mine.reason);
@@ -295,16 +290,15 @@ static void publish(struct linked *l)
 }
 
 /* Creates the group over the star, and confirms it. */
-static ep_status open_group(struct linked *l, struct shrink_group *g, struct tcp_star *star, ep_comm *next,
-                            struct ep_group_refusal **ret_refusal)
+static ep_status open_group(struct linked *l, ep_comm *next, struct ep_group_refusal **ret_refusal)
 {
-    ep_status status = shrink_open_next(g, l->group->comm, next);
+    ep_status status = shrink_open_next(&l->next, l->group->comm, next);
     bool is_open = status == EP_OK;
     char text[EP_ERROR_TEXT_BYTES];
 
     if (is_open)
         status = shrink_refuse_prepare(l, ret_refusal);
-    status = confirm(star, l, next, g->n, status);
+    status = confirm(l, next, status);
     if (status == EP_OK || !is_open)
         return status;
     snprintf(text, sizeof(text), "%s", ep_last_error());
@@ -316,26 +310,27 @@ static ep_status form_group(struct linked *l, ep_comm *next)
 {
     struct ep_net_tcp_context context = l->rendezvous->context;
     struct ep_net_provider provider = *ep_net_find(l->group->comm->config.network);
-    struct shrink_group g = {.allgather = gather, .network = &provider, .failed_rank = -1};
-    struct over_star over = {.g = &g};
     struct ep_group_refusal *refusal = NULL;
     int leader;
     ep_status status;
 
     EP_TRY(find_group(l, &leader));
-    EP_TRY(make_star(l, &g, leader, &over.star));
+    EP_TRY(make_star(l, leader));
     provider.context = &context;
-    g.context = context.check_context = &over;
     context.check = check_star;
-    tcp_star_set_poll(over.star, poll_call, l);
-    status = open_group(l, &g, over.star, next, &refusal);
+    context.check_context = l;
+    l->next.allgather = gather;
+    l->next.context = l;
+    l->next.network = &provider;
+    tcp_star_set_poll(l->star, poll_call, l);
+    status = open_group(l, next, &refusal);
     if (status == EP_OK) {
         publish(l);
         shrink_refuse_begin(refusal, l->group, ep_group_of(next));
     } else {
         ep_group_refusal_free(refusal);
     }
-    tcp_star_free(over.star);
+    tcp_star_free(l->star);
     return status;
 }
 
