@@ -89,10 +89,8 @@ static ep_status attach_peer(struct attach_step *step, int rank, const struct id
     struct ep_shm_owner owner = {.process = &peer->process};
     ep_status status;
 
-    if (rank == step->group->comm->rank) {
-        peer->control = step->group->control;
+    if (rank == step->group->comm->rank)
         return EP_OK;
-    }
     if (is_other_host(step->group, rank) || !may_share_host(step->mine, theirs))
         return set_other_host(step, rank, "are on different hosts");
     if (theirs->control.bytes != step->group->shm.bytes || theirs->control.process != theirs->process.key)
@@ -146,7 +144,7 @@ static ep_status request_control(struct attach_step *step, int rank, const struc
         if (status != EP_E_TIMEOUT)
             return status;
         for (int other = 0; other < group->comm->nranks; other++)
-            if (other != group->comm->rank && ep_group_peer_dead(group, other)) {
+            if (ep_group_peer_dead(group, other)) {
                 step->failed_rank = other;
                 return ep_fail(EP_E_PEER_DEAD, "rank %d died", other);
             }
@@ -295,7 +293,7 @@ static ep_status check_ranks(void *context)
 
     EP_TRY(ep_group_check(group));
     for (int rank = 0; rank < group->comm->nranks; rank++)
-        if (rank != group->comm->rank && ep_group_dead_or_left(group, rank))
+        if (ep_group_dead_or_left(group, rank))
             return ep_fail(ep_group_has_left(group, rank) ? EP_E_PEER_LEFT : EP_E_PEER_DEAD,
                            "rank %d died or left while others connected to it", rank);
     return EP_OK;
@@ -449,6 +447,8 @@ static ep_status prepare(struct ep_group *group, ep_comm *comm)
     EP_TRY(ep_shm_new(control_bytes(comm->nranks, comm->nnodes), &group->shm));
     group->control = group->shm.base;
     group->arbiter = comm->rank;
+    group->peers[comm->rank].control = group->control;
+    group->peers[comm->rank].same_process = true;
     return EP_OK;
 }
 
@@ -479,7 +479,7 @@ void ep_group_leave(struct ep_group *group)
 {
     if (!group->control)
         return;
-    atomic_store(&group->control->left, 1);
+    atomic_store(&group->control->state.left, 1);
     if (group->peers)
         ep_group_ring_all(group);
 }

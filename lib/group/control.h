@@ -104,6 +104,18 @@ enum ep_group_confirm {
     EP_GROUP_CONFIRM_RECEIVED
 };
 
+/* What a rank publishes about itself to all ranks. On other hosts the control link of its node updates a copy. */
+struct ep_group_state {
+    _Atomic uint32_t waiting;   /* (rank waited for + 1) << 8 | phase; 0: not waiting */
+    _Atomic uint64_t probed_ns; /* when it last probed its peers while waiting; by the clock of the host of a copy */
+    _Atomic uint32_t left;      /* ep_comm_free was called */
+    _Atomic uint32_t aborts;    /* calls of ep_comm_abort, also after a failure: wakes a shrink */
+    _Atomic uint32_t aborts_before; /* 1 + aborts before its last shrink began; 0: none since the last abort */
+    _Atomic uint32_t confirmation;  /* of the group that a shrink creates over control links: enum ep_group_confirm */
+    _Atomic uint64_t reason_for;    /* the failure that it has set with this reason; 0: none */
+    char reason[EP_GROUP_REASON_BYTES];
+};
+
 struct ep_group_shrink {
     _Atomic uint32_t attempt;                   /* 0: not joined yet; else the attempt this rank is in */
     _Atomic uint32_t vote[EP_GROUP_ATTEMPTS];   /* on the set of survivors */
@@ -112,9 +124,7 @@ struct ep_group_shrink {
     /* Over control links: a shrink has succeeded without these ranks (shrink_linked.c). */
     _Atomic uint32_t passed;
     _Atomic uint64_t passed_out[EP_MAX_RANKS / 64];
-    _Atomic uint32_t aborts_before; /* 1 + calls of ep_comm_abort before its last shrink began; 0: it has begun none */
-    _Atomic uint32_t confirmation;  /* of the group that a shrink creates over control links: enum ep_group_confirm */
-    _Atomic uint64_t gathered;      /* number of the last all-gather among the survivors */
+    _Atomic uint64_t gathered; /* number of the last all-gather among the survivors */
     unsigned char block[2][EP_GROUP_GATHER_BYTES];
 };
 
@@ -126,17 +136,12 @@ struct ep_group_control {
     _Atomic uint64_t exchange_ready; /* exchanges whose rows (own and rail peers') are in the exchange slot */
     _Atomic uint64_t exchange_read;  /* exchanges that this rank has read from all exchange slots */
     alignas(EP_GROUP_CACHE_LINE) _Atomic uint64_t failure; /* pack_failure(); 0: none. First writer wins */
-    _Atomic uint32_t left;                                 /* ep_comm_free was called */
-    _Atomic uint32_t aborts;                               /* calls of ep_comm_abort: wakes a shrink */
-    _Atomic uint32_t waiting;                              /* (rank waited for + 1) << 8 | phase; 0: not waiting */
-    _Atomic uint64_t probed_ns;                            /* when the owner last probed its peers while waiting */
+    struct ep_group_state state;
     struct ep_group_descriptor descriptor[2];
     _Atomic uint64_t group_failure; /* of the lowest rank on this host only: what all ranks report. All ranks write
                                        here, first writer wins */
-    _Atomic uint32_t reason_set;
-    _Atomic uint64_t reason_for; /* the failure that the owner has set with this reason; 0: none */
-    char reason[EP_GROUP_REASON_BYTES];
-    _Atomic uint32_t frees; /* number of frees in slot[], so that peers drop stale mappings */
+    _Atomic uint32_t reason_set;    /* by the owner: state.reason does not change any more */
+    _Atomic uint32_t frees;         /* number of frees in slot[], so that peers drop stale mappings */
     struct ep_group_slot slot[EP_GROUP_SLOTS];
     struct ep_group_shrink shrink;
     /* Followed by EP_GROUP_EXCHANGES exchange slots of nnodes rows of exchange_row_bytes. */

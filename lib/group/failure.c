@@ -58,23 +58,20 @@ void ep_group_read_reason(char ret[EP_GROUP_REASON_BYTES], const char from[EP_GR
 /* The reason published by the rank that set the failure, if any. */
 static void read_reason(const struct ep_group *group, uint64_t failure, char text[EP_GROUP_REASON_BYTES + 2])
 {
-    const struct ep_group_control *control = group->peers[(uint16_t)failure].control;
-    const struct ep_group_remote *remote = group->remote ? &group->remote[(uint16_t)failure] : NULL;
+    const struct ep_group_state *state = ep_group_state_of(group, (uint16_t)failure);
 
     text[0] = '\0';
-    if ((!control && !remote) ||
-        atomic_load_explicit(control ? &control->reason_for : &remote->reason_for, memory_order_acquire) != failure)
+    if (atomic_load_explicit(&state->reason_for, memory_order_acquire) != failure)
         return;
     memcpy(text, ": ", 2);
-    ep_group_read_reason(text + 2, control ? control->reason : remote->reason);
+    ep_group_read_reason(text + 2, state->reason);
 }
 
 const char *ep_group_describe_unreadable(const struct ep_group *group, int rank)
 {
     const struct ep_group_peer *peer = &group->peers[rank];
 
-    if (peer->same_process || !peer->control || rank == group->comm->rank ||
-        ep_process_look(&peer->process) != EP_PROCESS_UNKNOWN)
+    if (peer->same_process || !peer->control || ep_process_look(&peer->process) != EP_PROCESS_UNKNOWN)
         return "";
     return "; its state cannot be read here (no pidfd, and /proc does not show it)";
 }
@@ -157,12 +154,12 @@ uint64_t ep_group_get_failure(const struct ep_group *group)
 /* Publishes the reason to the peers. Only the first one of this rank: a peer may be reading it. */
 static void publish_reason(struct ep_group *group, uint64_t failure, const char *text)
 {
-    struct ep_group_control *control = group->control;
+    struct ep_group_state *state = &group->control->state;
 
-    if (atomic_exchange(&control->reason_set, 1))
+    if (atomic_exchange(&group->control->reason_set, 1))
         return;
-    snprintf(control->reason, sizeof(control->reason), "%.*s", EP_GROUP_REASON_BYTES - 1, text);
-    atomic_store_explicit(&control->reason_for, failure, memory_order_release);
+    snprintf(state->reason, sizeof(state->reason), "%.*s", EP_GROUP_REASON_BYTES - 1, text);
+    atomic_store_explicit(&state->reason_for, failure, memory_order_release);
 }
 
 ep_status ep_group_set_own_failure(struct ep_group *group, ep_status status, int failed_rank, enum ep_group_phase phase)
@@ -259,15 +256,10 @@ ep_status ep_group_check(struct ep_group *group)
 
 ep_status ep_group_check_abort(struct ep_group *group)
 {
-    static const _Atomic uint32_t none;
-
-    for (int rank = 0; rank < group->comm->nranks; rank++) {
-        const struct ep_group_control *control = group->peers[rank].control;
-
-        /* An abort after another failure ends the wait as well, with that failure. */
-        if (atomic_load(control ? &control->aborts : group->remote ? &group->remote[rank].aborts : &none))
+    /* An abort after another failure ends the wait as well, with that failure. */
+    for (int rank = 0; rank < group->comm->nranks; rank++)
+        if (atomic_load(&ep_group_state_of(group, rank)->aborts))
             return ep_group_check(group);
-    }
     /* An abort on another host arrives as a failure. */
     if (group->remote && ep_group_aborted_by(group) >= 0)
         return ep_group_check(group);
@@ -295,14 +287,14 @@ ep_status ep_group_poll(ep_comm *comm)
 void ep_group_abort(ep_comm *comm)
 {
     struct ep_group *group = ep_group_of(comm);
-    uint32_t waiting = atomic_load(&group->control->waiting);
+    uint32_t waiting = atomic_load(&group->control->state.waiting);
     int clean = EP_OK, saved_errno = errno; /* a signal handler may have interrupted any call */
     uint64_t failure =
         set_first(group, pack_failure(EP_E_ABORTED, comm->rank, (enum ep_group_phase)(waiting & 0xff), comm->rank));
 
     atomic_compare_exchange_strong(&comm->failed, &clean, (int)(failure >> 48));
     /* After the failure: a rank that sees the count finds the failure. */
-    atomic_fetch_add(&group->control->aborts, 1);
+    atomic_fetch_add(&group->control->state.aborts, 1);
     ep_group_ring_all(group);
     ep_group_link_wake(group);
     errno = saved_errno;

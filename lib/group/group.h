@@ -7,8 +7,7 @@
  *   failure.c   the failure of the group, and its text on each rank
  *   wait.c      all waits: doorbell, deadline, liveness, failed rank
  *   link.c      the control link to each rail peer: it replaces control blocks between hosts
- *   exchange.c  all-gather of small rows over control blocks (and rails between nodes)
- *   collective.c  barrier and all-gather of the caller
+ *   exchange.c  all-gather of small rows over control blocks (and rails between nodes); barrier
  *   memory.c    symmetric memory of the host: allocations of this rank, mappings of the peers' allocations
  *   queue.c     queues of work: worker thread, events
  *   plan*.c     counts of a plan and the final row of each token, computed with the peers
@@ -49,7 +48,7 @@ struct ep_group_peer {
     bool same_process;
     uint64_t key;                  /* of its process, as in the names of its segments */
     struct ep_process process;     /* its process as seen from here; unset for the same process or another host */
-    struct ep_shm_address address; /* socket that serves its segments; all zero: /proc or pidfd_getfd() suffices */
+    struct ep_shm_address address; /* socket that serves its segments, if group->serves */
     uint32_t frees_seen;
     struct ep_group_mapping *mappings; /* [EP_GROUP_SLOTS], made on first use; peers of this node only */
 };
@@ -73,25 +72,18 @@ struct ep_group_allocation {
  *
  * `lost` is also written by low latency, whose endpoint has a connection to each rank. When one is cut its rank is lost
  * for the whole communicator, as on the endpoint of the streams: no connection is made twice, and a rank that only some
- * calls reach could agree on nothing. It is never reset; `left` takes precedence. A shrink finds out which ranks are
- * alive.
+ * calls reach could agree on nothing. It is never reset; state.left takes precedence. A shrink finds out which ranks
+ * are alive.
  */
 struct ep_group_remote {
-    _Atomic uint32_t waiting;   /* as in its control block */
-    _Atomic uint64_t probed_ns; /* when it last probed its peers, by the clock of this host */
-    _Atomic uint64_t heard_ns;  /* of a rail peer: when its last heartbeat arrived */
-    _Atomic uint32_t left;
-    _Atomic uint32_t lost;   /* it has died, or a connection to it has ended without a leave message */
-    _Atomic uint32_t silent; /* a rail peer: its host does not answer, or did not when its control link ended */
+    struct ep_group_state state;
+    _Atomic uint64_t heard_ns; /* of a rail peer: when its last heartbeat arrived */
+    _Atomic uint32_t lost;     /* it has died, or a connection to it has ended without a leave message */
+    _Atomic uint32_t silent;   /* a rail peer: its host does not answer, or did not when its control link ended */
     /* A connection to it ended, but its process did not close it: the control link of a rail peer, or one of low
      * latency. Written before `lost`. */
     _Atomic uint32_t cut;
-    _Atomic uint64_t reason_for; /* as in its control block */
-    char reason[EP_GROUP_REASON_BYTES];
-    _Atomic uint32_t aborts;   /* as in its control block: includes aborts after a failure, which are not failures */
-    _Atomic uint32_t shrinks;  /* it has begun a shrink since the last of these; written before them */
     _Atomic uint32_t excludes; /* a shrink has succeeded there without this rank */
-    _Atomic uint32_t confirmation; /* as in its control block */
 };
 
 struct ep_group_link; /* link.c */
@@ -124,11 +116,11 @@ struct ep_group {
     const struct ep_group_backend *backend;
     struct ep_shm shm; /* the own control block */
     struct ep_group_control *control;
-    struct ep_group_peer *peers; /* [R]; the own entry has control set */
-    int arbiter;                 /* lowest rank on this host: its control block holds the failure of all */
-    bool serves;                 /* a thread of this process serves its segments */
-    int first;                   /* first rank of this node */
-    int nlocal, local;           /* ranks on this node, own index among them */
+    struct ep_group_peer *peers; /* [R]; the own entry has only control and same_process set */
+    int arbiter;       /* lowest rank on this host, whose control block holds the failure of all; at first this rank */
+    bool serves;       /* a thread of each process serves its segments: /proc and pidfd_getfd() do not suffice */
+    int first;         /* first rank of this node */
+    int nlocal, local; /* ranks on this node, own index among them */
     bool one_host;
     bool spin; /* there are no more ranks on this host than processors */
     size_t exchange_row_bytes;
@@ -177,10 +169,19 @@ static inline struct ep_group *ep_group_of(const ep_comm *comm)
     return comm->impl;
 }
 
-/* Until the peers are known this rank records failures in its own control block. */
+/* Zero where nothing is known of a rank: on another host, if the network has no control links. */
+static inline const struct ep_group_state *ep_group_state_of(const struct ep_group *group, int rank)
+{
+    static const struct ep_group_state unknown;
+
+    if (group->peers[rank].control)
+        return &group->peers[rank].control->state;
+    return group->remote ? &group->remote[rank].state : &unknown;
+}
+
 static inline struct ep_group_control *ep_group_arbiter(const struct ep_group *group)
 {
-    return group->arbiter == group->comm->rank ? group->control : group->peers[group->arbiter].control;
+    return group->peers[group->arbiter].control;
 }
 
 /* control.c */
@@ -424,7 +425,6 @@ ep_status ep_group_exchange_complete(struct ep_group *group, uint64_t number, en
 void ep_group_exchange_read(const struct ep_group *group, uint64_t number, int rank, void *ret_row, size_t bytes);
 void ep_group_exchange_release(struct ep_group *group, uint64_t number);
 
-/* collective.c */
 ep_status ep_group_barrier(ep_comm *comm);
 ep_status ep_group_barrier_on(ep_comm *comm, ep_stream stream);
 ep_status ep_group_allgather(ep_comm *comm, const void *mine, size_t bytes, void *ret_all);
@@ -539,12 +539,15 @@ ep_status ep_group_route_init(struct ep_group_route *route, int n_tokens, int to
 void ep_group_route_done(struct ep_group_route *route);
 
 /* plan.c */
+struct plan_row;
+
 struct ep_group_plan {
     int number;
     int n_tokens;   /* of the routing that operations use: the caller may have called an update meanwhile */
     int64_t n_send; /* rows that its tokens become */
     uint64_t exchange;
     int32_t *index;             /* [N,K] as int32, until the route takes it over */
+    struct plan_row *row;       /* what this rank publishes, with these counts: */
     int32_t *tokens_per_rank;   /* [R] */
     int32_t *tokens_per_node;   /* [nnodes] */
     int32_t *tokens_per_expert; /* [E] */
@@ -565,6 +568,8 @@ struct ep_group_plan {
     int64_t *first_row;  /* [R] rank layout: where this rank's rows begin on each rank */
     int32_t *prefix;     /* [R,R] (i, j): tokens of the ranks 0..i for rank j */
     int32_t *max_tokens; /* [R] that each rank may have after an update */
+    void *owned[16];     /* memory of these arrays */
+    int n_owned;
 };
 
 static inline struct ep_group_plan *ep_group_plan_of(const ep_plan *plan)

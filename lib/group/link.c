@@ -59,18 +59,17 @@ struct conn {
 
 struct ep_group_link {
     struct ep_group *group;
-    int n;
-    struct conn *conns;
-    struct pollfd *polls;  /* of the connections, of link_event, of the processes of this node */
-    uint64_t heartbeat_ns; /* interval */
-    bool *dead;            /* [nlocal] its process was seen to end */
-    uint32_t n_dead;
-    bool watch_processes; /* poll() watches processes, so that a death is reported at once */
+    struct pollfd polls[EP_MAX_RANKS + 1]; /* of the connections, of link_event, of the processes of this node */
+    uint64_t heartbeat_ns;                 /* interval */
+    bool dead[EP_MAX_RANKS];               /* by index on this node: its process was seen to end */
+    bool watch_processes;                  /* poll() watches processes, so that a death is reported at once */
     pthread_t thread;
     bool started;
     _Atomic bool stops;
     _Atomic uint32_t failure_sent; /* on all links; also if that took too long */
     unsigned char *memory;         /* buffers of all connections */
+    int n;
+    struct conn conns[];
 };
 
 /* --- receiving --- */
@@ -83,20 +82,19 @@ static void receive_heartbeat(struct conn *conn, const struct link_entry *entrie
 
     atomic_store(&group->remote[conn->rank].heard_ns, now);
     for (int i = 0; i < group->nlocal; i++) {
-        struct ep_group_remote *remote = &group->remote[first + i];
+        struct ep_group_state *state = &group->remote[first + i].state;
         uint64_t age_ns = (uint64_t)entries[i].age_ms * 1000000u;
 
-        atomic_store(&remote->probed_ns, age_ns < now ? now - age_ns : 0);
-        atomic_store(&remote->waiting, entries[i].waiting);
-        atomic_store(&remote->shrinks, (entries[i].flags & LINK_RANK_SHRINKS) != 0);
-        atomic_store(&remote->aborts, entries[i].aborts);
-        atomic_store(&remote->confirmation, entries[i].flags & LINK_RANK_CONFIRMED     ? EP_GROUP_CONFIRM_RECEIVED
-                                            : entries[i].flags & LINK_RANK_LEADER_LOST ? EP_GROUP_CONFIRM_LEADER_LOST
-                                                                                       : EP_GROUP_CONFIRM_PENDING);
+        atomic_store(&state->probed_ns, age_ns < now ? now - age_ns : 0);
+        atomic_store(&state->waiting, entries[i].waiting);
+        /* Before the aborts: the reader must not take that for an abort without a shrink. */
+        atomic_store(&state->aborts_before, entries[i].flags & LINK_RANK_SHRINKS ? entries[i].aborts + 1 : 0);
+        atomic_store(&state->aborts, entries[i].aborts);
+        atomic_store(&state->confirmation, entries[i].flags >> LINK_RANK_CONFIRMATION & 3);
         if (entries[i].flags & LINK_RANK_LEFT)
-            atomic_store(&remote->left, 1);
+            atomic_store(&state->left, 1);
         if (entries[i].flags & LINK_RANK_DEAD)
-            atomic_store(&remote->lost, 1);
+            atomic_store(&group->remote[first + i].lost, 1);
     }
 }
 
@@ -106,7 +104,7 @@ static void receive_failure(struct conn *conn, const struct link_failure *failur
     struct ep_group *group = conn->link->group;
     int reporter = (uint16_t)failure->word;
     bool remote = reporter < group->comm->nranks && !group->peers[reporter].control;
-    struct ep_group_remote *from = remote ? &group->remote[reporter] : NULL;
+    struct ep_group_state *from = remote ? &group->remote[reporter].state : NULL;
 
     if (from && failure->reason[0] && !atomic_load(&from->reason_for)) {
         memcpy(from->reason, failure->reason, sizeof(from->reason));
@@ -136,7 +134,7 @@ static void receive_message(void *context, enum link_kind kind, const void *payl
     else if (kind == LINK_SHRUNK)
         receive_shrunk(conn, payload);
     else
-        atomic_store(&group->remote[conn->rank].left, 1);
+        atomic_store(&group->remote[conn->rank].state.left, 1);
 }
 
 /* 0: the peer process closed it, as it does when it exits. */
@@ -170,7 +168,7 @@ static void receive(struct conn *conn, int send_error)
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return;
         /* An invalid message ends the connection. */
-        if (n <= 0 || link_reader_feed(&conn->reader, bytes, (size_t)n, receive_message, conn))
+        if (n <= 0 || !link_reader_feed(&conn->reader, bytes, (size_t)n, receive_message, conn))
             close_conn(conn, n < 0 ? errno : n > 0 ? EBADMSG : send_error);
     }
 }
@@ -195,20 +193,15 @@ static void queue_message(struct conn *conn, enum link_kind kind, const void *pa
 static uint32_t count_events(const struct ep_group_link *link)
 {
     const struct ep_group *group = link->group;
-    uint32_t n = link->n_dead;
+    uint32_t n = 0;
 
     for (int i = 0; i < group->nlocal; i++) {
-        const struct ep_group_control *control = group->peers[group->first + i].control;
+        const struct ep_group_state *state = ep_group_state_of(group, group->first + i);
 
-        n += atomic_load(&control->aborts) + atomic_load(&control->shrink.aborts_before) +
-             atomic_load(&control->shrink.confirmation);
+        n += atomic_load(&state->aborts) + atomic_load(&state->aborts_before) + atomic_load(&state->confirmation) +
+             link->dead[i];
     }
     return n;
-}
-
-static bool shrinks(const struct ep_group_control *control, uint32_t aborts)
-{
-    return atomic_load(&control->shrink.aborts_before) == aborts + 1;
 }
 
 /*
@@ -236,27 +229,22 @@ static void queue_heartbeat(struct conn *conn, uint64_t now)
 
     conn->sent_events = count_events(conn->link);
     for (int i = 0; i < group->nlocal; i++) {
-        const struct ep_group_control *control = group->peers[group->first + i].control;
-        uint64_t probed_ns = atomic_load(&control->probed_ns),
+        const struct ep_group_state *state = ep_group_state_of(group, group->first + i);
+        uint64_t probed_ns = atomic_load(&state->probed_ns),
                  age_ms = now > probed_ns ? (now - probed_ns) / 1000000u : 0;
-        struct link_entry entry = {.waiting = atomic_load(&control->waiting),
+        struct link_entry entry = {.waiting = atomic_load(&state->waiting),
                                    .age_ms = age_ms < UINT32_MAX ? (uint32_t)age_ms : UINT32_MAX,
-                                   .aborts = atomic_load(&control->aborts)};
-        uint32_t confirmation;
+                                   .aborts = atomic_load(&state->aborts)};
 
-        if (conn->link->dead[i] || (i != group->local && ep_group_peer_dead(group, group->first + i)))
+        if (conn->link->dead[i] || ep_group_peer_dead(group, group->first + i))
             entry.flags |= LINK_RANK_DEAD;
         /* After that probe: a process that has ended has published before whether it left. */
-        if (atomic_load(&control->left))
+        if (atomic_load(&state->left))
             entry.flags |= LINK_RANK_LEFT;
-        if (shrinks(control, entry.aborts))
+        if (atomic_load(&state->aborts_before) == entry.aborts + 1)
             entry.flags |= LINK_RANK_SHRINKS;
         /* After that: a rank that leaves without the confirmation has given up. */
-        confirmation = atomic_load(&control->shrink.confirmation);
-        if (confirmation == EP_GROUP_CONFIRM_RECEIVED)
-            entry.flags |= LINK_RANK_CONFIRMED;
-        if (confirmation == EP_GROUP_CONFIRM_LEADER_LOST)
-            entry.flags |= LINK_RANK_LEADER_LOST;
+        entry.flags |= (atomic_load(&state->confirmation) & 3) << LINK_RANK_CONFIRMATION;
         memcpy(conn->out + sizeof(struct link_head) + (size_t)i * sizeof(entry), &entry, sizeof(entry));
     }
     queue_message(conn, LINK_HEARTBEAT, NULL, (size_t)group->nlocal * sizeof(struct link_entry));
@@ -267,13 +255,11 @@ static void queue_heartbeat(struct conn *conn, uint64_t now)
 static void queue_failure(struct conn *conn, uint64_t word)
 {
     const struct ep_group *group = conn->link->group;
-    int reporter = (uint16_t)word;
-    const struct ep_group_control *control = group->peers[reporter].control;
-    const struct ep_group_remote *remote = &group->remote[reporter];
+    const struct ep_group_state *state = ep_group_state_of(group, (uint16_t)word);
     struct link_failure failure = {.word = word};
 
-    if (atomic_load_explicit(control ? &control->reason_for : &remote->reason_for, memory_order_acquire) == word)
-        memcpy(failure.reason, control ? control->reason : remote->reason, sizeof(failure.reason));
+    if (atomic_load_explicit(&state->reason_for, memory_order_acquire) == word)
+        memcpy(failure.reason, state->reason, sizeof(failure.reason));
     queue_message(conn, LINK_FAILURE, &failure, sizeof(failure));
     conn->sent_failure = true;
 }
@@ -304,7 +290,7 @@ static bool queue_next(struct conn *conn, uint64_t now)
     } else if (now >= conn->heartbeat_ns || conn->sent_events != count_events(link)) {
         queue_heartbeat(conn, now);
     } else if (atomic_load(&link->stops)) {
-        if (atomic_load(&link->group->control->left))
+        if (atomic_load(&link->group->control->state.left))
             queue_message(conn, LINK_LEFT, NULL, 0);
         conn->sent_left = true;
     } else {
@@ -357,7 +343,7 @@ static void list_processes(const struct ep_group_link *link, struct pollfd *poll
     const struct ep_group *group = link->group;
 
     for (int i = 0; i < group->nlocal; i++) {
-        bool wanted = link->watch_processes && i != group->local && !link->dead[i];
+        bool wanted = link->watch_processes && !link->dead[i];
 
         polls[i] = (struct pollfd){.fd = wanted ? group->peers[group->first + i].process.pidfd : -1, .events = POLLIN};
     }
@@ -365,12 +351,8 @@ static void list_processes(const struct ep_group_link *link, struct pollfd *poll
 
 static void note_ended(struct ep_group_link *link, const struct pollfd *polls)
 {
-    for (int i = 0; i < link->group->nlocal; i++) {
-        if (!polls[i].revents)
-            continue;
-        link->dead[i] = true;
-        link->n_dead++;
-    }
+    for (int i = 0; i < link->group->nlocal; i++)
+        link->dead[i] |= polls[i].revents != 0;
 }
 
 /* Before this rank sends that it leaves: its caller may have seen deaths that poll() has not reported here. */
@@ -378,12 +360,8 @@ static void note_dead(struct ep_group_link *link)
 {
     const struct ep_group *group = link->group;
 
-    for (int i = 0; i < group->nlocal; i++) {
-        if (link->dead[i] || i == group->local || !ep_group_peer_dead(group, group->first + i))
-            continue;
-        link->dead[i] = true;
-        link->n_dead++;
-    }
+    for (int i = 0; i < group->nlocal; i++)
+        link->dead[i] |= ep_group_peer_dead(group, group->first + i);
 }
 
 static void note_failure_sent(struct ep_group_link *link)
@@ -499,19 +477,13 @@ static ep_status open_conns(struct ep_group_link *link)
 
 ep_status ep_group_link_open(struct ep_group *group)
 {
-    struct ep_group_link *link = calloc(1, sizeof(*link));
     int timeout_ms = group->comm->config.timeout_ms, heartbeat_ms = timeout_ms / HEARTBEATS;
     size_t n = (size_t)group->comm->nnodes - 1;
+    struct ep_group_link *link = calloc(1, sizeof(*link) + n * sizeof(link->conns[0]));
 
-    if (link) {
-        link->conns = calloc(n, sizeof(*link->conns));
-        link->polls = calloc(n + 1 + (size_t)group->nlocal, sizeof(*link->polls));
-        link->dead = calloc((size_t)group->nlocal, sizeof(*link->dead));
-        link->watch_processes = true;
-    }
     group->link = link;
     group->remote = calloc((size_t)group->comm->nranks, sizeof(*group->remote));
-    if (!link || !link->conns || !link->polls || !link->dead || !group->remote)
+    if (!link || !group->remote)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %zu control links", n);
     if (heartbeat_ms < HEARTBEAT_MIN_MS)
         heartbeat_ms = HEARTBEAT_MIN_MS;
@@ -519,6 +491,7 @@ ep_status ep_group_link_open(struct ep_group *group)
         heartbeat_ms = HEARTBEAT_MAX_MS;
     link->group = group;
     link->heartbeat_ns = (uint64_t)heartbeat_ms * 1000000u;
+    link->watch_processes = true;
     link->n = (int)n;
     EP_TRY(open_conns(link));
     group->link_event = ep_fd_above_stdio(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -538,16 +511,13 @@ void ep_group_link_close(struct ep_group *group)
         ep_group_link_wake(group);
         pthread_join(link->thread, NULL);
     }
-    for (int i = 0; link->conns && link->memory && i < link->n; i++)
+    for (int i = 0; link->memory && i < link->n; i++)
         if (link->conns[i].fd >= 0)
             close(link->conns[i].fd);
     if (group->link_event >= 0)
         close(group->link_event);
     group->link_event = -1;
     free(link->memory);
-    free(link->conns);
-    free(link->polls);
-    free(link->dead);
     free(link);
     group->link = NULL;
 }

@@ -8,29 +8,26 @@ size_t link_payload_bytes(int nlocal)
     return heartbeat > sizeof(struct link_failure) ? heartbeat : sizeof(struct link_failure);
 }
 
-static const char *check_head(const struct link_reader *reader)
+static bool is_valid(const struct link_head *head, int nlocal)
 {
-    const struct link_head *head = &reader->head;
-
     if (head->magic != LINK_MAGIC)
-        return "no message header";
+        return false;
     switch (head->kind) {
     case LINK_HEARTBEAT:
-        return head->bytes == (size_t)reader->nlocal * sizeof(struct link_entry) ? NULL
-                                                                                 : "a heartbeat of the wrong size";
+        return head->bytes == (size_t)nlocal * sizeof(struct link_entry);
     case LINK_FAILURE:
-        return head->bytes == sizeof(struct link_failure) ? NULL : "a failure of the wrong size";
+        return head->bytes == sizeof(struct link_failure);
     case LINK_LEFT:
-        return head->bytes == 0 ? NULL : "a leave message of the wrong size";
+        return head->bytes == 0;
     case LINK_SHRUNK:
-        return head->bytes == sizeof(struct link_shrunk) ? NULL : "a list of ranks of the wrong size";
+        return head->bytes == sizeof(struct link_shrunk);
     default:
-        return "an unknown kind of message";
+        return false;
     }
 }
 
-const char *link_reader_feed(struct link_reader *reader, const unsigned char *bytes, size_t n,
-                             link_message_fn on_message, void *context)
+bool link_reader_feed(struct link_reader *reader, const unsigned char *bytes, size_t n, link_message_fn on_message,
+                      void *context)
 {
     while (n) {
         bool in_head = reader->head_used < sizeof(reader->head);
@@ -38,7 +35,6 @@ const char *link_reader_feed(struct link_reader *reader, const unsigned char *by
             in_head ? (unsigned char *)&reader->head + reader->head_used : reader->payload + reader->used;
         size_t room = in_head ? sizeof(reader->head) - reader->head_used : (size_t)reader->head.bytes - reader->used;
         size_t taken = room < n ? room : n;
-        const char *wrong;
 
         memcpy(into, bytes, taken);
         bytes += taken;
@@ -48,9 +44,8 @@ const char *link_reader_feed(struct link_reader *reader, const unsigned char *by
             if (reader->head_used < sizeof(reader->head))
                 continue;
             reader->used = 0;
-            wrong = check_head(reader);
-            if (wrong)
-                return wrong;
+            if (!is_valid(&reader->head, reader->nlocal))
+                return false;
         } else {
             reader->used += taken;
         }
@@ -59,5 +54,5 @@ const char *link_reader_feed(struct link_reader *reader, const unsigned char *by
         reader->head_used = 0;
         on_message(context, (enum link_kind)reader->head.kind, reader->payload);
     }
-    return NULL;
+    return true;
 }

@@ -22,16 +22,15 @@ struct link_head {
 enum {
     LINK_RANK_LEFT = 1u << 0,
     LINK_RANK_DEAD = 1u << 1,
-    LINK_RANK_SHRINKS = 1u << 2,     /* it has begun a shrink since its last abort */
-    LINK_RANK_LEADER_LOST = 1u << 3, /* EP_GROUP_CONFIRM_LEADER_LOST */
-    LINK_RANK_CONFIRMED = 1u << 4    /* EP_GROUP_CONFIRM_RECEIVED */
+    LINK_RANK_SHRINKS = 1u << 2, /* it has begun a shrink since its last abort */
+    LINK_RANK_CONFIRMATION = 3,  /* first of two bits: enum ep_group_confirm */
 };
 
 struct link_entry {
-    uint32_t waiting; /* ep_group_control.waiting */
+    uint32_t waiting; /* ep_group_state.waiting */
     uint32_t age_ms;  /* since the rank last probed its peers; UINT32_MAX: longer */
     uint32_t flags;
-    uint32_t aborts; /* ep_group_control.aborts */
+    uint32_t aborts; /* ep_group_state.aborts */
 };
 
 struct link_failure {
@@ -57,10 +56,10 @@ size_t link_payload_bytes(int nlocal);
 typedef void (*link_message_fn)(void *context, enum link_kind kind, const void *payload);
 
 /*
- * Parses bytes in order of arrival, and passes each complete message to on_message. Returns NULL, or the error: then
- * the link is unusable.
+ * Parses bytes in order of arrival, and passes each complete message to on_message. false: an invalid message, after
+ * which the link is unusable.
  */
-const char *link_reader_feed(struct link_reader *reader, const unsigned char *bytes, size_t n,
-                             link_message_fn on_message, void *context);
+bool link_reader_feed(struct link_reader *reader, const unsigned char *bytes, size_t n, link_message_fn on_message,
+                      void *context);
 
 #endif

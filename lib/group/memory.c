@@ -126,18 +126,16 @@ ep_status ep_group_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory)
 static ep_status free_kind(ep_comm *comm, void *memory, enum ep_group_memory kind, const char *call, const char *origin)
 {
     struct ep_group *group = ep_group_of(comm);
+    bool found;
     int index;
 
     pthread_mutex_lock(&group->memory_lock);
     index = find_start(group, memory);
-    if (index >= 0 && group->allocations[index].kind == kind)
+    found = index >= 0 && group->allocations[index].kind == kind;
+    if (found)
         release(group, index);
-    else
-        index = -1;
     pthread_mutex_unlock(&group->memory_lock);
-    if (index < 0)
-        return ep_fail(EP_E_ARG, "%s: memory %p is not from %s of this communicator", call, memory, origin);
-    return EP_OK;
+    return found ? EP_OK : ep_fail(EP_E_ARG, "%s: memory %p is not from %s of this communicator", call, memory, origin);
 }
 
 ep_status ep_group_free(ep_comm *comm, void *memory)
@@ -386,16 +384,6 @@ int ep_group_get_failed_owner(void)
     return owner;
 }
 
-static void find_owner(const struct ep_group *group, int rank, struct ep_shm_owner *ret_owner)
-{
-    static const struct ep_shm_address none;
-    const struct ep_group_peer *peer = &group->peers[rank];
-
-    *ret_owner = (struct ep_shm_owner){.process = &peer->process, .timeout_ms = group->comm->config.timeout_ms};
-    if (memcmp(&peer->address, &none, sizeof(none)) != 0)
-        ret_owner->address = &peer->address;
-}
-
 ep_status ep_group_find_peer_exit(const struct ep_group *group, int rank)
 {
     const struct ep_group_control *control = group->peers[rank].control;
@@ -408,7 +396,7 @@ ep_status ep_group_find_peer_exit(const struct ep_group *group, int rank)
 
         if (ep_group_peer_dead(group, rank))
             return EP_E_PEER_DEAD;
-        if (control && atomic_load(&control->left))
+        if (control && ep_group_has_left(group, rank))
             return EP_E_PEER_LEFT;
         /* A failure of the group explains it. */
         if (expired || group->peers[rank].same_process || atomic_load(&ep_group_arbiter(group)->group_failure))
@@ -421,19 +409,19 @@ ep_status ep_group_attach(struct ep_group *group, int rank, const struct ep_shm_
                           ep_status (*check)(void *group), struct ep_shm *ret_shm)
 {
     uint64_t deadline_ns = ep_deadline_ns(timeout_ms);
+    int each_ms = group->comm->config.timeout_ms;
     char text[EP_ERROR_TEXT_BYTES];
-    struct ep_shm_owner owner;
-    ep_status status, peer_exit, checked = EP_OK;
     bool at_owner = false;
+    struct ep_shm_owner owner = {.process = &group->peers[rank].process,
+                                 .address = group->serves ? &group->peers[rank].address : NULL,
+                                 .timeout_ms = each_ms < REQUEST_MS ? each_ms : REQUEST_MS,
+                                 .ret_at_owner = &at_owner};
+    ep_status status, peer_exit, checked = EP_OK;
 
     failed_owner = -1;
     /* A name of another process would map memory of that process, or of this one. */
     if (name->process != group->peers[rank].key)
         return ep_fail(EP_E_MISMATCH, "what rank %d has published is damaged: a segment is not of its process", rank);
-    find_owner(group, rank, &owner);
-    owner.ret_at_owner = &at_owner;
-    if (owner.timeout_ms > REQUEST_MS)
-        owner.timeout_ms = REQUEST_MS;
     do {
         /*
          * The owner may have to answer, and may be stopped: publish the wait, so that ranks that wait for this one do

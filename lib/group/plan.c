@@ -9,6 +9,8 @@
  */
 #include "group/plan.h"
 
+#include "core/routing.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,34 +22,24 @@ static size_t plan_row_bytes(const ep_plan *plan)
     return sizeof(struct plan_row) + counts * sizeof(int32_t);
 }
 
-static void fill_row(const ep_plan *plan, struct plan_row *row)
+/* Its place in the list of pending plans, or the end of that. */
+static int find_pending(const struct ep_group *group, const ep_plan *plan)
 {
-    const struct ep_group_plan *inner = plan->impl;
-    size_t nranks = (size_t)plan->comm->nranks, nnodes = (size_t)plan->comm->nnodes;
+    int i = 0;
 
-    row->n_tokens = inner->n_tokens;
-    row->topk = plan->args.topk;
-    row->n_experts = plan->args.n_experts;
-    row->idx_type = plan->args.idx_type;
-    row->flags = plan->args.flags;
-    row->expert_alignment = plan->args.expert_alignment;
-    row->max_recv_tokens = plan->args.max_recv_tokens;
-    row->from_mask = plan->from_mask;
-    row->max_tokens = plan->args.max_tokens > inner->n_tokens ? plan->args.max_tokens : inner->n_tokens;
-    memcpy(row->counts, inner->tokens_per_rank, nranks * sizeof(int32_t));
-    memcpy(row->counts + nranks, inner->tokens_per_node, nnodes * sizeof(int32_t));
-    memcpy(row->counts + nranks + nnodes, inner->tokens_per_expert, (size_t)row->n_experts * sizeof(int32_t));
+    while (i < group->n_pending && group->pending[i] != plan)
+        i++;
+    return i;
 }
 
 static void remove_pending(struct ep_group *group, const ep_plan *plan)
 {
-    for (int i = 0; i < group->n_pending; i++) {
-        if (group->pending[i] != plan)
-            continue;
-        group->n_pending--;
-        memmove(group->pending + i, group->pending + i + 1, (size_t)(group->n_pending - i) * sizeof(group->pending[0]));
-        break;
-    }
+    int i = find_pending(group, plan);
+
+    if (i == group->n_pending)
+        return;
+    group->n_pending--;
+    memmove(group->pending + i, group->pending + i + 1, (size_t)(group->n_pending - i) * sizeof(group->pending[0]));
 }
 
 static ep_status set_complete(struct ep_group_plan *inner, ep_status status)
@@ -62,10 +54,7 @@ static ep_status set_complete(struct ep_group_plan *inner, ep_status status)
 static void free_routes(struct ep_group_plan *inner, int nnodes)
 {
     for (int node = 0; node < nnodes; node++) {
-        if (inner->rail)
-            ep_group_route_done(&inner->rail[node]);
-        if (!inner->net_tokens)
-            continue;
+        ep_group_route_done(&inner->rail[node]);
         free(inner->net_tokens[node]);
         inner->net_tokens[node] = NULL;
         inner->n_net_tokens[node] = 0;
@@ -77,21 +66,10 @@ static void free_routes(struct ep_group_plan *inner, int nnodes)
 
 static void free_inner(struct ep_group_plan *inner, int nnodes)
 {
-    free_routes(inner, nnodes);
-    free(inner->tokens_per_rank);
-    free(inner->tokens_per_node);
-    free(inner->tokens_per_expert);
-    free(inner->rail);
-    free(inner->net_tokens);
-    free(inner->n_net_tokens);
-    free(inner->recv_per_expert);
-    free(inner->recv_exact);
-    free(inner->recv_from_rank);
-    free(inner->expert_start);
-    free(inner->rows_on);
-    free(inner->first_row);
-    free(inner->prefix);
-    free(inner->max_tokens);
+    if (inner->rail && inner->net_tokens && inner->n_net_tokens)
+        free_routes(inner, nnodes);
+    for (int i = 0; i < inner->n_owned; i++)
+        free(inner->owned[i]);
     free(inner);
 }
 
@@ -158,7 +136,7 @@ static void complete_oldest(struct ep_group *group)
     complete(group, oldest);
     if (!ep_group_plan_of(oldest)->orphaned)
         return;
-    free_inner(oldest->impl, group->comm->nnodes);
+    ep_group_plan_discard(oldest);
     free(oldest);
 }
 
@@ -184,64 +162,73 @@ static ep_status publish(void *arguments)
     ep_plan *plan = *(ep_plan **)arguments;
     struct ep_group_plan *inner = plan->impl;
     struct ep_group *group = ep_group_of(plan->comm);
-    size_t bytes = plan_row_bytes(plan);
-    struct plan_row *row;
     ep_status status;
 
     if (group->n_pending == EP_GROUP_EXCHANGES)
         complete_oldest(group);
-    row = malloc(bytes);
-    if (!row)
-        return set_complete(inner, ep_fail(EP_E_MEMORY, "plan: no memory for %zu bytes", bytes));
-    fill_row(plan, row);
-    status = ep_group_exchange_start(group, EP_GROUP_PLAN_COUNTS, row, bytes, &inner->exchange);
-    free(row);
+    *inner->row = (struct plan_row){
+        .n_tokens = inner->n_tokens,
+        .topk = plan->args.topk,
+        .n_experts = plan->args.n_experts,
+        .idx_type = plan->args.idx_type,
+        .flags = plan->args.flags,
+        .expert_alignment = plan->args.expert_alignment,
+        .max_recv_tokens = plan->args.max_recv_tokens,
+        .from_mask = plan->from_mask,
+        .max_tokens = plan->args.max_tokens > inner->n_tokens ? plan->args.max_tokens : inner->n_tokens,
+    };
+    status = ep_group_exchange_start(group, EP_GROUP_PLAN_COUNTS, inner->row, plan_row_bytes(plan), &inner->exchange);
     if (status != EP_OK)
         return set_complete(inner, status);
     group->pending[group->n_pending++] = plan;
     return EP_OK;
 }
 
+static int64_t sum(const int32_t *counts, int n)
+{
+    int64_t total = 0;
+
+    for (int i = 0; i < n; i++)
+        total += counts[i];
+    return total;
+}
+
 /* Number of rows that this rank's tokens become. */
 static void count_sent(const ep_plan *plan)
 {
     struct ep_group_plan *inner = plan->impl;
-    bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
-    const int32_t *counts = expanded ? inner->tokens_per_expert : inner->tokens_per_rank;
-    int n = expanded ? plan->args.n_experts : plan->comm->nranks;
 
-    inner->n_send = 0;
-    for (int i = 0; i < n; i++)
-        inner->n_send += counts[i];
+    inner->n_send = plan->args.flags & EP_PLAN_EXPANDED ? sum(inner->tokens_per_expert, plan->args.n_experts)
+                                                        : sum(inner->tokens_per_rank, plan->comm->nranks);
 }
 
 static void fill_info(ep_plan *plan)
 {
     const struct ep_group_plan *inner = plan->impl;
     const ep_comm *comm = plan->comm;
-    ep_plan_info *info = &plan->info;
+    int n_local = plan->args.n_experts / comm->nranks;
+    int64_t to_self = plan->args.flags & EP_PLAN_EXPANDED
+                          ? sum(inner->tokens_per_expert + (size_t)comm->rank * (size_t)n_local, n_local)
+                          : inner->tokens_per_rank[comm->rank];
 
-    *info = (ep_plan_info){.size = sizeof(*info), .n_recv = -1, .out_rows = plan->args.max_recv_tokens};
-    info->n_tokens = plan->args.n_tokens;
-    info->topk = plan->args.topk;
-    info->n_experts = plan->args.n_experts;
-    info->n_local_experts = plan->args.n_experts / comm->nranks;
-    info->flags = plan->args.flags;
-    info->n_send = inner->n_send;
-    if (plan->args.flags & EP_PLAN_EXPANDED) {
-        for (int expert = 0; expert < info->n_experts; expert++) {
-            if (expert / info->n_local_experts != comm->rank)
-                info->n_wire += inner->tokens_per_expert[expert];
-        }
-    } else {
-        for (int rank = 0; rank < comm->nranks; rank++) {
-            if (rank != comm->rank)
-                info->n_wire += inner->tokens_per_rank[rank];
-        }
-    }
-    for (int node = 0; node < comm->nnodes; node++)
-        if (node != comm->node)
-            info->n_net += inner->tokens_per_node[node];
+    plan->info =
+        (ep_plan_info){.size = sizeof(plan->info),
+                       .n_tokens = plan->args.n_tokens,
+                       .topk = plan->args.topk,
+                       .n_experts = plan->args.n_experts,
+                       .n_local_experts = n_local,
+                       .flags = plan->args.flags,
+                       .n_recv = -1,
+                       .out_rows = plan->args.max_recv_tokens,
+                       .n_send = inner->n_send,
+                       .n_wire = inner->n_send - to_self,
+                       .n_net = sum(inner->tokens_per_node, comm->nnodes) - inner->tokens_per_node[comm->node]};
+}
+
+/* Memory that lives as long as the plan. */
+static void *own(struct ep_group_plan *inner, size_t n, size_t bytes)
+{
+    return inner->owned[inner->n_owned++] = calloc(n, bytes);
 }
 
 static struct ep_group_plan *new_inner(const ep_plan *plan, bool routes)
@@ -249,33 +236,37 @@ static struct ep_group_plan *new_inner(const ep_plan *plan, bool routes)
     struct ep_group_plan *inner = calloc(1, sizeof(*inner));
     size_t nranks = (size_t)plan->comm->nranks, nnodes = (size_t)plan->comm->nnodes;
     size_t n_local = (size_t)plan->args.n_experts / nranks;
+    bool all = true;
 
     if (!inner)
         return NULL;
-    if (routes)
-        inner->index = malloc(((size_t)plan->args.n_tokens + 1) * (size_t)plan->args.topk * sizeof(*inner->index));
-    inner->tokens_per_rank = calloc(nranks, sizeof(*inner->tokens_per_rank));
-    inner->tokens_per_node = calloc(nnodes, sizeof(*inner->tokens_per_node));
-    inner->tokens_per_expert = calloc((size_t)plan->args.n_experts, sizeof(*inner->tokens_per_expert));
-    inner->rail = calloc(nnodes, sizeof(*inner->rail));
-    inner->net_tokens = calloc(nnodes, sizeof(*inner->net_tokens));
-    inner->n_net_tokens = calloc(nnodes, sizeof(*inner->n_net_tokens));
-    inner->recv_per_expert = calloc(n_local, sizeof(*inner->recv_per_expert));
-    inner->recv_exact = calloc(n_local, sizeof(*inner->recv_exact));
-    inner->recv_from_rank = calloc(nranks + 1, sizeof(*inner->recv_from_rank));
-    inner->expert_start = calloc(n_local + 1, sizeof(*inner->expert_start));
-    inner->rows_on = calloc(nranks, sizeof(*inner->rows_on));
-    inner->first_row = calloc(nranks, sizeof(*inner->first_row));
-    inner->prefix = calloc(nranks * nranks, sizeof(*inner->prefix));
-    inner->max_tokens = calloc(nranks, sizeof(*inner->max_tokens));
     inner->n_tokens = plan->args.n_tokens;
-    if ((inner->index || !routes) && inner->tokens_per_rank && inner->tokens_per_node && inner->tokens_per_expert &&
-        inner->rail && inner->net_tokens && inner->n_net_tokens && inner->recv_per_expert && inner->recv_exact &&
-        inner->recv_from_rank && inner->expert_start && inner->rows_on && inner->first_row && inner->prefix &&
-        inner->max_tokens)
-        return inner;
-    free_inner(inner, (int)nnodes);
-    return NULL;
+    inner->row = own(inner, 1, plan_row_bytes(plan));
+    inner->rail = own(inner, nnodes, sizeof(*inner->rail));
+    inner->net_tokens = own(inner, nnodes, sizeof(*inner->net_tokens));
+    inner->n_net_tokens = own(inner, nnodes, sizeof(*inner->n_net_tokens));
+    inner->recv_per_expert = own(inner, n_local, sizeof(*inner->recv_per_expert));
+    inner->recv_exact = own(inner, n_local, sizeof(*inner->recv_exact));
+    inner->recv_from_rank = own(inner, nranks + 1, sizeof(*inner->recv_from_rank));
+    inner->expert_start = own(inner, n_local + 1, sizeof(*inner->expert_start));
+    inner->rows_on = own(inner, nranks, sizeof(*inner->rows_on));
+    inner->first_row = own(inner, nranks, sizeof(*inner->first_row));
+    inner->prefix = own(inner, nranks * nranks, sizeof(*inner->prefix));
+    inner->max_tokens = own(inner, nranks, sizeof(*inner->max_tokens));
+    for (int i = 0; i < inner->n_owned; i++)
+        all &= inner->owned[i] != NULL;
+    if (all && routes) {
+        inner->index = malloc(((size_t)plan->args.n_tokens + 1) * (size_t)plan->args.topk * sizeof(*inner->index));
+        all = inner->index != NULL;
+    }
+    if (!all) {
+        free_inner(inner, (int)nnodes);
+        return NULL;
+    }
+    inner->tokens_per_rank = inner->row->counts;
+    inner->tokens_per_node = inner->tokens_per_rank + nranks;
+    inner->tokens_per_expert = inner->tokens_per_node + nnodes;
+    return inner;
 }
 
 void ep_group_plan_discard(ep_plan *plan)
@@ -337,14 +328,81 @@ ep_status ep_group_plan_exchange_sizes(ep_plan *plan)
 
 /* --- routing ---------------------------------------------------------------------------------------------------- */
 
+/* As passed by the caller: choices, or a mask with its counts. */
+struct routing {
+    const void *topk_idx;
+    const uint8_t *token_in_rank;
+    const int32_t *tokens_per_expert;
+};
+
+/* Converts a mask as if each token had chosen the first expert of every rank that it goes to, with K = R. */
+static ep_status read_mask(const ep_plan *plan, const uint8_t *token_in_rank)
+{
+    struct ep_group_plan *inner = plan->impl;
+    int nranks = plan->comm->nranks, n_local = plan->args.n_experts / nranks;
+    size_t n = (size_t)inner->n_tokens * (size_t)nranks;
+
+    for (size_t i = 0; i < n; i++) {
+        if (token_in_rank[i] > 1)
+            return ep_fail(EP_E_ROUTING, "routing: token %zu: token_in_rank is %u for rank %zu", i / (size_t)nranks,
+                           token_in_rank[i], i % (size_t)nranks);
+        inner->index[i] = token_in_rank[i] ? (int32_t)(i % (size_t)nranks) * n_local : -1;
+    }
+    return EP_OK;
+}
+
+/* The counts per expert, which the mask does not contain. They must be possible for some choice of experts. */
+static ep_status read_counts(const ep_plan *plan, const int32_t *tokens_per_expert)
+{
+    struct ep_group_plan *inner = plan->impl;
+    int n_local = plan->args.n_experts / plan->comm->nranks;
+
+    for (int rank = 0; rank < plan->comm->nranks; rank++) {
+        int64_t sum = 0;
+
+        for (int expert = rank * n_local; expert < (rank + 1) * n_local; expert++) {
+            int32_t n = tokens_per_expert[expert];
+
+            if (n < 0 || n > inner->tokens_per_rank[rank])
+                return ep_fail(EP_E_ROUTING,
+                               "routing: tokens_per_expert is %d for expert %d, but %d tokens go to its rank %d", n,
+                               expert, inner->tokens_per_rank[rank], rank);
+            sum += n;
+        }
+        if (sum < inner->tokens_per_rank[rank])
+            return ep_fail(EP_E_ROUTING,
+                           "routing: tokens_per_expert is %lld for the experts of rank %d together, but %d tokens go "
+                           "there",
+                           (long long)sum, rank, inner->tokens_per_rank[rank]);
+    }
+    memcpy(inner->tokens_per_expert, tokens_per_expert, (size_t)plan->args.n_experts * sizeof(int32_t));
+    return EP_OK;
+}
+
+/* Fills index and counts of the plan for inner->n_tokens tokens, or fails with the reason. */
+static ep_status read_routing(const ep_plan *plan, const struct routing *routing)
+{
+    struct ep_group_plan *inner = plan->impl;
+    struct ep_routing_shape shape =
+        ep_routing_shape_of(plan->comm, plan->args.n_tokens, plan->args.topk, plan->args.n_experts);
+    struct ep_routing_counts counts = {
+        .per_rank = inner->tokens_per_rank, .per_node = inner->tokens_per_node, .per_expert = inner->tokens_per_expert};
+
+    shape.n_tokens = inner->n_tokens;
+    EP_TRY(plan->from_mask ? read_mask(plan, routing->token_in_rank)
+                           : ep_routing_check(&shape, routing->topk_idx, plan->args.idx_type, inner->index));
+    EP_TRY(ep_routing_count(&shape, inner->index, &counts));
+    return plan->from_mask ? read_counts(plan, routing->tokens_per_expert) : EP_OK;
+}
+
 ep_status ep_group_plan_open(ep_plan *plan, const ep_plan_args *args)
 {
-    struct ep_group_routing routing = {args->topk_idx, args->token_in_rank, args->tokens_per_expert};
+    struct routing routing = {args->topk_idx, args->token_in_rank, args->tokens_per_expert};
     ep_status status;
 
     EP_TRY(ep_group_stream_ready(plan->comm, args->stream));
     EP_TRY(ep_group_plan_prepare(plan, true));
-    status = ep_group_plan_read_routing(plan, &routing);
+    status = read_routing(plan, &routing);
     if (status == EP_OK)
         return ep_group_plan_publish(plan);
     ep_group_plan_discard(plan);
@@ -359,7 +417,7 @@ struct update_job {
 /* Frees the routes of the previous version; its exchange is complete, as are those of all plans before it. */
 static ep_status start_update(ep_plan *plan, const ep_plan_update_args *args)
 {
-    struct ep_group_routing routing = {args->topk_idx, args->token_in_rank, args->tokens_per_expert};
+    struct routing routing = {args->topk_idx, args->token_in_rank, args->tokens_per_expert};
     struct ep_group_plan *inner = plan->impl;
 
     free_routes(inner, plan->comm->nnodes);
@@ -369,7 +427,7 @@ static ep_status start_update(ep_plan *plan, const ep_plan_update_args *args)
     inner->index = malloc(((size_t)args->n_tokens + 1) * (size_t)plan->args.topk * sizeof(*inner->index));
     if (!inner->index)
         return ep_fail(EP_E_MEMORY, "ep_plan_update: no memory for %d tokens", args->n_tokens);
-    EP_TRY(ep_group_plan_read_routing(plan, &routing));
+    EP_TRY(read_routing(plan, &routing));
     count_sent(plan);
     return publish(&plan);
 }
@@ -400,36 +458,30 @@ ep_status ep_group_plan_update(ep_plan *plan, const ep_plan_update_args *args, e
 void ep_group_plan_close(ep_plan *plan)
 {
     struct ep_group *group = ep_group_of(plan->comm);
-    struct ep_group_plan *inner = plan->impl;
+    int i;
 
-    if (!inner)
+    if (!plan->impl)
         return;
     ep_group_drain(group);
-    plan->impl = NULL;
-    for (int i = 0; i < group->n_pending; i++) {
-        ep_plan *orphan;
-
-        if (group->pending[i] != plan)
-            continue;
+    i = find_pending(group, plan);
+    if (i < group->n_pending) {
         /*
          * The plan was never used, but its exchange is pending and the peers wait for it: it stays until the next
          * collective call completes it. Only if there is no memory for that is it completed here, which waits.
          */
-        orphan = malloc(sizeof(*orphan));
-        plan->impl = inner;
-        if (!orphan) {
-            ep_group_plan_complete(group, plan);
-            break;
+        ep_plan *orphan = malloc(sizeof(*orphan));
+
+        if (orphan) {
+            *orphan = (ep_plan){.comm = plan->comm, .impl = plan->impl, .args = plan->args, .info = plan->info};
+            ep_group_plan_of(plan)->orphaned = true;
+            group->pending[i] = orphan;
+            plan->impl = NULL;
+            return;
         }
-        *orphan = (ep_plan){.comm = plan->comm, .impl = inner, .args = plan->args, .info = plan->info};
-        inner->orphaned = true;
-        group->pending[i] = orphan;
-        plan->impl = NULL;
-        return;
+        ep_group_plan_complete(group, plan);
+        remove_pending(group, plan);
     }
-    remove_pending(group, plan);
-    free_inner(inner, plan->comm->nnodes);
-    plan->impl = NULL;
+    ep_group_plan_discard(plan);
 }
 
 void ep_group_plan_drop_pending(struct ep_group *group)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan.h - what plan.c, plan_rows.c, plan_rails.c and plan_routing.c share. */
+/* plan.h - what plan.c, plan_rows.c and plan_rails.c share. */
 #ifndef EP_GROUP_PLAN_H
 #define EP_GROUP_PLAN_H
 
@@ -34,15 +34,5 @@ ep_status ep_group_plan_build(struct ep_group_completion *c);
  * for it, and makes routes from those that it receives. Fills net_tokens and rail of the plan.
  */
 ep_status ep_group_plan_exchange_routes(struct ep_group_completion *c);
-
-/* A routing as passed by the caller: choices, or a mask with its counts. */
-struct ep_group_routing {
-    const void *topk_idx;
-    const uint8_t *token_in_rank;
-    const int32_t *tokens_per_expert;
-};
-
-/* plan_routing.c. Fills index and counts of the plan for inner->n_tokens tokens, or fails with the reason. */
-ep_status ep_group_plan_read_routing(const ep_plan *plan, const struct ep_group_routing *routing);
 
 #endif

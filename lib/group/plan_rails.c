@@ -4,11 +4,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One direction of the exchange with one rail peer: [n][2K] experts and rows of each token. */
+/* One direction of the exchange with one rail peer: experts and rows of each token. */
 struct rail_half {
-    int32_t *data;
+    int32_t *index, *row; /* [n,K] */
     int n, done;
 };
+
+static ep_status alloc_half(struct rail_half *half, int n, size_t topk)
+{
+    half->index = malloc(((size_t)n + 1) * topk * sizeof(*half->index));
+    half->row = malloc(((size_t)n + 1) * topk * sizeof(*half->row));
+    half->n = n;
+    return half->index && half->row ? EP_OK : ep_fail(EP_E_MEMORY, "plan: no memory for the routes between nodes");
+}
+
+static void free_halves(struct rail_half *halves, int n)
+{
+    for (int i = 0; halves && i < n; i++) {
+        free(halves[i].index);
+        free(halves[i].row);
+    }
+    free(halves);
+}
 
 static int node_of_expert(const struct ep_group_completion *c, int32_t expert)
 {
@@ -24,9 +41,9 @@ static ep_status list_tokens(struct ep_group_completion *c, int node, struct rai
     int n = 0, room = c->inner->tokens_per_node[node];
 
     tokens = malloc(((size_t)room + 1) * sizeof(*tokens));
-    send->data = malloc(((size_t)room + 1) * 2 * topk * sizeof(*send->data));
     c->inner->net_tokens[node] = tokens;
-    if (!tokens || !send->data)
+    EP_TRY(alloc_half(send, room, topk));
+    if (!tokens)
         return ep_fail(EP_E_MEMORY, "plan: no memory for the routes between nodes");
     for (int32_t t = 0; t < c->inner->n_tokens && n < room; t++) {
         const int32_t *index = c->inner->index + (size_t)t * topk;
@@ -36,8 +53,8 @@ static ep_status list_tokens(struct ep_group_completion *c, int node, struct rai
             there |= node_of_expert(c, index[k]) == node;
         if (!there)
             continue;
-        memcpy(send->data + (size_t)n * 2 * topk, index, topk * sizeof(*index));
-        memcpy(send->data + (size_t)n * 2 * topk + topk, c->row + (size_t)t * topk, topk * sizeof(*index));
+        memcpy(send->index + (size_t)n * topk, index, topk * sizeof(*index));
+        memcpy(send->row + (size_t)n * topk, c->row + (size_t)t * topk, topk * sizeof(*index));
         tokens[n++] = t;
     }
     send->n = n;
@@ -47,17 +64,16 @@ static ep_status list_tokens(struct ep_group_completion *c, int node, struct rai
 
 static bool send_some(struct ep_group_completion *c, int node, struct rail_half *half)
 {
-    size_t token_bytes = 2 * (size_t)c->plan->args.topk * sizeof(int32_t);
-    size_t room = (ep_streams_max_message(c->group->streams) - sizeof(struct ep_group_message)) / token_bytes;
+    size_t topk = (size_t)c->plan->args.topk, at = (size_t)half->done * topk, each = topk * sizeof(int32_t);
+    size_t room = (ep_streams_max_message(c->group->streams) - sizeof(struct ep_group_message)) / (2 * each);
     int n = half->n - half->done < (int)room ? half->n - half->done : (int)room;
     struct ep_group_message head = {.kind = EP_GROUP_MESSAGE_ROUTE,
                                     .detail = (uint32_t)n,
                                     .number = (uint64_t)c->inner->number,
                                     .index = (uint64_t)half->done};
-    struct ep_piece piece = {.data = half->data + (size_t)half->done * (token_bytes / sizeof(int32_t)),
-                             .bytes = (size_t)n * token_bytes};
+    struct ep_piece pieces[] = {{half->index + at, (size_t)n * each}, {half->row + at, (size_t)n * each}};
 
-    if (half->done == half->n || !ep_stream_send(c->group->streams, node, 0, &head, sizeof(head), &piece, 1))
+    if (half->done == half->n || !ep_stream_send(c->group->streams, node, 0, &head, sizeof(head), pieces, 2))
         return false;
     half->done += n;
     return true;
@@ -65,7 +81,7 @@ static bool send_some(struct ep_group_completion *c, int node, struct rail_half 
 
 static ep_status receive_some(struct ep_group_completion *c, int node, struct rail_half *half, bool *ret_moved)
 {
-    size_t bytes, token_bytes = 2 * (size_t)c->plan->args.topk * sizeof(int32_t);
+    size_t topk = (size_t)c->plan->args.topk, at = (size_t)half->done * topk, bytes, half_bytes;
     const struct ep_group_message *message;
 
     if (half->done == half->n)
@@ -75,7 +91,8 @@ static ep_status receive_some(struct ep_group_completion *c, int node, struct ra
         return EP_OK;
     if (bytes < sizeof(*message) || message->kind != EP_GROUP_MESSAGE_ROUTE ||
         message->number != (uint64_t)c->inner->number || message->index != (uint64_t)half->done ||
-        message->detail > (uint32_t)(half->n - half->done) || bytes != sizeof(*message) + message->detail * token_bytes)
+        message->detail > (uint32_t)(half->n - half->done) ||
+        bytes != sizeof(*message) + message->detail * 2 * topk * sizeof(int32_t))
         return ep_group_set_own_failure(
             c->group,
             ep_fail(EP_E_MISMATCH,
@@ -84,7 +101,9 @@ static ep_status receive_some(struct ep_group_completion *c, int node, struct ra
                     c->plan->comm->rank, half->done, c->inner->number, ep_group_rail(c->group, node), message->kind,
                     (unsigned long long)message->number),
             ep_group_rail(c->group, node), EP_GROUP_PLAN_ROUTES);
-    memcpy(half->data + (size_t)half->done * (token_bytes / sizeof(int32_t)), message + 1, bytes - sizeof(*message));
+    half_bytes = (bytes - sizeof(*message)) / 2;
+    memcpy(half->index + at, message + 1, half_bytes);
+    memcpy(half->row + at, (const char *)(message + 1) + half_bytes, half_bytes);
     half->done += (int)message->detail;
     ep_stream_pop(c->group->streams, node, 0);
     *ret_moved = true;
@@ -147,32 +166,15 @@ static ep_status check_routes(struct ep_group_completion *c, int node, const int
 }
 
 /* The route of the tokens of one rail peer onto this node, from the data that it sent. */
-static ep_status make_rail_route(struct ep_group_completion *c, int node, const struct rail_half *receive)
+static ep_status make_rail_route(struct ep_group_completion *c, int node, struct rail_half *receive)
 {
     const ep_plan *plan = c->plan;
-    size_t topk = (size_t)plan->args.topk, n = (size_t)receive->n;
-    int32_t *index = malloc((n + 1) * topk * sizeof(*index)), *row = malloc((n + 1) * topk * sizeof(*row));
-    ep_status status;
+    int32_t *index = receive->index;
 
-    if (!index || !row) {
-        free(index);
-        free(row);
-        return ep_fail(EP_E_MEMORY, "plan: no memory for the routes between nodes");
-    }
-    for (size_t t = 0; t < n; t++) {
-        memcpy(index + t * topk, receive->data + t * 2 * topk, topk * sizeof(*index));
-        memcpy(row + t * topk, receive->data + t * 2 * topk + topk, topk * sizeof(*row));
-    }
-    status = check_routes(c, node, index, row, receive->n);
-    if (status != EP_OK) {
-        free(index);
-        free(row);
-        return status;
-    }
-    status = ep_group_route_init(&c->inner->rail[node], receive->n, plan->args.topk, c->expert_rank, c->group->first,
-                                 c->group->nlocal, plan->args.flags & EP_PLAN_EXPANDED, index, row);
-    free(row);
-    return status;
+    EP_TRY(check_routes(c, node, index, receive->row, receive->n));
+    receive->index = NULL; /* owned by the route */
+    return ep_group_route_init(&c->inner->rail[node], receive->n, plan->args.topk, c->expert_rank, c->group->first,
+                               c->group->nlocal, plan->args.flags & EP_PLAN_EXPANDED, index, receive->row);
 }
 
 ep_status ep_group_plan_exchange_routes(struct ep_group_completion *c)
@@ -187,10 +189,10 @@ ep_status ep_group_plan_exchange_routes(struct ep_group_completion *c)
         if (node == me)
             continue;
         status = list_tokens(c, node, &send[node]);
-        receive[node].n = c->rows[ep_group_rail(c->group, node)]->counts[c->plan->comm->nranks + me];
-        receive[node].data = malloc(((size_t)receive[node].n + 1) * 2 * (size_t)c->plan->args.topk * sizeof(int32_t));
-        if (status == EP_OK && !receive[node].data)
-            status = ep_fail(EP_E_MEMORY, "plan: no memory for the routes between nodes");
+        if (status == EP_OK)
+            status =
+                alloc_half(&receive[node], c->rows[ep_group_rail(c->group, node)]->counts[c->plan->comm->nranks + me],
+                           (size_t)c->plan->args.topk);
     }
     if (status == EP_OK)
         status = ep_group_net_run(c->group, EP_GROUP_PLAN_ROUTES, step_routes,
@@ -198,14 +200,8 @@ ep_status ep_group_plan_exchange_routes(struct ep_group_completion *c)
     for (int node = 0; status == EP_OK && node < nnodes; node++)
         if (node != me)
             status = make_rail_route(c, node, &receive[node]);
-    for (int node = 0; node < nnodes; node++) {
-        if (send)
-            free(send[node].data);
-        if (receive)
-            free(receive[node].data);
-    }
-    free(send);
-    free(receive);
+    free_halves(send, nnodes);
+    free_halves(receive, nnodes);
     /* The rail peers wait for data that this rank can no longer send. */
     return status == EP_OK ? EP_OK
                            : ep_group_set_own_failure(c->group, status, c->plan->comm->rank, EP_GROUP_PLAN_ROUTES);

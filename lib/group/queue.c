@@ -22,7 +22,7 @@ struct ep_group_event {
     struct ep_event base;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    int refs; /* the owner, the job that completes it, jobs that wait for it */
+    _Atomic int refs; /* the owner, the job that completes it, jobs that wait for it */
     bool done, user;
     ep_status status;
     char text[EP_ERROR_TEXT_BYTES];
@@ -52,24 +52,13 @@ static ep_status event_new(ep_comm *comm, struct ep_group_event **ret_event)
 
 static struct ep_group_event *event_ref(struct ep_group_event *event)
 {
-    if (event) {
-        pthread_mutex_lock(&event->lock);
-        event->refs++;
-        pthread_mutex_unlock(&event->lock);
-    }
+    atomic_fetch_add(&event->refs, 1);
     return event;
 }
 
 static void event_unref(struct ep_group_event *event)
 {
-    int refs;
-
-    if (!event)
-        return;
-    pthread_mutex_lock(&event->lock);
-    refs = --event->refs;
-    pthread_mutex_unlock(&event->lock);
-    if (refs)
+    if (!event || atomic_fetch_sub(&event->refs, 1) > 1)
         return;
     pthread_cond_destroy(&event->changed);
     pthread_mutex_destroy(&event->lock);
@@ -94,24 +83,30 @@ static void complete_event(struct ep_group_event *event, const struct ep_group_q
     pthread_mutex_unlock(&event->lock);
 }
 
-/* Waits for the event of ep_stream_wait(), until the deadline or a failure of the group. */
+/* Waits until the event is done, the time is `limit_ns`, or `group`, NULL: none, has failed. Under the event's lock. */
+static ep_status wait_done(struct ep_group_event *event, struct ep_group *group, uint64_t limit_ns)
+{
+    uint64_t now;
+
+    while (!event->done && (now = ep_now_ns()) < limit_ns) {
+        struct timespec until = ep_timespec(group && now + CHECK_NS < limit_ns ? now + CHECK_NS : limit_ns);
+
+        if (group)
+            EP_TRY(ep_group_check(group));
+        pthread_cond_timedwait(&event->changed, &event->lock, &until);
+    }
+    return EP_OK;
+}
+
+/* Waits for the event of ep_stream_wait(). */
 static ep_status wait_event(struct ep_group *group, struct ep_group_event *event)
 {
-    uint64_t deadline = ep_deadline_ns(group->comm->config.timeout_ms);
-    ep_status status = EP_OK;
+    ep_status status;
 
     pthread_mutex_lock(&event->lock);
-    while (!event->done && status == EP_OK) {
-        uint64_t now = ep_now_ns();
-        struct timespec until = ep_timespec(now + CHECK_NS);
-
-        if (now >= deadline) {
-            status = ep_group_set_failure(group, EP_E_TIMEOUT, group->comm->rank, EP_GROUP_STREAM_WAIT);
-            break;
-        }
-        pthread_cond_timedwait(&event->changed, &event->lock, &until);
-        status = ep_group_check(group);
-    }
+    status = wait_done(event, group, ep_deadline_ns(group->comm->config.timeout_ms));
+    if (status == EP_OK && !event->done)
+        status = ep_group_set_failure(group, EP_E_TIMEOUT, group->comm->rank, EP_GROUP_STREAM_WAIT);
     if (status == EP_OK && event->status != EP_OK)
         status = ep_fail(event->status, "the event of ep_stream_wait() failed: %s", event->text);
     pthread_mutex_unlock(&event->lock);
@@ -237,23 +232,20 @@ bool ep_group_is_idle(struct ep_group *group)
     return idle;
 }
 
-ep_status ep_group_drain(struct ep_group *group)
-{
-    /* Every job has its own deadlines, so this ends. */
-    pthread_mutex_lock(&group->queue_lock);
-    while (group->head)
-        pthread_cond_wait(&group->queue_changed, &group->queue_lock);
-    pthread_mutex_unlock(&group->queue_lock);
-    /* Recorded here, because some callers can only free the communicator: the reason must not be lost. */
-    return ep_comm_record(group->comm, ep_group_check(group));
-}
-
+/* Waits until no job of a queue is left, NULL: of any. Every job has its own deadlines, so this ends. */
 static void wait_for_queue(struct ep_group *group, const struct ep_group_queue *queue)
 {
     pthread_mutex_lock(&group->queue_lock);
-    while (queue->jobs)
+    while (queue ? queue->jobs > 0 : group->head != NULL)
         pthread_cond_wait(&group->queue_changed, &group->queue_lock);
     pthread_mutex_unlock(&group->queue_lock);
+}
+
+ep_status ep_group_drain(struct ep_group *group)
+{
+    wait_for_queue(group, NULL);
+    /* Recorded here, because some callers can only free the communicator: the reason must not be lost. */
+    return ep_comm_record(group->comm, ep_group_check(group));
 }
 
 ep_status ep_group_stream_ready(ep_comm *comm, ep_stream stream)
@@ -429,43 +421,20 @@ static ep_status event_result(const struct ep_group_event *event)
     return event->status == EP_OK ? EP_OK : ep_fail(event->status, "%s", event->text);
 }
 
-/* An event of the caller: only its signal completes it, so the wait checks for failures of the group itself. */
-static ep_status wait_for_signal(struct ep_group_event *event, int timeout_ms)
-{
-    int limit_ms = timeout_ms >= 0 ? timeout_ms : event->base.comm->config.timeout_ms;
-    uint64_t limit = ep_deadline_ns(limit_ms), now;
-
-    while (!event->done && (now = ep_now_ns()) < limit) {
-        struct timespec until = ep_timespec(now + CHECK_NS < limit ? now + CHECK_NS : limit);
-
-        EP_TRY(ep_group_check(ep_group_of(event->base.comm)));
-        pthread_cond_timedwait(&event->changed, &event->lock, &until);
-    }
-    return event->done ? EP_OK : ep_fail(EP_E_TIMEOUT, "ep_event_wait: not signalled after %d ms", limit_ms);
-}
-
-/* An event of an operation, which has deadlines of its own. */
-static ep_status wait_for_work(struct ep_group_event *event, int timeout_ms)
-{
-    uint64_t limit = ep_deadline_ns(timeout_ms);
-    struct timespec until = ep_timespec(limit);
-
-    while (!event->done && timeout_ms < 0)
-        pthread_cond_wait(&event->changed, &event->lock);
-    while (!event->done && ep_now_ns() < limit)
-        pthread_cond_timedwait(&event->changed, &event->lock, &until);
-    return event->done ? EP_OK : ep_fail(EP_E_TIMEOUT, "ep_event_wait: not complete after %d ms", timeout_ms);
-}
-
 ep_status ep_group_event_wait(ep_event *base, int timeout_ms)
 {
     struct ep_group_event *event = (struct ep_group_event *)base;
+    int limit_ms = event->user && timeout_ms < 0 ? base->comm->config.timeout_ms : timeout_ms;
     ep_status status;
 
     pthread_mutex_lock(&event->lock);
-    status = event->user ? wait_for_signal(event, timeout_ms) : wait_for_work(event, timeout_ms);
+    /* An operation has deadlines of its own. Only its signal completes an event of the caller: watch the group. */
+    status = wait_done(event, event->user ? ep_group_of(base->comm) : NULL,
+                       limit_ms < 0 ? INT64_MAX : ep_deadline_ns(limit_ms));
     if (status == EP_OK)
-        status = event_result(event);
+        status = event->done ? event_result(event)
+                             : ep_fail(EP_E_TIMEOUT, "ep_event_wait: not %s after %d ms",
+                                       event->user ? "signalled" : "complete", limit_ms);
     pthread_mutex_unlock(&event->lock);
     return status;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * shrink.h - ep_comm_shrink: in shrink.c the survivors agree on the members, shrink_vote.c counts their votes,
- * shrink_group.c creates the new group. Over control links shrink_linked.c does all of that, with shrink_aborts.c.
+ * shrink.h - ep_comm_shrink: in shrink.c the survivors on one host agree on the members, by the votes of shrink_vote.c,
+ * and create the new group. Over control links shrink_linked.c does all of that. Both use shrink_open.c and
+ * shrink_aborts.c.
  */
 #ifndef EP_GROUP_SHRINK_H
 #define EP_GROUP_SHRINK_H
@@ -10,11 +11,10 @@
 
 /* The new group while it is created. */
 struct shrink_group {
-    struct shrink *s; /* NULL over control links */
     ep_allgather_fn allgather;
     void *context;
-    const void *network; /* as in ep_boot */
-    int *ranks;          /* old rank of each survivor */
+    const void *network;     /* as in ep_boot */
+    int ranks[EP_MAX_RANKS]; /* old rank of each survivor */
     int n;
     uint32_t calls;
     ep_status failed;               /* of the first all-gather that failed: later ones fail alike */
@@ -34,32 +34,33 @@ int shrink_find_failed_rank(const struct shrink_group *g, const ep_comm *comm);
 /* shrink_linked.c: the whole shrink of ranks on several hosts. */
 ep_status shrink_linked(struct ep_group *group, ep_comm *next);
 
-/* --- shrink_aborts.c: which aborts end a shrink over control links --- */
+/* --- shrink_aborts.c: which aborts end a shrink --- */
 
 struct shrink_aborts {
     struct ep_group *group;
     int grace_ms;
-    uint32_t *at_begin; /* [R] calls of ep_comm_abort that this rank knew when the call began */
-    uint32_t *before;   /* [R] calls of ep_comm_abort that do not end this call */
-    uint64_t *seen_ns;  /* [R] when another one was first seen; 0: none */
+    struct shrink_abort {
+        uint32_t at_begin; /* calls of ep_comm_abort that this rank knew when the call began */
+        uint32_t before;   /* calls of ep_comm_abort that do not end this call */
+        uint64_t seen_ns;  /* when another one was first seen; 0: none */
+    } * ranks;             /* [R], freed by the caller, also after a failure */
 };
 
-/* At the beginning of the call, which it publishes. done() is allowed after a failure. */
-ep_status shrink_aborts_init(struct shrink_aborts *aborts, struct ep_group *group, int timeout_ms);
-void shrink_aborts_done(struct shrink_aborts *aborts);
+/* At the beginning of the call, which it publishes. */
+ep_status shrink_aborts_init(struct shrink_aborts *aborts, struct ep_group *group);
 /* The rank whose abort ends this call, or -1. */
 int shrink_aborts_find(struct shrink_aborts *aborts);
 /* `rank` reports that the last of its `count` aborts ended its previous call: true if that one ends this call, too. */
 bool shrink_aborts_is_new(const struct shrink_aborts *aborts, int rank, uint64_t count);
 
+/* A shrink on one host. */
 struct shrink {
     struct ep_group *group;
     struct ep_group_shrink *mine;
     uint32_t attempt; /* from 1; index into vote and out is attempt - 1 */
-    uint64_t deadline_ns;
-    bool extended; /* the deadline has expired once, without enough ranks */
     int timeout_ms;
-    uint32_t *aborts; /* [R] counts at the beginning of this call */
+    struct shrink_aborts aborts;
+    struct shrink_group next;
 };
 
 /* A vote: its kind, and for votes that fail the attempt the status and the rank to name. */
@@ -83,10 +84,7 @@ static inline struct ep_group_shrink *shrink_state_of(const struct shrink *s, in
 /* The failure of this and every later call of an excluded rank. */
 ep_status shrink_fail_excluded(int rank);
 
-/* Begins a new attempt, and further ones, until all remaining ranks have the same view. */
-ep_status shrink_agree(struct shrink *s);
-
-/* --- shrink_view.c --- */
+/* --- shrink_vote.c: views --- */
 
 /* True if the view of `of` excludes `rank` in this attempt. */
 bool shrink_leaves_out(const struct shrink *s, int of, int rank);
@@ -100,7 +98,7 @@ bool shrink_same_view(const struct shrink *s, int a, int b);
 void shrink_leave_out(const struct shrink *s, int rank);
 void shrink_merge_view(const struct shrink *s, int rank);
 
-/* --- shrink_vote.c --- */
+/* --- shrink_vote.c: votes --- */
 
 struct shrink_outcome {
     enum { SHRINK_PASSED, SHRINK_FAILED, SHRINK_ENDED } result;
@@ -116,9 +114,8 @@ struct shrink_outcome {
  */
 struct shrink_outcome shrink_vote(struct shrink *s, bool on_opened, int member, uint32_t vote);
 
-/* Of the vote on the members. The second returns the previous word, or `word` if that was OPEN. */
-uint32_t shrink_get_vote(const struct shrink *s, int rank);
-uint32_t shrink_decide(const struct shrink *s, int rank, uint32_t word);
+/* Decides a word that is OPEN, unless `word` is OPEN. Returns the word after that. */
+uint32_t shrink_decide(const struct shrink *s, int rank, bool on_opened, uint32_t word);
 
 /* True if no group can pass that excludes the owner of this word. */
 bool shrink_objects(uint32_t word);
@@ -128,12 +125,6 @@ uint32_t shrink_copy_given_up(const struct shrink *s, int owner, uint32_t word);
 
 /* Fails with the status in a word against the group. `owner`: the rank of the word. */
 ep_status shrink_fail_with_vote(const struct shrink *s, int owner, uint32_t word);
-
-/* The rank that has called ep_comm_abort() since this call began, or -1. */
-int shrink_aborted_by(const struct shrink *s);
-
-/* True if it has died, or left by ep_comm_free(). */
-bool shrink_dead_or_left(const struct shrink *s, int rank);
 
 uint32_t shrink_attempt_of(const struct shrink *s, int rank);
 

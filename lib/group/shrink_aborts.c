@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which aborts end a shrink across hosts.
+ * Which aborts end a shrink. On one host those after the call of this rank began; the rest is about several hosts.
  *
  * Counts of aborts arrive with heartbeats, at any time after the abort: the abort that was the reason to shrink may
  * arrive after the shrink has begun. Then the rank that called it begins the shrink as well, and its heartbeats report
@@ -18,50 +18,27 @@
 /* Time between an abort and the shrink that it is the reason for. At most half a deadline. */
 #define ABORT_MS 2000
 
-static uint32_t count_of(const struct ep_group *group, int rank)
+ep_status shrink_aborts_init(struct shrink_aborts *aborts, struct ep_group *group)
 {
-    const struct ep_group_control *control = group->peers[rank].control;
+    int nranks = group->comm->nranks, aborted_by = ep_group_aborted_by(group), half_ms;
 
-    return atomic_load(control ? &control->aborts : &group->remote[rank].aborts);
-}
-
-/* True if it has begun a shrink since the last of `count` aborts. */
-static bool has_begun(const struct ep_group *group, int rank, uint32_t count)
-{
-    const struct ep_group_control *control = group->peers[rank].control;
-
-    return control ? atomic_load(&control->shrink.aborts_before) == count + 1
-                   : atomic_load(&group->remote[rank].shrinks) != 0;
-}
-
-ep_status shrink_aborts_init(struct shrink_aborts *aborts, struct ep_group *group, int timeout_ms)
-{
-    int nranks = group->comm->nranks, me = group->comm->rank, aborted_by = ep_group_aborted_by(group);
-
-    *aborts = (struct shrink_aborts){.group = group, .grace_ms = timeout_ms / 2 < ABORT_MS ? timeout_ms / 2 : ABORT_MS};
-    aborts->at_begin = calloc((size_t)nranks, sizeof(*aborts->at_begin));
-    aborts->before = calloc((size_t)nranks, sizeof(*aborts->before));
-    aborts->seen_ns = calloc((size_t)nranks, sizeof(*aborts->seen_ns));
-    if (!aborts->at_begin || !aborts->before || !aborts->seen_ns)
+    half_ms = group->comm->config.timeout_ms / 2;
+    *aborts = (struct shrink_aborts){.group = group, .grace_ms = half_ms < ABORT_MS ? half_ms : ABORT_MS};
+    aborts->ranks = calloc((size_t)nranks, sizeof(*aborts->ranks));
+    if (!aborts->ranks)
         return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", nranks);
     for (int rank = 0; rank < nranks; rank++) {
-        aborts->before[rank] = count_of(group, rank);
+        uint32_t count = atomic_load(&ep_group_state_of(group, rank)->aborts);
+
         /* The abort that failed this group does not end its shrink, even if its count has not arrived yet. */
-        if (rank == aborted_by && aborts->before[rank] == 0)
-            aborts->before[rank] = 1;
-        aborts->at_begin[rank] = aborts->before[rank];
+        if (rank == aborted_by && count == 0)
+            count = 1;
+        aborts->ranks[rank].at_begin = aborts->ranks[rank].before = count;
     }
-    atomic_store(&group->control->shrink.aborts_before, aborts->before[me] + 1);
+    atomic_store(&group->control->state.aborts_before, aborts->ranks[group->comm->rank].before + 1);
     ep_group_ring_all(group);
     ep_group_link_wake(group);
     return EP_OK;
-}
-
-void shrink_aborts_done(struct shrink_aborts *aborts)
-{
-    free(aborts->at_begin);
-    free(aborts->before);
-    free(aborts->seen_ns);
 }
 
 int shrink_aborts_find(struct shrink_aborts *aborts)
@@ -70,18 +47,21 @@ int shrink_aborts_find(struct shrink_aborts *aborts)
     uint64_t now = ep_now_ns();
 
     for (int rank = 0; rank < group->comm->nranks; rank++) {
-        uint32_t count = count_of(group, rank);
+        const struct ep_group_state *state = ep_group_state_of(group, rank);
+        struct shrink_abort *abort = &aborts->ranks[rank];
+        uint32_t count = atomic_load(&state->aborts);
 
-        if ((int32_t)(count - aborts->before[rank]) <= 0)
+        if ((int32_t)(count - abort->before) <= 0)
             continue;
-        if (rank == group->comm->rank)
+        if (rank == group->comm->rank || !group->remote)
             return rank;
-        if (has_begun(group, rank, count)) {
-            aborts->before[rank] = count;
-            aborts->seen_ns[rank] = 0;
-        } else if (!aborts->seen_ns[rank]) {
-            aborts->seen_ns[rank] = now;
-        } else if (now - aborts->seen_ns[rank] >= (uint64_t)aborts->grace_ms * 1000000u &&
+        /* It has begun a shrink since then. */
+        if (atomic_load(&state->aborts_before) == count + 1) {
+            abort->before = count;
+            abort->seen_ns = 0;
+        } else if (!abort->seen_ns) {
+            abort->seen_ns = now;
+        } else if (now - abort->seen_ns >= (uint64_t)aborts->grace_ms * 1000000u &&
                    !ep_group_dead_or_left(group, rank)) {
             return rank;
         }
@@ -91,5 +71,5 @@ int shrink_aborts_find(struct shrink_aborts *aborts)
 
 bool shrink_aborts_is_new(const struct shrink_aborts *aborts, int rank, uint64_t count)
 {
-    return count && (int32_t)((uint32_t)count - aborts->at_begin[rank]) > 0;
+    return count && (int32_t)((uint32_t)count - aborts->ranks[rank].at_begin) > 0;
 }

@@ -15,14 +15,12 @@
 
 static uint32_t confirmation_of(const struct ep_group *group, int rank)
 {
-    const struct ep_group_control *control = group->peers[rank].control;
-
-    return atomic_load(control ? &control->shrink.confirmation : &group->remote[rank].confirmation);
+    return atomic_load(&ep_group_state_of(group, rank)->confirmation);
 }
 
 static void set_confirmation(struct ep_group *group, uint32_t confirmation)
 {
-    atomic_store(&group->control->shrink.confirmation, confirmation);
+    atomic_store(&group->control->state.confirmation, confirmation);
     ep_group_ring_all(group);
     ep_group_link_wake(group);
 }

@@ -30,10 +30,10 @@ static bool send_join(const struct linked *l, int fd)
  * answers: from heartbeats alone nobody could distinguish it from an abort that was the reason to shrink.
  */
 static void end_handshake(const struct linked *l, struct tcp_handshake *hs, enum tcp_handshake_result result,
-                          ep_status status, int failed_rank)
+                          ep_status status)
 {
     uint64_t deadline_ns = ep_deadline_ns(FAREWELL_MS);
-    bool aborted = status == EP_E_ABORTED && failed_rank == l->me, sent = false;
+    bool aborted = status == EP_E_ABORTED && l->failed_rank == l->me, sent = false;
     char text[EP_ERROR_TEXT_BYTES];
 
     snprintf(text, sizeof(text), "%s", ep_last_error());
@@ -46,7 +46,7 @@ static void end_handshake(const struct linked *l, struct tcp_handshake *hs, enum
     if (aborted && result == TCP_HANDSHAKE_DONE && send_join(l, hs->fd))
         sent = tcp_star_send_failure(hs->fd, status, text);
     if (aborted)
-        l->group->unreported_aborts = sent ? 0 : atomic_load(&l->group->control->aborts);
+        l->group->unreported_aborts = sent ? 0 : atomic_load(&l->group->control->state.aborts);
     tcp_handshake_drop(hs);
     ep_fail(status, "%s", text); /* the handshake may have set another error */
 }
@@ -59,28 +59,22 @@ static bool is_ended_call(const struct tcp_handshake *hs)
 }
 
 /* Connects, and completes the handshake. */
-static enum outcome connect_to(struct linked *l, int leader, const struct tcp_address *to, ep_status *ret_status,
-                               int *ret_fd)
+static enum outcome connect_to(struct linked *l, int leader, const struct tcp_address *to, ep_status *ret_status)
 {
-    const struct tcp_hello hello = {.kind = TCP_SHRINK, .rank = l->me, .to = leader, .session = l->rendezvous->session};
     struct tcp_handshake hs;
     enum tcp_handshake_result result = TCP_HANDSHAKE_PENDING;
     uint64_t begin_ns = ep_now_ns();
-    int fd, failed_rank;
 
-    if (tcp_connect(to, &l->rendezvous->from, &fd) != EP_OK)
+    if (!shrink_connect(l, &hs, TCP_SHRINK, leader, to, l->deadline_ns))
         return SILENT;
-    tcp_set_options(fd, l->timeout_ms);
-    if (tcp_handshake_connect(&hs, fd, &l->rendezvous->key, &hello, to, l->deadline_ns) != EP_OK)
-        result = TCP_HANDSHAKE_FAILED;
     while (result == TCP_HANDSHAKE_PENDING) {
         struct pollfd poll_fd = {.fd = hs.fd, .events = tcp_handshake_events(&hs)};
 
         (void)poll(&poll_fd, 1, SHRINK_POLL_MS);
         result = tcp_handshake_step(&hs);
-        *ret_status = shrink_check(l, &failed_rank);
+        *ret_status = shrink_check(l);
         if (*ret_status != EP_OK) {
-            end_handshake(l, &hs, result, *ret_status, failed_rank);
+            end_handshake(l, &hs, result, *ret_status);
             return ENDED;
         }
         shrink_update_dead(l);
@@ -88,7 +82,7 @@ static enum outcome connect_to(struct linked *l, int leader, const struct tcp_ad
             result = TCP_HANDSHAKE_FAILED;
     }
     if (result == TCP_HANDSHAKE_DONE) {
-        *ret_fd = hs.fd;
+        l->members[leader].fd = hs.fd;
         return JOINED;
     }
     tcp_handshake_drop(&hs);
@@ -115,34 +109,33 @@ static void await_next_call(struct linked *l)
 }
 
 /* Waits for the decision of the leader. SILENT: there was none, and the leader is skipped. */
-static enum outcome await_decision(struct linked *l, int leader, int fd, ep_status *ret_status)
+static enum outcome await_decision(struct linked *l, int leader, ep_status *ret_status)
 {
+    struct member *member = &l->members[leader];
     uint64_t limit_ns = ep_now_ns() + LEAF_DEADLINES * (uint64_t)l->timeout_ms * 1000000u;
     uint64_t silent_ns = ep_deadline_ns(l->timeout_ms), now;
-    size_t used = 0;
-    int failed_rank;
 
-    if (!send_join(l, fd))
+    if (!send_join(l, member->fd))
         return SILENT;
     for (;;) {
-        struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
+        struct pollfd poll_fd = {.fd = member->fd, .events = POLLIN};
         int got;
 
         (void)poll(&poll_fd, 1, SHRINK_POLL_MS);
-        got = tcp_receive(fd, &l->decision, sizeof(l->decision), &used);
+        got = tcp_receive(member->fd, &l->decision, sizeof(l->decision), &member->used);
         if (got > 0)
             l->group->unreported_aborts = 0; /* the leader has received them; it ignores those that it knows */
         if (got > 0 && !l->decision.pending)
             return JOINED;
         if (got > 0) {
-            used = 0;
+            member->used = 0;
             silent_ns = ep_deadline_ns(l->timeout_ms);
         }
-        *ret_status = shrink_check(l, &failed_rank);
+        *ret_status = shrink_check(l);
         if (*ret_status != EP_OK) {
             /* As in the star that the leader may be making of this connection already. */
-            if (*ret_status == EP_E_ABORTED && failed_rank == l->me)
-                tcp_star_send_failure(fd, *ret_status, ep_last_error());
+            if (*ret_status == EP_E_ABORTED && l->failed_rank == l->me)
+                tcp_star_send_failure(member->fd, *ret_status, ep_last_error());
             return ENDED;
         }
         shrink_update_dead(l);
@@ -158,23 +151,20 @@ static enum outcome await_decision(struct linked *l, int leader, int fd, ep_stat
     }
 }
 
-ep_status shrink_follow(struct linked *l, int leader, int *ret_fd)
+ep_status shrink_follow(struct linked *l, int leader)
 {
     int n = l->rendezvous->ranks[leader].n, refused = 0;
     ep_status status = EP_OK;
 
-    *ret_fd = -1;
     for (int i = 0; i < n;) {
-        enum outcome outcome = connect_to(l, leader, &l->rendezvous->ranks[leader].addresses[i], &status, ret_fd);
+        enum outcome outcome = connect_to(l, leader, &l->rendezvous->ranks[leader].addresses[i], &status);
 
         if (outcome == JOINED)
-            outcome = await_decision(l, leader, *ret_fd, &status);
+            outcome = await_decision(l, leader, &status);
         refused += outcome == DEAD;
         if (outcome == JOINED)
             return EP_OK;
-        if (*ret_fd >= 0)
-            close(*ret_fd);
-        *ret_fd = -1;
+        shrink_drop(l, leader);
         if (outcome == ENDED)
             return status;
         if (outcome == RETRY)
@@ -182,10 +172,8 @@ ep_status shrink_follow(struct linked *l, int leader, int *ret_fd)
         else
             i++;
     }
-    /* No process listens at any of its addresses. */
-    if (n && refused == n &&
-        !shrink_is_silent(l->group, ep_group_rail(l->group, leader / l->group->comm->ranks_per_node)))
-        shrink_add(l->dead, leader);
+    if (n && refused == n)
+        shrink_note_refused(l, leader);
     shrink_add(l->skipped, leader);
     return EP_OK;
 }

@@ -34,41 +34,34 @@ static ep_status check_join(void *context, const struct tcp_handshake *hs, char 
                : EP_E_MISMATCH;
 }
 
-static void drop(struct linked *l, int rank)
-{
-    if (l->fds[rank] >= 0)
-        close(l->fds[rank]);
-    l->fds[rank] = -1;
-    l->used[rank] = 0;
-}
-
 static bool has_joined(const struct linked *l, int rank)
 {
-    return rank == l->me || (l->fds[rank] >= 0 && l->used[rank] == sizeof(struct join));
+    return rank == l->me || (l->members[rank].fd >= 0 && l->members[rank].used == sizeof(struct join));
 }
 
 /* True if the rank has aborted a call in which this rank still waits for it, and joins its next call. */
 static bool has_rejoined(const struct linked *l, int rank)
 {
     return rank != l->me && has_joined(l, rank) &&
-           shrink_aborts_is_new(&l->aborts, rank, l->joins[rank].unreported_aborts);
+           shrink_aborts_is_new(&l->aborts, rank, l->members[rank].join.unreported_aborts);
 }
 
 static void read_join(struct linked *l, int rank)
 {
+    struct member *member = &l->members[rank];
     char byte;
 
-    if (l->fds[rank] < 0)
+    if (member->fd < 0)
         return;
-    if (!has_joined(l, rank) && tcp_receive(l->fds[rank], &l->joins[rank], sizeof(struct join), &l->used[rank]) < 0)
-        drop(l, rank);
-    if (l->fds[rank] >= 0 && has_joined(l, rank)) {
-        ssize_t n = recv(l->fds[rank], &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (!has_joined(l, rank) && tcp_receive(member->fd, &member->join, sizeof(member->join), &member->used) < 0)
+        shrink_drop(l, rank);
+    if (member->fd >= 0 && has_joined(l, rank)) {
+        ssize_t n = recv(member->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
 
-        if (n > 0 && l->aborted_by < 0 && tcp_star_peek_failure(l->fds[rank]) == EP_E_ABORTED)
+        if (n > 0 && l->aborted_by < 0 && tcp_star_peek_failure(member->fd) == EP_E_ABORTED)
             l->aborted_by = rank;
         if (n == 0)
-            drop(l, rank); /* it has given up, or died */
+            shrink_drop(l, rank); /* it has given up, or died */
     }
     if (l->aborted_by < 0 && has_rejoined(l, rank))
         l->aborted_by = rank;
@@ -79,17 +72,19 @@ static void accept_join(void *context, const struct tcp_handshake *hs, int fd)
     struct linked *l = context;
 
     read_join(l, hs->hello.rank); /* the old connection may carry an abort of its previous call */
-    drop(l, hs->hello.rank);
-    l->fds[hs->hello.rank] = fd;
+    shrink_drop(l, hs->hello.rank);
+    l->members[hs->hello.rank].fd = fd;
 }
 
 static void read_joins(struct linked *l)
 {
     for (int rank = 0; rank < l->nranks; rank++) {
+        const struct member *member = &l->members[rank];
+
         read_join(l, rank);
-        for (int word = 0; word < SHRINK_WORDS && l->fds[rank] >= 0 && has_joined(l, rank); word++) {
-            l->dead[word] |= l->joins[rank].dead[word];
-            l->cut[word] |= l->joins[rank].cut[word];
+        for (int word = 0; word < SHRINK_WORDS && member->fd >= 0 && has_joined(l, rank); word++) {
+            l->dead[word] |= member->join.dead[word];
+            l->cut[word] |= member->join.cut[word];
         }
     }
 }
@@ -125,8 +120,9 @@ static void send_heartbeats(struct linked *l)
         return;
     l->heartbeat_ns = now;
     for (int rank = 0; rank < l->nranks; rank++)
-        if (l->fds[rank] >= 0 && has_joined(l, rank) && !shrink_send(l->fds[rank], &decision, sizeof(decision)))
-            drop(l, rank);
+        if (l->members[rank].fd >= 0 && has_joined(l, rank) &&
+            !shrink_send(l->members[rank].fd, &decision, sizeof(decision)))
+            shrink_drop(l, rank);
 }
 
 /* --- whether the others continued without this rank --- */
@@ -179,30 +175,13 @@ static const struct tcp_address *next_address(const struct linked *l, struct que
     return NULL;
 }
 
-/* Marks a rank as dead whose host refuses connections at all of its addresses. */
-static void note_refused(struct linked *l, struct query *q)
-{
-    int rail = ep_group_rail(l->group, q->rank / l->group->comm->ranks_per_node);
-
-    if (++q->refused == l->rendezvous->ranks[q->rank].n && !shrink_is_silent(l->group, rail))
-        shrink_add(l->dead, q->rank);
-}
-
 static void query_begin(const struct linked *l, struct query *q, uint64_t now)
 {
     const struct tcp_address *to = next_address(l, q);
-    const struct tcp_hello hello = {
-        .kind = TCP_SHRINK_QUERY, .rank = l->me, .to = q->rank, .session = l->rendezvous->session};
-    int fd;
 
     q->due_ns = now + share_ns(l, QUERIES_PER_DEADLINE);
     q->limit_ns = now + share_ns(l, QUERY_TIME_PARTS);
-    if (!to || tcp_connect(to, &l->rendezvous->from, &fd) != EP_OK)
-        return;
-    tcp_set_options(fd, l->timeout_ms);
-    q->connecting = tcp_handshake_connect(&q->hs, fd, &l->rendezvous->key, &hello, to, q->limit_ns) == EP_OK;
-    if (!q->connecting)
-        tcp_handshake_drop(&q->hs);
+    q->connecting = to && shrink_connect(l, &q->hs, TCP_SHRINK_QUERY, q->rank, to, q->limit_ns);
 }
 
 static void query_end(struct query *q)
@@ -238,8 +217,9 @@ static bool query_step(struct linked *l, struct query *q)
         q->connecting = result == TCP_HANDSHAKE_PENDING;
         q->fd = result == TCP_HANDSHAKE_DONE ? q->hs.fd : -1;
         q->used = 0;
-        if (result == TCP_HANDSHAKE_FAILED && q->hs.status == EP_E_SYSTEM && q->hs.error == ECONNREFUSED)
-            note_refused(l, q);
+        if (result == TCP_HANDSHAKE_FAILED && q->hs.status == EP_E_SYSTEM && q->hs.error == ECONNREFUSED &&
+            ++q->refused == l->rendezvous->ranks[q->rank].n)
+            shrink_note_refused(l, q->rank);
     }
     if (q->fd >= 0)
         got = tcp_receive(q->fd, &q->reply, sizeof(q->reply), &q->used);
@@ -256,23 +236,23 @@ static bool query_step(struct linked *l, struct query *q)
 static void wait_at_listener(struct linked *l, const struct query *q)
 {
     struct pollfd polls[TCP_ACCEPTOR_POLLS + 1];
-    int n = tcp_acceptor_get_polls(l->acceptor, polls);
+    int n = tcp_acceptor_get_polls(&l->acceptor, polls);
 
     if (q->connecting)
         polls[n++] = (struct pollfd){.fd = q->hs.fd, .events = tcp_handshake_events(&q->hs)};
     (void)poll(polls, (nfds_t)n, SHRINK_POLL_MS);
-    tcp_acceptor_step(l->acceptor, check_join, accept_join, l);
+    tcp_acceptor_step(&l->acceptor, check_join, accept_join, l);
 }
 
-/* EP_OK: enough have joined. *ret_failed_rank: of a failure. */
-static ep_status await_joins(struct linked *l, struct query *query, int *ret_failed_rank)
+/* EP_OK: enough have joined. */
+static ep_status await_joins(struct linked *l, struct query *query)
 {
     bool extended = false;
 
     for (;;) {
         struct count count;
 
-        EP_TRY(shrink_check(l, ret_failed_rank));
+        EP_TRY(shrink_check(l));
         shrink_update_dead(l);
         wait_at_listener(l, query);
         read_joins(l);
@@ -282,23 +262,19 @@ static ep_status await_joins(struct linked *l, struct query *query, int *ret_fai
         count = count_ranks(l);
         if (count.missing < 0)
             return EP_OK;
-        if (query_step(l, query)) {
-            *ret_failed_rank = l->me;
+        if (query_step(l, query))
             return shrink_fail_excluded(l->me);
-        }
         if (ep_now_ns() < l->deadline_ns)
             continue;
         l->group->shrink_deadlines++;
         /* The missing ranks may be waiting in the backlog. */
-        if (l->acceptor->error) {
-            *ret_failed_rank = l->me;
-            return ep_fail_errno(EP_E_SYSTEM, l->acceptor->error, "ep_comm_shrink: rank %d cannot accept connections",
+        if (l->acceptor.error)
+            return ep_fail_errno(EP_E_SYSTEM, l->acceptor.error, "ep_comm_shrink: rank %d cannot accept connections",
                                  l->me);
-        }
         if (2 * count.joined > count.live)
             return EP_OK;
         if (extended) {
-            *ret_failed_rank = count.missing;
+            l->failed_rank = count.missing;
             return ep_fail(EP_E_TIMEOUT,
                            "ep_comm_shrink: rank %d did not answer within %d ms, and a group needs more than half of "
                            "the live ranks and all that have joined; call it again",
@@ -316,51 +292,51 @@ static void await_handshakes(struct linked *l, const struct query *query, ep_sta
     char text[EP_ERROR_TEXT_BYTES];
 
     snprintf(text, sizeof(text), "%s", ep_last_error());
-    while (l->acceptor->n > 0 && ep_now_ns() < deadline_ns)
+    while (l->acceptor.n > 0 && ep_now_ns() < deadline_ns)
         wait_at_listener(l, query);
     ep_fail(status, "%s", text);
 }
 
 /* Sends the decision to all that have joined, a failure also to those that are joining. */
-static void send_decision(struct linked *l, ep_status status, int failed_rank)
+static void send_decision(struct linked *l, ep_status status)
 {
-    l->decision = (struct decision){.status = (int32_t)status, .failed_rank = failed_rank};
+    l->decision = (struct decision){.status = (int32_t)status, .failed_rank = l->failed_rank};
     if (status != EP_OK)
         snprintf(l->decision.text, sizeof(l->decision.text), "%.*s", EP_GROUP_REASON_BYTES - 1, ep_last_error());
     for (int rank = 0; rank < l->nranks; rank++)
         if (has_joined(l, rank))
             shrink_add(l->decision.survivors, rank);
     for (int rank = 0; rank < l->nranks; rank++) {
-        bool aborted = status == EP_E_ABORTED && (rank == failed_rank || has_rejoined(l, rank));
+        bool aborted = status == EP_E_ABORTED && (rank == l->failed_rank || has_rejoined(l, rank));
 
-        if (l->fds[rank] < 0)
+        if (l->members[rank].fd < 0)
             continue;
         /*
          * No decision for a rank that has aborted: it joins again. A rank that has not joined in time has no connection
          * to this one, and so is missing in the first all-gather.
          */
         if (aborted || (status == EP_OK && !has_joined(l, rank)))
-            drop(l, rank);
+            shrink_drop(l, rank);
         else
-            (void)shrink_send(l->fds[rank], &l->decision,
-                              sizeof(l->decision)); /* the first all-gather detects failures */
+            /* The first all-gather detects failures. */
+            (void)shrink_send(l->members[rank].fd, &l->decision, sizeof(l->decision));
     }
 }
 
 ep_status shrink_lead(struct linked *l)
 {
     struct query query = {.fd = -1, .address = -1, .due_ns = ep_now_ns() + share_ns(l, FIRST_QUERY_PARTS)};
-    int failed_rank = l->me, fd = fcntl(l->rendezvous->listener, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    int fd = fcntl(l->rendezvous->listener, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
     ep_status status;
 
     if (fd < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "ep_comm_shrink: cannot duplicate the listening socket");
-    tcp_acceptor_open(l->acceptor, fd, &l->rendezvous->key);
-    status = await_joins(l, &query, &failed_rank);
+    tcp_acceptor_open(&l->acceptor, fd, &l->rendezvous->key);
+    status = await_joins(l, &query);
     query_end(&query);
     if (status != EP_OK)
         await_handshakes(l, &query, status);
-    tcp_acceptor_close(l->acceptor);
-    send_decision(l, status, failed_rank);
+    tcp_acceptor_close(&l->acceptor);
+    send_decision(l, status);
     return status;
 }

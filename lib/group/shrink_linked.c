@@ -37,14 +37,15 @@
 
 /* --- state known to this rank --- */
 
-bool shrink_is_silent(const struct ep_group *group, int rank)
+/* True if the host acknowledges nothing: its ranks count as alive. */
+static bool is_silent(const struct ep_group *group, int rank)
 {
-    return !group->peers[rank].control && group->remote && atomic_load(&group->remote[rank].silent);
+    return !group->peers[rank].control && atomic_load(&group->remote[rank].silent);
 }
 
 static bool is_cut(const struct ep_group *group, int rank)
 {
-    return !group->peers[rank].control && group->remote && atomic_load(&group->remote[rank].cut);
+    return !group->peers[rank].control && atomic_load(&group->remote[rank].cut);
 }
 
 void shrink_update_dead(struct linked *l)
@@ -56,10 +57,16 @@ void shrink_update_dead(struct linked *l)
             continue;
         if (cut)
             shrink_add(l->cut, rank);
-        if ((ep_group_peer_dead(l->group, rank) && !cut && !shrink_is_silent(l->group, rank)) ||
+        if ((ep_group_peer_dead(l->group, rank) && !cut && !is_silent(l->group, rank)) ||
             ep_group_has_left(l->group, rank))
             shrink_add(l->dead, rank);
     }
+}
+
+void shrink_note_refused(struct linked *l, int rank)
+{
+    if (!is_silent(l->group, ep_group_rail(l->group, rank / l->group->comm->ranks_per_node)))
+        shrink_add(l->dead, rank);
 }
 
 /* True if others have continued without this rank. */
@@ -81,20 +88,45 @@ static bool is_excluded(const struct linked *l)
     return false;
 }
 
-ep_status shrink_check(struct linked *l, int *ret_failed_rank)
+ep_status shrink_check(struct linked *l)
 {
     int abort = l->aborted_by >= 0 ? l->aborted_by : shrink_aborts_find(&l->aborts);
 
-    *ret_failed_rank = l->me;
+    l->failed_rank = l->me;
     if (is_excluded(l))
         return shrink_fail_excluded(l->me);
     if (abort < 0)
         return EP_OK;
-    *ret_failed_rank = abort;
+    l->failed_rank = abort;
     return ep_fail(EP_E_ABORTED, "ep_comm_shrink: rank %d called ep_comm_abort", abort);
 }
 
-/* --- messages on non-blocking connections --- */
+/* --- connections, which never block, and messages --- */
+
+bool shrink_connect(const struct linked *l, struct tcp_handshake *hs, enum tcp_kind kind, int rank,
+                    const struct tcp_address *to, uint64_t deadline_ns)
+{
+    const struct tcp_hello hello = {.kind = kind, .rank = l->me, .to = rank, .session = l->rendezvous->session};
+    int fd;
+
+    if (tcp_connect(to, &l->rendezvous->from, &fd) != EP_OK)
+        return false;
+    tcp_set_options(fd, l->timeout_ms);
+    if (tcp_handshake_connect(hs, fd, &l->rendezvous->key, &hello, to, deadline_ns) == EP_OK)
+        return true;
+    tcp_handshake_drop(hs);
+    return false;
+}
+
+void shrink_drop(struct linked *l, int rank)
+{
+    struct member *member = &l->members[rank];
+
+    if (member->fd >= 0)
+        close(member->fd);
+    member->fd = -1;
+    member->used = 0;
+}
 
 bool shrink_send(int fd, const void *message, size_t bytes)
 {
@@ -121,8 +153,8 @@ static ep_status check_decision(const struct linked *l, int leader)
     return EP_OK;
 }
 
-/* Finds the leader, and the connections of this rank: to the leader, or of all others. */
-static ep_status find_group(struct linked *l, int *ret_leader, int *ret_fd)
+/* Finds the leader, and its decision. */
+static ep_status find_group(struct linked *l, int *ret_leader)
 {
     for (;;) {
         int leader = 0;
@@ -131,12 +163,11 @@ static ep_status find_group(struct linked *l, int *ret_leader, int *ret_fd)
         while (leader < l->me && (shrink_has(l->dead, leader) || shrink_has(l->skipped, leader)))
             leader++;
         *ret_leader = leader;
-        *ret_fd = -1;
         if (leader == l->me)
             return shrink_lead(l);
         l->deadline_ns = ep_deadline_ns(l->timeout_ms);
-        EP_TRY(shrink_follow(l, leader, ret_fd));
-        if (*ret_fd >= 0)
+        EP_TRY(shrink_follow(l, leader));
+        if (l->members[leader].fd >= 0)
             return check_decision(l, leader);
         l->deadline_ns = ep_deadline_ns(l->timeout_ms);
     }
@@ -146,88 +177,70 @@ static ep_status find_group(struct linked *l, int *ret_leader, int *ret_fd)
  * Makes the star of the survivors' connections, which it takes over: the leader is its rank 0, being the lowest. Its
  * texts have the old rank numbers.
  */
-static ep_status make_star(struct linked *l, struct shrink_group *g, int leader, int fd, struct tcp_star **ret_star)
+static ep_status make_star(struct linked *l, int leader)
 {
-    int *fds = malloc((size_t)l->nranks * sizeof(*fds)), mine = 0;
-    ep_status status = EP_E_MEMORY;
+    struct shrink_group *g = &l->next;
+    int fds[EP_MAX_RANKS], mine = 0;
 
-    g->ranks = malloc((size_t)l->nranks * sizeof(*g->ranks));
-    if (g->ranks && fds) {
-        for (int rank = 0; rank < l->nranks; rank++)
-            if (shrink_has(l->decision.survivors, rank))
-                g->ranks[g->n++] = rank;
-        for (int i = 0; i < g->n; i++) {
-            mine = g->ranks[i] == l->me ? i : mine;
-            fds[i] = leader == l->me ? l->fds[g->ranks[i]] : -1;
-        }
-        if (leader != l->me)
-            fds[0] = fd;
-        status = g->ranks[0] == leader ? tcp_star_adopt("ep_comm_shrink", mine, g->n, fds, g->ranks, ret_star)
-                                       : ep_fail(EP_E_MISMATCH, "ep_comm_shrink: the leader is not the lowest rank");
-    } else {
-        status = ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", l->nranks);
+    for (int rank = 0; rank < l->nranks; rank++) {
+        if (!shrink_has(l->decision.survivors, rank))
+            continue;
+        if (rank == l->me)
+            mine = g->n;
+        fds[g->n] = l->members[rank].fd;
+        g->ranks[g->n++] = rank;
     }
-    for (int i = 0; status == EP_OK && i < g->n; i++)
-        l->fds[g->ranks[i]] = -1; /* owned by the star */
-    free(fds);
-    return status;
+    if (g->ranks[0] != leader)
+        return ep_fail(EP_E_MISMATCH, "ep_comm_shrink: the leader is not the lowest rank");
+    EP_TRY(tcp_star_adopt("ep_comm_shrink", mine, g->n, fds, g->ranks, &l->star));
+    for (int i = 0; i < g->n; i++)
+        l->members[g->ranks[i]].fd = -1; /* owned by the star */
+    return EP_OK;
 }
-
-/* Context of the following two: a star, and the group that is created over it. */
-struct over_star {
-    struct tcp_star *star;
-    struct shrink_group *g;
-};
 
 static ep_status gather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
-    const struct over_star *over = context;
-    struct shrink_group *g = over->g;
+    struct linked *l = context;
+    ep_status status = tcp_star_allgather(l->star, mine, bytes, timeout_ms, ret_all);
 
-    g->failed = tcp_star_allgather(over->star, mine, bytes, timeout_ms, ret_all);
-    if (g->failed != EP_OK)
-        snprintf(g->text, sizeof(g->text), "%s", ep_last_error());
-    return g->failed;
+    if (status != EP_OK)
+        snprintf(l->next.text, sizeof(l->next.text), "%s", ep_last_error());
+    return status;
 }
 
 static ep_status check_star(void *context)
 {
-    const struct over_star *over = context;
-    ep_status status = tcp_star_check(over->star);
+    struct linked *l = context;
+    ep_status status = tcp_star_check(l->star);
 
     if (status != EP_OK)
-        snprintf(over->g->lost, sizeof(over->g->lost), "%s", ep_last_error());
+        snprintf(l->next.lost, sizeof(l->next.lost), "%s", ep_last_error());
     return status;
 }
 
 static ep_status poll_call(void *context, int *ret_failed_rank)
 {
-    ep_status status = shrink_check(context, ret_failed_rank);
-
-    *ret_failed_rank = -1; /* a number of the old group, which the text names */
-    return status;
+    *ret_failed_rank = -1; /* l->failed_rank is a number of the old group, which the text names */
+    return shrink_check(context);
 }
 
 /* The new group exists for all or for none: each rank learns that all have it. */
-static ep_status confirm(struct tcp_star *star, struct linked *l, ep_comm *next, int n, ep_status opened)
+static ep_status confirm(struct linked *l, ep_comm *next, ep_status opened)
 {
+    int n = l->next.n;
     struct ep_group_result mine, *all = calloc((size_t)n, sizeof(*all));
-    char text[EP_ERROR_TEXT_BYTES];
     ep_status status;
 
-    if (!all) {
-        if (opened == EP_OK)
-            next->ops->comm_close(next);
+    if (!all)
         return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", n);
-    }
     ep_group_result_init(&mine, "ep_comm_shrink", opened, l->me);
-    status = tcp_star_allgather(star, &mine, sizeof(mine), l->timeout_ms, all);
+    status = tcp_star_allgather(l->star, &mine, sizeof(mine), l->timeout_ms, all);
     /*
      * The next call finds a rank that dies while the leader sends the confirmation, as if the rank had died after it.
      */
     if (opened == EP_OK && status != EP_OK && status != EP_E_EXCLUDED &&
-        ((tcp_star_was_complete(star) && !shrink_confirm_is_refused(next)) ||
-         (next->rank != 0 && !tcp_star_was_notified(star) && shrink_confirm_query(l, next))))
+        ((tcp_star_was_complete(l->star) && !shrink_confirm_is_refused(next)) ||
+         (next->rank != 0 && !tcp_star_was_notified(l->star) && shrink_confirm_query(l, next))))
         status = EP_OK;
     if (opened != EP_OK)
         status = ep_fail(opened, "ep_comm_shrink: %s", mine.reason);
@@ -243,11 +256,7 @@ static ep_status confirm(struct tcp_star *star, struct linked *l, ep_comm *next,
     free(all);
     if (status == EP_OK)
         shrink_confirm_set(next);
-    if (status == EP_OK || opened != EP_OK)
-        return status;
-    snprintf(text, sizeof(text), "%s", ep_last_error());
-    next->ops->comm_close(next);
-    return ep_fail(status, "%s", text);
+    return status;
 }
 
 /* Publishes the ranks that are left out. */
@@ -263,13 +272,18 @@ static void publish(struct linked *l)
     ep_group_link_wake(l->group);
 }
 
-static ep_status prepare_refusal(const struct linked *l, ep_comm *next, struct ep_group_refusal **ret_refusal)
+/* Creates the group over the star, and confirms it. */
+static ep_status open_group(struct linked *l, ep_comm *next, struct ep_group_refusal **ret_refusal)
 {
-    ep_status status = shrink_refuse_prepare(l, ret_refusal);
+    ep_status status = shrink_open_next(&l->next, l->group->comm, next);
+    bool is_open = status == EP_OK;
     char text[EP_ERROR_TEXT_BYTES];
 
-    if (status == EP_OK)
-        return EP_OK;
+    if (is_open)
+        status = shrink_refuse_prepare(l, ret_refusal);
+    status = confirm(l, next, status);
+    if (status == EP_OK || !is_open)
+        return status;
     snprintf(text, sizeof(text), "%s", ep_last_error());
     next->ops->comm_close(next);
     return ep_fail(status, "%s", text);
@@ -279,75 +293,54 @@ static ep_status form_group(struct linked *l, ep_comm *next)
 {
     struct ep_net_tcp_context context = l->rendezvous->context;
     struct ep_net_provider provider = *ep_net_find(l->group->comm->config.network);
-    struct shrink_group g = {.allgather = gather, .network = &provider, .failed_rank = -1};
     struct ep_group_refusal *refusal = NULL;
-    struct tcp_star *star = NULL;
-    struct over_star over;
-    int leader, fd = -1;
-    ep_status status = find_group(l, &leader, &fd);
+    int leader;
+    ep_status status;
 
+    EP_TRY(find_group(l, &leader));
+    EP_TRY(make_star(l, leader));
     provider.context = &context;
-    if (status == EP_OK)
-        status = make_star(l, &g, leader, fd, &star);
-    if (!star && fd >= 0)
-        close(fd);
-    if (status == EP_OK) {
-        over = (struct over_star){star, &g};
-        g.context = context.check_context = &over;
-        context.check = check_star;
-        tcp_star_set_poll(star, poll_call, l);
-        status = shrink_open_next(&g, l->group->comm, next);
-        if (status == EP_OK)
-            status = prepare_refusal(l, next, &refusal);
-        status = confirm(star, l, next, g.n, status);
-    }
+    context.check = check_star;
+    context.check_context = l;
+    l->next.allgather = gather;
+    l->next.context = l;
+    l->next.network = &provider;
+    tcp_star_set_poll(l->star, poll_call, l);
+    status = open_group(l, next, &refusal);
     if (status == EP_OK) {
         publish(l);
         shrink_refuse_begin(refusal, l->group, ep_group_of(next));
     } else {
         ep_group_refusal_free(refusal);
     }
-    tcp_star_free(star);
-    free(g.ranks);
+    tcp_star_free(l->star);
     return status;
-}
-
-static ep_status prepare(struct linked *l)
-{
-    size_t n = (size_t)l->nranks;
-    l->acceptor = calloc(1, sizeof(*l->acceptor));
-    l->fds = malloc(n * sizeof(*l->fds));
-    l->used = calloc(n, sizeof(*l->used));
-    l->joins = calloc(n, sizeof(*l->joins));
-    l->aborted_by = -1;
-    for (size_t i = 0; l->fds && i < n; i++)
-        l->fds[i] = -1;
-    if (!l->acceptor || !l->fds || !l->used || !l->joins)
-        return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %zu ranks", n);
-    l->acceptor->fd = -1;
-    return shrink_aborts_init(&l->aborts, l->group, l->timeout_ms);
 }
 
 ep_status shrink_linked(struct ep_group *group, ep_comm *next)
 {
     struct ep_net *net = ep_streams_get_net(group->streams);
-    struct linked l = {.group = group,
-                       .rendezvous = ep_net_tcp_get_rendezvous(net->tcp),
-                       .nranks = group->comm->nranks,
-                       .me = group->comm->rank,
-                       .timeout_ms = group->comm->config.timeout_ms,
-                       .deadline_ns = ep_deadline_ns(group->comm->config.timeout_ms)};
-    ep_status status = prepare(&l);
+    int nranks = group->comm->nranks;
+    struct linked *l = calloc(1, sizeof(*l) + (size_t)nranks * sizeof(l->members[0]));
+    ep_status status;
 
+    if (!l)
+        return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for %d ranks", nranks);
+    l->group = group;
+    l->rendezvous = ep_net_tcp_get_rendezvous(net->tcp);
+    l->nranks = nranks;
+    l->me = group->comm->rank;
+    l->timeout_ms = group->comm->config.timeout_ms;
+    l->deadline_ns = ep_deadline_ns(l->timeout_ms);
+    l->aborted_by = -1;
+    for (int rank = 0; rank < nranks; rank++)
+        l->members[rank].fd = -1;
+    status = shrink_aborts_init(&l->aborts, group);
     if (status == EP_OK)
-        status = form_group(&l, next);
-    for (int rank = 0; l.fds && rank < l.nranks; rank++)
-        if (l.fds[rank] >= 0)
-            close(l.fds[rank]);
-    free(l.acceptor);
-    free(l.fds);
-    free(l.used);
-    free(l.joins);
-    shrink_aborts_done(&l.aborts);
+        status = form_group(l, next);
+    for (int rank = 0; rank < nranks; rank++)
+        shrink_drop(l, rank);
+    free(l->aborts.ranks);
+    free(l);
     return status;
 }

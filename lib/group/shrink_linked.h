@@ -31,7 +31,6 @@ struct decision {
 struct linked {
     struct ep_group *group;
     const struct ep_net_tcp_rendezvous *rendezvous;
-    struct tcp_acceptor *acceptor;
     int nranks, me, timeout_ms;
     uint64_t deadline_ns;
     uint64_t heartbeat_ns;          /* leader: when it last sent a heartbeat */
@@ -39,12 +38,18 @@ struct linked {
     uint64_t cut[SHRINK_WORDS];     /* known in the same way: only a new connection can tell whether they are alive */
     uint64_t skipped[SHRINK_WORDS]; /* leaders that did not answer */
     bool ended_others;              /* an abort that this rank reported has ended the call of the others */
-    int *fds;                       /* [R] leader: connections of the ranks that have joined */
-    size_t *used;                   /* [R] bytes received of the join */
-    struct join *joins;             /* [R] */
     struct shrink_aborts aborts;
-    int aborted_by; /* leader: a rank that has joined, and aborted; -1: none */
+    int aborted_by;  /* leader: a rank that has joined, and aborted; -1: none */
+    int failed_rank; /* of a failure */
     struct decision decision;
+    struct tcp_star *star;        /* of the survivors */
+    struct shrink_group next;     /* that is created over it */
+    struct tcp_acceptor acceptor; /* leader */
+    struct member {
+        int fd;      /* the connection to it, -1: none; of a leader to all that join, of the others to their leader */
+        size_t used; /* bytes received of the message below, or of the decision of the leader */
+        struct join join;
+    } members[]; /* [R] */
 };
 
 static inline bool shrink_has(const uint64_t *bits, int rank)
@@ -59,12 +64,17 @@ static inline void shrink_add(uint64_t *bits, int rank)
 
 /* --- shrink_linked.c --- */
 
-/* True if the host acknowledges nothing: its ranks count as alive. */
-bool shrink_is_silent(const struct ep_group *group, int rank);
 /* Adds to `dead` and `cut` what this rank knows. */
 void shrink_update_dead(struct linked *l);
-/* EP_OK, or the reason why this call ends now. */
-ep_status shrink_check(struct linked *l, int *ret_failed_rank);
+/* EP_OK, or the reason why this call ends now, and the failed rank. */
+ep_status shrink_check(struct linked *l);
+/* Begins a handshake with a rank; false: that is not possible. */
+bool shrink_connect(const struct linked *l, struct tcp_handshake *hs, enum tcp_kind kind, int rank,
+                    const struct tcp_address *to, uint64_t deadline_ns);
+/* Closes the connection to a rank, if there is one. */
+void shrink_drop(struct linked *l, int rank);
+/* No process listens at any address of a rank: it is dead, if its host is not silent. */
+void shrink_note_refused(struct linked *l, int rank);
 /* Sends to an empty socket, whose buffer is larger than any message. */
 bool shrink_send(int fd, const void *message, size_t bytes);
 
@@ -72,8 +82,8 @@ bool shrink_send(int fd, const void *message, size_t bytes);
 
 /* Waits for the others, and sends the decision to those that have joined. */
 ep_status shrink_lead(struct linked *l);
-/* EP_OK with *ret_fd: this rank has a decision of its leader. *ret_fd -1: the leader is skipped. */
-ep_status shrink_follow(struct linked *l, int leader, int *ret_fd);
+/* EP_OK with a connection: this rank has a decision of its leader. Without one: the leader is skipped. */
+ep_status shrink_follow(struct linked *l, int leader);
 
 /* --- shrink_confirm.c --- */
 

@@ -23,7 +23,7 @@ static int common_divisor(int a, int b)
  * Ranks per node of the new group: kept if every remaining node has the same number of survivors. Over control links a
  * node never spans hosts: then it is the greatest common divisor of all nodes.
  */
-static int nodes_of_survivors(const struct shrink_group *g, int old_per_node)
+static int nodes_of_survivors(const struct shrink_group *g, int old_per_node, bool linked)
 {
     int first = 0, per_node = 0;
 
@@ -32,7 +32,7 @@ static int nodes_of_survivors(const struct shrink_group *g, int old_per_node)
 
         while (first + n < g->n && g->ranks[first + n] / old_per_node == g->ranks[first] / old_per_node)
             n++;
-        if (g->s && per_node && n != per_node)
+        if (!linked && per_node && n != per_node)
             return g->n;
         per_node = common_divisor(n, per_node);
         first += n;
@@ -96,6 +96,7 @@ ep_status shrink_open_next(struct shrink_group *g, ep_comm *comm, ep_comm *next)
                     .allgather = g->allgather,
                     .context = g->context,
                     .network = g->network};
+    bool linked = ep_group_of(comm)->remote;
     ep_status status = EP_OK;
 
     for (int i = 0; i < g->n; i++)
@@ -104,10 +105,10 @@ ep_status shrink_open_next(struct shrink_group *g, ep_comm *comm, ep_comm *next)
     next->rank = boot.rank;
     next->nranks = g->n;
     /* Without control links all survivors share this host. */
-    if (next->config.ranks_per_node == 0 && g->s)
+    if (next->config.ranks_per_node == 0 && !linked)
         next->ranks_per_node = g->n;
     else if (next->config.ranks_per_node == 0 || next->config.ranks_per_node == comm->ranks_per_node)
-        next->ranks_per_node = nodes_of_survivors(g, comm->ranks_per_node);
+        next->ranks_per_node = nodes_of_survivors(g, comm->ranks_per_node, linked);
     else
         next->ranks_per_node = next->config.ranks_per_node;
     next->config.ranks_per_node = next->ranks_per_node;

@@ -31,7 +31,7 @@ struct ep_group_refusal {
     _Atomic int refs;
     struct ep_group_refusal *older; /* of the previous shrinks */
     struct tcp_acceptor acceptor;
-    uint64_t session, out[SHRINK_WORDS];
+    uint64_t session, members[SHRINK_WORDS];
     int me, nranks;
     int replies[MAX_REPLIES], n_replies; /* n: total number */
     _Atomic int state;
@@ -47,7 +47,7 @@ static ep_status check_peer(void *context, const struct tcp_handshake *hs, char 
     snprintf(ret_reason, bytes, "rank %d does not expect this connection from rank %d", refusal->me, hello->rank);
     return (hello->kind == TCP_SHRINK || hello->kind == TCP_SHRINK_QUERY) && hello->session == refusal->session &&
                    hello->to == refusal->me && hello->rank >= 0 && hello->rank < refusal->nranks &&
-                   shrink_has(refusal->out, hello->rank)
+                   !shrink_has(refusal->members, hello->rank)
                ? EP_OK
                : EP_E_MISMATCH;
 }
@@ -117,41 +117,34 @@ static void set_state(struct ep_group_refusal *refusal, int state)
 }
 
 /* True if ranks are left out that are not known to be dead: a dead process needs no answer. */
-static bool leaves_out(const struct linked *l, uint64_t *ret_out)
+static bool leaves_out(const struct linked *l)
 {
-    bool any = false;
-
-    for (int rank = 0; rank < l->nranks; rank++) {
-        if (shrink_has(l->decision.survivors, rank))
-            continue;
-        shrink_add(ret_out, rank);
-        any |= !shrink_has(l->dead, rank);
-    }
-    return any;
+    for (int rank = 0; rank < l->nranks; rank++)
+        if (!shrink_has(l->decision.survivors, rank) && !shrink_has(l->dead, rank))
+            return true;
+    return false;
 }
 
 ep_status shrink_refuse_prepare(const struct linked *l, struct ep_group_refusal **ret_refusal)
 {
-    uint64_t out[SHRINK_WORDS] = {0};
     struct ep_group_refusal *refusal;
     int fd, error;
 
     *ret_refusal = NULL;
-    if (!leaves_out(l, out))
+    if (!leaves_out(l))
         return EP_OK;
     refusal = calloc(1, sizeof(*refusal));
     if (!refusal)
         return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for the thread that answers excluded ranks");
     *refusal = (struct ep_group_refusal){
-        .refs = 1, .session = l->rendezvous->session, .me = l->me, .nranks = l->nranks, .state = IDLE};
-    memcpy(refusal->out, out, sizeof(out));
+        .refs = 1, .session = l->rendezvous->session, .me = l->me, .nranks = l->nranks, .event = -1};
+    memcpy(refusal->members, l->decision.survivors, sizeof(refusal->members));
     for (int i = 0; i < MAX_REPLIES; i++)
         refusal->replies[i] = -1;
     fd = fcntl(l->rendezvous->listener, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-    error = errno;
-    refusal->event = fd < 0 ? -1 : ep_fd_above_stdio(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    error = fd < 0 ? error : refusal->event < 0 ? errno : 0;
-    if (!error) {
+    if (fd < 0 || (refusal->event = ep_fd_above_stdio(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK))) < 0) {
+        error = errno;
+    } else {
         tcp_acceptor_open(&refusal->acceptor, fd, &l->rendezvous->key);
         error = ep_thread_start(&refusal->thread, NULL, run, refusal);
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The votes of a shrink, and the one outcome that all ranks read from them.
+ * The views and votes of a shrink, and the one outcome that all ranks read from them.
  *
  * In each attempt each rank of the old group has one word. It is OPEN at first and is decided once, by
  * compare-exchange:
@@ -39,14 +39,51 @@
 #define LEFT_OUT_VOTE_DEADLINES 3
 #define LEFT_OUT_OPENED_DEADLINES 10
 
+/* --- views: a bitmap of the ranks to leave out in each control block; during a shrink bits are only added --- */
+
+/* A word of the view of `rank`, without bits of ranks that do not exist. */
+static uint64_t view_word(const struct shrink *s, int rank, int word)
+{
+    int bits = s->group->comm->nranks - word * 64;
+    uint64_t mask = bits >= 64 ? UINT64_MAX : bits > 0 ? (UINT64_C(1) << bits) - 1 : 0;
+
+    return atomic_load(&shrink_state_of(s, rank)->out[s->attempt - 1][word]) & mask;
+}
+
+bool shrink_leaves_out(const struct shrink *s, int of, int rank)
+{
+    return view_word(s, of, rank / 64) >> (rank % 64) & 1;
+}
+
+bool shrink_is_out(const struct shrink *s, int rank)
+{
+    return shrink_leaves_out(s, s->group->comm->rank, rank);
+}
+
+void shrink_leave_out(const struct shrink *s, int rank)
+{
+    atomic_fetch_or(&s->mine->out[s->attempt - 1][rank / 64], UINT64_C(1) << (rank % 64));
+}
+
+void shrink_merge_view(const struct shrink *s, int rank)
+{
+    for (int word = 0; word * 64 < s->group->comm->nranks; word++)
+        atomic_fetch_or(&s->mine->out[s->attempt - 1][word], view_word(s, rank, word));
+}
+
+bool shrink_same_view(const struct shrink *s, int a, int b)
+{
+    for (int word = 0; word * 64 < s->group->comm->nranks; word++)
+        if (view_word(s, a, word) != view_word(s, b, word))
+            return false;
+    return true;
+}
+
+/* --- votes --- */
+
 static ep_status status_in(uint32_t word)
 {
     return (ep_status)(word >> 8 & 0xfff);
-}
-
-bool shrink_dead_or_left(const struct shrink *s, int rank)
-{
-    return rank != s->group->comm->rank && ep_group_dead_or_left(s->group, rank);
 }
 
 uint32_t shrink_attempt_of(const struct shrink *s, int rank)
@@ -62,12 +99,7 @@ static _Atomic uint32_t *word_of(const struct shrink *s, int rank, bool on_opene
     return on_opened ? &state->opened[s->attempt - 1] : &state->vote[s->attempt - 1];
 }
 
-uint32_t shrink_get_vote(const struct shrink *s, int rank)
-{
-    return atomic_load(word_of(s, rank, false));
-}
-
-static uint32_t decide(const struct shrink *s, int rank, bool on_opened, uint32_t word)
+uint32_t shrink_decide(const struct shrink *s, int rank, bool on_opened, uint32_t word)
 {
     uint32_t before = EP_GROUP_VOTE_OPEN;
 
@@ -75,11 +107,6 @@ static uint32_t decide(const struct shrink *s, int rank, bool on_opened, uint32_
         return before;
     ep_group_ring_all(s->group);
     return word;
-}
-
-uint32_t shrink_decide(const struct shrink *s, int rank, uint32_t word)
-{
-    return decide(s, rank, false, word);
 }
 
 bool shrink_objects(uint32_t word)
@@ -130,14 +157,6 @@ ep_status shrink_fail_with_vote(const struct shrink *s, int owner, uint32_t word
     }
 }
 
-int shrink_aborted_by(const struct shrink *s)
-{
-    for (int rank = 0; rank < s->group->comm->nranks; rank++)
-        if ((int32_t)(atomic_load(&s->group->peers[rank].control->aborts) - s->aborts[rank]) > 0)
-            return rank;
-    return -1;
-}
-
 /* One reading of all words of a vote, and the state from which this rank decides for others. */
 struct reading {
     bool on_opened;
@@ -180,8 +199,8 @@ static uint32_t choose(const struct shrink *s, const struct reading *r, int rank
         return r->given_up;
     if (r->aborted_by >= 0)
         return shrink_pack_vote(EP_GROUP_VOTE_GIVEN_UP, EP_E_ABORTED, r->aborted_by);
-    if (shrink_dead_or_left(s, rank)) {
-        bool left = atomic_load(&s->group->peers[rank].control->left);
+    if (ep_group_dead_or_left(s->group, rank)) {
+        bool left = ep_group_has_left(s->group, rank);
 
         return shrink_pack_vote(EP_GROUP_VOTE_BANNED, left ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, rank);
     }
@@ -237,7 +256,7 @@ struct shrink_outcome shrink_vote(struct shrink *s, bool on_opened, int member, 
     struct reading r = {.on_opened = on_opened, .member = member};
     uint64_t begin_ns = ep_now_ns(), timeout_ns = (uint64_t)s->timeout_ms * 1000000u, deadlines = 1;
 
-    vote = decide(s, me, on_opened, vote);
+    vote = shrink_decide(s, me, on_opened, vote);
     r.outsider = on_opened ? member != me : shrink_kind(vote) == EP_GROUP_VOTE_LEFT_OUT;
     if (r.outsider)
         deadlines = on_opened ? LEFT_OUT_OPENED_DEADLINES : LEFT_OUT_VOTE_DEADLINES;
@@ -246,11 +265,11 @@ struct shrink_outcome shrink_vote(struct shrink *s, bool on_opened, int member, 
         int n_open = 0;
 
         r.late = ep_now_ns() - begin_ns >= deadlines * timeout_ns;
-        r.aborted_by = shrink_aborted_by(s);
+        r.aborted_by = shrink_aborts_find(&s->aborts);
         read_words(s, &r);
         for (int rank = 0; rank < nranks; rank++) {
             if (r.words[rank] == EP_GROUP_VOTE_OPEN)
-                r.words[rank] = decide(s, rank, on_opened, choose(s, &r, rank));
+                r.words[rank] = shrink_decide(s, rank, on_opened, choose(s, &r, rank));
             n_open += r.words[rank] == EP_GROUP_VOTE_OPEN;
         }
         if (n_open == 0) {

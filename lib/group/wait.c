@@ -58,7 +58,7 @@ bool ep_group_peer_dead(const struct ep_group *group, int rank)
     const struct ep_group_peer *peer = &group->peers[rank];
 
     if (!peer->control && group->remote)
-        return atomic_load(&group->remote[rank].lost) && !atomic_load(&group->remote[rank].left);
+        return atomic_load(&group->remote[rank].lost) && !ep_group_has_left(group, rank);
     return !peer->same_process && ep_process_look(&peer->process) == EP_PROCESS_DEAD;
 }
 
@@ -87,29 +87,12 @@ static int find_dead(struct ep_group *group, int only)
 
         if (!peer->control && group->remote && ep_group_peer_dead(group, rank))
             return rank;
-        if (!peer->control || rank == group->comm->rank || (polled && peer->process.pidfd >= 0 && !fds[rank].revents))
+        if (!peer->control || (polled && peer->process.pidfd >= 0 && !fds[rank].revents))
             continue;
-        if (!atomic_load(&peer->control->left) && ep_group_peer_dead(group, rank))
+        if (!ep_group_has_left(group, rank) && ep_group_peer_dead(group, rank))
             return rank;
     }
     return -1;
-}
-
-struct peer_wait {
-    uint32_t waiting; /* as in struct ep_group_control */
-    uint64_t probed_ns;
-};
-
-/* Reads the wait that a rank has published; false if nothing is known of it. */
-static bool read_wait(const struct ep_group *group, int rank, struct peer_wait *ret_wait)
-{
-    const struct ep_group_control *control = group->peers[rank].control;
-
-    if (!control && !group->remote)
-        return false;
-    ret_wait->waiting = atomic_load(control ? &control->waiting : &group->remote[rank].waiting);
-    ret_wait->probed_ns = atomic_load(control ? &control->probed_ns : &group->remote[rank].probed_ns);
-    return true;
 }
 
 /* A rank that has not probed its peers, or sent a heartbeat, for half the deadline counts as stopped. */
@@ -122,12 +105,15 @@ static bool is_stale(const struct ep_group *group, uint64_t last_ns, uint64_t no
     return last_ns + stale_ns < now; /* it may be later than our clock */
 }
 
-/* The rank that a waiting rank waits for; -1: none. */
-static int waits_for(const struct ep_group *group, const struct peer_wait *wait, uint64_t now)
+/* The rank that a rank waits for; -1: none. *ret_waiting: as in its state. */
+static int waits_for(const struct ep_group *group, int rank, uint64_t now, uint32_t *ret_waiting)
 {
-    int next = (int)(wait->waiting >> 8) - 1;
+    const struct ep_group_state *state = ep_group_state_of(group, rank);
+    uint32_t waiting = atomic_load(&state->waiting);
+    int next = (int)(waiting >> 8) - 1;
 
-    if (!wait->waiting || is_stale(group, wait->probed_ns, now) || next >= group->comm->nranks)
+    *ret_waiting = waiting;
+    if (!waiting || is_stale(group, atomic_load(&state->probed_ns), now) || next >= group->comm->nranks)
         return -1;
     return next;
 }
@@ -152,12 +138,12 @@ static int find_failed_rank(struct ep_group *group, int rank)
     uint64_t now = ep_now_ns();
 
     for (int step = 0; step < group->comm->nranks; step++) {
-        struct peer_wait wait;
+        uint32_t waiting;
         int next;
 
-        if (ep_group_peer_dead(group, rank) || !read_wait(group, rank, &wait))
+        if (ep_group_peer_dead(group, rank))
             return rank;
-        next = waits_for(group, &wait, now);
+        next = waits_for(group, rank, now, &waiting);
         if (next < 0)
             next = find_stopped_rail(group, rank, now);
         /* A rank that waits for us was only slow, but it is late. */
@@ -185,11 +171,7 @@ void ep_group_wait_reset(struct ep_group_wait *wait)
 
 bool ep_group_has_left(const struct ep_group *group, int rank)
 {
-    struct ep_group_control *control = group->peers[rank].control;
-
-    if (!control && group->remote)
-        return atomic_load(&group->remote[rank].left);
-    return control && atomic_load(&control->left);
+    return atomic_load(&ep_group_state_of(group, rank)->left);
 }
 
 bool ep_group_dead_or_left(const struct ep_group *group, int rank)
@@ -219,13 +201,13 @@ static bool is_between_waits(struct ep_group_wait *wait, int rank, uint64_t now)
 {
     const struct ep_group *group = wait->group;
     uint64_t part_ns = (uint64_t)group->comm->config.timeout_ms * 1000000u / GRACE_FRACTION;
-    struct peer_wait theirs;
+    const struct ep_group_state *state = ep_group_state_of(group, rank);
 
-    if (ep_group_dead_or_left(group, rank) || !read_wait(group, rank, &theirs) || theirs.waiting)
+    if (ep_group_dead_or_left(group, rank) || atomic_load(&state->waiting))
         return false;
     if (!wait->grace_ns)
         wait->grace_ns = now + part_ns;
-    return now < wait->grace_ns && theirs.probed_ns + part_ns > now;
+    return now < wait->grace_ns && atomic_load(&state->probed_ns) + part_ns > now;
 }
 
 /*
@@ -247,20 +229,20 @@ static bool may_wait_for_stopped(const struct ep_group *group, int rank, uint64_
 static bool is_blocked(struct ep_group_wait *wait, int rank, uint64_t now)
 {
     const struct ep_group *group = wait->group;
-    struct peer_wait theirs;
+    uint32_t waiting;
     int next;
 
-    if (ep_group_dead_or_left(group, rank) || !read_wait(group, rank, &theirs))
+    if (ep_group_dead_or_left(group, rank))
         return false;
-    next = waits_for(group, &theirs, now);
+    next = waits_for(group, rank, now, &waiting);
     if (next < 0 && may_wait_for_stopped(group, rank, now))
         return true;
     if (next < 0 && wait->peer_waits < group->comm->nranks)
         return is_between_waits(wait, rank, now);
     if (next < 0 || next == group->comm->rank)
         return false;
-    if (theirs.waiting != wait->peer_wait) {
-        wait->peer_wait = theirs.waiting;
+    if (waiting != wait->peer_wait) {
+        wait->peer_wait = waiting;
         wait->peer_deadline_ns = now + (uint64_t)group->comm->config.timeout_ms * 1000000u;
         wait->peer_waits++;
         wait->grace_ns = 0;
@@ -298,9 +280,10 @@ static ep_status probe_peers(struct ep_group_wait *wait, int rank, uint64_t now)
     return ep_group_set_failure(group, status, failed_rank, wait->phase);
 }
 
-static void sleep_on_doorbell(struct ep_group_wait *wait, uint32_t seen, uint64_t now)
+static void sleep_on_doorbell(struct ep_group_wait *wait, uint32_t seen)
 {
     struct ep_group_control *control = wait->group->control;
+    uint64_t now = ep_now_ns();
     bool passed = now >= wait->deadline_ns;
     uint64_t until = passed || wait->next_probe_ns < wait->deadline_ns ? wait->next_probe_ns : wait->deadline_ns;
 
@@ -315,53 +298,44 @@ static void sleep_on_doorbell(struct ep_group_wait *wait, uint32_t seen, uint64_
 
 void ep_group_wait_doorbell(struct ep_group *group, uint32_t seen)
 {
-    uint64_t now = ep_now_ns();
-    struct ep_group_wait wait = {.group = group, .deadline_ns = now + PROBE_NS, .next_probe_ns = now + PROBE_NS};
+    uint64_t until = ep_now_ns() + PROBE_NS;
 
-    sleep_on_doorbell(&wait, seen, now);
+    sleep_on_doorbell(&(struct ep_group_wait){.group = group, .deadline_ns = until, .next_probe_ns = until}, seen);
 }
 
 uint64_t ep_group_publish_wait(struct ep_group *group, int rank, enum ep_group_phase phase)
 {
     uint64_t now = ep_now_ns();
 
-    atomic_store(&group->control->probed_ns, now);
-    atomic_store(&group->control->waiting, (uint32_t)(rank + 1) << 8 | (uint32_t)phase);
+    atomic_store(&group->control->state.probed_ns, now);
+    atomic_store(&group->control->state.waiting, (uint32_t)(rank + 1) << 8 | (uint32_t)phase);
     return now;
 }
 
 void ep_group_publish_wait_end(struct ep_group *group)
 {
-    atomic_store(&group->control->waiting, 0);
+    atomic_store(&group->control->state.waiting, 0);
 }
 
-/* *ret_now: the time of this check. */
-static ep_status check_wait(struct ep_group_wait *wait, int rank, uint64_t *ret_now)
+ep_status ep_group_wait_check(struct ep_group_wait *wait, int rank)
 {
     struct ep_group *group = wait->group;
     ep_status status = wait->tolerant ? ep_group_check_abort(group) : ep_group_check(group);
 
     if (status == EP_OK) {
-        *ret_now = ep_group_publish_wait(group, rank, wait->phase);
-        if (*ret_now >= wait->next_probe_ns || *ret_now >= wait->deadline_ns)
-            status = probe_peers(wait, rank, *ret_now);
+        uint64_t now = ep_group_publish_wait(group, rank, wait->phase);
+
+        if (now >= wait->next_probe_ns || now >= wait->deadline_ns)
+            status = probe_peers(wait, rank, now);
     }
     if (status != EP_OK)
         ep_group_wait_end(wait);
     return status;
 }
 
-ep_status ep_group_wait_check(struct ep_group_wait *wait, int rank)
-{
-    uint64_t now;
-
-    return check_wait(wait, rank, &now);
-}
-
 ep_status ep_group_wait(struct ep_group_wait *wait, uint32_t seen, int rank)
 {
     struct ep_group *group = wait->group;
-    uint64_t now;
 
     if (wait->spins++ < (group->spin ? SPINS_ALONE : SPINS_SHARED)) {
         if (group->spin)
@@ -370,8 +344,8 @@ ep_status ep_group_wait(struct ep_group_wait *wait, uint32_t seen, int rank)
             wait->spins = SPINS_SHARED;
         return EP_OK;
     }
-    EP_TRY(check_wait(wait, rank, &now));
-    sleep_on_doorbell(wait, seen, now);
+    EP_TRY(ep_group_wait_check(wait, rank));
+    sleep_on_doorbell(wait, seen);
     return EP_OK;
 }
 

@@ -20,9 +20,10 @@ static void read_all(void *context, enum link_kind kind, const void *payload)
     struct count *count = context;
     size_t bytes = kind == LINK_HEARTBEAT ? (size_t)count->nlocal * sizeof(struct link_entry)
                    : kind == LINK_FAILURE ? sizeof(struct link_failure)
+                   : kind == LINK_SHRUNK  ? sizeof(struct link_shrunk)
                                           : 0;
 
-    if (kind != LINK_HEARTBEAT && kind != LINK_FAILURE && kind != LINK_LEFT)
+    if (kind < LINK_HEARTBEAT || kind > LINK_SHRUNK)
         abort();
     for (size_t i = 0; i < bytes; i++)
         count->sum += ((const unsigned char *)payload)[i];
@@ -40,7 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (size_t at = 2; at < size;) {
         size_t n = step && step < size - at ? step : size - at;
 
-        if (link_reader_feed(&reader, data + at, n, read_all, &count))
+        if (!link_reader_feed(&reader, data + at, n, read_all, &count))
             break;
         at += n;
     }

@@ -209,13 +209,18 @@ static void send_bad_route(struct scenario *scenario, ep_comm *comm)
     size_t bytes;
     struct counts row = proper_counts(comm, &bytes);
     struct ep_group_message head = {.kind = EP_GROUP_MESSAGE_ROUTE, .detail = TOKENS, .number = 1};
-    int32_t routes[TOKENS][2 * TOPK];
-    struct ep_piece piece = {.data = routes, .bytes = sizeof(routes)};
+    struct {
+        int32_t expert[TOKENS][TOPK], row[TOKENS][TOPK];
+    } routes;
+    struct ep_piece piece = {.data = &routes, .bytes = sizeof(routes)};
     bool moved;
 
-    for (int t = 0; t < TOKENS; t++)
-        memcpy(routes[t], (const int32_t[]){t % EXPERTS, (t + 2) % EXPERTS, TOKENS + t, TOKENS + t}, sizeof(routes[t]));
-    memcpy(routes[0], bad_routes[scenario->number].route, sizeof(routes[0]));
+    for (int t = 0; t < TOKENS; t++) {
+        memcpy(routes.expert[t], (const int32_t[]){t % EXPERTS, (t + 2) % EXPERTS}, sizeof(routes.expert[t]));
+        memcpy(routes.row[t], (const int32_t[]){TOKENS + t, TOKENS + t}, sizeof(routes.row[t]));
+    }
+    memcpy(routes.expert[0], bad_routes[scenario->number].route, sizeof(routes.expert[0]));
+    memcpy(routes.row[0], bad_routes[scenario->number].route + TOPK, sizeof(routes.row[0]));
     publish_counts(comm, &row, bytes);
     ep_stream_send(group->streams, 0, 0, &head, sizeof(head), &piece, 1);
     /* Until the other rank has seen it. */
@@ -567,10 +572,10 @@ static void publish_endless_reason(struct scenario *scenario, ep_comm *comm)
     uint64_t failure = (uint64_t)EP_E_VALUE << 48 | 1ull << 32 | 1;
 
     (void)scenario;
-    memset(control->reason, 'x', sizeof(control->reason));
-    memcpy(control->reason, "one\033[2Jtwo\n", 11);
+    memset(control->state.reason, 'x', sizeof(control->state.reason));
+    memcpy(control->state.reason, "one\033[2Jtwo\n", 11);
     atomic_store(&control->reason_set, 1);
-    atomic_store(&control->reason_for, failure);
+    atomic_store(&control->state.reason_for, failure);
     publish_failure(comm, failure);
 }
 
@@ -664,8 +669,8 @@ static void wait_for_nobody(struct scenario *scenario, ep_comm *comm)
 
     (void)scenario;
     while (!atomic_load(&ep_group_of(comm)->peers[0].control->failure)) {
-        atomic_store(&control->waiting, UINT32_MAX);
-        atomic_store(&control->probed_ns, ep_now_ns());
+        atomic_store(&control->state.waiting, UINT32_MAX);
+        atomic_store(&control->state.probed_ns, ep_now_ns());
         ep_group_wait_doorbell(ep_group_of(comm), ep_group_doorbell(ep_group_of(comm)));
     }
 }

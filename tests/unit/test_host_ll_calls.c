@@ -665,7 +665,7 @@ static void a_rank_that_waits_for_another_is_not_masked(void **state)
 static bool sees_wait(const ep_comm *comm, int rank, int awaited)
 {
     for (int i = 0; i < 60000; i++) {
-        uint32_t waiting = atomic_load(&ep_group_of(comm)->peers[rank].control->waiting);
+        uint32_t waiting = atomic_load(&ep_group_of(comm)->peers[rank].control->state.waiting);
         uint32_t phase = waiting & 0xff;
 
         if ((int)(waiting >> 8) == awaited + 1 && (phase == EP_GROUP_LL_SEND || phase == EP_GROUP_LL_RECV))
@@ -692,7 +692,7 @@ static int wait_to_be_unmasked(struct member *m)
         SURE(ep_ll_set_mask(m->ll, other, 0, NULL) == EP_OK && ep_stream_sync(m->comm, NULL) == EP_OK);
     }
     SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
-    SURE(atomic_load(&ep_group_of(m->comm)->control->waiting) == 0);
+    SURE(atomic_load(&ep_group_of(m->comm)->control->state.waiting) == 0);
     SURE(ep_comm_barrier(m->comm) == EP_OK);
     return 0;
 }

@@ -178,7 +178,7 @@ static void wait_until_waited_for(const struct scenario *scenario, enum ep_group
 {
     const struct ep_group_control *control = ep_group_of(scenario->comms[0])->control;
 
-    while (atomic_load(&control->waiting) != (2u << 8 | (uint32_t)phase))
+    while (atomic_load(&control->state.waiting) != (2u << 8 | (uint32_t)phase))
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
@@ -196,7 +196,7 @@ static int stay_away(struct scenario *scenario, ep_comm *comm, ep_status (*turn)
     } else {
         wait_until_waited_for(scenario, phase);
         ep_comm_abort(comm);
-        while (atomic_load(&ep_group_of(scenario->comms[0])->control->waiting))
+        while (atomic_load(&ep_group_of(scenario->comms[0])->control->state.waiting))
             nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
     ep_net_probe_free(probe);

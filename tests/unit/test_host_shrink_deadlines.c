@@ -152,7 +152,7 @@ static int live(const ep_boot *boot, void *argument)
     if (scenario->aborts && rank == scenario->aborts) {
         /* For those that begin later the abort would be the reason to shrink. */
         for (int i = n_stopped; i < rank; i++)
-            while (!atomic_load(&ep_group_of(comm)->remote[i].shrinks))
+            while (!atomic_load(&ep_group_of(comm)->remote[i].state.aborts_before))
                 nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
         atomic_store(&taken, NRANKS - 2); /* of this process: it waits for no other rank */
         aborts_amid_handshake = comm;

@@ -38,7 +38,7 @@ static void *beat(void *argument)
     while (atomic_load(&group->beating)) {
         for (int rank = 0; rank < RANKS; rank++)
             if (group->beats[rank])
-                atomic_store(&control_of(group, rank)->probed_ns, ep_now_ns());
+                atomic_store(&control_of(group, rank)->state.probed_ns, ep_now_ns());
         usleep(5000);
     }
     return NULL;
@@ -65,8 +65,8 @@ static int tear_down(void **state)
 
 static void pretend_to_wait(struct group *group, int rank, int for_rank)
 {
-    atomic_store(&control_of(group, rank)->probed_ns, ep_now_ns());
-    atomic_store(&control_of(group, rank)->waiting, (uint32_t)(for_rank + 1) << 8 | EP_GROUP_BARRIER);
+    atomic_store(&control_of(group, rank)->state.probed_ns, ep_now_ns());
+    atomic_store(&control_of(group, rank)->state.waiting, (uint32_t)(for_rank + 1) << 8 | EP_GROUP_BARRIER);
     group->beats[rank] = true;
 }
 
@@ -140,7 +140,7 @@ static struct ep_group_wait pause_past_deadline(struct group *group)
     ep_group_wait_begin(&wait, host, EP_GROUP_BARRIER);
     wait.spins = 1 << 20;
     wait.deadline_ns = ep_now_ns();
-    atomic_store(&control_of(group, 1)->probed_ns, ep_now_ns());
+    atomic_store(&control_of(group, 1)->state.probed_ns, ep_now_ns());
     assert_int_equal(ep_group_wait(&wait, ep_group_doorbell(host), 1), EP_OK);
     assert_int_equal(group->comms[0]->failed, EP_OK);
     return wait;
@@ -167,7 +167,7 @@ static void a_rank_that_stays_between_two_waits_is_named(void **state)
     wait.next_probe_ns = 0;
     assert_int_equal(ep_group_wait(&wait, ep_group_doorbell(wait.group), 1), EP_OK);
     wait.grace_ns = ep_now_ns();
-    atomic_store(&control_of(group, 1)->probed_ns, ep_now_ns());
+    atomic_store(&control_of(group, 1)->state.probed_ns, ep_now_ns());
     assert_int_equal(ep_group_wait(&wait, ep_group_doorbell(wait.group), 1), EP_E_TIMEOUT);
     assert_non_null(strstr(ep_last_error(), "rank 1 did not answer"));
 }
@@ -179,7 +179,7 @@ static void a_probe_after_ours_is_not_old(void **state)
 
     pretend_to_wait(group, 1, 2);
     group->beats[1] = false;
-    atomic_store(&control_of(group, 1)->probed_ns, ep_now_ns() + 10000000000u);
+    atomic_store(&control_of(group, 1)->state.probed_ns, ep_now_ns() + 10000000000u);
     assert_int_equal(wait_for(group, 1), EP_E_TIMEOUT);
     assert_non_null(strstr(ep_last_error(), "rank 2 did not answer"));
 }
@@ -215,7 +215,7 @@ static void the_condition_is_checked_again_when_a_rank_has_left(void **state)
 
     ep_group_wait_begin(&wait, host, EP_GROUP_BARRIER);
     wait.spins = 1 << 20;
-    atomic_store(&control_of(group, 1)->left, 1);
+    atomic_store(&control_of(group, 1)->state.left, 1);
     assert_int_equal(ep_group_wait(&wait, ep_group_doorbell(host), 1), EP_OK);
     assert_int_equal(group->comms[0]->failed, EP_OK);
     assert_int_equal(ep_group_wait(&wait, ep_group_doorbell(host), 1), EP_E_PEER_LEFT);
@@ -231,9 +231,9 @@ static void the_condition_is_checked_again_for_another_rank_that_has_left(void *
 
     ep_group_wait_begin(&wait, host, EP_GROUP_BARRIER);
     wait.spins = 1 << 20;
-    atomic_store(&control_of(group, 1)->left, 1);
+    atomic_store(&control_of(group, 1)->state.left, 1);
     assert_int_equal(ep_group_wait(&wait, ep_group_doorbell(host), 1), EP_OK);
-    atomic_store(&control_of(group, 2)->left, 1);
+    atomic_store(&control_of(group, 2)->state.left, 1);
     assert_int_equal(ep_group_wait(&wait, ep_group_doorbell(host), 2), EP_OK);
     assert_int_equal(ep_group_wait(&wait, ep_group_doorbell(host), 2), EP_E_PEER_LEFT);
 }
@@ -249,7 +249,7 @@ static void the_network_may_deliver_after_a_rank_has_left(void **state)
     ep_group_wait_begin(&wait, host, EP_GROUP_DISPATCH_MOVE);
     wait.spins = 1 << 20;
     wait.polls = true;
-    atomic_store(&control_of(group, 1)->left, 1);
+    atomic_store(&control_of(group, 1)->state.left, 1);
     for (int i = 0; i < 20; i++)
         assert_int_equal(ep_group_wait(&wait, ep_group_doorbell(host), 1), EP_OK);
     while (status == EP_OK)

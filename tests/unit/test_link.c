@@ -91,7 +91,7 @@ static bool await_failure(ep_comm *comm, int caller)
 static bool has_heard(const struct ep_group *group)
 {
     for (int rank = 0; rank < group->comm->nranks; rank++)
-        if (!group->peers[rank].control && !atomic_load(&group->remote[rank].probed_ns))
+        if (!group->peers[rank].control && !atomic_load(&group->remote[rank].state.probed_ns))
             return false;
     return true;
 }

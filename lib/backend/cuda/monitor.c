@@ -51,9 +51,8 @@ static ep_status find_remote_dead(struct cuda_comm *cuda)
     struct ep_group *group = &cuda->group;
 
     for (int rank = 0; rank < group->comm->nranks; rank++) {
-        const struct ep_group_control *control = group->peers[rank].control;
-
-        if ((rank >= group->first && rank < cuda_end_of_node(cuda)) || !control || atomic_load(&control->left))
+        if ((rank >= group->first && rank < cuda_end_of_node(cuda)) || !group->peers[rank].control ||
+            ep_group_has_left(group, rank))
             continue;
         if (ep_group_peer_dead(group, rank))
             return ep_group_set_failure(group, EP_E_PEER_DEAD, rank, EP_GROUP_IDLE);
