@@ -46,9 +46,9 @@ static int32_t format_of(const ep_ll_dispatch_args *args)
 
 static ep_status fail_field(ep_ll *ll, int rank, const char *field, int mine, int theirs)
 {
-    return ep_fail(ep_group_set_failure(((struct host_ll *)ll->impl)->group, EP_E_MISMATCH, rank, EP_GROUP_LL_RECV),
-                   "ep_ll_dispatch: ranks disagree: %s is %d on rank %d and %d on rank %d", field, mine, ll->comm->rank,
-                   theirs, rank);
+    return ep_group_set_own_failure(
+        ((struct host_ll *)ll->impl)->group,
+        ep_group_fail_disagree("ep_ll_dispatch: ", field, mine, ll->comm->rank, theirs, rank), rank, EP_GROUP_LL_RECV);
 }
 
 static ep_status check_format(ep_ll *ll, const ep_ll_dispatch_args *args, int rank, const struct ll_block *head)

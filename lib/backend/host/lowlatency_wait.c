@@ -258,12 +258,14 @@ ep_status ll_check_combine_desc(ep_ll *ll, const struct ll_combine *combine, int
         return EP_OK;
     EP_TRY(ll_check_masks(ll, EP_GROUP_LL_COMBINE));
     if (theirs->call != combine->call)
-        return ep_fail(ep_group_set_failure(group, EP_E_MISMATCH, rank, EP_GROUP_LL_COMBINE),
-                       "ep_ll_combine: ranks disagree: call is %llu on rank %d and %llu on rank %d",
-                       (unsigned long long)combine->call, ll->comm->rank, (unsigned long long)theirs->call, rank);
-    return ep_fail(ep_group_set_failure(group, EP_E_MISMATCH, rank, EP_GROUP_LL_COMBINE),
-                   "ep_ll_combine: ranks disagree: EP_LL_NO_PARTIAL_REDUCE is %d on rank %d and %u on rank %d",
-                   no_reduce, ll->comm->rank, theirs->no_partial_reduce, rank);
+        return ep_group_set_own_failure(group,
+                                        ep_group_fail_disagree("ep_ll_combine: ", "call", (int64_t)combine->call,
+                                                               ll->comm->rank, (int64_t)theirs->call, rank),
+                                        rank, EP_GROUP_LL_COMBINE);
+    return ep_group_set_own_failure(group,
+                                    ep_group_fail_disagree("ep_ll_combine: ", "EP_LL_NO_PARTIAL_REDUCE", no_reduce,
+                                                           ll->comm->rank, theirs->no_partial_reduce, rank),
+                                    rank, EP_GROUP_LL_COMBINE);
 }
 
 ep_status ll_fail_row_count(ep_ll *ll, int owner, int rank, int32_t count, int expert, int token, int32_t i)
@@ -271,10 +273,11 @@ ep_status ll_fail_row_count(ep_ll *ll, int owner, int rank, int32_t count, int e
     struct ep_group *group = ((struct host_ll *)ll->impl)->group;
 
     EP_TRY(ll_check_masks(ll, EP_GROUP_LL_COMBINE));
-    return ep_fail(
-        ep_group_set_failure(group, EP_E_MISMATCH, rank == ll->comm->rank ? owner : rank, EP_GROUP_LL_COMBINE),
-        "ep_ll_combine: rank %d has %d rows of rank %d for expert %d, but token %d is number %d", rank, count, owner,
-        expert, token, i + 1);
+    return ep_group_set_own_failure(
+        group,
+        ep_fail(EP_E_MISMATCH, "ep_ll_combine: rank %d has %d rows of rank %d for expert %d, but token %d is number %d",
+                rank, count, owner, expert, token, i + 1),
+        rank == ll->comm->rank ? owner : rank, EP_GROUP_LL_COMBINE);
 }
 
 ep_status ll_send(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes)
