@@ -23,6 +23,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ._native import ArgumentError
+from ._tensors import zeros
 from .communicator import Communicator
 from .plan import Plan, check_inputs
 
@@ -103,7 +104,7 @@ def unregister(slot: int) -> None:
 
 def _zeros(x: torch.Tensor, capacity: int) -> torch.Tensor:
     """Rows that no operation writes are factors of gradients: 0 times what was in memory may be NaN."""
-    return x.new_zeros((capacity, x.shape[1]))
+    return zeros((capacity, x.shape[1]), x.dtype, x.device)
 
 
 def _slot(number: int) -> _Slot:
