@@ -118,7 +118,10 @@ def _choose_backend(backend: Optional[str], device: Union[None, str, torch.devic
         kind = torch.device(device).type
         if kind not in ("cuda", "cpu"):
             raise ValueError(f"Communicator: device is {str(device)!r}, must be a CUDA device or the CPU")
-        backend = backend or ("cuda" if kind == "cuda" else "host")
+        fitting = "cuda" if kind == "cuda" else "host"
+        if backend in ("cuda", "host") and backend != fitting:
+            raise ValueError(f"Communicator: backend is {backend!r}, but device is {str(device)!r}: give one of them")
+        backend = backend or fitting
     name = "backend" if backend else "$EPKIT_BACKEND"
     backend = backend or os.environ.get("EPKIT_BACKEND") or ("cuda" if torch.cuda.is_available() else "host")
     if backend not in ("cuda", "host"):

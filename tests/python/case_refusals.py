@@ -172,6 +172,8 @@ def groups(rank, size):
         raises(TypeError, "group str process", make, "0")
     raises(ValueError, "ElasticBuffer group None", deep_ep.ElasticBuffer, None)
     raises(ValueError, "device meta CUDA CPU", epkit.Communicator, device="meta")
+    raises(ValueError, "backend cuda device cpu", epkit.Communicator, backend="cuda", device="cpu")
+    raises(ValueError, "backend host device cuda:0", epkit.Communicator, backend="host", device="cuda:0")
     raises(TypeError, "timeout str seconds", epkit.Communicator, timeout="30")
     before = os.environ["EPKIT_BACKEND"]
     os.environ["EPKIT_BACKEND"] = "rocm"
