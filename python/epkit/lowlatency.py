@@ -127,6 +127,8 @@ class LowLatency(OfThisProcess):
         """
         max_tokens = self.max_tokens if max_tokens is None else max_tokens
         want_tensor(topk_idx, "low_latency_combine", "topk_idx", "[N, K]")
+        if want_integer(call, "low_latency_combine", "call") < 0:
+            raise _native.ArgumentError(f"low_latency_combine: call is {call}, must be the number of a dispatch, or 0: the last one")
         if out is None:
             out = torch.empty((topk_idx.shape[0], self.hidden), dtype=torch.bfloat16, device=self.comm.device)
         flags = ((_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ZERO_COPY if zero_copy else 0) |
