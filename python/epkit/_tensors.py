@@ -151,7 +151,7 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
     if device.type == "cpu":
         tensor = torch.empty(shape, dtype=dtype, device=device)
         size = tensor.numel() * dtype.itemsize
-        if size >= _LARGE:
+        if size >= _LARGE and type(tensor) is torch.Tensor:  # a FakeTensor has no memory
             _C.clear(tensor.data_ptr(), size)
             return tensor
     if dtype.itemsize == 1 and dtype.is_floating_point:

@@ -484,6 +484,8 @@ def sparse(rank, size):
         assert not used[5:5 + count].any() and used[4] == 7 and used[5 + count] == 7
         used[5:5 + count] = 7
     del used
+    with torch._subclasses.FakeTensorMode():
+        assert epkit._tensors.zeros((4 << 20,), torch.int32, torch.device("cpu")).shape == (4 << 20,)
     calls = comm.low_latency(128, 7168, 16 * size, 4)
     plan = comm.plan(torch.zeros(2, 1, dtype=torch.int64), size, max_recv_tokens=20000)
     before = memory_of()
