@@ -40,7 +40,8 @@ extern "C" {
       "check whether the named rank is stopped, overloaded or in another call; then call ep_comm_shrink()")            \
     X(EP_E_PEER_DEAD, 302, "a peer died", "check the log of the named rank; continue without it: ep_comm_shrink()")    \
     X(EP_E_PEER_LEFT, 303, "a peer left the group",                                                                    \
-      "the named rank is alive, but has freed its communicator or an object that this call needs")                     \
+      "the named rank has freed its communicator, as the end of a Python program does, or an object that this call "   \
+      "needs: check its log")                                                                                          \
     X(EP_E_MISMATCH, 401, "ranks disagree",                                                                            \
       "give the named field the same value on every rank; if data is damaged, check the named rank")                   \
     X(EP_E_ABORTED, 402, "the group was aborted", "the named rank called ep_comm_abort()")                             \

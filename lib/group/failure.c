@@ -196,10 +196,48 @@ ep_status ep_group_fail_damaged(struct ep_group *group, int rank, enum ep_group_
         phase);
 }
 
+enum { VALUE_TEXT = 64 };
+
+static void describe_flags(int64_t value, char ret_text[VALUE_TEXT])
+{
+    /* Flags of plans and of low-latency objects have different numbers. */
+    static const struct {
+        const char *name;
+        int64_t flag;
+    } flags[] = {{"EP_PLAN_EXPANDED", EP_PLAN_EXPANDED},
+                 {"EP_PLAN_ZERO_PADDING", EP_PLAN_ZERO_PADDING},
+                 {"EP_LL_MASK_DEAD", EP_LL_MASK_DEAD}};
+    size_t used = 0;
+
+    snprintf(ret_text, VALUE_TEXT, "%lld", (long long)value);
+    for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++) {
+        if (value & flags[i].flag)
+            used += (size_t)snprintf(ret_text + used, VALUE_TEXT - used, "%s%s", used ? " | " : "", flags[i].name);
+    }
+}
+
+/* A value of a field as texts show it: element types and flags by name. */
+static void describe(const char *field, int64_t value, char ret_text[VALUE_TEXT])
+{
+    static const char type[] = "type";
+    size_t length = strlen(field);
+
+    if (strcmp(field, "flags") == 0)
+        describe_flags(value, ret_text);
+    else if (value && length >= sizeof(type) - 1 && strcmp(field + length - (sizeof(type) - 1), type) == 0)
+        snprintf(ret_text, VALUE_TEXT, "%lld (%s)", (long long)value, ep_dtype_name((ep_dtype)value));
+    else
+        snprintf(ret_text, VALUE_TEXT, "%lld", (long long)value);
+}
+
 ep_status ep_group_fail_disagree(const char *call, const char *field, int64_t mine, int me, int64_t theirs, int rank)
 {
-    return ep_fail(EP_E_MISMATCH, "%sranks disagree: %s is %lld on rank %d and %lld on rank %d", call, field,
-                   (long long)mine, me, (long long)theirs, rank);
+    char here[VALUE_TEXT], there[VALUE_TEXT];
+
+    describe(field, mine, here);
+    describe(field, theirs, there);
+    return ep_fail(EP_E_MISMATCH, "%sranks disagree: %s is %s on rank %d and %s on rank %d", call, field, here, me,
+                   there, rank);
 }
 
 ep_status ep_group_fail_calls(uint32_t mine, int me, uint32_t theirs, int rank)

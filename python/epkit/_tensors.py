@@ -7,7 +7,7 @@ from typing import Any, ContextManager, Dict, NoReturn, Optional, Protocol, Sequ
 
 import torch
 
-from ._native import ArgumentError
+from ._native import _C, ArgumentError
 
 ALIGNMENT = 16  # bytes, of every pointer that is passed to the library
 
@@ -142,8 +142,18 @@ def in_stream(device: torch.device, pointer: Optional[int]) -> ContextManager[An
     return on_stream(torch.cuda.ExternalStream(pointer, device), device)  # type: ignore[no-untyped-call]
 
 
+_LARGE = 1 << 20  # bytes
+
+
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """torch.zeros(), also of 8-bit floats, which older builds of torch cannot fill."""
+    """torch.zeros(), also of 8-bit floats, which older builds of torch cannot fill. On the CPU a large tensor takes the memory of
+    what is written to it: outputs of the worst case are gigabytes, of which a call fills some rows."""
+    if device.type == "cpu":
+        tensor = torch.empty(shape, dtype=dtype, device=device)
+        size = tensor.numel() * dtype.itemsize
+        if size >= _LARGE and type(tensor) is torch.Tensor:  # a FakeTensor has no memory
+            _C.clear(tensor.data_ptr(), size)
+            return tensor
     if dtype.itemsize == 1 and dtype.is_floating_point:
         return torch.zeros(shape, dtype=torch.uint8, device=device).view(dtype)
     return torch.zeros(shape, dtype=dtype, device=device)

@@ -118,7 +118,10 @@ def _choose_backend(backend: Optional[str], device: Union[None, str, torch.devic
         kind = torch.device(device).type
         if kind not in ("cuda", "cpu"):
             raise ValueError(f"Communicator: device is {str(device)!r}, must be a CUDA device or the CPU")
-        backend = backend or ("cuda" if kind == "cuda" else "host")
+        fitting = "cuda" if kind == "cuda" else "host"
+        if backend in ("cuda", "host") and backend != fitting:
+            raise ValueError(f"Communicator: backend is {backend!r}, but device is {str(device)!r}: give one of them")
+        backend = backend or fitting
     name = "backend" if backend else "$EPKIT_BACKEND"
     backend = backend or os.environ.get("EPKIT_BACKEND") or ("cuda" if torch.cuda.is_available() else "host")
     if backend not in ("cuda", "host"):
@@ -215,6 +218,8 @@ class Communicator(OfThisProcess):
 
     def allgather_bytes(self, data: bytes) -> bytes:
         """`bytes` of every rank, in rank order, as one `bytes`. The same length on all ranks, at most 4096 each."""
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise TypeError(f"allgather_bytes: data is a {type(data).__name__}, must be bytes")
         return self._native.allgather(bytes(data))
 
     def abort(self) -> None:
@@ -308,9 +313,12 @@ class Communicator(OfThisProcess):
         """
         if not isinstance(dtype, torch.dtype):
             raise TypeError(f"empty: dtype is a {type(dtype).__name__}, must be a torch.dtype")
-        sizes: Tuple[Any, ...] = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        given: Tuple[Any, ...] = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        sizes = tuple(want_integer(size, "empty", "size") for size in given)
         count = 1
         for size in sizes:
+            if size < 0:
+                raise _native.ArgumentError(f"empty: shape is {list(sizes)}, no size may be negative")
             count *= size
         capsule = self._native.alloc(count * dtype.itemsize)
         memory: torch.Tensor = torch.utils.dlpack.from_dlpack(capsule)

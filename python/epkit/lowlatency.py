@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """LowLatency: dispatch and combine for decoding."""
-from typing import TYPE_CHECKING, Callable, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -71,7 +71,12 @@ class LowLatency(OfThisProcess):
     def _scales(self, rows: int, ue8m0: bool) -> torch.Tensor:
         columns = self.hidden // (512 if ue8m0 else 128)
         dtype = torch.int32 if ue8m0 else torch.float32
-        return torch.empty((self.num_local, columns, rows), dtype=dtype, device=self.comm.device).transpose(1, 2)
+        return self._new((self.num_local, columns, rows), dtype).transpose(1, 2)
+
+    def _new(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        # Rows beyond the counts stay as they are: on the CPU zeros, so that results are the same in every run.
+        make = torch.empty if self.comm.is_cuda else zeros
+        return make(shape, dtype=dtype, device=self.comm.device)
 
     def dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, *, fp8: bool = False, round_scale: bool = False,
                  ue8m0: bool = False, max_tokens: Optional[int] = None, recv_stats: Optional[torch.Tensor] = None,
@@ -93,14 +98,10 @@ class LowLatency(OfThisProcess):
         if not 0 < max_tokens <= self.max_tokens:
             raise _native.ArgumentError(f"low_latency_dispatch: max_tokens is {max_tokens}, must be 1 to {self.max_tokens}")
         device, rows = self.comm.device, self.comm.size * max_tokens
-        # Rows beyond the counts stay as they are: on the CPU zeros, so that results are the same in every run.
-        make = torch.empty if self.comm.is_cuda else zeros
-        recv_x = make((self.num_local, rows, self.hidden), dtype=torch.float8_e4m3fn if fp8 else torch.bfloat16, device=device)
+        recv_x = self._new((self.num_local, rows, self.hidden), torch.float8_e4m3fn if fp8 else torch.bfloat16)
         scales = self._scales(rows, ue8m0) if fp8 else None
-        if scales is not None and not self.comm.is_cuda:
-            scales.zero_()
         count = torch.empty(self.num_local, dtype=torch.int32, device=device)
-        source = make((self.num_local, rows), dtype=torch.int32, device=device)
+        source = self._new((self.num_local, rows), torch.int32)
         ranges = torch.empty((self.num_local, self.comm.size), dtype=torch.int64, device=device)
         flags = (_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ROUND_SCALE if fp8 and (round_scale or ue8m0) else 0)
         x, topk_idx = aligned(x), aligned(topk_idx)  # copies come before what waits for the current stream
@@ -126,6 +127,8 @@ class LowLatency(OfThisProcess):
         """
         max_tokens = self.max_tokens if max_tokens is None else max_tokens
         want_tensor(topk_idx, "low_latency_combine", "topk_idx", "[N, K]")
+        if want_integer(call, "low_latency_combine", "call") < 0:
+            raise _native.ArgumentError(f"low_latency_combine: call is {call}, must be the number of a dispatch, or 0: the last one")
         if out is None:
             out = torch.empty((topk_idx.shape[0], self.hidden), dtype=torch.bfloat16, device=self.comm.device)
         flags = ((_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ZERO_COPY if zero_copy else 0) |

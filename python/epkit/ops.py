@@ -12,15 +12,18 @@ few). Rows beyond the received ones have idx -1, weight 0, and x 0. Sizes may be
 Plans. The tensor `plan` is a copy of topk_idx: all that a plan depends on. The newest `plans` of them are kept with the
 plan that they were made with (register()); for an older one, or a copy of the tensor, it is made again.
 
-There are no gradients of gradients.
+There are no gradients of gradients, and no forward-mode derivatives (torch.func.jvp, torch.autograd.forward_ad).
 """
+import functools
 import itertools
 from collections import OrderedDict
 from typing import Any, Dict, List, NoReturn, Tuple
 
 import torch
+from torch.autograd import forward_ad
 
 from ._native import ArgumentError
+from ._tensors import zeros
 from .communicator import Communicator
 from .plan import Plan, check_inputs
 
@@ -101,7 +104,7 @@ def unregister(slot: int) -> None:
 
 def _zeros(x: torch.Tensor, capacity: int) -> torch.Tensor:
     """Rows that no operation writes are factors of gradients: 0 times what was in memory may be NaN."""
-    return x.new_zeros((capacity, x.shape[1]))
+    return zeros((capacity, x.shape[1]), x.dtype, x.device)
 
 
 def _slot(number: int) -> _Slot:
@@ -169,9 +172,24 @@ _kernels: Tuple[Tuple[str, Any, Any], ...] = (
     ("moe_dispatch", _dispatch, _fake_dispatch), ("moe_combine", _combine, _fake_rows),
     ("moe_dispatch_again", _dispatch_again, _fake_rows),
     ("moe_combine_weighted", _combine_weighted, _fake_combine_weighted))
+
+
+def _no_forward_mode(name: str, function: Any) -> Any:
+    """The function, which refuses forward mode: torch would take its derivative for 0. It refuses other inputs of a dual level,
+    too, because torch.func.jvp() does not show here which have a derivative."""
+    @functools.wraps(function)
+    def checked(*args: Any) -> Any:
+        if forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled():
+            raise NotImplementedError(f"{name}: there are no forward-mode derivatives (torch.func.jvp, torch.func.jacfwd, "
+                                      "torch.autograd.forward_ad) of epkit's operators: use reverse mode (backward(), "
+                                      "torch.autograd.grad), or call them outside of the dual level")
+        return function(*args)
+    return checked
+
+
 for _name, _kernel, _fake in _kernels:
-    _library.impl(_name, _kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake("epkit::" + _name, _fake, lib=_library)
+    _library.impl(_name, _no_forward_mode(_name, _kernel), "CompositeExplicitAutograd")
+    torch.library.register_fake("epkit::" + _name, _no_forward_mode(_name, _fake), lib=_library)
 
 
 def _dispatch_setup(ctx: Any, inputs: Any, output: Any) -> None:

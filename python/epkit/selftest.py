@@ -75,7 +75,8 @@ def main(argv: List[str]) -> int:
         print(__doc__)
         return 0
     if len(argv) > 1 or (argv and not (argv[0].isdecimal() and int(argv[0]))):
-        print(__doc__, file=sys.stderr)
+        print(f"epkit.selftest: the arguments are {' '.join(argv)!r}, must be one number of ranks, 1 or more, or none (--help)",
+              file=sys.stderr)
         return 2
     host = os.environ.get("EPKIT_BACKEND") == "host" or not torch.cuda.is_available()
     ranks = int(argv[0]) if argv else 2 if host else max(2, torch.cuda.device_count())

@@ -81,6 +81,8 @@ struct comm_box *box_new(void); /* NULL: with MemoryError set */
 void box_release(struct comm_box *box);
 /* A capsule "dltensor" of the library's memory, bytes [bytes] uint8. Counts as an export of the communicator. */
 PyObject *export_memory(struct comm_object *comm, void *memory, int64_t bytes);
+/* clear(address, bytes): zeros, without access to whole pages, which are allocated when something accesses them. */
+PyObject *clear_memory(PyObject *module, PyObject *args);
 
 /* gather.c: the all-gather in Python that a communicator is made over. */
 struct gather {

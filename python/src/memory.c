@@ -5,6 +5,9 @@
 #include "dlpack_abi.h"
 
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 void box_release(struct comm_box *box)
 {
@@ -79,4 +82,33 @@ PyObject *export_memory(struct comm_object *comm, void *memory, int64_t bytes)
     }
     atomic_fetch_add(&comm->box->holders, 1);
     return capsule;
+}
+
+/* Whether the kernel has taken the pages back: they are zeros again, and cost nothing until they are accessed. */
+static bool return_pages(char *begin, size_t bytes)
+{
+    /* Pages of shared memory, which an allocator may have chosen, would keep what was written. */
+    *(volatile char *)begin = 1;
+    return madvise(begin, bytes, MADV_DONTNEED) == 0 && *(volatile char *)begin == 0;
+}
+
+PyObject *clear_memory(PyObject *module, PyObject *args)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), head, whole;
+    unsigned long long address, bytes;
+    char *memory;
+
+    (void)module;
+    if (!PyArg_ParseTuple(args, "KK:clear", &address, &bytes))
+        return NULL;
+    memory = (char *)(uintptr_t)address;
+    head = (page - (size_t)address % page) % page;
+    whole = bytes > head ? ((size_t)bytes - head) / page * page : 0;
+    if (whole && return_pages(memory + head, whole)) {
+        memset(memory, 0, head);
+        memset(memory + head + whole, 0, (size_t)bytes - head - whole);
+    } else {
+        memset(memory, 0, (size_t)bytes);
+    }
+    Py_RETURN_NONE;
 }

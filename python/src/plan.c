@@ -73,6 +73,9 @@ static PyObject *get_routing(struct comm_object *comm, const char *call, PyObjec
     bool mask = args[0] == Py_None;
 
     memset(ret_routing, 0, sizeof(*ret_routing));
+    if (!mask && (args[1] != Py_None || args[2] != Py_None))
+        return raise_arg("%s: topk_idx and %s: give topk_idx, or token_in_rank and tokens_per_expert", call,
+                         args[1] != Py_None ? "token_in_rank" : "tokens_per_expert");
     GET(args[0], WANT(call, "topk_idx", IS(I32) | IS(I64), 2, {-1, topk}, false, true), &ret_routing->topk_idx);
     GET(args[1], WANT(call, "token_in_rank", IS(U8) | IS(BOOL), 2, {-1, comm->nranks}, false, !mask),
         &ret_routing->token_in_rank);

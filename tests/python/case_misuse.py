@@ -342,8 +342,11 @@ def dies(rank, size, how):
     if rank == 1:
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if how == "end":  # what the end of an interpreter does, also behind an exception
+            epkit.communicator._free_all()
         os._exit(3)
-    raises(epkit.PeerError, "rank 1", complete, comm, plan.combine, rows)
+    error = raises(epkit.PeerError, "rank 1 check log", complete, comm, plan.combine, rows)
+    assert "alive" not in str(error), error
     raises(epkit.PeerError, "rank 1", complete, comm, plan.dispatch, x)
     plan.free()
     comm.free()
@@ -375,6 +378,10 @@ def test_a_rank_is_killed_in_decode():
 
 def test_a_rank_exits():
     run(3, dies, "exit", expect=(0, 3, 0))
+
+
+def test_the_program_of_a_rank_ends():
+    run(3, dies, "end", expect=(0, 3, 0))
 
 
 def late(rank, size):

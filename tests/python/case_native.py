@@ -6,10 +6,12 @@ import random
 import epkit
 import torch
 import torch.distributed as dist
+from case_misuse import memory_of
 from ranks import need_operators, raises, run
 
 
-NOT_ON_CUDA = {"test_facts": "the CUDA backend does not look for NaN"}
+NOT_ON_CUDA = {"test_facts": "the CUDA backend does not look for NaN",
+               "test_worst_cases_take_little_memory": "outputs on GPUs are not cleared"}
 
 
 def expect(x_all, idx_all, rank, size, experts):
@@ -471,3 +473,32 @@ def opaque(rank, size):
 
 def test_opaque_scales():
     run(2, opaque)
+
+
+def sparse(rank, size):
+    """Outputs of the worst case are zeros, also in memory that was used before, and take the memory of the rows that came."""
+    comm = epkit.Communicator()
+    used = torch.full((64 << 20,), 7, dtype=torch.uint8)
+    for count in (1, 4096, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, (3 << 20) + 4095):
+        epkit._native._C.clear(used.data_ptr() + 5, count)
+        assert not used[5:5 + count].any() and used[4] == 7 and used[5 + count] == 7
+        used[5:5 + count] = 7
+    del used
+    with torch._subclasses.FakeTensorMode():
+        assert epkit._tensors.zeros((4 << 20,), torch.int32, torch.device("cpu")).shape == (4 << 20,)
+    calls = comm.low_latency(128, 7168, 16 * size, 4)
+    plan = comm.plan(torch.zeros(2, 1, dtype=torch.int64), size, max_recv_tokens=20000)
+    before = memory_of()
+    rows = calls.dispatch(torch.ones(1, 7168).to(torch.bfloat16), torch.zeros(1, 1, dtype=torch.int64))
+    fixed = plan.dispatch(torch.ones(2, 7168).to(torch.bfloat16)).x
+    size_of = (rows.x.numel() + fixed.numel()) * 2 >> 10
+    grown = memory_of() - before
+    assert grown < size_of / 4, f"{grown} KiB of {size_of}"
+    own = size if rank == 0 else 0
+    assert rows.count[0] == own and int(torch.count_nonzero(rows.x)) == own * 7168
+    assert int(torch.count_nonzero(fixed)) == 2 * own * 7168
+    comm.barrier()
+
+
+def test_worst_cases_take_little_memory():
+    run(2, sparse)

@@ -90,6 +90,30 @@ def test_more_kinds_of_arguments():
     run(2, more_kinds)
 
 
+def native_kinds(rank, size):
+    """What would have been ignored, or taken for something else."""
+    comm = epkit.Communicator()
+    topk_idx, x, weights = setting(size)
+    in_rank, counts = torch.ones(6, size, dtype=torch.bool), torch.full((2 * size,), 6, dtype=torch.int32)
+    for other in ({"token_in_rank": in_rank}, {"tokens_per_expert": counts}):
+        raises(epkit.ArgumentError, f"plan topk_idx and {next(iter(other))}", comm.plan, topk_idx, 2 * size, **other)
+    raises(TypeError, "allgather_bytes int bytes", comm.allgather_bytes, 3)
+    raises(TypeError, "allgather_bytes str bytes", comm.allgather_bytes, "abc")
+    assert comm.allgather_bytes(memoryview(b"ab")) == b"ab" * size
+    raises(epkit.ArgumentError, "empty shape [-1, -2] negative", comm.empty, -1, -2)
+    for wrong in (2.0, "3", None):
+        raises(TypeError, "empty size integer", comm.empty, wrong)
+    assert comm.empty(torch.tensor(3), True).shape == (3, 1) and comm.empty(torch.Size([2, 0])).shape == (2, 0)
+    rows = comm.low_latency(8, H, 2 * size, 2)
+    y = rows.dispatch(x, topk_idx).x
+    raises(epkit.ArgumentError, "low_latency_combine call -1", rows.combine, y, topk_idx, weights, call=-1)
+    comm.barrier()
+
+
+def test_native_kinds_of_arguments():
+    run(2, native_kinds)
+
+
 def kinds_of_rows(rank, size):
     """Rows without dimensions, or that are none; and what belongs to them."""
     comm, buffer = epkit.Communicator(), deep_ep.Buffer(dist.group.WORLD)
@@ -172,6 +196,8 @@ def groups(rank, size):
         raises(TypeError, "group str process", make, "0")
     raises(ValueError, "ElasticBuffer group None", deep_ep.ElasticBuffer, None)
     raises(ValueError, "device meta CUDA CPU", epkit.Communicator, device="meta")
+    raises(ValueError, "backend cuda device cpu", epkit.Communicator, backend="cuda", device="cpu")
+    raises(ValueError, "backend host device cuda:0", epkit.Communicator, backend="host", device="cuda:0")
     raises(TypeError, "timeout str seconds", epkit.Communicator, timeout="30")
     before = os.environ["EPKIT_BACKEND"]
     os.environ["EPKIT_BACKEND"] = "rocm"
@@ -202,7 +228,7 @@ def test_a_selftest_of_no_ranks():
         said = io.StringIO()
         with contextlib.redirect_stderr(said):
             assert epkit.selftest.main(words) == 2, words
-        assert "python -m epkit.selftest" in said.getvalue()
+        assert repr(" ".join(words)) in said.getvalue() and "number of ranks" in said.getvalue()
 
 
 def test_a_selftest_explains_itself():

@@ -218,6 +218,32 @@ def test_operators_are_differentiable_once():
     run(2, once)
 
 
+def forward(rank, size):
+    """Forward mode, of which torch would take the derivative of an operator for 0, is refused."""
+    import epkit.ops as ops
+
+    comm = epkit.Communicator()
+    slot = ops.register(comm, size)
+    idx, weights = torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1)
+    x = torch.ones(3, 32, dtype=torch.bfloat16)
+    plan = comm.plan(idx, size)
+    own = torch.ops.epkit.moe_dispatch(x, idx, weights, slot, 3 * size)[3]
+    y = torch.ones(3 * size, 32, dtype=torch.bfloat16)
+    for given, words, call in ((x, "moe_dispatch", lambda one: torch.ops.epkit.moe_dispatch(one, idx, weights, slot, 3 * size)[0]),
+                               (y, "moe_combine", lambda one: torch.ops.epkit.moe_combine(one, own, slot, 3)),
+                               (x, "", lambda one: epkit.dispatch(plan, one)[0]),
+                               (y[:plan.n_recv], "", lambda one: epkit.combine(plan, one))):
+        with torch.autograd.forward_ad.dual_level():
+            raises(NotImplementedError, words, call, torch.autograd.forward_ad.make_dual(given, given))
+        raises((NotImplementedError, RuntimeError), words, torch.func.jvp, call, (given,), (given,))
+        call(given)  # which works afterwards, and works alike on all ranks
+
+
+def test_forward_mode_is_refused():
+    need_operators()
+    run(2, forward)
+
+
 def spare(rank, size):
     """A plan of fixed capacity: rows that nobody sent get a gradient of 0, as many as there are."""
     comm = epkit.Communicator()

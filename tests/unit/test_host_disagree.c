@@ -35,31 +35,37 @@ enum deviation {
     GATHER_BYTES,
     GATHER_BARRIER,
     LL_TOKENS,
-    LL_TOPK
+    LL_TOPK,
+    LL_TYPE,
+    LL_CALL_TOKENS,
+    LL_SUM
 };
 
 static const struct scenario {
     enum deviation deviation;
     const char *field;
-    int value[NRANKS];
+    const char *value[NRANKS]; /* as the text shows it; of outputs: the rank without it and the one with it */
 } scenarios[] = {
-    {PLAN_EXPERTS, "n_experts", {4, 6}},
-    {PLAN_TOPK, "topk", {2, 1}},
-    {PLAN_TYPE, "idx_type", {EP_I32, EP_I64}},
-    {PLAN_FLAGS, "flags", {0, EP_PLAN_EXPANDED}},
-    {PLAN_ALIGNMENT, "expert_alignment", {1, 8}},
-    {PLAN_MASK, "token_in_rank in place of topk_idx", {0, 1}},
-    {DISPATCH_HIDDEN, "hidden", {512, 256}},
-    {DISPATCH_TYPE, "dtype", {EP_BF16, EP_F8E4M3}},
-    {DISPATCH_OUTPUTS, "recv_topk_idx", {0, 1}},
-    {COMBINE_OUTPUTS, "out_topk_weights", {1, 0}},
-    {DISPATCH_WORDS, "scale_words", {2, 3}},
-    {DISPATCH_PLAN, "the plan (in order of creation)", {1, 2}},
-    {DISPATCH_COMBINE, NULL, {0, 0}},
-    {GATHER_BYTES, "bytes", {16, 8}},
-    {GATHER_BARRIER, NULL, {0, 0}},
-    {LL_TOKENS, "max_tokens", {2, 3}},
-    {LL_TOPK, "topk", {1, 2}},
+    {PLAN_EXPERTS, "n_experts", {"4", "6"}},
+    {PLAN_TOPK, "topk", {"2", "1"}},
+    {PLAN_TYPE, "idx_type", {"4 (i32)", "5 (i64)"}},
+    {PLAN_FLAGS, "flags", {"0", "EP_PLAN_EXPANDED"}},
+    {PLAN_ALIGNMENT, "expert_alignment", {"1", "8"}},
+    {PLAN_MASK, "token_in_rank in place of topk_idx", {"0", "1"}},
+    {DISPATCH_HIDDEN, "hidden", {"512", "256"}},
+    {DISPATCH_TYPE, "dtype", {"1 (bf16)", "2 (fp8)"}},
+    {DISPATCH_OUTPUTS, "recv_topk_idx", {"0", "1"}},
+    {COMBINE_OUTPUTS, "out_topk_weights", {"1", "0"}},
+    {DISPATCH_WORDS, "scale_words", {"2", "3"}},
+    {DISPATCH_PLAN, "the plan (in order of creation)", {"1", "2"}},
+    {DISPATCH_COMBINE, NULL, {NULL, NULL}},
+    {GATHER_BYTES, "bytes", {"16", "8"}},
+    {GATHER_BARRIER, NULL, {NULL, NULL}},
+    {LL_TOKENS, "max_tokens", {"2", "3"}},
+    {LL_TOPK, "topk", {"1", "2"}},
+    {LL_TYPE, "out_dtype", {"1 (bf16)", "2 (fp8)"}},
+    {LL_CALL_TOKENS, "max_tokens", {"2", "1"}},
+    {LL_SUM, "EP_LL_NO_PARTIAL_REDUCE", {"0", "1"}},
 };
 
 static ep_status new_plan(ep_comm *comm, enum deviation deviation, int rank, ep_plan **ret_plan)
@@ -131,16 +137,56 @@ static ep_status gather(ep_comm *comm, enum deviation deviation, int rank)
     return ep_comm_allgather(comm, mine, rank == 1 ? 8 : 16, all);
 }
 
-static ep_status new_ll(ep_comm *comm, enum deviation deviation, int rank)
+static ep_status use_ll(ep_ll *ll, enum deviation deviation, int rank)
+{
+    _Alignas(16) static unsigned char x[NRANKS][256], out[NRANKS][2 * 4 * 256];
+    _Alignas(16) static float scales[NRANKS][2 * 4];
+    static const int32_t expert[1] = {3};
+    static const float weight[1] = {1};
+    static int32_t count[NRANKS][2];
+    ep_ll_dispatch_args dispatch = EP_LL_DISPATCH_ARGS_INIT;
+    ep_ll_combine_args combine = EP_LL_COMBINE_ARGS_INIT;
+    bool quantised = rank == 1 && deviation == LL_TYPE;
+    ep_status status;
+
+    dispatch.x = x[rank];
+    dispatch.topk_idx = expert;
+    dispatch.idx_type = EP_I32;
+    dispatch.n_tokens = 1;
+    dispatch.out_dtype = quantised ? EP_F8E4M3 : EP_BF16;
+    dispatch.scale_type = quantised ? EP_F32 : 0;
+    dispatch.recv_x = out[rank];
+    dispatch.recv_scales = quantised ? scales[rank] : NULL;
+    dispatch.recv_count = count[rank];
+    dispatch.max_tokens = rank == 1 && deviation == LL_CALL_TOKENS ? 1 : 2;
+    status = ep_ll_dispatch_sync(ll, &dispatch);
+    if (status != EP_OK)
+        return status;
+    combine.x = out[rank];
+    combine.topk_idx = expert;
+    combine.idx_type = EP_I32;
+    combine.n_tokens = 1;
+    combine.topk_weights = weight;
+    combine.out = x[rank];
+    combine.flags = rank == 1 ? EP_LL_NO_PARTIAL_REDUCE : 0;
+    return ep_ll_combine_sync(ll, &combine);
+}
+
+static ep_status call_ll(ep_comm *comm, enum deviation deviation, int rank)
 {
     ep_ll_config config = EP_LL_CONFIG_INIT;
     ep_ll *ll = NULL;
+    ep_status status;
 
     config.max_tokens = rank == 1 && deviation == LL_TOKENS ? 3 : 2;
     config.hidden = 128;
     config.n_experts = 4;
     config.topk = rank == 1 && deviation == LL_TOPK ? 2 : 1;
-    return ep_ll_new(comm, &config, &ll);
+    status = ep_ll_new(comm, &config, &ll);
+    if (status == EP_OK)
+        status = use_ll(ll, deviation, rank);
+    ep_ll_free(ll);
+    return status;
 }
 
 /* What the call of a rank returns. */
@@ -153,7 +199,7 @@ static ep_status call(ep_comm *comm, enum deviation deviation, int rank, ep_plan
     if (status != EP_OK)
         return status;
     if (deviation >= LL_TOKENS)
-        return new_ll(comm, deviation, rank);
+        return call_ll(comm, deviation, rank);
     if (deviation >= GATHER_BYTES)
         return gather(comm, deviation, rank);
     return use_plan(plans[rank == 1 && deviation == DISPATCH_PLAN], deviation, rank);
@@ -161,7 +207,7 @@ static ep_status call(ep_comm *comm, enum deviation deviation, int rank, ep_plan
 
 static int deviate(const ep_boot *boot, const struct scenario *scenario, int ranks_per_node)
 {
-    const int *value = scenario->value;
+    const char *const *value = scenario->value;
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm *comm = NULL;
     ep_plan *plans[2] = {NULL};
@@ -177,13 +223,13 @@ static int deviate(const ep_boot *boot, const struct scenario *scenario, int ran
     snprintf(forth, sizeof(forth), "ranks are in different calls: rank ");
     snprintf(back, sizeof(back), "%s", forth);
     if (scenario->deviation == DISPATCH_OUTPUTS || scenario->deviation == COMBINE_OUTPUTS) {
-        snprintf(forth, sizeof(forth), "ranks disagree: %s is given on rank %d and NULL on rank %d", scenario->field,
+        snprintf(forth, sizeof(forth), "ranks disagree: %s is given on rank %s and NULL on rank %s", scenario->field,
                  value[1], value[0]);
         snprintf(back, sizeof(back), "%s", forth);
     } else if (scenario->field) {
-        snprintf(forth, sizeof(forth), "ranks disagree: %s is %d on rank 0 and %d on rank 1", scenario->field, value[0],
+        snprintf(forth, sizeof(forth), "ranks disagree: %s is %s on rank 0 and %s on rank 1", scenario->field, value[0],
                  value[1]);
-        snprintf(back, sizeof(back), "ranks disagree: %s is %d on rank 1 and %d on rank 0", scenario->field, value[1],
+        snprintf(back, sizeof(back), "ranks disagree: %s is %s on rank 1 and %s on rank 0", scenario->field, value[1],
                  value[0]);
     }
     if (status != EP_E_MISMATCH || (!strstr(ep_last_error(), forth) && !strstr(ep_last_error(), back))) {

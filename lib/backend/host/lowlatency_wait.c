@@ -241,8 +241,9 @@ ep_status ll_fail_row_count(ep_ll *ll, int owner, int rank, int32_t count, int e
     struct ep_group *group = ep_group_of(ll->comm);
 
     EP_TRY(ll_check_masks(ll, EP_GROUP_LL_COMBINE));
-    return ep_fail(
-        ep_group_set_failure(group, EP_E_MISMATCH, rank == ll->comm->rank ? owner : rank, EP_GROUP_LL_COMBINE),
-        "ep_ll_combine: rank %d has %d rows of rank %d for expert %d, but token %d is number %d", rank, count, owner,
-        expert, token, i + 1);
+    return ep_group_set_own_failure(
+        group,
+        ep_fail(EP_E_MISMATCH, "ep_ll_combine: rank %d has %d rows of rank %d for expert %d, but token %d is number %d",
+                rank, count, owner, expert, token, i + 1),
+        rank == ll->comm->rank ? owner : rank, EP_GROUP_LL_COMBINE);
 }
