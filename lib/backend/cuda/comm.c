@@ -2,7 +2,6 @@
 #include "backend/cuda/lists.h"
 #include "backend/cuda/ll_impl.h"
 #include "backend/cuda/proxy.h"
-#include "backend/cuda/ll_net.h"
 
 #include <assert.h>
 #include <epkit/cuda.h>
