@@ -80,17 +80,12 @@ static struct cuda_ll_segment *segment_of(const struct pinned *pinned)
     return (struct cuda_ll_segment *)(void *)pinned->base;
 }
 
-static bool is_masked(const struct cuda_ll_net *net, int rank)
-{
-    return ll_mask_has(net->report->mask, rank);
-}
-
 /* Is there unsent data for the rank? */
 static bool has_unsent(struct cuda_ll_net *net, int rank)
 {
     const struct remote *remote = &net->remotes[rank];
 
-    if (remote->lost || is_masked(net, rank))
+    if (remote->lost || ll_mask_has(net->report->mask, rank))
         return false;
     return ll_wire_is_pending(&net->wire, &remote->sender) || !ep_streams_flushed_to(net->wire.streams, rank);
 }
