@@ -120,18 +120,9 @@ static ep_status receive_from(struct cuda_ll_net *net, int source, struct progre
 
 /* --- the proxy ---------------------------------------------------------------------------------------------------- */
 
-/* It has died or left, or its connection was cut. */
-static bool is_disconnected(struct cuda_ll_net *net, int rank)
-{
-    struct ep_group *group = &net->cuda->group;
-
-    ep_group_net_note_lost(group, ep_streams_get_net(net->wire.streams), rank);
-    return ep_group_peer_dead(group, rank) || ep_group_has_left(group, rank);
-}
-
 /*
- * A rank counts as lost only when all that it sent is in the landing segment. The kernels decide whether that is
- * enough.
+ * A rank that has died or left, or whose connection was cut, counts as lost only when all that it sent is in the
+ * landing segment. The kernels decide whether that is enough.
  */
 static void check_liveness(struct cuda_ll_net *net)
 {
@@ -143,7 +134,10 @@ static void check_liveness(struct cuda_ll_net *net)
     for (int rank = 0; rank < net->wire.nranks; rank++) {
         struct remote *remote = &net->remotes[rank];
 
-        if (!is_remote(net, rank) || remote->lost || !is_disconnected(net, rank))
+        if (!is_remote(net, rank) || remote->lost)
+            continue;
+        ep_group_net_note_lost(&net->cuda->group, ep_streams_get_net(net->wire.streams), rank);
+        if (!ep_group_dead_or_left(&net->cuda->group, rank))
             continue;
         if (!remote->drain_since_ns)
             remote->drain_since_ns = now;
@@ -443,22 +437,16 @@ void cuda_ll_nets_stop(struct cuda_comm *cuda)
         cuda_ll_net_stop(net);
 }
 
-static void unlink_from_comm(struct cuda_ll_net *net)
-{
-    struct cuda_ll_net **at = &net->cuda->ll_nets;
-
-    while (*at && *at != net)
-        at = &(*at)->next;
-    if (*at)
-        *at = net->next;
-}
-
 void cuda_ll_net_close(struct cuda_ll_net *net)
 {
+    struct cuda_ll_net **at;
+
     if (!net)
         return;
     cuda_ll_net_stop(net);
-    unlink_from_comm(net);
+    for (at = &net->cuda->ll_nets; *at != net;)
+        at = &(*at)->next;
+    *at = net->next;
     /* The network may still read what it has not sent, which then is never freed. */
     for (int rank = 0; net->wire.streams && rank < net->wire.nranks; rank++)
         if (is_remote(net, rank) && ep_streams_get_net(net->wire.streams)->ops->retains_sources &&
