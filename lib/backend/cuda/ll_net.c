@@ -345,23 +345,6 @@ size_t cuda_ll_net_bytes(const ep_ll *ll, const struct cuda_ll *device, size_t b
 
 /* --- opening and closing ------------------------------------------------------------------------------------------ */
 
-static struct ll_wire describe(const struct cuda_ll *ll, int me, int nranks)
-{
-    return (struct ll_wire){.me = me,
-                            .nranks = nranks,
-                            .segment_tokens = ll->segment_tokens,
-                            .hidden = ll->hidden,
-                            .topk = ll->segment_topk,
-                            .n_local = ll->n_local,
-                            .counts_at = ll->counts_at,
-                            .slot_flag_at = ll->slot_flag_at,
-                            .row_flag_at = ll->row_flag_at,
-                            .weight_at = ll->weight_at,
-                            .slots_at = ll->slots_at,
-                            .rows_at = ll->rows_at,
-                            .slot_bytes = ll->slot_bytes};
-}
-
 ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t bytes, struct cuda_ll_report *report,
                               struct cuda_ll_net **ret_net)
 {
@@ -373,7 +356,19 @@ ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t by
     *ret_net = net;
     net->cuda = cuda;
     net->report = report;
-    net->wire = describe(device, ll->comm->rank, ll->comm->nranks);
+    net->wire = (struct ll_wire){.me = ll->comm->rank,
+                                 .nranks = ll->comm->nranks,
+                                 .segment_tokens = device->segment_tokens,
+                                 .hidden = device->hidden,
+                                 .topk = device->segment_topk,
+                                 .n_local = device->n_local,
+                                 .counts_at = device->counts_at,
+                                 .slot_flag_at = device->slot_flag_at,
+                                 .row_flag_at = device->row_flag_at,
+                                 .weight_at = device->weight_at,
+                                 .slots_at = device->slots_at,
+                                 .rows_at = device->rows_at,
+                                 .slot_bytes = device->slot_bytes};
     net->backoff_ns = MIN_BACKOFF_NS;
     pthread_mutex_init(&net->lock, NULL);
     ep_cond_init(&net->changed);

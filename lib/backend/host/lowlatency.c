@@ -370,18 +370,9 @@ static void merge_mask(ep_ll *ll, const ep_ll *from)
     }
 }
 
-static ep_status run_barrier(ep_ll *ll)
-{
-    struct host_ll *inner = ll->impl;
-    uint64_t number = ++inner->barriers;
-
-    ll_publish(ll, LL_BARRIERS, number);
-    return ll_wait(ll, &(struct ll_wait){LL_BARRIERS, number, EP_GROUP_LL_BARRIER, .ranks = LL_ALL});
-}
-
 static ep_status run_control(ep_ll *ll, const struct ep_ll_control *control)
 {
-    const struct host_ll *inner = ll->impl;
+    struct host_ll *inner = ll->impl;
     bool on = control->kind == EP_LL_CONTROL_MASK;
 
     switch (control->kind) {
@@ -399,7 +390,8 @@ static ep_status run_control(ep_ll *ll, const struct ep_ll_control *control)
         memcpy(control->out, inner->masked, (size_t)ll->comm->nranks * sizeof(*control->out));
         return EP_OK;
     case EP_LL_CONTROL_BARRIER:
-        return run_barrier(ll);
+        ll_publish(ll, LL_BARRIERS, ++inner->barriers);
+        return ll_wait(ll, &(struct ll_wait){LL_BARRIERS, inner->barriers, EP_GROUP_LL_BARRIER, .ranks = LL_ALL});
     }
     return EP_OK;
 }
