@@ -244,6 +244,12 @@ static ep_status check_combine(const ep_ll *ll, ep_ll_combine_args *args)
     if (args->topk && args->topk != dispatch->topk)
         return ep_fail(EP_E_ARG, "%s: topk is %d, but its dispatch had %d", call, args->topk, dispatch->topk);
     args->topk = dispatch->topk;
+    /* A buffer may be the same for a later combine, but only ep_ll_get_combine_buffer() waits for its readers. */
+    if ((args->flags & EP_LL_ZERO_COPY) && (ll->buffer_for != ll->combines + 1 || args->x != ll->buffer))
+        return ep_fail(EP_E_ARG,
+                       "%s: with EP_LL_ZERO_COPY x must be the buffer that ep_ll_get_combine_buffer returned "
+                       "for this combine",
+                       call);
     const struct ep_buffer buffers[] = {
         {"out", args->out, (int64_t)args->n_tokens * ll->config.hidden * 2, EP_ROW_ALIGN, some},
         {"wait_cost_add", args->wait_cost_add, (int64_t)ll->comm->nranks * 8, sizeof(int64_t), false},
@@ -313,7 +319,10 @@ ep_status ep_ll_get_combine_buffer(ep_ll *ll, void **ret_buffer)
 {
     EP_CHECK_COMM(ll, ll->comm);
     EP_TRY_ON(ll->comm, EP_CHECK_PTR(__func__, ret_buffer));
-    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_combine_buffer, ll, ret_buffer));
+    EP_TRY_ON(ll->comm, EP_BACKEND_CALL(ll->comm, ll_combine_buffer, ll, ret_buffer));
+    ll->buffer = *ret_buffer;
+    ll->buffer_for = ll->combines + 1;
+    return EP_OK;
 }
 
 ep_status ep_ll_get_mask(const ep_ll *ll, int32_t *ret_masked)

@@ -443,19 +443,13 @@ ep_status host_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t 
 
 ep_status host_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream stream)
 {
-    const struct host_ll *inner = ll->impl;
-    uint64_t number = ll->combines + 1;
-    struct ll_job job = {
-        .ll = ll,
-        .step = LL_COMBINE,
-        .combine = {
-            .number = number, .call = args->call, .max_tokens = ll->call[args->call & 1].max_tokens, .args = *args}};
+    struct ll_job job = {.ll = ll,
+                         .step = LL_COMBINE,
+                         .combine = {.number = ll->combines + 1,
+                                     .call = args->call,
+                                     .max_tokens = ll->call[args->call & 1].max_tokens,
+                                     .args = *args}};
 
-    /* The buffer is the same for every second combine, but only ep_ll_get_combine_buffer waits for its readers. */
-    if ((args->flags & EP_LL_ZERO_COPY) &&
-        (inner->zero_copy_combine != number || args->x != inner->combine_buffer[number & 1]))
-        return ep_fail(EP_E_ARG, "ep_ll_combine: with EP_LL_ZERO_COPY x must be the buffer that "
-                                 "ep_ll_get_combine_buffer returned for this combine");
     return submit(&job, stream);
 }
 
@@ -493,7 +487,6 @@ ep_status host_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
     /* All of it, for any dispatch. */
     for (int expert = 0; expert < ll->n_local; expert++)
         EP_TRY(ll_reserve_rows(ll, number, max_tokens, expert, ll->comm->nranks * max_tokens));
-    inner->zero_copy_combine = number;
     return EP_OK;
 }
 
