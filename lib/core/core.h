@@ -104,6 +104,17 @@ struct ep_ll {
     uint64_t buffer_for;       /* for this combine */
 };
 
+static inline bool ep_ll_rounds_scales(const ep_ll_dispatch_args *args)
+{
+    return args->scale_type == EP_UE8M0 || (args->flags & EP_LL_ROUND_SCALE);
+}
+
+/* Arguments that must be equal on all ranks, in one word that is sent with the rows. */
+static inline int32_t ep_ll_format(const ep_ll_dispatch_args *args)
+{
+    return args->out_dtype | args->scale_type << 8 | (int32_t)ep_ll_rounds_scales(args) << 16;
+}
+
 /* What a call about the masks of an ep_ll does, in stream order. */
 enum ep_ll_control_kind {
     EP_LL_CONTROL_MASK,

@@ -99,7 +99,6 @@ static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t n
 {
     struct cuda_ll_impl *impl = ll->impl;
     bool fp8 = args->out_dtype == EP_F8E4M3, packed = args->scale_type == EP_UE8M0;
-    bool rounds = packed || (args->flags & EP_LL_ROUND_SCALE);
 
     EP_TRY(check_dispatch_pointers(impl->cuda, args));
     EP_TRY(receive_open(ll, "ep_ll_dispatch"));
@@ -111,9 +110,9 @@ static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t n
                                                .idx64 = args->idx_type == EP_I64,
                                                .n_tokens = args->n_tokens,
                                                .fp8 = fp8,
-                                               .rounds = rounds,
+                                               .rounds = ep_ll_rounds_scales(args),
                                                .packed = packed,
-                                               .format = args->out_dtype | args->scale_type << 8 | (int)rounds << 16,
+                                               .format = ep_ll_format(args),
                                                .recv_x = args->recv_x,
                                                .recv_scales = args->recv_scales,
                                                .recv_count = args->recv_count,

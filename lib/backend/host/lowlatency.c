@@ -33,24 +33,13 @@ static size_t out_scale_bytes(const ep_ll *ll, const ep_ll_dispatch_args *args)
     return args->out_dtype == EP_BF16 ? 0 : args->scale_type == EP_UE8M0 ? blocks : blocks * sizeof(float);
 }
 
-static bool rounds_scales(const ep_ll_dispatch_args *args)
-{
-    return args->scale_type == EP_UE8M0 || (args->flags & EP_LL_ROUND_SCALE);
-}
-
-/* Arguments that must be equal on all ranks, in one word that is sent with the rows. */
-static int32_t format_of(const ep_ll_dispatch_args *args)
-{
-    return args->out_dtype | args->scale_type << 8 | (int32_t)rounds_scales(args) << 16;
-}
-
 static ep_status check_format(ep_ll *ll, const ep_ll_dispatch_args *args, int rank, const struct ll_block *head)
 {
     static const struct {
         const char *name;
         int shift;
     } fields[] = {{"out_dtype", 0}, {"scale_type", 8}, {"rounding of scales", 16}};
-    int32_t mine = format_of(args), theirs = head->format;
+    int32_t mine = ep_ll_format(args), theirs = head->format;
 
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
         int a = mine >> fields[i].shift & 0xff, b = theirs >> fields[i].shift & 0xff;
@@ -75,7 +64,7 @@ static const void *encode_row(ep_ll *ll, const ep_ll_dispatch_args *args, const 
     *ret_scales = NULL;
     if (args->out_dtype == EP_BF16)
         return x;
-    ep_quantize_row(x, ll->config.hidden, rounds_scales(args), inner->row, inner->scales);
+    ep_quantize_row(x, ll->config.hidden, ep_ll_rounds_scales(args), inner->row, inner->scales);
     *ret_scales = inner->scales;
     if (args->scale_type == EP_UE8M0) {
         ep_pack_ue8m0(inner->scales, ll->config.hidden / EP_SCALE_BLOCK, inner->packed_scales);
@@ -332,7 +321,7 @@ static ep_status start_dispatch(ep_ll *ll, const struct ll_dispatch *wanted)
         if (inner->masked[rank])
             continue;
         block->count = inner->n_slots[rank];
-        block->format = format_of(args);
+        block->format = ep_ll_format(args);
         block->max_tokens = args->max_tokens;
         block->number = number;
         if (ll_is_remote(ll, rank))

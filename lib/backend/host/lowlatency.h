@@ -52,7 +52,7 @@ struct ll_shared {
  */
 struct ll_block {
     int32_t count;
-    int32_t format; /* format_of() the sender's arguments */
+    int32_t format; /* ep_ll_format() of the sender's arguments */
     int32_t max_tokens;
     int32_t unused;
     uint64_t number; /* of the dispatch: a rank that had masked the receiver has not written for this one */
