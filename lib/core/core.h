@@ -100,7 +100,20 @@ struct ep_ll {
     uint64_t dispatches, combines;
     uint64_t last_open;        /* number of the dispatch of the last call with EP_LL_RECV_HOOK */
     struct ep_ll_call call[2]; /* dispatch n at n % 2 */
+    void *buffer;              /* last returned by ep_ll_get_combine_buffer(), */
+    uint64_t buffer_for;       /* for this combine */
 };
+
+static inline bool ep_ll_rounds_scales(const ep_ll_dispatch_args *args)
+{
+    return args->scale_type == EP_UE8M0 || (args->flags & EP_LL_ROUND_SCALE);
+}
+
+/* Arguments that must be equal on all ranks, in one word that is sent with the rows. */
+static inline int32_t ep_ll_format(const ep_ll_dispatch_args *args)
+{
+    return args->out_dtype | args->scale_type << 8 | (int32_t)ep_ll_rounds_scales(args) << 16;
+}
 
 /* What a call about the masks of an ep_ll does, in stream order. */
 enum ep_ll_control_kind {
@@ -195,7 +208,8 @@ struct ep_backend_ops {
     /*
      * Queue in the stream and return. `number` is that of this dispatch; the core sets ll->dispatches to it when the
      * call has succeeded. args->max_tokens, args->call and `call` are resolved, never 0; ll->call[call % 2] describes
-     * that dispatch. The number of the combine is ll->combines + 1.
+     * that dispatch. The number of the combine is ll->combines + 1; with EP_LL_ZERO_COPY, x is what ll_combine_buffer
+     * has returned for it.
      */
     ep_status (*ll_dispatch)(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number, ep_stream stream);
     ep_status (*ll_combine)(ep_ll *ll, const ep_ll_combine_args *args, ep_stream stream);

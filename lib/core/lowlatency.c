@@ -86,20 +86,6 @@ static ep_status fail_open(const char *call, const struct ep_ll_call *open)
                    open->open == EP_LL_OPEN_DISPATCH ? "dispatch" : "combine", (unsigned long long)open->number);
 }
 
-/* The arguments of both operations about this rank's tokens. */
-static ep_status check_tokens(const char *call, int n_tokens, int max_tokens, const void *topk_idx, int idx_type)
-{
-    EP_TRY(ep_check_range(call, "n_tokens", n_tokens, 0, max_tokens));
-    EP_TRY(ep_check_idx_type(call, idx_type));
-    return ep_check_buffer(call, "topk_idx", topk_idx, n_tokens == 0, ep_dtype_bytes((ep_dtype)idx_type));
-}
-
-/* Of `topk_idx`. */
-static int64_t index_bytes(int n_tokens, int topk, int idx_type)
-{
-    return (int64_t)n_tokens * topk * (int64_t)ep_dtype_bytes((ep_dtype)idx_type);
-}
-
 static ep_status check_format(const ep_ll *ll, const ep_ll_dispatch_args *args)
 {
     static const char call[] = "ep_ll_dispatch";
@@ -122,7 +108,7 @@ static ep_status check_format(const ep_ll *ll, const ep_ll_dispatch_args *args)
     if (args->scale_type == EP_UE8M0 && ll->config.hidden % (4 * EP_SCALE_BLOCK))
         return ep_fail(EP_E_ARG, "%s: hidden %d with EP_UE8M0 scales is not a multiple of %d", call, ll->config.hidden,
                        4 * EP_SCALE_BLOCK);
-    return ep_check_buffer(call, "recv_scales", args->recv_scales, false, EP_ROW_ALIGN);
+    return EP_OK;
 }
 
 /* The strided scales of an expert must lie within its part of recv_scales. */
@@ -143,7 +129,7 @@ static ep_status check_dispatch(const ep_ll *ll, ep_ll_dispatch_args *args)
 {
     static const char call[] = "ep_ll_dispatch";
     const struct ep_ll_call *before = &ll->call[(ll->dispatches + 1) & 1];
-    const int64_t each = (int64_t)sizeof(int32_t);
+    const int64_t each = (int64_t)sizeof(int32_t), index = (int64_t)ep_dtype_bytes((ep_dtype)args->idx_type);
     int64_t out_row = (int64_t)ll->config.hidden * (args->out_dtype == EP_BF16 ? 2 : 1), rows;
     int64_t scale_row = (int64_t)ll->config.hidden / EP_SCALE_BLOCK * (args->scale_type == EP_UE8M0 ? 1 : 4);
 
@@ -158,20 +144,21 @@ static ep_status check_dispatch(const ep_ll *ll, ep_ll_dispatch_args *args)
         args->topk = ll->config.topk;
     EP_TRY(ep_check_reserved(call, args->reserved));
     rows = result_rows(ll, args->max_tokens);
-    EP_TRY(check_tokens(call, args->n_tokens, args->max_tokens, args->topk_idx, args->idx_type));
+    EP_TRY(ep_check_range(call, "n_tokens", args->n_tokens, 0, args->max_tokens));
+    EP_TRY(ep_check_idx_type(call, args->idx_type));
     EP_TRY(check_format(ll, args));
     EP_TRY(check_scale_strides(ll, args, rows, scale_row / 4));
     EP_TRY(ep_check_buffer(call, "ret_call", args->ret_call, true, sizeof(uint64_t)));
     const struct ep_buffer buffers[] = {
         {"recv_x", args->recv_x, rows * out_row, EP_ROW_ALIGN, true},
-        {"recv_scales", args->recv_scales, rows * scale_row, 0, false},
+        {"recv_scales", args->recv_scales, rows * scale_row, EP_ROW_ALIGN, args->out_dtype != EP_BF16},
         {"recv_count", args->recv_count, ll->n_local * each, sizeof(int32_t), true},
         {"recv_source", args->recv_source, rows * each, sizeof(int32_t), false},
         {"recv_range", args->recv_range, 2 * each * ll->n_local * ll->comm->nranks, sizeof(int64_t), false},
         {"recv_stats_add", args->recv_stats_add, ll->n_local * each, sizeof(int32_t), false},
         {"wait_cost_add", args->wait_cost_add, 2 * each * ll->comm->nranks, sizeof(int64_t), false},
         {"x", args->x, (int64_t)args->n_tokens * ll->config.hidden * 2, EP_ROW_ALIGN, args->n_tokens > 0},
-        {"topk_idx", args->topk_idx, index_bytes(args->n_tokens, args->topk, args->idx_type), 0, false},
+        {"topk_idx", args->topk_idx, (int64_t)args->n_tokens * args->topk * index, (size_t)index, args->n_tokens > 0},
     };
     return ep_check_buffers(call, buffers, 7, sizeof(buffers) / sizeof(buffers[0]));
 }
@@ -240,7 +227,8 @@ static ep_status check_combine(const ep_ll *ll, ep_ll_combine_args *args)
 {
     static const char call[] = "ep_ll_combine";
     const struct ep_ll_call *dispatch = NULL, *other;
-    bool some;
+    int64_t index = (int64_t)ep_dtype_bytes((ep_dtype)args->idx_type);
+    bool some = args->n_tokens > 0;
 
     EP_TRY(ep_check_flags(call, args->flags, EP_LL_RECV_HOOK | EP_LL_ZERO_COPY | EP_LL_NO_PARTIAL_REDUCE));
     EP_TRY(find_call(ll, args->call, &dispatch));
@@ -248,19 +236,25 @@ static ep_status check_combine(const ep_ll *ll, ep_ll_combine_args *args)
     other = &ll->call[(dispatch->number + 1) & 1];
     if (other->open == EP_LL_OPEN_COMBINE && other->combine + 2 <= ll->combines + 1)
         return fail_open(call, other);
-    EP_TRY(check_tokens(call, args->n_tokens, dispatch->max_tokens, args->topk_idx, args->idx_type));
+    EP_TRY(ep_check_range(call, "n_tokens", args->n_tokens, 0, dispatch->max_tokens));
+    EP_TRY(ep_check_idx_type(call, args->idx_type));
     if (args->n_tokens != dispatch->n_tokens)
         return ep_fail(EP_E_ARG, "%s: n_tokens is %d, but its dispatch had %d", call, args->n_tokens,
                        dispatch->n_tokens);
     if (args->topk && args->topk != dispatch->topk)
         return ep_fail(EP_E_ARG, "%s: topk is %d, but its dispatch had %d", call, args->topk, dispatch->topk);
     args->topk = dispatch->topk;
-    some = args->n_tokens > 0;
+    /* A buffer may be the same for a later combine, but only ep_ll_get_combine_buffer() waits for its readers. */
+    if ((args->flags & EP_LL_ZERO_COPY) && (ll->buffer_for != ll->combines + 1 || args->x != ll->buffer))
+        return ep_fail(EP_E_ARG,
+                       "%s: with EP_LL_ZERO_COPY x must be the buffer that ep_ll_get_combine_buffer returned "
+                       "for this combine",
+                       call);
     const struct ep_buffer buffers[] = {
         {"out", args->out, (int64_t)args->n_tokens * ll->config.hidden * 2, EP_ROW_ALIGN, some},
         {"wait_cost_add", args->wait_cost_add, (int64_t)ll->comm->nranks * 8, sizeof(int64_t), false},
         {"x", args->x, result_rows(ll, dispatch->max_tokens) * ll->config.hidden * 2, EP_ROW_ALIGN, true},
-        {"topk_idx", args->topk_idx, index_bytes(args->n_tokens, args->topk, args->idx_type), 0, false},
+        {"topk_idx", args->topk_idx, (int64_t)args->n_tokens * args->topk * index, (size_t)index, some},
         {"topk_weights", args->topk_weights, (int64_t)args->n_tokens * args->topk * 4, sizeof(float), some},
     };
     return ep_check_buffers(call, buffers, 2, sizeof(buffers) / sizeof(buffers[0]));
@@ -325,7 +319,10 @@ ep_status ep_ll_get_combine_buffer(ep_ll *ll, void **ret_buffer)
 {
     EP_CHECK_COMM(ll, ll->comm);
     EP_TRY_ON(ll->comm, EP_CHECK_PTR(__func__, ret_buffer));
-    return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_combine_buffer, ll, ret_buffer));
+    EP_TRY_ON(ll->comm, EP_BACKEND_CALL(ll->comm, ll_combine_buffer, ll, ret_buffer));
+    ll->buffer = *ret_buffer;
+    ll->buffer_for = ll->combines + 1;
+    return EP_OK;
 }
 
 ep_status ep_ll_get_mask(const ep_ll *ll, int32_t *ret_masked)

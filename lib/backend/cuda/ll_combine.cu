@@ -106,14 +106,10 @@ __device__ void send_weights(const cuda_ll_combine &c, const ll_call &call, floa
  * A rank that was suspended during a call may find that `owner` has continued without it and uses the entry for the row
  * of another rank. Checked directly before each store, so that at most the stores in flight go wrong.
  */
-__device__ bool is_masked_by_owner(const cuda_ll &ll, int owner)
-{
-    return ll.masking && *(const volatile uint32_t *)&ll_from(ll, owner)->masked_by[owner];
-}
-
 __device__ bool may_write_to(const cuda_ll &ll, int owner)
 {
-    return !ll.masking || (!ll_has(ll_mine(ll)->mask, owner) && !is_masked_by_owner(ll, owner));
+    return !ll.masking ||
+           (!ll_has(ll_mine(ll)->mask, owner) && !*(const volatile uint32_t *)&ll_from(ll, owner)->masked_by[owner]);
 }
 
 /*

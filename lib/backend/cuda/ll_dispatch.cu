@@ -105,12 +105,6 @@ __device__ void send_counts(const cuda_ll_dispatch &d, const ll_call &call, cons
     }
 }
 
-/* Choice k of token t, loaded by thread k; -1: none. */
-__device__ int fetch_choice(const cuda_ll_dispatch &d, int t, int k)
-{
-    return k < d.ll.topk && t < d.n_tokens ? read_expert(d, (int64_t)t * d.ll.topk + k) : -1;
-}
-
 /* Between nodes: lists each rank of the token once, by the lane of its first choice. Called by a warp. */
 __device__ void list_ranks(const cuda_ll &ll, int rank, choices &c)
 {
@@ -131,7 +125,7 @@ __device__ void list_ranks(const cuda_ll &ll, int rank, choices &c)
 
 /*
  * Writes the choices of token t, with the number of lower tokens that have the same expert, into the image of its slot,
- * and keeps them for the combine. Each thread passes its fetch_choice().
+ * and keeps them for the combine. Each thread passes the choice that it has prefetched.
  */
 __device__ void prepare_choices(const cuda_ll_dispatch &d, const ll_call &call, int t, int expert, choices &c,
                                 unsigned char *image, const team &by)
@@ -241,7 +235,7 @@ __device__ void make_plain(const cuda_ll_dispatch &d, unsigned char *image, int 
 /* What a thread prefetches of the next token. */
 struct prefetched {
     sixteen row;
-    int expert;
+    int expert; /* choice k, by thread k; -1: none */
 };
 
 __device__ prefetched prefetch(const cuda_ll_dispatch &d, int t, const team &by)
@@ -251,7 +245,7 @@ __device__ prefetched prefetch(const cuda_ll_dispatch &d, int t, const team &by)
 
     if (t >= d.n_tokens)
         return a;
-    a.expert = fetch_choice(d, t, i);
+    a.expert = i < d.ll.topk ? read_expert(d, (int64_t)t * d.ll.topk + i) : -1;
     if (d.fp8)
         a.row = load_sixteen(d, t, i);
     else
@@ -309,13 +303,6 @@ __device__ void store_slot(const cuda_ll_dispatch &d, const ll_call &call, const
     }
 }
 
-/* Flags the slots beyond n_tokens as empty. No data precedes these flags, so they need no release. */
-__device__ void send_empty_slot(const cuda_ll_dispatch &d, const ll_call &call, int t, int i)
-{
-    if (i < d.ll.waits.nranks && !is_masked(call, i))
-        *(volatile uint64_t *)slot_flag_of(d.ll, i, d.ll.waits.rank, t) = call.number << 1;
-}
-
 /* Sends the tokens of this block; `image` is that of the first. */
 __device__ void send_tokens(const cuda_ll_dispatch &d, const ll_call &call, choices &c, unsigned char *image,
                             const team &by)
@@ -342,9 +329,13 @@ __device__ void send_tokens(const cuda_ll_dispatch &d, const ll_call &call, choi
 
 __device__ void send(const cuda_ll_dispatch &d, const ll_call &call, choices &c, unsigned char *image, const team &by)
 {
+    int i = by.thread;
+
     send_tokens(d, call, c, image, by);
+    /* The slots beyond n_tokens are empty. No data precedes their flags, which so need no release. */
     for (int t = d.n_tokens + (int)blockIdx.x; t < d.ll.max_tokens; t += (int)gridDim.x)
-        send_empty_slot(d, call, t, by.thread);
+        if (i < d.ll.waits.nranks && !is_masked(call, i))
+            *(volatile uint64_t *)slot_flag_of(d.ll, i, d.ll.waits.rank, t) = call.number << 1;
     ll_notify_peers(d.ll, call, &cuda_ll_segment::rows_ready, false, image_bytes(d));
 }
 

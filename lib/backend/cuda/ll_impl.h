@@ -15,7 +15,6 @@ struct cuda_ll_impl {
     struct cuda_ll_cached_segment *segment;
     struct cuda_ll_net *net;          /* NULL on one node */
     struct cuda_block combine_buffer; /* allocated on first use */
-    bool handed_out;                  /* returned by ep_ll_get_combine_buffer() for the next combine */
     cudaEvent_t done;
     int blocks;
     size_t bytes;          /* of each rank's segment */

@@ -80,17 +80,12 @@ static struct cuda_ll_segment *segment_of(const struct pinned *pinned)
     return (struct cuda_ll_segment *)(void *)pinned->base;
 }
 
-static bool is_masked(const struct cuda_ll_net *net, int rank)
-{
-    return ll_mask_has(net->report->mask, rank);
-}
-
 /* Is there unsent data for the rank? */
 static bool has_unsent(struct cuda_ll_net *net, int rank)
 {
     const struct remote *remote = &net->remotes[rank];
 
-    if (remote->lost || is_masked(net, rank))
+    if (remote->lost || ll_mask_has(net->report->mask, rank))
         return false;
     return ll_wire_is_pending(&net->wire, &remote->sender) || !ep_streams_flushed_to(net->wire.streams, rank);
 }
@@ -125,18 +120,9 @@ static ep_status receive_from(struct cuda_ll_net *net, int source, struct progre
 
 /* --- the proxy ---------------------------------------------------------------------------------------------------- */
 
-/* It has died or left, or its connection was cut. */
-static bool is_disconnected(struct cuda_ll_net *net, int rank)
-{
-    struct ep_group *group = &net->cuda->group;
-
-    ep_group_net_note_lost(group, ep_streams_get_net(net->wire.streams), rank);
-    return ep_group_peer_dead(group, rank) || ep_group_has_left(group, rank);
-}
-
 /*
- * A rank counts as lost only when all that it sent is in the landing segment. The kernels decide whether that is
- * enough.
+ * A rank that has died or left, or whose connection was cut, counts as lost only when all that it sent is in the
+ * landing segment. The kernels decide whether that is enough.
  */
 static void check_liveness(struct cuda_ll_net *net)
 {
@@ -148,7 +134,10 @@ static void check_liveness(struct cuda_ll_net *net)
     for (int rank = 0; rank < net->wire.nranks; rank++) {
         struct remote *remote = &net->remotes[rank];
 
-        if (!is_remote(net, rank) || remote->lost || !is_disconnected(net, rank))
+        if (!is_remote(net, rank) || remote->lost)
+            continue;
+        ep_group_net_note_lost(&net->cuda->group, ep_streams_get_net(net->wire.streams), rank);
+        if (!ep_group_dead_or_left(&net->cuda->group, rank))
             continue;
         if (!remote->drain_since_ns)
             remote->drain_since_ns = now;
@@ -356,23 +345,6 @@ size_t cuda_ll_net_bytes(const ep_ll *ll, const struct cuda_ll *device, size_t b
 
 /* --- opening and closing ------------------------------------------------------------------------------------------ */
 
-static struct ll_wire describe(const struct cuda_ll *ll, int me, int nranks)
-{
-    return (struct ll_wire){.me = me,
-                            .nranks = nranks,
-                            .segment_tokens = ll->segment_tokens,
-                            .hidden = ll->hidden,
-                            .topk = ll->segment_topk,
-                            .n_local = ll->n_local,
-                            .counts_at = ll->counts_at,
-                            .slot_flag_at = ll->slot_flag_at,
-                            .row_flag_at = ll->row_flag_at,
-                            .weight_at = ll->weight_at,
-                            .slots_at = ll->slots_at,
-                            .rows_at = ll->rows_at,
-                            .slot_bytes = ll->slot_bytes};
-}
-
 ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t bytes, struct cuda_ll_report *report,
                               struct cuda_ll_net **ret_net)
 {
@@ -384,7 +356,19 @@ ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t by
     *ret_net = net;
     net->cuda = cuda;
     net->report = report;
-    net->wire = describe(device, ll->comm->rank, ll->comm->nranks);
+    net->wire = (struct ll_wire){.me = ll->comm->rank,
+                                 .nranks = ll->comm->nranks,
+                                 .segment_tokens = device->segment_tokens,
+                                 .hidden = device->hidden,
+                                 .topk = device->segment_topk,
+                                 .n_local = device->n_local,
+                                 .counts_at = device->counts_at,
+                                 .slot_flag_at = device->slot_flag_at,
+                                 .row_flag_at = device->row_flag_at,
+                                 .weight_at = device->weight_at,
+                                 .slots_at = device->slots_at,
+                                 .rows_at = device->rows_at,
+                                 .slot_bytes = device->slot_bytes};
     net->backoff_ns = MIN_BACKOFF_NS;
     pthread_mutex_init(&net->lock, NULL);
     ep_cond_init(&net->changed);
@@ -448,22 +432,16 @@ void cuda_ll_nets_stop(struct cuda_comm *cuda)
         cuda_ll_net_stop(net);
 }
 
-static void unlink_from_comm(struct cuda_ll_net *net)
-{
-    struct cuda_ll_net **at = &net->cuda->ll_nets;
-
-    while (*at && *at != net)
-        at = &(*at)->next;
-    if (*at)
-        *at = net->next;
-}
-
 void cuda_ll_net_close(struct cuda_ll_net *net)
 {
+    struct cuda_ll_net **at;
+
     if (!net)
         return;
     cuda_ll_net_stop(net);
-    unlink_from_comm(net);
+    for (at = &net->cuda->ll_nets; *at != net;)
+        at = &(*at)->next;
+    *at = net->next;
     /* The network may still read what it has not sent, which then is never freed. */
     for (int rank = 0; net->wire.streams && rank < net->wire.nranks; rank++)
         if (is_remote(net, rank) && ep_streams_get_net(net->wire.streams)->ops->retains_sources &&

@@ -134,48 +134,42 @@ static ep_status open_local(const ep_ll *ll, struct cuda_ll_impl *impl)
     return cuda_drain(cuda);
 }
 
-/* Passes the addresses of the segments to the kernels: in their arguments or, between nodes, in the own segment. */
-static ep_status publish_segments(struct cuda_ll_impl *impl, struct cuda_ll_segment **segments)
-{
-    const struct cuda_comm *cuda = impl->cuda;
-    struct cuda_ll *device = &impl->device;
-    size_t n = (size_t)device->waits.nranks;
-
-    cuda_ll_net_get_segments(impl->net, segments);
-    device->own = segments[device->waits.rank];
-    if (!device->landing) {
-        memcpy(device->peer, segments, n * sizeof(*segments));
-        return EP_OK;
-    }
-    CUDA_TRY(cudaMemcpyAsync(device->own->peer_table, segments, n * sizeof(*segments), cudaMemcpyDefault,
-                             cuda->internal_stream));
-    CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
-    return EP_OK;
-}
-
-/* After the first barrier no rank writes into the segment any more; after the second one peers may. */
+/*
+ * Maps the segments of this node and passes their addresses to the kernels: in their arguments or, between nodes, in
+ * the own segment. After the first barrier no rank writes into the segment any more; after the second one peers may.
+ */
 static ep_status clear_and_map(struct cuda_ll_impl *impl, const struct ep_group_address *all)
 {
     struct cuda_ll_segment *segments[CUDA_LL_MAX_RANKS] = {NULL};
     struct cuda_comm *cuda = impl->cuda;
-    struct cuda_waits *waits = &impl->device.waits;
+    struct cuda_ll *device = &impl->device;
+    struct cuda_waits *waits = &device->waits;
+    size_t bytes = (size_t)cuda->group.comm->nranks * sizeof(segments[0]);
 
-    CUDA_TRY(cudaMemsetAsync(impl->segment->memory, 0, (size_t)impl->device.slots_at, cuda->internal_stream));
+    CUDA_TRY(cudaMemsetAsync(impl->segment->memory, 0, (size_t)device->slots_at, cuda->internal_stream));
     CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
     cuda_fill_waits(cuda, EP_GROUP_LL_SEND, EP_GROUP_LL_RECV, waits);
     /* Ranks of the group, not of the node. */
     waits->rank = cuda->group.comm->rank;
     waits->nranks = cuda->group.comm->nranks;
     waits->first = 0;
-    impl->device.node_first = cuda->group.first;
-    impl->device.n_node_ranks = cuda->group.nlocal;
+    device->node_first = cuda->group.first;
+    device->n_node_ranks = cuda->group.nlocal;
     for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++) {
         void *segment;
 
         EP_TRY(cuda_map(cuda, rank, &all[rank], impl->bytes, &segment));
         segments[rank] = segment;
     }
-    return publish_segments(impl, segments);
+    cuda_ll_net_get_segments(impl->net, segments);
+    device->own = segments[waits->rank];
+    if (!device->landing) {
+        memcpy(device->peer, segments, bytes);
+        return EP_OK;
+    }
+    CUDA_TRY(cudaMemcpyAsync(device->own->peer_table, segments, bytes, cudaMemcpyDefault, cuda->internal_stream));
+    CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
+    return EP_OK;
 }
 
 static void free_impl(struct cuda_ll_impl *impl)

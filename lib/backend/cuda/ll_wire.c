@@ -41,8 +41,7 @@ static void store(uint64_t *word, uint64_t value)
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 
-/* --- offsets: the same in the outgoing and in the landing segment ----------------------------------------------------
- */
+/* --- offsets: the same in the outgoing and in the landing segment ------------------------------------------------- */
 
 static int64_t counts_at(const struct ll_wire *wire, int parity, int source)
 {

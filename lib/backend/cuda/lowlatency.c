@@ -99,7 +99,6 @@ static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t n
 {
     struct cuda_ll_impl *impl = ll->impl;
     bool fp8 = args->out_dtype == EP_F8E4M3, packed = args->scale_type == EP_UE8M0;
-    bool rounds = packed || (args->flags & EP_LL_ROUND_SCALE);
 
     EP_TRY(check_dispatch_pointers(impl->cuda, args));
     EP_TRY(receive_open(ll, "ep_ll_dispatch"));
@@ -111,9 +110,9 @@ static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t n
                                                .idx64 = args->idx_type == EP_I64,
                                                .n_tokens = args->n_tokens,
                                                .fp8 = fp8,
-                                               .rounds = rounds,
+                                               .rounds = ep_ll_rounds_scales(args),
                                                .packed = packed,
-                                               .format = args->out_dtype | args->scale_type << 8 | (int)rounds << 16,
+                                               .format = ep_ll_format(args),
                                                .recv_x = args->recv_x,
                                                .recv_scales = args->recv_scales,
                                                .recv_count = args->recv_count,
@@ -192,12 +191,8 @@ static ep_status combine(ep_ll *ll, const ep_ll_combine_args *args)
     struct cuda_ll_impl *impl = ll->impl;
     int64_t rows = (int64_t)ll->comm->nranks * answers->max_tokens;
     struct cuda_ll *device;
-    ep_status status;
 
     EP_TRY(check_combine_pointers(impl->cuda, args));
-    if ((args->flags & EP_LL_ZERO_COPY) && (!impl->handed_out || args->x != impl->combine_buffer.memory))
-        return ep_fail(EP_E_ARG, "ep_ll_combine: with EP_LL_ZERO_COPY x must be the buffer that "
-                                 "ep_ll_get_combine_buffer returned for this combine");
     EP_TRY(receive_open(ll, "ep_ll_combine"));
     impl->in_dispatch = false;
     impl->number = args->call;
@@ -218,10 +213,7 @@ static ep_status combine(ep_ll *ll, const ep_ll_combine_args *args)
     device->parts = parts_of(device->no_partial_reduce ? rows * ll->config.topk : rows, ll->config.hidden);
     device->waits.ready_phase = EP_GROUP_LL_COMBINE_BUFFER;
     device->waits.done_phase = EP_GROUP_LL_COMBINE;
-    status = run_checked(ll, args->flags, args->topk_idx, args->idx_type, args->n_tokens, args->topk);
-    if (status == EP_OK)
-        impl->handed_out = false;
-    return status;
+    return run_checked(ll, args->flags, args->topk_idx, args->idx_type, args->n_tokens, args->topk);
 }
 
 ep_status cuda_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream stream)
@@ -289,11 +281,9 @@ ep_status cuda_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
     if (!impl->combine_buffer.memory)
         status = cuda_pool_alloc(impl->cuda, bytes, false, &impl->combine_buffer);
     cuda_scope_end_uncaptured(&scope);
-    if (status != EP_OK)
-        return status;
-    impl->handed_out = true;
-    *ret_buffer = impl->combine_buffer.memory;
-    return EP_OK;
+    if (status == EP_OK)
+        *ret_buffer = impl->combine_buffer.memory;
+    return status;
 }
 
 ep_status cuda_ll_get_mask(const ep_ll *ll, int32_t *ret_masked)

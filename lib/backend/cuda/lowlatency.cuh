@@ -450,13 +450,6 @@ __device__ inline bool wait_or_mask(const cuda_ll &ll, const uint64_t *word, uin
     return true;
 }
 
-/* With masking: adds the time until the rows of the rank were here. `added` [R], or NULL. */
-__device__ inline void add_wait(const cuda_ll &ll, int64_t *added, int rank, uint64_t begin)
-{
-    if (added && rank != ll.waits.rank && !ll_has(ll_mine(ll)->mask, rank))
-        added[rank] += (int64_t)(global_ns() - begin);
-}
-
 /* ll_request_poll() for a block in which thread `i` waits for rank i. Called by all threads. */
 __device__ inline uint64_t ll_request_poll_for_block(const cuda_ll &ll, int i)
 {
@@ -509,8 +502,8 @@ typedef uint64_t (cuda_ll_segment::*ll_word_array)[CUDA_LL_MAX_RANKS];
 
 /*
  * Waits until `words` of all ranks have reached `value`; with masking, masks those that do not. Called by all threads
- * of every block; counted from the last thread, thread i waits for rank i. `which`: CUDA_LL_SYNC_.... `added`: as for
- * add_wait(). Returns false if the kernel must exit.
+ * of every block; counted from the last thread, thread i waits for rank i. `which`: CUDA_LL_SYNC_.... `added`: NULL, or
+ * [R]: with masking, the time until each rank was here is added. Returns false if the kernel must exit.
  */
 __device__ inline bool ll_sync(const cuda_ll &ll, ll_call &call, ll_word_array words, uint64_t value, int which,
                                int phase, int64_t *added = nullptr)
@@ -530,8 +523,8 @@ __device__ inline bool ll_sync(const cuda_ll &ll, ll_call &call, ll_word_array w
         bool arrived = i >= n || (LL_NODES && !ll.masking ? ll_wait_until(ll, word, value, i, phase)
                                                           : wait_or_mask(ll, word, value, i, phase, poll));
 
-        if (i < n && arrived)
-            add_wait(ll, added, i, begin);
+        if (i < n && arrived && added && i != ll.waits.rank && !ll_has(mine->mask, i))
+            added[i] += (int64_t)(global_ns() - begin);
         /* With as many ranks as threads, no thread is left for this check alone. */
         if (LL_NODES)
             ok = __syncthreads_and(arrived && (i || may_begin(ll.waits, phase)));

@@ -33,24 +33,13 @@ static size_t out_scale_bytes(const ep_ll *ll, const ep_ll_dispatch_args *args)
     return args->out_dtype == EP_BF16 ? 0 : args->scale_type == EP_UE8M0 ? blocks : blocks * sizeof(float);
 }
 
-static bool rounds_scales(const ep_ll_dispatch_args *args)
-{
-    return args->scale_type == EP_UE8M0 || (args->flags & EP_LL_ROUND_SCALE);
-}
-
-/* Arguments that must be equal on all ranks, in one word that is sent with the rows. */
-static int32_t format_of(const ep_ll_dispatch_args *args)
-{
-    return args->out_dtype | args->scale_type << 8 | (int32_t)rounds_scales(args) << 16;
-}
-
 static ep_status check_format(ep_ll *ll, const ep_ll_dispatch_args *args, int rank, const struct ll_block *head)
 {
     static const struct {
         const char *name;
         int shift;
     } fields[] = {{"out_dtype", 0}, {"scale_type", 8}, {"rounding of scales", 16}};
-    int32_t mine = format_of(args), theirs = head->format;
+    int32_t mine = ep_ll_format(args), theirs = head->format;
 
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
         int a = mine >> fields[i].shift & 0xff, b = theirs >> fields[i].shift & 0xff;
@@ -75,7 +64,7 @@ static const void *encode_row(ep_ll *ll, const ep_ll_dispatch_args *args, const 
     *ret_scales = NULL;
     if (args->out_dtype == EP_BF16)
         return x;
-    ep_quantize_row(x, ll->config.hidden, rounds_scales(args), inner->row, inner->scales);
+    ep_quantize_row(x, ll->config.hidden, ep_ll_rounds_scales(args), inner->row, inner->scales);
     *ret_scales = inner->scales;
     if (args->scale_type == EP_UE8M0) {
         ep_pack_ue8m0(inner->scales, ll->config.hidden / EP_SCALE_BLOCK, inner->packed_scales);
@@ -332,7 +321,7 @@ static ep_status start_dispatch(ep_ll *ll, const struct ll_dispatch *wanted)
         if (inner->masked[rank])
             continue;
         block->count = inner->n_slots[rank];
-        block->format = format_of(args);
+        block->format = ep_ll_format(args);
         block->max_tokens = args->max_tokens;
         block->number = number;
         if (ll_is_remote(ll, rank))
@@ -370,18 +359,9 @@ static void merge_mask(ep_ll *ll, const ep_ll *from)
     }
 }
 
-static ep_status run_barrier(ep_ll *ll)
-{
-    struct host_ll *inner = ll->impl;
-    uint64_t number = ++inner->barriers;
-
-    ll_publish(ll, LL_BARRIERS, number);
-    return ll_wait(ll, &(struct ll_wait){LL_BARRIERS, number, EP_GROUP_LL_BARRIER, .ranks = LL_ALL});
-}
-
 static ep_status run_control(ep_ll *ll, const struct ep_ll_control *control)
 {
-    const struct host_ll *inner = ll->impl;
+    struct host_ll *inner = ll->impl;
     bool on = control->kind == EP_LL_CONTROL_MASK;
 
     switch (control->kind) {
@@ -399,7 +379,8 @@ static ep_status run_control(ep_ll *ll, const struct ep_ll_control *control)
         memcpy(control->out, inner->masked, (size_t)ll->comm->nranks * sizeof(*control->out));
         return EP_OK;
     case EP_LL_CONTROL_BARRIER:
-        return run_barrier(ll);
+        ll_publish(ll, LL_BARRIERS, ++inner->barriers);
+        return ll_wait(ll, &(struct ll_wait){LL_BARRIERS, inner->barriers, EP_GROUP_LL_BARRIER, .ranks = LL_ALL});
     }
     return EP_OK;
 }
@@ -451,19 +432,13 @@ ep_status host_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t 
 
 ep_status host_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream stream)
 {
-    const struct host_ll *inner = ll->impl;
-    uint64_t number = ll->combines + 1;
-    struct ll_job job = {
-        .ll = ll,
-        .step = LL_COMBINE,
-        .combine = {
-            .number = number, .call = args->call, .max_tokens = ll->call[args->call & 1].max_tokens, .args = *args}};
+    struct ll_job job = {.ll = ll,
+                         .step = LL_COMBINE,
+                         .combine = {.number = ll->combines + 1,
+                                     .call = args->call,
+                                     .max_tokens = ll->call[args->call & 1].max_tokens,
+                                     .args = *args}};
 
-    /* The buffer is the same for every second combine, but only ep_ll_get_combine_buffer waits for its readers. */
-    if ((args->flags & EP_LL_ZERO_COPY) &&
-        (inner->zero_copy_combine != number || args->x != inner->combine_buffer[number & 1]))
-        return ep_fail(EP_E_ARG, "ep_ll_combine: with EP_LL_ZERO_COPY x must be the buffer that "
-                                 "ep_ll_get_combine_buffer returned for this combine");
     return submit(&job, stream);
 }
 
@@ -501,7 +476,6 @@ ep_status host_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
     /* All of it, for any dispatch. */
     for (int expert = 0; expert < ll->n_local; expert++)
         EP_TRY(ll_reserve_rows(ll, number, max_tokens, expert, ll->comm->nranks * max_tokens));
-    inner->zero_copy_combine = number;
     return EP_OK;
 }
 

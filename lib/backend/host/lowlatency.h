@@ -52,7 +52,7 @@ struct ll_shared {
  */
 struct ll_block {
     int32_t count;
-    int32_t format; /* format_of() the sender's arguments */
+    int32_t format; /* ep_ll_format() of the sender's arguments */
     int32_t max_tokens;
     int32_t unused;
     uint64_t number; /* of the dispatch: a rank that had masked the receiver has not written for this one */
@@ -111,10 +111,9 @@ struct host_ll {
     struct ep_group_address *address; /* [R] of the segments */
     struct ep_shm *shm;               /* [R] mappings of the segments of peers, kept when they free them */
     void *segment;
-    void *combine_buffer[2];    /* [L, R*M, H] bf16, in the segment */
-    int32_t *reserved[2];       /* [L] rows of each expert whose pages are reserved ... */
-    int32_t reserved_for[2];    /* ... for this many tokens of a rank per expert */
-    uint64_t zero_copy_combine; /* combine for which ep_ll_get_combine_buffer last returned a buffer */
+    void *combine_buffer[2]; /* [L, R*M, H] bf16, in the segment */
+    int32_t *reserved[2];    /* [L] rows of each expert whose pages are reserved ... */
+    int32_t reserved_for[2]; /* ... for this many tokens of a rank per expert */
     uint64_t barriers;
     void *arrays[24]; /* all that add_array() has returned: some of the fields here */
     int n_arrays;

@@ -266,14 +266,6 @@ ep_status ll_pull(ep_ll *ll, const struct ll_combine *combine)
     return status == EP_OK && combine->in_place ? ll_wait(ll, &readers) : status;
 }
 
-static ep_status check_weights(const ep_ll *ll, const ep_ll_combine_args *args)
-{
-    if ((ll->comm->config.flags & EP_COMM_CHECK_VALUES) &&
-        host_has_nan(args->topk_weights, (size_t)args->n_tokens * (size_t)args->topk))
-        return ep_fail(EP_E_VALUE, "ep_ll_combine: NaN in topk_weights of rank %d", ll->comm->rank);
-    return EP_OK;
-}
-
 /* The routing must be that of the dispatch, except for excluded choices. */
 static ep_status check_routing(const ep_ll *ll, const struct ll_combine *combine)
 {
@@ -300,7 +292,9 @@ ep_status ll_start_combine(ep_ll *ll, const struct ll_combine *wanted)
     *combine = *wanted;
     combine->index = index;
     EP_TRY(check_routing(ll, combine));
-    EP_TRY(check_weights(ll, &combine->args));
+    if ((ll->comm->config.flags & EP_COMM_CHECK_VALUES) &&
+        host_has_nan(combine->args.topk_weights, (size_t)combine->args.n_tokens * (size_t)combine->args.topk))
+        return ep_fail(EP_E_VALUE, "ep_ll_combine: NaN in topk_weights of rank %d", ll->comm->rank);
     EP_TRY(ll_wait_unused(ll, combine->number));
     EP_TRY(publish_input(ll, combine));
     ll_publish(ll, LL_INPUT_READY, combine->number);
