@@ -3,7 +3,6 @@
 
 #include "base/backoff.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,22 +34,20 @@ static struct verbs_conn *conn_of(struct verbs_net *v, int peer, int channel)
     return &v->conns[ep_net_index(&v->net, peer, channel)];
 }
 
-static ep_status fail_at(const struct verbs_net *v, const struct verbs_conn *conn, ep_status status, const char *what)
+/* The endpoint breaks, by a failure of this rank or of the peer of `conn`; `what` and `why` are the text. */
+static ep_status break_by(struct verbs_net *v, const struct verbs_conn *conn, bool by_own, ep_status status,
+                          const char *what, const char *why)
 {
-    return ep_fail(status, "network verbs: rank %d, channel %d, over %s: %s",
-                   ep_net_rail(&v->net, ep_net_index_peer(&v->net, conn->index)), conn->index % v->net.channels,
-                   v->device.name, what);
+    int peer = ep_net_index_peer(&v->net, conn->index);
+
+    ep_fail(status, "network verbs: rank %d, channel %d, over %s: %s%s", ep_net_rail(&v->net, peer),
+            conn->index % v->net.channels, v->device.name, what, why);
+    return ep_net_break(&v->net, status, by_own ? -1 : peer);
 }
 
 static ep_status break_net(struct verbs_net *v, const struct verbs_conn *conn, ep_status status, const char *what)
 {
-    return ep_net_break(&v->net, fail_at(v, conn, status, what), ep_net_index_peer(&v->net, conn->index));
-}
-
-/* As break_net(), for a failure of this rank. */
-static ep_status break_by_own(struct verbs_net *v, const struct verbs_conn *conn, const char *what)
-{
-    return ep_net_break(&v->net, fail_at(v, conn, EP_E_SYSTEM, what), -1);
+    return break_by(v, conn, false, status, what, "");
 }
 
 /* Errors that the death or departure of a peer can cause. */
@@ -92,7 +89,6 @@ static bool post(struct verbs_net *v, struct verbs_conn *conn, enum ibv_wr_opcod
                                   .opcode = opcode,
                                   .send_flags = IBV_SEND_SIGNALED | (is_inline ? IBV_SEND_INLINE : 0u)};
     struct ibv_send_wr *bad = NULL;
-    char what[96];
     int error;
 
     if (opcode == IBV_WR_RDMA_WRITE && is_payload) {
@@ -104,8 +100,7 @@ static bool post(struct verbs_net *v, struct verbs_conn *conn, enum ibv_wr_opcod
     }
     error = ibv_post_send(conn->qp, &request, &bad);
     if (error) {
-        snprintf(what, sizeof(what), "ibv_post_send: %s", strerror(error));
-        break_net(v, conn, EP_E_SYSTEM, what);
+        break_by(v, conn, false, EP_E_SYSTEM, "ibv_post_send: ", strerror(error));
         return false;
     }
     conn->ends[(conn->first + conn->count++) % VERBS_SENDS] = conn->tail;
@@ -245,10 +240,7 @@ static void fail_conn(struct verbs_conn *conn, enum ibv_wc_status why)
 
 static ep_status fail_port(struct verbs_net *v, const struct verbs_conn *conn, const char *why)
 {
-    char what[160];
-
-    snprintf(what, sizeof(what), "the port of this rank is down: %s", why);
-    return break_by_own(v, conn, what);
+    return break_by(v, conn, true, EP_E_SYSTEM, "the port of this rank is down: ", why);
 }
 
 /* A queue pair error does not tell which end of the link is down; the state of the local port does. */
@@ -277,7 +269,6 @@ static ep_status watch_port(struct verbs_net *v)
 static ep_status report_failures(struct verbs_net *v)
 {
     int wait_ms = v->net.timeout_ms / 4 < PORT_WAIT_MS ? v->net.timeout_ms / 4 : PORT_WAIT_MS;
-    char what[128];
 
     for (int i = 0; i < v->n; i++) {
         struct verbs_conn *conn = &v->conns[i];
@@ -287,8 +278,8 @@ static ep_status report_failures(struct verbs_net *v)
         EP_TRY(check_port(v, conn, conn->why));
         if (ep_now_ns() - conn->failed_ns < (uint64_t)wait_ms * 1000000u)
             continue;
-        snprintf(what, sizeof(what), "an operation failed: %s", v->device.library->wc_status_str(conn->why));
-        return is_own_failure(conn->why) ? break_by_own(v, conn, what) : break_net(v, conn, EP_E_SYSTEM, what);
+        return break_by(v, conn, is_own_failure(conn->why), EP_E_SYSTEM,
+                        "an operation failed: ", v->device.library->wc_status_str(conn->why));
     }
     return EP_OK;
 }
@@ -323,7 +314,6 @@ static ep_status complete_receive(struct verbs_net *v, const struct ibv_wc *done
     struct verbs_conn *conn = &v->conns[done->wr_id >> 32];
     unsigned slot = (unsigned)(done->wr_id & UINT32_MAX);
     const struct verbs_record *record = &conn->received[slot];
-    char what[96];
     int error;
 
     if (!conn->qp)
@@ -345,10 +335,7 @@ static ep_status complete_receive(struct verbs_net *v, const struct ibv_wc *done
     else
         v->net.signals[record->index] += record->add;
     error = verbs_post_receive(v, conn, slot);
-    if (!error)
-        return EP_OK;
-    snprintf(what, sizeof(what), "ibv_post_recv: %s", strerror(error));
-    return break_net(v, conn, EP_E_SYSTEM, what);
+    return error ? break_by(v, conn, false, EP_E_SYSTEM, "ibv_post_recv: ", strerror(error)) : EP_OK;
 }
 
 /* Sets *ret_moved if there were completions, else leaves it unchanged. */
@@ -382,11 +369,9 @@ static bool is_cut(const struct verbs_conn *conn)
 
 static ep_status fail_cut(struct verbs_net *v, const struct verbs_conn *conn)
 {
-    char what[160];
-
     EP_TRY(check_port(v, conn, conn->why));
-    snprintf(what, sizeof(what), "the queue pair failed: %s", v->device.library->wc_status_str(conn->why));
-    return break_net(v, conn, EP_E_PEER_DEAD, what);
+    return break_by(v, conn, false, EP_E_PEER_DEAD,
+                    "the queue pair failed: ", v->device.library->wc_status_str(conn->why));
 }
 
 /*
