@@ -407,8 +407,7 @@ static void emulated_free(struct ep_net *net)
     free(e->outgoing);
     free(e->incoming);
     free(e->order);
-    ep_net_memory_free(net);
-    free(e);
+    ep_net_free(net);
 }
 
 static const struct ep_net_ops emulated_ops = {
@@ -504,16 +503,13 @@ static ep_status emulated_open(const struct ep_net_provider *provider, const str
 {
     struct emulated *e;
     size_t ring = params->emulation.ring_bytes ? params->emulation.ring_bytes : EP_NET_WIRE_BYTES;
-    ep_status status;
 
-    EP_TRY(ep_net_check_params(provider->name, params));
+    (void)provider;
     if (ring < EP_NET_WIRE_MIN_BYTES)
         return ep_fail(EP_E_ARG, "network emulated: emulation.ring_bytes = %zu, at least %u", ring,
                        EP_NET_WIRE_MIN_BYTES);
-    e = calloc(1, sizeof(*e));
-    if (!e)
-        return ep_fail(EP_E_MEMORY, "network emulated: no memory");
-    e->net = ep_net_init(&emulated_ops, params);
+    EP_TRY(ep_net_new(&emulated_ops, sizeof(*e), params, ret_net));
+    e = emulated_of(*ret_net);
     e->net.can_sleep = true;
     e->npeers = e->net.nnodes - 1;
     e->emulation = params->emulation;
@@ -524,13 +520,7 @@ static ep_status emulated_open(const struct ep_net_provider *provider, const str
     e->random = seed_random(params->emulation.seed, params->rank, params->rank, EP_NET_MAX_CHANNELS);
     e->stall_end_ns =
         params->emulation.stall_ms && params->emulation.stall_rank == (uint32_t)params->rank ? 0 : UINT64_MAX;
-    status = introduce(e, params, prepare(e));
-    if (status != EP_OK) {
-        emulated_free(&e->net);
-        return status;
-    }
-    *ret_net = &e->net;
-    return EP_OK;
+    return ep_net_opened(introduce(e, params, prepare(e)), ret_net);
 }
 
 const struct ep_net_provider ep_net_emulated = {.abi = EP_NET_ABI, .name = "emulated", .open = emulated_open};

@@ -563,7 +563,7 @@ static void verbs_free(struct ep_net *net)
         library->dealloc_pd(v->pd);
     verbs_device_close(&v->device);
     free(v->conns);
-    free(v);
+    ep_net_free(net);
 }
 
 const struct ep_net_ops verbs_ops = {

@@ -130,7 +130,6 @@ void verbs_memory_close(struct verbs_net *v)
     if (v->copies_mr)
         library->dereg_mr(v->copies_mr);
     free(v->copies);
-    ep_net_memory_free(&v->net);
 }
 
 /* --- sources --- */

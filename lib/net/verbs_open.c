@@ -283,14 +283,12 @@ static ep_status verbs_open(const struct ep_net_provider *provider, const struct
     struct verbs_net *v;
     ep_status status;
 
-    EP_TRY(ep_net_check_params(provider->name, params));
+    /* can_sleep stays false: no doorbell when the NIC has a completion. */
+    EP_TRY(ep_net_new(&verbs_ops, sizeof(*v), params, ret_net));
+    v = (struct verbs_net *)*ret_net;
     tcp_params.channels = 1;
     tcp_params.region_bytes = 64;
     tcp_params.n_signals = 1;
-    v = calloc(1, sizeof(*v));
-    if (!v)
-        return ep_fail(EP_E_MEMORY, "network verbs: no memory");
-    v->net = ep_net_init(&verbs_ops, params); /* can_sleep stays false: no doorbell when the NIC has a completion */
     v->n = (v->net.nnodes - 1) * params->channels;
     v->conns = calloc((size_t)v->n, sizeof(*v->conns));
     for (int i = 0; v->conns && i < v->n; i++)
@@ -298,13 +296,7 @@ static ep_status verbs_open(const struct ep_net_provider *provider, const struct
     status = ep_net_tcp.open(&tcp, &tcp_params, &v->net.tcp);
     if (status == EP_OK)
         status = connect_ranks(v, params, provider->context);
-    if (status != EP_OK) {
-        v->net.abandoned = true;
-        verbs_ops.free(&v->net);
-        return status;
-    }
-    *ret_net = &v->net;
-    return EP_OK;
+    return ep_net_opened(status, ret_net);
 }
 
 const struct ep_net_provider ep_net_verbs = {
