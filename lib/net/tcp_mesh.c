@@ -37,7 +37,7 @@ struct connector {
     int rank, next; /* the peer, and the index of its address to try next */
     bool under_way, done;
     int lack; /* errno of an attempt that failed because this rank lacks descriptors or memory; 0: none */
-    uint64_t retry_ns, begin_ns;
+    uint64_t retry_ns;
     struct tcp_handshake hs;
     char why[TCP_WHY_BYTES + TCP_ADDRESS_TEXT + 4];
 };

@@ -110,30 +110,22 @@ static bool post(struct verbs_net *v, struct verbs_conn *conn, enum ibv_wr_opcod
     return true;
 }
 
-/* Copies as much as fits before the end of the ring and into one operation, and posts that. Returns its bytes. */
-static size_t post_copy(struct verbs_net *v, struct verbs_conn *conn, enum ibv_wr_opcode opcode,
-                        const unsigned char *src, size_t bytes, uint64_t offset)
+/*
+ * Posts as much as fits into one operation, which reads it from the source; without one, copies it into the ring first,
+ * as far as its end, unless it is sent inline. Returns its bytes.
+ */
+static size_t post_piece(struct verbs_net *v, struct verbs_conn *conn, enum ibv_wr_opcode opcode,
+                         const unsigned char *src, size_t bytes, uint64_t offset, const struct verbs_source *source)
 {
-    size_t at = conn->tail % v->ring_bytes, piece = bytes;
+    size_t at = conn->tail % v->ring_bytes, piece = bytes < v->device.max_message ? bytes : v->device.max_message;
 
-    if (bytes <= conn->inline_bytes)
-        return post(v, conn, opcode, src, bytes, offset, NULL) ? bytes : 0;
-    if (piece > v->ring_bytes - at)
-        piece = v->ring_bytes - at;
-    if (piece > v->device.max_message)
-        piece = v->device.max_message;
-    memcpy(conn->ring + at, src, piece);
-    conn->tail += piece;
-    return post(v, conn, opcode, conn->ring + at, piece, offset, NULL) ? piece : 0;
-}
-
-/* Posts as much as fits into one operation, which reads it from the source. Returns its bytes. */
-static size_t post_source(struct verbs_net *v, struct verbs_conn *conn, const struct verbs_source *source,
-                          const unsigned char *src, size_t bytes, uint64_t offset)
-{
-    size_t piece = bytes < v->device.max_message ? bytes : v->device.max_message;
-
-    return post(v, conn, IBV_WR_RDMA_WRITE, src, piece, offset, source) ? piece : 0;
+    if (!source && bytes > conn->inline_bytes) {
+        if (piece > v->ring_bytes - at)
+            piece = v->ring_bytes - at;
+        src = memcpy(conn->ring + at, src, piece);
+        conn->tail += piece;
+    }
+    return post(v, conn, opcode, src, piece, offset, source) ? piece : 0;
 }
 
 /* Upper bound of the operations for so many bytes: pieces end at max_message and at the end of the ring. */
@@ -179,8 +171,7 @@ static bool verbs_put(struct ep_net *net, int peer, int channel, uint64_t offset
     if (!has_room(v, conn, bytes, source ? 0 : bytes))
         return false;
     while (bytes > 0) {
-        size_t done = source ? post_source(v, conn, source, from, bytes, offset)
-                             : post_copy(v, conn, IBV_WR_RDMA_WRITE, from, bytes, offset);
+        size_t done = post_piece(v, conn, IBV_WR_RDMA_WRITE, from, bytes, offset, source);
 
         if (!done)
             return false;
@@ -208,7 +199,7 @@ static bool send_record(struct verbs_net *v, struct verbs_conn *conn, enum verbs
     if (!has_room(v, conn, padding + sizeof(record), padding + sizeof(record)))
         return false;
     conn->tail += padding;
-    return post_copy(v, conn, IBV_WR_SEND, (const unsigned char *)&record, sizeof(record), 0) != 0;
+    return post_piece(v, conn, IBV_WR_SEND, (const unsigned char *)&record, sizeof(record), 0, NULL) != 0;
 }
 
 static bool verbs_signal(struct ep_net *net, int peer, int channel, uint32_t index, uint64_t add)
