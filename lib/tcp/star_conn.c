@@ -284,9 +284,8 @@ void tcp_star_list_missing(const struct tcp_star *star, struct missing *ret_miss
             tcp_address_print(&star->conns[rank].remote, address);
         if (used + 24 + strlen(address) >= sizeof(missing.list))
             continue;
-        used += (size_t)snprintf(missing.list + used, sizeof(missing.list) - used, "%s%d%s%s%s", shown ? ", " : "",
+        used += (size_t)snprintf(missing.list + used, sizeof(missing.list) - used, "%s%d%s%s%s", shown++ ? ", " : "",
                                  tcp_star_number_of(star, rank), *address ? " (" : "", address, *address ? ")" : "");
-        shown++;
     }
     if (missing.n > shown)
         snprintf(missing.list + used, sizeof(missing.list) - used, " and %d more", missing.n - shown);
