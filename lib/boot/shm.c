@@ -176,38 +176,29 @@ static ep_status set_failed(struct slot *mine, ep_status status, int failed_rank
     return status;
 }
 
-/* "1, 3, 4 and 12 more" */
-static int list_missing(struct ep_boot_shm *shm, uint32_t round, char list[LIST_BYTES], int *ret_first)
+/* Lists the missing ranks: "1, 3, 4 and 12 more". */
+static ep_status fail_late(struct slot *mine, uint32_t round, int timeout_ms)
 {
-    int missing = 0, shown = 0;
+    struct ep_boot_shm *shm = mine->shm;
+    int missing = 0, shown = 0, first = 0;
+    char list[LIST_BYTES] = "";
     size_t used = 0;
     uint32_t seen;
 
-    list[0] = '\0';
     for (int rank = 0; rank < shm->nranks; rank++) {
         if (has_posted(&shm->slots[rank], round, &seen))
             continue;
         if (!missing++)
-            *ret_first = rank;
-        if (used + 32 < LIST_BYTES) {
-            used += (size_t)snprintf(list + used, LIST_BYTES - used, "%s%d", shown ? ", " : "", rank);
-            shown++;
-        }
+            first = rank;
+        if (used + 32 < sizeof(list))
+            used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%d", shown++ ? ", " : "", rank);
     }
-    if (missing > shown)
-        snprintf(list + used, LIST_BYTES - used, " and %d more", missing - shown);
-    return missing;
-}
-
-static ep_status fail_late(struct slot *mine, uint32_t round, int timeout_ms)
-{
-    char list[LIST_BYTES];
-    int first = 0, missing = list_missing(mine->shm, round, list, &first);
-
     if (!missing) /* the last one has arrived meanwhile */
         return EP_OK;
-    ep_fail(EP_E_TIMEOUT, "bootstrap: %d of %d ranks did not arrive within %d ms: rank%s %s", missing,
-            mine->shm->nranks, timeout_ms, missing == 1 ? "" : "s", list);
+    if (missing > shown)
+        snprintf(list + used, sizeof(list) - used, " and %d more", missing - shown);
+    ep_fail(EP_E_TIMEOUT, "bootstrap: %d of %d ranks did not arrive within %d ms: rank%s %s", missing, shm->nranks,
+            timeout_ms, missing == 1 ? "" : "s", list);
     return set_failed(mine, EP_E_TIMEOUT, first);
 }
 

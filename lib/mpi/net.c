@@ -330,12 +330,11 @@ static void mpi_free(struct ep_net *net)
         free(m->slots);
     if (!received)
         net->region = NULL;
-    ep_net_memory_free(net);
     free(m->conns);
     free(m->receives);
     free(m->ready);
     free(m->infos);
-    free(m);
+    ep_net_free(net);
 }
 
 /* --- opening --- */
@@ -350,14 +349,6 @@ static const struct ep_net_ops mpi_ops = {
     .revoke = mpi_revoke,
     .retains_sources = true,
 };
-
-static ep_status check_params(const struct ep_net_params *params, const ep_boot_mpi *boot)
-{
-    if (params->rank != boot->boot.rank || params->nranks != boot->boot.nranks)
-        return ep_fail(EP_E_ARG, "network mpi: rank %d of %d, but the communicator says %d of %d", params->rank,
-                       params->nranks, boot->boot.rank, boot->boot.nranks);
-    return ep_net_check_params(mpi_ops.name, params);
-}
 
 static ep_status allocate(struct mpi_net *m)
 {
@@ -423,20 +414,15 @@ ep_status ep_net_mpi_open(const struct ep_net_provider *provider, const struct e
     struct mpi_net *m;
     ep_status status;
 
-    EP_TRY(check_params(params, boot));
-    m = calloc(1, sizeof(*m));
-    if (!m)
-        return ep_fail(EP_E_MEMORY, "network mpi: no memory");
-    m->net = ep_net_init(&mpi_ops, params); /* nothing in MPI wakes a sleeper */
+    if (params->rank != boot->boot.rank || params->nranks != boot->boot.nranks)
+        return ep_fail(EP_E_ARG, "network mpi: rank %d of %d, but the communicator says %d of %d", params->rank,
+                       params->nranks, boot->boot.rank, boot->boot.nranks);
+    EP_TRY(ep_net_new(&mpi_ops, sizeof(*m), params, ret_net)); /* nothing in MPI wakes a sleeper */
+    m = mpi_net_of(*ret_net);
     m->boot = boot;
     m->n = (m->net.nnodes - 1) * params->channels;
     status = agree(m, params, allocate(m));
     if (status == EP_OK)
         status = start(m);
-    if (status != EP_OK) {
-        mpi_free(&m->net);
-        return status;
-    }
-    *ret_net = &m->net;
-    return EP_OK;
+    return ep_net_opened(status, ret_net);
 }

@@ -95,11 +95,6 @@ static void wake_rank(struct emulated *e, int rank)
         e->wake(e->wake_context, rank);
 }
 
-static void wake_peer(struct emulated *e, int peer)
-{
-    wake_rank(e, ep_net_rail(&e->net, peer));
-}
-
 /* --- the stall --- */
 
 static bool stalled(struct emulated *e, bool traffic)
@@ -150,15 +145,14 @@ static size_t room(struct outgoing *out, size_t need)
 static void append(struct outgoing *out, const struct wire_record *record, const void *payload)
 {
     wire_write(out->wire, out->capacity, out->tail, record, sizeof(*record));
-    if (record->bytes)
-        wire_write(out->wire, out->capacity, out->tail + sizeof(*record), payload, record->bytes);
+    wire_write(out->wire, out->capacity, out->tail + sizeof(*record), payload, record->bytes);
     out->tail += sizeof(*record) + wire_padded(record->bytes);
 }
 
 static void publish(struct emulated *e, struct outgoing *out, int peer)
 {
     atomic_store(&out->wire->tail, out->tail);
-    wake_peer(e, peer);
+    wake_rank(e, ep_net_rail(&e->net, peer));
 }
 
 static uint64_t pick_due(struct emulated *e, struct outgoing *out)
@@ -406,8 +400,6 @@ static void emulated_free(struct ep_net *net)
 {
     struct emulated *e = emulated_of(net);
 
-    if (!e)
-        return;
     for (int i = 0; e->peers && i < e->npeers; i++)
         ep_shm_done(&e->peers[i]);
     ep_shm_done(&e->shm);
@@ -415,8 +407,7 @@ static void emulated_free(struct ep_net *net)
     free(e->outgoing);
     free(e->incoming);
     free(e->order);
-    ep_net_memory_free(net);
-    free(e);
+    ep_net_free(net);
 }
 
 static const struct ep_net_ops emulated_ops = {
@@ -429,25 +420,13 @@ static const struct ep_net_ops emulated_ops = {
     .revoke = emulated_revoke,
 };
 
-/* The same result on all ranks with the same parameters. */
-static ep_status check_params(const struct ep_net_params *params)
-{
-    uint32_t ring = params->emulation.ring_bytes;
-
-    EP_TRY(ep_net_check_params(ep_net_emulated.name, params));
-    if (ring && ring < EP_NET_WIRE_MIN_BYTES)
-        return ep_fail(EP_E_ARG, "network emulated: emulation.ring_bytes = %u, at least %u", ring,
-                       EP_NET_WIRE_MIN_BYTES);
-    return EP_OK;
-}
-
 static size_t wire_stride(size_t capacity)
 {
     return sizeof(struct wire) + capacity;
 }
 
 /* All steps that need no peer. */
-static ep_status prepare(struct emulated *e, const struct ep_net_params *params)
+static ep_status prepare(struct emulated *e)
 {
     struct ep_net *net = &e->net;
     size_t n = (size_t)e->npeers * (size_t)net->channels;
@@ -463,14 +442,13 @@ static ep_status prepare(struct emulated *e, const struct ep_net_params *params)
     EP_TRY(ep_net_memory_new(net));
     net->wire_bytes = n * wire_stride(e->capacity);
     EP_TRY(ep_shm_new(net->wire_bytes, &e->shm));
-    for (size_t i = 0; i < n; i++) {
-        int peer = ep_net_index_peer(net, (int)i);
-        int channel = (int)(i % (size_t)net->channels);
+    for (int i = 0; i < (int)n; i++) {
+        int peer = ep_net_index_peer(net, i);
 
-        e->order[i] = (int)i;
-        e->incoming[i].wire = (struct wire *)((char *)e->shm.base + i * wire_stride(e->capacity));
-        e->incoming[i].writer = (uint32_t)ep_net_rail(&e->net, peer);
-        e->outgoing[i].random = seed_random(params->emulation.seed, e->net.rank, peer, channel);
+        e->order[i] = i;
+        e->incoming[i].wire = (struct wire *)((char *)e->shm.base + (size_t)i * wire_stride(e->capacity));
+        e->incoming[i].writer = (uint32_t)ep_net_rail(net, peer);
+        e->outgoing[i].random = seed_random(e->emulation.seed, net->rank, peer, i % net->channels);
     }
     return EP_OK;
 }
@@ -525,14 +503,13 @@ static ep_status emulated_open(const struct ep_net_provider *provider, const str
 {
     struct emulated *e;
     size_t ring = params->emulation.ring_bytes ? params->emulation.ring_bytes : EP_NET_WIRE_BYTES;
-    ep_status status;
 
     (void)provider;
-    EP_TRY(check_params(params));
-    e = calloc(1, sizeof(*e));
-    if (!e)
-        return ep_fail(EP_E_MEMORY, "network emulated: no memory");
-    e->net = ep_net_init(&emulated_ops, params);
+    if (ring < EP_NET_WIRE_MIN_BYTES)
+        return ep_fail(EP_E_ARG, "network emulated: emulation.ring_bytes = %zu, at least %u", ring,
+                       EP_NET_WIRE_MIN_BYTES);
+    EP_TRY(ep_net_new(&emulated_ops, sizeof(*e), params, ret_net));
+    e = emulated_of(*ret_net);
     e->net.can_sleep = true;
     e->npeers = e->net.nnodes - 1;
     e->emulation = params->emulation;
@@ -543,13 +520,7 @@ static ep_status emulated_open(const struct ep_net_provider *provider, const str
     e->random = seed_random(params->emulation.seed, params->rank, params->rank, EP_NET_MAX_CHANNELS);
     e->stall_end_ns =
         params->emulation.stall_ms && params->emulation.stall_rank == (uint32_t)params->rank ? 0 : UINT64_MAX;
-    status = introduce(e, params, prepare(e, params));
-    if (status != EP_OK) {
-        emulated_free(&e->net);
-        return status;
-    }
-    *ret_net = &e->net;
-    return EP_OK;
+    return ep_net_opened(introduce(e, params, prepare(e)), ret_net);
 }
 
 const struct ep_net_provider ep_net_emulated = {.abi = EP_NET_ABI, .name = "emulated", .open = emulated_open};

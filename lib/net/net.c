@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-ep_status ep_net_check_params(const char *name, const struct ep_net_params *params)
+static ep_status check_params(const char *name, const struct ep_net_params *params)
 {
     if (params->ranks_per_node < 1 || params->nranks < 2 * params->ranks_per_node ||
         params->nranks % params->ranks_per_node || params->rank < 0 || params->rank >= params->nranks)
@@ -20,6 +20,39 @@ ep_status ep_net_check_params(const char *name, const struct ep_net_params *para
         return ep_fail(EP_E_ARG, "network %s: region of %zu bytes, %u signals", name, params->region_bytes,
                        params->n_signals);
     return EP_OK;
+}
+
+ep_status ep_net_new(const struct ep_net_ops *ops, size_t bytes, const struct ep_net_params *params,
+                     struct ep_net **ret_net)
+{
+    struct ep_net *net;
+
+    EP_TRY(check_params(ops->name, params));
+    net = calloc(1, bytes);
+    if (!net)
+        return ep_fail(EP_E_MEMORY, "network %s: no memory", ops->name);
+    *net = (struct ep_net){.ops = ops,
+                           .node = params->rank / params->ranks_per_node,
+                           .nnodes = params->nranks / params->ranks_per_node,
+                           .channels = params->channels,
+                           .rank = params->rank,
+                           .ranks_per_node = params->ranks_per_node,
+                           .timeout_ms = params->timeout_ms,
+                           .tolerant = params->tolerant,
+                           .region_bytes = params->region_bytes,
+                           .n_signals = params->n_signals};
+    *ret_net = net;
+    return EP_OK;
+}
+
+ep_status ep_net_opened(ep_status status, struct ep_net **ret_net)
+{
+    if (status == EP_OK)
+        return EP_OK;
+    (*ret_net)->abandoned = true;
+    (*ret_net)->ops->free(*ret_net);
+    *ret_net = NULL;
+    return status;
 }
 
 /* --- introductions --- */
@@ -152,7 +185,6 @@ ep_status ep_net_break(struct ep_net *net, ep_status status, int node)
 ep_status ep_net_memory_new(struct ep_net *net)
 {
     size_t bytes = (size_t)net->n_signals * sizeof(*net->signals);
-
     void *signals = NULL, *region = NULL;
     ep_status status = new_pages(bytes, &signals);
 
@@ -160,19 +192,17 @@ ep_status ep_net_memory_new(struct ep_net *net)
         status = new_pages(net->region_bytes, &region);
     net->signals = signals;
     net->region = net->payload = region;
-    if (status == EP_OK)
-        return EP_OK;
-    ep_net_memory_free(net);
-    return ep_fail_prefix(status, "network %s: a region of %zu bytes and %u signals: ", net->ops->name,
-                          net->region_bytes, net->n_signals);
+    return status == EP_OK
+               ? EP_OK
+               : ep_fail_prefix(status, "network %s: a region of %zu bytes and %u signals: ", net->ops->name,
+                                net->region_bytes, net->n_signals);
 }
 
-void ep_net_memory_free(struct ep_net *net)
+void ep_net_free(struct ep_net *net)
 {
     free(net->region);
     free(net->signals);
-    net->region = net->payload = NULL;
-    net->signals = NULL;
+    free(net);
 }
 
 /* --- built-in engines --- */

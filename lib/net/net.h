@@ -191,20 +191,14 @@ struct ep_net_introduction {
 EP_PRIVATE_API ep_status ep_net_introduce(const char *name, const struct ep_net_params *params, ep_status status,
                                           void *mine, size_t bytes, void *ret_all);
 
-/* For engines: the initial state of an endpoint with these parameters. */
-static inline struct ep_net ep_net_init(const struct ep_net_ops *ops, const struct ep_net_params *params)
-{
-    return (struct ep_net){.ops = ops,
-                           .node = params->rank / params->ranks_per_node,
-                           .nnodes = params->nranks / params->ranks_per_node,
-                           .channels = params->channels,
-                           .rank = params->rank,
-                           .ranks_per_node = params->ranks_per_node,
-                           .timeout_ms = params->timeout_ms,
-                           .tolerant = params->tolerant,
-                           .region_bytes = params->region_bytes,
-                           .n_signals = params->n_signals};
-}
+/*
+ * For engines: a zeroed endpoint of `bytes`, whose initial state is that of the parameters; without region and signals.
+ * EP_E_ARG: parameters that no engine accepts.
+ */
+EP_PRIVATE_API ep_status ep_net_new(const struct ep_net_ops *ops, size_t bytes, const struct ep_net_params *params,
+                                    struct ep_net **ret_net);
+/* For engines: the end of opening; returns `status`. After a failure the endpoint, abandoned, is freed by its ops. */
+EP_PRIVATE_API ep_status ep_net_opened(ep_status status, struct ep_net **ret_net);
 
 /*
  * For engines: the endpoint is unusable, by `status` and the last error; `node` has broken it, -1: none. Only the first
@@ -217,16 +211,13 @@ static inline ep_status ep_net_check(const struct ep_net *net)
     return net->broken == EP_OK ? EP_OK : ep_fail(net->broken, "%s", net->reason);
 }
 
-/* EP_E_ARG: parameters that no engine accepts. */
-EP_PRIVATE_API ep_status ep_net_check_params(const char *name, const struct ep_net_params *params);
-
 /* Rounded up to whole pages of this machine; SIZE_MAX on overflow. */
 EP_PRIVATE_API size_t ep_net_whole_pages(size_t bytes);
 
-/* For engines: allocates region and signals of `net`, by its sizes. After an error `net` has neither. */
+/* For engines: allocates region and signals of `net`, by its sizes. */
 EP_PRIVATE_API ep_status ep_net_memory_new(struct ep_net *net);
-/* `net` may have neither. */
-EP_PRIVATE_API void ep_net_memory_free(struct ep_net *net);
+/* For engines: frees region, signals and `net` itself. */
+EP_PRIVATE_API void ep_net_free(struct ep_net *net);
 
 /* The built-in engine with that name, or NULL. */
 const struct ep_net_provider *ep_net_find(const char *name);

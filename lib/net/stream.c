@@ -91,11 +91,14 @@ static const void *damaged(struct ep_streams *streams, int index, uint64_t posit
     return NULL;
 }
 
-/* The size of each ring and of all, and their number. */
-static ep_status size_rings(const struct ep_net_params *params, size_t ring_bytes, size_t *ret_ring, size_t *ret_n,
-                            size_t *ret_bytes)
+static size_t full_ring(size_t ring_bytes)
 {
-    size_t ring = (ring_bytes + 63) & ~(size_t)63, n;
+    return (ring_bytes + 63) & ~(size_t)63;
+}
+
+ep_status ep_streams_region_bytes(const struct ep_net_params *params, size_t ring_bytes, size_t *ret_bytes)
+{
+    size_t ring = full_ring(ring_bytes), n;
 
     if (ring < RING_MIN_BYTES || ring < ring_bytes)
         return ep_fail(EP_E_ARG, "streams: rings of %zu bytes, at least %u", ring_bytes, RING_MIN_BYTES);
@@ -105,16 +108,7 @@ static ep_status size_rings(const struct ep_net_params *params, size_t ring_byte
     n = (size_t)(params->nranks / params->ranks_per_node - 1) * (size_t)params->channels;
     if (__builtin_mul_overflow(n, ring, ret_bytes) || n > UINT32_MAX / SIGNALS)
         return ep_fail(EP_E_OVERFLOW, "streams: %zu rings of %zu bytes", n, ring);
-    *ret_ring = ring;
-    *ret_n = n;
     return EP_OK;
-}
-
-ep_status ep_streams_region_bytes(const struct ep_net_params *params, size_t ring_bytes, size_t *ret_bytes)
-{
-    size_t ring = 0, n = 0;
-
-    return size_rings(params, ring_bytes, &ring, &n, ret_bytes);
 }
 
 ep_status ep_streams_open(const struct ep_net_provider *provider, const struct ep_net_params *params, size_t ring_bytes,
@@ -123,9 +117,10 @@ ep_status ep_streams_open(const struct ep_net_provider *provider, const struct e
     struct ep_net_params full = *params;
     struct ep_streams *streams = NULL;
     struct ep_net *net;
-    size_t ring = 0, n = 0;
+    size_t ring = full_ring(ring_bytes), n;
 
-    EP_TRY(size_rings(params, ring_bytes, &ring, &n, &full.region_bytes));
+    EP_TRY(ep_streams_region_bytes(params, ring_bytes, &full.region_bytes));
+    n = full.region_bytes / ring;
     full.n_signals = (uint32_t)n * SIGNALS;
     /* The collective call comes first, so that a rank without memory does not leave the others waiting. */
     EP_TRY(provider->open(provider, &full, &net));

@@ -37,7 +37,7 @@ struct connector {
     int rank, next; /* the peer, and the index of its address to try next */
     bool under_way, done;
     int lack; /* errno of an attempt that failed because this rank lacks descriptors or memory; 0: none */
-    uint64_t retry_ns, begin_ns;
+    uint64_t retry_ns;
     struct tcp_handshake hs;
     char why[TCP_WHY_BYTES + TCP_ADDRESS_TEXT + 4];
 };
@@ -285,6 +285,7 @@ static int count_missing(const struct mesh *mesh)
 
 static ep_status fail_late(const struct mesh *mesh)
 {
+    const struct connector *late = NULL;
     int timeout_ms = mesh->params->timeout_ms / 2;
 
     /* First what this rank lacks, which is the reason for all else. Peers may be waiting in the backlog. */
@@ -298,15 +299,13 @@ static ep_status fail_late(const struct mesh *mesh)
             return ep_fail_errno(EP_E_SYSTEM, connector->lack,
                                  "network tcp: rank %d has no socket to connect to rank %d", mesh->params->rank,
                                  connector->rank);
+        if (!connector->done && !late)
+            late = connector;
     }
-    for (int i = 0; i < mesh->n_connectors; i++) {
-        const struct connector *connector = &mesh->connectors[i];
-
-        if (!connector->done)
-            return ep_fail(EP_E_TIMEOUT, "network tcp: rank %d could not connect to rank %d within %d ms: %s",
-                           mesh->params->rank, connector->rank, timeout_ms,
-                           *connector->why ? connector->why : "no address of that rank can be reached from here");
-    }
+    if (late)
+        return ep_fail(EP_E_TIMEOUT, "network tcp: rank %d could not connect to rank %d within %d ms: %s",
+                       mesh->params->rank, late->rank, timeout_ms,
+                       *late->why ? late->why : "no address of that rank can be reached from here");
     for (int slot = 0; slot < mesh->n_slots; slot++)
         if (is_missing(mesh, slot))
             return ep_fail(EP_E_TIMEOUT, "network tcp: rank %d did not connect to rank %d within %d ms%s%s",

@@ -104,8 +104,6 @@ void ep_net_tcp_free(struct ep_net *net)
 {
     struct tcp_net *t = tcp_of(net);
 
-    if (!t)
-        return;
     /*
      * An abandoned endpoint sends BYE too, so that its peers do not report this rank as dead. But its queued puts are
      * discarded: their sources may have been freed.
@@ -129,8 +127,7 @@ void ep_net_tcp_free(struct ep_net *net)
     free(t->rendezvous.ranks);
     free(t->conns);
     free(t->links);
-    ep_net_memory_free(net);
-    free(t);
+    ep_net_free(net);
 }
 
 /* --- opening --- */
@@ -194,27 +191,20 @@ static ep_status tcp_open(const struct ep_net_provider *provider, const struct e
     struct tcp_net *t;
     ep_status status;
 
-    EP_TRY(ep_net_check_params(provider->name, params));
+    /* can_sleep stays false: no doorbell when a socket has input. */
+    EP_TRY(ep_net_new(&ep_net_tcp_ops, sizeof(*t), params, ret_net));
     if (!context) {
         make_context(&own);
         context = &own;
     }
-    t = calloc(1, sizeof(*t));
-    if (!t)
-        return ep_fail(EP_E_MEMORY, "network tcp: no memory");
-    t->net = ep_net_init(&ep_net_tcp_ops, params); /* can_sleep stays false: no doorbell when a socket has input */
+    t = tcp_of(*ret_net);
     t->net.tcp = &t->net;
     t->epoll = t->rendezvous.listener = -1;
     t->n = (t->net.nnodes - 1) * params->channels;
     status = ep_net_tcp_connect(t, params, context, prepare(t));
     if (status == EP_OK)
         status = start(t);
-    if (status != EP_OK) {
-        ep_net_tcp_free(&t->net);
-        return status;
-    }
-    *ret_net = &t->net;
-    return EP_OK;
+    return ep_net_opened(status, ret_net);
 }
 
 const struct ep_net_provider ep_net_tcp = {.abi = EP_NET_ABI, .name = "tcp", .open = tcp_open};

@@ -3,7 +3,6 @@
 
 #include "base/backoff.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,22 +34,20 @@ static struct verbs_conn *conn_of(struct verbs_net *v, int peer, int channel)
     return &v->conns[ep_net_index(&v->net, peer, channel)];
 }
 
-static ep_status fail_at(const struct verbs_net *v, const struct verbs_conn *conn, ep_status status, const char *what)
+/* The endpoint breaks, by a failure of this rank or of the peer of `conn`; `what` and `why` are the text. */
+static ep_status break_by(struct verbs_net *v, const struct verbs_conn *conn, bool by_own, ep_status status,
+                          const char *what, const char *why)
 {
-    return ep_fail(status, "network verbs: rank %d, channel %d, over %s: %s",
-                   ep_net_rail(&v->net, ep_net_index_peer(&v->net, conn->index)), conn->index % v->net.channels,
-                   v->device.name, what);
+    int peer = ep_net_index_peer(&v->net, conn->index);
+
+    ep_fail(status, "network verbs: rank %d, channel %d, over %s: %s%s", ep_net_rail(&v->net, peer),
+            conn->index % v->net.channels, v->device.name, what, why);
+    return ep_net_break(&v->net, status, by_own ? -1 : peer);
 }
 
 static ep_status break_net(struct verbs_net *v, const struct verbs_conn *conn, ep_status status, const char *what)
 {
-    return ep_net_break(&v->net, fail_at(v, conn, status, what), ep_net_index_peer(&v->net, conn->index));
-}
-
-/* As break_net(), for a failure of this rank. */
-static ep_status break_by_own(struct verbs_net *v, const struct verbs_conn *conn, const char *what)
-{
-    return ep_net_break(&v->net, fail_at(v, conn, EP_E_SYSTEM, what), -1);
+    return break_by(v, conn, false, status, what, "");
 }
 
 /* Errors that the death or departure of a peer can cause. */
@@ -92,7 +89,6 @@ static bool post(struct verbs_net *v, struct verbs_conn *conn, enum ibv_wr_opcod
                                   .opcode = opcode,
                                   .send_flags = IBV_SEND_SIGNALED | (is_inline ? IBV_SEND_INLINE : 0u)};
     struct ibv_send_wr *bad = NULL;
-    char what[96];
     int error;
 
     if (opcode == IBV_WR_RDMA_WRITE && is_payload) {
@@ -104,8 +100,7 @@ static bool post(struct verbs_net *v, struct verbs_conn *conn, enum ibv_wr_opcod
     }
     error = ibv_post_send(conn->qp, &request, &bad);
     if (error) {
-        snprintf(what, sizeof(what), "ibv_post_send: %s", strerror(error));
-        break_net(v, conn, EP_E_SYSTEM, what);
+        break_by(v, conn, false, EP_E_SYSTEM, "ibv_post_send: ", strerror(error));
         return false;
     }
     conn->ends[(conn->first + conn->count++) % VERBS_SENDS] = conn->tail;
@@ -115,30 +110,22 @@ static bool post(struct verbs_net *v, struct verbs_conn *conn, enum ibv_wr_opcod
     return true;
 }
 
-/* Copies as much as fits before the end of the ring and into one operation, and posts that. Returns its bytes. */
-static size_t post_copy(struct verbs_net *v, struct verbs_conn *conn, enum ibv_wr_opcode opcode,
-                        const unsigned char *src, size_t bytes, uint64_t offset)
+/*
+ * Posts as much as fits into one operation, which reads it from the source; without one, copies it into the ring first,
+ * as far as its end, unless it is sent inline. Returns its bytes.
+ */
+static size_t post_piece(struct verbs_net *v, struct verbs_conn *conn, enum ibv_wr_opcode opcode,
+                         const unsigned char *src, size_t bytes, uint64_t offset, const struct verbs_source *source)
 {
-    size_t at = conn->tail % v->ring_bytes, piece = bytes;
+    size_t at = conn->tail % v->ring_bytes, piece = bytes < v->device.max_message ? bytes : v->device.max_message;
 
-    if (bytes <= conn->inline_bytes)
-        return post(v, conn, opcode, src, bytes, offset, NULL) ? bytes : 0;
-    if (piece > v->ring_bytes - at)
-        piece = v->ring_bytes - at;
-    if (piece > v->device.max_message)
-        piece = v->device.max_message;
-    memcpy(conn->ring + at, src, piece);
-    conn->tail += piece;
-    return post(v, conn, opcode, conn->ring + at, piece, offset, NULL) ? piece : 0;
-}
-
-/* Posts as much as fits into one operation, which reads it from the source. Returns its bytes. */
-static size_t post_source(struct verbs_net *v, struct verbs_conn *conn, const struct verbs_source *source,
-                          const unsigned char *src, size_t bytes, uint64_t offset)
-{
-    size_t piece = bytes < v->device.max_message ? bytes : v->device.max_message;
-
-    return post(v, conn, IBV_WR_RDMA_WRITE, src, piece, offset, source) ? piece : 0;
+    if (!source && bytes > conn->inline_bytes) {
+        if (piece > v->ring_bytes - at)
+            piece = v->ring_bytes - at;
+        src = memcpy(conn->ring + at, src, piece);
+        conn->tail += piece;
+    }
+    return post(v, conn, opcode, src, piece, offset, source) ? piece : 0;
 }
 
 /* Upper bound of the operations for so many bytes: pieces end at max_message and at the end of the ring. */
@@ -184,8 +171,7 @@ static bool verbs_put(struct ep_net *net, int peer, int channel, uint64_t offset
     if (!has_room(v, conn, bytes, source ? 0 : bytes))
         return false;
     while (bytes > 0) {
-        size_t done = source ? post_source(v, conn, source, from, bytes, offset)
-                             : post_copy(v, conn, IBV_WR_RDMA_WRITE, from, bytes, offset);
+        size_t done = post_piece(v, conn, IBV_WR_RDMA_WRITE, from, bytes, offset, source);
 
         if (!done)
             return false;
@@ -213,7 +199,7 @@ static bool send_record(struct verbs_net *v, struct verbs_conn *conn, enum verbs
     if (!has_room(v, conn, padding + sizeof(record), padding + sizeof(record)))
         return false;
     conn->tail += padding;
-    return post_copy(v, conn, IBV_WR_SEND, (const unsigned char *)&record, sizeof(record), 0) != 0;
+    return post_piece(v, conn, IBV_WR_SEND, (const unsigned char *)&record, sizeof(record), 0, NULL) != 0;
 }
 
 static bool verbs_signal(struct ep_net *net, int peer, int channel, uint32_t index, uint64_t add)
@@ -245,10 +231,7 @@ static void fail_conn(struct verbs_conn *conn, enum ibv_wc_status why)
 
 static ep_status fail_port(struct verbs_net *v, const struct verbs_conn *conn, const char *why)
 {
-    char what[160];
-
-    snprintf(what, sizeof(what), "the port of this rank is down: %s", why);
-    return break_by_own(v, conn, what);
+    return break_by(v, conn, true, EP_E_SYSTEM, "the port of this rank is down: ", why);
 }
 
 /* A queue pair error does not tell which end of the link is down; the state of the local port does. */
@@ -277,7 +260,6 @@ static ep_status watch_port(struct verbs_net *v)
 static ep_status report_failures(struct verbs_net *v)
 {
     int wait_ms = v->net.timeout_ms / 4 < PORT_WAIT_MS ? v->net.timeout_ms / 4 : PORT_WAIT_MS;
-    char what[128];
 
     for (int i = 0; i < v->n; i++) {
         struct verbs_conn *conn = &v->conns[i];
@@ -287,8 +269,8 @@ static ep_status report_failures(struct verbs_net *v)
         EP_TRY(check_port(v, conn, conn->why));
         if (ep_now_ns() - conn->failed_ns < (uint64_t)wait_ms * 1000000u)
             continue;
-        snprintf(what, sizeof(what), "an operation failed: %s", v->device.library->wc_status_str(conn->why));
-        return is_own_failure(conn->why) ? break_by_own(v, conn, what) : break_net(v, conn, EP_E_SYSTEM, what);
+        return break_by(v, conn, is_own_failure(conn->why), EP_E_SYSTEM,
+                        "an operation failed: ", v->device.library->wc_status_str(conn->why));
     }
     return EP_OK;
 }
@@ -323,7 +305,6 @@ static ep_status complete_receive(struct verbs_net *v, const struct ibv_wc *done
     struct verbs_conn *conn = &v->conns[done->wr_id >> 32];
     unsigned slot = (unsigned)(done->wr_id & UINT32_MAX);
     const struct verbs_record *record = &conn->received[slot];
-    char what[96];
     int error;
 
     if (!conn->qp)
@@ -345,10 +326,7 @@ static ep_status complete_receive(struct verbs_net *v, const struct ibv_wc *done
     else
         v->net.signals[record->index] += record->add;
     error = verbs_post_receive(v, conn, slot);
-    if (!error)
-        return EP_OK;
-    snprintf(what, sizeof(what), "ibv_post_recv: %s", strerror(error));
-    return break_net(v, conn, EP_E_SYSTEM, what);
+    return error ? break_by(v, conn, false, EP_E_SYSTEM, "ibv_post_recv: ", strerror(error)) : EP_OK;
 }
 
 /* Sets *ret_moved if there were completions, else leaves it unchanged. */
@@ -382,11 +360,9 @@ static bool is_cut(const struct verbs_conn *conn)
 
 static ep_status fail_cut(struct verbs_net *v, const struct verbs_conn *conn)
 {
-    char what[160];
-
     EP_TRY(check_port(v, conn, conn->why));
-    snprintf(what, sizeof(what), "the queue pair failed: %s", v->device.library->wc_status_str(conn->why));
-    return break_net(v, conn, EP_E_PEER_DEAD, what);
+    return break_by(v, conn, false, EP_E_PEER_DEAD,
+                    "the queue pair failed: ", v->device.library->wc_status_str(conn->why));
 }
 
 /*
@@ -578,7 +554,7 @@ static void verbs_free(struct ep_net *net)
         library->dealloc_pd(v->pd);
     verbs_device_close(&v->device);
     free(v->conns);
-    free(v);
+    ep_net_free(net);
 }
 
 const struct ep_net_ops verbs_ops = {

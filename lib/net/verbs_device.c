@@ -1,18 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "net/verbs_device.h"
 
-#include "base/error.h"
 #include "base/log.h"
 #include "net/verbs_near.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <net/if.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define PORTS_MAX 64
 #define GIDS_MAX 512
+
+#define LIBRARY "libibverbs.so.1"
 
 #define ENV_DEVICE "EPKIT_VERBS_DEVICE"
 #define ENV_GID_INDEX "EPKIT_VERBS_GID_INDEX"
@@ -36,6 +39,83 @@ struct search {
     struct port ports[PORTS_MAX];
     int n;
 };
+
+/* --- library --- */
+
+/* Set once. No lock: a process may fork while another thread is here. */
+static struct verbs_library *_Atomic loaded;
+
+static ep_status load(struct verbs_library *into)
+{
+    const struct {
+        const char *name;
+        void *pointer; /* to the function pointer */
+    } symbols[] = {
+        {"ibv_fork_init", &into->fork_init},
+        {"ibv_get_device_list", &into->get_device_list},
+        {"ibv_free_device_list", &into->free_device_list},
+        {"ibv_get_device_name", &into->get_device_name},
+        {"ibv_open_device", &into->open_device},
+        {"ibv_close_device", &into->close_device},
+        {"ibv_query_device", &into->query_device},
+        {"ibv_query_port", &into->query_port},
+        {"_ibv_query_gid_table", &into->query_gid_table},
+        {"ibv_alloc_pd", &into->alloc_pd},
+        {"ibv_dealloc_pd", &into->dealloc_pd},
+        {"ibv_reg_mr", &into->reg_mr},
+        {"ibv_dereg_mr", &into->dereg_mr},
+        {"ibv_create_cq", &into->create_cq},
+        {"ibv_destroy_cq", &into->destroy_cq},
+        {"ibv_create_qp", &into->create_qp},
+        {"ibv_modify_qp", &into->modify_qp},
+        {"ibv_destroy_qp", &into->destroy_qp},
+        {"ibv_wc_status_str", &into->wc_status_str},
+    };
+    void *module = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL), *symbol;
+
+    if (!module) {
+        const char *why = dlerror();
+
+        return ep_fail(EP_E_UNSUPPORTED, "network verbs: %s; it comes with rdma-core (libibverbs1)",
+                       why ? why : LIBRARY);
+    }
+    for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
+        symbol = dlsym(module, symbols[i].name);
+        if (!symbol) {
+            dlclose(module);
+            return ep_fail(EP_E_UNSUPPORTED, "network verbs: " LIBRARY " has no %s: rdma-core 32 or later is needed",
+                           symbols[i].name);
+        }
+        memcpy(symbols[i].pointer, &symbol, sizeof(symbol));
+    }
+    symbol = dlsym(module, "ibv_reg_dmabuf_mr");
+    memcpy(&into->reg_dmabuf_mr, &symbol, sizeof(symbol));
+    /* Keeps registered pages intact in the parent after fork(); kernels before 5.12 need it. */
+    into->fork_init();
+    return EP_OK;
+}
+
+/* It stays loaded until the process ends. EP_E_UNSUPPORTED with the reason. */
+static ep_status load_library(const struct verbs_library **ret_library)
+{
+    struct verbs_library *library = atomic_load(&loaded), *before = NULL;
+    ep_status status;
+
+    if (!library) {
+        library = malloc(sizeof(*library));
+        status = library ? load(library) : ep_fail(EP_E_MEMORY, "network verbs: no memory");
+        if (status != EP_OK) {
+            free(library);
+            return status;
+        }
+        if (!atomic_compare_exchange_strong(&loaded, &before, library)) {
+            free(library);
+            library = before;
+        }
+    }
+    *ret_library = library;
+    return EP_OK;
+}
 
 /* --- options --- */
 
@@ -289,7 +369,7 @@ ep_status verbs_device_open(int local_rank, const char *gpu, struct verbs_device
     EP_TRY(read_number(ENV_TRAFFIC_CLASS, 0, 255, 0, &ret_device->traffic_class));
     EP_TRY(read_number(ENV_SERVICE_LEVEL, 0, 15, 0, &ret_device->service_level));
     EP_TRY(read_number(ENV_GPU_MEMORY, 0, 1, -1, &ret_device->gpu_memory));
-    EP_TRY(verbs_library_load(&search.library));
+    EP_TRY(load_library(&search.library));
     ret_device->library = search.library;
     devices = search.library->get_device_list(NULL);
     if (!devices && errno == ENOSYS)

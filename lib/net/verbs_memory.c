@@ -118,19 +118,15 @@ ep_status verbs_memory_open(struct verbs_net *v, const struct ep_net_buffer *pay
 
 void verbs_memory_close(struct verbs_net *v)
 {
-    const struct verbs_library *library = v->device.library;
+    struct ibv_mr *own[] = {v->payload_mr, v->region_mr, v->copies_mr};
     unsigned n = atomic_load(&v->n_sources);
 
     for (unsigned i = 0; i < n; i++)
-        library->dereg_mr(v->sources[i].mr);
-    if (v->payload_mr)
-        library->dereg_mr(v->payload_mr);
-    if (v->region_mr)
-        library->dereg_mr(v->region_mr);
-    if (v->copies_mr)
-        library->dereg_mr(v->copies_mr);
+        v->device.library->dereg_mr(v->sources[i].mr);
+    for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
+        if (own[i])
+            v->device.library->dereg_mr(own[i]);
     free(v->copies);
-    ep_net_memory_free(&v->net);
 }
 
 /* --- sources --- */

@@ -100,7 +100,7 @@ extern const struct ep_net_ops verbs_ops;
 
 /* Allocates and registers everything but sources. Payload is received in the region if `payload` cannot be used. */
 ep_status verbs_memory_open(struct verbs_net *v, const struct ep_net_buffer *payload);
-/* Deregisters and frees it, and deregisters the sources. The queue pairs no longer exist. */
+/* Deregisters it and the sources, and frees the copies. The queue pairs no longer exist. */
 void verbs_memory_close(struct verbs_net *v);
 ep_status verbs_attach(struct ep_net *net, const struct ep_net_buffer *buffer);
 /* NULL: it is not part of a registered source. */

@@ -19,7 +19,7 @@
 #define RNR_TIMER_640_US 12
 #define HOP_LIMIT 64
 
-/* Published by each rank, followed by a struct address for each connection. */
+/* Published by each rank. */
 struct introduction {
     struct ep_net_introduction common;
     uint64_t region, payload;
@@ -29,10 +29,9 @@ struct introduction {
     uint8_t is_ethernet;
     uint8_t gid[16];
     char device[VERBS_NAME_BYTES];
-};
-
-struct address {
-    uint32_t number, psn;
+    struct {
+        uint32_t number, psn;
+    } addresses[]; /* of each connection */
 };
 
 struct opening {
@@ -43,11 +42,6 @@ struct opening {
     struct introduction *mine;
     unsigned char *all; /* [R] */
 };
-
-static struct address *addresses_of(struct introduction *introduction)
-{
-    return (struct address *)(introduction + 1);
-}
 
 static struct introduction *introduction_of(const struct opening *o, int rank)
 {
@@ -73,15 +67,6 @@ static ep_status make_queues(struct verbs_net *v)
         return ep_fail_errno(EP_E_SYSTEM, errno, "network verbs: completion queues of %d and %d entries on %s", sends,
                              receives, v->device.name);
     return EP_OK;
-}
-
-/* Whether this rank communicates with the rank of that connection. */
-static bool is_connected(const struct opening *o, const struct verbs_conn *conn)
-{
-    const struct verbs_net *v = o->v;
-    int rank = ep_net_rail(&v->net, ep_net_index_peer(&v->net, conn->index));
-
-    return ep_net_is_connected(o->params, rank);
 }
 
 /* The queue pair in state INIT, with receives posted. */
@@ -129,17 +114,17 @@ static ep_status prepare(struct opening *o)
     EP_TRY(verbs_memory_open(v, o->params->payload));
     EP_TRY(make_queues(v));
     for (int i = 0; i < v->n; i++) {
-        struct address *address = &addresses_of(mine)[i];
+        uint32_t *psn = &mine->addresses[i].psn;
 
-        if (!is_connected(o, &v->conns[i])) {
+        if (!ep_net_is_connected(o->params, ep_net_rail(&v->net, ep_net_index_peer(&v->net, i)))) {
             v->conns[i].bye_received = v->conns[i].bye_sent = v->conns[i].discards = true;
             continue;
         }
         EP_TRY(make_conn(v, &v->conns[i]));
-        address->number = v->conns[i].qp->qp_num;
-        if (getrandom(&address->psn, sizeof(address->psn), GRND_NONBLOCK) != sizeof(address->psn))
-            address->psn = address->number;
-        address->psn &= 0xffffff;
+        mine->addresses[i].number = v->conns[i].qp->qp_num;
+        if (getrandom(psn, sizeof(*psn), GRND_NONBLOCK) != sizeof(*psn))
+            *psn = v->conns[i].qp->qp_num;
+        *psn &= 0xffffff;
     }
     mine->region = (uintptr_t)v->net.region;
     mine->key = v->region_mr->rkey;
@@ -182,11 +167,11 @@ static ep_status connect_conn(struct opening *o, struct verbs_conn *conn, int pe
     const struct verbs_library *library = v->device.library;
     int rank = ep_net_rail(&v->net, peer), error;
     struct introduction *theirs = introduction_of(o, rank);
-    const struct address *far = &addresses_of(theirs)[ep_net_peer_index(peer, v->net.node) * v->net.channels + channel];
+    int far = ep_net_peer_index(peer, v->net.node) * v->net.channels + channel;
     struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_RTR,
                                      .path_mtu = theirs->mtu < v->device.mtu ? theirs->mtu : v->device.mtu,
-                                     .dest_qp_num = far->number,
-                                     .rq_psn = far->psn,
+                                     .dest_qp_num = theirs->addresses[far].number,
+                                     .rq_psn = theirs->addresses[far].psn,
                                      .max_dest_rd_atomic = 1,
                                      .min_rnr_timer = RNR_TIMER_640_US,
                                      .ah_attr = make_path(&v->device, theirs)};
@@ -207,7 +192,7 @@ static ep_status connect_conn(struct opening *o, struct verbs_conn *conn, int pe
     attributes.timeout = ACK_TIMEOUT;
     attributes.retry_cnt = RETRIES;
     attributes.rnr_retry = RNR_RETRY_ALWAYS;
-    attributes.sq_psn = addresses_of(o->mine)[conn->index].psn;
+    attributes.sq_psn = o->mine->addresses[conn->index].psn;
     attributes.max_rd_atomic = 1;
     error = library->modify_qp(conn->qp, &attributes,
                                IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
@@ -257,7 +242,7 @@ static ep_status connect_ranks(struct verbs_net *v, const struct ep_net_params *
     ep_status status;
 
     /* The same size on all ranks, even if they disagree about the channels. */
-    o.bytes += (size_t)(v->net.nnodes - 1) * EP_NET_MAX_CHANNELS * sizeof(struct address);
+    o.bytes += (size_t)(v->net.nnodes - 1) * EP_NET_MAX_CHANNELS * sizeof(o.mine->addresses[0]);
     o.mine = calloc(1, o.bytes);
     o.all = calloc((size_t)params->nranks, o.bytes);
     if (!o.mine || !o.all) {
@@ -283,14 +268,12 @@ static ep_status verbs_open(const struct ep_net_provider *provider, const struct
     struct verbs_net *v;
     ep_status status;
 
-    EP_TRY(ep_net_check_params(provider->name, params));
+    /* can_sleep stays false: no doorbell when the NIC has a completion. */
+    EP_TRY(ep_net_new(&verbs_ops, sizeof(*v), params, ret_net));
+    v = (struct verbs_net *)*ret_net;
     tcp_params.channels = 1;
     tcp_params.region_bytes = 64;
     tcp_params.n_signals = 1;
-    v = calloc(1, sizeof(*v));
-    if (!v)
-        return ep_fail(EP_E_MEMORY, "network verbs: no memory");
-    v->net = ep_net_init(&verbs_ops, params); /* can_sleep stays false: no doorbell when the NIC has a completion */
     v->n = (v->net.nnodes - 1) * params->channels;
     v->conns = calloc((size_t)v->n, sizeof(*v->conns));
     for (int i = 0; v->conns && i < v->n; i++)
@@ -298,13 +281,7 @@ static ep_status verbs_open(const struct ep_net_provider *provider, const struct
     status = ep_net_tcp.open(&tcp, &tcp_params, &v->net.tcp);
     if (status == EP_OK)
         status = connect_ranks(v, params, provider->context);
-    if (status != EP_OK) {
-        v->net.abandoned = true;
-        verbs_ops.free(&v->net);
-        return status;
-    }
-    *ret_net = &v->net;
-    return EP_OK;
+    return ep_net_opened(status, ret_net);
 }
 
 const struct ep_net_provider ep_net_verbs = {

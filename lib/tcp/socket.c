@@ -167,13 +167,6 @@ ep_status tcp_parse_endpoint(const char *text, char *ret_host, size_t host_bytes
     return EP_OK;
 }
 
-static void copy_addresses(const struct addrinfo *list, struct tcp_address *ret_addresses, int *ret_n)
-{
-    *ret_n = 0;
-    for (; list && *ret_n < TCP_ADDRESSES; list = list->ai_next)
-        *ret_n += from_socket(list->ai_addr, &ret_addresses[*ret_n]);
-}
-
 /*
  * A query of the name server, in a thread of its own: getaddrinfo() has no deadline. The last user, the thread or its
  * waiter, frees it. (glibc's getaddrinfo_a() starts threads that ThreadSanitizer cannot follow.)
@@ -260,7 +253,9 @@ ep_status tcp_resolve(const char *host, uint16_t port, uint64_t deadline_ns, str
         status = ep_fail(query->code == EAI_MEMORY ? EP_E_MEMORY : EP_E_ARG,
                          "host name \"%.64s\" cannot be resolved: %s", host, gai_strerror(query->code));
     if (status == EP_OK) {
-        copy_addresses(query->list, ret_addresses, ret_n);
+        *ret_n = 0;
+        for (const struct addrinfo *at = query->list; at && *ret_n < TCP_ADDRESSES; at = at->ai_next)
+            *ret_n += from_socket(at->ai_addr, &ret_addresses[*ret_n]);
         if (*ret_n == 0)
             status = ep_fail(EP_E_ARG, "host name \"%.64s\": no IPv4 or IPv6 address", host);
     }

@@ -19,33 +19,33 @@
 
 /* --- receiving --- */
 
-/* Sets conn->dest for the payload of the frame whose head was read. Returns NULL, or why the frame is invalid now. */
-static const char *check_frame(struct tcp_star *star, struct conn *conn, size_t bytes, unsigned char *ret_all)
+/* Sets conn->dest for the payload of the frame whose head was read; fails if the frame is invalid now. */
+static ep_status check_frame(struct tcp_star *star, struct conn *conn, size_t bytes, unsigned char *ret_all)
 {
     const struct frame *frame = &conn->in.frame;
     bool root = star->rank == 0;
+    int rank = tcp_star_rank_of(star, conn);
 
+    conn->dest = (unsigned char *)&conn->in.payload;
     if (frame->magic != STAR_MAGIC)
-        return "a frame with a wrong magic number";
-    if (frame->kind == FRAME_FAILURE && frame->bytes == sizeof(conn->in.payload.failure)) {
-        conn->dest = (unsigned char *)&conn->in.payload.failure;
-        return NULL;
+        return tcp_star_fail_damaged(star, conn, "a frame with a wrong magic number");
+    if ((frame->kind == FRAME_FAILURE && frame->bytes == sizeof(struct failure)) ||
+        (frame->kind == FRAME_BYE && frame->bytes == 0) ||
+        (frame->kind == FRAME_MISSING && !root && frame->bytes == sizeof(struct missing)))
+        return EP_OK;
+    if (frame->kind != (root ? FRAME_BLOCK : FRAME_RESULT) || conn->arrived || !ret_all)
+        return tcp_star_fail_damaged(star, conn, "a frame of unknown kind or size");
+    if (frame->number != star->number)
+        return tcp_star_fail_damaged(star, conn, "a block of another all-gather");
+    if (!root && frame->bytes != bytes * (size_t)star->nranks)
+        return tcp_star_fail_damaged(star, conn, "a result of another size");
+    if (root && frame->bytes != bytes) {
+        ep_fail(EP_E_MISMATCH, "%s: ranks disagree: rank %d gathers %zu bytes and rank %d gathers %llu", star->name,
+                tcp_star_number_of(star, 0), bytes, tcp_star_number_of(star, rank), (unsigned long long)frame->bytes);
+        return tcp_star_fail(star, EP_E_MISMATCH, rank);
     }
-    if (frame->kind == FRAME_BYE && frame->bytes == 0)
-        return NULL;
-    if (frame->kind == FRAME_MISSING && !root && frame->bytes == sizeof(conn->in.payload.missing)) {
-        conn->dest = (unsigned char *)&conn->in.payload.missing;
-        return NULL;
-    }
-    if (frame->kind == (root ? FRAME_BLOCK : FRAME_RESULT) && !conn->arrived && ret_all) {
-        if (frame->number != star->number)
-            return "a block of another all-gather";
-        if (frame->bytes != (root ? bytes : bytes * (size_t)star->nranks))
-            return root ? "size" : "a result of another size";
-        conn->dest = root ? ret_all + (size_t)tcp_star_rank_of(star, conn) * bytes : ret_all;
-        return NULL;
-    }
-    return "a frame of unknown kind or size";
+    conn->dest = root ? ret_all + (size_t)rank * bytes : ret_all;
+    return EP_OK;
 }
 
 static ep_status handle_frame(struct tcp_star *star, struct conn *conn)
@@ -77,8 +77,6 @@ static ep_status handle_frame(struct tcp_star *star, struct conn *conn)
 /* Reads the available data of `conn`. `ret_all` NULL: no all-gather is in progress. */
 static ep_status pull(struct tcp_star *star, struct conn *conn, size_t bytes, unsigned char *ret_all)
 {
-    const char *wrong;
-
     while (conn->fd >= 0) {
         bool head = conn->frame_used < sizeof(conn->in.frame);
         int got = head ? tcp_receive(conn->fd, &conn->in.frame, sizeof(conn->in.frame), &conn->frame_used)
@@ -88,18 +86,8 @@ static ep_status pull(struct tcp_star *star, struct conn *conn, size_t bytes, un
             return tcp_star_fail_lost(star, conn, errno);
         if (got == 0)
             return EP_OK;
-        if (head) {
-            wrong = check_frame(star, conn, bytes, ret_all);
-            if (wrong && strcmp(wrong, "size") == 0) {
-                ep_fail(EP_E_MISMATCH, "%s: ranks disagree: rank %d gathers %zu bytes and rank %d gathers %llu",
-                        star->name, tcp_star_number_of(star, 0), bytes,
-                        tcp_star_number_of(star, tcp_star_rank_of(star, conn)),
-                        (unsigned long long)conn->in.frame.bytes);
-                return tcp_star_fail(star, EP_E_MISMATCH, tcp_star_rank_of(star, conn));
-            }
-            if (wrong)
-                return tcp_star_fail_damaged(star, conn, wrong);
-        }
+        if (head)
+            EP_TRY(check_frame(star, conn, bytes, ret_all));
         if (conn->used == conn->in.frame.bytes) {
             EP_TRY(handle_frame(star, conn));
             /* The peer may have begun the next all-gather: its frames are for the next call. */
@@ -208,6 +196,18 @@ static ep_status fail_late_leaf(struct tcp_star *star, int timeout_ms)
     return tcp_star_fail(star, EP_E_TIMEOUT, 0);
 }
 
+/* Until everything queued has been sent. */
+static ep_status send_all(struct tcp_star *star, size_t bytes, int timeout_ms, uint64_t deadline_ns,
+                          unsigned char *ret_all)
+{
+    while (!all_idle(star)) {
+        EP_TRY(step(star, bytes, ret_all, deadline_ns));
+        if (!all_idle(star) && ep_now_ns() >= deadline_ns)
+            return fail_late_root(star, timeout_ms);
+    }
+    return EP_OK;
+}
+
 static ep_status gather_root(struct tcp_star *star, size_t bytes, int timeout_ms, uint64_t deadline_ns,
                              unsigned char *ret_all)
 {
@@ -218,22 +218,13 @@ static ep_status gather_root(struct tcp_star *star, size_t bytes, int timeout_ms
         if (!tcp_star_all_arrived(star) && ep_now_ns() >= deadline_ns)
             return fail_late_root(star, timeout_ms);
     }
-    while (!all_idle(star)) { /* queued lists of missing ranks */
-        EP_TRY(step(star, bytes, ret_all, deadline_ns));
-        if (ep_now_ns() >= deadline_ns)
-            return fail_late_root(star, timeout_ms);
-    }
+    EP_TRY(send_all(star, bytes, timeout_ms, deadline_ns, ret_all)); /* queued lists of missing ranks */
     /* A rank that has given up since sends its failure after its block, which this rank may read long after it came. */
     EP_TRY(step(star, bytes, ret_all, 0));
     star->delivering = true;
     for (int rank = 1; rank < star->nranks; rank++)
         tcp_star_queue_big(star, &star->conns[rank], FRAME_RESULT, ret_all, bytes * (size_t)star->nranks);
-    while (!all_idle(star)) {
-        EP_TRY(step(star, bytes, ret_all, deadline_ns));
-        if (!all_idle(star) && ep_now_ns() >= deadline_ns)
-            return fail_late_root(star, timeout_ms);
-    }
-    return EP_OK;
+    return send_all(star, bytes, timeout_ms, deadline_ns, ret_all);
 }
 
 ep_status tcp_star_allgather(struct tcp_star *star, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
@@ -245,8 +236,8 @@ ep_status tcp_star_allgather(struct tcp_star *star, const void *mine, size_t byt
         return ep_fail(EP_E_ARG, "%s: all-gather of %zu bytes from or to NULL", star->name, bytes);
     if (timeout_ms < 0 || bytes > INT32_MAX)
         return ep_fail(EP_E_ARG, "%s: all-gather of %zu bytes with timeout_ms = %d", star->name, bytes, timeout_ms);
-    if (star->failed != EP_OK)
-        return ep_fail(star->failed, "%s", star->text);
+    if (star->failure.status != EP_OK)
+        return tcp_star_fail_again(star);
     star->number++;
     star->missing.n = 0;
     star->delivering = false;
@@ -278,7 +269,7 @@ ep_status tcp_star_new(const char *name, int rank, int nranks, struct tcp_star *
         star->name = name;
         star->rank = rank;
         star->nranks = nranks;
-        star->failed_rank = star->acceptor.fd = -1;
+        star->failure.rank = star->acceptor.fd = -1;
         star->conns = calloc(n, sizeof(*star->conns));
         star->polls = calloc(n + TCP_ACCEPTOR_POLLS, sizeof(*star->polls));
     }
@@ -314,7 +305,7 @@ void tcp_star_set_poll(struct tcp_star *star, tcp_star_poll_fn poll, void *conte
 
 int tcp_star_failed_rank(const struct tcp_star *star)
 {
-    return star->failed_rank;
+    return star->failure.rank;
 }
 
 ep_status tcp_star_check(void *context)
@@ -322,8 +313,8 @@ ep_status tcp_star_check(void *context)
     struct tcp_star *star = context;
     int n = tcp_star_n_conns(star);
 
-    if (star->failed != EP_OK)
-        return ep_fail(star->failed, "%s", star->text);
+    if (star->failure.status != EP_OK)
+        return tcp_star_fail_again(star);
     EP_TRY(poll_user(star));
     for (int i = 0; i < n; i++)
         star->polls[i] = (struct pollfd){.fd = star->conns[i].fd, .events = POLLRDHUP};

@@ -152,23 +152,25 @@ void tcp_star_drain(struct tcp_star *star)
 
 /* --- failing --- */
 
+ep_status tcp_star_fail_again(const struct tcp_star *star)
+{
+    return ep_fail((ep_status)star->failure.status, "%s", star->failure.text);
+}
+
 ep_status tcp_star_fail(struct tcp_star *star, ep_status status, int failed_rank)
 {
-    struct failure failure = {.status = (int32_t)status, .rank = failed_rank};
-
-    if (star->failed != EP_OK)
-        return ep_fail(star->failed, "%s", star->text);
-    star->failed = status;
-    star->failed_rank = failed_rank;
-    snprintf(star->text, sizeof(star->text), "%.*s", TEXT_BYTES - 1, ep_last_error());
-    memcpy(failure.text, star->text, sizeof(failure.text));
+    if (star->failure.status != EP_OK)
+        return tcp_star_fail_again(star);
+    star->failure.status = (int32_t)status;
+    star->failure.rank = failed_rank;
+    snprintf(star->failure.text, TEXT_BYTES, "%.*s", TEXT_BYTES - 1, ep_last_error());
     for (int i = 0; i < tcp_star_n_conns(star); i++)
         if (star->conns[i].fd >= 0)
-            tcp_star_queue_last(star, &star->conns[i], FRAME_FAILURE, &failure);
+            tcp_star_queue_last(star, &star->conns[i], FRAME_FAILURE, &star->failure);
     tcp_star_drain(star);
     for (int i = 0; i < tcp_star_n_conns(star); i++)
         tcp_star_close_conn(&star->conns[i]);
-    return ep_fail(status, "%s", star->text);
+    return tcp_star_fail_again(star);
 }
 
 ep_status tcp_star_fail_lost(struct tcp_star *star, struct conn *conn, int error)
@@ -282,9 +284,8 @@ void tcp_star_list_missing(const struct tcp_star *star, struct missing *ret_miss
             tcp_address_print(&star->conns[rank].remote, address);
         if (used + 24 + strlen(address) >= sizeof(missing.list))
             continue;
-        used += (size_t)snprintf(missing.list + used, sizeof(missing.list) - used, "%s%d%s%s%s", shown ? ", " : "",
+        used += (size_t)snprintf(missing.list + used, sizeof(missing.list) - used, "%s%d%s%s%s", shown++ ? ", " : "",
                                  tcp_star_number_of(star, rank), *address ? " (" : "", address, *address ? ")" : "");
-        shown++;
     }
     if (missing.n > shown)
         snprintf(missing.list + used, sizeof(missing.list) - used, " and %d more", missing.n - shown);

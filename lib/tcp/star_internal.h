@@ -80,9 +80,7 @@ struct tcp_star {
     bool notified;                   /* other ranks: rank 0 has reported why it failed */
     tcp_star_poll_fn poll;
     void *poll_context;
-    ep_status failed;
-    int failed_rank;
-    char text[TEXT_BYTES];
+    struct failure failure; /* status EP_OK: none */
 };
 
 /* A star without connections. */
@@ -128,6 +126,8 @@ bool tcp_star_read_last_failure(struct tcp_star *star, struct conn *conn, struct
 void tcp_star_list_missing(const struct tcp_star *star, struct missing *ret_missing);
 /* After ep_fail(), which returns the status: makes the star unusable, and sends the reason to the others. */
 ep_status tcp_star_fail(struct tcp_star *star, ep_status status, int failed_rank);
+/* The failure of the star. */
+ep_status tcp_star_fail_again(const struct tcp_star *star);
 ep_status tcp_star_fail_late(struct tcp_star *star, const struct missing *missing, int timeout_ms);
 /* From rank 0 to the ranks that wait, every 200 ms. */
 void tcp_star_publish_missing(struct tcp_star *star);

@@ -133,8 +133,8 @@ static ep_status refuse_rank(void *context, const struct tcp_handshake *hs, char
 
     (void)hs;
     star->n_notified++;
-    snprintf(ret_reason, bytes, "%.*s", (int)bytes - 1, star->text);
-    return star->failed;
+    snprintf(ret_reason, bytes, "%.*s", (int)bytes - 1, star->failure.text);
+    return (ep_status)star->failure.status;
 }
 
 static void close_accepted(void *context, const struct tcp_handshake *hs, int fd)
@@ -343,13 +343,13 @@ static ep_status open_root(struct tcp_star *star, const struct tcp_star_args *ar
     status = check_descriptors(star);
     listens = tcp_listen(NULL, args->port, &fd, &port);
     if (listens != EP_OK)
-        return star->lacks_fds ? ep_fail(status, "%s", star->text) : fail_listen(args, listens);
+        return star->lacks_fds ? tcp_star_fail_again(star) : fail_listen(args, listens);
     tcp_acceptor_open(&star->acceptor, fd, &args->key);
     if (status == EP_OK)
         status = await_ranks(star, args->timeout_ms, deadline_ns);
     if (status != EP_OK) {
         refuse_all(star, deadline_ns);
-        status = ep_fail(status, "%s", star->text);
+        status = tcp_star_fail_again(star);
     }
     /* No other connection is expected: later ones are refused by the kernel. */
     tcp_acceptor_close(&star->acceptor);

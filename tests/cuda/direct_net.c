@@ -337,17 +337,14 @@ static ep_status direct_open(const struct ep_net_provider *provider, const struc
     struct introduction mine = {.ok = 0};
     struct ep_net_params own = *params;
     struct direct_net *d;
-    ep_status status;
 
     /* The lossy one is opened again without payload. */
     if (!variant->lossy)
         EP_TRY(check_payload(params));
     if (variant->mixed && params->rank / params->ranks_per_node % 2)
         own.payload = NULL;
-    d = calloc(1, sizeof(*d));
-    if (!d)
-        return ep_fail(EP_E_MEMORY, "network direct: no memory");
-    d->net = ep_net_init(&direct_ops, params);
+    EP_TRY(ep_net_new(&direct_ops, sizeof(*d), params, ret_net));
+    d = (struct direct_net *)*ret_net;
     d->net.payload_base = UINT64_C(1) << 62;
     d->net.copies = true;
     d->nnodes = d->net.nnodes;
@@ -359,12 +356,7 @@ static ep_status direct_open(const struct ep_net_provider *provider, const struc
               cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking) == cudaSuccess &&
               cudaEventCreateWithFlags(&d->copied, cudaEventDisableTiming) == cudaSuccess &&
               make_memory(d, &own, &mine);
-    status = connect_peers(d, params, &mine);
-    if (status == EP_OK)
-        *ret_net = &d->net;
-    else
-        direct_free(&d->net);
-    return status;
+    return ep_net_opened(connect_peers(d, params, &mine), ret_net);
 }
 
 static bool uses_device_memory(void)
