@@ -3,7 +3,6 @@
 #include "bench/case.h"
 
 #include "backend/cuda/module.h"
-#include "bench/pattern.h"
 #include "net/probe.h"
 
 #include <string.h>
@@ -243,7 +242,6 @@ static int measure(struct op *op)
     measurement.net_bytes = op->probe_bytes;
     if (code == 0)
         code = bench_emit_row(bench, &measurement);
-    bench_roofline_done(&op->roofline);
     ep_net_probe_free(op->probe);
     return code;
 }
