@@ -168,7 +168,7 @@ const char *ep_config_network(const ep_comm *comm)
 
 /*
  * The first data that ranks exchange. Its size and the offset of `version` never change, so that ranks with different
- * libraries can compare versions; a library that changes the rest changes `format`.
+ * libraries can compare versions; a library that changes the rest, or the rows between nodes, changes `format`.
  */
 struct digest {
     uint32_t format;
@@ -188,7 +188,7 @@ struct digest {
 
 enum { NODES_FROM_CONFIG, NODES_FROM_BOOT, NODES_FROM_HOSTS };
 
-#define DIGEST_FORMAT 2u
+#define DIGEST_FORMAT 3u
 
 _Static_assert(sizeof(struct digest) == 512, "the size of the digest never changes");
 
