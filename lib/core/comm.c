@@ -186,19 +186,15 @@ void ep_comm_abort(ep_comm *comm)
 
 static ep_status shrink(ep_comm *comm, const ep_comm_config *config, ep_comm *next)
 {
-    bool linked = ep_net_is_linked(comm->config.network);
-
     next->ops = comm->ops;
-    if (config) {
+    next->config = comm->config;
+    next->emulation = comm->emulation;
+    next->config.network = NULL;
+    if (config)
         EP_TRY(ep_config_resolve(next, config, NULL, "ep_comm_shrink"));
-        if (!next->config.network)
-            next->config.network = linked ? comm->config.network : ep_net_emulated.name;
-    } else {
-        next->config = comm->config;
-        next->emulation = comm->emulation;
-        /* Survivors share a host. The network of a bootstrap may not work after the death of a rank; sockets do. */
-        next->config.network = linked ? comm->config.network : ep_net_emulated.name;
-    }
+    /* Survivors share a host. The network of a bootstrap may not work after the death of a rank; sockets do. */
+    if (!next->config.network)
+        next->config.network = ep_net_is_linked(comm->config.network) ? comm->config.network : ep_net_emulated.name;
     next->ranks_per_node = next->config.ranks_per_node;
     return comm->ops->shrink(comm, next);
 }
