@@ -199,10 +199,7 @@ static void copy_text(char *to, size_t bytes, const char *from)
 
 static void make_digest(struct digest *digest, int rank, const ep_comm *comm, ep_status local)
 {
-    memset(digest, 0, sizeof(*digest));
-    digest->format = DIGEST_FORMAT;
-    digest->rank = rank;
-    digest->status = (int32_t)local;
+    *digest = (struct digest){.format = DIGEST_FORMAT, .rank = rank, .status = (int32_t)local};
     copy_text(digest->version, sizeof(digest->version), ep_version());
     if (local != EP_OK) {
         copy_text(digest->reason, sizeof(digest->reason), ep_last_error());
