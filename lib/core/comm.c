@@ -49,7 +49,10 @@ static ep_status resolve_new(ep_comm *comm, const ep_boot *boot, const ep_comm_c
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory");
     comm->nranks = boot->nranks;
     EP_TRY(ep_config_resolve(comm, config, boot->network, "ep_comm_new"));
-    ep_config_set_nodes(comm, boot->ranks_per_node);
+    if (!comm->config.ranks_per_node && boot->ranks_per_node) {
+        comm->config.ranks_per_node = boot->ranks_per_node;
+        comm->boot_has_nodes = true;
+    }
     if (!comm->ops->comm_open)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: backend %s cannot open a communicator", comm->ops->name);
     return EP_OK;

@@ -100,11 +100,6 @@ void ep_net_emulate(const ep_net_emulation *emulation)
     emulation_of_thread = emulation ? *emulation : (ep_net_emulation){.seed = 0};
 }
 
-const ep_net_emulation *ep_net_emulation_get(void)
-{
-    return &emulation_of_thread;
-}
-
 static ep_status check_emulation(const ep_net_emulation *emulation, int nranks, const char *call)
 {
     EP_TRY(ep_check_range(call, "emulation.reorder", emulation->reorder, 0, 1));
@@ -147,18 +142,10 @@ ep_status ep_config_resolve(ep_comm *comm, const ep_comm_config *config, const v
     }
     EP_TRY(resolve_timeout(&comm->config, call));
     EP_TRY(resolve_numbers(&comm->config, comm->nranks, call));
-    comm->emulation = *ep_net_emulation_get();
+    comm->emulation = emulation_of_thread;
     EP_TRY(check_emulation(&comm->emulation, comm->nranks, call));
     EP_TRY(resolve_network(&comm->config, comm->ops ? NULL : read_env("EPKIT_NETWORK"), network, call));
     return resolve_backend(comm, call);
-}
-
-void ep_config_set_nodes(ep_comm *comm, int ranks_per_node)
-{
-    if (comm->config.ranks_per_node || !ranks_per_node)
-        return;
-    comm->config.ranks_per_node = ranks_per_node;
-    comm->boot_has_nodes = true;
 }
 
 const char *ep_config_network(const ep_comm *comm)
