@@ -19,10 +19,9 @@
 
 /*
  * One page that the kernel clears in every child, also in one that was created without fork() of the C library and its
- * handlers (_Fork, clone). It holds the generation and the key of this process; each is created when it is 0.
+ * handlers (_Fork, clone). It holds the key of this process, which is made when it is 0.
  */
 static _Atomic(_Atomic uint64_t *) wiped_page;
-static _Atomic uint64_t last_generation;
 
 static _Atomic uint64_t *map_wiped_page(void)
 {
@@ -44,31 +43,33 @@ static _Atomic uint64_t *map_wiped_page(void)
     return made;
 }
 
-uint64_t ep_process_generation(void)
-{
-    _Atomic uint64_t *at = atomic_load(&wiped_page);
-    uint64_t none = 0;
-
-    if (!at)
-        at = map_wiped_page();
-    /* Kernels before 4.14: correct unless a child in another PID namespace has the PID of its parent. */
-    if (!at)
-        return UINT64_C(1) << 63 | (uint64_t)getpid();
-    if (atomic_load(at) == 0)
-        atomic_compare_exchange_strong(at, &none, atomic_fetch_add(&last_generation, 1) + 1);
-    return atomic_load(at);
-}
-
+/* Odd, so that it is not 0. */
 static uint64_t random_word(void)
 {
     struct timespec now;
     uint64_t word = 0;
 
-    if (getrandom(&word, sizeof(word), GRND_NONBLOCK) == (ssize_t)sizeof(word) && word)
-        return word;
-    clock_gettime(CLOCK_REALTIME, &now);
-    word = ((uint64_t)now.tv_sec << 32 ^ (uint64_t)now.tv_nsec << 8 ^ (uint64_t)getpid()) * 0x9e3779b97f4a7c15u;
-    return word ? word : 1;
+    if (getrandom(&word, sizeof(word), GRND_NONBLOCK) != (ssize_t)sizeof(word)) {
+        clock_gettime(CLOCK_REALTIME, &now);
+        word = ((uint64_t)now.tv_sec << 32 ^ (uint64_t)now.tv_nsec << 8 ^ (uint64_t)getpid()) * 0x9e3779b97f4a7c15u;
+    }
+    return word | 1;
+}
+
+uint64_t ep_process_generation(void)
+{
+    /* Kernels before 4.14: correct unless a child in another PID namespace has the PID of its parent. */
+    static _Atomic uint64_t inherited;
+    _Atomic uint64_t *at = atomic_load(&wiped_page);
+    uint64_t none = 0;
+
+    if (!at)
+        at = map_wiped_page();
+    if (!at)
+        at = &inherited;
+    if (atomic_load(at) == 0)
+        atomic_compare_exchange_strong(at, &none, random_word());
+    return atomic_load(at) ^ (at == &inherited ? (uint64_t)getpid() << 32 : 0);
 }
 
 static uint64_t inode_of(const char *path)
@@ -167,27 +168,9 @@ void *ep_process_get_own(_Atomic(struct ep_process_own *) *current, size_t bytes
     return former;
 }
 
-/* Random; a forked child gets another one. */
-static uint64_t own_key(void)
-{
-    static _Atomic uint64_t fallback;
-    _Atomic uint64_t *at;
-    uint64_t none = 0;
-
-    ep_process_generation();
-    at = atomic_load(&wiped_page);
-    if (at)
-        at++;
-    else
-        at = &fallback;
-    if (atomic_load(at) == 0)
-        atomic_compare_exchange_strong(at, &none, random_word());
-    return atomic_load(at) ^ (at == &fallback ? (uint64_t)getpid() << 32 : 0);
-}
-
 void ep_process_get_self(struct ep_process_id *ret_id)
 {
-    describe((int32_t)getpid(), own_key(), ret_id);
+    describe((int32_t)getpid(), ep_process_generation(), ret_id);
 }
 
 void ep_process_get_child(int32_t pid, struct ep_process_id *ret_id)

@@ -41,8 +41,8 @@ EP_PRIVATE_API void ep_process_get_self(struct ep_process_id *ret_id);
 void ep_process_get_child(int32_t pid, struct ep_process_id *ret_id);
 
 /*
- * A number that a forked child does not share with its parent, however it was forked. Never 0. Any thread;
- * async-signal-safe after the first call.
+ * The key of this process, which a forked child does not share with its parent, however it was forked. Never 0. Any
+ * thread; async-signal-safe after the first call.
  */
 EP_PRIVATE_API uint64_t ep_process_generation(void);
 

@@ -325,15 +325,13 @@ ep_status ep_reserve_resize(int fd, size_t bytes)
 
 ep_status ep_reserve_fail_map(int error_number, size_t bytes)
 {
-    struct rlimit space, locked;
+    struct rlimit space = {.rlim_cur = RLIM_INFINITY}, locked = space;
     char count[32] = "?";
 
     if (error_number != ENOMEM && error_number != EAGAIN)
         return ep_fail_errno(EP_E_SYSTEM, error_number, "shared memory: mmap of %zu bytes", bytes);
-    if (getrlimit(RLIMIT_AS, &space) != 0)
-        space.rlim_cur = RLIM_INFINITY;
-    if (getrlimit(RLIMIT_MEMLOCK, &locked) != 0)
-        locked.rlim_cur = RLIM_INFINITY;
+    getrlimit(RLIMIT_AS, &space);
+    getrlimit(RLIMIT_MEMLOCK, &locked);
     if (error_number == EAGAIN)
         return ep_fail(EP_E_MEMORY,
                        "shared memory: mmap of %zu bytes: memory of this process is locked (mlockall) and "

@@ -28,40 +28,16 @@ struct local_segment {
 /* A forked child does not use the parent's segments. */
 struct registry {
     struct ep_process_own own;
-    uint64_t process;
     struct local_segment *first;
-    uint64_t next_serial;
+    uint64_t last_serial;
 };
 
 static _Atomic(struct ep_process_own *) current;
 
-static void init_registry(void *own)
-{
-    struct registry *registry = own;
-    struct ep_process_id self;
-
-    ep_process_get_self(&self);
-    registry->process = self.key;
-    registry->next_serial = 1;
-}
-
-/* NULL: no memory. */
-static struct registry *get_registry(void)
-{
-    return ep_process_get_own(&current, sizeof(struct registry), init_registry);
-}
-
-uint64_t ep_segments_process(void)
-{
-    const struct registry *registry = get_registry();
-
-    return registry ? registry->process : 0;
-}
-
-/* The functions below take the NULL of this one, as if there were no segments. */
+/* NULL: no memory. The functions below take it as if there were no segments. */
 static struct registry *lock_registry(void)
 {
-    struct registry *registry = get_registry();
+    struct registry *registry = ep_process_get_own(&current, sizeof(*registry), NULL);
 
     if (registry)
         pthread_mutex_lock(&registry->own.lock);
@@ -84,7 +60,7 @@ ep_status ep_segments_add(void *base, size_t mapped, int fd, bool adopted, uint6
         return ep_fail(EP_E_MEMORY, "shared memory: no memory for the registry");
     }
     *segment = (struct local_segment){.next = registry->first,
-                                      .serial = registry->next_serial++,
+                                      .serial = ++registry->last_serial,
                                       .base = base,
                                       .mapped = mapped,
                                       .fd = fd,

@@ -10,9 +10,6 @@
 
 #include <stdbool.h>
 
-/* The key of this process in the names of its segments; 0: no memory. */
-uint64_t ep_segments_process(void);
-
 /* `adopted`: the mapping belongs to the program and is never unmapped. */
 ep_status ep_segments_add(void *base, size_t mapped, int fd, bool adopted, uint64_t *ret_serial);
 

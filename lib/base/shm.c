@@ -258,20 +258,16 @@ ep_status ep_shm_reserve(const struct ep_shm *shm, size_t offset, size_t bytes)
 
 ep_status ep_shm_get_name(const struct ep_shm *shm, struct ep_shm_name *ret_name)
 {
-    uint64_t process = ep_segments_process();
     struct stat info;
 
-    if (!process)
-        return ep_fail(EP_E_MEMORY, "shared memory: no memory for the registry");
     if (fstat(shm->fd, &info) != 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: fstat of descriptor %d", shm->fd);
-    memset(ret_name, 0, sizeof(*ret_name));
-    ret_name->process = process;
-    ret_name->pid = (int32_t)getpid();
-    ret_name->fd = shm->fd;
-    ret_name->inode = (uint64_t)info.st_ino;
-    ret_name->serial = shm->serial;
-    ret_name->bytes = shm->bytes;
+    *ret_name = (struct ep_shm_name){.process = ep_process_generation(),
+                                     .pid = (int32_t)getpid(),
+                                     .fd = shm->fd,
+                                     .inode = (uint64_t)info.st_ino,
+                                     .serial = shm->serial,
+                                     .bytes = shm->bytes};
     return EP_OK;
 }
 
@@ -430,7 +426,7 @@ ep_status ep_shm_attach(const struct ep_shm_name *name, const struct ep_shm_owne
     ep_status status;
     int fd = -1;
 
-    if (ep_segments_process() == name->process)
+    if (ep_process_generation() == name->process)
         return borrow(name, ret_shm);
     EP_TRY(get_fd(name, owner, &fd));
     status = check_segment(fd, name);

@@ -46,21 +46,11 @@ struct server {
     struct ep_process_own own; /* threads do not survive a fork */
     pthread_t thread;
     struct ep_shm_address address;
-    int socket, users;
+    int socket, users; /* socket: valid while there are users */
     _Atomic bool is_ending;
 };
 
 static _Atomic(struct ep_process_own *) current;
-
-static void init_server(void *server)
-{
-    ((struct server *)server)->socket = -1;
-}
-
-static struct server *get_server(void)
-{
-    return ep_process_get_own(&current, sizeof(struct server), init_server);
-}
 
 static socklen_t make_name(const char name[24], struct sockaddr_un *ret_address)
 {
@@ -95,21 +85,21 @@ static bool send_reply(int socket, const struct sockaddr_un *to, socklen_t to_by
     return sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0;
 }
 
-static void handle_request(int socket, const struct ep_shm_address *own, const struct request *request,
-                           const struct sockaddr_un *from, socklen_t from_bytes)
+static void handle_request(const struct server *server, const struct request *request, const struct sockaddr_un *from,
+                           socklen_t from_bytes)
 {
     struct reply reply = {.nonce = request->nonce};
     int fd;
 
-    if (memcmp(request->secret, own->secret, sizeof(own->secret)) != 0)
+    if (memcmp(request->secret, server->address.secret, sizeof(request->secret)) != 0)
         return;
     errno = ENOENT;
     fd = request->serial ? ep_segments_dup(request->serial) : (int)syscall(SYS_pidfd_open, getpid(), 0);
     reply.error = fd >= 0 ? 0 : errno;
-    if (!send_reply(socket, from, from_bytes, &reply, fd) && fd >= 0) {
+    if (!send_reply(server->socket, from, from_bytes, &reply, fd) && fd >= 0) {
         /* Too many descriptors in flight (ETOOMANYREFS): send the reason without one. */
         reply.error = errno;
-        send_reply(socket, from, from_bytes, &reply, -1);
+        send_reply(server->socket, from, from_bytes, &reply, -1);
     }
     if (fd >= 0)
         close(fd);
@@ -124,20 +114,18 @@ static bool is_passing(int error)
 static void *server_main(void *context)
 {
     struct server *server = context;
-    struct ep_shm_address own = server->address;
-    int socket = server->socket;
 
     for (;;) {
         struct sockaddr_un from;
         socklen_t from_bytes = sizeof(from);
         struct request request;
-        ssize_t got = recvfrom(socket, &request, sizeof(request), 0, (struct sockaddr *)&from, &from_bytes);
+        ssize_t got = recvfrom(server->socket, &request, sizeof(request), 0, (struct sockaddr *)&from, &from_bytes);
 
         if (atomic_load(&server->is_ending) || (got < 0 && !is_passing(errno)))
             return NULL;
         /* Any process in the network namespace may send other data, or an empty datagram. */
         if (got == (ssize_t)sizeof(request))
-            handle_request(socket, &own, &request, &from, from_bytes);
+            handle_request(server, &request, &from, from_bytes);
     }
 }
 
@@ -157,15 +145,15 @@ static ep_status open_socket(struct server *server)
 {
     static const struct timeval limit = {.tv_sec = RECEIVE_SECONDS};
     struct sockaddr_un address;
-    unsigned char random[8];
+    uint64_t random;
     socklen_t bytes;
 
+    server->socket = -1;
     if (getrandom(server->address.secret, sizeof(server->address.secret), 0) !=
             (ssize_t)sizeof(server->address.secret) ||
-        getrandom(random, sizeof(random), 0) != (ssize_t)sizeof(random))
+        getrandom(&random, sizeof(random), 0) != (ssize_t)sizeof(random))
         return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: getrandom");
-    snprintf(server->address.name, sizeof(server->address.name), "epkit-%02x%02x%02x%02x%02x%02x%02x%02x", random[0],
-             random[1], random[2], random[3], random[4], random[5], random[6], random[7]);
+    snprintf(server->address.name, sizeof(server->address.name), "epkit-%016llx", (unsigned long long)random);
     server->socket = ep_fd_above_stdio(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     if (server->socket < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: a socket for requests of segments");
@@ -181,13 +169,12 @@ static void stop(struct server *server)
 {
     if (server->socket >= 0)
         close(server->socket);
-    server->socket = -1;
     memset(&server->address, 0, sizeof(server->address));
 }
 
 ep_status ep_shm_serve(struct ep_shm_address *ret_address)
 {
-    struct server *server = get_server();
+    struct server *server = ep_process_get_own(&current, sizeof(*server), NULL);
     ep_status status = EP_OK;
     int error = 0;
 
@@ -212,7 +199,7 @@ ep_status ep_shm_serve(struct ep_shm_address *ret_address)
 
 void ep_shm_serve_end(void)
 {
-    struct server *server = get_server();
+    struct server *server = ep_process_get_own(&current, sizeof(*server), NULL);
 
     if (!server)
         return;

@@ -49,7 +49,10 @@ static ep_status resolve_new(ep_comm *comm, const ep_boot *boot, const ep_comm_c
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory");
     comm->nranks = boot->nranks;
     EP_TRY(ep_config_resolve(comm, config, boot->network, "ep_comm_new"));
-    ep_config_set_nodes(comm, boot->ranks_per_node);
+    if (!comm->config.ranks_per_node && boot->ranks_per_node) {
+        comm->config.ranks_per_node = boot->ranks_per_node;
+        comm->boot_has_nodes = true;
+    }
     if (!comm->ops->comm_open)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: backend %s cannot open a communicator", comm->ops->name);
     return EP_OK;
@@ -186,19 +189,15 @@ void ep_comm_abort(ep_comm *comm)
 
 static ep_status shrink(ep_comm *comm, const ep_comm_config *config, ep_comm *next)
 {
-    bool linked = ep_net_is_linked(comm->config.network);
-
     next->ops = comm->ops;
-    if (config) {
+    next->config = comm->config;
+    next->emulation = comm->emulation;
+    next->config.network = NULL;
+    if (config)
         EP_TRY(ep_config_resolve(next, config, NULL, "ep_comm_shrink"));
-        if (!next->config.network)
-            next->config.network = linked ? comm->config.network : ep_net_emulated.name;
-    } else {
-        next->config = comm->config;
-        next->emulation = comm->emulation;
-        /* Survivors share a host. The network of a bootstrap may not work after the death of a rank; sockets do. */
-        next->config.network = linked ? comm->config.network : ep_net_emulated.name;
-    }
+    /* Survivors share a host. The network of a bootstrap may not work after the death of a rank; sockets do. */
+    if (!next->config.network)
+        next->config.network = ep_net_is_linked(comm->config.network) ? comm->config.network : ep_net_emulated.name;
     next->ranks_per_node = next->config.ranks_per_node;
     return comm->ops->shrink(comm, next);
 }

@@ -100,11 +100,6 @@ void ep_net_emulate(const ep_net_emulation *emulation)
     emulation_of_thread = emulation ? *emulation : (ep_net_emulation){.seed = 0};
 }
 
-const ep_net_emulation *ep_net_emulation_get(void)
-{
-    return &emulation_of_thread;
-}
-
 static ep_status check_emulation(const ep_net_emulation *emulation, int nranks, const char *call)
 {
     EP_TRY(ep_check_range(call, "emulation.reorder", emulation->reorder, 0, 1));
@@ -147,18 +142,10 @@ ep_status ep_config_resolve(ep_comm *comm, const ep_comm_config *config, const v
     }
     EP_TRY(resolve_timeout(&comm->config, call));
     EP_TRY(resolve_numbers(&comm->config, comm->nranks, call));
-    comm->emulation = *ep_net_emulation_get();
+    comm->emulation = emulation_of_thread;
     EP_TRY(check_emulation(&comm->emulation, comm->nranks, call));
     EP_TRY(resolve_network(&comm->config, comm->ops ? NULL : read_env("EPKIT_NETWORK"), network, call));
     return resolve_backend(comm, call);
-}
-
-void ep_config_set_nodes(ep_comm *comm, int ranks_per_node)
-{
-    if (comm->config.ranks_per_node || !ranks_per_node)
-        return;
-    comm->config.ranks_per_node = ranks_per_node;
-    comm->boot_has_nodes = true;
 }
 
 const char *ep_config_network(const ep_comm *comm)
@@ -168,7 +155,7 @@ const char *ep_config_network(const ep_comm *comm)
 
 /*
  * The first data that ranks exchange. Its size and the offset of `version` never change, so that ranks with different
- * libraries can compare versions; a library that changes the rest changes `format`.
+ * libraries can compare versions; a library that changes the rest, or the rows between nodes, changes `format`.
  */
 struct digest {
     uint32_t format;
@@ -188,7 +175,7 @@ struct digest {
 
 enum { NODES_FROM_CONFIG, NODES_FROM_BOOT, NODES_FROM_HOSTS };
 
-#define DIGEST_FORMAT 2u
+#define DIGEST_FORMAT 3u
 
 _Static_assert(sizeof(struct digest) == 512, "the size of the digest never changes");
 
@@ -199,10 +186,7 @@ static void copy_text(char *to, size_t bytes, const char *from)
 
 static void make_digest(struct digest *digest, int rank, const ep_comm *comm, ep_status local)
 {
-    memset(digest, 0, sizeof(*digest));
-    digest->format = DIGEST_FORMAT;
-    digest->rank = rank;
-    digest->status = (int32_t)local;
+    *digest = (struct digest){.format = DIGEST_FORMAT, .rank = rank, .status = (int32_t)local};
     copy_text(digest->version, sizeof(digest->version), ep_version());
     if (local != EP_OK) {
         copy_text(digest->reason, sizeof(digest->reason), ep_last_error());

@@ -14,9 +14,6 @@
  */
 ep_status ep_config_resolve(ep_comm *comm, const ep_comm_config *config, const void *network, const char *call);
 
-/* Uses ranks_per_node of the bootstrap (0: unknown), unless the configuration sets it. */
-void ep_config_set_nodes(ep_comm *comm, int ranks_per_node);
-
 /* "none" on one node, else the network in use. */
 const char *ep_config_network(const ep_comm *comm);
 

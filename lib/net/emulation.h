@@ -30,7 +30,4 @@ typedef struct ep_net_emulation {
 /* Applies to communicators that the calling thread creates from now on. NULL: no faults, the default. */
 EP_PRIVATE_API void ep_net_emulate(const ep_net_emulation *emulation);
 
-/* The current setting of this thread, for ep_comm_new(). */
-const ep_net_emulation *ep_net_emulation_get(void);
-
 #endif

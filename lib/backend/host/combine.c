@@ -111,7 +111,7 @@ static ep_status publish_input(struct host_sum *sum, int which, const void *inpu
     void *published = (void *)(uintptr_t)input;
 
     EP_TRY(host_publish(sum->group, "ep_combine", which, true, bytes, &published, ret_address));
-    if (published == input)
+    if (!input || published == input)
         return EP_OK;
     memcpy(published, input, bytes);
     sum->stats->ns_copy += ep_now_ns() - begin;

@@ -74,7 +74,7 @@ const struct ep_rows_ops *ep_rows_get(void)
     wanted = getenv("EPKIT_HOST_ISA");
     if (wanted)
         ops = ep_rows_find(wanted);
-    for (size_t i = 0; !ops; i++)
+    for (size_t i = 0; i < N_VARIANTS && !ops; i++)
         if (runs_here(variants[i]))
             ops = variants[i];
     atomic_store_explicit(&chosen, ops, memory_order_relaxed);

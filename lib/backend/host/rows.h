@@ -2,8 +2,8 @@
 /*
  * rows.h - the inner loops of the host backend: copy rows, add rows. Pure functions over memory, thread-safe.
  *
- * Each has a portable variant and faster ones for AVX2 and AVX-512, selected once at start; all give the same bits (the
- * tests compare every variant that the machine supports with the portable one). $EPKIT_HOST_ISA = portable, avx2 or
+ * The sums have a portable variant and faster ones for AVX2 and AVX-512, selected once at start; all give the same bits
+ * (the tests compare every variant that the machine supports with a reference). $EPKIT_HOST_ISA = portable, avx2 or
  * avx512 overrides the selection; ep_comm_new() refuses a name that cannot run here. The floating-point modes of the
  * caller must be the default ones (nearest even, denormals kept).
  */
@@ -18,8 +18,7 @@ struct ep_row_term {
     int is_f32; /* fp32 elements instead of bf16: first the elements 0, 2, 4, .., then the elements 1, 3, 5, .. */
 };
 
-/* Rows have `count` elements, a multiple of 8, and are aligned to 16. Every NaN comes out as 0x7fc0 (fp32: 0x7fc00000).
- */
+/* Rows have `count` elements, a multiple of 8, and are aligned to 16. Every NaN gives 0x7fc0 (fp32: 0x7fc00000). */
 struct ep_rows_ops {
     const char *name;
 

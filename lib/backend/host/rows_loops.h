@@ -107,7 +107,7 @@ INLINE vec vec_fma(vec a, vec b, vec c)
 
 /* --- elements --- */
 
-/* The elements of a vector of words, of which there are `n` (all of them, or a variable); zeros for the others. */
+/* A vector of `n` elements of a row, at most; zeros for the others. In the main loop all are there: n is a constant. */
 INLINE bits load(const void *from, int n)
 {
     bits words = {0};
@@ -138,7 +138,7 @@ INLINE struct quad load_term(const struct ep_row_term *term, int at, int n, int 
 
 INLINE bits plain_nan(vec value, bits number)
 {
-    bits is_nan = (bits)(value != value);
+    bits is_nan = (bits)(value != value); /* NOLINT(misc-redundant-expression) */
 
     return (is_nan & EP_F32_NAN_BITS) | (~is_nan & number);
 }
@@ -168,7 +168,7 @@ INLINE struct quad quad_add(struct quad x, struct quad y)
 
 INLINE struct quad quad_fma(float weight, struct quad x, struct quad y)
 {
-    vec w = weight - (vec){0};
+    vec w = weight - (vec){0}; /* -0 + 0 would be 0 */
 
     return (struct quad){vec_fma(w, x.even, y.even), vec_fma(w, x.even2, y.even2), vec_fma(w, x.odd, y.odd),
                          vec_fma(w, x.odd2, y.odd2)};
