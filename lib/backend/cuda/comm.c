@@ -4,10 +4,8 @@
 
 #include <assert.h>
 #include <epkit/cuda.h>
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 static_assert(sizeof(struct cuda_report) <= 4096, "a report fits a page");
 static_assert(sizeof(struct cuda_signals) <= CUDA_GRANULE, "signals fit an allocation of one granule");
@@ -87,29 +85,25 @@ static ep_status choose_device(struct cuda_comm *cuda)
     return EP_OK;
 }
 
-/*
- * Memory of the process, which CUDA only maps: if a program exits without freeing its communicators, the monitor may
- * still read it after CUDA has freed its own host memory.
- */
-static ep_status open_report(struct cuda_comm *cuda)
+/* Memory that kernels read or write as long as the communicator exists, zeroed. */
+static ep_status open_memory(struct cuda_comm *cuda)
 {
-    void *memory = mmap(NULL, REPORT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    size_t map_bytes = MAP_BYTES(cuda), at[2] = {0};
+    struct cuda_pinned host;
+    void *device;
 
-    if (memory == MAP_FAILED)
-        return ep_fail_errno(EP_E_MEMORY, errno, "ep_comm_new: mmap of %d bytes", (int)REPORT_BYTES);
-    cuda->report = memory;
-    CUDA_TRY(cudaHostRegister(memory, REPORT_BYTES, cudaHostRegisterMapped));
-    CUDA_TRY(cudaHostGetDevicePointer((void **)&cuda->report_device, memory, 0));
+    EP_TRY(cuda_net_alloc_pinned(&cuda->memory, REPORT_BYTES + map_bytes + TOTALS_BYTES, &host));
+    cuda->report = cuda_carve(host.memory, &at[0], 1, REPORT_BYTES);
+    cuda->report_device = cuda_carve(host.device, &at[1], 1, REPORT_BYTES);
+    cuda->host_map_entries = cuda_carve(host.memory, &at[0], 1, map_bytes);
+    cuda->host_map_entries_device = cuda_carve(host.device, &at[1], 1, map_bytes);
+    cuda->totals = cuda_carve(host.memory, &at[0], 1, TOTALS_BYTES);
+    cuda->totals_device = cuda_carve(host.device, &at[1], 1, TOTALS_BYTES);
+    EP_TRY(cuda_net_alloc_device(&cuda->memory, map_bytes + SCRATCH_BYTES, &device));
+    CUDA_TRY(cudaMemset(device, 0, map_bytes + SCRATCH_BYTES));
+    cuda->map_entries = device;
+    cuda->scratch = (char *)device + map_bytes;
     return EP_OK;
-}
-
-static void close_report(struct cuda_comm *cuda)
-{
-    if (!cuda->report)
-        return;
-    cudaHostUnregister(cuda->report);
-    munmap(cuda->report, REPORT_BYTES);
-    cuda->report = NULL;
 }
 
 static ep_status open_device(struct cuda_comm *cuda)
@@ -121,16 +115,9 @@ static ep_status open_device(struct cuda_comm *cuda)
     CUDA_TRY(cudaEventCreateWithFlags(&cuda->order, cudaEventDisableTiming));
     CUDA_TRY(cudaEventCreateWithFlags(&cuda->captured_order, cudaEventDisableTiming));
     CUDA_TRY(cudaEventCreateWithFlags(&cuda->end, cudaEventDisableTiming));
-    EP_TRY(open_report(cuda));
-    EP_TRY(cuda_host_alloc(TOTALS_BYTES, (void **)&cuda->totals, (void **)&cuda->totals_device));
+    EP_TRY(open_memory(cuda));
     CUDA_TRY(cudaMalloc((void **)&cuda->signals, CUDA_GRANULE));
     CUDA_TRY(cudaMemset(cuda->signals, 0, sizeof(*cuda->signals)));
-    CUDA_TRY(cudaMalloc((void **)&cuda->map_entries, MAP_BYTES(cuda)));
-    CUDA_TRY(cudaMemset(cuda->map_entries, 0, MAP_BYTES(cuda)));
-    EP_TRY(cuda_host_alloc(MAP_BYTES(cuda), (void **)&cuda->host_map_entries, (void **)&cuda->host_map_entries_device));
-    memset(cuda->host_map_entries, 0, MAP_BYTES(cuda));
-    CUDA_TRY(cudaMalloc(&cuda->scratch, SCRATCH_BYTES));
-    CUDA_TRY(cudaMemset(cuda->scratch, 0, SCRATCH_BYTES));
     CUDA_TRY(cudaDeviceSynchronize());
     return EP_OK;
 }
@@ -330,10 +317,8 @@ static void close_device(struct cuda_comm *cuda)
 {
     cudaEvent_t events[] = {cuda->order, cuda->captured_order, cuda->end};
 
-    cudaFree(cuda->scratch);
-    cudaFreeHost(cuda->totals);
-    cudaFreeHost(cuda->host_map_entries);
-    close_report(cuda);
+    cuda_net_memory_free(&cuda->memory);
+    cuda->report = NULL;
     for (size_t i = 0; i < sizeof(events) / sizeof(events[0]); i++)
         if (events[i])
             cudaEventDestroy(events[i]);
@@ -381,7 +366,7 @@ void cuda_comm_close(ep_comm *comm)
 size_t cuda_comm_bytes(const ep_comm *comm)
 {
     struct cuda_comm *cuda = cuda_of(comm);
-    size_t bytes = ep_group_bytes(comm) + sizeof(*cuda) + CUDA_GRANULE + SCRATCH_BYTES + MAP_BYTES(cuda) +
+    size_t bytes = ep_group_bytes(comm) + sizeof(*cuda) + CUDA_GRANULE + cuda->memory.device_bytes +
                    cuda_proxy_bytes(cuda) + atomic_load(&cuda->ll_net_bytes);
 
     pthread_mutex_lock(&cuda->memory_lock);

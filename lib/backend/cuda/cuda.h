@@ -45,6 +45,7 @@
 
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/module.h"
+#include "backend/cuda/pinned.h"
 #include "group/group.h"
 
 #define CUDA_POOL 64 /* cached blocks of freed plans: cudaFree() would wait for running kernels */
@@ -137,8 +138,7 @@ enum cuda_host_words {
 
 struct cuda_host_block {
     struct cuda_host_block *next;
-    void *memory, *device; /* its device address */
-    size_t bytes;
+    struct cuda_pinned pinned;
     bool used, captured;
 };
 
@@ -167,6 +167,7 @@ struct cuda_comm {
     struct cuda_ctrl *ctrl;
     struct cuda_peer *peers; /* [R]; those of this node are used */
     struct cuda_signals *signals;
+    struct cuda_net_memory memory;                                     /* of what follows, and of the host blocks */
     struct cuda_map_entry *map_entries;                                /* device: [ranks of the node, CUDA_SLOTS] */
     struct cuda_map_entry *host_map_entries, *host_map_entries_device; /* the same in host memory; its device address */
     struct cuda_report *report, *report_device;

@@ -271,6 +271,5 @@ void cuda_memory_close(struct cuda_comm *cuda)
 {
     cuda_unmap_all(cuda);
     cuda_pool_close(cuda);
-    cudaFree(cuda->map_entries);
     cuda_defer_free(cuda);
 }

@@ -190,8 +190,8 @@ static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, bool k
                                    &lists->info));
     EP_TRY(cuda_pool_alloc(cuda, lay_out(plan, NULL, lists, u), device->captured, &lists->block));
     lay_out(plan, lists->block.memory, lists, u);
-    lay_out_pinned(plan, lists->info->device, lists, &u->pinned);
-    lay_out_pinned(plan, lists->info->memory, lists, &host);
+    lay_out_pinned(plan, lists->info->pinned.device, lists, &u->pinned);
+    lay_out_pinned(plan, lists->info->pinned.memory, lists, &host);
     describe(plan, lists, u);
     cuda_lists_point_to(plan, &host, &u->list, lists);
     return keep_routing ? fill_from_host(cuda, plan, lists, &host) : EP_OK;

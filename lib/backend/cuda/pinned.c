@@ -41,7 +41,7 @@ static ep_status pin(size_t bytes, struct cuda_pinned *ret_pinned)
      */
     pinned.memory = mmap(NULL, pinned.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (pinned.memory == MAP_FAILED)
-        return ep_fail_errno(EP_E_MEMORY, errno, "mmap of %zu bytes for the network", pinned.bytes);
+        return ep_fail_errno(EP_E_MEMORY, errno, "mmap of %zu bytes that kernels use", pinned.bytes);
     madvise(pinned.memory, pinned.bytes, MADV_DONTFORK);
     status = register_memory(&pinned);
     if (status == EP_OK)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pinned.h - memory that kernels and the proxy use until the communicator closes. Host memory comes from mmap() and is
- * registered with CUDA, so that it remains valid if CUDA shuts down before the thread ends: memory of cudaHostAlloc()
- * is freed with the context, at exit(), while the thread reads it.
+ * pinned.h - memory that kernels use until the communicator closes. Host memory comes from mmap() and is registered
+ * with CUDA, so that it remains valid if CUDA shuts down before the threads of the communicator, its monitor and its
+ * proxy, end: memory of cudaHostAlloc() is freed with the context, at exit(), while they read it.
  */
 #ifndef EP_CUDA_PINNED_H
 #define EP_CUDA_PINNED_H
@@ -25,7 +25,7 @@ struct cuda_net_memory {
 ep_status cuda_net_alloc_pinned(struct cuda_net_memory *memory, size_t bytes, struct cuda_pinned *ret_pinned);
 /* On the current device; not zeroed. */
 ep_status cuda_net_alloc_device(struct cuda_net_memory *memory, size_t bytes, void **ret_memory);
-/* The kernels and the thread must have ended. */
+/* The kernels and the threads that use it must have ended. */
 void cuda_net_memory_free(struct cuda_net_memory *memory);
 
 #endif

@@ -290,8 +290,8 @@ static ep_status alloc_word(struct cuda_comm *cuda, struct event *event)
                                        &block));
         cuda->event_words = 0;
     }
-    event->word = (_Atomic uint32_t *)block->memory + cuda->event_words;
-    event->word_device = (const uint32_t *)block->device + cuda->event_words++;
+    event->word = (_Atomic uint32_t *)block->pinned.memory + cuda->event_words;
+    event->word_device = (const uint32_t *)block->pinned.device + cuda->event_words++;
     *event->word = 0;
     return EP_OK;
 }

@@ -16,7 +16,7 @@ static ep_status acquire_info(struct cuda_comm *cuda, int n_local, struct cuda_h
 
     EP_TRY(cuda_host_block_acquire(cuda, "ep_plan_new", CUDA_HOST_COUNTS,
                                    sizeof(*info) + (size_t)n_local * sizeof(info->exact[0]), false, false, ret_block));
-    info = (*ret_block)->memory;
+    info = (*ret_block)->pinned.memory;
     info->number = 0;
     return EP_OK;
 }
@@ -92,7 +92,7 @@ static ep_status update(struct cuda_call *call, ep_plan *plan, const ep_plan_upd
     u->count.n_tokens = routing->n_tokens;
     u->blocks = (routing->n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS;
     u->blocks = u->blocks ? u->blocks : 1;
-    u->info = info ? info->device : NULL;
+    u->info = info ? info->pinned.device : NULL;
     u->number = ++call->cuda->updates;
     u->desc = cuda_update_desc(plan);
     cuda_fill_waits(call->cuda, EP_GROUP_PLAN_COUNTS, EP_GROUP_PLAN_COUNTS, &u->waits);
@@ -226,7 +226,7 @@ static void complete_plan(struct cuda_plan *device)
 {
     ep_plan *plan = device->plan;
     struct ep_group_plan *inner = plan->impl;
-    const struct cuda_plan_info *info = device->info->memory;
+    const struct cuda_plan_info *info = device->info->pinned.memory;
     int n_local = plan->info.n_local_experts, nranks = plan->comm->nranks, alignment = plan->args.expert_alignment;
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
     int64_t start = 0;
@@ -259,7 +259,7 @@ void cuda_plans_poll(struct cuda_comm *cuda)
     pthread_mutex_lock(&cuda->pending_lock);
     for (struct cuda_plan **at = &cuda->pending_plans; *at;) {
         struct cuda_plan *device = *at;
-        const struct cuda_plan_info *info = device->info->memory;
+        const struct cuda_plan_info *info = device->info->pinned.memory;
 
         if (__atomic_load_n(&info->number, __ATOMIC_ACQUIRE) != device->expected) {
             at = &device->next_pending;
