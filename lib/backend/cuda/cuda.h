@@ -133,6 +133,7 @@ enum cuda_host_words {
     CUDA_HOST_EVENTS,     /* the caller's events: stream.c */
     CUDA_HOST_COUNTS,     /* of a plan: update.c */
     CUDA_HOST_NET_COUNTS, /* the same between nodes: nodes_update.c */
+    CUDA_HOST_LL,         /* of an ep_ll: ll_open.c */
     CUDA_HOST_WORDS,      /* their number */
 };
 
@@ -269,10 +270,6 @@ ep_status cuda_is_device_memory(const void *memory, bool *ret_is);
  */
 ep_status cuda_count_usable(int *ret_gpus);
 #define CUDA_TRY(call) EP_TRY(cuda_status((call), #call))
-
-/* Pinned host memory that kernels can use at *ret_device. To be freed with cudaFreeHost(). Allocates nothing on
- * failure. */
-ep_status cuda_host_alloc(size_t bytes, void **ret_memory, void **ret_device);
 
 struct cuda_transfer {
     void *to;

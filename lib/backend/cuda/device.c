@@ -18,20 +18,6 @@ ep_status cuda_status(cudaError_t error, const char *call)
                    cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
-ep_status cuda_host_alloc(size_t bytes, void **ret_memory, void **ret_device)
-{
-    void *memory;
-    ep_status status;
-
-    CUDA_TRY(cudaHostAlloc(&memory, bytes, cudaHostAllocMapped));
-    status = cuda_status(cudaHostGetDevicePointer(ret_device, memory, 0), "cudaHostGetDevicePointer");
-    if (status == EP_OK)
-        *ret_memory = memory;
-    else
-        cudaFreeHost(memory);
-    return status;
-}
-
 ep_status cuda_transfer(struct cuda_comm *cuda, const struct cuda_transfer *parts, size_t n)
 {
     for (size_t i = 0; i < n; i++)
