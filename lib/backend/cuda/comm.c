@@ -92,14 +92,14 @@ static ep_status open_memory(struct cuda_comm *cuda)
     struct cuda_pinned host;
     void *device;
 
-    EP_TRY(cuda_net_alloc_pinned(&cuda->memory, REPORT_BYTES + map_bytes + TOTALS_BYTES, &host));
+    EP_TRY(cuda_keep_pinned(&cuda->memory, REPORT_BYTES + map_bytes + TOTALS_BYTES, &host));
     cuda->report = cuda_carve(host.memory, &at[0], 1, REPORT_BYTES);
     cuda->report_device = cuda_carve(host.device, &at[1], 1, REPORT_BYTES);
     cuda->host_map_entries = cuda_carve(host.memory, &at[0], 1, map_bytes);
     cuda->host_map_entries_device = cuda_carve(host.device, &at[1], 1, map_bytes);
     cuda->totals = cuda_carve(host.memory, &at[0], 1, TOTALS_BYTES);
     cuda->totals_device = cuda_carve(host.device, &at[1], 1, TOTALS_BYTES);
-    EP_TRY(cuda_net_alloc_device(&cuda->memory, map_bytes + SCRATCH_BYTES, &device));
+    EP_TRY(cuda_keep_device(&cuda->memory, map_bytes + SCRATCH_BYTES, &device));
     CUDA_TRY(cudaMemset(device, 0, map_bytes + SCRATCH_BYTES));
     cuda->map_entries = device;
     cuda->scratch = (char *)device + map_bytes;
@@ -317,7 +317,7 @@ static void close_device(struct cuda_comm *cuda)
 {
     cudaEvent_t events[] = {cuda->order, cuda->captured_order, cuda->end};
 
-    cuda_net_memory_free(&cuda->memory);
+    cuda_kept_free(&cuda->memory);
     cuda->report = NULL;
     for (size_t i = 0; i < sizeof(events) / sizeof(events[0]); i++)
         if (events[i])

@@ -168,7 +168,7 @@ struct cuda_comm {
     struct cuda_ctrl *ctrl;
     struct cuda_peer *peers; /* [R]; those of this node are used */
     struct cuda_signals *signals;
-    struct cuda_net_memory memory;                                     /* of what follows, and of the host blocks */
+    struct cuda_kept memory;                                           /* of what follows, and of the host blocks */
     struct cuda_map_entry *map_entries;                                /* device: [ranks of the node, CUDA_SLOTS] */
     struct cuda_map_entry *host_map_entries, *host_map_entries_device; /* the same in host memory; its device address */
     struct cuda_report *report, *report_device;

@@ -46,7 +46,7 @@ static void fill(uint32_t *words, int rank)
         words[i] = word_of(rank, i);
 }
 
-static ep_status make_source(struct probe *p, struct cuda_net_memory *memory, bool direct)
+static ep_status make_source(struct probe *p, struct cuda_kept *memory, bool direct)
 {
     struct ep_net_buffer buffer;
     ep_status status;
@@ -110,7 +110,7 @@ static ep_status advance(struct probe *p, bool *ret_open)
     return EP_OK;
 }
 
-ep_status cuda_direct_probe(struct cuda_comm *cuda, struct ep_streams *streams, struct cuda_net_memory *memory)
+ep_status cuda_direct_probe(struct cuda_comm *cuda, struct ep_streams *streams, struct cuda_kept *memory)
 {
     struct ep_net *net = ep_streams_get_net(streams);
     struct probe *p = calloc(1, sizeof(*p) + 2 * (size_t)net->nnodes * sizeof(bool));

@@ -60,9 +60,8 @@ static ep_status grow_words(struct cuda_proxy *p, struct net_op_buffers *buffers
 
     if (buffers->slots >= slots)
         return EP_OK;
-    EP_TRY(cuda_net_alloc_pinned(&p->memory, (size_t)wanted * (2 * sizeof(uint64_t) + sizeof(struct cuda_landed)),
-                                 &words));
-    EP_TRY(cuda_net_alloc_device(&p->memory, (size_t)wanted * sizeof(uint32_t), &n_read));
+    EP_TRY(cuda_keep_pinned(&p->memory, (size_t)wanted * (2 * sizeof(uint64_t) + sizeof(struct cuda_landed)), &words));
+    EP_TRY(cuda_keep_device(&p->memory, (size_t)wanted * sizeof(uint32_t), &n_read));
     CUDA_TRY(cudaMemsetAsync(n_read, 0, (size_t)wanted * sizeof(uint32_t), p->cuda->internal_stream));
     CUDA_TRY(cudaStreamSynchronize(p->cuda->internal_stream));
     buffers->slots = wanted;

@@ -62,7 +62,7 @@ struct cuda_proxy {
     struct cuda_node_range one_each[EP_MAX_RANKS]; /* lists of one token for each other node */
     struct net_op_buffers buffers[2];              /* for even and odd operation numbers */
     struct cuda_arenas arenas;                     /* of the buffers */
-    struct cuda_net_memory memory;                 /* memory that kernels may use until the communicator closes */
+    struct cuda_kept memory;                       /* memory that kernels may use until the communicator closes */
     struct cuda_proxy_words *words, *words_device; /* followed by [nnodes + 1] words: cuda_net_op_args.moved */
     uint64_t *moved;
 

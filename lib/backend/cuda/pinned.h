@@ -15,17 +15,17 @@ struct cuda_pinned {
     size_t bytes;          /* whole pages */
 };
 
-/* Zeroed: empty. */
-struct cuda_net_memory {
-    struct net_allocation *first;
+/* Memory that is kept until all of it is freed. Zeroed: empty. */
+struct cuda_kept {
+    struct kept_allocation *first;
     size_t pinned_bytes, device_bytes;
 };
 
 /* EP_E_MEMORY, or the error of CUDA. Earlier allocations are not affected. */
-ep_status cuda_net_alloc_pinned(struct cuda_net_memory *memory, size_t bytes, struct cuda_pinned *ret_pinned);
+ep_status cuda_keep_pinned(struct cuda_kept *memory, size_t bytes, struct cuda_pinned *ret_pinned);
 /* On the current device; not zeroed. */
-ep_status cuda_net_alloc_device(struct cuda_net_memory *memory, size_t bytes, void **ret_memory);
+ep_status cuda_keep_device(struct cuda_kept *memory, size_t bytes, void **ret_memory);
 /* The kernels and the threads that use it must have ended. */
-void cuda_net_memory_free(struct cuda_net_memory *memory);
+void cuda_kept_free(struct cuda_kept *memory);
 
 #endif

@@ -137,7 +137,7 @@ ep_status cuda_host_block_acquire(struct cuda_comm *cuda, const char *call, enum
         block = calloc(1, sizeof(*block));
         if (!block)
             return ep_fail(EP_E_MEMORY, "%s: no memory", call);
-        status = cuda_net_alloc_pinned(&cuda->memory, bytes, &block->pinned);
+        status = cuda_keep_pinned(&cuda->memory, bytes, &block->pinned);
         if (status != EP_OK) {
             free(block);
             return status;

@@ -352,7 +352,7 @@ static ep_status open_words(struct cuda_proxy *p)
     size_t bytes = sizeof(*p->words) + ((size_t)p->nnodes + 1) * sizeof(*p->moved);
     struct cuda_pinned words;
 
-    EP_TRY(cuda_net_alloc_pinned(&p->memory, bytes, &words));
+    EP_TRY(cuda_keep_pinned(&p->memory, bytes, &words));
     p->words = words.memory;
     p->words_device = words.device;
     p->words->blocked = -1;
@@ -516,7 +516,7 @@ void cuda_proxy_close(struct cuda_comm *cuda)
     if (p->streams && (atomic_load(&cuda->group.comm->failed) || ep_now_ns() >= atomic_load(&p->limit_ns)))
         ep_streams_abandon(p->streams);
     ep_streams_free(p->streams);
-    cuda_net_memory_free(&p->memory);
+    cuda_kept_free(&p->memory);
     cuda_op_ring_close(&p->ring);
     free(p);
     cuda->proxy = NULL;
