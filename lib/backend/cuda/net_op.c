@@ -71,14 +71,6 @@ static ep_status grow_words(struct cuda_proxy *p, struct net_op_buffers *buffers
     return EP_OK;
 }
 
-static void set_arenas(struct cuda_proxy *p)
-{
-    for (int i = 0; i < 2; i++) {
-        p->buffers[i].arena = p->arenas.of[i].memory;
-        p->buffers[i].arena_device = p->arenas.of[i].device;
-    }
-}
-
 /* In the arena. If the lists do not change, the size of the largest chunk is known. */
 static size_t slot_bytes_of(const struct cuda_net_op *op, const struct cuda_net_op_params *params)
 {
@@ -96,15 +88,15 @@ static size_t slot_bytes_of(const struct cuda_net_op *op, const struct cuda_net_
 static ep_status alloc_op(struct cuda_proxy *p, const struct cuda_net_op_params *params, struct cuda_net_op *op)
 {
     int slots = op->out.slots > op->in.slots ? op->out.slots : op->in.slots;
-    ep_status status;
 
-    for (int i = 0; i < 2; i++)
-        EP_TRY(grow_words(p, &p->buffers[i], slots));
     op->slot_bytes = slot_bytes_of(op, params);
-    status = cuda_arenas_grow(&p->arenas, params->name, (size_t)op->out.slots * op->slot_bytes);
-    set_arenas(p);
-    memcpy(op->buffers, p->buffers, sizeof(op->buffers));
-    return status;
+    EP_TRY(cuda_arenas_grow(&p->arenas, params->name, (size_t)op->out.slots * op->slot_bytes));
+    for (int i = 0; i < 2; i++) {
+        EP_TRY(grow_words(p, &p->buffers[i], slots));
+        op->buffers[i] = p->buffers[i];
+        op->buffers[i].arena = p->arenas.of[i];
+    }
+    return EP_OK;
 }
 
 static void lay_out_side(const struct cuda_proxy *p, void *memory, size_t *at, struct net_direction_state *side)
@@ -149,7 +141,7 @@ static struct cuda_chunks describe_chunks(const struct cuda_proxy *p, const stru
 static struct cuda_net_buffers device_buffers(const struct net_op_buffers *buffers)
 {
     return (struct cuda_net_buffers){
-        .arena = buffers->arena_device,
+        .arena = buffers->arena.device,
         .ready = buffers->words_device,
         .consumed = buffers->words_device + buffers->slots,
         .landed = (const struct cuda_landed *)(const void *)(buffers->words_device + 2 * buffers->slots),
@@ -213,7 +205,7 @@ ep_status cuda_net_op_prepare(const struct cuda_call *call, const struct cuda_ne
     }
     cuda->net_rows = op->out.rows;
     cuda->net_bytes = op->out.all_bytes;
-    *ret_args = (struct cuda_net_op_args){.buffers = {device_buffers(&p->buffers[0]), device_buffers(&p->buffers[1])},
+    *ret_args = (struct cuda_net_op_args){.buffers = {device_buffers(&op->buffers[0]), device_buffers(&op->buffers[1])},
                                           .posts = p->ring.posts_device,
                                           .op = op->base.id,
                                           .slot_bytes = op->slot_bytes,
@@ -251,7 +243,6 @@ ep_status cuda_proxy_set_memory(struct cuda_comm *cuda, size_t reserve, size_t l
         status = cuda_arenas_reserve(&p->arenas, "ep_cuda_set_net_memory", reserve / 2);
     if (status != EP_OK)
         p->arenas.limit = before;
-    set_arenas(p);
     return status;
 }
 

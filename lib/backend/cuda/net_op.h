@@ -20,7 +20,7 @@ struct net_chunk_header {
 
 /* Double-buffered: a kernel may pack the next operation while the previous one is still being sent. */
 struct net_op_buffers {
-    unsigned char *arena, *arena_device; /* see arenas.h */
+    struct cuda_pinned arena; /* of an operation: see arenas.h */
     int slots;
     uint64_t *words; /* pinned: [slots] ready, [slots] consumed, then [slots] struct cuda_landed */
     uint64_t *words_device;

@@ -72,7 +72,7 @@ static bool send_chunks(struct cuda_proxy *p, struct cuda_net_op *op, int node, 
     while (*next < op->out.chunks[node]) {
         int slot = op->out.first[node] + *next;
         struct net_chunk_header head = {.number = op->number, .chunk = (uint32_t)*next, .bytes = op->out.bytes[slot]};
-        struct ep_piece piece = {buffers_of(op)->arena + (size_t)slot * op->slot_bytes, head.bytes};
+        struct ep_piece piece = {(char *)buffers_of(op)->arena.memory + (size_t)slot * op->slot_bytes, head.bytes};
 
         memcpy(head.desc, op->desc, sizeof(op->desc));
         if (!has_number(ready_word(op, slot), op->number) ||
