@@ -8,7 +8,6 @@
 #include <string.h>
 
 static_assert(sizeof(struct cuda_report) <= 4096, "a report fits a page");
-static_assert(sizeof(struct cuda_signals) <= CUDA_GRANULE, "signals fit an allocation of one granule");
 
 #define REPORT_BYTES 4096
 #define SCRATCH_BYTES ((EP_MAX_EXPERTS + 2) * sizeof(int32_t))
@@ -116,7 +115,7 @@ static ep_status open_device(struct cuda_comm *cuda)
     CUDA_TRY(cudaEventCreateWithFlags(&cuda->captured_order, cudaEventDisableTiming));
     CUDA_TRY(cudaEventCreateWithFlags(&cuda->end, cudaEventDisableTiming));
     EP_TRY(open_memory(cuda));
-    CUDA_TRY(cudaMalloc((void **)&cuda->signals, CUDA_GRANULE));
+    EP_TRY(cuda_alloc_kind(cuda, sizeof(*cuda->signals), CUDA_MEMORY_INTERNAL, (void **)&cuda->signals));
     CUDA_TRY(cudaMemset(cuda->signals, 0, sizeof(*cuda->signals)));
     CUDA_TRY(cudaDeviceSynchronize());
     return EP_OK;
@@ -124,13 +123,9 @@ static ep_status open_device(struct cuda_comm *cuda)
 
 static ep_status publish(struct cuda_comm *cuda)
 {
-    cudaIpcMemHandle_t handle;
-
     cuda->ctrl->device = cuda->device;
     CUDA_TRY(cudaDeviceGetPCIBusId(cuda->ctrl->bus_id, sizeof(cuda->ctrl->bus_id), cuda->device));
     cuda->group.gpu = cuda->ctrl->bus_id;
-    CUDA_TRY(cudaIpcGetMemHandle(&handle, cuda->signals));
-    cuda_publish_slot(&cuda->ctrl->signals, cuda->signals, sizeof(*cuda->signals), 1, &handle);
     return EP_OK;
 }
 
@@ -168,12 +163,13 @@ static ep_status check_p2p(struct cuda_comm *cuda, int rank, bool *ret_hidden)
 
 static ep_status map_peer_signals(struct cuda_comm *cuda, int rank)
 {
+    const struct ep_group_address signals = {.slot = CUDA_SIGNALS_SLOT, .generation = 1};
     struct cuda_peer *peer = &cuda->peers[rank];
     bool hidden = false;
     ep_status status;
 
     EP_TRY(check_p2p(cuda, rank, &hidden));
-    status = cuda_map_signals(cuda, rank);
+    status = cuda_map(cuda, rank, &signals, sizeof(*peer->signals), (void **)&peer->signals);
     if (status != EP_OK && !hidden && strcmp(peer->bus_id, cuda->ctrl->bus_id) == 0)
         return ep_fail_prefix(status,
                               "ep_comm_new: rank %d cannot map memory of rank %d, which is on the same GPU %s "
@@ -366,8 +362,8 @@ void cuda_comm_close(ep_comm *comm)
 size_t cuda_comm_bytes(const ep_comm *comm)
 {
     struct cuda_comm *cuda = cuda_of(comm);
-    size_t bytes = ep_group_bytes(comm) + sizeof(*cuda) + CUDA_GRANULE + cuda->memory.device_bytes +
-                   cuda_proxy_bytes(cuda) + atomic_load(&cuda->ll_net_bytes);
+    size_t bytes = ep_group_bytes(comm) + sizeof(*cuda) + cuda->memory.device_bytes + cuda_proxy_bytes(cuda) +
+                   atomic_load(&cuda->ll_net_bytes);
 
     pthread_mutex_lock(&cuda->memory_lock);
     for (int slot = 0; slot < CUDA_SLOTS; slot++)

@@ -73,9 +73,9 @@ struct cuda_ctrl {
     _Atomic uint32_t mapped[CUDA_MAX_RANKS]; /* how many allocations of each rank of the node this one has mapped */
     _Atomic uint64_t called;                 /* dispatches and combines whose staging is allocated */
     _Atomic uint64_t stage_bytes[EP_GROUP_AT_COUNT]; /* published once peers can map the staging memory */
-    struct cuda_slot signals;
     struct cuda_slot slot[CUDA_SLOTS];
 };
+#define CUDA_SIGNALS_SLOT 0 /* of the rank's struct cuda_signals: its first allocation */
 
 enum cuda_memory {
     CUDA_MEMORY_INTERNAL,
@@ -112,7 +112,7 @@ struct cuda_peer {
     bool same_process;
     uint32_t frees_seen, allocations_seen;
     uint64_t stage_bytes[EP_GROUP_AT_COUNT]; /* bytes of its staging known to be mapped here or not needed */
-    struct cuda_mapping signals;
+    struct cuda_signals *signals;            /* as mapped here */
     struct cuda_mapping mappings[CUDA_SLOTS];
 };
 
@@ -326,8 +326,6 @@ bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct 
  * in symmetric memory.
  */
 bool cuda_desc_buffer(struct cuda_comm *cuda, const void *memory, size_t bytes, uint32_t ret_words[2]);
-void cuda_publish_slot(struct cuda_slot *slot, void *base, size_t bytes, uint32_t generation,
-                       const cudaIpcMemHandle_t *handle);
 /* For the library or the caller; not collective, and never waits for a peer. */
 ep_status cuda_alloc_kind(struct cuda_comm *cuda, size_t bytes, enum cuda_memory kind, void **ret_memory);
 /* Stores the allocation in a slot with a new generation and publishes it. Under memory_lock. EP_E_MEMORY: no free slot.
@@ -351,7 +349,6 @@ ep_status cuda_unregister(ep_comm *comm, void *memory);
  */
 ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct ep_group_address *address, size_t bytes,
                    void **ret_address);
-ep_status cuda_map_signals(struct cuda_comm *cuda, int rank);
 /* Maps what the peers have allocated since the last call, for the kernels. Any thread; cheap if there is nothing. */
 ep_status cuda_map_new(struct cuda_comm *cuda);
 /*
@@ -416,7 +413,7 @@ void cuda_pool_close(struct cuda_comm *cuda);
 /* reclaim.c */
 /* Publishes to `rank` whether this rank has memory of it mapped. */
 void cuda_set_mapped_by(struct cuda_comm *cuda, int rank, bool mapped);
-/* Symmetric memory and signals of a communicator that closes: freed once no peer has them mapped. */
+/* Symmetric memory of a communicator that closes: freed once no peer has them mapped. */
 void cuda_defer_free(struct cuda_comm *cuda);
 /*
  * Frees deferred memory of closed communicators that no peer has mapped: on device `own`, and on devices without an

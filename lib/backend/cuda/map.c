@@ -46,13 +46,6 @@ static ep_status map_slot(struct cuda_comm *cuda, int rank, const struct cuda_sl
     return EP_OK;
 }
 
-ep_status cuda_map_signals(struct cuda_comm *cuda, int rank)
-{
-    struct cuda_peer *peer = &cuda->peers[rank];
-
-    return map_slot(cuda, rank, &peer->ctrl->signals, 1, &peer->signals);
-}
-
 /*
  * Publishes a mapping to the kernels. First in the table in host memory, which a waiting kernel sees at once: a queued
  * copy may have to wait for that kernel, for example while a module is loaded (bench/NOTES.md). The table in device
@@ -303,7 +296,6 @@ void cuda_unmap_all(struct cuda_comm *cuda)
 
         for (int slot = 0; slot < CUDA_SLOTS; slot++)
             unmap(peer, &peer->mappings[slot]);
-        unmap(peer, &peer->signals);
         cuda_set_mapped_by(cuda, rank, false);
     }
 }

@@ -191,5 +191,5 @@ void cuda_fill_waits(struct cuda_comm *cuda, enum ep_group_phase ready, enum ep_
                                      .done_phase = (int32_t)done};
     for (int local = 0; local < cuda->group.nlocal; local++)
         ret_waits->peer[local] =
-            local == cuda->group.local ? cuda->signals : cuda->peers[cuda->group.first + local].signals.base;
+            local == cuda->group.local ? cuda->signals : cuda->peers[cuda->group.first + local].signals;
 }
