@@ -123,7 +123,6 @@ static ep_status open_device(struct cuda_comm *cuda)
 
 static ep_status publish(struct cuda_comm *cuda)
 {
-    cuda->ctrl->device = cuda->device;
     CUDA_TRY(cudaDeviceGetPCIBusId(cuda->ctrl->bus_id, sizeof(cuda->ctrl->bus_id), cuda->device));
     cuda->group.gpu = cuda->ctrl->bus_id;
     return EP_OK;

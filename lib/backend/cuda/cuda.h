@@ -66,7 +66,6 @@ struct cuda_slot {
 /* The control page of a rank, in host memory that the peers map: its first internal allocation. */
 #define CUDA_CTRL_SLOT 0
 struct cuda_ctrl {
-    int32_t device;
     char bus_id[20];
     _Atomic uint32_t mapped_by; /* bit mask of the node's ranks that have memory of this one mapped: reclaim.c */
     _Atomic uint32_t frees, allocations;     /* counts */
@@ -430,6 +429,7 @@ struct cuda_plan {
     struct cuda_block metadata_counts; /* between nodes: counts for metadata of a plan of exact counts; made on first
                                           use */
     struct cuda_block sources;         /* rows of metadata in flight; made on first use */
+    struct cuda_block routing;         /* a copy of the routing of a new plan that was in host memory */
     const int64_t *exact_counts;       /* these counts: in `block`, or in `metadata_counts`; NULL: in neither */
     struct cuda_route route;           /* without n_tokens: cuda_plan_ready() */
     bool uploaded;                     /* the route is complete for operations in streams */
@@ -440,12 +440,8 @@ struct cuda_plan {
 
     bool fixed; /* of fixed capacity (update.c): only the device knows its counts */
     int max_tokens;
-    bool captured;       /* made in a capture: the graph uses its memory, and the host gets no counts */
-    bool copies_routing; /* the routing of the new plan is in host memory */
-    void *routing;
+    bool captured; /* made in a capture: the graph uses its memory, and the host gets no counts */
     struct cuda_update update;
-    void *scratch;
-    size_t scratch_bytes;
     ep_plan *plan;
     struct cuda_host_block *info; /* struct cuda_plan_info */
     uint64_t expected;            /* number of the update whose counts the host waits for */
@@ -510,6 +506,12 @@ struct cuda_count cuda_count_of(const ep_plan *plan, const struct cuda_plan *dev
 void cuda_plan_fill(const struct cuda_comm *cuda, const ep_plan *plan, const struct cuda_plan *image);
 /* Converts the entries of a token; returns their number. */
 int32_t cuda_copy_entries(const struct ep_group_route *route, int token, struct cuda_entry *ret_entries);
+/*
+ * For the kernels that count a new plan: copies choices that are in host memory to the device, and names the copy in
+ * `routing`. Otherwise checks as below.
+ */
+ep_status cuda_routing_to_device(const struct cuda_call *call, const ep_plan *plan, struct cuda_block *ret_copy,
+                                 ep_plan_update_args *routing);
 /* Checks that the arrays of a routing are in memory that the kernels can use. */
 ep_status cuda_check_routing(struct cuda_comm *cuda, const char *call, const ep_plan_update_args *routing);
 /* Copies `bytes` of routing to host memory, ordered by `stream`; the caller frees the copy. */

@@ -53,7 +53,6 @@ void cuda_lists_point_to(const ep_plan *plan, const struct cuda_list_memory *hos
                                             .count = device->rail_count,
                                             .index = device->rail_index,
                                             .width = cuda_plan_of(plan)->route.width};
-    lists->remote_width = cuda_remote_width(plan);
 }
 
 /* Number of rows of this rank's token on `node`. */
@@ -278,7 +277,7 @@ ep_status cuda_nodes_combine(struct cuda_call *call, ep_plan *plan, const struct
                                      .net_units = lists->net.units_device,
                                      .remote_count = lists->device.remote_count,
                                      .remote = lists->device.remote,
-                                     .remote_width = lists->remote_width,
+                                     .remote_width = cuda_remote_width(plan),
                                      .weight_words = weight_words,
                                      .blocks = cuda->sms * BLOCKS_PER_SM};
     struct cuda_net_op *op;

@@ -130,9 +130,8 @@ ep_status cuda_check_routing(struct cuda_comm *cuda, const char *call, const ep_
     return cuda_check_pointer(cuda, call, "tokens_per_expert", routing->tokens_per_expert);
 }
 
-/* The kernel reads device memory: copies choices that are in host memory to the device first. */
-static ep_status copy_to_device(struct cuda_comm *cuda, const ep_plan *plan, struct cuda_block *ret_copy,
-                                ep_plan_update_args *routing)
+ep_status cuda_routing_to_device(const struct cuda_call *call, const ep_plan *plan, struct cuda_block *ret_copy,
+                                 ep_plan_update_args *routing)
 {
     size_t bytes = routing_bytes(&plan->args);
     bool on_device = true;
@@ -140,10 +139,13 @@ static ep_status copy_to_device(struct cuda_comm *cuda, const ep_plan *plan, str
     if (bytes && !plan->from_mask)
         EP_TRY(cuda_is_device_memory(routing->topk_idx, &on_device));
     if (on_device)
-        return cuda_check_routing(cuda, "ep_plan_new", routing);
-    EP_TRY(cuda_pool_alloc(cuda, bytes, false, ret_copy));
-    CUDA_TRY(cudaMemcpyAsync(ret_copy->memory, routing->topk_idx, bytes, cudaMemcpyDefault,
-                             cuda_stream_of(cuda, plan->args.stream)));
+        return cuda_check_routing(call->cuda, "ep_plan_new", routing);
+    if (call->capture)
+        return ep_fail(
+            EP_E_ARG, "ep_plan_new: topk_idx is host memory, and the stream is being captured: device memory is needed "
+                      "in a capture");
+    EP_TRY(cuda_pool_alloc(call->cuda, bytes, false, ret_copy));
+    CUDA_TRY(cudaMemcpyAsync(ret_copy->memory, routing->topk_idx, bytes, cudaMemcpyDefault, call->stream));
     routing->topk_idx = ret_copy->memory;
     return EP_OK;
 }
@@ -155,16 +157,16 @@ static ep_status fail_mask(void)
 }
 
 /* Counts on the device. `copy`: memory for a copy of the routing. */
-static ep_status count(struct cuda_comm *cuda, const ep_plan *plan, ep_plan_update_args routing,
+static ep_status count(const struct cuda_call *call, const ep_plan *plan, ep_plan_update_args routing,
                        struct cuda_block *copy)
 {
-    cudaStream_t stream = cuda_stream_of(cuda, plan->args.stream);
+    struct cuda_comm *cuda = call->cuda;
     struct ep_routing_shape shape = ep_routing_shape_of(plan->comm, &plan->args);
     const struct ep_group_plan *inner = plan->impl;
     size_t nranks = (size_t)plan->comm->nranks, experts = (size_t)plan->args.n_experts;
     struct cuda_count c = cuda_count_of(plan, cuda_plan_of(plan));
 
-    EP_TRY(copy_to_device(cuda, plan, copy, &routing));
+    EP_TRY(cuda_routing_to_device(call, plan, copy, &routing));
     c.topk_idx = routing.topk_idx;
     c.mask = routing.token_in_rank;
     c.mask_experts = routing.tokens_per_expert;
@@ -175,19 +177,20 @@ static ep_status count(struct cuda_comm *cuda, const ep_plan *plan, ep_plan_upda
     c.totals = cuda->totals_device;
     c.report = cuda->report_device;
     c.number = ++cuda->counted;
-    CUDA_TRY(cuda_launch_count(&c, stream));
-    EP_TRY(cuda_wait_counted(cuda, stream));
+    CUDA_TRY(cuda_launch_count(&c, call->stream));
+    EP_TRY(cuda_wait_counted(cuda, call->stream));
     if (*(volatile uint64_t *)&cuda->report->bad)
         return plan->from_mask ? fail_mask()
-                               : cuda_explain_routing(&shape, c.topk_idx, plan->args.idx_type, stream,
+                               : cuda_explain_routing(&shape, c.topk_idx, plan->args.idx_type, call->stream,
                                                       "routing: topk_idx changed while it was checked");
     memcpy(inner->tokens_per_rank, cuda->totals, nranks * sizeof(int32_t));
     memcpy(inner->tokens_per_expert, cuda->totals + nranks, experts * sizeof(int32_t));
     return EP_OK;
 }
 
-static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args)
+static ep_status open_rank_layout(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
 {
+    struct cuda_comm *cuda = call->cuda;
     struct cuda_block copy = {.memory = NULL};
     struct cuda_plan *device;
     ep_status status;
@@ -195,7 +198,7 @@ static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const e
     EP_TRY(ep_group_plan_prepare(plan, false));
     status = new_route(cuda, plan);
     if (status == EP_OK)
-        status = count(cuda, plan, cuda_routing_of(args), &copy);
+        status = count(call, plan, cuda_routing_of(args), &copy);
     cuda_pool_free(cuda, &copy);
     device = cuda_plan_of(plan);
     if (status == EP_OK)
@@ -278,7 +281,7 @@ static ep_status open_plan(struct cuda_call *call, ep_plan *plan, const ep_plan_
     cuda_reserve_stages(cuda, args);
     if (call->capture)
         return cuda_nodes_plan_capture(call, plan, args);
-    return is_made_on_host(plan) ? open_on_host(call, plan, args) : open_rank_layout(cuda, plan, args);
+    return is_made_on_host(plan) ? open_on_host(call, plan, args) : open_rank_layout(call, plan, args);
 }
 
 /* Ordered by the caller's stream. A plan of fixed capacity is an operation; another one waits for no operation. */

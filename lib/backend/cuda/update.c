@@ -25,9 +25,8 @@ static ep_status acquire_info(struct cuda_comm *cuda, int n_local, struct cuda_h
 static size_t lay_out(const ep_plan *plan, char *memory, struct cuda_plan *device)
 {
     const ep_plan_args *args = &plan->args;
-    size_t n = (size_t)device->max_tokens, topk = (size_t)args->topk, nranks = (size_t)plan->comm->nranks;
-    size_t blocks = n / CUDA_COUNT_TOKENS + 1, experts = (size_t)args->n_experts, word = sizeof(int32_t), at = 0,
-           scratch;
+    size_t nranks = (size_t)plan->comm->nranks, blocks = (size_t)device->max_tokens / CUDA_COUNT_TOKENS + 1;
+    size_t experts = (size_t)args->n_experts, word = sizeof(int32_t), at = 0;
     struct cuda_update *update = &device->update;
     struct cuda_count *count = &update->count;
 
@@ -46,13 +45,10 @@ static size_t lay_out(const ep_plan *plan, char *memory, struct cuda_plan *devic
         update->block_experts = cuda_carve(memory, &at, blocks * experts, word);
     count->totals = cuda_carve(memory, &at, nranks + experts, word);
     count->ret_bad = cuda_carve(memory, &at, 1, word);
-    if (device->copies_routing)
-        device->routing = cuda_carve(memory, &at, n * topk, sizeof(int64_t));
-    scratch = at;
-    device->scratch = count->per_expert = cuda_carve(memory, &at, experts + CUDA_MAX_RANKS, word);
+    /* Zeroed, from here to the end. */
+    count->per_expert = cuda_carve(memory, &at, experts + CUDA_MAX_RANKS, word);
     count->blocks_done = cuda_carve(memory, &at, 1, word);
     count->bad = cuda_carve(memory, &at, 1, word);
-    device->scratch_bytes = at - scratch;
     return at;
 }
 
@@ -115,32 +111,24 @@ static void remove_pending(struct cuda_comm *cuda, struct cuda_plan *device)
     pthread_mutex_unlock(&cuda->pending_lock);
 }
 
-/* Copies a routing in host memory: the caller need not keep it until the device reads it. */
-static ep_status open_device_part(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
+/* A routing in host memory is copied: the caller need not keep it until the device reads it. */
+static ep_status open_device_part(const struct cuda_call *call, ep_plan *plan, ep_plan_update_args *routing)
 {
     struct cuda_comm *cuda = call->cuda;
     struct cuda_plan *device;
-    bool on_device = true;
+    size_t bytes;
 
     EP_TRY(cuda_plan_new_device(plan));
     device = cuda_plan_of(plan);
     device->fixed = true;
     device->captured = call->capture != 0;
     device->max_tokens = plan->args.max_tokens > plan->args.n_tokens ? plan->args.max_tokens : plan->args.n_tokens;
-    if (args->n_tokens && args->topk_idx)
-        EP_TRY(cuda_is_device_memory(args->topk_idx, &on_device));
-    device->copies_routing = !on_device;
-    if (device->captured && device->copies_routing)
-        return ep_fail(
-            EP_E_ARG, "ep_plan_new: topk_idx is host memory, and the stream is being captured: device memory is needed "
-                      "in a capture");
-    EP_TRY(cuda_pool_alloc(cuda, lay_out(plan, NULL, device), device->captured, &device->block));
+    EP_TRY(cuda_routing_to_device(call, plan, &device->routing, routing));
+    bytes = lay_out(plan, NULL, device);
+    EP_TRY(cuda_pool_alloc(cuda, bytes, device->captured, &device->block));
     lay_out(plan, device->block.memory, device);
-    if (device->copies_routing)
-        CUDA_TRY(cudaMemcpyAsync(device->routing, args->topk_idx,
-                                 (size_t)args->n_tokens * (size_t)args->topk * ep_dtype_bytes((ep_dtype)args->idx_type),
-                                 cudaMemcpyDefault, call->stream));
-    CUDA_TRY(cudaMemsetAsync(device->scratch, 0, device->scratch_bytes, call->stream));
+    bytes -= (size_t)((char *)device->update.count.per_expert - (char *)device->block.memory);
+    CUDA_TRY(cudaMemsetAsync(device->update.count.per_expert, 0, bytes, call->stream));
     /* A captured plan has no info slot: a graph that runs again would write stale counts, or into another plan's slot.
      */
     return device->captured ? EP_OK : acquire_info(cuda, plan->info.n_local_experts, &device->info);
@@ -159,10 +147,8 @@ ep_status cuda_plan_open_fixed(struct cuda_call *call, ep_plan *plan, const ep_p
     inner->number = ++cuda->group.plans;
     inner->complete = true;
     fill_info(plan);
-    status = open_device_part(call, plan, args);
+    status = open_device_part(call, plan, &routing);
     device = inner->device;
-    if (status == EP_OK && device->copies_routing)
-        routing.topk_idx = device->routing;
     if (status == EP_OK)
         status = update(call, plan, &routing, device->info);
     if (status != EP_OK) {
@@ -201,6 +187,7 @@ void cuda_plan_free_device(struct cuda_comm *cuda, struct cuda_plan *device)
     cuda_pool_free(cuda, &device->ordered);
     cuda_pool_free(cuda, &device->metadata_counts);
     cuda_pool_free(cuda, &device->sources);
+    cuda_pool_free(cuda, &device->routing);
     free(device);
 }
 
