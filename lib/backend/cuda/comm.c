@@ -121,13 +121,6 @@ static ep_status open_device(struct cuda_comm *cuda)
     return EP_OK;
 }
 
-static ep_status publish(struct cuda_comm *cuda)
-{
-    CUDA_TRY(cudaDeviceGetPCIBusId(cuda->ctrl->bus_id, sizeof(cuda->ctrl->bus_id), cuda->device));
-    cuda->group.gpu = cuda->ctrl->bus_id;
-    return EP_OK;
-}
-
 /* Kernels load from and store to the peer's memory, so P2P is required. */
 static ep_status check_p2p(struct cuda_comm *cuda, int rank, bool *ret_hidden)
 {
@@ -243,18 +236,8 @@ static ep_status open_and_publish(struct cuda_comm *cuda)
     EP_TRY(choose_device(cuda));
     cuda_reclaim(cuda->device);
     EP_TRY(open_device(cuda));
-    return publish(cuda);
-}
-
-/*
- * The ranks have agreed on these numbers, so each refuses on its own. It does so before it opens a network, whose
- * failure would hide the cause.
- */
-static ep_status check_group(const ep_comm *comm)
-{
-    if (comm->ranks_per_node > CUDA_MAX_RANKS)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the CUDA backend supports nodes of up to %d ranks, not %d",
-                       CUDA_MAX_RANKS, comm->ranks_per_node);
+    CUDA_TRY(cudaDeviceGetPCIBusId(cuda->ctrl->bus_id, sizeof(cuda->ctrl->bus_id), cuda->device));
+    cuda->group.gpu = cuda->ctrl->bus_id;
     return EP_OK;
 }
 
@@ -282,7 +265,13 @@ ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot)
     struct cuda_comm *cuda;
     ep_status status;
 
-    EP_TRY(check_group(comm));
+    /*
+     * The ranks have agreed on the number, so each refuses on its own. It does so before it opens a network, whose
+     * failure would hide the cause.
+     */
+    if (comm->ranks_per_node > CUDA_MAX_RANKS)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the CUDA backend supports nodes of up to %d ranks, not %d",
+                       CUDA_MAX_RANKS, comm->ranks_per_node);
     EP_TRY(ep_group_open(comm, boot, &backend));
     cuda = cuda_of(comm);
     if (cudaGetDevice(&previous) != cudaSuccess)

@@ -277,14 +277,8 @@ ep_status ep_cuda_set_net_memory(ep_comm *comm, size_t reserve, size_t limit)
 
 ep_status ep_cuda_get_net_memory(ep_comm *comm, size_t *ret_held, size_t *ret_needed)
 {
-    size_t held, needed;
-
     EP_TRY(check_comm(comm, __func__));
-    cuda_proxy_get_memory(cuda_of(comm), &held, &needed);
-    if (ret_held)
-        *ret_held = held;
-    if (ret_needed)
-        *ret_needed = needed;
+    cuda_proxy_get_memory(cuda_of(comm), ret_held, ret_needed);
     return EP_OK;
 }
 

@@ -39,9 +39,11 @@ void cuda_net_op_measure(const struct cuda_proxy *p, const struct cuda_net_op *o
     }
 }
 
-size_t cuda_proxy_max_chunk_bytes(const struct cuda_comm *cuda)
+int32_t cuda_net_chunk_tokens(const struct cuda_comm *cuda, size_t token_bytes)
 {
-    return ep_streams_max_message(cuda->proxy->streams) - sizeof(struct net_chunk_header);
+    size_t most = (ep_streams_max_message(cuda->proxy->streams) - sizeof(struct net_chunk_header)) / token_bytes;
+
+    return (int32_t)(most > CUDA_CHUNK_TOKENS ? CUDA_CHUNK_TOKENS : most);
 }
 
 /* Number of slots for all chunks: given by the end of the last list, whichever node that is. */
@@ -250,6 +252,8 @@ void cuda_proxy_get_memory(const struct cuda_comm *cuda, size_t *ret_held, size_
 {
     const struct cuda_proxy *p = cuda->proxy;
 
-    *ret_held = p ? p->arenas.held : 0;
-    *ret_needed = p ? p->arenas.needed : 0;
+    if (ret_held)
+        *ret_held = p ? p->arenas.held : 0;
+    if (ret_needed)
+        *ret_needed = p ? p->arenas.needed : 0;
 }

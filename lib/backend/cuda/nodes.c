@@ -212,13 +212,6 @@ void cuda_lists_count(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats)
 /* --- operations -----------------------------------------------------------------------------------------------------
  */
 
-static int32_t chunk_tokens(const struct cuda_comm *cuda, size_t token_bytes)
-{
-    size_t most = cuda_proxy_max_chunk_bytes(cuda) / token_bytes;
-
-    return (int32_t)(most > CUDA_CHUNK_TOKENS ? CUDA_CHUNK_TOKENS : most);
-}
-
 ep_status cuda_nodes_dispatch(struct cuda_call *call, ep_plan *plan, const struct cuda_dispatch *own, int weight_words)
 {
     struct cuda_comm *cuda = call->cuda;
@@ -229,7 +222,7 @@ ep_status cuda_nodes_dispatch(struct cuda_call *call, ep_plan *plan, const struc
                                               .desc = own->desc.words,
                                               .out = &lists->net,
                                               .in = &lists->rails,
-                                              .tokens = chunk_tokens(cuda, token_bytes),
+                                              .tokens = cuda_net_chunk_tokens(cuda, token_bytes),
                                               .token_bytes = token_bytes};
     struct cuda_nodes_dispatch place = {.own = *own, .meta = {own->scale_words, weight_words}};
     struct cuda_pack pack = {.waits = own->waits,
@@ -267,7 +260,7 @@ ep_status cuda_nodes_combine(struct cuda_call *call, ep_plan *plan, const struct
                                               .desc = own->desc.words,
                                               .out = &lists->rails,
                                               .in = &lists->net,
-                                              .tokens = chunk_tokens(cuda, units * row_bytes + weight_bytes),
+                                              .tokens = cuda_net_chunk_tokens(cuda, units * row_bytes + weight_bytes),
                                               .token_bytes = weight_bytes,
                                               .unit_bytes = row_bytes,
                                               .max_units = units};

@@ -261,17 +261,12 @@ static ep_status check_nodes(const ep_plan *plan)
                    plan->args.topk, nodes, CUDA_MAX_REMOTE_NODES);
 }
 
-/* Otherwise the devices count, and the hosts do not synchronise. */
-static bool is_counted_by_hosts(const struct cuda_comm *cuda, const ep_plan_args *args)
-{
-    return args->max_recv_tokens <= 0 || cuda_crosses_nodes(cuda);
-}
-
 static ep_status open_plan(struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
 {
     struct cuda_comm *cuda = call->cuda;
 
-    if (!is_counted_by_hosts(cuda, args))
+    /* Then the devices count, and the hosts do not synchronise. */
+    if (args->max_recv_tokens > 0 && !cuda_crosses_nodes(cuda))
         return cuda_plan_open_fixed(call, plan, args);
     if (call->capture && args->max_recv_tokens <= 0)
         return ep_fail(EP_E_STATE,

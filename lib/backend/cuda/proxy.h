@@ -34,8 +34,8 @@ struct cuda_net_op_params {
 
 struct cuda_net_op;
 
-/* Size of the largest chunk in bytes. */
-size_t cuda_proxy_max_chunk_bytes(const struct cuda_comm *cuda);
+/* Tokens of the largest chunk, if each takes that many bytes. */
+int32_t cuda_net_chunk_tokens(const struct cuda_comm *cuda, size_t token_bytes);
 
 /* Collective over the group; starts the proxy. Not called on one node. */
 ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot);

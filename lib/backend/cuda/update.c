@@ -9,18 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Memory for the counts of one plan. */
-static ep_status acquire_info(struct cuda_comm *cuda, int n_local, struct cuda_host_block **ret_block)
-{
-    struct cuda_plan_info *info;
-
-    EP_TRY(cuda_host_block_acquire(cuda, "ep_plan_new", CUDA_HOST_COUNTS,
-                                   sizeof(*info) + (size_t)n_local * sizeof(info->exact[0]), false, false, ret_block));
-    info = (*ret_block)->pinned.memory;
-    info->number = 0;
-    return EP_OK;
-}
-
 /* Divides the plan's block; `memory` NULL: only computes its size. */
 static size_t lay_out(const ep_plan *plan, char *memory, struct cuda_plan *device)
 {
@@ -115,6 +103,7 @@ static void remove_pending(struct cuda_comm *cuda, struct cuda_plan *device)
 static ep_status open_device_part(const struct cuda_call *call, ep_plan *plan, ep_plan_update_args *routing)
 {
     struct cuda_comm *cuda = call->cuda;
+    struct cuda_plan_info *info;
     struct cuda_plan *device;
     size_t bytes;
 
@@ -131,7 +120,13 @@ static ep_status open_device_part(const struct cuda_call *call, ep_plan *plan, e
     CUDA_TRY(cudaMemsetAsync(device->update.count.per_expert, 0, bytes, call->stream));
     /* A captured plan has no info slot: a graph that runs again would write stale counts, or into another plan's slot.
      */
-    return device->captured ? EP_OK : acquire_info(cuda, plan->info.n_local_experts, &device->info);
+    if (device->captured)
+        return EP_OK;
+    bytes = sizeof(*info) + (size_t)plan->info.n_local_experts * sizeof(info->exact[0]);
+    EP_TRY(cuda_host_block_acquire(cuda, "ep_plan_new", CUDA_HOST_COUNTS, bytes, false, false, &device->info));
+    info = device->info->pinned.memory;
+    info->number = 0;
+    return EP_OK;
 }
 
 ep_status cuda_plan_open_fixed(struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
