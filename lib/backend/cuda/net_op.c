@@ -54,6 +54,13 @@ static int count_slots(const struct cuda_proxy *p, const struct cuda_list_side *
     return CUDA_CHUNK_SLOT(lists->capacity ? lists->capacity : last->first + last->n, tokens, p->nnodes, 1);
 }
 
+/* Words of each slot: ready, consumed, landed. */
+static struct cuda_net_buffers words_at(uint64_t *words, int slots)
+{
+    return (struct cuda_net_buffers){
+        .ready = words, .consumed = words + slots, .landed = (struct cuda_landed *)(void *)(words + 2 * slots)};
+}
+
 static ep_status grow_words(struct cuda_proxy *p, struct net_op_buffers *buffers, int slots)
 {
     int wanted = slots + slots / 2 + MORE_SLOTS;
@@ -67,9 +74,9 @@ static ep_status grow_words(struct cuda_proxy *p, struct net_op_buffers *buffers
     CUDA_TRY(cudaMemsetAsync(n_read, 0, (size_t)wanted * sizeof(uint32_t), p->cuda->internal_stream));
     CUDA_TRY(cudaStreamSynchronize(p->cuda->internal_stream));
     buffers->slots = wanted;
-    buffers->words = words.memory;
-    buffers->words_device = words.device;
-    buffers->n_read = n_read;
+    buffers->host = words_at(words.memory, wanted);
+    buffers->device = words_at(words.device, wanted);
+    buffers->device.n_read = n_read;
     return EP_OK;
 }
 
@@ -96,7 +103,8 @@ static ep_status alloc_op(struct cuda_proxy *p, const struct cuda_net_op_params 
     for (int i = 0; i < 2; i++) {
         EP_TRY(grow_words(p, &p->buffers[i], slots));
         op->buffers[i] = p->buffers[i];
-        op->buffers[i].arena = p->arenas.of[i];
+        op->buffers[i].host.arena = p->arenas.of[i].memory;
+        op->buffers[i].device.arena = p->arenas.of[i].device;
     }
     return EP_OK;
 }
@@ -138,16 +146,6 @@ static struct cuda_chunks describe_chunks(const struct cuda_proxy *p, const stru
         if (count_chunks(lists, node, params->tokens) > chunks.max_per_node)
             chunks.max_per_node = count_chunks(lists, node, params->tokens);
     return chunks;
-}
-
-static struct cuda_net_buffers device_buffers(const struct net_op_buffers *buffers)
-{
-    return (struct cuda_net_buffers){
-        .arena = buffers->arena.device,
-        .ready = buffers->words_device,
-        .consumed = buffers->words_device + buffers->slots,
-        .landed = (const struct cuda_landed *)(const void *)(buffers->words_device + 2 * buffers->slots),
-        .n_read = buffers->n_read};
 }
 
 static void set_lists(const struct cuda_proxy *p, const struct cuda_net_op *op, const struct cuda_list_side *lists,
@@ -207,7 +205,7 @@ ep_status cuda_net_op_prepare(const struct cuda_call *call, const struct cuda_ne
     }
     cuda->net_rows = op->out.rows;
     cuda->net_bytes = op->out.all_bytes;
-    *ret_args = (struct cuda_net_op_args){.buffers = {device_buffers(&op->buffers[0]), device_buffers(&op->buffers[1])},
+    *ret_args = (struct cuda_net_op_args){.buffers = {op->buffers[0].device, op->buffers[1].device},
                                           .posts = p->ring.posts_device,
                                           .op = op->base.id,
                                           .slot_bytes = op->slot_bytes,

@@ -18,13 +18,13 @@ struct net_chunk_header {
     uint32_t desc[(CUDA_DESC_COMPARED + 3) / 4 * 4];
 };
 
-/* Double-buffered: a kernel may pack the next operation while the previous one is still being sent. */
+/*
+ * Double-buffered: a kernel may pack the next operation while the previous one is still being sent. The addresses of
+ * the same memory for the host and for the kernels; the arenas are set for each operation.
+ */
 struct net_op_buffers {
-    struct cuda_pinned arena; /* of an operation: see arenas.h */
     int slots;
-    uint64_t *words; /* pinned: [slots] ready, [slots] consumed, then [slots] struct cuda_landed */
-    uint64_t *words_device;
-    uint32_t *n_read; /* device memory, [slots] */
+    struct cuda_net_buffers host, device;
 };
 
 /* One direction: [nnodes] number of chunks and first slot; [nnodes, channels] next chunk. */

@@ -150,12 +150,6 @@ ep_status cuda_routing_to_device(const struct cuda_call *call, const ep_plan *pl
     return EP_OK;
 }
 
-static ep_status fail_mask(void)
-{
-    return ep_fail(EP_E_ROUTING, "routing: tokens_per_expert does not match token_in_rank: a count below 0 "
-                                 "or above the tokens for its rank, or too few for a rank");
-}
-
 /* Counts on the device. `copy`: memory for a copy of the routing. */
 static ep_status count(const struct cuda_call *call, const ep_plan *plan, ep_plan_update_args routing,
                        struct cuda_block *copy)
@@ -179,10 +173,12 @@ static ep_status count(const struct cuda_call *call, const ep_plan *plan, ep_pla
     c.number = ++cuda->counted;
     CUDA_TRY(cuda_launch_count(&c, call->stream));
     EP_TRY(cuda_wait_counted(cuda, call->stream));
+    if (*(volatile uint64_t *)&cuda->report->bad && plan->from_mask)
+        return ep_fail(EP_E_ROUTING, "routing: tokens_per_expert does not match token_in_rank: a count below 0 "
+                                     "or above the tokens for its rank, or too few for a rank");
     if (*(volatile uint64_t *)&cuda->report->bad)
-        return plan->from_mask ? fail_mask()
-                               : cuda_explain_routing(&shape, c.topk_idx, plan->args.idx_type, call->stream,
-                                                      "routing: topk_idx changed while it was checked");
+        return cuda_explain_routing(&shape, c.topk_idx, plan->args.idx_type, call->stream,
+                                    "routing: topk_idx changed while it was checked");
     memcpy(inner->tokens_per_rank, cuda->totals, nranks * sizeof(int32_t));
     memcpy(inner->tokens_per_expert, cuda->totals + nranks, experts * sizeof(int32_t));
     return EP_OK;
