@@ -286,17 +286,17 @@ static inline bool cuda_crosses_nodes(const struct cuda_comm *cuda)
 /* Makes the communicator's device the current one of the calling thread until cuda_scope_end(). */
 struct cuda_scope {
     int previous; /* -1: it was the communicator's */
-    enum cudaStreamCaptureMode mode;
+    bool uncaptured;
+    enum cudaStreamCaptureMode mode; /* uncaptured: the previous one */
 };
 ep_status cuda_scope_begin(const struct cuda_comm *cuda, struct cuda_scope *ret_scope);
 /* Makes `device` the current one again, unless it is -1 or this process has no context on it. */
 void cuda_restore_device(int device);
 /* Looks up a driver function through the runtime: the module does not link the driver. */
 ep_status cuda_find_driver(const char *name, void **ret_function);
-void cuda_scope_end(const struct cuda_scope *scope);
+void cuda_scope_end(struct cuda_scope *scope);
 /* The same; allocations and mappings in between are not part of a stream capture. */
 ep_status cuda_scope_begin_uncaptured(const struct cuda_comm *cuda, struct cuda_scope *ret_scope);
-void cuda_scope_end_uncaptured(struct cuda_scope *scope);
 /* A function that returns `call`, made with the communicator's device as the current one. */
 #define CUDA_ON_DEVICE(comm, call)                                                                                     \
     do {                                                                                                               \

@@ -61,6 +61,7 @@ void cuda_restore_device(int device)
 
 ep_status cuda_scope_begin(const struct cuda_comm *cuda, struct cuda_scope *ret_scope)
 {
+    ret_scope->uncaptured = false;
     CUDA_TRY(cudaGetDevice(&ret_scope->previous));
     if (ret_scope->previous == cuda->device)
         ret_scope->previous = -1;
@@ -69,10 +70,11 @@ ep_status cuda_scope_begin(const struct cuda_comm *cuda, struct cuda_scope *ret_
     return EP_OK;
 }
 
-void cuda_scope_end(const struct cuda_scope *scope)
+void cuda_scope_end(struct cuda_scope *scope)
 {
-    if (scope->previous >= 0)
-        cuda_restore_device(scope->previous);
+    if (scope->uncaptured)
+        cudaThreadExchangeStreamCaptureMode(&scope->mode);
+    cuda_restore_device(scope->previous);
 }
 
 ep_status cuda_scope_begin_uncaptured(const struct cuda_comm *cuda, struct cuda_scope *ret_scope)
@@ -80,13 +82,8 @@ ep_status cuda_scope_begin_uncaptured(const struct cuda_comm *cuda, struct cuda_
     EP_TRY(cuda_scope_begin(cuda, ret_scope));
     ret_scope->mode = cudaStreamCaptureModeRelaxed;
     cudaThreadExchangeStreamCaptureMode(&ret_scope->mode);
+    ret_scope->uncaptured = true;
     return EP_OK;
-}
-
-void cuda_scope_end_uncaptured(struct cuda_scope *scope)
-{
-    cudaThreadExchangeStreamCaptureMode(&scope->mode);
-    cuda_scope_end(scope);
 }
 
 ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const char *name, const void *pointer)
@@ -271,7 +268,7 @@ ep_status ep_cuda_set_net_memory(ep_comm *comm, size_t reserve, size_t limit)
         return ep_fail(EP_E_ARG, "%s: reserve is %zu, more than the limit of %zu", __func__, reserve, limit);
     EP_TRY(cuda_scope_begin_uncaptured(cuda_of(comm), &scope));
     status = cuda_proxy_set_memory(cuda_of(comm), reserve, limit);
-    cuda_scope_end_uncaptured(&scope);
+    cuda_scope_end(&scope);
     return status;
 }
 

@@ -43,11 +43,9 @@ void cuda_lists_point_to(const ep_plan *plan, const struct cuda_list_memory *hos
     lists->net.rail = host->net;
     lists->net.rail_device = device->net;
     lists->net.units = host->net_units;
-    lists->net.units_device = device->net_units;
     lists->rails.rail = host->rail;
     lists->rails.rail_device = device->rail;
     lists->rails.units = host->rail_units;
-    lists->rails.units_device = device->rail_units;
     lists->device = *device;
     lists->route = (struct cuda_rail_route){.entry = device->rail_entry,
                                             .count = device->rail_count,
@@ -197,18 +195,6 @@ ep_status cuda_lists_make(struct cuda_comm *cuda, ep_plan *plan)
     return status;
 }
 
-void cuda_lists_count(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats)
-{
-    const struct cuda_lists *lists = lists_of(plan);
-
-    stats->rows_self = lists->rows_self;
-    stats->rows_node = lists->rows_node;
-    stats->rows_forward = lists->rows_forward;
-    stats->bytes_forward = stats->rows_forward * row_bytes;
-    stats->rows_net = cuda_of(plan->comm)->net_rows;
-    stats->bytes_net = cuda_of(plan->comm)->net_bytes;
-}
-
 /* --- operations -----------------------------------------------------------------------------------------------------
  */
 
@@ -266,8 +252,8 @@ ep_status cuda_nodes_combine(struct cuda_call *call, ep_plan *plan, const struct
                                               .max_units = units};
     struct cuda_nodes_combine sum = {.own = *own,
                                      .rail = lists->route,
-                                     .rail_units = lists->rails.units_device,
-                                     .net_units = lists->net.units_device,
+                                     .rail_units = lists->device.rail_units,
+                                     .net_units = lists->device.net_units,
                                      .remote_count = lists->device.remote_count,
                                      .remote = lists->device.remote,
                                      .remote_width = cuda_remote_width(plan),

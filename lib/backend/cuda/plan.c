@@ -292,7 +292,7 @@ void cuda_plan_close(ep_plan *plan)
 
     if (cuda_scope_begin_uncaptured(cuda, &scope) == EP_OK) {
         cuda_plan_free_device(cuda, cuda_plan_of(plan));
-        cuda_scope_end_uncaptured(&scope);
+        cuda_scope_end(&scope);
     }
     ep_group_plan_close(plan);
 }
@@ -426,10 +426,16 @@ ep_status cuda_plan_ready(const struct cuda_call *call, ep_plan *plan, struct cu
 void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes)
 {
     const ep_plan_info *info = ep_plan_info_now(plan);
+    const struct cuda_lists *lists = cuda_plan_of(plan)->lists;
     ep_stats stats = {.size = sizeof(stats)};
 
-    if (cuda_plan_of(plan)->lists) {
-        cuda_lists_count(plan, row_bytes, &stats);
+    if (lists) {
+        stats.rows_self = lists->rows_self;
+        stats.rows_node = lists->rows_node;
+        stats.rows_forward = lists->rows_forward;
+        stats.bytes_forward = stats.rows_forward * row_bytes;
+        stats.rows_net = cuda_of(plan->comm)->net_rows;
+        stats.bytes_net = cuda_of(plan->comm)->net_bytes;
     } else if (info->n_send >= 0) {
         /* Without statistics for a plan whose counts only the device has. */
         stats.rows_node = (uint64_t)info->n_wire;
