@@ -537,13 +537,12 @@ ep_status cuda_place_buffer(struct cuda_comm *cuda, struct cuda_op_desc *desc, i
  * copied before or after the kernel.
  */
 bool cuda_overlaps_copies(const struct cuda_comm *cuda, const ep_plan *plan, size_t row_bytes);
-/* Fills the kernel's arguments, except the memory. `copies`: some of its blocks copy. */
-void cuda_fill_stage(const struct cuda_comm *cuda, int n_tokens, bool copies, struct cuda_stage *ret_stage);
-/* Sets the rings of the copy blocks within the shape of the blocks that move rows; their slots are not smaller. */
-void cuda_fit_copy_blocks(const struct cuda_comm *cuda, size_t slot, struct cuda_stage *stage,
-                          struct cuda_shape *shape);
-/* Parts of a copy of `bytes` that runs ahead of the rows, once its rings are known. */
-int32_t cuda_parts_ahead(const struct cuda_stage *stage, const struct cuda_shape *shape, int64_t bytes);
+/*
+ * Fills the kernel's arguments, except the memory, and the number of blocks that move rows. `copies`: some of its
+ * blocks copy, with rings of at least `slot` bytes within the shape of the others.
+ */
+void cuda_fill_stage(const struct cuda_comm *cuda, int n_tokens, bool copies, size_t slot, struct cuda_stage *ret_stage,
+                     struct cuda_shape *shape);
 /* Rows of other ranks' tokens on this rank. */
 int64_t cuda_rows_of_others(const struct cuda_comm *cuda, const ep_plan *plan);
 
