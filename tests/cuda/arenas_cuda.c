@@ -90,11 +90,11 @@ static int run(struct cuda_arenas *arenas)
 
 int main(void)
 {
-    struct cuda_net_memory memory = {.first = NULL};
+    struct cuda_kept memory = {.first = NULL};
     struct cuda_arenas arenas = {.memory = &memory};
     int code = run(&arenas);
 
-    cuda_net_memory_free(&memory);
+    cuda_kept_free(&memory);
     printf("arenas_cuda: %s\n", code ? "FAILED" : "passed");
     return code;
 }

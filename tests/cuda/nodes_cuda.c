@@ -284,7 +284,7 @@ static int run_memory(struct state *s)
 
 static int count_mappings(const struct cuda_peer *peer)
 {
-    int n = peer->signals.generation != 0;
+    int n = 0;
 
     for (int slot = 0; slot < CUDA_SLOTS; slot++)
         n += peer->mappings[slot].generation != 0;

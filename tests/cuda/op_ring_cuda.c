@@ -148,7 +148,7 @@ static int wake(struct cuda_op_ring *ring)
     return 0;
 }
 
-static int run(struct cuda_op_ring *ring, struct cuda_net_memory *memory)
+static int run(struct cuda_op_ring *ring, struct cuda_kept *memory)
 {
     CALL(cuda_op_ring_open(ring, memory));
     TRY(pop_in_order(ring));
@@ -160,7 +160,7 @@ static int run(struct cuda_op_ring *ring, struct cuda_net_memory *memory)
 int main(void)
 {
     struct cuda_op_ring rings[2];
-    struct cuda_net_memory memory = {.first = NULL};
+    struct cuda_kept memory = {.first = NULL};
     int code;
 
     alarm(SECONDS);
@@ -172,7 +172,7 @@ int main(void)
         code = cuda_op_ring_open(&rings[1], &memory) == EP_OK ? wake(&rings[1]) : FAILED;
     cuda_op_ring_close(&rings[0]);
     cuda_op_ring_close(&rings[1]);
-    cuda_net_memory_free(&memory);
+    cuda_kept_free(&memory);
     printf("op_ring_cuda: %s\n", code ? "FAILED" : "passed");
     return code;
 }

@@ -79,7 +79,7 @@ static ep_status alloc_arena(struct cuda_arenas *arenas, const char *call, size_
         if (exceeds(arenas, bytes))
             return fail_limit(arenas, call, bytes);
     }
-    EP_TRY(cuda_net_alloc_pinned(arenas->memory, bytes, ret_made));
+    EP_TRY(cuda_keep_pinned(arenas->memory, bytes, ret_made));
     buffer.memory = ret_made->memory;
     buffer.bytes = ret_made->bytes;
     /* If this fails, the network copies. */

@@ -13,7 +13,7 @@
 
 /* Zeroed, except for `memory`: empty, no limit. */
 struct cuda_arenas {
-    struct cuda_net_memory *memory;
+    struct cuda_kept *memory;
     struct ep_net *net;       /* sends the chunks; NULL: nothing is registered with it */
     bool direct;              /* new arenas are to be GPU memory */
     struct cuda_pinned of[2]; /* for even and odd operation numbers; in GPU memory, both addresses are the device's */

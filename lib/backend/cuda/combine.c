@@ -16,6 +16,7 @@
 #define PARTS 4        /* of each of the last tokens */
 #define END_TILES 4    /* parts for each warp at the end: more than it claims ahead */
 #define LINE 128
+#define PART_PIECES 2 /* of each warp in a part: a combine waits for the first part before it begins */
 
 struct combine {
     struct cuda_call call;
@@ -124,6 +125,14 @@ static void divide(struct cuda_combine *sum, const struct cuda_shape *shape)
     sum->tiles = (uint32_t)sum->whole_tokens + (n - (uint32_t)sum->whole_tokens) * (uint32_t)sum->parts;
 }
 
+/* Parts of a copy of `bytes`, which runs ahead of the rows. */
+static int32_t count_parts(const struct cuda_stage *stage, const struct cuda_shape *shape, int64_t bytes)
+{
+    int64_t part = (int64_t)stage->copy_blocks * shape->warps * stage->slot_bytes * PART_PIECES, parts = bytes / part;
+
+    return (int32_t)(parts < 1 ? 1 : parts > CUDA_MAX_PARTS ? CUDA_MAX_PARTS : parts);
+}
+
 /* Makes the order of the sum in memory of the plan: anew for each combine, because the plan may have been updated. */
 static ep_status order_by_choice(struct combine *c, struct cuda_combine *sum)
 {
@@ -163,15 +172,12 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
     if (cuda_crosses_nodes(cuda))
         return cuda_nodes_combine(&c->call, c->plan, sum);
     *shape = fit(cuda, (uint32_t)c->row_bytes, (uint32_t)route->width, &sum->slot_bytes);
-    cuda_fill_stage(cuda, route->n_tokens, c->copies, &sum->stage);
-    shape->blocks = sum->stage.move_blocks;
+    cuda_fill_stage(cuda, route->n_tokens, c->copies, (size_t)sum->slot_bytes, &sum->stage, shape);
     divide(sum, shape);
     if (c->copies) {
-        cuda_fit_copy_blocks(cuda, (size_t)sum->slot_bytes, &sum->stage, shape);
         sum->stage.x = c->copy[EP_GROUP_AT_X];
         sum->stage.metadata[0] = c->copy[EP_GROUP_AT_WEIGHTS];
-        sum->stage.parts =
-            cuda_parts_ahead(&sum->stage, shape, cuda_rows_of_others(cuda, c->plan) * (int64_t)c->row_bytes);
+        sum->stage.parts = count_parts(&sum->stage, shape, cuda_rows_of_others(cuda, c->plan) * sum->row_bytes);
     }
     EP_TRY(cuda_status(cuda_launch_combine(sum, shape, c->call.stream), "combine kernel"));
     c->call.queued = true;

@@ -5,13 +5,10 @@
 
 #include <assert.h>
 #include <epkit/cuda.h>
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 static_assert(sizeof(struct cuda_report) <= 4096, "a report fits a page");
-static_assert(sizeof(struct cuda_signals) <= CUDA_GRANULE, "signals fit an allocation of one granule");
 
 #define REPORT_BYTES 4096
 #define SCRATCH_BYTES ((EP_MAX_EXPERTS + 2) * sizeof(int32_t))
@@ -88,29 +85,25 @@ static ep_status choose_device(struct cuda_comm *cuda)
     return EP_OK;
 }
 
-/*
- * Memory of the process, which CUDA only maps: if a program exits without freeing its communicators, the monitor may
- * still read it after CUDA has freed its own host memory.
- */
-static ep_status open_report(struct cuda_comm *cuda)
+/* Memory that kernels read or write as long as the communicator exists, zeroed. */
+static ep_status open_memory(struct cuda_comm *cuda)
 {
-    void *memory = mmap(NULL, REPORT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    size_t map_bytes = MAP_BYTES(cuda), at[2] = {0};
+    struct cuda_pinned host;
+    void *device;
 
-    if (memory == MAP_FAILED)
-        return ep_fail_errno(EP_E_MEMORY, errno, "ep_comm_new: mmap of %d bytes", (int)REPORT_BYTES);
-    cuda->report = memory;
-    CUDA_TRY(cudaHostRegister(memory, REPORT_BYTES, cudaHostRegisterMapped));
-    CUDA_TRY(cudaHostGetDevicePointer((void **)&cuda->report_device, memory, 0));
+    EP_TRY(cuda_keep_pinned(&cuda->memory, REPORT_BYTES + map_bytes + TOTALS_BYTES, &host));
+    cuda->report = cuda_carve(host.memory, &at[0], 1, REPORT_BYTES);
+    cuda->report_device = cuda_carve(host.device, &at[1], 1, REPORT_BYTES);
+    cuda->host_map_entries = cuda_carve(host.memory, &at[0], 1, map_bytes);
+    cuda->host_map_entries_device = cuda_carve(host.device, &at[1], 1, map_bytes);
+    cuda->totals = cuda_carve(host.memory, &at[0], 1, TOTALS_BYTES);
+    cuda->totals_device = cuda_carve(host.device, &at[1], 1, TOTALS_BYTES);
+    EP_TRY(cuda_keep_device(&cuda->memory, map_bytes + SCRATCH_BYTES, &device));
+    CUDA_TRY(cudaMemset(device, 0, map_bytes + SCRATCH_BYTES));
+    cuda->map_entries = device;
+    cuda->scratch = (char *)device + map_bytes;
     return EP_OK;
-}
-
-static void close_report(struct cuda_comm *cuda)
-{
-    if (!cuda->report)
-        return;
-    cudaHostUnregister(cuda->report);
-    munmap(cuda->report, REPORT_BYTES);
-    cuda->report = NULL;
 }
 
 static ep_status open_device(struct cuda_comm *cuda)
@@ -122,29 +115,10 @@ static ep_status open_device(struct cuda_comm *cuda)
     CUDA_TRY(cudaEventCreateWithFlags(&cuda->order, cudaEventDisableTiming));
     CUDA_TRY(cudaEventCreateWithFlags(&cuda->captured_order, cudaEventDisableTiming));
     CUDA_TRY(cudaEventCreateWithFlags(&cuda->end, cudaEventDisableTiming));
-    EP_TRY(open_report(cuda));
-    EP_TRY(cuda_host_alloc(TOTALS_BYTES, (void **)&cuda->totals, (void **)&cuda->totals_device));
-    CUDA_TRY(cudaMalloc((void **)&cuda->signals, CUDA_GRANULE));
+    EP_TRY(open_memory(cuda));
+    EP_TRY(cuda_alloc_kind(cuda, sizeof(*cuda->signals), CUDA_MEMORY_INTERNAL, (void **)&cuda->signals));
     CUDA_TRY(cudaMemset(cuda->signals, 0, sizeof(*cuda->signals)));
-    CUDA_TRY(cudaMalloc((void **)&cuda->map_entries, MAP_BYTES(cuda)));
-    CUDA_TRY(cudaMemset(cuda->map_entries, 0, MAP_BYTES(cuda)));
-    EP_TRY(cuda_host_alloc(MAP_BYTES(cuda), (void **)&cuda->host_map_entries, (void **)&cuda->host_map_entries_device));
-    memset(cuda->host_map_entries, 0, MAP_BYTES(cuda));
-    CUDA_TRY(cudaMalloc(&cuda->scratch, SCRATCH_BYTES));
-    CUDA_TRY(cudaMemset(cuda->scratch, 0, SCRATCH_BYTES));
     CUDA_TRY(cudaDeviceSynchronize());
-    return EP_OK;
-}
-
-static ep_status publish(struct cuda_comm *cuda)
-{
-    cudaIpcMemHandle_t handle;
-
-    cuda->ctrl->device = cuda->device;
-    CUDA_TRY(cudaDeviceGetPCIBusId(cuda->ctrl->bus_id, sizeof(cuda->ctrl->bus_id), cuda->device));
-    cuda->group.gpu = cuda->ctrl->bus_id;
-    CUDA_TRY(cudaIpcGetMemHandle(&handle, cuda->signals));
-    cuda_publish_slot(&cuda->ctrl->signals, cuda->signals, sizeof(*cuda->signals), 1, &handle);
     return EP_OK;
 }
 
@@ -182,12 +156,13 @@ static ep_status check_p2p(struct cuda_comm *cuda, int rank, bool *ret_hidden)
 
 static ep_status map_peer_signals(struct cuda_comm *cuda, int rank)
 {
+    const struct ep_group_address signals = {.slot = CUDA_SIGNALS_SLOT, .generation = 1};
     struct cuda_peer *peer = &cuda->peers[rank];
     bool hidden = false;
     ep_status status;
 
     EP_TRY(check_p2p(cuda, rank, &hidden));
-    status = cuda_map_signals(cuda, rank);
+    status = cuda_map(cuda, rank, &signals, sizeof(*peer->signals), (void **)&peer->signals);
     if (status != EP_OK && !hidden && strcmp(peer->bus_id, cuda->ctrl->bus_id) == 0)
         return ep_fail_prefix(status,
                               "ep_comm_new: rank %d cannot map memory of rank %d, which is on the same GPU %s "
@@ -262,18 +237,8 @@ static ep_status open_and_publish(struct cuda_comm *cuda)
     EP_TRY(choose_device(cuda));
     cuda_reclaim(cuda->device);
     EP_TRY(open_device(cuda));
-    return publish(cuda);
-}
-
-/*
- * The ranks have agreed on these numbers, so each refuses on its own. It does so before it opens a network, whose
- * failure would hide the cause.
- */
-static ep_status check_group(const ep_comm *comm)
-{
-    if (comm->ranks_per_node > CUDA_MAX_RANKS)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the CUDA backend supports nodes of up to %d ranks, not %d",
-                       CUDA_MAX_RANKS, comm->ranks_per_node);
+    CUDA_TRY(cudaDeviceGetPCIBusId(cuda->ctrl->bus_id, sizeof(cuda->ctrl->bus_id), cuda->device));
+    cuda->group.gpu = cuda->ctrl->bus_id;
     return EP_OK;
 }
 
@@ -301,7 +266,13 @@ ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot)
     struct cuda_comm *cuda;
     ep_status status;
 
-    EP_TRY(check_group(comm));
+    /*
+     * The ranks have agreed on the number, so each refuses on its own. It does so before it opens a network, whose
+     * failure would hide the cause.
+     */
+    if (comm->ranks_per_node > CUDA_MAX_RANKS)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the CUDA backend supports nodes of up to %d ranks, not %d",
+                       CUDA_MAX_RANKS, comm->ranks_per_node);
     EP_TRY(ep_group_open(comm, boot, &backend));
     cuda = cuda_of(comm);
     if (cudaGetDevice(&previous) != cudaSuccess)
@@ -331,10 +302,8 @@ static void close_device(struct cuda_comm *cuda)
 {
     cudaEvent_t events[] = {cuda->order, cuda->captured_order, cuda->end};
 
-    cudaFree(cuda->scratch);
-    cudaFreeHost(cuda->totals);
-    cudaFreeHost(cuda->host_map_entries);
-    close_report(cuda);
+    cuda_kept_free(&cuda->memory);
+    cuda->report = NULL;
     for (size_t i = 0; i < sizeof(events) / sizeof(events[0]); i++)
         if (events[i])
             cudaEventDestroy(events[i]);
@@ -382,8 +351,8 @@ void cuda_comm_close(ep_comm *comm)
 size_t cuda_comm_bytes(const ep_comm *comm)
 {
     struct cuda_comm *cuda = cuda_of(comm);
-    size_t bytes = ep_group_bytes(comm) + sizeof(*cuda) + CUDA_GRANULE + SCRATCH_BYTES + MAP_BYTES(cuda) +
-                   cuda_proxy_bytes(cuda) + atomic_load(&cuda->ll_net_bytes);
+    size_t bytes = ep_group_bytes(comm) + sizeof(*cuda) + cuda->memory.device_bytes + cuda_proxy_bytes(cuda) +
+                   atomic_load(&cuda->ll_net_bytes);
 
     pthread_mutex_lock(&cuda->memory_lock);
     for (int slot = 0; slot < CUDA_SLOTS; slot++)

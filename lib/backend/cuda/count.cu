@@ -52,20 +52,6 @@ __device__ uint32_t ranks_of_mask(const cuda_count &c, int token)
     return ranks;
 }
 
-/* Are the counts of the rank's experts possible for `tokens` tokens that go to the rank? */
-__device__ bool counts_are_possible(const cuda_count &c, int rank, int tokens)
-{
-    int n_local = c.n_experts / c.nranks;
-    int64_t sum = 0;
-
-    for (int expert = rank * n_local; expert < (rank + 1) * n_local; expert++) {
-        if (c.mask_experts[expert] < 0 || c.mask_experts[expert] > tokens)
-            return false;
-        sum += c.mask_experts[expert];
-    }
-    return sum >= tokens;
-}
-
 /* Writes the entries of this thread's token in rank order, numbered within the block, and the block's rows per rank. */
 __device__ void number_rows(const cuda_count &c, int token, uint32_t ranks)
 {
@@ -112,7 +98,7 @@ __device__ void report_counted(const cuda_count &c)
 /* By the block that finishes last: writes the totals for the host and resets the scratch memory. */
 __device__ void report_totals(const cuda_count &c)
 {
-    int i = (int)threadIdx.x;
+    int i = (int)threadIdx.x, n_local = c.n_experts / c.nranks;
 
     __threadfence();
     if (i < c.nranks) {
@@ -126,7 +112,7 @@ __device__ void report_totals(const cuda_count &c)
             total += n;
         }
         c.totals[i] = total;
-        if (c.mask_experts && !counts_are_possible(c, i, total))
+        if (c.mask_experts && !counts_are_possible(c.mask_experts + i * n_local, n_local, total))
             atomicOr(c.bad, 1u);
     }
     for (int expert = i; expert < c.n_experts; expert += CUDA_COUNT_TOKENS) {

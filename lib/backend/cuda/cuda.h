@@ -45,6 +45,7 @@
 
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/module.h"
+#include "backend/cuda/pinned.h"
 #include "group/group.h"
 
 #define CUDA_POOL 64 /* cached blocks of freed plans: cudaFree() would wait for running kernels */
@@ -65,16 +66,15 @@ struct cuda_slot {
 /* The control page of a rank, in host memory that the peers map: its first internal allocation. */
 #define CUDA_CTRL_SLOT 0
 struct cuda_ctrl {
-    int32_t device;
     char bus_id[20];
     _Atomic uint32_t mapped_by; /* bit mask of the node's ranks that have memory of this one mapped: reclaim.c */
     _Atomic uint32_t frees, allocations;     /* counts */
     _Atomic uint32_t mapped[CUDA_MAX_RANKS]; /* how many allocations of each rank of the node this one has mapped */
     _Atomic uint64_t called;                 /* dispatches and combines whose staging is allocated */
     _Atomic uint64_t stage_bytes[EP_GROUP_AT_COUNT]; /* published once peers can map the staging memory */
-    struct cuda_slot signals;
     struct cuda_slot slot[CUDA_SLOTS];
 };
+#define CUDA_SIGNALS_SLOT 0 /* of the rank's struct cuda_signals: its first allocation */
 
 enum cuda_memory {
     CUDA_MEMORY_INTERNAL,
@@ -111,7 +111,7 @@ struct cuda_peer {
     bool same_process;
     uint32_t frees_seen, allocations_seen;
     uint64_t stage_bytes[EP_GROUP_AT_COUNT]; /* bytes of its staging known to be mapped here or not needed */
-    struct cuda_mapping signals;
+    struct cuda_signals *signals;            /* as mapped here */
     struct cuda_mapping mappings[CUDA_SLOTS];
 };
 
@@ -132,13 +132,13 @@ enum cuda_host_words {
     CUDA_HOST_EVENTS,     /* the caller's events: stream.c */
     CUDA_HOST_COUNTS,     /* of a plan: update.c */
     CUDA_HOST_NET_COUNTS, /* the same between nodes: nodes_update.c */
+    CUDA_HOST_LL,         /* of an ep_ll: ll_open.c */
     CUDA_HOST_WORDS,      /* their number */
 };
 
 struct cuda_host_block {
     struct cuda_host_block *next;
-    void *memory, *device; /* its device address */
-    size_t bytes;
+    struct cuda_pinned pinned;
     bool used, captured;
 };
 
@@ -167,6 +167,7 @@ struct cuda_comm {
     struct cuda_ctrl *ctrl;
     struct cuda_peer *peers; /* [R]; those of this node are used */
     struct cuda_signals *signals;
+    struct cuda_kept memory;                                           /* of what follows, and of the host blocks */
     struct cuda_map_entry *map_entries;                                /* device: [ranks of the node, CUDA_SLOTS] */
     struct cuda_map_entry *host_map_entries, *host_map_entries_device; /* the same in host memory; its device address */
     struct cuda_report *report, *report_device;
@@ -269,10 +270,6 @@ ep_status cuda_is_device_memory(const void *memory, bool *ret_is);
 ep_status cuda_count_usable(int *ret_gpus);
 #define CUDA_TRY(call) EP_TRY(cuda_status((call), #call))
 
-/* Pinned host memory that kernels can use at *ret_device. To be freed with cudaFreeHost(). Allocates nothing on
- * failure. */
-ep_status cuda_host_alloc(size_t bytes, void **ret_memory, void **ret_device);
-
 struct cuda_transfer {
     void *to;
     const void *from;
@@ -289,17 +286,17 @@ static inline bool cuda_crosses_nodes(const struct cuda_comm *cuda)
 /* Makes the communicator's device the current one of the calling thread until cuda_scope_end(). */
 struct cuda_scope {
     int previous; /* -1: it was the communicator's */
-    enum cudaStreamCaptureMode mode;
+    bool uncaptured;
+    enum cudaStreamCaptureMode mode; /* uncaptured: the previous one */
 };
 ep_status cuda_scope_begin(const struct cuda_comm *cuda, struct cuda_scope *ret_scope);
 /* Makes `device` the current one again, unless it is -1 or this process has no context on it. */
 void cuda_restore_device(int device);
 /* Looks up a driver function through the runtime: the module does not link the driver. */
 ep_status cuda_find_driver(const char *name, void **ret_function);
-void cuda_scope_end(const struct cuda_scope *scope);
+void cuda_scope_end(struct cuda_scope *scope);
 /* The same; allocations and mappings in between are not part of a stream capture. */
 ep_status cuda_scope_begin_uncaptured(const struct cuda_comm *cuda, struct cuda_scope *ret_scope);
-void cuda_scope_end_uncaptured(struct cuda_scope *scope);
 /* A function that returns `call`, made with the communicator's device as the current one. */
 #define CUDA_ON_DEVICE(comm, call)                                                                                     \
     do {                                                                                                               \
@@ -328,8 +325,6 @@ bool cuda_find(struct cuda_comm *cuda, const void *memory, size_t bytes, struct 
  * in symmetric memory.
  */
 bool cuda_desc_buffer(struct cuda_comm *cuda, const void *memory, size_t bytes, uint32_t ret_words[2]);
-void cuda_publish_slot(struct cuda_slot *slot, void *base, size_t bytes, uint32_t generation,
-                       const cudaIpcMemHandle_t *handle);
 /* For the library or the caller; not collective, and never waits for a peer. */
 ep_status cuda_alloc_kind(struct cuda_comm *cuda, size_t bytes, enum cuda_memory kind, void **ret_memory);
 /* Stores the allocation in a slot with a new generation and publishes it. Under memory_lock. EP_E_MEMORY: no free slot.
@@ -353,7 +348,6 @@ ep_status cuda_unregister(ep_comm *comm, void *memory);
  */
 ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct ep_group_address *address, size_t bytes,
                    void **ret_address);
-ep_status cuda_map_signals(struct cuda_comm *cuda, int rank);
 /* Maps what the peers have allocated since the last call, for the kernels. Any thread; cheap if there is nothing. */
 ep_status cuda_map_new(struct cuda_comm *cuda);
 /*
@@ -418,7 +412,7 @@ void cuda_pool_close(struct cuda_comm *cuda);
 /* reclaim.c */
 /* Publishes to `rank` whether this rank has memory of it mapped. */
 void cuda_set_mapped_by(struct cuda_comm *cuda, int rank, bool mapped);
-/* Symmetric memory and signals of a communicator that closes: freed once no peer has them mapped. */
+/* Symmetric memory of a communicator that closes: freed once no peer has them mapped. */
 void cuda_defer_free(struct cuda_comm *cuda);
 /*
  * Frees deferred memory of closed communicators that no peer has mapped: on device `own`, and on devices without an
@@ -435,6 +429,7 @@ struct cuda_plan {
     struct cuda_block metadata_counts; /* between nodes: counts for metadata of a plan of exact counts; made on first
                                           use */
     struct cuda_block sources;         /* rows of metadata in flight; made on first use */
+    struct cuda_block routing;         /* a copy of the routing of a new plan that was in host memory */
     const int64_t *exact_counts;       /* these counts: in `block`, or in `metadata_counts`; NULL: in neither */
     struct cuda_route route;           /* without n_tokens: cuda_plan_ready() */
     bool uploaded;                     /* the route is complete for operations in streams */
@@ -445,12 +440,8 @@ struct cuda_plan {
 
     bool fixed; /* of fixed capacity (update.c): only the device knows its counts */
     int max_tokens;
-    bool captured;       /* made in a capture: the graph uses its memory, and the host gets no counts */
-    bool copies_routing; /* the routing of the new plan is in host memory */
-    void *routing;
+    bool captured; /* made in a capture: the graph uses its memory, and the host gets no counts */
     struct cuda_update update;
-    void *scratch;
-    size_t scratch_bytes;
     ep_plan *plan;
     struct cuda_host_block *info; /* struct cuda_plan_info */
     uint64_t expected;            /* number of the update whose counts the host waits for */
@@ -515,6 +506,12 @@ struct cuda_count cuda_count_of(const ep_plan *plan, const struct cuda_plan *dev
 void cuda_plan_fill(const struct cuda_comm *cuda, const ep_plan *plan, const struct cuda_plan *image);
 /* Converts the entries of a token; returns their number. */
 int32_t cuda_copy_entries(const struct ep_group_route *route, int token, struct cuda_entry *ret_entries);
+/*
+ * For the kernels that count a new plan: copies choices that are in host memory to the device, and names the copy in
+ * `routing`. Otherwise checks as below.
+ */
+ep_status cuda_routing_to_device(const struct cuda_call *call, const ep_plan *plan, struct cuda_block *ret_copy,
+                                 ep_plan_update_args *routing);
 /* Checks that the arrays of a routing are in memory that the kernels can use. */
 ep_status cuda_check_routing(struct cuda_comm *cuda, const char *call, const ep_plan_update_args *routing);
 /* Copies `bytes` of routing to host memory, ordered by `stream`; the caller frees the copy. */
@@ -540,13 +537,12 @@ ep_status cuda_place_buffer(struct cuda_comm *cuda, struct cuda_op_desc *desc, i
  * copied before or after the kernel.
  */
 bool cuda_overlaps_copies(const struct cuda_comm *cuda, const ep_plan *plan, size_t row_bytes);
-/* Fills the kernel's arguments, except the memory. `copies`: some of its blocks copy. */
-void cuda_fill_stage(const struct cuda_comm *cuda, int n_tokens, bool copies, struct cuda_stage *ret_stage);
-/* Sets the rings of the copy blocks within the shape of the blocks that move rows; their slots are not smaller. */
-void cuda_fit_copy_blocks(const struct cuda_comm *cuda, size_t slot, struct cuda_stage *stage,
-                          struct cuda_shape *shape);
-/* Parts of a copy of `bytes` that runs ahead of the rows, once its rings are known. */
-int32_t cuda_parts_ahead(const struct cuda_stage *stage, const struct cuda_shape *shape, int64_t bytes);
+/*
+ * Fills the kernel's arguments, except the memory, and the number of blocks that move rows. `copies`: some of its
+ * blocks copy, with rings of at least `slot` bytes within the shape of the others.
+ */
+void cuda_fill_stage(const struct cuda_comm *cuda, int n_tokens, bool copies, size_t slot, struct cuda_stage *ret_stage,
+                     struct cuda_shape *shape);
 /* Rows of other ranks' tokens on this rank. */
 int64_t cuda_rows_of_others(const struct cuda_comm *cuda, const ep_plan *plan);
 

@@ -18,20 +18,6 @@ ep_status cuda_status(cudaError_t error, const char *call)
                    cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
-ep_status cuda_host_alloc(size_t bytes, void **ret_memory, void **ret_device)
-{
-    void *memory;
-    ep_status status;
-
-    CUDA_TRY(cudaHostAlloc(&memory, bytes, cudaHostAllocMapped));
-    status = cuda_status(cudaHostGetDevicePointer(ret_device, memory, 0), "cudaHostGetDevicePointer");
-    if (status == EP_OK)
-        *ret_memory = memory;
-    else
-        cudaFreeHost(memory);
-    return status;
-}
-
 ep_status cuda_transfer(struct cuda_comm *cuda, const struct cuda_transfer *parts, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -75,6 +61,7 @@ void cuda_restore_device(int device)
 
 ep_status cuda_scope_begin(const struct cuda_comm *cuda, struct cuda_scope *ret_scope)
 {
+    ret_scope->uncaptured = false;
     CUDA_TRY(cudaGetDevice(&ret_scope->previous));
     if (ret_scope->previous == cuda->device)
         ret_scope->previous = -1;
@@ -83,10 +70,11 @@ ep_status cuda_scope_begin(const struct cuda_comm *cuda, struct cuda_scope *ret_
     return EP_OK;
 }
 
-void cuda_scope_end(const struct cuda_scope *scope)
+void cuda_scope_end(struct cuda_scope *scope)
 {
-    if (scope->previous >= 0)
-        cuda_restore_device(scope->previous);
+    if (scope->uncaptured)
+        cudaThreadExchangeStreamCaptureMode(&scope->mode);
+    cuda_restore_device(scope->previous);
 }
 
 ep_status cuda_scope_begin_uncaptured(const struct cuda_comm *cuda, struct cuda_scope *ret_scope)
@@ -94,13 +82,8 @@ ep_status cuda_scope_begin_uncaptured(const struct cuda_comm *cuda, struct cuda_
     EP_TRY(cuda_scope_begin(cuda, ret_scope));
     ret_scope->mode = cudaStreamCaptureModeRelaxed;
     cudaThreadExchangeStreamCaptureMode(&ret_scope->mode);
+    ret_scope->uncaptured = true;
     return EP_OK;
-}
-
-void cuda_scope_end_uncaptured(struct cuda_scope *scope)
-{
-    cudaThreadExchangeStreamCaptureMode(&scope->mode);
-    cuda_scope_end(scope);
 }
 
 ep_status cuda_check_pointer(struct cuda_comm *cuda, const char *call, const char *name, const void *pointer)
@@ -282,20 +265,14 @@ ep_status ep_cuda_set_net_memory(ep_comm *comm, size_t reserve, size_t limit)
         return ep_fail(EP_E_ARG, "%s: reserve is %zu, more than the limit of %zu", __func__, reserve, limit);
     EP_TRY(cuda_scope_begin_uncaptured(cuda_of(comm), &scope));
     status = cuda_proxy_set_memory(cuda_of(comm), reserve, limit);
-    cuda_scope_end_uncaptured(&scope);
+    cuda_scope_end(&scope);
     return status;
 }
 
 ep_status ep_cuda_get_net_memory(ep_comm *comm, size_t *ret_held, size_t *ret_needed)
 {
-    size_t held, needed;
-
     EP_TRY(check_comm(comm, __func__));
-    cuda_proxy_get_memory(cuda_of(comm), &held, &needed);
-    if (ret_held)
-        *ret_held = held;
-    if (ret_needed)
-        *ret_needed = needed;
+    cuda_proxy_get_memory(cuda_of(comm), ret_held, ret_needed);
     return EP_OK;
 }
 

@@ -42,13 +42,13 @@ static int export_dmabuf(void *memory, size_t bytes)
     return fd;
 }
 
-ep_status cuda_direct_alloc(struct cuda_net_memory *memory, size_t bytes, struct ep_net_buffer *ret_buffer)
+ep_status cuda_direct_alloc(struct cuda_kept *memory, size_t bytes, struct ep_net_buffer *ret_buffer)
 {
     struct ep_net_buffer buffer = EP_NET_BUFFER_INIT;
 
     buffer.bytes = bytes;
     buffer.device = true;
-    EP_TRY(cuda_net_alloc_device(memory, bytes, &buffer.memory));
+    EP_TRY(cuda_keep_device(memory, bytes, &buffer.memory));
     buffer.dmabuf_fd = export_dmabuf(buffer.memory, bytes);
     *ret_buffer = buffer;
     return EP_OK;

@@ -31,13 +31,13 @@ ep_status cuda_direct_check(int device);
  * Memory of the current device until the communicator closes, with a dma-buf if the driver exports one; `bytes` is a
  * multiple of the granule. cuda_direct_close() closes the dma-buf, which a registration does not need any more.
  */
-ep_status cuda_direct_alloc(struct cuda_net_memory *memory, size_t bytes, struct ep_net_buffer *ret_buffer);
+ep_status cuda_direct_alloc(struct cuda_kept *memory, size_t bytes, struct ep_net_buffer *ret_buffer);
 void cuda_direct_close(struct ep_net_buffer *buffer);
 
 /*
  * Collective, for networks that may use GPU memory, before the streams carry anything else: do the transfers of this
  * rank and of its rail peers arrive? The result may differ between ranks.
  */
-ep_status cuda_direct_probe(struct cuda_comm *cuda, struct ep_streams *streams, struct cuda_net_memory *memory);
+ep_status cuda_direct_probe(struct cuda_comm *cuda, struct ep_streams *streams, struct cuda_kept *memory);
 
 #endif

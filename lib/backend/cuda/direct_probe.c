@@ -40,18 +40,13 @@ static uint32_t word_of(int rank, uint32_t i)
     return ((uint32_t)rank + 1) * UINT32_C(0x9e3779b1) + i * UINT32_C(0x85ebca77) + 1;
 }
 
-static void fill(uint32_t *words, int rank)
-{
-    for (uint32_t i = 0; i < WORDS; i++)
-        words[i] = word_of(rank, i);
-}
-
-static ep_status make_source(struct probe *p, struct cuda_net_memory *memory, bool direct)
+static ep_status make_source(struct probe *p, struct cuda_kept *memory, bool direct)
 {
     struct ep_net_buffer buffer;
     ep_status status;
 
-    fill(p->mine, p->cuda->group.comm->rank);
+    for (uint32_t i = 0; i < WORDS; i++)
+        p->mine[i] = word_of(p->cuda->group.comm->rank, i);
     p->piece = (struct ep_piece){p->mine, sizeof(p->mine)};
     if (!direct)
         return EP_OK;
@@ -110,7 +105,7 @@ static ep_status advance(struct probe *p, bool *ret_open)
     return EP_OK;
 }
 
-ep_status cuda_direct_probe(struct cuda_comm *cuda, struct ep_streams *streams, struct cuda_net_memory *memory)
+ep_status cuda_direct_probe(struct cuda_comm *cuda, struct ep_streams *streams, struct cuda_kept *memory)
 {
     struct ep_net *net = ep_streams_get_net(streams);
     struct probe *p = calloc(1, sizeof(*p) + 2 * (size_t)net->nnodes * sizeof(bool));

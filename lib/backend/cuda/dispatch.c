@@ -152,10 +152,8 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
     if (cuda_crosses_nodes(cuda))
         return cuda_nodes_dispatch(&d->call, d->plan, move, args->recv_topk_weights ? d->plan->args.topk : 0);
     fit(cuda, move, shape);
-    cuda_fill_stage(cuda, route->n_tokens, d->copies, &move->stage);
-    shape->blocks = move->stage.move_blocks;
+    cuda_fill_stage(cuda, route->n_tokens, d->copies, (size_t)move->chunk_bytes, &move->stage, shape);
     if (d->copies) {
-        cuda_fit_copy_blocks(cuda, (size_t)move->chunk_bytes, &move->stage, shape);
         move->stage.x = copy_of(&d->output[EP_GROUP_AT_X]);
         for (int i = 0; i < 3; i++)
             if (!is_scattered(d, EP_GROUP_AT_SCALES + i))

@@ -15,8 +15,7 @@ struct cuda_lists {
     struct cuda_block block;
     struct cuda_list_side net, rails; /* of this rank's tokens; of the rail peers' tokens */
     struct cuda_list_memory device;
-    struct cuda_rail_route route; /* in it */
-    int32_t remote_width;
+    struct cuda_rail_route route;                /* in it */
     uint64_t rows_self, rows_node, rows_forward; /* own tokens: here, on the rest of the node; rail peers' tokens */
     void *copy;                                  /* lists made on the host: the host's copy of the block */
     struct cuda_nodes_update *update;            /* lists made by the devices: the arguments of their kernels */

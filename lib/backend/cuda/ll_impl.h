@@ -11,7 +11,8 @@ struct cuda_ll_net;
 struct cuda_ll_impl {
     struct cuda_comm *cuda;
     struct cuda_ll device; /* arguments that all launches share */
-    struct cuda_ll_report *report;
+    struct cuda_host_block *host_block;
+    struct cuda_ll_report *report; /* in it */
     struct cuda_ll_cached_segment *segment;
     struct cuda_ll_net *net;          /* NULL on one node */
     struct cuda_block combine_buffer; /* allocated on first use */

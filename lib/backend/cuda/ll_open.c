@@ -117,16 +117,16 @@ static ep_status open_local(const ep_ll *ll, struct cuda_ll_impl *impl)
 {
     struct cuda_comm *cuda = impl->cuda;
     size_t bytes;
-    void *report;
 
     EP_TRY(check_numbers(ll->comm, &ll->config, "ep_ll_new"));
     bytes = cuda_ll_lay_out(ll, &impl->device);
     impl->bytes = bytes;
     EP_TRY(acquire_segment(cuda, bytes, &impl->segment));
     CUDA_TRY(cudaEventCreateWithFlags(&impl->done, cudaEventDisableTiming));
-    EP_TRY(cuda_host_alloc(sizeof(*impl->report), (void **)&impl->report, &report));
-    memset(impl->report, 0, sizeof(*impl->report));
-    impl->device.report = report;
+    EP_TRY(cuda_host_block_acquire(cuda, "ep_ll_new", CUDA_HOST_LL, sizeof(*impl->report), false, false,
+                                   &impl->host_block));
+    impl->report = memset(impl->host_block->pinned.memory, 0, sizeof(*impl->report));
+    impl->device.report = impl->host_block->pinned.device;
     impl->blocks = cuda_ll_sms(cuda);
     if (cuda_crosses_nodes(cuda))
         EP_TRY(cuda_ll_net_prepare(ll, &impl->device, bytes, impl->report, &impl->net));
@@ -177,7 +177,8 @@ static void free_impl(struct cuda_ll_impl *impl)
     if (impl->done)
         cudaEventDestroy(impl->done);
     cuda_ll_net_close(impl->net); /* it uses the report */
-    cudaFreeHost(impl->report);
+    if (impl->host_block)
+        impl->host_block->used = false;
     cuda_pool_free(impl->cuda, &impl->combine_buffer);
     if (impl->segment)
         impl->segment->used = false;

@@ -48,7 +48,7 @@ ep_status cuda_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory)
     if (!memory) {
         EP_TRY(cuda_scope_begin_uncaptured(cuda, &scope));
         status = cuda_alloc_kind(cuda, bytes, CUDA_MEMORY_LOCAL, &memory);
-        cuda_scope_end_uncaptured(&scope);
+        cuda_scope_end(&scope);
     }
     /* A block that is too large is better than none. */
     if (status == EP_E_MEMORY) {
@@ -191,7 +191,7 @@ ep_status cuda_register(ep_comm *comm, void *memory, size_t bytes)
 
     EP_TRY(cuda_scope_begin_uncaptured(cuda, &scope));
     status = add_window(cuda, memory, bytes);
-    cuda_scope_end_uncaptured(&scope);
+    cuda_scope_end(&scope);
     return status == EP_OK ? EP_OK : ep_fail_prefix(status, "ep_register: memory %p: ", memory);
 }
 

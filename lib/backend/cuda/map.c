@@ -22,37 +22,6 @@ static void unmap(const struct cuda_peer *peer, struct cuda_mapping *mapping)
     *mapping = (struct cuda_mapping){.base = NULL};
 }
 
-static ep_status map_slot(struct cuda_comm *cuda, int rank, const struct cuda_slot *slot, uint32_t generation,
-                          struct cuda_mapping *mapping)
-{
-    struct cuda_peer *peer = &cuda->peers[rank];
-    ep_status status = EP_OK;
-    cudaIpcMemHandle_t handle;
-    uint64_t bytes;
-    void *base;
-
-    if (mapping->generation == generation)
-        return EP_OK;
-    ep_group_read_shared(&base, &slot->base, sizeof(base));
-    ep_group_read_shared(&bytes, &slot->bytes, sizeof(bytes));
-    ep_group_read_shared(&handle, &slot->handle, sizeof(handle));
-    unmap(peer, mapping);
-    if (!peer->same_process)
-        status =
-            cuda_status(cudaIpcOpenMemHandle(&base, handle, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
-    if (status != EP_OK)
-        return ep_fail_prefix(status, "symmetric memory of rank %d: ", rank);
-    *mapping = (struct cuda_mapping){.base = base, .bytes = bytes, .generation = generation};
-    return EP_OK;
-}
-
-ep_status cuda_map_signals(struct cuda_comm *cuda, int rank)
-{
-    struct cuda_peer *peer = &cuda->peers[rank];
-
-    return map_slot(cuda, rank, &peer->ctrl->signals, 1, &peer->signals);
-}
-
 /*
  * Publishes a mapping to the kernels. First in the table in host memory, which a waiting kernel sees at once: a queued
  * copy may have to wait for that kernel, for example while a module is loaded (bench/NOTES.md). The table in device
@@ -75,18 +44,37 @@ static ep_status publish_mapping(struct cuda_comm *cuda, int rank, int slot, con
 }
 
 /* Under the lock. */
-static ep_status map_peer_slot(struct cuda_comm *cuda, int rank, int slot, uint32_t generation)
+static ep_status unmap_slot(struct cuda_comm *cuda, int rank, int slot)
+{
+    ep_status status = publish_mapping(cuda, rank, slot, &(struct cuda_mapping){.base = NULL});
+
+    unmap(&cuda->peers[rank], &cuda->peers[rank].mappings[slot]);
+    return status;
+}
+
+/* Under the lock. */
+static ep_status map_slot(struct cuda_comm *cuda, int rank, int slot, uint32_t generation)
 {
     struct cuda_peer *peer = &cuda->peers[rank];
-    struct cuda_mapping *mapping = &peer->mappings[slot];
-    const struct cuda_mapping none = {.base = NULL};
+    const struct cuda_slot *published = &peer->ctrl->slot[slot];
+    struct cuda_mapping mapping = {.generation = generation};
+    cudaIpcMemHandle_t handle;
+    ep_status status = EP_OK;
 
-    if (mapping->generation == generation)
+    if (peer->mappings[slot].generation == generation)
         return EP_OK;
-    if (mapping->generation)
-        EP_TRY(publish_mapping(cuda, rank, slot, &none));
-    EP_TRY(map_slot(cuda, rank, &peer->ctrl->slot[slot], generation, mapping));
-    return publish_mapping(cuda, rank, slot, mapping);
+    if (peer->mappings[slot].generation)
+        EP_TRY(unmap_slot(cuda, rank, slot));
+    ep_group_read_shared(&mapping.base, &published->base, sizeof(mapping.base));
+    ep_group_read_shared(&mapping.bytes, &published->bytes, sizeof(mapping.bytes));
+    ep_group_read_shared(&handle, &published->handle, sizeof(handle));
+    if (!peer->same_process)
+        status = cuda_status(cudaIpcOpenMemHandle(&mapping.base, handle, cudaIpcMemLazyEnablePeerAccess),
+                             "cudaIpcOpenMemHandle");
+    if (status != EP_OK)
+        return ep_fail_prefix(status, "symmetric memory of rank %d: ", rank);
+    peer->mappings[slot] = mapping;
+    return publish_mapping(cuda, rank, slot, &mapping);
 }
 
 static ep_status map_new_of(struct cuda_comm *cuda, int rank, uint32_t allocations)
@@ -95,7 +83,7 @@ static ep_status map_new_of(struct cuda_comm *cuda, int rank, uint32_t allocatio
 
     for (int slot = 0; slot < CUDA_SLOTS; slot++) {
         uint32_t generation = atomic_load_explicit(&peer->ctrl->slot[slot].generation, memory_order_acquire);
-        ep_status status = generation ? map_peer_slot(cuda, rank, slot, generation) : EP_OK;
+        ep_status status = generation ? map_slot(cuda, rank, slot, generation) : EP_OK;
 
         /*
          * The peer has freed it meanwhile, has died or has left: no mapping is needed, and a kernel that waits for it
@@ -228,7 +216,7 @@ static ep_status find_mapping(struct cuda_comm *cuda, int rank, const struct ep_
         return EP_OK;
     }
     pthread_mutex_lock(&cuda->map_lock);
-    status = map_peer_slot(cuda, rank, (int)address->slot, address->generation);
+    status = map_slot(cuda, rank, (int)address->slot, address->generation);
     *ret_mapping = cuda->peers[rank].mappings[address->slot];
     pthread_mutex_unlock(&cuda->map_lock);
     return status;
@@ -272,7 +260,6 @@ static ep_status forget_addresses(struct cuda_comm *cuda)
 
 ep_status cuda_unmap_freed(struct cuda_comm *cuda)
 {
-    const struct cuda_mapping none = {.base = NULL};
     bool unmapped = false;
 
     pthread_mutex_lock(&cuda->map_lock);
@@ -287,8 +274,7 @@ ep_status cuda_unmap_freed(struct cuda_comm *cuda)
             if (!peer->mappings[slot].generation ||
                 peer->mappings[slot].generation == atomic_load(&peer->ctrl->slot[slot].generation))
                 continue;
-            publish_mapping(cuda, rank, slot, &none);
-            unmap(peer, &peer->mappings[slot]);
+            unmap_slot(cuda, rank, slot);
             unmapped = true;
         }
     }
@@ -303,7 +289,6 @@ void cuda_unmap_all(struct cuda_comm *cuda)
 
         for (int slot = 0; slot < CUDA_SLOTS; slot++)
             unmap(peer, &peer->mappings[slot]);
-        unmap(peer, &peer->signals);
         cuda_set_mapped_by(cuda, rank, false);
     }
 }

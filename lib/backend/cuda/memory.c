@@ -5,15 +5,6 @@
  */
 #include "backend/cuda/cuda.h"
 
-void cuda_publish_slot(struct cuda_slot *slot, void *base, size_t bytes, uint32_t generation,
-                       const cudaIpcMemHandle_t *handle)
-{
-    slot->base = base;
-    slot->bytes = bytes;
-    slot->handle = *handle;
-    atomic_store_explicit(&slot->generation, generation, memory_order_release);
-}
-
 void cuda_publish_allocation(struct cuda_comm *cuda, struct cuda_allocation *allocation)
 {
     allocation->published = atomic_fetch_add_explicit(&cuda->ctrl->allocations, 1, memory_order_release) + 1;
@@ -23,6 +14,7 @@ void cuda_publish_allocation(struct cuda_comm *cuda, struct cuda_allocation *all
 ep_status cuda_add_allocation(struct cuda_comm *cuda, const struct cuda_allocation *allocation,
                               const cudaIpcMemHandle_t *handle)
 {
+    struct cuda_slot *published;
     int slot;
 
     for (slot = 0; slot < CUDA_SLOTS; slot++)
@@ -36,11 +28,15 @@ ep_status cuda_add_allocation(struct cuda_comm *cuda, const struct cuda_allocati
     /* The bits that descriptors carry are never all 0. */
     while (!(++cuda->next_generation & CUDA_GENERATION_MASK))
         ;
+    published = &cuda->ctrl->slot[slot];
     cuda->allocations[slot] = *allocation;
     cuda->allocations[slot].generation = cuda->next_generation;
     if (slot >= cuda->slots_used)
         cuda->slots_used = slot + 1;
-    cuda_publish_slot(&cuda->ctrl->slot[slot], allocation->base, allocation->bytes, cuda->next_generation, handle);
+    published->base = allocation->base;
+    published->bytes = allocation->bytes;
+    published->handle = *handle;
+    atomic_store_explicit(&published->generation, cuda->next_generation, memory_order_release);
     cuda_publish_allocation(cuda, &cuda->allocations[slot]);
     return EP_OK;
 }
@@ -271,6 +267,5 @@ void cuda_memory_close(struct cuda_comm *cuda)
 {
     cuda_unmap_all(cuda);
     cuda_pool_close(cuda);
-    cudaFree(cuda->map_entries);
     cuda_defer_free(cuda);
 }

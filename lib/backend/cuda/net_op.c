@@ -39,9 +39,11 @@ void cuda_net_op_measure(const struct cuda_proxy *p, const struct cuda_net_op *o
     }
 }
 
-size_t cuda_proxy_max_chunk_bytes(const struct cuda_comm *cuda)
+int32_t cuda_net_chunk_tokens(const struct cuda_comm *cuda, size_t token_bytes)
 {
-    return ep_streams_max_message(cuda->proxy->streams) - sizeof(struct net_chunk_header);
+    size_t most = (ep_streams_max_message(cuda->proxy->streams) - sizeof(struct net_chunk_header)) / token_bytes;
+
+    return (int32_t)(most > CUDA_CHUNK_TOKENS ? CUDA_CHUNK_TOKENS : most);
 }
 
 /* Number of slots for all chunks: given by the end of the last list, whichever node that is. */
@@ -52,6 +54,13 @@ static int count_slots(const struct cuda_proxy *p, const struct cuda_list_side *
     return CUDA_CHUNK_SLOT(lists->capacity ? lists->capacity : last->first + last->n, tokens, p->nnodes, 1);
 }
 
+/* Words of each slot: ready, consumed, landed. */
+static struct cuda_net_buffers words_at(uint64_t *words, int slots)
+{
+    return (struct cuda_net_buffers){
+        .ready = words, .consumed = words + slots, .landed = (struct cuda_landed *)(void *)(words + 2 * slots)};
+}
+
 static ep_status grow_words(struct cuda_proxy *p, struct net_op_buffers *buffers, int slots)
 {
     int wanted = slots + slots / 2 + MORE_SLOTS;
@@ -60,24 +69,15 @@ static ep_status grow_words(struct cuda_proxy *p, struct net_op_buffers *buffers
 
     if (buffers->slots >= slots)
         return EP_OK;
-    EP_TRY(cuda_net_alloc_pinned(&p->memory, (size_t)wanted * (2 * sizeof(uint64_t) + sizeof(struct cuda_landed)),
-                                 &words));
-    EP_TRY(cuda_net_alloc_device(&p->memory, (size_t)wanted * sizeof(uint32_t), &n_read));
+    EP_TRY(cuda_keep_pinned(&p->memory, (size_t)wanted * (2 * sizeof(uint64_t) + sizeof(struct cuda_landed)), &words));
+    EP_TRY(cuda_keep_device(&p->memory, (size_t)wanted * sizeof(uint32_t), &n_read));
     CUDA_TRY(cudaMemsetAsync(n_read, 0, (size_t)wanted * sizeof(uint32_t), p->cuda->internal_stream));
     CUDA_TRY(cudaStreamSynchronize(p->cuda->internal_stream));
     buffers->slots = wanted;
-    buffers->words = words.memory;
-    buffers->words_device = words.device;
-    buffers->n_read = n_read;
+    buffers->host = words_at(words.memory, wanted);
+    buffers->device = words_at(words.device, wanted);
+    buffers->device.n_read = n_read;
     return EP_OK;
-}
-
-static void set_arenas(struct cuda_proxy *p)
-{
-    for (int i = 0; i < 2; i++) {
-        p->buffers[i].arena = p->arenas.of[i].memory;
-        p->buffers[i].arena_device = p->arenas.of[i].device;
-    }
 }
 
 /* In the arena. If the lists do not change, the size of the largest chunk is known. */
@@ -97,15 +97,16 @@ static size_t slot_bytes_of(const struct cuda_net_op *op, const struct cuda_net_
 static ep_status alloc_op(struct cuda_proxy *p, const struct cuda_net_op_params *params, struct cuda_net_op *op)
 {
     int slots = op->out.slots > op->in.slots ? op->out.slots : op->in.slots;
-    ep_status status;
 
-    for (int i = 0; i < 2; i++)
-        EP_TRY(grow_words(p, &p->buffers[i], slots));
     op->slot_bytes = slot_bytes_of(op, params);
-    status = cuda_arenas_grow(&p->arenas, params->name, (size_t)op->out.slots * op->slot_bytes);
-    set_arenas(p);
-    memcpy(op->buffers, p->buffers, sizeof(op->buffers));
-    return status;
+    EP_TRY(cuda_arenas_grow(&p->arenas, params->name, (size_t)op->out.slots * op->slot_bytes));
+    for (int i = 0; i < 2; i++) {
+        EP_TRY(grow_words(p, &p->buffers[i], slots));
+        op->buffers[i] = p->buffers[i];
+        op->buffers[i].host.arena = p->arenas.of[i].memory;
+        op->buffers[i].device.arena = p->arenas.of[i].device;
+    }
+    return EP_OK;
 }
 
 static void lay_out_side(const struct cuda_proxy *p, void *memory, size_t *at, struct net_direction_state *side)
@@ -145,16 +146,6 @@ static struct cuda_chunks describe_chunks(const struct cuda_proxy *p, const stru
         if (count_chunks(lists, node, params->tokens) > chunks.max_per_node)
             chunks.max_per_node = count_chunks(lists, node, params->tokens);
     return chunks;
-}
-
-static struct cuda_net_buffers device_buffers(const struct net_op_buffers *buffers)
-{
-    return (struct cuda_net_buffers){
-        .arena = buffers->arena_device,
-        .ready = buffers->words_device,
-        .consumed = buffers->words_device + buffers->slots,
-        .landed = (const struct cuda_landed *)(const void *)(buffers->words_device + 2 * buffers->slots),
-        .n_read = buffers->n_read};
 }
 
 static void set_lists(const struct cuda_proxy *p, const struct cuda_net_op *op, const struct cuda_list_side *lists,
@@ -214,7 +205,7 @@ ep_status cuda_net_op_prepare(const struct cuda_call *call, const struct cuda_ne
     }
     cuda->net_rows = op->out.rows;
     cuda->net_bytes = op->out.all_bytes;
-    *ret_args = (struct cuda_net_op_args){.buffers = {device_buffers(&p->buffers[0]), device_buffers(&p->buffers[1])},
+    *ret_args = (struct cuda_net_op_args){.buffers = {op->buffers[0].device, op->buffers[1].device},
                                           .posts = p->ring.posts_device,
                                           .op = op->base.id,
                                           .slot_bytes = op->slot_bytes,
@@ -252,7 +243,6 @@ ep_status cuda_proxy_set_memory(struct cuda_comm *cuda, size_t reserve, size_t l
         status = cuda_arenas_reserve(&p->arenas, "ep_cuda_set_net_memory", reserve / 2);
     if (status != EP_OK)
         p->arenas.limit = before;
-    set_arenas(p);
     return status;
 }
 
@@ -260,6 +250,8 @@ void cuda_proxy_get_memory(const struct cuda_comm *cuda, size_t *ret_held, size_
 {
     const struct cuda_proxy *p = cuda->proxy;
 
-    *ret_held = p ? p->arenas.held : 0;
-    *ret_needed = p ? p->arenas.needed : 0;
+    if (ret_held)
+        *ret_held = p ? p->arenas.held : 0;
+    if (ret_needed)
+        *ret_needed = p ? p->arenas.needed : 0;
 }

@@ -18,13 +18,13 @@ struct net_chunk_header {
     uint32_t desc[(CUDA_DESC_COMPARED + 3) / 4 * 4];
 };
 
-/* Double-buffered: a kernel may pack the next operation while the previous one is still being sent. */
+/*
+ * Double-buffered: a kernel may pack the next operation while the previous one is still being sent. The addresses of
+ * the same memory for the host and for the kernels; the arenas are set for each operation.
+ */
 struct net_op_buffers {
-    unsigned char *arena, *arena_device; /* see arenas.h */
     int slots;
-    uint64_t *words; /* pinned: [slots] ready, [slots] consumed, then [slots] struct cuda_landed */
-    uint64_t *words_device;
-    uint32_t *n_read; /* device memory, [slots] */
+    struct cuda_net_buffers host, device;
 };
 
 /* One direction: [nnodes] number of chunks and first slot; [nnodes, channels] next chunk. */
@@ -62,7 +62,7 @@ struct cuda_proxy {
     struct cuda_node_range one_each[EP_MAX_RANKS]; /* lists of one token for each other node */
     struct net_op_buffers buffers[2];              /* for even and odd operation numbers */
     struct cuda_arenas arenas;                     /* of the buffers */
-    struct cuda_net_memory memory;                 /* memory that kernels may use until the communicator closes */
+    struct cuda_kept memory;                       /* memory that kernels may use until the communicator closes */
     struct cuda_proxy_words *words, *words_device; /* followed by [nnodes + 1] words: cuda_net_op_args.moved */
     uint64_t *moved;
 

@@ -43,17 +43,14 @@ void cuda_lists_point_to(const ep_plan *plan, const struct cuda_list_memory *hos
     lists->net.rail = host->net;
     lists->net.rail_device = device->net;
     lists->net.units = host->net_units;
-    lists->net.units_device = device->net_units;
     lists->rails.rail = host->rail;
     lists->rails.rail_device = device->rail;
     lists->rails.units = host->rail_units;
-    lists->rails.units_device = device->rail_units;
     lists->device = *device;
     lists->route = (struct cuda_rail_route){.entry = device->rail_entry,
                                             .count = device->rail_count,
                                             .index = device->rail_index,
                                             .width = cuda_plan_of(plan)->route.width};
-    lists->remote_width = cuda_remote_width(plan);
 }
 
 /* Number of rows of this rank's token on `node`. */
@@ -198,27 +195,8 @@ ep_status cuda_lists_make(struct cuda_comm *cuda, ep_plan *plan)
     return status;
 }
 
-void cuda_lists_count(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats)
-{
-    const struct cuda_lists *lists = lists_of(plan);
-
-    stats->rows_self = lists->rows_self;
-    stats->rows_node = lists->rows_node;
-    stats->rows_forward = lists->rows_forward;
-    stats->bytes_forward = stats->rows_forward * row_bytes;
-    stats->rows_net = cuda_of(plan->comm)->net_rows;
-    stats->bytes_net = cuda_of(plan->comm)->net_bytes;
-}
-
 /* --- operations -----------------------------------------------------------------------------------------------------
  */
-
-static int32_t chunk_tokens(const struct cuda_comm *cuda, size_t token_bytes)
-{
-    size_t most = cuda_proxy_max_chunk_bytes(cuda) / token_bytes;
-
-    return (int32_t)(most > CUDA_CHUNK_TOKENS ? CUDA_CHUNK_TOKENS : most);
-}
 
 ep_status cuda_nodes_dispatch(struct cuda_call *call, ep_plan *plan, const struct cuda_dispatch *own, int weight_words)
 {
@@ -230,7 +208,7 @@ ep_status cuda_nodes_dispatch(struct cuda_call *call, ep_plan *plan, const struc
                                               .desc = own->desc.words,
                                               .out = &lists->net,
                                               .in = &lists->rails,
-                                              .tokens = chunk_tokens(cuda, token_bytes),
+                                              .tokens = cuda_net_chunk_tokens(cuda, token_bytes),
                                               .token_bytes = token_bytes};
     struct cuda_nodes_dispatch place = {.own = *own, .meta = {own->scale_words, weight_words}};
     struct cuda_pack pack = {.waits = own->waits,
@@ -268,17 +246,17 @@ ep_status cuda_nodes_combine(struct cuda_call *call, ep_plan *plan, const struct
                                               .desc = own->desc.words,
                                               .out = &lists->rails,
                                               .in = &lists->net,
-                                              .tokens = chunk_tokens(cuda, units * row_bytes + weight_bytes),
+                                              .tokens = cuda_net_chunk_tokens(cuda, units * row_bytes + weight_bytes),
                                               .token_bytes = weight_bytes,
                                               .unit_bytes = row_bytes,
                                               .max_units = units};
     struct cuda_nodes_combine sum = {.own = *own,
                                      .rail = lists->route,
-                                     .rail_units = lists->rails.units_device,
-                                     .net_units = lists->net.units_device,
+                                     .rail_units = lists->device.rail_units,
+                                     .net_units = lists->device.net_units,
                                      .remote_count = lists->device.remote_count,
                                      .remote = lists->device.remote,
-                                     .remote_width = lists->remote_width,
+                                     .remote_width = cuda_remote_width(plan),
                                      .weight_words = weight_words,
                                      .blocks = cuda->sms * BLOCKS_PER_SM};
     struct cuda_net_op *op;

@@ -50,7 +50,7 @@ struct cuda_net_buffers {
     unsigned char *arena;
     uint64_t *ready;
     /* In: host memory, except for `n_read`, a count of tokens that is 0 between kernels. */
-    const struct cuda_landed *landed;
+    struct cuda_landed *landed;
     uint64_t *consumed;
     uint32_t *n_read;
 };

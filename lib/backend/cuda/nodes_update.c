@@ -22,13 +22,6 @@ static int max_tokens_of(const ep_plan *plan)
     return plan->args.max_tokens > plan->info.n_tokens ? plan->args.max_tokens : plan->info.n_tokens;
 }
 
-static int targets_of(const ep_plan *plan)
-{
-    int nlocal = plan->comm->ranks_per_node;
-
-    return plan->args.flags & EP_PLAN_EXPANDED ? nlocal * plan->info.n_local_experts : nlocal;
-}
-
 static size_t slice_words(const ep_plan *plan)
 {
     return 1 + (size_t)plan->comm->ranks_per_node * (1 + (size_t)plan->info.n_local_experts);
@@ -73,16 +66,16 @@ static size_t lay_out(const ep_plan *plan, char *memory, const struct cuda_lists
 {
     size_t nnodes = (size_t)plan->comm->nnodes, nranks = (size_t)plan->comm->nranks, n = (size_t)max_tokens_of(plan);
     size_t topk = (size_t)plan->args.topk, width = (size_t)cuda_plan_of(plan)->route.width, word = sizeof(int32_t);
-    size_t n_local = (size_t)plan->info.n_local_experts, at = 0;
+    size_t n_local = (size_t)plan->info.n_local_experts, nlocal = (size_t)plan->comm->ranks_per_node, at = 0;
 
     u->totals = cuda_carve(memory, &at, cuda_update_totals((int)nnodes, (int)nranks, plan->args.n_experts), word);
     u->slice = cuda_carve(memory, &at, nnodes * slice_words(plan), word);
     u->summary = cuda_carve(memory, &at, nnodes * summary_words(plan), word);
-    u->base = cuda_carve(memory, &at, nnodes * (size_t)targets_of(plan), word);
+    u->base = cuda_carve(memory, &at, nnodes * nlocal * (plan->args.flags & EP_PLAN_EXPANDED ? n_local : 1), word);
     u->first = cuda_carve(memory, &at, nranks + 1, sizeof(*u->first));
     u->start = cuda_carve(memory, &at, nranks, word);
     u->rail_start = cuda_carve(memory, &at, nranks, word);
-    u->prefix = cuda_carve(memory, &at, nranks * (size_t)plan->comm->ranks_per_node, word);
+    u->prefix = cuda_carve(memory, &at, nranks * nlocal, word);
     u->counts = cuda_carve(memory, &at, 1, sizeof(*u->counts));
     u->expert_start = cuda_carve(memory, &at, n_local + 1, word);
     u->expert_exact = cuda_carve(memory, &at, n_local, word);
@@ -190,8 +183,8 @@ static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, bool k
                                    &lists->info));
     EP_TRY(cuda_pool_alloc(cuda, lay_out(plan, NULL, lists, u), device->captured, &lists->block));
     lay_out(plan, lists->block.memory, lists, u);
-    lay_out_pinned(plan, lists->info->device, lists, &u->pinned);
-    lay_out_pinned(plan, lists->info->memory, lists, &host);
+    lay_out_pinned(plan, lists->info->pinned.device, lists, &u->pinned);
+    lay_out_pinned(plan, lists->info->pinned.memory, lists, &host);
     describe(plan, lists, u);
     cuda_lists_point_to(plan, &host, &u->list, lists);
     return keep_routing ? fill_from_host(cuda, plan, lists, &host) : EP_OK;

@@ -89,16 +89,9 @@ __device__ bool mask_is_possible(const cuda_nodes_update &u)
 {
     bool possible = true;
 
-    for (int rank = (int)threadIdx.x; rank < u.words.nnodes * u.waits.nranks && !u.topk_idx; rank += (int)blockDim.x) {
-        int tokens = *tokens_for_rank(u, rank);
-        int64_t sum = 0;
-
-        for (int expert = rank * u.n_local_experts; expert < (rank + 1) * u.n_local_experts; expert++) {
-            possible &= u.mask_experts[expert] >= 0 && u.mask_experts[expert] <= tokens;
-            sum += u.mask_experts[expert];
-        }
-        possible &= sum >= tokens;
-    }
+    for (int rank = (int)threadIdx.x; rank < u.words.nnodes * u.waits.nranks && !u.topk_idx; rank += (int)blockDim.x)
+        possible &= counts_are_possible(u.mask_experts + rank * u.n_local_experts, u.n_local_experts,
+                                        *tokens_for_rank(u, rank));
     return __syncthreads_and(possible);
 }
 

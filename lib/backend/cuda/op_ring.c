@@ -22,11 +22,11 @@ void cuda_op_ring_init(struct cuda_op_ring *ring)
     ep_cond_init(&ring->changed);
 }
 
-ep_status cuda_op_ring_open(struct cuda_op_ring *ring, struct cuda_net_memory *memory)
+ep_status cuda_op_ring_open(struct cuda_op_ring *ring, struct cuda_kept *memory)
 {
     struct cuda_pinned posts;
 
-    EP_TRY(cuda_net_alloc_pinned(memory, CUDA_OP_POSTS * sizeof(*ring->posts), &posts));
+    EP_TRY(cuda_keep_pinned(memory, CUDA_OP_POSTS * sizeof(*ring->posts), &posts));
     ring->posts = posts.memory;
     ring->posts_device = posts.device;
     return EP_OK;

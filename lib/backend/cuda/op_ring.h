@@ -33,7 +33,7 @@ struct cuda_op_ring {
 
 void cuda_op_ring_init(struct cuda_op_ring *ring);
 /* `memory` must outlive the ring. */
-ep_status cuda_op_ring_open(struct cuda_op_ring *ring, struct cuda_net_memory *memory);
+ep_status cuda_op_ring_open(struct cuda_op_ring *ring, struct cuda_kept *memory);
 /* Closes an initialised ring, after the last kernel and the end of the proxy. */
 void cuda_op_ring_close(struct cuda_op_ring *ring);
 

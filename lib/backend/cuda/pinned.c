@@ -9,10 +9,9 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-struct net_allocation {
-    struct net_allocation *next;
-    struct cuda_pinned pinned;
-    void *device;
+struct kept_allocation {
+    struct kept_allocation *next;
+    struct cuda_pinned of; /* memory NULL: device memory */
 };
 
 static ep_status register_memory(struct cuda_pinned *pinned)
@@ -41,7 +40,7 @@ static ep_status pin(size_t bytes, struct cuda_pinned *ret_pinned)
      */
     pinned.memory = mmap(NULL, pinned.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (pinned.memory == MAP_FAILED)
-        return ep_fail_errno(EP_E_MEMORY, errno, "mmap of %zu bytes for the network", pinned.bytes);
+        return ep_fail_errno(EP_E_MEMORY, errno, "mmap of %zu bytes that kernels use", pinned.bytes);
     madvise(pinned.memory, pinned.bytes, MADV_DONTFORK);
     status = register_memory(&pinned);
     if (status == EP_OK)
@@ -51,9 +50,9 @@ static ep_status pin(size_t bytes, struct cuda_pinned *ret_pinned)
     return status;
 }
 
-static ep_status new_allocation(struct cuda_net_memory *memory, struct net_allocation **ret_new)
+static ep_status new_allocation(struct cuda_kept *memory, struct kept_allocation **ret_new)
 {
-    struct net_allocation *made = calloc(1, sizeof(*made));
+    struct kept_allocation *made = calloc(1, sizeof(*made));
 
     if (!made)
         return ep_fail(EP_E_MEMORY, "no memory for %zu bytes", sizeof(*made));
@@ -62,36 +61,37 @@ static ep_status new_allocation(struct cuda_net_memory *memory, struct net_alloc
     return EP_OK;
 }
 
-ep_status cuda_net_alloc_pinned(struct cuda_net_memory *memory, size_t bytes, struct cuda_pinned *ret_pinned)
+ep_status cuda_keep_pinned(struct cuda_kept *memory, size_t bytes, struct cuda_pinned *ret_pinned)
 {
-    struct net_allocation *made = NULL;
+    struct kept_allocation *made = NULL;
 
     EP_TRY(new_allocation(memory, &made));
-    EP_TRY(pin(bytes, &made->pinned));
-    memory->pinned_bytes += made->pinned.bytes;
-    *ret_pinned = made->pinned;
+    EP_TRY(pin(bytes, &made->of));
+    memory->pinned_bytes += made->of.bytes;
+    *ret_pinned = made->of;
     return EP_OK;
 }
 
-ep_status cuda_net_alloc_device(struct cuda_net_memory *memory, size_t bytes, void **ret_memory)
+ep_status cuda_keep_device(struct cuda_kept *memory, size_t bytes, void **ret_memory)
 {
-    struct net_allocation *made = NULL;
+    struct kept_allocation *made = NULL;
 
     EP_TRY(new_allocation(memory, &made));
-    CUDA_TRY(cudaMalloc(&made->device, bytes));
+    CUDA_TRY(cudaMalloc(&made->of.device, bytes));
     memory->device_bytes += bytes;
-    *ret_memory = made->device;
+    *ret_memory = made->of.device;
     return EP_OK;
 }
 
-void cuda_net_memory_free(struct cuda_net_memory *memory)
+void cuda_kept_free(struct cuda_kept *memory)
 {
     while (memory->first) {
-        struct net_allocation *next = memory->first->next;
+        struct kept_allocation *next = memory->first->next;
 
-        if (memory->first->pinned.memory)
-            unpin(&memory->first->pinned);
-        cudaFree(memory->first->device);
+        if (memory->first->of.memory)
+            unpin(&memory->first->of);
+        else
+            cudaFree(memory->first->of.device);
         free(memory->first);
         memory->first = next;
     }

@@ -130,9 +130,8 @@ ep_status cuda_check_routing(struct cuda_comm *cuda, const char *call, const ep_
     return cuda_check_pointer(cuda, call, "tokens_per_expert", routing->tokens_per_expert);
 }
 
-/* The kernel reads device memory: copies choices that are in host memory to the device first. */
-static ep_status copy_to_device(struct cuda_comm *cuda, const ep_plan *plan, struct cuda_block *ret_copy,
-                                ep_plan_update_args *routing)
+ep_status cuda_routing_to_device(const struct cuda_call *call, const ep_plan *plan, struct cuda_block *ret_copy,
+                                 ep_plan_update_args *routing)
 {
     size_t bytes = routing_bytes(&plan->args);
     bool on_device = true;
@@ -140,32 +139,29 @@ static ep_status copy_to_device(struct cuda_comm *cuda, const ep_plan *plan, str
     if (bytes && !plan->from_mask)
         EP_TRY(cuda_is_device_memory(routing->topk_idx, &on_device));
     if (on_device)
-        return cuda_check_routing(cuda, "ep_plan_new", routing);
-    EP_TRY(cuda_pool_alloc(cuda, bytes, false, ret_copy));
-    CUDA_TRY(cudaMemcpyAsync(ret_copy->memory, routing->topk_idx, bytes, cudaMemcpyDefault,
-                             cuda_stream_of(cuda, plan->args.stream)));
+        return cuda_check_routing(call->cuda, "ep_plan_new", routing);
+    if (call->capture)
+        return ep_fail(
+            EP_E_ARG, "ep_plan_new: topk_idx is host memory, and the stream is being captured: device memory is needed "
+                      "in a capture");
+    EP_TRY(cuda_pool_alloc(call->cuda, bytes, false, ret_copy));
+    CUDA_TRY(cudaMemcpyAsync(ret_copy->memory, routing->topk_idx, bytes, cudaMemcpyDefault, call->stream));
     routing->topk_idx = ret_copy->memory;
     return EP_OK;
 }
 
-static ep_status fail_mask(void)
-{
-    return ep_fail(EP_E_ROUTING, "routing: tokens_per_expert does not match token_in_rank: a count below 0 "
-                                 "or above the tokens for its rank, or too few for a rank");
-}
-
 /* Counts on the device. `copy`: memory for a copy of the routing. */
-static ep_status count(struct cuda_comm *cuda, const ep_plan *plan, ep_plan_update_args routing,
+static ep_status count(const struct cuda_call *call, const ep_plan *plan, ep_plan_update_args routing,
                        struct cuda_block *copy)
 {
-    cudaStream_t stream = cuda_stream_of(cuda, plan->args.stream);
+    struct cuda_comm *cuda = call->cuda;
     struct ep_routing_shape shape =
         ep_routing_shape_of(plan->comm, plan->args.n_tokens, plan->args.topk, plan->args.n_experts);
     const struct ep_group_plan *inner = plan->impl;
     size_t nranks = (size_t)plan->comm->nranks, experts = (size_t)plan->args.n_experts;
     struct cuda_count c = cuda_count_of(plan, cuda_plan_of(plan));
 
-    EP_TRY(copy_to_device(cuda, plan, copy, &routing));
+    EP_TRY(cuda_routing_to_device(call, plan, copy, &routing));
     c.topk_idx = routing.topk_idx;
     c.mask = routing.token_in_rank;
     c.mask_experts = routing.tokens_per_expert;
@@ -176,19 +172,22 @@ static ep_status count(struct cuda_comm *cuda, const ep_plan *plan, ep_plan_upda
     c.totals = cuda->totals_device;
     c.report = cuda->report_device;
     c.number = ++cuda->counted;
-    CUDA_TRY(cuda_launch_count(&c, stream));
-    EP_TRY(cuda_wait_counted(cuda, stream));
+    CUDA_TRY(cuda_launch_count(&c, call->stream));
+    EP_TRY(cuda_wait_counted(cuda, call->stream));
+    if (*(volatile uint64_t *)&cuda->report->bad && plan->from_mask)
+        return ep_fail(EP_E_ROUTING, "routing: tokens_per_expert does not match token_in_rank: a count below 0 "
+                                     "or above the tokens for its rank, or too few for a rank");
     if (*(volatile uint64_t *)&cuda->report->bad)
-        return plan->from_mask ? fail_mask()
-                               : cuda_explain_routing(&shape, c.topk_idx, plan->args.idx_type, stream,
-                                                      "routing: topk_idx changed while it was checked");
+        return cuda_explain_routing(&shape, c.topk_idx, plan->args.idx_type, call->stream,
+                                    "routing: topk_idx changed while it was checked");
     memcpy(inner->tokens_per_rank, cuda->totals, nranks * sizeof(int32_t));
     memcpy(inner->tokens_per_expert, cuda->totals + nranks, experts * sizeof(int32_t));
     return EP_OK;
 }
 
-static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const ep_plan_args *args)
+static ep_status open_rank_layout(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
 {
+    struct cuda_comm *cuda = call->cuda;
     struct cuda_block copy = {.memory = NULL};
     struct cuda_plan *device;
     ep_status status;
@@ -196,7 +195,7 @@ static ep_status open_rank_layout(struct cuda_comm *cuda, ep_plan *plan, const e
     EP_TRY(ep_group_plan_prepare(plan, false));
     status = new_route(cuda, plan);
     if (status == EP_OK)
-        status = count(cuda, plan, cuda_routing_of(args), &copy);
+        status = count(call, plan, cuda_routing_of(args), &copy);
     cuda_pool_free(cuda, &copy);
     device = cuda_plan_of(plan);
     if (status == EP_OK)
@@ -259,17 +258,12 @@ static ep_status check_nodes(const ep_plan *plan)
                    plan->args.topk, nodes, CUDA_MAX_REMOTE_NODES);
 }
 
-/* Otherwise the devices count, and the hosts do not synchronise. */
-static bool is_counted_by_hosts(const struct cuda_comm *cuda, const ep_plan_args *args)
-{
-    return args->max_recv_tokens <= 0 || cuda_crosses_nodes(cuda);
-}
-
 static ep_status open_plan(struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
 {
     struct cuda_comm *cuda = call->cuda;
 
-    if (!is_counted_by_hosts(cuda, args))
+    /* Then the devices count, and the hosts do not synchronise. */
+    if (args->max_recv_tokens > 0 && !cuda_crosses_nodes(cuda))
         return cuda_plan_open_fixed(call, plan, args);
     if (call->capture && args->max_recv_tokens <= 0)
         return ep_fail(EP_E_STATE,
@@ -279,7 +273,7 @@ static ep_status open_plan(struct cuda_call *call, ep_plan *plan, const ep_plan_
     cuda_reserve_stages(cuda, args);
     if (call->capture)
         return cuda_nodes_plan_capture(call, plan, args);
-    return is_made_on_host(plan) ? open_on_host(call, plan, args) : open_rank_layout(cuda, plan, args);
+    return is_made_on_host(plan) ? open_on_host(call, plan, args) : open_rank_layout(call, plan, args);
 }
 
 /* Ordered by the caller's stream. A plan of fixed capacity is an operation; another one waits for no operation. */
@@ -299,7 +293,7 @@ void cuda_plan_close(ep_plan *plan)
 
     if (cuda_scope_begin_uncaptured(cuda, &scope) == EP_OK) {
         cuda_plan_free_device(cuda, cuda_plan_of(plan));
-        cuda_scope_end_uncaptured(&scope);
+        cuda_scope_end(&scope);
     }
     ep_group_plan_close(plan);
 }
@@ -433,10 +427,16 @@ ep_status cuda_plan_ready(const struct cuda_call *call, ep_plan *plan, struct cu
 void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes)
 {
     const ep_plan_info *info = ep_plan_info_now(plan);
+    const struct cuda_lists *lists = cuda_plan_of(plan)->lists;
     ep_stats stats = {.size = sizeof(stats)};
 
-    if (cuda_plan_of(plan)->lists) {
-        cuda_lists_count(plan, row_bytes, &stats);
+    if (lists) {
+        stats.rows_self = lists->rows_self;
+        stats.rows_node = lists->rows_node;
+        stats.rows_forward = lists->rows_forward;
+        stats.bytes_forward = stats.rows_forward * row_bytes;
+        stats.rows_net = cuda_of(plan->comm)->net_rows;
+        stats.bytes_net = cuda_of(plan->comm)->net_bytes;
     } else if (info->n_send >= 0) {
         /* Without statistics for a plan whose counts only the device has. */
         stats.rows_node = (uint64_t)info->n_wire;

@@ -131,18 +131,17 @@ ep_status cuda_host_block_acquire(struct cuda_comm *cuda, const char *call, enum
     struct cuda_host_block *block = fresh ? NULL : cuda->host_blocks[words];
     ep_status status;
 
-    while (block && (block->used || block->captured != captured || block->bytes < bytes))
+    while (block && (block->used || block->captured != captured || block->pinned.bytes < bytes))
         block = block->next;
     if (!block) {
         block = calloc(1, sizeof(*block));
         if (!block)
             return ep_fail(EP_E_MEMORY, "%s: no memory", call);
-        status = cuda_host_alloc(bytes, &block->memory, &block->device);
+        status = cuda_keep_pinned(&cuda->memory, bytes, &block->pinned);
         if (status != EP_OK) {
             free(block);
             return status;
         }
-        block->bytes = bytes;
         block->captured = captured;
         block->next = cuda->host_blocks[words];
         cuda->host_blocks[words] = block;
@@ -161,7 +160,6 @@ void cuda_pool_close(struct cuda_comm *cuda)
             struct cuda_host_block *block = cuda->host_blocks[words];
 
             cuda->host_blocks[words] = block->next;
-            cudaFreeHost(block->memory);
             free(block);
         }
 }

@@ -21,24 +21,9 @@
 
 /* --- one operation, on the proxy ---------------------------------------------------------------------------------- */
 
-static const struct net_op_buffers *buffers_of(const struct cuda_net_op *op)
+static const struct cuda_net_buffers *buffers_of(const struct cuda_net_op *op)
 {
-    return &op->buffers[op->number % 2];
-}
-
-static uint64_t *ready_word(const struct cuda_net_op *op, int slot)
-{
-    return buffers_of(op)->words + slot;
-}
-
-static uint64_t *consumed_word(const struct cuda_net_op *op, int slot)
-{
-    return buffers_of(op)->words + buffers_of(op)->slots + slot;
-}
-
-static struct cuda_landed *landed_at(const struct cuda_net_op *op, int slot)
-{
-    return (struct cuda_landed *)(void *)(buffers_of(op)->words + 2 * buffers_of(op)->slots) + slot;
+    return &op->buffers[op->number % 2].host;
 }
 
 static bool has_number(const uint64_t *word, uint64_t number)
@@ -75,7 +60,7 @@ static bool send_chunks(struct cuda_proxy *p, struct cuda_net_op *op, int node, 
         struct ep_piece piece = {buffers_of(op)->arena + (size_t)slot * op->slot_bytes, head.bytes};
 
         memcpy(head.desc, op->desc, sizeof(op->desc));
-        if (!has_number(ready_word(op, slot), op->number) ||
+        if (!has_number(&buffers_of(op)->ready[slot], op->number) ||
             !ep_stream_send(p->streams, node, channel, &head, sizeof(head), &piece, head.bytes ? 1 : 0))
             break;
         *next += p->channels;
@@ -120,7 +105,7 @@ static ep_status receive_chunks(struct cuda_proxy *p, struct cuda_net_op *op, in
         int slot = op->in.first[node] + *next;
 
         if (!*published) {
-            struct cuda_landed *landed = landed_at(op, slot);
+            struct cuda_landed *landed = &buffers_of(op)->landed[slot];
             const struct net_chunk_header *head;
             size_t bytes;
             ep_status status;
@@ -138,7 +123,7 @@ static ep_status receive_chunks(struct cuda_proxy *p, struct cuda_net_op *op, in
             *published = *ret_moved = true;
             count_chunk(p, node);
         }
-        if (!has_number(consumed_word(op, slot), op->number))
+        if (!has_number(&buffers_of(op)->consumed[slot], op->number))
             break;
         ep_stream_pop(p->streams, node, channel);
         *published = false;
@@ -352,7 +337,7 @@ static ep_status open_words(struct cuda_proxy *p)
     size_t bytes = sizeof(*p->words) + ((size_t)p->nnodes + 1) * sizeof(*p->moved);
     struct cuda_pinned words;
 
-    EP_TRY(cuda_net_alloc_pinned(&p->memory, bytes, &words));
+    EP_TRY(cuda_keep_pinned(&p->memory, bytes, &words));
     p->words = words.memory;
     p->words_device = words.device;
     p->words->blocked = -1;
@@ -516,7 +501,7 @@ void cuda_proxy_close(struct cuda_comm *cuda)
     if (p->streams && (atomic_load(&cuda->group.comm->failed) || ep_now_ns() >= atomic_load(&p->limit_ns)))
         ep_streams_abandon(p->streams);
     ep_streams_free(p->streams);
-    cuda_net_memory_free(&p->memory);
+    cuda_kept_free(&p->memory);
     cuda_op_ring_close(&p->ring);
     free(p);
     cuda->proxy = NULL;

@@ -13,7 +13,7 @@
 /* Lists of one direction, with the same contents in host and device memory. */
 struct cuda_list_side {
     const struct cuda_node_range *rail, *rail_device; /* [nnodes] */
-    const int32_t *units, *units_device;              /* as in struct cuda_nodes_combine */
+    const int32_t *units;                             /* as in struct cuda_nodes_combine */
     /*
      * Not 0: the device rewrites the lists before it posts an operation, the host's copies are pinned, and this is
      * their capacity in tokens.
@@ -34,8 +34,8 @@ struct cuda_net_op_params {
 
 struct cuda_net_op;
 
-/* Size of the largest chunk in bytes. */
-size_t cuda_proxy_max_chunk_bytes(const struct cuda_comm *cuda);
+/* Tokens of the largest chunk, if each takes that many bytes. */
+int32_t cuda_net_chunk_tokens(const struct cuda_comm *cuda, size_t token_bytes);
 
 /* Collective over the group; starts the proxy. Not called on one node. */
 ep_status cuda_proxy_open(struct cuda_comm *cuda, const ep_boot *boot);
@@ -68,8 +68,6 @@ void cuda_proxy_get_memory(const struct cuda_comm *cuda, size_t *ret_held, size_
 ep_status cuda_lists_make(struct cuda_comm *cuda, ep_plan *plan);
 /* NULL: none. */
 void cuda_lists_free(struct cuda_comm *cuda, struct cuda_lists *lists);
-/* Statistics: rows of an operation of the plan, and what the last one sends to other nodes. */
-void cuda_lists_count(const ep_plan *plan, uint64_t row_bytes, ep_stats *stats);
 ep_status cuda_nodes_dispatch(struct cuda_call *call, ep_plan *plan, const struct cuda_dispatch *own, int weight_words);
 ep_status cuda_nodes_combine(struct cuda_call *call, ep_plan *plan, const struct cuda_combine *own);
 /* The part of a barrier between the two barriers of the node's ranks. */

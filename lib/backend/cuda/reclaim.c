@@ -19,7 +19,6 @@
 
 #define CLOSE_WAIT_NS 1000000000u /* ranks mostly close at about the same time */
 #define MAX_DEVICES 256
-#define MAX_ALLOCATIONS (CUDA_SLOTS + 1)
 
 /* Memory of a closed communicator. */
 struct deferred {
@@ -28,7 +27,7 @@ struct deferred {
     struct cuda_ctrl *ctrl;
     struct ep_process process[CUDA_MAX_RANKS]; /* of the node, as in struct ep_group_peer, with pidfds of its own */
     int device, n;
-    void *memory[MAX_ALLOCATIONS];
+    void *memory[CUDA_SLOTS];
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -147,8 +146,6 @@ static void move_memory(struct cuda_comm *cuda, struct deferred *d)
             d->memory[d->n++] = cuda->allocations[slot].base;
         cuda->allocations[slot].base = NULL;
     }
-    if (cuda->signals)
-        d->memory[d->n++] = cuda->signals;
     cuda->signals = NULL;
 }
 

@@ -5,11 +5,6 @@
 /* The part of the deadline after which a late rank of another node is blamed. */
 #define GRACE_PART 4
 
-static uint32_t read_failure(const struct cuda_comm *cuda)
-{
-    return __atomic_load_n(&cuda->report->failure, __ATOMIC_ACQUIRE);
-}
-
 ep_status cuda_fail_disagree(const struct cuda_comm *cuda, uint32_t word, int rank, uint32_t mine, uint32_t theirs)
 {
     static const char *const fields[] = {[CUDA_DESC_PLAN] = "the plan (in order of creation)",
@@ -151,7 +146,7 @@ static ep_status fail_reported(struct cuda_comm *cuda, uint32_t failure)
 
 ep_status cuda_check_reported(struct cuda_comm *cuda)
 {
-    uint32_t failure = read_failure(cuda);
+    uint32_t failure = __atomic_load_n(&cuda->report->failure, __ATOMIC_ACQUIRE);
 
     return failure ? fail_reported(cuda, failure) : EP_OK;
 }
@@ -191,5 +186,5 @@ void cuda_fill_waits(struct cuda_comm *cuda, enum ep_group_phase ready, enum ep_
                                      .done_phase = (int32_t)done};
     for (int local = 0; local < cuda->group.nlocal; local++)
         ret_waits->peer[local] =
-            local == cuda->group.local ? cuda->signals : cuda->peers[cuda->group.first + local].signals.base;
+            local == cuda->group.local ? cuda->signals : cuda->peers[cuda->group.first + local].signals;
 }

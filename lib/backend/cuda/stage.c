@@ -20,8 +20,6 @@
  */
 #define MIN_BYTES ((size_t)128 << 10)
 
-#define PART_PIECES 2 /* of each warp in a part: a combine waits for the first part before it begins */
-
 #define MIN_SLOT 4096u /* bytes: a row may be shorter, a piece should not be */
 
 int64_t cuda_rows_of_others(const struct cuda_comm *cuda, const ep_plan *plan)
@@ -91,33 +89,25 @@ bool cuda_overlaps_copies(const struct cuda_comm *cuda, const ep_plan *plan, siz
     return copy_blocks > 0 && count_sharing(cuda) * (move_blocks + copy_blocks) <= cuda->all_sms;
 }
 
-void cuda_fill_stage(const struct cuda_comm *cuda, int n_tokens, bool copies, struct cuda_stage *ret_stage)
+void cuda_fill_stage(const struct cuda_comm *cuda, int n_tokens, bool copies, size_t slot, struct cuda_stage *ret_stage,
+                     struct cuda_shape *shape)
 {
+    size_t n = (size_t)shape->warps * (size_t)shape->stages;
+    size_t max = (cuda->shared_limit - CUDA_BARRIERS_MAX) / n / 16 * 16, bytes;
     int32_t blocks = (n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS, of_part;
 
     *ret_stage = (struct cuda_stage){.move_blocks = 0};
     share_sms(cuda, copies, &ret_stage->move_blocks, &ret_stage->copy_blocks);
+    shape->blocks = ret_stage->move_blocks;
     of_part = (blocks + CUDA_MAX_PARTS - 1) / CUDA_MAX_PARTS;
     ret_stage->parts = of_part ? (blocks + of_part - 1) / of_part : 0;
     ret_stage->part_tokens = (of_part ? of_part : 1) * CUDA_COUNT_TOKENS;
-}
-
-void cuda_fit_copy_blocks(const struct cuda_comm *cuda, size_t slot, struct cuda_stage *stage, struct cuda_shape *shape)
-{
-    size_t n = (size_t)shape->warps * (size_t)shape->stages;
-    size_t max = (cuda->shared_limit - CUDA_BARRIERS_MAX) / n / 16 * 16, bytes;
-
+    if (!copies)
+        return;
     if (slot < MIN_SLOT)
         slot = max < MIN_SLOT ? max : MIN_SLOT;
-    stage->slot_bytes = (int32_t)slot;
+    ret_stage->slot_bytes = (int32_t)slot;
     bytes = cuda_shared_bytes(shape, slot);
     if (shape->shared_bytes < bytes)
         shape->shared_bytes = bytes;
-}
-
-int32_t cuda_parts_ahead(const struct cuda_stage *stage, const struct cuda_shape *shape, int64_t bytes)
-{
-    int64_t part = (int64_t)stage->copy_blocks * shape->warps * stage->slot_bytes * PART_PIECES, parts = bytes / part;
-
-    return (int32_t)(parts < 1 ? 1 : parts > CUDA_MAX_PARTS ? CUDA_MAX_PARTS : parts);
 }

@@ -67,7 +67,7 @@ bool cuda_is_capturing(ep_comm *comm, ep_stream stream)
     if (cuda_scope_begin_uncaptured(cuda_of(comm), &scope) != EP_OK)
         return false;
     error = cudaStreamIsCapturing(cuda_stream_of(cuda_of(comm), stream), &capturing);
-    cuda_scope_end_uncaptured(&scope);
+    cuda_scope_end(&scope);
     /* The call itself reports an error. */
     if (error != cudaSuccess)
         cudaGetLastError();
@@ -163,7 +163,7 @@ ep_status cuda_call_end(struct cuda_call *call, ep_status status)
     /* The peers' kernels wait for the operation that this rank has begun: the failure spares them the deadline. */
     if (status != EP_OK && call->queued && !call->capture)
         status = ep_group_set_own_failure(&cuda->group, status, cuda->group.comm->rank, EP_GROUP_IDLE);
-    cuda_scope_end_uncaptured(&call->scope);
+    cuda_scope_end(&call->scope);
     return status;
 }
 
@@ -290,8 +290,8 @@ static ep_status alloc_word(struct cuda_comm *cuda, struct event *event)
                                        &block));
         cuda->event_words = 0;
     }
-    event->word = (_Atomic uint32_t *)block->memory + cuda->event_words;
-    event->word_device = (const uint32_t *)block->device + cuda->event_words++;
+    event->word = (_Atomic uint32_t *)block->pinned.memory + cuda->event_words;
+    event->word_device = (const uint32_t *)block->pinned.device + cuda->event_words++;
     *event->word = 0;
     return EP_OK;
 }

@@ -9,25 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Memory for the counts of one plan. */
-static ep_status acquire_info(struct cuda_comm *cuda, int n_local, struct cuda_host_block **ret_block)
-{
-    struct cuda_plan_info *info;
-
-    EP_TRY(cuda_host_block_acquire(cuda, "ep_plan_new", CUDA_HOST_COUNTS,
-                                   sizeof(*info) + (size_t)n_local * sizeof(info->exact[0]), false, false, ret_block));
-    info = (*ret_block)->memory;
-    info->number = 0;
-    return EP_OK;
-}
-
 /* Divides the plan's block; `memory` NULL: only computes its size. */
 static size_t lay_out(const ep_plan *plan, char *memory, struct cuda_plan *device)
 {
     const ep_plan_args *args = &plan->args;
-    size_t n = (size_t)device->max_tokens, topk = (size_t)args->topk, nranks = (size_t)plan->comm->nranks;
-    size_t blocks = n / CUDA_COUNT_TOKENS + 1, experts = (size_t)args->n_experts, word = sizeof(int32_t), at = 0,
-           scratch;
+    size_t nranks = (size_t)plan->comm->nranks, blocks = (size_t)device->max_tokens / CUDA_COUNT_TOKENS + 1;
+    size_t experts = (size_t)args->n_experts, word = sizeof(int32_t), at = 0;
     struct cuda_update *update = &device->update;
     struct cuda_count *count = &update->count;
 
@@ -46,13 +33,10 @@ static size_t lay_out(const ep_plan *plan, char *memory, struct cuda_plan *devic
         update->block_experts = cuda_carve(memory, &at, blocks * experts, word);
     count->totals = cuda_carve(memory, &at, nranks + experts, word);
     count->ret_bad = cuda_carve(memory, &at, 1, word);
-    if (device->copies_routing)
-        device->routing = cuda_carve(memory, &at, n * topk, sizeof(int64_t));
-    scratch = at;
-    device->scratch = count->per_expert = cuda_carve(memory, &at, experts + CUDA_MAX_RANKS, word);
+    /* Zeroed, from here to the end. */
+    count->per_expert = cuda_carve(memory, &at, experts + CUDA_MAX_RANKS, word);
     count->blocks_done = cuda_carve(memory, &at, 1, word);
     count->bad = cuda_carve(memory, &at, 1, word);
-    device->scratch_bytes = at - scratch;
     return at;
 }
 
@@ -92,7 +76,7 @@ static ep_status update(struct cuda_call *call, ep_plan *plan, const ep_plan_upd
     u->count.n_tokens = routing->n_tokens;
     u->blocks = (routing->n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS;
     u->blocks = u->blocks ? u->blocks : 1;
-    u->info = info ? info->device : NULL;
+    u->info = info ? info->pinned.device : NULL;
     u->number = ++call->cuda->updates;
     u->desc = cuda_update_desc(plan);
     cuda_fill_waits(call->cuda, EP_GROUP_PLAN_COUNTS, EP_GROUP_PLAN_COUNTS, &u->waits);
@@ -115,35 +99,34 @@ static void remove_pending(struct cuda_comm *cuda, struct cuda_plan *device)
     pthread_mutex_unlock(&cuda->pending_lock);
 }
 
-/* Copies a routing in host memory: the caller need not keep it until the device reads it. */
-static ep_status open_device_part(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
+/* A routing in host memory is copied: the caller need not keep it until the device reads it. */
+static ep_status open_device_part(const struct cuda_call *call, ep_plan *plan, ep_plan_update_args *routing)
 {
     struct cuda_comm *cuda = call->cuda;
+    struct cuda_plan_info *info;
     struct cuda_plan *device;
-    bool on_device = true;
+    size_t bytes;
 
     EP_TRY(cuda_plan_new_device(plan));
     device = cuda_plan_of(plan);
     device->fixed = true;
     device->captured = call->capture != 0;
     device->max_tokens = plan->args.max_tokens > plan->args.n_tokens ? plan->args.max_tokens : plan->args.n_tokens;
-    if (args->n_tokens && args->topk_idx)
-        EP_TRY(cuda_is_device_memory(args->topk_idx, &on_device));
-    device->copies_routing = !on_device;
-    if (device->captured && device->copies_routing)
-        return ep_fail(
-            EP_E_ARG, "ep_plan_new: topk_idx is host memory, and the stream is being captured: device memory is needed "
-                      "in a capture");
-    EP_TRY(cuda_pool_alloc(cuda, lay_out(plan, NULL, device), device->captured, &device->block));
+    EP_TRY(cuda_routing_to_device(call, plan, &device->routing, routing));
+    bytes = lay_out(plan, NULL, device);
+    EP_TRY(cuda_pool_alloc(cuda, bytes, device->captured, &device->block));
     lay_out(plan, device->block.memory, device);
-    if (device->copies_routing)
-        CUDA_TRY(cudaMemcpyAsync(device->routing, args->topk_idx,
-                                 (size_t)args->n_tokens * (size_t)args->topk * ep_dtype_bytes((ep_dtype)args->idx_type),
-                                 cudaMemcpyDefault, call->stream));
-    CUDA_TRY(cudaMemsetAsync(device->scratch, 0, device->scratch_bytes, call->stream));
+    bytes -= (size_t)((char *)device->update.count.per_expert - (char *)device->block.memory);
+    CUDA_TRY(cudaMemsetAsync(device->update.count.per_expert, 0, bytes, call->stream));
     /* A captured plan has no info slot: a graph that runs again would write stale counts, or into another plan's slot.
      */
-    return device->captured ? EP_OK : acquire_info(cuda, plan->info.n_local_experts, &device->info);
+    if (device->captured)
+        return EP_OK;
+    bytes = sizeof(*info) + (size_t)plan->info.n_local_experts * sizeof(info->exact[0]);
+    EP_TRY(cuda_host_block_acquire(cuda, "ep_plan_new", CUDA_HOST_COUNTS, bytes, false, false, &device->info));
+    info = device->info->pinned.memory;
+    info->number = 0;
+    return EP_OK;
 }
 
 ep_status cuda_plan_open_fixed(struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
@@ -159,10 +142,8 @@ ep_status cuda_plan_open_fixed(struct cuda_call *call, ep_plan *plan, const ep_p
     inner->number = ++cuda->group.plans;
     inner->complete = true;
     fill_info(plan);
-    status = open_device_part(call, plan, args);
+    status = open_device_part(call, plan, &routing);
     device = inner->device;
-    if (status == EP_OK && device->copies_routing)
-        routing.topk_idx = device->routing;
     if (status == EP_OK)
         status = update(call, plan, &routing, device->info);
     if (status != EP_OK) {
@@ -201,6 +182,7 @@ void cuda_plan_free_device(struct cuda_comm *cuda, struct cuda_plan *device)
     cuda_pool_free(cuda, &device->ordered);
     cuda_pool_free(cuda, &device->metadata_counts);
     cuda_pool_free(cuda, &device->sources);
+    cuda_pool_free(cuda, &device->routing);
     free(device);
 }
 
@@ -226,7 +208,7 @@ static void complete_plan(struct cuda_plan *device)
 {
     ep_plan *plan = device->plan;
     struct ep_group_plan *inner = plan->impl;
-    const struct cuda_plan_info *info = device->info->memory;
+    const struct cuda_plan_info *info = device->info->pinned.memory;
     int n_local = plan->info.n_local_experts, nranks = plan->comm->nranks, alignment = plan->args.expert_alignment;
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
     int64_t start = 0;
@@ -259,7 +241,7 @@ void cuda_plans_poll(struct cuda_comm *cuda)
     pthread_mutex_lock(&cuda->pending_lock);
     for (struct cuda_plan **at = &cuda->pending_plans; *at;) {
         struct cuda_plan *device = *at;
-        const struct cuda_plan_info *info = device->info->memory;
+        const struct cuda_plan_info *info = device->info->pinned.memory;
 
         if (__atomic_load_n(&info->number, __ATOMIC_ACQUIRE) != device->expected) {
             at = &device->next_pending;

@@ -23,6 +23,19 @@ __device__ inline int rows_before(const uint32_t *mask)
     return n;
 }
 
+/* Are these counts of a rank's experts possible for `tokens` tokens that go to the rank? */
+__device__ inline bool counts_are_possible(const int32_t *counts, int n_experts, int tokens)
+{
+    int64_t sum = 0;
+
+    for (int i = 0; i < n_experts; i++) {
+        if (counts[i] < 0 || counts[i] > tokens)
+            return false;
+        sum += counts[i];
+    }
+    return sum >= tokens;
+}
+
 /* Invalid routing fails the group: the ranks could not synchronise again. By all threads. */
 __device__ inline void refuse_routing(const cuda_waits &waits)
 {
