@@ -136,6 +136,8 @@ ep_status ep_group_set_failure(struct ep_group *group, ep_status status, int fai
 
 void ep_group_receive_failure(struct ep_group *group, uint64_t word, int from)
 {
+    if (own_failure(group))
+        return;
     set_first(group, failure_of(group, word, from));
     ep_group_ring_all(group);
 }
