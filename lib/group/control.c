@@ -20,9 +20,6 @@ struct identity {
     struct ep_process_id process;
 };
 
-/* Interval of checks for dead ranks in a wait for the socket of a peer: longer than a busy peer takes to answer. */
-#define REQUEST_MS 500
-
 /* Identities of so many ranks are kept on the stack: a rank that is out of memory can still report it. */
 #define ON_STACK 16
 
@@ -129,73 +126,72 @@ static int remaining_ms(uint64_t deadline_ns)
     return deadline_ns > now + 1000000u ? (int)((deadline_ns - now) / 1000000u) : 1;
 }
 
-/* As ep_shm_attach(), until the deadline of the step; fails as soon as any rank is known to have died. */
-static ep_status request_control(struct attach_step *step, int rank, const struct ep_shm_name *name,
-                                 struct ep_shm_owner *owner)
+/* Fails as soon as any rank is known to have died, or has failed. For steps of the creation that wait for one rank. */
+static ep_status check_ranks(void *context)
 {
-    struct ep_group *group = step->group;
-    int left_ms, timeout_ms = remaining_ms(step->deadline_ns);
-    ep_status status;
+    struct ep_group *group = context;
 
-    for (;;) {
-        left_ms = remaining_ms(step->deadline_ns);
-        owner->timeout_ms = left_ms < REQUEST_MS ? left_ms : REQUEST_MS;
-        status = ep_shm_attach(name, owner, &group->peers[rank].shm);
-        if (status != EP_E_TIMEOUT)
-            return status;
-        for (int other = 0; other < group->comm->nranks; other++)
-            if (ep_group_peer_dead(group, other)) {
-                step->failed_rank = other;
-                return ep_fail(EP_E_PEER_DEAD, "rank %d died", other);
-            }
-        if (ep_now_ns() >= step->deadline_ns)
-            return ep_fail(status, "shared memory: the owner did not send its segment within %d ms", timeout_ms);
-    }
+    EP_TRY(ep_group_check(group));
+    for (int rank = 0; rank < group->comm->nranks; rank++)
+        if (ep_group_dead_or_left(group, rank))
+            return ep_fail(ep_group_has_left(group, rank) ? EP_E_PEER_LEFT : EP_E_PEER_DEAD,
+                           "rank %d died or left while others connected to it", rank);
+    return EP_OK;
+}
+
+/* Without a pidfd it is not known whether the peer lives. EP_E_PEER_DEAD: its socket is closed. */
+static ep_status request_pidfd(struct attach_step *step, int rank)
+{
+    struct ep_group_peer *peer = &step->group->peers[rank];
+    bool at_owner = false;
+    struct ep_shm_owner owner = {.process = &peer->process,
+                                 .address = &peer->address,
+                                 .timeout_ms = remaining_ms(step->deadline_ns),
+                                 .ret_at_owner = &at_owner};
+    ep_status status = peer->process.pidfd < 0 ? ep_shm_request_pidfd(&owner, &peer->process.pidfd) : EP_OK;
+
+    if (status == EP_OK || (status == EP_E_UNSUPPORTED && at_owner))
+        return EP_OK;
+    if (at_owner)
+        step->failed_rank = rank;
+    return status == EP_E_UNSUPPORTED ? ep_fail(EP_E_PEER_DEAD, "its socket for memory segments is closed") : status;
 }
 
 /* Attaches over the peer's socket what attach_peer() could not. */
 static ep_status attach_by_socket(struct attach_step *step, int rank, const struct identity *theirs)
 {
-    struct ep_group_peer *peer = &step->group->peers[rank];
-    bool at_owner = false;
-    struct ep_shm_owner owner = {.process = &peer->process, .address = &peer->address, .ret_at_owner = &at_owner};
-    ep_status status;
+    struct ep_group *group = step->group;
+    struct ep_group_peer *peer = &group->peers[rank];
     char text[EP_ERROR_TEXT_BYTES];
+    ep_status status;
 
-    step->failed_rank = step->group->comm->rank;
-    if (peer->control || is_other_host(step->group, rank) || !may_share_host(step->mine, theirs))
+    step->failed_rank = group->comm->rank;
+    if (peer->control || is_other_host(group, rank) || !may_share_host(step->mine, theirs))
         return EP_OK;
-    status = request_control(step, rank, &theirs->control, &owner);
-    if (status == EP_E_PEER_DEAD)
-        return ep_fail_prefix(status, "ep_comm_new: ");
+    status = ep_group_attach(group, rank, &theirs->control, remaining_ms(step->deadline_ns), check_ranks, &peer->shm);
     if (status == EP_OK) {
         set_control(peer);
-        if (peer->process.pidfd >= 0)
-            return EP_OK;
-        owner.timeout_ms = remaining_ms(step->deadline_ns);
-        status = ep_shm_request_pidfd(&owner, &peer->process.pidfd);
-        /* The peer has none: then it is not known whether it lives. */
-        if (status == EP_OK || (status == EP_E_UNSUPPORTED && at_owner))
-            return EP_OK;
-        if (status == EP_E_UNSUPPORTED) {
-            step->failed_rank = rank;
-            return ep_fail(EP_E_PEER_DEAD, "ep_comm_new: rank %d died: its socket for memory segments is closed", rank);
-        }
+        status = request_pidfd(step, rank);
     }
+    if (status == EP_OK)
+        return EP_OK;
     snprintf(text, sizeof(text), "%s", ep_last_error());
-    if ((status == EP_E_STATE || status == EP_E_UNSUPPORTED || status == EP_E_TIMEOUT) &&
-        ep_group_find_peer_exit(step->group, rank) == EP_E_PEER_DEAD) {
-        step->failed_rank = rank;
-        return ep_fail(EP_E_PEER_DEAD, "ep_comm_new: rank %d died", rank);
-    }
-    if (status == EP_E_TIMEOUT || status == EP_E_STATE || status == EP_E_UNSUPPORTED || at_owner)
+    for (int other = 0; other < group->comm->nranks; other++)
+        if (ep_group_dead_or_left(group, other)) {
+            bool left = ep_group_has_left(group, other);
+
+            step->failed_rank = other;
+            return ep_fail(left ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, "ep_comm_new: rank %d %s", other,
+                           left ? "left" : "died");
+        }
+    if (ep_group_get_failed_owner() == rank || ep_status_is_fatal(status) || status == EP_E_UNSUPPORTED)
         step->failed_rank = rank;
     if (status == EP_E_UNSUPPORTED)
         return set_other_host(step, rank, text);
     if (step->failed_rank == rank)
-        return ep_fail_prefix(status, "ep_comm_new: control block of rank %d: ", rank);
-    return ep_fail_prefix(
-        status, "ep_comm_new: rank %d cannot map the control block of rank %d: ", step->group->comm->rank, rank);
+        return ep_fail(status, "ep_comm_new: control block of rank %d: %s", rank, text);
+    return ep_fail(status, "ep_comm_new: rank %d cannot map the control block of rank %d: %s", group->comm->rank, rank,
+                   text);
 }
 
 /* All ranks serve their segments, because some rank can get some segment in no other way. */
@@ -284,19 +280,6 @@ static int find_arbiter(const struct ep_group *group)
     while (!group->peers[rank].control)
         rank++;
     return rank;
-}
-
-/* Fails the creation of a network as soon as the group knows that a rank has died, or has failed. */
-static ep_status check_ranks(void *context)
-{
-    struct ep_group *group = context;
-
-    EP_TRY(ep_group_check(group));
-    for (int rank = 0; rank < group->comm->nranks; rank++)
-        if (ep_group_dead_or_left(group, rank))
-            return ep_fail(ep_group_has_left(group, rank) ? EP_E_PEER_LEFT : EP_E_PEER_DEAD,
-                           "rank %d died or left while others connected to it", rank);
-    return EP_OK;
 }
 
 /*
