@@ -389,27 +389,15 @@ static ep_status form_group(struct shrink *s, ep_comm *next)
     return confirm(s, next, status, failed_rank);
 }
 
-ep_status ep_group_shrink(ep_comm *comm, ep_comm *next)
+static ep_status shrink_on_host(struct ep_group *group, ep_comm *next)
 {
-    struct ep_group *group = ep_group_of(comm);
+    const ep_comm *comm = group->comm;
     struct shrink s = {.group = group,
                        .mine = &group->control->shrink,
                        .timeout_ms = comm->config.timeout_ms,
                        .next = {.allgather = gather, .context = &s, .failed_rank = -1}};
     ep_status status;
 
-    if (group->excluded)
-        return shrink_fail_excluded(comm->rank);
-    if (group->remote) {
-        ep_group_drain(group);
-        status = shrink_linked(group, next);
-        group->excluded = status == EP_E_EXCLUDED;
-        return status;
-    }
-    if (!group->one_host)
-        return ep_fail(EP_E_UNSUPPORTED,
-                       "ep_comm_shrink: the ranks are on several hosts; that needs the network \"tcp\" or \"verbs\"");
-    ep_group_drain(group);
     s.attempt = atomic_load(&s.mine->attempt); /* 0, or of an earlier call that failed */
     /* It is in shared memory, and used as an index. */
     if (s.attempt > EP_GROUP_ATTEMPTS)
@@ -418,8 +406,23 @@ ep_status ep_group_shrink(ep_comm *comm, ep_comm *next)
     EP_TRY(shrink_aborts_init(&s.aborts, group));
     status = form_group(&s, next);
     free(s.aborts.ranks);
-    group->excluded = status == EP_E_EXCLUDED;
     if (status == EP_OK)
         shrink_refuse_begin(NULL, group, ep_group_of(next));
+    return status;
+}
+
+ep_status ep_group_shrink(ep_comm *comm, ep_comm *next)
+{
+    struct ep_group *group = ep_group_of(comm);
+    ep_status status;
+
+    if (group->excluded)
+        return shrink_fail_excluded(comm->rank);
+    if (!group->remote && !group->one_host)
+        return ep_fail(EP_E_UNSUPPORTED,
+                       "ep_comm_shrink: the ranks are on several hosts; that needs the network \"tcp\" or \"verbs\"");
+    ep_group_drain(group);
+    status = group->remote ? shrink_linked(group, next) : shrink_on_host(group, next);
+    group->excluded = status == EP_E_EXCLUDED;
     return status;
 }
