@@ -48,9 +48,9 @@ struct conn {
     uint64_t heartbeat_ns; /* when the next heartbeat is due */
     uint64_t sent_ns;      /* when the last periodic one was sent */
     int unacknowledged;    /* consecutive ones without an acknowledgement */
-    bool sent_failure, sent_last;
-    uint32_t sent_events; /* count_events() */
-    struct link_message *out;
+    bool sent_last;
+    uint32_t sent_events;     /* count_events() */
+    struct link_message *out; /* the last message */
     size_t out_used, out_at;
     struct link_reader reader;
     struct ep_group_link *link;
@@ -72,6 +72,30 @@ struct ep_group_link {
 };
 
 /* --- receiving --- */
+
+bool link_reader_feed(struct link_reader *reader, const unsigned char *bytes, size_t n, link_message_fn on_message,
+                      void *context)
+{
+    struct link_message *message = reader->message;
+    size_t all = link_message_bytes(reader->nlocal);
+
+    while (n) {
+        size_t room = all - reader->used, taken = room < n ? room : n;
+
+        memcpy((unsigned char *)message + reader->used, bytes, taken);
+        reader->used += taken;
+        bytes += taken;
+        n -= taken;
+        if (reader->used >= offsetof(struct link_message, failure) &&
+            (message->magic != LINK_MAGIC || message->nlocal != reader->nlocal))
+            return false;
+        if (reader->used < all)
+            continue;
+        reader->used = 0;
+        on_message(context, message);
+    }
+    return true;
+}
 
 /* The reason is stored before the failure that it belongs to. Only the first failure that a rank reports counts. */
 static void receive_failure(struct conn *conn, const struct link_message *message)
@@ -234,7 +258,6 @@ static bool queue_next(struct conn *conn, uint64_t now)
         out->entries[i] = describe_rank(conn, i, now);
     /* After the number of aborts: a rank that sees that finds the failure. */
     out->failure = ep_group_get_failure(group);
-    conn->sent_failure = out->failure != 0;
     state = ep_group_state_of(group, (uint16_t)out->failure);
     if (out->failure && atomic_load_explicit(&state->reason_for, memory_order_acquire) == out->failure)
         memcpy(out->reason, state->reason, sizeof(out->reason));
@@ -317,7 +340,7 @@ static void note_failure_sent(struct ep_group_link *link)
     for (int i = 0; i < link->n; i++) {
         const struct conn *conn = &link->conns[i];
 
-        if (conn->fd >= 0 && !conn->sent_last && (!conn->sent_failure || conn->out_at < conn->out_used))
+        if (conn->fd >= 0 && !conn->sent_last && (!conn->out->failure || conn->out_at < conn->out_used))
             return;
     }
     atomic_store(&link->failure_sent, 1);
@@ -404,7 +427,7 @@ static ep_status open_conns(struct ep_group_link *link)
     struct ep_group *group = link->group;
     size_t each = link_message_bytes(group->nlocal);
 
-    link->memory = malloc((size_t)link->n * 2 * each);
+    link->memory = calloc((size_t)link->n, 2 * each);
     if (!link->memory)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d control links", link->n);
     for (int i = 0; i < link->n; i++) {
