@@ -276,14 +276,6 @@ static uint32_t find_objection(const struct shrink *s, int rank)
     return shrink_kind(word) == EP_GROUP_VOTE_LOCKED ? EP_GROUP_VOTE_OPEN : word;
 }
 
-static ep_status fail_with_objection(struct shrink *s, int owner, uint32_t word)
-{
-    int rank = (int)(word >> 20);
-
-    s->next.failed_rank = rank < s->group->comm->nranks ? rank : owner;
-    return shrink_fail_with_vote(s, owner, word);
-}
-
 static ep_status gather_all(struct shrink *s, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
     struct shrink_group *g = &s->next;
@@ -309,8 +301,11 @@ static ep_status gather_all(struct shrink *s, const void *mine, size_t bytes, in
                 return shrink_fail_with_vote(s, s->group->comm->rank,
                                              shrink_pack_vote(EP_GROUP_VOTE_GIVEN_UP, EP_E_ABORTED, abort));
             /* Read before the count, so that a rank cannot join and fail in between. */
-            if (objection != EP_GROUP_VOTE_OPEN)
-                return fail_with_objection(s, g->ranks[i], objection);
+            if (objection != EP_GROUP_VOTE_OPEN) {
+                if ((int)(objection >> 20) < s->group->comm->nranks)
+                    g->failed_rank = (int)(objection >> 20);
+                return shrink_fail_with_vote(s, g->ranks[i], objection);
+            }
             /* Read again, because it may have changed between the two reads: all must see the same. */
             if (ep_group_peer_dead(s->group, g->ranks[i]) &&
                 atomic_load_explicit(&theirs->gathered, memory_order_acquire) < number)

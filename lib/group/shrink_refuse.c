@@ -160,19 +160,16 @@ ep_status shrink_refuse_prepare(const struct linked *l, struct ep_group_refusal 
     return ep_fail_errno(EP_E_SYSTEM, error, "ep_comm_shrink: cannot start the thread that answers excluded ranks");
 }
 
-static struct ep_group_refusal *acquire(struct ep_group_refusal *refusal)
-{
-    if (refusal)
-        atomic_fetch_add(&refusal->refs, 1);
-    return refusal;
-}
-
 void shrink_refuse_begin(struct ep_group_refusal *refusal, struct ep_group *old, struct ep_group *next)
 {
-    next->refusal = refusal ? refusal : acquire(old->refusal);
+    struct ep_group_refusal *older = old->refusal;
+
+    if (older)
+        atomic_fetch_add(&older->refs, 1);
+    next->refusal = refusal ? refusal : older;
     if (!refusal)
         return;
-    refusal->older = acquire(old->refusal);
+    refusal->older = older;
     set_state(refusal, REPLYING);
 }
 
