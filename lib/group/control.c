@@ -74,11 +74,6 @@ static ep_status set_other_host(struct attach_step *step, int rank, const char *
                    step->group->comm->rank, rank, step->group->comm->ranks_per_node, why);
 }
 
-static void set_control(struct ep_group_peer *peer)
-{
-    peer->control = peer->shm.base;
-}
-
 /* Attaches by means that need no help of the peer. Otherwise requests a socket. */
 static ep_status attach_peer(struct attach_step *step, int rank, const struct identity *theirs)
 {
@@ -103,7 +98,7 @@ static ep_status attach_peer(struct attach_step *step, int rank, const struct id
                               step->group->comm->rank, rank);
     status = ep_shm_attach(&theirs->control, &owner, &peer->shm);
     if (status == EP_OK) {
-        set_control(peer);
+        peer->control = peer->shm.base;
         return EP_OK;
     }
     if (ep_group_peer_dead(step->group, rank)) {
@@ -170,7 +165,7 @@ static ep_status attach_by_socket(struct attach_step *step, int rank, const stru
         return EP_OK;
     status = ep_group_attach(group, rank, &theirs->control, remaining_ms(step->deadline_ns), check_ranks, &peer->shm);
     if (status == EP_OK) {
-        set_control(peer);
+        peer->control = peer->shm.base;
         status = request_pidfd(step, rank);
     }
     if (status == EP_OK)
@@ -272,16 +267,6 @@ free_all:
     return status;
 }
 
-/* The lowest rank of this host: the same one for all of them. */
-static int find_arbiter(const struct ep_group *group)
-{
-    int rank = 0;
-
-    while (!group->peers[rank].control)
-        rank++;
-    return rank;
-}
-
 /*
  * For the network, in creation: the peers wait for this rank, and must not name it instead of a rank that is stopped.
  */
@@ -297,7 +282,6 @@ static void wake_rank(void *context, int rank)
     ep_group_ring_rank(context, rank);
 }
 
-/* Finds the network that the configuration asks for. */
 static ep_status find_network(struct ep_group *group, const ep_boot *boot, struct ep_net_provider *ret_provider)
 {
     const struct ep_net_provider *brought = boot->network, *own;
@@ -448,7 +432,8 @@ ep_status ep_group_open(ep_comm *comm, const ep_boot *boot, const struct ep_grou
     status = rendezvous(group, boot, timeout_ms, prepare(group, comm));
     if (status != EP_OK)
         goto close;
-    group->arbiter = find_arbiter(group);
+    for (group->arbiter = 0; !group->peers[group->arbiter].control;)
+        group->arbiter++;
     group->spin = may_spin(group);
     if (comm->nnodes > 1)
         status = open_network(group, boot);

@@ -205,8 +205,6 @@ static void assign_rows(struct ep_group_completion *c)
     }
 }
 
-/* --- all of it --------------------------------------------------------------------------------------------------- */
-
 ep_status ep_group_plan_build(struct ep_group_completion *c)
 {
     ep_plan *plan = c->plan;

@@ -62,17 +62,6 @@ bool ep_group_peer_dead(const struct ep_group *group, int rank)
     return !peer->same_process && ep_process_look(&peer->process) == EP_PROCESS_DEAD;
 }
 
-/*
- * Polls all ranks that have a pidfd in one system call. `fds` [R]; false if poll() refuses, because RLIMIT_NOFILE now
- * allows fewer descriptors.
- */
-static bool poll_all(const struct ep_group *group, struct pollfd *fds)
-{
-    for (int rank = 0; rank < group->comm->nranks; rank++)
-        fds[rank] = (struct pollfd){.fd = group->peers[rank].process.pidfd, .events = POLLIN};
-    return poll(fds, (nfds_t)group->comm->nranks, 0) >= 0;
-}
-
 /* The first dead rank, or -1. */
 static int find_dead(struct ep_group *group, int only)
 {
@@ -81,13 +70,14 @@ static int find_dead(struct ep_group *group, int only)
 
     if (only >= 0)
         return ep_group_peer_dead(group, only) ? only : -1;
-    polled = poll_all(group, fds);
+    for (int rank = 0; rank < group->comm->nranks; rank++)
+        fds[rank] = (struct pollfd){.fd = group->peers[rank].process.pidfd, .events = POLLIN};
+    /* All in one system call. It refuses if RLIMIT_NOFILE now allows fewer descriptors. */
+    polled = poll(fds, (nfds_t)group->comm->nranks, 0) >= 0;
     for (int rank = 0; rank < group->comm->nranks; rank++) {
         const struct ep_group_peer *peer = &group->peers[rank];
 
-        if (!peer->control && group->remote && ep_group_peer_dead(group, rank))
-            return rank;
-        if (!peer->control || (polled && peer->process.pidfd >= 0 && !fds[rank].revents))
+        if ((!peer->control && !group->remote) || (polled && peer->process.pidfd >= 0 && !fds[rank].revents))
             continue;
         if (!ep_group_has_left(group, rank) && ep_group_peer_dead(group, rank))
             return rank;
