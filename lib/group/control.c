@@ -31,12 +31,6 @@ static size_t exchange_row_bytes(int nranks, int nnodes)
     return (bytes + EP_GROUP_CACHE_LINE - 1) / EP_GROUP_CACHE_LINE * EP_GROUP_CACHE_LINE;
 }
 
-static size_t control_bytes(int nranks, int nnodes)
-{
-    return sizeof(struct ep_group_control) +
-           (size_t)EP_GROUP_EXCHANGES * (size_t)nnodes * exchange_row_bytes(nranks, nnodes);
-}
-
 /* A step of creation with the peers. */
 struct attach_step {
     struct ep_group *group;
@@ -412,7 +406,9 @@ static ep_status prepare(struct ep_group *group, ep_comm *comm)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", comm->nranks);
     for (int rank = 0; rank < comm->nranks; rank++)
         group->peers[rank].process.pidfd = -1;
-    EP_TRY(ep_shm_new(control_bytes(comm->nranks, comm->nnodes), &group->shm));
+    EP_TRY(ep_shm_new(sizeof(*group->control) +
+                          (size_t)EP_GROUP_EXCHANGES * (size_t)comm->nnodes * group->exchange_row_bytes,
+                      &group->shm));
     group->control = group->shm.base;
     group->arbiter = comm->rank;
     group->peers[comm->rank].control = group->control;
