@@ -223,6 +223,7 @@ static struct link_entry describe_rank(const struct conn *conn, int local, uint6
                                .age_ms = age_ms < UINT32_MAX ? (uint32_t)age_ms : UINT32_MAX,
                                .aborts = atomic_load(&state->aborts)};
 
+    /* Probed here, too: the caller may have seen a death that poll() has not reported yet, and leave because of it. */
     if (conn->link->dead[local] || ep_group_peer_dead(group, group->first + local))
         entry.flags |= LINK_RANK_DEAD;
     /* After that probe: a process that has ended has published before whether it left. */
@@ -318,21 +319,6 @@ static void list_processes(const struct ep_group_link *link, struct pollfd *poll
     }
 }
 
-static void note_ended(struct ep_group_link *link, const struct pollfd *polls)
-{
-    for (int i = 0; i < link->group->nlocal; i++)
-        link->dead[i] |= polls[i].revents != 0;
-}
-
-/* Before this rank sends that it leaves: its caller may have seen deaths that poll() has not reported here. */
-static void note_dead(struct ep_group_link *link)
-{
-    const struct ep_group *group = link->group;
-
-    for (int i = 0; i < group->nlocal; i++)
-        link->dead[i] |= ep_group_peer_dead(group, group->first + i);
-}
-
 static void note_failure_sent(struct ep_group_link *link)
 {
     if (atomic_load(&link->failure_sent) || !ep_group_get_failure(link->group))
@@ -370,7 +356,8 @@ static void run_once(struct ep_group_link *link)
         link->watch_processes = false;
     if (ready <= 0)
         return;
-    note_ended(link, link->polls + n);
+    for (int i = 0; i < link->group->nlocal; i++)
+        link->dead[i] |= link->polls[n + i].revents != 0;
     for (int i = 0; i < link->n; i++)
         if (link->conns[i].fd >= 0 && link->polls[i].revents)
             receive(&link->conns[i], 0);
@@ -397,10 +384,8 @@ static void *run(void *context)
     for (;;) {
         bool stops = atomic_load(&link->stops);
 
-        if (stops && !deadline_ns) {
+        if (stops && !deadline_ns)
             deadline_ns = ep_deadline_ns(LEAVE_MS);
-            note_dead(link);
-        }
         if (stops && (all_sent(link) || ep_now_ns() >= deadline_ns))
             return NULL;
         run_once(link);
