@@ -403,21 +403,6 @@ ep_status ep_group_wait_node(struct ep_group *group, size_t word, uint64_t value
 
 /* --- between nodes --- */
 
-/* Waits until data moves, or fails. */
-static ep_status wait_for_net(struct ep_group *group, struct ep_group_wait *wait, uint32_t seen, bool moved, int node)
-{
-    if (moved) {
-        ep_group_wait_reset(wait);
-        return ep_group_check(group);
-    }
-    wait->polls = !ep_streams_can_sleep(group->streams);
-    if (node < 0)
-        node = ep_streams_unflushed_peer(group->streams);
-    if (node < 0)
-        return EP_OK;
-    return ep_group_wait(wait, seen, ep_group_rail(group, node));
-}
-
 ep_status ep_group_net_run(struct ep_group *group, enum ep_group_phase phase, ep_group_pass_fn pass, void *context)
 {
     struct ep_group_wait wait;
@@ -434,7 +419,16 @@ ep_status ep_group_net_run(struct ep_group *group, enum ep_group_phase phase, ep
             status = pass(context, &moved, &busy, &node);
         if (status != EP_OK || (!busy && ep_streams_flushed(group->streams)))
             break;
-        status = wait_for_net(group, &wait, seen, moved, node);
+        if (moved) {
+            ep_group_wait_reset(&wait);
+            status = ep_group_check(group);
+            continue;
+        }
+        wait.polls = !ep_streams_can_sleep(group->streams);
+        if (node < 0)
+            node = ep_streams_unflushed_peer(group->streams);
+        if (node >= 0)
+            status = ep_group_wait(&wait, seen, ep_group_rail(group, node));
     }
     ep_group_wait_end(&wait);
     return status;
