@@ -265,17 +265,6 @@ static ep_status agree(struct shrink *s)
 
 /* --- the new group --- */
 
-/*
- * The word of `rank` against the new group: it has failed, or was given up, so it will not join an all-gather any more.
- * OPEN: there is none.
- */
-static uint32_t find_objection(const struct shrink *s, int rank)
-{
-    uint32_t word = atomic_load(&shrink_state_of(s, rank)->opened[s->attempt - 1]);
-
-    return shrink_kind(word) == EP_GROUP_VOTE_LOCKED ? EP_GROUP_VOTE_OPEN : word;
-}
-
 static ep_status gather_all(struct shrink *s, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
     struct shrink_group *g = &s->next;
@@ -291,7 +280,7 @@ static ep_status gather_all(struct shrink *s, const void *mine, size_t bytes, in
         struct ep_group_shrink *theirs = shrink_state_of(s, g->ranks[i]);
 
         for (;;) {
-            uint32_t seen = ep_group_doorbell(s->group), objection = find_objection(s, g->ranks[i]);
+            uint32_t seen = ep_group_doorbell(s->group), word = atomic_load(&theirs->opened[s->attempt - 1]);
             int abort = shrink_aborts_find(&s->aborts);
 
             if (atomic_load_explicit(&theirs->gathered, memory_order_acquire) >= number)
@@ -300,11 +289,14 @@ static ep_status gather_all(struct shrink *s, const void *mine, size_t bytes, in
             if (abort >= 0)
                 return shrink_fail_with_vote(s, s->group->comm->rank,
                                              shrink_pack_vote(EP_GROUP_VOTE_GIVEN_UP, EP_E_ABORTED, abort));
-            /* Read before the count, so that a rank cannot join and fail in between. */
-            if (objection != EP_GROUP_VOTE_OPEN) {
-                if ((int)(objection >> 20) < s->group->comm->nranks)
-                    g->failed_rank = (int)(objection >> 20);
-                return shrink_fail_with_vote(s, g->ranks[i], objection);
+            /*
+             * It has failed, or was given up, so it joins no more. Read before the count, so that a rank cannot join
+             * and fail in between.
+             */
+            if (word != EP_GROUP_VOTE_OPEN && shrink_kind(word) != EP_GROUP_VOTE_LOCKED) {
+                if ((int)(word >> 20) < s->group->comm->nranks)
+                    g->failed_rank = (int)(word >> 20);
+                return shrink_fail_with_vote(s, g->ranks[i], word);
             }
             /* Read again, because it may have changed between the two reads: all must see the same. */
             if (ep_group_peer_dead(s->group, g->ranks[i]) &&

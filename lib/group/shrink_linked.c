@@ -43,15 +43,10 @@ static bool is_silent(const struct ep_group *group, int rank)
     return !group->peers[rank].control && atomic_load(&group->remote[rank].silent);
 }
 
-static bool is_cut(const struct ep_group *group, int rank)
-{
-    return !group->peers[rank].control && atomic_load(&group->remote[rank].cut);
-}
-
 void shrink_update_dead(struct linked *l)
 {
     for (int rank = 0; rank < l->nranks; rank++) {
-        bool cut = is_cut(l->group, rank);
+        bool cut = !l->group->peers[rank].control && atomic_load(&l->group->remote[rank].cut);
 
         if (rank == l->me)
             continue;

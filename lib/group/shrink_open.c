@@ -54,15 +54,9 @@ static long rank_at(const char *at, const char **ret_end)
     return rank;
 }
 
-/* `text` contains that of a failed all-gather or of a lost connection. */
-static bool has_old_ranks(const struct shrink_group *g, const char *text)
-{
-    return (*g->text && strstr(text, g->text)) || (*g->lost && strstr(text, g->lost));
-}
-
 /*
  * Failures of the creation name ranks by their new numbers; the caller knows the old ones. Texts of a failed all-gather
- * have the old numbers already.
+ * or a lost connection have the old numbers already.
  */
 static ep_status name_by_old_ranks(const struct shrink_group *g, ep_status status)
 {
@@ -71,7 +65,7 @@ static ep_status name_by_old_ranks(const struct shrink_group *g, ep_status statu
     size_t used = 0;
 
     snprintf(text, sizeof(text), "%s", ep_last_error());
-    if (status == EP_OK || has_old_ranks(g, text))
+    if (status == EP_OK || (*g->text && strstr(text, g->text)) || (*g->lost && strstr(text, g->lost)))
         return status;
     for (const char *at = text; *at && used + 1 < sizeof(renamed);) {
         const char *end = NULL;

@@ -169,18 +169,14 @@ struct reading {
     uint32_t words[EP_MAX_RANKS];
 };
 
-/* Only members vote on whether the new group was created. */
-static bool has_word(const struct shrink *s, const struct reading *r, int rank)
-{
-    return !r->on_opened || !shrink_leaves_out(s, r->member, rank);
-}
-
 static void read_words(const struct shrink *s, struct reading *r)
 {
     r->given_up = 0;
     r->none_can_lock = true;
     for (int rank = 0; rank < s->group->comm->nranks; rank++) {
-        uint32_t word = has_word(s, r, rank) ? atomic_load(word_of(s, rank, r->on_opened)) : EP_GROUP_VOTE_LEFT_OUT;
+        /* Only members vote on whether the new group was created. */
+        bool votes = !r->on_opened || !shrink_leaves_out(s, r->member, rank);
+        uint32_t word = votes ? atomic_load(word_of(s, rank, r->on_opened)) : EP_GROUP_VOTE_LEFT_OUT;
 
         r->words[rank] = word;
         if (shrink_kind(word) == EP_GROUP_VOTE_GIVEN_UP && !r->given_up)
