@@ -40,25 +40,16 @@ ep_status ep_group_result_reduce(const char *call, const struct ep_group_result 
 
     if (mine->status != EP_OK)
         return ep_fail((ep_status)mine->status, "%s: %s", call, mine->reason);
-    for (int rank = 0; rank < nranks; rank++) {
-        const struct ep_group_result *theirs = find(all, stride, rank);
-
-        if (theirs->status != EP_OK &&
-            (!ep_status_is_failure(theirs->status) || theirs->rank < 0 || theirs->rank >= nranks))
-            return ep_fail(EP_E_MISMATCH, "%s: what rank %d has published is damaged: status %d of rank %d", call, rank,
-                           theirs->status, theirs->rank);
-    }
     /* A rank that failed by itself explains those that failed because of it. */
     for (int rank = 0; rank < nranks; rank++) {
         const struct ep_group_result *theirs = find(all, stride, rank);
 
         if (theirs->status == EP_OK)
             continue;
-        if (theirs->rank == rank) {
-            failed = rank;
-            break;
-        }
-        if (failed < 0)
+        if (!ep_status_is_failure(theirs->status) || theirs->rank < 0 || theirs->rank >= nranks)
+            return ep_fail(EP_E_MISMATCH, "%s: what rank %d has published is damaged: status %d of rank %d", call, rank,
+                           theirs->status, theirs->rank);
+        if (failed < 0 || (theirs->rank == rank && find(all, stride, failed)->rank != failed))
             failed = rank;
     }
     if (failed < 0)

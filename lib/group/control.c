@@ -20,9 +20,6 @@ struct identity {
     struct ep_process_id process;
 };
 
-/* Interval of checks for dead ranks in a wait for the socket of a peer: longer than a busy peer takes to answer. */
-#define REQUEST_MS 500
-
 /* Identities of so many ranks are kept on the stack: a rank that is out of memory can still report it. */
 #define ON_STACK 16
 
@@ -32,12 +29,6 @@ static size_t exchange_row_bytes(int nranks, int nnodes)
     size_t bytes = sizeof(int32_t) * ((size_t)nranks + (size_t)nnodes + EP_MAX_EXPERTS) + 64;
 
     return (bytes + EP_GROUP_CACHE_LINE - 1) / EP_GROUP_CACHE_LINE * EP_GROUP_CACHE_LINE;
-}
-
-static size_t control_bytes(int nranks, int nnodes)
-{
-    return sizeof(struct ep_group_control) +
-           (size_t)EP_GROUP_EXCHANGES * (size_t)nnodes * exchange_row_bytes(nranks, nnodes);
 }
 
 /* A step of creation with the peers. */
@@ -77,11 +68,6 @@ static ep_status set_other_host(struct attach_step *step, int rank, const char *
                    step->group->comm->rank, rank, step->group->comm->ranks_per_node, why);
 }
 
-static void set_control(struct ep_group_peer *peer)
-{
-    peer->control = peer->shm.base;
-}
-
 /* Attaches by means that need no help of the peer. Otherwise requests a socket. */
 static ep_status attach_peer(struct attach_step *step, int rank, const struct identity *theirs)
 {
@@ -106,7 +92,7 @@ static ep_status attach_peer(struct attach_step *step, int rank, const struct id
                               step->group->comm->rank, rank);
     status = ep_shm_attach(&theirs->control, &owner, &peer->shm);
     if (status == EP_OK) {
-        set_control(peer);
+        peer->control = peer->shm.base;
         return EP_OK;
     }
     if (ep_group_peer_dead(step->group, rank)) {
@@ -129,73 +115,72 @@ static int remaining_ms(uint64_t deadline_ns)
     return deadline_ns > now + 1000000u ? (int)((deadline_ns - now) / 1000000u) : 1;
 }
 
-/* As ep_shm_attach(), until the deadline of the step; fails as soon as any rank is known to have died. */
-static ep_status request_control(struct attach_step *step, int rank, const struct ep_shm_name *name,
-                                 struct ep_shm_owner *owner)
+/* Fails as soon as any rank is known to have died, or has failed. For steps of the creation that wait for one rank. */
+static ep_status check_ranks(void *context)
 {
-    struct ep_group *group = step->group;
-    int left_ms, timeout_ms = remaining_ms(step->deadline_ns);
-    ep_status status;
+    struct ep_group *group = context;
 
-    for (;;) {
-        left_ms = remaining_ms(step->deadline_ns);
-        owner->timeout_ms = left_ms < REQUEST_MS ? left_ms : REQUEST_MS;
-        status = ep_shm_attach(name, owner, &group->peers[rank].shm);
-        if (status != EP_E_TIMEOUT)
-            return status;
-        for (int other = 0; other < group->comm->nranks; other++)
-            if (ep_group_peer_dead(group, other)) {
-                step->failed_rank = other;
-                return ep_fail(EP_E_PEER_DEAD, "rank %d died", other);
-            }
-        if (ep_now_ns() >= step->deadline_ns)
-            return ep_fail(status, "shared memory: the owner did not send its segment within %d ms", timeout_ms);
-    }
+    EP_TRY(ep_group_check(group));
+    for (int rank = 0; rank < group->comm->nranks; rank++)
+        if (ep_group_dead_or_left(group, rank))
+            return ep_fail(ep_group_has_left(group, rank) ? EP_E_PEER_LEFT : EP_E_PEER_DEAD,
+                           "rank %d died or left while others connected to it", rank);
+    return EP_OK;
+}
+
+/* Without a pidfd it is not known whether the peer lives. EP_E_PEER_DEAD: its socket is closed. */
+static ep_status request_pidfd(struct attach_step *step, int rank)
+{
+    struct ep_group_peer *peer = &step->group->peers[rank];
+    bool at_owner = false;
+    struct ep_shm_owner owner = {.process = &peer->process,
+                                 .address = &peer->address,
+                                 .timeout_ms = remaining_ms(step->deadline_ns),
+                                 .ret_at_owner = &at_owner};
+    ep_status status = peer->process.pidfd < 0 ? ep_shm_request_pidfd(&owner, &peer->process.pidfd) : EP_OK;
+
+    if (status == EP_OK || (status == EP_E_UNSUPPORTED && at_owner))
+        return EP_OK;
+    if (at_owner)
+        step->failed_rank = rank;
+    return status == EP_E_UNSUPPORTED ? ep_fail(EP_E_PEER_DEAD, "its socket for memory segments is closed") : status;
 }
 
 /* Attaches over the peer's socket what attach_peer() could not. */
 static ep_status attach_by_socket(struct attach_step *step, int rank, const struct identity *theirs)
 {
-    struct ep_group_peer *peer = &step->group->peers[rank];
-    bool at_owner = false;
-    struct ep_shm_owner owner = {.process = &peer->process, .address = &peer->address, .ret_at_owner = &at_owner};
-    ep_status status;
+    struct ep_group *group = step->group;
+    struct ep_group_peer *peer = &group->peers[rank];
     char text[EP_ERROR_TEXT_BYTES];
+    ep_status status;
 
-    step->failed_rank = step->group->comm->rank;
-    if (peer->control || is_other_host(step->group, rank) || !may_share_host(step->mine, theirs))
+    step->failed_rank = group->comm->rank;
+    if (peer->control || is_other_host(group, rank) || !may_share_host(step->mine, theirs))
         return EP_OK;
-    status = request_control(step, rank, &theirs->control, &owner);
-    if (status == EP_E_PEER_DEAD)
-        return ep_fail_prefix(status, "ep_comm_new: ");
+    status = ep_group_attach(group, rank, &theirs->control, remaining_ms(step->deadline_ns), check_ranks, &peer->shm);
     if (status == EP_OK) {
-        set_control(peer);
-        if (peer->process.pidfd >= 0)
-            return EP_OK;
-        owner.timeout_ms = remaining_ms(step->deadline_ns);
-        status = ep_shm_request_pidfd(&owner, &peer->process.pidfd);
-        /* The peer has none: then it is not known whether it lives. */
-        if (status == EP_OK || (status == EP_E_UNSUPPORTED && at_owner))
-            return EP_OK;
-        if (status == EP_E_UNSUPPORTED) {
-            step->failed_rank = rank;
-            return ep_fail(EP_E_PEER_DEAD, "ep_comm_new: rank %d died: its socket for memory segments is closed", rank);
-        }
+        peer->control = peer->shm.base;
+        status = request_pidfd(step, rank);
     }
+    if (status == EP_OK)
+        return EP_OK;
     snprintf(text, sizeof(text), "%s", ep_last_error());
-    if ((status == EP_E_STATE || status == EP_E_UNSUPPORTED || status == EP_E_TIMEOUT) &&
-        ep_group_find_peer_exit(step->group, rank) == EP_E_PEER_DEAD) {
-        step->failed_rank = rank;
-        return ep_fail(EP_E_PEER_DEAD, "ep_comm_new: rank %d died", rank);
-    }
-    if (status == EP_E_TIMEOUT || status == EP_E_STATE || status == EP_E_UNSUPPORTED || at_owner)
+    for (int other = 0; other < group->comm->nranks; other++)
+        if (ep_group_dead_or_left(group, other)) {
+            bool left = ep_group_has_left(group, other);
+
+            step->failed_rank = other;
+            return ep_fail(left ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, "ep_comm_new: rank %d %s", other,
+                           left ? "left" : "died");
+        }
+    if (ep_group_get_failed_owner() == rank || ep_status_is_fatal(status) || status == EP_E_UNSUPPORTED)
         step->failed_rank = rank;
     if (status == EP_E_UNSUPPORTED)
         return set_other_host(step, rank, text);
     if (step->failed_rank == rank)
-        return ep_fail_prefix(status, "ep_comm_new: control block of rank %d: ", rank);
-    return ep_fail_prefix(
-        status, "ep_comm_new: rank %d cannot map the control block of rank %d: ", step->group->comm->rank, rank);
+        return ep_fail(status, "ep_comm_new: control block of rank %d: %s", rank, text);
+    return ep_fail(status, "ep_comm_new: rank %d cannot map the control block of rank %d: %s", group->comm->rank, rank,
+                   text);
 }
 
 /* All ranks serve their segments, because some rank can get some segment in no other way. */
@@ -276,29 +261,6 @@ free_all:
     return status;
 }
 
-/* The lowest rank of this host: the same one for all of them. */
-static int find_arbiter(const struct ep_group *group)
-{
-    int rank = 0;
-
-    while (!group->peers[rank].control)
-        rank++;
-    return rank;
-}
-
-/* Fails the creation of a network as soon as the group knows that a rank has died, or has failed. */
-static ep_status check_ranks(void *context)
-{
-    struct ep_group *group = context;
-
-    EP_TRY(ep_group_check(group));
-    for (int rank = 0; rank < group->comm->nranks; rank++)
-        if (ep_group_dead_or_left(group, rank))
-            return ep_fail(ep_group_has_left(group, rank) ? EP_E_PEER_LEFT : EP_E_PEER_DEAD,
-                           "rank %d died or left while others connected to it", rank);
-    return EP_OK;
-}
-
 /*
  * For the network, in creation: the peers wait for this rank, and must not name it instead of a rank that is stopped.
  */
@@ -314,7 +276,6 @@ static void wake_rank(void *context, int rank)
     ep_group_ring_rank(context, rank);
 }
 
-/* Finds the network that the configuration asks for. */
 static ep_status find_network(struct ep_group *group, const ep_boot *boot, struct ep_net_provider *ret_provider)
 {
     const struct ep_net_provider *brought = boot->network, *own;
@@ -444,7 +405,9 @@ static ep_status prepare(struct ep_group *group, ep_comm *comm)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", comm->nranks);
     for (int rank = 0; rank < comm->nranks; rank++)
         group->peers[rank].process.pidfd = -1;
-    EP_TRY(ep_shm_new(control_bytes(comm->nranks, comm->nnodes), &group->shm));
+    EP_TRY(ep_shm_new(sizeof(*group->control) +
+                          (size_t)EP_GROUP_EXCHANGES * (size_t)comm->nnodes * group->exchange_row_bytes,
+                      &group->shm));
     group->control = group->shm.base;
     group->arbiter = comm->rank;
     group->peers[comm->rank].control = group->control;
@@ -464,7 +427,8 @@ ep_status ep_group_open(ep_comm *comm, const ep_boot *boot, const struct ep_grou
     status = rendezvous(group, boot, timeout_ms, prepare(group, comm));
     if (status != EP_OK)
         goto close;
-    group->arbiter = find_arbiter(group);
+    for (group->arbiter = 0; !group->peers[group->arbiter].control;)
+        group->arbiter++;
     group->spin = may_spin(group);
     if (comm->nnodes > 1)
         status = open_network(group, boot);

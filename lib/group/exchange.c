@@ -72,7 +72,6 @@ static ep_status receive_row(struct ep_group *group, uint64_t number, int node, 
     return EP_OK;
 }
 
-/* An exchange with the rail peers. */
 struct rails {
     struct ep_group *group;
     uint64_t number;

@@ -81,30 +81,27 @@ static ep_status fail_with(struct ep_group *group, uint64_t failure)
     ep_status status = (ep_status)(failure >> 48);
     int failed_rank = (uint16_t)(failure >> 32), reporter = (uint16_t)failure;
     const char *phase = ep_group_phase_name((enum ep_group_phase)(uint16_t)(failure >> 16));
-    char seen_by[48] = "", reason[EP_GROUP_REASON_BYTES + 2];
+    char seen_by[48] = "", where[128], reason[EP_GROUP_REASON_BYTES + 2];
     int none = EP_OK;
 
     atomic_compare_exchange_strong(&group->comm->failed, &none, (int)status);
     read_reason(group, failure, reason);
     if (reporter != group->comm->rank && reporter != failed_rank)
         snprintf(seen_by, sizeof(seen_by), " (seen by rank %d)", reporter);
+    snprintf(where, sizeof(where), "in \"%s\"%s", phase, seen_by);
     switch (status) {
     case EP_E_TIMEOUT:
-        return ep_fail(status, "rank %d did not answer within %d ms in \"%s\"%s%s", failed_rank,
-                       group->comm->config.timeout_ms, phase, seen_by,
-                       ep_group_describe_unreadable(group, failed_rank));
+        return ep_fail(status, "rank %d did not answer within %d ms %s%s", failed_rank, group->comm->config.timeout_ms,
+                       where, ep_group_describe_unreadable(group, failed_rank));
     case EP_E_PEER_DEAD:
-        return ep_fail(status, "rank %d died%s while others were in \"%s\"%s%s", failed_rank,
-                       group->remote && !group->peers[failed_rank].control ? " or was cut off" : "", phase, seen_by,
-                       reason);
+        return ep_fail(status, "rank %d died%s while others were %s%s", failed_rank,
+                       group->remote && !group->peers[failed_rank].control ? " or was cut off" : "", where, reason);
     case EP_E_PEER_LEFT:
-        return ep_fail(status, "rank %d left the group while others waited for it in \"%s\"%s%s", failed_rank, phase,
-                       seen_by, reason);
+        return ep_fail(status, "rank %d left the group while others waited for it %s%s", failed_rank, where, reason);
     case EP_E_ABORTED:
         return ep_fail(status, "rank %d called ep_comm_abort while it was in \"%s\"", failed_rank, phase);
     default:
-        return ep_fail(status, "rank %d failed with %s in \"%s\"%s%s", failed_rank, ep_status_name(status), phase,
-                       seen_by, reason);
+        return ep_fail(status, "rank %d failed with %s %s%s", failed_rank, ep_status_name(status), where, reason);
     }
 }
 
@@ -136,6 +133,8 @@ ep_status ep_group_set_failure(struct ep_group *group, ep_status status, int fai
 
 void ep_group_receive_failure(struct ep_group *group, uint64_t word, int from)
 {
+    if (own_failure(group))
+        return;
     set_first(group, failure_of(group, word, from));
     ep_group_ring_all(group);
 }

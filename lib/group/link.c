@@ -49,9 +49,9 @@ struct conn {
     uint64_t heartbeat_ns; /* when the next heartbeat is due */
     uint64_t sent_ns;      /* when the last periodic one was sent */
     int unacknowledged;    /* consecutive ones without an acknowledgement */
-    bool sent_failure, sent_left, sent_shrunk;
-    uint32_t sent_events; /* count_events() */
-    unsigned char *out;
+    bool sent_last;
+    uint32_t sent_events;     /* count_events() */
+    struct link_message *out; /* the last message */
     size_t out_used, out_at;
     struct link_reader reader;
     struct ep_group_link *link;
@@ -74,67 +74,72 @@ struct ep_group_link {
 
 /* --- receiving --- */
 
-static void receive_heartbeat(struct conn *conn, const struct link_entry *entries)
+bool link_reader_feed(struct link_reader *reader, const unsigned char *bytes, size_t n, link_message_fn on_message,
+                      void *context)
 {
-    struct ep_group *group = conn->link->group;
-    int first = conn->rank - group->local;
-    uint64_t now = ep_now_ns();
+    struct link_message *message = reader->message;
+    size_t all = link_message_bytes(reader->nlocal);
 
-    atomic_store(&group->remote[conn->rank].heard_ns, now);
-    for (int i = 0; i < group->nlocal; i++) {
-        struct ep_group_state *state = &group->remote[first + i].state;
-        uint64_t age_ns = (uint64_t)entries[i].age_ms * 1000000u;
+    while (n) {
+        size_t room = all - reader->used, taken = room < n ? room : n;
 
-        atomic_store(&state->probed_ns, age_ns < now ? now - age_ns : 0);
-        atomic_store(&state->waiting, entries[i].waiting);
-        /* Before the aborts: the reader must not take that for an abort without a shrink. */
-        atomic_store(&state->aborts_before, entries[i].flags & LINK_RANK_SHRINKS ? entries[i].aborts + 1 : 0);
-        atomic_store(&state->aborts, entries[i].aborts);
-        atomic_store(&state->confirmation, entries[i].flags >> LINK_RANK_CONFIRMATION & 3);
-        if (entries[i].flags & LINK_RANK_LEFT)
-            atomic_store(&state->left, 1);
-        if (entries[i].flags & LINK_RANK_DEAD)
-            atomic_store(&group->remote[first + i].lost, 1);
+        memcpy((unsigned char *)message + reader->used, bytes, taken);
+        reader->used += taken;
+        bytes += taken;
+        n -= taken;
+        if (reader->used >= offsetof(struct link_message, failure) &&
+            (message->magic != LINK_MAGIC || message->nlocal != reader->nlocal))
+            return false;
+        if (reader->used < all)
+            continue;
+        reader->used = 0;
+        on_message(context, message);
     }
+    return true;
 }
 
 /* The reason is stored before the failure that it belongs to. Only the first failure that a rank reports counts. */
-static void receive_failure(struct conn *conn, const struct link_failure *failure)
+static void receive_failure(struct conn *conn, const struct link_message *message)
 {
     struct ep_group *group = conn->link->group;
-    int reporter = (uint16_t)failure->word;
+    int reporter = (uint16_t)message->failure;
     bool remote = reporter < group->comm->nranks && !group->peers[reporter].control;
     struct ep_group_state *from = remote ? &group->remote[reporter].state : NULL;
 
-    if (from && failure->reason[0] && !atomic_load(&from->reason_for)) {
-        memcpy(from->reason, failure->reason, sizeof(from->reason));
-        atomic_store_explicit(&from->reason_for, failure->word, memory_order_release);
+    if (from && message->reason[0] && !atomic_load(&from->reason_for)) {
+        memcpy(from->reason, message->reason, sizeof(from->reason));
+        atomic_store_explicit(&from->reason_for, message->failure, memory_order_release);
     }
-    ep_group_receive_failure(group, failure->word, conn->rank);
+    ep_group_receive_failure(group, message->failure, conn->rank);
 }
 
-static void receive_shrunk(struct conn *conn, const struct link_shrunk *shrunk)
-{
-    struct ep_group *group = conn->link->group;
-    int me = group->comm->rank;
-
-    if (shrunk->out[me / 64] >> (me % 64) & 1)
-        atomic_store(&group->remote[conn->rank].excludes, 1);
-}
-
-static void receive_message(void *context, enum link_kind kind, const void *payload)
+static void receive_message(void *context, const struct link_message *message)
 {
     struct conn *conn = context;
     struct ep_group *group = conn->link->group;
+    uint64_t now = ep_now_ns();
 
-    if (kind == LINK_HEARTBEAT)
-        receive_heartbeat(conn, payload);
-    else if (kind == LINK_FAILURE)
-        receive_failure(conn, payload);
-    else if (kind == LINK_SHRUNK)
-        receive_shrunk(conn, payload);
-    else
-        atomic_store(&group->remote[conn->rank].state.left, 1);
+    if (message->failure)
+        receive_failure(conn, message);
+    atomic_store(&group->remote[conn->rank].heard_ns, now);
+    for (int i = 0; i < group->nlocal; i++) {
+        const struct link_entry *entry = &message->entries[i];
+        struct ep_group_remote *remote = &group->remote[conn->rank - group->local + i];
+        uint64_t age_ns = (uint64_t)entry->age_ms * 1000000u;
+
+        atomic_store(&remote->state.probed_ns, age_ns < now ? now - age_ns : 0);
+        atomic_store(&remote->state.waiting, entry->waiting);
+        /* Before the aborts: the reader must not take that for an abort without a shrink. */
+        atomic_store(&remote->state.aborts_before, entry->flags & LINK_RANK_SHRINKS ? entry->aborts + 1 : 0);
+        atomic_store(&remote->state.aborts, entry->aborts);
+        atomic_store(&remote->state.confirmation, entry->flags >> LINK_RANK_CONFIRMATION & 3);
+        if (entry->flags & LINK_RANK_EXCLUDES)
+            atomic_store(&remote->excludes, 1);
+        if (entry->flags & LINK_RANK_LEFT)
+            atomic_store(&remote->state.left, 1);
+        if (entry->flags & LINK_RANK_DEAD)
+            atomic_store(&remote->lost, 1);
+    }
 }
 
 /* 0: the peer process closed it, as it does when it exits. */
@@ -175,31 +180,17 @@ static void receive(struct conn *conn, int send_error)
 
 /* --- sending --- */
 
-static void queue_message(struct conn *conn, enum link_kind kind, const void *payload, size_t bytes)
-{
-    struct link_head head = {.magic = LINK_MAGIC, .kind = kind, .bytes = bytes};
-
-    memcpy(conn->out, &head, sizeof(head));
-    if (bytes && payload)
-        memcpy(conn->out + sizeof(head), payload, bytes);
-    conn->out_used = sizeof(head) + bytes;
-    conn->out_at = 0;
-}
-
-/*
- * Number of aborts, begun shrinks and deaths of all ranks of the node, plus the states of their confirmations: each
- * change is sent at once.
- */
+/* Number of changes that are sent at once, of all ranks of the node. */
 static uint32_t count_events(const struct ep_group_link *link)
 {
     const struct ep_group *group = link->group;
-    uint32_t n = 0;
+    uint32_t n = ep_group_get_failure(group) != 0;
 
     for (int i = 0; i < group->nlocal; i++) {
-        const struct ep_group_state *state = ep_group_state_of(group, group->first + i);
+        const struct ep_group_control *control = group->peers[group->first + i].control;
 
-        n += atomic_load(&state->aborts) + atomic_load(&state->aborts_before) + atomic_load(&state->confirmation) +
-             link->dead[i];
+        n += atomic_load(&control->state.aborts) + atomic_load(&control->state.aborts_before) +
+             atomic_load(&control->state.confirmation) + atomic_load(&control->shrink.passed) + link->dead[i];
     }
     return n;
 }
@@ -223,87 +214,67 @@ static void note_acknowledged(struct conn *conn, uint64_t now)
     atomic_store(&conn->link->group->remote[conn->rank].silent, conn->unacknowledged >= SILENT_HEARTBEATS);
 }
 
-static void queue_heartbeat(struct conn *conn, uint64_t now)
-{
-    struct ep_group *group = conn->link->group;
-
-    conn->sent_events = count_events(conn->link);
-    for (int i = 0; i < group->nlocal; i++) {
-        const struct ep_group_state *state = ep_group_state_of(group, group->first + i);
-        uint64_t probed_ns = atomic_load(&state->probed_ns),
-                 age_ms = now > probed_ns ? (now - probed_ns) / 1000000u : 0;
-        struct link_entry entry = {.waiting = atomic_load(&state->waiting),
-                                   .age_ms = age_ms < UINT32_MAX ? (uint32_t)age_ms : UINT32_MAX,
-                                   .aborts = atomic_load(&state->aborts)};
-
-        if (conn->link->dead[i] || ep_group_peer_dead(group, group->first + i))
-            entry.flags |= LINK_RANK_DEAD;
-        /* After that probe: a process that has ended has published before whether it left. */
-        if (atomic_load(&state->left))
-            entry.flags |= LINK_RANK_LEFT;
-        if (atomic_load(&state->aborts_before) == entry.aborts + 1)
-            entry.flags |= LINK_RANK_SHRINKS;
-        /* After that: a rank that leaves without the confirmation has given up. */
-        entry.flags |= (atomic_load(&state->confirmation) & 3) << LINK_RANK_CONFIRMATION;
-        memcpy(conn->out + sizeof(struct link_head) + (size_t)i * sizeof(entry), &entry, sizeof(entry));
-    }
-    queue_message(conn, LINK_HEARTBEAT, NULL, (size_t)group->nlocal * sizeof(struct link_entry));
-    note_acknowledged(conn, now);
-    conn->heartbeat_ns = now + conn->link->heartbeat_ns;
-}
-
-static void queue_failure(struct conn *conn, uint64_t word)
+static struct link_entry describe_rank(const struct conn *conn, int local, uint64_t now)
 {
     const struct ep_group *group = conn->link->group;
-    const struct ep_group_state *state = ep_group_state_of(group, (uint16_t)word);
-    struct link_failure failure = {.word = word};
+    const struct ep_group_control *control = group->peers[group->first + local].control;
+    const struct ep_group_state *state = &control->state;
+    uint64_t probed_ns = atomic_load(&state->probed_ns), age_ms = now > probed_ns ? (now - probed_ns) / 1000000u : 0;
+    struct link_entry entry = {.waiting = atomic_load(&state->waiting),
+                               .age_ms = age_ms < UINT32_MAX ? (uint32_t)age_ms : UINT32_MAX,
+                               .aborts = atomic_load(&state->aborts)};
 
-    if (atomic_load_explicit(&state->reason_for, memory_order_acquire) == word)
-        memcpy(failure.reason, state->reason, sizeof(failure.reason));
-    queue_message(conn, LINK_FAILURE, &failure, sizeof(failure));
-    conn->sent_failure = true;
-}
-
-static void queue_shrunk(struct conn *conn)
-{
-    const struct ep_group_shrink *state = &conn->link->group->control->shrink;
-    struct link_shrunk shrunk;
-
-    for (int word = 0; word < EP_MAX_RANKS / 64; word++)
-        shrunk.out[word] = atomic_load(&state->passed_out[word]);
-    queue_message(conn, LINK_SHRUNK, &shrunk, sizeof(shrunk));
-    conn->sent_shrunk = true;
+    /* Probed here, too: the caller may have seen a death that poll() has not reported yet, and leave because of it. */
+    if (conn->link->dead[local] || ep_group_peer_dead(group, group->first + local))
+        entry.flags |= LINK_RANK_DEAD;
+    /* After that probe: a process that has ended has published before whether it left. */
+    if (atomic_load(&state->left))
+        entry.flags |= LINK_RANK_LEFT;
+    if (atomic_load(&state->aborts_before) == entry.aborts + 1)
+        entry.flags |= LINK_RANK_SHRINKS;
+    if (atomic_load(&control->shrink.passed) &&
+        atomic_load(&control->shrink.passed_out[conn->rank / 64]) >> (conn->rank % 64) & 1)
+        entry.flags |= LINK_RANK_EXCLUDES;
+    /* After `left`: a rank that leaves without the confirmation has given up. */
+    entry.flags |= (atomic_load(&state->confirmation) & 3) << LINK_RANK_CONFIRMATION;
+    return entry;
 }
 
 /* Queues the next message; false: nothing to send now. */
 static bool queue_next(struct conn *conn, uint64_t now)
 {
-    struct ep_group_link *link = conn->link;
-    uint64_t word = conn->sent_failure ? 0 : ep_group_get_failure(link->group);
+    const struct ep_group_link *link = conn->link;
+    const struct ep_group *group = link->group;
+    struct link_message *out = conn->out;
+    const struct ep_group_state *state;
+    bool stops = atomic_load(&link->stops);
 
-    if (conn->sent_left)
+    if (conn->sent_last || (!stops && now < conn->heartbeat_ns && conn->sent_events == count_events(link)))
         return false;
-    if (word) {
-        queue_failure(conn, word);
-    } else if (!conn->sent_shrunk && atomic_load(&link->group->control->shrink.passed)) {
-        queue_shrunk(conn);
-    } else if (now >= conn->heartbeat_ns || conn->sent_events != count_events(link)) {
-        queue_heartbeat(conn, now);
-    } else if (atomic_load(&link->stops)) {
-        if (atomic_load(&link->group->control->state.left))
-            queue_message(conn, LINK_LEFT, NULL, 0);
-        conn->sent_left = true;
-    } else {
-        return false;
-    }
+    conn->sent_last = stops;
+    conn->sent_events = count_events(link);
+    memset(out, 0, sizeof(*out));
+    out->magic = LINK_MAGIC;
+    out->nlocal = group->nlocal;
+    for (int i = 0; i < group->nlocal; i++)
+        out->entries[i] = describe_rank(conn, i, now);
+    /* After the number of aborts: a rank that sees that finds the failure. */
+    out->failure = ep_group_get_failure(group);
+    state = ep_group_state_of(group, (uint16_t)out->failure);
+    if (out->failure && atomic_load_explicit(&state->reason_for, memory_order_acquire) == out->failure)
+        memcpy(out->reason, state->reason, sizeof(out->reason));
+    conn->out_used = link_message_bytes(group->nlocal);
+    conn->out_at = 0;
+    note_acknowledged(conn, now);
+    conn->heartbeat_ns = now + link->heartbeat_ns;
     return true;
 }
 
 static void send_all(struct conn *conn, uint64_t now)
 {
     while (conn->fd >= 0 && (conn->out_at < conn->out_used || queue_next(conn, now))) {
-        ssize_t n =
-            send(conn->fd, conn->out + conn->out_at, conn->out_used - conn->out_at, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t n = send(conn->fd, (unsigned char *)conn->out + conn->out_at, conn->out_used - conn->out_at,
+                         MSG_NOSIGNAL | MSG_DONTWAIT);
 
         if (n < 0 && errno == EINTR)
             continue;
@@ -349,21 +320,6 @@ static void list_processes(const struct ep_group_link *link, struct pollfd *poll
     }
 }
 
-static void note_ended(struct ep_group_link *link, const struct pollfd *polls)
-{
-    for (int i = 0; i < link->group->nlocal; i++)
-        link->dead[i] |= polls[i].revents != 0;
-}
-
-/* Before this rank sends that it leaves: its caller may have seen deaths that poll() has not reported here. */
-static void note_dead(struct ep_group_link *link)
-{
-    const struct ep_group *group = link->group;
-
-    for (int i = 0; i < group->nlocal; i++)
-        link->dead[i] |= ep_group_peer_dead(group, group->first + i);
-}
-
 static void note_failure_sent(struct ep_group_link *link)
 {
     if (atomic_load(&link->failure_sent) || !ep_group_get_failure(link->group))
@@ -371,7 +327,7 @@ static void note_failure_sent(struct ep_group_link *link)
     for (int i = 0; i < link->n; i++) {
         const struct conn *conn = &link->conns[i];
 
-        if (conn->fd >= 0 && !conn->sent_left && (!conn->sent_failure || conn->out_at < conn->out_used))
+        if (conn->fd >= 0 && !conn->sent_last && (!conn->out->failure || conn->out_at < conn->out_used))
             return;
     }
     atomic_store(&link->failure_sent, 1);
@@ -401,7 +357,8 @@ static void run_once(struct ep_group_link *link)
         link->watch_processes = false;
     if (ready <= 0)
         return;
-    note_ended(link, link->polls + n);
+    for (int i = 0; i < link->group->nlocal; i++)
+        link->dead[i] |= link->polls[n + i].revents != 0;
     for (int i = 0; i < link->n; i++)
         if (link->conns[i].fd >= 0 && link->polls[i].revents)
             receive(&link->conns[i], 0);
@@ -414,7 +371,7 @@ static bool all_sent(const struct ep_group_link *link)
     for (int i = 0; i < link->n; i++) {
         const struct conn *conn = &link->conns[i];
 
-        if (conn->fd >= 0 && (!conn->sent_left || conn->out_at < conn->out_used))
+        if (conn->fd >= 0 && (!conn->sent_last || conn->out_at < conn->out_used))
             return false;
     }
     return true;
@@ -428,10 +385,8 @@ static void *run(void *context)
     for (;;) {
         bool stops = atomic_load(&link->stops);
 
-        if (stops && !deadline_ns) {
+        if (stops && !deadline_ns)
             deadline_ns = ep_deadline_ns(LEAVE_MS);
-            note_dead(link);
-        }
         if (stops && (all_sent(link) || ep_now_ns() >= deadline_ns))
             return NULL;
         run_once(link);
@@ -456,20 +411,20 @@ void ep_group_link_send_failure(struct ep_group *group)
 static ep_status open_conns(struct ep_group_link *link)
 {
     struct ep_group *group = link->group;
-    size_t payload = link_payload_bytes(group->nlocal), each = 2 * payload + sizeof(struct link_head);
+    size_t each = link_message_bytes(group->nlocal);
 
-    link->memory = malloc((size_t)link->n * each);
+    link->memory = calloc((size_t)link->n, 2 * each);
     if (!link->memory)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d control links", link->n);
     for (int i = 0; i < link->n; i++) {
         int node = ep_net_peer(group->comm->node, i);
+        unsigned char *messages = link->memory + (size_t)i * 2 * each;
 
         link->conns[i] = (struct conn){.fd = ep_net_tcp_detach_link(ep_streams_get_net(group->streams)->tcp, node),
                                        .rank = ep_group_rail(group, node),
                                        .link = link,
-                                       .out = link->memory + (size_t)i * each,
-                                       .reader = {.nlocal = group->nlocal}};
-        link->conns[i].reader.payload = link->conns[i].out + payload + sizeof(struct link_head);
+                                       .out = (void *)messages,
+                                       .reader = {group->nlocal, 0, (void *)(messages + each)}};
         atomic_store(&group->remote[link->conns[i].rank].heard_ns, ep_now_ns());
     }
     return EP_OK;

@@ -1,29 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* link_wire.h - the messages on a control link, and their parser. */
+/*
+ * link_wire.h - the message on a control link, and its parser. There is one kind: the state of the sender's node, and
+ * the failure that it knows. A rank sends it when something has changed, and as a heartbeat.
+ */
 #ifndef EP_GROUP_LINK_WIRE_H
 #define EP_GROUP_LINK_WIRE_H
 
 #include "group/group.h"
 
-#define LINK_MAGIC 0x314c5045u /* "EPL1" */
-
-enum link_kind {
-    LINK_HEARTBEAT = 1, /* an entry for each rank of the sender's node */
-    LINK_FAILURE,
-    LINK_LEFT,  /* leave message: the sender has left the group, nothing follows */
-    LINK_SHRUNK /* a shrink has succeeded without the ranks in the bitmap that follows */
-};
-
-struct link_head {
-    uint32_t magic, kind;
-    uint64_t bytes; /* of the payload */
-};
+#define LINK_MAGIC 0x324c5045u /* "EPL2" */
 
 enum {
     LINK_RANK_LEFT = 1u << 0,
     LINK_RANK_DEAD = 1u << 1,
-    LINK_RANK_SHRINKS = 1u << 2, /* it has begun a shrink since its last abort */
-    LINK_RANK_CONFIRMATION = 3,  /* first of two bits: enum ep_group_confirm */
+    LINK_RANK_SHRINKS = 1u << 2,  /* it has begun a shrink since its last abort */
+    LINK_RANK_EXCLUDES = 1u << 3, /* a shrink has succeeded there without the receiver */
+    LINK_RANK_CONFIRMATION = 4,   /* first of two bits: enum ep_group_confirm */
 };
 
 struct link_entry {
@@ -33,27 +25,27 @@ struct link_entry {
     uint32_t aborts; /* ep_group_state.aborts */
 };
 
-struct link_failure {
-    uint64_t word; /* ep_group_control.failure */
-    char reason[EP_GROUP_REASON_BYTES];
+struct link_message {
+    uint32_t magic;
+    int32_t nlocal;                     /* ranks of a node */
+    uint64_t failure;                   /* ep_group_control.failure, 0: none */
+    char reason[EP_GROUP_REASON_BYTES]; /* of the failure; "": unknown */
+    struct link_entry entries[];        /* [nlocal] */
 };
 
-struct link_shrunk {
-    uint64_t out[EP_MAX_RANKS / 64];
-};
+static inline size_t link_message_bytes(int nlocal)
+{
+    return sizeof(struct link_message) + (size_t)nlocal * sizeof(struct link_entry);
+}
 
 /* State of the parser of one link. */
 struct link_reader {
-    int nlocal; /* ranks of a node: determines the size of a heartbeat */
-    struct link_head head;
-    size_t head_used, used;
-    unsigned char *payload; /* [link_payload_bytes()] */
+    int nlocal;
+    size_t used;
+    struct link_message *message; /* [link_message_bytes()] */
 };
 
-/* Largest payload. */
-size_t link_payload_bytes(int nlocal);
-
-typedef void (*link_message_fn)(void *context, enum link_kind kind, const void *payload);
+typedef void (*link_message_fn)(void *context, const struct link_message *message);
 
 /*
  * Parses bytes in order of arrival, and passes each complete message to on_message. false: an invalid message, after

@@ -47,17 +47,16 @@ static ep_status alloc(struct ep_group *group, size_t bytes, bool sparse, enum e
     struct ep_shm shm;
     ep_status status = sparse ? ep_shm_new_sparse(bytes, &shm) : ep_shm_new(bytes, &shm);
 
-    if (status != EP_OK)
-        return ep_fail_prefix(status, "%s: ", calls[kind]);
-    pthread_mutex_lock(&group->memory_lock);
-    status = publish(group, &shm, kind);
-    pthread_mutex_unlock(&group->memory_lock);
-    if (status != EP_OK) {
-        ep_shm_done(&shm);
-        return ep_fail_prefix(status, "%s: ", calls[kind]);
+    if (status == EP_OK) {
+        pthread_mutex_lock(&group->memory_lock);
+        status = publish(group, &shm, kind);
+        pthread_mutex_unlock(&group->memory_lock);
+        if (status == EP_OK)
+            *ret_memory = shm.base;
+        else
+            ep_shm_done(&shm);
     }
-    *ret_memory = shm.base;
-    return EP_OK;
+    return status == EP_OK ? EP_OK : ep_fail_prefix(status, "%s: ", calls[kind]);
 }
 
 ep_status ep_group_alloc_internal(struct ep_group *group, size_t bytes, void **ret_memory)
@@ -100,17 +99,24 @@ static void release(struct ep_group *group, int index)
     group->allocations[index] = (struct ep_group_allocation){.generation = 0};
 }
 
-void ep_group_free_internal(struct ep_group *group, void *memory)
+/* Frees the allocation of this kind that begins at `memory`; false: there is none. */
+static bool free_memory(struct ep_group *group, const void *memory, enum ep_group_memory kind)
 {
+    bool found;
     int index;
 
-    if (!memory)
-        return;
     pthread_mutex_lock(&group->memory_lock);
     index = find_start(group, memory);
-    if (index >= 0)
+    found = index >= 0 && group->allocations[index].kind == kind;
+    if (found)
         release(group, index);
     pthread_mutex_unlock(&group->memory_lock);
+    return found;
+}
+
+void ep_group_free_internal(struct ep_group *group, void *memory)
+{
+    (void)free_memory(group, memory, EP_GROUP_MEMORY_INTERNAL);
 }
 
 ep_status ep_group_alloc(ep_comm *comm, size_t bytes, void **ret_memory)
@@ -125,17 +131,9 @@ ep_status ep_group_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory)
 
 static ep_status free_kind(ep_comm *comm, void *memory, enum ep_group_memory kind, const char *call, const char *origin)
 {
-    struct ep_group *group = ep_group_of(comm);
-    bool found;
-    int index;
-
-    pthread_mutex_lock(&group->memory_lock);
-    index = find_start(group, memory);
-    found = index >= 0 && group->allocations[index].kind == kind;
-    if (found)
-        release(group, index);
-    pthread_mutex_unlock(&group->memory_lock);
-    return found ? EP_OK : ep_fail(EP_E_ARG, "%s: memory %p is not from %s of this communicator", call, memory, origin);
+    return free_memory(ep_group_of(comm), memory, kind)
+               ? EP_OK
+               : ep_fail(EP_E_ARG, "%s: memory %p is not from %s of this communicator", call, memory, origin);
 }
 
 ep_status ep_group_free(ep_comm *comm, void *memory)
@@ -149,8 +147,8 @@ ep_status ep_group_free_local(ep_comm *comm, void *memory)
     return free_kind(comm, memory, EP_GROUP_MEMORY_LOCAL, "ep_free_local", "ep_alloc_local");
 }
 
-/* True if a byte of it is in a page of an allocation. Under the lock. */
-static bool overlaps_allocation(const struct ep_group *group, const void *memory, size_t bytes)
+/* EP_OK if no byte of it is in a page of an allocation. Under the lock. */
+static ep_status check_unallocated(const struct ep_group *group, const void *memory, size_t bytes)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     uintptr_t at = (uintptr_t)memory;
@@ -161,17 +159,9 @@ static bool overlaps_allocation(const struct ep_group *group, const void *memory
         size_t pages = ep_shm_mapped_bytes(shm->bytes) / page;
 
         if (base && (at < base ? base - at < bytes : (at - base) / page < pages))
-            return true;
+            return ep_fail(EP_E_ARG, "part of it is registered or allocated already");
     }
-    return false;
-}
-
-/* Under the lock. */
-static ep_status check_unallocated(const struct ep_group *group, const void *memory, size_t bytes)
-{
-    return overlaps_allocation(group, memory, bytes)
-               ? ep_fail(EP_E_ARG, "part of it is registered or allocated already")
-               : EP_OK;
+    return EP_OK;
 }
 
 ep_status ep_group_register(ep_comm *comm, void *memory, size_t bytes)
@@ -186,17 +176,16 @@ ep_status ep_group_register(ep_comm *comm, void *memory, size_t bytes)
     pthread_mutex_unlock(&group->memory_lock);
     if (status == EP_OK)
         status = ep_shm_adopt(memory, bytes, &shm);
-    if (status != EP_OK)
-        return ep_fail_prefix(status, "ep_register: memory %p: ", memory);
-    pthread_mutex_lock(&group->memory_lock);
-    status = check_unallocated(group, memory, bytes);
-    if (status == EP_OK)
-        status = publish(group, &shm, EP_GROUP_MEMORY_REGISTERED);
-    pthread_mutex_unlock(&group->memory_lock);
-    if (status == EP_OK)
-        return EP_OK;
-    ep_shm_done(&shm);
-    return ep_fail_prefix(status, "ep_register: memory %p: ", memory);
+    if (status == EP_OK) {
+        pthread_mutex_lock(&group->memory_lock);
+        status = check_unallocated(group, memory, bytes);
+        if (status == EP_OK)
+            status = publish(group, &shm, EP_GROUP_MEMORY_REGISTERED);
+        pthread_mutex_unlock(&group->memory_lock);
+        if (status != EP_OK)
+            ep_shm_done(&shm);
+    }
+    return status == EP_OK ? EP_OK : ep_fail_prefix(status, "ep_register: memory %p: ", memory);
 }
 
 ep_status ep_group_unregister(ep_comm *comm, void *memory)

@@ -306,17 +306,14 @@ ep_status ep_group_plan_publish(ep_plan *plan)
     return status;
 }
 
-static ep_status exchange_sizes(ep_plan *plan)
-{
-    EP_TRY(ep_group_plan_prepare(plan, false));
-    EP_TRY(ep_group_plan_publish(plan));
-    return ep_group_plan_complete(ep_group_of(plan->comm), plan);
-}
-
 ep_status ep_group_plan_exchange_sizes(ep_plan *plan)
 {
-    ep_status status = exchange_sizes(plan);
+    ep_status status = ep_group_plan_prepare(plan, false);
 
+    if (status == EP_OK)
+        status = ep_group_plan_publish(plan);
+    if (status == EP_OK)
+        status = ep_group_plan_complete(ep_group_of(plan->comm), plan);
     if (status != EP_OK) {
         ep_group_plan_close(plan);
         return status;

@@ -205,8 +205,6 @@ static void assign_rows(struct ep_group_completion *c)
     }
 }
 
-/* --- all of it --------------------------------------------------------------------------------------------------- */
-
 ep_status ep_group_plan_build(struct ep_group_completion *c)
 {
     ep_plan *plan = c->plan;
@@ -224,16 +222,14 @@ ep_status ep_group_plan_build(struct ep_group_completion *c)
     count_received(c);
     if (!expanded)
         memcpy(inner->first_row, c->base, (size_t)plan->comm->nranks * sizeof(*c->base));
-    if (!inner->index) {
-        atomic_store_explicit(&plan->counted, true, memory_order_release);
-        return EP_OK;
+    if (inner->index) {
+        assign_rows(c);
+        if (plan->comm->nnodes > 1)
+            EP_TRY(ep_group_plan_exchange_routes(c));
+        EP_TRY(ep_group_route_init(&inner->own, inner->n_tokens, plan->args.topk, c->expert_rank, c->group->first,
+                                   c->group->nlocal, expanded, inner->index, c->row));
+        inner->index = NULL; /* owned by the route */
     }
-    assign_rows(c);
-    if (plan->comm->nnodes > 1)
-        EP_TRY(ep_group_plan_exchange_routes(c));
-    EP_TRY(ep_group_route_init(&inner->own, inner->n_tokens, plan->args.topk, c->expert_rank, c->group->first,
-                               c->group->nlocal, expanded, inner->index, c->row));
-    inner->index = NULL; /* owned by the route */
     atomic_store_explicit(&plan->counted, true, memory_order_release);
     return EP_OK;
 }

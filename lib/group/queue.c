@@ -31,7 +31,7 @@ struct ep_group_event {
 struct ep_group_job {
     struct ep_group_job *next;
     struct ep_group_queue *queue;
-    ep_group_job_fn run;
+    ep_group_job_fn run;                       /* NULL: only the following */
     struct ep_group_event *dependency, *event; /* NULL: none. Waited for before the job runs; completed by it */
     alignas(max_align_t) unsigned char arguments[];
 };
@@ -119,7 +119,7 @@ static ep_status run_job(struct ep_group *group, ep_group_job_fn run, void *argu
     EP_TRY(ep_group_check(group));
     if (dependency)
         EP_TRY(wait_event(group, dependency));
-    return run(arguments);
+    return run ? run(arguments) : EP_OK;
 }
 
 static void finish_job(struct ep_group *group, struct ep_group_job *job, ep_status status)
@@ -331,12 +331,6 @@ ep_status ep_group_event_new(ep_comm *comm, ep_event **ret_event)
     return EP_OK;
 }
 
-static ep_status nothing(void *arguments)
-{
-    (void)arguments;
-    return EP_OK;
-}
-
 ep_status ep_group_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_event)
 {
     struct ep_group *group = ep_group_of(comm);
@@ -351,7 +345,7 @@ ep_status ep_group_event_record(ep_comm *comm, ep_stream stream, ep_event **ret_
     busy = queue->jobs > 0;
     pthread_mutex_unlock(&group->queue_lock);
     if (busy)
-        status = enqueue(group, queue, &(struct ep_group_job){.run = nothing, .event = event_ref(event)}, NULL, 0);
+        status = enqueue(group, queue, &(struct ep_group_job){.event = event_ref(event)}, NULL, 0);
     else
         complete_event(event, queue);
     if (status != EP_OK) {
@@ -371,7 +365,7 @@ ep_status ep_group_stream_wait(ep_comm *comm, ep_stream stream, ep_event *base)
     ep_status status;
 
     EP_TRY(find_queue(group, stream, &queue));
-    status = enqueue(group, queue, &(struct ep_group_job){.run = nothing, .dependency = event_ref(event)}, NULL, 0);
+    status = enqueue(group, queue, &(struct ep_group_job){.dependency = event_ref(event)}, NULL, 0);
     if (status != EP_OK)
         event_unref(event);
     return status;

@@ -265,25 +265,6 @@ static ep_status agree(struct shrink *s)
 
 /* --- the new group --- */
 
-/*
- * The word of `rank` against the new group: it has failed, or was given up, so it will not join an all-gather any more.
- * OPEN: there is none.
- */
-static uint32_t find_objection(const struct shrink *s, int rank)
-{
-    uint32_t word = atomic_load(&shrink_state_of(s, rank)->opened[s->attempt - 1]);
-
-    return shrink_kind(word) == EP_GROUP_VOTE_LOCKED ? EP_GROUP_VOTE_OPEN : word;
-}
-
-static ep_status fail_with_objection(struct shrink *s, int owner, uint32_t word)
-{
-    int rank = (int)(word >> 20);
-
-    s->next.failed_rank = rank < s->group->comm->nranks ? rank : owner;
-    return shrink_fail_with_vote(s, owner, word);
-}
-
 static ep_status gather_all(struct shrink *s, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
     struct shrink_group *g = &s->next;
@@ -299,7 +280,7 @@ static ep_status gather_all(struct shrink *s, const void *mine, size_t bytes, in
         struct ep_group_shrink *theirs = shrink_state_of(s, g->ranks[i]);
 
         for (;;) {
-            uint32_t seen = ep_group_doorbell(s->group), objection = find_objection(s, g->ranks[i]);
+            uint32_t seen = ep_group_doorbell(s->group), word = atomic_load(&theirs->opened[s->attempt - 1]);
             int abort = shrink_aborts_find(&s->aborts);
 
             if (atomic_load_explicit(&theirs->gathered, memory_order_acquire) >= number)
@@ -308,9 +289,15 @@ static ep_status gather_all(struct shrink *s, const void *mine, size_t bytes, in
             if (abort >= 0)
                 return shrink_fail_with_vote(s, s->group->comm->rank,
                                              shrink_pack_vote(EP_GROUP_VOTE_GIVEN_UP, EP_E_ABORTED, abort));
-            /* Read before the count, so that a rank cannot join and fail in between. */
-            if (objection != EP_GROUP_VOTE_OPEN)
-                return fail_with_objection(s, g->ranks[i], objection);
+            /*
+             * It has failed, or was given up, so it joins no more. Read before the count, so that a rank cannot join
+             * and fail in between.
+             */
+            if (word != EP_GROUP_VOTE_OPEN && shrink_kind(word) != EP_GROUP_VOTE_LOCKED) {
+                if ((int)(word >> 20) < s->group->comm->nranks)
+                    g->failed_rank = (int)(word >> 20);
+                return shrink_fail_with_vote(s, g->ranks[i], word);
+            }
             /* Read again, because it may have changed between the two reads: all must see the same. */
             if (ep_group_peer_dead(s->group, g->ranks[i]) &&
                 atomic_load_explicit(&theirs->gathered, memory_order_acquire) < number)
@@ -389,27 +376,15 @@ static ep_status form_group(struct shrink *s, ep_comm *next)
     return confirm(s, next, status, failed_rank);
 }
 
-ep_status ep_group_shrink(ep_comm *comm, ep_comm *next)
+static ep_status shrink_on_host(struct ep_group *group, ep_comm *next)
 {
-    struct ep_group *group = ep_group_of(comm);
+    const ep_comm *comm = group->comm;
     struct shrink s = {.group = group,
                        .mine = &group->control->shrink,
                        .timeout_ms = comm->config.timeout_ms,
                        .next = {.allgather = gather, .context = &s, .failed_rank = -1}};
     ep_status status;
 
-    if (group->excluded)
-        return shrink_fail_excluded(comm->rank);
-    if (group->remote) {
-        ep_group_drain(group);
-        status = shrink_linked(group, next);
-        group->excluded = status == EP_E_EXCLUDED;
-        return status;
-    }
-    if (!group->one_host)
-        return ep_fail(EP_E_UNSUPPORTED,
-                       "ep_comm_shrink: the ranks are on several hosts; that needs the network \"tcp\" or \"verbs\"");
-    ep_group_drain(group);
     s.attempt = atomic_load(&s.mine->attempt); /* 0, or of an earlier call that failed */
     /* It is in shared memory, and used as an index. */
     if (s.attempt > EP_GROUP_ATTEMPTS)
@@ -418,8 +393,23 @@ ep_status ep_group_shrink(ep_comm *comm, ep_comm *next)
     EP_TRY(shrink_aborts_init(&s.aborts, group));
     status = form_group(&s, next);
     free(s.aborts.ranks);
-    group->excluded = status == EP_E_EXCLUDED;
     if (status == EP_OK)
         shrink_refuse_begin(NULL, group, ep_group_of(next));
+    return status;
+}
+
+ep_status ep_group_shrink(ep_comm *comm, ep_comm *next)
+{
+    struct ep_group *group = ep_group_of(comm);
+    ep_status status;
+
+    if (group->excluded)
+        return shrink_fail_excluded(comm->rank);
+    if (!group->remote && !group->one_host)
+        return ep_fail(EP_E_UNSUPPORTED,
+                       "ep_comm_shrink: the ranks are on several hosts; that needs the network \"tcp\" or \"verbs\"");
+    ep_group_drain(group);
+    status = group->remote ? shrink_linked(group, next) : shrink_on_host(group, next);
+    group->excluded = status == EP_E_EXCLUDED;
     return status;
 }

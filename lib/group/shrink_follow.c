@@ -58,7 +58,6 @@ static bool is_ended_call(const struct tcp_handshake *hs)
            (hs->status == EP_E_SYSTEM && (hs->error == ECONNRESET || hs->error == EPIPE));
 }
 
-/* Connects, and completes the handshake. */
 static enum outcome connect_to(struct linked *l, int leader, const struct tcp_address *to, ep_status *ret_status)
 {
     struct tcp_handshake hs;

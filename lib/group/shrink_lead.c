@@ -129,14 +129,12 @@ static void send_heartbeats(struct linked *l)
 
 /* One query at a time, over a connection of its own. */
 struct query {
-    struct tcp_handshake hs;
-    bool connecting;              /* a handshake is in progress */
-    int fd;                       /* else the connection on which a reply is expected, or -1 */
+    enum { IDLE, CONNECTING, CONNECTED } state;
+    struct tcp_handshake hs;      /* its descriptor is the connection, its deadline that of the query */
     int rank, address;            /* that was queried last */
     int refused;                  /* addresses of that rank where no process listens */
     uint64_t first[SHRINK_WORDS]; /* ranks whose links were cut, and which were queried before others */
     uint64_t due_ns;              /* when the next query is due */
-    uint64_t limit_ns;            /* deadline of this query */
     size_t used;
     struct decision reply;
 };
@@ -180,18 +178,15 @@ static void query_begin(const struct linked *l, struct query *q, uint64_t now)
     const struct tcp_address *to = next_address(l, q);
 
     q->due_ns = now + share_ns(l, QUERIES_PER_DEADLINE);
-    q->limit_ns = now + share_ns(l, QUERY_TIME_PARTS);
-    q->connecting = to && shrink_connect(l, &q->hs, TCP_SHRINK_QUERY, q->rank, to, q->limit_ns);
+    if (to && shrink_connect(l, &q->hs, TCP_SHRINK_QUERY, q->rank, to, now + share_ns(l, QUERY_TIME_PARTS)))
+        q->state = CONNECTING;
 }
 
 static void query_end(struct query *q)
 {
-    if (q->connecting)
+    if (q->state != IDLE)
         tcp_handshake_drop(&q->hs);
-    if (q->fd >= 0)
-        close(q->fd);
-    q->connecting = false;
-    q->fd = -1;
+    q->state = IDLE;
 }
 
 /* True if others wait to know whether a rank is alive: the next query is due now. */
@@ -206,24 +201,23 @@ static bool query_step(struct linked *l, struct query *q)
     uint64_t now = ep_now_ns();
     int got = 0;
 
-    if (!q->connecting && q->fd < 0) {
+    if (q->state == IDLE) {
         if (now >= q->due_ns || is_urgent(l, q))
             query_begin(l, q, now);
         return false;
     }
-    if (q->connecting) {
+    if (q->state == CONNECTING) {
         enum tcp_handshake_result result = tcp_handshake_step(&q->hs);
 
-        q->connecting = result == TCP_HANDSHAKE_PENDING;
-        q->fd = result == TCP_HANDSHAKE_DONE ? q->hs.fd : -1;
+        q->state = result == TCP_HANDSHAKE_PENDING ? CONNECTING : result == TCP_HANDSHAKE_DONE ? CONNECTED : IDLE;
         q->used = 0;
         if (result == TCP_HANDSHAKE_FAILED && q->hs.status == EP_E_SYSTEM && q->hs.error == ECONNREFUSED &&
             ++q->refused == l->rendezvous->ranks[q->rank].n)
             shrink_note_refused(l, q->rank);
     }
-    if (q->fd >= 0)
-        got = tcp_receive(q->fd, &q->reply, sizeof(q->reply), &q->used);
-    if (got == 0 && now < q->limit_ns && (q->connecting || q->fd >= 0))
+    if (q->state == CONNECTED)
+        got = tcp_receive(q->hs.fd, &q->reply, sizeof(q->reply), &q->used);
+    if (got == 0 && now < q->hs.deadline_ns && q->state != IDLE)
         return false;
     query_end(q);
     if (is_urgent(l, q))
@@ -238,7 +232,7 @@ static void wait_at_listener(struct linked *l, const struct query *q)
     struct pollfd polls[TCP_ACCEPTOR_POLLS + 1];
     int n = tcp_acceptor_get_polls(&l->acceptor, polls);
 
-    if (q->connecting)
+    if (q->state == CONNECTING)
         polls[n++] = (struct pollfd){.fd = q->hs.fd, .events = tcp_handshake_events(&q->hs)};
     (void)poll(polls, (nfds_t)n, SHRINK_POLL_MS);
     tcp_acceptor_step(&l->acceptor, check_join, accept_join, l);
@@ -325,7 +319,7 @@ static void send_decision(struct linked *l, ep_status status)
 
 ep_status shrink_lead(struct linked *l)
 {
-    struct query query = {.fd = -1, .address = -1, .due_ns = ep_now_ns() + share_ns(l, FIRST_QUERY_PARTS)};
+    struct query query = {.address = -1, .due_ns = ep_now_ns() + share_ns(l, FIRST_QUERY_PARTS)};
     int fd = fcntl(l->rendezvous->listener, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
     ep_status status;
 

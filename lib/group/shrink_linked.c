@@ -43,15 +43,10 @@ static bool is_silent(const struct ep_group *group, int rank)
     return !group->peers[rank].control && atomic_load(&group->remote[rank].silent);
 }
 
-static bool is_cut(const struct ep_group *group, int rank)
-{
-    return !group->peers[rank].control && atomic_load(&group->remote[rank].cut);
-}
-
 void shrink_update_dead(struct linked *l)
 {
     for (int rank = 0; rank < l->nranks; rank++) {
-        bool cut = is_cut(l->group, rank);
+        bool cut = !l->group->peers[rank].control && atomic_load(&l->group->remote[rank].cut);
 
         if (rank == l->me)
             continue;
@@ -139,18 +134,17 @@ static ep_status check_decision(const struct linked *l, int leader)
 {
     const struct decision *decision = &l->decision;
     char text[EP_GROUP_REASON_BYTES];
+    bool valid;
 
     if (decision->status != EP_OK && ep_status_is_failure(decision->status)) {
         ep_group_read_reason(text, decision->text);
         return ep_fail((ep_status)decision->status, "%s", text);
     }
-    if (decision->status != EP_OK || !shrink_has(decision->survivors, l->me) ||
-        !shrink_has(decision->survivors, leader))
-        return ep_fail(EP_E_MISMATCH, "ep_comm_shrink: what rank %d has decided is damaged", leader);
+    valid =
+        decision->status == EP_OK && shrink_has(decision->survivors, l->me) && shrink_has(decision->survivors, leader);
     for (int rank = l->nranks; rank < EP_MAX_RANKS; rank++)
-        if (shrink_has(decision->survivors, rank))
-            return ep_fail(EP_E_MISMATCH, "ep_comm_shrink: what rank %d has decided is damaged", leader);
-    return EP_OK;
+        valid &= !shrink_has(decision->survivors, rank);
+    return valid ? EP_OK : ep_fail(EP_E_MISMATCH, "ep_comm_shrink: what rank %d has decided is damaged", leader);
 }
 
 /* Finds the leader, and its decision. */

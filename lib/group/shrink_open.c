@@ -54,15 +54,9 @@ static long rank_at(const char *at, const char **ret_end)
     return rank;
 }
 
-/* `text` contains that of a failed all-gather or of a lost connection. */
-static bool has_old_ranks(const struct shrink_group *g, const char *text)
-{
-    return (*g->text && strstr(text, g->text)) || (*g->lost && strstr(text, g->lost));
-}
-
 /*
  * Failures of the creation name ranks by their new numbers; the caller knows the old ones. Texts of a failed all-gather
- * have the old numbers already.
+ * or a lost connection have the old numbers already.
  */
 static ep_status name_by_old_ranks(const struct shrink_group *g, ep_status status)
 {
@@ -71,7 +65,7 @@ static ep_status name_by_old_ranks(const struct shrink_group *g, ep_status statu
     size_t used = 0;
 
     snprintf(text, sizeof(text), "%s", ep_last_error());
-    if (status == EP_OK || has_old_ranks(g, text))
+    if (status == EP_OK || (*g->text && strstr(text, g->text)) || (*g->lost && strstr(text, g->lost)))
         return status;
     for (const char *at = text; *at && used + 1 < sizeof(renamed);) {
         const char *end = NULL;
@@ -97,30 +91,24 @@ ep_status shrink_open_next(struct shrink_group *g, ep_comm *comm, ep_comm *next)
                     .context = g->context,
                     .network = g->network};
     bool linked = ep_group_of(comm)->remote;
+    int32_t *per_node = &next->config.ranks_per_node;
     ep_status status = EP_OK;
 
     for (int i = 0; i < g->n; i++)
         if (g->ranks[i] == comm->rank)
             boot.rank = i;
-    next->rank = boot.rank;
-    next->nranks = g->n;
     /* Without control links all survivors share this host. */
-    if (next->config.ranks_per_node == 0 && !linked)
-        next->ranks_per_node = g->n;
-    else if (next->config.ranks_per_node == 0 || next->config.ranks_per_node == comm->ranks_per_node)
-        next->ranks_per_node = nodes_of_survivors(g, comm->ranks_per_node, linked);
-    else
-        next->ranks_per_node = next->config.ranks_per_node;
-    next->config.ranks_per_node = next->ranks_per_node;
-    if (g->n % next->ranks_per_node != 0)
-        status = ep_fail(EP_E_ARG, "ep_comm_shrink: ranks_per_node %d does not divide the %d survivors",
-                         next->ranks_per_node, g->n);
+    if (*per_node == 0 && !linked)
+        *per_node = g->n;
+    else if (*per_node == 0 || *per_node == comm->ranks_per_node)
+        *per_node = nodes_of_survivors(g, comm->ranks_per_node, linked);
+    if (g->n % *per_node != 0)
+        status =
+            ep_fail(EP_E_ARG, "ep_comm_shrink: ranks_per_node %d does not divide the %d survivors", *per_node, g->n);
     status = ep_config_agree(&boot, next, status, "ep_comm_shrink");
-    if (status != EP_OK)
-        return name_by_old_ranks(g, status);
-    next->node = next->rank / next->ranks_per_node;
-    next->nnodes = g->n / next->ranks_per_node;
-    return name_by_old_ranks(g, ep_group_of(comm)->backend->open(next, &boot));
+    if (status == EP_OK)
+        status = ep_group_of(comm)->backend->open(next, &boot);
+    return name_by_old_ranks(g, status);
 }
 
 int shrink_find_failed_rank(const struct shrink_group *g, const ep_comm *comm)

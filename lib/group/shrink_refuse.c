@@ -116,22 +116,17 @@ static void set_state(struct ep_group_refusal *refusal, int state)
     (void)!write(refusal->event, &one, sizeof(one));
 }
 
-/* True if ranks are left out that are not known to be dead: a dead process needs no answer. */
-static bool leaves_out(const struct linked *l)
-{
-    for (int rank = 0; rank < l->nranks; rank++)
-        if (!shrink_has(l->decision.survivors, rank) && !shrink_has(l->dead, rank))
-            return true;
-    return false;
-}
-
 ep_status shrink_refuse_prepare(const struct linked *l, struct ep_group_refusal **ret_refusal)
 {
     struct ep_group_refusal *refusal;
+    bool needed = false;
     int fd, error;
 
+    /* A rank that is left out and dead needs no answer. */
+    for (int rank = 0; rank < l->nranks; rank++)
+        needed |= !shrink_has(l->decision.survivors, rank) && !shrink_has(l->dead, rank);
     *ret_refusal = NULL;
-    if (!leaves_out(l))
+    if (!needed)
         return EP_OK;
     refusal = calloc(1, sizeof(*refusal));
     if (!refusal)
@@ -160,19 +155,16 @@ ep_status shrink_refuse_prepare(const struct linked *l, struct ep_group_refusal 
     return ep_fail_errno(EP_E_SYSTEM, error, "ep_comm_shrink: cannot start the thread that answers excluded ranks");
 }
 
-static struct ep_group_refusal *acquire(struct ep_group_refusal *refusal)
-{
-    if (refusal)
-        atomic_fetch_add(&refusal->refs, 1);
-    return refusal;
-}
-
 void shrink_refuse_begin(struct ep_group_refusal *refusal, struct ep_group *old, struct ep_group *next)
 {
-    next->refusal = refusal ? refusal : acquire(old->refusal);
+    struct ep_group_refusal *older = old->refusal;
+
+    if (older)
+        atomic_fetch_add(&older->refs, 1);
+    next->refusal = refusal ? refusal : older;
     if (!refusal)
         return;
-    refusal->older = acquire(old->refusal);
+    refusal->older = older;
     set_state(refusal, REPLYING);
 }
 

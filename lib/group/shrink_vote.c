@@ -169,18 +169,14 @@ struct reading {
     uint32_t words[EP_MAX_RANKS];
 };
 
-/* Only members vote on whether the new group was created. */
-static bool has_word(const struct shrink *s, const struct reading *r, int rank)
-{
-    return !r->on_opened || !shrink_leaves_out(s, r->member, rank);
-}
-
 static void read_words(const struct shrink *s, struct reading *r)
 {
     r->given_up = 0;
     r->none_can_lock = true;
     for (int rank = 0; rank < s->group->comm->nranks; rank++) {
-        uint32_t word = has_word(s, r, rank) ? atomic_load(word_of(s, rank, r->on_opened)) : EP_GROUP_VOTE_LEFT_OUT;
+        /* Only members vote on whether the new group was created. */
+        bool votes = !r->on_opened || !shrink_leaves_out(s, r->member, rank);
+        uint32_t word = votes ? atomic_load(word_of(s, rank, r->on_opened)) : EP_GROUP_VOTE_LEFT_OUT;
 
         r->words[rank] = word;
         if (shrink_kind(word) == EP_GROUP_VOTE_GIVEN_UP && !r->given_up)
@@ -214,38 +210,29 @@ static uint32_t choose(const struct shrink *s, const struct reading *r, int rank
     return r->late ? shrink_pack_vote(EP_GROUP_VOTE_BANNED, EP_E_TIMEOUT, rank) : EP_GROUP_VOTE_OPEN;
 }
 
-/* Records the first word against the group; a word that ends the call takes precedence. */
-static void note_against(struct shrink_outcome *outcome, int rank, uint32_t word)
-{
-    bool ends = shrink_kind(word) == EP_GROUP_VOTE_GIVEN_UP;
-
-    if (outcome->result != SHRINK_PASSED && (!ends || outcome->result == SHRINK_ENDED))
-        return;
-    *outcome = (struct shrink_outcome){ends ? SHRINK_ENDED : SHRINK_FAILED, -1, rank, word};
-}
-
-/* The outcome of words that are all decided. */
+/*
+ * The outcome of words that are all decided: that of the first word against the group, but a word that ends the call
+ * takes precedence.
+ */
 static struct shrink_outcome read_outcome(const struct shrink *s, const struct reading *r)
 {
-    struct shrink_outcome outcome = {.result = SHRINK_PASSED, .member = r->on_opened ? r->member : -1};
-    int nranks = s->group->comm->nranks, member = outcome.member;
+    int nranks = s->group->comm->nranks, member = r->on_opened ? r->member : -1;
+    struct shrink_outcome outcome = {.result = SHRINK_PASSED};
 
     for (int rank = 0; member < 0 && rank < nranks; rank++)
         if (r->words[rank] == EP_GROUP_VOTE_LOCKED)
             member = rank;
-    if (member < 0)
-        note_against(&outcome, 0, EP_GROUP_VOTE_VETO);
     outcome.member = member;
     for (int rank = 0; rank < nranks; rank++) {
         uint32_t word = r->words[rank];
-        bool fits;
+        bool ends = shrink_kind(word) == EP_GROUP_VOTE_GIVEN_UP, fits;
 
-        if (member < 0 || shrink_leaves_out(s, member, rank))
-            fits = !shrink_objects(word);
-        else
+        if (member >= 0 && !shrink_leaves_out(s, member, rank))
             fits = word == EP_GROUP_VOTE_LOCKED && (r->on_opened || shrink_same_view(s, member, rank));
-        if (!fits)
-            note_against(&outcome, rank, word);
+        else
+            fits = member >= 0 && !shrink_objects(word);
+        if (!fits && (outcome.result == SHRINK_PASSED || (ends && outcome.result == SHRINK_FAILED)))
+            outcome = (struct shrink_outcome){ends ? SHRINK_ENDED : SHRINK_FAILED, -1, rank, word};
     }
     return outcome;
 }

@@ -62,17 +62,6 @@ bool ep_group_peer_dead(const struct ep_group *group, int rank)
     return !peer->same_process && ep_process_look(&peer->process) == EP_PROCESS_DEAD;
 }
 
-/*
- * Polls all ranks that have a pidfd in one system call. `fds` [R]; false if poll() refuses, because RLIMIT_NOFILE now
- * allows fewer descriptors.
- */
-static bool poll_all(const struct ep_group *group, struct pollfd *fds)
-{
-    for (int rank = 0; rank < group->comm->nranks; rank++)
-        fds[rank] = (struct pollfd){.fd = group->peers[rank].process.pidfd, .events = POLLIN};
-    return poll(fds, (nfds_t)group->comm->nranks, 0) >= 0;
-}
-
 /* The first dead rank, or -1. */
 static int find_dead(struct ep_group *group, int only)
 {
@@ -81,13 +70,14 @@ static int find_dead(struct ep_group *group, int only)
 
     if (only >= 0)
         return ep_group_peer_dead(group, only) ? only : -1;
-    polled = poll_all(group, fds);
+    for (int rank = 0; rank < group->comm->nranks; rank++)
+        fds[rank] = (struct pollfd){.fd = group->peers[rank].process.pidfd, .events = POLLIN};
+    /* All in one system call. It refuses if RLIMIT_NOFILE now allows fewer descriptors. */
+    polled = poll(fds, (nfds_t)group->comm->nranks, 0) >= 0;
     for (int rank = 0; rank < group->comm->nranks; rank++) {
         const struct ep_group_peer *peer = &group->peers[rank];
 
-        if (!peer->control && group->remote && ep_group_peer_dead(group, rank))
-            return rank;
-        if (!peer->control || (polled && peer->process.pidfd >= 0 && !fds[rank].revents))
+        if ((!peer->control && !group->remote) || (polled && peer->process.pidfd >= 0 && !fds[rank].revents))
             continue;
         if (!ep_group_has_left(group, rank) && ep_group_peer_dead(group, rank))
             return rank;
@@ -413,21 +403,6 @@ ep_status ep_group_wait_node(struct ep_group *group, size_t word, uint64_t value
 
 /* --- between nodes --- */
 
-/* Waits until data moves, or fails. */
-static ep_status wait_for_net(struct ep_group *group, struct ep_group_wait *wait, uint32_t seen, bool moved, int node)
-{
-    if (moved) {
-        ep_group_wait_reset(wait);
-        return ep_group_check(group);
-    }
-    wait->polls = !ep_streams_get_net(group->streams)->can_sleep;
-    if (node < 0)
-        node = ep_streams_unflushed_peer(group->streams);
-    if (node < 0)
-        return EP_OK;
-    return ep_group_wait(wait, seen, ep_group_rail(group, node));
-}
-
 ep_status ep_group_net_run(struct ep_group *group, enum ep_group_phase phase, ep_group_pass_fn pass, void *context)
 {
     struct ep_group_wait wait;
@@ -444,7 +419,16 @@ ep_status ep_group_net_run(struct ep_group *group, enum ep_group_phase phase, ep
             status = pass(context, &moved, &busy, &node);
         if (status != EP_OK || (!busy && ep_streams_flushed(group->streams)))
             break;
-        status = wait_for_net(group, &wait, seen, moved, node);
+        if (moved) {
+            ep_group_wait_reset(&wait);
+            status = ep_group_check(group);
+            continue;
+        }
+        wait.polls = !ep_streams_get_net(group->streams)->can_sleep;
+        if (node < 0)
+            node = ep_streams_unflushed_peer(group->streams);
+        if (node >= 0)
+            status = ep_group_wait(&wait, seen, ep_group_rail(group, node));
     }
     ep_group_wait_end(&wait);
     return status;

@@ -15,18 +15,14 @@ struct count {
     uint64_t sum;
 };
 
-static void read_all(void *context, enum link_kind kind, const void *payload)
+static void read_all(void *context, const struct link_message *message)
 {
     struct count *count = context;
-    size_t bytes = kind == LINK_HEARTBEAT ? (size_t)count->nlocal * sizeof(struct link_entry)
-                   : kind == LINK_FAILURE ? sizeof(struct link_failure)
-                   : kind == LINK_SHRUNK  ? sizeof(struct link_shrunk)
-                                          : 0;
 
-    if (kind < LINK_HEARTBEAT || kind > LINK_SHRUNK)
+    if (message->magic != LINK_MAGIC || message->nlocal != count->nlocal)
         abort();
-    for (size_t i = 0; i < bytes; i++)
-        count->sum += ((const unsigned char *)payload)[i];
+    for (size_t i = 0; i < link_message_bytes(count->nlocal); i++)
+        count->sum += ((const unsigned char *)message)[i];
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -35,8 +31,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct count count = {.nlocal = reader.nlocal};
     size_t step = size ? data[0] : 0;
 
-    reader.payload = malloc(link_payload_bytes(reader.nlocal));
-    if (!reader.payload)
+    reader.message = malloc(link_message_bytes(reader.nlocal));
+    if (!reader.message)
         return 0;
     for (size_t at = 2; at < size;) {
         size_t n = step && step < size - at ? step : size - at;
@@ -45,6 +41,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             break;
         at += n;
     }
-    free(reader.payload);
+    free(reader.message);
     return 0;
 }

@@ -250,8 +250,8 @@ static void an_end_is_classified_where_a_send_fails(void **state)
         ep_comm comm = {.nranks = 2};
         struct ep_group group = {.comm = &comm, .peers = peers, .remote = remote};
         struct ep_group_link link = {.group = &group};
-        unsigned char out[16] = {0};
-        struct conn conn = {.rank = 1, .link = &link, .out = out, .out_used = sizeof(out)};
+        struct link_message out = {0};
+        struct conn conn = {.rank = 1, .link = &link, .out = &out, .out_used = sizeof(out)};
         int ends[2];
 
         connect_pair(ends);
@@ -260,7 +260,7 @@ static void an_end_is_classified_where_a_send_fails(void **state)
             assert_int_equal(setsockopt(ends[1], SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once)), 0);
         close(ends[1]);
         if (!reset) /* its host answers the first data after the end with a reset */
-            assert_int_equal(send(conn.fd, out, 1, MSG_NOSIGNAL), 1);
+            assert_int_equal(send(conn.fd, &out, 1, MSG_NOSIGNAL), 1);
         await_hangup(conn.fd);
         send_all(&conn, 0);
         assert_int_equal(conn.fd, -1);
