@@ -1025,6 +1025,21 @@ static void test_all_but_some_interfaces(void **state)
         assert_memory_equal(&all_but[i], &plain[i], sizeof(plain[i]));
 }
 
+/* The text says where the name is from, and which names there are. */
+static void test_interface_that_is_not_there(void **state)
+{
+    struct tcp_address found[TCP_ADDRESSES];
+    int n;
+
+    (void)state;
+    if (tcp_find_interfaces(NULL, NULL, found, &n) != EP_OK)
+        skip();
+    assert_int_equal(tcp_find_interfaces("no-such-interface", NULL, found, &n), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "named by \"no-such-interface\""));
+    assert_non_null(strstr(ep_last_error(), "EPKIT_TCP_INTERFACE): this host has "));
+    assert_null(strstr(ep_last_error(), "has none"));
+}
+
 /* Rejected by the rank itself, before it contacts another one. 203.0.113.0/24 is reserved for documentation (RFC 5737).
  */
 static void test_address_of_another_host(void **state)
@@ -1073,6 +1088,7 @@ int main(void)
         cmocka_unit_test(test_port_in_master_addr),
         cmocka_unit_test(test_endpoints),
         cmocka_unit_test(test_all_but_some_interfaces),
+        cmocka_unit_test(test_interface_that_is_not_there),
         cmocka_unit_test(test_address_of_another_host),
         cmocka_unit_test(test_gather),
         cmocka_unit_test(test_ranks_per_node),
