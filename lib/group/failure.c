@@ -93,8 +93,8 @@ static ep_status fail_with(struct ep_group *group, uint64_t failure)
         snprintf(seen_by, sizeof(seen_by), " (seen by rank %d)", reporter);
     switch (status) {
     case EP_E_TIMEOUT:
-        return ep_fail(status, "rank %d did not answer within %d ms in \"%s\"%s%s", failed_rank,
-                       group->comm->config.timeout_ms, phase, seen_by,
+        return ep_fail(status, "rank %d did not answer within %d ms in \"%s\"%s%s%s", failed_rank,
+                       group->comm->config.timeout_ms, phase, seen_by, reason,
                        ep_group_describe_unreadable(group, failed_rank));
     case EP_E_PEER_DEAD:
         return ep_fail(status, "rank %d died%s while others were in \"%s\"%s%s", failed_rank,
@@ -163,6 +163,13 @@ static void publish_reason(struct ep_group *group, uint64_t failure, const char 
         return;
     snprintf(control->reason, sizeof(control->reason), "%.*s", EP_GROUP_REASON_BYTES - 1, text);
     atomic_store_explicit(&control->reason_for, failure, memory_order_release);
+}
+
+ep_status ep_group_set_late(struct ep_group *group, int late, enum ep_group_phase phase, const char *reason)
+{
+    if (*reason)
+        publish_reason(group, pack_failure(EP_E_TIMEOUT, late, phase, group->comm->rank), reason);
+    return ep_group_set_failure(group, EP_E_TIMEOUT, late, phase);
 }
 
 ep_status ep_group_set_own_failure(struct ep_group *group, ep_status status, int failed_rank, enum ep_group_phase phase)
