@@ -91,8 +91,8 @@ static ep_status fail_with(struct ep_group *group, uint64_t failure)
     snprintf(where, sizeof(where), "in \"%s\"%s", phase, seen_by);
     switch (status) {
     case EP_E_TIMEOUT:
-        return ep_fail(status, "rank %d did not answer within %d ms %s%s", failed_rank, group->comm->config.timeout_ms,
-                       where, ep_group_describe_unreadable(group, failed_rank));
+        return ep_fail(status, "rank %d did not answer within %d ms %s%s%s", failed_rank,
+                       group->comm->config.timeout_ms, where, reason, ep_group_describe_unreadable(group, failed_rank));
     case EP_E_PEER_DEAD:
         return ep_fail(status, "rank %d died%s while others were %s%s", failed_rank,
                        group->remote && !group->peers[failed_rank].control ? " or was cut off" : "", where, reason);
@@ -159,6 +159,13 @@ static void publish_reason(struct ep_group *group, uint64_t failure, const char 
         return;
     snprintf(state->reason, sizeof(state->reason), "%.*s", EP_GROUP_REASON_BYTES - 1, text);
     atomic_store_explicit(&state->reason_for, failure, memory_order_release);
+}
+
+ep_status ep_group_set_late(struct ep_group *group, int late, enum ep_group_phase phase, const char *reason)
+{
+    if (*reason)
+        publish_reason(group, pack_failure(EP_E_TIMEOUT, late, phase, group->comm->rank), reason);
+    return ep_group_set_failure(group, EP_E_TIMEOUT, late, phase);
 }
 
 ep_status ep_group_set_own_failure(struct ep_group *group, ep_status status, int failed_rank, enum ep_group_phase phase)

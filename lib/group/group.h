@@ -304,6 +304,8 @@ ep_status ep_group_wait_node(struct ep_group *group, size_t word, uint64_t value
 
 /* Publishes a failure and wakes all ranks; returns the failure of the group, with text. */
 ep_status ep_group_set_failure(struct ep_group *group, ep_status status, int failed_rank, enum ep_group_phase phase);
+/* The same for a rank that did not answer. reason: what is known of it, or "". */
+ep_status ep_group_set_late(struct ep_group *group, int late, enum ep_group_phase phase, const char *reason);
 /*
  * The same for a status whose text is the last error of the thread: keeps that text and publishes it to the peers,
  * unless another failure was first. A status of the 1xx or 2xx kind is a failure of this rank, whatever `failed_rank`

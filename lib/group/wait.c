@@ -6,6 +6,7 @@
 #include "base/futex.h"
 
 #include <poll.h>
+#include <stdio.h>
 #include <unistd.h>
 
 /* Interval at which a sleeping rank probes for dead peers; also the longest delay of a lost wake-up. */
@@ -240,6 +241,19 @@ static bool is_blocked(struct ep_group_wait *wait, int rank, uint64_t now)
     return wait->peer_waits <= group->comm->nranks && now < wait->peer_deadline_ns;
 }
 
+/* Two ranks that wait for each other are usually in different calls: where the late one waits, if it does. */
+static ep_status fail_late(struct ep_group *group, int late, enum ep_group_phase phase)
+{
+    struct peer_wait theirs = {0};
+    char reason[96] = "";
+    int next = read_wait(group, late, &theirs) ? waits_for(group, &theirs, ep_now_ns()) : -1;
+
+    if (next >= 0)
+        snprintf(reason, sizeof(reason), "it waits for rank %d in \"%s\"", next,
+                 ep_group_phase_name((enum ep_group_phase)(theirs.waiting & 0xff)));
+    return ep_group_set_late(group, late, phase, reason);
+}
+
 static ep_status probe_peers(struct ep_group_wait *wait, int rank, uint64_t now)
 {
     struct ep_group *group = wait->group;
@@ -267,6 +281,8 @@ static ep_status probe_peers(struct ep_group_wait *wait, int rank, uint64_t now)
         status = EP_E_PEER_DEAD;
     if (wait->tolerant)
         return ep_fail(status, "rank %d in \"%s\"", failed_rank, ep_group_phase_name(wait->phase));
+    if (status == EP_E_TIMEOUT)
+        return fail_late(group, failed_rank, wait->phase);
     return ep_group_set_failure(group, status, failed_rank, wait->phase);
 }
 

@@ -411,6 +411,25 @@ static void put_first(const struct ifaddrs *list, const char *wanted, const stru
     addresses[0].port = 0;
 }
 
+/* No interface is wanted: names those that could be. Frees the list. */
+static ep_status fail_interfaces(struct ifaddrs *list, const char *wanted)
+{
+    char have[128] = "none";
+    size_t used = 0;
+    struct tcp_address address;
+
+    for (const struct ifaddrs *entry = list; entry && used < sizeof(have); entry = entry->ifa_next)
+        if ((entry->ifa_flags & IFF_UP) && get_address(entry, &address) && !(used && strstr(have, entry->ifa_name)))
+            used += (size_t)snprintf(have + used, sizeof(have) - used, "%s%s", used ? ", " : "", entry->ifa_name);
+    freeifaddrs(list);
+    if (!wanted)
+        return ep_fail(EP_E_ARG, "network tcp: no interface that is up and has an address");
+    return ep_fail(EP_E_ARG,
+                   "network tcp: no interface that is up and has an address is named by \"%.64s\" (interface of "
+                   "ep_boot_tcp_args, or EPKIT_TCP_INTERFACE): this host has %s",
+                   wanted, have);
+}
+
 ep_status tcp_find_interfaces(const char *wanted, const struct tcp_address *first, struct tcp_address *ret_addresses,
                               int *ret_n)
 {
@@ -433,10 +452,9 @@ ep_status tcp_find_interfaces(const char *wanted, const struct tcp_address *firs
         add_interfaces(list, wanted, LINK_LOCAL, ret_addresses, &n);
     if (wanted && first)
         put_first(list, wanted, first, ret_addresses, &n);
-    freeifaddrs(list);
     if (n == 0)
-        return ep_fail(EP_E_ARG, "network tcp: no interface that is up and has an address%s%.64s%s",
-                       wanted ? " is named by \"" : "", wanted ? wanted : "", wanted ? "\"" : "");
+        return fail_interfaces(list, wanted);
+    freeifaddrs(list);
     *ret_n = n;
     return EP_OK;
 }

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -17,6 +18,7 @@
 #define TRY_FIRST_NS 1000000000u /* for one address to answer; doubles */
 #define ARRIVAL_MS 3000          /* how long ranks that connect later are notified of a mismatch */
 #define TRY_MOST_NS 8000000000u
+#define RESOLVE_MS 1000         /* for the name server, behind the deadline */
 #define WRONG_PROTOCOL_TRIES 10 /* about three seconds */
 /* Descriptors of rank 0 in addition to one per rank: the listener, and a connection that is about to be dropped. */
 #define ROOT_DESCRIPTORS 2
@@ -92,8 +94,43 @@ static void record_failure(struct tcp_star *star, int rank)
              failure.text);
 }
 
-static ep_status await_ranks(struct tcp_star *star, int timeout_ms, uint64_t deadline_ns)
+static bool is_of_other_host(struct tcp_address address)
 {
+    struct sockaddr_storage storage;
+    socklen_t bytes;
+    int fd = ep_fd_above_stdio(socket(address.family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    bool other;
+
+    if (fd < 0)
+        return false;
+    address.port = 0; /* any: that of the listener is in use */
+    bytes = tcp_address_to_socket(&address, &storage);
+    other = bind(fd, (struct sockaddr *)&storage, bytes) != 0 && errno == EADDRNOTAVAIL;
+    close(fd);
+    return other;
+}
+
+/* Nobody has arrived, perhaps because the others look for rank 0 on another host. */
+static void note_other_host(struct tcp_star *star, const struct missing *missing, const struct tcp_star_args *args)
+{
+    struct tcp_address found[TCP_ADDRESSES];
+    int n;
+
+    if (*star->last_failure || missing->n < star->nranks - 1 ||
+        tcp_resolve(args->host, args->port, ep_deadline_ns(RESOLVE_MS), found, &n) != EP_OK)
+        return;
+    for (int i = 0; i < n; i++)
+        if (!is_of_other_host(found[i]))
+            return;
+    snprintf(
+        star->last_failure, sizeof(star->last_failure),
+        "\"%.100s\", where the others look for rank 0, is not an address of this host: check %s, or start rank 0 there",
+        args->host, args->host_from);
+}
+
+static ep_status await_ranks(struct tcp_star *star, const struct tcp_star_args *args, uint64_t deadline_ns)
+{
+    int timeout_ms = args->timeout_ms;
     struct missing missing;
 
     star->published_ns = ep_now_ns();
@@ -102,6 +139,7 @@ static ep_status await_ranks(struct tcp_star *star, int timeout_ms, uint64_t dea
 
         if (ep_now_ns() >= deadline_ns) {
             tcp_star_list_missing(star, &missing);
+            note_other_host(star, &missing, args);
             return tcp_star_fail_late(star, &missing, timeout_ms);
         }
         (void)poll(star->polls, (nfds_t)n, tcp_star_poll_ms(deadline_ns));
@@ -346,7 +384,7 @@ static ep_status open_root(struct tcp_star *star, const struct tcp_star_args *ar
         return star->lacks_fds ? tcp_star_fail_again(star) : fail_listen(args, listens);
     tcp_acceptor_open(&star->acceptor, fd, &args->key);
     if (status == EP_OK)
-        status = await_ranks(star, args->timeout_ms, deadline_ns);
+        status = await_ranks(star, args, deadline_ns);
     if (status != EP_OK) {
         refuse_all(star, deadline_ns);
         status = tcp_star_fail_again(star);

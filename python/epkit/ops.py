@@ -22,8 +22,8 @@ from typing import Any, Dict, List, NoReturn, Tuple
 import torch
 from torch.autograd import forward_ad
 
-from ._native import ArgumentError
-from ._tensors import zeros
+from ._native import ArgumentError, Error
+from ._tensors import want_integer, want_tensor, zeros
 from .communicator import Communicator
 from .plan import Plan, check_inputs
 
@@ -47,7 +47,11 @@ class _Slot:
     """
 
     def __init__(self, comm: Communicator, num_experts: int, plans: int) -> None:
-        if plans < 1:
+        if not isinstance(comm, Communicator):
+            raise TypeError(f"epkit.ops.register: comm is a {type(comm).__name__}, must be an epkit.Communicator")
+        if want_integer(num_experts, "epkit.ops.register", "num_experts") < 1 or num_experts % comm.size:
+            raise ArgumentError(f"epkit.ops.register: num_experts is {num_experts}, no multiple of {comm.size} ranks")
+        if want_integer(plans, "epkit.ops.register", "plans") < 1:
             raise ArgumentError(f"epkit.ops.register: plans is {plans}, must be 1 or more")
         self.comm, self.num_experts, self.most = comm, num_experts, plans
         self.plans: "OrderedDict[int, Tuple[torch.Tensor, int, Plan]]" = OrderedDict()
@@ -116,6 +120,8 @@ def _slot(number: int) -> _Slot:
 def _dispatch(x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, slot: int,
               capacity: int) -> Tuple[torch.Tensor, ...]:
     own = _slot(slot)
+    want_tensor(x, "moe_dispatch", "x", "[N, H]")
+    want_tensor(topk_weights, "moe_dispatch", "topk_weights", "[N, K]")
     if capacity < 1:
         raise ArgumentError(f"moe_dispatch: capacity is {capacity}, must be 1 or more")
     x, topk_weights = x.contiguous(), topk_weights.contiguous()
@@ -187,8 +193,21 @@ def _no_forward_mode(name: str, function: Any) -> Any:
     return checked
 
 
+def _naming_capacity(function: Any) -> Any:
+    """The function, whose errors name the capacity as the operators do."""
+    @functools.wraps(function)
+    def named(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except Error as error:
+            if "max_recv_tokens" in str(error):
+                error.args = (f"{error}; max_recv_tokens is `capacity` of moe_dispatch, or the rows of x of moe_combine, on that rank",)
+            raise
+    return named
+
+
 for _name, _kernel, _fake in _kernels:
-    _library.impl(_name, _no_forward_mode(_name, _kernel), "CompositeExplicitAutograd")
+    _library.impl(_name, _no_forward_mode(_name, _naming_capacity(_kernel)), "CompositeExplicitAutograd")
     torch.library.register_fake("epkit::" + _name, _no_forward_mode(_name, _fake), lib=_library)
 
 

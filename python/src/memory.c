@@ -87,9 +87,11 @@ PyObject *export_memory(struct comm_object *comm, void *memory, int64_t bytes)
 /* Whether the kernel has taken the pages back: they are zeros again, and cost nothing until they are accessed. */
 static bool return_pages(char *begin, size_t bytes)
 {
-    /* Pages of shared memory, which an allocator may have chosen, would keep what was written. */
-    *(volatile char *)begin = 1;
-    return madvise(begin, bytes, MADV_DONTNEED) == 0 && *(volatile char *)begin == 0;
+    volatile char *first = begin, *last = begin + bytes - 1;
+
+    /* Pages of shared memory, which an allocator may have chosen, keep what was written; so does half a huge page. */
+    *first = *last = 1;
+    return madvise(begin, bytes, MADV_DONTNEED) == 0 && *first == 0 && *last == 0;
 }
 
 PyObject *clear_memory(PyObject *module, PyObject *args)

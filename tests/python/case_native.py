@@ -352,6 +352,12 @@ def sizes_that_do_not_fit(rank, size):
     slot, ops = epkit.ops.register(comm, 4 * size), torch.ops.epkit
     x, topk_idx, weights = torch.randn(6, 128).to(torch.bfloat16), torch.arange(12).view(6, 2) % (4 * size), torch.rand(6, 2)
     raises(epkit.ArgumentError, "moe_dispatch capacity 0", ops.moe_dispatch, x, topk_idx, weights, slot, 0)
+    raises(TypeError, "register comm NoneType Communicator", epkit.ops.register, None, 4 * size)
+    raises(epkit.ArgumentError, "register num_experts no multiple", epkit.ops.register, comm, 4 * size + 1)
+    raises(TypeError, "register num_experts str integer", epkit.ops.register, comm, "4")
+    raises(TypeError, "moe_dispatch topk_weights NoneType tensor", ops.moe_dispatch, x, topk_idx, None, slot, 6 * size)
+    if not comm.is_cuda:  # where a later call says so
+        raises(epkit.ArgumentError, "max_recv_tokens is 1 capacity of moe_dispatch", ops.moe_dispatch, x, topk_idx, weights, slot, 1)
     rows, _, received, plan = ops.moe_dispatch(x, topk_idx, weights, slot, 6 * size)
     compiled_combine = torch.compile(ops.moe_combine, backend="aot_eager", dynamic=False)
     for tokens in (0, 5, 9):

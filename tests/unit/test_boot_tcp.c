@@ -906,6 +906,28 @@ static void test_port_in_master_addr(void **state)
     set_environment((const struct setting[]){{0}});
 }
 
+/* Rank 0 waits on a host that the others do not try to reach. */
+static void test_rank_0_on_another_host(void **state)
+{
+    static const char *const hosts[] = {"203.0.113.77", "127.0.0.1"};
+    ep_boot_tcp_args args = EP_BOOT_TCP_ARGS_INIT;
+    struct setting settings[] = {{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", NULL}, {"MASTER_PORT", NULL}, {0}};
+    char port[16];
+    ep_boot_tcp *boot;
+
+    (void)state;
+    args.timeout_ms = 200;
+    for (int i = 0; i < 2; i++) {
+        snprintf(port, sizeof(port), "%u", free_port());
+        settings[2].value = hosts[i];
+        settings[3].value = port;
+        set_environment(settings);
+        assert_int_equal(ep_boot_tcp_new(&args, &boot), EP_E_TIMEOUT);
+        assert_int_equal(strstr(ep_last_error(), "is not an address of this host: check MASTER_ADDR") == NULL, i);
+    }
+    set_environment((const struct setting[]){{0}});
+}
+
 /* A name with an empty label is never sent to a name server. */
 static enum answer resolve_bad_name(int timeout_ms)
 {
@@ -1025,6 +1047,21 @@ static void test_all_but_some_interfaces(void **state)
         assert_memory_equal(&all_but[i], &plain[i], sizeof(plain[i]));
 }
 
+/* The text says where the name is from, and which names there are. */
+static void test_interface_that_is_not_there(void **state)
+{
+    struct tcp_address found[TCP_ADDRESSES];
+    int n;
+
+    (void)state;
+    if (tcp_find_interfaces(NULL, NULL, found, &n) != EP_OK)
+        skip();
+    assert_int_equal(tcp_find_interfaces("no-such-interface", NULL, found, &n), EP_E_ARG);
+    assert_non_null(strstr(ep_last_error(), "named by \"no-such-interface\""));
+    assert_non_null(strstr(ep_last_error(), "EPKIT_TCP_INTERFACE): this host has "));
+    assert_null(strstr(ep_last_error(), "has none"));
+}
+
 /* Rejected by the rank itself, before it contacts another one. 203.0.113.0/24 is reserved for documentation (RFC 5737).
  */
 static void test_address_of_another_host(void **state)
@@ -1071,8 +1108,10 @@ int main(void)
         cmocka_unit_test(test_unknown_host_name),
         cmocka_unit_test(test_rank_of_another_job),
         cmocka_unit_test(test_port_in_master_addr),
+        cmocka_unit_test(test_rank_0_on_another_host),
         cmocka_unit_test(test_endpoints),
         cmocka_unit_test(test_all_but_some_interfaces),
+        cmocka_unit_test(test_interface_that_is_not_there),
         cmocka_unit_test(test_address_of_another_host),
         cmocka_unit_test(test_gather),
         cmocka_unit_test(test_ranks_per_node),

@@ -172,17 +172,22 @@ static ep_status use_ll(ep_ll *ll, enum deviation deviation, int rank)
     return ep_ll_combine_sync(ll, &combine);
 }
 
-static ep_status call_ll(ep_comm *comm, enum deviation deviation, int rank)
+static ep_status new_ll(ep_comm *comm, enum deviation deviation, int rank, ep_ll **ret_ll)
 {
     ep_ll_config config = EP_LL_CONFIG_INIT;
-    ep_ll *ll = NULL;
-    ep_status status;
 
     config.max_tokens = rank == 1 && deviation == LL_TOKENS ? 3 : 2;
     config.hidden = 128;
     config.n_experts = 4;
     config.topk = rank == 1 && deviation == LL_TOPK ? 2 : 1;
-    status = ep_ll_new(comm, &config, &ll);
+    return ep_ll_new(comm, &config, ret_ll);
+}
+
+static ep_status call_ll(ep_comm *comm, enum deviation deviation, int rank)
+{
+    ep_ll *ll = NULL;
+    ep_status status = new_ll(comm, deviation, rank, &ll);
+
     if (status == EP_OK)
         status = use_ll(ll, deviation, rank);
     ep_ll_free(ll);
@@ -271,6 +276,52 @@ static void run_scenarios(ep_rank_fn run)
     }
 }
 
+/* A dispatch on a plan and one with low latency share no memory that would show it before the deadline. */
+static int call_apart(const ep_boot *boot, void *argument)
+{
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm *comm = NULL;
+    ep_plan *plan = NULL;
+    ep_ll *ll = NULL;
+    ep_status status;
+    bool told;
+
+    config.backend = "host";
+    config.timeout_ms = *(const int *)argument;
+    if (ep_comm_new(boot, &config, &comm) != EP_OK || new_ll(comm, LL_SUM, 0, &ll) != EP_OK)
+        return 1;
+    status = boot->rank == 0 ? new_plan(comm, LL_SUM, 0, &plan) : use_ll(ll, LL_SUM, 1);
+    told = strstr(ep_last_error(), "in \"plan: exchange of counts\"") &&
+           strstr(ep_last_error(), "in \"low-latency dispatch: rows\"") &&
+           strstr(ep_last_error(), ": it waits for rank ");
+    if (status != EP_E_TIMEOUT || !told)
+        fprintf(stderr, "rank %d: %s: %s\n", boot->rank, ep_status_name(status), ep_last_error());
+    ep_ll_free(ll);
+    ep_comm_free(comm);
+    return status != EP_E_TIMEOUT ? 2 : told ? 0 : 3;
+}
+
+static void a_late_rank_is_named_with_what_it_waits_for(void **state)
+{
+    /* On a loaded machine a rank may not run for half a deadline, and counts as stopped then. */
+    static const int timeouts[] = {400, 4000, 40000};
+    bool told = false;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(timeouts) / sizeof(timeouts[0]) && !told; i++) {
+        ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+        ep_rank_exit exits[NRANKS];
+
+        launch.mode = EP_LAUNCH_THREADS;
+        launch.nranks = NRANKS;
+        launch.run = call_apart;
+        launch.argument = (void *)&timeouts[i];
+        assert_int_equal(ep_launch(&launch, exits), EP_OK);
+        told = exits[0].code == 0 && exits[1].code == 0;
+    }
+    assert_true(told);
+}
+
 static void both_ranks_get_the_field_and_the_values(void **state)
 {
     (void)state;
@@ -288,6 +339,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(both_ranks_get_the_field_and_the_values),
         cmocka_unit_test(ranks_of_two_nodes_get_them_as_well),
+        cmocka_unit_test(a_late_rank_is_named_with_what_it_waits_for),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
