@@ -244,13 +244,13 @@ static bool is_blocked(struct ep_group_wait *wait, int rank, uint64_t now)
 /* Two ranks that wait for each other are usually in different calls: where the late one waits, if it does. */
 static ep_status fail_late(struct ep_group *group, int late, enum ep_group_phase phase)
 {
-    struct peer_wait theirs = {0};
     char reason[96] = "";
-    int next = read_wait(group, late, &theirs) ? waits_for(group, &theirs, ep_now_ns()) : -1;
+    uint32_t waiting = 0;
+    int next = waits_for(group, late, ep_now_ns(), &waiting);
 
     if (next >= 0)
         snprintf(reason, sizeof(reason), "it waits for rank %d in \"%s\"", next,
-                 ep_group_phase_name((enum ep_group_phase)(theirs.waiting & 0xff)));
+                 ep_group_phase_name((enum ep_group_phase)(waiting & 0xff)));
     return ep_group_set_late(group, late, phase, reason);
 }
 

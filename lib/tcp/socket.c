@@ -378,6 +378,19 @@ static ep_status check_local(const struct tcp_address *address)
     return error ? ep_fail_errno(EP_E_SYSTEM, error, "network tcp: a socket at %s", text) : EP_OK;
 }
 
+bool tcp_is_of_other_host(const struct tcp_address *address)
+{
+    struct tcp_address any_port = *address;
+    int fd = open_socket(address->family);
+    bool other;
+
+    any_port.port = 0; /* its own may be in use */
+    other = fd >= 0 && bind_to(fd, &any_port) != 0 && errno == EADDRNOTAVAIL;
+    if (fd >= 0)
+        close(fd);
+    return other;
+}
+
 bool tcp_find_route(const struct tcp_address *to, struct tcp_address *ret_local)
 {
     struct sockaddr_storage storage;
@@ -419,7 +432,8 @@ static ep_status fail_interfaces(struct ifaddrs *list, const char *wanted)
     struct tcp_address address;
 
     for (const struct ifaddrs *entry = list; entry && used < sizeof(have); entry = entry->ifa_next)
-        if ((entry->ifa_flags & IFF_UP) && get_address(entry, &address) && !(used && strstr(have, entry->ifa_name)))
+        if ((entry->ifa_flags & IFF_UP) && entry->ifa_addr && from_socket(entry->ifa_addr, &address) &&
+            !(used && strstr(have, entry->ifa_name)))
             used += (size_t)snprintf(have + used, sizeof(have) - used, "%s%s", used ? ", " : "", entry->ifa_name);
     freeifaddrs(list);
     if (!wanted)

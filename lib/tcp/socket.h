@@ -57,6 +57,8 @@ ep_status tcp_resolve(const char *host, uint16_t port, uint64_t deadline_ns, str
 ep_status tcp_find_interfaces(const char *wanted, const struct tcp_address *first, struct tcp_address *ret_addresses,
                               int *ret_n);
 
+/* Tested by bind(). false: it is an address of this host, or that is not known. */
+bool tcp_is_of_other_host(const struct tcp_address *address);
 /* The local address from which packets to `to` are sent, by the routes of this host. false: there is none. */
 bool tcp_find_route(const struct tcp_address *to, struct tcp_address *ret_local);
 

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -94,22 +93,6 @@ static void record_failure(struct tcp_star *star, int rank)
              failure.text);
 }
 
-static bool is_of_other_host(struct tcp_address address)
-{
-    struct sockaddr_storage storage;
-    socklen_t bytes;
-    int fd = ep_fd_above_stdio(socket(address.family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    bool other;
-
-    if (fd < 0)
-        return false;
-    address.port = 0; /* any: that of the listener is in use */
-    bytes = tcp_address_to_socket(&address, &storage);
-    other = bind(fd, (struct sockaddr *)&storage, bytes) != 0 && errno == EADDRNOTAVAIL;
-    close(fd);
-    return other;
-}
-
 /* Nobody has arrived, perhaps because the others look for rank 0 on another host. */
 static void note_other_host(struct tcp_star *star, const struct missing *missing, const struct tcp_star_args *args)
 {
@@ -120,7 +103,7 @@ static void note_other_host(struct tcp_star *star, const struct missing *missing
         tcp_resolve(args->host, args->port, ep_deadline_ns(RESOLVE_MS), found, &n) != EP_OK)
         return;
     for (int i = 0; i < n; i++)
-        if (!is_of_other_host(found[i]))
+        if (!tcp_is_of_other_host(&found[i]))
             return;
     snprintf(
         star->last_failure, sizeof(star->last_failure),
