@@ -166,7 +166,6 @@ cudaError_t cuda_launch_pack(const struct cuda_pack *pack, cudaStream_t stream);
 cudaError_t cuda_launch_nodes_dispatch(const struct cuda_nodes_dispatch *dispatch, cudaStream_t stream);
 cudaError_t cuda_launch_nodes_combine(const struct cuda_nodes_combine *combine, cudaStream_t stream);
 cudaError_t cuda_launch_nodes_barrier(const struct cuda_nodes_barrier *barrier, cudaStream_t stream);
-cudaError_t cuda_nodes_load(int shared_bytes);
 
 #ifdef __cplusplus
 }

@@ -75,8 +75,6 @@ cudaError_t cuda_launch_lists(const struct cuda_nodes_update *update, const stru
                               cudaStream_t stream);
 /* After an update: exchanges `prefix` of all nodes. */
 cudaError_t cuda_launch_prefix(const struct cuda_nodes_update *update, cudaStream_t stream);
-cudaError_t cuda_slices_load(int shared_bytes);
-cudaError_t cuda_lists_load(int shared_bytes);
 
 #ifdef __cplusplus
 }
