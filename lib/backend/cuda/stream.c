@@ -314,7 +314,7 @@ static ep_status new_event(ep_comm *comm, bool recorded, ep_stream stream, ep_ev
     if (!event)
         return ep_fail(EP_E_MEMORY, "no memory for an event");
     event->base.comm = comm;
-    status = cuda_scope_begin(cuda, &scope);
+    status = cuda_scope_begin_uncaptured(cuda, &scope);
     if (status == EP_OK) {
         status = recorded ? record_event(event, cuda_stream_of(cuda, stream)) : alloc_word(cuda, event);
         cuda_scope_end(&scope);
