@@ -225,12 +225,9 @@ ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum ep_gro
 
 ep_status cuda_drain(struct cuda_comm *cuda)
 {
-    ep_status status = EP_OK;
+    bool open = cuda->complete < cuda->operations;
+    ep_status status = open ? cuda_wait_event(cuda, cuda->order, EP_GROUP_IDLE) : cuda_check(cuda);
 
-    if (cuda->complete < cuda->operations)
-        status = cuda_wait_event(cuda, cuda->order, EP_GROUP_IDLE);
-    else
-        status = cuda_check(cuda);
     cuda->complete = cuda->operations;
     return status;
 }
