@@ -77,7 +77,7 @@ enum {
     CUDA_COUNT_RANKS = 0,                                                     /* [R] tokens for each rank */
     CUDA_COUNT_CAPACITY = CUDA_MAX_RANKS,                                     /* rows that it can receive */
     CUDA_COUNT_EXPERTS,                                                       /* [E] tokens for each expert */
-    CUDA_COUNT_WORDS = CUDA_COUNT_EXPERTS + CUDA_MAX_GROUP + CUDA_MAX_EXPERTS /* between nodes: nodes_update.h */
+    CUDA_COUNT_WORDS = CUDA_COUNT_EXPERTS + CUDA_MAX_GROUP + CUDA_MAX_EXPERTS /* between nodes: nodes.h */
 };
 
 /* Addresses in the buffers of a rank where this rank's rows begin. */
