@@ -20,15 +20,14 @@ static size_t grown_size(const struct cuda_arenas *arenas, size_t now, size_t by
     return round_up(arenas, more > step ? more : step);
 }
 
-/* The bytes to be allocated so that both have at least `bytes`. */
-static size_t count_new(const struct cuda_arenas *arenas, size_t bytes, bool ahead)
+/* Sizes of new arenas so that both have at least `bytes`, 0: it has; returns their sum. */
+static size_t size_new(const struct cuda_arenas *arenas, size_t bytes, bool ahead, size_t ret_sizes[2])
 {
-    size_t all = 0;
-
     for (int i = 0; i < 2; i++)
-        if (arenas->of[i].bytes < bytes)
-            all += ahead ? grown_size(arenas, arenas->of[i].bytes, bytes) : round_up(arenas, bytes);
-    return all;
+        ret_sizes[i] = arenas->of[i].bytes >= bytes ? 0
+                       : ahead                      ? grown_size(arenas, arenas->of[i].bytes, bytes)
+                                                    : round_up(arenas, bytes);
+    return ret_sizes[0] + ret_sizes[1];
 }
 
 static bool exceeds(const struct cuda_arenas *arenas, size_t more)
@@ -91,20 +90,19 @@ static ep_status alloc_arena(struct cuda_arenas *arenas, const char *call, size_
 
 static ep_status grow(struct cuda_arenas *arenas, const char *call, size_t bytes, bool ahead)
 {
-    /* Near the limit, without headroom. */
-    bool reserve_ahead = ahead && !exceeds(arenas, count_new(arenas, bytes, true));
-    size_t more = count_new(arenas, bytes, reserve_ahead);
+    size_t sizes[2], more = size_new(arenas, bytes, ahead, sizes);
 
+    /* Near the limit, without headroom. */
+    if (exceeds(arenas, more))
+        more = size_new(arenas, bytes, false, sizes);
     if (exceeds(arenas, more))
         return fail_limit(arenas, call, more);
     for (int i = 0; i < 2; i++) {
         struct cuda_pinned made;
 
-        if (arenas->of[i].bytes >= bytes)
+        if (!sizes[i])
             continue;
-        EP_TRY(alloc_arena(arenas, call,
-                           reserve_ahead ? grown_size(arenas, arenas->of[i].bytes, bytes) : round_up(arenas, bytes),
-                           &made));
+        EP_TRY(alloc_arena(arenas, call, sizes[i], &made));
         arenas->of[i] = made;
         arenas->held += made.bytes;
     }

@@ -382,7 +382,7 @@ __device__ __forceinline__ bool sum_block(const cuda_combine &c, targets &from, 
     f.claimed = me + blocks * warps;
     fetch_tile(c, f.next, me, lane);
     ok = operation_begin(c.waits, c.desc, &c.route, number, from, block);
-    if (ok && !is_refused(c.waits, c.route.counts, from))
+    if (ok && !(from.refused && is_refused(c.waits, c.route.counts)))
         begin_tile(c, from, f, lane);
     else
         f.token = -1;

@@ -244,8 +244,7 @@ static inline cudaStream_t cuda_stream_of(const struct cuda_comm *cuda, ep_strea
     return stream ? stream : cuda->default_stream;
 }
 
-/* Reserves n * bytes of a block at *at, which advances; returns their address. `memory` NULL: only their size matters.
- */
+/* Reserves n * bytes of a block at *at, which advances; returns their address, NULL if `memory` is NULL. */
 static inline void *cuda_carve(void *memory, size_t *at, size_t n, size_t bytes)
 {
     size_t begin = *at;
@@ -533,8 +532,8 @@ void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes);
 ep_status cuda_place_buffer(struct cuda_comm *cuda, struct cuda_op_desc *desc, int which, void *memory, size_t bytes,
                             void **ret_placed);
 /*
- * Is the ordinary memory of this rank, in rows of `row_bytes`, copied while the rows move? Otherwise it is
- * copied before or after the kernel.
+ * Is the ordinary memory of this rank, in rows of `row_bytes`, copied while the rows move? Otherwise it is copied before
+ * or after the kernel.
  */
 bool cuda_overlaps_copies(const struct cuda_comm *cuda, const ep_plan *plan, size_t row_bytes);
 /*

@@ -324,7 +324,7 @@ __device__ __forceinline__ bool move_tiles(const cuda_dispatch &d, targets &targ
     __syncwarp();
     ok = operation_begin(d.waits, d.desc, &d.route, number, targets, block);
     copying = targets.copying;
-    moves = ok && !is_refused(d.waits, d.route.counts, targets);
+    moves = ok && !(targets.refused && is_refused(d.waits, d.route.counts));
     if (copying)
         passed = parts_before(d, c.me, tiles);
     for (int k = 0; tile_of_claim(c, k) < tiles; k++) {

@@ -77,7 +77,7 @@ enum {
     CUDA_COUNT_RANKS = 0,                                                     /* [R] tokens for each rank */
     CUDA_COUNT_CAPACITY = CUDA_MAX_RANKS,                                     /* rows that it can receive */
     CUDA_COUNT_EXPERTS,                                                       /* [E] tokens for each expert */
-    CUDA_COUNT_WORDS = CUDA_COUNT_EXPERTS + CUDA_MAX_GROUP + CUDA_MAX_EXPERTS /* between nodes: nodes_update.h */
+    CUDA_COUNT_WORDS = CUDA_COUNT_EXPERTS + CUDA_MAX_GROUP + CUDA_MAX_EXPERTS /* between nodes: nodes.h */
 };
 
 /* Addresses in the buffers of a rank where this rank's rows begin. */
@@ -343,13 +343,14 @@ struct cuda_rows {
 
 /* Loads all kernels now, since a first launch could load them while a peer's kernel waits, and raises their limits. */
 cudaError_t cuda_kernels_load(int shared_bytes);
-cudaError_t cuda_dispatch_load(int shared_bytes);
-cudaError_t cuda_combine_load(int shared_bytes);
+/* The part of each file. */
+typedef cudaError_t cuda_load_fn(int shared_bytes);
+cuda_load_fn cuda_barrier_load, cuda_update_load, cuda_nodes_load, cuda_slices_load, cuda_lists_load,
+    cuda_metadata_load, cuda_dispatch_load, cuda_combine_load;
 cudaError_t cuda_launch_dispatch(const struct cuda_dispatch *dispatch, const struct cuda_shape *shape,
                                  cudaStream_t stream);
 cudaError_t cuda_launch_combine(const struct cuda_combine *combine, const struct cuda_shape *shape,
                                 cudaStream_t stream);
-cudaError_t cuda_barrier_load(int shared_bytes);
 /* A barrier of all ranks of the node; desc: the op descriptor of this rank. */
 cudaError_t cuda_launch_barrier(const struct cuda_waits *waits, const struct cuda_op_desc *desc, cudaStream_t stream);
 /* Waits until the word is not 0. */
@@ -397,13 +398,11 @@ cudaError_t cuda_launch_layout(const struct cuda_layout *layout, cudaStream_t st
 /* Writes the counts and the rows to be dispatched; after their dispatch, what depends on them. */
 cudaError_t cuda_launch_metadata_counts(const struct cuda_metadata *metadata, cudaStream_t stream);
 cudaError_t cuda_launch_sources(const struct cuda_metadata *metadata, cudaStream_t stream);
-cudaError_t cuda_metadata_load(int shared_bytes);
 
 cudaError_t cuda_launch_order(const struct cuda_order *order, cudaStream_t stream);
 /* The kernels of an update, one after the other. */
 cudaError_t cuda_launch_update(const struct cuda_update *update, cudaStream_t stream);
 cudaError_t cuda_launch_rows(const struct cuda_rows *rows, cudaStream_t stream);
-cudaError_t cuda_update_load(int shared_bytes);
 /* Counts and assigns rows; then adds the rows of the blocks before each block. */
 cudaError_t cuda_launch_count(const struct cuda_count *count, cudaStream_t stream);
 

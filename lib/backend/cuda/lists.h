@@ -8,7 +8,6 @@
 #define EP_CUDA_LISTS_H
 
 #include "backend/cuda/cuda.h"
-#include "backend/cuda/nodes_update.h"
 #include "backend/cuda/proxy.h"
 
 struct cuda_lists {

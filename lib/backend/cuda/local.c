@@ -60,21 +60,29 @@ ep_status cuda_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory)
     return status;
 }
 
-ep_status cuda_free_local(ep_comm *comm, void *memory)
+/* Takes memory of kind `from` out of use. false: there is none at `memory`. */
+static bool retire(struct cuda_comm *cuda, const void *memory, enum cuda_memory from, enum cuda_memory to)
 {
-    struct cuda_comm *cuda = cuda_of(comm);
     struct cuda_allocation *found;
 
     pthread_mutex_lock(&cuda->memory_lock);
-    found = cuda_find_allocation(cuda, memory, CUDA_MEMORY_LOCAL);
+    found = cuda_find_allocation(cuda, memory, from);
     if (found) {
-        found->kind = CUDA_MEMORY_CACHED;
+        found->kind = to;
         found->window_bytes = 0;
+        /* Peers that have not mapped the caller's memory yet must not do so: the caller may free it. */
+        if (found->foreign)
+            atomic_store_explicit(&cuda->ctrl->slot[found - cuda->allocations].generation, 0, memory_order_release);
     }
     pthread_mutex_unlock(&cuda->memory_lock);
-    if (!found)
-        return ep_fail(EP_E_ARG, "ep_free_local: memory %p is not from ep_alloc_local of this communicator", memory);
-    return EP_OK;
+    return found;
+}
+
+ep_status cuda_free_local(ep_comm *comm, void *memory)
+{
+    if (retire(cuda_of(comm), memory, CUDA_MEMORY_LOCAL, CUDA_MEMORY_CACHED))
+        return EP_OK;
+    return ep_fail(EP_E_ARG, "ep_free_local: memory %p is not from ep_alloc_local of this communicator", memory);
 }
 
 /* --- memory of the caller ---------------------------------------------------------------------------------------- */
@@ -197,20 +205,8 @@ ep_status cuda_register(ep_comm *comm, void *memory, size_t bytes)
 
 ep_status cuda_unregister(ep_comm *comm, void *memory)
 {
-    struct cuda_comm *cuda = cuda_of(comm);
-    struct cuda_allocation *found;
-
-    pthread_mutex_lock(&cuda->memory_lock);
-    found = cuda_find_allocation(cuda, memory, CUDA_MEMORY_REGISTERED);
-    if (found) {
-        found->kind = CUDA_MEMORY_RETIRED;
-        found->window_bytes = 0;
-        /* Peers that have not mapped it yet must not do so: the caller may free it. */
-        atomic_store_explicit(&cuda->ctrl->slot[found - cuda->allocations].generation, 0, memory_order_release);
-    }
-    pthread_mutex_unlock(&cuda->memory_lock);
-    if (!found)
+    if (!retire(cuda_of(comm), memory, CUDA_MEMORY_REGISTERED, CUDA_MEMORY_RETIRED))
         return ep_fail(EP_E_ARG, "ep_unregister: memory %p is not from ep_register of this communicator", memory);
-    atomic_fetch_add(&cuda->ctrl->frees, 1);
+    atomic_fetch_add(&cuda_of(comm)->ctrl->frees, 1);
     return EP_OK;
 }

@@ -437,7 +437,9 @@ __global__ void __launch_bounds__(THREADS) dispatch_nodes(const __grid_constant_
     uint64_t number = operation_publish(d.own.waits, d.own.desc);
     bool ok = operation_begin(d.own.waits, d.own.desc, &d.own.route, number, targets, blockIdx.x);
     uint32_t own = ((uint32_t)d.own.route.n_tokens + CUDA_NODES_WARPS - 1) / CUDA_NODES_WARPS;
-    uint32_t all = ok && !is_refused(d.own.waits, d.own.route.counts, targets) ? own + count_chunks(d.in) : 0, tile;
+    uint32_t all =
+                 ok && !(targets.refused && is_refused(d.own.waits, d.own.route.counts)) ? own + count_chunks(d.in) : 0,
+             tile;
     net_run run = run_of(d.own.waits, d.op);
 
     while (ok && (tile = claim_block_tile(d.own.waits)) < all) {
@@ -468,7 +470,7 @@ __global__ void __launch_bounds__(THREADS) combine_nodes(const __grid_constant__
     uint32_t all = chunks + (tokens + CUDA_NODES_WARPS - 1) / CUDA_NODES_WARPS;
     net_run run = run_of(c.own.waits, c.op);
 
-    if (ok && is_refused(c.own.waits, c.own.route.counts, from))
+    if (ok && from.refused && is_refused(c.own.waits, c.own.route.counts))
         all = chunks = 0;
     ok = ok && await_arena(c.own.waits, c.op, run, c.out);
     /* The rail peers' tokens first: they wait for no peer. */

@@ -251,13 +251,6 @@ __device__ bool number_tile(const cuda_nodes_update &u, const token_set &of, int
     return __syncthreads_and(n >= 0);
 }
 
-/* The plan is refused: no entry was written, so none may be read. */
-__device__ void clear_counts(const cuda_nodes_update &u)
-{
-    for (int token = (int)threadIdx.x; token < u.n_tokens; token += (int)blockDim.x)
-        u.count[token] = 0;
-}
-
 /* One block per node: the rows on this node of the tokens of its rank on this rail. */
 __global__ void __launch_bounds__(TILE) number_rows_kernel(const __grid_constant__ cuda_nodes_update u)
 {
@@ -273,8 +266,9 @@ __global__ void __launch_bounds__(TILE) number_rows_kernel(const __grid_constant
     if (has_given_up(u))
         return;
     if (u.counts->refused[0]) {
-        if (own)
-            clear_counts(u);
+        /* No entry was written, so none may be read. */
+        for (int token = (int)threadIdx.x; own && token < u.n_tokens; token += TILE)
+            u.count[token] = 0;
         of.n = 0;
     }
     for (int target = (int)threadIdx.x; target < targets; target += TILE)

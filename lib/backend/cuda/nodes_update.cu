@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * New routing between nodes: see nodes_update.h. Sums follow the order of the ranks and rows that of the tokens, so the
+ * New routing between nodes: see nodes.h. Sums follow the order of the ranks and rows that of the tokens, so the
  * rows are those that the host would assign (group/plan.c).
  */
 #include "backend/cuda/nodes.cuh"

@@ -225,12 +225,9 @@ ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum ep_gro
 
 ep_status cuda_drain(struct cuda_comm *cuda)
 {
-    ep_status status = EP_OK;
+    bool open = cuda->complete < cuda->operations;
+    ep_status status = open ? cuda_wait_event(cuda, cuda->order, EP_GROUP_IDLE) : cuda_check(cuda);
 
-    if (cuda->complete < cuda->operations)
-        status = cuda_wait_event(cuda, cuda->order, EP_GROUP_IDLE);
-    else
-        status = cuda_check(cuda);
     cuda->complete = cuda->operations;
     return status;
 }
@@ -314,7 +311,7 @@ static ep_status new_event(ep_comm *comm, bool recorded, ep_stream stream, ep_ev
     if (!event)
         return ep_fail(EP_E_MEMORY, "no memory for an event");
     event->base.comm = comm;
-    status = cuda_scope_begin(cuda, &scope);
+    status = cuda_scope_begin_uncaptured(cuda, &scope);
     if (status == EP_OK) {
         status = recorded ? record_event(event, cuda_stream_of(cuda, stream)) : alloc_word(cuda, event);
         cuda_scope_end(&scope);

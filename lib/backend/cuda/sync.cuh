@@ -311,7 +311,7 @@ __device__ inline bool operation_begin(const cuda_waits &waits, const cuda_op_de
 
 /*
  * Would some rank receive more rows than its capacity? Then no rank moves any, and each reports it to its host. By all
- * threads of every block that moves rows. With `targets` after operation_begin(), which has read the word.
+ * threads of every block that moves rows, after operation_begin() only if targets.refused, which has read the word.
  */
 __device__ inline bool is_refused(const cuda_waits &waits, const cuda_counts *counts)
 {
@@ -326,11 +326,6 @@ __device__ inline bool is_refused(const cuda_waits &waits, const cuda_counts *co
         refused[0] = counts->refused[0];
     }
     return true;
-}
-
-__device__ inline bool is_refused(const cuda_waits &waits, const cuda_counts *counts, const targets &targets)
-{
-    return targets.refused && is_refused(waits, counts);
 }
 
 #endif

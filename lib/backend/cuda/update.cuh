@@ -3,7 +3,7 @@
 #ifndef EP_CUDA_UPDATE_CUH
 #define EP_CUDA_UPDATE_CUH
 
-#include "backend/cuda/nodes_update.h"
+#include "backend/cuda/nodes.h"
 #include "backend/cuda/sync.cuh"
 
 #define CUDA_MASK_WORDS (CUDA_COUNT_TOKENS / WARP) /* one bit for each token of a block that numbers rows */
