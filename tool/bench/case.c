@@ -83,8 +83,7 @@ static ep_status alloc_buffers(struct bench_case *bench)
     EP_TRY(mirrors_status(&bench->mirrors));
     if (!bench_has_mpi(bench))
         return EP_OK;
-    return naive_init(&bench->naive, bench->ctx->mpi, bench->ctx->mpi_boot, &bench->route, (int)hidden,
-                      bench->ctx->spec->timeout_ms);
+    return naive_init(&bench->naive, &bench->mirrors, &bench->route, (int)hidden);
 }
 
 int bench_case_init(struct bench_case *bench, const struct bench_case *common, int tokens)
@@ -110,8 +109,8 @@ int bench_case_init(struct bench_case *bench, const struct bench_case *common, i
 void bench_case_done(struct bench_case *bench)
 {
     ep_plan_free(bench->plan);
-    naive_done(&bench->naive);
-    mirrors_free(&bench->mirrors);
+    if (!bench->naive.busy)
+        mirrors_free(&bench->mirrors);
     bench_route_done(&bench->route);
     for (int v = 0; v < BENCH_VARIANTS; v++)
         bench_route_done(&bench->new_routes[v]);

@@ -4,19 +4,7 @@
 #include "base/error.h"
 
 #include <epkit/types.h>
-#include <stdlib.h>
 #include <string.h>
-
-static void *touched(size_t bytes)
-{
-    /* Whole cache lines, to align the vectors of the packing loops; zeroed, to allocate all pages. */
-    size_t whole = (bytes / 64 + 1) * 64;
-    void *memory = aligned_alloc(64, whole);
-
-    if (memory)
-        memset(memory, 0, whole);
-    return memory;
-}
 
 static size_t meta_bytes(int hidden, int topk)
 {
@@ -47,57 +35,28 @@ static void fill_counts(struct naive *naive)
     }
 }
 
-ep_status naive_init(struct naive *naive, const struct ep_mpi_module *mpi, struct ep_boot_mpi *boot,
-                     const struct bench_route *route, int hidden, int timeout_ms)
+ep_status naive_init(struct naive *naive, struct bench_mirrors *mirrors, const struct bench_route *route, int hidden)
 {
-    size_t n_ranks = (size_t)route->group.n_ranks;
+    const struct ranks_ctx *ctx = mirrors->ctx;
     size_t n_send = (size_t)route->received.n_send;
     size_t n_recv = (size_t)route->received.n_rows;
     size_t topk = (size_t)route->group.topk;
-    int *counts = malloc(4 * n_ranks * sizeof(*counts));
 
-    memset(naive, 0, sizeof(*naive));
-    naive->mpi = mpi;
-    naive->boot = boot;
-    naive->route = route;
-    naive->reduce = bench_reduce_get();
-    naive->hidden = hidden;
-    naive->timeout_ms = timeout_ms;
-    naive->send_counts = counts;
-    naive->packed = touched(n_send * 2 * (size_t)hidden);
-    naive->packed_meta = touched(n_send * meta_bytes(hidden, route->group.topk));
-    naive->recv_meta = touched(n_recv * meta_bytes(hidden, route->group.topk));
-    naive->recv_rows = touched(n_recv * 2 * (size_t)hidden);
-    naive->recv_scales = touched(n_recv * (size_t)(hidden / EP_SCALE_BLOCK) * sizeof(float));
-    naive->recv_experts = touched(n_recv * topk * sizeof(int32_t));
-    naive->recv_weights = touched(n_recv * topk * sizeof(float));
-    if (!counts || !naive->packed || !naive->packed_meta || !naive->recv_meta || !naive->recv_rows ||
-        !naive->recv_scales || !naive->recv_experts || !naive->recv_weights) {
-        naive_done(naive);
-        return ep_fail(EP_E_MEMORY, "benchmark: no memory for the buffers of MPI_Alltoallv");
-    }
-    naive->send_offsets = counts + n_ranks;
-    naive->recv_counts = counts + 2 * n_ranks;
-    naive->recv_offsets = counts + 3 * n_ranks;
+    *naive = (struct naive){.mpi = ctx->mpi,
+                            .boot = ctx->mpi_boot,
+                            .route = route,
+                            .reduce = bench_reduce_get(),
+                            .hidden = hidden,
+                            .timeout_ms = ctx->spec->timeout_ms};
+    naive->packed = mirrors_alloc(mirrors, n_send * 2 * (size_t)hidden, 0);
+    naive->packed_meta = mirrors_alloc(mirrors, n_send * meta_bytes(hidden, route->group.topk), 0);
+    naive->recv_meta = mirrors_alloc(mirrors, n_recv * meta_bytes(hidden, route->group.topk), 0);
+    naive->recv_rows = mirrors_alloc(mirrors, n_recv * 2 * (size_t)hidden, 0);
+    naive->recv_scales = mirrors_alloc(mirrors, n_recv * (size_t)(hidden / EP_SCALE_BLOCK) * sizeof(float), 0);
+    naive->recv_experts = mirrors_alloc(mirrors, n_recv * topk * sizeof(int32_t), 0);
+    naive->recv_weights = mirrors_alloc(mirrors, n_recv * topk * sizeof(float), 0);
     fill_counts(naive);
-    return EP_OK;
-}
-
-void naive_done(struct naive *naive)
-{
-    if (naive->busy) {
-        memset(naive, 0, sizeof(*naive));
-        return;
-    }
-    free(naive->send_counts);
-    free(naive->packed);
-    free(naive->packed_meta);
-    free(naive->recv_meta);
-    free(naive->recv_rows);
-    free(naive->recv_scales);
-    free(naive->recv_experts);
-    free(naive->recv_weights);
-    memset(naive, 0, sizeof(*naive));
+    return mirrors_status(mirrors);
 }
 
 static bool goes_to(const struct bench_route *route, int token, int holder)

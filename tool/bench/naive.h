@@ -7,6 +7,7 @@
 #ifndef EP_BENCH_NAIVE_H
 #define EP_BENCH_NAIVE_H
 
+#include "bench/mirrors.h"
 #include "bench/reduce.h"
 #include "bench/route.h"
 #include "mpi/module.h"
@@ -19,9 +20,10 @@ struct naive {
     const struct bench_route *route;
     bench_reduce_fn reduce;
     int hidden, timeout_ms;
-    bool busy;          /* an exchange has failed: MPI may still access the buffers */
+    bool busy;          /* an exchange has failed: MPI may access the buffers until the process ends */
     size_t scale_bytes; /* of a row; 0 in bf16 */
-    int *send_counts, *send_offsets, *recv_counts, *recv_offsets; /* [R], without the own rank's rows */
+    /* Rows by rank; the own rank's are not counted. */
+    int send_counts[EP_MAX_RANKS], send_offsets[EP_MAX_RANKS], recv_counts[EP_MAX_RANKS], recv_offsets[EP_MAX_RANKS];
     unsigned char *packed, *packed_meta; /* [n_send]: rows; records of scales, experts, weights */
     unsigned char *recv_meta;
 
@@ -32,12 +34,8 @@ struct naive {
     float *recv_weights;
 };
 
-/* Allocates and touches buffers for rows of either type. EP_OK or EP_E_MEMORY. timeout_ms: of each exchange. */
-ep_status naive_init(struct naive *naive, const struct ep_mpi_module *mpi, struct ep_boot_mpi *boot,
-                     const struct bench_route *route, int hidden, int timeout_ms);
-
-/* Accepts a zeroed struct. Leaves the buffers of a failed exchange to MPI, until the process ends. */
-void naive_done(struct naive *naive);
+/* Adds buffers for rows of either type to the mirrors, on whose ranks it runs. */
+ep_status naive_init(struct naive *naive, struct bench_mirrors *mirrors, const struct bench_route *route, int hidden);
 
 /* Bytes that naive_init() allocates for these numbers of rows. */
 uint64_t naive_bytes(int64_t n_send, int64_t n_recv, int hidden, int topk);
