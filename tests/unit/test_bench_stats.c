@@ -4,7 +4,6 @@
 #include "bench/bench.h"
 #include "bench/pattern.h"
 #include "bench/reduce.h"
-#include "bench/request.h"
 #include "bench/route.h"
 #include "bench/stats.h"
 

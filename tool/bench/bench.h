@@ -93,8 +93,11 @@ struct bench_baseline bench_baseline_of(const json_t *row);
 /* Provenance of a record: {"commit", "compiler", "build_type", "date" in UTC}. A new reference. */
 json_t *bench_provenance(void);
 
-/* The parameters of a request, for a result. A new reference. */
+/* The parameters of a request, for a result and for the ranks. A new reference. */
 json_t *bench_request_to_json(const struct bench_request *request);
+
+/* Parses the output of bench_request_to_json(). 0, or -1 if it is malformed. */
+int bench_request_from_json(const json_t *json, struct bench_request *ret_request);
 
 /* Runs the request on a rank. */
 int bench_job(struct ranks_ctx *ctx, const json_t *parameters);

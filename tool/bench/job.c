@@ -4,7 +4,6 @@
 
 #include "backend/cuda/module.h"
 #include "base/error.h"
-#include "bench/request.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "bench/request.h"
-
 #include "bench/account.h"
+#include "bench/bench.h"
 #include "bench/naive.h"
 
 #include <stdio.h>
