@@ -16,10 +16,6 @@ static const struct check_matrix *const matrices[] = {&check_matrix_intranode, &
 
 const char *const check_matrices[] = {"intranode", "internode", "lowlatency", NULL};
 
-struct tally {
-    int passed, failed;
-};
-
 /* All ranks find the same error in the parameters: rank 0 reports it. */
 static int reject_parameters(struct check_run *run, const char *text)
 {
@@ -30,12 +26,28 @@ static int reject_parameters(struct check_run *run, const char *text)
     return JOB_USAGE;
 }
 
-static const struct check_matrix *find_matrix(const char *name)
+const struct check_matrix *check_matrix_find(const char *name)
 {
     for (size_t i = 0; i < sizeof(matrices) / sizeof(matrices[0]); i++)
         if (!strcmp(matrices[i]->name, name))
             return matrices[i];
     return NULL;
+}
+
+/* Finds the matrix and checks the parameters that depend on it. */
+static bool choose_matrix(struct check_run *run, const char *matrix_name, struct check_error *error)
+{
+    const struct check_matrix *matrix = check_matrix_find(matrix_name);
+    int only = run->parameters.only;
+
+    if (!matrix)
+        return check_fail(error, "there is no matrix '%s'", matrix_name);
+    run->parameters.matrix = matrix;
+    if (matrix->validate(run))
+        return check_fail(error, "%s", matrix->validate(run));
+    if (only < 0 || only > matrix->count)
+        return check_fail(error, "case %d: the matrix %s has cases 1 to %d", only, matrix->name, matrix->count);
+    return true;
 }
 
 /* Reads the parameters into run and spec. */
@@ -57,7 +69,6 @@ static bool read_parameters(struct check_run *run, const json_t *json, struct ro
                        &spec.n_experts, "dtype", &dtype, "seed", &seed, "routing", &routing, "only", &parameters->only,
                        "sum_once", &no_partial_reduce, "symmetric", &symmetric) != 0)
         return check_fail(error, "%s", reason.text);
-    parameters->matrix = matrix;
     parameters->no_partial_reduce = no_partial_reduce != 0;
     parameters->seed = spec.seed = (uint64_t)seed;
     parameters->bf16 = !strcmp(dtype, "all") || !strcmp(dtype, "bf16");
@@ -80,12 +91,12 @@ static bool read_parameters(struct check_run *run, const json_t *json, struct ro
     if (spec.topk < 0)
         spec.topk = spec.kind == ROUTING_FILE ? 0 : 8;
     *ret_spec = spec;
-    return true;
+    return choose_matrix(run, matrix, error);
 }
 
 static bool make_group(struct check_run *run, const struct routing_spec *spec, struct check_error *error)
 {
-    struct routing *routing = NULL;
+    struct routing *routing;
     bool ok;
 
     if (!routing_new(spec, &routing, error))
@@ -98,22 +109,13 @@ static bool make_group(struct check_run *run, const struct routing_spec *spec, s
     return ok;
 }
 
-static bool is_wanted(const struct check_run *run, const struct check_matrix *matrix, int index)
-{
-    char name[CHECK_NAME_BYTES];
-
-    return matrix->describe(run, index, name) && (!run->parameters.only || run->parameters.only == index + 1);
-}
-
-/* Reports a failed call of the library and aborts the group, so that no rank waits for this one. `name`: of the case,
- * or
- * "". */
-static int fail_call(struct check_run *run, const char *name, ep_status status)
+/* Reports a failed call of the library and aborts the group, so that no rank waits for this one. */
+static int fail_call(struct check_run *run, ep_status status)
 {
     char what[256];
 
-    snprintf(what, sizeof(what), "%s test%s%s: %s: %s", run->parameters.matrix, *name ? ", " : "", name, run->phase,
-             run->call);
+    snprintf(what, sizeof(what), "%s test%s%s: %s: %s", run->parameters.matrix->name, *run->name ? ", " : "", run->name,
+             run->phase, run->call);
     ranks_emit_error(run->ctx, status, what);
     ep_comm_abort(run->ctx->comm);
     return status == EP_E_UNSUPPORTED ? JOB_UNSUPPORTED : JOB_FAILED;
@@ -144,11 +146,11 @@ static bool summarise_verdicts(const struct check_run *run, const struct check_v
     return n_failed == 0;
 }
 
-static void emit_case(struct check_run *run, const struct check_matrix *matrix, int index, const char *name,
-                      bool passed, const char *detail, double ms)
+static void emit_case(struct check_run *run, int index, bool passed, const char *detail, double ms)
 {
+    const struct check_matrix *matrix = run->parameters.matrix;
     json_t *event = json_pack("{s:s, s:s, s:i, s:i, s:s, s:b, s:f}", "event", "case", "matrix", matrix->name, "index",
-                              index + 1, "count", matrix->count, "name", name, "passed", passed, "ms", ms);
+                              index + 1, "count", matrix->count, "name", run->name, "passed", passed, "ms", ms);
 
     if (!passed)
         json_object_set_new(event, "detail", json_string(detail));
@@ -156,92 +158,75 @@ static void emit_case(struct check_run *run, const struct check_matrix *matrix, 
 }
 
 /* Runs one case on this rank, then gathers the results of all ranks. */
-static ep_status run_case(struct check_run *run, const struct check_matrix *matrix, void *state, int index,
-                          struct check_verdict *verdicts, struct tally *tally)
+static ep_status run_case(struct check_run *run, void *state, int index, struct check_verdict *verdicts)
 {
-    char name[CHECK_NAME_BYTES], detail[384] = "";
+    char detail[384] = "";
     double begin = now_ms();
-    ep_status status;
     bool passed;
 
-    matrix->describe(run, index, name);
     memset(&run->verdict, 0, sizeof(run->verdict));
     run->phase = "beginning";
-    status = matrix->run(run, state, index);
-    if (status != EP_OK)
-        return status;
+    CHECK_TRY(run->parameters.matrix->run(run, state, index));
     run->phase = "gathering results";
     CHECK_CALL(run, ep_comm_allgather, run->ctx->comm, &run->verdict, sizeof(run->verdict), verdicts);
     passed = summarise_verdicts(run, verdicts, detail, sizeof(detail));
-    *(passed ? &tally->passed : &tally->failed) += 1;
+    *(passed ? &run->n_passed : &run->n_failed) += 1;
     if (run->ctx->rank == 0)
-        emit_case(run, matrix, index, name, passed, detail, now_ms() - begin);
+        emit_case(run, index, passed, detail, now_ms() - begin);
     return EP_OK;
 }
 
-static int run_matrix(struct check_run *run, const struct check_matrix *matrix)
+static ep_status run_cases(struct check_run *run, void **ret_state)
 {
+    const struct check_matrix *matrix = run->parameters.matrix;
     struct check_verdict *verdicts = calloc((size_t)run->ctx->nranks, sizeof(*verdicts));
-    char name[CHECK_NAME_BYTES] = ""; /* of the current case */
-    struct tally tally = {0};
-    void *state = NULL;
-    ep_status status = EP_E_MEMORY, end_status;
+    int only = run->parameters.only;
+    ep_status status = EP_E_MEMORY;
 
     run->phase = "preparation";
     run->call = "calloc";
     if (verdicts)
-        status = matrix->begin(run, &state);
-    for (int index = 0; index < matrix->count && status == EP_OK; index++) {
-        if (!is_wanted(run, matrix, index))
-            continue;
-        matrix->describe(run, index, name);
-        status = run_case(run, matrix, state, index, verdicts, &tally);
-    }
+        status = matrix->begin(run, ret_state);
+    for (int index = 0; index < matrix->count && status == EP_OK; index++)
+        if (matrix->describe(run, index, run->name) && (!only || only == index + 1))
+            status = run_case(run, *ret_state, index, verdicts);
     free(verdicts);
-    if (status != EP_OK) {
-        int code = fail_call(run, name, status);
+    return status;
+}
 
-        if (state)
-            matrix->end(run, state, false);
-        return code;
-    }
+static int run_matrix(struct check_run *run)
+{
+    void *state = NULL;
+    ep_status status = run_cases(run, &state), end_status = EP_OK;
+    int code = status == EP_OK ? JOB_FINE : fail_call(run, status);
+
     run->phase = "end";
-    end_status = matrix->end(run, state, true);
+    *run->name = '\0';
+    if (state)
+        end_status = run->parameters.matrix->end(run, state, status == EP_OK);
+    if (status != EP_OK)
+        return code;
     if (end_status != EP_OK)
-        return fail_call(run, "", end_status);
+        return fail_call(run, end_status);
     if (run->ctx->rank == 0)
-        ranks_emit(run->ctx, json_pack("{s:s, s:s, s:i, s:i, s:i, s:I}", "event", "matrix", "matrix", matrix->name,
-                                       "passed", tally.passed, "failed", tally.failed, "total",
-                                       tally.passed + tally.failed, "seed", (json_int_t)run->parameters.seed));
-    return tally.failed ? JOB_FAILED : JOB_FINE;
+        ranks_emit(run->ctx,
+                   json_pack("{s:s, s:s, s:i, s:i, s:i, s:I}", "event", "matrix", "matrix",
+                             run->parameters.matrix->name, "passed", run->n_passed, "failed", run->n_failed, "total",
+                             run->n_passed + run->n_failed, "seed", (json_int_t)run->parameters.seed));
+    return run->n_failed ? JOB_FAILED : JOB_FINE;
 }
 
 int check_job(struct ranks_ctx *ctx, const json_t *parameters)
 {
     struct check_run run = {.ctx = ctx};
-    const struct check_matrix *matrix;
     struct check_error error = {""};
     struct routing_spec spec;
     int code;
 
-    if (!read_parameters(&run, parameters, &spec, &error))
-        return reject_parameters(&run, error.text);
-    matrix = find_matrix(run.parameters.matrix);
-    if (!matrix) {
-        check_fail(&error, "there is no matrix '%s'", run.parameters.matrix);
-        return reject_parameters(&run, error.text);
-    }
-    if (matrix->validate(&run))
-        return reject_parameters(&run, matrix->validate(&run));
-    if (run.parameters.only < 0 || run.parameters.only > matrix->count) {
-        check_fail(&error, "case %d: the matrix %s has cases 1 to %d", run.parameters.only, matrix->name,
-                   matrix->count);
-        return reject_parameters(&run, error.text);
-    }
-    if (!make_group(&run, &spec, &error))
-        code = reject_parameters(&run, error.text);
+    if (read_parameters(&run, parameters, &spec, &error) && make_group(&run, &spec, &error))
+        code = run_matrix(&run);
     else
-        code = run_matrix(&run, matrix);
+        code = reject_parameters(&run, error.text);
     reference_group_done(&run.group);
     return code;
 }

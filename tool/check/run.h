@@ -11,8 +11,10 @@
 
 enum check_memory { CHECK_ALTERNATE = -1, CHECK_ORDINARY = 0, CHECK_SYMMETRIC = 1 };
 
+#define CHECK_NAME_BYTES 80
+
 struct check_parameters {
-    const char *matrix;
+    const struct check_matrix *matrix;
     int hidden;
     uint64_t seed;
     bool bf16, fp8;         /* element types to run */
@@ -31,10 +33,12 @@ struct check_run {
     struct ranks_ctx *ctx;
     struct check_parameters parameters;
     struct reference_group group;
-    int n_tokens; /* most tokens of a rank */
+    int n_tokens;           /* most tokens of a rank */
+    int n_passed, n_failed; /* cases */
     /* Of the current case: */
-    const char *phase; /* "dispatch", "worst-case dispatch", ...: for the texts of mismatches and errors */
-    const char *call;  /* the current call */
+    char name[CHECK_NAME_BYTES]; /* "": no case has begun, or all have ended */
+    const char *phase;           /* "dispatch", "worst-case dispatch", ...: for the texts of mismatches and errors */
+    const char *call;            /* the current call */
     struct check_verdict verdict;
 };
 
@@ -137,8 +141,6 @@ void check_buffer_untouched(struct check_run *run, const char *what, const struc
 
 /* --- a matrix --- */
 
-#define CHECK_NAME_BYTES 80
-
 struct check_matrix {
     const char *name;
     int count;
@@ -155,6 +157,9 @@ struct check_matrix {
 };
 
 extern const struct check_matrix check_matrix_intranode, check_matrix_internode, check_matrix_lowlatency;
+
+/* The matrix of that name, or NULL. */
+const struct check_matrix *check_matrix_find(const char *name);
 
 /* Whether the outputs of a case are in symmetric memory. */
 bool check_is_symmetric(const struct check_run *run, int index);

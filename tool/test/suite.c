@@ -17,24 +17,10 @@
 #include <string.h>
 #include <unistd.h>
 
-static const struct check_matrix *const matrices[] = {
-    &check_matrix_intranode,
-    &check_matrix_internode,
-    &check_matrix_lowlatency,
-};
-
-static const struct check_matrix *find_matrix(const char *name)
-{
-    for (size_t i = 0; i < COUNT(matrices); i++)
-        if (strcmp(matrices[i]->name, name) == 0)
-            return matrices[i];
-    return NULL;
-}
-
 /* A run with the fields that describe() and validate() of a matrix need. */
 static struct check_run make_run(const struct suite_request *request)
 {
-    return (struct check_run){.parameters = {.matrix = request->matrix,
+    return (struct check_run){.parameters = {.matrix = check_matrix_find(request->matrix),
                                              .hidden = (int)request->hidden,
                                              .seed = request->seed,
                                              .bf16 = strcmp(request->dtype, "fp8") != 0,
@@ -44,8 +30,8 @@ static struct check_run make_run(const struct suite_request *request)
 
 int suite_count(const struct suite_request *request)
 {
-    const struct check_matrix *matrix = find_matrix(request->matrix);
     const struct check_run run = make_run(request);
+    const struct check_matrix *matrix = run.parameters.matrix;
     int n = 0;
 
     for (int i = 0; matrix && i < matrix->count; i++) {
@@ -115,7 +101,7 @@ static double min_bytes(const struct suite_request *request, int nranks)
 
 static const char *check_case(const struct suite_request *request, char *buffer, size_t buffer_bytes)
 {
-    int count = find_matrix(request->matrix)->count;
+    int count = check_matrix_find(request->matrix)->count;
 
     if (request->only > count)
         snprintf(buffer, buffer_bytes, "--only %" PRId64 ": %s has %d cases", request->only, request->matrix, count);
@@ -146,7 +132,7 @@ static const char *check_memory(const struct suite_request *request, int nranks,
 const char *suite_check(const struct suite_request *request, int nranks, char *buffer, size_t buffer_bytes)
 {
     const struct check_run run = make_run(request);
-    const char *refused = find_matrix(request->matrix)->validate(&run);
+    const char *refused = run.parameters.matrix->validate(&run);
 
     if (request->experts % nranks != 0) {
         snprintf(buffer, buffer_bytes, "--experts %" PRId64 " cannot be spread evenly over %d rank%s", request->experts,
