@@ -15,23 +15,19 @@
 /* Alignments, used by the cases alternately: the first is "none", the last a multiple of all. */
 static const int alignments[] = {0, 8, 64};
 
-static const enum data_kind intranode_kinds[] = {DATA_BF16_RANDOM, DATA_BF16_CONSTANT, DATA_FP8_RANDOM};
-static const enum data_kind internode_kinds[] = {DATA_BF16_RANDOM, DATA_BF16_CONSTANT, DATA_FP8_RANDOM,
-                                                 DATA_FP8_CONSTANT};
-
 /* --- the cases --- */
 
-static struct throughput_case make_case(const struct check_run *run, const enum data_kind *kinds, int n_kinds,
-                                        bool two_biases, int index)
+static struct throughput_case make_case(const struct check_run *run, int index)
 {
+    bool internode = run->parameters.matrix == &check_matrix_internode;
+    int n_kinds = internode ? DATA_FP8_CONSTANT + 1 : DATA_FP8_RANDOM + 1;
     int block_of_four = 4 * EP_SCALE_BLOCK, hidden = run->parameters.hidden;
     struct throughput_case c = {
-        .index = index,
         .topk = index % 2 == 1,
         .async = index / 2 / n_kinds % 2 == 1,
         .previous = index / 2 / n_kinds / 2 == 1,
-        .data = {.kind = kinds[index / 2 % n_kinds], .hidden = hidden},
-        .n_bias = {two_biases ? 2 : 0, two_biases ? 2 : index % 3},
+        .data = {.kind = (enum data_kind)(index / 2 % n_kinds), .hidden = hidden},
+        .n_bias = {internode ? 2 : 0, internode ? 2 : index % 3},
         .idx_type = index / 2 % 2 ? EP_I64 : EP_I32,
         .alignment = alignments[index % 3],
         .strided_scales = index / 4 % 2 == 1,
@@ -47,36 +43,14 @@ static struct throughput_case make_case(const struct check_run *run, const enum 
     return c;
 }
 
-static struct throughput_case intranode_case(const struct check_run *run, int index)
+static bool describe(const struct check_run *run, int index, char ret_name[CHECK_NAME_BYTES])
 {
-    return make_case(run, intranode_kinds, 3, false, index);
-}
+    struct throughput_case c = make_case(run, index);
+    bool fp8 = data_is_fp8(&c.data), internode = run->parameters.matrix == &check_matrix_internode;
 
-static struct throughput_case internode_case(const struct check_run *run, int index)
-{
-    return make_case(run, internode_kinds, 4, true, index);
-}
-
-static bool describe(const struct check_run *run, const struct throughput_case *c, const char *data_name,
-                     char ret_name[CHECK_NAME_BYTES])
-{
-    snprintf(ret_name, CHECK_NAME_BYTES, "%s, %s, %s%s", data_name, c->topk ? "top-k" : "no top-k",
-             c->async ? "async" : "sync", c->previous ? ", previous event" : "");
-    return data_is_fp8(&c->data) ? run->parameters.fp8 : run->parameters.bf16;
-}
-
-static bool describe_intranode(const struct check_run *run, int index, char ret_name[CHECK_NAME_BYTES])
-{
-    struct throughput_case c = intranode_case(run, index);
-
-    return describe(run, &c, data_is_fp8(&c.data) ? "fp8" : data_kind_name(c.data.kind), ret_name);
-}
-
-static bool describe_internode(const struct check_run *run, int index, char ret_name[CHECK_NAME_BYTES])
-{
-    struct throughput_case c = internode_case(run, index);
-
-    return describe(run, &c, data_kind_name(c.data.kind), ret_name);
+    snprintf(ret_name, CHECK_NAME_BYTES, "%s, %s, %s%s", fp8 && !internode ? "fp8" : data_kind_name(c.data.kind),
+             c.topk ? "top-k" : "no top-k", c.async ? "async" : "sync", c.previous ? ", previous event" : "");
+    return fp8 ? run->parameters.fp8 : run->parameters.bf16;
 }
 
 static const char *validate(const struct check_run *run)
@@ -317,140 +291,105 @@ free_all:
 
 /* --- one case --- */
 
-/* Two combines: of rows that are returned unchanged, and of rows that identify the replying expert. */
-static ep_status run_rank_layout(struct throughput *state, ep_plan *plan)
-{
-    struct check_run *run = state->run;
-    const struct reference_layout *layout = &state->rank_layout;
-    struct throughput_step step = {.state = state, .plan = plan, .layout = layout, .out_rows = layout->n_rows};
+/* The plans of a case, with the phases of their steps. */
+struct plan_kind {
+    const char *plan, *dispatch, *combine;
+    bool expanded, worst_case;
+};
 
-    run->phase = "plan";
-    CHECK_TRY(verify_info(state, plan, layout, true, 0));
-    CHECK_TRY(verify_sources(state, plan, layout));
-    run->phase = "dispatch";
-    CHECK_TRY(throughput_dispatch(&step));
-    if (!state->c.topk) {
+static const struct plan_kind rank_plan = {"plan", "dispatch", "combine", false, false};
+static const struct plan_kind worst_case_plan = {"worst-case plan", "worst-case dispatch", "worst-case combine", false,
+                                                 true};
+static const struct plan_kind expanded_plan = {"expanded plan", "expanded dispatch", "expanded combine", true, false};
+
+/* With a rank layout two combines: of rows that are returned unchanged, and of rows that identify the replying rank. */
+static ep_status run_steps(struct throughput_step *step, const struct plan_kind *kind, int64_t max_recv_tokens)
+{
+    struct throughput *state = step->state;
+    struct check_run *run = state->run;
+
+    CHECK_TRY(verify_info(state, step->plan, step->layout, !kind->worst_case, max_recv_tokens));
+    if (!kind->worst_case)
+        CHECK_TRY(verify_sources(state, step->plan, step->layout));
+    run->phase = kind->dispatch;
+    CHECK_TRY(throughput_dispatch(step));
+    if (kind->worst_case)
+        CHECK_TRY(verify_info(state, step->plan, step->layout, true, max_recv_tokens));
+    if (kind == &rank_plan && !state->c.topk) {
         run->phase = "cached dispatch";
-        CHECK_TRY(throughput_dispatch(&step));
+        CHECK_TRY(throughput_dispatch(step));
     }
-    run->phase = "combine of unchanged rows";
-    step.identity = true;
-    step.n_bias = state->c.n_bias[0];
-    CHECK_TRY(throughput_combine(&step));
-    run->phase = "combine";
-    step.identity = false;
-    step.n_bias = state->c.n_bias[1];
-    return throughput_combine(&step);
+    if (kind == &rank_plan) {
+        run->phase = "combine of unchanged rows";
+        step->identity = true;
+        step->n_bias = state->c.n_bias[0];
+        CHECK_TRY(throughput_combine(step));
+    }
+    run->phase = kind->combine;
+    step->identity = false;
+    step->n_bias = state->c.n_bias[1];
+    return throughput_combine(step);
 }
 
-static ep_status run_worst_case(struct throughput *state, ep_plan *plan, int64_t max_recv_tokens)
+static ep_status run_plan(struct throughput *state, const struct plan_kind *kind)
 {
-    struct check_run *run = state->run;
-    const struct reference_layout *layout = &state->rank_layout;
-    struct throughput_step step = {.state = state, .plan = plan, .layout = layout, .out_rows = max_recv_tokens};
+    const struct reference_layout *layout = kind->expanded ? &state->expanded_layout : &state->rank_layout;
+    int64_t max_recv_tokens = kind->worst_case ? layout->n_rows + SPARE_ROWS : 0;
+    struct throughput_step step = {
+        .state = state, .layout = layout, .out_rows = kind->worst_case ? max_recv_tokens : layout->n_rows};
+    ep_status status;
 
-    run->phase = "worst-case plan";
-    CHECK_TRY(verify_info(state, plan, layout, false, max_recv_tokens));
-    run->phase = "worst-case dispatch";
-    CHECK_TRY(throughput_dispatch(&step));
-    CHECK_TRY(verify_info(state, plan, layout, true, max_recv_tokens));
-    run->phase = "worst-case combine";
-    step.n_bias = state->c.n_bias[1];
-    return throughput_combine(&step);
-}
-
-static ep_status run_expanded(struct throughput *state, ep_plan *plan)
-{
-    struct check_run *run = state->run;
-    const struct reference_layout *layout = &state->expanded_layout;
-    struct throughput_step step = {.state = state, .plan = plan, .layout = layout, .out_rows = layout->n_rows};
-
-    run->phase = "expanded plan";
-    CHECK_TRY(verify_info(state, plan, layout, true, 0));
-    CHECK_TRY(verify_sources(state, plan, layout));
-    run->phase = "expanded dispatch";
-    CHECK_TRY(throughput_dispatch(&step));
-    run->phase = "expanded combine";
-    step.n_bias = state->c.n_bias[1];
-    return throughput_combine(&step);
+    state->run->phase = kind->plan;
+    CHECK_TRY(new_plan(state, kind->expanded, max_recv_tokens, &step.plan));
+    status = run_steps(&step, kind, max_recv_tokens);
+    ep_plan_free(step.plan);
+    return status;
 }
 
 static ep_status run_plans(struct throughput *state)
 {
-    struct check_run *run = state->run;
-    int64_t max_recv_tokens = state->rank_layout.n_rows + SPARE_ROWS;
-    ep_plan *plan = NULL;
-    ep_status status;
-
-    run->phase = "layout";
+    state->run->phase = "layout";
     CHECK_TRY(verify_counts(state));
-    run->phase = "plan";
-    CHECK_TRY(new_plan(state, false, 0, &plan));
-    status = run_rank_layout(state, plan);
-    ep_plan_free(plan);
-    if (status == EP_OK && state->c.topk) {
-        run->phase = "worst-case plan";
-        CHECK_TRY(new_plan(state, false, max_recv_tokens, &plan));
-        status = run_worst_case(state, plan, max_recv_tokens);
-        ep_plan_free(plan);
-    }
-    if (status == EP_OK && state->c.expanded) {
-        run->phase = "expanded plan";
-        CHECK_TRY(new_plan(state, true, 0, &plan));
-        status = run_expanded(state, plan);
-        ep_plan_free(plan);
-    }
-    return status;
+    CHECK_TRY(run_plan(state, &rank_plan));
+    if (state->c.topk)
+        CHECK_TRY(run_plan(state, &worst_case_plan));
+    return state->c.expanded ? run_plan(state, &expanded_plan) : EP_OK;
 }
 
-static ep_status run_case(struct throughput *state, const struct throughput_case *c)
+static ep_status run_case(struct check_run *run, void *opaque, int index)
 {
-    struct check_run *run = state->run;
-    int alignment = c->alignment ? c->alignment : 1;
+    struct throughput *state = opaque;
+    int rank = run->ctx->rank, alignment;
     ep_status status = EP_E_MEMORY;
 
-    state->c = *c;
+    state->c = make_case(run, index);
+    alignment = state->c.alignment ? state->c.alignment : 1;
     run->call = "calloc";
-    if (!reference_layout_init(&run->group, run->ctx->rank, false, alignment, &state->rank_layout, NULL))
-        return status;
-    if (!c->expanded ||
-        reference_layout_init(&run->group, run->ctx->rank, true, alignment, &state->expanded_layout, NULL))
+    if (reference_layout_init(&run->group, rank, false, alignment, &state->rank_layout, NULL) &&
+        (!state->c.expanded ||
+         reference_layout_init(&run->group, rank, true, alignment, &state->expanded_layout, NULL)))
         status = run_plans(state);
     reference_layout_done(&state->rank_layout);
     reference_layout_done(&state->expanded_layout);
     return status;
 }
 
-static ep_status run_intranode(struct check_run *run, void *state, int index)
-{
-    struct throughput_case c = intranode_case(run, index);
-
-    return run_case(state, &c);
-}
-
-static ep_status run_internode(struct check_run *run, void *state, int index)
-{
-    struct throughput_case c = internode_case(run, index);
-
-    return run_case(state, &c);
-}
-
 const struct check_matrix check_matrix_intranode = {
     .name = "intranode",
     .count = 24,
-    .describe = describe_intranode,
+    .describe = describe,
     .validate = validate,
     .begin = begin,
-    .run = run_intranode,
+    .run = run_case,
     .end = end,
 };
 
 const struct check_matrix check_matrix_internode = {
     .name = "internode",
     .count = 32,
-    .describe = describe_internode,
+    .describe = describe,
     .validate = validate,
     .begin = begin,
-    .run = run_internode,
+    .run = run_case,
     .end = end,
 };

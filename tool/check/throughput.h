@@ -8,7 +8,6 @@
 #include "check/run.h"
 
 struct throughput_case {
-    int index; /* from 0 */
     bool previous, async, topk;
     struct data data;
     int n_bias[2];       /* of the combine of unchanged rows, and of the other one */
