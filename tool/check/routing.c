@@ -16,11 +16,11 @@ enum { STREAM_EXPERTS = 1, STREAM_WEIGHTS, STREAM_EXPERT_ORDER, STREAM_RANK_ORDE
 
 struct routing {
     struct routing_spec spec;
-    uint32_t *popularity;  /* zipf: [E] of the p-th most popular expert */
-    uint32_t total;        /* zipf: their sum */
-    int32_t *expert_order; /* zipf: [E] the p-th most popular expert */
-    int32_t *position;     /* one, empty: [R] index of a rank in a random order */
-    int32_t *receivers;    /* empty: ranks that receive something, ascending */
+    uint32_t popularity[EP_MAX_EXPERTS];  /* zipf: of the p-th most popular expert */
+    uint32_t total;                       /* zipf: their sum */
+    int32_t expert_order[EP_MAX_EXPERTS]; /* zipf: the p-th most popular expert */
+    int32_t position[EP_MAX_RANKS];       /* one, empty: index of a rank in a random order */
+    int32_t receivers[EP_MAX_RANKS];      /* empty: ranks that receive something, ascending */
     int n_receivers;
     struct npy_array file;
 };
@@ -291,15 +291,11 @@ static double fifth_root(double x)
     return y;
 }
 
-static bool make_zipf(struct routing *routing, struct check_error *error)
+static void make_zipf(struct routing *routing)
 {
     int n = routing->spec.n_experts;
     struct random random = {random_key(routing->spec.seed, STREAM_EXPERT_ORDER, 0, 0), 0};
 
-    routing->popularity = calloc((size_t)n, sizeof(*routing->popularity));
-    routing->expert_order = calloc((size_t)n, sizeof(*routing->expert_order));
-    if (!routing->popularity || !routing->expert_order)
-        return check_fail(error, "no memory for the popularity of %d experts", n);
     /* In units of 2^-26: 3000 for the last of 4096, and the sum stays below 2^29. */
     for (int p = 0; p < n; p++) {
         double x = p + 1;
@@ -309,25 +305,19 @@ static bool make_zipf(struct routing *routing, struct check_error *error)
         routing->expert_order[p] = p;
     }
     shuffle(&random, routing->expert_order, n);
-    return true;
 }
 
-static bool make_rank_order(struct routing *routing, struct check_error *error)
+static void make_rank_order(struct routing *routing)
 {
     int n = routing->spec.n_ranks;
     struct random random = {random_key(routing->spec.seed, STREAM_RANK_ORDER, 0, 0), 0};
 
-    routing->position = calloc((size_t)n, sizeof(*routing->position));
-    routing->receivers = calloc((size_t)n, sizeof(*routing->receivers));
-    if (!routing->position || !routing->receivers)
-        return check_fail(error, "no memory for the order of %d ranks", n);
     for (int rank = 0; rank < n; rank++)
         routing->position[rank] = rank;
     shuffle(&random, routing->position, n);
     for (int rank = 0; rank < n; rank++)
         if (routing->position[rank] % 4 < 2)
             routing->receivers[routing->n_receivers++] = rank;
-    return true;
 }
 
 /* Checks row `token` of the file with 64-bit values, before they are converted to 32 bits. */
@@ -407,7 +397,6 @@ static bool check_spec(const struct routing_spec *spec, struct check_error *erro
 bool routing_new(const struct routing_spec *spec, struct routing **ret_routing, struct check_error *error)
 {
     struct routing *routing;
-    bool ok = true;
 
     if (!check_spec(spec, error))
         return false;
@@ -416,12 +405,10 @@ bool routing_new(const struct routing_spec *spec, struct routing **ret_routing, 
         return check_fail(error, "no memory for a routing");
     routing->spec = *spec;
     if (spec->kind == ROUTING_ZIPF)
-        ok = make_zipf(routing, error);
-    else if (spec->kind == ROUTING_ONE || spec->kind == ROUTING_EMPTY)
-        ok = make_rank_order(routing, error);
-    else if (spec->kind == ROUTING_FILE)
-        ok = make_file(routing, error);
-    if (!ok) {
+        make_zipf(routing);
+    if (spec->kind == ROUTING_ONE || spec->kind == ROUTING_EMPTY)
+        make_rank_order(routing);
+    if (spec->kind == ROUTING_FILE && !make_file(routing, error)) {
         routing_free(routing);
         return false;
     }
@@ -433,10 +420,6 @@ void routing_free(struct routing *routing)
 {
     if (!routing)
         return;
-    free(routing->popularity);
-    free(routing->expert_order);
-    free(routing->position);
-    free(routing->receivers);
     npy_done(&routing->file);
     free(routing);
 }
