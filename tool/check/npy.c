@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -110,24 +109,21 @@ static bool parse_descr(struct header *header, struct npy_array *array)
     return true;
 }
 
-static bool parse_bool(struct header *header, bool *ret_value)
+static bool take_word(struct header *header, const char *word)
 {
-    static const struct {
-        const char *word;
-        bool value;
-    } words[] = {{"True", true}, {"False", false}};
+    size_t n = strlen(word);
 
     skip_space(header);
-    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
-        size_t n = strlen(words[i].word);
+    if ((size_t)(header->end - header->at) < n || memcmp(header->at, word, n) != 0)
+        return false;
+    header->at += n;
+    return true;
+}
 
-        if ((size_t)(header->end - header->at) >= n && !memcmp(header->at, words[i].word, n)) {
-            header->at += n;
-            *ret_value = words[i].value;
-            return true;
-        }
-    }
-    return header_expected(header, "True or False");
+static bool parse_bool(struct header *header, bool *ret_value)
+{
+    *ret_value = take_word(header, "True");
+    return *ret_value || take_word(header, "False") || header_expected(header, "True or False");
 }
 
 static bool parse_number(struct header *header, int64_t *ret_value)
@@ -285,72 +281,61 @@ bool npy_parse(const void *data, size_t size, struct npy_array *ret_array, struc
     return true;
 }
 
-/* Opens a regular file of an accepted size. Does not block, as opening a pipe without a writer would. */
-static FILE *open_file(const char *path, size_t *ret_size, struct check_error *error)
+/* Reads a regular file of an accepted size. Does not block, as opening a pipe without a writer would. */
+static unsigned char *read_file(int fd, const char *path, size_t *ret_size, struct check_error *error)
 {
+    unsigned char *bytes = NULL;
     struct stat info;
-    FILE *file;
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    size_t size, n = 0;
+    ssize_t got = 1;
 
     if (fd < 0 || fstat(fd, &info) < 0) {
         check_fail(error, "%s: %s", path, strerror(errno));
-        goto close;
+        return NULL;
     }
     if (!S_ISREG(info.st_mode)) {
         check_fail(error, "%s: not a regular file", path);
-        goto close;
+        return NULL;
     }
     if (info.st_size > NPY_MAX_FILE_BYTES) {
         check_fail(error, "%s: %jd bytes; at most %jd are accepted", path, (intmax_t)info.st_size,
                    (intmax_t)NPY_MAX_FILE_BYTES);
-        goto close;
+        return NULL;
     }
-    file = fdopen(fd, "rb");
-    if (!file) {
-        check_fail(error, "%s: %s", path, strerror(errno));
-        goto close;
+    size = (size_t)info.st_size;
+    bytes = malloc(size ? size : 1);
+    if (!bytes) {
+        check_fail(error, "%s: no memory for its %zu bytes", path, size);
+        return NULL;
     }
-    *ret_size = (size_t)info.st_size;
-    return file;
-close:
-    if (fd >= 0)
-        close(fd);
-    return NULL;
+    while (n < size && (got = read(fd, bytes + n, size - n)) > 0)
+        n += (size_t)got;
+    if (n < size) {
+        check_fail(error, "%s: %s", path, got < 0 ? strerror(errno) : "shorter than its size says");
+        free(bytes);
+        return NULL;
+    }
+    *ret_size = size;
+    return bytes;
 }
 
 bool npy_load(const char *path, struct npy_array *ret_array, struct check_error *error)
 {
     struct check_error reason = {""};
-    struct npy_array array = {0};
-    unsigned char *bytes = NULL;
-    size_t size;
-    FILE *file;
-    bool ok = false;
+    size_t size = 0;
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    unsigned char *bytes = read_file(fd, path, &size, error);
 
-    file = open_file(path, &size, error);
-    if (!file)
+    if (fd >= 0)
+        close(fd);
+    if (!bytes)
         return false;
-    bytes = malloc(size ? size : 1);
-    if (!bytes) {
-        check_fail(error, "%s: no memory for its %zu bytes", path, size);
-        goto close;
+    if (!npy_parse(bytes, size, ret_array, &reason)) {
+        free(bytes);
+        return check_fail(error, "%s: %s", path, reason.text);
     }
-    if (fread(bytes, 1, size, file) != size) {
-        check_fail(error, "%s: %s", path, ferror(file) ? strerror(errno) : "shorter than its size says");
-        goto close;
-    }
-    if (!npy_parse(bytes, size, &array, &reason)) {
-        check_fail(error, "%s: %s", path, reason.text);
-        goto close;
-    }
-    array.owned = bytes;
-    bytes = NULL;
-    *ret_array = array;
-    ok = true;
-close:
-    free(bytes);
-    fclose(file);
-    return ok;
+    ret_array->owned = bytes;
+    return true;
 }
 
 void npy_done(struct npy_array *array)
