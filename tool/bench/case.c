@@ -45,7 +45,14 @@ static void *alloc_symmetric(struct bench_case *bench, size_t row_bytes)
     return mirrors_alloc(&bench->mirrors, bytes, MIRRORS_SYMMETRIC);
 }
 
-void bench_mirror_route(struct bench_mirrors *mirrors, const struct bench_route *route)
+ep_status bench_mirrors_status(const struct mirrors *mirrors)
+{
+    if (mirrors->missing)
+        return ep_fail(EP_E_MEMORY, "benchmark: no memory for a buffer of %zu bytes", mirrors->missing);
+    return mirrors->status;
+}
+
+void bench_mirror_route(struct mirrors *mirrors, const struct bench_route *route)
 {
     size_t choices = (size_t)route->n_tokens * (size_t)route->group.topk;
 
@@ -80,10 +87,9 @@ static ep_status alloc_buffers(struct bench_case *bench)
             alloc_rows(bench, bench->capacity_rows > n_tokens ? bench->capacity_rows : n_tokens, 2 * hidden);
         bench->out_naive = alloc_rows(bench, n_tokens, 2 * hidden);
     }
-    EP_TRY(mirrors_status(&bench->mirrors));
-    if (!bench_has_mpi(bench))
-        return EP_OK;
-    return naive_init(&bench->naive, &bench->mirrors, &bench->route, (int)hidden);
+    if (bench_has_mpi(bench))
+        naive_init(&bench->naive, &bench->mirrors, &bench->route, (int)hidden);
+    return bench_mirrors_status(&bench->mirrors);
 }
 
 int bench_case_init(struct bench_case *bench, const struct bench_case *common, int tokens)

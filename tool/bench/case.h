@@ -14,10 +14,10 @@
 
 #include "bench/account.h"
 #include "bench/bench.h"
-#include "bench/mirrors.h"
 #include "bench/naive.h"
 #include "bench/rounds.h"
 #include "bench/route.h"
+#include "check/mirrors.h"
 
 /* Number of routings that plans are measured with, used round-robin. */
 #define BENCH_VARIANTS 4
@@ -35,7 +35,7 @@ struct bench_case {
      * Buffers of this rank, see mirrors.h. x, x_scales, out, out_naive and copy_from: private memory. The others:
      * symmetric memory.
      */
-    struct bench_mirrors mirrors;
+    struct mirrors mirrors;
     void *x;         /* [N,H] bf16 or fp8 */
     float *x_scales; /* [N,H/128] */
     uint16_t *out;   /* [N,H] of the combine */
@@ -63,8 +63,11 @@ void bench_case_done(struct bench_case *bench);
  * the error. */
 int bench_case_route(const struct bench_case *bench, int variant, bool expanded, struct bench_route *ret_route);
 
+/* EP_OK, or the first error of these buffers. */
+ep_status bench_mirrors_status(const struct mirrors *mirrors);
+
 /* Adds mirrors of the experts and weights of a route. */
-void bench_mirror_route(struct bench_mirrors *mirrors, const struct bench_route *route);
+void bench_mirror_route(struct mirrors *mirrors, const struct bench_route *route);
 
 ep_status bench_plan_new(struct bench_case *bench, const struct bench_route *route, ep_plan **ret_plan);
 void bench_dispatch_args(const struct bench_case *bench, bool is_fp8, ep_dispatch_args *ret_args);

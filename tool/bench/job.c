@@ -4,6 +4,7 @@
 
 #include "backend/cuda/module.h"
 #include "base/error.h"
+#include "bench/pattern.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -37,7 +38,7 @@ static int run_tokens(const struct bench_case *common, int tokens, int step, int
 
 static int run_request(struct ranks_ctx *ctx, const struct bench_request *request)
 {
-    struct bench_case common = {.ctx = ctx, .request = request, .mirrors = {.ctx = ctx}};
+    struct bench_case common = {.ctx = ctx, .request = request, .mirrors = {.ctx = ctx, .poison = PATTERN_POISON}};
     bool low_latency = request->ops & BENCH_LL;
     int n_throughput = request->ops & ~(unsigned)BENCH_LL ? request->n_token_counts : 0;
     int n_steps = n_throughput + (low_latency ? 1 : 0);

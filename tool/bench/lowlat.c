@@ -142,7 +142,7 @@ static size_t row_bytes(const struct lowlat *lowlat)
 
 /* Calls `act` on the rows or scales of each expert. */
 static void each_expert(struct lowlat *lowlat, void *rows, size_t bytes,
-                        void (*act)(struct bench_mirrors *mirrors, void *host, size_t bytes))
+                        void (*act)(struct mirrors *mirrors, void *host, size_t bytes))
 {
     const struct bench_route *route = &lowlat->bench.route;
 
@@ -213,7 +213,7 @@ static int check_combine(struct lowlat *lowlat)
 
 static int run_once(struct lowlat *lowlat, ep_status (*run)(void *context), const char *what)
 {
-    ep_status status = mirrors_status(&lowlat->bench.mirrors);
+    ep_status status = bench_mirrors_status(&lowlat->bench.mirrors);
 
     if (status == EP_OK)
         status = run(lowlat);
@@ -226,7 +226,7 @@ static int run_once(struct lowlat *lowlat, ep_status (*run)(void *context), cons
 static int check_both(struct lowlat *lowlat)
 {
     const struct bench_route *route = &lowlat->bench.route;
-    struct bench_mirrors *mirrors = &lowlat->bench.mirrors;
+    struct mirrors *mirrors = &lowlat->bench.mirrors;
     int code;
 
     each_expert(lowlat, lowlat->bench.recv_x, row_bytes(lowlat), mirrors_poison);
@@ -315,7 +315,7 @@ static int measure_pairs(struct lowlat *lowlat)
 static ep_status alloc_buffers(struct lowlat *lowlat)
 {
     const struct bench_route *route = &lowlat->bench.route;
-    struct bench_mirrors *mirrors = &lowlat->bench.mirrors;
+    struct mirrors *mirrors = &lowlat->bench.mirrors;
     size_t row = 2 * (size_t)lowlat->bench.request->hidden;
     size_t x_bytes = ((size_t)lowlat->bench.tokens + 1) * row;
     size_t layout = (size_t)route->group.n_local * (size_t)lowlat->slots;
@@ -337,7 +337,7 @@ static ep_status alloc_buffers(struct lowlat *lowlat)
         lowlat->bench.copy_to = mirrors_alloc(mirrors, received, MIRRORS_SYMMETRIC);
         lowlat->bench.copy_from = mirrors_alloc(mirrors, received, 0);
     }
-    return mirrors_status(mirrors);
+    return bench_mirrors_status(mirrors);
 }
 
 static ep_status open_layout(struct lowlat *lowlat)
@@ -355,7 +355,7 @@ static ep_status open_layout(struct lowlat *lowlat)
     verify_fill_x(&lowlat->bench, false);
     each_row(lowlat, fill_returned);
     each_expert(lowlat, lowlat->returned, 2 * (size_t)request->hidden, mirrors_push);
-    EP_TRY(mirrors_status(&lowlat->bench.mirrors));
+    EP_TRY(bench_mirrors_status(&lowlat->bench.mirrors));
     return ep_ll_new(lowlat->bench.ctx->comm, &config, &lowlat->ll);
 }
 

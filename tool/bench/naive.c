@@ -35,7 +35,7 @@ static void fill_counts(struct naive *naive)
     }
 }
 
-ep_status naive_init(struct naive *naive, struct bench_mirrors *mirrors, const struct bench_route *route, int hidden)
+void naive_init(struct naive *naive, struct mirrors *mirrors, const struct bench_route *route, int hidden)
 {
     const struct ranks_ctx *ctx = mirrors->ctx;
     size_t n_send = (size_t)route->received.n_send;
@@ -56,7 +56,6 @@ ep_status naive_init(struct naive *naive, struct bench_mirrors *mirrors, const s
     naive->recv_experts = mirrors_alloc(mirrors, n_recv * topk * sizeof(int32_t), 0);
     naive->recv_weights = mirrors_alloc(mirrors, n_recv * topk * sizeof(float), 0);
     fill_counts(naive);
-    return mirrors_status(mirrors);
 }
 
 static bool goes_to(const struct bench_route *route, int token, int holder)

@@ -7,9 +7,9 @@
 #ifndef EP_BENCH_NAIVE_H
 #define EP_BENCH_NAIVE_H
 
-#include "bench/mirrors.h"
 #include "bench/reduce.h"
 #include "bench/route.h"
+#include "check/mirrors.h"
 #include "mpi/module.h"
 
 #include <stdbool.h>
@@ -35,7 +35,7 @@ struct naive {
 };
 
 /* Adds buffers for rows of either type to the mirrors, on whose ranks it runs. */
-ep_status naive_init(struct naive *naive, struct bench_mirrors *mirrors, const struct bench_route *route, int hidden);
+void naive_init(struct naive *naive, struct mirrors *mirrors, const struct bench_route *route, int hidden);
 
 /* Bytes that naive_init() allocates for these numbers of rows. */
 uint64_t naive_bytes(int64_t n_send, int64_t n_recv, int hidden, int topk);

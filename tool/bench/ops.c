@@ -109,7 +109,7 @@ static int check_op(struct op *op)
         mirrors_poison(&bench->mirrors, bench->out, out_bytes);
     else
         verify_poison_received(bench, &bench->route);
-    status = mirrors_status(&bench->mirrors);
+    status = bench_mirrors_status(&bench->mirrors);
     if (status == EP_OK)
         status = run_op(op);
     if (status == EP_OK)

@@ -45,7 +45,7 @@ void verify_fill_x(struct bench_case *bench, bool is_fp8)
 }
 
 static void each_received(struct bench_case *bench, size_t rows,
-                          void (*act)(struct bench_mirrors *mirrors, void *host, size_t bytes))
+                          void (*act)(struct mirrors *mirrors, void *host, size_t bytes))
 {
     size_t hidden = (size_t)bench->request->hidden;
     size_t topk = (size_t)bench->request->topk;
