@@ -197,13 +197,15 @@ static ep_status run_cases(struct check_run *run, void **ret_state)
 static int run_matrix(struct check_run *run)
 {
     void *state = NULL;
-    ep_status status = run_cases(run, &state), end_status = EP_OK;
+    ep_status status = run_cases(run, &state), end_status;
     int code = status == EP_OK ? JOB_FINE : fail_call(run, status);
 
     run->phase = "end";
     *run->name = '\0';
+    run->call = "ep_free";
     if (state)
-        end_status = run->parameters.matrix->end(run, state, status == EP_OK);
+        run->parameters.matrix->end(state);
+    end_status = mirrors_free(&run->mirrors);
     if (status != EP_OK)
         return code;
     if (end_status != EP_OK)
@@ -218,7 +220,7 @@ static int run_matrix(struct check_run *run)
 
 int check_job(struct ranks_ctx *ctx, const json_t *parameters)
 {
-    struct check_run run = {.ctx = ctx};
+    struct check_run run = {.ctx = ctx, .mirrors = {.ctx = ctx, .poison = CHECK_POISON}};
     struct check_error error = {""};
     struct routing_spec spec;
     int code;

@@ -46,9 +46,12 @@ struct ll_state {
     struct reference_layout layout;
     struct reference_scratch scratch;
     /* [0]: ordinary memory, [1]: symmetric. */
-    struct check_buffer rows[2], scales[2];
-    struct check_buffer counts, sources, ranges;
-    struct check_buffer topk_idx, x, x_weights, out;
+    unsigned char *rows[2], *scales[2];
+    int32_t *counts, *sources;
+    int64_t *ranges;
+    void *topk_idx;
+    float *x_weights;
+    uint16_t *x, *out;
     uint16_t *expected, *input, *unchanged; /* one row each */
     float *factors;                         /* of one row */
     struct ll_case c;
@@ -59,8 +62,8 @@ struct ll_step {
     struct ll_state *state;
     struct data data;
     bool identity;
-    uint16_t *x;           /* combine: input in host memory ... */
-    unsigned char *offers; /* ... and as passed to the library */
+    uint16_t *x;  /* combine: input in host memory ... */
+    void *offers; /* ... and as passed to the library */
     /* Cache of the last unchanged row, because all K experts of a token return the same one. */
     uint16_t *unchanged;
     int source, token;
@@ -104,33 +107,21 @@ static ep_status new_buffers(struct ll_state *state, int max_tokens)
 {
     struct check_run *run = state->run;
     size_t hidden = (size_t)run->parameters.hidden, topk = (size_t)run->group.topk;
-    int n_local = run->group.n_local;
-    struct {
-        struct check_buffer *buffer;
-        int64_t n_items;
-        size_t item_bytes;
-        int where;
-    } buffers[] = {
-        {&state->rows[1], n_local * state->slots, hidden * sizeof(uint16_t), CHECK_SYMMETRIC},
-        {&state->scales[1], n_local * state->slots, hidden / EP_SCALE_BLOCK * 4, CHECK_SYMMETRIC},
-        {&state->rows[0], n_local * state->slots, hidden * sizeof(uint16_t), CHECK_ORDINARY},
-        {&state->scales[0], n_local * state->slots, hidden / EP_SCALE_BLOCK * 4, CHECK_ORDINARY},
-        {&state->counts, n_local, sizeof(int32_t), CHECK_ALTERNATE},
-        {&state->sources, n_local * state->slots, sizeof(int32_t), CHECK_ALTERNATE},
-        {&state->ranges, n_local * (int64_t)run->group.n_ranks, sizeof(int64_t), CHECK_ALTERNATE},
-        {&state->topk_idx, max_tokens, topk * sizeof(int64_t), CHECK_ALTERNATE},
-        {&state->x, max_tokens, hidden * sizeof(uint16_t), CHECK_ALTERNATE},
-        {&state->x_weights, max_tokens, topk * sizeof(float), CHECK_ALTERNATE},
-        {&state->out, max_tokens, hidden * sizeof(uint16_t), CHECK_ALTERNATE},
-    };
-    ep_status status = EP_OK;
+    int64_t n_local = run->group.n_local, n_slots = n_local * state->slots;
 
-    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]) && status == EP_OK; i++)
-        if (buffers[i].where == CHECK_ALTERNATE || run->parameters.memory == CHECK_ALTERNATE ||
-            buffers[i].where == (int)run->parameters.memory)
-            status = check_buffer_new(run, buffers[i].n_items, buffers[i].item_bytes,
-                                      buffers[i].where == CHECK_SYMMETRIC, buffers[i].buffer);
-    return status;
+    for (int where = CHECK_SYMMETRIC; where >= CHECK_ORDINARY; where--)
+        if (run->parameters.memory == CHECK_ALTERNATE || (int)run->parameters.memory == where) {
+            state->rows[where] = check_alloc(run, n_slots, hidden * sizeof(uint16_t), where == CHECK_SYMMETRIC);
+            state->scales[where] = check_alloc(run, n_slots, hidden / EP_SCALE_BLOCK * 4, where == CHECK_SYMMETRIC);
+        }
+    state->counts = check_alloc(run, n_local, sizeof(int32_t), false);
+    state->sources = check_alloc(run, n_slots, sizeof(int32_t), false);
+    state->ranges = check_alloc(run, n_local * run->group.n_ranks, sizeof(int64_t), false);
+    state->topk_idx = check_alloc(run, max_tokens, topk * sizeof(int64_t), false);
+    state->x = check_alloc(run, max_tokens, hidden * sizeof(uint16_t), false);
+    state->x_weights = check_alloc(run, max_tokens, topk * sizeof(float), false);
+    state->out = check_alloc(run, max_tokens, hidden * sizeof(uint16_t), false);
+    return check_buffers(run);
 }
 
 static ep_status begin(struct check_run *run, void **ret_state)
@@ -164,16 +155,11 @@ static ep_status begin(struct check_run *run, void **ret_state)
     return new_buffers(state, max_tokens);
 }
 
-static ep_status end(struct check_run *run, void *opaque, bool healthy)
+static void end(void *opaque)
 {
     struct ll_state *state = opaque;
-    struct check_buffer *buffers[] = {&state->rows[1], &state->scales[1], &state->rows[0], &state->scales[0],
-                                      &state->counts,  &state->sources,   &state->ranges,  &state->topk_idx,
-                                      &state->x,       &state->x_weights, &state->out};
-    ep_status status;
 
     ep_ll_free(state->ll);
-    status = check_buffers_free(run, buffers, sizeof(buffers) / sizeof(buffers[0]), healthy);
     reference_layout_done(&state->layout);
     reference_scratch_done(&state->scratch);
     free(state->expected);
@@ -181,7 +167,6 @@ static ep_status end(struct check_run *run, void *opaque, bool healthy)
     free(state->unchanged);
     free(state->factors);
     free(state);
-    return status;
 }
 
 /* --- data --- */
@@ -238,42 +223,37 @@ static const struct reference_row *row_of(const struct ll_state *state, int loca
 
 /* --- dispatch --- */
 
-typedef ep_status (*part_fn)(struct check_run *run, struct check_buffer *buffer, size_t from, size_t to);
+typedef void (*part_fn)(struct mirrors *mirrors, void *host, size_t bytes);
 
 /* Calls `act` for the received rows of each expert and one row more, and the guard: all R*M rows would take too long.
  */
-static ep_status each_part(struct ll_state *state, struct check_buffer *buffer, size_t row_bytes, part_fn act)
+static void each_part(struct ll_state *state, unsigned char *buffer, size_t row_bytes, part_fn act)
 {
+    struct mirrors *mirrors = &state->run->mirrors;
     int n_local = state->run->group.n_local;
-    size_t end = (size_t)first_slot(state, n_local) * row_bytes;
 
     for (int local = 0; local < n_local; local++) {
         size_t n = (size_t)(count_of(state, local) + 1 < state->slots ? count_of(state, local) + 1 : state->slots);
-        size_t from = (size_t)first_slot(state, local) * row_bytes;
 
-        CHECK_TRY(act(state->run, buffer, from, from + n * row_bytes));
+        act(mirrors, buffer + (size_t)first_slot(state, local) * row_bytes, n * row_bytes);
     }
-    return act(state->run, buffer, end, end + CHECK_GUARD_BYTES);
-}
-
-static ep_status whole(struct check_run *run, struct check_buffer *buffer, part_fn act)
-{
-    return act(run, buffer, 0, buffer->bytes + CHECK_GUARD_BYTES);
+    act(mirrors, buffer + (size_t)first_slot(state, n_local) * row_bytes, CHECK_GUARD_BYTES);
 }
 
 /* Calls `act` for all outputs of a dispatch, to poison or to pull them. */
-static ep_status each_output(struct ll_state *state, part_fn act)
+static void each_output(struct ll_state *state, part_fn act)
 {
-    const struct ll_case *c = &state->c;
+    struct mirrors *mirrors = &state->run->mirrors;
+    size_t n_local = (size_t)state->run->group.n_local;
 
-    CHECK_TRY(each_part(state, &state->rows[c->symmetric], row_bytes_of(state), act));
-    CHECK_TRY(each_part(state, &state->scales[c->symmetric], scale_bytes_of(state), act));
-    CHECK_TRY(whole(state->run, &state->counts, act));
-    CHECK_TRY(whole(state->run, &state->sources, act));
-    return whole(state->run, &state->ranges, act);
+    each_part(state, state->rows[state->c.symmetric], row_bytes_of(state), act);
+    each_part(state, state->scales[state->c.symmetric], scale_bytes_of(state), act);
+    act(mirrors, state->counts, n_local * sizeof(int32_t) + CHECK_GUARD_BYTES);
+    act(mirrors, state->sources, n_local * (size_t)state->slots * sizeof(int32_t) + CHECK_GUARD_BYTES);
+    act(mirrors, state->ranges, n_local * (size_t)state->run->group.n_ranks * sizeof(int64_t) + CHECK_GUARD_BYTES);
 }
 
-static ep_status load_dispatch(const struct ll_step *step)
+static void load_dispatch(const struct ll_step *step)
 {
     struct ll_state *state = step->state;
     const struct reference_group *group = &state->run->group;
@@ -281,12 +261,17 @@ static ep_status load_dispatch(const struct ll_step *step)
     size_t n = (size_t)state->n_tokens * (size_t)group->topk, hidden = (size_t)step->data.hidden;
 
     if (n)
-        memcpy(state->x_weights.memory, group->weights[rank], n * sizeof(float));
+        memcpy(state->x_weights, group->weights[rank], n * sizeof(float));
     for (int token = 0; token < state->n_tokens; token++)
-        input_row(&step->data, rank, token, (uint16_t *)state->x.memory + (size_t)token * hidden);
-    CHECK_TRY(check_buffer_load_choices(state->run, state->c.idx_type, &state->topk_idx));
-    CHECK_TRY(check_buffer_push(state->run, &state->x_weights, 0, n * sizeof(float)));
-    return check_buffer_push(state->run, &state->x, 0, (size_t)state->n_tokens * hidden * sizeof(uint16_t));
+        input_row(&step->data, rank, token, state->x + (size_t)token * hidden);
+    check_load_choices(state->run, state->c.idx_type, state->topk_idx);
+    mirrors_push(&state->run->mirrors, state->x_weights, n * sizeof(float));
+    mirrors_push(&state->run->mirrors, state->x, (size_t)state->n_tokens * hidden * sizeof(uint16_t));
+}
+
+static void *address(const struct ll_state *state, const void *buffer)
+{
+    return mirrors_address(&state->run->mirrors, buffer);
 }
 
 static ep_status start_dispatch(const struct ll_step *step)
@@ -295,19 +280,19 @@ static ep_status start_dispatch(const struct ll_step *step)
     const struct ll_case *c = &state->c;
     ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
 
-    args.x = state->x.address;
-    args.topk_idx = state->topk_idx.address;
+    args.x = address(state, state->x);
+    args.topk_idx = address(state, state->topk_idx);
     args.idx_type = c->idx_type;
     args.n_tokens = state->n_tokens;
     args.out_dtype = is_fp8(c) ? EP_F8E4M3 : EP_BF16;
-    args.recv_x = state->rows[c->symmetric].address;
+    args.recv_x = address(state, state->rows[c->symmetric]);
     if (is_fp8(c)) {
         args.scale_type = c->format == LL_FP8_UE8M0 ? EP_UE8M0 : EP_F32;
-        args.recv_scales = state->scales[c->symmetric].address;
+        args.recv_scales = address(state, state->scales[c->symmetric]);
     }
-    args.recv_count = (int32_t *)state->counts.address;
-    args.recv_source = c->sources ? (int32_t *)state->sources.address : NULL;
-    args.recv_range = c->sources ? (int64_t *)state->ranges.address : NULL;
+    args.recv_count = address(state, state->counts);
+    args.recv_source = c->sources ? address(state, state->sources) : NULL;
+    args.recv_range = c->sources ? address(state, state->ranges) : NULL;
     /* ue8m0 scales are powers of two even without the flag. */
     args.flags = (c->hook ? EP_LL_RECV_HOOK : 0) | (c->format == LL_FP8_ROUNDED ? EP_LL_ROUND_SCALE : 0);
     CHECK_CALL(state->run, ep_ll_dispatch_sync, state->ll, &args);
@@ -322,7 +307,7 @@ static void verify_row(const struct ll_step *step, int64_t slot, const struct re
     const struct ll_case *c = &state->c;
     struct check_run *run = state->run;
     size_t row_bytes = row_bytes_of(state), scale_bytes = scale_bytes_of(state);
-    const unsigned char *got = state->rows[c->symmetric].memory + (size_t)slot * row_bytes;
+    const unsigned char *got = state->rows[c->symmetric] + (size_t)slot * row_bytes;
     int32_t packed[EP_MAX_HIDDEN / EP_SCALE_BLOCK / 4];
     bool is_packed = c->format == LL_FP8_UE8M0;
 
@@ -336,15 +321,15 @@ static void verify_row(const struct ll_step *step, int64_t slot, const struct re
     if (is_packed)
         reference_pack_ue8m0(state->factors, step->data.hidden / EP_SCALE_BLOCK, packed);
     check_row(run, "recv_scales", slot, row, 4, scale_bytes, is_packed ? (void *)packed : (void *)state->factors,
-              state->scales[c->symmetric].memory + (size_t)slot * scale_bytes);
+              state->scales[c->symmetric] + (size_t)slot * scale_bytes);
 }
 
 /* Verifies recv_source and recv_range of one expert. */
 static void verify_sources(struct ll_state *state, int local)
 {
     struct check_run *run = state->run;
-    const int32_t *token = (const int32_t *)state->sources.memory + first_slot(state, local);
-    const int64_t *range = (const int64_t *)state->ranges.memory + (int64_t)local * run->group.n_ranks;
+    const int32_t *token = state->sources + first_slot(state, local);
+    const int64_t *range = state->ranges + (int64_t)local * run->group.n_ranks;
     int64_t begin = 0;
 
     for (int64_t i = 0; i < count_of(state, local); i++)
@@ -377,31 +362,31 @@ static void verify_dispatch(const struct ll_step *step)
     int n_local = run->group.n_local;
     size_t all = (size_t)first_slot(state, n_local);
 
-    check_equal_i32(run, "recv_count", n_local, state->layout.recv_per_expert, (const int32_t *)state->counts.memory);
+    check_equal_i32(run, "recv_count", n_local, state->layout.recv_per_expert, state->counts);
     for (int local = 0; local < n_local; local++) {
         for (int64_t i = 0; i < count_of(state, local); i++)
             verify_row(step, first_slot(state, local) + i, row_of(state, local, i));
         if (c->sources)
             verify_sources(state, local);
     }
-    check_buffer_guard(run, "recv_x", &state->rows[c->symmetric], all * row_bytes_of(state));
-    check_buffer_guard(run, "recv_scales", &state->scales[c->symmetric], all * scale_bytes_of(state));
-    check_buffer_guard(run, "recv_count", &state->counts, (size_t)n_local * sizeof(int32_t));
-    check_buffer_guard(run, "recv_source", &state->sources, c->sources ? all * sizeof(int32_t) : 0);
-    check_buffer_guard(run, "recv_range", &state->ranges,
-                       c->sources ? (size_t)n_local * (size_t)run->group.n_ranks * sizeof(int64_t) : 0);
+    check_guard(run, "recv_x", state->rows[c->symmetric], all * row_bytes_of(state));
+    check_guard(run, "recv_scales", state->scales[c->symmetric], all * scale_bytes_of(state));
+    check_guard(run, "recv_count", state->counts, (size_t)n_local * sizeof(int32_t));
+    check_guard(run, "recv_source", state->sources, c->sources ? all * sizeof(int32_t) : 0);
+    check_guard(run, "recv_range", state->ranges,
+                c->sources ? (size_t)n_local * (size_t)run->group.n_ranks * sizeof(int64_t) : 0);
 }
 
 static ep_status dispatch(const struct ll_step *step)
 {
     struct ll_state *state = step->state;
 
-    CHECK_TRY(each_output(state, check_buffer_poison_part));
-    CHECK_TRY(load_dispatch(step));
+    each_output(state, mirrors_poison);
+    load_dispatch(step);
     CHECK_TRY(start_dispatch(step));
-    CHECK_TRY(each_output(state, check_buffer_pull));
+    each_output(state, mirrors_pull);
     verify_dispatch(step);
-    return EP_OK;
+    return check_buffers(state->run);
 }
 
 /* --- combine --- */
@@ -431,11 +416,10 @@ static void reply_row(void *context, int rank, int expert, int source, int token
 }
 
 /* Writes the rows of the experts. The row after the last of each expert is NaN, to detect its use in a sum. */
-static ep_status load_combine(struct ll_step *step)
+static void load_combine(struct ll_step *step)
 {
     struct ll_state *state = step->state;
     const struct reference_group *group = &state->run->group;
-    struct check_buffer offers = {.memory = (unsigned char *)step->x, .address = step->offers};
     int rank = state->run->ctx->rank;
     size_t hidden = (size_t)step->data.hidden;
 
@@ -452,9 +436,8 @@ static ep_status load_combine(struct ll_step *step)
         if (n < state->slots)
             memset(out + (size_t)n * hidden, 0xff, hidden * sizeof(*out));
         n += n < state->slots;
-        CHECK_TRY(check_buffer_push(state->run, &offers, at, at + (size_t)n * row_bytes));
+        mirrors_push_to(&state->run->mirrors, (char *)step->offers + at, out, (size_t)n * row_bytes);
     }
-    return EP_OK;
 }
 
 static ep_status start_combine(const struct ll_step *step)
@@ -464,11 +447,11 @@ static ep_status start_combine(const struct ll_step *step)
     ep_ll_combine_args args = EP_LL_COMBINE_ARGS_INIT;
 
     args.x = step->offers;
-    args.topk_idx = state->topk_idx.address;
+    args.topk_idx = address(state, state->topk_idx);
     args.idx_type = c->idx_type;
     args.n_tokens = state->n_tokens;
-    args.topk_weights = (const float *)state->x_weights.address;
-    args.out = state->out.address;
+    args.topk_weights = address(state, state->x_weights);
+    args.out = address(state, state->out);
     args.flags = (c->hook ? EP_LL_RECV_HOOK : 0) | (c->zero_copy ? EP_LL_ZERO_COPY : 0) |
                  (state->run->parameters.no_partial_reduce ? EP_LL_NO_PARTIAL_REDUCE : 0);
     CHECK_CALL(state->run, ep_ll_combine_sync, state->ll, &args);
@@ -513,7 +496,7 @@ static void verify_combine(struct ll_step *step)
     struct check_distance distance = {0};
 
     for (int token = 0; token < state->n_tokens; token++) {
-        const uint16_t *out = (const uint16_t *)state->out.memory + (size_t)token * hidden;
+        const uint16_t *out = state->out + (size_t)token * hidden;
         const struct reference_row row = {.rank = run->ctx->rank, .token = token};
 
         reference_ll_combine_row(&run->group, &combine, run->ctx->rank, token, &state->scratch, state->expected);
@@ -522,27 +505,27 @@ static void verify_combine(struct ll_step *step)
             measure(step, token, out, &distance);
     }
     check_distance_below(run, &distance, distance_limit(&state->c));
-    check_buffer_guard(run, "out", &state->out, (size_t)state->n_tokens * hidden * sizeof(uint16_t));
+    check_guard(run, "out", state->out, (size_t)state->n_tokens * hidden * sizeof(uint16_t));
 }
 
 static ep_status combine_step(struct ll_step *step)
 {
     struct ll_state *state = step->state;
-    struct check_buffer *rows = &state->rows[state->c.symmetric];
+    unsigned char *rows = state->rows[state->c.symmetric];
     size_t used = (size_t)state->n_tokens * (size_t)step->data.hidden * sizeof(uint16_t);
-    void *buffer = rows->address;
+    void *buffer = address(state, rows);
 
     if (state->c.zero_copy)
         CHECK_CALL(state->run, ep_ll_get_combine_buffer, state->ll, &buffer);
     step->offers = buffer;
     /* With device memory, the mirror of the received rows serves as the host copy of either buffer. */
-    step->x = state->run->ctx->memory ? (void *)rows->memory : buffer;
-    CHECK_TRY(load_combine(step));
-    CHECK_TRY(check_buffer_poison(state->run, &state->out, used));
+    step->x = state->run->ctx->memory ? (void *)rows : buffer;
+    load_combine(step);
+    check_poison(state->run, state->out, used);
     CHECK_TRY(start_combine(step));
-    CHECK_TRY(check_buffer_pull_guarded(state->run, &state->out, used));
+    check_pull(state->run, state->out, used);
     verify_combine(step);
-    return EP_OK;
+    return check_buffers(state->run);
 }
 
 static ep_status run_case(struct check_run *run, void *opaque, int index)

@@ -4,7 +4,6 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* So many rounding errors are close to their mean: it has exceeded a limit with 16 elements, but not with 32. */
@@ -97,101 +96,36 @@ void check_distance_below(struct check_run *run, const struct check_distance *di
         check_mismatch(run, "error %.3g against the input, limit %.3g", value, limit);
 }
 
-/* The memory passed to the library: of ep_alloc(), or the mirror of ordinary memory. */
-static ep_status alloc_address(struct check_run *run, size_t bytes, bool symmetric, unsigned char **ret_address)
+void *check_alloc(struct check_run *run, int64_t n_items, size_t item_bytes, bool symmetric)
 {
-    void *address;
+    size_t bytes;
 
-    if (symmetric)
-        CHECK_CALL(run, ep_alloc, run->ctx->comm, bytes, &address);
-    else
-        CHECK_CALL(run, run->ctx->memory->alloc, run->ctx, bytes, &address);
-    *ret_address = address;
-    return EP_OK;
-}
-
-ep_status check_buffer_new(struct check_run *run, int64_t n_items, size_t item_bytes, bool symmetric,
-                           struct check_buffer *ret_buffer)
-{
-    struct check_buffer buffer = {.symmetric = symmetric};
-    bool has_mirror = run->ctx->memory;
-    ep_status status = EP_OK;
-    size_t all;
-
-    run->call = "sizing a buffer";
-    if (n_items < 0 || __builtin_mul_overflow((size_t)n_items, item_bytes, &buffer.bytes) ||
-        __builtin_add_overflow(buffer.bytes, (size_t)CHECK_GUARD_BYTES + 4095, &all))
-        return EP_E_OVERFLOW;
-    all = all / 4096 * 4096;
-    if (!symmetric || has_mirror) {
-        run->call = "aligned_alloc";
-        buffer.memory = aligned_alloc(4096, all);
-        if (!buffer.memory)
-            return EP_E_MEMORY;
+    if (n_items < 0 || __builtin_mul_overflow((size_t)n_items, item_bytes, &bytes) || bytes > SIZE_MAX / 2) {
+        mirrors_fail(&run->mirrors, EP_E_OVERFLOW, "sizing a buffer");
+        return NULL;
     }
-    buffer.address = buffer.memory;
-    if (symmetric || has_mirror)
-        status = alloc_address(run, all, symmetric, &buffer.address);
-    if (status != EP_OK) {
-        free(buffer.memory);
-        return status;
-    }
-    if (!buffer.memory)
-        buffer.memory = buffer.address;
-    *ret_buffer = buffer;
-    return EP_OK;
+    return mirrors_alloc(&run->mirrors, bytes + CHECK_GUARD_BYTES,
+                         MIRRORS_UNTOUCHED | (symmetric ? MIRRORS_SYMMETRIC : 0));
 }
 
-static ep_status free_buffer(struct check_run *run, struct check_buffer *buffer)
+ep_status check_buffers(struct check_run *run)
 {
-    struct check_buffer old = *buffer;
-
-    *buffer = (struct check_buffer){0};
-    if (!old.memory)
-        return EP_OK;
-    if (old.address != old.memory || !old.symmetric)
-        free(old.memory);
-    if (old.symmetric)
-        CHECK_CALL(run, ep_free, run->ctx->comm, old.address);
-    else if (old.address != old.memory)
-        run->ctx->memory->free(run->ctx, old.address);
-    return EP_OK;
+    if (run->mirrors.status != EP_OK)
+        run->call = run->mirrors.call;
+    return run->mirrors.status;
 }
 
-ep_status check_buffers_free(struct check_run *run, struct check_buffer *const *buffers, size_t n, bool healthy)
+void check_poison(struct check_run *run, void *buffer, size_t used)
 {
-    ep_status status = EP_OK;
-
-    for (size_t i = 0; i < n; i++)
-        if ((healthy && status == EP_OK) || !buffers[i]->symmetric) {
-            ep_status result = free_buffer(run, buffers[i]);
-
-            status = status == EP_OK ? result : status;
-        }
-    return status;
+    mirrors_poison(&run->mirrors, buffer, used + CHECK_GUARD_BYTES);
 }
 
-ep_status check_buffer_poison_part(struct check_run *run, struct check_buffer *buffer, size_t from, size_t to)
+void check_pull(struct check_run *run, void *buffer, size_t used)
 {
-    memset(buffer->memory + from, CHECK_POISON, to - from);
-    if (buffer->address != buffer->memory)
-        CHECK_CALL(run, run->ctx->memory->fill, run->ctx, buffer->address + from, CHECK_POISON, to - from);
-    return EP_OK;
+    mirrors_pull(&run->mirrors, buffer, used + CHECK_GUARD_BYTES);
 }
 
-ep_status check_buffer_poison(struct check_run *run, struct check_buffer *buffer, size_t used)
-{
-    return check_buffer_poison_part(run, buffer, 0, used + CHECK_GUARD_BYTES);
-}
-
-ep_status check_buffer_push(struct check_run *run, const struct check_buffer *buffer, size_t from, size_t to)
-{
-    if (buffer->address != buffer->memory)
-        CHECK_CALL(run, run->ctx->memory->copy, run->ctx, buffer->address + from, buffer->memory + from, to - from);
-    return EP_OK;
-}
-
-ep_status check_buffer_load_choices(struct check_run *run, int idx_type, struct check_buffer *buffer)
+void check_load_choices(struct check_run *run, int idx_type, void *buffer)
 {
     const struct reference_group *group = &run->group;
     const int32_t *experts = group->experts[run->ctx->rank];
@@ -200,39 +134,28 @@ ep_status check_buffer_load_choices(struct check_run *run, int idx_type, struct 
 
     for (size_t i = 0; i < n; i++) {
         if (is_64)
-            ((int64_t *)(void *)buffer->memory)[i] = experts[i];
+            ((int64_t *)buffer)[i] = experts[i];
         else
-            ((int32_t *)(void *)buffer->memory)[i] = experts[i];
+            ((int32_t *)buffer)[i] = experts[i];
     }
-    return check_buffer_push(run, buffer, 0, n * (is_64 ? 8 : 4));
+    mirrors_push(&run->mirrors, buffer, n * (is_64 ? 8 : 4));
 }
 
-ep_status check_buffer_pull(struct check_run *run, struct check_buffer *buffer, size_t from, size_t to)
+void check_untouched(struct check_run *run, const char *what, const void *buffer, size_t from, size_t to)
 {
-    if (buffer->address != buffer->memory)
-        CHECK_CALL(run, run->ctx->memory->copy, run->ctx, buffer->memory + from, buffer->address + from, to - from);
-    return EP_OK;
-}
+    const unsigned char *bytes = buffer;
 
-ep_status check_buffer_pull_guarded(struct check_run *run, struct check_buffer *buffer, size_t used)
-{
-    return check_buffer_pull(run, buffer, 0, used + CHECK_GUARD_BYTES);
-}
-
-void check_buffer_untouched(struct check_run *run, const char *what, const struct check_buffer *buffer, size_t from,
-                            size_t to)
-{
     for (size_t i = from; i < to; i++)
-        if (buffer->memory[i] != CHECK_POISON) {
+        if (bytes[i] != CHECK_POISON) {
             check_mismatch(run, "%s: byte %zu after the %zu that may be written is 0x%02x", what, i - from, from,
-                           buffer->memory[i]);
+                           bytes[i]);
             return;
         }
 }
 
-void check_buffer_guard(struct check_run *run, const char *what, const struct check_buffer *buffer, size_t used)
+void check_guard(struct check_run *run, const char *what, const void *buffer, size_t used)
 {
-    check_buffer_untouched(run, what, buffer, used, used + CHECK_GUARD_BYTES);
+    check_untouched(run, what, buffer, used, used + CHECK_GUARD_BYTES);
 }
 
 bool check_is_symmetric(const struct check_run *run, int index)

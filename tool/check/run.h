@@ -6,6 +6,7 @@
 #define EP_CHECK_RUN_H
 
 #include "check/data.h"
+#include "check/mirrors.h"
 #include "check/reference.h"
 #include "ranks/ranks.h"
 
@@ -33,6 +34,7 @@ struct check_run {
     struct ranks_ctx *ctx;
     struct check_parameters parameters;
     struct reference_group group;
+    struct mirrors mirrors;
     int n_tokens;           /* most tokens of a rank */
     int n_passed, n_failed; /* cases */
     /* Of the current case: */
@@ -42,10 +44,15 @@ struct check_run {
     struct check_verdict verdict;
 };
 
-/* Calls a function of the library, records its name, and returns its status on failure. */
+/*
+ * Calls a function of the library unless a buffer has failed, records its name, and returns the status of either on
+ * failure.
+ */
 #define CHECK_CALL(run, function, ...)                                                                                 \
     do {                                                                                                               \
-        ep_status call_status_;                                                                                        \
+        ep_status call_status_ = check_buffers(run);                                                                   \
+        if (call_status_ != EP_OK)                                                                                     \
+            return call_status_;                                                                                       \
         (run)->call = #function;                                                                                       \
         call_status_ = function(__VA_ARGS__);                                                                          \
         if (call_status_ != EP_OK)                                                                                     \
@@ -97,47 +104,29 @@ static inline void check_distance_add(struct check_distance *distance, double a,
  */
 void check_distance_below(struct check_run *run, const struct check_distance *distance, double limit);
 
-/*
- * A guarded buffer: filled with a pattern, which must stay intact behind the used part. The checks access `memory`; the
- * library gets `address`: the same, or a mirror in device memory. Push and pull copy to and from the mirror, and do
- * nothing without one.
- */
-struct check_buffer {
-    unsigned char *memory, *address;
-    size_t bytes;
-    bool symmetric;
-};
+/* --- guarded buffers: mirrors with a guard behind the part that may be used --- */
 
 #define CHECK_POISON 0xa5
 #define CHECK_GUARD_BYTES 16384
 
-/*
- * Allocates n_items * item_bytes and a guard. Collective if symmetric. EP_E_MEMORY, EP_E_OVERFLOW, or an error of
- * ep_alloc() or the device.
- */
-ep_status check_buffer_new(struct check_run *run, int64_t n_items, size_t item_bytes, bool symmetric,
-                           struct check_buffer *ret_buffer);
-/* `healthy`: the group has not failed; otherwise buffers in symmetric memory are not freed. */
-ep_status check_buffers_free(struct check_run *run, struct check_buffer *const *buffers, size_t n, bool healthy);
+/* A buffer of n_items * item_bytes and a guard; NULL after an error. Collective if symmetric. */
+void *check_alloc(struct check_run *run, int64_t n_items, size_t item_bytes, bool symmetric);
 
-/* Fills the first `used` bytes and the guard behind them, or the bytes `from` .. `to`, including the mirror. */
-ep_status check_buffer_poison(struct check_run *run, struct check_buffer *buffer, size_t used);
-ep_status check_buffer_poison_part(struct check_run *run, struct check_buffer *buffer, size_t from, size_t to);
+/* The first error of the buffers, with its call in run->call. */
+ep_status check_buffers(struct check_run *run);
 
-/* Copies the bytes `from` .. `to` to the mirror, and back. */
-ep_status check_buffer_push(struct check_run *run, const struct check_buffer *buffer, size_t from, size_t to);
-ep_status check_buffer_pull(struct check_run *run, struct check_buffer *buffer, size_t from, size_t to);
+/* Fills the first `used` bytes and the guard behind them, or pulls them from the mirror. */
+void check_poison(struct check_run *run, void *buffer, size_t used);
+void check_pull(struct check_run *run, void *buffer, size_t used);
+
 /* Writes the choices of this rank's tokens as `idx_type`, including the mirror. */
-ep_status check_buffer_load_choices(struct check_run *run, int idx_type, struct check_buffer *buffer);
-/* Pulls the first `used` bytes and the guard behind them. */
-ep_status check_buffer_pull_guarded(struct check_run *run, struct check_buffer *buffer, size_t used);
+void check_load_choices(struct check_run *run, int idx_type, void *buffer);
 
 /* Checks the guard behind the first `used` bytes. */
-void check_buffer_guard(struct check_run *run, const char *what, const struct check_buffer *buffer, size_t used);
+void check_guard(struct check_run *run, const char *what, const void *buffer, size_t used);
 
 /* Checks that bytes `from` .. `to` still hold the pattern. */
-void check_buffer_untouched(struct check_run *run, const char *what, const struct check_buffer *buffer, size_t from,
-                            size_t to);
+void check_untouched(struct check_run *run, const char *what, const void *buffer, size_t from, size_t to);
 
 /* --- a matrix --- */
 
@@ -152,8 +141,8 @@ struct check_matrix {
     ep_status (*begin)(struct check_run *run, void **ret_state);
     /* Runs one case. Mismatches are recorded in run->verdict; returns the status of a failed call. */
     ep_status (*run)(struct check_run *run, void *state, int index);
-    /* `healthy`: the group has not failed: collective calls are allowed. */
-    ep_status (*end)(struct check_run *run, void *state, bool healthy);
+    /* Frees the state. */
+    void (*end)(void *state);
 };
 
 extern const struct check_matrix check_matrix_intranode, check_matrix_internode, check_matrix_lowlatency;

@@ -64,41 +64,31 @@ static const char *validate(const struct check_run *run)
 
 /* --- state of the job --- */
 
-static ep_status new_outputs(struct throughput *state, int where, int64_t n_rows)
+static void new_outputs(struct throughput *state, int where, int64_t n_rows)
 {
     struct check_run *run = state->run;
     size_t topk = (size_t)run->group.topk, hidden = (size_t)run->parameters.hidden;
     bool symmetric = where == CHECK_SYMMETRIC;
-    ep_status status;
 
-    status = check_buffer_new(run, n_rows, hidden * sizeof(uint16_t), symmetric, &state->rows[where]);
-    if (status == EP_OK)
-        status = check_buffer_new(run, n_rows, hidden / EP_SCALE_BLOCK * 4, symmetric, &state->scales[where]);
-    if (status == EP_OK)
-        status = check_buffer_new(run, n_rows, topk * sizeof(int64_t), symmetric, &state->indices[where]);
-    if (status == EP_OK)
-        status = check_buffer_new(run, n_rows, topk * sizeof(float), symmetric, &state->weights[where]);
-    return status;
+    state->rows[where] = check_alloc(run, n_rows, hidden * sizeof(uint16_t), symmetric);
+    state->scales[where] = check_alloc(run, n_rows, hidden / EP_SCALE_BLOCK * 4, symmetric);
+    state->indices[where] = check_alloc(run, n_rows, topk * sizeof(int64_t), symmetric);
+    state->weights[where] = check_alloc(run, n_rows, topk * sizeof(float), symmetric);
 }
 
-static ep_status new_inputs(struct throughput *state)
+static void new_inputs(struct throughput *state)
 {
     struct check_run *run = state->run;
     size_t topk = (size_t)run->group.topk, hidden = (size_t)run->parameters.hidden;
-    struct {
-        struct check_buffer *buffer;
-        size_t item_bytes;
-    } buffers[] = {
-        {&state->topk_idx, topk * sizeof(int64_t)},      {&state->x, hidden * sizeof(uint16_t)},
-        {&state->x_scales, hidden / EP_SCALE_BLOCK * 4}, {&state->x_weights, topk * sizeof(float)},
-        {&state->bias[0], hidden * sizeof(uint16_t)},    {&state->bias[1], hidden * sizeof(uint16_t)},
-        {&state->out, hidden * sizeof(uint16_t)},        {&state->out_weights, topk * sizeof(float)},
-    };
-    ep_status status = EP_OK;
 
-    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]) && status == EP_OK; i++)
-        status = check_buffer_new(run, state->n_tokens, buffers[i].item_bytes, false, buffers[i].buffer);
-    return status;
+    state->topk_idx = check_alloc(run, state->n_tokens, topk * sizeof(int64_t), false);
+    state->x = check_alloc(run, state->n_tokens, hidden * sizeof(uint16_t), false);
+    state->x_scales = check_alloc(run, state->n_tokens, hidden / EP_SCALE_BLOCK * 4, false);
+    state->x_weights = check_alloc(run, state->n_tokens, topk * sizeof(float), false);
+    state->bias[0] = check_alloc(run, state->n_tokens, hidden * sizeof(uint16_t), false);
+    state->bias[1] = check_alloc(run, state->n_tokens, hidden * sizeof(uint16_t), false);
+    state->out = check_alloc(run, state->n_tokens, hidden * sizeof(uint16_t), false);
+    state->out_weights = check_alloc(run, state->n_tokens, topk * sizeof(float), false);
 }
 
 /* Most rows of any layout of any case. */
@@ -124,7 +114,6 @@ static ep_status begin(struct check_run *run, void **ret_state)
 {
     struct throughput *state = calloc(1, sizeof(*state));
     int rank = run->ctx->rank;
-    ep_status status = EP_OK;
     int64_t n_rows = 0;
 
     run->call = "calloc";
@@ -137,29 +126,21 @@ static ep_status begin(struct check_run *run, void **ret_state)
     if (!state->expected || !reference_counts_init(&run->group, rank, &state->counts, NULL) ||
         !reference_scratch_init(run->parameters.hidden, &state->scratch, NULL) || !most_rows(state, &n_rows))
         return EP_E_MEMORY;
-    for (int where = CHECK_ORDINARY; where <= CHECK_SYMMETRIC && status == EP_OK; where++)
+    for (int where = CHECK_ORDINARY; where <= CHECK_SYMMETRIC; where++)
         if (run->parameters.memory == CHECK_ALTERNATE || (int)run->parameters.memory == where)
-            status = new_outputs(state, where, n_rows);
-    if (status == EP_OK)
-        status = new_inputs(state);
-    return status;
+            new_outputs(state, where, n_rows);
+    new_inputs(state);
+    return check_buffers(run);
 }
 
-static ep_status end(struct check_run *run, void *opaque, bool healthy)
+static void end(void *opaque)
 {
     struct throughput *state = opaque;
-    struct check_buffer *buffers[] = {&state->rows[1],  &state->scales[1], &state->indices[1], &state->weights[1],
-                                      &state->rows[0],  &state->scales[0], &state->indices[0], &state->weights[0],
-                                      &state->topk_idx, &state->x,         &state->x_scales,   &state->x_weights,
-                                      &state->bias[0],  &state->bias[1],   &state->out,        &state->out_weights};
-    ep_status status;
 
-    status = check_buffers_free(run, buffers, sizeof(buffers) / sizeof(buffers[0]), healthy);
     reference_counts_done(&state->counts);
     reference_scratch_done(&state->scratch);
     free(state->expected);
     free(state);
-    return status;
 }
 
 /* --- plans --- */
@@ -168,7 +149,7 @@ static ep_plan_args plan_args(const struct throughput *state, bool expanded, int
 {
     ep_plan_args args = EP_PLAN_ARGS_INIT;
 
-    args.topk_idx = state->topk_idx.address;
+    args.topk_idx = mirrors_address(&state->run->mirrors, state->topk_idx);
     args.idx_type = state->c.idx_type;
     args.n_tokens = state->n_tokens;
     args.topk = state->run->group.topk;
@@ -186,9 +167,10 @@ static ep_status new_plan(struct throughput *state, bool expanded, int64_t max_r
     struct check_run *run = state->run;
     ep_plan_args args = plan_args(state, expanded, max_recv_tokens);
 
-    CHECK_TRY(check_buffer_load_choices(run, state->c.idx_type, &state->topk_idx));
+    check_load_choices(run, state->c.idx_type, state->topk_idx);
     CHECK_CALL(run, ep_plan_new, run->ctx->comm, &args, ret_plan);
-    return check_buffer_poison(run, &state->topk_idx, (size_t)state->n_tokens * (size_t)run->group.topk * 8);
+    check_poison(run, state->topk_idx, (size_t)state->n_tokens * (size_t)run->group.topk * 8);
+    return EP_OK;
 }
 
 /* Verifies ep_plan_info. `known`: the counts have been exchanged. */
@@ -266,7 +248,8 @@ static ep_status verify_counts(struct throughput *state)
     layout.tokens_per_node = counts + n_ranks;
     layout.tokens_per_expert = counts + n_ranks + n_nodes;
     layout.token_in_rank = token_in_rank;
-    status = check_buffer_load_choices(run, state->c.idx_type, &state->topk_idx);
+    check_load_choices(run, state->c.idx_type, state->topk_idx);
+    status = check_buffers(run);
     if (status != EP_OK)
         goto free_all;
     run->call = "ep_plan_layout";

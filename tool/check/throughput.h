@@ -25,9 +25,11 @@ struct throughput {
     struct reference_counts counts;
     struct reference_scratch scratch;
     /* Outputs of dispatch; rows and weights are also inputs of combine. [0]: ordinary memory, [1]: symmetric. */
-    struct check_buffer rows[2], scales[2], indices[2], weights[2];
-    struct check_buffer topk_idx, x, x_scales, x_weights;
-    struct check_buffer bias[2], out, out_weights;
+    unsigned char *rows[2], *scales[2], *indices[2], *weights[2];
+    unsigned char *topk_idx, *x;
+    int32_t *x_scales;
+    float *x_weights, *out_weights;
+    uint16_t *bias[2], *out;
     uint16_t *expected; /* one row */
     /* Of the current case: */
     struct throughput_case c;

@@ -8,8 +8,13 @@
 /* Limit of DeepEP's tests: error against the input, for experts that return their input. */
 #define DISTANCE_LIMIT 5e-6
 
-typedef ep_status (*step_fn)(struct throughput_step *step);
+typedef void (*step_fn)(struct throughput_step *step);
 typedef ep_status (*step_start_fn)(struct throughput_step *step, bool async);
+
+static void *address(const struct throughput *state, const void *buffer)
+{
+    return mirrors_address(&state->run->mirrors, buffer);
+}
 
 static size_t row_at(int64_t row, size_t bytes)
 {
@@ -31,7 +36,7 @@ static ep_status start_and_wait(struct throughput_step *step, step_fn load, step
     if (load_after) {
         CHECK_CALL(run, ep_event_new, run->ctx->comm, &step->after);
     } else {
-        CHECK_TRY(load(step));
+        load(step);
         if (c->previous)
             CHECK_CALL(run, ep_event_record, run->ctx->comm, NULL, &step->after);
     }
@@ -45,7 +50,7 @@ static ep_status start_and_wait(struct throughput_step *step, step_fn load, step
         CHECK_CALL(run, ep_event_query, step->done, &is_done);
         if (is_done)
             check_mismatch(run, "complete before the event that it has to wait for");
-        CHECK_TRY(load(step));
+        load(step);
         CHECK_CALL(run, ep_event_signal, step->after);
     }
     CHECK_CALL(run, ep_event_wait, step->done, -1);
@@ -67,7 +72,7 @@ static ep_status run_step(struct throughput_step *step, step_fn load, step_start
 
 /* --- dispatch --- */
 
-static ep_status load_dispatch(struct throughput_step *step)
+static void load_dispatch(struct throughput_step *step)
 {
     struct throughput *state = step->state;
     const struct throughput_case *c = &state->c;
@@ -75,21 +80,20 @@ static ep_status load_dispatch(struct throughput_step *step)
     size_t n_tokens = (size_t)state->n_tokens, row_bytes = data_row_bytes(&c->data);
     size_t weight_bytes = (size_t)state->run->group.topk * sizeof(float);
     int32_t scales[EP_MAX_HIDDEN / EP_SCALE_BLOCK];
-    int32_t *x_scales = (int32_t *)state->x_scales.memory;
 
     for (int token = 0; token < state->n_tokens; token++) {
         size_t t = (size_t)token;
 
-        data_row(&c->data, rank, token, state->x.memory + t * row_bytes);
+        data_row(&c->data, rank, token, state->x + t * row_bytes);
         data_scales(&c->data, rank, token, scales);
         for (size_t i = 0; i < (size_t)n_items; i++)
-            x_scales[c->strided_scales ? i * n_tokens + t : t * (size_t)n_items + i] = scales[i];
+            state->x_scales[c->strided_scales ? i * n_tokens + t : t * (size_t)n_items + i] = scales[i];
     }
     if (n_tokens)
-        memcpy(state->x_weights.memory, state->run->group.weights[rank], n_tokens * weight_bytes);
-    CHECK_TRY(check_buffer_push(state->run, &state->x, 0, n_tokens * row_bytes));
-    CHECK_TRY(check_buffer_push(state->run, &state->x_scales, 0, n_tokens * data_scale_bytes(&c->data)));
-    return check_buffer_push(state->run, &state->x_weights, 0, n_tokens * weight_bytes);
+        memcpy(state->x_weights, state->run->group.weights[rank], n_tokens * weight_bytes);
+    mirrors_push(&state->run->mirrors, state->x, n_tokens * row_bytes);
+    mirrors_push(&state->run->mirrors, state->x_scales, n_tokens * data_scale_bytes(&c->data));
+    mirrors_push(&state->run->mirrors, state->x_weights, n_tokens * weight_bytes);
 }
 
 static size_t index_bytes(const struct throughput *state)
@@ -110,24 +114,24 @@ static ep_status start_dispatch(struct throughput_step *step, bool async)
     ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
     bool fp8 = data_is_fp8(&c->data);
 
-    args.x = state->x.address;
+    args.x = address(state, state->x);
     args.dtype = fp8 ? EP_F8E4M3 : EP_BF16;
     args.hidden = c->data.hidden;
-    args.recv_x = state->rows[c->symmetric].address;
+    args.recv_x = address(state, state->rows[c->symmetric]);
     if (fp8) {
-        args.scales = state->x_scales.address;
+        args.scales = address(state, state->x_scales);
         args.scale_type = c->data.scale_type;
-        args.recv_scales = state->scales[c->symmetric].address;
+        args.recv_scales = address(state, state->scales[c->symmetric]);
         if (c->strided_scales) {
             args.scale_stride_token = 1;
             args.scale_stride_block = state->n_tokens;
         }
     }
     if (c->topk) {
-        args.topk_weights = (const float *)state->x_weights.address;
-        args.recv_topk_weights = (float *)state->weights[c->symmetric].address;
+        args.topk_weights = address(state, state->x_weights);
+        args.recv_topk_weights = address(state, state->weights[c->symmetric]);
         if (!step->layout->expanded)
-            args.recv_topk_idx = state->indices[c->symmetric].address;
+            args.recv_topk_idx = address(state, state->indices[c->symmetric]);
     }
     args.out_rows = step->out_rows;
     if (async)
@@ -145,7 +149,7 @@ static void verify_selections(const struct throughput_step *step, int64_t i)
     const struct reference_row *row = i < step->layout->n_rows ? &step->layout->rows[i] : NULL;
     bool symmetric = state->c.symmetric, idx64 = state->c.idx_type == EP_I64;
     size_t bytes = weight_bytes_of(step);
-    const unsigned char *indices = state->indices[symmetric].memory + row_at(i, index_bytes(state));
+    const unsigned char *indices = state->indices[symmetric] + row_at(i, index_bytes(state));
     int32_t expert[EP_MAX_TOPK];
     int64_t expert64[EP_MAX_TOPK];
     float weight[EP_MAX_TOPK];
@@ -163,7 +167,7 @@ static void verify_selections(const struct throughput_step *step, int64_t i)
     if (!step->layout->expanded)
         check_row(run, "recv_topk_idx", i, row, idx64 ? 8 : 4, index_bytes(state),
                   idx64 ? (void *)expert64 : (void *)expert, indices);
-    check_row(run, "recv_topk_weights", i, row, 4, bytes, weight, state->weights[symmetric].memory + row_at(i, bytes));
+    check_row(run, "recv_topk_weights", i, row, 4, bytes, weight, state->weights[symmetric] + row_at(i, bytes));
 }
 
 static void verify_dispatch(const struct throughput_step *step)
@@ -171,7 +175,7 @@ static void verify_dispatch(const struct throughput_step *step)
     struct throughput *state = step->state;
     const struct throughput_case *c = &state->c;
     struct check_run *run = state->run;
-    struct check_buffer *rows = &state->rows[c->symmetric], *scales = &state->scales[c->symmetric];
+    const unsigned char *rows = state->rows[c->symmetric], *scales = state->scales[c->symmetric];
     size_t row_bytes = data_row_bytes(&c->data), scale_bytes = data_scale_bytes(&c->data);
     int64_t n_rows = step->layout->n_rows;
 
@@ -184,36 +188,36 @@ static void verify_dispatch(const struct throughput_step *step)
         if (row->rank >= 0)
             data_row(&c->data, row->rank, row->token, state->expected);
         check_row(run, "recv_x", i, row, data_is_fp8(&c->data) ? 1 : 2, row_bytes, state->expected,
-                  rows->memory + row_at(i, row_bytes));
+                  rows + row_at(i, row_bytes));
         memset(state->expected, 0, scale_bytes);
         if (row->rank >= 0)
             data_scales(&c->data, row->rank, row->token, state->expected);
-        check_row(run, "recv_scales", i, row, 4, scale_bytes, state->expected, scales->memory + row_at(i, scale_bytes));
+        check_row(run, "recv_scales", i, row, 4, scale_bytes, state->expected, scales + row_at(i, scale_bytes));
     }
-    check_buffer_untouched(run, "recv_x", rows, row_at(n_rows, row_bytes),
-                           row_at(step->out_rows, row_bytes) + CHECK_GUARD_BYTES);
-    check_buffer_untouched(run, "recv_scales", scales, row_at(n_rows, scale_bytes),
-                           row_at(step->out_rows, scale_bytes) + CHECK_GUARD_BYTES);
+    check_untouched(run, "recv_x", rows, row_at(n_rows, row_bytes),
+                    row_at(step->out_rows, row_bytes) + CHECK_GUARD_BYTES);
+    check_untouched(run, "recv_scales", scales, row_at(n_rows, scale_bytes),
+                    row_at(step->out_rows, scale_bytes) + CHECK_GUARD_BYTES);
     for (int64_t i = 0; c->topk && i < step->out_rows; i++)
         if (i >= n_rows || step->layout->rows[i].rank >= 0 || c->zero_padding)
             verify_selections(step, i);
-    check_buffer_guard(run, "recv_topk_idx", &state->indices[c->symmetric],
-                       c->topk && !step->layout->expanded ? row_at(step->out_rows, index_bytes(state)) : 0);
-    check_buffer_guard(run, "recv_topk_weights", &state->weights[c->symmetric],
-                       c->topk ? row_at(step->out_rows, weight_bytes_of(step)) : 0);
+    check_guard(run, "recv_topk_idx", state->indices[c->symmetric],
+                c->topk && !step->layout->expanded ? row_at(step->out_rows, index_bytes(state)) : 0);
+    check_guard(run, "recv_topk_weights", state->weights[c->symmetric],
+                c->topk ? row_at(step->out_rows, weight_bytes_of(step)) : 0);
 }
 
 /* Calls `act` for all outputs, to poison or to pull them. */
-static ep_status each_output(const struct throughput_step *step,
-                             ep_status (*act)(struct check_run *run, struct check_buffer *buffer, size_t used))
+static void each_output(const struct throughput_step *step,
+                        void (*act)(struct check_run *run, void *buffer, size_t used))
 {
     struct throughput *state = step->state;
     const struct throughput_case *c = &state->c;
 
-    CHECK_TRY(act(state->run, &state->rows[c->symmetric], row_at(step->out_rows, data_row_bytes(&c->data))));
-    CHECK_TRY(act(state->run, &state->scales[c->symmetric], row_at(step->out_rows, data_scale_bytes(&c->data))));
-    CHECK_TRY(act(state->run, &state->indices[c->symmetric], row_at(step->out_rows, index_bytes(state))));
-    return act(state->run, &state->weights[c->symmetric], row_at(step->out_rows, weight_bytes_of(step)));
+    act(state->run, state->rows[c->symmetric], row_at(step->out_rows, data_row_bytes(&c->data)));
+    act(state->run, state->scales[c->symmetric], row_at(step->out_rows, data_scale_bytes(&c->data)));
+    act(state->run, state->indices[c->symmetric], row_at(step->out_rows, index_bytes(state)));
+    act(state->run, state->weights[c->symmetric], row_at(step->out_rows, weight_bytes_of(step)));
 }
 
 ep_status throughput_dispatch(struct throughput_step *step)
@@ -223,14 +227,14 @@ ep_status throughput_dispatch(struct throughput_step *step)
     struct check_run *run = state->run;
     size_t n_tokens = (size_t)state->n_tokens;
 
-    CHECK_TRY(each_output(step, check_buffer_poison));
-    CHECK_TRY(check_buffer_poison(run, &state->x, n_tokens * data_row_bytes(&c->data)));
-    CHECK_TRY(check_buffer_poison(run, &state->x_scales, n_tokens * data_scale_bytes(&c->data)));
-    CHECK_TRY(check_buffer_poison(run, &state->x_weights, n_tokens * (size_t)run->group.topk * sizeof(float)));
+    each_output(step, check_poison);
+    check_poison(run, state->x, n_tokens * data_row_bytes(&c->data));
+    check_poison(run, state->x_scales, n_tokens * data_scale_bytes(&c->data));
+    check_poison(run, state->x_weights, n_tokens * (size_t)run->group.topk * sizeof(float));
     CHECK_TRY(run_step(step, load_dispatch, start_dispatch));
-    CHECK_TRY(each_output(step, check_buffer_pull_guarded));
+    each_output(step, check_pull);
     verify_dispatch(step);
-    return EP_OK;
+    return check_buffers(run);
 }
 
 /* --- combine --- */
@@ -258,7 +262,7 @@ static void load_weights(const struct throughput_step *step, int64_t i)
     const struct throughput *state = step->state;
     const struct check_run *run = state->run;
     const struct reference_row *row = &step->layout->rows[i];
-    float *out = (float *)(state->weights[state->c.symmetric].memory + row_at(i, weight_bytes_of(step)));
+    float *out = (float *)(state->weights[state->c.symmetric] + row_at(i, weight_bytes_of(step)));
     int32_t experts[EP_MAX_TOPK];
     float weight;
 
@@ -273,7 +277,12 @@ static void load_weights(const struct throughput_step *step, int64_t i)
         out[k] = experts[k] < 0 ? 0 : data_reply_weight(&state->c.data, row->rank, row->token, k);
 }
 
-static ep_status load_combine(struct throughput_step *step)
+static uint16_t *bias_row(const struct throughput *state, int which, int token)
+{
+    return state->bias[which] + (size_t)token * (size_t)state->c.data.hidden;
+}
+
+static void load_combine(struct throughput_step *step)
 {
     struct throughput *state = step->state;
     const struct throughput_case *c = &state->c;
@@ -284,7 +293,7 @@ static ep_status load_combine(struct throughput_step *step)
 
     for (int64_t i = 0; i < layout->n_rows; i++) {
         const struct reference_row *row = &layout->rows[i];
-        uint16_t *out = (uint16_t *)(state->rows[c->symmetric].memory + row_at(i, row_bytes));
+        uint16_t *out = (uint16_t *)(state->rows[c->symmetric] + row_at(i, row_bytes));
         int expert = -1;
 
         while (layout->expanded && local + 1 < n_local && i >= layout->expert_start[local + 1])
@@ -299,14 +308,13 @@ static ep_status load_combine(struct throughput_step *step)
         if (c->topk)
             load_weights(step, i);
     }
-    for (int which = 0; which < step->n_bias; which++)
+    for (int which = 0; which < step->n_bias; which++) {
         for (int token = 0; token < state->n_tokens; token++)
-            data_bias(&c->data, which, rank, token, (uint16_t *)(state->bias[which].memory + row_at(token, row_bytes)));
-    for (int which = 0; which < step->n_bias; which++)
-        CHECK_TRY(check_buffer_push(state->run, &state->bias[which], 0, row_at(state->n_tokens, row_bytes)));
-    CHECK_TRY(
-        check_buffer_push(state->run, &state->weights[c->symmetric], 0, row_at(layout->n_rows, weight_bytes_of(step))));
-    return check_buffer_push(state->run, &state->rows[c->symmetric], 0, row_at(layout->n_rows, row_bytes));
+            data_bias(&c->data, which, rank, token, bias_row(state, which, token));
+        mirrors_push(&state->run->mirrors, state->bias[which], row_at(state->n_tokens, row_bytes));
+    }
+    mirrors_push(&state->run->mirrors, state->weights[c->symmetric], row_at(layout->n_rows, weight_bytes_of(step)));
+    mirrors_push(&state->run->mirrors, state->rows[c->symmetric], row_at(layout->n_rows, row_bytes));
 }
 
 static ep_status start_combine(struct throughput_step *step, bool async)
@@ -315,15 +323,15 @@ static ep_status start_combine(struct throughput_step *step, bool async)
     const struct throughput_case *c = &state->c;
     ep_combine_args args = EP_COMBINE_ARGS_INIT;
 
-    args.x = state->rows[c->symmetric].address;
+    args.x = address(state, state->rows[c->symmetric]);
     args.dtype = EP_BF16;
     args.hidden = c->data.hidden;
     for (int which = 0; which < step->n_bias; which++)
-        args.bias[which] = state->bias[which].address;
-    args.out = state->out.address;
+        args.bias[which] = address(state, state->bias[which]);
+    args.out = address(state, state->out);
     if (c->topk) {
-        args.topk_weights = (const float *)state->weights[c->symmetric].address;
-        args.out_topk_weights = (float *)state->out_weights.address;
+        args.topk_weights = address(state, state->weights[c->symmetric]);
+        args.out_topk_weights = address(state, state->out_weights);
     }
     if (async)
         CHECK_CALL(state->run, ep_combine, step->plan, &args, NULL);
@@ -349,7 +357,7 @@ static void verify_weights(const struct throughput_step *step, int token)
         expected[k] = selected_expert(run, rank, token, k) < 0 ? 0 : weight;
     }
     check_row(run, "out_topk_weights", token, &row, sizeof(float), bytes, expected,
-              state->out_weights.memory + row_at(token, bytes));
+              state->out_weights + (size_t)token * (size_t)topk);
 }
 
 /* Number of rows that are summed for a token. */
@@ -367,7 +375,6 @@ static void measure(const struct throughput_step *step, int token, const uint16_
 {
     const struct throughput *state = step->state;
     int n = fan_out(state, token);
-    size_t row_bytes = (size_t)state->c.data.hidden * sizeof(uint16_t);
 
     if (n == 0)
         return;
@@ -375,11 +382,8 @@ static void measure(const struct throughput_step *step, int token, const uint16_
     for (int i = 0; i < state->c.data.hidden; i++) {
         double value = format_from_bf16(out[i]);
 
-        for (int which = 0; which < step->n_bias; which++) {
-            const uint16_t *bias = (const uint16_t *)(state->bias[which].memory + row_at(token, row_bytes));
-
-            value -= format_from_bf16(bias[i]);
-        }
+        for (int which = 0; which < step->n_bias; which++)
+            value -= format_from_bf16(bias_row(state, which, token)[i]);
         check_distance_add(distance, value / n, format_from_bf16(state->expected[i]));
     }
 }
@@ -400,12 +404,12 @@ static void verify_combine(struct throughput_step *step)
     struct check_distance distance = {0};
 
     for (int token = 0; token < state->n_tokens; token++) {
-        const uint16_t *out = (const uint16_t *)(state->out.memory + row_at(token, row_bytes));
+        const uint16_t *out = state->out + (size_t)token * (size_t)c->data.hidden;
         const struct reference_row row = {.rank = run->ctx->rank, .token = token};
         const uint16_t *bias[2] = {NULL, NULL};
 
         for (int which = 0; which < step->n_bias; which++)
-            bias[which] = (const uint16_t *)(state->bias[which].memory + row_at(token, row_bytes));
+            bias[which] = bias_row(state, which, token);
         reference_combine_row(&run->group, &combine, run->ctx->rank, token, bias, &state->scratch, state->expected);
         check_row(run, "out", token, &row, sizeof(uint16_t), row_bytes, state->expected, out);
         if (c->topk)
@@ -414,9 +418,9 @@ static void verify_combine(struct throughput_step *step)
             measure(step, token, out, &distance);
     }
     check_distance_below(run, &distance, DISTANCE_LIMIT);
-    check_buffer_guard(run, "out", &state->out, row_at(state->n_tokens, row_bytes));
-    check_buffer_guard(run, "out_topk_weights", &state->out_weights,
-                       c->topk ? row_at(state->n_tokens, (size_t)run->group.topk * sizeof(float)) : 0);
+    check_guard(run, "out", state->out, row_at(state->n_tokens, row_bytes));
+    check_guard(run, "out_topk_weights", state->out_weights,
+                c->topk ? row_at(state->n_tokens, (size_t)run->group.topk * sizeof(float)) : 0);
 }
 
 ep_status throughput_combine(struct throughput_step *step)
@@ -427,16 +431,15 @@ ep_status throughput_combine(struct throughput_step *step)
     struct check_run *run = state->run;
     size_t weight_bytes = (size_t)run->group.topk * sizeof(float);
 
-    CHECK_TRY(check_buffer_poison(run, &state->rows[c->symmetric], row_at(step->layout->n_rows, row_bytes)));
-    CHECK_TRY(
-        check_buffer_poison(run, &state->weights[c->symmetric], row_at(step->layout->n_rows, weight_bytes_of(step))));
+    check_poison(run, state->rows[c->symmetric], row_at(step->layout->n_rows, row_bytes));
+    check_poison(run, state->weights[c->symmetric], row_at(step->layout->n_rows, weight_bytes_of(step)));
     for (int which = 0; which < step->n_bias; which++)
-        CHECK_TRY(check_buffer_poison(run, &state->bias[which], row_at(state->n_tokens, row_bytes)));
-    CHECK_TRY(check_buffer_poison(run, &state->out, row_at(state->n_tokens, row_bytes)));
-    CHECK_TRY(check_buffer_poison(run, &state->out_weights, row_at(state->n_tokens, weight_bytes)));
+        check_poison(run, state->bias[which], row_at(state->n_tokens, row_bytes));
+    check_poison(run, state->out, row_at(state->n_tokens, row_bytes));
+    check_poison(run, state->out_weights, row_at(state->n_tokens, weight_bytes));
     CHECK_TRY(run_step(step, load_combine, start_combine));
-    CHECK_TRY(check_buffer_pull_guarded(run, &state->out, row_at(state->n_tokens, row_bytes)));
-    CHECK_TRY(check_buffer_pull_guarded(run, &state->out_weights, row_at(state->n_tokens, weight_bytes)));
+    check_pull(run, state->out, row_at(state->n_tokens, row_bytes));
+    check_pull(run, state->out_weights, row_at(state->n_tokens, weight_bytes));
     verify_combine(step);
-    return EP_OK;
+    return check_buffers(run);
 }
