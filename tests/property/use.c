@@ -417,7 +417,7 @@ static float expected_weight(const struct use *use, int token, int k)
 static void check_sums(struct use *use)
 {
     struct run *run = use->run;
-    struct reference_scratch scratch;
+    static _Thread_local struct reference_scratch scratch;
     struct reference_combine combine = {.hidden = use->op->hidden,
                                         .expanded = is_expanded(use),
                                         .bf16_partials = run->shape->config.partial_type == EP_BF16,
@@ -427,10 +427,6 @@ static void check_sums(struct use *use)
     uint16_t expected[MAX_HIDDEN];
     size_t bytes = row_bytes(use->op);
 
-    if (!reference_scratch_init(use->op->hidden, &scratch, NULL)) {
-        fail_check(run, "no memory");
-        return;
-    }
     for (int t = 0; t < own_tokens(use) && !run->wrong; t++) {
         const uint16_t *bias[2] = {NULL, NULL};
 
@@ -448,7 +444,6 @@ static void check_sums(struct use *use)
                 fail_check(run, "out_topk_weights[%d][%d] is %g, should be %g", t, k,
                            (double)weights[t * run->shape->topk + k], (double)expected_weight(use, t, k));
     }
-    reference_scratch_done(&scratch);
 }
 
 void use_finish(struct use *use)

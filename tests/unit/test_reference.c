@@ -238,7 +238,7 @@ static uint16_t combine(const struct example *example, bool low_latency)
                                      .no_partial_reduce = example->no_partial_reduce,
                                      .reply = reply_value,
                                      .context = values};
-    struct reference_scratch scratch;
+    static struct reference_scratch scratch;
     uint16_t row[HIDDEN], bias_row[2][HIDDEN];
     const uint16_t *bias[2] = {NULL, NULL};
 
@@ -250,13 +250,11 @@ static uint16_t combine(const struct example *example, bool low_latency)
             bias_row[which][i] = format_to_bf16(example->biases[which]);
         bias[which] = bias_row[which];
     }
-    assert_true(reference_scratch_init(HIDDEN, &scratch, NULL));
     memset(row, 0xee, sizeof(row));
     if (low_latency)
         reference_ll_combine_row(&group, &rule, example->rank, 0, &scratch, row);
     else
         reference_combine_row(&group, &rule, example->rank, 0, bias, &scratch, row);
-    reference_scratch_done(&scratch);
     for (int i = 1; i < HIDDEN; i++)
         assert_int_equal(row[i], row[0]);
     return row[0];

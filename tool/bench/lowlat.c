@@ -27,7 +27,6 @@ struct lowlat {
     uint16_t *returned;  /* [L,R*M,H], symmetric: input of the combine */
     size_t copy_bytes;
     int64_t slots; /* R*M */
-    void *scratch; /* a row of bf16, one of fp8, its scales */
 };
 
 static ep_status run_dispatch(void *context)
@@ -173,9 +172,9 @@ static bool check_row(struct lowlat *lowlat, int local, int64_t slot, const stru
     size_t scales = hidden / EP_SCALE_BLOCK;
     const unsigned char *got = (const unsigned char *)lowlat->bench.recv_x + (size_t)slot * row_bytes(lowlat);
     uint64_t key = pattern_key(lowlat->bench.request->seed, PATTERN_X, 0, row->rank, row->token);
-    uint16_t *plain = (uint16_t *)lowlat->scratch;
-    unsigned char *quantised = (unsigned char *)(plain + hidden);
-    float *factors = (float *)(void *)(quantised + hidden);
+    uint16_t plain[EP_MAX_HIDDEN];
+    unsigned char quantised[EP_MAX_HIDDEN];
+    float factors[EP_MAX_HIDDEN / EP_SCALE_BLOCK];
 
     (void)local;
     if (!lowlat->is_fp8)
@@ -319,12 +318,8 @@ static ep_status alloc_buffers(struct lowlat *lowlat)
     size_t row = 2 * (size_t)lowlat->bench.request->hidden;
     size_t x_bytes = ((size_t)lowlat->bench.tokens + 1) * row;
     size_t layout = (size_t)route->group.n_local * (size_t)lowlat->slots;
-    size_t received;
+    size_t received = ((size_t)route->counts.recv + 1) * row;
 
-    lowlat->scratch = malloc(2 * row + scale_bytes(lowlat));
-    if (!lowlat->scratch)
-        return ep_fail(EP_E_MEMORY, "benchmark: no memory for %d low-latency tokens", lowlat->bench.tokens);
-    received = ((size_t)lowlat->bench.route.counts.recv + 1) * row;
     lowlat->recv_count = mirrors_alloc(mirrors, (size_t)route->group.n_local * sizeof(int32_t), 0);
     lowlat->bench.x = mirrors_alloc(mirrors, x_bytes, 0);
     lowlat->bench.out = mirrors_alloc(mirrors, x_bytes, 0);
@@ -393,7 +388,6 @@ int bench_run_lowlat(const struct bench_case *common)
     status = open_layout(&lowlat);
     code = status == EP_OK ? measure_types(&lowlat) : ranks_emit_error(bench->ctx, status, "preparing low latency");
     ep_ll_free(lowlat.ll);
-    free(lowlat.scratch);
     bench_case_done(bench);
     return code;
 }

@@ -120,8 +120,9 @@ void verify_fill_returned(struct bench_case *bench)
 struct sums {
     const struct bench_case *bench;
     struct reference_combine combine;
-    struct reference_scratch scratch;
     bool low_latency;
+    struct reference_scratch scratch;
+    uint16_t row[EP_MAX_HIDDEN];
 };
 
 /* The row returned by a rank, or by an expert in the low-latency layout. */
@@ -134,14 +135,14 @@ static void make_returned(void *context, int rank, int expert, int source, int t
     pattern_fill(ret_row, 2 * (size_t)sums->combine.hidden, PATTERN_BF16, key);
 }
 
-/* Compares the sums of this rank's tokens with the reference. `row`: scratch [H]. Reports the first difference. */
-static void check_sums(struct sums *sums, const uint16_t *out, bool one_node, uint16_t *row, char *ret_wrong,
-                       size_t bytes)
+/* Compares the sums of this rank's tokens with the reference. Reports the first difference. */
+static void check_sums(struct sums *sums, const uint16_t *out, bool one_node, char *ret_wrong, size_t bytes)
 {
     static const uint16_t *const no_bias[2];
     const struct bench_route *route = &sums->bench->route;
     struct reference_group group = route->group;
     int hidden = sums->combine.hidden, rank = route->rank;
+    uint16_t *row = sums->row;
 
     if (one_node) {
         group.n_nodes = 1;
@@ -161,23 +162,20 @@ static void check_sums(struct sums *sums, const uint16_t *out, bool one_node, ui
 
 int verify_combine(struct bench_case *bench, const uint16_t *out, bool one_node, bool low_latency, const char *what)
 {
-    struct sums sums = {.bench = bench,
-                        .low_latency = low_latency,
-                        .combine = {.hidden = bench->request->hidden,
-                                    .bf16_partials = bench->ctx->spec->partial_type == EP_BF16,
-                                    .no_partial_reduce = bench->request->no_partial_reduce,
-                                    .reply = make_returned,
-                                    .context = &sums}};
-    uint16_t *row = malloc((size_t)sums.combine.hidden * sizeof(*row));
+    struct sums *sums = malloc(sizeof(*sums));
     char wrong[160] = "";
 
-    if (!row || !reference_scratch_init(sums.combine.hidden, &sums.scratch, NULL)) {
-        free(row);
+    if (!sums)
         return ranks_emit_error(bench->ctx, ep_fail(EP_E_MEMORY, "benchmark: no memory for the oracle"), what);
-    }
-    check_sums(&sums, out, one_node, row, wrong, sizeof(wrong));
-    reference_scratch_done(&sums.scratch);
-    free(row);
+    sums->bench = bench;
+    sums->low_latency = low_latency;
+    sums->combine = (struct reference_combine){.hidden = bench->request->hidden,
+                                               .bf16_partials = bench->ctx->spec->partial_type == EP_BF16,
+                                               .no_partial_reduce = bench->request->no_partial_reduce,
+                                               .reply = make_returned,
+                                               .context = sums};
+    check_sums(sums, out, one_node, wrong, sizeof(wrong));
+    free(sums);
     return verify_agree(bench->ctx, what, wrong);
 }
 

@@ -52,8 +52,8 @@ struct ll_state {
     void *topk_idx;
     float *x_weights;
     uint16_t *x, *out;
-    uint16_t *expected, *input, *unchanged; /* one row each */
-    float *factors;                         /* of one row */
+    uint16_t expected[EP_MAX_HIDDEN], input[EP_MAX_HIDDEN], unchanged[EP_MAX_HIDDEN]; /* one row each */
+    float factors[EP_MAX_HIDDEN / EP_SCALE_BLOCK];                                    /* of one row */
     struct ll_case c;
 };
 
@@ -64,8 +64,7 @@ struct ll_step {
     bool identity;
     uint16_t *x;  /* combine: input in host memory ... */
     void *offers; /* ... and as passed to the library */
-    /* Cache of the last unchanged row, because all K experts of a token return the same one. */
-    uint16_t *unchanged;
+    /* Which row state->unchanged holds: all K experts of a token return the same one. */
     int source, token;
 };
 
@@ -139,13 +138,7 @@ static ep_status begin(struct check_run *run, void **ret_state)
     state->run = run;
     state->n_tokens = group->n_tokens[rank];
     state->slots = (int64_t)group->n_ranks * max_tokens;
-    state->expected = calloc((size_t)hidden, sizeof(*state->expected));
-    state->input = calloc((size_t)hidden, sizeof(*state->input));
-    state->unchanged = calloc((size_t)hidden, sizeof(*state->unchanged));
-    state->factors = calloc((size_t)hidden / EP_SCALE_BLOCK, sizeof(*state->factors));
-    if (!state->expected || !state->input || !state->unchanged || !state->factors ||
-        !reference_scratch_init(hidden, &state->scratch, NULL) ||
-        !reference_layout_init(group, rank, true, 1, &state->layout, NULL))
+    if (!reference_layout_init(group, rank, true, 1, &state->layout, NULL))
         return EP_E_MEMORY;
     config.max_tokens = max_tokens;
     config.hidden = hidden;
@@ -161,11 +154,6 @@ static void end(void *opaque)
 
     ep_ll_free(state->ll);
     reference_layout_done(&state->layout);
-    reference_scratch_done(&state->scratch);
-    free(state->expected);
-    free(state->input);
-    free(state->unchanged);
-    free(state->factors);
     free(state);
 }
 
@@ -269,30 +257,25 @@ static void load_dispatch(const struct ll_step *step)
     mirrors_push(&state->run->mirrors, state->x, (size_t)state->n_tokens * hidden * sizeof(uint16_t));
 }
 
-static void *address(const struct ll_state *state, const void *buffer)
-{
-    return mirrors_address(&state->run->mirrors, buffer);
-}
-
 static ep_status start_dispatch(const struct ll_step *step)
 {
     struct ll_state *state = step->state;
     const struct ll_case *c = &state->c;
     ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
 
-    args.x = address(state, state->x);
-    args.topk_idx = address(state, state->topk_idx);
+    args.x = check_address(state->run, state->x);
+    args.topk_idx = check_address(state->run, state->topk_idx);
     args.idx_type = c->idx_type;
     args.n_tokens = state->n_tokens;
     args.out_dtype = is_fp8(c) ? EP_F8E4M3 : EP_BF16;
-    args.recv_x = address(state, state->rows[c->symmetric]);
+    args.recv_x = check_address(state->run, state->rows[c->symmetric]);
     if (is_fp8(c)) {
         args.scale_type = c->format == LL_FP8_UE8M0 ? EP_UE8M0 : EP_F32;
-        args.recv_scales = address(state, state->scales[c->symmetric]);
+        args.recv_scales = check_address(state->run, state->scales[c->symmetric]);
     }
-    args.recv_count = address(state, state->counts);
-    args.recv_source = c->sources ? address(state, state->sources) : NULL;
-    args.recv_range = c->sources ? address(state, state->ranges) : NULL;
+    args.recv_count = check_address(state->run, state->counts);
+    args.recv_source = c->sources ? check_address(state->run, state->sources) : NULL;
+    args.recv_range = c->sources ? check_address(state->run, state->ranges) : NULL;
     /* ue8m0 scales are powers of two even without the flag. */
     args.flags = (c->hook ? EP_LL_RECV_HOOK : 0) | (c->format == LL_FP8_ROUNDED ? EP_LL_ROUND_SCALE : 0);
     CHECK_CALL(state->run, ep_ll_dispatch_sync, state->ll, &args);
@@ -406,13 +389,14 @@ static void reply_row(void *context, int rank, int expert, int source, int token
     if (step->source != source || step->token != token) {
         step->source = source;
         step->token = token;
-        input_row(&step->data, source, token, step->unchanged);
+        input_row(&step->data, source, token, state->unchanged);
         if (is_fp8(&state->c)) {
-            reference_quantize(step->unchanged, hidden, is_rounded(&state->c), (uint8_t *)state->input, state->factors);
-            reference_dequantize((const uint8_t *)state->input, state->factors, hidden, step->unchanged);
+            reference_quantize(state->unchanged, hidden, is_rounded(&state->c), (uint8_t *)state->input,
+                               state->factors);
+            reference_dequantize((const uint8_t *)state->input, state->factors, hidden, state->unchanged);
         }
     }
-    memcpy(ret_row, step->unchanged, (size_t)hidden * sizeof(*ret_row));
+    memcpy(ret_row, state->unchanged, (size_t)hidden * sizeof(*ret_row));
 }
 
 /* Writes the rows of the experts. The row after the last of each expert is NaN, to detect its use in a sum. */
@@ -447,11 +431,11 @@ static ep_status start_combine(const struct ll_step *step)
     ep_ll_combine_args args = EP_LL_COMBINE_ARGS_INIT;
 
     args.x = step->offers;
-    args.topk_idx = address(state, state->topk_idx);
+    args.topk_idx = check_address(state->run, state->topk_idx);
     args.idx_type = c->idx_type;
     args.n_tokens = state->n_tokens;
-    args.topk_weights = address(state, state->x_weights);
-    args.out = address(state, state->out);
+    args.topk_weights = check_address(state->run, state->x_weights);
+    args.out = check_address(state->run, state->out);
     args.flags = (c->hook ? EP_LL_RECV_HOOK : 0) | (c->zero_copy ? EP_LL_ZERO_COPY : 0) |
                  (state->run->parameters.no_partial_reduce ? EP_LL_NO_PARTIAL_REDUCE : 0);
     CHECK_CALL(state->run, ep_ll_combine_sync, state->ll, &args);
@@ -470,7 +454,7 @@ static double distance_limit(const struct ll_case *c)
 /* Compares the output with the input times the sum of the weights of its experts. */
 static void measure(const struct ll_step *step, int token, const uint16_t *out, struct check_distance *distance)
 {
-    const struct ll_state *state = step->state;
+    struct ll_state *state = step->state;
     const struct reference_group *group = &state->run->group;
     int rank = state->run->ctx->rank;
     size_t first = (size_t)token * (size_t)group->topk;
@@ -513,7 +497,7 @@ static ep_status combine_step(struct ll_step *step)
     struct ll_state *state = step->state;
     unsigned char *rows = state->rows[state->c.symmetric];
     size_t used = (size_t)state->n_tokens * (size_t)step->data.hidden * sizeof(uint16_t);
-    void *buffer = address(state, rows);
+    void *buffer = check_address(state->run, rows);
 
     if (state->c.zero_copy)
         CHECK_CALL(state->run, ep_ll_get_combine_buffer, state->ll, &buffer);
@@ -541,7 +525,6 @@ static ep_status run_case(struct check_run *run, void *opaque, int index)
             .state = state,
             .data = {.kind = state->c.kind, .seed = state->c.seed + (uint64_t)i, .hidden = run->parameters.hidden},
             .identity = i == 0,
-            .unchanged = state->unchanged,
             .source = -1,
         };
     for (int i = 0; i < 4 && status == EP_OK; i++) {

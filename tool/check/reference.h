@@ -12,6 +12,7 @@
 #include "check/error.h"
 #include "check/routing.h"
 
+#include <epkit/types.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -80,14 +81,11 @@ float reference_row_weight(const struct reference_group *group, const struct ref
  */
 typedef void (*reference_reply_fn)(void *context, int rank, int expert, int source, int token, uint16_t *ret_row);
 
-/* Buffers for the sums of one row. */
+/* Memory for the sums of one row: too much for a stack. */
 struct reference_scratch {
-    float *total, *partial; /* [H] */
-    uint16_t *row;
+    float total[EP_MAX_HIDDEN], partial[EP_MAX_HIDDEN];
+    uint16_t row[EP_MAX_HIDDEN];
 };
-
-bool reference_scratch_init(int hidden, struct reference_scratch *ret_scratch, struct check_error *error);
-void reference_scratch_done(struct reference_scratch *scratch);
 
 struct reference_combine {
     int hidden;

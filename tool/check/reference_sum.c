@@ -6,33 +6,6 @@
 #include "check/reference.h"
 
 #include <epkit/types.h>
-#include <stdlib.h>
-
-bool reference_scratch_init(int hidden, struct reference_scratch *ret_scratch, struct check_error *error)
-{
-    struct reference_scratch scratch = {
-        .total = calloc((size_t)hidden, sizeof(float)),
-        .partial = calloc((size_t)hidden, sizeof(float)),
-        .row = calloc((size_t)hidden, sizeof(uint16_t)),
-    };
-
-    if (!scratch.total || !scratch.partial || !scratch.row) {
-        reference_scratch_done(&scratch);
-        return check_fail(error, "no memory for a row of %d elements", hidden);
-    }
-    *ret_scratch = scratch;
-    return true;
-}
-
-void reference_scratch_done(struct reference_scratch *scratch)
-{
-    if (!scratch)
-        return;
-    free(scratch->total);
-    free(scratch->partial);
-    free(scratch->row);
-    *scratch = (struct reference_scratch){0};
-}
 
 /* Adds a row; the first term is copied. */
 static void add_row(float *sum, int *n_terms, const uint16_t *row, int hidden)

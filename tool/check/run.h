@@ -112,6 +112,12 @@ void check_distance_below(struct check_run *run, const struct check_distance *di
 /* A buffer of n_items * item_bytes and a guard; NULL after an error. Collective if symmetric. */
 void *check_alloc(struct check_run *run, int64_t n_items, size_t item_bytes, bool symmetric);
 
+/* The address of a buffer for the library. */
+static inline void *check_address(const struct check_run *run, const void *buffer)
+{
+    return mirrors_address(&run->mirrors, buffer);
+}
+
 /* The first error of the buffers, with its call in run->call. */
 ep_status check_buffers(struct check_run *run);
 

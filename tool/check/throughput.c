@@ -122,9 +122,7 @@ static ep_status begin(struct check_run *run, void **ret_state)
     *ret_state = state;
     state->run = run;
     state->n_tokens = run->group.n_tokens[rank];
-    state->expected = calloc((size_t)run->parameters.hidden, sizeof(*state->expected));
-    if (!state->expected || !reference_counts_init(&run->group, rank, &state->counts, NULL) ||
-        !reference_scratch_init(run->parameters.hidden, &state->scratch, NULL) || !most_rows(state, &n_rows))
+    if (!reference_counts_init(&run->group, rank, &state->counts, NULL) || !most_rows(state, &n_rows))
         return EP_E_MEMORY;
     for (int where = CHECK_ORDINARY; where <= CHECK_SYMMETRIC; where++)
         if (run->parameters.memory == CHECK_ALTERNATE || (int)run->parameters.memory == where)
@@ -138,8 +136,6 @@ static void end(void *opaque)
     struct throughput *state = opaque;
 
     reference_counts_done(&state->counts);
-    reference_scratch_done(&state->scratch);
-    free(state->expected);
     free(state);
 }
 
@@ -149,7 +145,7 @@ static ep_plan_args plan_args(const struct throughput *state, bool expanded, int
 {
     ep_plan_args args = EP_PLAN_ARGS_INIT;
 
-    args.topk_idx = mirrors_address(&state->run->mirrors, state->topk_idx);
+    args.topk_idx = check_address(state->run, state->topk_idx);
     args.idx_type = state->c.idx_type;
     args.n_tokens = state->n_tokens;
     args.topk = state->run->group.topk;

@@ -30,7 +30,7 @@ struct throughput {
     int32_t *x_scales;
     float *x_weights, *out_weights;
     uint16_t *bias[2], *out;
-    uint16_t *expected; /* one row */
+    uint16_t expected[EP_MAX_HIDDEN]; /* one row */
     /* Of the current case: */
     struct throughput_case c;
     struct reference_layout rank_layout, expanded_layout;

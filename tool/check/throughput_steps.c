@@ -11,11 +11,6 @@
 typedef void (*step_fn)(struct throughput_step *step);
 typedef ep_status (*step_start_fn)(struct throughput_step *step, bool async);
 
-static void *address(const struct throughput *state, const void *buffer)
-{
-    return mirrors_address(&state->run->mirrors, buffer);
-}
-
 static size_t row_at(int64_t row, size_t bytes)
 {
     return (size_t)row * bytes;
@@ -114,24 +109,24 @@ static ep_status start_dispatch(struct throughput_step *step, bool async)
     ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
     bool fp8 = data_is_fp8(&c->data);
 
-    args.x = address(state, state->x);
+    args.x = check_address(state->run, state->x);
     args.dtype = fp8 ? EP_F8E4M3 : EP_BF16;
     args.hidden = c->data.hidden;
-    args.recv_x = address(state, state->rows[c->symmetric]);
+    args.recv_x = check_address(state->run, state->rows[c->symmetric]);
     if (fp8) {
-        args.scales = address(state, state->x_scales);
+        args.scales = check_address(state->run, state->x_scales);
         args.scale_type = c->data.scale_type;
-        args.recv_scales = address(state, state->scales[c->symmetric]);
+        args.recv_scales = check_address(state->run, state->scales[c->symmetric]);
         if (c->strided_scales) {
             args.scale_stride_token = 1;
             args.scale_stride_block = state->n_tokens;
         }
     }
     if (c->topk) {
-        args.topk_weights = address(state, state->x_weights);
-        args.recv_topk_weights = address(state, state->weights[c->symmetric]);
+        args.topk_weights = check_address(state->run, state->x_weights);
+        args.recv_topk_weights = check_address(state->run, state->weights[c->symmetric]);
         if (!step->layout->expanded)
-            args.recv_topk_idx = address(state, state->indices[c->symmetric]);
+            args.recv_topk_idx = check_address(state->run, state->indices[c->symmetric]);
     }
     args.out_rows = step->out_rows;
     if (async)
@@ -323,15 +318,15 @@ static ep_status start_combine(struct throughput_step *step, bool async)
     const struct throughput_case *c = &state->c;
     ep_combine_args args = EP_COMBINE_ARGS_INIT;
 
-    args.x = address(state, state->rows[c->symmetric]);
+    args.x = check_address(state->run, state->rows[c->symmetric]);
     args.dtype = EP_BF16;
     args.hidden = c->data.hidden;
     for (int which = 0; which < step->n_bias; which++)
-        args.bias[which] = address(state, state->bias[which]);
-    args.out = address(state, state->out);
+        args.bias[which] = check_address(state->run, state->bias[which]);
+    args.out = check_address(state->run, state->out);
     if (c->topk) {
-        args.topk_weights = address(state, state->weights[c->symmetric]);
-        args.out_topk_weights = address(state, state->out_weights);
+        args.topk_weights = check_address(state->run, state->weights[c->symmetric]);
+        args.out_topk_weights = check_address(state->run, state->out_weights);
     }
     if (async)
         CHECK_CALL(state->run, ep_combine, step->plan, &args, NULL);
@@ -373,7 +368,7 @@ static int fan_out(const struct throughput *state, int token)
 /* Compares the output, without biases and divided by the fan-out, with the input. */
 static void measure(const struct throughput_step *step, int token, const uint16_t *out, struct check_distance *distance)
 {
-    const struct throughput *state = step->state;
+    struct throughput *state = step->state;
     int n = fan_out(state, token);
 
     if (n == 0)
