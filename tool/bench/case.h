@@ -12,6 +12,7 @@
 #ifndef EP_BENCH_CASE_H
 #define EP_BENCH_CASE_H
 
+#include "backend/cuda/module.h"
 #include "bench/account.h"
 #include "bench/bench.h"
 #include "bench/naive.h"
@@ -137,15 +138,14 @@ int bench_emit_row(const struct bench_case *bench, const struct bench_measuremen
 
 struct bench_roofline {
     struct bench_case *bench;
-    void **peers; /* [R] copy_to of each rank, mapped into this rank */
-    int64_t *at;  /* [R] index of this rank's first row in it */
+    void *peers[EP_CUDA_GPUS]; /* copy_to of each rank, mapped into this rank */
+    int64_t at[EP_CUDA_GPUS];  /* index of this rank's first row in it */
     size_t row_bytes;
     size_t pair_bytes;
 };
 
-/* Collective. 0 or an exit code; bench_roofline_done() is allowed after both. */
+/* The ranks are of one node. Collective. 0 or an exit code. */
 int bench_roofline_init(struct bench_roofline *roofline, struct bench_case *bench);
-void bench_roofline_done(struct bench_roofline *roofline);
 /* Copies by the copy engine: from rank 0 to rank 1, and the bytes of all rows from all to all. */
 ep_status bench_engine_pair(void *roofline);
 ep_status bench_engine_all(void *roofline);

@@ -243,7 +243,6 @@ static int measure(struct op *op)
     measurement.net_bytes = op->probe_bytes;
     if (code == 0)
         code = bench_emit_row(bench, &measurement);
-    bench_roofline_done(&op->roofline);
     ep_net_probe_free(op->probe);
     return code;
 }
