@@ -7,7 +7,7 @@
  *   verify.c   poison, contents, comparison with the oracle
  *   ops.c      dispatch, combine          plans.c   plans and first dispatches
  *   lowlat.c   the low-latency layout     row.c     measurements as JSON
- *   footprint.c  memory of the library    mirrors.c  buffers    roofline.c  baselines on GPUs
+ *   footprint.c  memory of the library    roofline.c  baselines on GPUs
  */
 #ifndef EP_BENCH_CASE_H
 #define EP_BENCH_CASE_H

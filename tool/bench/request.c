@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/account.h"
-#include "bench/bench.h"
-#include "bench/naive.h"
+#include "bench/case.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -128,7 +127,10 @@ uint64_t bench_bytes(const struct bench_request *request, int n_ranks, bool unde
         uint64_t tokens = (uint64_t)request->tokens[i] * (uint64_t)n_ranks;
         uint64_t rows = tokens * (uint64_t)fan_out;
         uint64_t bytes = tokens * row * 3 + rows * row * (baselines ? 3 : 1);
+        uint64_t routes = request->ops & BENCH_PLAN ? 1 + BENCH_VARIANTS : 1;
 
+        /* Each rank has the choices of all ranks. */
+        bytes += routes * (uint64_t)n_ranks * tokens * (uint64_t)request->topk * (sizeof(int32_t) + sizeof(float));
         if (under_mpi && baselines)
             bytes += naive_bytes((int64_t)rows, (int64_t)rows, request->hidden, request->topk);
         most = bytes > most && (request->ops & ~(unsigned)BENCH_LL) ? bytes : most;
