@@ -11,9 +11,7 @@
 #include "ranks/group.h"
 #include "ranks/ranks_internal.h"
 
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 struct bench_options {
     struct group_options group; /* its ranks: the current entry of the list */

@@ -7,7 +7,6 @@
 #include "bench/pattern.h"
 
 #include <stdio.h>
-#include <string.h>
 
 static void emit_step(struct ranks_ctx *ctx, int done, int total, const char *what, int tokens)
 {

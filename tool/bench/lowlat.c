@@ -7,14 +7,11 @@
  */
 #include "bench/case.h"
 
-#include "backend/cuda/module.h"
 #include "base/error.h"
 #include "bench/pattern.h"
 #include "core/quantize.h"
 
 #include <epkit/lowlatency.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define PAIRS 20 /* dispatches and combines in a row */

@@ -5,7 +5,6 @@
 #include "output.h"
 
 #include <stdio.h>
-#include <string.h>
 
 static const struct out_column columns[] = {
     {"NODES", "nodes", 0, 0},

@@ -3,7 +3,6 @@
 #include "bench/case.h"
 
 #include "backend/cuda/module.h"
-#include "bench/pattern.h"
 #include "net/probe.h"
 
 #include <string.h>

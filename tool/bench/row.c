@@ -3,8 +3,8 @@
 #include "bench/case.h"
 
 #include "backend/cuda/module.h"
-#include "base/error.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* Summed over the ranks. */

@@ -7,7 +7,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* Rows of a worst-case output in addition to those that are received. */
 #define SPARE_ROWS 7
