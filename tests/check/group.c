@@ -66,12 +66,47 @@ int ranks_emit_error(struct ranks_ctx *ctx, ep_status status, const char *what)
     return 1;
 }
 
+/* Stands in for device memory. */
+static ep_status alloc_mirror(struct ranks_ctx *ctx, size_t bytes, void **ret_memory)
+{
+    (void)ctx;
+    *ret_memory = malloc(bytes);
+    return *ret_memory ? EP_OK : EP_E_MEMORY;
+}
+
+static void free_mirror(struct ranks_ctx *ctx, void *memory)
+{
+    (void)ctx;
+    free(memory);
+}
+
+static ep_status copy_mirror(struct ranks_ctx *ctx, void *to, const void *from, size_t bytes)
+{
+    (void)ctx;
+    memcpy(to, from, bytes);
+    return EP_OK;
+}
+
+static ep_status fill_mirror(struct ranks_ctx *ctx, void *to, int byte, size_t bytes)
+{
+    (void)ctx;
+    memset(to, byte, bytes);
+    return EP_OK;
+}
+
+static const struct ranks_memory mirror_memory = {
+    .alloc = alloc_mirror, .free = free_mirror, .copy = copy_mirror, .fill = fill_mirror};
+
 static int run_rank(const ep_boot *boot, void *opaque)
 {
     const struct rank_argument *argument = opaque;
     const struct group_spec *spec = argument->spec;
     struct ranks_spec ranks = {.nranks = spec->n_ranks, .nnodes = spec->n_nodes, .partial_type = spec->partial_type};
-    struct seat seat = {.ctx = {.rank = boot->rank, .nranks = boot->nranks, .nnodes = spec->n_nodes, .spec = &ranks},
+    struct seat seat = {.ctx = {.rank = boot->rank,
+                                .nranks = boot->nranks,
+                                .nnodes = spec->n_nodes,
+                                .spec = &ranks,
+                                .memory = spec->mirrors ? &mirror_memory : NULL},
                         .board = argument->board};
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     json_t *parameters = json_loads(spec->parameters, 0, NULL);

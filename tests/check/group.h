@@ -12,6 +12,7 @@
 #include "testing/launch.h"
 
 #include <epkit/comm.h>
+#include <stdbool.h>
 
 /* What the ranks emitted. */
 struct group_report {
@@ -27,6 +28,7 @@ struct group_spec {
     int mode; /* EP_LAUNCH_* */
     int n_ranks, n_nodes;
     int partial_type;       /* 0: default */
+    bool mirrors;           /* buffers have mirrors, as with device memory */
     const char *parameters; /* JSON text */
     ep_net_emulation emulation;
 };

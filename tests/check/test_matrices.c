@@ -91,6 +91,24 @@ static void test_threads(void **state)
     }
 }
 
+/* The library reads and writes mirrors of the buffers, as with device memory. */
+static void test_mirrors(void **state)
+{
+    static const char *const parameters[] = {
+        "{\"matrix\": \"intranode\", \"tokens\": 10, \"hidden\": 512, \"topk\": 4}",
+        "{\"matrix\": \"internode\", \"tokens\": 10, \"hidden\": 512, \"topk\": 4, \"routing\": \"empty\"}",
+        "{\"matrix\": \"lowlatency\", \"tokens\": 10, \"hidden\": 512, \"topk\": 4}",
+    };
+    static const int n_cases[] = {24, 32, 32};
+
+    (void)state;
+    for (int i = 0; i < 3; i++)
+        group_expect_pass(
+            &(struct group_spec){
+                .mode = MODE, .n_ranks = 4, .n_nodes = i == 1 ? 2 : 1, .mirrors = true, .parameters = parameters[i]},
+            n_cases[i]);
+}
+
 static void test_routings(void **state)
 {
     char parameters[256];
@@ -188,6 +206,7 @@ int main(void)
         cmocka_unit_test(test_internode_bad_network),
         cmocka_unit_test(test_lowlatency),
         cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_mirrors),
         cmocka_unit_test(test_routings),
         cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_refuses_parameters),
