@@ -20,12 +20,13 @@ static const int32_t *expert_counts(const struct ep_group_completion *c, int ran
 static ep_status compare_rows(const struct ep_group_completion *c)
 {
     static const struct ep_group_field fields[] = {
+        /* First: topk and idx_type of a mask are numbers of the library. */
+        {"token_in_rank in place of topk_idx", offsetof(struct plan_row, from_mask)},
         {"topk", offsetof(struct plan_row, topk)},
         {"n_experts", offsetof(struct plan_row, n_experts)},
         {"idx_type", offsetof(struct plan_row, idx_type)},
         {"flags", offsetof(struct plan_row, flags)},
         {"expert_alignment", offsetof(struct plan_row, expert_alignment)},
-        {"token_in_rank in place of topk_idx", offsetof(struct plan_row, from_mask)},
     };
 
     for (int rank = 1; rank < c->plan->comm->nranks; rank++) {

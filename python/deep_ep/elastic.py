@@ -187,8 +187,8 @@ def not_here(name: str, instead: str) -> Any:
     return method
 
 
-_naming_most = naming("this follows from num_max_tokens_per_rank of dispatch() or of the buffer, which must be the same on all "
-                      "ranks, and at least the number of tokens of each", "source_stride", "max_recv_tokens")
+_naming_most = naming("this follows from do_cpu_sync, and from num_max_tokens_per_rank of dispatch() or of the buffer: both must be the "
+                      "same on all ranks, and the latter at least the number of tokens of each", "source_stride", "max_recv_tokens")
 
 ENGRAM = "keep the table sharded and fetch rows by dispatch and combine, or use DeepEP itself"
 PP = "use torch.distributed.send and recv (NCCL) between pipeline stages"

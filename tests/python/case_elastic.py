@@ -499,6 +499,18 @@ def unequal_most(rank, size, sync, expand):
     raises(epkit.Error, words, complete)
 
 
+def one_waits_for_counts(rank, size):
+    buffer = new_buffer()
+    topk_idx, weights, experts = make_routing(size, 0)
+    x = torch.zeros(topk_idx.shape[0], HIDDEN, dtype=torch.bfloat16)
+    raises(epkit.GroupError, "do_cpu_sync same ranks", buffer.dispatch, x, topk_idx, weights, num_experts=experts,
+           num_max_tokens_per_rank=topk_idx.shape[0], do_cpu_sync=rank == 0)
+
+
+def test_do_cpu_sync_differs():
+    run(2, one_waits_for_counts)
+
+
 def test_num_max_tokens_per_rank_differs():
     for sync in (True, False):
         for expand in (True, False):

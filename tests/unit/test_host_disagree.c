@@ -25,6 +25,7 @@ enum deviation {
     PLAN_FLAGS,
     PLAN_ALIGNMENT,
     PLAN_MASK,
+    PLAN_MASK_OF_ONE, /* and a topk that is not the number of ranks */
     DISPATCH_HIDDEN,
     DISPATCH_TYPE,
     DISPATCH_OUTPUTS,
@@ -52,6 +53,7 @@ static const struct scenario {
     {PLAN_FLAGS, "flags", {"0", "EP_PLAN_EXPANDED"}},
     {PLAN_ALIGNMENT, "expert_alignment", {"1", "8"}},
     {PLAN_MASK, "token_in_rank in place of topk_idx", {"0", "1"}},
+    {PLAN_MASK_OF_ONE, "token_in_rank in place of topk_idx", {"0", "1"}},
     {DISPATCH_HIDDEN, "hidden", {"512", "256"}},
     {DISPATCH_TYPE, "dtype", {"1 (bf16)", "2 (fp8)"}},
     {DISPATCH_OUTPUTS, "recv_topk_idx", {"0", "1"}},
@@ -78,11 +80,11 @@ static ep_status new_plan(ep_comm *comm, enum deviation deviation, int rank, ep_
     args.topk_idx = experts;
     args.idx_type = other && deviation == PLAN_TYPE ? EP_I64 : EP_I32;
     args.n_tokens = other && deviation == PLAN_TYPE ? 0 : 1;
-    args.topk = other && deviation == PLAN_TOPK ? 1 : 2;
+    args.topk = deviation == PLAN_MASK_OF_ONE || (other && deviation == PLAN_TOPK) ? 1 : 2;
     args.n_experts = other && deviation == PLAN_EXPERTS ? 6 : 4;
     args.flags = other && deviation == PLAN_FLAGS ? EP_PLAN_EXPANDED : 0;
     args.expert_alignment = other && deviation == PLAN_ALIGNMENT ? 8 : 1;
-    if (other && deviation == PLAN_MASK) {
+    if (other && (deviation == PLAN_MASK || deviation == PLAN_MASK_OF_ONE)) {
         args.topk_idx = NULL;
         args.topk = 0;
         args.idx_type = 0;
