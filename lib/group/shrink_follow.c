@@ -71,8 +71,7 @@ static enum outcome connect_to(struct linked *l, int leader, const struct tcp_ad
     if (tcp_connect(to, &l->rendezvous->from, &fd) != EP_OK)
         return SILENT;
     tcp_set_options(fd, l->timeout_ms);
-    if (tcp_handshake_connect(&hs, fd, &l->rendezvous->key, &hello, to, l->deadline_ns) != EP_OK)
-        result = TCP_HANDSHAKE_FAILED;
+    tcp_handshake_connect(&hs, fd, &l->rendezvous->key, &hello, to, l->deadline_ns);
     while (result == TCP_HANDSHAKE_PENDING) {
         struct pollfd poll_fd = {.fd = hs.fd, .events = tcp_handshake_events(&hs)};
 

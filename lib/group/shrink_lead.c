@@ -200,9 +200,8 @@ static void query_begin(const struct linked *l, struct query *q, uint64_t now)
     if (!to || tcp_connect(to, &l->rendezvous->from, &fd) != EP_OK)
         return;
     tcp_set_options(fd, l->timeout_ms);
-    q->connecting = tcp_handshake_connect(&q->hs, fd, &l->rendezvous->key, &hello, to, q->limit_ns) == EP_OK;
-    if (!q->connecting)
-        tcp_handshake_drop(&q->hs);
+    tcp_handshake_connect(&q->hs, fd, &l->rendezvous->key, &hello, to, q->limit_ns);
+    q->connecting = true;
 }
 
 static void query_end(struct query *q)
