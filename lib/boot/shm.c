@@ -78,13 +78,11 @@ ep_status ep_boot_shm_new(int nranks, ep_boot_shm **ret_shm)
         return ep_fail(EP_E_ARG, "ep_boot_shm_new: nranks is %d, not in 1..%d", nranks, EP_MAX_RANKS);
     bytes = sizeof(*shm) + (size_t)nranks * sizeof(shm->slots[0]);
     shm = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (shm == MAP_FAILED)
-        return ep_fail_prefix(ep_reserve_fail_map(errno, bytes), "ep_boot_shm_new: ");
-    status = ep_reserve_mapping(shm, bytes);
-    if (status != EP_OK) {
+    status = shm == MAP_FAILED ? ep_reserve_fail_map(errno, bytes) : ep_reserve_mapping(shm, bytes);
+    if (status != EP_OK && shm != MAP_FAILED)
         munmap(shm, bytes);
+    if (status != EP_OK)
         return ep_fail_prefix(status, "ep_boot_shm_new: ");
-    }
     shm->mapped = bytes;
     shm->nranks = nranks;
     for (int rank = 0; rank < nranks; rank++) {

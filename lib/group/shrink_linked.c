@@ -107,10 +107,8 @@ bool shrink_connect(const struct linked *l, struct tcp_handshake *hs, enum tcp_k
     if (tcp_connect(to, &l->rendezvous->from, &fd) != EP_OK)
         return false;
     tcp_set_options(fd, l->timeout_ms);
-    if (tcp_handshake_connect(hs, fd, &l->rendezvous->key, &hello, to, deadline_ns) == EP_OK)
-        return true;
-    tcp_handshake_drop(hs);
-    return false;
+    tcp_handshake_connect(hs, fd, &l->rendezvous->key, &hello, to, deadline_ns);
+    return true;
 }
 
 void shrink_drop(struct linked *l, int rank)

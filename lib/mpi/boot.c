@@ -335,6 +335,7 @@ static ep_status exchange_ranks(ep_boot_mpi *boot)
 
 ep_status ep_boot_mpi_new(MPI_Comm parent, ep_boot_mpi **ret_boot)
 {
+    struct ep_mpi_rank *ranks;
     ep_boot_mpi *boot;
     int inter = 0, nranks = 0;
     ep_status status;
@@ -348,19 +349,23 @@ ep_status ep_boot_mpi_new(MPI_Comm parent, ep_boot_mpi **ret_boot)
     if (inter)
         return ep_fail(EP_E_ARG, "ep_boot_mpi_new: parent is an intercommunicator");
     EP_TRY(EP_MPI(MPI_Comm_size, (parent, &nranks)));
-    boot = calloc(1, sizeof(*boot));
-    if (!boot)
-        return ep_fail(EP_E_MEMORY, "ep_boot_mpi_new: no memory");
     /* After the first collective call nothing may fail on one rank only: the others would wait in the next call. */
-    boot->ranks = calloc((size_t)nranks, sizeof(*boot->ranks));
-    if (!boot->ranks) {
+    boot = malloc(sizeof(*boot));
+    ranks = calloc((size_t)nranks, sizeof(*ranks));
+    if (!boot || !ranks) {
         free(boot);
+        free(ranks);
         return ep_fail(EP_E_MEMORY, "ep_boot_mpi_new: no memory for %d ranks", nranks);
     }
-    boot->generation = ep_process_generation();
-    boot->unit = MPI_DATATYPE_NULL;
-    boot->comm = MPI_COMM_NULL;
-    boot->first_tag = 32767 / 2;
+    *boot = (ep_boot_mpi){
+        .boot = {.size = sizeof(boot->boot), .allgather = allgather, .context = boot, .network = &boot->network},
+        .network = {.abi = EP_NET_ABI, .name = "mpi", .open = ep_net_mpi_open, .context = boot},
+        .comm = MPI_COMM_NULL,
+        .generation = ep_process_generation(),
+        .ranks = ranks,
+        .first_tag = 32767 / 2,
+        .unit = MPI_DATATYPE_NULL,
+    };
     status = EP_MPI(MPI_Comm_dup, (parent, &boot->comm));
     if (status == EP_OK)
         status = init_comm(boot);
@@ -370,12 +375,6 @@ ep_status ep_boot_mpi_new(MPI_Comm parent, ep_boot_mpi **ret_boot)
         ep_boot_mpi_free(boot);
         return status;
     }
-    boot->network =
-        (struct ep_net_provider){.abi = EP_NET_ABI, .name = "mpi", .open = ep_net_mpi_open, .context = boot};
-    boot->boot.size = sizeof(boot->boot);
-    boot->boot.allgather = allgather;
-    boot->boot.context = boot;
-    boot->boot.network = &boot->network;
     *ret_boot = boot;
     return EP_OK;
 }

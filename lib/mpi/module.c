@@ -10,34 +10,24 @@
 
 static ep_status start(ep_boot_mpi **ret_boot)
 {
-    ep_boot_mpi *boot;
-    bool initialises = false;
     int initialised = 0, level;
     ep_status status;
 
     EP_TRY(EP_MPI(MPI_Initialized, (&initialised)));
-    if (!initialised) {
+    if (!initialised)
         EP_TRY(EP_MPI(MPI_Init_thread, (NULL, NULL, MPI_THREAD_MULTIPLE, &level)));
-        initialises = true;
-    }
-    status = ep_boot_mpi_new(MPI_COMM_WORLD, &boot);
-    if (status != EP_OK) {
-        if (initialises && ep_mpi_is_up())
-            (void)EP_MPI(MPI_Finalize, ());
-        return status;
-    }
-    boot->finalises = initialises;
-    *ret_boot = boot;
-    return EP_OK;
+    status = ep_boot_mpi_new(MPI_COMM_WORLD, ret_boot);
+    if (status == EP_OK)
+        (*ret_boot)->finalises = !initialised;
+    else if (!initialised && ep_mpi_is_up())
+        (void)EP_MPI(MPI_Finalize, ());
+    return status;
 }
 
 static void stop(ep_boot_mpi *boot)
 {
-    bool finalises;
+    bool finalises = boot && boot->finalises;
 
-    if (!boot)
-        return;
-    finalises = boot->finalises;
     ep_boot_mpi_free(boot);
     if (finalises && ep_mpi_is_up())
         (void)EP_MPI(MPI_Finalize, ());

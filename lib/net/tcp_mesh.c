@@ -244,10 +244,8 @@ static void start_connector(struct mesh *mesh, struct connector *connector)
         return;
     }
     tcp_set_options(fd, mesh->params->timeout_ms);
-    connector->under_way =
-        tcp_handshake_connect(&connector->hs, fd, &mesh->rendezvous->key, &hello, address, now + share) == EP_OK;
-    if (!connector->under_way)
-        tcp_handshake_drop(&connector->hs);
+    tcp_handshake_connect(&connector->hs, fd, &mesh->rendezvous->key, &hello, address, now + share);
+    connector->under_way = true;
 }
 
 static void step_connector(struct mesh *mesh, struct connector *connector)

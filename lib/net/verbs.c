@@ -235,9 +235,9 @@ static ep_status fail_port(struct verbs_net *v, const struct verbs_conn *conn, c
 }
 
 /* A queue pair error does not tell which end of the link is down; the state of the local port does. */
-static ep_status check_port(struct verbs_net *v, const struct verbs_conn *conn, enum ibv_wc_status why)
+static ep_status check_port(struct verbs_net *v, const struct verbs_conn *conn)
 {
-    return verbs_device_is_down(&v->device) ? fail_port(v, conn, v->device.library->wc_status_str(why)) : EP_OK;
+    return verbs_device_is_down(&v->device) ? fail_port(v, conn, v->device.library->wc_status_str(conn->why)) : EP_OK;
 }
 
 /* A rank that only receives has no operation that could fail: it would wait for its deadline, and name its peer. */
@@ -266,7 +266,7 @@ static ep_status report_failures(struct verbs_net *v)
 
         if (!is_failing(conn))
             continue;
-        EP_TRY(check_port(v, conn, conn->why));
+        EP_TRY(check_port(v, conn));
         if (ep_now_ns() - conn->failed_ns < (uint64_t)wait_ms * 1000000u)
             continue;
         return break_by(v, conn, is_own_failure(conn->why), EP_E_SYSTEM,
@@ -360,7 +360,7 @@ static bool is_cut(const struct verbs_conn *conn)
 
 static ep_status fail_cut(struct verbs_net *v, const struct verbs_conn *conn)
 {
-    EP_TRY(check_port(v, conn, conn->why));
+    EP_TRY(check_port(v, conn));
     return break_by(v, conn, false, EP_E_PEER_DEAD,
                     "the queue pair failed: ", v->device.library->wc_status_str(conn->why));
 }

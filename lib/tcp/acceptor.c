@@ -83,10 +83,8 @@ static void accept_all(struct tcp_acceptor *acceptor)
         if (fd < 0)
             return; /* without descriptors the connection stays in the kernel's queue */
         tcp_set_options(fd, 0);
-        if (tcp_handshake_accept(hs, fd, &acceptor->key, &from, ep_deadline_ns(HANDSHAKE_MS)) == EP_OK)
-            acceptor->n++;
-        else
-            close(fd);
+        tcp_handshake_accept(hs, fd, &acceptor->key, &from, ep_deadline_ns(HANDSHAKE_MS));
+        acceptor->n++;
     }
 }
 

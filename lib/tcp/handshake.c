@@ -114,8 +114,14 @@ static void expect_message(struct tcp_handshake *hs, enum state state, size_t by
     hs->in_need = bytes;
 }
 
-ep_status tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
-                                const struct tcp_hello *hello, const struct tcp_address *to, uint64_t deadline_ns)
+static void draw_nonce(struct tcp_handshake *hs, unsigned char nonce[TCP_NONCE_BYTES])
+{
+    if (tcp_random(nonce, TCP_NONCE_BYTES) != EP_OK)
+        fail(hs, EP_E_SYSTEM, "%s", ep_last_error());
+}
+
+void tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key, const struct tcp_hello *hello,
+                           const struct tcp_address *to, uint64_t deadline_ns)
 {
     *hs = (struct tcp_handshake){.fd = fd,
                                  .state = CONNECTING,
@@ -126,16 +132,16 @@ ep_status tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct t
                                  .deadline_ns = deadline_ns};
     hs->hello.magic = MAGIC;
     hs->hello.version = VERSION;
-    return tcp_random(hs->hello.nonce, sizeof(hs->hello.nonce));
+    draw_nonce(hs, hs->hello.nonce);
 }
 
-ep_status tcp_handshake_accept(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
-                               const struct tcp_address *from, uint64_t deadline_ns)
+void tcp_handshake_accept(struct tcp_handshake *hs, int fd, const struct tcp_key *key, const struct tcp_address *from,
+                          uint64_t deadline_ns)
 {
     *hs = (struct tcp_handshake){
         .fd = fd, .from = *from, .key = *key, .begin_ns = ep_now_ns(), .deadline_ns = deadline_ns};
     expect_message(hs, WAIT_HELLO, sizeof(hs->hello));
-    return tcp_random(hs->nonce, sizeof(hs->nonce));
+    draw_nonce(hs, hs->nonce);
 }
 
 /* --- received messages --- */

@@ -83,12 +83,15 @@ void tcp_key_make(const char *secret, const char *purpose, const void *more, siz
 /* Bytes that cannot be guessed. */
 ep_status tcp_random(void *ret_bytes, size_t bytes);
 
-/* Takes ownership of the descriptor, from tcp_connect(). Fills in magic, version and nonce of `hello`. */
-ep_status tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
-                                const struct tcp_hello *hello, const struct tcp_address *to, uint64_t deadline_ns);
+/*
+ * Takes ownership of the descriptor, from tcp_connect(). Fills in magic, version and nonce of `hello`. If this or the
+ * next fails, the first step does.
+ */
+void tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key, const struct tcp_hello *hello,
+                           const struct tcp_address *to, uint64_t deadline_ns);
 /* Takes ownership of the descriptor, from tcp_accept(). */
-ep_status tcp_handshake_accept(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
-                               const struct tcp_address *from, uint64_t deadline_ns);
+void tcp_handshake_accept(struct tcp_handshake *hs, int fd, const struct tcp_key *key, const struct tcp_address *from,
+                          uint64_t deadline_ns);
 enum tcp_handshake_result tcp_handshake_step(struct tcp_handshake *hs);
 /* Listening side, after TCP_HANDSHAKE_AUTHENTICATED: EP_OK accepts the rank; otherwise `reason` says why not. */
 void tcp_handshake_reply(struct tcp_handshake *hs, ep_status status, const char *reason);

@@ -33,7 +33,7 @@ static ep_status check_frame(struct tcp_star *star, struct conn *conn, size_t by
         (frame->kind == FRAME_BYE && frame->bytes == 0) ||
         (frame->kind == FRAME_MISSING && !root && frame->bytes == sizeof(struct missing)))
         return EP_OK;
-    if (frame->kind != (root ? FRAME_BLOCK : FRAME_RESULT) || conn->arrived || !ret_all)
+    if (frame->kind != (root ? FRAME_BLOCK : FRAME_RESULT) || conn->arrived)
         return tcp_star_fail_damaged(star, conn, "a frame of unknown kind or size");
     if (frame->number != star->number)
         return tcp_star_fail_damaged(star, conn, "a block of another all-gather");
@@ -74,7 +74,7 @@ static ep_status handle_frame(struct tcp_star *star, struct conn *conn)
     }
 }
 
-/* Reads the available data of `conn`. `ret_all` NULL: no all-gather is in progress. */
+/* Reads the available data of `conn`. */
 static ep_status pull(struct tcp_star *star, struct conn *conn, size_t bytes, unsigned char *ret_all)
 {
     while (conn->fd >= 0) {
@@ -229,7 +229,7 @@ static ep_status gather_root(struct tcp_star *star, size_t bytes, int timeout_ms
 
 ep_status tcp_star_allgather(struct tcp_star *star, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
-    uint64_t deadline_ns = ep_deadline_ns(timeout_ms < 0 ? 0 : timeout_ms);
+    uint64_t deadline_ns = ep_deadline_ns(timeout_ms);
     unsigned char nothing[1], *all = ret_all ? ret_all : nothing;
 
     if ((!mine || !ret_all) && bytes)

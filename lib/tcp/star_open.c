@@ -218,7 +218,7 @@ static ep_status try_address(struct tcp_star *star, const struct tcp_star_args *
     EP_TRY(find_local(args, to, &from));
     EP_TRY(tcp_connect(to, &from, &fd));
     tcp_set_options(fd, args->timeout_ms);
-    EP_TRY(tcp_handshake_connect(hs, fd, &args->key, &hello, to, ep_now_ns() + try_ns));
+    tcp_handshake_connect(hs, fd, &args->key, &hello, to, ep_now_ns() + try_ns);
     while (result == TCP_HANDSHAKE_PENDING) {
         struct pollfd ready = {.fd = hs->fd, .events = tcp_handshake_events(hs)};
 

@@ -46,9 +46,9 @@ static void shake_hands(const uint8_t *data, size_t size, bool listens)
     int other, fd = connect_to_bytes(data, size, &other);
 
     if (listens)
-        check(tcp_handshake_accept(&hs, fd, &key, &nobody, ep_deadline_ns(10000)) == EP_OK);
+        tcp_handshake_accept(&hs, fd, &key, &nobody, ep_deadline_ns(10000));
     else
-        check(tcp_handshake_connect(&hs, fd, &key, &hello, &nobody, ep_deadline_ns(10000)) == EP_OK);
+        tcp_handshake_connect(&hs, fd, &key, &hello, &nobody, ep_deadline_ns(10000));
     memset(listens ? hs.nonce : hs.hello.nonce, 0, TCP_NONCE_BYTES);
     for (int steps = 0; steps < 8; steps++) {
         result = tcp_handshake_step(&hs);

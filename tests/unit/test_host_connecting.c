@@ -50,12 +50,10 @@ static struct scenario *holds;  /* this rank connects only when the others have 
 static struct scenario *aborts; /* this rank aborts ... */
 static ep_comm *aborted;        /* ... the shrink of this communicator */
 
-ep_status __real_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
-                                       const struct tcp_hello *hello, const struct tcp_address *to,
-                                       uint64_t deadline_ns);
-ep_status __wrap_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
-                                       const struct tcp_hello *hello, const struct tcp_address *to,
-                                       uint64_t deadline_ns);
+void __real_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
+                                  const struct tcp_hello *hello, const struct tcp_address *to, uint64_t deadline_ns);
+void __wrap_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
+                                  const struct tcp_hello *hello, const struct tcp_address *to, uint64_t deadline_ns);
 
 static void die_or_hold(void)
 {
@@ -68,13 +66,12 @@ static void die_or_hold(void)
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
-ep_status __wrap_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
-                                       const struct tcp_hello *hello, const struct tcp_address *to,
-                                       uint64_t deadline_ns)
+void __wrap_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
+                                  const struct tcp_hello *hello, const struct tcp_address *to, uint64_t deadline_ns)
 {
     if (hello->kind == TCP_STREAM && strcmp(network, "tcp") == 0)
         die_or_hold();
-    return __real_tcp_handshake_connect(hs, fd, key, hello, to, deadline_ns);
+    __real_tcp_handshake_connect(hs, fd, key, hello, to, deadline_ns);
 }
 
 ep_status __real_ep_net_introduce(const char *name, const struct ep_net_params *params, ep_status status, void *mine,

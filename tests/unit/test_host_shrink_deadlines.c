@@ -70,27 +70,22 @@ void __wrap_tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_
 static _Thread_local ep_comm *aborts_amid_handshake;
 
 static void wait_until(_Atomic int *word, int least);
-ep_status __real_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
-                                       const struct tcp_hello *hello, const struct tcp_address *to,
-                                       uint64_t deadline_ns);
-ep_status __wrap_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
-                                       const struct tcp_hello *hello, const struct tcp_address *to,
-                                       uint64_t deadline_ns);
+void __real_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
+                                  const struct tcp_hello *hello, const struct tcp_address *to, uint64_t deadline_ns);
+void __wrap_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
+                                  const struct tcp_hello *hello, const struct tcp_address *to, uint64_t deadline_ns);
 
-ep_status __wrap_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
-                                       const struct tcp_hello *hello, const struct tcp_address *to,
-                                       uint64_t deadline_ns)
+void __wrap_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
+                                  const struct tcp_hello *hello, const struct tcp_address *to, uint64_t deadline_ns)
 {
     ep_comm *comm = aborts_amid_handshake;
-    ep_status status;
 
     if (comm)
         wait_until(&taken, NRANKS - 2);
-    status = __real_tcp_handshake_connect(hs, fd, key, hello, to, deadline_ns);
+    __real_tcp_handshake_connect(hs, fd, key, hello, to, deadline_ns);
     aborts_amid_handshake = NULL;
     if (comm)
         ep_comm_abort(comm);
-    return status;
 }
 
 static void wait_until(_Atomic int *word, int least)

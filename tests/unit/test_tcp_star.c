@@ -345,9 +345,10 @@ static bool connect_to_root(const struct root *root, int rank, struct tcp_handsh
         struct pollfd look = {.events = POLLOUT};
 
         assert_int_equal(tcp_connect(&to, NULL, &look.fd), EP_OK);
-        if (poll(&look, 1, 1000) == 1 && tcp_connect_error(look.fd) == 0)
-            return tcp_handshake_connect(ret_hs, look.fd, &root->args.key, &hello, &to, ep_deadline_ns(PATIENT_MS)) ==
-                   EP_OK;
+        if (poll(&look, 1, 1000) == 1 && tcp_connect_error(look.fd) == 0) {
+            tcp_handshake_connect(ret_hs, look.fd, &root->args.key, &hello, &to, ep_deadline_ns(PATIENT_MS));
+            return true;
+        }
         close(look.fd);
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
