@@ -425,17 +425,15 @@ ep_status ep_group_open(ep_comm *comm, const ep_boot *boot, const struct ep_grou
         return rendezvous(NULL, boot, timeout_ms, ep_fail(EP_E_MEMORY, "ep_comm_new: no memory"));
     group->backend = backend;
     status = rendezvous(group, boot, timeout_ms, prepare(group, comm));
+    if (status == EP_OK) {
+        for (group->arbiter = 0; !group->peers[group->arbiter].control;)
+            group->arbiter++;
+        group->spin = may_spin(group);
+        if (comm->nnodes > 1)
+            status = open_network(group, boot);
+    }
     if (status != EP_OK)
-        goto close;
-    for (group->arbiter = 0; !group->peers[group->arbiter].control;)
-        group->arbiter++;
-    group->spin = may_spin(group);
-    if (comm->nnodes > 1)
-        status = open_network(group, boot);
-    if (status == EP_OK)
-        return EP_OK;
-close:
-    ep_group_close(comm);
+        ep_group_close(comm);
     return status;
 }
 

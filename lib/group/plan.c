@@ -380,12 +380,12 @@ static ep_status read_counts(const ep_plan *plan, const int32_t *tokens_per_expe
 static ep_status read_routing(const ep_plan *plan, const struct routing *routing)
 {
     struct ep_group_plan *inner = plan->impl;
+    /* plan->args.n_tokens is the caller's, who may set it meanwhile. */
     struct ep_routing_shape shape =
-        ep_routing_shape_of(plan->comm, plan->args.n_tokens, plan->args.topk, plan->args.n_experts);
+        ep_routing_shape_of(plan->comm, inner->n_tokens, plan->args.topk, plan->args.n_experts);
     struct ep_routing_counts counts = {
         .per_rank = inner->tokens_per_rank, .per_node = inner->tokens_per_node, .per_expert = inner->tokens_per_expert};
 
-    shape.n_tokens = inner->n_tokens;
     EP_TRY(plan->from_mask ? read_mask(plan, routing->token_in_rank)
                            : ep_routing_check(&shape, routing->topk_idx, plan->args.idx_type, inner->index));
     EP_TRY(ep_routing_count(&shape, inner->index, &counts));

@@ -110,7 +110,6 @@ static ep_status receive_some(struct ep_group_completion *c, int node, struct ra
     return EP_OK;
 }
 
-/* The exchange with all rail peers. */
 struct rails {
     struct ep_group_completion *c;
     struct rail_half *send, *receive; /* [nnodes] */

@@ -20,9 +20,9 @@
 
 ep_status shrink_aborts_init(struct shrink_aborts *aborts, struct ep_group *group)
 {
-    int nranks = group->comm->nranks, aborted_by = ep_group_aborted_by(group), half_ms;
+    int nranks = group->comm->nranks, aborted_by = ep_group_aborted_by(group);
+    int half_ms = group->comm->config.timeout_ms / 2;
 
-    half_ms = group->comm->config.timeout_ms / 2;
     *aborts = (struct shrink_aborts){.group = group, .grace_ms = half_ms < ABORT_MS ? half_ms : ABORT_MS};
     aborts->ranks = calloc((size_t)nranks, sizeof(*aborts->ranks));
     if (!aborts->ranks)

@@ -378,17 +378,16 @@ static ep_status wait_counter(struct ep_group_wait *wait, int rank, const _Atomi
                               uint64_t *ret_at)
 {
     struct ep_group *group = wait->group;
-    ep_status status = EP_OK;
 
     for (;;) {
         uint32_t seen = ep_group_doorbell(group);
         bool moved;
 
         if (wait->polls)
-            status = progress(group, wait->phase, &moved);
+            EP_TRY(progress(group, wait->phase, &moved));
         *ret_at = atomic_load_explicit(counter, memory_order_acquire);
-        if (status != EP_OK || *ret_at >= value)
-            return status;
+        if (*ret_at >= value)
+            return EP_OK;
         EP_TRY(ep_group_wait(wait, seen, rank));
     }
 }
