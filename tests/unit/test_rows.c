@@ -535,16 +535,21 @@ static void test_groups_are_rounded_one_by_one(void **state)
 
 #define COPY_MOST 20000
 
-static void check_copy(bool stream, int n, size_t bytes, const unsigned char *from, struct output *outputs)
+/* `form`: with its streamed stores; NULL: with those of the best one, or with plain ones. */
+static void check_copy(const struct ep_rows_ops *form, bool stream, int n, size_t bytes, const unsigned char *from,
+                       struct output *outputs)
 {
     void *dst[MOST_ROWS];
     char what[128];
     int i;
 
-    snprintf(what, sizeof(what), "stream %d, n %d, %zu bytes", stream, n, bytes);
+    snprintf(what, sizeof(what), "%s, stream %d, n %d, %zu bytes", form ? form->name : "all", stream, n, bytes);
     for (i = 0; i < n; i++)
         dst[i] = output_start(&outputs[i], (size_t)(i % 4) * 16, bytes);
-    (stream ? ep_rows_copy_stream : ep_rows_copy)(dst, n, from, bytes);
+    if (!form)
+        (stream ? ep_rows_copy_stream : ep_rows_copy)(dst, n, from, bytes);
+    for (i = 0; form && i < n; i++)
+        form->stream_range(dst[i], from, bytes);
     ep_rows_stream_end();
     for (i = 0; i < n; i++)
         output_check(&outputs[i], from, what);
@@ -558,7 +563,7 @@ static void test_copies(void **state)
     struct output outputs[MOST_ROWS] = {{0}};
     unsigned char *source = aligned(COPY_MOST + 64);
     size_t s, k, i;
-    int stream;
+    int form, stream;
 
     (void)state;
     for (i = 0; i < MOST_ROWS; i++)
@@ -568,7 +573,10 @@ static void test_copies(void **state)
     for (s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++) {
         for (k = 0; k < sizeof(numbers) / sizeof(numbers[0]); k++) {
             for (stream = 0; stream < 2; stream++)
-                check_copy(stream, numbers[k], sizes[s], source + (s + k) % 4 * 16, outputs);
+                check_copy(NULL, stream, numbers[k], sizes[s], source + (s + k) % 4 * 16, outputs);
+            for (form = 0; form < N_FORMS; form++)
+                if (forms[form])
+                    check_copy(forms[form], true, numbers[k], sizes[s], source + (s + k) % 4 * 16, outputs);
         }
     }
     for (i = 0; i < MOST_ROWS; i++)

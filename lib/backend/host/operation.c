@@ -4,6 +4,19 @@
 
 #include <stddef.h>
 
+ep_status host_publish(struct ep_group *group, const char *call, int which, bool in_place, size_t bytes, void **buffer,
+                       struct ep_group_address *ret_address)
+{
+    ret_address->slot = EP_GROUP_UNMAPPED;
+    if (!*buffer || !bytes || (in_place && ep_group_find(group, *buffer, bytes, ret_address)))
+        return EP_OK;
+    EP_TRY(ep_group_stage(group, which, bytes, buffer));
+    if (!ep_group_find(group, *buffer, bytes, ret_address))
+        return ep_fail(EP_E_STATE, "%s: internal error: the staging buffer of %zu bytes is not in symmetric memory",
+                       call, bytes);
+    return EP_OK;
+}
+
 /*
  * Copies the op descriptor of a rank, and checks that its buffers hold the rows that this rank's plan will place there.
  */
@@ -23,19 +36,6 @@ static ep_status check_descriptor(struct ep_group *group, const ep_plan *plan, i
         descriptor->rows != inner->rows_on[rank])
         return ep_group_fail_damaged(group, rank, (enum ep_group_phase)mine->phase,
                                      "the number of rows that it receives", descriptor->rows);
-    return EP_OK;
-}
-
-ep_status host_publish(struct ep_group *group, const char *call, int which, bool in_place, size_t bytes, void **buffer,
-                       struct ep_group_address *ret_address)
-{
-    ret_address->slot = EP_GROUP_UNMAPPED;
-    if (!*buffer || !bytes || (in_place && ep_group_find(group, *buffer, bytes, ret_address)))
-        return EP_OK;
-    EP_TRY(ep_group_stage(group, which, bytes, buffer));
-    if (!ep_group_find(group, *buffer, bytes, ret_address))
-        return ep_fail(EP_E_STATE, "%s: internal error: the staging buffer of %zu bytes is not in symmetric memory",
-                       call, bytes);
     return EP_OK;
 }
 

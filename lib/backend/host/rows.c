@@ -87,16 +87,6 @@ void ep_rows_copy(void *const *dst, int n, const void *src, size_t bytes)
         memcpy(dst[i], src, bytes);
 }
 
-static void stream_range(unsigned char *to, const unsigned char *from, size_t bytes)
-{
-#if defined(__x86_64__)
-    for (size_t at = 0; at < bytes; at += sizeof(__m128i))
-        _mm_stream_si128((__m128i *)(to + at), _mm_load_si128((const __m128i *)(from + at)));
-#else
-    memcpy(to, from, bytes); /* C has no non-temporal store */
-#endif
-}
-
 /*
  * End of the chunk that ends near `at`, aligned to a line of this destination: otherwise the halves of a line would be
  * written separately.
@@ -110,6 +100,8 @@ static size_t chunk_end(const unsigned char *to, size_t at, size_t bytes)
 
 void ep_rows_copy_stream(void *const *dst, int n, const void *src, size_t bytes)
 {
+    void (*stream_range)(void *to, const void *from, size_t bytes) = ep_rows_get()->stream_range;
+
     for (size_t chunk = 0; chunk < bytes; chunk += CHUNK_BYTES) {
         for (int i = 0; i < n; i++) {
             unsigned char *to = dst[i];

@@ -44,6 +44,9 @@ struct ep_rows_ops {
      */
     void (*grouped_sum_bf16)(uint16_t *out, const uint16_t *const *rows, const float *weights, const int *sizes,
                              int n_groups, int count);
+
+    /* A part of ep_rows_copy_stream(). */
+    void (*stream_range)(void *to, const void *from, size_t bytes);
 };
 
 extern const struct ep_rows_ops ep_rows_portable;

@@ -337,6 +337,41 @@ ROWS_TARGET static void sum_f32(float *out, const struct ep_row_term *terms, int
     }
 }
 
+/* --- copies --- */
+
+#if ROWS_LANES > 4
+
+INLINE void stream_16(unsigned char *to, const unsigned char *from)
+{
+    _mm_stream_si128((__m128i *)to, _mm_load_si128((const __m128i *)from));
+}
+
+/* With stores of 16 bytes only it is up to 1.4 times as slow. */
+ROWS_TARGET static void stream_range(void *to, const void *from, size_t bytes)
+{
+    const unsigned char *in = from;
+    unsigned char *out = to;
+    size_t at = 0;
+
+    for (; at < bytes && (uintptr_t)(out + at) % LINE; at += 16)
+        stream_16(out + at, in + at);
+    for (; at + LINE <= bytes; at += LINE)
+        for (size_t i = at; i < at + LINE; i += sizeof(bits))
+            stream(out + i, load(in + i, STEP));
+    for (; at < bytes; at += 16)
+        stream_16(out + at, in + at);
+}
+
+#else
+
+/* C has no non-temporal store. */
+static void stream_range(void *to, const void *from, size_t bytes)
+{
+    memcpy(to, from, bytes);
+}
+
+#endif
+
 const struct ep_rows_ops ROWS_OPS = {
     .name = ROWS_NAME,
     .sum_bf16 = sum_bf16,
@@ -344,4 +379,5 @@ const struct ep_rows_ops ROWS_OPS = {
     .sum_f32 = sum_f32,
     .weighted_sum_bf16 = weighted_sum_bf16,
     .grouped_sum_bf16 = grouped_sum_bf16,
+    .stream_range = stream_range,
 };
