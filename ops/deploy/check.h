@@ -16,6 +16,8 @@ struct check_usage {
     json_t *index; /* {node name: node index} */
     long long (*used)[CHECK_RESOURCES_MAX];
     long long n_coming; /* pods that have a node assigned but do not exist yet */
+    json_t *placed;     /* pods of this job that have a node: [{"node", "spec", "metadata"}] */
+    json_t *kept_off;   /* {spec of a set: {name of a node that takes none of its pods: true}}, filled when asked for */
 };
 
 struct check {
@@ -69,6 +71,17 @@ long long check_used(const struct check *check, const json_t *node, int resource
 
 /* Counts `count` more pods on a node. */
 void check_use(struct check *check, const json_t *node, const json_t *spec, long long count);
+
+/* --- check_neighbours.c --- */
+
+/* Do pods on a node keep those of a set of the job off it, by ports of the host or by anti-affinity? */
+bool check_kept_off(const struct check *check, const json_t *node, const struct deploy_set *set);
+
+/* Does a node take a single pod of the set? `ret_why`: what keeps its pods apart. */
+bool check_alone(const struct check *check, const struct deploy_set *set, char *ret_why, size_t bytes);
+
+/* Puts a pod of a set on a node, for the next sets. */
+void check_place(struct check *check, const json_t *node, const struct deploy_set *set);
 
 /* --- check_cohort.c --- */
 

@@ -151,9 +151,19 @@ long long check_node_room(const struct check *check, const json_t *node, const s
     return room_for(check, node, set);
 }
 
+/* The scheduler's view: also what keeps the pods apart, from each other and from those that are there. */
+static long long room_beside(const struct check *check, const json_t *node, const struct deploy_set *set, bool alone)
+{
+    long long room = check_node_room(check, node, set, NULL, NULL);
+
+    if (room == 0 || check_kept_off(check, node, set))
+        return 0;
+    return alone ? 1 : room;
+}
+
 /* Number of nodes by the reason why they do not fit, for the message. */
 struct reasons {
-    int closed, labels, taints, resources, n;
+    int closed, labels, taints, resources, pods, n;
     const json_t *taint; /* one that is not tolerated */
 };
 
@@ -177,6 +187,8 @@ static struct reasons count_reasons(const struct check *check, const struct depl
             reasons.taint = taint;
         } else if (room_for(check, node, set) == 0)
             reasons.resources++;
+        else if (check_kept_off(check, node, set))
+            reasons.pods++;
     }
     return reasons;
 }
@@ -203,14 +215,18 @@ static const char *find_absent(const struct check *check, const struct deploy_se
 static void occupy(struct check *check, const struct deploy_set *set)
 {
     const json_t *node;
+    char why[64];
+    bool alone = check_alone(check, set, why, sizeof(why));
     long long left = set->count;
     size_t i;
 
     json_array_foreach(get_items(check->snapshot, "nodes"), i, node)
     {
-        long long room = check_node_room(check, node, set, NULL, NULL), n = room < left ? room : left;
+        long long room = room_beside(check, node, set, alone), n = room < left ? room : left;
 
         check_use(check, node, set->spec, n);
+        if (n > 0 && check->job->n_sets > 1)
+            check_place(check, node, set);
         left -= n;
     }
 }
@@ -220,14 +236,15 @@ static void check_set(struct check *check, const struct deploy_set *set)
     const json_t *node;
     struct reasons reasons;
     struct check_text text = {0};
-    char coming[80] = "", taint[160] = "", absent[160] = "";
+    char coming[80] = "", taint[160] = "", absent[160] = "", pods[96] = "", one[128] = "", why[64];
+    bool alone = check_alone(check, set, why, sizeof(why));
     const char *name;
     long long room = 0;
     size_t i;
 
     json_array_foreach(get_items(check->snapshot, "nodes"), i, node)
     {
-        long long more = check_node_room(check, node, set, NULL, NULL);
+        long long more = room_beside(check, node, set, alone);
 
         room += more < set->count ? more : set->count;
     }
@@ -240,14 +257,20 @@ static void check_set(struct check *check, const struct deploy_set *set)
     if (reasons.taint)
         CHECK_FORMAT(taint, " that is not tolerated (%.90s:%.20s)", get_text(reasons.taint, "key"),
                      get_text(reasons.taint, "effect"));
+    if (reasons.pods > 0)
+        CHECK_FORMAT(pods, ", %d have a pod that keeps them off (by a port of the host, or by anti-affinity)",
+                     reasons.pods);
+    if (alone)
+        CHECK_FORMAT(one, "; a node takes one of them, because of %s", why);
     name = find_absent(check, set);
     if (name)
         CHECK_FORMAT(absent, " (no node has any %.120s)", name);
     CHECK_FORMAT(
         text.why,
         "%lld of %lld pods find a node: %d nodes are closed or not ready, %d have other labels, %d have a taint%s, %d "
-        "have too little left%s%s",
-        room, set->count, reasons.closed, reasons.labels, reasons.taints, taint, reasons.resources, absent, coming);
+        "have too little left%s%s%s%s",
+        room, set->count, reasons.closed, reasons.labels, reasons.taints, taint, reasons.resources, absent, pods, one,
+        coming);
     CHECK_FORMAT(text.fix, "kubectl get nodes -L cloud.google.com/gke-nodepool,cloud.google.com/gke-accelerator; add "
                            "nodes, or wait for other jobs");
     /* With a queue, the autoscaler may add nodes after the admission. */

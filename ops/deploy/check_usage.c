@@ -299,7 +299,9 @@ void check_usage_make(struct check *check)
     list_resources(check);
     check->usage.index = json_object();
     check->usage.used = calloc(json_array_size(nodes) + 1, sizeof(*check->usage.used));
-    if (!check->usage.index || !check->usage.used) {
+    check->usage.placed = json_array();
+    check->usage.kept_off = json_object();
+    if (!check->usage.index || !check->usage.used || !check->usage.placed || !check->usage.kept_off) {
         check->no_memory = true;
         return;
     }
@@ -312,6 +314,8 @@ void check_usage_make(struct check *check)
 void check_usage_done(struct check *check)
 {
     json_decref(check->usage.index);
+    json_decref(check->usage.placed);
+    json_decref(check->usage.kept_off);
     free(check->usage.used);
     check->usage = (struct check_usage){0};
 }

@@ -115,6 +115,43 @@ found() {
         's,operator: Exists}\],operator: Exists}\, {key: dedicated\, value: ml}],')" ]
 }
 
+@test "pods that keep others off a node: ports of the host, anti-affinity of either side" {
+    local two
+    two='.items.nodes[0].metadata.labels["kubernetes.io/hostname"] = "n0" | .items.nodes += [.items.nodes[0] |
+         .metadata.name = "n1" | .metadata.labels["kubernetes.io/hostname"] = "n1"]'
+    # other NAMESPACE SPEC: a pod on node n1
+    other() {
+        echo "$two | .items.pods = [{metadata: {name: \"x\", namespace: \"$1\", labels: {app: \"x\"}}, spec: ({nodeName: \"n1\"} + $2), status: {phase: \"Running\"}}]"
+    }
+    # why CLUSTER JOB: of the nodes, or nothing if there is no finding
+    why() {
+        found "$1" "$2" >/dev/null
+        jq -r '.findings[] | select(.id == "nodes").why' json
+    }
+    # In the network of the host, as with network.mode=host of the chart, sshd takes a port of the host.
+    local host='s/^      volumes:/      hostNetwork: true\n&/; s/^        env:/        ports: [{containerPort: 222}]\n&/; s/gpu: 8/gpu: 4/'
+    [[ "$(why . "$host")" == "1 of 2 pods find a node: "*"; a node takes one of them, because of port 222 of the host" ]]
+    [ -z "$(why "$two" "$host")" ]
+    [[ "$(why "$(other o '{containers: [{ports: [{hostPort: 222}]}]}')" "$host")" == "1 of 2 pods find a node: "*", 1 have a pod that keeps them off (by a port of the host, or by anti-affinity); "* ]]
+    [ -z "$(why "$(other o '{containers: [{ports: [{containerPort: 222}, {hostPort: 222, protocol: "UDP"}, {hostPort: 22}]}]}')" "$host")" ]
+    [ -z "$(why "$(other o '{containers: [{ports: [{hostPort: 222}]}]}') | .items.pods[].status.phase = \"Succeeded\"" "$host")" ]
+    # term LABEL KEY
+    term() { echo "{podAntiAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{labelSelector: {matchLabels: {$1}}, topologyKey: $2}]}}"; }
+    anti() { printf '%s\n' "s|^      volumes:|      affinity: $(term "$@")\\n&|; s/gpu: 8/gpu: 4/"; }
+    # Of the job itself, by a label that the Job controller adds.
+    found "$two | del(.items.nodes[1])" "$(anti '"batch.kubernetes.io/job-name": j' kubernetes.io/hostname)" | grep '^error nodes: 0/1'
+    [[ "$(jq -r '.findings[].why' json)" == *"; a node takes one of them, because of their anti-affinity" ]]
+    [ -z "$(why "$two" "$(anti '"batch.kubernetes.io/job-name": j' kubernetes.io/hostname)")" ]
+    # Against a pod that is there: in the same namespace, on the node or in its zone.
+    local one='; s/parallelism: 2/parallelism: 3/; s/gpu: 4/gpu: 8/'
+    [[ "$(why "$(other ns '{}')" "$(anti 'app: x' kubernetes.io/hostname)$one")" == "2 of 3 pods find a node: "* ]]
+    [ -z "$(why "$(other o '{}')" "$(anti 'app: x' kubernetes.io/hostname)$one")" ]
+    [[ "$(why "$(other ns '{}') | .items.nodes[].metadata.labels.zone = \"z\"" "$(anti 'app: x' zone)$one")" == "0 of 3 pods find a node: "* ]]
+    # Of a pod that is there, against the pods of the job.
+    [[ "$(why "$(other ns "{affinity: $(term 'app: "j"' '"kubernetes.io/hostname"')}")" 's/parallelism: 2/parallelism: 3/')" == "2 of 3 pods find a node: "* ]]
+    [ -z "$(why "$(other o "{affinity: $(term 'app: "j"' '"kubernetes.io/hostname"')}")" 's/parallelism: 2/parallelism: 3/')" ]
+}
+
 @test "quotas: counted resources, what containers must specify, scopes, defaults of the namespace" {
     # with FILTER: findings for a cluster changed by FILTER
     with() {

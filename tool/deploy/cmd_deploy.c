@@ -383,9 +383,10 @@ const struct cmd command_deploy = {
     .description =
         "'epkit deploy check' compares a job with a cluster: kinds that the API server does not serve, rights, quotas "
         "of the namespace, Pod Security, missing volumes, secrets, images and networks, network policies that "
-        "separate the pods; Kueue's queue, quota, flavors and topology; nodes by label, taint and free "
-        "resources; and the requirements on GKE: version, dense placement, Workload Identity, the owner of the driver. "
-        "Each finding has the message that the cluster will print, the reason, and what to do.\n\n"
+        "separate the pods; Kueue's queue, quota, flavors and topology; nodes by label, taint, free resources, "
+        "ports of the host and anti-affinity; and the requirements on GKE: version, dense placement, Workload "
+        "Identity, the owner of the driver. Each finding has the message that the cluster will print, the reason, and "
+        "what to do.\n\n"
         "The job is a manifest ('helm template NAME deploy/helm/epkit ... | epkit deploy check -f -'), or --gpus with "
         "--queue for one that requests only GPUs. kubectl reads the cluster with the rights of its user, and makes "
         "server-side dry runs of each object of the manifest and of a pod of the job: nothing is created. Resources "
