@@ -42,7 +42,8 @@ const struct variable variables[] = {
     {"EPKIT_SSH", VARIABLE_WORKS, "text", "ssh",
      "program that 'epkit doctor --hosts' and 'epkit launch' connect with, and its options; default: ssh"},
     {"EPKIT_SSH_PORT", VARIABLE_WORKS, "int 0..65535", "222",
-     "port of sshd that 'epkit launch' uses when neither --port nor a node names one; default: 222"},
+     "port of sshd for 'epkit launch' (default: 222) and 'epkit doctor --hosts' (default: that of ssh) where neither "
+     "--port nor a node names one"},
     {"EPKIT_TCP_INTERFACE", VARIABLE_WORKS, "list", "",
      "network interfaces for the connections between ranks: beginnings of names, '=eth0', '^docker', or an address"},
     {"EPKIT_TIMEOUT_MS", VARIABLE_WORKS, "int 1..2147483647", "30000",

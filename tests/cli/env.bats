@@ -374,6 +374,36 @@ make_preloadable() {
     [ "$status" -eq 0 ]
 }
 
+@test "--check: what the doctor finds about a variable" {
+    local tree="$BATS_TEST_TMPDIR/tree" setting kind
+    cp -r a4 "$tree"
+    while read -r kind setting; do
+        { cat a4/proc/self/environ && printf '%s\0' "$setting"; } >"$tree/proc/self/environ"
+        epkit env --from "$tree" --check --json >said || [ $? -eq "$([ "$kind" = harmful ] && echo 3 || echo 0)" ]
+        valid env said
+        [ "$(jq -r --arg name "${setting%%=*}" '(.audit + .advice)[] | select(.name == $name).kind' said)" = "$kind" ] ||
+            { cat said && false; }
+    done <<'END'
+harmful NCCL_SOCKET_IFNAME=eth9
+harmful GLOO_SOCKET_IFNAME=eth9
+harmful NCCL_P2P_DISABLE=1
+harmful NCCL_IB_GID_INDEX=9
+harmful NCCL_IB_HCA=ibp
+differs NCCL_IB_HCA=mlx5_0
+differs NCCL_IB_DISABLE=1
+harmful CUDA_VISIBLE_DEVICES=0-7
+END
+    # One row for a variable, and none for what is not asked for.
+    tr '\0' '\n' <a4/proc/self/environ | sed 's/^\(DEEP_EP_DEVICE_TO_HCA_MAPPING\)=.*/\1=0:mlx5_0:1/; s/^NCCL_NET=.*/NCCL_NET=Socket/' |
+        tr '\n' '\0' >"$tree/proc/self/environ"
+    epkit env --from "$tree" --check --json >said || [ $? -eq 3 ]
+    [ "$(jq -c '[.audit[] | [.name, .kind]], [.advice[] | [.name, .kind]]' said | xargs)" = \
+        "[[DEEP_EP_DEVICE_TO_HCA_MAPPING,harmful]] [[NCCL_NET,differs]]" ]
+    jq -e '.audit[0].advised | endswith(",7:mlx5_7:1")' said
+    run epkit env --from "$tree" --check --only nccl
+    [ "$status" -eq 0 ]
+}
+
 @test "the script mends the testbed's: the doctor finds neither fault any more" {
     local tree="$BATS_TEST_TMPDIR/mended"
     run epkit doctor --from a4.testbed-env

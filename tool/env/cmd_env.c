@@ -95,6 +95,38 @@ static json_t *audit_json(const struct doctor_machine *machine, unsigned groups,
     return rows;
 }
 
+static bool has_row(const json_t *rows, const char *name)
+{
+    const json_t *row;
+    size_t i;
+
+    json_array_foreach(rows, i,
+                       row) if (strcmp(json_string_value(json_object_get(row, "name")), name) == 0) return true;
+    return false;
+}
+
+/* Adds what the doctor finds. A variable has one row, that of its most severe problem. */
+static void add_findings(const json_t *findings, unsigned groups, json_t *faults, json_t *advice)
+{
+    json_t *row, *other;
+    size_t i, k;
+
+    json_array_foreach(findings, i, row)
+    {
+        const char *name = json_string_value(json_object_get(row, "name"));
+        bool is_fault = strcmp(json_string_value(json_object_get(row, "kind")), "harmful") == 0;
+
+        if (!is_asked(groups, name) || has_row(faults, name) || (!is_fault && has_row(advice, name)))
+            continue;
+        json_array_foreach(advice, k, other) if (strcmp(json_string_value(json_object_get(other, "name")), name) == 0)
+        {
+            json_array_remove(advice, k);
+            break;
+        }
+        json_array_append(is_fault ? faults : advice, row);
+    }
+}
+
 static void audit_verdict(const struct doctor_machine *machine, const json_t *faults, const json_t *advice,
                           char *ret_text, size_t bytes)
 {
@@ -136,11 +168,14 @@ static void print_rows(const char *title, const json_t *rows)
 }
 
 static int print_audit(const struct cmd *cmd, const struct env_options *options, const struct doctor_machine *machine,
-                       unsigned groups)
+                       const json_t *findings, unsigned groups)
 {
     json_t *faults = audit_json(machine, groups, false), *advice = audit_json(machine, groups, true), *document;
-    int code = json_array_size(faults) > 0 ? CMD_FINDINGS : CMD_FINE;
     char verdict[512];
+    int code;
+
+    add_findings(findings, groups, faults, advice);
+    code = json_array_size(faults) > 0 ? CMD_FINDINGS : CMD_FINE;
 
     /* Without hardware, only variables that no machine reads can be checked. */
     if (inspect_is_empty(machine->topo) && json_array_size(faults) == 0) {
@@ -170,12 +205,12 @@ done:
 }
 
 static int check(const struct cmd *cmd, const struct env_options *options, const struct doctor_machine *machine,
-                 unsigned groups)
+                 const json_t *findings, unsigned groups)
 {
     struct source_environment environment = source_environment(machine->source);
 
     if (environment.state == SOURCE_OK)
-        return print_audit(cmd, options, machine, groups);
+        return print_audit(cmd, options, machine, findings, groups);
     if (inspect_is_empty(machine->topo))
         return inspect_report_empty(machine->topo, options->json ? out_document(cmd->name) : NULL);
     out_error("the environment of %s cannot be read: %s", source_name(machine->source),
@@ -250,6 +285,7 @@ static int cmd_env(const struct cmd *cmd, const struct cmd_call *call)
     unsigned groups = groups_of(&options->only);
     struct doctor_machine *machine;
     struct source *source;
+    json_t *findings;
     int result = check_usage(cmd, call);
 
     if (result == CMD_FINE)
@@ -261,9 +297,10 @@ static int cmd_env(const struct cmd *cmd, const struct cmd_call *call)
         out_error("the machine could not be read: %s", ep_last_error());
         return CMD_FAILED;
     }
+    findings = options->check ? env_findings(machine) : NULL;
     inspect_reading_done();
     if (options->check)
-        result = check(cmd, options, machine, groups);
+        result = check(cmd, options, machine, findings, groups);
     else if (inspect_is_empty(machine->topo))
         result = report_empty(cmd, options, machine->topo, call->n_args > 0);
     else if (call->n_args > 0)
@@ -272,6 +309,7 @@ static int cmd_env(const struct cmd *cmd, const struct cmd_call *call)
     else
         result = write_script(cmd, options,
                               &(struct env_script){machine->advice, source_name(source), machine->topo, groups});
+    json_decref(findings);
     doctor_machine_free(machine);
     return result;
 }
@@ -292,8 +330,8 @@ const struct cmd command_env = {
         "torchrun, ssh, ...) are started without it, with a warning: put 'epkit env --' between the launcher and the "
         "program.\n\n"
         "--check judges the environment that is set, or that of a process: what does nothing, what is no value, what "
-        "causes a fault, and which paths are not there: these are faults, and so is a missing choice of NICs "
-        "where GPUs would share them. What else is missing or could be better is listed apart, as advice.",
+        "causes a fault on this machine, and which paths are not there: these are faults, and so is a missing choice of "
+        "NICs where GPUs would share them. What else is missing or could be better is listed apart, as advice.",
     .options = env_table,
     .options_bytes = sizeof(struct env_options),
     .examples =

@@ -3,6 +3,7 @@
 #ifndef EP_TOOL_ENV_H
 #define EP_TOOL_ENV_H
 
+#include "doctor/doctor.h"
 #include "software/advice.h"
 
 #include <jansson.h>
@@ -41,6 +42,12 @@ void env_write_slurm(FILE *stream, const struct env_script *script);
 
 /* An array with one object for each row. A new reference. */
 json_t *env_json(const struct env_script *script);
+
+/*
+ * What checks of the doctor find about variables that are set, as rows of --check: "kind" is "harmful" where the
+ * finding is serious, else "differs". A new reference.
+ */
+json_t *env_findings(const struct doctor_machine *machine);
 
 /*
  * Sets the advised variables in this process and executes the command. Returns an exit code only on failure, as shells
