@@ -104,6 +104,9 @@ static const char *layer_of(const char *line)
         {"Too many authentication failures", "authentication"},
         {"command not found", "epkit"},
         {"epkit: not found", "epkit"},
+        {"Exec format error", "epkit"},
+        {"version `GLIBC_", "epkit"},
+        {"error while loading shared libraries", "epkit"},
         {"unknown command '", "version"},
         {"unknown verb '", "version"}, /* earlier versions */
         {"unknown option", "version"},
@@ -117,6 +120,24 @@ static const char *layer_of(const char *line)
 
 static const char key_changed[] = "its host key has changed (REMOTE HOST IDENTIFICATION HAS "
                                   "CHANGED): if the host was reinstalled, remove the old key with ssh-keygen -R";
+
+/* The host ends the connection: by its own decision, if it has got as far as the login. */
+static bool is_ended_by_host(const char *line)
+{
+    return strstr(line, "Connection closed by") || strstr(line, "Connection reset");
+}
+
+/* What the host wrote before it closed the connection is why, as by pam_nologin and pam_slurm_adopt. */
+static void keep_closing(struct remote *remote, const char *line)
+{
+    char banner[sizeof(remote->last_line)];
+
+    memcpy(banner, remote->last_line, sizeof(banner));
+    text_clean(line, remote->last_line, sizeof(remote->last_line));
+    if (*banner && strlen(remote->last_line) < sizeof(remote->last_line) / 2)
+        snprintf(remote->last_line + strlen(remote->last_line), sizeof(remote->last_line) - strlen(remote->last_line),
+                 "; before that: %.*s", (int)sizeof(remote->last_line) / 2 - 20, banner);
+}
 
 static void handle_error_line(struct remote *remote)
 {
@@ -136,9 +157,14 @@ static void handle_error_line(struct remote *remote)
     layer = layer_of(line);
     /* During the login the host may show any banner; of ssh's own messages only these can follow. */
     is_login = remote->layer == REMOTE_LOGIN;
-    if (is_login && layer && strcmp(layer, "authentication") != 0 && !strstr(line, "Connection closed by") &&
-        !strstr(line, "Connection reset"))
+    if (is_login && layer && strcmp(layer, "authentication") != 0 && !is_ended_by_host(line))
         layer = NULL;
+    if (layer && strcmp(layer, "TCP") == 0 && is_ended_by_host(line) && remote->layer > REMOTE_TCP &&
+        !remote->last_line_layer) {
+        remote->last_line_layer = remote_layer_name(remote->layer);
+        keep_closing(remote, line);
+        return;
+    }
     if (layer && strstr(line, "REMOTE HOST IDENTIFICATION HAS CHANGED"))
         line = key_changed;
     if (!remote->last_line_layer || (layer && is_login && strcmp(remote->last_line, key_changed) != 0)) {

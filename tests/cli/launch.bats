@@ -131,6 +131,36 @@ refused() {
     [[ "$output" == *"program failed on a first: exit status 7; its last line: reason"* ]]
 }
 
+@test "a host that ends the connection at the login, and an epkit that does not start there" {
+    # after MESSAGE: ssh has reached the login, the host says this, and closes the connection
+    after() {
+        { echo '#!/bin/sh' && echo 'cat >&2 <<END' && printf '%s\n' 'debug1: Connecting to a [10.0.0.1] port 222.' \
+            'debug1: Connection established.' 'debug1: Remote protocol version 2.0, remote software version OpenSSH_8.7' \
+            'debug1: Offering public key: /root/.ssh/id_ed25519 ED25519' "$@" END && echo 'exit 255'; } >ends
+        chmod +x ends
+        launch --ssh "$PWD/ends" --hosts a hostname
+        [ "$status" -eq 1 ]
+    }
+    local closed='Connection closed by 10.0.0.1 port 222' denied='Access denied by pam_slurm_adopt: you have no active jobs on this node'
+    after "$denied" "$closed"
+    [[ "$output" == *"a: authentication: $closed; before that: $denied"* ]]
+    after "$closed"
+    [[ "$output" == *"a: authentication: $closed"$'\n'* ]]
+    after 'Authenticated to a ([10.0.0.1]:222) using "publickey".' 'debug1: Entering interactive session.' "$closed"
+    [[ "$output" == *"a: command: $closed"* ]]
+    # Without epkit's view of the steps.
+    printf '#!/bin/sh\necho "%s" >&2; exit 255\n' "$closed" >ends
+    launch --ssh "$PWD/ends" --hosts a hostname
+    [[ "$output" == *"a: TCP: $closed"* ]]
+    for text in "/opt/epkit: /lib/libc.so.6: version \`GLIBC_2.38' not found (required by /opt/epkit)" \
+        '/opt/epkit: error while loading shared libraries: libjansson.so.4: cannot open shared object file' \
+        'sh: 1: /opt/epkit: Exec format error'; do
+        printf '#!/bin/sh\ncat >&2 <<"END"\n%s\nEND\nexit 1\n' "$text" >ends
+        launch --ssh "$PWD/ends" --hosts a hostname
+        [[ "$output" == *"a: epkit: $text"*"or give its path: --remote-epkit FILE"* ]]
+    done
+}
+
 @test "two names of one host are reported" {
     launch --hosts a,b,c hostname
     [ "$status" -eq 0 ]
