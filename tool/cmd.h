@@ -92,8 +92,9 @@ struct cmd_exit_text {
 struct cmd_call;
 
 enum {
-    CMD_RANKS = 1u << 0,        /* runs jobs on ranks: under mpirun the other ranks run the jobs of rank 0 */
-    CMD_TAKES_COMMAND = 1u << 1 /* its argument is the name of a command: for completion */
+    CMD_RANKS = 1u << 0,         /* runs jobs on ranks: under mpirun the other ranks run the jobs of rank 0 */
+    CMD_TAKES_COMMAND = 1u << 1, /* its argument is the name of a command: for completion */
+    CMD_TAKES_PROGRAM = 1u << 2  /* its arguments are a program, whose options come after -- */
 };
 
 struct cmd {

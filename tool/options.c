@@ -178,6 +178,11 @@ static int store(struct parser *parser, const struct opt *opt, const char *text)
     return reject(parser, "--%s: unknown type of option", opt->name);
 }
 
+static const char *hint_program(const struct parser *parser)
+{
+    return parser->cmd->flags & CMD_TAKES_PROGRAM ? "; if it is for the program, put -- in front of the program" : "";
+}
+
 static int reject_unknown(struct parser *parser, const char *word)
 {
     const char *names[MAX_ROWS + 2];
@@ -194,7 +199,7 @@ static int reject_unknown(struct parser *parser, const char *word)
     near = options_nearest(name, names);
     if (near)
         return reject(parser, "unknown option '--%s'; did you mean '--%s'?", name, near);
-    return reject(parser, "unknown option '--%s'", name);
+    return reject(parser, "unknown option '--%s'%s", name, hint_program(parser));
 }
 
 static const struct opt *row_of(const struct cmd *cmd, int value)
@@ -226,7 +231,7 @@ static int reject_option(struct parser *parser, const struct option *longs, cons
         return reject_unknown(parser, word);
     if (optopt >= HELP_VALUE)
         return reject(parser, "--%s takes no argument", opt ? opt->name : "help");
-    return reject(parser, "unknown option '-%c'", optopt);
+    return reject(parser, "unknown option '-%c'%s", optopt, hint_program(parser));
 }
 
 static void fill_getopt(const struct cmd *cmd, struct option *longs, char *shorts)

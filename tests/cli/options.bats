@@ -44,6 +44,13 @@ refused() {
     refused "--json takes no argument" intranode --json=yes
     refused "option '--net' is ambiguous" intranode --net 3
     refused "unknown option '-Q'" intranode -Q
+    [[ "$stderr" != *"put --"* ]]
+    for arguments in "launch --hosts a ls -la" "nics ls -la" "env ls --all"; do
+        # shellcheck disable=SC2086 # words
+        run --separate-stderr epkit $arguments
+        [ "$status" -eq 2 ]
+        [[ "${stderr_lines[0]}" == *"unknown option '-"*"'; if it is for the program, put -- in front of the program" ]]
+    done
 }
 
 @test "numbers that contradict each other" {

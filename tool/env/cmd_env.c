@@ -354,4 +354,5 @@ const struct cmd command_env = {
             {0, NULL},
         },
     .run = cmd_env,
+    .flags = CMD_TAKES_PROGRAM,
 };

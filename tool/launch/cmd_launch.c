@@ -593,4 +593,5 @@ const struct cmd command_launch = {
             {0, NULL},
         },
     .run = cmd_launch,
+    .flags = CMD_TAKES_PROGRAM,
 };

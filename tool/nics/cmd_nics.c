@@ -425,4 +425,5 @@ const struct cmd command_nics = {
     .examples = nics_examples,
     .exits = nics_exits,
     .run = cmd_nics,
+    .flags = CMD_TAKES_PROGRAM,
 };
