@@ -103,6 +103,11 @@ json_t *check_limits_apply(const json_t *snapshot, const json_t *spec);
 /* Adds findings for what LimitRanges refuse in a set, as Kueue phrases them if the job has a queue. True: none. */
 bool check_limits(struct check *check, size_t set);
 
+/* --- check_resources.c --- */
+
+/* Refusals of amounts of resources, where the API server was not asked. `job` as in the manifest. */
+void check_resources(struct check *check, const struct deploy_job *job);
+
 /* --- check_answers.c --- */
 
 /* Refusals by the API server, from dry runs. `job` as in the manifest. */

@@ -293,8 +293,12 @@ void check_answers(struct check *check, const struct deploy_job *job)
     const json_t *answers = get_key(check->snapshot, "answers"), *dry_run;
     json_t *dry_runs;
     bool has_job = true, is_held = false;
+    char digest[20];
     size_t i;
 
+    digest_of(job->object, digest);
+    if (!get_key(answers, digest))
+        check_resources(check, job);
     if (!json_is_object(answers))
         return;
     json_array_foreach(check->findings, i, dry_run) is_held |=

@@ -152,6 +152,24 @@ found() {
     [ -z "$(why "$(other o "{affinity: $(term 'app: "j"' '"kubernetes.io/hostname"')}")" 's/parallelism: 2/parallelism: 3/')" ]
 }
 
+@test "amounts that the API server refuses, where it was not asked" {
+    local gpus='nvidia.com/gpu: 8, cpu: 500m'
+    # of LIMITS: the finding for these
+    of() { found . "s|limits: {$gpus}|$1|" | grep '^error amount: ' | cut -d ' ' -f 3-; }
+    [ "$(of 'requests: {nvidia.com/gpu: 8}')" = "spec.containers[0].resources.limits: Required value: Limit must be set for non overcommitable resources" ]
+    [ "$(of 'limits: {nvidia.com/gpu: 8}, requests: {nvidia.com/gpu: 4}')" = \
+        'spec.containers[0].resources.requests: Invalid value: "4": must be equal to nvidia.com/gpu limit of 8' ]
+    [ "$(of 'limits: {nvidia.com/gpu: 0.5}')" = 'spec.containers[0].resources.limits[nvidia.com/gpu]: Invalid value: "0.5": must be an integer' ]
+    [ "$(of 'limits: {nvidia.com/gpu: 8, memory: -1Gi}')" = 'spec.containers[0].resources.limits[memory]: Invalid value: "-1Gi": must be greater than or equal to 0' ]
+    for amount in 1GB 1gb 1KI '"1 Gi"' 10Mi5 1e three true; do
+        [[ "$(of "limits: {nvidia.com/gpu: 8, memory: $amount}")" == 'quantities must match the regular expression '* ]]
+        jq -e '.findings[0].why | startswith("spec.containers[0].resources.limits: memory is ")' json
+    done
+    for amount in 1G 1Gi 1.5Gi .5Gi 5. 1e9 1E6 12345 '"12345"' 100m 0 null; do
+        [ -z "$(of "limits: {nvidia.com/gpu: 8, memory: $amount}")" ]
+    done
+}
+
 @test "quotas: counted resources, what containers must specify, scopes, defaults of the namespace" {
     # with FILTER: findings for a cluster changed by FILTER
     with() {
