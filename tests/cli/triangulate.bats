@@ -131,6 +131,31 @@ has_exited() {
     [[ "$stderr" == *"it is in version 2 of the format, this epkit reads 1"* ]]
 }
 
+@test "figures without anything to compare them with: exit code 4; a node that fails is found" {
+    cat >"$BATS_TEST_TMPDIR/write" <<'END'
+#!/bin/sh
+case ",$2," in *",$1,"*) exit 1 ;; esac
+cat <<'X'
+                    RDMA_Write BW Test
+ #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]
+ 65536      5000             390.12             388.71               0.741405
+---------------------------------------------------------------------------------------
+X
+END
+    chmod +x "$BATS_TEST_TMPDIR/write"
+    run --separate-stderr epkit triangulate --hosts a,b,c,d --run "$BATS_TEST_TMPDIR/write none {hosts}" --json
+    echo "$output" "$stderr"
+    [ "$status" -eq 4 ]
+    valid triangulate <<<"$output"
+    jq -e '.slow == [] and .result == "open" and all(.runs[]; .ratio == null and .failed == null) and (.verdict | startswith("Not known: no run could be compared"))' <<<"$output"
+    run epkit triangulate --hosts a,b,c,d --run "$BATS_TEST_TMPDIR/write none {hosts}"
+    [[ "${lines[3]}" == "a,b: passed; there is nothing to compare its figures with" ]]
+    epkit triangulate --hosts a,b,c,d --hardware h200 --run "$BATS_TEST_TMPDIR/write none {hosts}"
+    run epkit triangulate --hosts a,b,c,d --run "$BATS_TEST_TMPDIR/write c {hosts}"
+    [ "$status" -eq 3 ]
+    [[ "$output" == *"Slow: c. Found in"* ]]
+}
+
 @test "a command that measures nothing names no node" {
     run --separate-stderr epkit triangulate --hosts a,b,c --run 'echo {hosts}; exit 7' --json
     echo "$output" "$stderr"

@@ -22,7 +22,9 @@ struct live {
     const struct verdict_options *wanted;
     const struct hosts *fleet;
     json_t *runs;
-    bool has_failed;
+    bool has_failed; /* a group has failed */
+    bool has_ratio;  /* a figure of a group was compared */
+    bool is_blind;   /* figures of a group had nothing to be compared with */
 };
 
 /* --- nodes --- */
@@ -98,8 +100,21 @@ double triangulate_ratio(const json_t *document)
     return worst;
 }
 
-/* The lowest share of an expected figure in the output of a group's command; NAN with the reason. */
-static double ratio_of_output(const struct live *live, const struct capture *capture, int n_nodes, char **ret_why)
+static bool has_measures(const json_t *document)
+{
+    json_t *run;
+    size_t i;
+
+    json_array_foreach(json_object_get(document, "runs"), i,
+                       run) if (json_array_size(json_object_get(run, "measures")) > 0) return true;
+    return false;
+}
+
+/*
+ * The lowest share of an expected figure in the output of a group's command; NAN with the reason. A test that passed
+ * counts as fast if it has no figures, or if they have nothing to be compared with: so a node that fails is found.
+ */
+static double ratio_of_output(struct live *live, const struct capture *capture, int n_nodes, char **ret_why)
 {
     struct verdict_options options = *live->wanted;
     struct parser *parser = parser_new();
@@ -128,21 +143,24 @@ static double ratio_of_output(const struct live *live, const struct capture *cap
             if (verdict == VERDICT_FAILED)
                 ratio = NAN;
         }
-        /* A test without figures that passed counts as fast. */
+        live->has_ratio |= !isnan(ratio);
         if (verdict == VERDICT_PASSED && capture->status == 0 && isnan(ratio)) {
             free(*ret_why);
             *ret_why = NULL;
             ratio = 1;
+            live->is_blind |= has_measures(document);
         }
         json_decref(document);
     }
     parser_free(parser);
+    live->has_failed |= isnan(ratio);
     return ratio;
 }
 
 static void store_run(struct live *live, const char *names, double ratio, const char *why, const char *purpose)
 {
     json_t *hosts = json_array();
+    bool is_compared = !isnan(ratio) && (live->has_ratio || !live->is_blind);
     char *copy = strdup(names), *rest;
 
     for (char *name = copy ? strtok_r(copy, ",", &rest) : NULL; name; name = strtok_r(NULL, ",", &rest))
@@ -150,11 +168,13 @@ static void store_run(struct live *live, const char *names, double ratio, const 
     free(copy);
     json_array_append_new(live->runs,
                           json_pack("{s:o, s:o, s:s?, s:s}", "hosts", hosts, "ratio",
-                                    isnan(ratio) ? json_null() : json_real(ratio), "failed", why, "purpose", purpose));
+                                    is_compared ? json_real(ratio) : json_null(), "failed", why, "purpose", purpose));
     if (live->options->json)
         return;
     if (isnan(ratio))
         out_line("%s: failed: %s", names, why ? why : "no figure");
+    else if (!is_compared)
+        out_line("%s: passed; there is nothing to compare its figures with", names);
     else
         out_line("%s: %.0f%% of what is expected", names, 100 * ratio);
 }
@@ -271,7 +291,7 @@ static const char *why_none(const json_t *runs)
 
     json_array_foreach(runs, i, run)
     {
-        if (json_is_number(json_object_get(run, "ratio")))
+        if (json_is_number(json_object_get(run, "ratio")) || json_is_null(json_object_get(run, "failed")))
             return NULL;
         if (!why)
             why = json_string_value(json_object_get(run, "failed"));
@@ -289,6 +309,7 @@ static int conclude(struct live *live, struct triangulate *t, json_t *plan)
     enum triangulate_end end = triangulate_end(t, &slow, &n);
     char *names = names_of(live->fleet, slow, n), verdict[1024];
     const char *why = why_none(live->runs);
+    bool is_unknown = end == TRIANGULATE_NONE && live->is_blind && !live->has_ratio && !live->has_failed;
     json_t *document, *list = json_array();
 
     if (why)
@@ -305,9 +326,17 @@ static int conclude(struct live *live, struct triangulate *t, json_t *plan)
         snprintf(verdict, sizeof(verdict), "No single node: the group %.700s is slow, its parts are not.", names);
     else if (end == TRIANGULATE_BUDGET)
         snprintf(verdict, sizeof(verdict), "Not finished in %d runs: among %.800s.", triangulate_runs(t), names);
+    else if (is_unknown)
+        snprintf(verdict, sizeof(verdict),
+                 "Not known: no run could be compared with anything. --hardware names the machine, and 'epkit parse "
+                 "--list-hardware' those that are known; --reference FILE adds figures.");
     else
         snprintf(verdict, sizeof(verdict), "No node is slow.");
-    result = end == TRIANGULATE_NONE ? CMD_FINE : end == TRIANGULATE_BUDGET ? CMD_FAILED : CMD_FINDINGS;
+    end = is_unknown ? TRIANGULATE_OPEN : end;
+    result = is_unknown                  ? CMD_UNSUPPORTED
+             : end == TRIANGULATE_NONE   ? CMD_FINE
+             : end == TRIANGULATE_BUDGET ? CMD_FAILED
+                                         : CMD_FINDINGS;
     progress_stop();
     if (live->options->json || live->options->ret_document) {
         document = out_document("triangulate");
