@@ -224,8 +224,16 @@ END
     PATH="$PWD/bin:$PATH" report a --upload gs://b/spoilt
     [ "$status" -eq 1 ]
     [[ "$stderr" == *": the uploaded data differs from the data sent" ]]
+    # The report is there all the same.
+    [[ "$output" == *"Report: a/report.html (and report.json)"* ]]
+    [[ "$output" != *Uploaded* ]]
     run --separate-stderr env PATH=/nowhere "$EPKIT" report a --upload gs://b/run
     [ "$status" -eq 4 ]
+    # No folder is made of another store's address.
+    report a --upload s3://b/run
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"--upload s3://b/run: only gs:// is known; mount other stores and name the folder"* ]]
+    [ ! -e s3: ]
 }
 
 @test "upload: a signal leaves no part of a file behind" {

@@ -55,6 +55,10 @@ static int check_usage(const struct cmd *cmd, const struct cmd_call *call)
         return cmd_usage(cmd, "name the folder of one run; --compare takes two");
     if (options->compare && (options->upload || options->previous))
         return cmd_usage(cmd, "--compare excludes --upload and --previous");
+    /* "s3://bucket" is also the name of a folder here. */
+    if (options->upload && strstr(options->upload, "://") && strncmp(options->upload, "gs://", 5) != 0)
+        return cmd_usage(cmd, "--upload %s: only gs:// is known; mount other stores and name the folder",
+                         options->upload);
     return CMD_FINE;
 }
 

@@ -211,7 +211,7 @@ int report_one(const struct cmd *cmd, const struct report_options *options, cons
     struct folder *folder = NULL;
     json_t *document = load(cmd, path, reference, wanted, &folder);
     const char *output = options->output ? options->output : path;
-    int result, n_uploaded = 0;
+    int result, uploaded = CMD_FINE, n_uploaded = 0;
 
     if (!document)
         return CMD_USAGE;
@@ -225,14 +225,14 @@ int report_one(const struct cmd *cmd, const struct report_options *options, cons
     if (result == CMD_FINE && !write_both(output, document, report_page))
         result = CMD_FAILED;
     if (result == CMD_FINE && options->upload)
-        result = report_upload(folder, output, options->upload, &n_uploaded);
+        uploaded = report_upload(folder, output, options->upload, &n_uploaded);
     progress_stop();
     if (result == CMD_FINE) {
-        result = code_of(document);
+        result = uploaded == CMD_FINE ? code_of(document) : uploaded;
         if (options->json)
             result = out_json(json_incref(document)) == 0 ? result : CMD_FAILED;
         else
-            print_text(document, output, options->upload, n_uploaded);
+            print_text(document, output, uploaded == CMD_FINE ? options->upload : NULL, n_uploaded);
     }
     runfolder_free(folder);
     json_decref(document);
