@@ -121,9 +121,10 @@ static void free_variables(char **list)
  * another name, because env(1) is not the program either.
  */
 static const char source_program[] =
-    "for script in \"$@\"; do case $script in"
+    "trap 'echo \"epkit: $script ended the shell with status $?: a script that is sourced ends with return\" >&2' EXIT;"
+    " for script in \"$@\"; do case $script in"
     " \\?*) script=${script#?}; [ -r \"$script\" ] || continue;; esac;"
-    " . \"$script\" >&2 || { echo \"epkit: $script ended with status $?\" >&2; exit 1; }; done;"
+    " . \"$script\" >&2 || { echo \"epkit: $script ended with status $?\" >&2; trap - EXIT; exit 1; }; done; trap - EXIT;"
     " EPKIT_PRELOAD=${LD_PRELOAD-${EPKIT_PRELOAD-}}; unset LD_PRELOAD; export EPKIT_PRELOAD; exec env -0";
 
 static ep_status parse_environment(const struct capture *capture, struct variables *variables)

@@ -212,12 +212,20 @@ static ep_status parse_line(const char *file, int number, char *line, json_t *lo
             return set_all(what, list, name, parents);
         return EP_OK;
     }
+    /* Of the plugin topology/block: the nodes of an NVLink domain. */
+    if (find_value(line, "BlockName=", name, sizeof(name))) {
+        if (!location_is_valid(name))
+            return ep_fail(EP_E_ARG, "%s: not a name of a block", what);
+        return find_value(line, "Nodes=", list, sizeof(list)) ? set_all(what, list, name, locations) : EP_OK;
+    }
+    if (find_value(line, "BlockSizes=", list, sizeof(list)))
+        return EP_OK;
     rest = line + strcspn(line, " \t");
     location = rest + strspn(rest, " \t");
     *rest = '\0';
     location[strcspn(location, " \t")] = '\0';
     if (!location_is_valid(location))
-        return ep_fail(EP_E_ARG, "%s: neither 'HOST LOCATION' nor 'SwitchName=...'", what);
+        return ep_fail(EP_E_ARG, "%s: neither 'HOST LOCATION' nor 'SwitchName=...' nor 'BlockName=...'", what);
     return set_all(what, line, location, locations);
 }
 

@@ -161,6 +161,24 @@ refused() {
     done
 }
 
+@test "sourced scripts that end the shell; a workload that is not there; blocks of Slurm" {
+    for number in 0 3; do
+        echo "exit $number" >ends
+        launch --hosts a --source "$PWD/ends" true
+        [[ "$output" == *"sourcing scripts failed: epkit: $PWD/ends ended the shell with status $number: a script that is sourced ends with return"* ]]
+    done
+    echo 'return 3' >ends
+    launch --hosts a --source "$PWD/ends" true
+    [[ "$output" == *"sourcing scripts failed: epkit: $PWD/ends ended with status 3"$'\n'* ]]
+    echo 'export FROM=script' >ends
+    launch --hosts a --source "$PWD/ends" -- sh -c 'echo $FROM'
+    [[ "$output" == "a: script"* ]]
+    refused "--workload missing: No such file or directory" --hosts a --workload missing
+    printf 'BlockName=b2 Nodes=a,c\nBlockName=b1 Nodes=b\nBlockSizes=1,2\n' >topology.conf
+    launch --hosts a,b,c --topology topology.conf -- sh -c 'echo $RANK'
+    [ "$(grep -o '^[abc]: .' <<<"$output" | sort | xargs)" = "a: 1 b: 0 c: 2" ]
+}
+
 @test "two names of one host are reported" {
     launch --hosts a,b,c hostname
     [ "$status" -eq 0 ]

@@ -147,7 +147,7 @@ static json_t *read_workload(const struct cmd *cmd, const char *file)
     if (!files)
         code = cmd_refuse(cmd, NULL, "--workload %s: %s", file,
                           stream || number == EINVAL ? "not a script: a regular file with text of at most 1 MiB"
-                                                     : "it cannot be read");
+                                                     : strerror(number));
     else if (n > 2 && memcmp(text, "\xef\xbb\xbf", 3) == 0)
         code = cmd_refuse(cmd, NULL,
                           "--workload %s: a byte order mark precedes its first line: sed -i '1s/^\\xEF\\xBB\\xBF//' %s",
