@@ -116,7 +116,7 @@ found() {
 }
 
 @test "pods that keep others off a node: ports of the host, anti-affinity of either side" {
-    local two anti
+    local two
     two='.items.nodes[0].metadata.labels["kubernetes.io/hostname"] = "n0" | .items.nodes += [.items.nodes[0] |
          .metadata.name = "n1" | .metadata.labels["kubernetes.io/hostname"] = "n1"]'
     # other NAMESPACE SPEC: a pod on node n1
@@ -137,7 +137,7 @@ found() {
     [ -z "$(why "$(other o '{containers: [{ports: [{hostPort: 222}]}]}') | .items.pods[].status.phase = \"Succeeded\"" "$host")" ]
     # term LABEL KEY
     term() { echo "{podAntiAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{labelSelector: {matchLabels: {$1}}, topologyKey: $2}]}}"; }
-    anti() { echo "s|^      volumes:|      affinity: $(term "$@")\\n&|; s/gpu: 8/gpu: 4/"; }
+    anti() { printf '%s\n' "s|^      volumes:|      affinity: $(term "$@")\\n&|; s/gpu: 8/gpu: 4/"; }
     # Of the job itself, by a label that the Job controller adds.
     found "$two | del(.items.nodes[1])" "$(anti '"batch.kubernetes.io/job-name": j' kubernetes.io/hostname)" | grep '^error nodes: 0/1'
     [[ "$(jq -r '.findings[].why' json)" == *"; a node takes one of them, because of their anti-affinity" ]]
@@ -400,6 +400,8 @@ refused() {
     refused "No such file" check -f job.yaml --from nothing.json
     printf 'a: 1\na: 2\n' >twice.yaml
     refused "twice.yaml: line 2: key 'a' is there twice" check -f twice.yaml --from cluster.json
+    printf '{{- if .Values.x }}\nkind: Job\n{{- end }}\n' >template.yaml
+    refused "template.yaml: line 1: did not find expected node content; a template with {{ }} has to be rendered first" check -f template.yaml --from cluster.json
     printf 'kind: ConfigMap\n' >none.yaml
     refused "no JobSet, no LeaderWorkerSet and no Job" check -f none.yaml --from cluster.json
     # More groups of pods than are checked: refused, because the rest would not be checked.

@@ -156,6 +156,10 @@ path() {
     [ "$status" -eq 2 ]
     [ "$output" = "" ]
     [[ "$stderr" == *"'folder' is a folder"* ]]
+    run --separate-stderr epkit topo --from a4 --save -
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"standard output has the machine itself; name a file"* ]]
+    [ ! -e ./- ]
     run --separate-stderr epkit topo --from a4 --save nowhere/file
     [ "$status" -eq 2 ]
     [[ "$stderr" == *"nothing can be written in 'nowhere': No such file or directory"* ]]
@@ -222,4 +226,16 @@ path() {
     run epkit topo --from many --only tree
     [ "$status" -eq 0 ]
     [[ "$output" == *"There are more devices than are shown."* ]]
+}
+
+@test "a compressed snapshot: what to do" {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    echo '{"epkit_snapshot": 1}' >snapshot.json
+    for program in gzip xz zstd; do
+        command -v "$program" >/dev/null || continue
+        "$program" -c snapshot.json >packed
+        run --separate-stderr epkit topo --from packed
+        [ "$status" -eq 2 ]
+        [[ "$stderr" == *"--from: packed: it is compressed: decompress it first"* ]]
+    done
 }
