@@ -84,9 +84,11 @@ static int fail_at_owner(ep_comm *comm)
 
     if (ep_shm_serve(&peer->address) != EP_OK)
         return 3;
+    group->serves = true;
     peer->key ^= 1; /* as of another process, which must be requested */
     status = ep_group_attach(group, 1, &name, PATIENT_MS, NULL, &shm);
     peer->key ^= 1;
+    group->serves = false;
     memset(&peer->address, 0, sizeof(peer->address));
     ep_shm_serve_end();
     return status == EP_E_PEER_LEFT ? 0 : 4;
