@@ -608,3 +608,24 @@ print("sent")'
     report -e '.devices[0].moved | .sent_bytes >= 50000000 and .received_bytes >= 50000000'
     report -e '.devices[0] | .sent_gbs > 0 and .kind == "interface"'
 }
+
+@test "devices without counters of bytes: not said to be idle, and left out of the balance" {
+    machine 4
+    for i in 0 1 2 3; do
+        set_counters "mlx5_$i:1" port_xmit_data 1000000000 port_rcv_data 1000000000
+    done
+    # As of EFA, and of some virtual functions.
+    rm "$ROOT/sys/class/infiniband/mlx5_2/ports/1/counters/"*
+    run --separate-stderr epkit nics --from "$ROOT"
+    echo "$output"
+    [ "$status" -eq 0 ]
+    [[ "${lines[0]}" == *"3 of 3 NICs carried 24.0 GB since boot, evenly (spread 1.00)." ]]
+    [[ "$output" == *"mlx5_2 has no counters that could be read"* ]]
+    [[ "$(grep '^mlx5_2 ' <<<"$output" | head -n 1)" != *" B "* ]]
+    rm "$ROOT/sys/class/infiniband/"*/ports/1/counters/* 2>/dev/null || true
+    run --separate-stderr epkit nics --from "$ROOT" -- true
+    [ "$status" -eq 0 ]
+    [ "${lines[0]}" = "The traffic is not known: no counter of bytes can be read." ]
+    epkit nics --from "$ROOT" --json | tee "$BATS_TEST_TMPDIR/json" | valid nics
+    [ "$(jq -c '[.verdict, .uneven]' "$BATS_TEST_TMPDIR/json")" = '["The traffic is not known: no counter of bytes can be read.",false]' ]
+}

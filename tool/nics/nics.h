@@ -80,6 +80,9 @@ uint64_t nics_moved(const struct nics *nics, size_t device, enum counter_kind ki
 bool nics_total(const struct nics *nics, size_t device, size_t row, double *ret_total);
 double nics_total_of(const struct nics *nics, size_t device, enum counter_kind kind);
 
+/* Could a counter of bytes be read? */
+bool nics_counts_bytes(const struct nics *nics, size_t device);
+
 /* --- command.c --- */
 
 struct nics_command {

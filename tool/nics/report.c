@@ -255,8 +255,10 @@ static json_t *table_row(const struct nics *nics, enum nics_mode mode, size_t i)
     nics_gpus_text(device, gpus);
     json_object_set_new(row, "device", text(device->label));
     json_object_set_new(row, "gpus", out_text(gpus));
-    set_bytes(row, "sent", shown(nics, mode, i, COUNTER_SENT));
-    set_bytes(row, "received", shown(nics, mode, i, COUNTER_RECEIVED));
+    if (nics_counts_bytes(nics, i)) {
+        set_bytes(row, "sent", shown(nics, mode, i, COUNTER_SENT));
+        set_bytes(row, "received", shown(nics, mode, i, COUNTER_RECEIVED));
+    }
     json_object_set_new(row, "sent_packets", number(shown(nics, mode, i, COUNTER_SENT_PACKETS)));
     json_object_set_new(row, "received_packets", number(shown(nics, mode, i, COUNTER_RECEIVED_PACKETS)));
     json_object_set_new(row, "errors", number(shown(nics, mode, i, COUNTER_ERROR)));

@@ -168,3 +168,13 @@ double nics_total_of(const struct nics *nics, size_t device, enum counter_kind k
             sum += total;
     return sum;
 }
+
+bool nics_counts_bytes(const struct nics *nics, size_t device)
+{
+    struct counter_rows rows = counter_rows(nics->devices[device].counter.rdma);
+
+    for (size_t i = 0; i < rows.n; i++)
+        if (rows.at[i].kind <= COUNTER_RECEIVED && nics->tallies[device].last.known[i])
+            return true;
+    return false;
+}

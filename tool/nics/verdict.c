@@ -31,6 +31,16 @@ void nics_bytes_text(double bytes, char *ret_text, size_t text_bytes)
     snprintf(ret_text, text_bytes, unit ? "%.1f %s" : "%.0f %s", bytes, units[unit]);
 }
 
+/* In both directions; EXCLUDED if no counter of bytes can be read, as of devices that count only in their driver. */
+static double bytes_of(const struct nics *nics, size_t device, bool since_boot)
+{
+    if (!nics_counts_bytes(nics, device))
+        return EXCLUDED;
+    if (since_boot)
+        return nics_total_of(nics, device, COUNTER_SENT) + nics_total_of(nics, device, COUNTER_RECEIVED);
+    return (double)nics_moved(nics, device, COUNTER_SENT) + (double)nics_moved(nics, device, COUNTER_RECEIVED);
+}
+
 #define append(verdict, ...) text_append((verdict)->text, sizeof((verdict)->text), __VA_ARGS__)
 
 static bool carries(const struct balance *balance, size_t device)
@@ -45,8 +55,8 @@ static void exclude_idle(const struct nics *nics, struct balance *balance)
     size_t n = 0;
 
     for (size_t i = 0; i < nics->n; i++) {
-        sum += nics->devices[i].is_evaluated ? balance->bytes[i] : 0;
-        n += nics->devices[i].is_evaluated;
+        sum += nics->devices[i].is_evaluated && balance->bytes[i] > 0 ? balance->bytes[i] : 0;
+        n += nics->devices[i].is_evaluated && balance->bytes[i] >= 0;
     }
     for (size_t i = 0; i < nics->n; i++) {
         double least = n ? NICS_CARRIER_SHARE * sum / (double)n : 0;
@@ -269,8 +279,16 @@ static void check_faults(const struct nics *nics, bool since_boot, const char *w
 static void moved_bytes(const struct nics *nics, struct balance *balance)
 {
     for (size_t i = 0; i < nics->n; i++)
-        balance->bytes[i] = (double)nics_moved(nics, i, COUNTER_SENT) + (double)nics_moved(nics, i, COUNTER_RECEIVED);
+        balance->bytes[i] = bytes_of(nics, i, false);
     summarize(nics, balance);
+}
+
+static bool none_counts(const struct nics *nics)
+{
+    for (size_t i = 0; i < nics->n; i++)
+        if (nics_counts_bytes(nics, i))
+            return false;
+    return true;
 }
 
 void nics_evaluate(const struct nics *nics, enum nics_mode mode, struct nics_verdict *ret_verdict)
@@ -288,7 +306,9 @@ void nics_evaluate(const struct nics *nics, enum nics_mode mode, struct nics_ver
     else
         snprintf(when, sizeof(when), "within %.1f s", (double)(nics->end_ns - nics->begin_ns) / 1e9);
     moved_bytes(nics, &balance);
-    if (has_period && (balance.sum > 0 || mode != NICS_BOOT)) {
+    if (none_counts(nics)) {
+        append(&verdict, "The traffic is not known: no counter of bytes can be read.");
+    } else if (has_period && (balance.sum > 0 || mode != NICS_BOOT)) {
         if (balance.sum > 0)
             append_balance(nics, &balance, when, &verdict);
         else
@@ -296,7 +316,7 @@ void nics_evaluate(const struct nics *nics, enum nics_mode mode, struct nics_ver
         append_errors(nics, &verdict);
     } else {
         for (size_t i = 0; i < nics->n; i++)
-            balance.bytes[i] = nics_total_of(nics, i, COUNTER_SENT) + nics_total_of(nics, i, COUNTER_RECEIVED);
+            balance.bytes[i] = bytes_of(nics, i, true);
         summarize(nics, &balance);
         if (has_period)
             append(&verdict, "No traffic %s%s", when, balance.sum > 0 ? ". " : ", nor since boot.");
@@ -318,7 +338,7 @@ bool nics_was_uneven(const struct nics *nics)
     if (!balance.bytes)
         return false;
     for (size_t i = 0; i < nics->n; i++)
-        balance.bytes[i] = nics->devices[i].carried;
+        balance.bytes[i] = nics_counts_bytes(nics, i) ? nics->devices[i].carried : EXCLUDED;
     summarize(nics, &balance);
     result = is_uneven(&balance);
     free(balance.bytes);
