@@ -75,7 +75,7 @@ without_memory() (
     run --separate-stderr epkit test intranode "${SMALL[@]}" --only 2 --backend cuda
     echo "$output$stderr"
     [ "$status" -eq 4 ] || skip "there is a cuda backend"
-    [[ "$stderr" == *"this epkit was built without the CUDA backend"* ]]
+    [[ "$stderr" == *"this epkit was built without the CUDA backend: select the host backend by EPKIT_BACKEND=host"* ]]
     [[ "$output" != *"To repeat"* ]]
 }
 

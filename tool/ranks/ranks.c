@@ -62,7 +62,7 @@ void ranks_emit(struct ranks_ctx *ctx, json_t *event)
 static const char *find_hint(const struct ranks_ctx *ctx, ep_status status)
 {
     if (status == EP_E_UNSUPPORTED && gpu_is_backend(ctx->spec->backend) && !gpu_is_built())
-        return "this epkit was built without the CUDA backend: use --backend host";
+        return "this epkit was built without the CUDA backend: select the host backend by EPKIT_BACKEND=host, or --backend host";
     return ep_status_hint(status);
 }
 
@@ -123,8 +123,9 @@ static int find_memory(struct ranks_ctx *ctx)
     ctx->memory = &gpu_memory;
     if (gpu_load(&ctx->gpu) == EP_OK)
         return CMD_FINE;
-    ranks_emit(ctx,
-               ranks_problem_new(ctx->rank, "loading the CUDA backend", "use --backend host", "%s", ep_last_error()));
+    ranks_emit(ctx, ranks_problem_new(ctx->rank, "loading the CUDA backend",
+                                      "select the host backend by EPKIT_BACKEND=host, or --backend host", "%s",
+                                      ep_last_error()));
     return CMD_UNSUPPORTED;
 }
 

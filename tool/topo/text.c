@@ -521,7 +521,7 @@ static int print_map(const struct topo_view *view)
     int result = 0;
 
     if (view->best->n == 0) {
-        out_line("There is no GPU that could use a NIC.");
+        out_line("There is no NVIDIA GPU that could use a NIC.");
     } else if (view->best->choices[0].nic < 0) {
         out_line("There is no NIC that a GPU could use.");
     } else {
