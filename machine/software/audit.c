@@ -20,6 +20,9 @@
 
 #define SHOWN_BYTES 256 /* of a value in a text */
 
+/* Shorter names without a known prefix are other variables. */
+#define MISTYPED_BYTES_MIN 12
+
 /* Variables of NVSHMEM are known up to this version; those of a later version are not reported as unknown. */
 #define NVSHMEM_NEXT "3.6"
 
@@ -416,13 +419,22 @@ static bool is_in_scope(const char *name)
     return variable_has_known_prefix(name) || variable_is_epkit(name);
 }
 
+/* A typing error may be in the prefix, as in NVHSMEM_DEBUG and DEEPEP_DEVICE_TO_HCA_MAPPING. */
+static bool may_be_in_scope(const char *name)
+{
+    return strchr("ND", *name) && strlen(name) >= MISTYPED_BYTES_MIN;
+}
+
 static bool check_unknown(struct audit_work *work, const struct source_variable *variable)
 {
     const char *near, *version = work->software->nvshmem.version;
+    bool in_scope = is_in_scope(variable->name);
 
-    if (!is_in_scope(variable->name))
+    if (!in_scope && !may_be_in_scope(variable->name))
         return false;
     near = variable_nearest(variable->name);
+    if (!in_scope && !(near && variable_has_known_prefix(near)))
+        return false;
     if (near)
         return report(work, AUDIT_UNKNOWN, variable, "Nothing is known to read it. Is %s meant?", near);
     /* Plugins of NCCL have variables of their own, and so have later versions of NVSHMEM. */

@@ -379,7 +379,7 @@ make_preloadable() {
     cp -r a4 "$tree"
     while read -r kind setting; do
         { cat a4/proc/self/environ && printf '%s\0' "$setting"; } >"$tree/proc/self/environ"
-        epkit env --from "$tree" --check --json >said || [ $? -eq "$([ "$kind" = harmful ] && echo 3 || echo 0)" ]
+        epkit env --from "$tree" --check --json >said || [ $? -eq "$([ "$kind" = differs ] && echo 0 || echo 3)" ]
         valid env said
         [ "$(jq -r --arg name "${setting%%=*}" '(.audit + .advice)[] | select(.name == $name).kind' said)" = "$kind" ] ||
             { cat said && false; }
@@ -392,7 +392,11 @@ harmful NCCL_IB_HCA=ibp
 differs NCCL_IB_HCA=mlx5_0
 differs NCCL_IB_DISABLE=1
 harmful CUDA_VISIBLE_DEVICES=0-7
+unknown DEEPEP_DEVICE_TO_HCA_MAPPING=0:mlx5_0:1
 END
+    { cat a4/proc/self/environ && printf '%s\0' MASTER_ADDR=localhost WORLD_SIZE=16 RANK=0 LOCAL_WORLD_SIZE=8; } >"$tree/proc/self/environ"
+    epkit env --from "$tree" --check --json >said || [ $? -eq 3 ]
+    [ "$(jq -c '[.audit[] | [.name, .kind]]' said)" = '[["MASTER_ADDR","harmful"]]' ]
     # One row for a variable, and none for what is not asked for.
     tr '\0' '\n' <a4/proc/self/environ | sed 's/^\(DEEP_EP_DEVICE_TO_HCA_MAPPING\)=.*/\1=0:mlx5_0:1/; s/^NCCL_NET=.*/NCCL_NET=Socket/' |
         tr '\n' '\0' >"$tree/proc/self/environ"

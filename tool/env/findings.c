@@ -10,17 +10,20 @@
 
 /* Checks that compare variables with the machine; the audit has no rows for what they find. */
 static const char *const checks[] = {"gid",           "shared-nic", "nccl-hca",      "socket-interface",
-                                     "nccl-disabled", "nccl-gdr",   "traffic-class", "visible-devices"};
+                                     "nccl-disabled", "nccl-gdr",   "traffic-class", "visible-devices",
+                                     "net-plugin",    "rendezvous"};
 
-/* The variable that a finding is about: the one to unset, or the first in its evidence, if it is set; else NULL. */
+/* The variable that a finding is about, if it is set: the one to unset, one that the text names, or the first. */
 static const char *variable_of(const struct doctor_machine *machine, const struct doctor_result *result)
 {
     const char *name = NULL;
 
     if (strncmp(result->fix, "unset ", 6) == 0)
         name = source_printf(machine->source, "%.*s", (int)strcspn(result->fix + 6, " \n"), result->fix + 6);
-    for (int i = 0; i < result->n_evidence && !(name && source_env(machine->source, name)); i++)
-        name = result->evidence[i].where;
+    for (int named = 1; named >= 0; named--)
+        for (int i = 0; i < result->n_evidence && !(name && source_env(machine->source, name)); i++)
+            if (!named || strstr(result->text, result->evidence[i].where))
+                name = result->evidence[i].where;
     return name && source_env(machine->source, name) ? name : NULL;
 }
 
@@ -35,7 +38,7 @@ static json_t *row_of(const struct doctor_machine *machine, const struct doctor_
 
     if (n < sizeof(text) && advised)
         snprintf(text + n, sizeof(text) - n, " Set it to %s.", advised);
-    else if (n < sizeof(text) && strncmp(result->fix, "unset ", 6) == 0)
+    else if (n < sizeof(text) && strncmp(result->fix, "unset ", 6) == 0 && !strstr(result->advice, "unset"))
         snprintf(text + n, sizeof(text) - n, " Unset it.");
     return json_pack("{s:s, s:o, s:s, s:s, s:o, s:o}", "name", name, "value",
                      out_text(source_env(machine->source, name)), "kind", is_serious ? "harmful" : "differs", "verdict",
