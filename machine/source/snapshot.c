@@ -408,6 +408,20 @@ static ep_status load_members(struct source *source, const char *what, const jso
     return EP_OK;
 }
 
+/* As snapshots are mailed. */
+static bool is_compressed(const char *text, size_t bytes)
+{
+    static const struct {
+        const char *begin;
+        size_t n;
+    } formats[] = {{"\x1f\x8b", 2}, {"\x28\xb5\x2f\xfd", 4}, {"\xfd\x37zXZ", 5}}; /* gzip, zstd, xz */
+
+    for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++)
+        if (bytes >= formats[i].n && memcmp(text, formats[i].begin, formats[i].n) == 0)
+            return true;
+    return false;
+}
+
 ep_status snapshot_load(struct source *source, const char *what, const char *text, size_t bytes)
 {
     json_error_t error;
@@ -420,6 +434,8 @@ ep_status snapshot_load(struct source *source, const char *what, const char *tex
         text += 3;
         bytes -= 3;
     }
+    if (is_compressed(text, bytes))
+        return ep_fail(EP_E_ARG, "%s: it is compressed: decompress it first (gunzip, unzstd, unxz)", what);
     if (!snapshot_is_bounded(text, bytes))
         return ep_fail(EP_E_ARG, "%s: has more than %u values, so it is not a snapshot", what, VALUES_MAX);
     document = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);

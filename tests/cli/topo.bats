@@ -223,3 +223,15 @@ path() {
     [ "$status" -eq 0 ]
     [[ "$output" == *"There are more devices than are shown."* ]]
 }
+
+@test "a compressed snapshot: what to do" {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    echo '{"epkit_snapshot": 1}' >snapshot.json
+    for program in gzip xz zstd; do
+        command -v "$program" >/dev/null || continue
+        "$program" -c snapshot.json >packed
+        run --separate-stderr epkit topo --from packed
+        [ "$status" -eq 2 ]
+        [[ "$stderr" == *"--from: packed: it is compressed: decompress it first"* ]]
+    done
+}
