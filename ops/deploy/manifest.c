@@ -12,6 +12,7 @@
 #include <yaml.h>
 
 /* Aliases may nest: a few lines can expand beyond all memory, or refer to themselves. */
+#define TEMPLATE_HINT "; a template with {{ }} has to be rendered first: helm template"
 #define VALUES_MAX 200000
 #define DEPTH_MAX 64
 #define ANCHORS_MAX 1000
@@ -126,8 +127,7 @@ static bool is_merge(const yaml_node_t *key)
 static void refuse_key(const yaml_node_t *key, unsigned long line)
 {
     ep_fail(EP_E_ARG, "line %lu: a key is not a plain word%s", line,
-            key && key->type == YAML_MAPPING_NODE ? "; a template with {{ }} has to be rendered first: helm template"
-                                                  : "");
+            key && key->type == YAML_MAPPING_NODE ? TEMPLATE_HINT : "");
 }
 
 static json_t *mapping_of(struct reader *reader, const yaml_node_t *node, int depth)
@@ -305,6 +305,16 @@ static enum limit find_limit(const char *text, size_t bytes, unsigned long *ret_
     return limit;
 }
 
+/* What YAML finds wrong in a template of Helm does not say that it is one. */
+static void hint_template(const char *text, size_t bytes)
+{
+    char error[256];
+
+    snprintf(error, sizeof(error), "%s", ep_last_error());
+    if (memmem(text, bytes, "{{", 2) && !strstr(error, TEMPLATE_HINT))
+        ep_fail(EP_E_ARG, "%s" TEMPLATE_HINT, error);
+}
+
 ep_status deploy_manifest_parse(const char *text, size_t bytes, json_t **ret_documents)
 {
     struct reader reader = {0};
@@ -336,6 +346,7 @@ ep_status deploy_manifest_parse(const char *text, size_t bytes, json_t **ret_doc
         }
     yaml_parser_delete(&parser);
     if (more < 0) {
+        hint_template(text, bytes);
         json_decref(documents);
         return EP_E_ARG;
     }

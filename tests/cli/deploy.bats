@@ -400,6 +400,8 @@ refused() {
     refused "No such file" check -f job.yaml --from nothing.json
     printf 'a: 1\na: 2\n' >twice.yaml
     refused "twice.yaml: line 2: key 'a' is there twice" check -f twice.yaml --from cluster.json
+    printf '{{- if .Values.x }}\nkind: Job\n{{- end }}\n' >template.yaml
+    refused "template.yaml: line 1: did not find expected node content; a template with {{ }} has to be rendered first" check -f template.yaml --from cluster.json
     printf 'kind: ConfigMap\n' >none.yaml
     refused "no JobSet, no LeaderWorkerSet and no Job" check -f none.yaml --from cluster.json
     # More groups of pods than are checked: refused, because the rest would not be checked.
