@@ -412,6 +412,10 @@ compare() {
     compare "$seconds" good refused hanging
     [ "$status" -eq 1 ]
     [[ "$output" == *"No answer from:"*"refused TCP"*"Connection refused"*"hanging timeout"* ]]
+    # And what to do, once for each layer.
+    compare "$seconds" refused noname bare
+    [ "$(grep -c '^  TCP: is the host up' <<<"$output")" -eq 1 ]
+    [[ "$output" == *"--port N chooses another"*"epkit: install epkit there in PATH"* ]]
 }
 
 @test "--hosts: a greeting in front of the answer is no harm; wrong types and escapes in it are none either" {
