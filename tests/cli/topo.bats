@@ -156,6 +156,10 @@ path() {
     [ "$status" -eq 2 ]
     [ "$output" = "" ]
     [[ "$stderr" == *"'folder' is a folder"* ]]
+    run --separate-stderr epkit topo --from a4 --save -
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"standard output has the machine itself; name a file"* ]]
+    [ ! -e ./- ]
     run --separate-stderr epkit topo --from a4 --save nowhere/file
     [ "$status" -eq 2 ]
     [[ "$stderr" == *"nothing can be written in 'nowhere': No such file or directory"* ]]

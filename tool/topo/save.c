@@ -41,6 +41,8 @@ int topo_save_check(const struct cmd *cmd, const char *file)
 
     if (!*file)
         result = cmd_usage(cmd, "--save: the name of the file is empty");
+    else if (strcmp(file, "-") == 0)
+        result = cmd_refuse(cmd, "--save", "standard output has the machine itself; name a file ('./-' for that name)");
     else if (stat(file, &info) == 0 && S_ISDIR(info.st_mode))
         result = cmd_refuse(cmd, "--save", "'%s' is a folder; name a file in it", file);
     /* A snapshot replaces an old file by a new one. */
