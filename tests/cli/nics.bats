@@ -626,6 +626,6 @@ print("sent")'
     run --separate-stderr epkit nics --from "$ROOT" -- true
     [ "$status" -eq 0 ]
     [ "${lines[0]}" = "The traffic is not known: no counter of bytes can be read." ]
-    epkit nics --from "$ROOT" --json | tee json | valid nics
-    [ "$(jq -c '[.verdict, .uneven]' json)" = '["The traffic is not known: no counter of bytes can be read.",false]' ]
+    epkit nics --from "$ROOT" --json | tee "$BATS_TEST_TMPDIR/json" | valid nics
+    [ "$(jq -c '[.verdict, .uneven]' "$BATS_TEST_TMPDIR/json")" = '["The traffic is not known: no counter of bytes can be read.",false]' ]
 }
