@@ -309,8 +309,8 @@ static bool drain_sends(struct mpi_net *m)
     /* A peer that has not received them by now has exited. In practice large sends cannot be cancelled; MPI_Finalize
      * drops them. */
     for (int i = 0; i < m->n; i++)
-        for (int slot = 0; slot < SLOTS; slot++)
-            left |= give_up(&m->conns[i].sends[slot][0]) | give_up(&m->conns[i].sends[slot][1]);
+        for (int at = 0; at < 2 * SLOTS; at++)
+            left |= give_up(&m->conns[i].sends[at / 2][at % 2]);
     return !left;
 }
 

@@ -322,12 +322,13 @@ static void test_gone_peer(const ep_boot *boot)
     static unsigned char large[8 << 20];
     struct ep_net *net = open_net(boot, 2, sizeof(large));
     char mine = 0, all[NRANKS];
+    int node = net->node;
     uint64_t begin;
 
-    if (net->node == 1)
+    if (node == 1)
         net->ops->free(net); /* without a look at the network */
     CHECK(gather(boot, &mine, 1, PATIENT_MS, all) == EP_OK);
-    if (net->node == 0) {
+    if (node == 0) {
         CHECK(net->ops->put(net, 1, 0, 0, large, sizeof(large)));
         CHECK(net->ops->signal(net, 1, 0, 0, 1));
         begin = ep_now_ns();

@@ -391,7 +391,8 @@ static void ranks_have_to_want_the_same_layout(void **state)
         struct difference difference;
         const char *text;
     } cases[] = {
-        {{.flags = {0, 0, EP_LL_MASK_DEAD}, .hidden = {128, 128, 128}}, "flags is 0 on rank 0 and EP_LL_MASK_DEAD on rank 2"},
+        {{.flags = {0, 0, EP_LL_MASK_DEAD}, .hidden = {128, 128, 128}},
+         "flags is 0 on rank 0 and EP_LL_MASK_DEAD on rank 2"},
         {{.hidden = {128, 256, 128}}, "hidden is 128 on rank 0 and 256 on rank 1"},
     };
 

@@ -2,8 +2,6 @@
 /* Sets of ranks of low latency on GPUs: each rank is one bit of one word, also at the edges of words. */
 #include "backend/cuda/ll_segment.h"
 
-#include "backend/cuda/ll_segment.h"
-
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

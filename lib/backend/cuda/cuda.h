@@ -181,11 +181,11 @@ struct cuda_comm {
     unsigned long long stream_id; /* of `stream`: the caller may destroy it, and CUDA uses its handle again */
     unsigned long long capture;   /* id of the last capture; 0: there was none */
     uint64_t operations;          /* called outside captures */
-    bool copied;                  /* the present call has queued a copy that later ones need, even if it fails */
-    uint64_t complete;            /* of them, known to be complete */
-    uint64_t called;              /* dispatches and combines, including those in captures */
-    cudaEvent_t end;              /* for host waits */
-    int event_words;              /* used ones of the newest block for events */
+    bool copied;       /* the present call has queued a copy: counts as an operation, even if the call fails */
+    uint64_t complete; /* of them, known to be complete */
+    uint64_t called;   /* dispatches and combines, including those in captures */
+    cudaEvent_t end;   /* for host waits */
+    int event_words;   /* used ones of the newest block for events */
 
     uint64_t updates;                /* of plans of fixed capacity */
     pthread_mutex_t pending_lock;    /* any thread may wait for an event */
@@ -532,8 +532,8 @@ void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes);
 ep_status cuda_place_buffer(struct cuda_comm *cuda, struct cuda_op_desc *desc, int which, void *memory, size_t bytes,
                             void **ret_placed);
 /*
- * Is the ordinary memory of this rank, in rows of `row_bytes`, copied while the rows move? Otherwise it is copied before
- * or after the kernel.
+ * Is the ordinary memory of this rank, in rows of `row_bytes`, copied while the rows move? Otherwise it is copied
+ * before or after the kernel.
  */
 bool cuda_overlaps_copies(const struct cuda_comm *cuda, const ep_plan *plan, size_t row_bytes);
 /*

@@ -174,6 +174,8 @@ static ep_status clear_and_map(struct cuda_ll_impl *impl, const struct ep_group_
 
 static void free_impl(struct cuda_ll_impl *impl)
 {
+    if (!impl)
+        return;
     if (impl->done)
         cudaEventDestroy(impl->done);
     cuda_ll_net_close(impl->net); /* it uses the report */
@@ -191,20 +193,16 @@ ep_status cuda_ll_open(ep_ll *ll)
     struct ep_group_address where = {.slot = EP_GROUP_UNMAPPED}, all[EP_MAX_RANKS] = {{.slot = EP_GROUP_UNMAPPED}};
     struct cuda_comm *cuda = cuda_of(ll->comm);
     struct cuda_ll_impl *impl = calloc(1, sizeof(*impl));
-    struct cuda_scope scope;
-    ep_status status;
+    struct cuda_scope scope = {.previous = -1};
+    /* A rank that fails takes part all the same: its peers learn why, instead of waiting for it. */
+    ep_status status = impl ? cuda_check(cuda) : ep_fail(EP_E_MEMORY, "ep_ll_new: no memory");
 
-    if (!impl)
-        return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory");
-    impl->cuda = cuda;
-    status = cuda_check(cuda);
+    if (impl)
+        impl->cuda = cuda;
     if (status == EP_OK)
         status = cuda_scope_begin(cuda, &scope);
-    if (status != EP_OK) {
-        free(impl);
-        return status;
-    }
-    status = open_local(ll, impl);
+    if (status == EP_OK)
+        status = open_local(ll, impl);
     if (status == EP_OK && !cuda_find(cuda, impl->segment->memory, 1, &where))
         status = ep_fail(EP_E_STATE, "ep_ll_new: the segment is not in symmetric memory (a bug of epkit)");
     status = ep_group_ll_exchange(ll, status, &where, all);

@@ -438,7 +438,8 @@ __device__ inline bool wait_or_mask(const cuda_ll &ll, const uint64_t *word, uin
         set_failure(ll.waits, 0, rank, phase);
         return false;
     }
-    /* A rank that this one has unmasked, and that has ended, cannot unmask this one: it is masked like any that ends. */
+    /* A rank that this one has unmasked, and that has ended, cannot unmask this one: it is masked like any that ends.
+     */
     if (!masked && !(end == WAIT_LOST && ll_has(mine->unmasked, rank)) && is_masked_by(ll, rank, poll)) {
         set_failure(ll.waits, CUDA_FAILED_EXCLUDED, rank, phase);
         return false;
@@ -520,7 +521,7 @@ __device__ inline bool ll_sync(const cuda_ll &ll, ll_call &call, ll_word_array w
     if (blockIdx.x == 0) {
         uint64_t begin = added ? global_ns() : 0, poll = ll_request_poll_for_block(ll, i);
         bool arrived = i >= n || (LL_NODES && !ll.masking ? ll_wait_until(ll, word, value, i, phase)
-                                                         : wait_or_mask(ll, word, value, i, phase, poll));
+                                                          : wait_or_mask(ll, word, value, i, phase, poll));
 
         if (i < n && arrived && added && i != ll.waits.rank && !ll_has(mine->mask, i))
             added[i] += (int64_t)(global_ns() - begin);

@@ -43,7 +43,9 @@ ep_status cuda_add_allocation(struct cuda_comm *cuda, const struct cuda_allocati
 
 ep_status cuda_alloc_kind(struct cuda_comm *cuda, size_t bytes, enum cuda_memory kind, void **ret_memory)
 {
-    const char *call = kind == CUDA_MEMORY_LOCAL ? "ep_alloc_local" : "ep_alloc";
+    const char *call = kind == CUDA_MEMORY_LOCAL      ? "ep_alloc_local"
+                       : kind == CUDA_MEMORY_INTERNAL ? "memory of the library"
+                                                      : "ep_alloc";
     size_t whole = cuda_whole_bytes(bytes);
     struct cuda_allocation allocation = {.bytes = whole, .kind = kind, .window_bytes = whole};
     cudaIpcMemHandle_t handle;

@@ -199,9 +199,9 @@ struct cuda_nodes_update {
     struct cuda_net_op_args prefixes;          /* as above, for cuda_launch_prefix() */
     struct cuda_net_op_args lists;             /* sends the experts of tokens */
     struct cuda_chunks words, in;              /* words: of exchanges, both directions; in: of `lists`, received */
-    const void *topk_idx;                      /* NULL: the routing is a mask */
+    const void *topk_idx;                      /* NULL: a mask, or no tokens */
     const uint8_t *mask;                       /* [N,R] */
-    const int32_t *mask_experts;               /* [E] */
+    const int32_t *mask_experts;               /* [E]; NULL: the routing is not a mask */
     int32_t idx64, expanded, bf16_sums;        /* idx64: type of topk_idx */
     int32_t n_tokens, topk, n_experts, n_local_experts;
     int32_t width, remote_width, alignment, capacity;

@@ -89,7 +89,7 @@ __device__ bool mask_is_possible(const cuda_nodes_update &u)
 {
     bool possible = true;
 
-    for (int rank = (int)threadIdx.x; rank < u.words.nnodes * u.waits.nranks && !u.topk_idx; rank += (int)blockDim.x)
+    for (int rank = (int)threadIdx.x; rank < u.words.nnodes * u.waits.nranks && u.mask_experts; rank += (int)blockDim.x)
         possible &= counts_are_possible(u.mask_experts + rank * u.n_local_experts, u.n_local_experts,
                                         *tokens_for_rank(u, rank));
     return __syncthreads_and(possible);
@@ -104,7 +104,7 @@ __device__ int32_t word_of_slice(const cuda_nodes_update &u, int node, int word)
         return *tokens_for_node(u, node);
     if (rank < u.waits.nranks)
         return *tokens_for_rank(u, node * u.waits.nranks + rank);
-    return u.topk_idx ? *tokens_for_expert(u, expert) : u.mask_experts[expert];
+    return u.mask_experts ? u.mask_experts[expert] : *tokens_for_expert(u, expert);
 }
 
 __device__ __forceinline__ int slot_of(int node)
@@ -130,8 +130,8 @@ __device__ bool slices_are_valid(const cuda_nodes_update &u)
 }
 
 /*
- * Exchanges `words` words with each other node: sends it word_of(node, word), and passes what it sends, and this node's
- * own words, to store(node, word, value). Called by all threads. Returns false if the kernel must exit.
+ * Exchanges `words` words with each other node: sends it word_of(node, word), and passes what each has sent, and this
+ * node's own words, to store(node, word, value). Called by all threads. Returns false if the kernel must exit.
  */
 template <typename Word, typename Store>
 __device__ __forceinline__ bool exchange_words(const cuda_nodes_update &u, const cuda_net_op_args &op,

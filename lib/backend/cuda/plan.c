@@ -145,6 +145,7 @@ ep_status cuda_routing_to_device(const struct cuda_call *call, const ep_plan *pl
             EP_E_ARG, "ep_plan_new: topk_idx is host memory, and the stream is being captured: device memory is needed "
                       "in a capture");
     EP_TRY(cuda_pool_alloc(call->cuda, bytes, false, ret_copy));
+    call->cuda->copied = true;
     CUDA_TRY(cudaMemcpyAsync(ret_copy->memory, routing->topk_idx, bytes, cudaMemcpyDefault, call->stream));
     routing->topk_idx = ret_copy->memory;
     return EP_OK;

@@ -76,7 +76,7 @@ void cuda_pool_free(struct cuda_comm *cuda, const struct cuda_block *block)
     if (!pooled)
         return;
     pooled->block = *block;
-    pooled->block.free_after = cuda->operations;
+    pooled->block.free_after = cuda->operations + cuda->copied;
     pthread_mutex_lock(&cuda->memory_lock);
     pooled->next = cuda->pool;
     cuda->pool = pooled;

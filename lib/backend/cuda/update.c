@@ -117,6 +117,7 @@ static ep_status open_device_part(const struct cuda_call *call, ep_plan *plan, e
     EP_TRY(cuda_pool_alloc(cuda, bytes, device->captured, &device->block));
     lay_out(plan, device->block.memory, device);
     bytes -= (size_t)((char *)device->update.count.per_expert - (char *)device->block.memory);
+    cuda->copied |= !call->capture;
     CUDA_TRY(cudaMemsetAsync(device->update.count.per_expert, 0, bytes, call->stream));
     /* A captured plan has no info slot: a graph that runs again would write stale counts, or into another plan's slot.
      */
