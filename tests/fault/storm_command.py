@@ -201,6 +201,8 @@ def inject(storm, epkit):
         raise Wrong(f"it ended with {process.returncode} before the injection")
     whom = to_whom(random_source, process, number)
     storm["what"] += f" to {whom}"
+    # Another member of the signalled group may have ended first, and the command reports that.
+    others_may_end = whom == "all of them" and number in (signal.SIGPIPE, signal.SIGKILL)
     if number == signal.SIGPIPE:
         # A process that ignores it continues.
         time.sleep(0.5)
@@ -210,9 +212,7 @@ def inject(storm, epkit):
     if not wait_until(lambda: process.poll() is not None):
         process.kill()
         raise Wrong("it does not end")
-    # Another member of the signalled group may have ended first, and the command reports that.
-    if not right_code(process.returncode, number) and not (whom == "all of them" and number in
-                                                            (signal.SIGPIPE, signal.SIGKILL)):
+    if not right_code(process.returncode, number) and not others_may_end:
         raise Wrong(f"exit code {process.returncode}")
     if not wait_until(lambda: not children_left()):
         raise Wrong(f"left: {describe_children()}")
