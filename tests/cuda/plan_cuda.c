@@ -93,7 +93,7 @@ static int load(struct state *s, int round)
                               .holes = round % 4 >= 2};
 
     s->n_tokens = s->scenario->graph || round % 5 == 0 ? TOKENS : (int)(next_random(&random) % (TOKENS + 1));
-    if (!s->scenario->graph && (round + s->group.rank) % 7 == 2)
+    if (!s->scenario->graph && !s->scenario->bad && (round + s->group.rank) % 7 == 2)
         s->n_tokens = 0; /* such a rank gives no routing */
     fill_routing(&routing, &random, s->b[INDEX].host);
     fill_bf16((uint16_t *)(void *)s->b[X].host, (size_t)TOKENS * HIDDEN, &random);
