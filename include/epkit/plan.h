@@ -119,7 +119,7 @@ EP_API ep_status ep_plan_get_info(const ep_plan *plan, ep_plan_info *ret_info);
 /* New routing for a plan. Fields as in ep_plan_args; the kind (choices or mask) must be that of ep_plan_new(). */
 typedef struct ep_plan_update_args {
     size_t size;                      /* EP_PLAN_UPDATE_ARGS_INIT sets it */
-    const void *topk_idx;             /* [N,K] of the plan's idx_type */
+    const void *topk_idx;             /* [N,K] of the plan's idx_type; may be NULL if N = 0 */
     const uint8_t *token_in_rank;     /* [N,R] */
     const int32_t *tokens_per_expert; /* [E] */
     int32_t n_tokens;                 /* N <= max_tokens of ep_plan_new() */
