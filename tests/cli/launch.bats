@@ -148,6 +148,19 @@ refused() {
     [[ "$output" == *"a: authentication: $closed"$'\n'* ]]
     after 'Authenticated to a ([10.0.0.1]:222) using "publickey".' 'debug1: Entering interactive session.' "$closed"
     [[ "$output" == *"a: command: $closed"* ]]
+    # What the shell wrote is not why; nor are the warnings of ssh.
+    after 'debug1: Entering interactive session.' 'bash: warning: setlocale: LC_ALL: cannot change locale' "$closed"
+    [[ "$output" == *"a: command: $closed"$'\n'* ]]
+    after "$denied" '** WARNING: connection is not using a post-quantum key exchange algorithm.' \
+        '** This session may be vulnerable to "store now, decrypt later" attacks.' \
+        '** The server may need to be upgraded. See https://openssh.com/pq.html' "$closed"
+    [[ "$output" == *"a: authentication: $closed; before that: $denied"* ]]
+    # A host that boots (pam_nologin) is tried again within --wait.
+    printf '#!/bin/sh\necho >>tries; [ "$(wc -l <tries)" -gt 2 ] && exec ./ssh "$@"\nexec ./ends\n' >boots
+    chmod +x boots
+    launch --ssh "$PWD/boots" --wait 60 --hosts a hostname
+    [ "$status" -eq 0 ]
+    [ "$(wc -l <tries)" -eq 3 ]
     # Without epkit's view of the steps.
     printf '#!/bin/sh\necho "%s" >&2; exit 255\n' "$closed" >ends
     launch --ssh "$PWD/ends" --hosts a hostname
