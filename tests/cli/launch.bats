@@ -192,6 +192,16 @@ refused() {
     [ "$(grep -o '^[abc]: .' <<<"$output" | sort | xargs)" = "a: 1 b: 0 c: 2" ]
 }
 
+@test "what NICs of EFA moved is recorded, from the counters of their driver" {
+    unshare -rm true || skip "no user namespaces here"
+    mkdir -p sys/class/infiniband/rdmap0s6/ports/1/hw_counters
+    for counter in tx_bytes rx_bytes; do echo 1000 >"sys/class/infiniband/rdmap0s6/ports/1/hw_counters/$counter"; done
+    unshare -rm sh -c 'mount --bind sys /sys && exec "$@"' sh "$EPKIT" launch --ssh "$PWD/ssh" --checks skip --out run \
+        --hosts a -- sh -c 'echo 1007 >/sys/class/infiniband/rdmap0s6/ports/1/hw_counters/tx_bytes'
+    [ "$(jq -c '.hosts[0].nics' run/testbed-logs/run.json)" = \
+        '[{"device":"rdmap0s6","port":1,"tx_bytes":7,"rx_bytes":0}]' ]
+}
+
 @test "two names of one host are reported" {
     launch --hosts a,b,c hostname
     [ "$status" -eq 0 ]
