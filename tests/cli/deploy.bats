@@ -161,12 +161,28 @@ found() {
         'spec.containers[0].resources.requests: Invalid value: "4": must be equal to nvidia.com/gpu limit of 8' ]
     [ "$(of 'limits: {nvidia.com/gpu: 0.5}')" = 'spec.containers[0].resources.limits[nvidia.com/gpu]: Invalid value: "0.5": must be an integer' ]
     [ "$(of 'limits: {nvidia.com/gpu: 8, memory: -1Gi}')" = 'spec.containers[0].resources.limits[memory]: Invalid value: "-1Gi": must be greater than or equal to 0' ]
-    for amount in 1GB 1gb 1KI '"1 Gi"' 10Mi5 1e three true; do
+    # Devices and huge pages equal their limits, others are at most their limits.
+    [ "$(of 'limits: {nvidia.com/gpu: 8, memory: 1Gi, cpu: 1}, requests: {memory: 2Gi, cpu: 500m}')" = \
+        'spec.containers[0].resources.requests: Invalid value: "2Gi": must be less than or equal to memory limit of 1Gi' ]
+    [ "$(of 'limits: {nvidia.com/gpu: 8, cpu: 1}, requests: {cpu: 2}')" = \
+        'spec.containers[0].resources.requests: Invalid value: "2": must be less than or equal to cpu limit of 1' ]
+    [ "$(of 'limits: {nvidia.com/gpu: 8, hugepages-2Mi: 1Gi}, requests: {hugepages-2Mi: 512Mi}')" = \
+        'spec.containers[0].resources.requests: Invalid value: "512Mi": must be equal to hugepages-2Mi limit of 1Gi' ]
+    for resources in 'limits: {nvidia.com/gpu: 8, cpu: 1}, requests: {cpu: 1000m, memory: 2Gi}' \
+        'limits: {nvidia.com/gpu: 8, hugepages-2Mi: 1Gi}, requests: {hugepages-2Mi: 1024Mi}'; do
+        [ -z "$(of "$resources")" ]
+        jq -e 'has("findings")' json
+    done
+    for amount in 10Mi5 1e 1K; do
+        [ "$(of "limits: {nvidia.com/gpu: 8, memory: $amount}")" = "unable to parse quantity's suffix" ]
+    done
+    for amount in 1GB 1gb 1KI '"1 Gi"' three true; do
         [[ "$(of "limits: {nvidia.com/gpu: 8, memory: $amount}")" == 'quantities must match the regular expression '* ]]
         jq -e '.findings[0].why | startswith("spec.containers[0].resources.limits: memory is ")' json
     done
     for amount in 1G 1Gi 1.5Gi .5Gi 5. 1e9 1E6 12345 '"12345"' 100m 0 null; do
         [ -z "$(of "limits: {nvidia.com/gpu: 8, memory: $amount}")" ]
+        jq -e 'has("findings")' json
     done
 }
 
