@@ -126,7 +126,8 @@ found() {
     # why CLUSTER JOB: of the nodes, or nothing if there is no finding
     why() {
         found "$1" "$2" >/dev/null
-        jq -r '.findings[] | select(.id == "nodes").why' json
+        jq -re 'if .findings then [.findings[] | select(.id == "nodes").why] | join("\n") else "no answer" end' json ||
+            echo "no answer"
     }
     # In the network of the host, as with network.mode=host of the chart, sshd takes a port of the host.
     local host='s/^      volumes:/      hostNetwork: true\n&/; s/^        env:/        ports: [{containerPort: 222}]\n&/; s/gpu: 8/gpu: 4/'
@@ -135,6 +136,12 @@ found() {
     [[ "$(why "$(other o '{containers: [{ports: [{hostPort: 222}]}]}')" "$host")" == "1 of 2 pods find a node: "*", 1 have a pod that keeps them off (by a port of the host, or by anti-affinity); "* ]]
     [ -z "$(why "$(other o '{containers: [{ports: [{containerPort: 222}, {hostPort: 222, protocol: "UDP"}, {hostPort: 22}]}]}')" "$host")" ]
     [ -z "$(why "$(other o '{containers: [{ports: [{hostPort: 222}]}]}') | .items.pods[].status.phase = \"Succeeded\"" "$host")" ]
+    # A sidecar runs as long as the pod; to the scheduler only 0.0.0.0 is any address.
+    [[ "$(why "$(other o '{initContainers: [{restartPolicy: "Always", ports: [{hostPort: 222}]}]}')" "$host")" == "1 of 2 pods find a node: "* ]]
+    [ -z "$(why "$(other o '{initContainers: [{ports: [{hostPort: 222}]}]}')" "$host")" ]
+    local addressed="${host/containerPort: 222/containerPort: 222, hostIP: 127.0.0.1}"
+    [ -z "$(why "$(other o '{containers: [{ports: [{hostPort: 222, hostIP: "::"}]}]}')" "$addressed")" ]
+    [[ "$(why "$(other o '{containers: [{ports: [{hostPort: 222, hostIP: "0.0.0.0"}]}]}')" "$addressed")" == "1 of 2 pods find a node: "* ]]
     # term LABEL KEY
     term() { echo "{podAntiAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{labelSelector: {matchLabels: {$1}}, topologyKey: $2}]}}"; }
     anti() { printf '%s\n' "s|^      volumes:|      affinity: $(term "$@")\\n&|; s/gpu: 8/gpu: 4/"; }
