@@ -178,8 +178,12 @@ refused() {
     for number in 0 3; do
         echo "exit $number" >ends
         launch --hosts a --source "$PWD/ends" true
-        [[ "$output" == *"sourcing scripts failed: epkit: $PWD/ends ended the shell with status $number: a script that is sourced ends with return"* ]]
+        [[ "$output" == *"sourcing scripts failed: epkit: $PWD/ends ended the shell with status $number; if it calls exit, use return"* ]]
     done
+    # Not only exit ends it; what the shell says of it comes first.
+    echo 'echo "${NOT_SET:?name the partition}"' >ends
+    launch --hosts a --source "$PWD/ends" true
+    [[ "$output" == *"NOT_SET: name the partition; epkit: $PWD/ends ended the shell with status "*"; if it calls exit, use return"* ]]
     echo 'return 3' >ends
     launch --hosts a --source "$PWD/ends" true
     [[ "$output" == *"sourcing scripts failed: epkit: $PWD/ends ended with status 3"$'\n'* ]]
