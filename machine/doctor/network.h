@@ -4,8 +4,8 @@
  *
  * The library decides this when a group is created: between hosts it uses "tcp" unless the caller names another
  * network, and "verbs" fails with a reason if it cannot be used. The functions here predict that from the facts of the
- * machine, before anything runs. The rules are those of lib/net: verbs_library.c (libibverbs), verbs_device.c (devices,
- * ports, addresses, the variables EPKIT_VERBS_*) and verbs_open.c (registered memory). Keep them in step.
+ * machine, before anything runs. The rules are those of lib/net: verbs_device.c (libibverbs, devices, ports, addresses,
+ * the variables EPKIT_VERBS_*) and verbs_open.c (registered memory). Keep them in step.
  */
 #ifndef EP_DOCTOR_NETWORK_H
 #define EP_DOCTOR_NETWORK_H

@@ -171,6 +171,25 @@ const char *counter_path(const struct counter_device *device, const char *file, 
     return ret_path;
 }
 
+/*
+ * Traffic of a port without the counters of the specification: EFA counts it in its driver, in bytes. In units of the
+ * row; SOURCE_OK, or SOURCE_ABSENT also of what a snapshot did not record.
+ */
+static enum source_state read_substitute(struct source *source, const struct counter_device *device,
+                                         const struct counter_row *row, uint64_t *ret_value)
+{
+    static const char *const files[] = {[COUNTER_SENT] = "hw_counters/tx_bytes",
+                                        [COUNTER_RECEIVED] = "hw_counters/rx_bytes",
+                                        [COUNTER_SENT_PACKETS] = "hw_counters/tx_pkts",
+                                        [COUNTER_RECEIVED_PACKETS] = "hw_counters/rx_pkts"};
+    char path[COUNTER_PATH_BYTES];
+
+    if (source_number_uncached(source, ret_value, "%s", counter_path(device, files[row->kind], path)) != SOURCE_OK)
+        return SOURCE_ABSENT;
+    *ret_value /= (uint64_t)row->scale;
+    return SOURCE_OK;
+}
+
 /* The statistics of the driver; a new reference. */
 static json_t *query_driver(struct source *source, const struct counter_device *device)
 {
@@ -201,6 +220,8 @@ static void read_rows(struct source *source, const struct counter_device *device
             continue;
         if (*counter_path(device, rows.at[i].file, path)) {
             sample.states[i] = source_number_uncached(source, &sample.values[i], "%s", path);
+            if (sample.states[i] == SOURCE_ABSENT && device->rdma && rows.at[i].kind <= COUNTER_RECEIVED_PACKETS)
+                sample.states[i] = read_substitute(source, device, &rows.at[i], &sample.values[i]);
         } else {
             sample.states[i] = json_is_integer(value) && json_integer_value(value) >= 0 ? SOURCE_OK : SOURCE_ABSENT;
             sample.values[i] = sample.states[i] == SOURCE_OK ? (uint64_t)json_integer_value(value) : 0;

@@ -408,7 +408,7 @@ static ep_status load_members(struct source *source, const char *what, const jso
     return EP_OK;
 }
 
-/* As snapshots are mailed. */
+/* Snapshots are often compressed before they are sent. */
 static bool is_compressed(const char *text, size_t bytes)
 {
     static const struct {

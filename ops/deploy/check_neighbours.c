@@ -22,9 +22,10 @@ static long long host_port(const json_t *spec, const json_t *port)
     return number == 0 && get_flag(spec, "hostNetwork") ? get_number(port, "containerPort", 0) : number;
 }
 
+/* To the scheduler "::" is an address like others. */
 static bool is_any_address(const char *address)
 {
-    return !*address || strcmp(address, "0.0.0.0") == 0 || strcmp(address, "::") == 0;
+    return !*address || strcmp(address, "0.0.0.0") == 0;
 }
 
 static bool ports_collide(const json_t *one, const json_t *other)
@@ -38,27 +39,51 @@ static bool ports_collide(const json_t *one, const json_t *other)
            (is_any_address(addresses[0]) || is_any_address(addresses[1]) || strcmp(addresses[0], addresses[1]) == 0);
 }
 
+static void add_ports(const json_t *spec, const json_t *container, json_t *ports)
+{
+    json_t *port;
+    size_t i;
+
+    json_array_foreach(get_key(container, "ports"), i, port)
+    {
+        if (host_port(spec, port) != 0)
+            json_array_append(ports, port);
+    }
+}
+
+/* The ports of the host that pods of `spec` take while they run, also by sidecars; a new reference. */
+static json_t *host_ports(const json_t *spec)
+{
+    json_t *ports = json_array(), *container;
+    size_t i;
+
+    json_array_foreach(get_key(spec, "initContainers"), i, container)
+    {
+        if (strcmp(get_text(container, "restartPolicy"), "Always") == 0)
+            add_ports(spec, container, ports);
+    }
+    json_array_foreach(get_key(spec, "containers"), i, container)
+    {
+        add_ports(spec, container, ports);
+    }
+    return ports;
+}
+
 /* A port of the host that pods of `spec` and `other` both want; 0 if there is none. */
 static long long shared_port(const json_t *spec, const json_t *other)
 {
-    const json_t *container, *port, *other_container, *other_port;
-    size_t c, p, oc, op;
+    json_t *ports = host_ports(spec), *others = host_ports(other), *port, *other_port;
+    long long shared = 0;
+    size_t i, j;
 
-    json_array_foreach(get_key(spec, "containers"), c, container)
-        json_array_foreach(get_key(container, "ports"), p, port)
+    json_array_foreach(ports, i, port) json_array_foreach(others, j, other_port)
     {
-        long long number = host_port(spec, port);
-
-        if (number == 0)
-            continue;
-        json_array_foreach(get_key(other, "containers"), oc, other_container)
-            json_array_foreach(get_key(other_container, "ports"), op, other_port)
-        {
-            if (host_port(other, other_port) == number && ports_collide(port, other_port))
-                return number;
-        }
+        if (!shared && host_port(spec, port) == host_port(other, other_port) && ports_collide(port, other_port))
+            shared = host_port(spec, port);
     }
-    return 0;
+    json_decref(ports);
+    json_decref(others);
+    return shared;
 }
 
 /* --- anti-affinity --- */

@@ -18,22 +18,47 @@ static bool is_extended(const char *resource)
     return strchr(resource, '/') && !strstr(resource, "kubernetes.io/");
 }
 
+/* Of these, a container may request less than its limit. */
+static bool can_overcommit(const char *resource)
+{
+    return !is_extended(resource) && strncmp(resource, "hugepages-", 10) != 0;
+}
+
+/* What follows the number; NULL: there is none. */
+static const char *find_unit(const char *text)
+{
+    const char *digits = text + (*text == '+' || *text == '-');
+    size_t whole = strspn(digits, DIGITS), part = digits[whole] == '.' ? strspn(digits + whole + 1, DIGITS) : 0;
+
+    return whole + part ? digits + whole + (digits[whole] == '.') + part : NULL;
+}
+
 /* A number, and a unit or an exponent. */
 static bool is_quantity(const char *text)
 {
     static const char *const units[] = {"",  "n",  "u",  "m",  "k",  "M",  "G",  "T", "P",
                                         "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei", NULL};
-    const char *digits = text + (*text == '+' || *text == '-');
-    size_t whole = strspn(digits, DIGITS), part = digits[whole] == '.' ? strspn(digits + whole + 1, DIGITS) : 0;
-    const char *unit = digits + whole + (digits[whole] == '.') + part;
+    const char *unit = find_unit(text), *digits;
 
-    if (whole + part == 0)
+    if (!unit)
         return false;
     for (size_t i = 0; units[i]; i++)
         if (strcmp(unit, units[i]) == 0)
             return true;
     digits = unit + 1 + (unit[1] == '+' || unit[1] == '-');
     return (*unit == 'e' || *unit == 'E') && *digits && strspn(digits, DIGITS) == strlen(digits);
+}
+
+/* Do its characters follow the pattern of quantities, though they are no unit? "10Mi5", "1K" */
+static bool has_pattern(const char *text)
+{
+    const char *at = find_unit(text);
+
+    if (!at)
+        return false;
+    at += strspn(at, "eEinumkKMGTP");
+    at += *at == '+' || *at == '-';
+    return at[strspn(at, DIGITS)] == '\0';
 }
 
 /* The value as the manifest has it. */
@@ -67,8 +92,10 @@ static void check_amount(struct check *check, const struct place *place, const c
 
     write_value(value, written, sizeof(written));
     if (!json_is_number(value) && !json_is_null(value) && (!json_is_string(value) || !is_quantity(written))) {
-        CHECK_FORMAT(text.says, "quantities must match the regular expression "
-                                "'^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'");
+        CHECK_FORMAT(text.says, "%s",
+                     has_pattern(written) ? "unable to parse quantity's suffix"
+                                          : "quantities must match the regular expression "
+                                            "'^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'");
         CHECK_FORMAT(text.why, "spec.%s[%zu].resources.%s: %.120s is '%s'", place->list, place->number, place->kind,
                      resource, written);
         CHECK_FORMAT(text.fix, "write a number with a unit like m, M, G, Mi or Gi, or without one");
@@ -89,30 +116,39 @@ static void check_amount(struct check *check, const struct place *place, const c
     add_amount(check, place, resource, &text);
 }
 
-/* Requests of devices equal their limits, which stand for them if there are none. */
-static void check_equal(struct check *check, const struct place *place, const char *resource, const json_t *request)
+/* Requests are at most their limits; of devices and huge pages equal to them. */
+static void check_request(struct check *check, const struct place *place, const char *resource, const json_t *request)
 {
     const json_t *limit = get_key(get(place->container, "resources/limits"), resource);
+    bool is_free = can_overcommit(resource);
+    long long most = get_quantity(limit), amount = get_quantity(request);
     struct check_text text = {0};
     char written[2][64];
 
-    if (!is_extended(resource) || (limit && get_quantity(limit) == get_quantity(request)))
+    /* An amount that cannot be read is a finding of its own. */
+    if (amount < 0 || (limit && most < 0) || (limit && amount == most) || (is_free && (!limit || amount < most)))
         return;
     write_value(request, written[0], sizeof(written[0]));
     if (limit) {
         write_value(limit, written[1], sizeof(written[1]));
-        CHECK_FORMAT(text.says,
-                     "spec.%s[%zu].resources.requests: Invalid value: \"%s\": must be equal to %.120s limit of %s",
-                     place->list, place->number, written[0], resource, written[1]);
+        CHECK_FORMAT(text.says, "spec.%s[%zu].resources.requests: Invalid value: \"%s\": must be %s %.120s limit of %s",
+                     place->list, place->number, written[0], is_free ? "less than or equal to" : "equal to", resource,
+                     written[1]);
     } else {
         CHECK_FORMAT(text.says,
                      "spec.%s[%zu].resources.limits: Required value: Limit must be set for non overcommitable "
                      "resources",
                      place->list, place->number);
     }
-    CHECK_FORMAT(text.why, "devices cannot be overcommitted: the request of %.120s has to equal its limit", resource);
-    CHECK_FORMAT(text.fix, "resources: {limits: {%.120s: %s}}; without a request the limit is the request", resource,
-                 written[0]);
+    CHECK_FORMAT(text.why,
+                 is_free
+                     ? "the request of %.120s is above its limit"
+                     : "devices and huge pages cannot be overcommitted: the request of %.120s has to equal its limit",
+                 resource);
+    CHECK_FORMAT(text.fix,
+                 is_free ? "raise the limit of %.120s to %s at least, or lower the request"
+                         : "resources: {limits: {%.120s: %s}}; without a request the limit is the request",
+                 resource, written[0]);
     add_amount(check, place, resource, &text);
 }
 
@@ -132,8 +168,8 @@ void check_resources(struct check *check, const struct deploy_job *job)
             {
                 place.kind = kinds[k];
                 check_amount(check, &place, resource, value);
-                if (k == 1 && get_quantity(value) >= 0)
-                    check_equal(check, &place, resource, value);
+                if (k == 1)
+                    check_request(check, &place, resource, value);
             }
         }
 }

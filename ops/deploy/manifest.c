@@ -11,8 +11,9 @@
 #include <string.h>
 #include <yaml.h>
 
-/* Aliases may nest: a few lines can expand beyond all memory, or refer to themselves. */
 #define TEMPLATE_HINT "; a template with {{ }} has to be rendered first: helm template"
+
+/* Aliases may nest: a few lines can expand beyond all memory, or refer to themselves. */
 #define VALUES_MAX 200000
 #define DEPTH_MAX 64
 #define ANCHORS_MAX 1000
@@ -22,6 +23,7 @@ enum limit { LIMIT_NONE, LIMIT_DEPTH, LIMIT_VALUES, LIMIT_ANCHORS };
 struct reader {
     yaml_document_t *document;
     int n_values;
+    bool is_template; /* if it is not YAML, that may be because it is a template */
 };
 
 static json_t *value_of(struct reader *reader, const yaml_node_t *node, int depth);
@@ -212,8 +214,9 @@ static int next_document(yaml_parser_t *parser, struct reader *reader, json_t **
 
     *ret_value = NULL;
     if (!yaml_parser_load(parser, &document)) {
-        ep_fail(EP_E_ARG, "line %lu: %s", (unsigned long)parser->problem_mark.line + 1,
-                parser->problem ? parser->problem : "not YAML");
+        /* What YAML finds wrong in a template of Helm does not say that it is one. */
+        ep_fail(EP_E_ARG, "line %lu: %s%s", (unsigned long)parser->problem_mark.line + 1,
+                parser->problem ? parser->problem : "not YAML", reader->is_template ? TEMPLATE_HINT : "");
         return -1;
     }
     top = yaml_document_get_root_node(&document);
@@ -305,19 +308,9 @@ static enum limit find_limit(const char *text, size_t bytes, unsigned long *ret_
     return limit;
 }
 
-/* What YAML finds wrong in a template of Helm does not say that it is one. */
-static void hint_template(const char *text, size_t bytes)
-{
-    char error[256];
-
-    snprintf(error, sizeof(error), "%s", ep_last_error());
-    if (memmem(text, bytes, "{{", 2) && !strstr(error, TEMPLATE_HINT))
-        ep_fail(EP_E_ARG, "%s" TEMPLATE_HINT, error);
-}
-
 ep_status deploy_manifest_parse(const char *text, size_t bytes, json_t **ret_documents)
 {
-    struct reader reader = {0};
+    struct reader reader = {.is_template = memmem(text, bytes, "{{", 2) != NULL};
     json_t *documents = json_array(), *value;
     unsigned long line = 0;
     enum limit limit;
@@ -346,7 +339,6 @@ ep_status deploy_manifest_parse(const char *text, size_t bytes, json_t **ret_doc
         }
     yaml_parser_delete(&parser);
     if (more < 0) {
-        hint_template(text, bytes);
         json_decref(documents);
         return EP_E_ARG;
     }

@@ -82,15 +82,20 @@ json_t *agent_facts(void)
                      *gpu ? gpu : NULL, "gpus", gpus, "machine", machine);
 }
 
-/* A data counter, in bytes: the IB specification counts 4-byte words. */
-static bool read_counter(const char *device, int port, const char *name, json_int_t *ret_bytes)
+/* A data counter, in bytes: the IB specification counts 4-byte words, EFA in its driver bytes. */
+static bool read_counter(const char *device, int port, const char *name, const char *of_driver, json_int_t *ret_bytes)
 {
     char path[512], text[32];
+    unsigned scale = 4;
 
     snprintf(path, sizeof(path), RDMA_DIR "/%s/ports/%d/counters/%s", device, port, name);
-    if (!read_line(path, "", text, sizeof(text)))
-        return false;
-    *ret_bytes = (json_int_t)(strtoull(text, NULL, 10) * 4);
+    if (!read_line(path, "", text, sizeof(text))) {
+        snprintf(path, sizeof(path), RDMA_DIR "/%s/ports/%d/hw_counters/%s", device, port, of_driver);
+        if (!read_line(path, "", text, sizeof(text)))
+            return false;
+        scale = 1;
+    }
+    *ret_bytes = (json_int_t)(strtoull(text, NULL, 10) * scale);
     return true;
 }
 
@@ -105,8 +110,8 @@ json_t *agent_nics(void)
 
         if (item->d_name[0] == '.')
             continue;
-        for (int port = 1; read_counter(item->d_name, port, "port_xmit_data", &sent) &&
-                           read_counter(item->d_name, port, "port_rcv_data", &received);
+        for (int port = 1; read_counter(item->d_name, port, "port_xmit_data", "tx_bytes", &sent) &&
+                           read_counter(item->d_name, port, "port_rcv_data", "rx_bytes", &received);
              port++)
             json_array_append_new(list, json_pack("{s:s, s:i, s:I, s:I}", "device", item->d_name, "port", port,
                                                   "tx_bytes", sent, "rx_bytes", received));

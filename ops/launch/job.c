@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #define SOURCE_SECONDS 60
+#define SCRIPT_TAIL 300 /* bytes of the output of a script that a message shows: its end */
 
 extern char **environ;
 
@@ -121,7 +122,7 @@ static void free_variables(char **list)
  * another name, because env(1) is not the program either.
  */
 static const char source_program[] =
-    "trap 'echo \"epkit: $script ended the shell with status $?: a script that is sourced ends with return\" >&2' EXIT;"
+    "trap 'echo \"epkit: $script ended the shell with status $?; if it calls exit, use return\" >&2' EXIT;"
     " for script in \"$@\"; do case $script in"
     " \\?*) script=${script#?}; [ -r \"$script\" ] || continue;; esac;"
     " . \"$script\" >&2 || { echo \"epkit: $script ended with status $?\" >&2; trap - EXIT; exit 1; }; done; trap - EXIT;"
@@ -130,7 +131,7 @@ static const char source_program[] =
 static ep_status parse_environment(const struct capture *capture, struct variables *variables)
 {
     struct variables fresh = {0};
-    char clean[256];
+    char clean[SCRIPT_TAIL + 100];
 
     if (capture->start_error)
         return ep_fail_errno(EP_E_SYSTEM, capture->start_error, "bash, which sources the scripts, cannot be run");
@@ -139,12 +140,12 @@ static ep_status parse_environment(const struct capture *capture, struct variabl
     if (!WIFEXITED(capture->status) || WEXITSTATUS(capture->status) != 0 || !capture->output.text) {
         const char *text = capture->error.text ? capture->error.text : "";
         size_t length = strlen(text), n = 0;
-        char line[2 * 200 + 1];
+        char line[2 * SCRIPT_TAIL + 1];
 
         while (length > 0 && text[length - 1] == '\n')
             length--;
         /* A message is one line. */
-        for (size_t i = length > 200 ? length - 200 : 0; i < length; i++) {
+        for (size_t i = length > SCRIPT_TAIL ? length - SCRIPT_TAIL : 0; i < length; i++) {
             line[n++] = text[i] == '\n' ? ';' : text[i];
             if (text[i] == '\n')
                 line[n++] = ' ';

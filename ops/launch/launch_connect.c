@@ -14,7 +14,10 @@
 
 /* --- connecting --- */
 
-/* Can the failure be temporary? A name may not resolve yet, or sshd not listen yet: pods start one after the other. */
+/*
+ * Can the failure be temporary? A name may not resolve yet, or sshd not listen yet: pods start one after the other. A
+ * host that boots (pam_nologin) and a pod that restarts close the connection.
+ */
 static bool may_be_temporary(const struct node *node)
 {
     static const char *const layers[] = {"DNS", "TCP", "banner", "timeout"};
@@ -22,7 +25,7 @@ static bool may_be_temporary(const struct node *node)
     for (size_t i = 0; node->failed_at && i < sizeof(layers) / sizeof(layers[0]); i++)
         if (strcmp(node->failed_at, layers[i]) == 0)
             return true;
-    return false;
+    return node->failed_at && remote_is_ended_by_host(node->why);
 }
 
 static void retry(struct launch *launch)

@@ -121,13 +121,34 @@ static const char *layer_of(const char *line)
 static const char key_changed[] = "its host key has changed (REMOTE HOST IDENTIFICATION HAS "
                                   "CHANGED): if the host was reinstalled, remove the old key with ssh-keygen -R";
 
-/* The host ends the connection: by its own decision, if it has got as far as the login. */
-static bool is_ended_by_host(const char *line)
+/* By its own decision, if it has got as far as the login. */
+bool remote_is_ended_by_host(const char *message)
 {
-    return strstr(line, "Connection closed by") || strstr(line, "Connection reset");
+    return strstr(message, "Connection closed by") || strstr(message, "Connection reset");
 }
 
-/* What the host wrote before it closed the connection is why, as by pam_nologin and pam_slurm_adopt. */
+/* Lines that go to standard error with debugging enabled, and warnings: no reason why a connection ends. */
+static bool is_noise(const char *line)
+{
+    static const char *const begins[] = {
+        "Authenticated to ",
+        "Transferred: ",
+        "Bytes per second: ",
+        "OpenSSH_",
+        "Warning: Permanently added ",
+        /* OpenSSH 10.1 */
+        "** WARNING: connection is not using a post-quantum",
+        "** This session may be vulnerable to",
+        "** The server may need to be upgraded",
+    };
+
+    for (size_t i = 0; i < sizeof(begins) / sizeof(begins[0]); i++)
+        if (strncmp(line, begins[i], strlen(begins[i])) == 0)
+            return true;
+    return !*line;
+}
+
+/* At the login, what the host wrote before it closed the connection is why, as by pam_nologin and pam_slurm_adopt. */
 static void keep_closing(struct remote *remote, const char *line)
 {
     char banner[sizeof(remote->last_line)];
@@ -149,21 +170,22 @@ static void handle_error_line(struct remote *remote)
         follow(remote, line + 8);
         return;
     }
-    /* With debugging enabled, these go to standard error as well. */
-    if (!*line || strncmp(line, "Authenticated to ", 17) == 0 || strncmp(line, "Transferred: ", 13) == 0 ||
-        strncmp(line, "Bytes per second: ", 18) == 0 || strncmp(line, "OpenSSH_", 8) == 0 ||
-        strncmp(line, "Warning: Permanently added ", 27) == 0)
+    if (is_noise(line))
         return;
     layer = layer_of(line);
     /* During the login the host may show any banner; of ssh's own messages only these can follow. */
     is_login = remote->layer == REMOTE_LOGIN;
-    if (is_login && layer && strcmp(layer, "authentication") != 0 && !is_ended_by_host(line))
+    if (is_login && layer && strcmp(layer, "authentication") != 0 && !remote_is_ended_by_host(line))
         layer = NULL;
-    if (layer && strcmp(layer, "TCP") == 0 && is_ended_by_host(line) && remote->layer > REMOTE_TCP &&
-        !remote->last_line_layer) {
-        remote->last_line_layer = remote_layer_name(remote->layer);
-        keep_closing(remote, line);
-        return;
+    /* Once the command has answered, the network lost the connection; before, the step that was reached counts. */
+    if (layer && strcmp(layer, "TCP") == 0 && remote_is_ended_by_host(line) && remote->layer > REMOTE_TCP &&
+        remote->layer < REMOTE_UP && !remote->last_line_layer) {
+        layer = remote_layer_name(remote->layer);
+        if (is_login) {
+            remote->last_line_layer = layer;
+            keep_closing(remote, line);
+            return;
+        }
     }
     if (layer && strstr(line, "REMOTE HOST IDENTIFICATION HAS CHANGED"))
         line = key_changed;

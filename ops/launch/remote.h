@@ -112,6 +112,9 @@ void remote_fail(struct remote *remote, const char *layer, const char *why);
 /* Resets a connection that has ended to the state before its start, so that it is tried again. */
 void remote_reset(struct remote *remote);
 
+/* Does a message of ssh say that the host ended the connection? */
+bool remote_is_ended_by_host(const char *message);
+
 const char *remote_layer_name(enum remote_layer layer);
 
 #endif

@@ -48,6 +48,7 @@ static const struct known known[] = {
     {"Cannot allocate memory", "ibv_reg", "memlock", "memory could not be registered", true},
     {"Call to ibv_reg", "Bad address", "peermem", "the NICs cannot reach GPU memory", true},
     {"ystem not yet initialized", NULL, "fabric-manager", "CUDA waits for the fabric manager", true},
+    {"WARN Cuda failure", "driver shutting down", NULL, "NCCL was still in use when the process ended", false},
     {"WARN Cuda failure", "out of memory", NULL, "GPU memory ran out", true},
     {"WARN Cuda failure", NULL, NULL, "a CUDA call failed", true},
     {"NVRM: Xid", NULL, "gpu-errors", "the driver reports an error of a GPU", false},
@@ -78,12 +79,8 @@ static const struct known known[] = {
      "mpirun has no slots for so many ranks", true},
     {"error while loading shared libraries", NULL, NULL, "a shared library is missing", true},
     {": can't open file ", "[Errno 2]", NULL, "the program of the test is not there", true},
-    {"python", ": No module named ", NULL, "a Python module is missing", true},
     {"could not select device driver", NULL, NULL, "the container runtime cannot give GPUs to containers", true},
     {"nvidia-container-cli: ", "error", NULL, "the container runtime cannot give GPUs to containers", true},
-    {"OCI runtime exec failed", NULL, NULL, "a command in a pod failed", true},
-    {"error: unable to upgrade connection", NULL, NULL, "a command in a pod failed", true},
-    {"Error from server (", NULL, NULL, "the API server refused a request of kubectl", true},
     {"Connection refused", "ssh", NULL, "ssh was refused", true},
     {"Could not resolve hostname", NULL, NULL, "a host name is unknown", true},
     {"Permission denied (publickey", NULL, NULL, "ssh did not accept the key", true},
@@ -142,6 +139,15 @@ static const struct known known[] = {
     {"epkit: error: ", NULL, NULL, "epkit reports an error", true},
 };
 
+static const struct known missing_module = {NULL, NULL, NULL, "a Python module is missing", true};
+
+/* Steps of a script around the tests, which may be repeated or clean up: fatal only if no test began. */
+static const struct known steps[] = {
+    {"OCI runtime exec failed", NULL, NULL, "a command in a pod failed", false},
+    {"error: unable to upgrade connection", NULL, NULL, "a command in a pod failed", false},
+    {"Error from server (", NULL, NULL, "the API server refused a request of kubectl", false},
+};
+
 /* Lines of a shell or an interpreter that hold nothing else, except a host name in front. */
 static const struct known words[] = {
     {"Killed", NULL, NULL, "a process was ended by a signal", true},
@@ -170,12 +176,44 @@ static const struct known *find_word(const char *line)
     return NULL;
 }
 
-/* Cheap test first: most lines contain no fault. */
-static const struct known *find(const char *line)
+/*
+ * "/usr/bin/python3: No module named deep_ep", by the interpreter itself. In the warnings of a program that goes on
+ * without the module, as torch does without NumPy, the name is quoted.
+ */
+static bool names_missing_module(const char *line)
 {
-    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
-        if (strstr(line, known[i].text) && (!known[i].also || strstr(line, known[i].also)))
-            return &known[i];
+    static const char phrase[] = ": No module named ", program[] = "python";
+    const char *end = strstr(line, phrase), *begin = end;
+
+    if (!end || (!isalnum((unsigned char)end[strlen(phrase)]) && end[strlen(phrase)] != '_'))
+        return false;
+    while (begin > line && (isdigit((unsigned char)begin[-1]) || begin[-1] == '.'))
+        begin--;
+    return (size_t)(begin - line) >= strlen(program) && lex_starts(begin - strlen(program), program);
+}
+
+/* Cheap test first: most lines contain no fault. */
+static const struct known *find_in(const struct known *rows, size_t n, const char *line)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strstr(line, rows[i].text) && (!rows[i].also || strstr(line, rows[i].also)))
+            return &rows[i];
+    return NULL;
+}
+
+static const struct known *find(const char *line, bool *ret_is_step)
+{
+    const struct known *fault = find_in(known, sizeof(known) / sizeof(known[0]), line);
+
+    *ret_is_step = false;
+    if (fault)
+        return fault;
+    fault = find_in(steps, sizeof(steps) / sizeof(steps[0]), line);
+    *ret_is_step = fault != NULL;
+    if (fault)
+        return fault;
+    if (names_missing_module(line))
+        return &missing_module;
     return find_word(line);
 }
 
@@ -242,10 +280,10 @@ static struct parse_run *latest(struct parser *parser)
 
 void fault_line(struct parser *parser, const char *line)
 {
-    const struct known *fault = is_ignored(parser, line) ? NULL : find(line);
+    bool is_loose = false, is_step = false;
+    const struct known *fault = is_ignored(parser, line) ? NULL : find(line, &is_step);
     struct parse_fault *entry;
     struct parse_run *run;
-    bool is_loose = false;
 
     if (!fault)
         return;
@@ -269,6 +307,7 @@ void fault_line(struct parser *parser, const char *line)
         .id = fault->id,
         .cause = fault->cause,
         .is_fatal = fault->is_fatal,
+        .is_fatal_alone = is_step,
         .is_loose = is_loose,
         .line_number = parser->line_number,
         .count = 1,

@@ -125,10 +125,11 @@ struct parse_totals parser_totals(const struct parser *parser);
 
 /* A line that names a known fault, from any program. */
 struct parse_fault {
-    const char *id;    /* ID of the doctor's check, or NULL */
-    const char *cause; /* sentence */
-    bool is_fatal;     /* the program cannot have succeeded */
-    bool is_loose;     /* one of its lines belongs to no run, so it makes no run fail */
+    const char *id;      /* ID of the doctor's check, or NULL */
+    const char *cause;   /* sentence */
+    bool is_fatal;       /* the program cannot have succeeded */
+    bool is_fatal_alone; /* so only if no test began */
+    bool is_loose;       /* one of its lines belongs to no run, so it makes no run fail */
     char line[PARSE_TEXT];
     char source[256];
     uint64_t line_number, count;

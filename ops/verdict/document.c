@@ -195,22 +195,35 @@ static void survey(struct context *context)
     }
 }
 
-static json_t *faults_document(const struct parser *parser, bool *ret_is_fatal)
+static bool is_fatal_here(const struct parser *parser, const struct parse_fault *fault)
+{
+    return fault->is_fatal || (fault->is_fatal_alone && parser_count(parser) == 0);
+}
+
+static json_t *faults_document(const struct parser *parser)
 {
     size_t n;
     const struct parse_fault *faults = parser_faults(parser, &n);
     json_t *array = json_array();
 
-    *ret_is_fatal = false;
-    for (size_t i = 0; i < n; i++) {
-        *ret_is_fatal |= faults[i].is_fatal;
+    for (size_t i = 0; i < n; i++)
         json_array_append_new(array,
                               json_pack("{s:s?, s:s, s:b, s:o, s:o, s:I, s:I}", "id", faults[i].id, "cause",
-                                        faults[i].cause, "fatal", faults[i].is_fatal, "text", text(faults[i].line),
-                                        "source", text(faults[i].source), "line", (json_int_t)faults[i].line_number,
-                                        "count", (json_int_t)faults[i].count));
-    }
+                                        faults[i].cause, "fatal", is_fatal_here(parser, &faults[i]), "text",
+                                        text(faults[i].line), "source", text(faults[i].source), "line",
+                                        (json_int_t)faults[i].line_number, "count", (json_int_t)faults[i].count));
     return array;
+}
+
+static const struct parse_fault *first_fatal(const struct parser *parser)
+{
+    size_t n;
+    const struct parse_fault *faults = parser_faults(parser, &n);
+
+    for (size_t i = 0; i < n; i++)
+        if (is_fatal_here(parser, &faults[i]))
+            return &faults[i];
+    return NULL;
 }
 
 static json_t *totals_document(const struct parser *parser)
@@ -245,13 +258,10 @@ static int weight(enum verdict_result result)
     return result == VERDICT_FAILED ? 3 : result == VERDICT_SLOW ? 2 : result == VERDICT_PASSED ? 1 : 0;
 }
 
-static json_t *overall(const int *counts, size_t n, const char *worst, const struct parser *parser, bool is_fatal)
+static json_t *overall(const int *counts, size_t n, const char *worst, const struct parse_fault *fatal)
 {
-    size_t n_faults;
-    const struct parse_fault *faults = parser_faults(parser, &n_faults);
-
-    if (n == 0 && is_fatal)
-        return json_sprintf("No test began: %s.", faults[0].cause);
+    if (n == 0 && fatal)
+        return json_sprintf("No test began: %s.", fatal->cause);
     if (n == 0)
         return json_string("Nothing was recognised: no line of DeepEP, nccl-tests, perftest or epkit.");
     if (n == 1)
@@ -270,7 +280,7 @@ json_t *verdict_make(const struct parser *parser, const struct reference *refere
     enum verdict_result result = VERDICT_NOTHING;
     int counts[4] = {0};
     char worst[SENTENCE] = "";
-    bool is_fatal;
+    const struct parse_fault *fatal;
 
     survey(&context);
     for (size_t i = 0; i < parser_count(parser); i++) {
@@ -287,10 +297,11 @@ json_t *verdict_make(const struct parser *parser, const struct reference *refere
         json_decref(verdict.causes);
         json_decref(verdict.notes);
     }
-    faults = faults_document(parser, &is_fatal);
-    if (result == VERDICT_NOTHING && is_fatal)
+    fatal = first_fatal(parser);
+    faults = faults_document(parser);
+    if (result == VERDICT_NOTHING && fatal)
         result = VERDICT_FAILED;
-    sentence = overall(counts, parser_count(parser), worst, parser, is_fatal);
+    sentence = overall(counts, parser_count(parser), worst, fatal);
     if (!sentence) /* bytes of the log that are not UTF-8 */
         sentence = text(worst);
     /* A launch that failed has failed, even if its logs contain nothing that is known. */

@@ -19,6 +19,7 @@ setup_file() {
 
 setup() {
     cd "$BATS_FILE_TMPDIR" || return 1
+    unset EPKIT_SSH EPKIT_SSH_PORT
 }
 
 # refused TEXT ARGUMENT...: exit code 2, nothing on standard output

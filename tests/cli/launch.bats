@@ -148,6 +148,19 @@ refused() {
     [[ "$output" == *"a: authentication: $closed"$'\n'* ]]
     after 'Authenticated to a ([10.0.0.1]:222) using "publickey".' 'debug1: Entering interactive session.' "$closed"
     [[ "$output" == *"a: command: $closed"* ]]
+    # What the shell wrote is not why; nor are the warnings of ssh.
+    after 'debug1: Entering interactive session.' 'bash: warning: setlocale: LC_ALL: cannot change locale' "$closed"
+    [[ "$output" == *"a: command: $closed"$'\n'* ]]
+    after "$denied" '** WARNING: connection is not using a post-quantum key exchange algorithm.' \
+        '** This session may be vulnerable to "store now, decrypt later" attacks.' \
+        '** The server may need to be upgraded. See https://openssh.com/pq.html' "$closed"
+    [[ "$output" == *"a: authentication: $closed; before that: $denied"* ]]
+    # A host that boots (pam_nologin) is tried again within --wait.
+    printf '#!/bin/sh\necho >>tries; [ "$(wc -l <tries)" -gt 2 ] && exec ./ssh "$@"\nexec ./ends\n' >boots
+    chmod +x boots
+    launch --ssh "$PWD/boots" --wait 60 --hosts a hostname
+    [ "$status" -eq 0 ]
+    [ "$(wc -l <tries)" -eq 3 ]
     # Without epkit's view of the steps.
     printf '#!/bin/sh\necho "%s" >&2; exit 255\n' "$closed" >ends
     launch --ssh "$PWD/ends" --hosts a hostname
@@ -165,8 +178,12 @@ refused() {
     for number in 0 3; do
         echo "exit $number" >ends
         launch --hosts a --source "$PWD/ends" true
-        [[ "$output" == *"sourcing scripts failed: epkit: $PWD/ends ended the shell with status $number: a script that is sourced ends with return"* ]]
+        [[ "$output" == *"sourcing scripts failed: epkit: $PWD/ends ended the shell with status $number; if it calls exit, use return"* ]]
     done
+    # Not only exit ends it; what the shell says of it comes first.
+    echo 'echo "${NOT_SET:?name the partition}"' >ends
+    launch --hosts a --source "$PWD/ends" true
+    [[ "$output" == *"NOT_SET: name the partition; epkit: $PWD/ends ended the shell with status "*"; if it calls exit, use return"* ]]
     echo 'return 3' >ends
     launch --hosts a --source "$PWD/ends" true
     [[ "$output" == *"sourcing scripts failed: epkit: $PWD/ends ended with status 3"$'\n'* ]]
@@ -177,6 +194,16 @@ refused() {
     printf 'BlockName=b2 Nodes=a,c\nBlockName=b1 Nodes=b\nBlockSizes=1,2\n' >topology.conf
     launch --hosts a,b,c --topology topology.conf -- sh -c 'echo $RANK'
     [ "$(grep -o '^[abc]: .' <<<"$output" | sort | xargs)" = "a: 1 b: 0 c: 2" ]
+}
+
+@test "what NICs of EFA moved is recorded, from the counters of their driver" {
+    unshare -rm true || skip "no user namespaces here"
+    mkdir -p sys/class/infiniband/rdmap0s6/ports/1/hw_counters
+    for counter in tx_bytes rx_bytes; do echo 1000 >"sys/class/infiniband/rdmap0s6/ports/1/hw_counters/$counter"; done
+    unshare -rm sh -c 'mount --bind sys /sys && exec "$@"' sh "$EPKIT" launch --ssh "$PWD/ssh" --checks skip --out run \
+        --hosts a -- sh -c 'echo 1007 >/sys/class/infiniband/rdmap0s6/ports/1/hw_counters/tx_bytes'
+    [ "$(jq -c '.hosts[0].nics' run/testbed-logs/run.json)" = \
+        '[{"device":"rdmap0s6","port":1,"tx_bytes":7,"rx_bytes":0}]' ]
 }
 
 @test "two names of one host are reported" {

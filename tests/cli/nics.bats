@@ -609,12 +609,36 @@ print("sent")'
     report -e '.devices[0] | .sent_gbs > 0 and .kind == "interface"'
 }
 
+@test "EFA counts its traffic in its driver, in bytes" {
+    machine 4
+    rm "$ROOT/sys/class/infiniband/"*/ports/1/counters/*
+    for i in 0 1 2 3; do
+        set_counters "mlx5_$i:1" hw_counters/tx_bytes 1000000000 hw_counters/rx_bytes 1000000000 \
+            hw_counters/tx_pkts 250000 hw_counters/rx_pkts 250000
+    done
+    run --separate-stderr epkit nics --from "$ROOT"
+    echo "$output"
+    [ "$status" -eq 0 ]
+    [[ "${lines[0]}" == *"4 of 4 NICs carried 8.0 GB since boot, evenly (spread 1.00)." ]]
+    [[ "$output" != *"could not be read"* && "$output" != *"could be read"* ]]
+    epkit nics --from "$ROOT" --json | tee "$BATS_TEST_TMPDIR/json" | valid nics
+    jq -e '.devices[3].total | .sent_bytes == 1000000000 and .received_packets == 250000' "$BATS_TEST_TMPDIR/json"
+    set_counters "mlx5_2:1" hw_counters/tx_bytes 0 hw_counters/rx_bytes 0
+    run --separate-stderr epkit nics --from "$ROOT"
+    [[ "${lines[0]}" == *"3 of 4 NICs carried the traffic since boot"* ]]
+    # Where a port has both, only one counts.
+    set_counters "mlx5_2:1" port_xmit_data 250000000 port_rcv_data 250000000 hw_counters/tx_bytes 1000000000 \
+        hw_counters/rx_bytes 1000000000
+    run --separate-stderr epkit nics --from "$ROOT"
+    [[ "${lines[0]}" == *"4 of 4 NICs carried 8.0 GB since boot, evenly (spread 1.00)." ]]
+}
+
 @test "devices without counters of bytes: not said to be idle, and left out of the balance" {
     machine 4
     for i in 0 1 2 3; do
         set_counters "mlx5_$i:1" port_xmit_data 1000000000 port_rcv_data 1000000000
     done
-    # As of EFA, and of some virtual functions.
+    # As of some virtual functions.
     rm "$ROOT/sys/class/infiniband/mlx5_2/ports/1/counters/"*
     run --separate-stderr epkit nics --from "$ROOT"
     echo "$output"

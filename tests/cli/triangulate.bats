@@ -154,6 +154,48 @@ END
     run epkit triangulate --hosts a,b,c,d --run "$BATS_TEST_TMPDIR/write c {hosts}"
     [ "$status" -eq 3 ]
     [[ "$output" == *"Slow: c. Found in"* ]]
+    # The documents mean the same when they are read again.
+    cd "$BATS_TEST_TMPDIR"
+    run -4 epkit triangulate --hosts a,b,c,d --run "$BATS_TEST_TMPDIR/write none {hosts}" --json
+    echo "$output" >runs.json
+    run -4 --separate-stderr epkit triangulate --from runs.json
+    [[ "$stderr" == *"no run whose figures could be compared"* ]]
+    run -3 epkit triangulate --hosts a,b,c,d --run "$BATS_TEST_TMPDIR/write c {hosts}" --json
+    echo "$output" >runs.json
+    run -3 epkit triangulate --from runs.json --json
+    jq -e '.result == "found" and .slow == ["c"]' <<<"$output"
+    # A file by hand, without "failed".
+    echo '{"runs": [{"hosts": ["a", "b"], "ratio": null}, {"hosts": ["a"], "ratio": 1}]}' >runs.json
+    run -3 epkit triangulate --from runs.json
+    [[ "$output" == "Slow: b,"* ]]
+}
+
+@test "each run says by itself whether its figures were compared, whatever others were" {
+    # Of a, figures of a machine that the log names; of c, figures of an unknown one; of e, none.
+    cat >"$BATS_TEST_TMPDIR/mixed" <<'END'
+#!/bin/sh
+case ",$1," in
+*,a,*) echo '# Collective test starting: all_reduce_perf'
+       for i in 0 1 2 3 4 5 6 7; do
+           echo "#  Rank  $i Group  0 Pid 1 on a device $i [0x1b] NVIDIA B200"
+           echo "#  Rank $((i + 8)) Group  0 Pid 1 on b device $i [0x1b] NVIDIA B200"
+       done
+       echo '17179869184 4294967296 float sum -1 47000 365 685 0 47000 365 685 0'
+       printf '# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 685\n' ;;
+*,c,*) printf ' #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n'
+       printf ' 65536      5000             390.12             388.71               0.741405\n' ;;
+*) for i in 1 2 3 4; do echo "[ $i/4] bf16 random, sync ... passed 1 ms"; done ;;
+esac
+END
+    chmod +x "$BATS_TEST_TMPDIR/mixed"
+    for hosts in a,b,c,d,e,f c,d,a,b,e,f e,f,c,d,a,b; do
+        run -0 --separate-stderr epkit triangulate --nodes 2 --hosts "$hosts" --json \
+            --run "$BATS_TEST_TMPDIR/mixed {hosts}"
+        echo "$hosts: $output" "$stderr"
+        valid triangulate <<<"$output"
+        jq -e 'def of(name): .runs[] | select((.hosts | length) == 2 and (.hosts | index(name)));
+            (of("a").ratio | type) == "number" and of("c").ratio == null and of("e").ratio == 1' <<<"$output"
+    done
 }
 
 @test "a command that measures nothing names no node" {

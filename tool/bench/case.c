@@ -49,6 +49,8 @@ ep_status bench_mirrors_status(const struct mirrors *mirrors)
 {
     if (mirrors->missing)
         return ep_fail(EP_E_MEMORY, "benchmark: no memory for a buffer of %zu bytes", mirrors->missing);
+    if (mirrors->status == EP_E_STATE && mirrors->n == MIRRORS_MAX)
+        return ep_fail(EP_E_STATE, "benchmark: more than %d buffers", MIRRORS_MAX);
     return mirrors->status;
 }
 

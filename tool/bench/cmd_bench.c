@@ -314,7 +314,7 @@ static int check_model(const struct cmd *cmd, const struct cmd_call *call, const
     return CMD_FINE;
 }
 
-/* Measures each group after the other. `load`: of the machine before the first rank was started, or null. */
+/* Measures each group after the other. Takes the load of the machine first, before its own ranks add to it. */
 static int measure(const struct cmd *cmd, const struct bench_options *options, const struct bench_request *request,
                    const struct ranks_spec *specs)
 {

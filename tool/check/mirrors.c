@@ -114,6 +114,8 @@ void mirrors_pull(struct mirrors *mirrors, void *host, size_t bytes)
 
 void mirrors_poison(struct mirrors *mirrors, void *host, size_t bytes)
 {
+    if (mirrors->status != EP_OK)
+        return;
     memset(host, mirrors->poison, bytes);
     if (copies(mirrors, bytes))
         mirrors_fail(mirrors, mirrors->ctx->memory->fill(mirrors->ctx, find(mirrors, host), mirrors->poison, bytes),

@@ -62,7 +62,7 @@ void ranks_emit(struct ranks_ctx *ctx, json_t *event)
 static const char *find_hint(const struct ranks_ctx *ctx, ep_status status)
 {
     if (status == EP_E_UNSUPPORTED && gpu_is_backend(ctx->spec->backend) && !gpu_is_built())
-        return "this epkit was built without the CUDA backend: select the host backend by EPKIT_BACKEND=host, or --backend host";
+        return "this epkit was built without the CUDA backend: select the host backend by EPKIT_BACKEND=host";
     return ep_status_hint(status);
 }
 
@@ -124,8 +124,7 @@ static int find_memory(struct ranks_ctx *ctx)
     if (gpu_load(&ctx->gpu) == EP_OK)
         return CMD_FINE;
     ranks_emit(ctx, ranks_problem_new(ctx->rank, "loading the CUDA backend",
-                                      "select the host backend by EPKIT_BACKEND=host, or --backend host", "%s",
-                                      ep_last_error()));
+                                      "select the host backend by EPKIT_BACKEND=host", "%s", ep_last_error()));
     return CMD_UNSUPPORTED;
 }
 

@@ -113,8 +113,10 @@ static bool has_measures(const json_t *document)
 /*
  * The lowest share of an expected figure in the output of a group's command; NAN with the reason. A test that passed
  * counts as fast if it has no figures, or if they have nothing to be compared with: so a node that fails is found.
+ * *ret_is_compared is false in the latter case.
  */
-static double ratio_of_output(struct live *live, const struct capture *capture, int n_nodes, char **ret_why)
+static double ratio_of_output(struct live *live, const struct capture *capture, int n_nodes, char **ret_why,
+                              bool *ret_is_compared)
 {
     struct verdict_options options = *live->wanted;
     struct parser *parser = parser_new();
@@ -123,6 +125,7 @@ static double ratio_of_output(struct live *live, const struct capture *capture, 
     json_t *document;
 
     *ret_why = NULL;
+    *ret_is_compared = true;
     if (capture->start_error || !parser) {
         *ret_why = strdup(strerror(capture->start_error ? capture->start_error : ENOMEM));
     } else if (capture->late) {
@@ -148,7 +151,8 @@ static double ratio_of_output(struct live *live, const struct capture *capture, 
             free(*ret_why);
             *ret_why = NULL;
             ratio = 1;
-            live->is_blind |= has_measures(document);
+            *ret_is_compared = !has_measures(document);
+            live->is_blind |= !*ret_is_compared;
         }
         json_decref(document);
     }
@@ -157,18 +161,18 @@ static double ratio_of_output(struct live *live, const struct capture *capture, 
     return ratio;
 }
 
-static void store_run(struct live *live, const char *names, double ratio, const char *why, const char *purpose)
+static void store_run(struct live *live, const char *names, double ratio, bool is_compared, const char *why,
+                      const char *purpose)
 {
     json_t *hosts = json_array();
-    bool is_compared = !isnan(ratio) && (live->has_ratio || !live->is_blind);
     char *copy = strdup(names), *rest;
 
     for (char *name = copy ? strtok_r(copy, ",", &rest) : NULL; name; name = strtok_r(NULL, ",", &rest))
         json_array_append_new(hosts, json_string(name));
     free(copy);
-    json_array_append_new(live->runs,
-                          json_pack("{s:o, s:o, s:s?, s:s}", "hosts", hosts, "ratio",
-                                    is_compared ? json_real(ratio) : json_null(), "failed", why, "purpose", purpose));
+    json_array_append_new(live->runs, json_pack("{s:o, s:o, s:s?, s:s}", "hosts", hosts, "ratio",
+                                                !isnan(ratio) && is_compared ? json_real(ratio) : json_null(), "failed",
+                                                why, "purpose", purpose));
     if (live->options->json)
         return;
     if (isnan(ratio))
@@ -226,10 +230,11 @@ static bool measure_round(struct live *live, struct triangulate *t, const struct
     for (int i = 0; i < round->n_groups; i++) {
         if (good) {
             char *why;
-            double ratio = ratio_of_output(live, &captures[i], round->sizes[i], &why);
+            bool is_compared;
+            double ratio = ratio_of_output(live, &captures[i], round->sizes[i], &why, &is_compared);
 
             triangulate_result(t, i, ratio);
-            store_run(live, commands[i].names, ratio, why, round->why);
+            store_run(live, commands[i].names, ratio, is_compared, why, round->why);
             free(why);
             capture_done(&captures[i]);
         }

@@ -14,6 +14,7 @@
 
 #define IDLE 0.1 /* of the others' mean: hardly any traffic */
 #define WEAK 0.6
+#define PASSED "passed" /* of a run without a ratio; not printed */
 
 /* Recorded runs: {"hosts": [...], "ratio": number or null, "nics": [{host, device, ...}], "source"}. */
 static void add_run(json_t *runs, const json_t *hosts, double ratio, const char *source)
@@ -140,6 +141,20 @@ static bool is_list_of_names(const json_t *hosts)
     return json_array_size(hosts) > 0;
 }
 
+/*
+ * A run in a file without a ratio has failed, unless its "failed" is null as well: then an earlier call measured it, it
+ * passed, and its figures had nothing to be compared with.
+ */
+static void add_run_in_file(json_t *runs, const json_t *run, const char *path)
+{
+    const json_t *ratio = json_object_get(run, "ratio");
+    bool has_passed = json_is_null(ratio) && json_is_null(json_object_get(run, "failed"));
+
+    add_run(runs, json_object_get(run, "hosts"), has_passed ? NAN : json_number_value(ratio), path);
+    if (has_passed)
+        json_object_set_new(json_array_get(runs, json_array_size(runs) - 1), PASSED, json_true());
+}
+
 static int add_file(const char *path, json_t *runs)
 {
     char error[200];
@@ -170,7 +185,7 @@ static int add_file(const char *path, json_t *runs)
             json_decref(document);
             return CMD_USAGE;
         }
-        add_run(runs, json_object_get(run, "hosts"), json_is_number(ratio) ? json_number_value(ratio) : 0, path);
+        add_run_in_file(runs, run, path);
     }
     json_decref(document);
     return CMD_FINE;
@@ -194,10 +209,25 @@ static int number_of(struct groups *groups, const char *name)
     return groups->n_names++;
 }
 
+static bool any_has_ratio(const json_t *runs)
+{
+    json_t *run;
+    size_t i;
+
+    json_array_foreach(runs, i, run)
+    {
+        if (json_is_number(json_object_get(run, "ratio")))
+            return true;
+    }
+    return false;
+}
+
+/* As in measured rounds, a run that only passed counts as fast beside others: so a node that fails is found. */
 static bool groups_make(const json_t *runs, double cut, struct groups *ret_groups)
 {
     size_t all = 0, n = json_array_size(runs), i, j;
     struct groups *groups = ret_groups;
+    bool has_ratio = any_has_ratio(runs);
     json_t *run, *host;
 
     json_array_foreach(runs, i, run)
@@ -214,7 +244,7 @@ static bool groups_make(const json_t *runs, double cut, struct groups *ret_group
     {
         const json_t *hosts = json_object_get(run, "hosts"), *ratio = json_object_get(run, "ratio");
 
-        if (!json_is_number(ratio) || json_array_size(hosts) == 0)
+        if ((!json_is_number(ratio) && !(has_ratio && json_object_get(run, PASSED))) || json_array_size(hosts) == 0)
             continue;
         groups->groups[groups->n] = calloc(json_array_size(hosts), sizeof(int));
         if (!groups->groups[groups->n])
@@ -224,7 +254,7 @@ static bool groups_make(const json_t *runs, double cut, struct groups *ret_group
             groups->groups[groups->n][j] = number_of(groups, json_string_value(host));
         }
         groups->sizes[groups->n] = (int)json_array_size(hosts);
-        groups->slow[groups->n++] = json_number_value(ratio) < cut;
+        groups->slow[groups->n++] = json_is_number(ratio) && json_number_value(ratio) < cut;
     }
     return true;
 }
@@ -282,7 +312,13 @@ static int conclude(const struct triangulate_call *options, const struct groups 
     json_t *document = out_document("triangulate"), *slow = json_array();
     bool is_proof = false, any_slow = false;
     char verdict[2048];
+    json_t *run;
+    size_t at;
 
+    json_array_foreach(runs, at, run)
+    {
+        json_object_del(run, PASSED);
+    }
     n = suspects ? triangulate_deduce(groups->n_names, groups->n, groups->groups, groups->sizes, groups->slow, suspects,
                                       &is_proof)
                  : 0;
