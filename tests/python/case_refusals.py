@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments that are of another kind, or do not fit each other: the exception names the argument, before anything is sent."""
+import array
 import contextlib
+import ctypes
 import functools
 import io
 import os
@@ -99,11 +101,17 @@ def native_kinds(rank, size):
         raises(epkit.ArgumentError, f"plan topk_idx and {next(iter(other))}", comm.plan, topk_idx, 2 * size, **other)
     raises(TypeError, "allgather_bytes int bytes", comm.allgather_bytes, 3)
     raises(TypeError, "allgather_bytes str bytes", comm.allgather_bytes, "abc")
-    assert comm.allgather_bytes(memoryview(b"ab")) == b"ab" * size
+    raises(TypeError, "allgather_bytes list bytes", comm.allgather_bytes, [1, 2])
+    pair = (ctypes.c_uint8 * 2)(97, 98)
+    for data in (memoryview(b"ab"), memoryview(b"a-b")[::2], bytearray(b"ab"), array.array("B", b"ab"), pair):
+        assert comm.allgather_bytes(data) == b"ab" * size
     raises(epkit.ArgumentError, "empty shape [-1, -2] negative", comm.empty, -1, -2)
     for wrong in (2.0, "3", None):
         raises(TypeError, "empty size integer", comm.empty, wrong)
     assert comm.empty(torch.tensor(3), True).shape == (3, 1) and comm.empty(torch.Size([2, 0])).shape == (2, 0)
+    for shape in (range(2, 4), torch.tensor([2, 3]), array.array("q", [2, 3]), (size for size in (2, 3))):
+        assert comm.empty(shape).shape == (2, 3)
+    assert comm.empty(torch.tensor(3)).shape == (3,) and comm.empty(()).shape == ()
     rows = comm.low_latency(8, H, 2 * size, 2)
     y = rows.dispatch(x, topk_idx).x
     raises(epkit.ArgumentError, "low_latency_combine call -1", rows.combine, y, topk_idx, weights, call=-1)
