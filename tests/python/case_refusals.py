@@ -114,6 +114,11 @@ def native_kinds(rank, size):
     assert comm.empty(torch.tensor(3)).shape == (3,) and comm.empty(()).shape == ()
     rows = comm.low_latency(8, H, 2 * size, 2)
     y = rows.dispatch(x, topk_idx).x
+    error = raises(TypeError, "recv_stats", rows.dispatch, x, topk_idx, recv_stats="3")
+    assert str(error) == "low_latency_dispatch: recv_stats is a str, must be a tensor with data in memory", error
+    for value, name in (("2", "str"), (None, "NoneType"), (2.5, "float")):
+        error = raises(TypeError, "alloc", comm._native.alloc, value)
+        assert str(error) == f"alloc: bytes is a {name}, must be an integer", error
     raises(epkit.ArgumentError, "low_latency_combine call -1", rows.combine, y, topk_idx, weights, call=-1)
     comm.barrier()
 
