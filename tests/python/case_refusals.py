@@ -38,9 +38,18 @@ def kinds(rank, size):
     raises(TypeError, "num_experts NoneType integer", send, x, topk_idx, 8, None)
     for most in (0, -1):
         raises(bad, f"num_max_dispatch_tokens_per_rank {most}", send, x[:0], topk_idx[:0], most, experts)
-    raises(TypeError, "wait_cost list", functools.partial(send, dispatch_wait_recv_cost_stats=[0, 0]), x, topk_idx, 8, experts)
+    raises(TypeError, "low_latency_dispatch dispatch_wait_recv_cost_stats list", functools.partial(
+        send, dispatch_wait_recv_cost_stats=[0, 0]), x, topk_idx, 8, experts)
+    for stats, words in ((torch.zeros(2, dtype=torch.int64), "int64"), (torch.zeros(3, dtype=torch.int32), "[3]"),
+                         (torch.zeros(4, dtype=torch.int32)[::2], "strides [2]")):
+        raises(bad, f"low_latency_dispatch cumulative_local_expert_recv_stats {words}", send, x, topk_idx, 8, experts, stats)
+    raises(TypeError, "cumulative_local_expert_recv_stats list", send, x, topk_idx, 8, experts, [0, 0])
+    raises(bad, "dispatch_wait_recv_cost_stats int32", functools.partial(
+        send, dispatch_wait_recv_cost_stats=torch.zeros(size, dtype=torch.int32)), x, topk_idx, 8, experts)
     rows, _, handle, _, _ = send(x, topk_idx, 8, experts, use_fp8=False)
     raises(TypeError, "low_latency_combine topk_idx NoneType", buffer.low_latency_combine, rows, None, weights, handle)
+    raises(bad, "low_latency_combine combine_wait_recv_cost_stats [3]", functools.partial(
+        buffer.low_latency_combine, combine_wait_recv_cost_stats=torch.zeros(3, dtype=torch.int64)), rows, topk_idx, weights, handle)
     raises(TypeError, "layout topk_idx NoneType", buffer.get_dispatch_layout, None, experts)
     raises(TypeError, "layout num_experts NoneType", buffer.get_dispatch_layout, topk_idx, None)
     raises(TypeError, "get_local_buffer_tensor dtype NoneType", buffer.get_local_buffer_tensor, None)
