@@ -110,7 +110,8 @@ struct ep_group_state {
     _Atomic uint64_t probed_ns; /* when it last probed its peers while waiting; by the clock of the host of a copy */
     _Atomic uint32_t left;      /* ep_comm_free was called */
     _Atomic uint32_t aborts;    /* calls of ep_comm_abort, also after a failure: wakes a shrink */
-    _Atomic uint32_t aborts_before; /* 1 + aborts before its last shrink began; 0: none since the last abort */
+    _Atomic uint32_t aborts_before; /* 1 + aborts before its last shrink began; 0: none. In a copy also 0 if it has
+                                     * aborted since then. */
     _Atomic uint32_t confirmation;  /* of the group that a shrink creates over control links: enum ep_group_confirm */
     _Atomic uint64_t reason_for;    /* the failure that it has set with this reason; 0: none */
     char reason[EP_GROUP_REASON_BYTES];

@@ -213,13 +213,16 @@ static void describe_flags(int64_t value, char ret_text[VALUE_TEXT])
     } flags[] = {{"EP_PLAN_EXPANDED", EP_PLAN_EXPANDED},
                  {"EP_PLAN_ZERO_PADDING", EP_PLAN_ZERO_PADDING},
                  {"EP_LL_MASK_DEAD", EP_LL_MASK_DEAD}};
+    int64_t unnamed = value;
     size_t used = 0;
 
-    snprintf(ret_text, VALUE_TEXT, "%lld", (long long)value);
     for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++) {
         if (value & flags[i].flag)
             used += (size_t)snprintf(ret_text + used, VALUE_TEXT - used, "%s%s", used ? " | " : "", flags[i].name);
+        unnamed &= ~flags[i].flag;
     }
+    if (!used || unnamed)
+        snprintf(ret_text, VALUE_TEXT, "%lld", (long long)value);
 }
 
 /* A value of a field as texts show it: element types and flags by name. */

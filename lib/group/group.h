@@ -78,7 +78,7 @@ struct ep_group_allocation {
 struct ep_group_remote {
     struct ep_group_state state;
     _Atomic uint64_t heard_ns; /* of a rail peer: when its last heartbeat arrived */
-    _Atomic uint32_t lost;     /* it has died, or a connection to it has ended without a leave message */
+    _Atomic uint32_t lost;     /* it has died, or a connection to it has ended before it said that it leaves */
     _Atomic uint32_t silent;   /* a rail peer: its host does not answer, or did not when its control link ended */
     /* A connection to it ended, but its process did not close it: the control link of a rail peer, or one of low
      * latency. Written before `lost`. */
@@ -367,10 +367,10 @@ uint64_t ep_group_get_failure(const struct ep_group *group);
 
 /*
  * link.c: a thread that serves the control links to the rail peers: heartbeats with the state of all ranks of the node,
- * failures, leave messages. open takes the sockets of the network.
+ * and failures. open takes the sockets of the network.
  */
 ep_status ep_group_link_open(struct ep_group *group);
-/* Sends a leave message if this rank has left the group. */
+/* Sends the state a last time: the peers learn whether this rank has left the group. */
 void ep_group_link_close(struct ep_group *group);
 /* For a group that is freed; NULL is allowed. */
 void ep_group_refusal_free(struct ep_group_refusal *refusal);

@@ -32,7 +32,7 @@
 #define HEARTBEATS 10
 #define HEARTBEAT_MIN_MS 10
 #define HEARTBEAT_MAX_MS 1000
-/* Time for a leave message to be sent. */
+/* Time for the last state to be sent. */
 #define LEAVE_MS 200
 /* The same for a failure. A peer that does not read has no room for it only if its buffers are full. */
 #define FAILURE_MS 100

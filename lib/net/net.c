@@ -47,12 +47,16 @@ ep_status ep_net_new(const struct ep_net_ops *ops, size_t bytes, const struct ep
 
 ep_status ep_net_opened(ep_status status, struct ep_net **ret_net)
 {
+    char text[EP_ERROR_TEXT_BYTES];
+
     if (status == EP_OK)
         return EP_OK;
+    /* What is freed may fail as a consequence, with a text of its own. */
+    snprintf(text, sizeof(text), "%s", ep_last_error());
     (*ret_net)->abandoned = true;
     (*ret_net)->ops->free(*ret_net);
     *ret_net = NULL;
-    return status;
+    return ep_fail(status, "%s", text);
 }
 
 /* --- introductions --- */

@@ -105,13 +105,14 @@ void ep_net_tcp_free(struct ep_net *net)
     struct tcp_net *t = tcp_of(net);
 
     /*
-     * An abandoned endpoint sends BYE too, so that its peers do not report this rank as dead. But its queued puts are
-     * discarded: their sources may have been freed.
+     * An abandoned or broken endpoint sends BYE too, so that its peers do not report this rank as dead: damage in what
+     * one peer has sent breaks it as well. But its queued puts are discarded: their sources may have been freed.
      */
+    net->abandoned |= net->broken != EP_OK;
     for (int i = 0; net->abandoned && t->conns && i < t->n; i++)
         if (tcp_conn_has_output(&t->conns[i]))
             tcp_conn_discard_output(&t->conns[i]);
-    if (t->conns && net->broken == EP_OK)
+    if (t->conns)
         send_bye(t, drain_ms(t));
     for (int i = 0; t->conns && i < t->n; i++)
         if (t->conns[i].fd >= 0)

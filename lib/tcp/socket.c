@@ -424,16 +424,29 @@ static void put_first(const struct ifaddrs *list, const char *wanted, const stru
     addresses[0].port = 0;
 }
 
+static bool is_up_with_address(const struct ifaddrs *entry)
+{
+    struct tcp_address address;
+
+    return (entry->ifa_flags & IFF_UP) && entry->ifa_addr && from_socket(entry->ifa_addr, &address);
+}
+
+/* An interface is in the list once for each of its addresses. */
+static bool is_listed_before(const struct ifaddrs *list, const struct ifaddrs *entry)
+{
+    while (list != entry && !(is_up_with_address(list) && strcmp(list->ifa_name, entry->ifa_name) == 0))
+        list = list->ifa_next;
+    return list != entry;
+}
+
 /* No interface is wanted: names those that could be. Frees the list. */
 static ep_status fail_interfaces(struct ifaddrs *list, const char *wanted)
 {
     char have[128] = "none";
     size_t used = 0;
-    struct tcp_address address;
 
     for (const struct ifaddrs *entry = list; entry && used < sizeof(have); entry = entry->ifa_next)
-        if ((entry->ifa_flags & IFF_UP) && entry->ifa_addr && from_socket(entry->ifa_addr, &address) &&
-            !(used && strstr(have, entry->ifa_name)))
+        if (is_up_with_address(entry) && !is_listed_before(list, entry))
             used += (size_t)snprintf(have + used, sizeof(have) - used, "%s%s", used ? ", " : "", entry->ifa_name);
     freeifaddrs(list);
     if (!wanted)

@@ -161,8 +161,10 @@ class LowLatencyCalls(OfThisProcess):
             raise epkit.ArgumentError(f"low_latency_dispatch: num_max_dispatch_tokens_per_rank is {most}, must be 1 or more")
         if x.shape[0] > most:
             raise epkit.ArgumentError(f"low_latency_dispatch: x has {x.shape[0]} tokens, num_max_dispatch_tokens_per_rank is {most}")
-        wait_cost = self._own_row(dispatch_wait_recv_cost_stats, "low_latency_dispatch")
+        wait_cost = self._own_row(dispatch_wait_recv_cost_stats, "low_latency_dispatch", "dispatch_wait_recv_cost_stats")
         object_ = self._object(most, x.shape[-1], num_experts, topk_idx.shape[-1])
+        self._check_sums(cumulative_local_expert_recv_stats, "low_latency_dispatch", "cumulative_local_expert_recv_stats",
+                         torch.int32, object_.num_local)
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
         x, topk_idx = order.input(x), order.input(topk_idx)  # copies come before the first access to the communication stream
         self._begin_call(object_, order.stream)
@@ -175,13 +177,24 @@ class LowLatencyCalls(OfThisProcess):
         event = order.done(async_finish, (x, topk_idx, out, rows.count, handle, cumulative_local_expert_recv_stats))
         return out, rows.count, handle, event, self._hook(object_, rows.finish)
 
-    def _own_row(self, stats: Optional[torch.Tensor], call: str) -> Optional[torch.Tensor]:
-        if not isinstance(stats, torch.Tensor) or stats.dim() != 2:
-            return stats
-        if stats.shape[0] != self.group_size:
-            raise epkit.ArgumentError(f"{call}: wait_recv_cost_stats: shape is {list(stats.shape)}, must be [{self.group_size}] or "
-                                      f"[{self.group_size}, {self.group_size}]")
-        return stats[self.rank]
+    def _check_sums(self, sums: Optional[torch.Tensor], call: str, name: str, dtype: torch.dtype, size: int) -> None:
+        """What the call adds to: here, because epkit's call has another name for it."""
+        if sums is None:
+            return
+        want_tensor(sums, call, name)
+        device = self._comm.device.type
+        if sums.dtype != dtype or list(sums.shape) != [size] or sums.device.type != device or not sums.is_contiguous():
+            raise epkit.ArgumentError(f"{call}: {name}: shape is {list(sums.shape)} of {sums.dtype} on {sums.device}, strides "
+                                      f"{list(sums.stride())}, must be [{size}] of {dtype} on {device}, contiguous")
+
+    def _own_row(self, stats: Optional[torch.Tensor], call: str, name: str) -> Optional[torch.Tensor]:
+        if isinstance(stats, torch.Tensor) and stats.dim() == 2:
+            if stats.shape[0] != self.group_size:
+                raise epkit.ArgumentError(f"{call}: {name}: shape is {list(stats.shape)}, must be [{self.group_size}] or "
+                                          f"[{self.group_size}, {self.group_size}]")
+            stats = stats[self.rank]
+        self._check_sums(stats, call, name, torch.int64, self.group_size)
+        return stats
 
     def _low_latency_of(self, handle: Any, call: str) -> Tuple[epkit.LowLatency, _Call]:
         known = getattr(handle, "behind", None) or _origin_of(handle, 5)
@@ -221,7 +234,7 @@ class LowLatencyCalls(OfThisProcess):
         if async_finish and return_recv_hook:
             raise AssertionError("low_latency_combine: async_finish and return_recv_hook exclude each other")
         one, known = self._low_latency_of(handle, "low_latency_combine")
-        wait_cost = self._own_row(combine_wait_recv_cost_stats, "low_latency_combine")
+        wait_cost = self._own_row(combine_wait_recv_cost_stats, "low_latency_combine", "combine_wait_recv_cost_stats")
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
         x = one.combine_buffer(known.most) if zero_copy else order.input(x)
         topk_idx, topk_weights = order.input(topk_idx), order.input(topk_weights)

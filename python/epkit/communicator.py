@@ -217,10 +217,15 @@ class Communicator(OfThisProcess):
         self._native.sync(stream_pointer(self.is_cuda, self.device, stream) or 0)
 
     def allgather_bytes(self, data: bytes) -> bytes:
-        """`bytes` of every rank, in rank order, as one `bytes`. The same length on all ranks, at most 4096 each."""
-        if not isinstance(data, (bytes, bytearray, memoryview)):
-            raise TypeError(f"allgather_bytes: data is a {type(data).__name__}, must be bytes")
-        return self._native.allgather(bytes(data))
+        """`bytes` of every rank, in rank order, as one `bytes`. The same length on all ranks, at most 4096 each.
+
+        Also of anything else with a buffer: array.array, numpy arrays.
+        """
+        try:
+            view = memoryview(data)  # bytes() would take a number for a length
+        except TypeError:
+            raise TypeError(f"allgather_bytes: data is a {type(data).__name__}, must be bytes, or have a buffer") from None
+        return self._native.allgather(view.tobytes())
 
     def abort(self) -> None:
         """Wakes every wait of every rank of this host: they raise GroupError naming this rank. Any thread."""
@@ -313,7 +318,10 @@ class Communicator(OfThisProcess):
         """
         if not isinstance(dtype, torch.dtype):
             raise TypeError(f"empty: dtype is a {type(dtype).__name__}, must be a torch.dtype")
-        given: Tuple[Any, ...] = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        given: Tuple[Any, ...] = shape
+        if len(shape) == 1:
+            with contextlib.suppress(TypeError):  # one size, which may be a tensor without dimensions
+                given = tuple(given[0])
         sizes = tuple(want_integer(size, "empty", "size") for size in given)
         count = 1
         for size in sizes:

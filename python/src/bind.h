@@ -73,6 +73,8 @@ PyObject *raise_status(ep_status status); /* of a call of this thread that has j
 PyObject *result_of(ep_status status);    /* None, or that */
 PyObject *raise_arg(const char *format, ...) __attribute__((format(printf, 1, 2)));   /* EP_E_ARG */
 PyObject *raise_state(const char *format, ...) __attribute__((format(printf, 1, 2))); /* EP_E_STATE */
+/* TypeError, with the type of the argument alone: to print a tensor would read it. */
+void raise_kind(const char *call, const char *name, PyObject *value, const char *wanted);
 ep_status status_of_exception(void); /* of the exception that is set; it stays set */
 
 /* memory.c: the library's side of a communicator. */

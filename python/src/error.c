@@ -119,6 +119,15 @@ PyObject *raise_state(const char *format, ...)
     return NULL;
 }
 
+void raise_kind(const char *call, const char *name, PyObject *value, const char *wanted)
+{
+    PyObject *type = PyObject_GetAttrString((PyObject *)Py_TYPE(value), "__name__");
+
+    if (type)
+        PyErr_Format(PyExc_TypeError, "%s: %s is a %S, must be %s", call, name, type, wanted);
+    Py_XDECREF(type);
+}
+
 ep_status status_of_exception(void)
 {
     PyObject *type, *value, *trace, *number;

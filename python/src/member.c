@@ -222,12 +222,10 @@ int64_t want_int(PyObject *value, const char *call, const char *name, bool *ret_
 
     if (number == -1 && PyErr_Occurred()) {
         PyErr_Clear();
-        /* Of anything else the type alone: to print a tensor would read it. */
         if (PyLong_Check(value))
             PyErr_Format(PyExc_TypeError, "%s: %s: %R is no integer of 64 bits", call, name, value);
         else
-            PyErr_Format(PyExc_TypeError, "%s: %s: is a %R, must be an integer", call, name,
-                         (PyObject *)Py_TYPE(value));
+            raise_kind(call, name, value, "an integer");
         *ret_ok = false;
     }
     return number;

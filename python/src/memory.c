@@ -106,11 +106,13 @@ PyObject *clear_memory(PyObject *module, PyObject *args)
     memory = (char *)(uintptr_t)address;
     head = (page - (size_t)address % page) % page;
     whole = bytes > head ? ((size_t)bytes - head) / page * page : 0;
+    Py_BEGIN_ALLOW_THREADS; /* gigabytes take a while */
     if (whole && return_pages(memory + head, whole)) {
         memset(memory, 0, head);
         memset(memory + head + whole, 0, (size_t)bytes - head - whole);
     } else {
         memset(memory, 0, (size_t)bytes);
     }
+    Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
 }

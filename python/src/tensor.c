@@ -309,8 +309,7 @@ bool tensor_get(PyObject *object, const struct want *want, struct place place, s
     table = table_of(Py_TYPE(object));
     if (!(table && read_table(table, object, ret_tensor)) && !read_attributes(object, ret_tensor)) {
         PyErr_Clear();
-        PyErr_Format(PyExc_TypeError, "%s: %s: %R is no tensor with data in memory", want->call, want->name,
-                     (PyObject *)Py_TYPE(object));
+        raise_kind(want->call, want->name, object, "a tensor with data in memory");
         return false;
     }
     if (!(want->types & 1u << ret_tensor->type) || ret_tensor->type == TYPE_OTHER)

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package epkit: random shapes against a reference, symmetric memory, fixed capacity, shrinking, torch.compile."""
+import ctypes
+import mmap
 import os
 import random
+import threading
+import time
 
 import epkit
 import torch
@@ -504,6 +508,33 @@ def sparse(rank, size):
     assert rows.count[0] == own and int(torch.count_nonzero(rows.x)) == own * 7168
     assert int(torch.count_nonzero(fixed)) == 2 * own * 7168
     comm.barrier()
+
+
+def other_threads_run():
+    """Whether another thread runs while shared memory, of which all pages are written, is cleared."""
+    count, times, ended = 64 << 20, [], threading.Event()
+
+    def record():
+        while not ended.is_set():
+            times.append(time.perf_counter())
+            time.sleep(0.0002)
+
+    with mmap.mmap(-1, count) as memory:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        thread = threading.Thread(target=record)
+        thread.start()
+        while not times:
+            time.sleep(0.001)
+        begin = time.perf_counter()
+        epkit._native._C.clear(address, count)
+        took = time.perf_counter() - begin
+        ended.set()
+        thread.join()
+    return any(begin + took / 4 < at < begin + took * 3 / 4 for at in times)
+
+
+def test_clearing_memory_lets_other_threads_run():
+    assert any(other_threads_run() for _ in range(20)), "none ran"
 
 
 def test_worst_cases_take_little_memory():

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments that are of another kind, or do not fit each other: the exception names the argument, before anything is sent."""
+import array
 import contextlib
+import ctypes
 import functools
 import io
 import os
@@ -36,9 +38,18 @@ def kinds(rank, size):
     raises(TypeError, "num_experts NoneType integer", send, x, topk_idx, 8, None)
     for most in (0, -1):
         raises(bad, f"num_max_dispatch_tokens_per_rank {most}", send, x[:0], topk_idx[:0], most, experts)
-    raises(TypeError, "wait_cost list", functools.partial(send, dispatch_wait_recv_cost_stats=[0, 0]), x, topk_idx, 8, experts)
+    raises(TypeError, "low_latency_dispatch dispatch_wait_recv_cost_stats list", functools.partial(
+        send, dispatch_wait_recv_cost_stats=[0, 0]), x, topk_idx, 8, experts)
+    for stats, words in ((torch.zeros(2, dtype=torch.int64), "int64"), (torch.zeros(3, dtype=torch.int32), "[3]"),
+                         (torch.zeros(4, dtype=torch.int32)[::2], "strides [2]")):
+        raises(bad, f"low_latency_dispatch cumulative_local_expert_recv_stats {words}", send, x, topk_idx, 8, experts, stats)
+    raises(TypeError, "cumulative_local_expert_recv_stats list", send, x, topk_idx, 8, experts, [0, 0])
+    raises(bad, "dispatch_wait_recv_cost_stats int32", functools.partial(
+        send, dispatch_wait_recv_cost_stats=torch.zeros(size, dtype=torch.int32)), x, topk_idx, 8, experts)
     rows, _, handle, _, _ = send(x, topk_idx, 8, experts, use_fp8=False)
     raises(TypeError, "low_latency_combine topk_idx NoneType", buffer.low_latency_combine, rows, None, weights, handle)
+    raises(bad, "low_latency_combine combine_wait_recv_cost_stats [3]", functools.partial(
+        buffer.low_latency_combine, combine_wait_recv_cost_stats=torch.zeros(3, dtype=torch.int64)), rows, topk_idx, weights, handle)
     raises(TypeError, "layout topk_idx NoneType", buffer.get_dispatch_layout, None, experts)
     raises(TypeError, "layout num_experts NoneType", buffer.get_dispatch_layout, topk_idx, None)
     raises(TypeError, "get_local_buffer_tensor dtype NoneType", buffer.get_local_buffer_tensor, None)
@@ -99,13 +110,24 @@ def native_kinds(rank, size):
         raises(epkit.ArgumentError, f"plan topk_idx and {next(iter(other))}", comm.plan, topk_idx, 2 * size, **other)
     raises(TypeError, "allgather_bytes int bytes", comm.allgather_bytes, 3)
     raises(TypeError, "allgather_bytes str bytes", comm.allgather_bytes, "abc")
-    assert comm.allgather_bytes(memoryview(b"ab")) == b"ab" * size
+    raises(TypeError, "allgather_bytes list bytes", comm.allgather_bytes, [1, 2])
+    pair = (ctypes.c_uint8 * 2)(97, 98)
+    for data in (memoryview(b"ab"), memoryview(b"a-b")[::2], bytearray(b"ab"), array.array("B", b"ab"), pair):
+        assert comm.allgather_bytes(data) == b"ab" * size
     raises(epkit.ArgumentError, "empty shape [-1, -2] negative", comm.empty, -1, -2)
     for wrong in (2.0, "3", None):
         raises(TypeError, "empty size integer", comm.empty, wrong)
     assert comm.empty(torch.tensor(3), True).shape == (3, 1) and comm.empty(torch.Size([2, 0])).shape == (2, 0)
+    for shape in (range(2, 4), torch.tensor([2, 3]), array.array("q", [2, 3]), (size for size in (2, 3))):
+        assert comm.empty(shape).shape == (2, 3)
+    assert comm.empty(torch.tensor(3)).shape == (3,) and comm.empty(()).shape == ()
     rows = comm.low_latency(8, H, 2 * size, 2)
     y = rows.dispatch(x, topk_idx).x
+    error = raises(TypeError, "recv_stats", rows.dispatch, x, topk_idx, recv_stats="3")
+    assert str(error) == "low_latency_dispatch: recv_stats is a str, must be a tensor with data in memory", error
+    for value, name in (("2", "str"), (None, "NoneType"), (2.5, "float")):
+        error = raises(TypeError, "alloc", comm._native.alloc, value)
+        assert str(error) == f"alloc: bytes is a {name}, must be an integer", error
     raises(epkit.ArgumentError, "low_latency_combine call -1", rows.combine, y, topk_idx, weights, call=-1)
     comm.barrier()
 

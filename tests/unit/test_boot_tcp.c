@@ -4,6 +4,9 @@
 #include "tcp/star.h"
 
 #include <epkit/epkit.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -29,6 +32,28 @@ struct rank {
     int ranks_per_node;
     char text[EP_ERROR_TEXT_BYTES];
 };
+
+/* Instead of those of this machine, if it is not NULL. */
+static struct ifaddrs *fake_interfaces;
+
+int __real_getifaddrs(struct ifaddrs **ret_list);
+int __wrap_getifaddrs(struct ifaddrs **ret_list);
+void __real_freeifaddrs(struct ifaddrs *list);
+void __wrap_freeifaddrs(struct ifaddrs *list);
+
+int __wrap_getifaddrs(struct ifaddrs **ret_list)
+{
+    if (!fake_interfaces)
+        return __real_getifaddrs(ret_list);
+    *ret_list = fake_interfaces;
+    return 0;
+}
+
+void __wrap_freeifaddrs(struct ifaddrs *list)
+{
+    if (list != fake_interfaces)
+        __real_freeifaddrs(list);
+}
 
 /* A port that was free just now. */
 static uint16_t free_port(void)
@@ -1062,6 +1087,37 @@ static void test_interface_that_is_not_there(void **state)
     assert_null(strstr(ep_last_error(), "has none"));
 }
 
+/* Those of a machine whose first name is part of another one, each once although it has several addresses. */
+static void test_names_of_interfaces(void **state)
+{
+    static struct sockaddr_in four = {.sin_family = AF_INET};
+    static struct sockaddr packet = {.sa_family = AF_PACKET};
+    static char names[][8] = {"eth10", "eth1", "eth2", "eth3"};
+    struct ifaddrs list[] = {
+        {.ifa_name = names[0], .ifa_flags = IFF_UP, .ifa_addr = &packet},
+        {.ifa_name = names[1], .ifa_flags = IFF_UP, .ifa_addr = &packet},
+        {.ifa_name = names[2], .ifa_flags = IFF_UP, .ifa_addr = &packet}, /* has no address */
+        {.ifa_name = names[3], .ifa_addr = (struct sockaddr *)&four},     /* is down */
+        {.ifa_name = names[0], .ifa_flags = IFF_UP, .ifa_addr = (struct sockaddr *)&four},
+        {.ifa_name = names[1], .ifa_flags = IFF_UP, .ifa_addr = (struct sockaddr *)&four},
+        {.ifa_name = names[0], .ifa_flags = IFF_UP, .ifa_addr = (struct sockaddr *)&four},
+        {.ifa_name = names[1], .ifa_flags = IFF_UP, .ifa_addr = (struct sockaddr *)&four},
+    };
+    struct tcp_address found[TCP_ADDRESSES];
+    const char *have;
+    int n;
+
+    (void)state;
+    for (size_t i = 0; i + 1 < sizeof(list) / sizeof(list[0]); i++)
+        list[i].ifa_next = &list[i + 1];
+    fake_interfaces = list;
+    assert_int_equal(tcp_find_interfaces("ib0", NULL, found, &n), EP_E_ARG);
+    fake_interfaces = NULL;
+    have = strstr(ep_last_error(), "this host has ");
+    assert_non_null(have);
+    assert_string_equal(have, "this host has eth10, eth1");
+}
+
 /* Rejected by the rank itself, before it contacts another one. 203.0.113.0/24 is reserved for documentation (RFC 5737).
  */
 static void test_address_of_another_host(void **state)
@@ -1112,6 +1168,7 @@ int main(void)
         cmocka_unit_test(test_endpoints),
         cmocka_unit_test(test_all_but_some_interfaces),
         cmocka_unit_test(test_interface_that_is_not_there),
+        cmocka_unit_test(test_names_of_interfaces),
         cmocka_unit_test(test_address_of_another_host),
         cmocka_unit_test(test_gather),
         cmocka_unit_test(test_ranks_per_node),

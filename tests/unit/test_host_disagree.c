@@ -3,6 +3,7 @@
  * Two ranks that pass different arguments to a collective call, or are in different calls: both get EP_E_MISMATCH with
  * the field by its public name, both ranks and both values, on one node and on two. Ranks are threads.
  */
+#include "group/group.h"
 #include "testing/launch.h"
 
 #include <epkit/epkit.h>
@@ -336,12 +337,32 @@ static void ranks_of_two_nodes_get_them_as_well(void **state)
     run_scenarios(deviate_on_two_nodes);
 }
 
+/* By name, if all of them have one: the text shows two ranks that differ in an unnamed one, as another version may. */
+static void flags_are_shown_completely(void **state)
+{
+    static const struct {
+        int64_t flags;
+        const char *text;
+    } cases[] = {{0, " is 0 on"},
+                 {EP_PLAN_EXPANDED, " is EP_PLAN_EXPANDED on"},
+                 {EP_PLAN_EXPANDED | EP_PLAN_ZERO_PADDING, " is EP_PLAN_EXPANDED | EP_PLAN_ZERO_PADDING on"},
+                 {EP_LL_MASK_DEAD | 1 << 20, " is 1048832 on"},
+                 {1 << 20, " is 1048576 on"}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        assert_int_equal(ep_group_fail_disagree("", "flags", cases[i].flags, 0, 0, 1), EP_E_MISMATCH);
+        assert_non_null(strstr(ep_last_error(), cases[i].text));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(both_ranks_get_the_field_and_the_values),
         cmocka_unit_test(ranks_of_two_nodes_get_them_as_well),
         cmocka_unit_test(a_late_rank_is_named_with_what_it_waits_for),
+        cmocka_unit_test(flags_are_shown_completely),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -15,6 +15,9 @@
 
 #include <cmocka.h>
 
+/* Longer than an engine waits for the reason of a connection that has ended without a goodbye. */
+#define CUT_US 1500000
+
 struct rank_task {
     pthread_t thread;
     ep_boot boot;
@@ -456,6 +459,32 @@ static void test_damaged_ring(void **state)
     }
 }
 
+/* The rank that finds the damage frees its endpoint: it has not died, so its peer continues. */
+static void test_damage_is_no_death(void **state)
+{
+    struct opening pair[2];
+    uint64_t deadline_ns = ep_deadline_ns(60000);
+    unsigned char head[64] = {0}, *message;
+    bool moved;
+    size_t bytes;
+
+    (void)state;
+    open_pair(pair, 4096);
+    assert_true(ep_stream_send(pair[0].streams, 1, 0, head, sizeof(head), NULL, 0));
+    assert_true(ep_streams_flushed(pair[0].streams));
+    message = (unsigned char *)await_message(pair[1].streams, 0, 0, &bytes);
+    assert_non_null(message);
+    message[-16] ^= 0xff; /* of its header */
+    assert_null(ep_stream_peek(pair[1].streams, 0, 0, &bytes));
+    ep_streams_free(pair[1].streams);
+    while (!ep_streams_ended(pair[0].streams, 1) && ep_now_ns() < deadline_ns)
+        assert_int_equal(ep_streams_progress(pair[0].streams, &moved), EP_OK);
+    assert_true(ep_streams_ended(pair[0].streams, 1));
+    usleep(CUT_US);
+    assert_int_equal(ep_streams_progress(pair[0].streams, &moved), EP_OK);
+    ep_streams_free(pair[0].streams);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -477,10 +506,15 @@ int main(void)
 
     /* The same on real connections; what only the emulation can be told to do is left out. */
     const struct CMUnitTest real_tests[] = {
-        cmocka_unit_test(test_well_behaved),   cmocka_unit_test(test_two_ranks_per_node),
-        cmocka_unit_test(test_laps),           cmocka_unit_test(test_slow_reader),
-        cmocka_unit_test(test_credit),         cmocka_unit_test(test_impossible_messages),
-        cmocka_unit_test(test_bad_parameters), cmocka_unit_test(test_damaged_ring),
+        cmocka_unit_test(test_well_behaved),
+        cmocka_unit_test(test_two_ranks_per_node),
+        cmocka_unit_test(test_laps),
+        cmocka_unit_test(test_slow_reader),
+        cmocka_unit_test(test_credit),
+        cmocka_unit_test(test_impossible_messages),
+        cmocka_unit_test(test_bad_parameters),
+        cmocka_unit_test(test_damaged_ring),
+        cmocka_unit_test(test_damage_is_no_death),
     };
     int failed;
 
