@@ -187,9 +187,10 @@ static bool names_missing_module(const char *line)
 
     if (!end || (!isalnum((unsigned char)end[strlen(phrase)]) && end[strlen(phrase)] != '_'))
         return false;
-    while (begin > line && (isdigit((unsigned char)begin[-1]) || begin[-1] == '.'))
+    /* python3.13t and python3.12-dbg, too. */
+    while (begin > line && (isalnum((unsigned char)begin[-1]) || begin[-1] == '.' || begin[-1] == '-'))
         begin--;
-    return (size_t)(begin - line) >= strlen(program) && lex_starts(begin - strlen(program), program);
+    return lex_starts(begin, program);
 }
 
 /* Cheap test first: most lines contain no fault. */
@@ -294,7 +295,8 @@ void fault_line(struct parser *parser, const char *line)
             run_problem(run, line + strspn(line, " "));
     }
     for (size_t i = 0; i < parser->n_faults; i++) {
-        if (parser->faults[i].cause == fault->cause) {
+        /* A step and a failure may have the same cause: the verdicts on them differ. */
+        if (parser->faults[i].cause == fault->cause && parser->faults[i].is_fatal == fault->is_fatal) {
             parser->faults[i].count++;
             parser->faults[i].is_loose |= is_loose;
             return;

@@ -319,7 +319,7 @@ class Communicator(OfThisProcess):
         if not isinstance(dtype, torch.dtype):
             raise TypeError(f"empty: dtype is a {type(dtype).__name__}, must be a torch.dtype")
         given: Tuple[Any, ...] = shape
-        if len(shape) == 1:
+        if len(shape) == 1 and not isinstance(shape[0], (str, bytes)):
             with contextlib.suppress(TypeError):  # one size, which may be a tensor without dimensions
                 given = tuple(given[0])
         sizes = tuple(want_integer(size, "empty", "size") for size in given)

@@ -263,6 +263,7 @@ All nodes which are allocated for this job are already filled.
 ./all_reduce_perf: error while loading shared libraries: libnccl.so.2: cannot open shared object file
 python3: can't open file '/opt/DeepEP/tests/test_internode.py': [Errno 2] No such file or directory
 /usr/bin/python3: No module named deep_ep
+/usr/bin/python3.13t: No module named deep_ep
 gpu02: python3.10: No module named tests.__main__; 'tests' is a package and cannot be directly executed
 nvidia-container-cli: initialization error: driver error: failed to process request
 END
@@ -291,6 +292,9 @@ error: unable to upgrade connection: container not found ("workload")
 Error from server (NotFound): jobs.batch "nccl-test" not found
 Error from server (AlreadyExists): namespaces "ep" already exists
 END
+    # A step, and what failed because of it.
+    run epkit parse <<<'OCI runtime exec failed: exec failed'$'\n''command terminated with exit code 126'$'\n'"$log"
+    [ "$status" -eq 1 ]
     # The first fault that is fatal is why, not a warning in front of it.
     run epkit parse <<<"libibverbs: Warning: couldn't load driver 'libmlx5-rdmav34.so': no such file"$'\n''Segmentation fault'
     [ "$status" -eq 1 ]

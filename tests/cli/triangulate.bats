@@ -100,6 +100,20 @@ has_exited() {
     [[ "$output" == "Slow: 4,"*"mlx5_5 of 4 carried 0% of the others"* ]]
     triangulate --from "$BATS_TEST_TMPDIR/runs" --json
     valid triangulate <<<"$output"
+    # A run that measured nothing clears nobody, here and when the document is read again.
+    for pair in 3 3,4; do
+        mkdir -p "$BATS_TEST_TMPDIR/few/$pair/testbed-logs"
+        hosts=$(jq -cn --arg pair "$pair" '$pair | split(",") | map({name: .})')
+        echo "{\"schema_version\": 1, \"nodes\": 2, \"exit_code\": 0, \"hosts\": $hosts}" \
+            >"$BATS_TEST_TMPDIR/few/$pair/testbed-logs/run.json"
+    done
+    "$BATS_TEST_TMPDIR/measure" 4 3,4 >"$BATS_TEST_TMPDIR/few/3,4/testbed-logs/coordinator.log"
+    : >"$BATS_TEST_TMPDIR/few/3/testbed-logs/coordinator.log"
+    triangulate --from "$BATS_TEST_TMPDIR/few" --json
+    jq -e '.result == "either" and .slow == ["3", "4"]' <<<"$output"
+    echo "$output" >"$BATS_TEST_TMPDIR/read.json"
+    triangulate --from "$BATS_TEST_TMPDIR/read.json" --json
+    jq -e '.result == "either" and .slow == ["3", "4"]' <<<"$output"
 }
 
 @test "lists of nodes are those of epkit launch: ranges, ports, hostfiles with comments and settings" {

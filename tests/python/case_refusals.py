@@ -115,7 +115,7 @@ def native_kinds(rank, size):
     for data in (memoryview(b"ab"), memoryview(b"a-b")[::2], bytearray(b"ab"), array.array("B", b"ab"), pair):
         assert comm.allgather_bytes(data) == b"ab" * size
     raises(epkit.ArgumentError, "empty shape [-1, -2] negative", comm.empty, -1, -2)
-    for wrong in (2.0, "3", None):
+    for wrong in (2.0, "3", "", b"ab", None):
         raises(TypeError, "empty size integer", comm.empty, wrong)
     assert comm.empty(torch.tensor(3), True).shape == (3, 1) and comm.empty(torch.Size([2, 0])).shape == (2, 0)
     for shape in (range(2, 4), torch.tensor([2, 3]), array.array("q", [2, 3]), (size for size in (2, 3))):

@@ -142,16 +142,17 @@ static bool is_list_of_names(const json_t *hosts)
 }
 
 /*
- * A run in a file without a ratio has failed, unless its "failed" is null as well: then an earlier call measured it, it
- * passed, and its figures had nothing to be compared with.
+ * A run in a file without a ratio has failed, unless its "failed" is null as well: then it had nothing to be compared
+ * with. If an earlier call measured it, it passed; in a document made from recorded runs, which has no plan, it may
+ * have measured nothing, and is left out again.
  */
-static void add_run_in_file(json_t *runs, const json_t *run, const char *path)
+static void add_run_in_file(json_t *runs, const json_t *document, const json_t *run, const char *path)
 {
     const json_t *ratio = json_object_get(run, "ratio");
-    bool has_passed = json_is_null(ratio) && json_is_null(json_object_get(run, "failed"));
+    bool is_unknown = json_is_null(ratio) && json_is_null(json_object_get(run, "failed"));
 
-    add_run(runs, json_object_get(run, "hosts"), has_passed ? NAN : json_number_value(ratio), path);
-    if (has_passed)
+    add_run(runs, json_object_get(run, "hosts"), is_unknown ? NAN : json_number_value(ratio), path);
+    if (is_unknown && !json_is_null(json_object_get(document, "plan")))
         json_object_set_new(json_array_get(runs, json_array_size(runs) - 1), PASSED, json_true());
 }
 
@@ -185,7 +186,7 @@ static int add_file(const char *path, json_t *runs)
             json_decref(document);
             return CMD_USAGE;
         }
-        add_run_in_file(runs, run, path);
+        add_run_in_file(runs, document, run, path);
     }
     json_decref(document);
     return CMD_FINE;
