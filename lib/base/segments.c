@@ -91,7 +91,7 @@ static struct local_segment *find_base(struct registry *registry, const void *ba
     return segment;
 }
 
-/* Ends a segment that no rank uses and whose range nobody keeps. */
+/* Ends a segment that no rank uses and whose range is not kept. */
 static void drop_unused(struct registry *registry, struct local_segment *segment)
 {
     struct local_segment **at = &registry->first;

@@ -472,11 +472,6 @@ ep_status ep_group_attach(struct ep_group *group, int rank, const struct ep_shm_
  * request segments concurrently with the caller's thread.
  */
 int ep_group_get_failed_owner(void);
-/*
- * How a rank ended whose segment cannot be mapped: EP_E_PEER_DEAD, EP_E_PEER_LEFT, or EP_OK if there is no sign of it.
- * Waits up to a second for a process that is exiting.
- */
-ep_status ep_group_find_peer_exit(const struct ep_group *group, int rank);
 /* Unmaps allocations that the peers have freed. */
 void ep_group_unmap_stale(struct ep_group *group);
 void ep_group_memory_close(struct ep_group *group);

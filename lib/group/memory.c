@@ -373,7 +373,11 @@ int ep_group_get_failed_owner(void)
     return owner;
 }
 
-ep_status ep_group_find_peer_exit(const struct ep_group *group, int rank)
+/*
+ * How a rank ended whose segment cannot be mapped: EP_E_PEER_DEAD, EP_E_PEER_LEFT, or EP_OK if there is no sign of it.
+ * Waits up to a second for a process that is exiting.
+ */
+static ep_status find_peer_exit(const struct ep_group *group, int rank)
 {
     const struct ep_group_control *control = group->peers[rank].control;
     uint64_t deadline_ns = ep_deadline_ns(EXIT_MS);
@@ -431,7 +435,7 @@ ep_status ep_group_attach(struct ep_group *group, int rank, const struct ep_shm_
     if (status != EP_E_STATE && status != EP_E_UNSUPPORTED && status != EP_E_TIMEOUT)
         return status != EP_OK && at_owner ? ep_fail_prefix(status, "rank %d: ", rank) : status;
     snprintf(text, sizeof(text), "%s", ep_last_error());
-    peer_exit = ep_group_find_peer_exit(group, rank);
+    peer_exit = find_peer_exit(group, rank);
     if (peer_exit != EP_OK)
         return ep_fail(peer_exit, "rank %d %s: %s", rank, peer_exit == EP_E_PEER_DEAD ? "died" : "left the group",
                        text);

@@ -88,8 +88,8 @@ struct ep_net_ops {
 
 struct ep_net {
     const struct ep_net_ops *ops;
-    struct ep_net
-        *tcp; /* of a network between hosts: the tcp endpoint, which has the control links; it may be this one */
+    /* Of a network between hosts: the tcp endpoint, which has the control links. It may be this one. */
+    struct ep_net *tcp;
     int node, nnodes, channels;
     int rank, ranks_per_node, timeout_ms; /* as in ep_net_params */
     bool tolerant;

@@ -28,7 +28,7 @@ struct tcp_star_args {
 
 /*
  * Rank 0 returns when all ranks have connected, the others when they are connected to it. Fails by the deadline and
- * names the missing ranks. If nobody has connected to rank 0, up to a second later: it then looks up args->host, which
+ * names the missing ranks. If no rank has connected to rank 0, up to a second later: it then looks up args->host, which
  * may name another host.
  */
 ep_status tcp_star_open(const struct tcp_star_args *args, struct tcp_star **ret_star);

@@ -29,14 +29,14 @@ struct rank_argument {
 };
 
 /* The context comes first: ranks_emit() finds the board from it. */
-struct seat {
+struct rank_context {
     struct ranks_ctx ctx;
     struct board *board;
 };
 
 void ranks_emit(struct ranks_ctx *ctx, json_t *event)
 {
-    struct board *board = ((struct seat *)ctx)->board;
+    struct board *board = ((struct rank_context *)ctx)->board;
     struct group_report *report = &board->report;
     const char *kind = json_string_value(json_object_get(event, "event"));
 
@@ -102,12 +102,12 @@ static int run_rank(const ep_boot *boot, void *opaque)
     const struct rank_argument *argument = opaque;
     const struct group_spec *spec = argument->spec;
     struct ranks_spec ranks = {.nranks = spec->n_ranks, .nnodes = spec->n_nodes, .partial_type = spec->partial_type};
-    struct seat seat = {.ctx = {.rank = boot->rank,
-                                .nranks = boot->nranks,
-                                .nnodes = spec->n_nodes,
-                                .spec = &ranks,
-                                .memory = spec->mirrors ? &mirror_memory : NULL},
-                        .board = argument->board};
+    struct rank_context context = {.ctx = {.rank = boot->rank,
+                                           .nranks = boot->nranks,
+                                           .nnodes = spec->n_nodes,
+                                           .spec = &ranks,
+                                           .memory = spec->mirrors ? &mirror_memory : NULL},
+                                   .board = argument->board};
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     json_t *parameters = json_loads(spec->parameters, 0, NULL);
     ep_status status;
@@ -118,13 +118,13 @@ static int run_rank(const ep_boot *boot, void *opaque)
     config.partial_type = spec->partial_type;
     config.timeout_ms = 60000;
     ep_net_emulate(&spec->emulation);
-    status = ep_comm_new(boot, &config, &seat.ctx.comm);
+    status = ep_comm_new(boot, &config, &context.ctx.comm);
     if (status == EP_OK && parameters)
-        code = check_job(&seat.ctx, parameters);
+        code = check_job(&context.ctx, parameters);
     else
-        ranks_emit_error(&seat.ctx, status, "ep_comm_new");
+        ranks_emit_error(&context.ctx, status, "ep_comm_new");
     json_decref(parameters);
-    ep_comm_free(seat.ctx.comm);
+    ep_comm_free(context.ctx.comm);
     return code;
 }
 

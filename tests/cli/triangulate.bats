@@ -100,7 +100,7 @@ has_exited() {
     [[ "$output" == "Slow: 4,"*"mlx5_5 of 4 carried 0% of the others"* ]]
     triangulate --from "$BATS_TEST_TMPDIR/runs" --json
     valid triangulate <<<"$output"
-    # A run that measured nothing clears nobody, here and when the document is read again.
+    # A run that measured nothing clears no node, here and when the document is read again.
     for pair in 3 3,4; do
         mkdir -p "$BATS_TEST_TMPDIR/few/$pair/testbed-logs"
         hosts=$(jq -cn --arg pair "$pair" '$pair | split(",") | map({name: .})')
@@ -178,7 +178,7 @@ END
     echo "$output" >runs.json
     run -3 epkit triangulate --from runs.json --json
     jq -e '.result == "found" and .slow == ["c"]' <<<"$output"
-    # A file by hand, without "failed".
+    # A file that names no "failed".
     echo '{"runs": [{"hosts": ["a", "b"], "ratio": null}, {"hosts": ["a"], "ratio": 1}]}' >runs.json
     run -3 epkit triangulate --from runs.json
     [[ "$output" == "Slow: b,"* ]]

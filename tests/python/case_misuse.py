@@ -437,7 +437,7 @@ def refused_alone(rank, size, how):
     buffer = deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=True)
     topk_idx, x, weights = setting(size)
     layout = buffer.get_dispatch_layout(topk_idx, 2 * size)
-    dist.barrier()  # nobody is gone before all have their layout
+    dist.barrier()  # no rank leaves before all have their layout
     args = {"num_tokens_per_rank": layout[0], "is_token_in_rank": layout[3], "num_tokens_per_expert": layout[2],
             "topk_weights": weights}
     if rank == size - 1:

@@ -287,31 +287,31 @@ static int call_apart(const ep_boot *boot, void *argument)
     ep_plan *plan = NULL;
     ep_ll *ll = NULL;
     ep_status status;
-    bool told;
+    bool explained;
 
     config.backend = "host";
     config.timeout_ms = *(const int *)argument;
     if (ep_comm_new(boot, &config, &comm) != EP_OK || new_ll(comm, LL_SUM, 0, &ll) != EP_OK)
         return 1;
     status = boot->rank == 0 ? new_plan(comm, LL_SUM, 0, &plan) : use_ll(ll, LL_SUM, 1);
-    told = strstr(ep_last_error(), "in \"plan: exchange of counts\"") &&
-           strstr(ep_last_error(), "in \"low-latency dispatch: rows\"") &&
-           strstr(ep_last_error(), ": it waits for rank ");
-    if (status != EP_E_TIMEOUT || !told)
+    explained = strstr(ep_last_error(), "in \"plan: exchange of counts\"") &&
+                strstr(ep_last_error(), "in \"low-latency dispatch: rows\"") &&
+                strstr(ep_last_error(), ": it waits for rank ");
+    if (status != EP_E_TIMEOUT || !explained)
         fprintf(stderr, "rank %d: %s: %s\n", boot->rank, ep_status_name(status), ep_last_error());
     ep_ll_free(ll);
     ep_comm_free(comm);
-    return status != EP_E_TIMEOUT ? 2 : told ? 0 : 3;
+    return status != EP_E_TIMEOUT ? 2 : explained ? 0 : 3;
 }
 
 static void a_late_rank_is_named_with_what_it_waits_for(void **state)
 {
     /* On a loaded machine a rank may not run for half a deadline, and counts as stopped then. */
     static const int timeouts[] = {400, 4000, 40000};
-    bool told = false;
+    bool explained = false;
 
     (void)state;
-    for (size_t i = 0; i < sizeof(timeouts) / sizeof(timeouts[0]) && !told; i++) {
+    for (size_t i = 0; i < sizeof(timeouts) / sizeof(timeouts[0]) && !explained; i++) {
         ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
         ep_rank_exit exits[NRANKS];
 
@@ -320,9 +320,9 @@ static void a_late_rank_is_named_with_what_it_waits_for(void **state)
         launch.run = call_apart;
         launch.argument = (void *)&timeouts[i];
         assert_int_equal(ep_launch(&launch, exits), EP_OK);
-        told = exits[0].code == 0 && exits[1].code == 0;
+        explained = exits[0].code == 0 && exits[1].code == 0;
     }
-    assert_true(told);
+    assert_true(explained);
 }
 
 static void both_ranks_get_the_field_and_the_values(void **state)
