@@ -95,34 +95,34 @@ static json_t *audit_json(const struct doctor_machine *machine, unsigned groups,
     return rows;
 }
 
-static bool has_row(const json_t *rows, const char *name)
+/* Index of the row of a variable; the number of rows: there is none. */
+static size_t find_row(const json_t *rows, const char *name)
 {
-    const json_t *row;
-    size_t i;
+    size_t i = 0;
 
-    json_array_foreach(rows, i,
-                       row) if (strcmp(json_string_value(json_object_get(row, "name")), name) == 0) return true;
-    return false;
+    while (i < json_array_size(rows) &&
+           strcmp(json_string_value(json_object_get(json_array_get(rows, i), "name")), name) != 0)
+        i++;
+    return i;
 }
 
 /* Adds what the doctor finds. A variable has one row, that of its most severe problem. */
 static void add_findings(const json_t *findings, unsigned groups, json_t *faults, json_t *advice)
 {
-    json_t *row, *other;
-    size_t i, k;
+    json_t *row;
+    size_t i;
 
     json_array_foreach(findings, i, row)
     {
         const char *name = json_string_value(json_object_get(row, "name"));
         bool is_fault = strcmp(json_string_value(json_object_get(row, "kind")), "harmful") == 0;
+        size_t advised = find_row(advice, name);
 
-        if (!is_asked(groups, name) || has_row(faults, name) || (!is_fault && has_row(advice, name)))
+        if (!is_asked(groups, name) || find_row(faults, name) < json_array_size(faults) ||
+            (!is_fault && advised < json_array_size(advice)))
             continue;
-        json_array_foreach(advice, k, other) if (strcmp(json_string_value(json_object_get(other, "name")), name) == 0)
-        {
-            json_array_remove(advice, k);
-            break;
-        }
+        if (advised < json_array_size(advice))
+            json_array_remove(advice, advised);
         json_array_append(is_fault ? faults : advice, row);
     }
 }
