@@ -90,7 +90,7 @@ run_ctest() {
 }
 
 format() {
-    find include lib machine ops tool python tests examples bench -name '*.[ch]' -print0 | xargs -0 clang-format --dry-run --Werror
+    find include lib common machine cmd python tests examples bench -name '*.[ch]' -print0 | xargs -0 clang-format --dry-run --Werror
 }
 
 shell_scripts() {

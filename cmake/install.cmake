@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # What `cmake --install` installs: library, headers, pkg-config files and the CMake package. The command, the man
-# pages and the completions are installed by tool/ and man/.
+# pages and the completions are installed by cmd/ and man/.
 include(CMakePackageConfigHelpers)
 
 set(EPKIT_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/epkit)

@@ -32,6 +32,8 @@ endif()
 
 add_library(epkit-flags INTERFACE)
 target_compile_definitions(epkit-flags INTERFACE _GNU_SOURCE)
+# For "cmd/...", "common/..." and "machine/...".
+target_include_directories(epkit-flags INTERFACE ${PROJECT_SOURCE_DIR})
 # Contraction off: the order and the rounding of every addition are part of the contract of ep_combine(), and compilers
 # differ in whether a * b + c is fused by default.
 target_compile_options(epkit-flags INTERFACE -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla

@@ -48,7 +48,7 @@ def row_of(path, table):
 def resolve(root, source, name, quoted):
     """Path of an included header of ours relative to root, or None for one of another project."""
     folders = [source.parent] if quoted else []
-    for folder in folders + [root / "lib", root / "machine", root / "ops", root / "tool", root / "include"]:
+    for folder in folders + [root, root / "lib", root / "include"]:
         header = (folder / name).resolve()
         if header.is_file() and header.is_relative_to(root):
             return header.relative_to(root).as_posix()
@@ -82,7 +82,7 @@ def main():
     directions, foreign = read_table(text, "directions"), read_table(text, "foreign")
     sources = [
         source
-        for folder in ("include", "lib", "machine", "ops", "tool", "python", "examples")
+        for folder in ("include", "lib", "common", "machine", "cmd", "python", "examples")
         for source in sorted((root / folder).rglob("*"))
         if source.suffix in SUFFIXES
     ]

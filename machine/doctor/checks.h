@@ -9,7 +9,7 @@
 #ifndef EP_DOCTOR_CHECKS_H
 #define EP_DOCTOR_CHECKS_H
 
-#include "doctor/doctor.h"
+#include "doctor.h"
 
 /* clang-format off */
 #define DOCTOR_CHECKS(X) \

@@ -3,9 +3,9 @@
  * checks_access.c - devices on the bus that this process cannot use: GPUs that it was not given, NIC functions without
  * an RDMA device.
  */
-#include "doctor/checks.h"
-#include "doctor/machine.h"
-#include "doctor/machine_nvshmem.h"
+#include "checks.h"
+#include "machine_nvshmem.h"
+#include "queries.h"
 
 #include <string.h>
 

@@ -6,9 +6,9 @@
  * while another copy has it is stale-copy. A second NVSHMEM in one process is two-nvshmem; other-nvshmem is about the
  * NVSHMEM that the extension was linked with.
  */
-#include "doctor/checks.h"
-#include "doctor/machine.h"
-#include "doctor/shell.h"
+#include "checks.h"
+#include "queries.h"
+#include "shell.h"
 
 #include <string.h>
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_driver.c - the NVIDIA driver and related kernel modules. */
-#include "doctor/checks.h"
-#include "doctor/driver_fix.h"
-#include "doctor/machine.h"
-#include "doctor/shell.h"
+#include "checks.h"
+#include "driver_fix.h"
+#include "queries.h"
+#include "shell.h"
 
-#include "source/clean.h"
+#include "common/clean.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_extension.c - DeepEP's compiled extension: the NVSHMEM that it was linked with, and its GPU architectures. */
-#include "doctor/checks.h"
-#include "doctor/machine.h"
-#include "doctor/shell.h"
+#include "checks.h"
+#include "queries.h"
+#include "shell.h"
 
 #include <stdlib.h>
 #include <string.h>

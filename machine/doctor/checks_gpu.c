@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_gpu.c - errors and NVLinks as the GPUs report them. In the group of the driver, which reports them. */
-#include "doctor/checks.h"
-#include "doctor/inventory.h"
-#include "doctor/kernel_log.h"
-#include "doctor/machine.h"
-#include "doctor/shell.h"
-#include "doctor/xid.h"
+#include "checks.h"
+#include "inventory.h"
+#include "kernel_log.h"
+#include "queries.h"
+#include "shell.h"
+#include "xid.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,12 +5,12 @@
  * Which check reports what: a driver option that is configured but not live is driver-option; the handler cpu without
  * GDRCopy is gdrcopy, with it nic-handler.
  */
-#include "doctor/checks.h"
-#include "doctor/driver_fix.h"
-#include "doctor/machine.h"
-#include "doctor/machine_nvshmem.h"
-#include "doctor/shell.h"
-#include "software/variables.h"
+#include "checks.h"
+#include "driver_fix.h"
+#include "machine/software/variables.h"
+#include "machine_nvshmem.h"
+#include "queries.h"
+#include "shell.h"
 
 #include <stdlib.h>
 #include <string.h>

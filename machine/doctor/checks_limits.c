@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_limits.c - limits of the process: locked memory, shared memory. */
-#include "doctor/checks.h"
-#include "doctor/machine.h"
+#include "checks.h"
+#include "queries.h"
 
 #include <stdlib.h>
 #include <string.h>

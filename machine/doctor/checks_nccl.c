@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_nccl.c - NCCL's network plugin, the settings that gIB expects, and a single NCCL per process. */
-#include "doctor/checks.h"
-#include "doctor/machine.h"
-#include "doctor/machine_nvshmem.h"
-#include "doctor/shell.h"
-#include "software/libs.h"
+#include "checks.h"
+#include "machine/software/libs.h"
+#include "machine_nvshmem.h"
+#include "queries.h"
+#include "shell.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,8 +3,8 @@
  * checks_nic.c - the speed of links, and access to NICs. The other checks of the group are in checks_gid.c,
  * checks_port.c, rules_bond.c and rules_port.c.
  */
-#include "doctor/checks.h"
-#include "doctor/machine.h"
+#include "checks.h"
+#include "queries.h"
 
 #include <stdlib.h>
 #include <string.h>

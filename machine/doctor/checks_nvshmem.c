@@ -5,11 +5,11 @@
  * Which check reports what: NVSHMEM_ENABLE_NIC_PE_MAPPING is one-nic, a prefix that matches no NIC is hca-prefix, a
  * mapping that DeepEP does not read is mapping-inactive; shared-nic reports the rest.
  */
-#include "doctor/checks.h"
-#include "doctor/machine.h"
-#include "doctor/machine_nvshmem.h"
-#include "doctor/shell.h"
-#include "software/variables.h"
+#include "checks.h"
+#include "machine/software/variables.h"
+#include "machine_nvshmem.h"
+#include "queries.h"
+#include "shell.h"
 
 #include <string.h>
 #include <strings.h>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_platform.c - compatibility: GPU and driver variant, NIC and IBGDA, programs and libcuda. */
-#include "doctor/checks.h"
-#include "doctor/machine.h"
-#include "doctor/machine_nvshmem.h"
-#include "doctor/shell.h"
-#include "software/variables.h"
+#include "checks.h"
+#include "machine/software/variables.h"
+#include "machine_nvshmem.h"
+#include "queries.h"
+#include "shell.h"
 
 #include <string.h>
 #include <strings.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_port.c - ports of NICs: state, link layer. */
-#include "doctor/checks.h"
-#include "doctor/machine.h"
-#include "doctor/shell.h"
+#include "checks.h"
+#include "queries.h"
+#include "shell.h"
 
 #include <string.h>
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_topology.c - paths between GPUs, NICs and processors, and the meaning of GPU numbers. */
-#include "doctor/checks.h"
-#include "doctor/machine.h"
-#include "doctor/shell.h"
+#include "checks.h"
+#include "queries.h"
+#include "shell.h"
 
 #include <stdio.h>
 #include <stdlib.h>

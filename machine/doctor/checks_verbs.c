@@ -6,10 +6,10 @@
  * of different installations are verbs-mixed; otherwise a missing provider file is provider-missing, unless
  * RDMAV_DRIVERS names the folder that contains it, which is rdmav-drivers.
  */
-#include "doctor/checks.h"
-#include "doctor/machine.h"
-#include "doctor/machine_nvshmem.h"
-#include "doctor/shell.h"
+#include "checks.h"
+#include "machine_nvshmem.h"
+#include "queries.h"
+#include "shell.h"
 
 #include <string.h>
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* doctor.c - reads the machine that is checked, and runs checks. */
-#include "doctor/doctor.h"
+#include "doctor.h"
 #include "base/error.h"
-#include "doctor/machine.h"
+#include "queries.h"
 
 #include <stdlib.h>
 #include <string.h>

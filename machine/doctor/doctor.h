@@ -9,11 +9,11 @@
 #ifndef EP_DOCTOR_DOCTOR_H
 #define EP_DOCTOR_DOCTOR_H
 
-#include "hardware/map.h"
-#include "hardware/topo.h"
-#include "software/advice.h"
-#include "software/software.h"
-#include "source/source.h"
+#include "machine/hardware/map.h"
+#include "machine/hardware/topo.h"
+#include "machine/software/advice.h"
+#include "machine/software/software.h"
+#include "machine/source/source.h"
 
 /* Everything that checks may read. Created once, then read-only. */
 struct doctor_machine {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "doctor/driver_fix.h"
+#include "driver_fix.h"
 
-#include "doctor/shell.h"
+#include "shell.h"
 
 #include <string.h>
 

@@ -6,7 +6,7 @@
 #ifndef EP_DOCTOR_DRIVER_FIX_H
 #define EP_DOCTOR_DRIVER_FIX_H
 
-#include "doctor/doctor.h"
+#include "doctor.h"
 
 /* Call after doctor_found(): sets fix and advice to reload the driver with the options in modprobe.d. */
 void driver_fix_reload(const struct doctor_machine *machine, struct doctor_result *result);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* driver_missing.c - why NVIDIA's driver is not bound to GPUs on the bus. */
-#include "doctor/driver_fix.h"
-#include "doctor/kernel_log.h"
-#include "doctor/machine.h"
+#include "driver_fix.h"
+#include "kernel_log.h"
+#include "queries.h"
 
 #include <string.h>
 

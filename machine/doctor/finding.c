@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* finding.c - functions with which checks report. */
-#include "doctor/doctor.h"
+#include "doctor.h"
 
-#include "source/clean.h"
+#include "common/clean.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* inventory.c - the expected hardware of a machine: the file of --expect, and known boards. */
-#include "doctor/inventory.h"
+#include "inventory.h"
 
 #include "base/error.h"
-#include "doctor/machine.h"
+#include "queries.h"
 
-#include "source/clean.h"
+#include "common/clean.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -3,7 +3,7 @@
 #ifndef EP_DOCTOR_INVENTORY_H
 #define EP_DOCTOR_INVENTORY_H
 
-#include "doctor/doctor.h"
+#include "doctor.h"
 
 /* NVSwitches on the PCI bus. */
 int inventory_nvswitches(const struct doctor_machine *machine);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "doctor/kernel_log.h"
+#include "kernel_log.h"
 
-#include "doctor/xid.h"
+#include "xid.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -8,7 +8,7 @@
 #ifndef EP_DOCTOR_KERNEL_LOG_H
 #define EP_DOCTOR_KERNEL_LOG_H
 
-#include "source/source.h"
+#include "machine/source/source.h"
 
 #define KERNEL_LOG_FILE "/var/log/kern.log"
 #define KERNEL_LOG_KINDS 32

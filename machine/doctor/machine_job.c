@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "doctor/machine_job.h"
+#include "machine_job.h"
 
-#include "doctor/machine.h"
-#include "software/advice.h"
+#include "machine/software/advice.h"
+#include "queries.h"
 
 #include <stdlib.h>
 

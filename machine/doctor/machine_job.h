@@ -3,7 +3,7 @@
 #ifndef EP_DOCTOR_MACHINE_JOB_H
 #define EP_DOCTOR_MACHINE_JOB_H
 
-#include "doctor/doctor.h"
+#include "doctor.h"
 
 /* The value of a variable that is an unsigned integer; `without` if it is not set or not such a number. */
 long machine_job_number(const struct doctor_machine *machine, const char *name, long without);

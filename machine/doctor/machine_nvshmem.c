@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "doctor/machine_nvshmem.h"
+#include "machine_nvshmem.h"
 
-#include "doctor/machine.h"
-#include "doctor/shell.h"
-#include "software/variables.h"
+#include "machine/software/variables.h"
+#include "queries.h"
+#include "shell.h"
 
-#include "source/clean.h"
+#include "common/clean.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>

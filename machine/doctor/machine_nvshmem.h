@@ -3,7 +3,7 @@
 #ifndef EP_DOCTOR_MACHINE_NVSHMEM_H
 #define EP_DOCTOR_MACHINE_NVSHMEM_H
 
-#include "doctor/doctor.h"
+#include "doctor.h"
 
 #define MACHINE_HCA_PREFIX "mlx5" /* default of NVSHMEM_HCA_PREFIX in NVSHMEM 3.4 and 3.5 */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "doctor/network.h"
-#include "doctor/machine.h"
+#include "network.h"
+#include "queries.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -10,7 +10,7 @@
 #ifndef EP_DOCTOR_NETWORK_H
 #define EP_DOCTOR_NETWORK_H
 
-#include "doctor/doctor.h"
+#include "doctor.h"
 
 #define NETWORK_PORTS_MAX (TOPO_MAX_NICS * TOPO_MAX_PORTS)
 

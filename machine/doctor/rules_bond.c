@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rules_bond.c - bonds: members that are down, and bonds with fewer members than the others. */
-#include "doctor/checks.h"
-#include "doctor/machine.h"
+#include "checks.h"
+#include "queries.h"
 
 #include <string.h>
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rules_gpu.c - the set of GPUs: number, MIG, clocks, confidential computing, nvidia-uvm, NVSwitches. */
-#include "doctor/checks.h"
-#include "doctor/inventory.h"
-#include "doctor/kernel_log.h"
-#include "doctor/machine.h"
-#include "software/libs.h"
+#include "checks.h"
+#include "inventory.h"
+#include "kernel_log.h"
+#include "machine/software/libs.h"
+#include "queries.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,10 +5,10 @@
  * deep_ep imports torch first, so the libraries of PyTorch and of its wheels are loaded before the extension. Faults of
  * libibverbs and libmlx5 are reported by the group verbs, those of libcuda by the group driver.
  */
-#include "doctor/checks.h"
-#include "doctor/machine.h"
-#include "software/libs.h"
-#include "software/read.h"
+#include "checks.h"
+#include "machine/software/libs.h"
+#include "machine/software/read_software.h"
+#include "queries.h"
 
 #include <stdlib.h>
 #include <string.h>

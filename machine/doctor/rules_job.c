@@ -3,12 +3,12 @@
  * rules_job.c - the resources and variables of a job: files, processors, peers; and an installation that does not
  * finish.
  */
-#include "doctor/checks.h"
-#include "doctor/machine.h"
-#include "doctor/machine_job.h"
-#include "doctor/shell.h"
-#include "software/libs.h"
-#include "source/loopback.h"
+#include "checks.h"
+#include "common/loopback.h"
+#include "machine/software/libs.h"
+#include "machine_job.h"
+#include "queries.h"
+#include "shell.h"
 
 #include <stdlib.h>
 #include <string.h>

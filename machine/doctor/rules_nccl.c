@@ -3,11 +3,11 @@
  * rules_nccl.c - compares NCCL's variables with the machine. They are interpreted according to "Environment Variables"
  * in the NCCL user guide: lists contain prefixes of names, a leading '=' requires exact names, '^' excludes names.
  */
-#include "doctor/checks.h"
-#include "doctor/machine.h"
-#include "doctor/machine_job.h"
-#include "doctor/machine_nvshmem.h"
-#include "doctor/shell.h"
+#include "checks.h"
+#include "machine_job.h"
+#include "machine_nvshmem.h"
+#include "queries.h"
+#include "shell.h"
 
 #include <ctype.h>
 #include <stdlib.h>

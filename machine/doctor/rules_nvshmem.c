@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rules_nvshmem.c - NVSHMEM's heap, registration of GPU memory, and lists of NICs. */
-#include "doctor/checks.h"
-#include "doctor/machine.h"
-#include "doctor/machine_nvshmem.h"
-#include "software/variables.h"
+#include "checks.h"
+#include "machine/software/variables.h"
+#include "machine_nvshmem.h"
+#include "queries.h"
 
 #include <ctype.h>
 #include <stdlib.h>

@@ -3,10 +3,10 @@
  * rules_port.c - compares ports with each other: link errors, packet loss, MTU, firmware, the path to the processor.
  * Counters count since the driver was loaded, so equal values on all rails are not a fault of one of them.
  */
-#include "doctor/checks.h"
-#include "doctor/machine.h"
-#include "doctor/shell.h"
-#include "hardware/counters.h"
+#include "checks.h"
+#include "machine/hardware/counters.h"
+#include "queries.h"
+#include "shell.h"
 
 #include <string.h>
 

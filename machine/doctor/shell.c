@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "doctor/shell.h"
+#include "shell.h"
 
-#include "source/clean.h"
+#include "common/clean.h"
 
 #include <string.h>
 

@@ -3,7 +3,7 @@
 #ifndef EP_DOCTOR_SHELL_H
 #define EP_DOCTOR_SHELL_H
 
-#include "source/source.h"
+#include "machine/source/source.h"
 
 #include <stdbool.h>
 

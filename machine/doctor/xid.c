@@ -6,7 +6,7 @@
  * for Ampere to Blackwell, and "GPU Memory Error Management" for 48, 63, 64, 94 and 95. 144 to 150 are those of NVLink
  * 5 (Blackwell), which replace 74. Numbers that the catalogue calls unused are left out.
  */
-#include "doctor/xid.h"
+#include "xid.h"
 
 #include <stddef.h>
 

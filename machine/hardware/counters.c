@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* counters.c - the counters that the kernel keeps for NICs, and arithmetic with wrap-around. */
-#include "hardware/counters.h"
+#include "counters.h"
 
 #include "base/clock.h"
-#include "source/text.h"
+#include "common/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 #ifndef EP_TOPO_COUNTERS_H
 #define EP_TOPO_COUNTERS_H
 
-#include "hardware/topo.h"
+#include "topo.h"
 
 #include <jansson.h>
 

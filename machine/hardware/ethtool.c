@@ -3,7 +3,7 @@
  * ethtool.c - the statistics of the driver of an interface, as "ethtool -S" shows them: events at the port and for each
  * priority. They are read by ioctl, as sysfs does not have them; only the names that counters.c lists are used.
  */
-#include "hardware/counters.h"
+#include "counters.h"
 
 #include <linux/ethtool.h>
 #include <linux/sockios.h>

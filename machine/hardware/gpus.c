@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gpus.c - the GPUs on the PCI bus, with facts from the driver's folder in /proc and the answer of NVML. */
 #include "base/error.h"
-#include "hardware/nvml.h"
-#include "hardware/read.h"
+#include "nvml.h"
+#include "read_hardware.h"
 
 #include <stdlib.h>
 #include <string.h>

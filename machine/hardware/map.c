@@ -11,7 +11,7 @@
 #include "map_internal.h"
 
 #include "base/error.h"
-#include "hardware/read.h"
+#include "read_hardware.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
 #ifndef EP_TOPO_MAP_H
 #define EP_TOPO_MAP_H
 
-#include "hardware/topo.h"
+#include "topo.h"
 
 #define MAP_MAX_MORE 15
 #define MAP_WHY_BYTES 768

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-#include "source/clean.h"
+#include "common/clean.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 #ifndef EP_TOPO_MAP_INTERNAL_H
 #define EP_TOPO_MAP_INTERNAL_H
 
-#include "hardware/map.h"
+#include "map.h"
 
 /* Active ports of NICs with role DATA, in the order of (NIC, port). The result is their number. */
 int map_data_ports(const struct topo *topo, struct map_port ret_ports[TOPO_MAX_NICS * TOPO_MAX_PORTS]);

@@ -2,8 +2,8 @@
 /* map_why.c - the reasons of an assignment, as text. */
 #include "map_internal.h"
 
-#include "source/clean.h"
-#include "source/text.h"
+#include "common/clean.h"
+#include "common/text.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -6,7 +6,7 @@
  * switch of the host: NCCL_TOPO_FILE, or NCCL's default file (NCCL user guide, "NCCL_TOPO_FILE"). NCCL trusts this
  * file; so does the assignment. Only switches are read from it, and only if the file is complete.
  */
-#include "hardware/read.h"
+#include "read_hardware.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nic_facts.c - facts about a NIC other than its ports: does the default route use it, may this process use it? */
-#include "hardware/read.h"
+#include "read_hardware.h"
 
 #include <stdio.h>
 #include <stdlib.h>

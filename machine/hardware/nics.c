@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nics.c - the RDMA devices in /sys/class/infiniband: ports, their state, rate and GIDs. */
 #include "base/error.h"
-#include "hardware/read.h"
+#include "read_hardware.h"
 
 #include <stdio.h>
 #include <stdlib.h>

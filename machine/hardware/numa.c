@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* numa.c - NUMA nodes. */
 #include "base/error.h"
-#include "hardware/read.h"
+#include "read_hardware.h"
 
 #include <stdio.h>
 #include <stdlib.h>

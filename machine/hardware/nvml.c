@@ -6,9 +6,9 @@
  * names with _v2 and _v3 are those that its header maps the plain ones to. The library belongs to the driver and may be
  * older than a function: missing functions are not called.
  */
-#include "hardware/nvml.h"
+#include "nvml.h"
 
-#include "hardware/read.h"
+#include "read_hardware.h"
 
 #include <dlfcn.h>
 #include <stdio.h>

@@ -49,7 +49,7 @@
 #ifndef EP_TOPO_NVML_H
 #define EP_TOPO_NVML_H
 
-#include "hardware/topo.h"
+#include "topo.h"
 
 #include <jansson.h>
 

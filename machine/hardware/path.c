@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* path.c - the path between two devices of the PCI tree. */
-#include "hardware/topo.h"
+#include "topo.h"
 
 #include <string.h>
 

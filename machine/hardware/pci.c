@@ -7,7 +7,7 @@
  * two.
  */
 #include "base/error.h"
-#include "hardware/read.h"
+#include "read_hardware.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -15,7 +15,7 @@
  *
  * A NIC that is down counts for distance and link layer: a storage NIC does not become a rail instead.
  */
-#include "hardware/read.h"
+#include "read_hardware.h"
 
 #include <stdio.h>
 #include <string.h>

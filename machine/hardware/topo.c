@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "hardware/topo.h"
+#include "topo.h"
 
 #include "base/error.h"
-#include "hardware/nvml.h"
-#include "hardware/read.h"
+#include "nvml.h"
+#include "read_hardware.h"
 
-#include "source/clean.h"
+#include "common/clean.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -9,7 +9,7 @@
 #ifndef EP_TOPO_TOPO_H
 #define EP_TOPO_TOPO_H
 
-#include "source/source.h"
+#include "machine/source/source.h"
 
 #define TOPO_MAX_PCI 8192
 #define TOPO_MAX_GPUS 64

@@ -5,12 +5,12 @@
  * Variables that DeepEP sets itself before it starts NVSHMEM are not advised (deep_ep/buffer.py: NVSHMEM_DISABLE_P2P,
  * NVSHMEM_QP_DEPTH, NVSHMEM_IBGDA_NUM_RC_PER_PE, NVSHMEM_MAX_TEAMS, NVSHMEM_CUMEM_GRANULARITY, ...).
  */
-#include "software/advice_internal.h"
+#include "advice_internal.h"
 
 #include "base/error.h"
-#include "software/variables.h"
-#include "source/clean.h"
-#include "source/text.h"
+#include "common/clean.h"
+#include "common/text.h"
+#include "variables.h"
 
 #include <ctype.h>
 #include <stdio.h>

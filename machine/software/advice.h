@@ -9,8 +9,8 @@
 #ifndef EP_SOFTWARE_ADVICE_H
 #define EP_SOFTWARE_ADVICE_H
 
-#include "hardware/map.h"
-#include "software/software.h"
+#include "machine/hardware/map.h"
+#include "software.h"
 
 enum advice_scope {
     ADVICE_NODE,   /* the same for every process of the node */

@@ -3,7 +3,7 @@
 #ifndef EP_SOFTWARE_ADVICE_INTERNAL_H
 #define EP_SOFTWARE_ADVICE_INTERNAL_H
 
-#include "software/advice.h"
+#include "advice.h"
 
 #define ADVICE_MAX 96
 

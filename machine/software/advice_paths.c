@@ -6,13 +6,13 @@
  * from the same installation: if an advised folder contains its own libibverbs, the folder of the complete installation
  * is put in front.
  */
-#include "software/advice_internal.h"
-#include "software/libs_search.h"
-#include "software/read.h"
+#include "advice_internal.h"
+#include "libs_search.h"
+#include "read_software.h"
 
 #include "base/error.h"
 
-#include "source/clean.h"
+#include "common/clean.h"
 
 #include <stdlib.h>
 #include <string.h>

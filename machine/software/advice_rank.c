@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* advice_rank.c - the local rank of a process, from the variables of its launcher. */
-#include "software/advice.h"
+#include "advice.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -5,12 +5,12 @@
  * A variable has at most one row, for its most severe problem. The checks below run in order, and the first one that
  * reports something is the last one for that variable.
  */
-#include "software/advice_internal.h"
-#include "software/variables.h"
+#include "advice_internal.h"
+#include "variables.h"
 
 #include "base/error.h"
-#include "source/clean.h"
-#include "source/text.h"
+#include "common/clean.h"
+#include "common/text.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* driver.c - the NVIDIA driver, its options, and related kernel modules. */
-#include "software/parse.h"
-#include "software/read.h"
-#include "source/text.h"
+#include "common/text.h"
+#include "read_software.h"
+#include "software_text.h"
 
 #include <stdio.h>
 #include <stdlib.h>

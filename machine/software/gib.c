@@ -5,7 +5,7 @@
  * The script is read, never run: lines `export NAME=VALUE` and `unset NAME` with plain values. A value with an
  * expansion, and a name that is set to different values in different cases, are marked unclear.
  */
-#include "software/read.h"
+#include "read_software.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -4,9 +4,9 @@
  * implemented: folders relative to the current one, and the subfolders for processor levels (glibc-hwcaps), in which
  * none of the libraries in question is shipped.
  */
-#include "software/libs.h"
-#include "software/libs_search.h"
-#include "source/text.h"
+#include "libs.h"
+#include "common/text.h"
+#include "libs_search.h"
 
 #include <elf.h>
 #include <limits.h>

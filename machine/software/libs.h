@@ -9,7 +9,7 @@
 #ifndef EP_SOFTWARE_LIBS_H
 #define EP_SOFTWARE_LIBS_H
 
-#include "source/source.h"
+#include "machine/source/source.h"
 
 /* The environment of a search. Strings are borrowed. */
 struct libs_env {

@@ -3,7 +3,7 @@
  * libs_conf.c - reads /etc/ld.so.conf and the files that it includes, like ldconfig(8): one folder per line, "include
  * PATTERN...", comments after '#'. "hwcap" lines and a type after '=' are obsolete and ignored.
  */
-#include "software/libs_search.h"
+#include "libs_search.h"
 
 #include <fnmatch.h>
 #include <limits.h>

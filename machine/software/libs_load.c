@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* libs_load.c - all libraries that loading one file loads, and the symbol versions that are then missing. */
 #include "base/error.h"
-#include "software/libs.h"
-#include "software/libs_search.h"
+#include "libs.h"
+#include "libs_search.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,7 @@
 #ifndef EP_SOFTWARE_LIBS_SEARCH_H
 #define EP_SOFTWARE_LIBS_SEARCH_H
 
-#include "software/libs.h"
+#include "libs.h"
 
 #define LIBS_MAX_FOLDERS 256 /* per search; further folders are ignored */
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nccl.c - NCCL, the network plugin that it loads, and gIB. */
-#include "software/parse.h"
-#include "software/read.h"
-#include "source/text.h"
+#include "common/text.h"
+#include "read_software.h"
+#include "software_text.h"
 
 #include <string.h>
 #include <strings.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nvshmem.c - the NVSHMEM that a process would load, and the one that PyTorch ships. */
-#include "software/libs_search.h"
-#include "software/parse.h"
-#include "software/read.h"
-#include "source/text.h"
+#include "common/text.h"
+#include "libs_search.h"
+#include "read_software.h"
+#include "software_text.h"
 
 #include <string.h>
 

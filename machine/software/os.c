@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "software/os.h"
+#include "os.h"
 
-#include "software/parse.h"
-#include "source/text.h"
+#include "common/text.h"
+#include "software_text.h"
 
 #include <string.h>
 

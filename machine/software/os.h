@@ -8,7 +8,7 @@
 #ifndef EP_SOFTWARE_OS_H
 #define EP_SOFTWARE_OS_H
 
-#include "source/source.h"
+#include "machine/source/source.h"
 
 enum os_family {
     OS_OTHER,

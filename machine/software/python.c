@@ -4,9 +4,9 @@
  * virtual environment or of the system, each followed by the folders in its .pth files (module site in Python's
  * documentation).
  */
-#include "software/parse.h"
-#include "software/read.h"
-#include "source/text.h"
+#include "common/text.h"
+#include "read_software.h"
+#include "software_text.h"
 
 #include <limits.h>
 #include <string.h>

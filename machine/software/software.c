@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* software.c - reads the software of a machine. */
 #include "base/error.h"
-#include "software/read.h"
-#include "source/text.h"
+#include "common/text.h"
+#include "read_software.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -8,10 +8,10 @@
 #ifndef EP_SOFTWARE_STACK_H
 #define EP_SOFTWARE_STACK_H
 
-#include "hardware/topo.h"
-#include "software/libs.h"
-#include "software/os.h"
-#include "source/source.h"
+#include "libs.h"
+#include "machine/hardware/topo.h"
+#include "machine/source/source.h"
+#include "os.h"
 
 #define SOFTWARE_MAX_COPIES 32
 #define SOFTWARE_MAX_SETTINGS 48

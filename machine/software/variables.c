@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* variables.c - looks up environment variables and validates their values. */
-#include "software/variables.h"
+#include "variables.h"
 
-#include "source/text.h"
+#include "common/text.h"
 
 #include <errno.h>
 #include <stdarg.h>

@@ -8,7 +8,7 @@
 #ifndef EP_SOFTWARE_VARIABLES_H
 #define EP_SOFTWARE_VARIABLES_H
 
-#include "source/source.h"
+#include "machine/source/source.h"
 
 enum variable_effect {
     VARIABLE_WORKS,      /* read when a program starts */

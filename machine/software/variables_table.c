@@ -10,7 +10,7 @@
  *
  * Ranges are as wide as the code allows. If it sets no limit, they are generous and only catch mistakes.
  */
-#include "software/variables.h"
+#include "variables.h"
 
 /* clang-format off */
 const struct variable variables[] = {

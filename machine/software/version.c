@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* version.c - which of two versions is later, and the version in the name of a library. */
-#include "software/libs.h"
+#include "libs.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cache.c - the cache and the memory of a source. cache.h has the rules. */
-#include "source/state.h"
+#include "state.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -23,7 +23,7 @@
 #ifndef EP_MACHINE_SOURCE_CACHE_H
 #define EP_MACHINE_SOURCE_CACHE_H
 
-#include "source/source.h"
+#include "source.h"
 
 #include <limits.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* elf.c - the headers of an ELF file, read once, cached and presented as plain arrays. */
-#include "source/elf.h"
-#include "source/state.h"
+#include "elf.h"
+#include "state.h"
 
 #include <stdarg.h>
 #include <string.h>

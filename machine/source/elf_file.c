@@ -6,9 +6,9 @@
  * libelf reads with ELF_C_READ: pread() into memory of its own. Sizes in the file are checked before libelf allocates
  * by them.
  */
-#include "source/clean.h"
-#include "source/elf.h"
-#include "source/source.h"
+#include "common/clean.h"
+#include "elf.h"
+#include "source.h"
 
 #include <elf.h>
 #include <gelf.h>

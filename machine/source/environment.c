@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* environment.c - the environment of the inspected process. */
-#include "source/state.h"
+#include "state.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* facts.c - facts extracted from files. The facts are cached; the texts, which may identify the machine, are not. */
-#include "source/state.h"
+#include "state.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -13,8 +13,8 @@
  *
  * Only headers are read; payloads are skipped.
  */
-#include "source/elf.h"
-#include "source/source.h"
+#include "elf.h"
+#include "source.h"
 
 #include <endian.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* lines.c - matching lines of a log: a file, or the ring buffer of the kernel. */
-#include "source/state.h"
+#include "state.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -7,7 +7,7 @@
  * filter), a path is walked component by component without following links, which are then resolved here. On "/" there
  * is nothing to escape from, so the kernel may follow them.
  */
-#include "source/state.h"
+#include "state.h"
 
 #include <errno.h>
 #include <fcntl.h>

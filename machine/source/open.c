@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* open.c - opens a source: this machine, a folder with or without an overlay, or the file of a snapshot. */
-#include "source/state.h"
+#include "state.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -7,7 +7,7 @@
  * knows the end of the answer even if the child has started processes that keep the pipe open.
  */
 #include "base/clock.h"
-#include "source/state.h"
+#include "state.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* read.c - queries of files. Each uses the cached entry, or makes one from the live side. */
-#include "source/clean.h"
-#include "source/state.h"
+#include "common/clean.h"
+#include "state.h"
 
 #include <ctype.h>
 #include <dirent.h>

@@ -7,8 +7,8 @@
  * every type through every row; tests/unit/test_source_scrub.c has a machine full of them, to which the new file is to
  * be added as well.
  */
-#include "source/scrub.h"
-#include "source/text.h"
+#include "scrub.h"
+#include "common/text.h"
 
 #include "base/error.h"
 

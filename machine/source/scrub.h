@@ -21,7 +21,7 @@
 #ifndef EP_MACHINE_SOURCE_SCRUB_H
 #define EP_MACHINE_SOURCE_SCRUB_H
 
-#include "source/cache.h"
+#include "cache.h"
 
 #include <stdio.h>
 

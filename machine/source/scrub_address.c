@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scrub_address.c - the general pass: UUIDs, hardware and network addresses. */
-#include "source/scrub_scan.h"
+#include "scrub_scan.h"
 
 #include <arpa/inet.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scrub_files.c - what stays of the files of packages and administrators. */
-#include "source/scrub.h"
+#include "scrub.h"
 
 #include <ctype.h>
 #include <stdlib.h>

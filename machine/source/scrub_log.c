@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scrub_log.c - what stays of logs. */
-#include "source/scrub.h"
+#include "scrub.h"
 
 #include <ctype.h>
 #include <jansson.h>

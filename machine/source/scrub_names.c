@@ -4,7 +4,7 @@
  *
  * A folder may be named after a project or a customer, so removing user names is not enough.
  */
-#include "source/scrub.h"
+#include "scrub.h"
 
 #include <ctype.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scrub_rules.c - rules for the contents of files, one for each kind of file. */
-#include "source/loopback.h"
-#include "source/scrub.h"
-#include "source/secret.h"
+#include "common/loopback.h"
+#include "common/secret.h"
+#include "scrub.h"
 
 #include <ctype.h>
 #include <stdlib.h>

@@ -8,7 +8,7 @@
 #ifndef EP_MACHINE_SOURCE_SCRUB_SCAN_H
 #define EP_MACHINE_SOURCE_SCRUB_SCAN_H
 
-#include "source/scrub.h"
+#include "scrub.h"
 
 #include <ctype.h>
 

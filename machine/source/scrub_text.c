@@ -3,8 +3,8 @@
  * scrub_text.c - the general pass: finds identifiers in any text and writes their replacements. This file has users,
  * hosts, secrets and paths; addresses are in scrub_address.c.
  */
-#include "source/scrub_scan.h"
-#include "source/text.h"
+#include "common/text.h"
+#include "scrub_scan.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,7 @@
  * Values of variables, names of configuration files and of modules, and releases of kernels are chosen by people and
  * contain names of companies, projects and machines, which look like any other word. So the allowed words are listed.
  */
-#include "source/scrub.h"
+#include "scrub.h"
 
 #include <ctype.h>
 #include <stdlib.h>

@@ -8,11 +8,11 @@
  * string that is not UTF-8 is {"hex": "..."}, a key that is not "hex:...". Snapshots are untrusted input: what is
  * accepted satisfies source.h, and errors name what was rejected.
  */
-#include "source/clean.h"
-#include "source/scrub.h"
-#include "source/state.h"
-#include "source/temporary.h"
-#include "source/text.h"
+#include "common/clean.h"
+#include "common/temporary.h"
+#include "common/text.h"
+#include "scrub.h"
+#include "state.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -4,7 +4,7 @@
 #define EP_MACHINE_SOURCE_STATE_H
 
 #include "base/error.h"
-#include "source/cache.h"
+#include "cache.h"
 
 #include <stdatomic.h>
 

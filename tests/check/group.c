@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "group.h"
 
-#include "check/cases.h"
+#include "cmd/test/check/cases.h"
 
 #include <pthread.h>
 #include <setjmp.h>

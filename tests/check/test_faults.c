@@ -7,7 +7,7 @@
  */
 #include "group.h"
 
-#include "check/run.h"
+#include "cmd/test/check/check_run.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

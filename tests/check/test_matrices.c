@@ -2,7 +2,7 @@
 /* All cases on groups of several sizes, with every routing; and what the job says of wrong parameters. */
 #include "group.h"
 
-#include "check/routing.h"
+#include "cmd/test/check/routings.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -689,7 +689,7 @@ END
 
 # The functions with which steps wait for dpkg's lock, on a lock of this test.
 @test "a step waits for the holder of dpkg's lock, names it, and fails at its deadline" {
-    sed "s,/var/lib/dpkg/,$PWD/,g; s/-ge 300/-ge \${MOST:-300}/" "$EPKIT_SOURCE/ops/install/prelude.sh" >prelude.sh
+    sed "s,/var/lib/dpkg/,$PWD/,g; s/-ge 300/-ge \${MOST:-300}/" "$EPKIT_SOURCE/cmd/install/prelude.sh" >prelude.sh
     cat >hold.py <<'END'
 import fcntl, sys
 file = open("lock-frontend", "a+")

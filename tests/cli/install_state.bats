@@ -461,7 +461,7 @@ own_prelude() {
     mkdir -p dpkg/info dpkg/updates dpkg/triggers
     : >dpkg/status
     : >dpkg/available
-    sed "s,/var/lib/dpkg/,\${LOCKS:-$PWD/dpkg}/,g" "$EPKIT_SOURCE/ops/install/prelude.sh" >prelude.sh
+    sed "s,/var/lib/dpkg/,\${LOCKS:-$PWD/dpkg}/,g" "$EPKIT_SOURCE/cmd/install/prelude.sh" >prelude.sh
     export DPKG_ADMINDIR=$PWD/dpkg EPKIT_STATE=$PWD
     cat >hold.py <<'END'
 import fcntl, sys

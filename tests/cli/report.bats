@@ -56,7 +56,7 @@ setup() {
     [ "$(jq -r '[.hardware, .job, .hosts[1].driver, .environment.NCCL_NET] | join(" ")' a/report.json)" = \
         "b200 deepep-internode 580.126.09 gIB <b>" ]
     [ "$(jq -r '.findings[1] | "\(.host) \(.id)"' a/report.json)" = "node-1 memlock" ]
-    run --separate-stderr bash -c "'$EPKIT' report --json a | python3 '$EPKIT_SOURCE/tests/cli/validate.py' '$EPKIT_SOURCE/tool/schema/report.json'"
+    run --separate-stderr bash -c "'$EPKIT' report --json a | python3 '$EPKIT_SOURCE/tests/cli/validate.py' '$EPKIT_SOURCE/cmd/report/schema.json'"
     [ "$status" -eq 0 ]
 }
 

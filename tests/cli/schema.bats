@@ -10,7 +10,7 @@ load common
     local n=0
     for command in $(all_commands); do
         if epkit help "$command" | grep -q -- '--json '; then
-            python3 -m json.tool "$EPKIT_SOURCE/tool/schema/$command.json" >/dev/null
+            python3 -m json.tool "$EPKIT_SOURCE/cmd/$command/schema.json" >/dev/null
             n=$((n + 1))
         fi
     done
@@ -38,7 +38,7 @@ refused() {
 }
 
 @test "a schema with a keyword that the validator does not know is rejected" {
-    jq '.properties.epkit.format = "date"' "$EPKIT_SOURCE/tool/schema/version.json" >"$BATS_TEST_TMPDIR/schema.json"
+    jq '.properties.epkit.format = "date"' "$EPKIT_SOURCE/cmd/version/schema.json" >"$BATS_TEST_TMPDIR/schema.json"
     run --separate-stderr python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$BATS_TEST_TMPDIR/schema.json" \
         <(epkit version --json)
     [ "$status" -ne 0 ]

@@ -44,7 +44,7 @@ predict_manifest() {
     run --separate-stderr "$EPKIT" deploy check -f "$M" --json --kubectl "kubectl${CONFIG:+ --kubeconfig=$CONFIG}"
     echo "$output $stderr"
     [ "$status" -eq 3 ]
-    python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/tool/schema/deploy.json" <(echo "$output")
+    python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/cmd/deploy/schema.json" <(echo "$output")
     says=$(jq -r --arg id "$1" 'first(.findings[] | select(.id == $id)).says' <<<"$output")
     [ -n "$says" ]
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ep_launch() is killed by SIGKILL: no rank may survive it, at any point. */
+#include "common/ranks/local_ranks.h"
 #include "fault.h"
-#include "testing/launch.h"
 
 #include <errno.h>
 #include <signal.h>

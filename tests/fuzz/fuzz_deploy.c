@@ -3,7 +3,7 @@
  * Any bytes as a manifest and, behind a NUL, as a snapshot of a cluster: what is accepted can be checked, and every
  * finding is complete; what is refused has a reason.
  */
-#include "deploy/deploy.h"
+#include "cmd/deploy/deploy.h"
 
 #include <stdint.h>
 #include <stdlib.h>

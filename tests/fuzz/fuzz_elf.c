@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Any bytes as an ELF file: what is refused says why, what is not stays within the bounds that callers rely on. */
-#include "source/elf.h"
+#include "machine/source/elf.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,8 +3,8 @@
  * Any bytes as what a rank says to the launcher: what is handed on is an event, what ends a rank's job has an exit
  * code, and what is neither becomes a problem that can be printed.
  */
-#include "ranks/reader.c"
-#include "ranks/report.c"
+#include "common/ranks/events.c"
+#include "common/ranks/rank_errors.c"
 
 #include <stdint.h>
 #include <sys/mman.h>

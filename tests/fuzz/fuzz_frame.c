@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Any bytes from the agent of a node: frames lie within what came, whatever the pieces. */
-#include "launch/frame.h"
+#include "cmd/launch/frame.h"
 
 #include <stdint.h>
 #include <stdlib.h>

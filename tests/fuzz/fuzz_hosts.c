@@ -3,8 +3,8 @@
  * Any bytes as a list of hosts, as a hostfile and as a file of locations: what is accepted is a target for ssh that is
  * no option, and there are not too many.
  */
-#include "launch/hosts.h"
-#include "launch/location.h"
+#include "cmd/launch/hosts.h"
+#include "cmd/launch/location.h"
 
 #include <stdint.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Any bytes as a journal: the whole lines in front are events, and reading those again gives the same. */
-#include "install/journal.h"
+#include "cmd/install/journal.h"
 
 #include <stdint.h>
 #include <stdlib.h>

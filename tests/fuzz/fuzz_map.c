@@ -4,7 +4,7 @@
  * refused has a reason that can be printed.
  */
 #include "../unit/map_machine.h"
-#include "hardware/map.h"
+#include "machine/hardware/map.h"
 
 #include <stdio.h>
 

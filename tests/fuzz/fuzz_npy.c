@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Any bytes as a .npy file: what is accepted must hold together, what is refused must say why. */
-#include "check/npy.h"
+#include "cmd/test/check/npy.h"
 
 #include <stdlib.h>
 

@@ -3,7 +3,7 @@
  * Any bytes as a command line, an argument a line: what is accepted lies within its limits and can be typed again from
  * what options_print() says, what is refused has a reason.
  */
-#include "cmd.h"
+#include "common/cmd.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
  * Any bytes as a log: counts stay within each other, the verdict can be written as JSON, and it does not matter how the
  * bytes are cut into blocks.
  */
-#include "verdict/verdict.h"
+#include "cmd/parse/verdict.h"
 
 #include <stdlib.h>
 #include <string.h>

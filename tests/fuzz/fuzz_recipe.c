@@ -3,7 +3,7 @@
  * Any bytes as a recipe: what is refused has a file and a line; what is accepted has steps in an order in which each
  * comes after its needs, and becomes scripts in every format.
  */
-#include "install/install.h"
+#include "cmd/install/install.h"
 
 #include <epkit/types.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
  * Any bytes as a snapshot: what is refused has a reason, and what is accepted answers every question about what is in
  * it and can be saved, and what was saved can be read again.
  */
-#include "source/state.h"
+#include "machine/source/state.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,8 +3,8 @@
  * Any text as one of those that a machine keeps about its software; the first byte says which. Pieces must lie within
  * the text, and every reader must come to its end.
  */
-#include "software/libs_search.h"
-#include "software/parse.h"
+#include "machine/software/libs_search.h"
+#include "machine/software/software_text.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,9 +3,9 @@
  * Any bytes as the snapshot of a machine, the driver's answer included: what is read of it is a tree without circles,
  * within its bounds, and has a map.
  */
-#include "hardware/map.h"
-#include "hardware/topo.h"
-#include "source/state.h"
+#include "machine/hardware/map.h"
+#include "machine/hardware/topo.h"
+#include "machine/source/state.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -79,5 +79,5 @@ long() {
 }
 
 valid() {
-    python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/tool/schema/launch.json" "$@"
+    python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/cmd/launch/schema.json" "$@"
 }

@@ -3,7 +3,7 @@
  * EP_COMBINE_BY_CHOICE as specified in epkit/ops.h: which rows are terms, and in which order. Rows are fetched one at a
  * time, by their choice.
  */
-#include "check/formats.h"
+#include "cmd/test/check/number_formats.h"
 #include "property.h"
 
 /* Adds a row. Contraction is off: every addition is rounded to single precision. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * property.h - random groups that run random operations, compared with the reference of tool/check.
+ * property.h - random groups that run random operations, compared with the reference of cmd/test/check.
  *
  * A case is drawn from its seed only: the group, the network, the plans and the sequence of operations are the same on
  * all ranks; the position of buffers, which calls are asynchronous and which event each waits for are each rank's own
@@ -21,8 +21,8 @@
 
 #include "net/emulation.h"
 
-#include "check/random.h"
-#include "check/reference.h"
+#include "cmd/test/check/random.h"
+#include "cmd/test/check/reference.h"
 
 #include <epkit/epkit.h>
 #include <pthread.h>

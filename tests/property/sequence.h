@@ -4,7 +4,7 @@
  *
  * On the communicator TESTED the calls are queued, in several queues; on the communicator BASE the same calls are made
  * one by one, over a network without faults. All buffers exist twice and must hold the same bytes. Samples are also
- * compared with the reference of tool/check, so that an error of both is found.
+ * compared with the reference of cmd/test/check, so that an error of both is found.
  *
  *   sequence_buffer.c  memory of all kinds, with guards
  *   sequence_slot.c    a plan with the buffers of all calls on it
@@ -21,7 +21,7 @@
 #ifndef EP_TESTS_SEQUENCE_H
 #define EP_TESTS_SEQUENCE_H
 
-#include "check/random.h"
+#include "cmd/test/check/random.h"
 #include "net/emulation.h"
 
 #include <epkit/epkit.h>

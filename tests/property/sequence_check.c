@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Comparison with the reference of tool/check. The ranks exchange their inputs over memory of the test, so that the
+ * Comparison with the reference of cmd/test/check. The ranks exchange their inputs over memory of the test, so that the
  * library takes no part in what it is compared with.
  */
 #include "sequence.h"
 
-#include "check/reference.h"
+#include "cmd/test/check/reference.h"
 
 #include <string.h>
 #include <sys/mman.h>

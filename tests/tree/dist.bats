@@ -156,7 +156,7 @@ library_for() {
     local matrix
     for matrix in intranode lowlatency internode; do
         bare test "$matrix" "${SMALL[@]}" --boot fork --json >"$BATS_TEST_TMPDIR/result.json"
-        python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/tool/schema/test.json" \
+        python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/cmd/test/schema.json" \
             "$BATS_TEST_TMPDIR/result.json"
         jq --exit-status '.result == "passed" and .passed > 0' "$BATS_TEST_TMPDIR/result.json"
     done

@@ -6,8 +6,8 @@
 #ifndef EP_TESTS_ADVISED_H
 #define EP_TESTS_ADVISED_H
 
+#include "machine/software/advice.h"
 #include "map_machine.h"
-#include "software/advice.h"
 #include "temp.h"
 #include "tree.h"
 

@@ -3,7 +3,7 @@
 #ifndef EP_TESTS_UNIT_FORKED_RANKS_H
 #define EP_TESTS_UNIT_FORKED_RANKS_H
 
-#include "testing/launch.h"
+#include "common/ranks/local_ranks.h"
 
 #include <epkit/comm.h>
 #include <stdatomic.h>

@@ -6,7 +6,7 @@
 #ifndef EP_TESTS_MADE_H
 #define EP_TESTS_MADE_H
 
-#include "doctor/doctor.h"
+#include "machine/doctor/doctor.h"
 #include "map_machine.h"
 #include "temp.h"
 

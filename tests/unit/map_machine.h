@@ -3,7 +3,7 @@
 #ifndef EP_TESTS_MAP_MACHINE_H
 #define EP_TESTS_MAP_MACHINE_H
 
-#include "hardware/topo.h"
+#include "machine/hardware/topo.h"
 
 #include <stdio.h>
 #include <stdlib.h>

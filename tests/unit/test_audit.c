@@ -2,7 +2,7 @@
 /* The audit of single variables and of whole environments. */
 #include "advised.h"
 
-#include "source/clean.h"
+#include "common/clean.h"
 
 static struct advised advised;
 

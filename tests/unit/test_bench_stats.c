@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Arithmetic of the benchmark: statistics, accounting of bytes, the offsets of a routing, the oracle's patterns. */
-#include "bench/account.h"
-#include "bench/bench.h"
-#include "bench/pattern.h"
-#include "bench/reduce.h"
-#include "bench/route.h"
-#include "bench/stats.h"
+#include "cmd/bench/account.h"
+#include "cmd/bench/bench.h"
+#include "cmd/bench/bench_route.h"
+#include "cmd/bench/pattern.h"
+#include "cmd/bench/reduce.h"
+#include "cmd/bench/stats.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -2,7 +2,7 @@
 /* Running other programs: what they say, how they end, and that none outlives its deadline. */
 #include "temp.h"
 
-#include "process/capture.h"
+#include "common/capture.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The output of text_clean() for terminals, and that characters are never split. */
-#include "source/clean.h"
+#include "common/clean.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Configuration, environment, and the agreement of the ranks; with a mock backend. */
 #include "base/locality.h"
+#include "common/ranks/local_ranks.h"
 #include "mock_backend.h"
 #include "net/net.h"
-#include "testing/launch.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

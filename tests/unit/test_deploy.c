@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The findings of deploy check for manifests and snapshots, above all those that only a kubelet would report
  * (tests/deploy/cluster.bats compares the rest with a real cluster). */
-#include "deploy/deploy.h"
+#include "cmd/deploy/deploy.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

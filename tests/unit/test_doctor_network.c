@@ -2,7 +2,7 @@
 /* The network that epkit uses between nodes, on synthetic machines. */
 #include "doctor_cases.h"
 
-#include "doctor/network.h"
+#include "machine/doctor/network.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

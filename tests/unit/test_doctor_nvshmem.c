@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The checks of the groups nvshmem and nccl, on a synthetic machine: each case yields its finding and no other. */
 #include "advised.h"
-#include "doctor/checks.h"
+#include "machine/doctor/checks.h"
 
 static const struct doctor_check *const checks[] = {
     &check_one_nic,         &check_shared_nic, &check_nic_handler,  &check_two_nvshmem,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The basis of the rules: Xids, outliers of counters, lines of shell scripts, and the preconditions of checks. */
-#include "doctor/shell.h"
-#include "doctor/xid.h"
-#include "hardware/counters.h"
+#include "machine/doctor/shell.h"
+#include "machine/doctor/xid.h"
+#include "machine/hardware/counters.h"
 #include "made.h"
 
 static void test_each_xid_has_its_action(void **state)

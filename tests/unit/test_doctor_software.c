@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checks of the verbs libraries and of DeepEP: a healthy machine, changes to it, and the result of a check. */
-#include "doctor/checks.h"
+#include "machine/doctor/checks.h"
 #include "made.h"
 
 #define CORE "/usr/lib/libibverbs.so.1"

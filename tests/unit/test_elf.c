@@ -3,8 +3,8 @@
  * ELF files: facts of libraries with known link options (CMakeLists.txt), and damaged files, which are refused with a
  * reason or give consistent facts, whatever byte is wrong.
  */
-#include "source/elf.h"
-#include "source/source.h"
+#include "machine/source/elf.h"
+#include "machine/source/source.h"
 #include "tree.h"
 
 #include <elf.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Frames of the agents: whole, in pieces, behind greetings, and what is none. */
-#include "launch/frame.h"
+#include "cmd/launch/frame.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which GPUs a machine has for ranks, and whether they suffice. */
-#include "ranks/gpu.h"
-#include "ranks/ranks_internal.h"
+#include "common/ranks/gpu.h"
+#include "common/ranks/ranks_internal.h"
 #include "tree.h"
 
 #define ANSWER(text) "{\"epkit_snapshot\": 1, \"answers\": {\"cuda\": {\"value\": " text "}}}"

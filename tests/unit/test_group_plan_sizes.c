@@ -3,8 +3,8 @@
  * A plan of no rows between nodes, by which the CUDA backend learns in a capture how many tokens each rank may have:
  * the sizes come, no routes are made, and ranks that disagree hear of it. Ranks are threads on the host backend.
  */
+#include "common/ranks/local_ranks.h"
 #include "group/group.h"
-#include "testing/launch.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

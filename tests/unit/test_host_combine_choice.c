@@ -6,7 +6,7 @@
  *
  * 10^5 tokens; with EPKIT_TEST_LONG=1 10^6.
  */
-#include "testing/launch.h"
+#include "common/ranks/local_ranks.h"
 
 #include <epkit/epkit.h>
 #include <setjmp.h>

@@ -3,8 +3,8 @@
  * A rank that dies, leaves, or runs out of a resource while a communicator is created: the others learn it from the
  * next all-gather, with its number and its reason, and not at their deadline.
  */
+#include "common/ranks/local_ranks.h"
 #include "sandbox.h"
-#include "testing/launch.h"
 
 #include <epkit/epkit.h>
 #include <errno.h>

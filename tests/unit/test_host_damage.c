@@ -5,9 +5,9 @@
  * test_host_hostile.c.
  */
 #include "backend/host/lowlatency.h"
+#include "common/ranks/local_ranks.h"
 #include "core/routing.h"
 #include "group/plan.h"
-#include "testing/launch.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

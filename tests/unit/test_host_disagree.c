@@ -3,8 +3,8 @@
  * Two ranks that pass different arguments to a collective call, or are in different calls: both get EP_E_MISMATCH with
  * the field by its public name, both ranks and both values, on one node and on two. Ranks are threads.
  */
+#include "common/ranks/local_ranks.h"
 #include "group/group.h"
-#include "testing/launch.h"
 
 #include <epkit/epkit.h>
 #include <setjmp.h>

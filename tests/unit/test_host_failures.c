@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Failures on ranks that are not in a collective call, and values that are refused. Ranks are threads. */
-#include "testing/launch.h"
+#include "common/ranks/local_ranks.h"
 
 #include <epkit/epkit.h>
 #include <math.h>

@@ -4,8 +4,8 @@
  * of their own, few descriptors. They work, or the status names the setting that prevents it; a live rank is never
  * reported dead.
  */
+#include "common/ranks/local_ranks.h"
 #include "sandbox.h"
-#include "testing/launch.h"
 
 #include <epkit/epkit.h>
 #include <errno.h>

@@ -7,7 +7,7 @@
  * its input. All sums are exact.
  */
 #include "backend/host/host.h"
-#include "testing/launch.h"
+#include "common/ranks/local_ranks.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

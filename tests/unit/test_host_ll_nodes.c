@@ -4,8 +4,8 @@
  * of the receivers. Ranks are threads.
  */
 #include "backend/host/host.h"
+#include "common/ranks/local_ranks.h"
 #include "net/emulation.h"
-#include "testing/launch.h"
 
 #include <fcntl.h>
 #include <setjmp.h>

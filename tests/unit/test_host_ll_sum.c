@@ -4,8 +4,8 @@
  * rounds, in which order, and the effect of EP_LL_NO_PARTIAL_REDUCE. Each case is a token, the same on every rank;
  * ranks are threads.
  */
+#include "common/ranks/local_ranks.h"
 #include "core/core.h"
-#include "testing/launch.h"
 
 #include <epkit/epkit.h>
 #include <math.h>

@@ -4,7 +4,7 @@
  * its results, which the test checks afterwards.
  */
 #include "backend/host/host.h"
-#include "testing/launch.h"
+#include "common/ranks/local_ranks.h"
 
 #include <math.h>
 #include <setjmp.h>

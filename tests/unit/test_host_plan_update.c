@@ -5,7 +5,7 @@
  * with a separate plan. Ranks are threads.
  */
 #include "backend/host/host.h"
-#include "testing/launch.h"
+#include "common/ranks/local_ranks.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -4,8 +4,8 @@
  * of one rank, which are threads.
  */
 #include "backend/host/host.h"
+#include "common/ranks/local_ranks.h"
 #include "net/probe.h"
-#include "testing/launch.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -4,7 +4,7 @@
  * both layouts of a plan, on one node and between nodes, and in low-latency calls. Ranks are threads. Word w of token t
  * of rank r is a number that encodes all three.
  */
-#include "testing/launch.h"
+#include "common/ranks/local_ranks.h"
 
 #include <epkit/epkit.h>
 #include <setjmp.h>

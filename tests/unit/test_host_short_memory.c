@@ -5,8 +5,8 @@
  * collective, and memory that it returns can be touched: no rank is killed by a signal.
  */
 #include "cgroup.h"
+#include "common/ranks/local_ranks.h"
 #include "sandbox.h"
-#include "testing/launch.h"
 
 #include <epkit/epkit.h>
 #include <setjmp.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Configuration of the new group by the survivors. Which ranks may form it: test_host_shrink_votes.c. */
+#include "common/ranks/local_ranks.h"
 #include "core/core.h"
-#include "testing/launch.h"
 
 #include <epkit/epkit.h>
 #include <setjmp.h>

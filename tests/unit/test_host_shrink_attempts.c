@@ -4,8 +4,8 @@
  * actions in attempt 2 before they arrived hold for all. Each case writes the words of that history into the control
  * blocks, as the ranks would have, and the survivors continue from there.
  */
+#include "common/ranks/local_ranks.h"
 #include "group/shrink.h"
-#include "testing/launch.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

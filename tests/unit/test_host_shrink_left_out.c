@@ -4,8 +4,8 @@
  * this and in every later call, whichever rank is left to report it. Ranks are processes; those of its node and its
  * rail peers are killed, so that its control links have ended and only ranks without a connection to it know.
  */
+#include "common/ranks/local_ranks.h"
 #include "group/group.h"
-#include "testing/launch.h"
 
 #include <setjmp.h>
 #include <signal.h>

@@ -3,7 +3,7 @@
  * Memory that one rank makes symmetric by itself: by ep_alloc_local(), by the callbacks of an allocator, by the program
  * (ep_register()); and the sizes that can be queried before an allocation. Ranks are processes and threads.
  */
-#include "testing/launch.h"
+#include "common/ranks/local_ranks.h"
 
 #include <epkit/epkit.h>
 #include <fcntl.h>

@@ -2,10 +2,10 @@
 /* Lists of hosts, hostfiles, and what schedulers put into the environment. */
 #include "temp.h"
 
-#include "launch/hosts.h"
+#include "cmd/launch/hosts.h"
 
 #include "base/error.h"
-#include "source/loopback.h"
+#include "common/loopback.h"
 
 #include <string.h>
 #include <sys/stat.h>

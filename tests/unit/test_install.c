@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Internals of epkit install: recipes, journals, packages, scripts. */
-#include "install/install.h"
+#include "cmd/install/install.h"
 #include "temp.h"
 
 #include <epkit/types.h>

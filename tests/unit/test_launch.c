@@ -3,8 +3,8 @@
  * boot/launch.c. Linked with --wrap for fork, getppid and pthread_create, so that they can fail on demand.
  */
 #include "base/clock.h"
+#include "common/ranks/local_ranks.h"
 #include "temp.h"
-#include "testing/launch.h"
 
 #include <errno.h>
 #include <pthread.h>

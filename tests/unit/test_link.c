@@ -18,7 +18,7 @@ static int poll_late(struct pollfd *fds, nfds_t n, int timeout_ms);
 #undef poll
 #undef ep_thread_begin
 
-#include "testing/launch.h"
+#include "common/ranks/local_ranks.h"
 
 #include <setjmp.h>
 #include <signal.h>

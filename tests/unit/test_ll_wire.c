@@ -6,7 +6,7 @@
  */
 #include "backend/cuda/ll_wire.c"
 
-#include "testing/launch.h"
+#include "common/ranks/local_ranks.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

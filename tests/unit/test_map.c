@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The assignment of GPUs to NICs: known machines, and random ones compared with all possible assignments. */
-#include "hardware/map.h"
+#include "machine/hardware/map.h"
 #include "map_machine.h"
 #include "temp.h"
 

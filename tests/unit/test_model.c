@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The model matches the published tables, and the reference data is consistent. */
-#include "model/reference.h"
+#include "cmd/parse/figures.h"
 
 #include <math.h>
 #include <setjmp.h>

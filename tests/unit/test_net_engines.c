@@ -2,8 +2,8 @@
 /* Runs the conformance tests on the engines of the library. Ranks are threads. The MPI engine: tests/mpi. */
 #include "net_conformance.h"
 
+#include "common/ranks/local_ranks.h"
 #include "net/tcp.h"
-#include "testing/launch.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

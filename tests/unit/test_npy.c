@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The .npy reader: what numpy writes is read, and every malformed byte gives a text that says what stands where. */
-#include "check/npy.h"
+#include "cmd/test/check/npy.h"
 #include "temp.h"
 
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The parser of command lines: values, ranges, defaults, and what is said about mistakes. */
-#include "cmd.h"
+#include "common/cmd.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The launcher of ranks: events, exit codes, deaths and deadlines, with processes and with threads. */
-#include "cmd.h"
-#include "ranks/ranks_internal.h"
+#include "common/cmd.h"
+#include "common/ranks/ranks_internal.h"
 
 #include "base/error.h"
 

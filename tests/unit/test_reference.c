@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The reference against examples that were worked out by hand. */
-#include "check/data.h"
-#include "check/formats.h"
-#include "check/reference.h"
+#include "cmd/test/check/data.h"
+#include "cmd/test/check/number_formats.h"
+#include "cmd/test/check/reference.h"
 
 #include <epkit/types.h>
 #include <setjmp.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The made-up routings: each has the property that it is named after, and all are the same on every platform. */
-#include "check/random.h"
-#include "check/routing.h"
+#include "cmd/test/check/random.h"
+#include "cmd/test/check/routings.h"
 #include "temp.h"
 
 #include <math.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parsers for text files of a machine. */
-#include "software/libs_search.h"
-#include "software/parse.h"
+#include "machine/software/libs_search.h"
+#include "machine/software/software_text.h"
 #include "world.h"
 
 #include <setjmp.h>

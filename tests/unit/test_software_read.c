@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The results of software_read(): driver options, libibverbs and provider, copies of DeepEP, NVSHMEM, NCCL. */
-#include "software/software.h"
+#include "machine/software/software.h"
 #include "world.h"
 
 #define OPEN_DRIVER                                                                                                    \

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reads of a source: every state of a query, and that nothing leads out of the root directory. */
-#include "source/state.h"
+#include "machine/source/state.h"
 #include "tree.h"
 
 #include <sys/resource.h>

@@ -4,7 +4,7 @@
  * of all kinds of files, are scrubbed, and no identifier is left. A new rule is tested automatically, with the paths of
  * its pattern.
  */
-#include "source/scrub.h"
+#include "machine/source/scrub.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

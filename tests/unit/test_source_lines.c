@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A log with more matching lines than fit, and the format of kernel records. It compiles its own copy of lines.c. */
-#include "source/lines.c"
+#include "machine/source/lines.c"
 #include "temp.h"
 
 #include <cmocka.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Queries of libraries: however the child ends, there is an answer in time, and nothing is left behind. */
 #include "base/clock.h"
-#include "source/state.h"
+#include "machine/source/state.h"
 #include "tree.h"
 
 #include <dirent.h>

@@ -3,9 +3,9 @@
  * Scrubbing: a machine full of identifiers, none of which may be in its snapshot, while the conclusions from it stay
  * the same. For a new file, add it to `places` with everything that may identify a machine in such a file.
  */
-#include "source/scrub.h"
-#include "source/secret.h"
-#include "source/state.h"
+#include "common/secret.h"
+#include "machine/source/scrub.h"
+#include "machine/source/state.h"
 #include "tree.h"
 
 #include <cmocka.h>

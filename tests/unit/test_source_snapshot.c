@@ -2,7 +2,7 @@
 /*
  * Snapshots: recorded queries give the same answers, and a damaged snapshot is refused with the location of the error.
  */
-#include "source/state.h"
+#include "machine/source/state.h"
 #include "tree.h"
 
 #include <sys/wait.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Temporary files and folders of killed processes, and their removal. */
-#include "source/temporary.h"
+#include "common/temporary.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Synthetic machines: the PCI tree, GPUs, NICs and their roles. */
-#include "hardware/topo.h"
+#include "machine/hardware/topo.h"
 #include "machine_tree.h"
 
 #define HOST_A "/sys/devices/pci0000:10"

@@ -6,7 +6,7 @@
  * machine/hardware does. Synthetic machines have no bus numbers there, so hwloc gets a shadow copy: the same devices,
  * with the bus numbers that their addresses imply, and the processors and nodes in the formats that hwloc reads.
  */
-#include "hardware/topo.h"
+#include "machine/hardware/topo.h"
 #include "machine_tree.h"
 
 #include <dirent.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parsers for the small texts of sysfs. */
-#include "hardware/parse.h"
+#include "machine/hardware/pci_text.h"
 #include "temp.h"
 
 #include <string.h>

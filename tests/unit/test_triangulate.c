@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A planted slow node is found in any fleet, with few runs; ambiguous results are reported as such. */
-#include "triangulate/triangulate.h"
+#include "cmd/triangulate/triangulate.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -6,7 +6,7 @@
 #ifndef EP_TESTS_WORLD_H
 #define EP_TESTS_WORLD_H
 
-#include "source/source.h"
+#include "machine/source/source.h"
 #include "tree.h"
 
 struct world {

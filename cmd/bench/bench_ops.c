@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* bench_ops.c - dispatch and combine on a plan, with the baselines memcpy and MPI_Alltoallv, or the roofline of GPUs.
+ */
+#include "bench_case.h"
+
+#include "backend/cuda/module.h"
+#include "net/probe.h"
+
+#include <string.h>
+
+struct op {
+    struct bench_case *bench;
+    bool is_combine, is_fp8;
+    ep_dispatch_args dispatch;
+    ep_combine_args combine;
+    struct bench_phases phases;
+    struct bench_roofline roofline;
+    struct ep_net_probe *probe; /* between nodes, with baselines */
+    double probe_bytes;         /* of one rank in a sample */
+    double puts;                /* of one operation */
+    size_t copy_bytes;          /* bytes of the rows that this rank receives */
+    struct bench_series series[BENCH_MAX_SERIES];
+    int n_series;
+};
+
+static ep_status run_op(void *context)
+{
+    struct op *op = context;
+    ep_plan *plan = op->bench->plan;
+
+    /* On GPUs it is only queued, and its time taken in the stream. */
+    if (op->bench->ctx->gpu)
+        return op->is_combine ? ep_combine(plan, &op->combine, NULL) : ep_dispatch(plan, &op->dispatch, NULL);
+    return op->is_combine ? ep_combine_sync(plan, &op->combine) : ep_dispatch_sync(plan, &op->dispatch);
+}
+
+static ep_status finish_op(void *context)
+{
+    struct op *op = context;
+
+    return ep_stream_sync(op->bench->ctx->comm, NULL);
+}
+
+static ep_status run_raw(void *context)
+{
+    struct op *op = context;
+    struct ranks_ctx *ctx = op->bench->ctx;
+
+    return ctx->gpu->repeat_bare(ctx->comm, op->is_combine);
+}
+
+static ep_status after_op(void *context, int round)
+{
+    struct op *op = context;
+
+    if (round >= 0)
+        bench_phases_add(&op->phases, op->bench->ctx->comm);
+    return EP_OK;
+}
+
+static ep_status run_copy(void *context)
+{
+    struct op *op = context;
+
+    memcpy(op->bench->copy_to, op->bench->copy_from, op->copy_bytes);
+    return EP_OK;
+}
+
+static ep_status run_naive(void *context)
+{
+    struct op *op = context;
+    struct bench_case *bench = op->bench;
+
+    return op->is_combine ? naive_combine(&bench->naive, bench->recv_x, bench->out_naive)
+                          : naive_dispatch(&bench->naive, bench->x, bench->x_scales, op->is_fp8);
+}
+
+static ep_status run_puts(void *context)
+{
+    return ep_net_probe_puts(((struct op *)context)->probe);
+}
+
+static ep_status run_sockets(void *context)
+{
+    return ep_net_probe_sockets(((struct op *)context)->probe);
+}
+
+/*
+ * A rank that is done must not sleep in the library's barrier while MPI still has to deliver its data: waits in MPI
+ * until all ranks are done.
+ */
+static ep_status after_naive(void *context, int round)
+{
+    struct ranks_ctx *ctx = ((struct op *)context)->bench->ctx;
+
+    (void)round;
+    return ctx->mpi->barrier(ctx->mpi_boot);
+}
+
+/* Runs the operation once with poisoned outputs and verifies everything. */
+static int check_op(struct op *op)
+{
+    struct bench_case *bench = op->bench;
+    size_t out_bytes = (size_t)bench->route.n_tokens * 2 * (size_t)bench->request->hidden;
+    uint64_t puts = ep_net_probe_count(bench->ctx->comm);
+    ep_status status;
+
+    if (op->is_combine)
+        mirrors_poison(&bench->mirrors, bench->out, out_bytes);
+    else
+        verify_poison_received(bench, &bench->route);
+    status = bench_mirrors_status(&bench->mirrors);
+    if (status == EP_OK)
+        status = run_op(op);
+    if (status == EP_OK)
+        status = finish_op(op);
+    op->puts = (double)(ep_net_probe_count(bench->ctx->comm) - puts);
+    if (status != EP_OK)
+        return ranks_emit_error(bench->ctx, status, op->is_combine ? "combine" : "dispatch");
+    if (!op->is_combine)
+        return verify_dispatch(bench, &bench->route, op->is_fp8);
+    mirrors_pull(&bench->mirrors, bench->out, out_bytes);
+    return verify_combine(bench, bench->out, false, false, "verifying combine");
+}
+
+/* After the rounds: the receive buffers hold the results of the last sample. */
+static int check_naive(struct op *op)
+{
+    struct bench_case *bench = op->bench;
+
+    if (!bench_has_mpi(bench))
+        return 0;
+    if (op->is_combine)
+        return verify_combine(bench, bench->out_naive, true, false, "verifying MPI_Alltoallv");
+    return verify_naive_dispatch(bench, op->is_fp8);
+}
+
+/* Each rail peer gets the mean number of bytes that the last operation sent to one. Collective. */
+static int probe_init(struct op *op)
+{
+    struct ranks_ctx *ctx = op->bench->ctx;
+    ep_stats stats = {.size = sizeof(stats)};
+    ep_status status = ep_comm_get_stats(ctx->comm, &stats);
+    int64_t sum = (int64_t)stats.bytes_net;
+
+    if (status == EP_OK)
+        status = bench_sum(ctx, &sum, sizeof(sum));
+    if (status == EP_OK && sum > 0) {
+        size_t each = (size_t)(sum / (ctx->nranks * (ctx->nnodes - 1))) + 1;
+
+        op->probe_bytes = (double)each * (ctx->nnodes - 1);
+        status = ep_net_probe_new(ctx->comm, each, &op->probe);
+    }
+    return status == EP_OK ? 0 : ranks_emit_error(ctx, status, "preparing the probe of the network");
+}
+
+/* Only on one node: between nodes there are other kernels, and the copy engine cannot reach other nodes. */
+static bool has_roofline(const struct bench_case *bench)
+{
+    return bench->ctx->gpu && bench_has_baselines(bench) && bench->ctx->nnodes < 2;
+}
+
+static void add_series(struct op *op, struct bench_series series)
+{
+    op->series[op->n_series++] = series;
+}
+
+static void add_host_series(struct op *op)
+{
+    if (bench_has_baselines(op->bench))
+        add_series(op, (struct bench_series){.what = "memcpy", .key = "memcpy", .run = run_copy, .context = op});
+    if (bench_has_mpi(op->bench))
+        add_series(
+            op,
+            (struct bench_series){
+                .what = "MPI_Alltoallv", .key = "alltoallv", .run = run_naive, .after = after_naive, .context = op});
+    if (!op->probe)
+        return;
+    /* Raw puts, and plain sockets with the same number of streams and chunks. */
+    add_series(op, (struct bench_series){.what = "raw puts", .key = "puts", .run = run_puts, .context = op});
+    if (ep_net_probe_has_sockets(op->probe))
+        add_series(op,
+                   (struct bench_series){.what = "plain sockets", .key = "sockets", .run = run_sockets, .context = op});
+}
+
+/* The operation queued after other work; its raw rows, without plan and waits; the copy engine. */
+static void add_gpu_series(struct op *op)
+{
+    struct bench_series queued = op->series[0];
+
+    queued.key = "queued";
+    queued.queued = true;
+    add_series(op, queued);
+    if (!has_roofline(op->bench))
+        return;
+    add_series(op,
+               (struct bench_series){.what = "raw rows", .key = "bare", .run = run_raw, .queued = true, .context = op});
+    add_series(op, (struct bench_series){.what = "copy engine, one pair",
+                                         .key = "engine_pair",
+                                         .run = bench_engine_pair,
+                                         .queued = true,
+                                         .context = &op->roofline});
+    add_series(op, (struct bench_series){.what = "copy engine, all to all",
+                                         .key = "engine_all",
+                                         .run = bench_engine_all,
+                                         .queued = true,
+                                         .context = &op->roofline});
+}
+
+static int measure(struct op *op)
+{
+    struct bench_case *bench = op->bench;
+    bool gpu = bench->ctx->gpu;
+    struct bench_measurement measurement = {
+        .op = op->is_combine ? "combine" : "dispatch",
+        .type = op->is_fp8 ? "fp8" : "bf16",
+        .tokens = bench->tokens,
+        .row_bytes = bench_row_bytes(op->is_fp8, bench->request->hidden),
+        .counts = bench->route.counts,
+        .phases = &op->phases,
+        .series = op->series,
+    };
+    int code = has_roofline(bench) ? bench_roofline_init(&op->roofline, bench) : 0;
+
+    op->roofline.row_bytes = (size_t)measurement.row_bytes;
+    op->copy_bytes = (size_t)(bench->route.counts.recv * measurement.row_bytes);
+    if (code == 0)
+        code = check_op(op);
+    if (code == 0 && !gpu && bench_has_baselines(bench) && bench->ctx->nnodes > 1)
+        code = probe_init(op);
+    measurement.n_puts = op->puts;
+    add_series(op, (struct bench_series){
+                       .what = measurement.op, .run = run_op, .finish = finish_op, .after = after_op, .context = op});
+    (gpu ? add_gpu_series : add_host_series)(op);
+    if (code == 0)
+        code = bench_rounds(bench->ctx, op->series, op->n_series, bench->request->iters, bench->one_clock);
+    if (code == 0)
+        code = check_op(op);
+    if (code == 0)
+        code = check_naive(op);
+    measurement.n_series = op->n_series;
+    measurement.pair_bytes = (double)op->roofline.pair_bytes;
+    measurement.net_bytes = op->probe_bytes;
+    if (code == 0)
+        code = bench_emit_row(bench, &measurement);
+    ep_net_probe_free(op->probe);
+    return code;
+}
+
+static int measure_dispatch(struct bench_case *bench, bool is_fp8)
+{
+    struct op op = {.bench = bench, .is_fp8 = is_fp8};
+
+    verify_fill_x(bench, is_fp8);
+    bench_dispatch_args(bench, is_fp8, &op.dispatch);
+    return measure(&op);
+}
+
+static int measure_combine(struct bench_case *bench)
+{
+    struct op op = {.bench = bench, .is_combine = true};
+
+    verify_fill_returned(bench);
+    bench_combine_args(bench, &op.combine);
+    return measure(&op);
+}
+
+int bench_run_ops(struct bench_case *bench)
+{
+    const struct bench_request *request = bench->request;
+    int code = 0;
+
+    if ((request->ops & BENCH_DISPATCH) && (request->types & BENCH_BF16))
+        code = measure_dispatch(bench, false);
+    if (code == 0 && (request->ops & BENCH_DISPATCH) && (request->types & BENCH_FP8))
+        code = measure_dispatch(bench, true);
+    if (code == 0 && (request->ops & BENCH_COMBINE))
+        code = measure_combine(bench);
+    return code;
+}

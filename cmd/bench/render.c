@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "render.h"
+
+#include "bench.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const struct out_column row_columns[] = {
+    {"ON", "device", 0, 0},
+    {"OP", "op", 0, 0},
+    {"TYPE", "type", 0, 0},
+    {"RANKS", "ranks", 0, 0},
+    {"NODES", "nodes", 0, OUT_DATA},
+    {"TOKENS", "tokens", 0, 0},
+    {"HIDDEN", "hidden", 0, OUT_DATA},
+    {"TOPK", "topk", 0, OUT_DATA},
+    {"EXPERTS", "experts", 0, OUT_DATA},
+    {"ROUNDS", "rounds", 0, OUT_DATA},
+    {"ROWS", "rows", 1, OUT_DATA},
+    {"WIRE ROWS", "wire_rows", 1, OUT_DATA},
+    {"ROW BYTES", "row_bytes", 0, OUT_DATA},
+    {"TIME us", "time_us", 1, 0},
+    {"P10", "p10_us", 1, 0},
+    {"P90", "p90_us", 1, 0},
+    {"LOGICAL GB/s", "logical_gbps", 3, OUT_IF_PRESENT},
+    {"WIRE GB/s", "wire_gbps", 3, OUT_IF_PRESENT},
+    {"NET PRINTED GB/s", "net_printed_gbps", 3, OUT_DATA},
+    {"NET GB/s", "net_gbps", 3, OUT_DATA},
+    {"memcpy us", "memcpy_us", 1, OUT_DATA},
+    {"memcpy GB/s", "memcpy_gbps", 3, OUT_DATA},
+    {"x memcpy", "vs_memcpy", 2, OUT_IF_PRESENT},
+    {"x memcpy, rounds", "vs_memcpy_rounds", 2, OUT_DATA},
+    {"alltoallv us", "alltoallv_us", 1, OUT_DATA},
+    {"alltoallv GB/s", "alltoallv_gbps", 3, OUT_DATA},
+    {"x alltoallv", "vs_alltoallv", 2, OUT_IF_PRESENT},
+    {"x alltoallv, rounds", "vs_alltoallv_rounds", 2, OUT_DATA},
+    {"x cached", "vs_cached", 2, OUT_DATA},
+};
+
+/* On GPUs: with the roofline of the machine. */
+static const struct out_column gpu_columns[] = {
+    {"ON", "device", 0, 0},
+    {"OP", "op", 0, 0},
+    {"TYPE", "type", 0, 0},
+    {"RANKS", "ranks", 0, 0},
+    {"TOKENS", "tokens", 0, 0},
+    {"SMS", "sms", 0, 0},
+    {"IDLE START us", "time_us", 1, 0},
+    {"GB/s", "logical_gbps", 1, 0},
+    {"QUEUED us", "queued_us", 1, 0},
+    {"GB/s", "queued_gbps", 1, 0},
+    {"RAW ROWS GB/s", "bare_gbps", 1, OUT_IF_PRESENT},
+    {"x raw rows", "vs_bare", 2, OUT_IF_PRESENT},
+    {"COPY ENGINE GB/s", "engine_all_gbps", 1, OUT_IF_PRESENT},
+    {"x engine", "vs_engine_all", 2, OUT_IF_PRESENT},
+    {"ONE PAIR, WIRE GB/s", "engine_pair_gbps", 1, OUT_IF_PRESENT},
+};
+
+static const struct out_column net_columns[] = {
+    {"ON", "device", 0, 0},
+    {"OP", "op", 0, 0},
+    {"TYPE", "type", 0, 0},
+    {"RANKS", "ranks", 0, 0},
+    {"NODES", "nodes", 0, 0},
+    {"TOKENS", "tokens", 0, 0},
+    {"NET GB/s AS DeepEP PRINTS IT", "net_printed_gbps", 3, 0},
+    {"NET GB/s ON THE WIRE", "net_gbps", 3, 0},
+    {"PUTS", "puts_per_operation", 0, OUT_IF_PRESENT},
+    {"RAW PUTS GB/s", "puts_gbps", 3, OUT_IF_PRESENT},
+    {"x raw puts", "net_vs_puts", 2, OUT_IF_PRESENT},
+    {"PLAIN SOCKETS GB/s", "sockets_gbps", 3, OUT_IF_PRESENT},
+    {"puts x sockets", "puts_vs_sockets", 2, OUT_IF_PRESENT},
+};
+
+static const struct out_column phase_columns[] = {
+    {"ON", "device", 0, 0},     {"OP", "op", 0, 0},
+    {"TYPE", "type", 0, 0},     {"RANKS", "ranks", 0, 0},
+    {"TOKENS", "tokens", 0, 0}, {"WAIT READY us", "wait_ready", 1, 0},
+    {"MOVE us", "move", 1, 0},  {"WAIT DONE us", "wait_done", 1, 0},
+    {"COPY us", "copy", 1, 0},  {"TOTAL us", "total", 1, 0},
+};
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* A row without nested objects: "memcpy": {"time_us", "gbps"} becomes "memcpy_us" and "memcpy_gbps". A new reference.
+ */
+static json_t *flatten(const json_t *row, const char *device)
+{
+    json_t *flat = json_copy((json_t *)row), *value;
+    const char *name;
+    char key[64];
+
+    json_object_set_new(flat, "device", json_string(device));
+    json_object_foreach((json_t *)row, name, value)
+    {
+        snprintf(key, sizeof(key), "%s_us", name);
+        json_object_set(flat, key, json_object_get(value, "time_us"));
+        snprintf(key, sizeof(key), "%s_gbps", name);
+        json_object_set(flat, key, json_object_get(value, "gbps"));
+    }
+    json_object_update_missing(flat, json_object_get(row, "phases_us"));
+    return flat;
+}
+
+/* Flat rows that have `key`, or all of them if it is NULL. */
+static json_t *flat_rows(const json_t *rows, const char *key, const char *device)
+{
+    json_t *flat = json_array();
+    const json_t *row;
+    size_t i;
+
+    json_array_foreach(rows, i, row)
+    {
+        if (!key || json_is_object(json_object_get(row, key)) || json_is_number(json_object_get(row, key)))
+            json_array_append_new(flat, flatten(row, device));
+    }
+    return flat;
+}
+
+static int print(const struct out_column *columns, size_t n, json_t *rows, enum out_format format)
+{
+    int result = json_array_size(rows) || format != OUT_TABLE ? out_table(stdout, columns, n, rows, format) : 0;
+
+    json_decref(rows);
+    return result;
+}
+
+int bench_print_rows(const json_t *rows, const char *device, enum out_format format)
+{
+    int result = print(row_columns, COUNT(row_columns), flat_rows(rows, NULL, device), format);
+
+    if (result != 0 || format != OUT_TABLE)
+        return result;
+    result = print(gpu_columns, COUNT(gpu_columns), flat_rows(rows, "queued", device), format);
+    if (result != 0)
+        return result;
+    return print(net_columns, COUNT(net_columns), flat_rows(rows, "net_gbps", device), format);
+}
+
+int bench_print_phases(const json_t *rows, const char *device)
+{
+    return print(phase_columns, COUNT(phase_columns), flat_rows(rows, "phases_us", device), OUT_TABLE);
+}
+
+static double number(const json_t *row, const char *key)
+{
+    return json_number_value(json_object_get(row, key));
+}
+
+static bool is_op(const json_t *row, const char *op)
+{
+    return strcmp(json_string_value(json_object_get(row, "op")), op) == 0;
+}
+
+/* Orders by ranks, then tokens, then bytes of a row. */
+static bool larger(const json_t *row, const json_t *other)
+{
+    static const char *const keys[] = {"ranks", "tokens", "row_bytes"};
+
+    for (size_t k = 0; k < COUNT(keys); k++)
+        if (number(row, keys[k]) != number(other, keys[k]))
+            return number(row, keys[k]) > number(other, keys[k]);
+    return false;
+}
+
+/* The largest row, of `op` if it is not NULL. NULL if there is none. */
+static const json_t *largest(const json_t *rows, const char *op)
+{
+    const json_t *best = NULL, *row;
+    size_t i;
+
+    json_array_foreach(rows, i, row)
+    {
+        if ((!op || is_op(row, op)) && (!best || larger(row, best)))
+            best = row;
+    }
+    return best;
+}
+
+struct bench_baseline bench_baseline_of(const json_t *row)
+{
+    static const struct bench_baseline memcpy_baseline = {"memcpy", "memcpy"};
+    static const struct bench_baseline engine_baseline = {"engine_all", "the copy engine"};
+
+    return json_object_get(row, "sms") ? engine_baseline : memcpy_baseline;
+}
+
+static const json_t *ratio_of(const json_t *row)
+{
+    char key[64];
+
+    snprintf(key, sizeof(key), "vs_%s", bench_baseline_of(row).key);
+    return json_object_get(row, key);
+}
+
+static bool has_baseline(const json_t *row)
+{
+    return ratio_of(row);
+}
+
+static void write_ratio(FILE *text, const json_t *row)
+{
+    if (json_object_get(row, "sms"))
+        fprintf(text, " moves %.0f GB/s,", number(row, "logical_gbps"));
+    else
+        fputs(" runs at", text);
+    fprintf(text, " %.2f of %s", json_number_value(ratio_of(row)), bench_baseline_of(row).name);
+}
+
+static void write_sentence(FILE *text, const json_t *rows)
+{
+    static const char *const ops[] = {"dispatch", "combine", "plan", "ll-dispatch", "ll-combine", "ll-pair"};
+    int n = 0;
+
+    fprintf(text, "%d ranks", (int)number(largest(rows, NULL), "ranks"));
+    for (size_t i = 0; i < COUNT(ops); i++) {
+        const json_t *row = largest(rows, ops[i]);
+
+        if (!row)
+            continue;
+        fprintf(text, "%s %s", n++ ? ";" : ":", ops[i]);
+        if (!has_baseline(row)) {
+            fprintf(text, " takes %.0f us", number(row, "time_us"));
+            continue;
+        }
+        write_ratio(text, row);
+        if (json_object_get(row, "vs_alltoallv"))
+            fprintf(text, " and %.1f times MPI_Alltoallv", number(row, "vs_alltoallv"));
+    }
+}
+
+void bench_verdict(const json_t *rows, char *ret_text, size_t bytes)
+{
+    FILE *text = fmemopen(ret_text, bytes, "w");
+
+    *ret_text = '\0';
+    if (!text)
+        return;
+    write_sentence(text, rows);
+    fclose(text);
+    ret_text[bytes - 1] = '\0';
+}
+
+void bench_print_notes(const json_t *rows, const json_t *memory)
+{
+    const json_t *first = largest(rows, "first-dispatch");
+    const json_t *held = largest(memory, NULL);
+
+    if (first)
+        out_line(
+            "New routing: the first dispatch, including its plan, takes %.2f times as long as with an existing plan.",
+            1 / number(first, "vs_cached"));
+    if (held)
+        out_line("Memory: the library uses %.2f MiB per rank in addition to %.1f MiB of inputs and outputs, %.1f%% "
+                 "(%d ranks, %d tokens).",
+                 number(held, "share") * number(held, "data_bytes") / (1 << 20), number(held, "data_bytes") / (1 << 20),
+                 number(held, "share") * 100, (int)number(held, "ranks"), (int)number(held, "tokens"));
+}

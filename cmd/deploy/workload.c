@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* workload.c - the job of a manifest: its pod sets, their pods and their requests for GPUs. */
+#include "base/error.h"
+#include "get.h"
+
+#include <stdio.h>
+
+#define QUEUE_LABEL "kueue.x-k8s.io/queue-name"
+#define PODS_MAX 1000000
+
+/* A set that is left out would not be checked: `too_large` refuses the job. */
+static void add_set(struct deploy_job *job, const char *name, const json_t *template, long long count)
+{
+    if (count < 1)
+        return;
+    if (job->n_sets == DEPLOY_SETS_MAX) {
+        job->too_large = true;
+        return;
+    }
+    job->sets[job->n_sets++] = (struct deploy_set){.name = name,
+                                                   .metadata = get_key(template, "metadata"),
+                                                   .spec = get_key(template, "spec"),
+                                                   .count = count < PODS_MAX ? count : PODS_MAX};
+}
+
+/* Pods of a Job that run at the same time: no more than have to complete. */
+static long long count_pods(const json_t *spec)
+{
+    long long pods = get_number(spec, "parallelism", 1), completions = get_number(spec, "completions", pods);
+
+    return completions < pods ? completions : pods;
+}
+
+static void read_jobset(struct deploy_job *job)
+{
+    const json_t *replicated;
+    size_t i;
+
+    json_array_foreach(get(job->object, "spec/replicatedJobs"), i, replicated)
+    {
+        const json_t *spec = get(replicated, "template/spec");
+        long long replicas = get_number(replicated, "replicas", 1), pods = count_pods(spec);
+
+        job->too_large |= replicas > PODS_MAX || pods > PODS_MAX;
+        if (replicas > PODS_MAX || pods > PODS_MAX || replicas < 0 || pods < 0)
+            continue;
+        add_set(job, get_text(replicated, "name"), get_key(spec, "template"), replicas * pods);
+    }
+}
+
+/* A group is a leader, if it has its own template, and workers; `replicas` is the number of groups. */
+static void read_leaderworkerset(struct deploy_job *job)
+{
+    const json_t *spec = get(job->object, "spec/leaderWorkerTemplate");
+    const json_t *leader = get_key(spec, "leaderTemplate"), *worker = get_key(spec, "workerTemplate");
+    long long size = get_number(spec, "size", 1), groups = get_number(job->object, "spec/replicas", 1);
+
+    job->too_large |= groups > PODS_MAX || size > PODS_MAX || (groups > 0 && size > PODS_MAX / groups);
+    if (job->too_large || groups < 1)
+        return;
+    job->groups = groups;
+
+    if (leader)
+        add_set(job, "leader", leader, groups);
+    add_set(job, leader ? "worker" : "main", worker, groups * (leader ? size - 1 : size));
+}
+
+/* --- types --- */
+
+/* A value that the API server cannot decode would look absent here. `where`: the path of `parent`. */
+static ep_status check_type(const struct deploy_job *job, const char *where, const json_t *parent, const char *key,
+                            json_type type)
+{
+    static const char *const names[] = {
+        [JSON_OBJECT] = "a mapping",       [JSON_ARRAY] = "a list",    [JSON_STRING] = "a text",
+        [JSON_INTEGER] = "a whole number", [JSON_REAL] = "a fraction", [JSON_TRUE] = "true or false",
+        [JSON_FALSE] = "true or false",
+    };
+    const json_t *value = get_key(parent, key);
+
+    if (!value || json_is_null(value) || json_typeof(value) == type)
+        return EP_OK;
+    return ep_fail(EP_E_ARG, "%s %.100s: %s%s is %s and has to be %s: the API server will refuse it", job->kind,
+                   job->name, where, key, names[json_typeof(value)], names[type]);
+}
+
+static ep_status check_list(const struct deploy_job *job, const char *where, const json_t *parent, const char *key)
+{
+    const json_t *item;
+    size_t i;
+
+    EP_TRY(check_type(job, where, parent, key, JSON_ARRAY));
+    json_array_foreach(get_key(parent, key), i, item)
+    {
+        if (!json_is_object(item))
+            return ep_fail(EP_E_ARG, "%s %.100s: %s%s[%zu] has to be a mapping: the API server will refuse it",
+                           job->kind, job->name, where, key, i);
+    }
+    return EP_OK;
+}
+
+static ep_status check_pods(const struct deploy_job *job, const char *where, const json_t *template)
+{
+    static const char *const lists[] = {"containers", "initContainers", "volumes", "tolerations", "imagePullSecrets"};
+    const json_t *spec = get_key(template, "spec");
+    char path[200];
+
+    EP_TRY(check_type(job, where, template, "metadata", JSON_OBJECT));
+    EP_TRY(check_type(job, where, template, "spec", JSON_OBJECT));
+    snprintf(path, sizeof(path), "%sspec.", where);
+    for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++)
+        EP_TRY(check_list(job, path, spec, lists[i]));
+    return check_type(job, path, spec, "nodeSelector", JSON_OBJECT);
+}
+
+static ep_status check_job(const struct deploy_job *job, const char *where, const json_t *spec)
+{
+    char path[160];
+
+    EP_TRY(check_type(job, where, spec, "parallelism", JSON_INTEGER));
+    EP_TRY(check_type(job, where, spec, "completions", JSON_INTEGER));
+    EP_TRY(check_type(job, where, spec, "template", JSON_OBJECT));
+    snprintf(path, sizeof(path), "%stemplate.", where);
+    return check_pods(job, path, get_key(spec, "template"));
+}
+
+static ep_status check_jobset(const struct deploy_job *job, const json_t *spec)
+{
+    const json_t *replicated;
+    char path[120];
+    size_t i;
+
+    EP_TRY(check_list(job, "spec.", spec, "replicatedJobs"));
+    json_array_foreach(get_key(spec, "replicatedJobs"), i, replicated)
+    {
+        snprintf(path, sizeof(path), "spec.replicatedJobs[%zu].", i);
+        EP_TRY(check_type(job, path, replicated, "replicas", JSON_INTEGER));
+        EP_TRY(check_type(job, path, replicated, "template", JSON_OBJECT));
+        snprintf(path, sizeof(path), "spec.replicatedJobs[%zu].template.", i);
+        EP_TRY(check_type(job, path, get_key(replicated, "template"), "spec", JSON_OBJECT));
+        snprintf(path, sizeof(path), "spec.replicatedJobs[%zu].template.spec.", i);
+        EP_TRY(check_job(job, path, get(replicated, "template/spec")));
+    }
+    return EP_OK;
+}
+
+static ep_status check_types(const struct deploy_job *job)
+{
+    const json_t *spec = get_key(job->object, "spec"), *group = get_key(spec, "leaderWorkerTemplate");
+
+    EP_TRY(check_type(job, "", job->object, "metadata", JSON_OBJECT));
+    EP_TRY(check_type(job, "", job->object, "spec", JSON_OBJECT));
+    if (strcmp(job->kind, "Job") == 0)
+        return check_job(job, "spec.", spec);
+    if (strcmp(job->kind, "JobSet") == 0)
+        return check_jobset(job, spec);
+    EP_TRY(check_type(job, "spec.", spec, "replicas", JSON_INTEGER));
+    EP_TRY(check_type(job, "spec.", spec, "leaderWorkerTemplate", JSON_OBJECT));
+    EP_TRY(check_type(job, "spec.leaderWorkerTemplate.", group, "size", JSON_INTEGER));
+    EP_TRY(check_type(job, "spec.leaderWorkerTemplate.", group, "leaderTemplate", JSON_OBJECT));
+    EP_TRY(check_type(job, "spec.leaderWorkerTemplate.", group, "workerTemplate", JSON_OBJECT));
+    EP_TRY(check_pods(job, "spec.leaderWorkerTemplate.leaderTemplate.", get_key(group, "leaderTemplate")));
+    return check_pods(job, "spec.leaderWorkerTemplate.workerTemplate.", get_key(group, "workerTemplate"));
+}
+
+ep_status deploy_job_find(const json_t *documents, const char *space, struct deploy_job *ret_job)
+{
+    struct deploy_job job = {.documents = documents, .groups = 1};
+    const json_t *document;
+    size_t i;
+
+    json_array_foreach(documents, i, document)
+    {
+        const char *kind = get_text(document, "kind");
+
+        if (strcmp(kind, "JobSet") != 0 && strcmp(kind, "LeaderWorkerSet") != 0 && strcmp(kind, "Job") != 0)
+            continue;
+        if (job.object)
+            return ep_fail(EP_E_ARG, "the manifest has more than one job: %s %.100s and %s %.100s", job.kind,
+                           get_name(job.object), kind, get_name(document));
+        job.object = document;
+        job.kind = kind;
+    }
+    if (!job.object)
+        return ep_fail(EP_E_ARG, "the manifest has no JobSet, no LeaderWorkerSet and no Job");
+    job.name = get_name(job.object);
+    EP_TRY(check_types(&job));
+    job.space = *get_space(job.object) ? get_space(job.object) : space;
+    job.queue = get_label(job.object, QUEUE_LABEL);
+    if (!*job.queue)
+        job.queue = NULL;
+    if (strcmp(job.kind, "JobSet") == 0)
+        read_jobset(&job);
+    else if (strcmp(job.kind, "LeaderWorkerSet") == 0)
+        read_leaderworkerset(&job);
+    else
+        add_set(&job, "main", get(job.object, "spec/template"), count_pods(get(job.object, "spec")));
+    if (job.too_large)
+        return ep_fail(EP_E_ARG, "%s %.100s has more than %d groups of pods, or more than %d pods in one", job.kind,
+                       job.name, DEPLOY_SETS_MAX, PODS_MAX);
+    if (job.n_sets == 0)
+        return ep_fail(EP_E_ARG, "%s %.100s has no pods", job.kind, job.name);
+    *ret_job = job;
+    return EP_OK;
+}
+
+json_t *deploy_job_make(const char *space, const char *queue, long long gpus, const char *topology, bool required)
+{
+    long long nodes = gpus > 8 ? gpus / 8 : 1, each = gpus < 8 ? gpus : 8;
+    json_t *labels = json_object(), *annotations = json_object();
+
+    if (queue)
+        json_object_set_new(labels, QUEUE_LABEL, json_string(queue));
+    if (topology)
+        json_object_set_new(annotations,
+                            required ? "kueue.x-k8s.io/podset-required-topology"
+                                     : "kueue.x-k8s.io/podset-preferred-topology",
+                            json_string(topology));
+    return json_pack("[{s:s, s:s, s:{s:s, s:s, s:o}, s:{s:[{s:s, s:i, s:{s:{s:I, s:I, s:{s:{s:o}, s:{s:[{s:s, s:s}], "
+                     "s:[{s:s, s:{s:{s:I}}}]}}}}}]}}]",
+                     "apiVersion", "jobset.x-k8s.io/v1alpha2", "kind", "JobSet", "metadata", "name", "epkit",
+                     "namespace", space, "labels", labels, "spec", "replicatedJobs", "name", "workload", "replicas", 1,
+                     "template", "spec", "parallelism", (json_int_t)nodes, "completions", (json_int_t)nodes, "template",
+                     "metadata", "annotations", annotations, "spec", "tolerations", "key", "nvidia.com/gpu", "operator",
+                     "Exists", "containers", "name", "workload", "resources", "limits", "nvidia.com/gpu",
+                     (json_int_t)each);
+}

@@ -1,0 +1,409 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cmd_doctor.c - epkit doctor: what is wrong with a machine, and what to do about it. */
+#include "cmd/inspect.h"
+#include "common/cmd.h"
+#include "common/output.h"
+#include "common/port.h"
+#include "diagnosis.h"
+
+#include "common/clean.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_CHECKS 256
+#define FIX_TIMEOUT_MS 60000
+#define REMOTE_COMMAND "epkit doctor --json"
+
+struct doctor_options {
+    struct inspect_options inspect;
+    const char *only, *explain, *expect, *hosts, *ssh, *remote_command;
+    int64_t port;
+    bool list, json, fix, yes, verbose;
+};
+
+/* clang-format off */
+static const struct opt doctor_table[] = {
+    {"only", 0, "LIST", OPT_STRING, offsetof(struct doctor_options, only),
+     .help = "run only these checks: ids or groups, separated by commas", .heading = "Checks"},
+    {"list", 0, NULL, OPT_FLAG, offsetof(struct doctor_options, list), .help = "list the checks and run none"},
+    {"explain", 0, "ID", OPT_STRING, offsetof(struct doctor_options, explain),
+     .help = "print symptom, cause and remedy of a failure mode"},
+    {"expect", 0, "FILE", OPT_FILE, offsetof(struct doctor_options, expect),
+     .help = "what the machine should have, as JSON (gpus, gpu, nics, nic_gbps, link_layer, driver, firmware), or the "
+             "snapshot of a correct machine"},
+    {"verbose", 'v', NULL, OPT_FLAG, offsetof(struct doctor_options, verbose),
+     .help = "list every check with its outcome, why some are unknown, and which network epkit uses between nodes"},
+    OPT_JSON_ROW(struct doctor_options, json),
+    INSPECT_OPTIONS(struct doctor_options, inspect),
+    INSPECT_PID_OPTION(struct doctor_options, inspect),
+    {"fix", 0, NULL, OPT_FLAG, offsetof(struct doctor_options, fix),
+     .help = "show the safe commands, ask, run them, and check again", .heading = "Repair"},
+    {"yes", 'y', NULL, OPT_FLAG, offsetof(struct doctor_options, yes), .help = "with --fix: do not ask"},
+    {"hosts", 0, "FILE", OPT_FILE, offsetof(struct doctor_options, hosts),
+     .help = "run it on these nodes over ssh and compare them: one per line, [USER@]HOST[:PORT], as in Open "
+             "MPI's hostfiles; or a list as in 'epkit launch': a,b or gpu[01-04], or USER@HOST or HOST:PORT",
+     .heading = "Several nodes"},
+    {"ssh", 0, "COMMAND", OPT_STRING, offsetof(struct doctor_options, ssh),
+     .help = "program for --hosts, with its options; default: EPKIT_SSH, else ssh"},
+    {"port", 'p', "N", OPT_INT, offsetof(struct doctor_options, port), .min = 0, .max = 65535, .value = "0",
+     .help = "port of sshd for nodes without one; 0: that of ssh's configuration; " PORT_OF_SSH " changes the default"},
+    {"remote-command", 0, "COMMAND", OPT_STRING, offsetof(struct doctor_options, remote_command),
+     .help = "what --hosts runs on each node; default: epkit doctor, for JSON, with the same --only"},
+    {0},
+};
+/* clang-format on */
+
+/* --- which checks --- */
+
+static void suggest(const struct cmd *cmd, const char *option, const char *word)
+{
+    const char *names[2 * MAX_CHECKS + 1], *near;
+    char text[256];
+    size_t n = 0;
+
+    for (size_t i = 0; doctor_checks[i] && i < MAX_CHECKS; i++) {
+        names[n++] = doctor_checks[i]->id;
+        names[n++] = doctor_checks[i]->group;
+    }
+    names[n] = NULL;
+    text_clean(word, text, sizeof(text));
+    near = options_nearest(word, names);
+    if (near)
+        cmd_usage(cmd, "--%s: there is no check '%s'; did you mean '%s'?", option, text, near);
+    else
+        cmd_usage(cmd, "--%s: there is no check '%s'; --list names them", option, text);
+}
+
+/* Marks the checks that one word of --only names. Returns false if there are none. */
+static bool mark(const char *word, bool *wanted)
+{
+    bool found = false;
+
+    for (size_t i = 0; doctor_checks[i]; i++)
+        if (strcmp(doctor_checks[i]->id, word) == 0 || strcmp(doctor_checks[i]->group, word) == 0)
+            found = wanted[i] = true;
+    return found;
+}
+
+/* The checks that --only names, or all checks, as a list that ends with NULL. */
+static int choose(const struct cmd *cmd, const char *only, const struct doctor_check **ret_checks)
+{
+    bool wanted[MAX_CHECKS] = {false};
+    size_t n = 0;
+
+    for (const char *at = only; at;) {
+        size_t length = strcspn(at, ",");
+        char word[64];
+
+        snprintf(word, sizeof(word), "%.*s", (int)(length < sizeof(word) ? length : sizeof(word) - 1), at);
+        if (!mark(word, wanted)) {
+            suggest(cmd, "only", word);
+            return CMD_USAGE;
+        }
+        at = at[length] ? at + length + 1 : NULL;
+    }
+    for (size_t i = 0; doctor_checks[i] && i < MAX_CHECKS; i++)
+        if (!only || wanted[i])
+            ret_checks[n++] = doctor_checks[i];
+    ret_checks[n] = NULL;
+    return CMD_FINE;
+}
+
+/* --- a diagnosis --- */
+
+ep_status diagnosis_make(const struct doctor_machine *machine, const struct doctor_check *const *checks,
+                         struct diagnosis *ret_diagnosis)
+{
+    struct diagnosis diagnosis = {.machine = machine};
+
+    while (checks[diagnosis.n])
+        diagnosis.n++;
+    diagnosis.results = calloc((size_t)diagnosis.n + 1, sizeof(*diagnosis.results));
+    if (!diagnosis.results)
+        return EP_E_MEMORY;
+    for (int i = 0; i < diagnosis.n; i++) {
+        struct doctor_result *result = &diagnosis.results[i];
+
+        doctor_run(machine, checks[i], result);
+        switch (result->outcome) {
+        case DOCTOR_FINE:
+            diagnosis.n_fine++;
+            break;
+        case DOCTOR_FOUND:
+            diagnosis.n_found++;
+            diagnosis.n_errors += result->severity == DOCTOR_ERROR;
+            break;
+        case DOCTOR_NOT_APPLICABLE:
+            diagnosis.n_not_applicable++;
+            break;
+        case DOCTOR_UNKNOWN:
+            diagnosis.n_unknown++;
+            diagnosis.n_open += doctor_is_inconclusive(result);
+            diagnosis.n_denied += result->missing == DOCTOR_MISSING_ROOT;
+            break;
+        }
+    }
+    *ret_diagnosis = diagnosis;
+    return EP_OK;
+}
+
+void diagnosis_done(struct diagnosis *diagnosis)
+{
+    free(diagnosis->results);
+    diagnosis->results = NULL;
+}
+
+int diagnosis_exit(const struct diagnosis *diagnosis)
+{
+    if (diagnosis->n_found)
+        return CMD_FINDINGS;
+    return diagnosis->n_open > 0 || (diagnosis->n_fine == 0 && diagnosis->n_unknown > 0) ? CMD_NOT_KNOWN : CMD_FINE;
+}
+
+static int read_machine(const struct cmd *cmd, const struct inspect_options *inspect, const char *expect,
+                        struct doctor_machine **ret_machine)
+{
+    struct doctor_machine *machine = NULL;
+    struct source *source;
+    int code = inspect_open(cmd, inspect, &source);
+
+    if (code != CMD_FINE)
+        return code;
+    if (doctor_machine_read(source, &machine) != EP_OK) {
+        inspect_reading_done();
+        out_error("reading the machine: %s", ep_last_error());
+        return CMD_FAILED;
+    }
+    if (expect && doctor_expect(machine, expect) != EP_OK) {
+        inspect_reading_done();
+        doctor_machine_free(machine);
+        return cmd_refuse(cmd, NULL, "%s", ep_last_error());
+    }
+    *ret_machine = machine;
+    return CMD_FINE;
+}
+
+/* --- --fix --- */
+
+struct again {
+    const struct cmd *cmd;
+    const struct inspect_options *inspect;
+    const char *expect;
+};
+
+static int check_again(const struct doctor_check *check, struct doctor_result *ret_result, char *ret_text, size_t bytes,
+                       void *context)
+{
+    const struct again *again = context;
+    struct doctor_machine *machine = NULL;
+    int code = read_machine(again->cmd, again->inspect, again->expect, &machine);
+
+    if (code != CMD_FINE)
+        return code;
+    doctor_run(machine, check, ret_result);
+    inspect_reading_done();
+    snprintf(ret_text, bytes, "%s", ret_result->text);
+    doctor_machine_free(machine);
+    return CMD_FINE;
+}
+
+/* --- the command --- */
+
+/* No GPU and no NIC: the facts are still printed, for a comparison of nodes. */
+static int print_empty(const struct cmd *cmd, const struct doctor_options *options,
+                       const struct doctor_machine *machine)
+{
+    json_t *document = options->json ? out_document(cmd->name) : NULL;
+    int code;
+
+    if (document) {
+        json_object_set_new(document, "network", diagnosis_network(machine));
+        json_object_set_new(document, "facts", diagnosis_facts(machine));
+    }
+    code = inspect_report_empty(machine->topo, document);
+    if (options->verbose && !options->json)
+        diagnosis_print_network(machine);
+    return code;
+}
+
+static int report(const struct cmd *cmd, const struct doctor_options *options, const struct diagnosis *diagnosis)
+{
+    struct again again = {cmd, &options->inspect, options->expect};
+    struct fix_options fix = {
+        .yes = options->yes, .timeout_ms = FIX_TIMEOUT_MS, .recheck = check_again, .context = &again};
+    int code = diagnosis_exit(diagnosis);
+
+    if (options->json)
+        return out_json(diagnosis_json(cmd->name, diagnosis)) == 0 ? code : CMD_FAILED;
+    diagnosis_print(diagnosis, options->verbose);
+    if (options->fix)
+        code = fix_run(cmd, diagnosis, &fix);
+    return out_finish() == CMD_FINE ? code : CMD_FAILED;
+}
+
+static int diagnose(const struct cmd *cmd, const struct doctor_options *options,
+                    const struct doctor_check *const *checks)
+{
+    struct doctor_machine *machine = NULL;
+    struct diagnosis diagnosis;
+    ep_status status;
+    int code = read_machine(cmd, &options->inspect, options->expect, &machine);
+
+    if (code != CMD_FINE)
+        return code;
+    /* Hidden GPUs and expected devices are checked even if the machine is otherwise empty. */
+    if (inspect_is_empty(machine->topo) && machine->topo->n_hidden_gpus == 0 && !options->expect) {
+        inspect_reading_done();
+        code = print_empty(cmd, options, machine);
+        doctor_machine_free(machine);
+        return code;
+    }
+    status = diagnosis_make(machine, checks, &diagnosis);
+    inspect_reading_done();
+    if (status == EP_OK) {
+        code = report(cmd, options, &diagnosis);
+        diagnosis_done(&diagnosis);
+    } else {
+        out_error("no memory for the results");
+        code = CMD_FAILED;
+    }
+    doctor_machine_free(machine);
+    return code;
+}
+
+/* Reports incompatible options. */
+static int check_options(const struct cmd *cmd, const struct cmd_call *call, const struct doctor_options *options)
+{
+    static const char *const not_with_hosts[] = {"from",    "pid",     "fix",    "yes", "list",
+                                                 "explain", "verbose", "expect", NULL};
+
+    for (int i = 0; options->hosts && not_with_hosts[i]; i++)
+        if (cmd_given(cmd, call, not_with_hosts[i]))
+            return cmd_usage(cmd, "--hosts and --%s do not go together", not_with_hosts[i]);
+    if (!options->hosts && (options->ssh || cmd_given(cmd, call, "port") || cmd_given(cmd, call, "remote-command")))
+        return cmd_usage(cmd, "--ssh, --port and --remote-command need --hosts");
+    if (options->hosts && options->only && cmd_given(cmd, call, "remote-command"))
+        return cmd_usage(cmd, "--only is passed on in the default of --remote-command: write it into yours");
+    if (options->fix && options->inspect.from)
+        return cmd_usage(cmd, "--fix runs commands on this machine, and --from is another one");
+    if (options->fix && options->json)
+        return cmd_usage(cmd, "--fix and --json do not go together");
+    if (options->yes && !options->fix)
+        return cmd_usage(cmd, "--yes needs --fix");
+    if (options->list && options->explain)
+        return cmd_usage(cmd, "--list and --explain do not go together");
+    return CMD_FINE;
+}
+
+static int compare_hosts(const struct cmd *cmd, const struct cmd_call *call, const struct doctor_options *options)
+{
+    const char *ssh = options->ssh ? options->ssh : getenv("EPKIT_SSH");
+    struct hosts_options hosts = {.file = options->hosts,
+                                  .ssh = ssh && *ssh ? ssh : "ssh",
+                                  .remote_command = options->remote_command ? options->remote_command : REMOTE_COMMAND,
+                                  .timeout_s = options->inspect.timeout,
+                                  .json = options->json};
+    char command[4096];
+
+    if (cmd_given(cmd, call, "port"))
+        hosts.port = (int)options->port;
+    else if (port_check_env(cmd, PORT_OF_SSH, 0) == CMD_FINE)
+        hosts.port = port_from_env(PORT_OF_SSH, 0);
+    else
+        return CMD_USAGE;
+    if (options->only) {
+        if (strlen(options->only) > 2048)
+            return cmd_usage(cmd, "--only: longer than 2048 characters");
+        snprintf(command, sizeof(command), REMOTE_COMMAND " --only %s", options->only);
+        hosts.remote_command = command;
+    }
+    return hosts_run(cmd, &hosts);
+}
+
+static int cmd_doctor(const struct cmd *cmd, const struct cmd_call *call)
+{
+    const struct doctor_options *options = call->options;
+    const struct doctor_check *checks[MAX_CHECKS + 1];
+    int code = check_options(cmd, call, options);
+
+    if (code == CMD_FINE)
+        code = choose(cmd, options->only, checks);
+    if (code != CMD_FINE)
+        return code;
+    if (options->hosts)
+        return compare_hosts(cmd, call, options);
+    if (options->explain) {
+        checks[0] = doctor_find(options->explain);
+        checks[1] = NULL;
+        if (!checks[0]) {
+            suggest(cmd, "explain", options->explain);
+            return CMD_USAGE;
+        }
+        if (!options->json) {
+            diagnosis_explain(checks[0]);
+            return out_finish();
+        }
+    }
+    if (options->json && (options->list || options->explain))
+        return out_json(diagnosis_list_json(cmd->name, checks)) == 0 ? CMD_FINE : CMD_FAILED;
+    if (options->list) {
+        diagnosis_print_list(checks);
+        return out_finish();
+    }
+    return diagnose(cmd, options, checks);
+}
+
+const struct cmd command_doctor = {
+    .name = "doctor",
+    .args = "",
+    .summary = "find what is wrong with a machine, and say what to do",
+    .description =
+        "Looks for the known failure modes of expert-parallel communication: in the driver, the NICs, the verbs "
+        "libraries, NVSHMEM, NCCL, DeepEP, the limits, the topology and the environment of a job. It reads files, the "
+        "environment and the "
+        "driver's answers; it needs no root, changes nothing, and loads no suspicious library into itself. For a "
+        "healthy "
+        "machine it prints one line, which says what was checked. A finding says what was seen, why it matters, and "
+        "what to run.\n\n"
+        "With --from it checks a snapshot that 'epkit topo --save' wrote on another machine. With --pid it checks "
+        "the environment, the limits and the libraries of a running process instead of its own.\n\n"
+        "If a check cannot be completed, the machine does not count as healthy: the verdict is \"Not known\", with "
+        "its own "
+        "exit code, and each such check says what to do about it. What only root can see, or only the node outside of "
+        "a "
+        "container, is listed and does not change the verdict.\n\n"
+        "Each command has a class: safe, restart (of programs, services or the machine), or cuts-off (may disconnect a "
+        "network or a device). The last is given only if the finding is certain.\n\n"
+        "--fix runs the commands that a reboot reverts (loading a module, remounting /dev/shm), after showing them. "
+        "Everything else is left to you.\n\n"
+        "--hosts runs it on many nodes concurrently and prints first how they differ: a single node with another "
+        "driver "
+        "can make a job hang. ssh must work without a password, and epkit must be installed there. A node has "
+        "--timeout seconds to answer; one that does not is named with what failed: DNS, TCP, authentication, epkit.",
+    .options = doctor_table,
+    .options_bytes = sizeof(struct doctor_options),
+    .examples =
+        (const struct cmd_example[]){
+            {"epkit doctor", "Check this machine."},
+            {"epkit doctor --only nic,driver --verbose", "Run two groups of checks and list each."},
+            {"epkit doctor --explain one-nic", "Explain a failure mode."},
+            {"epkit doctor --from snapshot.json --json", "Check a machine from a saved snapshot, as JSON."},
+            {"epkit doctor --expect node.json", "Also report expected devices that are missing."},
+            {"epkit doctor --fix", "Fix what can be fixed safely."},
+            {"epkit doctor --hosts hostfile", "Compare the nodes of a job."},
+            {NULL, NULL},
+        },
+    .exits =
+        (const struct cmd_exit_text[]){
+            {CMD_FINE, "nothing was found"},
+            {CMD_FAILED, "the machine could not be read, a fix failed, or a node did not answer"},
+            {CMD_USAGE, "wrong usage"},
+            {CMD_FINDINGS, "something was found, or nodes differ"},
+            {CMD_UNSUPPORTED, "there is neither a GPU nor a NIC to check"},
+            {CMD_NOT_KNOWN, "nothing was found, but a check that could not be completed leaves the verdict open"},
+            {0, NULL},
+        },
+    .run = cmd_doctor,
+};

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * diagnosis.h - shared by the parts of `epkit doctor`.
+ *
+ *   cmd_doctor.c      the command: options, selection of checks, exit code
+ *   text.c            output as text
+ *   inventory.c       a summary of the inspected hardware
+ *   json.c            output as JSON, with the facts that are compared between nodes
+ *   fix.c             --fix: runs safe commands, and checks again
+ *   hosts.c           --hosts: runs epkit doctor on other nodes
+ *   compare.c         differences between nodes
+ */
+#ifndef EP_DOCTOR_DIAGNOSIS_H
+#define EP_DOCTOR_DIAGNOSIS_H
+
+#include "common/cmd.h"
+#include "machine/doctor/doctor.h"
+
+#include <jansson.h>
+
+struct diagnosis {
+    const struct doctor_machine *machine;
+    int n;
+    struct doctor_result *results; /* one per check, in the order of the checks */
+    int n_fine, n_found, n_errors, n_not_applicable, n_unknown;
+    int n_open;   /* of n_unknown: doctor_is_inconclusive() */
+    int n_denied; /* of n_unknown: need root */
+};
+
+/* Runs the checks in `checks` (ends with NULL). Fails with EP_E_MEMORY. */
+ep_status diagnosis_make(const struct doctor_machine *machine, const struct doctor_check *const *checks,
+                         struct diagnosis *ret_diagnosis);
+void diagnosis_done(struct diagnosis *diagnosis);
+
+/*
+ * CMD_FINDINGS; or CMD_NOT_KNOWN if a check was inconclusive, ignoring what this user or container can never see, or if
+ * all checks were unknown; otherwise CMD_FINE.
+ */
+int diagnosis_exit(const struct diagnosis *diagnosis);
+
+/* --- inventory.c --- */
+
+/* Summarises GPUs and data ports, followed by ", ": "8 x H200, 8 x 400 Gb/s RoCE, "; "" if there are none. */
+void diagnosis_inventory(const struct topo *topo, char *ret_text, size_t bytes);
+
+/* --- text.c --- */
+
+/* The first sentence of the output. */
+void diagnosis_verdict(const struct diagnosis *diagnosis, char *ret_text, size_t bytes);
+
+/* Prints verdict, table and findings; with `verbose` also every check with its outcome. */
+void diagnosis_print(const struct diagnosis *diagnosis, bool verbose);
+/* Prints the network that the library would use between nodes. */
+void diagnosis_print_network(const struct doctor_machine *machine);
+
+void diagnosis_print_list(const struct doctor_check *const *checks);
+void diagnosis_explain(const struct doctor_check *check);
+
+/* Prints "    label  text" with the text wrapped and aligned. */
+void diagnosis_print_block(const char *label, const char *text);
+
+const char *diagnosis_severity(enum doctor_severity severity); /* "serious", "warning" */
+const char *diagnosis_fix_class(enum doctor_fix_class class);  /* "safe", "restart", "cuts-off" */
+
+/* --- json.c; new references --- */
+
+json_t *diagnosis_json(const char *command, const struct diagnosis *diagnosis);
+json_t *diagnosis_list_json(const char *command, const struct doctor_check *const *checks);
+json_t *diagnosis_facts(const struct doctor_machine *machine);
+json_t *diagnosis_network(const struct doctor_machine *machine); /* of struct network, machine/doctor/network.h */
+
+/* --- fix.c --- */
+
+/*
+ * Reads the machine again and runs one check on it, after a fix. Returns CMD_FINE, or another code after reporting the
+ * error.
+ */
+typedef int (*fix_check_fn)(const struct doctor_check *check, struct doctor_result *ret_result, char *ret_text,
+                            size_t bytes, void *context);
+
+struct fix_options {
+    bool yes;           /* do not ask for confirmation */
+    int64_t timeout_ms; /* of each command */
+    fix_check_fn recheck;
+    void *context;
+};
+
+/* Executes --fix after the diagnosis was printed. Returns an exit code. */
+int fix_run(const struct cmd *cmd, const struct diagnosis *diagnosis, const struct fix_options *options);
+
+/* --- hosts.c --- */
+
+struct hosts_options {
+    const char *file;           /* of --hosts */
+    const char *ssh;            /* the ssh program and its options */
+    const char *remote_command; /* the command to run on each node */
+    int port;                   /* of sshd, for nodes without one; 0: that of ssh's configuration */
+    int64_t timeout_s;          /* of each node */
+    bool json;
+};
+
+int hosts_run(const struct cmd *cmd, const struct hosts_options *options);
+
+/* --- compare.c --- */
+
+/* The answer of a node. */
+struct node {
+    const char *name; /* as in the file */
+    json_t *document; /* NULL if there was no answer */
+    const char *
+        layer; /* the layer that failed, see launch/remote.h; "answer": the output was not a document of epkit doctor */
+    char why[512];
+};
+
+/*
+ * Differences between the nodes that answered: an array of {"fact", "value", "nodes", "others": [{"value", "nodes":
+ * [names]}]}, `value` being the most common value and `nodes` the number of nodes that have it.
+ */
+json_t *compare_nodes(const struct node *nodes, int n);
+
+/* Findings, grouped by text: an array of {"severity", "id", "text", "nodes": [names]}. */
+json_t *compare_findings(const struct node *nodes, int n);
+
+#endif

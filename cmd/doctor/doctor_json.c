@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* doctor_json.c - a diagnosis as JSON, with the facts that are compared between nodes. */
+#include "diagnosis.h"
+
+#include "cmd/topo/topo_view.h"
+#include "common/output.h"
+#include "machine/doctor/network.h"
+#include "machine/software/variables.h"
+
+#include "common/clean.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *outcome_name(enum doctor_outcome outcome)
+{
+    static const char *const names[] = {"fine", "found", "not_here", "unknown"};
+
+    return names[outcome];
+}
+
+static json_t *or_null(const char *text)
+{
+    char clean[2048];
+
+    text_clean(text, clean, sizeof(clean));
+    return out_text_or_null(clean);
+}
+
+static json_t *result_json(const struct doctor_result *result)
+{
+    json_t *row = json_pack("{s:s, s:s, s:i, s:s, s:s, s:s}", "id", result->check->id, "group", result->check->group,
+                            "mode", result->check->mode, "title", result->check->title, "outcome",
+                            outcome_name(result->outcome), "text", result->text);
+    json_t *evidence = json_array();
+
+    if (result->outcome == DOCTOR_UNKNOWN) {
+        json_object_set_new(row, "open", json_boolean(doctor_is_inconclusive(result)));
+        json_object_set_new(row, "would_tell", out_text(doctor_missing_text(result->missing)));
+    }
+    if (result->outcome != DOCTOR_FOUND) {
+        json_decref(evidence);
+        return row;
+    }
+    for (int i = 0; i < result->n_evidence; i++)
+        json_array_append_new(
+            evidence, json_pack("{s:s, s:s}", "where", result->evidence[i].where, "what", result->evidence[i].what));
+    json_object_set_new(row, "severity", out_text(diagnosis_severity(result->severity)));
+    json_object_set_new(row, "evidence", evidence);
+    json_object_set_new(row, "evidence_left_out", json_integer(result->n_evidence_left_out));
+    json_object_set_new(row, "cause", out_text(result->check->cause));
+    /* finding.c has made it safe to print; its commands are on separate lines. */
+    json_object_set_new(row, "fix", *result->fix ? out_text(result->fix) : json_null());
+    json_object_set_new(row, "fix_is_safe", json_boolean(result->fix_is_safe));
+    json_object_set_new(row, "fix_class",
+                        result->fix_class == DOCTOR_FIX_NONE ? json_null()
+                                                             : out_text(diagnosis_fix_class(result->fix_class)));
+    json_object_set_new(row, "fix_cost", or_null(result->fix_cost));
+    json_object_set_new(row, "advice", or_null(result->advice));
+    return row;
+}
+
+/* --- facts --- */
+
+static json_t *gpu_facts(const struct topo *topo)
+{
+    json_t *gpus = json_array();
+
+    for (int i = 0; i < topo->n_gpus; i++)
+        json_array_append_new(gpus, *topo->gpus[i].name ? out_text(topo->gpus[i].name) : json_string("NVIDIA GPU"));
+    return gpus;
+}
+
+static const char *link_layer_name(enum topo_link_layer layer)
+{
+    static const char *const names[] = {"unknown", "InfiniBand", "Ethernet"};
+
+    return names[layer];
+}
+
+/* The first port has the name of the NIC; others have their number appended. */
+static json_t *nic_facts(const struct topo *topo)
+{
+    json_t *nics = json_array();
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        const struct topo_nic *nic = &topo->nics[i];
+
+        for (int p = 0; p < nic->n_ports; p++) {
+            const struct topo_port *port = &nic->ports[p];
+            char name[128];
+
+            snprintf(name, sizeof(name), "%.100s:%d", nic->name, port->number);
+            json_array_append_new(nics, json_pack("{s:s, s:s, s:f, s:s, s:s, s:o}", "name", name, "state",
+                                                  topo_port_state_name(port->state), "rate_gbps", port->rate_gbps,
+                                                  "link_layer", link_layer_name(port->link_layer), "role",
+                                                  topo_role_name(nic->role), "firmware", or_null(nic->firmware)));
+        }
+    }
+    return nics;
+}
+
+/*
+ * Is it a variable of NVSHMEM, NCCL, DeepEP or the linker? Variables that a launcher sets per rank are not facts of a
+ * node.
+ */
+static bool is_fact(const char *name)
+{
+    /* Those of epkit apply to a single run, and one is a secret. */
+    return text_is_any(name, TEXTS("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")) ||
+           (variable_find(name) && !variable_is_epkit(name)) || variable_has_known_prefix(name);
+}
+
+static json_t *environment_facts(struct source *source)
+{
+    struct source_environment environment = source_environment(source);
+    json_t *facts = json_object();
+
+    for (size_t i = 0; i < environment.n; i++) {
+        char name[256], value[2048];
+
+        if (!is_fact(environment.variables[i].name))
+            continue;
+        text_clean(environment.variables[i].name, name, sizeof(name));
+        text_clean(environment.variables[i].value, value, sizeof(value));
+        json_object_set_new(facts, name, out_text(value));
+    }
+    return facts;
+}
+
+json_t *diagnosis_facts(const struct doctor_machine *machine)
+{
+    const struct software *software = machine->software;
+    const struct software_deepep *deepep = &software->deepep;
+    json_t *facts = json_object();
+
+    json_object_set_new(facts, "kernel", or_null(software->driver.kernel));
+    json_object_set_new(facts, "driver", or_null(software->driver.version));
+    json_object_set_new(facts, "doca", or_null(software->driver.doca));
+    json_object_set_new(facts, "nvshmem", or_null(software->nvshmem.version));
+    json_object_set_new(facts, "nccl", or_null(software->nccl.version));
+    json_object_set_new(facts, "deepep",
+                        or_null(deepep->imported >= 0 ? deepep->copies[deepep->imported].version : ""));
+    json_object_set_new(facts, "gpus", gpu_facts(machine->topo));
+    json_object_set_new(facts, "nics", nic_facts(machine->topo));
+    json_object_set_new(facts, "environment", environment_facts(machine->source));
+    return facts;
+}
+
+/* --- between nodes --- */
+
+json_t *diagnosis_network(const struct doctor_machine *machine)
+{
+    static const char *const states[] = {
+        [NETWORK_USABLE] = "usable", [NETWORK_NOT_USABLE] = "not-usable", [NETWORK_NOT_KNOWN] = "not-known"};
+    json_t *object = json_object(), *ports = json_array();
+    struct network network;
+
+    network_read(machine, &network);
+    for (int i = 0; i < network.n_ports; i++)
+        json_array_append_new(ports, out_text(network.ports[i]));
+    json_object_set_new(object, "used", network.used ? json_string(network.used) : json_null());
+    json_object_set_new(object, "verbs", json_string(states[network.verbs]));
+    json_object_set_new(object, "why", or_null(network.why));
+    json_object_set_new(object, "ports", ports);
+    json_object_set_new(object, "text", or_null(network.text));
+    return object;
+}
+
+/* --- documents --- */
+
+static const char *state_name(int code)
+{
+    return code == CMD_FINE ? "healthy" : code == CMD_FINDINGS ? "findings" : "not-known";
+}
+
+json_t *diagnosis_json(const char *command, const struct diagnosis *diagnosis)
+{
+    json_t *document = out_document(command), *checks = json_array();
+    char verdict[4096];
+
+    diagnosis_verdict(diagnosis, verdict, sizeof(verdict));
+    for (int i = 0; i < diagnosis->n; i++)
+        json_array_append_new(checks, result_json(&diagnosis->results[i]));
+    json_object_set_new(document, "verdict", out_text(verdict));
+    json_object_set_new(document, "healthy", json_boolean(diagnosis_exit(diagnosis) == CMD_FINE));
+    json_object_set_new(document, "state", json_string(state_name(diagnosis_exit(diagnosis))));
+    json_object_set_new(document, "counts",
+                        json_pack("{s:i, s:i, s:i, s:i, s:i}", "fine", diagnosis->n_fine, "found", diagnosis->n_found,
+                                  "serious", diagnosis->n_errors, "not_here", diagnosis->n_not_applicable, "unknown",
+                                  diagnosis->n_unknown));
+    json_object_set_new(document, "checks", checks);
+    json_object_set_new(document, "network", diagnosis_network(diagnosis->machine));
+    json_object_set_new(document, "facts", diagnosis_facts(diagnosis->machine));
+    return document;
+}
+
+json_t *diagnosis_list_json(const char *command, const struct doctor_check *const *checks)
+{
+    json_t *document = out_document(command), *list = json_array();
+
+    for (int i = 0; checks[i]; i++) {
+        json_t *links = json_array();
+
+        for (int k = 0; checks[i]->links[k]; k++)
+            json_array_append_new(links, out_text(checks[i]->links[k]));
+        json_array_append_new(list, json_pack("{s:s, s:s, s:i, s:s, s:s, s:s, s:s, s:o}", "id", checks[i]->id, "group",
+                                              checks[i]->group, "mode", checks[i]->mode, "title", checks[i]->title,
+                                              "symptom", checks[i]->symptom, "cause", checks[i]->cause, "remedy",
+                                              checks[i]->remedy, "links", links));
+    }
+    json_object_set_new(document, "list", list);
+    return document;
+}

@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* doctor_text.c - a diagnosis as text. */
+#include "diagnosis.h"
+
+#include "common/output.h"
+#include "common/text.h"
+#include "machine/doctor/network.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define WIDTH 100
+
+const char *diagnosis_severity(enum doctor_severity severity)
+{
+    return severity == DOCTOR_ERROR ? "serious" : "warning";
+}
+
+const char *diagnosis_fix_class(enum doctor_fix_class class)
+{
+    static const char *const names[] = {[DOCTOR_FIX_NONE] = "",
+                                        [DOCTOR_FIX_SAFE] = "safe",
+                                        [DOCTOR_FIX_RESTART] = "restart",
+                                        [DOCTOR_FIX_CUTS_OFF] = "cuts-off"};
+
+    return names[class];
+}
+
+/* The most severe finding, of several the first. */
+static const struct doctor_result *first_finding(const struct diagnosis *diagnosis)
+{
+    const struct doctor_result *first = NULL;
+
+    for (int i = 0; i < diagnosis->n; i++) {
+        const struct doctor_result *result = &diagnosis->results[i];
+
+        if (result->outcome == DOCTOR_FOUND && (!first || result->severity > first->severity))
+            first = result;
+    }
+    return first;
+}
+
+/* The first inconclusive check; if there is none, the first unknown one. */
+static const struct doctor_result *first_unknown(const struct diagnosis *diagnosis)
+{
+    const struct doctor_result *first = NULL;
+
+    for (int i = 0; i < diagnosis->n; i++) {
+        const struct doctor_result *result = &diagnosis->results[i];
+
+        if (result->outcome == DOCTOR_UNKNOWN &&
+            (!first || doctor_is_inconclusive(result) > doctor_is_inconclusive(first)))
+            first = result;
+    }
+    return first;
+}
+
+/* "3 could not be completed without root" */
+static void add_unknown(const struct diagnosis *diagnosis, char *text, size_t bytes)
+{
+    bool for_root =
+        source_is_live(diagnosis->machine->source) && geteuid() != 0 && diagnosis->n_denied == diagnosis->n_unknown;
+
+    text_append(text, bytes, "%d could not be completed%s", diagnosis->n_unknown, for_root ? " without root" : "");
+}
+
+void diagnosis_verdict(const struct diagnosis *diagnosis, char *ret_text, size_t bytes)
+{
+    const char *name = source_name(diagnosis->machine->source);
+    const struct doctor_result *first = first_finding(diagnosis);
+    int n_applied = diagnosis->n - diagnosis->n_not_applicable;
+    char inventory[512];
+
+    diagnosis_inventory(diagnosis->machine->topo, inventory, sizeof(inventory));
+    *ret_text = '\0';
+    if (first) {
+        text_append(ret_text, bytes, "%d finding%s on %s", diagnosis->n_found, diagnosis->n_found == 1 ? "" : "s",
+                    name);
+        if (diagnosis->n_found == 1)
+            text_append(ret_text, bytes, "%s", diagnosis->n_errors ? ", a serious one" : "");
+        else if (diagnosis->n_errors)
+            text_append(ret_text, bytes, ", %d of them serious", diagnosis->n_errors);
+        text_append(ret_text, bytes, ": %s%s", first->text, diagnosis->n_found > 1 ? "; and more." : ".");
+    } else if (n_applied == 0) {
+        text_append(ret_text, bytes, "Nothing to find on %s: none of the %d checks applies to it.", name, diagnosis->n);
+    } else if (diagnosis_exit(diagnosis) == CMD_NOT_KNOWN) {
+        first = first_unknown(diagnosis);
+        text_append(ret_text, bytes, "Not known whether %s is healthy: %d check%s found nothing, ", name,
+                    diagnosis->n_fine, diagnosis->n_fine == 1 ? "" : "s");
+        add_unknown(diagnosis, ret_text, bytes);
+        text_append(ret_text, bytes, "; %s: %s.", first->check->id, first->text);
+    } else {
+        text_append(ret_text, bytes, "Healthy: %s%d check%s, nothing found", inventory, diagnosis->n_fine,
+                    diagnosis->n_fine == 1 ? "" : "s");
+        if (diagnosis->n_unknown) {
+            text_append(ret_text, bytes, "; ");
+            add_unknown(diagnosis, ret_text, bytes);
+        }
+        text_append(ret_text, bytes, ".");
+    }
+}
+
+/* --- text in columns --- */
+
+void diagnosis_print_block(const char *label, const char *text)
+{
+    const int indent = 12;
+
+    while (*text) {
+        size_t line = strcspn(text, "\n"), room = (size_t)(WIDTH - indent), n = line;
+
+        if (n > room) {
+            for (n = room; n > 0 && text[n] != ' '; n--)
+                continue;
+            if (n == 0)
+                n = strcspn(text, " \n");
+        }
+        out_line("  %-*s%.*s", indent - 2, label, (int)n, text);
+        label = "";
+        text += n;
+        text += strspn(text, n < line ? " " : "\n");
+    }
+}
+
+/* Commands are pasted, so their lines are not wrapped. */
+static void print_command(const char *label, const char *command)
+{
+    while (*command) {
+        size_t n = strcspn(command, "\n");
+
+        out_line("  %-10s%.*s", label, (int)n, command);
+        label = "";
+        command += n;
+        command += *command == '\n';
+    }
+}
+
+static void print_finding(const struct doctor_result *result)
+{
+    enum out_tone tone = result->severity == DOCTOR_ERROR ? OUT_BAD : OUT_WARN;
+
+    out_line("%s", "");
+    out_tone(stdout, tone);
+    fputs(result->check->id, stdout);
+    out_tone(stdout, OUT_PLAIN);
+    out_line(" (%s, failure mode %d)", result->check->group, result->check->mode);
+    diagnosis_print_block("what", result->text);
+    for (int i = 0; i < result->n_evidence; i++) {
+        char text[4096];
+
+        snprintf(text, sizeof(text), "%s: %s", result->evidence[i].where, result->evidence[i].what);
+        diagnosis_print_block(i == 0 ? "seen" : "", text);
+    }
+    if (result->n_evidence_left_out)
+        out_line("  %-10s(and %d more)", "", result->n_evidence_left_out);
+    diagnosis_print_block("why", result->check->cause);
+    print_command("run", result->fix);
+    if (*result->fix_cost)
+        diagnosis_print_block("costs", result->fix_cost);
+    if (*result->advice)
+        diagnosis_print_block("do", result->advice);
+    else if (!*result->fix)
+        diagnosis_print_block("do", result->check->remedy);
+}
+
+/* --- tables --- */
+
+static void print_findings_table(const struct diagnosis *diagnosis)
+{
+    static const struct out_column columns[] = {
+        {"SEVERITY", "severity", 0, 0}, {"ID", "id", 0, 0}, {"GROUP", "group", 0, 0}, {"WHAT", "what", 0, OUT_TRUNC}};
+    json_t *rows = json_array();
+
+    for (int severity = DOCTOR_ERROR; severity >= DOCTOR_WARNING; severity--)
+        for (int i = 0; i < diagnosis->n; i++) {
+            const struct doctor_result *result = &diagnosis->results[i];
+
+            if (result->outcome == DOCTOR_FOUND && (int)result->severity == severity)
+                json_array_append_new(rows, json_pack("{s:s, s:s, s:s, s:s}", "severity",
+                                                      diagnosis_severity(result->severity), "id", result->check->id,
+                                                      "group", result->check->group, "what", result->text));
+        }
+    out_line("%s", "");
+    OUT_PRINT(columns, rows);
+}
+
+/* Prints what is not known, and what to do about it. */
+static void print_unknown(const struct diagnosis *diagnosis)
+{
+    for (int i = 0; i < diagnosis->n; i++) {
+        const struct doctor_result *result = &diagnosis->results[i];
+
+        if (result->outcome != DOCTOR_UNKNOWN)
+            continue;
+        out_line("\n%s (%s): not known", result->check->id, result->check->group);
+        diagnosis_print_block("why", result->text);
+        diagnosis_print_block("do", doctor_missing_text(result->missing));
+    }
+}
+
+static void print_all_checks(const struct diagnosis *diagnosis)
+{
+    static const char *const outcomes[] = {"fine", "found", "not applicable", "not known"};
+    static const struct out_column columns[] = {
+        {"ID", "id", 0, 0}, {"GROUP", "group", 0, 0}, {"OUTCOME", "outcome", 0, 0}, {"REASON", "reason", 0, OUT_TRUNC}};
+    json_t *rows = json_array();
+
+    for (int i = 0; i < diagnosis->n; i++) {
+        const struct doctor_result *result = &diagnosis->results[i];
+
+        json_array_append_new(rows,
+                              json_pack("{s:s, s:s, s:s, s:s}", "id", result->check->id, "group", result->check->group,
+                                        "outcome", outcomes[result->outcome], "reason", result->text));
+    }
+    out_line("%s", "");
+    OUT_PRINT(columns, rows);
+}
+
+void diagnosis_print_network(const struct doctor_machine *machine)
+{
+    struct network network;
+
+    network_read(machine, &network);
+    out_line("\nbetween nodes");
+    diagnosis_print_block("network", network.text);
+}
+
+void diagnosis_print(const struct diagnosis *diagnosis, bool verbose)
+{
+    char verdict[4096];
+
+    diagnosis_verdict(diagnosis, verdict, sizeof(verdict));
+    out_verdict(diagnosis->n_errors                     ? OUT_BAD
+                : diagnosis_exit(diagnosis) == CMD_FINE ? OUT_GOOD
+                                                        : OUT_WARN,
+                "%s", verdict);
+    if (diagnosis->n_found) {
+        print_findings_table(diagnosis);
+        for (int severity = DOCTOR_ERROR; severity >= DOCTOR_WARNING; severity--)
+            for (int i = 0; i < diagnosis->n; i++)
+                if (diagnosis->results[i].outcome == DOCTOR_FOUND && (int)diagnosis->results[i].severity == severity)
+                    print_finding(&diagnosis->results[i]);
+        if (diagnosis->n_unknown && !verbose) {
+            out_line("%s", "");
+            out_line("%d check%s could not be completed; --verbose says why.", diagnosis->n_unknown,
+                     diagnosis->n_unknown == 1 ? "" : "s");
+        }
+    }
+    if (verbose) {
+        print_all_checks(diagnosis);
+        diagnosis_print_network(diagnosis->machine);
+    }
+    if (verbose || diagnosis_exit(diagnosis) == CMD_NOT_KNOWN)
+        print_unknown(diagnosis);
+}
+
+void diagnosis_print_list(const struct doctor_check *const *checks)
+{
+    static const struct out_column columns[] = {
+        {"ID", "id", 0, 0}, {"GROUP", "group", 0, 0}, {"MODE", "mode", 0, 0}, {"CHECKS THAT", "title", 0, OUT_TRUNC}};
+    json_t *rows = json_array();
+
+    for (int i = 0; checks[i]; i++)
+        json_array_append_new(rows, json_pack("{s:s, s:s, s:i, s:s}", "id", checks[i]->id, "group", checks[i]->group,
+                                              "mode", checks[i]->mode, "title", checks[i]->title));
+    OUT_PRINT(columns, rows);
+}
+
+void diagnosis_explain(const struct doctor_check *check)
+{
+    out_line("%s: %s", check->id, check->title);
+    out_line("  %-10s%s, failure mode %d", "group", check->group, check->mode);
+    diagnosis_print_block("symptom", check->symptom);
+    diagnosis_print_block("cause", check->cause);
+    diagnosis_print_block("remedy", check->remedy);
+    for (int i = 0; check->links[i]; i++)
+        out_line("  %-10s%s", i == 0 ? "see" : "", check->links[i]);
+}

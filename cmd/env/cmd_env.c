@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cmd_env.c - epkit env: writes the right environment for a machine, or checks an environment. */
+#include "cmd/inspect.h"
+#include "common/cmd.h"
+#include "common/output.h"
+#include "env.h"
+#include "machine/doctor/doctor.h"
+#include "machine/doctor/machine_nvshmem.h"
+
+#include <string.h>
+
+struct env_options {
+    struct inspect_options inspect;
+    int format;
+    struct opt_list only;
+    bool check, json;
+};
+
+static const struct opt env_table[] = {
+    {"format", 'f', "FORMAT", OPT_CHOICE, offsetof(struct env_options, format), .choices = env_format_names,
+     .value = "sh",
+     .help = "what to write: a script for sh, bash and zsh; a file for docker's --env-file; a list for "
+             "'env:' of Kubernetes; a task prolog for Slurm; JSON"},
+    {"only", 0, "LIST", OPT_LIST, offsetof(struct env_options, only), .choices = env_group_names,
+     .help = "variables of these parts only"},
+    {"check", 0, NULL, OPT_FLAG, offsetof(struct env_options, check),
+     .help = "check the current environment instead, and exit with 3 if it has a fault"},
+    OPT_JSON_ROW(struct env_options, json),
+    INSPECT_OPTIONS(struct env_options, inspect),
+    INSPECT_PID_OPTION(struct env_options, inspect),
+    {0},
+};
+
+/* --- checking --- */
+
+static const struct {
+    const char *key, *text;
+} kinds[] = {
+    [AUDIT_VOID] = {"void", "does nothing"},         [AUDIT_VALUE] = {"value", "wrong value"},
+    [AUDIT_HARMFUL] = {"harmful", "harmful"},        [AUDIT_MISSING] = {"missing", "missing"},
+    [AUDIT_DIFFERS] = {"differs", "not as advised"}, [AUDIT_PATH] = {"path", "not there"},
+    [AUDIT_UNKNOWN] = {"unknown", "unknown"},
+};
+
+static bool is_asked(unsigned groups, const char *name)
+{
+    return groups & 1u << env_group_of(&(struct advice_row){.name = name});
+}
+
+/* Would GPUs share NICs by NVSHMEM's default choice, or have none, although there are as many NICs as GPUs? */
+static bool lacks_nics(const struct doctor_machine *machine)
+{
+    struct map *map;
+    bool lacks;
+
+    if (machine_nvshmem_map(machine, &map) != EP_OK)
+        return false;
+    lacks = map->n_shared > machine->ibgda->n_shared;
+    for (int i = 0; i < map->n; i++)
+        lacks = lacks || (map->choices[i].nic < 0 && machine->ibgda->choices[i].nic >= 0);
+    map_free(map);
+    return lacks;
+}
+
+/*
+ * Missing or suboptimal variables are advice: an environment works without them, or serves another purpose. It is a
+ * fault only if the stack is used and GPUs get the wrong NICs because no variable selects them.
+ */
+static bool is_advice(const struct doctor_machine *machine, const struct audit_row *row)
+{
+    static const char *const of_nics[] = {"DEEP_EP_DEVICE_TO_HCA_MAPPING", "NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PREFIX",
+                                          NULL};
+
+    if (row->kind != AUDIT_MISSING || !text_is_any(row->name, of_nics))
+        return row->kind == AUDIT_MISSING || row->kind == AUDIT_DIFFERS;
+    return !machine->audit->uses_software || !lacks_nics(machine);
+}
+
+static json_t *row_json(const struct audit_row *row)
+{
+    return json_pack("{s:s, s:o, s:s, s:s, s:o, s:s}", "name", row->name, "value",
+                     row->kind == AUDIT_MISSING ? json_null() : out_text(row->value), "kind", kinds[row->kind].key,
+                     "verdict", kinds[row->kind].text, "advised", *row->advised ? out_text(row->advised) : json_null(),
+                     "text", row->text);
+}
+
+/* The rows of one kind: faults, or advice. */
+static json_t *audit_json(const struct doctor_machine *machine, unsigned groups, bool advice)
+{
+    json_t *rows = json_array();
+
+    for (int i = 0; i < machine->audit->n; i++)
+        if (is_asked(groups, machine->audit->rows[i].name) && is_advice(machine, &machine->audit->rows[i]) == advice)
+            json_array_append_new(rows, row_json(&machine->audit->rows[i]));
+    return rows;
+}
+
+/* Index of the row of a variable; the number of rows: there is none. */
+static size_t find_row(const json_t *rows, const char *name)
+{
+    size_t i = 0;
+
+    while (i < json_array_size(rows) &&
+           strcmp(json_string_value(json_object_get(json_array_get(rows, i), "name")), name) != 0)
+        i++;
+    return i;
+}
+
+/* Adds what the doctor finds. A variable has one row, that of its most severe problem. */
+static void add_findings(const json_t *findings, unsigned groups, json_t *faults, json_t *advice)
+{
+    json_t *row;
+    size_t i;
+
+    json_array_foreach(findings, i, row)
+    {
+        const char *name = json_string_value(json_object_get(row, "name"));
+        bool is_fault = strcmp(json_string_value(json_object_get(row, "kind")), "harmful") == 0;
+        size_t advised = find_row(advice, name);
+
+        if (!is_asked(groups, name) || find_row(faults, name) < json_array_size(faults) ||
+            (!is_fault && advised < json_array_size(advice)))
+            continue;
+        if (advised < json_array_size(advice))
+            json_array_remove(advice, advised);
+        json_array_append(is_fault ? faults : advice, row);
+    }
+}
+
+static void audit_verdict(const struct doctor_machine *machine, const json_t *faults, const json_t *advice,
+                          char *ret_text, size_t bytes)
+{
+    const json_t *first = json_array_get(faults, 0);
+    size_t n = json_array_size(faults), n_advice = json_array_size(advice), used;
+
+    if (n > 0) {
+        used = (size_t)snprintf(
+            ret_text, bytes,
+            n == 1 ? "The environment has one fault: " : "The environment has %zu faults; the first is ", n);
+        snprintf(ret_text + used, bytes - used, "%s (%s).", json_string_value(json_object_get(first, "name")),
+                 json_string_value(json_object_get(first, "verdict")));
+    } else if (n_advice > 0 && !machine->audit->uses_software) {
+        snprintf(ret_text, bytes, "The environment sets nothing of NVSHMEM, DeepEP or NCCL; %zu variable%s advised.",
+                 n_advice, n_advice == 1 ? " is" : "s are");
+        return;
+    } else {
+        snprintf(ret_text, bytes, n_advice ? "The environment has no fault." : "The environment is right for %s.",
+                 machine->topo->n_gpus + machine->topo->n_nics ? "this machine" : "a machine without GPUs and NICs");
+    }
+    used = strlen(ret_text);
+    if (n_advice > 0 && used < bytes)
+        snprintf(ret_text + used, bytes - used, " %zu variable%s could be better.", n_advice, n_advice == 1 ? "" : "s");
+}
+
+static void print_rows(const char *title, const json_t *rows)
+{
+    static const struct out_column columns[] = {
+        {"VARIABLE", "name", 0, 0},
+        {"VALUE", "value", 0, OUT_TRUNC},
+        {"VERDICT", "verdict", 0, 0},
+        {"WHY, AND WHAT TO DO", "text", 0, OUT_TRUNC},
+    };
+
+    if (json_array_size(rows) == 0)
+        return;
+    out_line("\n%s", title);
+    out_table(stdout, columns, COUNT(columns), rows, OUT_TABLE);
+}
+
+static int print_audit(const struct cmd *cmd, const struct env_options *options, const struct doctor_machine *machine,
+                       const json_t *findings, unsigned groups)
+{
+    json_t *faults = audit_json(machine, groups, false), *advice = audit_json(machine, groups, true), *document;
+    char verdict[512];
+    int code;
+
+    add_findings(findings, groups, faults, advice);
+    code = json_array_size(faults) > 0 ? CMD_FINDINGS : CMD_FINE;
+
+    /* Without hardware, only variables that no machine reads can be checked. */
+    if (inspect_is_empty(machine->topo) && json_array_size(faults) == 0) {
+        code = inspect_report_empty(machine->topo, options->json ? out_document(cmd->name) : NULL);
+        goto done;
+    }
+    audit_verdict(machine, faults, advice, verdict, sizeof(verdict));
+    if (options->json) {
+        document = out_document(cmd->name);
+        json_object_set_new(document, "verdict", out_text(verdict));
+        json_object_set_new(document, "findings", json_integer((json_int_t)json_array_size(faults)));
+        json_object_set(document, "audit", faults);
+        json_object_set(document, "advice", advice);
+        if (out_json(document) != 0)
+            code = CMD_FAILED;
+        goto done;
+    }
+    out_verdict(code == CMD_FINDINGS ? OUT_BAD : OUT_GOOD, "%s", verdict);
+    print_rows("Faults:", faults);
+    print_rows("Advice:", advice);
+    if (json_array_size(faults) + json_array_size(advice) > 0)
+        out_line("\n'epkit env' writes the environment that is right for it.");
+done:
+    json_decref(faults);
+    json_decref(advice);
+    return code;
+}
+
+static int check(const struct cmd *cmd, const struct env_options *options, const struct doctor_machine *machine,
+                 const json_t *findings, unsigned groups)
+{
+    struct source_environment environment = source_environment(machine->source);
+
+    if (environment.state == SOURCE_OK)
+        return print_audit(cmd, options, machine, findings, groups);
+    if (inspect_is_empty(machine->topo))
+        return inspect_report_empty(machine->topo, options->json ? out_document(cmd->name) : NULL);
+    out_error("the environment of %s cannot be read: %s", source_name(machine->source),
+              environment.state == SOURCE_ABSENT         ? "there is no /proc/self/environ"
+              : environment.state == SOURCE_NOT_RECORDED ? "it is not in the snapshot"
+                                                         : environment.why);
+    return CMD_FAILED;
+}
+
+/* --- writing --- */
+
+static int write_script(const struct cmd *cmd, const struct env_options *options, const struct env_script *script)
+{
+    json_t *document, *rows;
+    char verdict[128];
+
+    if (options->format != ENV_JSON && !options->json) {
+        env_write(stdout, script, (enum env_format)options->format);
+        return out_finish();
+    }
+    rows = env_json(script);
+    snprintf(verdict, sizeof(verdict), "%zu variable%s advised.", json_array_size(rows),
+             json_array_size(rows) == 1 ? " is" : "s are");
+    document = out_document(cmd->name);
+    json_object_set_new(document, "verdict", out_text(verdict));
+    json_object_set_new(document, "variables", rows);
+    return out_json(document) == 0 ? CMD_FINE : CMD_FAILED;
+}
+
+/* --- the command --- */
+
+static int check_usage(const struct cmd *cmd, const struct cmd_call *call)
+{
+    const struct env_options *options = call->options;
+
+    if (call->n_args > 0 && strcmp(call->args[-1], "--") != 0)
+        return cmd_usage(cmd, "put '--' in front of the command: epkit env -- %s ...", call->args[0]);
+    if (call->n_args > 0 && (options->check || options->json || cmd_given(cmd, call, "format")))
+        return cmd_usage(cmd, "--check, --format and --json do not go with a command");
+    if (options->check && cmd_given(cmd, call, "format"))
+        return cmd_usage(cmd, "--check writes a table, or JSON with --json: it does not go with --format");
+    if (options->json && cmd_given(cmd, call, "format") && options->format != ENV_JSON)
+        return cmd_usage(cmd, "--json does not go with --format %s", env_format_names[options->format]);
+    if (options->inspect.pid && !options->check)
+        return cmd_usage(cmd, "--pid goes with --check");
+    return CMD_FINE;
+}
+
+static unsigned groups_of(const struct opt_list *only)
+{
+    unsigned groups = 0;
+
+    for (size_t i = 0; i < only->n; i++)
+        groups |= 1u << only->values[i];
+    return groups ? groups : (1u << ENV_GROUPS) - 1;
+}
+
+/* A comment instead of a script: a shell that sources or evaluates it must not execute the sentence. */
+static int report_empty(const struct cmd *cmd, const struct env_options *options, const struct topo *topo, bool runs)
+{
+    if (options->json || options->format == ENV_JSON)
+        return inspect_report_empty(topo, out_document(cmd->name));
+    if (runs)
+        return inspect_report_empty(topo, NULL);
+    out_line("# %s", topo->why_empty);
+    return CMD_UNSUPPORTED;
+}
+
+static int cmd_env(const struct cmd *cmd, const struct cmd_call *call)
+{
+    const struct env_options *options = call->options;
+    unsigned groups = groups_of(&options->only);
+    struct doctor_machine *machine;
+    struct source *source;
+    json_t *findings;
+    int result = check_usage(cmd, call);
+
+    if (result == CMD_FINE)
+        result = inspect_open(cmd, &options->inspect, &source);
+    if (result != CMD_FINE)
+        return result;
+    if (doctor_machine_read(source, &machine) != EP_OK) {
+        inspect_reading_done();
+        out_error("the machine could not be read: %s", ep_last_error());
+        return CMD_FAILED;
+    }
+    findings = options->check ? env_findings(machine) : NULL;
+    inspect_reading_done();
+    if (options->check)
+        result = check(cmd, options, machine, findings, groups);
+    else if (inspect_is_empty(machine->topo))
+        result = report_empty(cmd, options, machine->topo, call->n_args > 0);
+    else if (call->n_args > 0)
+        result = env_execute(&(struct env_script){machine->advice, source_name(source), machine->topo, groups},
+                             machine->topo, call->args);
+    else
+        result = write_script(cmd, options,
+                              &(struct env_script){machine->advice, source_name(source), machine->topo, groups});
+    json_decref(findings);
+    doctor_machine_free(machine);
+    return result;
+}
+
+const struct cmd command_env = {
+    .name = "env",
+    .args = "[-- COMMAND...]",
+    .max_args = 1 << 20,
+    .summary = "write the environment that is right for a machine, or run a command under it",
+    .description =
+        "Writes the variables of NVSHMEM, DeepEP, NCCL and libepkit that have an effect on this machine, each with its reason, and "
+        "the folders of libraries that exist and are needed. What differs from rank to rank (NVSHMEM_HCA_LIST) is chosen "
+        "by the rank's number on its node, which launchers give in LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK, "
+        "MPI_LOCALRANKID, PMI_LOCAL_RANK or SLURM_LOCALID. It is not set where a launcher starts a single process on a "
+        "node: that process may start the ranks itself, and all of them would inherit one NIC.\n\n"
+        "With a command it is executed under this environment: its exit status, its signals and its process number are "
+        "those of the command. LD_PRELOAD is set for the command, and its children inherit it. Launchers (mpirun, srun, "
+        "torchrun, ssh, ...) are started without it, with a warning: put 'epkit env --' between the launcher and the "
+        "program.\n\n"
+        "--check judges the environment that is set, or that of a process: what does nothing, what is no value, what "
+        "causes a fault on this machine, and which paths are not there: these are faults, and so is a missing choice of "
+        "NICs where GPUs would share them. What else is missing or could be better is listed apart, as advice.",
+    .options = env_table,
+    .options_bytes = sizeof(struct env_options),
+    .examples =
+        (const struct cmd_example[]){
+            {"eval \"$(epkit env)\"", "Set it in this shell."},
+            {"mpirun -n 16 epkit env -- python3 train.py", "Each rank with its own NIC and the right NVSHMEM."},
+            {"epkit env --format k8s >env.yaml", "For the container of a pod."},
+            {"epkit env --check --pid 4711", "What is wrong with the environment of a process that runs."},
+            {NULL, NULL},
+        },
+    .exits =
+        (const struct cmd_exit_text[]){
+            {CMD_FINE, "written, or the environment is right; with a command its own exit status"},
+            {CMD_FAILED, "the machine or the environment could not be read"},
+            {CMD_USAGE, "wrong usage"},
+            {CMD_FINDINGS, "--check found faults"},
+            {CMD_UNSUPPORTED, "there is neither a GPU nor a NIC"},
+            {126, "the command cannot be executed"},
+            {127, "there is no such command"},
+            {0, NULL},
+        },
+    .run = cmd_env,
+    .flags = CMD_TAKES_PROGRAM,
+};

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* env.h - inside `epkit env`: the advised environment in various formats, and running a command with it. */
+#ifndef EP_ENV_ENV_H
+#define EP_ENV_ENV_H
+
+#include "machine/doctor/doctor.h"
+#include "machine/software/advice.h"
+
+#include <jansson.h>
+#include <stdio.h>
+
+enum env_format { ENV_SH, ENV_DOCKER, ENV_K8S, ENV_SLURM, ENV_JSON };
+enum env_group { ENV_NVSHMEM, ENV_NCCL, ENV_DEEPEP, ENV_EPKIT, ENV_PATHS, ENV_GROUPS };
+
+extern const char *const env_format_names[]; /* end with NULL */
+extern const char *const env_group_names[];
+
+/* The rows of an advice that belong to the requested groups. */
+struct env_script {
+    const struct advice *advice;
+    const char *machine; /* source_name() */
+    const struct topo *topo;
+    unsigned groups; /* bit i: group i */
+};
+
+enum env_group env_group_of(const struct advice_row *row);
+bool env_has(const struct env_script *script, const struct advice_row *row);
+
+/* The first row with this scope, or NULL. */
+const struct advice_row *env_first(const struct env_script *script, enum advice_scope scope);
+
+/* "# <text>" in lines of at most 120 characters. */
+void env_comment(FILE *stream, const char *indent, const char *text);
+
+/* Writes `text` in single quotes for a POSIX shell. */
+void env_quote_sh(FILE *stream, const char *text);
+
+/* Writes the rows as text; not for ENV_JSON. */
+void env_write(FILE *stream, const struct env_script *script, enum env_format format);
+void env_write_sh(FILE *stream, const struct env_script *script);
+void env_write_slurm(FILE *stream, const struct env_script *script);
+
+/* An array with one object for each row. A new reference. */
+json_t *env_json(const struct env_script *script);
+
+/*
+ * What checks of the doctor find about variables that are set, as rows of --check: "kind" is "harmful" where the
+ * finding is serious, else "differs". A new reference.
+ */
+json_t *env_findings(const struct doctor_machine *machine);
+
+/*
+ * Sets the advised variables in this process and executes the command. Returns an exit code only on failure, as shells
+ * do: 127 if there is no such command, 126 if it cannot be executed.
+ */
+int env_execute(const struct env_script *script, const struct topo *topo, char **command);
+
+#endif

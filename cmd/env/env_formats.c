@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* env_formats.c - the advice in the formats of container engines and Kubernetes, and as JSON. */
+#include "common/output.h"
+#include "env.h"
+
+#include <string.h>
+
+#define LINE_WIDTH 118
+
+const char *const env_format_names[] = {"sh", "docker", "k8s", "slurm", "json", NULL};
+const char *const env_group_names[] = {"nvshmem", "nccl", "deepep", "epkit", "paths", NULL};
+
+enum env_group env_group_of(const struct advice_row *row)
+{
+    if (strncmp(row->name, "NCCL_", 5) == 0 || strncmp(row->name, "TORCH_NCCL_", 11) == 0)
+        return ENV_NCCL;
+    if (strncmp(row->name, "DEEP_EP_", 8) == 0)
+        return ENV_DEEPEP;
+    if (strncmp(row->name, "EPKIT_", 6) == 0)
+        return ENV_EPKIT;
+    if (strncmp(row->name, "LD_", 3) == 0 || strcmp(row->name, "PYTHONPATH") == 0)
+        return ENV_PATHS;
+    return ENV_NVSHMEM;
+}
+
+bool env_has(const struct env_script *script, const struct advice_row *row)
+{
+    return script->groups & 1u << env_group_of(row);
+}
+
+const struct advice_row *env_first(const struct env_script *script, enum advice_scope scope)
+{
+    for (int i = 0; i < script->advice->n; i++)
+        if (script->advice->rows[i].scope == scope && env_has(script, &script->advice->rows[i]))
+            return &script->advice->rows[i];
+    return NULL;
+}
+
+void env_comment(FILE *stream, const char *indent, const char *text)
+{
+    const int width = LINE_WIDTH - (int)strlen(indent);
+
+    while (*text) {
+        int n = (int)strcspn(text, "\n");
+
+        if (n > width) {
+            n = width;
+            while (n > 0 && text[n] != ' ')
+                n--;
+            /* A word longer than the line is not split. */
+            if (n == 0)
+                n = (int)strcspn(text, " \n");
+        }
+        fprintf(stream, "%s#%s%.*s\n", indent, n ? " " : "", n, text);
+        text += n;
+        text += *text == ' ' || *text == '\n';
+    }
+}
+
+void env_quote_sh(FILE *stream, const char *text)
+{
+    putc('\'', stream);
+    for (; *text; text++) {
+        if (*text == '\'')
+            fputs("'\\''", stream);
+        else
+            putc(*text, stream);
+    }
+    putc('\'', stream);
+}
+
+/* In double quotes, for YAML. Kubernetes converts $$ to $. */
+static void quote_yaml(FILE *stream, const char *text)
+{
+    putc('"', stream);
+    for (; *text; text++) {
+        if (*text == '"' || *text == '\\')
+            putc('\\', stream);
+        if (*text == '$')
+            putc('$', stream);
+        putc(*text, stream);
+    }
+    putc('"', stream);
+}
+
+/* Comments on rows that the two formats without a shell cannot express. */
+static void comment_rank(FILE *stream, const struct advice_row *row)
+{
+    env_comment(stream, "", row->reason);
+    fprintf(stream,
+            "# %s differs from rank to rank, and a list like this one is for all of them. Start each rank with\n"
+            "#     epkit env -- PROGRAM\n"
+            "# or set it in what starts the ranks; by local rank:\n",
+            row->name);
+    for (int i = 0; i < row->n_values; i++)
+        fprintf(stream, "#     %d: %s\n", i, row->values[i]);
+}
+
+static void comment_program(FILE *stream, const struct advice_row *row)
+{
+    env_comment(stream, "", row->reason);
+    fprintf(stream,
+            "# %s=%s is for that program alone: in a container's environment every program would load it.\n"
+            "# 'epkit env -- PROGRAM' sets it for one.\n",
+            row->name, row->value);
+}
+
+/* Writes comments on a row; returns whether a list for all processes can express no more of it. */
+static bool comment_row(FILE *stream, const struct advice_row *row)
+{
+    if (row->scope == ADVICE_RANK)
+        comment_rank(stream, row);
+    else if (row->scope == ADVICE_PROGRAM)
+        comment_program(stream, row);
+    else
+        env_comment(stream, "", row->reason);
+    return row->scope == ADVICE_RANK || row->scope == ADVICE_PROGRAM;
+}
+
+static void print_docker(FILE *stream, const struct advice_row *row)
+{
+    fprintf(stream, "%s=%s\n", row->name, row->value);
+}
+
+static void print_k8s(FILE *stream, const struct advice_row *row)
+{
+    fprintf(stream, "- name: %s\n  value: ", row->name);
+    quote_yaml(stream, row->value);
+    putc('\n', stream);
+}
+
+/* The list formats cannot unset a variable, nor prepend to one. */
+static const struct list_format {
+    const char *use, *name;
+    const char *before; /* each row */
+    void (*print)(FILE *stream, const struct advice_row *row);
+    const char *empty; /* instead of rows */
+} list_formats[] = {
+    [ENV_DOCKER] = {"For 'docker run --env-file FILE', and podman. A value reaches to the end of its line and is taken "
+                    "as it stands.",
+                    "file like this", "\n", print_docker, ""},
+    [ENV_K8S] = {"For 'env:' of a container in a pod.", "pod", "", print_k8s, "[]\n"},
+};
+
+static void write_list(FILE *stream, const struct env_script *script, const struct list_format *format)
+{
+    int n = 0;
+
+    env_comment(stream, "", format->use);
+    for (int i = 0; i < script->advice->n; i++) {
+        const struct advice_row *row = &script->advice->rows[i];
+
+        if (!env_has(script, row))
+            continue;
+        fputs(format->before, stream);
+        if (comment_row(stream, row))
+            continue;
+        if (row->unset) {
+            fprintf(stream, "# %s must not be set. A %s cannot unset it: take it out of the image.\n", row->name,
+                    format->name);
+            continue;
+        }
+        if (row->prepend)
+            fprintf(stream, "# It replaces the %s of the image: append what that has, if it is needed.\n", row->name);
+        format->print(stream, row);
+        n++;
+    }
+    if (n == 0)
+        fputs(format->empty, stream);
+}
+
+void env_write(FILE *stream, const struct env_script *script, enum env_format format)
+{
+    bool any = false;
+
+    for (int i = 0; i < script->advice->n; i++)
+        any = any || env_has(script, &script->advice->rows[i]);
+    switch (format) {
+    case ENV_DOCKER:
+    case ENV_K8S:
+        write_list(stream, script, &list_formats[format]);
+        break;
+    case ENV_SLURM:
+        env_write_slurm(stream, script);
+        break;
+    default:
+        env_write_sh(stream, script);
+    }
+    if (!any)
+        env_comment(stream, "", "Nothing has to be set here.");
+}
+
+json_t *env_json(const struct env_script *script)
+{
+    static const char *const scopes[] = {[ADVICE_NODE] = "node", [ADVICE_RANK] = "rank", [ADVICE_PROGRAM] = "program"};
+    json_t *rows = json_array();
+
+    for (int i = 0; i < script->advice->n; i++) {
+        const struct advice_row *row = &script->advice->rows[i];
+        bool has_value = !row->unset && row->scope != ADVICE_RANK;
+        json_t *values = row->scope == ADVICE_RANK ? json_array() : json_null();
+
+        if (!env_has(script, row)) {
+            json_decref(values);
+            continue;
+        }
+        for (int v = 0; v < row->n_values && row->scope == ADVICE_RANK; v++)
+            json_array_append_new(values, out_text(row->values[v]));
+        json_array_append_new(rows, json_pack("{s:s, s:s, s:s, s:s, s:o, s:o, s:s}", "name", row->name, "group",
+                                              env_group_names[env_group_of(row)], "scope", scopes[row->scope], "action",
+                                              row->unset     ? "unset"
+                                              : row->prepend ? "prepend"
+                                                             : "set",
+                                              "value", has_value ? out_text(row->value) : json_null(), "values", values,
+                                              "reason", row->reason));
+    }
+    return rows;
+}

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* findings.c - what the checks of epkit doctor find about variables of the environment, as rows of epkit env --check.
+ */
+#include "common/output.h"
+#include "env.h"
+#include "machine/doctor/doctor.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Checks that compare variables with the machine; the audit has no rows for what they find. */
+static const char *const checks[] = {"gid",           "shared-nic", "nccl-hca",      "socket-interface",
+                                     "nccl-disabled", "nccl-gdr",   "traffic-class", "visible-devices",
+                                     "net-plugin",    "rendezvous"};
+
+/* The variable that a finding is about, if it is set: the one to unset, one that the text names, or the first. */
+static const char *variable_of(const struct doctor_machine *machine, const struct doctor_result *result)
+{
+    const char *name = NULL;
+
+    if (strncmp(result->fix, "unset ", 6) == 0)
+        name = source_printf(machine->source, "%.*s", (int)strcspn(result->fix + 6, " \n"), result->fix + 6);
+    for (int named = 1; named >= 0; named--)
+        for (int i = 0; i < result->n_evidence && !(name && source_env(machine->source, name)); i++)
+            if (!named || strstr(result->text, result->evidence[i].where))
+                name = result->evidence[i].where;
+    return name && source_env(machine->source, name) ? name : NULL;
+}
+
+static json_t *row_of(const struct doctor_machine *machine, const struct doctor_result *result, const char *name)
+{
+    const struct advice_row *advice = advice_find(machine->advice, name);
+    bool is_serious = result->severity == DOCTOR_ERROR;
+    const char *advised = advice && !advice->unset && advice->scope == ADVICE_NODE ? advice->value : NULL;
+    char text[4096];
+    size_t n =
+        (size_t)snprintf(text, sizeof(text), "%s.%s%s", result->text, *result->advice ? " " : "", result->advice);
+
+    if (n < sizeof(text) && advised)
+        snprintf(text + n, sizeof(text) - n, " Set it to %s.", advised);
+    else if (n < sizeof(text) && strncmp(result->fix, "unset ", 6) == 0 && !strstr(result->advice, "unset"))
+        snprintf(text + n, sizeof(text) - n, " Unset it.");
+    return json_pack("{s:s, s:o, s:s, s:s, s:o, s:o}", "name", name, "value",
+                     out_text(source_env(machine->source, name)), "kind", is_serious ? "harmful" : "differs", "verdict",
+                     is_serious ? "harmful" : "not as advised", "advised", advised ? out_text(advised) : json_null(),
+                     "text", out_text(text));
+}
+
+json_t *env_findings(const struct doctor_machine *machine)
+{
+    json_t *rows = json_array();
+
+    for (size_t i = 0; i < sizeof(checks) / sizeof(checks[0]); i++) {
+        struct doctor_result result;
+        const char *name;
+
+        doctor_run(machine, doctor_find(checks[i]), &result);
+        name = result.outcome == DOCTOR_FOUND ? variable_of(machine, &result) : NULL;
+        if (name)
+            json_array_append_new(rows, row_of(machine, &result, name));
+    }
+    return rows;
+}

@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * sh.c - the advice as a script: one to source, and one that Slurm runs before each task.
+ *
+ * Both use only POSIX features, so that dash, bash and zsh behave alike: no arrays, no local, no reliance on word
+ * splitting. Their variables begin with _epkit_ and are unset at the end. They work under set -e and set -u of the
+ * caller.
+ */
+#include "env.h"
+
+#include "common/clean.h"
+
+#include <string.h>
+
+/* Prepends $1 to the list $2, once. */
+static const char prepend_function[] =
+    "_epkit_prepend() {\n"
+    "    _epkit_path=\":$2:\"\n"
+    "    case $_epkit_path in\n"
+    "    *\":$1:\"*) _epkit_path=${_epkit_path%%\":$1:\"*}:${_epkit_path#*\":$1:\"} ;;\n"
+    "    esac\n"
+    "    _epkit_path=${_epkit_path#:}\n"
+    "    _epkit_path=${_epkit_path%:}\n"
+    "    _epkit_path=$1${_epkit_path:+:$_epkit_path}\n"
+    "}\n";
+
+/* Walks through the list of ranks on the node, "8(x2),1"; when all counts are 1, no rank is left. */
+static const char alone_loop[] =
+    "# A launcher that starts one process on a node starts a program that starts its ranks itself. They would\n"
+    "# inherit one NIC, so nothing is set then.\n"
+    "while [ -n \"$_epkit_size\" ]; do\n"
+    "    _epkit_part=${_epkit_size%%,*}\n"
+    "    [ \"${_epkit_part%%\"(\"*}\" = 1 ] || break\n"
+    "    case $_epkit_size in\n"
+    "    *,*) _epkit_size=${_epkit_size#*,} ;;\n"
+    "    *) _epkit_size='' _epkit_rank='' ;;\n"
+    "    esac\n"
+    "done\n";
+
+static const char visible_case[] = "_epkit_gpu=$_epkit_rank\n"
+                                   "case $_epkit_rank:${CUDA_VISIBLE_DEVICES-} in\n"
+                                   ": | :* | *[!0-9]*:*) _epkit_gpu='' ;;\n"
+                                   "*:) ;;\n"
+                                   "# By UUID, which 'epkit env -- PROGRAM' can translate.\n"
+                                   "*:*[!0-9,]*) _epkit_gpu='' ;;\n"
+                                   "*:*,*)\n"
+                                   "    _epkit_gpu=$CUDA_VISIBLE_DEVICES,\n"
+                                   "    while [ \"$_epkit_rank\" -gt 0 ] && [ -n \"$_epkit_gpu\" ]; do\n"
+                                   "        _epkit_gpu=${_epkit_gpu#*,}\n"
+                                   "        _epkit_rank=$((_epkit_rank - 1))\n"
+                                   "    done\n"
+                                   "    _epkit_gpu=${_epkit_gpu%%,*}\n"
+                                   "    ;;\n"
+                                   "*) _epkit_gpu=$CUDA_VISIBLE_DEVICES ;;\n"
+                                   "esac\n";
+
+static const char open_head[] =
+    "# A task that may use some of the GPUs counts these alone, each task from 0: the device files tell which of the\n"
+    "# node they are. Numbers below are those of the node, with that of the device file behind.\n"
+    "case $_epkit_gpu in\n"
+    "'') ;;\n"
+    "*)\n"
+    "    _epkit_left=$_epkit_gpu _epkit_found='' _epkit_shut='' _epkit_open=0 _epkit_last='' _epkit_some=''\n"
+    "    for _epkit_pair in";
+
+static const char open_tail[] =
+    "; do\n"
+    "        if [ -r \"/dev/nvidia${_epkit_pair#*:}\" ] && [ -w \"/dev/nvidia${_epkit_pair#*:}\" ]; then\n"
+    "            _epkit_last=${_epkit_pair%%:*}\n"
+    "            if [ \"$_epkit_left\" -eq 0 ]; then _epkit_found=$_epkit_last; fi\n"
+    "            _epkit_left=$((_epkit_left - 1)) _epkit_open=$((_epkit_open + 1))\n"
+    "        else\n"
+    "            _epkit_shut=1\n"
+    "        fi\n"
+    "    done\n"
+    "    if [ \"$_epkit_open\" -eq 1 ]; then _epkit_found=$_epkit_last; fi\n"
+    "    if [ -n \"$_epkit_shut\" ] && [ \"$_epkit_open\" -gt 0 ]; then\n"
+    "        _epkit_gpu=$_epkit_found _epkit_some=1\n"
+    "    fi\n"
+    "    unset _epkit_left _epkit_found _epkit_shut _epkit_open _epkit_pair _epkit_last\n"
+    "    ;;\n"
+    "esac\n";
+
+/* Only if the device files of all GPUs are known and accessible: otherwise the numbers are not those of the node. */
+static bool knows_files(const struct topo *topo)
+{
+    for (int i = 0; i < topo->n_gpus; i++)
+        if (topo->gpus[i].minor < 0)
+            return false;
+    return topo->n_gpus >= 2 && topo->n_hidden_gpus == 0;
+}
+
+static void write_open(FILE *stream, const struct topo *topo)
+{
+    if (!knows_files(topo))
+        return;
+    fputs(open_head, stream);
+    for (int i = 0; i < topo->n_gpus; i++)
+        fprintf(stream, " %d:%d", i, topo->gpus[i].minor);
+    fputs(open_tail, stream);
+}
+
+/* Sets _epkit_gpu to the GPU of this rank, '' if unknown; the same rules as advice_gpu_of(). */
+static void write_rank(FILE *stream, const struct topo *topo)
+{
+    const char *word = "if";
+
+    fputs("_epkit_rank='' _epkit_size=''\n", stream);
+    for (const struct advice_launcher *launcher = advice_launchers; launcher->rank; launcher++) {
+        fprintf(stream, "%s [ -n \"${%s-}\" ]", word, launcher->rank);
+        if (launcher->size_is_required)
+            fprintf(stream, " && [ -n \"${%s-}\" ]", launcher->size);
+        fprintf(stream, "; then\n    _epkit_rank=$%s _epkit_size=${%s-}\n", launcher->rank, launcher->size);
+        word = "elif";
+    }
+    fputs("fi\n", stream);
+    fputs(alone_loop, stream);
+    fputs(visible_case, stream);
+    write_open(stream, topo);
+}
+
+static const char rank_text[] =
+    "These differ from rank to rank, and a rank is known by the variables of its launcher: torchrun, Open MPI, Intel "
+    "MPI, PMI, Slurm. Where this script is read before the ranks are started they stay as they are; start each rank "
+    "with 'epkit env -- PROGRAM' instead, between the launcher and the program. A program that starts its ranks itself "
+    "needs DEEP_EP_DEVICE_TO_HCA_MAPPING, where its DeepEP reads that, or has to set them before it initialises "
+    "NVSHMEM.";
+
+/*
+ * Two scripts: one exports the variables, the other, a prolog, prints them. Slurm takes everything after '=' to the end
+ * of the line literally.
+ */
+static void write_export(FILE *stream, const char *name, bool is_prolog)
+{
+    fprintf(stream, is_prolog ? "printf 'export %s=%%s\\n' " : "export %s=", name);
+}
+
+static void write_unset(FILE *stream, const char *name, bool is_prolog)
+{
+    fprintf(stream, is_prolog ? "echo 'unset %s'" : "unset %s", name);
+}
+
+/* Writes a row that is the same for all ranks. */
+static void write_row(FILE *stream, const struct advice_row *row, bool is_prolog)
+{
+    if (row->unset) {
+        write_unset(stream, row->name, is_prolog);
+    } else if (row->prepend) {
+        fputs("_epkit_prepend ", stream);
+        env_quote_sh(stream, row->value);
+        fprintf(stream, " \"${%s-}\"\n", row->name);
+        write_export(stream, row->name, is_prolog);
+        fputs("\"$_epkit_path\"", stream);
+    } else {
+        write_export(stream, row->name, is_prolog);
+        env_quote_sh(stream, row->value);
+    }
+    putc('\n', stream);
+}
+
+static void write_cases(FILE *stream, const struct advice_row *row, bool is_prolog)
+{
+    fputs("case $_epkit_gpu in\n", stream);
+    for (int gpu = 0; gpu < row->n_values; gpu++) {
+        fprintf(stream, is_prolog ? "%d)\n    " : "%d) ", gpu);
+        write_export(stream, row->name, is_prolog);
+        env_quote_sh(stream, row->values[gpu]);
+        fputs(is_prolog ? "\n    ;;\n" : " ;;\n", stream);
+    }
+    fputs("esac\n", stream);
+}
+
+static void write_mapping_end(FILE *stream, const struct topo *topo, bool is_prolog)
+{
+    if (!knows_files(topo))
+        return;
+    fputs("# These count by the numbers of the node.\nif [ -n \"${_epkit_some-}\" ]; then ", stream);
+    write_unset(stream, "DEEP_EP_DEVICE_TO_HCA_MAPPING", is_prolog);
+    fputs("; ", stream);
+    write_unset(stream, "EPKIT_VERBS_DEVICE", is_prolog);
+    fputs("; fi\n", stream);
+}
+
+static void write_ranks_sh(FILE *stream, const struct env_script *script)
+{
+    putc('\n', stream);
+    env_comment(stream, "", rank_text);
+    write_rank(stream, script->topo);
+    for (int i = 0; i < script->advice->n; i++) {
+        const struct advice_row *row = &script->advice->rows[i];
+
+        if (row->scope != ADVICE_RANK || !env_has(script, row))
+            continue;
+        env_comment(stream, "", row->reason);
+        write_cases(stream, row, false);
+    }
+    write_mapping_end(stream, script->topo, false);
+    fputs("unset _epkit_rank _epkit_size _epkit_part _epkit_gpu _epkit_some\n", stream);
+}
+
+/* Launchers: they would load the library too, and pass it to everything that they start. */
+static const char preload_function[] =
+    "epkit_preload() {\n"
+    "    case ${1##*/} in\n"
+    "    mpirun | mpiexec | orterun | prterun | srun | ssh | torchrun)\n"
+    "        echo \"epkit_preload: ${1##*/} would load it too; put 'epkit env --' in front of the program that it "
+    "starts\" >&2\n"
+    "        \"$@\"\n"
+    "        ;;\n"
+    "    *) env LD_PRELOAD=\"$EPKIT_PRELOAD${LD_PRELOAD:+:$LD_PRELOAD}\" \"$@\" ;;\n"
+    "    esac\n"
+    "}\n";
+
+static void write_preload_sh(FILE *stream, const struct advice_row *row)
+{
+    putc('\n', stream);
+    env_comment(stream, "", row->reason);
+    env_comment(stream, "",
+                "It is not exported: shells, launchers and ssh would load it too. 'epkit_preload PROGRAM' starts one "
+                "program with it. EPKIT_PRELOAD records this for child shells and 'epkit doctor'.");
+    write_row(stream, &(struct advice_row){.name = "EPKIT_PRELOAD", .value = row->value}, false);
+    fputs(preload_function, stream);
+}
+
+static bool any_prepend(const struct env_script *script)
+{
+    for (int i = 0; i < script->advice->n; i++)
+        if (script->advice->rows[i].prepend && script->advice->rows[i].scope == ADVICE_NODE &&
+            env_has(script, &script->advice->rows[i]))
+            return true;
+    return false;
+}
+
+static void write_head(FILE *stream, const struct env_script *script, const char *use)
+{
+    char machine[128];
+
+    text_clean(script->machine, machine, sizeof(machine));
+    fprintf(stream, "# The environment of NVSHMEM, DeepEP and NCCL for %s, by 'epkit env'.\n", machine);
+    env_comment(stream, "", use);
+}
+
+void env_write_sh(FILE *stream, const struct env_script *script)
+{
+    bool prepends = any_prepend(script);
+
+    write_head(stream, script,
+               "Source it in sh, bash or zsh: '. ./FILE' or 'eval \"$(epkit env)\"'. It may be sourced again.");
+    if (prepends)
+        fputs(prepend_function, stream);
+    for (int i = 0; i < script->advice->n; i++) {
+        const struct advice_row *row = &script->advice->rows[i];
+
+        if (!env_has(script, row) || row->scope == ADVICE_RANK)
+            continue;
+        if (row->scope == ADVICE_PROGRAM) {
+            write_preload_sh(stream, row);
+            continue;
+        }
+        putc('\n', stream);
+        env_comment(stream, "", row->reason);
+        write_row(stream, row, false);
+    }
+    if (env_first(script, ADVICE_RANK))
+        write_ranks_sh(stream, script);
+    if (prepends)
+        fputs("unset _epkit_path\nunset -f _epkit_prepend\n", stream);
+}
+
+/* --- Slurm --- */
+
+static void write_row_slurm(FILE *stream, const struct advice_row *row)
+{
+    putc('\n', stream);
+    env_comment(stream, "", row->reason);
+    if (row->scope == ADVICE_PROGRAM) {
+        fprintf(stream,
+                "# %s=%s is not for shells and launchers: where the task is the program itself, start it by\n"
+                "#     srun --task-prolog=FILE epkit env -- PROGRAM\n",
+                row->name, row->value);
+    } else if (row->scope == ADVICE_RANK) {
+        write_cases(stream, row, true);
+    } else {
+        write_row(stream, row, true);
+    }
+}
+
+void env_write_slurm(FILE *stream, const struct env_script *script)
+{
+    fputs("#!/bin/sh\n", stream);
+    write_head(stream, script,
+               "For 'srun --task-prolog=FILE PROGRAM' (make it executable), or as TaskProlog of slurm.conf: Slurm runs "
+               "it before each task and takes the lines that it prints as the task's environment. Exports in a batch "
+               "script would not do: it runs once, on the first node, and srun hands one environment to all tasks.");
+    if (any_prepend(script))
+        fputs(prepend_function, stream);
+    if (env_first(script, ADVICE_RANK))
+        write_rank(stream, script->topo);
+    for (int i = 0; i < script->advice->n; i++)
+        if (env_has(script, &script->advice->rows[i]))
+            write_row_slurm(stream, &script->advice->rows[i]);
+    if (env_first(script, ADVICE_RANK))
+        write_mapping_end(stream, script->topo, true);
+}

@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* choose.c - finds the recipe of a command line, and the values of its variables. */
+#include "builtin.h"
+#include "common/file.h"
+#include "common/output.h"
+#include "install_output.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <epkit/types.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/utsname.h>
+
+/* Reads a regular file of at most `max` bytes; NULL with errno. */
+static char *read_file(const char *path, size_t max, size_t *ret_bytes)
+{
+    FILE *file = file_open_regular(path);
+    char *text;
+
+    if (!file)
+        return NULL;
+    text = malloc(max + 2);
+    if (text)
+        *ret_bytes = fread(text, 1, max + 1, file);
+    fclose(file);
+    return text;
+}
+
+static bool is_path(const char *name)
+{
+    size_t n = strlen(name);
+
+    return strchr(name, '/') || (n > 5 && strcmp(name + n - 5, ".yaml") == 0) ||
+           (n > 4 && strcmp(name + n - 4, ".yml") == 0);
+}
+
+static void saved_path(const struct install_cmd_options *options, const char *name, const char *file,
+                       char ret_path[PATH_MAX])
+{
+    snprintf(ret_path, PATH_MAX, "%s%s/%s/%s", options->root && strcmp(options->root, "/") != 0 ? options->root : "",
+             options->state ? options->state : INSTALL_STATE, name, file);
+}
+
+/* How many recipes have a state, and the name of one. */
+static int count_saved(const struct install_cmd_options *options, char ret_name[64])
+{
+    char path[PATH_MAX];
+    struct dirent *entry;
+    int n = 0;
+    DIR *dir;
+
+    snprintf(path, sizeof(path), "%s%s", options->root && strcmp(options->root, "/") != 0 ? options->root : "",
+             options->state ? options->state : INSTALL_STATE);
+    dir = opendir(path);
+    while (dir && (entry = readdir(dir))) {
+        char file[PATH_MAX];
+        struct stat info;
+
+        saved_path(options, entry->d_name, "recipe.yaml", file);
+        if (entry->d_name[0] == '.' || strlen(entry->d_name) > 40 || stat(file, &info) != 0)
+            continue;
+        snprintf(ret_name, 64, "%.40s", entry->d_name);
+        n++;
+    }
+    if (dir)
+        closedir(dir);
+    return n;
+}
+
+/* Splits "NAME=VALUE,NAME=VALUE"; a comma that is not followed by NAME= belongs to the value. */
+static int split_settings(const struct cmd *cmd, struct chosen_recipe *chosen, const char *text)
+{
+    char *at;
+
+    if (!text)
+        return CMD_FINE;
+    chosen->settings_text = strdup(text);
+    for (at = chosen->settings_text; at && *at;) {
+        struct recipe_setting *setting = &chosen->settings[chosen->n_settings];
+        char *equals = strchr(at, '='), *comma;
+
+        if (!equals || equals == at || chosen->n_settings == SETTINGS_MAX)
+            return cmd_usage(cmd, "--set: '%.100s' is not NAME=VALUE", at);
+        *equals = '\0';
+        setting->name = at;
+        setting->value = equals + 1;
+        chosen->n_settings++;
+        for (comma = strchr(equals + 1, ','); comma; comma = strchr(comma + 1, ',')) {
+            size_t n = strspn(comma + 1, "abcdefghijklmnopqrstuvwxyz0123456789_");
+
+            if (n > 0 && comma[1 + n] == '=')
+                break;
+        }
+        if (comma)
+            *comma = '\0';
+        at = comma ? comma + 1 : NULL;
+    }
+    return CMD_FINE;
+}
+
+/*
+ * Settings of an earlier apply come before those of the command line. Unreadable settings are an error: the recipe
+ * would be applied with other values.
+ */
+static int add_saved_settings(const struct install_cmd_options *options, const char *name, struct chosen_recipe *chosen)
+{
+    char path[PATH_MAX], *text;
+    const char *key;
+    size_t bytes = 0;
+    json_t *value;
+
+    saved_path(options, name, "settings.json", path);
+    text = read_file(path, YAML_BYTES_MAX, &bytes);
+    if (!text && errno == ENOENT)
+        return CMD_FINE;
+    chosen->saved = text ? json_loadb(text, bytes, JSON_REJECT_DUPLICATES, NULL) : NULL;
+    free(text);
+    if (!json_is_object(chosen->saved)) {
+        out_error("%s cannot be read: it contains the values that the recipe was applied with", path);
+        out_hint("'epkit install apply %s' with these values by --set writes it again", name);
+        return CMD_FAILED;
+    }
+    json_object_foreach(chosen->saved, key, value)
+    {
+        if (chosen->n_settings == SETTINGS_MAX || !json_is_string(value))
+            continue;
+        chosen->settings[chosen->n_settings].name = key;
+        chosen->settings[chosen->n_settings].value = json_string_value(value);
+        chosen->n_settings++;
+    }
+    return CMD_FINE;
+}
+
+static const char *environment(const char *name)
+{
+    return getenv(name);
+}
+
+static int parse(const struct install_cmd_options *options, const char *file, const char *text, size_t bytes,
+                 bool is_saved, struct chosen_recipe *chosen)
+{
+    bool is_value_refused = false;
+    struct recipe_input input = {.settings = chosen->settings,
+                                 .n_settings = chosen->n_settings,
+                                 .env = is_saved ? NULL : environment,
+                                 .is_value_refused = &is_value_refused};
+    static char kernel[128];
+    static struct utsname machine;
+
+    install_kernel(options->root && strcmp(options->root, "/") != 0 ? options->root : NULL, kernel);
+    uname(&machine);
+    /* An export is for other machines. */
+    input.kernel = options->for_others ? EXPORT_KERNEL : kernel;
+    input.machine = options->for_others ? EXPORT_MACHINE : machine.machine;
+    if (recipe_parse(file, text, bytes, &input, &chosen->recipe) == EP_OK &&
+        preflight_check_target(chosen->recipe) == EP_OK)
+        return CMD_FINE;
+    if (is_value_refused) {
+        out_error("a value is refused: %s", ep_last_error());
+        out_hint("nothing was changed; 'epkit install show' prints a recipe with its variables");
+        return CMD_USAGE;
+    }
+    out_error("the recipe is refused: %s", ep_last_error());
+    out_hint("nothing was changed; HACKING.md, 'Add a recipe', explains the format");
+    return CMD_USAGE;
+}
+
+static int unknown(const struct cmd *cmd, const char *name)
+{
+    const char *names[64], *near;
+    size_t n = 0;
+
+    for (size_t i = 0; builtin_recipes[i].name && n < 63; i++)
+        names[n++] = builtin_recipes[i].name;
+    names[n] = NULL;
+    near = options_nearest(name, names);
+    if (near)
+        return cmd_usage(cmd, "there is no recipe '%.64s'; did you mean '%s'?", name, near);
+    return cmd_usage(cmd, "there is no recipe '%.64s'; 'epkit install list' names them, and a file needs a / or .yaml",
+                     name);
+}
+
+static int choose_builtin(const struct cmd *cmd, const struct install_cmd_options *options, const char *name,
+                          struct chosen_recipe *chosen)
+{
+    for (size_t i = 0; builtin_recipes[i].name; i++) {
+        char file[128];
+
+        if (strcmp(builtin_recipes[i].name, name) != 0)
+            continue;
+        snprintf(file, sizeof(file), "recipes/%s.yaml", name);
+        return parse(options, file, builtin_recipes[i].text, builtin_recipes[i].bytes, false, chosen);
+    }
+    return unknown(cmd, name);
+}
+
+static int choose_file(const struct install_cmd_options *options, const char *path, bool is_saved,
+                       struct chosen_recipe *chosen)
+{
+    size_t bytes = 0;
+
+    chosen->text = read_file(path, YAML_BYTES_MAX, &bytes);
+    if (!chosen->text) {
+        out_error("recipe %s: %s", path, errno == EINVAL ? "not a regular file" : strerror(errno));
+        return CMD_USAGE;
+    }
+    return parse(options, path, chosen->text, bytes, is_saved, chosen);
+}
+
+int recipe_choose(const struct cmd *cmd, const struct install_cmd_options *options, const char *name, bool prefer_saved,
+                  struct chosen_recipe *ret_chosen)
+{
+    char path[PATH_MAX], only[64];
+    struct stat info;
+    int code, n_saved = !name && prefer_saved ? count_saved(options, only) : 0;
+
+    memset(ret_chosen, 0, sizeof(*ret_chosen));
+    if (n_saved == 1)
+        name = only;
+    /* Not a usage error: the same command line is right on another machine. */
+    if (!name && prefer_saved && n_saved == 0)
+        return cmd_refuse(cmd, NULL,
+                          "which recipe? None was applied here; 'epkit install list' names those that are built in");
+    if (!name && prefer_saved)
+        return cmd_refuse(cmd, NULL, "which recipe? %d were applied here, '%s' for one", n_saved, only);
+    if (!name)
+        return cmd_usage(cmd, "which recipe? 'epkit install list' names them");
+    if (prefer_saved && !is_path(name)) {
+        saved_path(options, name, "recipe.yaml", path);
+        if (stat(path, &info) == 0) {
+            code = add_saved_settings(options, name, ret_chosen);
+            code = code == CMD_FINE ? split_settings(cmd, ret_chosen, options->set) : code;
+            code = code == CMD_FINE ? choose_file(options, path, true, ret_chosen) : code;
+            goto ready;
+        }
+    }
+    code = split_settings(cmd, ret_chosen, options->set);
+    if (code == CMD_FINE)
+        code = is_path(name) ? choose_file(options, name, false, ret_chosen)
+                             : choose_builtin(cmd, options, name, ret_chosen);
+ready:
+    if (code != CMD_FINE)
+        recipe_release(ret_chosen);
+    return code;
+}
+
+void recipe_release(struct chosen_recipe *chosen)
+{
+    recipe_free(chosen->recipe);
+    free(chosen->text);
+    free(chosen->settings_text);
+    json_decref(chosen->saved);
+    memset(chosen, 0, sizeof(*chosen));
+}
+
+/* --- list and show --- */
+
+int recipe_list(const struct cmd *cmd, bool json)
+{
+    static const struct out_column columns[] = {
+        {"RECIPE", "name", 0, 0}, {"STEPS", "steps", 0, 0}, {"TITLE", "title", 0, OUT_TRUNC}};
+    struct install_cmd_options options = {0};
+    json_t *rows = json_array(), *document;
+    int code;
+
+    for (size_t i = 0; builtin_recipes[i].name; i++) {
+        struct chosen_recipe chosen = {0};
+
+        code = choose_builtin(cmd, &options, builtin_recipes[i].name, &chosen);
+        if (code != CMD_FINE) {
+            json_decref(rows);
+            return CMD_FAILED;
+        }
+        json_array_append_new(rows, json_pack("{s:s,s:I,s:s}", "name", chosen.recipe->name, "steps",
+                                              (json_int_t)chosen.recipe->n_steps, "title", chosen.recipe->title));
+        recipe_release(&chosen);
+    }
+    if (json) {
+        document = out_document(cmd->name);
+        json_object_set_new(document, "action", json_string("list"));
+        json_object_set_new(document, "recipes", rows);
+        return out_json(document) == 0 ? CMD_FINE : CMD_FAILED;
+    }
+    code = out_table(stdout, columns, 3, rows, OUT_TABLE);
+    json_decref(rows);
+    return code == 0 ? out_finish() : CMD_FAILED;
+}
+
+int recipe_show(const struct cmd *cmd, const char *name)
+{
+    for (size_t i = 0; name && builtin_recipes[i].name; i++) {
+        if (strcmp(builtin_recipes[i].name, name) != 0)
+            continue;
+        fwrite(builtin_recipes[i].text, 1, builtin_recipes[i].bytes, stdout);
+        return out_finish();
+    }
+    return name ? unknown(cmd, name) : cmd_usage(cmd, "which recipe? 'epkit install list' names them");
+}

@@ -1,0 +1,453 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cmd_install.c - epkit install: applies recipes to a machine, and undoes them. */
+#include "common/output.h"
+#include "common/progress.h"
+#include "install_output.h"
+
+#include <epkit/types.h>
+#include <errno.h>
+#include <limits.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define REBOOT_WAIT_S 180 /* time for the machine to go down */
+
+/* clang-format off */
+static const char *const reboot_choices[] = {"now", "sentinel", "never", NULL};
+
+static const struct opt install_table[] = {
+    {"root", 0, "DIR", OPT_DIR, offsetof(struct install_cmd_options, root),
+     .help = "the machine below this folder instead of this one; steps run by chroot if it has a /bin/sh",
+     .heading = "Machine"},
+    {"state", 0, "DIR", OPT_DIR, offsetof(struct install_cmd_options, state),
+     .help = "folder of the journal, downloads and saved previous files; default: " INSTALL_STATE},
+    {"set", 0, "LIST", OPT_STRING, offsetof(struct install_cmd_options, set),
+     .help = "values of the recipe's variables: NAME=VALUE, separated by commas", .heading = "Recipe"},
+    {"reboot", 0, "HOW", OPT_CHOICE, offsetof(struct install_cmd_options, reboot), .choices = reboot_choices,
+     .value = "now",
+     .help = "where a step needs a reboot: now reboots; sentinel leaves /run/reboot-required for an agent that drains "
+             "the node first; never ends with exit code 3", .heading = "Reboots"},
+    {"max-reboots", 0, "N", OPT_INT, offsetof(struct install_cmd_options, max_reboots), .min = -1, .max = 10,
+     .value = "-1", .help = "reboots before apply stops; -1: the limit of the recipe"},
+    {"no-resume-unit", 0, NULL, OPT_FLAG, offsetof(struct install_cmd_options, no_resume_unit),
+     .help = "install no systemd unit that resumes after a reboot: something else runs apply again"},
+    {"again", 0, NULL, OPT_FLAG, offsetof(struct install_cmd_options, again),
+     .help = "with apply: forget the reboots made so far"},
+    {"force", 0, NULL, OPT_FLAG, offsetof(struct install_cmd_options, force),
+     .help = "with uninstall: also undo what exists without a record that this recipe made it", .heading = "Other"},
+    OPT_JSON_ROW(struct install_cmd_options, json),
+    {0},
+};
+/* clang-format on */
+
+static const char *const actions[] = {"plan",      "apply",  "status", "verify", "resume",
+                                      "uninstall", "export", "list",   "show",   NULL};
+
+static struct install_options engine_options(const struct install_cmd_options *options)
+{
+    struct install_options result = {.root = options->root,
+                                     .state = options->state,
+                                     .reboot = (enum install_reboot)options->reboot,
+                                     .max_reboots = (int)options->max_reboots,
+                                     .no_unit = options->no_resume_unit,
+                                     .again = options->again,
+                                     .force = options->force};
+
+    observe(options->json, &result.observer);
+    return result;
+}
+
+/* --- ends --- */
+
+struct ending {
+    const char *name; /* its name in JSON */
+    int code;
+};
+
+static struct ending ending_of(enum install_result result)
+{
+    static const struct ending endings[] = {
+        [INSTALL_FINE] = {"fine", CMD_FINE},
+        [INSTALL_FAILED] = {"failed", CMD_FAILED},
+        [INSTALL_REBOOTING] = {"rebooting", CMD_FINDINGS},
+        [INSTALL_NEEDS_REBOOT] = {"wants-reboot", CMD_FINDINGS},
+        [INSTALL_STOPPED] = {"stopped", CMD_FAILED},
+        [INSTALL_REFUSED] = {"refused", CMD_UNSUPPORTED},
+        [INSTALL_BUSY] = {"busy", CMD_FAILED},
+        [INSTALL_INTERRUPTED] = {"interrupted", CMD_FAILED},
+    };
+
+    return endings[result];
+}
+
+/* Reports the end on standard error, and returns the exit code. */
+static int finish(const struct cmd *cmd, const struct install_cmd_options *options, const struct install *install,
+                  const char *action, enum install_result result, const struct verify_result *results, size_t n)
+{
+    struct ending ending = ending_of(result);
+
+    progress_stop();
+    if (result == INSTALL_INTERRUPTED) {
+        if (install->lock_fd < 0)
+            out_error("interrupted; nothing was changed");
+        else
+            out_error("interrupted; the current step is completed, and 'epkit install %s %s' continues",
+                      strcmp(action, "uninstall") == 0 ? action : "resume", install->recipe->name);
+        ending.code = 128 + observed_signal();
+    } else if (*install->failure) {
+        out_error("%s", install->failure);
+        if (*install->hint)
+            out_hint("%s", install->hint);
+    }
+    if (options->json && out_json(report_json(cmd, install, action, ending.name, results, n)) != 0)
+        return CMD_FAILED;
+    return out_finish() == CMD_FINE ? ending.code : CMD_FAILED;
+}
+
+/* A node that reboots must not be taken for installed: this process ends when the machine does. */
+static enum install_result wait_for_reboot(struct install *install)
+{
+    for (int i = 0; i < REBOOT_WAIT_S * 10 && !observed_signal(); i++)
+        poll(NULL, 0, 100);
+    if (observed_signal())
+        return INSTALL_REBOOTING;
+    snprintf(install->failure, sizeof(install->failure), "the machine did not go down within %d s", REBOOT_WAIT_S);
+    return INSTALL_FAILED;
+}
+
+/* --- actions --- */
+
+static int do_plan(const struct cmd *cmd, const struct install_cmd_options *options, struct install *install)
+{
+    int code = preflight_refuses(install) && install_changes(install) > 0 ? CMD_UNSUPPORTED
+               : install_changes(install) > 0                             ? CMD_FINDINGS
+                                                                          : CMD_FINE;
+
+    if (options->json)
+        return out_json(report_json(cmd, install, "plan",
+                                    code == CMD_UNSUPPORTED ? "refused"
+                                    : code                  ? "changes"
+                                                            : "fine",
+                                    NULL, 0)) == 0
+                   ? code
+                   : CMD_FAILED;
+    report_plan(install, "plan", true);
+    return out_finish() == CMD_FINE ? code : CMD_FAILED;
+}
+
+static int do_status(const struct cmd *cmd, const struct install_cmd_options *options, struct install *install)
+{
+    int code = install_changes(install) > 0 ? CMD_FINDINGS : CMD_FINE;
+
+    if (options->json)
+        return out_json(report_json(cmd, install, "status", code ? "incomplete" : "fine", NULL, 0)) == 0 ? code
+                                                                                                         : CMD_FAILED;
+    report_status(install);
+    return out_finish() == CMD_FINE ? code : CMD_FAILED;
+}
+
+/* The step is done, and its tests pass. */
+static enum install_result verify(const struct install_cmd_options *options, struct install *install,
+                                  struct verify_result *results, size_t *ret_n)
+{
+    enum install_result result = install_verify(install, results, VERIFY_MAX, ret_n);
+    size_t n_failed = 0;
+
+    for (size_t i = 0; i < *ret_n; i++)
+        n_failed += !results[i].passed;
+    progress_stop();
+    if (!options->json && result != INSTALL_INTERRUPTED) {
+        if (install_changes(install) > 0)
+            out_verdict(OUT_BAD, "%zu steps are not done, and %zu of %zu tests fail.", install_changes(install),
+                        n_failed, *ret_n);
+        else if (n_failed)
+            out_verdict(OUT_BAD, "%zu of %zu tests fail.", n_failed, *ret_n);
+        else
+            out_verdict(OUT_GOOD, "All steps are done, and %zu tests pass.", *ret_n);
+        report_verify(results, *ret_n);
+    }
+    return result;
+}
+
+/* Prints the lines by which scripts find out that a step is done: only where its tests pass. */
+static void print_done(const struct install *install, const struct verify_result *results, size_t n)
+{
+    for (size_t i = 0; i < install->recipe->n_steps; i++) {
+        size_t index = install->recipe->order[i];
+        const struct recipe_step *step = &install->recipe->steps[index];
+        bool passed = install->states[index].now == STEP_DONE && *step->says;
+
+        for (size_t k = 0; k < n; k++)
+            passed = passed && (results[k].step != step || results[k].passed);
+        if (passed)
+            out_line("%s", step->says);
+    }
+}
+
+static int do_verify(const struct cmd *cmd, const struct install_cmd_options *options, struct install *install)
+{
+    static struct verify_result results[VERIFY_MAX];
+    enum install_result result;
+    size_t n = 0;
+    int code;
+
+    if (!install->is_live) {
+        out_error("tests run on the machine itself, but --root is another one");
+        return CMD_UNSUPPORTED;
+    }
+    result = verify(options, install, results, &n);
+    if (result == INSTALL_INTERRUPTED)
+        return finish(cmd, options, install, "verify", result, results, n);
+    code = result == INSTALL_FINE && install_changes(install) == 0 ? CMD_FINE : CMD_FINDINGS;
+    if (options->json)
+        return out_json(report_json(cmd, install, "verify", code ? "findings" : "fine", results, n)) == 0 ? code
+                                                                                                          : CMD_FAILED;
+    print_done(install, results, n);
+    return out_finish() == CMD_FINE ? code : CMD_FAILED;
+}
+
+/* Applies, and tests what was applied. */
+static int do_apply(const struct cmd *cmd, const struct install_cmd_options *options, struct install *install,
+                    const char *action)
+{
+    static struct verify_result results[VERIFY_MAX];
+    enum install_result result;
+    bool had_changes;
+    size_t n = 0;
+
+    result = install_check(install);
+    if (result == INSTALL_FINE)
+        result = install_begin(install);
+    if (!options->json && (result == INSTALL_FINE || result == INSTALL_REFUSED))
+        report_plan(install, "apply", false);
+    had_changes = install_changes(install) > 0;
+    if (result == INSTALL_FINE)
+        result = install_apply(install);
+    if (result == INSTALL_FINE && had_changes && install->is_live) {
+        result = verify(options, install, results, &n);
+        if (result == INSTALL_FAILED)
+            snprintf(install->failure, sizeof(install->failure), "all steps are applied, but not all tests pass");
+    }
+    if (result == INSTALL_REBOOTING)
+        result = wait_for_reboot(install);
+    if (result == INSTALL_REFUSED && !preflight_refuses(install))
+        return finish(cmd, options, install, action, result, results, n) == CMD_FAILED ? CMD_FAILED : CMD_USAGE;
+    return finish(cmd, options, install, action, result, results, n);
+}
+
+/* Reports a successful uninstall. */
+static void print_uninstalled(const struct install *install, bool was_known)
+{
+    char logs[1024];
+
+    snprintf(logs, sizeof(logs), "%.400s%.500s", install->root, install->logs);
+    if (!was_known)
+        out_verdict(OUT_GOOD, "Nothing to uninstall: recipe %s was not applied here, or is uninstalled already.",
+                    install->recipe->name);
+    else if (access(logs, F_OK) == 0)
+        out_verdict(OUT_GOOD, "Recipe %s is uninstalled; its logs are in %s.", install->recipe->name, logs);
+    else
+        out_verdict(OUT_GOOD, "Recipe %s is uninstalled; it had changed nothing.", install->recipe->name);
+}
+
+static int do_uninstall(const struct cmd *cmd, const struct install_cmd_options *options, struct install *install)
+{
+    bool was_known = install_is_known(install) || install_is_half_removed(install) || options->force;
+    enum install_result result = INSTALL_FINE;
+
+    if (was_known) {
+        if (!options->json)
+            out_line("Steps of recipe %s are undone in reverse order, as far as they changed anything.",
+                     install->recipe->name);
+        result = install_begin(install);
+        if (result == INSTALL_FINE)
+            result = install_undo(install);
+        progress_stop();
+        /* The steps are checked again for the report, if there is time. */
+        if (options->json && result != INSTALL_BUSY && result != INSTALL_INTERRUPTED) {
+            enum install_result probed = install_probe(install);
+
+            result = result == INSTALL_FINE ? probed : result;
+        }
+    }
+    if (result == INSTALL_FINE && !options->json)
+        print_uninstalled(install, was_known);
+    return finish(cmd, options, install, "uninstall", result, NULL, 0);
+}
+
+static int do_export(const struct cmd *cmd, const struct install_cmd_options *options, const char *format,
+                     const char *name)
+{
+    struct install_cmd_options others = *options;
+    struct chosen_recipe chosen;
+    int code;
+
+    others.for_others = true;
+    for (size_t i = 0;; i++) {
+        if (!export_formats[i])
+            return cmd_usage(cmd, "export: unknown format '%.32s'; it is sh, cloud-init or ansible",
+                             format ? format : "");
+        if (format && strcmp(export_formats[i], format) == 0)
+            break;
+    }
+    code = recipe_choose(cmd, &others, name, false, &chosen);
+    if (code != CMD_FINE)
+        return code;
+    if (export_write(chosen.recipe, format, stdout) != EP_OK) {
+        out_error("%s", ep_last_error());
+        code = CMD_USAGE;
+    }
+    recipe_release(&chosen);
+    return code == CMD_FINE ? out_finish() : code;
+}
+
+/* A resume begins nothing: it continues an apply. */
+static int refuse_resume(const struct install *install)
+{
+    out_error("recipe %s was not applied here, or is uninstalled: there is nothing to resume", install->recipe->name);
+    out_hint("'epkit install apply %s' starts an installation; nothing was changed", install->recipe->name);
+    return CMD_USAGE;
+}
+
+/* Actions that check the machine. */
+static int act(const struct cmd *cmd, const struct install_cmd_options *options, const char *action, const char *name)
+{
+    bool changes = strcmp(action, "apply") == 0 || strcmp(action, "resume") == 0 || strcmp(action, "uninstall") == 0;
+    bool prefer_saved = strcmp(action, "plan") != 0 && strcmp(action, "apply") != 0;
+    bool fetches = !prefer_saved || strcmp(action, "resume") == 0;
+    struct install_options engine = engine_options(options);
+    static struct install install;
+    struct chosen_recipe chosen;
+    enum install_result result;
+    int code = recipe_choose(cmd, options, name, prefer_saved, &chosen);
+
+    engine.keep = strcmp(action, "uninstall") == 0;
+
+    if (code != CMD_FINE)
+        return code;
+    if (changes && geteuid() != 0 && (!options->root || strcmp(options->root, "/") == 0)) {
+        out_error("%s changes the machine and must be run as root; 'plan' needs no root", action);
+        recipe_release(&chosen);
+        return CMD_UNSUPPORTED;
+    }
+    result = install_open(chosen.recipe, &engine, &install);
+    if (result == INSTALL_FINE && strcmp(action, "resume") == 0 && !install_is_known(&install)) {
+        code = refuse_resume(&install);
+        goto done;
+    }
+    if (result == INSTALL_FINE)
+        result = install_probe(&install);
+    if (result == INSTALL_FINE)
+        result = preflight_run(&install, fetches && install_changes(&install) > 0);
+    if (result != INSTALL_FINE)
+        code = finish(cmd, options, &install, action, result, NULL, 0);
+    else if (strcmp(action, "plan") == 0)
+        code = do_plan(cmd, options, &install);
+    else if (strcmp(action, "status") == 0)
+        code = do_status(cmd, options, &install);
+    else if (strcmp(action, "verify") == 0)
+        code = do_verify(cmd, options, &install);
+    else if (strcmp(action, "uninstall") == 0)
+        code = do_uninstall(cmd, options, &install);
+    else
+        code = do_apply(cmd, options, &install, action);
+done:
+    install_close(&install);
+    recipe_release(&chosen);
+    return code;
+}
+
+static int cmd_install(const struct cmd *cmd, const struct cmd_call *call)
+{
+    const struct install_cmd_options *options = call->options;
+    const char *action = call->args[0], *first = call->n_args > 1 ? call->args[1] : NULL;
+    char self[PATH_MAX];
+    struct stat info;
+
+    /* For tests of a recipe that call epkit. */
+    if (realpath("/proc/self/exe", self))
+        setenv("EPKIT_COMMAND", self, 0);
+    if (options->state && (options->state[0] != '/' || variable_fault(KIND_PATH, options->state)))
+        return cmd_usage(cmd, "--state: %s", variable_fault(KIND_PATH, options->state));
+    if (options->state && strlen(options->state) > INSTALL_STATE_MAX)
+        return cmd_usage(cmd, "--state: it is longer than %d characters", INSTALL_STATE_MAX);
+    if (options->json && (strcmp(action, "export") == 0 || strcmp(action, "show") == 0))
+        return cmd_usage(cmd, "--json does not apply to %s, which writes the file itself", action);
+    if (strcmp(action, "export") == 0)
+        return do_export(cmd, options, first, call->n_args > 2 ? call->args[2] : NULL);
+    if (call->n_args > 2)
+        return cmd_usage(cmd, "one recipe at a time");
+    if (call->n_args > 1 && strcmp(action, "list") == 0)
+        return cmd_usage(cmd, "list takes no recipe; 'show' prints one");
+    if (options->root && stat(options->root, &info) != 0)
+        return cmd_refuse(cmd, "--root", "%s: %s", options->root, strerror(errno));
+    if (options->root && !S_ISDIR(info.st_mode))
+        return cmd_refuse(cmd, "--root", "%s: not a folder", options->root);
+    if (options->again && strcmp(action, "apply") != 0)
+        return cmd_usage(cmd, "--again applies only to apply");
+    if (options->force && strcmp(action, "uninstall") != 0)
+        return cmd_usage(cmd, "--force applies only to uninstall");
+    if (strcmp(action, "list") == 0)
+        return recipe_list(cmd, options->json);
+    if (strcmp(action, "show") == 0)
+        return recipe_show(cmd, first);
+    for (size_t i = 0; actions[i]; i++)
+        if (strcmp(action, actions[i]) == 0)
+            return act(cmd, options, action, first);
+    return cmd_usage(cmd,
+                     "unknown action '%.32s'; it is one of plan, apply, status, verify, resume, uninstall, export, "
+                     "list, show",
+                     action);
+}
+
+const struct cmd command_install = {
+    .name = "install",
+    .args = "ACTION [FORMAT] [RECIPE]",
+    .min_args = 1,
+    .max_args = 3,
+    .arg_choices = actions,
+    .summary = "apply a recipe to a machine, or undo it",
+    .description =
+        "A recipe lists typed steps: packages in given versions, files, options of kernel modules, builds. plan "
+        "reports which steps are done, missing, partly done or in a wrong version, and changes nothing. apply applies "
+        "the steps that are not done and then runs the recipe's tests; it may be killed, lose power or its journal at "
+        "any time and be run again. Where a step needs it, apply reboots the machine, up to the limit in the recipe, "
+        "and a systemd unit resumes the installation afterwards. uninstall restores the previous state.\n\n"
+        "RECIPE is one of 'epkit install list', or a file (with a / or .yaml in its name); show prints a built-in one, to "
+        "start a new file from. resume, status, verify and uninstall use the recipe as it was applied; resume "
+        "needs no name if only one was applied.\n\n"
+        "On a machine with systemd each step runs as a separate unit: it survives the end of the ssh session or the pod "
+        "that started epkit, and the next run waits for it. The log of a step is "
+        "/var/log/epkit/install/RECIPE/STEP.log.\n\n"
+        "export writes a recipe as a shell script (sh), as user data (cloud-init) or as a playbook (ansible), for "
+        "machines without epkit.",
+    .options = install_table,
+    .options_bytes = sizeof(struct install_cmd_options),
+    .examples =
+        (const struct cmd_example[]){
+            {"epkit install list", "List the recipes."},
+            {"epkit install plan debian-tools", "What apply would do, and why."},
+            {"epkit install apply debian-tools", "Apply it."},
+            {"epkit install status", "Show the progress, while it runs or after a reboot."},
+            {"epkit install plan gcp-b200-ubuntu2404 --root /mnt/node --json", "Check the disk of another machine."},
+            {"epkit install export cloud-init debian-tools", "Write user data for a new machine."},
+            {"epkit install uninstall debian-tools", "Restore the previous state."},
+            {NULL, NULL},
+        },
+    .exits =
+        (const struct cmd_exit_text[]){
+            {CMD_FINE, "plan, uninstall: nothing to do; else: done"},
+            {CMD_FAILED, "a step or a test failed, too many reboots, or another run is installing"},
+            {CMD_USAGE,
+             "wrong usage, a recipe that is refused, a variable without a value, or a resume of what was not "
+             "applied; nothing was changed"},
+            {CMD_FINDINGS, "plan, status: some steps are not done; verify: a test fails; apply: a reboot is needed"},
+            {CMD_UNSUPPORTED, "the recipe is not for this machine; nothing was changed"},
+            {0, NULL},
+        },
+    .run = cmd_install,
+};

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* install_output.h - internal interface of `epkit install`. */
+#ifndef EP_INSTALL_INSTALL_OUTPUT_H
+#define EP_INSTALL_INSTALL_OUTPUT_H
+
+#include "common/cmd.h"
+#include "install.h"
+
+#define SETTINGS_MAX 64
+#define VERIFY_MAX 128
+
+struct install_cmd_options {
+    const char *root, *state, *set;
+    int reboot; /* enum install_reboot */
+    int64_t max_reboots;
+    bool no_resume_unit, again, force, json;
+    bool for_others; /* not an option: the recipe is read for other machines */
+};
+
+/* A recipe that was found and read. */
+struct chosen_recipe {
+    struct recipe *recipe;
+    char *text, *settings_text; /* storage of the settings */
+    json_t *saved;              /* settings of an earlier apply */
+    struct recipe_setting settings[SETTINGS_MAX];
+    size_t n_settings;
+};
+
+/*
+ * Finds and reads a recipe: a file (the name contains a / or ends in .yaml), or a recipe of the tree. With
+ * `prefer_saved` the one that an earlier apply saved with its state comes first, with its settings; then `name` may be
+ * NULL if there is just one. CMD_FINE, or the exit code after the reason was reported.
+ */
+int recipe_choose(const struct cmd *cmd, const struct install_cmd_options *options, const char *name, bool prefer_saved,
+                  struct chosen_recipe *ret_chosen);
+void recipe_release(struct chosen_recipe *chosen);
+
+/* `epkit install list` and `show`. */
+int recipe_list(const struct cmd *cmd, bool json);
+int recipe_show(const struct cmd *cmd, const char *name);
+
+/* Reports of plan, apply, status, verify and uninstall. `action` is the word of the command line. */
+void report_plan(const struct install *install, const char *action, bool verbose);
+void report_status(const struct install *install);
+void report_verify(const struct verify_result *results, size_t n);
+json_t *report_json(const struct cmd *cmd, const struct install *install, const char *action, const char *result,
+                    const struct verify_result *results, size_t n_results);
+
+/* Progress and interrupts, for the observer. */
+void observe(bool quiet, struct install_observer *ret_observer);
+int observed_signal(void); /* number of the signal that interrupted, 0 if none */
+
+#endif

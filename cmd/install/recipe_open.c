@@ -1,0 +1,427 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* recipe_open.c - opens and closes an installation: paths, the lock, the journal, the results of the checks. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "common/temporary.h"
+#include "install.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define PROBE_SECONDS 60
+
+const char *install_state_name(enum step_now now)
+{
+    static const char *const names[] = {"done", "todo", "partial", "wrong", "reboot", "unknown", "skipped"};
+
+    return names[now];
+}
+
+static void first_line(const char *path, char *ret_text, size_t bytes)
+{
+    FILE *file = fopen(path, "re");
+
+    ret_text[0] = '\0';
+    if (!file)
+        return;
+    if (!fgets(ret_text, (int)bytes, file))
+        ret_text[0] = '\0';
+    ret_text[strcspn(ret_text, "\n")] = '\0';
+    fclose(file);
+}
+
+/* The running kernel; for a folder the one that it names, else the newest one that has modules there. */
+void install_kernel(const char *root, char ret_kernel[128])
+{
+    struct source_names names;
+    struct source *source;
+
+    first_line(root ? "" : "/proc/sys/kernel/osrelease", ret_kernel, 128);
+    if (!root || source_open(root, &source) != EP_OK)
+        return;
+    snprintf(ret_kernel, 128, "%s", source_line(source, "/proc/sys/kernel/osrelease").text);
+    names = source_list(source, "/lib/modules");
+    if (!*ret_kernel && names.n)
+        snprintf(ret_kernel, 128, "%s", names.names[names.n - 1]);
+    source_free(source);
+}
+
+static int compare_versions(const char *a, const char *b)
+{
+    const char *older[] = {"dpkg", "--compare-versions", a, "lt", b, NULL};
+    const char *same[] = {"dpkg", "--compare-versions", a, "eq", b, NULL};
+    int status = run_quietly(older, 10);
+
+    if (status != 0 && status != 1)
+        return 2;
+    return status == 0 ? -1 : run_quietly(same, 10) == 0 ? 0 : 1;
+}
+
+static int probe(const struct recipe *recipe, const struct recipe_step *step, const char *text, void *context)
+{
+    char output[256];
+
+    (void)recipe;
+    return run_probe(context, step, text, PROBE_SECONDS, output, sizeof(output));
+}
+
+/* --- lock --- */
+
+/* Is the process that wrote the lock still a running epkit? */
+static bool is_holder_alive(const char *path, int *ret_pid)
+{
+    char text[64], comm_path[64], comm[64];
+
+    first_line(path, text, sizeof(text));
+    *ret_pid = atoi(text);
+    if (*ret_pid <= 1)
+        return false;
+    snprintf(comm_path, sizeof(comm_path), "/proc/%d/comm", *ret_pid);
+    first_line(comm_path, comm, sizeof(comm));
+    return strcmp(comm, "epkit") == 0;
+}
+
+static int longest_deadline(const struct recipe *recipe)
+{
+    int longest = 0;
+
+    for (size_t i = 0; i < recipe->n_steps; i++)
+        longest = recipe->steps[i].deadline_s > longest ? recipe->steps[i].deadline_s : longest;
+    return longest;
+}
+
+/* An uninstall removes the lock file with the state, possibly between open() and flock(). */
+static bool is_unlinked(int lock_fd, const char *path)
+{
+    struct stat held, there;
+
+    return fstat(lock_fd, &held) != 0 || stat(path, &there) != 0 || held.st_ino != there.st_ino ||
+           held.st_dev != there.st_dev;
+}
+
+static enum install_result just_uninstalled(struct install *install)
+{
+    snprintf(install->failure, sizeof(install->failure), "another run has just uninstalled this recipe");
+    snprintf(install->hint, sizeof(install->hint), "nothing was changed; run this again");
+    return INSTALL_BUSY;
+}
+
+/* A step that outlived its run holds the lock that it inherited: waits for it. */
+static enum install_result acquire_lock(struct install *install)
+{
+    const struct install_observer *observer = &install->options.observer;
+    uint64_t start = ep_now_ns();
+    char path[1024], text[32];
+    bool is_reported = false;
+    int pid;
+
+    snprintf(path, sizeof(path), "%.400s%.300s/lock", install->root, install->state);
+    install->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+    if (install->lock_fd < 0 && errno == ENOENT)
+        return just_uninstalled(install);
+    if (install->lock_fd < 0) {
+        snprintf(install->failure, sizeof(install->failure), "%.400s: %s", path, strerror(errno));
+        return INSTALL_FAILED;
+    }
+    while (flock(install->lock_fd, LOCK_EX | LOCK_NB) != 0) {
+        if (errno != EWOULDBLOCK && errno != EINTR) {
+            snprintf(install->failure, sizeof(install->failure), "%.400s: %s", path, strerror(errno));
+            return INSTALL_FAILED;
+        }
+        if (is_holder_alive(path, &pid)) {
+            snprintf(install->failure, sizeof(install->failure), "process %d is installing this recipe now", pid);
+            snprintf(install->hint, sizeof(install->hint), "'epkit install status %s' shows the progress",
+                     install->recipe->name);
+            return INSTALL_BUSY;
+        }
+        if (ep_now_ns() - start > (uint64_t)longest_deadline(install->recipe) * 1000000000u) {
+            snprintf(install->failure, sizeof(install->failure),
+                     "no epkit is installing this recipe, but a process that one of its steps started still runs");
+            snprintf(install->hint, sizeof(install->hint),
+                     "'fuser -v %.150s' shows the process; end it, then run this again", path);
+            return INSTALL_BUSY;
+        }
+        if (!is_reported && observer->line)
+            observer->line(observer->context, "a step of an earlier run is still running: waiting for it");
+        is_reported = true;
+        if (observer->is_interrupted && observer->is_interrupted(observer->context)) {
+            /* Without the lock nothing was begun. */
+            close(install->lock_fd);
+            install->lock_fd = -1;
+            return INSTALL_INTERRUPTED;
+        }
+        poll(NULL, 0, 200);
+    }
+    if (is_unlinked(install->lock_fd, path))
+        return just_uninstalled(install);
+    snprintf(text, sizeof(text), "%d\n", (int)getpid());
+    if (ftruncate(install->lock_fd, 0) != 0 || pwrite(install->lock_fd, text, strlen(text), 0) < 0) {
+        snprintf(install->failure, sizeof(install->failure), "%.400s: %s", path, strerror(errno));
+        return INSTALL_FAILED;
+    }
+    return INSTALL_FINE;
+}
+
+/* --- opening --- */
+
+static enum install_result set_root(struct install *install, const char *root)
+{
+    char shell[PATH_MAX];
+
+    if (!root || strcmp(root, "/") == 0) {
+        install->is_live = true;
+        install->has_systemd = access("/run/systemd/system", F_OK) == 0 && access("/usr/bin/systemd-run", X_OK) == 0;
+        first_line("/proc/sys/kernel/random/boot_id", install->boot, sizeof(install->boot));
+        return INSTALL_FINE;
+    }
+    if (!realpath(root, install->root)) {
+        snprintf(install->failure, sizeof(install->failure), "%.300s: %s", root, strerror(errno));
+        return INSTALL_FAILED;
+    }
+    if (strlen(install->root) > INSTALL_ROOT_MAX) {
+        snprintf(install->failure, sizeof(install->failure), "%.300s...: its path is longer than %d characters",
+                 install->root, INSTALL_ROOT_MAX);
+        return INSTALL_FAILED;
+    }
+    snprintf(shell, sizeof(shell), "%.380s/bin/sh", install->root);
+    install->can_chroot = access(shell, X_OK) == 0 && geteuid() == 0;
+    snprintf(install->boot, sizeof(install->boot), "folder");
+    return INSTALL_FINE;
+}
+
+/* Writes a file of the state atomically. */
+static ep_status save(const struct install *install, const char *name, const char *text, size_t bytes)
+{
+    char path[1024];
+    int error;
+
+    snprintf(path, sizeof(path), "%.400s%.300s/%s", install->root, install->state, name);
+    error = text ? temporary_save(path, text, bytes, 0644) : ENOMEM;
+    return error ? ep_fail_errno(EP_E_SYSTEM, error, "%s", path) : EP_OK;
+}
+
+/* Saves the recipe's text with its state, so that a resume needs nothing else. */
+static ep_status save_recipe(const struct install *install)
+{
+    json_t *values = json_object();
+    ep_status status;
+    char *text;
+
+    for (size_t i = 0; i < install->recipe->n_variables; i++) {
+        const struct recipe_variable *variable = &install->recipe->variables[i];
+
+        if (variable->value && (variable->source == FROM_ENVIRONMENT || variable->source == FROM_COMMAND_LINE))
+            json_object_set_new(values, variable->name, json_string(variable->value));
+    }
+    text = json_dumps(values, JSON_INDENT(1) | JSON_SORT_KEYS);
+    json_decref(values);
+    status = save(install, "settings.json", text, text ? strlen(text) : 0);
+    free(text);
+    if (status != EP_OK)
+        return status;
+    return save(install, "recipe.yaml", install->recipe->text, install->recipe->bytes);
+}
+
+/* A folder that an uninstall removes concurrently is made again, once for each. */
+static bool make_state_folder(struct install *install)
+{
+    int n_gone = 0;
+    char path[1024];
+
+    snprintf(path, sizeof(path), "%.400s%.300s/", install->root, install->state);
+    for (char *at = strchr(path + 1, '/'); at; at = strchr(at + 1, '/')) {
+        int error;
+
+        *at = '\0';
+        error = mkdir(path, 0755) != 0 && errno != EEXIST ? errno : 0;
+        if (error == ENOENT && n_gone++ < 3) {
+            *at = '/';
+            at = path;
+            continue;
+        }
+        if (error) {
+            snprintf(install->failure, sizeof(install->failure), "%.400s: %s", path, strerror(error));
+            return false;
+        }
+        *at = '/';
+    }
+    return true;
+}
+
+static void forget_states(struct install *install)
+{
+    for (size_t i = 0; i < install->recipe->n_steps; i++)
+        state_set(&install->states[i], STEP_UNKNOWN, "not checked");
+}
+
+static void journal_path(const struct install *install, char ret_path[1024])
+{
+    snprintf(ret_path, 1024, "%.400s%.300s/journal.jsonl", install->root, install->state);
+}
+
+enum install_result install_open(const struct recipe *recipe, const struct install_options *options,
+                                 struct install *ret_install)
+{
+    struct install *install = ret_install;
+    enum install_result result;
+    char path[1024];
+
+    memset(install, 0, sizeof(*install));
+    install->recipe = recipe;
+    install->options = *options;
+    install->lock_fd = -1;
+    install->journal.fd = -1;
+    forget_states(install);
+    snprintf(install->state, sizeof(install->state), "%.250s/%s", options->state ? options->state : INSTALL_STATE,
+             recipe->name);
+    snprintf(install->logs, sizeof(install->logs), INSTALL_LOGS "/%s", recipe->name);
+    result = set_root(install, options->root);
+    if (result != INSTALL_FINE)
+        return result;
+    install_kernel(install->is_live ? NULL : install->root, install->kernel);
+    journal_path(install, path);
+    if (journal_open(path, install->boot, false, &install->journal) != EP_OK) {
+        snprintf(install->failure, sizeof(install->failure), "%.500s", ep_last_error());
+        return INSTALL_FAILED;
+    }
+    return INSTALL_FINE;
+}
+
+/* Does the recipe have a state: was it applied, and not uninstalled since? */
+bool install_is_known(const struct install *install)
+{
+    static const char *const names[] = {"recipe.yaml", "before", "stamp"};
+    char path[1024];
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        snprintf(path, sizeof(path), "%.400s%.300s/%s", install->root, install->state, names[i]);
+        if (access(path, F_OK) == 0)
+            return true;
+    }
+    return false;
+}
+
+bool install_is_half_removed(const struct install *install)
+{
+    char path[1024];
+
+    install_removed_path(install, path);
+    return access(path, F_OK) == 0;
+}
+
+enum install_result install_begin(struct install *install)
+{
+    enum install_result result;
+    struct journal journal;
+    char path[1024];
+
+    /* Another run may be changing them. */
+    forget_states(install);
+    if (!make_state_folder(install))
+        return INSTALL_FAILED;
+    result = acquire_lock(install);
+    if (result != INSTALL_FINE)
+        return result;
+    journal_path(install, path);
+    if (journal_open(path, install->boot, true, &journal) != EP_OK)
+        goto failed;
+    journal_close(&install->journal);
+    install->journal = journal;
+    if (!install->options.keep && save_recipe(install) != EP_OK)
+        goto failed;
+    return install_probe(install);
+
+failed:
+    snprintf(install->failure, sizeof(install->failure), "%.500s", ep_last_error());
+    return INSTALL_FAILED;
+}
+
+void install_close(struct install *install)
+{
+    if (install->journal.events)
+        journal_close(&install->journal);
+    if (install->lock_fd >= 0)
+        close(install->lock_fd);
+    install->lock_fd = -1;
+}
+
+/* --- checks --- */
+
+/* A step that includes a reboot is done when it was applied in an earlier boot. */
+static void check_after(const struct install *install, const struct recipe_step *step, struct step_state *state)
+{
+    const json_t *end = step->reboot == REBOOT_AFTER && state->now == STEP_DONE
+                            ? journal_last(&install->journal, "end", step->id)
+                            : NULL;
+    const char *boot = json_string_value(json_object_get(end, "boot"));
+
+    if (boot && strcmp(boot, install->boot) == 0 && install->is_live)
+        state_set(state, STEP_REBOOT, "applied; it takes effect with a reboot");
+}
+
+/* The files of a step may exist although the step was killed just before its end. */
+static void check_complete(const struct install *install, const struct recipe_step *step, struct step_state *state)
+{
+    char path[1024];
+    size_t n = (size_t)snprintf(path, sizeof(path), "%.400s%.300s/before/%s", install->root, install->state, step->id);
+
+    if (state->now != STEP_DONE || access(path, F_OK) != 0)
+        return;
+    snprintf(path + n, sizeof(path) - n, "/complete");
+    if (access(path, F_OK) != 0)
+        state_set(state, STEP_PARTIAL, "in place, but the step that made it did not end");
+}
+
+enum install_result install_probe(struct install *install)
+{
+    struct check_context context = {.state = install->state,
+                                    .kernel = install->kernel,
+                                    .compare = compare_versions,
+                                    .probe = install->is_live ? probe : NULL,
+                                    .probe_recipe = install->recipe,
+                                    .probe_context = install};
+    const struct install_observer *observer = &install->options.observer;
+    struct source *source;
+
+    if (source_open(install->is_live ? NULL : install->root, &source) != EP_OK) {
+        snprintf(install->failure, sizeof(install->failure), "%.500s", ep_last_error());
+        return INSTALL_FAILED;
+    }
+    context.source = source;
+    for (size_t i = 0; i < install->recipe->n_steps; i++) {
+        const struct recipe_step *step = &install->recipe->steps[i];
+        struct step_state *state = &install->states[i];
+
+        if (observer->is_interrupted && observer->is_interrupted(observer->context)) {
+            source_free(source);
+            return INSTALL_INTERRUPTED;
+        }
+        if (step->skipped) {
+            state_set(state, STEP_SKIPPED, "%s%s", *step->when == '!' ? step->when + 1 : step->when,
+                      *step->when == '!' ? " is 1" : " is 0");
+            continue;
+        }
+        step->type->check(&context, step, state);
+        check_complete(install, step, state);
+        check_after(install, step, state);
+    }
+    source_free(source);
+    return INSTALL_FINE;
+}
+
+size_t install_changes(const struct install *install)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < install->recipe->n_steps; i++)
+        n += install->states[i].now != STEP_DONE && install->states[i].now != STEP_SKIPPED;
+    return n;
+}

@@ -1,0 +1,375 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* recipe_variables.c - versions and variables of a recipe: the sources of values, and the characters that they may
+ * contain. */
+#include "base/error.h"
+#include "recipe.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define VALUE_BYTES_MAX 1024
+#define NAME_BYTES_MAX 48
+
+static const char *const kind_names[] = {"word", "path", "flag", "url", "sha256", "version", NULL};
+
+const char *variable_source_name(enum variable_source source)
+{
+    static const char *const names[] = {"recipe", "default", "environment", "command line", "machine", "not set"};
+
+    return names[source];
+}
+
+/* Each byte of `value` is a letter, a digit or one of `others`. */
+static bool has_only(const char *value, const char *others)
+{
+    for (; *value; value++)
+        if (!(isascii(*value) && isalnum((unsigned char)*value)) && !strchr(others, *value))
+            return false;
+    return true;
+}
+
+static const char *path_fault(const char *value)
+{
+    const char *last;
+
+    if (value[0] != '/')
+        return "a path must begin with /";
+    if (strlen(value) < 2)
+        return "the root folder cannot be an installation folder";
+    if (!has_only(value, "/._+:-"))
+        return "a path may only contain letters, digits and /._+:-";
+    if (strstr(value, "/../") || strstr(value, "//") || strstr(value, "/./"))
+        return "a path must not contain '..', '.' or '//'";
+    last = strrchr(value, '/') + 1;
+    /* Neighbours and parents of a path are found by cutting off the last name. */
+    if (!*last)
+        return "a path must not end with /";
+    return strcmp(last, ".") == 0 || strcmp(last, "..") == 0 ? "a path must not contain '..', '.' or '//'" : NULL;
+}
+
+const char *variable_fault(enum variable_kind kind, const char *value)
+{
+    if (!*value)
+        return "it is empty";
+    if (strlen(value) > VALUE_BYTES_MAX)
+        return "it is longer than 1024 characters";
+    switch (kind) {
+    case KIND_WORD:
+        if (value[0] == '-')
+            return "a word must not begin with '-'";
+        return has_only(value, "._+:,=@%/~-") ? NULL : "a word may only contain letters, digits and ._+:,=@%/~-";
+    case KIND_VERSION:
+        if (value[0] == '-')
+            return "a version must not begin with '-'";
+        return has_only(value, ".+:~*-") ? NULL : "a version may only contain letters, digits and .+:~-*";
+    case KIND_PATH:
+        return path_fault(value);
+    case KIND_FLAG:
+        return strcmp(value, "0") == 0 || strcmp(value, "1") == 0 ? NULL : "it must be 0 or 1";
+    case KIND_URL:
+        if (strncmp(value, "https://", 8) != 0 && strncmp(value, "http://", 7) != 0 &&
+            strncmp(value, "file:///", 8) != 0)
+            return "a URL must begin with https://, http:// or file:///";
+        return has_only(value, "._+:/=?&%~@-") ? NULL : "a URL may only contain letters, digits and ._+:/=?&%~@-";
+    case KIND_SHA256:
+        return strlen(value) == 64 && strspn(value, "0123456789abcdef") == 64 ? NULL
+                                                                              : "it must be 64 hexadecimal digits";
+    case KIND_RAW:
+        break;
+    }
+    return NULL;
+}
+
+const struct recipe_variable *recipe_variable_find(const struct recipe *recipe, const char *name)
+{
+    for (size_t i = 0; i < recipe->n_variables; i++)
+        if (strcmp(recipe->variables[i].name, name) == 0)
+            return &recipe->variables[i];
+    return NULL;
+}
+
+/* Names with a meaning to a shell that runs a step. */
+static bool is_reserved(const char *name)
+{
+    static const char *const names[] = {"kernel", "machine", "arch", "root", "step", "state", "before", NULL};
+
+    for (size_t i = 0; names[i]; i++)
+        if (strcmp(name, names[i]) == 0)
+            return true;
+    return false;
+}
+
+static ep_status add(struct recipe *recipe, const char *name, int line, struct recipe_variable **ret_variable)
+{
+    struct recipe_variable *variable;
+
+    if (recipe->n_variables == RECIPE_VARIABLES_MAX)
+        return recipe_refuse(recipe, line, "more than %d versions and variables", RECIPE_VARIABLES_MAX);
+    if (recipe_variable_find(recipe, name))
+        return recipe_refuse(recipe, line, "'%.64s' is a duplicate among versions and variables", name);
+    variable = &recipe->variables[recipe->n_variables];
+    variable->name = strdup(name);
+    variable->env = strdup("");
+    variable->help = strdup("");
+    variable->line = line;
+    if (!variable->name || !variable->env || !variable->help)
+        return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
+    recipe->n_variables++;
+    *ret_variable = variable;
+    return EP_OK;
+}
+
+static ep_status check_name(const struct recipe *recipe, const char *name, int line)
+{
+    if (!islower((unsigned char)name[0]) || strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_") != strlen(name) ||
+        strlen(name) > NAME_BYTES_MAX)
+        return recipe_refuse(recipe, line,
+                             "'%.64s' is not a name: use only lower-case letters, digits and _, at most %d", name,
+                             NAME_BYTES_MAX);
+    if (is_reserved(name))
+        return recipe_refuse(recipe, line, "'%s' is a name that epkit sets", name);
+    return EP_OK;
+}
+
+static ep_status set(struct recipe *recipe, struct recipe_variable *variable, const char *value,
+                     enum variable_source source)
+{
+    char *copy = strdup(value);
+
+    if (!copy)
+        return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
+    free(variable->value);
+    variable->value = copy;
+    variable->source = source;
+    return EP_OK;
+}
+
+static ep_status read_versions(struct recipe *recipe)
+{
+    const struct yaml_node *map = tree_get(recipe->tree, "versions");
+
+    if (!map)
+        return EP_OK;
+    if (map->kind != YAML_MAP)
+        return recipe_refuse(recipe, map->line, "'versions' must be a map of names to versions");
+    for (size_t i = 0; i < map->n; i++) {
+        struct recipe_variable *variable;
+        const char *fault;
+
+        if (map->items[i].kind != YAML_SCALAR)
+            return recipe_refuse(recipe, map->items[i].line, "version '%.64s' must be a text", map->keys[i]);
+        EP_TRY(check_name(recipe, map->keys[i], map->key_lines[i]));
+        fault = variable_fault(KIND_VERSION, map->items[i].text);
+        if (fault)
+            return recipe_refuse(recipe, map->items[i].line, "version '%s': %s", map->keys[i], fault);
+        EP_TRY(add(recipe, map->keys[i], map->key_lines[i], &variable));
+        variable->kind = KIND_VERSION;
+        EP_TRY(set(recipe, variable, map->items[i].text, FROM_VERSIONS));
+    }
+    return EP_OK;
+}
+
+static ep_status read_kind(struct recipe *recipe, const struct yaml_node *map, enum variable_kind *ret_kind)
+{
+    const char *text;
+    int line;
+
+    EP_TRY(recipe_scalar(recipe, map, "kind", true, &text, &line));
+    for (int i = 0; kind_names[i]; i++) {
+        if (strcmp(kind_names[i], text) == 0) {
+            *ret_kind = (enum variable_kind)i;
+            return EP_OK;
+        }
+    }
+    return recipe_refuse(recipe, line, "unknown kind '%.64s'; it is one of word, path, flag, url, sha256, version",
+                         text);
+}
+
+/* The recipe is right, and the user's value for it is wrong. */
+static void note_refused(const struct recipe_input *input)
+{
+    if (input->is_value_refused)
+        *input->is_value_refused = true;
+}
+
+/* From the default, the environment and the command line; the last one counts. */
+static ep_status choose_value(struct recipe *recipe, struct recipe_variable *variable, const char *value, int line,
+                              const struct recipe_input *input)
+{
+    const char *fault, *env;
+
+    variable->source = FROM_NOWHERE;
+    if (value) {
+        fault = variable_fault(variable->kind, value);
+        if (fault)
+            return recipe_refuse(recipe, line, "the default of '%s' is refused: %s", variable->name, fault);
+        EP_TRY(set(recipe, variable, value, FROM_DEFAULT));
+    }
+    env = input->env && *variable->env ? input->env(variable->env) : NULL;
+    if (env && *env) {
+        fault = variable_fault(variable->kind, env);
+        if (fault) {
+            note_refused(input);
+            return ep_fail(EP_E_ARG, "environment variable %s (variable '%s', %s:%d): %s", variable->env,
+                           variable->name, recipe->file, variable->line, fault);
+        }
+        EP_TRY(set(recipe, variable, env, FROM_ENVIRONMENT));
+    }
+    for (size_t i = 0; i < input->n_settings; i++) {
+        if (strcmp(input->settings[i].name, variable->name) != 0)
+            continue;
+        fault = variable_fault(variable->kind, input->settings[i].value);
+        if (fault) {
+            note_refused(input);
+            return ep_fail(EP_E_ARG, "--set %s (%s:%d): %s", variable->name, recipe->file, variable->line, fault);
+        }
+        EP_TRY(set(recipe, variable, input->settings[i].value, FROM_COMMAND_LINE));
+    }
+    return EP_OK;
+}
+
+static ep_status copy_text(const struct recipe *recipe, const struct yaml_node *map, const char *key, char **text)
+{
+    const char *value;
+    int line;
+    char *copy;
+
+    EP_TRY(recipe_scalar(recipe, map, key, false, &value, &line));
+    if (!value)
+        return EP_OK;
+    copy = strdup(value);
+    if (!copy)
+        return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
+    free(*text);
+    *text = copy;
+    return EP_OK;
+}
+
+static ep_status read_variable(struct recipe *recipe, const char *name, int name_line, const struct yaml_node *map,
+                               const struct recipe_input *input)
+{
+    static const char *const keys[] = {"kind", "default", "env", "help", NULL};
+    struct recipe_variable *variable;
+    const char *value;
+    int line = name_line;
+
+    if (map->kind != YAML_MAP)
+        return recipe_refuse(recipe, map->line, "variable '%.64s' must be a map with kind, default, env, help", name);
+    EP_TRY(recipe_check_keys(recipe, map, "a variable", keys));
+    EP_TRY(check_name(recipe, name, name_line));
+    EP_TRY(add(recipe, name, name_line, &variable));
+    EP_TRY(read_kind(recipe, map, &variable->kind));
+    EP_TRY(copy_text(recipe, map, "env", &variable->env));
+    EP_TRY(copy_text(recipe, map, "help", &variable->help));
+    if (*variable->env && (strspn(variable->env, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != strlen(variable->env) ||
+                           isdigit((unsigned char)*variable->env)))
+        return recipe_refuse(recipe, name_line, "'%.64s' is not a name of an environment variable", variable->env);
+    EP_TRY(recipe_scalar(recipe, map, "default", false, &value, &line));
+    return choose_value(recipe, variable, value, line, input);
+}
+
+/*
+ * Reads values of the machine: its kernel release, so that packages of headers can be named by it, and its
+ * architecture.
+ */
+static ep_status read_machine(struct recipe *recipe, const struct recipe_input *input)
+{
+    const char *names[] = {"kernel", "machine"}, *values[] = {input->kernel, input->machine};
+
+    for (size_t i = 0; i < 2; i++) {
+        struct recipe_variable *variable;
+
+        EP_TRY(add(recipe, names[i], 0, &variable));
+        variable->kind = KIND_VERSION;
+        variable->source = FROM_NOWHERE;
+        if (values[i] && *values[i] && has_only(values[i], "._+~-"))
+            EP_TRY(set(recipe, variable, values[i], FROM_MACHINE));
+    }
+    return EP_OK;
+}
+
+ep_status variables_read(struct recipe *recipe, const struct recipe_input *input)
+{
+    const struct yaml_node *map = tree_get(recipe->tree, "variables");
+
+    recipe->variables = calloc(RECIPE_VARIABLES_MAX, sizeof(*recipe->variables));
+    if (!recipe->variables)
+        return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
+    EP_TRY(read_machine(recipe, input));
+    EP_TRY(read_versions(recipe));
+    if (map && map->kind != YAML_MAP)
+        return recipe_refuse(recipe, map->line, "'variables' must be a map");
+    for (size_t i = 0; map && i < map->n; i++)
+        EP_TRY(read_variable(recipe, map->keys[i], map->key_lines[i], &map->items[i], input));
+    for (size_t i = 0; i < input->n_settings; i++) {
+        const struct recipe_variable *variable = recipe_variable_find(recipe, input->settings[i].name);
+
+        if (!variable || variable->source == FROM_VERSIONS || variable->source == FROM_MACHINE) {
+            note_refused(input);
+            return ep_fail(EP_E_ARG, "--set %.64s: recipe '%s' has no such variable; 'epkit install show' lists them",
+                           input->settings[i].name, recipe->name);
+        }
+    }
+    return EP_OK;
+}
+
+/* Writes a value literally; in an extended regular expression it is escaped. */
+static void put_value(FILE *out, const char *value, bool is_pattern)
+{
+    for (; *value; value++) {
+        if (is_pattern && strchr(".[\\()*+?{|^$", *value))
+            fputc('\\', out);
+        fputc(*value, out);
+    }
+}
+
+static ep_status replace(const struct recipe *recipe, const char *text, int line, bool is_pattern, char **ret_text)
+{
+    size_t bytes = 0;
+    char *result = NULL;
+    FILE *out = open_memstream(&result, &bytes);
+
+    if (!out)
+        return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
+    while (*text) {
+        const char *at = strstr(text, "@{"), *end = at ? strchr(at, '}') : NULL;
+        const struct recipe_variable *variable;
+        char name[NAME_BYTES_MAX + 2];
+
+        if (!at) {
+            fputs(text, out);
+            break;
+        }
+        fwrite(text, 1, (size_t)(at - text), out);
+        snprintf(name, sizeof(name), "%.*s", end ? (int)(end - at - 2) : 16, at + 2);
+        variable = end ? recipe_variable_find(recipe, name) : NULL;
+        if (!variable) {
+            fclose(out);
+            free(result);
+            return recipe_refuse(recipe, line, "there is no version or variable '%s' for @{%s}", name, name);
+        }
+        /* A missing value stays visible in a plan; apply refuses it. */
+        if (variable->value)
+            put_value(out, variable->value, is_pattern);
+        else
+            fprintf(out, "<%s>", variable->name);
+        text = end + 1;
+    }
+    if (fclose(out) != 0 || !result) {
+        free(result);
+        return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
+    }
+    *ret_text = result;
+    return EP_OK;
+}
+
+ep_status variables_replace(const struct recipe *recipe, const char *text, int line, char **ret_text)
+{
+    return replace(recipe, text, line, false, ret_text);
+}
+
+ep_status variables_replace_pattern(const struct recipe *recipe, const char *text, int line, char **ret_text)
+{
+    return replace(recipe, text, line, true, ret_text);
+}

@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* step_run.c - runs one script of a step: in a systemd unit or as a child, with a deadline and a log. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "install.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define TICK_MS 100
+#define STOP_GRACE_S 30    /* between SIGTERM and SIGKILL: dpkg finishes what it writes */
+#define SYSTEMD_GRACE_S 90 /* systemd ends a unit at its deadline by itself; this is a fallback */
+
+static const char *const phase_names[] = {"fetch", "apply", "undo", "verify"};
+
+void run_log_path(const struct install *install, const struct recipe_step *step, char ret_path[1024])
+{
+    snprintf(ret_path, 1024, "%.400s%.300s/%s.log", install->root, install->logs, step->id);
+}
+
+/* The number of a step in the order of application, for messages. */
+static size_t position_of(const struct recipe *recipe, size_t index)
+{
+    size_t position = 0;
+
+    while (position + 1 < recipe->n_steps && recipe->order[position] != index)
+        position++;
+    return position;
+}
+
+/* mkdir -p of the folder that holds `path`. */
+static void make_folders(const char *path)
+{
+    char part[4096];
+
+    for (const char *at = strchr(path + 1, '/'); at; at = strchr(at + 1, '/')) {
+        snprintf(part, sizeof(part), "%.*s", (int)(at - path), path);
+        mkdir(part, 0755);
+    }
+}
+
+/* --- the script --- */
+
+ep_status run_write_script(const struct install *install, const struct recipe_step *step, enum install_phase phase,
+                           const char *path)
+{
+    /* After chroot the script sees the root as "/". */
+    const char *root = install->can_chroot ? "" : install->root;
+    FILE *script;
+
+    make_folders(path);
+    script = fopen(path, "we");
+    if (!script)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "%s", path);
+    fprintf(script, "#!/bin/sh\n# %s of step %s of recipe %s. Written by epkit install.\n", phase_names[phase],
+            step->id, install->recipe->name);
+    script_prelude(script);
+    script_begin(script, install->recipe, step, root, install->state);
+    if (phase == PHASE_FETCH)
+        step->type->fetch(script, step);
+    else if (phase == PHASE_APPLY) {
+        step->type->apply(script, step);
+        fputs("mkdir -p \"$EPKIT_BEFORE\"\n: >\"$EPKIT_BEFORE/complete\"\n", script);
+    } else
+        step->type->undo(script, step);
+    if (fclose(script) != 0)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "%s", path);
+    return EP_OK;
+}
+
+static int open_log(const struct install *install, const struct recipe_step *step, enum install_phase phase)
+{
+    char path[1024], when[32];
+    time_t now = time(NULL);
+    struct tm parts;
+    int fd;
+
+    run_log_path(install, step, path);
+    make_folders(path);
+    fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (fd < 0)
+        return -1;
+    gmtime_r(&now, &parts);
+    strftime(when, sizeof(when), "%Y-%m-%dT%H:%M:%SZ", &parts);
+    dprintf(fd, "=== %s %s %s\n", when, phase_names[phase], step->id);
+    return fd;
+}
+
+/* --- a child --- */
+
+static void __attribute__((noreturn)) become(const char *const *argv, int output, int keep_fd)
+{
+    int nothing = open("/dev/null", O_RDONLY);
+    sigset_t none;
+
+    /* A new session: an interrupt at the terminal ends epkit, and lets dpkg complete its work. */
+    setsid();
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    signal(SIGPIPE, SIG_DFL);
+    signal(SIGINT, SIG_DFL);
+    signal(SIGTERM, SIG_DFL);
+    /* The lock is held as long as the step runs, also after epkit has ended. */
+    if (keep_fd >= 0)
+        fcntl(keep_fd, F_SETFD, 0);
+    if (nothing >= 0 && dup2(nothing, STDIN_FILENO) >= 0 && dup2(output, STDOUT_FILENO) >= 0 &&
+        dup2(output, STDERR_FILENO) >= 0)
+        execvp(argv[0], (char *const *)argv);
+    dprintf(output, "%s cannot be run: %s\n", argv[0], strerror(errno));
+    _exit(127);
+}
+
+static int status_of(int status)
+{
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static bool is_interrupted(const struct install_observer *observer)
+{
+    return observer && observer->is_interrupted && observer->is_interrupted(observer->context);
+}
+
+/* Waits for a child until the deadline, then ends its process group. */
+static enum run_result wait_for(struct install *install, pid_t pid, int deadline_s, int budget_s, int *ret_status)
+{
+    const struct install_observer *observer = &install->options.observer;
+    uint64_t start = ep_now_ns();
+    bool is_late = false;
+
+    for (;;) {
+        int64_t seconds = (int64_t)((ep_now_ns() - start) / 1000000000u);
+        int status;
+        pid_t ended = waitpid(pid, &status, WNOHANG);
+
+        if (ended == pid) {
+            *ret_status = status_of(status);
+            return is_late ? RUN_LATE : *ret_status == 0 ? RUN_FINE : RUN_FAILED;
+        }
+        if (is_interrupted(observer))
+            return RUN_INTERRUPTED;
+        if (seconds >= deadline_s && !is_late) {
+            kill(-pid, SIGTERM);
+            is_late = true;
+        }
+        if (seconds >= deadline_s + STOP_GRACE_S) {
+            kill(-pid, SIGKILL);
+            waitpid(pid, &status, 0);
+            *ret_status = 128 + SIGKILL;
+            return RUN_LATE;
+        }
+        if (observer->tick)
+            observer->tick(observer->context, (int)seconds, budget_s);
+        poll(NULL, 0, TICK_MS);
+    }
+}
+
+/* `last`: the unique part of the unit's name, or "*" for all units of the step. */
+static void unit_name(const struct install *install, const struct recipe_step *step, const char *last,
+                      char ret_name[160])
+{
+    snprintf(ret_name, 160, "epkit-step:%s:%s:%s.service", install->recipe->name, step->id, last);
+}
+
+/*
+ * A new name for each script: systemd refuses the name of a unit that it has not unloaded yet, which may take long if a
+ * process of a package does not end or the machine is slow.
+ */
+static void new_unit_name(const struct install *install, const struct recipe_step *step, char ret_name[160])
+{
+    static unsigned n;
+    char last[48];
+
+    snprintf(last, sizeof(last), "%d-%u", (int)getpid(), ++n);
+    unit_name(install, step, last, ret_name);
+}
+
+/* Under systemd the unit has the deadline, and the child that waits for it has a longer one. */
+static pid_t start(struct install *install, const struct recipe_step *step, const char *name, const char *path, int log,
+                   int deadline_s)
+{
+    char unit[200], limit[64], output[1100], error[1100], stop[64], file[1024];
+    const char *inside = path + strlen(install->root);
+    const char *systemd[] = {"systemd-run", "--quiet", "--wait", "--collect", "--service-type=exec",
+                             unit,          "-p",      limit,    "-p",        stop,
+                             "-p",          output,    "-p",     error,       "/bin/sh",
+                             file,          NULL};
+    const char *in_root[] = {"chroot", install->root, "/bin/sh", inside, NULL};
+    const char *plain[] = {"/bin/sh", file, NULL};
+    char log_path[1024];
+    pid_t pid;
+
+    run_log_path(install, step, log_path);
+    snprintf(unit, sizeof(unit), "--unit=%s", name);
+    snprintf(limit, sizeof(limit), "RuntimeMaxSec=%d", deadline_s);
+    snprintf(stop, sizeof(stop), "TimeoutStopSec=%d", STOP_GRACE_S);
+    snprintf(output, sizeof(output), "StandardOutput=append:%s", log_path);
+    snprintf(error, sizeof(error), "StandardError=append:%s", log_path);
+    snprintf(file, sizeof(file), "%s", path);
+    pid = fork();
+    if (pid == 0) {
+        if (install->has_systemd)
+            become(systemd, log, -1);
+        become(install->can_chroot ? in_root : plain, log, install->lock_fd);
+    }
+    return pid;
+}
+
+enum run_result run_script(struct install *install, const struct recipe_step *step, size_t index,
+                           enum install_phase phase, int deadline_s, int *ret_status)
+{
+    char path[1024];
+
+    *ret_status = -1;
+    snprintf(path, sizeof(path), "%.400s%.300s/scripts/%s.%s.sh", install->root, install->state, step->id,
+             phase_names[phase]);
+    if (run_write_script(install, step, phase, path) != EP_OK)
+        return RUN_NOT_STARTED;
+    return run_file(install, step, index, phase, path, deadline_s, ret_status);
+}
+
+enum run_result run_file(struct install *install, const struct recipe_step *step, size_t index,
+                         enum install_phase phase, const char *path, int deadline_s, int *ret_status)
+{
+    const struct install_observer *observer = &install->options.observer;
+    char log_path[1024], name[160];
+    enum run_result result;
+    uint64_t started;
+    int log;
+    pid_t pid;
+
+    *ret_status = -1;
+    log = open_log(install, step, phase);
+    run_log_path(install, step, log_path);
+    if (log < 0) {
+        ep_fail_errno(EP_E_SYSTEM, errno, "%s", log_path);
+        return RUN_NOT_STARTED;
+    }
+    if (observer->begin)
+        observer->begin(observer->context, step, position_of(install->recipe, index), install->recipe->n_steps, phase,
+                        log_path);
+    new_unit_name(install, step, name);
+    started = ep_now_ns();
+    pid = start(install, step, name, path, log, deadline_s);
+    if (pid < 0) {
+        ep_fail_errno(EP_E_SYSTEM, errno, "a process cannot be started");
+        close(log);
+        return RUN_NOT_STARTED;
+    }
+    result =
+        wait_for(install, pid, deadline_s + (install->has_systemd ? SYSTEMD_GRACE_S : 0), step->budget_s, ret_status);
+    if (result == RUN_LATE && install->has_systemd) {
+        const char *stop[] = {"systemctl", "kill", "--signal=KILL", name, NULL};
+
+        run_quietly(stop, 30);
+    }
+    /* systemd ends a unit at its deadline, and systemd-run reports that as an ordinary failure. */
+    if (result == RUN_FAILED && install->has_systemd && ep_now_ns() - started >= (uint64_t)deadline_s * 1000000000u)
+        result = RUN_LATE;
+    if (result != RUN_FINE && result != RUN_INTERRUPTED)
+        dprintf(log, "=== exit status %d\n", *ret_status);
+    close(log);
+    return result;
+}
+
+/* --- small commands --- */
+
+/* Runs argv with its output into a pipe (or nowhere); -1: not started, late, or `observer` (NULL: none) interrupted. */
+static int run_captured(const char *const *argv, int seconds, const struct install_observer *observer, char *ret_output,
+                        size_t bytes)
+{
+    uint64_t until = ep_deadline_ns(seconds * 1000);
+    int fds[2], status = -1;
+    size_t at = 0;
+    bool is_open = true;
+    pid_t pid;
+
+    if (pipe2(fds, O_CLOEXEC) != 0)
+        return -1;
+    pid = fork();
+    if (pid == 0)
+        become(argv, fds[1], -1);
+    close(fds[1]);
+    while (pid > 0 && is_open && ep_now_ns() < until && !is_interrupted(observer)) {
+        struct pollfd poll_fd = {.fd = fds[0], .events = POLLIN};
+        char data[4096];
+        ssize_t n;
+
+        if (poll(&poll_fd, 1, TICK_MS) <= 0)
+            continue;
+        n = read(fds[0], data, sizeof(data));
+        is_open = n > 0 || (n < 0 && errno == EINTR);
+        for (ssize_t i = 0; i < n && at + 1 < bytes; i++)
+            ret_output[at++] = data[i];
+    }
+    close(fds[0]);
+    if (bytes)
+        ret_output[at] = '\0';
+    while (pid > 0 && waitpid(pid, &status, WNOHANG) == 0) {
+        if (ep_now_ns() >= until || is_interrupted(observer)) {
+            kill(-pid, SIGKILL);
+            kill(pid, SIGKILL);
+            waitpid(pid, &status, 0);
+            return -1;
+        }
+        poll(NULL, 0, TICK_MS / 10);
+    }
+    return pid > 0 ? status_of(status) : -1;
+}
+
+int run_quietly(const char *const *argv, int seconds)
+{
+    return run_captured(argv, seconds, NULL, NULL, 0);
+}
+
+int run_probe(struct install *install, const struct recipe_step *step, const char *text, int seconds, char *ret_output,
+              size_t bytes)
+{
+    char *script = NULL, limit[32];
+    size_t size;
+    FILE *out = open_memstream(&script, &size);
+    const char *argv[] = {"timeout", "--kill-after=5", limit, "/bin/sh", "-c", NULL, NULL};
+    int status;
+
+    if (bytes)
+        ret_output[0] = '\0';
+    if (!out)
+        return -1;
+    fputs("set -eu\nexport LC_ALL=C\n", out);
+    script_begin(out, install->recipe, step, install->root, install->state);
+    fputs("exec 2>&1\n", out);
+    script_shell(out, text);
+    if (fclose(out) != 0 || !script)
+        return -1;
+    snprintf(limit, sizeof(limit), "%d", seconds);
+    argv[5] = script;
+    status = run_captured(argv, seconds + 10, &install->options.observer, ret_output, bytes);
+    free(script);
+    return status;
+}
+
+/* --- steps that outlived their run --- */
+
+bool run_wait_for_orphans(struct install *install, const struct recipe_step *step, size_t index, bool *ret_waited)
+{
+    const struct install_observer *observer = &install->options.observer;
+    char pattern[160], output[1024], log[1024];
+    const char *list[] = {"systemctl", "list-units", "--plain", "--no-legend", "--state=active,activating,deactivating",
+                          pattern,     NULL};
+    uint64_t start = ep_now_ns();
+    bool is_reported = false;
+
+    *ret_waited = false;
+    if (!install->has_systemd)
+        return true;
+    unit_name(install, step, "*", pattern);
+    run_log_path(install, step, log);
+    for (;;) {
+        int64_t seconds = (int64_t)((ep_now_ns() - start) / 1000000000u);
+
+        if (run_captured(list, 30, NULL, output, sizeof(output)) != 0 || !strstr(output, step->id))
+            return true;
+        if (!is_reported && observer->begin)
+            observer->begin(observer->context, step, position_of(install->recipe, index), install->recipe->n_steps,
+                            PHASE_APPLY, log);
+        if (!is_reported && observer->line)
+            observer->line(observer->context, "a step of an earlier run is still running: waiting for it");
+        *ret_waited = is_reported = true;
+        if (seconds > step->deadline_s + SYSTEMD_GRACE_S + STOP_GRACE_S)
+            return false;
+        if (is_interrupted(observer))
+            return false;
+        if (observer->tick)
+            observer->tick(observer->context, (int)seconds, step->budget_s);
+        poll(NULL, 0, 500);
+    }
+}

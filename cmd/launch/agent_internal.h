@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* agent_internal.h - what the files of the agent share. */
+#ifndef EP_LAUNCH_AGENT_INTERNAL_H
+#define EP_LAUNCH_AGENT_INTERNAL_H
+
+#include "agent.h"
+#include "launch_job.h"
+
+#include "common/temporary.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/socket.h>
+#include <sys/types.h>
+#include <sys/un.h>
+
+#define AGENT_TEXT_BYTES 512
+
+/* A rank of this node. */
+struct agent_rank {
+    int local;
+    pid_t pid;   /* PID, if it is a child of the agent; 0: ended, or started by mpirun */
+    int control; /* socket to the process that mpirun started; -1: none */
+    int fds[2];  /* its standard output and error; -1: closed */
+    bool is_running;
+    char report[64]; /* incomplete message from the socket */
+    size_t reported;
+};
+
+struct agent {
+    char id[JOB_ID_BYTES];
+    struct temporary folder; /* holds the files of the launch */
+    int lease_s;
+    uint64_t heard_ns, sent_ns;
+    json_t *spec;
+    int node;
+    int n_ranks;
+    struct agent_rank *ranks;
+    int listener; /* for ranks of mpirun; -1: none */
+    char *input;
+    size_t input_used, input_capacity;
+    bool is_ending;
+};
+
+/* --- agent.c --- */
+
+/* Sends a frame; false when the launcher does not read any more. */
+bool agent_send(char kind, int rank, const char *data, size_t bytes);
+
+/* Sends {"event": name, ...} and consumes `object`, which holds the other members. */
+bool agent_event(const char *name, json_t *object);
+
+/* --- agent_ranks.c --- */
+
+/* Starts the ranks of the spec. EP_OK, or the reason with ep_fail(); then no rank runs. */
+ep_status agent_start_ranks(struct agent *agent);
+
+/* Accepts the connection of a rank that mpirun has started. */
+void agent_accept(struct agent *agent);
+
+/* Forwards the output of a rank; `which`: 0 output, 1 error. */
+void agent_read_rank(struct agent *agent, struct agent_rank *rank, int which);
+
+/* Reads the report of the process that mpirun started about the end of its rank. */
+void agent_read_control(struct agent *agent, struct agent_rank *rank);
+
+/* Reaps children that have ended. */
+void agent_reap(struct agent *agent);
+
+void agent_free_ranks(struct agent *agent);
+
+/* The address at which ranks of mpirun find the agent: an abstract one, which leaves no file. Returns its length. */
+socklen_t agent_address(const char *id, struct sockaddr_un *ret_address);
+
+/* --- agent_files.c --- */
+
+/*
+ * Checks that TMPDIR can be written. If there are `files` ({name: text}), makes a folder for the launch there and
+ * writes them into it.
+ */
+ep_status agent_write_files(struct agent *agent, const json_t *files);
+void agent_remove_files(struct agent *agent);
+
+/* --- agent_facts.c --- */
+
+/* {"host", "machine", "epkit", "kernel", "driver", "gpu", "gpus", "protocol"} */
+json_t *agent_facts(void);
+
+/* [{"device", "port", "tx_bytes", "rx_bytes"}] of all RDMA ports. */
+json_t *agent_nics(void);
+
+#endif

@@ -1,0 +1,333 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* agent_ranks.c - the ranks of a node: children of the agent, or processes that mpirun has started. */
+#include "agent_internal.h"
+
+#include "base/error.h"
+#include "common/child.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define READS_AT_END 256
+#define CONNECT_TRIES 250 /* of 20 ms: mpirun may be faster than the launcher's request to the agent */
+#define CONNECT_WAIT_US 20000
+
+/* --- children of the agent --- */
+
+static void become_rank(const void *context)
+{
+    job_rank_execute(context);
+}
+
+static ep_status fork_rank(const struct job_rank *rank, struct process *ret_process)
+{
+    int number = process_fork(become_rank, rank, false, ret_process);
+
+    return number ? ep_fail_errno(EP_E_SYSTEM, number, "starting rank %d of the node", rank->local) : EP_OK;
+}
+
+static ep_status start_children(struct agent *agent)
+{
+    for (int i = 0; i < agent->n_ranks; i++) {
+        struct agent_rank *rank = &agent->ranks[i];
+        struct job_rank made;
+        struct process process;
+        ep_status status;
+
+        EP_TRY(job_rank_make(agent->spec, agent->node, i, &made));
+        status = fork_rank(&made, &process);
+        job_rank_done(&made);
+        EP_TRY(status);
+        rank->pid = process.pid;
+        rank->fds[0] = process.out;
+        rank->fds[1] = process.err;
+        rank->is_running = true;
+        agent_event("started", json_pack("{s:i, s:i}", "rank", i, "pid", (int)rank->pid));
+    }
+    return EP_OK;
+}
+
+/* --- ranks of mpirun --- */
+
+socklen_t agent_address(const char *id, struct sockaddr_un *ret_address)
+{
+    *ret_address = (struct sockaddr_un){.sun_family = AF_UNIX};
+    /* The first character stays NUL: an abstract address. */
+    snprintf(ret_address->sun_path + 1, sizeof(ret_address->sun_path) - 1, "epkit-launch-%s", id);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(ret_address->sun_path + 1));
+}
+
+static ep_status listen_for_ranks(struct agent *agent)
+{
+    struct sockaddr_un address;
+    socklen_t length = agent_address(agent->id, &address);
+
+    agent->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (agent->listener < 0 || bind(agent->listener, (struct sockaddr *)&address, length) != 0 ||
+        listen(agent->listener, 1024) != 0)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "listening for ranks of mpirun");
+    return EP_OK;
+}
+
+struct greeting {
+    int local;
+};
+
+/* The rank's number and the ends of its pipes. */
+static bool receive_rank(int fd, int *ret_local, int ret_fds[2])
+{
+    char space[CMSG_SPACE(2 * sizeof(int))];
+    struct greeting greeting;
+    struct iovec part = {.iov_base = &greeting, .iov_len = sizeof(greeting)};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof(space)};
+    struct cmsghdr *control;
+    struct pollfd ready = {.fd = fd, .events = POLLIN};
+    struct ucred peer;
+    socklen_t length = sizeof(peer);
+
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != geteuid() ||
+        poll(&ready, 1, 1000) != 1 || recvmsg(fd, &message, MSG_CMSG_CLOEXEC) != sizeof(greeting))
+        return false;
+    control = CMSG_FIRSTHDR(&message);
+    if (!control || control->cmsg_type != SCM_RIGHTS || control->cmsg_len != CMSG_LEN(2 * sizeof(int)))
+        return false;
+    memcpy(ret_fds, CMSG_DATA(control), 2 * sizeof(int));
+    *ret_local = greeting.local;
+    return true;
+}
+
+void agent_accept(struct agent *agent)
+{
+    int fd = accept4(agent->listener, NULL, NULL, SOCK_CLOEXEC), fds[2] = {-1, -1}, local = -1;
+    struct agent_rank *rank;
+
+    if (fd < 0)
+        return;
+    if (!receive_rank(fd, &local, fds) || local < 0 || local >= agent->n_ranks || agent->ranks[local].control >= 0) {
+        process_close_fd(&fds[0]);
+        process_close_fd(&fds[1]);
+        close(fd);
+        return;
+    }
+    rank = &agent->ranks[local];
+    rank->control = fd;
+    rank->is_running = true;
+    for (int which = 0; which < 2; which++) {
+        rank->fds[which] = fds[which];
+        fcntl(fds[which], F_SETFL, O_NONBLOCK);
+    }
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+    agent_event("started", json_pack("{s:i}", "rank", local));
+}
+
+ep_status agent_start_ranks(struct agent *agent)
+{
+    agent_free_ranks(agent);
+    EP_TRY(job_check(agent->spec));
+    agent->node = job_number(agent->spec, "node", 0);
+    agent->n_ranks = job_number(agent->spec, "per_node", 1);
+    agent->ranks = calloc((size_t)agent->n_ranks, sizeof(*agent->ranks));
+    if (!agent->ranks) {
+        agent->n_ranks = 0;
+        return ep_fail(EP_E_MEMORY, "no memory for the ranks of the node");
+    }
+    for (int i = 0; i < agent->n_ranks; i++)
+        agent->ranks[i] = (struct agent_rank){.local = i, .control = -1, .fds = {-1, -1}};
+    if (json_is_true(json_object_get(agent->spec, "mpi")))
+        return listen_for_ranks(agent);
+    return start_children(agent);
+}
+
+/* --- output and end --- */
+
+void agent_read_rank(struct agent *agent, struct agent_rank *rank, int which)
+{
+    char data[32768];
+    ssize_t n = read(rank->fds[which], data, sizeof(data));
+
+    (void)agent;
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (n <= 0)
+        process_close_fd(&rank->fds[which]);
+    else
+        agent_send(which ? 'E' : 'O', rank->local, data, (size_t)n);
+}
+
+/* Reports the end of a rank, after its output. Descendants may hold its pipes: what they write later is forwarded. */
+static void end_rank(struct agent *agent, struct agent_rank *rank, int code, int signal)
+{
+    rank->is_running = false;
+    rank->pid = 0;
+    process_close_fd(&rank->control);
+    for (int which = 0; which < 2; which++)
+        for (int i = 0; i < READS_AT_END && rank->fds[which] >= 0; i++) {
+            struct pollfd ready = {.fd = rank->fds[which], .events = POLLIN};
+
+            if (poll(&ready, 1, 0) <= 0)
+                break;
+            agent_read_rank(agent, rank, which);
+        }
+    agent_event("exit", json_pack("{s:i, s:i, s:i}", "rank", rank->local, "code", code, "signal", signal));
+}
+
+void agent_reap(struct agent *agent)
+{
+    bool has_none;
+    int status;
+    pid_t pid;
+
+    /* Also reaps daemons of the job, whose parents have ended. */
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0)
+        for (int i = 0; i < agent->n_ranks; i++)
+            if (agent->ranks[i].pid == pid)
+                end_rank(agent, &agent->ranks[i], WIFEXITED(status) ? WEXITSTATUS(status) : 0,
+                         WIFSIGNALED(status) ? WTERMSIG(status) : 0);
+    has_none = pid < 0 && errno == ECHILD;
+    for (int i = 0; has_none && i < agent->n_ranks; i++)
+        if (agent->ranks[i].pid > 0)
+            end_rank(agent, &agent->ranks[i], PROCESS_UNKNOWN, 0);
+}
+
+struct ending {
+    int code, signal;
+};
+
+void agent_read_control(struct agent *agent, struct agent_rank *rank)
+{
+    struct ending ending = {.signal = SIGKILL};
+    ssize_t n = recv(rank->control, &ending, sizeof(ending), 0);
+
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    /* End-of-file without a report: the process that supervised the rank was killed, and the rank with it. */
+    if (n != sizeof(ending))
+        ending = (struct ending){.signal = SIGKILL};
+    end_rank(agent, rank, ending.code, ending.signal);
+}
+
+void agent_free_ranks(struct agent *agent)
+{
+    for (int i = 0; i < agent->n_ranks; i++) {
+        process_close_fd(&agent->ranks[i].control);
+        process_close_fd(&agent->ranks[i].fds[0]);
+        process_close_fd(&agent->ranks[i].fds[1]);
+    }
+    free(agent->ranks);
+    agent->ranks = NULL;
+    agent->n_ranks = 0;
+    process_close_fd(&agent->listener);
+}
+
+/* --- epkit __exec --- */
+
+static int number_of(const char *const *names)
+{
+    for (; *names; names++) {
+        const char *value = getenv(*names);
+
+        if (value && *value)
+            return atoi(value);
+    }
+    return -1;
+}
+
+static int connect_agent(const char *id)
+{
+    struct sockaddr_un address;
+    socklen_t length = agent_address(id, &address);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+    for (int i = 0; fd >= 0 && i < CONNECT_TRIES; i++) {
+        if (connect(fd, (struct sockaddr *)&address, length) == 0)
+            return fd;
+        usleep(CONNECT_WAIT_US);
+    }
+    if (fd >= 0)
+        close(fd);
+    return -1;
+}
+
+static bool send_rank(int fd, int local, const int fds[2])
+{
+    char space[CMSG_SPACE(2 * sizeof(int))] = {0};
+    struct greeting greeting = {.local = local};
+    struct iovec part = {.iov_base = &greeting, .iov_len = sizeof(greeting)};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof(space)};
+    struct cmsghdr *control = CMSG_FIRSTHDR(&message);
+
+    if (!control)
+        return false;
+    control->cmsg_level = SOL_SOCKET;
+    control->cmsg_type = SCM_RIGHTS;
+    control->cmsg_len = CMSG_LEN(2 * sizeof(int));
+    memcpy(CMSG_DATA(control), fds, 2 * sizeof(int));
+    return sendmsg(fd, &message, MSG_NOSIGNAL) == sizeof(greeting);
+}
+
+/* Is this the node at this position of the list? mpirun may place ranks differently from its hostfile. */
+static bool is_right_node(const json_t *spec, int node)
+{
+    const char *name = json_string_value(json_array_get(json_object_get(spec, "names"), (size_t)node));
+    char own[256] = "";
+
+    gethostname(own, sizeof(own) - 1);
+    if (!name || strcmp(name, own) == 0)
+        return true;
+    fprintf(stderr, "epkit: mpirun put a rank of node %d (%s) on %s: rank 0 would not be at MASTER_ADDR\n", node, name,
+            own);
+    return false;
+}
+
+static int run_rank(const json_t *spec, int rank)
+{
+    int per_node = job_number(spec, "per_node", 1), node = rank / per_node, status, control;
+    struct ending ending = {0};
+    struct job_rank made;
+    struct process process;
+
+    if (!is_right_node(spec, node))
+        return 1;
+    if (job_rank_make(spec, node, rank % per_node, &made) != EP_OK || fork_rank(&made, &process) != EP_OK) {
+        fprintf(stderr, "epkit: rank %d: %s\n", rank, ep_last_error());
+        return 1;
+    }
+    job_rank_done(&made);
+    control = connect_agent(job_text(spec, "launch", ""));
+    if (control < 0 || !send_rank(control, rank % per_node, (const int[]){process.out, process.err})) {
+        fprintf(stderr, "epkit: rank %d: no agent of this launch runs on the node\n", rank);
+        process_kill(&process);
+        return 1;
+    }
+    process_close(&process);
+    process_wait(process.pid, 0, &status);
+    ending.code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+    ending.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    if (send(control, &ending, sizeof(ending), MSG_NOSIGNAL) < 0)
+        return 1;
+    return ending.signal ? 128 + ending.signal : ending.code;
+}
+
+int agent_rank_main(void)
+{
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", NULL};
+    const char *text = getenv(JOB_SPEC);
+    json_t *spec = text ? json_loads(text, 0, NULL) : NULL;
+    int rank = number_of(names), result = 2;
+
+    if (!spec || rank < 0)
+        fprintf(stderr, "epkit: " AGENT_RANK "is internal: mpirun starts it for 'epkit launch'\n");
+    else
+        result = run_rank(spec, rank);
+    json_decref(spec);
+    return result;
+}

@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* discover.c - the hosts of a job, from the environment that its scheduler set. */
+#include "hosts.h"
+
+#include "base/error.h"
+
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* NULL if it is not set or empty. */
+static const char *variable(const char *name)
+{
+    const char *value = getenv(name);
+
+    return value && *value ? value : NULL;
+}
+
+static ep_status number_of(const char *name, long least, long most, long *ret_number)
+{
+    const char *value = variable(name);
+    char *end;
+
+    if (!value)
+        return ep_fail(EP_E_ARG, "%s is not set", name);
+    *ret_number = strtol(value, &end, 10);
+    if (*end || *ret_number < least || *ret_number > most)
+        return ep_fail(EP_E_ARG, "%s is '%.40s', not a number from %ld to %ld", name, value, least, most);
+    return EP_OK;
+}
+
+/* The number of pods, under the names that charts use for it. */
+static ep_status number_of_pods(const char *what, long *ret_n)
+{
+    static const char *const names[] = {"NNODES", "JOB_COMPLETIONS", "COMPLETIONS", "JOB_PARALLELISM", "PARALLELISM"};
+
+    const char *first = NULL;
+    long jobs = 1;
+
+    if (variable("REPLICATED_JOB_REPLICAS"))
+        EP_TRY(number_of("REPLICATED_JOB_REPLICAS", 1, HOSTS_MAX, &jobs));
+    /* Checks all that are set: if two differed, pods of one job would wait for different hosts. */
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        long n = 0;
+
+        if (!variable(names[i]))
+            continue;
+        EP_TRY(number_of(names[i], 1, HOSTS_MAX, &n));
+        n *= i > 0 ? jobs : 1; /* all but NNODES count the pods of one job */
+        if (first && n != *ret_n)
+            return ep_fail(EP_E_ARG, "%s: %s is %ld and %s is %ld: which is the number of pods?", what, first, *ret_n,
+                           names[i], n);
+        first = first ? first : names[i];
+        *ret_n = n;
+    }
+    if (*ret_n > HOSTS_MAX)
+        return ep_fail(EP_E_ARG, "%s: more than %d pods", what, HOSTS_MAX);
+    return first ? EP_OK : ep_fail(EP_E_ARG, "%s: NNODES, the number of pods, is not set", what);
+}
+
+/* The index of this pod among `n`. */
+static ep_status index_from_env(const char *what, const char *name, const char *of, long n, long *ret_index)
+{
+    EP_TRY(number_of(name, 0, HOSTS_MAX, ret_index));
+    if (*ret_index >= n)
+        return ep_fail(EP_E_ARG, "%s: %s is %ld, but must be below %ld (%s)", what, name, *ret_index, n, of);
+    return EP_OK;
+}
+
+/* Adds prefix0.domain, prefix1.domain, ...; without a domain the names alone. */
+static ep_status add_numbered(const char *what, const char *prefix, const char *domain, long first, long n,
+                              struct hosts *hosts)
+{
+    char name[512];
+
+    for (long i = first; i < first + n; i++) {
+        if (snprintf(name, sizeof(name), "%s%ld%s%s", prefix, i, *domain ? "." : "", domain) >= (int)sizeof(name))
+            return ep_fail(EP_E_ARG, "%s: the name of a pod is too long", what);
+        EP_TRY(hosts_add_list(what, name, hosts));
+    }
+    return EP_OK;
+}
+
+/*
+ * Pods of a JobSet are named JOBSET-REPLICATEDJOB-JOB-INDEX and resolve below the headless service, whose name is that
+ * of the JobSet unless spec.network.subdomain sets another. JobSet sets no variables: charts set these from its
+ * annotations by the downward API. The index is set by Kubernetes.
+ */
+static ep_status from_jobset(struct hosts *hosts, struct hosts_source *source)
+{
+    const char *set = variable("JOBSET_NAME"), *job = variable("REPLICATED_JOB_NAME");
+    const char *domain = variable("JOBSET_SUBDOMAIN"), *what = "JobSet";
+    long n = 0, index = 0, jobs = 1, job_index = 0;
+    char prefix[400];
+
+    if (!job)
+        job = "workload";
+    EP_TRY(number_of_pods(what, &n));
+    if (variable("REPLICATED_JOB_REPLICAS"))
+        EP_TRY(number_of("REPLICATED_JOB_REPLICAS", 1, HOSTS_MAX, &jobs));
+    if (jobs > 1 && n % jobs != 0)
+        return ep_fail(EP_E_ARG, "JobSet: NNODES %ld cannot be spread over REPLICATED_JOB_REPLICAS %ld jobs", n, jobs);
+    EP_TRY(index_from_env(what, "JOB_COMPLETION_INDEX", "NNODES", n / jobs, &index));
+    if (variable("JOB_INDEX") && jobs > 1)
+        EP_TRY(index_from_env(what, "JOB_INDEX", "REPLICATED_JOB_REPLICAS", jobs, &job_index));
+    else if (variable("JOB_INDEX"))
+        EP_TRY(number_of("JOB_INDEX", 0, HOSTS_MAX, &job_index));
+    for (long i = 0; i < jobs; i++) {
+        /* With one job this pod's job index is that of the job. */
+        snprintf(prefix, sizeof(prefix), "%.120s-%.120s-%ld-", set, job, jobs > 1 ? i : job_index);
+        EP_TRY(add_numbered(what, prefix, domain ? domain : set, 0, n / jobs, hosts));
+    }
+    source->index = (int)(jobs > 1 ? job_index * (n / jobs) + index : index);
+    source->is_pods = true;
+    snprintf(source->text, sizeof(source->text), "JobSet %.120s", set);
+    return EP_OK;
+}
+
+/* LeaderWorkerSet's own variables. The leader's name is SET-GROUP, those of its workers SET-GROUP-INDEX. */
+static ep_status from_leader_worker_set(struct hosts *hosts, struct hosts_source *source)
+{
+    const char *leader = variable("LWS_LEADER_ADDRESS"), *what = "LeaderWorkerSet", *dot;
+    char prefix[300];
+    long n = 0, index = 0;
+
+    EP_TRY(number_of("LWS_GROUP_SIZE", 1, HOSTS_MAX, &n));
+    EP_TRY(number_of("LWS_WORKER_INDEX", 0, n - 1, &index));
+    EP_TRY(hosts_add_list(what, leader, hosts));
+    dot = leader + strcspn(leader, ".");
+    snprintf(prefix, sizeof(prefix), "%.*s-", (int)(dot - leader < 250 ? dot - leader : 250), leader);
+    EP_TRY(add_numbered(what, prefix, *dot ? dot + 1 : "", 1, n - 1, hosts));
+    source->index = (int)index;
+    source->is_pods = true;
+    snprintf(source->text, sizeof(source->text), "LeaderWorkerSet %.120s", leader);
+    return EP_OK;
+}
+
+/* Variables that charts of the GKE testbed set: HOSTNAME_PREFIX0.DOMAIN_NAME, HOSTNAME_PREFIX1.DOMAIN_NAME, ... */
+static ep_status from_chart(struct hosts *hosts, struct hosts_source *source)
+{
+    const char *prefix = variable("HOSTNAME_PREFIX"), *domain = variable("DOMAIN_NAME");
+    long n = 0, index = 0;
+
+    EP_TRY(number_of_pods("HOSTNAME_PREFIX", &n));
+    EP_TRY(number_of("JOB_COMPLETION_INDEX", 0, n - 1, &index));
+    EP_TRY(add_numbered("HOSTNAME_PREFIX", prefix, domain ? domain : "", 0, n, hosts));
+    source->index = (int)index;
+    source->is_pods = true;
+    snprintf(source->text, sizeof(source->text), "pods %.120s*", prefix);
+    return EP_OK;
+}
+
+/* The domain in which this host's own name resolves: that of the headless service. */
+static void own_domain(const char *name, char *ret_domain, size_t bytes)
+{
+    struct addrinfo hints = {.ai_flags = AI_CANONNAME}, *info = NULL;
+    const char *dot;
+
+    ret_domain[0] = '\0';
+    if (getaddrinfo(name, NULL, &hints, &info) != 0)
+        return;
+    dot = info->ai_canonname ? strchr(info->ai_canonname, '.') : NULL;
+    if (dot)
+        snprintf(ret_domain, bytes, "%s", dot + 1);
+    freeaddrinfo(info);
+}
+
+/* Pods of an Indexed Job with a headless service are named JOB-INDEX. */
+static ep_status from_indexed_job(struct hosts *hosts, struct hosts_source *source)
+{
+    const char *set_domain = variable("JOB_SUBDOMAIN"), *what = "Indexed Job";
+    char name[256] = "", domain[256], suffix[24];
+    size_t length;
+    long n = 0, index = 0;
+
+    EP_TRY(number_of_pods(what, &n));
+    EP_TRY(index_from_env(what, "JOB_COMPLETION_INDEX", "NNODES", n, &index));
+    gethostname(name, sizeof(name) - 1);
+    if (set_domain)
+        snprintf(domain, sizeof(domain), "%s", set_domain);
+    else
+        own_domain(name, domain, sizeof(domain));
+    snprintf(suffix, sizeof(suffix), "-%ld", index);
+    name[strcspn(name, ".")] = '\0';
+    length = strlen(name);
+    if (length <= strlen(suffix) || strcmp(name + length - strlen(suffix), suffix) != 0)
+        return ep_fail(EP_E_ARG, "Indexed Job: the name of this host, '%s', does not end in '%s': give --hosts", name,
+                       suffix);
+    name[length - strlen(suffix) + 1] = '\0';
+    EP_TRY(add_numbered(what, name, domain, 0, n, hosts));
+    source->index = (int)index;
+    source->is_pods = true;
+    snprintf(source->text, sizeof(source->text), "Indexed Job %.*s", (int)strlen(name) - 1, name);
+    return EP_OK;
+}
+
+/* In a heterogeneous job each component has a list of nodes; SLURM_JOB_NODELIST is only that of the first. */
+static ep_status add_components(const char *size, struct hosts *hosts)
+{
+    const char *form = strstr(size, "HET") ? "SLURM_JOB_NODELIST_HET_GROUP_%ld" : "SLURM_JOB_NODELIST_PACK_GROUP_%ld";
+    long n = 0;
+
+    EP_TRY(number_of(size, 1, HOSTS_MAX, &n));
+    for (long i = 0; i < n; i++) {
+        struct hosts part = {0};
+        char name[80];
+        ep_status status;
+
+        snprintf(name, sizeof(name), form, i);
+        if (!variable(name))
+            return ep_fail(EP_E_ARG, "%s is %ld, and %s is not set", size, n, name);
+        status = hosts_add_list(name, variable(name), &part);
+        if (status == EP_OK)
+            status = hosts_join(&part, hosts);
+        hosts_done(&part);
+        EP_TRY(status);
+    }
+    return EP_OK;
+}
+
+/*
+ * In a step (srun) every task runs the command, on some or all nodes of the job; in sbatch and salloc it runs once. A
+ * batch script has SLURM_PROCID too, but is not a task of a step: only a task has a step number.
+ */
+static ep_status from_slurm(struct hosts *hosts, struct hosts_source *source)
+{
+    const char *list = variable("SLURM_JOB_NODELIST") ? variable("SLURM_JOB_NODELIST") : variable("SLURM_NODELIST");
+    const char *job = variable("SLURM_JOB_ID"), *name = "SLURM_JOB_NODELIST";
+    long n = 1, index = 0;
+
+    if (variable("SLURM_STEP_ID") && variable("SLURM_STEP_NUM_TASKS") && variable("SLURM_PROCID")) {
+        EP_TRY(number_of("SLURM_STEP_NUM_TASKS", 1, 1 << 20, &n));
+        EP_TRY(index_from_env("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", n, &index));
+    }
+    if (n > 1 && variable("SLURM_STEP_NODELIST")) {
+        name = "SLURM_STEP_NODELIST";
+        list = variable(name);
+    }
+    if (n == 1 && (variable("SLURM_HET_SIZE") || variable("SLURM_PACK_SIZE")))
+        EP_TRY(add_components(variable("SLURM_HET_SIZE") ? "SLURM_HET_SIZE" : "SLURM_PACK_SIZE", hosts));
+    else
+        EP_TRY(hosts_add_list(name, list, hosts));
+    if (n > 1)
+        source->index = (int)index;
+    snprintf(source->text, sizeof(source->text), "Slurm job %.40s", job ? job : "(no number)");
+    return EP_OK;
+}
+
+struct file_variable {
+    const char *name;
+    enum hosts_format format;
+};
+
+/* Hostfiles of MPI, and those of schedulers that MPI reads. */
+static const struct file_variable file_variables[] = {
+    {"OMPI_MCA_orte_default_hostfile", HOSTS_OPEN_MPI},
+    {"PRTE_MCA_prte_default_hostfile", HOSTS_OPEN_MPI},
+    {"OMPI_MCA_hostfile", HOSTS_OPEN_MPI},
+    {"HYDRA_HOST_FILE", HOSTS_HYDRA},
+    {"I_MPI_HYDRA_HOST_FILE", HOSTS_HYDRA},
+    {"PBS_NODEFILE", HOSTS_REPEATED},
+    {"LSB_DJOB_HOSTFILE", HOSTS_REPEATED},
+};
+
+static const struct file_variable *find_file_variable(void)
+{
+    for (size_t i = 0; i < sizeof(file_variables) / sizeof(file_variables[0]); i++)
+        if (variable(file_variables[i].name))
+            return &file_variables[i];
+    return NULL;
+}
+
+/* No source names the hosts. Names a variable that is set without the one that belongs to it. */
+static ep_status explain_nothing(void)
+{
+    static const char *const pairs[][2] = {
+        {"LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS"},
+        {"LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS"},
+        {"SLURM_JOB_ID", "SLURM_JOB_NODELIST"},
+        {"HOSTNAME_PREFIX", "JOB_COMPLETION_INDEX"},
+    };
+
+    for (size_t i = 0; i < sizeof(pairs) / sizeof(pairs[0]); i++)
+        if (variable(pairs[i][0]))
+            return ep_fail(EP_E_STATE, "no hosts are given: %s is set, but %s is not", pairs[i][0], pairs[i][1]);
+    return ep_fail(EP_E_STATE,
+                   "no hosts are given: neither JobSet, LeaderWorkerSet, Indexed Job, Slurm nor MPI "
+                   "is in the environment, and %s does not exist",
+                   HOSTS_FILE);
+}
+
+ep_status hosts_discover(struct hosts *ret_hosts, struct hosts_source *ret_source)
+{
+    const struct file_variable *file = find_file_variable();
+    struct hosts_source source = {.index = -1};
+    struct hosts hosts = {0};
+    struct stat info;
+    ep_status status;
+
+    if (variable("JOBSET_NAME")) {
+        status = from_jobset(&hosts, &source);
+    } else if (variable("LWS_LEADER_ADDRESS")) {
+        status = from_leader_worker_set(&hosts, &source);
+    } else if (variable("HOSTNAME_PREFIX") && variable("JOB_COMPLETION_INDEX")) {
+        status = from_chart(&hosts, &source);
+    } else if (variable("JOB_COMPLETION_INDEX")) {
+        status = from_indexed_job(&hosts, &source);
+    } else if (variable("SLURM_JOB_NODELIST") || variable("SLURM_NODELIST")) {
+        status = from_slurm(&hosts, &source);
+    } else if (file) {
+        status = hosts_add_file(variable(file->name), file->format, &hosts);
+        snprintf(source.text, sizeof(source.text), "%s (%.100s)", variable(file->name), file->name);
+    } else if (stat(HOSTS_FILE, &info) == 0) {
+        status = hosts_add_file(HOSTS_FILE, HOSTS_OPEN_MPI, &hosts);
+        snprintf(source.text, sizeof(source.text), "%s", HOSTS_FILE);
+    } else {
+        return explain_nothing();
+    }
+    if (status != EP_OK) {
+        hosts_done(&hosts);
+        return status;
+    }
+    *ret_hosts = hosts;
+    *ret_source = source;
+    return EP_OK;
+}

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * follow.h - all pods of a job run the same command. The first pod launches; the others wait until the launch is over
+ * and end with its exit code, so that the job does as well. The agent that the first pod starts on each pod notifies
+ * the process that waits there by datagrams to an abstract socket.
+ */
+#ifndef EP_LAUNCH_FOLLOW_H
+#define EP_LAUNCH_FOLLOW_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum follow_event { FOLLOW_ALIVE, FOLLOW_END };
+
+/* False if no process waits (yet). */
+bool follow_send(enum follow_event word, int code);
+
+/*
+ * Waits for the launch to begin, for at most begin_s; then until it is over, for at most deadline_s (0: no limit).
+ * Returns the launch's exit code; or 1 with the reason in ret_why, which is "" otherwise: the launch did not begin, or
+ * sent no message for two minutes.
+ */
+int follow_wait(int64_t begin_s, int64_t deadline_s, char *ret_why, size_t bytes);
+
+#endif

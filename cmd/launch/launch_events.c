@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* launch_events.c - events from the agents, and the loss of an agent. */
+#include "launch_internal.h"
+
+#include "agent.h"
+#include "base/clock.h"
+#include "common/clean.h"
+
+#include <epkit/types.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+void launch_fail(struct launch *launch, struct node *node, int code, const char *reason)
+{
+    if (launch->is_ending || launch->reason)
+        return;
+    launch->reason = reason;
+    launch->failed = node;
+    launch->code = code;
+}
+
+static void set_failure(struct node *node, const char *layer, const char *why)
+{
+    if (node->failed_at)
+        return;
+    node->failed_at = layer;
+    text_clean(why, node->why, sizeof(node->why));
+}
+
+static void set_up_node(struct node *node)
+{
+    const struct launch *launch = node->launch;
+    json_t *hello;
+
+    if (node->is_swept) {
+        remote_set_up(node->remote);
+        hello = make_end(launch, node);
+        json_object_set_new(hello, "launch", json_string(launch->id));
+        node_send(node, hello);
+        return;
+    }
+    hello = json_pack("{s:s, s:s, s:i}", "do", "hello", "launch", launch->id, "lease_s", AGENT_LEASE_S);
+
+    if (launch->options->job.files)
+        json_object_set(hello, "files", launch->options->job.files);
+    node_send(node, hello);
+}
+
+static void handle_hello(struct node *node, json_t *event)
+{
+    char why[256];
+    const char *version = job_text(event, "epkit", "");
+
+    if (strcmp(version, ep_version()) != 0 || job_number(event, "protocol", 0) != AGENT_PROTOCOL) {
+        snprintf(why, sizeof(why),
+                 "epkit %.40s is installed there, and this is %s: install the same version on all nodes", version,
+                 ep_version());
+        remote_fail(node->remote, "version", why);
+        return;
+    }
+    remote_set_up(node->remote);
+    node->facts = json_incref(event);
+    node->state = NODE_READY;
+}
+
+static void handle_exit(struct node *node, const json_t *event)
+{
+    int code = job_number(event, "code", 0), signal = job_number(event, "signal", 0);
+    char why[300];
+    bool has_line;
+
+    node->n_ended++;
+    if ((!code && !signal) || node->code || node->signal)
+        return;
+    node->code = code;
+    node->signal = signal;
+    if (signal)
+        snprintf(why, sizeof(why), "killed by signal %d (%s)", signal, strsignal(signal));
+    else
+        snprintf(why, sizeof(why), "exit status %d", code);
+    has_line = !signal && *node->last_line && node->last_rank == job_number(event, "rank", 0);
+    if (has_line)
+        snprintf(why + strlen(why), sizeof(why) - strlen(why), "; its last line: %s", node->last_line);
+    /* A rank that is killed because another one has failed is not a failure of its own. */
+    if (node->launch->is_ending || node->launch->reason)
+        return;
+    set_failure(node, "program", why);
+    launch_fail(node->launch, node, signal ? 128 + signal : code, "program");
+}
+
+static void handle_error_event(struct node *node, const json_t *event)
+{
+    const char *layer = job_text(event, "layer", "agent"), *text = job_text(event, "text", "");
+
+    if (strcmp(layer, "disk") == 0) {
+        remote_fail(node->remote, "disk", text);
+    } else if (strcmp(layer, "installation") == 0) {
+        set_failure(node, "installation", text);
+        launch_fail(node->launch, node, LAUNCH_UNSUPPORTED, "installation");
+    } else {
+        set_failure(node, "start", text);
+        launch_fail(node->launch, node, LAUNCH_FAILED, "start");
+    }
+}
+
+static void handle_nics(struct node *node, const json_t *event)
+{
+    json_t *nics = json_object_get(event, "nics");
+
+    node->has_nics = true;
+    if (!node->nics_before)
+        node->nics_before = json_incref(nics);
+    else if (!node->nics_after)
+        node->nics_after = json_incref(nics);
+}
+
+static void handle_event(struct node *node, json_t *event)
+{
+    const char *name = job_text(event, "event", "");
+
+    if (strcmp(name, "up") == 0) {
+        set_up_node(node);
+    } else if (strcmp(name, "hello") == 0) {
+        handle_hello(node, event);
+    } else if (strcmp(name, "location") == 0) {
+        node->is_located = true;
+        snprintf(node->location, sizeof(node->location), "%s", job_text(event, "location", ""));
+        snprintf(node->location_why, sizeof(node->location_why), "%s", job_text(event, "why", ""));
+        /* The agent is trusted, the node may not be. */
+        if (*node->location && !location_is_valid(node->location))
+            node->location[0] = '\0';
+    } else if (strcmp(name, "answer") == 0) {
+        node->is_answered = true;
+        json_decref(node->answer);
+        node->answer = json_incref(event);
+    } else if (strcmp(name, "nics") == 0) {
+        handle_nics(node, event);
+    } else if (strcmp(name, "running") == 0) {
+        node->is_running = true;
+    } else if (strcmp(name, "started") == 0) {
+        node->n_started++;
+    } else if (strcmp(name, "exit") == 0) {
+        handle_exit(node, event);
+    } else if (strcmp(name, "error") == 0) {
+        handle_error_event(node, event);
+    } else if (strcmp(name, "clean") == 0) {
+        node->is_clean = true;
+        node->n_left = job_number(event, "left", 0);
+    }
+}
+
+/* Output that is not from the agent: it may explain a failure. */
+static void keep_stray(struct node *node, const char *data, size_t bytes)
+{
+    const char *end = memchr(data, '\036', bytes);
+    size_t begin, n = end ? (size_t)(end - data) : bytes;
+    char line[sizeof(node->stray)];
+
+    while (n > 0 && strchr("\r\n\t ", data[n - 1]))
+        n--;
+    for (begin = n; begin > 0 && data[begin - 1] != '\n' && n - begin < sizeof(line) - 1; begin--)
+        ;
+    if (n == begin)
+        return;
+    memcpy(line, data + begin, n - begin);
+    line[n - begin] = '\0';
+    text_clean(line, node->stray, sizeof(node->stray));
+}
+
+static void handle_frame(const struct frame *frame, void *context)
+{
+    struct node *node = context;
+    json_t *event;
+
+    node->has_frames = true;
+
+    if (frame->kind != 'J') {
+        if (frame->rank < node->launch->per_node)
+            node_write(node, frame->rank, frame->kind == 'E', frame->data, frame->bytes);
+        return;
+    }
+    event = json_loadb(frame->data, frame->bytes, 0, NULL);
+    if (event && !node->remote->is_ended)
+        handle_event(node, event);
+    json_decref(event);
+}
+
+void node_on_output(struct remote *remote, const char *data, size_t bytes)
+{
+    struct node *node = remote->context;
+
+    node->heard_ns = ep_now_ns();
+    if (!node->has_frames)
+        keep_stray(node, data, bytes);
+    if (frame_read(&node->reader, data, bytes, handle_frame, node) != 0)
+        remote_fail(remote, "memory", "no memory for its output");
+}
+
+void node_on_end(struct remote *remote)
+{
+    struct node *node = remote->context;
+    struct launch *launch = node->launch;
+    enum node_state before = node->state;
+    char why[400];
+
+    node->state = node->is_clean ? NODE_ENDED : NODE_FAILED;
+    if (node->is_clean || node->is_swept)
+        return;
+    if (before == NODE_CONNECTING) {
+        snprintf(why, sizeof(why), "%.260s%s%s",
+                 remote->failed_at ? remote->why : "the connection ended without an answer from epkit",
+                 *node->stray && !node->has_frames ? "; it wrote: " : "", node->has_frames ? "" : node->stray);
+        set_failure(node, remote->failed_at ? remote->failed_at : "answer", why);
+        return;
+    }
+    snprintf(why, sizeof(why), "the connection was lost%s%.300s", *remote->why ? ": " : "", remote->why);
+    set_failure(node, "connection", why);
+    if (!launch->is_ending)
+        launch_note(launch, "%s: %s", node->name, node->why);
+    launch_fail(launch, node, LAUNCH_FAILED, "host-failed");
+}

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* launch_internal.h - what the files of the launcher share. */
+#ifndef EP_LAUNCH_LAUNCH_INTERNAL_H
+#define EP_LAUNCH_LAUNCH_INTERNAL_H
+
+#include "frame.h"
+#include "launch.h"
+#include "launch_job.h"
+#include "location.h"
+#include "remote.h"
+
+#include <stdio.h>
+
+#define LINE_MAX_BYTES 16384         /* of a rank's output; longer lines are cut in pieces */
+#define QUEUE_PAUSE_BYTES (1u << 20) /* of output that has not been read: above it the nodes have to wait */
+
+enum node_state {
+    NODE_CONNECTING,
+    NODE_READY,  /* the agent has answered */
+    NODE_FAILED, /* it did not answer, or was lost */
+    NODE_ENDED   /* ended normally */
+};
+
+/* Output of a rank without a newline yet. */
+struct line_buffer {
+    char *text;
+    size_t used;
+};
+
+struct launch;
+
+struct node {
+    struct launch *launch;
+    const struct host *host;
+    const char *address; /* of the host, without user and port */
+    const char *name;    /* for messages and files: the address, with the port where several hosts share an address */
+    char numbered[300];
+    struct remote *remote;
+    struct frame_reader reader;
+    enum node_state state;
+    int rank; /* position in the sorted list */
+    uint64_t retry_ns;
+
+    /* From the agent: */
+    json_t *facts;
+    char location[LOCATION_BYTES], location_why[300];
+    bool is_located, is_answered, is_running, is_clean, has_nics;
+    int n_left; /* processes that could not be killed */
+    json_t *answer, *nics_before, *nics_after;
+
+    bool has_frames;
+    char stray[120]; /* the last line on its standard output before the first frame: from a login script or nologin */
+
+    const char *failed_at; /* the layer; NULL: no failure */
+    char why[400];
+
+    int n_started, n_ended; /* ranks of this phase */
+    int code, signal;       /* of the first rank that failed */
+    uint64_t heard_ns, output_ns;
+    int n_silent;  /* how often its silence was reported */
+    bool is_idle;  /* in this phase */
+    bool is_swept; /* its agent was lost: another agent only ends what is left */
+
+    FILE *log;
+    bool has_log_failed;
+    struct line_buffer *lines; /* two for each rank */
+    int n_lines;
+    char last_line[120];
+    int last_rank; /* the rank that wrote it */
+};
+
+struct launch {
+    const struct launch_options *options;
+    char id[JOB_ID_BYTES];
+    int n, per_node, gpus;
+    struct node *nodes;
+    struct node **order; /* by rank */
+    struct remote_how how;
+    struct remote_pool pool;
+    char *remote_command;
+    const char *ssh_options[32];
+    int signals; /* signalfd */
+    uint64_t began_ns, ran_ns, deadline_ns, beat_ns, ended_ns;
+    char began[32], ended[32];
+
+    int interrupted;
+    const char *reason; /* why it ended early; NULL: it did not */
+    struct node *failed;
+    int code;
+    bool is_ending, is_urgent;
+
+    struct process mpirun;
+    int mpirun_status;
+    bool mpirun_ended;
+    struct line_buffer mpirun_lines[2];
+    char mpirun_message[300];
+
+    char folder[4096];
+    FILE *log; /* coordinator.log */
+    bool has_log_failed, has_output_failed;
+    char *queue; /* for options->output_fd */
+    size_t queued, queue_capacity;
+
+    json_t *findings; /* of the doctor: [{"id", "severity", "text", "nodes"}] */
+};
+
+typedef bool (*launch_condition)(struct launch *launch);
+
+/* --- launch.c --- */
+
+/* Handles events until `is_done`, a signal, or the time `until_ns` (0: none). Returns whether `is_done`. */
+bool launch_wait(struct launch *launch, launch_condition is_done, uint64_t until_ns);
+
+/* A line on standard error and in coordinator.log. */
+void launch_note(struct launch *launch, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Sends a request to a node, and consumes it. */
+void node_send(struct node *node, json_t *request);
+
+/* --- launch_events.c --- */
+
+void node_on_output(struct remote *remote, const char *data, size_t bytes);
+void node_on_end(struct remote *remote);
+
+/* Records a failure before or during the run, which ends the launch. `code` is its exit code. */
+void launch_fail(struct launch *launch, struct node *node, int code, const char *reason);
+
+/* --- launch_output.c --- */
+
+/* Adds output of a rank; without bytes, at its end, the rest becomes a line. */
+void node_write(struct node *node, int rank, bool is_error, const char *data, size_t bytes);
+void node_flush_lines(struct node *node);
+void launch_log(struct launch *launch, const char *text);
+
+/* Writes as much as the reader accepts now. */
+void launch_flush(struct launch *launch);
+
+/* --- launch_connect.c --- */
+
+/* Connects to all nodes; false when some did not answer or it was interrupted. */
+bool launch_connect(struct launch *launch);
+
+/* Determines locations, order and per_node, and writes hostfiles. EP_OK, or the reason. */
+ep_status launch_arrange(struct launch *launch);
+
+/* Runs the doctor on all nodes; false when a finding prevents the start of the job. */
+bool launch_check(struct launch *launch);
+
+/* --- launch_phase.c --- */
+
+/*
+ * The address of the first node for the others: the one that the user gave, unless that is the loopback ("localhost"),
+ * which leads each node to itself; then the node's hostname.
+ */
+const char *launch_master(const struct launch *launch);
+
+/* Runs the job; the result is in launch->failed, ->code, ->reason. */
+void launch_phases(struct launch *launch);
+
+/* The request to a node to end everything. */
+json_t *make_end(const struct launch *launch, const struct node *node);
+
+/* Ends everything on all nodes. */
+void launch_end(struct launch *launch);
+
+/* --- mpirun.c --- */
+
+/* Starts mpirun with the spec in its environment. */
+ep_status mpirun_start(struct launch *launch, const json_t *spec);
+void mpirun_poll(struct launch *launch, const struct pollfd *polls);
+void mpirun_end(struct launch *launch);
+
+/* --- launch_folder.c --- */
+
+ep_status folder_open(struct launch *launch);
+
+/* Writes run.json. */
+void folder_write(struct launch *launch);
+json_t *folder_document(struct launch *launch);
+
+#endif

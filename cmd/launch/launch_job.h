@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* launch_job.h - the job of one node, as the launcher sends it to the agents and, under mpirun, to the ranks. */
+#ifndef EP_LAUNCH_LAUNCH_JOB_H
+#define EP_LAUNCH_LAUNCH_JOB_H
+
+#include <epkit/status.h>
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+/*
+ * Set in the environment of every process of a launch, so that all of them can be found and killed at the end. The
+ * value is the launch's number in hexadecimal.
+ */
+#define JOB_MARK "EPKIT_LAUNCH"
+#define JOB_SPEC "EPKIT_LAUNCH_SPEC" /* from the launcher through mpirun to its ranks */
+#define JOB_ID_BYTES 17
+
+/*
+ * The members of the JSON object `spec`:
+ *   "launch"    string, the value of JOB_MARK
+ *   "node"      integer, index of the node in the sorted list; absent under mpirun
+ *   "nodes", "per_node", "gpus"  integers
+ *   "names"     strings: hostnames of the nodes; absent if they are not checked
+ *   "mpi"       true: mpirun starts the ranks
+ *   "world"     "nodes" or "ranks": what RANK and WORLD_SIZE count
+ *   "master"    string, "port" integer: MASTER_ADDR, MASTER_PORT
+ *   "argv"      strings; the program is searched in PATH unless there are "dirs"
+ *   "is_epkit"  true: the program is the epkit executable, whatever argv[0] is
+ *   "dirs"      strings: folders, the first that holds the file "needs" becomes the working directory
+ *   "needs"     string: file that must exist, relative to one of "dirs"
+ *   "product"   string: name of the product that is missing where "needs" is not found
+ *   "env"       object of strings, or null to unset
+ *   "source"    strings: shell scripts that are sourced; a name that begins with '?' may be missing
+ *   "preload"   string: LD_PRELOAD of the program alone
+ */
+
+/* Checks that "needs" exists. EP_E_UNSUPPORTED if it does not. */
+ep_status job_check(const json_t *spec);
+
+/* How one rank runs; made from the spec on its node. */
+struct job_rank {
+    int local;                  /* on its node */
+    char **argv, **environment; /* the environment is owned, with its strings; argv's strings are the spec's */
+    const char *file;           /* file to execute */
+    const char *dir;            /* working directory; NULL: unchanged */
+};
+
+/*
+ * Prepares the execution of rank `local` of node `node`. Runs the scripts of "source". EP_E_UNSUPPORTED when "needs"
+ * does not exist, EP_E_SYSTEM when a script fails.
+ */
+ep_status job_rank_make(const json_t *spec, int node, int local, struct job_rank *ret_rank);
+void job_rank_done(struct job_rank *rank);
+
+/* Called in a child process: executes the program. On failure writes to standard error and exits with 127 or 126. */
+void __attribute__((noreturn)) job_rank_execute(const struct job_rank *rank);
+
+/*
+ * Is "NAME=VALUE" a variable that mpirun or a scheduler set for one of its ranks? It is wrong for what is launched from
+ * there, or on its node by other means. Settings of the user (OMPI_MCA_btl, PMIX_MCA_...) are not such variables.
+ */
+bool job_is_of_rank(const char *entry);
+
+/* A string, or `other` if it is absent; an integer likewise. */
+const char *job_text(const json_t *spec, const char *key, const char *other);
+int job_number(const json_t *spec, const char *key, int other);
+
+/* --- mark.c --- */
+
+/*
+ * Kills the processes of this user whose environment has JOB_MARK=id, and all descendants of this process: by SIGTERM,
+ * and after `grace_ms`, or when is_urgent() (may be NULL) returns true, by SIGKILL, until there are none, for at most
+ * two seconds more. Returns how many there were at first; *ret_left is how many are left.
+ */
+int mark_kill(const char *id, int grace_ms, bool (*is_urgent)(void), int *ret_left);
+
+#endif

@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* launch_phase.c - runs the job, and ends it. */
+#include "launch_internal.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "common/loopback.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#define REPORT_MS 3000   /* for reports of agents about ranks after mpirun has ended */
+#define START_SECONDS 90 /* scripts are sourced before a rank starts */
+#define NICS_SECONDS 10
+#define END_SECONDS 8 /* in addition to the grace: SIGKILL, and the report about it */
+
+/* --- conditions --- */
+
+static bool has_started(struct launch *launch)
+{
+    if (launch->reason)
+        return true;
+    for (int i = 0; i < launch->n; i++)
+        if (!launch->nodes[i].is_idle && !launch->nodes[i].is_running)
+            return false;
+    return true;
+}
+
+static void check_silence(struct launch *launch)
+{
+    uint64_t now_ns = ep_now_ns();
+
+    if (!launch->options->silent_s)
+        return;
+    for (int i = 0; i < launch->n; i++) {
+        struct node *node = launch->order[i];
+        uint64_t seconds = (uint64_t)launch->options->silent_s << (node->n_silent < 10 ? node->n_silent : 10);
+
+        if (node->is_idle || node->n_ended == launch->per_node || now_ns < node->output_ns + seconds * 1000000000u)
+            continue;
+        node->n_silent++;
+        launch_note(launch, "%s has written nothing for %llu s%s%s", node->name,
+                    (unsigned long long)((now_ns - node->output_ns) / 1000000000u),
+                    *node->last_line ? "; its last line: " : "", node->last_line);
+    }
+}
+
+static bool all_ended(const struct launch *launch)
+{
+    for (int i = 0; i < launch->n; i++)
+        if (!launch->nodes[i].is_idle && launch->nodes[i].n_ended < launch->per_node)
+            return false;
+    return true;
+}
+
+static bool has_finished(struct launch *launch)
+{
+    check_silence(launch);
+    if (launch->reason)
+        return true;
+    if (launch->options->job.starter == LAUNCH_MPIRUN)
+        return launch->mpirun_ended;
+    return all_ended(launch);
+}
+
+static bool has_reported(struct launch *launch)
+{
+    return launch->reason || all_ended(launch);
+}
+
+static bool has_counted(struct launch *launch)
+{
+    for (int i = 0; i < launch->n; i++)
+        if (launch->nodes[i].state == NODE_READY && !launch->nodes[i].has_nics)
+            return false;
+    return true;
+}
+
+/* --- one phase --- */
+
+static void count_nics(struct launch *launch)
+{
+    for (int i = 0; i < launch->n; i++) {
+        launch->nodes[i].has_nics = false;
+        node_send(&launch->nodes[i], json_pack("{s:s}", "do", "nics"));
+    }
+    launch_wait(launch, has_counted, ep_now_ns() + NICS_SECONDS * UINT64_C(1000000000));
+}
+
+/* What the other nodes call a node: the loopback would lead each of them to itself. */
+static const char *name_for_others(const struct launch *launch, const struct node *node)
+{
+    if (launch->n > 1 && address_is_loopback(node->address))
+        return job_text(node->facts, "host", node->address);
+    return node->address;
+}
+
+const char *launch_master(const struct launch *launch)
+{
+    return name_for_others(launch, launch->order[0]);
+}
+
+/*
+ * What a node uses if it cannot resolve launch_master(): the name from ssh's configuration on this machine, where an
+ * alias is defined that is unknown on the nodes. If that is the loopback, as for a tunnel, the hostname: a name that
+ * cannot be resolved fails at once, the loopback leads each node to itself, where it waits until the deadline. NULL if
+ * there is no other name.
+ */
+static const char *other_master(const struct launch *launch)
+{
+    const struct node *first = launch->order[0];
+    const char *other = first->remote->host_name;
+
+    if (launch->n > 1 && address_is_loopback(other))
+        other = job_text(first->facts, "host", "");
+    if (launch->n > 1 && address_is_loopback(other))
+        return NULL;
+    return *other && strcmp(other, launch_master(launch)) != 0 ? other : NULL;
+}
+
+static json_t *make_spec(const struct launch *launch)
+{
+    const struct launch_job *job = &launch->options->job;
+    const char *other = other_master(launch);
+    json_t *spec = json_deep_copy(job->spec), *names = json_array();
+
+    json_object_set_new(spec, "do", json_string("run"));
+    json_object_set_new(spec, "launch", json_string(launch->id));
+    json_object_set_new(spec, "nodes", json_integer(launch->n));
+    json_object_set_new(spec, "per_node", json_integer(launch->per_node));
+    json_object_set_new(spec, "gpus", json_integer(launch->gpus));
+    json_object_set_new(spec, "world", json_string(job->by_rank ? "ranks" : "nodes"));
+    json_object_set_new(spec, "master", json_string(launch_master(launch)));
+    if (other)
+        json_object_set_new(spec, "master_host", json_string(other));
+    json_object_set_new(spec, "port", json_integer(launch->options->master_port));
+    json_object_set_new(spec, "mpi", json_boolean(job->starter == LAUNCH_MPIRUN));
+    for (int i = 0; i < launch->n; i++)
+        json_array_append_new(names, json_string(job_text(launch->order[i]->facts, "host", "")));
+    if (job->starter == LAUNCH_MPIRUN)
+        json_object_set(spec, "names", names);
+    json_decref(names);
+    return spec;
+}
+
+/* The script of --workload is in a different folder on each node. */
+static void put_folder(const struct node *node, json_t *spec)
+{
+    json_t *argv = json_object_get(spec, "argv");
+    const char *dir = job_text(node->facts, "dir", "");
+    char path[400];
+
+    if (!node->launch->options->job.files)
+        return;
+    snprintf(path, sizeof(path), "%s/workload", dir);
+    argv = json_deep_copy(argv);
+    json_array_set_new(argv, 0, json_string(path));
+    json_object_set_new(spec, "argv", argv);
+}
+
+static void start_nodes(struct launch *launch, const json_t *spec, int phase, bool *ret_is_last)
+{
+    const struct launch_job *job = &launch->options->job;
+    const char **names = calloc((size_t)launch->n, sizeof(*names));
+
+    *ret_is_last = true;
+    for (int i = 0; names && i < launch->n; i++)
+        names[i] = name_for_others(launch, launch->order[i]);
+    for (int i = 0; names && i < launch->n; i++) {
+        struct node *node = launch->order[i];
+        json_t *own = json_copy((json_t *)spec), *argv;
+
+        node->n_started = node->n_ended = 0;
+        node->is_running = node->is_idle = false;
+        node->output_ns = ep_now_ns();
+        json_object_set_new(own, "node", json_integer(i));
+        put_folder(node, own);
+        if (job->argv_of) {
+            argv = job->argv_of(json_object_get(spec, "argv"), phase, i, launch->n, names, ret_is_last);
+            node->is_idle = !argv;
+            if (argv)
+                json_object_set_new(own, "argv", argv);
+        }
+        if (node->is_idle)
+            json_decref(own);
+        else
+            node_send(node, own);
+    }
+    free(names);
+}
+
+static void check_mpirun(struct launch *launch)
+{
+    int code = WIFEXITED(launch->mpirun_status) ? WEXITSTATUS(launch->mpirun_status) : 1;
+
+    /* The agents report which rank failed; their reports may still be in flight. */
+    launch_wait(launch, has_reported, ep_now_ns() + REPORT_MS * UINT64_C(1000000));
+    if (launch->reason)
+        return;
+    if (code != 0 || !all_ended(launch)) {
+        launch_fail(launch, NULL, code ? code : LAUNCH_FAILED, "mpirun");
+        launch_note(launch, "mpirun ended with status %d%s%s", code, *launch->mpirun_message ? ": " : "",
+                    launch->mpirun_message);
+    }
+}
+
+static void run_phase(struct launch *launch, int phase, bool *ret_is_last)
+{
+    json_t *spec = make_spec(launch);
+
+    start_nodes(launch, spec, phase, ret_is_last);
+    if (launch->options->job.starter == LAUNCH_MPIRUN) {
+        launch_wait(launch, has_started, ep_now_ns() + START_SECONDS * UINT64_C(1000000000));
+        if (!launch->reason && !launch->interrupted && mpirun_start(launch, spec) != EP_OK) {
+            launch_fail(launch, NULL, LAUNCH_UNSUPPORTED, "mpirun");
+            launch_note(launch, "%s", ep_last_error());
+        }
+    }
+    json_decref(spec);
+    if (!launch->reason && !launch->interrupted)
+        launch_wait(launch, has_finished, launch->deadline_ns);
+    if (launch->options->job.starter == LAUNCH_MPIRUN && !launch->reason && !launch->interrupted)
+        check_mpirun(launch);
+}
+
+void launch_phases(struct launch *launch)
+{
+    bool is_last = false;
+
+    count_nics(launch);
+    launch->ran_ns = ep_now_ns();
+    for (int phase = 0; !is_last && !launch->reason && !launch->interrupted; phase++)
+        run_phase(launch, phase, &is_last);
+    launch->ended_ns = ep_now_ns();
+    if (!launch->reason && !launch->interrupted)
+        count_nics(launch);
+}
+
+/* --- the end --- */
+
+static bool is_clean(struct launch *launch)
+{
+    for (int i = 0; i < launch->n; i++)
+        if (launch->nodes[i].state == NODE_READY || launch->nodes[i].state == NODE_CONNECTING)
+            return false;
+    return true;
+}
+
+json_t *make_end(const struct launch *launch, const struct node *node)
+{
+    json_t *request =
+        json_pack("{s:s, s:I}", "do", "end", "grace_s", (json_int_t)(launch->is_urgent ? 0 : launch->options->grace_s));
+
+    if (launch->options->has_followers && node != launch->nodes)
+        json_object_set_new(request, "code",
+                            json_integer(launch->interrupted ? 128 + launch->interrupted : launch->code));
+    return request;
+}
+
+/*
+ * For a node whose agent was lost after it had answered: starts another agent, which ends what the first one started.
+ */
+static void end_lost_node(struct launch *launch)
+{
+    for (int i = 0; i < launch->n; i++) {
+        struct node *node = &launch->nodes[i];
+
+        if (node->state != NODE_FAILED || !node->facts || node->is_swept)
+            continue;
+        node->is_swept = true;
+        remote_reset(node->remote);
+        frame_reader_done(&node->reader);
+        node->state = NODE_CONNECTING;
+    }
+}
+
+void launch_end(struct launch *launch)
+{
+    int64_t grace_s = launch->options->grace_s;
+
+    launch->is_ending = true;
+    for (int i = 0; i < launch->n; i++)
+        if (launch->nodes[i].state == NODE_READY)
+            node_send(&launch->nodes[i], make_end(launch, &launch->nodes[i]));
+        else if (launch->nodes[i].state == NODE_CONNECTING)
+            remote_fail(launch->nodes[i].remote, "connection", "the launch was ended");
+    end_lost_node(launch);
+    mpirun_end(launch);
+    launch_wait(launch, is_clean,
+                ep_now_ns() + (uint64_t)(grace_s + END_SECONDS + launch->options->connect_s) * 1000000000u);
+    for (int i = 0; i < launch->n; i++) {
+        struct node *node = &launch->nodes[i];
+
+        if (node->state == NODE_READY && !node->is_clean)
+            launch_note(launch, "%s: its agent did not confirm that everything has ended", node->name);
+        if (node->n_left > 0)
+            launch_note(launch, "%s: %d processes could not be killed", node->name, node->n_left);
+        node_flush_lines(node);
+        if (node->log && fclose(node->log) != 0)
+            node->has_log_failed = true;
+        node->log = NULL;
+    }
+    /* Flushes the queue; a reader that is blocked cannot block the launcher for ever. */
+    for (int i = 0; i < 100 && launch->queued; i++) {
+        struct pollfd ready = {.fd = launch->options->output_fd, .events = POLLOUT};
+
+        poll(&ready, 1, 100);
+        launch_flush(launch);
+    }
+}

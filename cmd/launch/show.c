@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "show.h"
+
+#include "common/ending.h"
+#include "common/output.h"
+#include "common/progress.h"
+#include "follow.h"
+#include "launch_verdict.h"
+#include "slow.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static bool was_interrupted;
+
+void show_note(const char *text)
+{
+    progress_hide();
+    fprintf(stderr, "epkit: %s\n", text);
+}
+
+void show_progress(long done, long total, const char *text)
+{
+    progress_update(done, total, "%s", text);
+}
+
+bool show_was_interrupted(void)
+{
+    return was_interrupted;
+}
+
+/* Prints what to do about the layers at which nodes failed. */
+static void print_advice(const json_t *rows)
+{
+    static const struct {
+        const char *layer, *text;
+    } advice[] = {
+        {"DNS", "is the name right? 'getent hosts NAME' shows what is known here"},
+        {"TCP", "is the host up, and does its sshd listen on that port? --port N chooses another, --port 0 that of "
+                "ssh's configuration"},
+        {"banner", "another program listens there, or sshd accepts no more connections (MaxStartups)"},
+        {"authentication", "ssh must log in without a prompt: 'ssh -o BatchMode=yes NODE true' shows why it does not"},
+        {"command", "'ssh NODE epkit version' shows what happens there"},
+        {"answer", "'ssh NODE epkit version' shows what happens there"},
+        {"timeout", "'ssh NODE epkit version' shows what happens there; --connect-timeout gives slow nodes more time"},
+        {"ssh", "'ssh -v NODE true' shows where it fails; --ssh and EPKIT_SSH choose the program"},
+        {"epkit", "install epkit there in PATH, or give its path: --remote-epkit FILE"},
+        {"version", "install the same version on all nodes, or give its path: --remote-epkit FILE"},
+        {"disk", "free space there, or set TMPDIR to another folder there"},
+        {"installation", "install it on the nodes; 'epkit help install' says what epkit can install"},
+    };
+
+    for (size_t i = 0; i < sizeof(advice) / sizeof(advice[0]); i++) {
+        const json_t *row;
+        size_t j;
+
+        json_array_foreach(rows, j, row)
+        {
+            const char *layer = json_string_value(json_object_get(row, "failed_at"));
+
+            if (strcmp(layer ? layer : "", advice[i].layer) == 0) {
+                printf("  %s: %s\n", layer, advice[i].text);
+                break;
+            }
+        }
+    }
+}
+
+static void print_failures(const json_t *hosts)
+{
+    static const struct out_column columns[] = {
+        {"NODE", "name", 0, 0}, {"FAILED AT", "failed_at", 0, 0}, {"WHY", "why", 0, 0}};
+    json_t *rows = json_array(), *host;
+    size_t i;
+
+    json_array_foreach(hosts, i, host)
+    {
+        if (json_is_string(json_object_get(host, "failed_at")))
+            json_array_append(rows, host);
+    }
+    if (json_array_size(rows))
+        out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
+    print_advice(rows);
+    json_decref(rows);
+}
+
+static int print_document(const struct cmd *cmd, const struct launch_result *result, int code, json_t *parsed,
+                          json_t *groups)
+{
+    json_t *document = out_document(cmd->name);
+
+    json_object_update(document, result->document);
+    json_object_set_new(document, "verdict", out_text(result->verdict));
+    json_object_set_new(document, "exit_code", json_integer(code));
+    json_object_set_new(document, "result", parsed ? json_incref(parsed) : json_null());
+    json_object_set_new(document, "triangulation", groups ? json_incref(groups) : json_null());
+    return out_json(document);
+}
+
+static void print_verdicts(const struct launch_options *options, const struct launch_result *result,
+                           const json_t *parsed, int parsed_code)
+{
+    const char *verdict = json_string_value(json_object_get(parsed, "verdict"));
+    bool has_begun =
+        json_array_size(json_object_get(parsed, "runs")) + json_array_size(json_object_get(parsed, "faults")) > 0;
+
+    out_verdict(result->code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s", result->verdict);
+    /* A test that never began has no verdict, only a reason. */
+    if (verdict && (has_begun || result->code == CMD_FINE))
+        out_verdict(parsed_code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s", verdict);
+    if (result->code != CMD_FINE)
+        print_failures(json_object_get(result->document, "hosts"));
+    if (options->folder)
+        fprintf(stderr, "epkit: logs in %s\n", options->folder);
+}
+
+int show_result(const struct cmd *cmd, const struct cmd_call *call, const struct launch_options *options,
+                const struct launch_result *result, struct parser *parser, const struct show_how *how)
+{
+    json_t *parsed = NULL, *groups = NULL;
+    int code = result->code, parsed_code = CMD_FINE;
+
+    was_interrupted = result->interrupted != 0;
+    if (was_interrupted)
+        return code;
+    if (parser && result->is_connected)
+        parsed = launch_parse(cmd, options->folder, parser, result, &parsed_code);
+    /* A test whose output was not recognised has no result, whatever its exit code. */
+    if (code == CMD_FINE && parsed_code != CMD_FINE)
+        code = parsed_code == CMD_FINDINGS ? CMD_FINDINGS : CMD_FAILED;
+    if (!how->json)
+        print_verdicts(options, result, parsed, parsed_code);
+    if (parser && options->hosts.n >= 2 && launch_is_slow(result, parsed_code)) {
+        if (how->find_slow)
+            groups = launch_find_slow(cmd, call, options, parsed, how->json);
+        else if (options->hosts.n > 2)
+            out_hint("--triangulate finds the node that makes it slow, by runs of pairs and halves");
+    }
+    if (how->json && print_document(cmd, result, code, parsed, groups) != 0 && code == CMD_FINE)
+        code = CMD_FAILED;
+    json_decref(groups);
+    json_decref(parsed);
+    return code;
+}
+
+int follow_leader(const struct hosts_source *source, const char *leader, int64_t wait_s, int64_t deadline_s)
+{
+    char why[200], text[600];
+    int code;
+
+    if (!source->is_pods) {
+        snprintf(text, sizeof(text), "%s: task %d leaves the launch to task 0 (%s)", source->text, source->index,
+                 leader);
+        out_note("%s", text);
+        ending_write(CMD_FINE, text);
+        return CMD_FINE;
+    }
+    fprintf(stderr, "epkit: %s: pod %d waits for the launch by the first one (%s)\n", source->text, source->index,
+            leader);
+    code = follow_wait(wait_s, deadline_s, why, sizeof(why));
+    if (*why) {
+        out_error("launch: %s", why);
+    } else {
+        snprintf(text, sizeof(text), "the launch by %s has ended with status %d", leader, code);
+        out_note("%s", text);
+        ending_write(code, text);
+    }
+    return code;
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* show.h - the output of `epkit launch`. */
+#ifndef EP_LAUNCH_SHOW_H
+#define EP_LAUNCH_SHOW_H
+
+#include "common/cmd.h"
+#include "launch.h"
+
+#include "cmd/parse/parse.h"
+
+/* Prints a progress line on standard error. */
+void show_note(const char *text);
+void show_progress(long done, long total, const char *text);
+
+struct show_how {
+    bool json;
+    bool find_slow; /* after a bad result of a test, by runs of groups (slow.h) */
+};
+
+/*
+ * Prints the verdict, the nodes that failed and the results in the output (`parser`, for verdict.h; NULL: not a test),
+ * or one JSON document. Returns the exit code: that of the run; after a successful run that of its output.
+ */
+int show_result(const struct cmd *cmd, const struct cmd_call *call, const struct launch_options *options,
+                const struct launch_result *result, struct parser *parser, const struct show_how *how);
+
+/* Was the last run interrupted by a signal to epkit? */
+bool show_was_interrupted(void);
+
+/*
+ * Runs an instance of the command other than the first one (hosts_source.index). A pod waits for the launch and ends
+ * with its exit code: for at most wait_s until it begins, and deadline_s (0: no limit) until it is over. A task of srun
+ * ends at once: its node stays in the job without it.
+ */
+int follow_leader(const struct hosts_source *source, const char *leader, int64_t wait_s, int64_t deadline_s);
+
+#endif

@@ -1,0 +1,429 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cmd_nics.c - epkit nics: the traffic of the NICs, and whether all of them carry it. */
+#include "cmd/inspect.h"
+#include "common/cmd.h"
+#include "common/ending.h"
+#include "common/output.h"
+#include "common/progress.h"
+#include "common/terminal.h"
+#include "nics.h"
+
+#include "common/temporary.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MAX_SECONDS 3600
+
+struct nics_options {
+    struct inspect_options inspect;
+    const char *devices, *output;
+    int64_t interval, count;
+    bool watch, json, prometheus;
+};
+
+/* clang-format off */
+static const struct opt nics_table[] = {
+    {"devices", 'd', "LIST", OPT_STRING, offsetof(struct nics_options, devices),
+     .help = "these devices, comma-separated: RDMA devices (mlx5_0), their ports (mlx5_0:1), network interfaces (eth0); "
+             "without it all active RDMA ports that carry data"},
+    {"interval", 'i', "S", OPT_INT, offsetof(struct nics_options, interval), .min = 1, .max = MAX_SECONDS, .value = "1",
+     .help = "seconds between two looks at the counters"},
+    {"watch", 'w', NULL, OPT_FLAG, offsetof(struct nics_options, watch),
+     .help = "repeat until interrupted"},
+    {"count", 'n', "N", OPT_INT, offsetof(struct nics_options, count), .min = 1, .max = INT32_MAX,
+     .help = "with --watch: end after N intervals"},
+    {"output", 'o', "FILE", OPT_FILE, offsetof(struct nics_options, output),
+     .help = "write the report to FILE instead of standard output"},
+    OPT_JSON_ROW(struct nics_options, json),
+    {"prometheus", 0, NULL, OPT_FLAG, offsetof(struct nics_options, prometheus),
+     .help = "write the counters since boot in the text format of Prometheus"},
+    INSPECT_OPTIONS(struct nics_options, inspect),
+    {0},
+};
+/* clang-format on */
+
+static const struct cmd_example nics_examples[] = {
+    {"epkit nics", "totals since boot, and what moves within a second"},
+    {"epkit nics --output nics.txt -- torchrun test_internode.py", "what a command sends, and over which NICs"},
+    {"epkit nics --watch --interval 5 --json | jq .verdict", "watch, one JSON document a line"},
+    {"epkit nics --devices lo -- curl -s http://127.0.0.1:8000/", "also network interfaces"},
+    {"epkit nics --prometheus", "for the textfile collector of the node exporter"},
+    {NULL, NULL},
+};
+
+static const struct cmd_exit_text nics_exits[] = {
+    {CMD_FINE, "the traffic was even, or there was too little of it to judge, and the links are well"},
+    {CMD_FAILED, "the report could not be written"},
+    {CMD_USAGE, "wrong usage; no such machine or device"},
+    {CMD_FINDINGS, "the traffic was uneven, a link went down or damaged data, or packets were lost"},
+    {CMD_UNSUPPORTED, "there is no RDMA port that carries data, and --devices names no other; CMD was not run"},
+    {126, "with CMD the exit code is that of CMD; here: it could not be executed"},
+    {127, "CMD was not found"},
+    {0, NULL},
+};
+
+/* --- output --- */
+
+/* Where the report goes. */
+struct output {
+    const char *file; /* NULL: standard output */
+    FILE *stream;
+    int memory; /* descriptor of the text until it replaces the file as a whole; -1: it is written as it comes */
+};
+
+/*
+ * Can the file be replaced as a whole? Then whoever reads it meanwhile, such as Prometheus' collector, sees the report
+ * before or this one, and a run that fails or is killed leaves the one before.
+ */
+static bool is_replaceable(const char *file)
+{
+    const char *slash = strrchr(file, '/');
+    char *folder = !slash ? strdup(".") : strndup(file, slash == file ? 1 : (size_t)(slash - file));
+    struct stat info;
+    bool is_new = lstat(file, &info) != 0 && errno == ENOENT && (!slash || slash[1]);
+    bool result = (is_new || S_ISREG(info.st_mode)) && (is_new || access(file, W_OK) == 0) && folder &&
+                  access(folder, W_OK | X_OK) == 0;
+
+    free(folder);
+    return result;
+}
+
+/* Opened first, so that an invalid name does not waste a run. Reports why it fails. */
+static int open_output(const struct nics_options *options, struct output *ret_output)
+{
+    struct output *output = ret_output;
+    int copy;
+
+    *output = (struct output){.file = options->output, .stream = stdout, .memory = -1};
+    if (!output->file)
+        return CMD_FINE;
+    if (!options->watch && is_replaceable(output->file))
+        output->memory = memfd_create("epkit-nics", MFD_CLOEXEC);
+    copy = output->memory < 0 ? -1 : fcntl(output->memory, F_DUPFD_CLOEXEC, 0);
+    output->stream = copy < 0 ? stream_file(output->file) : stream_descriptor(copy);
+    if (output->stream)
+        return CMD_FINE;
+    out_error("nics: %s: %s", output->file, strerror(errno));
+    if (output->memory >= 0)
+        close(output->memory);
+    return CMD_FAILED;
+}
+
+/* Replaces the file by the text in memory. 0, or errno. */
+static int replace_file(const struct output *output)
+{
+    off_t bytes = lseek(output->memory, 0, SEEK_END);
+    char *text = bytes > 0 ? malloc((size_t)bytes) : NULL;
+    struct stat info;
+    int number;
+
+    /* There is no report: the run failed before it. */
+    if (bytes == 0)
+        return 0;
+    number = !text || pread(output->memory, text, (size_t)bytes, 0) != bytes ? ENOMEM : 0;
+    if (number == 0)
+        number = temporary_save(output->file, text, (size_t)bytes,
+                                stat(output->file, &info) == 0 ? info.st_mode & 0777 : temporary_usual_mode());
+    free(text);
+    return number;
+}
+
+static int close_output(const struct output *output, bool is_whole)
+{
+    int reason;
+
+    if (output->stream == stdout)
+        return out_finish();
+    fflush(output->stream);
+    reason = stream_error(output->stream);
+    if (fclose(output->stream) != 0 && reason == 0)
+        reason = errno;
+    if (output->memory >= 0) {
+        if (reason == 0 && is_whole)
+            reason = replace_file(output);
+        close(output->memory);
+    }
+    if (reason == 0)
+        return CMD_FINE;
+    out_error("nics: writing %s: %s", output->file, out_reason(reason));
+    return CMD_FAILED;
+}
+
+static int report(FILE *stream, const struct nics_options *options, const struct nics *nics, enum nics_mode mode,
+                  const struct nics_command *command, bool *ret_is_finding)
+{
+    struct nics_verdict verdict;
+    int failed = 0;
+
+    nics_evaluate(nics, mode, &verdict);
+    *ret_is_finding = nics_is_finding(&verdict);
+    if (options->prometheus) {
+        nics_print_prometheus(stream, nics);
+    } else if (options->json) {
+        /* One line per document if there are several. */
+        size_t style = mode == NICS_WATCH ? JSON_COMPACT : JSON_INDENT(2);
+        json_t *document = nics_document(nics, mode, command, &verdict);
+
+        ending_dismiss();
+        failed = stream_json(stream, document, style | JSON_REAL_PRECISION(9));
+        json_decref(document);
+    } else {
+        failed = nics_print(stream, nics, mode, &verdict);
+    }
+    if (fflush(stream) != 0 || ferror(stream))
+        failed = -1;
+    return failed ? CMD_FAILED : CMD_FINE;
+}
+
+/* --- the three modes --- */
+
+static void block_interrupts(sigset_t *ret_signals)
+{
+    sigemptyset(ret_signals);
+    sigaddset(ret_signals, SIGINT);
+    sigaddset(ret_signals, SIGTERM);
+    sigprocmask(SIG_BLOCK, ret_signals, NULL);
+}
+
+static bool is_snapshot(const struct nics_options *options)
+{
+    struct stat stat_of;
+
+    return options->inspect.from && stat(options->inspect.from, &stat_of) == 0 && !S_ISDIR(stat_of.st_mode);
+}
+
+static int show_totals(FILE *stream, const struct nics_options *options, struct nics *nics)
+{
+    bool is_finding;
+    int result;
+
+    /* Prometheus computes rates itself. */
+    if (!is_snapshot(options) && !options->prometheus) {
+        sigset_t signals;
+        siginfo_t info;
+        int signal;
+
+        block_interrupts(&signals);
+        signal = nics_wait(nics, nics->begin_ns + options->interval * 1000000000, &signals, &info);
+        if (signal)
+            return 128 + signal;
+        nics_sample(nics);
+    }
+    result = report(stream, options, nics, NICS_BOOT, NULL, &is_finding);
+    if (result != CMD_FINE || options->prometheus)
+        return result;
+    return is_finding ? CMD_FINDINGS : CMD_FINE;
+}
+
+static int watch(FILE *stream, const struct nics_options *options, struct nics *nics)
+{
+    int64_t until = nics->begin_ns;
+    bool has_faults = false;
+    sigset_t signals;
+    siginfo_t info;
+
+    block_interrupts(&signals);
+    for (int64_t i = 0; options->count == 0 || i < options->count; i++) {
+        bool is_finding;
+        int signal, result;
+
+        until += options->interval * 1000000000;
+        signal = nics_wait(nics, until, &signals, &info);
+        if (signal)
+            return 128 + signal;
+        nics_sample(nics);
+        if (i > 0 && !options->json)
+            fputc('\n', stream);
+        result = report(stream, options, nics, NICS_WATCH, NULL, &is_finding);
+        if (result != CMD_FINE)
+            return result;
+        has_faults = has_faults || nics_has_faults(nics);
+        nics_next_period(nics);
+    }
+    return has_faults || nics_was_uneven(nics) ? CMD_FINDINGS : CMD_FINE;
+}
+
+/* The exit code of a failed command has precedence over findings. */
+static int run_command(FILE *stream, const struct nics_options *options, struct nics *nics, char **args,
+                       bool *ret_is_whole)
+{
+    struct nics_command command = {.args = args};
+    bool is_finding;
+    int result = nics_run_command(nics, &command);
+
+    if (result != CMD_FINE || !command.has_started)
+        return result != CMD_FINE ? result : command.code;
+    result = report(stream, options, nics, NICS_COMMAND, &command, &is_finding);
+    *ret_is_whole = result != CMD_FAILED;
+    return command.code ? command.code : result;
+}
+
+/*
+ * A result above 128 is the signal that interrupted epkit, for main(). With a command it is a signal that epkit would
+ * have forwarded, or the command's own exit code: epkit exits with the same code.
+ */
+static int leave(int code, bool has_run)
+{
+    bool is_interrupt = code == 128 + SIGINT || code == 128 + SIGTERM || code == 128 + SIGHUP || code == 128 + SIGQUIT;
+
+    if (has_run && code != CMD_FINE && !is_interrupt) {
+        progress_stop();
+        ending_write(code, NULL);
+        (void)out_finish();
+        exit(code);
+    }
+    return code;
+}
+
+/* --- the command --- */
+
+static int check_usage(const struct cmd *cmd, const struct cmd_call *call, const struct nics_options *options)
+{
+    bool is_command = call->n_args > 0;
+
+    if (options->watch && is_command)
+        return cmd_usage(cmd, "--watch and a command exclude each other: a command has its own begin and end");
+    if (is_command && cmd_given(cmd, call, "interval"))
+        return cmd_usage(cmd, "--interval has no meaning with a command: the interval is as long as it runs");
+    if (cmd_given(cmd, call, "count") && !options->watch)
+        return cmd_usage(cmd, "--count goes with --watch");
+    if (options->prometheus && (options->watch || is_command || options->json))
+        return cmd_usage(cmd, "--prometheus shows the counters since boot: without --watch, --json and a command");
+    return CMD_FINE;
+}
+
+/* Called after the source was opened: its deadline counts here too. */
+static int check_rates(const struct cmd *cmd, const struct cmd_call *call, const struct nics_options *options)
+{
+    if ((options->watch || call->n_args > 0 || cmd_given(cmd, call, "interval")) && is_snapshot(options))
+        return cmd_usage(cmd, "--from %s: a snapshot holds the counters of one moment, so there are no rates in it",
+                         options->inspect.from);
+    return CMD_FINE;
+}
+
+/* Without devices: prints one line instead of the report. */
+static int print_no_devices(const struct topo *topo, const struct nics_options *options)
+{
+    struct output output;
+    char line[512];
+    FILE *stream;
+    int failed = 0;
+
+    if (open_output(options, &output) != CMD_FINE)
+        return CMD_FAILED;
+    stream = output.stream;
+    if (inspect_is_empty(topo))
+        snprintf(line, sizeof(line), "%s", topo->why_empty);
+    else if (topo->n_nics > 0)
+        snprintf(line, sizeof(line), "No RDMA port carries data: 'epkit topo' shows the %s of %d NIC%s, and why.",
+                 topo->n_nics == 1 ? "role" : "roles", topo->n_nics, topo->n_nics == 1 ? "" : "s");
+    else
+        snprintf(line, sizeof(line), "No RDMA NIC: the machine has %d GPU%s and no RDMA device.", topo->n_gpus,
+                 topo->n_gpus == 1 ? "" : "s");
+    if (options->json) {
+        json_t *document = out_document("nics");
+
+        json_object_set_new(document, "verdict", out_text(line));
+        ending_dismiss();
+        failed = stream_json(stream, document, JSON_INDENT(2));
+        json_decref(document);
+    } else {
+        /* Prometheus' text format allows text only in comments. */
+        fprintf(stream, "%s%s\n", options->prometheus && stream != stdout ? "# " : "", line);
+    }
+    return close_output(&output, !failed) == CMD_FINE && !failed ? CMD_UNSUPPORTED : CMD_FAILED;
+}
+
+static int show(const struct cmd_call *call, const struct nics_options *options, struct nics *nics)
+{
+    struct output output;
+    bool is_whole = true;
+    int result, closed;
+
+    if (open_output(options, &output) != CMD_FINE)
+        return CMD_FAILED;
+    if (call->n_args > 0)
+        result = run_command(output.stream, options, nics, call->args, &is_whole);
+    else if (options->watch)
+        result = watch(output.stream, options, nics);
+    else
+        result = show_totals(output.stream, options, nics);
+    closed = close_output(&output, is_whole && (call->n_args > 0 || result != CMD_FAILED));
+    /* A failure to write the report has precedence over findings, but not over the exit code of the command. */
+    if (result == CMD_FINE || (result == CMD_FINDINGS && call->n_args == 0 && closed != CMD_FINE))
+        result = closed;
+    return result;
+}
+
+static int cmd_nics(const struct cmd *cmd, const struct cmd_call *call)
+{
+    const struct nics_options *options = call->options;
+    struct nics nics = {0};
+    struct source *source;
+    struct topo *topo;
+    bool has_run;
+    int result = check_usage(cmd, call, options);
+
+    if (result == CMD_FINE)
+        result = inspect_open(cmd, &options->inspect, &source);
+    if (result != CMD_FINE)
+        return result;
+    result = check_rates(cmd, call, options);
+    if (result == CMD_FINE && topo_read(source, &topo) != EP_OK) {
+        out_error("nics: %s", ep_last_error());
+        result = CMD_FAILED;
+    }
+    if (result != CMD_FINE) {
+        inspect_reading_done();
+        source_free(source);
+        return result;
+    }
+    result = nics_choose(cmd, topo, options->devices, &nics);
+    if (result == CMD_FINE && nics.n > 0)
+        nics_begin(&nics);
+    inspect_reading_done();
+    if (result == CMD_FINE)
+        result = nics.n > 0 ? show(call, options, &nics) : print_no_devices(topo, options);
+    has_run = call->n_args > 0 && nics.n > 0;
+    nics_done(&nics);
+    topo_free(topo);
+    source_free(source);
+    return leave(result, has_run);
+}
+
+const struct cmd command_nics = {
+    .name = "nics",
+    .args = "[-- CMD [ARGS...]]",
+    .max_args = INT_MAX,
+    .summary = "what the NICs carry, and whether all of them do",
+    .description =
+        "Shows the counters of all RDMA ports that carry data: bytes and packets since boot, rates over one interval, "
+        "errors and congestion, and in one sentence whether all NICs take part. With CMD it shows the traffic while CMD ran, and ends with CMD's exit code.\n"
+        "\n"
+        "Traffic is called uneven when there are at least 1 MB of it and a device has less than a tenth of the average "
+        "or the busiest one more than 1.5 times the average. NICs that no GPU uses by the assignment of 'epkit topo' do not "
+        "count, unless --devices names them. Without CMD uneven traffic is a finding: of the interval, or since boot if "
+        "nothing moves meanwhile.\n"
+        "\n"
+        "A port whose link went down, damaged symbols or recovered from errors is a finding: of the period with --watch "
+        "or CMD, else since boot if it has far more than the other ports. So are lost RoCE packets from one in 100000 "
+        "on. Other errors are shown without a verdict: adaptive routing, for example, reorders packets.\n"
+        "\n"
+        "CMD has epkit's standard input, output and error to itself, and signals are passed on to it. The report comes "
+        "after it on standard output; --output FILE keeps the two apart. Data counters of RDMA ports count words of 4 "
+        "bytes and are shown in bytes. Counters may wrap around. To give options to CMD, put -- in front "
+        "of it.",
+    .options = nics_table,
+    .options_bytes = sizeof(struct nics_options),
+    .examples = nics_examples,
+    .exits = nics_exits,
+    .run = cmd_nics,
+    .flags = CMD_TAKES_PROGRAM,
+};

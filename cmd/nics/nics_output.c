@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* nics_output.c - the report of `epkit nics`, as a document and as text. */
+#include "common/output.h"
+#include "nics.h"
+
+#include "common/clean.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <string.h>
+
+static json_t *text(const char *bytes)
+{
+    char clean[512];
+
+    text_clean(bytes, clean, sizeof(clean));
+    return out_text(clean);
+}
+
+static json_t *number(double value)
+{
+    return value < 9.2e18 ? json_integer((json_int_t)value) : json_real(value);
+}
+
+static bool has_period(const struct nics *nics)
+{
+    return nics->end_ns > nics->begin_ns;
+}
+
+static double seconds(const struct nics *nics)
+{
+    return (double)(nics->end_ns - nics->begin_ns) / 1e9;
+}
+
+static double gigabytes_per_second(const struct nics *nics, size_t device, enum counter_kind kind)
+{
+    return (double)nics_moved(nics, device, kind) / 1e9 / seconds(nics);
+}
+
+/* The load of the busier direction as a part of the rate of the port; negative: unknown. */
+static double load(const struct nics *nics, size_t device)
+{
+    double sent = gigabytes_per_second(nics, device, COUNTER_SENT);
+    double received = gigabytes_per_second(nics, device, COUNTER_RECEIVED);
+    double rate = nics->devices[device].rate_gbps / 8;
+
+    return rate > 0 ? (sent > received ? sent : received) / rate : -1;
+}
+
+/* --- notes: problems with the counters themselves --- */
+
+static void __attribute__((format(printf, 2, 3))) note(json_t *notes, const char *format, ...)
+{
+    char line[512];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(line, sizeof(line), format, args);
+    va_end(args);
+    json_array_append_new(notes, text(line));
+}
+
+static const char *state_text(enum source_state state)
+{
+    switch (state) {
+    case SOURCE_ABSENT:
+        return "there is no such counter";
+    case SOURCE_DENIED:
+        return "permission denied";
+    case SOURCE_NOT_RECORDED:
+        return "it is not in the snapshot";
+    default:
+        return "it is not a number";
+    }
+}
+
+static void add_row_notes(json_t *notes, const struct nics_device *device, const struct nics_tally *tally)
+{
+    struct counter_rows rows = counter_rows(device->counter.rdma);
+
+    for (size_t i = 0; i < rows.n; i++) {
+        enum source_state state = tally->last.states[i];
+        bool is_traffic = rows.at[i].kind <= COUNTER_RECEIVED_PACKETS;
+
+        if (tally->is_reset[i])
+            note(notes, "%s: %s was reset during the period; the change is its value since then", device->label,
+                 rows.at[i].file);
+        /* Devices have different error counters, and snapshots different contents. */
+        if (state == SOURCE_OK || (!is_traffic && (state == SOURCE_ABSENT || state == SOURCE_NOT_RECORDED)))
+            continue;
+        note(notes, "%s: %s could not be read: %s", device->label, rows.at[i].file, state_text(state));
+    }
+}
+
+static json_t *make_notes(const struct nics *nics)
+{
+    json_t *notes = json_array();
+
+    for (size_t i = 0; i < nics->n; i++) {
+        const struct nics_device *device = &nics->devices[i];
+        const struct nics_tally *tally = &nics->tallies[i];
+
+        if (tally->was_there && !tally->is_there)
+            note(notes, "%s has vanished: its counters are those of the last sample", device->label);
+        else if (!tally->is_there)
+            note(notes, "%s has no counters that could be read", device->label);
+        else if (!tally->was_there)
+            note(notes, "%s has appeared during the period: its earlier changes are unknown", device->label);
+        if (tally->is_there)
+            add_row_notes(notes, device, tally);
+    }
+    return notes;
+}
+
+/* --- the document --- */
+
+static json_t *counters_of(const struct nics *nics, size_t device)
+{
+    static const char *const kinds[] = {"sent", "received", "sent packets", "received packets", "error", "congestion"};
+    const struct nics_tally *tally = &nics->tallies[device];
+    struct counter_rows rows = counter_rows(nics->devices[device].counter.rdma);
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < rows.n; i++) {
+        double total;
+
+        if (!nics_total(nics, device, i, &total))
+            continue;
+        json_array_append_new(list,
+                              json_pack("{s:s, s:s, s:s, s:o, s:o, s:b}", "name", rows.at[i].file, "kind",
+                                        kinds[rows.at[i].kind], "text", rows.at[i].text, "total", number(total),
+                                        "moved", tally->is_counted[i] ? number((double)tally->moved[i]) : json_null(),
+                                        "reset", tally->is_reset[i]));
+    }
+    return list;
+}
+
+static json_t *faults_of(const struct nics_verdict *verdict)
+{
+    json_t *list = json_array();
+
+    for (int i = 0; i < verdict->n_faults && i < (int)(sizeof(verdict->faults) / sizeof(verdict->faults[0])); i++)
+        json_array_append_new(list, text(verdict->faults[i]));
+    return list;
+}
+
+static json_t *rate(const struct nics *nics, size_t device, enum counter_kind kind)
+{
+    return has_period(nics) ? json_real(gigabytes_per_second(nics, device, kind)) : json_null();
+}
+
+static json_t *gpus_of(const struct nics_device *device)
+{
+    json_t *list = json_array();
+
+    for (int i = 0; i < device->n_gpus; i++)
+        json_array_append_new(list, json_integer(device->gpus[i]));
+    return list;
+}
+
+static json_t *sums(const struct nics *nics, size_t device, bool is_total)
+{
+    static const char *const names[] = {"sent_bytes",       "received_bytes", "sent_packets",
+                                        "received_packets", "errors",         "congestion"};
+    json_t *object = json_object();
+
+    for (enum counter_kind kind = COUNTER_SENT; kind <= COUNTER_CONGESTION; kind++)
+        json_object_set_new(
+            object, names[kind],
+            number(is_total ? nics_total_of(nics, device, kind) : (double)nics_moved(nics, device, kind)));
+    return object;
+}
+
+static json_t *device_document(const struct nics *nics, size_t i)
+{
+    const struct nics_device *device = &nics->devices[i];
+    json_t *part = json_pack(
+        "{s:o, s:o, s:o, s:s, s:o, s:o, s:b}", "device", text(device->label), "nic", text(device->nic), "port",
+        device->counter.rdma ? json_integer(device->counter.port) : json_null(), "kind",
+        device->counter.rdma ? "rdma" : "interface", "gpus", gpus_of(device), "rate_gbps",
+        device->rate_gbps > 0 ? json_real(device->rate_gbps) : json_null(), "present", nics->tallies[i].is_there);
+
+    json_object_set_new(part, "total", sums(nics, i, true));
+    json_object_set_new(part, "moved", has_period(nics) ? sums(nics, i, false) : json_null());
+    json_object_set_new(part, "sent_gbs", rate(nics, i, COUNTER_SENT));
+    json_object_set_new(part, "received_gbs", rate(nics, i, COUNTER_RECEIVED));
+    json_object_set_new(part, "load",
+                        has_period(nics) && device->rate_gbps > 0 ? json_real(load(nics, i)) : json_null());
+    json_object_set_new(part, "counters", counters_of(nics, i));
+    return part;
+}
+
+static json_t *command_document(const struct nics_command *command)
+{
+    json_t *args = json_array();
+
+    for (char **arg = command->args; *arg; arg++) {
+        json_t *word = out_text(*arg);
+
+        json_array_append_new(args, word ? word : text(*arg)); /* NULL: not UTF-8 */
+    }
+    return json_pack("{s:o, s:i, s:o}", "args", args, "exit_code", command->code, "signal",
+                     command->signal ? json_integer(command->signal) : json_null());
+}
+
+json_t *nics_document(const struct nics *nics, enum nics_mode mode, const struct nics_command *command,
+                      const struct nics_verdict *verdict)
+{
+    static const char *const modes[] = {"boot", "watch", "command"};
+    json_t *document = out_document("nics"), *devices = json_array();
+
+    for (size_t i = 0; i < nics->n; i++)
+        json_array_append_new(devices, device_document(nics, i));
+    json_object_set_new(document, "mode", out_text(modes[mode]));
+    json_object_set_new(document, "verdict", text(verdict->text));
+    json_object_set_new(document, "uneven", json_boolean(verdict->is_uneven));
+    json_object_set_new(document, "faults", faults_of(verdict));
+    json_object_set_new(document, "seconds", has_period(nics) ? json_real(seconds(nics)) : json_null());
+    json_object_set_new(document, "command", command ? command_document(command) : json_null());
+    json_object_set_new(document, "devices", devices);
+    json_object_set_new(document, "notes", make_notes(nics));
+    return document;
+}
+
+/* --- text --- */
+
+void nics_gpus_text(const struct nics_device *device, char ret_text[NICS_GPUS_BYTES])
+{
+    struct text text = text_in(ret_text, NICS_GPUS_BYTES);
+
+    for (int i = 0; i < device->n_gpus; i++)
+        text_add(&text, "%s%d", i ? "," : "", device->gpus[i]);
+}
+
+/* The value in the table: the total since boot, or the change in the period. */
+static double shown(const struct nics *nics, enum nics_mode mode, size_t device, enum counter_kind kind)
+{
+    return mode == NICS_BOOT ? nics_total_of(nics, device, kind) : (double)nics_moved(nics, device, kind);
+}
+
+static void set_bytes(json_t *row, const char *key, double bytes)
+{
+    char room[32];
+
+    nics_bytes_text(bytes, room, sizeof(room));
+    json_object_set_new(row, key, out_text(room));
+}
+
+static json_t *table_row(const struct nics *nics, enum nics_mode mode, size_t i)
+{
+    const struct nics_device *device = &nics->devices[i];
+    json_t *row = json_object();
+    char gpus[NICS_GPUS_BYTES];
+
+    nics_gpus_text(device, gpus);
+    json_object_set_new(row, "device", text(device->label));
+    json_object_set_new(row, "gpus", out_text(gpus));
+    if (nics_counts_bytes(nics, i)) {
+        set_bytes(row, "sent", shown(nics, mode, i, COUNTER_SENT));
+        set_bytes(row, "received", shown(nics, mode, i, COUNTER_RECEIVED));
+    }
+    json_object_set_new(row, "sent_packets", number(shown(nics, mode, i, COUNTER_SENT_PACKETS)));
+    json_object_set_new(row, "received_packets", number(shown(nics, mode, i, COUNTER_RECEIVED_PACKETS)));
+    json_object_set_new(row, "errors", number(shown(nics, mode, i, COUNTER_ERROR)));
+    json_object_set_new(row, "congestion", number(shown(nics, mode, i, COUNTER_CONGESTION)));
+    if (has_period(nics)) {
+        json_object_set_new(row, "sent_gbs", rate(nics, i, COUNTER_SENT));
+        json_object_set_new(row, "received_gbs", rate(nics, i, COUNTER_RECEIVED));
+        if (device->rate_gbps > 0)
+            json_object_set_new(row, "load", json_real(100 * load(nics, i)));
+    }
+    return row;
+}
+
+static int print_devices(FILE *stream, const struct nics *nics, enum nics_mode mode)
+{
+    static const struct out_column columns[] = {
+        {"DEVICE", "device", 0, OUT_NONZERO},
+        {"GPU", "gpus", 0, OUT_NONZERO},
+        {"SENT", "sent", 0, OUT_RIGHT | OUT_NONZERO},
+        {"RECEIVED", "received", 0, OUT_RIGHT | OUT_NONZERO},
+        {"GB/s OUT", "sent_gbs", 3, OUT_RIGHT | OUT_NONZERO},
+        {"GB/s IN", "received_gbs", 3, OUT_RIGHT | OUT_NONZERO},
+        {"% OF RATE", "load", 1, OUT_RIGHT | OUT_NONZERO},
+        {"PACKETS OUT", "sent_packets", 0, OUT_RIGHT | OUT_NONZERO},
+        {"PACKETS IN", "received_packets", 0, OUT_RIGHT | OUT_NONZERO},
+        {"ERRORS", "errors", 0, OUT_RIGHT | OUT_NONZERO},
+        {"CONGESTION", "congestion", 0, OUT_RIGHT | OUT_NONZERO},
+    };
+    json_t *rows = json_array();
+    int result;
+
+    for (size_t i = 0; i < nics->n; i++)
+        json_array_append_new(rows, table_row(nics, mode, i));
+    result = out_table(stream, columns, COUNT(columns), rows, OUT_TABLE);
+    json_decref(rows);
+    return result;
+}
+
+static void add_details(const struct nics *nics, enum nics_mode mode, size_t device, json_t *rows)
+{
+    const struct nics_tally *tally = &nics->tallies[device];
+    struct counter_rows counters = counter_rows(nics->devices[device].counter.rdma);
+
+    for (size_t i = 0; i < counters.n; i++) {
+        double total = 0, moved = (double)tally->moved[i];
+        json_t *row;
+
+        if (counters.at[i].kind < COUNTER_ERROR || !nics_total(nics, device, i, &total))
+            continue;
+        if (mode == NICS_BOOT ? total == 0 : moved == 0)
+            continue;
+        row = json_pack("{s:o, s:s, s:o, s:s}", "device", text(nics->devices[device].label), "name",
+                        counters.at[i].file, "total", number(total), "text", counters.at[i].text);
+        if (moved > 0)
+            json_object_set_new(row, "moved", number(moved));
+        json_array_append_new(rows, row);
+    }
+}
+
+static int print_details(FILE *stream, const struct nics *nics, enum nics_mode mode)
+{
+    static const struct out_column columns[] = {
+        {"DEVICE", "device", 0, OUT_NONZERO},
+        {"COUNTER", "name", 0, OUT_NONZERO},
+        {"MOVED", "moved", 0, OUT_RIGHT | OUT_NONZERO},
+        {"SINCE BOOT", "total", 0, OUT_RIGHT | OUT_NONZERO},
+        {"MEANING", "text", 0, OUT_NONZERO},
+    };
+    json_t *rows = json_array();
+    int result = 0;
+
+    for (size_t i = 0; i < nics->n; i++)
+        add_details(nics, mode, i, rows);
+    if (json_array_size(rows) > 0) {
+        fprintf(stream, "\nErrors and congestion %s:\n", mode == NICS_BOOT ? "since boot" : "meanwhile");
+        result = out_table(stream, columns, COUNT(columns), rows, OUT_TABLE);
+    }
+    json_decref(rows);
+    return result;
+}
+
+int nics_print(FILE *stream, const struct nics *nics, enum nics_mode mode, const struct nics_verdict *verdict)
+{
+    json_t *notes, *line;
+    size_t i;
+
+    out_tone(stream, nics_is_finding(verdict) ? OUT_BAD : OUT_PLAIN);
+    fputs(verdict->text, stream);
+    out_tone(stream, OUT_PLAIN);
+    fputs("\n\n", stream);
+    if (print_devices(stream, nics, mode) != 0 || print_details(stream, nics, mode) != 0)
+        return -1;
+    notes = make_notes(nics);
+    json_array_foreach(notes, i, line)
+    {
+        fprintf(stream, "%s%s\n", i ? "" : "\n", json_string_value(line));
+    }
+    json_decref(notes);
+    if (nics_is_finding(verdict))
+        fputs(
+            "\n'epkit topo' shows which GPU should use which NIC; 'epkit doctor' looks for what keeps it from that.\n",
+            stream);
+    return fflush(stream) == 0 && !ferror(stream) ? 0 : -1;
+}

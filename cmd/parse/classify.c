@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* classify.c - whether a run passed and is fast enough, and possible causes, with the check IDs of `epkit doctor`. */
+#include "verdict_internal.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void add_cause(struct run_verdict *verdict, const char *id, const char *text)
+{
+    json_array_append_new(verdict->causes, json_pack("{s:s?, s:s}", "id", id, "text", text));
+}
+
+static void __attribute__((format(printf, 2, 3))) append(struct run_verdict *verdict, const char *format, ...)
+{
+    size_t used = strlen(verdict->sentence);
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(verdict->sentence + used, sizeof(verdict->sentence) - used, format, args);
+    va_end(args);
+}
+
+static void fail(struct run_verdict *verdict)
+{
+    verdict->result = VERDICT_FAILED;
+}
+
+/* --- did it pass --- */
+
+static void check_cases(struct run_verdict *verdict)
+{
+    const struct parse_run *run = verdict->run;
+
+    if (run->expected > 0) {
+        append(verdict, ": %d/%d cases passed", run->passed, run->expected);
+        if (run->failed > 0)
+            append(verdict, ", %d failed", run->failed);
+        if (run->passed < run->expected) {
+            fail(verdict);
+            if (run->failed == 0)
+                append(verdict, ", the log ends %s case %d", run->started > run->passed ? "in" : "after",
+                       run->started > run->passed ? run->passed + 1 : run->started);
+        }
+    }
+    if ((run->dialect == PARSE_DEEPEP_INTERNODE || run->dialect == PARSE_DEEPEP_V2) && run->started > 0 &&
+        run->passed == 0 && run->n_problems == 0)
+        add_cause(verdict, "nic-handler",
+                  "no case ended: an internode dispatch hangs when the NIC handler of NVSHMEM is the CPU, set or by "
+                  "silent fallback");
+    if ((run->dialect == PARSE_DEEPEP_INTERNODE || run->dialect == PARSE_DEEPEP_INTRANODE) && run->expected == 0 &&
+        run->n_measures == 0) {
+        append(verdict, ": no case was begun");
+        fail(verdict);
+    }
+    if (run->dialect == PARSE_EPKIT_TEST && run->expected <= 0 && run->n_problems == 0) {
+        append(verdict, ": no case was run");
+        fail(verdict);
+    }
+}
+
+/* DeepEP 1 runs the tuning after the cases. Tuning lines without cases are an excerpt of a log. */
+static void check_tuning(struct run_verdict *verdict)
+{
+    const struct parse_run *run = verdict->run;
+
+    if ((run->dialect != PARSE_DEEPEP_INTERNODE && run->dialect != PARSE_DEEPEP_INTRANODE) || run->is_complete ||
+        run->expected == 0 || run->passed < run->expected)
+        return;
+    append(verdict, ", the log ends %s",
+           run->n_measures ? "in the tuning, before the best combine" : "before the tuning");
+    fail(verdict);
+}
+
+/* Missing lines are not reported if there are as many torn lines: they may be the same. */
+static void check_low_latency(const struct context *context, struct run_verdict *verdict)
+{
+    const struct parse_run *run = verdict->run;
+    const struct parse_measure *measure = parse_find(run, "dispatch + combine", NULL);
+    int n = measure ? (int)measure->n : 0;
+
+    if (run->dialect != PARSE_DEEPEP_LOW_LATENCY)
+        return;
+    if (run->n_measures == 0)
+        append(verdict, ": no rank printed a result");
+    else if ((uint64_t)run->lines_missing <= parser_totals(context->parser).unreadable)
+        return;
+    else if (n < run->ranks)
+        append(verdict, ": %d of %d ranks printed a result", n, (int)run->ranks);
+    else
+        append(verdict, ": the log ends before all ranks have printed all results: %d line%s of %d missing",
+               run->lines_missing, run->lines_missing == 1 ? " is" : "s", 3 * (int)run->ranks);
+    fail(verdict);
+}
+
+static void check_tables(const struct context *context, struct run_verdict *verdict)
+{
+    const struct parse_run *run = verdict->run;
+
+    if (run->dialect == PARSE_NCCL_TESTS) {
+        if (run->writers > 1 || (run->ranks == 1 && context->single_ranks > 1)) {
+            append(verdict, ": %d independent runs of %lld rank%s each instead of one",
+                   run->writers > 1 ? run->writers : context->single_ranks, (long long)run->ranks,
+                   run->ranks == 1 ? "" : "s");
+            fail(verdict);
+            add_cause(verdict, NULL, "the program was built without MPI, or with another MPI than mpirun's");
+        } else if (run->wrong > 0 || run->failed > 0) {
+            if (run->wrong)
+                append(verdict, ": %llu value%s wrong", (unsigned long long)run->wrong,
+                       run->wrong == 1 ? " is" : "s are");
+            else
+                append(verdict, ": %d row%s of the table with wrong values", run->failed, run->failed == 1 ? "" : "s");
+            fail(verdict);
+        } else if (run->n_measures == 0) {
+            append(verdict, ": the table has no rows");
+            fail(verdict);
+        } else if (!run->is_complete) {
+            append(verdict, ": the table was cut off");
+            fail(verdict);
+        }
+        if (run->ranks == 1)
+            json_array_append_new(verdict->notes,
+                                  json_string("One rank alone sends nothing: its bus bandwidth of 0 has no meaning."));
+    }
+    if (run->dialect == PARSE_PERFTEST && run->n_measures == 0) {
+        append(verdict, ": nothing was measured");
+        fail(verdict);
+    }
+    /* Table lines without a header are an excerpt of a log. */
+    if (run->dialect == PARSE_PERFTEST && run->n_measures > 0 && !run->is_complete && run->started > 0) {
+        append(verdict, ": the log ends within the table");
+        fail(verdict);
+    }
+    if (run->dialect == PARSE_PERFTEST && run->n_measures > 0 && run->measures[0].rdma_gbps <= 0) {
+        append(verdict, ": nothing was moved");
+        fail(verdict);
+    }
+    if (run->dialect == PARSE_EPKIT_BENCH && run->n_measures == 0 && run->n_problems == 0) {
+        append(verdict, ": the table has no rows");
+        fail(verdict);
+    }
+}
+
+static void check_problems(struct run_verdict *verdict)
+{
+    const struct parse_run *run = verdict->run;
+
+    if (run->n_problems == 0)
+        return;
+    fail(verdict);
+    append(verdict, "; %s", run->problems[0]);
+}
+
+/* --- is it fast --- */
+
+static void slow_rdma(struct run_verdict *verdict, double ratio, int nics)
+{
+    char text[200];
+
+    if (ratio <= 1.3 / nics) {
+        snprintf(text, sizeof(text), "%.1f GB/s is one NIC of %s: all ranks of a node use the same one",
+                 verdict->worst->rdma_gbps, nics == 8 ? "eight" : "many");
+        add_cause(verdict, "one-nic", text);
+        add_cause(verdict, "mapping-inactive", "the mapping of GPUs to NICs is defined but never called");
+        add_cause(verdict, "stale-copy", "the installed copy of DeepEP is not the patched one");
+    } else if (ratio < 0.33) {
+        add_cause(verdict, "shared-nic", "about a quarter: several GPUs share a NIC");
+        add_cause(verdict, "slow-link", "or a NIC or its PCIe link runs below its speed");
+    } else if (ratio <= 0.65) {
+        add_cause(verdict, "shared-nic", "about half: two GPUs share a NIC; check the NIC counters first");
+        add_cause(verdict, "slow-link",
+                  "or a link or a node is slow, which gives the same figure: 'epkit triangulate' "
+                  "finds it");
+    } else {
+        add_cause(verdict, "slow-link",
+                  "a link, a node or the network between them is slow: 'epkit triangulate' finds it");
+    }
+}
+
+static void slow_causes(struct run_verdict *verdict)
+{
+    const struct parse_run *run = verdict->run;
+    double ratio = verdict->worst_ratio;
+    int nics = verdict->worst_expected.hardware ? verdict->worst_expected.hardware->nics_per_node : 8;
+
+    if (run->dialect == PARSE_PERFTEST) {
+        add_cause(verdict, "slow-link", "the port, or the PCIe link of the NIC, runs below its speed or width");
+        add_cause(verdict, "port-down", "or the path between the two ports does");
+    } else if (run->dialect == PARSE_NCCL_TESTS && verdict->nodes > 1) {
+        if (ratio <= 1.3 / nics)
+            add_cause(verdict, "net-plugin", "NCCL uses one NIC, or sockets: look for 'NET/' in its log");
+        add_cause(verdict, "gib-settings", "the NCCL settings differ from those of the plugin");
+        add_cause(verdict, "slow-link", "or a NIC or a node is slow: 'epkit triangulate' finds it");
+    } else if (run->dialect == PARSE_DEEPEP_LOW_LATENCY) {
+        add_cause(verdict, "nic-handler", "every message waits for the CPU when the NIC handler is not the GPU");
+        add_cause(verdict, verdict->nodes > 1 ? "one-nic" : "nvlink",
+                  verdict->nodes > 1 ? "or all ranks use one NIC" : "or NVLink runs below its speed");
+    } else if (metric_of(run, verdict->worst) == METRIC_RDMA) {
+        slow_rdma(verdict, ratio, nics > 0 ? nics : 8);
+    } else {
+        add_cause(verdict, "nvlink", "NVLink runs below its speed: links are down, or the fabric manager is off");
+        add_cause(verdict, "gpu-errors", "or a GPU is throttled or has errors");
+    }
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* The median rate of all runs that measured the same on a link; of two the higher one. NAN: there is only one run. */
+static double rate_of_links(const struct parser *parser, const struct parse_measure *like)
+{
+    double *rates = calloc(parser_count(parser) + 1, sizeof(*rates)), rate = NAN;
+    size_t n = 0;
+
+    for (size_t i = 0; rates && i < parser_count(parser); i++) {
+        const struct parse_run *run = parser_run(parser, i);
+        const struct parse_measure *measure = parse_find(run, like->op, like->type);
+
+        if (run->dialect == PARSE_PERFTEST && measure && measure->rdma_gbps > 0 && measure->bytes == like->bytes)
+            rates[n++] = measure->rdma_gbps;
+    }
+    if (n >= 2) {
+        qsort(rates, n, sizeof(*rates), compare_doubles);
+        rate = rates[n / 2];
+    }
+    free(rates);
+    return rate;
+}
+
+static void find_worst(const struct context *context, struct run_verdict *verdict)
+{
+    const struct parse_run *run = verdict->run;
+
+    if (!run->measures)
+        return;
+    for (size_t i = 0; i < run->n_measures; i++) {
+        struct expected expected;
+
+        expect(context, verdict, &run->measures[i], &expected);
+        if (!isnan(expected.value) && expected.ratio < verdict->worst_ratio) {
+            verdict->worst_ratio = expected.ratio;
+            verdict->worst = &run->measures[i];
+            verdict->worst_expected = expected;
+        }
+    }
+    /* Links of one kind can be compared with each other without reference figures. */
+    if (!verdict->worst && run->dialect == PARSE_PERFTEST && run->n_measures > 0 && run->measures[0].rdma_gbps > 0) {
+        double value = rate_of_links(context->parser, &run->measures[0]);
+
+        if (isnan(value))
+            return;
+        verdict->worst = &run->measures[0];
+        verdict->worst_ratio = run->measures[0].rdma_gbps / value;
+        verdict->worst_expected = (struct expected){.value = value, .from = "the other links"};
+    }
+}
+
+/* Notes a ratio that is typical of a known fault, although the machine is not known. */
+static void note_half(const struct context *context, struct run_verdict *verdict)
+{
+    const struct model_hardware *b200 = reference_find_hardware(context->reference, "b200");
+    struct run_verdict trial = *verdict;
+    struct expected expected;
+
+    if (verdict->hardware || !b200 || verdict->run->dialect != PARSE_DEEPEP_INTERNODE || !verdict->worst ||
+        verdict->result == VERDICT_SLOW)
+        return;
+    trial.hardware = b200;
+    expect(context, &trial, verdict->worst, &expected);
+    if (!isnan(expected.value) && expected.ratio <= 0.65)
+        json_array_append_new(
+            verdict->notes,
+            json_sprintf("On 8x B200 with 8x 400 Gb/s this would be %.0f%% of what is expected: two GPUs on one NIC "
+                         "(doctor id shared-nic) or a slow link (slow-link). Name the machine with --hardware.",
+                         100 * expected.ratio));
+}
+
+static void check_speed(const struct context *context, struct run_verdict *verdict)
+{
+    double percent = 100 * verdict->worst_ratio;
+    const struct parse_measure *worst = verdict->worst;
+    enum metric metric;
+
+    if (!worst)
+        return;
+    metric = metric_of(verdict->run, worst);
+    if (verdict->worst_ratio >= 1 - context->options->tolerance) {
+        note_half(context, verdict);
+        return;
+    }
+    append(verdict, "; %s%s%s %.1f %s", worst->op, *worst->type ? " " : "", worst->type, metric_value(metric, worst),
+           metric_unit(metric));
+    if (metric == METRIC_TIME)
+        append(verdict, " where %.1f are expected", verdict->worst_expected.value);
+    else
+        append(verdict, " is %.0f%% of %s%.1f", percent,
+               strcmp(verdict->worst_expected.from, "lowest known") == 0      ? "the slowest known machine's "
+               : strcmp(verdict->worst_expected.from, "the other links") == 0 ? "the other links' "
+                                                                              : "the expected ",
+               verdict->worst_expected.value);
+    if (verdict->hardware)
+        append(verdict, " on %s", verdict->hardware->name);
+    if (verdict->result == VERDICT_PASSED)
+        verdict->result = VERDICT_SLOW;
+    slow_causes(verdict);
+}
+
+/* --- the sentence --- */
+
+/* The best figures of a run that passed. */
+static void append_figures(struct run_verdict *verdict)
+{
+    const struct parse_run *run = verdict->run;
+    int n_appended = 0;
+
+    for (size_t i = 0; run->measures && i < run->n_measures && n_appended < 3; i++) {
+        const struct parse_measure *measure = &run->measures[i];
+        enum metric metric = metric_of(run, measure);
+        double value = metric_value(metric, measure);
+
+        if (isnan(value) || strncmp(measure->op, "plan", 4) == 0 || strstr(measure->op, "recv") ||
+            strstr(measure->op, "expanded") || strstr(measure->op, "cached") || strstr(measure->op, "reduced"))
+            continue;
+        append(verdict, "%s %s%s%s %.1f %s", n_appended ? "," : (strchr(verdict->sentence, ':') ? ";" : ":"),
+               measure->op, *measure->type ? " " : "", measure->type, value, metric_unit(metric));
+        n_appended++;
+    }
+}
+
+static void append_causes(struct run_verdict *verdict)
+{
+    const json_t *first = json_array_get(verdict->causes, 0);
+    const char *id = json_string_value(json_object_get(first, "id"));
+
+    if (!first)
+        return;
+    append(verdict, ": %s", json_string_value(json_object_get(first, "text")));
+    if (id)
+        append(verdict, " (doctor id %s)", id);
+}
+
+void classify_run(const struct context *context, struct run_verdict *verdict)
+{
+    const struct parse_run *run = verdict->run;
+
+    verdict->result = VERDICT_PASSED;
+    verdict->causes = json_array();
+    verdict->notes = json_array();
+    append(verdict, "%s", run->title);
+    if (verdict->nodes > 0 && run->dialect != PARSE_PERFTEST && run->dialect != PARSE_EPKIT_TEST &&
+        run->dialect != PARSE_EPKIT_BENCH)
+        append(verdict, ", %d node%s%s", verdict->nodes, verdict->nodes == 1 ? "" : "s",
+               strcmp(verdict->nodes_from, "rates") == 0 ? " by its rates" : "");
+    if (*run->device && run->dialect == PARSE_PERFTEST)
+        append(verdict, " on %s", run->device);
+    check_cases(verdict);
+    check_tuning(verdict);
+    check_tables(context, verdict);
+    check_low_latency(context, verdict);
+    check_problems(verdict);
+    find_worst(context, verdict);
+    check_speed(context, verdict);
+    if (verdict->result == VERDICT_PASSED)
+        append_figures(verdict);
+    else
+        append_causes(verdict);
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* deepep_log.h - counters of a DeepEP run until it ends. */
+#ifndef EP_PARSE_DEEPEP_LOG_H
+#define EP_PARSE_DEEPEP_LOG_H
+
+#include "parse_internal.h"
+
+/* DeepEP 1: throughput mode. */
+struct v1_scratch {
+    int started[2][2][2][2]; /* fp8, top-k, async, previous */
+    int all_started, passed, configs;
+    bool has_cases, has_tuning;
+    int best; /* "Best" lines seen */
+    struct parse_point sweep[PARSE_MAX_POINTS];
+    size_t n_sweep, dropped;
+};
+
+struct ll_scratch {
+    bool has_lines; /* lines after the one about the buffer */
+};
+
+#define V2_OPS 5
+
+/* DeepEP 2. */
+struct v2_scratch {
+    uint32_t last_case;
+    bool has_case;
+    const char *case_type;                        /* of the open case; NULL: none */
+    unsigned copies, alignments, formats, biases; /* bit i: the i-th value was seen */
+    int64_t figures[V2_OPS], before[V2_OPS];      /* lines of each operation, and those before the open case */
+    int64_t measured;                             /* cases before the open one with figures */
+};
+
+struct deepep_scratch {
+    struct v1_scratch v1;
+    struct ll_scratch ll;
+    struct v2_scratch v2;
+};
+
+struct deepep_scratch *deepep_scratch_of(struct parser *parser);
+
+#endif

@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* document.c - runs and verdicts as JSON. */
+#include "verdict_internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ASSUMED_NIC 50.0 /* GB/s: 400 Gb/s, where the machine is not known */
+
+static const char *const results[] = {"passed", "failed", "slow", "nothing"};
+
+static json_t *number(double value)
+{
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+static json_t *whole(int64_t value)
+{
+    return value >= 0 ? json_integer((json_int_t)value) : json_null();
+}
+
+/* Log lines may hold bytes that are not UTF-8. */
+static json_t *text(const char *bytes)
+{
+    json_t *string = json_string(bytes);
+    char copy[512];
+    size_t n = 0;
+
+    if (string)
+        return string;
+    for (; bytes[n] && n < sizeof(copy) - 1; n++)
+        copy[n] = (unsigned char)bytes[n] < 0x80 ? bytes[n] : '?';
+    copy[n] = '\0';
+    return json_string(copy);
+}
+
+static json_t *wire_rates(const struct run_verdict *verdict, const struct parse_measure *measure)
+{
+    const struct parse_run *run = verdict->run;
+    double rdma = NAN, nvl = NAN;
+
+    if (run->dialect == PARSE_PERFTEST)
+        rdma = measure->rdma_gbps;
+    else if (verdict->nodes > 1)
+        rdma = measure->rdma_gbps * (verdict->nodes - 1) / verdict->nodes;
+    if (run->dialect != PARSE_EPKIT_BENCH && verdict->gpus > 0)
+        nvl = measure->nvl_gbps * (verdict->gpus - 1) / verdict->gpus;
+    return json_pack("{s:o, s:o}", "rdma", number(rdma), "nvl", number(nvl));
+}
+
+/* Bus bandwidth of a ring over nodes whose NICs are the limit: docs/model.md. */
+static double bus_peak(const struct run_verdict *verdict, double nics)
+{
+    double ranks = (double)verdict->run->ranks, nodes = verdict->nodes;
+
+    if (nodes < 2 || ranks < 2 || !strstr(verdict->run->title, "all_reduce"))
+        return NAN;
+    return nics * ((ranks - 1) / ranks) * (nodes / (nodes - 1));
+}
+
+static json_t *percents(const struct run_verdict *verdict, const struct parse_measure *measure, const json_t *wire)
+{
+    const struct model_hardware *hardware = verdict->hardware;
+    double nic = hardware ? hardware->nic_gbps : ASSUMED_NIC;
+    double nics = hardware ? hardware->nics_per_node * nic : 8 * ASSUMED_NIC;
+    double ways = strstr(measure->op, "(both ways)") ? 2 : 1;
+    double share =
+        verdict->run->dialect == PARSE_PERFTEST ? ways * nic : nics / (verdict->gpus > 0 ? verdict->gpus : 8);
+    double rdma = json_number_value(json_object_get(wire, "rdma")),
+           nvl = json_number_value(json_object_get(wire, "nvl"));
+    double bus = NAN;
+
+    if (!isnan(measure->bus_gbps))
+        bus = verdict->nodes > 1 ? 100 * measure->bus_gbps / bus_peak(verdict, nics)
+              : hardware         ? 100 * measure->bus_gbps / hardware->nvlink_gbps
+                                 : NAN;
+    return json_pack("{s:o, s:o, s:o, s:b}", "rdma", number(rdma > 0 ? 100 * rdma / share : NAN), "nvl",
+                     number(nvl > 0 && hardware ? 100 * nvl / hardware->nvlink_gbps : NAN), "bus", number(bus),
+                     "is_assumed", hardware == NULL);
+}
+
+static json_t *expected_document(const struct expected *expected, enum metric metric)
+{
+    if (isnan(expected->value))
+        return json_null();
+    return json_pack("{s:f, s:s, s:s, s:s, s:s?}", "value", expected->value, "unit", metric_unit(metric), "from",
+                     expected->from, "source", expected->source, "hardware",
+                     expected->hardware ? expected->hardware->name : NULL);
+}
+
+static const char *rating(const struct context *context, const struct expected *expected)
+{
+    if (isnan(expected->value))
+        return NULL;
+    return expected->ratio < 1 - context->options->tolerance ? "slow" : "in range";
+}
+
+static json_t *points_document(const struct parse_measure *measure)
+{
+    json_t *points = json_array();
+
+    for (size_t i = 0; i < measure->n_points; i++)
+        json_array_append_new(points, json_pack("[o, o, o]", number(measure->points[i].x),
+                                                number(measure->points[i].gbps), number(measure->points[i].time_us)));
+    return points;
+}
+
+static json_t *measure_document(const struct context *context, const struct run_verdict *verdict,
+                                const struct parse_measure *measure)
+{
+    struct expected expected;
+    json_t *wire = wire_rates(verdict, measure), *object = json_object();
+    enum metric metric = metric_of(verdict->run, measure);
+
+    expect(context, verdict, measure, &expected);
+    json_object_set_new(object, "op", text(measure->op));
+    json_object_set_new(object, "type", text(measure->type));
+    json_object_set_new(object, "config", text(measure->config));
+    json_object_set_new(object, "sms", whole(measure->sms));
+    json_object_set_new(object, "nvl_chunk", whole(measure->nvl_chunk));
+    json_object_set_new(object, "rdma_chunk", whole(measure->rdma_chunk));
+    json_object_set_new(object, "time_us", number(measure->time_us));
+    json_object_set_new(object, "notify_us", number(measure->notify_us));
+    json_object_set_new(object, "epilogue_us", number(measure->epilogue_us));
+    json_object_set_new(object, "logical_gbps",
+                        json_pack("{s:o, s:o}", "rdma", number(measure->rdma_gbps), "nvl", number(measure->nvl_gbps)));
+    json_object_set_new(object, "percent_of_peak", percents(verdict, measure, wire));
+    json_object_set_new(object, "wire_gbps", wire);
+    json_object_set_new(object, "busbw_gbps", number(measure->bus_gbps));
+    json_object_set_new(object, "algbw_gbps", number(measure->alg_gbps));
+    json_object_set_new(object, "bytes", number(measure->bytes));
+    json_object_set_new(object, "min_gbps", number(measure->min));
+    json_object_set_new(object, "max_gbps", number(measure->max));
+    json_object_set_new(object, "mean_gbps", number(measure->sum > 0 ? measure->sum / (double)measure->n : NAN));
+    json_object_set_new(object, "count", json_integer((json_int_t)measure->n));
+    json_object_set_new(object, "expected", expected_document(&expected, metric));
+    json_object_set_new(object, "ratio", number(expected.ratio));
+    json_object_set_new(object, "rating",
+                        rating(context, &expected) ? json_string(rating(context, &expected)) : json_null());
+    json_object_set_new(object, "points", points_document(measure));
+    json_object_set_new(object, "points_dropped", json_integer((json_int_t)measure->dropped_points));
+    return object;
+}
+
+static json_t *run_document(const struct context *context, const struct run_verdict *verdict)
+{
+    const struct parse_run *run = verdict->run;
+    json_t *object = json_object(), *measures = json_array(), *problems = json_array();
+
+    for (size_t i = 0; i < run->n_measures; i++)
+        json_array_append_new(measures, measure_document(context, verdict, &run->measures[i]));
+    for (size_t i = 0; i < run->n_problems; i++)
+        json_array_append_new(problems, text(run->problems[i]));
+    json_object_set_new(object, "dialect", json_string(parse_dialect_name(run->dialect)));
+    json_object_set_new(object, "title", text(run->title));
+    json_object_set_new(object, "source", text(run->source));
+    json_object_set_new(object, "stream", text(run->stream));
+    json_object_set_new(object, "lines", json_pack("[I, I]", (json_int_t)run->first_line, (json_int_t)run->last_line));
+    json_object_set_new(object, "result", json_string(results[verdict->result]));
+    json_object_set_new(object, "verdict", text(verdict->sentence));
+    json_object_set_new(object, "device", text(run->device));
+    json_object_set_new(object, "hardware", verdict->hardware ? json_string(verdict->hardware->name) : json_null());
+    json_object_set_new(object, "nodes", verdict->nodes > 0 ? json_integer(verdict->nodes) : json_null());
+    json_object_set_new(object, "nodes_from", json_string(verdict->nodes_from));
+    json_object_set_new(object, "writers", json_integer(run->writers));
+    json_object_set_new(object, "ranks", whole(run->ranks));
+    json_object_set_new(object, "settings",
+                        json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "tokens", whole(run->tokens), "hidden",
+                                  whole(run->hidden), "topk", whole(run->topk), "topk_groups", whole(run->topk_groups),
+                                  "experts", whole(run->experts), "sms", whole(run->sms)));
+    json_object_set_new(object, "cases",
+                        run->expected > 0 ? json_pack("{s:i, s:i, s:i, s:i}", "passed", run->passed, "failed",
+                                                      run->failed, "started", run->started, "expected", run->expected)
+                                          : json_null());
+    json_object_set_new(object, "wrong", json_integer((json_int_t)run->wrong));
+    json_object_set_new(object, "average_busbw_gbps", number(run->average));
+    json_object_set_new(object, "complete", json_boolean(run->is_complete));
+    json_object_set_new(object, "measures", measures);
+    json_object_set_new(object, "problems", problems);
+    json_object_set(object, "causes", verdict->causes);
+    json_object_set(object, "notes", verdict->notes);
+    return object;
+}
+
+/* --- the whole --- */
+
+/* Findings that need several runs. */
+static void survey(struct context *context)
+{
+    for (size_t i = 0; i < parser_count(context->parser); i++) {
+        const struct parse_run *run = parser_run(context->parser, i);
+
+        context->single_ranks += run->dialect == PARSE_NCCL_TESTS && run->ranks == 1;
+    }
+}
+
+static bool is_fatal_here(const struct parser *parser, const struct parse_fault *fault)
+{
+    return fault->is_fatal || (fault->is_fatal_alone && parser_count(parser) == 0);
+}
+
+static json_t *faults_document(const struct parser *parser)
+{
+    size_t n;
+    const struct parse_fault *faults = parser_faults(parser, &n);
+    json_t *array = json_array();
+
+    for (size_t i = 0; i < n; i++)
+        json_array_append_new(array,
+                              json_pack("{s:s?, s:s, s:b, s:o, s:o, s:I, s:I}", "id", faults[i].id, "cause",
+                                        faults[i].cause, "fatal", is_fatal_here(parser, &faults[i]), "text",
+                                        text(faults[i].line), "source", text(faults[i].source), "line",
+                                        (json_int_t)faults[i].line_number, "count", (json_int_t)faults[i].count));
+    return array;
+}
+
+static const struct parse_fault *first_fatal(const struct parser *parser)
+{
+    size_t n;
+    const struct parse_fault *faults = parser_faults(parser, &n);
+
+    for (size_t i = 0; i < n; i++)
+        if (is_fatal_here(parser, &faults[i]))
+            return &faults[i];
+    return NULL;
+}
+
+static json_t *totals_document(const struct parser *parser)
+{
+    struct parse_totals totals = parser_totals(parser);
+
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "bytes", (json_int_t)totals.bytes, "lines",
+                     (json_int_t)totals.lines, "recognised", (json_int_t)totals.recognised, "unreadable",
+                     (json_int_t)totals.unreadable, "long_lines", (json_int_t)totals.long_lines, "runs_dropped",
+                     (json_int_t)totals.runs_dropped);
+}
+
+/* Why the whole has failed although no run has failed; NULL: it has not. */
+static json_t *failure_of_whole(const struct parser *parser, const struct verdict_options *options)
+{
+    size_t n;
+    const struct parse_fault *faults = parser_faults(parser, &n);
+
+    for (size_t i = 0; i < n; i++)
+        if (faults[i].is_fatal && faults[i].is_loose)
+            return json_sprintf("outside of the runs: %s", faults[i].cause);
+    if (*options->failure)
+        return text(options->failure);
+    if (parser_totals(parser).runs_dropped)
+        return json_string("there are more than 2000 runs, and only the first 2000 were checked");
+    return NULL;
+}
+
+/* The run with the highest weight determines the overall result. */
+static int weight(enum verdict_result result)
+{
+    return result == VERDICT_FAILED ? 3 : result == VERDICT_SLOW ? 2 : result == VERDICT_PASSED ? 1 : 0;
+}
+
+static json_t *overall(const int *counts, size_t n, const char *worst, const struct parse_fault *fatal)
+{
+    if (n == 0 && fatal)
+        return json_sprintf("No test began: %s.", fatal->cause);
+    if (n == 0)
+        return json_string("Nothing was recognised: no line of DeepEP, nccl-tests, perftest or epkit.");
+    if (n == 1)
+        return json_sprintf("%s.", worst);
+    return json_sprintf(
+        "%zu runs: %d passed, %d failed, %d slow%s%s.", n, counts[VERDICT_PASSED], counts[VERDICT_FAILED],
+        counts[VERDICT_SLOW],
+        counts[VERDICT_PASSED] == (int)n ? "" : ". The worst: ", counts[VERDICT_PASSED] == (int)n ? "" : worst);
+}
+
+json_t *verdict_make(const struct parser *parser, const struct reference *reference,
+                     const struct verdict_options *options, enum verdict_result *ret_result)
+{
+    struct context context = {.parser = parser, .reference = reference, .options = options};
+    json_t *document = json_object(), *runs = json_array(), *faults, *sentence, *failure;
+    enum verdict_result result = VERDICT_NOTHING;
+    int counts[4] = {0};
+    char worst[SENTENCE] = "";
+    const struct parse_fault *fatal;
+
+    survey(&context);
+    for (size_t i = 0; i < parser_count(parser); i++) {
+        struct run_verdict verdict;
+
+        identify_run(&context, parser_run(parser, i), &verdict);
+        classify_run(&context, &verdict);
+        counts[verdict.result]++;
+        if (weight(verdict.result) > weight(result)) {
+            result = verdict.result;
+            snprintf(worst, sizeof(worst), "%s", verdict.sentence);
+        }
+        json_array_append_new(runs, run_document(&context, &verdict));
+        json_decref(verdict.causes);
+        json_decref(verdict.notes);
+    }
+    fatal = first_fatal(parser);
+    faults = faults_document(parser);
+    if (result == VERDICT_NOTHING && fatal)
+        result = VERDICT_FAILED;
+    sentence = overall(counts, parser_count(parser), worst, fatal);
+    if (!sentence) /* bytes of the log that are not UTF-8 */
+        sentence = text(worst);
+    /* A launch that failed has failed, even if its logs contain nothing that is known. */
+    failure = result == VERDICT_PASSED || result == VERDICT_SLOW || (result == VERDICT_NOTHING && *options->failure)
+                  ? failure_of_whole(parser, options)
+                  : NULL;
+    if (failure) {
+        json_t *whole = json_sprintf("Failed, %s. %s", json_string_value(failure), json_string_value(sentence));
+
+        result = VERDICT_FAILED;
+        json_decref(sentence);
+        json_decref(failure);
+        sentence = whole;
+    }
+    json_object_set_new(document, "verdict", sentence);
+    json_object_set_new(document, "result", json_string(results[result]));
+    json_object_set_new(document, "totals", totals_document(parser));
+    json_object_set_new(document, "tolerance", json_real(options->tolerance));
+    json_object_set_new(document, "runs", runs);
+    json_object_set_new(document, "faults", faults);
+    *ret_result = result;
+    return document;
+}

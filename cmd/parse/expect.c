@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* expect.c - identifies the machine of a run and the figures that this machine should reach. */
+#include "verdict_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define GPUS 8            /* of a node, if not known */
+#define SMALL_BYTES 16384 /* smaller messages do not saturate any link */
+
+enum metric metric_of(const struct parse_run *run, const struct parse_measure *measure)
+{
+    switch (run->dialect) {
+    case PARSE_DEEPEP_INTRANODE:
+        return METRIC_NVL;
+    case PARSE_DEEPEP_INTERNODE:
+        return METRIC_RDMA;
+    case PARSE_DEEPEP_LOW_LATENCY:
+        return METRIC_TIME;
+    case PARSE_DEEPEP_V2:
+        return isnan(measure->rdma_gbps) ? METRIC_NVL : METRIC_RDMA;
+    case PARSE_NCCL_TESTS:
+        return METRIC_BUS;
+    case PARSE_PERFTEST:
+        return isnan(measure->rdma_gbps) ? METRIC_TIME : METRIC_RDMA;
+    case PARSE_EPKIT_BENCH:
+        return METRIC_NVL;
+    default:
+        return METRIC_NONE;
+    }
+}
+
+double metric_value(enum metric metric, const struct parse_measure *measure)
+{
+    switch (metric) {
+    case METRIC_RDMA:
+        return measure->rdma_gbps;
+    case METRIC_NVL:
+        return measure->nvl_gbps;
+    case METRIC_BUS:
+        return measure->bus_gbps;
+    case METRIC_TIME:
+        return measure->time_us;
+    default:
+        return NAN;
+    }
+}
+
+const char *metric_unit(enum metric metric)
+{
+    return metric == METRIC_RDMA   ? "GB/s (RDMA)"
+           : metric == METRIC_NVL  ? "GB/s (NVLink)"
+           : metric == METRIC_BUS  ? "GB/s (busbw)"
+           : metric == METRIC_TIME ? "us"
+                                   : "";
+}
+
+static void settings_of(const struct run_verdict *verdict, const struct parse_measure *measure,
+                        struct model_case *ret_case)
+{
+    const struct parse_run *run = verdict->run;
+
+    *ret_case = (struct model_case){
+        .nodes = verdict->nodes > 0 ? verdict->nodes : 1,
+        .tokens = run->tokens > 0 ? (double)run->tokens : 4096,
+        .hidden = run->hidden > 0 ? (double)run->hidden : 7168,
+        .topk = run->topk > 0 ? (double)run->topk : 8,
+        .experts = run->experts > 0 ? (double)run->experts : 256,
+        .topk_groups = run->topk_groups > 0 ? (int)run->topk_groups : 0,
+    };
+    if (run->dialect == PARSE_DEEPEP_INTERNODE && ret_case->topk_groups == 0)
+        ret_case->topk_groups = ret_case->nodes < 4 ? ret_case->nodes : 4; /* default of the test */
+    if (measure) {
+        ret_case->is_fp8 = strcmp(measure->type, "fp8") == 0;
+        ret_case->is_combine = strstr(measure->op, "combine") != NULL;
+    }
+}
+
+static int guess_nodes(const struct context *context, const struct run_verdict *verdict)
+{
+    const struct parse_run *run = verdict->run;
+    struct model_case what;
+
+    settings_of(verdict, NULL, &what);
+    what.topk_groups = run->topk_groups > 0 ? (int)run->topk_groups : 0;
+    for (size_t i = 0; i < run->n_measures; i++) {
+        int nodes = model_guess_nodes(reference_hardware(context->reference, 0), &what, run->measures[i].rdma_gbps,
+                                      run->measures[i].nvl_gbps);
+
+        if (nodes > 0)
+            return nodes;
+    }
+    return 0;
+}
+
+void identify_run(const struct context *context, const struct parse_run *run, struct run_verdict *ret_verdict)
+{
+    const struct verdict_options *options = context->options;
+    struct run_verdict *verdict = ret_verdict;
+
+    *verdict = (struct run_verdict){.run = run, .nodes_from = "none", .gpus = GPUS, .worst_ratio = INFINITY};
+    verdict->hardware = options->hardware;
+    if (*run->device && run->dialect != PARSE_PERFTEST && reference_find_hardware(context->reference, run->device))
+        verdict->hardware = reference_find_hardware(context->reference, run->device);
+    if (verdict->hardware)
+        verdict->gpus = verdict->hardware->gpus_per_node;
+    if (run->dialect == PARSE_DEEPEP_INTRANODE) {
+        verdict->nodes = 1;
+        verdict->nodes_from = "log";
+    } else if (run->dialect == PARSE_PERFTEST) {
+        verdict->nodes = 2;
+        verdict->nodes_from = "log";
+    } else if (options->nodes > 0) {
+        verdict->nodes = options->nodes;
+        verdict->nodes_from = "option";
+    } else if (run->nodes > 0) {
+        verdict->nodes = (int)run->nodes;
+        verdict->nodes_from = "log";
+    } else if (run->dialect == PARSE_DEEPEP_INTERNODE) {
+        verdict->nodes = guess_nodes(context, verdict);
+        verdict->nodes_from = verdict->nodes > 0 ? "rates" : "none";
+    } else if (run->ranks > 0 && run->dialect == PARSE_DEEPEP_LOW_LATENCY) {
+        verdict->nodes = (int)((run->ranks + verdict->gpus - 1) / verdict->gpus);
+        verdict->nodes_from = "log";
+    }
+    if (run->ranks > 0 && verdict->nodes > 0 && run->ranks % verdict->nodes == 0)
+        verdict->gpus = (int)(run->ranks / verdict->nodes);
+}
+
+static double figure_value(const struct reference_figure *figure, enum metric metric)
+{
+    switch (metric) {
+    case METRIC_RDMA:
+        return figure->rdma.low;
+    case METRIC_NVL:
+        return figure->nvl.low;
+    case METRIC_BUS:
+        return figure->busbw.low;
+    case METRIC_TIME:
+        return figure->time_us.high;
+    default:
+        return 0;
+    }
+}
+
+/* A figure for another number of tokens is comparable only within a factor of 1.5. */
+static bool has_close_tokens(const struct parse_run *run, const struct reference_figure *figure)
+{
+    return run->tokens <= 0 || figure->tokens <= 0 || fabs(log((double)run->tokens / figure->tokens)) < log(1.5);
+}
+
+/* The peak of a sweep is not reached by small messages: 1 MiB, as a test of connections uses, takes as long as nothing.
+ */
+static bool has_large_messages(const struct parse_measure *measure, const struct reference_figure *figure)
+{
+    double largest = isnan(measure->bytes) ? 0 : measure->bytes;
+
+    for (size_t i = 0; i < measure->n_points; i++)
+        largest = measure->points[i].x > largest ? measure->points[i].x : largest;
+    return largest >= figure->bytes;
+}
+
+/* The published figure of this kind of machine, else that of the model. false: neither. */
+static bool expect_on(const struct context *context, const struct run_verdict *verdict,
+                      const struct parse_measure *measure, const struct model_hardware *hardware,
+                      struct expected *ret_expected)
+{
+    const struct parse_run *run = verdict->run;
+    enum metric metric = metric_of(run, measure);
+    const struct reference_figure *figure =
+        reference_find(context->reference, hardware->name, parse_dialect_name(run->dialect), measure->op, measure->type,
+                       verdict->nodes, run->ranks > 0 ? (int)run->ranks : 0, (double)run->tokens);
+    struct model_case what;
+    struct model_result result;
+    double value = 0;
+
+    ret_expected->hardware = hardware;
+    if (figure && has_close_tokens(run, figure) && has_large_messages(measure, figure))
+        value = figure_value(figure, metric);
+    if (value > 0) {
+        ret_expected->value = value;
+        ret_expected->from = "reference";
+        snprintf(ret_expected->source, sizeof(ret_expected->source), "%s", figure->source);
+        return true;
+    }
+    ret_expected->from = "model";
+    snprintf(ret_expected->source, sizeof(ret_expected->source), "docs/model.md, %s", hardware->title);
+    if (run->dialect == PARSE_PERFTEST && metric == METRIC_RDMA && strstr(measure->op, "both ways") == NULL &&
+        measure->bytes >= SMALL_BYTES) {
+        ret_expected->value = hardware->nic_gbps * hardware->nic_efficiency;
+        return ret_expected->value > 0;
+    }
+    if (run->dialect != PARSE_DEEPEP_INTRANODE && run->dialect != PARSE_DEEPEP_INTERNODE &&
+        run->dialect != PARSE_DEEPEP_V2)
+        return false;
+    /* Expanded, cached and reduced operations move other amounts of data than the model counts. */
+    if (verdict->nodes < 1 || (strcmp(measure->op, "dispatch") != 0 && strcmp(measure->op, "combine") != 0))
+        return false;
+    settings_of(verdict, measure, &what);
+    if (!model_predict(hardware, &what, &result))
+        return false;
+    ret_expected->value = metric == METRIC_RDMA ? result.rdma_logical : result.nvl_logical;
+    return ret_expected->value > 0;
+}
+
+/* Rates fall with the number of nodes. A rate that is slow for the largest possible number is slow for any number. */
+static struct run_verdict on_any_number(const struct run_verdict *verdict)
+{
+    struct run_verdict any = *verdict;
+    int experts = verdict->run->experts > 0 ? (int)verdict->run->experts : 256;
+
+    if (any.nodes < 1 && any.gpus > 0 && any.run->dialect == PARSE_DEEPEP_INTERNODE)
+        any.nodes = experts / any.gpus > 2 ? experts / any.gpus : 2;
+    return any;
+}
+
+void expect(const struct context *context, const struct run_verdict *real, const struct parse_measure *measure,
+            struct expected *ret_expected)
+{
+    const struct run_verdict any = on_any_number(real), *verdict = &any;
+    enum metric metric = metric_of(verdict->run, measure);
+    double measured = metric_value(metric, measure);
+    struct expected lowest = {.value = NAN, .ratio = NAN};
+
+    *ret_expected = lowest;
+    if (isnan(measured) || !(measured > 0))
+        return;
+    if (verdict->hardware) {
+        if (!expect_on(context, verdict, measure, verdict->hardware, ret_expected))
+            ret_expected->value = NAN;
+    } else if (verdict->run->dialect != PARSE_NCCL_TESTS && verdict->run->dialect != PARSE_PERFTEST) {
+        /* On an unknown machine, a rate is slow only if it is below that of every known machine. */
+        for (size_t i = 0; i < reference_n_hardware(context->reference); i++) {
+            struct expected trial = {.value = NAN};
+
+            if (!expect_on(context, verdict, measure, reference_hardware(context->reference, i), &trial))
+                continue;
+            if (isnan(lowest.value) ||
+                (metric == METRIC_TIME ? trial.value > lowest.value : trial.value < lowest.value))
+                lowest = trial;
+        }
+        *ret_expected = lowest;
+        if (!isnan(lowest.value))
+            ret_expected->from = "lowest known";
+    }
+    ret_expected->ratio = metric == METRIC_TIME ? ret_expected->value / measured : measured / ret_expected->value;
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* lex.c - words and numbers in a line. */
+#include "parse_internal.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_NUMBER 48
+
+bool lex_starts(const char *text, const char *prefix)
+{
+    return strncmp(text, prefix, strlen(prefix)) == 0;
+}
+
+/* strtod() alone would take hexadecimal numbers, "inf" and "nan", and depend on the locale. */
+bool lex_number(const char *text, const char **ret_end, double *ret_number)
+{
+    char copy[MAX_NUMBER];
+    size_t n = 0;
+    bool has_digit = false;
+    double number;
+
+    while (*text == ' ' || *text == '\t')
+        text++;
+    while (n < sizeof(copy) - 1 && (isdigit((unsigned char)text[n]) || text[n] == '.')) {
+        has_digit |= isdigit((unsigned char)text[n]) != 0;
+        n++;
+    }
+    if (!has_digit)
+        return false;
+    if ((text[n] == 'e' || text[n] == 'E') && (text[n + 1] == '+' || text[n + 1] == '-') &&
+        isdigit((unsigned char)text[n + 2])) {
+        n += 2;
+        while (n < sizeof(copy) - 1 && isdigit((unsigned char)text[n]))
+            n++;
+    }
+    if (n >= sizeof(copy) - 1)
+        return false;
+    memcpy(copy, text, n);
+    copy[n] = '\0';
+    if (strchr(copy, '.') != strrchr(copy, '.'))
+        return false;
+    number = strtod(copy, NULL);
+    if (!isfinite(number))
+        return false;
+    if (ret_end)
+        *ret_end = text + n;
+    *ret_number = number;
+    return true;
+}
+
+bool lex_after(const char *text, const char *label, double *ret_number)
+{
+    const char *at = strstr(text, label);
+
+    return at && lex_number(at + strlen(label), NULL, ret_number);
+}
+
+int64_t lex_setting(const char *text, const char *label)
+{
+    double number;
+
+    if (!lex_after(text, label, &number) || number != floor(number) || number > 1e15)
+        return -1;
+    return (int64_t)number;
+}
+
+size_t lex_words(char *text, char **ret_words, size_t max)
+{
+    size_t n = 0;
+
+    for (char *word = strtok_r(text, " \t", &text); word && n < max; word = strtok_r(NULL, " \t", &text))
+        ret_words[n++] = word;
+    return n;
+}
+
+bool lex_is_number(const char *word, double *ret_number)
+{
+    const char *end;
+    bool is_negative = *word == '-';
+
+    if (!lex_number(word + is_negative, &end, ret_number) || *end != '\0')
+        return false;
+    if (is_negative)
+        *ret_number = -*ret_number;
+    return true;
+}
+
+uint32_t lex_hash(const char *text, size_t n)
+{
+    uint32_t sum = 2166136261u;
+
+    for (size_t i = 0; i < n; i++)
+        sum = (sum ^ (unsigned char)text[i]) * 16777619u;
+    return sum;
+}

@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "log_input.h"
+
+#include "common/file.h"
+#include "common/output.h"
+#include "common/progress.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static const char *reading;
+
+static void tick(uint64_t bytes)
+{
+    progress_update(0, 0, "reading %s, %.0f MB", reading, (double)bytes / 1e6);
+}
+
+static bool add_reference(struct reference *reference, const char *path, char *ret_error, size_t bytes)
+{
+    FILE *stream = file_open(path);
+    bool is_added;
+
+    if (!stream) {
+        snprintf(ret_error, bytes, "%s", file_error(errno));
+        return false;
+    }
+    file_skip_mark(stream);
+    is_added = reference_add(reference, stream, ret_error, bytes);
+    fclose(stream);
+    return is_added;
+}
+
+int input_reference(const struct cmd *cmd, const struct input_options *options, struct reference **ret_reference,
+                    struct verdict_options *ret_options)
+{
+    struct reference *reference = reference_new();
+    char error[300];
+
+    if (!reference) {
+        out_error("%s: the built-in reference data could not be read: out of memory", cmd->name);
+        return CMD_FAILED;
+    }
+    if (options->reference && !add_reference(reference, options->reference, error, sizeof(error))) {
+        out_error("%s: --reference %s: %s", cmd->name, options->reference, error);
+        out_hint("recipes/reference.json shows the format");
+        reference_free(reference);
+        return CMD_USAGE;
+    }
+    *ret_options =
+        (struct verdict_options){.nodes = (int)options->nodes, .tolerance = (double)options->tolerance / 100};
+    if (options->hardware) {
+        ret_options->hardware = reference_find_hardware(reference, options->hardware);
+        if (!ret_options->hardware) {
+            out_error("%s: --hardware: no machine '%s' is known", cmd->name, options->hardware);
+            out_hint("'epkit parse --list-hardware' lists them; --reference FILE adds others");
+            reference_free(reference);
+            return CMD_USAGE;
+        }
+    }
+    *ret_reference = reference;
+    return CMD_FINE;
+}
+
+static int read_file(const struct cmd *cmd, struct parser *parser, const char *path, const char *source)
+{
+    int error;
+
+    reading = strcmp(path, "-") == 0 ? "standard input" : path;
+    parser_begin(parser, source);
+    error = parser_read(parser, path, tick);
+    if (error == 0)
+        return CMD_FINE;
+    if (error == PARSE_COMPRESSED) {
+        out_error("%s: %s: it is compressed", cmd->name, reading);
+        out_hint("decompress it in a pipe: zcat FILE | epkit parse - (xzcat, zstdcat, bzcat)");
+        return CMD_USAGE;
+    }
+    if (error == PARSE_DEVICE) {
+        out_error("%s: %s: it is a device, not a log", cmd->name, reading);
+        return CMD_USAGE;
+    }
+    cmd_refuse(cmd, reading, "%s", strerror(error));
+    return error == ENOENT || error == EISDIR || error == EACCES || error == ENOTDIR || error == ELOOP ? CMD_USAGE
+                                                                                                       : CMD_FAILED;
+}
+
+int input_read(const struct cmd *cmd, struct parser *parser, const char *path)
+{
+    return read_file(cmd, parser, path, strcmp(path, "-") == 0 ? "standard input" : path);
+}
+
+/* The logs may not show it: a node was lost, or the launcher was killed. */
+static void know_failure(const json_t *run, struct verdict_options *options)
+{
+    const json_t *code = json_object_get(run, "exit_code");
+    const char *reason = json_string_value(json_object_get(run, "reason"));
+    const char *host = json_string_value(json_object_get(run, "failed_host"));
+
+    if (*options->failure)
+        return;
+    /* 3: slow, which the logs show. */
+    if (json_is_integer(code) && json_integer_value(code) != 0 && json_integer_value(code) != CMD_FINDINGS)
+        snprintf(options->failure, sizeof(options->failure), "the launch ended with status %lld%s%.60s%s%s%.80s%s",
+                 (long long)json_integer_value(code), reason || host ? " (" : "", reason ? reason : "",
+                 reason && host ? ", " : "", host ? "first on " : "", host ? host : "", reason || host ? ")" : "");
+    else if (json_is_null(code) && json_is_string(json_object_get(run, "began")))
+        snprintf(options->failure, sizeof(options->failure), "the launch has not ended, or was killed");
+}
+
+void input_know_run(const json_t *run, const struct reference *reference, struct verdict_options *options)
+{
+    const char *hardware = json_string_value(json_object_get(run, "hardware"));
+    json_int_t nodes = json_integer_value(json_object_get(run, "nodes"));
+    const json_t *first = json_array_get(json_object_get(run, "hosts"), 0);
+    const char *gpu = json_string_value(json_object_get(first, "gpu"));
+
+    if (!options->hardware && hardware)
+        options->hardware = reference_find_hardware(reference, hardware);
+    if (!options->hardware && gpu)
+        options->hardware = reference_find_hardware(reference, gpu);
+    if (options->nodes == 0 && nodes > 0 && nodes < 1000000)
+        options->nodes = (int)nodes;
+    know_failure(run, options);
+}
+
+int input_exit_code(enum verdict_result result)
+{
+    static const int codes[] = {[VERDICT_PASSED] = CMD_FINE,
+                                [VERDICT_FAILED] = CMD_FAILED,
+                                [VERDICT_SLOW] = CMD_FINDINGS,
+                                [VERDICT_NOTHING] = CMD_UNSUPPORTED};
+
+    return codes[result];
+}
+
+int input_read_folder(const struct cmd *cmd, struct parser *parser, const struct folder *folder,
+                      const struct reference *reference, struct verdict_options *options)
+{
+    int n = 0, result = CMD_FINE;
+
+    input_know_run(folder->run, reference, options);
+    for (size_t i = 0; i < folder->n_files && result == CMD_FINE; i++) {
+        if (folder->files[i].kind != FOLDER_LOG)
+            continue;
+        result = read_file(cmd, parser, folder->files[i].path, folder->files[i].path);
+        n++;
+    }
+    if (n == 0) {
+        out_error("%s: %s: there is no *.log and no *.txt in it", cmd->name, folder->path);
+        out_hint("docs/run-folder.md describes the folder of a run");
+        return CMD_USAGE;
+    }
+    return result;
+}
+
+/* --- text --- */
+
+static const char *text_of(const json_t *object, const char *key)
+{
+    const char *text = json_string_value(json_object_get(object, key));
+
+    return text ? text : "";
+}
+
+static json_t *or_null(const json_t *object, const char *key, const char *inner)
+{
+    json_t *value = json_object_get(object, key);
+
+    if (inner)
+        value = json_object_get(value, inner);
+    return value ? json_incref(value) : json_null();
+}
+
+static json_t *number_row(const json_t *run, const json_t *measure)
+{
+    json_t *row = json_object();
+    json_t *bus = json_object_get(measure, "busbw_gbps");
+    json_t *percent = json_object_get(measure, "percent_of_peak");
+    static const char *const links[] = {"rdma", "bus", "nvl"};
+
+    json_object_set_new(row, "run", or_null(run, "title", NULL));
+    json_object_set_new(row, "op", or_null(measure, "op", NULL));
+    json_object_set_new(row, "type", or_null(measure, "type", NULL));
+    json_object_set_new(row, "rdma", or_null(measure, "logical_gbps", "rdma"));
+    json_object_set_new(row, "nvl", json_is_number(bus) ? json_incref(bus) : or_null(measure, "logical_gbps", "nvl"));
+    json_object_set_new(row, "rdma_wire", or_null(measure, "wire_gbps", "rdma"));
+    json_object_set_new(row, "nvl_wire", or_null(measure, "wire_gbps", "nvl"));
+    json_object_set_new(row, "time", or_null(measure, "time_us", NULL));
+    for (size_t i = 0; i < 3; i++) {
+        json_t *value = json_object_get(percent, links[i]);
+
+        if (json_is_number(value)) {
+            json_object_set(row, "percent", value);
+            break;
+        }
+    }
+    json_object_set_new(row, "expected", or_null(measure, "expected", "value"));
+    json_object_set_new(row, "rating", or_null(measure, "rating", NULL));
+    /* Runs on different links differ only in the device. */
+    if (strcmp(json_string_value(json_object_get(run, "dialect")), "perftest") == 0)
+        json_object_set_new(row, "config", or_null(run, "device", NULL));
+    else
+        json_object_set_new(row, "config", or_null(measure, "config", NULL));
+    return row;
+}
+
+static int print_measures(const json_t *runs)
+{
+    static const struct out_column columns[] = {
+        {"RUN", "run", 0, 0},
+        {"OP", "op", 0, 0},
+        {"TYPE", "type", 0, OUT_IF_PRESENT},
+        {"RDMA GB/s", "rdma", 1, OUT_IF_PRESENT},
+        {"NVL/BUS GB/s", "nvl", 1, OUT_IF_PRESENT},
+        {"RDMA WIRE", "rdma_wire", 1, OUT_IF_PRESENT},
+        {"NVL WIRE", "nvl_wire", 1, OUT_IF_PRESENT},
+        {"TIME us", "time", 1, OUT_IF_PRESENT},
+        {"% PEAK", "percent", 0, OUT_IF_PRESENT},
+        {"EXPECTED", "expected", 1, OUT_IF_PRESENT},
+        {"RATING", "rating", 0, OUT_IF_PRESENT},
+        {"BEST CONFIGURATION", "config", 0, OUT_IF_PRESENT | OUT_TRUNC},
+    };
+    json_t *rows = json_array(), *run, *measure;
+    size_t i, j;
+    int result = 0;
+
+    json_array_foreach(runs, i, run)
+    {
+        json_array_foreach(json_object_get(run, "measures"), j, measure)
+        {
+            json_array_append_new(rows, number_row(run, measure));
+        }
+    }
+    if (json_array_size(rows) > 0)
+        result = out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
+    json_decref(rows);
+    return result;
+}
+
+static void print_run(const json_t *run)
+{
+    json_t *item;
+    size_t i;
+    const char *expected;
+
+    json_array_foreach(json_object_get(run, "problems"), i, item)
+    {
+        out_line("  %s:%lld..%lld: %s", text_of(run, "source"),
+                 (long long)json_integer_value(json_array_get(json_object_get(run, "lines"), 0)),
+                 (long long)json_integer_value(json_array_get(json_object_get(run, "lines"), 1)),
+                 json_string_value(item));
+    }
+    json_array_foreach(json_object_get(run, "causes"), i, item)
+    {
+        if (json_is_string(json_object_get(item, "id")))
+            out_line("  probable cause: %s (epkit doctor, id %s)", text_of(item, "text"), text_of(item, "id"));
+        else
+            out_line("  probable cause: %s", text_of(item, "text"));
+    }
+    json_array_foreach(json_object_get(run, "notes"), i, item)
+    {
+        out_line("  note: %s", json_string_value(item));
+    }
+    item = json_array_get(json_object_get(run, "measures"), 0);
+    if (json_is_null(json_object_get(run, "hardware")) &&
+        json_is_number(json_object_get(json_object_get(item, "percent_of_peak"), "rdma")))
+        out_line("  %% peak: assumes one NIC of 400 Gb/s for each GPU, because no machine is named (--hardware)");
+    expected = text_of(json_object_get(item, "expected"), "source");
+    if (*expected)
+        out_line("  expected %s: %s, %s", text_of(run, "title"), text_of(json_object_get(item, "expected"), "from"),
+                 expected);
+}
+
+int verdict_print(const json_t *document)
+{
+    const json_t *runs = json_object_get(document, "runs"), *totals = json_object_get(document, "totals");
+    json_t *item;
+    size_t i;
+    int result = print_measures(runs);
+
+    json_array_foreach(runs, i, item)
+    {
+        if (json_array_size(runs) > 1)
+            out_line("%s (%s)", text_of(item, "verdict"), text_of(item, "source"));
+        print_run(item);
+    }
+    json_array_foreach(json_object_get(document, "faults"), i, item)
+    {
+        const char *id = text_of(item, "id");
+
+        out_line("%s%s%s%s: %s (%s:%lld, %lld times)",
+                 json_is_true(json_object_get(item, "fatal")) ? "fault" : "warning", *id ? " (doctor id " : "", id,
+                 *id ? ")" : "", text_of(item, "cause"), text_of(item, "source"),
+                 (long long)json_integer_value(json_object_get(item, "line")),
+                 (long long)json_integer_value(json_object_get(item, "count")));
+    }
+    if (json_integer_value(json_object_get(totals, "unreadable")) > 0)
+        out_line("%lld of %lld lines were torn and could not be read.",
+                 (long long)json_integer_value(json_object_get(totals, "unreadable")),
+                 (long long)json_integer_value(json_object_get(totals, "lines")));
+    if (json_integer_value(json_object_get(totals, "runs_dropped")) > 0)
+        out_line("There are more runs: the first 2000 are kept");
+    return result;
+}

@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * nccl_tests.c - tables of nccl-tests (and rccl-tests), of all versions:
+ *
+ *     # Collective test starting: all_reduce_perf
+ *     # nThread 1 nGpus 1 minBytes 2097152 maxBytes 17179869184 step: 2(factor) warmup iters: 10 iters: 1 ...
+ *     #  Rank  0 Group  0 Pid  34386 on node-0 device  0 [0000:1b:00] NVIDIA B200
+ *     #       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw
+ * #wrong #        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+ *          2097152        524288     float     sum      -1    123.4   17.01   31.89      0    123.4   17.01   31.89 N/A
+ *     # Out of bounds values : 0 OK
+ *     # Avg bus bandwidth    : 40.8712
+ *
+ * Some versions lack the columns redop and root, others the in-place group. Early versions have "error" (a magnitude)
+ * where later ones have "#wrong" (a count). Words after the groups (times of day) are ignored.
+ */
+#include "parse_internal.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define MAX_WORDS 24
+#define GROUP 4 /* time, algbw, busbw, wrong */
+
+static bool is_type(const char *word)
+{
+    static const char *const types[] = {"float",   "half",        "double",     "bfloat16", "bf16",   "int8",
+                                        "uint8",   "int32",       "uint32",     "int64",    "uint64", "char",
+                                        "int",     "fp8_e4m3",    "f8e4m3",     "f8e5m2",   "fp8",    "fp8_e5m2",
+                                        "float16", "float8_e4m3", "float8_e5m2"};
+
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++)
+        if (strcmp(word, types[i]) == 0)
+            return true;
+    return false;
+}
+
+static const char *title_of(const struct parser *parser)
+{
+    return *parser->program ? parser->program : "nccl-tests";
+}
+
+/* The operation: the name of the program without "_perf". */
+static void op_of(const struct parse_run *run, char *ret_op, size_t bytes)
+{
+    const char *end = strstr(run->title, "_perf");
+
+    if (end)
+        snprintf(ret_op, bytes, "%.*s", (int)(end - run->title), run->title);
+    else
+        snprintf(ret_op, bytes, "collective");
+}
+
+static struct parse_run *begin(struct parser *parser)
+{
+    struct stream *stream = stream_now(parser);
+
+    if (stream) {
+        stream->nccl_rows_seen = false;
+        stream->nccl_has_error_column = false;
+        stream->n_nccl_hosts = 0;
+    }
+    return run_begin(parser, PARSE_NCCL_TESTS, title_of(parser));
+}
+
+/* The run that a header line belongs to: the open run, unless it has rows. */
+static struct parse_run *head(struct parser *parser)
+{
+    const struct stream *stream = stream_now(parser);
+    struct parse_run *run = run_open(parser, PARSE_NCCL_TESTS);
+
+    return run && stream && !stream->nccl_rows_seen && !run->is_complete ? run : begin(parser);
+}
+
+/* The number of hosts, this one included. */
+static int count_host(struct stream *stream, uint32_t host)
+{
+    for (int i = 0; i < stream->n_nccl_hosts; i++)
+        if (stream->nccl_hosts[i] == host)
+            return stream->n_nccl_hosts;
+    if (stream->n_nccl_hosts < MAX_NCCL_HOSTS)
+        stream->nccl_hosts[stream->n_nccl_hosts++] = host;
+    return stream->n_nccl_hosts;
+}
+
+/* "#  Rank  0 Group  0 Pid  34386 on node-0 device  0 [0000:1b:00] NVIDIA B200" */
+static bool rank_line(struct parser *parser, const char *line)
+{
+    double rank;
+    const char *on, *device;
+    struct parse_run *run;
+
+    if (!lex_after(line, "Rank ", &rank) || rank >= 1e6)
+        return false;
+    on = strstr(line, " on ");
+    device = on ? strstr(on, " device ") : NULL;
+    if (!device || !strstr(line, "Pid"))
+        return false;
+    run = head(parser);
+    if (!run)
+        return true;
+    /* One process prints all ranks: a second rank 0 belongs to a concurrent run. */
+    if (rank == 0 && run->ranks > 0)
+        run->writers++;
+    if (rank >= (double)run->ranks)
+        run->ranks = (int64_t)rank + 1;
+    run->nodes = count_host(stream_now(parser), lex_hash(on + 4, (size_t)(device - on) - 4));
+    device = strstr(device, "] ");
+    if (device)
+        snprintf(run->device, sizeof(run->device), "%.*s", (int)(sizeof(run->device) - 1), device + 2);
+    return true;
+}
+
+/* Some builds print Gb/s. */
+static double to_gbps(const struct parse_run *run, double value)
+{
+    return run->bits ? value / run->bits : value;
+}
+
+static bool head_line(struct parser *parser, const char *line)
+{
+    struct stream *stream = stream_now(parser);
+    struct parse_run *run;
+
+    if (strstr(line, "Collective test starting:")) {
+        run = begin(parser);
+        if (run)
+            snprintf(run->title, sizeof(run->title), "%.*s", (int)(sizeof(run->title) - 1),
+                     strstr(line, "starting:") + 9 + strspn(strstr(line, "starting:") + 9, " "));
+        return true;
+    }
+    if (strstr(line, "nThread ") && strstr(line, "minBytes ")) {
+        run = run_open(parser, PARSE_NCCL_TESTS);
+        /* A new attempt after one that failed before its table. */
+        (void)(run && run->n_problems > 0 ? begin(parser) : head(parser));
+        return true;
+    }
+    if (strstr(line, "busbw") && strstr(line, "type") &&
+        ((strstr(line, "size") && strstr(line, "count")) || strstr(line, "bytes"))) {
+        (void)head(parser);
+        if (stream)
+            stream->nccl_has_error_column = (strstr(line, "error") || strstr(line, " res")) && !strstr(line, "#wrong");
+        return true;
+    }
+    if (strstr(line, "(elements)") && strstr(line, "(us)")) {
+        run = head(parser);
+        if (run && strstr(line, "(Gb/s)"))
+            run->bits = 8;
+        return true;
+    }
+    return strstr(line, "Using devices") || strstr(line, "out-of-place");
+}
+
+static bool tail_line(struct parser *parser, const char *line)
+{
+    struct parse_run *run;
+    double number;
+    const char *name;
+
+    if (strstr(line, "Out of bounds values :")) {
+        run = run_need(parser, PARSE_NCCL_TESTS, title_of(parser));
+        if (!run)
+            return true;
+        if (!lex_after(line, "values :", &number)) {
+            parser->totals.unreadable++;
+            return true;
+        }
+        run->wrong = number < 1e18 ? (uint64_t)number : (uint64_t)1e18;
+        if (strstr(line, "FAILED") && run->wrong == 0)
+            run->wrong = 1;
+        return true;
+    }
+    if (strstr(line, "Avg bus bandwidth")) {
+        run = run_need(parser, PARSE_NCCL_TESTS, title_of(parser));
+        if (!run)
+            return true;
+        if (!lex_after(line, ":", &number)) {
+            parser->totals.unreadable++;
+            return true;
+        }
+        run->average = number;
+        run->is_complete = true;
+        if (strstr(line, "FAILED"))
+            run_problem(run, line);
+        return true;
+    }
+    name = strstr(line, "Collective test concluded:");
+    if (!name)
+        return false;
+    run = run_open(parser, PARSE_NCCL_TESTS);
+    name += strlen("Collective test concluded:");
+    name += strspn(name, " ");
+    if (run) {
+        snprintf(run->title, sizeof(run->title), "%.*s", (int)(sizeof(run->title) - 1), name);
+        run->is_complete = true;
+    }
+    return true;
+}
+
+static bool is_number_or_na(const char *word, double *ret_number)
+{
+    *ret_number = NAN;
+    return strcmp(word, "N/A") == 0 || lex_is_number(word, ret_number);
+}
+
+/* One group of columns. */
+static bool keep_group(struct parse_run *run, char **words, const char *type, bool is_in_place, double bytes,
+                       bool is_magnitude)
+{
+    double values[GROUP], bus;
+    struct parse_measure *measure;
+    char op[40];
+
+    for (int i = 0; i < GROUP; i++)
+        if (!is_number_or_na(words[i], &values[i]))
+            return false;
+    if (isnan(values[0]) && isnan(values[2]))
+        return true; /* N/A: the test has no such group */
+    if (isnan(values[0]) || isnan(values[1]) || isnan(values[2]))
+        return false;
+    op_of(run, op, sizeof(op));
+    measure = run_measure(run, op, type, is_in_place ? "in-place" : "out-of-place");
+    if (!measure)
+        return true;
+    bus = to_gbps(run, values[2]);
+    measure_sample(measure, bus);
+    measure_point(measure, bytes, bus, values[0]);
+    if (isnan(measure->bus_gbps) || bus > measure->bus_gbps) {
+        measure->bus_gbps = bus;
+        measure->alg_gbps = to_gbps(run, values[1]);
+        measure->time_us = values[0];
+        measure->bytes = bytes;
+    }
+    if (!isnan(values[3]) && !is_magnitude)
+        run->failed += values[3] != 0;
+    return true;
+}
+
+/* Is it a row: size, count, type? Other lines that start with a number are not of nccl-tests. */
+static bool row_line(struct parser *parser, const char *line)
+{
+    char text[512], *words[MAX_WORDS];
+    size_t n, at = 3, groups = 0;
+    double bytes, count, number;
+    struct parse_run *run;
+    struct stream *stream = stream_now(parser);
+
+    if (strlen(line) >= sizeof(text))
+        return false;
+    memcpy(text, line, strlen(line) + 1);
+    n = lex_words(text, words, MAX_WORDS);
+    if (n < 3 || !lex_is_number(words[0], &bytes) || !lex_is_number(words[1], &count) || !is_type(words[2]) ||
+        bytes != floor(bytes) || count > bytes)
+        return false;
+    run = run_need(parser, PARSE_NCCL_TESTS, title_of(parser));
+    if (!run || !stream)
+        return true;
+    if (at < n && !lex_is_number(words[at], &number) && strcmp(words[at], "N/A") != 0)
+        at++; /* redop */
+    if (at < n) {
+        /* A root is a small integer; a time of the first group is followed by exactly three more words. */
+        size_t numbers = 0;
+
+        while (at + numbers < n && is_number_or_na(words[at + numbers], &number))
+            numbers++;
+        if (numbers % GROUP == 1)
+            at++;
+        groups = numbers / GROUP;
+    }
+    stream->nccl_rows_seen = true;
+    if (groups == 0 || groups > 2) {
+        parser->totals.unreadable++;
+        return true;
+    }
+    for (size_t i = 0; i < groups; i++)
+        if (!keep_group(run, words + at + GROUP * i, words[2], i == 1, bytes, stream->nccl_has_error_column))
+            parser->totals.unreadable++;
+    return true;
+}
+
+/* The first versions leave out the '#', and so do pages where a '#' starts a heading. */
+static bool is_bare_comment(const char *line)
+{
+    static const char *const begins[] = {
+        "Out of bounds values :", "Avg bus bandwidth    :", "nThread ", "size ", "(B) ", "bytes ", "Rank "};
+
+    for (size_t i = 0; i < sizeof(begins) / sizeof(begins[0]); i++)
+        if (lex_starts(line, begins[i]))
+            return true;
+    return false;
+}
+
+bool nccl_line(struct parser *parser, const char *line)
+{
+    struct parse_run *run;
+
+    while (*line == ' ')
+        line++;
+    if (*line == '#' || is_bare_comment(line))
+        return rank_line(parser, line) || head_line(parser, line) || tail_line(parser, line);
+    if (strstr(line, "Test NCCL failure") || strstr(line, "Test CUDA failure") || strstr(line, ": Test failure ")) {
+        run = run_need(parser, PARSE_NCCL_TESTS, title_of(parser));
+        if (run)
+            run_problem(run, line);
+        return true;
+    }
+    return *line >= '0' && *line <= '9' && row_line(parser, line);
+}

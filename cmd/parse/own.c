@@ -1,0 +1,402 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * own.c - the output of epkit: documents of `epkit test|bench --json`, on one line or many, and their text form:
+ *
+ *     [ 1/24] bf16 random, no top-k, sync ... passed 11 ms
+ *     24/24 cases passed
+ *     ON   OP       TYPE RANKS TOKENS TIME us     P10     P90 LOGICAL GB/s WIRE GB/s x memcpy x alltoallv
+ *     host dispatch bf16     2     64   683.5   475.0  8107.2        2.674     1.342     0.81      123.76
+ */
+#include "parse_internal.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_WORDS 24
+
+static int64_t integer_of(const json_t *object, const char *key)
+{
+    const json_t *value = json_object_get(object, key);
+
+    return json_is_integer(value) ? (int64_t)json_integer_value(value) : -1;
+}
+
+static double number_of(const json_t *object, const char *key)
+{
+    const json_t *value = json_object_get(object, key);
+
+    return json_is_number(value) ? json_number_value(value) : NAN;
+}
+
+static const char *text_of(const json_t *object, const char *key)
+{
+    const char *text = json_string_value(json_object_get(object, key));
+
+    return text ? text : "";
+}
+
+static void read_settings(struct parse_run *run, const json_t *parameters)
+{
+    const json_t *tokens = json_object_get(parameters, "tokens");
+
+    run->tokens = json_is_array(tokens) ? (int64_t)json_integer_value(json_array_get(tokens, 0))
+                                        : integer_of(parameters, "tokens");
+    run->hidden = integer_of(parameters, "hidden");
+    run->topk = integer_of(parameters, "topk");
+    run->experts = integer_of(parameters, "experts");
+    run->ranks = integer_of(parameters, "ranks");
+    run->nodes = integer_of(parameters, "nodes");
+}
+
+static void read_test(struct parser *parser, json_t *document)
+{
+    char title[64];
+    struct parse_run *run;
+    json_t *item;
+    size_t i;
+
+    snprintf(title, sizeof(title), "epkit test %.40s", text_of(document, "matrix"));
+    run = run_begin(parser, PARSE_EPKIT_TEST, title);
+    if (!run)
+        return;
+    read_settings(run, json_object_get(document, "parameters"));
+    run->expected = (int)integer_of(document, "total");
+    run->passed = (int)integer_of(document, "passed");
+    run->failed = (int)integer_of(document, "failed");
+    run->started = run->passed + run->failed;
+    run->is_complete = true;
+    json_array_foreach(json_object_get(document, "cases"), i, item)
+    {
+        char text[PARSE_TEXT];
+
+        if (!json_is_false(json_object_get(item, "passed")))
+            continue;
+        snprintf(text, sizeof(text), "case %d, %.80s: %.100s", (int)integer_of(item, "index"), text_of(item, "name"),
+                 text_of(item, "detail"));
+        run_problem(run, text);
+    }
+    json_array_foreach(json_object_get(document, "errors"), i, item)
+    {
+        char text[PARSE_TEXT];
+
+        snprintf(text, sizeof(text), "%.80s: %.110s", text_of(item, "what"), text_of(item, "text"));
+        run_problem(run, text);
+    }
+    run->document = json_incref(document);
+}
+
+static void read_bench(struct parser *parser, json_t *document)
+{
+    struct parse_run *run = run_begin(parser, PARSE_EPKIT_BENCH, "epkit bench");
+    json_t *row;
+    size_t i;
+
+    if (!run)
+        return;
+    read_settings(run, json_object_get(document, "parameters"));
+    snprintf(run->device, sizeof(run->device), "%.63s", text_of(document, "device"));
+    json_array_foreach(json_object_get(document, "rows"), i, row)
+    {
+        struct parse_measure *measure;
+        double logical = number_of(row, "logical_gbps");
+
+        if (run->ranks < 0)
+            run->ranks = integer_of(row, "ranks");
+        measure = run_measure(run, text_of(row, "op"), text_of(row, "type"), NULL);
+        if (!measure)
+            break;
+        measure_sample(measure, logical);
+        measure_point(measure, number_of(row, "tokens"), logical, number_of(row, "time_us"));
+        if (isnan(measure->time_us) || logical > measure->nvl_gbps) {
+            measure->nvl_gbps = logical;
+            measure->time_us = number_of(row, "time_us");
+        }
+        measure->is_final = true;
+    }
+    run->is_complete = run->n_measures > 0;
+    run->document = json_incref(document);
+}
+
+static void forget(struct stream *stream)
+{
+    free(stream->document);
+    stream->document = NULL;
+    stream->n_document = stream->document_space = 0;
+    stream->depth = 0;
+    stream->in_string = stream->escaped = false;
+}
+
+static bool has_verb(const char *text, const char *verb)
+{
+    for (const char *at = text; (at = strstr(at, "\"verb\":")) != NULL;) {
+        at += strlen("\"verb\":");
+        at += strspn(at, " ");
+        if (*at == '"' && lex_starts(at + 1, verb) && at[1 + strlen(verb)] == '"')
+            return true;
+    }
+    return false;
+}
+
+/* A document that is invalid or incomplete has no verdict: its run counts as failed. */
+static void lose_document(struct parser *parser, const char *text, const char *why)
+{
+    static const struct {
+        const char *verb, *title;
+        enum parse_dialect dialect;
+    } verbs[] = {{"test", "epkit test", PARSE_EPKIT_TEST},
+                 {"run", "epkit run", PARSE_EPKIT_TEST},
+                 {"bench", "epkit bench", PARSE_EPKIT_BENCH}};
+
+    parser->totals.unreadable++;
+    for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++) {
+        struct parse_run *run;
+
+        if (!has_verb(text, verbs[i].verb))
+            continue;
+        run = run_begin(parser, verbs[i].dialect, verbs[i].title);
+        if (run)
+            run_problem(run, why);
+        return;
+    }
+}
+
+void epkit_document_end(struct parser *parser)
+{
+    struct stream *stream = stream_now(parser);
+
+    if (!stream || !stream->document)
+        return;
+    lose_document(parser, stream->document, "its JSON document does not end");
+    forget(stream);
+}
+
+static void read_document(struct parser *parser, const char *text, size_t bytes)
+{
+    json_error_t error;
+    json_t *document = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    const char *verb = text_of(document, "verb");
+
+    if (!document) {
+        lose_document(parser, text, "its JSON document is torn");
+    } else if (integer_of(document, "schema_version") == 1 && strcmp(verb, "test") == 0) {
+        read_test(parser, document);
+    } else if (integer_of(document, "schema_version") == 1 && strcmp(verb, "bench") == 0) {
+        read_bench(parser, document);
+    } else if (strcmp(verb, "run") == 0) {
+        json_t *suite, *bench = json_object_get(document, "bench");
+        size_t i;
+
+        json_array_foreach(json_object_get(document, "suites"), i, suite)
+        {
+            read_test(parser, suite);
+        }
+        if (json_is_object(bench))
+            read_bench(parser, bench);
+    }
+    json_decref(document);
+}
+
+/* Counts brackets outside of strings; true when the document is complete. */
+static bool follow(struct stream *stream, const char *text)
+{
+    for (; *text; text++) {
+        if (stream->in_string) {
+            if (stream->escaped)
+                stream->escaped = false;
+            else if (*text == '\\')
+                stream->escaped = true;
+            else if (*text == '"')
+                stream->in_string = false;
+            continue;
+        }
+        if (*text == '"')
+            stream->in_string = true;
+        else if (*text == '{' || *text == '[')
+            stream->depth++;
+        else if (*text == '}' || *text == ']')
+            stream->depth--;
+        if (stream->depth == 0)
+            return true;
+    }
+    return false;
+}
+
+static bool append(struct stream *stream, const char *text)
+{
+    size_t n = strlen(text), space = stream->document_space ? stream->document_space : 4096;
+    char *grown;
+
+    if (stream->n_document + n + 2 > MAX_DOCUMENT)
+        return false;
+    while (space < stream->n_document + n + 2)
+        space *= 2;
+    if (space != stream->document_space) {
+        grown = realloc(stream->document, space);
+        if (!grown)
+            return false;
+        stream->document = grown;
+        stream->document_space = space;
+    }
+    if (!stream->document)
+        return false;
+    memcpy(stream->document + stream->n_document, text, n);
+    stream->n_document += n;
+    stream->document[stream->n_document++] = '\n';
+    return true;
+}
+
+/* Can the line be part of a multi-line document? It is indented, or a single bracket. */
+static bool continues(const char *line)
+{
+    return *line == ' ' || *line == '}' || *line == ']' || *line == '{' || *line == '[' || *line == '"';
+}
+
+bool epkit_document_line(struct parser *parser, const char *line)
+{
+    struct stream *stream = stream_now(parser);
+
+    if (!stream)
+        return false;
+    if (!stream->document) {
+        if (strcmp(line, "{") != 0 && !lex_starts(line, "{\"schema_version\"") &&
+            !lex_starts(line, "{ \"schema_version\""))
+            return false;
+    } else if (stream->n_document == 2 && !strstr(line, "\"schema_version\"")) {
+        forget(stream); /* from another program */
+        return false;
+    } else if (!continues(line) && !stream->in_string) {
+        /* Standard error within the document, or other output after a document that was cut off. */
+        if (*line && !lex_starts(line, "epkit:"))
+            return false;
+        return true;
+    }
+    if (!append(stream, line)) {
+        parser->totals.unreadable++;
+        forget(stream);
+        return true;
+    }
+    stream->document[stream->n_document] = '\0';
+    if (follow(stream, line)) {
+        read_document(parser, stream->document, stream->n_document);
+        forget(stream);
+    }
+    return true;
+}
+
+/* "[ 1/24] bf16 random, no top-k, sync ... passed 11 ms" */
+static bool case_line(struct parser *parser, const char *line)
+{
+    double index, total;
+    const char *end;
+    struct parse_run *run;
+
+    if (*line != '[' || !lex_number(line + 1, &end, &index) || *end != '/' || !lex_number(end + 1, &end, &total) ||
+        lex_starts(end, "] ") == false || total > 100000)
+        return false;
+    if (!strstr(end, " ... passed") && !strstr(end, " ... FAILED") && !strstr(end, " ... failed")) {
+        parser->totals.unreadable += strstr(end, "...") != NULL;
+        return strstr(end, "...") != NULL;
+    }
+    run = run_open(parser, PARSE_EPKIT_TEST);
+    if (!run || run->is_complete || index <= (double)run->started)
+        run = run_begin(parser, PARSE_EPKIT_TEST, "epkit test");
+    if (!run)
+        return true;
+    run->expected = (int)total;
+    run->started++;
+    if (strstr(end, " ... passed")) {
+        run->passed++;
+    } else {
+        run->failed++;
+        run_problem(run, line);
+    }
+    return true;
+}
+
+static bool sentence_line(struct parser *parser, const char *line)
+{
+    struct parse_run *run = run_open(parser, PARSE_EPKIT_TEST);
+    const char *text = strstr(line, " cases passed"), *begin = text, *end;
+    double passed, total, failed = 0;
+
+    if (!text || !run)
+        return false;
+    while (begin > line && ((begin[-1] >= '0' && begin[-1] <= '9') || begin[-1] == '/'))
+        begin--;
+    if (!lex_number(begin, &end, &passed) || *end != '/' || !lex_number(end + 1, NULL, &total))
+        return false;
+    if (lex_starts(text, " cases passed, ") && strstr(text, " failed"))
+        (void)lex_number(text + 15, NULL, &failed);
+    run->passed = (int)passed;
+    run->expected = (int)total;
+    run->failed = (int)failed;
+    run->is_complete = true;
+    return true;
+}
+
+static bool is_op(const char *word)
+{
+    static const char *const ops[] = {"dispatch", "combine", "plan", "first-dispatch", "ll-dispatch", "ll-combine"};
+
+    for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++)
+        if (strcmp(word, ops[i]) == 0)
+            return true;
+    return false;
+}
+
+static bool bench_row(struct parser *parser, const char *line)
+{
+    char text[512], *words[MAX_WORDS];
+    size_t n, op = 0, at;
+    struct parse_run *run = run_open(parser, PARSE_EPKIT_BENCH);
+    struct parse_measure *measure;
+    double values[7];
+    const char *type = "";
+
+    if (!run || strlen(line) >= sizeof(text))
+        return false;
+    memcpy(text, line, strlen(line) + 1);
+    n = lex_words(text, words, MAX_WORDS);
+    while (op < n && !is_op(words[op]))
+        op++;
+    if (op == n || op == 0)
+        return false;
+    at = op + 1;
+    if (at < n && (strcmp(words[at], "bf16") == 0 || strcmp(words[at], "fp8") == 0))
+        type = words[at++];
+    for (size_t i = 0; i < 7; i++) {
+        values[i] = NAN;
+        if (at + i < n && !lex_is_number(words[at + i], &values[i])) {
+            parser->totals.unreadable++;
+            return true;
+        }
+    }
+    if (isnan(values[4]))
+        return false;
+    measure = run_measure(run, words[op], type, NULL);
+    if (!measure)
+        return true;
+    run->ranks = (int64_t)values[0];
+    measure_sample(measure, values[5]);
+    measure_point(measure, values[1], values[5], values[2]);
+    if (isnan(measure->time_us) || values[5] > measure->nvl_gbps) {
+        measure->nvl_gbps = values[5];
+        measure->time_us = values[2];
+    }
+    measure->is_final = true;
+    run->is_complete = true;
+    snprintf(run->device, sizeof(run->device), "%.*s", (int)(words[op] - text > 60 ? 60 : words[op] - text - 1), line);
+    run->device[strcspn(run->device, " ")] = '\0';
+    return true;
+}
+
+bool epkit_line(struct parser *parser, const char *line)
+{
+    if (lex_starts(line, "ON ") && strstr(line, "LOGICAL GB/s") && strstr(line, "WIRE GB/s")) {
+        (void)run_begin(parser, PARSE_EPKIT_BENCH, "epkit bench");
+        return true;
+    }
+    return case_line(parser, line) || sentence_line(parser, line) || bench_row(parser, line);
+}

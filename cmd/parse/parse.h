@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * parse.h - reads the output of test programs.
+ *
+ * A parser reads any number of log files block by block, in bounded memory. It recognises the dialects of DeepEP
+ * (intranode, internode, low latency, V2), nccl-tests, perftest and epkit itself. It handles the prefixes of kubectl,
+ * mpirun, srun, torchrun and `epkit launch`, colours, progress bars and torn lines. docs/log-dialects.md lists the
+ * lines.
+ *
+ * A parser is not thread-safe. Nothing here prints.
+ */
+#ifndef EP_PARSE_PARSE_H
+#define EP_PARSE_PARSE_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum parse_dialect {
+    PARSE_DEEPEP_INTRANODE,
+    PARSE_DEEPEP_INTERNODE,
+    PARSE_DEEPEP_LOW_LATENCY,
+    PARSE_DEEPEP_V2,
+    PARSE_NCCL_TESTS,
+    PARSE_PERFTEST,
+    PARSE_EPKIT_TEST,
+    PARSE_EPKIT_BENCH,
+    PARSE_N_DIALECTS
+};
+
+/* "deepep-internode" and so on. */
+const char *parse_dialect_name(enum parse_dialect dialect);
+
+#define PARSE_MAX_POINTS 160
+#define PARSE_MAX_MEASURES 64
+#define PARSE_MAX_PROBLEMS 8
+#define PARSE_TEXT 200
+
+/* One point of a sweep over the message size in bytes or over the index of the configuration. */
+struct parse_point {
+    double x, gbps, time_us;
+};
+
+/*
+ * Measurements of one operation. Rates are in GB/s (1e9 bytes) as printed; NAN: not printed. If several ranks or nodes
+ * print the same figure, the value is that of the slowest; min, max and sum are over all of them.
+ */
+struct parse_measure {
+    char op[40];                    /* dispatch, combine, expanded dispatch, all_reduce, ib_write_bw ... */
+    char type[16];                  /* fp8, bf16, float ...; "" */
+    char device[32];                /* RDMA device of perftest; "" */
+    char config[64];                /* best configuration as text: "24 SMs, NVL chunk 8, RDMA chunk 12"; "" */
+    int sms, nvl_chunk, rdma_chunk; /* -1: not printed */
+    double nvl_gbps, rdma_gbps;     /* logical, as the program counts them */
+    double bus_gbps, alg_gbps;      /* nccl-tests */
+    double time_us, notify_us;      /* of the operation; of its notification, if printed separately */
+    double epilogue_us;             /* DeepEP V2: copy or reduce epilogue */
+    double bytes;                   /* message size of the quoted figure */
+    double min, max, sum;           /* of the leading rate, over ranks or nodes */
+    uint64_t n;                     /* number of figures in min, max and sum */
+    bool is_final;                  /* a "Best ..." or average line; else the best of the sweep so far */
+    struct parse_point *points;
+    size_t n_points, dropped_points;
+};
+
+/* One run of one program. */
+struct parse_run {
+    enum parse_dialect dialect;
+    char title[64];                 /* program: test_internode, all_reduce_perf, ib_write_bw ... */
+    char source[256];               /* file in which it started */
+    char device[64];                /* GPU as the log names it; "" */
+    uint64_t first_line, last_line; /* in that file, from 1 */
+    char stream[96];                /* prefix of its lines, which distinguishes nodes; "" */
+    int writers; /* nodes (or streams) that printed the same run; nccl-tests: runs at once whose lines are mixed */
+    /* Settings named in the log; -1: not named. */
+    int64_t tokens, hidden, topk, topk_groups, experts, ranks, nodes, sms;
+    /* Cases of one writer. `expected` is 0 if the dialect has no cases. */
+    int started, passed, failed, expected;
+    uint64_t wrong;    /* nccl-tests: values out of bounds */
+    double average;    /* nccl-tests: average bus bandwidth; NAN */
+    int bits;          /* nccl-tests: 8 if rates are printed in Gb/s; else 0 */
+    bool is_complete;  /* the end of the run was seen */
+    int lines_missing; /* DeepEP low latency: result lines that some ranks printed and others did not */
+    struct parse_measure *measures;
+    size_t n_measures;
+    char problems[PARSE_MAX_PROBLEMS][PARSE_TEXT]; /* lines that report failures */
+    size_t n_problems;
+    json_t *document; /* epkit: the document itself; NULL */
+};
+
+struct parser;
+
+/* NULL: out of memory. parser_free() accepts NULL. */
+struct parser *parser_new(void);
+void parser_free(struct parser *parser);
+
+/* The following lines belong to `source`, a file name or a host; no earlier line continues. */
+void parser_begin(struct parser *parser, const char *source);
+
+/* Feeds a block of bytes, cut anywhere. */
+void parser_feed(struct parser *parser, const char *bytes, size_t n);
+
+enum { PARSE_COMPRESSED = -1, PARSE_DEVICE = -2 };
+
+/*
+ * Reads a whole file, "-" for standard input. 0, or the errno, or one of the above: not text, or endless. `tick` is
+ * called periodically, also while no input arrives; it may be NULL.
+ */
+int parser_read(struct parser *parser, const char *path, void (*tick)(uint64_t bytes));
+
+/* Ends the input and completes open runs. Afterwards the runs may be read. */
+void parser_end(struct parser *parser);
+
+struct parse_totals {
+    uint64_t bytes, lines, recognised; /* recognised: lines of some dialect */
+    uint64_t unreadable;               /* torn: they start like a line of a dialect but do not continue like one */
+    uint64_t long_lines;               /* longer than the buffer, cut */
+    uint64_t runs_dropped;             /* runs dropped because 2000 are kept already */
+};
+
+size_t parser_count(const struct parser *parser);
+struct parse_run *parser_run(const struct parser *parser, size_t i);
+struct parse_totals parser_totals(const struct parser *parser);
+
+/* A line that names a known fault, from any program. */
+struct parse_fault {
+    const char *id;      /* ID of the doctor's check, or NULL */
+    const char *cause;   /* sentence */
+    bool is_fatal;       /* the program cannot have succeeded */
+    bool is_fatal_alone; /* so only if no test began */
+    bool is_loose;       /* one of its lines belongs to no run, so it makes no run fail */
+    char line[PARSE_TEXT];
+    char source[256];
+    uint64_t line_number, count;
+};
+
+/* Faults in the order of their first line. Borrowed. */
+const struct parse_fault *parser_faults(const struct parser *parser, size_t *ret_n);
+
+/* NULL: no such measure. type NULL: any. */
+const struct parse_measure *parse_find(const struct parse_run *run, const char *op, const char *type);
+
+#endif

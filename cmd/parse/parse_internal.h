@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * parse_internal.h - declarations shared by the files of the parser.
+ *
+ * parse.c splits bytes into physical lines. stream.c strips their prefixes and joins them into logical lines per
+ * stream. Each logical line is offered to the dialects in turn. A stream is the output of one writer, as far as
+ * prefixes distinguish writers: a pod, a rank of mpirun, a host.
+ */
+#ifndef EP_PARSE_PARSE_INTERNAL_H
+#define EP_PARSE_PARSE_INTERNAL_H
+
+#include "parse.h"
+
+#define MAX_LINE (1 << 20)      /* bytes of a physical line; a JSON document on one line has to fit */
+#define MAX_PENDING (16 << 10)  /* bytes of a line that arrives in parts */
+#define MAX_DOCUMENT (32 << 20) /* bytes of a JSON document over many lines */
+#define MAX_STREAMS 4096
+#define MAX_RUNS 2000
+#define MAX_FAULTS 64
+#define MAX_NCCL_HOSTS 512
+#define KEY_BYTES 96
+#define LL_MAX_RANKS 4096 /* of a low-latency run */
+#define LL_KINDS 3
+
+/* State of the dialects for one stream, kept between lines. */
+struct stream {
+    char key[KEY_BYTES];
+    char *pending; /* start of a line whose end has not arrived; MAX_PENDING */
+    size_t n_pending;
+    struct parse_run *open[PARSE_N_DIALECTS];
+    int ordinal[PARSE_N_DIALECTS]; /* how many runs of the dialect have begun here */
+    struct deepep_scratch *deepep; /* of the open DeepEP run */
+    bool nccl_rows_seen, nccl_has_error_column;
+    uint32_t nccl_hosts[MAX_NCCL_HOSTS]; /* hashes of the names of the open run's hosts */
+    int n_nccl_hosts;
+    int perftest_unit; /* 0: no table yet */
+    char *document;    /* JSON document collected so far */
+    size_t n_document, document_space;
+    int depth;
+    bool in_string, escaped;
+    bool ignores_traceback; /* the line before had "Exception ignored in" (Python) */
+    int n_ignored;          /* tracebacks after such lines whose exception is still to come */
+};
+
+/* Internal state next to the public part of a run. */
+struct run {
+    struct parse_run public;
+    int stream;                                  /* index */
+    int source;                                  /* index */
+    int ordinal;                                 /* which run of its dialect in its stream */
+    uint8_t ll_seen[LL_KINDS][LL_MAX_RANKS / 8]; /* low latency: bit set: the rank has printed this kind of line */
+};
+
+struct parser {
+    char *line; /* of MAX_LINE + 1 at most */
+    size_t n_line, line_space;
+    bool is_cut, after_cr;
+    char source[256];
+    int n_sources;
+    uint64_t line_number; /* in the source */
+    struct parse_totals totals;
+    struct stream **streams;
+    size_t n_streams, streams_space;
+    int current_stream; /* index of the stream whose line the dialects read */
+    struct run **runs;
+    size_t n_runs, runs_space;
+    char program[64];    /* last program name seen: all_reduce_perf ... */
+    const char *v2_type; /* of the last case of DeepEP 2 in this source, from any stream; NULL: none */
+    struct parse_fault faults[MAX_FAULTS];
+    size_t n_faults;
+    bool has_failed_alloc;
+};
+
+/* --- prefix.c --- */
+
+struct prefix {
+    size_t bytes; /* to skip */
+    char key[KEY_BYTES];
+    bool is_partial; /* the container runtime cut the line here: the next line continues it */
+};
+
+/* Prefixes with an unambiguous form: times, kubectl, mpirun, srun, torchrun, container runtimes. */
+void prefix_read(const char *line, struct prefix *ret_prefix);
+
+/* One prefix that may be a host or text: "[x] ", "x: ", "x | ". 0: none. Appends to the key. */
+size_t prefix_guess(const char *line, char *key, size_t key_bytes);
+
+/* Any first word or bracket, as loggers print it. Only valid if the rest is a known line. 0: none. */
+size_t prefix_word(const char *line, char *key, size_t key_bytes);
+
+/* The next tag of mpirun within `line`, after its start: output of another writer. NULL: none. */
+const char *prefix_next_tag(const char *line);
+
+/* Removes terminal escape sequences and control characters in place. Returns the new length. */
+size_t prefix_clean(char *text, size_t n);
+
+/* --- stream.c --- */
+
+/* Processes a physical line without its line end. */
+void stream_line(struct parser *parser, char *line, size_t n);
+
+/* Completes the pending lines of all streams and drops the streams. */
+void stream_flush(struct parser *parser);
+
+/* --- runs.c --- */
+
+/* A new run in the current stream, or NULL when there are too many. */
+struct parse_run *run_begin(struct parser *parser, enum parse_dialect dialect, const char *title);
+
+/* The open run of the dialect, or NULL. */
+struct parse_run *run_open(struct parser *parser, enum parse_dialect dialect);
+
+/* The same; starts a run if there is none. */
+struct parse_run *run_need(struct parser *parser, enum parse_dialect dialect, const char *title);
+
+/* The measure of (op, type), created if missing; NULL if there are too many. `config` may be NULL. */
+struct parse_measure *run_measure(struct parse_run *run, const char *op, const char *type, const char *config);
+
+void measure_point(struct parse_measure *measure, double x, double gbps, double time_us);
+
+/* Adds a figure of the leading rate. */
+void measure_sample(struct parse_measure *measure, double rate);
+
+void run_problem(struct parse_run *run, const char *line);
+
+/* The internal run that contains `public`. */
+struct run *run_whole(struct parse_run *public);
+
+void run_clear(struct run *run);
+
+/* Merges the parts of one run that several writers printed. */
+void runs_merge(struct parser *parser);
+
+struct stream *stream_now(struct parser *parser);
+
+/* --- lex.c --- */
+
+/* The number after `label` in `text`. false: no label, or no number after it. */
+bool lex_after(const char *text, const char *label, double *ret_number);
+
+/* As lex_after(), for settings: an integer, or -1. */
+int64_t lex_setting(const char *text, const char *label);
+
+/* A finite number >= 0 that ends at a space, comma or unit. *ret_end: the character after it. */
+bool lex_number(const char *text, const char **ret_end, double *ret_number);
+
+/* Splits at spaces and tabs into at most `max` words; modifies `text`. Returns the number of words. */
+size_t lex_words(char *text, char **ret_words, size_t max);
+
+bool lex_is_number(const char *word, double *ret_number);
+bool lex_starts(const char *text, const char *prefix);
+
+/* Of the first `n` bytes. */
+uint32_t lex_hash(const char *text, size_t n);
+
+/* --- the dialects: true if the line was one of theirs, torn ones included --- */
+
+bool deepep_line(struct parser *parser, const char *line);
+bool deepep_ll_line(struct parser *parser, const char *line);
+bool deepep_v2_line(struct parser *parser, const char *line);
+bool nccl_line(struct parser *parser, const char *line);
+bool perftest_line(struct parser *parser, const char *line);
+
+/* Does the line report a failure of perftest, after any prefix? For lines that no dialect recognised. */
+bool perftest_failure(struct parser *parser, const char *line);
+bool perftest_is_title(const char *line);
+bool epkit_line(struct parser *parser, const char *line);
+
+/* Lines of a JSON document. */
+bool epkit_document_line(struct parser *parser, const char *line);
+
+/* No more lines follow: an incomplete document is lost. */
+void epkit_document_end(struct parser *parser);
+
+/* The end of a run: computes counts that need the complete run. */
+void deepep_finish(struct parse_run *run, struct deepep_scratch *scratch);
+void deepep_scratch_free(struct deepep_scratch *scratch);
+struct deepep_scratch *deepep_scratch_new(void);
+
+/* --- faults.c --- */
+void fault_line(struct parser *parser, const char *line);
+
+#endif

@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* runs.c - runs and their measures; merges the parts of one run that several writers printed. */
+#include "parse_internal.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct stream *stream_now(struct parser *parser)
+{
+    return parser->current_stream >= 0 ? parser->streams[parser->current_stream] : NULL;
+}
+
+struct run *run_whole(struct parse_run *public)
+{
+    return (struct run *)public;
+}
+
+void run_clear(struct run *run)
+{
+    for (size_t i = 0; i < run->public.n_measures; i++)
+        free(run->public.measures[i].points);
+    free(run->public.measures);
+    json_decref(run->public.document);
+    free(run);
+}
+
+struct parse_run *run_open(struct parser *parser, enum parse_dialect dialect)
+{
+    const struct stream *stream = stream_now(parser);
+    struct parse_run *run = stream ? stream->open[dialect] : NULL;
+
+    if (run)
+        run->last_line = parser->line_number;
+    return run;
+}
+
+static bool grow_runs(struct parser *parser)
+{
+    size_t space = parser->runs_space ? 2 * parser->runs_space : 16;
+    struct run **grown;
+
+    if (parser->n_runs < parser->runs_space)
+        return true;
+    grown = realloc(parser->runs, space * sizeof(*grown));
+    if (!grown) {
+        parser->has_failed_alloc = true;
+        return false;
+    }
+    parser->runs = grown;
+    parser->runs_space = space;
+    return true;
+}
+
+struct parse_run *run_begin(struct parser *parser, enum parse_dialect dialect, const char *title)
+{
+    struct stream *stream = stream_now(parser);
+    struct run *run;
+
+    if (!stream)
+        return NULL;
+    if (stream->open[dialect])
+        deepep_finish(stream->open[dialect], stream->deepep);
+    stream->open[dialect] = NULL;
+    if (parser->n_runs >= MAX_RUNS) {
+        parser->totals.runs_dropped++;
+        return NULL;
+    }
+    run = calloc(1, sizeof(*run));
+    if (!run || !grow_runs(parser)) {
+        parser->has_failed_alloc = true;
+        free(run);
+        return NULL;
+    }
+    run->public = (struct parse_run){
+        .dialect = dialect,
+        .first_line = parser->line_number,
+        .last_line = parser->line_number,
+        .writers = 1,
+        .tokens = -1,
+        .hidden = -1,
+        .topk = -1,
+        .topk_groups = -1,
+        .experts = -1,
+        .ranks = -1,
+        .nodes = -1,
+        .sms = -1,
+        .average = NAN,
+    };
+    snprintf(run->public.title, sizeof(run->public.title), "%s", title);
+    snprintf(run->public.source, sizeof(run->public.source), "%s", parser->source);
+    snprintf(run->public.stream, sizeof(run->public.stream), "%s", stream->key);
+    run->stream = parser->current_stream;
+    run->source = parser->n_sources;
+    run->ordinal = stream->ordinal[dialect]++;
+    parser->runs[parser->n_runs++] = run;
+    stream->open[dialect] = &run->public;
+    return &run->public;
+}
+
+struct parse_run *run_need(struct parser *parser, enum parse_dialect dialect, const char *title)
+{
+    struct parse_run *run = run_open(parser, dialect);
+
+    return run ? run : run_begin(parser, dialect, title);
+}
+
+struct parse_measure *run_measure(struct parse_run *run, const char *op, const char *type, const char *config)
+{
+    struct parse_measure *measure;
+
+    for (size_t i = 0; i < run->n_measures; i++) {
+        measure = &run->measures[i];
+        if (strcmp(measure->op, op) == 0 && strcmp(measure->type, type) == 0 &&
+            (!config || strcmp(measure->config, config) == 0))
+            return measure;
+    }
+    if (run->n_measures == PARSE_MAX_MEASURES)
+        return NULL;
+    measure = realloc(run->measures, (run->n_measures + 1) * sizeof(*measure));
+    if (!measure)
+        return NULL;
+    run->measures = measure;
+    measure += run->n_measures++;
+    *measure = (struct parse_measure){
+        .sms = -1,
+        .nvl_chunk = -1,
+        .rdma_chunk = -1,
+        .nvl_gbps = NAN,
+        .rdma_gbps = NAN,
+        .bus_gbps = NAN,
+        .alg_gbps = NAN,
+        .time_us = NAN,
+        .notify_us = NAN,
+        .epilogue_us = NAN,
+        .bytes = NAN,
+        .min = NAN,
+        .max = NAN,
+    };
+    snprintf(measure->op, sizeof(measure->op), "%s", op);
+    snprintf(measure->type, sizeof(measure->type), "%s", type);
+    snprintf(measure->config, sizeof(measure->config), "%s", config ? config : "");
+    return measure;
+}
+
+const struct parse_measure *parse_find(const struct parse_run *run, const char *op, const char *type)
+{
+    for (size_t i = 0; i < run->n_measures; i++)
+        if (strcmp(run->measures[i].op, op) == 0 && (!type || strcmp(run->measures[i].type, type) == 0))
+            return &run->measures[i];
+    return NULL;
+}
+
+void measure_point(struct parse_measure *measure, double x, double gbps, double time_us)
+{
+    struct parse_point *grown;
+
+    if (measure->n_points == PARSE_MAX_POINTS) {
+        measure->dropped_points++;
+        return;
+    }
+    grown = realloc(measure->points, (measure->n_points + 1) * sizeof(*grown));
+    if (!grown)
+        return;
+    measure->points = grown;
+    grown[measure->n_points++] = (struct parse_point){x, gbps, time_us};
+}
+
+void measure_sample(struct parse_measure *measure, double rate)
+{
+    if (isnan(rate))
+        return;
+    measure->min = measure->n == 0 || rate < measure->min ? rate : measure->min;
+    measure->max = measure->n == 0 || rate > measure->max ? rate : measure->max;
+    measure->sum += rate;
+    measure->n++;
+}
+
+void run_problem(struct parse_run *run, const char *line)
+{
+    if (run->n_problems == PARSE_MAX_PROBLEMS)
+        return;
+    for (size_t i = 0; i < run->n_problems; i++)
+        if (strncmp(run->problems[i], line, PARSE_TEXT - 1) == 0)
+            return;
+    snprintf(run->problems[run->n_problems++], PARSE_TEXT, "%s", line);
+}
+
+/* --- joining --- */
+
+/* Do all writers of this dialect belong to one run, each with its own lines? */
+static bool is_joint(enum parse_dialect dialect)
+{
+    return dialect == PARSE_DEEPEP_INTERNODE || dialect == PARSE_DEEPEP_LOW_LATENCY || dialect == PARSE_DEEPEP_V2;
+}
+
+static bool agree(int64_t a, int64_t b)
+{
+    return a < 0 || b < 0 || a == b;
+}
+
+/* Different ranks printed parts of one low-latency run; each part knows the ranks up to its own highest. */
+static bool have_common_ranks(const struct run *a, const struct run *b)
+{
+    for (int kind = 0; kind < LL_KINDS; kind++)
+        for (size_t i = 0; i < sizeof(a->ll_seen[kind]); i++)
+            if (a->ll_seen[kind][i] & b->ll_seen[kind][i])
+                return true;
+    return false;
+}
+
+static bool have_same_ranks(const struct run *a, const struct run *b)
+{
+    if (a->public.dialect == PARSE_DEEPEP_LOW_LATENCY)
+        return !have_common_ranks(a, b);
+    return agree(a->public.ranks, b->public.ranks);
+}
+
+static bool is_same_run(const struct run *a, const struct run *b)
+{
+    const struct parse_run *x = &a->public, *y = &b->public;
+
+    return x->dialect == y->dialect && is_joint(x->dialect) && a->ordinal == b->ordinal &&
+           (a->stream != b->stream || a->source != b->source) && agree(x->tokens, y->tokens) &&
+           agree(x->hidden, y->hidden) && agree(x->topk, y->topk) && agree(x->experts, y->experts) &&
+           strcmp(x->title, y->title) == 0 && have_same_ranks(a, b);
+}
+
+static double lower(double a, double b)
+{
+    return isnan(a) || b < a ? b : a;
+}
+
+static double higher(double a, double b)
+{
+    return isnan(a) || b > a ? b : a;
+}
+
+/* Of two figures for the same value the slower one counts: by time if ranks print them, by rate if nodes do. */
+static void join_measure(struct parse_measure *into, const struct parse_measure *from, bool is_by_time)
+{
+    bool is_slower =
+        is_by_time && !isnan(from->time_us) && !isnan(into->time_us)
+            ? from->time_us > into->time_us
+            : from->rdma_gbps < into->rdma_gbps || (isnan(into->rdma_gbps) && from->nvl_gbps < into->nvl_gbps);
+
+    if (is_slower) {
+        struct parse_measure kept = *into;
+
+        *into = *from;
+        into->points = kept.points;
+        into->n_points = kept.n_points;
+        into->dropped_points = kept.dropped_points;
+        into->min = kept.min;
+        into->max = kept.max;
+        into->sum = kept.sum;
+        into->n = kept.n;
+    }
+    into->min = lower(into->min, from->min);
+    into->max = higher(into->max, from->max);
+    into->sum += from->sum;
+    into->n += from->n;
+}
+
+static int least(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+static int64_t known(int64_t a, int64_t b)
+{
+    return a >= 0 ? a : b;
+}
+
+/* Only the first process of a node prints cases; the other parts have no information about them. */
+static void join_cases(struct parse_run *into, const struct parse_run *from)
+{
+    if (from->dialect == PARSE_DEEPEP_V2 && from->started == 0 && from->n_measures > 0)
+        return;
+    if (into->dialect == PARSE_DEEPEP_V2 && into->started == 0 && into->n_measures > 0) {
+        into->passed = from->passed;
+        into->expected = from->expected;
+        into->is_complete = from->is_complete;
+    }
+    into->passed = least(into->passed, from->passed);
+    into->started = into->started > from->started ? into->started : from->started;
+    into->expected = into->expected > from->expected ? into->expected : from->expected;
+    into->is_complete = into->is_complete && from->is_complete;
+}
+
+static void join(struct run *whole, const struct run *other)
+{
+    struct parse_run *into = &whole->public;
+    const struct parse_run *from = &other->public;
+
+    for (int kind = 0; kind < LL_KINDS; kind++)
+        for (size_t i = 0; i < sizeof(whole->ll_seen[kind]); i++)
+            whole->ll_seen[kind][i] |= other->ll_seen[kind][i];
+    into->writers += from->writers;
+    join_cases(into, from);
+    into->failed += from->failed;
+    into->tokens = known(into->tokens, from->tokens);
+    into->hidden = known(into->hidden, from->hidden);
+    into->topk = known(into->topk, from->topk);
+    into->topk_groups = known(into->topk_groups, from->topk_groups);
+    into->experts = known(into->experts, from->experts);
+    into->nodes = known(into->nodes, from->nodes);
+    into->sms = known(into->sms, from->sms);
+    into->ranks = into->ranks > from->ranks ? into->ranks : from->ranks;
+    for (size_t i = 0; i < from->n_measures; i++) {
+        size_t before = into->n_measures;
+        struct parse_measure *measure = run_measure(into, from->measures[i].op, from->measures[i].type, NULL);
+
+        if (!measure)
+            continue;
+        if (into->n_measures > before) {
+            *measure = from->measures[i];
+            measure->points = NULL;
+            measure->n_points = 0;
+        } else {
+            join_measure(measure, &from->measures[i], into->dialect != PARSE_DEEPEP_INTERNODE);
+        }
+    }
+    for (size_t i = 0; i < from->n_problems; i++)
+        run_problem(into, from->problems[i]);
+}
+
+/* Counts missing low-latency lines: each rank prints one of each kind. */
+static int count_missing(struct parse_run *run)
+{
+    const struct run *whole = run_whole(run);
+    int64_t missing = LL_KINDS * (run->ranks > 0 ? run->ranks : 1);
+
+    for (int kind = 0; kind < LL_KINDS; kind++)
+        for (size_t i = 0; i < sizeof(whole->ll_seen[kind]); i++)
+            missing -= __builtin_popcount(whole->ll_seen[kind][i]);
+    return (int)missing;
+}
+
+/* Computes what needs the complete run. */
+static void conclude(struct parse_run *run)
+{
+    if (run->dialect == PARSE_DEEPEP_INTERNODE && run->nodes < 0 && run->writers > 1)
+        run->nodes = run->writers;
+    if (run->dialect == PARSE_DEEPEP_LOW_LATENCY) {
+        run->lines_missing = count_missing(run);
+        run->is_complete = run->lines_missing == 0;
+    }
+}
+
+void runs_merge(struct parser *parser)
+{
+    size_t used = 0;
+
+    for (size_t i = 0; i < parser->n_runs; i++) {
+        struct run *run = parser->runs[i];
+        size_t same = 0;
+
+        while (same < used && !is_same_run(parser->runs[same], run))
+            same++;
+        if (same < used) {
+            join(parser->runs[same], run);
+            run_clear(run);
+        } else {
+            parser->runs[used++] = run;
+        }
+    }
+    parser->n_runs = used;
+    for (size_t i = 0; i < used; i++)
+        conclude(&parser->runs[i]->public);
+}

@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* compare_runs.c - compares the figures of two runs. */
+#include "page.h"
+#include "report.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define MIN_HISTORY 4
+#define LARGE_BYTES 1073741824.0 /* messages of nccl-tests from which on the rate hardly depends on the size */
+
+/* The main figure of a measure. */
+static json_t *figure_of(const json_t *measure)
+{
+    const json_t *logical = json_object_get(measure, "logical_gbps"), *value;
+    const char *unit = "GB/s (RDMA)";
+
+    value = json_object_get(logical, "rdma");
+    if (!json_is_number(value)) {
+        value = json_object_get(measure, "busbw_gbps");
+        unit = "GB/s (busbw)";
+    }
+    if (!json_is_number(value)) {
+        value = json_object_get(logical, "nvl");
+        unit = "GB/s (NVLink)";
+    }
+    if (json_is_number(value))
+        return json_pack("{s:f, s:s, s:b}", "value", json_number_value(value), "unit", unit, "lower_is_better", 0);
+    value = json_object_get(measure, "time_us");
+    if (!json_is_number(value))
+        return NULL;
+    return json_pack("{s:f, s:s, s:b}", "value", json_number_value(value), "unit", "us", "lower_is_better", 1);
+}
+
+/* Is the configuration a parameter of the measurement, or the best one that a sweep found? */
+static const char *place_of(const json_t *measure)
+{
+    const char *config = page_text(measure, "config");
+
+    return strstr(config, "place") ? config : "";
+}
+
+/*
+ * A test of connections with 1 MiB is no sweep that became slow: the figure of a table of small messages has their size
+ * in its name.
+ */
+static const char *size_of(const json_t *run, const json_t *measure, char *ret_text, size_t bytes)
+{
+    double largest = page_number(measure, "bytes");
+    const json_t *point;
+    size_t i;
+
+    *ret_text = '\0';
+    if (strcmp(page_text(run, "dialect"), "nccl-tests") != 0)
+        return ret_text;
+    json_array_foreach(json_object_get(measure, "points"), i, point) largest =
+        fmax(largest, json_number_value(json_array_get(point, 0)));
+    if (largest > 0 && largest < 1048576)
+        snprintf(ret_text, bytes, "up to %.0f bytes", largest);
+    else if (largest > 0 && largest < LARGE_BYTES)
+        snprintf(ret_text, bytes, "up to %.4g MiB", largest / 1048576);
+    return ret_text;
+}
+
+static json_t *low_latency_time(const json_t *run, const json_t *measure)
+{
+    if (strcmp(page_text(run, "dialect"), "deepep-lowlatency") != 0)
+        return NULL;
+    return json_pack("{s:f, s:s, s:b}", "value", page_number(measure, "time_us"), "unit", "us", "lower_is_better", 1);
+}
+
+json_t *report_figures(const json_t *document)
+{
+    const json_t *parsed = json_object_get(document, "parsed");
+    json_t *figures = json_object(), *run, *measure, *figure;
+    size_t i, j;
+    char name[300], numbered[320], size[40];
+
+    json_array_foreach(json_object_get(parsed ? parsed : document, "runs"), i, run)
+    {
+        json_array_foreach(json_object_get(run, "measures"), j, measure)
+        {
+            const char *device = strcmp(page_text(run, "dialect"), "perftest") == 0 ? page_text(run, "device") : "";
+            const char *parts[] = {page_text(run, "title"),
+                                   page_text(measure, "op"),
+                                   page_text(measure, "type"),
+                                   place_of(measure),
+                                   device,
+                                   size_of(run, measure, size, sizeof(size))};
+            size_t used = 0;
+
+            figure = low_latency_time(run, measure);
+            if (!figure)
+                figure = figure_of(measure);
+            if (!figure)
+                continue;
+            for (size_t k = 0; k < sizeof(parts) / sizeof(parts[0]); k++)
+                if (*parts[k])
+                    used += (size_t)snprintf(name + used, sizeof(name) - used, "%s%.45s", used ? " " : "", parts[k]);
+            snprintf(numbered, sizeof(numbered), "%s", name);
+            for (int n = 2; json_object_get(figures, numbered) && n < 10000; n++)
+                snprintf(numbered, sizeof(numbered), "%s #%d", name, n);
+            if (json_object_set_new(figures, numbered, figure) != 0)
+                continue;
+        }
+    }
+    return figures;
+}
+
+/* Three standard deviations of a figure's history, as a share of its mean; 0: the history is too short. */
+static double noise_of(const json_t *history, const char *figure)
+{
+    double sum = 0, squares = 0, mean, variance;
+    int n = 0;
+    json_t *entry;
+    size_t i;
+
+    json_array_foreach(history, i, entry)
+    {
+        const json_t *value = json_object_get(json_object_get(json_object_get(entry, "figures"), figure), "value");
+
+        if (!json_is_number(value))
+            continue;
+        sum += json_number_value(value);
+        squares += json_number_value(value) * json_number_value(value);
+        n++;
+    }
+    if (n < MIN_HISTORY || sum <= 0)
+        return 0;
+    mean = sum / n;
+    variance = (squares - n * mean * mean) / (n - 1);
+    return variance > 0 ? 3 * sqrt(variance) / mean : 0;
+}
+
+static json_t *compare_row(const char *name, const json_t *a, const json_t *b, double noise, int *ret_worse,
+                           int *ret_better)
+{
+    const json_t *any = a ? a : b;
+    const char *rating = "same";
+    double change = NAN;
+
+    if (a && b && (page_number(a, "value") <= 0 || page_number(b, "value") <= 0)) {
+        /* From or to zero: the relative change is undefined. */
+        if (page_number(a, "value") > 0) {
+            change = -1;
+            rating = "regression";
+            (*ret_worse)++;
+        } else if (page_number(b, "value") > 0) {
+            rating = "improvement";
+            (*ret_better)++;
+        } else {
+            change = 0;
+        }
+    } else if (a && b) {
+        change = page_number(b, "value") / page_number(a, "value") - 1;
+        if (json_is_true(json_object_get(a, "lower_is_better")))
+            change = page_number(a, "value") / page_number(b, "value") - 1;
+        rating = change < -noise ? "regression" : change > noise ? "improvement" : "same";
+        *ret_worse += change < -noise;
+        *ret_better += change > noise;
+    } else {
+        rating = a ? "only in A" : "only in B";
+    }
+    return json_pack("{s:s, s:s, s:o, s:o, s:o, s:f, s:s}", "figure", name, "unit", page_text(any, "unit"), "a",
+                     a ? json_real(page_number(a, "value")) : json_null(), "b",
+                     b ? json_real(page_number(b, "value")) : json_null(), "change",
+                     isnan(change) ? json_null() : json_real(change), "noise", noise, "rating", rating);
+}
+
+static json_t *about(const json_t *document)
+{
+    static const char *const keys[] = {"folder", "date", "commit", "hardware", "nodes", "result"};
+    json_t *object = json_object();
+
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+        json_t *value = json_object_get(document, keys[i]);
+
+        if (value)
+            json_object_set(object, keys[i], value);
+        else
+            json_object_set_new(object, keys[i], json_null());
+    }
+    return object;
+}
+
+json_t *report_compare(const json_t *a, const json_t *b, double noise, const json_t *history)
+{
+    json_t *before = json_object_get(a, "figures"), *after = json_object_get(b, "figures"), *rows = json_array(),
+           *value;
+    const char *name, *worst = "";
+    double worst_change = 0;
+    bool has_failed = strcmp(page_text(b, "result"), "failed") == 0 && strcmp(page_text(a, "result"), "failed") != 0;
+    int worse = has_failed, better = 0, compared = 0;
+    json_t *verdict, *row;
+    size_t i;
+
+    json_object_foreach(before, name, value)
+    {
+        double own = noise_of(history, name);
+
+        json_array_append_new(
+            rows, compare_row(name, value, json_object_get(after, name), own > 0 ? own : noise, &worse, &better));
+    }
+    json_object_foreach(after, name, value)
+    {
+        if (!json_object_get(before, name))
+            json_array_append_new(rows, compare_row(name, NULL, value, noise, &worse, &better));
+    }
+    json_array_foreach(rows, i, row)
+    {
+        const json_t *change = json_object_get(row, "change");
+
+        compared += strncmp(page_text(row, "rating"), "only", 4) != 0;
+        if (json_is_number(change) && json_number_value(change) < worst_change) {
+            worst_change = json_number_value(change);
+            worst = page_text(row, "figure");
+        }
+    }
+    if (has_failed)
+        verdict = json_sprintf("The later run failed, and the earlier one did not: %s", page_text(b, "verdict"));
+    else if (compared == 0)
+        verdict = json_string("Nothing can be compared: the two have no figure in common.");
+    else if (worse > 0)
+        verdict = json_sprintf("%d of %d figures are worse beyond noise; most of all %s, by %.1f%%.", worse, compared,
+                               worst, -100 * worst_change);
+    else if (better > 0)
+        verdict = json_sprintf("No figure of %d is worse; %d %s better.", compared, better, better == 1 ? "is" : "are");
+    else
+        verdict = json_sprintf("No figure of %d differs beyond noise.", compared);
+    return json_pack("{s:o, s:i, s:i, s:i, s:o, s:o, s:o}", "verdict", verdict, "compared", compared, "regressions",
+                     worse, "improvements", better, "a", about(a), "b", about(b), "rows", rows);
+}

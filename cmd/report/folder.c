@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "folder.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define SCHEMA_VERSION 1 /* of run.json */
+#define MAX_JSON (64 << 20)
+#define MAX_FILES 65536
+
+struct pattern {
+    const char *prefix, *suffix;
+    enum folder_kind kind;
+};
+
+/* The first match counts. */
+static const struct pattern patterns[] = {
+    {"snapshot-", ".json", FOLDER_SNAPSHOT},
+    {"doctor-", ".json", FOLDER_DOCTOR},
+    {"env-", ".json", FOLDER_ENV},
+    {"nics-", ".json", FOLDER_NICS},
+    {"worker-", ".log", FOLDER_LOG},
+    {"", ".log", FOLDER_LOG},
+    {"", ".txt", FOLDER_LOG},
+    {"", ".out", FOLDER_LOG},
+};
+
+static bool ends(const char *text, const char *suffix)
+{
+    size_t n = strlen(text), m = strlen(suffix);
+
+    return n > m && strcmp(text + n - m, suffix) == 0;
+}
+
+static bool add_file(struct folder *folder, const char *dir, const char *name, const struct pattern *pattern)
+{
+    struct folder_file *grown = realloc(folder->files, (folder->n_files + 1) * sizeof(*grown)), *file;
+    size_t skip = strlen(pattern->prefix);
+
+    if (!grown)
+        return false;
+    folder->files = grown;
+    file = &grown[folder->n_files];
+    *file = (struct folder_file){.kind = pattern->kind};
+    if (asprintf(&file->path, "%s/%s", dir, name) < 0)
+        return false;
+    snprintf(file->host, sizeof(file->host), "%.*s", (int)(strlen(name) - skip - strlen(pattern->suffix)), name + skip);
+    folder->n_files++;
+    return true;
+}
+
+static bool is_plain_file(const char *dir, const char *name)
+{
+    struct stat info;
+    char *path = NULL;
+    bool is_plain;
+
+    if (asprintf(&path, "%s/%s", dir, name) < 0)
+        return false;
+    is_plain = lstat(path, &info) == 0 && S_ISREG(info.st_mode);
+    free(path);
+    return is_plain;
+}
+
+/* A missing folder counts as empty. */
+static void scan(struct folder *folder, const char *dir)
+{
+    DIR *stream = opendir(dir);
+    struct dirent *entry;
+
+    while (stream && (entry = readdir(stream)) != NULL && folder->n_files < MAX_FILES) {
+        for (size_t i = 0; i < sizeof(patterns) / sizeof(patterns[0]); i++) {
+            const struct pattern *pattern = &patterns[i];
+
+            if (*entry->d_name == '.' || strncmp(entry->d_name, pattern->prefix, strlen(pattern->prefix)) != 0 ||
+                !ends(entry->d_name, pattern->suffix))
+                continue;
+            if (is_plain_file(dir, entry->d_name))
+                (void)add_file(folder, dir, entry->d_name, pattern);
+            break;
+        }
+    }
+    if (stream)
+        closedir(stream);
+}
+
+static int compare_files(const void *a, const void *b)
+{
+    const struct folder_file *x = a, *y = b;
+    bool x_first = strcmp(x->host, "coordinator") == 0, y_first = strcmp(y->host, "coordinator") == 0;
+
+    if (x_first != y_first)
+        return y_first - x_first;
+    return strverscmp(x->path, y->path);
+}
+
+json_t *runfolder_load_json(const char *path, char *ret_error, size_t bytes)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    struct stat info;
+    json_error_t error;
+    json_t *value = NULL;
+
+    if (fd < 0 || fstat(fd, &info) != 0) {
+        snprintf(ret_error, bytes, "%s", strerror(errno));
+    } else if (!S_ISREG(info.st_mode) || info.st_size > MAX_JSON) {
+        snprintf(ret_error, bytes, "it is not a file of at most 64 MiB");
+    } else {
+        value = json_loadfd(fd, 0, &error);
+        if (!value)
+            snprintf(ret_error, bytes, "line %d: %s", error.line, error.text);
+    }
+    if (fd >= 0)
+        close(fd);
+    return value;
+}
+
+static bool is_there(const char *path)
+{
+    struct stat info;
+
+    return lstat(path, &info) == 0;
+}
+
+/* A file without a version may have been written by hand; keys of another version may have another meaning. */
+static void check_run(struct folder *folder)
+{
+    const json_t *version = json_object_get(folder->run, "schema_version");
+
+    if (!json_is_object(folder->run))
+        snprintf(folder->run_error, sizeof(folder->run_error), "it is not an object");
+    else if (version && json_integer_value(version) != SCHEMA_VERSION)
+        snprintf(folder->run_error, sizeof(folder->run_error), "its schema_version is not %d, which this epkit reads",
+                 SCHEMA_VERSION);
+    else
+        return;
+    json_decref(folder->run);
+    folder->run = NULL;
+}
+
+static void read_run(struct folder *folder)
+{
+    char *path = NULL;
+
+    if (asprintf(&path, "%s/run.json", folder->base) < 0)
+        return;
+    if (is_there(path)) {
+        folder->run = runfolder_load_json(path, folder->run_error, sizeof(folder->run_error));
+        if (folder->run)
+            check_run(folder);
+    }
+    free(path);
+}
+
+bool runfolder_open(const char *path, struct folder **ret_folder, char *ret_error, size_t bytes)
+{
+    struct folder *folder = calloc(1, sizeof(*folder));
+    char *inner = NULL, *pods = NULL;
+    struct stat info;
+
+    if (!folder || !(folder->path = strdup(path)) || asprintf(&inner, "%s/testbed-logs", path) < 0) {
+        snprintf(ret_error, bytes, "out of memory");
+        goto fail;
+    }
+    if (stat(path, &info) != 0) {
+        snprintf(ret_error, bytes, "%s", strerror(errno));
+        goto fail;
+    }
+    if (!S_ISDIR(info.st_mode)) {
+        snprintf(ret_error, bytes, "it is not a folder");
+        goto fail;
+    }
+    folder->base = strdup(is_there(inner) ? inner : path);
+    if (!folder->base || asprintf(&pods, "%s/pod-logs", folder->base) < 0) {
+        snprintf(ret_error, bytes, "out of memory");
+        goto fail;
+    }
+    scan(folder, folder->base);
+    scan(folder, pods);
+    if (strcmp(folder->base, path) != 0)
+        scan(folder, path);
+    if (folder->n_files > 0)
+        qsort(folder->files, folder->n_files, sizeof(*folder->files), compare_files);
+    read_run(folder);
+    free(inner);
+    free(pods);
+    *ret_folder = folder;
+    return true;
+fail:
+    free(inner);
+    free(pods);
+    runfolder_free(folder);
+    return false;
+}
+
+void runfolder_free(struct folder *folder)
+{
+    if (!folder)
+        return;
+    for (size_t i = 0; i < folder->n_files; i++)
+        free(folder->files[i].path);
+    free(folder->files);
+    free(folder->path);
+    free(folder->base);
+    json_decref(folder->run);
+    free(folder);
+}

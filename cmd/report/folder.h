@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* folder.h - reads the folder of a run (docs/run-folder.md). Does not follow links in it. */
+#ifndef EP_REPORT_FOLDER_H
+#define EP_REPORT_FOLDER_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+enum folder_kind { FOLDER_LOG, FOLDER_SNAPSHOT, FOLDER_DOCTOR, FOLDER_ENV, FOLDER_NICS };
+
+struct folder_file {
+    enum folder_kind kind;
+    char *path;
+    char host[128]; /* "coordinator", a host's name, or the name of the file */
+};
+
+struct folder {
+    char *path;  /* as given */
+    char *base;  /* where run.json is, or would be */
+    json_t *run; /* run.json; NULL: missing or unreadable (run_error has the reason) */
+    char run_error[200];
+    struct folder_file *files; /* sorted by name; coordinator.log first */
+    size_t n_files;
+};
+
+/* false: ret_error says why. runfolder_free() accepts NULL. */
+bool runfolder_open(const char *path, struct folder **ret_folder, char *ret_error, size_t bytes);
+void runfolder_free(struct folder *folder);
+
+/* A JSON file of at most 64 MiB, or NULL with the reason. */
+json_t *runfolder_load_json(const char *path, char *ret_error, size_t bytes);
+
+#endif

@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gather.c - builds the document of a run folder. */
+#include "report.h"
+
+#include "page.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#define IDLE 0.1 /* of the mean of the others */
+#define UNEVEN 0.6
+
+static double nic_bytes(const json_t *nic)
+{
+    return page_number(nic, "tx_bytes") + page_number(nic, "rx_bytes");
+}
+
+/* NICs of `epkit nics --json`, in the form of run.json. */
+static json_t *short_nics(const json_t *document)
+{
+    json_t *list = json_array(), *device;
+    size_t i;
+
+    json_array_foreach(json_object_get(document, "devices"), i, device)
+    {
+        const json_t *moved = json_object_get(device, "moved");
+
+        if (json_is_object(moved))
+            json_array_append_new(list, json_pack("{s:s, s:i, s:f, s:f}", "device", page_text(device, "device"), "port",
+                                                  (int)page_number(device, "port"), "tx_bytes",
+                                                  page_number(moved, "sent_bytes"), "rx_bytes",
+                                                  page_number(moved, "received_bytes")));
+    }
+    return list;
+}
+
+/* The NICs of one host with the share of each. *ret_n_uneven: NICs that carried much less than the others. */
+static json_t *balance_of(const char *host, const json_t *nics, int *ret_n_uneven)
+{
+    json_t *list = json_array(), *nic;
+    double sum = 0;
+    size_t i, n = json_array_size(nics);
+    int uneven = 0;
+
+    json_array_foreach(nics, i, nic)
+    {
+        sum += nic_bytes(nic);
+    }
+    json_array_foreach(nics, i, nic)
+    {
+        double others = n > 1 ? (sum - nic_bytes(nic)) / (double)(n - 1) : 0;
+        double share = others > 0 ? nic_bytes(nic) / others : sum > 0 ? 1 : 0;
+
+        uneven += sum > 0 && share < UNEVEN;
+        json_array_append_new(list, json_pack("{s:s, s:f, s:f, s:f, s:b, s:b}", "device", page_text(nic, "device"),
+                                              "tx_bytes", page_number(nic, "tx_bytes"), "rx_bytes",
+                                              page_number(nic, "rx_bytes"), "share", share, "idle",
+                                              sum > 0 && share<IDLE, "uneven", sum> 0 && share < UNEVEN));
+    }
+    *ret_n_uneven += uneven;
+    return json_pack("{s:s, s:f, s:i, s:o}", "host", host, "bytes", sum, "uneven", uneven, "nics", list);
+}
+
+static json_t *gather_nics(const struct folder *folder)
+{
+    json_t *hosts = json_array(), *host, *document;
+    int uneven = 0;
+    size_t i;
+    char error[200];
+
+    json_array_foreach(json_object_get(folder->run, "hosts"), i, host)
+    {
+        const json_t *nics = json_object_get(host, "nics");
+
+        if (json_array_size(nics) > 0)
+            json_array_append_new(hosts, balance_of(page_text(host, "name"), nics, &uneven));
+    }
+    for (i = 0; i < folder->n_files && json_array_size(json_object_get(folder->run, "hosts")) == 0; i++) {
+        if (folder->files[i].kind != FOLDER_NICS)
+            continue;
+        document = runfolder_load_json(folder->files[i].path, error, sizeof(error));
+        host = short_nics(document);
+        if (json_array_size(host) > 0)
+            json_array_append_new(hosts, balance_of(folder->files[i].host, host, &uneven));
+        json_decref(host);
+        json_decref(document);
+    }
+    return json_pack("{s:i, s:o}", "uneven", uneven, "hosts", hosts);
+}
+
+/* Files written by hand may have any content: values of another type are left out. */
+static json_t *text_or_null(const json_t *object, const char *key)
+{
+    json_t *value = json_object_get(object, key);
+
+    return json_is_string(value) ? json_incref(value) : json_null();
+}
+
+static json_t *integer_or_null(const json_t *object, const char *key)
+{
+    json_t *value = json_object_get(object, key);
+
+    return json_is_integer(value) ? json_incref(value) : json_null();
+}
+
+static json_t *gather_environment(const struct folder *folder)
+{
+    json_t *result = json_object(), *value;
+    const char *name;
+
+    json_object_foreach(json_object_get(folder->run, "environment"), name, value)
+    {
+        if (json_is_string(value))
+            json_object_set(result, name, value);
+    }
+    return result;
+}
+
+static json_t *gather_hosts(const struct folder *folder)
+{
+    static const char *const texts[] = {"name", "location", "gpu", "driver", "kernel", "epkit", "why"};
+    json_t *list = json_array(), *host, *copy;
+    size_t i, j;
+
+    json_array_foreach(json_object_get(folder->run, "hosts"), i, host)
+    {
+        copy = json_object();
+        for (j = 0; j < sizeof(texts) / sizeof(texts[0]); j++)
+            json_object_set_new(copy, texts[j], text_or_null(host, texts[j]));
+        json_object_set_new(copy, "rank", integer_or_null(host, "rank"));
+        json_object_set_new(copy, "exit_code", integer_or_null(host, "exit_code"));
+        json_array_append_new(list, copy);
+    }
+    return list;
+}
+
+/* Findings of the launcher's checks before the run; an entry may cover several nodes. */
+static void add_launch_findings(const struct folder *folder, json_t *list)
+{
+    json_t *finding, *node;
+    size_t i, j;
+
+    json_array_foreach(json_object_get(folder->run, "findings"), i, finding)
+    {
+        json_array_foreach(json_object_get(finding, "nodes"), j, node)
+        {
+            if (json_is_string(node))
+                json_array_append_new(
+                    list, json_pack("{s:O, s:s, s:s, s:s}", "host", node, "id", page_text(finding, "id"), "severity",
+                                    page_text(finding, "severity"), "title", page_text(finding, "text")));
+        }
+    }
+}
+
+/* Findings of `epkit doctor --json` on the nodes. */
+static json_t *gather_findings(const struct folder *folder)
+{
+    json_t *list = json_array(), *document, *finding;
+    char error[200];
+    size_t j;
+
+    add_launch_findings(folder, list);
+    for (size_t i = 0; i < folder->n_files; i++) {
+        if (folder->files[i].kind != FOLDER_DOCTOR)
+            continue;
+        document = runfolder_load_json(folder->files[i].path, error, sizeof(error));
+        json_array_foreach(json_object_get(document, "checks"), j, finding)
+        {
+            if (strcmp(page_text(finding, "outcome"), "found") != 0)
+                continue;
+            json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:s}", "host", folder->files[i].host, "id",
+                                                  page_text(finding, "id"), "severity", page_text(finding, "severity"),
+                                                  "title", page_text(finding, "text")));
+        }
+        if (!document)
+            json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:s}", "host", folder->files[i].host, "id", "",
+                                                  "severity", "unreadable", "title", error));
+        json_decref(document);
+    }
+    return list;
+}
+
+static json_t *gather_files(const struct folder *folder)
+{
+    static const char *const kinds[] = {"log", "snapshot", "doctor", "env", "nics"};
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < folder->n_files; i++) {
+        struct stat info;
+        json_int_t bytes = stat(folder->files[i].path, &info) == 0 ? (json_int_t)info.st_size : 0;
+
+        json_array_append_new(list, json_pack("{s:s, s:s, s:I}", "path", folder->files[i].path, "kind",
+                                              kinds[folder->files[i].kind], "bytes", bytes));
+    }
+    return list;
+}
+
+/* The start time: from run.json, else the modification time of the first log. */
+static json_t *date_of(const struct folder *folder)
+{
+    const char *began = json_string_value(json_object_get(folder->run, "began"));
+    struct stat info;
+    struct tm utc;
+    char text[32];
+
+    if (began)
+        return json_string(began);
+    if (folder->n_files == 0 || stat(folder->files[0].path, &info) != 0 || !gmtime_r(&info.st_mtime, &utc))
+        return json_null();
+    strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
+    return json_string(text);
+}
+
+/* A value, such as hardware or nodes, of the first run that has it. */
+static json_t *first_of_runs(const json_t *parsed, const char *key)
+{
+    json_t *run;
+    size_t i;
+
+    json_array_foreach(json_object_get(parsed, "runs"), i, run)
+    {
+        json_t *value = json_object_get(run, key);
+
+        if (value && !json_is_null(value))
+            return json_incref(value);
+    }
+    return json_null();
+}
+
+static json_t *verdict_of(const struct folder *folder, const json_t *parsed, const json_t *nics)
+{
+    const char *verdict = page_text(parsed, "verdict");
+    const json_t *code = json_object_get(folder->run, "exit_code");
+    int uneven = (int)page_number(nics, "uneven");
+    char tail[200] = "";
+
+    if (uneven > 0)
+        snprintf(tail, sizeof(tail), " %d NIC%s carried much less than the others.", uneven, uneven == 1 ? "" : "s");
+    if (json_is_integer(code) && json_integer_value(code) != 0)
+        return json_sprintf("The run ended with exit code %d%s%s. %s%s", (int)json_integer_value(code),
+                            *page_text(folder->run, "failed_host") ? " on " : "", page_text(folder->run, "failed_host"),
+                            verdict, tail);
+    return json_sprintf("%s%s", verdict, tail);
+}
+
+/* A run has failed if the launcher reports it, whatever the logs contain. Idle NICs are a finding. */
+static json_t *result_of(const struct folder *folder, const json_t *parsed, const json_t *nics)
+{
+    const json_t *code = json_object_get(folder->run, "exit_code");
+
+    if (json_is_integer(code) && json_integer_value(code) != 0 && json_integer_value(code) != 3)
+        return json_string("failed");
+    if (strcmp(page_text(parsed, "result"), "passed") == 0 && page_number(nics, "uneven") > 0)
+        return json_string("uneven");
+    return json_incref(json_object_get(parsed, "result"));
+}
+
+json_t *report_gather(const struct folder *folder, json_t *parsed)
+{
+    json_t *document = json_object(), *nics = gather_nics(folder), *hardware = first_of_runs(parsed, "hardware");
+
+    if (json_is_null(hardware) && *page_text(folder->run, "hardware"))
+        hardware = json_string(page_text(folder->run, "hardware"));
+    json_object_set_new(document, "verdict", verdict_of(folder, parsed, nics));
+    json_object_set_new(document, "result", result_of(folder, parsed, nics));
+    json_object_set_new(document, "folder", json_string(folder->path));
+    json_object_set_new(document, "date", date_of(folder));
+    json_object_set_new(document, "job", text_or_null(folder->run, "job"));
+    json_object_set_new(document, "command", text_or_null(folder->run, "command"));
+    json_object_set_new(document, "commit", text_or_null(folder->run, "commit"));
+    json_object_set_new(document, "launched_by", text_or_null(folder->run, "epkit"));
+    json_object_set_new(document, "exit_code", integer_or_null(folder->run, "exit_code"));
+    json_object_set_new(document, "hardware", hardware);
+    json_object_set_new(document, "nodes",
+                        json_is_integer(json_object_get(folder->run, "nodes"))
+                            ? json_incref(json_object_get(folder->run, "nodes"))
+                            : first_of_runs(parsed, "nodes"));
+    json_object_set_new(document, "hosts", gather_hosts(folder));
+    json_object_set_new(document, "environment", gather_environment(folder));
+    json_object_set_new(document, "nics", nics);
+    json_object_set_new(document, "findings", gather_findings(folder));
+    json_object_set_new(document, "files", gather_files(folder));
+    json_object_set(document, "parsed", parsed);
+    json_object_set_new(document, "figures", report_figures(document));
+    json_object_set_new(document, "previous", json_null());
+    json_object_set_new(document, "history", json_array());
+    return document;
+}

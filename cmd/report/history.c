@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* history.c - the history file: one line of JSON per reported run. */
+#include "page.h"
+#include "report.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MAX_ENTRIES 100000
+#define LOCK_MS 10000
+#define LOCK_POLL_MS 20
+
+json_t *report_history_entry(const json_t *document)
+{
+    static const char *const keys[] = {"date", "job", "hardware", "nodes", "commit", "result", "folder", "figures"};
+    const json_t *host = json_array_get(json_object_get(document, "hosts"), 0);
+    json_t *entry = json_object(), *versions = json_object();
+
+    json_object_set_new(entry, "schema_version", json_integer(1));
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++)
+        json_object_set(entry, keys[i], json_object_get(document, keys[i]));
+    json_object_set_new(versions, "epkit", json_string(page_text(document, "launched_by")));
+    json_object_set_new(versions, "driver", json_string(page_text(host, "driver")));
+    json_object_set_new(versions, "kernel", json_string(page_text(host, "kernel")));
+    json_object_set_new(versions, "gpu", json_string(page_text(host, "gpu")));
+    json_object_set_new(entry, "versions", versions);
+    return entry;
+}
+
+/* Opens without waiting for the writer of a FIFO. EINVAL: not a regular file. */
+static FILE *open_history(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC), error;
+    struct stat info;
+    FILE *file = NULL;
+
+    if (fd < 0)
+        return NULL;
+    if (fstat(fd, &info) != 0)
+        error = errno;
+    else if (!S_ISREG(info.st_mode))
+        error = EINVAL;
+    else
+        error = (file = fdopen(fd, "r")) ? 0 : errno;
+    if (!file) {
+        close(fd);
+        errno = error;
+    }
+    return file;
+}
+
+/* Locks with a timeout: others hold the lock briefly, but a stopped process would hold it for ever. 0, or errno. */
+static int lock(int fd)
+{
+    for (int left_ms = LOCK_MS; flock(fd, LOCK_EX | LOCK_NB) != 0; left_ms -= LOCK_POLL_MS) {
+        if (errno != EWOULDBLOCK && errno != EINTR)
+            return errno;
+        if (left_ms <= 0)
+            return EBUSY;
+        poll(NULL, 0, LOCK_POLL_MS);
+    }
+    return 0;
+}
+
+json_t *report_history_read(const char *path, int *ret_bad)
+{
+    FILE *file = open_history(path);
+    json_t *entries;
+    char *line = NULL;
+    size_t space = 0;
+    ssize_t n;
+
+    *ret_bad = 0;
+    if (!file)
+        return NULL;
+    entries = json_array();
+    while ((n = getline(&line, &space, file)) > 0) {
+        json_t *entry = json_loadb(line, (size_t)n, 0, NULL);
+
+        if (json_is_object(entry) && json_is_object(json_object_get(entry, "figures")) &&
+            json_array_size(entries) < MAX_ENTRIES)
+            json_array_append(entries, entry);
+        else
+            ++*ret_bad;
+        json_decref(entry);
+    }
+    free(line);
+    fclose(file);
+    return entries;
+}
+
+/* An editor may have left the last line without its end. */
+static bool ends_within_line(int fd, off_t bytes)
+{
+    char last;
+
+    return bytes > 0 && pread(fd, &last, 1, bytes - 1) == 1 && last != '\n';
+}
+
+/* The lock excludes other writers; a line truncated by a full disk is removed. */
+int report_history_add(const char *path, const json_t *entry)
+{
+    int fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666), error = 0;
+    char *text = json_dumps(entry, JSON_COMPACT | JSON_REAL_PRECISION(9)), *line = NULL;
+    off_t before;
+    int n;
+
+    if (fd < 0 || !text) {
+        error = fd < 0 ? errno : ENOMEM;
+        goto end;
+    }
+    error = lock(fd);
+    if (error)
+        goto end;
+    before = lseek(fd, 0, SEEK_END);
+    n = asprintf(&line, "%s%s\n", ends_within_line(fd, before) ? "\n" : "", text);
+    if (n < 0) {
+        error = ENOMEM;
+        goto end;
+    }
+    if (write(fd, line, (size_t)n) != n) {
+        error = errno ? errno : ENOSPC;
+        if (ftruncate(fd, before) != 0)
+            error = errno;
+    } else if (fsync(fd) != 0 && errno != EINVAL) {
+        error = errno;
+    }
+end:
+    if (fd >= 0)
+        close(fd);
+    free(line);
+    free(text);
+    return error;
+}
+
+static bool is_same(const json_t *a, const json_t *b, const char *key)
+{
+    const json_t *x = json_object_get(a, key), *y = json_object_get(b, key);
+
+    return (!x && !y) || (x && y && json_equal((json_t *)x, (json_t *)y));
+}
+
+/* The same run, reported twice. A run is known by its folder and when it began. */
+static bool is_same_run(const json_t *a, const json_t *b)
+{
+    return json_is_string(json_object_get(a, "date")) && is_same(a, b, "date") && is_same(a, b, "folder");
+}
+
+json_t *report_history_of(const json_t *history, const json_t *document)
+{
+    json_t *list = json_array(), *entry;
+    size_t i;
+
+    json_array_foreach(history, i, entry)
+    {
+        size_t n = json_array_size(list);
+
+        if (!is_same(entry, document, "job") || !is_same(entry, document, "hardware") ||
+            !is_same(entry, document, "nodes") || is_same_run(entry, document))
+            continue;
+        /* Reports of one run usually follow each other; the last one counts. */
+        if (n > 0 && is_same_run(entry, json_array_get(list, n - 1)))
+            json_array_remove(list, n - 1);
+        json_array_append(list, entry);
+    }
+    return list;
+}

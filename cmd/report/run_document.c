@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "report_run.h"
+
+#include "common/output.h"
+#include "common/progress.h"
+
+#include "common/temporary.h"
+#include "page.h"
+#include "report.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* --- files --- */
+
+static bool write_file(const char *folder, const char *name, const char *text, size_t bytes)
+{
+    char *path = NULL;
+    int number =
+        asprintf(&path, "%s/%s", folder, name) < 0 ? ENOMEM : temporary_save(path, text, bytes, temporary_usual_mode());
+
+    if (number)
+        out_error("report: writing %s/%s: %s", folder, name, strerror(number));
+    free(path);
+    return number == 0;
+}
+
+static bool write_page(const char *folder, const json_t *document, void (*page)(FILE *stream, const json_t *document))
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *stream = open_memstream(&text, &bytes);
+    bool good = stream != NULL;
+
+    if (stream) {
+        page(stream, document);
+        good = fclose(stream) == 0;
+    }
+    good = good && write_file(folder, "report.html", text, bytes);
+    free(text);
+    return good;
+}
+
+static bool write_both(const char *folder, const json_t *document, void (*page)(FILE *stream, const json_t *document))
+{
+    char *text = json_dumps(document, JSON_INDENT(2) | JSON_REAL_PRECISION(9)), *line = NULL;
+    int n = text ? asprintf(&line, "%s\n", text) : -1;
+    bool good;
+
+    if (mkdir(folder, 0777) != 0 && errno != EEXIST) {
+        out_error("report: the folder %s: %s", folder, strerror(errno));
+        n = -1;
+    }
+    good = n > 0 && write_page(folder, document, page) && write_file(folder, "report.json", line, (size_t)n);
+    free(text);
+    free(line);
+    return good;
+}
+
+/* Loads a report.json; NULL after reporting the error. */
+static json_t *load_report(const char *path)
+{
+    char error[200];
+    json_t *document = runfolder_load_json(path, error, sizeof(error));
+    json_int_t version = json_integer_value(json_object_get(document, "schema_version"));
+
+    if (version > OUT_SCHEMA_VERSION) {
+        out_error("report: %s: it is in version %lld of the format, this epkit reads %d", path, (long long)version,
+                  OUT_SCHEMA_VERSION);
+        out_hint("compare them with the newer epkit");
+    } else if (!json_is_object(json_object_get(document, "figures"))) {
+        out_error("report: %s: %s", path, document ? "it is no report.json of a run" : error);
+        out_hint("name the folder of a run (docs/run-folder.md), or the report.json that epkit made of one");
+    } else {
+        return document;
+    }
+    json_decref(document);
+    return NULL;
+}
+
+/* --- documents --- */
+
+/* The document of a run, from its report.json or its folder. NULL after reporting the error. */
+static json_t *load(const struct cmd *cmd, const char *path, const struct reference *reference,
+                    const struct verdict_options *wanted, struct folder **ret_folder)
+{
+    struct verdict_options options = *wanted;
+    struct parser *parser = NULL;
+    struct folder *folder = NULL;
+    enum verdict_result verdict;
+    char error[200];
+    json_t *document = NULL, *parsed;
+    struct stat info;
+
+    if (stat(path, &info) == 0 && S_ISREG(info.st_mode))
+        return load_report(path);
+    if (!runfolder_open(path, &folder, error, sizeof(error))) {
+        out_error("report: %s: %s", path, error);
+        out_hint("name the folder of a run (docs/run-folder.md), or the report.json that epkit made of one");
+        return NULL;
+    }
+    if (*folder->run_error)
+        out_warning("report: %s/run.json: %s; it is left out", folder->base, folder->run_error);
+    parser = parser_new();
+    if (parser && input_read_folder(cmd, parser, folder, reference, &options) == CMD_FINE) {
+        parser_end(parser);
+        parsed = verdict_make(parser, reference, &options, &verdict);
+        document = out_document("report");
+        json_object_update_new(document, report_gather(folder, parsed));
+        json_object_set_new(document, "snapshots", report_snapshots(folder));
+        json_decref(parsed);
+    }
+    parser_free(parser);
+    if (document && ret_folder)
+        *ret_folder = folder;
+    else
+        runfolder_free(folder);
+    return document;
+}
+
+static int code_of(const json_t *document)
+{
+    const char *result = page_text(document, "result");
+
+    return strcmp(result, "passed") == 0                                  ? CMD_FINE
+           : strcmp(result, "failed") == 0                                ? CMD_FAILED
+           : strcmp(result, "slow") == 0 || strcmp(result, "uneven") == 0 ? CMD_FINDINGS
+                                                                          : CMD_UNSUPPORTED;
+}
+
+/* The earlier runs of the history; other lines of the file are not changed. NULL after reporting an error. */
+static json_t *read_history(const char *path, bool must_exist)
+{
+    json_t *history;
+    int bad = 0;
+
+    if (!path)
+        return json_array();
+    history = report_history_read(path, &bad);
+    if (!history && errno == ENOENT && !must_exist)
+        return json_array();
+    if (!history)
+        out_error("report: --history %s: %s", path, errno == EINVAL ? "not a regular file" : strerror(errno));
+    else if (bad > 0)
+        out_warning("report: --history %s: %d line%s left out", path, bad,
+                    bad == 1 ? " is no entry and" : "s are no entries and");
+    return history;
+}
+
+/* Adds the history and the differences to a previous run to the document. */
+static int add_past(const struct cmd *cmd, const struct report_options *options, const struct reference *reference,
+                    const struct verdict_options *wanted, json_t *document)
+{
+    json_t *all = read_history(options->history, false), *history, *previous = NULL;
+    int error, result = CMD_FINE;
+
+    if (!all)
+        return CMD_USAGE;
+    history = report_history_of(all, document);
+    if (options->previous) {
+        previous = load(cmd, options->previous, reference, wanted, NULL);
+        result = previous ? CMD_FINE : CMD_USAGE;
+    } else if (json_array_size(history) > 0) {
+        previous = json_incref(json_array_get(history, json_array_size(history) - 1));
+    }
+    if (previous)
+        json_object_set_new(document, "previous",
+                            report_compare(previous, document, (double)options->noise / 100, history));
+    if (result == CMD_FINE && options->history) {
+        json_t *entry = report_history_entry(document);
+
+        error = report_history_add(options->history, entry);
+        if (error) {
+            out_error("report: --history %s: %s", options->history,
+                      error == EBUSY ? "another process holds its lock" : strerror(error));
+            result = CMD_FAILED;
+        }
+        json_array_append(history, entry);
+        json_decref(entry);
+    }
+    json_object_set(document, "history", history);
+    json_decref(history);
+    json_decref(previous);
+    json_decref(all);
+    return result;
+}
+
+static void print_text(const json_t *document, const char *output, const char *upload, int n_uploaded)
+{
+    const json_t *previous = json_object_get(document, "previous");
+
+    out_verdict(code_of(document) == CMD_FINE     ? OUT_GOOD
+                : code_of(document) == CMD_FAILED ? OUT_BAD
+                                                  : OUT_WARN,
+                "%s", page_text(document, "verdict"));
+    (void)verdict_print(json_object_get(document, "parsed"));
+    if (json_is_object(previous))
+        out_line("Compared with the previous run: %s", page_text(previous, "verdict"));
+    out_line("Report: %s/report.html (and report.json)", output);
+    if (upload)
+        out_line("Uploaded and verified: %d files in %s", n_uploaded, upload);
+}
+
+int report_one(const struct cmd *cmd, const struct report_options *options, const struct reference *reference,
+               const struct verdict_options *wanted, const char *path)
+{
+    struct folder *folder = NULL;
+    json_t *document = load(cmd, path, reference, wanted, &folder);
+    const char *output = options->output ? options->output : path;
+    int result, uploaded = CMD_FINE, n_uploaded = 0;
+
+    if (!document)
+        return CMD_USAGE;
+    if (!folder) {
+        out_error("report: %s is a file: name the folder of a run", path);
+        json_decref(document);
+        return CMD_USAGE;
+    }
+    progress_update(0, 0, "writing the report");
+    result = add_past(cmd, options, reference, wanted, document);
+    if (result == CMD_FINE && !write_both(output, document, report_page))
+        result = CMD_FAILED;
+    if (result == CMD_FINE && options->upload)
+        uploaded = report_upload(folder, output, options->upload, &n_uploaded);
+    progress_stop();
+    if (result == CMD_FINE) {
+        result = uploaded == CMD_FINE ? code_of(document) : uploaded;
+        if (options->json)
+            result = out_json(json_incref(document)) == 0 ? result : CMD_FAILED;
+        else
+            print_text(document, output, uploaded == CMD_FINE ? options->upload : NULL, n_uploaded);
+    }
+    runfolder_free(folder);
+    json_decref(document);
+    return result;
+}
+
+int report_two(const struct cmd *cmd, const struct report_options *options, const struct reference *reference,
+               const struct verdict_options *wanted, const char *path_a, const char *path_b)
+{
+    static const struct out_column columns[] = {
+        {"FIGURE", "figure", 0, 0}, {"UNIT", "unit", 0, 0},        {"A", "a", 1, 0},
+        {"B", "b", 1, 0},           {"CHANGE %", "percent", 1, 0}, {"", "rating", 0, 0},
+    };
+    json_t *a = load(cmd, path_a, reference, wanted, NULL), *b = a ? load(cmd, path_b, reference, wanted, NULL) : NULL;
+    json_t *history = b ? read_history(options->history, true) : NULL, *document, *comparison, *row;
+    int result = CMD_USAGE;
+    size_t i;
+
+    if (history) {
+        comparison = report_compare(a, b, (double)options->noise / 100, history);
+        document = out_document("report");
+        json_object_update(document, comparison);
+        result = json_integer_value(json_object_get(comparison, "regressions")) > 0 ? CMD_FINDINGS
+                 : json_integer_value(json_object_get(comparison, "compared")) == 0 ? CMD_UNSUPPORTED
+                                                                                    : CMD_FINE;
+        progress_stop();
+        if (options->output && !write_both(options->output, document, report_compare_page))
+            result = CMD_FAILED;
+        if (options->json) {
+            result = out_json(json_incref(document)) == 0 ? result : CMD_FAILED;
+        } else {
+            out_verdict(result == CMD_FINE ? OUT_GOOD : OUT_WARN, "%s", page_text(comparison, "verdict"));
+            json_array_foreach(json_object_get(comparison, "rows"), i, row)
+            {
+                const json_t *change = json_object_get(row, "change");
+
+                if (json_is_number(change))
+                    json_object_set_new(row, "percent", json_real(100 * json_number_value(change)));
+            }
+            if (json_array_size(json_object_get(comparison, "rows")) > 0 &&
+                out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), json_object_get(comparison, "rows"),
+                          OUT_TABLE) != 0)
+                result = CMD_FAILED;
+        }
+        json_decref(comparison);
+        json_decref(document);
+    }
+    json_decref(a);
+    json_decref(b);
+    json_decref(history);
+    return result;
+}

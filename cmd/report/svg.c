@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "svg.h"
+
+#include "page.h"
+
+#include <math.h>
+#include <string.h>
+
+#define WIDTH 760.0
+#define HEIGHT 320.0
+#define LEFT 64.0
+#define RIGHT 12.0
+#define TOP 14.0
+#define BOTTOM 50.0
+#define BOTTOM_SLANTED 104.0
+#define CHARACTER 6.6 /* width of one, at the size of labels */
+#define MAX_LABEL 28
+#define MAX_SLANTED 22
+
+/* Lines need stronger colours than the grey of a second bar. */
+static const int line_colours[SVG_MAX_SERIES] = {0, 2, 3, 4, 5, 1};
+
+/* --- axes --- */
+
+/* The top of the axis and the step of its marks: 1, 2 or 5 times a power of ten. */
+static double axis_top(double most, double *ret_step)
+{
+    double step = pow(10, floor(log10(most > 0 ? most : 1)));
+
+    if (most / step < 2)
+        step /= 5;
+    else if (most / step < 5)
+        step /= 2;
+    *ret_step = step;
+    return step * ceil(most / step * 1.0001);
+}
+
+static double y_of(double value, double top, double height)
+{
+    return TOP + (height - TOP) * (1 - value / top);
+}
+
+static void print_number(FILE *stream, double value)
+{
+    if (value >= 1e6)
+        fprintf(stream, "%.3gM", value / 1e6);
+    else if (value >= 1e4)
+        fprintf(stream, "%.3gk", value / 1e3);
+    else
+        fprintf(stream, "%.4g", value);
+}
+
+static void print_bytes(FILE *stream, double bytes)
+{
+    static const char *const units[] = {"", "K", "M", "G", "T"};
+    size_t unit = 0;
+
+    while (bytes >= 1024 && unit + 1 < sizeof(units) / sizeof(units[0])) {
+        bytes /= 1024;
+        unit++;
+    }
+    fprintf(stream, "%.4g%s", bytes, units[unit]);
+}
+
+static void begin_figure(FILE *stream, const char *title, double total)
+{
+    fputs("<figure>\n<figcaption>", stream);
+    page_escape(stream, title);
+    fprintf(stream, "</figcaption>\n<div class=\"plot\"><svg viewBox=\"0 0 %.0f %.0f\" role=\"img\" aria-label=\"",
+            WIDTH, total);
+    page_escape(stream, title);
+    fputs("\">\n", stream);
+}
+
+static void end_figure(FILE *stream, const char *const *names, size_t n, const int *colours)
+{
+    fputs("</svg></div>\n", stream);
+    if (n > 1 || (n == 1 && *names[0])) {
+        fputs("<p class=\"legend\">", stream);
+        for (size_t i = 0; i < n; i++) {
+            fprintf(stream, "<span><i class=\"s%d\"></i>", colours ? colours[i] : (int)i);
+            page_escape(stream, names[i]);
+            fputs("</span>", stream);
+        }
+        fputs("</p>\n", stream);
+    }
+    fputs("</figure>\n", stream);
+}
+
+static void print_y_axis(FILE *stream, const char *label, double top, double step, double height)
+{
+    for (int i = 0; i * step <= top * 1.0001 && i < 40; i++) {
+        double y = y_of(i * step, top, height);
+
+        fprintf(stream, "<line class=\"%s\" x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\"/>", i ? "grid" : "axis",
+                LEFT, y, WIDTH - RIGHT, y);
+        fprintf(stream, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">", LEFT - 8, y + 4);
+        print_number(stream, i * step);
+        fputs("</text>\n", stream);
+    }
+    fprintf(stream, "<text class=\"label\" transform=\"translate(14 %.1f) rotate(-90)\" text-anchor=\"middle\">",
+            (TOP + height) / 2);
+    page_escape(stream, label);
+    fputs("</text>\n", stream);
+}
+
+static void print_label(FILE *stream, const char *label, int most)
+{
+    char text[MAX_LABEL + 4];
+
+    snprintf(text, sizeof(text), strlen(label) > (size_t)most ? "%.*s..." : "%.*s", most, label);
+    page_escape(stream, text);
+}
+
+/* --- bars --- */
+
+static double bars_most(const struct svg_bars *bars)
+{
+    double most = 0;
+
+    for (size_t i = 0; i < bars->n_labels; i++) {
+        double sum = 0;
+
+        for (size_t j = 0; j < bars->n_series && j < SVG_MAX_SERIES; j++) {
+            double value = bars->series[j].values[i];
+
+            if (isfinite(value) && value > 0) {
+                sum = bars->is_stacked ? sum + value : value;
+                most = sum > most ? sum : most;
+            }
+        }
+    }
+    return most;
+}
+
+static void print_bar(FILE *stream, const struct svg_bars *bars, size_t label, size_t series, double x, double width,
+                      double bottom, double top_y)
+{
+    fprintf(stream, "<rect class=\"s%zu\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"><title>", series, x,
+            top_y, width, fmax(bottom - top_y, 0.5));
+    page_escape(stream, bars->labels[label]);
+    if (*bars->series[series].name) {
+        fputs(", ", stream);
+        page_escape(stream, bars->series[series].name);
+    }
+    fprintf(stream, ": %.4g %s</title></rect>", bars->series[series].values[label], bars->unit);
+}
+
+static void print_group(FILE *stream, const struct svg_bars *bars, size_t label, double x, double width, double top,
+                        double height)
+{
+    size_t n = bars->n_series < SVG_MAX_SERIES ? bars->n_series : SVG_MAX_SERIES;
+    double inner = fmin(width * 0.8, 120), one = bars->is_stacked ? inner : inner / (double)n, sum = 0;
+    double left = x + (width - inner) / 2;
+
+    for (size_t j = 0; j < n; j++) {
+        double value = bars->series[j].values[label], base = bars->is_stacked ? sum : 0;
+
+        if (!isfinite(value) || value < 0)
+            continue;
+        print_bar(stream, bars, label, j, bars->is_stacked ? left : left + one * (double)j, fmax(one - 1, 1),
+                  y_of(base, top, height), y_of(base + value, top, height));
+        sum += value;
+    }
+    fputc('\n', stream);
+}
+
+bool svg_bars(FILE *stream, const struct svg_bars *bars)
+{
+    double most = bars_most(bars), step, top, width, height = HEIGHT - BOTTOM;
+    const char *names[SVG_MAX_SERIES];
+    size_t longest = 0, n = bars->n_series < SVG_MAX_SERIES ? bars->n_series : SVG_MAX_SERIES;
+    bool is_slanted;
+
+    if (bars->n_labels == 0 || most <= 0)
+        return false;
+    width = (WIDTH - LEFT - RIGHT) / (double)bars->n_labels;
+    for (size_t i = 0; i < bars->n_labels; i++)
+        longest = strlen(bars->labels[i]) > longest ? strlen(bars->labels[i]) : longest;
+    longest = longest > MAX_LABEL ? MAX_LABEL : longest;
+    is_slanted = (double)longest * CHARACTER > width;
+    top = axis_top(most, &step);
+    begin_figure(stream, bars->title, is_slanted ? HEIGHT - BOTTOM + BOTTOM_SLANTED : HEIGHT - 20);
+    print_y_axis(stream, bars->y_label, top, step, height);
+    for (size_t i = 0; i < bars->n_labels; i++) {
+        double x = LEFT + width * (double)i, middle = x + width / 2;
+
+        print_group(stream, bars, i, x, width, top, height);
+        if (is_slanted)
+            fprintf(stream, "<text transform=\"translate(%.1f %.1f) rotate(-32)\" text-anchor=\"end\">", middle + 4,
+                    height + 16);
+        else
+            fprintf(stream, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">", middle, height + 20);
+        print_label(stream, bars->labels[i], is_slanted ? MAX_SLANTED : MAX_LABEL);
+        fputs("</text>\n", stream);
+    }
+    for (size_t j = 0; j < n; j++)
+        names[j] = bars->series[j].name;
+    end_figure(stream, names, n, NULL);
+    return true;
+}
+
+/* --- lines --- */
+
+struct range {
+    double low, high, most;
+    size_t points;
+};
+
+static double scaled(enum svg_scale scale, double x)
+{
+    return scale == SVG_NUMBERS ? x : log2(x);
+}
+
+static bool is_point(const struct svg_lines *lines, const struct svg_curve *curve, size_t i)
+{
+    return isfinite(curve->x[i]) && isfinite(curve->y[i]) && curve->y[i] >= 0 &&
+           (lines->scale == SVG_NUMBERS || curve->x[i] > 0);
+}
+
+static struct range range_of(const struct svg_lines *lines)
+{
+    struct range range = {INFINITY, -INFINITY, 0, 0};
+
+    for (size_t i = 0; i < lines->n_curves && i < SVG_MAX_SERIES; i++) {
+        for (size_t j = 0; j < lines->curves[i].n; j++) {
+            double x;
+
+            if (!is_point(lines, &lines->curves[i], j))
+                continue;
+            x = scaled(lines->scale, lines->curves[i].x[j]);
+            range.low = fmin(range.low, x);
+            range.high = fmax(range.high, x);
+            range.most = fmax(range.most, lines->curves[i].y[j]);
+            range.points++;
+        }
+    }
+    return range;
+}
+
+static double x_of(const struct range *range, double x)
+{
+    double wide = range->high - range->low, inset = 14;
+
+    return LEFT + inset + (WIDTH - LEFT - RIGHT - 2 * inset) * (wide > 0 ? (x - range->low) / wide : 0.5);
+}
+
+static void print_x_axis(FILE *stream, const struct svg_lines *lines, const struct range *range, double height)
+{
+    double step = 1, first;
+
+    if (lines->scale == SVG_NUMBERS)
+        (void)axis_top(fmax(range->high - range->low, 1), &step);
+    step = fmax(step, lines->scale == SVG_NUMBERS && range->high - range->low < 8 ? 1 : step);
+    while ((range->high - range->low) / step > 9)
+        step *= 2;
+    if (lines->scale != SVG_NUMBERS)
+        step = ceil(step);
+    first = ceil(range->low / step - 1e-9) * step;
+    for (int i = 0; first + i * step <= range->high + 1e-9 && i < 40; i++) {
+        double x = first + i * step;
+
+        fprintf(stream, "<line class=\"axis\" x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\"/>", x_of(range, x),
+                height, x_of(range, x), height + 5);
+        fprintf(stream, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">", x_of(range, x), height + 20);
+        if (lines->scale == SVG_BYTES)
+            print_bytes(stream, exp2(x));
+        else
+            print_number(stream, lines->scale == SVG_NUMBERS ? x : exp2(x));
+        fputs("</text>\n", stream);
+    }
+    fprintf(stream, "<text class=\"label\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">", (LEFT + WIDTH - RIGHT) / 2,
+            height + 42);
+    page_escape(stream, lines->x_label);
+    fputs("</text>\n", stream);
+}
+
+static void print_curve(FILE *stream, const struct svg_lines *lines, size_t number, const struct range *range,
+                        double top, double height)
+{
+    const struct svg_curve *curve = &lines->curves[number];
+    bool has_begun = false;
+
+    fprintf(stream, "<path class=\"s%d\" d=\"", line_colours[number]);
+    for (size_t i = 0; i < curve->n; i++) {
+        if (!is_point(lines, curve, i))
+            continue;
+        fprintf(stream, "%s%.1f %.1f", has_begun ? "L" : "M", x_of(range, scaled(lines->scale, curve->x[i])),
+                y_of(curve->y[i], top, height));
+        has_begun = true;
+    }
+    fputs(has_begun ? "\"/>\n" : "M0 0\"/>\n", stream);
+    for (size_t i = 0; i < curve->n; i++) {
+        if (!is_point(lines, curve, i))
+            continue;
+        fprintf(stream, "<circle class=\"s%d\" cx=\"%.1f\" cy=\"%.1f\" r=\"3\"><title>", line_colours[number],
+                x_of(range, scaled(lines->scale, curve->x[i])), y_of(curve->y[i], top, height));
+        page_escape(stream, curve->name);
+        fputs(*curve->name ? ", " : "", stream);
+        if (lines->scale == SVG_BYTES)
+            print_bytes(stream, curve->x[i]);
+        else
+            print_number(stream, curve->x[i]);
+        fprintf(stream, ": %.4g %s</title></circle>", curve->y[i], lines->unit);
+    }
+    fputc('\n', stream);
+}
+
+bool svg_lines(FILE *stream, const struct svg_lines *lines)
+{
+    struct range range = range_of(lines);
+    double step, top, height = HEIGHT - BOTTOM;
+    const char *names[SVG_MAX_SERIES];
+    size_t n = lines->n_curves < SVG_MAX_SERIES ? lines->n_curves : SVG_MAX_SERIES;
+
+    if (range.points < 2 || range.most <= 0)
+        return false;
+    top = axis_top(range.most, &step);
+    begin_figure(stream, lines->title, HEIGHT);
+    print_y_axis(stream, lines->y_label, top, step, height);
+    print_x_axis(stream, lines, &range, height);
+    for (size_t i = 0; i < n; i++) {
+        print_curve(stream, lines, i, &range, top, height);
+        names[i] = lines->curves[i].name;
+    }
+    end_figure(stream, names, n, line_colours);
+    return true;
+}

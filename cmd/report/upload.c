@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* upload.c - copies the files of a run to a destination; reads each back and compares it. */
+#include "report_run.h"
+
+#include "common/capture.h"
+#include "common/output.h"
+#include "common/progress.h"
+
+#include "common/temporary.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define BLOCK (256 << 10)
+#define CLIENT_MS 1800000
+
+/* --- files --- */
+
+static int compare_files(const char *path_a, const char *path_b)
+{
+    FILE *a = fopen(path_a, "re"), *b = fopen(path_b, "re");
+    char *blocks = malloc(2 * BLOCK);
+    int result = a && b && blocks ? 0 : errno ? errno : ENOMEM;
+
+    while (result == 0) {
+        size_t n = fread(blocks, 1, BLOCK, a), m = fread(blocks + BLOCK, 1, BLOCK, b);
+
+        if (ferror(a) || ferror(b))
+            result = EIO;
+        else if (n != m || memcmp(blocks, blocks + BLOCK, n) != 0)
+            result = EILSEQ;
+        if (n == 0)
+            break;
+    }
+    free(blocks);
+    if (a)
+        fclose(a);
+    if (b)
+        fclose(b);
+    return result;
+}
+
+static int copy_bytes(int from, const struct temporary *to)
+{
+    char *block = malloc(BLOCK);
+    int error = block ? 0 : ENOMEM;
+    ssize_t n;
+
+    while (!error && (n = read(from, block, BLOCK)) != 0) {
+        if (n < 0 && errno != EINTR)
+            error = errno;
+        if (n > 0)
+            error = temporary_write(to, block, (size_t)n);
+        /* A file may be large and the destination slow: a signal aborts the copy. */
+        if (!error && temporary_is_interrupted())
+            error = EINTR;
+    }
+    free(block);
+    return error;
+}
+
+/* Copies to a temporary name first: a reader of the destination never sees a partial file. */
+static int copy_file(const char *path, const char *dest)
+{
+    int from = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW), error;
+    struct temporary to;
+    sigset_t before;
+
+    if (from < 0)
+        return errno;
+    temporary_hold_signals(&before);
+    error = temporary_file(dest, &to);
+    if (!error)
+        error = copy_bytes(from, &to);
+    /* Mounted buckets do not support modes, and some not fsync(). */
+    if (!error)
+        (void)!fchmod(to.fd, temporary_usual_mode());
+    if (!error && fsync(to.fd) != 0 && errno != EINVAL && errno != ENOSYS)
+        error = errno;
+    if (!error)
+        error = temporary_rename(&to, dest);
+    temporary_remove(&to);
+    temporary_release_signals(&before);
+    close(from);
+    return error ? error : compare_files(path, dest);
+}
+
+static int make_folders(const char *path)
+{
+    char *copy = strdup(path);
+    int error = copy ? 0 : ENOMEM;
+
+    for (char *at = copy ? copy + 1 : NULL; at && *at && !error; at++) {
+        if (*at != '/')
+            continue;
+        *at = '\0';
+        if (mkdir(copy, 0777) != 0 && errno != EEXIST)
+            error = errno;
+        *at = '/';
+    }
+    free(copy);
+    return error;
+}
+
+/* --- the client of gs:// --- */
+
+static bool is_client(const char *name)
+{
+    const char *search = getenv("PATH");
+    char *path = strdup(search ? search : ""), *rest;
+    bool found = false;
+
+    for (char *dir = path ? strtok_r(path, ":", &rest) : NULL; dir && !found; dir = strtok_r(NULL, ":", &rest)) {
+        char *file = NULL;
+
+        found = asprintf(&file, "%s/%s", dir, name) > 0 && access(file, X_OK) == 0;
+        free(file);
+    }
+    free(path);
+    return found;
+}
+
+/* Runs "gcloud storage cp" or "gsutil cp". false after reporting the error. */
+static bool client_copy(const char *from, const char *to)
+{
+    static char gcloud[] = "gcloud", storage[] = "storage", gsutil[] = "gsutil", cp[] = "cp";
+    char *from_copy = strdup(from), *to_copy = strdup(to);
+    char *with_gcloud[] = {gcloud, storage, cp, from_copy, to_copy, NULL};
+    char *with_gsutil[] = {gsutil, cp, from_copy, to_copy, NULL};
+    struct capture capture = {.argv = is_client(gcloud) ? with_gcloud : with_gsutil};
+    bool good = false;
+
+    if (from_copy && to_copy && capture_run(&capture, 1, 1, CLIENT_MS, NULL, NULL) == 0) {
+        good = !capture.start_error && !capture.late && WIFEXITED(capture.status) && WEXITSTATUS(capture.status) == 0;
+        if (!good)
+            out_error("report: --upload %s: %s %s", to, capture.argv[0],
+                      capture.start_error       ? strerror(capture.start_error)
+                      : capture.late            ? "did not end within 30 minutes"
+                      : capture.error.bytes > 0 ? capture.error.text
+                                                : "failed");
+        capture_done(&capture);
+    }
+    free(from_copy);
+    free(to_copy);
+    return good;
+}
+
+/* A signal may end epkit while the client writes: the next upload removes the remains. */
+static int upload_gs(const char *path, const char *dest)
+{
+    const char *parent = getenv("TMPDIR");
+    struct temporary folder;
+    char *back = NULL;
+    int error = temporary_folder_in(parent && *parent ? parent : "/tmp", "epkit-upload", &folder), result = CMD_FAILED;
+
+    if (!error && asprintf(&back, "%s/back", folder.path) < 0) {
+        back = NULL;
+        error = ENOMEM;
+    }
+    if (error) {
+        out_error("report: --upload: a temporary folder in %s to verify with: %s", parent && *parent ? parent : "/tmp",
+                  strerror(error));
+    } else if (client_copy(path, dest) && client_copy(dest, back)) {
+        error = compare_files(path, back);
+        result = error == 0 ? CMD_FINE : CMD_FAILED;
+        if (error)
+            out_error("report: --upload %s: %s", dest,
+                      error == EILSEQ ? "the uploaded data differs from the data sent" : strerror(error));
+    }
+    free(back);
+    temporary_remove(&folder);
+    return result;
+}
+
+static int upload_local(const char *path, const char *dest)
+{
+    int error = make_folders(dest);
+
+    if (!error)
+        error = copy_file(path, dest);
+    if (!error)
+        return CMD_FINE;
+    out_error("report: --upload %s: %s", dest,
+              error == EILSEQ ? "the data read back differs from the data written" : strerror(error));
+    return CMD_FAILED;
+}
+
+/* The name of a file relative to the folder with run.json. */
+static const char *name_below(const struct folder *folder, const char *path)
+{
+    size_t n = strlen(folder->base);
+
+    if (strncmp(path, folder->base, n) == 0 && path[n] == '/')
+        return path + n + 1;
+    return strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+}
+
+static int upload_one(const char *path, const char *dest, const char *below, const char *name, int *ret_n)
+{
+    char *target = NULL;
+    int result = CMD_FAILED;
+
+    if (asprintf(&target, "%s/%s%s", dest, below, name) > 0) {
+        progress_update((uint64_t)*ret_n, 0, "uploading %s", name);
+        result = strncmp(dest, "gs://", 5) == 0 ? upload_gs(path, target) : upload_local(path, target);
+    }
+    *ret_n += result == CMD_FINE;
+    free(target);
+    return result;
+}
+
+int report_upload(const struct folder *folder, const char *output, const char *dest, int *ret_n)
+{
+    static const char *const reports[] = {"report.html", "report.json"};
+    int result = CMD_FINE;
+    char *path = NULL;
+
+    *ret_n = 0;
+    if (strncmp(dest, "gs://", 5) == 0 && !is_client("gcloud") && !is_client("gsutil")) {
+        out_error("report: --upload %s: neither gcloud nor gsutil is installed here", dest);
+        out_hint("mount the bucket (gcsfuse) and name the folder, or install the Google Cloud CLI");
+        return CMD_UNSUPPORTED;
+    }
+    for (size_t i = 0; i < folder->n_files && result == CMD_FINE; i++)
+        result =
+            upload_one(folder->files[i].path, dest, "testbed-logs/", name_below(folder, folder->files[i].path), ret_n);
+    if (result == CMD_FINE && folder->run && asprintf(&path, "%s/run.json", folder->base) > 0)
+        result = upload_one(path, dest, "testbed-logs/", "run.json", ret_n);
+    free(path);
+    for (size_t i = 0; i < 2 && result == CMD_FINE; i++) {
+        path = NULL;
+        if (asprintf(&path, "%s/%s", output, reports[i]) > 0)
+            result = upload_one(path, dest, "", reports[i], ret_n);
+        free(path);
+    }
+    return result;
+}

@@ -1,0 +1,577 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cmd_run.c - epkit run: checks and measures everything on this machine, and writes a report. */
+#include "cmd/bench/bench.h"
+#include "cmd/bench/host.h"
+#include "cmd/report/tool_report.h"
+#include "cmd/test/suite.h"
+#include "common/cmd.h"
+#include "common/output.h"
+#include "common/progress.h"
+#include "common/ranks/gpu.h"
+#include "common/ranks/group_options.h"
+#include "common/ranks/ranks_internal.h"
+
+#include "base/clock.h"
+
+#include "common/clean.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define TIMEOUT_MS 30000
+#define TOKENS 128
+#define HIDDEN 2048
+#define QUICK_TOKENS 32
+#define QUICK_HIDDEN 512
+#define QUICK_ROUNDS 5
+#define TOPK 8
+#define EXPERTS_PER_RANK 8
+#define MAX_BENCH_RANKS 8
+
+struct run_options {
+    const char *output;
+    int64_t seed;
+    bool quick, json;
+    int network; /* index into group_networks */
+};
+
+/* clang-format off */
+static const struct opt run_table[] = {
+    {"output", 'o', "DIR", OPT_DIR, offsetof(struct run_options, output), .value = "report",
+     .help = "folder of the report; it is created when the report is complete"},
+    {"seed", 's', "N", OPT_INT, offsetof(struct run_options, seed), .min = 0, .max = SUITE_MAX_SEED,
+     .help = "seed of all random choices; default: a random one, which is printed"},
+    {"quick", 'q', NULL, OPT_FLAG, offsetof(struct run_options, quick),
+     .help = "small rows and few rounds, to check that it works"},
+    {"network", 0, "NAME", OPT_CHOICE, offsetof(struct run_options, network), .choices = group_networks,
+     .value = "auto", .help = GROUP_NETWORK_HELP},
+    OPT_JSON_ROW(struct run_options, json),
+    {0},
+};
+/* clang-format on */
+
+struct part {
+    const char *matrix;
+    int ranks, nodes;
+};
+
+static const struct part parts[] = {
+    {"intranode", 8, 1},
+    {"internode", 8, 2},
+    {"lowlatency", 4, 1},
+};
+
+#define N_PARTS (int)(sizeof(parts) / sizeof(parts[0]))
+
+struct run {
+    uint64_t seed;
+    bool quick;
+    int network; /* index into group_networks */
+    struct ranks_spec specs[N_PARTS];
+    struct suite_result results[N_PARTS];
+    bool ran[N_PARTS];
+    bool passed_over; /* GPUs of this machine */
+    json_t *suites;   /* for the report */
+    json_t *not_run;  /* matrices that cannot run with these ranks */
+    json_t *bench;    /* NULL: not measured */
+    const char *bench_missing;
+    int code;
+};
+
+/* --- correctness --- */
+
+static const char *result_word(int code)
+{
+    return code == CMD_FINE ? "passed" : code == CMD_UNSUPPORTED ? "unsupported" : "failed";
+}
+
+/*
+ * All parts on one node use the backend of the first one, which has the most ranks, so that one sentence of the report
+ * covers them.
+ */
+static void part_spec(struct run *run, const struct part *part, struct ranks_spec *ret_spec)
+{
+    const struct group_options group = {.nodes = part->nodes};
+    bool world = ranks_world_rank() >= 0;
+    int gpus = world || part->nodes > 1 ? 0 : group_gpu_ranks(&group);
+
+    *ret_spec = (struct ranks_spec){
+        .boot = world ? ranks_world_boot() : RANKS_FORK,
+        .nranks = world  ? ranks_world_size()
+                  : gpus ? gpus
+                         : part->ranks,
+        .nnodes = part->nodes > 1 && ranks_world_nodes() > 1 ? ranks_world_nodes() : part->nodes,
+        .network = part->nodes > 1 && run->network ? group_networks[run->network] : NULL,
+        .timeout_ms = TIMEOUT_MS,
+        .emulation = {.seed = run->seed},
+    };
+    if (part->nodes > 1) {
+        gpu_choose_backend(ret_spec); /* ignores EPKIT_BACKEND: several nodes need the host backend */
+    } else if (part == &parts[0]) {
+        run->passed_over = group_choose_backend(&group, ret_spec, 1);
+    } else {
+        ret_spec->backend = run->specs[0].backend;
+        memcpy(ret_spec->backend_why, run->specs[0].backend_why, sizeof(ret_spec->backend_why));
+    }
+}
+
+static void append_suite(struct run *run, const struct ranks_spec *spec, const struct suite_request *request,
+                         const struct suite_result *result)
+{
+    json_t *case_row;
+    size_t i;
+
+    json_array_foreach(result->cases, i, case_row)
+    {
+        json_object_set_new(case_row, "seed", json_integer((json_int_t)run->seed));
+    }
+    json_array_append_new(run->suites,
+                          json_pack("{s:s, s:s, s:i, s:i, s:i, s:f, s:o, s:O, s:O}", "matrix", request->matrix,
+                                    "result", result_word(result->code), "passed", result->passed, "failed",
+                                    result->failed, "total", result->total, "seconds", result->seconds, "parameters",
+                                    suite_parameters(spec, request), "cases", result->cases, "errors", result->errors));
+}
+
+/* The request of a part; false if its ranks cannot be divided among its nodes. */
+static bool part_request(const struct run *run, int part, struct suite_request *ret_request)
+{
+    const struct ranks_spec *spec = &run->specs[part];
+
+    *ret_request = (struct suite_request){
+        .matrix = parts[part].matrix,
+        .tokens = run->quick ? QUICK_TOKENS : TOKENS,
+        .hidden = run->quick ? QUICK_HIDDEN : HIDDEN,
+        .topk = TOPK,
+        .experts = (int64_t)EXPERTS_PER_RANK * spec->nranks,
+        .dtype = "all",
+        .seed = run->seed,
+        .routing = "uniform",
+    };
+    /* Ranks on several hosts cannot be one node. */
+    if (ranks_world_boot() == RANKS_TCP && spec->nnodes == 1 && ranks_world_nodes() > 1)
+        return false;
+    return spec->nranks % spec->nnodes == 0;
+}
+
+static void plan_parts(struct run *run)
+{
+    for (int i = 0; i < N_PARTS; i++)
+        part_spec(run, &parts[i], &run->specs[i]);
+    if (run->passed_over)
+        group_warn_host(&run->specs[0]);
+}
+
+/* Runs the matrices. 0, or above 128 if interrupted. */
+static int run_suites(struct run *run)
+{
+    struct suite_request request;
+    int all = 0, done = 0;
+
+    plan_parts(run);
+    for (int i = 0; i < N_PARTS; i++)
+        if (part_request(run, i, &request))
+            all += suite_count(&request);
+    for (int i = 0; i < N_PARTS; i++) {
+        const struct ranks_spec *spec = &run->specs[i];
+        struct suite_result *result = &run->results[i];
+
+        if (!part_request(run, i, &request)) {
+            json_array_append_new(
+                run->not_run,
+                json_pack("{s:s, s:o}", "matrix", parts[i].matrix, "why",
+                          json_sprintf("%d rank%s do%s not make %d node%s", spec->nranks, spec->nranks == 1 ? "" : "s",
+                                       spec->nranks == 1 ? "es" : "", spec->nnodes, spec->nnodes == 1 ? "" : "s")));
+            continue;
+        }
+        suite_run(spec, &request, 0, done, all, result);
+        run->ran[i] = true;
+        if (result->code > 128)
+            return result->code;
+        append_suite(run, spec, &request, result);
+        run->code = ranks_worse(run->code, result->code);
+        done += suite_count(&request);
+    }
+    return CMD_FINE;
+}
+
+/* --- speed --- */
+
+static uint64_t available_bytes(void)
+{
+    uint64_t bytes = (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t most = machine_memory_bytes();
+
+    return bytes < most ? bytes : most;
+}
+
+/* 0, or above 128 if interrupted. */
+static int run_bench(struct run *run, int cores)
+{
+    struct bench_request request = BENCH_REQUEST_INIT;
+    struct part part = {"bench", cores < 2 ? 2 : cores > MAX_BENCH_RANKS ? MAX_BENCH_RANKS : cores, 1};
+    struct ranks_spec spec;
+    char wrong[256];
+    int code;
+
+    part_spec(run, &part, &spec);
+    request.ops = BENCH_DISPATCH | BENCH_COMBINE;
+    request.types = BENCH_BF16 | BENCH_FP8;
+    request.seed = run->seed;
+    request.experts = 256 / spec.nranks * spec.nranks;
+    if (run->quick) {
+        request.n_token_counts = 2;
+        request.tokens[0] = QUICK_TOKENS;
+        request.tokens[1] = TOKENS;
+        request.hidden = HIDDEN;
+        request.iters = QUICK_ROUNDS;
+    } else {
+        request.n_token_counts = 3;
+        request.tokens[0] = TOKENS;
+        request.tokens[1] = gpu_is_backend(spec.backend) ? 1024 : 512;
+        request.tokens[2] = gpu_is_backend(spec.backend) ? 4096 : 2048;
+    }
+    while (request.n_token_counts > 1 &&
+           bench_bytes(&request, spec.nranks, spec.boot == RANKS_MPI) > available_bytes() / 2)
+        request.n_token_counts--;
+    if (bench_check(&request, spec.nranks, wrong, sizeof(wrong))) {
+        run->bench_missing = "the measurements do not support this number of ranks";
+        return CMD_FINE;
+    }
+    progress_update(0, 0, "measuring");
+    code = bench_collect(&spec, &request, &run->bench);
+    if (code > 128)
+        return code;
+    if (code != CMD_FINE)
+        run->bench_missing = "the measurements failed; the reason is on standard error";
+    run->code = ranks_worse(run->code, code);
+    return CMD_FINE;
+}
+
+/* The measurement in the verdict: dispatch of bf16 rows with the most tokens. */
+static const json_t *headline(const json_t *bench)
+{
+    const json_t *best = NULL;
+    json_t *row;
+    size_t i;
+
+    json_array_foreach(json_object_get(bench, "rows"), i, row)
+    {
+        const char *op = json_string_value(json_object_get(row, "op"));
+        const char *type = json_string_value(json_object_get(row, "type"));
+
+        if (op && type && strcmp(op, "dispatch") == 0 && strcmp(type, "bf16") == 0 &&
+            json_number_value(json_object_get(row, "tokens")) >= json_number_value(json_object_get(best, "tokens")))
+            best = row;
+    }
+    return best;
+}
+
+/* --- the report --- */
+
+static size_t count_passed(const struct run *run, char *ret_text, size_t bytes)
+{
+    size_t n = 0, parts_left = 0;
+
+    for (int i = 0; i < N_PARTS; i++)
+        parts_left += run->ran[i];
+    for (int i = 0; i < N_PARTS && n < bytes; i++) {
+        if (!run->ran[i])
+            continue;
+        parts_left--;
+        n += (size_t)snprintf(ret_text + n, bytes - n, "%d/%d%s", run->results[i].passed, run->results[i].total,
+                              parts_left > 1    ? ", "
+                              : parts_left == 1 ? " and "
+                                                : "");
+    }
+    return n;
+}
+
+static double ratio_of(const json_t *row)
+{
+    char key[64];
+
+    snprintf(key, sizeof(key), "vs_%s", bench_baseline_of(row).key);
+    return json_number_value(json_object_get(row, key));
+}
+
+/* What the library does not support on this machine, as narrow as it is known. */
+static void name_unsupported(const struct run *run, const char *passed, char *ret_text, size_t bytes)
+{
+    char names[64] = "";
+    bool any_passed = false, only_network = run->network != 0;
+    size_t n = 0;
+
+    for (int i = 0; i < N_PARTS; i++) {
+        if (!run->ran[i])
+            continue;
+        any_passed |= run->results[i].code == CMD_FINE;
+        if (run->results[i].code != CMD_UNSUPPORTED)
+            continue;
+        only_network &= parts[i].nodes > 1;
+        n += (size_t)snprintf(names + n, sizeof(names) - n, "%s%s", n ? " and " : "", parts[i].matrix);
+    }
+    if (!any_passed)
+        snprintf(ret_text, bytes, "epkit cannot run here: the library does not support this machine.");
+    else if (!*names)
+        snprintf(ret_text, bytes,
+                 "epkit cannot measure here: the library does not support it on this machine; %s cases passed.",
+                 passed);
+    else if (only_network)
+        snprintf(ret_text, bytes, "epkit cannot use the network %s here: %s cases passed.",
+                 group_networks[run->network], passed);
+    else
+        snprintf(ret_text, bytes,
+                 "epkit cannot run %s here: the library does not support it on this machine; %s cases passed.", names,
+                 passed);
+}
+
+static void make_verdict(const struct run *run, char *ret_text, size_t bytes)
+{
+    const json_t *row = headline(run->bench);
+    const char *device = json_string_value(json_object_get(run->bench, "device"));
+    char passed[128] = "";
+    size_t n;
+
+    count_passed(run, passed, sizeof(passed));
+    if (run->code == CMD_UNSUPPORTED) {
+        name_unsupported(run, passed, ret_text, bytes);
+        return;
+    }
+    n = (size_t)snprintf(ret_text, bytes, "epkit %s here: %s cases passed", run->code ? "does not work" : "works",
+                         passed);
+    if (row && n < bytes)
+        snprintf(ret_text + n, bytes - n, "; %s dispatch moves %.1f GB/s, %.2f of %s.", device ? device : "host",
+                 json_number_value(json_object_get(row, "logical_gbps")), ratio_of(row), bench_baseline_of(row).name);
+    else if (n < bytes)
+        snprintf(ret_text + n, bytes - n, "; nothing was measured.");
+}
+
+/* A new reference. */
+static json_t *gpu_note(const struct run *run, const json_t *machine)
+{
+    if (gpu_is_backend(run->specs[0].backend) && run->results[0].code == CMD_UNSUPPORTED)
+        return json_sprintf(
+            "Cases on one node used the CUDA backend (%s), which failed on this machine; see the errors. Nodes are "
+            "emulated, on the host backend.",
+            run->specs[0].backend_why);
+    if (gpu_is_backend(run->specs[0].backend))
+        return json_string("Cases on one node and measurements used the CUDA backend, on the GPUs of this machine; "
+                           "nodes are emulated, on the host backend.");
+    if (run->passed_over || json_array_size(json_object_get(machine, "gpus")) > 0)
+        return json_sprintf("This machine has GPUs, but cases and measurements used the host backend, on the CPU: %s.",
+                            run->specs[0].backend_why);
+    return json_string("No NVIDIA GPU was found, so everything ran on the host backend, on the CPU. On GPUs the CUDA "
+                       "backend (cmake --preset cuda) moves rows over NVLink, and this command runs the same cases "
+                       "and measurements there.");
+}
+
+/* The command that reproduces the report. */
+static json_t *make_command(const struct run *run)
+{
+    const char *quick = run->quick ? "--quick " : "";
+
+    if (ranks_world_rank() >= 0 && ranks_world_boot() == RANKS_MPI)
+        return json_sprintf("mpirun -n %d epkit run %s--seed %" PRIu64, ranks_world_size(), quick, run->seed);
+    return json_sprintf("epkit run %s--seed %" PRIu64, quick, run->seed);
+}
+
+static json_t *make_document(const struct cmd *cmd, const struct run *run, json_t *machine, const char *verdict,
+                             double seconds)
+{
+    json_t *document = out_document(cmd->name);
+    time_t now = time(NULL);
+    char date[32] = "";
+    struct tm utc;
+
+    if (gmtime_r(&now, &utc))
+        strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", &utc);
+    json_object_set_new(document, "date", out_text(date));
+    json_object_set_new(document, "result",
+                        out_text(run->code == CMD_FINE          ? "works"
+                                 : run->code == CMD_UNSUPPORTED ? "unsupported"
+                                                                : "failed"));
+    json_object_set_new(document, "verdict", out_text(verdict));
+    json_object_set_new(document, "seed", json_integer((json_int_t)run->seed));
+    json_object_set_new(document, "command", make_command(run));
+    json_object_set_new(document, "seconds", json_real(seconds));
+    json_object_set(document, "machine", machine);
+    json_object_set_new(document, "gpu_note", gpu_note(run, machine));
+    json_object_set(document, "suites", run->suites);
+    json_object_set(document, "not_run", run->not_run);
+    json_object_set(document, "bench", run->bench ? run->bench : json_null());
+    json_object_set_new(document, "bench_missing", run->bench ? json_null() : out_text(run->bench_missing));
+    return document;
+}
+
+/* The text table: the matrices, then the measurements with the most tokens. */
+static void print_table(const struct run *run)
+{
+    static const struct out_column columns[] = {
+        {"WHAT", "what", 0, 0},
+        {"RANKS", "ranks", 0, 0},
+        {"RESULT", "result", 0, 0},
+    };
+    json_t *rows = json_array(), *item;
+    const json_t *last = headline(run->bench);
+    size_t i;
+    char text[128];
+
+    json_array_foreach(run->suites, i, item)
+    {
+        const json_t *parameters = json_object_get(item, "parameters");
+        int nodes = (int)json_integer_value(json_object_get(parameters, "nodes"));
+        char where[32] = "";
+
+        if (nodes > 1)
+            snprintf(where, sizeof(where), " on %d nodes", nodes);
+        suite_summary(&(struct suite_result){.passed = (int)json_integer_value(json_object_get(item, "passed")),
+                                             .failed = (int)json_integer_value(json_object_get(item, "failed")),
+                                             .total = (int)json_integer_value(json_object_get(item, "total"))},
+                      text, sizeof(text));
+        json_array_append_new(rows,
+                              json_pack("{s:o, s:O, s:s}", "what",
+                                        json_sprintf("%s%s", json_string_value(json_object_get(item, "matrix")), where),
+                                        "ranks", json_object_get(parameters, "ranks"), "result", text));
+    }
+    json_array_foreach(run->not_run, i, item)
+    {
+        json_array_append_new(rows,
+                              json_pack("{s:O, s:n, s:o}", "what", json_object_get(item, "matrix"), "ranks", "result",
+                                        json_sprintf("not run, %s", json_string_value(json_object_get(item, "why")))));
+    }
+    json_array_foreach(json_object_get(run->bench, "rows"), i, item)
+    {
+        if (!json_equal(json_object_get(item, "tokens"), json_object_get(last, "tokens")))
+            continue;
+        snprintf(text, sizeof(text), "%.1f GB/s, %.2f of %s", json_number_value(json_object_get(item, "logical_gbps")),
+                 ratio_of(item), bench_baseline_of(item).name);
+        json_array_append_new(rows,
+                              json_pack("{s:o, s:O, s:s}", "what",
+                                        json_sprintf("%s %s, %d tokens", json_string_value(json_object_get(item, "op")),
+                                                     json_string_value(json_object_get(item, "type")),
+                                                     (int)json_integer_value(json_object_get(item, "tokens"))),
+                                        "ranks", json_object_get(item, "ranks"), "result", text));
+    }
+    OUT_PRINT(columns, rows);
+}
+
+static int conclude(const struct cmd *cmd, const struct run_options *options, const struct run *run, json_t *machine,
+                    double seconds)
+{
+    char verdict[512], sentence[256];
+    json_t *document;
+    bool written;
+
+    make_verdict(run, verdict, sizeof(verdict));
+    document = make_document(cmd, run, machine, verdict, seconds);
+    progress_update(0, 0, "writing the report");
+    written = report_write(options->output, document);
+    progress_stop();
+    if (options->json) {
+        if (out_json(document) != 0)
+            return CMD_FAILED;
+        return written ? run->code : ranks_worse(run->code, CMD_FAILED);
+    }
+    out_verdict(run->code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s", verdict);
+    out_line("%s", "");
+    print_table(run);
+    machine_summary(machine, sentence, sizeof(sentence));
+    out_line("\n%s; seed %" PRIu64 ", %.0f s.", sentence, run->seed, seconds);
+    out_line("%s", json_string_value(json_object_get(document, "gpu_note")));
+    json_decref(document);
+    if (written) {
+        char folder[4096];
+
+        text_clean(options->output, folder, sizeof(folder));
+        out_line("Report: %s/report.html (and report.json)", folder);
+    }
+    return written ? run->code : ranks_worse(run->code, CMD_FAILED);
+}
+
+/* Checked first: otherwise the part on one node would pass, and the report would lack the requested one. */
+static int check_network(const struct cmd *cmd, const char *network)
+{
+    bool world = ranks_world_rank() >= 0;
+
+    if (strcmp(network, "mpi") == 0 && !(world && ranks_world_boot() == RANKS_MPI))
+        return cmd_usage(cmd, "--network mpi needs ranks that mpirun has started: mpirun -n 8 epkit run --network mpi");
+    return world ? group_check_emulated(cmd, network, ranks_world_boot()) : CMD_FINE;
+}
+
+static int cmd_run(const struct cmd *cmd, const struct cmd_call *call)
+{
+    const struct run_options *options = call->options;
+    struct run run = {.seed = (uint64_t)options->seed, .quick = options->quick, .network = options->network};
+    uint64_t start_ns = ep_now_ns();
+    json_t *machine;
+    int result;
+
+    result = group_check_environment(cmd, true, options->network == 0);
+    if (result == CMD_FINE)
+        result = check_network(cmd, group_networks[options->network]);
+    if (result != CMD_FINE)
+        return result;
+    if (!report_check(options->output))
+        return CMD_USAGE;
+    if (!cmd_given(cmd, call, "seed"))
+        run.seed = group_draw_seed();
+    run.suites = json_array();
+    run.not_run = json_array();
+    progress_start("run");
+    progress_update(0, 0, "reading the machine");
+    machine = machine_describe();
+    result = run_suites(&run);
+    if (result == CMD_FINE && run.code == CMD_FINE)
+        result = run_bench(&run, (int)json_integer_value(json_object_get(machine, "cores")));
+    else if (result == CMD_FINE)
+        run.bench_missing = "not measured, because a test failed";
+    progress_update(0, 0, "writing the report");
+    if (result == CMD_FINE)
+        result = conclude(cmd, options, &run, machine, (double)(ep_now_ns() - start_ns) / 1e9);
+    for (int i = 0; i < N_PARTS; i++)
+        suite_done(&run.results[i]);
+    json_decref(run.suites);
+    json_decref(run.not_run);
+    json_decref(run.bench);
+    json_decref(machine);
+    return result;
+}
+
+const struct cmd command_run = {
+    .name = "run",
+    .args = "",
+    .summary = "check and measure everything here, and write a report",
+    .description =
+        "Reports in one sentence whether epkit works on this machine and how fast it is. Reads the machine, runs the "
+        "three matrices of 'epkit test' (24 cases on one node, 32 on two emulated nodes, 32 of the low-latency "
+        "operations), measures dispatch and combine with memcpy of the same bytes as baseline, and writes a report.\n\n"
+        "On a machine with GPUs everything on one node runs on them, with one rank per GPU, if the CUDA backend can "
+        "use all of them together ('epkit test --help'); if not, a warning and the report say why. EPKIT_BACKEND "
+        "selects the backend. The ranks are forked unless mpirun started epkit, so MPI_Alltoallv is not measured; "
+        "'epkit bench' measures it if MPI is installed.\n\n"
+        "The report is a folder with report.html, which needs no other file, and report.json with the same data. Each "
+        "file is written completely or not at all.\n\n"
+        "Takes less than two minutes on two cores.",
+    .options = run_table,
+    .options_bytes = sizeof(struct run_options),
+    .examples =
+        (const struct cmd_example[]){
+            {"epkit run", "Check this machine. The report is in the folder report."},
+            {"epkit run --quick", "A check that takes seconds, on small rows."},
+            {"epkit run --output /tmp/node17 --json | jq -r .verdict", "Only the verdict, and a report elsewhere."},
+            {NULL, NULL},
+        },
+    .exits =
+        (const struct cmd_exit_text[]){
+            {CMD_FINE, "everything passed, and the report was written"},
+            {CMD_FAILED, "a case, a measurement or the report failed"},
+            {CMD_USAGE, "usage error, or the folder of the report cannot be written; no rank was started"},
+            {CMD_UNSUPPORTED, "the library does not support this on this machine"},
+            {0, NULL},
+        },
+    .run = cmd_run,
+    .flags = CMD_RANKS,
+};

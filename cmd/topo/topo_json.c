@@ -1,0 +1,414 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * topo_json.c - the topology as JSON. Identifiers of a machine (UUIDs of GPUs, addresses in GIDs) are omitted, so that
+ * a document can be shared, and is the same for a machine and its snapshot.
+ */
+#include "common/output.h"
+#include "topo_view.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* --- helpers --- */
+
+static json_t *number_or_null(int64_t number, int64_t unknown)
+{
+    return number == unknown ? json_null() : json_integer(number);
+}
+
+/* Rates and speeds: 0 is unknown. */
+static json_t *real_or_null(double number)
+{
+    return number > 0 ? json_real(number) : json_null();
+}
+
+static json_t *truth_or_null(int truth)
+{
+    return truth < 0 ? json_null() : json_boolean(truth);
+}
+
+const char *topo_role_name(enum topo_role role)
+{
+    static const char *const names[] = {
+        [TOPO_ROLE_DATA] = "data",           [TOPO_ROLE_UPLINK] = "uplink",
+        [TOPO_ROLE_STORAGE] = "storage",     [TOPO_ROLE_MANAGEMENT] = "management",
+        [TOPO_ROLE_NO_ACCESS] = "no-access", [TOPO_ROLE_DOWN] = "down",
+        [TOPO_ROLE_VIRTUAL] = "virtual",
+    };
+
+    return names[role];
+}
+
+const char *topo_link_name(enum topo_link_layer link_layer)
+{
+    static const char *const names[] = {"", "InfiniBand", "RoCE"};
+
+    return names[link_layer];
+}
+
+void topo_gpu_name(const struct topo *topo, const struct topo_gpu *gpu, char *ret_text, size_t bytes)
+{
+    if (*gpu->name)
+        snprintf(ret_text, bytes, "%s", gpu->name);
+    else if (topo->pci[gpu->pci].device)
+        snprintf(ret_text, bytes, "NVIDIA device %04x", topo->pci[gpu->pci].device);
+    else
+        snprintf(ret_text, bytes, "NVIDIA GPU");
+}
+
+static const char *pci_text(const struct topo *topo, int pci)
+{
+    return pci >= 0 ? topo->pci[pci].address : "";
+}
+
+/* "mlx5_0:1"; null without a NIC. */
+static json_t *device_text(const struct topo *topo, const struct map_choice *choice)
+{
+    if (choice->nic < 0)
+        return json_null();
+    return json_sprintf("%s:%d", topo->nics[choice->nic].name, choice->port);
+}
+
+/* All ports of a GPU, its own first: NCCL uses them all. */
+static json_t *devices_json(const struct topo *topo, const struct map_choice *choice)
+{
+    json_t *devices = json_array();
+
+    if (choice->nic >= 0)
+        json_array_append_new(devices, device_text(topo, choice));
+    for (int i = 0; i < choice->n_more; i++)
+        json_array_append_new(devices,
+                              json_sprintf("%s:%d", topo->nics[choice->more[i].nic].name, choice->more[i].port));
+    return devices;
+}
+
+/* --- tree --- */
+
+static json_t *pci_json(const struct topo *topo, const struct topo_pci *pci)
+{
+    json_t *row = json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:s}", "address", pci->address, "vendor",
+                            json_sprintf("0x%04x", pci->vendor), "device", json_sprintf("0x%04x", pci->device), "class",
+                            json_sprintf("0x%06x", pci->class_code), "parent",
+                            out_text_or_null(pci_text(topo, pci->parent)), "host_bridge",
+                            pci->host_bridge >= 0 ? out_text(topo->host_bridge_names[pci->host_bridge]) : json_null(),
+                            "numa_node", number_or_null(pci->numa_node, -1), "local_cpus", pci->local_cpus);
+
+    json_object_set_new(row, "link_gts", real_or_null(pci->link_gts));
+    json_object_set_new(row, "link_gts_max", real_or_null(pci->link_gts_max));
+    json_object_set_new(row, "link_width", number_or_null(pci->link_width, 0));
+    json_object_set_new(row, "link_width_max", number_or_null(pci->link_width_max, 0));
+    json_object_set_new(row, "driver", out_text_or_null(pci->driver));
+    return row;
+}
+
+static json_t *gpu_json(const struct topo *topo, const struct topo_gpu *gpu)
+{
+    static const char *const fabrics[] = {"none", "starting", "ready", "failed"};
+    json_t *row, *peers = json_array();
+    char name[256];
+
+    topo_gpu_name(topo, gpu, name, sizeof(name));
+    for (int i = 0; i < topo->n_gpus; i++)
+        if (gpu->nvlinks_gpu[i])
+            json_array_append_new(peers, json_pack("{s:i, s:i}", "gpu", i, "links", gpu->nvlinks_gpu[i]));
+    row =
+        json_pack("{s:o, s:s, s:s, s:o, s:o, s:b, s:o, s:o, s:o}", "index",
+                  gpu->index < topo_usable_gpus(topo) ? json_integer(gpu->index) : json_null(), "pci",
+                  pci_text(topo, gpu->pci), "name", name, "minor", number_or_null(gpu->minor, -1), "compute_capability",
+                  gpu->cc_major ? json_sprintf("%d.%d", gpu->cc_major, gpu->cc_minor) : json_null(), "answered",
+                  gpu->answered, "ecc_uncorrected", number_or_null(gpu->ecc_uncorrected, -1), "remap_pending",
+                  truth_or_null(gpu->remap_pending), "remap_failed", truth_or_null(gpu->remap_failed));
+    json_object_set_new(row, "nvlinks", json_integer(gpu->nvlinks));
+    json_object_set_new(row, "nvlinks_up", json_integer(gpu->nvlinks_up));
+    json_object_set_new(row, "nvlinks_switch", json_integer(gpu->nvlinks_switch));
+    json_object_set_new(row, "nvlink_peers", peers);
+    json_object_set_new(row, "fabric", gpu->fabric >= 0 ? out_text(fabrics[gpu->fabric]) : json_null());
+    return row;
+}
+
+static void add_tree(const struct topo *topo, json_t *document)
+{
+    json_t *numa = json_array(), *bridges = json_array(), *pci = json_array(), *gpus = json_array();
+
+    for (int i = 0; i < topo->n_numa; i++)
+        json_array_append_new(numa,
+                              json_pack("{s:i, s:s, s:o}", "number", topo->numa[i].number, "cpus", topo->numa[i].cpus,
+                                        "memory_bytes", number_or_null(topo->numa[i].memory_bytes, -1)));
+    for (int i = 0; i < topo->n_host_bridges; i++)
+        json_array_append_new(bridges, out_text(topo->host_bridge_names[i]));
+    for (int i = 0; i < topo->n_pci; i++)
+        json_array_append_new(pci, pci_json(topo, &topo->pci[i]));
+    for (int i = 0; i < topo->n_gpus; i++)
+        json_array_append_new(gpus, gpu_json(topo, &topo->gpus[i]));
+    json_object_set_new(document, "driver",
+                        json_pack("{s:o, s:b, s:o}", "version", out_text_or_null(topo->driver), "answered", topo->nvml,
+                                  "why_not", out_text_or_null(topo->nvml ? "" : topo->nvml_why)));
+    json_object_set_new(document, "hidden_gpus", json_integer(topo->n_hidden_gpus));
+    json_object_set_new(document, "cut", json_boolean(topo->cut));
+    json_object_set_new(document, "numa", numa);
+    json_object_set_new(document, "host_bridges", bridges);
+    json_object_set_new(document, "pci", pci);
+    json_object_set_new(document, "gpus", gpus);
+}
+
+/* --- matrix --- */
+
+bool topo_in_matrix(const struct topo_nic *nic)
+{
+    return nic->role != TOPO_ROLE_VIRTUAL && nic->pci >= 0;
+}
+
+/* Rows and columns are GPUs, then NICs: their number, and the device at index `i`. */
+static int count_devices(const struct topo *topo)
+{
+    int n = topo->n_gpus;
+
+    for (int i = 0; i < topo->n_nics; i++)
+        n += topo_in_matrix(&topo->nics[i]);
+    return n;
+}
+
+struct device {
+    int gpu, nic; /* one of them is -1 */
+    int pci;
+    char name[80];
+};
+
+static void describe_device(const struct topo *topo, int number, struct device *ret_device)
+{
+    struct device device = {.gpu = -1, .nic = -1};
+    int rest = number - topo->n_gpus;
+
+    if (number < topo->n_gpus) {
+        device.gpu = number;
+        device.pci = topo->gpus[number].pci;
+        /* A GPU that has fallen off the bus has no number. */
+        if (number < topo_usable_gpus(topo))
+            snprintf(device.name, sizeof(device.name), "GPU%d", number);
+        else
+            snprintf(device.name, sizeof(device.name), "%s", pci_text(topo, device.pci));
+    } else {
+        for (device.nic = 0; !topo_in_matrix(&topo->nics[device.nic]) || rest-- > 0;)
+            device.nic++;
+        device.pci = topo->nics[device.nic].pci;
+        snprintf(device.name, sizeof(device.name), "%s", topo->nics[device.nic].name);
+    }
+    *ret_device = device;
+}
+
+static json_t *path_text(const struct topo *topo, const struct device *a, const struct device *b)
+{
+    enum topo_path path = topo_path(topo, a->pci, b->pci);
+    int links;
+
+    if (a->gpu >= 0 && b->gpu >= 0 && a->gpu != b->gpu) {
+        path = topo_gpu_path(topo, a->gpu, b->gpu, &links);
+        if (path == TOPO_NVLINK)
+            return json_sprintf("NV%d", links);
+    }
+    return out_text(topo_path_name(path));
+}
+
+json_t *topo_matrix_rows(const struct topo_view *view)
+{
+    const struct topo *topo = view->topo;
+    json_t *rows = json_array();
+    int n = count_devices(topo);
+
+    for (int i = 0; i < n; i++) {
+        json_t *paths = json_object();
+        struct device device, other;
+
+        describe_device(topo, i, &device);
+        for (int j = 0; j < n; j++) {
+            describe_device(topo, j, &other);
+            json_object_set_new(paths, other.name, path_text(topo, &device, &other));
+        }
+        json_array_append_new(rows, json_pack("{s:s, s:o, s:s, s:o}", "name", device.name, "paths", paths, "cpus",
+                                              topo->pci[device.pci].local_cpus, "numa_node",
+                                              number_or_null(topo->pci[device.pci].numa_node, -1)));
+    }
+    return rows;
+}
+
+/* --- map --- */
+
+json_t *topo_map_rows(const struct topo_view *view)
+{
+    const struct topo *topo = view->topo;
+    json_t *rows = json_array();
+
+    for (int i = 0; i < view->best->n; i++) {
+        const struct map_choice *choice = &view->best->choices[i];
+        const struct topo_port *port = topo_find_port(topo, choice->nic, choice->port);
+        int pci = topo->gpus[choice->gpu].pci;
+
+        json_array_append_new(
+            rows, json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:s}", "gpu", choice->gpu, "device",
+                            device_text(topo, choice), "devices", devices_json(topo, choice), "nic",
+                            choice->nic >= 0 ? out_text(topo->nics[choice->nic].name) : json_null(), "port",
+                            number_or_null(choice->nic >= 0 ? choice->port : -1, -1), "path",
+                            choice->nic >= 0 ? out_text(topo_path_name(choice->path)) : json_null(), "numa_node",
+                            number_or_null(topo->pci[pci].numa_node, -1), "rate_gbps",
+                            real_or_null(port ? port->rate_gbps : 0), "sharers", choice->sharers, "why", choice->why));
+    }
+    return rows;
+}
+
+/* One process for each GPU: the local rank is the number of the GPU. */
+json_t *topo_rank_rows(const struct topo_view *view)
+{
+    json_t *rows = json_array();
+
+    for (int i = 0; i < view->best->n; i++)
+        if (view->best->choices[i].nic >= 0)
+            json_array_append_new(rows, json_pack("{s:i, s:s, s:s}", "rank", i, "NVSHMEM_HCA_LIST",
+                                                  map_hca_list(view->topo, view->ibgda, i), "UCX_NET_DEVICES",
+                                                  map_ucx(view->topo, view->best, i)));
+    return rows;
+}
+
+json_t *topo_nvshmem_rows(const struct topo_view *view)
+{
+    json_t *rows = json_array();
+
+    for (int i = 0; i < view->nvshmem->n; i++) {
+        const struct map_choice *choice = &view->nvshmem->choices[i];
+
+        json_array_append_new(rows, json_pack("{s:i, s:o, s:o, s:i, s:s}", "gpu", choice->gpu, "device",
+                                              device_text(view->topo, choice), "path",
+                                              choice->nic >= 0 ? out_text(topo_path_name(choice->path)) : json_null(),
+                                              "sharers", choice->sharers, "why", choice->why));
+    }
+    return rows;
+}
+
+static json_t *idle_names(const struct topo *topo, const struct map *map)
+{
+    json_t *names = json_array();
+
+    for (int i = 0; i < map->n_idle; i++)
+        json_array_append_new(names, out_text(topo->nics[map->idle[i]].name));
+    return names;
+}
+
+static void add_map(const struct topo_view *view, json_t *document)
+{
+    const struct topo *topo = view->topo;
+    bool has_map = view->best->n > 0 && view->best->choices[0].nic >= 0;
+    json_t *excluded = json_array();
+
+    for (int i = 0; i < topo->n_nics; i++)
+        if (topo->nics[i].role != TOPO_ROLE_DATA)
+            json_array_append_new(excluded,
+                                  json_pack("{s:s, s:s, s:s}", "nic", topo->nics[i].name, "role",
+                                            topo_role_name(topo->nics[i].role), "why", topo->nics[i].role_why));
+    json_object_set_new(document, "map", topo_map_rows(view));
+    json_object_set_new(document, "map_distance", json_integer(view->best->distance));
+    json_object_set_new(document, "map_shared", json_integer(view->best->n_shared));
+    json_object_set_new(document, "map_idle", idle_names(topo, view->best));
+    json_object_set_new(
+        document, "forms",
+        json_pack("{s:o, s:o, s:o, s:o}", "EPKIT_VERBS_DEVICE",
+                  has_map && *map_verbs(topo, view->best) ? out_text(map_verbs(topo, view->best)) : json_null(),
+                  "DEEP_EP_DEVICE_TO_HCA_MAPPING", has_map ? out_text(map_deepep(topo, view->ibgda)) : json_null(),
+                  "NCCL_IB_HCA", has_map ? out_text(map_nccl(topo)) : json_null(), "ranks", topo_rank_rows(view)));
+    json_object_set_new(document, "nvshmem",
+                        json_pack("{s:o, s:i, s:o}", "map", topo_nvshmem_rows(view), "shared", view->nvshmem->n_shared,
+                                  "idle", idle_names(topo, view->nvshmem)));
+    json_object_set_new(document, "excluded", excluded);
+}
+
+/* --- NICs --- */
+
+static json_t *gid_json(const struct topo_gid *gid)
+{
+    static const char *const types[] = {"IB", "RoCE v1", "RoCE v2", NULL};
+    static const char *const kinds[] = {"link-local", "IPv4", "other"};
+
+    return json_pack("{s:i, s:o, s:s}", "index", gid->index, "type",
+                     types[gid->type] ? out_text(types[gid->type]) : json_null(), "kind", kinds[gid->kind]);
+}
+
+static json_t *port_json(const struct topo_port *port)
+{
+    static const char *const states[] = {"ok", "absent", "denied", "failed", "unasked"};
+    json_t *gids = json_array();
+
+    for (int i = 0; i < port->n_gids; i++)
+        json_array_append_new(gids, gid_json(&port->gids[i]));
+    return json_pack("{s:i, s:o, s:o, s:b, s:o, s:o, s:o, s:s, s:o}", "number", port->number, "state",
+                     out_text_or_null(topo_port_state_name(port->state)), "phys_state",
+                     out_text_or_null(topo_phys_state_name(port->phys_state)), "active", port->active, "rate_gbps",
+                     real_or_null(port->rate_gbps), "link", out_text_or_null(topo_link_name(port->link_layer)),
+                     "netdev", out_text_or_null(port->netdev), "gids_state", states[port->gids_state], "gids", gids);
+}
+
+static void add_nics(const struct topo *topo, json_t *document)
+{
+    json_t *nics = json_array();
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        const struct topo_nic *nic = &topo->nics[i];
+        json_t *ports = json_array();
+
+        for (int j = 0; j < nic->n_ports; j++)
+            json_array_append_new(ports, port_json(&nic->ports[j]));
+        json_array_append_new(
+            nics, json_pack("{s:s, s:o, s:o, s:o, s:o, s:s, s:o, s:o}", "name", nic->name, "pci",
+                            out_text_or_null(pci_text(topo, nic->pci)), "hca", out_text_or_null(nic->hca), "firmware",
+                            out_text_or_null(nic->firmware), "uverbs", out_text_or_null(nic->uverbs), "role",
+                            topo_role_name(nic->role), "role_why", out_text_or_null(nic->role_why), "ports", ports));
+    }
+    json_object_set_new(document, "nics", nics);
+}
+
+/* The GID for RoCE over routed networks; -1 without one. */
+static int roce2_ipv4(const struct topo_port *port)
+{
+    for (int i = 0; i < port->n_gids; i++)
+        if (port->gids[i].type == TOPO_GID_ROCE2 && port->gids[i].kind == TOPO_GID_IPV4)
+            return port->gids[i].index;
+    return -1;
+}
+
+json_t *topo_port_rows(const struct topo_view *view)
+{
+    const struct topo *topo = view->topo;
+    json_t *rows = json_array();
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        const struct topo_nic *nic = &topo->nics[i];
+
+        for (int j = 0; j < nic->n_ports; j++) {
+            const struct topo_port *port = &nic->ports[j];
+
+            json_array_append_new(
+                rows, json_pack("{s:o, s:o, s:s, s:o, s:s, s:s, s:o, s:o, s:s}", "device",
+                                json_sprintf("%s:%d", nic->name, port->number), "pci",
+                                out_text_or_null(pci_text(topo, nic->pci)), "state", topo_port_state_name(port->state),
+                                "rate_gbps", port->rate_gbps > 0 ? json_sprintf("%g", port->rate_gbps) : json_null(),
+                                "link", topo_link_name(port->link_layer), "netdev", port->netdev, "gid",
+                                number_or_null(roce2_ipv4(port), -1), "firmware", out_text_or_null(nic->firmware),
+                                "role", topo_role_name(nic->role)));
+        }
+    }
+    return rows;
+}
+
+void topo_json(const struct topo_view *view, json_t *document)
+{
+    char sentence[1024];
+
+    topo_sentence(view, sentence, sizeof(sentence));
+    json_object_set_new(document, "verdict", out_text(sentence));
+    json_object_set_new(document, "not_read", out_text_or_null(view->topo->not_read));
+    if (view->tree)
+        add_tree(view->topo, document);
+    if (view->matrix)
+        json_object_set_new(document, "matrix", topo_matrix_rows(view));
+    if (view->map)
+        add_map(view, document);
+    if (view->nics)
+        add_nics(view->topo, document);
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef EP_TRIANGULATE_TOOL_TRIANGULATE_H
+#define EP_TRIANGULATE_TOOL_TRIANGULATE_H
+
+#include "cmd/parse/log_input.h"
+
+#include "triangulate.h"
+
+struct triangulate_call {
+    const char *hosts, *run, *from;
+    const char *const *argv; /* executed instead of `run`, which is only shown; the first argument "{hosts}" is replaced
+                                by the nodes */
+    json_t **ret_document;   /* gets the document, which is then not printed */
+    int64_t full, max_runs, timeout;
+    bool plan_only, json;
+    struct input_options input;
+};
+
+/* By runs of groups. */
+int triangulate_live(const struct cmd *cmd, const struct triangulate_call *options, const struct reference *reference,
+                     const struct verdict_options *wanted);
+
+/* From recorded runs. */
+int triangulate_recorded(const struct cmd *cmd, const struct triangulate_call *options,
+                         const struct reference *reference, const struct verdict_options *wanted);
+
+/* The worst ratio of a verdict's runs: 0 if one failed, NAN if nothing could be compared. */
+double triangulate_ratio(const json_t *document);
+
+#endif

@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "capture.h"
+
+#include "base/clock.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define TICK_MS 20      /* poll interval for the end of a program where there is no pidfd */
+#define WAIT_MS 3600000 /* longest single wait */
+#define WIDTH_MAX 64
+#define DRAIN_READS 64
+
+enum { OUTPUT, ERROR };
+
+static struct capture_text *text_of(struct capture *capture, int which)
+{
+    return which == OUTPUT ? &capture->output : &capture->error;
+}
+
+static int append(struct capture_text *text, size_t bytes_max, const char *data, size_t bytes)
+{
+    char *grown;
+
+    if (text->bytes + bytes > bytes_max) {
+        text->cut = true;
+        bytes = bytes_max - text->bytes;
+    }
+    grown = realloc(text->text, text->bytes + bytes + 1);
+    if (!grown)
+        return -1;
+    memcpy(grown + text->bytes, data, bytes);
+    text->text = grown;
+    text->bytes += bytes;
+    grown[text->bytes] = '\0';
+    return 0;
+}
+
+static int *fd_of(struct capture *capture, int which)
+{
+    return which == OUTPUT ? &capture->process.out : &capture->process.err;
+}
+
+/* Reads what is available, but not everything from a program that writes without end: it must reach its deadline. */
+static int drain(struct capture *capture, int which)
+{
+    char data[16384];
+    ssize_t n;
+
+    for (int i = 0; *fd_of(capture, which) >= 0 && i < DRAIN_READS; i++) {
+        n = read(*fd_of(capture, which), data, sizeof(data));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && errno == EAGAIN)
+            return 0;
+        if (n <= 0) {
+            process_close_fd(fd_of(capture, which));
+            return 0;
+        }
+        if (append(text_of(capture, which), capture->bytes_max ? capture->bytes_max : CAPTURE_BYTES_MAX, data,
+                   (size_t)n) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+static void start(struct capture *capture)
+{
+    capture->started_ns = ep_now_ns();
+    capture->pidfd = -1;
+    if (capture->argv)
+        capture->start_error = process_start(capture->argv, NULL, false, &capture->process);
+    else
+        capture->start_error = process_fork(capture->execute, capture->context, false, &capture->process);
+    if (capture->start_error == 0)
+        capture->pidfd = (int)syscall(SYS_pidfd_open, capture->process.pid, 0);
+}
+
+static void end(struct capture *capture)
+{
+    process_close(&capture->process);
+    process_close_fd(&capture->pidfd);
+    capture->elapsed_ns = (int64_t)(ep_now_ns() - capture->started_ns);
+    capture->process.pid = 0;
+}
+
+static void kill_now(struct capture *capture)
+{
+    process_kill(&capture->process);
+    end(capture);
+}
+
+/* Polls a running program. 1 when it has ended, 0 while it runs, -1 for lack of memory. */
+static int poll_program(struct capture *capture, int64_t timeout_ms)
+{
+    pid_t ended = process_wait(capture->process.pid, WNOHANG, &capture->status);
+
+    if (drain(capture, OUTPUT) != 0 || drain(capture, ERROR) != 0)
+        return -1;
+    if (ended != 0) {
+        /* A child of the program may hold the pipes open: its output is not waited for. */
+        end(capture);
+        return 1;
+    }
+    if (ep_now_ns() < capture->started_ns + (uint64_t)timeout_ms * 1000000)
+        return 0;
+    capture->late = true;
+    kill_now(capture);
+    return 1;
+}
+
+/* The running programs. */
+struct poll_set {
+    struct capture *members[WIDTH_MAX];
+    int n;
+};
+
+/* Waits until a program writes, ends or reaches its deadline. */
+static void wait_for_event(const struct poll_set *poll_set, int64_t timeout_ms)
+{
+    struct pollfd polls[3 * WIDTH_MAX];
+    uint64_t now_ns = ep_now_ns(), until_ns = now_ns + (poll_set->n ? WAIT_MS * UINT64_C(1000000) : 0);
+    nfds_t n = 0;
+
+    for (int i = 0; i < poll_set->n; i++) {
+        struct capture *capture = poll_set->members[i];
+        uint64_t late_ns = capture->started_ns + (uint64_t)timeout_ms * 1000000;
+
+        if (capture->pidfd < 0)
+            late_ns = now_ns + TICK_MS * UINT64_C(1000000);
+        else
+            polls[n++] = (struct pollfd){.fd = capture->pidfd, .events = POLLIN};
+        if (late_ns < until_ns)
+            until_ns = late_ns;
+        for (int which = OUTPUT; which <= ERROR; which++)
+            if (*fd_of(capture, which) >= 0)
+                polls[n++] = (struct pollfd){.fd = *fd_of(capture, which), .events = POLLIN};
+    }
+    poll(polls, n, until_ns > now_ns ? (int)((until_ns - now_ns) / 1000000 + 1) : 0);
+}
+
+int capture_run(struct capture *captures, int n, int width, int64_t timeout_ms,
+                void (*on_end)(const struct capture *capture, void *context), void *context)
+{
+    struct poll_set poll_set = {.n = 0};
+    int next = 0, result = 0;
+
+    if (width > WIDTH_MAX)
+        width = WIDTH_MAX;
+    for (int i = 0; i < n; i++) {
+        captures[i].process = (struct process){.in = -1, .out = -1, .err = -1};
+        captures[i].pidfd = -1;
+    }
+    while (result == 0 && (next < n || poll_set.n > 0)) {
+        while (next < n && poll_set.n < width) {
+            start(&captures[next]);
+            if (captures[next].start_error == 0)
+                poll_set.members[poll_set.n++] = &captures[next];
+            else if (on_end)
+                on_end(&captures[next], context);
+            next++;
+        }
+        wait_for_event(&poll_set, timeout_ms);
+        for (int i = 0; i < poll_set.n && result >= 0;) {
+            result = poll_program(poll_set.members[i], timeout_ms);
+            if (result == 1) {
+                if (on_end)
+                    on_end(poll_set.members[i], context);
+                poll_set.members[i] = poll_set.members[--poll_set.n];
+            } else {
+                i++;
+            }
+        }
+        result = result < 0 ? -1 : 0;
+    }
+    for (int i = 0; i < poll_set.n; i++)
+        kill_now(poll_set.members[i]);
+    return result;
+}
+
+void capture_done(struct capture *capture)
+{
+    free(capture->output.text);
+    free(capture->error.text);
+    capture->output = capture->error = (struct capture_text){0};
+}

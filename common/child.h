@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* child.h - starts another program with pipes, in its own process group, which does not outlive this process. */
+#ifndef EP_COMMON_CHILD_H
+#define EP_COMMON_CHILD_H
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+struct process {
+    pid_t pid;        /* 0: no program runs */
+    int in, out, err; /* our ends, non-blocking and close-on-exec; -1: no pipe */
+};
+
+/*
+ * Starts argv[0], searched in PATH, and waits until it is executed. `environment` (NULL-terminated) is its whole
+ * environment, except for LC_ALL=C; NULL: the environment of this process. Standard input is a pipe if `has_input`,
+ * else empty. Signals and limits are as this process inherited them (inherited.h). When the thread that started the
+ * program ends, the program and all its descendants are ended (supervise.h). 0, or the errno of the failure; then
+ * nothing runs and no descriptor is open.
+ */
+int process_start(char *const *argv, char *const *environment, bool has_input, struct process *ret_process);
+
+/*
+ * The same for a child that needs more than a program and an environment: `execute` runs in the child, with the
+ * standard streams in place. It returns only when it cannot execute a program, with errno.
+ */
+typedef void (*process_execute)(const void *context);
+int process_fork(process_execute execute, const void *context, bool has_input, struct process *ret_process);
+
+#define PROCESS_UNKNOWN 255
+
+/*
+ * waitpid() for an own child, with WNOHANG or 0: its PID when it has ended, 0 while it runs. If another thread reaped
+ * it, its status is unknown: the exit status is then PROCESS_UNKNOWN, because it may have failed.
+ */
+pid_t process_wait(pid_t pid, int options, int *ret_status);
+
+/* The parent PID of a process, and its state letter of proc(5), 'Z' for a zombie; 0: there is no such process. */
+pid_t process_parent(pid_t pid, char *ret_state);
+
+/*
+ * Kills the process group and waits for its leader, for at most two seconds: a process that is blocked in the kernel is
+ * left behind. Closes the pipes. Does nothing if no program runs.
+ */
+void process_kill(struct process *process);
+
+/* Closes the pipes. */
+void process_close(struct process *process);
+
+/*
+ * A copy of this process's environment without the variables in `except` (NULL-terminated), in one block for free();
+ * NULL for lack of memory.
+ */
+char **process_environment(const char *const *except);
+
+/* The variables that preload libraries into every program: no helper program may inherit them. NULL-terminated. */
+extern const char *const process_preloads[];
+
+/* Closes *fd unless it is -1, and sets it to -1. */
+void process_close_fd(int *fd);
+
+#endif

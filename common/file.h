@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* file.h - files named by users. */
+#ifndef EP_COMMON_FILE_H
+#define EP_COMMON_FILE_H
+
+#include <stdio.h>
+
+/*
+ * Opens a file for reading. Waits for data on a pipe, as needed for `<(program)`, up to 60 s: then ENODATA. NULL with
+ * errno on failure.
+ */
+FILE *file_open(const char *path);
+
+/* The same for callers that take only regular files: EINVAL for others, at once. */
+FILE *file_open_regular(const char *path);
+
+/* What errno of these means. */
+const char *file_error(int number);
+
+/* Skips a byte order mark, as editors of other systems write it, at the beginning of a text. */
+void file_skip_mark(FILE *stream);
+
+#endif

@@ -1,0 +1,451 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "output.h"
+#include "cmd.h"
+#include "ending.h"
+#include "launcher_env.h"
+#include "progress.h"
+#include "terminal.h"
+
+#include "clean.h"
+
+#include <epkit/types.h>
+#include <errno.h>
+#include <libsmartcols.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+bool out_is_terminal(FILE *stream)
+{
+    const char *term = getenv("TERM");
+
+    /* Open MPI gives its ranks a pseudo-terminal even if its own output is none. */
+    return isatty(stream == stderr ? STDERR_FILENO : STDOUT_FILENO) && term && strcmp(term, "dumb") != 0 &&
+           !ranks_env_is_launched();
+}
+
+static bool wants_colour(FILE *stream)
+{
+    const char *no_color = getenv("NO_COLOR");
+
+    return out_is_terminal(stream) && !(no_color && *no_color);
+}
+
+void out_tone(FILE *stream, enum out_tone tone)
+{
+    static const char *const sequences[] = {
+        [OUT_PLAIN] = "\033[0m", [OUT_GOOD] = "\033[32m", [OUT_BAD] = "\033[31m",
+        [OUT_WARN] = "\033[33m", [OUT_FAINT] = "\033[2m",
+    };
+
+    static enum out_tone current[2];
+    enum out_tone *mine = &current[stream == stderr];
+
+    if ((stream != stdout && stream != stderr) || *mine == tone || !wants_colour(stream))
+        return;
+    *mine = tone;
+    stream_control(stream, sequences[tone]);
+}
+
+void out_verdict(enum out_tone tone, const char *format, ...)
+{
+    va_list args;
+
+    progress_hide();
+    ending_dismiss();
+    out_tone(stdout, tone);
+    va_start(args, format);
+    vprintf(format, args);
+    va_end(args);
+    out_tone(stdout, OUT_PLAIN);
+    putchar('\n');
+    fflush(stdout);
+}
+
+void out_line(const char *format, ...)
+{
+    va_list args;
+
+    progress_hide();
+    ending_dismiss();
+    va_start(args, format);
+    vprintf(format, args);
+    va_end(args);
+    putchar('\n');
+    fflush(stdout);
+}
+
+/* Formats a message as one line: newlines in names become spaces. To be freed. */
+static char *__attribute__((format(printf, 1, 0))) make_line(const char *format, va_list args)
+{
+    char *text = NULL;
+
+    if (vasprintf(&text, format, args) < 0)
+        text = NULL;
+    for (char *at = text; at && *at; at++)
+        if (*at == '\n')
+            *at = ' ';
+    return text;
+}
+
+static void print_line(const char *text)
+{
+    fprintf(stderr, "%s\n", text ? text : "out of memory");
+    fflush(stderr);
+}
+
+static void print_message(enum out_tone tone, const char *label, const char *text)
+{
+    progress_hide();
+    fflush(stdout);
+    fputs("epkit: ", stderr);
+    out_tone(stderr, tone);
+    fputs(label, stderr);
+    out_tone(stderr, OUT_PLAIN);
+    print_line(text);
+}
+
+void out_error(const char *format, ...)
+{
+    va_list args;
+    char *text;
+
+    va_start(args, format);
+    text = make_line(format, args);
+    va_end(args);
+    print_message(OUT_BAD, "error: ", text);
+    ending_add(text ? text : "out of memory");
+    free(text);
+}
+
+void out_warning(const char *format, ...)
+{
+    va_list args;
+    char *text;
+
+    va_start(args, format);
+    text = make_line(format, args);
+    va_end(args);
+    print_message(OUT_WARN, "warning: ", text);
+    free(text);
+}
+
+void out_note(const char *format, ...)
+{
+    va_list args;
+    char *text;
+
+    va_start(args, format);
+    text = make_line(format, args);
+    va_end(args);
+    print_message(OUT_PLAIN, "", text);
+    free(text);
+}
+
+/* A line below an error; `key` of that error in the document of --json. */
+static void __attribute__((format(printf, 3, 0)))
+print_detail(const char *key, const char *label, const char *format, va_list args)
+{
+    char *text = make_line(format, args);
+
+    progress_hide();
+    fprintf(stderr, "       %s", label);
+    print_line(text);
+    ending_detail(key, text ? text : "out of memory");
+    free(text);
+}
+
+void out_hint(const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    print_detail("hint", "", format, args);
+    va_end(args);
+}
+
+static void __attribute__((format(printf, 3, 4)))
+print_part(const char *key, const char *label, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    print_detail(key, label, format, args);
+    va_end(args);
+}
+
+void out_problem(const char *what, const char *where, const char *why, const char *hint)
+{
+    out_error("%s", what);
+    if (where && *where)
+        print_part("where", "where: ", "%s", where);
+    if (why && *why)
+        print_part("why", "why:   ", "%s", why);
+    if (hint && *hint)
+        print_part("hint", "hint:  ", "%s", hint);
+}
+
+int out_finish(void)
+{
+    static bool is_reported;
+    int reason;
+
+    fflush(stdout);
+    reason = stream_error(stdout);
+    if (reason == 0)
+        return CMD_FINE;
+    /* No report if the reader has exited (a pipe to head), or if a signal ends the command. */
+    if (!is_reported && reason != EPIPE && reason != EINTR) {
+        is_reported = true;
+        out_error("writing to standard output: %s", out_reason(reason));
+    }
+    return CMD_FAILED;
+}
+
+const char *out_reason(int error_number)
+{
+    if (error_number == EFBIG)
+        return "the limit of the file size is reached (ulimit -f)";
+    if (error_number == EBADF)
+        return "it is closed, or open only for reading";
+    return strerror(error_number);
+}
+
+json_t *out_text(const char *text)
+{
+    size_t bytes = strlen(text) + 1;
+    json_t *string = json_string(text);
+    char *clean = string ? NULL : malloc(bytes);
+
+    if (clean) {
+        text_clean(text, clean, bytes);
+        string = json_string(clean);
+    }
+    free(clean);
+    return string;
+}
+
+json_t *out_text_or_null(const char *text)
+{
+    return *text ? out_text(text) : json_null();
+}
+
+json_t *out_document(const char *command)
+{
+    return json_pack("{s:i, s:s, s:s}", "schema_version", OUT_SCHEMA_VERSION, "epkit", ep_version(), "verb", command);
+}
+
+int out_json(json_t *document)
+{
+    progress_hide();
+    ending_dismiss();
+    if (!document || stream_json(stdout, document, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) != 0) {
+        if (out_finish() == CMD_FINE)
+            out_error("writing the JSON document: out of memory");
+        json_decref(document);
+        return -1;
+    }
+    json_decref(document);
+    return out_finish() == CMD_FINE ? 0 : -1;
+}
+
+/* The text of the cell: in `buffer` if it has to be formatted, else borrowed from the value. */
+static const char *cell_text(const struct out_column *column, const json_t *row, char *buffer, size_t bytes)
+{
+    const json_t *value = json_object_get(row, column->key);
+
+    if (json_is_string(value))
+        return json_string_value(value);
+    if (json_is_integer(value))
+        snprintf(buffer, bytes, "%" JSON_INTEGER_FORMAT, json_integer_value(value));
+    else if (json_is_real(value))
+        snprintf(buffer, bytes, "%.*f", column->digits, json_real_value(value));
+    else if (json_is_boolean(value))
+        return json_is_true(value) ? "yes" : "no";
+    else
+        return "";
+    return buffer;
+}
+
+/* The rows with only the keys of the columns, in their order. */
+static json_t *select_columns(const struct out_column *columns, size_t n_columns, const json_t *rows)
+{
+    json_t *result = json_array();
+
+    for (size_t i = 0; i < json_array_size(rows); i++) {
+        json_t *row = json_object();
+
+        for (size_t c = 0; c < n_columns; c++) {
+            json_t *value = json_object_get(json_array_get(rows, i), columns[c].key);
+
+            json_object_set_new(row, columns[c].key, value ? json_incref(value) : json_null());
+        }
+        json_array_append_new(result, row);
+    }
+    return result;
+}
+
+static void print_csv_cell(FILE *stream, const char *text)
+{
+    if (!strpbrk(text, ",\"\r\n")) {
+        fputs(text, stream);
+        return;
+    }
+    fputc('"', stream);
+    for (; *text; text++) {
+        if (*text == '"')
+            fputc('"', stream);
+        fputc(*text, stream);
+    }
+    fputc('"', stream);
+}
+
+static void print_csv(FILE *stream, const struct out_column *columns, size_t n_columns, const json_t *rows)
+{
+    char buffer[64];
+
+    for (size_t c = 0; c < n_columns; c++) {
+        fputs(c ? "," : "", stream);
+        print_csv_cell(stream, columns[c].key);
+    }
+    fputc('\n', stream);
+    for (size_t i = 0; i < json_array_size(rows); i++) {
+        for (size_t c = 0; c < n_columns; c++) {
+            fputs(c ? "," : "", stream);
+            print_csv_cell(stream, cell_text(&columns[c], json_array_get(rows, i), buffer, sizeof(buffer)));
+        }
+        fputc('\n', stream);
+    }
+}
+
+static bool is_number_column(const struct out_column *column, const json_t *rows)
+{
+    for (size_t i = 0; i < json_array_size(rows); i++) {
+        const json_t *value = json_object_get(json_array_get(rows, i), column->key);
+
+        if (json_is_string(value))
+            return false;
+    }
+    return true;
+}
+
+static bool is_nonzero(const json_t *value)
+{
+    return json_is_string(value) ? *json_string_value(value) != '\0' : json_number_value(value) != 0;
+}
+
+static bool is_shown(const struct out_column *column, const json_t *rows)
+{
+    if (!(column->flags & (OUT_IF_PRESENT | OUT_NONZERO)))
+        return !(column->flags & OUT_DATA);
+    for (size_t i = 0; i < json_array_size(rows); i++) {
+        const json_t *value = json_object_get(json_array_get(rows, i), column->key);
+
+        if (column->flags & OUT_NONZERO ? is_nonzero(value) : value && !json_is_null(value))
+            return true;
+    }
+    return false;
+}
+
+/* libsmartcols aligns by the width of characters: replace invisible characters first. */
+static int set_cell(struct libscols_line *line, size_t cell, const char *text)
+{
+    size_t bytes = strlen(text) + 1;
+    char *clean = malloc(bytes);
+    int result;
+
+    if (!clean)
+        return -1;
+    text_clean(text, clean, bytes);
+    result = scols_line_set_data(line, cell, clean);
+    free(clean);
+    return result;
+}
+
+static int fill_table(struct libscols_table *table, const struct out_column *columns, size_t n_columns,
+                      const json_t *rows)
+{
+    char buffer[64];
+
+    for (size_t c = 0; c < n_columns; c++) {
+        int flags = (columns[c].flags & OUT_TRUNC) ? SCOLS_FL_TRUNC : 0;
+
+        if (!is_shown(&columns[c], rows))
+            continue;
+        if ((columns[c].flags & OUT_RIGHT) || is_number_column(&columns[c], rows))
+            flags |= SCOLS_FL_RIGHT;
+        if (!scols_table_new_column(table, columns[c].title, 1, flags))
+            return -1;
+    }
+    for (size_t i = 0; i < json_array_size(rows); i++) {
+        struct libscols_line *line = scols_table_new_line(table, NULL);
+        size_t cell = 0;
+
+        if (!line)
+            return -1;
+        for (size_t c = 0; c < n_columns; c++) {
+            if (!is_shown(&columns[c], rows))
+                continue;
+            if (set_cell(line, cell++, cell_text(&columns[c], json_array_get(rows, i), buffer, sizeof(buffer))) != 0)
+                return -1;
+        }
+    }
+    return 0;
+}
+
+static int print_table(FILE *stream, const struct out_column *columns, size_t n_columns, const json_t *rows)
+{
+    struct libscols_table *table;
+    int result;
+
+    scols_init_debug(0);
+    table = scols_new_table();
+    if (!table)
+        return -1;
+    scols_table_set_stream(table, stream);
+    result = fill_table(table, columns, n_columns, rows);
+    if (result == 0)
+        result = scols_print_table(table);
+    scols_unref_table(table);
+    return result == 0 ? 0 : -1;
+}
+
+int out_table(FILE *stream, const struct out_column *columns, size_t n_columns, const json_t *rows,
+              enum out_format format)
+{
+    json_t *selected;
+    int result = 0;
+
+    progress_hide();
+    if (stream == stdout)
+        ending_dismiss();
+    switch (format) {
+    case OUT_TABLE:
+        result = print_table(stream, columns, n_columns, rows);
+        break;
+    case OUT_JSON:
+        selected = select_columns(columns, n_columns, rows);
+        result = stream_json(stream, selected, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+        json_decref(selected);
+        break;
+    case OUT_CSV:
+        print_csv(stream, columns, n_columns, rows);
+        break;
+    }
+    if (stream == stdout && out_finish() != CMD_FINE)
+        return -1;
+    if (result == 0 && fflush(stream) == 0 && !ferror(stream))
+        return 0;
+    if (stream == stdout)
+        out_error("writing a table: out of memory");
+    return -1;
+}
+
+int out_print(const struct out_column *columns, size_t n_columns, json_t *rows)
+{
+    int result = out_table(stdout, columns, n_columns, rows, OUT_TABLE);
+
+    json_decref(rows);
+    return result;
+}

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * output.h - output to the user. Data goes to standard output, everything else to standard error.
+ *
+ * A report is a verdict in one sentence, then a table, then details. Rows of tables are JSON objects; one table of
+ * columns defines their format as text, their keys in JSON and their order in CSV.
+ */
+#ifndef EP_COMMON_OUTPUT_H
+#define EP_COMMON_OUTPUT_H
+
+#include "text.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+#define OUT_SCHEMA_VERSION 1
+
+enum out_format { OUT_TABLE, OUT_JSON, OUT_CSV };
+
+enum out_tone { OUT_PLAIN, OUT_GOOD, OUT_BAD, OUT_WARN, OUT_FAINT };
+
+enum {
+    OUT_RIGHT = 1u << 0,      /* text: right-aligned, as numbers always are */
+    OUT_TRUNC = 1u << 1,      /* text: truncated on a narrow terminal */
+    OUT_DATA = 1u << 2,       /* JSON and CSV only */
+    OUT_IF_PRESENT = 1u << 3, /* text: omitted if no row has it */
+    OUT_NONZERO = 1u << 4     /* text: omitted if it is missing, empty or 0 in every row */
+};
+
+struct out_column {
+    const char *title; /* header of the text table */
+    const char *key;   /* of the row object */
+    int digits;        /* real numbers: after the point */
+    unsigned flags;    /* OUT_* */
+};
+
+/*
+ * Prints `rows` (an array of objects). A missing key or null is an empty cell (null in JSON). Returns 0, or -1 after
+ * reporting that the output could not be written.
+ */
+int out_table(FILE *stream, const struct out_column *columns, size_t n_columns, const json_t *rows,
+              enum out_format format);
+
+/* Prints `rows` as a text table on standard output and consumes them; `columns` is an array. Returns as out_table(). */
+#define OUT_PRINT(columns, rows) out_print(columns, COUNT(columns), rows)
+int out_print(const struct out_column *columns, size_t n_columns, json_t *rows);
+
+/* A JSON string of any text: invalid UTF-8 becomes '?', so that the row is kept. A new reference. */
+json_t *out_text(const char *text);
+
+/* The same; null for "". */
+json_t *out_text_or_null(const char *text);
+
+/* {"schema_version", "epkit": version, "verb": command}: the start of every --json document. */
+json_t *out_document(const char *command);
+
+/* Prints the document to standard output and consumes it. 0, or -1 after reporting the error. */
+int out_json(json_t *document);
+
+/* The result in one sentence, on a line of its own on standard output. */
+void out_verdict(enum out_tone tone, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* A line on standard output; clears the progress line first. */
+void out_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Whether the stream is an interactive terminal. */
+bool out_is_terminal(FILE *stream);
+
+/* Sets the colour of what is printed to `stream` from here on, if colour is enabled. OUT_PLAIN resets it. */
+void out_tone(FILE *stream, enum out_tone tone);
+
+/* "epkit: <text>" on standard error. */
+void out_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void out_warning(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void out_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* "       <text>" on standard error: what to do about the error just reported. */
+void out_hint(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/*
+ * A complete error on standard error: what failed, where (ranks; may be NULL), why, and what to do about it (may be
+ * NULL or "").
+ */
+void out_problem(const char *what, const char *where, const char *why, const char *hint);
+
+/* Flushes standard output. CMD_FINE, or CMD_FAILED after reporting, once, why it could not be written. */
+int out_finish(void);
+
+/* The reason of a failed write, by errno. */
+const char *out_reason(int error_number);
+
+#endif

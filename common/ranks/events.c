@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "events.h"
+
+#include "common/output.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+/* --- events --- */
+
+static bool is_within(const json_t *value, json_int_t most)
+{
+    return json_is_integer(value) && json_integer_value(value) >= 0 && json_integer_value(value) <= most;
+}
+
+/* Whether the event has the fields that the launcher needs. An exit event without a code must not count as success. */
+static bool is_event(const struct rank_reader *reader, const json_t *event)
+{
+    const char *kind = json_string_value(json_object_get(event, "event"));
+
+    if (!kind)
+        return false;
+    if (strcmp(kind, "exit") == 0)
+        return is_within(json_object_get(event, "code"), 255);
+    return strcmp(kind, "error") != 0 || is_within(json_object_get(event, "rank"), reader->spec->nranks - 1);
+}
+
+static void refuse_line(struct rank_reader *reader, int rank, const char *line)
+{
+    char shown[81];
+    json_t *problem;
+    size_t n;
+
+    /* Invalid UTF-8 cannot be put into JSON. */
+    for (n = 0; line[n] && n + 1 < sizeof(shown); n++)
+        shown[n] = line[n] < 0x20 || line[n] > 0x7e ? '?' : line[n];
+    shown[n] = '\0';
+    problem = ranks_problem_new(rank, "reading the events of a rank", "", "malformed event: %s", shown);
+    ranks_problem_add(reader->problems, problem);
+    json_decref(problem);
+}
+
+/* True if it is the exit event of the rank. */
+static bool handle_event(struct rank_reader *reader, int rank, const char *line)
+{
+    json_t *event = json_loads(line, 0, NULL);
+    const char *kind = json_string_value(json_object_get(event, "event"));
+    bool is_end = false;
+
+    if (!is_event(reader, event)) {
+        refuse_line(reader, rank, line);
+    } else if (strcmp(kind, "exit") == 0) {
+        reader->pipes[rank].finished = true;
+        reader->pipes[rank].code = (int)json_integer_value(json_object_get(event, "code"));
+        is_end = true;
+    } else {
+        if (strcmp(kind, "error") == 0)
+            ranks_problem_add(reader->problems, event);
+        reader->on_event(reader->context, event);
+    }
+    json_decref(event);
+    return is_end;
+}
+
+static bool handle_lines(struct rank_reader *reader, int index)
+{
+    struct rank_pipe *pipe = &reader->pipes[index];
+    char *line = pipe->text, *end;
+    bool has_ended = false;
+
+    while ((end = memchr(line, '\n', pipe->used - (size_t)(line - pipe->text)))) {
+        *end = '\0';
+        if (index < reader->spec->nranks)
+            has_ended |= handle_event(reader, index, line);
+        else
+            ranks_mpirun_line(&reader->mpirun, line, reader->is_quiet);
+        line = end + 1;
+    }
+    pipe->used -= (size_t)(line - pipe->text);
+    memmove(pipe->text, line, pipe->used);
+    return has_ended;
+}
+
+bool rank_reader_read(struct rank_reader *reader, int index)
+{
+    struct rank_pipe *pipe = &reader->pipes[index];
+    bool has_ended = false;
+
+    while (pipe->fds[0] >= 0) {
+        ssize_t n;
+
+        if (pipe->room - pipe->used < 4096) {
+            char *text = realloc(pipe->text, pipe->room * 2 + 8192);
+
+            if (!text)
+                return has_ended;
+            pipe->text = text;
+            pipe->room = pipe->room * 2 + 8192;
+        }
+        n = read(pipe->fds[0], pipe->text + pipe->used, pipe->room - pipe->used);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && errno == EAGAIN)
+            return has_ended;
+        if (n <= 0) {
+            close(pipe->fds[0]);
+            pipe->fds[0] = -1;
+            return has_ended;
+        }
+        pipe->used += (size_t)n;
+        has_ended |= handle_lines(reader, index);
+    }
+    return has_ended;
+}
+
+void rank_reader_add_problem(struct rank_reader *reader, json_t *problem)
+{
+    ranks_problem_add(reader->problems, problem);
+    reader->on_event(reader->context, problem);
+    json_decref(problem);
+}
+
+/* --- pipes --- */
+
+static void raise_descriptor_limit(int n)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < (rlim_t)n) {
+        limit.rlim_cur = limit.rlim_max < (rlim_t)n ? limit.rlim_max : (rlim_t)n;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
+int rank_reader_init(const struct ranks_spec *spec, ranks_event_fn on_event, void *context,
+                     struct rank_reader *ret_reader)
+{
+    struct rank_reader *reader = ret_reader;
+    int n = spec->nranks + 1;
+
+    *reader = (struct rank_reader){.spec = spec, .on_event = on_event, .context = context, .mpirun.rank = -1};
+    reader->pipes = calloc((size_t)n, sizeof(*reader->pipes));
+    reader->problems = json_array();
+    if (!reader->pipes || !reader->problems) {
+        out_error("out of memory");
+        return CMD_FAILED;
+    }
+    for (int i = 0; i < n; i++)
+        reader->pipes[i].fds[0] = reader->pipes[i].fds[1] = -1;
+    raise_descriptor_limit(2 * n + 64);
+    for (int i = 0; i < n; i++) {
+        if (i == n - 1 && spec->boot != RANKS_MPI)
+            break;
+        if (pipe2(reader->pipes[i].fds, O_CLOEXEC) != 0) {
+            int reason = errno;
+
+            out_error("creating a pipe for rank %d: %s", i, strerror(reason));
+            if (reason == EMFILE)
+                out_hint("raise the limit of open files (ulimit -n)");
+            return CMD_FAILED;
+        }
+        fcntl(reader->pipes[i].fds[0], F_SETFL, O_NONBLOCK);
+    }
+    return CMD_FINE;
+}
+
+void rank_reader_done(struct rank_reader *reader)
+{
+    for (int i = 0; reader->pipes && i <= reader->spec->nranks; i++) {
+        for (int end = 0; end < 2; end++)
+            if (reader->pipes[i].fds[end] >= 0)
+                close(reader->pipes[i].fds[end]);
+        free(reader->pipes[i].text);
+    }
+    free(reader->pipes);
+    json_decref(reader->problems);
+}

@@ -1,0 +1,443 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * launcher.c - starts the processes of a job, reads the events of their ranks (reader.c), and ends all of them.
+ *
+ * Signals are read from a signalfd, so that everything is handled in one loop. Children die with the launcher
+ * (PR_SET_PDEATHSIG).
+ */
+#include "common/cmd.h"
+#include "common/inherited.h"
+#include "common/output.h"
+#include "common/progress.h"
+#include "events.h"
+
+#include "base/clock.h"
+#include "local_ranks.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define TICK_MS 150
+#define LOST_GRACE_MS 5000  /* after one rank has ended: for the others, in addition to the communicator's deadline */
+#define TERM_GRACE_MS 3000  /* for mpirun to end its ranks and remove its session folder */
+#define KILL_GRACE_MS 10000 /* a process that survives SIGKILL for longer is stuck in the kernel */
+
+struct child {
+    pid_t pid;
+    int first, n; /* its ranks */
+    bool running;
+    bool lost;  /* it has ended or was abandoned, with an unknown status */
+    int status; /* of waitpid() */
+};
+
+struct launch {
+    const struct ranks_spec *spec;
+    const char *job;
+    const json_t *parameters;
+    struct rank_reader reader;
+    struct child *children;
+    int n_children, n_running;
+    struct pollfd *polls;
+    int signal_fd;
+    sigset_t old_mask;
+    int interrupted;                         /* the signal that did, or 0 */
+    bool timed_out;                          /* the deadline of the job has passed */
+    bool ending;                             /* end_children() was called */
+    uint64_t deadline_ns, kill_ns, leave_ns; /* 0: none */
+};
+
+/*
+ * Called when a rank has ended: the others end soon as well, or their waits fail by the communicator's deadline. Ranks
+ * that are stopped or hang do neither, and are ended at this deadline.
+ */
+static void shorten_deadline(struct launch *launch)
+{
+    uint64_t deadline_ns = ep_deadline_ns(launch->spec->timeout_ms + LOST_GRACE_MS);
+
+    if (!launch->deadline_ns || deadline_ns < launch->deadline_ns)
+        launch->deadline_ns = deadline_ns;
+}
+
+static void read_rank(struct launch *launch, int index)
+{
+    if (rank_reader_read(&launch->reader, index))
+        shorten_deadline(launch);
+}
+
+/* --- processes --- */
+
+/* Makes a child end with the launcher, resets its signal handling, and redirects standard output to standard error. */
+static void init_child(const struct launch *launch, pid_t launcher, int end_signal)
+{
+    prctl(PR_SET_PDEATHSIG, end_signal);
+    if (getppid() != launcher)
+        _exit(CMD_FAILED);
+    /* Ctrl-C is sent to the whole process group; the launcher handles it. */
+    signal(SIGINT, SIG_IGN);
+    signal(SIGPIPE, SIG_IGN);
+    sigprocmask(SIG_SETMASK, &launch->old_mask, NULL);
+    dup2(STDERR_FILENO, STDOUT_FILENO);
+}
+
+struct thread_argument {
+    const struct launch *launch;
+    const char *parameters;
+};
+
+/* A rank in fork and thread mode. Parses its own copy of the parameters, because threads must not share them. */
+static int run_rank(const ep_boot *boot, void *argument)
+{
+    const struct thread_argument *thread = argument;
+    const struct launch *launch = thread->launch;
+    struct ranks_rank_context self = {.ctx.spec = launch->spec, .ctx.emit_fd = launch->reader.pipes[boot->rank].fds[1]};
+    json_t *parameters = json_loads(thread->parameters, 0, NULL);
+    int code = ranks_run_rank(&self, boot, launch->job, parameters);
+
+    json_decref(parameters);
+    return code;
+}
+
+static void run_forked(struct launch *launch, ep_boot_shm *boot_shm, int rank, const char *parameters)
+{
+    struct thread_argument argument = {launch, parameters};
+    ep_boot boot = {.size = sizeof(boot)};
+
+    if (ep_boot_shm_join(boot_shm, rank, &boot) != EP_OK) {
+        out_error("rank %d: %s", rank, ep_last_error());
+        _exit(CMD_FAILED);
+    }
+    _exit(run_rank(&boot, &argument));
+}
+
+static void run_threads(struct launch *launch, const char *parameters)
+{
+    struct thread_argument argument = {launch, parameters};
+    ep_launch_args args = EP_LAUNCH_ARGS_INIT;
+    ep_rank_exit *exits = calloc((size_t)launch->spec->nranks, sizeof(*exits));
+
+    args.mode = EP_LAUNCH_THREADS;
+    args.nranks = launch->spec->nranks;
+    args.run = run_rank;
+    args.argument = &argument;
+    if (!exits || ep_launch(&args, exits) != EP_OK) {
+        out_error("starting threads: %s", exits ? ep_last_error() : "out of memory");
+        _exit(CMD_FAILED);
+    }
+    _exit(CMD_FINE);
+}
+
+static void run_mpirun(struct launch *launch, pid_t launcher)
+{
+    int nranks = launch->spec->nranks;
+    int *fds = calloc((size_t)nranks, sizeof(*fds));
+
+    if (!fds)
+        _exit(CMD_FAILED);
+    /* The ranks open the launcher's descriptors by /proc, not those of this child. */
+    for (int rank = 0; rank < nranks; rank++)
+        fds[rank] = launch->reader.pipes[rank].fds[1];
+    dup2(launch->reader.pipes[nranks].fds[1], STDERR_FILENO);
+    dup2(STDERR_FILENO, STDOUT_FILENO);
+    setpgid(0, 0);
+    _exit(ranks_exec_mpirun(launch->spec, launch->job, launch->parameters, fds, launcher));
+}
+
+static int start_child(struct launch *launch, int first, int n, ep_boot_shm *boot_shm, const char *parameters)
+{
+    struct child *child = &launch->children[launch->n_children];
+    pid_t launcher = getpid();
+
+    child->pid = fork();
+    if (child->pid < 0) {
+        out_error("starting rank %d: %s", first, strerror(errno));
+        return CMD_FAILED;
+    }
+    if (child->pid == 0) {
+        bool mpi = launch->spec->boot == RANKS_MPI;
+
+        /* mpirun ends its ranks on SIGTERM; after SIGKILL its session folder would remain. */
+        init_child(launch, launcher, mpi ? SIGTERM : SIGKILL);
+        if (mpi)
+            run_mpirun(launch, launcher);
+        if (launch->spec->boot == RANKS_THREADS)
+            run_threads(launch, parameters);
+        run_forked(launch, boot_shm, first, parameters);
+    }
+    child->first = first;
+    child->n = n;
+    child->running = true;
+    launch->n_children++;
+    launch->n_running++;
+    return CMD_FINE;
+}
+
+static int start_all(struct launch *launch, ep_boot_shm *boot_shm, const char *parameters)
+{
+    int nranks = launch->spec->nranks;
+    int result = CMD_FINE;
+
+    fflush(stdout);
+    fflush(stderr);
+    if (launch->spec->boot != RANKS_FORK)
+        return start_child(launch, 0, nranks, NULL, parameters);
+    for (int rank = 0; rank < nranks && result == CMD_FINE; rank++) {
+        result = start_child(launch, rank, 1, boot_shm, parameters);
+        close(launch->reader.pipes[rank].fds[1]);
+        launch->reader.pipes[rank].fds[1] = -1;
+    }
+    return result;
+}
+
+static void signal_children(struct launch *launch, int signal_number)
+{
+    for (int i = 0; i < launch->n_children; i++) {
+        struct child *child = &launch->children[i];
+
+        if (!child->running)
+            continue;
+        kill(child->pid, signal_number);
+        if (signal_number == SIGKILL && launch->spec->boot == RANKS_MPI)
+            kill(-child->pid, SIGKILL);
+    }
+}
+
+/* Ranks own nothing that outlives them, so they get SIGKILL; mpirun gets SIGTERM first. */
+static void end_children(struct launch *launch)
+{
+    if (launch->ending)
+        return;
+    launch->ending = launch->reader.is_quiet = true;
+    signal_children(launch, launch->spec->boot == RANKS_MPI ? SIGTERM : SIGKILL);
+    launch->kill_ns = ep_deadline_ns(TERM_GRACE_MS);
+}
+
+static void reap(struct launch *launch)
+{
+    for (int i = 0; i < launch->n_children; i++) {
+        struct child *child = &launch->children[i];
+
+        pid_t ended = child->running ? waitpid(child->pid, &child->status, WNOHANG) : 0;
+
+        if (ended == 0 || (ended < 0 && errno != ECHILD))
+            continue;
+        /* ECHILD: a preloaded library of this process has waited for it. */
+        child->lost = ended < 0;
+        child->running = false;
+        launch->n_running--;
+        read_rank(launch, child->first);
+        if (!launch->reader.pipes[child->first].finished)
+            shorten_deadline(launch);
+    }
+}
+
+/* Stops waiting for processes that are stuck in the kernel; init will reap them. */
+static void abandon_children(struct launch *launch)
+{
+    for (int i = 0; i < launch->n_children; i++) {
+        struct child *child = &launch->children[i];
+
+        if (!child->running)
+            continue;
+        out_error("process %d of rank %d did not end within %d s after SIGKILL, and is left running", (int)child->pid,
+                  child->first, KILL_GRACE_MS / 1000);
+        child->running = false;
+        child->lost = true;
+        launch->n_running--;
+    }
+}
+
+/* --- the loop --- */
+
+static void read_signals(struct launch *launch)
+{
+    struct signalfd_siginfo info;
+
+    while (read(launch->signal_fd, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
+        if (info.ssi_signo == SIGCHLD || launch->interrupted)
+            continue;
+        launch->interrupted = (int)info.ssi_signo;
+        end_children(launch);
+    }
+}
+
+static void check_deadlines(struct launch *launch)
+{
+    uint64_t now = ep_now_ns();
+
+    if (launch->deadline_ns && now >= launch->deadline_ns && !launch->ending) {
+        launch->timed_out = true;
+        end_children(launch);
+    }
+    if (launch->kill_ns && now >= launch->kill_ns) {
+        signal_children(launch, SIGKILL);
+        launch->kill_ns = 0;
+        launch->leave_ns = ep_deadline_ns(KILL_GRACE_MS);
+    }
+    if (launch->leave_ns && now >= launch->leave_ns)
+        abandon_children(launch);
+}
+
+/* Waits for events and signals, and handles them. poll() fails if RLIMIT_NOFILE was lowered below its descriptors. */
+static void wait_for_events(struct launch *launch, int n)
+{
+    struct timespec tick = {.tv_nsec = TICK_MS * 1000000};
+    int ready;
+
+    for (int i = 0; i < n; i++)
+        launch->polls[i] = (struct pollfd){launch->reader.pipes[i].fds[0], POLLIN, 0};
+    launch->polls[n] = (struct pollfd){launch->signal_fd, POLLIN, 0};
+    ready = poll(launch->polls, (nfds_t)n + 1, TICK_MS);
+    if (ready < 0 && errno != EINTR)
+        nanosleep(&tick, NULL);
+    for (int i = 0; i < n; i++)
+        if (ready < 0 || launch->polls[i].revents)
+            read_rank(launch, i);
+    if (ready < 0 || launch->polls[n].revents)
+        read_signals(launch);
+}
+
+static void run_loop(struct launch *launch)
+{
+    int n = launch->spec->nranks + 1;
+
+    while (launch->n_running > 0) {
+        wait_for_events(launch, n);
+        /* In each iteration, because a thread of a preloaded library may receive SIGCHLD. */
+        reap(launch);
+        check_deadlines(launch);
+        progress_tick();
+    }
+    for (int i = 0; i < n; i++)
+        read_rank(launch, i);
+}
+
+/* --- results --- */
+
+static void report_unfinished(struct launch *launch, const struct child *child, int rank)
+{
+    bool mpi = launch->spec->boot == RANKS_MPI;
+
+    if (child->lost)
+        rank_reader_add_problem(&launch->reader,
+                                ranks_problem_new(rank, "a rank ended early", "", "its exit status is not known"));
+    else if (launch->timed_out && WIFSIGNALED(child->status))
+        rank_reader_add_problem(&launch->reader, ranks_problem_new(rank, "a rank did not finish", "",
+                                                                   "its deadline passed; it was killed"));
+    else if (mpi && launch->reader.mpirun.rank >= 0 && launch->reader.mpirun.rank != rank)
+        return; /* mpirun ended it because of the other one */
+    else if (mpi && launch->reader.mpirun.rank == rank && launch->reader.mpirun.signal > 0)
+        rank_reader_add_problem(&launch->reader, ranks_problem_signal(rank, launch->reader.mpirun.signal));
+    else if (WIFSIGNALED(child->status))
+        rank_reader_add_problem(&launch->reader, ranks_problem_signal(rank, WTERMSIG(child->status)));
+    else
+        rank_reader_add_problem(&launch->reader,
+                                ranks_problem_new(rank, mpi ? "mpirun ended before the rank did" : "a rank ended early",
+                                                  "its output above may show the reason", "exit code %d",
+                                                  WEXITSTATUS(child->status)));
+}
+
+static int collect_results(struct launch *launch)
+{
+    int code = CMD_FINE;
+
+    if (launch->interrupted)
+        return 128 + launch->interrupted;
+    for (int i = 0; i < launch->n_children; i++) {
+        const struct child *child = &launch->children[i];
+
+        for (int rank = child->first; rank < child->first + child->n; rank++) {
+            const struct rank_pipe *pipe = &launch->reader.pipes[rank];
+
+            if (!pipe->finished)
+                report_unfinished(launch, child, rank);
+            code = ranks_worse(code, pipe->finished ? pipe->code : CMD_FAILED);
+        }
+    }
+    return code;
+}
+
+/* --- set-up --- */
+
+static int open_signals(struct launch *launch)
+{
+    sigset_t mask;
+
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGCHLD);
+    sigaddset(&mask, SIGINT);
+    sigaddset(&mask, SIGTERM);
+    if (!inherited_is_ignored(SIGHUP)) /* nohup */
+        sigaddset(&mask, SIGHUP);
+    sigprocmask(SIG_BLOCK, &mask, &launch->old_mask);
+    launch->signal_fd = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (launch->signal_fd < 0) {
+        out_error("watching for signals: %s", strerror(errno));
+        return CMD_FAILED;
+    }
+    return CMD_FINE;
+}
+
+static void close_all(struct launch *launch)
+{
+    rank_reader_done(&launch->reader);
+    if (launch->signal_fd >= 0)
+        close(launch->signal_fd);
+    free(launch->children);
+    free(launch->polls);
+    sigprocmask(SIG_SETMASK, &launch->old_mask, NULL);
+}
+
+int ranks_run(const struct ranks_spec *spec, const char *job, const json_t *parameters, ranks_event_fn on_event,
+              void *context)
+{
+    struct launch launch = {.spec = spec, .job = job, .parameters = parameters, .signal_fd = -1};
+    ep_boot_shm *boot_shm = NULL;
+    const char *why;
+    char *text = NULL;
+    bool has_memory;
+    int result;
+
+    if (ranks_world_rank() == 0)
+        return ranks_world_run(spec, job, parameters, on_event, context);
+    if (spec->boot == RANKS_MPI && !ranks_mpi_available(&why)) {
+        out_error("starting ranks with mpirun: %s", why);
+        return CMD_UNSUPPORTED;
+    }
+    result = open_signals(&launch);
+    if (result == CMD_FINE)
+        result = rank_reader_init(spec, on_event, context, &launch.reader);
+    if (result != CMD_FINE)
+        goto close;
+    result = CMD_FAILED;
+    text = json_dumps(parameters, JSON_COMPACT);
+    launch.children = calloc((size_t)spec->nranks, sizeof(*launch.children));
+    launch.polls = calloc((size_t)spec->nranks + 2, sizeof(*launch.polls));
+    has_memory = text && launch.children && launch.polls;
+    if (!has_memory || (spec->boot == RANKS_FORK && ep_boot_shm_new(spec->nranks, &boot_shm) != EP_OK)) {
+        out_error("preparing the ranks: %s", has_memory ? ep_last_error() : "out of memory");
+        goto close;
+    }
+    if (spec->job_timeout_ms > 0)
+        launch.deadline_ns = ep_deadline_ns(spec->job_timeout_ms);
+    result = start_all(&launch, boot_shm, text);
+    if (result != CMD_FINE)
+        end_children(&launch);
+    run_loop(&launch);
+    if (result == CMD_FINE)
+        result = collect_results(&launch);
+    if (!launch.interrupted)
+        ranks_problem_print(launch.reader.problems);
+close:
+    ep_boot_shm_free(boot_shm);
+    free(text);
+    close_all(&launch);
+    return result;
+}

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ranks_internal.h - shared by the parts of the launcher.
+ *
+ *   ranks.c         a rank: communicator, job, events
+ *   launch.c        the launcher: starts processes, reads their events, ends them
+ *   reader.c        the event pipes of the ranks
+ *   mpi.c           ranks started with mpirun, and libepkit-mpi
+ *   launcher_env.c  environment variables of launchers
+ *   world.c         epkit itself started on each rank, by mpirun, srun or torchrun
+ *   nics.c          the NIC of each rank
+ *   report.c        merges the errors of many ranks
+ */
+#ifndef EP_COMMON_RANKS_RANKS_INTERNAL_H
+#define EP_COMMON_RANKS_RANKS_INTERNAL_H
+
+#include "common/cmd.h"
+#include "common/launcher_env.h"
+#include "ranks.h"
+
+#include "mpi/module.h"
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+/* Hidden command: a rank that mpirun starts for a launcher. */
+#define RANKS_COMMAND "__rank"
+
+struct ranks_job {
+    const char *name; /* the table ends with NULL */
+    ranks_job_fn run;
+};
+
+extern const struct ranks_job ranks_jobs[];
+
+/* --- ranks.c --- */
+
+/* The context of a rank. ctx is the first member, because ranks_emit() casts from it. */
+struct ranks_rank_context {
+    struct ranks_ctx ctx;
+    ranks_event_fn on_event; /* with ctx.emit_fd < 0: called with each event */
+    void *context;
+};
+
+/* Creates the communicator over `boot`, runs the job, emits {"event":"exit"}. Returns the exit code of the job. */
+int ranks_run_rank(struct ranks_rank_context *self, const ep_boot *boot, const char *job, const json_t *parameters);
+
+json_t *ranks_spec_to_json(const struct ranks_spec *spec);
+
+/* Strings are borrowed from `json`. 0, or -1 if it is not a spec. */
+int ranks_spec_from_json(const json_t *json, struct ranks_spec *ret_spec);
+
+/* A job to be run on all ranks of a group. */
+struct ranks_request {
+    struct ranks_spec spec;
+    const char *job;
+    const json_t *parameters;
+};
+
+/* As a JSON message, to be freed; NULL: out of memory. `events`: the event pipes of the launcher; may be NULL. */
+char *ranks_request_print(const struct ranks_spec *spec, const char *job, const json_t *parameters, json_t *events);
+
+/* From a message, from which everything is borrowed. 0, or -1 if it is not a request. */
+int ranks_request_parse(const json_t *message, struct ranks_request *ret_request);
+
+/* The more severe of two exit codes; in descending order: failed, usage, unsupported, findings, fine. */
+int ranks_worse(int a, int b);
+
+/* --- mpi.c --- */
+
+/* Parser of mpirun's messages on standard error. */
+struct ranks_mpirun {
+    int rank, signal; /* the dead rank that it reports, and its signal; rank -1: none */
+    bool in_banner;
+    char banner[4096]; /* the banner being read */
+    size_t used;
+};
+
+/* Parses a line and prints it if it is useful; `quiet`: prints nothing, because mpirun was told to end. */
+void ranks_mpirun_line(struct ranks_mpirun *mpirun, const char *line, bool quiet);
+
+/* Executes mpirun in a forked child. Returns an exit code only on failure. */
+int ranks_exec_mpirun(const struct ranks_spec *spec, const char *job, const json_t *parameters, const int *event_fds,
+                      pid_t launcher);
+
+/* Loads libepkit-mpi.so into this process. */
+ep_status ranks_mpi_load(const struct ep_mpi_module **ret_module);
+/* $EPKIT_TIMEOUT_MS; 0: not set, or not a positive number. */
+int ranks_start_ms(void);
+#define RANKS_MPI_START_MS 120000 /* default deadline of MPI_Init: mpirun may start ranks on many hosts */
+/*
+ * MPI_Init() waits for all ranks without a deadline, and ends the process on some errors. After `timeout_ms` this rank
+ * prints an error and exits.
+ */
+ep_status ranks_mpi_start(const struct ep_mpi_module *module, int timeout_ms, struct ep_boot_mpi **ret_mpi);
+
+/* "Open MPI v4.1.4 ...", or NULL if ranks_mpi_available() is false. */
+const char *ranks_mpi_version(void);
+
+/* epkit __rank: a rank that mpirun started for a launcher. */
+int ranks_main(int argc, char **argv);
+
+/* --- world.c --- */
+
+/*
+ * Joins the other ranks if the environment says that mpirun, srun, torchrun or the like has started this epkit as a
+ * rank. With an MPI launcher, rank and size are those of MPI. `call` NULL: usage error. CMD_FINE: the world was joined,
+ * or there is none. After reporting the error: CMD_USAGE if variables contradict MPI or each other, CMD_UNSUPPORTED if
+ * MPI cannot be initialised. The same result on all ranks.
+ */
+int ranks_world_join(const struct cmd *cmd, const struct cmd_call *call);
+
+/* Rank and size in the joined world; -1 and 0: none. */
+int ranks_world_rank(void);
+int ranks_world_size(void);
+int ranks_world_nodes(void);            /* of the boot; if hosts have different numbers of ranks, one per rank */
+enum ranks_boot ranks_world_boot(void); /* RANKS_MPI or RANKS_TCP */
+const char *ranks_world_launcher(void); /* what started the ranks, for texts */
+
+/* As ranks_run(), on the world. Rank 0 only. */
+int ranks_world_run(const struct ranks_spec *spec, const char *job, const json_t *parameters, ranks_event_fn on_event,
+                    void *context);
+
+/* On the other ranks: runs the jobs of rank 0 until it is done. */
+int ranks_follow(void);
+
+/*
+ * Leaves the world. Rank 0 ends the followers; all ranks return the worst exit code of all, or CMD_FAILED if the
+ * connection between them was lost. *ret_first: the code of rank 0. Without a world both are `code`.
+ */
+int ranks_world_done(int code, int *ret_first);
+
+/* --- nics.c --- */
+
+/*
+ * With the network "verbs", sets EPKIT_VERBS_DEVICE, unless it is set, so that each rank uses the NIC that `epkit topo`
+ * assigns to the GPU with its local rank. Does nothing if a GPU has no NIC.
+ */
+void ranks_choose_nics(const struct ranks_spec *spec);
+
+/* --- report.c --- */
+
+/*
+ * Adds an error event {"what", "text", "hint", "rank"} to `problems`, a JSON array; equal errors are merged into one
+ * with a list of ranks.
+ */
+void ranks_problem_add(json_t *problems, const json_t *event);
+void ranks_problem_print(const json_t *problems);
+
+/* The error event of a rank that a signal ended, and any other error event. */
+json_t *ranks_problem_signal(int rank, int signal_number);
+json_t *ranks_problem_new(int rank, const char *what, const char *hint, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+#endif

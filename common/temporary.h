@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * temporary.h - files and folders that are replaced atomically: written next to the destination under another name,
+ * then renamed.
+ *
+ * A process that is killed in between leaves the temporary name, .NAME.epkit-XXXXXX. A running process holds a lock
+ * (flock) on it; the next process that writes NAME removes those without a lock. On file systems without locks they are
+ * left alone.
+ */
+#ifndef EP_COMMON_TEMPORARY_H
+#define EP_COMMON_TEMPORARY_H
+
+#include <signal.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+struct temporary {
+    char *path; /* NULL: nothing is there */
+    bool is_folder;
+    int fd; /* holds the lock; a file is written by it */
+};
+
+/* These functions return 0 or an errno. At first only the owner has access. */
+int temporary_file(const char *dest, struct temporary *ret_temporary);
+int temporary_folder(const char *dest, struct temporary *ret_temporary);
+
+/*
+ * A folder for the lifetime of a process, PARENT/NAME-XXXXXX, with files and no folders in it; it is never renamed.
+ * `name` belongs to the program: folders of this name without a lock are removed.
+ */
+int temporary_folder_in(const char *parent, const char *name, struct temporary *ret_temporary);
+
+/* Writes all bytes. */
+int temporary_write(const struct temporary *temporary, const char *text, size_t bytes);
+
+/* Renames it to `dest`; call fsync() on a file before. */
+int temporary_rename(struct temporary *temporary, const char *dest);
+
+/* Removes it, a folder with its files. Does nothing if it was renamed or never created. */
+void temporary_remove(struct temporary *temporary);
+
+/*
+ * Blocks signals of this thread while a temporary name exists, which takes milliseconds, so that only SIGKILL leaves
+ * one behind. The other threads of the command block all signals.
+ */
+void temporary_hold_signals(sigset_t *ret_before);
+void temporary_release_signals(const sigset_t *before);
+
+/* Is a signal pending that ends the command (SIGINT, SIGTERM, SIGHUP, SIGQUIT, unless ignored)? */
+bool temporary_is_interrupted(void);
+
+/* All steps for a file with this text. */
+int temporary_save(const char *dest, const char *text, size_t bytes, mode_t mode);
+
+/* The mode by umask, but never writable by others, and always readable and writable by the owner. */
+mode_t temporary_usual_mode(void);
+
+#endif

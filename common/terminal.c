@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "terminal.h"
+
+#include "inherited.h"
+
+#include "clean.h"
+#include "text.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define TICK_MS 200
+#define TEXT_BYTES 4096
+#define ESCAPE_BYTES 13 /* "\ud83d\ude00" and the end */
+
+struct filter {
+    FILE *stream;
+    int fd;
+    int error;       /* errno of the first write that failed */
+    char pending[4]; /* first bytes of a character whose rest is in the next write */
+    size_t n_pending;
+};
+
+enum { OUTPUT, ERROR, A_FILE, N_FILTERS };
+
+static struct filter filters[N_FILTERS] = {{.fd = STDOUT_FILENO}, {.fd = STDERR_FILENO}};
+
+static struct filter *filter_of(FILE *stream)
+{
+    for (size_t i = 0; i < N_FILTERS; i++)
+        if (filters[i].stream && filters[i].stream == stream)
+            return &filters[i];
+    return NULL;
+}
+
+/* Whether a signal that ends the command is pending. It may be blocked, for commands that use signalfd. */
+static bool is_ending(void)
+{
+    static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
+    sigset_t pending;
+
+    if (sigpending(&pending) != 0)
+        return false;
+    for (size_t i = 0; i < COUNT(numbers); i++)
+        if (sigismember(&pending, numbers[i]) > 0)
+            return true;
+    return false;
+}
+
+/*
+ * A stalled reader must not keep a signal from ending the command. A pipe that polls as writable accepts PIPE_BUF bytes
+ * without blocking. This also handles a stream that another process has set to O_NONBLOCK.
+ */
+static int write_all(int fd, const char *text, size_t bytes)
+{
+    while (bytes > 0) {
+        struct pollfd output = {.fd = fd, .events = POLLOUT};
+        ssize_t n;
+
+        if (poll(&output, 1, TICK_MS) == 0) {
+            if (is_ending())
+                return EINTR;
+            continue;
+        }
+        n = write(fd, text, bytes < PIPE_BUF ? bytes : PIPE_BUF);
+        /* A closed standard error is no error: messages may be unwanted. A closed standard output loses data. */
+        if (n < 0 && errno == EBADF && fd == STDERR_FILENO)
+            return 0;
+        if (n < 0 && errno != EINTR && errno != EAGAIN)
+            return errno;
+        text += n > 0 ? n : 0;
+        bytes -= n > 0 ? (size_t)n : 0;
+    }
+    return 0;
+}
+
+static int put(struct filter *filter, const char *text, size_t bytes)
+{
+    if (!filter->error)
+        filter->error = write_all(filter->fd, text, bytes);
+    if (filter->error == EPIPE && filter->fd == STDOUT_FILENO)
+        inherited_broken_pipe();
+    errno = filter->error;
+    return filter->error ? -1 : 0;
+}
+
+static ssize_t filter_write(void *context, const char *text, size_t bytes)
+{
+    struct filter *filter = context;
+    char shown[TEXT_BYTES], head[8];
+    size_t used = 0, at = 0;
+
+    memcpy(head, filter->pending, filter->n_pending);
+    while (at < bytes) {
+        const char *piece;
+        size_t piece_bytes, n, kept = filter->n_pending;
+
+        if (kept) {
+            /* Byte by byte, until it is a character or invalid. */
+            head[kept] = text[at];
+            n = text_printable(head, kept + 1, &piece, &piece_bytes);
+            if (n == 0) {
+                filter->pending[filter->n_pending++] = text[at++];
+                continue;
+            }
+            /* If the pending bytes are invalid, the byte at `at` may begin a character. */
+            at += n > kept;
+            filter->n_pending = 0;
+        } else {
+            n = text_printable(text + at, bytes - at, &piece, &piece_bytes);
+            if (n == 0) {
+                filter->n_pending = bytes - at;
+                memcpy(filter->pending, text + at, filter->n_pending);
+                memcpy(head, filter->pending, filter->n_pending);
+                break;
+            }
+            at += n;
+        }
+        if (used + piece_bytes > sizeof(shown)) {
+            if (put(filter, shown, used) != 0)
+                return 0;
+            used = 0;
+        }
+        memcpy(shown + used, piece, piece_bytes);
+        used += piece_bytes;
+    }
+    return put(filter, shown, used) == 0 ? (ssize_t)bytes : 0;
+}
+
+int stream_open(void)
+{
+    static const cookie_io_functions_t functions = {.write = filter_write};
+
+    for (size_t i = OUTPUT; i <= ERROR; i++) {
+        filters[i].stream = fopencookie(&filters[i], "w", functions);
+        if (!filters[i].stream)
+            return -1;
+    }
+    /* Line-buffered: each message is one write without delay. */
+    setvbuf(filters[OUTPUT].stream, NULL, isatty(STDOUT_FILENO) ? _IOLBF : _IOFBF, BUFSIZ);
+    setvbuf(filters[ERROR].stream, NULL, _IOLBF, BUFSIZ);
+    stdout = filters[OUTPUT].stream;
+    stderr = filters[ERROR].stream;
+    return 0;
+}
+
+static int close_file(void *context)
+{
+    struct filter *filter = context;
+    int fd = filter->fd;
+
+    *filter = (struct filter){0};
+    return close(fd);
+}
+
+FILE *stream_file(const char *file)
+{
+    int fd = open(file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+
+    return fd < 0 ? NULL : stream_descriptor(fd);
+}
+
+FILE *stream_descriptor(int fd)
+{
+    static const cookie_io_functions_t functions = {.write = filter_write, .close = close_file};
+    struct filter *filter = &filters[A_FILE];
+
+    *filter = (struct filter){.fd = fd};
+    filter->stream = fopencookie(filter, "w", functions);
+    if (!filter->stream)
+        close(fd);
+    return filter->stream;
+}
+
+void stream_control(FILE *stream, const char *sequence)
+{
+    struct filter *filter = filter_of(stream);
+
+    if (!*sequence)
+        return;
+    if (!filter) {
+        fputs(sequence, stream);
+        return;
+    }
+    if (fflush(stream) == 0)
+        put(filter, sequence, strlen(sequence));
+}
+
+int stream_error(FILE *stream)
+{
+    const struct filter *filter = filter_of(stream);
+
+    if (filter)
+        return filter->error;
+    return ferror(stream) ? EIO : 0;
+}
+
+/* --- JSON --- */
+
+/* The JSON escape of a character: two for one beyond the basic multilingual plane. */
+static void escape(uint32_t code, char ret_text[ESCAPE_BYTES])
+{
+    if (code < 0x10000)
+        snprintf(ret_text, ESCAPE_BYTES, "\\u%04x", (unsigned)code & 0xffff);
+    else
+        snprintf(ret_text, ESCAPE_BYTES, "\\u%04x\\u%04x", (0xd800 + ((unsigned)(code - 0x10000) >> 10)) & 0xffff,
+                 0xdc00 + ((unsigned)code & 0x3ff));
+}
+
+static int print_json(FILE *stream, const char *text)
+{
+    const char *from = text;
+    size_t left = strlen(text);
+
+    while (left) {
+        char escaped[ESCAPE_BYTES];
+        uint32_t code = 0;
+        size_t n = text_decode(text, left, &code);
+
+        /* jansson's output is valid UTF-8, and has newlines only between strings. */
+        if (n == 0 || n == TEXT_INCOMPLETE)
+            n = 1;
+        if (!text_is_printable(code) && code != '\n') {
+            fwrite(from, 1, (size_t)(text - from), stream);
+            escape(code, escaped);
+            fputs(escaped, stream);
+            from = text + n;
+        }
+        text += n;
+        left -= n;
+    }
+    return fputs(from, stream) >= 0 && fputc('\n', stream) != EOF ? 0 : -1;
+}
+
+int stream_json(FILE *stream, const json_t *document, size_t flags)
+{
+    char *text = json_dumps(document, flags);
+    int result;
+
+    if (!text) {
+        errno = ENOMEM;
+        return -1;
+    }
+    result = print_json(stream, text);
+    free(text);
+    return result;
+}

@@ -1,0 +1,521 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "queries.h"
+
+#include "machine_nvshmem.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#define NVIDIA 0x10de
+
+const char *machine_reason(enum source_state state, const char *why)
+{
+    if (why && *why)
+        return why;
+    switch (state) {
+    case SOURCE_OK:
+        return "";
+    case SOURCE_ABSENT:
+        return "not there";
+    case SOURCE_DENIED:
+        return "Permission denied";
+    case SOURCE_FAILED:
+        return "could not be read";
+    case SOURCE_NOT_RECORDED:
+        break;
+    }
+    return "the snapshot does not say";
+}
+
+/* The number of PCI devices whose vendor cannot be read. The source has cached these reads. */
+static int n_unreadable_devices(struct source *source)
+{
+    struct source_names names = source_list(source, "/sys/bus/pci/devices");
+    int n = 0;
+
+    for (size_t i = 0; i < names.n; i++) {
+        int64_t vendor;
+
+        n += source_number(source, &vendor, "/sys/bus/pci/devices/%s/vendor", names.names[i]) != SOURCE_OK;
+    }
+    return n;
+}
+
+bool machine_has_gpus(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct source_names names;
+    int n_unreadable;
+
+    if (machine->topo->n_gpus > 0)
+        return true;
+    names = source_list(machine->source, "/sys/bus/pci/devices");
+    n_unreadable = n_unreadable_devices(machine->source);
+    if (names.state != SOURCE_OK && names.state != SOURCE_ABSENT)
+        doctor_unknown(machine, result, "whether there is a GPU: /sys/bus/pci/devices: %s",
+                       machine_reason(names.state, names.why));
+    else if (n_unreadable > 0)
+        doctor_unknown(machine, result, "whether there is a GPU: %d of %zu PCI devices cannot be identified",
+                       n_unreadable, names.n);
+    else if (machine->topo->n_hidden_gpus > 0)
+        doctor_not_applicable(machine, result, "no GPU of this machine is given to this process");
+    else
+        doctor_not_applicable(machine, result, "there is no NVIDIA GPU");
+    return false;
+}
+
+bool machine_has_driver(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct source_text version;
+
+    if (!machine_has_gpus(machine, result))
+        return false;
+    if (*machine->software->driver.version)
+        return true;
+    version = source_line(machine->source, "/proc/driver/nvidia/version");
+    if (version.state == SOURCE_ABSENT)
+        doctor_not_applicable(machine, result, "the NVIDIA driver is not loaded");
+    else
+        doctor_unknown(machine, result, "/proc/driver/nvidia/version: %s",
+                       version.state == SOURCE_OK ? "no version in it" : machine_reason(version.state, version.why));
+    return false;
+}
+
+bool machine_has_open_gpu(const struct doctor_machine *machine)
+{
+    for (int i = 0; i < machine->topo->n_gpus; i++) {
+        struct source_stat device = source_stat(machine->source, "/dev/nvidia%d", machine->topo->gpus[i].minor);
+
+        if (machine->topo->gpus[i].minor >= 0 && device.state == SOURCE_OK && device.may_read && device.may_write)
+            return true;
+    }
+    return false;
+}
+
+enum doctor_missing machine_missing_nvml(const struct doctor_machine *machine)
+{
+    struct libs_env env = libs_env_of(machine->source);
+
+    return machine->software->os.in_container &&
+                   libs_find(machine->source, &env, "libnvidia-ml.so.1").state == SOURCE_ABSENT
+               ? DOCTOR_MISSING_LIBRARY
+               : DOCTOR_MISSING_DRIVER;
+}
+
+bool machine_knows_port_state(const struct topo_port *port)
+{
+    return port->state != TOPO_PORT_UNKNOWN &&
+           (port->state != TOPO_PORT_ACTIVE || port->phys_state != TOPO_PHYS_UNKNOWN);
+}
+
+/* The number of RDMA devices whose purpose cannot be determined. */
+static int n_unreadable_nics(const struct doctor_machine *machine, size_t n_listed)
+{
+    const struct topo *topo = machine->topo;
+    int n = n_listed > (size_t)topo->n_nics ? (int)(n_listed - (size_t)topo->n_nics) : 0;
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        bool is_known = false;
+
+        for (int p = 0; p < topo->nics[i].n_ports; p++)
+            is_known = is_known || machine_knows_port_state(&topo->nics[i].ports[p]);
+        n += !is_known && topo->nics[i].role == TOPO_ROLE_DOWN;
+    }
+    return n;
+}
+
+bool machine_is_data_nic(const struct topo *topo, int nic)
+{
+    return topo->nics[nic].role == TOPO_ROLE_DATA && topo->nics[nic].pci >= 0;
+}
+
+bool machine_nic_serves_gpus(const struct doctor_machine *machine, int nic)
+{
+    const struct topo *topo = machine->topo;
+
+    if (!machine_is_data_nic(topo, nic))
+        return false;
+    for (int g = 0; g < machine->map->n; g++) {
+        int other = machine->map->choices[g].nic;
+
+        if (other == nic || (other >= 0 && topo->nics[other].pci >= 0 &&
+                             topo->pci[topo->nics[other].pci].vendor == topo->pci[topo->nics[nic].pci].vendor &&
+                             topo->pci[topo->nics[other].pci].device == topo->pci[topo->nics[nic].pci].device &&
+                             machine_gpu_distance(topo, other) == machine_gpu_distance(topo, nic)))
+            return true;
+    }
+    return topo->n_gpus == 0;
+}
+
+/* NCCL_IB_DISABLE and NCCL's transport for sockets mean the opposite. */
+static bool needs_rdma(const char *name, const char *value)
+{
+    if (strcmp(name, "NCCL_NET") == 0)
+        return *value && strcasecmp(value, "Socket") != 0;
+    /* libfabric's RDMA providers for NICs of Amazon, HPE and others; not "tcp" and "shm". */
+    if (strcmp(name, "FI_PROVIDER") == 0)
+        return strncasecmp(value, "efa", 3) == 0 || strncasecmp(value, "verbs", 5) == 0;
+    return strcmp(name, "NCCL_NET_PLUGIN") == 0 || strcmp(name, "UCX_NET_DEVICES") == 0 ||
+           (strncmp(name, "NCCL_IB_", 8) == 0 && strcmp(name, "NCCL_IB_DISABLE") != 0);
+}
+
+bool machine_uses_rdma(const struct doctor_machine *machine)
+{
+    struct source_environment environment = source_environment(machine->source);
+
+    if (machine->software->deepep.imported >= 0 || machine_sets_nvshmem(machine))
+        return true;
+    for (size_t i = 0; i < environment.n; i++)
+        if (needs_rdma(environment.variables[i].name, environment.variables[i].value))
+            return true;
+    return false;
+}
+
+bool machine_has_ranks(const struct doctor_machine *machine)
+{
+    /* torchrun, Open MPI, PMI, Slurm: their manuals */
+    static const char *const sizes[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"};
+
+    if (machine->topo->n_gpus > 1)
+        return true;
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        const char *size = source_env(machine->source, sizes[i]);
+
+        if (size && strtol(size, NULL, 10) > 1)
+            return true;
+    }
+    return machine_uses_rdma(machine);
+}
+
+bool machine_has_data_nics(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct source_names names;
+    int n_unreadable;
+
+    for (int i = 0; i < machine->topo->n_nics; i++)
+        if (machine_is_data_nic(machine->topo, i))
+            return true;
+    names = source_list(machine->source, "/sys/class/infiniband");
+    n_unreadable = n_unreadable_nics(machine, names.n);
+    if (names.state != SOURCE_OK && names.state != SOURCE_ABSENT && machine->topo->n_nics == 0)
+        doctor_unknown(machine, result, "whether there is an RDMA NIC: /sys/class/infiniband: %s",
+                       machine_reason(names.state, names.why));
+    else if (names.state == SOURCE_ABSENT && machine->topo->n_nics == 0 &&
+             source_stat(machine->source, "/sys/class").state == SOURCE_ABSENT)
+        doctor_unknown(machine, result, "whether there is an RDMA NIC: /sys is not mounted here");
+    else if (n_unreadable > 0)
+        doctor_unknown(machine, result, "whether there is an RDMA NIC for data: the state of %d of %zu is not known",
+                       n_unreadable, names.n);
+    else
+        doctor_not_applicable(machine, result, "there is no RDMA NIC for data");
+    return false;
+}
+
+bool machine_has_environment(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct source_environment environment = source_environment(machine->source);
+
+    if (environment.state == SOURCE_OK || environment.state == SOURCE_ABSENT)
+        return true;
+    doctor_unknown(machine, result, "the environment: %s", machine_reason(environment.state, environment.why));
+    return false;
+}
+
+enum topo_path machine_gpu_distance(const struct topo *topo, int nic)
+{
+    enum topo_path best = TOPO_SYS;
+
+    for (int i = 0; i < topo->n_gpus; i++) {
+        enum topo_path path = topo_gpu_nic_path(topo, i, nic);
+
+        if (path < best)
+            best = path;
+    }
+    return best;
+}
+
+#define CLASS_NETWORK 0x02
+
+/* The PCI device ID of NVIDIA data NICs; 0 if there is none. */
+static unsigned data_device(const struct topo *topo)
+{
+    for (int i = 0; i < topo->n_nics; i++)
+        if (machine_is_data_nic(topo, i) && topo->pci[topo->nics[i].pci].vendor == PCI_VENDOR_MELLANOX)
+            return topo->pci[topo->nics[i].pci].device;
+    return 0;
+}
+
+/*
+ * Does an interface of the function, or one on top of it, carry the default route? Read from sysfs, as it has no RDMA
+ * device.
+ */
+static bool carries_route(const struct doctor_machine *machine, const char *address)
+{
+    struct source_names names = source_list(machine->source, "/sys/bus/pci/devices/%s/net", address);
+    const char *routes = source_read(machine->source, "/proc/net/route").text;
+
+    for (size_t i = 0; i < names.n; i++)
+        for (const char *line = routes; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
+            size_t n = strcspn(line, " \t\n");
+            const char *route = source_printf(machine->source, "%.*s", (int)(n < 32 ? n : 32), line);
+
+            if (strncmp(line + n + strspn(line + n, " \t"), "00000000", 8) == 0 &&
+                (strcmp(route, names.names[i]) == 0 ||
+                 source_stat(machine->source, "/sys/class/net/%s/lower_%s", route, names.names[i]).state == SOURCE_OK))
+                return true;
+        }
+    return false;
+}
+
+/* The bond or bridge of the interfaces of a PCI function; "" if there is none. */
+static const char *master_of(struct source *source, const char *address)
+{
+    struct source_names names = source_list(source, "/sys/bus/pci/devices/%s/net", address);
+
+    for (size_t i = 0; i < names.n; i++) {
+        struct source_text master = source_resolve(source, "/sys/class/net/%s/master", names.names[i]);
+
+        if (master.state == SOURCE_OK)
+            return master.text;
+    }
+    return "";
+}
+
+/*
+ * If two ports of a card are in one bond, mlx5 creates one RDMA device for both: the function of the other port has
+ * none.
+ */
+static bool is_bonded_with_rdma(const struct doctor_machine *machine, int pci)
+{
+    const struct topo *topo = machine->topo;
+    const char *master = "";
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        if (topo->nics[i].pci < 0 || !topo_is_same_card(topo, topo->nics[i].pci, pci))
+            continue;
+        master = *master ? master : master_of(machine->source, topo->pci[pci].address);
+        if (*master && strcmp(master, master_of(machine->source, topo->pci[topo->nics[i].pci].address)) == 0)
+            return true;
+    }
+    return false;
+}
+
+bool machine_is_function_without_rdma(const struct doctor_machine *machine, int pci)
+{
+    const struct topo *topo = machine->topo;
+    const struct topo_pci *self = &topo->pci[pci];
+    unsigned device = data_device(topo);
+
+    if (self->vendor != PCI_VENDOR_MELLANOX || (self->class_code && self->class_code >> 16 != CLASS_NETWORK) ||
+        (device && self->device != device) || strncmp(self->driver, "vfio", 4) == 0)
+        return false;
+    for (int i = 0; i < topo->n_nics; i++)
+        if (topo->nics[i].pci == pci)
+            return false;
+    /* Unbound virtual functions are reserved for virtual machines or pods. */
+    if (!*self->driver &&
+        source_resolve(machine->source, "/sys/bus/pci/devices/%s/physfn", self->address).state == SOURCE_OK)
+        return false;
+    return !is_bonded_with_rdma(machine, pci) && !carries_route(machine, self->address);
+}
+
+int machine_functions_without_rdma(const struct doctor_machine *machine)
+{
+    const struct topo *topo = machine->topo;
+    int n = 0, n_data = 0, n_near = 0;
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        n_data += machine_is_data_nic(topo, i);
+        /* A pod with some of the NICs has not lost the others. */
+        if (topo->nics[i].role == TOPO_ROLE_NO_ACCESS)
+            return 0;
+    }
+    if (topo->n_gpus == 0 || n_data >= topo->n_gpus || (topo->n_gpus < 2 && !machine_uses_rdma(machine)))
+        return 0;
+    for (int p = 0; p < topo->n_pci; p++) {
+        if (!machine_is_function_without_rdma(machine, p))
+            continue;
+        n++;
+        for (int g = 0; g < topo->n_gpus; g++)
+            n_near += topo_path(topo, topo->gpus[g].pci, p) <= TOPO_PXB;
+    }
+    /*
+     * A card that is used only as a network interface needs no RDMA: unless it is near a GPU, something must need RDMA.
+     */
+    return n_data > 0 || n_near > 0 || n >= topo->n_gpus || machine_uses_rdma(machine) ? n : 0;
+}
+
+const char *machine_gpu_name(const struct doctor_machine *machine, int gpu)
+{
+    const struct topo *topo = machine->topo;
+    const char *address = topo->gpus[gpu].pci >= 0 ? topo->pci[topo->gpus[gpu].pci].address : "";
+
+    if (!*address)
+        return source_printf(machine->source, "GPU %d", gpu);
+    if (topo->nvml && topo->gpus[gpu].answered)
+        return source_printf(machine->source, "GPU %d (%s)", gpu, address);
+    return source_printf(machine->source, "the GPU at %s", address);
+}
+
+const char *machine_port_name(const struct doctor_machine *machine, int nic, int port)
+{
+    return source_printf(machine->source, "%s:%d", machine->topo->nics[nic].name,
+                         machine->topo->nics[nic].ports[port].number);
+}
+
+/* By name or, if the driver does not report it, by PCI device ID (pci.ids: GB100, GB110, GH100). */
+static bool has_gpu_like(const struct topo *topo, const char *const *names, const unsigned *devices)
+{
+    for (int i = 0; i < topo->n_gpus; i++) {
+        const struct topo_gpu *gpu = &topo->gpus[i];
+
+        for (int k = 0; names[k]; k++)
+            if (strstr(gpu->name, names[k]))
+                return true;
+        for (int k = 0; devices[k]; k++)
+            if (gpu->pci >= 0 && topo->pci[gpu->pci].vendor == NVIDIA && topo->pci[gpu->pci].device == devices[k])
+                return true;
+    }
+    return false;
+}
+
+bool machine_is_grace(const struct topo *topo)
+{
+    static const char *const names[] = {"GH200", "GB200", "GB300", NULL};
+    static const unsigned devices[] = {0x2342, 0x2348, 0x2941, 0x31c2, 0};
+
+    return has_gpu_like(topo, names, devices);
+}
+
+bool machine_has_multinode_nvlink(const struct topo *topo)
+{
+    static const char *const names[] = {"GB200", "GB300", NULL};
+    static const unsigned devices[] = {0x2941, 0x31c2, 0};
+
+    return has_gpu_like(topo, names, devices);
+}
+
+enum topo_link_layer machine_minority_link_layer(const struct doctor_machine *machine)
+{
+    const struct topo *topo = machine->topo;
+    int n[3] = {0};
+
+    for (int g = 0; g < machine->map->n; g++) {
+        const struct map_choice *choice = &machine->map->choices[g];
+
+        for (int p = 0; choice->nic >= 0 && p < topo->nics[choice->nic].n_ports; p++)
+            if (topo->nics[choice->nic].ports[p].number == choice->port)
+                n[topo->nics[choice->nic].ports[p].link_layer]++;
+    }
+    if (n[TOPO_LINK_ETHERNET] == 0 || n[TOPO_LINK_INFINIBAND] == 0)
+        return TOPO_LINK_UNKNOWN;
+    return n[TOPO_LINK_ETHERNET] < n[TOPO_LINK_INFINIBAND] ? TOPO_LINK_ETHERNET : TOPO_LINK_INFINIBAND;
+}
+
+enum machine_virtual machine_virtual(struct source *source)
+{
+    /* Product names that hypervisors use (SMBIOS, type 1). */
+    static const char *const products[] = {"Google Compute Engine", "KVM",   "Virtual Machine", "VMware", "HVM domU",
+                                           "Standard PC",           "BHYVE", "OpenStack",       NULL};
+    struct source_text text = source_line(source, "/sys/class/dmi/id/product_name");
+
+    for (int i = 0; text.state == SOURCE_OK && products[i]; i++)
+        if (strstr(text.text, products[i]))
+            return MACHINE_VIRTUAL;
+    /* On x86, hypervisors also set CPUID leaf 1, ECX bit 31. */
+    text = source_lines(source, " hypervisor", "/proc/cpuinfo");
+    if (text.state != SOURCE_OK)
+        return MACHINE_VIRTUAL_UNKNOWN;
+    return *text.text ? MACHINE_VIRTUAL : MACHINE_BARE_METAL;
+}
+
+/* "none [integrity] confidentiality" */
+static json_t *read_lockdown(const char *text, size_t bytes)
+{
+    (void)bytes;
+    return json_boolean(strstr(text, "[integrity]") || strstr(text, "[confidentiality]"));
+}
+
+bool machine_is_locked_down(struct source *source)
+{
+    return source_fact_bool(source_fact(source, "lockdown", read_lockdown, "%s", MACHINE_LOCKDOWN_FILE));
+}
+
+const char *machine_text_field(struct source *source, const char *text, const char *name)
+{
+    size_t length = strlen(name);
+
+    for (const char *line = text; line && *line; line = strchr(line, '\n')) {
+        size_t n;
+
+        line += *line == '\n';
+        if (strncmp(line, name, length) != 0 || line[length] != ':')
+            continue;
+        line += length + 1;
+        line += strspn(line, " \t");
+        n = strcspn(line, "\n");
+        return source_printf(source, "%.*s", (int)(n < 4096 ? n : 4096), line);
+    }
+    return "";
+}
+
+static struct machine_visible parse_visible(const struct doctor_machine *machine, const char *word)
+{
+    struct machine_visible entry = {.text = word, .kind = MACHINE_VISIBLE_INVALID, .gpu = -1};
+
+    if (strncasecmp(word, "GPU-", 4) == 0) {
+        entry.kind = MACHINE_VISIBLE_UUID;
+        entry.gpu = topo_find_gpu_uuid(machine->topo, word);
+    } else if (strncasecmp(word, "MIG-", 4) == 0) {
+        entry.kind = MACHINE_VISIBLE_MIG;
+        if (strncasecmp(word, "MIG-GPU-", 8) == 0)
+            entry.gpu = topo_find_gpu_uuid(
+                machine->topo, source_printf(machine->source, "%.*s", (int)strcspn(word + 4, "/"), word + 4));
+        else if (topo_usable_gpus(machine->topo) == 1)
+            entry.gpu = 0;
+    } else if (isdigit((unsigned char)*word) && word[strspn(word, "0123456789")] == '\0' && strlen(word) < 6) {
+        entry.kind = MACHINE_VISIBLE_INDEX;
+        entry.gpu = atoi(word) < machine->topo->n_gpus ? atoi(word) : -1;
+    }
+    return entry;
+}
+
+int machine_visible(const struct doctor_machine *machine, struct machine_visible *ret_entries)
+{
+    const char *value = source_env(machine->source, "CUDA_VISIBLE_DEVICES");
+    int n = 0;
+
+    if (!value)
+        return -1;
+    while (*value && n < MACHINE_VISIBLE_MAX) {
+        size_t length, end;
+        const char *word;
+
+        value += strspn(value, " \t");
+        length = strcspn(value, ",");
+        for (end = length; end > 0 && isspace((unsigned char)value[end - 1]); end--)
+            continue;
+        word = source_printf(machine->source, "%.*s", (int)(end < 256 ? end : 256), value);
+        /* CUDA C++ programming guide: entries after -1 are not visible. Slurm uses NoDevFiles to hide all GPUs. */
+        if (strcmp(word, "-1") == 0 || strcmp(word, "NoDevFiles") == 0 || (*word == '\0' && n == 0))
+            break;
+        ret_entries[n++] = parse_visible(machine, word);
+        value += length;
+        value += *value == ',';
+    }
+    return n;
+}
+
+int machine_own_gpu(const struct doctor_machine *machine)
+{
+    struct machine_visible entries[MACHINE_VISIBLE_MAX];
+    int gpu = advice_gpu_of(machine->topo, advice_source_env, machine->source), n;
+
+    if (gpu >= 0)
+        return gpu;
+    n = machine_visible(machine, entries);
+    if (n == 1)
+        return entries[0].gpu;
+    return n < 0 && machine->topo->n_gpus == 1 ? 0 : -1;
+}

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* queries.h - queries about a machine that several checks use. */
+#ifndef EP_MACHINE_DOCTOR_QUERIES_H
+#define EP_MACHINE_DOCTOR_QUERIES_H
+
+#include "doctor.h"
+
+/* The text for a state other than SOURCE_OK; `why` is the reason that the source returned. */
+const char *machine_reason(enum source_state state, const char *why);
+
+/*
+ * If these return false, they set the outcome with the reason: "not applicable" if there is none, "unknown" if it
+ * cannot be determined.
+ */
+bool machine_has_gpus(const struct doctor_machine *machine, struct doctor_result *result);
+bool machine_has_driver(const struct doctor_machine *machine, struct doctor_result *result);
+bool machine_has_data_nics(const struct doctor_machine *machine, struct doctor_result *result);
+
+/* Can the process open any GPU? If not, it needs nothing else of the driver either. */
+bool machine_has_open_gpu(const struct doctor_machine *machine);
+
+/* If it returns false, it sets the outcome "unknown": the environment exists but could not be read. */
+bool machine_has_environment(const struct doctor_machine *machine, struct doctor_result *result);
+
+/* Is `nic` a data NIC on a PCI bus? Software devices (rxe, siw) are not checked. */
+bool machine_is_data_nic(const struct topo *topo, int nic);
+
+/*
+ * Is the NIC assigned to a GPU in the best assignment, or equivalent to such a NIC: the same model, and as near to a
+ * GPU?
+ */
+bool machine_nic_serves_gpus(const struct doctor_machine *machine, int nic);
+
+/*
+ * Does anything need RDMA: variables of NVSHMEM, DeepEP, NCCL's InfiniBand transport or UCX, or a DeepEP that Python
+ * finds? Otherwise NICs do not matter to a container with a single GPU, although sysfs shows them in every container.
+ */
+bool machine_uses_rdma(const struct doctor_machine *machine);
+
+/* Will there be several ranks: several GPUs, a launcher that says so, or anything that needs RDMA? */
+bool machine_has_ranks(const struct doctor_machine *machine);
+
+#define MACHINE_MEMLOCK_UNLIMITED (-1)
+#define MACHINE_MEMLOCK_UNKNOWN (-2)
+
+/* The number of bytes that the process may lock, or one of these. */
+long long machine_memlock(const struct doctor_machine *machine);
+
+/* Is the state of the port known? Otherwise it could not be read. */
+bool machine_knows_port_state(const struct topo_port *port);
+
+/*
+ * "GPU 3 (0000:5e:00.0)": the number is NVML's, which CUDA also uses, followed by the PCI address. "the GPU at
+ * 0000:5e:00.0" if NVML does not answer or does not know the GPU: its index in the list then has no meaning to users.
+ */
+const char *machine_gpu_name(const struct doctor_machine *machine, int gpu);
+
+/*
+ * The number of GPUs on the bus that the loaded variant (open or closed) of the driver's kernel modules does not
+ * support.
+ */
+int machine_unsupported_gpus(const struct doctor_machine *machine);
+bool machine_is_unsupported_gpu(const struct doctor_machine *machine, int pci);
+
+/*
+ * The number of PCI functions of NVIDIA NICs without an RDMA device, if GPUs have fewer NICs than they could have: all
+ * such functions if there is no data NIC, otherwise those of the same model as a data NIC. 0 if nothing needs RDMA and
+ * there is a single GPU. A function that carries the default route or is passed to a virtual machine does not count.
+ */
+int machine_functions_without_rdma(const struct doctor_machine *machine);
+bool machine_is_function_without_rdma(const struct doctor_machine *machine, int pci);
+
+/* "mlx5_0:1"; `port` is the index of the port in its NIC. */
+const char *machine_port_name(const struct doctor_machine *machine, int nic, int port);
+
+/* The shortest path from a NIC to any GPU. */
+enum topo_path machine_gpu_distance(const struct topo *topo, int nic);
+
+/* A board with Grace processors, whose GPUs and CPUs share an address space: GH200, GB200, GB300. */
+bool machine_is_grace(const struct topo *topo);
+
+/* GB200 and GB300: GPUs whose NVLinks connect several nodes. */
+bool machine_has_multinode_nvlink(const struct topo *topo);
+
+/*
+ * The less common link layer if the NICs that GPUs use have both; otherwise TOPO_LINK_UNKNOWN. NICs that no GPU uses do
+ * not count: a storage NIC may well have the other one.
+ */
+enum topo_link_layer machine_minority_link_layer(const struct doctor_machine *machine);
+
+/* Is confidential computing enabled in the mode that isolates GPUs from each other, with several GPUs? */
+bool machine_isolates_gpus(const struct topo *topo);
+
+/* What is missing where NVML does not answer. */
+enum doctor_missing machine_missing_nvml(const struct doctor_machine *machine);
+
+enum machine_virtual { MACHINE_BARE_METAL, MACHINE_VIRTUAL, MACHINE_VIRTUAL_UNKNOWN };
+
+/* Is it a virtual machine? Determined by the product names that hypervisors use and the CPU flag. */
+enum machine_virtual machine_virtual(struct source *source);
+
+/* Is the kernel locked down, as after Secure Boot (kernel_lockdown(7))? */
+#define MACHINE_LOCKDOWN_FILE "/sys/kernel/security/lockdown"
+bool machine_is_locked_down(struct source *source);
+
+/* The value after "name:" in a file of such lines, "" if there is none. */
+const char *machine_text_field(struct source *source, const char *text, const char *name);
+
+#define MACHINE_VISIBLE_MAX 128
+
+enum machine_visible_kind { MACHINE_VISIBLE_INDEX, MACHINE_VISIBLE_UUID, MACHINE_VISIBLE_MIG, MACHINE_VISIBLE_INVALID };
+
+struct machine_visible {
+    const char *text;
+    enum machine_visible_kind kind;
+    int gpu; /* index into topo.gpus; -1: no such GPU */
+};
+
+/*
+ * Parses CUDA_VISIBLE_DEVICES. Returns the number of entries, at most MACHINE_VISIBLE_MAX; 0 if it hides all GPUs ("",
+ * "-1"), -1 if it is not set.
+ */
+int machine_visible(const struct doctor_machine *machine, struct machine_visible *ret_entries);
+
+/*
+ * The GPU that the process uses, -1 if it cannot be determined: the GPU of its rank, by the rule that also selects its
+ * NIC; or its only visible GPU, regardless of the launcher.
+ */
+int machine_own_gpu(const struct doctor_machine *machine);
+
+#endif

@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "pci_text.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int hex_digit(char c)
+{
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    if (c >= 'a' && c <= 'f')
+        return c - 'a' + 10;
+    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+/* Reads min to max hexadecimal digits and the character after them (0: the end). NULL if they differ. */
+static const char *read_hex(const char *text, int min, int max, char next, unsigned *ret_value)
+{
+    unsigned value = 0;
+    int n = 0;
+
+    for (; n < max && hex_digit(text[n]) >= 0; n++)
+        value = value << 4 | (unsigned)hex_digit(text[n]);
+    if (n < min || text[n] != next)
+        return NULL;
+    *ret_value = value;
+    return text + n + (next != '\0');
+}
+
+bool parse_pci_address(const char *text, struct pci_address *ret_address)
+{
+    struct pci_address address;
+
+    text = read_hex(text, 4, 8, ':', &address.domain);
+    if (text)
+        text = read_hex(text, 2, 2, ':', &address.bus);
+    if (text)
+        text = read_hex(text, 2, 2, '.', &address.device);
+    if (text)
+        text = read_hex(text, 1, 1, '\0', &address.function);
+    /* PCI: 5 bits of device and 3 of function. */
+    if (!text || address.device > 31 || address.function > 7)
+        return false;
+    *ret_address = address;
+    return true;
+}
+
+void print_pci_address(const struct pci_address *address, char ret_text[20])
+{
+    snprintf(ret_text, 20, "%04x:%02x:%02x.%x", address->domain, address->bus & 0xff, address->device & 0x1f,
+             address->function & 7);
+}
+
+static uint64_t place_of(const struct pci_address *address)
+{
+    return (uint64_t)address->domain << 32 | address->bus << 16 | address->device << 8 | address->function;
+}
+
+int compare_pci_addresses(const struct pci_address *a, const struct pci_address *b)
+{
+    return (place_of(a) > place_of(b)) - (place_of(a) < place_of(b));
+}
+
+bool parse_host_bridge(const char *text, struct pci_address *ret_address)
+{
+    struct pci_address address = {0};
+
+    if (strncmp(text, "pci", 3) != 0)
+        return false;
+    text = read_hex(text + 3, 4, 8, ':', &address.domain);
+    if (!text || !read_hex(text, 2, 2, '\0', &address.bus))
+        return false;
+    *ret_address = address;
+    return true;
+}
+
+/* A decimal number of at most 6 digits before the point, independent of the locale. NULL without one. */
+static const char *read_decimal(const char *text, double *ret_value)
+{
+    double value = 0, unit = 1;
+    int n = 0;
+
+    for (; *text >= '0' && *text <= '9' && n < 6; text++, n++)
+        value = value * 10 + (*text - '0');
+    if (n == 0)
+        return NULL;
+    if (*text == '.')
+        for (text++; *text >= '0' && *text <= '9'; text++) {
+            unit /= 10;
+            value += (*text - '0') * unit;
+        }
+    *ret_value = value;
+    return text;
+}
+
+static double parse_with_unit(const char *text, const char *unit)
+{
+    double value;
+
+    text = read_decimal(text, &value);
+    return text && strncmp(text, unit, strlen(unit)) == 0 ? value : 0;
+}
+
+double parse_rate(const char *text)
+{
+    return parse_with_unit(text, " Gb/sec");
+}
+
+double parse_speed(const char *text)
+{
+    return parse_with_unit(text, " GT/s");
+}
+
+bool parse_gid(const char *text, uint8_t ret_bytes[16])
+{
+    uint8_t bytes[16];
+    unsigned group;
+
+    for (int i = 0; i < 8; i++) {
+        text = read_hex(text, 4, 4, i < 7 ? ':' : '\0', &group);
+        if (!text)
+            return false;
+        bytes[2 * i] = (uint8_t)(group >> 8);
+        bytes[2 * i + 1] = (uint8_t)(group & 0xff);
+    }
+    memcpy(ret_bytes, bytes, sizeof(bytes));
+    return true;
+}
+
+enum topo_gid_type parse_gid_type(const char *text, enum topo_link_layer link_layer)
+{
+    if (strcmp(text, "RoCE v2") == 0)
+        return TOPO_GID_ROCE2;
+    if (strcmp(text, "IB/RoCE v1") != 0)
+        return TOPO_GID_UNKNOWN;
+    if (link_layer == TOPO_LINK_UNKNOWN)
+        return TOPO_GID_UNKNOWN;
+    return link_layer == TOPO_LINK_ETHERNET ? TOPO_GID_ROCE1 : TOPO_GID_IB;
+}
+
+enum topo_gid_kind gid_kind(const uint8_t bytes[16])
+{
+    /* RFC 4291: IPv4-mapped addresses are ::ffff:a.b.c.d, link-local ones fe80::/10. */
+    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+
+    if (memcmp(bytes, mapped, sizeof(mapped)) == 0)
+        return TOPO_GID_IPV4;
+    return bytes[0] == 0xfe && (bytes[1] & 0xc0) == 0x80 ? TOPO_GID_LINK_LOCAL : TOPO_GID_OTHER;
+}
+
+/* --- states of ports --- */
+
+static const char *const port_states[] = {"", "NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER"};
+static const char *const phys_states[] = {
+    "", "Sleep", "Polling", "Disabled", "PortConfigurationTraining", "LinkUp", "LinkErrorRecovery", "Phy Test"};
+
+/* The index of the word after "4: " in the list; 0, unknown, if it is not there. */
+static int parse_state(const char *text, const char *const *names, int n)
+{
+    text += strspn(text, "0123456789");
+    text += *text == ':' ? 1 + strspn(text + 1, " ") : 0;
+    for (int i = 1; i < n; i++)
+        if (strcmp(text, names[i]) == 0)
+            return i;
+    return 0;
+}
+
+enum topo_port_state parse_port_state(const char *text)
+{
+    return (enum topo_port_state)parse_state(text, port_states, TOPO_PORT_ACTIVE_DEFER + 1);
+}
+
+enum topo_phys_state parse_phys_state(const char *text)
+{
+    return (enum topo_phys_state)parse_state(text, phys_states, TOPO_PHYS_TEST + 1);
+}
+
+const char *topo_port_state_name(enum topo_port_state state)
+{
+    return port_states[state];
+}
+
+const char *topo_phys_state_name(enum topo_phys_state state)
+{
+    return phys_states[state];
+}
+
+/* A number of up to 9 digits. NULL without one. */
+static const char *read_cpu(const char *text, long *ret_value)
+{
+    long value = 0;
+    int n = 0;
+
+    for (; *text >= '0' && *text <= '9' && n < 9; text++, n++)
+        value = value * 10 + (*text - '0');
+    if (n == 0 || (*text >= '0' && *text <= '9'))
+        return NULL;
+    *ret_value = value;
+    return text;
+}
+
+static void set_bits(uint64_t *mask, long first, long last, int bits)
+{
+    if (last >= bits)
+        last = bits - 1;
+    for (long i = first; i <= last; i++)
+        mask[i / 64] |= UINT64_C(1) << (i % 64);
+}
+
+bool topo_parse_cpus(const char *text, uint64_t *ret_mask, int bits)
+{
+    size_t words = ((size_t)bits + 63) / 64;
+    uint64_t *mask = calloc(words, sizeof(*mask));
+    bool is_list = mask != NULL;
+
+    /* An empty list is valid: a NUMA node without processors has one. */
+    while (is_list && *text && *text != '\n') {
+        long first = 0, last;
+
+        text = read_cpu(text, &first);
+        last = first;
+        if (text && *text == '-')
+            text = read_cpu(text + 1, &last);
+        is_list = text && last >= first && (*text == ',' ? text[1] != '\0' : *text == '\0' || *text == '\n');
+        if (!is_list)
+            break;
+        set_bits(mask, first, last, bits);
+        text += *text == ',';
+    }
+    if (is_list)
+        memcpy(ret_mask, mask, words * sizeof(*mask));
+    free(mask);
+    return is_list;
+}

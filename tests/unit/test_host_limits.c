@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Limits of control groups, read from made-up trees of /proc and /sys. */
+#include "cmd/bench/host.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include <cmocka.h>
+
+static char root[1024];
+
+static int make_root(void **state)
+{
+    const char *folder = getenv("TMPDIR");
+
+    (void)state;
+    snprintf(root, sizeof(root), "%s/epkit-limits-XXXXXX", folder ? folder : "/tmp");
+    return mkdtemp(root) ? 0 : -1;
+}
+
+static int remove_root(void **state)
+{
+    char command[1100];
+
+    (void)state;
+    snprintf(command, sizeof(command), "rm -r '%s'", root);
+    return system(command);
+}
+
+/* Writes root/path, with the folders on the way. */
+static void put(const char *path, const char *text)
+{
+    char full[2048];
+    FILE *file;
+
+    snprintf(full, sizeof(full), "%s/%s", root, path);
+    for (char *at = full + strlen(root) + 1; (at = strchr(at, '/')); at++) {
+        *at = '\0';
+        mkdir(full, 0777);
+        *at = '/';
+    }
+    file = fopen(full, "w");
+    assert_non_null(file);
+    fputs(text, file);
+    fclose(file);
+}
+
+static void expect(uint64_t memory_bytes, double cpus)
+{
+    struct machine_limits limits;
+    struct source *machine;
+
+    assert_int_equal(source_open(root, &machine), EP_OK);
+    machine_limits(machine, &limits);
+    source_free(machine);
+    assert_int_equal(limits.memory_bytes, memory_bytes);
+    assert_true(limits.cpus > cpus - 1e-9 && limits.cpus < cpus + 1e-9);
+}
+
+static void test_nothing(void **state)
+{
+    (void)state;
+    expect(UINT64_MAX, 0);
+}
+
+static void test_v2(void **state)
+{
+    (void)state;
+    put("proc/self/cgroup", "0::/job/step\n");
+    put("sys/fs/cgroup/job/step/memory.max", "max\n");
+    put("sys/fs/cgroup/job/step/cpu.max", "max 100000\n");
+    expect(UINT64_MAX, 0);
+    put("sys/fs/cgroup/job/step/memory.max", "4294967296\n");
+    put("sys/fs/cgroup/job/step/cpu.max", "250000 100000\n");
+    expect(UINT64_C(4) << 30, 2.5);
+    /* The group above allows less. */
+    put("sys/fs/cgroup/job/memory.max", "1073741824\n");
+    put("sys/fs/cgroup/job/cpu.max", "50000 100000\n");
+    expect(UINT64_C(1) << 30, 0.5);
+}
+
+/* A container: the path is that of the host, and only the group at the mount point is to be seen. */
+static void test_container(void **state)
+{
+    (void)state;
+    put("proc/self/cgroup", "0::/../../outside\n");
+    put("sys/fs/cgroup/memory.max", "2147483648\n");
+    expect(UINT64_C(2) << 30, 0);
+}
+
+static void test_v1(void **state)
+{
+    (void)state;
+    put("proc/self/cgroup", "9:cpuset:/x\n5:cpu,cpuacct:/a/b\n4:memory:/a\n1:name=systemd:/a\n");
+    put("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+    put("sys/fs/cgroup/cpu/a/b/cpu.cfs_quota_us", "-1\n");
+    put("sys/fs/cgroup/cpu/a/b/cpu.cfs_period_us", "100000\n");
+    expect(UINT64_MAX, 0);
+    put("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "536870912\n");
+    put("sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "300000\n");
+    put("sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "100000\n");
+    expect(UINT64_C(512) << 20, 3);
+}
+
+static void test_nonsense(void **state)
+{
+    (void)state;
+    put("proc/self/cgroup", "\n::\nno colon\n0::/x\n");
+    put("sys/fs/cgroup/x/memory.max", "\n");
+    put("sys/fs/cgroup/x/cpu.max", "100000 0\n");
+    expect(UINT64_MAX, 0);
+}
+
+static void test_this_machine(void **state)
+{
+    (void)state;
+    assert_true(machine_memory_bytes() >= 1 << 20);
+    assert_true(machine_cores() >= 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_nothing, make_root, remove_root),
+        cmocka_unit_test_setup_teardown(test_v2, make_root, remove_root),
+        cmocka_unit_test_setup_teardown(test_container, make_root, remove_root),
+        cmocka_unit_test_setup_teardown(test_v1, make_root, remove_root),
+        cmocka_unit_test_setup_teardown(test_nonsense, make_root, remove_root),
+        cmocka_unit_test(test_this_machine),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
