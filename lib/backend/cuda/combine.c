@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 /*
- * Measured on H200 (bench/NOTES.md): adding takes most of a multiprocessor, and more warps with two stages do it faster
+ * Measured on H200 (bench/README.md): adding takes most of a multiprocessor, and more warps with two stages do it faster
  * than fewer with three. Larger slots are slower, too.
  */
 #define WARPS 24

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* Stages are reduced before warps: more warps hide the stores of a row's metadata (bench/NOTES.md). */
+/* Stages are reduced before warps: more warps hide the stores of a row's metadata (bench/README.md). */
 static const struct cuda_shape max_shape = {.warps = 8, .stages = 3};
 #define MAX_CHUNK 14336 /* bytes: a row of 7168 bf16; 8 warps have two stages of it each in 227 KiB */
 
