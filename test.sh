@@ -155,8 +155,8 @@ kernels() {
         skip cuda-compile "$(tail -n 1 "$results/cuda-toolkit.log")"
         return
     fi
-    CUDACXX=$nvcc check cuda-compile scripts/build.sh cuda -DEPKIT_WERROR=ON -DEPKIT_COMMAND=OFF -DEPKIT_MPI=OFF \
-        -DEPKIT_EXAMPLES=OFF -DBUILD_TESTING=ON || true
+    CUDACXX=$nvcc check cuda-compile scripts/build.sh cuda -DEPKIT_WERROR=ON -DEPKIT_COMMAND=OFF -DEPKIT_EXAMPLES=OFF \
+        -DBUILD_TESTING=ON || true
 }
 
 sanitizers() {

@@ -8,7 +8,7 @@ set(EPKIT_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/epkit)
 install(TARGETS epkit EXPORT epkit-targets)
 install(EXPORT epkit-targets NAMESPACE epkit:: FILE epkitTargets.cmake DESTINATION ${EPKIT_CMAKE_DIR})
 install(DIRECTORY include/epkit DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h"
-    PATTERN mpi.h EXCLUDE PATTERN cuda.h EXCLUDE)
+    PATTERN cuda.h EXCLUDE)
 
 # The pkg-config files derive the prefix from their own path, so that `cmake --install --prefix` and a moved tree work.
 # Absolute install directories (distributions set them) must not be appended to the prefix.
@@ -28,16 +28,6 @@ foreach(dir LIBDIR INCLUDEDIR)
 endforeach()
 configure_file(cmake/epkit.pc.in epkit.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/epkit.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
-
-# libepkit-mpi is a separate package component, so that users of epkit::epkit need no MPI.
-if(TARGET epkit-mpi)
-    set_target_properties(epkit-mpi PROPERTIES EXPORT_NAME mpi)
-    install(TARGETS epkit-mpi EXPORT epkit-mpi-targets)
-    install(EXPORT epkit-mpi-targets NAMESPACE epkit:: FILE epkitMpiTargets.cmake DESTINATION ${EPKIT_CMAKE_DIR})
-    install(FILES include/epkit/mpi.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/epkit)
-    configure_file(cmake/epkit-mpi.pc.in epkit-mpi.pc @ONLY)
-    install(FILES ${PROJECT_BINARY_DIR}/epkit-mpi.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
-endif()
 
 # libepkit finds the CUDA backend in its own folder. Programs that use epkit/cuda.h link with it.
 if(TARGET epkit-cuda)

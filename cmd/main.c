@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* main.c - epkit COMMAND ...: finds the command, parses its options, runs it. */
+#include "cmd/bench/mpirun.h"
 #include "cmd/help/help.h"
 #include "cmd/launch/agent.h"
 #include "cmd/launch/rails.h"
@@ -65,8 +66,8 @@ static int run(int argc, char **argv)
         help_all(stderr);
         return CMD_USAGE;
     }
-    if (strcmp(name, RANKS_COMMAND) == 0)
-        return ranks_main(argc - 1, argv + 1);
+    if (strcmp(name, BENCH_MPIRUN_COMMAND) == 0)
+        return bench_mpirun_main(argc - 1, argv + 1);
     if (strcmp(name, AGENT_COMMAND) == 0)
         return agent_main(run_child);
     if (strcmp(name, AGENT_RANK) == 0)

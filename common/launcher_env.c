@@ -2,38 +2,51 @@
 /*
  * launcher_env.c - environment variables of launchers.
  *
- * All descendants of a rank inherit them, and users may set them. So they only tell that MPI must be initialised, and,
- * if they contradict it, which ones the user has to unset.
+ * All descendants of a rank inherit them, and users may set them. So variables of several launchers must agree, and
+ * errors name the variables, which the user may have to unset.
  */
 #include "launcher_env.h"
 
 #include "clean.h"
+#include "text.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct launcher {
-    const char *rank, *size; /* size NULL: the launcher sets none */
+    const char *rank, *size;
+    const char *local_size; /* number of ranks on this host; NULL: the launcher sets none */
+    /*
+     * Rank 0 without a size does not count: PMIX_RANK comes without one except from srun, and a batch script has
+     * SLURM_PROCID, too.
+     */
+    bool is_alone_without_size;
     /*
      * The variables of a batch system. An mpirun in a job starts one daemon per node as a task, and the ranks inherit
-     * the variables of that task. So they count only without variables of another launcher; and rank 0 without a size
-     * does not count, because a batch script has it, too.
+     * the variables of that task. So they count only without variables of another launcher.
      */
     bool is_batch;
 };
 
 static const struct launcher launchers[] = {
-    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", false}, /* Open MPI's mpirun */
-    {"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", false},   /* MVAPICH2 */
-    {"PMI_RANK", "PMI_SIZE", false},                         /* MPICH, Intel MPI, srun --mpi=pmi2 */
-    {"PMIX_RANK", NULL, false},                              /* srun --mpi=pmix, prun */
-    {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", true},          /* srun */
+    /* Open MPI's mpirun; MVAPICH2; MPICH, Intel MPI and srun --mpi=pmi2; srun --mpi=pmix and prun; srun. */
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", false, false},
+    {"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", false, false},
+    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", false, false},
+    {"PMIX_RANK", "SLURM_STEP_NUM_TASKS", NULL, true, false},
+    {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", NULL, true, true},
 };
 
 #define N_LAUNCHERS (sizeof(launchers) / sizeof(launchers[0]))
+
+/* Ports of ranks that share a host, below those that Linux gives to outgoing connections (32768 and up). */
+#define FIRST_PORT 16384
+#define N_PORTS 16384
 
 enum { ABSENT = -1, INVALID = -2 };
 
@@ -45,7 +58,7 @@ struct variable {
 /* As at the start of the process: MPI_Init() sets some of them. */
 static struct {
     bool is_read;
-    struct variable ranks[N_LAUNCHERS], sizes[N_LAUNCHERS];
+    struct variable ranks[N_LAUNCHERS], sizes[N_LAUNCHERS], local_sizes[N_LAUNCHERS];
 } cache;
 
 static struct variable read_variable(const char *name)
@@ -69,6 +82,7 @@ static void read_variables(void)
     for (size_t i = 0; i < N_LAUNCHERS && !cache.is_read; i++) {
         cache.ranks[i] = read_variable(launchers[i].rank);
         cache.sizes[i] = read_variable(launchers[i].size);
+        cache.local_sizes[i] = read_variable(launchers[i].local_size);
     }
     cache.is_read = true;
 }
@@ -78,7 +92,7 @@ static bool is_launched_by(size_t launcher)
 {
     int rank = cache.ranks[launcher].number, size = cache.sizes[launcher].number;
 
-    if (launchers[launcher].is_batch)
+    if (launchers[launcher].is_alone_without_size)
         return rank > 0 || (rank == 0 && size > 1);
     if (size == ABSENT)
         return rank != ABSENT;
@@ -99,6 +113,15 @@ bool ranks_env_is_launched(void)
     read_variables();
     for (size_t i = 0; i < N_LAUNCHERS; i++)
         if (counts(i))
+            return true;
+    return false;
+}
+
+bool ranks_env_is_mpirun(void)
+{
+    read_variables();
+    for (size_t i = 0; i < N_LAUNCHERS; i++)
+        if (!launchers[i].is_batch && counts(i))
             return true;
     return false;
 }
@@ -154,22 +177,71 @@ void ranks_env_print(char *ret_text, size_t bytes)
     }
 }
 
-static bool is_other(const char *name, const struct variable *variable, int truth, const char *what, char *ret_why,
-                     size_t bytes)
+/* Takes a number that launchers must agree on. `name`: its variable, *first: the one that gave it. */
+static bool take_number(const char *name, const struct variable *variable, const char **first, int *number,
+                        char *ret_why, size_t bytes)
 {
-    if (variable->number == ABSENT || variable->number == truth)
-        return false;
-    snprintf(ret_why, bytes, "%s is '%s', but by MPI %s %d", name, variable->text, what, truth);
-    return true;
+    if (variable->number == INVALID)
+        snprintf(ret_why, bytes, "%s is '%s', not a number", name, variable->text);
+    else if (*first && variable->number != ABSENT && variable->number != *number)
+        snprintf(ret_why, bytes, "%s is '%s', but %s is '%d'", name, variable->text, *first, *number);
+    else if (*first || variable->number == ABSENT)
+        return true;
+    else {
+        *first = name;
+        *number = variable->number;
+        return true;
+    }
+    return false;
 }
 
-bool ranks_env_matches(int rank, int size, char *ret_why, size_t bytes)
+/* Do all ranks run on this host? By the launcher's own number of local ranks, else by Slurm's number of nodes. */
+static bool is_one_host(int size)
 {
+    const struct variable nodes = read_variable("SLURM_STEP_NUM_NODES");
+
+    for (size_t i = 0; i < N_LAUNCHERS; i++)
+        if (counts(i) && cache.local_sizes[i].number != ABSENT)
+            return cache.local_sizes[i].number == size;
+    return nodes.number == 1;
+}
+
+/* What the ranks of one mpirun on this host have in common, and those of others have not. */
+static void find_job(char *ret_job, size_t bytes)
+{
+    const char *name = getenv("PMIX_NAMESPACE"), *job = getenv("SLURM_JOB_ID"), *step = getenv("SLURM_STEP_ID");
+
+    if (name)
+        snprintf(ret_job, bytes, "mpirun %s", name);
+    else if (job && step)
+        snprintf(ret_job, bytes, "srun %s.%s", job, step);
+    else
+        snprintf(ret_job, bytes, "process %d", (int)getppid());
+}
+
+bool ranks_env_read(struct ranks_env *ret_env, char *ret_why, size_t bytes)
+{
+    const char *rank_from = NULL, *size_from = NULL;
+    struct ranks_env env = {0};
+
     read_variables();
     for (size_t i = 0; i < N_LAUNCHERS; i++)
-        if (counts(i) &&
-            (is_other(launchers[i].size, &cache.sizes[i], size, "the number of ranks is", ret_why, bytes) ||
-             is_other(launchers[i].rank, &cache.ranks[i], rank, "this process is rank", ret_why, bytes)))
+        if (counts(i) && !(take_number(launchers[i].size, &cache.sizes[i], &size_from, &env.size, ret_why, bytes) &&
+                           take_number(launchers[i].rank, &cache.ranks[i], &rank_from, &env.rank, ret_why, bytes)))
             return false;
+    if (!size_from || !rank_from) {
+        snprintf(ret_why, bytes, "no variable gives the number of %s", size_from ? "this rank" : "ranks");
+        return false;
+    }
+    if (env.size < 1 || env.rank >= env.size) {
+        snprintf(ret_why, bytes, "%s is '%d', and %s is '%d'", rank_from, env.rank, size_from, env.size);
+        return false;
+    }
+    if (is_one_host(env.size) && !find_value("EPKIT_ADDRESS")) {
+        find_job(env.job, sizeof(env.job));
+        snprintf(env.address, sizeof(env.address), "127.0.0.1:%" PRIu64,
+                 FIRST_PORT + text_hash(env.job, strlen(env.job)) % N_PORTS);
+    }
+    *ret_env = env;
     return true;
 }

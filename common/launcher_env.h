@@ -9,14 +9,24 @@
 /* Whether variables of an MPI launcher say that this process is one of several ranks. */
 bool ranks_env_is_launched(void);
 
-/* Whether the variables of any launcher say that it is not rank 0. Does not need MPI to be initialised. */
+/* The same, without those of batch systems alone: MPI_Init() works. */
+bool ranks_env_is_mpirun(void);
+
+/* Whether the variables of any launcher say that it is not rank 0. */
 bool ranks_env_is_follower(void);
 
 /* Prints these variables: "PMI_RANK=0, PMI_SIZE=4". */
 void ranks_env_print(char *ret_text, size_t bytes);
 
-/* Whether they agree with rank and size of MPI. If not, ret_why names the variable that does not. */
-bool ranks_env_matches(int rank, int size, char *ret_why, size_t bytes);
+struct ranks_env {
+    int rank, size;
+    /* If all ranks run on this host and EPKIT_ADDRESS is not set, else "": */
+    char address[32]; /* where they meet */
+    char job[128];    /* the same on all of them, and another one in other jobs */
+};
+
+/* Reads them. If a value is invalid, or two launchers contradict each other, ret_why names the variables. */
+bool ranks_env_read(struct ranks_env *ret_env, char *ret_why, size_t bytes);
 
 /*
  * Whether the variables of torchrun and `epkit launch` (RANK, WORLD_SIZE, MASTER_ADDR) say that this process is one of

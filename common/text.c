@@ -109,3 +109,12 @@ void text_append(char *text, size_t room, const char *format, ...)
     vsnprintf(text + n, room - n, format, args);
     va_end(args);
 }
+
+uint64_t text_hash(const char *text, size_t bytes)
+{
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ (unsigned char)text[i]) * UINT64_C(0x100000001b3);
+    return hash;
+}

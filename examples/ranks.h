@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ranks.h - the ranks of an example are forked processes of this host. An engine has processes of its own, and fills an
- * ep_boot with whatever all-gather it has (epkit/boot.h), or has MPI (epkit/mpi.h).
+ * ep_boot with whatever all-gather it has (epkit/boot.h; mpi_bootstrap.c).
  */
 #ifndef EXAMPLE_RANKS_H
 #define EXAMPLE_RANKS_H

@@ -90,7 +90,7 @@ static ep_status alloc_buffers(struct bench_case *bench)
         bench->out_naive = alloc_rows(bench, n_tokens, 2 * hidden);
     }
     if (bench_has_mpi(bench))
-        naive_init(&bench->naive, &bench->mirrors, &bench->route, (int)hidden);
+        naive_init(&bench->naive, bench->mpi, &bench->mirrors, &bench->route, (int)hidden);
     return bench_mirrors_status(&bench->mirrors);
 }
 

@@ -8,6 +8,7 @@
  *   ops.c      dispatch, combine          plans.c   plans and first dispatches
  *   lowlat.c   the low-latency layout     row.c     measurements as JSON
  *   footprint.c  memory of the library    roofline.c  baselines on GPUs
+ *   mpirun.c     ranks under MPI, for the baseline naive.c
  */
 #ifndef EP_BENCH_BENCH_CASE_H
 #define EP_BENCH_BENCH_CASE_H
@@ -28,6 +29,7 @@ struct bench_case {
     const struct bench_request *request;
     int tokens; /* per rank; some routings give some ranks fewer */
     bool one_clock;
+    const struct bench_mpi_module *mpi; /* NULL: MPI_Alltoallv is not measured */
     struct bench_route route;
     struct bench_route new_routes[BENCH_VARIANTS]; /* with BENCH_PLAN, else zeroed */
     ep_plan *plan;                                 /* of `route` */
@@ -54,7 +56,7 @@ struct bench_case {
 
 /*
  * Creates the routes and the buffers, with all pages touched. `common`: what the cases of a request have in common:
- * ctx, request, one_clock, and mirrors without buffers. Collective. 0, or an exit code after emitting the error;
+ * ctx, request, one_clock, mpi, and mirrors without buffers. Collective. 0, or an exit code after emitting the error;
  * bench_case_done() is allowed after both.
  */
 int bench_case_init(struct bench_case *bench, const struct bench_case *common, int tokens);
@@ -85,7 +87,7 @@ static inline bool bench_has_baselines(const struct bench_case *bench)
 
 static inline bool bench_has_mpi(const struct bench_case *bench)
 {
-    return bench->ctx->mpi && !bench->ctx->memory && bench_has_baselines(bench);
+    return bench->mpi && bench_has_baselines(bench);
 }
 
 /* --- verify.c: collective; an error on one rank is returned on all ranks --- */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* bench_job.c - runs a request on every rank. */
 #include "bench_case.h"
+#include "mpirun.h"
 
 #include "backend/cuda/module.h"
 #include "base/error.h"
@@ -35,9 +36,10 @@ static int run_tokens(const struct bench_case *common, int tokens, int step, int
     return code;
 }
 
-static int run_request(struct ranks_ctx *ctx, const struct bench_request *request)
+static int run_request(struct ranks_ctx *ctx, const struct bench_request *request, const struct bench_mpi_module *mpi)
 {
-    struct bench_case common = {.ctx = ctx, .request = request, .mirrors = {.ctx = ctx, .poison = PATTERN_POISON}};
+    struct bench_case common = {
+        .ctx = ctx, .request = request, .mpi = mpi, .mirrors = {.ctx = ctx, .poison = PATTERN_POISON}};
     bool low_latency = request->ops & BENCH_LL;
     int n_throughput = request->ops & ~(unsigned)BENCH_LL ? request->n_token_counts : 0;
     int n_steps = n_throughput + (low_latency ? 1 : 0);
@@ -55,6 +57,7 @@ static int run_request(struct ranks_ctx *ctx, const struct bench_request *reques
 int bench_job(struct ranks_ctx *ctx, const json_t *parameters)
 {
     ep_comm_info info = {.size = sizeof(info)};
+    const struct bench_mpi_module *mpi = NULL;
     struct bench_request request;
     char device[128];
     ep_status status;
@@ -69,10 +72,12 @@ int bench_job(struct ranks_ctx *ctx, const json_t *parameters)
         status = ctx->gpu->device_name(ctx->comm, device, sizeof(device));
     if (status == EP_OK && ctx->gpu)
         status = ctx->gpu->set_sms(ctx->comm, request.sms);
+    if (status == EP_OK)
+        status = bench_mpi_start(ctx, &request, &mpi);
     if (status != EP_OK)
         return ranks_emit_error(ctx, status, "benchmark");
     if (ctx->rank == 0)
         ranks_emit(ctx, json_pack("{s:s, s:s, s:s, s:s?}", "event", "start", "device", device, "network", info.network,
-                                  "mpi", ctx->mpi ? ctx->mpi->library_version() : NULL));
-    return run_request(ctx, &request);
+                                  "mpi", mpi ? mpi->library_version() : NULL));
+    return run_request(ctx, &request, mpi);
 }

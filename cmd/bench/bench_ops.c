@@ -91,10 +91,10 @@ static ep_status run_sockets(void *context)
  */
 static ep_status after_naive(void *context, int round)
 {
-    struct ranks_ctx *ctx = ((struct op *)context)->bench->ctx;
+    struct bench_case *bench = ((struct op *)context)->bench;
 
     (void)round;
-    return ctx->mpi->barrier(ctx->mpi_boot);
+    return bench->mpi->barrier(bench->ctx->spec->timeout_ms);
 }
 
 /* Runs the operation once with poisoned outputs and verifies everything. */

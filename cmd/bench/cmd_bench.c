@@ -9,6 +9,7 @@
 #include "common/ranks/group_options.h"
 #include "common/ranks/ranks_internal.h"
 #include "host.h"
+#include "mpirun.h"
 #include "render.h"
 
 #include <stdlib.h>
@@ -75,8 +76,8 @@ static const struct opt bench_table[] = {
      .help = "nodes that the ranks are spread over; must divide the ranks. Default: one, or the hosts of ranks that a "
              "launcher started"},
     {"boot", 'b', "HOW", OPT_CHOICE, offsetof(struct bench_options, group.boot), .choices = group_boots,
-     .help = "how ranks are started: " GROUP_BOOT_HELP "; default: mpi on the host backend if MPI is installed, for "
-             "its baseline, else fork"},
+     .help = "how ranks are started: " GROUP_BOOT_HELP "; default: tcp by mpirun on the host backend if MPI is "
+             "installed, for its baseline, else fork"},
     {"network", 0, "NAME", OPT_CHOICE, offsetof(struct bench_options, group.network), .choices = group_networks,
      .value = "auto", .help = GROUP_NETWORK_HELP},
     {"backend", 0, "NAME", OPT_CHOICE, offsetof(struct bench_options, group.backend), .choices = group_backends,
@@ -155,12 +156,19 @@ static int make_request(const struct cmd *cmd, const struct bench_options *optio
     return CMD_FINE;
 }
 
+/* MPI_Alltoallv is a baseline for host memory, and needs ranks that mpirun starts. */
+static bool wants_mpirun(const struct bench_request *request, const struct ranks_spec *spec)
+{
+    const char *why;
+
+    return request->baselines && spec->nranks > 1 && !spec->network && !gpu_is_backend(spec->backend) &&
+           bench_mpi_available(&why);
+}
+
 /* The specs of all groups, before the first is started, so that usage errors are reported at once. */
 static int make_specs(const struct cmd *cmd, const struct cmd_call *call, const struct bench_options *options,
                       const struct bench_request *request, struct ranks_spec *ret_specs)
 {
-    const char *why;
-
     for (size_t i = 0; i < options->ranks.n; i++) {
         struct group_options group = options->group;
         char buffer[256];
@@ -179,13 +187,8 @@ static int make_specs(const struct cmd *cmd, const struct cmd_call *call, const 
     }
     if (group_choose_backend(&options->group, ret_specs, options->ranks.n))
         group_warn_host(&ret_specs[0]);
-    if (ranks_world_rank() >= 0 || cmd_given(cmd, call, "boot"))
-        return CMD_FINE;
-    /* MPI_Alltoallv is a baseline for host memory. */
-    for (size_t i = 0; i < options->ranks.n; i++)
-        ret_specs[i].boot = !ret_specs[i].network && !gpu_is_backend(ret_specs[i].backend) && ranks_mpi_available(&why)
-                                ? RANKS_MPI
-                                : RANKS_FORK;
+    for (size_t i = 0; i < options->ranks.n && ranks_world_rank() < 0 && !cmd_given(cmd, call, "boot"); i++)
+        ret_specs[i].boot = wants_mpirun(request, &ret_specs[i]) ? RANKS_TCP : RANKS_FORK;
     return CMD_FINE;
 }
 
@@ -215,10 +218,10 @@ static void print_text(const struct bench_options *options, const json_t *result
     }
     if (mpi)
         out_line("MPI_Alltoallv of %s: a naive baseline that packs and sums rows itself.", mpi);
-    else if (!ranks_mpi_available(&why))
+    else if (!bench_mpi_available(&why))
         out_line("No column for MPI_Alltoallv: MPI is not available (%s).", why);
     else
-        out_line("No column for MPI_Alltoallv: the ranks do not run under MPI (--boot mpi).");
+        out_line("No column for MPI_Alltoallv: mpirun has not started the ranks.");
 }
 
 static int print_json(const struct cmd *cmd, const struct bench_options *options, const struct bench_request *request,

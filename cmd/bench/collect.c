@@ -5,7 +5,9 @@
 #include "common/cmd.h"
 #include "common/output.h"
 #include "common/progress.h"
+#include "common/ranks/ranks_internal.h"
 #include "host.h"
+#include "mpirun.h"
 
 #include <string.h>
 
@@ -44,10 +46,16 @@ static void on_event(void *context, const json_t *event)
     }
 }
 
+/* Are the ranks started by mpirun, which this command starts? See cmd_bench.c. */
+static bool starts_mpirun(const struct ranks_spec *spec)
+{
+    return spec->boot == RANKS_TCP && ranks_world_rank() < 0;
+}
+
 /* Rejects a request that would run out of memory, which would kill a rank or a process of another user. */
 static bool memory_suffices(const struct ranks_spec *spec, const struct bench_request *request)
 {
-    uint64_t needed = bench_bytes(request, spec->nranks, spec->boot == RANKS_MPI);
+    uint64_t needed = bench_bytes(request, spec->nranks, starts_mpirun(spec) || ranks_world_is_mpirun());
     uint64_t there = machine_memory_bytes();
     char needed_text[MACHINE_BYTES_TEXT], there_text[MACHINE_BYTES_TEXT];
 
@@ -68,7 +76,8 @@ int bench_collect(const struct ranks_spec *spec, const struct bench_request *req
     int code = CMD_FAILED;
 
     if (memory_suffices(spec, request))
-        code = ranks_run(spec, BENCH_JOB, parameters, on_event, &collector);
+        code = starts_mpirun(spec) ? bench_mpirun(spec, parameters, on_event, &collector)
+                                   : ranks_run(spec, BENCH_JOB, parameters, on_event, &collector);
     json_object_set_new(collector.result, "rows", collector.rows);
     json_object_set_new(collector.result, "memory", collector.memory);
     if (code == CMD_FINE && !*results) {
@@ -76,6 +85,9 @@ int bench_collect(const struct ranks_spec *spec, const struct bench_request *req
     } else if (code == CMD_FINE) {
         json_array_extend(json_object_get(*results, "rows"), collector.rows);
         json_array_extend(json_object_get(*results, "memory"), collector.memory);
+        /* A single rank is not under MPI. */
+        if (!json_is_string(json_object_get(*results, "mpi")))
+            json_object_set(*results, "mpi", json_object_get(collector.result, "mpi"));
     }
     json_decref(parameters);
     json_decref(collector.result);

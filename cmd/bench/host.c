@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "host.h"
+#include "mpirun.h"
 
 #include "common/output.h"
 #include "common/ranks/ranks_internal.h"
@@ -13,7 +14,7 @@ json_t *machine_describe(void)
     json_t *machine = json_pack("{s:n, s:i, s:n, s:I, s:n, s:n, s:n, s:[], s:n, s:n, s:n}", "cpu", "cores",
                                 machine_cores(), "numa_nodes", "memory_bytes", (json_int_t)machine_memory_bytes(),
                                 "kernel", "os", "arch", "gpus", "gpu_driver", "mpi", "mpi_missing");
-    const char *mpi = ranks_mpi_version(), *why = NULL;
+    const char *mpi = bench_mpi_version(), *why = NULL;
     struct utsname name;
     struct source *source;
 
@@ -23,7 +24,7 @@ json_t *machine_describe(void)
     }
     if (mpi)
         json_object_set_new(machine, "mpi", out_text(mpi));
-    else if (!ranks_mpi_available(&why))
+    else if (!bench_mpi_available(&why))
         json_object_set_new(machine, "mpi_missing", out_text(why));
     if (source_open(NULL, &source) == EP_OK) {
         machine_read(source, machine);

@@ -35,15 +35,15 @@ static void fill_counts(struct naive *naive)
     }
 }
 
-void naive_init(struct naive *naive, struct mirrors *mirrors, const struct bench_route *route, int hidden)
+void naive_init(struct naive *naive, const struct bench_mpi_module *mpi, struct mirrors *mirrors,
+                const struct bench_route *route, int hidden)
 {
     const struct ranks_ctx *ctx = mirrors->ctx;
     size_t n_send = (size_t)route->received.n_send;
     size_t n_recv = (size_t)route->received.n_rows;
     size_t topk = (size_t)route->group.topk;
 
-    *naive = (struct naive){.mpi = ctx->mpi,
-                            .boot = ctx->mpi_boot,
+    *naive = (struct naive){.mpi = mpi,
                             .route = route,
                             .reduce = bench_reduce_get(),
                             .hidden = hidden,
@@ -100,8 +100,8 @@ static ep_status exchange(struct naive *naive, bool back, const void *send, void
     const int *send_offsets = back ? naive->recv_offsets : naive->send_offsets;
     const int *recv_counts = back ? naive->send_counts : naive->recv_counts;
     const int *recv_offsets = back ? naive->send_offsets : naive->recv_offsets;
-    ep_status status = naive->mpi->alltoallv(naive->boot, send, send_counts, send_offsets, recv, recv_counts,
-                                             recv_offsets, unit_bytes, naive->timeout_ms);
+    ep_status status = naive->mpi->alltoallv(send, send_counts, send_offsets, recv, recv_counts, recv_offsets,
+                                             unit_bytes, naive->timeout_ms);
 
     naive->busy |= status != EP_OK;
     return status;

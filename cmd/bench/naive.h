@@ -8,15 +8,14 @@
 #define EP_BENCH_NAIVE_H
 
 #include "bench_route.h"
+#include "cmd/bench/mpi/module.h"
 #include "cmd/test/check/mirrors.h"
-#include "mpi/module.h"
 #include "reduce.h"
 
 #include <stdbool.h>
 
 struct naive {
-    const struct ep_mpi_module *mpi;
-    struct ep_boot_mpi *boot;
+    const struct bench_mpi_module *mpi;
     const struct bench_route *route;
     bench_reduce_fn reduce;
     int hidden, timeout_ms;
@@ -35,7 +34,8 @@ struct naive {
 };
 
 /* Adds buffers for rows of either type to the mirrors, on whose ranks it runs. */
-void naive_init(struct naive *naive, struct mirrors *mirrors, const struct bench_route *route, int hidden);
+void naive_init(struct naive *naive, const struct bench_mpi_module *mpi, struct mirrors *mirrors,
+                const struct bench_route *route, int hidden);
 
 /* Bytes that naive_init() allocates for these numbers of rows. */
 uint64_t naive_bytes(int64_t n_send, int64_t n_recv, int hidden, int topk);

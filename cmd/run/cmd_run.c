@@ -99,7 +99,7 @@ static void part_spec(struct run *run, const struct part *part, struct ranks_spe
     int gpus = world || part->nodes > 1 ? 0 : group_gpu_ranks(&group);
 
     *ret_spec = (struct ranks_spec){
-        .boot = world ? ranks_world_boot() : RANKS_FORK,
+        .boot = world ? RANKS_TCP : RANKS_FORK,
         .nranks = world  ? ranks_world_size()
                   : gpus ? gpus
                          : part->ranks,
@@ -151,7 +151,7 @@ static bool part_request(const struct run *run, int part, struct suite_request *
         .routing = "uniform",
     };
     /* Ranks on several hosts cannot be one node. */
-    if (ranks_world_boot() == RANKS_TCP && spec->nnodes == 1 && ranks_world_nodes() > 1)
+    if (spec->nnodes == 1 && ranks_world_nodes() > 1)
         return false;
     return spec->nranks % spec->nnodes == 0;
 }
@@ -234,7 +234,7 @@ static int run_bench(struct run *run, int cores)
         request.tokens[2] = gpu_is_backend(spec.backend) ? 4096 : 2048;
     }
     while (request.n_token_counts > 1 &&
-           bench_bytes(&request, spec.nranks, spec.boot == RANKS_MPI) > available_bytes() / 2)
+           bench_bytes(&request, spec.nranks, ranks_world_is_mpirun()) > available_bytes() / 2)
         request.n_token_counts--;
     if (bench_check(&request, spec.nranks, wrong, sizeof(wrong))) {
         run->bench_missing = "the measurements do not support this number of ranks";
@@ -373,7 +373,7 @@ static json_t *make_command(const struct run *run)
 {
     const char *quick = run->quick ? "--quick " : "";
 
-    if (ranks_world_rank() >= 0 && ranks_world_boot() == RANKS_MPI)
+    if (ranks_world_is_mpirun())
         return json_sprintf("mpirun -n %d epkit run %s--seed %" PRIu64, ranks_world_size(), quick, run->seed);
     return json_sprintf("epkit run %s--seed %" PRIu64, quick, run->seed);
 }
@@ -491,16 +491,6 @@ static int conclude(const struct cmd *cmd, const struct run_options *options, co
     return written ? run->code : ranks_worse(run->code, CMD_FAILED);
 }
 
-/* Checked first: otherwise the part on one node would pass, and the report would lack the requested one. */
-static int check_network(const struct cmd *cmd, const char *network)
-{
-    bool world = ranks_world_rank() >= 0;
-
-    if (strcmp(network, "mpi") == 0 && !(world && ranks_world_boot() == RANKS_MPI))
-        return cmd_usage(cmd, "--network mpi needs ranks that mpirun has started: mpirun -n 8 epkit run --network mpi");
-    return world ? group_check_emulated(cmd, network, ranks_world_boot()) : CMD_FINE;
-}
-
 static int cmd_run(const struct cmd *cmd, const struct cmd_call *call)
 {
     const struct run_options *options = call->options;
@@ -510,8 +500,9 @@ static int cmd_run(const struct cmd *cmd, const struct cmd_call *call)
     int result;
 
     result = group_check_environment(cmd, true, options->network == 0);
+    /* Otherwise the part on one node would pass, and the report would lack the requested one. */
     if (result == CMD_FINE)
-        result = check_network(cmd, group_networks[options->network]);
+        result = group_check_emulated(cmd, group_networks[options->network]);
     if (result != CMD_FINE)
         return result;
     if (!report_check(options->output))

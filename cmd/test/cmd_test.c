@@ -138,7 +138,7 @@ static void print_command(const struct cmd *cmd, const struct cmd_call *call, co
         n = (size_t)snprintf(ret_text, bytes, "EPKIT_BACKEND=%s ", backend);
     if (network && *network && !cmd_given(cmd, call, "network"))
         n += (size_t)snprintf(ret_text + n, bytes - n, "EPKIT_NETWORK=%s ", network);
-    if (ranks_world_rank() == 0 && ranks_world_boot() == RANKS_MPI)
+    if (ranks_world_rank() == 0 && ranks_world_is_mpirun())
         n += (size_t)snprintf(ret_text + n, bytes - n, "mpirun -n %d ", ranks_world_size());
     options_print(cmd, call, replaced, ret_text + n, bytes - n);
     n = strlen(ret_text);

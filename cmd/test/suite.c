@@ -118,7 +118,7 @@ static const char *check_memory(const struct suite_request *request, int nranks,
     double needed = min_bytes(request, nranks);
     char needed_text[MACHINE_BYTES_TEXT], available_text[MACHINE_BYTES_TEXT];
 
-    /* Ranks of mpirun may be on several machines. */
+    /* Ranks of a launcher may be on several machines. */
     if (needed < 0.9 * available || ranks_world_rank() >= 0)
         return NULL;
     machine_print_bytes(needed, needed_text);
@@ -271,13 +271,12 @@ static const char *find_network(const struct ranks_spec *spec)
         return spec->network;
     if (given && *given)
         return given;
-    return spec->boot == RANKS_MPI ? "mpi" : spec->boot == RANKS_TCP ? "tcp" : "emulated";
+    return spec->boot == RANKS_TCP ? "tcp" : "emulated";
 }
 
 json_t *suite_parameters(const struct ranks_spec *spec, const struct suite_request *request)
 {
-    static const char *const boots[] = {
-        [RANKS_FORK] = "fork", [RANKS_MPI] = "mpi", [RANKS_THREADS] = "threads", [RANKS_TCP] = "tcp"};
+    static const char *const boots[] = {[RANKS_FORK] = "fork", [RANKS_THREADS] = "threads", [RANKS_TCP] = "tcp"};
     json_t *parameters = job_parameters(request);
 
     json_object_del(parameters, "matrix");

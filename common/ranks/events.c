@@ -66,18 +66,15 @@ static bool handle_event(struct rank_reader *reader, int rank, const char *line)
     return is_end;
 }
 
-static bool handle_lines(struct rank_reader *reader, int index)
+static bool handle_lines(struct rank_reader *reader, int rank)
 {
-    struct rank_pipe *pipe = &reader->pipes[index];
+    struct rank_pipe *pipe = &reader->pipes[rank];
     char *line = pipe->text, *end;
     bool has_ended = false;
 
     while ((end = memchr(line, '\n', pipe->used - (size_t)(line - pipe->text)))) {
         *end = '\0';
-        if (index < reader->spec->nranks)
-            has_ended |= handle_event(reader, index, line);
-        else
-            ranks_mpirun_line(&reader->mpirun, line, reader->is_quiet);
+        has_ended |= handle_event(reader, rank, line);
         line = end + 1;
     }
     pipe->used -= (size_t)(line - pipe->text);
@@ -85,9 +82,9 @@ static bool handle_lines(struct rank_reader *reader, int index)
     return has_ended;
 }
 
-bool rank_reader_read(struct rank_reader *reader, int index)
+bool rank_reader_read(struct rank_reader *reader, int rank)
 {
-    struct rank_pipe *pipe = &reader->pipes[index];
+    struct rank_pipe *pipe = &reader->pipes[rank];
     bool has_ended = false;
 
     while (pipe->fds[0] >= 0) {
@@ -112,7 +109,7 @@ bool rank_reader_read(struct rank_reader *reader, int index)
             return has_ended;
         }
         pipe->used += (size_t)n;
-        has_ended |= handle_lines(reader, index);
+        has_ended |= handle_lines(reader, rank);
     }
     return has_ended;
 }
@@ -140,9 +137,9 @@ int rank_reader_init(const struct ranks_spec *spec, ranks_event_fn on_event, voi
                      struct rank_reader *ret_reader)
 {
     struct rank_reader *reader = ret_reader;
-    int n = spec->nranks + 1;
+    int n = spec->nranks;
 
-    *reader = (struct rank_reader){.spec = spec, .on_event = on_event, .context = context, .mpirun.rank = -1};
+    *reader = (struct rank_reader){.spec = spec, .on_event = on_event, .context = context};
     reader->pipes = calloc((size_t)n, sizeof(*reader->pipes));
     reader->problems = json_array();
     if (!reader->pipes || !reader->problems) {
@@ -153,8 +150,6 @@ int rank_reader_init(const struct ranks_spec *spec, ranks_event_fn on_event, voi
         reader->pipes[i].fds[0] = reader->pipes[i].fds[1] = -1;
     raise_descriptor_limit(2 * n + 64);
     for (int i = 0; i < n; i++) {
-        if (i == n - 1 && spec->boot != RANKS_MPI)
-            break;
         if (pipe2(reader->pipes[i].fds, O_CLOEXEC) != 0) {
             int reason = errno;
 
@@ -170,7 +165,7 @@ int rank_reader_init(const struct ranks_spec *spec, ranks_event_fn on_event, voi
 
 void rank_reader_done(struct rank_reader *reader)
 {
-    for (int i = 0; reader->pipes && i <= reader->spec->nranks; i++) {
+    for (int i = 0; reader->pipes && i < reader->spec->nranks; i++) {
         for (int end = 0; end < 2; end++)
             if (reader->pipes[i].fds[end] >= 0)
                 close(reader->pipes[i].fds[end]);

@@ -74,7 +74,7 @@ bool gpu_check(const struct ep_cuda_gpus *views, bool alike, int nranks, bool *r
     return true;
 }
 
-/* --- the ranks of an mpirun -------------------------------------------------------------------------------------- */
+/* --- the ranks of a launcher ------------------------------------------------------------------------------------- */
 
 /* Peer access to a GPU that is not visible to this rank can only be found out by mapping its memory. */
 static bool try_mapping(struct ranks_ctx *ctx, char *ret_why, size_t bytes)
@@ -137,11 +137,8 @@ static void on_event(void *context, const json_t *event)
 static const struct choice *query_world(void)
 {
     static struct choice choice = {.why = "the GPUs of the ranks could not be queried"};
-    struct ranks_spec spec = {.boot = ranks_world_boot(),
-                              .nranks = ranks_world_size(),
-                              .nnodes = 1,
-                              .timeout_ms = QUERY_MS,
-                              .backend = "host"};
+    struct ranks_spec spec = {
+        .boot = RANKS_TCP, .nranks = ranks_world_size(), .nnodes = 1, .timeout_ms = QUERY_MS, .backend = "host"};
     json_t *parameters;
 
     if (choice.is_valid)

@@ -11,8 +11,8 @@
 #include <sys/random.h>
 #include <time.h>
 
-const char *const group_boots[] = {"fork", "mpi", "threads", "tcp", NULL};
-const char *const group_networks[] = {"auto", "emulated", "tcp", "verbs", "mpi", NULL};
+const char *const group_boots[] = {"fork", "threads", "tcp", NULL};
+const char *const group_networks[] = {"auto", "emulated", "tcp", "verbs", NULL};
 const char *const group_partials[] = {"f32", "bf16", NULL};
 const char *const group_backends[] = {"auto", "host", "cuda", NULL};
 
@@ -33,7 +33,7 @@ static int check_world(const struct cmd *cmd, const struct cmd_call *call, const
     if (cmd_given(cmd, call, "ranks") && group->ranks != ranks_world_size())
         return cmd_usage(cmd, "--ranks %" PRId64 ": %s started %d ranks", group->ranks, ranks_world_launcher(),
                          ranks_world_size());
-    if (cmd_given(cmd, call, "boot") && group->boot != (int)ranks_world_boot())
+    if (cmd_given(cmd, call, "boot") && group->boot != RANKS_TCP)
         return cmd_usage(cmd, "--boot %s: these ranks were started by %s", group_boots[group->boot],
                          ranks_world_launcher());
     return CMD_FINE;
@@ -48,7 +48,7 @@ int group_check_environment(const struct cmd *cmd, bool for_backend, bool for_ne
     if (for_backend && backend && *backend && !text_is_any(backend, group_backends + 1))
         return cmd_refuse(cmd, "EPKIT_BACKEND", "'%s' is none of host, cuda", backend);
     if (for_network && network && *network && !text_is_any(network, group_networks + 1))
-        return cmd_refuse(cmd, "EPKIT_NETWORK", "'%s' is none of emulated, tcp, verbs, mpi", network);
+        return cmd_refuse(cmd, "EPKIT_NETWORK", "'%s' is none of emulated, tcp, verbs", network);
     /* One of these that the processor does not support is found by the library. */
     if (isa && *isa && !text_is_any(isa, isas))
         return cmd_refuse(cmd, "EPKIT_HOST_ISA", "'%s' is none of portable, avx2, avx512", isa);
@@ -67,37 +67,33 @@ static const char *given_option(const struct cmd *cmd, const struct cmd_call *ca
 /* Rejects options that have no effect on one node, so that results are not attributed to them. */
 static int check_network(const struct cmd *cmd, const struct cmd_call *call)
 {
-    bool over_tcp = ranks_world_rank() >= 0 && ranks_world_boot() == RANKS_TCP;
     static const char *const names[] = {"channels", "partial", "network"};
     const char *given = given_option(cmd, call, emulation_options, COUNT(emulation_options));
 
     for (size_t i = 0; i < COUNT(names) && !given; i++)
         /* --network tcp selects the bootstrap even on one node. */
-        if (cmd_given(cmd, call, names[i]) && !(over_tcp && strcmp(names[i], "network") == 0))
+        if (cmd_given(cmd, call, names[i]) && !(ranks_world_rank() >= 0 && strcmp(names[i], "network") == 0))
             given = names[i];
     return given ? cmd_usage(cmd, "--%s needs --nodes 2 or more", given) : CMD_FINE;
 }
 
-int group_check_emulated(const struct cmd *cmd, const char *network, enum ranks_boot boot)
+int group_check_emulated(const struct cmd *cmd, const char *network)
 {
-    if (strcmp(network, "emulated") == 0 && boot == RANKS_TCP)
+    if (strcmp(network, "emulated") == 0 && ranks_world_nodes() > 1)
         return cmd_usage(cmd, "--network emulated needs all ranks on one host, and these were started by %s",
                          ranks_world_launcher());
     return CMD_FINE;
 }
 
-/* Only the emulated network can inject faults, and the network mpi needs mpirun. */
-static int check_engine(const struct cmd *cmd, const struct cmd_call *call, const struct group_options *group,
-                        enum ranks_boot boot)
+/* Only the emulated network can inject faults. */
+static int check_engine(const struct cmd *cmd, const struct cmd_call *call, const struct group_options *group)
 {
     const char *network = group_networks[group->network];
     const char *given = given_option(cmd, call, emulation_options, COUNT(emulation_options));
 
     if (group->network > 1 && given)
         return cmd_usage(cmd, "--%s is for the emulated network, not for --network %s", given, network);
-    if (strcmp(network, "mpi") == 0 && boot != RANKS_MPI)
-        return cmd_usage(cmd, "--network mpi needs --boot mpi, or ranks that mpirun has started");
-    return group_check_emulated(cmd, network, boot);
+    return group_check_emulated(cmd, network);
 }
 
 /* The backend named by the user, and where; NULL: none. */
@@ -149,17 +145,6 @@ int group_gpu_ranks(const struct group_options *group)
     return group->nodes > 1 ? 0 : gpu_default_ranks();
 }
 
-static int check_mpirun(const struct cmd *cmd)
-{
-    const char *why;
-
-    if (ranks_mpi_available(&why))
-        return CMD_FINE;
-    out_error("%s: --boot mpi is not possible here: %s", cmd->name, why);
-    out_hint("install Open MPI and build epkit with it, or use --boot fork");
-    return CMD_UNSUPPORTED;
-}
-
 int group_spec(const struct cmd *cmd, const struct cmd_call *call, const struct group_options *group, uint64_t seed,
                struct ranks_spec *ret_spec)
 {
@@ -182,15 +167,13 @@ int group_spec(const struct cmd *cmd, const struct cmd_call *call, const struct 
     if (group->nodes == 1)
         result = check_network(cmd, call);
     else
-        result = check_engine(cmd, call, group, world ? ranks_world_boot() : (enum ranks_boot)group->boot);
+        result = check_engine(cmd, call, group);
     if (result == CMD_FINE)
         result = group_check_environment(cmd, group->backend == 0, group->network == 0);
-    if (result == CMD_FINE && !world && group->boot == RANKS_MPI)
-        result = check_mpirun(cmd);
     if (result != CMD_FINE)
         return result;
     *ret_spec = (struct ranks_spec){
-        .boot = world ? ranks_world_boot() : (enum ranks_boot)group->boot,
+        .boot = world ? RANKS_TCP : (enum ranks_boot)group->boot,
         .nranks = (int)ranks,
         .nnodes = (int)group->nodes,
         .timeout_ms = (int)(group->timeout_s * 1000),

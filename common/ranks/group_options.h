@@ -20,16 +20,16 @@ struct group_options {
     bool net_reorder;
 };
 
-extern const char *const group_boots[];    /* "fork", "mpi", "threads", "tcp": in the order of enum ranks_boot */
-extern const char *const group_networks[]; /* "auto", "emulated", "tcp", "verbs", "mpi" */
+extern const char *const group_boots[];    /* "fork", "threads", "tcp": in the order of enum ranks_boot */
+extern const char *const group_networks[]; /* "auto", "emulated", "tcp", "verbs" */
 extern const char *const group_partials[]; /* "f32", "bf16" */
 extern const char *const group_backends[]; /* "auto", "host", "cuda" */
 
 #define GROUP_BOOT_HELP                                                                                                \
-    "forked processes, mpirun, threads of one process, or tcp: each rank is an epkit of its own, started with RANK, "  \
-    "WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun and 'epkit launch' set them"
+    "forked processes, threads of one process, or tcp: each rank is an epkit of its own, started by mpirun, or with "  \
+    "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun and 'epkit launch' set them"
 #define GROUP_NETWORK_HELP                                                                                             \
-    "network between nodes: emulated, tcp (sockets), verbs (RDMA NICs), mpi; auto: that of --boot, else emulated"
+    "network between nodes: emulated, tcp (sockets), verbs (RDMA NICs); auto: that of --boot, else emulated"
 
 #define GROUP_TIMEOUT_HELP                                                                                             \
     "deadline of every wait for a peer, and for all ranks to join over tcp unless $EPKIT_TIMEOUT_MS is set; ranks "    \
@@ -79,7 +79,7 @@ extern const char *const group_backends[]; /* "auto", "host", "cuda" */
 
 /*
  * Validates the options and fills in the spec of a job, except for its backend; `seed` is that of the emulated network.
- * CMD_FINE, or CMD_USAGE or CMD_UNSUPPORTED after reporting why. Under mpirun the ranks are those of the world.
+ * CMD_FINE, or CMD_USAGE or CMD_UNSUPPORTED after reporting why. Under a launcher the ranks are those of the world.
  */
 int group_spec(const struct cmd *cmd, const struct cmd_call *call, const struct group_options *group, uint64_t seed,
                struct ranks_spec *ret_spec);
@@ -102,8 +102,8 @@ int group_gpu_ranks(const struct group_options *group);
  */
 int group_check_environment(const struct cmd *cmd, bool for_backend, bool for_network);
 
-/* CMD_USAGE if the network is "emulated" and the ranks were started by a launcher over tcp. */
-int group_check_emulated(const struct cmd *cmd, const char *network, enum ranks_boot boot);
+/* CMD_USAGE if the network is "emulated" and a launcher has started the ranks on several hosts. */
+int group_check_emulated(const struct cmd *cmd, const char *network);
 
 /* A random seed of at most nine digits. */
 uint64_t group_draw_seed(void);

@@ -27,7 +27,6 @@
 
 #define TICK_MS 150
 #define LOST_GRACE_MS 5000  /* after one rank has ended: for the others, in addition to the communicator's deadline */
-#define TERM_GRACE_MS 3000  /* for mpirun to end its ranks and remove its session folder */
 #define KILL_GRACE_MS 10000 /* a process that survives SIGKILL for longer is stuck in the kernel */
 
 struct child {
@@ -48,10 +47,10 @@ struct launch {
     struct pollfd *polls;
     int signal_fd;
     sigset_t old_mask;
-    int interrupted;                         /* the signal that did, or 0 */
-    bool timed_out;                          /* the deadline of the job has passed */
-    bool ending;                             /* end_children() was called */
-    uint64_t deadline_ns, kill_ns, leave_ns; /* 0: none */
+    int interrupted;                /* the signal that did, or 0 */
+    bool timed_out;                 /* the deadline of the job has passed */
+    bool ending;                    /* end_children() was called */
+    uint64_t deadline_ns, leave_ns; /* 0: none */
 };
 
 /*
@@ -66,18 +65,18 @@ static void shorten_deadline(struct launch *launch)
         launch->deadline_ns = deadline_ns;
 }
 
-static void read_rank(struct launch *launch, int index)
+static void read_rank(struct launch *launch, int rank)
 {
-    if (rank_reader_read(&launch->reader, index))
+    if (rank_reader_read(&launch->reader, rank))
         shorten_deadline(launch);
 }
 
 /* --- processes --- */
 
 /* Makes a child end with the launcher, resets its signal handling, and redirects standard output to standard error. */
-static void init_child(const struct launch *launch, pid_t launcher, int end_signal)
+static void init_child(const struct launch *launch, pid_t launcher)
 {
-    prctl(PR_SET_PDEATHSIG, end_signal);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != launcher)
         _exit(CMD_FAILED);
     /* Ctrl-C is sent to the whole process group; the launcher handles it. */
@@ -134,22 +133,6 @@ static void run_threads(struct launch *launch, const char *parameters)
     _exit(CMD_FINE);
 }
 
-static void run_mpirun(struct launch *launch, pid_t launcher)
-{
-    int nranks = launch->spec->nranks;
-    int *fds = calloc((size_t)nranks, sizeof(*fds));
-
-    if (!fds)
-        _exit(CMD_FAILED);
-    /* The ranks open the launcher's descriptors by /proc, not those of this child. */
-    for (int rank = 0; rank < nranks; rank++)
-        fds[rank] = launch->reader.pipes[rank].fds[1];
-    dup2(launch->reader.pipes[nranks].fds[1], STDERR_FILENO);
-    dup2(STDERR_FILENO, STDOUT_FILENO);
-    setpgid(0, 0);
-    _exit(ranks_exec_mpirun(launch->spec, launch->job, launch->parameters, fds, launcher));
-}
-
 static int start_child(struct launch *launch, int first, int n, ep_boot_shm *boot_shm, const char *parameters)
 {
     struct child *child = &launch->children[launch->n_children];
@@ -161,12 +144,7 @@ static int start_child(struct launch *launch, int first, int n, ep_boot_shm *boo
         return CMD_FAILED;
     }
     if (child->pid == 0) {
-        bool mpi = launch->spec->boot == RANKS_MPI;
-
-        /* mpirun ends its ranks on SIGTERM; after SIGKILL its session folder would remain. */
-        init_child(launch, launcher, mpi ? SIGTERM : SIGKILL);
-        if (mpi)
-            run_mpirun(launch, launcher);
+        init_child(launch, launcher);
         if (launch->spec->boot == RANKS_THREADS)
             run_threads(launch, parameters);
         run_forked(launch, boot_shm, first, parameters);
@@ -196,27 +174,16 @@ static int start_all(struct launch *launch, ep_boot_shm *boot_shm, const char *p
     return result;
 }
 
-static void signal_children(struct launch *launch, int signal_number)
-{
-    for (int i = 0; i < launch->n_children; i++) {
-        struct child *child = &launch->children[i];
-
-        if (!child->running)
-            continue;
-        kill(child->pid, signal_number);
-        if (signal_number == SIGKILL && launch->spec->boot == RANKS_MPI)
-            kill(-child->pid, SIGKILL);
-    }
-}
-
-/* Ranks own nothing that outlives them, so they get SIGKILL; mpirun gets SIGTERM first. */
+/* Ranks own nothing that outlives them. */
 static void end_children(struct launch *launch)
 {
     if (launch->ending)
         return;
-    launch->ending = launch->reader.is_quiet = true;
-    signal_children(launch, launch->spec->boot == RANKS_MPI ? SIGTERM : SIGKILL);
-    launch->kill_ns = ep_deadline_ns(TERM_GRACE_MS);
+    launch->ending = true;
+    for (int i = 0; i < launch->n_children; i++)
+        if (launch->children[i].running)
+            kill(launch->children[i].pid, SIGKILL);
+    launch->leave_ns = ep_deadline_ns(KILL_GRACE_MS);
 }
 
 static void reap(struct launch *launch)
@@ -276,11 +243,6 @@ static void check_deadlines(struct launch *launch)
         launch->timed_out = true;
         end_children(launch);
     }
-    if (launch->kill_ns && now >= launch->kill_ns) {
-        signal_children(launch, SIGKILL);
-        launch->kill_ns = 0;
-        launch->leave_ns = ep_deadline_ns(KILL_GRACE_MS);
-    }
     if (launch->leave_ns && now >= launch->leave_ns)
         abandon_children(launch);
 }
@@ -306,7 +268,7 @@ static void wait_for_events(struct launch *launch, int n)
 
 static void run_loop(struct launch *launch)
 {
-    int n = launch->spec->nranks + 1;
+    int n = launch->spec->nranks;
 
     while (launch->n_running > 0) {
         wait_for_events(launch, n);
@@ -323,25 +285,18 @@ static void run_loop(struct launch *launch)
 
 static void report_unfinished(struct launch *launch, const struct child *child, int rank)
 {
-    bool mpi = launch->spec->boot == RANKS_MPI;
-
     if (child->lost)
         rank_reader_add_problem(&launch->reader,
                                 ranks_problem_new(rank, "a rank ended early", "", "its exit status is not known"));
     else if (launch->timed_out && WIFSIGNALED(child->status))
         rank_reader_add_problem(&launch->reader, ranks_problem_new(rank, "a rank did not finish", "",
                                                                    "its deadline passed; it was killed"));
-    else if (mpi && launch->reader.mpirun.rank >= 0 && launch->reader.mpirun.rank != rank)
-        return; /* mpirun ended it because of the other one */
-    else if (mpi && launch->reader.mpirun.rank == rank && launch->reader.mpirun.signal > 0)
-        rank_reader_add_problem(&launch->reader, ranks_problem_signal(rank, launch->reader.mpirun.signal));
     else if (WIFSIGNALED(child->status))
         rank_reader_add_problem(&launch->reader, ranks_problem_signal(rank, WTERMSIG(child->status)));
     else
         rank_reader_add_problem(&launch->reader,
-                                ranks_problem_new(rank, mpi ? "mpirun ended before the rank did" : "a rank ended early",
-                                                  "its output above may show the reason", "exit code %d",
-                                                  WEXITSTATUS(child->status)));
+                                ranks_problem_new(rank, "a rank ended early", "its output above may show the reason",
+                                                  "exit code %d", WEXITSTATUS(child->status)));
 }
 
 static int collect_results(struct launch *launch)
@@ -400,17 +355,12 @@ int ranks_run(const struct ranks_spec *spec, const char *job, const json_t *para
 {
     struct launch launch = {.spec = spec, .job = job, .parameters = parameters, .signal_fd = -1};
     ep_boot_shm *boot_shm = NULL;
-    const char *why;
     char *text = NULL;
     bool has_memory;
     int result;
 
     if (ranks_world_rank() == 0)
         return ranks_world_run(spec, job, parameters, on_event, context);
-    if (spec->boot == RANKS_MPI && !ranks_mpi_available(&why)) {
-        out_error("starting ranks with mpirun: %s", why);
-        return CMD_UNSUPPORTED;
-    }
     result = open_signals(&launch);
     if (result == CMD_FINE)
         result = rank_reader_init(spec, on_event, context, &launch.reader);
@@ -419,7 +369,7 @@ int ranks_run(const struct ranks_spec *spec, const char *job, const json_t *para
     result = CMD_FAILED;
     text = json_dumps(parameters, JSON_COMPACT);
     launch.children = calloc((size_t)spec->nranks, sizeof(*launch.children));
-    launch.polls = calloc((size_t)spec->nranks + 2, sizeof(*launch.polls));
+    launch.polls = calloc((size_t)spec->nranks + 1, sizeof(*launch.polls));
     has_memory = text && launch.children && launch.polls;
     if (!has_memory || (spec->boot == RANKS_FORK && ep_boot_shm_new(spec->nranks, &boot_shm) != EP_OK)) {
         out_error("preparing the ranks: %s", has_memory ? ep_last_error() : "out of memory");

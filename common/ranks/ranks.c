@@ -107,7 +107,7 @@ static ep_status open_comm(struct ranks_ctx *ctx, const ep_boot *boot)
     config.channels = spec->channels;
     config.partial_type = spec->partial_type;
     ep_net_emulate(&spec->emulation);
-    /* Only the emulated network can inject faults; by default, ranks of mpirun use the network of MPI. */
+    /* Only the emulated network can inject faults; by default, ranks of a launcher use sockets. */
     if (spec->nnodes > 1 && injects_faults(&spec->emulation))
         config.network = "emulated";
     else if (spec->nnodes > 1)
@@ -202,10 +202,10 @@ int ranks_spec_from_json(const json_t *json, struct ranks_spec *ret_spec)
     return 0;
 }
 
-char *ranks_request_print(const struct ranks_spec *spec, const char *job, const json_t *parameters, json_t *events)
+char *ranks_request_print(const struct ranks_spec *spec, const char *job, const json_t *parameters)
 {
-    json_t *message = json_pack("{s:o, s:s, s:O, s:o*}", "spec", ranks_spec_to_json(spec), "job", job, "parameters",
-                                parameters, "events", events);
+    json_t *message =
+        json_pack("{s:o, s:s, s:O}", "spec", ranks_spec_to_json(spec), "job", job, "parameters", parameters);
     char *text = json_dumps(message, JSON_COMPACT);
 
     json_decref(message);

@@ -2,9 +2,9 @@
 /*
  * ranks.h - runs a job on every rank of a group and receives the events of the ranks.
  *
- * The command itself is the launcher: it forks the ranks, or starts them with mpirun, and prints their events. A job is
- * a name (a row of ranks_jobs[] in jobs.c) and a JSON object of parameters, because under mpirun the ranks are new
- * processes. Events are JSON objects, one per line, sent over a pipe.
+ * The command itself is the launcher: it forks the ranks and prints their events. A job is a name (a row of
+ * ranks_jobs[] in jobs.c) and a JSON object of parameters, because ranks that a launcher such as mpirun has started are
+ * processes of their own. Events are JSON objects, one per line, sent over a pipe.
  */
 #ifndef EP_COMMON_RANKS_RANKS_H
 #define EP_COMMON_RANKS_RANKS_H
@@ -14,8 +14,8 @@
 #include <epkit/epkit.h>
 #include <jansson.h>
 
-/* RANKS_TCP: epkit itself was started on each rank, for example by torchrun or `epkit launch`. */
-enum ranks_boot { RANKS_FORK = 0, RANKS_MPI, RANKS_THREADS, RANKS_TCP };
+/* RANKS_TCP: epkit itself was started on each rank, for example by mpirun, torchrun or `epkit launch`. */
+enum ranks_boot { RANKS_FORK = 0, RANKS_THREADS, RANKS_TCP };
 
 struct ranks_spec {
     enum ranks_boot boot;
@@ -53,8 +53,6 @@ struct ranks_ctx {
     int rank, nranks, nnodes;
     const struct ranks_spec *spec;
     const ep_boot *boot;
-    const struct ep_mpi_module *mpi; /* NULL unless the ranks run under MPI */
-    struct ep_boot_mpi *mpi_boot;
     int emit_fd;
 };
 
@@ -63,7 +61,8 @@ typedef int (*ranks_job_fn)(struct ranks_ctx *ctx, const json_t *parameters);
 
 /*
  * Sends one event to the launcher; consumes the reference. Usually called by rank 0 only, after gathering data from the
- * other ranks: if epkit itself was started by mpirun, events of other ranks are dropped and only their errors printed.
+ * other ranks: if epkit itself was started by a launcher, events of other ranks are dropped and only their errors
+ * printed.
  */
 void ranks_emit(struct ranks_ctx *ctx, json_t *event);
 
@@ -82,8 +81,5 @@ typedef void (*ranks_event_fn)(void *context, const json_t *event);
  */
 int ranks_run(const struct ranks_spec *spec, const char *job, const json_t *parameters, ranks_event_fn on_event,
               void *context);
-
-/* Whether ranks can be started with mpirun (mpirun is found, libepkit-mpi loads). If not, *ret_why is the reason. */
-int ranks_mpi_available(const char **ret_why);
 
 #endif

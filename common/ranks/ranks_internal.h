@@ -5,7 +5,6 @@
  *   ranks.c         a rank: communicator, job, events
  *   launch.c        the launcher: starts processes, reads their events, ends them
  *   reader.c        the event pipes of the ranks
- *   mpi.c           ranks started with mpirun, and libepkit-mpi
  *   launcher_env.c  environment variables of launchers
  *   world.c         epkit itself started on each rank, by mpirun, srun or torchrun
  *   nics.c          the NIC of each rank
@@ -18,13 +17,8 @@
 #include "common/launcher_env.h"
 #include "ranks.h"
 
-#include "mpi/module.h"
-
 #include <stdbool.h>
 #include <sys/types.h>
-
-/* Hidden command: a rank that mpirun starts for a launcher. */
-#define RANKS_COMMAND "__rank"
 
 struct ranks_job {
     const char *name; /* the table ends with NULL */
@@ -57,8 +51,8 @@ struct ranks_request {
     const json_t *parameters;
 };
 
-/* As a JSON message, to be freed; NULL: out of memory. `events`: the event pipes of the launcher; may be NULL. */
-char *ranks_request_print(const struct ranks_spec *spec, const char *job, const json_t *parameters, json_t *events);
+/* As a JSON message, to be freed; NULL: out of memory. */
+char *ranks_request_print(const struct ranks_spec *spec, const char *job, const json_t *parameters);
 
 /* From a message, from which everything is borrowed. 0, or -1 if it is not a request. */
 int ranks_request_parse(const json_t *message, struct ranks_request *ret_request);
@@ -66,47 +60,12 @@ int ranks_request_parse(const json_t *message, struct ranks_request *ret_request
 /* The more severe of two exit codes; in descending order: failed, usage, unsupported, findings, fine. */
 int ranks_worse(int a, int b);
 
-/* --- mpi.c --- */
-
-/* Parser of mpirun's messages on standard error. */
-struct ranks_mpirun {
-    int rank, signal; /* the dead rank that it reports, and its signal; rank -1: none */
-    bool in_banner;
-    char banner[4096]; /* the banner being read */
-    size_t used;
-};
-
-/* Parses a line and prints it if it is useful; `quiet`: prints nothing, because mpirun was told to end. */
-void ranks_mpirun_line(struct ranks_mpirun *mpirun, const char *line, bool quiet);
-
-/* Executes mpirun in a forked child. Returns an exit code only on failure. */
-int ranks_exec_mpirun(const struct ranks_spec *spec, const char *job, const json_t *parameters, const int *event_fds,
-                      pid_t launcher);
-
-/* Loads libepkit-mpi.so into this process. */
-ep_status ranks_mpi_load(const struct ep_mpi_module **ret_module);
-/* $EPKIT_TIMEOUT_MS; 0: not set, or not a positive number. */
-int ranks_start_ms(void);
-#define RANKS_MPI_START_MS 120000 /* default deadline of MPI_Init: mpirun may start ranks on many hosts */
-/*
- * MPI_Init() waits for all ranks without a deadline, and ends the process on some errors. After `timeout_ms` this rank
- * prints an error and exits.
- */
-ep_status ranks_mpi_start(const struct ep_mpi_module *module, int timeout_ms, struct ep_boot_mpi **ret_mpi);
-
-/* "Open MPI v4.1.4 ...", or NULL if ranks_mpi_available() is false. */
-const char *ranks_mpi_version(void);
-
-/* epkit __rank: a rank that mpirun started for a launcher. */
-int ranks_main(int argc, char **argv);
-
 /* --- world.c --- */
 
 /*
- * Joins the other ranks if the environment says that mpirun, srun, torchrun or the like has started this epkit as a
- * rank. With an MPI launcher, rank and size are those of MPI. `call` NULL: usage error. CMD_FINE: the world was joined,
- * or there is none. After reporting the error: CMD_USAGE if variables contradict MPI or each other, CMD_UNSUPPORTED if
- * MPI cannot be initialised. The same result on all ranks.
+ * Joins the other ranks, over tcp, if the environment says that mpirun, srun, torchrun or the like has started this
+ * epkit as a rank. `call` NULL: usage error. CMD_FINE: the world was joined, or there is none. After reporting the
+ * error: CMD_USAGE if variables contradict each other or do not say where to meet, CMD_FAILED if a rank is missing.
  */
 int ranks_world_join(const struct cmd *cmd, const struct cmd_call *call);
 
@@ -114,7 +73,7 @@ int ranks_world_join(const struct cmd *cmd, const struct cmd_call *call);
 int ranks_world_rank(void);
 int ranks_world_size(void);
 int ranks_world_nodes(void);            /* of the boot; if hosts have different numbers of ranks, one per rank */
-enum ranks_boot ranks_world_boot(void); /* RANKS_MPI or RANKS_TCP */
+bool ranks_world_is_mpirun(void);       /* by ranks_env_is_launched() */
 const char *ranks_world_launcher(void); /* what started the ranks, for texts */
 
 /* As ranks_run(), on the world. Rank 0 only. */

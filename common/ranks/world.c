@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * world.c - epkit started on each rank: "mpirun -n 8 epkit test intranode", or with torchrun's variables.
+ * world.c - epkit started on each rank: "mpirun -n 8 epkit test intranode", or with torchrun's variables. The ranks
+ * meet over tcp.
  *
  * Rank 0 runs the command and prints its results. The other ranks are followers: they receive and run jobs until rank 0
  * is done. So a command may run several jobs, and random seeds are chosen once, on rank 0.
@@ -11,57 +12,38 @@
 #include "ranks_internal.h"
 
 #include <limits.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
 
 #define CHUNK_BYTES 4096
-#define AGREE_MS 60000
 /* Waits of ranks for each other, in addition to the deadline of their jobs (--timeout): */
 #define IDLE_GRACE_MS 60000  /* followers, between two jobs: rank 0 prints results */
 #define FINE_GRACE_MS 30000  /* at the end of a job, a rank that succeeded: others may have more to check */
 #define FAILED_GRACE_MS 2000 /* at the end of a job, a rank that failed: the others reach their deadline as well */
-#define STOP_GRACE_MS 10000  /* in MPI_Finalize, which all ranks call at about the same time */
 #define TIMEOUT_MS 30000     /* of a command without --timeout */
+#define MPIRUN_MS 120000     /* for all ranks of mpirun to join: it may start them on many hosts */
 
 static struct {
-    const ep_boot *boot; /* NULL: there is no world */
-    const struct ep_mpi_module *module;
-    struct ep_boot_mpi *mpi; /* exactly one of mpi and tcp is set */
     ep_boot_tcp *tcp;
-    bool is_starting;
+    const ep_boot *boot; /* of tcp; NULL: there is no world */
+    bool is_mpirun;
     bool is_broken; /* an all-gather has failed: ranks no longer wait for each other */
     int timeout_ms; /* --timeout of this rank, then that of the last job */
 } world = {.timeout_ms = TIMEOUT_MS};
 
 /*
- * Deadline for all ranks to join: EPKIT_TIMEOUT_MS, else --timeout, else 0: the bootstrap's default. A short --timeout
- * does not apply to MPI, which takes seconds to start on a loaded host.
+ * Deadline for all ranks to join: EPKIT_TIMEOUT_MS (0: the bootstrap reads it), else --timeout, else a default. mpirun
+ * takes seconds to start on a loaded host, so a shorter --timeout does not apply to it.
  */
-static int find_start_ms(const struct cmd *cmd, const struct cmd_call *call, bool mpi)
+static int find_start_ms(const struct cmd *cmd, const struct cmd_call *call, bool mpirun)
 {
     const char *text = getenv("EPKIT_TIMEOUT_MS");
+    int timeout_ms = call && cmd_given(cmd, call, "timeout") ? world.timeout_ms : 0;
 
-    if (!text || !*text)
-        return call && cmd_given(cmd, call, "timeout") && (!mpi || world.timeout_ms > RANKS_MPI_START_MS)
-                   ? world.timeout_ms
-                   : 0;
-    return ranks_start_ms();
-}
-
-static ep_status start_mpi(int timeout_ms)
-{
-    ep_status status;
-
-    world.is_starting = true;
-    status = ranks_mpi_start(world.module, timeout_ms, &world.mpi);
-    world.is_starting = false;
-    if (status == EP_OK)
-        world.boot = world.module->get(world.mpi);
-    return status;
+    if (text && *text)
+        return 0;
+    return mpirun && timeout_ms < MPIRUN_MS ? MPIRUN_MS : timeout_ms;
 }
 
 /* Hints for variables that were not set by the launcher of this process. */
@@ -71,121 +53,68 @@ static void hint_env(void)
 
     ranks_env_print(text, sizeof(text));
     out_hint("these variables say that this process is a rank: %s", text);
-    out_hint("start it with the mpirun of the MPI that epkit was built with, or unset these variables");
+    out_hint("start it with mpirun, or unset these variables");
 }
 
-/* atexit() handler: some errors in MPI_Init() call exit(). */
-static void explain_exit(void)
+static int join(const ep_boot_tcp_args *args, const char *what)
 {
-    if (!world.is_starting)
-        return;
-    out_error("MPI_Init failed and ended the process");
-    hint_env();
-    fflush(stderr);
-    _exit(CMD_USAGE);
-}
+    const char *hint;
+    ep_status status = ep_boot_tcp_new(args, &world.tcp);
 
-struct mismatch {
-    int found;
-    char why[252];
-};
-
-/* The same result on all ranks: the mismatch of the lowest rank that has one. */
-static int check_env(const struct cmd *cmd)
-{
-    const ep_boot *boot = world.boot;
-    struct mismatch mine = {0}, *all = calloc((size_t)boot->nranks, sizeof(*all)), *first = NULL;
-    int result = CMD_FAILED;
-
-    mine.found = !ranks_env_matches(boot->rank, boot->nranks, mine.why, sizeof(mine.why));
-    if (!all || boot->allgather(boot->context, &mine, sizeof(mine), AGREE_MS, all) != EP_OK) {
-        out_problem("comparing the variables of the launcher on all ranks", NULL,
-                    all ? ep_last_error() : "out of memory", NULL);
-        free(all);
-        return result;
+    if (status == EP_OK) {
+        world.boot = ep_boot_tcp_get(world.tcp);
+        return CMD_FINE;
     }
-    for (int rank = boot->nranks - 1; rank >= 0; rank--)
-        if (all[rank].found)
-            first = &all[rank];
-    result = first ? CMD_USAGE : CMD_FINE;
-    if (first && boot->rank == 0) {
-        if (boot->nranks > 1)
-            out_error("%s: rank %d: %s", cmd->name, (int)(first - all), first->why);
-        else
-            out_error("%s: %s", cmd->name, first->why);
-        hint_env();
-    }
-    free(all);
-    return result;
-}
-
-/* For on_finalize_timeout(): exit code and message. */
-static struct {
-    int code;
-    char text[256];
-} finalize_timeout;
-
-static void on_finalize_timeout(union sigval unused)
-{
-    (void)unused;
-    (void)!write(STDERR_FILENO, finalize_timeout.text, strlen(finalize_timeout.text));
-    _exit(finalize_timeout.code);
-}
-
-/*
- * MPI_Finalize() waits for mpirun and all ranks without a deadline; if one of them has died it may never return. All
- * output is written before the call.
- */
-static void stop_mpi(int code)
-{
-    struct sigevent event = {.sigev_notify = SIGEV_THREAD, .sigev_notify_function = on_finalize_timeout};
-    int wait_ms = world.timeout_ms < INT_MAX - STOP_GRACE_MS ? world.timeout_ms + STOP_GRACE_MS : INT_MAX;
-    struct itimerspec time = {.it_value = {.tv_sec = wait_ms / 1000, .tv_nsec = wait_ms % 1000 * 1000000L}};
-    timer_t timer;
-    bool has_timer;
-
-    finalize_timeout.code = code == CMD_FINE ? CMD_FAILED : code;
-    snprintf(
-        finalize_timeout.text, sizeof(finalize_timeout.text),
-        "epkit: error: rank %d: MPI_Finalize did not return within %d ms (--timeout plus %d s): mpirun or other ranks "
-        "may have been killed; this rank ends without it\n",
-        world.boot->rank, wait_ms, STOP_GRACE_MS / 1000);
-    /* The document of a command that failed, which would otherwise be written after MPI_Finalize(). */
-    if (code != CMD_FINE && world.boot->rank == 0)
-        ending_write(code, NULL);
-    fflush(NULL);
-    has_timer = timer_create(CLOCK_MONOTONIC, &event, &timer) == 0 && timer_settime(timer, 0, &time, NULL) == 0;
-    world.module->stop(world.mpi);
-    if (has_timer)
-        timer_delete(timer);
-}
-
-static void leave_world(int code)
-{
-    if (world.mpi)
-        stop_mpi(code);
-    ep_boot_tcp_free(world.tcp);
-    world.mpi = NULL;
     world.tcp = NULL;
-    world.boot = NULL;
+    if (world.is_mpirun && args->address)
+        hint = "if another program uses that port, set EPKIT_ADDRESS to 127.0.0.1:PORT with a free one for all ranks";
+    else if (status == EP_E_TIMEOUT)
+        hint = "check that all ranks were started with the same MASTER_ADDR, MASTER_PORT, WORLD_SIZE and EPKIT_SECRET, "
+               "and that their hosts can reach that port";
+    else if (status == EP_E_STATE)
+        hint = "another program listens on that port of this host: choose another MASTER_PORT on all ranks";
+    else
+        hint = ep_status_hint(status);
+    out_problem(what, NULL, ep_last_error(), hint);
+    return status == EP_E_ARG ? CMD_USAGE : CMD_FAILED;
 }
 
-static int join_mpi(const struct cmd *cmd, int timeout_ms)
+/* Of mpirun, srun and others: they number the ranks, but name a place to meet on one host only. */
+static int join_mpirun(const struct cmd *cmd, int timeout_ms)
 {
+    ep_boot_tcp_args args = EP_BOOT_TCP_ARGS_INIT;
+    struct ranks_env env;
+    char why[256];
     int result;
 
-    atexit(explain_exit);
-    if (ranks_mpi_load(&world.module) != EP_OK || start_mpi(timeout_ms ? timeout_ms : RANKS_MPI_START_MS) != EP_OK) {
-        world.mpi = NULL;
-        world.boot = NULL;
-        out_problem("joining the ranks of mpirun", NULL, ep_last_error(), NULL);
+    if (!ranks_env_read(&env, why, sizeof(why))) {
+        out_error("%s: %s", cmd->name, why);
         hint_env();
-        return CMD_UNSUPPORTED;
+        return CMD_USAGE;
     }
-    result = check_env(cmd);
     /* A world of one rank counts as none. */
-    if (result != CMD_FINE || world.boot->nranks == 1)
-        leave_world(result);
+    if (env.size == 1)
+        return CMD_FINE;
+    if (!*env.address && !getenv("EPKIT_ADDRESS") && !getenv("MASTER_ADDR")) {
+        if (env.rank == 0) {
+            out_error("%s: the ranks may be on several hosts: set MASTER_ADDR to the host of rank 0, and MASTER_PORT",
+                      cmd->name);
+            out_hint("as in mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500, or use epkit launch");
+            hint_env();
+        }
+        return CMD_USAGE;
+    }
+    args.rank = env.rank;
+    args.nranks = env.size;
+    args.timeout_ms = timeout_ms;
+    if (*env.address) {
+        args.address = env.address;
+        setenv("EPKIT_JOB_ID", env.job, 0);
+    }
+    world.is_mpirun = true;
+    result = join(&args, "joining the ranks of mpirun");
+    if (result != CMD_FINE)
+        hint_env();
     return result;
 }
 
@@ -193,25 +122,9 @@ static int join_mpi(const struct cmd *cmd, int timeout_ms)
 static int join_tcp(int timeout_ms)
 {
     ep_boot_tcp_args args = EP_BOOT_TCP_ARGS_INIT;
-    const char *hint;
-    ep_status status;
 
     args.timeout_ms = timeout_ms;
-    status = ep_boot_tcp_new(&args, &world.tcp);
-    if (status == EP_OK) {
-        world.boot = ep_boot_tcp_get(world.tcp);
-        return CMD_FINE;
-    }
-    world.tcp = NULL;
-    if (status == EP_E_TIMEOUT)
-        hint = "check that all ranks were started with the same MASTER_ADDR, MASTER_PORT, WORLD_SIZE and EPKIT_SECRET, "
-               "and that their hosts can reach that port";
-    else if (status == EP_E_STATE)
-        hint = "another program listens on that port of this host: choose another MASTER_PORT on all ranks";
-    else
-        hint = ep_status_hint(status);
-    out_problem("joining the ranks given by RANK, WORLD_SIZE and MASTER_ADDR", NULL, ep_last_error(), hint);
-    return status == EP_E_ARG ? CMD_USAGE : CMD_FAILED;
+    return join(&args, "joining the ranks given by RANK, WORLD_SIZE and MASTER_ADDR");
 }
 
 /* The value of an OPT_CHOICE option, if it was given; "" otherwise. */
@@ -236,17 +149,14 @@ static int find_timeout_ms(const struct cmd *cmd, const struct cmd_call *call)
 int ranks_world_join(const struct cmd *cmd, const struct cmd_call *call)
 {
     const char *boot = find_choice(cmd, call, "boot"), *network = find_choice(cmd, call, "network");
-    bool requested = strcmp(boot, "tcp") == 0;
+    bool requested = strcmp(boot, "tcp") == 0, is_tcp;
 
     world.timeout_ms = find_timeout_ms(cmd, call);
-    if (*boot && !requested && strcmp(boot, "mpi") != 0)
-        return ranks_env_is_launched() ? join_mpi(cmd, find_start_ms(cmd, call, true)) : CMD_FINE;
+    is_tcp = ranks_env_is_tcp(requested || strcmp(network, "tcp") == 0 || strcmp(network, "verbs") == 0, requested);
     /* If variables of both are set, those of MPI launchers take precedence: mpirun was started last. */
-    if (!requested && ranks_env_is_launched())
-        return join_mpi(cmd, find_start_ms(cmd, call, true));
-    if (ranks_env_is_tcp(requested || strcmp(network, "tcp") == 0 || strcmp(network, "verbs") == 0, requested))
-        return join_tcp(find_start_ms(cmd, call, false));
-    return CMD_FINE;
+    if (ranks_env_is_launched() && !(requested && is_tcp))
+        return join_mpirun(cmd, find_start_ms(cmd, call, true));
+    return is_tcp && (!*boot || requested) ? join_tcp(find_start_ms(cmd, call, false)) : CMD_FINE;
 }
 
 int ranks_world_rank(void)
@@ -267,14 +177,14 @@ int ranks_world_nodes(void)
     return world.boot->nranks / (world.boot->ranks_per_node ? world.boot->ranks_per_node : 1);
 }
 
-enum ranks_boot ranks_world_boot(void)
+bool ranks_world_is_mpirun(void)
 {
-    return world.tcp ? RANKS_TCP : RANKS_MPI;
+    return world.boot && world.is_mpirun;
 }
 
 const char *ranks_world_launcher(void)
 {
-    return world.tcp ? "RANK and WORLD_SIZE" : "mpirun";
+    return world.is_mpirun ? "mpirun" : "RANK and WORLD_SIZE";
 }
 
 /* All-gather with the deadline of a job plus `grace_ms`. */
@@ -363,12 +273,7 @@ static void handle_event(void *context, const json_t *event)
 
 static int run_job(const struct ranks_spec *spec, const char *job, const json_t *parameters, struct event_sink *sink)
 {
-    struct ranks_rank_context self = {.ctx.spec = spec,
-                                      .ctx.mpi = world.module,
-                                      .ctx.mpi_boot = world.mpi,
-                                      .ctx.emit_fd = -1,
-                                      .on_event = handle_event,
-                                      .context = sink};
+    struct ranks_rank_context self = {.ctx.spec = spec, .ctx.emit_fd = -1, .on_event = handle_event, .context = sink};
     int code, first;
 
     world.timeout_ms = spec->timeout_ms;
@@ -385,7 +290,7 @@ int ranks_world_run(const struct ranks_spec *spec, const char *job, const json_t
 {
     struct event_sink sink = {on_event, context, NULL};
     bool was_broken = world.is_broken;
-    char *text = ranks_request_print(spec, job, parameters, NULL), *copy = NULL;
+    char *text = ranks_request_print(spec, job, parameters), *copy = NULL;
     ep_status status = text ? broadcast(text, &copy) : EP_E_MEMORY;
     int result;
 
@@ -447,6 +352,8 @@ int ranks_world_done(int code, int *ret_first)
         worst = agree(code, "gathering the exit codes of the command on all ranks", ret_first);
     /* A rank that was interrupted by a signal returns its own code. */
     worst = code > 128 ? code : worst;
-    leave_world(worst);
+    ep_boot_tcp_free(world.tcp);
+    world.tcp = NULL;
+    world.boot = NULL;
     return worst;
 }

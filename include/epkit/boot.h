@@ -2,13 +2,12 @@
 /*
  * epkit/boot.h - bootstrap: how the ranks of a group find each other.
  *
- * ep_comm_new() needs one service from its environment: an all-gather of small blocks. There are four ways to provide
+ * ep_comm_new() needs one service from its environment: an all-gather of small blocks. There are three ways to provide
  * it:
  *   - ep_boot_shm_*:   ranks that are threads of one process or forked children of it (below);
  *   - ep_boot_tcp_*:   ranks on any hosts, started by torchrun, a JobSet, ssh or manually (below);
- *   - epkit/mpi.h:     ranks that mpirun started;
  *   - your own:        fill an ep_boot with a callback over what your engine already has (a TCP store, a key-value
- *                      service, torch.distributed).
+ *                      service, torch.distributed, MPI: examples/mpi_bootstrap.c).
  */
 #ifndef EPKIT_BOOT_H
 #define EPKIT_BOOT_H

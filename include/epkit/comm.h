@@ -61,9 +61,9 @@ typedef struct ep_comm_config {
     const char *backend; /* "host", "cuda", or NULL: $EPKIT_BACKEND, else the best that works here. The backend decides
                             whether pointers are host or device memory: name it if the CUDA backend may be installed */
     /*
-     * Between nodes: "emulated" (ranks of one host), "tcp", "verbs" (RDMA NICs), "mpi", or NULL: $EPKIT_NETWORK, else
-     * the network of the bootstrap, else "emulated" if all ranks share one host, else "tcp". With "tcp" and "verbs"
-     * nodes share no memory, even on one host.
+     * Between nodes: "emulated" (ranks of one host), "tcp", "verbs" (RDMA NICs), or NULL: $EPKIT_NETWORK, else the
+     * network of the bootstrap, else "emulated" if all ranks share one host, else "tcp". With "tcp" and "verbs" nodes
+     * share no memory, even on one host.
      */
     const char *network;
     int32_t ranks_per_node; /* node = rank / ranks_per_node; must divide R; 0: that of the bootstrap, else the ranks
@@ -108,7 +108,7 @@ typedef struct ep_comm_config {
  * Failures. A rank with invalid arguments, or on which the backend does not work, reports it in the comparison, so that
  * no rank waits for it: the others return its status, and the text has its rank and reason. The same applies to
  * failures in later steps (memory, descriptors, connections). Only an invalid `boot` cannot be reported to the others.
- * If a rank dies, the others get EP_E_PEER_DEAD at once if the bootstrap detects it (epkit/boot.h, epkit/mpi.h).
+ * If a rank dies, the others get EP_E_PEER_DEAD at once if the bootstrap detects it (epkit/boot.h).
  *
  * Shared memory. Ranks of one host share memory by file descriptors, which they get through /proc/PID/fd or
  * pidfd_getfd(). If this fails for any rank of the group, they pass them over a socket with an abstract name that only
@@ -154,9 +154,9 @@ EP_API ep_status ep_comm_allgather(ep_comm *comm, const void *mine, size_t bytes
 
 /*
  * Wakes all waits of all ranks of this host at once: they return EP_E_ABORTED and name this rank. Ranks of other hosts
- * are notified over the networks "tcp" and "verbs"; over "mpi" they are not notified and wait until their own deadline.
- * Returns at once: if the process then exits without ep_comm_free(), ranks of other hosts may report that it died. Any
- * thread, at any time, repeatedly; on the host backend async-signal-safe, and errno is preserved.
+ * are notified over the network. Returns at once: if the process then exits without ep_comm_free(), ranks of other
+ * hosts may report that it died. Any thread, at any time, repeatedly; on the host backend async-signal-safe, and errno
+ * is preserved.
  */
 EP_API void ep_comm_abort(ep_comm *comm);
 
@@ -224,11 +224,10 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
  * Nodes. `config` NULL keeps the old configuration. If the survivors no longer fill their nodes evenly, or if
  * config->ranks_per_node is 0, they form one node (they share a host).
  *
- * Several hosts. Supported over "tcp" and "verbs"; EP_E_UNSUPPORTED over "mpi". A rank of another host counts as dead
- * when its connections have ended. If its host was only silent before, it counts as live, even if its connections end
- * afterwards: after a network partition the smaller part forms no group, and of two halves neither does. The new
- * ranks_per_node is the largest number that divides the survivors of each old node, unless config->ranks_per_node is
- * neither 0 nor the old value.
+ * Several hosts. A rank of another host counts as dead when its connections have ended. If its host was only silent
+ * before, it counts as live, even if its connections end afterwards: after a network partition the smaller part forms
+ * no group, and of two halves neither does. The new ranks_per_node is the largest number that divides the survivors of
+ * each old node, unless config->ranks_per_node is neither 0 nor the old value.
  */
 EP_API ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **ret_comm);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* epkit/epkit.h - everything but epkit/mpi.h and epkit/cuda.h. */
+/* epkit/epkit.h - everything but epkit/cuda.h. */
 #ifndef EPKIT_EPKIT_H
 #define EPKIT_EPKIT_H
 

@@ -15,7 +15,7 @@
 /* Size of the text per thread; longer reasons are truncated. */
 #define EP_ERROR_TEXT_BYTES 512
 
-/* Functions that modules (libepkit-mpi, libepkit-cuda) and the command use, exported under the private version node. */
+/* Functions that modules (libepkit-cuda) and the command use, exported under the private version node. */
 #define EP_PRIVATE_API __attribute__((visibility("default")))
 
 /* Records the reason for the calling thread and returns `status`. printf-like. */

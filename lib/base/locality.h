@@ -21,7 +21,7 @@ struct ep_locality {
     uint64_t pid_namespace, net_namespace; /* inodes; 0: unknown */
 };
 
-EP_PRIVATE_API void ep_locality_get_self(struct ep_locality *ret_locality);
+void ep_locality_get_self(struct ep_locality *ret_locality);
 
 /* false without /proc, or if it hides the namespaces: then it is unknown which ranks can share memory with this one. */
 static inline bool ep_locality_is_known(const struct ep_locality *locality)
@@ -37,7 +37,6 @@ bool ep_locality_is_shared(const struct ep_locality *a, const struct ep_locality
  * does not know its host, 0; ret_why (may be NULL) names the ranks that violate this. `all` has the locality of a rank
  * every `stride` bytes.
  */
-EP_PRIVATE_API int ep_locality_find_nodes(const void *all, size_t stride, int nranks,
-                                          char ret_why[EP_ERROR_TEXT_BYTES]);
+int ep_locality_find_nodes(const void *all, size_t stride, int nranks, char ret_why[EP_ERROR_TEXT_BYTES]);
 
 #endif

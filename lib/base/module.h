@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * module.h - libraries of epkit that are loaded on demand: backends, MPI.
+ * module.h - libraries of epkit that are loaded on demand: backends, and the MPI baseline of the benchmark.
  *
  * A module exports a constant table that begins with `uint32_t abi`. Module, libepkit and command must be of one build,
  * so the number must match exactly.

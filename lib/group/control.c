@@ -294,10 +294,8 @@ static ep_status find_network(struct ep_group *group, const ep_boot *boot, struc
                        name, ep_net_emulated.name, ep_net_tcp.name, ep_net_verbs.name,
                        brought ? " or, from the bootstrap, " : "", brought ? brought->name : "");
     if (own == &ep_net_emulated && !group->one_host)
-        return ep_fail(
-            EP_E_UNSUPPORTED,
-            "ep_comm_new: the emulated network needs all ranks on one host: use the network \"tcp\", or start them with "
-            "MPI (epkit/mpi.h)");
+        return ep_fail(EP_E_UNSUPPORTED,
+                       "ep_comm_new: the emulated network needs all ranks on one host: use the network \"tcp\"");
     *ret_provider = *own;
     /* Both networks that connect by it use the secret of a bootstrap over TCP. */
     if (has_brought && ep_net_is_linked(brought->name) && ep_net_is_linked(name))

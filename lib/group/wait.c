@@ -398,10 +398,7 @@ ep_status ep_group_wait_node(struct ep_group *group, size_t word, uint64_t value
     ep_status status = EP_OK;
 
     ep_group_wait_begin(&wait, group, phase);
-    /*
-     * Data that MPI reports as sent may still be in its queues: it moves only while the sender calls MPI, so do not
-     * sleep.
-     */
+    /* Nothing wakes a sleeping thread when such a network has input. */
     wait.polls = group->streams && !ep_streams_get_net(group->streams)->can_sleep;
     for (int i = 1; status == EP_OK && i < group->nlocal; i++) {
         int rank = group->first + (group->local + i) % group->nlocal;

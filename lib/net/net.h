@@ -16,7 +16,7 @@
  * No call blocks: put and signal return false when the engine has no room; the caller calls progress() and tries again.
  * Puts without a later signal may stay queued until progress() or flush_test() is called. Calls on one endpoint must be
  * serialised by the caller. Queue pairs of a NIC, NVSHMEM and a CPU proxy can all provide this interface. The engines
- * are "emulated" (emulated.c), "tcp" (tcp.c), "verbs" (verbs.c) and "mpi" (lib/mpi).
+ * are "emulated" (emulated.c), "tcp" (tcp.c) and "verbs" (verbs.c).
  */
 #ifndef EP_NET_NET_H
 #define EP_NET_NET_H
@@ -71,9 +71,9 @@ struct ep_net_ops {
     bool (*lost)(struct ep_net *net, int peer);
     /*
      * After EP_OK, `peer` changes neither region nor signals: data that it sends later, or that has arrived but was not
-     * processed, is dropped, and the region may be reused. Puts to it are discarded and count as flushed (but see
-     * retains_sources). The control link stays open. `peer` sees a lost connection, or nothing. This cannot be undone.
-     * After any other status, data in flight may still arrive.
+     * processed, is dropped, and the region may be reused. Puts to it are discarded and count as flushed. The control
+     * link stays open. `peer` sees a lost connection, or nothing. This cannot be undone. After any other status, data
+     * in flight may still arrive.
      */
     ep_status (*revoke)(struct ep_net *net, int peer);
     /*
@@ -82,8 +82,6 @@ struct ep_net_ops {
      * Another thread than that of the other calls may call it, one at a time. The memory must outlive the endpoint.
      */
     ep_status (*attach)(struct ep_net *net, const struct ep_net_buffer *buffer);
-    /* The engine may read sources of unflushed puts after the endpoint is freed: these must never be freed. */
-    bool retains_sources;
 };
 
 struct ep_net {
@@ -188,8 +186,8 @@ struct ep_net_introduction {
  * rank that failed, with its reason. EP_E_TIMEOUT counts last: it may be the consequence of any other. Entries of
  * `ret_all` [R] that were not received are zero.
  */
-EP_PRIVATE_API ep_status ep_net_introduce(const char *name, const struct ep_net_params *params, ep_status status,
-                                          void *mine, size_t bytes, void *ret_all);
+ep_status ep_net_introduce(const char *name, const struct ep_net_params *params, ep_status status, void *mine,
+                           size_t bytes, void *ret_all);
 
 /*
  * For engines: a zeroed endpoint of `bytes`, whose initial state is that of the parameters; without region and signals.
@@ -204,7 +202,7 @@ EP_PRIVATE_API ep_status ep_net_opened(ep_status status, struct ep_net **ret_net
  * For engines: the endpoint is unusable, by `status` and the last error; `node` has broken it, -1: none. Only the first
  * call counts. It and ep_net_check() return its status, with the text.
  */
-EP_PRIVATE_API ep_status ep_net_break(struct ep_net *net, ep_status status, int node);
+ep_status ep_net_break(struct ep_net *net, ep_status status, int node);
 
 static inline ep_status ep_net_check(const struct ep_net *net)
 {
@@ -215,9 +213,9 @@ static inline ep_status ep_net_check(const struct ep_net *net)
 EP_PRIVATE_API size_t ep_net_whole_pages(size_t bytes);
 
 /* For engines: allocates region and signals of `net`, by its sizes. */
-EP_PRIVATE_API ep_status ep_net_memory_new(struct ep_net *net);
+ep_status ep_net_memory_new(struct ep_net *net);
 /* For engines: frees region, signals and `net` itself. */
-EP_PRIVATE_API void ep_net_free(struct ep_net *net);
+void ep_net_free(struct ep_net *net);
 
 /* The built-in engine with that name, or NULL. */
 const struct ep_net_provider *ep_net_find(const char *name);

@@ -287,17 +287,6 @@ static const char *describe_verbs(struct source *source, const struct network *n
     return source_printf(source, "verbs (RDMA), by EPKIT_NETWORK, over %s", list_first(source, network));
 }
 
-/* The others that EPKIT_NETWORK may name; NULL: it names none. */
-static const char *find_other(const char *requested)
-{
-    static const char *const names[] = {"emulated", "mpi"};
-
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (strcmp(names[i], requested) == 0)
-            return names[i];
-    return NULL;
-}
-
 /* The network that a group would get. */
 static const char *find_used(struct source *source, const struct network *network)
 {
@@ -307,7 +296,7 @@ static const char *find_used(struct source *source, const struct network *networ
         return network->has_tcp ? "tcp" : NULL;
     if (strcmp(requested, "verbs") == 0)
         return network->verbs == NETWORK_NOT_USABLE ? NULL : "verbs";
-    return find_other(requested);
+    return strcmp(requested, "emulated") == 0 ? "emulated" : NULL;
 }
 
 static const char *describe(struct source *source, const struct network *network)

@@ -44,17 +44,6 @@ struct source_text source_read(struct source *source, const char *path, ...)
     return cache_text(entry);
 }
 
-/* --- hashes --- */
-
-uint64_t text_hash(const char *text, size_t bytes)
-{
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
-
-    for (size_t i = 0; i < bytes; i++)
-        hash = (hash ^ (unsigned char)text[i]) * UINT64_C(0x100000001b3);
-    return hash;
-}
-
 /* --- lines and numbers --- */
 
 /* The first line of `text` without surrounding white space; at most `bytes` - 1 of it. */

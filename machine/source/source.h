@@ -81,9 +81,6 @@ struct source_text {
 /* A whole file. */
 struct source_text source_read(struct source *source, const char *path, ...) __attribute__((format(printf, 2, 3)));
 
-/* 64-bit FNV-1a hash. */
-uint64_t text_hash(const char *text, size_t bytes);
-
 /* The first line of a file without surrounding white space; characters that are not printable become '?'. */
 struct source_text source_line(struct source *source, const char *path, ...) __attribute__((format(printf, 2, 3)));
 

@@ -127,16 +127,6 @@ valid() {
     [[ "$output" == *"GiB of memory"* ]]
 }
 
-@test "bench: under MPI there is a second baseline" {
-    if ! mpirun --version >/dev/null 2>&1 || ! "$EPKIT" bench --quick --boot mpi --only combine >/dev/null 2>&1; then
-        skip "no MPI here"
-    fi
-    limited 100 "$EPKIT" bench --quick --boot mpi --json >"$BATS_TEST_TMPDIR/bench.json"
-    valid "$BATS_TEST_TMPDIR/bench.json"
-    jq -e '(.mpi | type) == "string" and ([.rows[] | select(.op == "dispatch" or .op == "combine") | .vs_alltoallv > 0]
-        | length == 3 and all)' "$BATS_TEST_TMPDIR/bench.json"
-}
-
 @test "between nodes: raw puts and plain sockets as baselines, with the bytes of the operation" {
     epkit bench --quick --ranks 2 --nodes 2 --network tcp --boot fork --only dispatch,ll --dtype bf16 --json >"$BATS_TEST_TMPDIR/out.json"
     valid "$BATS_TEST_TMPDIR/out.json"

@@ -5,9 +5,6 @@ machine_with_gpus() {
     local here="$BATS_TEST_TMPDIR/build"
     mkdir "$here"
     cp -P "$EPKIT" "$EPKIT_BUILD"/libepkit.so* "$EPKIT_BUILD/tests/cli/fake/libepkit-cuda.so" "$here"
-    if [ -e "$EPKIT_BUILD/libepkit-mpi.so" ]; then
-        cp -P "$EPKIT_BUILD"/libepkit-mpi.so* "$here"
-    fi
     EPKIT="$here/epkit"
     unset CUDA_VISIBLE_DEVICES EPKIT_BACKEND
     export FAKE_GPUS="$1"

@@ -1,13 +1,12 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# Ranks started by mpirun: for epkit, and with epkit as the program.
+# Ranks started by mpirun, and the baseline that needs MPI.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
 
 load common
 
 setup() {
-    [ -e "$EPKIT_BUILD/libepkit-mpi.so" ] || skip "libepkit-mpi is not built"
     command -v mpirun >/dev/null || skip "mpirun is not installed"
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 EPKIT_TEST_MARK="$BATS_TEST_TMPDIR"
     # The session folder of mpirun, which it must remove.
@@ -33,102 +32,24 @@ nothing_is_left() {
     return 1
 }
 
-# Two ranks whose MPI_Finalize does not return. Open MPI's mpirun sometimes keeps waiting for ranks that ended without
-# it, or crashes in its own end (PMIx_server_finalize): then repeat.
-kept_finalize() {
-    local try
-    for ((try = 0; try < 3; try++)); do
-        run --separate-stderr timeout --kill-after=10 120 mpirun -n 2 --oversubscribe --bind-to none \
-            -x LD_PRELOAD="$EPKIT_BUILD/tests/cli/libkept-finalize.so" "$@"
-        echo "$output$stderr"
-        case $status in 124 | 137 | 139) ;; *) return 0 ;; esac
-        living | xargs --no-run-if-empty kill -KILL
-        rm -rf "${TMPDIR:?}"/*
-    done
+needs_module() {
+    [ -e "$EPKIT_BUILD/libepkit-bench-mpi.so" ] || skip "epkit is built without MPI"
 }
 
-@test "intranode with --boot mpi" {
-    run --separate-stderr epkit test intranode "${SMALL[@]}" --boot mpi
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
-    [[ "${lines[-1]}" == "intranode: 24/24 cases passed (2 ranks"* ]]
-    # Only progress, which appears if mpirun takes seconds to start.
-    [ "$(grep -cv -e '^epkit: test [0-9]' -e '^$' <<<"$stderr")" -eq 0 ]
-    nothing_is_left
-}
-
-@test "internode with --boot mpi, over MPI and over the emulated network" {
-    for network in "--timeout=120" "--net-delay-us=100"; do
-        run --separate-stderr epkit test internode "${SMALL[@]}" --ranks 4 --boot mpi --dtype bf16 "$network"
-        echo "$output$stderr"
-        [ "$status" -eq 0 ]
-        [[ "${lines[-1]}" == "internode: 16/16 cases passed (4 ranks on 2 nodes"* ]]
-    done
-}
-
-@test "internode with every kind of routing, over MPI" {
-    # Ranks of MPI spin while they wait: sixteen of them for one routing, two per node for the others.
-    for routing in uniform:16 zipf:8 grouped:8 one:8 dropped:8 empty:8; do
-        run --separate-stderr epkit test internode --ranks "${routing#*:}" --nodes 4 --tokens 32 --hidden 512 \
-            --timeout 120 --boot mpi --routing "${routing%:*}"
-        echo "$routing: $output$stderr"
-        [ "$status" -eq 0 ]
-        [[ "${lines[-1]}" == "internode: 32/32 cases passed (${routing#*:} ranks on 4 nodes, "* ]]
-    done
-}
-
-@test "--json with --boot mpi" {
-    epkit test lowlatency "${SMALL[@]}" --boot mpi --json >"$BATS_TEST_TMPDIR/out.json"
-    valid test "$BATS_TEST_TMPDIR/out.json"
-    [ "$(jq -r '.parameters.boot, .passed' "$BATS_TEST_TMPDIR/out.json" | xargs)" = "mpi 32" ]
-}
-
-@test "errors of ranks are printed once, without the banners of mpirun" {
-    run --separate-stderr epkit test intranode "${SMALL[@]}" --boot mpi --backend cuda
-    [ "$status" -ne 0 ] || skip "there is a cuda backend"
-    echo "$output$stderr"
-    [ "$status" -eq 4 ]
-    [ "$(grep -c 'creating the communicator' <<<"$stderr")" -eq 1 ]
-    [[ "$stderr" == *"where: ranks 0-1"* ]]
-    [[ "$stderr" != *---* ]]
-}
-
-# start COMMAND...: in the background; returns when a case has passed. $launcher: its process ID.
-start() {
-    "$@" >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" &
-    launcher=$!
-    within 20 grep -q passed "$BATS_TEST_TMPDIR/out"
-}
-
-LONG=(test intranode --ranks 2 --tokens 512 --hidden 4096 --repeat 1000 --timeout 120 --boot mpi)
-
-@test "SIGTERM to the launcher: exit code 143, and mpirun and its ranks have exited" {
-    local code=0
-    start "$EPKIT" "${LONG[@]}"
-    kill -TERM "$launcher"
-    wait "$launcher" || code=$?
-    cat "$BATS_TEST_TMPDIR/err"
-    [ "$code" -eq 143 ]
-    nothing_is_left
-}
-
-@test "SIGKILL of the launcher ends mpirun and its ranks" {
-    start "$EPKIT" "${LONG[@]}"
-    kill -KILL "$launcher"
-    wait "$launcher" || true
-    within 10 nothing_is_left
-}
-
-@test "a rank that is killed is named" {
-    local code=0
-    start "$EPKIT" test intranode --ranks 2 --tokens 512 --hidden 4096 --timeout 120 --boot mpi
-    kill -KILL "$(pgrep --parent "$(pgrep --parent "$launcher")" | tail -1)"
-    wait "$launcher" || code=$?
-    cat "$BATS_TEST_TMPDIR/err"
-    [ "$code" -eq 1 ]
-    grep -Eq 'where: rank [01]$' "$BATS_TEST_TMPDIR/err"
-    grep -q 'why:   killed by SIGKILL (Killed)' "$BATS_TEST_TMPDIR/err"
-    nothing_is_left
+# An mpirun that sets the variables of MPICH, or whatever $1 makes of its ranks.
+fake_mpirun() {
+    mkdir -p "$BATS_TEST_TMPDIR/bin"
+    cat >"$BATS_TEST_TMPDIR/bin/mpirun" <<END
+#!/bin/bash
+while [ "\$1" != -n ]; do shift; done
+n=\$2
+shift 2
+$1
+for ((rank = 0; rank < n; rank++)); do PMI_RANK=\$rank PMI_SIZE=\$n MPI_LOCALNRANKS=\$n "\$@" & done
+wait
+END
+    chmod +x "$BATS_TEST_TMPDIR/bin/mpirun"
+    PATH="$BATS_TEST_TMPDIR/bin:$PATH"
 }
 
 @test "mpirun epkit test: the world's ranks, one report" {
@@ -138,6 +59,18 @@ LONG=(test intranode --ranks 2 --tokens 512 --hidden 4096 --repeat 1000 --timeou
     [ "${#lines[@]}" -eq 33 ]
     [[ "${lines[-1]}" == "internode: 32/32 cases passed (2 ranks on 2 nodes, seed 1,"* ]]
     [[ "$output" != *$'\033'* ]]
+    nothing_is_left
+}
+
+@test "mpirun epkit test: sockets between nodes, or the emulated network" {
+    for network in tcp emulated; do
+        world 4 test internode --tokens 16 --hidden 512 --dtype bf16 --network "$network" --json >"$BATS_TEST_TMPDIR/out.json"
+        valid test "$BATS_TEST_TMPDIR/out.json"
+        [ "$(jq -r '.passed, .parameters.ranks, .parameters.boot, .parameters.network' "$BATS_TEST_TMPDIR/out.json" | xargs)" = \
+            "16 4 tcp $network" ]
+    done
+    run world 2 test internode --tokens 16 --hidden 512 --net-delay-us 100 --only 1
+    [ "$status" -eq 0 ]
 }
 
 @test "mpirun epkit test --repeat: several jobs in one world" {
@@ -147,54 +80,129 @@ LONG=(test intranode --ranks 2 --tokens 512 --hidden 4096 --repeat 1000 --timeou
     [ "$(jq -c '[.cases[].seed], .parameters.ranks' "$BATS_TEST_TMPDIR/out.json" | xargs)" = "[8,9,10,11] 3" ]
 }
 
+@test "two mpiruns at the same time do not meet" {
+    world 2 test intranode --tokens 16 --hidden 512 >"$BATS_TEST_TMPDIR/a" &
+    run world 3 test intranode --tokens 16 --hidden 512 --experts 24
+    wait $!
+    [[ "${lines[-1]}" == "intranode: 24/24 cases passed (3 ranks"* ]]
+    [[ "$(tail -n 1 "$BATS_TEST_TMPDIR/a")" == "intranode: 24/24 cases passed (2 ranks"* ]]
+}
+
 @test "mpirun epkit: usage errors are reported once" {
     run --separate-stderr world 3 test intranode --ranks 2
     [ "$status" -eq 2 ]
     [ "$(grep -c 'mpirun started 3 ranks' <<<"$stderr")" -eq 1 ]
+    run --separate-stderr world 3 test intranode --boot fork
+    [ "$status" -eq 2 ]
+    [ "$(grep -c 'these ranks were started by mpirun' <<<"$stderr")" -eq 1 ]
     run --separate-stderr world 3 test intranode --rnaks 2
     [ "$status" -eq 2 ]
     [ "$(grep -c "did you mean '--ranks'" <<<"$stderr")" -eq 1 ]
 }
 
-@test "mpirun epkit: MPI_Init that waits for a missing rank ends at EPKIT_TIMEOUT_MS" {
-    # Rank 1 never calls MPI_Init.
+@test "mpirun epkit: a rank that does not come is named at EPKIT_TIMEOUT_MS" {
     # shellcheck disable=SC2016 # expanded by the rank
     run --separate-stderr limited 100 env EPKIT_TIMEOUT_MS=2500 mpirun -n 2 --oversubscribe --bind-to none sh -c \
         '[ "$OMPI_COMM_WORLD_RANK" = 0 ] || exec sleep 30; exec "$0" test intranode --timeout=90' "$EPKIT"
+    echo "$output$stderr"
     [ "$status" -eq 1 ]
-    [[ $stderr == *"MPI_Init did not return within 2500 ms"* ]]
+    [[ $stderr == *"1 of 2 ranks did not arrive within 2500 ms"*"rank 1"* ]]
 }
 
-@test "mpirun epkit: a short --timeout does not apply to MPI_Init" {
+@test "mpirun epkit: a short --timeout does not apply to the start" {
     # Rank 1 is later than that.
     # shellcheck disable=SC2016 # expanded by the rank
     run --separate-stderr limited 100 mpirun -n 2 --oversubscribe --bind-to none sh -c \
         '[ "$OMPI_COMM_WORLD_RANK" = 0 ] || sleep 4; exec "$0" test intranode --tokens 16 --hidden 512 --timeout=2' "$EPKIT"
     echo "$output$stderr"
-    [[ $stderr != *"MPI_Init did not return"* ]]
     [[ "${lines[-1]}" == "intranode: "*" cases passed (2 ranks"* ]]
 }
 
-@test "--boot mpi: MPI_Init that does not return is reported, and the ranks end" {
-    [ "$EPKIT_SANITIZED" = "" ] || skip "a sanitizer wants to be loaded first"
-    run --separate-stderr env EPKIT_TIMEOUT_MS=3000 LD_PRELOAD="$EPKIT_BUILD/tests/cli/libkept-init.so" \
-        timeout --kill-after=10 100 "$EPKIT" test intranode "${SMALL[@]}" --boot mpi
+@test "the variables of MPICH" {
+    fake_mpirun ""
+    run --separate-stderr limited 100 mpirun -n 3 "$EPKIT" test intranode --tokens 16 --hidden 512 --experts 24
     echo "$output$stderr"
-    [ "$status" -eq 1 ]
-    [[ "$stderr" == *"epkit: error: MPI_Init did not return within 3000 ms"* ]]
+    [ "$status" -eq 0 ]
+    [[ "${lines[-1]}" == "intranode: 24/24 cases passed (3 ranks"* ]]
+}
+
+@test "epkit bench starts mpirun for its baseline, and under mpirun it has it, too" {
+    needs_module
+    epkit bench --quick --json >"$BATS_TEST_TMPDIR/alone.json"
+    world 4 bench --quick --json >"$BATS_TEST_TMPDIR/world.json"
+    for document in alone world; do
+        valid bench "$BATS_TEST_TMPDIR/$document.json"
+        jq -e '(.mpi | type) == "string" and .parameters.boot == "tcp"
+            and ([.rows[] | select(.op == "dispatch" or .op == "combine") | .vs_alltoallv > 0] | length == 3 and all)' \
+            "$BATS_TEST_TMPDIR/$document.json"
+    done
     nothing_is_left
 }
 
-@test "mpirun epkit: MPI_Finalize that does not return is reported, and the rank ends" {
-    [ "$EPKIT_SANITIZED" = "" ] || skip "a sanitizer wants to be loaded first"
-    kept_finalize "$EPKIT" test intranode "${SMALL[@]:2}" --timeout 10
+@test "epkit bench: without MPI, without baselines and by --boot fork there is no mpirun" {
+    [ "$(epkit bench --quick --only combine --boot fork --json | jq -r '.parameters.boot, .mpi' | xargs)" = "fork null" ]
+    [ "$(epkit bench --quick --only combine --no-baselines --json | jq -r '.parameters.boot, .mpi' | xargs)" = "fork null" ]
+    mkdir "$BATS_TEST_TMPDIR/none"
+    PATH="$BATS_TEST_TMPDIR/none" run "$EPKIT" bench --quick --only combine
+    echo "$output"
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"No column for MPI_Alltoallv: MPI is not available (mpirun is not in PATH)."* ]]
+}
+
+@test "epkit bench: an mpirun of another MPI, and one that fails" {
+    needs_module
+    fake_mpirun ""
+    run --separate-stderr epkit bench --quick --ranks 2 --only combine --json
+    echo "$output$stderr"
+    [ "$status" -eq 0 ]
+    [[ "$stderr" == *"MPI_Alltoallv is not measured: MPI has rank 0 of 1, and mpirun rank 0 of 2"* ]]
+    [ "$(jq .mpi <<<"$output")" = null ]
+    fake_mpirun "echo 'no slots' >&2; exit 3"
+    run --separate-stderr epkit bench --quick --only combine
     [ "$status" -eq 1 ]
-    [[ "${lines[-1]}" == "intranode: 24/24 cases passed (2 ranks"* ]]
-    [[ "$stderr" == *"epkit: error: rank 0: MPI_Finalize did not return within 20000 ms (--timeout plus 10 s)"* ]]
-    nothing_is_left
-    # A command that failed before has written its document.
-    kept_finalize -x PMI_RANK=0 -x PMI_SIZE=7 "$EPKIT" test intranode "${SMALL[@]:2}" --timeout 1 --json
-    [[ "$stderr" == *"MPI_Finalize did not return"* ]]
-    [ "$(jq -r '.verb, .exit_code' <<<"$output" | xargs)" = "test 2" ]
-    nothing_is_left
+    [[ "$stderr" == *"no slots"*"mpirun ended before the benchmark did, with exit code 3"* ]]
+}
+
+ranks_live() {
+    [ "$(living | wc -l)" -ge 3 ]
+}
+
+# start COMMAND...: in the background; returns when its ranks run. $launcher: its process ID.
+start() {
+    "$@" >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" &
+    launcher=$!
+    within 20 ranks_live
+}
+
+LONG=(bench --ranks 2 --iters 100000 --only combine)
+
+@test "epkit bench: SIGTERM, exit code 143, and mpirun and its ranks have exited" {
+    needs_module
+    local code=0
+    start "$EPKIT" "${LONG[@]}"
+    kill -TERM "$launcher"
+    wait "$launcher" || code=$?
+    cat "$BATS_TEST_TMPDIR/err"
+    [ "$code" -eq 143 ]
+    within 10 nothing_is_left
+}
+
+@test "epkit bench: SIGKILL ends mpirun and its ranks" {
+    needs_module
+    start "$EPKIT" "${LONG[@]}"
+    kill -KILL "$launcher"
+    wait "$launcher" || true
+    within 10 nothing_is_left
+}
+
+@test "epkit run with three ranks: internode is not run, and as the table and both reports say" {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    limited 60 mpirun -n 3 --oversubscribe --bind-to none "$EPKIT" run --quick --output here --seed 4 >out
+    cat out
+    grep -Eq '^internode +not run, 3 ranks do not make 2 nodes$' out
+    valid run here/report.json
+    [ "$(jq -c '[.suites[].matrix], [.not_run[].matrix], .command' here/report.json | xargs)" = \
+        "[intranode,lowlatency] [internode] mpirun -n 3 epkit run --quick --seed 4" ]
+    grep -q 'not run</td><td colspan="2">3 ranks do not make 2 nodes</td>' here/report.html
+    grep -qF '<code>mpirun -n 3 epkit run --quick --seed 4</code>' here/report.html
 }

@@ -8,7 +8,6 @@ load common
 load gpus
 
 setup() {
-    [ -e "$EPKIT_BUILD/libepkit-mpi.so" ] || skip "libepkit-mpi is not built"
     command -v mpirun >/dev/null || skip "mpirun is not installed"
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 }
@@ -62,10 +61,4 @@ OWN='$OMPI_COMM_WORLD_RANK'
     expect "host 3 rank 2: no usable GPU: none is visible" 1
     FAKE_APART=2 under -
     expect "host 3 no P2P between GPU 0000:e0:00.0 and GPU 0000:e2:00.0" 1
-}
-
-@test "ranks that epkit starts with mpirun" {
-    machine_with_gpus 2
-    epkit "${CASE[@]}" --boot mpi >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err"
-    expect "cuda 2 there is a GPU for each rank" 0
 }

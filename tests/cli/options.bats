@@ -35,7 +35,7 @@ refused() {
 }
 
 @test "choices" {
-    refused "--boot: 'frok' is none of fork, mpi, threads, tcp; did you mean 'fork'?" intranode --boot frok
+    refused "--boot: 'frok' is none of fork, threads, tcp; did you mean 'fork'?" intranode --boot frok
     refused "--backend: 'gpu' is none of auto, host, cuda" intranode --backend gpu
 }
 

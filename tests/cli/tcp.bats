@@ -257,13 +257,6 @@ second_address() {
     RANK=0 WORLD_SIZE=2 run --separate-stderr "$EPKIT" test internode --boot tcp
     [ "$status" -eq 2 ]
     [[ "$stderr" == *"and MASTER_ADDR is not set"* ]]
-    run --separate-stderr "$EPKIT" test internode --network mpi
-    [ "$status" -eq 2 ]
-    [[ "$stderr" == *"--network mpi needs --boot mpi"* ]]
-    run --separate-stderr "$EPKIT" run --network mpi --output "$BATS_TEST_TMPDIR/report"
-    [ "$status" -eq 2 ]
-    [[ "$stderr" == *"--network mpi needs ranks that mpirun has started"* ]]
-    [ ! -e "$BATS_TEST_TMPDIR/report" ]
     run --separate-stderr "$EPKIT" test intranode --network tcp
     [ "$status" -eq 2 ]
     [[ "$stderr" == *"--network needs --nodes 2 or more"* ]]

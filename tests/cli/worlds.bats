@@ -1,6 +1,7 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# Variables of launchers: variables that contradict MPI are reported before anything starts.
+# Variables of launchers that contradict each other, or do not say where the ranks meet, are reported before anything
+# starts. No MPI is needed.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
 
@@ -8,15 +9,9 @@ load common
 
 ONE=(test intranode --ranks 2 --tokens 16 --hidden 512 --timeout 120 --only 1 --seed 1)
 
-setup() {
-    [ -e "$EPKIT_BUILD/libepkit-mpi.so" ] || skip "libepkit-mpi is not built"
-    command -v mpirun >/dev/null || skip "mpirun is not installed"
-    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-}
-
-# refused NAME VARIABLE=VALUE...: the error names the variable, nothing starts
+# refused TEXT VARIABLE=VALUE...: the error has the text and names the variables, nothing starts
 refused() {
-    local name="$1"
+    local text="$1" arguments
     shift
     for arguments in "${ONE[*]}" "bench --ranks 2 --tokens 16" "run --output $BATS_TEST_TMPDIR/report"; do
         # shellcheck disable=SC2086 # words
@@ -24,17 +19,25 @@ refused() {
         echo "$*: $arguments: $status $output$stderr"
         [ "$status" -eq 2 ]
         [ -z "$output" ]
-        [[ "$stderr" == *"$name is '"* ]]
-        [[ "$stderr" == *"unset these variables"* ]]
+        [[ "$stderr" == *"$text"*"that this process is a rank: ${1%=*}="*"unset these variables"* ]]
     done
     [ ! -e "$BATS_TEST_TMPDIR/report" ]
 }
 
-@test "one of several ranks by its variables, but not by MPI" {
-    refused PMI_SIZE PMI_RANK=0 PMI_SIZE=4
-    refused OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2
-    refused PMIX_RANK PMIX_RANK=3
-    refused SLURM_STEP_NUM_TASKS SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4 SLURM_NTASKS=4
+@test "ranks that may be on several hosts need MASTER_ADDR" {
+    local text="the ranks may be on several hosts: set MASTER_ADDR"
+    refused "$text" PMI_RANK=0 PMI_SIZE=4
+    refused "$text" OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2
+    refused "$text" SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4 SLURM_STEP_NUM_NODES=2
+}
+
+@test "contradictions, and a rank without a size" {
+    refused "PMI_SIZE is '7', but OMPI_COMM_WORLD_SIZE is '2'" \
+        OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMI_RANK=0 PMI_SIZE=7
+    refused "PMIX_RANK is '1', but OMPI_COMM_WORLD_RANK is '0'" \
+        OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_RANK=1
+    refused "no variable gives the number of ranks" PMIX_RANK=3
+    refused "PMI_RANK is '4', and PMI_SIZE is '4'" PMI_RANK=4 PMI_SIZE=4 MPI_LOCALNRANKS=4
 }
 
 @test "invalid numbers and sizes" {
@@ -44,6 +47,13 @@ refused() {
         [ "$status" -eq 2 ]
         [[ "$stderr" == *PMI_SIZE* ]]
     done
+}
+
+@test "variables that were inherited from a rank: the time ends the wait, and the hint names them" {
+    run --separate-stderr env EPKIT_TIMEOUT_MS=1500 PMI_RANK=0 PMI_SIZE=4 MPI_LOCALNRANKS=4 "$EPKIT" "${ONE[@]:0:2}"
+    echo "$status $stderr"
+    [ "$status" -eq 1 ]
+    [[ "$stderr" == *"3 of 4 ranks did not arrive within 1500 ms"*"is a rank: PMI_RANK=0, PMI_SIZE=4"*"unset these"* ]]
 }
 
 @test "a single rank is not a world, and a batch script is not a rank" {
@@ -57,21 +67,13 @@ refused() {
     done
 }
 
-@test "under mpirun: a smaller and a larger size, another rank, are reported once, by all ranks" {
-    # shellcheck disable=SC2016 # is for the shells that are run
-    for set in 'OMPI_COMM_WORLD_SIZE=2' 'OMPI_COMM_WORLD_SIZE=300' 'OMPI_COMM_WORLD_RANK=0 ' \
-        'PMI_SIZE=2 PMI_RANK=$OMPI_COMM_WORLD_RANK'; do
-        run --separate-stderr timeout --kill-after=10 1200 mpirun -n 3 --oversubscribe --bind-to none \
-            sh -c "$set exec \"\$0\" \"\$@\"" "$EPKIT" test intranode --tokens 16 --hidden 512
-        echo "$set: $status $output$stderr"
-        [ "$status" -eq 2 ]
-        [ -z "$output" ]
-        [ "$(grep -c "but by MPI " <<<"$stderr")" -eq 1 ]
+@test "srun: two tasks of one node, by Slurm's variables alone" {
+    local rank
+    export SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1 SLURM_JOB_ID=$$ SLURM_STEP_ID=0
+    for rank in 0 1; do
+        SLURM_PROCID=$rank limited 60 "$EPKIT" test intranode --tokens 16 --hidden 512 --only 1 >"$BATS_TEST_TMPDIR/$rank" &
     done
-}
-
-@test "under mpirun: a usage error ends all ranks" {
-    run --separate-stderr timeout --kill-after=10 1200 mpirun -n 2 --oversubscribe --bind-to none "$EPKIT" test --bad
-    [ "$status" -eq 2 ]
-    [ "$(grep -c "unknown option" <<<"$stderr")" -eq 1 ]
+    wait
+    [[ "$(tail -n 1 "$BATS_TEST_TMPDIR/0")" == "intranode: 1/1 cases passed (2 ranks"* ]]
+    [ ! -s "$BATS_TEST_TMPDIR/1" ]
 }

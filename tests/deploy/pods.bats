@@ -18,7 +18,6 @@ setup_file() {
         command -v $command >/dev/null || not_here "$command is not installed" || return 0
     done
     [ "$(id -u)" -eq 0 ] || not_here "needs root" || return 0
-    ls "$EPKIT_BUILD"/libepkit-mpi.so* >/dev/null 2>&1 || not_here "this build has no libepkit-mpi" || return 0
     need kubelet coredns kube-apiserver helm kueue jobset || return 0
     export NODES=$work/nodes
     "$REAL" base "$work/base.tar"

@@ -19,8 +19,7 @@ enum {
     LONG_FAULTS = 10000,
     SIDE_BY_SIDE = 5, /* concurrent storms: most of their time they wait */
     MOST_STORMS = 100000,
-    MPI_PERCENT = 5,     /* share of the storms: each takes seconds to start */
-    LINKED_PERCENT = 30, /* of those without MPI */
+    LINKED_PERCENT = 30, /* share of the storms */
     EXCUSED_PERCENT = 5,
     EXCUSED_FREE = 3, /* of few, one is a large percentage */
 };
@@ -30,7 +29,7 @@ static const char *const limit_names[] = {"no /proc", "no pidfd", "no openat2", 
 #define N_LIMITS (sizeof(limit_names) / sizeof(limit_names[0]))
 
 struct sums {
-    int storms, passed, faults, starved, unseen, mpirun_crashes, orphans;
+    int storms, passed, faults, starved, unseen;
     int faults_of[MODES], storms_of[MODES];
     int faults_linked, storms_linked;
     int faults_under[N_LIMITS];
@@ -50,14 +49,12 @@ static void add_up(struct sums *sums, const struct storm *storm, const struct st
     sums->storms_linked += storm->linked;
     for (size_t i = 0; i < N_LIMITS; i++)
         sums->faults_under[i] += storm->limits >> i & 1 ? result->faults : 0;
-    sums->orphans += result->orphans;
     sums->passed += passed;
     sums->faults += result->faults;
     sums->starved += result->starved;
     sums->exclusions += result->exclusions;
     *(result->loaded ? &sums->excused_loaded : &sums->excused) += result->excused;
     sums->unseen += result->unseen;
-    sums->mpirun_crashes += result->mpirun_crashes;
     sums->hangs += result->hangs;
     sums->leftovers += result->leftovers;
     sums->names += result->names;
@@ -69,11 +66,10 @@ static void add_up(struct sums *sums, const struct storm *storm, const struct st
 struct run {
     uint64_t seed;
     struct storm_choice choice;
-    struct storm_programs programs;
+    bool verbose;
     struct storm_result *results; /* [side_by_side], shared with the controllers */
     int *pids;
     int side_by_side;
-    bool no_ranks, had_ranks; /* under mpirun, in any storm */
     struct sums sums;
 };
 
@@ -89,7 +85,7 @@ static void start_storm(struct run *run, int place, int number)
         struct storm storm = storm_plan(run->seed, number, &run->choice);
 
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        storm_run(&storm, &run->programs, result);
+        storm_run(&storm, result);
         atomic_store(&result->done, 1);
         exit(0);
     }
@@ -111,12 +107,7 @@ static void finish_storm(struct run *run, int place)
     if (!atomic_load(&result->done))
         storm_complain(result, WRONG_OTHER, "the controller did not finish");
     add_up(&run->sums, &storm, result);
-    run->no_ranks = run->no_ranks || result->no_ranks;
-    run->had_ranks = run->had_ranks || (storm.mode == MODE_MPI && !result->no_ranks);
-    if (result->orphans && !result->text[0])
-        printf("note storm %d: a rank was kept by MPI after mpirun's end, and ended itself\n%s", result->number,
-               strstr(result->history, "       kept after"));
-    if (result->text[0] || run->programs.verbose) {
+    if (result->text[0] || run->verbose) {
         storm_describe(&storm, text, sizeof(text));
         printf("%-4s storm %d (%d ms of processor time): %s%s\n", result->text[0] ? "FAIL" : "ok", result->number,
                result->cpu_ms, text, result->text);
@@ -134,7 +125,7 @@ static void run_storms(struct run *run, int first, int last, int faults)
 
     for (;;) {
         for (int place = 0; place < run->side_by_side; place++)
-            if (!run->pids[place] && number <= last && run->sums.faults < faults && !run->no_ranks) {
+            if (!run->pids[place] && number <= last && run->sums.faults < faults) {
                 start_storm(run, place, number++);
                 running += run->pids[place] != 0;
             }
@@ -153,21 +144,17 @@ static void run_storms(struct run *run, int first, int last, int faults)
 
 static int usage(void)
 {
-    fputs("Usage: storm [--seed N] [--storm K] [--faults N] [--mode fork|threads|mpi] [--jobs N] [--plan] [--verbose]\n"
-          "             [--mpirun COMMAND --mpi-rank PROGRAM [--mpi-percent N]] [--linked-percent N]\n"
+    fputs("Usage: storm [--seed N] [--storm K] [--faults N] [--mode fork|threads] [--jobs N] [--plan] [--verbose]\n"
+          "             [--linked-percent N]\n"
           "Random faults at random instants: 300 of them, 10000 with EPKIT_TEST_LONG. --storm repeats one.\n"
-          "Without --mode all are mixed; with --mpirun N of 100 storms are under MPI (5). N of 100 of the others\n"
-          "have several hosts (30).\n",
+          "Without --mode both are mixed. N of 100 storms have several hosts (30).\n",
           stderr);
     return 2;
 }
 
 static int mode_of(const char *name)
 {
-    return strcmp(name, "fork") == 0      ? MODE_FORK
-           : strcmp(name, "threads") == 0 ? MODE_THREADS
-           : strcmp(name, "mpi") == 0     ? MODE_MPI
-                                          : -2;
+    return strcmp(name, "fork") == 0 ? MODE_FORK : strcmp(name, "threads") == 0 ? MODE_THREADS : -2;
 }
 
 /* Excused results, each with a reason, must stay rare: otherwise they hide a defect. */
@@ -187,15 +174,11 @@ static int report(const struct run *run)
     printf("%d faults in %d storms: %d hangs, %d leftovers, %d wrong names, %d changed statuses, %d wrong results, "
            "%d others\n",
            s->faults, s->storms, s->hangs, s->leftovers, s->names, s->changes, s->wrong, s->others);
-    printf("faults on forked ranks %d, threads %d, MPI %d (in %d, %d and %d storms)", s->faults_of[MODE_FORK],
-           s->faults_of[MODE_THREADS], s->faults_of[MODE_MPI], s->storms_of[MODE_FORK], s->storms_of[MODE_THREADS],
-           s->storms_of[MODE_MPI]);
+    printf("faults on forked ranks %d, threads %d (in %d and %d storms)", s->faults_of[MODE_FORK],
+           s->faults_of[MODE_THREADS], s->storms_of[MODE_FORK], s->storms_of[MODE_THREADS]);
     for (size_t i = 0; i < N_LIMITS; i++)
         printf("%s %s %d", i ? "," : "; with", limit_names[i], s->faults_under[i]);
     printf("\n%d faults in %d storms of several hosts\n", s->faults_linked, s->storms_linked);
-    if (s->orphans)
-        printf("%d times MPI_Init or MPI_Finalize kept a rank whose mpirun had died, and it ended itself\n",
-               s->orphans);
     if (s->unseen)
         printf("%d times a rank had died before the others had heard of it, and they waited for their deadline\n",
                s->unseen);
@@ -205,8 +188,6 @@ static int report(const struct run *run)
         printf("%d of %d times a rank that was left out had been late because the machine did not let ranks run, %d of "
                "them at a load of no more than %d\n",
                s->excused + s->excused_loaded, s->exclusions, s->excused, MAX_LOAD);
-    if (s->mpirun_crashes)
-        printf("%d times mpirun itself died of a signal that nobody had sent\n", s->mpirun_crashes);
     printf("%d passed, %d failed\n", s->passed, s->storms - s->passed);
     return s->passed != s->storms || s->storms == 0 || is_too_much(s);
 }
@@ -219,14 +200,6 @@ static void say_impossible(unsigned possible)
             printf("no storm here with: %s\n", limit_names[i]);
 }
 
-/* Open MPI's mpirun refuses root, and more ranks than processors, by default; others ignore these settings. */
-static void let_mpirun_start(void)
-{
-    setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
-    setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
-    setenv("OMPI_MCA_rmaps_base_oversubscribe", "1", 0);
-}
-
 int main(int argc, char **argv)
 {
     static const struct option options[] = {{"seed", required_argument, NULL, 's'},
@@ -234,17 +207,14 @@ int main(int argc, char **argv)
                                             {"faults", required_argument, NULL, 'f'},
                                             {"mode", required_argument, NULL, 'm'},
                                             {"jobs", required_argument, NULL, 'j'},
-                                            {"mpirun", required_argument, NULL, 'r'},
                                             {"plan", no_argument, NULL, 'p'},
-                                            {"mpi-rank", required_argument, NULL, 'R'},
                                             {"verbose", no_argument, NULL, 'v'},
-                                            {"mpi-percent", required_argument, NULL, 'P'},
                                             {"linked-percent", required_argument, NULL, 'L'},
                                             {NULL, 0, NULL, 0}};
     struct run run = {.seed = (uint64_t)time(NULL),
                       .choice = {.mode = -1, .linked_percent = LINKED_PERCENT, .limits = storm_possible_limits()},
                       .side_by_side = SIDE_BY_SIDE};
-    int option, only = -1, mpi_percent = MPI_PERCENT, faults = getenv("EPKIT_TEST_LONG") ? LONG_FAULTS : NORMAL_FAULTS;
+    int option, only = -1, faults = getenv("EPKIT_TEST_LONG") ? LONG_FAULTS : NORMAL_FAULTS;
     bool plan_only = false;
 
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
@@ -266,34 +236,21 @@ int main(int argc, char **argv)
         case 'j':
             run.side_by_side = atoi(optarg);
             break;
-        case 'r':
-            run.programs.mpirun = optarg;
-            break;
-        case 'R':
-            run.programs.mpi_rank = optarg;
-            break;
         case 'p':
             plan_only = true;
-            break;
-        case 'P':
-            mpi_percent = atoi(optarg);
             break;
         case 'L':
             run.choice.linked_percent = atoi(optarg);
             break;
         case 'v':
-            run.programs.verbose = true;
+            run.verbose = true;
             break;
         default:
             return usage();
         }
     }
-    run.choice.mpi_percent = run.programs.mpirun && run.programs.mpi_rank ? mpi_percent : 0;
-    if (optind < argc || run.side_by_side < 1 || mpi_percent < 0 || mpi_percent > 100 ||
-        run.choice.linked_percent < 0 || run.choice.linked_percent > 100 ||
-        (run.choice.mode == MODE_MPI && !run.choice.mpi_percent))
+    if (optind < argc || run.side_by_side < 1 || run.choice.linked_percent < 0 || run.choice.linked_percent > 100)
         return usage();
-    let_mpirun_start();
     if (plan_only && only >= 0) {
         struct storm storm = storm_plan(run.seed, only, &run.choice);
         char text[1024];

@@ -2,7 +2,7 @@
 /*
  * storm.h - random faults at random instants on running groups, and a check of all statuses that the ranks returned.
  *
- * A storm is a group of ranks (forked, threads or under mpirun) that repeats plans, dispatches, combines, low latency,
+ * A storm is a group of ranks (forked, or threads) that repeats plans, dispatches, combines, low latency,
  * all-gathers and allocations, shrinks after each failure and continues. Between two calls a rank may only poll
  * ep_comm_async_error() for a while. A controller outside of the group injects signals and resource limits. There are
  * no hooks in the library and no check depends on timing: an instant is a number of calls that the victim has begun and
@@ -15,7 +15,6 @@
  *   storm_run.c      starts a group, injects, watches, checks for leftovers
  *   storm_limits.c   limits of the group: no /proc, other users, no pidfd, no openat2
  *   storm_check.c    checks the statuses of the ranks
- *   storm_mpi.c      the program that mpirun starts
  */
 #ifndef EP_TESTS_STORM_H
 #define EP_TESTS_STORM_H
@@ -45,7 +44,7 @@ enum injection {
     INJECTIONS
 };
 
-enum mode { MODE_FORK = 0, MODE_THREADS, MODE_MPI, MODES };
+enum mode { MODE_FORK = 0, MODE_THREADS, MODES };
 
 enum {
     LIMIT_PROC = 1u << 0,    /* /proc is empty */
@@ -98,7 +97,6 @@ enum call {
     CALL_SHRINK,
     CALL_POLL,
     CALL_FREE,
-    CALL_FINALIZE,
     CALLS
 };
 
@@ -149,17 +147,13 @@ struct storm_table {
     _Atomic int launched;  /* 1 + status of ep_launch() */
     char launch_text[STORM_TEXT], launcher_left_behind[256];
     int exit_code[MAX_RANKS], exit_signal[MAX_RANKS]; /* as returned by ep_launch() */
-    _Atomic int orphans;                              /* ranks that MPI kept after mpirun's end: see storm_mpi.c */
-    char orphan_stack[STORM_TEXT];                    /* of the last of them */
     struct storm_rank_context ranks[MAX_RANKS];
 };
 
 /* The result of a storm: complaints, and their number of each kind. */
 struct storm_result {
     _Atomic int done;
-    int number, faults, void_faults, starved, unseen, mpirun_crashes, cpu_ms;
-    int orphans;             /* ranks that ended themselves because MPI kept them after mpirun's end */
-    bool no_ranks;           /* mpirun ended before it had started any: neither will other storms */
+    int number, faults, void_faults, starved, unseen, cpu_ms;
     int exclusions, excused; /* ranks that were excluded; those of them without an injected fault that were late */
     bool loaded;             /* the load explains late ranks: more than MAX_LOAD */
     int hangs, leftovers, names, changes, wrong, others;
@@ -175,7 +169,7 @@ void storm_complain(struct storm_result *result, enum storm_kind kind, const cha
 
 /* --- storm_plan.c --- */
 struct storm_choice {
-    int mpi_percent, linked_percent;
+    int linked_percent;
     unsigned limits; /* possible limits */
     int mode;        /* -1: any */
 };
@@ -198,12 +192,8 @@ struct storm_resources storm_resources(void);
 void storm_check_resources(const struct storm_resources *before, char *ret_text, size_t bytes);
 
 /* --- storm_run.c --- */
-struct storm_programs {
-    const char *mpirun, *mpi_rank; /* NULL: no MPI. mpirun: with its options, separated by spaces */
-    bool verbose;
-};
 /* Runs a storm in this process, which must have no other children. */
-void storm_run(const struct storm *storm, const struct storm_programs *programs, struct storm_result *ret_result);
+void storm_run(const struct storm *storm, struct storm_result *ret_result);
 
 /* --- storm_limits.c --- */
 /* Limits this process and its children from now on. False: not possible here. */

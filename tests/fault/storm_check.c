@@ -42,14 +42,10 @@ static bool exhausted_before(const struct checker *j, int rank, uint64_t ns)
 
 static bool died_before(const struct checker *j, int rank, uint64_t ns)
 {
-    /* mpirun ends all ranks when one has died. */
-    for (int other = 0; j->storm->mode == MODE_MPI && other < j->storm->nranks; other++)
-        if (injected_before(j, other, INJECT_KILL, ns) || injected_before(j, other, INJECT_CRASH, ns))
-            return true;
     return injected_before(j, rank, INJECT_KILL, ns) || injected_before(j, rank, INJECT_CRASH, ns) ||
            injected_before(j, rank, INJECT_LAUNCHER, ns) ||
-           /* check_exit() reports that; of ranks under mpirun the exit is unknown. */
-           (exhausted_before(j, rank, ns) && (j->table->exit_signal[rank] || j->storm->mode == MODE_MPI));
+           /* check_exit() reports that. */
+           (exhausted_before(j, rank, ns) && j->table->exit_signal[rank]);
 }
 
 static bool left_before(const struct checker *j, int rank, uint64_t ns)
@@ -208,12 +204,6 @@ static const char *misfit(const struct checker *j, int rank, const struct outcom
             return NULL;
         if (died_before(j, named, ns))
             return "a dead rank is called late";
-        /*
-         * "While a communicator is created, a rank of the same host that has died is noticed at once" (epkit/mpi.h): a
-         * live rank that has given up has no communicator yet to report that. ep_launch() reports it.
-         */
-        if (left_before(j, named, ns) && j->storm->mode == MODE_MPI && outcome->call == CALL_NEW)
-            return NULL;
         if (is_excused(j, rank, outcome)) {
             j->result->starved++;
             return NULL;
@@ -339,26 +329,11 @@ static void check_exit(const struct checker *j, int rank)
 
 /* --- all ranks ---------------------------------------------------------------------------------------------------- */
 
-/*
- * MPI delivers the last block of a rank to each other rank separately. If the rank is stopped in between, only some of
- * the others create the communicator (epkit/mpi.h), or only itself, when it is resumed and they have given up.
- */
-static bool may_create_partly(const struct checker *j)
-{
-    for (int rank = 0; j->storm->mode == MODE_MPI && rank < j->storm->nranks; rank++) {
-        uint64_t created_ns = atomic_load(&j->table->ranks[rank].created_ns);
-
-        if (injected_before(j, rank, INJECT_STOP, created_ns ? created_ns : UINT64_MAX))
-            return true;
-    }
-    return false;
-}
-
 /* Creation succeeds on all ranks or on none; dead ones do not count. */
 static void check_creation(const struct checker *j)
 {
     int with = -1, without = -1;
-    bool excused = may_create_partly(j);
+    bool excused = false;
 
     for (int rank = 0; rank < j->storm->nranks; rank++) {
         int created = atomic_load(&j->table->ranks[rank].created);
@@ -430,11 +405,10 @@ static bool check_shrinks(const struct checker *j)
 /* Healthy ranks are in the same groups. check_end() demands that they finish if all of them have a group. */
 static void check_members(const struct checker *j)
 {
-    bool partly = may_create_partly(j);
     unsigned well = 0;
 
     for (int rank = 0; rank < j->storm->nranks; rank++)
-        if (is_well(j, rank) && (!partly || atomic_load(&j->table->ranks[rank].state) == STORM_DONE))
+        if (is_well(j, rank))
             well |= 1u << rank;
     for (int rank = 0; rank < j->storm->nranks; rank++) {
         const struct storm_rank_context *context = &j->table->ranks[rank];
@@ -515,12 +489,9 @@ static void check_first(const struct checker *j, int generation, int host)
 void storm_check(const struct storm_table *table, const struct storm_watch *watch, struct storm_result *result)
 {
     struct checker j = {.table = table, .storm = &table->storm, .watch = watch, .result = result};
-    /* mpirun ends all ranks when one has died. */
     bool broken = watch->launcher_killed;
 
     for (int rank = 0; rank < j.storm->nranks; rank++) {
-        if (j.storm->mode == MODE_MPI && (injected_at(&j, rank, INJECT_KILL) || injected_at(&j, rank, INJECT_CRASH)))
-            broken = true;
         check_outcomes(&j, rank);
         check_exit(&j, rank);
     }
@@ -591,6 +562,4 @@ void storm_list_outcomes(const struct storm_table *table, const struct storm_wat
                                      states[atomic_load(&context->state)], generation,
                                      generation < STORM_GENERATIONS ? context->members[generation] : 0);
     }
-    if (atomic_load(&table->orphans) && used < bytes)
-        snprintf(ret_text + used, bytes - used, "       kept after mpirun's end by %s\n", table->orphan_stack);
 }

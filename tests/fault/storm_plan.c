@@ -8,6 +8,7 @@ enum {
     PATIENT_MS = 20000, /* no failure is found by a deadline */
     STOPPED_MS = 3000,  /* with long stops, or if ranks that connect to each other may have no descriptors */
     SPREAD_US = 3000,   /* delay after the begin of a call */
+    THREADS_PERCENT = 22,
 };
 
 /* splitmix64: Steele, Lea, Flood, 2014. */
@@ -48,8 +49,7 @@ const char *call_name(enum call call)
                                              "ep_comm_allgather",
                                              "ep_comm_shrink",
                                              "ep_comm_async_error",
-                                             "ep_comm_free",
-                                             "MPI_Finalize"};
+                                             "ep_comm_free"};
 
     return names[call];
 }
@@ -68,9 +68,6 @@ static unsigned draw_limits(uint64_t *state, enum mode mode, unsigned possible)
 
     if (below(state, 100) < 60)
         return 0;
-    /* mpirun reads /proc itself, and its ranks need one user. */
-    if (mode == MODE_MPI)
-        return drawn & (LIMIT_PIDFD | LIMIT_OPENAT2);
     return mode == MODE_FORK ? drawn : drawn & ~(LIMIT_USERS | LIMIT_HIDEPID);
 }
 
@@ -183,16 +180,13 @@ struct storm storm_plan(uint64_t seed, int number, const struct storm_choice *ch
     int mode = below(&state, 100), faults = below(&state, 10);
     struct storm storm = {.seed = seed, .number = number, .timeout_ms = PATIENT_MS};
 
-    /* Without mpirun, about a quarter on threads. */
-    storm.mode = mode < choice->mpi_percent                                           ? MODE_MPI
-                 : mode < choice->mpi_percent + (100 - choice->mpi_percent) * 22 / 95 ? MODE_THREADS
-                                                                                      : MODE_FORK;
+    storm.mode = mode < THREADS_PERCENT ? MODE_THREADS : MODE_FORK;
     if (choice->mode >= 0)
         storm.mode = (enum mode)choice->mode;
     storm.limits = draw_limits(&state, storm.mode, choice->limits);
     storm.nranks = 2 + below(&state, 4);
     storm.nnodes = below(&state, 4) == 0 && storm.nranks % 2 == 0 ? 2 : 1;
-    if (storm.mode != MODE_MPI && below(&hosts, 100) < choice->linked_percent)
+    if (below(&hosts, 100) < choice->linked_percent)
         draw_hosts(&hosts, &storm);
     storm.free_early = below(&state, 2);
     storm.n_faults = faults < 3 ? 1 : faults < 6 ? 2 : faults < 8 ? 3 : faults < 9 ? 4 : 5;
@@ -204,7 +198,7 @@ struct storm storm_plan(uint64_t seed, int number, const struct storm_choice *ch
 
 void storm_describe(const struct storm *storm, char *ret_text, size_t bytes)
 {
-    static const char *const modes[MODES] = {"fork", "threads", "mpi"};
+    static const char *const modes[MODES] = {"fork", "threads"};
     static const char *const nodes[] = {"", ", 2 nodes", ", 3 nodes", ", 4 nodes"};
     size_t used = (size_t)snprintf(
         ret_text, bytes, "%d ranks (%s%s%s%s%s%s%s%s%s)", storm->nranks, modes[storm->mode], nodes[storm->nnodes - 1],

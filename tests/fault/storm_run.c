@@ -34,11 +34,7 @@ struct injection_state {
 
 struct controller {
     const struct storm *storm;
-    const struct storm_programs *programs;
     struct storm_table *table;
-    char file[64]; /* of the table */
-    char said[64]; /* what mpirun writes to its standard error */
-    char folder[32];
     int launcher; /* 0: it has ended */
     int launcher_how;
     bool limits_failed;
@@ -100,56 +96,10 @@ static int launch(struct storm_table *table)
     return 0;
 }
 
-static void run_mpirun(const struct controller *c)
-{
-    char *arguments[64], line[1024], ranks[16];
-    int n = 0, quiet = open("/dev/null", O_WRONLY), said = open(c->said, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-
-    if (!storm_limit(c->storm->limits))
-        _exit(CODE_NO_LIMITS);
-    if (!c->programs->verbose)
-        dup2(said, 2);
-    dup2(quiet, 1);
-    setenv("TMPDIR", c->folder, 1);
-    snprintf(line, sizeof(line), "%s", c->programs->mpirun);
-    for (char *word = strtok(line, " "); word && n < 56; word = strtok(NULL, " "))
-        arguments[n++] = word;
-    snprintf(ranks, sizeof(ranks), "%d", c->storm->nranks);
-    arguments[n++] = (char[]){"-n"};
-    arguments[n++] = ranks;
-    arguments[n++] = (char *)(uintptr_t)c->programs->mpi_rank;
-    arguments[n++] = (char *)(uintptr_t)c->file;
-    arguments[n] = NULL;
-    execvp(arguments[0], arguments);
-    dprintf(STDERR_FILENO, "%s cannot be run: %s\n", arguments[0], strerror(errno));
-    _exit(127);
-}
-
-/* Ranks under mpirun find the table in a file; the folder also holds the files that mpirun leaves. */
-static bool make_table(struct controller *c)
-{
-    int fd = -1, flags = MAP_SHARED | MAP_ANONYMOUS;
-
-    if (c->storm->mode == MODE_MPI) {
-        snprintf(c->folder, sizeof(c->folder), "/tmp/storm.XXXXXX");
-        if (!mkdtemp(c->folder))
-            return false;
-        snprintf(c->file, sizeof(c->file), "%s/table", c->folder);
-        snprintf(c->said, sizeof(c->said), "%s/said", c->folder);
-        fd = open(c->file, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-        if (fd < 0 || ftruncate(fd, sizeof(*c->table)) != 0)
-            return false;
-        flags = MAP_SHARED;
-    }
-    c->table = mmap(NULL, sizeof(*c->table), PROT_READ | PROT_WRITE, flags, fd, 0);
-    if (fd >= 0)
-        close(fd);
-    return c->table != MAP_FAILED;
-}
-
 static bool start(struct controller *c)
 {
-    if (!make_table(c))
+    c->table = mmap(NULL, sizeof(*c->table), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (c->table == MAP_FAILED)
         return false;
     c->table->storm = *c->storm;
     fflush(NULL);
@@ -157,8 +107,6 @@ static bool start(struct controller *c)
     if (c->launcher == 0) {
         /* A storm that is terminated from outside leaves no ranks behind. */
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (c->storm->mode == MODE_MPI)
-            run_mpirun(c);
         _exit(launch(c->table));
     }
     return c->launcher > 0;
@@ -270,10 +218,6 @@ static void inject(struct controller *c, int i)
     default:
         c->watch.launcher_killed = true;
         kill(c->launcher, SIGKILL);
-        /* A stopped rank would not notice. */
-        for (int rank = 0; c->storm->mode == MODE_MPI && rank < c->storm->nranks; rank++)
-            if (c->stopped[rank])
-                kill(atomic_load(&c->table->ranks[rank].pid), SIGCONT);
         break;
     }
 }
@@ -548,60 +492,6 @@ static void watch(struct controller *c)
     }
 }
 
-/* Files of mpirun, which it does not remove when it is killed. */
-static void remove_folder(const struct controller *c)
-{
-    char command[128];
-
-    if (!c->folder[0])
-        return;
-    unlink(c->file);
-    unlink(c->said);
-    if (rmdir(c->folder) == 0)
-        return;
-    snprintf(command, sizeof(command), "rm -rf '%s'", c->folder);
-    if (system(command) != 0)
-        storm_complain(c->result, WRONG_OTHER, "%s cannot be removed", c->folder);
-}
-
-/* The relevant lines of the first output of mpirun: it frames them by others. */
-static void read_said(const struct controller *c, char *ret_text, size_t bytes)
-{
-    FILE *file = fopen(c->said, "r");
-    char line[256];
-    size_t used = 0;
-
-    ret_text[0] = '\0';
-    while (file && used + 1 < bytes && fgets(line, sizeof(line), file)) {
-        line[strcspn(line, "\n")] = '\0';
-        if (strspn(line, "-= ") < strlen(line))
-            used += (size_t)snprintf(ret_text + used, bytes - used, "%s%s", used ? " " : "", line);
-    }
-    if (file)
-        fclose(file);
-}
-
-/* mpirun has ended by itself before any rank began: its output is the reason, and the ranks are not at fault. */
-static bool has_no_ranks(const struct controller *c)
-{
-    char said[600];
-
-    if (c->storm->mode != MODE_MPI || c->watch.launcher_killed || c->watch.hung ||
-        (WIFEXITED(c->launcher_how) && WEXITSTATUS(c->launcher_how) == CODE_NO_LIMITS))
-        return false;
-    for (int rank = 0; rank < c->storm->nranks; rank++)
-        if (atomic_load(&c->table->ranks[rank].pid))
-            return false;
-    read_said(c, said, sizeof(said));
-    if (WIFSIGNALED(c->launcher_how))
-        storm_complain(c->result, WRONG_OTHER, "mpirun died of signal %d before any rank began: %s",
-                       WTERMSIG(c->launcher_how), said);
-    else
-        storm_complain(c->result, WRONG_OTHER, "mpirun ended with code %d before any rank began: %s",
-                       WEXITSTATUS(c->launcher_how), *said ? said : "it said nothing");
-    return true;
-}
-
 static bool is_loaded(void)
 {
     FILE *file = fopen("/proc/loadavg", "r");
@@ -615,14 +505,14 @@ static bool is_loaded(void)
     return average > MAX_LOAD || runnable > MAX_LOAD;
 }
 
-void storm_run(const struct storm *storm, const struct storm_programs *programs, struct storm_result *ret_result)
+void storm_run(const struct storm *storm, struct storm_result *ret_result)
 {
     static struct controller c; /* too large for a stack; one storm a process */
     bool own_shm = storm_isolate();
     struct rusage usage;
     int files;
 
-    c = (struct controller){.storm = storm, .programs = programs, .result = ret_result};
+    c = (struct controller){.storm = storm, .result = ret_result};
     ret_result->loaded = is_loaded();
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     files = count_entries("/dev/shm");
@@ -633,23 +523,16 @@ void storm_run(const struct storm *storm, const struct storm_programs *programs,
     watch(&c);
     if (WIFEXITED(c.launcher_how) && WEXITSTATUS(c.launcher_how) == CODE_NO_LIMITS)
         storm_complain(ret_result, WRONG_OTHER, "the limits of this storm are not possible here");
-    /* Segments of Open MPI stay when its ranks are killed. */
-    if (own_shm && storm->mode != MODE_MPI && count_entries("/dev/shm") != files)
+    if (own_shm && count_entries("/dev/shm") != files)
         storm_complain(ret_result, WRONG_LEFTOVER, "%d entries in /dev/shm, %d before", count_entries("/dev/shm"),
                        files);
-    /* Not a defect of this project: Open MPI's mpirun sometimes crashes when two of its ranks are killed at once. */
-    if (WIFSIGNALED(c.launcher_how) && !c.watch.launcher_killed && !c.watch.hung && storm->mode == MODE_MPI)
-        ret_result->mpirun_crashes++;
-    else if (WIFSIGNALED(c.launcher_how) && !c.watch.launcher_killed && !c.watch.hung)
+    if (WIFSIGNALED(c.launcher_how) && !c.watch.launcher_killed && !c.watch.hung)
         storm_complain(ret_result, WRONG_OTHER, "the launcher died of signal %d", WTERMSIG(c.launcher_how));
-    ret_result->no_ranks = has_no_ranks(&c);
-    ret_result->orphans = atomic_load(&c.table->orphans);
-    if (!c.watch.hung && !ret_result->no_ranks)
+    if (!c.watch.hung)
         storm_check(c.table, &c.watch, ret_result);
     storm_list_outcomes(c.table, &c.watch, ret_result->history, sizeof(ret_result->history));
     getrusage(RUSAGE_CHILDREN, &usage);
     ret_result->cpu_ms = (int)((usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000 +
                                (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1000);
     munmap(c.table, sizeof(*c.table));
-    remove_folder(&c);
 }

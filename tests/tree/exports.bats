@@ -8,7 +8,7 @@ check() {
     shift
     for header in "$EPKIT_SOURCE"/include/epkit/*.h; do
         case "${header##*/}" in
-        mpi.h | cuda.h | "$without") ;;
+        cuda.h | "$without") ;;
         *) headers+=("$header") ;;
         esac
     done

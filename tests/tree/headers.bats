@@ -9,7 +9,7 @@ compiles() {
     command -v "$compiler" >/dev/null || skip "$compiler is not installed"
     for header in "$EPKIT_SOURCE"/include/epkit/*.h; do
         case "$header" in
-        */mpi.h | */cuda.h) continue ;;
+        */cuda.h) continue ;;
         esac
         printf '#include <epkit/%s>\n#include <epkit/%s>\n' "${header##*/}" "${header##*/}" >"$BATS_TEST_TMPDIR/alone"
         echo "$header"
@@ -58,13 +58,4 @@ extern ep_comm_config config; ep_comm_config config = EP_COMM_CONFIG_INIT;' >"$B
 
 @test "initial values of argument structs: clang++, C++17" {
     initialises clang++ c++17 -x c++
-}
-
-@test "epkit/mpi.h alone, C17 and C++17" {
-    command -v mpicc >/dev/null || skip "mpicc is not installed"
-    echo '#include <epkit/mpi.h>' >"$BATS_TEST_TMPDIR/alone"
-    mpicc -std=c17 -Wall -Wextra -Werror -I "$EPKIT_SOURCE/include" -x c -fsyntax-only "$BATS_TEST_TMPDIR/alone"
-    # Open MPI's own C++ classes, which its header offers, are not clean.
-    mpicc -std=c++17 -DOMPI_SKIP_MPICXX -Wall -Wextra -Werror -I "$EPKIT_SOURCE/include" -x c++ -fsyntax-only \
-        "$BATS_TEST_TMPDIR/alone"
 }

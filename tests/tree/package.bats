@@ -76,9 +76,6 @@ END
 
 @test "headers, manual pages and completions are in place" {
     [ -f "$PREFIX/include/epkit/epkit.h" ]
-    # mpi.h comes with libepkit-mpi and not without.
-    [ -f "$PREFIX/include/epkit/mpi.h" ] || [ ! -e "$LIBDIR/libepkit-mpi.so" ]
-    [ ! -f "$PREFIX/include/epkit/mpi.h" ] || [ -e "$LIBDIR/libepkit-mpi.so" ]
     command -v scdoc >/dev/null || skip "scdoc is not installed: no manual pages"
     [ -s "$PREFIX/share/man/man7/epkit.7" ]
     [ -s "$PREFIX/share/man/man3/libepkit.3" ]

@@ -204,11 +204,6 @@ static void network_verbs_not_known(struct made *made)
     ports_unreadable(made);
 }
 
-static void network_mpi(struct made *made)
-{
-    made_env(made, "EPKIT_NETWORK=mpi");
-}
-
 static void network_of_another_name(struct made *made)
 {
     made_env(made, "EPKIT_NETWORK=TCP");
@@ -273,7 +268,6 @@ static const struct {
              "verbs (RDMA), by EPKIT_NETWORK; not known whether it can be used: mlx5_0:1: the state of the port",
              "verbs"),
     ROW(network_tcp, true, NETWORK_USABLE, 4, "tcp (sockets), by EPKIT_NETWORK; verbs (RDMA), which is faster"),
-    ROW_USED(network_mpi, true, NETWORK_USABLE, 4, "mpi, by EPKIT_NETWORK", "mpi"),
     ROW_USED(network_of_another_name, true, NETWORK_USABLE, 4, "none: EPKIT_NETWORK is \"TCP\", which is no network",
              ""),
     ROW(only_loopback, false, NETWORK_USABLE, 4, "there is no interface besides the loopback"),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Runs the conformance tests on the engines of the library. Ranks are threads. The MPI engine: tests/mpi. */
+/* Runs the conformance tests on the engines of the library. Ranks are threads. */
 #include "net_conformance.h"
 
 #include "common/ranks/local_ranks.h"

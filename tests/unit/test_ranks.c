@@ -354,7 +354,7 @@ static void test_stray_output(void **state)
 static void test_spec_survives_json(void **state)
 {
     static const struct ranks_spec spec = {
-        .boot = RANKS_MPI,
+        .boot = RANKS_TCP,
         .nranks = 12,
         .nnodes = 3,
         .timeout_ms = 1234,
@@ -405,42 +405,6 @@ static void test_equal_problems_are_one(void **state)
     json_decref(problems);
 }
 
-/* Open MPI's message about a dead rank is parsed and suppressed; other messages are printed. */
-static void test_mpirun_banners(void **state)
-{
-    static const char *const lines[] = {
-        "--------------------------------------------------------------------------",
-        "There are not enough slots available",
-        "--------------------------------------------------------------------------",
-        "a rank's own words",
-        "--------------------------------------------------------------------------",
-        "mpirun noticed that process rank 5 with PID 0 on node here exited on signal 11 (Segmentation fault).",
-        "--------------------------------------------------------------------------",
-        "--------------------------------------------------------------------------",
-        "mpirun noticed that process rank 6 with PID 0 on node here exited on signal 9 (Killed).",
-        "--------------------------------------------------------------------------",
-    };
-    struct ranks_mpirun mpirun = {.rank = -1};
-    char buffer[256] = "";
-    int fds[2], saved = dup(STDERR_FILENO);
-
-    (void)state;
-    assert_int_equal(pipe(fds), 0);
-    dup2(fds[1], STDERR_FILENO);
-    close(fds[1]);
-    for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++)
-        ranks_mpirun_line(&mpirun, lines[i], false);
-    ranks_mpirun_line(&mpirun, "not when it is told to end", true);
-    fflush(stderr);
-    dup2(saved, STDERR_FILENO);
-    close(saved);
-    assert_true(read(fds[0], buffer, sizeof(buffer) - 1) > 0);
-    close(fds[0]);
-    assert_string_equal(buffer, "There are not enough slots available\na rank's own words\n");
-    assert_int_equal(mpirun.rank, 5);
-    assert_int_equal(mpirun.signal, 11);
-}
-
 int main(void)
 {
     static enum ranks_boot forked = RANKS_FORK, threads = RANKS_THREADS;
@@ -465,7 +429,6 @@ int main(void)
         cmocka_unit_test(test_early_exit),
         cmocka_unit_test(test_spec_survives_json),
         cmocka_unit_test(test_equal_problems_are_one),
-        cmocka_unit_test(test_mpirun_banners),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -442,11 +442,6 @@ void cuda_ll_net_close(struct cuda_ll_net *net)
     for (at = &net->cuda->ll_nets; *at != net;)
         at = &(*at)->next;
     *at = net->next;
-    /* The network may still read what it has not sent, which then is never freed. */
-    for (int rank = 0; net->wire.streams && rank < net->wire.nranks; rank++)
-        if (is_remote(net, rank) && ep_streams_get_net(net->wire.streams)->ops->retains_sources &&
-            !ep_streams_flushed_to(net->wire.streams, rank))
-            net->remotes[rank].out = (struct pinned){.base = NULL};
     if (atomic_load(&net->cuda->group.comm->failed))
         ep_streams_abandon(net->wire.streams);
     if (net->wire.streams)

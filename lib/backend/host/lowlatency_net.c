@@ -478,12 +478,11 @@ static void unlink_from_comm(struct host_ll *inner)
         *at = inner->next;
 }
 
-/* `retains`: the network may still read queued parcels, which are then not freed. */
-static void free_parcels(struct peer *peer, bool retains)
+static void free_parcels(struct peer *peer)
 {
     for (int i = 0; i < 2 * LL_PAYLOADS; i++)
         free(peer->parcels[i / LL_PAYLOADS][i % LL_PAYLOADS]);
-    while (peer->queue && !retains) {
+    while (peer->queue) {
         struct parcel *next = peer->queue->next;
 
         free(peer->queue);
@@ -495,7 +494,6 @@ void ll_net_close(ep_ll *ll)
 {
     struct host_ll *inner = ll->impl;
     struct ll_net *n = inner->net;
-    bool retains = false;
 
     if (!n)
         return;
@@ -506,11 +504,10 @@ void ll_net_close(ep_ll *ll)
     }
     if (n->net) {
         n->net->abandoned = atomic_load(&ll->comm->failed) != EP_OK;
-        retains = n->net->ops->retains_sources;
         n->net->ops->free(n->net);
     }
     for (int rank = 0; rank < ll->comm->nranks; rank++)
-        free_parcels(&n->peers[rank], retains);
+        free_parcels(&n->peers[rank]);
     pthread_cond_destroy(&n->changed);
     pthread_mutex_destroy(&n->lock);
     free(n);

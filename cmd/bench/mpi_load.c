@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* mpi_load.c - whether this machine has an MPI that the benchmark's baseline can be measured with. */
+#include "mpirun.h"
+
+#include "base/module.h"
+#include "machine/source/source.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MODULE_FILE "libepkit-bench-mpi.so"
+#define LOAD_MS 30000 /* from a busy file server */
+
+/* RTLD_GLOBAL: plugins of MPI need its symbols. */
+ep_status bench_mpi_load(const struct bench_mpi_module **ret_module)
+{
+    const void *table = NULL;
+
+    EP_TRY(ep_module_load(MODULE_FILE, RTLD_GLOBAL, BENCH_MPI_SYMBOL, BENCH_MPI_ABI, &table));
+    *ret_module = table;
+    return EP_OK;
+}
+
+static bool find_program(const char *name)
+{
+    const char *path = getenv("PATH");
+    char file[4096];
+
+    for (const char *at = path ? path : "/usr/bin:/bin"; *at;) {
+        size_t n = strcspn(at, ":");
+
+        snprintf(file, sizeof(file), "%.*s/%s", (int)n, at, name);
+        if (n && access(file, X_OK) == 0)
+            return true;
+        at += n + (at[n] == ':');
+    }
+    return false;
+}
+
+/* Runs in a child process, because an MPI library starts threads and installs memory hooks. */
+static json_t *query_version(void *unused)
+{
+    const struct bench_mpi_module *module = NULL;
+
+    (void)unused;
+    if (bench_mpi_load(&module) != EP_OK)
+        return json_pack("{s:s}", "why", ep_last_error());
+    return json_pack("{s:s}", "version", module->library_version());
+}
+
+static struct {
+    bool queried, available;
+    char text[512]; /* the version, or why it is not available */
+} mpi;
+
+static void probe_module(void)
+{
+    const char *version = NULL, *why = NULL;
+    struct source *source = NULL;
+    struct source_answer answer;
+
+    if (source_open(NULL, &source) != EP_OK) {
+        snprintf(mpi.text, sizeof(mpi.text), "%s", ep_last_error());
+        return;
+    }
+    answer = source_query(source, "mpi", query_version, NULL, LOAD_MS);
+    version = json_string_value(json_object_get(answer.value, "version"));
+    why = json_string_value(json_object_get(answer.value, "why"));
+    mpi.available = version;
+    if (version)
+        snprintf(mpi.text, sizeof(mpi.text), "%s", version);
+    else
+        snprintf(mpi.text, sizeof(mpi.text), "cannot load %s: %s", MODULE_FILE, why ? why : answer.why);
+    source_free(source);
+}
+
+static void query_mpi(void)
+{
+    if (mpi.queried)
+        return;
+    mpi.queried = true;
+    if (find_program("mpirun"))
+        probe_module();
+    else
+        snprintf(mpi.text, sizeof(mpi.text), "mpirun is not in PATH");
+}
+
+bool bench_mpi_available(const char **ret_why)
+{
+    query_mpi();
+    if (!mpi.available)
+        *ret_why = mpi.text;
+    return mpi.available;
+}
+
+const char *bench_mpi_version(void)
+{
+    query_mpi();
+    return mpi.available ? mpi.text : NULL;
+}
