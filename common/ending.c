@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ending.h"
 
+#include "file.h"
 #include "output.h"
 
 #include <epkit/types.h>
@@ -27,18 +28,6 @@ static struct {
     char interrupted[N_SIGNALS][320]; /* whole documents: a handler must not allocate */
 } ending;
 
-static void write_all(const char *text, size_t bytes)
-{
-    while (bytes > 0) {
-        ssize_t written = write(STDOUT_FILENO, text, bytes);
-
-        if (written <= 0)
-            return;
-        text += written;
-        bytes -= (size_t)written;
-    }
-}
-
 static void on_signal(int number)
 {
     int expected = EXPECTED;
@@ -46,7 +35,7 @@ static void on_signal(int number)
     if (getpid() == ending.owner && atomic_compare_exchange_strong(&ending.state, &expected, LAST))
         for (size_t i = 0; i < N_SIGNALS; i++)
             if (signals[i] == number)
-                write_all(ending.interrupted[i], strlen(ending.interrupted[i]));
+                (void)file_write_all(STDOUT_FILENO, ending.interrupted[i], strlen(ending.interrupted[i]));
     /* SA_RESETHAND has reset the handler: this ends the process, unless it is PID 1 of a container. */
     raise(number);
     _exit(128 + number);
@@ -167,7 +156,7 @@ void ending_write_late(int code, const char *what, const char *where, const char
     json_object_set_new(document, "exit_code", json_integer(code));
     text = json_dumps(document, JSON_INDENT(2) | JSON_ENSURE_ASCII);
     if (text) {
-        write_all(text, strlen(text));
-        write_all("\n", 1);
+        (void)file_write_all(STDOUT_FILENO, text, strlen(text));
+        (void)file_write_all(STDOUT_FILENO, "\n", 1);
     }
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "temporary.h"
+#include "file.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -184,17 +185,7 @@ int temporary_folder_in(const char *parent, const char *name, struct temporary *
 
 int temporary_write(const struct temporary *temporary, const char *text, size_t bytes)
 {
-    while (bytes > 0) {
-        ssize_t n = write(temporary->fd, text, bytes);
-
-        if (n < 0 && errno != EINTR)
-            return errno;
-        if (n > 0) {
-            text += n;
-            bytes -= (size_t)n;
-        }
-    }
-    return 0;
+    return file_write_all(temporary->fd, text, bytes);
 }
 
 /* --- its end --- */

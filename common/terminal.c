@@ -58,7 +58,7 @@ static bool is_ending(void)
  * A stalled reader must not keep a signal from ending the command. A pipe that polls as writable accepts PIPE_BUF bytes
  * without blocking. This also handles a stream that another process has set to O_NONBLOCK.
  */
-static int write_all(int fd, const char *text, size_t bytes)
+static int terminal_write(int fd, const char *text, size_t bytes)
 {
     while (bytes > 0) {
         struct pollfd output = {.fd = fd, .events = POLLOUT};
@@ -84,7 +84,7 @@ static int write_all(int fd, const char *text, size_t bytes)
 static int put(struct filter *filter, const char *text, size_t bytes)
 {
     if (!filter->error)
-        filter->error = write_all(filter->fd, text, bytes);
+        filter->error = terminal_write(filter->fd, text, bytes);
     if (filter->error == EPIPE && filter->fd == STDOUT_FILENO)
         inherited_broken_pipe();
     errno = filter->error;

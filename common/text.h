@@ -30,6 +30,9 @@ const char *text_base(const char *path);
 #define TEXT_DISTANCE_BYTES 65
 int text_distance(const char *a, const char *b);
 
+/* 64-bit FNV-1a hash. */
+uint64_t text_hash(const char *text, size_t bytes);
+
 /* A part of a text. */
 struct piece {
     const char *text;

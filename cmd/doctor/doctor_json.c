@@ -5,7 +5,7 @@
 #include "cmd/topo/topo_view.h"
 #include "common/output.h"
 #include "machine/doctor/network.h"
-#include "machine/software/variables.h"
+#include "common/variables.h"
 
 #include "common/clean.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* help.c - help texts from the command table, always eighty columns wide, so that they can be compared. */
 #include "help.h"
-#include "machine/software/variables.h"
+#include "common/variables.h"
 
 #include "common/text.h"
 

@@ -7,6 +7,7 @@
  * undone at its old target before it is applied at the new one.
  */
 #include "base/error.h"
+#include "common/text.h"
 #include "install.h"
 
 #include <dirent.h>
@@ -35,7 +36,7 @@ static void folder_of(const struct install *install, const char *id, char ret_pa
 /* "undo-DIGEST.sh" of what the step undoes; without the variables, which may change and have no effect here. */
 static ep_status name_of(const struct recipe_step *step, char ret_name[40])
 {
-    uint64_t hash = 14695981039346656037u;
+    uint64_t hash;
     char *text = NULL;
     size_t bytes;
     FILE *out = open_memstream(&text, &bytes);
@@ -48,8 +49,7 @@ static ep_status name_of(const struct recipe_step *step, char ret_name[40])
         free(text);
         return ep_fail(EP_E_MEMORY, "no memory");
     }
-    for (const char *at = text; *at; at++)
-        hash = (hash ^ (unsigned char)*at) * 1099511628211u;
+    hash = text_hash(text, strlen(text));
     free(text);
     snprintf(ret_name, 40, "undo-%016" PRIx64 ".sh", hash);
     return EP_OK;

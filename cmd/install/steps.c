@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* steps.c - the steps of a recipe: common keys, the keys of each type, shapes of values. */
 #include "base/error.h"
+#include "common/text.h"
 #include "types.h"
 
 #include <ctype.h>
@@ -614,7 +615,7 @@ void state_set(struct step_state *state, enum step_now now, const char *format, 
 uint64_t step_digest(const struct recipe_step *step)
 {
     json_t *args = json_copy(step->args);
-    uint64_t hash = 14695981039346656037u;
+    uint64_t hash;
     char *text;
 
     /* Which paths it owns does not change what it makes. */
@@ -622,8 +623,7 @@ uint64_t step_digest(const struct recipe_step *step)
     text = json_dumps(args, JSON_COMPACT | JSON_SORT_KEYS);
     json_decref(args);
 
-    for (const char *at = text; at && *at; at++)
-        hash = (hash ^ (unsigned char)*at) * 1099511628211u;
+    hash = text ? text_hash(text, strlen(text)) : 0;
     free(text);
     return hash;
 }

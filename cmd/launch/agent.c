@@ -29,7 +29,7 @@
 
 static bool is_disconnected; /* the launcher does not read frames any more */
 
-static bool write_all(const char *data, size_t bytes)
+static bool agent_write(const char *data, size_t bytes)
 {
     struct pollfd ready = {.fd = STDOUT_FILENO, .events = POLLOUT};
 
@@ -52,7 +52,7 @@ bool agent_send(char kind, int rank, const char *data, size_t bytes)
 {
     char head[64];
 
-    return write_all(head, frame_head(kind, rank, bytes, head)) && write_all(data, bytes);
+    return agent_write(head, frame_head(kind, rank, bytes, head)) && agent_write(data, bytes);
 }
 
 bool agent_event(const char *name, json_t *object)

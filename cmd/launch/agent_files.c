@@ -3,6 +3,7 @@
 #include "agent_internal.h"
 
 #include "base/error.h"
+#include "common/file.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -16,30 +17,15 @@
 #define FOLDER "epkit-launch"
 #define PROBE_BYTES 65536 /* if the folder cannot take this much, the disk counts as full */
 
-static bool write_all(int fd, const char *data, size_t bytes)
-{
-    for (size_t done = 0; done < bytes;) {
-        ssize_t n = write(fd, data + done, bytes - done);
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return false;
-        done += (size_t)n;
-    }
-    return true;
-}
-
 static ep_status write_file(const char *dir, const char *name, const char *data, size_t bytes)
 {
     char path[512];
-    int fd, number = 0;
+    int fd, number;
 
     if (strchr(name, '/') || snprintf(path, sizeof(path), "%s/%s", dir, name) >= (int)sizeof(path))
         return ep_fail(EP_E_ARG, "'%.100s' is not a valid file name", name);
     fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0700);
-    if (fd < 0 || !write_all(fd, data, bytes))
-        number = errno;
+    number = fd < 0 ? errno : file_write_all(fd, data, bytes);
     if (fd >= 0 && close(fd) != 0 && number == 0)
         number = errno;
     return number ? ep_fail_errno(EP_E_SYSTEM, number, "writing %zu bytes to %s", bytes, path) : EP_OK;
@@ -49,10 +35,9 @@ static ep_status write_file(const char *dir, const char *name, const char *data,
 static int probe_disk(const char *base)
 {
     static const char data[PROBE_BYTES];
-    int fd = open(base, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600), number = 0;
+    int fd = open(base, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600), number;
 
-    if (fd < 0 || !write_all(fd, data, sizeof(data)))
-        number = errno;
+    number = fd < 0 ? errno : file_write_all(fd, data, sizeof(data));
     if (fd >= 0 && close(fd) != 0 && number == 0)
         number = errno;
     return number;

@@ -3,7 +3,7 @@
 #include "launch_internal.h"
 
 #include "base/error.h"
-#include "common/secret.h"
+#include "common/identifiers.h"
 
 #include <epkit/types.h>
 
@@ -83,7 +83,7 @@ ep_status folder_open(struct launch *launch)
 
 bool launch_is_secret(const char *name, const char *value)
 {
-    return secret_is_name(name) || secret_is_in_address(value);
+    return identifier_is_secret_name(name) || identifier_has_password(value);
 }
 
 static json_t *environment_document(const struct launch *launch)

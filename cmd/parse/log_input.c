@@ -2,6 +2,7 @@
 #include "log_input.h"
 
 #include "common/file.h"
+#include "common/json.h"
 #include "common/output.h"
 #include "common/progress.h"
 
@@ -157,13 +158,6 @@ int input_read_folder(const struct cmd *cmd, struct parser *parser, const struct
 
 /* --- text --- */
 
-static const char *text_of(const json_t *object, const char *key)
-{
-    const char *text = json_string_value(json_object_get(object, key));
-
-    return text ? text : "";
-}
-
 static json_t *or_null(const json_t *object, const char *key, const char *inner)
 {
     json_t *value = json_object_get(object, key);
@@ -247,7 +241,7 @@ static void print_run(const json_t *run)
 
     json_array_foreach(json_object_get(run, "problems"), i, item)
     {
-        out_line("  %s:%lld..%lld: %s", text_of(run, "source"),
+        out_line("  %s:%lld..%lld: %s", json_text(run, "source"),
                  (long long)json_integer_value(json_array_get(json_object_get(run, "lines"), 0)),
                  (long long)json_integer_value(json_array_get(json_object_get(run, "lines"), 1)),
                  json_string_value(item));
@@ -255,9 +249,9 @@ static void print_run(const json_t *run)
     json_array_foreach(json_object_get(run, "causes"), i, item)
     {
         if (json_is_string(json_object_get(item, "id")))
-            out_line("  probable cause: %s (epkit doctor, id %s)", text_of(item, "text"), text_of(item, "id"));
+            out_line("  probable cause: %s (epkit doctor, id %s)", json_text(item, "text"), json_text(item, "id"));
         else
-            out_line("  probable cause: %s", text_of(item, "text"));
+            out_line("  probable cause: %s", json_text(item, "text"));
     }
     json_array_foreach(json_object_get(run, "notes"), i, item)
     {
@@ -267,9 +261,9 @@ static void print_run(const json_t *run)
     if (json_is_null(json_object_get(run, "hardware")) &&
         json_is_number(json_object_get(json_object_get(item, "percent_of_peak"), "rdma")))
         out_line("  %% peak: assumes one NIC of 400 Gb/s for each GPU, because no machine is named (--hardware)");
-    expected = text_of(json_object_get(item, "expected"), "source");
+    expected = json_text(json_object_get(item, "expected"), "source");
     if (*expected)
-        out_line("  expected %s: %s, %s", text_of(run, "title"), text_of(json_object_get(item, "expected"), "from"),
+        out_line("  expected %s: %s, %s", json_text(run, "title"), json_text(json_object_get(item, "expected"), "from"),
                  expected);
 }
 
@@ -283,16 +277,16 @@ int verdict_print(const json_t *document)
     json_array_foreach(runs, i, item)
     {
         if (json_array_size(runs) > 1)
-            out_line("%s (%s)", text_of(item, "verdict"), text_of(item, "source"));
+            out_line("%s (%s)", json_text(item, "verdict"), json_text(item, "source"));
         print_run(item);
     }
     json_array_foreach(json_object_get(document, "faults"), i, item)
     {
-        const char *id = text_of(item, "id");
+        const char *id = json_text(item, "id");
 
         out_line("%s%s%s%s: %s (%s:%lld, %lld times)",
                  json_is_true(json_object_get(item, "fatal")) ? "fault" : "warning", *id ? " (doctor id " : "", id,
-                 *id ? ")" : "", text_of(item, "cause"), text_of(item, "source"),
+                 *id ? ")" : "", json_text(item, "cause"), json_text(item, "source"),
                  (long long)json_integer_value(json_object_get(item, "line")),
                  (long long)json_integer_value(json_object_get(item, "count")));
     }

@@ -7,6 +7,7 @@
  *     ON   OP       TYPE RANKS TOKENS TIME us     P10     P90 LOGICAL GB/s WIRE GB/s x memcpy x alltoallv
  *     host dispatch bf16     2     64   683.5   475.0  8107.2        2.674     1.342     0.81      123.76
  */
+#include "common/json.h"
 #include "parse_internal.h"
 
 #include <math.h>
@@ -30,13 +31,6 @@ static double number_of(const json_t *object, const char *key)
     return json_is_number(value) ? json_number_value(value) : NAN;
 }
 
-static const char *text_of(const json_t *object, const char *key)
-{
-    const char *text = json_string_value(json_object_get(object, key));
-
-    return text ? text : "";
-}
-
 static void read_settings(struct parse_run *run, const json_t *parameters)
 {
     const json_t *tokens = json_object_get(parameters, "tokens");
@@ -57,7 +51,7 @@ static void read_test(struct parser *parser, json_t *document)
     json_t *item;
     size_t i;
 
-    snprintf(title, sizeof(title), "epkit test %.40s", text_of(document, "matrix"));
+    snprintf(title, sizeof(title), "epkit test %.40s", json_text(document, "matrix"));
     run = run_begin(parser, PARSE_EPKIT_TEST, title);
     if (!run)
         return;
@@ -73,15 +67,15 @@ static void read_test(struct parser *parser, json_t *document)
 
         if (!json_is_false(json_object_get(item, "passed")))
             continue;
-        snprintf(text, sizeof(text), "case %d, %.80s: %.100s", (int)integer_of(item, "index"), text_of(item, "name"),
-                 text_of(item, "detail"));
+        snprintf(text, sizeof(text), "case %d, %.80s: %.100s", (int)integer_of(item, "index"), json_text(item, "name"),
+                 json_text(item, "detail"));
         run_problem(run, text);
     }
     json_array_foreach(json_object_get(document, "errors"), i, item)
     {
         char text[PARSE_TEXT];
 
-        snprintf(text, sizeof(text), "%.80s: %.110s", text_of(item, "what"), text_of(item, "text"));
+        snprintf(text, sizeof(text), "%.80s: %.110s", json_text(item, "what"), json_text(item, "text"));
         run_problem(run, text);
     }
     run->document = json_incref(document);
@@ -96,7 +90,7 @@ static void read_bench(struct parser *parser, json_t *document)
     if (!run)
         return;
     read_settings(run, json_object_get(document, "parameters"));
-    snprintf(run->device, sizeof(run->device), "%.63s", text_of(document, "device"));
+    snprintf(run->device, sizeof(run->device), "%.63s", json_text(document, "device"));
     json_array_foreach(json_object_get(document, "rows"), i, row)
     {
         struct parse_measure *measure;
@@ -104,7 +98,7 @@ static void read_bench(struct parser *parser, json_t *document)
 
         if (run->ranks < 0)
             run->ranks = integer_of(row, "ranks");
-        measure = run_measure(run, text_of(row, "op"), text_of(row, "type"), NULL);
+        measure = run_measure(run, json_text(row, "op"), json_text(row, "type"), NULL);
         if (!measure)
             break;
         measure_sample(measure, logical);
@@ -176,7 +170,7 @@ static void read_document(struct parser *parser, const char *text, size_t bytes)
 {
     json_error_t error;
     json_t *document = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    const char *verb = text_of(document, "verb");
+    const char *verb = json_text(document, "verb");
 
     if (!document) {
         lose_document(parser, text, "its JSON document is torn");

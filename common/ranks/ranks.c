@@ -6,6 +6,7 @@
 #include "gpu.h"
 
 #include "common/clean.h"
+#include "common/file.h"
 #include "common/text.h"
 
 #include <errno.h>
@@ -31,7 +32,7 @@ int ranks_worse(int a, int b)
 void ranks_emit(struct ranks_ctx *ctx, json_t *event)
 {
     const struct ranks_rank_context *self = (const struct ranks_rank_context *)ctx;
-    size_t length, sent = 0;
+    size_t length;
     char *line;
 
     if (ctx->emit_fd < 0) {
@@ -45,16 +46,8 @@ void ranks_emit(struct ranks_ctx *ctx, json_t *event)
         return;
     length = strlen(line);
     line[length++] = '\n';
-    while (sent < length) {
-        ssize_t n = write(ctx->emit_fd, line + sent, length - sent);
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        /* The launcher has exited: this rank is about to be killed. */
-        if (n < 0)
-            break;
-        sent += (size_t)n;
-    }
+    /* When this fails, the launcher has exited: this rank is about to be killed. */
+    (void)file_write_all(ctx->emit_fd, line, length);
     free(line);
 }
 

@@ -2,8 +2,8 @@
 /*
  * checks.h - the list of checks, by group, in the order in which they run and are shown.
  *
- * A check is `const struct doctor_check check_<id>`, with '_' for '-', in checks_<group>.c or rules_<group>.c; a row
- * here registers it. Each fault is reported by exactly one check. If two checks could detect it, the one closer to the
+ * A check is `const struct doctor_check check_<id>`, with '_' for '-', in the checks_*.c of its subject; a row here
+ * registers it. Each fault is reported by exactly one check. If two checks could detect it, the one closer to the
  * cause reports it, and the other one does not.
  */
 #ifndef EP_DOCTOR_CHECKS_H

@@ -61,7 +61,7 @@ static const char *buffer_path(const struct doctor_machine *machine, const struc
 }
 
 /* The parent folder of the package: the entry of PYTHONPATH, or the top of a source tree. */
-static const char *above(const struct doctor_machine *machine, const struct software_copy *copy)
+static const char *folder_above(const struct doctor_machine *machine, const struct software_copy *copy)
 {
     const char *slash = strrchr(copy->folder, '/');
 
@@ -310,7 +310,7 @@ static const char *deepep_source(const struct doctor_machine *machine)
 
     for (int i = 0; i < deepep->n; i++)
         if (deepep->copies[i].is_source)
-            return above(machine, &deepep->copies[i]);
+            return folder_above(machine, &deepep->copies[i]);
     return "";
 }
 

@@ -9,34 +9,17 @@
 
 #define HOST "libnvshmem_host.so.3"
 
-/* The extension that Python imports, if readable; "" ends the check, with the reason set. */
-static const char *extension(const struct doctor_machine *machine, struct doctor_result *result)
+/* The extension that Python imports on a machine with GPUs; "" ends the check, with the reason set. */
+static const char *extension_of(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct software_deepep *deepep = &machine->software->deepep;
-    const char *path = deepep->imported >= 0 ? deepep->copies[deepep->imported].extension : "";
-    struct elf_facts facts;
-
     if (!machine_has_gpus(machine, result) || !machine_has_environment(machine, result))
         return "";
-    if (deepep->imported < 0) {
-        doctor_not_applicable(machine, result, "no deep_ep is on Python's path");
-        return "";
-    }
-    if (!*path) {
-        doctor_not_applicable(machine, result, "there is no deep_ep_cpp next to %s",
-                              deepep->copies[deepep->imported].folder);
-        return "";
-    }
-    facts = source_elf(machine->source, "%s", path);
-    if (facts.state == SOURCE_OK)
-        return path;
-    doctor_unknown(machine, result, "%s: %s", path, machine_reason(facts.state, facts.why));
-    return "";
+    return machine_extension(machine, result);
 }
 
 /* --- other-nvshmem --- */
 
-static bool needs(const struct elf_facts *facts, const char *name)
+static bool needs_library(const struct elf_facts *facts, const char *name)
 {
     for (size_t i = 0; i < facts->n_needed; i++)
         if (strcmp(facts->needed[i], name) == 0)
@@ -94,13 +77,13 @@ static void report_other_nvshmem(const struct doctor_machine *machine, struct do
 static void run_other_nvshmem(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
-    const char *path = extension(machine, result), *linked, *version;
+    const char *path = extension_of(machine, result), *linked, *version;
     struct elf_facts facts;
 
     if (!*path)
         return;
     facts = source_elf(machine->source, "%s", path);
-    if (!needs(&facts, HOST)) {
+    if (!needs_library(&facts, HOST)) {
         doctor_not_applicable(machine, result, "%s was built without NVSHMEM", path);
         return;
     }
@@ -211,7 +194,7 @@ static void run_gpu_arch(const struct doctor_machine *machine, struct doctor_res
 {
     const struct topo *topo = machine->topo;
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
-    const char *path = extension(machine, result), *files[2] = {path, ""}, *not_understood = "";
+    const char *path = extension_of(machine, result), *files[2] = {path, ""}, *not_understood = "";
     bool is_known = false;
 
     if (!*path)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checks_gpu.c - errors and NVLinks as the GPUs report them. In the group of the driver, which reports them. */
+/* checks_gpu.c - the set of GPUs: number, errors, MIG, clocks. In the group of the driver, which reports them. */
 #include "checks.h"
 #include "inventory.h"
 #include "kernel_log.h"
+#include "machine/software/libs.h"
 #include "queries.h"
 #include "shell.h"
 #include "xid.h"
@@ -10,6 +11,138 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+
+/* --- inventory --- */
+
+#define NVIDIA 0x10de
+#define CLASS_DISPLAY 0x03
+
+/* The number of GPUs on the bus, including those of other containers and jobs. */
+static int gpus_on_bus(const struct topo *topo)
+{
+    int n = 0;
+
+    for (int i = 0; i < topo->n_pci; i++)
+        n += topo->pci[i].vendor == NVIDIA && topo->pci[i].class_code >> 16 == CLASS_DISPLAY;
+    return n > topo->n_gpus ? n : topo->n_gpus;
+}
+
+static void __attribute__((format(printf, 5, 6)))
+differs(const struct doctor_machine *machine, struct doctor_result *result, const char *where, const char *what,
+        const char *format, ...)
+{
+    char text[512];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    if (result->outcome != DOCTOR_FOUND)
+        doctor_found(machine, result, DOCTOR_ERROR, "%s: %s", what, text);
+    doctor_evidence(machine, result, where, "%s: %s", what, text);
+}
+
+/* Matches the beginning of a version: "580" and "580.126" match "580.126.09", "58" does not. */
+static bool is_version(const char *expected, const char *is)
+{
+    size_t n = strlen(expected);
+
+    return strncmp(expected, is, n) == 0 && (is[n] == '\0' || is[n] == '.' || is[n] == '-');
+}
+
+static void expect_nics(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct doctor_inventory *expected = machine->expected;
+    const struct topo *topo = machine->topo;
+    int n = 0;
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        const struct topo_nic *nic = &topo->nics[i];
+
+        if (!machine_is_data_nic(topo, i))
+            continue;
+        n++;
+        if (*expected->firmware && *nic->firmware && !is_version(expected->firmware, nic->firmware))
+            differs(machine, result, nic->name, "firmware of a NIC", "%s, and %s is expected", nic->firmware,
+                    expected->firmware);
+        for (int p = 0; p < nic->n_ports; p++) {
+            const struct topo_port *port = &nic->ports[p];
+
+            if (!port->active)
+                continue;
+            if (expected->nic_gbps > 0 && port->rate_gbps > 0 && port->rate_gbps != expected->nic_gbps)
+                differs(machine, result, nic->name, "rate of a NIC", "%g Gb/s, and %g Gb/s is expected",
+                        port->rate_gbps, expected->nic_gbps);
+            if (expected->link_layer != TOPO_LINK_UNKNOWN && port->link_layer != expected->link_layer)
+                differs(machine, result, nic->name, "link layer of a NIC", "not %s, as is expected",
+                        expected->link_layer == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand");
+        }
+    }
+    if (expected->nics && n != expected->nics)
+        differs(machine, result, "/sys/class/infiniband", "NICs for data", "%d, and %d are expected", n,
+                expected->nics);
+}
+
+static void compare_inventory(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct doctor_inventory *expected = machine->expected;
+    const struct topo *topo = machine->topo;
+
+    if (expected->gpus && topo->n_gpus != expected->gpus)
+        differs(machine, result, "/sys/bus/pci/devices", "GPUs", "%d, and %d are expected", topo->n_gpus,
+                expected->gpus);
+    for (int i = 0; *expected->gpu && i < topo->n_gpus; i++)
+        if (*topo->gpus[i].name && !strcasestr(topo->gpus[i].name, expected->gpu))
+            differs(machine, result, topo->pci[topo->gpus[i].pci].address, "kind of a GPU", "%s, and %s is expected",
+                    topo->gpus[i].name, expected->gpu);
+    if (*expected->driver && !is_version(expected->driver, topo->driver))
+        differs(machine, result, "/proc/driver/nvidia/version", "NVIDIA driver", "%s, and %s is expected",
+                *topo->driver ? topo->driver : "none", expected->driver);
+    expect_nics(machine, result);
+    if (result->outcome == DOCTOR_FOUND)
+        doctor_advise(
+            machine, result,
+            "%s specifies this. Look for a missing device on the bus (lspci -d 10de:, lspci -d 15b3:) and in the "
+            "kernel log; a device that is not even on the bus needs the node's power cycled, or the vendor.",
+            expected->source);
+}
+
+static void run_inventory(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const char *board = "";
+    int due, n = gpus_on_bus(machine->topo);
+
+    if (machine->expected) {
+        compare_inventory(machine, result);
+        return;
+    }
+    due = machine->topo->n_gpus ? inventory_of_board(machine, &board) : 0;
+    if (due == 0) {
+        doctor_not_applicable(machine, result, "no expectation is given (--expect FILE)");
+        return;
+    }
+    if (n >= due)
+        return;
+    doctor_found(machine, result, DOCTOR_ERROR, "%d of %d GPUs are on the PCI bus of %s", n, due, board);
+    for (int i = 0; i < machine->topo->n_gpus; i++)
+        doctor_evidence(machine, result, machine->topo->pci[machine->topo->gpus[i].pci].address, "GPU %d", i);
+    doctor_advise(
+        machine, result,
+        "A GPU that is not on the bus is not seen by the driver either: take the node out of service, cycle its "
+        "power, and have the board inspected if the GPU stays missing.");
+}
+
+const struct doctor_check check_inventory = {
+    .id = "inventory",
+    .group = "driver",
+    .mode = 43,
+    .title = "the machine has the devices that it should have",
+    .symptom = "A job finds fewer GPUs or NICs than on other nodes, and waits or fails at its start.",
+    .cause = "A device has dropped off the PCI bus, or the node is of another type than the job expects.",
+    .remedy = "Cycle the power of the node, and have it repaired if the device stays missing.",
+    .links = (const char *const[]){"/sys/bus/pci/devices", "/sys/class/dmi/id/product_name", NULL},
+    .run = run_inventory,
+};
 
 /* --- gpu-errors --- */
 
@@ -177,256 +310,143 @@ const struct doctor_check check_gpu_errors = {
     .run = run_gpu_errors,
 };
 
-/* --- nvlink --- */
+/* --- mig --- */
 
 /*
- * Boards with soldered NVLinks, where all links should be up: SXM modules, Blackwell superchips, and everything with a
- * fabric or a switch. On all others (PCIe cards, A40, workstations, a single GH200) the links go to a bridge or a cable
- * that may be absent.
+ * "NVIDIA H100XM-1-10C" is a virtual GPU of one slice with 10 GB, an instance of a GPU of the host; "H100XM-80C" is a
+ * whole GPU.
  */
-static bool is_soldered(const struct topo *topo, const struct topo_gpu *self)
+static bool is_virtual_instance(const struct topo_gpu *gpu)
 {
-    static const char *const cards[] = {"PCIe", " NVL", "RTX", "Quadro", "GH200", NULL};
-    static const char *const boards[] = {"SXM", "HBM3", "H100", "H200", "H800", "H20", "B200", "B300", NULL};
+    const char *last = strrchr(gpu->name, '-'), *at = last;
+    size_t n = last ? 1 + strspn(last + 1, "0123456789") : 0;
 
-    for (int i = 0; cards[i]; i++)
-        if (strcasestr(self->name, cards[i]))
-            return false;
-    for (int i = 0; boards[i]; i++)
-        if (strstr(self->name, boards[i]))
-            return true;
-    for (int i = 0; i < topo->n_gpus; i++)
-        if (topo->gpus[i].answered && strcmp(topo->gpus[i].name, self->name) == 0 &&
-            (topo->gpus[i].fabric > TOPO_FABRIC_NONE || topo->gpus[i].nvlinks_switch > 0))
-            return true;
-    return false;
+    while (at && at > gpu->name && strchr("0123456789", at[-1]))
+        at--;
+    return n > 1 && strchr("ABCQ", last[n]) && last[n] && at < last && at > gpu->name && at[-1] == '-';
 }
 
-/*
- * The number of links that should be up on a GPU: all of its own; on boards with bridges, as many as on its siblings.
- */
-static int links_due(const struct topo *topo, int gpu)
-{
-    const struct topo_gpu *self = &topo->gpus[gpu];
-    int due = 0;
-
-    if (is_soldered(topo, self))
-        return self->nvlinks;
-    for (int i = 0; i < topo->n_gpus; i++)
-        if (strcmp(topo->gpus[i].name, self->name) == 0 && topo->gpus[i].nvlinks_up > due)
-            due = topo->gpus[i].nvlinks_up;
-    return due;
-}
-
-/* Cloud instances with a single GPU of a board have the links to the others disabled. */
-static bool is_partial_board(const struct topo *topo)
-{
-    return topo->n_gpus == 1 && topo->gpus[0].nvlinks_up == 0 && topo->gpus[0].fabric != TOPO_FABRIC_FAILED;
-}
-
-struct nvlink_count {
-    int n_answered, n_linked; /* GPUs that answered; that have links */
-    int n_down, first_down;   /* GPUs with links down; the first of them */
-    int n_dead;               /* GPUs with all links down */
-    int n_due;                /* GPUs whose links should be up */
-    bool without_bridge;      /* GPUs with links down have no link up, and may have no bridge */
-    int n_starting, n_failed; /* by state of their fabric */
-    int first_fabric;
-};
-
-static struct nvlink_count count_nvlinks(const struct doctor_machine *machine)
+static void run_mig(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
-    struct nvlink_count count = {.first_down = -1, .first_fabric = -1, .without_bridge = true};
+    int n = 0, n_virtual = 0, first = -1;
 
     for (int i = 0; i < topo->n_gpus; i++) {
-        const struct topo_gpu *gpu = &topo->gpus[i];
-
-        if (!gpu->answered)
-            continue;
-        count.n_answered++;
-        count.n_linked += gpu->nvlinks > 0;
-        count.n_due += links_due(topo, i) > 0;
-        if (gpu->nvlinks_up < links_due(topo, i)) {
-            count.n_down++;
-            count.n_dead += gpu->nvlinks_up == 0;
-            count.without_bridge = count.without_bridge && gpu->nvlinks_up == 0 && !is_soldered(topo, gpu);
-            if (count.first_down < 0)
-                count.first_down = i;
-        }
-        /* If NVLinks connect several nodes, the check imex reports the state of the fabric. */
-        if (machine_has_multinode_nvlink(topo))
-            continue;
-        count.n_starting += gpu->fabric == TOPO_FABRIC_STARTING;
-        count.n_failed += gpu->fabric == TOPO_FABRIC_FAILED;
-        if (count.first_fabric < 0 && (gpu->fabric == TOPO_FABRIC_STARTING || gpu->fabric == TOPO_FABRIC_FAILED))
-            count.first_fabric = i;
+        n += topo->gpus[i].mig == 1;
+        n_virtual += is_virtual_instance(&topo->gpus[i]);
+        first = first < 0 && topo->gpus[i].mig == 1 ? i : first;
     }
-    return count;
-}
-
-/* All GPUs of a board with NVSwitches have lost the same number of links. */
-static bool is_switch_lost(const struct doctor_machine *machine, const struct nvlink_count *count)
-{
-    const struct topo *topo = machine->topo;
-
-    if (count->n_down < 2 || count->n_down != topo->n_gpus || inventory_nvswitches(machine) == 0)
-        return false;
-    for (int i = 1; i < topo->n_gpus; i++)
-        if (topo->gpus[i].nvlinks_up != topo->gpus[0].nvlinks_up)
-            return false;
-    return true;
-}
-
-static void report_nvlinks(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    for (int i = 0; i < machine->topo->n_gpus; i++) {
-        const struct topo_gpu *gpu = &machine->topo->gpus[i];
-        const char *fabric = gpu->fabric == TOPO_FABRIC_FAILED     ? ", fabric failed"
-                             : gpu->fabric == TOPO_FABRIC_STARTING ? ", fabric not ready"
-                                                                   : "";
-
-        if (gpu->answered && (gpu->nvlinks_up < links_due(machine->topo, i) || *fabric))
-            doctor_evidence(machine, result, machine_gpu_name(machine, i), "%d of %d NVLinks up%s", gpu->nvlinks_up,
-                            gpu->nvlinks, fabric);
-    }
-}
-
-/*
- * The NVSwitches of Blackwell boards are not on the PCI bus. The fabric manager reaches them by InfiniBand management
- * datagrams, and its service does not start without the module ib_umad ("Fabric Manager User Guide").
- */
-static bool misses_umad(const struct doctor_machine *machine)
-{
-    const struct topo *topo = machine->topo;
-
-    return topo->n_gpus > 0 && topo->gpus[0].cc_major == 10 && !machine_is_grace(topo) &&
-           !machine->software->os.in_container && machine_virtual(machine->source) == MACHINE_BARE_METAL &&
-           inventory_nvswitches(machine) == 0 &&
-           source_stat(machine->source, "/sys/module/ib_umad").state == SOURCE_ABSENT;
-}
-
-/* The fabric manager works only with the driver of its own version, so another version should not be restarted. */
-static void fix_fabric(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    const struct software_driver *driver = &machine->software->driver;
-    const struct os *os = &machine->software->os;
-    const char *manager = driver->fabric_manager, *version = driver->version;
-    int n_major = (int)strcspn(version, ".");
-
-    /* Up to Hopper, the fabric manager runs where the switches are. Those of Blackwell are not on the bus. */
-    if (machine_virtual(machine->source) == MACHINE_VIRTUAL && inventory_nvswitches(machine) == 0 &&
-        machine->topo->gpus[0].cc_major < 10) {
-        doctor_advise(
-            machine, result,
-            "The host of this virtual machine owns the NVSwitches. Its fabric manager sets up the fabric and the "
-            "partition with these GPUs, which cannot be done in the virtual machine. Contact the operator of the "
-            "host.");
+    if (n + n_virtual == 0)
+        return;
+    if (!machine_has_ranks(machine)) {
+        doctor_not_applicable(machine, result, "one GPU, and nothing needs several ranks");
         return;
     }
-    if (*manager)
-        doctor_evidence(machine, result, "nvidia-fabricmanager", "%s is %s, the driver is %s", manager,
-                        strcmp(driver->fabric_manager_from, SOFTWARE_FABRIC_LOG) == 0 ? "what was started last"
-                                                                                      : "installed",
-                        version);
-    if (misses_umad(machine)) {
-        doctor_evidence(machine, result, "/sys/module/ib_umad", "not loaded");
-        doctor_fix(machine, result, false, "sudo modprobe ib_umad\nsudo systemctl restart nvidia-fabricmanager");
-    } else if (!os->in_container && strcmp(manager, version) == 0)
-        doctor_fix(machine, result, false, "sudo systemctl restart nvidia-fabricmanager");
-    else if (!os->in_container && *manager && *os_install(machine->source, os, "x", "x"))
-        doctor_fix(
-            machine, result, false, "%s\nsudo systemctl restart nvidia-fabricmanager",
-            os_install(machine->source, os,
-                       source_printf(machine->source, "nvidia-fabricmanager-%.*s=%s-1", n_major, version, version),
-                       source_printf(machine->source, "'nvidia-fabric*manager-%s-1'", version)));
-    doctor_cost(machine, result, DOCTOR_FIX_RESTART, "Programs that use the GPUs of this machine end.");
+    if (n_virtual > 0) {
+        doctor_found(
+            machine, result, DOCTOR_ERROR,
+            "%d of %d GPUs are virtual ones of a part of a GPU, which have neither NVLink nor access to others",
+            n_virtual, topo->n_gpus);
+        for (int i = 0; i < topo->n_gpus; i++)
+            if (is_virtual_instance(&topo->gpus[i]))
+                doctor_evidence(machine, result, machine_gpu_name(machine, i), "%s", topo->gpus[i].name);
+        doctor_advise(
+            machine, result,
+            "Ask the operator of the host for whole GPUs: passed through, or with a profile of the whole memory, "
+            "which has a single number in its name.");
+        return;
+    }
+    doctor_found(machine, result, DOCTOR_ERROR,
+                 "MIG is on for %d of %d GPUs, and instances have neither NVLink nor access to other GPUs", n,
+                 topo->n_gpus);
+    for (int i = 0; i < topo->n_gpus; i++)
+        if (topo->gpus[i].mig == 1)
+            doctor_evidence(machine, result, topo->pci[topo->gpus[i].pci].address, "GPU %d: MIG mode is on", i);
+    doctor_advise(machine, result,
+                  "On the node, with nothing running on GPU %d: sudo %s -i %s -mig 0. It removes the instances "
+                  "and resets the GPU, which ends every program on it.%s",
+                  first, os_driver_program(machine->source, &machine->software->os, "nvidia-smi"),
+                  topo->pci[topo->gpus[first].pci].address,
+                  machine->software->os.in_container ? " In Kubernetes the MIG manager does it, by the label "
+                                                       "nvidia.com/mig.config=all-disabled."
+                                                     : "");
+}
+
+const struct doctor_check check_mig = {
+    .id = "mig",
+    .group = "driver",
+    .mode = 44,
+    .title = "GPUs are whole: MIG is off",
+    .symptom = "NCCL and NVSHMEM see no peer access between GPUs; memory and SMs are a fraction of what is expected.",
+    .cause = "A GPU in MIG mode is divided into instances. They do not use NVLink, and cannot map memory of other "
+             "GPUs.",
+    .remedy = "Switch MIG off on nodes for expert parallelism.",
+    .needs = DOCTOR_NEEDS_NVML,
+    .links = (const char *const[]){"nvidia-smi -mig", "CUDA_VISIBLE_DEVICES", NULL},
+    .run = run_mig,
+};
+
+/* --- clocks --- */
+
+static const char *slowdown_text(int slowdown)
+{
+    if (slowdown & TOPO_SLOW_HW_THERMAL)
+        return "the hardware lowers the clocks to half or less because it is too hot";
+    if (slowdown & TOPO_SLOW_POWER_BRAKE)
+        return "the power supply makes the hardware lower the clocks to half or less (power brake)";
+    if (slowdown & TOPO_SLOW_HARDWARE)
+        return "the hardware lowers the clocks to half or less";
+    return "the driver lowers the clocks because it is too hot";
+}
+
+/* Clocks that are lowered by a power cap, as under any full load, or by a setting are not a fault of the machine. */
+static void run_clocks(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+    int n = 0, n_expected = 0, first = -1, all = 0;
+
+    for (int i = 0; i < topo->n_gpus; i++) {
+        int slowdown = topo->gpus[i].slowdown;
+        bool is_hardware = slowdown > 0 && (slowdown & ~TOPO_SLOW_SW_THERMAL);
+
+        n_expected += slowdown >= 0;
+        n += slowdown > 0;
+        if (slowdown > 0 && (first < 0 || (is_hardware && !(all & ~TOPO_SLOW_SW_THERMAL))))
+            first = i;
+        all |= slowdown > 0 ? slowdown : 0;
+    }
+    if (n == 0) {
+        if (n_expected == 0)
+            doctor_not_applicable(machine, result, "the driver does not report why clocks are lowered");
+        return;
+    }
+    doctor_found(machine, result, all & ~TOPO_SLOW_SW_THERMAL ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s",
+                 machine_gpu_name(machine, first), slowdown_text(topo->gpus[first].slowdown),
+                 n > 1 ? ", and other GPUs are slowed down, too" : "");
+    for (int i = 0; i < topo->n_gpus; i++)
+        if (topo->gpus[i].slowdown > 0)
+            doctor_evidence(machine, result, machine_gpu_name(machine, i), "%s", slowdown_text(topo->gpus[i].slowdown));
     doctor_advise(
         machine, result,
-        "nvidia-fabricmanager has to run, in exactly the driver's version, %s (in a virtual machine: on the host; in "
-        "a container: on the node). 'nv-fabricmanager --version' prints its version; its journal says why it does not "
-        "run.%s",
-        *version ? version : "which is not known",
-        machine->topo->gpus[0].cc_major == 10 && inventory_nvswitches(machine) == 0
-            ? " This board needs NVLink's subnet manager as well (package nvlsm)."
-            : "");
+        "Check the current state: %s -q -d PERFORMANCE,TEMPERATURE,POWER. %s Under sustained load, one slow GPU "
+        "delays all ranks.",
+        os_driver_program(machine->source, &machine->software->os, "nvidia-smi"),
+        all & (TOPO_SLOW_HW_THERMAL | TOPO_SLOW_SW_THERMAL)
+            ? "Check the fans, the flow of air or water and its inlet temperature."
+            : "Check the node's power supplies, their cables and the power limit of the rack.");
 }
 
-static void run_nvlink(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    struct nvlink_count count;
-
-    if (!machine_has_driver(machine, result))
-        return;
-    if (!machine->topo->nvml) {
-        doctor_unknown(machine, result, "NVML does not answer: %s", machine->topo->nvml_why);
-        result->missing = machine_missing_nvml(machine);
-        return;
-    }
-    if (machine_isolates_gpus(machine->topo)) {
-        doctor_not_applicable(machine, result,
-                              "confidential computing isolates the GPUs, as the check confidential says");
-        return;
-    }
-    count = count_nvlinks(machine);
-    if (count.n_linked == 0 || is_partial_board(machine->topo)) {
-        doctor_not_applicable(machine, result,
-                              count.n_linked ? "a single GPU, provided without its NVLinks" : "GPUs without NVLink");
-        return;
-    }
-    if (count.n_due == 0 && count.n_failed == 0 && count.n_starting == 0) {
-        doctor_not_applicable(machine, result, "GPUs whose NVLinks need a bridge, and there is none");
-        return;
-    }
-    if (count.n_down == 0 && count.n_failed == 0 && count.n_starting == 0)
-        return;
-    if (count.n_failed || count.n_starting || (count.n_dead == count.n_linked && count.n_dead > 1)) {
-        doctor_found(machine, result, DOCTOR_ERROR, "the NVLink fabric is not up on %d of %d GPUs: %s",
-                     count.n_failed + count.n_starting ? count.n_failed + count.n_starting : count.n_dead,
-                     machine->topo->n_gpus,
-                     count.n_failed     ? "it has failed"
-                     : count.n_starting ? "it is not ready"
-                                        : "no link is up");
-        fix_fabric(machine, result);
-    } else if (count.without_bridge) {
-        doctor_found(machine, result, DOCTOR_WARNING, "no NVLink of %s is up%s, and other GPUs of its kind have them",
-                     machine_gpu_name(machine, count.first_down), count.n_down > 1 ? ", nor of more GPUs" : "");
-        doctor_advise(
-            machine, result,
-            "The NVLinks of these GPUs lead to a bridge: check that it is plugged in at both %s and its neighbor. If "
-            "the machine is meant to have no bridge, this is normal.",
-            machine_gpu_name(machine, count.first_down));
-    } else {
-        doctor_found(machine, result, DOCTOR_ERROR, "%d of %d NVLinks of %s are down%s",
-                     links_due(machine->topo, count.first_down) - machine->topo->gpus[count.first_down].nvlinks_up,
-                     links_due(machine->topo, count.first_down), machine_gpu_name(machine, count.first_down),
-                     count.n_down > 1 ? ", and of more GPUs" : "");
-        if (is_switch_lost(machine, &count)) {
-            doctor_evidence(machine, result, "/sys/bus/pci/devices", "%d NVSwitches", inventory_nvswitches(machine));
-            doctor_advise(
-                machine, result,
-                "All GPUs have lost the same number of links: the NVSwitch at their other end is missing or has "
-                "failed. Look for it on the bus (lspci -d 10de: | grep -i bridge) and for SXids in the kernel log; "
-                "take the node out of service and cycle its power. A reset of a GPU does not bring a switch back.");
-        } else
-            doctor_advise(
-                machine, result,
-                "Look at the links (nvidia-smi nvlink --status -i %s) and at the kernel log for Xid 74; reset the "
-                "GPU when nothing runs on the node. If the link stays down, take the node out of service.",
-                machine->topo->pci[machine->topo->gpus[count.first_down].pci].address);
-    }
-    report_nvlinks(machine, result);
-}
-
-const struct doctor_check check_nvlink = {
-    .id = "nvlink",
+const struct doctor_check check_clocks = {
+    .id = "clocks",
     .group = "driver",
-    .mode = 35,
-    .title = "all NVLinks are up and the fabric is ready",
-    .symptom =
-        "Dispatch within a node runs at a fraction of NVLink's bandwidth; \"system not yet initialized\" (CUDA 802).",
-    .cause = "NVLinks are down, or the fabric manager has not set up the switches.",
-    .remedy = "Start nvidia-fabricmanager in the version of the driver; repair links that stay down.",
-    .links = (const char *const[]){"nvidia-smi nvlink --status", "nvidia-fabricmanager", NULL},
-    .run = run_nvlink,
+    .mode = 57,
+    .title = "no fault lowers the clocks of GPUs",
+    .symptom = "One rank is slower than the others at the same work, and all others wait for it.",
+    .cause = "The GPU is too hot, or the power supply asks the hardware to save power: it runs with lower clocks.",
+    .remedy =
+        "Repair the cooling or the power supply. Clocks lowered by a power cap under full load are normal, and are "
+        "not reported.",
+    .needs = DOCTOR_NEEDS_NVML,
+    .links = (const char *const[]){"nvidia-smi -q -d PERFORMANCE", NULL},
+    .run = run_clocks,
 };

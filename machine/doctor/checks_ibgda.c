@@ -6,8 +6,8 @@
  * GDRCopy is gdrcopy, with it nic-handler.
  */
 #include "checks.h"
+#include "common/variables.h"
 #include "driver_fix.h"
-#include "machine/software/variables.h"
 #include "machine_nvshmem.h"
 #include "queries.h"
 #include "shell.h"

@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checks_limits.c - limits of the process: locked memory, shared memory. */
+/* checks_limits.c - limits of the process: locked memory, shared memory, files, processors. */
 #include "checks.h"
+#include "common/loopback.h"
+#include "machine/software/libs.h"
+#include "machine_job.h"
 #include "queries.h"
+#include "shell.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -270,4 +274,174 @@ const struct doctor_check check_shm = {
     .remedy = "Give the container more (--shm-size, an emptyDir in memory), or remount it larger.",
     .links = (const char *const[]){"/dev/shm", "/proc/self/mounts", NULL},
     .run = run_shm,
+};
+
+/* --- nofile --- */
+
+/* The number of ranks of the job, from its launcher's variables; -1 if not known. */
+static long ranks_of_job(const struct doctor_machine *machine)
+{
+    static const char *const names[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS",
+                                        "SLURM_NTASKS"};
+    long ranks = -1;
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        long value = machine_job_number(machine, names[i], -1);
+
+        ranks = value > ranks ? value : ranks;
+    }
+    return ranks;
+}
+
+/* Connections of NCCL and NVSHMEM, shared memory and data loaders: about 2 per peer, and some hundred at start. */
+#define FILES_TOO_FEW 1024
+#define FILES_HARD_FEW 4096
+#define RANKS_MANY 256
+
+static void run_nofile(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct source_text limits = source_read(machine->source, "/proc/self/limits");
+    const char *line = strstr(limits.text, "Max open files");
+    long long soft = -1, hard = -1;
+    long ranks = ranks_of_job(machine);
+    char *end;
+
+    if (!machine_has_ranks(machine)) {
+        doctor_not_applicable(machine, result, "one GPU, and nothing needs several ranks");
+        return;
+    }
+    if (line) {
+        line += strlen("Max open files");
+        soft = strtoll(line, &end, 10);
+        soft = end == line ? INT64_MAX : soft; /* "unlimited" */
+        line = end + strspn(end, " ");
+        hard = strtoll(line, &end, 10);
+        hard = end == line ? INT64_MAX : hard;
+    }
+    if (soft < 0) {
+        doctor_unknown(machine, result, "/proc/self/limits: %s",
+                       limits.state == SOURCE_OK ? "no line \"Max open files\""
+                                                 : machine_reason(limits.state, limits.why));
+        return;
+    }
+    if (soft >= FILES_TOO_FEW && hard >= FILES_HARD_FEW && !(soft <= FILES_TOO_FEW && ranks >= RANKS_MANY))
+        return;
+    doctor_found(machine, result, soft < FILES_TOO_FEW ? DOCTOR_ERROR : DOCTOR_WARNING,
+                 "the process may open %lld files, and can raise that to %lld", soft, hard);
+    doctor_evidence(machine, result, "/proc/self/limits", "Max open files %lld %lld", soft, hard);
+    if (hard > soft)
+        doctor_fix(machine, result, false, "ulimit -n %lld", hard < 1048576 ? hard : 1048576LL);
+    doctor_advise(machine, result,
+                  "The hard limit is set where the job is started: docker run --ulimit nofile=1048576, "
+                  "LimitNOFILE=1048576 for %s",
+                  os_is_for_containers(&machine->software->os)
+                      ? "containerd."
+                      : "slurmd, containerd and sshd, \"* - nofile 1048576\" in /etc/security/limits.d.");
+}
+
+const struct doctor_check check_nofile = {
+    .id = "nofile",
+    .group = "limits",
+    .mode = 38,
+    .title = "the process may open enough files",
+    .symptom = "\"Too many open files\" at the start of a large job, or when data loaders begin.",
+    .cause = "Each connection, shared memory segment and data file needs a descriptor, and the limit for them is low.",
+    .remedy = "Raise the limit where the job is started.",
+    .needs = DOCTOR_NEEDS_GPUS,
+    .links = (const char *const[]){"/proc/self/limits", "/etc/security/limits.d", NULL},
+    .run = run_nofile,
+};
+
+/* --- processors --- */
+
+/* The number of processors in a list such as "0-3,8"; 0 if it is not one. */
+static int count_list(const char *list)
+{
+    int n = 0;
+
+    while (*list >= '0' && *list <= '9' && n < 1 << 20) {
+        char *end;
+        long first = strtol(list, &end, 10), last = first;
+
+        if (*end == '-')
+            last = strtol(end + 1, &end, 10);
+        n += last >= first && last - first < 1 << 16 ? (int)(last - first) + 1 : 0;
+        list = end + (*end == ',');
+    }
+    return n;
+}
+
+#define CPU_MAX "/sys/fs/cgroup/cpu.max"
+#define CPU_V1 "/sys/fs/cgroup/cpu/"
+#define CPU_V1_QUOTA CPU_V1 "cpu.cfs_quota_us"
+
+/*
+ * The quota of the control group in processors: "200000 100000" is 2. Negative: none, or not known. From cgroups(7)
+ * version 2, then version 1.
+ */
+static double quota_of(struct source *source, const char **ret_where, const char **ret_text)
+{
+    struct source_text text = source_line(source, CPU_MAX);
+    double quota, period;
+    int64_t quota_us, period_us;
+
+    if (text.state == SOURCE_OK) {
+        *ret_where = CPU_MAX;
+        *ret_text = text.text;
+        return sscanf(text.text, "%lf %lf", &quota, &period) == 2 && period > 0 ? quota / period : -1;
+    }
+    if (source_number(source, &quota_us, CPU_V1_QUOTA) != SOURCE_OK || quota_us <= 0 ||
+        source_number(source, &period_us, CPU_V1 "cpu.cfs_period_us") != SOURCE_OK || period_us <= 0)
+        return -1;
+    *ret_where = CPU_V1_QUOTA;
+    *ret_text = source_printf(source, "%lld of a period of %lld", (long long)quota_us, (long long)period_us);
+    return (double)quota_us / (double)period_us;
+}
+
+static void run_processors(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct source_text status = source_read(machine->source, "/proc/self/status");
+    const char *list = machine_text_field(machine->source, status.text, "Cpus_allowed_list");
+    int n = count_list(list), gpus = machine_job_gpus(machine);
+    const char *where = "", *text = "";
+    double quota = quota_of(machine->source, &where, &text);
+    bool is_quota = quota > 0 && quota < n;
+    double has = is_quota ? quota : n;
+
+    if (!machine_has_ranks(machine) || gpus == 0) {
+        doctor_not_applicable(machine, result,
+                              "no GPU for this process, or one GPU and nothing that needs several ranks");
+        return;
+    }
+    if (n == 0) {
+        doctor_unknown(machine, result, "/proc/self/status: %s",
+                       status.state == SOURCE_OK ? "no line \"Cpus_allowed_list\""
+                                                 : machine_reason(status.state, status.why));
+        return;
+    }
+    if (has >= (gpus > 1 ? gpus : 2))
+        return;
+    doctor_found(machine, result, has < gpus ? DOCTOR_ERROR : DOCTOR_WARNING,
+                 "the process has %g processor%s for %d GPU%s", has, has == 1 ? "" : "s", gpus, gpus == 1 ? "" : "s");
+    if (is_quota)
+        doctor_evidence(machine, result, where, "%s", text);
+    else
+        doctor_evidence(machine, result, "/proc/self/status", "Cpus_allowed_list %s", list);
+    doctor_advise(machine, result,
+                  "Each rank needs a processor for itself and one for the threads of NCCL and NVSHMEM, better four: "
+                  "srun --cpus-per-task=8, mpirun --bind-to none or --map-by numa:PE=8, in Kubernetes a larger limit "
+                  "for cpu (or none).");
+}
+
+const struct doctor_check check_processors = {
+    .id = "processors",
+    .group = "limits",
+    .mode = 55,
+    .title = "there are enough processors for the GPUs of the process",
+    .symptom = "Everything is slow and varies: kernels are launched late, NCCL's proxy waits for its turn.",
+    .cause = "The launcher bound the rank to a single core, or the container has a small quota.",
+    .remedy = "Give each rank more processors.",
+    .needs = DOCTOR_NEEDS_GPUS | DOCTOR_NEEDS_ENVIRONMENT,
+    .links = (const char *const[]){"/proc/self/status", CPU_MAX, CPU_V1_QUOTA, NULL},
+    .run = run_processors,
 };

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * checks_nic.c - the speed of links, and access to NICs. The other checks of the group are in checks_gid.c,
- * checks_port.c, rules_bond.c and rules_port.c.
- */
+/* checks_nic.c - compares NICs with each other: links, access, firmware, the path to the processor. */
 #include "checks.h"
+#include "machine/hardware/counters.h"
 #include "queries.h"
+#include "shell.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -46,10 +45,9 @@ static bool is_compared(const struct topo *topo, int nic)
  */
 static bool are_siblings(const struct topo *topo, int a, int b)
 {
-    const struct topo_pci *pci_a = &topo->pci[topo->nics[a].pci], *pci_b = &topo->pci[topo->nics[b].pci];
     enum topo_path distance_a = machine_gpu_distance(topo, a), distance_b = machine_gpu_distance(topo, b);
 
-    return pci_a->vendor == pci_b->vendor && pci_a->device == pci_b->device &&
+    return machine_is_same_model(topo, a, b) &&
            (distance_a == distance_b || (distance_a <= TOPO_PXB && distance_b <= TOPO_PXB));
 }
 
@@ -202,6 +200,191 @@ const struct doctor_check check_slow_link = {
     .links = (const char *const[]){"/sys/class/infiniband/*/ports/*/rate", "/sys/bus/pci/devices/*/current_link_width",
                                    "/sys/bus/pci/devices/*/current_link_speed", NULL},
     .run = run_slow_link,
+};
+
+/* --- pci-uplink --- */
+
+static bool has_bridge_below(const struct topo *topo, int device)
+{
+    for (int i = 0; i < topo->n_pci; i++)
+        if (topo->pci[i].parent == device && topo->pci[i].class_code >> 8 == 0x0604)
+            return true;
+    return false;
+}
+
+/* Is the link slower than its maximum while another one of the same model and maximum is not? */
+static bool is_degraded(const struct topo *topo, int device)
+{
+    const struct topo_pci *self = &topo->pci[device];
+
+    if (self->link_width <= 0 || self->link_gts <= 0 || !is_below_maximum(self))
+        return false;
+    for (int i = 0; i < topo->n_pci; i++) {
+        const struct topo_pci *other = &topo->pci[i];
+
+        if (i != device && other->vendor == self->vendor && other->device == self->device &&
+            other->link_width_max == self->link_width_max && other->link_gts_max == self->link_gts_max &&
+            (other->link_width > self->link_width || pci_rate(other) > pci_rate(self)))
+            return true;
+    }
+    return false;
+}
+
+static void record_uplink(const struct doctor_machine *machine, struct doctor_result *result, int device)
+{
+    const struct topo_pci *pci = &machine->topo->pci[device];
+
+    if (result->outcome != DOCTOR_FOUND)
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "the PCIe link of the bridge at %s has %d of %d lanes at %g of %g GT/s", pci->address,
+                     pci->link_width, pci->link_width_max, pci->link_gts, pci->link_gts_max);
+    doctor_evidence(machine, result, pci->address, "%d lanes at %g GT/s; its maximum is %d at %g", pci->link_width,
+                    pci->link_gts, pci->link_width_max, pci->link_gts_max);
+}
+
+/*
+ * Checks the links above switches. The link of the device itself, which its upstream port also reports, is checked by
+ * slow-link.
+ */
+static void check_uplinks(const struct doctor_machine *machine, struct doctor_result *result, int device,
+                          unsigned char *seen)
+{
+    const struct topo *topo = machine->topo;
+    int guard = 0;
+
+    for (int p = device >= 0 ? topo->pci[device].parent : -1; p >= 0 && guard < 64; p = topo->pci[p].parent, guard++) {
+        if (seen[p])
+            continue;
+        seen[p] = 1;
+        if (has_bridge_below(topo, p) && is_degraded(topo, p))
+            record_uplink(machine, result, p);
+    }
+}
+
+static void run_pci_uplink(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    unsigned char seen[TOPO_MAX_PCI] = {0};
+    const struct topo *topo = machine->topo;
+
+    if (topo->n_gpus < 2) {
+        doctor_not_applicable(machine, result, "a single GPU: there is no other to compare it with");
+        return;
+    }
+    for (int i = 0; i < topo->n_gpus; i++)
+        check_uplinks(machine, result, topo->gpus[i].pci, seen);
+    for (int i = 0; i < topo->n_nics; i++)
+        if (machine_nic_serves_gpus(machine, i))
+            check_uplinks(machine, result, topo->nics[i].pci, seen);
+    if (result->outcome == DOCTOR_FOUND)
+        doctor_advise(
+            machine, result,
+            "Others of its model have their maximum. Take the node out of service when convenient, and have the card, "
+            "the riser or its cable reseated; a restart retrains the link.");
+}
+
+const struct doctor_check check_pci_uplink = {
+    .id = "pci-uplink",
+    .group = "nic",
+    .mode = 4,
+    .title = "PCIe links above switches are as wide and fast as others of their model",
+    .symptom = "All GPUs behind one switch reach half of the bandwidth to host memory and to NICs elsewhere.",
+    .cause = "A link came up with fewer lanes or at a lower speed: because of a contact, a riser cable or a slot.",
+    .remedy = "Reseat it, or have it repaired.",
+    .needs = DOCTOR_NEEDS_GPUS,
+    .links = (const char *const[]){"/sys/bus/pci/devices/*/current_link_width",
+                                   "/sys/bus/pci/devices/*/current_link_speed", NULL},
+    .run = run_pci_uplink,
+};
+
+/* --- firmware --- */
+
+/* The version of more than half of the NICs of this model; NULL if there is none. */
+static const char *usual_firmware(const struct doctor_machine *machine, int nic)
+{
+    const struct topo *topo = machine->topo;
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        int n = 0, n_same = 0;
+
+        if (!machine_nic_serves_gpus(machine, i) || !machine_is_same_model(topo, i, nic) || !*topo->nics[i].firmware)
+            continue;
+        for (int k = 0; k < topo->n_nics; k++) {
+            if (!machine_nic_serves_gpus(machine, k) || !machine_is_same_model(topo, k, nic) ||
+                !*topo->nics[k].firmware)
+                continue;
+            n++;
+            n_same += strcmp(topo->nics[k].firmware, topo->nics[i].firmware) == 0;
+        }
+        if (n >= 3 && n_same * 2 > n)
+            return topo->nics[i].firmware;
+    }
+    return NULL;
+}
+
+/* Reports versions without a majority, where it cannot be said which one is wrong. */
+static void find_divided(const struct doctor_machine *machine, struct doctor_result *result, int nic)
+{
+    const struct topo *topo = machine->topo;
+    const char *firmware = topo->nics[nic].firmware;
+    int n = 0, other = -1;
+
+    for (int k = 0; k < topo->n_nics; k++) {
+        if (!machine_nic_serves_gpus(machine, k) || !machine_is_same_model(topo, k, nic) || !*topo->nics[k].firmware)
+            continue;
+        n++;
+        other = other < 0 && strcmp(topo->nics[k].firmware, firmware) != 0 ? k : other;
+    }
+    if (n < 3 || other < 0)
+        return;
+    doctor_found(machine, result, DOCTOR_WARNING, "NICs of one model have different firmware: %s has %s, %s has %s",
+                 topo->nics[nic].name, firmware, topo->nics[other].name, topo->nics[other].firmware);
+    for (int k = 0; k < topo->n_nics; k++)
+        if (machine_nic_serves_gpus(machine, k) && machine_is_same_model(topo, k, nic) && *topo->nics[k].firmware)
+            doctor_evidence(machine, result, topo->pci[topo->nics[k].pci].address, "%s: firmware %s",
+                            topo->nics[k].name, topo->nics[k].firmware);
+    doctor_advise(
+        machine, result,
+        "An interrupted update can cause this. Bring all of them to one version (mlxfwmanager, or the vendor's tool) "
+        "when the node is drained: the new firmware runs after a reset of the NIC, which ends its links.");
+}
+
+static void run_firmware(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        const char *usual, *place = topo->nics[i].pci >= 0 ? topo->pci[topo->nics[i].pci].address : "";
+
+        if (!machine_nic_serves_gpus(machine, i) || !*topo->nics[i].firmware)
+            continue;
+        usual = usual_firmware(machine, i);
+        if (!usual && result->outcome != DOCTOR_FOUND)
+            find_divided(machine, result, i);
+        if (!usual || strcmp(usual, topo->nics[i].firmware) == 0)
+            continue;
+        if (result->outcome != DOCTOR_FOUND) {
+            doctor_found(machine, result, DOCTOR_WARNING, "%s has firmware %s, others of its model have %s",
+                         topo->nics[i].name, topo->nics[i].firmware, usual);
+            doctor_advise(machine, result,
+                          "Bring the NIC at %s to the version of the others (mlxfwmanager, or the vendor's tool) when "
+                          "the node is drained: the new firmware runs after a reset of the NIC, which ends its links.",
+                          place);
+        }
+        doctor_evidence(machine, result, place, "%s: firmware %s", topo->nics[i].name, topo->nics[i].firmware);
+    }
+}
+
+const struct doctor_check check_firmware = {
+    .id = "firmware",
+    .group = "nic",
+    .mode = 49,
+    .title = "NICs of one model have the same firmware",
+    .symptom = "One rail behaves differently: other features, other errors, a link that comes up slower.",
+    .cause = "A NIC was replaced, or an update of its firmware failed or was skipped.",
+    .remedy = "Update the one that differs.",
+    .needs = DOCTOR_NEEDS_DATA_NICS,
+    .links = (const char *const[]){"/sys/class/infiniband/*/fw_ver", NULL},
+    .run = run_firmware,
 };
 
 /* --- nic-access --- */

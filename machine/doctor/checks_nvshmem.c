@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * checks_nvshmem.c - which NIC NVSHMEM assigns to each GPU, and whether its variables have the intended effect.
+ * checks_nvshmem.c - which NIC NVSHMEM assigns to each GPU, in the end.
  *
  * Which check reports what: NVSHMEM_ENABLE_NIC_PE_MAPPING is one-nic, a prefix that matches no NIC is hca-prefix, a
  * mapping that DeepEP does not read is mapping-inactive; shared-nic reports the rest.
  */
 #include "checks.h"
-#include "machine/software/variables.h"
+#include "common/variables.h"
 #include "machine_nvshmem.h"
 #include "queries.h"
 #include "shell.h"
@@ -334,146 +334,4 @@ const struct doctor_check check_shared_nic = {
     .links =
         (const char *const[]){"DEEP_EP_DEVICE_TO_HCA_MAPPING", "NVSHMEM_HCA_LIST", "NVSHMEM_IB_ENABLE_IBGDA", NULL},
     .run = run_shared_nic,
-};
-
-/* --- hca-prefix --- */
-
-/* Reports a list that leaves no NIC at all. */
-static void check_list(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    const char *list = source_env(machine->source, "NVSHMEM_HCA_LIST");
-    struct map *map = NULL;
-
-    if (list && *list && machine->topo->n_gpus > 0 && machine_nvshmem_map(machine, &map) == EP_OK &&
-        map->choices[0].nic < 0) {
-        doctor_found(machine, result, DOCTOR_ERROR,
-                     "NVSHMEM_HCA_LIST leaves no NIC: none with an active port matches it");
-        doctor_evidence(machine, result, "NVSHMEM_HCA_LIST", "%s", list);
-        doctor_fix(machine, result, false, "unset NVSHMEM_HCA_LIST");
-        doctor_advise(machine, result,
-                      "Then start each rank with 'epkit env -- PROGRAM', which gives it the NIC of its GPU.");
-    }
-    map_free(map);
-}
-
-static void run_hca_prefix(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    const struct advice_row *advised = advice_find(machine->advice, "NVSHMEM_HCA_PREFIX");
-    const char *set = source_env(machine->source, "NVSHMEM_HCA_PREFIX");
-    const char *prefix = set ? set : MACHINE_HCA_PREFIX, *left_out = NULL;
-    const struct topo *topo = machine->topo;
-    int n = 0, n_left_out = 0;
-
-    if (!machine_has_mlx5(machine, result))
-        return;
-    if (!set && !source_env(machine->source, "NVSHMEM_HCA_LIST") && !machine_uses_ibgda(machine, result))
-        return;
-    for (int i = 0; i < topo->n_nics; i++) {
-        if (!advice_is_mlx5(topo, i))
-            continue;
-        n++;
-        if (machine_hca_prefix_matches(prefix, topo->nics[i].name))
-            continue;
-        n_left_out++;
-        left_out = left_out ? left_out : machine_nic_name(machine, i);
-    }
-    if (n_left_out == 0) {
-        check_list(machine, result);
-        return;
-    }
-    doctor_found(machine, result, n_left_out == n ? DOCTOR_ERROR : DOCTOR_WARNING,
-                 "IBGDA leaves out %d of %d NICs: their names do not have '%s' in them", n_left_out, n, prefix);
-    doctor_evidence(machine, result, "NVSHMEM_HCA_PREFIX", "%s%s", set ? set : "not set, which is ",
-                    set ? "" : MACHINE_HCA_PREFIX);
-    doctor_evidence(machine, result, "/sys/class/infiniband", "%s", left_out);
-    if (advised && !advised->unset)
-        doctor_fix(machine, result, false, "export NVSHMEM_HCA_PREFIX=%s", shell_word(machine->source, advised->value));
-    else if (set && strcmp(set, MACHINE_HCA_PREFIX) != 0)
-        doctor_fix(machine, result, false, "unset NVSHMEM_HCA_PREFIX");
-    else
-        doctor_advise(
-            machine, result,
-            "The names have nothing in common: rename the NICs with a udev rule, or set NVSHMEM_HCA_PREFIX to a part "
-            "of the names of those to use.");
-}
-
-const struct doctor_check check_hca_prefix = {
-    .id = "hca-prefix",
-    .group = "nvshmem",
-    .mode = 19,
-    .title = "NVSHMEM knows the NICs by their names",
-    .symptom = "NVSHMEM reports no device for ibgda, or uses fewer NICs than there are.",
-    .cause = "The transports ibgda and ibdevx take devices whose name contains NVSHMEM_HCA_PREFIX, mlx5 by default. "
-             "Distributions whose udev rules name devices by their location call them rocep..., ibp... instead.",
-    .remedy = "Set NVSHMEM_HCA_PREFIX to what the names have in common.",
-    .links = (const char *const[]){"NVSHMEM_HCA_PREFIX", "NVSHMEM_HCA_LIST", "/sys/class/infiniband", NULL},
-    .run = run_hca_prefix,
-};
-
-/* --- void-variables --- */
-
-/* Variables that other checks report. */
-static bool has_own_check(const struct doctor_machine *machine, const char *name)
-{
-    static const char *const owned[] = {"DEEP_EP_DEVICE_TO_HCA_MAPPING", "NVSHMEM_HCA_PREFIX",
-                                        "NVSHMEM_ENABLE_NIC_PE_MAPPING", "RDMAV_DRIVERS", "IBV_DRIVERS"};
-    const struct advice_row *row = advice_find(machine->advice, name);
-
-    for (size_t i = 0; i < sizeof(owned) / sizeof(owned[0]); i++)
-        if (strcmp(name, owned[i]) == 0)
-            return true;
-    /* gib-settings compares them with the values that gIB expects. */
-    return *machine->software->nccl.gib && row && strncmp(name, "NCCL_", 5) == 0 && !row->unset;
-}
-
-static void run_void_variables(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    const char *first = "", *names = "";
-    int n = 0;
-
-    for (int i = 0; i < machine->audit->n; i++) {
-        const struct audit_row *row = &machine->audit->rows[i];
-
-        if ((row->kind != AUDIT_VOID && row->kind != AUDIT_VALUE && row->kind != AUDIT_UNKNOWN) ||
-            has_own_check(machine, row->name))
-            continue;
-        first = n++ == 0 ? row->name : first;
-        if (shell_is_name(row->name))
-            names = source_printf(machine->source, "%s %s", names, row->name);
-    }
-    if (n == 0)
-        return;
-    if (n == 1)
-        doctor_found(machine, result, DOCTOR_WARNING, "%s does not do what it seems to", first);
-    else
-        doctor_found(machine, result, DOCTOR_WARNING, "%d variables do not do what they seem to, among them %s", n,
-                     first);
-    for (int i = 0; i < machine->audit->n; i++) {
-        const struct audit_row *row = &machine->audit->rows[i];
-
-        if ((row->kind == AUDIT_VOID || row->kind == AUDIT_VALUE || row->kind == AUDIT_UNKNOWN) &&
-            !has_own_check(machine, row->name))
-            doctor_evidence(machine, result, row->name, "%s: %s", row->value, row->text);
-    }
-    if (*names)
-        doctor_fix(machine, result, false, "unset%s", names);
-    else
-        doctor_advise(
-            machine, result,
-            "A shell cannot unset it because it is not a valid name of a variable: remove it where the program is "
-            "started.");
-}
-
-const struct doctor_check check_void_variables = {
-    .id = "void-variables",
-    .group = "nvshmem",
-    .mode = 41,
-    .title = "variables have an effect and valid values",
-    .symptom = "A setting does not change anything, or has another effect than intended.",
-    .cause = "The variable is read by a build and not by a program, is unknown, or has an invalid value. "
-             "NVSHMEM_REMOTE_TRANSPORT=ibgda is an example: it has the effect of none, and does not enable IBGDA.",
-    .remedy = "Unset it, or correct it; 'epkit env --check' says what each of them does.",
-    .links = (const char *const[]){"NVSHMEM_REMOTE_TRANSPORT", "NVSHMEM_IBGDA_SUPPORT", "NVSHMEM_USE_GDRCOPY",
-                                   "NVSHMEM_DEBUG", NULL},
-    .run = run_void_variables,
 };

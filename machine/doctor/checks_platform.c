@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checks_platform.c - compatibility: GPU and driver variant, NIC and IBGDA, programs and libcuda. */
+/* checks_platform.c - compatibility: GPU and driver variant, NIC and IBGDA, programs and libcuda, confidential
+ * computing. */
 #include "checks.h"
-#include "machine/software/variables.h"
+#include "common/variables.h"
+#include "inventory.h"
+#include "kernel_log.h"
+#include "machine/software/libs.h"
 #include "machine_nvshmem.h"
 #include "queries.h"
 #include "shell.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -152,13 +157,6 @@ static const char *other_location(const struct doctor_machine *machine)
     return "";
 }
 
-static const char *folder_of(const struct doctor_machine *machine, const char *path)
-{
-    const char *slash = strrchr(path, '/');
-
-    return source_printf(machine->source, "%.*s", slash ? (int)(slash - path) : 0, path);
-}
-
 /* A newer libcuda than the driver with a GeForce card: "CUDA Compatibility" supports this only for data center GPUs. */
 static bool is_compat_for_games(const struct doctor_machine *machine, const char *version)
 {
@@ -176,7 +174,7 @@ static bool is_compat_for_games(const struct doctor_machine *machine, const char
 static void check_found(const struct doctor_machine *machine, struct doctor_result *result, const struct libs_env *env,
                         const struct lib_location *location)
 {
-    const char *folder = folder_of(machine, location->path), *version = libs_file_version(location->real);
+    const char *folder = machine_folder_of(machine, location->path), *version = libs_file_version(location->real);
     bool is_stub = strstr(location->path, "/stubs/") || strstr(location->real, "/stubs/");
     bool is_newer = is_compat_for_games(machine, version);
     struct lib_location ml = libs_find(machine->source, env, "libnvidia-ml.so.1"), own;
@@ -184,7 +182,7 @@ static void check_found(const struct doctor_machine *machine, struct doctor_resu
 
     if (!is_stub && !is_newer &&
         (!*version || libs_version_compare(version, machine->software->driver.version) >= 0 ||
-         (ml.state == SOURCE_OK && strcmp(folder_of(machine, ml.path), folder) == 0)))
+         (ml.state == SOURCE_OK && strcmp(machine_folder_of(machine, ml.path), folder) == 0)))
         return;
     if (is_stub)
         doctor_found(machine, result, DOCTOR_ERROR,
@@ -264,6 +262,61 @@ const struct doctor_check check_libcuda = {
     .remedy = "Put its folder into LD_LIBRARY_PATH, or have it mounted.",
     .links = (const char *const[]){"LD_LIBRARY_PATH", "/usr/local/nvidia/lib64", NULL},
     .run = run_libcuda,
+};
+
+/* --- uvm --- */
+
+#define UVM "/dev/nvidia-uvm"
+
+static void run_uvm(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    bool in_container = machine->software->os.in_container;
+    struct source_stat device;
+
+    if (!machine_has_open_gpu(machine)) {
+        doctor_not_applicable(machine, result, "this process may not open any GPU");
+        return;
+    }
+    device = source_stat(machine->source, UVM);
+    if (device.state != SOURCE_OK && device.state != SOURCE_ABSENT) {
+        doctor_unknown(machine, result, UVM ": %s", machine_reason(device.state, device.why));
+        return;
+    }
+    if (device.state == SOURCE_OK && device.may_read && device.may_write)
+        return;
+    /* On a host the first CUDA program creates it, through nvidia-modprobe, which is setuid root. */
+    if (device.state == SOURCE_ABSENT && !in_container &&
+        source_stat(machine->source, "/usr/bin/nvidia-modprobe").state == SOURCE_OK)
+        return;
+    doctor_found(machine, result, DOCTOR_ERROR, "CUDA cannot start: " UVM " %s",
+                 device.state == SOURCE_OK ? "may not be opened" : "is not there");
+    doctor_evidence(machine, result, UVM, "%s",
+                    device.state == SOURCE_OK ? "not readable and writable for this user" : "not there");
+    if (device.state == SOURCE_ABSENT && !in_container)
+        doctor_fix(machine, result, true, "sudo nvidia-modprobe --unified-memory --create-nvidia-device-file=0");
+    doctor_advise(
+        machine, result, "%s",
+        in_container
+            ? "Give the container the device: the NVIDIA container toolkit and the device plugin do it; without them, "
+              "use --device " UVM " in addition to those of the GPUs."
+        : device.state == SOURCE_OK
+            ? "Its mode has to be 0666, the driver's default (NVreg_DeviceFileMode); a job of Slurm needs it in "
+              "cgroup_allowed_devices_file.conf."
+            : "nvidia-persistenced or nvidia-modprobe creates it at every boot.");
+}
+
+const struct doctor_check check_uvm = {
+    .id = "uvm",
+    .group = "driver",
+    .mode = 45,
+    .title = "CUDA can open nvidia-uvm",
+    .symptom = "cuInit fails with CUDA_ERROR_UNKNOWN (999) or \"no CUDA-capable device\", while nvidia-smi works.",
+    .cause = "CUDA manages memory through the module nvidia_uvm, whose device file is missing or not accessible. "
+             "nvidia-smi does not need it.",
+    .remedy = "Load the module and create its device file, or give it to the container.",
+    .needs = DOCTOR_NEEDS_DRIVER,
+    .links = (const char *const[]){UVM, "/sys/module/nvidia_uvm", NULL},
+    .run = run_uvm,
 };
 
 /* --- ibgda-nic --- */
@@ -418,4 +471,80 @@ const struct doctor_check check_ibgda_nic = {
         "gives the GPUs those.",
     .links = (const char *const[]){"NVSHMEM_IB_ENABLE_IBGDA", "/sys/class/infiniband", NULL},
     .run = run_ibgda_nic,
+};
+
+/* --- confidential --- */
+
+bool machine_isolates_gpus(const struct topo *topo)
+{
+    return topo->cc_feature == 1 && topo->cc_mode == TOPO_CC_NONE && topo->n_gpus > 1;
+}
+
+static void run_confidential(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+    const char *smi = os_driver_program(machine->source, &machine->software->os, "nvidia-smi");
+
+    if (!topo_is_confidential(topo)) {
+        doctor_not_applicable(machine, result, "%s",
+                              topo->cc_feature < 0 ? "the driver does not report confidential computing"
+                                                   : "confidential computing is off");
+        return;
+    }
+    if (topo->cc_ready == 0) {
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "confidential computing is on, and the GPUs accept no work: their ready state is off");
+        doctor_advise(
+            machine, result,
+            "The operator of this guest has to attest the GPUs and then set their ready state: sudo %s conf-compute "
+            "-srs 1. It is lost when the driver is reloaded, so attestation belongs in the boot of the guest.",
+            smi);
+    } else if (machine_isolates_gpus(topo)) {
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "confidential computing is on in the mode for single GPUs, which isolates the %d GPUs",
+                     topo->n_gpus);
+        doctor_advise(
+            machine, result,
+            "Several GPUs of one guest reach each other in protected PCIe mode (Hopper, a whole board with its "
+            "switches) or with encrypted NVLinks (Blackwell). The mode is set on the host, while no guest has the "
+            "GPUs.");
+    } else if (topo->n_gpus > 1 && machine_uses_rdma(machine) && machine_has_data_nics(machine, result)) {
+        doctor_found(
+            machine, result, DOCTOR_ERROR,
+            "confidential computing is on: NICs cannot reach the memory of the GPUs, and something needs RDMA");
+        doctor_advise(
+            machine, result,
+            "GPUDirect RDMA and IBGDA do not work with it. Between nodes, use a transport that copies through host "
+            "memory (NCCL over sockets, or with NCCL_NET_GDR_LEVEL=LOC), or GPUs without confidential computing.%s",
+            topo->cc_mode == TOPO_CC_PROTECTED_PCIE
+                ? " In protected PCIe mode there is no CUDA IPC either, which DeepEP uses within the node."
+                : "");
+    } else {
+        result->outcome = DOCTOR_FINE;
+        return;
+    }
+    doctor_evidence(machine, result, "NVML", "confidential computing %s, ready state %s, multi-GPU mode %s",
+                    topo->cc_feature == 1 ? "on" : "off",
+                    topo->cc_ready == 1   ? "on"
+                    : topo->cc_ready == 0 ? "off"
+                                          : "not known",
+                    topo->cc_mode == TOPO_CC_PROTECTED_PCIE      ? "protected PCIe"
+                    : topo->cc_mode == TOPO_CC_NVLINK_ENCRYPTION ? "encrypted NVLinks"
+                    : topo->cc_mode == TOPO_CC_NONE              ? "none"
+                                                                 : "not known");
+}
+
+const struct doctor_check check_confidential = {
+    .id = "confidential",
+    .group = "driver",
+    .mode = 56,
+    .title = "confidential computing allows the GPUs to work, and to reach each other",
+    .symptom = "CUDA fails with \"system not yet initialized\" or \"operation not permitted\"; GPUs have no peer "
+               "access; NCCL and NVSHMEM fail to register GPU memory with a NIC.",
+    .cause = "In a confidential guest GPUs protect their memory. They accept no work before their ready state is set, "
+             "reach each other only in a mode for several GPUs, and cannot be reached by NICs.",
+    .remedy = "Set the ready state after attestation; have the host choose the mode for several GPUs.",
+    .needs = DOCTOR_NEEDS_DRIVER,
+    .links = (const char *const[]){"nvidia-smi conf-compute", NULL},
+    .run = run_confidential,
 };

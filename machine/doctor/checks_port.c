@@ -17,11 +17,6 @@ static bool has_active_sibling(const struct topo *topo, int nic)
     return false;
 }
 
-static bool is_same_make(const struct topo *topo, int a, int b)
-{
-    return topo->pci[topo->nics[a].pci].device == topo->pci[topo->nics[b].pci].device;
-}
-
 /* Its ports have no link and never had one: there is no cable, or they are disabled. */
 static bool is_disabled(const struct topo_nic *nic)
 {
@@ -52,7 +47,7 @@ static bool is_spare(const struct topo *topo, int nic)
     if (!has_active && !(is_disabled(&topo->nics[nic]) && has_cabled_sibling(topo, nic)))
         return false;
     for (int i = 0; i < topo->n_nics; i++) {
-        if (topo->nics[i].pci < 0 || !is_same_make(topo, i, nic) || !has_active_sibling(topo, i))
+        if (topo->nics[i].pci < 0 || !machine_is_same_model(topo, i, nic) || !has_active_sibling(topo, i))
             continue;
         if (machine_is_data_nic(topo, i))
             return false;
@@ -93,7 +88,7 @@ static bool is_down_rail(const struct doctor_machine *machine, int nic)
     if (is_spare(topo, nic))
         return false;
     for (int i = 0; i < topo->n_nics; i++)
-        if (machine_is_data_nic(topo, i) && is_same_make(topo, i, nic) &&
+        if (machine_is_data_nic(topo, i) && machine_is_same_model(topo, i, nic) &&
             machine_gpu_distance(topo, i) == machine_gpu_distance(topo, nic))
             is_like_data = true;
     return is_like_data || machine_gpu_distance(topo, nic) <= TOPO_PXB ||
@@ -255,7 +250,7 @@ static void advise_link(const struct doctor_machine *machine, struct doctor_resu
     if (topo->pci[topo->nics[nic].pci].vendor == PCI_VENDOR_MELLANOX)
         tool = source_printf(machine->source, " (mlxlink -d %s -m)", shell_word(machine->source, topo->nics[nic].name));
     for (int i = 0; i < topo->n_nics; i++)
-        if (machine_is_data_nic(topo, i) && is_same_make(topo, i, nic))
+        if (machine_is_data_nic(topo, i) && machine_is_same_model(topo, i, nic))
             shared = " GPUs of this NIC share one with others until it is back.";
     if (machine_virtual(machine->source) == MACHINE_VIRTUAL)
         doctor_advise(

@@ -42,13 +42,6 @@ static bool has_core(const struct doctor_machine *machine, struct doctor_result 
     return true;
 }
 
-static const char *folder_of(const struct doctor_machine *machine, const char *path)
-{
-    const char *slash = strrchr(path, '/');
-
-    return slash ? source_printf(machine->source, "%.*s", (int)(slash - path), path) : "";
-}
-
 /* The libibverbs that a process loads without LD_LIBRARY_PATH. */
 static struct lib_location system_core(const struct doctor_machine *machine)
 {
@@ -169,14 +162,14 @@ static bool is_one_installation(const struct doctor_machine *machine)
     const struct software_verbs *verbs = &machine->software->verbs;
 
     return verbs->mlx5.state == SOURCE_OK && verbs->provider_needs == verbs->private_version &&
-           strcmp(folder_of(machine, verbs->mlx5.real), folder_of(machine, verbs->ibverbs.real)) == 0;
+           strcmp(machine_folder_of(machine, verbs->mlx5.real), machine_folder_of(machine, verbs->ibverbs.real)) == 0;
 }
 
 /* The searched provider folder that is next to libibverbs; "" if there is none. */
 static const char *own_provider_folder(const struct doctor_machine *machine)
 {
     const struct software_verbs *verbs = &machine->software->verbs;
-    const char *own = source_printf(machine->source, "%s/libibverbs", folder_of(machine, verbs->ibverbs.real));
+    const char *own = source_printf(machine->source, "%s/libibverbs", machine_folder_of(machine, verbs->ibverbs.real));
     const char *at = strstr(verbs->provider_folders, own);
 
     return at && (at[strlen(own)] == ',' || at[strlen(own)] == '\0') ? own : "";
@@ -206,7 +199,7 @@ static void fix_provider(const struct doctor_machine *machine, struct doctor_res
         strcmp(system_core(machine).real, verbs->ibverbs.real) == 0
             ? ""
             : source_printf(machine->source, " Or take the libibverbs of the system: leave %s out of LD_LIBRARY_PATH.",
-                            folder_of(machine, verbs->ibverbs.path)));
+                            machine_folder_of(machine, verbs->ibverbs.path)));
 }
 
 static bool is_mixed(const struct software_verbs *verbs)
@@ -287,7 +280,7 @@ static void fix_order(const struct doctor_machine *machine, struct doctor_result
                       const struct lib_location *system)
 {
     const struct advice_row *advised = advice_find(machine->advice, "LD_LIBRARY_PATH");
-    const char *folder = folder_of(machine, system->real);
+    const char *folder = machine_folder_of(machine, system->real);
     bool is_in_it = advised && strstr(source_printf(machine->source, ":%s:", advised->value),
                                       source_printf(machine->source, ":%s:", folder));
 

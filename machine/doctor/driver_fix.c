@@ -32,7 +32,7 @@ static const char *reload_words(const struct doctor_machine *machine)
     return "The driver reads its options when it is loaded: rebuild the initramfs if this system has one, and reboot.";
 }
 
-static void cost(const struct doctor_machine *machine, struct doctor_result *result)
+static void driver_cost(const struct doctor_machine *machine, struct doctor_result *result)
 {
     doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
 }
@@ -43,12 +43,12 @@ void driver_fix_reload(const struct doctor_machine *machine, struct doctor_resul
 
     if (*initramfs)
         doctor_fix(machine, result, false, "%s\nsudo reboot", initramfs);
-    cost(machine, result);
+    driver_cost(machine, result);
     doctor_advise(machine, result, "%s", reload_words(machine));
 }
 
 /* If there is an effective line, it must be changed: a further line would replace it or be replaced by it. */
-static void merge(const struct doctor_machine *machine, struct doctor_result *result, const char *file)
+static void merge_dwords(const struct doctor_machine *machine, struct doctor_result *result, const char *file)
 {
     struct source *source = machine->source;
     const struct os *os = &machine->software->os;
@@ -62,7 +62,7 @@ static void merge(const struct doctor_machine *machine, struct doctor_result *re
         doctor_fix(machine, result, false, "sudo cp %s " MODPROBE_D "\nsudoedit %s\n%s\nsudo reboot",
                    shell_word(source, file), shell_word(source, source_printf(source, MODPROBE_D "%s", base)),
                    initramfs);
-    cost(machine, result);
+    driver_cost(machine, result);
     doctor_advise(
         machine, result,
         "Of several lines with NVreg_RegistryDwords only the last counts, which is that of %s: it has to contain "
@@ -82,13 +82,13 @@ void driver_fix_peer_mapping(const struct doctor_machine *machine, struct doctor
                                          source_printf(machine->source, "nvidia.NVreg_RegistryDwords=\"%s\"",
                                                        driver->dwords_with_override)));
     } else if (*file == '/') {
-        merge(machine, result, file);
+        merge_dwords(machine, result, file);
     } else if (*initramfs) {
         doctor_fix(machine, result, false,
                    "echo '" OPTIONS("PeerMappingOverride=1;") "' | sudo tee " MODPROBE_D
                                                               "nvidia-ibgda.conf\n%s\nsudo reboot",
                    initramfs);
-        cost(machine, result);
+        driver_cost(machine, result);
         doctor_advise(machine, result, "%s", reload_words(machine));
     } else if (os->family == OS_COS && !os->in_container) {
         doctor_fix(machine, result, false,

@@ -173,7 +173,7 @@ static const char signing[] =
     "rejected.";
 
 /* For systems whose modules come from packages or from DKMS. */
-static void explain(const struct doctor_machine *machine, struct doctor_result *result, const char *gpus)
+static void explain_missing(const struct doctor_machine *machine, struct doctor_result *result, const char *gpus)
 {
     enum presence module = module_presence(machine);
     bool is_dkms;
@@ -249,7 +249,7 @@ void driver_missing(const struct doctor_machine *machine, struct doctor_result *
     gpus = source_printf(machine->source, "%d GPU%s on the bus", count.n, count.n == 1 ? " is" : "s are");
     if (!machine->software->os.in_container && machine->software->os.family != OS_COS &&
         machine->software->os.family != OS_OSTREE) {
-        explain(machine, result, gpus);
+        explain_missing(machine, result, gpus);
         count_undriven(machine, result);
         return;
     }

@@ -29,7 +29,7 @@ format_text(const struct doctor_machine *machine, const char *format, va_list ar
     return source_printf(machine->source, "%s", clean);
 }
 
-static void conclude(struct doctor_result *result, enum doctor_outcome outcome, const char *text)
+static void finding_conclude(struct doctor_result *result, enum doctor_outcome outcome, const char *text)
 {
     result->outcome = outcome;
     result->text = text;
@@ -41,7 +41,7 @@ void doctor_found(const struct doctor_machine *machine, struct doctor_result *re
     va_list args;
 
     va_start(args, format);
-    conclude(result, DOCTOR_FOUND, format_text(machine, format, args));
+    finding_conclude(result, DOCTOR_FOUND, format_text(machine, format, args));
     va_end(args);
     result->severity = severity;
 }
@@ -51,7 +51,7 @@ void doctor_not_applicable(const struct doctor_machine *machine, struct doctor_r
     va_list args;
 
     va_start(args, format);
-    conclude(result, DOCTOR_NOT_APPLICABLE, format_text(machine, format, args));
+    finding_conclude(result, DOCTOR_NOT_APPLICABLE, format_text(machine, format, args));
     va_end(args);
 }
 
@@ -60,7 +60,7 @@ void doctor_unknown(const struct doctor_machine *machine, struct doctor_result *
     va_list args;
 
     va_start(args, format);
-    conclude(result, DOCTOR_UNKNOWN, format_text(machine, format, args));
+    finding_conclude(result, DOCTOR_UNKNOWN, format_text(machine, format, args));
     va_end(args);
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernel_log.h"
 
+#include "common/json.h"
 #include "xid.h"
 
 #include <stdlib.h>
@@ -177,21 +178,14 @@ static json_t *read_sxids(const char *text, size_t bytes)
 
 /* --- convert to errors --- */
 
-static const char *member(const json_t *fact, const char *name)
-{
-    const char *text = json_string_value(json_object_get(fact, name));
-
-    return text ? text : "";
-}
-
 static void add_error(struct source *source, const char *word, const json_t *fact, struct kernel_log *log)
 {
     struct kernel_error error = {
         .number = (int)json_integer_value(json_object_get(fact, "number")),
         .n = (int)json_integer_value(json_object_get(fact, "n")),
-        .address = member(fact, "device"),
-        .time = member(fact, "time"),
-        .line = member(fact, "line"),
+        .address = json_text(fact, "device"),
+        .time = json_text(fact, "time"),
+        .line = json_text(fact, "line"),
         .recovery = (enum kernel_recovery)json_integer_value(json_object_get(fact, "recovery")),
     };
 
@@ -213,7 +207,7 @@ static void add_errors(struct source *source, const char *word, const json_t *va
 
     json_array_foreach(json_object_get(value, "errors"), i, fact)
     {
-        const char *time = member(fact, "time");
+        const char *time = json_text(fact, "time");
 
         /* A file covers earlier starts too. RFC 3339 times up to the seconds compare as text; other formats do not. */
         if (strlen(since) < 19 || strlen(time) < 19 || time[10] != 'T' || strncmp(time, since, 19) >= 0)
@@ -264,7 +258,7 @@ void kernel_log_read_sxids(struct source *source, struct kernel_log *ret_log)
     if (fact.state != SOURCE_OK) {
         fact = source_log_fact(source, "sxids", read_sxids, "SXid", KERNEL_LOG_FILE);
         set_source(&log, fact, KERNEL_LOG_FILE);
-        since = member(xids_of(source, "NVRM: ", KERNEL_LOG_FILE).value, "start");
+        since = json_text(xids_of(source, "NVRM: ", KERNEL_LOG_FILE).value, "start");
     }
     add_errors(source, "SXid", fact.value, since, &log);
     *ret_log = log;

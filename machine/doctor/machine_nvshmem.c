@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "machine_nvshmem.h"
 
-#include "machine/software/variables.h"
+#include "common/variables.h"
 #include "queries.h"
 #include "shell.h"
 
@@ -176,7 +176,7 @@ const char *machine_preload_command(const struct doctor_machine *machine)
 }
 
 /* Runs in a child process, so that constructors and crashes of the library do not affect this one. */
-static json_t *load(void *path)
+static json_t *load_library(void *path)
 {
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     const char *error = library ? NULL : dlerror();
@@ -199,7 +199,7 @@ enum source_state machine_try_load(const struct doctor_machine *machine, const c
         *ret_error = "the inspected process has another LD_LIBRARY_PATH";
         return SOURCE_NOT_RECORDED;
     }
-    answer = source_query(machine->source, source_printf(machine->source, "load:%s", path), load,
+    answer = source_query(machine->source, source_printf(machine->source, "load:%s", path), load_library,
                           (void *)(uintptr_t)path, LOAD_MS);
     if (answer.state != SOURCE_OK) {
         *ret_error = machine_reason(answer.state, answer.why);

@@ -27,7 +27,7 @@ struct ports {
     struct port all[NETWORK_PORTS_MAX];
 };
 
-static enum network_usable refuse(const char **ret_why, const char *why)
+static enum network_usable network_refuse(const char **ret_why, const char *why)
 {
     *ret_why = why;
     return NETWORK_NOT_USABLE;
@@ -51,9 +51,10 @@ static enum network_usable check_gids(const struct ports *ports, const struct to
         if (ports->gid_index >= 0 ? port->gids[i].index == ports->gid_index : port->gids[i].type == TOPO_GID_ROCE2)
             return NETWORK_USABLE;
     if (ports->gid_index >= 0)
-        return refuse(ret_why, source_printf(source, "no address at index %d, which EPKIT_VERBS_GID_INDEX names",
-                                             ports->gid_index));
-    return refuse(ret_why, "no RoCE v2 address of an interface in this network namespace");
+        return network_refuse(
+            ret_why,
+            source_printf(source, "no address at index %d, which EPKIT_VERBS_GID_INDEX names", ports->gid_index));
+    return network_refuse(ret_why, "no RoCE v2 address of an interface in this network namespace");
 }
 
 static enum network_usable check_port(const struct ports *ports, const struct topo_nic *nic,
@@ -64,13 +65,13 @@ static enum network_usable check_port(const struct ports *ports, const struct to
 
     *ret_why = "";
     if (nic->access == TOPO_ACCESS_NO)
-        return refuse(ret_why, nic->access_why);
+        return network_refuse(ret_why, nic->access_why);
     if (nic->pci >= 0 && topo->pci[nic->pci].vendor == AMAZON)
-        return refuse(ret_why, "EFA has no reliable connections, which verbs is built on");
+        return network_refuse(ret_why, "EFA has no reliable connections, which verbs is built on");
     if (!port->active && !machine_knows_port_state(port))
         return not_known(ret_why, "the state of the port could not be read");
     if (!port->active)
-        return refuse(ret_why, source_printf(source, "the port is %s", topo_port_state_name(port->state)));
+        return network_refuse(ret_why, source_printf(source, "the port is %s", topo_port_state_name(port->state)));
     if (port->link_layer == TOPO_LINK_UNKNOWN)
         return not_known(ret_why, "its link layer could not be read");
     if (nic->access == TOPO_ACCESS_UNKNOWN)
@@ -137,17 +138,17 @@ static enum network_usable choose_ports(const struct ports *ports, struct networ
     if (network->n_ports > 0 && !(list && (refused || unknown)))
         return NETWORK_USABLE;
     if (list && refused)
-        return refuse(ret_why, source_printf(source, "%s: %s", refused->name, refused->why));
+        return network_refuse(ret_why, source_printf(source, "%s: %s", refused->name, refused->why));
     if (unknown)
         return not_known(ret_why, source_printf(source, "%s: %s", unknown->name, unknown->why));
     if (refused)
-        return refuse(ret_why, source_printf(source, "%s: %s", refused->name, refused->why));
+        return network_refuse(ret_why, source_printf(source, "%s: %s", refused->name, refused->why));
     if (*topo->not_read)
         return not_known(ret_why, topo->not_read);
     if (list)
-        return refuse(ret_why,
-                      source_printf(source, "there is no device \"%.64s\", which EPKIT_VERBS_DEVICE names", list));
-    return refuse(ret_why, "there is no RDMA device");
+        return network_refuse(
+            ret_why, source_printf(source, "there is no device \"%.64s\", which EPKIT_VERBS_DEVICE names", list));
+    return network_refuse(ret_why, "there is no RDMA device");
 }
 
 /* --- other requirements of verbs --- */
@@ -157,9 +158,9 @@ static enum network_usable check_library(const struct doctor_machine *machine, c
     const struct software_verbs *verbs = &machine->software->verbs;
 
     if (verbs->ibverbs.state == SOURCE_ABSENT)
-        return refuse(ret_why, "libibverbs.so.1 is not installed; it comes with rdma-core");
+        return network_refuse(ret_why, "libibverbs.so.1 is not installed; it comes with rdma-core");
     if (verbs->ibverbs.state == SOURCE_FAILED)
-        return refuse(ret_why, source_printf(machine->source, "%s is damaged", verbs->ibverbs.path));
+        return network_refuse(ret_why, source_printf(machine->source, "%s is damaged", verbs->ibverbs.path));
     if (verbs->ibverbs.state != SOURCE_OK)
         return not_known(
             ret_why, source_printf(machine->source, "libibverbs.so.1: %s", machine_reason(verbs->ibverbs.state, NULL)));
@@ -174,10 +175,10 @@ static enum network_usable check_memory(const struct doctor_machine *machine, co
         return NETWORK_USABLE;
     if (bytes == MACHINE_MEMLOCK_UNKNOWN)
         return not_known(ret_why, "how much memory the process may lock: not in /proc/self/limits");
-    return refuse(ret_why,
-                  source_printf(machine->source,
-                                "the process may lock %lld KiB of memory (ulimit -l), and a peer takes more than %lld",
-                                bytes / 1024, PEER_BYTES / 1024));
+    return network_refuse(
+        ret_why, source_printf(machine->source,
+                               "the process may lock %lld KiB of memory (ulimit -l), and a peer takes more than %lld",
+                               bytes / 1024, PEER_BYTES / 1024));
 }
 
 /* Like the library: 0..255, -1: by rule. The library refuses other values. */
@@ -219,7 +220,7 @@ static void check_ports(const struct doctor_machine *machine, struct network *ne
     }
     ports->machine = machine;
     if (!read_gid_index(machine->source, &ports->gid_index)) {
-        usable = refuse(&why, "EPKIT_VERBS_GID_INDEX is no number of 0..255");
+        usable = network_refuse(&why, "EPKIT_VERBS_GID_INDEX is no number of 0..255");
     } else {
         list_ports(ports);
         usable = choose_ports(ports, network, &why);
@@ -299,7 +300,7 @@ static const char *find_used(struct source *source, const struct network *networ
     return strcmp(requested, "emulated") == 0 ? "emulated" : NULL;
 }
 
-static const char *describe(struct source *source, const struct network *network)
+static const char *network_describe(struct source *source, const struct network *network)
 {
     const char *tcp = network->has_tcp ? "tcp (sockets)" : source_printf(source, "none: of tcp, %s", network->tcp);
     const char *requested = source_env(source, "EPKIT_NETWORK");
@@ -329,6 +330,6 @@ void network_read(const struct doctor_machine *machine, struct network *ret_netw
     network.has_tcp = find_interface(machine, &network.tcp);
     check_verbs(machine, &network);
     network.used = find_used(machine->source, &network);
-    network.text = describe(machine->source, &network);
+    network.text = network_describe(machine->source, &network);
     *ret_network = network;
 }

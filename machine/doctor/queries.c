@@ -519,3 +519,37 @@ int machine_own_gpu(const struct doctor_machine *machine)
         return entries[0].gpu;
     return n < 0 && machine->topo->n_gpus == 1 ? 0 : -1;
 }
+
+bool machine_is_same_model(const struct topo *topo, int a, int b)
+{
+    const struct topo_pci *pci_a = &topo->pci[topo->nics[a].pci], *pci_b = &topo->pci[topo->nics[b].pci];
+
+    return pci_a->vendor == pci_b->vendor && pci_a->device == pci_b->device;
+}
+
+const char *machine_folder_of(const struct doctor_machine *machine, const char *path)
+{
+    const char *slash = strrchr(path, '/');
+
+    return source_printf(machine->source, "%.*s", slash ? (int)(slash - path) : 0, path);
+}
+
+const char *machine_extension(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct software_deepep *deepep = &machine->software->deepep;
+    const char *path = deepep->imported >= 0 ? deepep->copies[deepep->imported].extension : "";
+    struct elf_facts facts;
+
+    if (deepep->imported < 0)
+        doctor_not_applicable(machine, result, "no deep_ep is on Python's path");
+    else if (!*path)
+        doctor_not_applicable(machine, result, "there is no deep_ep_cpp next to %s",
+                              deepep->copies[deepep->imported].folder);
+    if (!*path)
+        return "";
+    facts = source_elf(machine->source, "%s", path);
+    if (facts.state == SOURCE_OK)
+        return path;
+    doctor_unknown(machine, result, "%s: %s", path, machine_reason(facts.state, facts.why));
+    return "";
+}

@@ -70,6 +70,15 @@ bool machine_is_unsupported_gpu(const struct doctor_machine *machine, int pci);
 int machine_functions_without_rdma(const struct doctor_machine *machine);
 bool machine_is_function_without_rdma(const struct doctor_machine *machine, int pci);
 
+/* Are two NICs on PCI buses of the same model? */
+bool machine_is_same_model(const struct topo *topo, int a, int b);
+
+/* The folder of a file, "" if the path has none. */
+const char *machine_folder_of(const struct doctor_machine *machine, const char *path);
+
+/* DeepEP's extension that Python imports, if it is readable; "" ends the check, with the reason set. */
+const char *machine_extension(const struct doctor_machine *machine, struct doctor_result *result);
+
 /* "mlx5_0:1"; `port` is the index of the port in its NIC. */
 const char *machine_port_name(const struct doctor_machine *machine, int nic, int port);
 

@@ -260,7 +260,7 @@ bool counter_may_wrap(const struct counter_device *device, const struct counter_
 }
 
 /* The increment, in units of the file. */
-static uint64_t moved(uint64_t before, uint64_t after, bool *ret_reset)
+static uint64_t value_moved(uint64_t before, uint64_t after, bool *ret_reset)
 {
     uint64_t back = before - after, across = 0 - back;
 
@@ -283,7 +283,7 @@ bool counter_moved(const struct counter_device *device, size_t row, const struct
 
     if (row >= rows.n || !before->known[row] || !after->known[row])
         return false;
-    amount = moved(before->values[row], after->values[row], ret_reset);
+    amount = value_moved(before->values[row], after->values[row], ret_reset);
     if (__builtin_mul_overflow(amount, (uint64_t)rows.at[row].scale, &amount))
         amount = UINT64_MAX;
     *ret_amount = amount;

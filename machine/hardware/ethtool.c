@@ -17,7 +17,7 @@
 
 #define STATISTICS_MAX 16384 /* mlx5 has some thousands with many queues */
 
-static bool request(int fd, const char *interface, void *data)
+static bool ethtool_request(int fd, const char *interface, void *data)
 {
     struct ifreq request = {.ifr_data = data};
 
@@ -25,7 +25,7 @@ static bool request(int fd, const char *interface, void *data)
     return ioctl(fd, SIOCETHTOOL, &request) == 0;
 }
 
-static unsigned count(int fd, const char *interface)
+static unsigned ethtool_count(int fd, const char *interface)
 {
     union {
         struct ethtool_sset_info info;
@@ -33,7 +33,7 @@ static unsigned count(int fd, const char *interface)
     } sets = {.info = {.cmd = ETHTOOL_GSSET_INFO, .sset_mask = 1ULL << ETH_SS_STATS}};
     __u32 n = 0;
 
-    if (request(fd, interface, &sets) && sets.info.sset_mask)
+    if (ethtool_request(fd, interface, &sets) && sets.info.sset_mask)
         memcpy(&n, sets.bytes + sizeof(sets.info), sizeof(n));
     return n <= STATISTICS_MAX ? n : 0;
 }
@@ -52,7 +52,7 @@ static bool is_wanted(const char *name)
 json_t *ethtool_query(void *interface)
 {
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    unsigned n = fd >= 0 && strlen(interface) < IFNAMSIZ ? count(fd, interface) : 0;
+    unsigned n = fd >= 0 && strlen(interface) < IFNAMSIZ ? ethtool_count(fd, interface) : 0;
     /*
      * The kernel writes as many as there are at that time: a driver that opens queues meanwhile has more than it
      * counted.
@@ -68,7 +68,7 @@ json_t *ethtool_query(void *interface)
         names->len = values->n_stats = n;
         values->cmd = ETHTOOL_GSTATS;
     }
-    if (n > 0 && names && values && request(fd, interface, names) && request(fd, interface, values))
+    if (n > 0 && names && values && ethtool_request(fd, interface, names) && ethtool_request(fd, interface, values))
         answer = json_object();
     for (unsigned i = 0; answer && i < n && i < names->len && i < values->n_stats; i++) {
         char name[ETH_GSTRING_LEN + 1] = "";

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gpus.c - the GPUs on the PCI bus, with facts from the driver's folder in /proc and the answer of NVML. */
 #include "base/error.h"
+#include "common/json.h"
 #include "nvml.h"
 #include "read_hardware.h"
 
@@ -8,13 +9,6 @@
 #include <string.h>
 
 /* --- fields of the answer of NVML, which is not trusted --- */
-
-static const char *get_text(const json_t *object, const char *key)
-{
-    const char *text = json_string_value(json_object_get(object, key));
-
-    return text ? text : "";
-}
 
 /* An integer from min to max, else `otherwise`. */
 static int64_t get_number(const json_t *value, int64_t min, int64_t max, int64_t otherwise)
@@ -44,7 +38,7 @@ static bool is_answered(const struct topo *topo, int pci, const json_t *answer)
     const json_t *gpu;
 
     for (size_t i = 0; (gpu = get_gpu(answer, i)); i++)
-        if (topo_find_pci(topo, get_text(gpu, "pci")) == pci)
+        if (topo_find_pci(topo, json_text(gpu, "pci")) == pci)
             return true;
     return false;
 }
@@ -55,7 +49,7 @@ void nvml_collect_pci(const json_t *answer, struct pci_set *set)
     const json_t *gpu;
 
     for (size_t i = 0; (gpu = get_gpu(answer, i)); i++)
-        if (parse_pci_address(get_text(gpu, "pci"), &address))
+        if (parse_pci_address(json_text(gpu, "pci"), &address))
             pci_set_add(set, &address);
 }
 
@@ -119,10 +113,10 @@ static void read_gpu(struct topo *topo, struct topo_gpu *gpu, const json_t *answ
     const json_t *cc = json_object_get(answer, "cc");
 
     gpu->answered = true;
-    if (*get_text(answer, "name"))
-        gpu->name = topo_copy_line(topo, get_text(answer, "name"));
-    if (*get_text(answer, "uuid"))
-        gpu->uuid = topo_copy_line(topo, get_text(answer, "uuid"));
+    if (*json_text(answer, "name"))
+        gpu->name = topo_copy_line(topo, json_text(answer, "name"));
+    if (*json_text(answer, "uuid"))
+        gpu->uuid = topo_copy_line(topo, json_text(answer, "uuid"));
     gpu->minor = (int)get_number(json_object_get(answer, "minor"), 0, INT16_MAX, gpu->minor);
     gpu->cc_major = (int)get_number(json_array_get(cc, 0), 0, 999, 0);
     gpu->cc_minor = (int)get_number(json_array_get(cc, 1), 0, 99, 0);
@@ -132,7 +126,7 @@ static void read_gpu(struct topo *topo, struct topo_gpu *gpu, const json_t *answ
     gpu->mig = get_truth(answer, "mig");
     gpu->memory_bytes = get_number(json_object_get(answer, "memory_bytes"), 0, INT64_MAX, -1);
     gpu->slowdown = read_slowdown(json_object_get(answer, "slowdown"));
-    gpu->fabric = number_of(get_text(answer, "fabric"), fabric_names);
+    gpu->fabric = number_of(json_text(answer, "fabric"), fabric_names);
     read_links(topo, gpu, json_object_get(answer, "nvlinks"));
 }
 
@@ -142,17 +136,17 @@ static void read_answer(struct topo *topo, const json_t *answer)
 
     topo->nvml = json_is_array(json_object_get(answer, "gpus"));
     if (!topo->nvml) {
-        topo->nvml_why = *get_text(answer, "error") ? topo_copy_line(topo, get_text(answer, "error"))
-                                                    : "the answer is not of the form that epkit writes";
+        topo->nvml_why = *json_text(answer, "error") ? topo_copy_line(topo, json_text(answer, "error"))
+                                                     : "the answer is not of the form that epkit writes";
         return;
     }
     if (!*topo->driver)
-        topo->driver = topo_copy_line(topo, get_text(answer, "driver"));
+        topo->driver = topo_copy_line(topo, json_text(answer, "driver"));
     topo->cc_feature = get_truth(json_object_get(answer, "cc"), "feature");
     topo->cc_ready = get_truth(json_object_get(answer, "cc"), "ready");
-    topo->cc_mode = (enum topo_cc_mode)number_of(get_text(json_object_get(answer, "cc"), "multi_gpu"), cc_modes);
+    topo->cc_mode = (enum topo_cc_mode)number_of(json_text(json_object_get(answer, "cc"), "multi_gpu"), cc_modes);
     for (size_t i = 0; (gpu = get_gpu(answer, i)); i++) {
-        int index = find_gpu_at(topo, get_text(gpu, "pci"));
+        int index = find_gpu_at(topo, json_text(gpu, "pci"));
 
         if (index >= 0 && !topo->gpus[index].answered)
             read_gpu(topo, &topo->gpus[index], gpu);
@@ -271,7 +265,7 @@ static bool add_answered(struct topo *topo, const json_t *answer)
     const json_t *gpu;
 
     for (size_t i = 0; (gpu = get_gpu(answer, i)); i++) {
-        int pci = topo_find_pci(topo, get_text(gpu, "pci"));
+        int pci = topo_find_pci(topo, json_text(gpu, "pci"));
 
         if (pci >= 0 && is_gpu(topo, pci, answer) && find_gpu_at(topo, topo->pci[pci].address) < 0)
             add_gpu(topo, pci);

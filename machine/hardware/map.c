@@ -212,7 +212,7 @@ static int mark_usable(struct problem *problem, int gpu)
 }
 
 /* Assigns `column` to `gpu`; the others move as mark_usable() found. */
-static void reassign(struct problem *problem, int gpu, int column, int hole)
+static void map_reassign(struct problem *problem, int gpu, int column, int hole)
 {
     int own = problem->column_of[gpu];
 
@@ -241,10 +241,10 @@ static void choose_first(struct problem *problem, int gpu)
     while (!problem->usable[column] || reduced_cost(problem, gpu, column) != 0)
         column++; /* ends at its own column at the latest */
     if (column != problem->column_of[gpu])
-        reassign(problem, gpu, column, hole);
+        map_reassign(problem, gpu, column, hole);
 }
 
-static void solve(struct problem *problem)
+static void map_solve(struct problem *problem)
 {
     for (int gpu = 0; gpu < problem->n_gpus; gpu++)
         assign_gpu(problem, gpu);
@@ -385,7 +385,7 @@ static ep_status assign_once(const struct topo *topo, const struct rows *rows, c
     if (!problem)
         return ep_fail(EP_E_MEMORY, "no memory to assign %d GPUs to %d ports", rows->n, n_ports);
     problem_init(topo, rows, ports, n_ports, problem);
-    solve(problem);
+    map_solve(problem);
     for (int row = 0; row < rows->n; row++)
         ret_ports[row] = problem->port_of[problem->column_of[row]];
     free(problem);
@@ -419,8 +419,8 @@ static void record_port(struct map *map, int gpu, const struct map_port *port, b
 }
 
 /* Where there are several ports for each GPU, as many rounds: each takes from what the ones before have left. */
-static ep_status assign(const struct topo *topo, const struct rows *rows, const struct map_port *all, int n_all,
-                        struct map *map)
+static ep_status map_assign(const struct topo *topo, const struct rows *rows, const struct map_port *all, int n_all,
+                            struct map *map)
 {
     struct map_port ports[MAX_COLUMNS];
     int taken[MAX_ROWS], n_ports = n_all;
@@ -443,7 +443,7 @@ static ep_status assign(const struct topo *topo, const struct rows *rows, const 
     return status;
 }
 
-/* Of the idle NICs of assign() those that have no other port in use. */
+/* Of the idle NICs of map_assign() those that have no other port in use. */
 static void set_idle(struct map *map, const int *left, int n_left)
 {
     int n = 0;
@@ -467,7 +467,7 @@ ep_status map_best(const struct topo *topo, struct map **ret_map)
 
     EP_TRY(map_new(topo, &map));
     list_rows(topo, &rows);
-    status = assign(topo, &rows, ports, n_ports, map);
+    status = map_assign(topo, &rows, ports, n_ports, map);
     if (status != EP_OK) {
         map_free(map);
         return status;

@@ -15,7 +15,7 @@
 #define ENTRY_BYTES 96
 
 /* Digits only; -1 if it is no number or one beyond `most`. */
-static int number(const char *text, size_t n, int most)
+static int map_number(const char *text, size_t n, int most)
 {
     int value = 0;
 
@@ -47,7 +47,7 @@ static ep_status parse_entry(const struct topo *topo, const char *entry, int n, 
     const char *name = entry + gpu_length + (entry[gpu_length] == ':');
     size_t name_length = strcspn(name, ":");
     const char *port_text = name[name_length] ? name + name_length + 1 : NULL;
-    int gpu = number(entry, gpu_length, topo->n_gpus + topo->n_hidden_gpus - 1), nic, port;
+    int gpu = map_number(entry, gpu_length, topo->n_gpus + topo->n_hidden_gpus - 1), nic, port;
     char nic_name[ENTRY_BYTES], clean[ENTRY_BYTES];
 
     text_clean(entry, clean, sizeof(clean));
@@ -66,7 +66,7 @@ static ep_status parse_entry(const struct topo *topo, const char *entry, int n, 
     nic = topo_find_nic(topo, nic_name);
     if (nic < 0)
         return ep_fail(EP_E_ARG, "entry %d, '%s': no NIC has that name", n, clean);
-    port = port_text ? number(port_text, strlen(port_text), 255) : first_port(&topo->nics[nic]);
+    port = port_text ? map_number(port_text, strlen(port_text), 255) : first_port(&topo->nics[nic]);
     if (port_text && (port < 0 || !topo_find_port(topo, nic, port)))
         return ep_fail(EP_E_ARG, "entry %d, '%s': the NIC has no such port; it has %d", n, clean,
                        topo->nics[nic].n_ports);
@@ -76,7 +76,7 @@ static ep_status parse_entry(const struct topo *topo, const char *entry, int n, 
     return EP_OK;
 }
 
-static ep_status parse(const struct topo *topo, const char *text, struct map *map)
+static ep_status parse_form(const struct topo *topo, const char *text, struct map *map)
 {
     char entry[ENTRY_BYTES];
     int n = 0;
@@ -107,7 +107,7 @@ ep_status map_parse(const struct topo *topo, const char *text, struct map **ret_
     ep_status status;
 
     EP_TRY(map_new(topo, &map));
-    status = parse(topo, text, map);
+    status = parse_form(topo, text, map);
     if (status != EP_OK) {
         map_free(map);
         return status;

@@ -204,7 +204,8 @@ static ep_status choose_by_distance(const struct topo *topo, const struct map_po
 
 /* --- the assignment --- */
 
-static void explain(const struct topo *topo, const struct map_nvshmem *how, int n_ports, struct map_choice *choice)
+static void explain_choice(const struct topo *topo, const struct map_nvshmem *how, int n_ports,
+                           struct map_choice *choice)
 {
     const char *path = topo_path_name(choice->path);
     int pe = how->one_world_per_gpu ? 0 : choice->gpu;
@@ -253,7 +254,7 @@ ep_status map_nvshmem(const struct topo *topo, const struct map_nvshmem *how, st
         /* NVSHMEM does not read NCCL's topology file. */
         if (choice->nic >= 0)
             choice->path = topo_bus_path(topo, topo->gpus[choice->gpu].pci, topo->nics[choice->nic].pci);
-        explain(topo, how, n_ports, choice);
+        explain_choice(topo, how, n_ports, choice);
     }
     *ret_map = map;
     return EP_OK;

@@ -90,8 +90,8 @@ static void add_sharing(struct text *text, const struct map *map, const struct m
     text_add(text, ", because %d GPUs have %d port%s", map->n, n_ports, n_ports == 1 ? "" : "s");
 }
 
-static void explain(const struct topo *topo, const struct map *map, struct map_choice *choice,
-                    const struct map_port *ports, int n_ports)
+static void explain_map(const struct topo *topo, const struct map *map, struct map_choice *choice,
+                        const struct map_port *ports, int n_ports)
 {
     enum topo_path nearest = TOPO_SYS;
     char room[MAP_WHY_BYTES];
@@ -131,7 +131,7 @@ void map_explain_best(const struct topo *topo, struct map *map, const struct map
         struct map_choice *choice = &map->choices[i];
 
         if (choice->nic >= 0)
-            explain(topo, map, choice, ports, n_ports);
+            explain_map(topo, map, choice, ports, n_ports);
         else
             map_explain(choice, topo->n_nics ? "none of the NICs carries data over an active port" : "there is no NIC");
     }

@@ -15,7 +15,7 @@
 #define ADDRESS_BYTES 32
 
 /* The value of an attribute of the tag at `tag`, of `n` bytes; NULL without one. */
-static const char *attribute(const char *tag, size_t n, const char *name, size_t *ret_n)
+static const char *xml_attribute(const char *tag, size_t n, const char *name, size_t *ret_n)
 {
     const char *at = memmem(tag, n, name, strlen(name)), *end;
 
@@ -40,7 +40,8 @@ struct nesting {
 static bool read_device(struct nesting *nesting, const char *tag, size_t n, json_t *devices)
 {
     size_t n_class = 0, n_address = 0;
-    const char *class = attribute(tag, n, " class=\"", &n_class), *address = attribute(tag, n, " busid=\"", &n_address);
+    const char *class = xml_attribute(tag, n, " class=\"", &n_class),
+               *address = xml_attribute(tag, n, " busid=\"", &n_address);
     bool is_bridge = class && n_class >= 6 && strncmp(class, "0x0604", 6) == 0, is_leaf = n > 0 && tag[n - 1] == '/';
 
     if (!address || n_address >= ADDRESS_BYTES || (!is_leaf && nesting->n == MAX_DEPTH) ||

@@ -124,7 +124,7 @@ static json_t *error_answer(const char *what, const char *why)
 }
 
 /* False with *ret_answer, the error. */
-static bool load(struct nvml *ret_nvml, json_t **ret_answer)
+static bool nvml_load(struct nvml *ret_nvml, json_t **ret_answer)
 {
     struct nvml nvml = {0};
     void *library = NULL;
@@ -324,7 +324,7 @@ json_t *nvml_query(void *unused)
     unsigned n = 0;
 
     (void)unused;
-    if (!load(&nvml, &answer))
+    if (!nvml_load(&nvml, &answer))
         return answer;
     result = nvml.init();
     if (result == NVML_SUCCESS)

@@ -7,7 +7,7 @@
 /* Bounds a cycle of parents; no tree is this deep. */
 #define MAX_DEPTH 64
 
-static int depth(const struct topo *topo, int device)
+static int pci_depth(const struct topo *topo, int device)
 {
     int n = 0;
 
@@ -21,9 +21,9 @@ static int depth(const struct topo *topo, int device)
  * and each of its downstream ports are bridges in the PCI tree: below one switch each side passes at most its own
  * downstream port before the upstream port. One more bridge on either side is another switch.
  */
-static enum topo_path climb(const struct topo *topo, int a, int b)
+static enum topo_path pci_climb(const struct topo *topo, int a, int b)
 {
-    int depth_a = depth(topo, a), depth_b = depth(topo, b), steps_a = 0, steps_b = 0;
+    int depth_a = pci_depth(topo, a), depth_b = pci_depth(topo, b), steps_a = 0, steps_b = 0;
 
     for (; depth_a > depth_b; depth_a--, steps_a++)
         a = topo->pci[a].parent;
@@ -67,7 +67,7 @@ enum topo_path topo_bus_path(const struct topo *topo, int a, int b)
     if (pci_a->host_bridge < 0 || pci_b->host_bridge < 0)
         return TOPO_SYS;
     if (pci_a->host_bridge == pci_b->host_bridge)
-        return climb(topo, a, b);
+        return pci_climb(topo, a, b);
     /* Without NUMA information the machine counts as one NUMA node. */
     return pci_a->numa_node == pci_b->numa_node || topo->n_numa <= 1 ? TOPO_NODE : TOPO_SYS;
 }

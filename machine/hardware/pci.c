@@ -234,7 +234,7 @@ static double read_speed(struct source *source, const char *address, const char 
     return parse_speed(source_line(source, "/sys/bus/pci/devices/%s/%s", address, file).text);
 }
 
-static void describe(struct topo *topo, struct topo_pci *pci)
+static void pci_describe(struct topo *topo, struct topo_pci *pci)
 {
     struct source *source = topo->source;
     const char *address = pci->address, *driver;
@@ -271,7 +271,7 @@ static ep_status make_tree(struct topo *topo, const struct tree_nodes *tree_node
         for (int j = 0; j < topo->n_host_bridges && tree_node->has_host_bridge; j++)
             if (compare_pci_addresses(&bridges[j], &tree_node->host_bridge) == 0)
                 pci->host_bridge = j;
-        describe(topo, pci);
+        pci_describe(topo, pci);
     }
     return EP_OK;
 }

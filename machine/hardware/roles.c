@@ -226,7 +226,7 @@ static const struct topo_nic *fastest_rail(const struct topo *topo)
  * Excludes a NIC from the rails for a reason other than speed. If it is also much slower than `best`, it is for
  * management.
  */
-static void exclude(struct view *view, int nic, double best, const char *why)
+static void exclude_nic(struct view *view, int nic, double best, const char *why)
 {
     struct topo_nic *it = &view->topo->nics[nic];
     double rate = fastest_port(it);
@@ -302,9 +302,9 @@ static void classify_by_distance(struct view *view)
     best = fastest_within(view, limit);
     for (int i = 0; i < view->topo->n_nics; i++)
         if (is_candidate(view, i) && view->distance[i] > limit)
-            exclude(view, i, best,
-                    source_printf(view->topo->source, "%s from the nearest GPU, and %d other NIC%s nearer to one",
-                                  topo_path_name(view->distance[i]), n_near, n_near == 1 ? " is" : "s are"));
+            exclude_nic(view, i, best,
+                        source_printf(view->topo->source, "%s from the nearest GPU, and %d other NIC%s nearer to one",
+                                      topo_path_name(view->distance[i]), n_near, n_near == 1 ? " is" : "s are"));
 }
 
 /* --- link layer --- */
@@ -405,9 +405,10 @@ static void classify_by_link_layer(struct view *view)
         int own = layer_of(&view->topo->nics[i]);
 
         if (is_odd[i])
-            exclude(view, i, best,
-                    source_printf(view->topo->source, "%s, and %d other NIC%s as near to a GPU speak%s %s", names[own],
-                                  n_main, n_main == 1 ? "" : "s", n_main == 1 ? "s" : "", names[layer]));
+            exclude_nic(view, i, best,
+                        source_printf(view->topo->source, "%s, and %d other NIC%s as near to a GPU speak%s %s",
+                                      names[own], n_main, n_main == 1 ? "" : "s", n_main == 1 ? "s" : "",
+                                      names[layer]));
     }
 }
 
@@ -422,9 +423,9 @@ static void classify_by_speed(struct view *view)
         double rate = fastest_port(nic), best = fastest_port(fastest ? fastest : nic);
 
         if (is_rail(nic) && rate > 0 && rate < best * MUCH_SLOWER)
-            exclude(view, i, best,
-                    source_printf(view->topo->source, "%g Gb/s, less than half of the %g Gb/s of %s", rate, best,
-                                  fastest->name));
+            exclude_nic(view, i, best,
+                        source_printf(view->topo->source, "%g Gb/s, less than half of the %g Gb/s of %s", rate, best,
+                                      fastest->name));
     }
 }
 
@@ -475,7 +476,7 @@ static void classify_by_make(struct view *view)
         is_other[i] = is_candidate(view, i) && is_of_other_make(view, i, best);
     for (int i = 0; i < view->topo->n_nics; i++)
         if (is_other[i])
-            exclude(view, i, best, "of another make than the NICs that GPUs use");
+            exclude_nic(view, i, best, "of another make than the NICs that GPUs use");
 }
 
 /* --- the default route --- */

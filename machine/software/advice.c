@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "common/clean.h"
 #include "common/text.h"
-#include "variables.h"
+#include "common/variables.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -26,12 +26,12 @@ struct advice_row *advice_add(struct advice_work *work, const char *name, const 
     return row;
 }
 
-static void set(struct advice_work *work, const char *name, const char *value, const char *reason)
+static void advice_set(struct advice_work *work, const char *name, const char *value, const char *reason)
 {
     advice_add(work, name, reason)->value = value;
 }
 
-static void unset(struct advice_work *work, const char *name, const char *reason)
+static void advice_unset(struct advice_work *work, const char *name, const char *reason)
 {
     advice_add(work, name, reason)->unset = true;
 }
@@ -138,7 +138,8 @@ static void advise_hca_prefix(struct advice_work *work)
     if (!*prefix)
         return;
     text_clean(unmatched, name, sizeof(name));
-    set(work, "NVSHMEM_HCA_PREFIX", prefix,
+    advice_set(
+        work, "NVSHMEM_HCA_PREFIX", prefix,
         source_printf(work->source, "NVSHMEM looks for names with mlx5 in them, and NICs here have others: %s.", name));
 }
 
@@ -178,7 +179,8 @@ static void advise_gid_index(struct advice_work *work)
         index = is_everywhere ? ambiguous->gids[g].index : -1;
     }
     if (index >= 0)
-        set(work, "NVSHMEM_IB_GID_INDEX", source_printf(work->source, "%d", index),
+        advice_set(
+            work, "NVSHMEM_IB_GID_INDEX", source_printf(work->source, "%d", index),
             "Ports have several RoCE v2 GIDs with IPv4 addresses; this is the first one that all ports have. Check "
             "that it is in the network that connects the nodes.");
 }
@@ -211,7 +213,8 @@ static bool is_ipv6_only(const struct topo *topo)
 static void advise_family(struct advice_work *work, const char *name)
 {
     if (is_ipv6_only(work->topo))
-        set(work, name, "AF_INET6", "Ports have only IPv6 addresses; the default is to look for an IPv4 address.");
+        advice_set(work, name, "AF_INET6",
+                   "Ports have only IPv6 addresses; the default is to look for an IPv4 address.");
 }
 
 /* IBGDA, and the NIC of each process. NVIDIA's NICs only: others (EFA, bnxt) use other transports. */
@@ -223,24 +226,26 @@ static ep_status advise_ibgda(struct advice_work *work)
     if (!advice_has_mlx5(work->topo))
         return EP_OK;
     if (topo_is_confidential(work->topo)) {
-        unset(work, "NVSHMEM_IB_ENABLE_IBGDA",
-              "Confidential computing blocks NICs from GPU memory, and GPUs from the NICs' doorbells.");
+        advice_unset(work, "NVSHMEM_IB_ENABLE_IBGDA",
+                     "Confidential computing blocks NICs from GPU memory, and GPUs from the NICs' doorbells.");
         return EP_OK;
     }
     if (*nvshmem->transport_ibgda) {
         text_clean(nvshmem->transport_ibgda, path, sizeof(path));
-        set(work, "NVSHMEM_IB_ENABLE_IBGDA", "1",
-            source_printf(work->source, "The switch for IBGDA; its transport is %s.", path));
-        set(work, "NVSHMEM_IBGDA_NIC_HANDLER", "gpu",
+        advice_set(work, "NVSHMEM_IB_ENABLE_IBGDA", "1",
+                   source_printf(work->source, "The switch for IBGDA; its transport is %s.", path));
+        advice_set(
+            work, "NVSHMEM_IBGDA_NIC_HANDLER", "gpu",
             "GPUs ring the NICs' doorbells themselves; the CPU as handler needs GDRCopy, and dispatches have been seen "
             "to hang with it.");
     }
     if (map_is_whole(work->ibgda))
         EP_TRY(advise_hca_list(work));
     if (count_data_ports(work->topo) > 1)
-        unset(work, "NVSHMEM_ENABLE_NIC_PE_MAPPING",
-              "It counts PEs per NVSHMEM job; DeepEP makes a job for each GPU of a node, so all of them would take the "
-              "first NIC.");
+        advice_unset(
+            work, "NVSHMEM_ENABLE_NIC_PE_MAPPING",
+            "It counts PEs per NVSHMEM job; DeepEP makes a job for each GPU of a node, so all of them would take the "
+            "first NIC.");
     advise_hca_prefix(work);
     return EP_OK;
 }
@@ -256,10 +261,12 @@ static ep_status advise_nvshmem(struct advice_work *work)
     advise_gid_index(work);
     advise_family(work, "NVSHMEM_IB_ADDR_FAMILY");
     if (driver->dmabuf == SOURCE_ABSENT && driver->peermem == SOURCE_OK) {
-        set(work, "NVSHMEM_DISABLE_CUDA_VMM", "1",
+        advice_set(
+            work, "NVSHMEM_DISABLE_CUDA_VMM", "1",
             "GPU memory is registered through nvidia_peermem here, not by dma-buf: with a heap from cudaMalloc that "
             "is one registration, not one for each piece that a growing heap adds.");
-        set(work, "NVSHMEM_SYMMETRIC_SIZE", "4G",
+        advice_set(
+            work, "NVSHMEM_SYMMETRIC_SIZE", "4G",
             "The heap cannot grow then, and the default of 1 GiB is less than what DeepEP's buffers between nodes "
             "take.");
     }
@@ -274,7 +281,8 @@ static void advise_deepep(struct advice_work *work)
     if (!deepep->mapping_active || deepep->imported < 0 || !map_is_whole(work->ibgda) || !advice_has_mlx5(work->topo))
         return;
     text_clean(deepep->copies[deepep->imported].folder, folder, sizeof(folder));
-    set(work, "DEEP_EP_DEVICE_TO_HCA_MAPPING", map_deepep(work->topo, work->ibgda),
+    advice_set(
+        work, "DEEP_EP_DEVICE_TO_HCA_MAPPING", map_deepep(work->topo, work->ibgda),
         source_printf(
             work->source,
             "DeepEP in %s converts it to NVSHMEM_HCA_LIST for each of its processes, also if a program starts its "
@@ -320,14 +328,14 @@ static void advise_gib_settings(struct advice_work *work)
             strcmp(setting->name, "TORCH_NCCL_USE_COMM_NONBLOCKING") == 0)
             continue;
         if (setting->value)
-            set(work, setting->name, setting->value, gib_reason(work, setting->name));
+            advice_set(work, setting->name, setting->value, gib_reason(work, setting->name));
         else
-            unset(work, setting->name, source_printf(work->source, "%s unsets it.", nccl->script));
+            advice_unset(work, setting->name, source_printf(work->source, "%s unsets it.", nccl->script));
     }
     /* The other settings have no effect without the name of the network. */
     for (size_t i = 0; i < (*nccl->script ? 1 : n_known); i++)
         if (!advice_find(work->advice, gib_settings[i].name))
-            set(work, gib_settings[i].name, gib_settings[i].value, gib_settings[i].reason);
+            advice_set(work, gib_settings[i].name, gib_settings[i].value, gib_settings[i].reason);
 }
 
 static void advise_gib(struct advice_work *work)
@@ -338,9 +346,9 @@ static void advise_gib(struct advice_work *work)
     advise_gib_settings(work);
     text_clean(config, shown, sizeof(shown));
     if (*config && strcmp(config, shown) == 0)
-        set(work, "NCCL_TUNER_CONFIG_PATH", config, "What gIB's tuner knows about this type of machine.");
-    unset(work, "TORCH_NCCL_USE_COMM_NONBLOCKING",
-          "gIB's shim requires it to be unset and stops with a mismatch otherwise, whatever the value.");
+        advice_set(work, "NCCL_TUNER_CONFIG_PATH", config, "What gIB's tuner knows about this type of machine.");
+    advice_unset(work, "TORCH_NCCL_USE_COMM_NONBLOCKING",
+                 "gIB's shim requires it to be unset and stops with a mismatch otherwise, whatever the value.");
 }
 
 /* Is there an active NIC that NCCL should not use? */
@@ -361,8 +369,8 @@ static void advise_nccl(struct advice_work *work)
     }
     advise_family(work, "NCCL_IB_ADDR_FAMILY");
     if (has_others(work->topo))
-        set(work, "NCCL_IB_HCA", map_nccl(work->topo),
-            "NCCL would use all NICs, also those for management and storage, which are not in this list.");
+        advice_set(work, "NCCL_IB_HCA", map_nccl(work->topo),
+                   "NCCL would use all NICs, also those for management and storage, which are not in this list.");
 }
 
 /* --- the network verbs --- */
@@ -370,7 +378,8 @@ static void advise_nccl(struct advice_work *work)
 static void advise_verbs(struct advice_work *work)
 {
     if (work->topo->n_gpus > 1 && *map_verbs(work->topo, work->map))
-        set(work, "EPKIT_VERBS_DEVICE", map_verbs(work->topo, work->map),
+        advice_set(
+            work, "EPKIT_VERBS_DEVICE", map_verbs(work->topo, work->map),
             "Programs with libepkit over the network verbs: each rank uses the entry of its local rank, the port of "
             "its GPU. The commands of epkit do so by default.");
 }
@@ -408,13 +417,14 @@ static void advise_against(struct advice_work *work, const struct source_variabl
     useless = useless_path(work, known, variable->value);
     text_clean(variable->value, value, sizeof(value));
     if (known->effect == VARIABLE_VOID)
-        unset(work, known->name, source_printf(work->source, "It does nothing: %s.", known->text));
+        advice_unset(work, known->name, source_printf(work->source, "It does nothing: %s.", known->text));
     else if (known->effect == VARIABLE_BUILD_ONLY && strcmp(known->values, "path") != 0)
-        unset(work, known->name, source_printf(work->source, "It does nothing in a running program: %s.", known->text));
+        advice_unset(work, known->name,
+                     source_printf(work->source, "It does nothing in a running program: %s.", known->text));
     else if (variable_has_known_prefix(known->name) && !variable_accepts(known, variable->value, why, sizeof(why)))
-        unset(work, known->name, source_printf(work->source, "Its value here, '%s', %s.", value, why));
+        advice_unset(work, known->name, source_printf(work->source, "Its value here, '%s', %s.", value, why));
     else if (useless)
-        unset(work, known->name, useless);
+        advice_unset(work, known->name, useless);
 }
 
 ep_status advice_make(const struct topo *topo, const struct software *software, const struct map *map,

@@ -55,7 +55,7 @@ static void add_folder(struct folders *folders, const char *path, const char *re
     folders->at[folders->n++] = (struct folder){.path = path, .reason = reason};
 }
 
-static const char *join(struct source *source, const char *a, const char *b)
+static const char *join_paths(struct source *source, const char *a, const char *b)
 {
     return source_printf(source, "%s%s%s", a, *a && *b ? ":" : "", b);
 }
@@ -65,7 +65,7 @@ static const char *join_folders(struct source *source, const struct folders *fol
     const char *text = "";
 
     for (int i = 0; i < folders->n; i++)
-        text = join(source, text, folders->at[i].path);
+        text = join_paths(source, text, folders->at[i].path);
     return text;
 }
 
@@ -223,7 +223,7 @@ static void put_first(struct folders *folders, const char *path, const char *rea
 }
 
 /* Does `folder` contain a library with one of these names that is not the one in `own`? */
-static bool replaces(struct source *source, const char *folder, const char *own)
+static bool replaces_library(struct source *source, const char *folder, const char *own)
 {
     struct source_names names = source_list(source, "%s", own);
 
@@ -258,7 +258,7 @@ static void put_bundle_before(struct advice_work *work, struct folders *folders,
     for (size_t i = 0; i < packages.n && i < BUNDLE_MAX; i++) {
         const char *own = source_printf(work->source, "%s/%s/lib", top, packages.names[i]);
 
-        if (strcmp(packages.names[i], "nvshmem") != 0 && replaces(work->source, folder, own))
+        if (strcmp(packages.names[i], "nvshmem") != 0 && replaces_library(work->source, folder, own))
             put_first(folders, own, source_printf(work->source, "what PyTorch brings, before that of %s", folder));
     }
 }
@@ -267,7 +267,7 @@ static void put_bundle_before(struct advice_work *work, struct folders *folders,
 static void put_verbs_first(struct advice_work *work, struct folders *folders)
 {
     const char *current = source_env(work->source, "LD_LIBRARY_PATH");
-    const char *path = join(work->source, join_folders(work->source, folders), current ? current : "");
+    const char *path = join_paths(work->source, join_folders(work->source, folders), current ? current : "");
     struct lib_location own = libs_find(work->source, &default_env, "libibverbs.so.1");
     const char *folder = own.state == SOURCE_OK ? libs_folder_of(work->source, own.real) : "";
 

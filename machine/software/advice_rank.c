@@ -28,7 +28,7 @@ const char *advice_source_env(void *source, const char *name)
 }
 
 /* An unsigned number at the start of a text, and where it ends; -1 if there is none or it exceeds RANKS_MAX. */
-static int number(const char *text, const char **ret_end)
+static int rank_number(const char *text, const char **ret_end)
 {
     int value = 0;
 
@@ -41,7 +41,7 @@ static int number(const char *text, const char **ret_end)
 static int whole_number(const char *text)
 {
     const char *end;
-    int value = number(text, &end);
+    int value = rank_number(text, &end);
 
     return *end ? -1 : value;
 }
@@ -54,7 +54,7 @@ static int largest_count(const char *text)
     int largest = -1;
 
     while (*text) {
-        int value = number(text, &text);
+        int value = rank_number(text, &text);
 
         if (value < 0)
             return -1;

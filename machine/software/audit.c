@@ -6,7 +6,7 @@
  * reports something is the last one for that variable.
  */
 #include "advice_internal.h"
-#include "variables.h"
+#include "common/variables.h"
 
 #include "base/error.h"
 #include "common/clean.h"
@@ -34,7 +34,7 @@ struct audit_work {
     struct audit *audit;
 };
 
-static const char *clean(const struct audit_work *work, const char *text)
+static const char *audit_clean(const struct audit_work *work, const char *text)
 {
     char shown[SHOWN_BYTES];
 
@@ -56,8 +56,8 @@ report(struct audit_work *work, enum audit_kind kind, const struct source_variab
     va_end(args);
     work->audit->rows[work->audit->n++] =
         (struct audit_row){.kind = kind,
-                           .name = clean(work, variable->name),
-                           .value = clean(work, variable->value),
+                           .name = audit_clean(work, variable->name),
+                           .value = audit_clean(work, variable->value),
                            .advised = row && !row->unset && row->scope != ADVICE_RANK ? row->value : "",
                            .text = source_printf(work->source, "%s", text)};
     return true;
@@ -151,20 +151,21 @@ static bool check_hca(struct audit_work *work, const struct source_variable *var
     snprintf(name, sizeof(name), "%.*s", (int)n, entry);
     if (entry[strcspn(entry, "; |\t")])
         return report(work, AUDIT_HARMFUL, variable, "Entries are separated by ',', and '%s' is one entry.",
-                      clean(work, entry));
+                      audit_clean(work, entry));
     nic = topo_find_nic(work->topo, name);
     if (nic < 0)
-        return report(work, AUDIT_HARMFUL, variable, "It names %s, and no NIC here has that name.", clean(work, name));
+        return report(work, AUDIT_HARMFUL, variable, "It names %s, and no NIC here has that name.",
+                      audit_clean(work, name));
     if (entry[n] == ':') {
         port = strtol(entry + n + 1, &end, 10);
         if (end == entry + n + 1 || (*end && *end != ':'))
-            return report(work, AUDIT_HARMFUL, variable, "'%s' names no port by its number.", clean(work, entry));
+            return report(work, AUDIT_HARMFUL, variable, "'%s' names no port by its number.", audit_clean(work, entry));
     }
     for (int p = 0; p < work->topo->nics[nic].n_ports; p++)
         if (work->topo->nics[nic].ports[p].number == port)
             return false;
     return report(work, AUDIT_HARMFUL, variable, "It names port %ld of %s, which has no such port.", port,
-                  clean(work, name));
+                  audit_clean(work, name));
 }
 
 /* "mlx5_0" means "mlx5_0:1". */
@@ -254,7 +255,7 @@ static bool check_gid_index(struct audit_work *work, const struct source_variabl
                     work, AUDIT_HARMFUL, variable,
                     "GID %d of %s port %d is not RoCE v2 with a routable address. Unset it: the right one is selected "
                     "automatically.",
-                    index, clean(work, topo->nics[i].name), port->number);
+                    index, audit_clean(work, topo->nics[i].name), port->number);
         }
     }
     return false;
@@ -277,7 +278,7 @@ static bool check_driver_entry(struct audit_work *work, const struct source_vari
         return false;
     return report(work, AUDIT_VALUE, variable,
                   "%s is a folder. libibverbs appends -rdmavNN.so to each entry, so it must end in /libmlx5.",
-                  clean(work, entry));
+                  audit_clean(work, entry));
 }
 
 /* An entry is NAME or NAME:PORT. */
@@ -290,7 +291,7 @@ static bool check_verbs_entry(struct audit_work *work, const struct source_varia
             return false;
     return report(work, AUDIT_VALUE, variable,
                   "There is no RDMA device \"%.64s\" here: the network verbs does not start. Correct it, or unset it.",
-                  clean(work, entry));
+                  audit_clean(work, entry));
 }
 
 /* The entries, each with its port; "NAME" means all ports of the device. Ranks use the ports in this order. */
@@ -335,7 +336,8 @@ static bool check_preload_entry(struct audit_work *work, const struct source_var
 {
     if (*entry != '/' || strchr(entry, '$') || source_stat(work->source, "%s", entry).state != SOURCE_ABSENT)
         return false;
-    return report(work, AUDIT_PATH, variable, "%s does not exist, and ld.so continues without it.", clean(work, entry));
+    return report(work, AUDIT_PATH, variable, "%s does not exist, and ld.so continues without it.",
+                  audit_clean(work, entry));
 }
 
 static bool check_preload(struct audit_work *work, const struct source_variable *variable)

@@ -159,7 +159,7 @@ static void load_needed(struct load *load, int user)
 
 /* --- versions --- */
 
-static bool defines(struct load *load, const struct elf_facts *facts, const char *version)
+static bool defines_version(struct load *load, const struct elf_facts *facts, const char *version)
 {
     for (size_t i = 0; i < facts->n_definitions; i++)
         if (is_same(load, facts->definitions[i].name, version))
@@ -180,7 +180,7 @@ static void find_gaps(struct load *load, int user)
             continue;
         provided = source_elf(load->source, "%s", closure->libs[provider].location.path);
         /* ld.so accepts a library without version definitions for every version. */
-        if (provided.n_definitions == 0 || defines(load, &provided, facts.needs[i].name))
+        if (provided.n_definitions == 0 || defines_version(load, &provided, facts.needs[i].name))
             continue;
         closure->gaps[closure->n_gaps++] =
             (struct lib_version_gap){.user = user, .provider = provider, .version = facts.needs[i].name};

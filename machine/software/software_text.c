@@ -29,7 +29,7 @@ const char *piece_copy(struct source *source, struct piece piece)
     return source_printf(source, "%s", clean);
 }
 
-static struct piece trim(struct piece piece)
+static struct piece piece_trim(struct piece piece)
 {
     while (piece.n && strchr(BLANK "\n", piece.text[piece.n - 1]))
         piece.n--;
@@ -48,7 +48,7 @@ static struct piece next_line(const char **at)
     return line;
 }
 
-static struct piece unquote(struct piece piece)
+static struct piece piece_unquote(struct piece piece)
 {
     if (piece.n >= 2 && piece.text[0] == '"' && piece.text[piece.n - 1] == '"')
         return (struct piece){.text = piece.text + 1, .n = piece.n - 2};
@@ -120,7 +120,8 @@ static bool split_option(struct piece word, struct parse_option *ret_option)
     if (!equals)
         return false;
     ret_option->name = (struct piece){.text = word.text, .n = (size_t)(equals - word.text)};
-    ret_option->value = unquote((struct piece){.text = equals + 1, .n = word.n - (size_t)(equals - word.text) - 1});
+    ret_option->value =
+        piece_unquote((struct piece){.text = equals + 1, .n = word.n - (size_t)(equals - word.text) - 1});
     return true;
 }
 
@@ -172,8 +173,8 @@ static struct piece next_dword(struct piece *dwords, struct piece *ret_name)
     dwords->text += entry.n + (end ? 1 : 0);
     dwords->n -= entry.n + (end ? 1 : 0);
     equals = memchr(entry.text, '=', entry.n);
-    *ret_name = trim((struct piece){.text = entry.text, .n = equals ? (size_t)(equals - entry.text) : entry.n});
-    return equals ? trim((struct piece){.text = equals + 1, .n = entry.n - (size_t)(equals - entry.text) - 1})
+    *ret_name = piece_trim((struct piece){.text = entry.text, .n = equals ? (size_t)(equals - entry.text) : entry.n});
+    return equals ? piece_trim((struct piece){.text = equals + 1, .n = entry.n - (size_t)(equals - entry.text) - 1})
                   : (struct piece){.text = NULL};
 }
 
@@ -218,7 +219,7 @@ static bool next_field(struct piece line, const char *name, struct piece *ret_va
 
     if (line.n <= n || *line.text != *name || line.text[n] != ':' || strncmp(line.text, name, n) != 0)
         return false;
-    *ret_value = trim((struct piece){.text = line.text + n + 1, .n = line.n - n - 1});
+    *ret_value = piece_trim((struct piece){.text = line.text + n + 1, .n = line.n - n - 1});
     return true;
 }
 
@@ -250,14 +251,14 @@ struct piece parse_field(const char *text, const char *name, char divider)
     size_t n = strlen(name);
 
     while (*text) {
-        struct piece line = trim(next_line(&text));
+        struct piece line = piece_trim(next_line(&text));
         struct piece rest;
 
         if (!piece_begins(line, name))
             continue;
-        rest = trim((struct piece){.text = line.text + n, .n = line.n - n});
+        rest = piece_trim((struct piece){.text = line.text + n, .n = line.n - n});
         if (rest.n && *rest.text == divider)
-            return trim((struct piece){.text = rest.text + 1, .n = rest.n - 1});
+            return piece_trim((struct piece){.text = rest.text + 1, .n = rest.n - 1});
     }
     return (struct piece){.text = ""};
 }

@@ -139,7 +139,7 @@ const char *cache_path(char ret_path[PATH_MAX], const char *format, va_list args
 }
 
 /* The entry for a path that is not valid; one for each reason. */
-static const json_t *refuse(struct source *source, const char *why)
+static const json_t *cache_refuse(struct source *source, const char *why)
 {
     if (!json_object_get(source->refused, why))
         json_object_set_new(source->refused, why, cache_failure(SOURCE_FAILED, why));
@@ -150,7 +150,7 @@ const json_t *cache_query(struct source *source, enum cache_kind kind, cache_mak
                           const char *format, va_list args)
 {
     const char *why = cache_path(ret_path, format, args);
-    const json_t *entry = why ? refuse(source, why) : cache_get(source, kind, ret_path);
+    const json_t *entry = why ? cache_refuse(source, why) : cache_get(source, kind, ret_path);
 
     return entry ? entry : cache_put(source, kind, ret_path, make(source, ret_path));
 }
@@ -201,7 +201,7 @@ enum source_state cache_state(const json_t *entry, const char **ret_why)
 }
 
 /* The approximate memory of a value. */
-static size_t weight(const json_t *value)
+static size_t entry_weight(const json_t *value)
 {
     size_t bytes = ENTRY_BYTES, i;
     const char *key;
@@ -211,10 +211,10 @@ static size_t weight(const json_t *value)
     case JSON_STRING:
         return bytes + json_string_length(value);
     case JSON_ARRAY:
-        json_array_foreach(value, i, item) bytes += weight(item);
+        json_array_foreach(value, i, item) bytes += entry_weight(item);
         return bytes;
     case JSON_OBJECT:
-        json_object_foreach((json_t *)value, key, item) bytes += strlen(key) + weight(item);
+        json_object_foreach((json_t *)value, key, item) bytes += strlen(key) + entry_weight(item);
         return bytes;
     default:
         return bytes;
@@ -237,7 +237,7 @@ const json_t *cache_get(struct source *source, enum cache_kind kind, const char 
 
 const json_t *cache_put(struct source *source, enum cache_kind kind, const char *key, json_t *entry)
 {
-    size_t bytes = entry ? weight(entry) + strlen(key) : 0;
+    size_t bytes = entry ? entry_weight(entry) + strlen(key) : 0;
 
     /* Lack of memory counts as a full cache: from now on nothing is cached. */
     if (!entry || bytes > SOURCE_CACHE_MAX - source->cached_bytes ||

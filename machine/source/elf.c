@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* elf.c - the headers of an ELF file, read once, cached and presented as plain arrays. */
 #include "elf.h"
+#include "common/json.h"
 #include "state.h"
 
 #include <stdarg.h>
@@ -9,7 +10,7 @@
 
 #define WHY_BYTES 256
 
-static json_t *describe(struct source *source, const char *path)
+static json_t *elf_entry(struct source *source, const char *path)
 {
     char why[WHY_BYTES] = "";
     json_t *failure = NULL, *facts;
@@ -67,20 +68,13 @@ static const int *get_archs(struct source *source, const json_t *list, size_t *r
     return archs;
 }
 
-static const char *get_string(const json_t *entry, const char *key)
-{
-    const char *text = json_string_value(json_object_get(entry, key));
-
-    return text ? text : "";
-}
-
-static void fill(struct source *source, const json_t *entry, struct elf_facts *facts)
+static void elf_fill(struct source *source, const json_t *entry, struct elf_facts *facts)
 {
     const json_t *machine = json_object_get(entry, "machine");
 
-    facts->soname = get_string(entry, "soname");
-    facts->rpath = get_string(entry, "rpath");
-    facts->runpath = get_string(entry, "runpath");
+    facts->soname = json_text(entry, "soname");
+    facts->rpath = json_text(entry, "rpath");
+    facts->runpath = json_text(entry, "runpath");
     facts->needed = get_strings(source, json_object_get(entry, "needed"), ELF_MAX_NEEDED, &facts->n_needed);
     facts->needs = get_versions(source, json_object_get(entry, "needs"), &facts->n_needs);
     facts->definitions = get_versions(source, json_object_get(entry, "definitions"), &facts->n_definitions);
@@ -97,7 +91,7 @@ struct elf_facts source_elf(struct source *source, const char *format, ...)
     va_list args;
 
     va_start(args, format);
-    entry = cache_query(source, CACHE_ELF, describe, path, format, args);
+    entry = cache_query(source, CACHE_ELF, elf_entry, path, format, args);
     va_end(args);
     memo = cache_memo(source, CACHE_ELF, path);
     if (memo)
@@ -105,7 +99,7 @@ struct elf_facts source_elf(struct source *source, const char *format, ...)
     facts.state = cache_state(entry, &facts.why);
     if (facts.state != SOURCE_OK)
         return facts;
-    fill(source, entry, &facts);
+    elf_fill(source, entry, &facts);
     memo = source_alloc(source, sizeof(*memo));
     if (memo) {
         *memo = facts;

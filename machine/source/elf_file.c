@@ -45,7 +45,7 @@ struct dynamic {
     uint64_t strings, n_strings, needs, n_needs, definitions, n_definitions;
 };
 
-static bool __attribute__((format(printf, 2, 3))) refuse(struct reader *reader, const char *format, ...)
+static bool __attribute__((format(printf, 2, 3))) elf_refuse(struct reader *reader, const char *format, ...)
 {
     va_list args;
 
@@ -57,11 +57,11 @@ static bool __attribute__((format(printf, 2, 3))) refuse(struct reader *reader, 
 
 static bool refuse_memory(struct reader *reader)
 {
-    return refuse(reader, "out of memory");
+    return elf_refuse(reader, "out of memory");
 }
 
 /* Consumes `value`. */
-static bool set(struct reader *reader, const char *key, json_t *value)
+static bool elf_set(struct reader *reader, const char *key, json_t *value)
 {
     return json_object_set_new(reader->facts, key, value) == 0 || refuse_memory(reader);
 }
@@ -73,23 +73,23 @@ static bool check_header(struct reader *reader)
     ssize_t n = pread(reader->fd, &header, sizeof(header), 0);
 
     if (n < EI_NIDENT || memcmp(header.e_ident, ELFMAG, SELFMAG) != 0)
-        return refuse(reader, "not an ELF file");
+        return elf_refuse(reader, "not an ELF file");
     if (header.e_ident[EI_CLASS] != ELFCLASS64)
-        return refuse(reader, ELF_FOREIGN ": 32 bits");
+        return elf_refuse(reader, ELF_FOREIGN ": 32 bits");
     if (header.e_ident[EI_DATA] != ELFDATA2LSB)
-        return refuse(reader, ELF_FOREIGN ": big-endian");
+        return elf_refuse(reader, ELF_FOREIGN ": big-endian");
     if (n < (ssize_t)sizeof(header))
-        return refuse(reader, "cut off in its header");
+        return elf_refuse(reader, "cut off in its header");
     if (header.e_phnum > SEGMENTS_MAX)
-        return refuse(reader, "damaged: claims %u program headers", header.e_phnum);
+        return elf_refuse(reader, "damaged: claims %u program headers", header.e_phnum);
     if (header.e_phnum && header.e_phentsize != sizeof(Elf64_Phdr))
-        return refuse(reader, "damaged: program headers of %u bytes", header.e_phentsize);
+        return elf_refuse(reader, "damaged: program headers of %u bytes", header.e_phentsize);
     /* The number of sections is in section 0, where it could be 2^64. */
     if (header.e_shoff && (header.e_shnum == 0 || header.e_shnum >= SECTIONS_MAX))
-        return refuse(reader, "damaged: claims %u section headers", header.e_shnum);
+        return elf_refuse(reader, "damaged: claims %u section headers", header.e_shnum);
     if (header.e_shnum && header.e_shentsize != sizeof(Elf64_Shdr))
-        return refuse(reader, "damaged: section headers of %u bytes", header.e_shentsize);
-    return set(reader, "machine", json_integer(header.e_machine));
+        return elf_refuse(reader, "damaged: section headers of %u bytes", header.e_shentsize);
+    return elf_set(reader, "machine", json_integer(header.e_machine));
 }
 
 /*
@@ -126,7 +126,7 @@ static const char *get_string(struct reader *reader, uint64_t index, char ret_te
     ssize_t n = pread(reader->fd, raw, left < sizeof(raw) ? left : sizeof(raw), (off_t)(reader->strings + index));
 
     if (n <= 0 || !memchr(raw, '\0', (size_t)n)) {
-        refuse(reader, "damaged: a name at %" PRIu64 " of %" PRIu64 " bytes of names", index, reader->n_strings);
+        elf_refuse(reader, "damaged: a name at %" PRIu64 " of %" PRIu64 " bytes of names", index, reader->n_strings);
         return NULL;
     }
     text_clean(raw, ret_text, ELF_MAX_STRING);
@@ -137,7 +137,7 @@ static bool set_string(struct reader *reader, const char *key, uint64_t index)
 {
     char text[ELF_MAX_STRING];
 
-    return get_string(reader, index, text) && set(reader, key, json_string(text));
+    return get_string(reader, index, text) && elf_set(reader, key, json_string(text));
 }
 
 /* The bytes from `offset` on, at most `left` and `most` of them, as libelf presents them. */
@@ -147,12 +147,12 @@ static Elf_Data *get_chunk(struct reader *reader, uint64_t offset, uint64_t left
     Elf_Data *data;
 
     if (offset > (uint64_t)reader->size || left > (uint64_t)reader->size - offset) {
-        refuse(reader, "damaged or cut off: its %s ends beyond the end of the file", what);
+        elf_refuse(reader, "damaged or cut off: its %s ends beyond the end of the file", what);
         return NULL;
     }
     data = elf_getdata_rawchunk(reader->elf, (int64_t)offset, left < most ? left : most, type);
     if (!data)
-        refuse(reader, "its %s: %s", what, elf_errmsg(-1));
+        elf_refuse(reader, "its %s: %s", what, elf_errmsg(-1));
     return data;
 }
 
@@ -165,7 +165,7 @@ static bool find_strings(struct reader *reader, const struct dynamic *dynamic)
     if (!dynamic->has_strings)
         return true;
     if (!find_address(reader, dynamic->strings, &reader->strings, &left))
-        return refuse(reader, "damaged or cut off: its names are not in the file");
+        return elf_refuse(reader, "damaged or cut off: its names are not in the file");
     reader->n_strings = dynamic->n_strings < left ? dynamic->n_strings : left;
     return true;
 }
@@ -183,7 +183,7 @@ static bool read_dynamic_entry(struct reader *reader, const GElf_Dyn *entry, jso
         return set_string(reader, "runpath", entry->d_un.d_val);
     case DT_NEEDED:
         if (json_array_size(needed) == ELF_MAX_NEEDED)
-            return refuse(reader, "damaged: needs more than %d libraries", ELF_MAX_NEEDED);
+            return elf_refuse(reader, "damaged: needs more than %d libraries", ELF_MAX_NEEDED);
         return get_string(reader, entry->d_un.d_val, name) &&
                (json_array_append_new(needed, json_string(name)) == 0 || refuse_memory(reader));
     default:
@@ -227,7 +227,7 @@ static bool read_dynamic(struct reader *reader, const GElf_Phdr *segment, struct
     if (!needed || json_object_set_new(reader->facts, "needed", needed) < 0)
         return refuse_memory(reader);
     if (segment->p_filesz > DYNAMIC_MAX)
-        return refuse(reader, "damaged: a dynamic section of %" PRIu64 " bytes", segment->p_filesz);
+        return elf_refuse(reader, "damaged: a dynamic section of %" PRIu64 " bytes", segment->p_filesz);
     if (segment->p_filesz < sizeof(Elf64_Dyn))
         return true; /* as in a file of debug information */
     data = get_chunk(reader, segment->p_offset, segment->p_filesz, DYNAMIC_MAX, ELF_T_DYN, "dynamic section");
@@ -250,7 +250,7 @@ static bool append_need(struct reader *reader, json_t *list, const char *file, u
     char text[ELF_MAX_STRING];
 
     if (json_array_size(list) == ELF_MAX_VERSIONS)
-        return refuse(reader, "damaged: needs more than %d versions", ELF_MAX_VERSIONS);
+        return elf_refuse(reader, "damaged: needs more than %d versions", ELF_MAX_VERSIONS);
     return get_string(reader, name, text) &&
            (json_array_append_new(list, json_pack("[ss]", file, text)) == 0 || refuse_memory(reader));
 }
@@ -266,7 +266,7 @@ static bool read_needs_of(struct reader *reader, Elf_Data *data, uint64_t at, co
     at += need->vn_aux;
     for (unsigned i = 0; i < need->vn_cnt; i++) {
         if (at >= data->d_size || !gelf_getvernaux(data, (int)at, &version))
-            return refuse(reader, "damaged: a needed version lies outside of its section");
+            return elf_refuse(reader, "damaged: a needed version lies outside of its section");
         /* ld.so does not require a weak version. */
         if (!(version.vna_flags & VER_FLG_WEAK) && !append_need(reader, list, file, version.vna_name))
             return false;
@@ -291,12 +291,12 @@ static bool begin_versions(struct reader *reader, const char *key, uint64_t addr
     if (n == 0)
         return true;
     if (n > (is_need ? ELF_MAX_NEEDED : ELF_MAX_VERSIONS))
-        return refuse(
+        return elf_refuse(
             reader,
             is_need ? "damaged: needs versions of %" PRIu64 " libraries" : "damaged: defines %" PRIu64 " versions", n);
     if (!find_address(reader, address, &offset, &left))
-        return refuse(reader, "damaged or cut off: %s are not in the file",
-                      is_need ? "its needed versions" : "the versions that it defines");
+        return elf_refuse(reader, "damaged or cut off: %s are not in the file",
+                          is_need ? "its needed versions" : "the versions that it defines");
     *ret_data = get_chunk(reader, offset, left, VERSIONS_MAX, type, is_need ? "needed versions" : "defined versions");
     return *ret_data;
 }
@@ -312,7 +312,7 @@ static bool read_needs(struct reader *reader, const struct dynamic *dynamic)
         return false;
     for (uint64_t i = 0; data && i < dynamic->n_needs; i++) {
         if (at >= data->d_size || !gelf_getverneed(data, (int)at, &need))
-            return refuse(reader, "damaged: needed versions lie outside of their section");
+            return elf_refuse(reader, "damaged: needed versions lie outside of their section");
         if (!read_needs_of(reader, data, at, &need, list))
             return false;
         if (need.vn_next == 0)
@@ -328,7 +328,7 @@ static bool append_definition(struct reader *reader, Elf_Data *data, uint64_t at
     GElf_Verdaux name;
 
     if (at >= data->d_size || !gelf_getverdaux(data, (int)at, &name))
-        return refuse(reader, "damaged: the name of a version lies outside of its section");
+        return elf_refuse(reader, "damaged: the name of a version lies outside of its section");
     return get_string(reader, name.vda_name, text) &&
            (json_array_append_new(list, json_string(text)) == 0 || refuse_memory(reader));
 }
@@ -344,7 +344,7 @@ static bool read_definitions(struct reader *reader, const struct dynamic *dynami
         return false;
     for (uint64_t i = 0; data && i < dynamic->n_definitions; i++) {
         if (at >= data->d_size || !gelf_getverdef(data, (int)at, &definition))
-            return refuse(reader, "damaged: defined versions lie outside of their section");
+            return elf_refuse(reader, "damaged: defined versions lie outside of their section");
         /* The base version is the file itself and has its name. */
         if (!(definition.vd_flags & VER_FLG_BASE) && !append_definition(reader, data, at + definition.vd_aux, list))
             return false;
@@ -415,7 +415,7 @@ static bool read_gpu_code(struct reader *reader)
     for (int i = 0; i < fatbin.n; i++)
         if (json_array_append_new(archs, json_integer(fatbin.archs[i])) < 0)
             return refuse_memory(reader);
-    return set(reader, "archs_known", json_boolean(fatbin.known));
+    return elf_set(reader, "archs_known", json_boolean(fatbin.known));
 }
 
 /* --- the whole file --- */
@@ -425,12 +425,12 @@ static bool read_elf(struct reader *reader)
     struct dynamic dynamic = {0};
 
     if (elf_getphdrnum(reader->elf, &reader->n_segments) < 0)
-        return refuse(reader, "its program headers: %s", elf_errmsg(-1));
+        return elf_refuse(reader, "its program headers: %s", elf_errmsg(-1));
     for (size_t i = 0; i < reader->n_segments; i++) {
         GElf_Phdr segment;
 
         if (!gelf_getphdr(reader->elf, (int)i, &segment))
-            return refuse(reader, "its program headers: %s", elf_errmsg(-1));
+            return elf_refuse(reader, "its program headers: %s", elf_errmsg(-1));
         if (segment.p_type != PT_DYNAMIC)
             continue;
         if (!read_dynamic(reader, &segment, &dynamic))
@@ -450,12 +450,12 @@ json_t *elf_describe(int fd, char *ret_why, size_t bytes)
     if (!reader.facts)
         refuse_memory(&reader);
     else if (fstat(fd, &info) < 0 || !S_ISREG(info.st_mode))
-        refuse(&reader, "not a regular file");
+        elf_refuse(&reader, "not a regular file");
     else if (check_header(&reader)) {
         reader.size = info.st_size;
         elf_version(EV_CURRENT);
         reader.elf = elf_begin(fd, ELF_C_READ, NULL);
-        ok = reader.elf ? read_elf(&reader) : refuse(&reader, "%s", elf_errmsg(-1));
+        ok = reader.elf ? read_elf(&reader) : elf_refuse(&reader, "%s", elf_errmsg(-1));
     }
     elf_end(reader.elf);
     if (ok)

@@ -26,7 +26,7 @@ static json_t *read_variables(const char *text, size_t bytes)
     return variables;
 }
 
-static void fill(struct source *source, const json_t *values)
+static void environment_fill(struct source *source, const json_t *values)
 {
     struct source_environment *all = &source->environment;
     struct source_variable *variables = source_alloc(source, (json_object_size(values) + 1) * sizeof(*variables));
@@ -54,7 +54,7 @@ struct source_environment source_environment(struct source *source)
         fact = source_fact(source, CACHE_ENVIRONMENT_FACT, read_variables, CACHE_ENVIRONMENT);
         source->environment = (struct source_environment){.state = fact.state, .why = fact.why};
         if (fact.state == SOURCE_OK)
-            fill(source, fact.value);
+            environment_fill(source, fact.value);
         source->environment_known = true;
     }
     return source->environment;

@@ -37,7 +37,7 @@ static void add_line(struct found *found, const char *line, size_t bytes)
     found->text[found->used++] = '\n';
 }
 
-static void search(struct found *found, const char *text, size_t bytes, const char *needle)
+static void search_lines(struct found *found, const char *text, size_t bytes, const char *needle)
 {
     const char *end = text + bytes;
 
@@ -76,7 +76,7 @@ static json_t *search_file(int fd, int64_t bytes, const char *needle, struct fou
         at += skip;
         n -= skip;
     }
-    search(found, at, n, needle);
+    search_lines(found, at, n, needle);
     json_decref(text);
     return NULL;
 }
@@ -93,7 +93,7 @@ static void search_record(struct found *found, const char *record, size_t bytes,
     text++;
     bytes -= (size_t)(text - record);
     newline = memchr(text, '\n', bytes);
-    search(found, text, newline ? (size_t)(newline - text) : bytes, needle);
+    search_lines(found, text, newline ? (size_t)(newline - text) : bytes, needle);
 }
 
 static json_t *search_kmsg(int fd, const char *needle, struct found *found)

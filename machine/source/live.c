@@ -70,7 +70,7 @@ static int put_before(struct walk *walk, const char *front, const char *rest)
 }
 
 /* Restarts at the root directory; what remains to be resolved stays. */
-static int restart(struct walk *walk)
+static int walk_restart(struct walk *walk)
 {
     int fd = openat(walk->source->fd, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
 
@@ -93,10 +93,10 @@ static int go_up(struct walk *walk, const char *rest)
     slash = strrchr(parent, '/');
     if (slash)
         *slash = '\0';
-    return put_before(walk, parent, rest) < 0 ? -1 : restart(walk);
+    return put_before(walk, parent, rest) < 0 ? -1 : walk_restart(walk);
 }
 
-static int follow(struct walk *walk, int link, const char *rest)
+static int walk_follow(struct walk *walk, int link, const char *rest)
 {
     char target[PATH_MAX];
     ssize_t n = readlinkat(link, "", target, sizeof(target) - 1);
@@ -110,11 +110,11 @@ static int follow(struct walk *walk, int link, const char *rest)
     }
     if (put_before(walk, target, rest) < 0)
         return -1;
-    return target[0] == '/' ? restart(walk) : 0;
+    return target[0] == '/' ? walk_restart(walk) : 0;
 }
 
 /* Resolves one component. `rest` follows it. */
-static int step(struct walk *walk, const char *name, const char *rest, int flags)
+static int walk_step(struct walk *walk, const char *name, const char *rest, int flags)
 {
     size_t used = strlen(walk->path);
     struct stat info;
@@ -128,7 +128,7 @@ static int step(struct walk *walk, const char *name, const char *rest, int flags
         return -1;
     }
     if (S_ISLNK(info.st_mode) && (rest[0] || !(flags & O_NOFOLLOW))) {
-        result = follow(walk, fd, rest);
+        result = walk_follow(walk, fd, rest);
         close(fd);
         return result;
     }
@@ -166,7 +166,7 @@ static int walk_on(struct walk *walk, int flags)
         memcpy(walk->rest, rest, strlen(rest) + 1);
         return 0;
     }
-    return step(walk, name, rest, flags);
+    return walk_step(walk, name, rest, flags);
 }
 
 /*
@@ -221,7 +221,7 @@ int live_walk(struct source *source, const char *path, int flags, char *ret_path
     walk->source = source;
     walk->fd = -1;
     memcpy(walk->rest, path, strlen(path) + 1);
-    fine = restart(walk) == 0;
+    fine = walk_restart(walk) == 0;
     while (fine && walk->rest[strspn(walk->rest, "/")])
         fine = walk_on(walk, flags) == 0;
     if (fine) {

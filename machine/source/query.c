@@ -7,6 +7,7 @@
  * knows the end of the answer even if the child has started processes that keep the pipe open.
  */
 #include "base/clock.h"
+#include "common/file.h"
 #include "state.h"
 
 #include <errno.h>
@@ -73,23 +74,6 @@ static bool prepare_child(int pipe_fd, pid_t parent)
     return true;
 }
 
-static bool write_all(const void *data, size_t bytes)
-{
-    const char *at = data;
-
-    while (bytes > 0) {
-        ssize_t n = write(PIPE_FD, at, bytes);
-
-        if (n < 0 && errno != EINTR)
-            return false;
-        if (n > 0) {
-            at += n;
-            bytes -= (size_t)n;
-        }
-    }
-    return true;
-}
-
 static void __attribute__((noreturn)) run_child(json_t *(*query)(void *argument), void *argument)
 {
     json_t *value = query(argument), *encoded = value ? snapshot_encode(value) : NULL;
@@ -98,7 +82,7 @@ static void __attribute__((noreturn)) run_child(json_t *(*query)(void *argument)
 
     if (value && !text)
         _exit(2);
-    _exit(write_all(&bytes, sizeof(bytes)) && write_all(text, bytes) ? 0 : 1);
+    _exit(file_write_all(PIPE_FD, &bytes, sizeof(bytes)) || file_write_all(PIPE_FD, text, bytes) ? 1 : 0);
 }
 
 /* --- in the parent --- */

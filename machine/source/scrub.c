@@ -20,85 +20,116 @@
 struct row {
     const char *pattern; /* scrub_match() */
     scrub_rule *rule;
+    const char *words; /* of the rule */
 };
 
 #define PCI "/sys/bus/pci/devices/*/"
 #define RDMA "/sys/class/infiniband/*/"
 #define NET "/sys/class/net/*/"
 
+/* Words of the kernel: speeds of links, states of ports and interfaces, kinds of ports, GIDs and IOMMU groups. */
+#define SPEED "GT/s PCIe Unknown"
+#define STATE                                                                                                          \
+    "NOP: DOWN INIT ARMED ACTIVE ACTIVE_DEFER Sleep Polling Disabled LinkUp PortConfigurationTraining "                \
+    "LinkErrorRecovery Phy Test"
+#define RATE "Gb/sec (1X (2X (4X (8X (12X SDR) DDR) QDR) FDR10) FDR) EDR) HDR) NDR) XDR)"
+#define INTERFACE "up down unknown dormant lowerlayerdown notpresent testing going back"
+#define MEMORY "Node kB MemTotal: MemFree: MemAvailable: HugePages_Total: HugePages_Free:"
+#define DEVICES "bnxt_re gpu#rdma# mana ionic"
+#define VERSION                                                                                                        \
+    "cuda# cu# ubuntu# deb# deb#u# el# rc# post# dev# mlnx# gke cos git a# b# x86 aarch64 amd64 arm64 noarch fips"
+/* Products whose number of GPUs is known, and names that hypervisors use. */
+#define PRODUCTS                                                                                                       \
+    "DGX-2,DGXA100,DGX A100,DGXH100,DGX H100,DGXH200,DGX H200,DGXB200,DGX B200,DGXB300,DGX B300,p4d.24xlarge,"         \
+    "p4de.24xlarge,p5.48xlarge,p5e.48xlarge,p5en.48xlarge,p6-b200.48xlarge,Google Compute Engine,KVM,Virtual Machine," \
+    "VMware,HVM domU,Standard PC,BHYVE,OpenStack"
+#define FILE_SYSTEMS                                                                                                   \
+    "tmpfs ramfs hugetlbfs overlay fuse.fuse-overlayfs proc sysfs cgroup cgroup2 devpts devtmpfs mqueue ext4 xfs "     \
+    "btrfs zfs vfat squashfs nfs nfs4 lustre gpfs beegfs debugfs tracefs configfs bpf autofs iso9660 securityfs "      \
+    "efivarfs fuse 9p virtiofs"
+#define EVENTS "begin start end failed reboot stopped finished rebuilt repaired undo uninstalled undone again"
+
 /* The first match counts. */
 static const struct row file_rows[] = {
-    {PCI "config", scrub_pci_config},
-    {PCI "class", scrub_attribute},
-    {PCI "vendor", scrub_attribute},
-    {PCI "device", scrub_attribute},
-    {PCI "numa_node", scrub_attribute},
-    {PCI "local_cpulist", scrub_attribute},
-    {PCI "current_link_*", scrub_attribute},
-    {PCI "max_link_*", scrub_attribute},
-    {"/sys/devices/system/node/**/meminfo", scrub_numbers},
-    {"/sys/devices/system/node/**", scrub_attribute},
-    {"/sys/class/dmi/id/product_name", scrub_words},
-    {"/sys/kernel/iommu_groups/*/type", scrub_attribute},
-    {"/sys/module/*/version", scrub_version},
-    {RDMA "hca_type", scrub_words},
-    {RDMA "node_type", scrub_attribute},
-    {RDMA "fw_ver", scrub_version},
-    {RDMA "ports/*/state", scrub_attribute},
-    {RDMA "ports/*/phys_state", scrub_attribute},
-    {RDMA "ports/*/rate", scrub_attribute},
-    {RDMA "ports/*/link_layer", scrub_attribute},
-    {RDMA "ports/*/gids/*", scrub_gid},
-    {RDMA "ports/*/gid_attrs/types/*", scrub_attribute},
-    {RDMA "ports/*/gid_attrs/ndevs/*", scrub_words},
-    {RDMA "ports/*/counters/*", scrub_counter},
-    {RDMA "ports/*/hw_counters/*", scrub_counter},
-    {RDMA "device/infiniband_verbs/*/ibdev", scrub_words},
-    {"/sys/class/infiniband_verbs/*/ibdev", scrub_words},
-    {RDMA "device/net/*/dev_port", scrub_attribute},
-    {NET "statistics/*", scrub_counter},
-    {NET "operstate", scrub_attribute},
-    {NET "mtu", scrub_attribute},
-    {NET "speed", scrub_attribute},
-    {NET "carrier", scrub_attribute},
-    {NET "carrier_down_count", scrub_attribute},
-    {NET "bonding/slaves", scrub_words},
-    {NET "bonding_slave/mii_status", scrub_attribute},
-    {"/sys/class/net/bonding_masters", scrub_words},
-    {"/sys/fs/cgroup/cpu.max", scrub_attribute},
-    {"/sys/fs/cgroup/cpu/cpu.cfs_*_us", scrub_attribute},
-    {"/proc/driver/nvidia/version", scrub_driver},
-    {"/proc/driver/nvidia/params", scrub_params},
-    {"/proc/driver/nvidia/gpus/*/information", scrub_information},
-    {"/proc/self/limits", scrub_numbers},
-    {"/proc/self/status", scrub_status},
-    {"/proc/self/maps", scrub_maps},
-    {"/proc/self/mounts", scrub_mounts},
-    {"/proc/meminfo", scrub_numbers},
-    {"/proc/cmdline", scrub_cmdline},
-    {"/proc/net/route", scrub_route},
-    {"/proc/net/ipv6_route", scrub_ipv6_route},
-    {"/proc/sys/kernel/osrelease", scrub_release},
-    {"/etc/ld.so.conf", scrub_paths},
-    {"**/ld.so.conf.d/*.conf", scrub_paths},
-    {"/etc/libibverbs.d/*.driver", scrub_paths},
-    {"/var/lib/epkit/install/*/journal.jsonl", scrub_journal},
+    {PCI "config", scrub_pci_config, NULL},
+    {PCI "class", scrub_lines, ""},
+    {PCI "vendor", scrub_lines, ""},
+    {PCI "device", scrub_lines, ""},
+    {PCI "numa_node", scrub_lines, ""},
+    {PCI "local_cpulist", scrub_lines, ""},
+    {PCI "current_link_*", scrub_lines, SPEED},
+    {PCI "max_link_*", scrub_lines, SPEED},
+    {"/sys/devices/system/node/**/meminfo", scrub_numbers, MEMORY},
+    {"/sys/devices/system/node/**", scrub_lines, ""},
+    {"/sys/class/dmi/id/product_name", scrub_phrases, PRODUCTS},
+    {"/sys/kernel/iommu_groups/*/type", scrub_lines, "identity DMA DMA-FQ blocked auto"},
+    {"/sys/module/*/version", scrub_version, VERSION},
+    {RDMA "hca_type", scrub_words, "MT# BCM# EFA#"},
+    {RDMA "node_type", scrub_lines, "#: CA RNIC"},
+    {RDMA "fw_ver", scrub_version, VERSION},
+    {RDMA "ports/*/state", scrub_lines, STATE},
+    {RDMA "ports/*/phys_state", scrub_lines, STATE},
+    {RDMA "ports/*/rate", scrub_lines, RATE},
+    {RDMA "ports/*/link_layer", scrub_lines, "InfiniBand Ethernet Unspecified"},
+    {RDMA "ports/*/gids/*", scrub_gid, NULL},
+    {RDMA "ports/*/gid_attrs/types/*", scrub_lines, "IB/RoCE RoCE v1 v2"},
+    {RDMA "ports/*/gid_attrs/ndevs/*", scrub_words, DEVICES},
+    {RDMA "ports/*/counters/*", scrub_numbers, ""},
+    {RDMA "ports/*/hw_counters/*", scrub_numbers, ""},
+    {RDMA "device/infiniband_verbs/*/ibdev", scrub_words, DEVICES},
+    {"/sys/class/infiniband_verbs/*/ibdev", scrub_words, DEVICES},
+    {RDMA "device/net/*/dev_port", scrub_lines, ""},
+    {NET "statistics/*", scrub_numbers, ""},
+    {NET "operstate", scrub_lines, INTERFACE},
+    {NET "mtu", scrub_lines, ""},
+    {NET "speed", scrub_lines, ""},
+    {NET "carrier", scrub_lines, ""},
+    {NET "carrier_down_count", scrub_lines, ""},
+    {NET "bonding/slaves", scrub_words, DEVICES},
+    {NET "bonding_slave/mii_status", scrub_lines, INTERFACE},
+    {"/sys/class/net/bonding_masters", scrub_words, DEVICES},
+    {"/sys/fs/cgroup/cpu.max", scrub_lines, "max"},
+    {"/sys/fs/cgroup/cpu/cpu.cfs_*_us", scrub_lines, ""},
+    {"/proc/driver/nvidia/version", scrub_driver, "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64 aarch64"},
+    {"/proc/driver/nvidia/params", scrub_dwords, "RegistryDwords: "},
+    {"/proc/driver/nvidia/gpus/*/information", scrub_information, "Device Minor: GPU Excluded: Yes No"},
+    {"/proc/self/limits", scrub_numbers,
+     "Limit Soft Hard Units Max open files locked memory processes bytes size stack core file unlimited"},
+    {"/proc/self/status", scrub_lines, "Cpus_allowed_list: Mems_allowed_list: CapEff:"},
+    {"/proc/self/maps", scrub_maps, NULL},
+    {"/proc/self/mounts", scrub_mounts, FILE_SYSTEMS},
+    {"/proc/meminfo", scrub_numbers, MEMORY},
+    {"/proc/cmdline", scrub_cmdline,
+     "iommu=pt iommu.passthrough=1 iommu.passthrough=y iommu.passthrough=on iommu.passthrough=true"},
+    {"/proc/net/route", scrub_route, "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT " DEVICES},
+    {"/proc/net/ipv6_route", scrub_ipv6_route, DEVICES},
+    {"/proc/sys/kernel/osrelease", scrub_kernel, NULL},
+    {"/etc/ld.so.conf", scrub_paths, ""},
+    {"**/ld.so.conf.d/*.conf", scrub_paths, ""},
+    {"/etc/libibverbs.d/*.driver", scrub_paths, DEVICES},
+    {"/var/lib/epkit/install/*/journal.jsonl", scrub_journal, EVENTS},
 };
 
 static const struct row line_rows[] = {
-    {"/proc/cpuinfo", scrub_hypervisor},
+    {"/proc/cpuinfo", scrub_hypervisor, NULL},
 };
 
+/* Words in values of variables; others have the values that common/variables_table.c lists. */
+#define VALUES                                                                                                         \
+    "on off yes no true false none void all any auto default inf max min gpu mig try ib socket x# utf en us " SCRUB_LIBRARY_WORDS
+
 /* Facts that are or hold text. Of all other facts, booleans and numbers stay. */
-static const struct row fact_rows[] = {{"version", scrub_version},
-                                       {"packages", scrub_version},
-                                       {"nvidia-dwords", scrub_dwords},
-                                       {"xids", scrub_event},
-                                       {"sxids", scrub_event},
-                                       {"gib-settings", scrub_words},
-                                       {"nccl-switches", scrub_event},
-                                       {"fabric-manager*", scrub_version},
-                                       {CACHE_ENVIRONMENT_FACT, scrub_variable}};
+static const struct row fact_rows[] = {
+    {"version", scrub_version, VERSION},
+    {"packages", scrub_version, VERSION},
+    {"nvidia-dwords", scrub_dwords, NULL},
+    {"xids", scrub_event, NULL},
+    {"sxids", scrub_event, NULL},
+    {"gib-settings", scrub_variable, VALUES},
+    {"nccl-switches", scrub_event, NULL},
+    {"fabric-manager*", scrub_version, VERSION},
+    {CACHE_ENVIRONMENT_FACT, scrub_variable, VALUES},
+};
 
 /* Folders whose names all stay; in others, names of common software (scrub_name()). */
 static const char *const folder_rows[] = {
@@ -128,99 +159,90 @@ const char *scrub_pattern(enum cache_kind kind, size_t i)
     return NULL;
 }
 
-static scrub_rule *rule_of(const struct row *rows, size_t n, const char *path)
+static const struct row *row_of(const struct row *rows, size_t n, const char *path)
 {
     for (size_t i = 0; i < n; i++)
         if (scrub_match(rows[i].pattern, path))
-            return rows[i].rule;
+            return &rows[i];
     return NULL;
 }
 
 /* --- strings --- */
 
-/* Applies `rule` to a string; a new value. */
-static json_t *apply(struct scrub *scrub, scrub_rule *rule, const char *text, size_t bytes)
+/* What is left of a string under a rule; a new value. */
+static json_t *apply_row(struct scrub *scrub, const struct row *row, const json_t *value)
 {
     char *kept = NULL;
     size_t n = 0;
     FILE *out = open_memstream(&kept, &n);
     json_t *string = NULL;
 
-    if (!out) {
-        scrub->failed = true;
-        return NULL;
-    }
-    rule(scrub, text, bytes, out);
-    if (fclose(out) == 0 && kept)
+    if (out)
+        row->rule(scrub, json_string_value(value), json_string_length(value), row->words, out);
+    if (out && fclose(out) == 0 && kept)
         string = json_stringn_nocheck(kept, n);
-    if (!string)
-        scrub->failed = true;
+    scrub->failed = scrub->failed || !string;
     free(kept);
     return string;
 }
 
-static void path_rule(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+/* A text without a format, in which words stay. */
+static void rule_text(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
 {
+    scrub_text(scrub, text, bytes, SCRUB_VERSIONS, words, out);
+}
+
+static void rule_symbol(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+{
+    scrub_text(scrub, text, bytes, SCRUB_NAME | SCRUB_VERSIONS, words, out);
+}
+
+static void rule_path(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+{
+    (void)words;
     if (bytes == 1)
         fputc('/', out);
     else
         scrub_path(scrub, text, bytes, out);
 }
 
-static json_t *scrub_value(struct scrub *scrub, const json_t *value);
+static const struct row text_row = {"", rule_text, NULL};
+static const struct row path_row = {"", rule_path, NULL};
+static const struct row paths_row = {"", scrub_path_list, NULL};
+static const struct row symbol_row = {"", rule_symbol, SCRUB_LIBRARY_WORDS};
 
-/* Facts of an ELF file: $ORIGIN/../x is a path as well, and names of symbol versions are user-chosen. */
-static json_t *scrub_member(struct scrub *scrub, const char *key, const json_t *value)
+/* In an ELF file $ORIGIN/../x is a path as well, and versions of symbols are user-chosen. */
+static const struct row *row_of_member(const char *key, const struct row *row)
 {
-    json_t *copy, *item;
-    size_t i;
-
-    if (json_is_string(value) && (strcmp(key, "runpath") == 0 || strcmp(key, "rpath") == 0))
-        return apply(scrub, scrub_path_list, json_string_value(value), json_string_length(value));
-    if (!json_is_array(value) || (strcmp(key, "definitions") != 0 && strcmp(key, "needs") != 0))
-        return scrub_value(scrub, value);
-    copy = json_array();
-    json_array_foreach(value, i, item)
-    {
-        json_t *kept = json_is_string(item)
-                           ? apply(scrub, scrub_parts, json_string_value(item), json_string_length(item))
-                           : scrub_member(scrub, key, item);
-
-        if (json_array_append_new(copy, kept) < 0)
-            scrub->failed = true;
-    }
-    return copy;
+    if (strcmp(key, "runpath") == 0 || strcmp(key, "rpath") == 0)
+        return &paths_row;
+    return strcmp(key, "definitions") == 0 || strcmp(key, "needs") == 0 ? &symbol_row : row;
 }
 
-/* The general pass over all strings of any value. Keys belong to a format, not to a machine. */
-static json_t *scrub_value(struct scrub *scrub, const json_t *value)
+/* All strings of any value under a rule. Keys belong to a format, not to a machine. */
+static json_t *scrub_value(struct scrub *scrub, const struct row *row, const json_t *value)
 {
     json_t *copy, *item;
     const char *key;
-    size_t i;
     int failed = 0;
+    size_t i;
 
     switch (json_typeof(value)) {
     case JSON_STRING:
-        return apply(scrub, scrub_versions, json_string_value(value), json_string_length(value));
+        return apply_row(scrub, row, value);
     case JSON_ARRAY:
         copy = json_array();
-        json_array_foreach(value, i, item) failed |= json_array_append_new(copy, scrub_value(scrub, item));
+        json_array_foreach(value, i, item) failed |= json_array_append_new(copy, scrub_value(scrub, row, item));
         break;
     case JSON_OBJECT:
         copy = json_object();
-        json_object_foreach((json_t *)value, key, item)
-        {
-            if (strstr(key, "serial") || !strcmp(key, "hostname"))
-                continue;
-            failed |= json_object_set_new_nocheck(copy, key, scrub_member(scrub, key, item));
-        }
+        json_object_foreach((json_t *)value, key, item) if (!strstr(key, "serial") && strcmp(key, "hostname") != 0)
+            failed |= json_object_set_new_nocheck(copy, key, scrub_value(scrub, row_of_member(key, row), item));
         break;
     default:
         return json_incref((json_t *)value);
     }
-    if (failed)
-        scrub->failed = true;
+    scrub->failed = scrub->failed || failed;
     return copy;
 }
 
@@ -240,7 +262,7 @@ static json_t *scrub_names(struct scrub *scrub, const char *folder, const json_t
         size_t n = 0;
         FILE *out;
 
-        if (!all && !scrub_is_common(folder, text))
+        if (!all && !scrub_is_common(scrub, folder, text))
             continue;
         out = open_memstream(&kept, &n);
         if (out)
@@ -252,130 +274,101 @@ static json_t *scrub_names(struct scrub *scrub, const char *folder, const json_t
     return copy;
 }
 
-static json_t *scrub_fact(struct scrub *scrub, scrub_rule *rule, const json_t *value);
-
-static json_t *apply_to_variable(struct scrub *scrub, const char *name, const char *value)
+static json_t *scrub_setting(struct scrub *scrub, const struct row *row, const char *name, const json_t *value)
 {
-    char *text;
-    int n = asprintf(&text, "%s=%s", name, value);
-    json_t *kept;
+    json_t *setting = json_sprintf("%s=%s", name, json_string_value(value)), *kept = NULL;
 
-    if (n < 0) {
-        scrub->failed = true;
-        return NULL;
-    }
-    kept = apply(scrub, scrub_variable, text, (size_t)n);
-    free(text);
+    if (setting)
+        kept = apply_row(scrub, row, setting);
+    json_decref(setting);
     return kept;
 }
 
-static json_t *scrub_facts(struct scrub *scrub, scrub_rule *rule, const json_t *values)
+/* A fact, with only the texts that `row` allows. */
+static json_t *scrub_fact(struct scrub *scrub, const struct row *row, const json_t *value)
 {
-    json_t *copy = json_array(), *item;
-    size_t i;
-
-    json_array_foreach(values, i, item)
-    {
-        if (json_array_append_new(copy, scrub_fact(scrub, rule, item)) < 0)
-            scrub->failed = true;
-    }
-    return copy;
-}
-
-/* A fact, with only the texts that `rule` allows. */
-static json_t *scrub_fact(struct scrub *scrub, scrub_rule *rule, const json_t *value)
-{
+    bool has_variables = row && row->rule == scrub_variable;
     json_t *copy, *item, *kept;
     const char *key;
+    size_t i;
 
+    if (!row && (json_is_string(value) || json_is_array(value)))
+        return json_null();
     if (json_is_string(value))
-        return rule ? apply(scrub, rule, json_string_value(value), json_string_length(value)) : json_null();
-    if (json_is_array(value))
-        return rule ? scrub_facts(scrub, rule, value) : json_null();
+        return apply_row(scrub, row, value);
+    if (json_is_array(value)) {
+        copy = json_array();
+        json_array_foreach(value, i, item) if (json_array_append_new(copy, scrub_fact(scrub, row, item)) < 0)
+            scrub->failed = true;
+        return copy;
+    }
     if (!json_is_object(value))
         return json_incref((json_t *)value);
     copy = json_object();
     json_object_foreach((json_t *)value, key, item)
     {
-        if (rule == scrub_variable && json_is_string(item)) {
-            if (!scrub_allows_variable(key))
-                continue;
-            kept = apply_to_variable(scrub, key, json_string_value(item));
-        } else {
-            kept = scrub_fact(scrub, rule, item);
-        }
+        if (has_variables && json_is_string(item) && !scrub_allows_variable(key))
+            continue;
+        kept =
+            has_variables && json_is_string(item) ? scrub_setting(scrub, row, key, item) : scrub_fact(scrub, row, item);
         if (json_object_set_new_nocheck(copy, key, kept) < 0)
             scrub->failed = true;
     }
     return copy;
 }
 
-/* Attributes of the kernel are one line; the rest is dropped. */
-static size_t bytes_that_count(const char *key, scrub_rule *rule, const json_t *entry)
+/* The row of an entry, or NULL if it is omitted. */
+static const struct row *row_of_entry(enum cache_kind kind, const char *key)
 {
-    const char *text = json_string_value(entry), *end;
-    size_t bytes = json_string_length(entry);
+    char path[PATH_MAX];
+    size_t n = strcspn(key, "\t");
 
-    if (rule == scrub_pci_config || rule == scrub_numbers ||
-        (strncmp(key, "/sys/", 5) != 0 && strncmp(key, "/proc/sys/", 10) != 0 && strcmp(key, "/proc/cmdline") != 0))
-        return bytes;
-    end = memchr(text, '\n', bytes);
-    return end ? (size_t)(end - text) + 1 : bytes;
+    switch (kind) {
+    case CACHE_FILES:
+        return row_of(file_rows, COUNT(file_rows), key);
+    case CACHE_LINES:
+        snprintf(path, sizeof(path), "%.*s", (int)n, key);
+        return row_of(line_rows, COUNT(line_rows), path);
+    case CACHE_FACTS:
+        return key[n] ? row_of(fact_rows, COUNT(fact_rows), key + n + 1) : NULL;
+    case CACHE_ANSWERS:
+        return matches_any(answer_rows, COUNT(answer_rows), key) ? &text_row : NULL;
+    case CACHE_LINKS:
+        return &path_row;
+    default:
+        return &text_row;
+    }
 }
 
 /* The scrubbed entry, or NULL if it is omitted. */
 static json_t *scrub_entry(struct scrub *scrub, enum cache_kind kind, const char *key, const json_t *entry)
 {
-    char path[PATH_MAX];
+    const struct row *row = row_of_entry(kind, key);
     const char *why;
-    scrub_rule *rule = scrub_as_is;
-    size_t n = strcspn(key, "\t");
 
-    if (kind == CACHE_LINES && n < sizeof(path)) {
-        memcpy(path, key, n);
-        path[n] = '\0';
-        rule = rule_of(line_rows, COUNT(line_rows), path);
-    } else if (kind == CACHE_FILES) {
-        rule = rule_of(file_rows, COUNT(file_rows), key);
-    } else if (kind == CACHE_FACTS && key[n]) {
-        rule = rule_of(fact_rows, COUNT(fact_rows), key + n + 1);
-    } else if (kind == CACHE_ANSWERS && !matches_any(answer_rows, COUNT(answer_rows), key)) {
-        rule = NULL;
-    }
     /* Errors are saved for every path: that it does not exist, or why it could not be read. */
     if (cache_state(entry, &why) != SOURCE_OK)
-        return scrub_value(scrub, entry);
+        return scrub_value(scrub, &text_row, entry);
     if (kind == CACHE_FACTS)
-        return scrub_fact(scrub, rule, entry);
-    if (!rule)
+        return scrub_fact(scrub, row, entry);
+    if (!row)
         return NULL;
-    switch (kind) {
-    case CACHE_FILES:
-    case CACHE_LINES:
-        return apply(scrub, rule, json_string_value(entry), bytes_that_count(key, rule, entry));
-    case CACHE_LINKS:
-        return apply(scrub, path_rule, json_string_value(entry), json_string_length(entry));
-    case CACHE_FOLDERS:
+    if (kind == CACHE_FOLDERS)
         return scrub_names(scrub, key, entry);
-    case CACHE_STATS:
-        return json_deep_copy(entry);
-    default:
-        return scrub_value(scrub, entry);
-    }
+    return kind == CACHE_STATS ? json_deep_copy(entry) : scrub_value(scrub, row, entry);
 }
 
 static json_t *scrub_key(struct scrub *scrub, enum cache_kind kind, const char *key)
 {
-    json_t *scrubbed, *joined;
-    size_t n = strcspn(key, "\t");
+    size_t n = kind == CACHE_LINES || kind == CACHE_FACTS ? strcspn(key, "\t") : strlen(key);
+    json_t *given = json_stringn_nocheck(key, n), *scrubbed = NULL, *joined = NULL;
 
-    if (kind == CACHE_ANSWERS)
-        return apply(scrub, scrub_versions, key, strlen(key));
-    if (kind != CACHE_LINES && kind != CACHE_FACTS)
-        return apply(scrub, path_rule, key, strlen(key));
+    if (given)
+        scrubbed = apply_row(scrub, kind == CACHE_ANSWERS ? &text_row : &path_row, given);
     /* The search text and the name of the fact are constants of epkit. */
-    scrubbed = apply(scrub, path_rule, key, n);
-    joined = scrubbed ? json_sprintf("%s%s", json_string_value(scrubbed), key + n) : NULL;
+    if (scrubbed)
+        joined = json_sprintf("%s%s", json_string_value(scrubbed), key + n);
+    json_decref(given);
     json_decref(scrubbed);
     return joined;
 }
@@ -492,7 +485,7 @@ static void learn_names(struct scrub *scrub, json_t *const cached[CACHE_KINDS])
     scrub_learn_confs(scrub, cached);
 }
 
-static void learn(struct scrub *scrub, json_t *const cached[CACHE_KINDS], bool is_live)
+static void learn_all(struct scrub *scrub, json_t *const cached[CACHE_KINDS], bool is_live)
 {
     const json_t *fact = json_object_get(cached[CACHE_FACTS], CACHE_ENVIRONMENT "\t" CACHE_ENVIRONMENT_FACT);
     const char *user, *name;
@@ -517,36 +510,49 @@ static void learn(struct scrub *scrub, json_t *const cached[CACHE_KINDS], bool i
         scrub_learn_name(scrub, SCRUB_USER, user);
 }
 
+void scrub_init(struct scrub *scrub)
+{
+    *scrub = (struct scrub){.uuids = json_object(),
+                            .names = json_object(),
+                            .stems = json_object(),
+                            .devices = json_object(),
+                            .releases = json_object(),
+                            .confs = json_object()};
+    scrub->failed =
+        !scrub->uuids || !scrub->names || !scrub->stems || !scrub->devices || !scrub->releases || !scrub->confs;
+    for (int map = 0; map < SCRUB_MAPS; map++) {
+        scrub->maps[map] = json_object();
+        scrub->failed = scrub->failed || !scrub->maps[map];
+    }
+}
+
+void scrub_done(struct scrub *scrub)
+{
+    for (int map = 0; map < SCRUB_MAPS; map++)
+        json_decref(scrub->maps[map]);
+    json_decref(scrub->uuids);
+    json_decref(scrub->names);
+    json_decref(scrub->stems);
+    json_decref(scrub->devices);
+    json_decref(scrub->releases);
+    json_decref(scrub->confs);
+}
+
 json_t *scrub_snapshot(json_t *const cached[CACHE_KINDS], bool is_live)
 {
-    struct scrub scrub = {.uuids = json_object(),
-                          .names = json_object(),
-                          .stems = json_object(),
-                          .devices = json_object(),
-                          .releases = json_object(),
-                          .confs = json_object()};
-    json_t *all = json_object();
+    struct scrub scrub;
+    json_t *all = json_object(), *kept;
 
-    scrub.failed =
-        !scrub.uuids || !scrub.names || !scrub.stems || !scrub.devices || !scrub.releases || !scrub.confs || !all;
-    for (int map = 0; map < SCRUB_MAPS; map++) {
-        scrub.maps[map] = json_object();
-        scrub.failed = scrub.failed || !scrub.maps[map];
-    }
+    scrub_init(&scrub);
+    scrub.failed = scrub.failed || !all;
     if (!scrub.failed)
-        learn(&scrub, cached, is_live);
-    for (int kind = 0; !scrub.failed && kind < CACHE_KINDS; kind++)
-        if (json_object_set_new(all, cache_kind_names[kind], scrub_kind(&scrub, (enum cache_kind)kind, cached[kind])) <
-            0)
+        learn_all(&scrub, cached, is_live);
+    for (int kind = 0; !scrub.failed && kind < CACHE_KINDS; kind++) {
+        kept = scrub_kind(&scrub, (enum cache_kind)kind, cached[kind]);
+        if (json_object_set_new(all, cache_kind_names[kind], kept) < 0)
             scrub.failed = true;
-    for (int map = 0; map < SCRUB_MAPS; map++)
-        json_decref(scrub.maps[map]);
-    json_decref(scrub.uuids);
-    json_decref(scrub.names);
-    json_decref(scrub.stems);
-    json_decref(scrub.devices);
-    json_decref(scrub.releases);
-    json_decref(scrub.confs);
+    }
+    scrub_done(&scrub);
     if (!scrub.failed)
         return all;
     json_decref(all);

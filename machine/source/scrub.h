@@ -2,10 +2,11 @@
 /*
  * scrub.h - removes from a snapshot what identifies the machine, its owner and its users.
  *
- * It works by allow-lists. A row of the table in scrub.c says for each kind of entry and each path how it is saved;
- * contents without a row are left out, and a machine read from the snapshot then gives SOURCE_NOT_RECORDED. Everything
- * that stays, keys included, goes through a general pass (scrub_text.c), which replaces addresses, GUIDs, UUIDs, users,
- * hosts, secrets, and the names of folders that are not those of common software.
+ * It works by allow-lists. A row of the table in scrub.c says for each kind of entry and each path which format its
+ * values have; contents without a row are left out, and a machine read from the snapshot then gives
+ * SOURCE_NOT_RECORDED. What does not have the format is left out or replaced. The names of folders stay if they are
+ * those of common software. In texts that have no format, and in all that stays, common/identifiers.h finds addresses,
+ * GUIDs, UUIDs and secrets.
  *
  * Replacements are consistent within a snapshot: equal values stay equal, different ones different, and an address of
  * some kind stays one of that kind. So the same conclusions follow from the snapshot as from the machine.
@@ -51,13 +52,23 @@ struct scrub {
     bool failed;              /* out of memory: nothing may be saved */
 };
 
-/* Flags of the general pass. */
-#define SCRUB_VERSIONS 1 /* the text names software: 12.8.0.38 after '-', '.' or a letter is a version */
-#define SCRUB_NAME 4     /* a name, not a text: it contains no paths */
-#define SCRUB_WORDS 8    /* the words are user-chosen: unknown ones become word<n> */
+/* An empty one; `failed` for lack of memory. */
+void scrub_init(struct scrub *scrub);
+void scrub_done(struct scrub *scrub);
 
-/* The general pass. */
-void scrub_text(struct scrub *scrub, const char *text, size_t bytes, unsigned flags, FILE *out);
+/* --- texts and names (scrub_text.c, scrub_names.c) --- */
+
+#define SCRUB_VERSIONS 1 /* the text names software: IDENTIFIERS_VERSIONS */
+#define SCRUB_NAME 2     /* a name, not a text: it contains no paths */
+
+/*
+ * Replaces identifiers in a text. With `words` (separated by blanks; '#' stands for digits) every other word becomes
+ * word<n>, except numbers, units, and names of devices; NULL: words stay.
+ */
+void scrub_text(struct scrub *scrub, const char *text, size_t bytes, unsigned flags, const char *words, FILE *out);
+
+/* Is it a word that scrub_text() leaves as it is? */
+bool scrub_is_known(const struct scrub *scrub, const char *word, size_t n, const char *words);
 
 /* One whole path: components that are not names of common software become dir<n>. */
 void scrub_path(struct scrub *scrub, const char *path, size_t bytes, FILE *out);
@@ -65,41 +76,32 @@ void scrub_path(struct scrub *scrub, const char *path, size_t bytes, FILE *out);
 /* A name in `folder`, as scrub_path() writes it in a path. */
 void scrub_name(struct scrub *scrub, const char *folder, const char *name, FILE *out);
 
-/* Words separated by '-', '_', '.', spaces and the like: those that are not of common software become word<n>. */
-void scrub_parts(struct scrub *scrub, const char *text, size_t bytes, FILE *out);
+/* Does scrub_path() leave this name unchanged? */
+bool scrub_is_common(const struct scrub *scrub, const char *folder, const char *name);
 
-/* The general pass for the name of a shared library, "libx.so.1", then scrub_parts(). */
+/* The length of the name of a shared library at `text`, "libx.so.1"; 0 without one. And the name itself. */
+size_t scrub_library_bytes(const char *text, size_t bytes);
 void scrub_library(struct scrub *scrub, const char *name, size_t bytes, FILE *out);
 
-/* The length of the name of a shared library at `text`, "libx.so.1"; 0 without one. */
-size_t scrub_library_bytes(const char *text, size_t bytes);
+/* Words in names of libraries, of versions of their symbols, and of plugins in variables. */
+#define SCRUB_LIBRARY_WORDS                                                                                            \
+    "so c m dl rt pthread resolv util stdc gcc s z ssl crypto numa nl route ld x86 64 linux aarch64 glibc glibcxx "    \
+    "cxxabi private openssl libmlx# librdmacm libcuda libnccl libnvidia libnvshmem ibverbs rdmacm ibumad rdmav# mana " \
+    "nccl net gib tuner profiler nvshmem host device bootstrap transport uid mpi pmi# pmix shmem ibrc ucx ibdevx "     \
+    "ibgda libfabric gomp custom cuda cudart nvidia ml gdrapi torch python c#"
 
-/* Does scrub_path() leave this name unchanged? */
-bool scrub_is_common(const char *folder, const char *name);
+/* "6.8.0-1041-acme" becomes "6.8.0-1041-custom1"; a learned release is replaced everywhere. */
+void scrub_release(struct scrub *scrub, const char *text, size_t bytes, FILE *out);
+void scrub_learn_release(struct scrub *scrub, const char *release);
 
-/*
- * A rule writes what stays of `text`, which is NUL-terminated. Unless stated otherwise, it includes the general pass.
- */
-typedef void scrub_rule(struct scrub *scrub, const char *text, size_t bytes, FILE *out);
+/* Names of configuration files (*.conf, *.driver): foreign names become others that sort in the same way. */
+void scrub_learn_confs(struct scrub *scrub, json_t *const cached[CACHE_KINDS]);
 
 /* Does `text` match? '*' is any run without '/', '#' a run of digits and dots, '**' any run. */
 bool scrub_match(const char *pattern, const char *text);
 
-/* Is the name made of words, numbers and device names that do not identify an owner? (scrub_words.c) */
-bool scrub_is_plain(const char *word, size_t n);
-
-/* As scrub_is_plain(), or the beginning of the name of a device of this machine. */
-bool scrub_is_known(const struct scrub *scrub, const char *word, size_t n);
-
-/* "6.8.0-1041-acme" becomes "6.8.0-1041-custom1"; a learned release is replaced everywhere. */
-scrub_rule scrub_release;
-void scrub_learn_release(struct scrub *scrub, const char *release);
-
-/* Names of configuration files (*.conf, *.driver): foreign names become others that sort in the same way. */
-bool scrub_is_conf(const char *name);
-bool scrub_is_plain_conf(const char *name);
-void scrub_learn_confs(struct scrub *scrub, json_t *const cached[CACHE_KINDS]);
-void scrub_write_conf(struct scrub *scrub, const char *name, FILE *out);
+/* Is it one of the words? Without regard to case; '#' stands for up to 6 digits, '*' at the end for anything. */
+bool scrub_is_among(const char *word, size_t bytes, const char *words);
 
 /* The replacement number of `key`, from 1. */
 int scrub_number(struct scrub *scrub, enum scrub_map map, const char *key);
@@ -107,46 +109,43 @@ int scrub_number(struct scrub *scrub, enum scrub_map map, const char *key);
 /* The replacement of an IPv4 address; both in host byte order. */
 uint32_t scrub_ipv4(struct scrub *scrub, uint32_t address);
 
-/* Registers the UUIDs in `text`, and a name to remove. */
+/* Registers the UUIDs in `text`; a name to remove; the hosts of a Slurm host list "acme[001-064,070],login". */
 void scrub_learn_uuids(struct scrub *scrub, const char *text, size_t bytes);
 void scrub_learn_name(struct scrub *scrub, enum scrub_map map, const char *name);
-
-/* Registers the hosts of a Slurm host list: "acme[001-064,070],login". */
 void scrub_learn_hosts(struct scrub *scrub, const char *list);
 
-/* The next line without its end; advances *text. False after the last. */
-bool scrub_line(const char **text, const char *end, const char **ret_line, size_t *ret_bytes);
+/* --- formats of values (scrub_formats.c) --- */
 
-/* Rules for the contents of files (scrub_rules.c, scrub_files.c, scrub_log.c). */
+/* A rule writes what of `text`, which is NUL-terminated, has its format. */
+typedef void scrub_rule(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out);
 
-scrub_rule scrub_as_is;       /* no general pass */
-scrub_rule scrub_attribute;   /* of sysfs: one line of words of the kernel and numbers */
-scrub_rule scrub_counter;     /* of sysfs: one decimal number of 64 bits */
-scrub_rule scrub_numbers;     /* of /proc: lines of numbers and of the kernel's words for them */
+scrub_rule scrub_lines;       /* lines of numbers and of `words` */
+scrub_rule scrub_numbers;     /* the same, with numbers of 64 bits */
+scrub_rule scrub_words;       /* one line of `words` */
+scrub_rule scrub_phrases;     /* those of the phrases in `words`, which commas separate, that the line contains */
 scrub_rule scrub_driver;      /* /proc/driver/nvidia/version */
-scrub_rule scrub_params;      /* /proc/driver/nvidia/params */
+scrub_rule scrub_dwords;      /* registry keys of the driver, with numbers; with `words` the lines that begin so */
 scrub_rule scrub_gid;         /* of sysfs: a GID */
 scrub_rule scrub_path_list;   /* paths divided by ':', which need not be absolute */
-scrub_rule scrub_words;       /* general pass, then only known words */
-scrub_rule scrub_versions;    /* general pass for names and versions of software */
 scrub_rule scrub_pci_config;  /* header, PCI Express capability, ACS */
-scrub_rule scrub_cmdline;     /* known parameters */
+scrub_rule scrub_cmdline;     /* parameters in `words`, and registry keys of the driver */
 scrub_rule scrub_mounts;      /* known mount points and options, without sources */
 scrub_rule scrub_route;       /* /proc/net/route */
 scrub_rule scrub_ipv6_route;  /* /proc/net/ipv6_route */
 scrub_rule scrub_maps;        /* files of libraries, no addresses */
-scrub_rule scrub_status;      /* /proc/self/status without names and numbers of processes */
 scrub_rule scrub_paths;       /* lists of paths, without comments: ld.so.conf */
 scrub_rule scrub_hypervisor;  /* /proc/cpuinfo: only the hypervisor flag */
 scrub_rule scrub_information; /* /proc/driver/nvidia/gpus/<address>/information */
+scrub_rule scrub_kernel;      /* the release of a kernel */
 scrub_rule scrub_event;       /* of errors in a log: the time and the PCI address of the device; no other text */
-scrub_rule scrub_journal;     /* of epkit install: kinds of events, steps, boots */
-scrub_rule scrub_version;     /* a fact: the version of a package */
-scrub_rule scrub_dwords;      /* a fact: registry keys of the driver, with numbers */
-scrub_rule scrub_variable;    /* a fact: the value of a variable, given as NAME=value */
+scrub_rule scrub_journal;     /* of epkit install: kinds of events */
+scrub_rule scrub_version;     /* the version of a package */
+scrub_rule scrub_variable;    /* the value of a variable, given as NAME=value */
 
 /* May an environment variable be saved? Only if its name or prefix is known, and it is not a secret. */
 bool scrub_allows_variable(const char *name);
+
+/* --- snapshots (scrub.c) --- */
 
 /* For tests: the patterns of paths that have a rule, for files and lines; NULL after the last. */
 const char *scrub_pattern(enum cache_kind kind, size_t i);

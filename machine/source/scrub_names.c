@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * scrub_names.c - names in paths: those of common software stay, all others become dir<n>.
+ * scrub_names.c - names of files, libraries and kernels: those of common software stay, others are replaced.
  *
  * A folder may be named after a project or a customer, so removing user names is not enough.
  */
+#include "common/text.h"
 #include "scrub.h"
 
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 /* '*': any run without '/', '#': one or more digits and dots, '**': any run. */
 bool scrub_match(const char *pattern, const char *text)
@@ -73,96 +73,13 @@ static const char *const common_names[] = {
     "site-packages", "dist-packages", "torch", "__init__.py", "buffer.py", "utils.py", "venv", ".venv", "env", "envs",
     "conda", "miniconda#", "miniforge#", "anaconda#", "base", "easy-install.pth", "*.egg-link"};
 
-/* --- libraries, versions and systems --- */
-
-/*
- * Parts of names of libraries, of versions of symbols and packages, and of distributions, in addition to the plain
- * words of scrub_words.c. Case-insensitive.
- */
-static const char *const software_words[] = {
-    "dl",         "pthread",   "rt",         "util",       "resolv",     "gcc",        "stdc",        "ssl",
-    "crypto",     "cudart",    "cublas",     "cublaslt",   "cudnn",      "cufft",      "cusparse",    "curand",
-    "cusolver",   "nvrtc",     "nvtx",       "nvtoolsext", "cupti",      "nvjitlink",  "nvvm",        "ml",
-    "torch",      "python",    "gomp",       "numa",       "nl",         "route",      "gdrapi",      "rte",
-    "pal",        "ucp",       "uct",        "ucs",        "ucm",        "tcmalloc",   "jemalloc",    "asan",
-    "tsan",       "ubsan",     "protobuf",   "ibumad",     "internal",   "stub",       "stubs",       "ptxjitcompiler",
-    "opencl",     "allocator", "cfg",        "librdmacm",  "rdmacm",     "rdmav",      "ibverbs",     "private",
-    "glibc",      "glibcxx",   "cxxabi",     "openssl",    "zlib",       "cpp",        "hns",         "so",
-    "ld",         "musl",      "git",        "post",       "dev",        "alpha",      "beta",        "build",
-    "libmlx",     "rdma",      "ibacm",      "libcuda",    "libnvidia",  "libnvshmem", "image",       "headers",
-    "mft",        "hat",       "red",        "enterprise", "rocky",      "almalinux",  "centos",      "stream",
-    "fedora",     "amazon",    "amzn",       "suse",       "opensuse",   "leap",       "container",   "optimized",
-    "os",         "from",      "google",     "rhel",       "ol",         "noble",      "numbat",      "jammy",
-    "jellyfish",  "focal",     "fossa",      "bookworm",   "trixie",     "bullseye",   "plow",        "blue",
-    "onyx",       "teal",      "serval",     "mariner",    "azurelinux", "nixos",      "alpine",      "gnu",
-    "el",         "mlnx",      "dfsg",       "really",     "tensorrt",   "nvjpeg",     "distributed", "linalg",
-    "networking", "source",    "datacenter", "manager",    "utils",      "headless",   "firmware",    "bin",
-    "binary",     "libs",      "toolkit",    "runtime",    "shm",        "profiling",  "tools",       "compiler",
-    "gpucomp",    "fabric",    "rail"};
-
-static bool is_software_word(const char *word, size_t n)
-{
-    size_t letters = n;
-
-    /* "c10", "python3": a word with a number. */
-    while (letters > 0 && strchr("0123456789", word[letters - 1]))
-        letters--;
-    if (letters <= 1) /* a longer number is that of a device */
-        return n <= 9;
-    for (size_t i = 0; i < sizeof(software_words) / sizeof(software_words[0]); i++)
-        if (strlen(software_words[i]) == letters && strncasecmp(word, software_words[i], letters) == 0)
-            return true;
-    return scrub_is_plain(word, n) || (n - letters <= 4 && scrub_is_plain(word, letters));
-}
-
-void scrub_parts(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
-{
-    size_t at = 0;
-
-    while (at < bytes) {
-        size_t n = 0;
-        char part[256];
-
-        /* The part after "lib" is checked by itself: a variable may name the library without "lib". */
-        if (bytes - at > 3 && strncmp(text + at, "lib", 3) == 0 && isalnum((unsigned char)text[at + 3])) {
-            fwrite(text + at, 1, 3, out);
-            at += 3;
-        }
-        while (at + n < bytes && n + 1 < sizeof(part) && text[at + n] &&
-               !strchr("-_.+~:() \t\n\"'/,;=", text[at + n])) {
-            part[n] = (char)tolower((unsigned char)text[at + n]);
-            n++;
-        }
-        part[n] = '\0';
-        if (n == 0)
-            fputc((unsigned char)text[at++], out);
-        else if (is_software_word(text + at, n))
-            fwrite(text + at, 1, n, out);
-        else
-            fprintf(out, "word%d", scrub_number(scrub, SCRUB_WORD, part));
-        at += n;
-    }
-}
+/* --- libraries --- */
 
 void scrub_library(struct scrub *scrub, const char *name, size_t bytes, FILE *out)
 {
-    const char *version = memmem(name, bytes, ".so", 3);
-    size_t n = 0, n_stem = version ? (size_t)(version - name) - 3 : bytes - 3;
-    char *kept = NULL, *stem = strndup(name + 3, n_stem);
-    FILE *passed = open_memstream(&kept, &n);
-
-    /* Host names and addresses may consist of plain words and numbers. */
-    if (passed && stem)
-        scrub_text(scrub, stem, n_stem, SCRUB_NAME, passed);
-    if (!stem || !passed || fclose(passed) != 0) {
-        scrub->failed = true;
-    } else {
-        fputs("lib", out);
-        scrub_parts(scrub, kept, n, out);
-        scrub_parts(scrub, name + 3 + n_stem, bytes - 3 - n_stem, out);
-    }
-    free(stem);
-    free(kept);
+    fputs("lib", out);
+    /* A variable may name the library without "lib". */
+    scrub_text(scrub, name + 3, bytes - 3, SCRUB_NAME | SCRUB_VERSIONS, SCRUB_LIBRARY_WORDS, out);
 }
 
 size_t scrub_library_bytes(const char *text, size_t bytes)
@@ -185,6 +102,8 @@ size_t scrub_library_bytes(const char *text, size_t bytes)
     return n;
 }
 
+/* --- folders and files --- */
+
 /* Folders whose entries are named by the kernel or by epkit: every name stays. */
 static bool is_of_kernel(const char *path)
 {
@@ -204,7 +123,35 @@ static bool is_driver_version(const char *folder, const char *name)
     return strcmp(folder, "/var/lib/dkms/nvidia") == 0 && scrub_match("#.#", name) && !scrub_match("*.*.*.*", name);
 }
 
-bool scrub_is_common(const char *folder, const char *name)
+/* Folders whose files are read in the order of their names. */
+static bool holds_confs(const char *folder)
+{
+    return scrub_match("**/modprobe.d", folder) || scrub_match("**/modules-load.d", folder) ||
+           scrub_match("**/ld.so.conf.d", folder) || scrub_match("**/libibverbs.d", folder);
+}
+
+static bool is_conf(const char *name)
+{
+    return scrub_match("*.conf", name) || scrub_match("*.driver", name);
+}
+
+/* "988_cuda-12.conf" stays. */
+static bool is_plain_conf(const struct scrub *scrub, const char *name)
+{
+    static const char words[] = "nvidia deepep ibgda cuda gnu libc linux ofed mlnx rdma power site wsl x86 zz";
+    const char *at = name, *end = strrchr(name, '.');
+
+    while (is_conf(name) && at < end) {
+        size_t n = strcspn(at, "-_.");
+
+        if (n > 0 && !scrub_is_known(scrub, at, n, words))
+            return false;
+        at += n + 1;
+    }
+    return is_conf(name);
+}
+
+bool scrub_is_common(const struct scrub *scrub, const char *folder, const char *name)
 {
     if (is_of_kernel(folder) || holds_releases(folder) || is_driver_version(folder, name))
         return true;
@@ -213,33 +160,25 @@ bool scrub_is_common(const char *folder, const char *name)
         return strcmp(name, "kubernetes") == 0;
     if (strncmp(name, "lib", 3) == 0 && strstr(name, ".so") && scrub_library_bytes(name, strlen(name)) != strlen(name))
         return false;
-    for (size_t i = 0; i < sizeof(common_names) / sizeof(common_names[0]); i++)
+    for (size_t i = 0; i < COUNT(common_names); i++)
         if (scrub_match(common_names[i], name))
             return true;
-    if (scrub_is_plain_conf(name))
-        return true;
-    return strcmp(name, "..") == 0 || name[0] == '\0';
-}
-
-/* Folders whose files are read in the order of their names. */
-static bool holds_confs(const char *folder)
-{
-    return scrub_match("**/modprobe.d", folder) || scrub_match("**/modules-load.d", folder) ||
-           scrub_match("**/ld.so.conf.d", folder) || scrub_match("**/libibverbs.d", folder);
+    return is_plain_conf(scrub, name) || strcmp(name, "..") == 0 || name[0] == '\0';
 }
 
 void scrub_name(struct scrub *scrub, const char *folder, const char *name, FILE *out)
 {
+    const char *conf = json_string_value(json_object_get(scrub->confs, name));
+    size_t n = strlen(name);
+
     if (holds_releases(folder))
-        scrub_release(scrub, name, strlen(name), out);
-    else if (scrub_is_conf(name) && holds_confs(folder))
-        scrub_write_conf(scrub, name, out);
-    else if (name[0] && scrub_library_bytes(name, strlen(name)) == strlen(name))
-        scrub_library(scrub, name, strlen(name), out);
-    else if (scrub_is_conf(name) && scrub_is_common(folder, name))
-        scrub_text(scrub, name, strlen(name), SCRUB_NAME, out);
-    else if (scrub_is_common(folder, name))
-        scrub_text(scrub, name, strlen(name), SCRUB_VERSIONS | SCRUB_NAME, out);
+        scrub_release(scrub, name, n, out);
+    else if (conf && holds_confs(folder)) /* of the plain name that it begins with */
+        scrub_text(scrub, conf, strlen(conf), SCRUB_NAME, NULL, out);
+    else if (n && scrub_library_bytes(name, n) == n)
+        scrub_library(scrub, name, n, out);
+    else if (scrub_is_common(scrub, folder, name))
+        scrub_text(scrub, name, n, is_conf(name) ? SCRUB_NAME : SCRUB_NAME | SCRUB_VERSIONS, NULL, out);
     else
         fprintf(out, "dir%d", scrub_number(scrub, SCRUB_FOLDER, name));
 }
@@ -267,4 +206,137 @@ void scrub_path(struct scrub *scrub, const char *path, size_t bytes, FILE *out)
         scrub_name(scrub, folder, name, out);
         at += n;
     }
+}
+
+/* --- releases of kernels --- */
+
+/* Flavours of Debian, Ubuntu, RHEL, SUSE, Amazon, Google and Microsoft. */
+static const char release_words[] =
+    "custom# generic lowlatency gcp gke cos aws azure oracle kvm cloud server hwe rt nvidia 64k el# el#uek fc# amzn# "
+    "deb#u# x86 aarch64 amd64 arm64 default microsoft standard wsl#";
+
+static size_t part_of_release(const char *text, const char *end)
+{
+    size_t n = 0;
+
+    while (text + n < end && !strchr("-_.+~\n", text[n]))
+        n++;
+    return n;
+}
+
+static bool is_plain_part(const char *part, size_t n)
+{
+    return n == 0 || (n <= 9 && strspn(part, "0123456789") >= n) || scrub_is_among(part, n, release_words);
+}
+
+void scrub_release(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
+{
+    const char *end = text + bytes;
+    bool is_release = bytes > 2 && isdigit((unsigned char)text[0]) && text[1] == '.';
+    char key[256];
+
+    while (text < end) {
+        size_t n = part_of_release(text, end), used = n, next;
+
+        if (n == 0 || (is_release && is_plain_part(text, n))) {
+            used += text + n < end;
+            fwrite(text, 1, used, out);
+            text += used;
+            continue;
+        }
+        /* Consecutive foreign parts are replaced as one. */
+        while (text + used < end && text[used] != '\n') {
+            next = part_of_release(text + used + 1, end);
+            if (is_release && is_plain_part(text + used + 1, next))
+                break;
+            used += 1 + next;
+        }
+        snprintf(key, sizeof(key), "%.*s", (int)used, text);
+        fprintf(out, "custom%d", scrub_number(scrub, SCRUB_RELEASE, key));
+        text += used;
+    }
+}
+
+void scrub_learn_release(struct scrub *scrub, const char *release)
+{
+    char *kept = NULL, name[129];
+    size_t n = strcspn(release, "\n"), bytes = 0;
+    FILE *out;
+
+    if (n < 3 || n > 128 || !isdigit((unsigned char)release[0]))
+        return;
+    out = open_memstream(&kept, &bytes);
+    if (out)
+        scrub_release(scrub, release, n, out);
+    snprintf(name, sizeof(name), "%.*s", (int)n, release);
+    if (!out || fclose(out) != 0 || !kept ||
+        (strcmp(kept, name) != 0 &&
+         json_object_set_new_nocheck(scrub->releases, name, json_stringn_nocheck(kept, bytes)) < 0))
+        scrub->failed = true;
+    free(kept);
+}
+
+/* --- names of configuration files --- */
+
+static void collect_conf(json_t *all, const char *name)
+{
+    if (is_conf(name))
+        json_object_set_new_nocheck(all, name, json_true());
+}
+
+static int by_name(const void *left, const void *right)
+{
+    const char *const *a = left, *const *b = right;
+
+    return strcmp(*a, *b);
+}
+
+/*
+ * The last file by name takes effect. So the replacement of a foreign name sorts like it: after the plain name that
+ * precedes it ("nvidia.conf" < "nvidia.conf.001.conf" < "nvidia.d.conf"), and in the same order.
+ */
+static void replace_confs(struct scrub *scrub, const char *const *names, size_t n)
+{
+    const char *before = "";
+    char given[PATH_MAX];
+    int count = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        if (is_plain_conf(scrub, names[i])) {
+            before = names[i];
+            count = 0;
+            continue;
+        }
+        snprintf(given, sizeof(given), "%.3000s%s%05d%s", before, *before ? "." : "0", ++count, strrchr(names[i], '.'));
+        if (json_object_set_new_nocheck(scrub->confs, names[i], json_string_nocheck(given)) < 0)
+            scrub->failed = true;
+    }
+}
+
+void scrub_learn_confs(struct scrub *scrub, json_t *const cached[CACHE_KINDS])
+{
+    json_t *all = json_object(), *value, *item;
+    const char **names, *key;
+    size_t n = 0, i;
+
+    for (int kind = CACHE_FILES; kind <= CACHE_STATS; kind++)
+        json_object_foreach(cached[kind], key, value)
+        {
+            collect_conf(all, text_base(key));
+            if (kind == CACHE_FOLDERS && json_is_array(value))
+                json_array_foreach(value, i, item) collect_conf(all, json_string_value(item));
+        }
+    names = calloc(json_object_size(all) + 1, sizeof(*names));
+    scrub->failed = scrub->failed || !names || !all;
+    json_object_foreach(all, key, value)
+    {
+        if (names)
+            names[n++] = key;
+    }
+    if (n) {
+        qsort(names, n, sizeof(*names), by_name);
+        replace_confs(scrub, names, n);
+    }
+    free(names);
+    json_decref(all);
 }

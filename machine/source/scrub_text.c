@@ -1,47 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * scrub_text.c - the general pass: finds identifiers in any text and writes their replacements. This file has users,
- * hosts, secrets and paths; addresses are in scrub_address.c.
- */
+/* scrub_text.c - replaces identifiers, paths, names of users and hosts, and words in a text. */
+#include "common/identifiers.h"
 #include "common/text.h"
-#include "scrub_scan.h"
+#include "scrub.h"
 
-#include <stdlib.h>
+#include <arpa/inet.h>
+#include <ctype.h>
 #include <string.h>
 #include <strings.h>
 
-#define HEX_RUN 16   /* from this many hexadecimal digits on, a run is an identifier */
-#define DIGIT_RUN 12 /* the same for decimal digits; serial numbers of GPUs have 13 */
-#define TOKEN_RUN 20 /* the same for letters of both cases and digits: a token */
+#define NAME_BYTES 256
 
-size_t scan_run(const struct scan *scan, size_t at, const char *others)
+struct scan {
+    struct scrub *scrub;
+    const char *text;
+    size_t bytes;
+    unsigned flags;
+    const char *words;
+    FILE *out;
+};
+
+/* Tried at each position: writes the replacement and returns the length of the match, 0 if there is none. */
+typedef size_t matcher(struct scan *scan, size_t at);
+
+static char byte_at(const struct scan *scan, size_t at)
 {
-    size_t n = 0;
-
-    while (at + n < scan->bytes && scan->text[at + n] &&
-           (is_alnum(scan->text[at + n]) || strchr(others, scan->text[at + n])))
-        n++;
-    return n;
+    return at < scan->bytes ? scan->text[at] : '\0';
 }
 
-void scan_copy_lower(const struct scan *scan, size_t at, size_t n, char ret_name[SCAN_NAME_BYTES])
+static bool is_alnum_at(const struct scan *scan, size_t at)
 {
-    if (n >= SCAN_NAME_BYTES)
-        n = SCAN_NAME_BYTES - 1;
-    for (size_t i = 0; i < n; i++)
-        ret_name[i] = (char)tolower((unsigned char)scan->text[at + i]);
-    ret_name[n] = '\0';
+    return isalnum((unsigned char)byte_at(scan, at)) != 0;
 }
 
-/* Names that are too long are distinguished by a hash and their length. */
-int scan_number(const struct scan *scan, enum scrub_map map, size_t at, size_t n)
+/* Is the byte before a position part of a word? */
+static bool is_within_word(const struct scan *scan, size_t at)
 {
-    char key[SCAN_NAME_BYTES + 40];
+    return at > 0 && is_alnum_at(scan, at - 1);
+}
 
-    scan_copy_lower(scan, at, n, key);
-    if (n >= SCAN_NAME_BYTES)
-        text_append(key, sizeof(key), "%016llx%zu", (unsigned long long)text_hash(scan->text + at, n), n);
-    return scrub_number(scan->scrub, map, key);
+static bool has_text(const struct scan *scan, size_t at, const char *text)
+{
+    return strlen(text) <= scan->bytes - at && strncasecmp(scan->text + at, text, strlen(text)) == 0;
 }
 
 /* --- numbers of what is known --- */
@@ -58,136 +58,138 @@ int scrub_number(struct scrub *scrub, enum scrub_map map, const char *key)
     return number;
 }
 
-/* --- users and hosts --- */
-
-static bool is_public_host(const char *host)
+/* The number of a name in any case. Names that are too long are distinguished by a hash and their length. */
+static int number_of(struct scrub *scrub, enum scrub_map map, const char *name, size_t n)
 {
-    static const char *const hosts[] = {"github.com", "nvidia.com", "pytorch.org", "python.org",
-                                        "kernel.org", "gnu.org",    "apache.org",  "llvm.org",
-                                        "debian.org", "ubuntu.com", "nvcr.io",     "opensource.org"};
+    char key[NAME_BYTES + 40];
+    size_t i;
 
-    for (size_t i = 0; i < COUNT(hosts); i++) {
-        size_t n = strlen(host), n_public = strlen(hosts[i]);
-
-        if (text_ends(host, hosts[i]) && (n == n_public || host[n - n_public - 1] == '.'))
-            return true;
-    }
-    return false;
+    for (i = 0; i < n && i < NAME_BYTES - 1; i++)
+        key[i] = name[i] == '_' && map == SCRUB_UUID ? '-' : (char)tolower((unsigned char)name[i]);
+    key[i] = '\0';
+    if (i < n)
+        text_append(key, sizeof(key), "%016llx%zu", (unsigned long long)text_hash(name, n), n);
+    return scrub_number(scrub, map, key);
 }
 
-static void write_host(struct scan *scan, size_t at, size_t n)
-{
-    char host[SCAN_NAME_BYTES];
+/* --- addresses --- */
 
-    scan_copy_lower(scan, at, n, host);
-    if (is_public_host(host))
-        fwrite(scan->text + at, 1, n, scan->out);
-    else
-        fprintf(scan->out, "host%d", scan_number(scan, SCRUB_HOST, at, n));
+uint32_t scrub_ipv4(struct scrub *scrub, uint32_t address)
+{
+    static const uint32_t nets[] = {0xc0000200, 0xc6336400, 0xcb007100}; /* RFC 5737 */
+    char key[16];
+    uint32_t number;
+
+    snprintf(key, sizeof(key), "%08x", address);
+    number = (uint32_t)scrub_number(scrub, SCRUB_IPV4, key);
+    if (number <= 3 * 254)
+        return nets[(number - 1) / 254] + (number - 1) % 254 + 1;
+    return 0xc6120000 + (number & 0x1ffff); /* RFC 2544 */
 }
 
-/* Port and path after a host. A path at a public host may be named after a project as well. */
-static size_t finish_url(struct scan *scan, size_t at)
+static void write_ipv4(struct scan *scan, const char *text, size_t n)
 {
-    size_t port = scan_at(scan, at) == ':' ? 1 : 0, n = 0;
-
-    while (port && is_digit(scan_at(scan, at + port)))
-        port++;
-    fwrite(scan->text + at, 1, port, scan->out);
-    while (at + port + n < scan->bytes && !strchr(" \t\r\n\"'<>`)", scan_at(scan, at + port + n)))
-        n++;
-    if (scan_at(scan, at + port) != '/')
-        return port;
-    scrub_path(scan->scrub, scan->text + at + port, n, scan->out);
-    return port + n;
-}
-
-/* "://user:password@host:port/path" */
-static size_t match_url(struct scan *scan, size_t at)
-{
-    size_t n = 0, host = at + 3, n_host, quad;
+    char separator = memchr(text, '-', n) ? '-' : '.';
     uint32_t address;
 
-    if (scan_at(scan, at) != ':' || scan_at(scan, at + 1) != '/' || scan_at(scan, at + 2) != '/')
-        return 0;
-    while (at + 3 + n < scan->bytes && !strchr("/ \t\r\n\"'<>`)", scan_at(scan, at + 3 + n)))
-        n++;
-    for (size_t i = at + 3; i < at + 3 + n; i++)
-        if (scan->text[i] == '@')
-            host = i + 1;
-    fputs(host > at + 3 ? "://user@" : "://", scan->out);
-    n_host = scan_run(scan, host, ".-_");
-    quad = scan_quad(scan, host, '.', &address);
-    if (n_host == 0)
-        return host - at;
-    if (quad == n_host)
-        scan_write_quad(scan, scan_is_reserved(address) ? address : scrub_ipv4(scan->scrub, address), '.');
-    else
-        write_host(scan, host, n_host);
-    host += n_host;
-    return host - at + finish_url(scan, host);
+    identifier_ipv4(text, n, 0, separator, &address);
+    address = scrub_ipv4(scan->scrub, address);
+    fprintf(scan->out, "%u%c%u%c%u%c%u", address >> 24, separator, address >> 16 & 255, separator, address >> 8 & 255,
+            separator, address & 255);
 }
 
-static size_t match_mail(struct scan *scan, size_t at)
+static void write_ipv6(struct scan *scan, const char *original, size_t n)
 {
-    static const char others[] = "._%+~:-";
-    size_t n, n_host;
-    char c = scan_before(scan, at);
+    struct in6_addr address, written = {0};
+    char text[64];
+    uint8_t *to = written.s6_addr;
+    uint32_t number;
 
-    if (!is_alnum(scan_at(scan, at)) || is_alnum(c) || (c && strchr(others, c)))
-        return 0;
-    n = scan_run(scan, at, others);
-    if (scan_at(scan, at + n) != '@' || !is_alnum(scan_at(scan, at + n + 1)))
-        return 0;
-    n_host = scan_run(scan, at + n + 1, ".-_");
-    fputs("user@host", scan->out);
-    return n + 1 + n_host;
+    snprintf(text, sizeof(text), "%.*s", (int)n, original);
+    inet_pton(AF_INET6, text, &address);
+    if (IN6_IS_ADDR_V4MAPPED(&address)) {
+        memcpy(&number, address.s6_addr + 12, sizeof(number));
+        number = scrub_ipv4(scan->scrub, ntohl(number));
+        to[10] = to[11] = 0xff;
+    } else {
+        inet_ntop(AF_INET6, &address, text, sizeof(text));
+        number = (uint32_t)scrub_number(scan->scrub, SCRUB_IPV6, text);
+        memcpy(to, IN6_IS_ADDR_LINKLOCAL(&address) ? "\xfe\x80\0\0" : "\x20\x01\x0d\xb8", 4);
+    }
+    for (int i = 0; i < 4; i++)
+        to[15 - i] = (uint8_t)(number >> 8 * i);
+    inet_ntop(AF_INET6, &written, text, sizeof(text));
+    /* GIDs are written in full. */
+    if (n != 39)
+        fputs(text, scan->out);
+    for (int i = 0; n == 39 && i < 16; i += 2)
+        fprintf(scan->out, "%s%02x%02x", i ? ":" : "", to[i], to[i + 1]);
 }
 
-/* A name with dots that ends with a top-level domain. Shorter dotted names are common in programs. */
-static size_t match_host(struct scan *scan, size_t at)
+static void write_mac(struct scan *scan, const char *original, size_t n)
 {
-    static const char *const ends[] = {
-        ".internal", ".local", ".cluster.local", ".amazonaws.com", ".lan", ".corp", ".intra", ".home.arpa", NULL};
-    static const char *const nets[] = {".com", ".net", ".org", ".io", ".edu", ".gov", ".cloud", ".dev",     ".ai",
-                                       ".de",  ".cn",  ".eu",  ".uk", ".fr",  ".jp",  ".co",    ".example", NULL};
-    char host[SCAN_NAME_BYTES];
-    int dots = 0;
-    bool known;
-    size_t n;
+    char separator = isxdigit((unsigned char)original[2]) ? '\0' : original[2], text[18];
+    unsigned number = (unsigned)number_of(scan->scrub, SCRUB_MAC, original, n);
 
-    if (!is_alnum(scan_at(scan, at)) || is_alnum(scan_before(scan, at)) || scan_before(scan, at) == '_' ||
-        scan_before(scan, at) == '.' || scan_before(scan, at) == '-')
-        return 0;
-    n = scan_run(scan, at, ".-");
-    while (n > 0 && !is_alnum(scan->text[at + n - 1]))
-        n--;
-    scan_copy_lower(scan, at, n, host);
-    for (size_t i = 0; host[i]; i++)
-        dots += host[i] == '.';
-    known = (dots >= 1 && text_ends_any(host, ends)) || (!(scan->flags & SCRUB_VERSIONS) && text_ends_any(host, nets));
-    if (!known || n >= SCAN_NAME_BYTES)
-        return 0;
-    write_host(scan, at, n);
-    return n;
+    snprintf(text, sizeof(text), number < 256 ? "00:00:5e:00:53:%02x" : "02:00:00:00:00:%02x", number & 255);
+    if (number >= 256)
+        snprintf(text, sizeof(text), "02:00:00:%02x:%02x:%02x", number >> 16 & 255, number >> 8 & 255, number & 255);
+    for (char *c = text; *c; c++)
+        if (*c != ':' || separator)
+            fputc(*c == ':' ? separator : *c, scan->out);
 }
+
+/* --- UUIDs --- */
+
+void scrub_learn_uuids(struct scrub *scrub, const char *text, size_t bytes)
+{
+    char uuid[37] = "";
+
+    for (size_t at = 8; at + 28 <= bytes; at++) {
+        if (text[at] != '-' || !identifier_is_uuid(text + at - 8, bytes - at + 8))
+            continue;
+        for (size_t i = 0; i < 36; i++)
+            uuid[i] = (char)tolower((unsigned char)text[at - 8 + i]);
+        if (json_object_set_nocheck(scrub->uuids, uuid, json_true()) < 0)
+            scrub->failed = true;
+    }
+}
+
+/* A short form is written in full. */
+static void write_uuid(struct scan *scan, const char *text, size_t n)
+{
+    char dash = n == 36 ? text[8] : '-';
+    const char *key, *found = NULL;
+    json_t *value;
+    int n_found = 0, number;
+
+    json_object_foreach(scan->scrub->uuids, key, value)
+    {
+        if (n < 36 && strncasecmp(key, text, n) == 0) {
+            found = key;
+            n_found++;
+        }
+    }
+    number = number_of(scan->scrub, SCRUB_UUID, n_found == 1 ? found : text, n_found == 1 ? 36 : n);
+    fprintf(scan->out, "00000000%c0000%c0000%c0000%c%012x", dash, dash, dash, dash, number);
+}
+
+/* --- users and hosts --- */
+
+/* Names that identify nobody and also occur in paths, packages and devices. */
+static const char common_names[] =
+    "root ubuntu debian nvidia admin user users test home local lib opt kubernetes nobody slurm docker node host gpu cpu "
+    "localhost none cuda python nccl nvshmem data work workspace";
 
 void scrub_learn_name(struct scrub *scrub, enum scrub_map map, const char *name)
 {
-    /* Names that identify nobody and also occur in paths, packages and devices. */
-    static const char *const common[] = {
-        "root", "ubuntu", "debian",     "nvidia", "admin",   "user",   "users", "test",      "home", "local",
-        "lib",  "opt",    "kubernetes", "nobody", "slurm",   "docker", "node",  "host",      "gpu",  "localhost",
-        "none", "cuda",   "python",     "nccl",   "nvshmem", "data",   "work",  "workspace", NULL};
-    char lower[SCAN_NAME_BYTES];
+    char lower[NAME_BYTES];
     size_t n = strlen(name);
 
-    if (n == 0 || n >= sizeof(lower))
+    if (n == 0 || n >= sizeof(lower) || scrub_is_among(name, n, common_names))
         return;
     for (size_t i = 0; i <= n; i++)
         lower[i] = (char)tolower((unsigned char)name[i]);
-    if (text_is_any(lower, common))
-        return;
     if (json_object_set_new_nocheck(scrub->names, lower, json_integer(map)) < 0)
         scrub->failed = true;
 }
@@ -195,20 +197,17 @@ void scrub_learn_name(struct scrub *scrub, enum scrub_map map, const char *name)
 /* "acme[001-064,070]-ib,login": finds the brackets and the ends of names. */
 void scrub_learn_hosts(struct scrub *scrub, const char *list)
 {
-    char name[SCAN_NAME_BYTES];
+    char name[NAME_BYTES];
 
     while (*list) {
         size_t n = strcspn(list, ",[");
 
-        if (n > 0 && n < sizeof(name)) {
-            memcpy(name, list, n);
-            name[n] = '\0';
-            if (list[n] != '[')
-                scrub_learn_name(scrub, SCRUB_HOST, name);
-            else if (n > 2 && !scrub_is_plain(name, n) &&
-                     json_object_set_new_nocheck(scrub->stems, name, json_true()) < 0)
-                scrub->failed = true;
-        }
+        snprintf(name, sizeof(name), "%.*s", (int)(n < sizeof(name) ? n : 0), list);
+        if (list[n] != '[')
+            scrub_learn_name(scrub, SCRUB_HOST, name);
+        else if (strlen(name) > 2 && !scrub_is_among(name, strlen(name), common_names) &&
+                 json_object_set_new_nocheck(scrub->stems, name, json_true()) < 0)
+            scrub->failed = true;
         list += n;
         if (*list == '[')
             list += strcspn(list, "]");
@@ -224,17 +223,16 @@ static size_t match_stem(struct scan *scan, size_t at)
     const char *stem;
     json_t *value;
 
-    if (is_alnum(scan_before(scan, at)))
-        return 0;
     json_object_foreach(scan->scrub->stems, stem, value)
     {
-        size_t n = strlen(stem), used;
+        size_t n = strlen(stem);
 
-        if (n > scan->bytes - at || strncasecmp(scan->text + at, stem, n) != 0 || !is_digit(scan_at(scan, at + n)))
+        if (is_within_word(scan, at) || !has_text(scan, at, stem) || !isdigit((unsigned char)byte_at(scan, at + n)))
             continue;
-        used = n + scan_run(scan, at + n, "-");
-        fprintf(scan->out, "host%d", scan_number(scan, SCRUB_HOST, at, used));
-        return used;
+        while (is_alnum_at(scan, at + n) || byte_at(scan, at + n) == '-')
+            n++;
+        fprintf(scan->out, "host%d", number_of(scan->scrub, SCRUB_HOST, scan->text + at, n));
+        return n;
     }
     return 0;
 }
@@ -242,30 +240,10 @@ static size_t match_stem(struct scan *scan, size_t at)
 /* Names of one or two letters are matched only as whole words: elsewhere they are too common. */
 static bool is_too_short(const struct scan *scan, size_t at, size_t n)
 {
-    char before = scan_before(scan, at), behind = scan_at(scan, at + n);
+    char before = at > 0 ? scan->text[at - 1] : '\0', behind = byte_at(scan, at + n);
 
-    if (n > 2)
-        return false;
-    return !(scan->flags & SCRUB_WORDS) || (before && strchr("-_.", before)) || (behind && strchr("-_", behind)) ||
-           scrub_is_plain(scan->text + at, n);
-}
-
-/* A name that is not a word of software is also replaced within longer words: "liberika", "erika0". */
-static bool is_distinct(const char *name, size_t n)
-{
-    return n >= 5 && !scrub_is_plain(name, n) && strspn(name, "0123456789.") != n;
-}
-
-static size_t match_library(struct scan *scan, size_t at)
-{
-    size_t n;
-
-    if (is_alnum(scan_before(scan, at)))
-        return 0;
-    n = scrub_library_bytes(scan->text + at, scan->bytes - at);
-    if (n)
-        scrub_library(scan->scrub, scan->text + at, n, scan->out);
-    return n;
+    return n <= 2 && (!scan->words || (before && strchr("-_.", before)) || (behind && strchr("-_", behind)) ||
+                      scrub_is_known(scan->scrub, scan->text + at, n, scan->words));
 }
 
 static size_t match_name(struct scan *scan, size_t at)
@@ -276,168 +254,111 @@ static size_t match_name(struct scan *scan, size_t at)
     json_object_foreach(scan->scrub->names, name, map)
     {
         size_t n = strlen(name);
+        bool is_word = !is_within_word(scan, at) && !is_alnum_at(scan, at + n);
 
-        if (n > scan->bytes - at || strncasecmp(scan->text + at, name, n) != 0 || is_too_short(scan, at, n))
-            continue;
-        if (!is_distinct(name, n) && (is_alnum(scan_before(scan, at)) || is_alnum(scan_at(scan, at + n))))
+        /* A longer name is also replaced within words: "liberika", "erika0". */
+        if (!has_text(scan, at, name) || is_too_short(scan, at, n) ||
+            (!is_word && (n < 5 || strspn(name, "0123456789.") == n)))
             continue;
         fprintf(scan->out, "%s%d", json_integer_value(map) == SCRUB_USER ? "user" : "host",
-                scan_number(scan, (enum scrub_map)json_integer_value(map), at, n));
+                number_of(scan->scrub, (enum scrub_map)json_integer_value(map), scan->text + at, n));
         return n;
     }
     return 0;
 }
 
-/* --- secrets --- */
+/* --- identifiers --- */
 
-static size_t match_key_block(struct scan *scan, size_t at)
+static void write_identifier(struct scan *scan, enum identifier_kind kind, const char *text, size_t n)
 {
-    static const char begin[] = "-----BEGIN ";
-
-    if (scan->bytes - at < sizeof(begin) - 1 || memcmp(scan->text + at, begin, sizeof(begin) - 1) != 0)
-        return 0;
-    fputs("secret", scan->out);
-    return scan->bytes - at;
+    switch (kind) {
+    case IDENTIFIER_UUID:
+    case IDENTIFIER_UUID_PART:
+        write_uuid(scan, text, n);
+        break;
+    case IDENTIFIER_MAC:
+        write_mac(scan, text, n);
+        break;
+    case IDENTIFIER_GUID:
+        fprintf(scan->out, "0000:0000:0000:%04x", number_of(scan->scrub, SCRUB_GUID, text, n) & 0xffff);
+        break;
+    case IDENTIFIER_IPV4:
+        write_ipv4(scan, text, n);
+        break;
+    case IDENTIFIER_IPV6:
+        write_ipv6(scan, text, n);
+        break;
+    case IDENTIFIER_HOST:
+        fprintf(scan->out, "host%d", number_of(scan->scrub, SCRUB_HOST, text, n));
+        break;
+    case IDENTIFIER_MAIL:
+        fputs("user@host", scan->out);
+        break;
+    case IDENTIFIER_USER:
+        fputs("user", scan->out);
+        break;
+    default:
+        fprintf(scan->out, "secret%d", number_of(scan->scrub, SCRUB_SECRET, text, n));
+    }
 }
 
-static void write_secret(struct scan *scan, size_t at, size_t n)
+/* Host, port and path of a URL. A path at a public host may be named after a project as well. */
+static size_t write_url(struct scan *scan, size_t at)
 {
-    fprintf(scan->out, "secret%d", scan_number(scan, SCRUB_SECRET, at, n));
+    struct identifier host;
+    size_t start = at, n = 0;
+
+    if (byte_at(scan, at) == '@')
+        fputc(scan->text[at++], scan->out);
+    if (identifier_at(scan->text, scan->bytes, at, IDENTIFIER_HOST | IDENTIFIER_IPV4, &host)) {
+        fwrite(scan->text + at, 1, host.before, scan->out);
+        write_identifier(scan, host.kind, scan->text + at + host.before, host.bytes);
+        at += host.before + host.bytes;
+    }
+    while (is_alnum_at(scan, at) || (byte_at(scan, at) && strchr(".-_:", byte_at(scan, at))))
+        fputc(scan->text[at++], scan->out);
+    while (at + n < scan->bytes && !strchr(" \t\r\n\"'<>`)", scan->text[at + n]))
+        n++;
+    if (byte_at(scan, at) != '/')
+        return at - start;
+    scrub_path(scan->scrub, scan->text + at, n, scan->out);
+    return at + n - start;
 }
 
-/* The value after words like password and an equals sign. */
-static size_t match_assignment(struct scan *scan, size_t at)
+static size_t match_identifier(struct scan *scan, size_t at)
 {
-    static const char *const words[] = {"password",    "passwd",   "passphrase", "secret",      "token",
-                                        "apikey",      "api_key",  "access_key", "private_key", "credential",
-                                        "credentials", "username", "user",       NULL};
-    size_t n = scan_run(scan, at, "_"), start, length = 0;
-    char word[SCAN_NAME_BYTES];
-
-    if (n == 0 || n > 64 || is_alnum(scan_before(scan, at)) || scan_before(scan, at) == '_')
-        return 0;
-    scan_copy_lower(scan, at, n, word);
-    start = at + n;
-    if (!text_ends_any(word, words) || (scan_at(scan, start) != '=' && scan_at(scan, start) != ':'))
-        return 0;
-    start++;
-    while (scan_at(scan, start) == ' ' || scan_at(scan, start) == '"' || scan_at(scan, start) == '\'')
-        start++;
-    while (start + length < scan->bytes && !strchr(" \t\r\n\"',;&", scan_at(scan, start + length)))
-        length++;
-    if (length == 0)
-        return 0;
-    fwrite(scan->text + at, 1, start - at, scan->out);
-    write_secret(scan, start, length);
-    return start - at + length;
-}
-
-/* "Serial Number: 1654321", "serial=MT42": the value has no form of its own. */
-static size_t match_serial(struct scan *scan, size_t at)
-{
-    static const char word[] = "serial", number[] = " number";
-    size_t n = sizeof(word) - 1, start, length = 0, digits = 0;
-
-    if (scan->bytes - at < n || strncasecmp(scan->text + at, word, n) != 0 || is_alnum(scan_before(scan, at)))
-        return 0;
-    start = at + n;
-    if (scan->bytes - start > sizeof(number) && strncasecmp(scan->text + start, number, sizeof(number) - 1) == 0)
-        start += sizeof(number) - 1;
-    n = start;
-    while (scan_at(scan, start) && strchr(" \t:=\"'#", scan_at(scan, start)))
-        start++;
-    while (is_alnum(scan_at(scan, start + length)) || scan_at(scan, start + length) == '_' ||
-           scan_at(scan, start + length) == '-')
-        digits += is_digit(scan_at(scan, start + length++));
-    if (start == n || length < 4 || digits == 0)
-        return 0;
-    fwrite(scan->text + at, 1, start - at, scan->out);
-    write_secret(scan, start, length);
-    return start - at + length;
-}
-
-static bool begins_as_secret(const char *text, size_t n)
-{
-    static const char *const beginnings[] = {"hf_",    "ghp_",   "gho_", "ghs_",      "github_pat_", "sk-",
-                                             "xoxb-",  "xoxp-",  "AKIA", "ASIA",      "AIza",        "ya29",
-                                             "glpat-", "nvapi-", "eyJ",  "dckr_pat_", NULL};
-
-    return n >= 12 && text_begins_any(text, beginnings);
-}
-
-/* "_ZN3c10...", a C++ symbol, looks like a token: letters of both cases and digits. */
-static size_t match_symbol(struct scan *scan, size_t at)
-{
+    struct identifier found;
+    unsigned kinds = IDENTIFIERS_ALL | (scan->flags & SCRUB_VERSIONS ? IDENTIFIERS_VERSIONS : 0);
     size_t n;
 
-    if (scan_at(scan, at) != '_' || scan_at(scan, at + 1) != 'Z' || is_alnum(scan_before(scan, at)))
+    if (!identifier_at(scan->text, scan->bytes, at, kinds, &found))
         return 0;
-    n = scan_run(scan, at, "_");
-    fwrite(scan->text + at, 1, n, scan->out);
-    return n;
-}
-
-static size_t match_token(struct scan *scan, size_t at)
-{
-    size_t n, upper = 0, lower = 0, digits = 0, hex = 0, marks = 0;
-    const char *text = scan->text + at;
-
-    if (!is_alnum(scan_at(scan, at)) || is_alnum(scan_before(scan, at)))
-        return 0;
-    n = scan_run(scan, at, "_+-");
-    /* A UUID after a word is not part of it. */
-    for (size_t i = 0; i < n; i++)
-        if (scan_is_uuid(scan->text + at + i, scan->bytes - at - i))
-            n = i;
-    for (size_t i = 0; i < n; i++) {
-        upper += isupper((unsigned char)text[i]) != 0;
-        lower += islower((unsigned char)text[i]) != 0;
-        digits += is_digit(text[i]);
-        hex += is_hex(text[i]);
-        marks += !is_alnum(text[i]);
-    }
-    if (begins_as_secret(text, n)) {
-        write_secret(scan, at, n);
-        return n;
-    }
-    /* A hexadecimal number after 0x. */
-    if (n > HEX_RUN + 1 && text[0] == '0' && text[1] == 'x' && hex == n - 1 && !scan_is_uniform(scan, at + 2, n - 2)) {
-        write_secret(scan, at, n);
-        return n;
-    }
-    if ((digits == n && n >= DIGIT_RUN && !scan_is_uniform(scan, at, n)) ||
-        (hex == n && n >= HEX_RUN && digits > 0 && !scan_is_uniform(scan, at, n)) ||
-        (n >= TOKEN_RUN && upper && lower && digits && marks <= n / 8)) {
-        write_secret(scan, at, n);
-        return n;
-    }
-    return 0;
+    fwrite(scan->text + at, 1, found.before, scan->out);
+    if (found.bytes)
+        write_identifier(scan, found.kind, scan->text + at + found.before, found.bytes);
+    n = found.before + found.bytes;
+    return n + (found.kind == IDENTIFIER_USER ? write_url(scan, at + n) : 0);
 }
 
 /* --- paths --- */
-
-static bool begins_path(char c)
-{
-    return !c || strchr(" \t\r\n\"'=:,;()[]{}<>|`", c);
-}
 
 /* "fd00::/48", a network. */
 static bool is_prefix_length(const struct scan *scan, size_t at)
 {
     size_t n = 1;
 
-    while (n < 4 && is_digit(scan_at(scan, at + n)))
+    while (n < 4 && isdigit((unsigned char)byte_at(scan, at + n)))
         n++;
-    return n > 1 && scan_before(scan, at) == ':' && !is_alnum(scan_at(scan, at + n)) && scan_at(scan, at + n) != '/';
+    return n > 1 && at > 0 && scan->text[at - 1] == ':' && !is_alnum_at(scan, at + n) && byte_at(scan, at + n) != '/';
 }
 
 /* "10:70:fd:31:82:9e" or "fe80::1" as a part of a path: a ':' does not end it. Its length, or 0. */
-static size_t match_address_part(const struct scan *scan, size_t at)
+static size_t address_part(const struct scan *scan, size_t at)
 {
     size_t n = 0, colons = 0, digits = 0;
 
-    for (; is_hex(scan_at(scan, at + n)) || scan_at(scan, at + n) == ':'; n++) {
-        digits = scan_at(scan, at + n) == ':' ? 0 : digits + 1;
+    for (; isxdigit((unsigned char)byte_at(scan, at + n)) || byte_at(scan, at + n) == ':'; n++) {
+        digits = byte_at(scan, at + n) == ':' ? 0 : digits + 1;
         colons += digits == 0;
         if (digits > 4)
             return 0;
@@ -449,32 +370,39 @@ static size_t match_path(struct scan *scan, size_t at)
 {
     size_t n = 0;
 
-    if (scan_at(scan, at) != '/' || (scan->flags & SCRUB_NAME) || !begins_path(scan_before(scan, at)) ||
-        is_prefix_length(scan, at))
+    if (scan->text[at] != '/' || (scan->flags & SCRUB_NAME) || is_prefix_length(scan, at) ||
+        (at > 0 && !strchr(" \t\r\n\"'=:,;()[]{}<>|`", scan->text[at - 1])))
         return 0;
-    while (at + n < scan->bytes && scan->text[at + n] && !strchr(" \t\r\n\"'=:,;()[]{}<>|`&", scan->text[at + n])) {
+    while (byte_at(scan, at + n) && !strchr(" \t\r\n\"'=:,;()[]{}<>|`&", scan->text[at + n])) {
         n++;
         if (scan->text[at + n - 1] == '/')
-            n += match_address_part(scan, at + n);
+            n += address_part(scan, at + n);
     }
     scrub_path(scan->scrub, scan->text + at, n, scan->out);
     return n;
 }
 
-/* --- words --- */
+static size_t match_library(struct scan *scan, size_t at)
+{
+    size_t n = is_within_word(scan, at) ? 0 : scrub_library_bytes(scan->text + at, scan->bytes - at);
+
+    if (n)
+        scrub_library(scan->scrub, scan->text + at, n, scan->out);
+    return n;
+}
 
 static size_t match_release(struct scan *scan, size_t at)
 {
     const char *release;
     json_t *kept;
 
-    if (!is_digit(scan_at(scan, at)) || is_alnum(scan_before(scan, at)))
+    if (!isdigit((unsigned char)scan->text[at]) || is_within_word(scan, at))
         return 0;
     json_object_foreach(scan->scrub->releases, release, kept)
     {
         size_t n = strlen(release);
 
-        if (n > scan->bytes - at || strncmp(scan->text + at, release, n) != 0 || is_alnum(scan_at(scan, at + n)))
+        if (!has_text(scan, at, release) || is_alnum_at(scan, at + n))
             continue;
         fputs(json_string_value(kept), scan->out);
         return n;
@@ -482,51 +410,116 @@ static size_t match_release(struct scan *scan, size_t at)
     return 0;
 }
 
-static bool is_word_byte(char c)
+/* --- words --- */
+
+bool scrub_is_among(const char *word, size_t bytes, const char *words)
 {
-    return is_alnum(c) || c == '_' || c == '-' || (unsigned char)c >= 0x80;
+    for (size_t i; *words; words += *words == ' ') {
+        for (i = 0; *words && !strchr(" *", *words); words++) {
+            size_t digits = 0;
+
+            while (*words == '#' && i + digits < bytes && digits < 6 && isdigit((unsigned char)word[i + digits]))
+                digits++;
+            if (*words == '#' ? digits == 0 : i >= bytes || tolower((unsigned char)word[i]) != tolower(*words))
+                break;
+            i += *words == '#' ? digits : 1;
+        }
+        if (*words == '*' || (i == bytes && (!*words || *words == ' ')))
+            return true;
+        words += strcspn(words, " ");
+    }
+    return false;
 }
 
-/* User-chosen words: the last recogniser, for what no other matches. */
+/* "8", "512M", "0x1f": a number with a unit of at most two letters. Serial numbers and GUIDs are longer. */
+static bool is_short_number(const char *word, size_t n)
+{
+    size_t digits = 0, letters = 0;
+
+    if (n > 2 && n <= 12 && word[0] == '0' && tolower((unsigned char)word[1]) == 'x') {
+        while (2 + digits < n && isxdigit((unsigned char)word[2 + digits]))
+            digits++;
+        return 2 + digits == n;
+    }
+    while (digits < n && isdigit((unsigned char)word[digits]))
+        digits++;
+    while (digits + letters < n && isalpha((unsigned char)word[digits + letters]))
+        letters++;
+    return digits > 0 && digits <= 9 && digits + letters == n && letters <= (digits > 6 ? 0u : 2u);
+}
+
+/*
+ * "enp12s0f1np1", "rocep145s0", "mlx5": a kind of device, then locations, each a letter or two with a number
+ * (systemd.net-naming).
+ */
+static bool is_device(const char *word, size_t n)
+{
+    static const char *const kinds[] = {"en",  "eth", "ib",    "roce", "rdma", "bond", "wl",  "ww",   "docker", "lo",
+                                        "mlx", "efa", "irdma", "rxe",  "siw",  "hns",  "nic", "rail", "bnxt",   "re"};
+    size_t used = 0;
+
+    for (size_t i = 0; i < COUNT(kinds); i++)
+        if (n >= strlen(kinds[i]) && strncmp(word, kinds[i], strlen(kinds[i])) == 0 && strlen(kinds[i]) > used)
+            used = strlen(kinds[i]);
+    while (used > 0 && used < n) {
+        size_t letters = 0, digits = 0;
+
+        while (used + letters < n && strchr("Popsfdnvibu", word[used + letters]))
+            letters++;
+        while (used + letters + digits < n && isdigit((unsigned char)word[used + letters + digits]))
+            digits++;
+        if (letters > 2 || digits == 0 || digits > 5)
+            return false;
+        used += letters + digits;
+    }
+    return used > 0;
+}
+
+bool scrub_is_known(const struct scrub *scrub, const char *word, size_t n, const char *words)
+{
+    static const char replacements[] = "custom# word# host# user# dir# secret#";
+    const char *device;
+    json_t *value;
+
+    json_object_foreach(scrub->devices, device, value)
+    {
+        if (n > 1 && n <= strlen(device) && strncmp(device, word, n) == 0)
+            return true;
+    }
+    return n == 1 || is_short_number(word, n) || is_device(word, n) || scrub_is_among(word, n, replacements) ||
+           scrub_is_among(word, n, words);
+}
+
+/* The last matcher, for what no other matches. */
 static size_t match_word(struct scan *scan, size_t at)
 {
     size_t n = 0;
-    uint32_t address;
 
-    if (!(scan->flags & SCRUB_WORDS) || !is_word_byte(scan_at(scan, at)))
+    if (!scan->words)
         return 0;
-    /* "GPU-" and "MIG-" precede a UUID, which is not part of the word. */
-    while (is_word_byte(scan_at(scan, at + n)) && !scan_is_uuid(scan->text + at + n, scan->bytes - at - n) &&
-           (n == 0 || is_alnum(scan_at(scan, at + n - 1)) || !scan_quad(scan, at + n, '.', &address)))
+    /* A UUID after a word is not part of it. */
+    while ((is_alnum_at(scan, at + n) || (unsigned char)byte_at(scan, at + n) >= 0x80) &&
+           !identifier_is_uuid(scan->text + at + n, scan->bytes - at - n))
         n++;
-    if (scrub_is_known(scan->scrub, scan->text + at, n))
+    if (n && scrub_is_known(scan->scrub, scan->text + at, n, scan->words))
         fwrite(scan->text + at, 1, n, scan->out);
-    else
-        fprintf(scan->out, "word%d", scan_number(scan, SCRUB_WORD, at, n));
+    else if (n)
+        fprintf(scan->out, "word%d", number_of(scan->scrub, SCRUB_WORD, scan->text + at, n));
     return n;
 }
 
-void scrub_text(struct scrub *scrub, const char *text, size_t bytes, unsigned flags, FILE *out)
+void scrub_text(struct scrub *scrub, const char *text, size_t bytes, unsigned flags, const char *words, FILE *out)
 {
-    static recogniser *const recognisers[] = {scan_match_uuid,  scan_match_short_uuid,
-                                              scan_match_mac,   scan_match_interface,
-                                              scan_match_guid,  scan_match_ipv6,
-                                              match_url,        match_path,
-                                              scan_match_ipv4,  scan_match_dashed_ipv4,
-                                              match_mail,       match_library,
-                                              match_host,       match_key_block,
-                                              match_assignment, match_serial,
-                                              match_release,    match_stem,
-                                              match_name,       match_symbol,
-                                              match_token,      match_word};
-    struct scan scan = {.scrub = scrub, .text = text, .bytes = bytes, .flags = flags, .out = out};
+    static matcher *const matchers[] = {match_path, match_library, match_release, match_identifier,
+                                        match_stem, match_name,    match_word};
+    struct scan scan = {.scrub = scrub, .text = text, .bytes = bytes, .flags = flags, .words = words, .out = out};
     size_t at = 0;
 
     while (at < bytes) {
         size_t n = 0;
 
-        for (size_t i = 0; n == 0 && i < COUNT(recognisers); i++)
-            n = recognisers[i](&scan, at);
+        for (size_t i = 0; n == 0 && i < COUNT(matchers); i++)
+            n = matchers[i](&scan, at);
         if (n == 0)
             fputc((unsigned char)text[at++], out);
         at += n;

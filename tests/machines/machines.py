@@ -4,7 +4,7 @@
 
 usage: machines.py --list                     names of the machines, one a line
        machines.py --field                    names of the healthy machines as the field has them
-       machines.py --rules                    changes for the checks of machine/doctor/rules_*.c, as --variants
+       machines.py --rules                    changes that one check finds, and their neighbours, as --variants
        machines.py --variants [NAME]          variants with the findings expected of them: NAME/VARIANT ID...
        machines.py --hostile                  variants that no kernel would make: damaged, endless, circular
        machines.py --identifiers              what a4/identifiers holds and no snapshot may: a text a line

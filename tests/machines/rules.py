@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For each check of machine/doctor/rules_*.c a machine that has exactly its fault, and neighbours that have not.
+"""Machines that have exactly the fault of one check, and neighbours that have not.
 
 A neighbour is what looks like the fault and is none; its docstring begins with "What is right".
 """

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table of environment variables, and how values are judged by it. */
-#include "machine/software/variables.h"
+#include "common/variables.h"
 #include "temp.h"
 
 #include <string.h>

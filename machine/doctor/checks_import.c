@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rules_import.c - would "import deep_ep" load its extension? Determined from ELF headers; nothing is loaded.
+ * checks_import.c - would "import deep_ep" load its extension? Determined from ELF headers; nothing is loaded.
  *
  * deep_ep imports torch first, so the libraries of PyTorch and of its wheels are loaded before the extension. Faults of
  * libibverbs and libmlx5 are reported by the group verbs, those of libcuda by the group driver.
  */
 #include "checks.h"
+#include "common/text.h"
 #include "machine/software/libs.h"
 #include "machine/software/read_software.h"
 #include "queries.h"
@@ -16,26 +17,6 @@
 #define NVSHMEM "libnvshmem_host.so"
 
 /* --- shared --- */
-
-/* The extension that Python imports; "" ends the check, with the reason set. */
-static const char *extension_of(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    const struct software_deepep *deepep = &machine->software->deepep;
-    const char *path = deepep->imported >= 0 ? deepep->copies[deepep->imported].extension : "";
-    struct elf_facts facts;
-
-    if (!*path) {
-        doctor_not_applicable(machine, result,
-                              deepep->imported < 0 ? "no deep_ep is on Python's path"
-                                                   : "there is no extension next to deep_ep");
-        return "";
-    }
-    facts = source_elf(machine->source, "%s", path);
-    if (facts.state == SOURCE_OK)
-        return path;
-    doctor_unknown(machine, result, "%s: %s", path, machine_reason(facts.state, facts.why));
-    return "";
-}
 
 /* The folder of the torch that Python imports: ".../python3.12/dist-packages/torch"; "" if there is none. */
 static const char *torch_of(struct source *source)
@@ -69,11 +50,6 @@ static bool comes_with_torch(struct source *source, const char *torch, const cha
     return false;
 }
 
-static bool begins(const char *text, const char *prefix)
-{
-    return strncmp(text, prefix, strlen(prefix)) == 0;
-}
-
 /* --- import-libraries --- */
 
 /* Reported by other checks. */
@@ -82,7 +58,7 @@ static bool has_own_check(const char *name)
     static const char *const names[] = {"libibverbs.so", "libmlx5.so", "libcuda.so", "libnvidia-ml.so"};
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (begins(name, names[i]))
+        if (text_begins(name, names[i]))
             return true;
     return false;
 }
@@ -90,7 +66,7 @@ static bool has_own_check(const char *name)
 /* The extension or its NVSHMEM; the dependencies of PyTorch are not checked. */
 static bool is_relevant(const struct libs_closure *closure, int user)
 {
-    return user == 0 || (user > 0 && begins(closure->libs[user].name, NVSHMEM));
+    return user == 0 || (user > 0 && text_begins(closure->libs[user].name, NVSHMEM));
 }
 
 static void report_missing(const struct doctor_machine *machine, struct doctor_result *result, const struct lib *lib,
@@ -99,18 +75,18 @@ static void report_missing(const struct doctor_machine *machine, struct doctor_r
     doctor_found(machine, result, DOCTOR_ERROR, "deep_ep cannot be imported: %s needs %s, which is not found", user,
                  lib->name);
     doctor_evidence(machine, result, user, "NEEDED %s", lib->name);
-    if (begins(lib->name, NVSHMEM))
+    if (text_begins(lib->name, NVSHMEM))
         doctor_advise(
             machine, result,
             "The NVSHMEM that it was built with is no longer in the folder of its RUNPATH. Put the folder with %s "
             "into LD_LIBRARY_PATH, or build DeepEP again with NVSHMEM_DIR.",
             lib->name);
-    else if (begins(lib->name, "libtorch") || begins(lib->name, "libc10"))
+    else if (text_begins(lib->name, "libtorch") || text_begins(lib->name, "libc10"))
         doctor_advise(machine, result, "%s",
                       *torch ? "The PyTorch that Python finds has no such library: the extension was built for another "
                                "one. Build it again in this environment."
                              : "Python finds no PyTorch here: activate the environment that has it.");
-    else if (begins(lib->name, "libcudart"))
+    else if (text_begins(lib->name, "libcudart"))
         doctor_advise(machine, result,
                       "The extension was built with CUDA %.4s. Install that runtime (the wheel "
                       "nvidia-cuda-runtime-cu%.2s), or build it again with the CUDA of PyTorch.",
@@ -172,10 +148,10 @@ static void find_gap(const struct doctor_machine *machine, struct doctor_result 
         const struct lib_version_gap *gap = &closure->gaps[i];
         const char *user = closure->libs[gap->user].location.path,
                    *provider = closure->libs[gap->provider].location.path;
-        bool is_c = begins(gap->version, "GLIBC_");
+        bool is_c = text_begins(gap->version, "GLIBC_");
 
         if (!is_relevant(closure, gap->user) ||
-            !(is_c || begins(gap->version, "GLIBCXX_") || begins(gap->version, "CXXABI_")) ||
+            !(is_c || text_begins(gap->version, "GLIBCXX_") || text_begins(gap->version, "CXXABI_")) ||
             (!is_c && conda_defines(machine, gap->version)))
             continue;
         doctor_found(machine, result, DOCTOR_ERROR, "deep_ep cannot be imported: %s needs %s, which %s does not have",
@@ -195,7 +171,7 @@ static void find_gap(const struct doctor_machine *machine, struct doctor_result 
 static void run_import_libraries(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct libs_env env = libs_env_of(machine->source);
-    const char *path = extension_of(machine, result);
+    const char *path = machine_extension(machine, result);
     struct libs_closure *closure;
 
     if (!*path)
@@ -245,7 +221,7 @@ static int python_of(const char *torch)
 
 static void run_import_python(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *path = extension_of(machine, result), *torch;
+    const char *path = machine_extension(machine, result), *torch;
     int tag, python;
     struct source_names names;
     const char *folder;
@@ -267,7 +243,7 @@ static void run_import_python(const struct doctor_machine *machine, struct docto
     folder = source_printf(machine->source, "%.*s", (int)(strrchr(path, '/') - path), path);
     names = source_list(machine->source, "%s", folder);
     for (size_t i = 0; i < names.n; i++)
-        if (begins(names.names[i], "deep_ep_cpp.") && tag_of(names.names[i]) == python)
+        if (text_begins(names.names[i], "deep_ep_cpp.") && tag_of(names.names[i]) == python)
             return;
     doctor_found(machine, result, DOCTOR_ERROR,
                  "deep_ep cannot be imported: its extension is for Python 3.%d, and PyTorch is in Python 3.%d",
@@ -305,7 +281,7 @@ static int cuda_of(const struct elf_facts *facts)
     static const char name[] = "libcudart.so.";
 
     for (size_t i = 0; i < facts->n_needed; i++)
-        if (begins(facts->needed[i], name))
+        if (text_begins(facts->needed[i], name))
             return atoi(facts->needed[i] + sizeof(name) - 1);
     return 0;
 }
@@ -353,7 +329,7 @@ static void run_cuda_major(const struct doctor_machine *machine, struct doctor_r
 {
     const char *torch = torch_of(machine->source);
     struct cuda_user users[USERS] = {
-        [USER_DEEPEP] = {"DeepEP", extension_of(machine, result), 0},
+        [USER_DEEPEP] = {"DeepEP", machine_extension(machine, result), 0},
         [USER_TORCH] = {"PyTorch", *torch ? source_printf(machine->source, "%s/lib/libtorch_cuda.so", torch) : "", 0},
         [USER_NVSHMEM] = {"NVSHMEM", machine->software->nvshmem.host.path, 0}};
     bool any = false;

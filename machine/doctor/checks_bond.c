@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rules_bond.c - bonds: members that are down, and bonds with fewer members than the others. */
+/* checks_bond.c - bonds: members that are down, and bonds with fewer members than the others. */
 #include "checks.h"
 #include "queries.h"
 
@@ -18,7 +18,7 @@ static bool carries_rdma(const struct topo *topo, const char *name)
 }
 
 /* Does RDMA or the default route use this interface? Other bonds are not checked. */
-static bool matters(const struct doctor_machine *machine, const char *name)
+static bool bond_matters(const struct doctor_machine *machine, const char *name)
 {
     const char *route = source_read(machine->source, "/proc/net/route").text;
     size_t n = strlen(name);
@@ -83,7 +83,7 @@ static void check_one_bond(const struct doctor_machine *machine, struct doctor_r
                            int n_usual)
 {
     struct source_text slaves = source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond);
-    bool is_wanted = matters(machine, bond);
+    bool is_wanted = bond_matters(machine, bond);
     int n = 0, n_dead = 0;
     const char *dead[16];
 
@@ -92,7 +92,7 @@ static void check_one_bond(const struct doctor_machine *machine, struct doctor_r
         struct source_text state = source_line(machine->source, "/sys/class/net/%s/bonding_slave/mii_status", name);
 
         n++;
-        is_wanted = is_wanted || matters(machine, name);
+        is_wanted = is_wanted || bond_matters(machine, name);
         if (state.state == SOURCE_OK && (strcmp(state.text, "up") != 0 || has_lost_carrier(machine, name)) &&
             n_dead < 16)
             dead[n_dead++] = name;

@@ -5,10 +5,11 @@
  *
  * One table (variables_table.c, which names its sources), sorted by name.
  */
-#ifndef EP_SOFTWARE_VARIABLES_H
-#define EP_SOFTWARE_VARIABLES_H
+#ifndef EP_COMMON_VARIABLES_H
+#define EP_COMMON_VARIABLES_H
 
-#include "machine/source/source.h"
+#include <stdbool.h>
+#include <stddef.h>
 
 enum variable_effect {
     VARIABLE_WORKS,      /* read when a program starts */

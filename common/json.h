@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* json.h - members of JSON objects from files and programs that may have any content. */
+#ifndef EP_COMMON_JSON_H
+#define EP_COMMON_JSON_H
+
+#include <jansson.h>
+
+/* The text of a member, borrowed; "" if there is none, or of another type. */
+const char *json_text(const json_t *object, const char *key);
+
+#endif

@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* checks_fabric.c - NVLinks, NVSwitches and the fabric manager. */
+#include "checks.h"
+#include "inventory.h"
+#include "kernel_log.h"
+#include "machine/software/libs.h"
+#include "queries.h"
+#include "shell.h"
+#include "xid.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+/* --- nvlink --- */
+
+/*
+ * Boards with soldered NVLinks, where all links should be up: SXM modules, Blackwell superchips, and everything with a
+ * fabric or a switch. On all others (PCIe cards, A40, workstations, a single GH200) the links go to a bridge or a cable
+ * that may be absent.
+ */
+static bool is_soldered(const struct topo *topo, const struct topo_gpu *self)
+{
+    static const char *const cards[] = {"PCIe", " NVL", "RTX", "Quadro", "GH200", NULL};
+    static const char *const boards[] = {"SXM", "HBM3", "H100", "H200", "H800", "H20", "B200", "B300", NULL};
+
+    for (int i = 0; cards[i]; i++)
+        if (strcasestr(self->name, cards[i]))
+            return false;
+    for (int i = 0; boards[i]; i++)
+        if (strstr(self->name, boards[i]))
+            return true;
+    for (int i = 0; i < topo->n_gpus; i++)
+        if (topo->gpus[i].answered && strcmp(topo->gpus[i].name, self->name) == 0 &&
+            (topo->gpus[i].fabric > TOPO_FABRIC_NONE || topo->gpus[i].nvlinks_switch > 0))
+            return true;
+    return false;
+}
+
+/*
+ * The number of links that should be up on a GPU: all of its own; on boards with bridges, as many as on its siblings.
+ */
+static int links_due(const struct topo *topo, int gpu)
+{
+    const struct topo_gpu *self = &topo->gpus[gpu];
+    int due = 0;
+
+    if (is_soldered(topo, self))
+        return self->nvlinks;
+    for (int i = 0; i < topo->n_gpus; i++)
+        if (strcmp(topo->gpus[i].name, self->name) == 0 && topo->gpus[i].nvlinks_up > due)
+            due = topo->gpus[i].nvlinks_up;
+    return due;
+}
+
+/* Cloud instances with a single GPU of a board have the links to the others disabled. */
+static bool is_partial_board(const struct topo *topo)
+{
+    return topo->n_gpus == 1 && topo->gpus[0].nvlinks_up == 0 && topo->gpus[0].fabric != TOPO_FABRIC_FAILED;
+}
+
+struct nvlink_count {
+    int n_answered, n_linked; /* GPUs that answered; that have links */
+    int n_down, first_down;   /* GPUs with links down; the first of them */
+    int n_dead;               /* GPUs with all links down */
+    int n_due;                /* GPUs whose links should be up */
+    bool without_bridge;      /* GPUs with links down have no link up, and may have no bridge */
+    int n_starting, n_failed; /* by state of their fabric */
+    int first_fabric;
+};
+
+static struct nvlink_count count_nvlinks(const struct doctor_machine *machine)
+{
+    const struct topo *topo = machine->topo;
+    struct nvlink_count count = {.first_down = -1, .first_fabric = -1, .without_bridge = true};
+
+    for (int i = 0; i < topo->n_gpus; i++) {
+        const struct topo_gpu *gpu = &topo->gpus[i];
+
+        if (!gpu->answered)
+            continue;
+        count.n_answered++;
+        count.n_linked += gpu->nvlinks > 0;
+        count.n_due += links_due(topo, i) > 0;
+        if (gpu->nvlinks_up < links_due(topo, i)) {
+            count.n_down++;
+            count.n_dead += gpu->nvlinks_up == 0;
+            count.without_bridge = count.without_bridge && gpu->nvlinks_up == 0 && !is_soldered(topo, gpu);
+            if (count.first_down < 0)
+                count.first_down = i;
+        }
+        /* If NVLinks connect several nodes, the check imex reports the state of the fabric. */
+        if (machine_has_multinode_nvlink(topo))
+            continue;
+        count.n_starting += gpu->fabric == TOPO_FABRIC_STARTING;
+        count.n_failed += gpu->fabric == TOPO_FABRIC_FAILED;
+        if (count.first_fabric < 0 && (gpu->fabric == TOPO_FABRIC_STARTING || gpu->fabric == TOPO_FABRIC_FAILED))
+            count.first_fabric = i;
+    }
+    return count;
+}
+
+/* All GPUs of a board with NVSwitches have lost the same number of links. */
+static bool is_switch_lost(const struct doctor_machine *machine, const struct nvlink_count *count)
+{
+    const struct topo *topo = machine->topo;
+
+    if (count->n_down < 2 || count->n_down != topo->n_gpus || inventory_nvswitches(machine) == 0)
+        return false;
+    for (int i = 1; i < topo->n_gpus; i++)
+        if (topo->gpus[i].nvlinks_up != topo->gpus[0].nvlinks_up)
+            return false;
+    return true;
+}
+
+static void report_nvlinks(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    for (int i = 0; i < machine->topo->n_gpus; i++) {
+        const struct topo_gpu *gpu = &machine->topo->gpus[i];
+        const char *fabric = gpu->fabric == TOPO_FABRIC_FAILED     ? ", fabric failed"
+                             : gpu->fabric == TOPO_FABRIC_STARTING ? ", fabric not ready"
+                                                                   : "";
+
+        if (gpu->answered && (gpu->nvlinks_up < links_due(machine->topo, i) || *fabric))
+            doctor_evidence(machine, result, machine_gpu_name(machine, i), "%d of %d NVLinks up%s", gpu->nvlinks_up,
+                            gpu->nvlinks, fabric);
+    }
+}
+
+/*
+ * The NVSwitches of Blackwell boards are not on the PCI bus. The fabric manager reaches them by InfiniBand management
+ * datagrams, and its service does not start without the module ib_umad ("Fabric Manager User Guide").
+ */
+static bool misses_umad(const struct doctor_machine *machine)
+{
+    const struct topo *topo = machine->topo;
+
+    return topo->n_gpus > 0 && topo->gpus[0].cc_major == 10 && !machine_is_grace(topo) &&
+           !machine->software->os.in_container && machine_virtual(machine->source) == MACHINE_BARE_METAL &&
+           inventory_nvswitches(machine) == 0 &&
+           source_stat(machine->source, "/sys/module/ib_umad").state == SOURCE_ABSENT;
+}
+
+/* The fabric manager works only with the driver of its own version, so another version should not be restarted. */
+static void fix_fabric(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct software_driver *driver = &machine->software->driver;
+    const struct os *os = &machine->software->os;
+    const char *manager = driver->fabric_manager, *version = driver->version;
+    int n_major = (int)strcspn(version, ".");
+
+    /* Up to Hopper, the fabric manager runs where the switches are. Those of Blackwell are not on the bus. */
+    if (machine_virtual(machine->source) == MACHINE_VIRTUAL && inventory_nvswitches(machine) == 0 &&
+        machine->topo->gpus[0].cc_major < 10) {
+        doctor_advise(
+            machine, result,
+            "The host of this virtual machine owns the NVSwitches. Its fabric manager sets up the fabric and the "
+            "partition with these GPUs, which cannot be done in the virtual machine. Contact the operator of the "
+            "host.");
+        return;
+    }
+    if (*manager)
+        doctor_evidence(machine, result, "nvidia-fabricmanager", "%s is %s, the driver is %s", manager,
+                        strcmp(driver->fabric_manager_from, SOFTWARE_FABRIC_LOG) == 0 ? "what was started last"
+                                                                                      : "installed",
+                        version);
+    if (misses_umad(machine)) {
+        doctor_evidence(machine, result, "/sys/module/ib_umad", "not loaded");
+        doctor_fix(machine, result, false, "sudo modprobe ib_umad\nsudo systemctl restart nvidia-fabricmanager");
+    } else if (!os->in_container && strcmp(manager, version) == 0)
+        doctor_fix(machine, result, false, "sudo systemctl restart nvidia-fabricmanager");
+    else if (!os->in_container && *manager && *os_install(machine->source, os, "x", "x"))
+        doctor_fix(
+            machine, result, false, "%s\nsudo systemctl restart nvidia-fabricmanager",
+            os_install(machine->source, os,
+                       source_printf(machine->source, "nvidia-fabricmanager-%.*s=%s-1", n_major, version, version),
+                       source_printf(machine->source, "'nvidia-fabric*manager-%s-1'", version)));
+    doctor_cost(machine, result, DOCTOR_FIX_RESTART, "Programs that use the GPUs of this machine end.");
+    doctor_advise(
+        machine, result,
+        "nvidia-fabricmanager has to run, in exactly the driver's version, %s (in a virtual machine: on the host; in "
+        "a container: on the node). 'nv-fabricmanager --version' prints its version; its journal says why it does not "
+        "run.%s",
+        *version ? version : "which is not known",
+        machine->topo->gpus[0].cc_major == 10 && inventory_nvswitches(machine) == 0
+            ? " This board needs NVLink's subnet manager as well (package nvlsm)."
+            : "");
+}
+
+static void run_nvlink(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct nvlink_count count;
+
+    if (!machine_has_driver(machine, result))
+        return;
+    if (!machine->topo->nvml) {
+        doctor_unknown(machine, result, "NVML does not answer: %s", machine->topo->nvml_why);
+        result->missing = machine_missing_nvml(machine);
+        return;
+    }
+    if (machine_isolates_gpus(machine->topo)) {
+        doctor_not_applicable(machine, result,
+                              "confidential computing isolates the GPUs, as the check confidential says");
+        return;
+    }
+    count = count_nvlinks(machine);
+    if (count.n_linked == 0 || is_partial_board(machine->topo)) {
+        doctor_not_applicable(machine, result,
+                              count.n_linked ? "a single GPU, provided without its NVLinks" : "GPUs without NVLink");
+        return;
+    }
+    if (count.n_due == 0 && count.n_failed == 0 && count.n_starting == 0) {
+        doctor_not_applicable(machine, result, "GPUs whose NVLinks need a bridge, and there is none");
+        return;
+    }
+    if (count.n_down == 0 && count.n_failed == 0 && count.n_starting == 0)
+        return;
+    if (count.n_failed || count.n_starting || (count.n_dead == count.n_linked && count.n_dead > 1)) {
+        doctor_found(machine, result, DOCTOR_ERROR, "the NVLink fabric is not up on %d of %d GPUs: %s",
+                     count.n_failed + count.n_starting ? count.n_failed + count.n_starting : count.n_dead,
+                     machine->topo->n_gpus,
+                     count.n_failed     ? "it has failed"
+                     : count.n_starting ? "it is not ready"
+                                        : "no link is up");
+        fix_fabric(machine, result);
+    } else if (count.without_bridge) {
+        doctor_found(machine, result, DOCTOR_WARNING, "no NVLink of %s is up%s, and other GPUs of its kind have them",
+                     machine_gpu_name(machine, count.first_down), count.n_down > 1 ? ", nor of more GPUs" : "");
+        doctor_advise(
+            machine, result,
+            "The NVLinks of these GPUs lead to a bridge: check that it is plugged in at both %s and its neighbor. If "
+            "the machine is meant to have no bridge, this is normal.",
+            machine_gpu_name(machine, count.first_down));
+    } else {
+        doctor_found(machine, result, DOCTOR_ERROR, "%d of %d NVLinks of %s are down%s",
+                     links_due(machine->topo, count.first_down) - machine->topo->gpus[count.first_down].nvlinks_up,
+                     links_due(machine->topo, count.first_down), machine_gpu_name(machine, count.first_down),
+                     count.n_down > 1 ? ", and of more GPUs" : "");
+        if (is_switch_lost(machine, &count)) {
+            doctor_evidence(machine, result, "/sys/bus/pci/devices", "%d NVSwitches", inventory_nvswitches(machine));
+            doctor_advise(
+                machine, result,
+                "All GPUs have lost the same number of links: the NVSwitch at their other end is missing or has "
+                "failed. Look for it on the bus (lspci -d 10de: | grep -i bridge) and for SXids in the kernel log; "
+                "take the node out of service and cycle its power. A reset of a GPU does not bring a switch back.");
+        } else
+            doctor_advise(
+                machine, result,
+                "Look at the links (nvidia-smi nvlink --status -i %s) and at the kernel log for Xid 74; reset the "
+                "GPU when nothing runs on the node. If the link stays down, take the node out of service.",
+                machine->topo->pci[machine->topo->gpus[count.first_down].pci].address);
+    }
+    report_nvlinks(machine, result);
+}
+
+const struct doctor_check check_nvlink = {
+    .id = "nvlink",
+    .group = "driver",
+    .mode = 35,
+    .title = "all NVLinks are up and the fabric is ready",
+    .symptom =
+        "Dispatch within a node runs at a fraction of NVLink's bandwidth; \"system not yet initialized\" (CUDA 802).",
+    .cause = "NVLinks are down, or the fabric manager has not set up the switches.",
+    .remedy = "Start nvidia-fabricmanager in the version of the driver; repair links that stay down.",
+    .links = (const char *const[]){"nvidia-smi nvlink --status", "nvidia-fabricmanager", NULL},
+    .run = run_nvlink,
+};
+
+/* --- fabric-manager --- */
+
+/* The check nvlink reports a fabric that is not up, and checks the versions as well. */
+static bool is_fabric_up(const struct topo *topo)
+{
+    bool is_up = false;
+
+    for (int i = 0; i < topo->n_gpus; i++) {
+        if (topo->gpus[i].fabric == TOPO_FABRIC_STARTING || topo->gpus[i].fabric == TOPO_FABRIC_FAILED)
+            return false;
+        is_up = is_up || topo->gpus[i].nvlinks_up > 0;
+    }
+    return is_up;
+}
+
+static void run_fabric_manager(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const char *version = machine->software->driver.fabric_manager, *driver = machine->software->driver.version;
+    const char *from = machine->software->driver.fabric_manager_from;
+
+    if (inventory_nvswitches(machine) == 0) {
+        doctor_not_applicable(machine, result, "no NVSwitch on the PCI bus");
+        return;
+    }
+    if (machine->software->os.in_container || !is_fabric_up(machine->topo)) {
+        doctor_not_applicable(machine, result, "%s",
+                              machine->software->os.in_container ? "a container: the fabric manager runs on the node"
+                                                                 : "the fabric is not up, as the check nvlink says");
+        return;
+    }
+    if (!*version) {
+        doctor_not_applicable(machine, result,
+                              "neither a package of the fabric manager nor its log contains its version");
+        return;
+    }
+    /* The fabric manager that set up this fabric had the driver's version, whatever an older log says. */
+    if (strcmp(from, SOFTWARE_FABRIC_LOG) == 0 && strcmp(version, driver) != 0) {
+        doctor_not_applicable(machine, result,
+                              "no package contains the version of the fabric manager, and its log is old");
+        return;
+    }
+    if (strcmp(version, driver) == 0)
+        return;
+    doctor_found(machine, result, DOCTOR_WARNING,
+                 "the installed fabric manager has version %s, the driver %s: it will not start again", version,
+                 driver);
+    doctor_evidence(machine, result, from, "nvidia-fabricmanager %s", version);
+    doctor_evidence(machine, result, "/proc/driver/nvidia/version", "%s", driver);
+    doctor_advise(
+        machine, result,
+        "Do not restart it now: the fabric that is up would go down. Install both in one version (the package is "
+        "named after the driver's branch), prevent updates of only one of them, and restart the node when it is "
+        "drained.");
+}
+
+const struct doctor_check check_fabric_manager = {
+    .id = "fabric-manager",
+    .group = "driver",
+    .mode = 35,
+    .title = "the fabric manager is of the driver's version",
+    .symptom = "After the next boot CUDA fails with \"system not yet initialized\" (802), on this node only.",
+    .cause = "The fabric manager works only with a driver of the same version. One of the two was updated while the "
+             "machine ran.",
+    .remedy = "Install both in one version, and restart the node.",
+    .needs = DOCTOR_NEEDS_NVML,
+    .links = (const char *const[]){"nvidia-fabricmanager", "/var/lib/dpkg/status", SOFTWARE_FABRIC_LOG, NULL},
+    .run = run_fabric_manager,
+};
+
+/* --- sxid --- */
+
+static void run_sxid(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct kernel_log log;
+
+    if (inventory_nvswitches(machine) == 0) {
+        doctor_not_applicable(machine, result, "no NVSwitch on the PCI bus");
+        return;
+    }
+    kernel_log_read_sxids(machine->source, &log);
+    if (log.state != SOURCE_OK) {
+        doctor_not_applicable(machine, result, "no kernel log can be read here, as gpu-errors says");
+        return;
+    }
+    for (int i = 0; i < log.n; i++)
+        doctor_evidence(machine, result, log.where, "%s", log.errors[i].line);
+    if (log.n == 0)
+        return;
+    doctor_found(machine, result, DOCTOR_ERROR, "an NVSwitch reported a fatal error: SXid %d%s", log.errors[0].number,
+                 log.n > 1 ? ", and more" : "");
+    doctor_advise(
+        machine, result,
+        "Drain the node and restart it: after a fatal SXid the fabric manager takes ports or the switch out of use, "
+        "and all GPUs have to be reset together with the switches. If it comes back, have the board repaired. \"SXid "
+        "Errors\" of NVIDIA's fabric manager guide explains the numbers.");
+}
+
+const struct doctor_check check_sxid = {
+    .id = "sxid",
+    .group = "driver",
+    .mode = 35,
+    .title = "NVSwitches report no fatal errors",
+    .symptom = "Programs that use NVLink end with an error or hang; GPUs report Xid 74 at the same time.",
+    .cause = "A switch or one of its links has failed: its driver writes an SXid to the kernel log.",
+    .remedy = "Restart the node, and have the board repaired if it comes back.",
+    .needs = DOCTOR_NEEDS_DRIVER,
+    .links = (const char *const[]){"/dev/kmsg", KERNEL_LOG_FILE, NULL},
+    .run = run_sxid,
+};

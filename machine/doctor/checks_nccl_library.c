@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* checks_nccl_library.c - NCCL's network plugin, the settings that gIB expects, and a single NCCL per process. */
+#include "checks.h"
+#include "machine/software/libs.h"
+#include "machine_nvshmem.h"
+#include "queries.h"
+#include "shell.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define TORCH_SWITCH "TORCH_NCCL_USE_COMM_NONBLOCKING"
+
+/* --- net-plugin --- */
+
+static void run_net_plugin(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const char *net = source_env(machine->source, "NCCL_NET"), *plugin = source_env(machine->source, "NCCL_NET_PLUGIN");
+    const struct software_nccl *nccl = &machine->software->nccl;
+    bool wants_net = net && *net && !software_is_internal_net(net);
+    bool is_none = plugin && strcmp(plugin, "none") == 0;
+    enum source_state state;
+    const char *error;
+
+    if (!wants_net && (!plugin || !*plugin || is_none)) {
+        doctor_not_applicable(machine, result, "the environment asks for no network plugin");
+        return;
+    }
+    if (is_none) {
+        doctor_found(machine, result, DOCTOR_ERROR, "NCCL_NET=%s needs a plugin, and NCCL_NET_PLUGIN=none forbids it",
+                     net);
+        doctor_evidence(machine, result, "NCCL_NET", "%s", net);
+        doctor_fix(machine, result, false, "unset NCCL_NET_PLUGIN");
+        return;
+    }
+    if (nccl->plugin.state == SOURCE_ABSENT) {
+        doctor_found(machine, result, DOCTOR_ERROR, "NCCL's network plugin %s is not found", nccl->plugin_name);
+        doctor_evidence(machine, result, wants_net ? "NCCL_NET" : "NCCL_NET_PLUGIN", "%s", wants_net ? net : plugin);
+        doctor_evidence(machine, result, nccl->plugin_name, "not found by the linker");
+        if (*nccl->gib)
+            doctor_fix(machine, result, false, "eval \"$(epkit env)\"");
+        else
+            doctor_fix(machine, result, false, "unset %s", wants_net ? "NCCL_NET" : "NCCL_NET_PLUGIN");
+        doctor_advise(machine, result,
+                      "Add its folder to LD_LIBRARY_PATH (gIB's is /usr/local/gib/lib64), install it, or unset %s.",
+                      wants_net ? "NCCL_NET" : "NCCL_NET_PLUGIN");
+        return;
+    }
+    if (nccl->plugin.state != SOURCE_OK) {
+        doctor_unknown(machine, result, "%s: %s", nccl->plugin_name, machine_reason(nccl->plugin.state, NULL));
+        return;
+    }
+    state = machine_try_load(machine, nccl->plugin.path, &error);
+    if (state == SOURCE_NOT_RECORDED)
+        return; /* it exists, which is all that is known */
+    if (state != SOURCE_OK) {
+        doctor_unknown(machine, result, "loading %s: %s", nccl->plugin.path, error);
+        return;
+    }
+    if (!*error || machine_has_verbs_fault(machine, nccl->plugin.path))
+        return;
+    doctor_found(machine, result, DOCTOR_ERROR, "NCCL's network plugin does not load: %s", error);
+    doctor_evidence(machine, result, nccl->plugin.path, "%s", error);
+    doctor_fix(machine, result, false, "ldd %s", shell_word(machine->source, nccl->plugin.path));
+    doctor_advise(machine, result, "Install what is missing, or the plugin again for this system.");
+}
+
+const struct doctor_check check_net_plugin = {
+    .id = "net-plugin",
+    .group = "nccl",
+    .mode = 16,
+    .title = "NCCL's network plugin loads",
+    .symptom = "NCCL stops with \"Failed to initialize any NET plugin\", or uses sockets.",
+    .cause =
+        "NCCL_NET or NCCL_NET_PLUGIN asks for a plugin that the linker does not find, or that does not load because "
+        "a library which it needs is missing or of another version.",
+    .remedy = "Add the plugin's folder to LD_LIBRARY_PATH, and install what it needs.",
+    .links = (const char *const[]){"NCCL_NET", "NCCL_NET_PLUGIN", "libnccl-net.so", NULL},
+    .run = run_net_plugin,
+};
+
+/* --- gib-settings --- */
+
+/* Is this row of the advice one of gIB's settings, and does the environment differ from it? */
+static bool setting_differs(const struct doctor_machine *machine, const struct advice_row *row, bool uses_gib)
+{
+    const char *value = source_env(machine->source, row->name);
+
+    if (strncmp(row->name, "NCCL_", 5) != 0 || row->unset)
+        return false;
+    return value ? strcasecmp(value, row->value) != 0 : uses_gib;
+}
+
+static void run_gib_settings(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const char *net = source_env(machine->source, "NCCL_NET"), *torch = source_env(machine->source, TORCH_SWITCH);
+    const struct advice_row *wanted = advice_find(machine->advice, "NCCL_NET");
+    const char *first = "", *script = machine->software->nccl.script;
+    int n = torch != NULL;
+
+    if (!*machine->software->nccl.gib || !wanted || wanted->unset) {
+        doctor_not_applicable(machine, result, "gIB is not installed, or there are no NICs for it");
+        return;
+    }
+    if (net && strcasecmp(net, wanted->value) != 0) {
+        doctor_not_applicable(machine, result, "NCCL_NET asks for another network than gIB");
+        return;
+    }
+    for (int i = 0; i < machine->advice->n; i++) {
+        if (!setting_differs(machine, &machine->advice->rows[i], net != NULL))
+            continue;
+        first = *first ? first : machine->advice->rows[i].name;
+        n++;
+    }
+    if (n == 0)
+        return;
+    if (torch)
+        doctor_found(machine, result, DOCTOR_WARNING, TORCH_SWITCH " is set, and gIB's shim requires it to be unset");
+    else
+        doctor_found(machine, result, DOCTOR_WARNING, "%s%s not what gIB expects", first,
+                     n > 1 ? " and others are" : " is");
+    if (torch)
+        doctor_evidence(machine, result, TORCH_SWITCH, "%s", torch);
+    for (int i = 0; i < machine->advice->n; i++) {
+        const struct advice_row *row = &machine->advice->rows[i];
+        const char *value = source_env(machine->source, row->name);
+
+        if (setting_differs(machine, row, net != NULL))
+            doctor_evidence(machine, result, row->name, "%s; %s %s", value ? value : "not set",
+                            *script ? source_printf(machine->source, "%s sets", script) : "gIB is known to expect",
+                            row->value);
+    }
+    doctor_fix(machine, result, false, "eval \"$(epkit env --only nccl)\"");
+}
+
+const struct doctor_check check_gib_settings = {
+    .id = "gib-settings",
+    .group = "nccl",
+    .mode = 17,
+    .title = "NCCL's variables are those that gIB expects",
+    .symptom = "NCCL warns of \"NCCL/NET (shim) mismatch\" and stops, or is slower than it should be.",
+    .cause = "gIB is designed for one set of values: traffic classes that the network knows, four queue pairs for a "
+             "connection, adaptive routing. Its shim compares them, and requires " TORCH_SWITCH
+             " to be unset; some container images set it to 0.",
+    .remedy = "Source gIB's script set_nccl_env.sh, or the output of 'epkit env'.",
+    .links = (const char *const[]){"NCCL_NET", "NCCL_IB_TC", "NCCL_IB_FIFO_TC", "NCCL_TUNER_CONFIG_PATH", TORCH_SWITCH,
+                                   "/usr/local/gib/scripts/set_nccl_env.sh", NULL},
+    .run = run_gib_settings,
+};
+
+/* --- two-nccl --- */
+
+/* The version in the file name after symbolic links: libnccl.so.2.27.5. "" if it has none. */
+static const char *version_in_name(const struct doctor_machine *machine, const char *path)
+{
+    struct source_text real = source_resolve(machine->source, "%s", path);
+    const char *name = real.state == SOURCE_OK ? strrchr(real.text, '/') : NULL;
+    const char *version = name ? strstr(name, ".so.") : NULL;
+
+    return version && strchr(version + 4, '.') ? version + 4 : "";
+}
+
+/*
+ * Does the first folder of LD_LIBRARY_PATH with an NCCL, which is the effective one, have another version than PyTorch?
+ * gIB's own NCCL is intended to precede PyTorch's.
+ */
+static bool find_other_on_path(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct software_nccl *nccl = &machine->software->nccl;
+    const char *at = source_env(machine->source, "LD_LIBRARY_PATH"), *slash = strrchr(nccl->bundled, '/');
+
+    if (!slash || !*nccl->bundled_version)
+        return false;
+    for (; at && *at; at += strcspn(at, ":;"), at += *at != '\0') {
+        size_t n = strcspn(at, ":;"), n_gib = strlen(nccl->gib);
+        const char *path, *version;
+
+        path = *at == '/' ? source_printf(machine->source, "%.*s/libnccl.so.2", (int)n, at) : "";
+        if (!*path || source_stat(machine->source, "%s", path).state != SOURCE_OK)
+            continue;
+        version = version_in_name(machine, path);
+        if ((n_gib > 0 && strncmp(at, nccl->gib, n_gib) == 0) || !*version || strcmp(path, nccl->bundled) == 0 ||
+            libs_version_compare(version, nccl->bundled_version) == 0)
+            return false;
+        doctor_found(machine, result, DOCTOR_WARNING, "LD_LIBRARY_PATH leads to NCCL %s before PyTorch's %s", version,
+                     nccl->bundled_version);
+        doctor_evidence(machine, result, path, "%s", version);
+        doctor_evidence(machine, result, nccl->bundled, "%s", nccl->bundled_version);
+        doctor_fix(machine, result, false, "%s",
+                   shell_prepend(machine->source, "LD_LIBRARY_PATH",
+                                 source_printf(machine->source, "%.*s", (int)(slash - nccl->bundled), nccl->bundled)));
+        doctor_advise(machine, result,
+                      "Or take %.*s out of LD_LIBRARY_PATH where nothing else in it is needed, or start the program "
+                      "with the NCCL that it should use in LD_PRELOAD.",
+                      (int)n, at);
+        return true;
+    }
+    return false;
+}
+
+static void run_two_nccl(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct source_names mapped = libs_mapped(machine->source, "libnccl.so");
+    struct machine_preload preload = machine_preload(machine, "libnccl.so");
+
+    if (mapped.n > 1) {
+        doctor_found(machine, result, DOCTOR_ERROR, "the process has loaded %zu copies of NCCL", mapped.n);
+        for (size_t i = 0; i < mapped.n; i++)
+            doctor_evidence(machine, result, "/proc/self/maps", "%s", mapped.names[i]);
+        doctor_advise(machine, result, "Start it with the one that PyTorch was built for in LD_PRELOAD.");
+    } else if (*preload.path && !preload.is_there) {
+        doctor_found(machine, result, DOCTOR_ERROR, "LD_PRELOAD names an NCCL that is not there: %s", preload.path);
+        doctor_evidence(machine, result, "LD_PRELOAD", "%s", preload.path);
+        doctor_fix(machine, result, false, "%s", machine_preload_command(machine));
+    } else if (!*preload.path && mapped.n == 0) {
+        find_other_on_path(machine, result);
+    }
+}
+
+const struct doctor_check check_two_nccl = {
+    .id = "two-nccl",
+    .group = "nccl",
+    .mode = 31,
+    .title = "a process loads one NCCL",
+    .symptom = "NCCL stops with \"Invalid NCCL versions\", or a symbol is not found.",
+    .cause = "PyTorch's wheel brings an NCCL of its own. Another library was linked with a second one, or "
+             "LD_LIBRARY_PATH leads to it: both are loaded, or PyTorch gets the one that it was not built for.",
+    .remedy = "Put PyTorch's folder in front in LD_LIBRARY_PATH, take the other one out, or preload the right one.",
+    .links = (const char *const[]){"LD_LIBRARY_PATH", "LD_PRELOAD", "libnccl.so.2", NULL},
+    .run = run_two_nccl,
+};

@@ -1,0 +1,378 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* checks_nvshmem_variables.c - whether the variables of NVSHMEM have the intended effect: NICs, heap, registration. */
+#include "checks.h"
+#include "common/variables.h"
+#include "machine_nvshmem.h"
+#include "queries.h"
+#include "shell.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#define MIB (1LL << 20)
+
+/* --- hca-prefix --- */
+
+/* Reports a list that leaves no NIC at all. */
+static void check_list(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const char *list = source_env(machine->source, "NVSHMEM_HCA_LIST");
+    struct map *map = NULL;
+
+    if (list && *list && machine->topo->n_gpus > 0 && machine_nvshmem_map(machine, &map) == EP_OK &&
+        map->choices[0].nic < 0) {
+        doctor_found(machine, result, DOCTOR_ERROR,
+                     "NVSHMEM_HCA_LIST leaves no NIC: none with an active port matches it");
+        doctor_evidence(machine, result, "NVSHMEM_HCA_LIST", "%s", list);
+        doctor_fix(machine, result, false, "unset NVSHMEM_HCA_LIST");
+        doctor_advise(machine, result,
+                      "Then start each rank with 'epkit env -- PROGRAM', which gives it the NIC of its GPU.");
+    }
+    map_free(map);
+}
+
+static void run_hca_prefix(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct advice_row *advised = advice_find(machine->advice, "NVSHMEM_HCA_PREFIX");
+    const char *set = source_env(machine->source, "NVSHMEM_HCA_PREFIX");
+    const char *prefix = set ? set : MACHINE_HCA_PREFIX, *left_out = NULL;
+    const struct topo *topo = machine->topo;
+    int n = 0, n_left_out = 0;
+
+    if (!machine_has_mlx5(machine, result))
+        return;
+    if (!set && !source_env(machine->source, "NVSHMEM_HCA_LIST") && !machine_uses_ibgda(machine, result))
+        return;
+    for (int i = 0; i < topo->n_nics; i++) {
+        if (!advice_is_mlx5(topo, i))
+            continue;
+        n++;
+        if (machine_hca_prefix_matches(prefix, topo->nics[i].name))
+            continue;
+        n_left_out++;
+        left_out = left_out ? left_out : machine_nic_name(machine, i);
+    }
+    if (n_left_out == 0) {
+        check_list(machine, result);
+        return;
+    }
+    doctor_found(machine, result, n_left_out == n ? DOCTOR_ERROR : DOCTOR_WARNING,
+                 "IBGDA leaves out %d of %d NICs: their names do not have '%s' in them", n_left_out, n, prefix);
+    doctor_evidence(machine, result, "NVSHMEM_HCA_PREFIX", "%s%s", set ? set : "not set, which is ",
+                    set ? "" : MACHINE_HCA_PREFIX);
+    doctor_evidence(machine, result, "/sys/class/infiniband", "%s", left_out);
+    if (advised && !advised->unset)
+        doctor_fix(machine, result, false, "export NVSHMEM_HCA_PREFIX=%s", shell_word(machine->source, advised->value));
+    else if (set && strcmp(set, MACHINE_HCA_PREFIX) != 0)
+        doctor_fix(machine, result, false, "unset NVSHMEM_HCA_PREFIX");
+    else
+        doctor_advise(
+            machine, result,
+            "The names have nothing in common: rename the NICs with a udev rule, or set NVSHMEM_HCA_PREFIX to a part "
+            "of the names of those to use.");
+}
+
+const struct doctor_check check_hca_prefix = {
+    .id = "hca-prefix",
+    .group = "nvshmem",
+    .mode = 19,
+    .title = "NVSHMEM knows the NICs by their names",
+    .symptom = "NVSHMEM reports no device for ibgda, or uses fewer NICs than there are.",
+    .cause = "The transports ibgda and ibdevx take devices whose name contains NVSHMEM_HCA_PREFIX, mlx5 by default. "
+             "Distributions whose udev rules name devices by their location call them rocep..., ibp... instead.",
+    .remedy = "Set NVSHMEM_HCA_PREFIX to what the names have in common.",
+    .links = (const char *const[]){"NVSHMEM_HCA_PREFIX", "NVSHMEM_HCA_LIST", "/sys/class/infiniband", NULL},
+    .run = run_hca_prefix,
+};
+
+/* --- hca-lists --- */
+
+/* Why an entry "NIC:port..." is not valid; "" if it is. */
+static const char *entry_fault(const struct doctor_machine *machine, const char *entry)
+{
+    const struct topo *topo = machine->topo;
+    size_t n = strcspn(entry, ":");
+    char name[64], *end;
+    long port = 1;
+    int nic;
+
+    snprintf(name, sizeof(name), "%.*s", (int)(n < sizeof(name) ? n : sizeof(name) - 1), entry);
+    if (entry[strcspn(entry, "; |\t")])
+        return source_printf(machine->source, "'%s' is not a list separated by ','", entry);
+    nic = topo_find_nic(topo, name);
+    if (nic < 0)
+        return source_printf(machine->source, "there is no NIC %s", name);
+    if (entry[n] == ':') {
+        port = strtol(entry + n + 1, &end, 10);
+        if (end == entry + n + 1 || (*end && *end != ':'))
+            return source_printf(machine->source, "'%s' names no port by its number", entry);
+    }
+    for (int p = 0; p < topo->nics[nic].n_ports; p++)
+        if (topo->nics[nic].ports[p].number == port)
+            return "";
+    return source_printf(machine->source, "%s has no port %ld", name, port);
+}
+
+/* The first invalid entry of a list, and why; "" if there is none. A list that begins with '^' excludes NICs. */
+static const char *list_fault(const struct doctor_machine *machine, const char *list)
+{
+    char entry[128];
+
+    if (*list == '^')
+        return "";
+    while (*list) {
+        size_t n = strcspn(list, ",");
+        const char *fault;
+
+        snprintf(entry, sizeof(entry), "%.*s", (int)(n < sizeof(entry) ? n : sizeof(entry) - 1), list);
+        fault = *entry ? entry_fault(machine, entry) : "";
+        if (*fault)
+            return fault;
+        list += n + (list[n] != '\0');
+    }
+    return "";
+}
+
+/* hca-prefix reports when no NIC is left at all. */
+static bool leaves_a_nic(const struct doctor_machine *machine)
+{
+    struct map *map;
+    bool any = false;
+
+    if (machine_nvshmem_map(machine, &map) != EP_OK)
+        return true;
+    for (int i = 0; i < map->n; i++)
+        any = any || map->choices[i].nic >= 0;
+    map_free(map);
+    return any;
+}
+
+static void run_hca_lists(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    static const char *const names[] = {"NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PE_MAPPING"};
+    bool is_mapped = variable_is_true(source_env(machine->source, "NVSHMEM_ENABLE_NIC_PE_MAPPING"));
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        const char *list = source_env(machine->source, names[i]), *fault;
+
+        /* The mapping by PE is read only if it is enabled; otherwise it does nothing, which the audit reports. */
+        if (!list || (i == 1 && !is_mapped))
+            continue;
+        fault = list_fault(machine, list);
+        if (!*fault || !leaves_a_nic(machine))
+            continue;
+        doctor_found(machine, result, DOCTOR_ERROR, "%s: %s", names[i], fault);
+        doctor_evidence(machine, result, names[i], "%s", list);
+        doctor_fix(machine, result, false, "unset %s", names[i]);
+        doctor_advise(
+            machine, result,
+            "Entries are NIC:port, with ',' between them%s; 'epkit topo' shows the NICs of this machine. 'epkit env' "
+            "prints the right list for each rank.",
+            i == 1 ? ", each followed by ':' and the number of PEs" : "");
+        return;
+    }
+}
+
+const struct doctor_check check_hca_lists = {
+    .id = "hca-lists",
+    .group = "nvshmem",
+    .mode = 19,
+    .title = "lists of NICs name ports that exist",
+    .symptom = "NVSHMEM finds no NIC, or only some of them, and continues without the rest or stops.",
+    .cause =
+        "A list was written for another machine, names a port that the NIC does not have, or separates its entries by "
+        "something other than a comma.",
+    .remedy = "Unset the list, or write it for this machine.",
+    .needs = DOCTOR_NEEDS_DATA_NICS | DOCTOR_NEEDS_ENVIRONMENT,
+    .links = (const char *const[]){"NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PE_MAPPING", NULL},
+    .run = run_hca_lists,
+};
+
+/* --- void-variables --- */
+
+/* Variables that other checks report. */
+static bool has_own_check(const struct doctor_machine *machine, const char *name)
+{
+    static const char *const owned[] = {"DEEP_EP_DEVICE_TO_HCA_MAPPING", "NVSHMEM_HCA_PREFIX",
+                                        "NVSHMEM_ENABLE_NIC_PE_MAPPING", "RDMAV_DRIVERS", "IBV_DRIVERS"};
+    const struct advice_row *row = advice_find(machine->advice, name);
+
+    for (size_t i = 0; i < sizeof(owned) / sizeof(owned[0]); i++)
+        if (strcmp(name, owned[i]) == 0)
+            return true;
+    /* gib-settings compares them with the values that gIB expects. */
+    return *machine->software->nccl.gib && row && strncmp(name, "NCCL_", 5) == 0 && !row->unset;
+}
+
+static void run_void_variables(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const char *first = "", *names = "";
+    int n = 0;
+
+    for (int i = 0; i < machine->audit->n; i++) {
+        const struct audit_row *row = &machine->audit->rows[i];
+
+        if ((row->kind != AUDIT_VOID && row->kind != AUDIT_VALUE && row->kind != AUDIT_UNKNOWN) ||
+            has_own_check(machine, row->name))
+            continue;
+        first = n++ == 0 ? row->name : first;
+        if (shell_is_name(row->name))
+            names = source_printf(machine->source, "%s %s", names, row->name);
+    }
+    if (n == 0)
+        return;
+    if (n == 1)
+        doctor_found(machine, result, DOCTOR_WARNING, "%s does not do what it seems to", first);
+    else
+        doctor_found(machine, result, DOCTOR_WARNING, "%d variables do not do what they seem to, among them %s", n,
+                     first);
+    for (int i = 0; i < machine->audit->n; i++) {
+        const struct audit_row *row = &machine->audit->rows[i];
+
+        if ((row->kind == AUDIT_VOID || row->kind == AUDIT_VALUE || row->kind == AUDIT_UNKNOWN) &&
+            !has_own_check(machine, row->name))
+            doctor_evidence(machine, result, row->name, "%s: %s", row->value, row->text);
+    }
+    if (*names)
+        doctor_fix(machine, result, false, "unset%s", names);
+    else
+        doctor_advise(
+            machine, result,
+            "A shell cannot unset it because it is not a valid name of a variable: remove it where the program is "
+            "started.");
+}
+
+const struct doctor_check check_void_variables = {
+    .id = "void-variables",
+    .group = "nvshmem",
+    .mode = 41,
+    .title = "variables have an effect and valid values",
+    .symptom = "A setting does not change anything, or has another effect than intended.",
+    .cause = "The variable is read by a build and not by a program, is unknown, or has an invalid value. "
+             "NVSHMEM_REMOTE_TRANSPORT=ibgda is an example: it has the effect of none, and does not enable IBGDA.",
+    .remedy = "Unset it, or correct it; 'epkit env --check' says what each of them does.",
+    .links = (const char *const[]){"NVSHMEM_REMOTE_TRANSPORT", "NVSHMEM_IBGDA_SUPPORT", "NVSHMEM_USE_GDRCOPY",
+                                   "NVSHMEM_DEBUG", NULL},
+    .run = run_void_variables,
+};
+
+/* --- dmabuf-off --- */
+
+static void run_dmabuf_off(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct software_driver *driver = &machine->software->driver;
+    const char *nccl = source_env(machine->source, "NCCL_DMABUF_ENABLE"), *name = "NVSHMEM_IB_DISABLE_DMABUF";
+    bool is_nvshmem = variable_is_true(source_env(machine->source, name));
+
+    if (!is_nvshmem && !(nccl && strcmp(nccl, "0") == 0)) {
+        doctor_not_applicable(machine, result, "nothing disables dma-buf");
+        return;
+    }
+    /* With neither of the two, the check peermem reports it. */
+    if (driver->peermem == SOURCE_OK || driver->dmabuf == SOURCE_ABSENT)
+        return;
+    if (driver->peermem != SOURCE_ABSENT) {
+        doctor_unknown(machine, result, "/sys/module/nvidia_peermem: %s", machine_reason(driver->peermem, NULL));
+        return;
+    }
+    name = is_nvshmem ? name : "NCCL_DMABUF_ENABLE";
+    doctor_found(machine, result, is_nvshmem ? DOCTOR_ERROR : DOCTOR_WARNING,
+                 "%s=%s leaves no way for NICs into GPU memory: nvidia_peermem is not loaded", name,
+                 source_env(machine->source, name));
+    doctor_evidence(machine, result, name, "%s", source_env(machine->source, name));
+    doctor_evidence(machine, result, "/sys/module/nvidia_peermem", "not there");
+    doctor_fix(machine, result, false, "unset %s", name);
+    doctor_advise(machine, result, "Or load nvidia-peermem, the older of the two methods.");
+}
+
+const struct doctor_check check_dmabuf_off = {
+    .id = "dmabuf-off",
+    .group = "nvshmem",
+    .mode = 11,
+    .title = "dma-buf is not disabled where it is the only way into GPU memory",
+    .symptom =
+        "NVSHMEM stops with \"neither nv_peer_mem, or nvidia_peermem detected\"; NCCL copies through host memory.",
+    .cause = "A variable disables registration by dma-buf, and the module nvidia_peermem is not loaded.",
+    .remedy = "Unset the variable, or load nvidia-peermem.",
+    .needs = DOCTOR_NEEDS_DRIVER | DOCTOR_NEEDS_DATA_NICS | DOCTOR_NEEDS_ENVIRONMENT,
+    .links =
+        (const char *const[]){"NVSHMEM_IB_DISABLE_DMABUF", "NCCL_DMABUF_ENABLE", "/sys/module/nvidia_peermem", NULL},
+    .run = run_dmabuf_off,
+};
+
+/* --- heap-size --- */
+
+/* The minimum for NVSHMEM and the buffers of one DeepEP group: deep_ep/buffer.py uses a granularity of 512 MiB. */
+#define HEAP_LITTLE (512 * MIB)
+
+/* Parses a size like NVSHMEM: a number followed by K, M, G or T. -1: not set, or not a size. */
+static double size_of(struct source *source, const char *name)
+{
+    static const char units[] = "kmgt";
+    const char *value = source_env(source, name), *unit;
+    char *end;
+    double size;
+
+    if (!value || !isdigit((unsigned char)*value))
+        return -1;
+    size = strtod(value, &end);
+    unit = *end ? strchr(units, tolower((unsigned char)*end)) : NULL;
+    for (ptrdiff_t i = 0; unit && i <= unit - units; i++)
+        size *= 1024;
+    return size;
+}
+
+static double smallest_memory(const struct topo *topo)
+{
+    double smallest = -1;
+
+    for (int i = 0; i < topo->n_gpus; i++)
+        if (topo->gpus[i].memory_bytes > 0 && (smallest < 0 || (double)topo->gpus[i].memory_bytes < smallest))
+            smallest = (double)topo->gpus[i].memory_bytes;
+    return smallest;
+}
+
+static void run_heap_size(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    bool is_static = variable_is_true(source_env(machine->source, "NVSHMEM_DISABLE_CUDA_VMM"));
+    const char *name = is_static ? "NVSHMEM_SYMMETRIC_SIZE" : "NVSHMEM_MAX_MEMORY_PER_GPU";
+    double size = size_of(machine->source, name), memory = smallest_memory(machine->topo);
+
+    if (size < 0) {
+        doctor_not_applicable(machine, result, "%s is not set", name);
+        return;
+    }
+    if (is_static && memory > 0 && size > memory)
+        doctor_found(machine, result, DOCTOR_ERROR, "%s is %.0f MiB, and a GPU has %.0f MiB", name, size / (double)MIB,
+                     memory / (double)MIB);
+    else if (size < (double)HEAP_LITTLE && machine_has_deepep(machine))
+        doctor_found(machine, result, DOCTOR_ERROR, "%s=%s is too little for the buffers of DeepEP", name,
+                     source_env(machine->source, name));
+    else
+        return;
+    doctor_evidence(machine, result, name, "%s", source_env(machine->source, name));
+    doctor_fix(machine, result, false, is_static ? "export %s=4G" : "unset %s", name);
+    doctor_advise(
+        machine, result,
+        is_static
+            ? "A static heap is allocated at the start, in addition to the model: it has to hold DeepEP's buffers and "
+              "leave room for the model. Without NVSHMEM_DISABLE_CUDA_VMM=1, the heap grows on demand."
+            : "It is only address space: leave it at its default of 128 GiB.");
+}
+
+const struct doctor_check check_heap_size = {
+    .id = "heap-size",
+    .group = "nvshmem",
+    .mode = 52,
+    .title = "NVSHMEM's heap fits the GPU and the buffers of DeepEP",
+    .symptom = "NVSHMEM stops at its start because cudaMalloc fails, or nvshmem_align returns NULL and DeepEP stops.",
+    .cause = "The symmetric heap is larger than the GPU's memory, or too small for the buffers that are allocated in "
+             "it.",
+    .remedy = "Set NVSHMEM_SYMMETRIC_SIZE to what the buffers need, or let the heap grow.",
+    .needs = DOCTOR_NEEDS_GPUS | DOCTOR_NEEDS_ENVIRONMENT,
+    .links =
+        (const char *const[]){"NVSHMEM_SYMMETRIC_SIZE", "NVSHMEM_DISABLE_CUDA_VMM", "NVSHMEM_MAX_MEMORY_PER_GPU", NULL},
+    .run = run_heap_size,
+};

@@ -1,0 +1,665 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* scrub_formats.c - formats of values: what does not have the format of its path is left out or replaced. */
+#include "common/identifiers.h"
+#include "common/loopback.h"
+#include "common/text.h"
+#include "common/variables.h"
+#include "scrub.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The next line without its end; advances *text. False after the last. */
+static bool next_line(const char **text, const char *end, const char **ret_line, size_t *ret_bytes)
+{
+    const char *newline;
+
+    if (*text >= end)
+        return false;
+    newline = memchr(*text, '\n', (size_t)(end - *text));
+    *ret_line = *text;
+    *ret_bytes = (size_t)((newline ? newline : end) - *text);
+    *text += *ret_bytes + 1;
+    return true;
+}
+
+/* Words separated by white space. */
+static bool next_word(const char **text, const char *end, const char **ret_word, size_t *ret_bytes)
+{
+    while (*text < end && isspace((unsigned char)**text))
+        ++*text;
+    *ret_word = *text;
+    while (*text < end && !isspace((unsigned char)**text))
+        ++*text;
+    *ret_bytes = (size_t)(*text - *ret_word);
+    return *ret_bytes > 0;
+}
+
+static bool has_beginning(const char *text, size_t bytes, const char *beginning)
+{
+    size_t n = strlen(beginning);
+
+    return bytes >= n && memcmp(text, beginning, n) == 0;
+}
+
+/* Does the whole text, or with `is_whole` false its beginning, have this form? 'd': a digit, '_': a digit or a blank,
+ * 'x': a hexadecimal digit, 'a': a letter. */
+static bool has_form(const char *text, size_t bytes, const char *form, bool is_whole)
+{
+    size_t i;
+
+    for (i = 0; form[i]; i++) {
+        unsigned char c = i < bytes ? (unsigned char)text[i] : 0;
+
+        if (form[i] == 'd'   ? !isdigit(c)
+            : form[i] == '_' ? !isdigit(c) && c != ' '
+            : form[i] == 'x' ? !isxdigit(c)
+            : form[i] == 'a' ? !isalpha(c)
+                             : c != (unsigned char)form[i])
+            return false;
+    }
+    return !is_whole || i == bytes;
+}
+
+/* --- lines of numbers and words --- */
+
+/*
+ * A number of the kernel: decimal of up to `most` digits, with a point or as a list ("0-3,8"), or up to 8 hexadecimal
+ * digits after 0x. Two dashes without a comma between them, or two points, are an address.
+ */
+static bool is_number(const char *word, size_t n, size_t most)
+{
+    size_t n_dashes = 0, n_points = 0, n_digits = 0;
+
+    if (n > 2 && n <= 10 && word[0] == '0' && word[1] == 'x')
+        return strspn(word + 2, "0123456789abcdefABCDEF") >= n - 2;
+    for (size_t i = 0; i < n; i++) {
+        n_dashes = word[i] == ',' ? 0 : n_dashes + (word[i] == '-' && i > 0);
+        n_points += word[i] == '.';
+        n_digits = isdigit((unsigned char)word[i]) ? n_digits + 1 : 0;
+        if (!strchr("0123456789.,-", word[i]) || n_dashes > 1 || n_points > 1 || n_digits > most)
+            return false;
+    }
+    return n > 0;
+}
+
+static void write_lines(const char *text, size_t bytes, const char *words, size_t most, FILE *out)
+{
+    /* Capabilities are a mask of 64 bits, of which the upper 16 are unused (capabilities(7)). */
+    static const char mask[] = "0000xxxxxxxxxxxx";
+    const char *end = text + bytes, *line, *at, *word;
+    bool is_strict;
+    size_t n, n_word;
+
+    while (next_line(&text, end, &line, &n)) {
+        is_strict = true;
+        for (at = line; is_strict && next_word(&at, line + n, &word, &n_word);)
+            is_strict = scrub_is_among(word, n_word, words) ||
+                        is_number(word, word[n_word - 1] == ':' ? n_word - 1 : n_word, most) ||
+                        (has_beginning(line, n, "CapEff:") && has_form(word, n_word, mask, true));
+        if (is_strict)
+            fprintf(out, "%.*s%s", (int)n, line, line + n < end ? "\n" : "");
+    }
+}
+
+void scrub_lines(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+{
+    (void)scrub;
+    write_lines(text, bytes, words, 9, out);
+}
+
+void scrub_numbers(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+{
+    (void)scrub;
+    write_lines(text, bytes, words, 20, out);
+}
+
+void scrub_words(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+{
+    size_t n = strcspn(text, "\n");
+
+    scrub_text(scrub, text, n < bytes ? n + 1 : bytes, SCRUB_NAME, words, out);
+}
+
+void scrub_phrases(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+{
+    char phrase[64];
+
+    (void)scrub;
+    for (size_t n; *words; words += n + (words[n] == ',')) {
+        n = strcspn(words, ",");
+        snprintf(phrase, sizeof(phrase), "%.*s", (int)n, words);
+        if (memmem(text, bytes, phrase, n))
+            fprintf(out, "%s ", phrase);
+    }
+    fputc('\n', out);
+}
+
+void scrub_gid(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+{
+    if (bytes >= 39 && has_form(text, 39, "xxxx:xxxx:xxxx:xxxx:xxxx:xxxx:xxxx:xxxx", true))
+        scrub_text(scrub, text, 39, SCRUB_NAME, words, out);
+    fputc('\n', out);
+}
+
+void scrub_kernel(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+{
+    size_t n = strcspn(text, "\n");
+
+    (void)words;
+    scrub_release(scrub, text, n < bytes ? n + 1 : bytes, out);
+}
+
+/* --- hardware --- */
+
+/*
+ * PCI Express Base Specification, chapter 7: the first 64 bytes are the header. Capabilities may hold a serial number:
+ * of each the header stays, of PCI Express (id 0x10) and Access Control Services (extended, id 0x000d) everything, and
+ * all other bytes become zero.
+ */
+static void copy_bytes(const char *from, size_t bytes, size_t at, size_t n, char *to)
+{
+    if (at < bytes)
+        memcpy(to + at, from + at, n < bytes - at ? n : bytes - at);
+}
+
+static unsigned byte_of(const char *text, size_t bytes, size_t at)
+{
+    return at < bytes ? (unsigned char)text[at] : 0;
+}
+
+void scrub_pci_config(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+{
+    char *kept = calloc(1, bytes ? bytes : 1);
+    size_t at = byte_of(text, bytes, 0x34) & 0xfc;
+
+    (void)words;
+    if (!kept) {
+        scrub->failed = true;
+        return;
+    }
+    copy_bytes(text, bytes, 0, 64, kept);
+    /* A chain has at most as many links as there are possible positions. */
+    for (int i = 0; at >= 64 && i < 48; i++) {
+        copy_bytes(text, bytes, at, byte_of(text, bytes, at) == 0x10 ? 60 : 2, kept);
+        at = byte_of(text, bytes, at + 1) & 0xfc;
+    }
+    at = 256;
+    for (int i = 0; at >= 256 && i < 960; i++) {
+        unsigned id = byte_of(text, bytes, at) | byte_of(text, bytes, at + 1) << 8;
+
+        copy_bytes(text, bytes, at, id == 0x000d ? 8 : 4, kept);
+        at = (byte_of(text, bytes, at + 2) >> 4 | byte_of(text, bytes, at + 3) << 4) & 0xffc;
+    }
+    fwrite(kept, 1, bytes, out);
+    free(kept);
+}
+
+/* "NVIDIA A100-SXM4-80GB", "NVIDIA GH200 480GB": parts of up to 6 capital letters and digits, not digits alone. */
+static bool is_model(const char *word, size_t n)
+{
+    static const char words[] =
+        "NVIDIA Tesla GeForce Quadro TITAN Grace Hopper Blackwell Generation Ada Super Ti HBM#e";
+
+    for (size_t at = 0, part; at < n; at += part + 1) {
+        const char *text = word + at;
+
+        for (part = 0; at + part < n && text[part] != '-';)
+            part++;
+        if (!scrub_is_among(text, part, words) &&
+            (part == 0 || part > 6 || strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789") < part ||
+             strspn(text, "0123456789") >= part))
+            return false;
+    }
+    return true;
+}
+
+void scrub_information(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+{
+    const char *end = text + bytes, *line, *at, *word;
+    size_t n, n_word;
+
+    while (next_line(&text, end, &line, &n)) {
+        if (has_beginning(line, n, "Device Minor:") || has_beginning(line, n, "GPU Excluded:"))
+            write_lines(line, n, words, 9, out);
+        /* Question marks until the GPU was used. */
+        if (has_beginning(line, n, "GPU UUID:")) {
+            fputs("GPU UUID: \t ", out);
+            if (n > 49 && has_beginning(line + n - 40, 40, "GPU-") && identifier_is_uuid(line + n - 36, 36))
+                scrub_text(scrub, line + n - 40, 40, SCRUB_NAME, NULL, out);
+            else
+                fputc('?', out);
+        }
+        if (has_beginning(line, n, "Model:")) {
+            fputs("Model: \t\t", out);
+            for (at = line + 6; next_word(&at, line + n, &word, &n_word);)
+                fprintf(out, " %.*s", is_model(word, n_word) ? (int)n_word : 1, is_model(word, n_word) ? word : "?");
+        }
+        fputc('\n', out);
+    }
+}
+
+/* "570.124.06"; four numbers could be an address. */
+static bool is_driver_version(const char *word, size_t n)
+{
+    size_t n_points = 0;
+
+    for (size_t i = 0; i < n; i++)
+        n_points += word[i] == '.';
+    return n <= 14 && n_points > 0 && n_points <= 2 && strspn(word, "0123456789.") >= n;
+}
+
+/* The words of the driver's version text, and its version. */
+void scrub_driver(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+{
+    const char *end = text + bytes, *line, *at, *word;
+    size_t n, n_word;
+
+    (void)scrub;
+    while (next_line(&text, end, &line, &n)) {
+        if (!has_beginning(line, n, "NVRM version:"))
+            continue;
+        for (at = line; next_word(&at, line + n, &word, &n_word);)
+            if (scrub_is_among(word, n_word, words) || is_driver_version(word, n_word))
+                fprintf(out, "%.*s ", (int)n_word, word);
+        fputc('\n', out);
+    }
+}
+
+/* "PeerMappingOverride=1;RMNvLinkDisableLinks=0x0": keys defined by the driver, with numbers. */
+void scrub_dwords(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+{
+    static const char keys[] = "RM* Peer* Power* Perf* Override* Enable* Disable* NV* Force* Grdma* UvmDisable*";
+    const char *end = text + bytes, *line;
+    size_t n;
+
+    if (words) {
+        while (next_line(&text, end, &line, &n))
+            if (has_beginning(line, n, words)) {
+                fputs(words, out);
+                scrub_dwords(scrub, line + strlen(words), n - strlen(words), NULL, out);
+                fputc('\n', out);
+            }
+        return;
+    }
+    while (text < end) {
+        size_t length = strcspn(text, ";,\" \t\n"), name = strcspn(text, "=");
+
+        length = length < (size_t)(end - text) ? length : (size_t)(end - text);
+        if (name < length && name <= 64 && strcspn(text, "-:./@ ") >= name && scrub_is_among(text, name, keys) &&
+            is_number(text + name + 1, length - name - 1, 9))
+            fwrite(text, 1, length, out);
+        text += length;
+        if (text < end)
+            fputc(*text++, out);
+    }
+}
+
+/* --- process --- */
+
+static const char variables_kept[] =
+    "NVSHMEM_* NCCL_* DEEP_EP_* DEEPEP_* GDRCOPY_* UCX_* MLX5_* IBV_* RDMAV_* CUDA_* TORCH_NCCL_* "
+    "TORCH_CUDA_ARCH_LIST LD_LIBRARY_PATH LD_PRELOAD LD_AUDIT PATH PYTHONPATH PYTHONHOME VIRTUAL_ENV CONDA_PREFIX "
+    "PYTHONNOUSERSITE PYTHONUSERBASE HOME LANG MPI_HOME OMPI_MCA_btl* OMPI_MCA_pml NVIDIA_VISIBLE_DEVICES container "
+    "KUBERNETES_SERVICE_HOST NVIDIA_DRIVER_CAPABILITIES WORLD_SIZE RANK LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK "
+    "MASTER_ADDR MASTER_PORT NNODES GROUP_WORLD_SIZE OMPI_COMM_WORLD_* MPI_LOCAL* PMI_SIZE PMI_LOCAL_SIZE PMI_RANK "
+    "PMI_LOCAL_RANK SLURM_JOB_NUM_NODES SLURM_NNODES SLURM_NTASKS SLURM_STEP_NUM_TASKS SLURM_STEP_TASKS_PER_NODE "
+    "SLURM_LOCALID SLURM_NODEID SLURM_PROCID GLOO_SOCKET_IFNAME USE_NVPEERMEM DISABLE_SM90_FEATURES OMP_NUM_THREADS "
+    "PYTORCH_CUDA_ALLOC_CONF FI_PROVIDER EP_* EPKIT_*";
+
+bool scrub_allows_variable(const char *name)
+{
+    return name[strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_")] == '\0' &&
+           strlen(name) < 128 && scrub_is_among(name, strlen(name), variables_kept) && !identifier_is_secret_name(name);
+}
+
+/* No form tells a host name from other words. */
+static void write_host_value(struct scrub *scrub, const char *value, FILE *out)
+{
+    size_t n = strcspn(value, ":");
+    char host[256];
+
+    /* The loopback address is the same everywhere. */
+    if (address_is_loopback(value)) {
+        fputs(value[n] ? "::1" : isdigit((unsigned char)*value) ? "127.0.0.1" : "localhost", out);
+    } else if (value[strspn(value, "0123456789.:[]abcdefABCDEF")] == '\0' && strpbrk(value, ".:")) {
+        scrub_text(scrub, value, strlen(value), SCRUB_NAME, "", out);
+    } else {
+        snprintf(host, sizeof(host), "%.*s", (int)n, value);
+        fprintf(out, "host%d", scrub_number(scrub, SCRUB_HOST, host));
+        if (value[n] && value[n + 1 + strspn(value + n + 1, "0123456789")] == '\0')
+            fputs(value + n, out);
+    }
+}
+
+/*
+ * A short number, a memory size in whole pages, or one of the values of the variable identifies nothing. A longer
+ * number may be a serial number or an account.
+ */
+static bool is_plain_value(const char *name, const char *value)
+{
+    const struct variable *variable = variable_find(name);
+    size_t n = strspn(value, "0123456789");
+    char why[256];
+
+    if (!value[n])
+        return n <= 9 || (n <= 15 && strtoull(value, NULL, 10) % 4096 == 0);
+    return variable && variable->values && strchr(variable->values, '|') &&
+           variable_accepts(variable, value, why, sizeof(why));
+}
+
+void scrub_variable(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+{
+    static const char hosts[] = "MASTER_ADDR NCCL_HOSTID NCCL_COMM_ID NCCL_RAS_ADDR NVSHMEM_BOOTSTRAP_UID_SESSION_ID";
+    static const char path_lists[] = "LD_LIBRARY_PATH LD_PRELOAD LD_AUDIT PATH PYTHONPATH";
+    size_t n = strcspn(text, "=");
+    const char *value = text + n + 1;
+    char name[128];
+
+    if (n >= bytes || n >= sizeof(name))
+        return;
+    snprintf(name, sizeof(name), "%.*s", (int)n, text);
+    if (scrub_is_among(name, n, hosts))
+        write_host_value(scrub, value, out);
+    else if (scrub_is_among(name, n, path_lists))
+        scrub_path_list(scrub, value, strlen(value), words, out);
+    else if (is_plain_value(name, value))
+        fputs(value, out);
+    else
+        scrub_text(scrub, value, strlen(value), SCRUB_VERSIONS, words, out);
+}
+
+/* Lists of files and folders, which need not be absolute. */
+void scrub_path_list(struct scrub *scrub, const char *value, size_t bytes, const char *words, FILE *out)
+{
+    static const char own[] = ". $ORIGIN ${ORIGIN} $LIB ${LIB} $PLATFORM ${PLATFORM}";
+    const char *end = value + bytes;
+    char item[PATH_MAX], *name, *rest;
+
+    (void)words;
+    while (value < end) {
+        size_t n = strcspn(value, ": \"'");
+
+        n = n < (size_t)(end - value) ? n : (size_t)(end - value);
+        if (n > 0 && value[0] == '/') {
+            scrub_path(scrub, value, n, out);
+        } else if (n > 0 && n < sizeof(item)) {
+            snprintf(item, sizeof(item), "%.*s", (int)n, value);
+            for (rest = item; (name = strsep(&rest, "/"));) {
+                if (scrub_is_among(name, strlen(name), own))
+                    fputs(name, out);
+                else
+                    scrub_name(scrub, "", name, out);
+                if (rest)
+                    fputc('/', out);
+            }
+        }
+        value += n;
+        if (value < end)
+            fputc(*value++, out);
+    }
+}
+
+void scrub_cmdline(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+{
+    static const char dwords[] = "nvidia.NVreg_RegistryDwords=";
+    const char *end = text + bytes, *word, *separator = "";
+    size_t n;
+
+    while (next_word(&text, end, &word, &n)) {
+        if (!scrub_is_among(word, n, words) && !has_beginning(word, n, dwords))
+            continue;
+        fputs(separator, out);
+        separator = " ";
+        if (has_beginning(word, n, dwords)) {
+            fputs(dwords, out);
+            scrub_dwords(scrub, word + strlen(dwords), n - strlen(dwords), NULL, out);
+        } else
+            fwrite(word, 1, n, out);
+    }
+    fputc('\n', out);
+}
+
+/* --- other files of /proc --- */
+
+/* "rw,nosuid,size=65536k,huge=within_size": options in the list, with a number and its unit. */
+static void write_options(const char *options, size_t bytes, FILE *out)
+{
+    static const char kept[] = "ro nosuid nodev noexec relatime noatime size= nr_inodes= inode64 mode= pagesize= "
+                               "hidepid= nr_blocks= huge=always huge=never huge=advise huge=within_size";
+    const char *end = options + bytes;
+
+    fputs(has_beginning(options, bytes, "ro") ? "ro" : "rw", out);
+    while (options < end) {
+        size_t n = strcspn(options, ", \t\n"), name = strcspn(options, "="), digits;
+
+        name = name < n ? name + 1 : n;
+        digits = strspn(options + name, "0123456789");
+        if (!has_beginning(options, n, "ro") &&
+            (scrub_is_among(options, n, kept) ||
+             (scrub_is_among(options, name, kept) && digits && digits <= 9 + (name + digits < n) * 3u &&
+              name + digits + 1 >= n && (name + digits == n || strchr("kKmMgG%", options[n - 1])))))
+            fprintf(out, ",%.*s", (int)n, options);
+        options += n + 1;
+    }
+}
+
+void scrub_mounts(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+{
+    const char *end = text + bytes, *line, *place, *type, *options, *source;
+    size_t n, n_source, n_place, n_type, n_options;
+
+    while (next_line(&text, end, &line, &n)) {
+        const char *line_end = line + n;
+
+        if (!next_word(&line, line_end, &source, &n_source) || !next_word(&line, line_end, &place, &n_place) ||
+            !next_word(&line, line_end, &type, &n_type) || !next_word(&line, line_end, &options, &n_options) ||
+            place[0] != '/')
+            continue;
+        fputs("none ", out);
+        scrub_path(scrub, place, n_place == 1 ? 0 : n_place, out);
+        fputs(n_place == 1 ? "/ " : " ", out);
+        fprintf(out, "%.*s ", scrub_is_among(type, n_type, words) ? (int)n_type : 1,
+                scrub_is_among(type, n_type, words) ? type : "-");
+        write_options(options, n_options, out);
+        fputs(" 0 0\n", out);
+    }
+}
+
+/* Addresses are 8 hexadecimal digits in host byte order; little-endian is assumed. */
+static void write_route_address(struct scrub *scrub, const char *word, size_t n, FILE *out)
+{
+    uint32_t address = (uint32_t)strtoul(word, NULL, 16);
+
+    if (n != 8 || address == 0)
+        fputs("00000000", out);
+    else
+        fprintf(out, "%08X", __builtin_bswap32(scrub_ipv4(scrub, __builtin_bswap32(address))));
+}
+
+/* A title, then lines of an interface and at least seven numbers. */
+void scrub_route(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+{
+    const char *end = text + bytes, *line, *at, *word;
+    size_t n, n_word;
+    int column;
+
+    while (next_line(&text, end, &line, &n)) {
+        bool is_title = has_beginning(line, n, "Iface\t"), is_route = true;
+
+        for (at = line, column = 0; next_word(&at, line + n, &word, &n_word); column++)
+            is_route = is_route && (column == 0 || strspn(word, "0123456789abcdefABCDEF") >= n_word);
+        if (!is_title && (!is_route || column < 8))
+            continue;
+        for (at = line, column = 0; next_word(&at, line + n, &word, &n_word); column++) {
+            if (column > 0)
+                fputc('\t', out);
+            if (!is_title && (column == 1 || column == 2))
+                write_route_address(scrub, word, n_word, out);
+            else
+                scrub_text(scrub, word, n_word, SCRUB_NAME, column == 0 || is_title ? words : NULL, out);
+        }
+        fputc('\n', out);
+    }
+}
+
+/* Only default routes, without their gateways: "0{32} 00 source prefix gateway metric references use flags device". */
+void scrub_ipv6_route(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+{
+    static const char zeros[] = "00000000000000000000000000000000";
+    const char *end = text + bytes, *line;
+    size_t n;
+
+    while (next_line(&text, end, &line, &n)) {
+        const char *device = memrchr(line, ' ', n);
+
+        if (n < 36 || !device || strncmp(line, zeros, 32) != 0 || strncmp(line + 32, " 00 ", 4) != 0)
+            continue;
+        fprintf(out, "%s 00 %s 00 %s 00000000 00000000 00000000 00000003 ", zeros, zeros, zeros);
+        scrub_text(scrub, device + 1, n - (size_t)(device + 1 - line), SCRUB_NAME, words, out);
+        fputc('\n', out);
+    }
+}
+
+/* "address permissions offset device inode path", only of libraries, each of which has several mappings. */
+void scrub_maps(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+{
+    const char *end = text + bytes, *line;
+    char path[PATH_MAX], last[PATH_MAX] = "";
+    size_t n;
+
+    (void)words;
+    while (next_line(&text, end, &line, &n)) {
+        const char *slash = memchr(line, '/', n);
+
+        if (!slash || n >= sizeof(path))
+            continue;
+        snprintf(path, sizeof(path), "%.*s", (int)(line + n - slash), slash);
+        if (!strstr(path, ".so") || strcmp(path, last) == 0)
+            continue;
+        strcpy(last, path);
+        fputs("00000000-00000000 r-xp 00000000 00:00 0 ", out);
+        scrub_path(scrub, path, strlen(path), out);
+        fputc('\n', out);
+    }
+}
+
+void scrub_hypervisor(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+{
+    const char *end = text + bytes, *line;
+    size_t n;
+
+    (void)scrub;
+    (void)words;
+    while (next_line(&text, end, &line, &n))
+        if (has_beginning(line, n, "flags") && memmem(line, n, " hypervisor", 11)) {
+            fputs("flags\t\t: hypervisor\n", out);
+            return;
+        }
+}
+
+/* --- files of packages and administrators --- */
+
+/* Only these lines stay: a folder, "include" with patterns of files, "driver" with a provider. */
+void scrub_paths(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+{
+    static const char include[] = "include ", driver[] = "driver ";
+    const char *end = text + bytes, *line;
+    size_t n;
+
+    while (next_line(&text, end, &line, &n)) {
+        const char *comment = memchr(line, '#', n);
+
+        n = comment ? (size_t)(comment - line) : n;
+        for (; n > 0 && isspace((unsigned char)line[n - 1]); n--)
+            continue;
+        for (; n > 0 && isspace((unsigned char)*line); n--)
+            line++;
+        if (has_beginning(line, n, include) && memchr(line, '/', n)) {
+            fputs(include, out);
+            scrub_path_list(scrub, line + strlen(include), n - strlen(include), words, out);
+        } else if (has_beginning(line, n, "/")) {
+            scrub_path_list(scrub, line, n, words, out);
+        } else if (has_beginning(line, n, driver)) {
+            fputs(driver, out);
+            scrub_text(scrub, line + strlen(driver), n - strlen(driver), SCRUB_NAME, words, out);
+        }
+        fputc('\n', out);
+    }
+}
+
+/* "+29d31c0": the beginning of a commit of Git. */
+static size_t commit_bytes(const char *text, size_t bytes)
+{
+    size_t n = bytes > 1 && *text == '+' ? strspn(text + 1, "0123456789abcdef") : 0;
+
+    return (n == 7 || n == 8) && (n + 1 == bytes || (n + 1 < bytes && text[n + 1] == '.')) ? n + 1 : 0;
+}
+
+/* "1.2.1+29d31c0", "1:3.4.5-1+cuda12.8" */
+void scrub_version(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+{
+    static const char allowed[] = "0123456789.+_~:abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-";
+    size_t line = strcspn(text, "\n"), n = line < bytes ? line : bytes, n_plain = 0, n_commit;
+
+    if (n <= 64 && isdigit((unsigned char)*text) && strspn(text, allowed) >= n) {
+        while (n_plain < n && !commit_bytes(text + n_plain, n - n_plain))
+            n_plain++;
+        n_commit = commit_bytes(text + n_plain, n - n_plain);
+        scrub_text(scrub, text, n_plain, SCRUB_VERSIONS | SCRUB_NAME, words, out);
+        fwrite(text + n_plain, 1, n_commit, out);
+        n_plain += n_commit;
+        scrub_text(scrub, text + n_plain, n - n_plain, SCRUB_VERSIONS | SCRUB_NAME, words, out);
+    }
+    fputs(n < bytes ? "\n" : "", out);
+}
+
+/* --- logs --- */
+
+/* "[   12.345678]", RFC 3339 with or without a fraction and a zone, "Nov 21 12:00:00"; nothing else. */
+static bool is_time(const char *text, size_t bytes)
+{
+    static const char rfc3339[] = "dddd-dd-ddTdd:dd:dd";
+    size_t n = strlen(rfc3339);
+
+    if (has_form(text, bytes, rfc3339, false)) {
+        n += text[n] == '.' ? 1 + strspn(text + n + 1, "0123456789") : 0;
+        if (text[n] == 'Z' || text[n] == 'z')
+            n++;
+        else if (text[n] == '+' || text[n] == '-')
+            n += has_form(text + n + 1, bytes - n - 1, "dd:dd", false) ? 6 : 0;
+        return n == bytes && bytes <= 35;
+    }
+    if (bytes > 2 && text[0] == '[' && bytes < 24) {
+        n = 1 + strspn(text + 1, " ");
+        n += strspn(text + n, "0123456789");
+        return has_form(text + n, bytes - n, ".dddddd]", true);
+    }
+    return has_form(text, bytes, "aaa _d dd:dd:dd", true);
+}
+
+void scrub_event(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+{
+    (void)scrub;
+    (void)words;
+    if (is_time(text, bytes) || has_form(text, bytes, "xxxx:xx:xx", true) ||
+        has_form(text, bytes, "xxxx:xx:xx.x", true))
+        fwrite(text, 1, bytes, out);
+}
+
+void scrub_journal(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+{
+    const char *end = text + bytes, *line;
+    size_t n;
+
+    (void)scrub;
+    while (next_line(&text, end, &line, &n)) {
+        json_t *value = n < 65536 ? json_loadb(line, n, 0, NULL) : NULL;
+        const char *event = json_string_value(json_object_get(value, "event"));
+
+        if (event && scrub_is_among(event, strlen(event), words))
+            fprintf(out, "{\"v\": 1, \"event\": \"%s\"}\n", event);
+        json_decref(value);
+    }
+}
