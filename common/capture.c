@@ -3,7 +3,6 @@
 
 #include "base/clock.h"
 
-#include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,15 +15,17 @@
 #define WIDTH_MAX 64
 #define DRAIN_READS 64
 
-enum { OUTPUT, ERROR };
+struct stream {
+    const struct capture *capture;
+    struct capture_text *text;
+    bool has_failed; /* no memory */
+};
 
-static struct capture_text *text_of(struct capture *capture, int which)
+static void append(void *context, const char *data, size_t bytes)
 {
-    return which == OUTPUT ? &capture->output : &capture->error;
-}
-
-static int append(struct capture_text *text, size_t bytes_max, const char *data, size_t bytes)
-{
+    struct stream *stream = context;
+    size_t bytes_max = stream->capture->bytes_max ? stream->capture->bytes_max : CAPTURE_BYTES_MAX;
+    struct capture_text *text = stream->text;
     char *grown;
 
     if (text->bytes + bytes > bytes_max) {
@@ -32,41 +33,23 @@ static int append(struct capture_text *text, size_t bytes_max, const char *data,
         bytes = bytes_max - text->bytes;
     }
     grown = realloc(text->text, text->bytes + bytes + 1);
+    stream->has_failed |= !grown;
     if (!grown)
-        return -1;
+        return;
     memcpy(grown + text->bytes, data, bytes);
     text->text = grown;
     text->bytes += bytes;
     grown[text->bytes] = '\0';
-    return 0;
 }
 
-static int *fd_of(struct capture *capture, int which)
+/* Reads what is available. -1: out of memory. */
+static int drain(struct capture *capture)
 {
-    return which == OUTPUT ? &capture->process.out : &capture->process.err;
-}
+    struct stream output = {capture, &capture->output, false}, error = {capture, &capture->error, false};
 
-/* Reads what is available, but not everything from a program that writes without end: it must reach its deadline. */
-static int drain(struct capture *capture, int which)
-{
-    char data[16384];
-    ssize_t n;
-
-    for (int i = 0; *fd_of(capture, which) >= 0 && i < DRAIN_READS; i++) {
-        n = read(*fd_of(capture, which), data, sizeof(data));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0 && errno == EAGAIN)
-            return 0;
-        if (n <= 0) {
-            process_close_fd(fd_of(capture, which));
-            return 0;
-        }
-        if (append(text_of(capture, which), capture->bytes_max ? capture->bytes_max : CAPTURE_BYTES_MAX, data,
-                   (size_t)n) != 0)
-            return -1;
-    }
-    return 0;
+    process_read(&capture->process.out, DRAIN_READS, append, &output);
+    process_read(&capture->process.err, DRAIN_READS, append, &error);
+    return output.has_failed || error.has_failed ? -1 : 0;
 }
 
 static void start(struct capture *capture)
@@ -100,7 +83,7 @@ static int poll_program(struct capture *capture, int64_t timeout_ms)
 {
     pid_t ended = process_wait(capture->process.pid, WNOHANG, &capture->status);
 
-    if (drain(capture, OUTPUT) != 0 || drain(capture, ERROR) != 0)
+    if (drain(capture) != 0)
         return -1;
     if (ended != 0) {
         /* A child of the program may hold the pipes open: its output is not waited for. */
@@ -137,9 +120,8 @@ static void wait_for_event(const struct poll_set *poll_set, int64_t timeout_ms)
             polls[n++] = (struct pollfd){.fd = capture->pidfd, .events = POLLIN};
         if (late_ns < until_ns)
             until_ns = late_ns;
-        for (int which = OUTPUT; which <= ERROR; which++)
-            if (*fd_of(capture, which) >= 0)
-                polls[n++] = (struct pollfd){.fd = *fd_of(capture, which), .events = POLLIN};
+        polls[n++] = (struct pollfd){.fd = capture->process.out, .events = POLLIN};
+        polls[n++] = (struct pollfd){.fd = capture->process.err, .events = POLLIN};
     }
     poll(polls, n, until_ns > now_ns ? (int)((until_ns - now_ns) / 1000000 + 1) : 0);
 }

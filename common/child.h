@@ -1,22 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* child.h - starts another program with pipes, in its own process group, which does not outlive this process. */
+/*
+ * child.h - other programs, which do not outlive this process.
+ *
+ * Between this process and the program there is another one, the supervisor. It ends as the program does, with the same
+ * exit code or signal, and forwards signals that this process sends it. When this process dies, also by SIGKILL, the
+ * program and all its descendants get SIGTERM, and 3 s later SIGKILL. Processes that the program leaves behind while
+ * this process lives are not touched.
+ */
 #ifndef EP_COMMON_CHILD_H
 #define EP_COMMON_CHILD_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <sys/types.h>
 
 struct process {
-    pid_t pid;        /* 0: no program runs */
+    pid_t pid;        /* of the supervisor; 0: no program runs */
     int in, out, err; /* our ends, non-blocking and close-on-exec; -1: no pipe */
 };
 
 /*
  * Starts argv[0], searched in PATH, and waits until it is executed. `environment` (NULL-terminated) is its whole
  * environment, except for LC_ALL=C; NULL: the environment of this process. Standard input is a pipe if `has_input`,
- * else empty. Signals and limits are as this process inherited them (inherited.h). When the thread that started the
- * program ends, the program and all its descendants are ended (supervise.h). 0, or the errno of the failure; then
- * nothing runs and no descriptor is open.
+ * else empty. The program and its supervisor are a process group. Limits and dispositions of signals are as this
+ * process inherited them (inherited.h), and no signal is blocked. 0, or the errno of the failure; then nothing runs and
+ * no descriptor is open.
  */
 int process_start(char *const *argv, char *const *environment, bool has_input, struct process *ret_process);
 
@@ -26,6 +34,18 @@ int process_start(char *const *argv, char *const *environment, bool has_input, s
  */
 typedef void (*process_execute)(const void *context);
 int process_fork(process_execute execute, const void *context, bool has_input, struct process *ret_process);
+
+/*
+ * The same for a program that replaces this process for its user: it has the standard streams of this process, its
+ * process group, and the signal mask that this process inherited. There are no pipes.
+ */
+int process_fork_in_place(process_execute execute, const void *context, struct process *ret_process);
+
+/*
+ * Reads what a pipe has, by at most `reads` calls: a program that writes without end must still reach its deadline.
+ * `on_data` may close the pipe. At its end the pipe is closed, and *fd is -1.
+ */
+void process_read(int *fd, int reads, void (*on_data)(void *context, const char *data, size_t bytes), void *context);
 
 #define PROCESS_UNKNOWN 255
 

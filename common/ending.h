@@ -3,17 +3,13 @@
  * ending.h - the JSON document of a command that ends without its report, because it was refused, failed early, timed
  * out or was interrupted. Its schema is common/ending.json.
  *
- * With --json, standard output is always one document. It is empty only after a usage error (cmd_usage(), exit code 2).
+ * With --json, standard output is one document. It is empty only after a usage error (cmd_usage(), exit code 2), or if
+ * a signal ended the command.
  */
 #ifndef EP_COMMON_ENDING_H
 #define EP_COMMON_ENDING_H
 
-#include <stdarg.h>
-
-/*
- * Enables the document for a command called with --json. From now on SIGINT, SIGTERM, SIGHUP and SIGQUIT write it
- * before they end this process, unless they are blocked or handled. Child processes never write it.
- */
+/* Enables the document for a command called with --json. Child processes never write it. */
 void ending_expect(const char *command);
 
 /* Disables the document: other output is written to standard output, or none at all. */

@@ -65,21 +65,6 @@ const char *file_error(int number)
     return number == ENODATA ? "no data came from the pipe" : strerror(number);
 }
 
-int file_write_all(int fd, const void *data, size_t bytes)
-{
-    const char *at = data;
-
-    while (bytes > 0) {
-        ssize_t n = write(fd, at, bytes);
-
-        if (n < 0 && errno != EINTR)
-            return errno;
-        at += n > 0 ? n : 0;
-        bytes -= n > 0 ? (size_t)n : 0;
-    }
-    return 0;
-}
-
 void file_skip_mark(FILE *stream)
 {
     int c = getc(stream);

@@ -17,9 +17,6 @@ FILE *file_open_regular(const char *path);
 /* What errno of these means. */
 const char *file_error(int number);
 
-/* Writes everything to a descriptor; 0, or errno. May be called in a signal handler. */
-int file_write_all(int fd, const void *data, size_t bytes);
-
 /* Skips a byte order mark, as editors of other systems write it, at the beginning of a text. */
 void file_skip_mark(FILE *stream);
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "temporary.h"
-#include "file.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -273,4 +272,19 @@ int temporary_save(const char *dest, const char *text, size_t bytes, mode_t mode
     temporary_remove(&temporary);
     temporary_release_signals(&before);
     return number;
+}
+
+int file_write_all(int fd, const void *data, size_t bytes)
+{
+    const char *at = data;
+
+    while (bytes > 0) {
+        ssize_t n = write(fd, at, bytes);
+
+        if (n < 0 && errno != EINTR)
+            return errno;
+        at += n > 0 ? n : 0;
+        bytes -= n > 0 ? (size_t)n : 0;
+    }
+    return 0;
 }

@@ -40,16 +40,17 @@ static struct filter *filter_of(FILE *stream)
     return NULL;
 }
 
-/* Whether a signal that ends the command is pending. It may be blocked, for commands that use signalfd. */
+static const int ending_signals[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
+
+/* Whether a signal that ends the command is pending. It may be blocked: by stream_json(), or for signalfd. */
 static bool is_ending(void)
 {
-    static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
     sigset_t pending;
 
     if (sigpending(&pending) != 0)
         return false;
-    for (size_t i = 0; i < COUNT(numbers); i++)
-        if (sigismember(&pending, numbers[i]) > 0)
+    for (size_t i = 0; i < COUNT(ending_signals); i++)
+        if (sigismember(&pending, ending_signals[i]) > 0)
             return true;
     return false;
 }
@@ -242,13 +243,22 @@ static int print_json(FILE *stream, const char *text)
 int stream_json(FILE *stream, const json_t *document, size_t flags)
 {
     char *text = json_dumps(document, flags);
+    sigset_t ending, before;
     int result;
 
     if (!text) {
         errno = ENOMEM;
         return -1;
     }
+    /* A signal that ends the command does so before or after the document. */
+    sigemptyset(&ending);
+    for (size_t i = 0; i < COUNT(ending_signals); i++)
+        sigaddset(&ending, ending_signals[i]);
+    pthread_sigmask(SIG_BLOCK, &ending, &before);
     result = print_json(stream, text);
+    if (fflush(stream) != 0)
+        result = -1;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     free(text);
     return result;
 }

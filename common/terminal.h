@@ -29,7 +29,8 @@ void stream_control(FILE *stream, const char *sequence);
 
 /*
  * Prints one JSON document and a newline to any stream; invisible characters become \u escapes. `flags` as for
- * json_dumps(). 0, or -1 with errno.
+ * json_dumps(). A signal that ends the process does so before or after all of it, unless the reader stalls. 0, or -1
+ * with errno.
  */
 int stream_json(FILE *stream, const json_t *document, size_t flags);
 

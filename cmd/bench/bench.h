@@ -13,6 +13,7 @@
 #define EP_BENCH_BENCH_H
 
 #include "cmd/test/check/routings.h"
+#include "common/output.h"
 #include "common/ranks/ranks.h"
 
 #include <jansson.h>
@@ -101,5 +102,19 @@ int bench_request_from_json(const json_t *json, struct bench_request *ret_reques
 
 /* Runs the request on a rank. */
 int bench_job(struct ranks_ctx *ctx, const json_t *parameters);
+
+/* --- render.c: measurements as text and CSV --- */
+
+/* `rows` of bench_collect(). 0, or -1 after reporting a write error. */
+int bench_print_rows(const json_t *rows, const char *device, enum out_format format);
+
+/* The phases of each operation. */
+int bench_print_phases(const json_t *rows, const char *device);
+
+/* "8 ranks: dispatch runs at 0.92 of memcpy and 3.4 times MPI_Alltoallv, ...": of the largest group and token count. */
+void bench_verdict(const json_t *rows, char *ret_text, size_t bytes);
+
+/* The lines below the table: memory, cost of a new routing. */
+void bench_print_notes(const json_t *rows, const json_t *memory);
 
 #endif

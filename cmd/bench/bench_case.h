@@ -1,25 +1,219 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bench_case.h - one configuration on one rank: shape, routing, buffers. Internal to the benchmark.
+ * bench_case.h - internals of the benchmark on the ranks.
  *
- *   job.c      runs the request
- *   case.c     buffers
- *   verify.c   poison, contents, comparison with the oracle
- *   ops.c      dispatch, combine          plans.c   plans and first dispatches
- *   lowlat.c   the low-latency layout     row.c     measurements as JSON
- *   footprint.c  memory of the library    roofline.c  baselines on GPUs
- *   mpirun.c     ranks under MPI, for the baseline naive.c
+ *   bench_case.c  the request; buffers and routes of one configuration; memory of the library
+ *   bench_ops.c   dispatch, combine, plans, and their baselines      lowlat.c  the low-latency layout
+ *   bench_verify.c  contents, comparison with the reference          naive.c   MPI's all-to-all
+ *   rounds.c      rounds, statistics, rates, and measurements as JSON
+ *   mpirun.c      ranks under MPI, for its all-to-all      mpi_load.c  the module that calls MPI
  */
 #ifndef EP_BENCH_BENCH_CASE_H
 #define EP_BENCH_BENCH_CASE_H
 
-#include "account.h"
 #include "backend/cuda/module.h"
 #include "bench.h"
-#include "bench_route.h"
+#include "cmd/bench/mpi/module.h"
 #include "cmd/test/check/mirrors.h"
-#include "naive.h"
-#include "rounds.h"
+#include "cmd/test/check/reference.h"
+
+/*
+ * --- rounds.c: accounting of rows and bytes; pure functions ---
+ *
+ * All rates are GB/s (10^9 bytes) of one rank: the mean over the ranks.
+ *   logical   rows received, including the rank's own, times the bytes of a row with its scales: as printed by DeepEP
+ *   wire      rows sent to other ranks only. In a low-latency combine the host backend reads all rows at the token's
+ *             rank and sums there; it is counted as if partial sums were sent, for comparison with GPU backends
+ *   printed   between nodes, as printed by DeepEP: each token once per distinct destination node, including its own
+ *   net       between nodes: bytes actually put on the network; low latency: of rows alone
+ */
+
+/* Rows of one rank, or summed over ranks. */
+struct bench_counts {
+    int64_t recv; /* rows received, own included; low latency: one per (token, expert) */
+    int64_t
+        wire;    /* rows sent to other ranks: one per (token, rank); EP_LL_NO_PARTIAL_REDUCE: one per (token, expert) */
+    int64_t net; /* (token, other node) pairs */
+    int64_t own_node;  /* tokens that go to their own node */
+    int64_t net_bytes; /* put on the network */
+};
+
+struct bench_rates {
+    double logical, wire, printed, net;
+};
+
+/* Bytes of a row with its f32 scales. */
+int64_t bench_row_bytes(int is_fp8, int hidden);
+
+void bench_counts_add(struct bench_counts *sum, const struct bench_counts *rank);
+
+/* `sum` over n_ranks ranks; all rates are 0 if `seconds` is. */
+struct bench_rates bench_rates_of(const struct bench_counts *sum, int n_ranks, int64_t row_bytes, double seconds);
+
+/* --- rounds.c: statistics of a series of measurements; pure functions --- */
+
+struct bench_summary {
+    size_t n;
+    double median, p10, p90, min, max;
+};
+
+/*
+ * Quantile q (0..1) of n >= 1 ascending values, linear between the two nearest ones (definition 7 of Hyndman and Fan,
+ * the default of numpy and R).
+ */
+double bench_quantile(const double *sorted, size_t n, double q);
+
+/* Sorts `values`. With n 0 all results are 0. */
+void bench_summarise(double *values, size_t n, struct bench_summary *ret_summary);
+
+/* Median over i of numerators[i] / denominators[i]; 0 for n 0. `scratch` [n]. */
+double bench_median_ratio(const double *numerators, const double *denominators, size_t n, double *scratch);
+
+/* A sample of one rank. */
+struct bench_span {
+    uint64_t begin_ns, end_ns;
+};
+
+/*
+ * Seconds of a sample of the group. With one clock: from the first rank's begin to the last rank's end, so that ranks
+ * that share a CPU are not timed as if each had its own. Without: the longest span.
+ */
+double bench_window(const struct bench_span *spans, int n_ranks, int one_clock);
+
+/*
+ * Number of rounds of `seconds` each that take `fill_seconds`, limited to least..most.
+ */
+int bench_rounds_for(double seconds, double fill_seconds, int least, int most);
+
+/*
+ * --- rounds.c: several series in rounds, with one sample of each series per round, on all ranks ---
+ *
+ * On GPUs the time of a sample is between two events in the stream, around everything that it queues; the slowest rank
+ * counts.
+ */
+
+#define BENCH_WARM_UP 2
+#define BENCH_MAX_SERIES 6
+
+struct bench_series {
+    const char *what; /* for error texts: "dispatch" */
+    const char *key;  /* of a baseline in the row of the measurement: "memcpy"; NULL: what is measured */
+    /* Before the barrier, not timed; may be NULL. `round` is -2 and -1 in the warm-up. */
+    ep_status (*prepare)(void *context, int round);
+    ep_status (*run)(void *context);              /* timed */
+    ep_status (*finish)(void *context);           /* waits for what run started; on GPUs not timed; may be NULL */
+    ep_status (*after)(void *context, int round); /* not timed; may be NULL */
+    void *context;
+    int repeats; /* operations of one run(), back to back; the time is divided by it; 0: one */
+    bool queued; /* on GPUs: after other work, which flushes the cache and hides the launch; else on an idle device */
+
+    struct bench_summary summary; /* seconds of the group */
+    double ratio;                 /* median over the rounds of seconds of this series / seconds of series[0] */
+};
+
+/*
+ * Runs the rounds: series[0] is measured, the others are baselines. Collective. `iters` 0: as many rounds as take
+ * series[0] 0.3 s, at least 5. Returns 0, or an exit code after emitting the error.
+ */
+int bench_rounds(struct ranks_ctx *ctx, struct bench_series *series, int n_series, int iters, bool one_clock);
+
+/* Whether all ranks run on one host and share its clock. Collective. */
+ep_status bench_one_clock(struct ranks_ctx *ctx, bool *ret_one);
+
+/*
+ * --- bench_case.c: rows that a routing sends from and to a rank ---
+ *
+ * Computed by the reference and without the library: to verify results, and for the offsets of the naive baseline.
+ */
+
+struct bench_route {
+    struct reference_group group; /* the selections of all ranks */
+    struct reference_counts sent;
+    struct reference_layout received;
+    int rank, n_tokens; /* of this rank */
+    int32_t *experts;   /* [N,K] of its tokens */
+    float *weights;     /* [N,K] */
+    struct bench_counts counts;
+};
+
+/* `expanded`: the received rows by expert, as in the low-latency layout. False if out of memory. */
+bool bench_route_init(struct bench_route *route, const struct routing *routing, int rank, int n_nodes, bool expanded);
+
+/* Accepts a zeroed route. */
+void bench_route_done(struct bench_route *route);
+
+/*
+ * --- bench_verify.c: random contents that any rank can compute, to verify results ---
+ *
+ * The contents of a row are a pure function of a key (check/random.h), so that a receiver can verify every byte without
+ * communication. Values are finite and of similar magnitude; none equals the poison.
+ */
+
+/* Outputs are filled with this byte before a verified operation: NaN in bf16, fp8 and f32, index -1. */
+#define PATTERN_POISON 0xff
+
+enum pattern_kind {
+    PATTERN_BF16,  /* +-0.125 .. 2 */
+    PATTERN_FP8,   /* e4m3 without NaN */
+    PATTERN_SCALES /* f32, 1 .. 2 */
+};
+
+/* Streams below the seed of a run; the first number of a key. */
+enum pattern_stream { PATTERN_X = 1, PATTERN_X_SCALES, PATTERN_RETURN, PATTERN_LL_RETURN };
+
+/* Key of the row of `token` of rank `source`; `holder`: the rank or expert that returns it, 0 if there is none. */
+uint64_t pattern_key(uint64_t seed, enum pattern_stream stream, int holder, int source, int token);
+
+/* `bytes` is a multiple of 4. */
+void pattern_fill(void *row, size_t bytes, enum pattern_kind kind, uint64_t key);
+bool pattern_holds(const void *row, size_t bytes, enum pattern_kind kind, uint64_t key);
+
+/*
+ * --- naive.c: baseline with MPI's all-to-all (MPI_Ialltoallv, which has a deadline) ---
+ *
+ * Counts are known, rows are packed by destination and arrive in (source rank, token) order, and a rank's own rows are
+ * copied directly. The sum shares no code with the library.
+ */
+
+/* out = rows[0] + rows[1] + ...: bf16 rows of `count` elements, fp32 in that order, rounded to nearest even once. */
+typedef void (*bench_reduce_fn)(uint16_t *out, const uint16_t *const *rows, int n_rows, int count);
+
+/* The variant for the widest vectors of this CPU. */
+bench_reduce_fn bench_reduce_get(void);
+
+struct naive {
+    const struct bench_mpi_module *mpi;
+    const struct bench_route *route;
+    bench_reduce_fn reduce;
+    int hidden, timeout_ms;
+    bool busy;          /* an exchange has failed: MPI may access the buffers until the process ends */
+    size_t scale_bytes; /* of a row; 0 in bf16 */
+    /* Rows by rank; the own rank's are not counted. */
+    int send_counts[EP_MAX_RANKS], send_offsets[EP_MAX_RANKS], recv_counts[EP_MAX_RANKS], recv_offsets[EP_MAX_RANKS];
+    unsigned char *packed, *packed_meta; /* [n_send]: rows; records of scales, experts, weights */
+    unsigned char *recv_meta;
+
+    /* Results. */
+    unsigned char *recv_rows; /* [n_recv] */
+    float *recv_scales;
+    int32_t *recv_experts; /* [n_recv,K] */
+    float *recv_weights;
+};
+
+/* Adds buffers for rows of either type to the mirrors, on whose ranks it runs. */
+void naive_init(struct naive *naive, const struct bench_mpi_module *mpi, struct mirrors *mirrors,
+                const struct bench_route *route, int hidden);
+
+/* Bytes that naive_init() allocates for these numbers of rows. */
+uint64_t naive_bytes(int64_t n_send, int64_t n_recv, int hidden, int topk);
+
+/* x [N,H] bf16, or fp8 with scales [N,H/128]. */
+ep_status naive_dispatch(struct naive *naive, const void *x, const float *scales, bool is_fp8);
+
+/* x [n_recv,H] bf16; out [N,H]. */
+ep_status naive_combine(struct naive *naive, const uint16_t *x, uint16_t *out);
+
+/* --- bench_case.c: one configuration on one rank --- */
 
 /* Number of routings that plans are measured with, used round-robin. */
 #define BENCH_VARIANTS 4
@@ -90,7 +284,7 @@ static inline bool bench_has_mpi(const struct bench_case *bench)
     return bench->mpi && bench_has_baselines(bench);
 }
 
-/* --- verify.c: collective; an error on one rank is returned on all ranks --- */
+/* --- bench_verify.c: collective; an error on one rank is returned on all ranks --- */
 
 void verify_fill_x(struct bench_case *bench, bool is_fp8);
 void verify_poison_received(struct bench_case *bench, const struct bench_route *route);
@@ -105,7 +299,7 @@ int verify_naive_dispatch(struct bench_case *bench, bool is_fp8);
 /* Collective. If `wrong` is not "" on some rank, emits its text and returns CMD_FAILED on all ranks, else 0. */
 int verify_agree(struct ranks_ctx *ctx, const char *what, const char *wrong);
 
-/* --- row.c --- */
+/* --- rounds.c: measurements as JSON --- */
 
 /* Phases of an operation by ep_comm_get_stats(): sums over the rounds of this rank. */
 struct bench_phases {
@@ -136,23 +330,7 @@ struct bench_measurement {
 /* Sums over the ranks; rank 0 emits the row. Collective. */
 int bench_emit_row(const struct bench_case *bench, const struct bench_measurement *measurement);
 
-/* --- roofline.c: upper bounds of the GPUs of this machine --- */
-
-struct bench_roofline {
-    struct bench_case *bench;
-    void *peers[EP_CUDA_GPUS]; /* copy_to of each rank, mapped into this rank */
-    int64_t at[EP_CUDA_GPUS];  /* index of this rank's first row in it */
-    size_t row_bytes;
-    size_t pair_bytes;
-};
-
-/* The ranks are of one node. Collective. 0 or an exit code. */
-int bench_roofline_init(struct bench_roofline *roofline, struct bench_case *bench);
-/* Copies by the copy engine: from rank 0 to rank 1, and the bytes of all rows from all to all. */
-ep_status bench_engine_pair(void *roofline);
-ep_status bench_engine_all(void *roofline);
-
-/* --- measurements, called by job.c: 0, or an exit code --- */
+/* --- measurements: 0, or an exit code --- */
 
 int bench_run_ops(struct bench_case *bench);
 int bench_run_plans(struct bench_case *bench);

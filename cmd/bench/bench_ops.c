@@ -1,12 +1,101 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench_ops.c - dispatch and combine on a plan, with the baselines memcpy and MPI_Alltoallv, or the roofline of GPUs.
- */
+/* bench_ops.c - dispatch and combine with a plan, and plans, with their baselines. */
 #include "bench_case.h"
 
 #include "backend/cuda/module.h"
+#include "base/error.h"
 #include "net/probe.h"
 
 #include <string.h>
+
+/*
+ * --- upper bounds by the copy engines of the GPUs ---
+ *
+ * Copies between one pair, and all-to-all copies with the bytes that the measured operation moves from each rank to
+ * each rank, including itself.
+ */
+
+struct roofline {
+    struct bench_case *bench;
+    void *peers[EP_CUDA_GPUS]; /* copy_to of each rank, mapped into this rank */
+    int64_t at[EP_CUDA_GPUS];  /* index of this rank's first row in it */
+    size_t row_bytes;
+    size_t pair_bytes;
+};
+
+/* Published by each rank: its buffer, and where each source's rows begin in it. */
+struct peer_buffer {
+    struct ep_cuda_address address;
+    int64_t capacity_bytes;
+    int64_t start[EP_CUDA_GPUS];
+};
+
+/* Maps the buffers of all ranks and finds the offsets of this rank's rows in them. */
+static ep_status exchange_buffers(struct roofline *roofline)
+{
+    struct bench_case *bench = roofline->bench;
+    struct ranks_ctx *ctx = bench->ctx;
+    void *buffer = mirrors_address(&bench->mirrors, bench->copy_to);
+    struct peer_buffer mine = {.capacity_bytes = bench->capacity_rows * 2 * bench->request->hidden};
+    struct peer_buffer all[EP_CUDA_GPUS];
+
+    for (int rank = 0; rank < ctx->nranks; rank++)
+        mine.start[rank] = bench->route.received.recv_from_rank[rank];
+    EP_TRY(ctx->gpu->get_address(ctx->comm, buffer, (size_t)mine.capacity_bytes, &mine.address));
+    EP_TRY(ep_comm_allgather(ctx->comm, &mine, sizeof(mine), all));
+    for (int rank = 0; rank < ctx->nranks; rank++) {
+        EP_TRY(ctx->gpu->map_address(ctx->comm, rank, &all[rank].address, &roofline->peers[rank]));
+        roofline->at[rank] = all[rank].start[ctx->rank];
+        if (rank == 0 || (size_t)all[rank].capacity_bytes < roofline->pair_bytes)
+            roofline->pair_bytes = (size_t)all[rank].capacity_bytes;
+    }
+    return EP_OK;
+}
+
+/* The ranks are of one node. Collective. 0 or an exit code. */
+static int roofline_init(struct roofline *roofline, struct bench_case *bench)
+{
+    ep_status status;
+
+    *roofline = (struct roofline){.bench = bench};
+    status = exchange_buffers(roofline);
+    return status == EP_OK ? 0 : ranks_emit_error(bench->ctx, status, "preparing the roofline");
+}
+
+static ep_status engine_pair(void *context)
+{
+    struct roofline *roofline = context;
+    struct bench_case *bench = roofline->bench;
+    struct ranks_ctx *ctx = bench->ctx;
+
+    /* Rank 0 to rank 1; with one rank, within its own memory. */
+    if (ctx->rank != 0)
+        return EP_OK;
+    EP_TRY(ctx->gpu->engine_copy(ctx->comm, 0, roofline->peers[ctx->nranks > 1],
+                                 mirrors_address(&bench->mirrors, bench->copy_from), roofline->pair_bytes));
+    return ctx->gpu->engine_join(ctx->comm);
+}
+
+static ep_status engine_all(void *context)
+{
+    struct roofline *roofline = context;
+    struct bench_case *bench = roofline->bench;
+    struct ranks_ctx *ctx = bench->ctx;
+    const char *from = mirrors_address(&bench->mirrors, bench->copy_from);
+
+    /* Each rank begins with the next rank, so that no rank receives from all others at once. */
+    for (int i = 1; i <= ctx->nranks; i++) {
+        int rank = (ctx->rank + i) % ctx->nranks;
+        size_t rows = (size_t)bench->route.sent.tokens_per_rank[rank];
+
+        EP_TRY(ctx->gpu->engine_copy(ctx->comm, i % EP_CUDA_COPY_STREAMS,
+                                     (char *)roofline->peers[rank] + (size_t)roofline->at[rank] * roofline->row_bytes,
+                                     from, rows * roofline->row_bytes));
+    }
+    return ctx->gpu->engine_join(ctx->comm);
+}
+
+/* --- dispatch and combine --- */
 
 struct op {
     struct bench_case *bench;
@@ -14,7 +103,7 @@ struct op {
     ep_dispatch_args dispatch;
     ep_combine_args combine;
     struct bench_phases phases;
-    struct bench_roofline roofline;
+    struct roofline roofline;
     struct ep_net_probe *probe; /* between nodes, with baselines */
     double probe_bytes;         /* of one rank in a sample */
     double puts;                /* of one operation */
@@ -197,12 +286,12 @@ static void add_gpu_series(struct op *op)
                (struct bench_series){.what = "raw rows", .key = "bare", .run = run_raw, .queued = true, .context = op});
     add_series(op, (struct bench_series){.what = "copy engine, one pair",
                                          .key = "engine_pair",
-                                         .run = bench_engine_pair,
+                                         .run = engine_pair,
                                          .queued = true,
                                          .context = &op->roofline});
     add_series(op, (struct bench_series){.what = "copy engine, all to all",
                                          .key = "engine_all",
-                                         .run = bench_engine_all,
+                                         .run = engine_all,
                                          .queued = true,
                                          .context = &op->roofline});
 }
@@ -220,7 +309,7 @@ static int measure(struct op *op)
         .phases = &op->phases,
         .series = op->series,
     };
-    int code = has_roofline(bench) ? bench_roofline_init(&op->roofline, bench) : 0;
+    int code = has_roofline(bench) ? roofline_init(&op->roofline, bench) : 0;
 
     op->roofline.row_bytes = (size_t)measurement.row_bytes;
     op->copy_bytes = (size_t)(bench->route.counts.recv * measurement.row_bytes);
@@ -276,5 +365,139 @@ int bench_run_ops(struct bench_case *bench)
         code = measure_dispatch(bench, true);
     if (code == 0 && (request->ops & BENCH_COMBINE))
         code = measure_combine(bench);
+    return code;
+}
+
+/* --- cost of a new routing: its plan, and its first dispatch compared with that of an existing plan --- */
+
+struct plans {
+    struct bench_case *bench;
+    const struct bench_route *route; /* of the next plan */
+    ep_dispatch_args dispatch;
+    ep_plan *plan;
+};
+
+static void choose_route(struct plans *plans, const struct bench_route *route)
+{
+    plans->route = route;
+    plans->dispatch.topk_weights = mirrors_address(&plans->bench->mirrors, route->weights);
+}
+
+/* Each sample has another routing than the one before. */
+static ep_status prepare_new(void *context, int round)
+{
+    struct plans *plans = context;
+
+    choose_route(plans, &plans->bench->new_routes[(round + BENCH_WARM_UP) % BENCH_VARIANTS]);
+    return EP_OK;
+}
+
+static ep_status run_plan(void *context)
+{
+    struct plans *plans = context;
+
+    return bench_plan_new(plans->bench, plans->route, &plans->plan);
+}
+
+static ep_status run_first(void *context)
+{
+    struct plans *plans = context;
+
+    EP_TRY(run_plan(plans));
+    return ep_dispatch_sync(plans->plan, &plans->dispatch);
+}
+
+static ep_status after_new(void *context, int round)
+{
+    struct plans *plans = context;
+
+    (void)round;
+    ep_plan_free(plans->plan);
+    plans->plan = NULL;
+    return EP_OK;
+}
+
+static ep_status run_cached(void *context)
+{
+    struct plans *plans = context;
+    ep_dispatch_args args = plans->dispatch;
+
+    args.topk_weights = mirrors_address(&plans->bench->mirrors, plans->bench->route.weights);
+    return ep_dispatch_sync(plans->bench->plan, &args);
+}
+
+static int check_first(struct plans *plans, const struct bench_route *route)
+{
+    struct bench_case *bench = plans->bench;
+    ep_status status;
+
+    choose_route(plans, route);
+    verify_poison_received(bench, route);
+    status = run_first(plans);
+    if (status != EP_OK)
+        return ranks_emit_error(bench->ctx, status, "first dispatch");
+    after_new(plans, 0);
+    return verify_dispatch(bench, route, false);
+}
+
+/* The mean of the routings, which are used equally often. */
+static struct bench_counts mean_counts(const struct bench_case *bench)
+{
+    struct bench_counts mean = {0};
+
+    for (int v = 0; v < BENCH_VARIANTS; v++)
+        bench_counts_add(&mean, &bench->new_routes[v].counts);
+    mean.recv /= BENCH_VARIANTS;
+    mean.wire /= BENCH_VARIANTS;
+    mean.net /= BENCH_VARIANTS;
+    mean.own_node /= BENCH_VARIANTS;
+    return mean;
+}
+
+static int measure_plans(struct plans *plans)
+{
+    struct bench_case *bench = plans->bench;
+    struct bench_series series[] = {
+        {.what = "first dispatch", .prepare = prepare_new, .run = run_first, .after = after_new, .context = plans},
+        {.what = "dispatch", .key = "cached", .run = run_cached, .context = plans},
+        {.what = "plan", .prepare = prepare_new, .run = run_plan, .after = after_new, .context = plans},
+    };
+    struct bench_measurement first = {
+        .op = "first-dispatch",
+        .type = "bf16",
+        .tokens = bench->tokens,
+        .row_bytes = bench_row_bytes(0, bench->request->hidden),
+        .counts = mean_counts(bench),
+        .series = series,
+        .n_series = 2,
+    };
+    struct bench_measurement plan = {.op = "plan",
+                                     .type = "",
+                                     .tokens = bench->tokens,
+                                     .counts = mean_counts(bench),
+                                     .series = &series[2],
+                                     .n_series = 1};
+    int code = 0;
+
+    for (int v = 0; v < BENCH_VARIANTS && code == 0; v++)
+        code = check_first(plans, &bench->new_routes[v]);
+    if (code == 0)
+        code = bench_rounds(bench->ctx, series, 3, bench->request->iters, bench->one_clock);
+    if (code == 0)
+        code = check_first(plans, &bench->new_routes[0]);
+    if (code == 0)
+        code = bench_emit_row(bench, &plan);
+    return code ? code : bench_emit_row(bench, &first);
+}
+
+int bench_run_plans(struct bench_case *bench)
+{
+    struct plans plans = {.bench = bench};
+    int code;
+
+    verify_fill_x(bench, false);
+    bench_dispatch_args(bench, false, &plans.dispatch);
+    code = measure_plans(&plans);
+    ep_plan_free(plans.plan);
     return code;
 }

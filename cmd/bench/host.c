@@ -1,37 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "host.h"
-#include "mpirun.h"
 
-#include "common/output.h"
-#include "common/ranks/ranks_internal.h"
+#include "common/text.h"
+#include "machine/hardware/topo.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/utsname.h>
-
-json_t *machine_describe(void)
-{
-    json_t *machine = json_pack("{s:n, s:i, s:n, s:I, s:n, s:n, s:n, s:[], s:n, s:n, s:n}", "cpu", "cores",
-                                machine_cores(), "numa_nodes", "memory_bytes", (json_int_t)machine_memory_bytes(),
-                                "kernel", "os", "arch", "gpus", "gpu_driver", "mpi", "mpi_missing");
-    const char *mpi = bench_mpi_version(), *why = NULL;
-    struct utsname name;
-    struct source *source;
-
-    if (uname(&name) == 0) {
-        json_object_set_new(machine, "kernel", out_text(name.release));
-        json_object_set_new(machine, "arch", out_text(name.machine));
-    }
-    if (mpi)
-        json_object_set_new(machine, "mpi", out_text(mpi));
-    else if (!bench_mpi_available(&why))
-        json_object_set_new(machine, "mpi_missing", out_text(why));
-    if (source_open(NULL, &source) == EP_OK) {
-        machine_read(source, machine);
-        source_free(source);
-    }
-    return machine;
-}
+#include <unistd.h>
 
 void machine_print_bytes(double bytes, char ret_text[MACHINE_BYTES_TEXT])
 {
@@ -55,4 +31,194 @@ void machine_summary(const json_t *machine, char *ret_text, size_t bytes)
         snprintf(gpus, sizeof(gpus), "%zu x %s", n_gpus, name ? name : "NVIDIA GPU");
     snprintf(ret_text, bytes, "%s, %d core%s, %.1f GiB, %s", cpu ? cpu : "unknown CPU", cores, cores == 1 ? "" : "s",
              memory / (1u << 30), gpus);
+}
+
+/*
+ * --- the memory and cores that this process may use ---
+ *
+ * In a container the totals of the machine are too large: a process that relies on them is killed. The limits of all
+ * ancestors of a control group apply, of which a container sees only some.
+ */
+
+/* cgroup v1 reports "no limit" as a number near 2^63. */
+#define NO_LIMIT_V1 (INT64_C(1) << 62)
+
+static void limit_memory(struct machine_limits *limits, struct source *source, const char *folder, const char *file)
+{
+    int64_t bytes;
+
+    /* "max" (no limit) is not a number and fails here. */
+    if (source_number(source, &bytes, "%s/%s", folder, file) == SOURCE_OK && bytes >= 0 && bytes < NO_LIMIT_V1 &&
+        (uint64_t)bytes < limits->memory_bytes)
+        limits->memory_bytes = (uint64_t)bytes;
+}
+
+static void limit_cpus(struct machine_limits *limits, double quota_us, double period_us)
+{
+    if (quota_us > 0 && period_us > 0 && (limits->cpus <= 0 || quota_us / period_us < limits->cpus))
+        limits->cpus = quota_us / period_us;
+}
+
+static void read_v2(struct machine_limits *limits, struct source *source, const char *folder)
+{
+    double quota_us, period_us;
+
+    limit_memory(limits, source, folder, "memory.max");
+    if (sscanf(source_line(source, "%s/cpu.max", folder).text, "%lf %lf", &quota_us, &period_us) == 2)
+        limit_cpus(limits, quota_us, period_us);
+}
+
+static void read_v1_memory(struct machine_limits *limits, struct source *source, const char *folder)
+{
+    limit_memory(limits, source, folder, "memory.limit_in_bytes");
+}
+
+static void read_v1_cpu(struct machine_limits *limits, struct source *source, const char *folder)
+{
+    int64_t quota_us, period_us;
+
+    if (source_number(source, &quota_us, "%s/cpu.cfs_quota_us", folder) == SOURCE_OK &&
+        source_number(source, &period_us, "%s/cpu.cfs_period_us", folder) == SOURCE_OK)
+        limit_cpus(limits, (double)quota_us, (double)period_us);
+}
+
+/* By the controller in /proc/self/cgroup; "" is cgroup v2. */
+static const struct hierarchy {
+    const char *controller, *mount;
+    void (*read)(struct machine_limits *limits, struct source *source, const char *folder);
+} hierarchies[] = {{"", "/sys/fs/cgroup", read_v2},
+                   {"memory", "/sys/fs/cgroup/memory", read_v1_memory},
+                   {"cpu", "/sys/fs/cgroup/cpu", read_v1_cpu}};
+
+/* Applies the limits of the group `path` below the mount point and of all its ancestors. Ignores missing folders. */
+static void read_ancestors(struct machine_limits *limits, struct source *source, const struct hierarchy *hierarchy,
+                           const char *path)
+{
+    size_t base = strlen(hierarchy->mount);
+    char folder[4096], *slash;
+
+    if (snprintf(folder, sizeof(folder), "%s%s", hierarchy->mount, path) >= (int)sizeof(folder))
+        return;
+    hierarchy->read(limits, source, folder);
+    while ((slash = strrchr(folder + base, '/'))) {
+        *slash = '\0';
+        hierarchy->read(limits, source, folder);
+    }
+}
+
+/* Whether `name` is in the list, which is separated by commas and ends with a colon. */
+static bool is_listed(const char *name, struct piece list)
+{
+    const char *at = list.text;
+
+    do {
+        struct piece one = text_take(&at, ",:");
+
+        if (one.n == strlen(name) && strncmp(one.text, name, one.n) == 0)
+            return true;
+    } while (at <= list.text + list.n);
+    return false;
+}
+
+void machine_limits(struct source *source, struct machine_limits *ret_limits)
+{
+    const char *at = source_read(source, "/proc/self/cgroup").text;
+
+    *ret_limits = (struct machine_limits){.memory_bytes = UINT64_MAX};
+    while (*at) {
+        struct piece line = text_take(&at, "\n"), controllers;
+        const char *path = source_printf(source, "%.*s", (int)line.n, line.text);
+
+        /* "hierarchy:controllers:path" */
+        text_take(&path, ":");
+        controllers = text_take(&path, ":");
+        for (size_t i = 0; i < COUNT(hierarchies) && *path; i++)
+            if (is_listed(hierarchies[i].controller, controllers))
+                read_ancestors(ret_limits, source, &hierarchies[i], path);
+    }
+}
+
+static struct machine_limits own_limits(void)
+{
+    struct machine_limits limits = {.memory_bytes = UINT64_MAX};
+    struct source *source;
+
+    if (source_open(NULL, &source) == EP_OK) {
+        machine_limits(source, &limits);
+        source_free(source);
+    }
+    return limits;
+}
+
+uint64_t machine_memory_bytes(void)
+{
+    uint64_t bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t limit = own_limits().memory_bytes;
+
+    return limit < bytes ? limit : bytes;
+}
+
+int machine_cores(void)
+{
+    int cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    double limit = own_limits().cpus;
+    cpu_set_t set;
+
+    if (sched_getaffinity(0, sizeof(set), &set) == 0)
+        cores = CPU_COUNT(&set);
+    /* Round up: a fraction of a CPU still allows one more thread to run. */
+    if (limit > 0 && limit < cores)
+        cores = (int)limit + (limit > (int)limit);
+    return cores < 1 ? 1 : cores;
+}
+
+/* --- the parts of a description that come from files and the driver --- */
+
+/* The value after `key` in the first line that begins with it, without quotes; null if there is none. */
+static json_t *value_of_key(const char *text, const char *key)
+{
+    size_t n = strlen(key);
+    const char *line = text;
+
+    while (line && strncmp(line, key, n) != 0) {
+        line = strchr(line, '\n');
+        line = line ? line + 1 : NULL;
+    }
+    if (!line)
+        return json_null();
+    line += n;
+    line += strspn(line, " \t:=\"");
+    n = strcspn(line, "\"\n");
+    return n ? json_stringn(line, n) : json_null();
+}
+
+static json_t *describe_gpus(const struct topo *topo)
+{
+    json_t *gpus = json_array();
+
+    for (int i = 0; i < topo->n_gpus; i++) {
+        const struct topo_gpu *gpu = &topo->gpus[i];
+        const struct topo_pci *pci = &topo->pci[gpu->pci];
+        json_t *name =
+            *gpu->name ? json_string(gpu->name) : json_sprintf("NVIDIA device %04x (no driver)", pci->device);
+
+        json_array_append_new(gpus, json_pack("{s:o, s:s}", "name", name, "pci", pci->address));
+    }
+    return gpus;
+}
+
+void machine_read(struct source *source, json_t *machine)
+{
+    struct topo *topo;
+
+    json_object_set_new(machine, "cpu",
+                        value_of_key(source_lines(source, "model name", "/proc/cpuinfo").text, "model name"));
+    json_object_set_new(machine, "os", value_of_key(source_read(source, "/etc/os-release").text, "PRETTY_NAME"));
+    if (topo_read(source, &topo) != EP_OK)
+        return;
+    /* A kernel without NUMA lists no nodes. */
+    json_object_set_new(machine, "numa_nodes", json_integer(topo->n_numa ? topo->n_numa : 1));
+    json_object_set_new(machine, "gpus", describe_gpus(topo));
+    json_object_set_new(machine, "gpu_driver", *topo->driver ? json_string(topo->driver) : json_null());
+    topo_free(topo);
 }

@@ -15,12 +15,8 @@
  */
 json_t *machine_describe(void);
 
-/* --- machine_read.c --- */
-
 /* Sets the values that come from files and the driver: "cpu", "numa_nodes", "os", "gpus", "gpu_driver". */
 void machine_read(struct source *source, json_t *machine);
-
-/* --- machine_limits.c --- */
 
 /* Limits of the control groups of this process: the minimum of its own and all ancestors, cgroup version 1 or 2. */
 struct machine_limits {

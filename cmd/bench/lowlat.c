@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * lowlat.c - dispatch and combine in the low-latency layout. Logical bytes are counted per (token, expert), as DeepEP
- * does; bytes on the wire by the rows that are sent (account.h).
+ * does; bytes on the wire by the rows that are sent.
  *
  * The layout is sparse; the memcpy baseline copies the same number of bytes from contiguous memory.
  */
@@ -9,7 +9,6 @@
 
 #include "base/error.h"
 #include "core/quantize.h"
-#include "pattern.h"
 
 #include <epkit/lowlatency.h>
 #include <string.h>

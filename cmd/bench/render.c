@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "render.h"
-
 #include "bench.h"
 
 #include <stdio.h>

@@ -349,9 +349,9 @@ static void step(struct agent *agent, struct pollfd *polls, int signals)
 
         for (int which = 0; which < 2; which++)
             if (own[which].revents && own[which].fd == agent->ranks[i].fds[which])
-                agent_read_rank(agent, &agent->ranks[i], which);
+                agent_read_rank(&agent->ranks[i], which, 1);
         if (own[2].revents && own[2].fd == agent->ranks[i].control)
-            agent_read_control(agent, &agent->ranks[i]);
+            agent_read_control(&agent->ranks[i]);
     }
     if (polls[1].revents)
         handle_signals(agent, signals);

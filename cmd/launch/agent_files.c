@@ -2,8 +2,9 @@
 /* agent_files.c - the folder of a launch on a node. */
 #include "agent_internal.h"
 
+#include "common/temporary.h"
+
 #include "base/error.h"
-#include "common/file.h"
 
 #include <dirent.h>
 #include <errno.h>

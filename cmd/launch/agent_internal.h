@@ -60,10 +60,10 @@ ep_status agent_start_ranks(struct agent *agent);
 void agent_accept(struct agent *agent);
 
 /* Forwards the output of a rank; `which`: 0 output, 1 error. */
-void agent_read_rank(struct agent *agent, struct agent_rank *rank, int which);
+void agent_read_rank(struct agent_rank *rank, int which, int reads);
 
 /* Reads the report of the process that mpirun started about the end of its rank. */
-void agent_read_control(struct agent *agent, struct agent_rank *rank);
+void agent_read_control(struct agent_rank *rank);
 
 /* Reaps children that have ended. */
 void agent_reap(struct agent *agent);

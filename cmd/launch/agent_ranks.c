@@ -149,34 +149,33 @@ ep_status agent_start_ranks(struct agent *agent)
 
 /* --- output and end --- */
 
-void agent_read_rank(struct agent *agent, struct agent_rank *rank, int which)
-{
-    char data[32768];
-    ssize_t n = read(rank->fds[which], data, sizeof(data));
+struct output {
+    char kind;
+    int local;
+};
 
-    (void)agent;
-    if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        return;
-    if (n <= 0)
-        process_close_fd(&rank->fds[which]);
-    else
-        agent_send(which ? 'E' : 'O', rank->local, data, (size_t)n);
+static void send_output(void *context, const char *data, size_t bytes)
+{
+    const struct output *output = context;
+
+    agent_send(output->kind, output->local, data, bytes);
+}
+
+void agent_read_rank(struct agent_rank *rank, int which, int reads)
+{
+    struct output output = {which ? 'E' : 'O', rank->local};
+
+    process_read(&rank->fds[which], reads, send_output, &output);
 }
 
 /* Reports the end of a rank, after its output. Descendants may hold its pipes: what they write later is forwarded. */
-static void end_rank(struct agent *agent, struct agent_rank *rank, int code, int signal)
+static void end_rank(struct agent_rank *rank, int code, int signal)
 {
     rank->is_running = false;
     rank->pid = 0;
     process_close_fd(&rank->control);
-    for (int which = 0; which < 2; which++)
-        for (int i = 0; i < READS_AT_END && rank->fds[which] >= 0; i++) {
-            struct pollfd ready = {.fd = rank->fds[which], .events = POLLIN};
-
-            if (poll(&ready, 1, 0) <= 0)
-                break;
-            agent_read_rank(agent, rank, which);
-        }
+    agent_read_rank(rank, 0, READS_AT_END);
+    agent_read_rank(rank, 1, READS_AT_END);
     agent_event("exit", json_pack("{s:i, s:i, s:i}", "rank", rank->local, "code", code, "signal", signal));
 }
 
@@ -190,19 +189,19 @@ void agent_reap(struct agent *agent)
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0)
         for (int i = 0; i < agent->n_ranks; i++)
             if (agent->ranks[i].pid == pid)
-                end_rank(agent, &agent->ranks[i], WIFEXITED(status) ? WEXITSTATUS(status) : 0,
+                end_rank(&agent->ranks[i], WIFEXITED(status) ? WEXITSTATUS(status) : 0,
                          WIFSIGNALED(status) ? WTERMSIG(status) : 0);
     has_none = pid < 0 && errno == ECHILD;
     for (int i = 0; has_none && i < agent->n_ranks; i++)
         if (agent->ranks[i].pid > 0)
-            end_rank(agent, &agent->ranks[i], PROCESS_UNKNOWN, 0);
+            end_rank(&agent->ranks[i], PROCESS_UNKNOWN, 0);
 }
 
 struct ending {
     int code, signal;
 };
 
-void agent_read_control(struct agent *agent, struct agent_rank *rank)
+void agent_read_control(struct agent_rank *rank)
 {
     struct ending ending = {.signal = SIGKILL};
     ssize_t n = recv(rank->control, &ending, sizeof(ending), 0);
@@ -212,7 +211,7 @@ void agent_read_control(struct agent *agent, struct agent_rank *rank)
     /* End-of-file without a report: the process that supervised the rank was killed, and the rank with it. */
     if (n != sizeof(ending))
         ending = (struct ending){.signal = SIGKILL};
-    end_rank(agent, rank, ending.code, ending.signal);
+    end_rank(rank, ending.code, ending.signal);
 }
 
 void agent_free_ranks(struct agent *agent)

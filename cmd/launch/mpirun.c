@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #define TERM_MS 5000
+#define READS_AT_END 64
 
 struct words {
     const char *list[64];
@@ -179,23 +180,22 @@ static void handle_line(struct launch *launch, const char *line)
         snprintf(launch->mpirun_message, sizeof(launch->mpirun_message), "%s", clean);
 }
 
-static void read_pipe(struct launch *launch, int which)
-{
-    int *fd = which ? &launch->mpirun.err : &launch->mpirun.out;
-    struct line_buffer *buffer = &launch->mpirun_lines[which];
-    char data[8192];
-    ssize_t n = read(*fd, data, sizeof(data));
+struct output {
+    struct launch *launch;
+    struct line_buffer *buffer;
+};
 
-    if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        return;
-    if (n <= 0)
-        process_close_fd(fd);
+static void split_lines(void *context, const char *data, size_t bytes)
+{
+    struct output *output = context;
+    struct line_buffer *buffer = output->buffer;
+
     if (!buffer->text)
         buffer->text = malloc(LINE_MAX_BYTES);
-    for (ssize_t i = 0; buffer->text && i < n; i++) {
+    for (size_t i = 0; buffer->text && i < bytes; i++) {
         if (data[i] == '\n' || buffer->used + 1 == LINE_MAX_BYTES) {
             buffer->text[buffer->used] = '\0';
-            handle_line(launch, buffer->text);
+            handle_line(output->launch, buffer->text);
             buffer->used = 0;
         }
         if (data[i] != '\n')
@@ -203,18 +203,19 @@ static void read_pipe(struct launch *launch, int which)
     }
 }
 
+static void read_pipe(struct launch *launch, int which, int reads)
+{
+    struct output output = {launch, &launch->mpirun_lines[which]};
+
+    process_read(which ? &launch->mpirun.err : &launch->mpirun.out, reads, split_lines, &output);
+}
+
 static void reap(struct launch *launch)
 {
     if (launch->mpirun.pid <= 0 || process_wait(launch->mpirun.pid, WNOHANG, &launch->mpirun_status) == 0)
         return;
-    for (int which = 0; which < 2; which++)
-        for (int i = 0; i < 64; i++) {
-            struct pollfd ready = {.fd = which ? launch->mpirun.err : launch->mpirun.out, .events = POLLIN};
-
-            if (ready.fd < 0 || poll(&ready, 1, 0) <= 0)
-                break;
-            read_pipe(launch, which);
-        }
+    read_pipe(launch, 0, READS_AT_END);
+    read_pipe(launch, 1, READS_AT_END);
     process_close(&launch->mpirun);
     launch->mpirun.pid = 0;
     launch->mpirun_ended = true;
@@ -224,7 +225,7 @@ void mpirun_poll(struct launch *launch, const struct pollfd *polls)
 {
     for (int which = 0; which < 2; which++)
         if (polls[which].fd >= 0 && polls[which].revents)
-            read_pipe(launch, which);
+            read_pipe(launch, which, 1);
     reap(launch);
 }
 

@@ -15,6 +15,7 @@
 #define MAX_WORDS 64
 #define MAX_EXTRA 16
 #define CLOSED_POLL_MS 50 /* poll interval for the end of a program whose descendants hold its pipes */
+#define READS_AT_END 64
 #define QUEUE_MAX (64u << 20)
 
 /* --- which layer --- */
@@ -195,8 +196,10 @@ static void handle_error_line(struct remote *remote)
     }
 }
 
-static void handle_error(struct remote *remote, const char *data, size_t bytes)
+static void handle_error(void *context, const char *data, size_t bytes)
 {
+    struct remote *remote = context;
+
     for (size_t i = 0; i < bytes; i++) {
         if (data[i] == '\n') {
             remote->error_line[remote->error_used] = '\0';
@@ -339,20 +342,19 @@ static void check_deadlines(struct remote *remote, uint64_t now_ns)
 
 /* --- one step --- */
 
-static void read_pipe(struct remote *remote, bool is_error)
+static void on_output(void *context, const char *data, size_t bytes)
 {
-    int *fd = is_error ? &remote->process.err : &remote->process.out;
-    char data[32768];
-    ssize_t n = read(*fd, data, sizeof(data));
+    struct remote *remote = context;
 
-    if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        return;
-    if (n <= 0)
-        process_close_fd(fd);
-    else if (is_error)
-        handle_error(remote, data, (size_t)n);
+    remote->pool->how->on_output(remote, data, bytes);
+}
+
+static void read_pipe(struct remote *remote, bool is_error, int reads)
+{
+    if (is_error)
+        process_read(&remote->process.err, reads, handle_error, remote);
     else
-        remote->pool->how->on_output(remote, data, (size_t)n);
+        process_read(&remote->process.out, reads, on_output, remote);
 }
 
 static void write_queue(struct remote *remote)
@@ -398,15 +400,8 @@ static void check_end(struct remote *remote)
         return;
     if (process_wait(remote->process.pid, WNOHANG, &remote->status) == 0)
         return;
-    for (int left = 64; left > 0 && !remote->is_ended && remote->process.out >= 0; left--) {
-        struct pollfd ready = {.fd = remote->process.out, .events = POLLIN};
-
-        if (poll(&ready, 1, 0) <= 0)
-            break;
-        read_pipe(remote, false);
-    }
-    while (remote->process.err >= 0 && poll(&(struct pollfd){.fd = remote->process.err, .events = POLLIN}, 1, 0) > 0)
-        read_pipe(remote, true);
+    read_pipe(remote, false, READS_AT_END);
+    read_pipe(remote, true, READS_AT_END);
     if (remote->is_ended)
         return;
     explain(remote);
@@ -482,7 +477,7 @@ void remote_pool_step(struct remote_pool *pool, int timeout_ms, struct pollfd *e
         if (pool->owners[i] % 3 == 2)
             write_queue(remote);
         else
-            read_pipe(remote, pool->owners[i] % 3 == 1);
+            read_pipe(remote, pool->owners[i] % 3 == 1, 1);
         if (!remote->is_ended && remote->process.out < 0 && remote->process.err < 0)
             check_end(remote);
     }

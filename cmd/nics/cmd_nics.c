@@ -24,8 +24,8 @@
 struct nics_options {
     struct inspect_options inspect;
     const char *devices, *output;
-    int64_t interval, count;
-    bool watch, json, prometheus;
+    int64_t interval;
+    bool json, prometheus;
 };
 
 /* clang-format off */
@@ -35,10 +35,6 @@ static const struct opt nics_table[] = {
              "without it all active RDMA ports that carry data"},
     {"interval", 'i', "S", OPT_INT, offsetof(struct nics_options, interval), .min = 1, .max = MAX_SECONDS, .value = "1",
      .help = "seconds between two looks at the counters"},
-    {"watch", 'w', NULL, OPT_FLAG, offsetof(struct nics_options, watch),
-     .help = "repeat until interrupted"},
-    {"count", 'n', "N", OPT_INT, offsetof(struct nics_options, count), .min = 1, .max = INT32_MAX,
-     .help = "with --watch: end after N intervals"},
     {"output", 'o', "FILE", OPT_FILE, offsetof(struct nics_options, output),
      .help = "write the report to FILE instead of standard output"},
     OPT_JSON_ROW(struct nics_options, json),
@@ -52,7 +48,7 @@ static const struct opt nics_table[] = {
 static const struct cmd_example nics_examples[] = {
     {"epkit nics", "totals since boot, and what moves within a second"},
     {"epkit nics --output nics.txt -- torchrun test_internode.py", "what a command sends, and over which NICs"},
-    {"epkit nics --watch --interval 5 --json | jq .verdict", "watch, one JSON document a line"},
+    {"watch epkit nics", "again and again, until interrupted"},
     {"epkit nics --devices lo -- curl -s http://127.0.0.1:8000/", "also network interfaces"},
     {"epkit nics --prometheus", "for the textfile collector of the node exporter"},
     {NULL, NULL},
@@ -104,7 +100,7 @@ static int open_output(const struct nics_options *options, struct output *ret_ou
     *output = (struct output){.file = options->output, .stream = stdout, .memory = -1};
     if (!output->file)
         return CMD_FINE;
-    if (!options->watch && is_replaceable(output->file))
+    if (is_replaceable(output->file))
         output->memory = memfd_create("epkit-nics", MFD_CLOEXEC);
     copy = output->memory < 0 ? -1 : fcntl(output->memory, F_DUPFD_CLOEXEC, 0);
     output->stream = copy < 0 ? stream_file(output->file) : stream_descriptor(copy);
@@ -167,12 +163,10 @@ static int report(FILE *stream, const struct nics_options *options, const struct
     if (options->prometheus) {
         nics_print_prometheus(stream, nics);
     } else if (options->json) {
-        /* One line per document if there are several. */
-        size_t style = mode == NICS_WATCH ? JSON_COMPACT : JSON_INDENT(2);
         json_t *document = nics_document(nics, mode, command, &verdict);
 
         ending_dismiss();
-        failed = stream_json(stream, document, style | JSON_REAL_PRECISION(9));
+        failed = stream_json(stream, document, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
         json_decref(document);
     } else {
         failed = nics_print(stream, nics, mode, &verdict);
@@ -182,15 +176,7 @@ static int report(FILE *stream, const struct nics_options *options, const struct
     return failed ? CMD_FAILED : CMD_FINE;
 }
 
-/* --- the three modes --- */
-
-static void block_interrupts(sigset_t *ret_signals)
-{
-    sigemptyset(ret_signals);
-    sigaddset(ret_signals, SIGINT);
-    sigaddset(ret_signals, SIGTERM);
-    sigprocmask(SIG_BLOCK, ret_signals, NULL);
-}
+/* --- the two modes --- */
 
 static bool is_snapshot(const struct nics_options *options)
 {
@@ -210,7 +196,10 @@ static int show_totals(FILE *stream, const struct nics_options *options, struct 
         siginfo_t info;
         int signal;
 
-        block_interrupts(&signals);
+        sigemptyset(&signals);
+        sigaddset(&signals, SIGINT);
+        sigaddset(&signals, SIGTERM);
+        sigprocmask(SIG_BLOCK, &signals, NULL);
         signal = nics_wait(nics, nics->begin_ns + options->interval * 1000000000, &signals, &info);
         if (signal)
             return 128 + signal;
@@ -222,44 +211,17 @@ static int show_totals(FILE *stream, const struct nics_options *options, struct 
     return is_finding ? CMD_FINDINGS : CMD_FINE;
 }
 
-static int watch(FILE *stream, const struct nics_options *options, struct nics *nics)
-{
-    int64_t until = nics->begin_ns;
-    bool has_faults = false;
-    sigset_t signals;
-    siginfo_t info;
-
-    block_interrupts(&signals);
-    for (int64_t i = 0; options->count == 0 || i < options->count; i++) {
-        bool is_finding;
-        int signal, result;
-
-        until += options->interval * 1000000000;
-        signal = nics_wait(nics, until, &signals, &info);
-        if (signal)
-            return 128 + signal;
-        nics_sample(nics);
-        if (i > 0 && !options->json)
-            fputc('\n', stream);
-        result = report(stream, options, nics, NICS_WATCH, NULL, &is_finding);
-        if (result != CMD_FINE)
-            return result;
-        has_faults = has_faults || nics_has_faults(nics);
-        nics_next_period(nics);
-    }
-    return has_faults || nics_was_uneven(nics) ? CMD_FINDINGS : CMD_FINE;
-}
-
 /* The exit code of a failed command has precedence over findings. */
 static int run_command(FILE *stream, const struct nics_options *options, struct nics *nics, char **args,
                        bool *ret_is_whole)
 {
     struct nics_command command = {.args = args};
     bool is_finding;
-    int result = nics_run_command(nics, &command);
+    int result;
 
-    if (result != CMD_FINE || !command.has_started)
-        return result != CMD_FINE ? result : command.code;
+    nics_run_command(nics, &command);
+    if (!command.has_started)
+        return command.code;
     result = report(stream, options, nics, NICS_COMMAND, &command, &is_finding);
     *ret_is_whole = result != CMD_FAILED;
     return command.code ? command.code : result;
@@ -288,21 +250,17 @@ static int check_usage(const struct cmd *cmd, const struct cmd_call *call, const
 {
     bool is_command = call->n_args > 0;
 
-    if (options->watch && is_command)
-        return cmd_usage(cmd, "--watch and a command exclude each other: a command has its own begin and end");
     if (is_command && cmd_given(cmd, call, "interval"))
         return cmd_usage(cmd, "--interval has no meaning with a command: the interval is as long as it runs");
-    if (cmd_given(cmd, call, "count") && !options->watch)
-        return cmd_usage(cmd, "--count goes with --watch");
-    if (options->prometheus && (options->watch || is_command || options->json))
-        return cmd_usage(cmd, "--prometheus shows the counters since boot: without --watch, --json and a command");
+    if (options->prometheus && (is_command || options->json))
+        return cmd_usage(cmd, "--prometheus shows the counters since boot: without --json and a command");
     return CMD_FINE;
 }
 
 /* Called after the source was opened: its deadline counts here too. */
 static int check_rates(const struct cmd *cmd, const struct cmd_call *call, const struct nics_options *options)
 {
-    if ((options->watch || call->n_args > 0 || cmd_given(cmd, call, "interval")) && is_snapshot(options))
+    if ((call->n_args > 0 || cmd_given(cmd, call, "interval")) && is_snapshot(options))
         return cmd_usage(cmd, "--from %s: a snapshot holds the counters of one moment, so there are no rates in it",
                          options->inspect.from);
     return CMD_FINE;
@@ -351,8 +309,6 @@ static int show(const struct cmd_call *call, const struct nics_options *options,
         return CMD_FAILED;
     if (call->n_args > 0)
         result = run_command(output.stream, options, nics, call->args, &is_whole);
-    else if (options->watch)
-        result = watch(output.stream, options, nics);
     else
         result = show_totals(output.stream, options, nics);
     closed = close_output(&output, is_whole && (call->n_args > 0 || result != CMD_FAILED));
@@ -412,8 +368,8 @@ const struct cmd command_nics = {
         "count, unless --devices names them. Without CMD uneven traffic is a finding: of the interval, or since boot if "
         "nothing moves meanwhile.\n"
         "\n"
-        "A port whose link went down, damaged symbols or recovered from errors is a finding: of the period with --watch "
-        "or CMD, else since boot if it has far more than the other ports. So are lost RoCE packets from one in 100000 "
+        "A port whose link went down, damaged symbols or recovered from errors is a finding: while CMD ran, "
+        "else since boot if it has far more than the other ports. So are lost RoCE packets from one in 100000 "
         "on. Other errors are shown without a verdict: adaptive routing, for example, reorders packets.\n"
         "\n"
         "CMD has epkit's standard input, output and error to itself, and signals are passed on to it. The report comes "

@@ -27,7 +27,6 @@ struct nics_device {
     double rate_gbps;                   /* 0 unknown */
     int n_gpus, gpus[TOPO_MAX_GPUS];
     bool is_evaluated; /* counts in the verdict about balance */
-    double carried;    /* bytes in both directions in all periods */
 };
 
 /* Changes of the counters of a device in a period. */
@@ -64,11 +63,8 @@ void nics_begin(struct nics *nics);
 /* Takes another sample, which extends the period to now. */
 void nics_sample(struct nics *nics);
 
-/* Starts a new period at the end of the last one. */
-void nics_next_period(struct nics *nics);
-
 /*
- * Waits until `until_ns` (negative: without a limit) or for a signal in `signals`, which are blocked. Meanwhile it
+ * Waits until `until_ns` or for a signal in `signals`, which are blocked. Meanwhile it
  * samples counters that may wrap around. Returns the signal with *ret_info, or 0.
  */
 int nics_wait(struct nics *nics, int64_t until_ns, const sigset_t *signals, siginfo_t *ret_info);
@@ -92,8 +88,8 @@ struct nics_command {
     bool has_started;
 };
 
-/* Runs the command between two samples. CMD_FAILED after reporting an error of the system. */
-int nics_run_command(struct nics *nics, struct nics_command *command);
+/* Runs the command between two samples. Reports why it could not be started. */
+void nics_run_command(struct nics *nics, struct nics_command *command);
 
 /* --- verdict.c --- */
 
@@ -104,7 +100,7 @@ struct nics_verdict {
     char faults[8][160]; /* the first ones: "mlx5_3: the link went down 4 times within 1.0 s" */
 };
 
-enum nics_mode { NICS_BOOT, NICS_WATCH, NICS_COMMAND };
+enum nics_mode { NICS_BOOT, NICS_COMMAND };
 
 void nics_evaluate(const struct nics *nics, enum nics_mode mode, struct nics_verdict *ret_verdict);
 
@@ -112,12 +108,6 @@ static inline bool nics_is_finding(const struct nics_verdict *verdict)
 {
     return verdict->is_uneven || verdict->n_faults > 0;
 }
-
-/* Was the traffic of all periods uneven in total? */
-bool nics_was_uneven(const struct nics *nics);
-
-/* Was there a fault in this period? */
-bool nics_has_faults(const struct nics *nics);
 
 /* "12.3 GB" */
 void nics_bytes_text(double bytes, char *ret_text, size_t text_bytes);

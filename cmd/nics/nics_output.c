@@ -206,7 +206,7 @@ static json_t *command_document(const struct nics_command *command)
 json_t *nics_document(const struct nics *nics, enum nics_mode mode, const struct nics_command *command,
                       const struct nics_verdict *verdict)
 {
-    static const char *const modes[] = {"boot", "watch", "command"};
+    static const char *const modes[] = {"boot", "command"};
     json_t *document = out_document("nics"), *devices = json_array();
 
     for (size_t i = 0; i < nics->n; i++)

@@ -276,10 +276,10 @@ static void check_faults(const struct nics *nics, bool since_boot, const char *w
                verdict->n_faults - 1, verdict->n_faults == 2 ? "" : "s");
 }
 
-static void moved_bytes(const struct nics *nics, struct balance *balance)
+static void evaluate_bytes(const struct nics *nics, bool since_boot, struct balance *balance)
 {
     for (size_t i = 0; i < nics->n; i++)
-        balance->bytes[i] = bytes_of(nics, i, false);
+        balance->bytes[i] = bytes_of(nics, i, since_boot);
     summarize(nics, balance);
 }
 
@@ -305,7 +305,7 @@ void nics_evaluate(const struct nics *nics, enum nics_mode mode, struct nics_ver
         snprintf(when, sizeof(when), "within %.1f ms", (double)(nics->end_ns - nics->begin_ns) / 1e6);
     else
         snprintf(when, sizeof(when), "within %.1f s", (double)(nics->end_ns - nics->begin_ns) / 1e9);
-    moved_bytes(nics, &balance);
+    evaluate_bytes(nics, false, &balance);
     if (none_counts(nics)) {
         append(&verdict, "The traffic is not known: no counter of bytes can be read.");
     } else if (has_period && (balance.sum > 0 || mode != NICS_BOOT)) {
@@ -315,9 +315,7 @@ void nics_evaluate(const struct nics *nics, enum nics_mode mode, struct nics_ver
             append(&verdict, "No traffic %s.", when);
         append_errors(nics, &verdict);
     } else {
-        for (size_t i = 0; i < nics->n; i++)
-            balance.bytes[i] = bytes_of(nics, i, true);
-        summarize(nics, &balance);
+        evaluate_bytes(nics, true, &balance);
         if (has_period)
             append(&verdict, "No traffic %s%s", when, balance.sum > 0 ? ". " : ", nor since boot.");
         else if (balance.sum <= 0)
@@ -328,27 +326,4 @@ void nics_evaluate(const struct nics *nics, enum nics_mode mode, struct nics_ver
     check_faults(nics, mode == NICS_BOOT, when, &verdict);
     free(balance.bytes);
     *ret_verdict = verdict;
-}
-
-bool nics_was_uneven(const struct nics *nics)
-{
-    struct balance balance = {.bytes = calloc(nics->n + 1, sizeof(double))};
-    bool result;
-
-    if (!balance.bytes)
-        return false;
-    for (size_t i = 0; i < nics->n; i++)
-        balance.bytes[i] = nics_counts_bytes(nics, i) ? nics->devices[i].carried : EXCLUDED;
-    summarize(nics, &balance);
-    result = is_uneven(&balance);
-    free(balance.bytes);
-    return result;
-}
-
-bool nics_has_faults(const struct nics *nics)
-{
-    struct nics_verdict verdict = {.n_faults = 0};
-
-    check_faults(nics, false, "meanwhile", &verdict);
-    return verdict.n_faults > 0;
 }

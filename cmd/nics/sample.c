@@ -79,21 +79,6 @@ void nics_sample(struct nics *nics)
     nics->end_ns = (int64_t)ep_now_ns();
 }
 
-void nics_next_period(struct nics *nics)
-{
-    for (size_t i = 0; i < nics->n; i++) {
-        struct nics_tally *tally = &nics->tallies[i];
-
-        nics->devices[i].carried +=
-            (double)nics_moved(nics, i, COUNTER_SENT) + (double)nics_moved(nics, i, COUNTER_RECEIVED);
-        memset(tally->moved, 0, sizeof(tally->moved));
-        memset(tally->is_counted, 0, sizeof(tally->is_counted));
-        memset(tally->is_reset, 0, sizeof(tally->is_reset));
-        tally->was_there = tally->is_there;
-    }
-    nics->begin_ns = nics->end_ns;
-}
-
 /* Samples the traffic of devices whose counters may wrap around before the next full sample. Returns their number. */
 static size_t sample_wrapping(struct nics *nics)
 {
@@ -117,20 +102,15 @@ int nics_wait(struct nics *nics, int64_t until_ns, const sigset_t *signals, sigi
     bool may_wrap = true;
 
     for (;;) {
-        int64_t left = until_ns < 0 ? INT64_MAX : until_ns - (int64_t)ep_now_ns();
-        int64_t step = may_wrap && left > WRAP_SAMPLE_NS ? WRAP_SAMPLE_NS : left;
+        int64_t left = until_ns - (int64_t)ep_now_ns();
+        int64_t step = may_wrap && left > WRAP_SAMPLE_NS ? WRAP_SAMPLE_NS : left > 0 ? left : 0;
         struct timespec time = {.tv_sec = step / 1000000000, .tv_nsec = step % 1000000000};
-        int signal;
+        int signal = sigtimedwait(signals, ret_info, &time);
 
-        /* Takes a pending signal even if rounds take longer than their interval. */
-        if (left <= 0) {
-            time = (struct timespec){0};
-            signal = sigtimedwait(signals, ret_info, &time);
-            return signal > 0 ? signal : 0;
-        }
-        signal = step == INT64_MAX ? sigwaitinfo(signals, ret_info) : sigtimedwait(signals, ret_info, &time);
         if (signal > 0)
             return signal;
+        if (left <= 0)
+            return 0;
         if (errno == EAGAIN && may_wrap && left > WRAP_SAMPLE_NS)
             may_wrap = sample_wrapping(nics) > 0;
     }

@@ -3,7 +3,7 @@
 #include "common/cmd.h"
 #include "common/output.h"
 #include "common/progress.h"
-#include "report_run.h"
+#include "report.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gather.c - builds the document of a run folder. */
+#include "cmd/bench/bench.h"
+#include "cmd/topo/topo_view.h"
+#include "common/output.h"
+#include "machine/source/source.h"
+#include "page.h"
 #include "report.h"
 
-#include "page.h"
-
+#include <epkit/epkit.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -182,6 +186,42 @@ static json_t *gather_findings(const struct folder *folder)
     return list;
 }
 
+/* The sentence of `epkit topo`; false: ret_text has the reason why there is none. */
+static bool describe_machine(const char *path, char *ret_text, size_t bytes)
+{
+    struct source *source = NULL;
+    struct topo *topo = NULL;
+    struct map *best = NULL;
+    bool good =
+        source_open(path, &source) == EP_OK && topo_read(source, &topo) == EP_OK && map_best(topo, &best) == EP_OK;
+
+    if (good)
+        topo_sentence(&(struct topo_view){.topo = topo, .best = best}, ret_text, bytes);
+    else
+        snprintf(ret_text, bytes, "%s", ep_last_error());
+    map_free(best);
+    topo_free(topo);
+    source_free(source);
+    return good;
+}
+
+static json_t *gather_snapshots(const struct folder *folder)
+{
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < folder->n_files; i++) {
+        char text[512] = "";
+        bool good;
+
+        if (folder->files[i].kind != FOLDER_SNAPSHOT)
+            continue;
+        good = describe_machine(folder->files[i].path, text, sizeof(text));
+        json_array_append_new(
+            list, json_pack("{s:s, s:s, s:b}", "host", folder->files[i].host, "text", text, "is_readable", good));
+    }
+    return list;
+}
+
 static json_t *gather_files(const struct folder *folder)
 {
     static const char *const kinds[] = {"log", "snapshot", "doctor", "env", "nics"};
@@ -197,20 +237,25 @@ static json_t *gather_files(const struct folder *folder)
     return list;
 }
 
+static json_t *time_text(time_t when)
+{
+    char text[32] = "";
+    struct tm utc;
+
+    if (gmtime_r(&when, &utc))
+        strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
+    return json_string(text);
+}
+
 /* The start time: from run.json, else the modification time of the first log. */
 static json_t *date_of(const struct folder *folder)
 {
     const char *began = json_string_value(json_object_get(folder->run, "began"));
     struct stat info;
-    struct tm utc;
-    char text[32];
 
     if (began)
         return json_string(began);
-    if (folder->n_files == 0 || stat(folder->files[0].path, &info) != 0 || !gmtime_r(&info.st_mtime, &utc))
-        return json_null();
-    strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
-    return json_string(text);
+    return folder->n_files > 0 && stat(folder->files[0].path, &info) == 0 ? time_text(info.st_mtime) : json_null();
 }
 
 /* A value, such as hardware or nodes, of the first run that has it. */
@@ -231,11 +276,13 @@ static json_t *first_of_runs(const json_t *parsed, const char *key)
 
 static json_t *verdict_of(const struct folder *folder, const json_t *parsed, const json_t *nics)
 {
+    const json_t *code = json_object_get(folder->run, "exit_code"), *results = json_object_get(folder->run, "results");
     const char *verdict = page_text(parsed, "verdict");
-    const json_t *code = json_object_get(folder->run, "exit_code");
     int uneven = (int)page_number(nics, "uneven");
     char tail[200] = "";
 
+    if (json_is_object(results))
+        return json_string(page_text(results, "verdict"));
     if (uneven > 0)
         snprintf(tail, sizeof(tail), " %d NIC%s carried much less than the others.", uneven, uneven == 1 ? "" : "s");
     if (json_is_integer(code) && json_integer_value(code) != 0)
@@ -248,8 +295,11 @@ static json_t *verdict_of(const struct folder *folder, const json_t *parsed, con
 /* A run has failed if the launcher reports it, whatever the logs contain. Idle NICs are a finding. */
 static json_t *result_of(const struct folder *folder, const json_t *parsed, const json_t *nics)
 {
-    const json_t *code = json_object_get(folder->run, "exit_code");
+    const json_t *code = json_object_get(folder->run, "exit_code"), *results = json_object_get(folder->run, "results");
+    const char *word = page_text(results, "result");
 
+    if (json_is_object(results))
+        return json_string(strcmp(word, "works") == 0 ? "passed" : strcmp(word, "failed") == 0 ? "failed" : "nothing");
     if (json_is_integer(code) && json_integer_value(code) != 0 && json_integer_value(code) != 3)
         return json_string("failed");
     if (strcmp(page_text(parsed, "result"), "passed") == 0 && page_number(nics, "uneven") > 0)
@@ -281,10 +331,34 @@ json_t *report_gather(const struct folder *folder, json_t *parsed)
     json_object_set_new(document, "environment", gather_environment(folder));
     json_object_set_new(document, "nics", nics);
     json_object_set_new(document, "findings", gather_findings(folder));
+    json_object_set_new(document, "snapshots", gather_snapshots(folder));
     json_object_set_new(document, "files", gather_files(folder));
-    json_object_set(document, "parsed", parsed);
+    if (parsed)
+        json_object_set(document, "parsed", parsed);
+    if (json_object_get(folder->run, "results"))
+        json_object_set(document, "results", json_object_get(folder->run, "results"));
     json_object_set_new(document, "figures", report_figures(document));
     json_object_set_new(document, "previous", json_null());
     json_object_set_new(document, "history", json_array());
     return document;
+}
+
+bool report_write_results(const char *folder, json_t *results, int code, double seconds)
+{
+    time_t now = time(NULL);
+    json_t *build = bench_provenance();
+    json_t *run =
+        json_pack("{s:i, s:O, s:O, s:s, s:O, s:o, s:o, s:i, s:s, s:i, s:O}", "schema_version", 1, "epkit",
+                  json_object_get(results, "epkit"), "commit", json_object_get(build, "commit"), "job", "epkit-run",
+                  "command", json_object_get(results, "command"), "began", time_text(now - (time_t)seconds), "ended",
+                  time_text(now), "nodes", 1, "launcher", "local", "exit_code", code, "results", results);
+    json_t *document = out_document("report");
+    bool good;
+
+    json_object_update_new(document, report_gather(&(struct folder){.path = (char *)folder, .run = run}, NULL));
+    good = report_write(folder, run, document, report_page);
+    json_decref(document);
+    json_decref(run);
+    json_decref(build);
+    return good;
 }

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "page.h"
 
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
 static const char style[] =
     ":root{color-scheme:light dark;--fg:#1f2933;--soft:#5b6770;--bg:#fff;--card:#f6f7f9;--line:#dde1e6;--edge:#c3cad2;--good:#1a7f4b;"
     "--bad:#b3261e;--warn:#8a6100;--s0:#2f6fb0;--s1:#b9c0c7;--s2:#c0603a;--s3:#3f8f6b;--s4:#8a5fb0;--s5:#b08a1e}\n"
@@ -103,33 +107,86 @@ void page_end(FILE *stream)
     fputs("</main>\n</body>\n</html>\n", stream);
 }
 
-void page_text_cell(FILE *stream, const char *tone, const char *text)
+void page_item(FILE *stream, const char *tone, const char *check, const char *format, ...)
 {
-    fprintf(stream, "<td%s%s%s>", *tone ? " class=\"" : "", tone, *tone ? "\"" : "");
+    char *text = NULL;
+    va_list args;
+
+    va_start(args, format);
+    if (vasprintf(&text, format, args) < 0)
+        text = NULL;
+    va_end(args);
+    fprintf(stream, "<li class=\"%s\">", tone);
     page_escape(stream, text);
+    if (*check) {
+        fputs(" <code>epkit doctor --only ", stream);
+        page_escape(stream, check);
+        fputs("</code>", stream);
+    }
+    fputs("</li>\n", stream);
+    free(text);
+}
+
+/* The value of "key" or "key.key". */
+static const json_t *value_at(const json_t *row, const char *key)
+{
+    const char *dot = strchr(key, '.');
+    char first[64];
+
+    if (!dot)
+        return json_object_get(row, key);
+    snprintf(first, sizeof(first), "%.*s", (int)(dot - key), key);
+    return json_object_get(json_object_get(row, first), dot + 1);
+}
+
+static const char *tone_of_word(const char *word)
+{
+    static const char *const words[][2] = {
+        {"passed", "good"}, {"in range", "good"},   {"improvement", "good"}, {"slow", "warn"},
+        {"failed", "bad"},  {"unsupported", "bad"}, {"regression", "bad"},   {"not run", "warn"},
+    };
+
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
+        if (strcmp(words[i][0], word) == 0)
+            return words[i][1];
+    return "";
+}
+
+static void print_cell(FILE *stream, const struct page_column *column, const json_t *value)
+{
+    const char *text = json_string_value(value);
+
+    if (*column->title != '#') {
+        fprintf(stream, "<td class=\"%s\">", text ? tone_of_word(text) : "");
+        page_escape(stream, text);
+    } else {
+        fputs("<td class=\"n\">", stream);
+        if (json_is_number(value))
+            fprintf(stream, "%.*f", column->digits, json_number_value(value) * (column->scale > 0 ? column->scale : 1));
+    }
     fputs("</td>", stream);
 }
 
-void page_number_cell(FILE *stream, const json_t *value, int digits, double scale)
+void page_table(FILE *stream, const struct page_column *columns, size_t n, const json_t *rows)
 {
-    fputs("<td class=\"n\">", stream);
-    if (json_is_number(value))
-        fprintf(stream, "%.*f", digits, json_number_value(value) * scale);
-    fputs("</td>", stream);
-}
+    json_t *row;
+    size_t i;
 
-void page_table_begin(FILE *stream, const char *const *titles)
-{
     fputs("<div class=\"scroll\"><table><thead><tr>", stream);
-    for (; *titles; titles++) {
-        fputs(**titles == '#' ? "<th class=\"n\">" : "<th>", stream);
-        page_escape(stream, *titles + (**titles == '#'));
+    for (size_t c = 0; c < n; c++) {
+        bool is_number = *columns[c].title == '#';
+
+        fputs(is_number ? "<th class=\"n\">" : "<th>", stream);
+        page_escape(stream, columns[c].title + is_number);
         fputs("</th>", stream);
     }
     fputs("</tr></thead><tbody>\n", stream);
-}
-
-void page_table_end(FILE *stream)
-{
+    json_array_foreach(rows, i, row)
+    {
+        fputs("<tr>", stream);
+        for (size_t c = 0; c < n; c++)
+            print_cell(stream, &columns[c], value_at(row, columns[c].key));
+        fputs("</tr>\n", stream);
+    }
     fputs("</tbody></table></div>\n", stream);
 }

@@ -14,13 +14,21 @@ void page_end(FILE *stream);
 /* Prints text with the special characters of HTML escaped; NULL is empty. */
 void page_escape(FILE *stream, const char *text);
 
-/* Cells of a table. A null number prints an empty cell. */
-void page_text_cell(FILE *stream, const char *tone, const char *text);
-void page_number_cell(FILE *stream, const json_t *value, int digits, double scale);
+/* A line of a list; `check`: what `epkit doctor --only` is to look at, or "". */
+void page_item(FILE *stream, const char *tone, const char *check, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
 
-/* Header cells: the titles end with NULL; a title that starts with '#' is for a column of numbers. */
-void page_table_begin(FILE *stream, const char *const *titles);
-void page_table_end(FILE *stream);
+/* A title that begins with '#' is of a column of numbers, with `digits`, in units of 1 / `scale` (0: 1). */
+struct page_column {
+    const char *title;
+    const char *key; /* of the row; "a.b": of its object a */
+    int digits;
+    double scale;
+};
+
+/* A table of `rows`. A word that rates something has its colour; a missing value is an empty cell. */
+#define PAGE_TABLE(stream, columns, rows) page_table(stream, columns, sizeof(columns) / sizeof((columns)[0]), rows)
+void page_table(FILE *stream, const struct page_column *columns, size_t n, const json_t *rows);
 
 /* Members of objects; "" or 0 if missing. */
 const char *page_text(const json_t *object, const char *key);

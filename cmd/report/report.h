@@ -3,6 +3,7 @@
 #ifndef EP_REPORT_REPORT_H
 #define EP_REPORT_REPORT_H
 
+#include "cmd/parse/log_input.h"
 #include "folder.h"
 
 #include <stdio.h>
@@ -44,5 +45,47 @@ json_t *report_history_of(const json_t *history, const json_t *document);
 /* Prints the page. */
 void report_page(FILE *stream, const json_t *document);
 void report_compare_page(FILE *stream, const json_t *document);
+
+/* The sections of the results of `epkit run`. */
+void report_results(FILE *stream, const json_t *results);
+
+/*
+ * Can a report of `epkit run` be written into `folder`? Its parent must exist. Leaves nothing behind. false: the reason
+ * was reported.
+ */
+bool report_check(const char *folder);
+
+/*
+ * Writes report.json and report.html, and run.json if `run` is not NULL. Makes the folder if
+ * it is missing. Each file is replaced atomically. false: the reason was reported.
+ */
+bool report_write(const char *folder, const json_t *run, const json_t *document,
+                  void (*page)(FILE *stream, const json_t *document));
+
+/*
+ * Writes the run folder of `epkit run`: `results` is its document (cmd/run/schema.json), which ended with `code` after
+ * `seconds`.
+ */
+bool report_write_results(const char *folder, json_t *results, int code, double seconds);
+
+/* --- the parts of the command --- */
+
+struct report_options {
+    const char *output, *history, *previous, *upload;
+    int64_t noise;
+    bool compare, json;
+    struct input_options input;
+};
+
+int report_one(const struct cmd *cmd, const struct report_options *options, const struct reference *reference,
+               const struct verdict_options *wanted, const char *path);
+int report_two(const struct cmd *cmd, const struct report_options *options, const struct reference *reference,
+               const struct verdict_options *wanted, const char *path_a, const char *path_b);
+
+/*
+ * Copies the files of a folder, and the two of its report in `output`, to DEST. CMD_FINE, or the exit code after
+ * reporting the error. *ret_n: files that were copied and verified.
+ */
+int report_upload(const struct folder *folder, const char *output, const char *dest, int *ret_n);
 
 #endif

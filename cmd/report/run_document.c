@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "report_run.h"
+#include "report.h"
 
 #include "common/output.h"
 #include "common/progress.h"
 
-#include "common/temporary.h"
 #include "page.h"
-#include "report.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -14,52 +12,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-/* --- files --- */
-
-static bool write_file(const char *folder, const char *name, const char *text, size_t bytes)
-{
-    char *path = NULL;
-    int number =
-        asprintf(&path, "%s/%s", folder, name) < 0 ? ENOMEM : temporary_save(path, text, bytes, temporary_usual_mode());
-
-    if (number)
-        out_error("report: writing %s/%s: %s", folder, name, strerror(number));
-    free(path);
-    return number == 0;
-}
-
-static bool write_page(const char *folder, const json_t *document, void (*page)(FILE *stream, const json_t *document))
-{
-    char *text = NULL;
-    size_t bytes = 0;
-    FILE *stream = open_memstream(&text, &bytes);
-    bool good = stream != NULL;
-
-    if (stream) {
-        page(stream, document);
-        good = fclose(stream) == 0;
-    }
-    good = good && write_file(folder, "report.html", text, bytes);
-    free(text);
-    return good;
-}
-
-static bool write_both(const char *folder, const json_t *document, void (*page)(FILE *stream, const json_t *document))
-{
-    char *text = json_dumps(document, JSON_INDENT(2) | JSON_REAL_PRECISION(9)), *line = NULL;
-    int n = text ? asprintf(&line, "%s\n", text) : -1;
-    bool good;
-
-    if (mkdir(folder, 0777) != 0 && errno != EEXIST) {
-        out_error("report: the folder %s: %s", folder, strerror(errno));
-        n = -1;
-    }
-    good = n > 0 && write_page(folder, document, page) && write_file(folder, "report.json", line, (size_t)n);
-    free(text);
-    free(line);
-    return good;
-}
 
 /* Loads a report.json; NULL after reporting the error. */
 static json_t *load_report(const char *path)
@@ -105,13 +57,14 @@ static json_t *load(const struct cmd *cmd, const char *path, const struct refere
     }
     if (*folder->run_error)
         out_warning("report: %s/run.json: %s; it is left out", folder->base, folder->run_error);
-    parser = parser_new();
-    if (parser && input_read_folder(cmd, parser, folder, reference, &options) == CMD_FINE) {
+    if (json_is_object(json_object_get(folder->run, "results"))) {
+        document = out_document("report");
+        json_object_update_new(document, report_gather(folder, NULL));
+    } else if ((parser = parser_new()) && input_read_folder(cmd, parser, folder, reference, &options) == CMD_FINE) {
         parser_end(parser);
         parsed = verdict_make(parser, reference, &options, &verdict);
         document = out_document("report");
         json_object_update_new(document, report_gather(folder, parsed));
-        json_object_set_new(document, "snapshots", report_snapshots(folder));
         json_decref(parsed);
     }
     parser_free(parser);
@@ -197,7 +150,8 @@ static void print_text(const json_t *document, const char *output, const char *u
                 : code_of(document) == CMD_FAILED ? OUT_BAD
                                                   : OUT_WARN,
                 "%s", page_text(document, "verdict"));
-    (void)verdict_print(json_object_get(document, "parsed"));
+    if (json_object_get(document, "parsed"))
+        (void)verdict_print(json_object_get(document, "parsed"));
     if (json_is_object(previous))
         out_line("Compared with the previous run: %s", page_text(previous, "verdict"));
     out_line("Report: %s/report.html (and report.json)", output);
@@ -222,7 +176,7 @@ int report_one(const struct cmd *cmd, const struct report_options *options, cons
     }
     progress_update(0, 0, "writing the report");
     result = add_past(cmd, options, reference, wanted, document);
-    if (result == CMD_FINE && !write_both(output, document, report_page))
+    if (result == CMD_FINE && !report_write(output, NULL, document, report_page))
         result = CMD_FAILED;
     if (result == CMD_FINE && options->upload)
         uploaded = report_upload(folder, output, options->upload, &n_uploaded);
@@ -259,7 +213,7 @@ int report_two(const struct cmd *cmd, const struct report_options *options, cons
                  : json_integer_value(json_object_get(comparison, "compared")) == 0 ? CMD_UNSUPPORTED
                                                                                     : CMD_FINE;
         progress_stop();
-        if (options->output && !write_both(options->output, document, report_compare_page))
+        if (options->output && !report_write(options->output, NULL, document, report_compare_page))
             result = CMD_FAILED;
         if (options->json) {
             result = out_json(json_incref(document)) == 0 ? result : CMD_FAILED;

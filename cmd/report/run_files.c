@@ -1,35 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tool_report.h"
+#include "report.h"
 
 #include "common/output.h"
+#include "common/temporary.h"
 #include "common/terminal.h"
 
-#include "common/temporary.h"
-
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#define PATH_BYTES 4096
-#define NAME_BYTES 64 /* of a file of the report, with the suffix of a temporary one */
-
-/* The parent of the report's folder; for free(). */
-static char *parent_of(const char *folder)
-{
-    size_t n = strlen(folder);
-
-    while (n > 1 && folder[n - 1] == '/')
-        n--;
-    while (n > 0 && folder[n - 1] != '/')
-        n--;
-    while (n > 1 && folder[n - 1] == '/')
-        n--;
-    return n ? strndup(folder, n) : strdup(".");
-}
 
 static bool refuse(const char *folder, const char *why)
 {
@@ -38,154 +19,114 @@ static bool refuse(const char *folder, const char *why)
     return false;
 }
 
-/* Creates nothing yet: a process that ends before the report is written leaves nothing behind. */
+/* One of `epkit run` may be replaced. */
+static bool has_another_run(const char *folder)
+{
+    struct folder *run;
+    char why[200];
+    bool result;
+
+    if (!runfolder_open(folder, &run, why, sizeof(why)))
+        return false;
+    result = *run->run_error || (run->run && !json_object_get(run->run, "results"));
+    runfolder_free(run);
+    return result;
+}
+
+/* A process that ends before the report is written leaves nothing behind. */
 bool report_check(const char *folder)
 {
+    sigset_t before;
     struct stat info;
-    char *parent;
-    bool good;
+    int number;
 
     if (!*folder)
         return refuse("''", "the name is empty");
-    if (strlen(folder) + NAME_BYTES >= PATH_BYTES)
-        return refuse(folder, strerror(ENAMETOOLONG));
-    if (stat(folder, &info) == 0) {
-        if (!S_ISDIR(info.st_mode))
-            return refuse(folder, "it is not a folder");
-        return access(folder, W_OK | X_OK) == 0 || refuse(folder, strerror(errno));
-    }
-    if (errno != ENOENT || lstat(folder, &info) == 0)
+    temporary_hold_signals(&before);
+    number = mkdir(folder, 0700) == 0 && rmdir(folder) == 0 ? 0 : errno;
+    temporary_release_signals(&before);
+    if (number != EEXIST)
+        return number == 0 || refuse(folder, strerror(number));
+    if (stat(folder, &info) != 0)
         return refuse(folder, strerror(errno));
-    parent = parent_of(folder);
-    if (!parent)
-        return refuse(folder, strerror(ENOMEM));
-    good = access(parent, W_OK | X_OK) == 0 && stat(parent, &info) == 0;
-    /* The working folder may have been removed. */
-    if (good && info.st_nlink == 0) {
-        errno = ENOENT;
-        good = false;
-    }
-    free(parent);
-    return good || refuse(folder, strerror(errno));
+    if (!S_ISDIR(info.st_mode))
+        return refuse(folder, "it is not a folder");
+    if (has_another_run(folder))
+        return refuse(folder, "it has the run of another command");
+    return access(folder, W_OK | X_OK) == 0 || refuse(folder, strerror(errno));
 }
-
-typedef void (*write_fn)(FILE *stream, const json_t *document);
 
 static void write_json(FILE *stream, const json_t *document)
 {
     stream_json(stream, document, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
 }
 
-/* Writes a file of the report: the complete text first, because plots take time, then a temporary file. */
+/* A file of the report. */
 struct file {
     const char *name;
-    write_fn write;
+    void (*write)(FILE *stream, const json_t *document);
+    const json_t *document;
     char *text;
     size_t bytes;
-    char path[PATH_BYTES + NAME_BYTES];
-    struct temporary temporary;
 };
 
-static bool render(const json_t *document, struct file *file)
+static bool render(struct file *file)
 {
     FILE *stream = open_memstream(&file->text, &file->bytes);
     bool good;
 
     if (!stream)
         return false;
-    file->write(stream, document);
+    file->write(stream, file->document);
     good = !ferror(stream);
     return fclose(stream) == 0 && good;
 }
 
-/* Writes the text to the disk. */
-static int sync_file(const struct temporary *temporary, const struct file *file)
+static bool save(const char *folder, const struct file *file)
 {
-    int number = temporary_write(temporary, file->text, file->bytes);
+    char *path = NULL;
+    int number = asprintf(&path, "%s/%s", folder, file->name) < 0
+                     ? ENOMEM
+                     : temporary_save(path, file->text, file->bytes, temporary_usual_mode());
 
-    if (number == 0 && (fchmod(temporary->fd, temporary_usual_mode()) != 0 || fsync(temporary->fd) != 0))
-        number = errno;
-    return number;
-}
-
-/* Into an existing folder: writes all files under temporary names, then renames them. */
-static int replace_files(struct file *files, size_t n, size_t *ret_at)
-{
-    int number = 0;
-
-    for (*ret_at = 0; *ret_at < n && number == 0; *ret_at += number == 0) {
-        number = temporary_file(files[*ret_at].path, &files[*ret_at].temporary);
-        if (number == 0)
-            number = sync_file(&files[*ret_at].temporary, &files[*ret_at]);
-    }
-    if (number == 0)
-        for (*ret_at = 0; *ret_at < n && number == 0; *ret_at += number == 0)
-            number = temporary_rename(&files[*ret_at].temporary, files[*ret_at].path);
-    for (size_t i = 0; i < n; i++)
-        temporary_remove(&files[i].temporary);
-    return number;
-}
-
-/* Creates the folder under a temporary name with all files in it, then renames it. */
-static int make_folder(const char *folder, const struct file *files, size_t n, size_t *ret_at)
-{
-    struct temporary place, file;
-    char path[PATH_BYTES + NAME_BYTES];
-    int number = temporary_folder(folder, &place);
-
-    *ret_at = number ? n : 0;
-    for (; *ret_at < n && number == 0; *ret_at += number == 0) {
-        if (snprintf(path, sizeof(path), "%s/%s", place.path, files[*ret_at].name) >= (int)sizeof(path))
-            number = ENAMETOOLONG;
-        file = (struct temporary){.fd = number ? -1 : open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600)};
-        if (number == 0 && file.fd < 0)
-            number = errno;
-        if (number == 0)
-            number = sync_file(&file, &files[*ret_at]);
-        if (file.fd >= 0 && close(file.fd) != 0 && number == 0)
-            number = errno;
-    }
-    if (number == 0 && chmod(place.path, (temporary_usual_mode() & 0444) >> 2 | temporary_usual_mode() | 0700) != 0)
-        number = errno;
-    if (number == 0)
-        number = temporary_rename(&place, folder);
-    temporary_remove(&place);
-    return number;
-}
-
-static bool write_files(const char *folder, struct file *files, size_t n)
-{
-    struct stat info;
-    size_t at = n;
-    int number;
-
-    for (size_t i = 0; i < n; i++) {
-        snprintf(files[i].path, sizeof(files[i].path), "%s/%s", folder, files[i].name);
-        files[i].temporary.fd = -1;
-    }
-    number = stat(folder, &info) == 0 ? replace_files(files, n, &at) : make_folder(folder, files, n, &at);
-    if (number && at < n)
-        out_error("writing %s/%s: %s", folder, files[at].name, out_reason(number));
-    else if (number)
-        out_error("making %s: %s", folder, out_reason(number));
+    if (number)
+        out_error("writing %s/%s: %s", folder, file->name, out_reason(number));
+    free(path);
     return number == 0;
 }
 
-bool report_write(const char *folder, const json_t *document)
+static bool save_all(const char *folder, const struct file *files, size_t n)
 {
-    struct file files[] = {{.name = "report.json", .write = write_json}, {.name = "report.html", .write = report_html}};
-    const size_t n = sizeof(files) / sizeof(files[0]);
+    bool is_new = mkdir(folder, 0777) == 0, good = is_new || errno == EEXIST;
+
+    if (!good)
+        out_error("making %s: %s", folder, out_reason(errno));
+    for (size_t i = 0; good && i < n; i++)
+        good = save(folder, &files[i]);
+    if (!good && is_new)
+        rmdir(folder);
+    return good;
+}
+
+/* All texts are complete first, because plots take time. */
+bool report_write(const char *folder, const json_t *run, const json_t *document,
+                  void (*page)(FILE *stream, const json_t *document))
+{
+    struct file files[] = {{.name = "report.json", .write = write_json, .document = document},
+                           {.name = "report.html", .write = page, .document = document},
+                           {.name = "run.json", .write = write_json, .document = run}};
+    const size_t n = run ? 3 : 2;
     sigset_t before;
     bool good = true;
 
     for (size_t i = 0; good && i < n; i++) {
-        good = render(document, &files[i]);
+        good = render(&files[i]);
         if (!good)
             out_error("making %s of %s: %s", files[i].name, folder, strerror(errno));
     }
     if (good) {
         temporary_hold_signals(&before);
-        good = write_files(folder, files, n);
+        good = save_all(folder, files, n);
         temporary_release_signals(&before);
     }
     for (size_t i = 0; i < n; i++)

@@ -4,6 +4,7 @@
 #include "page.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <string.h>
 
 #define WIDTH 760.0
@@ -114,93 +115,102 @@ static void print_label(FILE *stream, const char *label, int most)
 
 /* --- bars --- */
 
-static double bars_most(const struct svg_bars *bars)
+void svg_add(struct svg_pairs *pairs, double first, double second, const char *label, ...)
+{
+    va_list args;
+
+    if (pairs->n == SVG_MAX_PAIRS)
+        return;
+    va_start(args, label);
+    vsnprintf(pairs->labels[pairs->n], sizeof(pairs->labels[0]), label, args);
+    va_end(args);
+    pairs->values[0][pairs->n] = first;
+    pairs->values[1][pairs->n++] = second;
+}
+
+static double bars_most(const struct svg_pairs *pairs)
 {
     double most = 0;
 
-    for (size_t i = 0; i < bars->n_labels; i++) {
-        double sum = 0;
-
-        for (size_t j = 0; j < bars->n_series && j < SVG_MAX_SERIES; j++) {
-            double value = bars->series[j].values[i];
-
-            if (isfinite(value) && value > 0) {
-                sum = bars->is_stacked ? sum + value : value;
-                most = sum > most ? sum : most;
-            }
-        }
-    }
+    for (size_t i = 0; i < pairs->n; i++)
+        most = fmax(most, fmax(pairs->values[0][i], pairs->values[1][i]));
     return most;
 }
 
-static void print_bar(FILE *stream, const struct svg_bars *bars, size_t label, size_t series, double x, double width,
-                      double bottom, double top_y)
+/* The bars of a label, between x and x + width. */
+static void print_pair(FILE *stream, const struct svg_pairs *pairs, size_t i, double x, double width, double top,
+                       double height)
 {
-    fprintf(stream, "<rect class=\"s%zu\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"><title>", series, x,
-            top_y, width, fmax(bottom - top_y, 0.5));
-    page_escape(stream, bars->labels[label]);
-    if (*bars->series[series].name) {
-        fputs(", ", stream);
-        page_escape(stream, bars->series[series].name);
-    }
-    fprintf(stream, ": %.4g %s</title></rect>", bars->series[series].values[label], bars->unit);
-}
+    double one = fmin(width * 0.4, 60), left = x + width / 2 - one;
 
-static void print_group(FILE *stream, const struct svg_bars *bars, size_t label, double x, double width, double top,
-                        double height)
-{
-    size_t n = bars->n_series < SVG_MAX_SERIES ? bars->n_series : SVG_MAX_SERIES;
-    double inner = fmin(width * 0.8, 120), one = bars->is_stacked ? inner : inner / (double)n, sum = 0;
-    double left = x + (width - inner) / 2;
-
-    for (size_t j = 0; j < n; j++) {
-        double value = bars->series[j].values[label], base = bars->is_stacked ? sum : 0;
+    for (size_t j = 0; j < 2; j++) {
+        double value = pairs->values[j][i], y = y_of(value, top, height);
 
         if (!isfinite(value) || value < 0)
             continue;
-        print_bar(stream, bars, label, j, bars->is_stacked ? left : left + one * (double)j, fmax(one - 1, 1),
-                  y_of(base, top, height), y_of(base + value, top, height));
-        sum += value;
+        fprintf(stream, "<rect class=\"s%zu\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"><title>", j,
+                left + one * (double)j, y, fmax(one - 1, 1), fmax(height - y, 0.5));
+        page_escape(stream, pairs->labels[i]);
+        fputs(", ", stream);
+        page_escape(stream, pairs->names[j]);
+        fprintf(stream, ": %.4g %s</title></rect>", value, pairs->unit);
     }
     fputc('\n', stream);
 }
 
-bool svg_bars(FILE *stream, const struct svg_bars *bars)
+bool svg_bars(FILE *stream, const struct svg_pairs *pairs)
 {
-    double most = bars_most(bars), step, top, width, height = HEIGHT - BOTTOM;
-    const char *names[SVG_MAX_SERIES];
-    size_t longest = 0, n = bars->n_series < SVG_MAX_SERIES ? bars->n_series : SVG_MAX_SERIES;
+    double most = bars_most(pairs), step, top, width, height = HEIGHT - BOTTOM;
+    size_t longest = 0;
     bool is_slanted;
 
-    if (bars->n_labels == 0 || most <= 0)
+    if (pairs->n == 0 || most <= 0)
         return false;
-    width = (WIDTH - LEFT - RIGHT) / (double)bars->n_labels;
-    for (size_t i = 0; i < bars->n_labels; i++)
-        longest = strlen(bars->labels[i]) > longest ? strlen(bars->labels[i]) : longest;
+    width = (WIDTH - LEFT - RIGHT) / (double)pairs->n;
+    for (size_t i = 0; i < pairs->n; i++)
+        longest = strlen(pairs->labels[i]) > longest ? strlen(pairs->labels[i]) : longest;
     longest = longest > MAX_LABEL ? MAX_LABEL : longest;
     is_slanted = (double)longest * CHARACTER > width;
     top = axis_top(most, &step);
-    begin_figure(stream, bars->title, is_slanted ? HEIGHT - BOTTOM + BOTTOM_SLANTED : HEIGHT - 20);
-    print_y_axis(stream, bars->y_label, top, step, height);
-    for (size_t i = 0; i < bars->n_labels; i++) {
+    begin_figure(stream, pairs->title, is_slanted ? HEIGHT - BOTTOM + BOTTOM_SLANTED : HEIGHT - 20);
+    print_y_axis(stream, pairs->y_label, top, step, height);
+    for (size_t i = 0; i < pairs->n; i++) {
         double x = LEFT + width * (double)i, middle = x + width / 2;
 
-        print_group(stream, bars, i, x, width, top, height);
+        print_pair(stream, pairs, i, x, width, top, height);
         if (is_slanted)
             fprintf(stream, "<text transform=\"translate(%.1f %.1f) rotate(-32)\" text-anchor=\"end\">", middle + 4,
                     height + 16);
         else
             fprintf(stream, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">", middle, height + 20);
-        print_label(stream, bars->labels[i], is_slanted ? MAX_SLANTED : MAX_LABEL);
+        print_label(stream, pairs->labels[i], is_slanted ? MAX_SLANTED : MAX_LABEL);
         fputs("</text>\n", stream);
     }
-    for (size_t j = 0; j < n; j++)
-        names[j] = bars->series[j].name;
-    end_figure(stream, names, n, NULL);
+    end_figure(stream, pairs->names, 2, NULL);
     return true;
 }
 
 /* --- lines --- */
+
+struct svg_curve *svg_begin(struct svg_lines *lines, const char *name, ...)
+{
+    struct svg_curve *curve = &lines->curves[lines->n++];
+    va_list args;
+
+    curve->n = 0;
+    va_start(args, name);
+    vsnprintf(curve->name, sizeof(curve->name), name, args);
+    va_end(args);
+    return curve;
+}
+
+void svg_point(struct svg_curve *curve, double x, double y)
+{
+    if (curve->n == SVG_MAX_POINTS)
+        return;
+    curve->x[curve->n] = x;
+    curve->y[curve->n++] = y;
+}
 
 struct range {
     double low, high, most;
@@ -222,7 +232,7 @@ static struct range range_of(const struct svg_lines *lines)
 {
     struct range range = {INFINITY, -INFINITY, 0, 0};
 
-    for (size_t i = 0; i < lines->n_curves && i < SVG_MAX_SERIES; i++) {
+    for (size_t i = 0; i < lines->n; i++) {
         for (size_t j = 0; j < lines->curves[i].n; j++) {
             double x;
 
@@ -311,7 +321,6 @@ bool svg_lines(FILE *stream, const struct svg_lines *lines)
     struct range range = range_of(lines);
     double step, top, height = HEIGHT - BOTTOM;
     const char *names[SVG_MAX_SERIES];
-    size_t n = lines->n_curves < SVG_MAX_SERIES ? lines->n_curves : SVG_MAX_SERIES;
 
     if (range.points < 2 || range.most <= 0)
         return false;
@@ -319,10 +328,10 @@ bool svg_lines(FILE *stream, const struct svg_lines *lines)
     begin_figure(stream, lines->title, HEIGHT);
     print_y_axis(stream, lines->y_label, top, step, height);
     print_x_axis(stream, lines, &range, height);
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < lines->n; i++) {
         print_curve(stream, lines, i, &range, top, height);
         names[i] = lines->curves[i].name;
     }
-    end_figure(stream, names, n, line_colours);
+    end_figure(stream, names, lines->n, line_colours);
     return true;
 }

@@ -12,37 +12,44 @@
 
 #define SVG_MAX_SERIES 6 /* number of colours of the page; further series are left out */
 
-struct svg_series {
-    const char *name;
-    const double *values; /* as many as there are labels; NAN: no bar */
-};
+#define SVG_MAX_PAIRS 24
 
-struct svg_bars {
+/* Two bars for each label. */
+struct svg_pairs {
     const char *title, *y_label, *unit;
-    const char *const *labels;
-    size_t n_labels;
-    const struct svg_series *series;
-    size_t n_series;
-    bool is_stacked;
-};
-
-struct svg_curve {
-    const char *name;
-    const double *x, *y; /* in ascending order of x; points with NAN are left out */
+    const char *names[2];
     size_t n;
+    char labels[SVG_MAX_PAIRS][80];
+    double values[2][SVG_MAX_PAIRS];
 };
 
 enum svg_scale { SVG_NUMBERS, SVG_LOG2, SVG_BYTES /* log2, too */ };
 
+#define SVG_MAX_POINTS 160
+
+struct svg_curve {
+    char name[64];
+    size_t n;
+    double x[SVG_MAX_POINTS], y[SVG_MAX_POINTS]; /* in ascending order of x; points with NAN are left out */
+};
+
 struct svg_lines {
     const char *title, *x_label, *y_label, *unit;
     enum svg_scale scale;
-    const struct svg_curve *curves;
-    size_t n_curves;
+    size_t n;
+    struct svg_curve curves[SVG_MAX_SERIES];
 };
 
+/* Adds two values, unless there are SVG_MAX_PAIRS. */
+void svg_add(struct svg_pairs *pairs, double first, double second, const char *label, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* A new curve, which needs room; and a point of it, unless there are SVG_MAX_POINTS. */
+struct svg_curve *svg_begin(struct svg_lines *lines, const char *name, ...) __attribute__((format(printf, 2, 3)));
+void svg_point(struct svg_curve *curve, double x, double y);
+
 /* false: there is nothing to draw, and nothing was printed. */
-bool svg_bars(FILE *stream, const struct svg_bars *bars);
+bool svg_bars(FILE *stream, const struct svg_pairs *pairs);
 bool svg_lines(FILE *stream, const struct svg_lines *lines);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* upload.c - copies the files of a run to a destination; reads each back and compares it. */
-#include "report_run.h"
+#include "report.h"
 
 #include "common/capture.h"
 #include "common/output.h"

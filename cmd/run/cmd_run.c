@@ -2,7 +2,7 @@
 /* cmd_run.c - epkit run: checks and measures everything on this machine, and writes a report. */
 #include "cmd/bench/bench.h"
 #include "cmd/bench/host.h"
-#include "cmd/report/tool_report.h"
+#include "cmd/report/report.h"
 #include "cmd/test/suite.h"
 #include "common/cmd.h"
 #include "common/output.h"
@@ -468,7 +468,7 @@ static int conclude(const struct cmd *cmd, const struct run_options *options, co
     make_verdict(run, verdict, sizeof(verdict));
     document = make_document(cmd, run, machine, verdict, seconds);
     progress_update(0, 0, "writing the report");
-    written = report_write(options->output, document);
+    written = report_write_results(options->output, document, run->code, seconds);
     progress_stop();
     if (options->json) {
         if (out_json(document) != 0)
@@ -543,8 +543,8 @@ const struct cmd command_run = {
         "use all of them together ('epkit test --help'); if not, a warning and the report say why. EPKIT_BACKEND "
         "selects the backend. The ranks are forked unless mpirun started epkit, so MPI_Alltoallv is not measured; "
         "'epkit bench' measures it if MPI is installed.\n\n"
-        "The report is a folder with report.html, which needs no other file, and report.json with the same data. Each "
-        "file is written completely or not at all.\n\n"
+        "The report is a run folder, which 'epkit report' reads: run.json with the results, report.html, which needs no "
+        "other file, and report.json with the same data. Each file is written completely or not at all.\n\n"
         "Takes less than two minutes on two cores.",
     .options = run_table,
     .options_bytes = sizeof(struct run_options),

@@ -41,8 +41,9 @@ static const struct opt test_table[] = {
     {"dtype", 'd', "TYPE", OPT_CHOICE, offsetof(struct test_options, dtype), .choices = dtypes, .value = "all",
      .help = "run only the cases of this element type"},
     {"routing", 0, "NAME|FILE", OPT_FILE, offsetof(struct test_options, routing), .value = "uniform",
-     .help = "which experts the tokens select: uniform, zipf, grouped, one, dropped, empty, or a .npy file with the "
-             "top-k indices, [tokens,topk] or [ranks,tokens,topk]"},
+     .help = "which experts the tokens select: uniform, zipf, grouped, one, dropped, empty, or a text file with the "
+             "top-k indices of each token in a line, as numpy.savetxt(FILE, indices, fmt=\"%d\") writes them; with one "
+             "such table for each rank, a blank line is between them"},
     {"sum-once", 0, NULL, OPT_FLAG, offsetof(struct test_options, no_partial_reduce),
      .help = "lowlatency: send each expert's row to the token's rank, which sums them (EP_LL_NO_PARTIAL_REDUCE)"},
     {"seed", 's', "N", OPT_INT, offsetof(struct test_options, seed), .min = 0, .max = SUITE_MAX_SEED,
@@ -321,8 +322,8 @@ const struct cmd command_test = {
             {"epkit test intranode", "All cases on 8 ranks of one node."},
             {"epkit test internode --ranks 16 --nodes 4 --net-delay-us 200 --net-reorder",
              "Four nodes over a network with delays and reordering."},
-            {"epkit test intranode --routing routing.npy --experts 256",
-             "The routing of a real model, saved by numpy."},
+            {"epkit test intranode --routing routing.txt --experts 256",
+             "The routing of a real model, saved by numpy.savetxt()."},
             {"epkit test lowlatency --seed 7 --only 3", "Case 3 again, with the same random choices."},
             {"mpirun -n 8 epkit test internode --nodes 2", "On the ranks of an MPI job."},
             {NULL, NULL},

@@ -3,10 +3,10 @@
 #include "ranks_internal.h"
 
 #include "common/cmd.h"
+#include "common/temporary.h"
 #include "gpu.h"
 
 #include "common/clean.h"
-#include "common/file.h"
 #include "common/text.h"
 
 #include <errno.h>

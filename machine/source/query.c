@@ -7,7 +7,8 @@
  * knows the end of the answer even if the child has started processes that keep the pipe open.
  */
 #include "base/clock.h"
-#include "common/file.h"
+
+#include "common/temporary.h"
 #include "state.h"
 
 #include <errno.h>

@@ -182,7 +182,7 @@ static void test_refuses_parameters(void **state)
         {"{\"matrix\": \"intranode\", \"only\": 25}", "the matrix intranode has cases 1 to 24"},
         {"{\"matrix\": \"intranode\", \"experts\": 7}", "7 experts do not divide among 2 ranks"},
         {"{\"matrix\": \"intranode\", \"topk\": 65}", "top-65"},
-        {"{\"matrix\": \"intranode\", \"routing\": \"/nonexistent.npy\"}", "/nonexistent.npy: No such file"},
+        {"{\"matrix\": \"intranode\", \"routing\": \"/nonexistent.txt\"}", "/nonexistent.txt: No such file"},
     };
 
     (void)state;

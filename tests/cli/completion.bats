@@ -76,9 +76,9 @@ complete_words() {
     [ "$(complete_words test intranode --boot th)" = threads ]
     [ "$(complete_words test intranode -b f)" = fork ]
     [ "$(complete_words test intranode --ranks "")" = "" ]
-    touch "$BATS_TEST_TMPDIR/some.npy"
+    touch "$BATS_TEST_TMPDIR/some.txt"
     cd "$BATS_TEST_TMPDIR"
-    complete_words test intranode --routing som | grep -qx some.npy
+    complete_words test intranode --routing som | grep -qx some.txt
 }
 
 @test "all scripts name all commands" {

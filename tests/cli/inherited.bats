@@ -94,17 +94,17 @@ gone() {
         ends_with 143
         within 5 nobody_lives
     done
-    start ignore=SIGTERM block=all -- nics --devices lo --watch
-    within 20 [ -s out ]
+    start ignore=SIGTERM block=all -- "${LONG[@]}"
+    within 40 grep -q passed out
     kill -TERM "$launcher"
     ends_with 143
     grep -qx 'epkit: interrupted' err
 }
 
 @test "a signal ends it by that signal, not with an exit code, even if the command handles it" {
-    for arguments in "--watch" "--interval 3600" "--watch --json"; do
+    for arguments in --interval "--json --interval"; do
         # shellcheck disable=SC2086 # words
-        python3 - "$EPKIT" nics --devices lo $arguments <<'EOF'
+        python3 - "$EPKIT" nics --devices lo $arguments 3600 <<'EOF'
 import signal
 import subprocess
 import sys
@@ -167,15 +167,12 @@ EOF
 @test "PID 1 of a container: SIGTERM and SIGINT end it" {
     unshare --pid --fork --mount-proc true 2>/dev/null || skip "no right to make PID namespaces"
     for number in TERM:143 INT:130; do
-        for arguments in "nics --devices lo --watch" "${LONG[*]}"; do
-            # shellcheck disable=SC2086 # words
-            unshare --pid --fork --mount-proc "$EPKIT" $arguments >out 2>err 3>&- &
-            launcher=$!
-            within 20 [ -s out ]
-            kill "-${number%:*}" "$(pgrep --parent "$launcher")"
-            ends_with "${number#*:}"
-            rm out
-        done
+        unshare --pid --fork --mount-proc "$EPKIT" "${LONG[@]}" >out 2>err 3>&- &
+        launcher=$!
+        within 20 [ -s out ]
+        kill "-${number%:*}" "$(pgrep --parent "$launcher")"
+        ends_with "${number#*:}"
+        rm out
     done
 }
 

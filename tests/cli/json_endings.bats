@@ -1,7 +1,7 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# A command with --json writes one JSON document even if it is refused, fails early or is interrupted. Standard output is
-# empty only after a usage error.
+# A command with --json writes one JSON document even if it is refused or fails early. Standard output is empty only after
+# a usage error; if a signal ended the command, it is one document or empty.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
 
@@ -31,19 +31,19 @@ teardown() {
 
 # judged COMMAND CODE FILE: one document of that command, valid by its schema or by ending.json, with that exit code
 judged() {
-    local schema="$1"
+    local schema="cmd/$1/schema.json"
     [ "$(jq -s length "$3")" -eq 1 ]
     [ "$(jq -r .verb "$3")" = "$1" ]
     [ "$(jq -r .schema_version "$3")" = 1 ]
     # No report has both keys.
     if [ "$(jq 'has("errors") and has("exit_code")' "$3")" = true ]; then
-        schema=ending
+        schema=common/ending.json
         [ "$(jq -r .exit_code "$3")" -eq "$2" ]
         # Errors have all details.
         [ "$2" -gt 128 ] || [ "$(jq '[.errors[] | .what != "" and has("where") and has("why") and has("hint")] | all and length > 0' "$3")" = true ]
     fi
     [ "$(jq -r '.verdict // .result // "" | length' "$3")" -gt 0 ]
-    valid "$schema" "$3"
+    python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/$schema" "$3"
 }
 
 # ends CODE ARGUMENT...: one document, with the same errors as on standard error
@@ -241,6 +241,11 @@ END
     done
 }
 
+# whole_or_empty COMMAND CODE: the file "document" is one document, or empty
+whole_or_empty() {
+    [ ! -s document ] || judged "$1" "$2" document
+}
+
 # struck SIGNAL ARGUMENT...: sends the signal to the command while it waits for input that never arrives
 struck() {
     local signal="$1" code=0
@@ -256,7 +261,7 @@ struck() {
     exec 9>&-
     echo "SIG$signal: epkit $*: $code: $(cat document err)"
     [ "$code" -eq $((128 + $(kill -l "$signal"))) ]
-    judged "$1" "$code" document
+    whole_or_empty "$1" "$code"
 }
 
 # It waits for a child, or it sleeps and has used no CPU time for 0.3 s.
@@ -269,7 +274,7 @@ waits() {
     [ "$before" = "$after" ] && [ "${after%% *}" = S ] && grep -q epkit "/proc/$1/comm"
 }
 
-@test "a signal: one document, and the exit code is that of the signal" {
+@test "a signal: a whole document or none, and the exit code is that of the signal" {
     printf 'a\n' >hosts
     for signal in TERM INT HUP; do
         struck "$signal" parse --json -
@@ -280,11 +285,30 @@ waits() {
         struck "$signal" triangulate --json --hosts a,b --run 'sleep 600; echo {hosts}'
         struck "$signal" nics --json --devices lo --interval 600
     done
-    # Child processes write none, and none remains.
+    # No child process remains.
     [ -z "$(living)" ]
 }
 
-@test "a signal to ranks that run: one document of test, bench and run" {
+@test "a signal while the document is written to a slow reader: the whole document" {
+    limited 20 python3 - "$EPKIT" <<'END'
+import fcntl, json, os, signal, subprocess, sys, time
+
+for number in signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT:
+    reader, writer = os.pipe()
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
+    command = subprocess.Popen(["env", "--default-signal", sys.argv[1], "doctor", "--list", "--json"], stdout=writer)
+    os.close(writer)
+    text = os.read(reader, 1)
+    command.send_signal(number)
+    while piece := os.read(reader, 2048):
+        text += piece
+        time.sleep(0.01)
+    assert command.wait() == -number, command.returncode
+    assert json.loads(text)["verb"] == "doctor" and len(text) > 20000
+END
+}
+
+@test "a signal to ranks that run: a whole document of test, bench and run, or none" {
     for words in "test intranode --ranks 3 --tokens 512 --hidden 4096 --repeat 1000" "bench --ranks 2 --iters 100000" \
         "run --output none"; do
         # shellcheck disable=SC2086 # words
@@ -297,7 +321,7 @@ waits() {
         wait "$struck" || code=$?
         echo "$words: $code: $(cat document err)"
         [ "$code" -eq 143 ]
-        judged "${words%% *}" 143 document
+        whole_or_empty "${words%% *}" 143
     done
     [ -z "$(living)" ]
 }
@@ -312,7 +336,7 @@ waits() {
         kill -TERM "$(cat number)"
         wait "$hanging" || true
         cat document err
-        judged "$command" 143 document
+        whole_or_empty "$command" 143
     done
 }
 

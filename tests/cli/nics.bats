@@ -391,73 +391,6 @@ EOF
     done
 }
 
-# --- watching ---
-
-# watch_while_moving NIC:PORT [OPTION]...: four intervals, in one of which the port sends 2 GB; $code, $interval. Behind the
-# first interval there are three more: longer ones where the machine was too slow to change a counter in these.
-watch_while_moving() {
-    local port="$1"
-    shift
-    for interval in 1 5 20; do
-        code=0
-        set_counters "$port" port_xmit_data 0
-        epkit nics --from "$ROOT" --watch --count 4 --interval "$interval" "$@" >"$BATS_TEST_TMPDIR/lines" 3>&- &
-        within 10 test -s "$BATS_TEST_TMPDIR/lines"
-        set_counters "$port" port_xmit_data 500000000
-        wait $! || code=$?
-        ! was_too_late || continue
-        return 0
-    done
-    return 1
-}
-
-# No interval has seen the change.
-was_too_late() {
-    if [ "$(head -c 1 "$BATS_TEST_TMPDIR/lines")" = "{" ]; then
-        jq -s -e 'map(.devices[].moved.sent_bytes) | add == 0' "$BATS_TEST_TMPDIR/lines"
-    else
-        ! grep -q "NICs carried the traffic" "$BATS_TEST_TMPDIR/lines"
-    fi
-}
-
-@test "watch with a count: one document a line, each with what its interval moved" {
-    machine 1
-    local code interval
-    watch_while_moving mlx5_0:1 --json
-    [ "$code" -eq 0 ]
-    [ "$(wc -l <"$BATS_TEST_TMPDIR/lines")" -eq 4 ]
-    while read -r line; do
-        valid nics <(echo "$line")
-    done <"$BATS_TEST_TMPDIR/lines"
-    [ "$(jq -s -c 'map(.mode), map(.devices[0].moved.sent_bytes | select(. != 0)), .[3].devices[0].total.sent_bytes' \
-        "$BATS_TEST_TMPDIR/lines" | xargs)" = '[watch,watch,watch,watch] [2000000000] 2000000000' ]
-    # An interval that begins late is shorter; together they take as long as was asked for.
-    jq -s -e --argjson interval "$interval" 'map(.seconds) | add > 4 * $interval - 0.1' "$BATS_TEST_TMPDIR/lines"
-}
-
-@test "watch: uneven traffic of all intervals together is exit code 3" {
-    machine 2
-    local code interval
-    watch_while_moving mlx5_1:1
-    output=$(cat "$BATS_TEST_TMPDIR/lines")
-    echo "$output"
-    [ "$code" -eq 3 ]
-    grep -q '^1 of 2 NICs carried the traffic.*mlx5_1 100.0 %\.$' <<<"$output"
-    [[ "$output" == *"No traffic within "[0-9.]*" s."* ]]
-}
-
-@test "an interrupted watch: 128 + signal, whole lines" {
-    machine 1
-    local code=0 launched
-    "$EPKIT" nics --from "$ROOT" --watch --json >"$BATS_TEST_TMPDIR/lines" 2>/dev/null &
-    launched=$!
-    within 10 test -s "$BATS_TEST_TMPDIR/lines"
-    kill -INT "$launched"
-    wait "$launched" || code=$?
-    [ "$code" -eq 130 ]
-    jq -s -e 'length >= 1' "$BATS_TEST_TMPDIR/lines"
-}
-
 # --- forms ---
 
 @test "Prometheus: every metric once with help and type, counters in bytes" {
@@ -506,7 +439,7 @@ EOF
     [ "$status" -eq 0 ]
     valid nics <<<"$output"
     [ "$(jq -c '[.seconds, .devices[0].moved, .devices[0].sent_gbs]' <<<"$output")" = '[null,null,null]' ]
-    for wish in "--watch" "--interval 1" "-- true"; do
+    for wish in "--interval 1" "-- true"; do
         # shellcheck disable=SC2086 # several words
         run --separate-stderr epkit nics --from "$BATS_TEST_TMPDIR/snapshot" $wish
         [ "$status" -eq 2 ]
@@ -538,8 +471,6 @@ EOF
         [ "$status" -eq 2 ]
         [[ "$stderr" == *"$1"* ]]
     }
-    refuses "exclude each other" --watch -- true
-    refuses "--count goes with --watch" --count 2
     refuses "--interval has no meaning" --interval 2 -- true
     refuses "--prometheus shows" --prometheus --json
     refuses "--prometheus shows" --prometheus -- true

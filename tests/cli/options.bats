@@ -70,14 +70,14 @@ refused() {
 
 @test "routings" {
     refused "'zipff' is neither a routing nor a file; did you mean 'zipf'?" intranode --routing zipff
-    refused "no-such.npy: No such file or directory" intranode --routing no-such.npy
-    echo nonsense >"$BATS_TEST_TMPDIR/broken.npy"
-    refused "$BATS_TEST_TMPDIR/broken.npy: " intranode --routing "$BATS_TEST_TMPDIR/broken.npy"
-    mkfifo "$BATS_TEST_TMPDIR/pipe.npy"
-    refused "$BATS_TEST_TMPDIR/pipe.npy: not a regular file" intranode --routing "$BATS_TEST_TMPDIR/pipe.npy"
+    refused "no-such.txt: No such file or directory" intranode --routing no-such.txt
+    echo nonsense >"$BATS_TEST_TMPDIR/broken.txt"
+    refused "$BATS_TEST_TMPDIR/broken.txt: " intranode --routing "$BATS_TEST_TMPDIR/broken.txt"
+    mkfifo "$BATS_TEST_TMPDIR/pipe.fifo"
+    refused "$BATS_TEST_TMPDIR/pipe.fifo: not a regular file" intranode --routing "$BATS_TEST_TMPDIR/pipe.fifo"
 }
 
 @test "a routing file whose experts do not exist is rejected with their position" {
-    python3 "$EPKIT_SOURCE/tests/cli/make_npy.py" "$BATS_TEST_TMPDIR/far.npy" 16 4 16 3 2 99
-    refused "99" intranode --ranks 2 --experts 16 --routing "$BATS_TEST_TMPDIR/far.npy"
+    printf '0 1\n2 99\n' >"$BATS_TEST_TMPDIR/far.txt"
+    refused "rank 0 token 1 selection 1: expert 99" intranode --ranks 2 --experts 16 --routing "$BATS_TEST_TMPDIR/far.txt"
 }

@@ -37,12 +37,25 @@ setup() {
     run ! grep -q 'epkit: run ' out
 }
 
-@test "report.json is valid by its schema" {
-    valid run here/report.json
+@test "the results in run.json and report.json are valid by their schemas" {
+    jq .results here/run.json >results
+    valid run results
+    valid report here/report.json
+    cmp <(jq -S . results) <(jq -S .results here/report.json)
+    [ "$(jq -r '.job, .exit_code, .command' here/run.json)" = "$(printf 'epkit-run\n0\n%s' "$(cat how)")" ]
     [ "$(jq -r .verdict here/report.json)" = "$(head -1 out)" ]
-    [ "$(jq -r .result here/report.json)" = works ]
-    [ "$(jq '[.suites[].passed] | add' here/report.json)" -eq 88 ]
-    jq -e '[.bench.rows[] | select(.op == "dispatch")] | length > 0' here/report.json
+    [ "$(jq -r .result here/report.json)" = passed ]
+    [ "$(jq -r .result results)" = works ]
+    [ "$(jq '[.suites[].passed] | add' results)" -eq 88 ]
+    jq -e '[.bench.rows[] | select(.op == "dispatch")] | length > 0' results
+}
+
+@test "epkit report makes the same page of the folder" {
+    run --separate-stderr epkit report here --output again
+    [ "$status" -eq 0 ]
+    [ "${lines[0]}" = "$(head -1 out)" ]
+    cmp here/report.html again/report.html
+    cmp here/report.json again/report.json
 }
 
 @test "report.html: complete, with the verdict, without external resources" {
@@ -96,13 +109,13 @@ PYTHON
 }
 
 @test "plots exist, and axes have labels" {
-    [ "$(grep -c '<svg viewBox=.* role="img"' here/report.html)" -eq 3 ]
+    [ "$(grep -c '<svg viewBox=.* role="img"' here/report.html)" -eq 2 ]
     grep -q 'GB/s of one rank' here/report.html
     grep -q 'tokens of each rank' here/report.html
 }
 
-@test "only the two files remain" {
-    [ "$(find here -mindepth 1 -printf '%f\n' | sort | xargs)" = "report.html report.json" ]
+@test "only the three files remain" {
+    [ "$(find here -mindepth 1 -printf '%f\n' | sort | xargs)" = "report.html report.json run.json" ]
 }
 
 @test "a network that cannot be used here: the verdict names it, and what passed" {
@@ -122,4 +135,9 @@ PYTHON
     [ "$status" -eq 2 ]
     [[ "$stderr" == *"the folder of the report, no/such/parent: No such file or directory"* ]]
     [ ! -e no ]
+    mkdir other
+    echo '{"schema_version": 1, "job": "hostname"}' >other/run.json
+    run --separate-stderr epkit run --output other
+    [ "$status" -eq 2 ]
+    [[ "$stderr" == *"other: it has the run of another command"* ]]
 }

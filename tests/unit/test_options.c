@@ -28,7 +28,7 @@ static const struct opt sample_table[] = {
     {"count", 'c', "N", OPT_INT, AT(count), .min = -5, .max = 100, .value = "7", .help = "h"},
     {"bytes", 0, "BYTES", OPT_SIZE, AT(bytes), .min = 0, .max = INT64_C(1) << 40, .value = "4K", .help = "h"},
     {"name", 'n', "NAME", OPT_STRING, AT(name), .help = "h"},
-    {"file", 0, "FILE", OPT_FILE, AT(file), .value = "default.npy", .help = "h"},
+    {"file", 0, "FILE", OPT_FILE, AT(file), .value = "default.txt", .help = "h"},
     {"colour", 0, "COLOUR", OPT_CHOICE, AT(colour), .choices = colours, .value = "green", .help = "h"},
     {"numbers", 0, "LIST", OPT_LIST, AT(numbers), .min = 1, .max = 9, .value = "1,2", .help = "h"},
     {"colours", 0, "LIST", OPT_LIST, AT(colours), .choices = colours, .help = "h"},
@@ -96,7 +96,7 @@ static void test_defaults(void **state)
     assert_int_equal(options->count, 7);
     assert_int_equal(options->bytes, 4096);
     assert_null(options->name);
-    assert_string_equal(options->file, "default.npy");
+    assert_string_equal(options->file, "default.txt");
     assert_int_equal(options->colour, 1);
     assert_int_equal(options->numbers.n, 2);
     assert_int_equal(options->numbers.values[1], 2);

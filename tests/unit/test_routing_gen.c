@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -320,41 +321,48 @@ static void test_refuses(void **state)
     }
 }
 
-/* Writes an int32 file of these dimensions and items. */
-static void write_file(const char *path, const char *shape, const int32_t *items, size_t n)
+static void write_file(const char *path, const char *text)
 {
-    unsigned char head[10] = {0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0};
-    char text[128];
-    FILE *file = fopen(path, "wb");
+    FILE *file = fopen(path, "w");
 
     assert_non_null(file);
-    snprintf(text, sizeof(text), "{'descr': '<i4', 'fortran_order': False, 'shape': %s, }", shape);
-    head[8] = (unsigned char)strlen(text);
-    assert_int_equal(fwrite(head, 1, 10, file), 10);
-    assert_int_equal(fwrite(text, 1, strlen(text), file), strlen(text));
-    for (size_t i = 0; i < n; i++)
-        for (int byte = 0; byte < 4; byte++)
-            fputc((int)((uint32_t)items[i] >> 8 * byte & 255), file);
+    assert_true(fputs(text, file) >= 0);
     assert_int_equal(fclose(file), 0);
+}
+
+static void new_file(char ret_path[PATH_MAX])
+{
+    int fd;
+
+    temp_template("routing", ret_path);
+    fd = mkstemp(ret_path);
+    assert_true(fd >= 0);
+    close(fd);
+}
+
+static void assert_file_refused(const struct routing_spec *spec, const char *text)
+{
+    struct routing *routing = NULL;
+    struct check_error error = {""};
+
+    assert_false(routing_new(spec, &routing, &error));
+    assert_true(strncmp(error.text, spec->path, strlen(spec->path)) == 0);
+    if (!strstr(error.text, text))
+        fail_msg("expected \"%s\", got \"%s\"", text, error.text);
 }
 
 static void test_file(void **state)
 {
-    static const int32_t items[] = {0, 1, 2, 3, -1, 5, 6, 7, 4, 0, -1, -1};
     char path[PATH_MAX];
-    int fd;
     struct routing_spec spec = {.kind = ROUTING_FILE, .n_ranks = 2, .n_experts = 8, .path = path};
     struct routing *routing;
     struct check_error error = {""};
     int32_t experts[2];
 
     (void)state;
-    temp_template("routing", path);
-    fd = mkstemp(path);
-    assert_true(fd >= 0);
-    close(fd);
+    new_file(path);
     /* [R,N,K]: each rank has its own. */
-    write_file(path, "(2, 3, 2)", items, 12);
+    write_file(path, "0 1\n2 3\n-1 5\n\n6 7\n4 0\n-1 -1\n");
     if (!routing_new(&spec, &routing, &error))
         fail_msg("%s", error.text);
     assert_int_equal(routing_get_spec(routing)->n_tokens, 3);
@@ -367,8 +375,14 @@ static void test_file(void **state)
     assert_int_equal(experts[0], 4);
     assert_int_equal(experts[1], 0);
     routing_free(routing);
-    /* [N,K]: the same for all; fewer tokens may be asked for. */
-    write_file(path, "(6, 2)", items, 12);
+    spec.n_ranks = 4;
+    assert_file_refused(&spec, "contains the routing of 2 ranks, but there are 4");
+    spec.n_ranks = 2;
+    spec.n_experts = 6;
+    assert_file_refused(&spec, "rank 1 token 0 selection 0: expert 6 is not within -1 .. 5");
+    spec.n_experts = 8;
+    /* [N,K]: the same for all; fewer tokens may be asked for. Spaces, tabs and the line ends of other systems. */
+    write_file(path, "0 1\n2 3 \n-1\t5\r\n 6  7\n4 0\n-1 -1");
     spec.n_tokens = 5;
     assert_true(routing_new(&spec, &routing, &error));
     assert_int_equal(routing_tokens(routing, 1), 5);
@@ -376,28 +390,100 @@ static void test_file(void **state)
     assert_int_equal(experts[0], 4);
     routing_free(routing);
     spec.n_tokens = 7;
-    assert_false(routing_new(&spec, &routing, &error));
-    assert_non_null(strstr(error.text, "contains 6 tokens per rank; 7 were requested"));
+    assert_file_refused(&spec, "contains 6 tokens per rank; 7 were requested");
     spec.n_tokens = 0;
     spec.topk = 3;
-    assert_false(routing_new(&spec, &routing, &error));
-    assert_non_null(strstr(error.text, "contains 2 selections per token; another number was requested"));
-    spec.topk = 0;
-    spec.n_ranks = 4;
-    write_file(path, "(2, 3, 2)", items, 12);
-    assert_false(routing_new(&spec, &routing, &error));
-    assert_non_null(strstr(error.text, "contains the routing of 2 ranks, but there are 4"));
-    spec.n_ranks = 2;
-    spec.n_experts = 6;
-    assert_false(routing_new(&spec, &routing, &error));
-    assert_non_null(strstr(error.text, "rank 1 token 0 selection 0: expert 6 is not within -1 .. 5"));
-    write_file(path, "(1, 2)", (const int32_t[]){3, 3}, 2);
-    assert_false(routing_new(&spec, &routing, &error));
-    assert_non_null(strstr(error.text, "rank 0 token 0 selects expert 3 twice"));
-    write_file(path, "(2, 0)", NULL, 0);
-    assert_false(routing_new(&spec, &routing, &error));
-    assert_non_null(strstr(error.text, "contains 0 selections per token; 1 to 64 are possible"));
+    assert_file_refused(&spec, "contains 2 selections per token; another number was requested");
     unlink(path);
+}
+
+static void test_file_refuses(void **state)
+{
+    static const struct {
+        const char *content, *text;
+    } cases[] = {
+        {"", "contains no selections"},
+        {"\n \n", "contains no selections"},
+        {"3 3\n", "rank 0 token 0 selects expert 3 twice"},
+        {"0 1\n2\n", "line 2: 1 selections, but the lines before have 2"},
+        {"0 1\n2 3\n\n4 5\n", "line 4: 1 tokens of rank 1 end here, but rank 0 has 2"},
+        {"0.000e+00 1\n",
+         "line 1: '0.000e+00' is not the number of an expert; numpy.savetxt(file, indices, fmt=\"%d\")"},
+        {"0 1\nx 2\n", "line 2: 'x' is not the number"},
+        {"\x93NUMPY", "line 1: '\x93NUMPY' is not the number"},
+        {"99999999999 1\n", "line 1: '99999999999' is not the number"},
+        {"99999999999999999999 1\n", "line 1: '99999999999999999999' is not the number"},
+        {"0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 "
+         "0 0 0 0 0 0 0 0 0",
+         "line 1: more than 64 selections"},
+    };
+    char path[PATH_MAX];
+    struct routing_spec spec = {.kind = ROUTING_FILE, .n_ranks = 2, .n_experts = 8, .path = path};
+    struct check_error error = {""};
+    struct routing_file file = {0};
+    char zero_byte[] = "0\0001\n";
+    FILE *stream = fmemopen(zero_byte, sizeof(zero_byte) - 1, "r");
+
+    (void)state;
+    new_file(path);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        write_file(path, cases[i].content);
+        assert_file_refused(&spec, cases[i].text);
+    }
+    unlink(path);
+    assert_false(routing_file_read(stream, &file, &error));
+    assert_string_equal(error.text, "line 1: contains a zero byte; not a text");
+    assert_null(file.experts);
+    fclose(stream);
+    spec.path = "/nonexistent/routing";
+    assert_file_refused(&spec, "/nonexistent/routing: No such file or directory");
+    spec.path = "/dev/null";
+    assert_file_refused(&spec, "/dev/null: not a regular file");
+}
+
+/* Opening a pipe without a writer would block. */
+static void test_file_refuses_a_pipe_at_once(void **state)
+{
+    char path[PATH_MAX];
+    struct routing_spec spec = {.kind = ROUTING_FILE, .n_ranks = 2, .n_experts = 8, .path = path};
+
+    (void)state;
+    new_file(path);
+    unlink(path);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    alarm(10); /* ends this program if the next line hangs */
+    assert_file_refused(&spec, "not a regular file");
+    alarm(0);
+    unlink(path);
+}
+
+/* What numpy itself writes, where it is installed. */
+static void test_reads_numpy(void **state)
+{
+    char path[PATH_MAX], command[PATH_MAX + 512];
+    struct routing_file file;
+    struct check_error error;
+    bool written;
+
+    (void)state;
+    new_file(path);
+    /* The python3 of the system is the one that has the packaged numpy, if another comes first in the path. */
+    snprintf(command, sizeof(command),
+             "for python in python3 /usr/bin/python3; do $python -c \"import numpy; "
+             "numpy.savetxt('%s', numpy.arange(24).reshape(6, 4), fmt='%%d')\" 2>/dev/null && exit 0; done; exit 1",
+             path);
+    written = system(command) == 0;
+    if (written && !routing_file_load(path, &file, &error))
+        fail_msg("%s", error.text);
+    unlink(path);
+    if (!written)
+        skip();
+    assert_int_equal(file.n_tables, 1);
+    assert_int_equal(file.n_tokens, 6);
+    assert_int_equal(file.topk, 4);
+    for (int i = 0; i < 24; i++)
+        assert_int_equal(file.experts[i], i);
+    routing_file_done(&file);
 }
 
 static void test_names(void **state)
@@ -426,6 +512,9 @@ int main(void)
         cmocka_unit_test(test_fill),
         cmocka_unit_test(test_refuses),
         cmocka_unit_test(test_file),
+        cmocka_unit_test(test_file_refuses),
+        cmocka_unit_test(test_file_refuses_a_pipe_at_once),
+        cmocka_unit_test(test_reads_numpy),
         cmocka_unit_test(test_names),
     };
 

@@ -4,7 +4,6 @@
 #include "random.h"
 
 #include <epkit/types.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,7 +21,7 @@ struct routing {
     int32_t position[EP_MAX_RANKS];       /* one, empty: index of a rank in a random order */
     int32_t receivers[EP_MAX_RANKS];      /* empty: ranks that receive something, ascending */
     int n_receivers;
-    struct npy_array file;
+    struct routing_file file;
 };
 
 const struct routing_name routing_names[] = {
@@ -193,21 +192,13 @@ static void draw_empty(const struct routing *routing, struct random *random, int
         ret_experts[i] = -1;
 }
 
-/* Index of the first item of a token in the file. */
-static int64_t file_offset(const struct routing *routing, int rank, int token)
+/* The experts of a token in the file. */
+static const int32_t *file_token(const struct routing *routing, int rank, int token)
 {
-    const struct npy_array *file = &routing->file;
-    int64_t first = file->n_dims == 3 ? rank * file->shape[1] : 0;
+    const struct routing_file *file = &routing->file;
+    int64_t first = file->n_tables > 1 ? (int64_t)rank * file->n_tokens : 0;
 
-    return (first + token) * file->shape[file->n_dims - 1];
-}
-
-static void read_file_token(const struct routing *routing, int rank, int token, int32_t *ret_experts)
-{
-    int64_t offset = file_offset(routing, rank, token);
-
-    for (int k = 0; k < routing->spec.topk; k++)
-        ret_experts[k] = (int32_t)npy_item(&routing->file, offset + k);
+    return &file->experts[(first + token) * file->topk];
 }
 
 static void draw_weights(struct random *random, int topk, float *ret_weights)
@@ -253,7 +244,7 @@ void routing_token(const struct routing *routing, int rank, int token, int32_t *
         draw_empty(routing, &random, ret_experts);
         break;
     case ROUTING_FILE:
-        read_file_token(routing, rank, token, ret_experts);
+        memcpy(ret_experts, file_token(routing, rank, token), (size_t)spec->topk * sizeof(*ret_experts));
         break;
     }
 }
@@ -320,21 +311,20 @@ static void make_rank_order(struct routing *routing)
             routing->receivers[routing->n_receivers++] = rank;
 }
 
-/* Checks row `token` of the file with 64-bit values, before they are converted to 32 bits. */
 static bool check_file_token(const struct routing *routing, int rank, int token, struct check_error *error)
 {
-    int64_t offset = file_offset(routing, rank, token);
+    const int32_t *experts = file_token(routing, rank, token);
 
     for (int k = 0; k < routing->spec.topk; k++) {
-        int64_t expert = npy_item(&routing->file, offset + k);
+        int32_t expert = experts[k];
 
         if (expert < -1 || expert >= routing->spec.n_experts)
-            return check_fail(error, "%s: rank %d token %d selection %d: expert %" PRId64 " is not within -1 .. %d",
+            return check_fail(error, "%s: rank %d token %d selection %d: expert %d is not within -1 .. %d",
                               routing->spec.path, rank, token, k, expert, routing->spec.n_experts - 1);
         for (int i = 0; i < k && expert >= 0; i++)
-            if (npy_item(&routing->file, offset + i) == expert)
-                return check_fail(error, "%s: rank %d token %d selects expert %" PRId64 " twice", routing->spec.path,
-                                  rank, token, expert);
+            if (experts[i] == expert)
+                return check_fail(error, "%s: rank %d token %d selects expert %d twice", routing->spec.path, rank,
+                                  token, expert);
     }
     return true;
 }
@@ -342,28 +332,23 @@ static bool check_file_token(const struct routing *routing, int rank, int token,
 static bool make_file(struct routing *routing, struct check_error *error)
 {
     struct routing_spec *spec = &routing->spec;
-    struct npy_array *file = &routing->file;
-    int64_t n_tokens, topk;
-    int n_tables;
+    const struct routing_file *file = &routing->file;
 
-    if (!npy_load(spec->path, file, error))
+    if (!routing_file_load(spec->path, &routing->file, error))
         return false;
-    n_tokens = file->shape[file->n_dims - 2];
-    topk = file->shape[file->n_dims - 1];
-    n_tables = file->n_dims == 3 ? spec->n_ranks : 1;
-    if (file->n_dims == 3 && file->shape[0] != spec->n_ranks)
-        return check_fail(error, "%s: contains the routing of %" PRId64 " ranks, but there are %d", spec->path,
-                          file->shape[0], spec->n_ranks);
-    if (topk < 1 || topk > EP_MAX_TOPK || (spec->topk && spec->topk != topk))
-        return check_fail(error, "%s: contains %" PRId64 " selections per token; %s", spec->path, topk,
-                          spec->topk ? "another number was requested" : "1 to 64 are possible");
-    if (n_tokens > INT32_MAX || (spec->n_tokens && spec->n_tokens > n_tokens))
-        return check_fail(error, "%s: contains %" PRId64 " tokens per rank; %d were requested", spec->path, n_tokens,
+    if (file->n_tables > 1 && file->n_tables != spec->n_ranks)
+        return check_fail(error, "%s: contains the routing of %d ranks, but there are %d", spec->path, file->n_tables,
+                          spec->n_ranks);
+    if (spec->topk && spec->topk != file->topk)
+        return check_fail(error, "%s: contains %d selections per token; another number was requested", spec->path,
+                          file->topk);
+    if (spec->n_tokens > file->n_tokens)
+        return check_fail(error, "%s: contains %d tokens per rank; %d were requested", spec->path, file->n_tokens,
                           spec->n_tokens);
-    spec->topk = (int)topk;
+    spec->topk = file->topk;
     if (!spec->n_tokens)
-        spec->n_tokens = (int)n_tokens;
-    for (int rank = 0; rank < n_tables; rank++)
+        spec->n_tokens = file->n_tokens;
+    for (int rank = 0; rank < file->n_tables; rank++)
         for (int token = 0; token < spec->n_tokens; token++)
             if (!check_file_token(routing, rank, token, error))
                 return false;
@@ -420,6 +405,6 @@ void routing_free(struct routing *routing)
 {
     if (!routing)
         return;
-    npy_done(&routing->file);
+    routing_file_done(&routing->file);
     free(routing);
 }

@@ -8,7 +8,7 @@
 #ifndef EP_TEST_CHECK_ROUTINGS_H
 #define EP_TEST_CHECK_ROUTINGS_H
 
-#include "npy.h"
+#include "routing_file.h"
 
 enum routing_kind {
     ROUTING_UNIFORM = 0, /* K distinct experts at random */
@@ -17,7 +17,7 @@ enum routing_kind {
     ROUTING_ONE,         /* all tokens of all ranks to one rank; K > L: the rest to the next ranks */
     ROUTING_DROPPED,     /* uniform with holes (-1), and tokens that select no expert */
     ROUTING_EMPTY,       /* some ranks have no tokens, some receive none */
-    ROUTING_FILE         /* from a .npy file: [N,K], the same for every rank, or [R,N,K] */
+    ROUTING_FILE         /* from a file: [N,K], the same for every rank, or [R,N,K] */
 };
 
 struct routing_name {

@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* results_page.c - the sections of the results of `epkit run`: cases, measurements, machine. */
+#include "cmd/bench/bench.h"
+#include "page.h"
+#include "report.h"
+#include "svg.h"
+
+#include <string.h>
+
+/* --- correctness --- */
+
+static void print_failures(FILE *stream, const json_t *suites)
+{
+    json_t *suite, *item;
+    size_t i, j;
+
+    fputs("<ul>\n", stream);
+    json_array_foreach(suites, i, suite)
+    {
+        const char *matrix = page_text(suite, "matrix");
+
+        json_array_foreach(json_object_get(suite, "cases"), j, item)
+        {
+            if (!json_is_true(json_object_get(item, "passed")))
+                page_item(stream, "bad", "", "%s, case %.0f (%s): %s", matrix, page_number(item, "index"),
+                          page_text(item, "name"), page_text(item, "detail"));
+        }
+        json_array_foreach(json_object_get(suite, "errors"), j, item)
+        {
+            page_item(stream, "bad", "", "%s: %s: %s. %s", matrix, page_text(item, "what"), page_text(item, "text"),
+                      page_text(item, "hint"));
+        }
+    }
+    fputs("</ul>\n", stream);
+}
+
+static void print_suites(FILE *stream, const json_t *results)
+{
+    static const struct page_column columns[] = {
+        {"Cases", "matrix", 0, 0},
+        {"#Ranks", "parameters.ranks", 0, 0},
+        {"#Nodes", "parameters.nodes", 0, 0},
+        {"Result", "result", 0, 0},
+        {"Passed", "why", 0, 0},
+        {"#Seconds", "seconds", 1, 0},
+    };
+    const json_t *suites = json_object_get(results, "suites");
+    json_t *rows = json_array(), *suite, *row;
+    size_t i;
+
+    json_array_foreach(suites, i, suite)
+    {
+        row = json_copy(suite);
+        json_object_set_new(row, "why",
+                            json_sprintf("%.0f/%.0f", page_number(suite, "passed"), page_number(suite, "total")));
+        json_array_append_new(rows, row);
+    }
+    json_array_foreach(json_object_get(results, "not_run"), i, suite)
+    {
+        row = json_copy(suite);
+        json_object_set_new(row, "result", json_string("not run"));
+        json_array_append_new(rows, row);
+    }
+    fputs("<section><h2>Correctness</h2>\n", stream);
+    PAGE_TABLE(stream, columns, rows);
+    json_decref(rows);
+    print_failures(stream, suites);
+    fputs(
+        "<p class=\"soft\">Every received row is compared with a reference that is computed without the library. Nodes "
+        "are emulated on this machine.</p></section>\n",
+        stream);
+}
+
+static void print_cases(FILE *stream, const json_t *suites)
+{
+    static const struct page_column columns[] = {
+        {"Matrix", "matrix", 0, 0}, {"#Case", "index", 0, 0}, {"What", "name", 0, 0},
+        {"Result", "result", 0, 0}, {"#ms", "ms", 0, 0},
+    };
+    json_t *rows = json_array(), *suite, *item;
+    size_t i, j;
+
+    json_array_foreach(suites, i, suite)
+    {
+        json_array_foreach(json_object_get(suite, "cases"), j, item)
+        {
+            json_t *row = json_copy(item);
+
+            json_object_set(row, "matrix", json_object_get(suite, "matrix"));
+            json_object_set_new(row, "result",
+                                json_string(json_is_true(json_object_get(item, "passed")) ? "passed" : "failed"));
+            json_array_append_new(rows, row);
+        }
+    }
+    fputs("<section><details><summary>All cases</summary>\n", stream);
+    PAGE_TABLE(stream, columns, rows);
+    fputs("</details></section>\n", stream);
+    json_decref(rows);
+}
+
+/* --- plots of the measurements --- */
+
+static bool has_rate(const json_t *row)
+{
+    return json_is_number(json_object_get(row, "logical_gbps")) &&
+           json_is_object(json_object_get(row, bench_baseline_of(row).key));
+}
+
+/* The measurement with the most tokens of each operation and type. */
+static bool is_largest(const json_t *rows, const json_t *row)
+{
+    json_t *other;
+    size_t i;
+
+    json_array_foreach(rows, i, other)
+    {
+        if (strcmp(page_text(other, "op"), page_text(row, "op")) == 0 &&
+            strcmp(page_text(other, "type"), page_text(row, "type")) == 0 &&
+            page_number(other, "tokens") > page_number(row, "tokens"))
+            return false;
+    }
+    return true;
+}
+
+static void plot_rates(FILE *stream, const json_t *rows)
+{
+    struct bench_baseline baseline = bench_baseline_of(json_array_get(rows, 0));
+    char name[80];
+    struct svg_pairs pairs = {.title = "Rate of one rank and of a plain copy, largest batch",
+                              .y_label = "GB/s of one rank",
+                              .unit = "GB/s",
+                              .names = {"epkit", name}};
+    json_t *row;
+    size_t i;
+
+    snprintf(name, sizeof(name), "%s, same bytes", baseline.name);
+    json_array_foreach(rows, i, row)
+    {
+        if (has_rate(row) && is_largest(rows, row))
+            svg_add(&pairs, page_number(row, "logical_gbps"), page_number(json_object_get(row, baseline.key), "gbps"),
+                    "%s %s", page_text(row, "op"), page_text(row, "type"));
+    }
+    (void)svg_bars(stream, &pairs);
+}
+
+static void plot_tokens(FILE *stream, const json_t *rows)
+{
+    static const char *const ops[] = {"dispatch", "combine"};
+    struct svg_lines lines = {.title = "Relative to a plain copy, by batch size",
+                              .x_label = "tokens of each rank",
+                              .y_label = "times a plain copy",
+                              .unit = "times",
+                              .scale = SVG_LOG2};
+    json_t *row;
+    size_t i;
+
+    for (size_t k = 0; k < 2; k++) {
+        struct svg_curve *curve = svg_begin(&lines, "%s bf16", ops[k]);
+
+        json_array_foreach(rows, i, row)
+        {
+            if (has_rate(row) && strcmp(page_text(row, "op"), ops[k]) == 0 &&
+                strcmp(page_text(row, "type"), "bf16") == 0)
+                svg_point(curve, page_number(row, "tokens"),
+                          page_number(json_object_get(row, bench_baseline_of(row).key), "time_us") /
+                              page_number(row, "time_us"));
+        }
+    }
+    (void)svg_lines(stream, &lines);
+}
+
+/* --- speed --- */
+
+static void print_rows(FILE *stream, const json_t *rows)
+{
+    struct bench_baseline baseline = bench_baseline_of(json_array_get(rows, 0));
+    char rate[80], rate_key[64], ratio[80], ratio_key[64];
+    const struct page_column columns[] = {
+        {"Operation", "op", 0, 0},
+        {"Type", "type", 0, 0},
+        {"#Tokens", "tokens", 0, 0},
+        {"#Time, ms", "time_us", 3, 1e-3},
+        {"#Logical GB/s", "logical_gbps", 2, 0},
+        {"#Wire GB/s", "wire_gbps", 2, 0},
+        {rate, rate_key, 2, 0},
+        {ratio, ratio_key, 2, 0},
+    };
+
+    snprintf(rate, sizeof(rate), "#%s GB/s", baseline.name);
+    snprintf(rate_key, sizeof(rate_key), "%s.gbps", baseline.key);
+    snprintf(ratio, sizeof(ratio), "#\u00d7 %s", baseline.name);
+    snprintf(ratio_key, sizeof(ratio_key), "vs_%s", baseline.key);
+    PAGE_TABLE(stream, columns, rows);
+}
+
+static void print_bench(FILE *stream, const json_t *results)
+{
+    const json_t *bench = json_object_get(results, "bench");
+    const json_t *rows = json_object_get(bench, "rows");
+    const json_t *first = json_array_get(rows, 0);
+
+    fputs("<section><h2>Speed</h2>\n", stream);
+    if (!rows) {
+        fputs("<p class=\"warn\">Nothing was measured: ", stream);
+        page_escape(stream, page_text(results, "bench_missing"));
+        fputs("</p></section>\n", stream);
+        return;
+    }
+    fprintf(stream, "<p class=\"soft\">Device: ");
+    page_escape(stream, page_text(bench, "device"));
+    fprintf(stream, "; %.0f ranks, hidden %.0f, top-%.0f of %.0f experts, medians.</p>\n", page_number(first, "ranks"),
+            page_number(first, "hidden"), page_number(first, "topk"), page_number(first, "experts"));
+    print_rows(stream, rows);
+    plot_rates(stream, rows);
+    plot_tokens(stream, rows);
+    fputs(
+        "<p class=\"soft\">Logical GB/s count the rows that a rank receives, its own included; wire GB/s those that "
+        "come from other ranks; both over the time of the whole operation, of the slowest rank. memcpy, or the copy "
+        "engine of GPUs, moves the same bytes, by the same processes, in the same run. A ratio above 1 is possible: a "
+        "row for several ranks is read once and written to each of them, while memcpy reads it each time. On a shared "
+        "machine only the ratio is meaningful.</p></section>\n",
+        stream);
+}
+
+/* --- machine --- */
+
+static void print_machine(FILE *stream, const json_t *results)
+{
+    static const struct page_column columns[] = {{"Part", "part", 0, 0}, {"", "text", 0, 0}};
+    const json_t *machine = json_object_get(results, "machine"), *gpus = json_object_get(machine, "gpus");
+    const char *mpi = page_text(machine, "mpi");
+    json_t *rows, *gpu;
+    size_t i;
+
+    rows =
+        json_pack("[{s:s, s:s}, {s:s, s:o}, {s:s, s:o}, {s:s, s:s}, {s:s, s:o}, {s:s, s:s}]", "part", "CPU", "text",
+                  page_text(machine, "cpu"), "part", "Cores", "text",
+                  json_sprintf("%.0f usable, %.0f NUMA node%s", page_number(machine, "cores"),
+                               page_number(machine, "numa_nodes"), page_number(machine, "numa_nodes") == 1 ? "" : "s"),
+                  "part", "Memory", "text", json_sprintf("%.1f GiB", page_number(machine, "memory_bytes") / (1 << 30)),
+                  "part", "System", "text", page_text(machine, "os"), "part", "Kernel", "text",
+                  json_sprintf("%s, %s", page_text(machine, "kernel"), page_text(machine, "arch")), "part", "MPI",
+                  "text", *mpi ? mpi : page_text(machine, "mpi_missing"));
+    json_array_foreach(gpus, i, gpu)
+    {
+        json_array_append_new(rows, json_pack("{s:s, s:o}", "part", "GPU", "text",
+                                              json_sprintf("%s at %s", page_text(gpu, "name"), page_text(gpu, "pci"))));
+    }
+    if (json_array_size(gpus) == 0)
+        json_array_append_new(rows, json_pack("{s:s, s:s}", "part", "GPUs", "text", "no NVIDIA GPU found"));
+    fputs("<section><h2>Machine</h2>\n", stream);
+    PAGE_TABLE(stream, columns, rows);
+    fputs("<p>", stream);
+    page_escape(stream, page_text(results, "gpu_note"));
+    fputs("</p></section>\n", stream);
+    json_decref(rows);
+}
+
+void report_results(FILE *stream, const json_t *results)
+{
+    print_suites(stream, results);
+    print_bench(stream, results);
+    print_machine(stream, results);
+    print_cases(stream, json_object_get(results, "suites"));
+}
