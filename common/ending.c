@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ending.h"
 
-#include "file.h"
 #include "output.h"
+#include "write.h"
 
 #include <epkit/types.h>
 #include <jansson.h>
@@ -103,6 +103,8 @@ void ending_write_late(int code, const char *what, const char *where, const char
     json_object_set_new(document, "errors", json_pack("[o]", error));
     json_object_set_new(document, "exit_code", json_integer(code));
     text = json_dumps(document, JSON_INDENT(2) | JSON_ENSURE_ASCII);
-    if (text)
-        dprintf(STDOUT_FILENO, "%s\n", text);
+    if (text) {
+        (void)write_all(STDOUT_FILENO, text, strlen(text));
+        (void)write_all(STDOUT_FILENO, "\n", 1);
+    }
 }

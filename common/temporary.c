@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "temporary.h"
+#include "write.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -184,7 +185,7 @@ int temporary_folder_in(const char *parent, const char *name, struct temporary *
 
 int temporary_write(const struct temporary *temporary, const char *text, size_t bytes)
 {
-    return file_write_all(temporary->fd, text, bytes);
+    return write_all(temporary->fd, text, bytes);
 }
 
 /* --- its end --- */
@@ -272,19 +273,4 @@ int temporary_save(const char *dest, const char *text, size_t bytes, mode_t mode
     temporary_remove(&temporary);
     temporary_release_signals(&before);
     return number;
-}
-
-int file_write_all(int fd, const void *data, size_t bytes)
-{
-    const char *at = data;
-
-    while (bytes > 0) {
-        ssize_t n = write(fd, at, bytes);
-
-        if (n < 0 && errno != EINTR)
-            return errno;
-        at += n > 0 ? n : 0;
-        bytes -= n > 0 ? (size_t)n : 0;
-    }
-    return 0;
 }

@@ -56,7 +56,4 @@ int temporary_save(const char *dest, const char *text, size_t bytes, mode_t mode
 /* The mode by umask, but never writable by others, and always readable and writable by the owner. */
 mode_t temporary_usual_mode(void);
 
-/* Writes everything to a descriptor; 0, or errno. May be called in a signal handler. */
-int file_write_all(int fd, const void *data, size_t bytes);
-
 #endif

@@ -5,6 +5,7 @@
 #include "common/temporary.h"
 
 #include "base/error.h"
+#include "common/write.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -26,7 +27,7 @@ static ep_status write_file(const char *dir, const char *name, const char *data,
     if (strchr(name, '/') || snprintf(path, sizeof(path), "%s/%s", dir, name) >= (int)sizeof(path))
         return ep_fail(EP_E_ARG, "'%.100s' is not a valid file name", name);
     fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0700);
-    number = fd < 0 ? errno : file_write_all(fd, data, bytes);
+    number = fd < 0 ? errno : write_all(fd, data, bytes);
     if (fd >= 0 && close(fd) != 0 && number == 0)
         number = errno;
     return number ? ep_fail_errno(EP_E_SYSTEM, number, "writing %zu bytes to %s", bytes, path) : EP_OK;
@@ -38,7 +39,7 @@ static int probe_disk(const char *base)
     static const char data[PROBE_BYTES];
     int fd = open(base, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600), number;
 
-    number = fd < 0 ? errno : file_write_all(fd, data, sizeof(data));
+    number = fd < 0 ? errno : write_all(fd, data, sizeof(data));
     if (fd >= 0 && close(fd) != 0 && number == 0)
         number = errno;
     return number;

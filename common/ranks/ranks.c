@@ -3,11 +3,11 @@
 #include "ranks_internal.h"
 
 #include "common/cmd.h"
-#include "common/temporary.h"
 #include "gpu.h"
 
 #include "common/clean.h"
 #include "common/text.h"
+#include "common/write.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -47,7 +47,7 @@ void ranks_emit(struct ranks_ctx *ctx, json_t *event)
     length = strlen(line);
     line[length++] = '\n';
     /* When this fails, the launcher has exited: this rank is about to be killed. */
-    (void)file_write_all(ctx->emit_fd, line, length);
+    (void)write_all(ctx->emit_fd, line, length);
     free(line);
 }
 

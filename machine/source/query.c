@@ -7,8 +7,7 @@
  * knows the end of the answer even if the child has started processes that keep the pipe open.
  */
 #include "base/clock.h"
-
-#include "common/temporary.h"
+#include "common/write.h"
 #include "state.h"
 
 #include <errno.h>
@@ -83,7 +82,7 @@ static void __attribute__((noreturn)) run_child(json_t *(*query)(void *argument)
 
     if (value && !text)
         _exit(2);
-    _exit(file_write_all(PIPE_FD, &bytes, sizeof(bytes)) || file_write_all(PIPE_FD, text, bytes) ? 1 : 0);
+    _exit(write_all(PIPE_FD, &bytes, sizeof(bytes)) || write_all(PIPE_FD, text, bytes) ? 1 : 0);
 }
 
 /* --- in the parent --- */

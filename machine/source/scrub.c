@@ -103,7 +103,7 @@ static const struct row file_rows[] = {
      "iommu=pt iommu.passthrough=1 iommu.passthrough=y iommu.passthrough=on iommu.passthrough=true"},
     {"/proc/net/route", scrub_route, "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT " DEVICES},
     {"/proc/net/ipv6_route", scrub_ipv6_route, DEVICES},
-    {"/proc/sys/kernel/osrelease", scrub_kernel, NULL},
+    {"/proc/sys/kernel/osrelease", scrub_words, SCRUB_RELEASE_WORDS},
     {"/etc/ld.so.conf", scrub_paths, ""},
     {"**/ld.so.conf.d/*.conf", scrub_paths, ""},
     {"/etc/libibverbs.d/*.driver", scrub_paths, DEVICES},
@@ -186,6 +186,19 @@ static json_t *apply_row(struct scrub *scrub, const struct row *row, const json_
     return string;
 }
 
+/* Texts as one; they need not be UTF-8. */
+static json_t *join_texts(const char *first, const char *second, const char *third)
+{
+    char *text;
+    json_t *joined;
+
+    if (asprintf(&text, "%s%s%s", first, second, third) < 0)
+        return NULL;
+    joined = json_string_nocheck(text);
+    free(text);
+    return joined;
+}
+
 /* A text without a format, in which words stay. */
 static void rule_text(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
 {
@@ -204,6 +217,13 @@ static void rule_path(struct scrub *scrub, const char *text, size_t bytes, const
         fputc('/', out);
     else
         scrub_path(scrub, text, bytes, out);
+}
+
+/* A name in the folder `words`. */
+static void rule_name(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+{
+    (void)bytes;
+    scrub_name(scrub, words, text, out);
 }
 
 static const struct row text_row = {"", rule_text, NULL};
@@ -252,31 +272,22 @@ static json_t *scrub_value(struct scrub *scrub, const struct row *row, const jso
 static json_t *scrub_names(struct scrub *scrub, const char *folder, const json_t *names)
 {
     bool all = matches_any(folder_rows, COUNT(folder_rows), folder);
+    const struct row row = {"", rule_name, folder};
     json_t *copy = json_array(), *name;
     size_t i;
 
     json_array_foreach(names, i, name)
     {
-        const char *text = json_string_value(name);
-        char *kept = NULL;
-        size_t n = 0;
-        FILE *out;
-
-        if (!all && !scrub_is_common(scrub, folder, text))
-            continue;
-        out = open_memstream(&kept, &n);
-        if (out)
-            scrub_name(scrub, folder, text, out);
-        if (!out || fclose(out) != 0 || json_array_append_new(copy, json_stringn_nocheck(kept, n)) < 0)
+        if ((all || scrub_is_common(scrub, folder, json_string_value(name))) &&
+            json_array_append_new(copy, apply_row(scrub, &row, name)) < 0)
             scrub->failed = true;
-        free(kept);
     }
     return copy;
 }
 
 static json_t *scrub_setting(struct scrub *scrub, const struct row *row, const char *name, const json_t *value)
 {
-    json_t *setting = json_sprintf("%s=%s", name, json_string_value(value)), *kept = NULL;
+    json_t *setting = join_texts(name, "=", json_string_value(value)), *kept = NULL;
 
     if (setting)
         kept = apply_row(scrub, row, setting);
@@ -367,7 +378,7 @@ static json_t *scrub_key(struct scrub *scrub, enum cache_kind kind, const char *
         scrubbed = apply_row(scrub, kind == CACHE_ANSWERS ? &text_row : &path_row, given);
     /* The search text and the name of the fact are constants of epkit. */
     if (scrubbed)
-        joined = json_sprintf("%s%s", json_string_value(scrubbed), key + n);
+        joined = join_texts(json_string_value(scrubbed), key + n, "");
     json_decref(given);
     json_decref(scrubbed);
     return joined;
@@ -429,13 +440,11 @@ static void learn_variable(struct scrub *scrub, const char *name, const char *va
         scrub_learn_name(scrub, SCRUB_USER, value);
     if (text_is_any(name, hosts))
         learn_host(scrub, value);
-    if (strncmp(name, "SLURM_", 6) == 0 && scrub_match("**NODELIST", name))
-        scrub_learn_hosts(scrub, value);
     if (strcmp(name, "HOME") == 0 && strrchr(value, '/'))
         scrub_learn_name(scrub, SCRUB_USER, strrchr(value, '/') + 1);
 }
 
-/* Registers names of devices, and releases of kernels in paths. */
+/* Registers names of devices. */
 static void learn_folder(struct scrub *scrub, const char *folder, const json_t *names)
 {
     json_t *name;
@@ -445,44 +454,11 @@ static void learn_folder(struct scrub *scrub, const char *folder, const json_t *
     {
         if (!json_is_string(name))
             continue;
-        if (scrub_match("**/lib/modules", folder))
-            scrub_learn_release(scrub, json_string_value(name));
         if ((strcmp(folder, "/sys/class/infiniband") == 0 || strcmp(folder, "/sys/class/net") == 0 ||
              scrub_match("/sys/class/infiniband/*/device/net", folder)) &&
-            json_object_set_new_nocheck(scrub->devices, json_string_value(name), json_true()) < 0)
+            json_object_set_new_nocheck(scrub->maps[SCRUB_DEVICES], json_string_value(name), json_true()) < 0)
             scrub->failed = true;
     }
-}
-
-static void learn_release_in(struct scrub *scrub, const char *path)
-{
-    static const char modules[] = "/lib/modules/";
-    const char *found = strstr(path, modules);
-    char release[129];
-
-    if (!found)
-        return;
-    found += sizeof(modules) - 1;
-    snprintf(release, sizeof(release), "%.*s", (int)(strcspn(found, "/\t") & 127), found);
-    scrub_learn_release(scrub, release);
-}
-
-static void learn_names(struct scrub *scrub, json_t *const cached[CACHE_KINDS])
-{
-    const char *release = json_string_value(json_object_get(cached[CACHE_FILES], "/proc/sys/kernel/osrelease")), *key;
-    json_t *entry;
-
-    if (release)
-        scrub_learn_release(scrub, release);
-    for (int kind = 0; kind < CACHE_KINDS; kind++) {
-        json_object_foreach(cached[kind], key, entry)
-        {
-            learn_release_in(scrub, key);
-            if (kind == CACHE_FOLDERS)
-                learn_folder(scrub, key, entry);
-        }
-    }
-    scrub_learn_confs(scrub, cached);
 }
 
 static void learn_all(struct scrub *scrub, json_t *const cached[CACHE_KINDS], bool is_live)
@@ -494,7 +470,8 @@ static void learn_all(struct scrub *scrub, json_t *const cached[CACHE_KINDS], bo
 
     for (int kind = 0; kind < CACHE_KINDS; kind++)
         learn_value(scrub, cached[kind]);
-    learn_names(scrub, cached);
+    json_object_foreach(cached[CACHE_FOLDERS], name, value) learn_folder(scrub, name, value);
+    scrub_learn_confs(scrub, cached);
     json_object_foreach(json_object_get(fact, "value"), name, value)
     {
         if (json_is_string(value))
@@ -512,14 +489,7 @@ static void learn_all(struct scrub *scrub, json_t *const cached[CACHE_KINDS], bo
 
 void scrub_init(struct scrub *scrub)
 {
-    *scrub = (struct scrub){.uuids = json_object(),
-                            .names = json_object(),
-                            .stems = json_object(),
-                            .devices = json_object(),
-                            .releases = json_object(),
-                            .confs = json_object()};
-    scrub->failed =
-        !scrub->uuids || !scrub->names || !scrub->stems || !scrub->devices || !scrub->releases || !scrub->confs;
+    *scrub = (struct scrub){.failed = false};
     for (int map = 0; map < SCRUB_MAPS; map++) {
         scrub->maps[map] = json_object();
         scrub->failed = scrub->failed || !scrub->maps[map];
@@ -530,12 +500,6 @@ void scrub_done(struct scrub *scrub)
 {
     for (int map = 0; map < SCRUB_MAPS; map++)
         json_decref(scrub->maps[map]);
-    json_decref(scrub->uuids);
-    json_decref(scrub->names);
-    json_decref(scrub->stems);
-    json_decref(scrub->devices);
-    json_decref(scrub->releases);
-    json_decref(scrub->confs);
 }
 
 json_t *scrub_snapshot(json_t *const cached[CACHE_KINDS], bool is_live)

@@ -14,7 +14,7 @@
  *     UUID        00000000-0000-0000-0000-000000000001; a short form as CUDA_VISIBLE_DEVICES takes it, in full
  *     IPv4, IPv6  192.0.2.1 (RFC 5737, then RFC 2544), 2001:db8::1 (RFC 3849); fe80:: and ::ffff: stay what they are
  *     MAC, GUID   00:00:5e:00:53:01 (RFC 7042), 0000:0000:0000:0001
- *     names       user1, host1, dir1, secret1, word1, custom1 (in the release of a kernel)
+ *     names       user1, host1, dir1, secret1, word1
  *
  * Names of NICs and network interfaces stay, except for names of users and hosts in them: the order of devices and
  * prefixes in variables depend on them.
@@ -36,19 +36,18 @@ enum scrub_map {
     SCRUB_USER,
     SCRUB_HOST,
     SCRUB_SECRET,
-    SCRUB_RELEASE,
     SCRUB_WORD,
+    /* What is known before: all UUIDs, to expand short forms; users and hosts, with SCRUB_USER or SCRUB_HOST; names of
+     * NICs and interfaces, which stay; configuration files, with their replacements. */
+    SCRUB_UUIDS,
+    SCRUB_NAMES,
+    SCRUB_DEVICES,
+    SCRUB_CONFS,
     SCRUB_MAPS
 };
 
 struct scrub {
-    json_t *maps[SCRUB_MAPS]; /* replacement number by original */
-    json_t *uuids;            /* all that occur, to expand short forms */
-    json_t *names;            /* known users and hosts: SCRUB_USER or SCRUB_HOST by name */
-    json_t *stems;            /* prefixes of numbered hosts: "acme" of "acme[01-64]" */
-    json_t *devices;          /* names of NICs and interfaces, which stay */
-    json_t *releases;         /* replacements of kernel releases */
-    json_t *confs;            /* replacements of names of configuration files */
+    json_t *maps[SCRUB_MAPS]; /* number of the replacement by original; see the kinds */
     bool failed;              /* out of memory: nothing may be saved */
 };
 
@@ -90,9 +89,10 @@ void scrub_library(struct scrub *scrub, const char *name, size_t bytes, FILE *ou
     "nccl net gib tuner profiler nvshmem host device bootstrap transport uid mpi pmi# pmix shmem ibrc ucx ibdevx "     \
     "ibgda libfabric gomp custom cuda cudart nvidia ml gdrapi torch python c#"
 
-/* "6.8.0-1041-acme" becomes "6.8.0-1041-custom1"; a learned release is replaced everywhere. */
-void scrub_release(struct scrub *scrub, const char *text, size_t bytes, FILE *out);
-void scrub_learn_release(struct scrub *scrub, const char *release);
+/* Words in the releases of kernels: flavours of Debian, Ubuntu, RHEL, SUSE, Amazon, Google and Microsoft. */
+#define SCRUB_RELEASE_WORDS                                                                                            \
+    "generic lowlatency gcp gke cos aws azure oracle kvm cloud server hwe rt nvidia el# el#uek fc# amzn# deb#u# x86 "  \
+    "aarch64 amd64 arm64 default microsoft standard wsl#"
 
 /* Names of configuration files (*.conf, *.driver): foreign names become others that sort in the same way. */
 void scrub_learn_confs(struct scrub *scrub, json_t *const cached[CACHE_KINDS]);
@@ -109,10 +109,9 @@ int scrub_number(struct scrub *scrub, enum scrub_map map, const char *key);
 /* The replacement of an IPv4 address; both in host byte order. */
 uint32_t scrub_ipv4(struct scrub *scrub, uint32_t address);
 
-/* Registers the UUIDs in `text`; a name to remove; the hosts of a Slurm host list "acme[001-064,070],login". */
+/* Registers the UUIDs in `text`; a name to remove. */
 void scrub_learn_uuids(struct scrub *scrub, const char *text, size_t bytes);
 void scrub_learn_name(struct scrub *scrub, enum scrub_map map, const char *name);
-void scrub_learn_hosts(struct scrub *scrub, const char *list);
 
 /* --- formats of values (scrub_formats.c) --- */
 
@@ -129,14 +128,13 @@ scrub_rule scrub_gid;         /* of sysfs: a GID */
 scrub_rule scrub_path_list;   /* paths divided by ':', which need not be absolute */
 scrub_rule scrub_pci_config;  /* header, PCI Express capability, ACS */
 scrub_rule scrub_cmdline;     /* parameters in `words`, and registry keys of the driver */
-scrub_rule scrub_mounts;      /* known mount points and options, without sources */
+scrub_rule scrub_mounts;      /* the mounts that may hold /dev/shm, and its size */
 scrub_rule scrub_route;       /* /proc/net/route */
 scrub_rule scrub_ipv6_route;  /* /proc/net/ipv6_route */
 scrub_rule scrub_maps;        /* files of libraries, no addresses */
 scrub_rule scrub_paths;       /* lists of paths, without comments: ld.so.conf */
 scrub_rule scrub_hypervisor;  /* /proc/cpuinfo: only the hypervisor flag */
 scrub_rule scrub_information; /* /proc/driver/nvidia/gpus/<address>/information */
-scrub_rule scrub_kernel;      /* the release of a kernel */
 scrub_rule scrub_event;       /* of errors in a log: the time and the PCI address of the device; no other text */
 scrub_rule scrub_journal;     /* of epkit install: kinds of events */
 scrub_rule scrub_version;     /* the version of a package */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scrub_formats.c - formats of values: what does not have the format of its path is left out or replaced. */
 #include "common/identifiers.h"
-#include "common/loopback.h"
 #include "common/text.h"
 #include "common/variables.h"
 #include "scrub.h"
@@ -141,14 +140,6 @@ void scrub_gid(struct scrub *scrub, const char *text, size_t bytes, const char *
     if (bytes >= 39 && has_form(text, 39, "xxxx:xxxx:xxxx:xxxx:xxxx:xxxx:xxxx:xxxx", true))
         scrub_text(scrub, text, 39, SCRUB_NAME, words, out);
     fputc('\n', out);
-}
-
-void scrub_kernel(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
-{
-    size_t n = strcspn(text, "\n");
-
-    (void)words;
-    scrub_release(scrub, text, n < bytes ? n + 1 : bytes, out);
 }
 
 /* --- hardware --- */
@@ -314,25 +305,6 @@ bool scrub_allows_variable(const char *name)
            strlen(name) < 128 && scrub_is_among(name, strlen(name), variables_kept) && !identifier_is_secret_name(name);
 }
 
-/* No form tells a host name from other words. */
-static void write_host_value(struct scrub *scrub, const char *value, FILE *out)
-{
-    size_t n = strcspn(value, ":");
-    char host[256];
-
-    /* The loopback address is the same everywhere. */
-    if (address_is_loopback(value)) {
-        fputs(value[n] ? "::1" : isdigit((unsigned char)*value) ? "127.0.0.1" : "localhost", out);
-    } else if (value[strspn(value, "0123456789.:[]abcdefABCDEF")] == '\0' && strpbrk(value, ".:")) {
-        scrub_text(scrub, value, strlen(value), SCRUB_NAME, "", out);
-    } else {
-        snprintf(host, sizeof(host), "%.*s", (int)n, value);
-        fprintf(out, "host%d", scrub_number(scrub, SCRUB_HOST, host));
-        if (value[n] && value[n + 1 + strspn(value + n + 1, "0123456789")] == '\0')
-            fputs(value + n, out);
-    }
-}
-
 /*
  * A short number, a memory size in whole pages, or one of the values of the variable identifies nothing. A longer
  * number may be a serial number or an account.
@@ -351,7 +323,6 @@ static bool is_plain_value(const char *name, const char *value)
 
 void scrub_variable(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
 {
-    static const char hosts[] = "MASTER_ADDR NCCL_HOSTID NCCL_COMM_ID NCCL_RAS_ADDR NVSHMEM_BOOTSTRAP_UID_SESSION_ID";
     static const char path_lists[] = "LD_LIBRARY_PATH LD_PRELOAD LD_AUDIT PATH PYTHONPATH";
     size_t n = strcspn(text, "=");
     const char *value = text + n + 1;
@@ -360,9 +331,7 @@ void scrub_variable(struct scrub *scrub, const char *text, size_t bytes, const c
     if (n >= bytes || n >= sizeof(name))
         return;
     snprintf(name, sizeof(name), "%.*s", (int)n, text);
-    if (scrub_is_among(name, n, hosts))
-        write_host_value(scrub, value, out);
-    else if (scrub_is_among(name, n, path_lists))
+    if (scrub_is_among(name, n, path_lists))
         scrub_path_list(scrub, value, strlen(value), words, out);
     else if (is_plain_value(name, value))
         fputs(value, out);
@@ -423,46 +392,27 @@ void scrub_cmdline(struct scrub *scrub, const char *text, size_t bytes, const ch
 
 /* --- other files of /proc --- */
 
-/* "rw,nosuid,size=65536k,huge=within_size": options in the list, with a number and its unit. */
-static void write_options(const char *options, size_t bytes, FILE *out)
-{
-    static const char kept[] = "ro nosuid nodev noexec relatime noatime size= nr_inodes= inode64 mode= pagesize= "
-                               "hidepid= nr_blocks= huge=always huge=never huge=advise huge=within_size";
-    const char *end = options + bytes;
-
-    fputs(has_beginning(options, bytes, "ro") ? "ro" : "rw", out);
-    while (options < end) {
-        size_t n = strcspn(options, ", \t\n"), name = strcspn(options, "="), digits;
-
-        name = name < n ? name + 1 : n;
-        digits = strspn(options + name, "0123456789");
-        if (!has_beginning(options, n, "ro") &&
-            (scrub_is_among(options, n, kept) ||
-             (scrub_is_among(options, name, kept) && digits && digits <= 9 + (name + digits < n) * 3u &&
-              name + digits + 1 >= n && (name + digits == n || strchr("kKmMgG%", options[n - 1])))))
-            fprintf(out, ",%.*s", (int)n, options);
-        options += n + 1;
-    }
-}
-
+/* The file systems that may hold /dev/shm, and the size of a tmpfs: "size=65536k". */
 void scrub_mounts(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
 {
-    const char *end = text + bytes, *line, *place, *type, *options, *source;
-    size_t n, n_source, n_place, n_type, n_options;
+    const char *end = text + bytes, *line, *source, *place, *type, *size;
+    size_t n, n_source, n_place, n_type, n_size;
 
+    (void)scrub;
     while (next_line(&text, end, &line, &n)) {
         const char *line_end = line + n;
+        bool has_unit;
 
         if (!next_word(&line, line_end, &source, &n_source) || !next_word(&line, line_end, &place, &n_place) ||
-            !next_word(&line, line_end, &type, &n_type) || !next_word(&line, line_end, &options, &n_options) ||
-            place[0] != '/')
+            !next_word(&line, line_end, &type, &n_type) || !scrub_is_among(place, n_place, "/ /dev /dev/shm"))
             continue;
-        fputs("none ", out);
-        scrub_path(scrub, place, n_place == 1 ? 0 : n_place, out);
-        fputs(n_place == 1 ? "/ " : " ", out);
-        fprintf(out, "%.*s ", scrub_is_among(type, n_type, words) ? (int)n_type : 1,
+        fprintf(out, "none %.*s %.*s rw", (int)n_place, place, scrub_is_among(type, n_type, words) ? (int)n_type : 1,
                 scrub_is_among(type, n_type, words) ? type : "-");
-        write_options(options, n_options, out);
+        size = memmem(line, (size_t)(line_end - line), ",size=", 6);
+        n_size = size ? 6 + strspn(size + 6, "0123456789") : 0;
+        has_unit = n_size && size[n_size] && strchr("kKmMgG%", size[n_size]);
+        if (n_size > 6 && n_size <= (has_unit ? 18 : 15))
+            fprintf(out, "%.*s", (int)n_size + has_unit, size);
         fputs(" 0 0\n", out);
     }
 }

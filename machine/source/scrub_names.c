@@ -168,11 +168,11 @@ bool scrub_is_common(const struct scrub *scrub, const char *folder, const char *
 
 void scrub_name(struct scrub *scrub, const char *folder, const char *name, FILE *out)
 {
-    const char *conf = json_string_value(json_object_get(scrub->confs, name));
+    const char *conf = json_string_value(json_object_get(scrub->maps[SCRUB_CONFS], name));
     size_t n = strlen(name);
 
     if (holds_releases(folder))
-        scrub_release(scrub, name, n, out);
+        scrub_text(scrub, name, n, SCRUB_NAME, SCRUB_RELEASE_WORDS, out);
     else if (conf && holds_confs(folder)) /* of the plain name that it begins with */
         scrub_text(scrub, conf, strlen(conf), SCRUB_NAME, NULL, out);
     else if (n && scrub_library_bytes(name, n) == n)
@@ -208,74 +208,6 @@ void scrub_path(struct scrub *scrub, const char *path, size_t bytes, FILE *out)
     }
 }
 
-/* --- releases of kernels --- */
-
-/* Flavours of Debian, Ubuntu, RHEL, SUSE, Amazon, Google and Microsoft. */
-static const char release_words[] =
-    "custom# generic lowlatency gcp gke cos aws azure oracle kvm cloud server hwe rt nvidia 64k el# el#uek fc# amzn# "
-    "deb#u# x86 aarch64 amd64 arm64 default microsoft standard wsl#";
-
-static size_t part_of_release(const char *text, const char *end)
-{
-    size_t n = 0;
-
-    while (text + n < end && !strchr("-_.+~\n", text[n]))
-        n++;
-    return n;
-}
-
-static bool is_plain_part(const char *part, size_t n)
-{
-    return n == 0 || (n <= 9 && strspn(part, "0123456789") >= n) || scrub_is_among(part, n, release_words);
-}
-
-void scrub_release(struct scrub *scrub, const char *text, size_t bytes, FILE *out)
-{
-    const char *end = text + bytes;
-    bool is_release = bytes > 2 && isdigit((unsigned char)text[0]) && text[1] == '.';
-    char key[256];
-
-    while (text < end) {
-        size_t n = part_of_release(text, end), used = n, next;
-
-        if (n == 0 || (is_release && is_plain_part(text, n))) {
-            used += text + n < end;
-            fwrite(text, 1, used, out);
-            text += used;
-            continue;
-        }
-        /* Consecutive foreign parts are replaced as one. */
-        while (text + used < end && text[used] != '\n') {
-            next = part_of_release(text + used + 1, end);
-            if (is_release && is_plain_part(text + used + 1, next))
-                break;
-            used += 1 + next;
-        }
-        snprintf(key, sizeof(key), "%.*s", (int)used, text);
-        fprintf(out, "custom%d", scrub_number(scrub, SCRUB_RELEASE, key));
-        text += used;
-    }
-}
-
-void scrub_learn_release(struct scrub *scrub, const char *release)
-{
-    char *kept = NULL, name[129];
-    size_t n = strcspn(release, "\n"), bytes = 0;
-    FILE *out;
-
-    if (n < 3 || n > 128 || !isdigit((unsigned char)release[0]))
-        return;
-    out = open_memstream(&kept, &bytes);
-    if (out)
-        scrub_release(scrub, release, n, out);
-    snprintf(name, sizeof(name), "%.*s", (int)n, release);
-    if (!out || fclose(out) != 0 || !kept ||
-        (strcmp(kept, name) != 0 &&
-         json_object_set_new_nocheck(scrub->releases, name, json_stringn_nocheck(kept, bytes)) < 0))
-        scrub->failed = true;
-    free(kept);
-}
-
 /* --- names of configuration files --- */
 
 static void collect_conf(json_t *all, const char *name)
@@ -308,7 +240,7 @@ static void replace_confs(struct scrub *scrub, const char *const *names, size_t 
             continue;
         }
         snprintf(given, sizeof(given), "%.3000s%s%05d%s", before, *before ? "." : "0", ++count, strrchr(names[i], '.'));
-        if (json_object_set_new_nocheck(scrub->confs, names[i], json_string_nocheck(given)) < 0)
+        if (json_object_set_new_nocheck(scrub->maps[SCRUB_CONFS], names[i], json_string_nocheck(given)) < 0)
             scrub->failed = true;
     }
 }

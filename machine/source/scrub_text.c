@@ -150,7 +150,7 @@ void scrub_learn_uuids(struct scrub *scrub, const char *text, size_t bytes)
             continue;
         for (size_t i = 0; i < 36; i++)
             uuid[i] = (char)tolower((unsigned char)text[at - 8 + i]);
-        if (json_object_set_nocheck(scrub->uuids, uuid, json_true()) < 0)
+        if (json_object_set_nocheck(scrub->maps[SCRUB_UUIDS], uuid, json_true()) < 0)
             scrub->failed = true;
     }
 }
@@ -163,7 +163,7 @@ static void write_uuid(struct scan *scan, const char *text, size_t n)
     json_t *value;
     int n_found = 0, number;
 
-    json_object_foreach(scan->scrub->uuids, key, value)
+    json_object_foreach(scan->scrub->maps[SCRUB_UUIDS], key, value)
     {
         if (n < 36 && strncasecmp(key, text, n) == 0) {
             found = key;
@@ -186,64 +186,13 @@ void scrub_learn_name(struct scrub *scrub, enum scrub_map map, const char *name)
     char lower[NAME_BYTES];
     size_t n = strlen(name);
 
-    if (n == 0 || n >= sizeof(lower) || scrub_is_among(name, n, common_names))
+    /* Shorter names are too common. */
+    if (n < 3 || n >= sizeof(lower) || scrub_is_among(name, n, common_names))
         return;
     for (size_t i = 0; i <= n; i++)
         lower[i] = (char)tolower((unsigned char)name[i]);
-    if (json_object_set_new_nocheck(scrub->names, lower, json_integer(map)) < 0)
+    if (json_object_set_new_nocheck(scrub->maps[SCRUB_NAMES], lower, json_integer(map)) < 0)
         scrub->failed = true;
-}
-
-/* "acme[001-064,070]-ib,login": finds the brackets and the ends of names. */
-void scrub_learn_hosts(struct scrub *scrub, const char *list)
-{
-    char name[NAME_BYTES];
-
-    while (*list) {
-        size_t n = strcspn(list, ",[");
-
-        snprintf(name, sizeof(name), "%.*s", (int)(n < sizeof(name) ? n : 0), list);
-        if (list[n] != '[')
-            scrub_learn_name(scrub, SCRUB_HOST, name);
-        else if (strlen(name) > 2 && !scrub_is_among(name, strlen(name), common_names) &&
-                 json_object_set_new_nocheck(scrub->stems, name, json_true()) < 0)
-            scrub->failed = true;
-        list += n;
-        if (*list == '[')
-            list += strcspn(list, "]");
-        list += *list != '\0';
-        if (list[-1] == ']')
-            list += strcspn(list, ",");
-    }
-}
-
-/* A host of a list: the prefix before the brackets, a number, and the suffix. */
-static size_t match_stem(struct scan *scan, size_t at)
-{
-    const char *stem;
-    json_t *value;
-
-    json_object_foreach(scan->scrub->stems, stem, value)
-    {
-        size_t n = strlen(stem);
-
-        if (is_within_word(scan, at) || !has_text(scan, at, stem) || !isdigit((unsigned char)byte_at(scan, at + n)))
-            continue;
-        while (is_alnum_at(scan, at + n) || byte_at(scan, at + n) == '-')
-            n++;
-        fprintf(scan->out, "host%d", number_of(scan->scrub, SCRUB_HOST, scan->text + at, n));
-        return n;
-    }
-    return 0;
-}
-
-/* Names of one or two letters are matched only as whole words: elsewhere they are too common. */
-static bool is_too_short(const struct scan *scan, size_t at, size_t n)
-{
-    char before = at > 0 ? scan->text[at - 1] : '\0', behind = byte_at(scan, at + n);
-
-    return n <= 2 && (!scan->words || (before && strchr("-_.", before)) || (behind && strchr("-_", behind)) ||
-                      scrub_is_known(scan->scrub, scan->text + at, n, scan->words));
 }
 
 static size_t match_name(struct scan *scan, size_t at)
@@ -251,14 +200,13 @@ static size_t match_name(struct scan *scan, size_t at)
     const char *name;
     json_t *map;
 
-    json_object_foreach(scan->scrub->names, name, map)
+    json_object_foreach(scan->scrub->maps[SCRUB_NAMES], name, map)
     {
         size_t n = strlen(name);
         bool is_word = !is_within_word(scan, at) && !is_alnum_at(scan, at + n);
 
         /* A longer name is also replaced within words: "liberika", "erika0". */
-        if (!has_text(scan, at, name) || is_too_short(scan, at, n) ||
-            (!is_word && (n < 5 || strspn(name, "0123456789.") == n)))
+        if (!has_text(scan, at, name) || (!is_word && (n < 5 || strspn(name, "0123456789.") == n)))
             continue;
         fprintf(scan->out, "%s%d", json_integer_value(map) == SCRUB_USER ? "user" : "host",
                 number_of(scan->scrub, (enum scrub_map)json_integer_value(map), scan->text + at, n));
@@ -391,25 +339,6 @@ static size_t match_library(struct scan *scan, size_t at)
     return n;
 }
 
-static size_t match_release(struct scan *scan, size_t at)
-{
-    const char *release;
-    json_t *kept;
-
-    if (!isdigit((unsigned char)scan->text[at]) || is_within_word(scan, at))
-        return 0;
-    json_object_foreach(scan->scrub->releases, release, kept)
-    {
-        size_t n = strlen(release);
-
-        if (!has_text(scan, at, release) || is_alnum_at(scan, at + n))
-            continue;
-        fputs(json_string_value(kept), scan->out);
-        return n;
-    }
-    return 0;
-}
-
 /* --- words --- */
 
 bool scrub_is_among(const char *word, size_t bytes, const char *words)
@@ -477,11 +406,11 @@ static bool is_device(const char *word, size_t n)
 
 bool scrub_is_known(const struct scrub *scrub, const char *word, size_t n, const char *words)
 {
-    static const char replacements[] = "custom# word# host# user# dir# secret#";
+    static const char replacements[] = "word# host# user# dir# secret#";
     const char *device;
     json_t *value;
 
-    json_object_foreach(scrub->devices, device, value)
+    json_object_foreach(scrub->maps[SCRUB_DEVICES], device, value)
     {
         if (n > 1 && n <= strlen(device) && strncmp(device, word, n) == 0)
             return true;
@@ -510,8 +439,7 @@ static size_t match_word(struct scan *scan, size_t at)
 
 void scrub_text(struct scrub *scrub, const char *text, size_t bytes, unsigned flags, const char *words, FILE *out)
 {
-    static matcher *const matchers[] = {match_path, match_library, match_release, match_identifier,
-                                        match_stem, match_name,    match_word};
+    static matcher *const matchers[] = {match_path, match_library, match_identifier, match_name, match_word};
     struct scan scan = {.scrub = scrub, .text = text, .bytes = bytes, .flags = flags, .words = words, .out = out};
     size_t at = 0;
 

@@ -3,7 +3,6 @@
  * Scrubbing: a machine full of identifiers, none of which may be in its snapshot, while the conclusions from it stay
  * the same. For a new file, add it to `places` with everything that may identify a machine in such a file.
  */
-#include "common/identifiers.h"
 #include "machine/source/scrub.h"
 #include "machine/source/state.h"
 #include "tree.h"
@@ -333,8 +332,7 @@ static void what_matters_stays(void **state)
     assert_string_equal(source_env(mailed, "DEEP_EP_DEVICE_TO_HCA_MAPPING"), "0:mlx5_0:1,1:mlx5_1:1");
     assert_string_equal(source_env(mailed, "NVSHMEM_SYMMETRIC_SIZE"), "137438953472");
     assert_string_equal(source_line(mailed, "/proc/cmdline").text, "iommu=pt");
-    assert_non_null(
-        strstr(source_read(mailed, "/proc/self/mounts").text, "none /dev/shm tmpfs rw,nosuid,size=65536k 0 0"));
+    assert_non_null(strstr(source_read(mailed, "/proc/self/mounts").text, "none /dev/shm tmpfs rw,size=65536k 0 0"));
     assert_non_null(strstr(source_read(mailed, "/proc/self/status").text, "Cpus_allowed_list:\t0-55\n"));
     assert_non_null(strstr(source_read(mailed, "/proc/self/maps").text, "/lib/libnccl.so.2.25.1\n"));
     assert_int_equal(source_lines(mailed, "", "/var/log/kern.log").state, SOURCE_NOT_RECORDED);
@@ -349,7 +347,7 @@ static void what_matters_stays(void **state)
     kept = text_of(mailed, "nvidia-dwords", "/etc/modprobe.d/000001.conf");
     assert_non_null(strstr(kept, "\"PeerMappingOverride=1;;RMNvLinkDisableLinks=0x0\""));
     assert_string_equal(text_of(mailed, "packages", "/var/lib/dpkg/status"), "\n");
-    assert_string_equal(source_line(mailed, "/proc/sys/kernel/osrelease").text, "6.8.0-1041-custom1");
+    assert_string_equal(source_line(mailed, "/proc/sys/kernel/osrelease").text, "6.8.0-1041-word1-word2-word3");
     assert_string_equal(source_read(mailed, "/etc/passwd").why, "the snapshot does not say");
 
     /* Plain words of variables stay, and prefix lengths of networks. */
@@ -362,8 +360,8 @@ static void what_matters_stays(void **state)
     assert_int_equal(strncmp(source_env(mailed, "NVSHMEM_IB_ADDR_RANGE"), "2001:db8::", 10), 0);
     assert_string_equal(strchr(source_env(mailed, "NVSHMEM_IB_ADDR_RANGE"), '/'), "/48");
     assert_string_equal(source_env(mailed, "NCCL_IB_ADDR_RANGE"), "::/0");
-    assert_int_equal(strncmp(source_env(mailed, "NCCL_DEBUG_NOWARN"), "host", 4), 0);
-    assert_int_equal(strncmp(source_env(mailed, "NCCL_NET"), "host", 4), 0);
+    assert_int_equal(strncmp(source_env(mailed, "NCCL_DEBUG_NOWARN"), "word", 4), 0);
+    assert_int_equal(strncmp(source_env(mailed, "NCCL_NET"), "word", 4), 0);
 
     /* No text of a program; of facts only booleans and numbers without a row. */
     assert_int_equal(source_read(mailed, "/opt/deepep/python/deep_ep/buffer.py").state, SOURCE_NOT_RECORDED);
@@ -381,7 +379,7 @@ static void what_matters_stays(void **state)
     source = mailed;
     mailed = mail(source, &text);
     assert_string_equal(source_env(mailed, "NVSHMEM_HCA_LIST"), list);
-    assert_string_equal(source_line(mailed, "/proc/sys/kernel/osrelease").text, "6.8.0-1041-custom1");
+    assert_string_equal(source_line(mailed, "/proc/sys/kernel/osrelease").text, "6.8.0-1041-word1-word2-word3");
     source_free(source);
     source_free(mailed);
     free(text);
@@ -454,11 +452,9 @@ static void the_general_pass_knows_identifiers(void **state)
         {"a/b and/or", "a/b and/or", 0, NULL},
         {"ERIKA on node-7", "user1 on host1", 0, NULL},
         {"fd00:1234:5678::/48 ::/0 10.1.2.0/24 x:/48/a", "2001:db8::1/48 ::/0 192.0.2.1/24 x:/dir1/dir2", 0, NULL},
-        {"rack17 Rack03-ib racks rack", "host1 host2 racks rack", 0, NULL},
         {"NET=n1,xn1 n1_0", "NET=n1,xn1 n1_0", 0, NULL},
-        {"auto n1,10.1 mlx5_0:1 rocep145s0f1 -1 acme acme_0", "auto host1,10.1 mlx5_0:1 rocep145s0f1 -1 word1 word1_0",
+        {"auto n1,10.1 mlx5_0:1 rocep145s0f1 -1 acme acme_0", "auto word1,10.1 mlx5_0:1 rocep145s0f1 -1 word2 word2_0",
          0, "auto"},
-        {"6.8.0-1-acme 6.8.0-1-acmes", "6.8.0-1-custom1 6.8.0-1-acmes", 0, NULL},
         {"erikas node-77 xerika", "user1s host17 xuser1", 0, NULL},
     };
 
@@ -472,8 +468,6 @@ static void the_general_pass_knows_identifiers(void **state)
         scrub_learn_name(&scrub, SCRUB_HOST, "node-7");
         scrub_learn_name(&scrub, SCRUB_USER, "root");
         scrub_learn_name(&scrub, SCRUB_HOST, "n1");
-        scrub_learn_hosts(&scrub, "rack[01-04,17]-ib");
-        scrub_learn_release(&scrub, "6.8.0-1-acme");
         got = pass(&scrub, cases[i].text, cases[i].flags, cases[i].words);
         assert_string_equal(got, cases[i].wanted);
         free(got);
@@ -516,7 +510,7 @@ static void names_of_common_software_stay(void **state)
         {"/sys/bus/pci/devices/0000:0f:00.0/config", "/sys/bus/pci/devices/0000:0f:00.0/config"},
         {"/usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.56.0", "/usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.56.0"},
         {"/lib/modules/6.8.0-1021-acme/updates/dkms/mlx5_core.ko.zst",
-         "/lib/modules/6.8.0-1021-custom1/updates/dkms/mlx5_core.ko.zst"},
+         "/lib/modules/6.8.0-1021-word1/updates/dkms/mlx5_core.ko.zst"},
         {"/lib/modules/5.14.0-427.13.1.el9_4.x86_64/extra", "/lib/modules/5.14.0-427.13.1.el9_4.x86_64/extra"},
         {"/lib/modules/6.6.72+", "/lib/modules/6.6.72+"},
         {"/etc/modprobe.d/acme-secret.conf", "/etc/modprobe.d/dir1"},
@@ -622,27 +616,6 @@ static void serial_numbers_leave_configuration_space(void **state)
     tree_done(&tree);
 }
 
-/* The list is shared by snapshots, reports and the record of a run. */
-static void secrets_have_names(void **state)
-{
-    static const char *const secrets[] = {"HF_TOKEN",     "AWS_SECRET_ACCESS_KEY", "MYSQL_PWD", "GITHUB_PAT",
-                                          "PGPASSWORD",   "wandb_api_key",         "DB_PASS",   "SSH_AUTH_SOCK",
-                                          "SLURM_COOKIE", "ssh_passphrase",        "PASS",      "NCCL_IB_PRIVATE"};
-    static const char *const plain[] = {
-        "NCCL_DEBUG", "NVSHMEM_IB_ENABLE_IBGDA", "KEYBOARD", "NCCL_BYPASS", "PATH", "COMPASS", "EP_KEYS"};
-
-    (void)state;
-    for (size_t i = 0; i < sizeof(secrets) / sizeof(secrets[0]); i++)
-        if (!identifier_is_secret_name(secrets[i]))
-            fail_msg("%s is a secret", secrets[i]);
-    for (size_t i = 0; i < sizeof(plain) / sizeof(plain[0]); i++)
-        if (identifier_is_secret_name(plain[i]))
-            fail_msg("%s is none", plain[i]);
-    assert_true(identifier_has_password("http://proxy:3128,https://me:word@proxy:3128/"));
-    assert_false(identifier_has_password("http://proxy:3128/a@b"));
-    assert_false(identifier_has_password("https://me@proxy"));
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -653,7 +626,6 @@ int main(void)
         cmocka_unit_test(names_of_common_software_stay),
         cmocka_unit_test(patterns_match),
         cmocka_unit_test(serial_numbers_leave_configuration_space),
-        cmocka_unit_test(secrets_have_names),
     };
 
     return cmocka_run_group_tests_name("source_scrub", tests, NULL, NULL);

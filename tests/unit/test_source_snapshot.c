@@ -79,7 +79,7 @@ static char *ask_everything(struct source *source)
                                         "/sys/class/net/\xe4\xf6/mtu",
                                         "/sys/class/net/hex/mtu"};
     static const char *const others[] = {
-        "/sys/class/net", "/sys/class/net/eth0", "/usr/lib/libx.so", "/usr/lib/libnone.so",
+        "/sys/class/net", "/sys/class/net/eth0", "/usr/lib/libx.so", "/usr/lib/libnvshmem.so",
         "/sys/round",     "/sys/class/net/fifo", "/usr/lib",         "/"};
     struct source_answer answer;
     struct source_environment environment = source_environment(source);

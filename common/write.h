@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* write.h - writes everything, with as many calls as it takes. */
+#ifndef EP_COMMON_WRITE_H
+#define EP_COMMON_WRITE_H
+
+#include <stddef.h>
+
+/* 0, or errno. May be called in a signal handler. The descriptor blocks. */
+int write_all(int fd, const void *data, size_t bytes);
+
+#endif
