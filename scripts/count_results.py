@@ -2,18 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Print the results of one ctest run, and append their sums to a file.
 
-usage: count_results.py TITLE JUNIT AGAIN COUNTS FAILURES
+usage: count_results.py TITLE JUNIT COUNTS FAILURES
 
 JUNIT is the output of `ctest --output-junit`, with the whole output of passed tests. A ctest test is usually a suite,
 so its cases are counted from its output if it contains them: cmocka's summary, TAP (bats), or a line "N passed, N
 failed" with or without ", N skipped". Others count as one. Prints one line for each suite, with the skipped and failed
-cases below it; "passed failed skipped" is appended to COUNTS.
-
-AGAIN, which need not exist, is the same for a second run of the failed suites, each alone. A suite whose cases all pass
-then counts as passed, but its first failure is still shown. Failures, and suites that failed only once, are appended to
-FAILURES, for the end of the report.
+cases below it; "passed failed skipped" is appended to COUNTS, and failures to FAILURES, for the end of the report.
 """
-import os
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -86,39 +81,19 @@ def count_case(case):
     return passed, failed, skipped, notes
 
 
-ONCE = "failed once, and passed when it ran again alone"
-
-
-def read(junit):
-    return {case.get("name"): case for case in ElementTree.parse(junit).getroot().iter("testcase")}
-
-
 def tail(case, lines):
     output = (case.findtext("system-out") or "").splitlines()[-lines:]
     return "".join(f"      | {line}\n" for line in output)
 
 
-def passes_now(first, second):
-    """Whether no case failed again, and none that had failed was skipped instead."""
-    return second[1] == 0 and second[0] >= first[0] + first[1]
-
-
 def main():
-    title, junit, again_junit, counts_path, failures_path = sys.argv[1:]
-    again = read(again_junit) if os.path.exists(again_junit) else {}
+    title, junit, counts_path, failures_path = sys.argv[1:]
     totals, failures = [0, 0, 0], ""
-    for name, case in read(junit).items():
+    for case in ElementTree.parse(junit).getroot().iter("testcase"):
+        name = case.get("name")
         *numbers, notes = count_case(case)
-        remark = ""
-        if numbers[1]:
-            remark = "FAILED"
-            first_notes, report = notes, tail(case, 200)
-            if name in again:
-                *second, notes = count_case(again[name])
-                remark = "FAILED TWICE"
-                if passes_now(numbers, second):
-                    numbers, remark = second, ONCE
-                notes = [f"the first run: {note}" for note in first_notes] + notes
+        remark = "FAILED" if numbers[1] else ""
+        if remark:
             failures += f"  {title}: {name}: {remark}\n" + "".join(f"      {note}\n" for note in notes) + tail(case, 40)
         totals = [total + number for total, number in zip(totals, numbers)]
         counts_text = "{:5} passed {:3} failed {:3} skipped".format(*numbers)
@@ -126,7 +101,7 @@ def main():
         for note in notes:
             print(f"      {note}")
         if remark:
-            print(report, end="")
+            print(tail(case, 200), end="")
     with open(counts_path, "a", encoding="utf-8") as file:
         print(*totals, file=file)
     with open(failures_path, "a", encoding="utf-8") as file:

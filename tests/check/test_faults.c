@@ -6,16 +6,9 @@
  * The linker sends the calls of the checks through the wrappers below (--wrap).
  */
 #include "group.h"
+#include "unit.h"
 
 #include "cmd/test/check/check_run.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 enum fault {
     FAULT_NONE = 0,
@@ -284,7 +277,7 @@ static void run_fault(enum fault which, int rank, const char *matrix, int only, 
     fault = FAULT_NONE;
 }
 
-static void test_faults_are_found(void **state)
+TEST(test_faults_are_found)
 {
     static const struct {
         enum fault fault;
@@ -325,7 +318,6 @@ static void test_faults_are_found(void **state)
         {FAULT_LL_OUT_BIT, 1, "lowlatency", "rank 0: combine of unchanged rows: out row 0 (rank 0 token 0) element 0"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct group_report report;
 
@@ -345,11 +337,10 @@ static void test_faults_are_found(void **state)
 }
 
 /* What only one rank sees is told by rank 0, and the case fails on all. */
-static void test_other_rank_is_named(void **state)
+TEST(test_other_rank_is_named)
 {
     struct group_report report;
 
-    (void)state;
     run_fault(FAULT_X_BIT, 2, "intranode", 2, &report);
     assert_int_equal(report.failed, 1);
     assert_int_equal(report.code, 1);
@@ -358,11 +349,10 @@ static void test_other_rank_is_named(void **state)
 }
 
 /* A call that fails on one rank ends the job on all of them, at once. */
-static void test_failing_call(void **state)
+TEST(test_failing_call)
 {
     struct group_report report;
 
-    (void)state;
     run_fault(FAULT_CALL, 1, "intranode", 2, &report);
     assert_int_equal(report.code, 1);
     assert_int_equal(report.cases, 0);
@@ -372,11 +362,10 @@ static void test_failing_call(void **state)
 }
 
 /* Before the first case there is none to name. */
-static void test_failed_preparation(void **state)
+TEST(test_failed_preparation)
 {
     struct group_report report;
 
-    (void)state;
     run_fault(FAULT_LL_NEW, -1, "lowlatency", 0, &report);
     assert_int_equal(report.code, 1);
     assert_int_equal(report.cases, 0);
@@ -385,12 +374,11 @@ static void test_failed_preparation(void **state)
 }
 
 /* The peers' metric: nothing else sees an output that is merely inexact, so it is tried on its own. */
-static void test_distance(void **state)
+TEST(test_distance)
 {
     struct check_distance same = {0}, off = {0}, nan = {0}, none = {0};
     struct check_run run = {.phase = "combine"};
 
-    (void)state;
     for (int i = 1; i < 1000; i++) {
         check_distance_add(&same, i, i);
         check_distance_add(&off, i, i * 1.004); /* 1 - 2 * 1.004 / (1 + 1.004^2) = 7.97e-6 */
@@ -406,15 +394,4 @@ static void test_distance(void **state)
     memset(&run.verdict, 0, sizeof(run.verdict));
     check_distance_below(&run, &nan, 1);
     assert_int_equal(run.verdict.failed, 1);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_faults_are_found), cmocka_unit_test(test_other_rank_is_named),
-        cmocka_unit_test(test_failing_call),     cmocka_unit_test(test_failed_preparation),
-        cmocka_unit_test(test_distance),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* All cases on groups of several sizes, with every routing; and what the job says of wrong parameters. */
 #include "group.h"
+#include "unit.h"
 
 #include "cmd/test/check/routings.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 /* ThreadSanitizer sees no more of a group of processes than of one of them: two sizes, and ranks as threads. */
 #if defined(__SANITIZE_THREAD__)
@@ -28,19 +21,17 @@ static void run_sizes(const char *parameters, int n_cases)
             &(struct group_spec){.mode = MODE, .n_ranks = sizes[i], .n_nodes = 1, .parameters = parameters}, n_cases);
 }
 
-static void test_intranode(void **state)
+TEST(test_intranode)
 {
-    (void)state;
     run_sizes("{\"matrix\": \"intranode\", \"tokens\": 20, \"hidden\": 512, \"topk\": 4}", 24);
 }
 
-static void test_internode(void **state)
+TEST(test_internode)
 {
     static const struct {
         int n_ranks, n_nodes;
     } groups[] = {{2, 2}, {4, 2}, {6, 3}, {8, 2}, {8, 4}, {8, 8}};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(groups) / sizeof(groups[0]); i += EVERY)
         for (int partial = 0; partial < 2; partial++)
             group_expect_pass(
@@ -54,9 +45,8 @@ static void test_internode(void **state)
 }
 
 /* A network that is late, small, broken into pieces and out of order. */
-static void test_internode_bad_network(void **state)
+TEST(test_internode_bad_network)
 {
-    (void)state;
     group_expect_pass(
         &(struct group_spec){
             .mode = MODE,
@@ -67,20 +57,18 @@ static void test_internode_bad_network(void **state)
         32);
 }
 
-static void test_lowlatency(void **state)
+TEST(test_lowlatency)
 {
-    (void)state;
     run_sizes("{\"matrix\": \"lowlatency\", \"tokens\": 20, \"hidden\": 512, \"topk\": 4}", 32);
 }
 
 /* The same as threads of one process. */
-static void test_threads(void **state)
+TEST(test_threads)
 {
     static const char *const matrices[] = {"intranode", "internode", "lowlatency"};
     static const int n_cases[] = {24, 32, 32};
     char parameters[128];
 
-    (void)state;
     for (int i = 0; i < 3; i++) {
         snprintf(parameters, sizeof(parameters), "{\"matrix\": \"%s\", \"tokens\": 10, \"hidden\": 512, \"topk\": 4}",
                  matrices[i]);
@@ -92,7 +80,7 @@ static void test_threads(void **state)
 }
 
 /* The library reads and writes mirrors of the buffers, as with device memory. */
-static void test_mirrors(void **state)
+TEST(test_mirrors)
 {
     static const char *const parameters[] = {
         "{\"matrix\": \"intranode\", \"tokens\": 10, \"hidden\": 512, \"topk\": 4}",
@@ -101,7 +89,6 @@ static void test_mirrors(void **state)
     };
     static const int n_cases[] = {24, 32, 32};
 
-    (void)state;
     for (int i = 0; i < 3; i++)
         group_expect_pass(
             &(struct group_spec){
@@ -109,11 +96,10 @@ static void test_mirrors(void **state)
             n_cases[i]);
 }
 
-static void test_routings(void **state)
+TEST(test_routings)
 {
     char parameters[256];
 
-    (void)state;
     for (const struct routing_name *row = routing_names; row->name; row++) {
         if ((row - routing_names) % EVERY)
             continue;
@@ -133,7 +119,7 @@ static void test_routings(void **state)
 }
 
 /* Odd sizes: one element more than a cache line, one selection, more selections than experts of a rank, no tokens. */
-static void test_shapes(void **state)
+TEST(test_shapes)
 {
     static const struct {
         const char *parameters;
@@ -157,7 +143,6 @@ static void test_shapes(void **state)
         {"{\"matrix\": \"lowlatency\", \"tokens\": 9, \"hidden\": 512, \"symmetric\": false, \"only\": 32}", 2, 1},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
         group_expect_pass(
             &(struct group_spec){
@@ -165,7 +150,7 @@ static void test_shapes(void **state)
             shapes[i].n_cases);
 }
 
-static void test_refuses_parameters(void **state)
+TEST(test_refuses_parameters)
 {
     static const struct {
         const char *parameters, *text;
@@ -185,7 +170,6 @@ static void test_refuses_parameters(void **state)
         {"{\"matrix\": \"intranode\", \"routing\": \"/nonexistent.txt\"}", "/nonexistent.txt: No such file"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct group_report report;
 
@@ -196,21 +180,4 @@ static void test_refuses_parameters(void **state)
         if (!strstr(report.error, cases[i].text))
             fail_msg("%s: expected \"%s\", got \"%s\"", cases[i].parameters, cases[i].text, report.error);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_intranode),
-        cmocka_unit_test(test_internode),
-        cmocka_unit_test(test_internode_bad_network),
-        cmocka_unit_test(test_lowlatency),
-        cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_mirrors),
-        cmocka_unit_test(test_routings),
-        cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_refuses_parameters),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -141,23 +141,6 @@ int options_code(const struct options *options, int code)
 
 /* --- ranks ------------------------------------------------------------------------------------------------------ */
 
-int launch_scenario(struct options *options, const char *program, const struct launch *launch, ep_boot_shm **second)
-{
-    int code = 1;
-
-    if (!options_select(options, launch->name))
-        return SKIPPED;
-    if (ep_boot_shm_new(launch->ranks, second) == EP_OK)
-        code = launch_ranks(launch);
-    else
-        test_report("%s", ep_last_error());
-    ep_boot_shm_free(*second);
-    printf("%s: %d ranks, %s, seed %llu: %s\n", program, launch->ranks, launch->name, (unsigned long long)options->seed,
-           result_name(code));
-    fflush(stdout);
-    return code;
-}
-
 struct scenario_job {
     const struct scenario_run *run;
     ep_boot_shm *second;
@@ -187,7 +170,10 @@ int run_group_scenario(struct options *options, struct scenario_run run)
                             .victim = -1,
                             .run = run_scenario_rank,
                             .argument = &job};
+    int code = FAILED;
 
+    if (!options_select(options, run.name))
+        return SKIPPED;
     run.seed = options->seed;
     run.rounds = options->rounds;
     if (run.shared_bytes) {
@@ -195,7 +181,15 @@ int run_group_scenario(struct options *options, struct scenario_run run)
         if (!run.shared)
             return FAILED;
     }
-    return launch_scenario(options, run.program, &launch, &job.second);
+    if (ep_boot_shm_new(options->ranks, &job.second) == EP_OK)
+        code = launch_ranks(&launch);
+    else
+        test_report("%s", ep_last_error());
+    ep_boot_shm_free(job.second);
+    printf("%s: %d ranks, %s, seed %llu: %s\n", run.program, options->ranks, run.name,
+           (unsigned long long)options->seed, result_name(code));
+    fflush(stdout);
+    return code;
 }
 
 int run_group_scenarios(struct options *options, struct scenario_run run, const void *scenarios, size_t n, size_t bytes)

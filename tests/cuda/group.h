@@ -84,12 +84,6 @@ struct launch {
  */
 int launch_ranks(const struct launch *launch);
 
-/*
- * Runs the ranks of the scenario `launch->name`, if it is selected, with a boot of its own for their second
- * communicator, and prints a line with the result. Returns that of launch_ranks(), or SKIPPED.
- */
-int launch_scenario(struct options *options, const char *program, const struct launch *launch, ep_boot_shm **second);
-
 /* Merges the codes of two parts of a program: a failure wins, and SKIPPED remains only if both were skipped. */
 int merge_codes(int a, int b);
 

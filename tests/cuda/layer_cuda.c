@@ -95,34 +95,22 @@ static int run_all(struct state *s)
     return 0;
 }
 
-struct job {
-    ep_boot_shm *second;
-    uint64_t seed;
-    int layers;
-};
-
-static int run_rank(const ep_boot *boot, void *argument)
+static int run_rank(const struct scenario_run *run, const struct group *group)
 {
-    const struct job *job = argument;
-    struct state s = {.seed = job->seed, .layers = job->layers};
-    int code = group_open(boot, job->second, TIMEOUT_MS, &s.group);
+    struct state s = {.group = *group, .seed = run->seed, .layers = run->rounds};
 
-    if (!code)
-        code = run_all(&s);
-    group_close(&s.group, code & FAILED);
-    return code;
+    return run_all(&s);
 }
 
 int main(int argc, char **argv)
 {
     struct options options = {.ranks = 2, .rounds = 200, .seed = 1};
-    struct job job = {.second = NULL};
-    struct launch launch = {.name = "layers", .seconds = 120, .victim = -1, .run = run_rank, .argument = &job};
 
     if (!options_read(argc, argv, 1, &options))
         return 2;
-    job.seed = options.seed;
-    job.layers = options.rounds;
-    launch.ranks = options.ranks;
-    return options_code(&options, launch_scenario(&options, "layer_cuda", &launch, &job.second));
+    return options_code(&options, run_group_scenario(&options, (struct scenario_run){.program = "layer_cuda",
+                                                                                     .name = "layers",
+                                                                                     .timeout_ms = TIMEOUT_MS,
+                                                                                     .seconds = 120,
+                                                                                     .run = run_rank}));
 }

@@ -33,7 +33,6 @@ struct scenario {
     int topk; /* of the ep_ll, more than calls have; 0: TOPK, which all calls have */
     uint32_t dispatch_flags, combine_flags;
     uint32_t sum; /* EP_LL_NO_PARTIAL_REDUCE or 0: both, one after the other */
-    ep_boot_shm *second;
     uint64_t seed;
 };
 
@@ -384,42 +383,23 @@ static const struct scenario scenarios[] = {
     {.name = "formats", .run = run_formats},
 };
 
-static int run_rank(const ep_boot *boot, void *argument)
+static int run_rank(const struct scenario_run *run, const struct group *group)
 {
-    const struct scenario *scenario = argument;
-    struct group group;
-    int code = group_open(boot, scenario->second, TIMEOUT_MS, &group);
+    struct scenario scenario = *(const struct scenario *)run->scenario;
+    struct group own = *group;
 
-    if (!code)
-        code = scenario->run(&group, scenario);
-    group_close(&group, code & FAILED);
-    return code;
-}
-
-static int run_scenario(struct options *options, struct scenario *scenario)
-{
-    struct launch launch = {.name = scenario->name,
-                            .ranks = options->ranks,
-                            .seconds = 120,
-                            .victim = -1,
-                            .run = run_rank,
-                            .argument = scenario};
-
-    scenario->seed = options->seed;
-    return launch_scenario(options, "ll_mix_cuda", &launch, &scenario->second);
+    scenario.seed = run->seed;
+    return scenario.run(&own, &scenario);
 }
 
 int main(int argc, char **argv)
 {
     struct options options = {.ranks = 2, .seed = 1};
-    int code = SKIPPED;
 
     if (!options_read(argc, argv, 1, &options))
         return 2;
-    for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
-        struct scenario scenario = scenarios[i];
-
-        code = merge_codes(code, run_scenario(&options, &scenario));
-    }
-    return options_code(&options, code);
+    return run_group_scenarios(
+        &options,
+        (struct scenario_run){.program = "ll_mix_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 120, .run = run_rank},
+        scenarios, sizeof(scenarios) / sizeof(scenarios[0]), sizeof(scenarios[0]));
 }

@@ -43,7 +43,6 @@ struct scenario {
     int (*run)(struct group *group, const struct scenario *scenario, int number, struct exchange *x);
     uint32_t flags; /* of the calls */
     bool graph;
-    ep_boot_shm *second;
     uint64_t seed;
 };
 
@@ -308,42 +307,26 @@ static int run_variant(struct group *g, const struct scenario *scenario, int num
     return code;
 }
 
-static int run_rank(const ep_boot *boot, void *argument)
+static int run_rank(const struct scenario_run *run, const struct group *group)
 {
-    const struct scenario *scenario = argument;
-    struct group group;
-    int code = group_open(boot, scenario->second, TIMEOUT_MS, &group);
+    struct scenario scenario = *(const struct scenario *)run->scenario;
+    struct group own = *group;
+    int code = PASSED;
 
-    for (int i = 0; i < N_VARIANTS && !(code & FAILED) && code != SKIPPED; i++)
-        code |= run_variant(&group, scenario, i);
-    group_close(&group, code & FAILED);
+    scenario.seed = run->seed;
+    for (int i = 0; i < N_VARIANTS && !(code & FAILED); i++)
+        code |= run_variant(&own, &scenario, i);
     return code;
-}
-
-static int run_scenario(struct options *options, struct scenario *scenario)
-{
-    struct launch launch = {.name = scenario->name,
-                            .ranks = options->ranks,
-                            .seconds = 100,
-                            .victim = -1,
-                            .run = run_rank,
-                            .argument = scenario};
-
-    scenario->seed = options->seed;
-    return launch_scenario(options, "ll_weights_cuda", &launch, &scenario->second);
 }
 
 int main(int argc, char **argv)
 {
     struct options options = {.ranks = 2, .seed = 1};
-    int code = SKIPPED;
 
     if (!options_read(argc, argv, 1, &options))
         return 2;
-    for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
-        struct scenario scenario = scenarios[i];
-
-        code = merge_codes(code, run_scenario(&options, &scenario));
-    }
-    return options_code(&options, code);
+    return run_group_scenarios(
+        &options,
+        (struct scenario_run){.program = "ll_weights_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 100, .run = run_rank},
+        scenarios, sizeof(scenarios) / sizeof(scenarios[0]), sizeof(scenarios[0]));
 }

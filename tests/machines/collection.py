@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds epkit doctor to what it has to say about every machine of the collection, live and from its snapshot.
 
-usage: collection.py EPKIT field|rules|sites|nodes|details|platforms|all [--live] [--every N] [--only TEXT]
+usage: collection.py EPKIT field|rules|sites|nodes|details|platforms|variants|all [--live] [--every N] [--only TEXT]
 
-For each machine: the findings are those expected, and on a healthy one no check could not tell; a snapshot says the
-very same; the NICs of each GPU are those that were written down; and (with "field" and "all" alone, as most
+For each machine: the findings are those expected, and on a healthy one no check could not tell; commands of findings
+may be pasted and are classified; a snapshot says the very same (of variants all that is printed, in the long tier of
+the other commands too); the NICs of each GPU are those that were written down; and (with "field" and "all" alone, as most
 machines of the others are variants) after identifiers of every kind were planted into each file that was read, the
 snapshot holds none of them and still says what the machine says. With --live no snapshots: the findings alone, which is what an epkit with sanitizers is to be taken through. --every N takes each
 Nth machine. Prints a line for each machine that is not as it should be; fails if there is any.
@@ -14,6 +15,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,7 +36,8 @@ import sites  # noqa: E402
 import variants  # noqa: E402
 
 COLLECTIONS = {"field": field, "rules": rules, "sites": sites, "nodes": nodes, "details": details,
-               "platforms": platforms}
+               "platforms": platforms, "variants": variants}
+GOLDEN_VARIANTS = {variant.name for variant in variants.faults}
 MAPS = {**nodes.maps, **platforms.maps}
 
 # Machines that are not yet judged rightly, for a reason that is known: "NAME: reason" a line.
@@ -47,10 +50,9 @@ def expectations(which):
     for name, module in COLLECTIONS.items():
         if which in (name, "all"):
             expected.update({machine: () for machine in getattr(module, "machines", ())})
-            expected.update({variant.name: variant.findings for variant in getattr(module, "changes", ())})
+            expected.update({variant.name: variant.findings for variant in getattr(module, "changes", getattr(module, "faults", ()))})
     if which == "all":
         expected.update({name: () for name in golden.MACHINES if name != "empty"})
-        expected.update({variant.name: variant.findings for variant in variants.faults})
     return expected
 
 
@@ -84,6 +86,73 @@ def differences(live, saved):
         yield f"verdict: '{live['verdict']}' and '{saved['verdict']}'"
 
 
+# Words that a shell takes as they are, text in single quotes, and the few expansions that epkit writes itself.
+WORD = r"(?:[A-Za-z0-9_./+,:=@%*-]|'[^'\n]*'|\\')+"
+OWN = r'(?:"\$\(epkit env(?: --only [a-z]+)?\)"|linux-headers-\$\(uname -r\)|\||[A-Z_]+=' + WORD + r"\$\{([A-Z_]+):\+:\$\1\})"
+# Groups inside a repetition would be counted: one pattern for each word instead.
+TOKEN = re.compile(f"(?:{OWN}|{WORD})(?: |$)")
+COMMANDS = {"unset", "export", "eval", "sudo", "sudoedit", "ldd", "echo", "epkit", "taskset", "ulimit", "nvidia-smi",
+            "scontrol", "NVSHMEM_USE_GDRCOPY=0"}
+STOPS = re.compile("reboot|gpu-reset|systemctl restart|mlxconfig|cos-extensions install")
+
+
+def judge_command(line):
+    at = 0
+    while at < len(line):
+        token = TOKEN.match(line, at)
+        if not token:
+            yield f"not a command that may be pasted: {line!r}, from {line[at:]!r}"
+            return
+        at = token.end()
+    if line.split(" ")[0] not in COMMANDS and not re.match(r"[A-Z_]+=", line):
+        yield f"not one of the commands that epkit writes: {line!r}"
+    if line.startswith("unset ") and not re.fullmatch(r"unset(?: [A-Za-z_][A-Za-z0-9_]*)+", line):
+        yield f"not names of variables: {line!r}"
+
+
+def judge_commands(document):
+    for check in document["checks"]:
+        for line in (check["fix"] or "").splitlines() if check["outcome"] == "found" else ():
+            yield from judge_command(line)
+
+
+def judge_fixes(document):
+    """
+    A command that stops something is of a class that says so, tells its cost, and names its device by the PCI address;
+    what is unknown says what would tell.
+    """
+    for check in document["checks"]:
+        if check["outcome"] == "unknown" and not check["would_tell"]:
+            yield f"{check['id']}: unknown, and nothing would tell"
+        if check["outcome"] != "found":
+            continue
+        fix = check["fix"] or ""
+        stops = bool(STOPS.search(fix))
+        if (check["fix"] is None) != (check["fix_class"] is None) or (check["fix_class"] in ("restart", "cuts-off")) != stops:
+            yield f"{check['id']}: class {check['fix_class']} of {fix!r}"
+        if stops and (check["fix_cost"] is None or check["fix_is_safe"]):
+            yield f"{check['id']}: cost {check['fix_cost']} of {fix!r}"
+        if re.search("gpu-reset|mlxconfig", fix) and not re.search(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}[.][0-7]", fix):
+            yield f"{check['id']}: no PCI address in {fix!r}"
+
+
+def printed(epkit, machine, folder, *command):
+    run = subprocess.run([epkit, *command, "--json", "--from", machine], cwd=folder, stdout=subprocess.PIPE,
+                         stderr=subprocess.DEVNULL, timeout=120, check=False)
+    # Of an error in the kernel log a snapshot has number, device and time, and not what the driver says besides.
+    text = re.sub(r'(NVRM: Xid \(PCI:[^)]*\): [0-9]+|SXid \(PCI:[^)]*\): [0-9]+)[^"]*', r"\1", run.stdout.decode())
+    return text, run.returncode
+
+
+def judge_printed(epkit, machine, folder):
+    """All that is printed of a machine and of its snapshot, and of one that is saved by the same command."""
+    for command in ("doctor", "topo", "env") if os.environ.get("EPKIT_TEST_LONG") else ("doctor",):
+        if printed(epkit, machine, folder, command) != printed(epkit, machine, f"{folder}/saved", command):
+            yield f"{command} prints another text when saved"
+    if printed(epkit, machine, folder, "topo", "--save", "again") != printed(epkit, machine, folder, "topo"):
+        yield "topo --save prints another text"
+
+
 def judge(epkit, name, expected, folder, plants, live_only):
     machine = name.replace("/", ".")
     tree = machines.build(name)
@@ -106,12 +175,17 @@ def judge(epkit, name, expected, folder, plants, live_only):
         yield f"left open by {sorted(unknown)}, not by {sorted(left_open)}"
     if code != (3 if found else 5 if left_open else 0):
         yield f"exit code {code}"
+    yield from judge_commands(live)
+    yield from judge_fixes(live)
     if name in MAPS:
         yield from judge_map(epkit, machine, folder, MAPS[name])
     if live_only:
         return
     where = save(epkit, machine, folder)
-    yield from differences(live, doctor(epkit, machine, where)[0])
+    if name in GOLDEN_VARIANTS:
+        yield from judge_printed(epkit, machine, folder)
+    else:
+        yield from differences(live, doctor(epkit, machine, where)[0])
     if name in MAPS:
         yield from judge_map(epkit, machine, where, MAPS[name])
     if plants:

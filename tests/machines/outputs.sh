@@ -24,20 +24,18 @@ output() {
     rm "$to/stderr"
 }
 
-# json FILE ARGUMENT...: without what a build changes
-json() {
+# part FILTER FILE ARGUMENT...: of a JSON document what the texts do not tell; facts.py compares the rest with them
+part() {
+    local filter=$1 file=$2
+    shift
     output "$@" --json
-    jq 'del(.epkit)' "$to/$1" >"$to/json"
-    mv "$to/json" "$to/$1"
+    jq --raw-output "$filter" "$to/$file" >"$to/json"
+    mv "$to/json" "$to/$file"
 }
 
 output topo.txt topo
-json topo.json topo
 output env.txt env
-json env.json env
+part '.variables[]? | "\(.name) \(.group) \(.scope)"' variables.txt env
 output doctor.txt doctor
-
-# Which network epkit uses between nodes: of the document of doctor, whose checks doctor.txt has.
-output network.json doctor --json
-jq .network "$to/network.json" >"$to/json"
-mv "$to/json" "$to/network.json"
+# Which network epkit uses between nodes.
+part '.network | "\(.used); verbs \(.verbs): \(.why)", .text, .ports[]' network.txt doctor

@@ -6,11 +6,7 @@
 #define EP_TEST_BAD_ARGS_H
 
 #include "mock_backend.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
+#include "unit.h"
 
 #define RANKS 4
 

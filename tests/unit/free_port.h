@@ -3,6 +3,8 @@
 #ifndef EP_TESTS_UNIT_FREE_PORT_H
 #define EP_TESTS_UNIT_FREE_PORT_H
 
+#include "unit.h"
+
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>

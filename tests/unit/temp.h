@@ -3,15 +3,9 @@
 #ifndef EP_TESTS_TEMP_H
 #define EP_TESTS_TEMP_H
 
-#include <limits.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include "unit.h"
 
-#include <cmocka.h>
+#include <limits.h>
 
 /* A template for mkstemp() and mkdtemp() in $TMPDIR, which not every machine lets be /tmp. */
 static inline void temp_template(const char *name, char ret_path[PATH_MAX])

@@ -48,7 +48,7 @@ static void is_silent(const char *name)
 }
 
 /* Variables that must not be advised: they do nothing, DeepEP sets them itself, or they are harmful. */
-static void test_nothing_useless(void **state)
+TEST_WITH(test_nothing_useless, setup, teardown)
 {
     static const char *const useless[] = {"NVSHMEM_REMOTE_TRANSPORT",
                                           "NVSHMEM_QP_DEPTH",
@@ -68,7 +68,6 @@ static void test_nothing_useless(void **state)
                                           "NCCL_NET",
                                           "DEEP_EP_DEVICE_TO_HCA_MAPPING"};
 
-    (void)state;
     advised_make(&advised);
     is_set("NVSHMEM_IB_ENABLE_IBGDA", "1");
     is_set("NVSHMEM_IBGDA_NIC_HANDLER", "gpu");
@@ -77,11 +76,10 @@ static void test_nothing_useless(void **state)
         is_silent(useless[i]);
 }
 
-static void test_hca_list(void **state)
+TEST_WITH(test_hca_list, setup, teardown)
 {
     const struct advice_row *list;
 
-    (void)state;
     advised_make(&advised);
     list = row("NVSHMEM_HCA_LIST");
     assert_non_null(list);
@@ -91,9 +89,8 @@ static void test_hca_list(void **state)
     assert_string_equal(list->values[3], "mlx5_3:1");
 }
 
-static void test_mapping_only_where_it_is_read(void **state)
+TEST_WITH(test_mapping_only_where_it_is_read, setup, teardown)
 {
-    (void)state;
     advised.software.deepep.n = 1;
     advised.software.deepep.imported = 0;
     advised.software.deepep.mapping_active = true;
@@ -103,9 +100,8 @@ static void test_mapping_only_where_it_is_read(void **state)
     is_set("DEEP_EP_DEVICE_TO_HCA_MAPPING", "0:mlx5_0:1,1:mlx5_1:1,2:mlx5_2:1,3:mlx5_3:1");
 }
 
-static void test_without_transport(void **state)
+TEST_WITH(test_without_transport, setup, teardown)
 {
-    (void)state;
     advised.software.nvshmem.transport_ibgda = "";
     advised_make(&advised);
     is_silent("NVSHMEM_IB_ENABLE_IBGDA");
@@ -113,36 +109,32 @@ static void test_without_transport(void **state)
     assert_non_null(row("NVSHMEM_HCA_LIST"));
 }
 
-static void test_without_nvshmem(void **state)
+TEST_WITH(test_without_nvshmem, setup, teardown)
 {
-    (void)state;
     advised.software.nvshmem.home = advised.software.nvshmem.transport_ibgda = "";
     advised_make(&advised);
     assert_int_equal(advised.advice->n, 1);
     is_set("EPKIT_VERBS_DEVICE", "mlx5_0:1,mlx5_1:1,mlx5_2:1,mlx5_3:1"); /* epkit's own, which needs no NVSHMEM */
 }
 
-static void test_without_nics(void **state)
+TEST_WITH(test_without_nics, setup, teardown)
 {
-    (void)state;
     advised.hardware.topo.n_nics = 0;
     advised.software.nccl.gib = "/usr/local/gib";
     advised_make(&advised);
     assert_int_equal(advised.advice->n, 0);
 }
 
-static void test_without_anything(void **state)
+TEST_WITH(test_without_anything, setup, teardown)
 {
-    (void)state;
     advised.hardware.topo.n_nics = advised.hardware.topo.n_gpus = 0;
     advised_env(&advised, "NVSHMEM_IBGDA_SUPPORT=1");
     advised_make(&advised);
     assert_int_equal(advised.advice->n, 0);
 }
 
-static void test_prefix(void **state)
+TEST_WITH(test_prefix, setup, teardown)
 {
-    (void)state;
     for (int i = 0; i < 4; i++)
         snprintf(advised.hardware.names[i], sizeof(advised.hardware.names[i]), "rocep%ds0", 140 + i);
     advised_make(&advised);
@@ -150,39 +142,35 @@ static void test_prefix(void **state)
 }
 
 /* Without a common prefix nothing is advised. */
-static void test_no_prefix(void **state)
+TEST_WITH(test_no_prefix, setup, teardown)
 {
-    (void)state;
     snprintf(advised.hardware.names[0], sizeof(advised.hardware.names[0]), "ibp1s0");
     snprintf(advised.hardware.names[1], sizeof(advised.hardware.names[1]), "rocep1s0");
     advised_make(&advised);
     is_silent("NVSHMEM_HCA_PREFIX");
 }
 
-static void test_management_nics(void **state)
+TEST_WITH(test_management_nics, setup, teardown)
 {
-    (void)state;
     advised.hardware.nics[1].role = TOPO_ROLE_MANAGEMENT;
     advised_make(&advised);
     is_set("NCCL_IB_HCA", "=mlx5_0:1,mlx5_2:1,mlx5_3:1");
 }
 
-static void test_gid_index(void **state)
+TEST_WITH(test_gid_index, setup, teardown)
 {
     static struct topo_gid ambiguous[] = {{1, TOPO_GID_ROCE2, TOPO_GID_LINK_LOCAL},
                                           {3, TOPO_GID_ROCE2, TOPO_GID_IPV4},
                                           {5, TOPO_GID_ROCE2, TOPO_GID_IPV4}};
 
-    (void)state;
     advised.hardware.nics[2].ports[0].gids = ambiguous;
     advised.hardware.nics[2].ports[0].n_gids = 3;
     advised_make(&advised);
     is_set("NVSHMEM_IB_GID_INDEX", "3");
 }
 
-static void test_address_family(void **state)
+TEST_WITH(test_address_family, setup, teardown)
 {
-    (void)state;
     for (int i = 0; i < 4; i++)
         advised.gids[2 * i + 1].kind = TOPO_GID_OTHER;
     advised_env(&advised, "NVSHMEM_IB_GID_INDEX=3");
@@ -193,9 +181,8 @@ static void test_address_family(void **state)
         assert_string_not_equal(advised.audit->rows[i].name, "NVSHMEM_IB_GID_INDEX");
 }
 
-static void test_address_family_with_one_ipv4(void **state)
+TEST_WITH(test_address_family_with_one_ipv4, setup, teardown)
 {
-    (void)state;
     for (int i = 1; i < 4; i++)
         advised.gids[2 * i + 1].kind = TOPO_GID_OTHER;
     advised_make(&advised);
@@ -203,18 +190,16 @@ static void test_address_family_with_one_ipv4(void **state)
     is_silent("NCCL_IB_ADDR_FAMILY");
 }
 
-static void test_static_heap(void **state)
+TEST_WITH(test_static_heap, setup, teardown)
 {
-    (void)state;
     advised.software.driver.dmabuf = SOURCE_ABSENT;
     advised_make(&advised);
     is_set("NVSHMEM_DISABLE_CUDA_VMM", "1");
     is_set("NVSHMEM_SYMMETRIC_SIZE", "4G");
 }
 
-static void test_gib(void **state)
+TEST_WITH(test_gib, setup, teardown)
 {
-    (void)state;
     advised.software.nccl.gib = "/usr/local/gib";
     advised.software.nccl.tuner_config = "/usr/local/gib/configs/tuner_config_a4.txtpb";
     tree_put(&advised.tree, "/usr/local/gib/lib64/libnccl-net.so", "");
@@ -240,9 +225,8 @@ static void install_nvshmem(void)
     tree_link(&advised.tree, ADVISED_NVSHMEM "/lib/libnvshmem_host.so.3", "libnvshmem_host.so.3.5.19");
 }
 
-static void test_library_path(void **state)
+TEST_WITH(test_library_path, setup, teardown)
 {
-    (void)state;
     install_nvshmem();
     advised_make(&advised);
     is_set("LD_LIBRARY_PATH", ADVISED_NVSHMEM "/lib");
@@ -250,9 +234,8 @@ static void test_library_path(void **state)
 }
 
 /* PyTorch's own copy would be loaded first, and has another version. */
-static void test_preload(void **state)
+TEST_WITH(test_preload, setup, teardown)
 {
-    (void)state;
     install_nvshmem();
     advised.software.nvshmem.bundled = "/usr/lib/python3/dist-packages/nvidia/nvshmem/lib/libnvshmem_host.so.3";
     advised.software.nvshmem.bundled_version = "3.4.5";
@@ -261,9 +244,8 @@ static void test_preload(void **state)
     assert_int_equal(row("LD_PRELOAD")->scope, ADVICE_PROGRAM);
 }
 
-static void test_no_preload_of_the_same_version(void **state)
+TEST_WITH(test_no_preload_of_the_same_version, setup, teardown)
 {
-    (void)state;
     install_nvshmem();
     advised.software.nvshmem.bundled = "/usr/lib/python3/dist-packages/nvidia/nvshmem/lib/libnvshmem_host.so.3";
     advised.software.nvshmem.bundled_version = "3.5.19";
@@ -272,9 +254,8 @@ static void test_no_preload_of_the_same_version(void **state)
 }
 
 /* ld.so separates LD_PRELOAD at spaces and LD_LIBRARY_PATH at colons; control characters must not reach a shell. */
-static void test_paths_that_cannot_be_listed(void **state)
+TEST_WITH(test_paths_that_cannot_be_listed, setup, teardown)
 {
-    (void)state;
     advised.software.nvshmem.home = "/opt/a b";
     advised.software.nvshmem.bundled = "/x/libnvshmem_host.so.3";
     advised.software.nvshmem.bundled_version = "3.4.5";
@@ -284,9 +265,8 @@ static void test_paths_that_cannot_be_listed(void **state)
     is_silent("LD_PRELOAD");
 }
 
-static void test_paths_with_control_characters(void **state)
+TEST_WITH(test_paths_with_control_characters, setup, teardown)
 {
-    (void)state;
     advised.software.nvshmem.home = "/opt/a\033[2J";
     advised.software.nccl.gib = "/usr/local/gib";
     advised.software.nccl.tuner_config = "/usr/local/gib/\n";
@@ -296,9 +276,8 @@ static void test_paths_with_control_characters(void **state)
     is_silent("NCCL_TUNER_CONFIG_PATH");
 }
 
-static void test_python_path(void **state)
+TEST_WITH(test_python_path, setup, teardown)
 {
-    (void)state;
     advised.software.deepep.n = 2;
     advised.software.deepep.copies[0] =
         (struct software_copy){.folder = "/opt/x/source/deep_ep", .version = "", .extension = "", .is_source = true};
@@ -309,9 +288,8 @@ static void test_python_path(void **state)
 }
 
 /* Variables without effect or with an invalid value are advised to be unset; unknown names are ignored. */
-static void test_unset(void **state)
+TEST_WITH(test_unset, setup, teardown)
 {
-    (void)state;
     advised_env(&advised, "NVSHMEM_REMOTE_TRANSPORT=ibgda");
     advised_env(&advised, "NVSHMEM_USE_GDRCOPY=1");
     advised_env(&advised, "NVSHMEM_DEBUG=WARN,INFO");
@@ -330,9 +308,8 @@ static void test_unset(void **state)
 }
 
 /* Homes that do not exist, and providers of libibverbs that are given as a folder. */
-static void test_unset_paths(void **state)
+TEST_WITH(test_unset_paths, setup, teardown)
 {
-    (void)state;
     tree_put(&advised.tree, "/opt/there/file", "");
     tree_put(&advised.tree, "/usr/lib/libibverbs/libmlx5-rdmav57.so", "");
     advised.software.verbs.private_version = 57;
@@ -347,7 +324,7 @@ static void test_unset_paths(void **state)
     is_silent("IBV_DRIVERS");
 }
 
-static void test_prepend(void **state)
+TEST_WITH(test_prepend, setup, teardown)
 {
     static const struct {
         const char *value, *path, *expected;
@@ -363,7 +340,6 @@ static void test_prepend(void **state)
         {"", "/b", "/b"},
     };
 
-    (void)state;
     advised_make(&advised);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         assert_string_equal(advice_prepend(advised.source, cases[i].value, cases[i].path), cases[i].expected);
@@ -383,7 +359,7 @@ static const char *get(void *context, const char *name)
     return NULL;
 }
 
-static void test_ranks(void **state)
+TEST_WITH(test_ranks, setup, teardown)
 {
     static struct {
         struct setting settings[5];
@@ -423,7 +399,6 @@ static void test_ranks(void **state)
         {{{"LOCAL_RANK", "0"}, {"CUDA_VISIBLE_DEVICES", "GPU-ffffffff"}}, -1},
     };
 
-    (void)state;
     advised_make(&advised);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         int gpu = advice_gpu_of(&advised.hardware.topo, get, cases[i].settings);
@@ -431,39 +406,4 @@ static void test_ranks(void **state)
         if (gpu != cases[i].gpu)
             fail_msg("case %zu (%s): GPU %d, expected %d", i, cases[i].settings[0].name, gpu, cases[i].gpu);
     }
-}
-
-#define CASE(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        CASE(test_nothing_useless),
-        CASE(test_hca_list),
-        CASE(test_mapping_only_where_it_is_read),
-        CASE(test_without_transport),
-        CASE(test_without_nvshmem),
-        CASE(test_without_nics),
-        CASE(test_without_anything),
-        CASE(test_prefix),
-        CASE(test_no_prefix),
-        CASE(test_management_nics),
-        CASE(test_gid_index),
-        CASE(test_address_family),
-        CASE(test_address_family_with_one_ipv4),
-        CASE(test_static_heap),
-        CASE(test_gib),
-        CASE(test_library_path),
-        CASE(test_preload),
-        CASE(test_no_preload_of_the_same_version),
-        CASE(test_paths_that_cannot_be_listed),
-        CASE(test_paths_with_control_characters),
-        CASE(test_python_path),
-        CASE(test_unset),
-        CASE(test_unset_paths),
-        CASE(test_prepend),
-        CASE(test_ranks),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,7 +23,7 @@ static ep_status load(struct versioned *ret_args, const void *args)
     return ep_args_load(ret_args, sizeof(*ret_args), VERSIONED_FIRST, args, "args");
 }
 
-static void structs_may_be_older_or_newer(void **state)
+TEST(structs_may_be_older_or_newer)
 {
     struct {
         struct versioned known;
@@ -31,7 +31,6 @@ static void structs_may_be_older_or_newer(void **state)
     } given = {.known = {.first = 1, .second = 2, .grown = 3}};
     struct versioned got;
 
-    (void)state;
     given.known.size = sizeof(given.known);
     assert_int_equal(load(&got, &given), EP_OK);
     assert_int_equal(got.grown, 3);
@@ -53,12 +52,11 @@ static void structs_may_be_older_or_newer(void **state)
     assert_non_null(strstr(ep_last_error(), "byte 39"));
 }
 
-static void structs_of_impossible_sizes_are_refused(void **state)
+TEST(structs_of_impossible_sizes_are_refused)
 {
     static const size_t sizes[] = {0, 1, 8, VERSIONED_FIRST - 1, 4097, SIZE_MAX, (size_t)1 << 63};
     struct versioned given = {0}, got;
 
-    (void)state;
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         given.size = sizes[i];
         assert_int_equal(load(&got, &given), EP_E_ABI);
@@ -69,7 +67,7 @@ static void structs_of_impossible_sizes_are_refused(void **state)
     assert_int_equal(ep_args_store(NULL, &got, sizeof(got), VERSIONED_FIRST, "args"), EP_E_ARG);
 }
 
-static void outputs_fit_older_and_newer_callers(void **state)
+TEST(outputs_fit_older_and_newer_callers)
 {
     struct versioned ours = {.size = sizeof(ours), .first = 1, .second = 2, .grown = 3};
     struct {
@@ -77,7 +75,6 @@ static void outputs_fit_older_and_newer_callers(void **state)
         int64_t newer[2];
     } theirs;
 
-    (void)state;
     memset(&theirs, 0x5a, sizeof(theirs));
     theirs.known.size = VERSIONED_FIRST;
     assert_int_equal(ep_args_store(&theirs, &ours, sizeof(ours), VERSIONED_FIRST, "info"), EP_OK);
@@ -93,7 +90,7 @@ static void outputs_fit_older_and_newer_callers(void **state)
 
 /* --- handles --- */
 
-static void null_handles_are_named(void **state)
+TEST_WITH(null_handles_are_named, open_comm, close_comm)
 {
     void *memory = NULL;
     ep_event *event = NULL;
@@ -106,7 +103,6 @@ static void null_handles_are_named(void **state)
         assert_int_equal((call), EP_E_ARG);                                                                            \
         assert_string_equal(ep_last_error(), text " is NULL");                                                         \
     } while (0)
-    (void)state;
     EXPECT_NULL(ep_comm_get_info(NULL, NULL), "ep_comm_get_info: comm");
     EXPECT_NULL(ep_comm_get_info(comm, NULL), "ep_comm_get_info: ret_info");
     EXPECT_NULL(ep_comm_get_stats(NULL, NULL), "ep_comm_get_stats: comm");
@@ -176,12 +172,11 @@ static void null_handles_are_named(void **state)
     assert_int_equal(mock.calls, 0);
 }
 
-static void small_calls_check_sizes(void **state)
+TEST_WITH(small_calls_check_sizes, open_comm, close_comm)
 {
     unsigned char block[32] = {0};
     void *memory;
 
-    (void)state;
     assert_int_equal(ep_comm_allgather(comm, block, 4097, block), EP_E_ARG);
     assert_non_null(strstr(ep_last_error(), "bytes is 4097"));
     assert_int_equal(ep_alloc(comm, (size_t)INT64_MAX + 1, &memory), EP_E_OVERFLOW);
@@ -215,7 +210,7 @@ static ep_status run_plan_layout(const void *args)
     return ep_plan_layout(comm, args, &layout);
 }
 
-static void plans_refuse_bad_arguments(void **state)
+TEST_WITH(plans_refuse_bad_arguments, open_comm, close_comm)
 {
 #define P(field, value) SET(ep_plan_args, field, value)
     const struct bad cases[] = {
@@ -248,7 +243,6 @@ static void plans_refuse_bad_arguments(void **state)
     };
     ep_plan_args good = good_plan();
 
-    (void)state;
     RUN_CASES("ep_plan_new", run_plan_new, &good, cases);
     RUN_CASES("ep_plan_layout", run_plan_layout, &good, cases);
     assert_int_equal(mock.plan.expert_alignment, 1);
@@ -265,24 +259,22 @@ static void plans_refuse_bad_arguments(void **state)
     assert_int_equal(mock.plan.expert_alignment, 128);
 }
 
-static void layouts_check_their_outputs(void **state)
+TEST_WITH(layouts_check_their_outputs, open_comm, close_comm)
 {
     ep_plan_args args = good_plan();
     ep_layout layout = {.size = 8};
 
-    (void)state;
     assert_int_equal(ep_plan_layout(comm, &args, &layout), EP_E_ABI);
     assert_non_null(strstr(ep_last_error(), "ep_plan_layout: layout.size is 8"));
     assert_int_equal(ep_plan_layout(comm, &args, NULL), EP_E_ARG);
     assert_int_equal(mock.calls, 0);
 }
 
-static void plans_report_known_counts(void **state)
+TEST_WITH(plans_report_known_counts, open_comm, close_comm)
 {
     ep_plan_info info = {.size = sizeof(info)};
     int32_t source;
 
-    (void)state;
     open_plan(0, 10, -1, 99);
     assert_int_equal(ep_plan_get_info(plan, &info), EP_OK);
     assert_int_equal(info.out_rows, 99);
@@ -298,7 +290,7 @@ static void plans_report_known_counts(void **state)
 
 /* --- operations that a backend does not have --- */
 
-static void missing_operations_are_named(void **state)
+TEST_WITH(missing_operations_are_named, open_comm, close_comm)
 {
     ep_comm bare = {.ops = &mock_backend_empty,
                     .process = ep_process_generation(),
@@ -328,7 +320,6 @@ static void missing_operations_are_named(void **state)
         assert_int_equal((call), EP_E_UNSUPPORTED);                                                                    \
         assert_string_equal(ep_last_error(), name ": backend empty does not provide it");                              \
     } while (0)
-    (void)state;
     pthread_mutex_init(&bare.error_lock, NULL);
     EXPECT_MISSING(ep_comm_barrier(&bare), "ep_comm_barrier");
     EXPECT_MISSING(ep_comm_allgather(&bare, "four", 4, mask), "ep_comm_allgather");
@@ -377,7 +368,7 @@ static ep_status run_mask(const void *args)
     return status;
 }
 
-static void masks_refuse_bad_arguments(void **state)
+TEST_WITH(masks_refuse_bad_arguments, open_comm, close_comm)
 {
     const struct bad cases[] = {
         {{P(topk_idx, 0x100000)}, EP_E_ARG, "both topk_idx and tokens_per_expert"},
@@ -394,7 +385,6 @@ static void masks_refuse_bad_arguments(void **state)
     ep_plan_args good = good_plan();
     ep_layout layout = EP_LAYOUT_INIT;
 
-    (void)state;
     good.topk_idx = NULL;
     good.topk = good.idx_type = 0;
     good.flags = 0;
@@ -406,12 +396,11 @@ static void masks_refuse_bad_arguments(void **state)
     assert_int_equal(ep_plan_layout(comm, &good, &layout), EP_E_ARG);
 }
 
-static void updates_refuse_bad_arguments(void **state)
+TEST_WITH(updates_refuse_bad_arguments, open_comm, close_comm)
 {
     ep_plan_update_args update = EP_PLAN_UPDATE_ARGS_INIT;
     ep_plan_info info = EP_PLAN_INFO_INIT;
 
-    (void)state;
     open_plan(0, 10, -1, 20);
     plan->info.n_tokens = 10;
     update.topk_idx = (const void *)AT(0x100000);
@@ -467,13 +456,12 @@ static void expect_tokens(uintptr_t stream, int32_t n_tokens)
     assert_int_equal(ep_combine(plan, &combine, (ep_stream)AT(stream)), n_tokens ? EP_E_ARG : EP_OK);
 }
 
-static void updates_in_captures_change_no_call_outside(void **state)
+TEST_WITH(updates_in_captures_change_no_call_outside, open_comm, close_comm)
 {
     const struct ep_backend_ops *mock_ops = comm->ops;
     struct ep_backend_ops ops = *mock_ops;
     ep_plan_update_args update = EP_PLAN_UPDATE_ARGS_INIT;
 
-    (void)state;
     open_plan(0, 10, -1, 20);
     plan->info.n_tokens = 10;
     plan->args.max_recv_tokens = 20;
@@ -499,11 +487,10 @@ static void updates_in_captures_change_no_call_outside(void **state)
     comm->ops = mock_ops;
 }
 
-static void metadata_refuse_bad_arguments(void **state)
+TEST_WITH(metadata_refuse_bad_arguments, open_comm, close_comm)
 {
     ep_plan_metadata metadata = EP_PLAN_METADATA_INIT;
 
-    (void)state;
     open_plan(0, 10, 20, 20);
     assert_int_equal(ep_plan_get_metadata(NULL, &metadata, NULL), EP_E_ARG);
     metadata.recv_source = (int32_t *)AT(0x100000);
@@ -531,12 +518,11 @@ static void metadata_refuse_bad_arguments(void **state)
 }
 
 /* A mask has no choices, so no indices or weights can be sent or returned. */
-static void masks_have_no_choices(void **state)
+TEST_WITH(masks_have_no_choices, open_comm, close_comm)
 {
     ep_dispatch_args dispatch = good_dispatch();
     ep_combine_args combine = good_combine();
 
-    (void)state;
     open_plan(0, 10, 20, 20);
     plan->from_mask = true;
     assert_int_equal(ep_dispatch(plan, &dispatch, NULL), EP_E_ARG);
@@ -551,28 +537,4 @@ static void masks_have_no_choices(void **state)
     combine.topk_weights = NULL;
     combine.out_topk_weights = NULL;
     assert_int_equal(ep_combine(plan, &combine, NULL), EP_OK);
-}
-
-#define CASE(name) cmocka_unit_test_setup_teardown(name, open_comm, close_comm)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        CASE(masks_refuse_bad_arguments),
-        CASE(updates_refuse_bad_arguments),
-        CASE(updates_in_captures_change_no_call_outside),
-        CASE(metadata_refuse_bad_arguments),
-        CASE(masks_have_no_choices),
-        cmocka_unit_test(structs_may_be_older_or_newer),
-        cmocka_unit_test(structs_of_impossible_sizes_are_refused),
-        cmocka_unit_test(outputs_fit_older_and_newer_callers),
-        CASE(null_handles_are_named),
-        CASE(small_calls_check_sizes),
-        CASE(plans_refuse_bad_arguments),
-        CASE(layouts_check_their_outputs),
-        CASE(plans_report_known_counts),
-        CASE(missing_operations_are_named),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

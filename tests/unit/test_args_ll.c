@@ -17,7 +17,7 @@ static ep_status run_ll_new(const void *config)
     return status;
 }
 
-static void ll_refuses_bad_configurations(void **state)
+TEST_WITH(ll_refuses_bad_configurations, open_comm, close_comm)
 {
 #define L(field, value) SET(ep_ll_config, field, value)
     const struct bad cases[] = {
@@ -38,7 +38,6 @@ static void ll_refuses_bad_configurations(void **state)
     };
     ep_ll_config good = good_ll();
 
-    (void)state;
     RUN_CASES("ep_ll_new", run_ll_new, &good, cases);
 }
 
@@ -54,7 +53,7 @@ static ep_status run_ll_dispatch(const void *args)
 
 #define LD(field, value) SET(ep_ll_dispatch_args, field, value)
 
-static void ll_dispatch_refuses_bad_arguments(void **state)
+TEST_WITH(ll_dispatch_refuses_bad_arguments, open_comm, close_comm)
 {
     const struct bad cases[] = {
         {{LD(size, 0)}, EP_E_ABI, "size is 0"},
@@ -104,7 +103,6 @@ static void ll_dispatch_refuses_bad_arguments(void **state)
     ep_ll_config config = good_ll();
     ep_ll_dispatch_args good = good_ll_dispatch();
 
-    (void)state;
     assert_int_equal(ep_ll_new(comm, &config, &ll), EP_OK);
     RUN_CASES("ep_ll_dispatch", run_ll_dispatch, &good, cases);
     good.recv_source = NULL;
@@ -126,7 +124,7 @@ static ep_status run_ll_combine(const void *args)
     return status;
 }
 
-static void ll_combine_refuses_bad_arguments(void **state)
+TEST_WITH(ll_combine_refuses_bad_arguments, open_comm, close_comm)
 {
 #define LC(field, value) SET(ep_ll_combine_args, field, value)
     const struct bad cases[] = {
@@ -152,20 +150,18 @@ static void ll_combine_refuses_bad_arguments(void **state)
     ep_ll_config config = good_ll();
     ep_ll_combine_args good = good_ll_combine();
 
-    (void)state;
     assert_int_equal(ep_ll_new(comm, &config, &ll), EP_OK);
     RUN_CASES("ep_ll_combine", run_ll_combine, &good, cases);
 }
 
 /* Combines name one of the last two dispatches, any number of times. */
-static void ll_calls_are_named(void **state)
+TEST_WITH(ll_calls_are_named, open_comm, close_comm)
 {
     ep_ll_config config = good_ll();
     ep_ll_dispatch_args dispatch = good_ll_dispatch();
     ep_ll_combine_args combine = good_ll_combine();
     uint64_t call = 0;
 
-    (void)state;
     assert_int_equal(ep_ll_new(comm, &config, &ll), EP_OK);
     assert_int_equal(ll->n_local, 4);
     mock.calls = 0;
@@ -207,13 +203,12 @@ static void ll_calls_are_named(void **state)
 }
 
 /* Two calls may be open; each is finished by its number, and before the call that would reuse its buffers. */
-static void ll_hooks_are_finished_by_name(void **state)
+TEST_WITH(ll_hooks_are_finished_by_name, open_comm, close_comm)
 {
     ep_ll_config config = good_ll();
     ep_ll_dispatch_args dispatch = good_ll_dispatch();
     ep_ll_combine_args combine = good_ll_combine();
 
-    (void)state;
     assert_int_equal(ep_ll_new(comm, &config, &ll), EP_OK);
     dispatch.flags = EP_LL_RECV_HOOK;
     combine.n_tokens = dispatch.n_tokens;
@@ -247,14 +242,13 @@ static void ll_hooks_are_finished_by_name(void **state)
     assert_int_equal(ep_ll_combine(ll, &combine, NULL), EP_OK);
 }
 
-static void ll_masks_have_arguments(void **state)
+TEST_WITH(ll_masks_have_arguments, open_comm, close_comm)
 {
     ep_ll_config config = good_ll();
     int32_t mask[RANKS];
     ep_ll *other;
     void *buffer;
 
-    (void)state;
     assert_int_equal(ep_ll_new(comm, &config, &ll), EP_OK);
     assert_int_equal(ep_ll_new(comm, &config, &other), EP_OK);
     assert_int_equal(ep_ll_get_combine_buffer(ll, NULL), EP_E_ARG);
@@ -283,17 +277,4 @@ static void ll_masks_have_arguments(void **state)
     assert_int_equal(ep_ll_barrier(ll, NULL), EP_E_UNSUPPORTED);
     assert_int_equal(ep_ll_clear_mask(ll, NULL), EP_E_UNSUPPORTED);
     ep_ll_free(other);
-}
-
-#define CASE(name) cmocka_unit_test_setup_teardown(name, open_comm, close_comm)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        CASE(ll_refuses_bad_configurations),    CASE(ll_dispatch_refuses_bad_arguments),
-        CASE(ll_combine_refuses_bad_arguments), CASE(ll_calls_are_named),
-        CASE(ll_hooks_are_finished_by_name),    CASE(ll_masks_have_arguments),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,7 +14,7 @@ static ep_status run_dispatch(const void *args)
 
 #define D(field, value) SET(ep_dispatch_args, field, value)
 
-static void dispatch_refuses_bad_arguments(void **state)
+TEST_WITH(dispatch_refuses_bad_arguments, open_comm, close_comm)
 {
     const struct bad cases[] = {
         {{D(size, 40)}, EP_E_ABI, "size is 40"},
@@ -69,7 +69,6 @@ static void dispatch_refuses_bad_arguments(void **state)
     };
     ep_dispatch_args good = good_dispatch();
 
-    (void)state;
     open_plan(0, 10, 20, 20);
     RUN_CASES("ep_dispatch", run_dispatch, &good, cases);
     /* fp8 without any scales. */
@@ -79,7 +78,7 @@ static void dispatch_refuses_bad_arguments(void **state)
     assert_int_equal(run_dispatch(&good), EP_OK);
 }
 
-static void bf16_dispatch_takes_no_scales(void **state)
+TEST_WITH(bf16_dispatch_takes_no_scales, open_comm, close_comm)
 {
     const struct bad cases[] = {
         {{D(scales, 0x200000)}, EP_E_ARG, "scales with rows that are not fp8"},
@@ -94,7 +93,6 @@ static void bf16_dispatch_takes_no_scales(void **state)
     };
     ep_dispatch_args good = good_dispatch();
 
-    (void)state;
     open_plan(0, 10, 20, 20);
     good.dtype = EP_BF16;
     good.scales = NULL;
@@ -108,26 +106,24 @@ static void bf16_dispatch_takes_no_scales(void **state)
     assert_int_equal(run_dispatch(&good), EP_OK);
 }
 
-static void expanded_dispatch_has_no_index(void **state)
+TEST_WITH(expanded_dispatch_has_no_index, open_comm, close_comm)
 {
     const struct bad cases[] = {
         {{D(recv_topk_idx, 0x600000)}, EP_E_ARG, "recv_topk_idx must be NULL in the expanded layout"},
     };
     ep_dispatch_args good = good_dispatch();
 
-    (void)state;
     open_plan(EP_PLAN_EXPANDED, 10, 20, 20);
     good.recv_topk_idx = NULL;
     RUN_CASES("ep_dispatch", run_dispatch, &good, cases);
 }
 
 /* A rank without tokens or rows needs no buffers, but its scale_type says that the others have scales. */
-static void nothing_needs_no_buffers(void **state)
+TEST_WITH(nothing_needs_no_buffers, open_comm, close_comm)
 {
     ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
     ep_combine_args combine = EP_COMBINE_ARGS_INIT;
 
-    (void)state;
     open_plan(0, 0, 0, 0);
     args.dtype = EP_F8E4M3;
     args.hidden = 512;
@@ -143,12 +139,11 @@ static void nothing_needs_no_buffers(void **state)
 }
 
 /* Strides may have any value within 64 bits: broadcast, column-major, backwards. */
-static void odd_scale_strides_are_fine(void **state)
+TEST_WITH(odd_scale_strides_are_fine, open_comm, close_comm)
 {
     static const int64_t strides[][2] = {{0, 1}, {1, 10}, {8, 0}, {-8, 1}, {100, -1}};
     ep_dispatch_args args = good_dispatch();
 
-    (void)state;
     open_plan(0, 10, 20, 20);
     for (size_t i = 0; i < sizeof(strides) / sizeof(strides[0]); i++) {
         args.scale_stride_token = strides[i][0];
@@ -159,7 +154,7 @@ static void odd_scale_strides_are_fine(void **state)
 }
 
 /* As in a column-major, padded array of few rows: with one row or none, strides need not separate rows. */
-static void few_rows_have_any_strides(void **state)
+TEST_WITH(few_rows_have_any_strides, open_comm, close_comm)
 {
     static const struct {
         int64_t rows, token, block;
@@ -168,7 +163,6 @@ static void few_rows_have_any_strides(void **state)
                  {1, 1, 0, EP_E_ARG}, {1, 0, 1, EP_E_ARG}, {2, 1, 1, EP_E_ARG}, {2, 1, 2, EP_OK}};
     ep_dispatch_args args = good_dispatch();
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         open_plan(0, 10, cases[i].rows, cases[i].rows);
         args.out_rows = cases[i].rows;
@@ -187,7 +181,7 @@ static ep_status run_combine(const void *args)
 
 #define C(field, value) SET(ep_combine_args, field, value)
 
-static void combine_refuses_bad_arguments(void **state)
+TEST_WITH(combine_refuses_bad_arguments, open_comm, close_comm)
 {
     const struct bad cases[] = {
         {{C(size, 0)}, EP_E_ABI, "size is 0"},
@@ -215,7 +209,6 @@ static void combine_refuses_bad_arguments(void **state)
     };
     ep_combine_args good = good_combine();
 
-    (void)state;
     open_plan(0, 10, 20, 20);
     RUN_CASES("ep_combine", run_combine, &good, cases);
     /* Adjacent buffers do not overlap; weights and biases are optional. */
@@ -233,14 +226,13 @@ static void combine_refuses_bad_arguments(void **state)
 
 /* --- events --- */
 
-static void events_belong_to_their_communicator(void **state)
+TEST_WITH(events_belong_to_their_communicator, open_comm, close_comm)
 {
     ep_dispatch_args dispatch = good_dispatch();
     ep_comm other_comm = {.nranks = 1};
     ep_event other_event = {.comm = &other_comm}, *event = NULL, *own = NULL;
     int done = 0;
 
-    (void)state;
     open_plan(0, 10, 20, 20);
     mock.calls = 0;
     assert_int_equal(ep_stream_wait(comm, NULL, &other_event), EP_E_ARG);
@@ -270,12 +262,11 @@ static void events_belong_to_their_communicator(void **state)
 }
 
 /* A _sync form is the call in the stream NULL and a wait; the backend knows that nothing is called between them. */
-static void blocking_forms_wait(void **state)
+TEST_WITH(blocking_forms_wait, open_comm, close_comm)
 {
     ep_dispatch_args dispatch = good_dispatch();
     ep_combine_args combine = good_combine();
 
-    (void)state;
     open_plan(0, 10, 20, 20);
     mock.calls = 0;
     assert_int_equal(ep_dispatch_sync(plan, &dispatch), EP_OK);
@@ -293,23 +284,4 @@ static void blocking_forms_wait(void **state)
     assert_int_equal(mock.calls, 6);
     assert_false(comm->blocking);
     mock.answer = EP_OK;
-}
-
-#define CASE(name) cmocka_unit_test_setup_teardown(name, open_comm, close_comm)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        CASE(dispatch_refuses_bad_arguments),
-        CASE(bf16_dispatch_takes_no_scales),
-        CASE(expanded_dispatch_has_no_index),
-        CASE(nothing_needs_no_buffers),
-        CASE(odd_scale_strides_are_fine),
-        CASE(few_rows_have_any_strides),
-        CASE(combine_refuses_bad_arguments),
-        CASE(events_belong_to_their_communicator),
-        CASE(blocking_forms_wait),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

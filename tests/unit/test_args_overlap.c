@@ -94,7 +94,7 @@ static ep_status run_dispatch(const void *args)
 #define D(field, bytes, align) FIELD(ep_dispatch_args, field, bytes, align)
 
 /* 10 tokens of 1024 fp8, K = 8, 20 rows out; out_rows counts where it is more than the plan needs. */
-static void dispatch_buffers_are_apart(void **state)
+TEST_WITH(dispatch_buffers_are_apart, open_comm, close_comm)
 {
     const struct buffer rank[] = {
         D(recv_x, 20 * 1024, 16),
@@ -111,7 +111,6 @@ static void dispatch_buffers_are_apart(void **state)
     };
     ep_dispatch_args good = good_dispatch();
 
-    (void)state;
     open_plan(0, 10, 20, 20);
     TRY_PAIRS("ep_dispatch", run_dispatch, &good, rank, 4);
     open_plan(EP_PLAN_EXPANDED, 10, 20, 20);
@@ -122,7 +121,7 @@ static void dispatch_buffers_are_apart(void **state)
 }
 
 /* Scales are compared one by one: an output may lie in a gap between them. Scales may be before the pointer. */
-static void strided_scales_count_without_gaps(void **state)
+TEST_WITH(strided_scales_count_without_gaps, open_comm, close_comm)
 {
     const uintptr_t at = 0x200000;
     ep_dispatch_args args = good_dispatch();
@@ -147,7 +146,6 @@ static void strided_scales_count_without_gaps(void **state)
         {0, 1, 32, false},                  /* behind it */
     };
 
-    (void)state;
     open_plan(0, 10, 20, 20);
     args.scales = (const void *)at;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -165,12 +163,11 @@ static void strided_scales_count_without_gaps(void **state)
 }
 
 /* Outputs that are not wanted, or have no rows, overlap nothing. */
-static void empty_buffers_overlap_nothing(void **state)
+TEST_WITH(empty_buffers_overlap_nothing, open_comm, close_comm)
 {
     ep_dispatch_args args = good_dispatch();
     ep_combine_args combine = good_combine();
 
-    (void)state;
     open_plan(0, 10, 0, 0);
     args.out_rows = 0;
     args.recv_x = args.recv_scales = args.recv_topk_idx = args.recv_topk_weights = (void *)(uintptr_t)args.x;
@@ -189,7 +186,7 @@ static ep_status run_combine(const void *args)
 #define C(field, bytes) FIELD(ep_combine_args, field, bytes, 16)
 
 /* 20 rows of 1024 bf16 become 10, K = 8. */
-static void combine_buffers_are_apart(void **state)
+TEST_WITH(combine_buffers_are_apart, open_comm, close_comm)
 {
     const struct buffer rank[] = {C(out, 10 * 2048),           C(out_topk_weights, 10 * 8 * 4), C(x, 20 * 2048),
                                   C(topk_weights, 20 * 8 * 4), C(bias[0], 10 * 2048),           C(bias[1], 10 * 2048)};
@@ -197,7 +194,6 @@ static void combine_buffers_are_apart(void **state)
                                       C(topk_weights, 20 * 4), C(bias[0], 10 * 2048),           C(bias[1], 10 * 2048)};
     ep_combine_args good = good_combine();
 
-    (void)state;
     open_plan(0, 10, 20, 20);
     TRY_PAIRS("ep_combine", run_combine, &good, rank, 2);
     /* The counts are known and smaller than out_rows of the dispatch. */
@@ -217,7 +213,7 @@ static ep_status run_ll_dispatch(const void *args)
 #define LD(field, bytes, align) FIELD(ep_ll_dispatch_args, field, bytes, align)
 
 /* [L, R*M, H] = [4, 4 * 128, 640], 100 tokens, K = 4. */
-static void ll_dispatch_buffers_are_apart(void **state)
+TEST_WITH(ll_dispatch_buffers_are_apart, open_comm, close_comm)
 {
     const struct buffer fp8[] = {
         LD(recv_x, 2048 * 640, 16),   LD(recv_scales, 2048 * 5 * 4, 16), LD(recv_count, 4 * 4, 4),
@@ -231,7 +227,6 @@ static void ll_dispatch_buffers_are_apart(void **state)
     ep_ll_config config = good_ll();
     ep_ll_dispatch_args good = good_ll_dispatch();
 
-    (void)state;
     assert_int_equal(ep_ll_new(comm, &config, &ll), EP_OK);
     TRY_PAIRS("ep_ll_dispatch", run_ll_dispatch, &good, fp8, 5);
     good.flags = EP_LL_RECV_HOOK;
@@ -244,14 +239,13 @@ static void ll_dispatch_buffers_are_apart(void **state)
 }
 
 /* UE8M0: one byte for 128 elements, [4, 512, 1024]. */
-static void packed_scales_are_a_quarter(void **state)
+TEST_WITH(packed_scales_are_a_quarter, open_comm, close_comm)
 {
     const struct buffer buffers[] = {LD(recv_scales, 2048 * 8, 16), LD(recv_x, 2048 * 1024, 16),
                                      LD(x, 100 * 1024 * 2, 16)};
     ep_ll_config config = good_ll();
     ep_ll_dispatch_args good = good_ll_dispatch();
 
-    (void)state;
     config.hidden = 1024;
     assert_int_equal(ep_ll_new(comm, &config, &ll), EP_OK);
     good.scale_type = EP_UE8M0;
@@ -270,14 +264,13 @@ static ep_status run_ll_combine(const void *args)
 
 #define LC(field, bytes, align) FIELD(ep_ll_combine_args, field, bytes, align)
 
-static void ll_combine_buffers_are_apart(void **state)
+TEST_WITH(ll_combine_buffers_are_apart, open_comm, close_comm)
 {
     const struct buffer buffers[] = {LC(out, 100 * 640 * 2, 16), LC(x, 2048 * 640 * 2, 16),
                                      LC(topk_idx, 100 * 3 * 4, 4), LC(topk_weights, 100 * 3 * 4, 4)};
     ep_ll_config config = good_ll();
     ep_ll_combine_args good = good_ll_combine();
 
-    (void)state;
     assert_int_equal(ep_ll_new(comm, &config, &ll), EP_OK);
     TRY_PAIRS("ep_ll_combine", run_ll_combine, &good, buffers, 1);
     good.flags = EP_LL_RECV_HOOK;
@@ -305,7 +298,7 @@ static ep_status run_layout(const void *call)
     }
 
 /* R = 4, 2 nodes, E = 256, N = 10, K = 8. */
-static void layout_buffers_are_apart(void **state)
+TEST_WITH(layout_buffers_are_apart, open_comm, close_comm)
 {
     const struct buffer buffers[] = {
         LAYOUT(tokens_per_rank, 4 * 4, 4),
@@ -316,7 +309,6 @@ static void layout_buffers_are_apart(void **state)
     };
     struct layout_call call = {.args = good_plan(), .layout = EP_LAYOUT_INIT};
 
-    (void)state;
     comm->nnodes = 2;
     TRY_PAIRS("ep_plan_layout", run_layout, &call, buffers, 4);
     comm->nnodes = 1;
@@ -333,28 +325,12 @@ static ep_status run_sources(const void *call)
     return ep_plan_get_sources(plan, mine->ret_rank, mine->ret_token);
 }
 
-static void source_arrays_are_apart(void **state)
+TEST_WITH(source_arrays_are_apart, open_comm, close_comm)
 {
     const struct buffer buffers[] = {FIELD(struct sources_call, ret_rank, 20 * 4, 4),
                                      FIELD(struct sources_call, ret_token, 20 * 4, 4)};
     struct sources_call call = {NULL, NULL};
 
-    (void)state;
     open_plan(0, 10, 20, 30);
     TRY_PAIRS("ep_plan_get_sources", run_sources, &call, buffers, 2);
-}
-
-#define CASE(name) cmocka_unit_test_setup_teardown(name, open_comm, close_comm)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        CASE(dispatch_buffers_are_apart),    CASE(strided_scales_count_without_gaps),
-        CASE(empty_buffers_overlap_nothing), CASE(combine_buffers_are_apart),
-        CASE(ll_dispatch_buffers_are_apart), CASE(packed_scales_are_a_quarter),
-        CASE(ll_combine_buffers_are_apart),  CASE(layout_buffers_are_apart),
-        CASE(source_arrays_are_apart),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,7 +17,7 @@ static const struct audit_row *find(const char *name)
 #define FINE (-1)
 
 /* Each variable alone in an environment: its row, or none; and part of the text. */
-static void test_variables(void **state)
+TEST(test_variables)
 {
     static const struct {
         const char *setting;
@@ -80,7 +80,6 @@ static void test_variables(void **state)
         {"CUDA_DEVICE_ORDER=sideways", FINE, NULL},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char name[64];
         const struct audit_row *row;
@@ -111,9 +110,8 @@ static void make(const char *const *settings)
 }
 
 /* Harmful ones first, then by name; missing ones are included; one row for each variable. */
-static void test_order(void **state)
+TEST(test_order)
 {
-    (void)state;
     make((const char *const[]){"NVSHMEM_USE_GDRCOPY=1", "NVSHMEM_REMOTE_TRANSPORT=ibgda",
                                "NVSHMEM_ENABLE_NIC_PE_MAPPING=1", NULL});
     assert_int_equal(advised.audit->n, 5);
@@ -133,9 +131,8 @@ static void test_order(void **state)
  * Variables of epkit are in the same table; not setting them is not reported, and setting them does not count as use of
  * NVSHMEM, NCCL or DeepEP.
  */
-static void test_own(void **state)
+TEST(test_own)
 {
-    (void)state;
     make((const char *const[]){"EPKIT_BACKEND=gpu", "EPKIT_VERBS_DEVCE=mlx5_0", "EPKIT_VERBS_GID_INDEX=256",
                                "EPKIT_VERBS_DEVICE=mlx5_0,mlx5_9:1", "EPKIT_TIMEOUT_MS=", "EPKIT_LAUNCH=1",
                                "EPKIT_SECRET=x", "NO_COLOR=1", NULL});
@@ -165,9 +162,8 @@ static void test_own(void **state)
 }
 
 /* With a list of one NIC the mapping has no effect, as there is a single candidate. */
-static void test_mapping_with_list(void **state)
+TEST(test_mapping_with_list)
 {
-    (void)state;
     make((const char *const[]){"NVSHMEM_ENABLE_NIC_PE_MAPPING=1", "NVSHMEM_HCA_LIST=mlx5_2:1", NULL});
     assert_null(find("NVSHMEM_ENABLE_NIC_PE_MAPPING"));
     advised_done(&advised);
@@ -176,9 +172,8 @@ static void test_mapping_with_list(void **state)
     advised_done(&advised);
 }
 
-static void test_ranks(void **state)
+TEST(test_ranks)
 {
-    (void)state;
     make((const char *const[]){"LOCAL_RANK=2", "LOCAL_WORLD_SIZE=4", "NVSHMEM_HCA_LIST=mlx5_2", NULL});
     assert_null(find("NVSHMEM_HCA_LIST"));
     advised_done(&advised);
@@ -194,17 +189,15 @@ static void test_ranks(void **state)
 }
 
 /* The variables that 'epkit env' sets pass the audit. */
-static void test_advised(void **state)
+TEST(test_advised)
 {
-    (void)state;
     make((const char *const[]){"NVSHMEM_IB_ENABLE_IBGDA=1", "NVSHMEM_IBGDA_NIC_HANDLER=gpu", NULL});
     assert_int_equal(advised.audit->n, 0);
     advised_done(&advised);
 }
 
-static void test_net_without_its_plugin(void **state)
+TEST(test_net_without_its_plugin)
 {
-    (void)state;
     advised_init(&advised);
     advised.software.nccl.plugin.state = SOURCE_ABSENT;
     advised_env(&advised, "NCCL_NET=gIB");
@@ -219,9 +212,8 @@ static void test_net_without_its_plugin(void **state)
     advised_done(&advised);
 }
 
-static void test_gib(void **state)
+TEST(test_gib)
 {
-    (void)state;
     advised_init(&advised);
     advised.software.nccl.gib = "/usr/local/gib";
     advised.software.nccl.plugin.state = SOURCE_OK;
@@ -238,9 +230,8 @@ static void test_gib(void **state)
 }
 
 /* A mapping that the installed DeepEP does not read, and one that shares NICs. */
-static void test_mapping(void **state)
+TEST(test_mapping)
 {
-    (void)state;
     advised_init(&advised);
     advised.software.deepep.n = 1;
     advised.software.deepep.copies[0] =
@@ -260,9 +251,8 @@ static void test_mapping(void **state)
 }
 
 /* Later versions of NVSHMEM may have unknown variables. */
-static void test_later_nvshmem(void **state)
+TEST(test_later_nvshmem)
 {
-    (void)state;
     advised_init(&advised);
     advised.software.nvshmem.version = "3.6.0";
     advised_env(&advised, "NVSHMEM_FUTURE=1");
@@ -272,11 +262,10 @@ static void test_later_nvshmem(void **state)
 }
 
 /* Values are untrusted text: they are made safe to print, and truncated. */
-static void test_hostile(void **state)
+TEST(test_hostile)
 {
     char long_value[4000] = "NVSHMEM_REMOTE_TRANSPORT=";
 
-    (void)state;
     memset(long_value + strlen(long_value), 'x', sizeof(long_value) - strlen(long_value) - 1);
     advised_init(&advised);
     advised_env(&advised, "NVSHMEM_DEBUG=\033[2J\xff\n");
@@ -302,12 +291,11 @@ static void test_hostile(void **state)
 }
 
 /* Many unknown variables: the number of rows and the time are bounded. */
-static void test_many(void **state)
+TEST(test_many)
 {
     char *environment;
     size_t n = 0, bytes = 1 << 20;
 
-    (void)state;
     advised_init(&advised);
     environment = malloc(bytes);
     assert_non_null(environment);
@@ -324,18 +312,4 @@ static void test_many(void **state)
     assert_int_equal(audit_make(&advised.hardware.topo, &advised.software, advised.advice, &advised.audit), EP_OK);
     assert_int_equal(advised.audit->n, AUDIT_MAX);
     advised_done(&advised);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_variables), cmocka_unit_test(test_order),
-        cmocka_unit_test(test_own),       cmocka_unit_test(test_mapping_with_list),
-        cmocka_unit_test(test_ranks),     cmocka_unit_test(test_advised),
-        cmocka_unit_test(test_gib),       cmocka_unit_test(test_net_without_its_plugin),
-        cmocka_unit_test(test_mapping),   cmocka_unit_test(test_later_nvshmem),
-        cmocka_unit_test(test_hostile),   cmocka_unit_test(test_many),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Arithmetic of the benchmark: statistics, accounting of bytes, the offsets of a routing, the oracle's patterns. */
+#include "unit.h"
+
 #include "cmd/bench/bench_case.h"
 #include "common/ranks/ranks_internal.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <epkit/numeric.h>
 
 const struct ranks_job ranks_jobs[] = {{0}};
@@ -22,11 +17,10 @@ static void assert_near(double value, double expected)
         fail_msg("%.12g instead of %.12g", value, expected);
 }
 
-static void quantiles_are_those_of_numpy(void **state)
+TEST(quantiles_are_those_of_numpy)
 {
     const double sorted[] = {1, 2, 4, 8, 16};
 
-    (void)state;
     assert_near(bench_quantile(sorted, 5, 0.5), 4);
     assert_near(bench_quantile(sorted, 5, 0.1), 1.4);
     assert_near(bench_quantile(sorted, 5, 0.9), 12.8);
@@ -36,12 +30,11 @@ static void quantiles_are_those_of_numpy(void **state)
     assert_near(bench_quantile(sorted, 1, 0.9), 1);
 }
 
-static void summary_sorts(void **state)
+TEST(summary_sorts)
 {
     double values[] = {5, 1, 3, 2, 4};
     struct bench_summary summary;
 
-    (void)state;
     bench_summarise(values, 5, &summary);
     assert_int_equal(summary.n, 5);
     assert_near(summary.median, 3);
@@ -55,31 +48,28 @@ static void summary_sorts(void **state)
 }
 
 /* A machine that slows down half-way: the ratio of each round stays 2, that of unrelated rounds would not. */
-static void median_ratio_pairs_the_rounds(void **state)
+TEST(median_ratio_pairs_the_rounds)
 {
     const double ours[] = {1, 1, 1, 10, 10};
     const double theirs[] = {2, 2, 2, 20, 20};
     double scratch[5];
 
-    (void)state;
     assert_near(bench_median_ratio(theirs, ours, 5, scratch), 2);
     assert_near(bench_median_ratio(theirs, ours, 0, scratch), 0);
 }
 
-static void window_spans_the_group(void **state)
+TEST(window_spans_the_group)
 {
     /* Two ranks, one after the other on one processor: neither takes more than 3 us, the group takes 6. */
     const struct bench_span spans[] = {{1000, 4000}, {4000, 7000}};
 
-    (void)state;
     assert_near(bench_window(spans, 2, 1), 6e-6);
     assert_near(bench_window(spans, 2, 0), 3e-6);
     assert_near(bench_window(spans, 1, 1), 3e-6);
 }
 
-static void rounds_fill_the_time(void **state)
+TEST(rounds_fill_the_time)
 {
-    (void)state;
     assert_int_equal(bench_rounds_for(0.01, 0.3, 5, 1000), 30);
     assert_int_equal(bench_rounds_for(0.011, 0.3, 5, 1000), 28);
     assert_int_equal(bench_rounds_for(1, 0.3, 5, 1000), 5);
@@ -88,13 +78,12 @@ static void rounds_fill_the_time(void **state)
 }
 
 /* A published figure: 2048 tokens, hidden 7168 on 8 B200; 10953 rows in 352 us are 446.09 GB/s. */
-static void rates_are_counted_as_deepep_counts(void **state)
+TEST(rates_are_counted_as_deepep_counts)
 {
     const struct bench_counts rank = {.recv = 10953};
     struct bench_counts sum = {0};
     struct bench_rates rates;
 
-    (void)state;
     assert_int_equal(bench_row_bytes(0, 7168), 14336);
     assert_int_equal(bench_row_bytes(1, 7168), 7392);
     for (int r = 0; r < 8; r++)
@@ -107,12 +96,11 @@ static void rates_are_counted_as_deepep_counts(void **state)
 }
 
 /* 81 GB/s printed on 2 nodes are 40.5 on the wire. */
-static void network_rates_of_two_nodes(void **state)
+TEST(network_rates_of_two_nodes)
 {
     const struct bench_counts rank = {.net = 1000, .own_node = 1000, .net_bytes = 1000 * 14336};
     struct bench_rates rates = bench_rates_of(&rank, 1, 14336, 2.0 * 1000 * 14336 / 81e9);
 
-    (void)state;
     assert_near(rates.printed, 81);
     assert_near(rates.net, 40.5);
 }
@@ -145,12 +133,11 @@ static void check_sent_is_received(const struct bench_route *from, const struct 
     assert_int_equal(row, start[1]);
 }
 
-static void routes_agree(void **state)
+TEST(routes_agree)
 {
     static const enum routing_kind kinds[] = {ROUTING_UNIFORM, ROUTING_DROPPED, ROUTING_EMPTY, ROUTING_ONE};
     struct bench_route routes[8];
 
-    (void)state;
     for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
         int64_t sent = 0, received = 0;
 
@@ -174,13 +161,12 @@ static void routes_agree(void **state)
 }
 
 /* In both layouts of the received rows, one row for each token and rank crosses the wire. */
-static void expanded_route_has_the_same_counts(void **state)
+TEST(expanded_route_has_the_same_counts)
 {
     const struct routing_spec spec = {.seed = 7, .n_ranks = 4, .n_tokens = 37, .topk = 4, .n_experts = 16};
     struct bench_route route, expanded;
     struct routing *routing;
 
-    (void)state;
     assert_true(routing_new(&spec, &routing, NULL));
     assert_true(bench_route_init(&route, routing, 1, 2, false));
     assert_true(bench_route_init(&expanded, routing, 1, 2, true));
@@ -192,7 +178,7 @@ static void expanded_route_has_the_same_counts(void **state)
     routing_free(routing);
 }
 
-static void meta_is_local(void **state)
+TEST(meta_is_local)
 {
     int32_t experts[] = {5, -1, 9, 4}, *of_ranks[] = {experts};
     float weights[] = {0.1f, 0.2f, 0.3f, 0.4f}, *weights_of_ranks[] = {weights};
@@ -202,19 +188,17 @@ static void meta_is_local(void **state)
     int32_t local[4];
     float local_weights[4];
 
-    (void)state;
     reference_row_selections(&group, 1, &(struct reference_row){0}, local, local_weights);
     assert_memory_equal(local, expected, sizeof(local));
     assert_memory_equal(local_weights, expected_weights, sizeof(local_weights));
 }
 
 /* One flipped bit anywhere is seen, and no pattern is the poison. */
-static void patterns_notice_every_bit(void **state)
+TEST(patterns_notice_every_bit)
 {
     static const size_t sizes[] = {16, 20, 224};
     unsigned char row[256];
 
-    (void)state;
     for (int kind = PATTERN_BF16; kind <= PATTERN_SCALES; kind++) {
         for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++) {
             memset(row, PATTERN_POISON, sizeof(row));
@@ -232,13 +216,12 @@ static void patterns_notice_every_bit(void **state)
     }
 }
 
-static void patterns_are_numbers(void **state)
+TEST(patterns_are_numbers)
 {
     uint16_t row[64];
     unsigned char fp8[128];
     float scales[64];
 
-    (void)state;
     pattern_fill(row, sizeof(row), PATTERN_BF16, 9);
     pattern_fill(fp8, sizeof(fp8), PATTERN_FP8, 9);
     pattern_fill(scales, sizeof(scales), PATTERN_SCALES, 9);
@@ -252,14 +235,13 @@ static void patterns_are_numbers(void **state)
 }
 
 /* The hand-written sum rounds as the library's conversion does, in every tail length. */
-static void reduce_is_exact(void **state)
+TEST(reduce_is_exact)
 {
     static const int counts[] = {1, 7, 16, 40, 64, 100, 7168};
     bench_reduce_fn reduce = bench_reduce_get();
     uint16_t *memory = calloc(6 * 7168, sizeof(*memory));
     const uint16_t *rows[5];
 
-    (void)state;
     assert_non_null(memory);
     for (int r = 0; r < 5; r++) {
         rows[r] = memory + (size_t)r * 7168;
@@ -285,12 +267,11 @@ static void reduce_is_exact(void **state)
     free(memory);
 }
 
-static void requests_survive_the_way(void **state)
+TEST(requests_survive_the_way)
 {
     struct bench_request request = BENCH_REQUEST_INIT, back;
     json_t *json;
 
-    (void)state;
     request.ops = BENCH_COMBINE | BENCH_LL;
     request.types = BENCH_FP8;
     request.routing = ROUTING_ZIPF;
@@ -321,12 +302,11 @@ static void requests_survive_the_way(void **state)
     json_decref(json);
 }
 
-static void impossible_requests_are_named(void **state)
+TEST(impossible_requests_are_named)
 {
     struct bench_request request = BENCH_REQUEST_INIT;
     char buffer[256];
 
-    (void)state;
     assert_null(bench_check(&request, 8, buffer, sizeof(buffer)));
     assert_non_null(strstr(bench_check(&request, 7, buffer, sizeof(buffer)), "256 experts"));
     request.topk = 64;
@@ -339,27 +319,4 @@ static void impossible_requests_are_named(void **state)
     assert_null(bench_check(&request, 8, buffer, sizeof(buffer)));
     request.types = BENCH_FP8;
     assert_non_null(strstr(bench_check(&request, 8, buffer, sizeof(buffer)), "fp8"));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(quantiles_are_those_of_numpy),
-        cmocka_unit_test(summary_sorts),
-        cmocka_unit_test(median_ratio_pairs_the_rounds),
-        cmocka_unit_test(window_spans_the_group),
-        cmocka_unit_test(rounds_fill_the_time),
-        cmocka_unit_test(rates_are_counted_as_deepep_counts),
-        cmocka_unit_test(network_rates_of_two_nodes),
-        cmocka_unit_test(routes_agree),
-        cmocka_unit_test(expanded_route_has_the_same_counts),
-        cmocka_unit_test(meta_is_local),
-        cmocka_unit_test(patterns_notice_every_bit),
-        cmocka_unit_test(patterns_are_numbers),
-        cmocka_unit_test(reduce_is_exact),
-        cmocka_unit_test(requests_survive_the_way),
-        cmocka_unit_test(impossible_requests_are_named),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

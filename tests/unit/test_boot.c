@@ -1,33 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* boot/shm.c: all-gathers of ranks that are threads or forked children: success, mismatch, late and missing ranks. */
+#include "unit.h"
+
 #include "base/error.h"
 
 #include <epkit/boot.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define MOST_THREADS 8
 #define TIMEOUT_MS 60000
 
 /* Longer than one block, to test several rounds and the reuse of both blocks. */
 static const size_t sizes[] = {8, 0, 1, 4095, 4096, 4097, 8192, 30000, 0, 3};
-
-static void sleep_ms(long ms)
-{
-    struct timespec span = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-
-    nanosleep(&span, NULL);
-}
 
 static unsigned char pattern(int rank, size_t call, size_t at)
 {
@@ -60,7 +48,7 @@ static int gather_many(const ep_boot *boot, int rounds)
     for (int round = 0; round < rounds; round++)
         for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
             if ((boot->rank + round) % 4 == 0 && i % 3 == 0)
-                sleep_ms(1);
+                unit_sleep_ms(1);
             wrong += gather_once(boot, (size_t)round * 16 + i, sizes[i]);
         }
     return wrong;
@@ -111,11 +99,10 @@ static void start_rank(struct rank *ranks, ep_boot_shm *place, int rank, void *(
     assert_int_equal(pthread_create(&ranks[rank].id, NULL, run, &ranks[rank]), 0);
 }
 
-static void threads_gather_blocks_of_any_size(void **state)
+TEST(threads_gather_blocks_of_any_size)
 {
     static const int counts[] = {1, 2, 3, MOST_THREADS};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
         struct rank ranks[MOST_THREADS] = {0};
         ep_boot_shm *place;
@@ -164,11 +151,10 @@ static bool name_missing_ranks(int timeout_ms)
 }
 
 /* On a loaded machine the second one may arrive after the first one has given up: then retry with more time. */
-static void missing_ranks_are_named(void **state)
+TEST(missing_ranks_are_named)
 {
     int timeout_ms = 300;
 
-    (void)state;
     while (!name_missing_ranks(timeout_ms)) {
         timeout_ms *= 2;
         assert_true(timeout_ms < TIMEOUT_MS);
@@ -199,24 +185,22 @@ static bool give_up_before_waiting_rank(int timeout_ms)
 }
 
 /* A waiting rank fails as well, long before its own deadline. */
-static void giving_up_wakes_waiting_ranks(void **state)
+TEST(giving_up_wakes_waiting_ranks)
 {
     int timeout_ms = 200;
 
-    (void)state;
     while (!give_up_before_waiting_rank(timeout_ms)) {
         timeout_ms *= 2;
         assert_true(timeout_ms < TIMEOUT_MS);
     }
 }
 
-static void different_sizes_are_a_mismatch(void **state)
+TEST(different_sizes_are_a_mismatch)
 {
     struct rank ranks[MOST_THREADS] = {0};
     ep_boot_shm *place;
     int with_sizes = 0;
 
-    (void)state;
     assert_int_equal(ep_boot_shm_new(3, &place), EP_OK);
     for (int rank = 0; rank < 3; rank++) {
         ranks[rank].timeout_ms = TIMEOUT_MS;
@@ -242,14 +226,13 @@ static void *join_thread(void *context)
 }
 
 /* Of many threads that join as rank 1 at the same time, one succeeds. */
-static void a_rank_joins_once(void **state)
+TEST(a_rank_joins_once)
 {
     struct rank ranks[MOST_THREADS] = {0};
     ep_boot_shm *place;
     ep_boot boot;
     int joined = 0;
 
-    (void)state;
     assert_int_equal(ep_boot_shm_new(2, &place), EP_OK);
     for (int i = 0; i < MOST_THREADS; i++)
         start_rank(ranks, place, i, join_thread);
@@ -267,13 +250,12 @@ static void a_rank_joins_once(void **state)
 
 /* --- processes --- */
 
-static void children_gather_blocks_of_any_size(void **state)
+TEST(children_gather_blocks_of_any_size)
 {
     enum { RANKS = 5 };
     ep_boot_shm *place;
     pid_t children[RANKS];
 
-    (void)state;
     assert_int_equal(ep_boot_shm_new(RANKS, &place), EP_OK);
     for (int rank = 0; rank < RANKS; rank++) {
         children[rank] = fork();
@@ -300,13 +282,12 @@ static void children_gather_blocks_of_any_size(void **state)
 
 /* --- one rank --- */
 
-static void long_lists_of_missing_ranks_are_truncated(void **state)
+TEST(long_lists_of_missing_ranks_are_truncated)
 {
     unsigned char *all = malloc(EP_MAX_RANKS);
     ep_boot_shm *place;
     ep_boot boot;
 
-    (void)state;
     assert_int_equal(ep_boot_shm_new(EP_MAX_RANKS, &place), EP_OK);
     assert_int_equal(ep_boot_shm_join(place, 2, &boot), EP_OK);
     assert_int_equal(boot.allgather(boot.context, "x", 1, 0, all), EP_E_TIMEOUT);
@@ -318,13 +299,12 @@ static void long_lists_of_missing_ranks_are_truncated(void **state)
     free(all);
 }
 
-static void bad_arguments_are_refused(void **state)
+TEST(bad_arguments_are_refused)
 {
     ep_boot_shm *place = NULL;
     ep_boot boot;
     char byte = 0;
 
-    (void)state;
     assert_int_equal(ep_boot_shm_new(1, NULL), EP_E_ARG);
     assert_int_equal(ep_boot_shm_new(0, &place), EP_E_ARG);
     assert_int_equal(ep_boot_shm_new(-1, &place), EP_E_ARG);
@@ -346,20 +326,4 @@ static void bad_arguments_are_refused(void **state)
     assert_int_equal(boot.allgather(boot.context, &byte, 1, -1, &byte), EP_E_ARG);
     ep_boot_shm_free(place);
     ep_boot_shm_free(NULL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(threads_gather_blocks_of_any_size),
-        cmocka_unit_test(children_gather_blocks_of_any_size),
-        cmocka_unit_test(missing_ranks_are_named),
-        cmocka_unit_test(giving_up_wakes_waiting_ranks),
-        cmocka_unit_test(different_sizes_are_a_mismatch),
-        cmocka_unit_test(a_rank_joins_once),
-        cmocka_unit_test(long_lists_of_missing_ranks_are_truncated),
-        cmocka_unit_test(bad_arguments_are_refused),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

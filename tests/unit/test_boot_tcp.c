@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The bootstrap over TCP, with ranks that are threads of this process or forked children, and with other programs. */
+#include "unit.h"
+
 #include "base/clock.h"
 #include "tcp/star.h"
 
@@ -8,16 +10,9 @@
 #include <net/if.h>
 #include <netinet/in.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define MOST_RANKS 8
 #define PATIENT_MS 60000 /* where all ranks arrive */
@@ -94,6 +89,15 @@ static void prepare(struct rank *ranks, int n, const char *address, int timeout_
         ranks[i].args.secret = "a secret of this test";
         ranks[i].args.timeout_ms = timeout_ms;
     }
+}
+
+/* At a free port of this host. */
+static void prepare_here(struct rank *ranks, int n, int timeout_ms)
+{
+    static char address[64];
+
+    snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
+    prepare(ranks, n, address, timeout_ms);
 }
 
 static void start(struct rank *rank)
@@ -178,7 +182,7 @@ static void fail_rank(struct rank *rank, ep_status status)
 
 /* --- addresses --- */
 
-static void test_endpoints(void **state)
+TEST(test_endpoints)
 {
     static const struct {
         const char *text, *host;
@@ -209,7 +213,6 @@ static void test_endpoints(void **state)
         {"a-host-name-that-is-too-long-for-the-room:1", NULL, 0},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         char host[32] = "";
         uint16_t port = 7;
@@ -262,14 +265,11 @@ static void check_gather(const char *host, int n)
 }
 
 /* The requested value must be equal on all ranks; LOCAL_WORLD_SIZE may differ, and then the hosts decide. */
-static void test_ranks_per_node(void **state)
+TEST(test_ranks_per_node)
 {
     struct rank ranks[4];
-    char address[64];
 
-    (void)state;
-    snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
-    prepare(ranks, 4, address, PATIENT_MS);
+    prepare_here(ranks, 4, PATIENT_MS);
     for (int i = 0; i < 4; i++)
         ranks[i].args.ranks_per_node = 2;
     run_all(ranks, 4);
@@ -286,13 +286,12 @@ static void test_ranks_per_node(void **state)
     }
 }
 
-static void test_gather(void **state)
+TEST(test_gather)
 {
     struct tcp_address v6 = {.family = AF_INET6, .bytes[15] = 1};
     uint16_t port;
     int fd;
 
-    (void)state;
     check_gather("127.0.0.1", 4);
     check_gather("localhost", 8);
     check_gather("127.0.0.1", 1);
@@ -309,11 +308,9 @@ static void test_gather(void **state)
 static enum answer miss_two_ranks(int timeout_ms)
 {
     struct rank ranks[5];
-    char address[64];
     enum answer answers[5] = {FITS};
 
-    snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
-    prepare(ranks, 5, address, timeout_ms);
+    prepare_here(ranks, 5, timeout_ms);
     for (int i = 0; i < 5; i += 2)
         start(&ranks[i]);
     for (int i = 0; i < 5; i += 2) {
@@ -326,18 +323,16 @@ static enum answer miss_two_ranks(int timeout_ms)
     return worst(answers[0], answers[2] > answers[4] ? answers[2] : answers[4]);
 }
 
-static void test_missing_ranks_are_named_on_all(void **state)
+TEST(test_missing_ranks_are_named_on_all)
 {
-    (void)state;
     with_deadline(miss_two_ranks);
 }
 
-static void test_no_rank_0(void **state)
+TEST(test_no_rank_0)
 {
     struct rank ranks[2];
     char address[64];
 
-    (void)state;
     snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
     prepare(ranks, 2, address, 300);
     start(&ranks[1]);
@@ -350,19 +345,16 @@ static void test_no_rank_0(void **state)
 static enum answer connect_with_another_secret(int timeout_ms)
 {
     struct rank ranks[2];
-    char address[64];
 
-    snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
-    prepare(ranks, 2, address, timeout_ms);
+    prepare_here(ranks, 2, timeout_ms);
     ranks[1].args.secret = "another one";
     run_all(ranks, 2);
     return worst(answer_of(&ranks[0], EP_E_TIMEOUT, "another secret", RANK(1), RANK(1)),
                  answer_of(&ranks[1], EP_E_TIMEOUT, "another secret", RANK(0), RANK(0)));
 }
 
-static void test_other_secret(void **state)
+TEST(test_other_secret)
 {
-    (void)state;
     with_deadline(connect_with_another_secret);
 }
 
@@ -381,47 +373,38 @@ static void expect_disagreement(struct rank *ranks, int n, const char *text)
 static void count_other_ranks(int other, int nranks, const char *text)
 {
     struct rank ranks[3];
-    char address[64];
 
-    snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
-    prepare(ranks, 3, address, PATIENT_MS);
+    prepare_here(ranks, 3, PATIENT_MS);
     ranks[other].args.nranks = nranks;
     run_all(ranks, 3);
     expect_disagreement(ranks, 3, text);
 }
 
-static void test_other_number_of_ranks(void **state)
+TEST(test_other_number_of_ranks)
 {
-    (void)state;
     count_other_ranks(2, 4, "ranks disagree: nranks is 3 on rank 0 and 4 on rank 2 (127.0.0.1:");
     count_other_ranks(1, 2, "ranks disagree: nranks is 3 on rank 0 and 2 on rank 1 (127.0.0.1:");
     count_other_ranks(0, 8, "ranks disagree: nranks is 8 on rank 0 and 3 on rank ");
 }
 
-static void test_rank_given_twice(void **state)
+TEST(test_rank_given_twice)
 {
     struct rank ranks[3];
-    char address[64];
 
-    (void)state;
-    snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
-    prepare(ranks, 3, address, PATIENT_MS);
+    prepare_here(ranks, 3, PATIENT_MS);
     ranks[2].args.rank = 1;
     run_all(ranks, 3);
     expect_disagreement(ranks, 3, "two processes are rank 1: 127.0.0.1:");
 }
 
 /* It detects itself that it cannot take part; the others are notified, and do not wait until their deadline. */
-static void test_invalid_rank(void **state)
+TEST(test_invalid_rank)
 {
     static const int bad[] = {3, -1};
     struct rank ranks[3];
-    char address[64];
 
-    (void)state;
     for (int i = 0; i < 2; i++) {
-        snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
-        prepare(ranks, 3, address, PATIENT_MS);
+        prepare_here(ranks, 3, PATIENT_MS);
         ranks[2].args.rank = bad[i];
         run_all(ranks, 3);
         expect_disagreement(ranks, 2, bad[i] == 3 ? " is rank 3 of 3, not in 0..2" : " is rank -1 of 3, not in 0..2");
@@ -430,14 +413,11 @@ static void test_invalid_rank(void **state)
     }
 }
 
-static void test_second_rank_0(void **state)
+TEST(test_second_rank_0)
 {
     struct rank ranks[3];
-    char address[64];
 
-    (void)state;
-    snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
-    prepare(ranks, 3, address, PATIENT_MS);
+    prepare_here(ranks, 3, PATIENT_MS);
     ranks[2].args.rank = 0;
     run_all(ranks, 3);
     /* Either of the two may get the port. */
@@ -468,7 +448,7 @@ static int connect_other_program(const struct tcp_address *to, size_t bytes, int
     return fd;
 }
 
-static void test_other_programs_change_nothing(void **state)
+TEST(test_other_programs_change_nothing)
 {
     enum { STRANGERS = 300 };
     static const size_t sizes[] = {0, 1, 63, 64, 96, 512};
@@ -478,7 +458,6 @@ static void test_other_programs_change_nothing(void **state)
     int fds[STRANGERS], probe = -1;
     char address[64];
 
-    (void)state;
     to.port = free_port();
     snprintf(address, sizeof(address), "127.0.0.1:%u", to.port);
     prepare(ranks, 3, address, PATIENT_MS);
@@ -537,10 +516,8 @@ static void gather_another_size(struct rank *rank, ep_boot_tcp *boot)
 static void run_with_last(void (*run)(struct rank *, ep_boot_tcp *), ep_status wanted, const char *text)
 {
     struct rank ranks[4];
-    char address[64];
 
-    snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
-    prepare(ranks, 4, address, PATIENT_MS);
+    prepare_here(ranks, 4, PATIENT_MS);
     for (int i = 0; i < 3; i++)
         ranks[i].run = gather_one;
     ranks[3].run = run;
@@ -552,29 +529,24 @@ static void run_with_last(void (*run)(struct rank *, ep_boot_tcp *), ep_status w
     }
 }
 
-static void test_rank_that_leaves(void **state)
+TEST(test_rank_that_leaves)
 {
-    (void)state;
     run_with_last(NULL, EP_E_PEER_LEFT, "rank 3 (127.0.0.1:");
 }
 
-static void test_other_size(void **state)
+TEST(test_other_size)
 {
-    (void)state;
     run_with_last(gather_another_size, EP_E_MISMATCH, "rank 0 gathers 4 bytes and rank 3 gathers 8");
 }
 
 /* The other ranks are threads of the parent, started after the fork. */
-static void test_rank_that_dies(void **state)
+TEST(test_rank_that_dies)
 {
     struct rank ranks[3];
-    char address[64];
     int code;
     pid_t child;
 
-    (void)state;
-    snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
-    prepare(ranks, 3, address, PATIENT_MS);
+    prepare_here(ranks, 3, PATIENT_MS);
     child = fork();
     assert_true(child >= 0);
     if (child == 0) {
@@ -621,21 +593,20 @@ static int authenticate(uint16_t port, int rank, int nranks)
         }
         if (result == TCP_HANDSHAKE_DONE)
             return hs.fd;
-        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+        unit_sleep_ms(10);
     }
     fail_msg("rank 0 did not listen");
     return -1;
 }
 
 /* Data that it sent before its death is still unread by rank 0. */
-static void test_rank_that_died_is_started_again(void **state)
+TEST(test_rank_that_died_is_started_again)
 {
     struct rank ranks[3];
     char address[64];
     uint16_t port = free_port();
     int fd;
 
-    (void)state;
     snprintf(address, sizeof(address), "127.0.0.1:%u", port);
     prepare(ranks, 3, address, PATIENT_MS);
     start(&ranks[0]);
@@ -654,7 +625,7 @@ static void test_rank_that_died_is_started_again(void **state)
 
 /* As an old address of rank 0's host name, or a proxy before its pod is ready: it accepts connections and sends
  * nothing. */
-static void test_silent_program_at_the_port_of_rank_0(void **state)
+TEST(test_silent_program_at_the_port_of_rank_0)
 {
     struct tcp_address any = {.family = AF_INET, .bytes = {127, 0, 0, 1}}, from;
     struct rank ranks[2];
@@ -662,7 +633,6 @@ static void test_silent_program_at_the_port_of_rank_0(void **state)
     uint16_t port;
     int listener, fd;
 
-    (void)state;
     assert_int_equal(tcp_listen(&any, 0, &listener, &port), EP_OK);
     snprintf(address, sizeof(address), "127.0.0.1:%u", port);
     prepare(ranks, 2, address, PATIENT_MS);
@@ -682,7 +652,7 @@ static void test_silent_program_at_the_port_of_rank_0(void **state)
 }
 
 /* It answers each connection in another protocol, until the rank gives up. */
-static void test_other_program_at_the_port_of_rank_0(void **state)
+TEST(test_other_program_at_the_port_of_rank_0)
 {
     struct tcp_address any = {.family = AF_INET, .bytes = {127, 0, 0, 1}}, from;
     static const char greeting[] = "HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
@@ -691,7 +661,6 @@ static void test_other_program_at_the_port_of_rank_0(void **state)
     uint16_t port;
     int listener, fds[10];
 
-    (void)state;
     assert_int_equal(tcp_listen(&any, 0, &listener, &port), EP_OK);
     snprintf(address, sizeof(address), "127.0.0.1:%u", port);
     prepare(ranks, 2, address, PATIENT_MS);
@@ -755,17 +724,14 @@ static pid_t fork_rank_0(struct rank *rank, int room, bool hard)
 }
 
 /* Long before the deadline: rank 0 cannot accept all connections, and notifies the ranks that connect. */
-static void test_rank_0_without_descriptors(void **state)
+TEST(test_rank_0_without_descriptors)
 {
     struct rank ranks[4];
-    char address[64];
     pid_t child;
     int code;
 
-    (void)state;
     for (int room = 1; room <= 4; room++) { /* only the listener, ..., one too few */
-        snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
-        prepare(ranks, 4, address, room == 1 ? SHORT_MS : PATIENT_MS);
+        prepare_here(ranks, 4, room == 1 ? SHORT_MS : PATIENT_MS);
         child = fork_rank_0(&ranks[0], room, true);
         for (int i = 3; i > 0; i--) {
             rank_main(&ranks[i]);
@@ -780,16 +746,13 @@ static void test_rank_0_without_descriptors(void **state)
 }
 
 /* A soft limit is raised as far as needed. */
-static void test_rank_0_raises_its_limit(void **state)
+TEST(test_rank_0_raises_its_limit)
 {
     struct rank ranks[4];
-    char address[64];
     pid_t child;
     int code;
 
-    (void)state;
-    snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
-    prepare(ranks, 4, address, PATIENT_MS);
+    prepare_here(ranks, 4, PATIENT_MS);
     child = fork_rank_0(&ranks[0], 2, false);
     for (int i = 1; i < 4; i++)
         start(&ranks[i]);
@@ -820,7 +783,7 @@ static void set_environment(const struct setting *settings)
         setenv(settings->name, settings->value, 1);
 }
 
-static void test_bad_environment(void **state)
+TEST(test_bad_environment)
 {
     static const struct {
         struct setting settings[6];
@@ -862,7 +825,6 @@ static void test_bad_environment(void **state)
     ep_boot_tcp_args args = EP_BOOT_TCP_ARGS_INIT;
     ep_boot_tcp *boot = NULL;
 
-    (void)state;
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         set_environment(rows[i].settings);
         assert_int_equal(ep_boot_tcp_new(&args, &boot), EP_E_ARG);
@@ -879,17 +841,14 @@ static void test_bad_environment(void **state)
 }
 
 /* A rank of an earlier job, with its secret and another number of ranks, is rejected. */
-static void test_rank_of_another_job(void **state)
+TEST(test_rank_of_another_job)
 {
     struct rank ranks[2];
-    char address[64];
     ep_boot_tcp *boot;
     pid_t child;
     int code;
 
-    (void)state;
-    snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
-    prepare(ranks, 2, address, PATIENT_MS);
+    prepare_here(ranks, 2, PATIENT_MS);
     set_environment((const struct setting[]){{"EPKIT_JOB_ID", "new"}, {0}});
     start(&ranks[0]);
     fflush(stdout);
@@ -913,14 +872,13 @@ static void test_rank_of_another_job(void **state)
     set_environment((const struct setting[]){{0}});
 }
 
-static void test_port_in_master_addr(void **state)
+TEST(test_port_in_master_addr)
 {
     ep_boot_tcp_args args = EP_BOOT_TCP_ARGS_INIT;
     struct setting settings[] = {{"WORLD_SIZE", "2"}, {"RANK", "1"}, {"MASTER_ADDR", NULL}, {0}};
     char address[64];
     ep_boot_tcp *boot;
 
-    (void)state;
     snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
     settings[2].value = address;
     set_environment(settings);
@@ -932,7 +890,7 @@ static void test_port_in_master_addr(void **state)
 }
 
 /* Rank 0 waits on a host that the others do not try to reach. */
-static void test_rank_0_on_another_host(void **state)
+TEST(test_rank_0_on_another_host)
 {
     static const char *const hosts[] = {"203.0.113.77", "127.0.0.1"};
     ep_boot_tcp_args args = EP_BOOT_TCP_ARGS_INIT;
@@ -940,7 +898,6 @@ static void test_rank_0_on_another_host(void **state)
     char port[16];
     ep_boot_tcp *boot;
 
-    (void)state;
     args.timeout_ms = 200;
     for (int i = 0; i < 2; i++) {
         snprintf(port, sizeof(port), "%u", free_port());
@@ -983,9 +940,8 @@ static enum answer resolve_bad_name(int timeout_ms)
 }
 
 /* The reason is that of the resolver, and the text names the variable to change. */
-static void test_unknown_host_name(void **state)
+TEST(test_unknown_host_name)
 {
-    (void)state;
     with_deadline(resolve_bad_name);
     set_environment((const struct setting[]){{0}});
 }
@@ -1050,20 +1006,18 @@ static void run_under_torchrun(const char *name)
     close(fd);
 }
 
-static void test_environment_of_torchrun(void **state)
+TEST(test_environment_of_torchrun)
 {
-    (void)state;
     run_under_torchrun("MASTER_ADDR");
     run_under_torchrun("EPKIT_ADDRESS");
 }
 
 /* All interfaces but some: as without a choice, loopback is not first. */
-static void test_all_but_some_interfaces(void **state)
+TEST(test_all_but_some_interfaces)
 {
     struct tcp_address plain[TCP_ADDRESSES], all_but[TCP_ADDRESSES];
     int n_plain, n_all_but;
 
-    (void)state;
     if (tcp_find_interfaces(NULL, NULL, plain, &n_plain) != EP_OK)
         skip();
     assert_int_equal(tcp_find_interfaces("^no-such-interface", NULL, all_but, &n_all_but), EP_OK);
@@ -1073,12 +1027,11 @@ static void test_all_but_some_interfaces(void **state)
 }
 
 /* The text says where the name is from, and which names there are. */
-static void test_interface_that_is_not_there(void **state)
+TEST(test_interface_that_is_not_there)
 {
     struct tcp_address found[TCP_ADDRESSES];
     int n;
 
-    (void)state;
     if (tcp_find_interfaces(NULL, NULL, found, &n) != EP_OK)
         skip();
     assert_int_equal(tcp_find_interfaces("no-such-interface", NULL, found, &n), EP_E_ARG);
@@ -1088,7 +1041,7 @@ static void test_interface_that_is_not_there(void **state)
 }
 
 /* Those of a machine whose first name is part of another one, each once although it has several addresses. */
-static void test_names_of_interfaces(void **state)
+TEST(test_names_of_interfaces)
 {
     static struct sockaddr_in four = {.sin_family = AF_INET};
     static struct sockaddr packet = {.sa_family = AF_PACKET};
@@ -1107,7 +1060,6 @@ static void test_names_of_interfaces(void **state)
     const char *have;
     int n;
 
-    (void)state;
     for (size_t i = 0; i + 1 < sizeof(list) / sizeof(list[0]); i++)
         list[i].ifa_next = &list[i + 1];
     fake_interfaces = list;
@@ -1120,13 +1072,12 @@ static void test_names_of_interfaces(void **state)
 
 /* Rejected by the rank itself, before it contacts another one. 203.0.113.0/24 is reserved for documentation (RFC 5737).
  */
-static void test_address_of_another_host(void **state)
+TEST(test_address_of_another_host)
 {
     static const char *const addresses[] = {"203.0.113.77", "0.0.0.0",         "::",     "224.0.0.1",
                                             "ff02::1",      "255.255.255.255", "fe80::1"};
     struct rank rank;
 
-    (void)state;
     for (size_t i = 0; i < sizeof(addresses) / sizeof(addresses[0]); i++) {
         prepare(&rank, 1, "127.0.0.1:1", PATIENT_MS);
         rank.args.interface = addresses[i];
@@ -1140,52 +1091,13 @@ static void test_address_of_another_host(void **state)
 }
 
 /* What is left after an ep_boot_tcp_new() that has failed. */
-static void test_no_bootstrap(void **state)
+TEST(test_no_bootstrap)
 {
     ep_comm *comm = NULL;
 
-    (void)state;
     assert_null(ep_boot_tcp_get(NULL));
     assert_int_equal(ep_boot_tcp_get_dropped(NULL), 0);
     ep_boot_tcp_free(NULL);
     assert_int_equal(ep_comm_new(ep_boot_tcp_get(NULL), NULL, &comm), EP_E_ARG);
     assert_non_null(strstr(ep_last_error(), "boot is NULL"));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_environment_of_torchrun), /* these fork, so before any thread */
-        cmocka_unit_test(test_rank_that_dies),
-        cmocka_unit_test(test_rank_0_without_descriptors),
-        cmocka_unit_test(test_rank_0_raises_its_limit),
-        cmocka_unit_test(test_bad_environment),
-        cmocka_unit_test(test_no_bootstrap),
-        cmocka_unit_test(test_unknown_host_name),
-        cmocka_unit_test(test_rank_of_another_job),
-        cmocka_unit_test(test_port_in_master_addr),
-        cmocka_unit_test(test_rank_0_on_another_host),
-        cmocka_unit_test(test_endpoints),
-        cmocka_unit_test(test_all_but_some_interfaces),
-        cmocka_unit_test(test_interface_that_is_not_there),
-        cmocka_unit_test(test_names_of_interfaces),
-        cmocka_unit_test(test_address_of_another_host),
-        cmocka_unit_test(test_gather),
-        cmocka_unit_test(test_ranks_per_node),
-        cmocka_unit_test(test_missing_ranks_are_named_on_all),
-        cmocka_unit_test(test_no_rank_0),
-        cmocka_unit_test(test_other_secret),
-        cmocka_unit_test(test_other_number_of_ranks),
-        cmocka_unit_test(test_rank_given_twice),
-        cmocka_unit_test(test_invalid_rank),
-        cmocka_unit_test(test_second_rank_0),
-        cmocka_unit_test(test_other_programs_change_nothing),
-        cmocka_unit_test(test_rank_that_leaves),
-        cmocka_unit_test(test_other_size),
-        cmocka_unit_test(test_rank_that_died_is_started_again),
-        cmocka_unit_test(test_silent_program_at_the_port_of_rank_0),
-        cmocka_unit_test(test_other_program_at_the_port_of_rank_0),
-    };
-
-    return cmocka_run_group_tests_name("boot_tcp", tests, NULL, NULL);
 }

@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The output of text_clean() for terminals, and that characters are never split. */
+#include "unit.h"
+
 #include "common/clean.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-static void hidden_characters_are_replaced(void **state)
+TEST(hidden_characters_are_replaced)
 {
     static const struct {
         const char *text, *wanted;
@@ -32,16 +27,14 @@ static void hidden_characters_are_replaced(void **state)
     };
     char text[64];
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         text_clean(cases[i].text, text, sizeof(text));
         assert_string_equal(text, cases[i].wanted);
     }
 }
 
-static void all_hidden_characters_are_known(void **state)
+TEST(all_hidden_characters_are_known)
 {
-    (void)state;
     for (uint32_t code = 0; code < 0xa0; code++)
         assert_int_equal(text_is_printable(code), code >= 0x20 && code < 0x7f);
     for (uint32_t code = 0x200b; code <= 0x200f; code++)
@@ -56,11 +49,10 @@ static void all_hidden_characters_are_known(void **state)
     assert_true(text_is_printable(0x4e2d));
 }
 
-static void a_cut_text_ends_with_a_whole_character(void **state)
+TEST(a_cut_text_ends_with_a_whole_character)
 {
     static const char whole[] = "a\xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80z";
 
-    (void)state;
     for (size_t bytes = 0; bytes < sizeof(whole); bytes++) {
         char text[sizeof(whole)], clean[sizeof(whole)];
 
@@ -73,15 +65,4 @@ static void a_cut_text_ends_with_a_whole_character(void **state)
         text_clean(whole, clean, bytes + 1);
         assert_null(strchr(clean, '?'));
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(hidden_characters_are_replaced),
-        cmocka_unit_test(all_hidden_characters_are_known),
-        cmocka_unit_test(a_cut_text_ends_with_a_whole_character),
-    };
-
-    return cmocka_run_group_tests_name("clean", tests, NULL, NULL);
 }

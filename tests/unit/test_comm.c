@@ -1,13 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Creation, failure and shrink of a communicator, with a mock backend. test_config.c tests its configuration. */
 #include "mock_backend.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "unit.h"
 
 static ep_comm *comm;
 
@@ -32,12 +26,11 @@ static int close_comm(void **state)
     return mock.closed != closed + 1;
 }
 
-static void info_and_stats_are_those_of_the_rank(void **state)
+TEST_WITH(info_and_stats_are_those_of_the_rank, open_comm, close_comm)
 {
     ep_comm_info info = {.size = sizeof(info)};
     ep_stats stats = {.size = sizeof(stats)};
 
-    (void)state;
     assert_int_equal(ep_comm_get_info(comm, &info), EP_OK);
     assert_int_equal(info.rank, 2);
     assert_int_equal(info.nranks, 4);
@@ -56,13 +49,12 @@ static void info_and_stats_are_those_of_the_rank(void **state)
     assert_int_equal(stats.size, sizeof(stats));
 }
 
-static void a_backend_that_does_not_open_leaves_nothing(void **state)
+TEST_WITH(a_backend_that_does_not_open_leaves_nothing, open_comm, close_comm)
 {
     ep_boot boot = mock_boot(0, 2);
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm *made = NULL;
 
-    (void)state;
     config.backend = "host";
     mock.open_answer = EP_E_MEMORY;
     assert_int_equal(ep_comm_new(&boot, &config, &made), EP_E_MEMORY);
@@ -81,9 +73,8 @@ static ep_status fail_barrier(ep_status answer, const char *text)
 }
 
 /* Errors of the caller and of the machine are recorded as text, but the communicator does not fail. */
-static void errors_below_300_do_not_fail_it(void **state)
+TEST_WITH(errors_below_300_do_not_fail_it, open_comm, close_comm)
 {
-    (void)state;
     assert_string_equal(ep_comm_last_error(comm), "");
     assert_int_equal(fail_barrier(EP_E_MEMORY, "no memory"), EP_E_MEMORY);
     assert_string_equal(ep_comm_last_error(comm), "no memory");
@@ -95,7 +86,7 @@ static void errors_below_300_do_not_fail_it(void **state)
 }
 
 /* Each collective call returns the first fatal status at once, with its reason, and does not call the backend. */
-static void a_fatal_error_is_permanent(void **state)
+TEST_WITH(a_fatal_error_is_permanent, open_comm, close_comm)
 {
     ep_plan_args plan_args = EP_PLAN_ARGS_INIT;
     ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
@@ -114,7 +105,6 @@ static void a_fatal_error_is_permanent(void **state)
         assert_string_equal(ep_last_error(), name ": the communicator has failed before: rank 3 died");                \
         assert_string_equal(ep_comm_last_error(comm), ep_last_error());                                                \
     } while (0)
-    (void)state;
     assert_int_equal(fail_barrier(EP_E_PEER_DEAD, "rank 3 died"), EP_E_PEER_DEAD);
     assert_int_equal(ep_comm_async_error(comm), EP_E_PEER_DEAD);
     assert_string_equal(ep_comm_last_error(comm), "rank 3 died");
@@ -137,9 +127,8 @@ static void a_fatal_error_is_permanent(void **state)
 }
 
 /* Asynchronous work may fail at any time; later failures report the first one and its reason. */
-static void the_first_fatal_error_wins(void **state)
+TEST_WITH(the_first_fatal_error_wins, open_comm, close_comm)
 {
-    (void)state;
     assert_int_equal(ep_comm_record(comm, EP_OK), EP_OK);
     ep_comm_record(comm, ep_fail(EP_E_TIMEOUT, "rank 1 is late"));
     assert_int_equal(ep_comm_record(comm, ep_fail(EP_E_ABORTED, "rank 0 aborted")), EP_E_TIMEOUT);
@@ -151,9 +140,8 @@ static void the_first_fatal_error_wins(void **state)
 }
 
 /* A backend may set `failed` to any status; its text stays the reason, too. */
-static void a_backend_fails_it_with_any_status(void **state)
+TEST_WITH(a_backend_fails_it_with_any_status, open_comm, close_comm)
 {
-    (void)state;
     ep_comm_record(comm, ep_fail(EP_E_ROUTING, "a token has an expert twice"));
     assert_int_equal(ep_comm_async_error(comm), EP_OK);
     atomic_store(&comm->failed, (int)EP_E_ROUTING);
@@ -163,9 +151,8 @@ static void a_backend_fails_it_with_any_status(void **state)
 }
 
 /* abort() may be called in a signal handler, which cannot set a reason. */
-static void an_abort_needs_no_reason(void **state)
+TEST_WITH(an_abort_needs_no_reason, open_comm, close_comm)
 {
-    (void)state;
     ep_comm_abort(comm);
     assert_int_equal(ep_comm_async_error(comm), EP_E_ABORTED);
     assert_int_equal(ep_comm_barrier(comm), EP_E_ABORTED);
@@ -173,12 +160,11 @@ static void an_abort_needs_no_reason(void **state)
 }
 
 /* The status of an event does not fail the communicator: a timeout of the wait is not a late peer. */
-static void waiting_for_events_fails_nothing(void **state)
+TEST_WITH(waiting_for_events_fails_nothing, open_comm, close_comm)
 {
     ep_event *event;
     int done;
 
-    (void)state;
     assert_int_equal(ep_event_new(comm, &event), EP_OK);
     mock.answer = EP_E_TIMEOUT;
     assert_int_equal(ep_event_wait(event, 1), EP_E_TIMEOUT);
@@ -198,11 +184,10 @@ static void *record_often(void *context)
 }
 
 /* A worker fails while the caller reads: texts are complete, and ThreadSanitizer finds no data race. */
-static void texts_are_complete_in_two_threads(void **state)
+TEST_WITH(texts_are_complete_in_two_threads, open_comm, close_comm)
 {
     pthread_t worker;
 
-    (void)state;
     ep_comm_record(comm, ep_fail(EP_E_MEMORY, "one text, whole"));
     assert_int_equal(pthread_create(&worker, NULL, record_often, comm), 0);
     for (int i = 0; i < 2000; i++) {
@@ -215,12 +200,11 @@ static void texts_are_complete_in_two_threads(void **state)
 
 /* --- shrink --- */
 
-static void shrink_creates_a_new_group(void **state)
+TEST_WITH(shrink_creates_a_new_group, open_comm, close_comm)
 {
     ep_comm_info info = {.size = sizeof(info)};
     ep_comm *next = NULL, *newest = NULL;
 
-    (void)state;
     fail_barrier(EP_E_PEER_DEAD, "rank 3 died");
     mock.answer = EP_OK;
     mock.survivors = 3;
@@ -248,12 +232,11 @@ static void shrink_creates_a_new_group(void **state)
     ep_comm_free(next);
 }
 
-static void shrink_checks_its_configuration(void **state)
+TEST_WITH(shrink_checks_its_configuration, open_comm, close_comm)
 {
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm *next = NULL;
 
-    (void)state;
     config.channels = 99;
     assert_int_equal(ep_comm_shrink(comm, &config, &next), EP_E_ARG);
     assert_non_null(strstr(ep_comm_last_error(comm), "ep_comm_shrink: channels is 99"));
@@ -267,25 +250,4 @@ static void shrink_checks_its_configuration(void **state)
     assert_int_equal(ep_comm_shrink(comm, &config, &next), EP_E_EXCLUDED);
     assert_null(next);
     assert_int_equal(ep_comm_async_error(comm), EP_E_EXCLUDED);
-}
-
-#define CASE(name) cmocka_unit_test_setup_teardown(name, open_comm, close_comm)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        CASE(info_and_stats_are_those_of_the_rank),
-        CASE(a_backend_that_does_not_open_leaves_nothing),
-        CASE(errors_below_300_do_not_fail_it),
-        CASE(a_fatal_error_is_permanent),
-        CASE(the_first_fatal_error_wins),
-        CASE(a_backend_fails_it_with_any_status),
-        CASE(an_abort_needs_no_reason),
-        CASE(waiting_for_events_fails_nothing),
-        CASE(texts_are_complete_in_two_threads),
-        CASE(shrink_creates_a_new_group),
-        CASE(shrink_checks_its_configuration),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,17 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Configuration, environment, and the agreement of the ranks; with a mock backend. */
 #include "base/locality.h"
-#include "common/ranks/local_ranks.h"
 #include "mock_backend.h"
 #include "net/net.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "ranks.h"
 
 #define RANKS 4
 
@@ -58,11 +50,10 @@ static ep_comm_config defaults(void)
     return (ep_comm_config)EP_COMM_CONFIG_INIT;
 }
 
-static void defaults_are_filled_in(void **state)
+TEST_WITH(defaults_are_filled_in, reset, NULL)
 {
     ep_comm *comm;
 
-    (void)state;
     ep_fail(EP_OK, "an older error");
     assert_int_equal(create(NULL, &comm), EP_OK);
     assert_string_equal(ep_last_error(), "an older error");
@@ -77,7 +68,7 @@ static void defaults_are_filled_in(void **state)
 
 /* --- environment --- */
 
-static void timeout_comes_from_the_environment(void **state)
+TEST_WITH(timeout_comes_from_the_environment, reset, NULL)
 {
     static const struct {
         const char *text;
@@ -92,7 +83,6 @@ static void timeout_comes_from_the_environment(void **state)
     ep_comm_config config = defaults();
     ep_comm *comm;
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         ep_status status;
 
@@ -115,12 +105,11 @@ static void timeout_comes_from_the_environment(void **state)
     ep_comm_free(comm);
 }
 
-static void backend_comes_from_the_environment(void **state)
+TEST_WITH(backend_comes_from_the_environment, reset, NULL)
 {
     ep_comm_config config = defaults();
     ep_comm *comm;
 
-    (void)state;
     setenv("EPKIT_BACKEND", "opencl", 1);
     assert_int_equal(create(NULL, &comm), EP_E_ARG);
     assert_string_equal(ep_last_error(),
@@ -132,7 +121,7 @@ static void backend_comes_from_the_environment(void **state)
 
 /* --- bad configurations --- */
 
-static void bad_configurations_are_refused(void **state)
+TEST_WITH(bad_configurations_are_refused, reset, NULL)
 {
 #define CONFIG(...)                                                                                                    \
     {                                                                                                                  \
@@ -159,7 +148,6 @@ static void bad_configurations_are_refused(void **state)
         {CONFIG(.network = ""), EP_E_UNSUPPORTED, "network \"\""},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         ep_comm *comm = NULL;
 
@@ -171,12 +159,11 @@ static void bad_configurations_are_refused(void **state)
     assert_int_equal(mock.opened, 0);
 }
 
-static void bad_bootstraps_are_refused(void **state)
+TEST_WITH(bad_bootstraps_are_refused, reset, NULL)
 {
     ep_boot good = mock_boot(0, 1), bad;
     ep_comm *comm = NULL;
 
-    (void)state;
     assert_int_equal(ep_comm_new(NULL, NULL, &comm), EP_E_ARG);
     assert_string_equal(ep_last_error(), "ep_comm_new: boot is NULL");
     bad = good;
@@ -204,14 +191,13 @@ static void bad_bootstraps_are_refused(void **state)
     assert_int_equal(mock.opened, 0);
 }
 
-static void a_bootstrap_may_provide_a_network(void **state)
+TEST_WITH(a_bootstrap_may_provide_a_network, reset, NULL)
 {
     struct ep_net_provider provider = {.abi = EP_NET_ABI, .name = "pigeons"};
     ep_comm_config config = defaults();
     ep_boot boot = mock_boot(0, RANKS);
     ep_comm *comm;
 
-    (void)state;
     boot.network = &provider;
     config.ranks_per_node = 2;
     assert_int_equal(ep_comm_new(&boot, &config, &comm), EP_OK);
@@ -279,22 +265,14 @@ static void init_scenario(struct scenario *scenario)
 
 static void run_scenario(struct scenario *scenario)
 {
-    ep_launch_args args = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[RANKS];
-
-    args.mode = EP_LAUNCH_THREADS;
-    args.nranks = RANKS;
-    args.run = run_rank;
-    args.argument = scenario;
     mock.opened = 0;
-    assert_int_equal(ep_launch(&args, exits), EP_OK);
+    unit_run_threads(RANKS, run_rank, scenario);
 }
 
-static void ranks_that_agree_get_communicators(void **state)
+TEST_WITH(ranks_that_agree_get_communicators, reset, NULL)
 {
     struct scenario scenario;
 
-    (void)state;
     init_scenario(&scenario);
     /* These may differ, and an explicit default equals an unset field. */
     scenario.config[1].timeout_ms = 59000;
@@ -323,11 +301,10 @@ static void expect_same_mismatch(struct scenario *scenario, const char *text)
     }
 }
 
-static void a_mismatch_is_named_on_all_ranks(void **state)
+TEST_WITH(a_mismatch_is_named_on_all_ranks, reset, NULL)
 {
     struct scenario scenario;
 
-    (void)state;
     init_scenario(&scenario);
     scenario.config[3].ranks_per_node = 2;
     expect_same_mismatch(&scenario,
@@ -374,7 +351,7 @@ static void expect_nodes(struct scenario *scenario, int ranks_per_node, const ch
     }
 }
 
-static void nodes_are_found_from_the_hosts(void **state)
+TEST_WITH(nodes_are_found_from_the_hosts, reset, NULL)
 {
     static const struct {
         const char *places[RANKS];
@@ -398,7 +375,6 @@ static void nodes_are_found_from_the_hosts(void **state)
     };
     struct scenario scenario;
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         set_hosts(cases[i].places);
         init_scenario(&scenario);
@@ -406,13 +382,12 @@ static void nodes_are_found_from_the_hosts(void **state)
     }
 }
 
-static void nodes_come_from_the_caller_or_the_bootstrap(void **state)
+TEST_WITH(nodes_come_from_the_caller_or_the_bootstrap, reset, NULL)
 {
     static const char *const two_hosts[RANKS] = {"app", "app", "bpp", "bpp"};
     static const struct ep_net_provider pigeons = {.abi = EP_NET_ABI, .name = "pigeons"};
     struct scenario scenario;
 
-    (void)state;
     set_hosts(two_hosts);
     init_scenario(&scenario);
     for (int rank = 0; rank < RANKS; rank++)
@@ -439,7 +414,7 @@ static void nodes_come_from_the_caller_or_the_bootstrap(void **state)
     expect_nodes(&scenario, 2, "emulated");
 }
 
-static void hosts_without_equal_nodes_are_named(void **state)
+TEST_WITH(hosts_without_equal_nodes_are_named, reset, NULL)
 {
     static const struct {
         const char *places[RANKS], *why;
@@ -453,7 +428,6 @@ static void hosts_without_equal_nodes_are_named(void **state)
     struct scenario scenario;
     char text[EP_ERROR_TEXT_BYTES];
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         set_hosts(cases[i].places);
         init_scenario(&scenario);
@@ -472,12 +446,11 @@ static void hosts_without_equal_nodes_are_named(void **state)
     }
 }
 
-static void mismatched_nodes_name_their_source(void **state)
+TEST_WITH(mismatched_nodes_name_their_source, reset, NULL)
 {
     static const char *const two_hosts[RANKS] = {"app", "app", "bpp", "bpp"};
     struct scenario scenario;
 
-    (void)state;
     set_hosts(two_hosts);
     init_scenario(&scenario);
     scenario.config[3].ranks_per_node = 1;
@@ -494,11 +467,10 @@ static void mismatched_nodes_name_their_source(void **state)
 }
 
 /* No rank waits (EP_E_TIMEOUT) for a rank with an invalid configuration; that rank reports its own reason. */
-static void a_bad_rank_is_named_by_the_others(void **state)
+TEST_WITH(a_bad_rank_is_named_by_the_others, reset, NULL)
 {
     struct scenario scenario;
 
-    (void)state;
     init_scenario(&scenario);
     scenario.config[1].channels = 3; /* a mismatch as well, but of lower precedence */
     scenario.config[2].channels = 99;
@@ -555,13 +527,12 @@ static void expect_tampered(struct tamper tamper, ep_status status, const char *
     assert_int_equal(mock.opened, 0);
 }
 
-static void other_libraries_and_bad_bootstraps_are_detected(void **state)
+TEST_WITH(other_libraries_and_bad_bootstraps_are_detected, reset, NULL)
 {
     const uint32_t format = 99;
     const int32_t rank = 7;
     char text[200];
 
-    (void)state;
     snprintf(text, sizeof(text), "ep_comm_new: ranks disagree: library version is %s on rank 0 and 9.9.9 on rank 1",
              ep_version());
     expect_tampered((struct tamper){.offset = 8, .bytes = "9.9.9", .n = 6}, EP_E_MISMATCH, text);
@@ -577,7 +548,7 @@ static void other_libraries_and_bad_bootstraps_are_detected(void **state)
 
 /* --- the emulated network, which is not in the public configuration --- */
 
-static void emulations_are_checked(void **state)
+TEST_WITH(emulations_are_checked, reset, NULL)
 {
     static const struct {
         ep_net_emulation emulation;
@@ -590,7 +561,6 @@ static void emulations_are_checked(void **state)
     ep_net_emulation good = {.seed = 7, .delay_us = 5};
     ep_comm *comm;
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         ep_net_emulate(&cases[i].emulation);
         assert_int_equal(create(NULL, &comm), EP_E_ARG);
@@ -604,29 +574,4 @@ static void emulations_are_checked(void **state)
     assert_int_equal(create(NULL, &comm), EP_OK);
     assert_int_equal(comm->emulation.delay_us, 0);
     ep_comm_free(comm);
-}
-
-#define CASE(name) cmocka_unit_test_setup(name, reset)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        CASE(emulations_are_checked),
-        CASE(defaults_are_filled_in),
-        CASE(timeout_comes_from_the_environment),
-        CASE(backend_comes_from_the_environment),
-        CASE(bad_configurations_are_refused),
-        CASE(bad_bootstraps_are_refused),
-        CASE(a_bootstrap_may_provide_a_network),
-        CASE(ranks_that_agree_get_communicators),
-        CASE(a_mismatch_is_named_on_all_ranks),
-        CASE(nodes_are_found_from_the_hosts),
-        CASE(nodes_come_from_the_caller_or_the_bootstrap),
-        CASE(hosts_without_equal_nodes_are_named),
-        CASE(mismatched_nodes_name_their_source),
-        CASE(a_bad_rank_is_named_by_the_others),
-        CASE(other_libraries_and_bad_bootstraps_are_detected),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -22,9 +22,8 @@ static size_t row_of(bool rdma, const char *file)
     return 0;
 }
 
-static void rows_are_sound(void **state)
+TEST(rows_are_sound)
 {
-    (void)state;
     for (int rdma = 0; rdma < 2; rdma++) {
         struct counter_rows rows = counter_rows(rdma);
         int kinds[COUNTER_CONGESTION + 1] = {0};
@@ -44,7 +43,7 @@ static void rows_are_sound(void **state)
     }
 }
 
-static void amounts(void **state)
+TEST(amounts)
 {
     static const struct {
         uint64_t before, after, moved;
@@ -72,7 +71,6 @@ static void amounts(void **state)
     };
     size_t packets = row_of(true, "port_xmit_packets");
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct counter_sample before = {0}, after = {0};
         uint64_t amount = 99;
@@ -108,20 +106,18 @@ static uint64_t bytes_of(const struct counter_device *device, const char *file, 
     return amount;
 }
 
-static void words_and_bytes(void **state)
+TEST(words_and_bytes)
 {
-    (void)state;
     assert_int_equal(bytes_of(&port, "port_xmit_data", 100, 110), 40);
     assert_int_equal(bytes_of(&port, "port_rcv_data", 0xfffffffe, 3), 20);
     assert_int_equal(bytes_of(&interface, "tx_bytes", 100, 110), 10);
     assert_int_equal(bytes_of(&port, "port_rcv_data", 0, UINT64_MAX / 2), UINT64_MAX);
 }
 
-static void may_wrap(void **state)
+TEST(may_wrap)
 {
     struct counter_sample sample = {0};
 
-    (void)state;
     assert_false(counter_may_wrap(&port, &sample));
     sample.known[row_of(true, "port_xmit_packets")] = true;
     assert_false(counter_may_wrap(&port, &sample));
@@ -156,13 +152,12 @@ static void __attribute__((format(printf, 2, 3))) put(const char *text, const ch
     fclose(file);
 }
 
-static void read_files(void **state)
+TEST(read_files)
 {
     struct counter_sample sample;
     struct source *source;
     char command[PATH_MAX + 16];
 
-    (void)state;
     temp_template("counters", folder);
     assert_non_null(mkdtemp(folder));
     put("18446744073709551615\n", "/sys/class/infiniband/mlx5_0/ports/2/counters/port_xmit_data");
@@ -194,11 +189,10 @@ static void read_files(void **state)
 }
 
 /* The loopback interface of this machine, a missing interface, and an invalid name. */
-static void drivers_are_asked(void **state)
+TEST(drivers_are_asked)
 {
     static const char *const names[] = {"lo", "epkit-none", "an-interface-with-a-name-too-long"};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         json_t *answer = ethtool_query((void *)names[i]), *value;
         const char *key;
@@ -209,31 +203,15 @@ static void drivers_are_asked(void **state)
     }
 }
 
-static void paths_of_an_interface(void **state)
+TEST(paths_of_an_interface)
 {
     struct counter_device roce = {.rdma = true, .nic = "mlx5_0", .port = 1, .netdev = "ens1np0"};
     char path[COUNTER_PATH_BYTES];
 
-    (void)state;
     assert_string_equal(counter_path(&roce, "net/carrier_down_count", path),
                         "/sys/class/net/ens1np0/carrier_down_count");
     assert_string_equal(counter_path(&roce, "ethtool/rx_prio3_pause", path), "");
     assert_string_equal(counter_path(&roce, "symbol_error", path),
                         "/sys/class/infiniband/mlx5_0/ports/1/counters/symbol_error");
     assert_string_equal(counter_path(&port, "net/carrier_down_count", path), "");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_are_sound),
-        cmocka_unit_test(amounts),
-        cmocka_unit_test(words_and_bytes),
-        cmocka_unit_test(may_wrap),
-        cmocka_unit_test(read_files),
-        cmocka_unit_test(drivers_are_asked),
-        cmocka_unit_test(paths_of_an_interface),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -25,11 +25,10 @@ static void assert_sentence(const char *id, const char *text)
         fail_msg("%s: '%s' has what texts do not have", id, text);
 }
 
-static void test_every_check_is_complete(void **state)
+TEST(test_every_check_is_complete)
 {
     int last = 0;
 
-    (void)state;
     assert_non_null(doctor_checks[0]);
     for (size_t i = 0; doctor_checks[i]; i++) {
         const struct doctor_check *check = doctor_checks[i];
@@ -49,9 +48,8 @@ static void test_every_check_is_complete(void **state)
     }
 }
 
-static void test_ids_are_unique_and_found(void **state)
+TEST(test_ids_are_unique_and_found)
 {
-    (void)state;
     for (size_t i = 0; doctor_checks[i]; i++) {
         assert_ptr_equal(doctor_find(doctor_checks[i]->id), doctor_checks[i]);
         assert_int_equal(group_index(doctor_checks[i]->id), -1);
@@ -61,12 +59,11 @@ static void test_ids_are_unique_and_found(void **state)
 }
 
 /* The public table has a row for each mode, and names each check in the row of its mode. */
-static void test_the_table_names_every_check(void **state)
+TEST(test_the_table_names_every_check)
 {
     char line[4096], *table[MODES + 1] = {NULL};
     FILE *file = fopen(FAILURE_MODES, "r");
 
-    (void)state;
     assert_non_null(file);
     while (fgets(line, sizeof(line), file)) {
         int mode;
@@ -124,13 +121,12 @@ static void run_loud(const struct doctor_machine *machine, struct doctor_result 
 
 static const char *const no_links[] = {"x", NULL};
 
-static void test_a_check_that_says_nothing_is_fine(void **state)
+TEST(test_a_check_that_says_nothing_is_fine)
 {
     static const struct doctor_check check = {.id = "x", .links = no_links, .run = run_nothing};
     static struct made made;
     struct doctor_result result;
 
-    (void)state;
     memset(&result, 0xff, sizeof(result));
     made_init(&made);
     made_open(&made);
@@ -144,13 +140,12 @@ static void test_a_check_that_says_nothing_is_fine(void **state)
     made_done(&made);
 }
 
-static void test_what_checks_say_is_clean_and_bounded(void **state)
+TEST(test_what_checks_say_is_clean_and_bounded)
 {
     static const struct doctor_check check = {.id = "x", .links = no_links, .run = run_loud};
     static struct made made;
     struct doctor_result result;
 
-    (void)state;
     made_init(&made);
     made_open(&made);
     doctor_run(&made.doctor, &check, &result);
@@ -163,13 +158,12 @@ static void test_what_checks_say_is_clean_and_bounded(void **state)
     made_done(&made);
 }
 
-static void test_an_empty_machine_has_no_findings(void **state)
+TEST(test_an_empty_machine_has_no_findings)
 {
     struct doctor_machine *machine = NULL;
     char folder[PATH_MAX];
     struct source *source;
 
-    (void)state;
     temp_template("empty", folder);
     assert_non_null(mkdtemp(folder));
     assert_int_equal(source_open(folder, &source), EP_OK);
@@ -184,18 +178,4 @@ static void test_an_empty_machine_has_no_findings(void **state)
     doctor_machine_free(machine);
     doctor_machine_free(NULL);
     assert_int_equal(rmdir(folder), 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_check_is_complete),
-        cmocka_unit_test(test_ids_are_unique_and_found),
-        cmocka_unit_test(test_the_table_names_every_check),
-        cmocka_unit_test(test_a_check_that_says_nothing_is_fine),
-        cmocka_unit_test(test_what_checks_say_is_clean_and_bounded),
-        cmocka_unit_test(test_an_empty_machine_has_no_findings),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

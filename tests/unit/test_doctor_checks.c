@@ -71,11 +71,10 @@ static void assert_whole(const struct doctor_result *result)
     assert_false(result->fix_is_safe && !*result->fix);
 }
 
-static void test_each_case_ends_as_it_should(void **state)
+TEST(test_each_case_ends_as_it_should)
 {
     static struct made made;
 
-    (void)state;
     for (size_t i = 0; i < n_cases; i++) {
         const struct doctor_check *check = doctor_find(cases[i].check);
         struct doctor_result result;
@@ -95,11 +94,10 @@ static void test_each_case_ends_as_it_should(void **state)
 }
 
 /* Each fault is reported by exactly one check. */
-static void test_a_fault_is_of_one_check(void **state)
+TEST(test_a_fault_is_of_one_check)
 {
     static struct made made;
 
-    (void)state;
     for (size_t i = 0; i < n_cases; i++) {
         if (cases[i].outcome != DOCTOR_FOUND)
             continue;
@@ -133,7 +131,7 @@ static struct doctor_result result_of(struct made *made, const char *check, void
 }
 
 /* --fix runs only commands that a reboot reverts. */
-static void test_fixes_that_are_safe(void **state)
+TEST(test_fixes_that_are_safe)
 {
     static const struct {
         const char *check, *change, *fix;
@@ -144,7 +142,6 @@ static void test_fixes_that_are_safe(void **state)
     };
     static struct made made;
 
-    (void)state;
     for (size_t i = 0; i < n_cases; i++) {
         struct doctor_result result = result_of(&made, cases[i].check, cases[i].change);
         bool is_listed = false;
@@ -174,9 +171,8 @@ static void assert_severity(const char *check, const char *change, enum doctor_s
     made_done(&made);
 }
 
-static void test_severity_is_earned(void **state)
+TEST(test_severity_is_earned)
 {
-    (void)state;
     assert_severity("gpu-errors", "ecc", DOCTOR_ERROR);
     assert_severity("gpu-errors", "remap_pending", DOCTOR_WARNING);
     assert_severity("gpu-errors", "xid_of_this_boot_in_a_file", DOCTOR_WARNING);
@@ -198,26 +194,14 @@ static void test_severity_is_earned(void **state)
 }
 
 /* Xids with the same number are counted, and attributed to the GPU at their address. */
-static void test_xids_are_counted(void **state)
+TEST(test_xids_are_counted)
 {
     static struct made made;
     struct doctor_result result = result_of(&made, "gpu-errors", change_of("gpu-errors", "xid"));
 
-    (void)state;
     assert_int_equal(result.n_evidence, 1);
     assert_non_null(strstr(result.evidence[0].what, "2 x NVRM: Xid (PCI:0000:05:00): 79"));
     made_done(&made);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_each_case_ends_as_it_should),
-        cmocka_unit_test(test_a_fault_is_of_one_check),
-        cmocka_unit_test(test_fixes_that_are_safe),
-        cmocka_unit_test(test_severity_is_earned),
-        cmocka_unit_test(test_xids_are_counted),
-    };
-
-    return cmocka_run_group_tests(tests, gather, NULL);
-}
+TEST_GROUP(gather, NULL)

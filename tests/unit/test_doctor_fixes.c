@@ -66,7 +66,7 @@ static void overruled_by_the_command_line(struct made *m)
     m->software.driver.peer_mapping_override.configured_in = "/proc/cmdline";
 }
 
-static void options_come_into_effect_by_family(void **state)
+TEST(options_come_into_effect_by_family)
 {
     static const struct {
         enum os_family family;
@@ -82,7 +82,6 @@ static void options_come_into_effect_by_family(void **state)
         {OS_DEBIAN, true, "", "On the node, not in this container"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         struct doctor_result result;
 
@@ -96,11 +95,10 @@ static void options_come_into_effect_by_family(void **state)
 }
 
 /* The effective line keeps its other options; a second line would replace it, or be replaced by it. */
-static void options_are_merged(void **state)
+TEST(options_are_merged)
 {
     struct doctor_result result;
 
-    (void)state;
     family = OS_DEBIAN;
     in_container = false;
     result = result_of("driver-option", overruled);
@@ -145,9 +143,8 @@ static void translates(struct made *m)
     made_file(m, "/sys/kernel/iommu_groups/7/type", "DMA-FQ\n");
 }
 
-static void kernel_arguments_by_family(void **state)
+TEST(kernel_arguments_by_family)
 {
-    (void)state;
     in_container = false;
     family = OS_RHEL;
     assert_has(result_of("iommu", translates).advice, "grubby --update-kernel=ALL --args=iommu=pt");
@@ -171,11 +168,10 @@ static void small_shm(struct made *m)
 }
 
 /* --fix remounts it only on a host: the limit of a container is intended. */
-static void shm_is_remounted_on_hosts_only(void **state)
+TEST(shm_is_remounted_on_hosts_only)
 {
     struct doctor_result result;
 
-    (void)state;
     in_container = false;
     result = result_of("shm", small_shm);
     assert_has(result.fix, "sudo mount -o remount,size=");
@@ -210,11 +206,10 @@ static void reboot_wanted(struct made *m)
 }
 
 /* The finding shows the time of the line, and says that the line remains after the advised reset. */
-static void lines_of_the_log_stay(void **state)
+TEST(lines_of_the_log_stay)
 {
     struct doctor_result result;
 
-    (void)state;
     result = result_of("gpu-errors", fallen_off);
     assert_int_equal(result.n_evidence, 4);
     assert_has(result.evidence[0].what, "1 x 2026-01-01T00:10:00.5+00:00 NVRM: Xid");
@@ -238,11 +233,10 @@ static void loose_bridge(struct made *m)
 }
 
 /* Cards may intentionally have no bridge. */
-static void a_bridge_may_be_missing(void **state)
+TEST(a_bridge_may_be_missing)
 {
     struct doctor_result result = result_of("nvlink", loose_bridge);
 
-    (void)state;
     assert_int_equal(result.severity, DOCTOR_WARNING);
     assert_string_equal(result.fix, "");
     made_done(&made);
@@ -315,14 +309,13 @@ static void no_peermem(struct made *m)
 }
 
 /* In a container, no command is given for what belongs to the node. */
-static void the_node_is_not_the_container(void **state)
+TEST(the_node_is_not_the_container)
 {
     static const struct {
         const char *check;
         void (*change)(struct made *m);
     } rows[] = {{"gpu-errors", reset_in_a_container}, {"driver-skew", updated_driver}, {"nvlink", fabric_off}};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         in_container = false;
         assert_true(*result_of(rows[i].check, rows[i].change).fix);
@@ -338,9 +331,8 @@ static void the_node_is_not_the_container(void **state)
     made_done(&made);
 }
 
-static void names_are_quoted(void **state)
+TEST(names_are_quoted)
 {
-    (void)state;
     assert_has(result_of("port-down", evil_port).advice, "mlxlink -d '$(reboot);'\\''x' -m");
     made_done(&made);
     assert_has(result_of("link-layer", evil_layer).fix, "mlxconfig -d '$(reboot);'\\''x' set");
@@ -359,20 +351,4 @@ static void names_are_quoted(void **state)
         assert_has_not(result.text, "reboot");
     }
     made_done(&made);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(options_come_into_effect_by_family),
-        cmocka_unit_test(options_are_merged),
-        cmocka_unit_test(kernel_arguments_by_family),
-        cmocka_unit_test(shm_is_remounted_on_hosts_only),
-        cmocka_unit_test(lines_of_the_log_stay),
-        cmocka_unit_test(a_bridge_may_be_missing),
-        cmocka_unit_test(the_node_is_not_the_container),
-        cmocka_unit_test(names_are_quoted),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The network that epkit uses between nodes, on synthetic machines. */
 #include "doctor_cases.h"
+#include "unit.h"
 
 #include "machine/doctor/network.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static void library(struct made *made, enum source_state state)
 {
@@ -275,13 +270,12 @@ static const struct {
 #undef ROW_USED
 };
 
-static void test_each_machine_has_its_network(void **state)
+TEST(test_each_machine_has_its_network)
 {
     static struct made made;
     static struct network network;
     const char *used;
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         made_init(&made);
         made.hardware.topo.not_read = "";
@@ -299,11 +293,4 @@ static void test_each_machine_has_its_network(void **state)
         assert_true(!*network.why == (network.verbs == NETWORK_USABLE));
         made_done(&made);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_each_machine_has_its_network)};
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -441,7 +441,7 @@ static struct doctor_result result_of(const struct doctor_check *check)
 }
 
 /* Other preloaded libraries are kept; invalid names of variables are not unset; values are quoted. */
-static void test_fixes(void **state)
+TEST(test_fixes)
 {
     static const struct {
         const struct doctor_check *check;
@@ -461,7 +461,6 @@ static void test_fixes(void **state)
          "export LD_LIBRARY_PATH=" TORCH "/nccl/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(fixes) / sizeof(fixes[0]); i++) {
         struct doctor_result result;
 
@@ -478,7 +477,7 @@ static void test_fixes(void **state)
 }
 
 /* According to doctor.h, what does not work or is several times slower is an error. */
-static void test_severities(void **state)
+TEST(test_severities)
 {
     static const struct {
         const struct doctor_check *check;
@@ -494,7 +493,6 @@ static void test_severities(void **state)
          DOCTOR_ERROR},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(severities) / sizeof(severities[0]); i++) {
         struct doctor_result result;
 
@@ -510,17 +508,15 @@ static void test_severities(void **state)
     }
 }
 
-static void test_cases(void **state)
+TEST(test_cases)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         run_case(i);
 }
 
 /* For --explain: full sentences, and links. */
-static void test_texts(void **state)
+TEST(test_texts)
 {
-    (void)state;
     for (size_t i = 0; i < N_CHECKS; i++) {
         const char *const texts[] = {checks[i]->symptom, checks[i]->cause, checks[i]->remedy};
 
@@ -529,16 +525,4 @@ static void test_texts(void **state)
         assert_non_null(checks[i]->links[0]);
         assert_true(strcmp(checks[i]->group, "nvshmem") == 0 || strcmp(checks[i]->group, "nccl") == 0);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cases),
-        cmocka_unit_test(test_fixes),
-        cmocka_unit_test(test_severities),
-        cmocka_unit_test(test_texts),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

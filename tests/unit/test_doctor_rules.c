@@ -5,7 +5,7 @@
 #include "machine/hardware/counters.h"
 #include "made.h"
 
-static void test_each_xid_has_its_action(void **state)
+TEST(test_each_xid_has_its_action)
 {
     static const struct {
         int number;
@@ -16,7 +16,6 @@ static void test_each_xid_has_its_action(void **state)
         {95, XID_RESET},      {119, XID_RESET},     {149, XID_LINK},      {154, XID_RECOVERED}, {9999, XID_OTHER},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         const struct xid *xid = xid_find(rows[i].number);
 
@@ -27,13 +26,12 @@ static void test_each_xid_has_its_action(void **state)
     assert_non_null(strstr(xid_action_text(XID_LINK), "NVLink"));
 }
 
-static void test_a_counter_stands_out_among_others(void **state)
+TEST(test_a_counter_stands_out_among_others)
 {
     const struct counter_limit *limits;
     char text[64];
     size_t n;
 
-    (void)state;
     limits = counter_limits(&n);
     assert_true(n >= 3);
     for (size_t i = 0; i < n; i++) {
@@ -48,7 +46,7 @@ static void test_a_counter_stands_out_among_others(void **state)
     assert_string_equal(text, "the link went down 73 times");
 }
 
-static void test_lines_that_evaluate_the_environment_of_process_1(void **state)
+TEST(test_lines_that_evaluate_the_environment_of_process_1)
 {
     static const char *const yes[] = {
         "source /proc/1/environ", ". /proc/1/environ", "  eval \"$(cat /proc/1/environ)\"",
@@ -57,7 +55,6 @@ static void test_lines_that_evaluate_the_environment_of_process_1(void **state)
                                      "grep -z ^NCCL_ /proc/1/environ", "source /etc/profile.d/x.sh",
                                      "tr '\\0' '\\n' </proc/1/environ >/tmp/list"};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(yes) / sizeof(yes[0]); i++)
         assert_true(shell_evaluates_environ(yes[i], strlen(yes[i])));
     for (size_t i = 0; i < sizeof(no) / sizeof(no[0]); i++)
@@ -65,11 +62,10 @@ static void test_lines_that_evaluate_the_environment_of_process_1(void **state)
 }
 
 /* Without its preconditions no check finds anything, and each says why it was not run. */
-static void test_checks_without_what_they_need(void **state)
+TEST(test_checks_without_what_they_need)
 {
     static struct made made;
 
-    (void)state;
     made_init(&made);
     made_state(&made, "folders", "/sys/bus/pci/devices", "absent");
     made.hardware.topo.n_gpus = 0;
@@ -98,16 +94,4 @@ static void test_checks_without_what_they_need(void **state)
         assert_int_equal(result.outcome, DOCTOR_UNKNOWN);
     }
     made_done(&made);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_each_xid_has_its_action),
-        cmocka_unit_test(test_a_counter_stands_out_among_others),
-        cmocka_unit_test(test_lines_that_evaluate_the_environment_of_process_1),
-        cmocka_unit_test(test_checks_without_what_they_need),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -597,12 +597,11 @@ static const struct test_case cases[] = {
     {&check_build_files, "old header", nvshmem_source_old_header, DOCTOR_FOUND, "MLX5DV_REG_DMABUF"},
 };
 
-static void outcomes(void **state)
+TEST(outcomes)
 {
     static const char *const names[] = {"fine", "found", "not here", "unknown"};
     int n_wrong = 0;
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         const struct test_case *row = &cases[i];
         struct made *made = calloc(1, sizeof(*made));
@@ -629,7 +628,7 @@ static void outcomes(void **state)
 }
 
 /* Which code runs on which GPU: the rules of the CUDA programming guide. */
-static void architectures(void **state)
+TEST(architectures)
 {
     static const struct {
         int arch, major, minor;
@@ -642,7 +641,6 @@ static void architectures(void **state)
         {20100, 10, 3, true},  {20103, 10, 0, false}, {20100, 12, 0, false},  {-20100, 10, 3, true},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(rules) / sizeof(rules[0]); i++) {
         struct made *made = calloc(1, sizeof(*made));
         struct doctor_result result;
@@ -667,12 +665,11 @@ static void architectures(void **state)
 }
 
 /* A build variable is set only for the build command: if exported, it does nothing. */
-static void build_without_gdrcopy(void **state)
+TEST(build_without_gdrcopy)
 {
     struct made *made = calloc(1, sizeof(*made));
     struct doctor_result result;
 
-    (void)state;
     assert_non_null(made);
     made_init(made);
     healthy(made);
@@ -685,12 +682,11 @@ static void build_without_gdrcopy(void **state)
 }
 
 /* File names are quoted in commands that users paste. */
-static void commands(void **state)
+TEST(commands)
 {
     struct made *made = calloc(1, sizeof(*made));
     struct doctor_result result;
 
-    (void)state;
     assert_non_null(made);
     made_init(made);
     healthy(made);
@@ -703,16 +699,4 @@ static void commands(void **state)
     assert_false(result.fix_is_safe);
     made_done(made);
     free(made);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(outcomes),
-        cmocka_unit_test(architectures),
-        cmocka_unit_test(commands),
-        cmocka_unit_test(build_without_gdrcopy),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -135,13 +135,12 @@ static bool has_needed(const struct elf_facts *facts, const char *name)
     return false;
 }
 
-static void runpath_and_soname(void **state)
+TEST(runpath_and_soname)
 {
     struct source *source = open_root();
     struct elf_facts facts = source_elf(source, SAMPLE("%s"), "plain");
     struct image image = load(SAMPLE("plain"));
 
-    (void)state;
     assert_int_equal(facts.state, SOURCE_OK);
     assert_string_equal(facts.soname, "libsample_plain.so.7");
     assert_string_equal(facts.runpath, "$ORIGIN/../lib:/opt/sample/lib");
@@ -157,25 +156,23 @@ static void runpath_and_soname(void **state)
     source_free(source);
 }
 
-static void rpath(void **state)
+TEST(rpath)
 {
     struct source *source = open_root();
     struct elf_facts facts = source_elf(source, SAMPLE("rpath"));
 
-    (void)state;
     assert_int_equal(facts.state, SOURCE_OK);
     assert_string_equal(facts.rpath, "/opt/old/lib");
     assert_string_equal(facts.runpath, "");
     source_free(source);
 }
 
-static void versions(void **state)
+TEST(versions)
 {
     struct source *source = open_root();
     struct elf_facts provider = source_elf(source, SAMPLE("versions"));
     struct elf_facts user = source_elf(source, SAMPLE("user"));
 
-    (void)state;
     assert_int_equal(provider.state, SOURCE_OK);
     /* Without the base version, which is the library itself. */
     assert_int_equal(provider.n_definitions, 2);
@@ -189,13 +186,12 @@ static void versions(void **state)
     source_free(source);
 }
 
-static void gpu_code(void **state)
+TEST(gpu_code)
 {
     struct source *source = open_root();
     struct elf_facts facts = source_elf(source, SAMPLE("gpu"));
     static const int expected[] = {-90, 90 + ELF_ARCH_EXACT, 100 + ELF_ARCH_FAMILY};
 
-    (void)state;
     assert_int_equal(facts.state, SOURCE_OK);
     assert_true(facts.archs_known);
     assert_int_equal(facts.n_archs, 3);
@@ -203,12 +199,11 @@ static void gpu_code(void **state)
     source_free(source);
 }
 
-static void other_files(void **state)
+TEST(other_files)
 {
     struct source *source = open_root();
     struct elf_facts facts = source_elf(source, "/etc/passwd");
 
-    (void)state;
     assert_int_equal(facts.state, SOURCE_FAILED);
     assert_string_equal(facts.why, "not an ELF file");
     assert_int_equal(source_elf(source, SAMPLES "/not-there.so").state, SOURCE_ABSENT);
@@ -218,14 +213,13 @@ static void other_files(void **state)
 }
 
 /* Without section headers the same library gives the same facts, except for GPU code, which only sections name. */
-static void without_sections(void **state)
+TEST(without_sections)
 {
     struct image image = load(SAMPLE("user"));
     char why[256];
     int fd = as_file(image.bytes, image.size);
     json_t *before = describe(fd, why), *after;
 
-    (void)state;
     close(fd);
     header_of(&image)->e_shoff = 0;
     header_of(&image)->e_shnum = header_of(&image)->e_shstrndx = 0;
@@ -246,11 +240,10 @@ static void without_sections(void **state)
 
 /* --- damaged files --- */
 
-static void other_machines(void **state)
+TEST(other_machines)
 {
     struct image image = load(SAMPLE("plain"));
 
-    (void)state;
     image.bytes[EI_CLASS] = ELFCLASS32;
     assert_refused(&image, ELF_FOREIGN);
     image.bytes[EI_CLASS] = ELFCLASS64;
@@ -260,12 +253,11 @@ static void other_machines(void **state)
 }
 
 /* Numbers that would make a reader allocate, loop or read elsewhere. */
-static void claims(void **state)
+TEST(claims)
 {
     struct image image = load(SAMPLE("user"));
     unsigned char *good = malloc(image.size);
 
-    (void)state;
     assert_non_null(good);
     memcpy(good, image.bytes, image.size);
     header_of(&image)->e_phnum = PN_XNUM;
@@ -296,12 +288,11 @@ static void claims(void **state)
 }
 
 /* A name that runs to the end of the file without a NUL. */
-static void endless_name(void **state)
+TEST(endless_name)
 {
     struct image image = load(SAMPLE("plain"));
     Elf64_Dyn *entry = entry_of(&image, DT_SONAME);
 
-    (void)state;
     segment_of(&image, PT_LOAD)->p_filesz = image.size;
     entry_of(&image, DT_STRSZ)->d_un.d_val = image.size;
     entry->d_un.d_val = image.size - entry_of(&image, DT_STRTAB)->d_un.d_ptr - 1;
@@ -311,14 +302,13 @@ static void endless_name(void **state)
 }
 
 /* A header of GPU code that exceeds its section leaves only the architectures unknown. */
-static void damaged_gpu_code(void **state)
+TEST(damaged_gpu_code)
 {
     static const unsigned char magic[] = {0x50, 0xed, 0x55, 0xba};
     struct image image = load(SAMPLE("gpu"));
     unsigned char *container = memmem(image.bytes, image.size, magic, sizeof(magic));
     static const size_t places[] = {6, 8, 16 + 4, 16 + 8, 16 + 28};
 
-    (void)state;
     assert_non_null(container);
     for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
         unsigned char kept[2] = {container[places[i]], container[places[i] + 1]};
@@ -338,12 +328,11 @@ static void damaged_gpu_code(void **state)
     free(image.bytes);
 }
 
-static void every_length(void **state)
+TEST(every_length)
 {
     struct image image = load(SAMPLE("user"));
     int fd = as_file(image.bytes, image.size), n_refused = 0;
 
-    (void)state;
     for (size_t size = image.size; size-- > 0;) {
         char why[256];
         json_t *facts;
@@ -359,14 +348,13 @@ static void every_length(void **state)
     free(image.bytes);
 }
 
-static void random_bytes(void **state)
+TEST(random_bytes)
 {
     struct image image = load(SAMPLE("user"));
     unsigned char *bytes = malloc(image.size);
     uint64_t random = 1;
     int n_refused = 0, fd = as_file(image.bytes, image.size);
 
-    (void)state;
     assert_non_null(bytes);
     for (int i = 0; i < 20000; i++) {
         char why[256];
@@ -396,16 +384,4 @@ static void random_bytes(void **state)
     close(fd);
     free(bytes);
     free(image.bytes);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(runpath_and_soname), cmocka_unit_test(rpath),        cmocka_unit_test(versions),
-        cmocka_unit_test(gpu_code),           cmocka_unit_test(other_files),  cmocka_unit_test(without_sections),
-        cmocka_unit_test(other_machines),     cmocka_unit_test(claims),       cmocka_unit_test(endless_name),
-        cmocka_unit_test(damaged_gpu_code),   cmocka_unit_test(every_length), cmocka_unit_test(random_bytes),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

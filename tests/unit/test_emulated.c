@@ -3,9 +3,9 @@
  * The seam itself, and that the emulated network misbehaves as it was asked to. Two endpoints, opened by threads as a
  * group must be, are then driven by one thread, so that every step is known.
  */
-#include "net/net.h"
+#include "unit.h"
 
-#include <stdlib.h>
+#include "net/net.h"
 
 /* The same limit on every machine and under every sanitizer. */
 static ep_status new_memory_up_to_1m(struct ep_net *net)
@@ -22,11 +22,7 @@ extern const struct ep_net_provider tested_emulated;
 
 #include <epkit/boot.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 #define HANG_NS 300000000000u /* only ends what hangs */
 
@@ -131,11 +127,6 @@ static bool progress(struct side *side)
     return moved;
 }
 
-static void nap_ms(int ms)
-{
-    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}, NULL);
-}
-
 static size_t count_bytes(const unsigned char *data, size_t bytes, unsigned char value)
 {
     size_t n = 0;
@@ -147,12 +138,11 @@ static size_t count_bytes(const unsigned char *data, size_t bytes, unsigned char
 
 /* --- the seam --- */
 
-static void test_put_and_signal(void **state)
+TEST(test_put_and_signal)
 {
     struct side sides[2];
     unsigned char data[1000];
 
-    (void)state;
     open_ok(sides, NULL);
     memset(data, 7, sizeof(data));
     memset(sides[1].net->region, 0, REGION);
@@ -228,9 +218,8 @@ static void check_order(const ep_net_emulation *emulation)
     close_sides(sides);
 }
 
-static void test_order(void **state)
+TEST(test_order)
 {
-    (void)state;
     check_order(&(ep_net_emulation){.seed = 1});
     check_order(&(ep_net_emulation){.seed = 2, .delay_us = 500});
     check_order(&(ep_net_emulation){.seed = 3, .reorder = 1});
@@ -248,13 +237,12 @@ static void test_order(void **state)
 
 /* --- room --- */
 
-static void test_full_wire(void **state)
+TEST(test_full_wire)
 {
     struct side sides[2];
     unsigned char data[100];
     int sent = 0;
 
-    (void)state;
     open_ok(sides, &(ep_net_emulation){.ring_bytes = 1000}); /* rounded up to 1024 */
     memset(data, 1, sizeof(data));
     while (put(&sides[0], 0, 0, data, sizeof(data)))
@@ -275,13 +263,12 @@ static void test_full_wire(void **state)
 }
 
 /* A put that fits the wire is taken whole or not at all; one that does not fit is taken and leaves bit by bit. */
-static void test_put_larger_than_wire(void **state)
+TEST(test_put_larger_than_wire)
 {
     struct side sides[2];
     static unsigned char data[20000];
     int rounds = 0;
 
-    (void)state;
     open_ok(sides, &(ep_net_emulation){.ring_bytes = 1024});
     for (size_t i = 0; i < sizeof(data); i++)
         data[i] = (unsigned char)(i * 31 >> 3);
@@ -324,14 +311,13 @@ static void *due_of(struct side *side, int channel)
 }
 
 /* With this seed the delays drawn are 2.2, 2.2 and 1.2 s: long enough for a test on a busy machine. */
-static void test_delay(void **state)
+TEST(test_delay)
 {
     enum { DELAY_S = 3 };
     struct side sides[2];
     uint64_t begin = ep_now_ns(), due[CHANNELS], past = 1;
     const uint64_t *signals;
 
-    (void)state;
     open_ok(sides, &(ep_net_emulation){.seed = 1, .delay_us = DELAY_S * 1000000});
     signals = sides[1].net->signals;
     for (int c = 0; c < CHANNELS; c++) {
@@ -349,7 +335,7 @@ static void test_delay(void **state)
     assert_true(progress(&sides[1]));
     assert_true(signals[0] == 1 && signals[1] == 1);
     while (signals[2] == 0 && ep_now_ns() < begin + 60 * 1000000000ull) {
-        nap_ms(1);
+        unit_sleep_ms(1);
         progress(&sides[1]);
         assert_true(signals[2] == 0 || ep_now_ns() >= due[2]);
     }
@@ -358,12 +344,11 @@ static void test_delay(void **state)
     close_sides(sides);
 }
 
-static void test_split(void **state)
+TEST(test_split)
 {
     struct side sides[2];
     unsigned char data[100];
 
-    (void)state;
     open_ok(sides, &(ep_net_emulation){.split_bytes = 30});
     memset(data, 1, sizeof(data));
     memset(sides[1].net->region, 0, REGION);
@@ -397,11 +382,10 @@ static void reorder_trace(uint64_t seed, char *ret_trace, size_t steps)
     close_sides(sides);
 }
 
-static void test_reorder(void **state)
+TEST(test_reorder)
 {
     char one[101], again[101], other[101];
 
-    (void)state;
     reorder_trace(1, one, 100);
     reorder_trace(1, again, 100);
     reorder_trace(2, other, 100);
@@ -411,15 +395,14 @@ static void test_reorder(void **state)
     assert_true(strpbrk(one, "abcdefghijkl") != NULL); /* the later one came first */
 }
 
-static void test_stall(void **state)
+TEST(test_stall)
 {
     struct side sides[2];
     uint64_t begin;
     unsigned char byte = 1;
 
-    (void)state;
     open_ok(sides, &(ep_net_emulation){.stall_rank = 1, .stall_ms = 1500});
-    nap_ms(20);
+    unit_sleep_ms(20);
     assert_false(progress(&sides[1]));
     assert_true(sides[1].net->can_sleep); /* no traffic yet: it has not begun */
     assert_true(add(&sides[0], 0, 0, 1));
@@ -429,7 +412,7 @@ static void test_stall(void **state)
     assert_false(put(&sides[1], 0, 0, &byte, 1));
     assert_false(add(&sides[1], 0, 0, 1));
     while (!progress(&sides[1]) && ep_now_ns() - begin < HANG_NS)
-        nap_ms(1);
+        unit_sleep_ms(1);
     assert_true(ep_now_ns() - begin >= 1499000000);
     assert_int_equal(sides[1].net->signals[0], 1);
     assert_true(sides[1].net->can_sleep);
@@ -443,18 +426,17 @@ static void test_stall(void **state)
 }
 
 /* The first traffic may also be its own. */
-static void test_stall_by_sending(void **state)
+TEST(test_stall_by_sending)
 {
     struct side sides[2];
     uint64_t begin = ep_now_ns();
 
-    (void)state;
     open_ok(sides, &(ep_net_emulation){.stall_rank = 0, .stall_ms = 50});
     assert_true(add(&sides[1], 0, 0, 1)); /* the other rank is not concerned */
     assert_false(add(&sides[0], 0, 0, 1));
     assert_false(sides[0].net->can_sleep);
     while (!add(&sides[0], 0, 0, 1) && ep_now_ns() - begin < HANG_NS)
-        nap_ms(1);
+        unit_sleep_ms(1);
     assert_true(ep_now_ns() - begin >= 49000000);
     close_sides(sides);
 }
@@ -474,7 +456,7 @@ static void expect_broken(struct side *side, const char *text)
     }
 }
 
-static void test_out_of_range(void **state)
+TEST(test_out_of_range)
 {
     static const struct {
         uint64_t offset;
@@ -483,7 +465,6 @@ static void test_out_of_range(void **state)
     static unsigned char data[REGION + 16];
     struct side sides[2];
 
-    (void)state;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         open_ok(sides, NULL);
         assert_true(put(&sides[0], 2, bad[i].offset, data, bad[i].bytes));
@@ -497,12 +478,11 @@ static void test_out_of_range(void **state)
 }
 
 /* Random damage on the wire: a status or wrong data, but never a write outside (the sanitizers watch) or a hang. */
-static void test_damaged_wire(void **state)
+TEST(test_damaged_wire)
 {
     uint64_t random = 42;
     int found = 0;
 
-    (void)state;
     for (int round = 0; round < 300; round++) {
         struct side sides[2];
         unsigned char data[200] = {0};
@@ -532,11 +512,10 @@ static void test_damaged_wire(void **state)
     assert_true(found > 50);
 }
 
-static void test_disagreement(void **state)
+TEST(test_disagreement)
 {
     struct side sides[2];
 
-    (void)state;
     prepare_sides(sides, NULL);
     sides[1].params.region_bytes = REGION / 2;
     open_sides(sides);
@@ -571,11 +550,10 @@ static void test_disagreement(void **state)
 
 /* A rank that cannot open its endpoint takes part all the same: the other one learns why, and does not wait for it
  * until EP_E_TIMEOUT. */
-static void test_one_rank_without_memory(void **state)
+TEST(test_one_rank_without_memory)
 {
     struct side sides[2];
 
-    (void)state;
     prepare_sides(sides, NULL);
     sides[1].params.region_bytes = 2 << 20;
     sides[0].params.region_bytes = REGION;
@@ -586,11 +564,10 @@ static void test_one_rank_without_memory(void **state)
     close_sides(sides);
 }
 
-static void test_bad_parameters(void **state)
+TEST(test_bad_parameters)
 {
     struct side sides[2];
 
-    (void)state;
     prepare_sides(sides, NULL);
     sides[0].params.emulation.ring_bytes = EP_NET_WIRE_MIN_BYTES - 1;
     open_side(&sides[0]);
@@ -600,26 +577,4 @@ static void test_bad_parameters(void **state)
     open_side(&sides[1]);
     assert_int_equal(sides[1].status, EP_E_ARG);
     assert_null(sides[1].net);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_put_and_signal),
-        cmocka_unit_test(test_order),
-        cmocka_unit_test(test_full_wire),
-        cmocka_unit_test(test_put_larger_than_wire),
-        cmocka_unit_test(test_delay),
-        cmocka_unit_test(test_split),
-        cmocka_unit_test(test_reorder),
-        cmocka_unit_test(test_stall),
-        cmocka_unit_test(test_stall_by_sending),
-        cmocka_unit_test(test_out_of_range),
-        cmocka_unit_test(test_damaged_wire),
-        cmocka_unit_test(test_disagreement),
-        cmocka_unit_test(test_one_rank_without_memory),
-        cmocka_unit_test(test_bad_parameters),
-    };
-
-    return cmocka_run_group_tests_name("emulated", tests, NULL, NULL);
 }

@@ -5,17 +5,12 @@
  */
 #include "common/ranks/local_ranks.h"
 #include "sandbox.h"
+#include "unit.h"
 
 #include <epkit/epkit.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define FORKS 300
 #define THREADS 3
@@ -95,12 +90,11 @@ static int use_own_communicator(void *argument)
 #define SKIP_UNDER_SANITIZERS() (void)0
 #endif
 
-static void a_child_waits_for_no_lock(void **state)
+TEST(a_child_waits_for_no_lock)
 {
     pthread_t threads[THREADS];
     int result = 0;
 
-    (void)state;
     SKIP_UNDER_SANITIZERS();
     start_threads(threads);
     for (int i = 0; i < FORKS && result == 0; i++)
@@ -126,14 +120,13 @@ static int gather_and_alloc(const ep_boot *boot, void *argument)
     return 0;
 }
 
-static void the_launcher_may_have_threads(void **state)
+TEST(the_launcher_may_have_threads)
 {
     ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[4];
     pthread_t threads[THREADS];
     ep_status status = EP_OK;
 
-    (void)state;
     SKIP_UNDER_SANITIZERS();
     launch.nranks = 4;
     launch.run = gather_and_alloc;
@@ -252,14 +245,13 @@ static int use_all(void *argument)
     return use_own_communicator(NULL);
 }
 
-static void the_parents_communicator_is_refused(void **state)
+TEST(the_parents_communicator_is_refused)
 {
     ep_plan_args plan = EP_PLAN_ARGS_INIT;
     ep_ll_config ll = EP_LL_CONFIG_INIT;
     struct objects o = {.comm = new_comm()};
     int32_t expert = 0;
 
-    (void)state;
     assert_non_null(o.comm);
     plan.topk_idx = &expert;
     plan.idx_type = EP_I32;
@@ -300,9 +292,8 @@ static int check_for_leaks(void *argument)
 #endif
 
 /* It cannot free the tables of its parent, because threads may have been changing them. */
-static void a_child_has_no_reported_leaks(void **state)
+TEST(a_child_has_no_reported_leaks)
 {
-    (void)state;
 #if defined(__SANITIZE_ADDRESS__)
     ep_comm *comm = new_comm();
     void *block;
@@ -318,16 +309,4 @@ static void a_child_has_no_reported_leaks(void **state)
     print_message("SKIP: needs LeakSanitizer\n");
     skip();
 #endif
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_child_waits_for_no_lock),
-        cmocka_unit_test(the_launcher_may_have_threads),
-        cmocka_unit_test(the_parents_communicator_is_refused),
-        cmocka_unit_test(a_child_has_no_reported_leaks),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

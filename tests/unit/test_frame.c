@@ -1,15 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Frames of the agents: whole, in pieces, behind greetings, and what is none. */
+#include "unit.h"
+
 #include "cmd/launch/frame.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static char seen[4096];
 
@@ -33,17 +26,16 @@ static const char *read_all(const char *data, size_t bytes, size_t piece)
     return seen;
 }
 
-static void test_pieces(void **state)
+TEST(test_pieces)
 {
     static const char text[] = "Welcome to \036 this node\n\036epkit J 0 2\n{}\036epkit O 12 7\na\036epkib"
                                "noise\n\036epkit E 3 0\n\036epkit O 1 3\nend";
 
-    (void)state;
     for (size_t piece = 1; piece < sizeof(text); piece++)
         assert_string_equal(read_all(text, sizeof(text) - 1, piece), "J0({})O12(a\036epkib)E3()O1(end)");
 }
 
-static void test_no_frames(void **state)
+TEST(test_no_frames)
 {
     static const char *const texts[] = {
         "\036epkit X 0 2\n{}",        "\036epkit J -1 2\n{}", "\036epkit J 0 99999999999999999999\n{}",
@@ -51,7 +43,6 @@ static void test_no_frames(void **state)
         "\036epkit J 99999999 2\n{}", "\036epkitJ 0 2\n{}",   "\036epkit J  0 2\n{}",
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
         char text[200];
 
@@ -61,21 +52,12 @@ static void test_no_frames(void **state)
     }
 }
 
-static void test_heads(void **state)
+TEST(test_heads)
 {
     char head[64], text[80];
     size_t length = frame_head('E', FRAME_RANKS_MAX, 3, head);
 
-    (void)state;
     assert_int_equal(length, strlen(head));
     snprintf(text, sizeof(text), "%sabc", head);
     assert_string_equal(read_all(text, strlen(text), 100), "E65536(abc)");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_pieces), cmocka_unit_test(test_no_frames),
-                                       cmocka_unit_test(test_heads)};
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

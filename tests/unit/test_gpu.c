@@ -22,11 +22,10 @@ static void read_answer(const char *overlay, struct ep_cuda_gpus *ret_gpus)
     tree_done(&tree);
 }
 
-static void an_answer_of_cuda(void **state)
+TEST(an_answer_of_cuda)
 {
     struct ep_cuda_gpus gpus;
 
-    (void)state;
     read_answer(ANSWER("{\"visible\": 3, \"usable\": 2, \"connected\": 1, \"why\": \"no P2P\", \"addresses\": "
                        "[\"0000:01:00.0\", \"0000:02:00.0\", \"0000:03:00.0\"]}"),
                 &gpus);
@@ -38,7 +37,7 @@ static void an_answer_of_cuda(void **state)
 }
 
 /* What comes from a child that something has happened to is no GPU. */
-static void what_is_no_answer(void **state)
+TEST(what_is_no_answer)
 {
     static const char *const bad[] = {
         ANSWER("{\"visible\": 1, \"usable\": 2, \"connected\": 2, \"why\": \"\", \"addresses\": [\"0000:01:00.0\"]}"),
@@ -52,7 +51,6 @@ static void what_is_no_answer(void **state)
     };
     struct ep_cuda_gpus gpus;
 
-    (void)state;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         read_answer(bad[i], &gpus);
         assert_int_equal(gpus.visible, 0);
@@ -77,9 +75,8 @@ static bool are_offered(const char *name)
     return offered;
 }
 
-static void device_files_tell_of_gpus(void **state)
+TEST(device_files_tell_of_gpus)
 {
-    (void)state;
     assert_true(are_offered("/dev/nvidia0"));
     assert_true(are_offered("/dev/nvidia15"));
     assert_false(are_offered("/dev/nvidiactl"));
@@ -101,7 +98,7 @@ static struct ep_cuda_gpus view(const char *digits, int connected, const char *w
     return gpus;
 }
 
-static void ranks_that_see_the_same(void **state)
+TEST(ranks_that_see_the_same)
 {
     const struct {
         struct ep_cuda_gpus view;
@@ -122,7 +119,6 @@ static void ranks_that_see_the_same(void **state)
         {view("12", 0, "GPU 1 is too old"), 1, false, "GPU 1 is too old"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         bool hidden = true;
         char why[256];
@@ -134,7 +130,7 @@ static void ranks_that_see_the_same(void **state)
 }
 
 /* Under mpirun, where each rank may have an environment of its own. */
-static void ranks_that_see_each_their_own(void **state)
+TEST(ranks_that_see_each_their_own)
 {
     static const char none[] = "no usable GPU: none is visible";
     const struct {
@@ -161,7 +157,6 @@ static void ranks_that_see_each_their_own(void **state)
          "rank 1: GPU 2 is too old"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         bool hidden = false;
         char why[256];
@@ -170,17 +165,4 @@ static void ranks_that_see_each_their_own(void **state)
         assert_string_equal(why, cases[i].why);
         assert_int_equal(hidden, cases[i].hidden);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_answer_of_cuda),
-        cmocka_unit_test(what_is_no_answer),
-        cmocka_unit_test(device_files_tell_of_gpus),
-        cmocka_unit_test(ranks_that_see_the_same),
-        cmocka_unit_test(ranks_that_see_each_their_own),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,16 +3,9 @@
  * A plan of no rows between nodes, by which the CUDA backend learns in a capture how many tokens each rank may have:
  * the sizes come, no routes are made, and ranks that disagree hear of it. Ranks are threads on the host backend.
  */
-#include "common/ranks/local_ranks.h"
+#include "ranks.h"
+
 #include "group/group.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define RANKS 4
 #define NODES 2
@@ -104,38 +97,18 @@ static int run_rank(const ep_boot *boot, void *argument)
 static void run_scenario(int other_topk)
 {
     struct scenario scenario = {.other_topk = other_topk};
-    ep_launch_args args = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[RANKS];
 
-    args.mode = EP_LAUNCH_THREADS;
-    args.nranks = RANKS;
-    args.run = run_rank;
-    args.argument = &scenario;
-    assert_int_equal(ep_launch(&args, exits), EP_OK);
-    for (int rank = 0; rank < RANKS; rank++) {
-        assert_int_equal(exits[rank].code, 0);
+    unit_run_threads(RANKS, run_rank, &scenario);
+    for (int rank = 0; rank < RANKS; rank++)
         assert_string_equal(scenario.wrong[rank], "");
-    }
 }
 
-static void test_sizes_come(void **state)
+TEST(test_sizes_come)
 {
-    (void)state;
     run_scenario(0);
 }
 
-static void test_disagreement_is_named(void **state)
+TEST(test_disagreement_is_named)
 {
-    (void)state;
     run_scenario(TOPK + 1);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sizes_come),
-        cmocka_unit_test(test_disagreement_is_named),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -45,9 +45,8 @@ static void expect(const char *key, const char *json)
 }
 
 /* NVIDIA's, and no other function or vendor; by the driver's name, and by number where it says none. */
-static void test_gpus(void **state)
+TEST_WITH(test_gpus, setup, teardown)
 {
-    (void)state;
     tree_pci(&tree, HOST "/0000:00:05.0", "0x10de\n", "0x2330\n", "0x030200\n", 0);
     tree_pci(&tree, HOST "/0000:00:05.1", "0x10de\n", "0x22ba\n", "0x040300\n", 0);
     tree_pci(&tree, HOST "/0000:00:06.0", "0x1002\n", "0x744c\n", "0x030000\n", 0);
@@ -58,9 +57,8 @@ static void test_gpus(void **state)
                    "{\"name\":\"NVIDIA device 2684 (no driver)\",\"pci\":\"0000:00:07.0\"}]");
 }
 
-static void test_driver(void **state)
+TEST_WITH(test_driver, setup, teardown)
 {
-    (void)state;
     tree_put(&tree, "/proc/driver/nvidia/version",
              "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build  (builder@host)\n");
     read_machine();
@@ -68,9 +66,8 @@ static void test_driver(void **state)
     expect("gpus", "[]");
 }
 
-static void test_processors_and_system(void **state)
+TEST_WITH(test_processors_and_system, setup, teardown)
 {
-    (void)state;
     tree_put(&tree, "/proc/cpuinfo",
              "processor\t: 0\nmodel\t\t: 143\nmodel name\t: A CPU @ 2.50GHz\nprocessor\t: 1\nmodel name\t: Another\n");
     tree_put(&tree, "/etc/os-release", "NAME=\"Some\"\nPRETTY_NAME=\"Some Linux 12 (thing)\"\nID=some\n");
@@ -84,9 +81,8 @@ static void test_processors_and_system(void **state)
 }
 
 /* A value that is not quoted; a key that another one begins with; a value that is empty. */
-static void test_lines(void **state)
+TEST_WITH(test_lines, setup, teardown)
 {
-    (void)state;
     tree_put(&tree, "/proc/cpuinfo", "model name\t:\n");
     tree_put(&tree, "/etc/os-release", "ID=x\nXPRETTY_NAME=Wrong\nPRETTY_NAME=Right\n");
     read_machine();
@@ -94,26 +90,12 @@ static void test_lines(void **state)
     expect("os", "\"Right\"");
 }
 
-static void test_empty(void **state)
+TEST_WITH(test_empty, setup, teardown)
 {
-    (void)state;
     read_machine();
     expect("cpu", "null");
     expect("os", "null");
     expect("numa_nodes", "1");
     expect("gpus", "[]");
     expect("gpu_driver", "null");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_gpus, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_driver, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_processors_and_system, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_lines, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_empty, setup, teardown),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

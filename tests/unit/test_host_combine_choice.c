@@ -6,17 +6,10 @@
  *
  * 10^5 tokens; with EPKIT_TEST_LONG=1 10^6.
  */
-#include "common/ranks/local_ranks.h"
+#include "ranks.h"
 
 #include <epkit/epkit.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define RANKS 4
 #define LOCAL 8
@@ -241,7 +234,7 @@ static int run_rank(const ep_boot *boot, void *argument)
     return code;
 }
 
-static void sums_are_those_of_the_simulation(void **state)
+TEST(sums_are_those_of_the_simulation)
 {
     static const struct mode modes[] = {
         {false, EP_COMBINE_BY_CHOICE, 0},
@@ -253,30 +246,15 @@ static void sums_are_those_of_the_simulation(void **state)
     const char *length = getenv("EPKIT_TEST_LONG");
     int n = length && strcmp(length, "1") == 0 ? 1000000 : 100000;
 
-    (void)state;
     for (size_t i = 0; i < sizeof(modes) / sizeof(modes[0]); i++) {
         struct scenario scenario = {.mode = modes[i], .n_tokens = n / RANKS};
-        ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-        ep_rank_exit exits[RANKS];
 
-        launch.mode = EP_LAUNCH_THREADS;
-        launch.nranks = RANKS;
-        launch.run = run_rank;
-        launch.argument = &scenario;
-        assert_int_equal(ep_launch(&launch, exits), EP_OK);
+        unit_run_threads(RANKS, run_rank, &scenario);
         for (int rank = 0; rank < RANKS; rank++) {
-            assert_int_equal(exits[rank].code, 0);
             if (scenario.wrong[rank])
                 fail_msg("mode %zu: %lld elements of rank %d differ", i, scenario.wrong[rank], rank);
             /* The order of the ranks or experts gives other bits, so the comparison distinguishes the orders. */
             assert_true(scenario.other[rank] > scenario.n_tokens / 1000);
         }
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(sums_are_those_of_the_simulation)};
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

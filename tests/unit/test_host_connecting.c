@@ -11,19 +11,12 @@
 #include "tcp/acceptor.h"
 
 #include <epkit/lowlatency.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
-#include "forked_ranks.h"
 #include "free_port.h"
+#include "ranks.h"
 
 enum { NRANKS = 4, VICTIM = 3, TIMEOUT_MS = 240000, SOON_MS = 60000 };
 
@@ -63,7 +56,7 @@ static void die_or_hold(void)
         return;
     atomic_store(&holds->connects, 1);
     while (atomic_load(&holds->returned) < NRANKS - 1)
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        unit_sleep_ms(1);
 }
 
 void __wrap_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
@@ -140,13 +133,13 @@ ep_status __wrap_ep_shm_attach(const struct ep_shm_name *name, const struct ep_s
                              : __real_ep_shm_attach(name, owner, ret_shm);
     die_or_hold();
     for (int ms = 0; ms < owner->timeout_ms; ms++)
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        unit_sleep_ms(1);
     return ep_fail(EP_E_TIMEOUT, "the owner does not answer");
 }
 
 static ep_status create(const ep_boot *boot, const struct scenario *scenario, ep_comm **ret_comm)
 {
-    return forked_ranks_new(boot, network, scenario->ranks_per_node, TIMEOUT_MS, ret_comm);
+    return unit_comm_new(boot, network, scenario->ranks_per_node, TIMEOUT_MS, ret_comm);
 }
 
 static ep_status create_over_tcp(const ep_boot *boot, const struct scenario *scenario)
@@ -207,10 +200,10 @@ static int live(const ep_boot *boot, void *argument)
 
 static void run_scenario(const struct scenario *wanted, ep_status expected, const char *text)
 {
-    struct scenario *scenario = forked_ranks_share(wanted, sizeof(*wanted));
+    struct scenario *scenario = unit_share(wanted, sizeof(*wanted));
     ep_rank_exit exits[NRANKS];
 
-    assert_int_equal(forked_ranks_run(NRANKS, live, scenario, 2 * TIMEOUT_MS, exits),
+    assert_int_equal(unit_fork_ranks(NRANKS, live, scenario, 2 * TIMEOUT_MS, exits),
                      wanted->aborted ? EP_OK : EP_E_PEER_DEAD);
     for (int rank = 0; rank < VICTIM + wanted->aborted; rank++) {
         if (scenario->status[rank] != expected || scenario->took_ms[rank] > SOON_MS)
@@ -223,18 +216,16 @@ static void run_scenario(const struct scenario *wanted, ep_status expected, cons
     munmap(scenario, sizeof(*scenario));
 }
 
-static void a_death_while_ranks_connect_is_detected_at_once(void **state)
+TEST(a_death_while_ranks_connect_is_detected_at_once)
 {
-    (void)state;
     for (enum call call = 0; call < CALLS; call++)
         for (int ranks_per_node = 1; ranks_per_node <= 2; ranks_per_node++)
             run_scenario(&(struct scenario){.call = call, .ranks_per_node = ranks_per_node, .port = find_port()},
                          EP_E_PEER_DEAD, "rank 3");
 }
 
-static void an_abort_while_ranks_connect_is_detected_at_once(void **state)
+TEST(an_abort_while_ranks_connect_is_detected_at_once)
 {
-    (void)state;
     for (int rank = 0; rank < VICTIM; rank++) {
         char text[64];
 
@@ -245,11 +236,10 @@ static void an_abort_while_ranks_connect_is_detected_at_once(void **state)
 }
 
 /* The owner of the memory that a rank waits for does not answer, and another rank dies. */
-static void a_death_while_ranks_wait_for_memory_is_detected_at_once(void **state)
+TEST(a_death_while_ranks_wait_for_memory_is_detected_at_once)
 {
     const char *before = network;
 
-    (void)state;
     network = "emulated";
     for (int i = 0; i < 4; i++) {
         needs_sockets = i >= 2;
@@ -259,13 +249,12 @@ static void a_death_while_ranks_wait_for_memory_is_detected_at_once(void **state
     network = before;
 }
 
-int main(void)
+static int choose_network(void **state)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_death_while_ranks_connect_is_detected_at_once),
-                                       cmocka_unit_test(an_abort_while_ranks_connect_is_detected_at_once),
-                                       cmocka_unit_test(a_death_while_ranks_wait_for_memory_is_detected_at_once)};
-
+    (void)state;
     if (getenv("EPKIT_TEST_VERBS"))
         network = "verbs";
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return 0;
 }
+
+TEST_GROUP(choose_network, NULL)

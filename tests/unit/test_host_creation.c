@@ -3,20 +3,14 @@
  * A rank that dies, leaves, or runs out of a resource while a communicator is created: the others learn it from the
  * next all-gather, with its number and its reason, and not at their deadline.
  */
-#include "common/ranks/local_ranks.h"
+#include "ranks.h"
 #include "sandbox.h"
 
 #include <epkit/epkit.h>
 #include <errno.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-
-#include <cmocka.h>
 
 #define NRANKS 4
 #define VICTIM 2
@@ -161,16 +155,14 @@ static void ends_before_each_gather(enum harm harm, int ranks_per_node, int leas
     munmap(scenario, sizeof(*scenario));
 }
 
-static void a_death_is_known_at_each_step(void **state)
+TEST(a_death_is_known_at_each_step)
 {
-    (void)state;
     ends_before_each_gather(KILL, 0, 3);
     ends_before_each_gather(LEAVE, 0, 3);
 }
 
-static void a_death_is_known_between_nodes(void **state)
+TEST(a_death_is_known_between_nodes)
 {
-    (void)state;
     ends_before_each_gather(KILL, 2, 5);
 }
 
@@ -186,21 +178,19 @@ static int die_without_proc(void *argument)
 }
 
 /* The launcher knows its children: no rank has to probe a process. */
-static void a_death_is_known_without_proc(void **state)
+TEST(a_death_is_known_without_proc)
 {
     bool also_no_pidfd = false;
 
-    (void)state;
     sandbox_expect(sandbox_run(die_without_proc, &also_no_pidfd));
     also_no_pidfd = true;
     sandbox_expect(sandbox_run(die_without_proc, &also_no_pidfd));
 }
 
-static void no_descriptor_is_known_at_each_step(void **state)
+TEST(no_descriptor_is_known_at_each_step)
 {
     static const int nodes[] = {0, 2};
 
-    (void)state;
     for (size_t i = 0; i < 2; i++) {
         struct scenario *scenario = new_scene(DESCRIPTORS, nodes[i]);
         ep_status status = EP_E_SYSTEM;
@@ -253,17 +243,15 @@ static int be_short_without_proc(void *argument)
 }
 
 /* Also if it cannot serve its segment, and a peer reports that. */
-static void a_rank_without_descriptors_is_named_first(void **state)
+TEST(a_rank_without_descriptors_is_named_first)
 {
-    (void)state;
     sandbox_expect(sandbox_run(be_short_without_proc, NULL));
 }
 
-static void a_limit_of_one_rank_is_reported_to_all(void **state)
+TEST(a_limit_of_one_rank_is_reported_to_all)
 {
     struct scenario *scenario = new_scene(FILE_SIZE, 0);
 
-    (void)state;
     assert_int_equal(run(scenario), EP_E_MEMORY);
     all_report(scenario, "rank 2 failed: ", "RLIMIT_FSIZE (ulimit -f)");
     assert_int_equal(scenario->status[VICTIM], EP_E_MEMORY);
@@ -277,36 +265,14 @@ static int join_or_return(const ep_boot *boot, void *argument)
     return boot->rank == VICTIM ? 0 : create(boot, argument);
 }
 
-static void a_thread_that_returned_is_known(void **state)
+TEST(a_thread_that_returned_is_known)
 {
     struct scenario *scenario = new_scene(LEAVE, 0);
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[NRANKS];
 
-    (void)state;
-    launch.mode = EP_LAUNCH_THREADS;
-    launch.nranks = NRANKS;
-    launch.run = join_or_return;
-    launch.argument = scenario;
-    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    unit_run_threads(NRANKS, join_or_return, scenario);
     alarm(0);
     for (int rank = 0; rank < NRANKS; rank++)
         assert_int_equal(scenario->status[rank], rank == VICTIM ? EP_OK : EP_E_PEER_LEFT);
     all_report(scenario, "rank 2 has returned from its program", "");
     munmap(scenario, sizeof(*scenario));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_death_is_known_at_each_step),
-        cmocka_unit_test(a_death_is_known_between_nodes),
-        cmocka_unit_test(a_death_is_known_without_proc),
-        cmocka_unit_test(no_descriptor_is_known_at_each_step),
-        cmocka_unit_test(a_rank_without_descriptors_is_named_first),
-        cmocka_unit_test(a_limit_of_one_rank_is_reported_to_all),
-        cmocka_unit_test(a_thread_that_returned_is_known),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

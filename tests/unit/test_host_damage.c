@@ -4,17 +4,11 @@
  * its valid call gets EP_E_MISMATCH that names rank 1. Ranks are threads. Words that change at any time:
  * test_host_hostile.c.
  */
+#include "ranks.h"
+
 #include "backend/host/lowlatency.h"
-#include "common/ranks/local_ranks.h"
 #include "core/routing.h"
 #include "group/plan.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
 
 enum { RANKS = 2, TOKENS = 4, TOPK = 2, EXPERTS = 4, HIDDEN = 128 };
 
@@ -63,18 +57,9 @@ static int run_rank(const ep_boot *boot, void *argument)
 
 static void run(struct scenario *scenario, int number)
 {
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[RANKS];
-
     scenario->number = number;
     scenario->seen = (struct seen){.status = EP_OK};
-    launch.mode = EP_LAUNCH_THREADS;
-    launch.nranks = RANKS;
-    launch.run = run_rank;
-    launch.argument = scenario;
-    assert_int_equal(ep_launch(&launch, exits), EP_OK);
-    assert_int_equal(exits[0].code, 0);
-    assert_int_equal(exits[1].code, 0);
+    unit_run_threads(RANKS, run_rank, scenario);
 }
 
 static void expect_damage(struct scenario *scenario, int number, const char *what)
@@ -177,11 +162,10 @@ static void send_bad_counts(struct scenario *scenario, ep_comm *comm)
     publish_counts(comm, &row, bytes);
 }
 
-static void counts_are_checked(void **state)
+TEST(counts_are_checked)
 {
     struct scenario scenario = {.ranks_per_node = RANKS, .victim = make_plan, .hostile = send_bad_counts};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(bad_counts) / sizeof(bad_counts[0]); i++)
         expect_damage(&scenario, (int)i, bad_counts[i].what);
 }
@@ -228,11 +212,10 @@ static void send_bad_route(struct scenario *scenario, ep_comm *comm)
         ep_group_wait_doorbell(group, ep_group_doorbell(group));
 }
 
-static void routes_are_checked(void **state)
+TEST(routes_are_checked)
 {
     struct scenario scenario = {.ranks_per_node = 1, .victim = make_plan, .hostile = send_bad_route};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(bad_routes) / sizeof(bad_routes[0]); i++)
         expect_damage(&scenario, (int)i, bad_routes[i].what);
 }
@@ -338,11 +321,10 @@ static void send_bad_desc(struct scenario *scenario, ep_comm *comm)
     ep_plan_free(plan);
 }
 
-static void places_are_checked(void **state)
+TEST(places_are_checked)
 {
     struct scenario scenario = {.ranks_per_node = RANKS, .victim = dispatch, .hostile = send_bad_desc};
 
-    (void)state;
     for (int i = 0; i < BAD_DESCS; i++)
         expect_damage(&scenario, i, desc_texts[i]);
 }
@@ -463,11 +445,10 @@ static void send_bad_slots(struct scenario *scenario, ep_comm *comm)
     ep_ll_free(ll);
 }
 
-static void slots_are_checked(void **state)
+TEST(slots_are_checked)
 {
     struct scenario scenario = {.ranks_per_node = RANKS, .victim = victim_ll, .hostile = send_bad_slots};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(bad_slots) / sizeof(bad_slots[0]); i++)
         expect_damage(&scenario, (int)i, bad_slots[i].what);
 }
@@ -515,11 +496,10 @@ static void send_bad_offer(struct scenario *scenario, ep_comm *comm)
     use_ll(scenario, comm, publish_bad_input);
 }
 
-static void offers_are_checked(void **state)
+TEST(offers_are_checked)
 {
     struct scenario scenario = {.ranks_per_node = RANKS, .victim = victim_ll, .hostile = send_bad_offer};
 
-    (void)state;
     for (int i = 0; i < BAD_INPUTS; i++)
         expect_damage(&scenario, i, input_texts[i]);
 }
@@ -552,11 +532,10 @@ static void publish_bad_failure(struct scenario *scenario, ep_comm *comm)
     publish_failure(comm, bad_failures[scenario->number]);
 }
 
-static void failures_are_checked(void **state)
+TEST(failures_are_checked)
 {
     struct scenario scenario = {.ranks_per_node = RANKS, .victim = barrier, .hostile = publish_bad_failure};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(bad_failures) / sizeof(bad_failures[0]); i++) {
         run(&scenario, (int)i);
         assert_int_equal(scenario.seen.status, EP_E_MISMATCH);
@@ -579,11 +558,10 @@ static void publish_endless_reason(struct scenario *scenario, ep_comm *comm)
     publish_failure(comm, failure);
 }
 
-static void reasons_are_checked(void **state)
+TEST(reasons_are_checked)
 {
     struct scenario scenario = {.ranks_per_node = RANKS, .victim = barrier, .hostile = publish_endless_reason};
 
-    (void)state;
     run(&scenario, 0);
     assert_int_equal(scenario.seen.status, EP_E_VALUE);
     assert_non_null(strstr(scenario.seen.text, "rank 1 failed with EP_E_VALUE"));
@@ -591,7 +569,7 @@ static void reasons_are_checked(void **state)
 }
 
 /* The result received in a step of creation. */
-static void results_are_checked(void **state)
+TEST(results_are_checked)
 {
     static const struct {
         int32_t status, rank;
@@ -599,7 +577,6 @@ static void results_are_checked(void **state)
     struct ep_group_result all[RANKS];
     const char *text;
 
-    (void)state;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         memset(all, 0, sizeof(all));
         all[1].status = bad[i].status;
@@ -634,11 +611,10 @@ static ep_status wait_for_abort(struct scenario *scenario, ep_comm *comm)
     return status;
 }
 
-static void aborts_are_seen_after_failures(void **state)
+TEST(aborts_are_seen_after_failures)
 {
     struct scenario scenario = {.ranks_per_node = RANKS, .victim = wait_for_abort, .hostile = an_abort_after_a_failure};
 
-    (void)state;
     run(&scenario, 0);
     assert_int_equal(scenario.seen.status, EP_E_TIMEOUT);
     assert_non_null(strstr(scenario.seen.text, "rank 1 did not answer"));
@@ -655,11 +631,10 @@ static void publish_far_counter(struct scenario *scenario, ep_comm *comm)
         ep_group_wait_doorbell(ep_group_of(comm), ep_group_doorbell(ep_group_of(comm)));
 }
 
-static void counters_are_checked(void **state)
+TEST(counters_are_checked)
 {
     struct scenario scenario = {.ranks_per_node = RANKS, .victim = barrier, .hostile = publish_far_counter};
 
-    (void)state;
     expect_damage(&scenario, 0, "a counter of its operations");
 }
 
@@ -682,31 +657,11 @@ static ep_status short_barrier(struct scenario *scenario, ep_comm *comm)
     return ep_comm_barrier(comm);
 }
 
-static void a_wait_for_nobody_is_its_own_fault(void **state)
+TEST(a_wait_for_nobody_is_its_own_fault)
 {
     struct scenario scenario = {.ranks_per_node = RANKS, .victim = short_barrier, .hostile = wait_for_nobody};
 
-    (void)state;
     run(&scenario, 0);
     assert_int_equal(scenario.seen.status, EP_E_TIMEOUT);
     assert_non_null(strstr(scenario.seen.text, "rank 1 did not answer"));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(counts_are_checked),
-        cmocka_unit_test(routes_are_checked),
-        cmocka_unit_test(places_are_checked),
-        cmocka_unit_test(slots_are_checked),
-        cmocka_unit_test(offers_are_checked),
-        cmocka_unit_test(failures_are_checked),
-        cmocka_unit_test(reasons_are_checked),
-        cmocka_unit_test(results_are_checked),
-        cmocka_unit_test(aborts_are_seen_after_failures),
-        cmocka_unit_test(counters_are_checked),
-        cmocka_unit_test(a_wait_for_nobody_is_its_own_fault),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,18 +3,12 @@
  * Two ranks that pass different arguments to a collective call, or are in different calls: both get EP_E_MISMATCH with
  * the field by its public name, both ranks and both values, on one node and on two. Ranks are threads.
  */
-#include "common/ranks/local_ranks.h"
+#include "ranks.h"
+
 #include "group/group.h"
 
 #include <epkit/epkit.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 enum { NRANKS = 2, HIDDEN = 512 };
 
@@ -265,17 +259,8 @@ static int deviate_on_two_nodes(const ep_boot *boot, void *argument)
 static void run_scenarios(ep_rank_fn run)
 {
     for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
-        ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-        ep_rank_exit exits[NRANKS];
-
-        launch.mode = EP_LAUNCH_THREADS;
-        launch.nranks = NRANKS;
-        launch.run = run;
-        launch.argument = (void *)&scenarios[i];
-        assert_int_equal(ep_launch(&launch, exits), EP_OK);
-        for (int rank = 0; rank < NRANKS; rank++)
-            if (exits[rank].code)
-                fail_msg("scenario %zu: rank %d ended with %d", i, rank, exits[rank].code);
+        print_message("scenario %zu\n", i);
+        unit_run_threads(NRANKS, run, (void *)&scenarios[i]);
     }
 }
 
@@ -304,13 +289,12 @@ static int call_apart(const ep_boot *boot, void *argument)
     return status != EP_E_TIMEOUT ? 2 : explained ? 0 : 3;
 }
 
-static void a_late_rank_is_named_with_what_it_waits_for(void **state)
+TEST(a_late_rank_is_named_with_what_it_waits_for)
 {
     /* On a loaded machine a rank may not run for half a deadline, and counts as stopped then. */
     static const int timeouts[] = {400, 4000, 40000};
     bool explained = false;
 
-    (void)state;
     for (size_t i = 0; i < sizeof(timeouts) / sizeof(timeouts[0]) && !explained; i++) {
         ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
         ep_rank_exit exits[NRANKS];
@@ -325,20 +309,18 @@ static void a_late_rank_is_named_with_what_it_waits_for(void **state)
     assert_true(explained);
 }
 
-static void both_ranks_get_the_field_and_the_values(void **state)
+TEST(both_ranks_get_the_field_and_the_values)
 {
-    (void)state;
     run_scenarios(deviate_on_one_node);
 }
 
-static void ranks_of_two_nodes_get_them_as_well(void **state)
+TEST(ranks_of_two_nodes_get_them_as_well)
 {
-    (void)state;
     run_scenarios(deviate_on_two_nodes);
 }
 
 /* By name, if all of them have one: the text shows two ranks that differ in an unnamed one, as another version may. */
-static void flags_are_shown_completely(void **state)
+TEST(flags_are_shown_completely)
 {
     static const struct {
         int64_t flags;
@@ -349,21 +331,8 @@ static void flags_are_shown_completely(void **state)
                  {EP_LL_MASK_DEAD | 1 << 20, " is 1048832 on"},
                  {1 << 20, " is 1048576 on"}};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         assert_int_equal(ep_group_fail_disagree("", "flags", cases[i].flags, 0, 0, 1), EP_E_MISMATCH);
         assert_non_null(strstr(ep_last_error(), cases[i].text));
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(both_ranks_get_the_field_and_the_values),
-        cmocka_unit_test(ranks_of_two_nodes_get_them_as_well),
-        cmocka_unit_test(a_late_rank_is_named_with_what_it_waits_for),
-        cmocka_unit_test(flags_are_shown_completely),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,17 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Failures on ranks that are not in a collective call, and values that are refused. Ranks are threads. */
-#include "common/ranks/local_ranks.h"
+#include "ranks.h"
 
 #include <epkit/epkit.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 #define NRANKS 2
 #define HIDDEN 512
@@ -31,26 +24,10 @@ static double now(void)
     return (double)at.tv_sec + 1e-9 * (double)at.tv_nsec;
 }
 
-static void sleep_ms(long ms)
-{
-    struct timespec nap = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-
-    nanosleep(&nap, NULL);
-}
-
 static void run(ep_rank_fn rank, struct seen *seen)
 {
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[NRANKS];
-
     memset(seen, 0, sizeof(*seen));
-    launch.mode = EP_LAUNCH_THREADS;
-    launch.nranks = NRANKS;
-    launch.run = rank;
-    launch.argument = seen;
-    assert_int_equal(ep_launch(&launch, exits), EP_OK);
-    for (int i = 0; i < NRANKS; i++)
-        assert_int_equal(exits[i].code, 0);
+    unit_run_threads(NRANKS, rank, seen);
 }
 
 static ep_comm *open_comm(const ep_boot *boot, uint32_t flags)
@@ -74,7 +51,7 @@ static int wait_for_a_missing_signal(const ep_boot *boot, void *argument)
     if (!comm || ep_event_new(comm, &event) != EP_OK)
         return 1;
     if (boot->rank == 0) {
-        sleep_ms(100);
+        unit_sleep_ms(100);
         ep_comm_abort(comm);
     }
     seen->seconds[boot->rank] = now();
@@ -86,11 +63,10 @@ static int wait_for_a_missing_signal(const ep_boot *boot, void *argument)
     return 0;
 }
 
-static void abort_wakes_a_wait_for_a_signal(void **state)
+TEST(abort_wakes_a_wait_for_a_signal)
 {
     struct seen seen;
 
-    (void)state;
     run(wait_for_a_missing_signal, &seen);
     for (int rank = 0; rank < NRANKS; rank++) {
         assert_int_equal(seen.status[rank], EP_E_ABORTED);
@@ -124,11 +100,10 @@ static int poll_for_failure(const ep_boot *boot, void *argument)
     return 0;
 }
 
-static void async_error_sees_what_a_peer_did(void **state)
+TEST(async_error_sees_what_a_peer_did)
 {
     struct seen seen;
 
-    (void)state;
     run(poll_for_failure, &seen);
     for (int rank = 0; rank < NRANKS; rank++) {
         assert_int_equal(seen.status[rank], EP_E_ABORTED);
@@ -149,13 +124,12 @@ static ep_status silent_gather(void *context, const void *mine, size_t bytes, in
     return EP_OK;
 }
 
-static void a_boot_without_words_gets_some(void **state)
+TEST(a_boot_without_words_gets_some)
 {
     int calls = 0;
     ep_boot boot = {.size = sizeof(boot), .nranks = 1, .allgather = silent_gather, .context = &calls};
     ep_comm *comm = NULL;
 
-    (void)state;
     assert_int_equal(ep_comm_barrier(NULL), EP_E_ARG); /* an older text that must not be taken for the reason */
     assert_int_equal(ep_comm_new(&boot, NULL, &comm), EP_E_TIMEOUT);
     assert_non_null(strstr(ep_last_error(), "ep_comm_new: bootstrap"));
@@ -172,11 +146,10 @@ static ep_status number_gather(void *context, const void *mine, size_t bytes, in
 }
 
 /* Callers switch over the statuses, so ep_comm_new() must not pass on a number that is none. */
-static void a_boot_that_returns_no_status_is_named(void **state)
+TEST(a_boot_that_returns_no_status_is_named)
 {
     static const int numbers[] = {-1, 1, 999};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
         ep_boot boot = {
             .size = sizeof(boot), .nranks = 1, .allgather = number_gather, .context = (void *)(uintptr_t)&numbers[i]};
@@ -198,12 +171,11 @@ static ep_status lonely_gather(void *context, const void *mine, size_t bytes, in
     return EP_OK;
 }
 
-static void a_misspelt_choice_of_loops_is_refused(void **state)
+TEST(a_misspelt_choice_of_loops_is_refused)
 {
     ep_boot boot = {.size = sizeof(boot), .nranks = 1, .allgather = lonely_gather};
     ep_comm *comm = NULL;
 
-    (void)state;
     setenv("EPKIT_HOST_ISA", "avx1024", 1);
     assert_int_equal(ep_comm_new(&boot, NULL, &comm), EP_E_ARG);
     assert_non_null(strstr(ep_last_error(), "ep_comm_new: backend host: EPKIT_HOST_ISA is \"avx1024\""));
@@ -277,26 +249,11 @@ static int send_bad_values(const ep_boot *boot, void *argument)
 }
 
 /* Refused before anything is sent: the corrected call succeeds. */
-static void nan_is_refused_where_it_enters(void **state)
+TEST(nan_is_refused_where_it_enters)
 {
     struct seen seen;
 
-    (void)state;
     run(send_bad_values, &seen);
     for (int rank = 0; rank < NRANKS; rank++)
         assert_int_equal(seen.status[rank], EP_E_VALUE);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(abort_wakes_a_wait_for_a_signal),
-        cmocka_unit_test(async_error_sees_what_a_peer_did),
-        cmocka_unit_test(a_boot_without_words_gets_some),
-        cmocka_unit_test(a_boot_that_returns_no_status_is_named),
-        cmocka_unit_test(a_misspelt_choice_of_loops_is_refused),
-        cmocka_unit_test(nan_is_refused_where_it_enters),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,21 +6,16 @@
  */
 #include "common/ranks/local_ranks.h"
 #include "sandbox.h"
+#include "unit.h"
 
 #include <epkit/epkit.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 #define NRANKS 3
 #define VICTIM 1
@@ -99,13 +94,6 @@ static ep_status exchange(ep_comm *comm, int me, bool forbids)
     return status == EP_OK ? ep_free(comm, memory) : status;
 }
 
-static void nap_ms(long ms)
-{
-    struct timespec span = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-
-    nanosleep(&span, NULL);
-}
-
 /* The first process of a PID namespace cannot kill itself by a signal. */
 static void die(const struct scenario *scenario)
 {
@@ -142,7 +130,7 @@ static int work(const ep_boot *boot, struct scenario *scenario)
         die(scenario);
     if (status == EP_OK && me == VICTIM && scenario->what == LATE)
         while (atomic_load(&scenario->done) < NRANKS - 1)
-            nap_ms(10);
+            unit_sleep_ms(10);
     if (status == EP_OK)
         status = ep_comm_barrier(comm);
     scenario->status[me] = status;
@@ -150,7 +138,7 @@ static int work(const ep_boot *boot, struct scenario *scenario)
     atomic_fetch_add(&scenario->done, 1);
     /* A live victim takes part once more before the others leave. */
     while (scenario->what == LATE && atomic_load(&scenario->done) < NRANKS)
-        nap_ms(10);
+        unit_sleep_ms(10);
     scenario->again[me] = comm ? ep_comm_barrier(comm) : status;
     ep_comm_free(comm);
     return 0;
@@ -294,9 +282,8 @@ static bool other_users(int rank)
     return sandbox_hide_proc() && be_another_user(rank);
 }
 
-static void other_users_with_hidepid(void **state)
+TEST(other_users_with_hidepid)
 {
-    (void)state;
     all_of_it(other_users, false, true);
 }
 
@@ -305,9 +292,8 @@ static bool other_users_without_pidfd(int rank)
     return sandbox_hide_proc() && sandbox_forbid_pidfd(EPERM) && be_another_user(rank);
 }
 
-static void nobody_can_see_anybody(void **state)
+TEST(nobody_can_see_anybody)
 {
-    (void)state;
     /* A PID is free again once the parent, ep_launch(), has waited for the process. */
     all_of_it(other_users_without_pidfd, false, true);
 }
@@ -318,9 +304,8 @@ static bool without_proc_and_pidfd(int rank)
     return sandbox_cover_proc() && sandbox_forbid_pidfd(ENOSYS);
 }
 
-static void neither_proc_nor_pidfd(void **state)
+TEST(neither_proc_nor_pidfd)
 {
-    (void)state;
     all_of_it(without_proc_and_pidfd, false, false);
 }
 
@@ -330,9 +315,8 @@ static bool without_pidfd(int rank)
     return sandbox_forbid_pidfd(ENOSYS);
 }
 
-static void a_kernel_without_pidfd(void **state)
+TEST(a_kernel_without_pidfd)
 {
-    (void)state;
     all_of_it(without_pidfd, false, true);
 }
 
@@ -342,9 +326,8 @@ static bool without_proc(int rank)
     return sandbox_cover_proc();
 }
 
-static void no_proc_at_all(void **state)
+TEST(no_proc_at_all)
 {
-    (void)state;
     all_of_it(without_proc, false, true);
 }
 
@@ -353,9 +336,8 @@ static bool one_without_proc(int rank)
     return rank != VICTIM || sandbox_cover_proc();
 }
 
-static void one_rank_without_proc(void **state)
+TEST(one_rank_without_proc)
 {
-    (void)state;
     all_of_it(one_without_proc, false, true);
 }
 
@@ -365,9 +347,8 @@ static bool own_pid_namespace(int rank)
     return unshare(CLONE_NEWPID) == 0;
 }
 
-static void pid_namespaces_of_their_own(void **state)
+TEST(pid_namespaces_of_their_own)
 {
-    (void)state;
     all_of_it(own_pid_namespace, true, true);
 }
 
@@ -377,11 +358,10 @@ static bool own_ipc_and_mounts(int rank)
     return unshare(CLONE_NEWIPC | CLONE_NEWNS | CLONE_NEWUTS) == 0;
 }
 
-static void namespaces_that_do_not_matter(void **state)
+TEST(namespaces_that_do_not_matter)
 {
     struct scenario *scenario = new_scene(own_ipc_and_mounts, WORK);
 
-    (void)state;
     SKIP_IF(!run(scenario));
     expect_all(scenario, EP_OK, "");
     munmap(scenario, sizeof(*scenario));
@@ -394,11 +374,10 @@ static bool own_namespaces(int rank)
 }
 
 /* No means to map memory of the other: creation fails with the reason. */
-static void no_way_is_named(void **state)
+TEST(no_way_is_named)
 {
     struct scenario *scenario = new_scene(own_namespaces, WORK);
 
-    (void)state;
     scenario->forks = true;
     scenario->ranks_per_node = NRANKS;
     SKIP_IF(!run(scenario));
@@ -421,11 +400,10 @@ static void no_way_is_named(void **state)
 
 /* --- between nodes --- */
 
-static void nodes_with_hidepid(void **state)
+TEST(nodes_with_hidepid)
 {
     struct scenario *scenario = new_scene(other_users, WORK);
 
-    (void)state;
     scenario->ranks_per_node = 1;
     SKIP_IF(!run(scenario));
     expect_all(scenario, EP_OK, "");
@@ -443,11 +421,10 @@ static bool closed_streams(int rank)
     return true;
 }
 
-static void closed_standard_streams(void **state)
+TEST(closed_standard_streams)
 {
     struct scenario *scenario = new_scene(closed_streams, WORK);
 
-    (void)state;
     assert_true(run(scenario));
     expect_all(scenario, EP_OK, "");
     munmap(scenario, sizeof(*scenario));
@@ -470,7 +447,7 @@ static int lower_and_wait(const ep_boot *boot, void *argument)
     atomic_fetch_add(&scenario->done, 1);
     /* The others have finished the exchange: it must not see this death. */
     while (boot->rank == VICTIM && atomic_load(&scenario->done) < NRANKS)
-        nap_ms(10);
+        unit_sleep_ms(10);
     if (boot->rank == VICTIM)
         raise(SIGKILL);
     scenario->status[boot->rank] = ep_comm_barrier(comm);
@@ -480,13 +457,12 @@ static int lower_and_wait(const ep_boot *boot, void *argument)
     return 0;
 }
 
-static void descriptors_forbidden_later(void **state)
+TEST(descriptors_forbidden_later)
 {
     struct scenario *scenario = new_scene(NULL, DIE);
     ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[NRANKS];
 
-    (void)state;
     launch.nranks = NRANKS;
     launch.run = lower_and_wait;
     launch.argument = scenario;
@@ -545,36 +521,12 @@ static void run_out(bool (*enter)(int rank))
     munmap(scenario, sizeof(*scenario));
 }
 
-static void a_rank_out_of_descriptors_is_named(void **state)
+TEST(a_rank_out_of_descriptors_is_named)
 {
-    (void)state;
     run_out(NULL);
 }
 
-static void a_rank_out_of_descriptors_is_named_over_sockets(void **state)
+TEST(a_rank_out_of_descriptors_is_named_over_sockets)
 {
-    (void)state;
     run_out(without_proc);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(other_users_with_hidepid),
-        cmocka_unit_test(nobody_can_see_anybody),
-        cmocka_unit_test(neither_proc_nor_pidfd),
-        cmocka_unit_test(a_kernel_without_pidfd),
-        cmocka_unit_test(no_proc_at_all),
-        cmocka_unit_test(one_rank_without_proc),
-        cmocka_unit_test(pid_namespaces_of_their_own),
-        cmocka_unit_test(no_way_is_named),
-        cmocka_unit_test(namespaces_that_do_not_matter),
-        cmocka_unit_test(nodes_with_hidepid),
-        cmocka_unit_test(closed_standard_streams),
-        cmocka_unit_test(descriptors_forbidden_later),
-        cmocka_unit_test(a_rank_out_of_descriptors_is_named),
-        cmocka_unit_test(a_rank_out_of_descriptors_is_named_over_sockets),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

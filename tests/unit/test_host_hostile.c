@@ -8,21 +8,16 @@
  * Whatever the effect on the calls, the other ranks do not crash or hang, return valid statuses, and nothing is written
  * outside of their outputs. Damage that they report is that of the hostile rank.
  */
+#include "unit.h"
+
 #include "backend/host/lowlatency.h"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum {
     RANKS = 3,
@@ -479,14 +474,13 @@ enum { ATTACKS = 60 };
 enum { ATTACKS = 330 };
 #endif
 
-static void a_rank_that_writes_rubbish_harms_nobody(void **state)
+TEST(a_rank_that_writes_rubbish_harms_nobody)
 {
     const char *is_long = getenv("EPKIT_TEST_LONG"), *seed = getenv("EPKIT_TEST_SEED");
     int n = is_long && *is_long == '1' ? 6000 : ATTACKS;
     struct scenario *scenario =
         mmap(NULL, sizeof(*scenario), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
-    (void)state;
     assert_true(scenario != MAP_FAILED);
     random_state = seed ? strtoull(seed, NULL, 0) : 11;
     known_attacks(scenario);
@@ -504,13 +498,4 @@ static void a_rank_that_writes_rubbish_harms_nobody(void **state)
     /* The damage was detected, and not only as a timeout. */
     assert_true(seen[EP_E_MISMATCH] > 0);
     munmap(scenario, sizeof(*scenario));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_rank_that_writes_rubbish_harms_nobody),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,14 +6,7 @@
  */
 #include "backend/host/host.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
-
-#include "forked_ranks.h"
+#include "ranks.h"
 
 enum { RANKS = 4, NODE = 2, TOKENS = 16, HIDDEN = 512, TOPK = 2, EXPERTS = 8, LOCAL = EXPERTS / RANKS };
 enum { ROWS = LOCAL * RANKS * TOKENS, FILES = 120, TIMEOUT_MS = 60000 };
@@ -159,7 +152,7 @@ static int live(const ep_boot *boot, void *shared)
     ep_status status = list_files(NULL, &before) ? EP_OK : ep_fail(EP_E_SYSTEM, "no list of mappings");
 
     if (status == EP_OK)
-        status = forked_ranks_new(boot, scenario->network, NODE, TIMEOUT_MS, &comm);
+        status = unit_comm_new(boot, scenario->network, NODE, TIMEOUT_MS, &comm);
     if (status == EP_OK)
         status = use_all(comm, &before, scenario);
     if (status != EP_OK)
@@ -182,12 +175,12 @@ static int count_common(const struct files *a, const struct files *b)
 static void run(const char *network, int *ret_within, int *ret_between, int *ret_mapped_peers)
 {
     const struct scenario start = {.network = network};
-    struct scenario *scenario = forked_ranks_share(&start, sizeof(start));
+    struct scenario *scenario = unit_share(&start, sizeof(start));
     ep_rank_exit exits[RANKS];
 
     *ret_within = FILES;
     *ret_between = *ret_mapped_peers = 0;
-    assert_int_equal(forked_ranks_run(RANKS, live, scenario, FORKED_RANKS_PATIENT_MS, exits), EP_OK);
+    assert_int_equal(unit_fork_ranks(RANKS, live, scenario, RANKS_PATIENT_MS, exits), EP_OK);
     for (int a = 0; a < RANKS; a++) {
         if (exits[a].code || exits[a].signal)
             print_error("rank %d: %s\n", a, scenario->complaint[a]);
@@ -205,11 +198,10 @@ static void run(const char *network, int *ret_within, int *ret_between, int *ret
     munmap(scenario, sizeof(*scenario));
 }
 
-static void test_sockets_share_no_memory_between_nodes(void **state)
+TEST(test_sockets_share_no_memory_between_nodes)
 {
     int within, between, mapped_peers;
 
-    (void)state;
     run("tcp", &within, &between, &mapped_peers);
     print_message("    tcp: two ranks of a node share %d files or more, of two nodes %d\n", within, between);
     assert_true(within > 0);
@@ -217,24 +209,13 @@ static void test_sockets_share_no_memory_between_nodes(void **state)
     assert_int_equal(mapped_peers, 0);
 }
 
-static void test_the_check_sees_memory_that_nodes_share(void **state)
+TEST(test_the_check_sees_memory_that_nodes_share)
 {
     int within, between, mapped_peers;
 
-    (void)state;
     run("emulated", &within, &between, &mapped_peers);
     print_message("    emulated: two ranks of a node share %d files or more, of two nodes %d\n", within, between);
     assert_true(within > 0);
     assert_true(between > 0);
     assert_true(mapped_peers > 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sockets_share_no_memory_between_nodes),
-        cmocka_unit_test(test_the_check_sees_memory_that_nodes_share),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

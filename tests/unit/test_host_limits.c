@@ -1,16 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Limits of control groups, read from made-up trees of /proc and /sys. */
+#include "unit.h"
+
 #include "cmd/bench/host.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-
-#include <cmocka.h>
 
 static char root[1024];
 
@@ -62,15 +56,13 @@ static void expect(uint64_t memory_bytes, double cpus)
     assert_true(limits.cpus > cpus - 1e-9 && limits.cpus < cpus + 1e-9);
 }
 
-static void test_nothing(void **state)
+TEST_WITH(test_nothing, make_root, remove_root)
 {
-    (void)state;
     expect(UINT64_MAX, 0);
 }
 
-static void test_v2(void **state)
+TEST_WITH(test_v2, make_root, remove_root)
 {
-    (void)state;
     put("proc/self/cgroup", "0::/job/step\n");
     put("sys/fs/cgroup/job/step/memory.max", "max\n");
     put("sys/fs/cgroup/job/step/cpu.max", "max 100000\n");
@@ -85,17 +77,15 @@ static void test_v2(void **state)
 }
 
 /* A container: the path is that of the host, and only the group at the mount point is to be seen. */
-static void test_container(void **state)
+TEST_WITH(test_container, make_root, remove_root)
 {
-    (void)state;
     put("proc/self/cgroup", "0::/../../outside\n");
     put("sys/fs/cgroup/memory.max", "2147483648\n");
     expect(UINT64_C(2) << 30, 0);
 }
 
-static void test_v1(void **state)
+TEST_WITH(test_v1, make_root, remove_root)
 {
-    (void)state;
     put("proc/self/cgroup", "9:cpuset:/x\n5:cpu,cpuacct:/a/b\n4:memory:/a\n1:name=systemd:/a\n");
     put("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
     put("sys/fs/cgroup/cpu/a/b/cpu.cfs_quota_us", "-1\n");
@@ -107,32 +97,16 @@ static void test_v1(void **state)
     expect(UINT64_C(512) << 20, 3);
 }
 
-static void test_nonsense(void **state)
+TEST_WITH(test_nonsense, make_root, remove_root)
 {
-    (void)state;
     put("proc/self/cgroup", "\n::\nno colon\n0::/x\n");
     put("sys/fs/cgroup/x/memory.max", "\n");
     put("sys/fs/cgroup/x/cpu.max", "100000 0\n");
     expect(UINT64_MAX, 0);
 }
 
-static void test_this_machine(void **state)
+TEST(test_this_machine)
 {
-    (void)state;
     assert_true(machine_memory_bytes() >= 1 << 20);
     assert_true(machine_cores() >= 1);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_nothing, make_root, remove_root),
-        cmocka_unit_test_setup_teardown(test_v2, make_root, remove_root),
-        cmocka_unit_test_setup_teardown(test_container, make_root, remove_root),
-        cmocka_unit_test_setup_teardown(test_v1, make_root, remove_root),
-        cmocka_unit_test_setup_teardown(test_nonsense, make_root, remove_root),
-        cmocka_unit_test(test_this_machine),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

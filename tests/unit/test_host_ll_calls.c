@@ -6,16 +6,11 @@
  * Token t of rank r is 1 + t in all elements and goes to expert (t + k) % R, k < 2, which returns (expert + 1) times
  * its input. All sums are exact.
  */
+#include "ranks.h"
+
 #include "backend/host/host.h"
-#include "common/ranks/local_ranks.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 #define RANKS 3
 #define MOST 6
@@ -40,19 +35,7 @@ struct scenario {
     int (*run_rank)(struct member *m);
     uint32_t ll_flags;
     int timeout_ms, n_tokens;
-    char wrong[RANKS][300];
 };
-
-static _Thread_local char *wrong;
-
-/* Returns from the scenario with a line number. */
-#define SURE(condition)                                                                                                \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            snprintf(wrong, 300, "line %d: %.120s (%.120s)", __LINE__, #condition, ep_last_error());                   \
-            return 1;                                                                                                  \
-        }                                                                                                              \
-    } while (0)
 
 static ep_ll_dispatch_args dispatch_of(struct member *m)
 {
@@ -130,7 +113,6 @@ static int run_rank(const ep_boot *boot, void *argument)
     struct member *m = &members[boot->rank];
     int code;
 
-    wrong = scenario->wrong[boot->rank];
     *m = (struct member){.rank = boot->rank, .n_tokens = scenario->n_tokens, .topk = TOPK};
     config.backend = "host";
     config.timeout_ms = scenario->timeout_ms;
@@ -155,20 +137,8 @@ static int run_rank(const ep_boot *boot, void *argument)
 
 static void run(struct scenario scenario)
 {
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[RANKS];
-
-    launch.mode = EP_LAUNCH_THREADS;
-    launch.nranks = RANKS;
-    launch.run = run_rank;
-    launch.argument = &scenario;
     scenario.timeout_ms = scenario.timeout_ms ? scenario.timeout_ms : 60000;
-    assert_int_equal(ep_launch(&launch, exits), EP_OK);
-    for (int rank = 0; rank < RANKS; rank++)
-        if (exits[rank].code)
-            print_error("rank %d: %s\n", rank, scenario.wrong[rank]);
-    for (int rank = 0; rank < RANKS; rank++)
-        assert_int_equal(exits[rank].code, 0);
+    unit_run_threads(RANKS, run_rank, &scenario);
 }
 
 /* --- handles ----------------------------------------------------------------------------------------------------- */
@@ -203,9 +173,8 @@ static int combine_again(struct member *m)
     return 0;
 }
 
-static void dispatches_are_combined_again_or_dropped(void **state)
+TEST(dispatches_are_combined_again_or_dropped)
 {
-    (void)state;
     run((struct scenario){.run_rank = combine_again, .n_tokens = MOST});
 }
 
@@ -228,9 +197,8 @@ static int combine_the_one_before(struct member *m)
     return 0;
 }
 
-static void the_dispatch_before_the_last_is_combined(void **state)
+TEST(the_dispatch_before_the_last_is_combined)
 {
-    (void)state;
     run((struct scenario){.run_rank = combine_the_one_before, .n_tokens = 4});
 }
 
@@ -269,9 +237,8 @@ static int interleave(struct member *m)
     return 0;
 }
 
-static void halves_of_two_calls_are_open(void **state)
+TEST(halves_of_two_calls_are_open)
 {
-    (void)state;
     run((struct scenario){.run_rank = interleave, .n_tokens = 5});
 }
 
@@ -304,9 +271,8 @@ static int leave_out(struct member *m)
     return 0;
 }
 
-static void a_combine_leaves_choices_out(void **state)
+TEST(a_combine_leaves_choices_out)
 {
-    (void)state;
     run((struct scenario){.run_rank = leave_out, .n_tokens = 4});
 }
 
@@ -343,9 +309,8 @@ static int use_fewer_tokens(struct member *m)
     return 0;
 }
 
-static void calls_have_their_own_most_tokens(void **state)
+TEST(calls_have_their_own_most_tokens)
 {
-    (void)state;
     run((struct scenario){.run_rank = use_fewer_tokens, .n_tokens = 2});
 }
 
@@ -404,9 +369,8 @@ static int use_fewer_choices(struct member *m)
     return 0;
 }
 
-static void calls_have_their_own_topk(void **state)
+TEST(calls_have_their_own_topk)
 {
-    (void)state;
     run((struct scenario){.run_rank = use_fewer_choices, .n_tokens = 5});
 }
 
@@ -431,9 +395,8 @@ static int wait_for_the_late_rank(struct member *m)
     return 0;
 }
 
-static void waiting_is_counted_for_the_rank_waited_for(void **state)
+TEST(waiting_is_counted_for_the_rank_waited_for)
 {
-    (void)state;
     run((struct scenario){.run_rank = wait_for_the_late_rank, .n_tokens = 2});
 }
 
@@ -473,9 +436,8 @@ static int disagree_about_the_sum(struct member *m)
     return 0;
 }
 
-static void ranks_have_to_name_the_same_call(void **state)
+TEST(ranks_have_to_name_the_same_call)
 {
-    (void)state;
     run((struct scenario){.run_rank = disagree_about_max_tokens, .n_tokens = 2});
     run((struct scenario){.run_rank = disagree_about_the_call, .n_tokens = 2});
     run((struct scenario){.run_rank = disagree_about_the_sum, .n_tokens = 2});
@@ -499,9 +461,8 @@ static int queue_bad_routing(struct member *m)
     return 0;
 }
 
-static void bad_routing_of_a_queued_call_fails_all(void **state)
+TEST(bad_routing_of_a_queued_call_fails_all)
 {
-    (void)state;
     run((struct scenario){.run_rank = queue_bad_routing, .n_tokens = 2, .timeout_ms = 600000});
 }
 
@@ -531,9 +492,8 @@ static int refuse_bad_routing(struct member *m)
     return 0;
 }
 
-static void a_dispatch_that_is_refused_changes_nothing(void **state)
+TEST(a_dispatch_that_is_refused_changes_nothing)
 {
-    (void)state;
     run((struct scenario){.run_rank = refuse_bad_routing, .n_tokens = 4});
 }
 
@@ -597,16 +557,14 @@ static int mask_for_one_dispatch(struct member *m)
     return 0;
 }
 
-static void a_masked_rank_learns_it(void **state)
+TEST(a_masked_rank_learns_it)
 {
-    (void)state;
     run((struct scenario){
         .run_rank = mask_for_one_dispatch, .n_tokens = 4, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = 600000});
 }
 
-static void masks_are_set_and_cleared_in_order(void **state)
+TEST(masks_are_set_and_cleared_in_order)
 {
-    (void)state;
     run((struct scenario){
         .run_rank = mask_explicitly, .n_tokens = 4, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = 600000});
 }
@@ -650,13 +608,12 @@ static int wait_for_one_that_waits(struct member *m)
     }
     /* A rank that leaves is masked at once. */
     while (done < 2)
-        nanosleep(&(struct timespec){0, 10000000}, NULL);
+        unit_sleep_ms(10);
     return code;
 }
 
-static void a_rank_that_waits_for_another_is_not_masked(void **state)
+TEST(a_rank_that_waits_for_another_is_not_masked)
 {
-    (void)state;
     run((struct scenario){
         .run_rank = wait_for_one_that_waits, .n_tokens = 4, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = HELD_UP_MS});
 }
@@ -670,7 +627,7 @@ static bool sees_wait(const ep_comm *comm, int rank, int awaited)
 
         if ((int)(waiting >> 8) == awaited + 1 && (phase == EP_GROUP_LL_SEND || phase == EP_GROUP_LL_RECV))
             return true;
-        nanosleep(&(struct timespec){0, 1000000}, NULL);
+        unit_sleep_ms(1);
     }
     return false;
 }
@@ -697,9 +654,8 @@ static int wait_to_be_unmasked(struct member *m)
     return 0;
 }
 
-static void a_rank_that_waits_to_be_unmasked_publishes_it(void **state)
+TEST(a_rank_that_waits_to_be_unmasked_publishes_it)
 {
-    (void)state;
     run((struct scenario){
         .run_rank = wait_to_be_unmasked, .n_tokens = 4, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = 120000});
 }
@@ -722,9 +678,8 @@ static int miss_a_barrier(struct member *m)
     return 0;
 }
 
-static void a_barrier_masks_an_absent_rank(void **state)
+TEST(a_barrier_masks_an_absent_rank)
 {
-    (void)state;
     run((struct scenario){.run_rank = miss_a_barrier, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = 60000});
 }
 
@@ -763,32 +718,7 @@ static int merge_masks(struct member *m)
     return 0;
 }
 
-static void masks_are_those_of_both(void **state)
+TEST(masks_are_those_of_both)
 {
-    (void)state;
     run((struct scenario){.run_rank = merge_masks, .n_tokens = 4, .ll_flags = EP_LL_MASK_DEAD, .timeout_ms = 120000});
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_rank_that_waits_for_another_is_not_masked),
-        cmocka_unit_test(dispatches_are_combined_again_or_dropped),
-        cmocka_unit_test(the_dispatch_before_the_last_is_combined),
-        cmocka_unit_test(halves_of_two_calls_are_open),
-        cmocka_unit_test(a_combine_leaves_choices_out),
-        cmocka_unit_test(calls_have_their_own_most_tokens),
-        cmocka_unit_test(calls_have_their_own_topk),
-        cmocka_unit_test(waiting_is_counted_for_the_rank_waited_for),
-        cmocka_unit_test(ranks_have_to_name_the_same_call),
-        cmocka_unit_test(bad_routing_of_a_queued_call_fails_all),
-        cmocka_unit_test(a_dispatch_that_is_refused_changes_nothing),
-        cmocka_unit_test(masks_are_set_and_cleared_in_order),
-        cmocka_unit_test(a_masked_rank_learns_it),
-        cmocka_unit_test(a_rank_that_waits_to_be_unmasked_publishes_it),
-        cmocka_unit_test(a_barrier_masks_an_absent_rank),
-        cmocka_unit_test(masks_are_those_of_both),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,21 +4,15 @@
  * rounds, in which order, and the effect of EP_LL_NO_PARTIAL_REDUCE. Each case is a token, the same on every rank;
  * ranks are threads.
  */
-#include "common/ranks/local_ranks.h"
+#include "ranks.h"
+
 #include "core/core.h"
 
 #include <epkit/epkit.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 #define RANKS 3
 #define LOCAL 4 /* experts of a rank: those of rank 0 are 0 to 3 */
@@ -178,7 +172,7 @@ static void look(const struct member *m, char *ret_text, size_t bytes)
 static void wait_for_others(struct scenario *scenario)
 {
     for (int i = 0; i < PATIENT_MS && atomic_load(&scenario->through) < RANKS - 1; i++)
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        unit_sleep_ms(1);
 }
 
 static int run_rank(const ep_boot *boot, void *argument)
@@ -210,16 +204,7 @@ static int run_rank(const ep_boot *boot, void *argument)
 
 static void run_scenario(ep_rank_fn run, void *argument)
 {
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[RANKS];
-
-    launch.mode = EP_LAUNCH_THREADS;
-    launch.nranks = RANKS;
-    launch.run = run;
-    launch.argument = argument;
-    assert_int_equal(ep_launch(&launch, exits), EP_OK);
-    for (int rank = 0; rank < RANKS; rank++)
-        assert_int_equal(exits[rank].code, 0);
+    unit_run_threads(RANKS, run, argument);
 }
 
 /* In both modes. */
@@ -247,7 +232,7 @@ static void expect_sums(const struct token *tokens, int n_tokens, int topk, bool
 
 /* --- sums ------------------------------------------------------------------------------------------------------- */
 
-static void rows_of_one_rank_are_added_up_and_rounded_first(void **state)
+TEST(rows_of_one_rank_are_added_up_and_rounded_first)
 {
     static const struct token tokens[] = {
         /* 1 + 2^-8 is halfway and becomes 1, twice; together it is 1 + 2^-7. */
@@ -265,11 +250,10 @@ static void rows_of_one_rank_are_added_up_and_rounded_first(void **state)
         {{0, 1, -1, -1}, {NEXT | MINUS, NEXT}, {1, 1 + 0x1p-23f}, 0x3401, 0x3401},
     };
 
-    (void)state;
     EXPECT_SUMS(tokens, TOPK, false);
 }
 
-static void groups_are_in_the_order_of_their_first_choices(void **state)
+TEST(groups_are_in_the_order_of_their_first_choices)
 {
     static const struct token tokens[] = {
         /* 2^24 + 1 - 2^24. In the order of the last choices, or of the ranks, 1 would be left. */
@@ -283,11 +267,10 @@ static void groups_are_in_the_order_of_their_first_choices(void **state)
         {{3, 1, 0, -1}, {BIG, ONE, BIG | MINUS}, {1, 1, 1}, 0, 0},
     };
 
-    (void)state;
     EXPECT_SUMS(tokens, TOPK, false);
 }
 
-static void holes_and_weights_of_zero(void **state)
+TEST(holes_and_weights_of_zero)
 {
     static const struct token tokens[] = {
         {{-1, -1, -1, -1}, {0}, {1, 1, 1, 1}, 0, 0},
@@ -301,11 +284,10 @@ static void holes_and_weights_of_zero(void **state)
         {{0, 1, -1, -1}, {MINUS, MINUS}, {1, 1}, 0, 0},
     };
 
-    (void)state;
     EXPECT_SUMS(tokens, TOPK, false);
 }
 
-static void what_is_not_a_number_stays_so(void **state)
+TEST(what_is_not_a_number_stays_so)
 {
     static const struct token tokens[] = {
         {{0, 1, 4, -1}, {0xffc1, ONE, ONE}, {1, 1, 1}, QUIET, QUIET},
@@ -319,11 +301,10 @@ static void what_is_not_a_number_stays_so(void **state)
         {{0, 1, 4, -1}, {MOST, 0x7b00, MOST | MINUS}, {1, 1, 1}, INF, 0x7b00},
     };
 
-    (void)state;
     EXPECT_SUMS(tokens, TOPK, false);
 }
 
-static void top_1_has_no_groups(void **state)
+TEST(top_1_has_no_groups)
 {
     static const struct token tokens[] = {
         {{0}, {NEXT}, {1.5f}, 0x3fc2, 0x3fc2},
@@ -332,12 +313,11 @@ static void top_1_has_no_groups(void **state)
         {{8}, {0x7f81}, {1}, QUIET, QUIET},
     };
 
-    (void)state;
     EXPECT_SUMS(tokens, 1, false);
 }
 
 /* Nothing of rank 2, which is masked, is added; the rows of the others form the same groups as without it. */
-static void rank_that_is_masked_is_in_no_group(void **state)
+TEST(rank_that_is_masked_is_in_no_group)
 {
     static const struct token tokens[] = {
         {{0, 8, 1, 4}, {ONE, TWO, HALFWAY, HALFWAY}, {1, 1, 1, 1}, ONE, NEXT},
@@ -347,7 +327,6 @@ static void rank_that_is_masked_is_in_no_group(void **state)
         {{4, 0, 11, 1}, {BIG | MINUS, BIG, BIG, ONE}, {1, 1, 1, 1}, 0, ONE},
     };
 
-    (void)state;
     EXPECT_SUMS(tokens, TOPK, true);
 }
 
@@ -385,7 +364,7 @@ static int differ(const ep_boot *boot, void *argument)
     return 0;
 }
 
-static void ranks_have_to_want_the_same_layout(void **state)
+TEST(ranks_have_to_want_the_same_layout)
 {
     static const struct {
         struct difference difference;
@@ -396,7 +375,6 @@ static void ranks_have_to_want_the_same_layout(void **state)
         {{.hidden = {128, 256, 128}}, "hidden is 128 on rank 0 and 256 on rank 1"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct difference difference = cases[i].difference;
 
@@ -407,19 +385,4 @@ static void ranks_have_to_want_the_same_layout(void **state)
                 fail_msg("rank %d: %s", rank, difference.text[rank]);
         }
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_of_one_rank_are_added_up_and_rounded_first),
-        cmocka_unit_test(groups_are_in_the_order_of_their_first_choices),
-        cmocka_unit_test(holes_and_weights_of_zero),
-        cmocka_unit_test(what_is_not_a_number_stays_so),
-        cmocka_unit_test(top_1_has_no_groups),
-        cmocka_unit_test(rank_that_is_masked_is_in_no_group),
-        cmocka_unit_test(ranks_have_to_want_the_same_layout),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,17 +3,12 @@
  * Low latency on the host backend: ranks that miss a deadline or pass other arguments. Ranks are threads; each keeps
  * its results, which the test checks afterwards.
  */
+#include "ranks.h"
+
 #include "backend/host/host.h"
-#include "common/ranks/local_ranks.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 #define MAX_RANKS 3
 #define TOKENS 2
@@ -93,23 +88,9 @@ static ep_status member_round(struct member *member, uint16_t value)
     return ep_ll_combine_sync(member->ll, &member->combine);
 }
 
-static void nap_ms(int ms)
-{
-    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}, NULL);
-}
-
 static void run_ranks(ep_rank_fn run, int nranks, void *argument)
 {
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[MAX_RANKS];
-
-    launch.mode = EP_LAUNCH_THREADS;
-    launch.nranks = nranks;
-    launch.run = run;
-    launch.argument = argument;
-    assert_int_equal(ep_launch(&launch, exits), EP_OK);
-    for (int rank = 0; rank < nranks; rank++)
-        assert_int_equal(exits[rank].code, 0);
+    unit_run_threads(nranks, run, argument);
 }
 
 /* --- masks ------------------------------------------------------------------------------------------------------ */
@@ -145,7 +126,7 @@ static int oversleep(const ep_boot *boot, void *argument)
         atomic_fetch_add(&scenario->ahead, 1);
     } else {
         for (int i = 0; i < PATIENT_MS && atomic_load(&scenario->ahead) < boot->nranks - 1; i++)
-            nap_ms(1);
+            unit_sleep_ms(1);
         scenario->status = member_round(&member, 0x4000);
         snprintf(scenario->text, sizeof(scenario->text), "%s", ep_comm_last_error(member.comm));
     }
@@ -154,11 +135,10 @@ static int oversleep(const ep_boot *boot, void *argument)
 }
 
 /* Rows and counts of earlier dispatches remain where no rank has written for a masked rank: it must not use them. */
-static void a_rank_that_was_masked_learns_it(void **state)
+TEST(a_rank_that_was_masked_learns_it)
 {
     static struct sleep_scenario scenario;
 
-    (void)state;
     run_ranks(oversleep, 3, &scenario);
     assert_int_equal(scenario.others[0], EP_OK);
     assert_int_equal(scenario.others[2], EP_OK);
@@ -197,7 +177,7 @@ static int be_late_for_the_second_half(const ep_boot *boot, void *argument)
         return 0;
     }
     for (int i = 0; i < 60000 && atomic_load(&scenario->gone) < boot->nranks - 1; i++)
-        nap_ms(1);
+        unit_sleep_ms(1);
     scenario->status = ep_ll_finish_sync(member.ll, 0);
     for (int i = 0; i < TOKENS * HIDDEN; i++)
         scenario->wrong += member.out[i] != 0x4040;
@@ -208,11 +188,10 @@ static int be_late_for_the_second_half(const ep_boot *boot, void *argument)
 }
 
 /* It can read the inputs of its peers after they have left: only the next call fails. */
-static void a_rank_late_between_two_halves_has_its_rows(void **state)
+TEST(a_rank_late_between_two_halves_has_its_rows)
 {
     static struct half_scenario scenario;
 
-    (void)state;
     run_ranks(be_late_for_the_second_half, 3, &scenario);
     assert_int_equal(scenario.status, EP_OK);
     assert_int_equal(scenario.wrong, 0);
@@ -278,11 +257,10 @@ static void use_own_routing(struct member *member)
     member->index[3] = 1;
 }
 
-static void routing_of_another_dispatch_is_refused_before_anything_is_offered(void **state)
+TEST(routing_of_another_dispatch_is_refused_before_anything_is_offered)
 {
     const uint32_t flags[] = {0, EP_LL_RECV_HOOK};
 
-    (void)state;
     for (int i = 0; i < 2; i++) {
         struct refusal refusal = {.spoil = use_other_routing, .mend = use_own_routing, .combine_flags = flags[i]};
 
@@ -302,11 +280,10 @@ static void use_numbers(struct member *member)
     member->weights[3] = 1;
 }
 
-static void nan_in_weights_is_refused_before_anything_is_offered(void **state)
+TEST(nan_in_weights_is_refused_before_anything_is_offered)
 {
     struct refusal refusal = {.spoil = use_nan, .mend = use_numbers, .comm_flags = EP_COMM_CHECK_VALUES};
 
-    (void)state;
     run_ranks(refuse, 2, &refusal);
     assert_int_equal(refusal.status, EP_E_VALUE);
     assert_non_null(strstr(refusal.text, "NaN in topk_weights of rank 1"));
@@ -334,11 +311,10 @@ static int ask_for_more(const ep_boot *boot, void *argument)
     return status == EP_OK ? 0 : 2;
 }
 
-static void dispatch_with_fewer_rows_is_not_answered_by_more(void **state)
+TEST(dispatch_with_fewer_rows_is_not_answered_by_more)
 {
     struct refusal refusal = {.status = EP_OK};
 
-    (void)state;
     run_ranks(ask_for_more, 2, &refusal);
     assert_int_equal(refusal.status, EP_E_ROUTING);
 }
@@ -372,9 +348,8 @@ static int answer_two(const ep_boot *boot, void *argument)
     return status == EP_OK && first == 0x4000 && member.out[HIDDEN] == 0 ? 0 : 2;
 }
 
-static void two_dispatches_with_different_routings_are_answered_in_order(void **state)
+TEST(two_dispatches_with_different_routings_are_answered_in_order)
 {
-    (void)state;
     run_ranks(answer_two, 2, NULL);
 }
 
@@ -407,9 +382,8 @@ static int keep_buffer(const ep_boot *boot, void *argument)
     return code;
 }
 
-static void combine_buffer_has_to_be_asked_for_each_time(void **state)
+TEST(combine_buffer_has_to_be_asked_for_each_time)
 {
-    (void)state;
     run_ranks(keep_buffer, 2, NULL);
 }
 
@@ -448,7 +422,7 @@ static int disagree(const ep_boot *boot, void *argument)
     return 0;
 }
 
-static void formats_of_dispatch_have_to_agree(void **state)
+TEST(formats_of_dispatch_have_to_agree)
 {
     static const struct {
         struct format format[2];
@@ -465,7 +439,6 @@ static void formats_of_dispatch_have_to_agree(void **state)
         {{{EP_F8E4M3, EP_UE8M0, EP_LL_ROUND_SCALE}, {EP_F8E4M3, EP_UE8M0, 0}}, {"", ""}},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct disagreement scenario = {.format = {cases[i].format[0], cases[i].format[1]}};
         ep_status expected = cases[i].text[0][0] ? EP_E_MISMATCH : EP_OK;
@@ -487,7 +460,7 @@ static ep_status slow_job(void *arguments)
 {
     _Atomic int *done = *(_Atomic int **)arguments;
 
-    nap_ms(50);
+    unit_sleep_ms(50);
     atomic_store(done, 1);
     return EP_OK;
 }
@@ -509,25 +482,7 @@ static int free_with_queued_job(const ep_boot *boot, void *argument)
     return seen ? 0 : 3;
 }
 
-static void leaving_waits_for_the_queue(void **state)
+TEST(leaving_waits_for_the_queue)
 {
-    (void)state;
     run_ranks(free_with_queued_job, 2, NULL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_rank_that_was_masked_learns_it),
-        cmocka_unit_test(a_rank_late_between_two_halves_has_its_rows),
-        cmocka_unit_test(routing_of_another_dispatch_is_refused_before_anything_is_offered),
-        cmocka_unit_test(nan_in_weights_is_refused_before_anything_is_offered),
-        cmocka_unit_test(dispatch_with_fewer_rows_is_not_answered_by_more),
-        cmocka_unit_test(two_dispatches_with_different_routings_are_answered_in_order),
-        cmocka_unit_test(combine_buffer_has_to_be_asked_for_each_time),
-        cmocka_unit_test(formats_of_dispatch_have_to_agree),
-        cmocka_unit_test(leaving_waits_for_the_queue),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Symmetric memory: allocations of a rank and the view of its peer. Two ranks, used by one thread in turn. */
 #include "host_ranks.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "unit.h"
 
 static int set_up(void **state)
 {
@@ -24,7 +17,7 @@ static int tear_down(void **state)
     return 0;
 }
 
-static void peers_see_what_is_written(void **state)
+TEST_WITH(peers_see_what_is_written, set_up, tear_down)
 {
     ep_comm **comms = *state;
     struct ep_group_address where;
@@ -42,7 +35,7 @@ static void peers_see_what_is_written(void **state)
     assert_ptr_equal(seen, (char *)memory + 4992);
 }
 
-static void nowhere_is_no_address(void **state)
+TEST_WITH(nowhere_is_no_address, set_up, tear_down)
 {
     ep_comm **comms = *state;
     struct ep_group_address where = {.slot = EP_GROUP_UNMAPPED};
@@ -54,7 +47,7 @@ static void nowhere_is_no_address(void **state)
     assert_null(seen);
 }
 
-static void find_knows_the_borders(void **state)
+TEST_WITH(find_knows_the_borders, set_up, tear_down)
 {
     struct ep_group *group = ep_group_of(((ep_comm **)*state)[0]);
     struct ep_group_address where;
@@ -78,7 +71,7 @@ static void find_knows_the_borders(void **state)
 }
 
 /* The slot is reused; the mapping of the peer is still of the old memory. */
-static void a_reused_slot_is_mapped_anew(void **state)
+TEST_WITH(a_reused_slot_is_mapped_anew, set_up, tear_down)
 {
     ep_comm **comms = *state;
     struct ep_group_address first, second;
@@ -100,7 +93,7 @@ static void a_reused_slot_is_mapped_anew(void **state)
 }
 
 /* Pages of freed memory are returned: a peer unmaps with the next operation. */
-static void sweeping_unmaps_what_is_freed_and_nothing_else(void **state)
+TEST_WITH(sweeping_unmaps_what_is_freed_and_nothing_else, set_up, tear_down)
 {
     ep_comm **comms = *state;
     struct ep_group_peer *peer = &ep_group_of(comms[1])->peers[0];
@@ -122,7 +115,7 @@ static void sweeping_unmaps_what_is_freed_and_nothing_else(void **state)
 }
 
 /* The rank lives: a missing segment does not make it dead. */
-static void memory_that_a_living_rank_has_freed_cannot_be_mapped(void **state)
+TEST_WITH(memory_that_a_living_rank_has_freed_cannot_be_mapped, set_up, tear_down)
 {
     ep_comm **comms = *state;
     struct ep_group_address where;
@@ -136,7 +129,7 @@ static void memory_that_a_living_rank_has_freed_cannot_be_mapped(void **state)
     assert_non_null(strstr(ep_last_error(), "symmetric memory of rank 0"));
 }
 
-static void free_takes_only_what_alloc_gave(void **state)
+TEST_WITH(free_takes_only_what_alloc_gave, set_up, tear_down)
 {
     ep_comm **comms = *state;
     void *memory, *staging, *other;
@@ -152,7 +145,7 @@ static void free_takes_only_what_alloc_gave(void **state)
     assert_int_equal(ep_free(comms[0], NULL), EP_OK);
 }
 
-static void an_empty_allocation_is_a_valid_one(void **state)
+TEST_WITH(an_empty_allocation_is_a_valid_one, set_up, tear_down)
 {
     ep_comm **comms = *state;
     void *memory;
@@ -162,7 +155,7 @@ static void an_empty_allocation_is_a_valid_one(void **state)
     assert_int_equal(ep_free(comms[0], memory), EP_OK);
 }
 
-static void slots_run_out_and_are_reused(void **state)
+TEST_WITH(slots_run_out_and_are_reused, set_up, tear_down)
 {
     struct ep_group *group = ep_group_of(((ep_comm **)*state)[0]);
     void *memory[EP_GROUP_SLOTS], *more;
@@ -179,7 +172,7 @@ static void slots_run_out_and_are_reused(void **state)
         ep_group_free_internal(group, memory[--n]);
 }
 
-static void staging_grows_and_is_counted(void **state)
+TEST_WITH(staging_grows_and_is_counted, set_up, tear_down)
 {
     ep_comm *comm = ((ep_comm **)*state)[0];
     ep_comm_info info = {.size = sizeof(info)};
@@ -201,22 +194,4 @@ static void staging_grows_and_is_counted(void **state)
     assert_int_equal(ep_comm_get_info(comm, &info), EP_OK);
     /* Memory of ep_alloc belongs to the user; the pages of the control block may be new. */
     assert_true(info.library_bytes < before + (1 << 18));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(peers_see_what_is_written, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(nowhere_is_no_address, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(find_knows_the_borders, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_reused_slot_is_mapped_anew, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(sweeping_unmaps_what_is_freed_and_nothing_else, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(memory_that_a_living_rank_has_freed_cannot_be_mapped, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(free_takes_only_what_alloc_gave, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(an_empty_allocation_is_a_valid_one, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(slots_run_out_and_are_reused, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(staging_grows_and_is_counted, set_up, tear_down),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,16 +4,9 @@
  * backend. All results are compared with values computed from the routing of all ranks, which every rank knows, and
  * with a separate plan. Ranks are threads.
  */
+#include "ranks.h"
+
 #include "backend/host/host.h"
-#include "common/ranks/local_ranks.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define RANKS 3
 #define LOCAL 4
@@ -111,18 +104,7 @@ struct scenario {
     int (*run_rank)(struct member *m);
     enum kind kind;
     int timeout_ms;
-    char wrong[RANKS][300];
 };
-
-static _Thread_local char *wrong;
-
-#define SURE(condition)                                                                                                \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            snprintf(wrong, 300, "line %d: %.120s (%.120s)", __LINE__, #condition, ep_last_error());                   \
-            return 1;                                                                                                  \
-        }                                                                                                              \
-    } while (0)
 
 static ep_plan_args plan_args(const struct member *m, const struct routing *routing, int64_t capacity)
 {
@@ -332,7 +314,6 @@ static int run_rank(const ep_boot *boot, void *argument)
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     int code;
 
-    wrong = scenario->wrong[boot->rank];
     m->rank = boot->rank;
     m->kind = scenario->kind;
     for (int i = 0; i < MOST * TOPK; i++)
@@ -347,22 +328,11 @@ static int run_rank(const ep_boot *boot, void *argument)
 
 static void run(struct scenario scenario)
 {
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[RANKS];
-
-    launch.mode = EP_LAUNCH_THREADS;
-    launch.nranks = RANKS;
-    launch.run = run_rank;
-    launch.argument = &scenario;
-    assert_int_equal(ep_launch(&launch, exits), EP_OK);
-    for (int rank = 0; rank < RANKS; rank++)
-        if (exits[rank].code)
-            fail_msg("kind %d, rank %d: %s", scenario.kind, rank, scenario.wrong[rank]);
+    unit_run_threads(RANKS, run_rank, &scenario);
 }
 
-static void updates_are_plans_of_their_own(void **state)
+TEST(updates_are_plans_of_their_own)
 {
-    (void)state;
     for (int kind = 0; kind < KINDS; kind++)
         run((struct scenario){.run_rank = update_often, .kind = (enum kind)kind});
 }
@@ -397,9 +367,8 @@ static int mask_choices(struct member *m)
     return 0;
 }
 
-static void a_mask_is_as_good_as_the_choices(void **state)
+TEST(a_mask_is_as_good_as_the_choices)
 {
-    (void)state;
     run((struct scenario){.run_rank = mask_choices});
 }
 
@@ -437,9 +406,8 @@ static int overflow(struct member *m)
     return 0;
 }
 
-static void an_update_beyond_the_capacity_is_refused_by_all(void **state)
+TEST(an_update_beyond_the_capacity_is_refused_by_all)
 {
-    (void)state;
     run((struct scenario){.run_rank = overflow});
 }
 
@@ -468,9 +436,8 @@ static int update_badly(struct member *m)
     return 0;
 }
 
-static void bad_routing_of_an_update_fails_all(void **state)
+TEST(bad_routing_of_an_update_fails_all)
 {
-    (void)state;
     run((struct scenario){.run_rank = update_badly, .timeout_ms = 600000});
 }
 
@@ -516,9 +483,8 @@ static int mix_masks_and_choices(struct member *m)
     return 0;
 }
 
-static void masks_are_checked(void **state)
+TEST(masks_are_checked)
 {
-    (void)state;
     run((struct scenario){.run_rank = mask_badly});
     run((struct scenario){.run_rank = mix_masks_and_choices});
 }
@@ -554,9 +520,8 @@ static int plan_in_stream_order(struct member *m)
     return 0;
 }
 
-static void plans_are_read_in_stream_order(void **state)
+TEST(plans_are_read_in_stream_order)
 {
-    (void)state;
     run((struct scenario){.run_rank = plan_in_stream_order});
 }
 
@@ -578,9 +543,8 @@ static int free_unused(struct member *m)
     return 0;
 }
 
-static void plans_are_freed_before_their_use(void **state)
+TEST(plans_are_freed_before_their_use)
 {
-    (void)state;
     run((struct scenario){.run_rank = free_unused});
 }
 
@@ -613,26 +577,9 @@ static int synchronise_outside(struct member *m)
     return 0;
 }
 
-static void hosts_do_not_wait_for_each_other_in_a_call(void **state)
+TEST(hosts_do_not_wait_for_each_other_in_a_call)
 {
-    (void)state;
     assert_int_equal(pthread_barrier_init(&elsewhere, NULL, RANKS), 0);
     run((struct scenario){.run_rank = synchronise_outside, .timeout_ms = 30000});
     pthread_barrier_destroy(&elsewhere);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(updates_are_plans_of_their_own),
-        cmocka_unit_test(a_mask_is_as_good_as_the_choices),
-        cmocka_unit_test(an_update_beyond_the_capacity_is_refused_by_all),
-        cmocka_unit_test(bad_routing_of_an_update_fails_all),
-        cmocka_unit_test(masks_are_checked),
-        cmocka_unit_test(plans_are_read_in_stream_order),
-        cmocka_unit_test(plans_are_freed_before_their_use),
-        cmocka_unit_test(hosts_do_not_wait_for_each_other_in_a_call),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,17 +3,10 @@
  * The network probe: the rank that is named when it cannot be opened, and the published state of its waits. Two nodes
  * of one rank, which are threads.
  */
+#include "ranks.h"
+
 #include "backend/host/host.h"
-#include "common/ranks/local_ranks.h"
 #include "net/probe.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 enum { NRANKS = 2, PATIENT_MS = 300000 };
 
@@ -46,23 +39,14 @@ static int run_rank(const ep_boot *boot, void *argument)
     /* The peers still read the state of this rank. */
     atomic_fetch_add(&scenario->ready, 1);
     while (atomic_load(&scenario->ready) < NRANKS)
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        unit_sleep_ms(1);
     ep_comm_free(comm);
     return code;
 }
 
 static void run_scenario(struct scenario *scenario)
 {
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[NRANKS];
-
-    launch.mode = EP_LAUNCH_THREADS;
-    launch.nranks = NRANKS;
-    launch.run = run_rank;
-    launch.argument = scenario;
-    assert_int_equal(ep_launch(&launch, exits), EP_OK);
-    for (int rank = 0; rank < NRANKS; rank++)
-        assert_int_equal(exits[rank].code, 0);
+    unit_run_threads(NRANKS, run_rank, scenario);
 }
 
 static void keep(struct scenario *scenario, int rank, ep_status status)
@@ -149,7 +133,7 @@ static int agree_twice(struct scenario *scenario, ep_comm *comm)
     return 0;
 }
 
-static void an_earlier_failure_of_a_peer_is_not_reported_again(void **state)
+TEST(an_earlier_failure_of_a_peer_is_not_reported_again)
 {
     static const struct {
         int (*run)(struct scenario *scenario, ep_comm *comm);
@@ -160,7 +144,6 @@ static void an_earlier_failure_of_a_peer_is_not_reported_again(void **state)
         {agree_twice, "second step: rank 0 failed: no descriptors for the network"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct scenario scenario = {.network = "emulated", .run = cases[i].run};
 
@@ -181,7 +164,7 @@ static void wait_until_waited_for(const struct scenario *scenario, enum ep_group
     const struct ep_group_control *control = ep_group_of(scenario->comms[0])->control;
 
     while (atomic_load(&control->state.waiting) != (2u << 8 | (uint32_t)phase))
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        unit_sleep_ms(1);
 }
 
 static int stay_away(struct scenario *scenario, ep_comm *comm, ep_status (*turn)(struct ep_net_probe *probe),
@@ -199,7 +182,7 @@ static int stay_away(struct scenario *scenario, ep_comm *comm, ep_status (*turn)
         wait_until_waited_for(scenario, phase);
         ep_comm_abort(comm);
         while (atomic_load(&ep_group_of(scenario->comms[0])->control->state.waiting))
-            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+            unit_sleep_ms(1);
     }
     ep_net_probe_free(probe);
     return 0;
@@ -216,9 +199,8 @@ static int stay_away_from_sockets(struct scenario *scenario, ep_comm *comm)
 }
 
 /* Its peers see the rank and the phase that it waits for, so that they can follow the chain; and an abort wakes it. */
-static void waits_publish_rank_and_phase(void **state)
+TEST(waits_publish_rank_and_phase)
 {
-    (void)state;
     for (int sockets = 0; sockets < 2; sockets++) {
         struct scenario scenario = {.network = "tcp", .run = sockets ? stay_away_from_sockets : stay_away_from_puts};
 
@@ -245,23 +227,11 @@ static int close_early(struct scenario *scenario, ep_comm *comm)
 }
 
 /* It lives and has freed its probe. */
-static void a_closed_socket_is_no_death(void **state)
+TEST(a_closed_socket_is_no_death)
 {
     struct scenario scenario = {.network = "tcp", .run = close_early};
 
-    (void)state;
     run_scenario(&scenario);
     assert_int_equal(scenario.status[0], EP_E_TIMEOUT);
     assert_string_equal(scenario.text[0], "rank 1 did not answer within 1000 ms in \"network probe: plain sockets\"");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_earlier_failure_of_a_peer_is_not_reported_again),
-        cmocka_unit_test(waits_publish_rank_and_phase),
-        cmocka_unit_test(a_closed_socket_is_no_death),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

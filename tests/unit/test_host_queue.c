@@ -1,17 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Queues of a communicator and events, on a group of one rank. */
 #include "host_ranks.h"
+#include "unit.h"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { MOST_JOBS = 64 };
 
@@ -84,7 +78,7 @@ static int tear_down(void **state)
     return 0;
 }
 
-static void jobs_run_in_order_of_submission(void **state)
+TEST_WITH(jobs_run_in_order_of_submission, set_up, tear_down)
 {
     ep_comm *comm = *(ep_comm **)*state;
     ep_event *events[MOST_JOBS];
@@ -108,7 +102,7 @@ static void jobs_run_in_order_of_submission(void **state)
 }
 
 /* A call that waits for its result runs on the caller's thread, after all that is queued. */
-static void synchronous_jobs_wait_for_the_queue(void **state)
+TEST_WITH(synchronous_jobs_wait_for_the_queue, set_up, tear_down)
 {
     ep_comm *comm = *(ep_comm **)*state;
     struct job slow = {.number = 1, .sleep_us = 20000}, after = {.number = 2};
@@ -132,7 +126,7 @@ static void *signal_later(void *argument)
 }
 
 /* Also jobs of other queues: the order of the calls is the same on all ranks, and is kept. */
-static void jobs_wait_for_the_users_event(void **state)
+TEST_WITH(jobs_wait_for_the_users_event, set_up, tear_down)
 {
     ep_comm *comm = *(ep_comm **)*state;
     struct job first = {.number = 1}, second = {.number = 2}, third = {.number = 3};
@@ -164,7 +158,7 @@ static void jobs_wait_for_the_users_event(void **state)
     assert_int_equal(comm->live, 0);
 }
 
-static void events_may_be_freed_before_the_work_is_done(void **state)
+TEST_WITH(events_may_be_freed_before_the_work_is_done, set_up, tear_down)
 {
     ep_comm *comm = *(ep_comm **)*state;
     struct job first = {.number = 1, .sleep_us = 10000}, second = {.number = 2};
@@ -180,7 +174,7 @@ static void events_may_be_freed_before_the_work_is_done(void **state)
 }
 
 /* The first failure of a queue is its status until it is read; other queues are not affected. */
-static void failures_are_those_of_the_queue(void **state)
+TEST_WITH(failures_are_those_of_the_queue, set_up, tear_down)
 {
     ep_comm *comm = *(ep_comm **)*state;
     struct job bad = {.number = 1, .status = EP_E_VALUE}, worse = {.number = 2, .status = EP_E_MEMORY},
@@ -212,7 +206,7 @@ static void failures_are_those_of_the_queue(void **state)
     ep_queue_free(queue);
 }
 
-static void an_unsignalled_event_fails_the_group(void **state)
+TEST_WITH(an_unsignalled_event_fails_the_group, set_up, tear_down)
 {
     ep_comm *comm = *(ep_comm **)*state;
     struct job first = {.number = 1}, second = {.number = 2};
@@ -249,7 +243,7 @@ static void *abort_later(void *argument)
     return NULL;
 }
 
-static void abort_ends_the_wait_for_an_event(void **state)
+TEST_WITH(abort_ends_the_wait_for_an_event, set_up, tear_down)
 {
     ep_comm *comm = *(ep_comm **)*state;
     struct job job = {.number = 1};
@@ -265,7 +259,7 @@ static void abort_ends_the_wait_for_an_event(void **state)
     ep_event_free(never);
 }
 
-static void signals_are_for_users_events_and_once(void **state)
+TEST_WITH(signals_are_for_users_events_and_once, set_up, tear_down)
 {
     ep_comm *comm = *(ep_comm **)*state;
     struct job job = {.number = 1};
@@ -290,7 +284,7 @@ static void signals_are_for_users_events_and_once(void **state)
     ep_event_free(record);
 }
 
-static void records_complete_with_what_was_called_before(void **state)
+TEST_WITH(records_complete_with_what_was_called_before, set_up, tear_down)
 {
     ep_comm *comm = *(ep_comm **)*state;
     _Atomic int gate = 0;
@@ -326,7 +320,7 @@ static ep_status read_mask(void *arguments)
  * Signals are delivered to threads of the application; faults of the worker itself must reach the application's
  * handler.
  */
-static void the_worker_blocks_all_but_its_own_faults(void **state)
+TEST_WITH(the_worker_blocks_all_but_its_own_faults, set_up, tear_down)
 {
     ep_comm *comm = *(ep_comm **)*state;
     sigset_t before, after;
@@ -349,7 +343,7 @@ static void add_number(void *context)
 }
 
 /* A function of the caller, in stream order: later work sees its writes. */
-static void calls_run_in_the_order_of_the_stream(void **state)
+TEST_WITH(calls_run_in_the_order_of_the_stream, set_up, tear_down)
 {
     ep_comm *comm = *(ep_comm **)*state;
     struct job first = {.number = 1, .sleep_us = 3000}, last = {.number = 3};
@@ -372,7 +366,7 @@ static void write_late(void *context)
 }
 
 /* Like cudaFree(): queued work may still use the memory. */
-static void memory_is_freed_after_queued_work(void **state)
+TEST_WITH(memory_is_freed_after_queued_work, set_up, tear_down)
 {
     ep_comm *comm = *(ep_comm **)*state;
     void *memory;
@@ -392,7 +386,7 @@ static double processor_seconds(void)
 }
 
 /* An idle worker, a worker whose job waits, and a thread that waits for it use no processor time. */
-static void nobody_spins(void **state)
+TEST_WITH(nobody_spins, set_up, tear_down)
 {
     ep_comm *comm = *(ep_comm **)*state;
     struct job job = {.number = 1, .sleep_us = 300000};
@@ -413,7 +407,7 @@ static void nobody_spins(void **state)
     ep_event_free(signal);
 }
 
-static void queues_belong_to_their_communicator(void **state)
+TEST_WITH(queues_belong_to_their_communicator, set_up, tear_down)
 {
     ep_comm *comm = *(ep_comm **)*state, *other;
     struct job job = {.number = 1};
@@ -436,7 +430,7 @@ static void queues_belong_to_their_communicator(void **state)
 }
 
 /* A stream is not dereferenced before it is known: it may belong to a device, or be freed. */
-static void unknown_streams_are_not_dereferenced(void **state)
+TEST_WITH(unknown_streams_are_not_dereferenced, set_up, tear_down)
 {
     ep_comm *comm = *(ep_comm **)*state;
     ep_queue *queue, *other;
@@ -479,7 +473,7 @@ static void misuse(void *context)
 }
 
 /* A call that would wait for the function itself is refused. */
-static void functions_of_a_stream_may_not_wait(void **state)
+TEST_WITH(functions_of_a_stream_may_not_wait, set_up, tear_down)
 {
     ep_comm *comm = *(ep_comm **)*state;
     struct misuse m = {.comm = comm};
@@ -518,7 +512,7 @@ static void call_another(void *context)
     n->sync = ep_stream_sync(n->outer, NULL);
 }
 
-static void functions_may_not_wait_after_a_call_on_another_communicator(void **state)
+TEST_WITH(functions_may_not_wait_after_a_call_on_another_communicator, set_up, tear_down)
 {
     struct nested n = {.outer = *(ep_comm **)*state, .number = 7};
 
@@ -532,7 +526,7 @@ static void functions_may_not_wait_after_a_call_on_another_communicator(void **s
 }
 
 /* Freeing a queue waits for its work; work in other queues continues. */
-static void a_queue_is_freed_when_its_work_is_done(void **state)
+TEST_WITH(a_queue_is_freed_when_its_work_is_done, set_up, tear_down)
 {
     ep_comm *comm = *(ep_comm **)*state;
     struct job slow = {.number = 1, .sleep_us = 20000};
@@ -543,30 +537,4 @@ static void a_queue_is_freed_when_its_work_is_done(void **state)
     ep_queue_free(queue);
     assert_int_equal(log_of_jobs.n, 1);
     assert_int_equal(comm->live, 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(jobs_run_in_order_of_submission, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(synchronous_jobs_wait_for_the_queue, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(jobs_wait_for_the_users_event, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(events_may_be_freed_before_the_work_is_done, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(failures_are_those_of_the_queue, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(an_unsignalled_event_fails_the_group, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(abort_ends_the_wait_for_an_event, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(signals_are_for_users_events_and_once, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(records_complete_with_what_was_called_before, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(calls_run_in_the_order_of_the_stream, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(memory_is_freed_after_queued_work, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(nobody_spins, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(queues_belong_to_their_communicator, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(unknown_streams_are_not_dereferenced, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(functions_of_a_stream_may_not_wait, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(functions_may_not_wait_after_a_call_on_another_communicator, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_queue_is_freed_when_its_work_is_done, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(the_worker_blocks_all_but_its_own_faults, set_up, tear_down),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,18 +7,12 @@
 #include "group/shrink.h"
 #include "tcp/star.h"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
-#include "forked_ranks.h"
 #include "free_port.h"
+#include "ranks.h"
 
 enum { MOST_RANKS = 8, MOST_PHASES = 40, TIMEOUT_MS = 120000 };
 
@@ -120,7 +114,7 @@ static void shrink_twice(struct table *table, ep_comm *comm, int rank)
     /* A rank that leaves earlier would count as departed in the shrinks of the others. */
     atomic_fetch_add(&table->formed, 1);
     while (atomic_load(&table->formed) < nranks - 1 - atomic_load(&table->died))
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        unit_sleep_ms(1);
     ep_comm_free(last);
     ep_comm_free(next);
     ep_comm_free(comm);
@@ -146,8 +140,8 @@ static int live(const ep_boot *unused, void *argument)
     if (ep_boot_tcp_new(&args, &boot) != EP_OK)
         return 1;
     counts_in = rank == 0 && scenario->dies == IN_CREATION ? table : NULL;
-    status = forked_ranks_new(ep_boot_tcp_get(boot), scenario->network, scenario->nranks / scenario->nnodes, TIMEOUT_MS,
-                              &comm);
+    status =
+        unit_comm_new(ep_boot_tcp_get(boot), scenario->network, scenario->nranks / scenario->nnodes, TIMEOUT_MS, &comm);
     counts_in = NULL;
     table->first[rank] = status;
     keep_text(table->first_text[rank]);
@@ -198,12 +192,12 @@ static void check_shrunk(const struct table *table, int rank)
 static bool run_phase(const struct scenario *scenario, int phase)
 {
     const struct table wanted = {.scenario = *scenario, .phase = phase, .port = find_port()};
-    struct table *table = forked_ranks_share(&wanted, sizeof(wanted));
+    struct table *table = unit_share(&wanted, sizeof(wanted));
     ep_rank_exit exits[MOST_RANKS];
     bool died;
 
     /* Fails, because some were killed. */
-    (void)forked_ranks_run(scenario->nranks, live, table, 2 * TIMEOUT_MS, exits);
+    (void)unit_fork_ranks(scenario->nranks, live, table, 2 * TIMEOUT_MS, exits);
     died = atomic_load(&table->died);
     for (int rank = died; rank < scenario->nranks; rank++) {
         bool ok = scenario->dies == IN_CREATION
@@ -236,24 +230,12 @@ static void run_scenarios(enum dies dies)
     }
 }
 
-static void rank_0_dies_in_each_phase_of_a_creation(void **state)
+TEST(rank_0_dies_in_each_phase_of_a_creation)
 {
-    (void)state;
     run_scenarios(IN_CREATION);
 }
 
-static void rank_0_dies_in_each_phase_of_a_shrink_and_another_one_after_it(void **state)
+TEST(rank_0_dies_in_each_phase_of_a_shrink_and_another_one_after_it)
 {
-    (void)state;
     run_scenarios(IN_SHRINK);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rank_0_dies_in_each_phase_of_a_creation),
-        cmocka_unit_test(rank_0_dies_in_each_phase_of_a_shrink_and_another_one_after_it),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,13 +7,9 @@
 #include "cgroup.h"
 #include "common/ranks/local_ranks.h"
 #include "sandbox.h"
+#include "unit.h"
 
 #include <epkit/epkit.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
 
 #define MIB ((size_t)1 << 20)
 
@@ -143,9 +139,8 @@ static int run_in_cgroup(void *argument)
     return cgroup_join(&cgroup) ? launch(argument) : SANDBOX_SKIP;
 }
 
-static void a_group_in_a_small_cgroup_gets_statuses(void **state)
+TEST(a_group_in_a_small_cgroup_gets_statuses)
 {
-    (void)state;
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
     print_message("SKIP: the shadow memory of sanitizers counts against the limit, too\n");
     skip();
@@ -180,23 +175,12 @@ static bool commits_strictly(void)
     return policy == 2;
 }
 
-static void a_group_without_overcommit_gets_statuses(void **state)
+TEST(a_group_without_overcommit_gets_statuses)
 {
-    (void)state;
     if (!commits_strictly()) {
         print_message("SKIP: vm.overcommit_memory is not 2 here\n");
         skip();
     }
     for (size_t i = 0; i < sizeof(networks) / sizeof(networks[0]); i++)
         assert_int_equal(launch(&(struct shape){.network = networks[i], .limit = ""}), 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_group_in_a_small_cgroup_gets_statuses),
-        cmocka_unit_test(a_group_without_overcommit_gets_statuses),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

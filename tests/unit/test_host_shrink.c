@@ -1,18 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Configuration of the new group by the survivors. Which ranks may form it: test_host_shrink_votes.c. */
+#include "unit.h"
+
 #include "common/ranks/local_ranks.h"
 #include "core/core.h"
 
 #include <epkit/epkit.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define NRANKS 4
 
@@ -54,12 +50,11 @@ static void launch_ranks(ep_rank_fn run, struct verdicts *all, ep_rank_exit ret_
 }
 
 /* Rank 1 would be rank 0 of the new group, whose creation fails: the caller knows it as rank 1. */
-static void ranks_have_the_numbers_that_the_caller_knows(void **state)
+TEST(ranks_have_the_numbers_that_the_caller_knows)
 {
     static struct verdicts all;
     ep_rank_exit exits[NRANKS];
 
-    (void)state;
     launch_ranks(shrink_without_first, &all, exits);
     for (int rank = 1; rank < NRANKS; rank++) {
         assert_int_equal(exits[rank].code, 0);
@@ -92,12 +87,11 @@ static int shrink_twice(const ep_boot *boot, void *argument)
 }
 
 /* A mismatch is found before the new group is opened, names the field, and can be corrected. */
-static void unequal_configurations_are_named_and_can_be_mended(void **state)
+TEST(unequal_configurations_are_named_and_can_be_mended)
 {
     static struct verdicts all;
     ep_rank_exit exits[NRANKS];
 
-    (void)state;
     launch_ranks(shrink_twice, &all, exits);
     for (int rank = 0; rank < NRANKS; rank++) {
         assert_int_equal(exits[rank].code, 0);
@@ -137,12 +131,11 @@ static int shrink_linked_pairs(const ep_boot *boot, void *argument)
 }
 
 /* Nodes may be hosts: a configuration without nodes must not put all survivors on one. */
-static void nodes_of_linked_survivors_stay_apart(void **state)
+TEST(nodes_of_linked_survivors_stay_apart)
 {
     static struct verdicts all;
     ep_rank_exit exits[NRANKS];
 
-    (void)state;
     launch_ranks(shrink_linked_pairs, &all, exits);
     for (int rank = 0; rank < NRANKS - 1; rank++) {
         assert_int_equal(exits[rank].code, 0);
@@ -188,27 +181,14 @@ static int lead_without_descriptors(const ep_boot *boot, void *argument)
 }
 
 /* Ranks that it cannot accept are not late. */
-static void a_leader_without_descriptors_says_so(void **state)
+TEST(a_leader_without_descriptors_says_so)
 {
     static struct verdicts all;
     ep_rank_exit exits[NRANKS];
 
-    (void)state;
     launch_ranks(lead_without_descriptors, &all, exits);
     for (int rank = 0; rank < NRANKS; rank++)
         assert_int_equal(exits[rank].code, 0);
     assert_int_equal(all.first[0], EP_E_SYSTEM);
     assert_non_null(strstr(all.text[0], "rank 0 cannot accept connections: Too many open files"));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_have_the_numbers_that_the_caller_knows),
-        cmocka_unit_test(unequal_configurations_are_named_and_can_be_mended),
-        cmocka_unit_test(nodes_of_linked_survivors_stay_apart),
-        cmocka_unit_test(a_leader_without_descriptors_says_so),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

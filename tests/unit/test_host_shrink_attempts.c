@@ -4,15 +4,9 @@
  * actions in attempt 2 before they arrived hold for all. Each case writes the words of that history into the control
  * blocks, as the ranks would have, and the survivors continue from there.
  */
-#include "common/ranks/local_ranks.h"
+#include "ranks.h"
+
 #include "group/shrink.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 enum { NRANKS = 3, LATE = 2 };
 
@@ -59,7 +53,7 @@ static ep_status shrink_once(ep_comm *comm, struct history *history, int rank)
 static void wait_until(_Atomic int *word, int least)
 {
     while (atomic_load(word) < least)
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        unit_sleep_ms(1);
 }
 
 /* Waits until the others are in attempt 2, where their history takes them. */
@@ -67,7 +61,7 @@ static void wait_for_others(const struct ep_group *group)
 {
     for (int rank = 0; rank < LATE; rank++)
         while (atomic_load(&group->peers[rank].control->shrink.attempt) < 2)
-            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+            unit_sleep_ms(1);
 }
 
 static int live(const ep_boot *boot, void *argument)
@@ -108,25 +102,15 @@ static int live(const ep_boot *boot, void *argument)
 
 static void continue_from(struct history *history)
 {
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[NRANKS];
-
-    launch.mode = EP_LAUNCH_THREADS;
-    launch.nranks = NRANKS;
-    launch.run = live;
-    launch.argument = history;
-    assert_int_equal(ep_launch(&launch, exits), EP_OK);
-    for (int rank = 0; rank < NRANKS; rank++)
-        assert_int_equal(exits[rank].code, 0);
+    unit_run_threads(NRANKS, live, history);
 }
 
 /* It has returned EP_E_TIMEOUT: the others do not continue without it, and the next call has all ranks. */
-static void a_rank_that_gave_up_before_the_others_arrived_fails_them_too(void **state)
+TEST(a_rank_that_gave_up_before_the_others_arrived_fails_them_too)
 {
     struct history history = {
         .late_vote = shrink_pack_vote(EP_GROUP_VOTE_GIVEN_UP, EP_E_TIMEOUT, 0), .late_attempt = 2, .again = true};
 
-    (void)state;
     continue_from(&history);
     for (int rank = 0; rank < LATE; rank++) {
         assert_int_equal(history.first[rank], EP_E_TIMEOUT);
@@ -139,12 +123,11 @@ static void a_rank_that_gave_up_before_the_others_arrived_fails_them_too(void **
 }
 
 /* It has seen attempt 2 fail, or will, and begins the third, in which they synchronise. */
-static void a_rank_that_voted_before_the_others_arrived_is_waited_for(void **state)
+TEST(a_rank_that_voted_before_the_others_arrived_is_waited_for)
 {
     const uint32_t votes[] = {EP_GROUP_VOTE_LOCKED, shrink_pack_vote(EP_GROUP_VOTE_VETO, EP_E_TIMEOUT, LATE),
                               shrink_pack_vote(EP_GROUP_VOTE_BANNED, EP_E_TIMEOUT, LATE)};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(votes) / sizeof(votes[0]); i++) {
         struct history history = {.late_vote = votes[i], .late_attempt = 2, .late_joins = true};
         /* Banned again: the others need not wait for it in the third attempt, but it must learn that. */
@@ -159,11 +142,10 @@ static void a_rank_that_voted_before_the_others_arrived_is_waited_for(void **sta
 }
 
 /* It has neither voted nor given up: the others need not wait for it again, and it is excluded when it arrives. */
-static void a_rank_that_arrives_after_the_others_is_excluded(void **state)
+TEST(a_rank_that_arrives_after_the_others_is_excluded)
 {
     struct history history = {.late_vote = EP_GROUP_VOTE_OPEN, .late_attempt = 1};
 
-    (void)state;
     continue_from(&history);
     for (int rank = 0; rank < NRANKS; rank++) {
         assert_int_equal(history.first[rank], rank == LATE ? EP_E_EXCLUDED : EP_OK);
@@ -172,11 +154,10 @@ static void a_rank_that_arrives_after_the_others_is_excluded(void **state)
 }
 
 /* It sees none of them in its old group any more, but must not form a second group. */
-static void an_excluded_rank_stays_excluded_when_the_others_have_left(void **state)
+TEST(an_excluded_rank_stays_excluded_when_the_others_have_left)
 {
     struct history history = {.late_vote = EP_GROUP_VOTE_OPEN, .late_attempt = 1, .others_leave = true, .again = true};
 
-    (void)state;
     continue_from(&history);
     for (int rank = 0; rank < LATE; rank++)
         assert_int_equal(history.members[rank], LATE);
@@ -188,13 +169,12 @@ static void an_excluded_rank_stays_excluded_when_the_others_have_left(void **sta
 /*
  * It has locked the view, and failed before it reached an all-gather of the new group: no rank waits a deadline for it.
  */
-static void a_rank_that_failed_before_an_all_gather_is_not_waited_for(void **state)
+TEST(a_rank_that_failed_before_an_all_gather_is_not_waited_for)
 {
     struct history history = {.late_vote = EP_GROUP_VOTE_LOCKED,
                               .late_attempt = 2,
                               .late_opened = shrink_pack_vote(EP_GROUP_VOTE_VETO, EP_E_MEMORY, LATE)};
 
-    (void)state;
     continue_from(&history);
     for (int rank = 0; rank < LATE; rank++) {
         assert_int_equal(history.first[rank], EP_E_MEMORY);
@@ -222,13 +202,12 @@ static int shrink_once_more_than_there_are(const ep_boot *boot, void *argument)
 }
 
 /* No later call can succeed: the text says what to do, and there is no wait. */
-static void a_rank_without_attempts_gets_a_hint(void **state)
+TEST(a_rank_without_attempts_gets_a_hint)
 {
     struct history history = {.again = true};
     ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[NRANKS];
 
-    (void)state;
     launch.mode = EP_LAUNCH_THREADS;
     launch.nranks = NRANKS;
     launch.run = shrink_once_more_than_there_are;
@@ -242,18 +221,4 @@ static void a_rank_without_attempts_gets_a_hint(void **state)
                             "ep_comm_shrink: no agreement after 32 attempts, the limit of a communicator: free it, "
                             "end the ranks that do not answer, and create a new one of the others by ep_comm_new");
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_rank_that_gave_up_before_the_others_arrived_fails_them_too),
-        cmocka_unit_test(a_rank_that_voted_before_the_others_arrived_is_waited_for),
-        cmocka_unit_test(a_rank_that_arrives_after_the_others_is_excluded),
-        cmocka_unit_test(an_excluded_rank_stays_excluded_when_the_others_have_left),
-        cmocka_unit_test(a_rank_that_failed_before_an_all_gather_is_not_waited_for),
-        cmocka_unit_test(a_rank_without_attempts_gets_a_hint),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,20 +4,14 @@
  * the same outcome, and form one group in the next shrink. Also if rank 0 has died before, so that the ranks have other
  * numbers in the new group. Ranks are processes. The linker redirects calls of the library to the wrappers below.
  */
+#include "ranks.h"
+
 #include "group/shrink_linked.h"
 #include "tcp/star_internal.h"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
-
-#include "forked_ranks.h"
 
 enum {
     NRANKS = 6,
@@ -127,7 +121,7 @@ static void shrink_again(struct scenario *scenario, int rank, ep_comm *comm)
     else if (ep_comm_get_info(next, &info) == EP_OK && ep_comm_barrier(next) == EP_OK)
         scenario->members[rank] = info.nranks;
     /* A rank that leaves earlier would count as departed in the shrinks of the others. */
-    forked_ranks_count(&scenario->formed, NRANKS - scenario->leader - scenario->leaf_stops - !scenario->stops);
+    unit_count(&scenario->formed, NRANKS - scenario->leader - scenario->leaf_stops - !scenario->stops);
     ep_comm_free(next);
 }
 
@@ -136,7 +130,7 @@ static void end_stop(struct scenario *scenario, int rank)
 {
     atomic_fetch_add(&scenario->returned, 1);
     while (rank == 1 && atomic_load(&scenario->returned) < NRANKS - 1 - scenario->leaf_stops)
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        unit_sleep_ms(1);
     if (rank == 1)
         kill(atomic_load(&scenario->pids[scenario->stops ? 0 : VICTIM_LEAF]), scenario->stops ? SIGCONT : SIGKILL);
 }
@@ -149,10 +143,10 @@ static int live(const ep_boot *boot, void *argument)
 
     shared = scenario;
     atomic_store(&scenario->pids[rank], getpid());
-    if (forked_ranks_new(boot, "tcp", scenario->ranks_per_node, TIMEOUT_MS, &comm) != EP_OK ||
+    if (unit_comm_new(boot, "tcp", scenario->ranks_per_node, TIMEOUT_MS, &comm) != EP_OK ||
         ep_comm_barrier(comm) != EP_OK)
         return 1;
-    forked_ranks_count(&scenario->ready, NRANKS);
+    unit_count(&scenario->ready, NRANKS);
     if (rank < scenario->leader)
         raise(SIGKILL);
     if (scenario->leader)
@@ -178,12 +172,12 @@ static int live(const ep_boot *boot, void *argument)
     return 0;
 }
 
-/* What the ranks of a scenario have seen; munmap() frees it. `expected`: of forked_ranks_run(). */
+/* What the ranks of a scenario have seen; munmap() frees it. `expected`: of unit_fork_ranks(). */
 static struct scenario *run_ranks(const struct scenario *wanted, ep_status expected, ep_rank_exit *ret_exits)
 {
-    struct scenario *scenario = forked_ranks_share(wanted, sizeof(*wanted));
+    struct scenario *scenario = unit_share(wanted, sizeof(*wanted));
 
-    assert_int_equal(forked_ranks_run(NRANKS, live, scenario, FORKED_RANKS_PATIENT_MS, ret_exits), expected);
+    assert_int_equal(unit_fork_ranks(NRANKS, live, scenario, RANKS_PATIENT_MS, ret_exits), expected);
     return scenario;
 }
 
@@ -216,18 +210,16 @@ static void run_scenario(int leader, int ranks_per_node, int results, ep_status 
     munmap(scenario, sizeof(*scenario));
 }
 
-static void a_leader_that_confirms_to_none_fails_all(void **state)
+TEST(a_leader_that_confirms_to_none_fails_all)
 {
-    (void)state;
     for (int leader = 0; leader < 2; leader++) {
         run_scenario(leader, 1, 0, EP_E_PEER_DEAD);
         run_scenario(leader, 2, 0, EP_E_PEER_DEAD);
     }
 }
 
-static void a_leader_that_confirms_to_some_confirms_to_all(void **state)
+TEST(a_leader_that_confirms_to_some_confirms_to_all)
 {
-    (void)state;
     for (int leader = 0; leader < 2; leader++)
         for (int results = 1; results < NRANKS - 1 - leader; results++) {
             run_scenario(leader, 1, results, EP_OK);
@@ -235,9 +227,8 @@ static void a_leader_that_confirms_to_some_confirms_to_all(void **state)
         }
 }
 
-static void a_rank_that_dies_during_the_confirmation_is_found_by_the_next_call(void **state)
+TEST(a_rank_that_dies_during_the_confirmation_is_found_by_the_next_call)
 {
-    (void)state;
     for (int leader = 0; leader < 2; leader++) {
         run_scenario(leader, 1, -1, EP_OK);
         run_scenario(leader, 2, -1, EP_OK);
@@ -246,13 +237,12 @@ static void a_rank_that_dies_during_the_confirmation_is_found_by_the_next_call(v
 
 /* The others have given up, and their failures are behind their blocks of the confirmation when the leader reads these.
  */
-static void a_leader_that_stops_does_not_have_the_group_alone(void **state)
+TEST(a_leader_that_stops_does_not_have_the_group_alone)
 {
     const struct scenario wanted = {.ranks_per_node = 1, .stops = true};
     ep_rank_exit exits[NRANKS];
     struct scenario *scenario = run_ranks(&wanted, EP_OK, exits);
 
-    (void)state;
     for (int rank = 0; rank < NRANKS; rank++) {
         if (scenario->first[rank] == EP_OK || scenario->again[rank] != EP_OK)
             print_error("rank %d: %s, %s: %s\n", rank, ep_status_name(scenario->first[rank]),
@@ -281,13 +271,12 @@ static void expect_rank(const struct scenario *scenario, int rank, ep_status fir
  * The leader has confirmed to none and has died; a leaf has stopped. Giving up alone, a rank could lose the group. The
  * first rank that gives up at its deadline ends the query of the others.
  */
-static void an_abort_does_not_end_the_query(void **state)
+TEST(an_abort_does_not_end_the_query)
 {
     const struct scenario wanted = {.ranks_per_node = 1, .leaf_stops = true};
     ep_rank_exit exits[NRANKS];
     struct scenario *scenario = run_ranks(&wanted, EP_E_PEER_DEAD, exits);
 
-    (void)state;
     for (int rank = 1; rank < NRANKS; rank++)
         if (rank != VICTIM_LEAF)
             expect_rank(scenario, rank, EP_E_PEER_DEAD, "rank 0 ", 1, NRANKS - 2);
@@ -295,30 +284,15 @@ static void an_abort_does_not_end_the_query(void **state)
 }
 
 /* It dies when ranks 1 and 2 know that rank 2 has failed. The others know only that the group does not exist. */
-static void a_leader_that_dies_while_it_reports_a_failure_is_named_by_the_others(void **state)
+TEST(a_leader_that_dies_while_it_reports_a_failure_is_named_by_the_others)
 {
     const struct scenario wanted = {.ranks_per_node = 1, .results = 2, .lacks_memory = true};
     ep_rank_exit exits[NRANKS];
     struct scenario *scenario = run_ranks(&wanted, EP_E_PEER_DEAD, exits);
 
-    (void)state;
     expect_rank(scenario, 1, EP_E_MEMORY, "rank 2 failed: no memory for a test", 0, NRANKS - 1);
     expect_rank(scenario, LACKS_MEMORY, EP_E_MEMORY, "no memory for a test", 0, NRANKS - 1);
     for (int rank = 3; rank < NRANKS; rank++)
         expect_rank(scenario, rank, EP_E_PEER_DEAD, "rank 0 ", 0, NRANKS - 1);
     munmap(scenario, sizeof(*scenario));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_leader_that_confirms_to_none_fails_all),
-        cmocka_unit_test(a_leader_that_confirms_to_some_confirms_to_all),
-        cmocka_unit_test(a_leader_that_stops_does_not_have_the_group_alone),
-        cmocka_unit_test(an_abort_does_not_end_the_query),
-        cmocka_unit_test(a_leader_that_dies_while_it_reports_a_failure_is_named_by_the_others),
-        cmocka_unit_test(a_rank_that_dies_during_the_confirmation_is_found_by_the_next_call),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,20 +3,14 @@
  * How many deadlines expire in ep_comm_shrink with stopped ranks: counted, because their duration depends on the
  * machine. Ranks are processes; the last of the others ends a stopped one.
  */
+#include "ranks.h"
+
 #include "group/group.h"
 #include "tcp/acceptor.h"
 
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
-
-#include "forked_ranks.h"
 
 enum { NRANKS = 5, TIMEOUT_MS = 5000, BEFORE_MS = 120000 /* no rank is late before the shrink */ };
 
@@ -91,7 +85,7 @@ void __wrap_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct
 static void wait_until(_Atomic int *word, int least)
 {
     while (atomic_load(word) < least)
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        unit_sleep_ms(1);
 }
 
 static void shrink(struct scenario *scenario, ep_comm *comm)
@@ -129,7 +123,7 @@ static int live(const ep_boot *boot, void *argument)
     int rank = boot->rank, n_stopped = scenario->n_stopped + scenario->leader_stops;
     ep_comm *comm = NULL;
 
-    if (forked_ranks_new(boot, scenario->network, scenario->network ? 1 : 0, BEFORE_MS, &comm) != EP_OK ||
+    if (unit_comm_new(boot, scenario->network, scenario->network ? 1 : 0, BEFORE_MS, &comm) != EP_OK ||
         ep_comm_barrier(comm) != EP_OK)
         return 1;
     comm->config.timeout_ms = TIMEOUT_MS;
@@ -148,7 +142,7 @@ static int live(const ep_boot *boot, void *argument)
         /* For those that begin later the abort would be the reason to shrink. */
         for (int i = n_stopped; i < rank; i++)
             while (!atomic_load(&ep_group_of(comm)->remote[i].state.aborts_before))
-                nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+                unit_sleep_ms(1);
         atomic_store(&taken, NRANKS - 2); /* of this process: it waits for no other rank */
         aborts_amid_handshake = comm;
     }
@@ -167,11 +161,11 @@ static int live(const ep_boot *boot, void *argument)
 
 static struct scenario *run_scenario(const struct scenario *wanted)
 {
-    struct scenario *scenario = forked_ranks_share(wanted, sizeof(*wanted));
+    struct scenario *scenario = unit_share(wanted, sizeof(*wanted));
     ep_rank_exit exits[NRANKS];
     int n_stopped = wanted->n_stopped + wanted->leader_stops;
 
-    assert_int_equal(forked_ranks_run(NRANKS, live, scenario, FORKED_RANKS_PATIENT_MS, exits),
+    assert_int_equal(unit_fork_ranks(NRANKS, live, scenario, RANKS_PATIENT_MS, exits),
                      n_stopped ? EP_E_PEER_DEAD : EP_OK);
     for (int rank = n_stopped; rank < NRANKS; rank++)
         assert_int_equal(exits[rank].code, 0);
@@ -194,36 +188,31 @@ static void expect_group(const struct scenario *wanted, int most)
     munmap(scenario, sizeof(*scenario));
 }
 
-static void all_that_answer_wait_for_none(void **state)
+TEST(all_that_answer_wait_for_none)
 {
-    (void)state;
     expect_group(&(struct scenario){.network = NULL}, 0);
     expect_group(&(struct scenario){.network = "tcp"}, 0);
 }
 
-static void a_stopped_rank_costs_one_deadline_on_a_host(void **state)
+TEST(a_stopped_rank_costs_one_deadline_on_a_host)
 {
-    (void)state;
     expect_group(&(struct scenario){.n_stopped = 2}, 1);
 }
 
 /* One until it is skipped, and one in which its successor waits for it. */
-static void a_stopped_leader_costs_two_between_hosts(void **state)
+TEST(a_stopped_leader_costs_two_between_hosts)
 {
-    (void)state;
     expect_group(&(struct scenario){.network = "tcp", .n_stopped = 1}, 2);
 }
 
-static void each_further_one_costs_one_more(void **state)
+TEST(each_further_one_costs_one_more)
 {
-    (void)state;
     expect_group(&(struct scenario){.network = "tcp", .n_stopped = 2}, 3);
 }
 
 /* Ranks that have joined it receive no more heartbeats: they need not wait as long as for a running leader. */
-static void a_leader_that_stops_while_it_waits_costs_no_more(void **state)
+TEST(a_leader_that_stops_while_it_waits_costs_no_more)
 {
-    (void)state;
     expect_group(&(struct scenario){.network = "tcp", .leader_stops = true}, 2);
 }
 
@@ -243,7 +232,7 @@ static int live_during_an_abort(const ep_boot *boot, void *argument)
     ep_comm *comm = NULL;
     pthread_t thread = 0;
 
-    if (forked_ranks_new(boot, "tcp", 1, BEFORE_MS, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
+    if (unit_comm_new(boot, "tcp", 1, BEFORE_MS, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
         return 1;
     if (rank == scenario->aborts && scenario->amid_handshake)
         aborts_amid_handshake = comm;
@@ -275,25 +264,15 @@ static int live_during_an_abort(const ep_boot *boot, void *argument)
 
 static void run_during_an_abort(struct scenario *scenario)
 {
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[NRANKS];
-
     atomic_store(&counts, false);
     atomic_store(&taken, 0);
     atomic_store(&holds, scenario->answers_late);
-    launch.mode = EP_LAUNCH_THREADS;
-    launch.nranks = NRANKS;
-    launch.run = live_during_an_abort;
-    launch.argument = scenario;
-    assert_int_equal(ep_launch(&launch, exits), EP_OK);
-    for (int rank = 0; rank < NRANKS; rank++)
-        assert_int_equal(exits[rank].code, 0);
+    unit_run_threads(NRANKS, live_during_an_abort, scenario);
 }
 
 /* Abort by any rank, on any host, whether it takes part in the shrink or not. It does not affect the next call. */
-static void an_abort_wakes_all_between_hosts(void **state)
+TEST(an_abort_wakes_all_between_hosts)
 {
-    (void)state;
     for (int aborts = 0; aborts < NRANKS; aborts++) {
         struct scenario scenario = {.aborts = aborts};
         char expected[64];
@@ -314,9 +293,8 @@ static void an_abort_wakes_all_between_hosts(void **state)
  * The others have joined their leader, which has only accepted the connection of the rank that aborts. The leader
  * continues the handshake at once, or only after that rank has ended its call and begun the next one.
  */
-static void an_abort_amid_a_handshake_ends_the_call_of_all(void **state)
+TEST(an_abort_amid_a_handshake_ends_the_call_of_all)
 {
-    (void)state;
     for (int late = 0; late < 2; late++) {
         struct scenario scenario = {.aborts = 2, .amid_handshake = true, .answers_late = late};
 
@@ -337,12 +315,11 @@ static void an_abort_amid_a_handshake_ends_the_call_of_all(void **state)
  * The rank that aborts joins the next leader before the others begin their next call, in which they wait for the
  * stopped leader again. It does not skip the next leader meanwhile.
  */
-static void an_abort_amid_a_handshake_with_a_stopped_leader_excludes_none(void **state)
+TEST(an_abort_amid_a_handshake_with_a_stopped_leader_excludes_none)
 {
     struct scenario *scenario =
         run_scenario(&(struct scenario){.network = "tcp", .n_stopped = 1, .aborts = NRANKS - 1});
 
-    (void)state;
     for (int rank = 1; rank < NRANKS; rank++)
         if (scenario->first[rank] != EP_E_ABORTED || scenario->status[rank] != EP_OK)
             print_error("rank %d: %s: %s\n", rank, ep_status_name(scenario->first[rank]), scenario->text[rank]);
@@ -358,11 +335,10 @@ static void an_abort_amid_a_handshake_with_a_stopped_leader_excludes_none(void *
  * It was the reason to shrink, and ranks that had begun before learn of it late, as by a delayed heartbeat: the two
  * cases cannot be distinguished.
  */
-static void an_abort_of_a_rank_that_joins_ends_nothing_between_hosts(void **state)
+TEST(an_abort_of_a_rank_that_joins_ends_nothing_between_hosts)
 {
     struct scenario scenario = {.aborts = 3, .comes = true};
 
-    (void)state;
     run_during_an_abort(&scenario);
     for (int rank = 0; rank < NRANKS; rank++) {
         if (scenario.status[rank] != EP_OK)
@@ -371,21 +347,4 @@ static void an_abort_of_a_rank_that_joins_ends_nothing_between_hosts(void **stat
         assert_int_equal(scenario.members[rank], NRANKS);
         assert_int_equal(scenario.deadlines[rank], 0);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_that_answer_wait_for_none),
-        cmocka_unit_test(a_stopped_rank_costs_one_deadline_on_a_host),
-        cmocka_unit_test(a_stopped_leader_costs_two_between_hosts),
-        cmocka_unit_test(each_further_one_costs_one_more),
-        cmocka_unit_test(a_leader_that_stops_while_it_waits_costs_no_more),
-        cmocka_unit_test(an_abort_wakes_all_between_hosts),
-        cmocka_unit_test(an_abort_amid_a_handshake_ends_the_call_of_all),
-        cmocka_unit_test(an_abort_amid_a_handshake_with_a_stopped_leader_excludes_none),
-        cmocka_unit_test(an_abort_of_a_rank_that_joins_ends_nothing_between_hosts),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,18 +4,15 @@
  * this and in every later call, whichever rank is left to report it. Ranks are processes; those of its node and its
  * rail peers are killed, so that its control links have ended and only ranks without a connection to it know.
  */
+#include "unit.h"
+
 #include "common/ranks/local_ranks.h"
 #include "group/group.h"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { NRANKS = 6, TIMEOUT_MS = 4000 };
 
@@ -35,7 +32,7 @@ struct scenario {
 static void wait_until(_Atomic int *word, int least)
 {
     while (atomic_load(word) < least)
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        unit_sleep_ms(1);
 }
 
 static void be_late(struct scenario *scenario, ep_comm *comm)
@@ -140,47 +137,31 @@ static void run(struct scenario of)
 }
 
 /* It joins rank 0, which has continued with rank 2. */
-static void an_excluded_joiner_learns_it(void **state)
+TEST(an_excluded_joiner_learns_it)
 {
-    (void)state;
     for (int frees = 0; frees < 2; frees++)
         run((struct scenario){
             .network = "tcp", .late = 5, .dies = {[1] = true, [3] = true, [4] = true}, .frees = frees});
 }
 
 /* It leads, and no rank joins it. */
-static void an_excluded_leader_learns_it(void **state)
+TEST(an_excluded_leader_learns_it)
 {
-    (void)state;
     for (int frees = 0; frees < 2; frees++)
         run((struct scenario){
             .network = "tcp", .late = 0, .dies = {[1] = true, [2] = true, [4] = true}, .frees = frees});
 }
 
 /* The members reply as long as they are in a group that descends from that one. */
-static void the_group_after_the_next_one_reports_it(void **state)
+TEST(the_group_after_the_next_one_reports_it)
 {
-    (void)state;
     run((struct scenario){
         .network = "tcp", .late = 5, .dies = {[1] = true, [3] = true, [4] = true}, .frees = true, .shrinks = true});
 }
 
-static void ranks_of_one_host_are_excluded(void **state)
+TEST(ranks_of_one_host_are_excluded)
 {
-    (void)state;
     for (int frees = 0; frees < 2; frees++)
         run((struct scenario){
             .network = "emulated", .late = 5, .dies = {[1] = true, [3] = true, [4] = true}, .frees = frees});
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_excluded_joiner_learns_it),
-        cmocka_unit_test(an_excluded_leader_learns_it),
-        cmocka_unit_test(the_group_after_the_next_one_reports_it),
-        cmocka_unit_test(ranks_of_one_host_are_excluded),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

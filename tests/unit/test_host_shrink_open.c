@@ -3,18 +3,12 @@
  * A shrink in which rank 0 is dead fails while the new group opens, in which all ranks have other numbers: texts name
  * ranks by those of the old group. Ranks are processes. The linker redirects calls of the library to the wrapper below.
  */
+#include "ranks.h"
+
 #include "group/shrink.h"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
-
-#include "forked_ranks.h"
 
 enum { NRANKS = 5, TIMEOUT_MS = 120000, CALLER = 3 };
 
@@ -54,7 +48,7 @@ ep_status __wrap_shrink_open_next(struct shrink_group *g, ep_comm *comm, ep_comm
     if (comm->rank == CALLER && shared->act == GATHERS_ALONE)
         return gather_alone(g);
     while (shared->act == GATHERS_ALONE && !atomic_load(&shared->acted))
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        unit_sleep_ms(1);
     if (shared->act == GATHERS_ALONE)
         return ep_fail(EP_E_TIMEOUT, "rank 1 of the old group did not answer");
     if (comm->rank == CALLER)
@@ -69,10 +63,10 @@ static int live(const ep_boot *boot, void *argument)
     ep_comm *comm = NULL, *next = NULL;
 
     shared = scenario;
-    if (forked_ranks_new(boot, scenario->network, scenario->network ? 1 : 0, TIMEOUT_MS, &comm) != EP_OK ||
+    if (unit_comm_new(boot, scenario->network, scenario->network ? 1 : 0, TIMEOUT_MS, &comm) != EP_OK ||
         ep_comm_barrier(comm) != EP_OK)
         return 1;
-    forked_ranks_count(&scenario->ready, NRANKS);
+    unit_count(&scenario->ready, NRANKS);
     if (rank == 0)
         raise(SIGKILL);
     (void)ep_comm_barrier(comm); /* fails */
@@ -86,10 +80,10 @@ static int live(const ep_boot *boot, void *argument)
 static struct scenario *run_scenario(enum act act, const char *network, ep_status expected, const char *text)
 {
     const struct scenario wanted = {.act = act, .network = network};
-    struct scenario *scenario = forked_ranks_share(&wanted, sizeof(wanted));
+    struct scenario *scenario = unit_share(&wanted, sizeof(wanted));
     ep_rank_exit exits[NRANKS];
 
-    assert_int_equal(forked_ranks_run(NRANKS, live, scenario, 2 * TIMEOUT_MS, exits), EP_E_PEER_DEAD);
+    assert_int_equal(unit_fork_ranks(NRANKS, live, scenario, 2 * TIMEOUT_MS, exits), EP_E_PEER_DEAD);
     for (int rank = 1; rank < NRANKS; rank++) {
         if (scenario->status[rank] != expected || !strstr(scenario->text[rank], text))
             print_error("rank %d: %s\n", rank, scenario->text[rank]);
@@ -100,32 +94,20 @@ static struct scenario *run_scenario(enum act act, const char *network, ep_statu
     return scenario;
 }
 
-static void the_rank_that_aborts_has_its_old_number(void **state)
+TEST(the_rank_that_aborts_has_its_old_number)
 {
-    (void)state;
     munmap(run_scenario(ABORTS, NULL, EP_E_ABORTED, "rank 3 called ep_comm_abort"), sizeof(struct scenario));
     munmap(run_scenario(ABORTS, "tcp", EP_E_ABORTED, "rank 3 called ep_comm_abort"), sizeof(struct scenario));
 }
 
 /* Its text would not be the one whose numbers are known to be old ones, and its data would be of another step. */
-static void no_all_gather_succeeds_after_one_has_failed(void **state)
+TEST(no_all_gather_succeeds_after_one_has_failed)
 {
     struct scenario *scenario = run_scenario(GATHERS_ALONE, NULL, EP_E_TIMEOUT, "rank 1 ");
 
-    (void)state;
     for (int i = 0; i < 2; i++)
         assert_int_equal(scenario->gathered[i], EP_E_TIMEOUT);
     assert_non_null(strstr(scenario->gathered_text[0], "rank 1 of the old group did not answer within 50 ms"));
     assert_string_equal(scenario->gathered_text[1], scenario->gathered_text[0]);
     munmap(scenario, sizeof(*scenario));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_rank_that_aborts_has_its_old_number),
-        cmocka_unit_test(no_all_gather_succeeds_after_one_has_failed),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,16 +6,13 @@
  * Ranks are processes. None exits before all have a result: the others would take it for dead. No test depends on
  * timing: deadlines of the communicators are short, and load only changes which of the allowed results occurs.
  */
+#include "unit.h"
+
 #include "backend/host/host.h"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -23,8 +20,6 @@
 #include <unistd.h>
 
 #include <pthread.h>
-
-#include <cmocka.h>
 
 #define RANKS_MOST 7
 #define CALLS_MOST 2
@@ -54,17 +49,10 @@ struct run {
     struct rank_state rank[RANKS_MOST];
 };
 
-static void sleep_ms(int ms)
-{
-    struct timespec nap = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
-
-    nanosleep(&nap, NULL);
-}
-
 static void wait_for(_Atomic int *word, int least)
 {
     while (atomic_load(word) < least)
-        sleep_ms(1);
+        unit_sleep_ms(1);
 }
 
 struct aborter {
@@ -76,7 +64,7 @@ static void *abort_later(void *argument)
 {
     const struct aborter *aborter = argument;
 
-    sleep_ms(aborter->after_ms);
+    unit_sleep_ms(aborter->after_ms);
     ep_comm_abort(aborter->comm);
     return NULL;
 }
@@ -109,7 +97,7 @@ static void live(ep_boot_shm *place, struct run *run, int rank)
         if (mine->delay_ms[call] < 0)
             continue;
         wait_for(&run->go, call + 1);
-        sleep_ms(mine->delay_ms[call]);
+        unit_sleep_ms(mine->delay_ms[call]);
         mine->status[call] = ep_comm_shrink(comm, NULL, &next);
         snprintf(mine->text[call], sizeof(mine->text[call]), "%s", ep_comm_last_error(comm));
         if (mine->status[call] == EP_OK && ep_comm_get_info(next, &info) == EP_OK) {
@@ -155,7 +143,7 @@ static void start(struct run *run)
     }
     for (int rank = 0; rank < run->nranks; rank++) {
         while (!atomic_load(&run->rank[rank].ready) && waitpid(run->rank[rank].pid, NULL, WNOHANG) == 0)
-            sleep_ms(1);
+            unit_sleep_ms(1);
         assert_true(atomic_load(&run->rank[rank].ready));
     }
     ep_boot_shm_free(place);
@@ -191,7 +179,7 @@ static void wait_all(struct run *run, int call)
     for (int ms = 0; !all_returned(run, call); ms++) {
         if (ms > HANG_MS)
             fail_msg("a call of ep_comm_shrink does not return");
-        sleep_ms(1);
+        unit_sleep_ms(1);
     }
 }
 
@@ -268,12 +256,11 @@ static int check_outcome(struct run *run, int call, const char *name)
 /* --- one at a time ---------------------------------------------------------------------------------------------- */
 
 /* Like a loaded machine: rank 0 has waited for a whole deadline before the other survivors arrive. */
-static void late_survivors_are_waited_for(void **state)
+TEST(late_survivors_are_waited_for)
 {
     struct run *run = new_run(4, 400);
     int members;
 
-    (void)state;
     run->rank[1].delay_ms[0] = run->rank[2].delay_ms[0] = 600;
     start(run);
     send_signal(run, 3, SIGKILL);
@@ -286,15 +273,14 @@ static void late_survivors_are_waited_for(void **state)
 }
 
 /* Three of five live ranks may continue without two stopped ones, one of them stopped during the shrink. */
-static void a_majority_continues_without_the_stopped(void **state)
+TEST(a_majority_continues_without_the_stopped)
 {
     struct run *run = new_run(5, 2000);
 
-    (void)state;
     start(run);
     send_signal(run, 4, SIGSTOP);
     atomic_store(&run->go, 1);
-    sleep_ms(300);
+    unit_sleep_ms(300);
     send_signal(run, 3, SIGSTOP);
     wait_all(run, 1);
     assert_int_equal(check_outcome(run, 0, "majority"), 3);
@@ -308,11 +294,10 @@ static void a_majority_continues_without_the_stopped(void **state)
 }
 
 /* Two of four are not enough: they fail alike, and so do the others when they are resumed; a second call succeeds. */
-static void half_is_not_enough(void **state)
+TEST(half_is_not_enough)
 {
     struct run *run = new_run(4, 1000);
 
-    (void)state;
     for (int rank = 0; rank < 4; rank++)
         run->rank[rank].delay_ms[1] = 0;
     start(run);
@@ -338,11 +323,10 @@ static void half_is_not_enough(void **state)
 }
 
 /* The rank that aborts is in no call; the others would wait for it for hours. */
-static void an_abort_wakes_a_shrink(void **state)
+TEST(an_abort_wakes_a_shrink)
 {
     struct run *run = new_run(3, 3600000);
 
-    (void)state;
     run->rank[2].delay_ms[0] = -1;
     run->rank[2].abort_ms = 50;
     start(run);
@@ -356,11 +340,10 @@ static void an_abort_wakes_a_shrink(void **state)
 }
 
 /* An abort from before a rank began does not concern it. */
-static void a_shrink_after_an_abort_works(void **state)
+TEST(a_shrink_after_an_abort_works)
 {
     struct run *run = new_run(3, 20000);
 
-    (void)state;
     run->rank[1].abort_ms = 1;
     for (int rank = 0; rank < 3; rank++)
         run->rank[rank].delay_ms[0] = 400;
@@ -409,10 +392,10 @@ static void one_storm(int number)
     for (int step = 0; step < steps; step++) {
         int rank = draw(nranks);
 
-        sleep_ms(draw(2 * timeout_ms) / steps);
+        unit_sleep_ms(draw(2 * timeout_ms) / steps);
         if (jitter && !run->rank[rank].stopped) {
             send_signal(run, rank, SIGSTOP);
-            sleep_ms(draw(draw(4) ? 5 : 2 * timeout_ms));
+            unit_sleep_ms(draw(draw(4) ? 5 : 2 * timeout_ms));
             send_signal(run, rank, SIGCONT);
         } else if (kills && draw(4) == 0) {
             send_signal(run, rank, SIGKILL);
@@ -429,29 +412,14 @@ static void one_storm(int number)
     finish(run);
 }
 
-static void storms(void **state)
+TEST(storms)
 {
     const char *is_long = getenv("EPKIT_TEST_LONG"), *seed = getenv("EPKIT_TEST_SEED");
     int n = is_long && *is_long == '1' ? 3000 : STORMS;
 
-    (void)state;
     for (int i = 0; i < n; i++) {
         random_state = (seed ? strtoull(seed, NULL, 0) : 1) * 1000003u + (uint64_t)i;
         draw(2);
         one_storm(i);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(late_survivors_are_waited_for),
-        cmocka_unit_test(a_majority_continues_without_the_stopped),
-        cmocka_unit_test(half_is_not_enough),
-        cmocka_unit_test(an_abort_wakes_a_shrink),
-        cmocka_unit_test(a_shrink_after_an_abort_works),
-        cmocka_unit_test(storms),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,17 +4,11 @@
  * blocks of the others.
  */
 #include "host_ranks.h"
+#include "unit.h"
 
 #include "base/backoff.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { RANKS = 4 };
 
@@ -89,7 +83,7 @@ static ep_status wait_for(struct group *group, int rank)
     return status;
 }
 
-static void an_absent_rank_is_named(void **state)
+TEST_WITH(an_absent_rank_is_named, set_up, tear_down)
 {
     struct group *group = *state;
     uint64_t begin = ep_now_ns(), took;
@@ -102,7 +96,7 @@ static void an_absent_rank_is_named(void **state)
     assert_int_equal(group->comms[0]->failed, EP_E_TIMEOUT);
 }
 
-static void a_rank_that_waits_for_another_is_not_named(void **state)
+TEST_WITH(a_rank_that_waits_for_another_is_not_named, set_up, tear_down)
 {
     struct group *group = *state;
 
@@ -118,7 +112,7 @@ static void a_rank_that_waits_for_another_is_not_named(void **state)
 }
 
 /* It was waiting when it was stopped: its last probe is old. */
-static void a_rank_stopped_while_waiting_is_named(void **state)
+TEST_WITH(a_rank_stopped_while_waiting_is_named, set_up, tear_down)
 {
     struct group *group = *state;
 
@@ -147,7 +141,7 @@ static struct ep_group_wait pause_past_deadline(struct group *group)
 }
 
 /* It waits for the rank that is late soon after. */
-static void a_rank_between_two_waits_is_not_named(void **state)
+TEST_WITH(a_rank_between_two_waits_is_not_named, set_up, tear_down)
 {
     struct group *group = *state;
     struct ep_group_wait wait = pause_past_deadline(group);
@@ -159,7 +153,7 @@ static void a_rank_between_two_waits_is_not_named(void **state)
 }
 
 /* A rank that keeps ending waits is late all the same. */
-static void a_rank_that_stays_between_two_waits_is_named(void **state)
+TEST_WITH(a_rank_that_stays_between_two_waits_is_named, set_up, tear_down)
 {
     struct group *group = *state;
     struct ep_group_wait wait = pause_past_deadline(group);
@@ -173,7 +167,7 @@ static void a_rank_that_stays_between_two_waits_is_named(void **state)
 }
 
 /* A rank probes while its last probe is compared with an older time. */
-static void a_probe_after_ours_is_not_old(void **state)
+TEST_WITH(a_probe_after_ours_is_not_old, set_up, tear_down)
 {
     struct group *group = *state;
 
@@ -184,7 +178,7 @@ static void a_probe_after_ours_is_not_old(void **state)
     assert_non_null(strstr(ep_last_error(), "rank 2 did not answer"));
 }
 
-static void a_rank_that_waits_for_us_is_only_late(void **state)
+TEST_WITH(a_rank_that_waits_for_us_is_only_late, set_up, tear_down)
 {
     struct group *group = *state;
 
@@ -195,7 +189,7 @@ static void a_rank_that_waits_for_us_is_only_late(void **state)
     assert_non_null(strstr(ep_last_error(), "rank 2 did not answer"));
 }
 
-static void a_circle_ends(void **state)
+TEST_WITH(a_circle_ends, set_up, tear_down)
 {
     struct group *group = *state;
 
@@ -207,7 +201,7 @@ static void a_circle_ends(void **state)
 }
 
 /* Between the check of its counter and the probe of its process a rank may have finished and left. */
-static void the_condition_is_checked_again_when_a_rank_has_left(void **state)
+TEST_WITH(the_condition_is_checked_again_when_a_rank_has_left, set_up, tear_down)
 {
     struct group *group = *state;
     struct ep_group *host = ep_group_of(group->comms[0]);
@@ -223,7 +217,7 @@ static void the_condition_is_checked_again_when_a_rank_has_left(void **state)
 }
 
 /* Separately for each rank: a second check of one says nothing about another. */
-static void the_condition_is_checked_again_for_another_rank_that_has_left(void **state)
+TEST_WITH(the_condition_is_checked_again_for_another_rank_that_has_left, set_up, tear_down)
 {
     struct group *group = *state;
     struct ep_group *host = ep_group_of(group->comms[0]);
@@ -239,7 +233,7 @@ static void the_condition_is_checked_again_for_another_rank_that_has_left(void *
 }
 
 /* Its last messages may still be in flight. */
-static void the_network_may_deliver_after_a_rank_has_left(void **state)
+TEST_WITH(the_network_may_deliver_after_a_rank_has_left, set_up, tear_down)
 {
     struct group *group = *state;
     struct ep_group *host = ep_group_of(group->comms[0]);
@@ -258,7 +252,7 @@ static void the_network_may_deliver_after_a_rank_has_left(void **state)
     assert_true(ep_now_ns() >= wait.deadline_ns);
 }
 
-static void tolerant_waits_fail_nobody(void **state)
+TEST_WITH(tolerant_waits_fail_nobody, set_up, tear_down)
 {
     struct group *group = *state;
     struct ep_group *host = ep_group_of(group->comms[0]);
@@ -277,7 +271,7 @@ static void tolerant_waits_fail_nobody(void **state)
     assert_int_equal(ep_group_check(host), EP_OK);
 }
 
-static void the_first_failure_stays(void **state)
+TEST_WITH(the_first_failure_stays, set_up, tear_down)
 {
     struct group *group = *state;
     struct ep_group *host = ep_group_of(group->comms[0]);
@@ -309,9 +303,8 @@ static void *find_a_reason(void *argument)
     return NULL;
 }
 
-static void all_ranks_report_one_failure(void **state)
+TEST(all_ranks_report_one_failure)
 {
-    (void)state;
     for (int round = 0; round < 40; round++) {
         static const ep_status reasons[] = {EP_E_PEER_DEAD, EP_E_TIMEOUT, EP_E_PEER_LEFT};
         struct finder finders[3];
@@ -339,7 +332,7 @@ static void all_ranks_report_one_failure(void **state)
 }
 
 /* The peers get the reason and the rank that reported it. */
-static void reasons_reach_the_peers(void **state)
+TEST_WITH(reasons_reach_the_peers, set_up, tear_down)
 {
     struct group *group = *state;
 
@@ -351,7 +344,7 @@ static void reasons_reach_the_peers(void **state)
                                          "is 4096");
 }
 
-static void own_words_are_kept(void **state)
+TEST_WITH(own_words_are_kept, set_up, tear_down)
 {
     struct group *group = *state;
 
@@ -369,7 +362,7 @@ static void *abort_later(void *argument)
     return NULL;
 }
 
-static void abort_wakes_a_sleeper(void **state)
+TEST_WITH(abort_wakes_a_sleeper, set_up, tear_down)
 {
     struct group *group = *state;
     pthread_t thread;
@@ -396,12 +389,12 @@ int __wrap_sched_yield(void)
 {
     atomic_fetch_add(&yields, 1);
     if (atomic_load(&slow_yields))
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        unit_sleep_ms(1);
     return __real_sched_yield();
 }
 
 /* With too few processors a waiting rank sleeps instead, so that the others can run. */
-static void a_slow_yield_is_the_last_one(void **state)
+TEST_WITH(a_slow_yield_is_the_last_one, set_up, tear_down)
 {
     struct group *group = *state;
     unsigned tries = 0;
@@ -417,15 +410,14 @@ static void a_slow_yield_is_the_last_one(void **state)
     atomic_store(&slow_yields, 0);
 }
 
-static void unknown_phases_have_a_name(void **state)
+TEST(unknown_phases_have_a_name)
 {
-    (void)state;
     assert_string_equal(ep_group_phase_name(EP_GROUP_BARRIER), "barrier");
     assert_string_equal(ep_group_phase_name((enum ep_group_phase)200), "?");
 }
 
 /* The first of two aborts counts, also in the text on the rank that called the second. */
-static void the_first_abort_is_named(void **state)
+TEST_WITH(the_first_abort_is_named, set_up, tear_down)
 {
     struct group *group = *state;
 
@@ -435,33 +427,4 @@ static void the_first_abort_is_named(void **state)
         assert_int_equal(ep_comm_barrier(group->comms[rank]), EP_E_ABORTED);
         assert_non_null(strstr(ep_last_error(), "rank 2 called ep_comm_abort"));
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(an_absent_rank_is_named, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_rank_that_waits_for_another_is_not_named, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_rank_stopped_while_waiting_is_named, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_rank_between_two_waits_is_not_named, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_rank_that_stays_between_two_waits_is_named, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_probe_after_ours_is_not_old, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_rank_that_waits_for_us_is_only_late, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_circle_ends, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(the_condition_is_checked_again_when_a_rank_has_left, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(the_condition_is_checked_again_for_another_rank_that_has_left, set_up,
-                                        tear_down),
-        cmocka_unit_test_setup_teardown(the_network_may_deliver_after_a_rank_has_left, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(tolerant_waits_fail_nobody, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(the_first_failure_stays, set_up, tear_down),
-        cmocka_unit_test(all_ranks_report_one_failure),
-        cmocka_unit_test_setup_teardown(reasons_reach_the_peers, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(own_words_are_kept, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(abort_wakes_a_sleeper, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_slow_yield_is_the_last_one, set_up, tear_down),
-        cmocka_unit_test(unknown_phases_have_a_name),
-        cmocka_unit_test_setup_teardown(the_first_abort_is_named, set_up, tear_down),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,26 +3,19 @@
  * Memory that one rank makes symmetric by itself: by ep_alloc_local(), by the callbacks of an allocator, by the program
  * (ep_register()); and the sizes that can be queried before an allocation. Ranks are processes and threads.
  */
-#include "common/ranks/local_ranks.h"
+#include "ranks.h"
 
 #include <epkit/epkit.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <stdalign.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/sysinfo.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define RANKS 3
 #define TOKENS 5
@@ -31,14 +24,6 @@
 #define BYTES ((size_t)ROWS * HIDDEN * sizeof(uint16_t))
 
 /* Returns from the rank with a line number. */
-#define SURE(condition)                                                                                                \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, ep_last_error());                              \
-            return 1;                                                                                                  \
-        }                                                                                                              \
-    } while (0)
-
 static uint16_t value(int rank, int token, int i)
 {
     return (uint16_t)(0x3f80 + rank * 64 + token * 8 + i % 8);
@@ -97,15 +82,7 @@ static int exchange(ep_comm *comm, int me, uint16_t *recv)
 
 static void run_mode(int mode, int (*run)(const ep_boot *, void *))
 {
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[RANKS];
-
-    launch.mode = mode;
-    launch.nranks = RANKS;
-    launch.run = run;
-    assert_int_equal(ep_launch(&launch, exits), EP_OK);
-    for (int rank = 0; rank < RANKS; rank++)
-        assert_int_equal(exits[rank].code, 0);
+    unit_run_ranks(mode, RANKS, run, NULL);
 }
 
 static void run_both(int (*run)(const ep_boot *, void *))
@@ -160,9 +137,8 @@ static int allocates_alone(const ep_boot *boot, void *argument)
     return 0;
 }
 
-static void a_rank_allocates_alone(void **state)
+TEST(a_rank_allocates_alone)
 {
-    (void)state;
     run_both(allocates_alone);
 }
 
@@ -205,9 +181,8 @@ static int pools(const ep_boot *boot, void *argument)
     return 0;
 }
 
-static void allocators_call_from_any_thread(void **state)
+TEST(allocators_call_from_any_thread)
 {
-    (void)state;
     run_both(pools);
 }
 
@@ -276,9 +251,8 @@ static int pools_change(const ep_boot *boot, void *argument)
     return 0;
 }
 
-static void blocks_go_back_to_the_communicator_they_are_of(void **state)
+TEST(blocks_go_back_to_the_communicator_they_are_of)
 {
-    (void)state;
     run_mode(EP_LAUNCH_FORK, pools_change);
 }
 
@@ -324,9 +298,8 @@ static int pools_end(const ep_boot *boot, void *argument)
     return 0;
 }
 
-static void a_communicator_ends_concurrently_with_its_allocator(void **state)
+TEST(a_communicator_ends_concurrently_with_its_allocator)
 {
-    (void)state;
     run_both(pools_end);
 }
 
@@ -386,9 +359,8 @@ static int windows(const ep_boot *boot, void *argument)
     return 0;
 }
 
-static void memory_of_the_caller_is_used_in_place(void **state)
+TEST(memory_of_the_caller_is_used_in_place)
 {
-    (void)state;
     run_both(windows);
 }
 
@@ -506,9 +478,8 @@ static int bad_windows(const ep_boot *boot, void *argument)
     return 0;
 }
 
-static void memory_that_peers_cannot_map_is_refused(void **state)
+TEST(memory_that_peers_cannot_map_is_refused)
 {
-    (void)state;
     run_mode(EP_LAUNCH_FORK, bad_windows);
 }
 
@@ -594,15 +565,13 @@ static int opens_and_closes(const ep_boot *boot, void *argument)
 }
 
 /* The memfd of a window is searched among descriptors that are closed meanwhile: for ThreadSanitizer. */
-static void descriptors_of_other_threads_open_and_close(void **state)
+TEST(descriptors_of_other_threads_open_and_close)
 {
-    (void)state;
     run_mode(EP_LAUNCH_THREADS, opens_and_closes);
 }
 
-static void rows_can_be_asked_for(void **state)
+TEST(rows_can_be_asked_for)
 {
-    (void)state;
     run_mode(EP_LAUNCH_THREADS, rows_suffice);
 }
 
@@ -636,25 +605,7 @@ static int ll_sizes(const ep_boot *boot, void *argument)
     return 0;
 }
 
-static void low_latency_sizes_are_those_of_the_object(void **state)
+TEST(low_latency_sizes_are_those_of_the_object)
 {
-    (void)state;
     run_mode(EP_LAUNCH_THREADS, ll_sizes);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_rank_allocates_alone),
-        cmocka_unit_test(allocators_call_from_any_thread),
-        cmocka_unit_test(blocks_go_back_to_the_communicator_they_are_of),
-        cmocka_unit_test(a_communicator_ends_concurrently_with_its_allocator),
-        cmocka_unit_test(memory_of_the_caller_is_used_in_place),
-        cmocka_unit_test(memory_that_peers_cannot_map_is_refused),
-        cmocka_unit_test(descriptors_of_other_threads_open_and_close),
-        cmocka_unit_test(rows_can_be_asked_for),
-        cmocka_unit_test(low_latency_sizes_are_those_of_the_object),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -29,9 +29,8 @@ static const char *expand(const char *list)
     return text;
 }
 
-static void test_lists(void **state)
+TEST(test_lists)
 {
-    (void)state;
     assert_string_equal(expand("a"), "a");
     assert_string_equal(expand("a, b"), "a b");
     assert_string_equal(expand(" a ,\tb  c\nd\n"), "a b c d");
@@ -44,7 +43,7 @@ static void test_lists(void **state)
     assert_string_equal(expand("h[098-101]"), "h098 h099 h100 h101");
 }
 
-static void test_lists_refused(void **state)
+TEST(test_lists_refused)
 {
     static const char *const wrong[][2] = {
         {"", "empty name"},
@@ -73,7 +72,6 @@ static void test_lists_refused(void **state)
         {"user@-x", "is not a host"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
         if (!strstr(expand(wrong[i][0]), wrong[i][1]) || *expand(wrong[i][0]) != '<')
             fail_msg("'%s' gives: %s", wrong[i][0], expand(wrong[i][0]));
@@ -100,11 +98,10 @@ static int remove_text(void **state)
     return unlink(write_text(""));
 }
 
-static void test_files(void **state)
+TEST(test_files)
 {
     struct hosts hosts = {0};
 
-    (void)state;
     assert_int_equal(
         hosts_add_file(write_text("# the job\n\na slots=8\n b:222 max_slots=8 # x\r\n"), HOSTS_OPEN_MPI, &hosts),
         EP_OK);
@@ -127,7 +124,7 @@ static void test_files(void **state)
 }
 
 /* Files of editors, other schedulers' formats, settings, typing errors. */
-static void test_formats(void **state)
+TEST(test_formats)
 {
     static const char *const wrong[][2] = {
         {"a\rb\rc\n", "line 1: a carriage return within the line"},
@@ -151,7 +148,6 @@ static void test_formats(void **state)
     };
     struct hosts hosts = {0};
 
-    (void)state;
     assert_int_equal(hosts_add_file(write_text("\xef\xbb\xbf"
                                                "a slots=4\r\nb user=me cpu=2 max-slots=9\r\n"
                                                "[2001:db8::1]:23\tslots=2\r\n2001:db8::2#x"),
@@ -178,11 +174,10 @@ static void test_formats(void **state)
 }
 
 /* "HOST:8" of MPICH and Horovod: no ssh server has a port below that of ssh. */
-static void test_slots_after_a_colon(void **state)
+TEST(test_slots_after_a_colon)
 {
     struct hosts hosts = {0};
 
-    (void)state;
     assert_int_equal(hosts_add_file(write_text("w1:8\nme@w2:21\nw3:22\n[2001:db8::1]:4\n2001:db8::2:8\nw4:1 slots=2\n"),
                                     HOSTS_OPEN_MPI, &hosts),
                      EP_OK);
@@ -211,11 +206,10 @@ static void test_slots_after_a_colon(void **state)
 }
 
 /* What never ends is not read for ever, and what is no file not waited for. */
-static void test_no_files(void **state)
+TEST(test_no_files)
 {
     struct hosts hosts = {0};
 
-    (void)state;
     assert_int_equal(hosts_add_file("/nowhere/hosts", HOSTS_OPEN_MPI, &hosts), EP_E_ARG);
     assert_non_null(strstr(ep_last_error(), "No such file"));
     assert_int_equal(hosts_add_file("/", HOSTS_OPEN_MPI, &hosts), EP_E_ARG);
@@ -224,13 +218,12 @@ static void test_no_files(void **state)
     hosts_done(&hosts);
 }
 
-static void test_written_anew(void **state)
+TEST(test_written_anew)
 {
     const char *path = write_text("old\n");
     struct hosts hosts = {0}, read = {0};
     struct stat before, after;
 
-    (void)state;
     assert_int_equal(hosts_add_list("list", "root@h[1-2]:22", &hosts), EP_OK);
     assert_int_equal(stat(path, &before), 0);
     assert_int_equal(hosts_write(path, &hosts, 8), EP_OK);
@@ -316,9 +309,8 @@ static void assert_contradiction(const char *words, const char *text)
         fail_msg("%s gives: %s", words, answer);
 }
 
-static void test_surroundings(void **state)
+TEST(test_surroundings)
 {
-    (void)state;
     assert_string_equal(discover("JOBSET_NAME=js NNODES=2 JOB_COMPLETION_INDEX=1"),
                         "1 pods: js-workload-0-0.js js-workload-0-1.js");
     assert_string_equal(discover("JOBSET_NAME=js REPLICATED_JOB_NAME=w JOB_INDEX=1 REPLICATED_JOB_REPLICAS=2 NNODES=4 "
@@ -377,7 +369,7 @@ static void test_surroundings(void **state)
     assert_non_null(strstr(discover("SLURM_JOB_NODELIST=h[1-"), "SLURM_JOB_NODELIST"));
 }
 
-static void test_loopback(void **state)
+TEST(test_loopback)
 {
     static const char *const yes[] = {"localhost",  "LocalHost",     "localhost.localdomain",
                                       "localhost6", "ip6-localhost", "localhost.",
@@ -395,7 +387,6 @@ static void test_loopback(void **state)
                                      "127.0.0.1.example",
                                      "localhost.example"};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(yes) / sizeof(yes[0]); i++)
         if (!address_is_loopback(yes[i]))
             fail_msg("%s is the loopback", yes[i]);
@@ -404,19 +395,4 @@ static void test_loopback(void **state)
             fail_msg("'%s' is not the loopback", no[i]);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lists),
-        cmocka_unit_test(test_lists_refused),
-        cmocka_unit_test(test_files),
-        cmocka_unit_test(test_no_files),
-        cmocka_unit_test(test_formats),
-        cmocka_unit_test(test_written_anew),
-        cmocka_unit_test(test_surroundings),
-        cmocka_unit_test(test_loopback),
-        cmocka_unit_test(test_slots_after_a_colon),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, remove_text);
-}
+TEST_GROUP(NULL, remove_text)

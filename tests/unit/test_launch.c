@@ -5,24 +5,18 @@
 #include "base/clock.h"
 #include "common/ranks/local_ranks.h"
 #include "temp.h"
+#include "unit.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define MOST_RANKS 16
 #define PATIENT_MS 60000 /* to end tests that hang */
@@ -122,9 +116,8 @@ static int gather_and_sum(const ep_boot *boot, void *argument)
     return sum + boot->rank;
 }
 
-static void ranks_gather_and_return_codes(void **state)
+TEST_WITH(ranks_gather_and_return_codes, reset, NULL)
 {
-    (void)state;
     for (int mode = EP_LAUNCH_FORK; mode <= EP_LAUNCH_THREADS; mode++) {
         ep_rank_exit exits[4];
         int ten = 10;
@@ -150,11 +143,10 @@ static int return_odd_codes(const ep_boot *boot, void *argument)
 }
 
 /* A result that does not fit an exit code must not look like success. */
-static void codes_out_of_range_count_as_255(void **state)
+TEST_WITH(codes_out_of_range_count_as_255, reset, NULL)
 {
     ep_rank_exit exits[4];
 
-    (void)state;
     assert_int_equal(launch(EP_LAUNCH_FORK, 4, return_odd_codes, NULL, PATIENT_MS, exits), EP_OK);
     assert_int_equal(exits[0].code, 0);
     assert_int_equal(exits[1].code, 255);
@@ -172,14 +164,13 @@ static int write_line(const ep_boot *boot, void *argument)
 }
 
 /* Data buffered before the fork is written once, and data in the buffers of a rank is written, too. */
-static void stdio_is_flushed_on_both_sides(void **state)
+TEST_WITH(stdio_is_flushed_on_both_sides, reset, NULL)
 {
     char path[PATH_MAX], line[64];
     int fd, heads = 0, lines = 0;
     ep_rank_exit exits[3];
     FILE *file;
 
-    (void)state;
     temp_template("launch", path);
     fd = mkstemp(path);
     assert_true(fd >= 0);
@@ -208,9 +199,8 @@ static int middle_kills_itself(const ep_boot *boot, void *argument)
     return 7;
 }
 
-static void a_killed_rank_is_named(void **state)
+TEST_WITH(a_killed_rank_is_named, reset, NULL)
 {
-    (void)state;
     for (int timeout_ms = 0; timeout_ms <= PATIENT_MS; timeout_ms += PATIENT_MS) {
         ep_rank_exit exits[3];
 
@@ -252,7 +242,7 @@ static int launch_some_that_never_end(void *argument, ep_rank_exit *exits, ep_st
     return 0;
 }
 
-static void late_ranks_are_killed(void **state)
+TEST_WITH(late_ranks_are_killed, reset, NULL)
 {
     uint64_t start = ep_now_ns();
     ep_rank_exit exits[5];
@@ -260,7 +250,6 @@ static void late_ranks_are_killed(void **state)
     ep_status status;
     int timeout_ms;
 
-    (void)state;
     timeout_ms = launch_some_that_never_end(NULL, exits, &status);
     assert_int_equal(status, EP_E_TIMEOUT);
     snprintf(expected, sizeof(expected), "ep_launch: 2 of 5 ranks still ran after %d ms and were killed, rank 1 first",
@@ -279,12 +268,11 @@ static void late_ranks_are_killed(void **state)
 }
 
 /* A rank that died by itself is not late, although it is checked after the deadline; it is named first. */
-static void a_death_comes_before_lateness(void **state)
+TEST_WITH(a_death_comes_before_lateness, reset, NULL)
 {
     ep_rank_exit exits[5];
     ep_status status;
 
-    (void)state;
     launch_some_that_never_end(shared_state, exits, &status);
     assert_int_equal(status, EP_E_PEER_DEAD);
     assert_non_null(strstr(ep_last_error(), "rank 4 was killed by signal 9"));
@@ -300,11 +288,10 @@ static int one_thread_leaves(const ep_boot *boot, void *argument)
     return 5;
 }
 
-static void a_thread_that_does_not_return_is_named(void **state)
+TEST_WITH(a_thread_that_does_not_return_is_named, reset, NULL)
 {
     ep_rank_exit exits[2];
 
-    (void)state;
     assert_int_equal(launch(EP_LAUNCH_THREADS, 2, one_thread_leaves, NULL, 0, exits), EP_E_PEER_DEAD);
     assert_string_equal(ep_last_error(), "ep_launch: rank 1 did not return");
     assert_int_equal(exits[0].code, 5);
@@ -321,11 +308,10 @@ static int announce_and_sleep(const ep_boot *boot, void *argument)
     return 0;
 }
 
-static void a_failing_fork_leaves_no_rank(void **state)
+TEST_WITH(a_failing_fork_leaves_no_rank, reset, NULL)
 {
     ep_rank_exit exits[8];
 
-    (void)state;
     memset(exits, 0x5a, sizeof(exits));
     forks_left = 5;
     assert_int_equal(launch(EP_LAUNCH_FORK, 8, announce_and_sleep, NULL, 0, exits), EP_E_SYSTEM);
@@ -342,11 +328,10 @@ static int count_run(const ep_boot *boot, void *argument)
     return 0;
 }
 
-static void a_failing_thread_starts_no_rank(void **state)
+TEST_WITH(a_failing_thread_starts_no_rank, reset, NULL)
 {
     ep_rank_exit exits[8];
 
-    (void)state;
     threads_left = 5;
     assert_int_equal(launch(EP_LAUNCH_THREADS, 8, count_run, NULL, 0, exits), EP_E_SYSTEM);
     assert_non_null(strstr(ep_last_error(), "pthread_create of rank 5"));
@@ -354,11 +339,10 @@ static void a_failing_thread_starts_no_rank(void **state)
 }
 
 /* The launcher died before the child called PR_SET_PDEATHSIG: the child has another parent. */
-static void an_orphan_does_not_run(void **state)
+TEST_WITH(an_orphan_does_not_run, reset, NULL)
 {
     ep_rank_exit exits[2];
 
-    (void)state;
     fake_parent = 1;
     assert_int_equal(launch(EP_LAUNCH_FORK, 2, count_run, NULL, PATIENT_MS, exits), EP_OK);
     assert_int_equal(shared_state->runs, 0);
@@ -375,13 +359,12 @@ static int sleep_and_return(const ep_boot *boot, void *argument)
     return boot->rank;
 }
 
-static void other_children_are_left_alone(void **state)
+TEST_WITH(other_children_are_left_alone, reset, NULL)
 {
     ep_rank_exit exits[3];
     pid_t early, child;
     int how;
 
-    (void)state;
     child = __real_fork();
     if (child == 0)
         _exit(33);
@@ -409,13 +392,12 @@ static int wait_for_alarms(const ep_boot *boot, void *argument)
 }
 
 /* Signals of the caller interrupt the waits; its handlers are not changed. */
-static void signals_do_not_affect_launches(void **state)
+TEST_WITH(signals_do_not_affect_launches, reset, NULL)
 {
     struct sigaction action = {.sa_handler = count_alarm}, before, after;
     struct itimerval often = {.it_interval = {.tv_usec = 2000}, .it_value = {.tv_usec = 2000}}, off = {0};
     ep_rank_exit exits[3];
 
-    (void)state;
     assert_int_equal(sigaction(SIGALRM, &action, NULL), 0);
     for (int timeout_ms = 0; timeout_ms <= PATIENT_MS; timeout_ms += PATIENT_MS) {
         shared_state->alarms = 0;
@@ -431,14 +413,13 @@ static void signals_do_not_affect_launches(void **state)
     assert_true(after.sa_handler == SIG_DFL);
 }
 
-static void ignored_sigchld_is_refused(void **state)
+TEST_WITH(ignored_sigchld_is_refused, reset, NULL)
 {
     struct sigaction ignore = {.sa_handler = SIG_IGN};
     struct sigaction no_wait = {.sa_handler = SIG_DFL, .sa_flags = SA_NOCLDWAIT};
     struct sigaction normal = {.sa_handler = SIG_DFL};
     ep_rank_exit exits[2];
 
-    (void)state;
     sigaction(SIGCHLD, &ignore, NULL);
     assert_int_equal(launch(EP_LAUNCH_FORK, 2, count_run, NULL, PATIENT_MS, exits), EP_E_STATE);
     sigaction(SIGCHLD, &no_wait, NULL);
@@ -449,14 +430,13 @@ static void ignored_sigchld_is_refused(void **state)
 }
 
 /* No descriptor left for a pidfd: slower polls, same result. */
-static void waits_without_descriptors(void **state)
+TEST_WITH(waits_without_descriptors, reset, NULL)
 {
     struct rlimit before, none;
     ep_rank_exit exits[3];
     ep_status status;
     int next = dup(0);
 
-    (void)state;
     assert_true(next >= 0);
     close(next);
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
@@ -494,12 +474,11 @@ static int wait_for_death(pid_t pid)
     return 0;
 }
 
-static void ranks_die_with_the_launcher(void **state)
+TEST_WITH(ranks_die_with_the_launcher, reset, NULL)
 {
     enum { RANKS = 4 };
     pid_t launcher;
 
-    (void)state;
     /* Orphans become children of this process, which can then wait for them. */
     assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
     launcher = __real_fork();
@@ -520,7 +499,7 @@ static void ranks_die_with_the_launcher(void **state)
 
 /* --- arguments --- */
 
-static void bad_arguments_are_refused(void **state)
+TEST_WITH(bad_arguments_are_refused, reset, NULL)
 {
     static const struct {
         ep_launch_args args;
@@ -541,7 +520,6 @@ static void bad_arguments_are_refused(void **state)
     };
     ep_rank_exit exits[1];
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         assert_int_equal(ep_launch(&cases[i].args, exits), cases[i].status);
         assert_non_null(strstr(ep_last_error(), cases[i].text));
@@ -552,29 +530,11 @@ static void bad_arguments_are_refused(void **state)
     assert_int_equal(shared_state->runs, 0);
 }
 
-int main(void)
+static int share_state(void **state)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(ranks_gather_and_return_codes, reset),
-        cmocka_unit_test_setup(codes_out_of_range_count_as_255, reset),
-        cmocka_unit_test_setup(stdio_is_flushed_on_both_sides, reset),
-        cmocka_unit_test_setup(a_killed_rank_is_named, reset),
-        cmocka_unit_test_setup(late_ranks_are_killed, reset),
-        cmocka_unit_test_setup(a_death_comes_before_lateness, reset),
-        cmocka_unit_test_setup(a_thread_that_does_not_return_is_named, reset),
-        cmocka_unit_test_setup(a_failing_fork_leaves_no_rank, reset),
-        cmocka_unit_test_setup(a_failing_thread_starts_no_rank, reset),
-        cmocka_unit_test_setup(an_orphan_does_not_run, reset),
-        cmocka_unit_test_setup(other_children_are_left_alone, reset),
-        cmocka_unit_test_setup(signals_do_not_affect_launches, reset),
-        cmocka_unit_test_setup(ignored_sigchld_is_refused, reset),
-        cmocka_unit_test_setup(waits_without_descriptors, reset),
-        cmocka_unit_test_setup(ranks_die_with_the_launcher, reset),
-        cmocka_unit_test_setup(bad_arguments_are_refused, reset),
-    };
-
+    (void)state;
     shared_state = mmap(NULL, sizeof(*shared_state), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (shared_state == MAP_FAILED)
-        return 1;
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return shared_state == MAP_FAILED;
 }
+
+TEST_GROUP(share_state, NULL)

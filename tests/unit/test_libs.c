@@ -20,13 +20,12 @@ static void assert_found(struct lib_location location, const char *path, const c
 
 /* --- order of folders --- */
 
-static void order(void **state)
+TEST(order)
 {
     struct world world;
     struct libs_env setting = {.library_path = "/first:/empty::relative;/second/", .preload = ""};
     struct source *source;
 
-    (void)state;
     world_init(&world);
     tree_put(&world.tree, "/etc/ld.so.conf", "/conf\n");
     tree_folder(&world.tree, "/empty");
@@ -48,14 +47,13 @@ static void order(void **state)
     world_done(&world);
 }
 
-static void folders(void **state)
+TEST(folders)
 {
     struct world world;
     struct libs_env setting = {.library_path = "/a:/not-there:/a/:/b", .preload = ""};
     static const char *const expected[] = {"/a", "/b", "/conf", "/usr/lib"};
     struct source_names names;
 
-    (void)state;
     world_init(&world);
     tree_put(&world.tree, "/etc/ld.so.conf", "/conf\n/b\n");
     tree_folder(&world.tree, "/a");
@@ -69,12 +67,11 @@ static void folders(void **state)
     world_done(&world);
 }
 
-static void configuration(void **state)
+TEST(configuration)
 {
     struct world world;
     struct source *source;
 
-    (void)state;
     world_init(&world);
     /* An include that leads back to itself, one that is relative, one with a pattern, and lines that are none. */
     tree_put(&world.tree, "/etc/ld.so.conf",
@@ -105,14 +102,13 @@ static void configuration(void **state)
 
 /* --- which file counts --- */
 
-static void passed_over(void **state)
+TEST(passed_over)
 {
     struct world world;
     struct libs_env setting = {.library_path = "/lib32:/damaged:/good", .preload = ""};
     struct source *source;
     struct libs_closure *closure;
 
-    (void)state;
     world_init(&world);
     world_library(&world, "/lib32/liba.so", "{'state': 'failed', 'why': '" ELF_FOREIGN ": 32 bits'}");
     world_library(&world, "/lib32/libb.so", "{'state': 'denied', 'why': 'Permission denied'}");
@@ -138,12 +134,11 @@ static void passed_over(void **state)
     world_done(&world);
 }
 
-static void links(void **state)
+TEST(links)
 {
     struct world world;
     struct source *source;
 
-    (void)state;
     world_init(&world);
     world_library(&world, "/usr/lib/libx.so.1.5", PLAIN);
     world_library(&world, "/usr/lib64/placeholder", PLAIN);
@@ -155,14 +150,13 @@ static void links(void **state)
     world_done(&world);
 }
 
-static void preload(void **state)
+TEST(preload)
 {
     struct world world;
     struct libs_env setting = {.library_path = "/path", .preload = "/not/there.so /own/libx.so.1.5:liby.so"};
     struct libs_closure *closure;
     struct source *source;
 
-    (void)state;
     world_init(&world);
     world_library(&world, "/own/libx.so.1.5", "{" MACHINE ", 'soname': 'libx.so.1'}");
     world_library(&world, "/path/libx.so.1", "{" MACHINE ", 'soname': 'libx.so.1'}");
@@ -189,14 +183,13 @@ static const char *place_of(const struct libs_closure *closure, const char *name
     return i < 0 ? "" : closure->libs[i].location.path;
 }
 
-static void rpath_and_runpath(void **state)
+TEST(rpath_and_runpath)
 {
     struct world world;
     struct libs_env setting = {.library_path = "/env", .preload = ""};
     struct libs_closure *closure;
     struct source *source;
 
-    (void)state;
     world_init(&world);
     /* RPATH goes before the environment and is inherited; RUNPATH goes behind it and is not. */
     world_library(&world, "/bin/rpath", "{" MACHINE ", 'rpath': '/r', 'needed': ['liba.so', 'libmid.so']}");
@@ -227,12 +220,11 @@ static void rpath_and_runpath(void **state)
 }
 
 /* A RUNPATH puts out of use the RPATH of its own file, and for what that file needs everybody's. */
-static void runpath_against_rpath(void **state)
+TEST(runpath_against_rpath)
 {
     struct world world;
     struct libs_closure *closure;
 
-    (void)state;
     world_init(&world);
     world_library(&world, "/bin/both", "{" MACHINE ", 'rpath': '/r', 'runpath': '/q', 'needed': ['libplain.so']}");
     world_library(&world, "/bin/rpath", "{" MACHINE ", 'rpath': '/r', 'needed': ['libown.so']}");
@@ -251,12 +243,11 @@ static void runpath_against_rpath(void **state)
     world_done(&world);
 }
 
-static void origin(void **state)
+TEST(origin)
 {
     struct world world;
     struct libs_closure *closure;
 
-    (void)state;
     world_init(&world);
     tree_folder(&world.tree, "/usr/lib/x86_64-linux-gnu");
     world_library(&world, "/opt/x/bin/app",
@@ -280,12 +271,11 @@ static void origin(void **state)
     world_done(&world);
 }
 
-static void loops_and_versions(void **state)
+TEST(loops_and_versions)
 {
     struct world world;
     struct libs_closure *closure;
 
-    (void)state;
     world_init(&world);
     world_library(&world, "/usr/lib/liba.so",
                   "{" MACHINE ", 'soname': 'liba.so.1', 'needed': ['libb.so', 'libv.so'],"
@@ -306,12 +296,11 @@ static void loops_and_versions(void **state)
 }
 
 /* More libraries than there is room for, each needing the next and all of the ones before. */
-static void endless(void **state)
+TEST(endless)
 {
     struct world world;
     struct libs_closure *closure;
 
-    (void)state;
     world_init(&world);
     for (int i = 0; i < 600; i++) {
         char path[64], facts[256];
@@ -329,14 +318,13 @@ static void endless(void **state)
 }
 
 /* What a snapshot does not hold is not "not there". */
-static void unasked(void **state)
+TEST(unasked)
 {
     struct tree tree;
     struct source *source;
     struct libs_closure *closure;
     char path[PATH_MAX];
 
-    (void)state;
     tree_init(&tree);
     tree_put(&tree, "/snapshot.json", "{\"epkit_snapshot\": 1}");
     tree_path(&tree, "/snapshot.json", path);
@@ -350,12 +338,11 @@ static void unasked(void **state)
     tree_done(&tree);
 }
 
-static void mapped(void **state)
+TEST(mapped)
 {
     struct world world;
     struct source_names names;
 
-    (void)state;
     world_init(&world);
     tree_put(&world.tree, "/proc/self/maps",
              "7f0000000000-7f0000001000 r-xp 00000000 08:01 1 /usr/lib/libnccl.so.2.27.5\n"
@@ -397,14 +384,13 @@ static int check_loaded(struct dl_phdr_info *info, size_t size, void *argument)
     return 0;
 }
 
-static void ld_so(void **state)
+TEST(ld_so)
 {
     struct oracle oracle = {0};
     struct libs_env setting;
     struct libs_closure *closure;
     char self[PATH_MAX] = "";
 
-    (void)state;
     assert_true(readlink("/proc/self/exe", self, sizeof(self) - 1) > 0);
     assert_int_equal(source_open(NULL, &oracle.source), EP_OK);
     setting = libs_env_of(oracle.source);
@@ -416,26 +402,4 @@ static void ld_so(void **state)
     assert_true(oracle.n >= 3); /* libc, libelf, libjansson at least */
     libs_closure_free(closure);
     source_free(oracle.source);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(order),
-        cmocka_unit_test(folders),
-        cmocka_unit_test(configuration),
-        cmocka_unit_test(passed_over),
-        cmocka_unit_test(links),
-        cmocka_unit_test(preload),
-        cmocka_unit_test(rpath_and_runpath),
-        cmocka_unit_test(runpath_against_rpath),
-        cmocka_unit_test(origin),
-        cmocka_unit_test(loops_and_versions),
-        cmocka_unit_test(endless),
-        cmocka_unit_test(unasked),
-        cmocka_unit_test(mapped),
-        cmocka_unit_test(ld_so),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

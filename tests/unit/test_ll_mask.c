@@ -1,19 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sets of ranks of low latency on GPUs: each rank is one bit of one word, also at the edges of words. */
+#include "unit.h"
+
 #include "backend/cuda/ll_segment.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-static void each_rank_has_a_bit_of_its_own(void **state)
+TEST(each_rank_has_a_bit_of_its_own)
 {
     uint32_t words[CUDA_LL_MASK_WORDS + 1] = {0};
 
-    (void)state;
     words[CUDA_LL_MASK_WORDS] = 0xa5a5a5a5;
     for (int rank = 0; rank < CUDA_LL_MAX_RANKS; rank++) {
         int bits = 0;
@@ -36,11 +30,10 @@ static void each_rank_has_a_bit_of_its_own(void **state)
 }
 
 /* What kernels of up to 32 ranks read as one word is the first one. */
-static void few_ranks_are_in_the_first_word(void **state)
+TEST(few_ranks_are_in_the_first_word)
 {
     uint32_t words[CUDA_LL_MASK_WORDS] = {0};
 
-    (void)state;
     ll_mask_add(words, 0);
     ll_mask_add(words, 31);
     assert_int_equal(words[0], 0x80000001);
@@ -50,14 +43,4 @@ static void few_ranks_are_in_the_first_word(void **state)
     assert_int_equal(words[0], 0x80000001);
     assert_int_equal(words[1], 0x80000001);
     assert_int_equal(words[2], 1);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_rank_has_a_bit_of_its_own),
-        cmocka_unit_test(few_ranks_are_in_the_first_word),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

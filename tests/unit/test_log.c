@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The lines that the callback of ep_set_log() gets, and the reason that a callback of the caller sets. */
 #include "host_ranks.h"
+#include "unit.h"
 
 #include "base/log.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define RANKS 3
 
@@ -43,11 +38,10 @@ static int count(ep_log_level level, const char *text)
 }
 
 /* Every rank logs one creation and one failure, whatever is called later; nothing after the callback is removed. */
-static void communicators_log_creation_and_failure(void **state)
+TEST(communicators_log_creation_and_failure)
 {
     ep_comm *comms[RANKS];
 
-    (void)state;
     lines.n = 0;
     ep_set_log(record_line, &lines);
     assert_true(host_ranks_new(RANKS, comms));
@@ -67,9 +61,8 @@ static void communicators_log_creation_and_failure(void **state)
     assert_int_equal(lines.n, 2 * RANKS);
 }
 
-static void a_line_does_not_change_the_last_error(void **state)
+TEST(a_line_does_not_change_the_last_error)
 {
-    (void)state;
     lines.n = 0;
     ep_fail(EP_E_ARG, "the reason");
     ep_set_log(record_line, &lines);
@@ -103,11 +96,10 @@ static void *log_often(void *argument)
     return NULL;
 }
 
-static void removing_a_callback_waits_for_its_calls(void **state)
+TEST(removing_a_callback_waits_for_its_calls)
 {
     pthread_t threads[2];
 
-    (void)state;
     ep_set_log(slow_callback, NULL);
     for (int i = 0; i < 2; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, log_often, NULL), 0);
@@ -134,13 +126,12 @@ static ep_status fail_with_reason(void *context, const void *mine, size_t bytes,
 }
 
 /* Also if it equals the previous reason. */
-static void a_bootstrap_may_set_a_reason(void **state)
+TEST(a_bootstrap_may_set_a_reason)
 {
     char reason[] = "KeyError: 'rank'";
     ep_boot boot = EP_BOOT_INIT;
     ep_comm *comm;
 
-    (void)state;
     boot.nranks = 1;
     boot.allgather = fail_with_reason;
     boot.context = reason;
@@ -156,41 +147,25 @@ static void a_bootstrap_may_set_a_reason(void **state)
     assert_string_equal(ep_last_error(), "");
 }
 
-static void versions_agree(void **state)
+TEST(versions_agree)
 {
     int major, minor, patch;
 
-    (void)state;
     assert_int_equal(sscanf(ep_version(), "%d.%d.%d", &major, &minor, &patch), 3);
     assert_int_equal(ep_version_number(), major * 10000 + minor * 100 + patch);
 }
 
 /* No bit has two meanings, so a flag passed to the wrong call is rejected. */
-static void flags_share_one_space(void **state)
+TEST(flags_share_one_space)
 {
     static const uint32_t flags[] = {
         EP_COMM_CHECK_VALUES, EP_PLAN_EXPANDED, EP_PLAN_ZERO_PADDING, EP_COMBINE_BY_CHOICE, EP_COMBINE_ROUND_PARTIAL,
         EP_LL_MASK_DEAD,      EP_LL_RECV_HOOK,  EP_LL_ROUND_SCALE,    EP_LL_ZERO_COPY,      EP_LL_NO_PARTIAL_REDUCE};
     uint32_t all = 0;
 
-    (void)state;
     for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++) {
         assert_true(flags[i] && !(flags[i] & (flags[i] - 1)));
         assert_false(all & flags[i]);
         all |= flags[i];
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(communicators_log_creation_and_failure),
-        cmocka_unit_test(a_line_does_not_change_the_last_error),
-        cmocka_unit_test(removing_a_callback_waits_for_its_calls),
-        cmocka_unit_test(a_bootstrap_may_set_a_reason),
-        cmocka_unit_test(versions_agree),
-        cmocka_unit_test(flags_share_one_space),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

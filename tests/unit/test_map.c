@@ -71,11 +71,10 @@ static void four_switches(int per_switch, const char *name_format)
 
 /* --- known machines --- */
 
-static void two_per_switch(void **state)
+TEST(two_per_switch)
 {
     struct map *map;
 
-    (void)state;
     four_switches(2, "mlx5_%d");
     map = best();
     assert_string_equal(shown(map), "mlx5_0:1 mlx5_1:1 mlx5_2:1 mlx5_3:1 mlx5_4:1 mlx5_5:1 mlx5_6:1 mlx5_7:1");
@@ -91,9 +90,8 @@ static void two_per_switch(void **state)
 }
 
 /* Names of NICs have no order: their location counts. */
-static void names_do_not_count(void **state)
+TEST(names_do_not_count)
 {
-    (void)state;
     machine_init(&machine);
     for (int s = 0; s < 2; s++) {
         int at = machine_switch(&machine, s, s);
@@ -104,11 +102,10 @@ static void names_do_not_count(void **state)
     best_is("mlx5_1:1 mlx5_0:1");
 }
 
-static void fewer_nics(void **state)
+TEST(fewer_nics)
 {
     struct map *map;
 
-    (void)state;
     machine_init(&machine);
     for (int s = 0; s < 4; s++) {
         int at = machine_switch(&machine, s, s / 2);
@@ -128,11 +125,10 @@ static void fewer_nics(void **state)
     map_free(map);
 }
 
-static void more_nics(void **state)
+TEST(more_nics)
 {
     struct map *map;
 
-    (void)state;
     machine_init(&machine);
     for (int s = 0; s < 8; s++) {
         int at = machine_switch(&machine, s, s / 4);
@@ -155,11 +151,10 @@ static void more_nics(void **state)
 }
 
 /* EFA: 32 NICs for 8 GPUs, four on the switch of each; a GPU of another process keeps its four. */
-static void four_for_each(void **state)
+TEST(four_for_each)
 {
     struct map *map;
 
-    (void)state;
     machine_init(&machine);
     for (int s = 0; s < 8; s++) {
         int at = machine_switch(&machine, s, s / 4);
@@ -194,12 +189,11 @@ static void four_for_each(void **state)
 }
 
 /* One GPU per task, two of them on a switch with two NICs: each task independently finds the NIC of its own GPU. */
-static void one_gpu_a_task(void **state)
+TEST(one_gpu_a_task)
 {
     int first, second;
     struct map *map;
 
-    (void)state;
     for (int own = 0; own < 2; own++) {
         int at;
 
@@ -225,9 +219,8 @@ static void one_gpu_a_task(void **state)
     map_free(map);
 }
 
-static void one_and_four(void **state)
+TEST(one_and_four)
 {
-    (void)state;
     machine_init(&machine);
     machine_gpu(&machine, -1, 0, 0);
     machine_nic(&machine, "mlx5_0", 1, -1, 0, 0);
@@ -244,11 +237,10 @@ static void one_and_four(void **state)
     best_is("mlx5_0:1 mlx5_1:1 mlx5_2:1 mlx5_3:1");
 }
 
-static void nothing(void **state)
+TEST(nothing)
 {
     struct map *map;
 
-    (void)state;
     machine_init(&machine);
     best_is("");
     machine_nic(&machine, "mlx5_0", 1, -1, 0, 0);
@@ -266,11 +258,10 @@ static void nothing(void **state)
     map_free(NULL);
 }
 
-static void only_active_data_ports(void **state)
+TEST(only_active_data_ports)
 {
     struct topo_nic *nic;
 
-    (void)state;
     machine_init(&machine);
     machine_gpu(&machine, -1, 0, 0);
     machine_gpu(&machine, -1, 0, 0);
@@ -287,11 +278,10 @@ static void only_active_data_ports(void **state)
 }
 
 /* All GPUs on the NUMA node without NICs: they are spread all the same. */
-static void numa_imbalance(void **state)
+TEST(numa_imbalance)
 {
     struct map *map;
 
-    (void)state;
     machine_init(&machine);
     for (int i = 0; i < 2; i++)
         machine_gpu(&machine, -1, 0, 0);
@@ -309,12 +299,11 @@ static void numa_imbalance(void **state)
  * One SYS and one PIX have a smaller sum than two NODE, but the exchange waits for the GPU behind the link between the
  * sockets. Only an inconsistent machine offers this choice: two devices of one switch on different NUMA nodes.
  */
-static void far_paths_are_avoided_first(void **state)
+TEST(far_paths_are_avoided_first)
 {
     struct map *map;
     int at;
 
-    (void)state;
     machine_init(&machine);
     at = machine_switch(&machine, 0, 0);
     machine_gpu(&machine, at, 0, 0);
@@ -448,11 +437,10 @@ static void random_machine(unsigned seed, struct ports *ret_ports)
             machine.pci[i].numa_node = (int)next_random(&seed, 3) - 1;
 }
 
-static void best_of_all(void **state)
+TEST(best_of_all)
 {
     int seen[TOPO_SYS + 1] = {0};
 
-    (void)state;
     for (unsigned seed = 1; seed <= 600; seed++) {
         struct ports ports;
         int expected[SMALL] = {0};
@@ -484,11 +472,10 @@ static double cpu_seconds(void)
     return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
-static void hostile_sizes(void **state)
+TEST(hostile_sizes)
 {
     double begin = cpu_seconds(), seconds;
 
-    (void)state;
     for (int shape = 0; shape < 3; shape++) {
         unsigned seed = (unsigned)shape;
         struct map_nvshmem how = {.hca_list = "", .hca_prefix = "nic"};
@@ -530,9 +517,8 @@ static void nvshmem_is(struct map_nvshmem how, const char *expected)
     map_free(map);
 }
 
-static void nvshmem_by_distance(void **state)
+TEST(nvshmem_by_distance)
 {
-    (void)state;
     four_switches(2, "mlx5_%d");
     /* GPUs of one switch take the same NIC if each is a world of its own. */
     nvshmem_is((struct map_nvshmem){.one_world_per_gpu = true},
@@ -541,9 +527,8 @@ static void nvshmem_by_distance(void **state)
                "mlx5_1:1 mlx5_0:1 mlx5_3:1 mlx5_2:1 mlx5_5:1 mlx5_4:1 mlx5_7:1 mlx5_6:1");
 }
 
-static void nvshmem_with_pe_mapping(void **state)
+TEST(nvshmem_with_pe_mapping)
 {
-    (void)state;
     four_switches(2, "mlx5_%d");
     nvshmem_is((struct map_nvshmem){.one_world_per_gpu = true, .pe_mapping = true},
                "mlx5_0:1 mlx5_0:1 mlx5_0:1 mlx5_0:1 mlx5_0:1 mlx5_0:1 mlx5_0:1 mlx5_0:1");
@@ -555,9 +540,8 @@ static void nvshmem_with_pe_mapping(void **state)
                "mlx5_5:1 mlx5_5:1 mlx5_5:1 mlx5_5:1 mlx5_5:1 mlx5_5:1 mlx5_5:1 mlx5_5:1");
 }
 
-static void nvshmem_lists(void **state)
+TEST(nvshmem_lists)
 {
-    (void)state;
     machine_init(&machine);
     machine_gpu(&machine, -1, 0, 0);
     machine_nic(&machine, "mlx5_1", 2, -1, 0, 0);
@@ -584,9 +568,8 @@ static void nvshmem_lists(void **state)
  * are moved by the pairs of PE 4, below another switch, and those from PE 4 on are not moved. Derived from the source
  * by hand.
  */
-static void nvshmem_with_twice_the_nics(void **state)
+TEST(nvshmem_with_twice_the_nics)
 {
-    (void)state;
     machine_init(&machine);
     for (int s = 0; s < 4; s++) {
         int at = machine_switch(&machine, s, s / 2);
@@ -607,11 +590,10 @@ static void nvshmem_with_twice_the_nics(void **state)
 }
 
 /* PIX and PXB are one class in the balancing pass, but not in the order of the pairs. */
-static void nvshmem_pxb_is_as_good(void **state)
+TEST(nvshmem_pxb_is_as_good)
 {
     int above, below;
 
-    (void)state;
     machine_init(&machine);
     above = machine_switch(&machine, 0, 0);
     below = machine_pci(&machine, machine_pci(&machine, above, 0, 0), 0, 0);
@@ -627,11 +609,10 @@ static void nvshmem_pxb_is_as_good(void **state)
 
 /* --- texts --- */
 
-static void parse_good(void **state)
+TEST(parse_good)
 {
     struct map *map;
 
-    (void)state;
     four_switches(1, "mlx5_%d");
     assert_int_equal(map_parse(&machine.topo, "0:mlx5_3:1,2:mlx5_3", &map), EP_OK);
     assert_string_equal(shown(map), "mlx5_3:1 - mlx5_3:1 -");
@@ -648,7 +629,7 @@ static void parse_good(void **state)
     map_free(map);
 }
 
-static void parse_bad(void **state)
+TEST(parse_bad)
 {
     static const struct {
         const char *text, *why;
@@ -678,7 +659,6 @@ static void parse_bad(void **state)
     char longest[200];
     struct map *map = NULL;
 
-    (void)state;
     four_switches(1, "mlx5_%d");
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         assert_int_equal(map_parse(&machine.topo, cases[i].text, &map), EP_E_ARG);
@@ -692,12 +672,11 @@ static void parse_bad(void **state)
     assert_null(map);
 }
 
-static void forms(void **state)
+TEST(forms)
 {
     char folder[PATH_MAX];
     struct map *map;
 
-    (void)state;
     four_switches(1, "mlx5_%d");
     machine.nics[2].n_ports = 2;
     machine.nics[2].ports[0].active = false;
@@ -727,33 +706,4 @@ static void forms(void **state)
     map_free(map);
     source_free(machine.topo.source);
     assert_int_equal(rmdir(folder), 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(two_per_switch),
-        cmocka_unit_test(names_do_not_count),
-        cmocka_unit_test(fewer_nics),
-        cmocka_unit_test(more_nics),
-        cmocka_unit_test(four_for_each),
-        cmocka_unit_test(one_gpu_a_task),
-        cmocka_unit_test(one_and_four),
-        cmocka_unit_test(nothing),
-        cmocka_unit_test(only_active_data_ports),
-        cmocka_unit_test(numa_imbalance),
-        cmocka_unit_test(far_paths_are_avoided_first),
-        cmocka_unit_test(best_of_all),
-        cmocka_unit_test(hostile_sizes),
-        cmocka_unit_test(nvshmem_by_distance),
-        cmocka_unit_test(nvshmem_with_pe_mapping),
-        cmocka_unit_test(nvshmem_lists),
-        cmocka_unit_test(nvshmem_with_twice_the_nics),
-        cmocka_unit_test(nvshmem_pxb_is_as_good),
-        cmocka_unit_test(parse_good),
-        cmocka_unit_test(parse_bad),
-        cmocka_unit_test(forms),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,30 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The model matches the published tables, and the reference data is consistent. */
+#include "unit.h"
+
 #include "cmd/parse/figures.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define WITHIN 0.15
 
 static struct reference *reference;
 
-static int set_up(void **unused)
+static int set_up(void **state)
 {
-    (void)unused;
+    (void)state;
     reference = reference_new();
     return reference ? 0 : -1;
 }
 
-static int tear_down(void **unused)
+static int tear_down(void **state)
 {
-    (void)unused;
+    (void)state;
     reference_free(reference);
     return 0;
 }
@@ -61,11 +56,10 @@ static struct model_case case_of(int nodes, bool is_fp8, bool is_combine)
                                .is_combine = is_combine};
 }
 
-static void test_tables(void **unused)
+TEST(test_tables)
 {
     const struct model_hardware *b200 = reference_find_hardware(reference, "b200");
 
-    (void)unused;
     assert_non_null(b200);
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
         struct model_case what = case_of(tables[i].nodes, tables[i].is_fp8, strcmp(tables[i].op, "combine") == 0);
@@ -81,11 +75,10 @@ static void test_tables(void **unused)
 }
 
 /* Published figures of other machines, by the same formula. */
-static void test_figures(void **unused)
+TEST(test_figures)
 {
     int n = 0;
 
-    (void)unused;
     for (size_t i = 0; i < reference_n_figures(reference); i++) {
         const struct reference_figure *figure = reference_figure(reference, i);
         struct model_case what =
@@ -106,12 +99,11 @@ static void test_figures(void **unused)
 }
 
 /* The wire rate does not fall with the number of nodes; the logical one approaches it. */
-static void test_many_nodes(void **unused)
+TEST(test_many_nodes)
 {
     const struct model_hardware *b200 = reference_find_hardware(reference, "b200");
     double before = 0;
 
-    (void)unused;
     for (int nodes = 2; nodes <= 4096; nodes *= 2) {
         struct model_case what = case_of(nodes, false, false);
         struct model_result result;
@@ -126,9 +118,8 @@ static void test_many_nodes(void **unused)
     assert_true(before > 7.98);
 }
 
-static void test_distinct(void **unused)
+TEST(test_distinct)
 {
-    (void)unused;
     assert_true(fabs(model_distinct(1, 256, 8) - 1) < 1e-12);
     assert_true(fabs(model_distinct(2, 1, 2) - 2) < 1e-12);
     assert_true(fabs(model_distinct(4, 1, 1) - 1) < 1e-12);
@@ -136,13 +127,12 @@ static void test_distinct(void **unused)
     assert_true(fabs(model_distinct(2, 2, 2) - (1 + 2.0 / 3)) < 1e-12);
 }
 
-static void test_refusals(void **unused)
+TEST(test_refusals)
 {
     const struct model_hardware *b200 = reference_find_hardware(reference, "b200");
     struct model_case what = case_of(2, false, false);
     struct model_result result = {.time_us = 7};
 
-    (void)unused;
     what.experts = 8;
     assert_false(model_predict(b200, &what, &result));
     what = case_of(0, false, false);
@@ -153,24 +143,22 @@ static void test_refusals(void **unused)
     assert_true(result.time_us == 7);
 }
 
-static void test_shared_nics(void **unused)
+TEST(test_shared_nics)
 {
     const struct model_hardware *b200 = reference_find_hardware(reference, "b200");
     struct model_case what = case_of(2, false, false);
     struct model_result result;
 
-    (void)unused;
     what.nics_in_use = 4;
     assert_true(model_predict(b200, &what, &result));
     assert_close(result.rdma_logical, 43); /* two GPUs on each NIC */
 }
 
-static void test_guess(void **unused)
+TEST(test_guess)
 {
     const struct model_hardware *b200 = reference_find_hardware(reference, "b200");
     struct model_case what = case_of(2, false, false);
 
-    (void)unused;
     what.topk_groups = 0;
     assert_int_equal(model_guess_nodes(b200, &what, 81, 268), 2);
     assert_int_equal(model_guess_nodes(b200, &what, 6.5, 21.4), 2);
@@ -180,11 +168,10 @@ static void test_guess(void **unused)
     assert_int_equal(model_guess_nodes(b200, &what, NAN, 50), 0);
 }
 
-static void test_names(void **unused)
+TEST(test_names)
 {
     const struct reference_figure *figure;
 
-    (void)unused;
     assert_string_equal(reference_find_hardware(reference, "NVIDIA H100 80GB HBM3")->name, "h100");
     assert_string_equal(reference_find_hardware(reference, "B200")->name, "b200");
     assert_null(reference_find_hardware(reference, "NVIDIA GB200"));
@@ -195,13 +182,4 @@ static void test_names(void **unused)
     assert_null(reference_find(reference, "b200", "deepep-internode", "dispatch", "bf16", 3, 0, 2048));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tables),   cmocka_unit_test(test_figures),  cmocka_unit_test(test_many_nodes),
-        cmocka_unit_test(test_distinct), cmocka_unit_test(test_refusals), cmocka_unit_test(test_shared_nics),
-        cmocka_unit_test(test_guess),    cmocka_unit_test(test_names),
-    };
-
-    return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+TEST_GROUP(set_up, tear_down)

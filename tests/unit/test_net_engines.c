@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Runs the conformance tests on the engines of the library. Ranks are threads. */
 #include "net_conformance.h"
+#include "ranks.h"
 
-#include "common/ranks/local_ranks.h"
 #include "net/tcp.h"
 
 #include <setjmp.h>
@@ -26,14 +26,7 @@ static int run_rank(const ep_boot *boot, void *argument)
 
 static void run(const struct ep_net_provider *provider)
 {
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[NET_CONFORMANCE_RANKS];
-
-    launch.mode = EP_LAUNCH_THREADS;
-    launch.nranks = NET_CONFORMANCE_RANKS;
-    launch.run = run_rank;
-    launch.argument = (void *)provider;
-    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    unit_run_threads(NET_CONFORMANCE_RANKS, run_rank, (void *)provider);
 }
 
 static void test_emulated(void **state)

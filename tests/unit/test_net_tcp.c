@@ -5,6 +5,7 @@
  */
 #include "relay.h"
 #include "stream_traffic.h"
+#include "unit.h"
 
 #include "net/tcp_wire.h"
 
@@ -15,11 +16,7 @@
 
 #include <epkit/epkit.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <sys/resource.h>
-
-#include <cmocka.h>
 
 enum { RANKS = 4, PER_NODE = 2 };
 #define TIMEOUT_MS 2000 /* first deadline of tests that reach it */
@@ -137,9 +134,8 @@ static void check_traffic(void *(*run)(void *), int messages)
     }
 }
 
-static void test_split_and_delayed_streams(void **state)
+TEST(test_split_and_delayed_streams)
 {
-    (void)state;
     check_traffic(run_traffic_split, 15);
     check_traffic(run_traffic_delayed, 60);
 }
@@ -224,15 +220,13 @@ static void check_barriers(void *(*run)(void *), ep_status first, ep_status seco
 }
 
 /* Half-open connections: no data, no end. */
-static void test_stalled_connections(void **state)
+TEST(test_stalled_connections)
 {
-    (void)state;
     check_barriers(run_stall, EP_E_TIMEOUT, EP_E_TIMEOUT);
 }
 
-static void test_cut_connections(void **state)
+TEST(test_cut_connections)
 {
-    (void)state;
     check_barriers(run_cut, EP_E_PEER_DEAD, EP_E_PEER_DEAD);
 }
 
@@ -247,7 +241,7 @@ static void step_barrier(struct rank *rank, int step)
 
     atomic_fetch_add(&group->steps, 1);
     while (atomic_load(&group->steps) < (step + 1) * RANKS)
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        unit_sleep_ms(1);
 }
 
 static bool is_always_lost(struct ep_net *net, int peer)
@@ -306,9 +300,8 @@ static void *run_halves(void *argument)
 }
 
 /* Each half sees the connections to the other half end, as if all its ranks had died. Neither may continue alone. */
-static void test_halves_whose_connections_are_reset(void **state)
+TEST(test_halves_whose_connections_are_reset)
 {
-    (void)state;
     for (int low_latency = 0; low_latency < 2; low_latency++) {
         struct group group = {.timeout_ms = TIMEOUT_MS, .low_latency = low_latency};
 
@@ -342,12 +335,11 @@ static void *run_refused(void *argument)
 }
 
 /* Rank 3 cannot reach rank 1: creation fails on all ranks, and all errors name both. */
-static void test_unreachable_rank(void **state)
+TEST(test_unreachable_rank)
 {
     struct group group = {0};
     bool all_name_both = false;
 
-    (void)state;
     /* On a loaded machine other ranks may miss the first deadline as well. */
     for (int timeout_ms = TIMEOUT_MS; !all_name_both && timeout_ms < PATIENT_MS; timeout_ms *= 3) {
         group = (struct group){.timeout_ms = timeout_ms};
@@ -389,11 +381,10 @@ static void *run_exhausted(void *argument)
 }
 
 /* Not a timeout: no peer is late. */
-static void test_no_descriptors_to_connect(void **state)
+TEST(test_no_descriptors_to_connect)
 {
     struct group group = {.timeout_ms = TIMEOUT_MS, .unconnected = true};
 
-    (void)state;
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &descriptors), 0);
     run_ranks(&group, run_exhausted);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &descriptors), 0);
@@ -457,7 +448,7 @@ static void *read_late(void *argument)
     uint64_t deadline_ns;
     bool moved = true;
 
-    nanosleep(&(struct timespec){.tv_sec = LATE_MS / 1000, .tv_nsec = LATE_MS % 1000 * 1000000}, NULL);
+    unit_sleep_ms(LATE_MS);
     pair->freed_before = atomic_load(&pair->freed);
     deadline_ns = ep_deadline_ns(PATIENT_MS);
     while (net && !net->signals[0] && ep_now_ns() < deadline_ns && net->ops->progress(net, &moved) == EP_OK)
@@ -469,13 +460,12 @@ static void *read_late(void *argument)
 }
 
 /* Later than FREE_MS. */
-static void test_free_waits_for_a_late_reader(void **state)
+TEST(test_free_waits_for_a_late_reader)
 {
     static void *(*const run[2])(void *) = {put_and_free, read_late};
     struct late_pair pair = {0};
     ep_boot_shm *shm;
 
-    (void)state;
     assert_int_equal(ep_boot_shm_new(2, &shm), EP_OK);
     for (int i = 0; i < 2; i++)
         assert_int_equal(ep_boot_shm_join(shm, i, &pair.boots[i]), EP_OK);
@@ -524,13 +514,12 @@ static ep_status introduce(struct introductions *introductions, ep_status own)
 }
 
 /* A rank that could not reach another one is a consequence of what that one lacks, or of its absence. */
-static void test_timeouts_are_consequences(void **state)
+TEST(test_timeouts_are_consequences)
 {
     struct introductions lacks = {.others = {EP_E_TIMEOUT, EP_OK, EP_E_SYSTEM, EP_E_TIMEOUT}, .rank = 1};
     struct introductions late = {.others = {EP_E_TIMEOUT, EP_OK, EP_OK, EP_OK}, .rank = 1};
     struct introductions absent = {.status = EP_E_TIMEOUT, .rank = 1};
 
-    (void)state;
     for (int own_late = 0; own_late < 2; own_late++) {
         assert_int_equal(introduce(&lacks, own_late ? EP_E_TIMEOUT : EP_OK), EP_E_SYSTEM);
         assert_non_null(strstr(ep_last_error(), "rank 2 could not open its endpoint: a reason"));
@@ -544,7 +533,7 @@ static void test_timeouts_are_consequences(void **state)
 
 /* --- received bytes --- */
 
-static void test_records_are_checked(void **state)
+TEST(test_records_are_checked)
 {
     unsigned char region[64];
     uint64_t signals[2] = {0};
@@ -561,7 +550,6 @@ static void test_records_are_checked(void **state)
         {.kind = 7, .number = 1},
     };
 
-    (void)state;
     /* In pieces of every size. */
     for (size_t step = 1; step <= sizeof(good); step++) {
         struct tcp_wire once = wire;
@@ -578,21 +566,4 @@ static void test_records_are_checked(void **state)
         assert_null(tcp_wire_consume(&once, (unsigned char *)&good, sizeof(good)));
         assert_non_null(tcp_wire_consume(&once, (const unsigned char *)&bad[i], sizeof(bad[i])));
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_records_are_checked),
-        cmocka_unit_test(test_split_and_delayed_streams),
-        cmocka_unit_test(test_stalled_connections),
-        cmocka_unit_test(test_cut_connections),
-        cmocka_unit_test(test_halves_whose_connections_are_reset),
-        cmocka_unit_test(test_unreachable_rank),
-        cmocka_unit_test(test_no_descriptors_to_connect),
-        cmocka_unit_test(test_free_waits_for_a_late_reader),
-        cmocka_unit_test(test_timeouts_are_consequences),
-    };
-
-    return cmocka_run_group_tests_name("net_tcp", tests, NULL, NULL);
 }

@@ -3,18 +3,13 @@
  * test_numeric.c - the small formats against definitions by value: the value of a code is computed with ldexp(), and
  * the rounding of a float by a search over all codes. No bit operations of the library are used.
  */
+#include "unit.h"
+
 #include "core/quantize.h"
 
 #include <epkit/numeric.h>
 #include <float.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static uint64_t random_state = 88172645463325252u;
 
@@ -57,7 +52,7 @@ static double decode(unsigned code, int exponent_bits, int mantissa_bits)
     return code >> (exponent_bits + mantissa_bits) ? -value : value;
 }
 
-static void test_types(void **state)
+TEST(test_types)
 {
     static const struct {
         int type;
@@ -70,7 +65,6 @@ static void test_types(void **state)
     char version[32];
     size_t i;
 
-    (void)state;
     for (i = 0; i < sizeof(expected) / sizeof(expected[0]); i++) {
         assert_int_equal(ep_dtype_bytes((ep_dtype)expected[i].type), expected[i].bytes);
         assert_string_equal(ep_dtype_name((ep_dtype)expected[i].type), expected[i].name);
@@ -79,11 +73,10 @@ static void test_types(void **state)
     assert_string_equal(ep_version(), version);
 }
 
-static void test_bf16_every_code(void **state)
+TEST(test_bf16_every_code)
 {
     unsigned code;
 
-    (void)state;
     for (code = 0; code < 65536; code++) {
         float value = ep_bf16_to_f32((uint16_t)code);
         unsigned magnitude = code & 0x7fffu;
@@ -102,11 +95,10 @@ static void test_bf16_every_code(void **state)
 }
 
 /* Around the middle between each code and the next, which for the largest finite one is infinity. */
-static void test_bf16_ties(void **state)
+TEST(test_bf16_ties)
 {
     unsigned code;
 
-    (void)state;
     for (code = 0; code < 0x7f80u; code++) {
         uint32_t middle = code << 16 | 0x8000u;
         unsigned even = code & 1u ? code + 1 : code;
@@ -144,11 +136,10 @@ static uint8_t nearest_e4m3(float value)
     return (uint8_t)(best | (signbit(value) ? 0x80u : 0u));
 }
 
-static void test_e4m3_every_code(void **state)
+TEST(test_e4m3_every_code)
 {
     unsigned code;
 
-    (void)state;
     for (code = 0; code < 256; code++) {
         float value = ep_e4m3_to_f32((uint8_t)code);
 
@@ -170,7 +161,7 @@ static void check_e4m3(float value)
     assert_int_equal(ep_e4m3_from_f32(-value), nearest_e4m3(-value));
 }
 
-static void test_e4m3_rounding(void **state)
+TEST(test_e4m3_rounding)
 {
     static const float special[] = {448.0f,   463.9f,    464.0f,    465.0f,   480.0f,          1e30f,
                                     FLT_MAX,  INFINITY,  0x1p-9f,   0x1p-10f, 0x1.000002p-10f, 0x0.fffffep-10f,
@@ -178,7 +169,6 @@ static void test_e4m3_rounding(void **state)
     unsigned code;
     size_t i;
 
-    (void)state;
     for (code = 0; code < 0x7e; code++) {
         float middle = (float)((decode(code, 4, 3) + decode(code + 1, 4, 3)) / 2);
 
@@ -200,11 +190,10 @@ static void test_e4m3_rounding(void **state)
     }
 }
 
-static void test_ue8m0(void **state)
+TEST(test_ue8m0)
 {
     unsigned code;
 
-    (void)state;
     for (code = 0; code < 255; code++) {
         float value = ep_ue8m0_to_f32((uint8_t)code);
 
@@ -222,14 +211,13 @@ static void test_ue8m0(void **state)
     assert_int_equal(ep_ue8m0_from_f32(0x1p-149f), 0);
 }
 
-static void test_pack(void **state)
+TEST(test_pack)
 {
     const float scales[] = {1.0f, 2.0f, 0.5f, 0x1p-127f, 0x1p127f, 0.25f, 4.0f, 8.0f};
     int32_t packed[3] = {-7, -7, -7};
     const unsigned char bytes[] = {127, 128, 126, 0, 254, 125, 129, 130};
     int i;
 
-    (void)state;
     ep_pack_ue8m0(scales, 8, packed);
     for (i = 0; i < 8; i++)
         assert_int_equal((uint32_t)packed[i / 4] >> (8 * (i % 4)) & 0xffu, bytes[i]);
@@ -316,14 +304,13 @@ static void random_row(uint16_t *ret_x)
     }
 }
 
-static void test_quantize(void **state)
+TEST(test_quantize)
 {
     struct quantized result;
     uint16_t x[HIDDEN];
     size_t form;
     int round, round_scale;
 
-    (void)state;
     for (form = 0; form < N_FORMS; form++) {
         ep_quantize_fn run = ep_quantize_find(forms[form]);
 
@@ -346,13 +333,12 @@ static void test_quantize(void **state)
 }
 
 /* amax of 448 * 2^k needs no rounding of the factor, the next bf16 above it doubles it. */
-static void test_quantize_power_of_two(void **state)
+TEST(test_quantize_power_of_two)
 {
     uint16_t x[HIDDEN] = {0};
     struct quantized result;
     int k;
 
-    (void)state;
     for (k = -20; k <= 20; k++) {
         x[77] = ep_bf16_from_f32((float)ldexp(448.0, k));
         quantize(ep_quantize_row, x, 1, &result);
@@ -364,13 +350,12 @@ static void test_quantize_power_of_two(void **state)
     }
 }
 
-static void test_quantize_infinity(void **state)
+TEST(test_quantize_infinity)
 {
     uint16_t x[HIDDEN];
     struct quantized result;
     int i, round_scale;
 
-    (void)state;
     for (round_scale = 0; round_scale < 2; round_scale++) {
         random_row(x);
         x[9] = 0xff80;
@@ -383,7 +368,7 @@ static void test_quantize_infinity(void **state)
 }
 
 /* Random bits: all variants agree with the portable one. */
-static void test_quantize_forms_agree(void **state)
+TEST(test_quantize_forms_agree)
 {
     ep_quantize_fn portable = ep_quantize_find("portable");
     struct quantized expected, result;
@@ -391,7 +376,6 @@ static void test_quantize_forms_agree(void **state)
     size_t form;
     int round, i;
 
-    (void)state;
     assert_non_null(portable);
     assert_null(ep_quantize_find("mmx"));
     for (round = 0; round < 500; round++) {
@@ -405,23 +389,4 @@ static void test_quantize_forms_agree(void **state)
             assert_memory_equal(&result, &expected, sizeof(result));
         }
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_types),
-        cmocka_unit_test(test_bf16_every_code),
-        cmocka_unit_test(test_bf16_ties),
-        cmocka_unit_test(test_e4m3_every_code),
-        cmocka_unit_test(test_e4m3_rounding),
-        cmocka_unit_test(test_ue8m0),
-        cmocka_unit_test(test_pack),
-        cmocka_unit_test(test_quantize),
-        cmocka_unit_test(test_quantize_power_of_two),
-        cmocka_unit_test(test_quantize_infinity),
-        cmocka_unit_test(test_quantize_forms_agree),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

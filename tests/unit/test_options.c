@@ -1,13 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The parser of command lines: values, ranges, defaults, and what is said about mistakes. */
+#include "unit.h"
+
 #include "common/cmd.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 struct sample_options {
     bool quick;
@@ -86,12 +81,11 @@ static void refused(const char *line, const char *expected)
     assert_null(call.options);
 }
 
-static void test_defaults(void **state)
+TEST(test_defaults)
 {
     struct cmd_call call;
     const struct sample_options *options = parse_good("table", &call);
 
-    (void)state;
     assert_false(options->quick);
     assert_int_equal(options->count, 7);
     assert_int_equal(options->bytes, 4096);
@@ -108,13 +102,12 @@ static void test_defaults(void **state)
     assert_null(call.options);
 }
 
-static void test_values(void **state)
+TEST(test_values)
 {
     struct cmd_call call;
     const struct sample_options *options = parse_good(
         "-q --count=-5 chair --bytes 3M -nada --file x --colour blue --numbers 9,1,5 --colours blue,red more", &call);
 
-    (void)state;
     assert_true(options->quick);
     assert_int_equal(options->count, -5);
     assert_int_equal(options->bytes, 3 << 20);
@@ -135,37 +128,34 @@ static void test_values(void **state)
     options_done(&call);
 }
 
-static void test_last_value_counts(void **state)
+TEST(test_last_value_counts)
 {
     struct cmd_call call;
     const struct sample_options *options = parse_good("table --count 1 --count 2 --numbers 3 --numbers 4,5", &call);
 
-    (void)state;
     assert_int_equal(options->count, 2);
     assert_int_equal(options->numbers.n, 2);
     assert_int_equal(options->numbers.values[0], 4);
     options_done(&call);
 }
 
-static void test_abbreviation_and_end(void **state)
+TEST(test_abbreviation_and_end)
 {
     struct cmd_call call;
     const struct sample_options *options = parse_good("--cou 3 table -- --quick", &call);
 
-    (void)state;
     assert_int_equal(options->count, 3);
     assert_false(options->quick);
     assert_string_equal(call.args[1], "--quick");
     options_done(&call);
 }
 
-static void test_help(void **state)
+TEST(test_help)
 {
     struct cmd_call call;
     char error[256];
     bool help;
 
-    (void)state;
     assert_int_equal(parse("--help --nonsense", &call, &help, error), CMD_FINE);
     assert_true(help);
     options_done(&call);
@@ -174,9 +164,8 @@ static void test_help(void **state)
     options_done(&call);
 }
 
-static void test_bad_numbers(void **state)
+TEST(test_bad_numbers)
 {
-    (void)state;
     refused("table --count 101", "--count: 101 is out of range -5..100");
     refused("table --count -6", "--count: -6 is out of range -5..100");
     refused("table --count 99999999999999999999", "--count: 99999999999999999999 is out of range -5..100");
@@ -192,9 +181,8 @@ static void test_bad_numbers(void **state)
     refused("table --bytes -1", "--bytes: -1 is out of range 0..1099511627776");
 }
 
-static void test_bad_lists(void **state)
+TEST(test_bad_lists)
 {
-    (void)state;
     refused("table --numbers 1,,2", "--numbers: '1,,2' is not a comma-separated list");
     refused("table --numbers 1,", "--numbers: '1,' is not a comma-separated list");
     refused("table --numbers 1,10", "--numbers: 10 is out of range 1..9");
@@ -203,9 +191,8 @@ static void test_bad_lists(void **state)
     refused("table --colours red,gren", "--colours: 'gren' is none of red, green, blue; did you mean 'green'?");
 }
 
-static void test_bad_names(void **state)
+TEST(test_bad_names)
 {
-    (void)state;
     refused("table --colour gren", "--colour: 'gren' is none of red, green, blue; did you mean 'green'?");
     refused("table --colour xyzzy", "--colour: 'xyzzy' is none of red, green, blue");
     refused("table --colr red", "unknown option '--colr'; did you mean '--colour'?");
@@ -222,20 +209,18 @@ static void test_bad_names(void **state)
     refused("table --name=", "--name: empty argument");
 }
 
-static void test_bad_arguments(void **state)
+TEST(test_bad_arguments)
 {
-    (void)state;
     refused("", "missing argument: table|chair [MORE]");
     refused("table more most", "unexpected argument 'most'");
     refused("chiar", "unknown argument 'chiar'; did you mean 'chair'?");
     refused("xyzzy", "unknown argument 'xyzzy': it must be one of table, chair");
 }
 
-static void test_nearest(void **state)
+TEST(test_nearest)
 {
     static const char *const names[] = {"test", "bench", "version", "completion", NULL};
 
-    (void)state;
     assert_string_equal(options_nearest("tset", names), "test");
     assert_string_equal(options_nearest("comp", names), "completion");
     assert_string_equal(options_nearest("versoin", names), "version");
@@ -245,13 +230,12 @@ static void test_nearest(void **state)
     assert_null(options_nearest("t", names));
 }
 
-static void test_print(void **state)
+TEST(test_print)
 {
     static const char *const except[] = {"count", NULL};
     struct cmd_call call;
     char text[256], small[16];
 
-    (void)state;
     parse_good("chair -q --count 3 --bytes 2K --name it's --colour red --numbers 1,2 --colours red,blue", &call);
     options_print(&sample, &call, except, text, sizeof(text));
     assert_string_equal(text, "epkit sample chair --quick --bytes 2048 --name 'it'\\''s' --colour red --numbers 1,2 "
@@ -267,14 +251,13 @@ static void test_print(void **state)
 }
 
 /* Words for execvp(): nothing is quoted, nothing is cut. */
-static void test_words(void **state)
+TEST(test_words)
 {
     static const char *const except[] = {"count", NULL};
     struct cmd_call call;
     json_t *words;
     char *text;
 
-    (void)state;
     parse_good("chair -q --count 3 --bytes 2K --name it's --colour red --numbers 1,2 --colours red,blue", &call);
     words = options_words(&sample, &call, except);
     text = json_dumps(words, JSON_COMPACT);
@@ -283,24 +266,4 @@ static void test_words(void **state)
     free(text);
     json_decref(words);
     options_done(&call);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_values),
-        cmocka_unit_test(test_last_value_counts),
-        cmocka_unit_test(test_abbreviation_and_end),
-        cmocka_unit_test(test_help),
-        cmocka_unit_test(test_bad_numbers),
-        cmocka_unit_test(test_bad_lists),
-        cmocka_unit_test(test_bad_names),
-        cmocka_unit_test(test_bad_arguments),
-        cmocka_unit_test(test_nearest),
-        cmocka_unit_test(test_print),
-        cmocka_unit_test(test_words),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

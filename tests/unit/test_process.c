@@ -5,21 +5,15 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "sandbox.h"
+#include "unit.h"
 
 struct child {
     pid_t pid;
@@ -65,12 +59,11 @@ static void make_zombie(const struct child *child)
     assert_int_equal(waitid(P_PID, (id_t)child->pid, &info, WEXITED | WNOWAIT), 0);
 }
 
-static void alive_zombie_and_dead(void **state)
+TEST(alive_zombie_and_dead)
 {
     struct child child = start(0);
     struct ep_process process;
 
-    (void)state;
     assert_int_equal(ep_process_open(&child.id, &process), EP_OK);
     assert_int_equal(ep_process_look(&process), EP_PROCESS_ALIVE);
     assert_int_equal(ep_process_look_once(&child.id), EP_PROCESS_ALIVE);
@@ -86,12 +79,11 @@ static void alive_zombie_and_dead(void **state)
 }
 
 /* Without a pidfd the PID is used: a zombie and a reused PID are dead as well. */
-static void by_number(void **state)
+TEST(by_number)
 {
     struct child child = start(0);
     struct ep_process process = {.pidfd = -1, .pid = child.id.pid, .start = child.id.start};
 
-    (void)state;
     assert_true(child.id.start != 0);
     assert_int_equal(ep_process_look(&process), EP_PROCESS_ALIVE);
     process.start++;
@@ -104,13 +96,12 @@ static void by_number(void **state)
 }
 
 /* A program that closes our pidfd: its number then belongs to a file, which is readable. */
-static void a_closed_pidfd_is_ignored(void **state)
+TEST(a_closed_pidfd_is_ignored)
 {
     struct child child = start(0);
     struct ep_process process;
     int other;
 
-    (void)state;
     assert_int_equal(ep_process_open(&child.id, &process), EP_OK);
     assert_true(process.pidfd > 2);
     close(process.pidfd);
@@ -127,14 +118,13 @@ static void a_closed_pidfd_is_ignored(void **state)
 }
 
 /* RLIMIT_NOFILE lowered after creation: poll() then fails. */
-static void no_descriptor_is_allowed_any_more(void **state)
+TEST(no_descriptor_is_allowed_any_more)
 {
     struct child child = start(0);
     struct ep_process process;
     struct rlimit old, none;
     enum ep_process_state living, dead;
 
-    (void)state;
     assert_int_equal(ep_process_open(&child.id, &process), EP_OK);
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
     none = old;
@@ -164,12 +154,11 @@ static int works_without_pidfd(void *argument)
     return ep_process_look_once(&child->id) == EP_PROCESS_DEAD ? 0 : 2;
 }
 
-static void a_kernel_without_pidfd(void **state)
+TEST(a_kernel_without_pidfd)
 {
     struct child child = start(0);
     int result = sandbox_run(works_without_pidfd, &child);
 
-    (void)state;
     kill(child.pid, SIGKILL);
     waitpid(child.pid, NULL, 0);
     sandbox_expect(result);
@@ -197,12 +186,11 @@ static int unknown_without_proc(void *argument)
     return ep_process_look_once(&child->id) == EP_PROCESS_UNKNOWN ? 0 : 1;
 }
 
-static void a_hidden_proc_is_no_death(void **state)
+TEST(a_hidden_proc_is_no_death)
 {
     struct child child = start(0);
     int hidden = sandbox_run(pidfd_works_with_hidepid, &child), covered = sandbox_run(unknown_without_proc, &child);
 
-    (void)state;
     kill(child.pid, SIGKILL);
     waitpid(child.pid, NULL, 0);
     sandbox_expect(hidden);
@@ -234,9 +222,8 @@ static int is_invisible(void *argument)
     return ep_process_look_once(&id) == EP_PROCESS_UNKNOWN ? 0 : 3;
 }
 
-static void another_pid_namespace_is_no_death(void **state)
+TEST(another_pid_namespace_is_no_death)
 {
-    (void)state;
     sandbox_expect(sandbox_run(is_invisible, NULL));
 }
 
@@ -248,14 +235,13 @@ static int has_own_number(void *argument)
     return own.key != parent->key && ep_process_generation() != 0 ? 0 : 1;
 }
 
-static void a_child_is_another_process(void **state)
+TEST(a_child_is_another_process)
 {
     uint64_t generation = ep_process_generation();
     struct ep_process_id own, again;
     pid_t pid;
     int how;
 
-    (void)state;
     ep_process_get_self(&own);
     ep_process_get_self(&again);
     assert_int_equal(own.key, again.key);
@@ -268,20 +254,4 @@ static void a_child_is_another_process(void **state)
         _exit(ep_process_generation() == generation ? 1 : 0);
     assert_int_equal(waitpid(pid, &how, 0), pid);
     assert_int_equal(how, 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(alive_zombie_and_dead),
-        cmocka_unit_test(by_number),
-        cmocka_unit_test(a_closed_pidfd_is_ignored),
-        cmocka_unit_test(no_descriptor_is_allowed_any_more),
-        cmocka_unit_test(a_kernel_without_pidfd),
-        cmocka_unit_test(a_hidden_proc_is_no_death),
-        cmocka_unit_test(another_pid_namespace_is_no_death),
-        cmocka_unit_test(a_child_is_another_process),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,18 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The reference against examples that were worked out by hand. */
+#include "unit.h"
+
 #include "cmd/test/check/data.h"
 #include "cmd/test/check/number_formats.h"
 #include "cmd/test/check/reference.h"
 
 #include <epkit/types.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define COUNT(array) (int)(sizeof(array) / sizeof((array)[0]))
 
@@ -55,7 +49,7 @@ static void assert_rows(const struct reference_layout *layout, const struct refe
     }
 }
 
-static void test_rank_layout(void **state)
+TEST(test_rank_layout)
 {
     static const struct {
         struct reference_row rows[3];
@@ -69,7 +63,6 @@ static void test_rank_layout(void **state)
         {{{0, 1, -1}, {1, 0, -1}, {2, 0, -1}}, 3, {1, 2}, {0, 1, 2, 3}, 2, 1, 1},
     };
 
-    (void)state;
     for (int n_nodes = 1; n_nodes <= 3; n_nodes += 2)
         for (int rank = 0; rank < 3; rank++) {
             struct reference_group group = three_ranks(n_nodes);
@@ -88,12 +81,11 @@ static void test_rank_layout(void **state)
 }
 
 /* The counts are rounded up, the rows are not. */
-static void test_rank_layout_aligned(void **state)
+TEST(test_rank_layout_aligned)
 {
     struct reference_group group = three_ranks(1);
     struct reference_layout layout;
 
-    (void)state;
     assert_true(reference_layout_init(&group, 2, false, 4, &layout, NULL));
     assert_int_equal(layout.n_rows, 3);
     assert_int_equal(layout.recv_per_expert[0], 4);
@@ -101,7 +93,7 @@ static void test_rank_layout_aligned(void **state)
     reference_layout_done(&layout);
 }
 
-static void test_expanded_layout(void **state)
+TEST(test_expanded_layout)
 {
     static const struct reference_row plain_0[] = {{0, 0, 0}, {1, 0, 1}, {0, 0, 1}, {2, 0, 1}};
     static const struct reference_row aligned_2[] = {{1, 0, 0}, {-1, -1, -1}, {-1, -1, -1},
@@ -111,7 +103,6 @@ static void test_expanded_layout(void **state)
     struct reference_group group = three_ranks(1);
     struct reference_layout layout;
 
-    (void)state;
     assert_true(reference_layout_init(&group, 0, true, 1, &layout, NULL));
     assert_rows(&layout, plain_0, COUNT(plain_0));
     assert_memory_equal(layout.expert_start, start_0, sizeof(start_0));
@@ -132,7 +123,7 @@ static void test_expanded_layout(void **state)
     reference_layout_done(&layout);
 }
 
-static void test_selections(void **state)
+TEST(test_selections)
 {
     static const int32_t experts_0[3][2] = {{0, 1}, {-1, 0}, {-1, 1}}, experts_1[2][2] = {{0, -1}, {-1, 1}};
     static const float weights_0[3][2] = {{0.5f, 0.25f}, {0, 0.625f}, {0, 3.0f}},
@@ -142,7 +133,6 @@ static void test_selections(void **state)
     int32_t experts[2];
     float weights[2];
 
-    (void)state;
     assert_true(reference_layout_init(&group, 0, false, 1, &layout, NULL));
     for (int i = 0; i < 3; i++) {
         reference_row_selections(&group, layout.rank, &layout.rows[i], experts, weights);
@@ -160,7 +150,7 @@ static void test_selections(void **state)
 }
 
 /* Four ranks of one expert on two nodes; tokens 0: ranks 0 1 2, 1: rank 3, 2: nobody. */
-static void test_counts(void **state)
+TEST(test_counts)
 {
     static const int32_t per_rank[] = {1, 1, 1, 1}, per_node[] = {1, 2};
     static const uint8_t in_rank[] = {1, 1, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0};
@@ -177,7 +167,6 @@ static void test_counts(void **state)
                                     .experts = experts};
     struct reference_counts counts;
 
-    (void)state;
     assert_true(reference_counts_init(&group, 0, &counts, NULL));
     assert_memory_equal(counts.tokens_per_rank, per_rank, sizeof(per_rank));
     assert_memory_equal(counts.tokens_per_node, per_node, sizeof(per_node));
@@ -260,7 +249,7 @@ static uint16_t combine(const struct example *example, bool low_latency)
     return row[0];
 }
 
-static void test_combine(void **state)
+TEST(test_combine)
 {
     static const struct example examples[] = {
         /* 1 + 2 + 3 + 4 */
@@ -307,7 +296,6 @@ static void test_combine(void **state)
         {2, 0, 2, .expanded = true, .topk = 3, .experts = {4, 5, 0}, .values = {-BIG, 0, 0, 0, BIG, 1}, .expected = 0},
     };
 
-    (void)state;
     for (int i = 0; i < COUNT(examples); i++) {
         uint16_t got = combine(&examples[i], false);
 
@@ -316,7 +304,7 @@ static void test_combine(void **state)
     }
 }
 
-static void test_ll_combine(void **state)
+TEST(test_ll_combine)
 {
     static const struct example examples[] = {
         /* 0.5 * 2 + 0.25 * 8; the hole's weight does not matter. */
@@ -358,7 +346,6 @@ static void test_ll_combine(void **state)
          .expected = 0x3fc2},
     };
 
-    (void)state;
     for (int i = 0; i < COUNT(examples); i++) {
         uint16_t got = combine(&examples[i], true);
 
@@ -369,7 +356,7 @@ static void test_ll_combine(void **state)
 
 /* --- quantisation --- */
 
-static void test_quantize(void **state)
+TEST(test_quantize)
 {
     /* factor 1 by the first value. 17 and 19 lie halfway, between 16, 18 and 20; 2^-10 halfway to the smallest code. */
     static const struct {
@@ -383,7 +370,6 @@ static void test_quantize(void **state)
     uint8_t codes[HIDDEN];
     float factor;
 
-    (void)state;
     for (int i = 0; i < COUNT(cases); i++)
         row[i] = format_to_bf16(cases[i].value);
     reference_quantize(row, HIDDEN, false, codes, &factor);
@@ -415,12 +401,11 @@ static void test_quantize(void **state)
     assert_true(factor == 1 / 4194304.0f);
 }
 
-static void test_pack_ue8m0(void **state)
+TEST(test_pack_ue8m0)
 {
     static const float factors[] = {1, 2, 0.5f, 4, 1 / 4194304.0f, 1, 1, 1};
     int32_t packed[2];
 
-    (void)state;
     reference_pack_ue8m0(factors, 8, packed);
     assert_true((uint32_t)packed[0] == 0x817e807fu);
     assert_true((uint32_t)packed[1] == 0x7f7f7f69u);
@@ -428,7 +413,7 @@ static void test_pack_ue8m0(void **state)
 
 /* --- formats --- */
 
-static void test_bf16(void **state)
+TEST(test_bf16)
 {
     static const struct {
         uint32_t single;
@@ -439,7 +424,6 @@ static void test_bf16(void **state)
         {0x80000000, 0x8000}, {0x7f800000, 0x7f80}, {0x7f800001, 0x7fc0}, {0xffc12345, 0xffc1},
     };
 
-    (void)state;
     for (int i = 0; i < COUNT(cases); i++)
         assert_int_equal(format_to_bf16(format_float(cases[i].single)), cases[i].bf16);
     for (uint32_t bits = 0; bits < 65536; bits++)
@@ -448,9 +432,8 @@ static void test_bf16(void **state)
 }
 
 /* Every bf16 value against a search of all codes for the nearest one, and of two equally near ones the even one. */
-static void test_e4m3(void **state)
+TEST(test_e4m3)
 {
-    (void)state;
     assert_true(format_from_e4m3(0x7e) == 448);
     assert_true(format_from_e4m3(0x01) == 1 / 512.0f);
     assert_true(format_from_e4m3(0x08) == 1 / 64.0f);
@@ -476,9 +459,8 @@ static void test_e4m3(void **state)
     }
 }
 
-static void test_power_of_two(void **state)
+TEST(test_power_of_two)
 {
-    (void)state;
     assert_true(format_power_of_two(1.0f) == 1);
     assert_true(format_power_of_two(1.0000001f) == 2);
     assert_true(format_power_of_two(0.75f) == 1);
@@ -490,7 +472,7 @@ static void test_power_of_two(void **state)
 
 /* --- data --- */
 
-static void test_data(void **state)
+TEST(test_data)
 {
     struct data data = {.kind = DATA_FP8_RANDOM, .seed = 3, .hidden = 512, .scale_type = EP_F32};
     uint8_t codes[512], others[512];
@@ -499,7 +481,6 @@ static void test_data(void **state)
     float factors[4];
     int32_t packed;
 
-    (void)state;
     for (int token = 0; token < 100; token++) {
         data_row(&data, 1, token, codes);
         for (int i = 0; i < 512; i++)
@@ -546,7 +527,7 @@ static void test_data(void **state)
         assert_int_equal(row[i], 0x40a0); /* rank + 1 */
 }
 
-static void test_group_from_routing(void **state)
+TEST(test_group_from_routing)
 {
     struct routing_spec spec = {
         .kind = ROUTING_EMPTY, .seed = 5, .n_ranks = 4, .n_tokens = 6, .topk = 2, .n_experts = 8};
@@ -556,7 +537,6 @@ static void test_group_from_routing(void **state)
     int32_t experts[2];
     float weights[2];
 
-    (void)state;
     assert_true(routing_new(&spec, &routing, &error));
     assert_false(reference_group_init(routing, 3, &group, &error));
     assert_string_equal(error.text, "4 ranks do not divide among 3 nodes");
@@ -573,26 +553,4 @@ static void test_group_from_routing(void **state)
     }
     reference_group_done(&group);
     routing_free(routing);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rank_layout),
-        cmocka_unit_test(test_rank_layout_aligned),
-        cmocka_unit_test(test_expanded_layout),
-        cmocka_unit_test(test_selections),
-        cmocka_unit_test(test_counts),
-        cmocka_unit_test(test_combine),
-        cmocka_unit_test(test_ll_combine),
-        cmocka_unit_test(test_quantize),
-        cmocka_unit_test(test_pack_ue8m0),
-        cmocka_unit_test(test_bf16),
-        cmocka_unit_test(test_e4m3),
-        cmocka_unit_test(test_power_of_two),
-        cmocka_unit_test(test_data),
-        cmocka_unit_test(test_group_from_routing),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

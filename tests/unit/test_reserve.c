@@ -7,26 +7,20 @@
 #include "base/shm.h"
 #include "cgroup.h"
 #include "sandbox.h"
+#include "unit.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define MIB ((size_t)1 << 20)
 
@@ -151,18 +145,16 @@ static void memory_of_the_machine(void)
     refused((size_t)1 << 44, MIB, "this machine has ");
 }
 
-static void limits_are_named(void **state)
+TEST(limits_are_named)
 {
-    (void)state;
     assert_int_equal(in_child(limit_of_files), 0);
     assert_int_equal(in_child(limit_of_files_that_changes), 0);
     assert_int_equal(in_child(limit_of_descriptors), 0);
     assert_int_equal(in_child(memory_of_the_machine), 0);
 }
 
-static void limits_of_mappings_are_named(void **state)
+TEST(limits_of_mappings_are_named)
 {
-    (void)state;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     print_message("SKIP: the sanitizer's own mappings do not fit\n");
     skip();
@@ -197,11 +189,10 @@ static void limit_of_cgroup(void)
     CHECK(ep_shm_new(4 * MIB, &shm[0]) == EP_OK);
 }
 
-static void a_cgroup_is_named(void **state)
+TEST(a_cgroup_is_named)
 {
     int result;
 
-    (void)state;
 #if defined(__SANITIZE_THREAD__)
     print_message("SKIP: the shadow memory of ThreadSanitizer counts against the limit, too\n");
     skip();
@@ -288,9 +279,8 @@ static int swap_of_cgroup_v1(void *unused)
     return 0;
 }
 
-static void swap_of_a_cgroup_counts(void **state)
+TEST(swap_of_a_cgroup_counts)
 {
-    (void)state;
     sandbox_expect(sandbox_run(swap_of_cgroup_v2, NULL));
     sandbox_expect(sandbox_run(swap_of_cgroup_v1, NULL));
 }
@@ -312,13 +302,12 @@ static long count_reads(void)
 }
 
 /* Each reading of the limits takes more than ten calls. */
-static void small_allocations_share_a_check(void **state)
+TEST(small_allocations_share_a_check)
 {
     enum { ALLOCATIONS = 2000 };
     long before = count_reads();
     struct ep_shm shm;
 
-    (void)state;
     if (before < 0) {
         print_message("SKIP: the kernel does not count calls of read()\n");
         skip();
@@ -338,11 +327,10 @@ static size_t pages_of(const struct ep_shm *shm)
     return (size_t)info.st_blocks * 512;
 }
 
-static void pages_exist_before_they_are_touched(void **state)
+TEST(pages_exist_before_they_are_touched)
 {
     struct ep_shm shm, sparse;
 
-    (void)state;
     assert_int_equal(ep_shm_new(3 * MIB + 1, &shm), EP_OK);
     assert_true(pages_of(&shm) >= 3 * MIB + 4096);
     assert_int_equal(ftruncate(shm.fd, 4096), -1); /* a peer may have it mapped */
@@ -373,9 +361,8 @@ static void among_signals(void)
     ((char *)shm.base)[96 * MIB - 1] = 1;
 }
 
-static void signals_do_not_delay_it(void **state)
+TEST(signals_do_not_delay_it)
 {
-    (void)state;
     assert_int_equal(in_child(among_signals), 0);
 }
 
@@ -393,24 +380,7 @@ static void without_standard_streams(void)
         _exit(3);
 }
 
-static void no_descriptor_becomes_a_standard_stream(void **state)
+TEST(no_descriptor_becomes_a_standard_stream)
 {
-    (void)state;
     assert_int_equal(in_child(without_standard_streams), 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(limits_are_named),
-        cmocka_unit_test(limits_of_mappings_are_named),
-        cmocka_unit_test(a_cgroup_is_named),
-        cmocka_unit_test(swap_of_a_cgroup_counts),
-        cmocka_unit_test(small_allocations_share_a_check),
-        cmocka_unit_test(pages_exist_before_they_are_touched),
-        cmocka_unit_test(signals_do_not_delay_it),
-        cmocka_unit_test(no_descriptor_becomes_a_standard_stream),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

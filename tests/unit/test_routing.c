@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* core/routing.c against a reference that computes every (token, rank, position) separately. */
+#include "unit.h"
+
 #include "core/routing.h"
 
 #include <limits.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 /* xorshift64*: the same numbers everywhere for a seed. */
 static uint64_t random_state;
@@ -168,9 +163,8 @@ static void check_sample(const struct sample *sample, unsigned wanted)
     free(idx);
 }
 
-static void random_routings_count_as_the_reference(void **state)
+TEST(random_routings_count_as_the_reference)
 {
-    (void)state;
     for (unsigned round = 0; round < 160; round++) {
         struct sample sample = new_sample(draw_shape(), round & 1 ? EP_I64 : EP_I32);
 
@@ -179,7 +173,7 @@ static void random_routings_count_as_the_reference(void **state)
     }
 }
 
-static void limits_count_as_the_reference(void **state)
+TEST(limits_count_as_the_reference)
 {
     struct ep_routing_shape shapes[] = {
         {.n_tokens = 0, .topk = 1, .n_experts = 1, .nranks = 1, .ranks_per_node = 1},
@@ -188,7 +182,6 @@ static void limits_count_as_the_reference(void **state)
         {.n_tokens = 5, .topk = 8, .n_experts = 4096, .nranks = 1024, .ranks_per_node = 8},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         struct sample sample = new_sample(shapes[i], EP_I64);
 
@@ -207,12 +200,11 @@ static void expect_refused(struct sample *sample, const char *text)
 }
 
 /* One invalid entry in a valid routing is reported with token, position and value, wherever it is. */
-static void out_of_range_is_named(void **state)
+TEST(out_of_range_is_named)
 {
     static const int64_t bad_i64[] = {-2, INT64_MIN, INT64_MAX, 1ll << 32, (1ll << 32) + 1, -(1ll << 32)};
     char text[200];
 
-    (void)state;
     for (int round = 0; round < 100; round++) {
         struct ep_routing_shape shape = draw_shape();
         int idx_type = round & 1 ? EP_I64 : EP_I32;
@@ -237,11 +229,10 @@ static void out_of_range_is_named(void **state)
     }
 }
 
-static void expert_twice_is_named(void **state)
+TEST(expert_twice_is_named)
 {
     char text[200];
 
-    (void)state;
     for (int round = 0; round < 100; round++) {
         struct ep_routing_shape shape = draw_shape();
         struct sample sample;
@@ -270,14 +261,13 @@ static void expert_twice_is_named(void **state)
 }
 
 /* -1 may be at any position, any number of times, and adjacent tokens may choose the same expert. */
-static void none_is_no_expert(void **state)
+TEST(none_is_no_expert)
 {
     struct ep_routing_shape shape = {.n_tokens = 4, .topk = 3, .n_experts = 2, .nranks = 2, .ranks_per_node = 2};
     const int32_t given[] = {-1, -1, -1, 0, -1, -1, -1, 0, -1, 1, -1, 0};
     int32_t idx[12], per_rank[2], per_node[1];
     struct ep_routing_counts counts = {.per_rank = per_rank, .per_node = per_node};
 
-    (void)state;
     assert_int_equal(ep_routing_check(&shape, given, EP_I32, idx), EP_OK);
     assert_int_equal(ep_routing_count(&shape, idx, &counts), EP_OK);
     assert_int_equal(per_rank[0], 3);
@@ -285,7 +275,7 @@ static void none_is_no_expert(void **state)
     assert_int_equal(per_node[0], 3);
 }
 
-static void layout_fills_what_is_asked_for(void **state)
+TEST(layout_fills_what_is_asked_for)
 {
     ep_comm comm = {.nranks = 4, .ranks_per_node = 2};
     int64_t topk_idx[] = {0, 7, 7, -1, 2, 3};
@@ -296,7 +286,6 @@ static void layout_fills_what_is_asked_for(void **state)
     const uint8_t want_in[] = {1, 0, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0};
     ep_layout layout = EP_LAYOUT_INIT;
 
-    (void)state;
     assert_int_equal(ep_routing_layout(&comm, &args, &layout), EP_OK);
     layout.tokens_per_rank = per_rank;
     layout.tokens_per_node = per_node;
@@ -313,16 +302,4 @@ static void layout_fills_what_is_asked_for(void **state)
     assert_int_equal(per_rank[0], 0x5a5a5a5a);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_routings_count_as_the_reference),
-        cmocka_unit_test(limits_count_as_the_reference),
-        cmocka_unit_test(out_of_range_is_named),
-        cmocka_unit_test(expert_twice_is_named),
-        cmocka_unit_test(none_is_no_expert),
-        cmocka_unit_test(layout_fills_what_is_asked_for),
-    };
-
-    return cmocka_run_group_tests(tests, seed_random, NULL);
-}
+TEST_GROUP(seed_random, NULL)

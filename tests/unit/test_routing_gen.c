@@ -3,18 +3,11 @@
 #include "cmd/test/check/random.h"
 #include "cmd/test/check/routings.h"
 #include "temp.h"
+#include "unit.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define MAX_TOPK 64
 
@@ -53,13 +46,12 @@ static void assert_sane(const struct routing *routing)
         }
 }
 
-static void test_sane(void **state)
+TEST(test_sane)
 {
     static const struct {
         int n_ranks, n_tokens, topk, n_experts;
     } shapes[] = {{1, 5, 1, 8}, {1, 3, 4, 8}, {2, 40, 8, 16}, {3, 20, 2, 24}, {8, 32, 8, 64}, {4, 3, 64, 128}};
 
-    (void)state;
     for (const struct routing_name *row = routing_names; row->name; row++)
         for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
             struct routing *routing =
@@ -71,11 +63,10 @@ static void test_sane(void **state)
 }
 
 /* All experts at once: nothing is left to draw, which a sampler that only tries again would not survive. */
-static void test_all_experts(void **state)
+TEST(test_all_experts)
 {
     static const enum routing_kind kinds[] = {ROUTING_UNIFORM, ROUTING_ZIPF, ROUTING_ONE};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
         struct routing *routing = make(kinds[i], 4, 10, 64, 64);
 
@@ -88,7 +79,7 @@ static void test_all_experts(void **state)
  * Fixed values, computed by a second implementation (Python, zipf in 50-digit decimals): a change of the generators, or
  * a platform on which they differ, shows here. The first ones of splitmix64 with seed 0 are published with it.
  */
-static void test_golden(void **state)
+TEST(test_golden)
 {
     static const struct {
         enum routing_kind kind;
@@ -99,7 +90,6 @@ static void test_golden(void **state)
     };
     int32_t experts[4];
 
-    (void)state;
     assert_true(random_at(0, 0) == UINT64_C(0xe220a8397b1dcdaf));
     assert_true(random_at(0, 1) == UINT64_C(0x6e789e6aa1b965f4));
     assert_true(random_at(0, 2) == UINT64_C(0x06c45d188009454f));
@@ -136,12 +126,11 @@ static int descending(const void *a, const void *b)
 }
 
 /* 4 ranks x 4000 tokens x 4 of 64 experts: 1000 each on average, standard deviation 31. */
-static void test_uniform_is_even(void **state)
+TEST(test_uniform_is_even)
 {
     struct routing *routing = make(ROUTING_UNIFORM, 4, 4000, 4, 64);
     int counts[64];
 
-    (void)state;
     count_experts(routing, counts);
     for (int i = 0; i < 64; i++)
         assert_in_range(counts[i], 840, 1160);
@@ -149,7 +138,7 @@ static void test_uniform_is_even(void **state)
 }
 
 /* With one draw a token the counts themselves follow p^-1.2. */
-static void test_zipf_is_skewed(void **state)
+TEST(test_zipf_is_skewed)
 {
     struct routing *routing = make(ROUTING_ZIPF, 4, 10000, 1, 64);
     struct routing *other;
@@ -157,7 +146,6 @@ static void test_zipf_is_skewed(void **state)
     int counts[64], others[64];
     double total = 0;
 
-    (void)state;
     count_experts(routing, counts);
     for (int p = 1; p <= 64; p++)
         total += pow(p, -1.2);
@@ -178,13 +166,12 @@ static void test_zipf_is_skewed(void **state)
     routing_free(routing);
 }
 
-static void test_grouped_uses_four_groups(void **state)
+TEST(test_grouped_uses_four_groups)
 {
     struct routing *routing = make(ROUTING_GROUPED, 2, 500, 8, 64);
     int32_t experts[8];
     int most = 0, in_group[8] = {0};
 
-    (void)state;
     for (int token = 0; token < 500; token++) {
         bool used[8] = {false};
         int n = 0;
@@ -205,12 +192,11 @@ static void test_grouped_uses_four_groups(void **state)
     routing_free(routing);
 }
 
-static void test_one_fills_one_rank(void **state)
+TEST(test_one_fills_one_rank)
 {
     struct routing *routing = make(ROUTING_ONE, 4, 50, 8, 32), *wide = make(ROUTING_ONE, 4, 50, 12, 32);
     int counts[32], ranks = 0;
 
-    (void)state;
     count_experts(routing, counts);
     for (int rank = 0; rank < 4; rank++)
         for (int i = 0; i < 8; i++)
@@ -232,13 +218,12 @@ static void test_one_fills_one_rank(void **state)
     routing_free(wide);
 }
 
-static void test_dropped_has_holes(void **state)
+TEST(test_dropped_has_holes)
 {
     struct routing *routing = make(ROUTING_DROPPED, 2, 2000, 4, 16);
     int32_t experts[4];
     int holes = 0, nobody = 0;
 
-    (void)state;
     for (int token = 0; token < 2000; token++) {
         int n = 0;
 
@@ -253,12 +238,11 @@ static void test_dropped_has_holes(void **state)
     routing_free(routing);
 }
 
-static void test_empty_ranks(void **state)
+TEST(test_empty_ranks)
 {
     struct routing *routing = make(ROUTING_EMPTY, 8, 30, 4, 32);
     int counts[32], kinds[4] = {0};
 
-    (void)state;
     count_experts(routing, counts);
     for (int rank = 0; rank < 8; rank++) {
         int received = 0;
@@ -273,13 +257,12 @@ static void test_empty_ranks(void **state)
 }
 
 /* Any token can be asked for alone, and fill agrees with it. */
-static void test_fill(void **state)
+TEST(test_fill)
 {
     struct routing *routing = make(ROUTING_ZIPF, 3, 10, 4, 12);
     int32_t all[40], experts[4];
     float all_weights[40], weights[4];
 
-    (void)state;
     routing_fill(routing, 2, all, all_weights);
     for (int token = 9; token >= 0; token--) {
         routing_token(routing, 2, token, experts, weights);
@@ -289,7 +272,7 @@ static void test_fill(void **state)
     routing_free(routing);
 }
 
-static void test_refuses(void **state)
+TEST(test_refuses)
 {
     static const struct {
         struct routing_spec spec;
@@ -309,7 +292,6 @@ static void test_refuses(void **state)
         {{.kind = ROUTING_FILE, .n_ranks = 1, .n_experts = 16, .path = "/nonexistent"}, "/nonexistent: No such file"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct routing *routing = NULL;
         struct check_error error = {""};
@@ -351,7 +333,7 @@ static void assert_file_refused(const struct routing_spec *spec, const char *tex
         fail_msg("expected \"%s\", got \"%s\"", text, error.text);
 }
 
-static void test_file(void **state)
+TEST(test_file)
 {
     char path[PATH_MAX];
     struct routing_spec spec = {.kind = ROUTING_FILE, .n_ranks = 2, .n_experts = 8, .path = path};
@@ -359,7 +341,6 @@ static void test_file(void **state)
     struct check_error error = {""};
     int32_t experts[2];
 
-    (void)state;
     new_file(path);
     /* [R,N,K]: each rank has its own. */
     write_file(path, "0 1\n2 3\n-1 5\n\n6 7\n4 0\n-1 -1\n");
@@ -397,7 +378,7 @@ static void test_file(void **state)
     unlink(path);
 }
 
-static void test_file_refuses(void **state)
+TEST(test_file_refuses)
 {
     static const struct {
         const char *content, *text;
@@ -424,7 +405,6 @@ static void test_file_refuses(void **state)
     char zero_byte[] = "0\0001\n";
     FILE *stream = fmemopen(zero_byte, sizeof(zero_byte) - 1, "r");
 
-    (void)state;
     new_file(path);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         write_file(path, cases[i].content);
@@ -442,12 +422,11 @@ static void test_file_refuses(void **state)
 }
 
 /* Opening a pipe without a writer would block. */
-static void test_file_refuses_a_pipe_at_once(void **state)
+TEST(test_file_refuses_a_pipe_at_once)
 {
     char path[PATH_MAX];
     struct routing_spec spec = {.kind = ROUTING_FILE, .n_ranks = 2, .n_experts = 8, .path = path};
 
-    (void)state;
     new_file(path);
     unlink(path);
     assert_int_equal(mkfifo(path, 0600), 0);
@@ -458,14 +437,13 @@ static void test_file_refuses_a_pipe_at_once(void **state)
 }
 
 /* What numpy itself writes, where it is installed. */
-static void test_reads_numpy(void **state)
+TEST(test_reads_numpy)
 {
     char path[PATH_MAX], command[PATH_MAX + 512];
     struct routing_file file;
     struct check_error error;
     bool written;
 
-    (void)state;
     new_file(path);
     /* The python3 of the system is the one that has the packaged numpy, if another comes first in the path. */
     snprintf(command, sizeof(command),
@@ -486,37 +464,12 @@ static void test_reads_numpy(void **state)
     routing_file_done(&file);
 }
 
-static void test_names(void **state)
+TEST(test_names)
 {
-    (void)state;
     for (const struct routing_name *row = routing_names; row->name; row++) {
         assert_ptr_equal(routing_find(row->name), row);
         assert_true(strlen(row->help) > 10);
     }
     assert_null(routing_find("file"));
     assert_null(routing_find(""));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sane),
-        cmocka_unit_test(test_all_experts),
-        cmocka_unit_test(test_golden),
-        cmocka_unit_test(test_uniform_is_even),
-        cmocka_unit_test(test_zipf_is_skewed),
-        cmocka_unit_test(test_grouped_uses_four_groups),
-        cmocka_unit_test(test_one_fills_one_rank),
-        cmocka_unit_test(test_dropped_has_holes),
-        cmocka_unit_test(test_empty_ranks),
-        cmocka_unit_test(test_fill),
-        cmocka_unit_test(test_refuses),
-        cmocka_unit_test(test_file),
-        cmocka_unit_test(test_file_refuses),
-        cmocka_unit_test(test_file_refuses_a_pipe_at_once),
-        cmocka_unit_test(test_reads_numpy),
-        cmocka_unit_test(test_names),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,19 +4,13 @@
  * time and rounds with nearbyint(): bit for bit, over lengths with every kind of remainder, alignments, special values
  * and ties, with canaries around each output.
  */
+#include "unit.h"
+
 #include "backend/host/rows.h"
 
 #include <float.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define MOST_ROWS 70
 #define MOST_COUNT 7176
@@ -369,7 +363,7 @@ static void bench_check(struct bench *bench, enum data data, int n, int count)
     }
 }
 
-static void test_sums(void **state)
+TEST(test_sums)
 {
     static const int counts[] = {8,   16,  24,  32,  40,  48,  56,  64,  72,   88,   104,
                                  120, 128, 136, 184, 248, 256, 264, 520, 1000, 1032, 2184};
@@ -377,7 +371,6 @@ static void test_sums(void **state)
     size_t c;
     int round, data, n;
 
-    (void)state;
     for (round = 0; round < ROUNDS; round++) {
         for (data = 0; data < N_DATA; data++) {
             for (n = 0; n <= 9; n++) {
@@ -389,14 +382,13 @@ static void test_sums(void **state)
     bench_free(bench);
 }
 
-static void test_sums_long(void **state)
+TEST(test_sums_long)
 {
     static const int counts[] = {7168, MOST_COUNT};
     static const int rows[] = {1, 2, 3, 8, 9};
     struct bench *bench = bench_new();
     size_t c, r;
 
-    (void)state;
     for (c = 0; c < 2; c++) {
         for (r = 0; r < sizeof(rows) / sizeof(rows[0]); r++)
             bench_check(bench, (c + r) % N_DATA, rows[r], counts[c]);
@@ -407,7 +399,7 @@ static void test_sums_long(void **state)
 }
 
 /* What must come out, said by hand: signs of zeros, ties, overflow, order, one rounding only. */
-static void test_sums_by_hand(void **state)
+TEST(test_sums_by_hand)
 {
     static const struct {
         uint16_t in[3];
@@ -437,7 +429,6 @@ static void test_sums_by_hand(void **state)
     size_t c;
     int form, i;
 
-    (void)state;
     for (c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
         for (i = 0; i < 24; i++)
             rows[i / 8][i % 8] = cases[c].in[i / 8];
@@ -458,14 +449,13 @@ static void test_sums_by_hand(void **state)
  * (1 + 2^-7) * (1 + 2^-23) = 1 + 2^-7 + 2^-23 + 2^-30, of which a rounded product loses the last term. With the others
  * taken away before, 2^-30 is what is left, or nothing.
  */
-static void test_weighted_is_fused(void **state)
+TEST(test_weighted_is_fused)
 {
     const float weights[2] = {-(1.0f + 0x1p-7f + 0x1p-23f), 1.0f + 0x1p-23f};
     uint16_t ones[8], others[8], out[8];
     const uint16_t *rows[2] = {ones, others};
     int form, i;
 
-    (void)state;
     for (i = 0; i < 8; i++) {
         ones[i] = 0x3f80;
         others[i] = 0x3f81;
@@ -480,14 +470,13 @@ static void test_weighted_is_fused(void **state)
 }
 
 /* Unlike the plain sums they start from +0. */
-static void test_weighted_starts_from_zero(void **state)
+TEST(test_weighted_starts_from_zero)
 {
     const float one = 1.0f;
     uint16_t row[8], out[8];
     const uint16_t *rows[1] = {row};
     int form, i;
 
-    (void)state;
     for (i = 0; i < 8; i++)
         row[i] = 0x8000;
     for (form = 0; form < N_FORMS; form++) {
@@ -504,7 +493,7 @@ static void test_weighted_starts_from_zero(void **state)
  * 1 + 2^-8 lies in the middle between two bf16 and goes to 1; 2^-8 more gives 1 + 2^-7 only where the first was not
  * rounded before.
  */
-static void test_groups_are_rounded_one_by_one(void **state)
+TEST(test_groups_are_rounded_one_by_one)
 {
     static const struct {
         int sizes[3], n_groups;
@@ -517,7 +506,6 @@ static void test_groups_are_rounded_one_by_one(void **state)
     size_t c;
     int form, i;
 
-    (void)state;
     for (i = 0; i < 24; i++)
         rows[i / 8][i % 8] = values[i / 8];
     for (c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
@@ -555,7 +543,7 @@ static void check_copy(const struct ep_rows_ops *form, bool stream, int n, size_
         output_check(&outputs[i], from, what);
 }
 
-static void test_copies(void **state)
+TEST(test_copies)
 {
     static const size_t sizes[] = {0,    16,   32,   48,   64,   80,   112,  128,  224,  1008,  4032,  4048,
                                    4064, 4080, 4096, 4112, 4144, 4160, 8176, 8192, 8240, 14336, 14352, COPY_MOST};
@@ -565,7 +553,6 @@ static void test_copies(void **state)
     size_t s, k, i;
     int form, stream;
 
-    (void)state;
     for (i = 0; i < MOST_ROWS; i++)
         outputs[i].memory = aligned(2 * GUARD + 64 + COPY_MOST);
     for (i = 0; i < COPY_MOST + 64; i++)
@@ -597,17 +584,4 @@ static int find_forms(void **state)
     return 0;
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sums_by_hand),
-        cmocka_unit_test(test_weighted_is_fused),
-        cmocka_unit_test(test_weighted_starts_from_zero),
-        cmocka_unit_test(test_groups_are_rounded_one_by_one),
-        cmocka_unit_test(test_sums),
-        cmocka_unit_test(test_sums_long),
-        cmocka_unit_test(test_copies),
-    };
-
-    return cmocka_run_group_tests(tests, find_forms, NULL);
-}
+TEST_GROUP(find_forms, NULL)

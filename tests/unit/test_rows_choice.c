@@ -2,18 +2,11 @@
 /* rows.c: which form of the inner loops is chosen, and the size of the last-level cache from fake sysfs trees. */
 #include "backend/host/rows.h"
 #include "temp.h"
+#include "unit.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 /* ep_rows_get() chooses once in a process: each name in a child. Before anything else in this process has chosen. */
 static void check_choice(const char *name, const char *expected)
@@ -34,13 +27,12 @@ static void check_choice(const char *name, const char *expected)
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-static void test_choice(void **state)
+TEST(test_choice)
 {
     static const char *const names[] = {"portable", "avx2", "avx512"};
     const char *best = NULL;
     size_t i;
 
-    (void)state;
     for (i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         const struct ep_rows_ops *form = ep_rows_find(names[i]);
 
@@ -93,11 +85,10 @@ static void forget(const char *directory, int n)
     assert_int_equal(remove(directory), 0);
 }
 
-static void test_last_level_cache(void **state)
+TEST(test_last_level_cache)
 {
     char directory[PATH_MAX];
 
-    (void)state;
     temp_template("rows", directory);
     assert_non_null(mkdtemp(directory));
     assert_int_equal(ep_rows_last_level_cache(directory), 0);
@@ -120,14 +111,4 @@ static void test_last_level_cache(void **state)
     assert_true(ep_rows_stream_threshold() >= 1 << 16);
     assert_true(ep_rows_stream_threshold() <= 16 << 20); /* whatever the machine shows */
     assert_int_equal(ep_rows_stream_threshold(), ep_rows_stream_threshold());
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_choice),
-        cmocka_unit_test(test_last_level_cache),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "unit.h"
+
 #include "base/sha256.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static void check_digest(const unsigned char *digest, const char *wanted)
 {
@@ -19,7 +13,7 @@ static void check_digest(const unsigned char *digest, const char *wanted)
 }
 
 /* NIST's examples, each also byte by byte. */
-static void test_digests(void **state)
+TEST(test_digests)
 {
     static const struct {
         const char *text, *digest;
@@ -30,7 +24,6 @@ static void test_digests(void **state)
          "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         unsigned char digest[EP_SHA256_BYTES];
         struct ep_sha256 sha;
@@ -48,12 +41,11 @@ static void test_digests(void **state)
 }
 
 /* A million times "a": every position of the end within a block is passed on the way. */
-static void test_long_message(void **state)
+TEST(test_long_message)
 {
     unsigned char block[997], digest[EP_SHA256_BYTES];
     struct ep_sha256 sha;
 
-    (void)state;
     memset(block, 'a', sizeof(block));
     ep_sha256_init(&sha);
     for (size_t left = 1000000; left;) {
@@ -67,14 +59,13 @@ static void test_long_message(void **state)
 }
 
 /* RFC 4231, cases 1, 2 and 6 (a key that is longer than a block); the message in two pieces. */
-static void test_hmac(void **state)
+TEST(test_hmac)
 {
     unsigned char key[131], mac[EP_SHA256_BYTES], other[EP_SHA256_BYTES];
     const struct ep_sha256_piece hi[] = {{"Hi", 2}, {" There", 6}};
     const struct ep_sha256_piece what[] = {{"what do ya want ", 16}, {"for nothing?", 12}};
     const struct ep_sha256_piece larger[] = {{"Test Using Larger Than Block-Size Key", 37}, {" - Hash Key First", 17}};
 
-    (void)state;
     memset(key, 0x0b, 20);
     ep_hmac_sha256(key, 20, hi, 2, mac);
     check_digest(mac, "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
@@ -89,15 +80,4 @@ static void test_hmac(void **state)
     memset(key, 0xaa, sizeof(key));
     ep_hmac_sha256(key, sizeof(key), larger, 2, mac);
     check_digest(mac, "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_digests),
-        cmocka_unit_test(test_long_message),
-        cmocka_unit_test(test_hmac),
-    };
-
-    return cmocka_run_group_tests_name("sha256", tests, NULL, NULL);
 }

@@ -2,15 +2,8 @@
 /* Parsers for text files of a machine. */
 #include "machine/software/libs_search.h"
 #include "machine/software/software_text.h"
+#include "unit.h"
 #include "world.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static void assert_piece(struct piece piece, const char *expected)
 {
@@ -34,9 +27,8 @@ static void assert_options(const char *text, const char *expected)
     assert_false(parse_modprobe_next(&state, "nvidia", &option));
 }
 
-static void modprobe(void **state)
+TEST(modprobe)
 {
-    (void)state;
     assert_options("", "");
     assert_options("options nvidia NVreg_A=1 NVreg_B=\"x=1;y=2\"\n", "NVreg_A(1)NVreg_B(x=1;y=2)");
     assert_options("  options\tnvidia  A=1   B=2", "A(1)B(2)");
@@ -50,12 +42,11 @@ static void modprobe(void **state)
     assert_options("options nvidia A=\"never closed B=1\noptions nvidia C=1\n", "A(\"never closed B=1)C(1)");
 }
 
-static void names_of_modules(void **state)
+TEST(names_of_modules)
 {
     struct parse_modprobe at = {.at = "options nvidia-drm modeset=1\noptions nvidia_drm fbdev=1\n"};
     struct parse_option option;
 
-    (void)state;
     assert_true(parse_modprobe_next(&at, "nvidia_drm", &option));
     assert_piece(option.name, "modeset");
     assert_true(parse_modprobe_next(&at, "nvidia_drm", &option));
@@ -63,12 +54,11 @@ static void names_of_modules(void **state)
     assert_false(parse_modprobe_next(&at, "nvidia_drm", &option));
 }
 
-static void command_line(void **state)
+TEST(command_line)
 {
     const char *at = "root=/dev/sda1 nvidia.A=1 nvidia_drm.B=1 ro nvidia.C=\"x y\" nvidia. nvidia.flag nvidia.D=4\n";
     struct parse_option option;
 
-    (void)state;
     assert_true(parse_cmdline_next(&at, "nvidia", &option));
     assert_piece(option.name, "A");
     assert_true(parse_cmdline_next(&at, "nvidia", &option));
@@ -85,11 +75,10 @@ static struct piece all_of(const char *text)
     return (struct piece){.text = text, .n = strlen(text)};
 }
 
-static void dwords(void **state)
+TEST(dwords)
 {
     struct piece value;
 
-    (void)state;
     assert_true(parse_dword(all_of("PeerMappingOverride=1;"), "PeerMappingOverride", &value));
     assert_piece(value, "1");
     assert_true(parse_dword(all_of("A=2; PeerMappingOverride = 0x1 ;B"), "PeerMappingOverride", &value));
@@ -102,14 +91,13 @@ static void dwords(void **state)
 }
 
 /* A setting is added to a line without changing the others. */
-static void dwords_merged(void **state)
+TEST(dwords_merged)
 {
     struct world world;
     struct source *source;
     char many[9000];
     const char *merged;
 
-    (void)state;
     world_init(&world);
     source = world_open(&world);
     assert_string_equal(parse_dwords_with(source, all_of(""), "A=1"), "A=1;");
@@ -126,7 +114,7 @@ static void dwords_merged(void **state)
 
 /* --- dpkg --- */
 
-static void packages(void **state)
+TEST(packages)
 {
     const char *at =
         "Package: doca-ofed\nStatus: install ok installed\nDescription: long\n Version: 9\nVersion: 3.2.1-1\n\n"
@@ -134,7 +122,6 @@ static void packages(void **state)
         "Version: 2\n\nPackage:\nVersion: 3\n\nPackage: held\nVersion: 4\nStatus: hold ok installed";
     struct parse_package package;
 
-    (void)state;
     assert_true(parse_package_next(&at, &package));
     assert_piece(package.name, "doca-ofed");
     assert_piece(package.version, "3.2.1-1");
@@ -150,9 +137,8 @@ static void packages(void **state)
 
 /* --- other --- */
 
-static void fields(void **state)
+TEST(fields)
 {
-    (void)state;
     assert_piece(parse_field("Name: x\nVersion:  1.2.1+29d31c0 \n", "Version", ':'), "1.2.1+29d31c0");
     assert_piece(parse_field("__version__ = \"1.2.1\"\n", "__version__", '='), "\"1.2.1\"");
     assert_piece(parse_field("VersionX: 1\nVersion 2\n", "Version", ':'), "");
@@ -161,9 +147,8 @@ static void fields(void **state)
     assert_piece(parse_define("#define A x35\n#define A\n#undef A 3\n", "A"), "");
 }
 
-static void versions(void **state)
+TEST(versions)
 {
-    (void)state;
     assert_piece(parse_version("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.126.09  Release Build"),
                  "580.126.09");
     assert_piece(parse_version("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15"),
@@ -173,12 +158,11 @@ static void versions(void **state)
     assert_piece(parse_version("1.2"), "1.2");
 }
 
-static void conf_lines(void **state)
+TEST(conf_lines)
 {
     const char *at = "include a b\n\n#c\n/x # y\nhwcap 0 z\n  /y=libc6\n";
     struct libs_conf_line line;
 
-    (void)state;
     assert_true(libs_conf_next(&at, &line));
     assert_true(line.is_include);
     assert_piece((struct piece){line.text, line.n}, "a b");
@@ -209,9 +193,8 @@ static void assert_buffer(const char *text, bool defines, bool calls, bool stole
         fail_msg("%d %d %d of:\n%s", facts.defines_mapping, facts.calls_mapping, facts.decorator_stolen, text);
 }
 
-static void mapping(void **state)
+TEST(mapping)
 {
-    (void)state;
     assert_buffer(CLASS INIT CALL "\n" METHOD STATIC OTHER, true, true, false);
     assert_buffer(CLASS METHOD INIT CALL STATIC OTHER, true, true, false);
     assert_buffer(CLASS INIT STATIC OTHER, false, false, false);
@@ -221,9 +204,8 @@ static void mapping(void **state)
 }
 
 /* The result of the patch script in circulation: the decorator, an empty line, the method, its neighbour. */
-static void stolen_decorator(void **state)
+TEST(stolen_decorator)
 {
-    (void)state;
     assert_buffer(CLASS INIT STATIC "\n" METHOD "\n" OTHER, true, false, true);
     assert_buffer(CLASS INIT CALL STATIC "    # words\n\n" METHOD OTHER, true, true, true);
     assert_buffer(CLASS INIT CALL "    @property\n" METHOD OTHER, true, true, true);
@@ -237,9 +219,8 @@ static void stolen_decorator(void **state)
 }
 
 /* A name in text or in another context is neither a definition nor a call. */
-static void only_named(void **state)
+TEST(only_named)
 {
-    (void)state;
     assert_buffer(CLASS INIT "        # self._setup_device_hca_mapping()\n", false, false, false);
     assert_buffer(CLASS INIT "        x = 'self._setup_device_hca_mapping()'\n", false, false, false);
     assert_buffer(CLASS INIT "        \"\"\"\n        self._setup_device_hca_mapping()\n        \"\"\"\n", false, false,
@@ -254,26 +235,12 @@ static void only_named(void **state)
 }
 
 /* Positions of the call within __init__. */
-static void calls(void **state)
+TEST(calls)
 {
-    (void)state;
     assert_buffer(CLASS INIT "        if x:\n            self._setup_device_hca_mapping ()  # words\n", false, true,
                   false);
     assert_buffer(CLASS INIT "        def inner():\n            pass\n" CALL, false, true, false);
     assert_buffer(CLASS INIT "        text = \"it's # no comment\"; self._setup_device_hca_mapping()\n", false, true,
                   false);
     assert_buffer(CLASS INIT "        text = 'a\\'b'\n" CALL, false, true, false);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(modprobe), cmocka_unit_test(names_of_modules), cmocka_unit_test(command_line),
-        cmocka_unit_test(dwords),   cmocka_unit_test(dwords_merged),    cmocka_unit_test(packages),
-        cmocka_unit_test(fields),   cmocka_unit_test(versions),         cmocka_unit_test(conf_lines),
-        cmocka_unit_test(mapping),  cmocka_unit_test(stolen_decorator), cmocka_unit_test(only_named),
-        cmocka_unit_test(calls),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -25,12 +25,11 @@ static void done(struct world *world, struct software *software)
 
 /* --- driver --- */
 
-static void driver(void **state)
+TEST(driver)
 {
     struct world world;
     struct software *software;
 
-    (void)state;
     world_init(&world);
     tree_put(&world.tree, "/proc/driver/nvidia/version", OPEN_DRIVER);
     tree_put(&world.tree, "/proc/sys/kernel/osrelease", "6.14.0-1021-gcp\n");
@@ -67,9 +66,8 @@ static void assert_peermem(const char *file, enum source_state expected)
 }
 
 /* The driver's module, and equivalent ones. */
-static void peermem_of_any_kind(void **state)
+TEST(peermem_of_any_kind)
 {
-    (void)state;
     assert_peermem("/sys/module/nvidia_peermem/initstate", SOURCE_OK);
     assert_peermem("/sys/module/nv_peer_mem/initstate", SOURCE_OK);
     assert_peermem("/sys/module/efa_nv_peermem/initstate", SOURCE_OK);
@@ -78,12 +76,11 @@ static void peermem_of_any_kind(void **state)
 }
 
 /* Ubuntu's signed modules have the version of the kernel, not of the driver. */
-static void driver_of_signed_modules(void **state)
+TEST(driver_of_signed_modules)
 {
     struct world world;
     struct software *software;
 
-    (void)state;
     world_init(&world);
     tree_put(&world.tree, "/proc/driver/nvidia/version", OPEN_DRIVER);
     tree_put(&world.tree, "/proc/sys/kernel/osrelease", "6.8.0-87-generic\n");
@@ -96,12 +93,11 @@ static void driver_of_signed_modules(void **state)
 }
 
 /* DKMS lists the version for the running kernel; versions for other kernels do not count. */
-static void driver_of_dkms(void **state)
+TEST(driver_of_dkms)
 {
     struct world world;
     struct software *software;
 
-    (void)state;
     world_init(&world);
     tree_put(&world.tree, "/proc/sys/kernel/osrelease", "6.8.0-1\n");
     tree_put(&world.tree, "/var/lib/dkms/nvidia/580.9.1/6.8.0-1/x86_64/log", "");
@@ -120,9 +116,8 @@ static void driver_of_dkms(void **state)
  * A status file that exceeds the size limit: the version comes from the repository, if OFED's source shows that it was
  * used.
  */
-static void doca_of_repository(void **state)
+TEST(doca_of_repository)
 {
-    (void)state;
     for (int with_source = 0; with_source < 2; with_source++) {
         struct world world;
         struct software *software;
@@ -143,7 +138,7 @@ static void doca_of_repository(void **state)
     }
 }
 
-static void no_dmabuf(void **state)
+TEST(no_dmabuf)
 {
     static const struct {
         const char *version, *kernel, *why;
@@ -153,7 +148,6 @@ static void no_dmabuf(void **state)
         {"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.2.1  Rel", "5.10.0", "older than 5.12"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct world world;
         struct software *software;
@@ -169,13 +163,12 @@ static void no_dmabuf(void **state)
 }
 
 /* Files are read by name, regardless of the folder; /etc hides others; only the last line counts. */
-static void option_that_wins(void **state)
+TEST(option_that_wins)
 {
     struct world world;
     struct software *software;
     const struct software_option *option;
 
-    (void)state;
     world_init(&world);
     tree_put(&world.tree, "/etc/modprobe.d/b.conf", DWORDS("PeerMappingOverride=1;"));
     tree_put(&world.tree, "/usr/lib/modprobe.d/b.conf", DWORDS("PeerMappingOverride=7;"));
@@ -196,12 +189,11 @@ static void option_that_wins(void **state)
     done(&world, software);
 }
 
-static void option_of_command_line(void **state)
+TEST(option_of_command_line)
 {
     struct world world;
     struct software *software;
 
-    (void)state;
     world_init(&world);
     tree_put(&world.tree, "/etc/modprobe.d/b.conf", DWORDS("PeerMappingOverride=0"));
     tree_put(&world.tree, "/proc/cmdline", "ro nvidia.NVreg_RegistryDwords=PeerMappingOverride=1\n");
@@ -226,12 +218,11 @@ static void put_verbs(struct world *world)
     tree_put(&world->tree, "/etc/libibverbs.d/mlx5.driver", "# words\ndriver mlx5\n");
 }
 
-static void provider(void **state)
+TEST(provider)
 {
     struct world world;
     struct software *software;
 
-    (void)state;
     put_verbs(&world);
     world_library(&world, GNU "/libibverbs/libmlx5-rdmav50.so", MLX5("50"));
     world_library(&world, GNU "/libibverbs/libmlx5-rdmav34.so", MLX5("34"));
@@ -242,12 +233,11 @@ static void provider(void **state)
     done(&world, software);
 }
 
-static void provider_of_another_number(void **state)
+TEST(provider_of_another_number)
 {
     struct world world;
     struct software *software;
 
-    (void)state;
     put_verbs(&world);
     world_library(&world, GNU "/libibverbs/libmlx5-rdmav34.so", MLX5("34"));
     software = read_software(&world);
@@ -257,13 +247,12 @@ static void provider_of_another_number(void **state)
 }
 
 /* By RDMAV_DRIVERS, to which the suffix is appended; with a folder the file does not exist. */
-static void provider_by_environment(void **state)
+TEST(provider_by_environment)
 {
     static const char good[] = "RDMAV_DRIVERS=other:/opt/p/libmlx5\0", folder[] = "RDMAV_DRIVERS=/opt/p\0";
     struct world world;
     struct software *software;
 
-    (void)state;
     put_verbs(&world);
     world_library(&world, "/opt/p/libmlx5-rdmav50.so", MLX5("50"));
     world_environment(&world, good, sizeof(good));
@@ -280,12 +269,11 @@ static void provider_by_environment(void **state)
 }
 
 /* By a path in a file of /etc/libibverbs.d, and through ld.so's search. */
-static void provider_elsewhere(void **state)
+TEST(provider_elsewhere)
 {
     struct world world;
     struct software *software;
 
-    (void)state;
     put_verbs(&world);
     tree_put(&world.tree, "/etc/libibverbs.d/mlx5.driver", "driver /opt/p/libmlx5\n");
     world_library(&world, "/opt/p/libmlx5-rdmav50.so", MLX5("50"));
@@ -301,12 +289,11 @@ static void provider_elsewhere(void **state)
 }
 
 /* A folder of *.driver files without one for mlx5: libibverbs then loads no provider for it. */
-static void provider_not_named(void **state)
+TEST(provider_not_named)
 {
     struct world world;
     struct software *software;
 
-    (void)state;
     put_verbs(&world);
     tree_put(&world.tree, "/etc/libibverbs.d/mlx5.driver", "driver mlx4\n#driver mlx5\ndrivers mlx5\n");
     world_library(&world, GNU "/libibverbs/libmlx5-rdmav50.so", MLX5("50"));
@@ -333,13 +320,12 @@ static void put_copy(struct world *world, const char *folder, const char *buffer
     tree_put(&world->tree, path, buffer);
 }
 
-static void copies(void **state)
+TEST(copies)
 {
     static const char variables[] = "PYTHONPATH=/not/there:/first:relative:\0HOME=/home/user\0";
     struct world world;
     struct software *software;
 
-    (void)state;
     world_init(&world);
     world_environment(&world, variables, sizeof(variables));
     put_copy(&world, "/first", "class Buffer:\n    pass\n");
@@ -371,12 +357,11 @@ static void copies(void **state)
 }
 
 /* An egg of setup.py install, and a tree that was installed in place: .pth files refer to both. */
-static void pth_files(void **state)
+TEST(pth_files)
 {
     struct world world;
     struct software *software;
 
-    (void)state;
     world_init(&world);
     tree_put(&world.tree, SITE "/easy-install.pth",
              "import sys; sys.path\n# words\n./deep_ep-1.2.1+309785a-py3.12-linux-x86_64.egg\n/src/DeepEP\n");
@@ -393,11 +378,10 @@ static void pth_files(void **state)
 }
 
 /* A virtual environment hides the system's packages unless it was created with access to them. */
-static void virtual_environment(void **state)
+TEST(virtual_environment)
 {
     static const char variables[] = "VIRTUAL_ENV=/venv\0";
 
-    (void)state;
     for (int with_system = 0; with_system < 2; with_system++) {
         struct world world;
         struct software *software;
@@ -417,13 +401,12 @@ static void virtual_environment(void **state)
 }
 
 /* One folder under two names is one copy. */
-static void same_copy_twice(void **state)
+TEST(same_copy_twice)
 {
     static const char variables[] = "PYTHONPATH=/a:/b\0";
     struct world world;
     struct software *software;
 
-    (void)state;
     world_init(&world);
     world_environment(&world, variables, sizeof(variables));
     put_copy(&world, "/a", MAPPED);
@@ -437,12 +420,11 @@ static void same_copy_twice(void **state)
 
 #define WHEELS SITE "/nvidia"
 
-static void bundled(void **state)
+TEST(bundled)
 {
     struct world world;
     struct software *software;
 
-    (void)state;
     world_init(&world);
     world_library(&world, WHEELS "/nvshmem/lib/libnvshmem_host.so.3", "{'soname': 'libnvshmem_host.so.3'}");
     world_library(&world, WHEELS "/nccl/lib/libnccl.so.2", "{'soname': 'libnccl.so.2'}");
@@ -458,12 +440,11 @@ static void bundled(void **state)
 }
 
 /* DeepEP's extension has its NVSHMEM in its RUNPATH; LD_PRELOAD takes precedence. */
-static void nvshmem_by_extension(void **state)
+TEST(nvshmem_by_extension)
 {
     static const char variables[] = "PYTHONPATH=/py\0",
                       preloaded[] = "PYTHONPATH=/py\0LD_PRELOAD=/new/lib64/libnvshmem_host.so.3\0";
 
-    (void)state;
     for (int with_preload = 0; with_preload < 2; with_preload++) {
         struct world world;
         struct software *software;
@@ -497,12 +478,11 @@ static void nvshmem_by_extension(void **state)
 }
 
 /* Installed, but not on the linker's path: `home` is set for the advice, but no process finds the library. */
-static void nvshmem_installed(void **state)
+TEST(nvshmem_installed)
 {
     struct world world;
     struct software *software;
 
-    (void)state;
     world_init(&world);
     world_library(&world, "/opt/deepep/nvshmem/lib/libnvshmem_host.so.3", "{}");
     software = read_software(&world);
@@ -511,7 +491,7 @@ static void nvshmem_installed(void **state)
     done(&world, software);
 }
 
-static void plugin(void **state)
+TEST(plugin)
 {
     static const struct {
         const char *variable;
@@ -525,7 +505,6 @@ static void plugin(void **state)
         {"NCCL_NET_PLUGIN=other\0", 23, "libnccl-net-other.so", ""},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct world world;
         struct software *software;
@@ -567,9 +546,8 @@ static void assert_settings(const char *script, const char *expected)
     done(&world, software);
 }
 
-static void settings_of_gib(void **state)
+TEST(settings_of_gib)
 {
-    (void)state;
     assert_settings("", "");
     assert_settings("#!/bin/bash\nexport NCCL_NET=gIB\n  export NCCL_IB_TC=\"52\" NCCL_IB_FIFO_TC='84' # words\n"
                     "unset TORCH_NCCL_USE_COMM_NONBLOCKING NCCL_DEBUG",
@@ -585,12 +563,11 @@ static void settings_of_gib(void **state)
 }
 
 /* An empty machine, and a snapshot without any answer. */
-static void nothing(void **state)
+TEST(nothing)
 {
     struct world world;
     struct software *software;
 
-    (void)state;
     world_init(&world);
     software = read_software(&world);
     assert_string_equal(software->driver.version, "");
@@ -603,7 +580,7 @@ static void nothing(void **state)
 
 /* --- operating system --- */
 
-static void systems(void **state)
+TEST(systems)
 {
     static const struct {
         const char *release;
@@ -627,7 +604,6 @@ static void systems(void **state)
         {"ID=", OS_OTHER, "", "", "boot loader"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct world world;
         struct software *software;
@@ -646,7 +622,7 @@ static void systems(void **state)
     }
 }
 
-static void containers(void **state)
+TEST(containers)
 {
     static const struct {
         const char *file, *text;
@@ -662,7 +638,6 @@ static void containers(void **state)
         {"/proc/self/mounts", "/dev/root / ext4 rw 0 0\noverlay /var/lib/x overlay rw 0 0\n / ", false},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct world world;
         struct software *software;
@@ -675,37 +650,4 @@ static void containers(void **state)
         assert_string_equal(os_initramfs(&software->os), cases[i].in_container ? "" : "sudo update-initramfs -u");
         done(&world, software);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(systems),
-        cmocka_unit_test(containers),
-        cmocka_unit_test(driver),
-        cmocka_unit_test(peermem_of_any_kind),
-        cmocka_unit_test(driver_of_signed_modules),
-        cmocka_unit_test(driver_of_dkms),
-        cmocka_unit_test(doca_of_repository),
-        cmocka_unit_test(no_dmabuf),
-        cmocka_unit_test(option_that_wins),
-        cmocka_unit_test(option_of_command_line),
-        cmocka_unit_test(provider),
-        cmocka_unit_test(provider_of_another_number),
-        cmocka_unit_test(provider_by_environment),
-        cmocka_unit_test(provider_elsewhere),
-        cmocka_unit_test(provider_not_named),
-        cmocka_unit_test(copies),
-        cmocka_unit_test(pth_files),
-        cmocka_unit_test(virtual_environment),
-        cmocka_unit_test(same_copy_twice),
-        cmocka_unit_test(bundled),
-        cmocka_unit_test(nvshmem_by_extension),
-        cmocka_unit_test(nvshmem_installed),
-        cmocka_unit_test(plugin),
-        cmocka_unit_test(settings_of_gib),
-        cmocka_unit_test(nothing),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,13 +2,12 @@
 /* Reads of a source: every state of a query, and that nothing leads out of the root directory. */
 #include "machine/source/state.h"
 #include "tree.h"
+#include "unit.h"
 
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
-
-#include <cmocka.h>
 
 #define OUTSIDE "outside of the root directory\n"
 
@@ -64,7 +63,7 @@ static struct source *look(struct fixture *fixture)
 
 /* --- opening --- */
 
-static void only_folders_and_snapshots_are_machines(void **state)
+TEST_WITH(only_folders_and_snapshots_are_machines, setup, teardown)
 {
     struct fixture *fixture = *state;
     struct source *source = (struct source *)(intptr_t)1;
@@ -88,7 +87,7 @@ static void only_folders_and_snapshots_are_machines(void **state)
     source_free(NULL);
 }
 
-static void processes_are_those_of_this_machine(void **state)
+TEST_WITH(processes_are_those_of_this_machine, setup, teardown)
 {
     struct fixture *fixture = *state;
     char variable[] = "EPKIT_TEST=of the child", *environment[] = {variable, NULL};
@@ -132,7 +131,7 @@ static void processes_are_those_of_this_machine(void **state)
 
 /* --- files --- */
 
-static void a_file_is_read_as_it_is(void **state)
+TEST_WITH(a_file_is_read_as_it_is, setup, teardown)
 {
     struct fixture *fixture = *state;
     struct source_text text;
@@ -151,7 +150,7 @@ static void a_file_is_read_as_it_is(void **state)
     assert_int_equal(source_read(source, "/a/empty").state, SOURCE_OK);
 }
 
-static void what_was_read_stays(void **state)
+TEST_WITH(what_was_read_stays, setup, teardown)
 {
     struct fixture *fixture = *state;
     struct source *source;
@@ -175,7 +174,7 @@ static void what_was_read_stays(void **state)
     assert_int_equal(source_number_uncached(source, &now, "/number"), SOURCE_FAILED);
 }
 
-static void what_is_no_file_says_so(void **state)
+TEST_WITH(what_is_no_file_says_so, setup, teardown)
 {
     struct fixture *fixture = *state;
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -211,11 +210,10 @@ static void what_is_no_file_says_so(void **state)
     assert_int_equal(source_stat(source, "/socket").kind, SOURCE_OTHER);
 }
 
-static void devices_are_not_opened(void **state)
+TEST_WITH(devices_are_not_opened, setup, teardown)
 {
     struct source *source;
 
-    (void)state;
     assert_int_equal(source_open(NULL, &source), EP_OK);
     assert_state(source_read(source, "/dev/null"), SOURCE_FAILED, "is a device");
     assert_int_equal(source_stat(source, "/dev/null").kind, SOURCE_CHAR_DEVICE);
@@ -223,7 +221,7 @@ static void devices_are_not_opened(void **state)
     source_free(source);
 }
 
-static void long_paths_are_refused(void **state)
+TEST_WITH(long_paths_are_refused, setup, teardown)
 {
     struct fixture *fixture = *state;
     char *path = malloc(2 * PATH_MAX);
@@ -237,7 +235,7 @@ static void long_paths_are_refused(void **state)
     free(path);
 }
 
-static void a_file_may_be_too_large(void **state)
+TEST_WITH(a_file_may_be_too_large, setup, teardown)
 {
     struct fixture *fixture = *state;
     char *text = malloc(SOURCE_FILE_MAX + 2);
@@ -260,7 +258,7 @@ static void a_file_may_be_too_large(void **state)
 }
 
 /* The file is shorter than its size says when it is read, as in sysfs and /proc. */
-static void a_file_may_shrink(void **state)
+TEST_WITH(a_file_may_shrink, setup, teardown)
 {
     struct fixture *fixture = *state;
     struct source *source;
@@ -287,7 +285,7 @@ static void a_file_may_shrink(void **state)
 }
 
 /* As another user: root may read everything. */
-static void what_is_not_for_this_user_is_denied(void **state)
+TEST_WITH(what_is_not_for_this_user_is_denied, setup, teardown)
 {
     struct fixture *fixture = *state;
     char place[PATH_MAX];
@@ -330,7 +328,7 @@ static void what_is_not_for_this_user_is_denied(void **state)
 
 /* --- links --- */
 
-static void links_stay_in_the_root(void **state)
+TEST_WITH(links_stay_in_the_root, setup, teardown)
 {
     struct fixture *fixture = *state;
     char target[PATH_MAX * 2];
@@ -375,7 +373,7 @@ static void links_stay_in_the_root(void **state)
 }
 
 /* The longest chain of links that the kernel allows, and a longer one. */
-static void links_are_counted(void **state)
+TEST_WITH(links_are_counted, setup, teardown)
 {
     struct fixture *fixture = *state;
     char name[16], target[16];
@@ -396,11 +394,10 @@ static void links_are_counted(void **state)
     }
 }
 
-static void the_live_machine_needs_no_openat2(void **state)
+TEST_WITH(the_live_machine_needs_no_openat2, setup, teardown)
 {
     struct source *source;
 
-    (void)state;
     assert_int_equal(source_open(NULL, &source), EP_OK);
     source->has_openat2 = false;
     assert_int_equal(source_read(source, "/proc/self/status").state, SOURCE_OK);
@@ -411,7 +408,7 @@ static void the_live_machine_needs_no_openat2(void **state)
 
 /* --- lines and numbers --- */
 
-static void lines_are_clean(void **state)
+TEST_WITH(lines_are_clean, setup, teardown)
 {
     struct fixture *fixture = *state;
     struct source *source;
@@ -425,7 +422,7 @@ static void lines_are_clean(void **state)
     assert_int_equal(source_line(source, "/blank").state, SOURCE_OK);
 }
 
-static void numbers_are_whole_lines(void **state)
+TEST_WITH(numbers_are_whole_lines, setup, teardown)
 {
     static const struct {
         const char *text;
@@ -453,7 +450,7 @@ static void numbers_are_whole_lines(void **state)
     }
 }
 
-static void logs_are_searched(void **state)
+TEST_WITH(logs_are_searched, setup, teardown)
 {
     struct fixture *fixture = *state;
     struct source *source;
@@ -480,12 +477,11 @@ static void logs_are_searched(void **state)
 }
 
 /* With access to the ring buffer, records come without their prefix; in any case the answer is immediate. */
-static void the_ring_buffer_is_read_without_waiting(void **state)
+TEST_WITH(the_ring_buffer_is_read_without_waiting, setup, teardown)
 {
     struct source_text text;
     struct source *source;
 
-    (void)state;
     assert_int_equal(source_open(NULL, &source), EP_OK);
     text = source_lines(source, "", "/dev/kmsg");
     assert_int_not_equal(text.state, SOURCE_NOT_RECORDED);
@@ -496,7 +492,7 @@ static void the_ring_buffer_is_read_without_waiting(void **state)
 
 /* --- folders --- */
 
-static void folders_are_sorted_as_people_count(void **state)
+TEST_WITH(folders_are_sorted_as_people_count, setup, teardown)
 {
     static const char *const sorted[] = {"a", "a01", "a1", "a2", "a10", "a10b", "a10b3", "b", "mlx5_2", "mlx5_10"};
     static const char *const made[] = {"mlx5_10", "a10b3", "b", "a10", "a01", "a2", "mlx5_2", "a10b", "a1", "a"};
@@ -516,7 +512,7 @@ static void folders_are_sorted_as_people_count(void **state)
     assert_ptr_equal(source_list(fixture->source, "/folder").names, names.names);
 }
 
-static void a_folder_may_be_too_large(void **state)
+TEST_WITH(a_folder_may_be_too_large, setup, teardown)
 {
     struct fixture *fixture = *state;
     char place[PATH_MAX], name[32];
@@ -537,7 +533,7 @@ static void a_folder_may_be_too_large(void **state)
 
 /* --- limits --- */
 
-static void what_is_kept_is_bounded(void **state)
+TEST_WITH(what_is_kept_is_bounded, setup, teardown)
 {
     struct fixture *fixture = *state;
     char *text = calloc(1, SOURCE_FILE_MAX), path[32];
@@ -562,7 +558,7 @@ static void what_is_kept_is_bounded(void **state)
     assert_int_equal(source_list(source, "/").state, SOURCE_FAILED);
 }
 
-static void descriptors_do_not_leak(void **state)
+TEST_WITH(descriptors_do_not_leak, setup, teardown)
 {
     struct fixture *fixture = *state;
     struct rlimit old, few = {.rlim_cur = 24};
@@ -591,7 +587,7 @@ static void descriptors_do_not_leak(void **state)
 
 /* --- environment --- */
 
-static void the_environment_is_sorted_and_the_first_counts(void **state)
+TEST_WITH(the_environment_is_sorted_and_the_first_counts, setup, teardown)
 {
     static const char environ_text[] = "B=2\0A=1=1\0B=3\0empty=\0nothing\0=x\0C=last";
     struct fixture *fixture = *state;
@@ -612,42 +608,10 @@ static void the_environment_is_sorted_and_the_first_counts(void **state)
     assert_null(source_env(source, ""));
 }
 
-static void an_environment_may_be_missing(void **state)
+TEST_WITH(an_environment_may_be_missing, setup, teardown)
 {
     struct fixture *fixture = *state;
 
     assert_int_equal(source_environment(look(fixture)).state, SOURCE_ABSENT);
     assert_null(source_env(fixture->source, "PATH"));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-        TEST(only_folders_and_snapshots_are_machines),
-        TEST(processes_are_those_of_this_machine),
-        TEST(a_file_is_read_as_it_is),
-        TEST(what_was_read_stays),
-        TEST(what_is_no_file_says_so),
-        TEST(devices_are_not_opened),
-        TEST(long_paths_are_refused),
-        TEST(a_file_may_be_too_large),
-        TEST(a_file_may_shrink),
-        TEST(what_is_not_for_this_user_is_denied),
-        TEST(links_stay_in_the_root),
-        TEST(links_are_counted),
-        TEST(the_live_machine_needs_no_openat2),
-        TEST(lines_are_clean),
-        TEST(numbers_are_whole_lines),
-        TEST(logs_are_searched),
-        TEST(the_ring_buffer_is_read_without_waiting),
-        TEST(folders_are_sorted_as_people_count),
-        TEST(a_folder_may_be_too_large),
-        TEST(what_is_kept_is_bounded),
-        TEST(descriptors_do_not_leak),
-        TEST(the_environment_is_sorted_and_the_first_counts),
-        TEST(an_environment_may_be_missing),
-    };
-
-    return cmocka_run_group_tests_name("source", tests, NULL, NULL);
 }

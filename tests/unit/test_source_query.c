@@ -3,14 +3,13 @@
 #include "base/clock.h"
 #include "machine/source/state.h"
 #include "tree.h"
+#include "unit.h"
 
 #include <dirent.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-
-#include <cmocka.h>
 
 #define PATIENT_MS 60000 /* for tests without a deadline */
 
@@ -175,7 +174,7 @@ static json_t *machine_around(void *argument)
 
 /* --- tests --- */
 
-static void answers_come_back(void **state)
+TEST_WITH(answers_come_back, setup, teardown)
 {
     char text[] = "of the child";
     struct source_answer got = source_query(*state, "question", answer, text, PATIENT_MS);
@@ -198,7 +197,7 @@ static void answers_come_back(void **state)
     assert_int_equal(json_string_length(got.value), 3u << 20);
 }
 
-static void a_child_may_end_as_it_likes(void **state)
+TEST_WITH(a_child_may_end_as_it_likes, setup, teardown)
 {
     static const struct {
         const char *name;
@@ -232,7 +231,7 @@ static void a_child_may_end_as_it_likes(void **state)
     assert_int_equal(errno, ECHILD);
 }
 
-static void an_answer_ends_where_it_says(void **state)
+TEST_WITH(an_answer_ends_where_it_says, setup, teardown)
 {
     uint64_t start = ep_now_ns();
 
@@ -261,7 +260,7 @@ static void ignore(int number)
     (void)number;
 }
 
-static void a_child_has_nothing_of_its_parent(void **state)
+TEST_WITH(a_child_has_nothing_of_its_parent, setup, teardown)
 {
     struct source_answer got;
     sigset_t blocked, old;
@@ -284,7 +283,7 @@ static void a_child_has_nothing_of_its_parent(void **state)
 }
 
 /* If the parent ignores SIGCHLD, an answer is still valid. */
-static void children_may_be_ignored(void **state)
+TEST_WITH(children_may_be_ignored, setup, teardown)
 {
     void (*old)(int) = signal(SIGCHLD, SIG_IGN);
 
@@ -293,12 +292,11 @@ static void children_may_be_ignored(void **state)
     signal(SIGCHLD, old);
 }
 
-static void only_the_live_machine_is_asked(void **state)
+TEST_WITH(only_the_live_machine_is_asked, setup, teardown)
 {
     struct tree tree;
     struct source *source;
 
-    (void)state;
     tree_init(&tree);
     assert_int_equal(source_open(tree.place, &source), EP_OK);
     assert_int_equal(source_query(source, "nvml", answer_scalar, NULL, PATIENT_MS).state, SOURCE_NOT_RECORDED);
@@ -311,19 +309,4 @@ static void only_the_live_machine_is_asked(void **state)
     assert_string_equal(source_query(source, "load:x", answer_scalar, NULL, PATIENT_MS).why, "made up");
     source_free(source);
     tree_done(&tree);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-        TEST(answers_come_back),
-        TEST(a_child_may_end_as_it_likes),
-        TEST(an_answer_ends_where_it_says),
-        TEST(a_child_has_nothing_of_its_parent),
-        TEST(children_may_be_ignored),
-        TEST(only_the_live_machine_is_asked),
-    };
-
-    return cmocka_run_group_tests_name("source_query", tests, NULL, NULL);
 }

@@ -5,14 +5,11 @@
  * contiguous puts are one record.
  */
 /* A copy of its own, for its functions. */
+#include "unit.h"
+
 #include "net/tcp.c"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
 #include <sys/socket.h>
-
-#include <cmocka.h>
 
 enum { REGION = 1 << 16, SIGNALS = 7, CALLS = 2000, SEEDS = 40, LARGEST = 3000 };
 
@@ -178,11 +175,10 @@ static void run_random(struct fixture *f, uint64_t seed)
     close_pair(f);
 }
 
-static void test_random_calls(void **state)
+TEST(test_random_calls)
 {
     struct fixture *f = malloc(sizeof(*f));
 
-    (void)state;
     assert_non_null(f);
     for (uint64_t seed = 1; seed <= SEEDS; seed++)
         run_random(f, seed);
@@ -190,12 +186,11 @@ static void test_random_calls(void **state)
 }
 
 /* Messages as streams send them: a head, a row, a signal. */
-static void test_messages_are_joined(void **state)
+TEST(test_messages_are_joined)
 {
     struct fixture *f = malloc(sizeof(*f));
     uint64_t random = 5, offset = 0;
 
-    (void)state;
     assert_non_null(f);
     open_pair(f, true);
     put(f, &random, 40000, 8);
@@ -212,14 +207,4 @@ static void test_messages_are_joined(void **state)
     assert_int_equal(f->signal_records, 2);
     close_pair(f);
     free(f);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_calls),
-        cmocka_unit_test(test_messages_are_joined),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,20 +2,15 @@
 /* The star of connections, frame by frame: failures that a rank sends before it closes, in all states of the other
  * side.
  */
+#include "unit.h"
+
 #include "base/clock.h"
 #include "tcp/star.h"
 
 #include <fcntl.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define MOST_RANKS 8
 #define PATIENT_MS 60000 /* where all ranks arrive */
@@ -66,16 +61,15 @@ static void name_rank_0(int timeout_ms)
     close(far);
 }
 
-static void test_rank_0_that_stops_is_named(void **state)
+TEST(test_rank_0_that_stops_is_named)
 {
-    (void)state;
     /* Longer than the silence that is reported, which begins when this rank reads the data from rank 0. */
     name_rank_0(4000);
     name_rank_0(1500);
 }
 
 /* A rank that receives nothing from a running rank 0 is named itself: packets pass in one direction only. */
-static void test_rank_that_receives_nothing_is_named(void **state)
+TEST(test_rank_that_receives_nothing_is_named)
 {
     struct {
         struct frame frame;
@@ -87,7 +81,6 @@ static void test_rank_that_receives_nothing_is_named(void **state)
     int far[MOST_RANKS], mine = 0, all[3];
     struct tcp_star *star = adopt(0, 3, far);
 
-    (void)state;
     assert_int_equal(send(far[2], &word, sizeof(word), 0), sizeof(word));
     assert_int_equal(tcp_star_allgather(star, &mine, sizeof(mine), PATIENT_MS, all), EP_E_TIMEOUT);
     print_message("    %s\n", ep_last_error());
@@ -137,20 +130,19 @@ static void *run_leaves(void *context)
         leaves->ok = read_result(leaves->far[1], 3 * leaves->bytes) &&
                      send(leaves->far[1], &bye, sizeof(bye), MSG_NOSIGNAL) == sizeof(bye);
     close(leaves->far[1]);
-    nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL); /* time for a poll of rank 0 */
+    unit_sleep_ms(100); /* time for a poll of rank 0 */
     leaves->ok = leaves->ok && read_result(leaves->far[2], 3 * leaves->bytes);
     close(leaves->far[2]);
     return NULL;
 }
 
-static void test_bye_before_others_have_the_result(void **state)
+TEST(test_bye_before_others_have_the_result)
 {
     struct leaves leaves = {.bytes = 1u << 20};
     unsigned char *mine = calloc(1, leaves.bytes), *all = calloc(3, leaves.bytes);
     struct tcp_star *star = adopt(0, 3, leaves.far);
     pthread_t thread;
 
-    (void)state;
     assert_non_null(mine);
     assert_non_null(all);
     assert_int_equal(pthread_create(&thread, NULL, run_leaves, &leaves), 0);
@@ -208,14 +200,14 @@ static ep_status fail_with_a_list_queued(void *context, int *ret_culprit)
     int *calls = context;
 
     if ((*calls)++ == 0) {
-        nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL);
+        unit_sleep_ms(300);
         return EP_OK;
     }
     *ret_culprit = 2;
     return ep_fail(EP_E_PEER_DEAD, "rank 2 has died of a test");
 }
 
-static void test_reason_after_a_list_of_missing_ranks(void **state)
+TEST(test_reason_after_a_list_of_missing_ranks)
 {
     int far[MOST_RANKS], mine = 0, all[3];
     struct tcp_star *star = adopt(0, 3, far);
@@ -226,7 +218,6 @@ static void test_reason_after_a_list_of_missing_ranks(void **state)
     struct failure failure;
     int calls = 0;
 
-    (void)state;
     /* Rank 1 has arrived and waits: it gets the list of missing ranks. */
     assert_int_equal(send(far[1], &message, sizeof(message.frame) + sizeof(message.block), 0),
                      sizeof(message.frame) + sizeof(message.block));
@@ -275,13 +266,12 @@ static ep_status fail_within_a_block(void *context, int *ret_culprit)
 
 /* The other side needs some time for the rest of the block; how much depends on the machine, so there are many
  * attempts. */
-static void test_reason_after_a_block(void **state)
+TEST(test_reason_after_a_block)
 {
     enum { BYTES = 2 << 20, ATTEMPTS = 50 };
     unsigned char *mine = calloc(1, BYTES), *all = calloc(2, BYTES);
     bool notified = false;
 
-    (void)state;
     assert_non_null(mine);
     assert_non_null(all);
     for (int i = 0; i < ATTEMPTS && !notified; i++) {
@@ -350,7 +340,7 @@ static bool connect_to_root(const struct root *root, int rank, struct tcp_handsh
             return true;
         }
         close(look.fd);
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        unit_sleep_ms(1);
     }
     return false;
 }
@@ -433,26 +423,23 @@ static void read_until_notified(bool (*attempt)(int timeout_ms))
         assert_true(timeout_ms <= PATIENT_MS);
 }
 
-static void test_rank_0_gives_up_while_ranks_connect(void **state)
+TEST(test_rank_0_gives_up_while_ranks_connect)
 {
-    (void)state;
     read_until_notified(connect_while_rank_0_gives_up);
 }
 
-static void test_rank_that_gave_up_before_rank_0(void **state)
+TEST(test_rank_that_gave_up_before_rank_0)
 {
-    (void)state;
     read_until_notified(give_up_before_rank_0);
 }
 
 /* Connections that are opened together do not send their probes together, and each sends several before it is ended.
  */
-static void test_probes_of_connections_are_spread(void **state)
+TEST(test_probes_of_connections_are_spread)
 {
     enum { CONNECTIONS = 256, IDLE = 64, INTERVAL = 16 };
     int seen[IDLE][INTERVAL] = {{0}}, most = 0;
 
-    (void)state;
     for (int i = 0; i < CONNECTIONS; i++) {
         int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), idle_s = 0, interval_s = 0, probes = 0;
         socklen_t bytes = sizeof(int);
@@ -472,20 +459,4 @@ static void test_probes_of_connections_are_spread(void **state)
     }
     /* 8 of each pair if they were spread perfectly. */
     assert_in_range(most, 1, CONNECTIONS / 4);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rank_0_that_stops_is_named),
-        cmocka_unit_test(test_rank_that_receives_nothing_is_named),
-        cmocka_unit_test(test_bye_before_others_have_the_result),
-        cmocka_unit_test(test_reason_after_a_list_of_missing_ranks),
-        cmocka_unit_test(test_reason_after_a_block),
-        cmocka_unit_test(test_rank_0_gives_up_while_ranks_connect),
-        cmocka_unit_test(test_rank_that_gave_up_before_rank_0),
-        cmocka_unit_test(test_probes_of_connections_are_spread),
-    };
-
-    return cmocka_run_group_tests_name("tcp_star", tests, NULL, NULL);
 }

@@ -61,9 +61,8 @@ static const struct topo_nic *nic(const char *name)
 }
 
 /* Devices below one switch, below nested switches, on ports of their own, on other host bridges. */
-static void test_paths(void **state)
+TEST_WITH(test_paths, setup, teardown)
 {
-    (void)state;
     tree_bridge(&tree, PORT_A, 0);
     tree_bridge(&tree, SWITCH_A, 0);
     tree_bridge(&tree, SWITCH_A "/0000:12:00.0", 0);
@@ -99,20 +98,18 @@ static void test_paths(void **state)
 }
 
 /* With one NUMA node, or without NUMA information, nothing is farther than NODE. */
-static void test_paths_without_numa(void **state)
+TEST_WITH(test_paths_without_numa, setup, teardown)
 {
-    (void)state;
     tree_gpu(&tree, HOST_A "/0000:10:00.0", -1);
     tree_gpu(&tree, HOST_B "/0000:20:00.0", 0);
     read_tree();
     assert_int_equal(path("0000:10:00.0", "0000:20:00.0"), TOPO_NODE);
 }
 
-static void test_pci_facts(void **state)
+TEST_WITH(test_pci_facts, setup, teardown)
 {
     const struct topo_pci *device;
 
-    (void)state;
     tree_bridge(&tree, PORT_A, 1);
     tree_gpu(&tree, PORT_A "/0000:11:00.0", 1);
     tree_link(&tree, PORT_A "/0000:11:00.0/driver", "/sys/bus/pci/drivers/nvidia");
@@ -139,9 +136,8 @@ static void test_pci_facts(void **state)
 }
 
 /* After a volume management device the second host bridge counts. */
-static void test_second_domain(void **state)
+TEST_WITH(test_second_domain, setup, teardown)
 {
-    (void)state;
     tree_gpu(&tree, "/sys/devices/pci0000:00/0000:00:0e.0/pci10000:e0/10000:e0:06.0/10000:e1:00.0", 0);
     tree_gpu(&tree, "/sys/devices/LNXSYSTM:00/bus/pci0002:00/0002:00:00.0", 0);
     read_tree();
@@ -164,12 +160,11 @@ static void three_gpus(void)
     tree_gpu(&tree, HOST_A "/0000:10:02.0", 0);
 }
 
-static void test_nvml(void **state)
+TEST_WITH(test_nvml, setup, teardown)
 {
     const struct topo_gpu *gpu;
     int links;
 
-    (void)state;
     three_gpus();
     tree_put(&tree, "/epkit-overlay.json",
              OVERLAY("{\"driver\": \"570.1\", \"gpus\": ["
@@ -222,9 +217,8 @@ static void test_nvml(void **state)
 #define INFORMATION(minor) "Model: \t\t NVIDIA B200\nDevice Minor: \t " minor "\n"
 
 /* A container with one of three GPUs: CUDA numbers it 0. */
-static void test_nvml_of_a_container(void **state)
+TEST_WITH(test_nvml_of_a_container, setup, teardown)
 {
-    (void)state;
     three_gpus();
     tree_put(&tree, "/epkit-overlay.json", OVERLAY("{\"gpus\": [{\"pci\": \"0000:10:01.0\"}]}"));
     /* NVML does not report it, though this process may open it: broken, not hidden. It changes no number. */
@@ -241,9 +235,8 @@ static void test_nvml_of_a_container(void **state)
 }
 
 /* Slurm's device cgroup denies device files, but the driver's folder in /proc lists all GPUs. */
-static void test_nvml_of_a_job(void **state)
+TEST_WITH(test_nvml_of_a_job, setup, teardown)
 {
-    (void)state;
     three_gpus();
     tree_put(&tree, "/epkit-overlay.json",
              "{\"epkit_snapshot\": 1, \"answers\": {\"nvml\": {\"value\":"
@@ -266,9 +259,8 @@ static void test_nvml_of_a_job(void **state)
 }
 
 /* NVreg_ExcludeDevices: no process can use it, and nothing is broken. */
-static void test_nvml_without_an_excluded_gpu(void **state)
+TEST_WITH(test_nvml_without_an_excluded_gpu, setup, teardown)
 {
-    (void)state;
     three_gpus();
     tree_put(&tree, "/epkit-overlay.json", OVERLAY("{\"gpus\": [{\"pci\": \"0000:10:01.0\"}]}"));
     tree_put(&tree, "/proc/driver/nvidia/gpus/0000:10:00.0/information", INFORMATION("0") "GPU Excluded:\t Yes\n");
@@ -279,9 +271,8 @@ static void test_nvml_without_an_excluded_gpu(void **state)
 }
 
 /* A sandbox with the driver but without the PCI bus. */
-static void test_nvml_without_sysfs(void **state)
+TEST_WITH(test_nvml_without_sysfs, setup, teardown)
 {
-    (void)state;
     tree_put(&tree, "/proc/driver/nvidia/version",
              "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  today\n");
     tree_put(&tree, "/epkit-overlay.json", OVERLAY("{\"gpus\": [{\"pci\": \"0000:10:01.0\"}, {\"pci\": \"none\"}]}"));
@@ -291,9 +282,8 @@ static void test_nvml_without_sysfs(void **state)
     assert_int_equal(topo->pci[topo->gpus[0].pci].host_bridge, -1);
 }
 
-static void test_nvml_that_failed(void **state)
+TEST_WITH(test_nvml_that_failed, setup, teardown)
 {
-    (void)state;
     three_gpus();
     tree_put(&tree, "/epkit-overlay.json", OVERLAY("{\"error\": \"NVML: Driver/library version mismatch\"}"));
     read_tree();
@@ -302,9 +292,8 @@ static void test_nvml_that_failed(void **state)
     assert_int_equal(topo->n_gpus, 3);
 }
 
-static void test_nvml_answers_of_anybody(void **state)
+TEST_WITH(test_nvml_answers_of_anybody, setup, teardown)
 {
-    (void)state;
     three_gpus();
     tree_put(&tree, "/epkit-overlay.json",
              OVERLAY("{\"driver\": 3, \"gpus\": [null, [], 7, {}, {\"pci\": 1},"
@@ -323,9 +312,8 @@ static void test_nvml_answers_of_anybody(void **state)
     assert_int_equal(topo->gpus[1].minor, -1);
 }
 
-static void test_driver_files(void **state)
+TEST_WITH(test_driver_files, setup, teardown)
 {
-    (void)state;
     three_gpus();
     tree_put(&tree, "/proc/driver/nvidia/version",
              "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.126.09  Release Build  (builder@host)\n"
@@ -350,11 +338,10 @@ static void test_driver_files(void **state)
 #define NDR "400 Gb/sec (4X NDR)\n"
 #define SLOW "100 Gb/sec (4X EDR)\n"
 
-static void test_nic_facts(void **state)
+TEST_WITH(test_nic_facts, setup, teardown)
 {
     const struct topo_port *port;
 
-    (void)state;
     tree_nic(&tree, HOST_A "/0000:10:00.0", "rocep16s0", "4: ACTIVE\n", NDR, "Ethernet\n", 0);
 #define IB HOST_A "/0000:10:00.0/infiniband/rocep16s0"
     tree_put(&tree, IB "/hca_type", "MT4129\n");
@@ -394,9 +381,8 @@ static void test_nic_facts(void **state)
 }
 
 /* Two ports on one PCI device: dev_port identifies their interfaces if the GIDs do not. */
-static void test_two_ports(void **state)
+TEST_WITH(test_two_ports, setup, teardown)
 {
-    (void)state;
     tree_nic(&tree, HOST_A "/0000:10:00.0", "mlx4_0", "1: DOWN\n", SLOW, "Ethernet\n", 0);
     tree_port(&tree, HOST_A "/0000:10:00.0", "mlx4_0", 2, "4: ACTIVE\n", SLOW, "Ethernet\n");
     tree_put(&tree, HOST_A "/0000:10:00.0/net/eth4/dev_port", "1\n");
@@ -408,9 +394,8 @@ static void test_two_ports(void **state)
     assert_int_equal(topo->nics[0].role, TOPO_ROLE_DATA);
 }
 
-static void test_order_of_nics(void **state)
+TEST_WITH(test_order_of_nics, setup, teardown)
 {
-    (void)state;
     tree_nic(&tree, HOST_A "/0000:10:02.0", "mlx5_2", "4: ACTIVE\n", NDR, "Ethernet\n", 0);
     tree_nic(&tree, HOST_A "/0000:10:00.0", "mlx5_10", "4: ACTIVE\n", NDR, "Ethernet\n", 0);
     tree_rdma(&tree, HOST_A "/0000:10:00.0", "mlx5_9");
@@ -424,9 +409,8 @@ static void test_order_of_nics(void **state)
     assert_int_equal(topo->nics[3].pci, -1);
 }
 
-static void test_slow_and_down_and_virtual(void **state)
+TEST_WITH(test_slow_and_down_and_virtual, setup, teardown)
 {
-    (void)state;
     tree_nic(&tree, HOST_A "/0000:10:00.0", "mlx5_0", "4: ACTIVE\n", NDR, "InfiniBand\n", 0);
     tree_nic(&tree, HOST_A "/0000:10:01.0", "mlx5_1", "4: ACTIVE\n", SLOW, "Ethernet\n", 0);
     tree_nic(&tree, HOST_A "/0000:10:02.0", "mlx5_2", "1: DOWN\n", NDR, "InfiniBand\n", 0);
@@ -452,18 +436,16 @@ static void test_slow_and_down_and_virtual(void **state)
 }
 
 /* In a virtual machine the physical function is not present: the virtual functions count. */
-static void test_virtual_function_alone(void **state)
+TEST_WITH(test_virtual_function_alone, setup, teardown)
 {
-    (void)state;
     tree_nic(&tree, HOST_A "/0000:10:00.1", "mlx5_0", "4: ACTIVE\n", NDR, "Ethernet\n", 0);
     tree_link(&tree, HOST_A "/0000:10:00.1/physfn", HOST_A "/0000:10:00.0");
     read_tree();
     assert_int_equal(nic("mlx5_0")->role, TOPO_ROLE_DATA);
 }
 
-static void test_software_alone(void **state)
+TEST_WITH(test_software_alone, setup, teardown)
 {
-    (void)state;
     tree_put(&tree, "/sys/class/infiniband/rxe0/ports/1/state", "4: ACTIVE\n");
     tree_put(&tree, "/sys/class/infiniband/rxe0/ports/1/phys_state", "5: LinkUp\n");
     tree_put(&tree, "/sys/class/infiniband_verbs/abi_version", "6\n");
@@ -491,9 +473,8 @@ static void nics_with_route(const char *routes, int n_gpus)
     tree_put(&tree, "/proc/net/route", routes);
 }
 
-static void test_default_route(void **state)
+TEST_WITH(test_default_route, setup, teardown)
 {
-    (void)state;
     nics_with_route(ROUTES("eth0"), 1);
     read_tree();
     assert_int_equal(nic("mlx5_0")->role, TOPO_ROLE_UPLINK);
@@ -502,17 +483,15 @@ static void test_default_route(void **state)
 }
 
 /* If every GPU needs a NIC, the one with the default route is a data NIC as well. */
-static void test_default_route_of_a_needed_nic(void **state)
+TEST_WITH(test_default_route_of_a_needed_nic, setup, teardown)
 {
-    (void)state;
     nics_with_route(ROUTES("eth0"), 2);
     read_tree();
     assert_int_equal(nic("mlx5_0")->role, TOPO_ROLE_DATA);
 }
 
-static void test_default_route_over_a_bond(void **state)
+TEST_WITH(test_default_route_over_a_bond, setup, teardown)
 {
-    (void)state;
     nics_with_route(ROUTES("bond0"), 1);
     tree_put(&tree, "/sys/class/net/bond0/lower_eth1", "");
     read_tree();
@@ -543,9 +522,8 @@ static void nics_beside_two_gpus(const char *storage)
     }
 }
 
-static void test_storage_shows_by_its_place(void **state)
+TEST_WITH(test_storage_shows_by_its_place, setup, teardown)
 {
-    (void)state;
     nics_beside_two_gpus("InfiniBand\n");
     read_tree();
     assert_int_equal(nic("mlx5_0")->role, TOPO_ROLE_DATA);
@@ -555,9 +533,8 @@ static void test_storage_shows_by_its_place(void **state)
 }
 
 /* A NIC that is down keeps its role: a storage NIC does not become a data NIC instead. */
-static void test_a_nic_that_is_down_counts(void **state)
+TEST_WITH(test_a_nic_that_is_down_counts, setup, teardown)
 {
-    (void)state;
     nics_beside_two_gpus("InfiniBand\n");
     tree_put(&tree, SWITCH_A "/0000:12:01.0/0000:14:00.1/infiniband/mlx5_1/ports/1/state", "1: DOWN\n");
     read_tree();
@@ -567,9 +544,8 @@ static void test_a_nic_that_is_down_counts(void **state)
 }
 
 /* If all near NICs are down, the others are better than none. */
-static void test_all_near_ones_down(void **state)
+TEST_WITH(test_all_near_ones_down, setup, teardown)
 {
-    (void)state;
     nics_beside_two_gpus("InfiniBand\n");
     tree_put(&tree, SWITCH_A "/0000:12:00.0/0000:13:00.1/infiniband/mlx5_0/ports/1/state", "1: DOWN\n");
     tree_put(&tree, SWITCH_A "/0000:12:01.0/0000:14:00.1/infiniband/mlx5_1/ports/1/state", "1: DOWN\n");
@@ -579,9 +555,8 @@ static void test_all_near_ones_down(void **state)
 }
 
 /* NICs of GPUs that this process may not use are data NICs, though they are far from its own GPU. */
-static void test_nics_of_hidden_gpus(void **state)
+TEST_WITH(test_nics_of_hidden_gpus, setup, teardown)
 {
-    (void)state;
     nics_beside_two_gpus("InfiniBand\n");
     tree_gpu(&tree, HOST_B "/0000:20:01.0", 0);
     tree_gpu(&tree, HOST_B "/0000:20:02.0", 0);
@@ -611,9 +586,8 @@ static void flat_nics(int n_infiniband, int n_ethernet)
     read_tree();
 }
 
-static void test_storage_shows_by_its_link_layer(void **state)
+TEST_WITH(test_storage_shows_by_its_link_layer, setup, teardown)
 {
-    (void)state;
     flat_nics(2, 1);
     assert_int_equal(nic("mlx5_0")->role, TOPO_ROLE_DATA);
     assert_int_equal(nic("mlx5_1")->role, TOPO_ROLE_DATA);
@@ -622,9 +596,8 @@ static void test_storage_shows_by_its_link_layer(void **state)
 }
 
 /* As many NICs as GPUs: one of another link layer is a fault, not a storage NIC. */
-static void test_an_odd_nic_of_a_gpu(void **state)
+TEST_WITH(test_an_odd_nic_of_a_gpu, setup, teardown)
 {
-    (void)state;
     flat_nics(1, 1);
     assert_int_equal(nic("mlx5_0")->role, TOPO_ROLE_DATA);
     assert_int_equal(nic("mlx5_1")->role, TOPO_ROLE_DATA);
@@ -632,9 +605,8 @@ static void test_an_odd_nic_of_a_gpu(void **state)
 
 /* --- the rest --- */
 
-static void test_numa(void **state)
+TEST_WITH(test_numa, setup, teardown)
 {
-    (void)state;
     tree_put(&tree, "/sys/devices/system/node/node0/cpulist", "0-55,112-167\n");
     tree_put(&tree, "/sys/devices/system/node/node0/meminfo", "Node 0 MemTotal:       2048 kB\nNode 0 MemFree: 1 kB\n");
     tree_put(&tree, "/sys/devices/system/node/node10/cpulist", "\n");
@@ -649,50 +621,11 @@ static void test_numa(void **state)
     assert_int_equal(topo->numa[1].memory_bytes, -1);
 }
 
-static void test_empty(void **state)
+TEST_WITH(test_empty, setup, teardown)
 {
-    (void)state;
     read_tree();
     assert_int_equal(topo->n_gpus + topo->n_nics + topo->n_pci + topo->n_numa, 0);
     assert_non_null(strstr(topo->why_empty, "/sys/bus/pci/devices is not there"));
     assert_non_null(strstr(topo->why_empty, "/sys/class/infiniband is not there"));
     topo_free(NULL);
-}
-
-int main(void)
-{
-#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-    const struct CMUnitTest tests[] = {
-        CASE(test_paths),
-        CASE(test_paths_without_numa),
-        CASE(test_pci_facts),
-        CASE(test_second_domain),
-        CASE(test_nvml),
-        CASE(test_nvml_of_a_container),
-        CASE(test_nvml_of_a_job),
-        CASE(test_nvml_without_an_excluded_gpu),
-        CASE(test_nvml_without_sysfs),
-        CASE(test_nvml_that_failed),
-        CASE(test_nvml_answers_of_anybody),
-        CASE(test_driver_files),
-        CASE(test_nic_facts),
-        CASE(test_two_ports),
-        CASE(test_order_of_nics),
-        CASE(test_slow_and_down_and_virtual),
-        CASE(test_virtual_function_alone),
-        CASE(test_software_alone),
-        CASE(test_default_route),
-        CASE(test_default_route_of_a_needed_nic),
-        CASE(test_default_route_over_a_bond),
-        CASE(test_storage_shows_by_its_place),
-        CASE(test_a_nic_that_is_down_counts),
-        CASE(test_all_near_ones_down),
-        CASE(test_nics_of_hidden_gpus),
-        CASE(test_storage_shows_by_its_link_layer),
-        CASE(test_an_odd_nic_of_a_gpu),
-        CASE(test_numa),
-        CASE(test_empty),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

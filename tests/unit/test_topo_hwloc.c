@@ -325,14 +325,13 @@ static void compare(const char *folder, int *ret_pairs)
 }
 
 /* Nested switches, several functions, separate ports, two host bridges, two nodes. */
-static void test_made_up(void **state)
+TEST(test_made_up)
 {
 #define HOST_A "/sys/devices/pci0000:10"
 #define SWITCH HOST_A "/0000:10:01.0/0000:11:00.0"
     struct tree tree;
     int pairs = 0;
 
-    (void)state;
     tree_init(&tree);
     tree_bridge(&tree, HOST_A "/0000:10:01.0", 0);
     tree_bridge(&tree, SWITCH, 0);
@@ -356,11 +355,10 @@ static void test_made_up(void **state)
     tree_done(&tree);
 }
 
-static void test_golden_machines(void **state)
+TEST(test_golden_machines)
 {
     static const char *const names[] = {"a4", "h100-16nic", "gb200", "vm-flat", "laptop"};
 
-    (void)state;
     if (system("python3 -c '' 2>/dev/null") != 0)
         skip();
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
@@ -377,14 +375,4 @@ static void test_golden_machines(void **state)
         assert_true(pairs >= 2);
         tree_done(&tree);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_made_up),
-        cmocka_unit_test(test_golden_machines),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-static void test_pci_address(void **state)
+TEST(test_pci_address)
 {
     static const char *const wrong[] = {
         "",           "0000",         "0000:0f",       "0000:0f:00",        "0000:0f:00.",   "0000:0f:00.8",
@@ -15,7 +15,6 @@ static void test_pci_address(void **state)
     struct pci_address address;
     char text[20];
 
-    (void)state;
     assert_true(parse_pci_address("0000:0f:1f.7", &address));
     assert_int_equal(address.domain, 0);
     assert_int_equal(address.bus, 0x0f);
@@ -35,12 +34,11 @@ static void test_pci_address(void **state)
         assert_false(parse_pci_address(wrong[i], &address));
 }
 
-static void test_pci_order(void **state)
+TEST(test_pci_order)
 {
     static const char *const ordered[] = {"0000:0f:00.0", "0000:0f:00.1", "0000:0f:01.0",
                                           "0000:10:00.0", "0001:00:00.0", "10000:00:00.0"};
 
-    (void)state;
     for (int i = 0; i < 6; i++)
         for (int j = 0; j < 6; j++) {
             struct pci_address a, b;
@@ -52,11 +50,10 @@ static void test_pci_order(void **state)
         }
 }
 
-static void test_host_bridge(void **state)
+TEST(test_host_bridge)
 {
     struct pci_address address;
 
-    (void)state;
     assert_true(parse_host_bridge("pci0000:8a", &address));
     assert_int_equal(address.bus, 0x8a);
     assert_true(parse_host_bridge("pci10000:e0", &address));
@@ -72,9 +69,8 @@ static void assert_near(double value, double expected)
     assert_true(value > expected - 1e-9 && value < expected + 1e-9);
 }
 
-static void test_rates(void **state)
+TEST(test_rates)
 {
-    (void)state;
     assert_near(parse_rate("400 Gb/sec (4X NDR)"), 400);
     assert_near(parse_rate("2.5 Gb/sec (1X SDR)"), 2.5);
     assert_near(parse_rate("400"), 0);
@@ -90,11 +86,10 @@ static void test_rates(void **state)
     assert_near(parse_speed("0x10 GT/s"), 0);
 }
 
-static void test_gids(void **state)
+TEST(test_gids)
 {
     uint8_t bytes[16];
 
-    (void)state;
     assert_true(parse_gid("0000:0000:0000:0000:0000:ffff:c000:0201", bytes));
     assert_int_equal(gid_kind(bytes), TOPO_GID_IPV4);
     assert_int_equal(bytes[15], 1);
@@ -113,9 +108,8 @@ static void test_gids(void **state)
     assert_int_equal(parse_gid_type("RoCE v3", TOPO_LINK_ETHERNET), TOPO_GID_UNKNOWN);
 }
 
-static void test_numbers_before_texts(void **state)
+TEST(test_numbers_before_texts)
 {
-    (void)state;
     assert_int_equal(parse_port_state("4: ACTIVE"), TOPO_PORT_ACTIVE);
     assert_int_equal(parse_port_state("ACTIVE"), TOPO_PORT_ACTIVE);
     assert_int_equal(parse_port_state("5: ACTIVE_DEFER"), TOPO_PORT_ACTIVE_DEFER);
@@ -130,12 +124,11 @@ static void test_numbers_before_texts(void **state)
         assert_int_equal(parse_phys_state(topo_phys_state_name((enum topo_phys_state)i)), i);
 }
 
-static void test_cpus(void **state)
+TEST(test_cpus)
 {
     static const char *const wrong[] = {"x", "1-", "-1", "3-1", "1,,2", "1 2", "1-2-3", "0x3", "1,", "99999999999"};
     uint64_t mask[2];
 
-    (void)state;
     assert_true(topo_parse_cpus("0-3,8,64-65\n", mask, 128));
     assert_int_equal(mask[0], 0x10f);
     assert_int_equal(mask[1], 3);
@@ -149,16 +142,4 @@ static void test_cpus(void **state)
         assert_false(topo_parse_cpus(wrong[i], mask, 128));
     /* Set on success only. */
     assert_int_equal(mask[0], 77);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pci_address), cmocka_unit_test(test_pci_order),
-        cmocka_unit_test(test_host_bridge), cmocka_unit_test(test_rates),
-        cmocka_unit_test(test_gids),        cmocka_unit_test(test_numbers_before_texts),
-        cmocka_unit_test(test_cpus),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

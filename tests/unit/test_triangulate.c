@@ -1,25 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A planted slow node is found in any fleet, with few runs; ambiguous results are reported as such. */
+#include "unit.h"
+
 #include "cmd/triangulate/triangulate.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
 
 #define FLEETS 200
 #define NOISE 0.03
 
-static uint64_t state;
+static uint64_t random_state;
 
 static double uniform(void)
 {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return (double)(state >> 11) / (double)(1ull << 53);
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (double)(random_state >> 11) / (double)(1ull << 53);
 }
 
 struct fleet {
@@ -66,11 +61,10 @@ static void make_fleet(struct fleet *fleet, int n)
         fleet->share[i] = 1;
 }
 
-static void test_fleets(void **unused)
+TEST(test_fleets)
 {
     int total = 0, least = 0, most = 0;
 
-    (void)unused;
     for (int i = 0; i < FLEETS; i++) {
         static struct fleet fleet;
         struct triangulate_options options = {.max_runs = 64, .margin = 0.04};
@@ -78,7 +72,7 @@ static void test_fleets(void **unused)
         const int *slow;
         int n, node, worst;
 
-        state = (uint64_t)i * 7919 + 1;
+        random_state = (uint64_t)i * 7919 + 1;
         make_fleet(&fleet, 3 + (int)(uniform() * (i % 4 ? 1022 : 30)));
         node = (int)(uniform() * fleet.n);
         fleet.share[node] = 0.25 + 0.5 * uniform();
@@ -99,9 +93,8 @@ static void test_fleets(void **unused)
     assert_true(total <= least + 3 * FLEETS);
 }
 
-static void test_several(void **unused)
+TEST(test_several)
 {
-    (void)unused;
     for (int i = 0; i < 50; i++) {
         static struct fleet fleet;
         struct triangulate_options options = {.max_runs = 100, .margin = 0.04, .full = 0.5};
@@ -109,7 +102,7 @@ static void test_several(void **unused)
         const int *slow;
         int n, a, b;
 
-        state = (uint64_t)i + 99;
+        random_state = (uint64_t)i + 99;
         make_fleet(&fleet, 8 + (int)(uniform() * 200));
         a = (int)(uniform() * fleet.n);
         b = (int)(uniform() * fleet.n);
@@ -133,14 +126,13 @@ static enum triangulate_end end_of(const struct fleet *fleet, struct triangulate
     return end;
 }
 
-static void test_untellable(void **unused)
+TEST(test_untellable)
 {
     static struct fleet fleet;
     struct triangulate_options options = {.max_runs = 64, .full = 0.5};
     int n;
 
-    (void)unused;
-    state = 5;
+    random_state = 5;
     make_fleet(&fleet, 2);
     fleet.share[1] = 0.5;
     assert_int_equal(end_of(&fleet, options, &n), TRIANGULATE_EITHER);
@@ -160,13 +152,12 @@ static void test_untellable(void **unused)
     assert_null(triangulate_new(1, &options));
 }
 
-static void test_deduce(void **unused)
+TEST(test_deduce)
 {
     int groups[4][3] = {{0, 1}, {1, 2}, {2, 3}, {3, 4}}, *at[4] = {groups[0], groups[1], groups[2], groups[3]};
     int sizes[4] = {2, 2, 2, 2}, suspects[5];
     bool slow[4] = {false, true, true, false}, is_proof;
 
-    (void)unused;
     assert_int_equal(triangulate_deduce(5, 4, at, sizes, slow, suspects, &is_proof), 1);
     assert_int_equal(suspects[0], 2);
     assert_true(is_proof);
@@ -177,16 +168,4 @@ static void test_deduce(void **unused)
     slow[1] = slow[2] = slow[3] = false;
     assert_int_equal(triangulate_deduce(5, 4, at, sizes, slow, suspects, &is_proof), 0);
     assert_false(is_proof);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fleets),
-        cmocka_unit_test(test_several),
-        cmocka_unit_test(test_untellable),
-        cmocka_unit_test(test_deduce),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,12 +5,11 @@
 
 #include <string.h>
 
-static void test_table(void **state)
+TEST(test_table)
 {
     const struct variable *last = NULL;
     size_t n = 0;
 
-    (void)state;
     for (const struct variable *variable = variables; variable->name; variable++) {
         char why[256] = "";
 
@@ -34,7 +33,7 @@ static void test_table(void **state)
     assert_null(variable_find("nvshmem_debug"));
 }
 
-static void test_facts(void **state)
+TEST(test_facts)
 {
     static const struct {
         const char *name;
@@ -49,7 +48,6 @@ static void test_facts(void **state)
         {"NCCL_IB_CUDA_SUPPORT", VARIABLE_VOID, ""},           {"NCCL_CROSS_NIC", VARIABLE_WORKS, "2"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(facts) / sizeof(facts[0]); i++) {
         const struct variable *variable = variable_find(facts[i].name);
 
@@ -60,7 +58,7 @@ static void test_facts(void **state)
     }
 }
 
-static void test_values(void **state)
+TEST(test_values)
 {
     static const struct {
         const char *name, *value;
@@ -110,7 +108,6 @@ static void test_values(void **state)
         {"NCCL_NTHREADS", "300", "is not one of 64, 128, 256, 512"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         const struct variable *variable = variable_find(cases[i].name);
         char why[256] = "";
@@ -125,9 +122,8 @@ static void test_values(void **state)
 }
 
 /* A reason that does not fit is cut, whatever its parts are. */
-static void test_small_reasons(void **state)
+TEST(test_small_reasons)
 {
-    (void)state;
     for (const struct variable *variable = variables; variable->name; variable++) {
         for (size_t bytes = 1; bytes < 24; bytes++) {
             char *why = malloc(bytes);
@@ -141,12 +137,11 @@ static void test_small_reasons(void **state)
     }
 }
 
-static void test_true(void **state)
+TEST(test_true)
 {
     static const char *const yes[] = {"1", "true", "T", "yes", "on", "off", "", "2", " 0", "-1"};
     static const char *const no[] = {"0", "00", "0x1", "no", "N", "false", "F", "never", "07"};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(yes) / sizeof(yes[0]); i++)
         if (!variable_is_true(yes[i]))
             fail_msg("'%s' is true", yes[i]);
@@ -156,7 +151,7 @@ static void test_true(void **state)
     assert_false(variable_is_true(NULL));
 }
 
-static void test_names(void **state)
+TEST(test_names)
 {
     static const struct {
         const char *name, *nearest;
@@ -171,7 +166,6 @@ static void test_names(void **state)
     };
     char longest[5000];
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         const char *nearest = variable_nearest(cases[i].name);
 
@@ -189,14 +183,4 @@ static void test_names(void **state)
     assert_false(variable_has_known_prefix("NVSHMEM"));
     assert_false(variable_has_known_prefix("LD_PRELOAD"));
     assert_false(variable_has_known_prefix("MY_NCCL_X"));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table),         cmocka_unit_test(test_facts), cmocka_unit_test(test_values),
-        cmocka_unit_test(test_small_reasons), cmocka_unit_test(test_true),  cmocka_unit_test(test_names),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

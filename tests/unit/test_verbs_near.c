@@ -43,7 +43,7 @@ static void make_machine(const struct tree *tree)
     add_nic(tree, "no_numa", "pci0000:97/0000:97:01.0/0000:98:00.0", "-1\n");
 }
 
-static void test_machine(void **state)
+TEST(test_machine)
 {
     /* From near to far; equal numbers are equally far. */
     static const struct {
@@ -53,7 +53,6 @@ static void test_machine(void **state)
                     {"other_socket", 0}, {"no_numa", 0},    {"absent", 0}};
     struct tree tree;
 
-    (void)state;
     tree_init(&tree);
     make_machine(&tree);
     for (size_t i = 0; i < sizeof(expected) / sizeof(expected[0]); i++)
@@ -78,13 +77,12 @@ static void add_display(const struct tree *tree, const char *address, const char
 }
 
 /* Two GPUs and a display of another vendor below the switch of a NIC, one beside another NIC, one elsewhere. */
-static void test_gpus_of_one_switch(void **state)
+TEST(test_gpus_of_one_switch)
 {
     static const char *const sw = "pci0000:15/0000:15:01.0/0000:16:00.0", *const nics[] = {"mlx5_0", "mlx5_1"};
     struct tree tree;
     char path[256];
 
-    (void)state;
     tree_init(&tree);
     snprintf(path, sizeof(path), "%s/0000:17:00.0/0000:1a:00.0", sw);
     add_display(&tree, "0000:1a:00.0", path, "0x1a03\n");
@@ -109,11 +107,10 @@ static void test_gpus_of_one_switch(void **state)
 }
 
 /* Host bridges deep below devices of another kind: Hyper-V, and device trees. */
-static void test_deep_host_bridges(void **state)
+TEST(test_deep_host_bridges)
 {
     static const char *const roots[] = {"LNXSYSTM:00/LNXSYBUS:00/ACPI0004:00/VMBUS:00", "platform/soc@0"};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(roots) / sizeof(roots[0]); i++) {
         struct tree tree;
         char path[256];
@@ -133,21 +130,12 @@ static void test_deep_host_bridges(void **state)
 }
 
 /* No PCI tree at all, as in some containers. */
-static void test_empty(void **state)
+TEST(test_empty)
 {
     struct tree tree;
 
-    (void)state;
     tree_init(&tree);
     assert_int_equal(verbs_nearness(tree.place, "mlx5_0", gpu), 0);
     assert_int_equal(verbs_nearness("/nowhere", "mlx5_0", gpu), 0);
     tree_done(&tree);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_machine), cmocka_unit_test(test_gpus_of_one_switch),
-                                       cmocka_unit_test(test_deep_host_bridges), cmocka_unit_test(test_empty)};
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# bats.sh FOLDER/SUBJECT [BATS-OPTION...] - runs the cases of tests/FOLDER/SUBJECT.bats on the build in EPKIT_BUILD
+# (build/ without it); with --filter PATTERN those whose names match.
+set -euo pipefail
+
+EPKIT_SOURCE=$(cd "$(dirname "$0")/.." && pwd)
+EPKIT_BUILD=$(realpath "${EPKIT_BUILD:-$EPKIT_SOURCE/build}")
+EPKIT_SANITIZED=$(sed -n 's/^EPKIT_SANITIZE:[A-Z]*=//p' "$EPKIT_BUILD/CMakeCache.txt")
+export EPKIT_SOURCE EPKIT_BUILD EPKIT_SANITIZED EPKIT=$EPKIT_BUILD/epkit
+
+suite=$1
+shift
+command -v bats >/dev/null || {
+    echo 'skipped: bats is not installed'
+    exit 77
+}
+place=()
+case $suite in
+cli/doctor) ;; # it mounts on /dev/shm
+cli/*) place=("$EPKIT_SOURCE/tests/in_memory.sh") ;;
+esac
+exec "${place[@]}" bats --tap "$@" "$EPKIT_SOURCE/tests/$suite.bats"

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# corpus.sh NAME PROGRAM ARGUMENT... - runs a fuzz target with the folders of its corpus as further arguments. Texts that
+# others of the tree have are not kept a second time.
+set -euo pipefail
+
+name=$1
+shift
+root=$(cd "$(dirname "$0")/../.." && pwd)
+folders=("$root/tests/fuzz/corpus/$name")
+case $name in
+parse)
+    samples=$(mktemp -d)
+    trap 'rm -rf "$samples"' EXIT
+    python3 "$root/tests/parse/samples.py" write "$samples"
+    folders=("$samples")
+    ;;
+recipe) folders+=("$root/recipes" "$root/tests/install/recipes") ;;
+esac
+"$@" "${folders[@]}"
