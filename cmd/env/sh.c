@@ -9,77 +9,21 @@
 #include "env.h"
 
 #include "common/clean.h"
+#include "common/embedded.h"
 
 #include <string.h>
 
-/* Prepends $1 to the list $2, once. */
-static const char prepend_function[] =
-    "_epkit_prepend() {\n"
-    "    _epkit_path=\":$2:\"\n"
-    "    case $_epkit_path in\n"
-    "    *\":$1:\"*) _epkit_path=${_epkit_path%%\":$1:\"*}:${_epkit_path#*\":$1:\"} ;;\n"
-    "    esac\n"
-    "    _epkit_path=${_epkit_path#:}\n"
-    "    _epkit_path=${_epkit_path%:}\n"
-    "    _epkit_path=$1${_epkit_path:+:$_epkit_path}\n"
-    "}\n";
+extern const struct embedded env_shell[];
 
-/* Walks through the list of ranks on the node, "8(x2),1"; when all counts are 1, no rank is left. */
-static const char alone_loop[] =
-    "# A launcher that starts one process on a node starts a program that starts its ranks itself. They would\n"
-    "# inherit one NIC, so nothing is set then.\n"
-    "while [ -n \"$_epkit_size\" ]; do\n"
-    "    _epkit_part=${_epkit_size%%,*}\n"
-    "    [ \"${_epkit_part%%\"(\"*}\" = 1 ] || break\n"
-    "    case $_epkit_size in\n"
-    "    *,*) _epkit_size=${_epkit_size#*,} ;;\n"
-    "    *) _epkit_size='' _epkit_rank='' ;;\n"
-    "    esac\n"
-    "done\n";
+/* A part of the script, without the comments in front of the first empty line. */
+static const char *part(const char *name)
+{
+    const struct embedded *file = env_shell;
 
-static const char visible_case[] = "_epkit_gpu=$_epkit_rank\n"
-                                   "case $_epkit_rank:${CUDA_VISIBLE_DEVICES-} in\n"
-                                   ": | :* | *[!0-9]*:*) _epkit_gpu='' ;;\n"
-                                   "*:) ;;\n"
-                                   "# By UUID, which 'epkit env -- PROGRAM' can translate.\n"
-                                   "*:*[!0-9,]*) _epkit_gpu='' ;;\n"
-                                   "*:*,*)\n"
-                                   "    _epkit_gpu=$CUDA_VISIBLE_DEVICES,\n"
-                                   "    while [ \"$_epkit_rank\" -gt 0 ] && [ -n \"$_epkit_gpu\" ]; do\n"
-                                   "        _epkit_gpu=${_epkit_gpu#*,}\n"
-                                   "        _epkit_rank=$((_epkit_rank - 1))\n"
-                                   "    done\n"
-                                   "    _epkit_gpu=${_epkit_gpu%%,*}\n"
-                                   "    ;;\n"
-                                   "*) _epkit_gpu=$CUDA_VISIBLE_DEVICES ;;\n"
-                                   "esac\n";
-
-static const char open_head[] =
-    "# A task that may use some of the GPUs counts these alone, each task from 0: the device files tell which of the\n"
-    "# node they are. Numbers below are those of the node, with that of the device file behind.\n"
-    "case $_epkit_gpu in\n"
-    "'') ;;\n"
-    "*)\n"
-    "    _epkit_left=$_epkit_gpu _epkit_found='' _epkit_shut='' _epkit_open=0 _epkit_last='' _epkit_some=''\n"
-    "    for _epkit_pair in";
-
-static const char open_tail[] =
-    "; do\n"
-    "        if [ -r \"/dev/nvidia${_epkit_pair#*:}\" ] && [ -w \"/dev/nvidia${_epkit_pair#*:}\" ]; then\n"
-    "            _epkit_last=${_epkit_pair%%:*}\n"
-    "            if [ \"$_epkit_left\" -eq 0 ]; then _epkit_found=$_epkit_last; fi\n"
-    "            _epkit_left=$((_epkit_left - 1)) _epkit_open=$((_epkit_open + 1))\n"
-    "        else\n"
-    "            _epkit_shut=1\n"
-    "        fi\n"
-    "    done\n"
-    "    if [ \"$_epkit_open\" -eq 1 ]; then _epkit_found=$_epkit_last; fi\n"
-    "    if [ -n \"$_epkit_shut\" ] && [ \"$_epkit_open\" -gt 0 ]; then\n"
-    "        _epkit_gpu=$_epkit_found _epkit_some=1\n"
-    "    fi\n"
-    "    unset _epkit_left _epkit_found _epkit_shut _epkit_open _epkit_pair _epkit_last\n"
-    "    ;;\n"
-    "esac\n";
+    while (strcmp(file->name, name) != 0)
+        file++;
+    return strstr(file->text, "\n\n") + 2;
+}
 
 /* Only if the device files of all GPUs are known and accessible: otherwise the numbers are not those of the node. */
 static bool knows_files(const struct topo *topo)
@@ -92,12 +36,14 @@ static bool knows_files(const struct topo *topo)
 
 static void write_open(FILE *stream, const struct topo *topo)
 {
+    const char *text = part("shared_gpus"), *pairs = strstr(text, " @PAIRS@");
+
     if (!knows_files(topo))
         return;
-    fputs(open_head, stream);
+    fprintf(stream, "%.*s", (int)(pairs - text), text);
     for (int i = 0; i < topo->n_gpus; i++)
         fprintf(stream, " %d:%d", i, topo->gpus[i].minor);
-    fputs(open_tail, stream);
+    fputs(pairs + strlen(" @PAIRS@"), stream);
 }
 
 /* Sets _epkit_gpu to the GPU of this rank, '' if unknown; the same rules as advice_gpu_of(). */
@@ -114,8 +60,7 @@ static void write_rank(FILE *stream, const struct topo *topo)
         word = "elif";
     }
     fputs("fi\n", stream);
-    fputs(alone_loop, stream);
-    fputs(visible_case, stream);
+    fputs(part("rank"), stream);
     write_open(stream, topo);
 }
 
@@ -198,19 +143,6 @@ static void write_ranks_sh(FILE *stream, const struct env_script *script)
     fputs("unset _epkit_rank _epkit_size _epkit_part _epkit_gpu _epkit_some\n", stream);
 }
 
-/* Launchers: they would load the library too, and pass it to everything that they start. */
-static const char preload_function[] =
-    "epkit_preload() {\n"
-    "    case ${1##*/} in\n"
-    "    mpirun | mpiexec | orterun | prterun | srun | ssh | torchrun)\n"
-    "        echo \"epkit_preload: ${1##*/} would load it too; put 'epkit env --' in front of the program that it "
-    "starts\" >&2\n"
-    "        \"$@\"\n"
-    "        ;;\n"
-    "    *) env LD_PRELOAD=\"$EPKIT_PRELOAD${LD_PRELOAD:+:$LD_PRELOAD}\" \"$@\" ;;\n"
-    "    esac\n"
-    "}\n";
-
 static void write_preload_sh(FILE *stream, const struct advice_row *row)
 {
     putc('\n', stream);
@@ -219,7 +151,7 @@ static void write_preload_sh(FILE *stream, const struct advice_row *row)
                 "It is not exported: shells, launchers and ssh would load it too. 'epkit_preload PROGRAM' starts one "
                 "program with it. EPKIT_PRELOAD records this for child shells and 'epkit doctor'.");
     write_row(stream, &(struct advice_row){.name = "EPKIT_PRELOAD", .value = row->value}, false);
-    fputs(preload_function, stream);
+    fputs(part("preload"), stream);
 }
 
 static bool any_prepend(const struct env_script *script)
@@ -247,7 +179,7 @@ void env_write_sh(FILE *stream, const struct env_script *script)
     write_head(stream, script,
                "Source it in sh, bash or zsh: '. ./FILE' or 'eval \"$(epkit env)\"'. It may be sourced again.");
     if (prepends)
-        fputs(prepend_function, stream);
+        fputs(part("prepend"), stream);
     for (int i = 0; i < script->advice->n; i++) {
         const struct advice_row *row = &script->advice->rows[i];
 
@@ -293,7 +225,7 @@ void env_write_slurm(FILE *stream, const struct env_script *script)
                "it before each task and takes the lines that it prints as the task's environment. Exports in a batch "
                "script would not do: it runs once, on the first node, and srun hands one environment to all tasks.");
     if (any_prepend(script))
-        fputs(prepend_function, stream);
+        fputs(part("prepend"), stream);
     if (env_first(script, ADVICE_RANK))
         write_rank(stream, script->topo);
     for (int i = 0; i < script->advice->n; i++)

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* builds.c - the types build (from source), pip (Python packages in a folder) and command (anything else). */
+/*
+ * builds.c - the types build (from source), pip (Python packages in a folder), copyset (copies that belong together)
+ * and command (anything else).
+ */
 #include "base/error.h"
 #include "types.h"
 
@@ -10,11 +13,11 @@
 /* --- build --- */
 
 static const struct step_arg build_args[] = {
-    {"git", ARG_URL, false},       {"ref", ARG_WORD, false},
-    {"commit", ARG_COMMIT, false}, {"url", ARG_URL, false},
-    {"sha256", ARG_SHA256, false}, {"script", ARG_SHELL, true},
-    {"provides", ARG_PATHS, true}, {"owns", ARG_PATHS, true},
-    {"kernel", ARG_BOOL, false},   {NULL, 0, false},
+    {"git", VALUE_URL, false},       {"ref", VALUE_WORD, false},
+    {"commit", VALUE_COMMIT, false}, {"url", VALUE_URL, false},
+    {"sha256", VALUE_SHA256, false}, {"script", VALUE_SHELL, true},
+    {"provides", VALUE_PATHS, true}, {"owns", VALUE_PATHS, true},
+    {"kernel", VALUE_BOOL, false},   {NULL, 0, false},
 };
 
 static ep_status build_validate(const struct recipe *recipe, const struct recipe_step *step)
@@ -55,85 +58,21 @@ static void build_check(const struct check_context *context, const struct recipe
         state_set(ret_state, ret_state->now == STEP_DONE ? STEP_PARTIAL : ret_state->now, "%s is not there", missing);
 }
 
-static void build_fetch(FILE *script, const struct recipe_step *step)
-{
-    if (*arg_text(step, "url")) {
-        fputs("epkit_download ", script);
-        script_word(script, arg_text(step, "url"));
-        fprintf(script, " \"$EPKIT_STATE/fetch/$EPKIT_STEP.tar\" '%s'\n", arg_text(step, "sha256"));
-        return;
-    }
-    fputs("epkit_git_fetch ", script);
-    script_word(script, arg_text(step, "git"));
-    fputc(' ', script);
-    script_word(script, arg_text(step, "ref"));
-    fprintf(script, " '%s'\n", arg_text(step, "commit"));
-}
-
-static void build_apply(FILE *script, const struct recipe_step *step)
-{
-    bool is_archive = *arg_text(step, "url");
-    json_t *value;
-    size_t i;
-
-    fputs("source=\"$EPKIT_STATE/fetch/$EPKIT_STEP\"\nbuild=\"$EPKIT_STATE/build/$EPKIT_STEP\"\n"
-          "rm -rf \"$build\"\nmkdir -p \"$build\"\n",
-          script);
-    if (is_archive)
-        fprintf(script,
-                "epkit_checksum \"$source.tar\" '%s'\n"
-                "tar -xf \"$source.tar\" -C \"$build\" --strip-components=1 --no-same-owner\n",
-                arg_text(step, "sha256"));
-    else
-        fputs("cp -a \"$source/.\" \"$build\"\n", script);
-    /* Existing files belong to somebody else, or to an interrupted build: they are saved the first time. */
-    json_array_foreach(json_object_get(step->args, "owns"), i, value)
-    {
-        script_keep(script, json_string_value(value));
-        fputs("rm -rf \"$EPKIT_ROOT\"", script);
-        script_word(script, json_string_value(value));
-        fputc('\n', script);
-    }
-    fputs("cd \"$build\"\n", script);
-    script_shell(script, arg_text(step, "script"));
-    json_array_foreach(json_object_get(step->args, "provides"), i, value)
-    {
-        fputs("if [ ! -e \"$EPKIT_ROOT\"", script);
-        script_word(script, json_string_value(value));
-        fprintf(script, " ]; then echo 'the build did not make %s' >&2; exit 1; fi\n", json_string_value(value));
-    }
-    script_stamp(script, step, arg_flag(step, "kernel", false));
-    fputs("cd /\nrm -rf \"$build\"\n", script);
-}
-
-static void build_undo(FILE *script, const struct recipe_step *step)
-{
-    json_t *value;
-    size_t i;
-
-    json_array_foreach(json_object_get(step->args, "owns"), i, value) script_restore(script, json_string_value(value));
-    fputs("rm -rf \"$EPKIT_STATE/stamp/$EPKIT_STEP\" \"$EPKIT_STATE/build/$EPKIT_STEP\" "
-          "\"$EPKIT_STATE/fetch/$EPKIT_STEP\"\n",
-          script);
-}
-
 const struct step_type type_build = {
     .name = "build",
     .args = build_args,
     .validate = build_validate,
     .check = build_check,
-    .fetch = build_fetch,
-    .apply = build_apply,
-    .undo = build_undo,
+    .has_fetch = true,
     .needs_live = true,
 };
 
 /* --- pip --- */
 
 static const struct step_arg pip_args[] = {
-    {"target", ARG_PATH, true},
-    {"packages", ARG_PACKAGES, true},
-    {"index", ARG_URL, false},
+    {"target", VALUE_PATH, true},
+    {"packages", VALUE_PACKAGES, true},
+    {"index", VALUE_URL, false},
     {NULL, 0, false},
 };
 
@@ -200,70 +139,105 @@ static void pip_check(const struct check_context *context, const struct recipe_s
         state_set(ret_state, n_there ? STEP_PARTIAL : STEP_TODO, "%d packages are not in %s", n_missing, target);
 }
 
-static void pip_words(FILE *script, const struct recipe_step *step)
-{
-    const char *name;
-    json_t *value;
-
-    json_object_foreach(json_object_get(step->args, "packages"), name, value)
-    {
-        const char *pin = json_string_value(value);
-        char word[320];
-
-        snprintf(word, sizeof(word), "%s%s%s", name,
-                 strcmp(pin, "*") == 0 ? "" : "==", strcmp(pin, "*") == 0 ? "" : pin);
-        fputc(' ', script);
-        script_word(script, word);
-    }
-}
-
-/* pip verifies the checksum that the index gives for each file. */
-static void pip_fetch(FILE *script, const struct recipe_step *step)
-{
-    fputs(
-        "mkdir -p \"$EPKIT_STATE/fetch/$EPKIT_STEP\"\necho \"downloading Python packages\"\nepkit_pip download -q -d \"$EPKIT_STATE/fetch/$EPKIT_STEP\"",
-        script);
-    if (*arg_text(step, "index")) {
-        fputs(" --index-url ", script);
-        script_word(script, arg_text(step, "index"));
-    }
-    pip_words(script, step);
-    fputc('\n', script);
-}
-
-static void pip_apply(FILE *script, const struct recipe_step *step)
-{
-    fputs("epkit_pip_apply ", script);
-    script_word(script, arg_text(step, "target"));
-    pip_words(script, step);
-    fputc('\n', script);
-    script_stamp(script, step, false);
-}
-
-static void pip_undo(FILE *script, const struct recipe_step *step)
-{
-    fputs("epkit_copies_undo ", script);
-    script_word(script, arg_text(step, "target"));
-    fputc('\n', script);
-}
-
 const struct step_type type_pip = {
     .name = "pip",
     .args = pip_args,
     .check = pip_check,
-    .fetch = pip_fetch,
-    .apply = pip_apply,
-    .undo = pip_undo,
+    .has_fetch = true,
     .needs_live = true,
 };
+
+/* --- copyset --- */
+
+static const struct step_arg copyset_args[] = {
+    {"to", VALUE_PATH, true},
+    {"files", VALUE_GLOBS, true},
+    {NULL, 0, false},
+};
+
+/* Compares small files by content, large ones by size: the size of a driver's library changes with its version. */
+static bool is_same(struct source *source, const char *path, const char *copy)
+{
+    struct source_stat from = source_stat(source, "%s", path), to = source_stat(source, "%s", copy);
+    struct source_text text, text_to;
+
+    if (from.kind == SOURCE_FOLDER || to.kind == SOURCE_FOLDER)
+        return from.kind == to.kind;
+    if (from.bytes != to.bytes)
+        return false;
+    if (from.bytes > (1 << 20))
+        return true;
+    text = source_read(source, "%s", path);
+    text_to = source_read(source, "%s", copy);
+    return text.bytes == text_to.bytes && memcmp(text.text, text_to.text, text.bytes) == 0;
+}
+
+struct comparison {
+    int n, n_there;
+    char missing[200],
+        different[200]; /* the first copy that is missing, and the last one that differs from its source */
+};
+
+/* Compares the files that match a pattern with their copies in the folder `to`. False: none match. */
+static bool compare_matches(struct source *source, const char *pattern, const char *to, struct comparison *comparison)
+{
+    const char *last = strrchr(pattern, '/') + 1;
+    char folder[1100], path[1400], copy[1400];
+    struct source_names names;
+    bool found = false;
+
+    snprintf(folder, sizeof(folder), "%.*s", (int)(last - pattern), pattern);
+    names = source_list(source, "%s", folder);
+    for (size_t i = 0; i < names.n; i++) {
+        if (fnmatch(last, names.names[i], FNM_PERIOD) != 0)
+            continue;
+        snprintf(path, sizeof(path), "%s%s", folder, names.names[i]);
+        snprintf(copy, sizeof(copy), "%s/%s", to, names.names[i]);
+        found = true;
+        comparison->n++;
+        if (source_stat(source, "%s", copy).state != SOURCE_OK) {
+            if (!*comparison->missing)
+                snprintf(comparison->missing, sizeof(comparison->missing), "%.90s is not in %.90s", names.names[i], to);
+            continue;
+        }
+        comparison->n_there++;
+        if (!is_same(source, path, copy))
+            snprintf(comparison->different, sizeof(comparison->different), "%.120s differs from its source", copy);
+    }
+    return found;
+}
+
+static void copyset_check(const struct check_context *context, const struct recipe_step *step,
+                          struct step_state *ret_state)
+{
+    struct comparison comparison = {0};
+    json_t *value;
+    size_t i;
+
+    json_array_foreach(json_object_get(step->args, "files"), i, value)
+    {
+        if (!compare_matches(context->source, json_string_value(value), arg_text(step, "to"), &comparison)) {
+            state_set(ret_state, STEP_TODO, "%s, which is to be copied, does not exist", json_string_value(value));
+            return;
+        }
+    }
+    if (*comparison.different)
+        state_set(ret_state, STEP_WRONG, "%s", comparison.different);
+    else if (comparison.n_there < comparison.n)
+        state_set(ret_state, comparison.n_there ? STEP_PARTIAL : STEP_TODO, "%s", comparison.missing);
+    else
+        stamp_check(context, step, false, ret_state);
+}
+
+const struct step_type type_copyset = {.name = "copyset", .args = copyset_args, .check = copyset_check};
 
 /* --- command --- */
 
 static const struct step_arg command_args[] = {
-    {"run", ARG_SHELL, true},      /* applies the step; run again after a kill */
-    {"check", ARG_SHELL, false},   /* succeeds when the step is done; changes nothing */
-    {"creates", ARG_PATHS, false}, /* paths that exist when the step is done */
-    {"undo", ARG_SHELL, true},     /* "true" if there is nothing to undo */
+    {"run", VALUE_SHELL, true},      /* applies the step; run again after a kill */
+    {"check", VALUE_SHELL, false},   /* succeeds when the step is done; changes nothing */
+    {"creates", VALUE_PATHS, false}, /* paths that exist when the step is done */
+    {"undo", VALUE_SHELL, true},     /* "true" if there is nothing to undo */
     {NULL, 0, false},
 };
 
@@ -293,7 +267,7 @@ static void command_check(const struct check_context *context, const struct reci
     } else if (!context->probe) {
         state_set(ret_state, STEP_UNKNOWN, "its check can only be run on the machine itself");
     } else {
-        int status = context->probe(context->probe_recipe, step, check, context->probe_context);
+        int status = context->probe(context->probe_context, step, check);
 
         if (status == 0)
             state_set(ret_state, STEP_DONE, "its check succeeds");
@@ -302,22 +276,10 @@ static void command_check(const struct check_context *context, const struct reci
     }
 }
 
-static void command_apply(FILE *script, const struct recipe_step *step)
-{
-    script_shell(script, arg_text(step, "run"));
-}
-
-static void command_undo(FILE *script, const struct recipe_step *step)
-{
-    script_shell(script, arg_text(step, "undo"));
-}
-
 const struct step_type type_command = {
     .name = "command",
     .args = command_args,
     .validate = command_validate,
     .check = command_check,
-    .apply = command_apply,
-    .undo = command_undo,
     .needs_live = true,
 };

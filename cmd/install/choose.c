@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* choose.c - finds the recipe of a command line, and the values of its variables. */
 #include "builtin.h"
-#include "common/file.h"
 #include "common/output.h"
 #include "install_output.h"
 
@@ -15,21 +14,6 @@
 #include <sys/stat.h>
 #include <sys/utsname.h>
 
-/* Reads a regular file of at most `max` bytes; NULL with errno. */
-static char *read_file(const char *path, size_t max, size_t *ret_bytes)
-{
-    FILE *file = file_open_regular(path);
-    char *text;
-
-    if (!file)
-        return NULL;
-    text = malloc(max + 2);
-    if (text)
-        *ret_bytes = fread(text, 1, max + 1, file);
-    fclose(file);
-    return text;
-}
-
 static bool is_path(const char *name)
 {
     size_t n = strlen(name);
@@ -41,8 +25,8 @@ static bool is_path(const char *name)
 static void saved_path(const struct install_cmd_options *options, const char *name, const char *file,
                        char ret_path[PATH_MAX])
 {
-    snprintf(ret_path, PATH_MAX, "%s%s/%s/%s", options->root && strcmp(options->root, "/") != 0 ? options->root : "",
-             options->state ? options->state : INSTALL_STATE, name, file);
+    snprintf(ret_path, PATH_MAX, "%s%s/%s/%s", options->install.root ? options->install.root : "",
+             options->install.state, name, file);
 }
 
 /* How many recipes have a state, and the name of one. */
@@ -53,8 +37,7 @@ static int count_saved(const struct install_cmd_options *options, char ret_name[
     int n = 0;
     DIR *dir;
 
-    snprintf(path, sizeof(path), "%s%s", options->root && strcmp(options->root, "/") != 0 ? options->root : "",
-             options->state ? options->state : INSTALL_STATE);
+    snprintf(path, sizeof(path), "%s%s", options->install.root ? options->install.root : "", options->install.state);
     dir = opendir(path);
     while (dir && (entry = readdir(dir))) {
         char file[PATH_MAX];
@@ -114,7 +97,7 @@ static int add_saved_settings(const struct install_cmd_options *options, const c
     json_t *value;
 
     saved_path(options, name, "settings.json", path);
-    text = read_file(path, YAML_BYTES_MAX, &bytes);
+    text = journal_read_file(path, YAML_BYTES_MAX, &bytes);
     if (!text && errno == ENOENT)
         return CMD_FINE;
     chosen->saved = text ? json_loadb(text, bytes, JSON_REJECT_DUPLICATES, NULL) : NULL;
@@ -151,7 +134,7 @@ static int parse(const struct install_cmd_options *options, const char *file, co
     static char kernel[128];
     static struct utsname machine;
 
-    install_kernel(options->root && strcmp(options->root, "/") != 0 ? options->root : NULL, kernel);
+    install_kernel(options->install.root, kernel);
     uname(&machine);
     /* An export is for other machines. */
     input.kernel = options->for_others ? EXPORT_KERNEL : kernel;
@@ -203,7 +186,7 @@ static int choose_file(const struct install_cmd_options *options, const char *pa
 {
     size_t bytes = 0;
 
-    chosen->text = read_file(path, YAML_BYTES_MAX, &bytes);
+    chosen->text = journal_read_file(path, YAML_BYTES_MAX, &bytes);
     if (!chosen->text) {
         out_error("recipe %s: %s", path, errno == EINVAL ? "not a regular file" : strerror(errno));
         return CMD_USAGE;

@@ -20,25 +20,23 @@
 static const char *const reboot_choices[] = {"now", "sentinel", "never", NULL};
 
 static const struct opt install_table[] = {
-    {"root", 0, "DIR", OPT_DIR, offsetof(struct install_cmd_options, root),
+    {"root", 0, "DIR", OPT_DIR, offsetof(struct install_cmd_options, install.root),
      .help = "the machine below this folder instead of this one; steps run by chroot if it has a /bin/sh",
      .heading = "Machine"},
-    {"state", 0, "DIR", OPT_DIR, offsetof(struct install_cmd_options, state),
-     .help = "folder of the journal, downloads and saved previous files; default: " INSTALL_STATE},
+    {"state", 0, "DIR", OPT_DIR, offsetof(struct install_cmd_options, install.state),
+     .value = INSTALL_STATE, .help = "folder of the journal, downloads and what uninstall needs"},
     {"set", 0, "LIST", OPT_STRING, offsetof(struct install_cmd_options, set),
      .help = "values of the recipe's variables: NAME=VALUE, separated by commas", .heading = "Recipe"},
-    {"reboot", 0, "HOW", OPT_CHOICE, offsetof(struct install_cmd_options, reboot), .choices = reboot_choices,
+    {"reboot", 0, "HOW", OPT_CHOICE, offsetof(struct install_cmd_options, install.reboot), .choices = reboot_choices,
      .value = "now",
      .help = "where a step needs a reboot: now reboots; sentinel leaves /run/reboot-required for an agent that drains "
              "the node first; never ends with exit code 3", .heading = "Reboots"},
-    {"max-reboots", 0, "N", OPT_INT, offsetof(struct install_cmd_options, max_reboots), .min = -1, .max = 10,
+    {"max-reboots", 0, "N", OPT_INT, offsetof(struct install_cmd_options, install.max_reboots), .min = -1, .max = 10,
      .value = "-1", .help = "reboots before apply stops; -1: the limit of the recipe"},
-    {"no-resume-unit", 0, NULL, OPT_FLAG, offsetof(struct install_cmd_options, no_resume_unit),
+    {"no-resume-unit", 0, NULL, OPT_FLAG, offsetof(struct install_cmd_options, install.no_unit),
      .help = "install no systemd unit that resumes after a reboot: something else runs apply again"},
-    {"again", 0, NULL, OPT_FLAG, offsetof(struct install_cmd_options, again),
+    {"again", 0, NULL, OPT_FLAG, offsetof(struct install_cmd_options, install.again),
      .help = "with apply: forget the reboots made so far"},
-    {"force", 0, NULL, OPT_FLAG, offsetof(struct install_cmd_options, force),
-     .help = "with uninstall: also undo what exists without a record that this recipe made it", .heading = "Other"},
     OPT_JSON_ROW(struct install_cmd_options, json),
     {0},
 };
@@ -46,20 +44,6 @@ static const struct opt install_table[] = {
 
 static const char *const actions[] = {"plan",      "apply",  "status", "verify", "resume",
                                       "uninstall", "export", "list",   "show",   NULL};
-
-static struct install_options engine_options(const struct install_cmd_options *options)
-{
-    struct install_options result = {.root = options->root,
-                                     .state = options->state,
-                                     .reboot = (enum install_reboot)options->reboot,
-                                     .max_reboots = (int)options->max_reboots,
-                                     .no_unit = options->no_resume_unit,
-                                     .again = options->again,
-                                     .force = options->force};
-
-    observe(options->json, &result.observer);
-    return result;
-}
 
 /* --- ends --- */
 
@@ -84,6 +68,15 @@ static struct ending ending_of(enum install_result result)
     return endings[result];
 }
 
+/* Writes the report as JSON if that was requested, and returns the exit code: `code`, unless it cannot be written. */
+static int end(const struct cmd *cmd, const struct install_cmd_options *options, const struct install *install,
+               const char *action, struct ending ending, const struct verify_result *results, size_t n)
+{
+    if (options->json && out_json(report_json(cmd, install, action, ending.name, results, n)) != 0)
+        return CMD_FAILED;
+    return options->json || out_finish() == CMD_FINE ? ending.code : CMD_FAILED;
+}
+
 /* Reports the end on standard error, and returns the exit code. */
 static int finish(const struct cmd *cmd, const struct install_cmd_options *options, const struct install *install,
                   const char *action, enum install_result result, const struct verify_result *results, size_t n)
@@ -103,9 +96,7 @@ static int finish(const struct cmd *cmd, const struct install_cmd_options *optio
         if (*install->hint)
             out_hint("%s", install->hint);
     }
-    if (options->json && out_json(report_json(cmd, install, action, ending.name, results, n)) != 0)
-        return CMD_FAILED;
-    return out_finish() == CMD_FINE ? ending.code : CMD_FAILED;
+    return end(cmd, options, install, action, ending, results, n);
 }
 
 /* A node that reboots must not be taken for installed: this process ends when the machine does. */
@@ -115,39 +106,32 @@ static enum install_result wait_for_reboot(struct install *install)
         poll(NULL, 0, 100);
     if (observed_signal())
         return INSTALL_REBOOTING;
-    snprintf(install->failure, sizeof(install->failure), "the machine did not go down within %d s", REBOOT_WAIT_S);
-    return INSTALL_FAILED;
+    return install_fail(install, "the machine did not go down within %d s", REBOOT_WAIT_S);
 }
 
 /* --- actions --- */
 
 static int do_plan(const struct cmd *cmd, const struct install_cmd_options *options, struct install *install)
 {
-    int code = preflight_refuses(install) && install_changes(install) > 0 ? CMD_UNSUPPORTED
-               : install_changes(install) > 0                             ? CMD_FINDINGS
-                                                                          : CMD_FINE;
+    struct ending ending = {"fine", CMD_FINE};
 
-    if (options->json)
-        return out_json(report_json(cmd, install, "plan",
-                                    code == CMD_UNSUPPORTED ? "refused"
-                                    : code                  ? "changes"
-                                                            : "fine",
-                                    NULL, 0)) == 0
-                   ? code
-                   : CMD_FAILED;
-    report_plan(install, "plan", true);
-    return out_finish() == CMD_FINE ? code : CMD_FAILED;
+    if (install_changes(install) > 0)
+        ending = preflight_refuses(install) ? (struct ending){"refused", CMD_UNSUPPORTED}
+                                            : (struct ending){"changes", CMD_FINDINGS};
+    if (!options->json)
+        report_plan(install, "plan", true);
+    return end(cmd, options, install, "plan", ending, NULL, 0);
 }
 
 static int do_status(const struct cmd *cmd, const struct install_cmd_options *options, struct install *install)
 {
-    int code = install_changes(install) > 0 ? CMD_FINDINGS : CMD_FINE;
+    struct ending ending = {"fine", CMD_FINE};
 
-    if (options->json)
-        return out_json(report_json(cmd, install, "status", code ? "incomplete" : "fine", NULL, 0)) == 0 ? code
-                                                                                                         : CMD_FAILED;
-    report_status(install);
-    return out_finish() == CMD_FINE ? code : CMD_FAILED;
+    if (install_changes(install) > 0)
+        ending = (struct ending){"incomplete", CMD_FINDINGS};
+    if (!options->json)
+        report_status(install);
+    return end(cmd, options, install, "status", ending, NULL, 0);
 }
 
 /* The step is done, and its tests pass. */
@@ -191,9 +175,9 @@ static void print_done(const struct install *install, const struct verify_result
 static int do_verify(const struct cmd *cmd, const struct install_cmd_options *options, struct install *install)
 {
     static struct verify_result results[VERIFY_MAX];
+    struct ending ending = {"fine", CMD_FINE};
     enum install_result result;
     size_t n = 0;
-    int code;
 
     if (!install->is_live) {
         out_error("tests run on the machine itself, but --root is another one");
@@ -202,12 +186,11 @@ static int do_verify(const struct cmd *cmd, const struct install_cmd_options *op
     result = verify(options, install, results, &n);
     if (result == INSTALL_INTERRUPTED)
         return finish(cmd, options, install, "verify", result, results, n);
-    code = result == INSTALL_FINE && install_changes(install) == 0 ? CMD_FINE : CMD_FINDINGS;
-    if (options->json)
-        return out_json(report_json(cmd, install, "verify", code ? "findings" : "fine", results, n)) == 0 ? code
-                                                                                                          : CMD_FAILED;
-    print_done(install, results, n);
-    return out_finish() == CMD_FINE ? code : CMD_FAILED;
+    if (result != INSTALL_FINE || install_changes(install) > 0)
+        ending = (struct ending){"findings", CMD_FINDINGS};
+    if (!options->json)
+        print_done(install, results, n);
+    return end(cmd, options, install, "verify", ending, results, n);
 }
 
 /* Applies, and tests what was applied. */
@@ -230,7 +213,7 @@ static int do_apply(const struct cmd *cmd, const struct install_cmd_options *opt
     if (result == INSTALL_FINE && had_changes && install->is_live) {
         result = verify(options, install, results, &n);
         if (result == INSTALL_FAILED)
-            snprintf(install->failure, sizeof(install->failure), "all steps are applied, but not all tests pass");
+            install_fail(install, "all steps are applied, but not all tests pass");
     }
     if (result == INSTALL_REBOOTING)
         result = wait_for_reboot(install);
@@ -243,6 +226,8 @@ static int do_apply(const struct cmd *cmd, const struct install_cmd_options *opt
 static void print_uninstalled(const struct install *install, bool was_known)
 {
     char logs[1024];
+    json_t *text;
+    size_t i;
 
     snprintf(logs, sizeof(logs), "%.400s%.500s", install->root, install->logs);
     if (!was_known)
@@ -252,11 +237,12 @@ static void print_uninstalled(const struct install *install, bool was_known)
         out_verdict(OUT_GOOD, "Recipe %s is uninstalled; its logs are in %s.", install->recipe->name, logs);
     else
         out_verdict(OUT_GOOD, "Recipe %s is uninstalled; it had changed nothing.", install->recipe->name);
+    json_array_foreach(install->left, i, text) out_line("  left     %s", json_string_value(text));
 }
 
 static int do_uninstall(const struct cmd *cmd, const struct install_cmd_options *options, struct install *install)
 {
-    bool was_known = install_is_known(install) || install_is_half_removed(install) || options->force;
+    bool was_known = install_is_known(install);
     enum install_result result = INSTALL_FINE;
 
     if (was_known) {
@@ -319,22 +305,19 @@ static int act(const struct cmd *cmd, const struct install_cmd_options *options,
     bool changes = strcmp(action, "apply") == 0 || strcmp(action, "resume") == 0 || strcmp(action, "uninstall") == 0;
     bool prefer_saved = strcmp(action, "plan") != 0 && strcmp(action, "apply") != 0;
     bool fetches = !prefer_saved || strcmp(action, "resume") == 0;
-    struct install_options engine = engine_options(options);
     static struct install install;
     struct chosen_recipe chosen;
     enum install_result result;
     int code = recipe_choose(cmd, options, name, prefer_saved, &chosen);
 
-    engine.keep = strcmp(action, "uninstall") == 0;
-
     if (code != CMD_FINE)
         return code;
-    if (changes && geteuid() != 0 && (!options->root || strcmp(options->root, "/") == 0)) {
+    if (changes && geteuid() != 0 && !options->install.root) {
         out_error("%s changes the machine and must be run as root; 'plan' needs no root", action);
         recipe_release(&chosen);
         return CMD_UNSUPPORTED;
     }
-    result = install_open(chosen.recipe, &engine, &install);
+    result = install_open(chosen.recipe, &options->install, &install);
     if (result == INSTALL_FINE && strcmp(action, "resume") == 0 && !install_is_known(&install)) {
         code = refuse_resume(&install);
         goto done;
@@ -363,7 +346,7 @@ done:
 
 static int cmd_install(const struct cmd *cmd, const struct cmd_call *call)
 {
-    const struct install_cmd_options *options = call->options;
+    struct install_cmd_options options = *(const struct install_cmd_options *)call->options;
     const char *action = call->args[0], *first = call->n_args > 1 ? call->args[1] : NULL;
     char self[PATH_MAX];
     struct stat info;
@@ -371,33 +354,35 @@ static int cmd_install(const struct cmd *cmd, const struct cmd_call *call)
     /* For tests of a recipe that call epkit. */
     if (realpath("/proc/self/exe", self))
         setenv("EPKIT_COMMAND", self, 0);
-    if (options->state && (options->state[0] != '/' || variable_fault(KIND_PATH, options->state)))
-        return cmd_usage(cmd, "--state: %s", variable_fault(KIND_PATH, options->state));
-    if (options->state && strlen(options->state) > INSTALL_STATE_MAX)
+    if (value_fault(VALUE_PATH, options.install.state))
+        return cmd_usage(cmd, "--state: %s", value_fault(VALUE_PATH, options.install.state));
+    if (strlen(options.install.state) > INSTALL_STATE_MAX)
         return cmd_usage(cmd, "--state: it is longer than %d characters", INSTALL_STATE_MAX);
-    if (options->json && (strcmp(action, "export") == 0 || strcmp(action, "show") == 0))
+    if (options.json && (strcmp(action, "export") == 0 || strcmp(action, "show") == 0))
         return cmd_usage(cmd, "--json does not apply to %s, which writes the file itself", action);
     if (strcmp(action, "export") == 0)
-        return do_export(cmd, options, first, call->n_args > 2 ? call->args[2] : NULL);
+        return do_export(cmd, &options, first, call->n_args > 2 ? call->args[2] : NULL);
     if (call->n_args > 2)
         return cmd_usage(cmd, "one recipe at a time");
     if (call->n_args > 1 && strcmp(action, "list") == 0)
         return cmd_usage(cmd, "list takes no recipe; 'show' prints one");
-    if (options->root && stat(options->root, &info) != 0)
-        return cmd_refuse(cmd, "--root", "%s: %s", options->root, strerror(errno));
-    if (options->root && !S_ISDIR(info.st_mode))
-        return cmd_refuse(cmd, "--root", "%s: not a folder", options->root);
-    if (options->again && strcmp(action, "apply") != 0)
+    if (options.install.root && stat(options.install.root, &info) != 0)
+        return cmd_refuse(cmd, "--root", "%s: %s", options.install.root, strerror(errno));
+    if (options.install.root && !S_ISDIR(info.st_mode))
+        return cmd_refuse(cmd, "--root", "%s: not a folder", options.install.root);
+    if (options.install.again && strcmp(action, "apply") != 0)
         return cmd_usage(cmd, "--again applies only to apply");
-    if (options->force && strcmp(action, "uninstall") != 0)
-        return cmd_usage(cmd, "--force applies only to uninstall");
+    if (options.install.root && strcmp(options.install.root, "/") == 0)
+        options.install.root = NULL;
+    options.install.keep = strcmp(action, "uninstall") == 0;
     if (strcmp(action, "list") == 0)
-        return recipe_list(cmd, options->json);
+        return recipe_list(cmd, options.json);
     if (strcmp(action, "show") == 0)
         return recipe_show(cmd, first);
+    observe(options.json, &options.install.observer);
     for (size_t i = 0; actions[i]; i++)
         if (strcmp(action, actions[i]) == 0)
-            return act(cmd, options, action, first);
+            return act(cmd, &options, action, first);
     return cmd_usage(cmd,
                      "unknown action '%.32s'; it is one of plan, apply, status, verify, resume, uninstall, export, "
                      "list, show",
@@ -416,7 +401,8 @@ const struct cmd command_install = {
         "reports which steps are done, missing, partly done or in a wrong version, and changes nothing. apply applies "
         "the steps that are not done and then runs the recipe's tests; it may be killed, lose power or its journal at "
         "any time and be run again. Where a step needs it, apply reboots the machine, up to the limit in the recipe, "
-        "and a systemd unit resumes the installation afterwards. uninstall restores the previous state.\n\n"
+        "and a systemd unit resumes the installation afterwards. uninstall removes what apply "
+        "added, puts back files that it replaced, and reports what it leaves.\n\n"
         "RECIPE is one of 'epkit install list', or a file (with a / or .yaml in its name); show prints a built-in one, to "
         "start a new file from. resume, status, verify and uninstall use the recipe as it was applied; resume "
         "needs no name if only one was applied.\n\n"
@@ -435,7 +421,7 @@ const struct cmd command_install = {
             {"epkit install status", "Show the progress, while it runs or after a reboot."},
             {"epkit install plan gcp-b200-ubuntu2404 --root /mnt/node --json", "Check the disk of another machine."},
             {"epkit install export cloud-init debian-tools", "Write user data for a new machine."},
-            {"epkit install uninstall debian-tools", "Restore the previous state."},
+            {"epkit install uninstall debian-tools", "Remove what apply added."},
             {NULL, NULL},
         },
     .exits =

@@ -6,7 +6,11 @@
 #include <fnmatch.h>
 #include <string.h>
 
-/* --- the database --- */
+struct dpkg_package {
+    char version[128];
+    bool is_installed, is_broken; /* broken: half-installed, unpacked or half-configured */
+    bool is_held;                 /* held by the administrator in its version */
+};
 
 static bool field(const char *from, const char *end, const char *name, char *ret_value, size_t bytes)
 {
@@ -72,27 +76,6 @@ static bool dpkg_find(struct source *source, const char *name, struct dpkg_packa
     return true;
 }
 
-/* Does `version` match the pin? A pin may contain * and ?, which match as in a file name. */
-static bool matches_pin(const char *pin, const char *version)
-{
-    return fnmatch(pin, version, 0) == 0;
-}
-
-/* Of a pin that ends in * the part before it counts: 12.8.7 is newer than 12.4.* and older than 12.9.*. */
-static const char *direction(const struct check_context *context, const char *version, const char *pin)
-{
-    char plain[160];
-    int order;
-
-    snprintf(plain, sizeof(plain), "%.*s", (int)strcspn(pin, "*?"), pin);
-    while (*plain && strchr(".-+~:", plain[strlen(plain) - 1]))
-        plain[strlen(plain) - 1] = '\0';
-    if (!*plain || !context->compare)
-        return "other";
-    order = context->compare(version, plain);
-    return order < 0 ? "older" : order == 1 ? "newer" : "other";
-}
-
 void dpkg_check(const struct check_context *context, const json_t *packages, struct step_state *ret_state)
 {
     int n_missing = 0, n_fine = 0;
@@ -110,9 +93,9 @@ void dpkg_check(const struct check_context *context, const json_t *packages, str
             state_set(ret_state, STEP_PARTIAL, "%s %s is half installed", name, package.version);
             return;
         }
-        if (package.is_installed && !matches_pin(pin, package.version)) {
-            state_set(ret_state, STEP_WRONG, "%s %s is installed%s, %s than %s", name, package.version,
-                      package.is_held ? " and held" : "", direction(context, package.version, pin), pin);
+        if (package.is_installed && fnmatch(pin, package.version, 0) != 0) {
+            state_set(ret_state, STEP_WRONG, "%s %s is installed%s, expected %s", name, package.version,
+                      package.is_held ? " and held" : "", pin);
             return;
         }
         n_fine += package.is_installed;
@@ -128,77 +111,23 @@ void dpkg_check(const struct check_context *context, const json_t *packages, str
                   n_missing - 1);
 }
 
-/* --- scripts: see prelude.sh --- */
-
-/* The packages with the versions, as arguments of apt-get. */
-static void package_words(FILE *script, const json_t *packages)
-{
-    const char *name;
-    json_t *value;
-
-    json_object_foreach((json_t *)packages, name, value)
-    {
-        const char *pin = json_string_value(value);
-        char word[320];
-
-        snprintf(word, sizeof(word), "%s%s%s", name, strcmp(pin, "*") == 0 ? "" : "=",
-                 strcmp(pin, "*") == 0 ? "" : pin);
-        fputc(' ', script);
-        script_word(script, word);
-    }
-    fputc('\n', script);
-}
-
-static void apt_fetch(FILE *script, const struct recipe_step *step)
-{
-    fputs("epkit_packages_fetch", script);
-    package_words(script, json_object_get(step->args, "packages"));
-}
-
-static void apt_apply(FILE *script, const struct recipe_step *step)
-{
-    fputs("epkit_packages_apply", script);
-    package_words(script, json_object_get(step->args, "packages"));
-}
-
-static void apt_undo(FILE *script, const struct recipe_step *step)
-{
-    const char *name;
-    json_t *value;
-
-    fputs("epkit_packages_undo", script);
-    json_object_foreach(json_object_get(step->args, "packages"), name, value)
-    {
-        fputc(' ', script);
-        script_word(script, name);
-    }
-    fputc('\n', script);
-}
-
 static void apt_check(const struct check_context *context, const struct recipe_step *step, struct step_state *ret_state)
 {
     dpkg_check(context, json_object_get(step->args, "packages"), ret_state);
 }
 
-static const struct step_arg apt_args[] = {{"packages", ARG_PACKAGES, true}, {NULL, 0, false}};
+static const struct step_arg apt_args[] = {{"packages", VALUE_PACKAGES, true}, {NULL, 0, false}};
 
 const struct step_type type_apt = {
-    .name = "apt",
-    .args = apt_args,
-    .check = apt_check,
-    .fetch = apt_fetch,
-    .apply = apt_apply,
-    .undo = apt_undo,
-    .needs_live = true,
-};
+    .name = "apt", .args = apt_args, .check = apt_check, .has_fetch = true, .needs_live = true};
 
 /* --- deb: one package file from an address --- */
 
 static const struct step_arg deb_args[] = {
-    {"package", ARG_WORD, true},
-    {"version", ARG_VERSION, true},
-    {"url", ARG_URL, true},
-    {"sha256", ARG_SHA256, true},
+    {"package", VALUE_WORD, true},
+    {"version", VALUE_VERSION, true},
+    {"url", VALUE_URL, true},
+    {"sha256", VALUE_SHA256, true},
     {NULL, 0, false},
 };
 
@@ -210,35 +139,5 @@ static void deb_check(const struct check_context *context, const struct recipe_s
     json_decref(packages);
 }
 
-static void deb_fetch(FILE *script, const struct recipe_step *step)
-{
-    fputs("epkit_download ", script);
-    script_word(script, arg_text(step, "url"));
-    fputs(" \"$EPKIT_STATE/fetch/$EPKIT_STEP.deb\" ", script);
-    script_word(script, arg_text(step, "sha256"));
-    fputc('\n', script);
-}
-
-static void deb_apply(FILE *script, const struct recipe_step *step)
-{
-    fputs("epkit_checksum \"$EPKIT_STATE/fetch/$EPKIT_STEP.deb\" ", script);
-    script_word(script, arg_text(step, "sha256"));
-    fputs("\nepkit_packages_apply \"$EPKIT_STATE/fetch/$EPKIT_STEP.deb\"\n", script);
-}
-
-static void deb_undo(FILE *script, const struct recipe_step *step)
-{
-    fputs("epkit_packages_undo ", script);
-    script_word(script, arg_text(step, "package"));
-    fputc('\n', script);
-}
-
 const struct step_type type_deb = {
-    .name = "deb",
-    .args = deb_args,
-    .check = deb_check,
-    .fetch = deb_fetch,
-    .apply = deb_apply,
-    .undo = deb_undo,
-    .needs_live = true,
-};
+    .name = "deb", .args = deb_args, .check = deb_check, .has_fetch = true, .needs_live = true};

@@ -14,7 +14,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -22,82 +21,18 @@
 #include <unistd.h>
 
 #define FETCH_TRIES 5
-#define REBOOT_WAIT_S 120 /* time for the machine to go down */
 
-static void say(struct install *install, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-static void say(struct install *install, const char *format, ...)
+/* Does a line of apt or dpkg name an address or a package and why it failed? Their last lines name neither. */
+static bool is_cause(const char *line)
 {
-    const struct install_observer *observer = &install->options.observer;
-    char text[512];
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
-    if (observer->line)
-        observer->line(observer->context, text);
+    return strncmp(line, "E: Failed to fetch ", 19) == 0 || strncmp(line, "dpkg: error processing ", 23) == 0;
 }
 
-static enum install_result fail(struct install *install, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-static enum install_result fail(struct install *install, const char *format, ...)
+/* The cause of the failure from the log of the last script: its last line, or the cause where this is a summary. */
+static void last_message(const struct install *install, const struct recipe_step *step, char ret_text[300])
 {
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(install->failure, sizeof(install->failure), format, args);
-    va_end(args);
-    return INSTALL_FAILED;
-}
-
-static bool is_interrupted(const struct install *install)
-{
-    const struct install_observer *observer = &install->options.observer;
-
-    return observer->is_interrupted && observer->is_interrupted(observer->context);
-}
-
-/*
- * Parses the messages of apt and dpkg about one address or package; their last lines name neither cause. The reason of
- * a failed download comes first: it must not be cut off after a long URL.
- */
-static void parse_cause(const char *line, char cause[200])
-{
-    static const char fetch[] = "E: Failed to fetch ", package[] = "dpkg: error processing ";
-    const char *url = line + strlen(fetch), *reason;
-    char reordered[1024];
-
-    if (strncmp(line, package, strlen(package)) == 0)
-        text_clean(line, cause, 200);
-    if (strncmp(line, fetch, strlen(fetch)) != 0 || !(reason = strstr(url, "  ")))
-        return;
-    snprintf(reordered, sizeof(reordered), "%.300s: %.*s", reason + 2, (int)(reason - url), url);
-    text_clean(reordered, cause, 200);
-}
-
-/* Does a line only say that an earlier command failed? */
-static bool is_summary(const char *line)
-{
-    static const char *const beginnings[] = {"E: Failed to fetch",
-                                             "E: Download Failed",
-                                             "E: Unable to fetch",
-                                             "E: Some index files failed",
-                                             "E: Sub-process ",
-                                             "Errors were ",
-                                             " "};
-
-    for (size_t i = 0; i < sizeof(beginnings) / sizeof(beginnings[0]); i++)
-        if (strncmp(line, beginnings[i], strlen(beginnings[i])) == 0)
-            return true;
-    return false;
-}
-
-/* The cause of the failure from the log of the last script: its last line, or the line that this one is about. */
-static void last_message(const struct install *install, const struct recipe_step *step, char ret_text[200])
-{
-    char path[1024], line[1024], cause[200] = "";
-    bool is_about = false;
+    char path[1024], line[1024], cause[300] = "";
+    bool is_summary = false;
     FILE *file;
 
     ret_text[0] = '\0';
@@ -111,22 +46,21 @@ static void last_message(const struct install *install, const struct recipe_step
             ret_text[0] = cause[0] = '\0';
         if (!*line || strncmp(line, "===", 3) == 0)
             continue;
-        parse_cause(line, cause);
-        is_about = is_summary(line);
-        text_clean(line, ret_text, 200);
+        text_clean(line, is_cause(line) ? cause : ret_text, 300);
+        is_summary = is_cause(line) || *line == ' ' || strncmp(line, "E: ", 3) == 0;
     }
     fclose(file);
-    if (is_about && *cause)
+    if (is_summary && *cause)
         memcpy(ret_text, cause, sizeof(cause));
 }
 
 /* Says why the log is empty: it may not have been writable either. */
-static void explain_empty_log(const struct install *install, char ret_text[200])
+static void explain_empty_log(const struct install *install, char ret_text[300])
 {
     struct statvfs stat;
     bool is_full = statvfs(*install->root ? install->root : "/", &stat) == 0 && stat.f_bavail == 0;
 
-    snprintf(ret_text, 200, "%s", is_full ? "no space is left on the device" : "it wrote nothing");
+    snprintf(ret_text, 300, "%s", is_full ? "no space is left on the device" : "it wrote nothing");
 }
 
 /* --- one step --- */
@@ -134,7 +68,7 @@ static void explain_empty_log(const struct install *install, char ret_text[200])
 static enum install_result step_failed(struct install *install, const struct recipe_step *step, const char *what,
                                        enum run_result run, int status)
 {
-    char words[200], log[1024];
+    char words[300], log[1024];
     json_t *more;
 
     last_message(install, step, words);
@@ -146,11 +80,12 @@ static enum install_result step_failed(struct install *install, const struct rec
     snprintf(install->hint, sizeof(install->hint),
              "its log is %.150s; when the cause is fixed: epkit install resume %s", log, install->recipe->name);
     if (run == RUN_NOT_STARTED)
-        return fail(install, "step '%s' could not be started: %.300s", step->id, ep_last_error());
+        return install_fail(install, "step '%s' could not be started: %.300s", step->id, ep_last_error());
     if (run == RUN_LATE)
-        return fail(install, "step '%s' was stopped at its deadline of %d s (%s); the last line of its log: %.150s",
-                    step->id, step->deadline_s, what, words);
-    return fail(install, "step '%s' failed (%s, exit status %d): %.200s", step->id, what, status, words);
+        return install_fail(install,
+                            "step '%s' was stopped at its deadline of %d s (%s); the last line of its log: %.300s",
+                            step->id, step->deadline_s, what, words);
+    return install_fail(install, "step '%s' failed (%s, exit status %d): %.300s", step->id, what, status, words);
 }
 
 /* Only downloads are retried: after 2, 4, 8 and 16 seconds. */
@@ -159,19 +94,19 @@ static enum install_result fetch(struct install *install, const struct recipe_st
     enum run_result run = RUN_FINE;
     int status = 0;
 
-    if (!step->type->fetch)
+    if (!step->type->has_fetch)
         return INSTALL_FINE;
     for (int attempt = 1; attempt <= FETCH_TRIES; attempt++) {
-        run = run_script(install, step, index, PHASE_FETCH, step->deadline_s, &status);
+        run = run_script(install, step, index, PHASE_FETCH, &status);
         if (run == RUN_FINE)
             return INSTALL_FINE;
-        if (run == RUN_INTERRUPTED || is_interrupted(install))
+        if (run == RUN_INTERRUPTED || install->options.observer.is_interrupted())
             return INSTALL_INTERRUPTED;
         if (run != RUN_FAILED || attempt == FETCH_TRIES)
             break;
-        say(install, "step '%s': download failed, attempt %d of %d; again in %d s", step->id, attempt, FETCH_TRIES,
-            1 << attempt);
-        for (int i = 0; i < (1 << attempt) * 10 && !is_interrupted(install); i++)
+        install_say(install, "step '%s': download failed, attempt %d of %d; again in %d s", step->id, attempt,
+                    FETCH_TRIES, 1 << attempt);
+        for (int i = 0; i < (1 << attempt) * 10 && !install->options.observer.is_interrupted(); i++)
             poll(NULL, 0, 100);
     }
     return step_failed(install, step, "download", run, status);
@@ -196,28 +131,7 @@ static enum install_result confirm(struct install *install, const struct recipe_
                 json_pack("{s:s,s:i,s:s}", "result", "check", "exit", status, "said", state->text));
     snprintf(install->hint, sizeof(install->hint), "its log is %.100s%.120s/%s.log", install->root, install->logs,
              step->id);
-    return fail(install, "step '%s' ran, but its check fails: %.300s", step->id, state->text);
-}
-
-/* Records before any change that the step is this recipe's: uninstall undoes the steps with this folder. */
-static bool record_step(struct install *install, const struct recipe_step *step)
-{
-    static const char *const parts[] = {"before", "before/"};
-    char path[1024];
-
-    for (size_t i = 0; i < 2; i++) {
-        snprintf(path, sizeof(path), "%.400s%.300s/%s%s", install->root, install->state, parts[i], i ? step->id : "");
-        if (mkdir(path, 0755) != 0 && errno != EEXIST) {
-            fail(install, "%.400s: %s", path, strerror(errno));
-            return false;
-        }
-    }
-    if (earlier_keep(install, step) != EP_OK) {
-        fail(install, "%.500s", ep_last_error());
-        return false;
-    }
-    sync();
-    return true;
+    return install_fail(install, "step '%s' ran, but its check fails: %.300s", step->id, state->text);
 }
 
 static enum install_result apply_step(struct install *install, const struct recipe_step *step, size_t index)
@@ -227,11 +141,12 @@ static enum install_result apply_step(struct install *install, const struct reci
     enum install_result result;
     enum run_result run;
     ep_status logged;
-    bool waited, is_moved;
+    bool waited;
 
     if (!run_wait_for_orphans(install, step, index, &waited))
-        return is_interrupted(install) ? INSTALL_INTERRUPTED
-                                       : fail(install, "step '%s' of an earlier run does not end", step->id);
+        return install->options.observer.is_interrupted()
+                   ? INSTALL_INTERRUPTED
+                   : install_fail(install, "step '%s' of an earlier run does not end", step->id);
     /* The earlier run may have completed the step. */
     if (waited) {
         result = install_probe(install);
@@ -243,16 +158,15 @@ static enum install_result apply_step(struct install *install, const struct reci
     logged = journal_add(&install->journal, "start", step->id,
                          json_pack("{s:i,s:s}", "attempt", attempt, "kernel", install->kernel));
     if (logged != EP_OK)
-        return fail(install, "%.500s", ep_last_error());
-    result = earlier_undo(install, step, index, &is_moved);
-    if (result != INSTALL_FINE)
-        return result;
-    if (!record_step(install, step))
-        return INSTALL_FAILED;
+        return install_fail_status(install);
+    /* Before any change: by its undo.sh uninstall recognises that the step is this recipe's. */
+    if (run_write_script(install, step, PHASE_UNDO) != EP_OK)
+        return install_fail_status(install);
+    sync();
     result = fetch(install, step, index);
     if (result != INSTALL_FINE)
         return result;
-    run = run_script(install, step, index, PHASE_APPLY, step->deadline_s, &status);
+    run = run_script(install, step, index, PHASE_APPLY, &status);
     if (run == RUN_INTERRUPTED)
         return INSTALL_INTERRUPTED;
     if (run != RUN_FINE)
@@ -263,7 +177,7 @@ static enum install_result apply_step(struct install *install, const struct reci
     if (journal_add(&install->journal, "end", step->id,
                     json_pack("{s:i,s:I,s:s}", "attempt", attempt, "seconds",
                               (json_int_t)((ep_now_ns() - start) / 1000000000u), "kernel", install->kernel)) != EP_OK)
-        return fail(install, "%.500s", ep_last_error());
+        return install_fail_status(install);
     /* Applied in this boot. */
     if (step->reboot == REBOOT_AFTER && install->is_live && install->states[index].now == STEP_DONE)
         state_set(&install->states[index], STEP_REBOOT, "applied; it takes effect with a reboot");
@@ -276,7 +190,8 @@ static enum install_result stop(struct install *install, int n, const char *step
 {
     journal_add(&install->journal, "stopped", step_id, json_pack("{s:i,s:s}", "reboots", n, "said", text));
     unit_remove(install);
-    fail(install, "stopped after %d reboot%s: step '%s' still needs one (%.200s)", n, n == 1 ? "" : "s", step_id, text);
+    install_fail(install, "stopped after %d reboot%s: step '%s' still needs one (%.200s)", n, n == 1 ? "" : "s",
+                 step_id, text);
     snprintf(install->hint, sizeof(install->hint),
              "find out why it does not take effect, then: epkit install apply %s "
              "--again",
@@ -290,16 +205,12 @@ static enum install_result write_sentinel(struct install *install, const char *s
     FILE *file = fopen("/run/reboot-required", "we");
 
     if (!file)
-        return fail(install, "/run/reboot-required: %s", strerror(errno));
+        return install_fail(install, "/run/reboot-required: %s", strerror(errno));
     fputs("*** System restart required ***\n", file);
     fclose(file);
-    file = fopen("/run/reboot-required.pkgs", "ae");
-    if (file) {
-        fprintf(file, "epkit-install-%s\n", install->recipe->name);
-        fclose(file);
-    }
-    say(install, "%s", INSTALL_REBOOT_TEXT);
-    say(install, "waiting for the node's agent to reboot it (step '%s'): /run/reboot-required is there", step_id);
+    install_say(install, "%s", INSTALL_REBOOT_TEXT);
+    install_say(install, "waiting for the node's agent to reboot it (step '%s'): /run/reboot-required is there",
+                step_id);
     return INSTALL_NEEDS_REBOOT;
 }
 
@@ -308,7 +219,7 @@ static enum install_result reboot_for(struct install *install, const struct reci
 {
     const char *command[] = {"systemctl", "--no-block", "reboot", NULL};
     int n = journal_count(&install->journal, "reboot", NULL);
-    int max = install->options.max_reboots >= 0 ? install->options.max_reboots : install->recipe->max_reboots;
+    int64_t max = install->options.max_reboots >= 0 ? install->options.max_reboots : install->recipe->max_reboots;
     const char *boot = json_string_value(json_object_get(journal_last(&install->journal, "reboot", NULL), "boot"));
     /*
      * A reboot was already requested in this boot: an agent takes its time, or epkit was killed before the machine went
@@ -319,23 +230,23 @@ static enum install_result reboot_for(struct install *install, const struct reci
     if (n >= max && !is_pending)
         return stop(install, n, step->id, state->text);
     if (install->options.reboot == INSTALL_REBOOT_NEVER || !install->has_systemd) {
-        say(install, "a reboot is needed for step '%s' (%s): reboot, then 'epkit install resume %s'", step->id,
-            state->text, install->recipe->name);
+        install_say(install, "a reboot is needed for step '%s' (%s): reboot, then 'epkit install resume %s'", step->id,
+                    state->text, install->recipe->name);
         return INSTALL_NEEDS_REBOOT;
     }
     if (!is_pending && journal_add(&install->journal, "reboot", step->id,
                                    json_pack("{s:i,s:s}", "number", n + 1, "said", state->text)) != EP_OK)
-        return fail(install, "%.500s", ep_last_error());
+        return install_fail_status(install);
     if (install->options.reboot == INSTALL_REBOOT_SENTINEL)
         return write_sentinel(install, step->id);
-    say(install, "%s", INSTALL_REBOOT_TEXT);
+    install_say(install, "%s", INSTALL_REBOOT_TEXT);
     sync();
     /*
      * The shutdown may end systemctl, and this process, before they return: that is not a failure, and the unit that
      * resumes after the reboot must stay.
      */
-    if (run_quietly(command, 60) != 0 && !is_interrupted(install)) {
-        fail(install, "'systemctl reboot' failed, or was ended by the shutdown");
+    if (run_quietly(command, 60) != 0 && !install->options.observer.is_interrupted()) {
+        install_fail(install, "'systemctl reboot' failed, or was ended by the shutdown");
         return INSTALL_NEEDS_REBOOT;
     }
     return INSTALL_REBOOTING;
@@ -368,7 +279,7 @@ static enum install_result check_values(struct install *install)
 
         if (variable->value || variable->line == 0)
             continue;
-        fail(install, "variable '%s' has no value: %.300s", variable->name, variable->help);
+        install_fail(install, "variable '%s' has no value: %.300s", variable->name, variable->help);
         snprintf(install->hint, sizeof(install->hint), "give it by --set %s=VALUE%s%s", variable->name,
                  *variable->env ? " or the environment variable " : "", variable->env);
         return INSTALL_REFUSED;
@@ -378,8 +289,8 @@ static enum install_result check_values(struct install *install)
 
         if (install->states[i].now == STEP_DONE || install->states[i].now == STEP_SKIPPED || is_possible(install, step))
             continue;
-        fail(install, "step '%s' of type %s needs the programs of the machine, and %.200s has none", step->id,
-             step->type->name, install->root);
+        install_fail(install, "step '%s' of type %s needs the programs of the machine, and %.200s has none", step->id,
+                     step->type->name, install->root);
         snprintf(install->hint, sizeof(install->hint),
                  "below a folder without /bin/sh only steps of type file, "
                  "modprobe and copyset can be applied");
@@ -398,7 +309,7 @@ static enum install_result apply_all(struct install *install)
         struct step_state *state = &install->states[index];
         enum install_result result;
 
-        if (is_interrupted(install))
+        if (install->options.observer.is_interrupted())
             return INSTALL_INTERRUPTED;
         if (depends_on_reboot(install, step))
             continue;
@@ -408,12 +319,12 @@ static enum install_result apply_all(struct install *install)
                 return result;
         }
         if (state->now == STEP_REBOOT && step->reboot == REBOOT_NEVER)
-            return fail(install, "step '%s' needs a reboot, which the recipe does not allow: %.200s", step->id,
-                        state->text);
+            return install_fail(install, "step '%s' needs a reboot, which the recipe does not allow: %.200s", step->id,
+                                state->text);
         if (state->now == STEP_REBOOT && !waiting)
             waiting = step;
         if (state->now == STEP_DONE && *step->says)
-            say(install, "%s", step->says);
+            install_say(install, "%s", step->says);
     }
     if (waiting)
         return reboot_for(install, waiting, &install->states[waiting - install->recipe->steps]);
@@ -428,7 +339,7 @@ enum install_result install_check(struct install *install)
         return result;
     for (size_t i = 0; i < install->n_preflight; i++)
         if (install->preflight[i].result == PREFLIGHT_REFUSE)
-            fail(install, "%s: %.300s", install->preflight[i].name, install->preflight[i].text);
+            install_fail(install, "%s: %.300s", install->preflight[i].name, install->preflight[i].text);
     return INSTALL_REFUSED;
 }
 
@@ -447,7 +358,7 @@ enum install_result install_apply(struct install *install)
     if (install_changes(install) > 0) {
         if (journal_add(&install->journal, "begin", NULL, json_pack("{s:s}", "kernel", install->kernel)) != EP_OK ||
             unit_install(install) != EP_OK)
-            return fail(install, "%.500s", ep_last_error());
+            return install_fail_status(install);
     }
     result = apply_all(install);
     if (result == INSTALL_FINE && journal_count(&install->journal, "begin", NULL) > 0)

@@ -7,6 +7,7 @@
  * preflight checks except those of system and processor.
  */
 #include "base/error.h"
+#include "builtin.h"
 #include "install.h"
 
 #include <stdlib.h>
@@ -22,7 +23,7 @@ static void begin(const struct recipe *recipe, const struct recipe_step *step, F
     char state[256];
 
     snprintf(state, sizeof(state), INSTALL_STATE "/%s/export", recipe->name);
-    script_begin(out, recipe, step, "", state);
+    script_begin(out, recipe, step, state);
 }
 
 /*
@@ -36,103 +37,56 @@ static void write_step(const struct recipe *recipe, const struct recipe_step *st
     for (char *at = name; *at; at++)
         *at = *at == '-' ? '_' : *at;
     fprintf(out, "\n# %s\n# %s\n", step->title, step->type->name);
-    if (step->type->fetch) {
+    if (step->type->has_fetch) {
         fprintf(out, "fetch_%s() (\n", name);
         begin(recipe, step, out);
-        step->type->fetch(out, step);
+        script_fetch(out, step);
         fputs(")\n", out);
     }
     fprintf(out, "apply_%s() (\n", name);
     begin(recipe, step, out);
-    step->type->apply(out, step);
+    script_apply(out, step);
     fputs(")\n", out);
     fprintf(out, "run_step '%s' '%s' %s apply_%s\n", step->id,
             step->reboot == REBOOT_AFTER       ? "after"
             : step->reboot == REBOOT_IF_NEEDED ? "if-needed"
                                                : "never",
-            step->type->fetch ? "fetch_" : ":", name);
+            step->type->has_fetch ? "fetch_" : ":", name);
 }
 
 /* Checks the target of the recipe, as far as a shell can. */
 static void write_preflight(const struct recipe *recipe, FILE *out)
 {
-    static const struct {
-        const char *key, *found;
-    } targets[] = {{"os", "$(. /etc/os-release && echo \"$ID\")"},
-                   {"release", "$(. /etc/os-release && echo \"$VERSION_ID\")"},
-                   {"arch", "$(dpkg --print-architecture)"}};
+    static const char *const targets[][2] = {{"os", "$(. /etc/os-release && echo \"$ID\")"},
+                                             {"release", "$(. /etc/os-release && echo \"$VERSION_ID\")"},
+                                             {"arch", "$(dpkg --print-architecture)"}};
 
     for (size_t i = 0; recipe->target && i < sizeof(targets) / sizeof(targets[0]); i++) {
-        const struct yaml_node *node = tree_get(recipe->target, targets[i].key);
+        const struct yaml_node *node = tree_get(recipe->target, targets[i][0]);
 
         if (!node)
             continue;
-        fputs("wanted=", out);
+        fprintf(out, "require %s \"%s\" ", targets[i][0], targets[i][1]);
         script_word(out, node->text);
-        fprintf(out,
-                " found=%s\nif [ \"$found\" != \"$wanted\" ]; then echo \"%s is '$found' here, and the recipe is for "
-                "'$wanted': nothing was changed\" >&2; exit 4; fi\n",
-                targets[i].found, targets[i].key);
+        fputc('\n', out);
     }
 }
 
-static const char head[] =
-    "mkdir -p \"${done_steps%/*}\"\n"
-    "touch \"$done_steps\"\n"
-    "exec 9>\"$done_steps.lock\"\n"
-    "if ! flock -n 9; then echo 'another run of this script is at work' >&2; exit 1; fi\n"
-    "boot=$(cat /proc/sys/kernel/random/boot_id)\n"
-    "\n"
-    "# run_step ID REBOOT FETCH APPLY: what has been completed is not run again. Exit status 75: reboot, run this again.\n"
-    "run_step() {\n"
-    "    if grep -q \"^$1 \" \"$done_steps\"; then\n"
-    "        if [ \"$2\" != never ] && grep -qx \"$1 $boot\" \"$done_steps\"; then want_reboot \"$1\"; fi\n"
-    "        return 0\n"
-    "    fi\n"
-    "    echo \"step $1\"\n"
-    "    if [ \"$3\" != : ]; then\n"
-    "        for wait in 2 4 8 16 0; do\n"
-    "            set +e # behind 'if' no failure inside would end the function\n"
-    "            (set -e; \"${3}${4#apply_}\") 9>&-\n"
-    "            code=$?\n"
-    "            set -e\n"
-    "            if [ \"$code\" = 0 ]; then break; fi\n"
-    "            if [ \"$wait\" = 0 ]; then echo \"step $1: download failed\" >&2; exit 1; fi\n"
-    "            sleep \"$wait\"\n"
-    "        done\n"
-    "    fi\n"
-    "    \"$4\" 9>&-\n"
-    "    echo \"$1 $boot\" >>\"$done_steps\"\n"
-    "    sync\n"
-    "    if [ \"$2\" != never ]; then want_reboot \"$1\"; fi\n"
-    "}\n"
-    "want_reboot() {\n"
-    "    echo \"" INSTALL_REBOOT_TEXT "\"\n"
-    "    exit 75\n"
-    "}\n";
-
 static void write_verify(const struct recipe *recipe, FILE *out)
 {
-    fputs("\n# Does it work?\nfailed=0\n", out);
+    fputs("\n# Does it work?\n", out);
     for (size_t i = 0; i < recipe->n_steps; i++) {
         const struct recipe_step *step = &recipe->steps[recipe->order[i]];
 
         for (size_t k = 0; k < step->n_verify && !step->skipped; k++) {
-            const struct step_verify *verify = &step->verify[k];
-
-            fprintf(out, "verify() (\n");
+            fputs("verify() (\n", out);
             begin(recipe, step, out);
-            script_shell(out, verify->run);
-            fputs(")\nset +e\noutput=$(set -e; verify 2>&1)\ncode=$?\nset -e\nif [ \"$code\" = 0 ]", out);
-            if (verify->expect) {
-                fputs(" && printf '%s\\n' \"$output\" | grep -Eq -e ", out);
-                script_word(out, verify->expect);
-            }
-            fputs("; then\n    printf 'ok      %s\\n' ", out);
-            script_word(out, verify->name);
-            fputs("\nelse\n    failed=1\n    printf 'FAILED  %s\\n%s\\n' ", out);
-            script_word(out, verify->name);
-            fputs(" \"$output\" >&2\nfi\n", out);
+            script_shell(out, step->verify[k].run);
+            fputs(")\nrun_verify ", out);
+            script_word(out, step->verify[k].name);
+            fputc(' ', out);
+            script_word(out, step->verify[k].expect ? step->verify[k].expect : "");
+            fputc('\n', out);
         }
     }
     fputs("exit \"$failed\"\n", out);
@@ -143,15 +97,13 @@ static void write_sh(const struct recipe *recipe, FILE *out)
     fprintf(out,
             "#!/bin/sh\n# Recipe %s: %s. Written by epkit install export; run it as root.\n"
             "# Exit status 75: reboot the machine and run it again; 4: the recipe is not for this machine.\n"
-            "# shellcheck disable=SC1091,SC2030,SC2031,SC2234,SC2317,SC2329\n",
+            "# shellcheck disable=SC1091,SC2016,SC2030,SC2031,SC2034,SC2154,SC2234,SC2317,SC2329\n",
             recipe->name, recipe->title);
     script_prelude(out);
+    fprintf(out, "done_steps=\"${EPKIT_DONE:-" INSTALL_STATE "/%s/export/done}\"\n", recipe->name);
+    fputs(builtin_shell[1].text, out);
     write_preflight(recipe, out);
-    fprintf(out,
-            "EPKIT_KERNEL=$(uname -r)\nEPKIT_MACHINE=$(uname -m)\nexport EPKIT_KERNEL EPKIT_MACHINE\n"
-            "done_steps=\"${EPKIT_DONE:-" INSTALL_STATE "/%s/export/done}\"\n",
-            recipe->name);
-    fputs(head, out);
+    fputs("begin\n", out);
     for (size_t i = 0; i < recipe->n_steps; i++) {
         const struct recipe_step *step = &recipe->steps[recipe->order[i]];
 

@@ -1,214 +1,229 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* files.c - the types file and copyset: files with given content, and sets of copies that belong together. */
+/*
+ * files.c - the types that write one file: file, modprobe (options of a kernel module) and module (a module that is
+ * loaded, in a version).
+ */
 #include "base/error.h"
 #include "types.h"
 
-#include <fnmatch.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* The state of the step's file: STEP_TODO, STEP_WRONG or STEP_DONE. */
+static void check_file(const struct check_context *context, const struct recipe_step *step,
+                       struct step_state *ret_state)
+{
+    const char *mode = *arg_text(step, "mode") ? arg_text(step, "mode") : "0644";
+    char path[FILE_PATH_BYTES], *content = step->type->file(step, path);
+    struct source_text text = source_read(context->source, "%s", path);
+
+    if (!content)
+        state_set(ret_state, STEP_UNKNOWN, "no memory");
+    else if (text.state == SOURCE_ABSENT)
+        state_set(ret_state, STEP_TODO, "%s is not there", path);
+    else if (text.state != SOURCE_OK)
+        state_set(ret_state, STEP_WRONG, "%s: %s", path, text.why);
+    else if (text.bytes != strlen(content) || memcmp(text.text, content, text.bytes) != 0)
+        state_set(ret_state, STEP_WRONG, "%s has other content", path);
+    else if (source_stat(context->source, "%s", path).may_execute != (strpbrk(mode, "1357") != NULL))
+        state_set(ret_state, STEP_WRONG, "%s has another mode than %s", path, mode);
+    else
+        state_set(ret_state, STEP_DONE, "%s is as expected", path);
+    free(content);
+}
 
 /* --- file --- */
 
 static const struct step_arg file_args[] = {
-    {"path", ARG_PATH, true},
-    {"content", ARG_TEXT, true},
-    {"mode", ARG_MODE, false},
+    {"path", VALUE_PATH, true},
+    {"content", VALUE_TEXT, true},
+    {"mode", VALUE_MODE, false},
     {NULL, 0, false},
 };
 
-static const char *file_mode(const struct recipe_step *step)
+static char *file_file(const struct recipe_step *step, char ret_path[FILE_PATH_BYTES])
 {
-    const char *mode = arg_text(step, "mode");
-
-    return *mode ? mode : "0644";
-}
-
-/* The content ends with a newline, in the script and here. */
-static bool is_content(const char *content, struct source_text text)
-{
+    const char *content = arg_text(step, "content");
     size_t bytes = strlen(content);
-    size_t whole = bytes && content[bytes - 1] == '\n' ? bytes : bytes + 1;
+    char *text = malloc(bytes + 2);
 
-    return text.bytes == whole && memcmp(text.text, content, bytes) == 0 && text.text[whole - 1] == '\n';
+    snprintf(ret_path, FILE_PATH_BYTES, "%s", arg_text(step, "path"));
+    if (text)
+        sprintf(text, "%s%s", content, bytes && content[bytes - 1] == '\n' ? "" : "\n");
+    return text;
 }
 
-static void file_check(const struct check_context *context, const struct recipe_step *step,
-                       struct step_state *ret_state)
-{
-    const char *path = arg_text(step, "path");
-    struct source_text text = source_read(context->source, "%s", path);
+const struct step_type type_file = {.name = "file", .args = file_args, .file = file_file, .check = check_file};
 
-    if (text.state == SOURCE_ABSENT)
-        state_set(ret_state, STEP_TODO, "%s is not there", path);
-    else if (text.state != SOURCE_OK)
-        state_set(ret_state, STEP_WRONG, "%s: %s", path, text.why);
-    else if (!is_content(arg_text(step, "content"), text))
-        state_set(ret_state, STEP_WRONG, "%s has other content", path);
-    else if (source_stat(context->source, "%s", path).may_execute != (strpbrk(file_mode(step), "1357") != NULL))
-        state_set(ret_state, STEP_WRONG, "%s has another mode than %s", path, file_mode(step));
-    else
-        state_set(ret_state, STEP_DONE, "%s is as expected", path);
-}
+/* --- modprobe --- */
 
-static void file_apply(FILE *script, const struct recipe_step *step)
-{
-    fputs("epkit_no_folder ", script);
-    script_word(script, arg_text(step, "path"));
-    fputc('\n', script);
-    script_keep(script, arg_text(step, "path"));
-    script_write(script, arg_text(step, "path"), arg_text(step, "content"), file_mode(step));
-}
-
-static void file_undo(FILE *script, const struct recipe_step *step)
-{
-    script_restore(script, arg_text(step, "path"));
-}
-
-const struct step_type type_file = {
-    .name = "file", .args = file_args, .check = file_check, .apply = file_apply, .undo = file_undo};
-
-/* --- copyset --- */
-
-static const struct step_arg copyset_args[] = {
-    {"to", ARG_PATH, true},
-    {"files", ARG_GLOBS, true},
+static const struct step_arg modprobe_args[] = {
+    {"module", VALUE_WORD, true},
+    {"options", VALUE_OPTIONS, true},
+    {"effect_file", VALUE_PATH, false}, /* where the running module shows its options */
+    {"effect_any", VALUE_TEXTS, false}, /* the file contains one of these texts when the options are live */
     {NULL, 0, false},
 };
 
-/* Calls `each` for all files that match a pattern; false as soon as `each` returns false, or when none match. */
-static bool for_each_match(struct source *source, const char *pattern,
-                           bool (*each)(struct source *source, const char *path, const char *name, void *context),
-                           void *context)
+static ep_status modprobe_validate(const struct recipe *recipe, const struct recipe_step *step)
 {
-    const char *last = strrchr(pattern, '/') + 1;
-    char folder[1100];
-    struct source_names names;
-    bool found = false;
+    const char *key;
+    json_t *value;
 
-    snprintf(folder, sizeof(folder), "%.*s", (int)(last - pattern), pattern);
-    names = source_list(source, "%s", folder);
-    for (size_t i = 0; i < names.n; i++) {
-        char path[1400];
-
-        if (fnmatch(last, names.names[i], FNM_PERIOD) != 0)
-            continue;
-        snprintf(path, sizeof(path), "%s%s", folder, names.names[i]);
-        if (!each(source, path, names.names[i], context))
-            return false;
-        found = true;
+    if (*arg_text(step, "effect_file") && !json_object_get(step->args, "effect_any"))
+        return recipe_refuse(recipe, step->line, "step '%s': 'effect_file' needs 'effect_any'", step->id);
+    json_object_foreach(json_object_get(step->args, "options"), key, value)
+    {
+        if (strpbrk(json_string_value(value), "\"\\"))
+            return recipe_refuse(recipe, step->line, "step '%s': option %s must not hold quotes or backslashes",
+                                 step->id, key);
     }
-    return found;
+    return EP_OK;
 }
 
-struct comparison {
-    const char *to;
-    int n, n_there;
-    char text[200]; /* the first difference */
-    bool differs, nested;
+/* modprobe reads its folders in the order of file names, and the last value of an option counts. */
+static char *modprobe_file(const struct recipe_step *step, char ret_path[FILE_PATH_BYTES])
+{
+    char *text = NULL;
+    size_t bytes;
+    FILE *out = open_memstream(&text, &bytes);
+    const char *key;
+    json_t *value;
+
+    snprintf(ret_path, FILE_PATH_BYTES, "/etc/modprobe.d/zz-epkit-%.128s.conf", arg_text(step, "module"));
+    if (!out)
+        return NULL;
+    fputs("# Written by epkit install.\n", out);
+    json_object_foreach(json_object_get(step->args, "options"), key, value)
+        fprintf(out, "options %s %s=\"%s\"\n", arg_text(step, "module"), key, json_string_value(value));
+    fclose(out);
+    return text;
+}
+
+static bool is_effective(const char *text, const json_t *any)
+{
+    json_t *value;
+    size_t i;
+
+    json_array_foreach(any, i, value) if (strstr(text, json_string_value(value))) return true;
+    return false;
+}
+
+static void modprobe_check(const struct check_context *context, const struct recipe_step *step,
+                           struct step_state *ret_state)
+{
+    const char *effect = arg_text(step, "effect_file");
+    struct source_text live = {.state = SOURCE_ABSENT, .text = ""};
+
+    check_file(context, step, ret_state);
+    if (ret_state->now != STEP_DONE)
+        return;
+    if (*effect)
+        live = source_read(context->source, "%s", effect);
+    if (live.state == SOURCE_ABSENT)
+        state_set(ret_state, STEP_DONE, "configured; it takes effect when %s is loaded", arg_text(step, "module"));
+    else if (is_effective(live.text, json_object_get(step->args, "effect_any")))
+        state_set(ret_state, STEP_DONE, "live: %s says so", effect);
+    else
+        state_set(ret_state, STEP_REBOOT, "configured, but %s does not show it: takes effect after a reboot", effect);
+}
+
+const struct step_type type_modprobe = {
+    .name = "modprobe",
+    .args = modprobe_args,
+    .validate = modprobe_validate,
+    .file = modprobe_file,
+    .check = modprobe_check,
 };
 
-/* Compares small files by content, large ones by size: the size of a driver's library changes with its version. */
-static bool is_same(struct source *source, const char *path, const char *copy)
-{
-    struct source_stat from = source_stat(source, "%s", path), to = source_stat(source, "%s", copy);
-    struct source_text text, text_to;
+/* --- module --- */
 
-    if (from.kind == SOURCE_FOLDER || to.kind == SOURCE_FOLDER)
-        return from.kind == to.kind;
-    if (from.bytes != to.bytes)
-        return false;
-    if (from.bytes > (1 << 20))
-        return true;
-    text = source_read(source, "%s", path);
-    text_to = source_read(source, "%s", copy);
-    return text.bytes == text_to.bytes && memcmp(text.text, text_to.text, text.bytes) == 0;
+static const struct step_arg module_args[] = {
+    {"module", VALUE_WORD, true},
+    {"version", VALUE_VERSION, false},
+    {"dkms", VALUE_BOOL, false}, /* built by DKMS: it must exist for the running kernel */
+    {NULL, 0, false},
+};
+
+static char *module_file(const struct recipe_step *step, char ret_path[FILE_PATH_BYTES])
+{
+    const char *module = arg_text(step, "module");
+    char *text = malloc(strlen(module) + 2);
+
+    snprintf(ret_path, FILE_PATH_BYTES, "/etc/modules-load.d/epkit-%.128s.conf", module);
+    if (text)
+        sprintf(text, "%s\n", module);
+    return text;
 }
 
-static bool compare_one(struct source *source, const char *path, const char *name, void *context)
+/* A name with one character for each '-' and '_', which are equal in names of modules. */
+static void module_name(const struct recipe_step *step, char separator, char ret_name[128])
 {
-    struct comparison *comparison = context;
-    char copy[1400];
-    struct source_stat stat;
-
-    snprintf(copy, sizeof(copy), "%s/%s", comparison->to, name);
-    stat = source_stat(source, "%s", copy);
-    comparison->n++;
-    if (stat.state != SOURCE_OK) {
-        if (!comparison->text[0])
-            snprintf(comparison->text, sizeof(comparison->text), "%.90s is not in %.90s", name, comparison->to);
-        return true;
-    }
-    comparison->n_there++;
-    if (stat.kind == SOURCE_FOLDER && source_stat(source, "%s/%s", copy, name).state == SOURCE_OK)
-        comparison->nested = true;
-    if (!is_same(source, path, copy)) {
-        comparison->differs = true;
-        snprintf(comparison->text, sizeof(comparison->text), "%.120s differs from its source", copy);
-    }
-    return true;
+    snprintf(ret_name, 128, "%.120s", arg_text(step, "module"));
+    for (char *at = ret_name; *at; at++)
+        if (*at == '-' || *at == '_')
+            *at = separator;
 }
 
-static void copyset_check(const struct check_context *context, const struct recipe_step *step,
-                          struct step_state *ret_state)
+/* Compares whole words: nvidia is not loaded because nvidia_drm is. */
+static bool is_loaded(struct source *source, const char *name)
 {
-    struct comparison comparison = {.to = arg_text(step, "to")};
-    json_t *value;
-    size_t i;
+    struct source_text text = source_read(source, "/proc/modules");
+    size_t n = strlen(name);
 
-    json_array_foreach(json_object_get(step->args, "files"), i, value)
-    {
-        if (!for_each_match(context->source, json_string_value(value), compare_one, &comparison)) {
-            state_set(ret_state, STEP_TODO, "%s, which is to be copied, does not exist", json_string_value(value));
-            return;
-        }
+    for (const char *line = text.text; line && *line; line = strchr(line, '\n')) {
+        line += *line == '\n';
+        if (strncmp(line, name, n) == 0 && line[n] == ' ')
+            return true;
     }
-    if (comparison.nested)
-        state_set(ret_state, STEP_WRONG, "a folder in %s contains itself: it was copied twice", comparison.to);
-    else if (comparison.differs)
-        state_set(ret_state, STEP_WRONG, "%s", comparison.text);
-    else if (comparison.n_there < comparison.n)
-        state_set(ret_state, comparison.n_there ? STEP_PARTIAL : STEP_TODO, "%s", comparison.text);
+    return false;
+}
+
+/* Does the file of the module exist for the running kernel? */
+static bool has_dkms_file(const struct check_context *context, const struct recipe_step *step)
+{
+    static const char *const endings[] = {"", ".zst", ".xz", ".gz"};
+    char name[128];
+
+    for (size_t i = 0; i < 8; i++) {
+        module_name(step, i % 2 ? '-' : '_', name);
+        if (source_stat(context->source, "/lib/modules/%s/updates/dkms/%s.ko%s", context->kernel, name, endings[i / 2])
+                .state == SOURCE_OK)
+            return true;
+    }
+    return false;
+}
+
+static void module_check(const struct check_context *context, const struct recipe_step *step,
+                         struct step_state *ret_state)
+{
+    const char *pin = arg_text(step, "version");
+    bool is_dkms = arg_flag(step, "dkms", false);
+    struct source_text version;
+    char name[128];
+
+    module_name(step, '_', name);
+    version = source_line(context->source, "/sys/module/%s/version", name);
+    check_file(context, step, ret_state);
+    if (is_dkms && !*context->kernel)
+        state_set(ret_state, STEP_UNKNOWN, "the kernel release is unknown");
+    else if (is_dkms && !has_dkms_file(context, step))
+        state_set(ret_state, STEP_TODO, "%s is not built for kernel %s", name, context->kernel);
+    else if (!is_loaded(context->source, name))
+        state_set(ret_state, STEP_TODO, "%s is not loaded", name);
+    else if (*pin && version.state == SOURCE_OK && strcmp(version.text, pin) != 0)
+        state_set(ret_state, STEP_REBOOT, "%s %s is loaded, expected %s: takes effect after a reboot", name,
+                  version.text, pin);
+    else if (ret_state->now != STEP_DONE)
+        state_set(ret_state, STEP_PARTIAL, "%s is loaded, but will not be after a reboot", name);
     else
-        stamp_check(context, step, false, ret_state);
+        state_set(ret_state, STEP_DONE, "%s%s%s is loaded", name, *pin ? " " : "", pin);
 }
 
-static void copyset_apply(FILE *script, const struct recipe_step *step)
-{
-    json_t *value;
-    size_t i;
-
-    fputs("epkit_copies_begin ", script);
-    script_word(script, arg_text(step, "to"));
-    fputc('\n', script);
-    json_array_foreach(json_object_get(step->args, "files"), i, value)
-    {
-        const char *pattern = json_string_value(value), *last = strrchr(pattern, '/') + 1;
-        char folder[1100];
-
-        snprintf(folder, sizeof(folder), "%.*s", (int)(last - pattern), pattern);
-        fputs("epkit_copy \"$EPKIT_ROOT\"", script);
-        script_word(script, folder);
-        /* Only what the shell has to expand is outside of the quotes: the rest consists of the characters of a path. */
-        while (*last) {
-            size_t plain = strcspn(last, "*?");
-
-            if (plain)
-                fprintf(script, "'%.*s'", (int)plain, last);
-            for (last += plain; *last == '*' || *last == '?'; last++)
-                fputc(*last, script);
-        }
-        fputc('\n', script);
-    }
-    fputs("epkit_copies_end\n", script);
-    script_stamp(script, step, false);
-}
-
-static void copyset_undo(FILE *script, const struct recipe_step *step)
-{
-    fputs("epkit_copies_undo ", script);
-    script_word(script, arg_text(step, "to"));
-    fputc('\n', script);
-}
-
-const struct step_type type_copyset = {
-    .name = "copyset", .args = copyset_args, .check = copyset_check, .apply = copyset_apply, .undo = copyset_undo};
+const struct step_type type_module = {
+    .name = "module",
+    .args = module_args,
+    .file = module_file,
+    .check = module_check,
+    .needs_live = true,
+};

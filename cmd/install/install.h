@@ -11,7 +11,7 @@
  *     install_begin()    acquires the lock; probes again, because another run may have ended
  *     install_apply()    applies what is not done, in order; may reboot
  *     install_verify()   runs the recipe's own tests
- *     install_undo()     restores the previous state
+ *     install_undo()     removes what apply has added
  *
  * Where systemd is the machine's init, a step runs as a transient unit: it survives the death of the session or pod
  * that started epkit, and the next run waits for it.
@@ -23,9 +23,9 @@
 #include "recipe.h"
 #include "types.h"
 
-#define INSTALL_STATE "/var/lib/epkit/install"
-#define INSTALL_STATE_MAX 250 /* characters of another folder */
-#define INSTALL_ROOT_MAX 380  /* characters of the path of a root */
+#define INSTALL_STATE "/var/lib/epkit/install" /* default of the state */
+#define INSTALL_STATE_MAX 250                  /* characters of another folder */
+#define INSTALL_ROOT_MAX 380                   /* characters of the path of a root */
 #define INSTALL_LOGS "/var/log/epkit/install"
 #define INSTALL_REBOOT_TEXT "Rebooting the node to load driver and modules..."
 
@@ -37,25 +37,22 @@ enum install_reboot {
 
 enum install_phase { PHASE_FETCH, PHASE_APPLY, PHASE_UNDO, PHASE_VERIFY };
 
-/* What the caller shows; each may be NULL. */
+/* What the caller shows. */
 struct install_observer {
-    void (*line)(void *context, const char *text); /* an event that deserves its own line */
-    void (*begin)(void *context, const struct recipe_step *step, size_t index, size_t n, enum install_phase phase,
-                  const char *log);
-    void (*tick)(void *context, int seconds, int budget_s); /* while a step runs, a few times a second */
-    bool (*is_interrupted)(void *context);
-    void *context;
+    void (*line)(const char *text); /* an event that deserves its own line */
+    void (*begin)(const struct recipe_step *step, size_t index, size_t n, enum install_phase phase, const char *log);
+    void (*tick)(int seconds, int budget_s); /* while a step runs, a few times a second */
+    bool (*is_interrupted)(void);
 };
 
 struct install_options {
-    const char *root;  /* NULL: this machine */
-    const char *state; /* NULL: INSTALL_STATE */
-    enum install_reboot reboot;
-    int max_reboots; /* -1: the recipe's */
-    bool no_unit;    /* apply installs no unit that resumes after a reboot */
-    bool again;      /* forget the reboots made so far */
-    bool keep;       /* write nothing to the state at the beginning: for undo, on a disk that may be full */
-    bool force;      /* also undo what exists without a record that this recipe made it */
+    const char *root;    /* NULL: this machine */
+    const char *state;   /* folder of the states of all recipes */
+    int reboot;          /* enum install_reboot */
+    int64_t max_reboots; /* -1: the recipe's */
+    bool no_unit;        /* apply installs no unit that resumes after a reboot */
+    bool again;          /* forget the reboots made so far */
+    bool keep;           /* write nothing to the state at the beginning: for undo, on a disk that may be full */
     struct install_observer observer;
 };
 
@@ -91,6 +88,7 @@ struct install {
     size_t n_preflight;
     char failure[512]; /* why apply, undo or verify failed */
     char hint[256];
+    json_t *left; /* array of texts: what undo has not removed */
 };
 
 enum install_result {
@@ -104,6 +102,19 @@ enum install_result {
     INSTALL_INTERRUPTED
 };
 
+/* Set `failure` and return INSTALL_FAILED: printf-like; "PATH: reason"; ep_last_error(). */
+enum install_result install_fail(struct install *install, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+enum install_result install_fail_errno(struct install *install, int error, const char *path);
+enum install_result install_fail_status(struct install *install);
+/* Calls the observer's line(). */
+void install_say(const struct install *install, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* The path of a file of the state, or one in a folder of it; with NULL the folder, or the state itself. */
+void install_path(const struct install *install, const char *name, const char *id, char ret_path[1024]);
+/* mkdir -p of the folder that holds `path`: 0, or an errno. */
+int install_make_folders(const char *path);
+
 /* The kernel release of the machine, which a recipe needs before it is parsed. */
 void install_kernel(const char *root, char ret_kernel[128]);
 
@@ -111,8 +122,6 @@ enum install_result install_open(const struct recipe *recipe, const struct insta
                                  struct install *ret_install);
 /* Was it applied, and not uninstalled since? */
 bool install_is_known(const struct install *install);
-/* Was an uninstall killed after all steps were undone, before it removed the state? */
-bool install_is_half_removed(const struct install *install);
 /*
  * Acquires the lock (waits for a step that outlived its run), repairs the journal, saves the recipe's text, runs the
  * checks. Nothing is written before that.
@@ -144,45 +153,30 @@ enum install_result install_apply(struct install *install);
 
 /* --- undo.c --- */
 enum install_result install_undo(struct install *install);
-/* The path to which the state is moved before it is removed, so that no other run finds half of it. */
-void install_removed_path(const struct install *install, char ret_path[1024]);
-int remove_tree(const char *path); /* 0, or -1 with errno; a missing path is no error */
-
-/* --- earlier.c: steps as they were applied before, with other values or from an earlier version of the recipe --- */
-
-/* Saves the script that would undo the step as it is about to be applied, below `before`. */
-ep_status earlier_keep(const struct install *install, const struct recipe_step *step);
-/* The script that earlier_keep() saved for the current step; false if there is none. */
-bool earlier_script(const struct install *install, const struct recipe_step *step, char ret_path[1400]);
-/* Undoes the step as it was applied elsewhere; *ret_undone: it was undone, and no record of the step is left. */
-enum install_result earlier_undo(struct install *install, const struct recipe_step *step, size_t index,
-                                 bool *ret_undone);
-/* Undoes steps that the recipe does not have any more. */
-enum install_result earlier_undo_dropped(struct install *install);
 
 /* --- export.c: the recipe as something that runs without epkit. `format` is one of export_formats. --- */
 extern const char *const export_formats[]; /* sh, cloud-init, ansible; ends with NULL */
 ep_status export_write(const struct recipe *recipe, const char *format, FILE *out);
 
-/* --- verify.c --- */
+/* --- recipe_verify.c --- */
 enum install_result install_verify(struct install *install, struct verify_result *ret_results, size_t max,
                                    size_t *ret_n);
 
-/* --- run.c: one script --- */
+/* --- step_run.c: one script --- */
+
 enum run_result { RUN_FINE, RUN_FAILED, RUN_LATE, RUN_INTERRUPTED, RUN_NOT_STARTED };
 
 /*
- * Writes the script of a phase and runs it until its end or its deadline. *ret_status: its exit status (-1: unknown,
- * because an earlier run started it). The log holds its output.
+ * Writes the script of a phase atomically. That of undo is written before apply changes anything: it needs no space
+ * then, and neither the recipe nor its values.
+ */
+ep_status run_write_script(const struct install *install, const struct recipe_step *step, enum install_phase phase);
+/*
+ * Runs it until its end or the deadline of the step; that of fetch and apply is written first. *ret_status: its exit
+ * status (-1: unknown, because an earlier run started it). The log holds its output.
  */
 enum run_result run_script(struct install *install, const struct recipe_step *step, size_t index,
-                           enum install_phase phase, int deadline_s, int *ret_status);
-
-/* The same with an existing script, and writing one to `path`. */
-enum run_result run_file(struct install *install, const struct recipe_step *step, size_t index,
-                         enum install_phase phase, const char *path, int deadline_s, int *ret_status);
-ep_status run_write_script(const struct install *install, const struct recipe_step *step, enum install_phase phase,
-                           const char *path);
+                           enum install_phase phase, int *ret_status);
 
 /*
  * Waits for the step's unit if an earlier run left it running: *ret_waited. False: interrupted, or not finished in

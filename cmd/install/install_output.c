@@ -169,6 +169,8 @@ json_t *report_json(const struct cmd *cmd, const struct install *install, const 
                                               "from", variable_source_name(variable->source)));
     }
     json_object_set_new(document, "variables", list);
+    if (strcmp(action, "uninstall") == 0)
+        json_object_set(document, "left", install->left);
     if (results) {
         list = json_array();
         for (size_t i = 0; i < n_results; i++)
@@ -194,9 +196,8 @@ static void on_signal(int number)
     observed.signal = number;
 }
 
-static void on_line(void *context, const char *text)
+static void on_line(const char *text)
 {
-    (void)context;
     progress_hide();
     if (observed.is_quiet)
         fprintf(stderr, "%s\n", text);
@@ -205,12 +206,10 @@ static void on_line(void *context, const char *text)
     fflush(stdout);
 }
 
-static void on_begin(void *context, const struct recipe_step *step, size_t index, size_t n, enum install_phase phase,
-                     const char *log)
+static void on_begin(const struct recipe_step *step, size_t index, size_t n, enum install_phase phase, const char *log)
 {
     static const char *const phases[] = {"downloading", "applying", "undoing", "verifying"};
 
-    (void)context;
     if (!observed.has_started)
         progress_start("install");
     observed.has_started = true;
@@ -221,16 +220,14 @@ static void on_begin(void *context, const struct recipe_step *step, size_t index
     progress_update((long)index, (long)n, "%s", observed.text);
 }
 
-static void on_tick(void *context, int seconds, int budget_s)
+static void on_tick(int seconds, int budget_s)
 {
-    (void)context;
     progress_update((long)observed.index, (long)observed.n, "%s, %d of %d s, log %s", observed.text, seconds, budget_s,
                     observed.log);
 }
 
-static bool on_interrupted(void *context)
+static bool on_interrupted(void)
 {
-    (void)context;
     return observed.signal != 0;
 }
 

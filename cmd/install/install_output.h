@@ -10,10 +10,9 @@
 #define VERIFY_MAX 128
 
 struct install_cmd_options {
-    const char *root, *state, *set;
-    int reboot; /* enum install_reboot */
-    int64_t max_reboots;
-    bool no_resume_unit, again, force, json;
+    struct install_options install;
+    const char *set;
+    bool json;
     bool for_others; /* not an option: the recipe is read for other machines */
 };
 

@@ -2,17 +2,15 @@
 #include "journal.h"
 
 #include "base/error.h"
+#include "common/file.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-
-#define LINE_DEPTH_MAX 8
 
 static bool is_event(const json_t *line)
 {
@@ -27,19 +25,6 @@ static bool is_of_other_version(const json_t *line)
     return json_is_integer(version) && json_integer_value(version) != JOURNAL_VERSION;
 }
 
-/* Is the nesting within the limit of an event? jansson itself allows thousands of levels. */
-static bool is_shallow(const char *line, size_t bytes)
-{
-    int depth = 0;
-
-    for (size_t i = 0; i < bytes; i++) {
-        depth += line[i] == '{' || line[i] == '[' ? 1 : line[i] == '}' || line[i] == ']' ? -1 : 0;
-        if (depth > LINE_DEPTH_MAX)
-            return false;
-    }
-    return true;
-}
-
 bool journal_parse(const char *text, size_t bytes, json_t **ret_events, size_t *ret_whole, size_t *ret_foreign)
 {
     json_t *events = json_array();
@@ -51,7 +36,7 @@ bool journal_parse(const char *text, size_t bytes, json_t **ret_events, size_t *
     while (at < bytes) {
         const char *end = memchr(text + at, '\n', bytes - at);
         size_t n = end ? (size_t)(end - text) - at : bytes - at;
-        json_t *line = end && is_shallow(text + at, n) ? json_loadb(text + at, n, JSON_REJECT_DUPLICATES, NULL) : NULL;
+        json_t *line = end ? json_loadb(text + at, n, JSON_REJECT_DUPLICATES, NULL) : NULL;
 
         if (is_of_other_version(line)) {
             *ret_foreign = json_array_size(events) + 1;
@@ -71,37 +56,18 @@ bool journal_parse(const char *text, size_t bytes, json_t **ret_events, size_t *
     return true;
 }
 
-static ep_status read_all(const char *path, char **ret_text, size_t *ret_bytes)
+char *journal_read_file(const char *path, size_t max, size_t *ret_bytes)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    struct stat stat;
+    FILE *file = file_open_regular(path);
     char *text;
-    ssize_t n;
-    size_t bytes = 0;
 
-    *ret_text = NULL;
-    *ret_bytes = 0;
-    if (fd < 0)
-        return errno == ENOENT ? EP_OK : ep_fail_errno(EP_E_SYSTEM, errno, "%s", path);
-    if (fstat(fd, &stat) != 0 || !S_ISREG(stat.st_mode) || stat.st_size > JOURNAL_BYTES_MAX) {
-        close(fd);
-        return ep_fail(EP_E_ARG, "%s is not a journal: not a regular file of at most 16 MiB", path);
-    }
-    text = malloc((size_t)stat.st_size + 1);
-    while (text && bytes < (size_t)stat.st_size) {
-        n = read(fd, text + bytes, (size_t)stat.st_size - bytes);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            break;
-        bytes += (size_t)n;
-    }
-    close(fd);
-    if (!text)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", path);
-    *ret_text = text;
-    *ret_bytes = bytes;
-    return EP_OK;
+    if (!file)
+        return NULL;
+    text = malloc(max + 1);
+    if (text)
+        *ret_bytes = fread(text, 1, max + 1, file);
+    fclose(file);
+    return text;
 }
 
 /* A power cut loses the name of a new file unless its folder is synced. */
@@ -146,13 +112,19 @@ static ep_status open_to_write(struct journal *journal, bool is_readable, size_t
 ep_status journal_open(const char *path, const char *boot, bool writable, struct journal *ret_journal)
 {
     struct journal journal = {.fd = -1};
-    char *text;
-    size_t bytes, whole, foreign;
+    size_t bytes = 0, whole, foreign;
+    char *text = journal_read_file(path, JOURNAL_BYTES_MAX, &bytes);
+    ep_status status = EP_OK;
     bool is_readable;
-    ep_status status = read_all(path, &text, &bytes);
 
-    if (status != EP_OK)
-        return status;
+    if (!text && errno == EINVAL)
+        return ep_fail(EP_E_ARG, "%s is not a journal: not a regular file", path);
+    if (!text && errno != ENOENT)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "%s", path);
+    if (bytes > JOURNAL_BYTES_MAX) {
+        free(text);
+        return ep_fail(EP_E_ARG, "%s is not a journal: larger than 16 MiB", path);
+    }
     journal.path = strdup(path);
     snprintf(journal.boot, sizeof(journal.boot), "%s", boot);
     is_readable = journal_parse(text, bytes, &journal.events, &whole, &foreign);

@@ -49,4 +49,7 @@ int journal_count(const struct journal *journal, const char *event, const char *
 /* The last event of a step with this name, or NULL. Borrowed. */
 const json_t *journal_last(const struct journal *journal, const char *event, const char *step);
 
+/* Reads a regular file, and of a larger one the first `max` + 1 bytes; NULL with errno. */
+char *journal_read_file(const char *path, size_t max, size_t *ret_bytes);
+
 #endif

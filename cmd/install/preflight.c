@@ -6,7 +6,6 @@
 #include <ctype.h>
 #include <elf.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <netdb.h>
 #include <poll.h>
 #include <stdarg.h>
@@ -19,8 +18,8 @@
 #define CONNECT_MS 5000
 #define EGRESS_MS 12000 /* resolving a name, and connecting */
 
-static const char *const target_keys[] = {"os",      "release",    "arch",         "disk_gb",    "egress",  "headers",
-                                          "signing", "kernel_min", "kernel_below", "kernel_why", "managed", NULL};
+static const char *const target_keys[] = {"os",         "release",      "arch",       "disk_gb", "egress", "signing",
+                                          "kernel_min", "kernel_below", "kernel_why", "managed", NULL};
 
 static void row(struct install *install, const char *name, int result, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
@@ -65,7 +64,7 @@ ep_status preflight_check_target(const struct recipe *recipe)
         if (item->kind != (is_list ? YAML_LIST : YAML_SCALAR))
             return recipe_refuse(recipe, item->line, "'%s' must be a %s", target->keys[i], is_list ? "list" : "text");
         for (size_t k = 0; is_list && k < item->n; k++)
-            if (item->items[k].kind != YAML_SCALAR || variable_fault(KIND_WORD, item->items[k].text))
+            if (item->items[k].kind != YAML_SCALAR || value_fault(VALUE_WORD, item->items[k].text))
                 return recipe_refuse(recipe, item->items[k].line, "'egress' must be a list of host names");
     }
     EP_TRY(recipe_scalar(recipe, target, "disk_gb", false, &text, &line));
@@ -177,19 +176,6 @@ static void check_kernel(struct install *install)
         row(install, "kernel", PREFLIGHT_OK, "%.100s", install->kernel);
 }
 
-static void check_headers(struct install *install, struct source *source)
-{
-    if (!wanted(install, "headers"))
-        return;
-    if (!*install->kernel)
-        row(install, "headers", PREFLIGHT_UNKNOWN, "the kernel release is unknown");
-    else if (source_stat(source, "/lib/modules/%s/build/Makefile", install->kernel).state == SOURCE_OK)
-        row(install, "headers", PREFLIGHT_OK, "those of kernel %.100s are installed", install->kernel);
-    else
-        row(install, "headers", PREFLIGHT_WARN, "those of kernel %.100s are not installed yet: a step installs them",
-            install->kernel);
-}
-
 /* DKMS signs with a key that is not enrolled: with Secure Boot the kernel would refuse its modules. */
 static void check_secure_boot(struct install *install, struct source *source)
 {
@@ -259,22 +245,6 @@ static void check_disk(struct install *install)
         text);
 }
 
-static void check_apt_lock(struct install *install)
-{
-    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    int fd;
-
-    if (!install->is_live)
-        return;
-    fd = open("/var/lib/dpkg/lock-frontend", O_RDWR | O_CLOEXEC);
-    if (fd < 0)
-        return;
-    if (fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK)
-        row(install, "apt", PREFLIGHT_WARN, "process %d holds its lock; a step waits for it, for at most 5 minutes",
-            (int)lock.l_pid);
-    close(fd);
-}
-
 /* --- egress, in a child with a deadline: looking up a name has none of its own --- */
 
 static bool reaches(const char *host)
@@ -336,19 +306,15 @@ enum install_result preflight_run(struct install *install, bool with_egress)
 {
     struct source *source;
 
-    if (source_open(install->is_live ? NULL : install->root, &source) != EP_OK) {
-        snprintf(install->failure, sizeof(install->failure), "%.500s", ep_last_error());
-        return INSTALL_FAILED;
-    }
+    if (source_open(install->is_live ? NULL : install->root, &source) != EP_OK)
+        return install_fail_status(install);
     install->n_preflight = 0;
     check_os(install, source);
     check_arch(install, source);
     check_kernel(install);
-    check_headers(install, source);
     check_secure_boot(install, source);
     check_managed(install, source);
     check_disk(install);
-    check_apt_lock(install);
     if (with_egress)
         check_egress(install, source);
     source_free(source);

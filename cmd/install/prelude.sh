@@ -1,158 +1,85 @@
 # SPDX-License-Identifier: Apache-2.0
-# shellcheck shell=sh
-# prelude.sh - functions that the scripts of steps call; every script begins with them.
+# shellcheck shell=sh disable=SC2154 # arg_KEY and file_*, written before each step (script.c)
+# prelude.sh - functions that the scripts of steps call; every script begins with them. epkit_fetch_TYPE and
+# epkit_apply_TYPE fetch and apply a step of a type, epkit_undo removes what any step has added.
 #
 # EPKIT_ROOT, EPKIT_STATE, EPKIT_STEP and EPKIT_BEFORE are explained in types.h. A script may be killed at any instant
-# and run again: what a step replaces is copied completely, and marked as complete, before anything changes; files are
-# written next to their target, synced and renamed.
+# and run again: what a step adds or replaces is recorded before anything changes; files are written next to their
+# target, synced and renamed.
+
+# epkit_left TEXT: something that uninstall leaves; it is reported to the user.
+epkit_left() {
+    if ! grep -qsxF -e "$1" "$EPKIT_BEFORE/left"; then printf '%s\n' "$1" >>"$EPKIT_BEFORE/left"; fi
+}
 
 # --- packages ---
 
-# Prints "PROCESS FILE" for the holder of one of dpkg's locks, or nothing. The kernel is queried for the lock itself,
-# because on overlayfs and btrfs devices and inodes in /proc/locks differ from those of stat. 0 is a process outside of
-# this container, -1 one that holds it with its open file. perl is essential on Debian and Ubuntu.
-epkit_lock_holder() {
-    # shellcheck disable=SC2016 # perl's variables
-    perl -MFcntl -e 'for my $path (@ARGV) {
-            my $lock = pack("s s x4 q q l x4", F_WRLCK, 0, 0, 0, 0); # struct flock of 64 bits: all of the file
-            open(FILE, "<", $path) and fcntl(FILE, F_GETLK, $lock) or next;
-            my ($type, $process) = (unpack("s s x4 q q l x4", $lock))[0, 4];
-            if ($type != F_UNLCK) { print "$process $path\n"; last }
-        }' /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock
-}
-
-# epkit_process NUMBER: its description for messages.
-epkit_process() {
-    if [ "$1" -gt 0 ]; then
-        echo "process $1 ($(cat "/proc/$1/comm" 2>/dev/null || echo unknown))"
-    else
-        echo 'a process that cannot be seen from here'
-    fi
-}
-
-# The last line of the log names the process that is waited for, also when the deadline of the step ends the wait.
-epkit_await_lock() {
+# epkit_dpkg ARGUMENT...: runs dpkg, which does not wait for its lock, as apt does. The last line of the log names the
+# process that is waited for, also when the deadline of the step ends the wait.
+epkit_dpkg() {
     waited=0
-    while holder=$(epkit_lock_holder) && [ -n "$holder" ]; do
-        process=$(epkit_process "${holder%% *}")
-        if [ "$waited" -ge 300 ]; then
-            echo "$process has held ${holder#* } for $waited s: let it end, then resume" >&2
-            return 1
-        fi
-        if [ $((waited % 10)) -eq 0 ]; then
-            echo "waiting for $process, which holds ${holder#* }"
-        fi
+    while code=0 && { dpkg "$@" 2>"$EPKIT_STATE/dpkg.error" || code=$?; }; do
+        cat "$EPKIT_STATE/dpkg.error" >&2
+        if ! grep -q 'locked by another process' "$EPKIT_STATE/dpkg.error" || [ "$waited" -ge 300 ]; then break; fi
         sleep 1
         waited=$((waited + 1))
     done
+    rm -f "$EPKIT_STATE/dpkg.error"
+    return "$code"
 }
 
-# epkit_dpkg ARGUMENT...: runs dpkg, which does not wait for its lock. The lock is acquired here and held while dpkg
-# runs, so that a process that acquires it between the wait and dpkg is waited for as well. The deadline of the step
-# ends the wait.
-epkit_dpkg() {
-    while epkit_await_lock; do
-        code=0
-        # shellcheck disable=SC2016 # perl's variables
-        perl -MFcntl -e '$^F = 255; # the lock stays open when dpkg is executed
-            my ($path, $lock) = (shift, pack("s s x4 q q l x4", F_WRLCK, 0, 0, 0, 0));
-            sysopen(FILE, $path, O_RDWR | O_CREAT, 0640) or die "$path: $!\n";
-            fcntl(FILE, F_SETLK, $lock) or exit 75;
-            $ENV{DPKG_FRONTEND_LOCKED} = 1;
-            exec("dpkg", @ARGV) or die "dpkg: $!\n"' /var/lib/dpkg/lock-frontend "$@" || code=$?
-        if [ "$code" -ne 75 ]; then return "$code"; fi
-    done
-    return 1
-}
-
-# apt keeps its lists and downloads in the folder of the recipe's state: those of the machine stay unchanged.
+# apt keeps its lists and downloads in the folder of the recipe's state: an update that runs on the machine does not
+# block the step, and uninstall removes them.
 epkit_apt() {
     mkdir -p "$EPKIT_STATE/apt/lists/partial" "$EPKIT_STATE/apt/cache/archives/partial"
     if id _apt >/dev/null 2>&1; then # apt's own user makes the downloads
         chown _apt "$EPKIT_STATE/apt/lists/partial" "$EPKIT_STATE/apt/cache/archives/partial"
     fi
-    apt-get -q -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confold \
-        -o Dir::State::lists="$EPKIT_STATE/apt/lists" -o Dir::Cache="$EPKIT_STATE/apt/cache" \
-        -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= "$@"
+    apt-get -qy -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confold \
+        -o Dir::State::lists="$EPKIT_STATE/apt/lists" -o Dir::Cache="$EPKIT_STATE/apt/cache" "$@"
 }
 
 epkit_apt_install() {
-    epkit_await_lock || return 1
-    epkit_apt install -y --no-install-recommends --allow-downgrades "$@"
+    epkit_apt install --no-install-recommends --allow-downgrades "$@"
 }
 
-epkit_apt_mark() {
-    apt-mark -o Dir::State::lists="$EPKIT_STATE/apt/lists" -o Dir::Cache="$EPKIT_STATE/apt/cache" "$@"
-}
-
-# A hold of a package that the recipe names is released for the step and restored afterwards; holds of other packages
-# stay, and apt refuses what would break them. A killed run has left a record of it. epkit_hold WORD NAME...: WORD is
-# hold or unhold; names that were not held are skipped.
-epkit_hold() {
-    if [ ! -s "$EPKIT_BEFORE/hold" ]; then return 0; fi
-    word=$1 native=$(dpkg --print-architecture)
-    shift
-    for name in "$@"; do
-        case $name in
-        *.deb) name=$(dpkg-deb -f "$name" Package) ;;
-        *) name=${name%%=*} ;;
-        esac
-        # A package of another architecture is another package, and has it in its name.
-        name=${name%":$native"}
-        if sed "s/:$native\$//" "$EPKIT_BEFORE/hold" | grep -qxF -e "$name" && dpkg-query -W "$name" >/dev/null 2>&1; then
-            epkit_apt_mark "$word" "$name"
-        fi
-    done
-}
-
-# Prints "NAME VERSION" of installed and half-installed packages.
+# Prints "NAME VERSION" of installed and half-installed packages; NAME:ARCHITECTURE for foreign architectures.
 epkit_packages() {
     dpkg-query -W -f='${db:Status-Abbrev} ${binary:Package} ${Version}\n' |
-        sed -n 's/^.[^cn][^ ]* *\([^ ]*\) \([^ ]*\)$/\1 \2/p' | sort
+        sed -n "s/:$(dpkg --print-architecture) / /; s/^.[^cn][^ ]* *\([^ ]*\) \([^ ]*\)\$/\1 \2/p" | sort
 }
 
 # Prints the names of packages that are removed but not purged: only their configuration files are left.
 epkit_packages_residue() {
-    dpkg-query -W -f='${db:Status-Abbrev} ${binary:Package}\n' | sed -n 's/^.c[^ ]* *\([^ ]*\)$/\1/p' | sort
+    dpkg-query -W -f='${db:Status-Abbrev} ${binary:Package} \n' |
+        sed -n "s/:$(dpkg --print-architecture) / /; s/^.c[^ ]* *\([^ ]*\) \$/\1/p" | sort
 }
 
-# Files that packages change besides their own: accounts, and databases that apt and dpkg keep in their own order.
-epkit_accounts='etc/passwd etc/group etc/shadow etc/gshadow'
-epkit_books='etc/passwd- etc/group- etc/shadow- etc/gshadow- etc/subuid etc/subgid etc/subuid- etc/subgid-
-    var/lib/dpkg/status-old var/lib/apt/extended_states var/cache/ldconfig/aux-cache'
-
-# epkit_copy_files FOLDER FILE...
-epkit_copy_files() {
-    folder=$1
-    shift
-    rm -rf "$folder"
-    mkdir -p "$folder"
-    for file in "$@"; do
-        if [ -e "/$file" ]; then cp -a "/$file" "$folder/$(printf '%s' "$file" | tr / :)"; fi
-    done
-}
-
-epkit_packages_keep() {
+# Records which packages there are before a run of the step, unless an earlier run has not ended.
+epkit_packages_begin() {
     if [ -e "$EPKIT_BEFORE/packages" ]; then return 0; fi
-    # shellcheck disable=SC2086 # lists of words
-    epkit_copy_files "$EPKIT_BEFORE/books" $epkit_accounts $epkit_books
-    epkit_apt_mark showauto | sort >"$EPKIT_BEFORE/auto"
-    epkit_packages_residue >"$EPKIT_BEFORE/residue"
-    epkit_apt_mark showhold | sort >"$EPKIT_BEFORE/hold"
+    if [ ! -e "$EPKIT_BEFORE/residue" ]; then epkit_packages_residue >"$EPKIT_BEFORE/residue"; fi
     epkit_packages >"$EPKIT_BEFORE/packages.new"
     sync
     mv "$EPKIT_BEFORE/packages.new" "$EPKIT_BEFORE/packages"
 }
 
-epkit_packages_note() {
-    # shellcheck disable=SC2086
-    epkit_copy_files "$EPKIT_BEFORE/accounts" $epkit_accounts
-    epkit_packages >"$EPKIT_BEFORE/after.new"
+# Records what the run has added (names), and replaced or removed (names with the version before).
+epkit_packages_end() {
+    if [ ! -e "$EPKIT_BEFORE/packages" ]; then return 0; fi
+    touch "$EPKIT_BEFORE/added" "$EPKIT_BEFORE/replaced"
+    epkit_packages >"$EPKIT_BEFORE/now"
+    comm -23 "$EPKIT_BEFORE/packages" "$EPKIT_BEFORE/now" | sort -u -k1,1 "$EPKIT_BEFORE/replaced" - |
+        sort -o "$EPKIT_BEFORE/replaced.new"
+    cut -d' ' -f1 "$EPKIT_BEFORE/packages" >"$EPKIT_BEFORE/names"
+    cut -d' ' -f1 "$EPKIT_BEFORE/now" | comm -13 "$EPKIT_BEFORE/names" - | sort -u "$EPKIT_BEFORE/added" - \
+        -o "$EPKIT_BEFORE/added.new"
     sync
-    mv "$EPKIT_BEFORE/after.new" "$EPKIT_BEFORE/after"
+    mv "$EPKIT_BEFORE/replaced.new" "$EPKIT_BEFORE/replaced"
+    mv "$EPKIT_BEFORE/added.new" "$EPKIT_BEFORE/added"
+    rm "$EPKIT_BEFORE/packages"
 }
 
-# Prints what dpkg has begun and not completed. apt waits for the lock by itself, as configured above.
 epkit_configure() {
     epkit_dpkg --configure -a --force-confold
 }
@@ -165,272 +92,178 @@ epkit_packages_repair() {
     if [ -n "$broken" ]; then
         echo "to be unpacked again:" "$broken"
         # shellcheck disable=SC2086 # a list of words
-        if ! { epkit_apt update && epkit_apt install -y --reinstall --no-install-recommends $broken; }; then
+        if ! { epkit_apt update && epkit_apt install --reinstall --no-install-recommends $broken; }; then
             # shellcheck disable=SC2086
             epkit_dpkg --remove --force-remove-reinstreq --force-depends $broken
-            if [ -d "$EPKIT_BEFORE" ]; then printf '%s\n' "$broken" >>"$EPKIT_BEFORE/removed"; fi
         fi
     fi
-    epkit_apt install -y --fix-broken
+    epkit_apt install --fix-broken
     epkit_configure
 }
 
-epkit_packages_fetch() {
-    epkit_packages_keep # first: dpkg rewrites its databases even when it has nothing to do
+# Prints the packages of the step as arguments of apt-get.
+epkit_package_words() {
+    printf '%s\n' "$arg_packages" | sed 's/=\*$//'
+}
+
+epkit_fetch_apt() {
     epkit_configure || true # apt does nothing before this; what is left of it, apply repairs
     epkit_apt update
-    epkit_apt_install --allow-change-held-packages --download-only "$@"
+    # shellcheck disable=SC2046 # a list of words
+    epkit_apt_install --download-only $(epkit_package_words)
 }
 
+# epkit_packages_apply WORD...: names with versions, or files.
 epkit_packages_apply() {
-    epkit_packages_keep
+    epkit_packages_begin
     epkit_packages_repair
-    epkit_hold unhold "$@"
-    code=0
-    epkit_apt_install "$@" || code=$?
-    epkit_hold hold "$@"
-    if [ "$code" -ne 0 ]; then return "$code"; fi
-    epkit_packages_mark "$@"
-    epkit_packages_note
+    epkit_apt_install "$@"
+    epkit_packages_end
 }
 
-# Marks packages that were installed as dependencies: apt writes that last, and after a kill before it all of them would
-# count as requested. epkit_packages_mark WORD...: names with versions, or files.
-epkit_packages_mark() {
-    named=' '
-    for word in "$@"; do
-        case $word in
-        *.deb) named="$named$(dpkg-deb -f "$word" Package) " ;;
-        *) named="$named${word%%=*} " ;;
-        esac
-    done
-    epkit_packages | cut -d' ' -f1 >"$EPKIT_STATE/now"
-    for package in $(cut -d' ' -f1 "$EPKIT_BEFORE/packages" | comm -13 - "$EPKIT_STATE/now"); do
-        case $named in
-        *" ${package%%:*} "*) epkit_apt_mark manual "$package" >/dev/null ;;
-        *) epkit_apt_mark auto "$package" >/dev/null ;;
-        esac
-    done
-    rm -f "$EPKIT_STATE/now"
+epkit_apply_apt() {
+    # shellcheck disable=SC2046
+    epkit_packages_apply $(epkit_package_words)
 }
 
-# Prints the arguments for apt-get that undo the step: "NAME-" for what it installed, "NAME=VERSION" for what it
-# replaced. epkit_packages_changes NAME...: the packages of the step, for when the previous state is unknown.
-epkit_packages_changes() {
-    epkit_packages >"$EPKIT_STATE/now"
-    if [ ! -e "$EPKIT_BEFORE/packages" ]; then
-        echo 'what was installed before this step is not known: its own packages are removed alone' >&2
-        for package in "$@"; do
-            if grep -q "^${package}[: ]" "$EPKIT_STATE/now"; then echo "$package-"; fi
-        done
-        return 0
-    fi
-    if [ ! -e "$EPKIT_BEFORE/after" ]; then cp "$EPKIT_STATE/now" "$EPKIT_BEFORE/after"; fi
-    # The part of the step's changes that is still unchanged.
-    comm -12 "$EPKIT_STATE/now" "$EPKIT_BEFORE/after" | comm -23 - "$EPKIT_BEFORE/packages" |
-        while read -r package _; do
-            old=$(awk -v package="$package" '$1 == package { print $2 }' "$EPKIT_BEFORE/packages")
-            if [ -n "$old" ]; then echo "$package=$old"; else echo "$package-"; fi
-        done
+epkit_fetch_deb() {
+    epkit_download "$arg_url" "$EPKIT_STATE/fetch/$EPKIT_STEP.deb" "$arg_sha256"
 }
 
-# One transaction. If it would remove anything else (a package that was installed later depends on it), nothing is done.
-epkit_packages_revert() {
-    case " $* " in *=*) epkit_apt update ;; esac
-    removed=$(epkit_apt_install --allow-change-held-packages -s "$@" | sed -n 's/^\(Remv\|Purg\) \([^ ]*\).*/\2/p')
-    for package in $removed; do
-        for mine in "$@"; do
-            case $mine in "$package-" | "$package:"*-) continue 2 ;; esac
-        done
-        echo "not undone: $package was installed later and needs what this step installed; remove it first" >&2
-        return 1
-    done
-    epkit_apt_install --allow-change-held-packages "$@"
+epkit_apply_deb() {
+    epkit_checksum "$EPKIT_STATE/fetch/$EPKIT_STEP.deb" "$arg_sha256"
+    epkit_packages_apply "$EPKIT_STATE/fetch/$EPKIT_STEP.deb"
 }
 
-# Purges what the step installed and undo has removed, also by an undo that was killed between the two. Packages that
-# had been removed and not purged before the step keep their configuration files. epkit_packages_purge NAME...: the
-# packages of the step, for when the previous state is unknown.
-epkit_packages_purge() {
-    if [ -e "$EPKIT_BEFORE/packages" ]; then
-        cut -d' ' -f1 "$EPKIT_BEFORE/after" | cat - "$EPKIT_BEFORE/removed" 2>/dev/null | sort -u >"$EPKIT_STATE/mine"
-        cut -d' ' -f1 "$EPKIT_BEFORE/packages" | cat - "$EPKIT_BEFORE/residue" 2>/dev/null | sort -u >"$EPKIT_STATE/theirs"
-    else
-        for package in "$@"; do printf '%s\n%s:%s\n' "$package" "$package" "$(dpkg --print-architecture)"; done |
-            sort -u >"$EPKIT_STATE/mine"
-        : >"$EPKIT_STATE/theirs"
-    fi
-    left=$(epkit_packages_residue | comm -12 - "$EPKIT_STATE/mine" | comm -23 - "$EPKIT_STATE/theirs")
-    rm -f "$EPKIT_STATE/mine" "$EPKIT_STATE/theirs"
-    # shellcheck disable=SC2086 # a list of words
-    if [ -n "$left" ]; then epkit_apt purge -y $left; fi
-}
-
+# Removes what the step added, in one transaction. If that would remove anything else (a package that was installed
+# later depends on it), nothing is done. Packages that had been removed and not purged before the step keep their
+# configuration files.
 epkit_packages_undo() {
-    # The step was killed before it recorded the previous state: it has changed nothing. Without the folder an undo is
-    # forced.
-    if [ -d "$EPKIT_BEFORE" ] && [ ! -e "$EPKIT_BEFORE/packages" ]; then return 0; fi
-    epkit_packages_repair
-    changes=$(epkit_packages_changes "$@")
-    # shellcheck disable=SC2086
-    if [ -n "$changes" ]; then epkit_packages_revert $changes; fi
-    epkit_packages_purge "$@"
-    # Only of this step's packages: other holds may have been released since.
-    epkit_hold hold "$@"
-    for change in $changes; do
-        change=${change%%=*}
-        epkit_hold hold "${change%-}"
-    done
-    if [ -e "$EPKIT_BEFORE/packages" ]; then epkit_books_restore; fi
-    rm -f "$EPKIT_STATE/now"
-}
-
-epkit_books_restore() {
-    epkit_apt_mark showauto | sort >"$EPKIT_STATE/now"
-    for package in $(comm -23 "$EPKIT_BEFORE/auto" "$EPKIT_STATE/now"); do
-        if dpkg-query -W "$package" >/dev/null 2>&1; then epkit_apt_mark auto "$package" >/dev/null; fi
-    done
-    for file in $epkit_accounts; do
-        old="$EPKIT_BEFORE/books/$(printf '%s' "$file" | tr / :)"
-        new="$EPKIT_BEFORE/accounts/$(printf '%s' "$file" | tr / :)"
-        if [ ! -e "$old" ]; then continue; fi
-        if [ ! -e "$new" ] || cmp -s "/$file" "$new"; then
-            cp -a "$old" "/$file.epkit-new"
-            mv -f "/$file.epkit-new" "/$file"
-        elif ! cmp -s "/$file" "$old"; then
-            echo "note: /$file was changed since; accounts of the packages stay in it"
-        fi
-    done
-    # The packages are the same as before, so the databases are restored, whatever their order is now.
-    epkit_packages >"$EPKIT_STATE/now"
-    if cmp -s "$EPKIT_STATE/now" "$EPKIT_BEFORE/packages"; then
-        for file in $epkit_books; do
-            old="$EPKIT_BEFORE/books/$(printf '%s' "$file" | tr / :)"
-            if [ -e "$old" ]; then cp -a "$old" "/$file"; else rm -f "/$file"; fi
-        done
+    if [ -n "$EPKIT_ROOT" ]; then
+        echo 'packages can only be removed by the programs of the machine itself' >&2
+        return 1
     fi
+    epkit_packages_end # of a run that was killed
+    epkit_packages_repair
+    installed=$(epkit_packages | cut -d' ' -f1 | comm -12 - "$EPKIT_BEFORE/added")
+    if [ -n "$installed" ]; then
+        # shellcheck disable=SC2086 # a list of words
+        others=$(epkit_apt remove -s $installed | sed -n 's/^Remv \([^ ]*\).*/\1/p' | sort | comm -23 - "$EPKIT_BEFORE/added")
+        if [ -n "$others" ]; then
+            echo "not undone: $(echo "$others" | xargs) was installed later and needs what this step installed" >&2
+            return 1
+        fi
+        # shellcheck disable=SC2086
+        epkit_apt remove $installed
+    fi
+    rest=$(epkit_packages_residue | comm -12 - "$EPKIT_BEFORE/added" | comm -23 - "$EPKIT_BEFORE/residue")
+    # shellcheck disable=SC2086
+    if [ -n "$rest" ]; then epkit_apt purge $rest; fi
+    epkit_packages >"$EPKIT_BEFORE/now"
+    while read -r package old; do
+        version=$(awk -v name="$package" '$1 == name { print $2 }' "$EPKIT_BEFORE/now")
+        case $version in
+        "$old") ;;
+        '') epkit_left "package $package $old, which a step removed, is not installed again" ;;
+        *) epkit_left "package $package stays at $version; it was $old before" ;;
+        esac
+    done <"$EPKIT_BEFORE/replaced"
 }
 
 # --- files ---
 
 # In a root folder a link leads to where it would lead on that machine, or nothing is done: the step must not change
-# this machine's disk. epkit_inside FOLDER...
+# this machine's disk. epkit_inside FOLDER
 epkit_inside() {
     if [ -z "$EPKIT_ROOT" ]; then return 0; fi
-    for folder in "$@"; do
-        case $(realpath -m -- "$folder")/ in
-        "$(realpath -m -- "$EPKIT_ROOT")"/*) ;;
-        *)
-            echo "$folder leads out of $EPKIT_ROOT by a link: nothing is done there" >&2
-            exit 1
-            ;;
-        esac
-    done
-}
-
-# epkit_no_folder PATH: a file never replaces a folder.
-epkit_no_folder() {
-    if [ -d "$EPKIT_ROOT$1" ] && [ ! -L "$EPKIT_ROOT$1" ]; then
-        echo "$EPKIT_ROOT$1 is a folder, but a file is expected: nothing is changed" >&2
+    case $(realpath -m -- "$1")/ in
+    "$(realpath -m -- "$EPKIT_ROOT")"/*) ;;
+    *)
+        echo "$1 leads out of $EPKIT_ROOT by a link: nothing is done there" >&2
         exit 1
-    fi
+        ;;
+    esac
 }
 
-# Saves what is at a path, and records which parent folders are missing. epkit_keep KEY PATH
-epkit_keep() {
-    kept="$EPKIT_BEFORE/$1" target="$EPKIT_ROOT$2"
-    epkit_inside "${target%/*}"
-    if [ -e "$kept.known" ]; then return 0; fi
-    mkdir -p "$EPKIT_BEFORE"
-    rm -rf "$kept.file" "$kept.folders"
-    if [ -e "$target" ] || [ -L "$target" ]; then cp -a "$target" "$kept.file"; fi
-    epkit_missing_folders "${target%/*}" >"$kept.folders"
-    sync
-    : >"$kept.known"
-}
-
-# Are these two the same file, or links with the same target, which need not exist? epkit_is_same FILE FILE
-epkit_is_same() {
-    if [ -L "$1" ] || [ -L "$2" ]; then
-        [ -L "$1" ] && [ -L "$2" ] && [ "$(readlink -- "$1")" = "$(readlink -- "$2")" ]
-    else
-        cmp -s "$1" "$2"
-    fi
-}
-
-# A file that was changed since it was written is not lost when it is written again or removed: it is saved next to it.
-# epkit_keep_changes KEY PATH
-epkit_keep_changes() {
-    kept="$EPKIT_BEFORE/$1" target="$EPKIT_ROOT$2"
-    if [ ! -e "$kept.written" ] || { [ ! -f "$target" ] && [ ! -L "$target" ]; }; then return 0; fi
-    if [ -f "$target" ] && [ ! -L "$target" ] && grep -qxF -e "$(sha256sum <"$target")" "$kept.written"; then return 0; fi
-    if epkit_is_same "$target" "$kept.file"; then return 0; fi
-    for old in "$target.epkit-old" "$target.epkit-old".[0-9]*; do
-        if epkit_is_same "$target" "$old"; then return 0; fi
-    done
-    cp -aT "$target" "$target.epkit-old.new"
-    # Earlier changes stay: the first one is .epkit-old.1, the last one .epkit-old.
-    if [ -e "$target.epkit-old" ] || [ -L "$target.epkit-old" ]; then
-        n=1
-        while [ -e "$target.epkit-old.$n" ] || [ -L "$target.epkit-old.$n" ]; do n=$((n + 1)); done
-        mv -T "$target.epkit-old" "$target.epkit-old.$n"
-    fi
-    mv -fT "$target.epkit-old.new" "$target.epkit-old"
-    echo "note: $target was changed since epkit wrote it: that is kept as $target.epkit-old"
-}
-
-# Restores it. What was not saved was not changed; without the folder an undo is forced. epkit_restore KEY PATH
-epkit_restore() {
-    kept="$EPKIT_BEFORE/$1" target="$EPKIT_ROOT$2"
-    if [ -d "$EPKIT_BEFORE" ] && [ ! -e "$kept.known" ]; then return 0; fi
-    epkit_inside "${target%/*}"
-    rm -rf "$target.epkit-new" "$target.epkit-old.new"
-    epkit_keep_changes "$1" "$2"
-    if [ -e "$kept.file" ] || [ -L "$kept.file" ]; then
-        cp -a "$kept.file" "$target.epkit-new"
-        if [ -d "$target" ] && [ ! -L "$target" ]; then rm -rf "$target"; fi
-        mv -fT "$target.epkit-new" "$target"
-    else
-        rm -rf "$target"
-    fi
-    epkit_remove_folders "$kept.folders"
-}
-
-# Prints the missing folders from FOLDER upwards, the deepest first.
+# Records the missing folders from FOLDER upwards, which uninstall removes.
 epkit_missing_folders() {
     folder=$1
     while [ -n "$folder" ] && [ ! -d "$folder" ]; do
         printf '%s\n' "$folder"
         folder=${folder%/*}
-    done
+    done >>"$EPKIT_BEFORE/folders"
 }
 
-# Removes the empty folders of a list.
-epkit_remove_folders() {
-    if [ ! -e "$1" ]; then return 0; fi
-    while read -r folder; do rmdir "$folder" 2>/dev/null || true; done <"$1"
+# Reads paths, one a line. Copies what is there before the step changes it for the first time, and records the paths.
+epkit_keep() {
+    touch "$EPKIT_BEFORE/paths"
+    grep -vxF -f "$EPKIT_BEFORE/paths" >"$EPKIT_BEFORE/paths.new" || [ $? -eq 1 ]
+    while read -r path; do
+        target="$EPKIT_ROOT$path" old="$EPKIT_BEFORE/old$path"
+        epkit_inside "${target%/*}"
+        rm -rf "$old"
+        mkdir -p "${old%/*}"
+        if [ -e "$target" ] || [ -L "$target" ]; then cp -a "$target" "$old"; fi
+        epkit_missing_folders "${target%/*}"
+    done <"$EPKIT_BEFORE/paths.new"
+    cat "$EPKIT_BEFORE/paths" "$EPKIT_BEFORE/paths.new" >"$EPKIT_BEFORE/paths.all"
+    sync
+    mv -f "$EPKIT_BEFORE/paths.all" "$EPKIT_BEFORE/paths"
+    sync "$EPKIT_BEFORE"
 }
 
-# Writes standard input to a file whose previous content epkit_keep has saved. epkit_write KEY MODE PATH
+# A file that was changed since the step wrote it is not lost when it is written again or removed: it is copied next to
+# it. epkit_set_aside PATH
+epkit_set_aside() {
+    target="$EPKIT_ROOT$1"
+    if [ ! -e "$EPKIT_BEFORE/written" ] || [ ! -f "$target" ] || [ -L "$target" ]; then return 0; fi
+    if grep -qxF -e "$(sha256sum <"$target")" "$EPKIT_BEFORE/written"; then return 0; fi
+    if cmp -s "$target" "$EPKIT_BEFORE/old$1"; then return 0; fi
+    cp -aT "$target" "$target.epkit-old"
+    epkit_left "$target.epkit-old: the file as it was changed since epkit wrote it"
+}
+
+# epkit_write MODE PATH TEXT: a file never replaces a folder.
 epkit_write() {
-    target="$EPKIT_ROOT$3"
-    epkit_inside "${target%/*}"
+    target="$EPKIT_ROOT$2"
+    if [ -d "$target" ] && [ ! -L "$target" ]; then
+        echo "$target is a folder, but a file is expected: nothing is changed" >&2
+        exit 1
+    fi
+    printf '%s\n' "$2" | epkit_keep
     mkdir -p "${target%/*}"
-    cat >"$target.epkit-new"
-    chmod "$2" "$target.epkit-new"
+    printf %s "$3" >"$target.epkit-new"
+    chmod "$1" "$target.epkit-new"
     sync "$target.epkit-new"
-    if cmp -s "$target" "$target.epkit-new"; then :; else epkit_keep_changes "$1" "$3"; fi
-    sha256sum <"$target.epkit-new" >>"$EPKIT_BEFORE/$1.written"
-    sync "$EPKIT_BEFORE/$1.written"
+    if cmp -s "$target" "$target.epkit-new"; then :; else epkit_set_aside "$2"; fi
+    sha256sum <"$target.epkit-new" >>"$EPKIT_BEFORE/written"
+    sync "$EPKIT_BEFORE/written"
     mv -fT "$target.epkit-new" "$target"
 }
 
-# Records that a step was completed, with these arguments of the recipe. epkit_stamp TEXT...
-epkit_stamp() {
-    mkdir -p "$EPKIT_STATE/stamp"
-    printf '%s\n' "$@" >"$EPKIT_STATE/stamp/$EPKIT_STEP.new"
-    sync
-    mv -f "$EPKIT_STATE/stamp/$EPKIT_STEP.new" "$EPKIT_STATE/stamp/$EPKIT_STEP"
+# Removes what the step added; what it replaced is put back.
+epkit_files_undo() {
+    touch "$EPKIT_BEFORE/paths" "$EPKIT_BEFORE/folders"
+    while read -r path; do
+        target="$EPKIT_ROOT$path" old="$EPKIT_BEFORE/old$path"
+        epkit_inside "${target%/*}"
+        epkit_set_aside "$path"
+        rm -rf "$target.epkit-new"
+        if [ -e "$old" ] || [ -L "$old" ]; then
+            mkdir -p "${target%/*}"
+            cp -a "$old" "$target.epkit-new"
+            if [ -d "$target" ] && [ ! -L "$target" ]; then rm -rf "$target"; fi
+            mv -fT "$target.epkit-new" "$target"
+        else
+            rm -rf "$target"
+        fi
+    done <"$EPKIT_BEFORE/paths"
+    # The deepest ones first; a folder in which something else was put stays.
+    sort -ru "$EPKIT_BEFORE/folders" | while read -r folder; do rmdir "$folder" 2>/dev/null || true; done
+}
+
+epkit_apply_file() {
+    epkit_write "$file_mode" "$file_path" "$file_content"
 }
 
 # The module may be in the initramfs, with the options at the time when that was made.
@@ -438,150 +271,120 @@ epkit_initramfs() {
     if [ -z "$EPKIT_ROOT" ] && command -v update-initramfs >/dev/null; then update-initramfs -u; fi
 }
 
-# --- sets of copies ---
+epkit_apply_modprobe() {
+    epkit_apply_file
+    : >"$EPKIT_BEFORE/initramfs"
+    epkit_initramfs
+}
 
-# epkit_copies_begin TO: makes an empty folder next to TO, and saves what is in TO.
-epkit_copies_begin() {
-    to="$EPKIT_ROOT$1" new="$EPKIT_ROOT$1/.epkit-$EPKIT_STEP" list="$EPKIT_STATE/copies/$EPKIT_STEP"
-    epkit_inside "$to"
-    if [ ! -e "$EPKIT_BEFORE/known" ]; then
-        mkdir -p "$EPKIT_BEFORE/kept"
-        epkit_missing_folders "$to" >"$EPKIT_BEFORE/folders"
-        : >"$EPKIT_BEFORE/known"
+# A module that cannot be loaded now (another version is in use) may be loaded after a reboot: the check decides.
+epkit_apply_module() {
+    epkit_apply_file
+    if [ "$arg_dkms" = true ]; then
+        if ! find "$EPKIT_ROOT/lib/modules/$kernel/updates/dkms" -name '*.ko*' 2>/dev/null | grep -q .; then
+            echo "nothing is built by DKMS for kernel $kernel yet"
+        fi
+        dkms autoinstall -k "$kernel"
+        depmod -a "$kernel"
     fi
-    mkdir -p "$to" "$EPKIT_STATE/copies"
+    epkit_left "module $arg_module: it stays loaded until the next reboot"
+    if modprobe "$arg_module"; then return 0; fi
+    if [ "$EPKIT_MAY_REBOOT" = 0 ]; then return 1; fi
+    echo 'it may be loaded after a reboot'
+}
+
+# --- sets of files ---
+
+# epkit_names FOLDER: prints the names in it, and in its bin, which belongs to no set.
+epkit_names() (
+    cd "$1" || exit
+    { find . -mindepth 1 -maxdepth 1 ! -name bin && find . -mindepth 2 -maxdepth 2 -path './bin/*'; } | cut -c3- | sort
+)
+
+# epkit_set_begin TO: records the folder TO and, next to it, the one in which the set is made ($new).
+epkit_set_begin() {
+    new="$EPKIT_ROOT$1.epkit-$EPKIT_STEP"
+    printf '%s\n' "$1.epkit-$EPKIT_STEP" | epkit_keep
+    epkit_inside "$EPKIT_ROOT$1"
+    epkit_missing_folders "$EPKIT_ROOT$1"
     rm -rf "$new"
-    mkdir "$new"
-    : >"$list.new"
+    mkdir -p "$EPKIT_ROOT$1" "$new"
 }
 
-# epkit_copy FILE...: copies into the new folder; a missing file fails the step, and nothing of the set is copied.
-epkit_copy() {
-    if [ ! -e "$1" ] && [ ! -L "$1" ]; then
-        echo "$1 is not there: nothing of the set is copied" >&2
-        exit 1
-    fi
-    epkit_inside "${1%/*}"
-    for file in "$@"; do
-        cp -a "$file" "$new/${file##*/}"
-        printf '%s\n' "${file##*/}" >>"$list.new"
-    done
-}
-
-# epkit_keep_name NAME: saves what is in the folder under a name of the set, once, before the set first replaces it,
-# unless an earlier set put it there. Names in bin/ are saved separately, because bin itself belongs to no set.
-epkit_keep_name() {
-    if grep -qsxF -e "$1" "$EPKIT_BEFORE/examined" "$list"; then return 0; fi
-    if [ -e "$to/$1" ] || [ -L "$to/$1" ]; then
-        case $1 in
-        bin/*) kept="$EPKIT_BEFORE/kept-bin" ;;
-        *) kept="$EPKIT_BEFORE/kept" ;;
-        esac
-        rm -rf "$EPKIT_BEFORE/kept.new"
-        mkdir -p "$kept"
-        cp -a "$to/$1" "$EPKIT_BEFORE/kept.new"
-        # From a run that ended before it could record the name: nothing was replaced since.
-        rm -rf "${kept:?}/${1##*/}"
-        mv -fT "$EPKIT_BEFORE/kept.new" "$kept/${1##*/}"
-    fi
-    printf '%s\n' "$1" >>"$EPKIT_BEFORE/examined"
-}
-
-# The set is complete: it is moved in, name by name. An existing name is replaced, never copied into. Names of an
-# earlier set that this one does not have are removed.
-epkit_copies_end() {
-    sort -u "$list.new" -o "$list.new"
-    while read -r name; do epkit_keep_name "$name"; done <"$list.new"
-    sync
+# epkit_set_end TO: the set is complete; it is moved into TO, name by name. An existing name is replaced, never copied
+# into. Names of an earlier set that this one does not have are removed.
+epkit_set_end() {
+    names="$EPKIT_STATE/copies/$EPKIT_STEP"
+    mkdir -p "$EPKIT_STATE/copies"
+    epkit_names "$new" >"$names.new"
+    sed "s,^,$1/," "$names.new" | epkit_keep
     while read -r name; do
-        if [ -d "$to/$name" ] && [ ! -L "$to/$name" ]; then rm -rf "${to:?}/$name"; fi
-        mv -fT "$new/$name" "$to/$name"
-    done <"$list.new"
-    rmdir "$new"
-    if [ -e "$list" ]; then
-        comm -23 "$list" "$list.new" | while read -r name; do rm -rf "${to:?}/$name"; done
+        target="$EPKIT_ROOT$1/$name"
+        mkdir -p "${target%/*}"
+        if [ -d "$target" ] && [ ! -L "$target" ]; then rm -rf "$target"; fi
+        mv -fT "$new/$name" "$target"
+    done <"$names.new"
+    rm -rf "$new"
+    if [ -e "$names" ]; then
+        comm -23 "$names" "$names.new" | while read -r name; do rm -rf "$EPKIT_ROOT$1/${name:?}"; done
     fi
-    mv -f "$list.new" "$list"
+    mv -f "$names.new" "$names"
+    epkit_stamp
 }
 
-# epkit_copies_undo TO
-epkit_copies_undo() {
-    to="$EPKIT_ROOT$1"
-    epkit_inside "$to"
-    rm -rf "$to/.epkit-$EPKIT_STEP" "$to.epkit-$EPKIT_STEP"
-    for list in "$EPKIT_STATE/copies/$EPKIT_STEP" "$EPKIT_STATE/copies/$EPKIT_STEP.new"; do
-        if [ ! -e "$list" ]; then continue; fi
-        while read -r name; do
-            # If the set was not moved in yet, only the names that were processed before: nothing else has been
-            # replaced.
-            case $list in
-            *.new) if ! grep -qsxF -e "$name" "$EPKIT_BEFORE/examined"; then continue; fi ;;
-            esac
-            rm -rf "${to:?}/$name"
-        done <"$list"
+# A missing file fails the step, and nothing of the set is copied.
+epkit_apply_copyset() {
+    epkit_set_begin "$arg_to"
+    printf '%s\n' "$arg_files" | while read -r pattern; do
+        for file in "$EPKIT_ROOT"$pattern; do
+            if [ ! -e "$file" ] && [ ! -L "$file" ]; then
+                echo "$file is not there: nothing of the set is copied" >&2
+                rm -rf "$new"
+                exit 1
+            fi
+            epkit_inside "${file%/*}"
+            cp -a "$file" "$new/${file##*/}"
+        done
     done
-    rm -rf "$EPKIT_BEFORE/kept/.new" # of a version that kept it there
-    if [ -d "$EPKIT_BEFORE/kept" ]; then
-        find "$EPKIT_BEFORE/kept" -mindepth 1 -maxdepth 1 -exec cp -a -t "$to" {} +
-    fi
-    if [ -d "$EPKIT_BEFORE/kept-bin" ]; then
-        find "$EPKIT_BEFORE/kept-bin" -mindepth 1 -maxdepth 1 -exec cp -a -t "$to/bin" {} +
-    fi
-    if [ -d "$to/bin" ] && [ ! -e "$EPKIT_BEFORE/bin" ]; then rmdir "$to/bin" 2>/dev/null || true; fi
-    epkit_remove_folders "$EPKIT_BEFORE/folders"
-    rm -rf "$EPKIT_STATE/copies/$EPKIT_STEP" "$EPKIT_STATE/copies/$EPKIT_STEP.new" \
-        "$EPKIT_STATE/stamp/$EPKIT_STEP" "$EPKIT_STATE/fetch/$EPKIT_STEP"
+    sync
+    epkit_set_end "$arg_to"
 }
-
-# --- Python packages ---
 
 epkit_pip() {
     python3 -m pip --disable-pip-version-check --no-cache-dir "$@"
 }
 
-# epkit_pip_apply TARGET PACKAGE...: installs what was downloaded, first completely next to TARGET. Existing versions of
-# these packages are saved and removed first: two versions of a package must never be installed together.
-epkit_pip_apply() {
-    to="$EPKIT_ROOT$1" new="$EPKIT_ROOT$1.epkit-$EPKIT_STEP" list="$EPKIT_STATE/copies/$EPKIT_STEP"
-    shift
-    if [ ! -e "$EPKIT_BEFORE/known" ]; then
-        mkdir -p "$EPKIT_BEFORE"
-        epkit_missing_folders "$to" >"$EPKIT_BEFORE/folders"
-        if [ -e "$to/bin" ]; then : >"$EPKIT_BEFORE/bin"; fi
-        : >"$EPKIT_BEFORE/known"
-    fi
-    rm -rf "$new"
-    mkdir -p "$to" "$EPKIT_STATE/copies"
-    epkit_pip install -q --no-index --no-compile --find-links "$EPKIT_STATE/fetch/$EPKIT_STEP" --target "$new" "$@"
-    epkit_pip_names "$new" >"$list.new"
-    {
-        cat "$list.new"
-        for name in "$new"/*.dist-info; do
-            name=${name##*/}
-            find "$to" -mindepth 1 -maxdepth 1 -name "${name%%-*}-*.dist-info" -printf '%f\n'
-        done
-    } >"$list.gone"
-    while read -r name; do epkit_keep_name "$name"; done <"$list.gone"
-    sync
-    for old in "$list" "$list.gone"; do
-        if [ -e "$old" ]; then while read -r name; do rm -rf "${to:?}/$name"; done <"$old"; fi
-    done
-    mv -f "$list.new" "$list"
-    cp -a "$new/." "$to"
-    sync
-    rm -rf "$new" "$list.gone"
+epkit_pip_words() {
+    printf '%s\n' "$arg_packages" | sed 's/=\*$//; s/=/==/'
 }
 
-# epkit_pip_names FOLDER: prints the names in it, and in its bin.
-epkit_pip_names() (
-    cd "$1" || exit
-    { find . -mindepth 1 -maxdepth 1 ! -name bin && find . -mindepth 2 -maxdepth 2 -path './bin/*'; } | cut -c3- | sort
-)
+# pip verifies the checksum that the index gives for each file.
+epkit_fetch_pip() {
+    mkdir -p "$EPKIT_STATE/fetch/$EPKIT_STEP"
+    echo 'downloading Python packages'
+    # shellcheck disable=SC2046 # a list of words
+    epkit_pip download -q -d "$EPKIT_STATE/fetch/$EPKIT_STEP" ${arg_index:+--index-url "$arg_index"} $(epkit_pip_words)
+}
+
+# Existing versions of these packages are removed: two versions of a package must never be installed together.
+epkit_apply_pip() {
+    epkit_set_begin "$arg_target"
+    # shellcheck disable=SC2046 # a list of words
+    epkit_pip install -q --no-index --no-compile --find-links "$EPKIT_STATE/fetch/$EPKIT_STEP" --target "$new" \
+        $(epkit_pip_words)
+    for info in "$new"/*.dist-info; do
+        info=${info##*/}
+        find "$EPKIT_ROOT$arg_target" -mindepth 1 -maxdepth 1 -name "${info%%-*}-*.dist-info" -printf "$arg_target/%f\n"
+    done >"$EPKIT_STATE/versions"
+    epkit_keep <"$EPKIT_STATE/versions"
+    while read -r path; do rm -rf "$EPKIT_ROOT${path:?}"; done <"$EPKIT_STATE/versions"
+    epkit_set_end "$arg_target"
+}
 
 # --- sources ---
 
-# epkit_git_fetch URL REF COMMIT: an abbreviated commit is searched only in the history of what was fetched.
-epkit_git_fetch() {
+# An abbreviated commit is searched only in the history of what was fetched.
+epkit_fetch_git() {
     source="$EPKIT_STATE/fetch/$EPKIT_STEP"
     mkdir -p "$EPKIT_STATE/fetch"
     if ! git -C "$source" rev-parse --git-dir >/dev/null 2>&1; then
@@ -589,12 +392,12 @@ epkit_git_fetch() {
         git init -q "$source"
     fi
     rm -f "$source/.git/index.lock" "$source/.git/shallow.lock"
-    echo "fetching $2 from $1"
-    git -C "$source" fetch -q --force "$1" "$2"
+    echo "fetching $arg_ref from $arg_git"
+    git -C "$source" fetch -q --force "$arg_git" "$arg_ref"
     fetched=$(git -C "$source" rev-parse 'FETCH_HEAD^{commit}')
-    commit=$(git -C "$source" rev-parse --verify --quiet "$3^{commit}") || commit=none
+    commit=$(git -C "$source" rev-parse --verify --quiet "$arg_commit^{commit}") || commit=none
     if ! git -C "$source" merge-base --is-ancestor "$commit" "$fetched" 2>/dev/null; then
-        echo "commit $3 is not in what was fetched from $2: the recipe does not fit the repository" >&2
+        echo "commit $arg_commit is not in what was fetched from $arg_ref: the recipe does not fit the repository" >&2
         return 1
     fi
     git -C "$source" checkout -q --force --detach "$commit"
@@ -602,6 +405,7 @@ epkit_git_fetch() {
 }
 
 # apt's own downloader: it uses the machine's proxies, and verifies the checksum of the recipe.
+# epkit_download URL FILE SHA256
 epkit_download() {
     mkdir -p "$EPKIT_STATE/fetch"
     echo "downloading $1"
@@ -610,4 +414,59 @@ epkit_download() {
 
 epkit_checksum() {
     printf '%s  %s\n' "$2" "$1" | sha256sum --check --quiet
+}
+
+epkit_fetch_build() {
+    if [ -z "$arg_url" ]; then
+        epkit_fetch_git
+    else
+        epkit_download "$arg_url" "$EPKIT_STATE/fetch/$EPKIT_STEP.tar" "$arg_sha256"
+    fi
+}
+
+# Existing files belong to somebody else, or to an interrupted build: they are kept the first time.
+epkit_apply_build() {
+    source="$EPKIT_STATE/fetch/$EPKIT_STEP" build="$EPKIT_STATE/build/$EPKIT_STEP"
+    rm -rf "$build"
+    mkdir -p "$build"
+    if [ -n "$arg_url" ]; then
+        epkit_checksum "$source.tar" "$arg_sha256"
+        tar -xf "$source.tar" -C "$build" --strip-components=1 --no-same-owner
+    else
+        cp -a "$source/." "$build"
+    fi
+    printf '%s\n' "$arg_owns" | epkit_keep
+    printf '%s\n' "$arg_owns" | while read -r path; do rm -rf "$EPKIT_ROOT$path"; done
+    cd "$build" || return 1
+    epkit_script
+    cd /
+    printf '%s\n' "$arg_provides" | while read -r path; do
+        if [ ! -e "$EPKIT_ROOT$path" ]; then
+            echo "the build did not make $path" >&2
+            exit 1
+        fi
+    done
+    epkit_stamp
+    rm -rf "$build"
+}
+
+epkit_apply_command() {
+    epkit_script
+}
+
+# Records that the step was completed, with these arguments of the recipe.
+epkit_stamp() {
+    mkdir -p "$EPKIT_STATE/stamp"
+    printf '%s\n%s\n' "$EPKIT_DIGEST" "${kernel-}" >"$EPKIT_STATE/stamp/$EPKIT_STEP.new"
+    sync
+    mv -f "$EPKIT_STATE/stamp/$EPKIT_STEP.new" "$EPKIT_STATE/stamp/$EPKIT_STEP"
+}
+
+# --- uninstall ---
+
+epkit_undo() {
+    rm -f "$EPKIT_STATE/stamp/$EPKIT_STEP"
+    if [ -e "$EPKIT_BEFORE/packages" ] || [ -e "$EPKIT_BEFORE/added" ]; then epkit_packages_undo; fi
+    if [ -e "$EPKIT_BEFORE/folders" ] || [ -e "$EPKIT_BEFORE/paths" ]; then epkit_files_undo; fi
+    if [ -e "$EPKIT_BEFORE/initramfs" ]; then epkit_initramfs; fi
 }

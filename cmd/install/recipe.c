@@ -29,8 +29,7 @@ static ep_status read_head(struct recipe *recipe)
     /* Exports write it into comments. */
     if (!recipe_is_line(recipe->title))
         return recipe_refuse(recipe, line, "'title' must be one line of printable text");
-    EP_TRY(recipe_scalar(recipe, recipe->tree, "description", false, &recipe->description, &line));
-    recipe->description = recipe->description ? recipe->description : "";
+    EP_TRY(recipe_scalar(recipe, recipe->tree, "description", false, &text, &line));
     EP_TRY(recipe_scalar(recipe, recipe->tree, "reboots", false, &text, &line));
     if (text) {
         recipe->max_reboots = strlen(text) <= 2 && isdigit((unsigned char)*text) ? atoi(text) : -1;
@@ -80,12 +79,6 @@ void recipe_free(struct recipe *recipe)
 {
     if (!recipe)
         return;
-    for (size_t i = 0; i < recipe->n_variables; i++) {
-        free(recipe->variables[i].name);
-        free(recipe->variables[i].value);
-        free(recipe->variables[i].env);
-        free(recipe->variables[i].help);
-    }
     free(recipe->variables);
     for (size_t i = 0; recipe->steps && i <= recipe->n_steps && i < tree_get(recipe->tree, "steps")->n; i++) {
         json_decref(recipe->steps[i].args);

@@ -22,7 +22,7 @@
  *
  * @{NAME} stands for a version or a variable. In text that a shell runs (run, check, undo, script, verify) it is
  * refused: there each of them is a shell variable, "$prefix". No value can become code: values consist of the
- * characters of their kind (variables.c), and shell variables are set from quoted text. In `expect` a value
+ * characters of their kind (recipe_values.c), and shell variables are set from quoted text. In `expect` a value
  * matches literally. A build whose script uses other values than before is repeated.
  *
  * Everything is checked when a recipe is read; errors are reported as FILE:LINE: reason.
@@ -38,14 +38,32 @@
 #define RECIPE_VARIABLES_MAX 64
 #define RECIPE_REBOOTS_MAX 10
 
-enum variable_kind { KIND_WORD, KIND_PATH, KIND_FLAG, KIND_URL, KIND_SHA256, KIND_VERSION, KIND_RAW };
+enum value_shape {
+    VALUE_WORD,
+    VALUE_PATH,
+    VALUE_FLAG, /* "0" or "1" */
+    VALUE_URL,
+    VALUE_SHA256,
+    VALUE_VERSION, /* the last one that a variable may have */
+    VALUE_COMMIT,  /* 7 to 40 hexadecimal digits */
+    VALUE_MODE,    /* "0644" */
+    VALUE_BOOL,
+    VALUE_TEXT,
+    VALUE_SHELL,    /* text for a shell: without @{} */
+    VALUE_PATHS,    /* list of paths */
+    VALUE_GLOBS,    /* list of paths whose last part may hold * and ? */
+    VALUE_TEXTS,    /* list of texts */
+    VALUE_PACKAGES, /* map of package names to versions; "*" is any */
+    VALUE_OPTIONS   /* map of names to texts on one line */
+};
 
 enum variable_source { FROM_VERSIONS, FROM_DEFAULT, FROM_ENVIRONMENT, FROM_COMMAND_LINE, FROM_MACHINE, FROM_NOWHERE };
 
 struct recipe_variable {
-    char *name, *value; /* value: NULL if it has none yet; then apply is refused */
-    char *env, *help;   /* "" if none */
-    enum variable_kind kind;
+    /* Borrowed from the recipe, the settings and the environment. */
+    const char *name, *value; /* value: NULL if it has none yet; then apply is refused */
+    const char *env, *help;   /* "" if none */
+    enum value_shape kind;
     enum variable_source source;
     int line;
 };
@@ -81,7 +99,7 @@ struct recipe {
     char *file; /* as given, for messages */
     char *text;
     size_t bytes;
-    const char *name, *title, *description;
+    const char *name, *title;
     int max_reboots;
     const struct yaml_node *target; /* NULL if none */
     struct yaml_node *tree;
@@ -93,7 +111,7 @@ struct recipe {
     size_t order[RECIPE_STEPS_MAX]; /* each step after those that it needs, else as in the file */
 };
 
-/* A value given by the user: NAME=VALUE of --set. */
+/* A value given by the user: NAME=VALUE of --set. It outlives the recipe. */
 struct recipe_setting {
     const char *name, *value;
 };
@@ -115,13 +133,11 @@ ep_status recipe_parse(const char *file, const char *text, size_t bytes, const s
                        struct recipe **ret_recipe);
 void recipe_free(struct recipe *recipe);
 
-/* --- variables.c --- */
+/* --- recipe_variables.c --- */
 
 ep_status variables_read(struct recipe *recipe, const struct recipe_input *input);
 const struct recipe_variable *recipe_variable_find(const struct recipe *recipe, const char *name);
 
-/* Is `value` valid for the kind? NULL, or what is wrong with it. */
-const char *variable_fault(enum variable_kind kind, const char *value);
 const char *variable_source_name(enum variable_source source);
 
 /* `text` with each @{NAME} replaced, as a new string; `line` is for the message. */
@@ -129,7 +145,14 @@ ep_status variables_replace(const struct recipe *recipe, const char *text, int l
 /* The same in an extended regular expression, where each value matches literally. */
 ep_status variables_replace_pattern(const struct recipe *recipe, const char *text, int line, char **ret_text);
 
-/* --- shapes of values, in steps.c --- */
+/* --- recipe_values.c --- */
+
+/* Does the value have the shape, for a list or a map one of its values? NULL, or what is wrong with it. */
+const char *value_fault(enum value_shape shape, const char *value);
+const char *package_fault(const char *name);
+bool recipe_is_line(const char *value); /* of printable text */
+
+/* --- steps.c --- */
 
 ep_status recipe_refuse(const struct recipe *recipe, int line, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
@@ -141,7 +164,6 @@ ep_status recipe_check_keys(const struct recipe *recipe, const struct yaml_node 
                             const char *const *allowed);
 ep_status recipe_scalar(const struct recipe *recipe, const struct yaml_node *map, const char *key, bool is_required,
                         const char **ret_text, int *ret_line);
-bool recipe_is_line(const char *value); /* of printable text */
 ep_status steps_read(struct recipe *recipe);
 
 /* --- conflicts.c: steps that cannot all be done --- */

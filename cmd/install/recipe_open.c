@@ -9,7 +9,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
-#include <signal.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -17,6 +17,40 @@
 #include <unistd.h>
 
 #define PROBE_SECONDS 60
+
+/* --- the caller --- */
+
+enum install_result install_fail(struct install *install, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(install->failure, sizeof(install->failure), format, args);
+    va_end(args);
+    return INSTALL_FAILED;
+}
+
+enum install_result install_fail_errno(struct install *install, int error, const char *path)
+{
+    return install_fail(install, "%.400s: %s", path, strerror(error));
+}
+
+enum install_result install_fail_status(struct install *install)
+{
+    return install_fail(install, "%.500s", ep_last_error());
+}
+
+void install_say(const struct install *install, const char *format, ...)
+{
+    const struct install_observer *observer = &install->options.observer;
+    char text[512];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    observer->line(text);
+}
 
 const char *install_state_name(enum step_now now)
 {
@@ -54,23 +88,11 @@ void install_kernel(const char *root, char ret_kernel[128])
     source_free(source);
 }
 
-static int compare_versions(const char *a, const char *b)
-{
-    const char *older[] = {"dpkg", "--compare-versions", a, "lt", b, NULL};
-    const char *same[] = {"dpkg", "--compare-versions", a, "eq", b, NULL};
-    int status = run_quietly(older, 10);
-
-    if (status != 0 && status != 1)
-        return 2;
-    return status == 0 ? -1 : run_quietly(same, 10) == 0 ? 0 : 1;
-}
-
-static int probe(const struct recipe *recipe, const struct recipe_step *step, const char *text, void *context)
+static int probe(void *install, const struct recipe_step *step, const char *text)
 {
     char output[256];
 
-    (void)recipe;
-    return run_probe(context, step, text, PROBE_SECONDS, output, sizeof(output));
+    return run_probe(install, step, text, PROBE_SECONDS, output, sizeof(output));
 }
 
 /* --- lock --- */
@@ -109,7 +131,7 @@ static bool is_unlinked(int lock_fd, const char *path)
 
 static enum install_result just_uninstalled(struct install *install)
 {
-    snprintf(install->failure, sizeof(install->failure), "another run has just uninstalled this recipe");
+    install_fail(install, "another run has just uninstalled this recipe");
     snprintf(install->hint, sizeof(install->hint), "nothing was changed; run this again");
     return INSTALL_BUSY;
 }
@@ -117,42 +139,37 @@ static enum install_result just_uninstalled(struct install *install)
 /* A step that outlived its run holds the lock that it inherited: waits for it. */
 static enum install_result acquire_lock(struct install *install)
 {
-    const struct install_observer *observer = &install->options.observer;
     uint64_t start = ep_now_ns();
     char path[1024], text[32];
     bool is_reported = false;
     int pid;
 
-    snprintf(path, sizeof(path), "%.400s%.300s/lock", install->root, install->state);
+    install_path(install, "lock", NULL, path);
     install->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (install->lock_fd < 0 && errno == ENOENT)
         return just_uninstalled(install);
-    if (install->lock_fd < 0) {
-        snprintf(install->failure, sizeof(install->failure), "%.400s: %s", path, strerror(errno));
-        return INSTALL_FAILED;
-    }
+    if (install->lock_fd < 0)
+        return install_fail_errno(install, errno, path);
     while (flock(install->lock_fd, LOCK_EX | LOCK_NB) != 0) {
-        if (errno != EWOULDBLOCK && errno != EINTR) {
-            snprintf(install->failure, sizeof(install->failure), "%.400s: %s", path, strerror(errno));
-            return INSTALL_FAILED;
-        }
+        if (errno != EWOULDBLOCK && errno != EINTR)
+            return install_fail_errno(install, errno, path);
         if (is_holder_alive(path, &pid)) {
-            snprintf(install->failure, sizeof(install->failure), "process %d is installing this recipe now", pid);
+            install_fail(install, "process %d is installing this recipe now", pid);
             snprintf(install->hint, sizeof(install->hint), "'epkit install status %s' shows the progress",
                      install->recipe->name);
             return INSTALL_BUSY;
         }
         if (ep_now_ns() - start > (uint64_t)longest_deadline(install->recipe) * 1000000000u) {
-            snprintf(install->failure, sizeof(install->failure),
-                     "no epkit is installing this recipe, but a process that one of its steps started still runs");
+            install_fail(install,
+                         "no epkit is installing this recipe, but a process that one of its steps started still runs");
             snprintf(install->hint, sizeof(install->hint),
                      "'fuser -v %.150s' shows the process; end it, then run this again", path);
             return INSTALL_BUSY;
         }
-        if (!is_reported && observer->line)
-            observer->line(observer->context, "a step of an earlier run is still running: waiting for it");
+        if (!is_reported)
+            install_say(install, "a step of an earlier run is still running: waiting for it");
         is_reported = true;
-        if (observer->is_interrupted && observer->is_interrupted(observer->context)) {
+        if (install->options.observer.is_interrupted()) {
             /* Without the lock nothing was begun. */
             close(install->lock_fd);
             install->lock_fd = -1;
@@ -163,10 +180,8 @@ static enum install_result acquire_lock(struct install *install)
     if (is_unlinked(install->lock_fd, path))
         return just_uninstalled(install);
     snprintf(text, sizeof(text), "%d\n", (int)getpid());
-    if (ftruncate(install->lock_fd, 0) != 0 || pwrite(install->lock_fd, text, strlen(text), 0) < 0) {
-        snprintf(install->failure, sizeof(install->failure), "%.400s: %s", path, strerror(errno));
-        return INSTALL_FAILED;
-    }
+    if (ftruncate(install->lock_fd, 0) != 0 || pwrite(install->lock_fd, text, strlen(text), 0) < 0)
+        return install_fail_errno(install, errno, path);
     return INSTALL_FINE;
 }
 
@@ -176,21 +191,17 @@ static enum install_result set_root(struct install *install, const char *root)
 {
     char shell[PATH_MAX];
 
-    if (!root || strcmp(root, "/") == 0) {
+    if (!root) {
         install->is_live = true;
         install->has_systemd = access("/run/systemd/system", F_OK) == 0 && access("/usr/bin/systemd-run", X_OK) == 0;
         first_line("/proc/sys/kernel/random/boot_id", install->boot, sizeof(install->boot));
         return INSTALL_FINE;
     }
-    if (!realpath(root, install->root)) {
-        snprintf(install->failure, sizeof(install->failure), "%.300s: %s", root, strerror(errno));
-        return INSTALL_FAILED;
-    }
-    if (strlen(install->root) > INSTALL_ROOT_MAX) {
-        snprintf(install->failure, sizeof(install->failure), "%.300s...: its path is longer than %d characters",
-                 install->root, INSTALL_ROOT_MAX);
-        return INSTALL_FAILED;
-    }
+    if (!realpath(root, install->root))
+        return install_fail_errno(install, errno, root);
+    if (strlen(install->root) > INSTALL_ROOT_MAX)
+        return install_fail(install, "%.300s...: its path is longer than %d characters", install->root,
+                            INSTALL_ROOT_MAX);
     snprintf(shell, sizeof(shell), "%.380s/bin/sh", install->root);
     install->can_chroot = access(shell, X_OK) == 0 && geteuid() == 0;
     snprintf(install->boot, sizeof(install->boot), "folder");
@@ -203,7 +214,7 @@ static ep_status save(const struct install *install, const char *name, const cha
     char path[1024];
     int error;
 
-    snprintf(path, sizeof(path), "%.400s%.300s/%s", install->root, install->state, name);
+    install_path(install, name, NULL, path);
     error = text ? temporary_save(path, text, bytes, 0644) : ENOMEM;
     return error ? ep_fail_errno(EP_E_SYSTEM, error, "%s", path) : EP_OK;
 }
@@ -230,41 +241,33 @@ static ep_status save_recipe(const struct install *install)
     return save(install, "recipe.yaml", install->recipe->text, install->recipe->bytes);
 }
 
-/* A folder that an uninstall removes concurrently is made again, once for each. */
-static bool make_state_folder(struct install *install)
+int install_make_folders(const char *path)
 {
+    char part[1024];
     int n_gone = 0;
-    char path[1024];
 
-    snprintf(path, sizeof(path), "%.400s%.300s/", install->root, install->state);
-    for (char *at = strchr(path + 1, '/'); at; at = strchr(at + 1, '/')) {
-        int error;
-
-        *at = '\0';
-        error = mkdir(path, 0755) != 0 && errno != EEXIST ? errno : 0;
-        if (error == ENOENT && n_gone++ < 3) {
-            *at = '/';
-            at = path;
+    for (const char *at = strchr(path + 1, '/'); at; at = strchr(at + 1, '/')) {
+        snprintf(part, sizeof(part), "%.*s", (int)(at - path), path);
+        if (mkdir(part, 0755) == 0 || errno == EEXIST)
             continue;
-        }
-        if (error) {
-            snprintf(install->failure, sizeof(install->failure), "%.400s: %s", path, strerror(error));
-            return false;
-        }
-        *at = '/';
+        /* An uninstall is removing the folder above: from the beginning. */
+        if (errno != ENOENT || n_gone++ == 3)
+            return errno;
+        at = path;
     }
-    return true;
+    return 0;
+}
+
+void install_path(const struct install *install, const char *name, const char *id, char ret_path[1024])
+{
+    snprintf(ret_path, 1024, "%.400s%.300s%s%s%s%s", install->root, install->state, name ? "/" : "", name ? name : "",
+             id ? "/" : "", id ? id : "");
 }
 
 static void forget_states(struct install *install)
 {
     for (size_t i = 0; i < install->recipe->n_steps; i++)
         state_set(&install->states[i], STEP_UNKNOWN, "not checked");
-}
-
-static void journal_path(const struct install *install, char ret_path[1024])
-{
-    snprintf(ret_path, 1024, "%.400s%.300s/journal.jsonl", install->root, install->state);
 }
 
 enum install_result install_open(const struct recipe *recipe, const struct install_options *options,
@@ -279,42 +282,32 @@ enum install_result install_open(const struct recipe *recipe, const struct insta
     install->options = *options;
     install->lock_fd = -1;
     install->journal.fd = -1;
+    install->left = json_array();
     forget_states(install);
-    snprintf(install->state, sizeof(install->state), "%.250s/%s", options->state ? options->state : INSTALL_STATE,
-             recipe->name);
+    snprintf(install->state, sizeof(install->state), "%.250s/%s", options->state, recipe->name);
     snprintf(install->logs, sizeof(install->logs), INSTALL_LOGS "/%s", recipe->name);
     result = set_root(install, options->root);
     if (result != INSTALL_FINE)
         return result;
     install_kernel(install->is_live ? NULL : install->root, install->kernel);
-    journal_path(install, path);
-    if (journal_open(path, install->boot, false, &install->journal) != EP_OK) {
-        snprintf(install->failure, sizeof(install->failure), "%.500s", ep_last_error());
-        return INSTALL_FAILED;
-    }
+    install_path(install, "journal.jsonl", NULL, path);
+    if (journal_open(path, install->boot, false, &install->journal) != EP_OK)
+        return install_fail_status(install);
     return INSTALL_FINE;
 }
 
 /* Does the recipe have a state: was it applied, and not uninstalled since? */
 bool install_is_known(const struct install *install)
 {
-    static const char *const names[] = {"recipe.yaml", "before", "stamp"};
+    static const char *const names[] = {"recipe.yaml", "before"};
     char path[1024];
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        snprintf(path, sizeof(path), "%.400s%.300s/%s", install->root, install->state, names[i]);
+        install_path(install, names[i], NULL, path);
         if (access(path, F_OK) == 0)
             return true;
     }
     return false;
-}
-
-bool install_is_half_removed(const struct install *install)
-{
-    char path[1024];
-
-    install_removed_path(install, path);
-    return access(path, F_OK) == 0;
 }
 
 enum install_result install_begin(struct install *install)
@@ -322,15 +315,18 @@ enum install_result install_begin(struct install *install)
     enum install_result result;
     struct journal journal;
     char path[1024];
+    int error;
 
     /* Another run may be changing them. */
     forget_states(install);
-    if (!make_state_folder(install))
-        return INSTALL_FAILED;
+    install_path(install, "lock", NULL, path);
+    error = install_make_folders(path);
+    if (error)
+        return install_fail_errno(install, error, path);
     result = acquire_lock(install);
     if (result != INSTALL_FINE)
         return result;
-    journal_path(install, path);
+    install_path(install, "journal.jsonl", NULL, path);
     if (journal_open(path, install->boot, true, &journal) != EP_OK)
         goto failed;
     journal_close(&install->journal);
@@ -340,14 +336,14 @@ enum install_result install_begin(struct install *install)
     return install_probe(install);
 
 failed:
-    snprintf(install->failure, sizeof(install->failure), "%.500s", ep_last_error());
-    return INSTALL_FAILED;
+    return install_fail_status(install);
 }
 
 void install_close(struct install *install)
 {
     if (install->journal.events)
         journal_close(&install->journal);
+    json_decref(install->left);
     if (install->lock_fd >= 0)
         close(install->lock_fd);
     install->lock_fd = -1;
@@ -371,11 +367,11 @@ static void check_after(const struct install *install, const struct recipe_step 
 static void check_complete(const struct install *install, const struct recipe_step *step, struct step_state *state)
 {
     char path[1024];
-    size_t n = (size_t)snprintf(path, sizeof(path), "%.400s%.300s/before/%s", install->root, install->state, step->id);
 
+    install_path(install, "before", step->id, path);
     if (state->now != STEP_DONE || access(path, F_OK) != 0)
         return;
-    snprintf(path + n, sizeof(path) - n, "/complete");
+    snprintf(path + strlen(path), sizeof(path) - strlen(path), "/complete");
     if (access(path, F_OK) != 0)
         state_set(state, STEP_PARTIAL, "in place, but the step that made it did not end");
 }
@@ -384,23 +380,18 @@ enum install_result install_probe(struct install *install)
 {
     struct check_context context = {.state = install->state,
                                     .kernel = install->kernel,
-                                    .compare = compare_versions,
                                     .probe = install->is_live ? probe : NULL,
-                                    .probe_recipe = install->recipe,
                                     .probe_context = install};
-    const struct install_observer *observer = &install->options.observer;
     struct source *source;
 
-    if (source_open(install->is_live ? NULL : install->root, &source) != EP_OK) {
-        snprintf(install->failure, sizeof(install->failure), "%.500s", ep_last_error());
-        return INSTALL_FAILED;
-    }
+    if (source_open(install->is_live ? NULL : install->root, &source) != EP_OK)
+        return install_fail_status(install);
     context.source = source;
     for (size_t i = 0; i < install->recipe->n_steps; i++) {
         const struct recipe_step *step = &install->recipe->steps[i];
         struct step_state *state = &install->states[i];
 
-        if (observer->is_interrupted && observer->is_interrupted(observer->context)) {
+        if (install->options.observer.is_interrupted()) {
             source_free(source);
             return INSTALL_INTERRUPTED;
         }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* recipe_variables.c - versions and variables of a recipe: the sources of values, and the characters that they may
- * contain. */
+/* recipe_variables.c - versions and variables of a recipe: where their values come from. */
 #include "base/error.h"
 #include "recipe.h"
 
@@ -8,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define VALUE_BYTES_MAX 1024
 #define NAME_BYTES_MAX 48
 
 static const char *const kind_names[] = {"word", "path", "flag", "url", "sha256", "version", NULL};
@@ -18,67 +16,6 @@ const char *variable_source_name(enum variable_source source)
     static const char *const names[] = {"recipe", "default", "environment", "command line", "machine", "not set"};
 
     return names[source];
-}
-
-/* Each byte of `value` is a letter, a digit or one of `others`. */
-static bool has_only(const char *value, const char *others)
-{
-    for (; *value; value++)
-        if (!(isascii(*value) && isalnum((unsigned char)*value)) && !strchr(others, *value))
-            return false;
-    return true;
-}
-
-static const char *path_fault(const char *value)
-{
-    const char *last;
-
-    if (value[0] != '/')
-        return "a path must begin with /";
-    if (strlen(value) < 2)
-        return "the root folder cannot be an installation folder";
-    if (!has_only(value, "/._+:-"))
-        return "a path may only contain letters, digits and /._+:-";
-    if (strstr(value, "/../") || strstr(value, "//") || strstr(value, "/./"))
-        return "a path must not contain '..', '.' or '//'";
-    last = strrchr(value, '/') + 1;
-    /* Neighbours and parents of a path are found by cutting off the last name. */
-    if (!*last)
-        return "a path must not end with /";
-    return strcmp(last, ".") == 0 || strcmp(last, "..") == 0 ? "a path must not contain '..', '.' or '//'" : NULL;
-}
-
-const char *variable_fault(enum variable_kind kind, const char *value)
-{
-    if (!*value)
-        return "it is empty";
-    if (strlen(value) > VALUE_BYTES_MAX)
-        return "it is longer than 1024 characters";
-    switch (kind) {
-    case KIND_WORD:
-        if (value[0] == '-')
-            return "a word must not begin with '-'";
-        return has_only(value, "._+:,=@%/~-") ? NULL : "a word may only contain letters, digits and ._+:,=@%/~-";
-    case KIND_VERSION:
-        if (value[0] == '-')
-            return "a version must not begin with '-'";
-        return has_only(value, ".+:~*-") ? NULL : "a version may only contain letters, digits and .+:~-*";
-    case KIND_PATH:
-        return path_fault(value);
-    case KIND_FLAG:
-        return strcmp(value, "0") == 0 || strcmp(value, "1") == 0 ? NULL : "it must be 0 or 1";
-    case KIND_URL:
-        if (strncmp(value, "https://", 8) != 0 && strncmp(value, "http://", 7) != 0 &&
-            strncmp(value, "file:///", 8) != 0)
-            return "a URL must begin with https://, http:// or file:///";
-        return has_only(value, "._+:/=?&%~@-") ? NULL : "a URL may only contain letters, digits and ._+:/=?&%~@-";
-    case KIND_SHA256:
-        return strlen(value) == 64 && strspn(value, "0123456789abcdef") == 64 ? NULL
-                                                                              : "it must be 64 hexadecimal digits";
-    case KIND_RAW:
-        break;
-    }
-    return NULL;
 }
 
 const struct recipe_variable *recipe_variable_find(const struct recipe *recipe, const char *name)
@@ -109,12 +46,7 @@ static ep_status add(struct recipe *recipe, const char *name, int line, struct r
     if (recipe_variable_find(recipe, name))
         return recipe_refuse(recipe, line, "'%.64s' is a duplicate among versions and variables", name);
     variable = &recipe->variables[recipe->n_variables];
-    variable->name = strdup(name);
-    variable->env = strdup("");
-    variable->help = strdup("");
-    variable->line = line;
-    if (!variable->name || !variable->env || !variable->help)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
+    *variable = (struct recipe_variable){.name = name, .env = "", .help = "", .line = line, .source = FROM_NOWHERE};
     recipe->n_variables++;
     *ret_variable = variable;
     return EP_OK;
@@ -132,17 +64,10 @@ static ep_status check_name(const struct recipe *recipe, const char *name, int l
     return EP_OK;
 }
 
-static ep_status set(struct recipe *recipe, struct recipe_variable *variable, const char *value,
-                     enum variable_source source)
+static void set(struct recipe_variable *variable, const char *value, enum variable_source source)
 {
-    char *copy = strdup(value);
-
-    if (!copy)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
-    free(variable->value);
-    variable->value = copy;
+    variable->value = value;
     variable->source = source;
-    return EP_OK;
 }
 
 static ep_status read_versions(struct recipe *recipe)
@@ -160,17 +85,17 @@ static ep_status read_versions(struct recipe *recipe)
         if (map->items[i].kind != YAML_SCALAR)
             return recipe_refuse(recipe, map->items[i].line, "version '%.64s' must be a text", map->keys[i]);
         EP_TRY(check_name(recipe, map->keys[i], map->key_lines[i]));
-        fault = variable_fault(KIND_VERSION, map->items[i].text);
+        fault = value_fault(VALUE_VERSION, map->items[i].text);
         if (fault)
             return recipe_refuse(recipe, map->items[i].line, "version '%s': %s", map->keys[i], fault);
         EP_TRY(add(recipe, map->keys[i], map->key_lines[i], &variable));
-        variable->kind = KIND_VERSION;
-        EP_TRY(set(recipe, variable, map->items[i].text, FROM_VERSIONS));
+        variable->kind = VALUE_VERSION;
+        set(variable, map->items[i].text, FROM_VERSIONS);
     }
     return EP_OK;
 }
 
-static ep_status read_kind(struct recipe *recipe, const struct yaml_node *map, enum variable_kind *ret_kind)
+static ep_status read_kind(struct recipe *recipe, const struct yaml_node *map, enum value_shape *ret_kind)
 {
     const char *text;
     int line;
@@ -178,7 +103,7 @@ static ep_status read_kind(struct recipe *recipe, const struct yaml_node *map, e
     EP_TRY(recipe_scalar(recipe, map, "kind", true, &text, &line));
     for (int i = 0; kind_names[i]; i++) {
         if (strcmp(kind_names[i], text) == 0) {
-            *ret_kind = (enum variable_kind)i;
+            *ret_kind = (enum value_shape)i;
             return EP_OK;
         }
     }
@@ -194,55 +119,37 @@ static void note_refused(const struct recipe_input *input)
 }
 
 /* From the default, the environment and the command line; the last one counts. */
-static ep_status choose_value(struct recipe *recipe, struct recipe_variable *variable, const char *value, int line,
-                              const struct recipe_input *input)
+static ep_status choose_value(const struct recipe *recipe, struct recipe_variable *variable, const char *value,
+                              int line, const struct recipe_input *input)
 {
     const char *fault, *env;
 
-    variable->source = FROM_NOWHERE;
     if (value) {
-        fault = variable_fault(variable->kind, value);
+        fault = value_fault(variable->kind, value);
         if (fault)
             return recipe_refuse(recipe, line, "the default of '%s' is refused: %s", variable->name, fault);
-        EP_TRY(set(recipe, variable, value, FROM_DEFAULT));
+        set(variable, value, FROM_DEFAULT);
     }
     env = input->env && *variable->env ? input->env(variable->env) : NULL;
     if (env && *env) {
-        fault = variable_fault(variable->kind, env);
+        fault = value_fault(variable->kind, env);
         if (fault) {
             note_refused(input);
             return ep_fail(EP_E_ARG, "environment variable %s (variable '%s', %s:%d): %s", variable->env,
                            variable->name, recipe->file, variable->line, fault);
         }
-        EP_TRY(set(recipe, variable, env, FROM_ENVIRONMENT));
+        set(variable, env, FROM_ENVIRONMENT);
     }
     for (size_t i = 0; i < input->n_settings; i++) {
         if (strcmp(input->settings[i].name, variable->name) != 0)
             continue;
-        fault = variable_fault(variable->kind, input->settings[i].value);
+        fault = value_fault(variable->kind, input->settings[i].value);
         if (fault) {
             note_refused(input);
             return ep_fail(EP_E_ARG, "--set %s (%s:%d): %s", variable->name, recipe->file, variable->line, fault);
         }
-        EP_TRY(set(recipe, variable, input->settings[i].value, FROM_COMMAND_LINE));
+        set(variable, input->settings[i].value, FROM_COMMAND_LINE);
     }
-    return EP_OK;
-}
-
-static ep_status copy_text(const struct recipe *recipe, const struct yaml_node *map, const char *key, char **text)
-{
-    const char *value;
-    int line;
-    char *copy;
-
-    EP_TRY(recipe_scalar(recipe, map, key, false, &value, &line));
-    if (!value)
-        return EP_OK;
-    copy = strdup(value);
-    if (!copy)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
-    free(*text);
-    *text = copy;
     return EP_OK;
 }
 
@@ -260,8 +167,10 @@ static ep_status read_variable(struct recipe *recipe, const char *name, int name
     EP_TRY(check_name(recipe, name, name_line));
     EP_TRY(add(recipe, name, name_line, &variable));
     EP_TRY(read_kind(recipe, map, &variable->kind));
-    EP_TRY(copy_text(recipe, map, "env", &variable->env));
-    EP_TRY(copy_text(recipe, map, "help", &variable->help));
+    EP_TRY(recipe_scalar(recipe, map, "env", false, &variable->env, &line));
+    EP_TRY(recipe_scalar(recipe, map, "help", false, &variable->help, &line));
+    variable->env = variable->env ? variable->env : "";
+    variable->help = variable->help ? variable->help : "";
     if (*variable->env && (strspn(variable->env, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != strlen(variable->env) ||
                            isdigit((unsigned char)*variable->env)))
         return recipe_refuse(recipe, name_line, "'%.64s' is not a name of an environment variable", variable->env);
@@ -281,10 +190,9 @@ static ep_status read_machine(struct recipe *recipe, const struct recipe_input *
         struct recipe_variable *variable;
 
         EP_TRY(add(recipe, names[i], 0, &variable));
-        variable->kind = KIND_VERSION;
-        variable->source = FROM_NOWHERE;
-        if (values[i] && *values[i] && has_only(values[i], "._+~-"))
-            EP_TRY(set(recipe, variable, values[i], FROM_MACHINE));
+        variable->kind = VALUE_VERSION;
+        if (values[i] && *values[i] && !value_fault(VALUE_WORD, values[i]) && !strpbrk(values[i], ":,=@%/"))
+            set(variable, values[i], FROM_MACHINE);
     }
     return EP_OK;
 }

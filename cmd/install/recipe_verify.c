@@ -54,8 +54,7 @@ enum install_result install_verify(struct install *install, struct verify_result
 
             result->step = step;
             result->verify = &step->verify[k];
-            if (observer->begin)
-                observer->begin(observer->context, step, i, install->recipe->n_steps, PHASE_VERIFY, "");
+            observer->begin(step, i, install->recipe->n_steps, PHASE_VERIFY, "");
             status = run_probe(install, step, result->verify->run, VERIFY_SECONDS, output, OUTPUT_BYTES);
             first_line_of(output, result->text);
             result->passed = status == 0;
@@ -69,7 +68,7 @@ enum install_result install_verify(struct install *install, struct verify_result
                 snprintf(result->text, sizeof(result->text), "exit status %d", status);
             }
             passed = passed && result->passed;
-            is_interrupted = observer->is_interrupted && observer->is_interrupted(observer->context);
+            is_interrupted = observer->is_interrupted();
         }
     }
     free(output);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* script.c - the shell text of steps: words, and calls of the functions in prelude.sh. */
+/* script.c - the shell text of steps: their keys as variables, and calls of the functions in prelude.sh. */
 #include "types.h"
 
 #include "builtin.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Values that an exported script takes from the machine that it runs on. */
@@ -22,11 +23,11 @@ static const char *asked_at(const char *text, size_t *ret_bytes)
     return NULL;
 }
 
-void script_word(FILE *script, const char *text)
+/* Writes text inside of single quotes. */
+static void quoted(FILE *script, const char *text)
 {
     size_t bytes;
 
-    fputc('\'', script);
     for (; *text; text++) {
         const char *variable = asked_at(text, &bytes);
 
@@ -38,28 +39,41 @@ void script_word(FILE *script, const char *text)
         else
             fputc(*text, script);
     }
+}
+
+void script_word(FILE *script, const char *text)
+{
+    fputc('\'', script);
+    quoted(script, text);
     fputc('\'', script);
 }
 
 static void set(FILE *script, const char *name, const char *value)
 {
-    fprintf(script, "export %s=", name);
+    fprintf(script, "%s=", name);
     script_word(script, value);
     fputc('\n', script);
 }
 
-void script_begin(FILE *script, const struct recipe *recipe, const struct recipe_step *step, const char *root,
-                  const char *state)
+void script_prelude(FILE *script)
 {
-    set(script, "EPKIT_ROOT", root);
+    fputs("set -eu\nexport LC_ALL=C DEBIAN_FRONTEND=noninteractive EPKIT_ROOT=\"${1-}\"\n", script);
+    fwrite(builtin_shell[0].text, 1, builtin_shell[0].bytes, script);
+}
+
+void script_begin(FILE *script, const struct recipe *recipe, const struct recipe_step *step, const char *state)
+{
     fputs("export EPKIT_STATE=\"$EPKIT_ROOT\"", script);
     script_word(script, state);
-    fputc('\n', script);
-    set(script, "EPKIT_STEP", step ? step->id : "");
+    fputs("\nexport ", script);
+    set(script, "EPKIT_STEP", step->id);
     fputs("export EPKIT_BEFORE=\"$EPKIT_STATE/before/$EPKIT_STEP\"\n", script);
-    for (size_t i = 0; i < recipe->n_variables; i++)
-        if (recipe->variables[i].value)
-            set(script, recipe->variables[i].name, recipe->variables[i].value);
+    for (size_t i = 0; i < recipe->n_variables; i++) {
+        if (!recipe->variables[i].value)
+            continue;
+        fputs("export ", script);
+        set(script, recipe->variables[i].name, recipe->variables[i].value);
+    }
 }
 
 void script_shell(FILE *script, const char *text)
@@ -69,67 +83,79 @@ void script_shell(FILE *script, const char *text)
     fprintf(script, "(\n%s%s)\n", text, bytes && text[bytes - 1] == '\n' ? "" : "\n");
 }
 
-/* A delimiter that does not occur as a line of the content. */
-static void delimiter(const char *content, char ret_text[32])
+/* A text as it is; of a list or a map each entry on a line, as VALUE or NAME=VALUE. */
+static void set_arg(FILE *script, const char *key, const json_t *arg)
 {
-    for (unsigned n = 0;; n++) {
-        snprintf(ret_text, 32, "EPKIT_END_%u", n);
-        if (!strstr(content, ret_text))
-            return;
+    const char *name, *between = "";
+    json_t *value;
+    size_t i;
+
+    fprintf(script, "arg_%s='", key);
+    if (json_is_string(arg))
+        quoted(script, json_string_value(arg));
+    json_array_foreach(arg, i, value)
+    {
+        fputs(between, script);
+        quoted(script, json_string_value(value));
+        between = "\n";
     }
+    json_object_foreach((json_t *)arg, name, value)
+    {
+        fputs(between, script);
+        quoted(script, name);
+        fputc('=', script);
+        quoted(script, json_string_value(value));
+        between = "\n";
+    }
+    fputs("'\n", script);
 }
 
-/* A name for the saved copy of `path`, unique in a step. */
-static uint32_t name_of(const char *path)
+static void set_file(FILE *script, const struct recipe_step *step)
 {
-    uint32_t hash = 2166136261u;
+    char path[FILE_PATH_BYTES], *content = step->type->file(step, path);
 
-    for (; *path; path++)
-        hash = (hash ^ (unsigned char)*path) * 16777619u;
-    return hash;
+    set(script, "file_path", path);
+    set(script, "file_mode", *arg_text(step, "mode") ? arg_text(step, "mode") : "0644");
+    set(script, "file_content", content ? content : "");
+    free(content);
 }
 
-void script_write(FILE *script, const char *path, const char *content, const char *mode)
+/* Writes what the step is, for the functions in prelude.sh. */
+static void set_step(FILE *script, const struct recipe_step *step)
 {
-    size_t bytes = strlen(content);
-    char end[32];
-
-    delimiter(content, end);
-    if (strstr(content, EXPORT_KERNEL) || strstr(content, EXPORT_MACHINE))
-        fprintf(script, "sed -e \"s/%s/$EPKIT_KERNEL/g; s/%s/$EPKIT_MACHINE/g\" <<'%s' | ", EXPORT_KERNEL,
-                EXPORT_MACHINE, end);
-    fprintf(script, "epkit_write %08" PRIx32 " %s ", name_of(path), mode);
-    script_word(script, path);
-    if (strstr(content, EXPORT_KERNEL) || strstr(content, EXPORT_MACHINE))
-        fputc('\n', script);
-    else
-        fprintf(script, " <<'%s'\n", end);
-    fprintf(script, "%s%s%s\n", content, bytes && content[bytes - 1] == '\n' ? "" : "\n", end);
+    fprintf(script, "EPKIT_DIGEST=%016" PRIx64 " EPKIT_MAY_REBOOT=%d\n", step_digest(step),
+            step->reboot != REBOOT_NEVER);
+    for (const struct step_arg *arg = step->type->args; arg->key; arg++)
+        if (arg->shape != VALUE_SHELL && arg->shape != VALUE_TEXT)
+            set_arg(script, arg->key, json_object_get(step->args, arg->key));
+    if (step->type->file)
+        set_file(script, step);
+    fputs("mkdir -p \"$EPKIT_BEFORE\"\n", script);
 }
 
-void script_keep(FILE *script, const char *path)
+void script_fetch(FILE *script, const struct recipe_step *step)
 {
-    fprintf(script, "epkit_keep %08" PRIx32 " ", name_of(path));
-    script_word(script, path);
-    fputc('\n', script);
+    set_step(script, step);
+    fprintf(script, "epkit_fetch_%s\n", step->type->name);
 }
 
-void script_restore(FILE *script, const char *path)
+void script_apply(FILE *script, const struct recipe_step *step)
 {
-    fprintf(script, "epkit_restore %08" PRIx32 " ", name_of(path));
-    script_word(script, path);
-    fputc('\n', script);
+    const char *text = *arg_text(step, "script") ? arg_text(step, "script") : arg_text(step, "run");
+
+    set_step(script, step);
+    if (*text) {
+        fputs("epkit_script() ", script);
+        script_shell(script, text);
+    }
+    fprintf(script, "epkit_apply_%s\n", step->type->name);
 }
 
-void script_stamp(FILE *script, const struct recipe_step *step, bool with_kernel)
+void script_undo(FILE *script, const struct recipe_step *step)
 {
-    fprintf(script, "epkit_stamp %016" PRIx64 "%s\n", step_digest(step), with_kernel ? " \"$kernel\"" : "");
-}
-
-void script_prelude(FILE *script)
-{
-    fputs("set -eu\nexport LC_ALL=C DEBIAN_FRONTEND=noninteractive\n", script);
-    fwrite(builtin_prelude, 1, builtin_prelude_bytes, script);
+    if (*arg_text(step, "undo"))
+        script_shell(script, arg_text(step, "undo"));
+    fputs("epkit_undo\n", script);
 }
 
 void stamp_check(const struct check_context *context, const struct recipe_step *step, bool with_kernel,

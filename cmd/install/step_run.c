@@ -2,6 +2,7 @@
 /* step_run.c - runs one script of a step: in a systemd unit or as a child, with a deadline and a log. */
 #include "base/clock.h"
 #include "base/error.h"
+#include "common/temporary.h"
 #include "install.h"
 
 #include <errno.h>
@@ -36,44 +37,48 @@ static size_t position_of(const struct recipe *recipe, size_t index)
     return position;
 }
 
-/* mkdir -p of the folder that holds `path`. */
-static void make_folders(const char *path)
-{
-    char part[4096];
-
-    for (const char *at = strchr(path + 1, '/'); at; at = strchr(at + 1, '/')) {
-        snprintf(part, sizeof(part), "%.*s", (int)(at - path), path);
-        mkdir(part, 0755);
-    }
-}
-
 /* --- the script --- */
 
-ep_status run_write_script(const struct install *install, const struct recipe_step *step, enum install_phase phase,
-                           const char *path)
+static void script_path(const struct install *install, const struct recipe_step *step, enum install_phase phase,
+                        char ret_path[1024])
 {
-    /* After chroot the script sees the root as "/". */
-    const char *root = install->can_chroot ? "" : install->root;
-    FILE *script;
+    char folder[64], name[64];
 
-    make_folders(path);
-    script = fopen(path, "we");
+    snprintf(folder, sizeof(folder), phase == PHASE_UNDO ? "before/%.40s" : "scripts", step->id);
+    snprintf(name, sizeof(name), phase == PHASE_UNDO ? "undo.sh" : "%.40s.%s.sh", step->id, phase_names[phase]);
+    install_path(install, folder, name, ret_path);
+}
+
+ep_status run_write_script(const struct install *install, const struct recipe_step *step, enum install_phase phase)
+{
+    char path[1024], *text = NULL;
+    FILE *script;
+    size_t bytes;
+    int error;
+
+    script = open_memstream(&text, &bytes);
     if (!script)
-        return ep_fail_errno(EP_E_SYSTEM, errno, "%s", path);
+        return ep_fail(EP_E_MEMORY, "no memory");
     fprintf(script, "#!/bin/sh\n# %s of step %s of recipe %s. Written by epkit install.\n", phase_names[phase],
             step->id, install->recipe->name);
     script_prelude(script);
-    script_begin(script, install->recipe, step, root, install->state);
+    script_begin(script, install->recipe, step, install->state);
     if (phase == PHASE_FETCH)
-        step->type->fetch(script, step);
-    else if (phase == PHASE_APPLY) {
-        step->type->apply(script, step);
-        fputs("mkdir -p \"$EPKIT_BEFORE\"\n: >\"$EPKIT_BEFORE/complete\"\n", script);
-    } else
-        step->type->undo(script, step);
-    if (fclose(script) != 0)
-        return ep_fail_errno(EP_E_SYSTEM, errno, "%s", path);
-    return EP_OK;
+        script_fetch(script, step);
+    else if (phase == PHASE_UNDO)
+        script_undo(script, step);
+    else {
+        script_apply(script, step);
+        fputs(": >\"$EPKIT_BEFORE/complete\"\n", script);
+    }
+    error = fclose(script) == 0 ? 0 : ENOMEM;
+    script_path(install, step, phase, path);
+    if (!error)
+        error = install_make_folders(path);
+    if (!error)
+        error = temporary_save(path, text, bytes, 0644);
+    free(text);
+    return error ? ep_fail_errno(EP_E_SYSTEM, error, "%s", path) : EP_OK;
 }
 
 static int open_log(const struct install *install, const struct recipe_step *step, enum install_phase phase)
@@ -84,7 +89,7 @@ static int open_log(const struct install *install, const struct recipe_step *ste
     int fd;
 
     run_log_path(install, step, path);
-    make_folders(path);
+    install_make_folders(path);
     fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     if (fd < 0)
         return -1;
@@ -123,11 +128,6 @@ static int status_of(int status)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-static bool is_interrupted(const struct install_observer *observer)
-{
-    return observer && observer->is_interrupted && observer->is_interrupted(observer->context);
-}
-
 /* Waits for a child until the deadline, then ends its process group. */
 static enum run_result wait_for(struct install *install, pid_t pid, int deadline_s, int budget_s, int *ret_status)
 {
@@ -144,7 +144,7 @@ static enum run_result wait_for(struct install *install, pid_t pid, int deadline
             *ret_status = status_of(status);
             return is_late ? RUN_LATE : *ret_status == 0 ? RUN_FINE : RUN_FAILED;
         }
-        if (is_interrupted(observer))
+        if (observer->is_interrupted())
             return RUN_INTERRUPTED;
         if (seconds >= deadline_s && !is_late) {
             kill(-pid, SIGTERM);
@@ -156,8 +156,7 @@ static enum run_result wait_for(struct install *install, pid_t pid, int deadline
             *ret_status = 128 + SIGKILL;
             return RUN_LATE;
         }
-        if (observer->tick)
-            observer->tick(observer->context, (int)seconds, budget_s);
+        observer->tick((int)seconds, budget_s);
         poll(NULL, 0, TICK_MS);
     }
 }
@@ -183,27 +182,26 @@ static void new_unit_name(const struct install *install, const struct recipe_ste
 }
 
 /* Under systemd the unit has the deadline, and the child that waits for it has a longer one. */
-static pid_t start(struct install *install, const struct recipe_step *step, const char *name, const char *path, int log,
-                   int deadline_s)
+static pid_t start(struct install *install, const struct recipe_step *step, const char *name, const char *path, int log)
 {
-    char unit[200], limit[64], output[1100], error[1100], stop[64], file[1024];
+    char unit[200], limit[64], output[1100], error[1100], stop[64];
     const char *inside = path + strlen(install->root);
     const char *systemd[] = {"systemd-run", "--quiet", "--wait", "--collect", "--service-type=exec",
                              unit,          "-p",      limit,    "-p",        stop,
                              "-p",          output,    "-p",     error,       "/bin/sh",
-                             file,          NULL};
+                             path,          NULL};
+    /* After chroot the script sees the root as "/". */
     const char *in_root[] = {"chroot", install->root, "/bin/sh", inside, NULL};
-    const char *plain[] = {"/bin/sh", file, NULL};
+    const char *plain[] = {"/bin/sh", path, install->root, NULL};
     char log_path[1024];
     pid_t pid;
 
     run_log_path(install, step, log_path);
     snprintf(unit, sizeof(unit), "--unit=%s", name);
-    snprintf(limit, sizeof(limit), "RuntimeMaxSec=%d", deadline_s);
+    snprintf(limit, sizeof(limit), "RuntimeMaxSec=%d", step->deadline_s);
     snprintf(stop, sizeof(stop), "TimeoutStopSec=%d", STOP_GRACE_S);
     snprintf(output, sizeof(output), "StandardOutput=append:%s", log_path);
     snprintf(error, sizeof(error), "StandardError=append:%s", log_path);
-    snprintf(file, sizeof(file), "%s", path);
     pid = fork();
     if (pid == 0) {
         if (install->has_systemd)
@@ -214,55 +212,44 @@ static pid_t start(struct install *install, const struct recipe_step *step, cons
 }
 
 enum run_result run_script(struct install *install, const struct recipe_step *step, size_t index,
-                           enum install_phase phase, int deadline_s, int *ret_status)
-{
-    char path[1024];
-
-    *ret_status = -1;
-    snprintf(path, sizeof(path), "%.400s%.300s/scripts/%s.%s.sh", install->root, install->state, step->id,
-             phase_names[phase]);
-    if (run_write_script(install, step, phase, path) != EP_OK)
-        return RUN_NOT_STARTED;
-    return run_file(install, step, index, phase, path, deadline_s, ret_status);
-}
-
-enum run_result run_file(struct install *install, const struct recipe_step *step, size_t index,
-                         enum install_phase phase, const char *path, int deadline_s, int *ret_status)
+                           enum install_phase phase, int *ret_status)
 {
     const struct install_observer *observer = &install->options.observer;
-    char log_path[1024], name[160];
+    char path[1024], log_path[1024], name[160];
     enum run_result result;
     uint64_t started;
     int log;
     pid_t pid;
 
     *ret_status = -1;
+    if (phase != PHASE_UNDO && run_write_script(install, step, phase) != EP_OK)
+        return RUN_NOT_STARTED;
+    script_path(install, step, phase, path);
     log = open_log(install, step, phase);
     run_log_path(install, step, log_path);
     if (log < 0) {
         ep_fail_errno(EP_E_SYSTEM, errno, "%s", log_path);
         return RUN_NOT_STARTED;
     }
-    if (observer->begin)
-        observer->begin(observer->context, step, position_of(install->recipe, index), install->recipe->n_steps, phase,
-                        log_path);
+    observer->begin(step, position_of(install->recipe, index), install->recipe->n_steps, phase, log_path);
     new_unit_name(install, step, name);
     started = ep_now_ns();
-    pid = start(install, step, name, path, log, deadline_s);
+    pid = start(install, step, name, path, log);
     if (pid < 0) {
         ep_fail_errno(EP_E_SYSTEM, errno, "a process cannot be started");
         close(log);
         return RUN_NOT_STARTED;
     }
-    result =
-        wait_for(install, pid, deadline_s + (install->has_systemd ? SYSTEMD_GRACE_S : 0), step->budget_s, ret_status);
+    result = wait_for(install, pid, step->deadline_s + (install->has_systemd ? SYSTEMD_GRACE_S : 0), step->budget_s,
+                      ret_status);
     if (result == RUN_LATE && install->has_systemd) {
         const char *stop[] = {"systemctl", "kill", "--signal=KILL", name, NULL};
 
         run_quietly(stop, 30);
     }
     /* systemd ends a unit at its deadline, and systemd-run reports that as an ordinary failure. */
-    if (result == RUN_FAILED && install->has_systemd && ep_now_ns() - started >= (uint64_t)deadline_s * 1000000000u)
+    if (result == RUN_FAILED && install->has_systemd &&
+        ep_now_ns() - started >= (uint64_t)step->deadline_s * 1000000000u)
         result = RUN_LATE;
     if (result != RUN_FINE && result != RUN_INTERRUPTED)
         dprintf(log, "=== exit status %d\n", *ret_status);
@@ -272,8 +259,8 @@ enum run_result run_file(struct install *install, const struct recipe_step *step
 
 /* --- small commands --- */
 
-/* Runs argv with its output into a pipe (or nowhere); -1: not started, late, or `observer` (NULL: none) interrupted. */
-static int run_captured(const char *const *argv, int seconds, const struct install_observer *observer, char *ret_output,
+/* Runs argv with its output into a pipe (or nowhere); -1: not started, late, or interrupted (NULL: never). */
+static int run_captured(const char *const *argv, int seconds, bool (*is_interrupted)(void), char *ret_output,
                         size_t bytes)
 {
     uint64_t until = ep_deadline_ns(seconds * 1000);
@@ -288,7 +275,7 @@ static int run_captured(const char *const *argv, int seconds, const struct insta
     if (pid == 0)
         become(argv, fds[1], -1);
     close(fds[1]);
-    while (pid > 0 && is_open && ep_now_ns() < until && !is_interrupted(observer)) {
+    while (pid > 0 && is_open && ep_now_ns() < until && !(is_interrupted && is_interrupted())) {
         struct pollfd poll_fd = {.fd = fds[0], .events = POLLIN};
         char data[4096];
         ssize_t n;
@@ -304,7 +291,7 @@ static int run_captured(const char *const *argv, int seconds, const struct insta
     if (bytes)
         ret_output[at] = '\0';
     while (pid > 0 && waitpid(pid, &status, WNOHANG) == 0) {
-        if (ep_now_ns() >= until || is_interrupted(observer)) {
+        if (ep_now_ns() >= until || (is_interrupted && is_interrupted())) {
             kill(-pid, SIGKILL);
             kill(pid, SIGKILL);
             waitpid(pid, &status, 0);
@@ -333,15 +320,15 @@ int run_probe(struct install *install, const struct recipe_step *step, const cha
         ret_output[0] = '\0';
     if (!out)
         return -1;
-    fputs("set -eu\nexport LC_ALL=C\n", out);
-    script_begin(out, install->recipe, step, install->root, install->state);
+    fputs("set -eu\nexport LC_ALL=C EPKIT_ROOT=\n", out);
+    script_begin(out, install->recipe, step, install->state);
     fputs("exec 2>&1\n", out);
     script_shell(out, text);
     if (fclose(out) != 0 || !script)
         return -1;
     snprintf(limit, sizeof(limit), "%d", seconds);
     argv[5] = script;
-    status = run_captured(argv, seconds + 10, &install->options.observer, ret_output, bytes);
+    status = run_captured(argv, seconds + 10, install->options.observer.is_interrupted, ret_output, bytes);
     free(script);
     return status;
 }
@@ -367,18 +354,14 @@ bool run_wait_for_orphans(struct install *install, const struct recipe_step *ste
 
         if (run_captured(list, 30, NULL, output, sizeof(output)) != 0 || !strstr(output, step->id))
             return true;
-        if (!is_reported && observer->begin)
-            observer->begin(observer->context, step, position_of(install->recipe, index), install->recipe->n_steps,
-                            PHASE_APPLY, log);
-        if (!is_reported && observer->line)
-            observer->line(observer->context, "a step of an earlier run is still running: waiting for it");
+        if (!is_reported) {
+            observer->begin(step, position_of(install->recipe, index), install->recipe->n_steps, PHASE_APPLY, log);
+            install_say(install, "a step of an earlier run is still running: waiting for it");
+        }
         *ret_waited = is_reported = true;
-        if (seconds > step->deadline_s + SYSTEMD_GRACE_S + STOP_GRACE_S)
+        if (seconds > step->deadline_s + SYSTEMD_GRACE_S + STOP_GRACE_S || observer->is_interrupted())
             return false;
-        if (is_interrupted(observer))
-            return false;
-        if (observer->tick)
-            observer->tick(observer->context, (int)seconds, step->budget_s);
+        observer->tick((int)seconds, step->budget_s);
         poll(NULL, 0, 500);
     }
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* steps.c - the steps of a recipe: common keys, the keys of each type, shapes of values. */
+/* steps.c - the steps of a recipe: common keys, and the keys of each type. */
 #include "base/error.h"
 #include "common/text.h"
 #include "types.h"
@@ -68,98 +68,10 @@ ep_status recipe_scalar(const struct recipe *recipe, const struct yaml_node *map
     return EP_OK;
 }
 
-/* --- shapes of arguments --- */
-
-static const char *glob_fault(const char *value)
-{
-    const char *last = strrchr(value, '/');
-    char plain[1100];
-    size_t n = 0;
-
-    if (!last)
-        return "a path must begin with /";
-    if (memchr(value, '*', (size_t)(last - value)) || memchr(value, '?', (size_t)(last - value)))
-        return "only the last part of a path may contain * and ?";
-    for (const char *at = value; *at && n < sizeof(plain) - 1; at++)
-        plain[n++] = *at == '*' || *at == '?' ? 'x' : *at;
-    plain[n] = '\0';
-    return variable_fault(KIND_PATH, plain);
-}
-
-static const char *text_fault(const char *value)
-{
-    for (; *value; value++)
-        if ((unsigned char)*value < 0x20 && *value != '\n' && *value != '\t')
-            return "it contains a control character";
-    return NULL;
-}
-
-bool recipe_is_line(const char *value)
-{
-    return !strchr(value, '\n') && !text_fault(value);
-}
-
-static const char *package_fault(const char *name)
-{
-    if (!isalnum((unsigned char)name[0]) ||
-        strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ._+-") != strlen(name))
-        return "it is not a package name";
-    return NULL;
-}
-
-static const char *mode_fault(const char *value)
-{
-    if (strlen(value) != 4 || value[0] != '0' || strspn(value, "01234567") != 4)
-        return "a mode is four octal digits that begin with 0: \"0644\"";
-    return NULL;
-}
-
-static const char *commit_fault(const char *value)
-{
-    size_t n = strlen(value);
-
-    return n >= 7 && n <= 40 && strspn(value, "0123456789abcdef") == n ? NULL
-                                                                       : "a commit is 7 to 40 hexadecimal digits";
-}
-
-static const char *shape_fault(enum arg_shape shape, const char *value)
-{
-    switch (shape) {
-    case ARG_WORD:
-        return variable_fault(KIND_WORD, value);
-    case ARG_PATH:
-    case ARG_PATHS:
-        return variable_fault(KIND_PATH, value);
-    case ARG_GLOBS:
-        return glob_fault(value);
-    case ARG_URL:
-        return variable_fault(KIND_URL, value);
-    case ARG_SHA256:
-        return variable_fault(KIND_SHA256, value);
-    case ARG_VERSION:
-    case ARG_PACKAGES:
-        return variable_fault(KIND_VERSION, value);
-    case ARG_COMMIT:
-        return commit_fault(value);
-    case ARG_MODE:
-        return mode_fault(value);
-    case ARG_BOOL:
-        return strcmp(value, "true") == 0 || strcmp(value, "false") == 0 ? NULL : "it must be true or false";
-    case ARG_OPTIONS:
-        return strchr(value, '\n') ? "it must be one line" : text_fault(value);
-    case ARG_SHELL:
-        if (strstr(value, "@{"))
-            return "@{...} is not replaced in text for a shell: write \"$NAME\"";
-        return text_fault(value);
-    case ARG_TEXT:
-    case ARG_TEXTS:
-        break;
-    }
-    return text_fault(value);
-}
+/* --- arguments --- */
 
 /* One value: variables replaced, checked, as a new JSON string. */
-static ep_status read_value(const struct recipe *recipe, const char *key, enum arg_shape shape,
+static ep_status read_value(const struct recipe *recipe, const char *key, enum value_shape shape,
                             const struct yaml_node *node, json_t **ret_value)
 {
     const char *fault;
@@ -167,14 +79,14 @@ static ep_status read_value(const struct recipe *recipe, const char *key, enum a
 
     if (node->kind != YAML_SCALAR)
         return recipe_refuse(recipe, node->line, "'%.64s' must be a text", key);
-    if (shape == ARG_SHELL)
+    if (shape == VALUE_SHELL)
         text = strdup(node->text);
     else
         EP_TRY(variables_replace(recipe, node->text, node->line, &text));
     if (!text)
         return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
     /* A missing value shows as <name>, and is checked when it is given. */
-    fault = strstr(node->text, "@{") && strchr(text, '<') && shape != ARG_SHELL ? NULL : shape_fault(shape, text);
+    fault = strstr(node->text, "@{") && strchr(text, '<') && shape != VALUE_SHELL ? NULL : value_fault(shape, text);
     if (fault) {
         free(text);
         return recipe_refuse(recipe, node->line, "'%.64s': %s", key, fault);
@@ -203,7 +115,7 @@ static ep_status read_map(const struct recipe *recipe, const struct step_arg *ar
 {
     if (node->kind != YAML_MAP || node->n == 0)
         return recipe_refuse(recipe, node->line, "'%s' must be a map of at least one name%s", arg->key,
-                             arg->shape == ARG_PACKAGES ? " to its version" : "");
+                             arg->shape == VALUE_PACKAGES ? " to its version" : "");
     for (size_t i = 0; i < node->n; i++) {
         const char *fault;
         char *name;
@@ -230,8 +142,8 @@ static ep_status read_map(const struct recipe *recipe, const struct step_arg *ar
 static ep_status read_arg(const struct recipe *recipe, const struct step_arg *arg, const struct yaml_node *node,
                           json_t **ret_value)
 {
-    bool is_list = arg->shape == ARG_PATHS || arg->shape == ARG_GLOBS || arg->shape == ARG_TEXTS;
-    bool is_map = arg->shape == ARG_PACKAGES || arg->shape == ARG_OPTIONS;
+    bool is_list = arg->shape == VALUE_PATHS || arg->shape == VALUE_GLOBS || arg->shape == VALUE_TEXTS;
+    bool is_map = arg->shape == VALUE_PACKAGES || arg->shape == VALUE_OPTIONS;
     json_t *value;
     ep_status status;
 
@@ -265,7 +177,7 @@ static bool uses_variable(const char *text, const char *name)
 
 /*
  * The result of a build depends on the values that its script uses: with another value it is another step. Values of
- * the machine are excluded: a kernel that has to be the same is recorded next to the digest (script_stamp()).
+ * the machine are excluded: a kernel that has to be the same is recorded next to the digest (epkit_stamp()).
  */
 static void note_values(const struct recipe *recipe, struct recipe_step *step)
 {
@@ -398,7 +310,7 @@ static ep_status read_flag(const struct recipe *recipe, const struct yaml_node *
     if (!*ret_text)
         return EP_OK;
     variable = recipe_variable_find(recipe, *ret_text + (**ret_text == '!'));
-    if (!variable || variable->kind != KIND_FLAG || !variable->value)
+    if (!variable || variable->kind != VALUE_FLAG || !variable->value)
         return recipe_refuse(recipe, line,
                              "'%s' must be a variable of kind flag with a default, or '!' and such a variable", key);
     *ret_holds = (strcmp(variable->value, "1") == 0) != (**ret_text == '!');
@@ -430,7 +342,7 @@ static ep_status read_verify_item(const struct recipe *recipe, const struct yaml
     EP_TRY(recipe_check_keys(recipe, map, "an entry of 'verify'", keys));
     EP_TRY(recipe_scalar(recipe, map, "name", true, &verify->name, &line));
     EP_TRY(recipe_scalar(recipe, map, "run", true, &verify->run, &line));
-    fault = shape_fault(ARG_SHELL, verify->run);
+    fault = value_fault(VALUE_SHELL, verify->run);
     if (fault)
         return recipe_refuse(recipe, line, "'run': %s", fault);
     EP_TRY(recipe_scalar(recipe, map, "hint", false, &verify->hint, &line));

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * types.h - a type of step: its keys, how it is checked, and the shell scripts that apply and undo it.
+ * types.h - a type of step: its keys, and how it is checked. The shell functions that fetch and apply it are in
+ * prelude.sh, and find its keys as variables.
  *
  * A check reads the machine through a `struct source` and runs none of its programs, so that it also works on a folder.
- * fetch, apply and undo are written as scripts for a POSIX shell: apply runs the same scripts that `export` writes.
- * Each may be killed at any instant and run again: it has to end in the same state. A script begins with what
- * script_begin() writes (script.c), and finds these variables:
+ * fetch, apply and undo are scripts for a POSIX shell: apply runs the same scripts that `export` writes. Each may be
+ * killed at any instant and run again: it has to end in the same state. A script begins with what script_begin() writes
+ * (script.c), and finds these variables:
  *
- *     EPKIT_ROOT    folder in front of all paths; "" for this machine
+ *     EPKIT_ROOT    folder in front of all paths, the first argument of the script; "" for this machine
  *     EPKIT_STATE   folder of the recipe below it, for downloads, builds and stamps
  *     EPKIT_STEP    id of the step
- *     EPKIT_BEFORE  folder for what the step replaces, so that undo can restore it
+ *     EPKIT_BEFORE  folder for what the step has added, and what it replaced: uninstall needs nothing else
  */
 #ifndef EP_INSTALL_TYPES_H
 #define EP_INSTALL_TYPES_H
@@ -47,38 +48,19 @@ struct check_context {
     struct source *source;
     const char *state;  /* folder of the recipe's state, below the root */
     const char *kernel; /* release; "" if not known */
-    /* <0, 0, >0: version a is older, equal, newer; 2 if unknown. */
-    int (*compare)(const char *a, const char *b);
     /*
      * Exit status of shell text that changes nothing, run on this machine with the recipe's variables; -1 if it could
      * not be run or took too long. NULL: nothing can be run, the machine is a folder.
      */
-    const struct recipe *probe_recipe;
-    int (*probe)(const struct recipe *recipe, const struct recipe_step *step, const char *text, void *context);
+    int (*probe)(void *context, const struct recipe_step *step, const char *text);
     void *probe_context;
 };
 
-enum arg_shape {
-    ARG_TEXT, /* any text */
-    ARG_WORD, /* KIND_WORD, and so on */
-    ARG_PATH,
-    ARG_URL,
-    ARG_SHA256,
-    ARG_VERSION,
-    ARG_COMMIT, /* 7 to 40 hexadecimal digits */
-    ARG_MODE,   /* "0644" */
-    ARG_BOOL,
-    ARG_SHELL,    /* text for a shell: without @{} */
-    ARG_PATHS,    /* list of paths */
-    ARG_GLOBS,    /* list of paths whose last part may hold * and ? */
-    ARG_TEXTS,    /* list of texts */
-    ARG_PACKAGES, /* map of package names to versions; "*" is any */
-    ARG_OPTIONS   /* map of names to texts on one line */
-};
+#define FILE_PATH_BYTES 1100
 
 struct step_arg {
     const char *key; /* the table ends with NULL */
-    enum arg_shape shape;
+    enum value_shape shape;
     bool is_required;
 };
 
@@ -87,10 +69,11 @@ struct step_type {
     const struct step_arg *args;
     /* What cannot be said by a table; NULL if nothing. */
     ep_status (*validate)(const struct recipe *recipe, const struct recipe_step *step);
+    /* The file that the step writes: its path and content, which ends with a newline (new; NULL: no memory). Or NULL.
+     */
+    char *(*file)(const struct recipe_step *step, char ret_path[FILE_PATH_BYTES]);
     void (*check)(const struct check_context *context, const struct recipe_step *step, struct step_state *ret_state);
-    void (*fetch)(FILE *script, const struct recipe_step *step); /* only downloads: run again after a pause; or NULL */
-    void (*apply)(FILE *script, const struct recipe_step *step);
-    void (*undo)(FILE *script, const struct recipe_step *step);
+    bool has_fetch;  /* epkit_fetch_NAME downloads, and nothing else: run again after a pause */
     bool needs_live; /* cannot be applied below a folder that has no programs of its own */
 };
 
@@ -116,33 +99,21 @@ uint64_t step_digest(const struct recipe_step *step);
 void script_word(FILE *script, const char *text);
 /* Writes the beginning of a script, once; then the variables of a step. */
 void script_prelude(FILE *script);
-void script_begin(FILE *script, const struct recipe *recipe, const struct recipe_step *step, const char *root,
-                  const char *state);
+void script_begin(FILE *script, const struct recipe *recipe, const struct recipe_step *step, const char *state);
 /* Writes shell text of the recipe, in its own function so that a `return` in it ends only the text. */
 void script_shell(FILE *script, const char *text);
-/* Writes `content` to `path` (below EPKIT_ROOT) in one rename. */
-void script_write(FILE *script, const char *path, const char *content, const char *mode);
-/* Saves what is at `path` before the first change, so that undo can restore it. */
-void script_keep(FILE *script, const char *path);
-void script_restore(FILE *script, const char *path);
+/* Write the rest of the script, after script_begin(). */
+void script_fetch(FILE *script, const struct recipe_step *step);
+void script_apply(FILE *script, const struct recipe_step *step);
+void script_undo(FILE *script, const struct recipe_step *step);
+
+/* Checks the record that epkit_stamp() has written: STEP_DONE, or STEP_TODO, STEP_WRONG. */
+void stamp_check(const struct check_context *context, const struct recipe_step *step, bool with_kernel,
+                 struct step_state *ret_state);
 
 /* --- dpkg.c --- */
 
-struct dpkg_package {
-    char version[128];
-    bool is_installed, is_broken; /* broken: half-installed, unpacked or half-configured */
-    bool is_held;                 /* held by the administrator in its version */
-};
-
-/* The state of packages that must have these versions. */
+/* Checks packages: a map of names to pins, in which * and ? match as in a file name. */
 void dpkg_check(const struct check_context *context, const json_t *packages, struct step_state *ret_state);
-
-/* --- stamp, in script.c --- */
-
-/* Writes "<digest of the step>", and "<kernel>" if `with_kernel`, when a build or a pip installation is complete. */
-void script_stamp(FILE *script, const struct recipe_step *step, bool with_kernel);
-/* STEP_DONE, STEP_TODO or STEP_WRONG by the stamp alone. */
-void stamp_check(const struct check_context *context, const struct recipe_step *step, bool with_kernel,
-                 struct step_state *ret_state);
 
 #endif

@@ -1,18 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * undo.c - restores the previous state. The steps that this recipe has changed are undone in reverse order; then its
- * state is removed. The record of what a step replaced is removed only when the step is undone, so that a run that is
- * killed can be repeated.
+ * undo.c - removes what the recipe has added. Each step that was applied has a folder, before/STEP, with the script
+ * that undoes it (undo.sh) and what that needs: also a step that was applied with other values, or from an earlier
+ * version of the recipe. The folder is removed when the step is undone, so that a run that is killed can be repeated.
  */
 #include "base/error.h"
+#include "common/clean.h"
 #include "install.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <ftw.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#define DROPPED_DEADLINE_S 3600
 
 static int remove_one(const char *path, const struct stat *stat, int kind, struct FTW *walk)
 {
@@ -22,7 +26,8 @@ static int remove_one(const char *path, const struct stat *stat, int kind, struc
     return remove(path) == 0 || errno == ENOENT ? 0 : -1; /* another run may be removing it as well */
 }
 
-int remove_tree(const char *path)
+/* 0, or -1 with errno; a missing path is no error. */
+static int remove_tree(const char *path)
 {
     struct stat stat;
 
@@ -33,126 +38,142 @@ int remove_tree(const char *path)
     return lstat(path, &stat) != 0 && errno == ENOENT ? 0 : -1;
 }
 
-static void below_state(const struct install *install, const char *name, const char *id, char ret_path[1024])
+/* Collects what the script of the step has not removed. */
+static void read_left(struct install *install, const struct recipe_step *step)
 {
-    snprintf(ret_path, 1024, "%.400s%.300s/%s%s%s", install->root, install->state, name, id ? "/" : "", id ? id : "");
-}
+    char path[1024], line[1024], clean[1024];
+    FILE *file;
 
-/* Has this recipe changed anything for the step? */
-static bool is_changed(const struct install *install, const struct recipe_step *step, const struct step_state *state)
-{
-    char path[1024];
-
-    below_state(install, "before", step->id, path);
-    if (access(path, F_OK) == 0)
-        return true;
-    below_state(install, "stamp", step->id, path);
-    if (access(path, F_OK) == 0)
-        return true;
-    /* No record says that this recipe made it: it may have existed before. */
-    return install->options.force &&
-           (state->now == STEP_DONE || state->now == STEP_PARTIAL || state->now == STEP_REBOOT);
+    install_path(install, "before", step->id, path);
+    snprintf(path + strlen(path), sizeof(path) - strlen(path), "/left");
+    file = fopen(path, "re");
+    if (!file)
+        return;
+    while (fgets(line, sizeof(line), file)) {
+        line[strcspn(line, "\n")] = '\0';
+        text_clean(line, clean, sizeof(clean));
+        json_array_append_new(install->left, json_string(clean));
+    }
+    fclose(file);
 }
 
 static enum install_result undo_step(struct install *install, const struct recipe_step *step, size_t index)
 {
-    enum install_result result;
+    char path[1024], log[1024];
     enum run_result run;
-    char path[1024], log[1024], script[1400];
-    bool waited, is_undone;
+    bool waited;
     int status;
 
     run_log_path(install, step, log);
-    if (!run_wait_for_orphans(install, step, index, &waited)) {
-        snprintf(install->failure, sizeof(install->failure), "step '%s' of an earlier run does not end", step->id);
-        return INSTALL_FAILED;
-    }
-    result = earlier_undo(install, step, index, &is_undone);
-    if (result != INSTALL_FINE || is_undone)
-        return result;
+    if (!run_wait_for_orphans(install, step, index, &waited))
+        return install_fail(install, "step '%s' of an earlier run does not end", step->id);
     journal_add(&install->journal, "undo", step->id, NULL);
-    run = run_script(install, step, index, PHASE_UNDO, step->deadline_s, &status);
-    /* No space for a new script: the saved one needs none. */
-    if (run == RUN_NOT_STARTED && earlier_script(install, step, script))
-        run = run_file(install, step, index, PHASE_UNDO, script, step->deadline_s, &status);
+    run = run_script(install, step, index, PHASE_UNDO, &status);
     if (run == RUN_INTERRUPTED)
         return INSTALL_INTERRUPTED;
     if (run != RUN_FINE) {
-        snprintf(install->failure, sizeof(install->failure), "step '%s' could not be undone (exit status %d)", step->id,
-                 status);
+        install_fail(install, "step '%s' could not be undone (exit status %d)", step->id, status);
         snprintf(install->hint, sizeof(install->hint), "its log is %.200s", log);
         return INSTALL_FAILED;
     }
-    below_state(install, "before", step->id, path);
-    if (remove_tree(path) != 0) {
-        snprintf(install->failure, sizeof(install->failure), "%.400s: %s", path, strerror(errno));
-        return INSTALL_FAILED;
-    }
+    read_left(install, step);
+    install_path(install, "before", step->id, path);
+    if (remove_tree(path) != 0)
+        return install_fail_errno(install, errno, path);
     journal_add(&install->journal, "undone", step->id, NULL);
     return INSTALL_FINE;
 }
 
-void install_removed_path(const struct install *install, char ret_path[1024])
+static bool was_applied(const struct install *install, const char *id)
 {
-    const char *name = install->recipe->name;
+    char path[1024];
 
-    snprintf(ret_path, 1024, "%.400s%.*s.%.64s.removed", install->root, (int)(strlen(install->state) - strlen(name)),
-             install->state, name);
+    install_path(install, "before", id, path);
+    snprintf(path + strlen(path), sizeof(path) - strlen(path), "/undo.sh");
+    return access(path, F_OK) == 0;
 }
 
-/* Removes the state atomically for other runs; also removes what an uninstall that was killed here has left. */
-static bool remove_state(struct install *install)
+static bool is_in_recipe(const struct recipe *recipe, const char *id)
 {
-    char path[1024], removed[1024];
-
-    snprintf(path, sizeof(path), "%.400s%.300s", install->root, install->state);
-    install_removed_path(install, removed);
-    if (remove_tree(removed) == 0 && rename(path, removed) == 0 && remove_tree(removed) == 0)
-        return true;
-    snprintf(install->failure, sizeof(install->failure), "%.400s: %s", path, strerror(errno));
+    for (size_t i = 0; i < recipe->n_steps; i++)
+        if (strcmp(recipe->steps[i].id, id) == 0)
+            return true;
     return false;
+}
+
+/* Undoes steps that the recipe does not have any more. */
+static enum install_result undo_dropped(struct install *install)
+{
+    enum install_result result = INSTALL_FINE;
+    char path[1024];
+    struct dirent *entry;
+    DIR *dir;
+
+    install_path(install, "before", NULL, path);
+    dir = opendir(path);
+    while (dir && result == INSTALL_FINE && (entry = readdir(dir))) {
+        struct recipe_step dropped = {
+            .id = entry->d_name, .title = entry->d_name, .deadline_s = DROPPED_DEADLINE_S, .budget_s = 60};
+
+        if (entry->d_name[0] != '.' && strlen(entry->d_name) <= 40 && !is_in_recipe(install->recipe, entry->d_name) &&
+            was_applied(install, entry->d_name))
+            result = undo_step(install, &dropped, 0);
+    }
+    if (dir)
+        closedir(dir);
+    return result;
+}
+
+/*
+ * Removes the state, by which an uninstall that is killed here is recognised, from the inside: the recipe last, and
+ * then the lock that this run holds.
+ */
+static enum install_result remove_state(struct install *install)
+{
+    static const char *const last[] = {"recipe.yaml", "lock", NULL};
+    char folder[1024], path[1024];
+    struct dirent *entry;
+    DIR *dir;
+
+    install_path(install, NULL, NULL, folder);
+    dir = opendir(folder);
+    while (dir && (entry = readdir(dir))) {
+        install_path(install, entry->d_name, NULL, path);
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 &&
+            strcmp(entry->d_name, last[0]) != 0 && strcmp(entry->d_name, last[1]) != 0 && remove_tree(path) != 0) {
+            closedir(dir);
+            return install_fail_errno(install, errno, path);
+        }
+    }
+    if (dir)
+        closedir(dir);
+    for (size_t i = 0; last[i]; i++) {
+        install_path(install, last[i], NULL, path);
+        if (unlink(path) != 0 && errno != ENOENT)
+            return install_fail_errno(install, errno, path);
+    }
+    /* The folder and its parents, if they are empty: another run may have begun. */
+    for (int i = 0; i < 3 && rmdir(folder) == 0; i++)
+        *strrchr(folder, '/') = '\0';
+    return INSTALL_FINE;
 }
 
 enum install_result install_undo(struct install *install)
 {
-    char path[1024];
     enum install_result result;
 
-    if (!install->is_live && !install->can_chroot) {
-        for (size_t i = 0; i < install->recipe->n_steps; i++) {
-            const struct recipe_step *step = &install->recipe->steps[i];
-
-            if (step->type->needs_live && is_changed(install, step, &install->states[i])) {
-                snprintf(install->failure, sizeof(install->failure), "step '%s' of type %s needs the machine itself",
-                         step->id, step->type->name);
-                return INSTALL_REFUSED;
-            }
-        }
-    }
     unit_remove(install);
-    result = earlier_undo_dropped(install);
-    if (result != INSTALL_FINE)
-        return result;
-    for (size_t i = install->recipe->n_steps; i-- > 0;) {
+    result = undo_dropped(install);
+    for (size_t i = install->recipe->n_steps; result == INSTALL_FINE && i-- > 0;) {
         size_t index = install->recipe->order[i];
         const struct recipe_step *step = &install->recipe->steps[index];
 
         /* Includes a step that the current values skip: it was applied with other values. */
-        if (!is_changed(install, step, &install->states[index]))
-            continue;
-        result = undo_step(install, step, index);
-        if (result != INSTALL_FINE)
-            return result;
+        if (was_applied(install, step->id))
+            result = undo_step(install, step, index);
     }
+    if (result != INSTALL_FINE)
+        return result;
     journal_add(&install->journal, "uninstalled", NULL, NULL);
-    if (!remove_state(install))
-        return INSTALL_FAILED;
-    snprintf(path, sizeof(path), "%.400s%.300s", install->root, install->state);
-    /* The parent folders, if they are empty. */
-    for (int i = 0; i < 2; i++) {
-        *strrchr(path, '/') = '\0';
-        if (rmdir(path) != 0)
-            break;
-    }
-    return INSTALL_FINE;
+    return remove_state(install);
 }

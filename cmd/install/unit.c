@@ -7,6 +7,7 @@
 #include "install.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -27,7 +28,6 @@ ep_status unit_install(struct install *install)
     /* "never" applies to later reboots as well. */
     static const char *const reboots[] = {
         [INSTALL_REBOOT_NOW] = "now", [INSTALL_REBOOT_SENTINEL] = "sentinel", [INSTALL_REBOOT_NEVER] = "never"};
-    const char *parent;
     bool had_wants;
     FILE *file;
 
@@ -40,8 +40,7 @@ ep_status unit_install(struct install *install)
     if (n <= 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "/proc/self/exe");
     self[n] = '\0';
-    parent = install->options.state ? install->options.state : INSTALL_STATE;
-    if (strpbrk(self, " \t\"'\\%$") || strpbrk(parent, " \t\"'\\%$"))
+    if (strpbrk(self, " \t\"'\\%$") || strpbrk(install->options.state, " \t\"'\\%$"))
         return ep_fail(EP_E_ARG, "%s: a systemd unit cannot contain a path with such characters", self);
     had_wants = access(WANTS_FOLDER, F_OK) == 0;
     if (!had_wants)
@@ -54,9 +53,9 @@ ep_status unit_install(struct install *install)
             "# Written by epkit install; removed when recipe %s is complete.\n[Unit]\n"
             "Description=epkit install: resume recipe %s\nWants=network-online.target\nAfter=network-online.target\n"
             "[Service]\nType=oneshot\nTimeoutStartSec=infinity\n"
-            "ExecStart=%s install resume %s --state %s --reboot %s --max-reboots %d\n"
+            "ExecStart=%s install resume %s --state %s --reboot %s --max-reboots %" PRId64 "\n"
             "[Install]\nWantedBy=multi-user.target\n",
-            install->recipe->name, install->recipe->name, self, install->recipe->name, parent,
+            install->recipe->name, install->recipe->name, self, install->recipe->name, install->options.state,
             reboots[install->options.reboot], install->options.max_reboots);
     fflush(file);
     fsync(fileno(file));

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "figures.h"
 
+#include "common/embedded.h"
+
 #include <ctype.h>
 #include <jansson.h>
 #include <math.h>
@@ -10,8 +12,7 @@
 
 #define MAX_MATCH 8
 
-extern const char reference_builtin[];
-extern const size_t reference_builtin_bytes;
+extern const struct embedded reference_builtin[];
 
 struct hardware {
     struct model_hardware public;
@@ -251,7 +252,7 @@ bool reference_add(struct reference *reference, FILE *stream, char *ret_error, s
 struct reference *reference_new(void)
 {
     struct reference *reference = calloc(1, sizeof(*reference));
-    json_t *document = json_loadb(reference_builtin, reference_builtin_bytes, 0, NULL);
+    json_t *document = json_loadb(reference_builtin[0].text, reference_builtin[0].bytes, 0, NULL);
     char error[200];
 
     if (!reference || !document || !add_document(reference, document, error, sizeof(error))) {

@@ -114,19 +114,15 @@ END
             select(.state != "skipped")] | all(.state == "wrong")' <<<"$output" >/dev/null
     done
     epkit install plan gcp-b200-ubuntu2404 --root gcp-b200-ubuntu2404 >out || true
-    grep -q 'cuda-toolkit-12-9 0.0.1 is installed, older than 12.9' out
+    grep -q 'cuda-toolkit-12-9 0.0.1 is installed, expected 12.9' out
     grep -q 'nvidia 0.1 is loaded, expected 580.126.09: takes effect after a reboot' out
 }
 
-@test "the traps of a driver: configured but not live, overridden later, another module of a longer name" {
+@test "the traps of a driver: configured but not live, another module of a longer name" {
     disk gcp-b200-ubuntu2404 "done" m
     echo 'RegistryDwords: ""' >m/proc/driver/nvidia/params
     epkit install plan gcp-b200-ubuntu2404 --root m --json >out || [ $? -eq 3 ]
     [ "$(jq -r '.steps[] | select(.id == "peer-mapping").state' out)" = reboot ]
-    echo 'options nvidia NVreg_RegistryDwords="other=1"' >m/etc/modprobe.d/zzz.conf
-    epkit install plan gcp-b200-ubuntu2404 --root m --json >out || [ $? -eq 3 ]
-    jq -r '.steps[] | select(.id == "peer-mapping").text' out | grep -q 'zzz.conf sets the same option later'
-    rm m/etc/modprobe.d/zzz.conf
     sed -i 's/^nvidia /nvidia_drm /' m/proc/modules
     epkit install plan gcp-b200-ubuntu2404 --root m --json >out || [ $? -eq 3 ]
     [ "$(jq -r '.steps[] | select(.id == "driver-loaded").text' out)" = 'nvidia is not loaded' ]
@@ -216,8 +212,9 @@ END
 
 @test "versions are written once: tests of a recipe expect what it pins, character for character" {
     epkit install export sh gcp-b200-ubuntu2404 >out
-    grep -qF 'grep -Eq -e '"'"'^580\.126\.09$'"'" out
-    grep -qF 'grep -Eq -e '"'"'^2\.10\.0\+cu129$'"'" out
+    grep -q '^run_verify ' out
+    grep -qF "'^580\.126\.09$'" out
+    grep -qF "'^2\.10\.0\+cu129$'" out
 }
 
 @test "the pinned driver can be installed when newer ones are published, and all of it is of that version" {
@@ -388,8 +385,6 @@ END
     epkit install apply ./files.yaml --root m
     epkit install uninstall ./files.yaml --root m
     [ -e m/etc/deep/er/one ]
-    epkit install uninstall ./files.yaml --root m --force
-    [ ! -e m/etc/deep/er/one ]
 }
 
 @test "a truncated or corrupted journal is repaired, a folder in its place is reported, and no step is lost" {
@@ -504,22 +499,20 @@ END
     grep -q second m/etc/deep/er/one
 }
 
-@test "a step whose target changed is undone at the old one, and a step that left the recipe is undone at the end" {
+@test "uninstall removes what earlier values and an earlier version of the recipe have added" {
     mkdir -p m/etc
     echo mine >m/etc/first
     cp -a m before
     moves() { printf 'recipe: moves\ntitle: t\nvariables: {p: {kind: path, default: /etc/first}}\nsteps:\n  - {id: moved, type: file, title: t, why: w, budget: 5s, path: "@{p}", content: x}\n'; }
     { moves && printf '  - {id: lost, type: file, title: t, why: w, budget: 5s, path: /etc/lost, content: x}\n'; } >moves.yaml
     epkit install apply ./moves.yaml --root m
-    [ "$(cat m/etc/first)" = x ]
+    [ "$(cat m/etc/first m/etc/lost)" = "x
+x" ]
     moves >moves.yaml
     epkit install apply ./moves.yaml --root m --set p=/etc/deep/second
-    [ "$(cat m/etc/first m/etc/deep/second)" = "mine
+    [ "$(cat m/etc/first m/etc/deep/second)" = "x
 x" ]
-    [ -e m/etc/lost ]
-    epkit install apply ./moves.yaml --root m --set p=/etc/third
-    [ ! -e m/etc/deep ]
-    # A target that already is as expected does not belong to the recipe: the old one is undone at the end.
+    # A target that already is as expected does not belong to the recipe.
     echo x >m/etc/fourth
     cp m/etc/fourth before/etc/
     epkit install apply ./moves.yaml --root m --set p=/etc/fourth
@@ -687,31 +680,6 @@ END
     done
 }
 
-# The functions with which steps wait for dpkg's lock, on a lock of this test.
-@test "a step waits for the holder of dpkg's lock, names it, and fails at its deadline" {
-    sed "s,/var/lib/dpkg/,$PWD/,g; s/-ge 300/-ge \${MOST:-300}/" "$EPKIT_SOURCE/cmd/install/prelude.sh" >prelude.sh
-    cat >hold.py <<'END'
-import fcntl, sys
-file = open("lock-frontend", "a+")
-fcntl.lockf(file, fcntl.LOCK_EX)
-print("held", flush=True)
-sys.stdin.read()
-END
-    sh -euc '. ./prelude.sh; epkit_await_lock; echo nobody' | grep -qx nobody
-    mkfifo until
-    python3 hold.py <until >held 3>&- &
-    exec 9>until
-    within 20 grep -q held held
-    run env MOST=2 sh -euc '. ./prelude.sh; epkit_await_lock; echo not reached'
-    [ "$status" -eq 1 ]
-    [[ "$output" == "waiting for process $! (python3), which holds $PWD/lock-frontend"*"process $! (python3) has held $PWD/lock-frontend for "* ]]
-    sh -euc '. ./prelude.sh; epkit_await_lock; echo through' >out 3>&- 9>&- &
-    within 20 grep -q waiting out
-    exec 9>&-
-    within 20 grep -qx through out
-    wait
-}
-
 @test "an export reads the kernel release from the machine that it runs on, and has its own folder" {
     for recipe in "${RECIPES[@]}"; do
         epkit install export sh "$recipe" >export.sh
@@ -719,9 +687,9 @@ END
         grep -q '^EPKIT_KERNEL=$(uname -r)$' export.sh
         grep -q "/var/lib/epkit/install/$recipe/export" export.sh
         # It must not remain in a text that no shell expands.
-        ! grep -F 'release-of-the-running-kernel' export.sh | grep -v '^sed -e '
+        ! grep -F 'release-of-the-running-kernel' export.sh
     done
-    epkit install export sh gcp-b200-ubuntu2404 | grep -F "'linux-headers-'\"\$EPKIT_KERNEL\"''"
+    epkit install export sh gcp-b200-ubuntu2404 | grep -F "'linux-headers-'\"\$EPKIT_KERNEL\"'="
     # In words, and in the content of files.
     cat >kernel.yaml <<END
 recipe: kernel

@@ -74,10 +74,10 @@ refused() {
     start name "http://no-such-host.invalid/x"
     start mute "$url/mute" 60s
     wait "${started[@]}"
-    refused absent "404 .*$url/absent"
-    refused half "Hash Sum mismatch: $url/half"
-    refused open "Hash Sum mismatch: $url/open"
-    refused loop "edirection loop encountered: $url/loop"
+    refused absent "$url/absent .*404"
+    refused half "$url/half .*Hash Sum mismatch"
+    refused open "$url/open .*Hash Sum mismatch"
+    refused loop "$url/loop .*edirection loop encountered"
     refused name "no-such-host.invalid"
     refused mute "stopped at its deadline of 60 s (download).* $url/mute"
 }

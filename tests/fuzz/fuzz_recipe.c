@@ -49,8 +49,8 @@ static void write_all(const struct recipe *recipe)
         FILE *out = open_memstream(&text, &bytes);
 
         check(out != NULL);
-        script_begin(out, recipe, &recipe->steps[i], "/root", "/state");
-        recipe->steps[i].type->undo(out, &recipe->steps[i]);
+        script_begin(out, recipe, &recipe->steps[i], "/state");
+        script_undo(out, &recipe->steps[i]);
         fclose(out);
         free(text);
     }

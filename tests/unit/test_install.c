@@ -135,17 +135,17 @@ static void test_refused_values(void **state)
 static void test_kinds(void **state)
 {
     (void)state;
-    assert_null(variable_fault(KIND_PATH, "/opt/deep-ep/1.2_x"));
-    assert_non_null(variable_fault(KIND_PATH, "/opt/.."));
-    assert_non_null(variable_fault(KIND_PATH, "/opt/a b"));
-    assert_non_null(variable_fault(KIND_PATH, "/opt/\xc3\xa4"));
-    assert_null(variable_fault(KIND_VERSION, "1:4.1.4-3+b1~rc"));
-    assert_non_null(variable_fault(KIND_VERSION, "1 2"));
-    assert_non_null(variable_fault(KIND_VERSION, ""));
-    assert_null(variable_fault(KIND_URL, "https://h/a?b=c&d"));
-    assert_non_null(variable_fault(KIND_URL, "javascript:x"));
-    assert_non_null(variable_fault(KIND_FLAG, "yes"));
-    assert_non_null(variable_fault(KIND_SHA256, "abc"));
+    assert_null(value_fault(VALUE_PATH, "/opt/deep-ep/1.2_x"));
+    assert_non_null(value_fault(VALUE_PATH, "/opt/.."));
+    assert_non_null(value_fault(VALUE_PATH, "/opt/a b"));
+    assert_non_null(value_fault(VALUE_PATH, "/opt/\xc3\xa4"));
+    assert_null(value_fault(VALUE_VERSION, "1:4.1.4-3+b1~rc"));
+    assert_non_null(value_fault(VALUE_VERSION, "1 2"));
+    assert_non_null(value_fault(VALUE_VERSION, ""));
+    assert_null(value_fault(VALUE_URL, "https://h/a?b=c&d"));
+    assert_non_null(value_fault(VALUE_URL, "javascript:x"));
+    assert_non_null(value_fault(VALUE_FLAG, "yes"));
+    assert_non_null(value_fault(VALUE_SHA256, "abc"));
 }
 
 /* --- journal --- */
@@ -269,15 +269,10 @@ static void test_journal_version(void **state)
 
 /* --- packages --- */
 
-static int compare(const char *a, const char *b)
-{
-    return strcmp(a, b) < 0 ? -1 : strcmp(a, b) > 0;
-}
-
 static struct step_state packages_state(const char *status, const char *name, const char *pin)
 {
     char *folder = temp_folder(), path[PATH_MAX + 64];
-    struct check_context context = {.state = "/s", .kernel = "6.8", .compare = compare};
+    struct check_context context = {.state = "/s", .kernel = "6.8"};
     json_t *packages = json_pack("{s:s}", name, pin);
     struct step_state found;
     FILE *file;
@@ -307,8 +302,7 @@ static void test_packages(void **state)
     assert_int_equal(packages_state(status, "tool", "2.0-1").now, STEP_DONE);
     assert_int_equal(packages_state(status, "tool", "2.0-*").now, STEP_DONE);
     assert_int_equal(packages_state(status, "tool", "3.0-1").now, STEP_WRONG);
-    assert_non_null(strstr(packages_state(status, "tool", "3.0-1").text, "older than 3.0-1"));
-    assert_non_null(strstr(packages_state(status, "tool", "1.*").text, "newer than 1.*"));
+    assert_non_null(strstr(packages_state(status, "tool", "1.*").text, "2.0-1 is installed, expected 1.*"));
     assert_int_equal(packages_state(status, "half", "1").now, STEP_PARTIAL);
     assert_int_equal(packages_state(status, "gone", "1").now, STEP_TODO);
     assert_int_equal(packages_state(status, "too", "1").now, STEP_TODO);
