@@ -3,11 +3,9 @@
  * check_answers.c - refusals by the API server, from server-side dry runs of the objects of a job. They cover its
  * validation, admission plug-ins and webhooks, and store nothing.
  */
-#include "deploy_check.h"
+#include "check.h"
 
 #include <inttypes.h>
-#include <stddef.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 /* Identifies the object of a dry run: an answer applies only to this object, not to another manifest. */
@@ -81,7 +79,9 @@ json_t *deploy_dry_runs(const struct deploy_job *job)
     size_t i;
 
     json_array_foreach(job->documents, i, document)
+    {
         add_dry_run(dry_runs, get_text(document, "kind"), get_name(document), false, json_incref((json_t *)document));
+    }
     add_jobs(dry_runs, job);
     add_pods(dry_runs, job);
     return dry_runs;
@@ -172,7 +172,11 @@ static const char *fix_for(const char *text)
         {"violates PodSecurity",
          "kubectl label --overwrite namespace NAMESPACE pod-security.kubernetes.io/enforce=privileged"},
         {"exceeded quota", "kubectl get resourcequotas: raise it, or remove what uses it"},
+        {"must specify",
+         "set workload.resources.requests and limits, or give the namespace a LimitRange with defaults"},
         {"usage per ", "kubectl get limitranges -o yaml, and set workload.resources within it"},
+        {"service account", "kubectl create serviceaccount, in the namespace of the job"},
+        {"PriorityClass", "kubectl get priorityclasses, and set workload.priorityClassName to one of them"},
         {"being terminated", "wait until the namespace is deleted, or use another one"},
         {"already exists", "helm list -A: use another release name, or remove the existing object"},
         {"RuntimeClass", "kubectl get runtimeclasses"},
@@ -187,59 +191,40 @@ static const char *fix_for(const char *text)
     return "correct what it names";
 }
 
-/* A finding predicted without the API server: compares only the text before the amounts or names. */
-static json_t *known_finding(const struct check *check, const char *answer)
+/* A finding with the same message of the API server; amounts after "requested" may differ. */
+static bool is_known(const struct check *check, const char *says)
 {
-    json_t *finding;
+    const json_t *finding;
     size_t i;
 
     json_array_foreach(check->findings, i, finding)
     {
-        const char *says = get_text(finding, "says"), *end;
-        char part[768];
+        const char *known = get_text(finding, "says"), *end = strstr(known, ", requested: ");
+        size_t n = end ? (size_t)(end - known) : strlen(known);
+        char part[sizeof(((struct check_text *)0)->says)];
 
-        if (strcmp(get_text(finding, "by"), "the API server") != 0)
-            continue;
-        end = strstr(says, ", requested: ");
-        end = end ? end : strstr(says, ": must specify ");
-        CHECK_FORMAT(part, "%.*s", end ? (int)(end - says) : (int)strlen(says), says);
-        if (strstr(answer, part) || strstr(part, reason_of(answer)))
-            return finding;
+        CHECK_FORMAT(part, "%.*s", (int)n, known);
+        if (strcmp(get_text(finding, "by"), "the API server") == 0 && (strstr(says, part) || strstr(known, says)))
+            return true;
     }
-    return NULL;
-}
-
-/* The message that a controller gets from the API server. */
-static void format_derived(const char *object, const char *answer, char *ret_text, size_t bytes)
-{
-    int at = 0;
-
-    if (strncmp(object, "Job ", 4) == 0 && strstr(answer, " is invalid: "))
-        at = snprintf(ret_text, bytes, "Job.batch \"%.250s\" is invalid: ", object + 4);
-    else if (strncmp(object, "Pod ", 4) != 0)
-        at = -1;
-    if (at < 0)
-        snprintf(ret_text, bytes, "%s", answer);
-    else
-        format_reason(answer, ret_text + at, bytes - (size_t)at);
+    return false;
 }
 
 /* A dry run creates nothing: the next one does not find the namespace or class that the manifest brings. */
 static bool is_about_brought(const struct check *check, const char *answer)
 {
-    static const struct {
-        const char *kind, *says, *end;
-    } rows[] = {{"Namespace", "namespaces \"", "\" not found"},
-                {"PriorityClass", "no PriorityClass with name ", " was found"}};
-    char name[256];
+    const json_t *document;
+    char missing[512];
+    size_t i;
 
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        const char *begin = behind(answer, rows[i].says), *end = begin ? strstr(begin, rows[i].end) : NULL;
+    json_array_foreach(check->job->documents, i, document)
+    {
+        bool is_class = strcmp(get_text(document, "kind"), "PriorityClass") == 0;
 
-        if (!end || end - begin >= (ptrdiff_t)sizeof(name))
-            continue;
-        CHECK_FORMAT(name, "%.*s", (int)(end - begin), begin);
-        if (check_brings(check, rows[i].kind, name))
+        CHECK_FORMAT(missing,
+                     is_class ? "no PriorityClass with name %.253s was found" : "namespaces \"%.253s\" not found",
+                     get_name(document));
+        if ((is_class || strcmp(get_text(document, "kind"), "Namespace") == 0) && strstr(answer, missing))
             return true;
     }
     return false;
@@ -250,23 +235,17 @@ static bool add_answer(struct check *check, const json_t *dry_run, const char *a
 {
     bool is_derived = json_is_true(get_key(dry_run, "derived"));
     const char *object = get_text(dry_run, "object");
-    struct check_text text = {0};
-    json_t *known;
+    struct check_text text;
 
     /* A controller has other rights than the user. */
     if (!*answer || (is_derived && strstr(answer, "is forbidden: User \"")) || is_about_brought(check, answer))
         return false;
     if (is_derived)
-        format_derived(object, answer, text.says, sizeof(text.says));
+        format_reason(answer, text.says, sizeof(text.says));
     else
         CHECK_FORMAT(text.says, "%s", answer);
-    known = known_finding(check, text.says);
-    if (known) {
-        /* The answer has all reasons, the prediction only one: replace it. */
-        if (strlen(reason_of(text.says)) > strlen(reason_of(get_text(known, "says"))))
-            json_object_set_new(known, "says", json_string(text.says));
+    if (is_known(check, text.says))
         return true;
-    }
     CHECK_FORMAT(text.why, "a dry run of %s%s is refused by the API server", object,
                  is_derived ? ", as a controller creates it," : "");
     CHECK_FORMAT(text.fix, "%s", fix_for(answer));
@@ -274,47 +253,21 @@ static bool add_answer(struct check *check, const json_t *dry_run, const char *a
     return true;
 }
 
-/* Removes findings with the same message. */
-static void drop_repeated(struct check *check)
-{
-    for (size_t i = 0; i < json_array_size(check->findings); i++)
-        for (size_t k = json_array_size(check->findings); k-- > i + 1;) {
-            const json_t *one = json_array_get(check->findings, i), *two = json_array_get(check->findings, k);
-
-            if (strcmp(get_text(one, "says"), get_text(two, "says")) == 0 &&
-                strcmp(get_text(one, "by"), "the API server") == 0 &&
-                strcmp(get_text(two, "by"), "the API server") == 0)
-                json_array_remove(check->findings, k);
-        }
-}
-
-void check_answers(struct check *check, const struct deploy_job *job)
+void check_answers(struct check *check)
 {
     const json_t *answers = get_key(check->snapshot, "answers"), *dry_run;
-    json_t *dry_runs;
-    bool has_job = true, is_held = false;
-    char digest[20];
+    json_t *dry_runs = deploy_dry_runs(check->job);
+    bool has_job = true;
     size_t i;
 
-    digest_of(job->object, digest);
-    if (!get_key(answers, digest))
-        check_resources(check, job);
-    if (!json_is_object(answers))
-        return;
-    json_array_foreach(check->findings, i, dry_run) is_held |=
-        strcmp(get_text(dry_run, "by"), "Kueue") == 0 && strcmp(get_text(dry_run, "severity"), "error") == 0;
-    dry_runs = deploy_dry_runs(job);
     json_array_foreach(dry_runs, i, dry_run)
     {
-        bool is_refused = false;
-
-        /* A controller creates nothing for a refused job, and no pods for one that Kueue does not admit. */
-        if (json_is_true(get_key(dry_run, "derived")) &&
-            (!has_job || (is_held && strncmp(get_text(dry_run, "object"), "Pod ", 4) == 0)))
-            continue;
-        is_refused = add_answer(check, dry_run, get_text(answers, get_text(dry_run, "digest")));
-        has_job = has_job && !(is_refused && json_equal(get_key(dry_run, "document"), job->object));
+        /* A controller creates nothing for a refused job. */
+        if (json_is_true(get_key(dry_run, "derived")) && !has_job)
+            break;
+        if (add_answer(check, dry_run, get_text(answers, get_text(dry_run, "digest"))) &&
+            json_equal(get_key(dry_run, "document"), check->job->object))
+            has_job = false;
     }
     json_decref(dry_runs);
-    drop_repeated(check);
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* check_site.c - requirements on a GKE cluster, and the driver of its nodes according to their labels. */
-#include "deploy_check.h"
+#include "check.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 #define ACCELERATOR "cloud.google.com/gke-accelerator"
@@ -45,8 +44,7 @@ static struct count count_nodes(const struct check *check)
     {
         const char *driver = get_label(node, DRIVER);
 
-        if (get_quantity(get_key(get(node, "status/capacity"), "nvidia.com/gpu")) <= 0 &&
-            !*get_label(node, ACCELERATOR))
+        if (get_count(get_key(get(node, "status/capacity"), "nvidia.com/gpu")) <= 0 && !*get_label(node, ACCELERATOR))
             continue;
         count.n++;
         count.a4 |= strcmp(get_label(node, ACCELERATOR), "nvidia-b200") == 0;
@@ -60,13 +58,9 @@ static struct count count_nodes(const struct check *check)
 
 static const char *stack_of(const struct deploy_job *job)
 {
-    const json_t *container, *variable;
-    size_t i, e;
-
     for (int s = 0; s < job->n_sets; s++)
-        json_array_foreach(get_key(job->sets[s].spec, "containers"), i, container) json_array_foreach(
-            get_key(container, "env"), e,
-            variable) if (strcmp(get_text(variable, "name"), "EPKIT_STACK") == 0) return get_text(variable, "value");
+        if (*deploy_variable(&job->sets[s], "EPKIT_STACK"))
+            return deploy_variable(&job->sets[s], "EPKIT_STACK");
     return "image";
 }
 
@@ -76,85 +70,74 @@ static bool uses_buckets(const struct deploy_job *job)
     size_t i;
 
     for (int s = 0; s < job->n_sets; s++)
-        json_array_foreach(get_key(job->sets[s].spec, "volumes"), i,
-                           volume) if (strncmp(get_text(volume, "csi/driver"), "gcsfuse", 7) == 0) return true;
+        json_array_foreach(get_key(job->sets[s].spec, "volumes"), i, volume)
+        {
+            if (strncmp(get_text(volume, "csi/driver"), "gcsfuse", 7) == 0)
+                return true;
+        }
     return false;
 }
 
 static void check_version(struct check *check, const struct count *count)
 {
-    static const char least[] = "v1.31.7-gke.1265000", *const version_key = "version";
-    const char *version = get_text(check->snapshot, version_key);
-    struct check_text text = {0};
+    static const char least[] = "v1.31.7-gke.1265000";
+    const char *version = get_text(check->snapshot, "version");
 
-    if (!count->a4 || !strstr(version, "-gke.") || compare_versions(version, least) >= 0)
-        return;
-    CHECK_FORMAT(text.says, "GKE %s", version);
-    CHECK_FORMAT(text.why, "A4 nodes need GKE %s or later", least + 1);
-    CHECK_FORMAT(text.fix, "gcloud container clusters upgrade CLUSTER --master --cluster-version=%s", least + 1);
-    check_add(check, CHECK_ERROR, "gke-version", "GKE", version, &text);
+    if (count->a4 && strstr(version, "-gke.") && compare_versions(version, least) < 0)
+        CHECK_FIND(check, CHECK_ERROR, "gke-version", "GKE", version, ("GKE %s", version),
+                   ("A4 nodes need GKE %s or later", least + 1),
+                   ("gcloud container clusters upgrade CLUSTER --master --cluster-version=%s", least + 1));
 }
 
 static void check_driver_mode(struct check *check, const struct count *count)
 {
     const char *stack = stack_of(check->job);
-    struct check_text text = {0};
+    size_t n = json_array_size(get_items(check->snapshot, "nodes"));
 
-    if (strcmp(stack, "host") == 0 && count->n > 0 && count->managed == count->n) {
-        CHECK_FORMAT(text.says, "0/%zu nodes are available", json_array_size(get_items(check->snapshot, "nodes")));
-        CHECK_FORMAT(text.why,
-                     "stack=host, but GKE manages the driver of all %d GPU nodes: nothing can be installed there",
-                     count->n);
-        CHECK_FORMAT(text.fix, "set stack=managed, or make a node pool with gpu-driver-version=disabled");
-        check_add(check, CHECK_ERROR, "driver-managed", "the scheduler", DRIVER, &text);
-    } else if (strcmp(stack, "managed") == 0 && count->n > 0 && count->unmanaged == count->n) {
-        CHECK_FORMAT(text.says, "0/%zu nodes are available", json_array_size(get_items(check->snapshot, "nodes")));
-        CHECK_FORMAT(text.why, "stack=managed, but GKE installs no driver on any of the %d GPU nodes", count->n);
-        CHECK_FORMAT(text.fix, "set stack=host or stack=image, after deploy/daemonset has installed the driver");
-        check_add(check, CHECK_ERROR, "driver-disabled", "the scheduler", DRIVER, &text);
-    }
+    if (strcmp(stack, "host") == 0 && count->n > 0 && count->managed == count->n)
+        CHECK_FIND(
+            check, CHECK_ERROR, "driver-managed", "the scheduler", DRIVER, ("0/%zu nodes are available", n),
+            ("stack=host, but GKE manages the driver of all %d GPU nodes: nothing can be installed there", count->n),
+            ("set stack=managed, or make a node pool with gpu-driver-version=disabled"));
+    else if (strcmp(stack, "managed") == 0 && count->n > 0 && count->unmanaged == count->n)
+        CHECK_FIND(check, CHECK_ERROR, "driver-disabled", "the scheduler", DRIVER, ("0/%zu nodes are available", n),
+                   ("stack=managed, but GKE installs no driver on any of the %d GPU nodes", count->n),
+                   ("set stack=host or stack=image, after deploy/daemonset has installed the driver"));
 }
 
 static void check_metrics(struct check *check)
 {
     const json_t *set;
-    struct check_text text = {0};
     size_t i;
 
-    json_array_foreach(get_items(check->snapshot, "daemonsets"), i, set) if (strstr(get_name(set), "dcgm")) return;
-    CHECK_FORMAT(text.says, "no metrics of GPUs");
-    CHECK_FORMAT(text.why, "no DaemonSet for DCGM runs in the cluster");
-    CHECK_FORMAT(text.fix, "gcloud container clusters update CLUSTER --monitoring=SYSTEM,DCGM");
-    check_add(check, CHECK_WARNING, "dcgm", "nobody", "dcgm-exporter", &text);
+    json_array_foreach(get_items(check->snapshot, "daemonsets"), i, set)
+    {
+        if (strstr(get_name(set), "dcgm"))
+            return;
+    }
+    CHECK_FIND(check, CHECK_WARNING, "dcgm", "nobody", "dcgm-exporter", ("no metrics of GPUs"),
+               ("no DaemonSet for DCGM runs in the cluster"),
+               ("gcloud container clusters update CLUSTER --monitoring=SYSTEM,DCGM"));
 }
 
 void check_site(struct check *check)
 {
     struct count count = count_nodes(check);
-    bool gke = strstr(get_text(check->snapshot, "version"), "-gke.") != NULL;
-    struct check_text text = {0};
 
     check_version(check, &count);
     check_driver_mode(check, &count);
-    if (!gke || !check_knows(check, "nodes"))
+    if (!strstr(get_text(check->snapshot, "version"), "-gke.") || !check_knows(check, "nodes"))
         return;
-    if (count.n > 1 && count.without_block == count.n) {
-        CHECK_FORMAT(text.says, "no topology");
-        CHECK_FORMAT(text.why,
-                     "no GPU node has the label " BLOCK ": the pool has no dense placement, and nodes may be far "
-                     "apart");
-        CHECK_FORMAT(text.fix, "make the pool from a reservation with deployment type DENSE");
-        check_add(check, CHECK_WARNING, "dense-placement", "nobody", BLOCK, &text);
-    }
-    if (count.n > 0 && count.without_metadata > 0 && uses_buckets(check->job)) {
-        CHECK_FORMAT(text.says, "PermissionDenied desc = failed to get GCS bucket");
-        CHECK_FORMAT(text.why,
-                     "%d of %d GPU nodes have no metadata server of Workload Identity, which GCS FUSE needs "
-                     "tokens",
-                     count.without_metadata, count.n);
-        CHECK_FORMAT(text.fix, "gcloud container node-pools update POOL --workload-metadata=GKE_METADATA");
-        check_add(check, CHECK_ERROR, "workload-identity", "the kubelet", METADATA, &text);
-    }
+    if (count.n > 1 && count.without_block == count.n)
+        CHECK_FIND(check, CHECK_WARNING, "dense-placement", "nobody", BLOCK, ("no topology"),
+                   ("no GPU node has the label " BLOCK ": the pool has no dense placement, and nodes may be far apart"),
+                   ("make the pool from a reservation with deployment type DENSE"));
+    if (count.without_metadata > 0 && uses_buckets(check->job))
+        CHECK_FIND(check, CHECK_ERROR, "workload-identity", "the kubelet", METADATA,
+                   ("PermissionDenied desc = failed to get GCS bucket"),
+                   ("%d of %d GPU nodes have no metadata server of Workload Identity, which GCS FUSE needs tokens from",
+                    count.without_metadata, count.n),
+                   ("gcloud container node-pools update POOL --workload-metadata=GKE_METADATA"));
     if (check_knows(check, "daemonsets"))
         check_metrics(check);
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cmd_deploy.c - epkit deploy check: predicts whether a cluster accepts and runs a job. */
+/* cmd_deploy.c - epkit deploy: whether a cluster accepts and runs a job, and what holds it up after that. */
 #include "common/clean.h"
 #include "common/cmd.h"
 #include "common/file.h"
 #include "common/output.h"
 #include "common/temporary.h"
-#include "deploy.h"
+#include "deploy_output.h"
+#include "get.h"
 #include "kubectl.h"
 
 #include <epkit/status.h>
@@ -28,7 +29,8 @@ struct deploy_options {
 /* clang-format off */
 static const struct opt deploy_table[] = {
     {"file", 'f', "FILE", OPT_FILE, offsetof(struct deploy_options, file),
-     .help = "manifest to check, in YAML or JSON, as of 'helm template'; - is standard input", .heading = "Job"},
+     .help = "manifest to check, in YAML or JSON, as of 'helm template'; - is standard input",
+     .heading = "Job to check"},
     {"gpus", 'g', "N", OPT_INT, offsetof(struct deploy_options, gpus), .min = 1, .max = 1000000,
      .help = "without a manifest: GPUs of all nodes together"},
     {"queue", 'q', "NAME", OPT_STRING, offsetof(struct deploy_options, queue),
@@ -38,11 +40,11 @@ static const struct opt deploy_table[] = {
     {"required", 0, NULL, OPT_FLAG, offsetof(struct deploy_options, required),
      .help = "with --topology: they must share it"},
     {"namespace", 'n', "NAME", OPT_STRING, offsetof(struct deploy_options, space), .value = "default",
-     .help = "namespace of the job, if the manifest names none"},
+     .help = "namespace of the job, if the manifest names none", .heading = "Job to check or explain"},
     {"from", 0, "FILE", OPT_FILE, offsetof(struct deploy_options, from),
      .help = "read the cluster from a file that --save wrote", .heading = "Cluster"},
     {"save", 0, "FILE", OPT_FILE, offsetof(struct deploy_options, save),
-     .help = "write the data read from the cluster; contents of Secrets are not read"},
+     .help = "write the data read from the cluster, without contents of Secrets and variables of containers"},
     {"context", 0, "NAME", OPT_STRING, offsetof(struct deploy_options, context),
      .help = "context of kubectl; default: its current one"},
     {"kubectl", 0, "COMMAND", OPT_STRING, offsetof(struct deploy_options, kubectl), .value = "kubectl",
@@ -54,8 +56,25 @@ static const struct opt deploy_table[] = {
 };
 /* clang-format on */
 
+/* A name of Kubernetes: parts of lower-case letters, digits and '-', divided by dots where `has_dots`. */
+static bool is_name(const char *name, size_t bytes_max, bool has_dots)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";
+    size_t n = strlen(name);
+
+    if (n == 0 || n > bytes_max || strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789-.") < n)
+        return false;
+    for (size_t i = 0; i < n; i++)
+        if ((name[i] == '.' && !has_dots) || ((i == 0 || name[i - 1] == '.' || i + 1 == n || name[i + 1] == '.') &&
+                                              name[i] != '.' && !strchr(letters, name[i])))
+            return false;
+    return *name != '.' && name[n - 1] != '.' && !strstr(name, "..");
+}
+
 static int check_options(const struct cmd *cmd, const struct cmd_call *call, const struct deploy_options *options)
 {
+    if (call->n_args > 1)
+        return cmd_usage(cmd, "check takes no argument: name the job with --file or --gpus");
     if (!options->file == !options->gpus)
         return cmd_usage(cmd, "name the job: either --file MANIFEST or --gpus N");
     if (options->file && (options->queue || options->topology))
@@ -66,6 +85,28 @@ static int check_options(const struct cmd *cmd, const struct cmd_call *call, con
         return cmd_usage(cmd, "--required needs --topology");
     if (options->topology && !options->queue)
         return cmd_usage(cmd, "--topology needs --queue: only Kueue evaluates it");
+    return CMD_FINE;
+}
+
+static int why_options(const struct cmd *cmd, const struct cmd_call *call)
+{
+    static const char *const others[] = {"file", "gpus", "queue", "topology", "required"};
+
+    for (size_t i = 0; i < COUNT(others); i++)
+        if (cmd_given(cmd, call, others[i]))
+            return cmd_usage(cmd, "--%s applies only to check", others[i]);
+    if (call->n_args < 2)
+        return cmd_usage(cmd, "name the job: epkit deploy why JOB");
+    if (!is_name(call->args[1], 253, true))
+        return cmd_usage(cmd, "'%.300s' is no name of a job: lower-case letters, digits, '-' and '.'", call->args[1]);
+    return CMD_FINE;
+}
+
+static int common_options(const struct cmd *cmd, const struct cmd_call *call, const struct deploy_options *options)
+{
+    if (!is_name(options->space, 63, false))
+        return cmd_usage(cmd, "--namespace: '%.100s' is no name: at most 63 lower-case letters, digits and '-'",
+                         options->space);
     if (options->from && (options->context || options->save || cmd_given(cmd, call, "kubectl")))
         return cmd_usage(cmd, "--from reads a file: it excludes --context, --kubectl and --save");
     return CMD_FINE;
@@ -127,7 +168,8 @@ static char *read_file(const char *path, size_t bytes_max, bool skip_mark, size_
 
 static int read_job(const struct deploy_options *options, json_t **ret_documents, struct deploy_job *ret_job)
 {
-    ep_status status = EP_OK;
+    bool is_template;
+    ep_status status;
     size_t bytes = 0;
     char *text, why[512];
 
@@ -142,11 +184,19 @@ static int read_job(const struct deploy_options *options, json_t **ret_documents
         text = read_file(options->file, DEPLOY_MANIFEST_MAX, false, &bytes);
         if (!text)
             return CMD_USAGE;
-        status = deploy_manifest_parse(text, bytes, ret_documents);
+        status = deploy_manifest_parse(options->file, text, bytes, ret_documents);
+        is_template = memmem(text, bytes, "{{", 2) != NULL;
         free(text);
+        if (status != EP_OK) {
+            text_clean(ep_last_error(), why, sizeof(why));
+            out_error("%s", why);
+            /* What YAML finds wrong in a template of Helm does not say that it is one. */
+            if (is_template && (strstr(why, "not valid YAML") || strstr(why, "a plain word")))
+                out_hint("a template with {{ }} has to be rendered first: helm template");
+            return CMD_USAGE;
+        }
     }
-    if (status == EP_OK)
-        status = deploy_job_find(*ret_documents, options->space, ret_job);
+    status = deploy_job_find(*ret_documents, options->space, ret_job);
     if (status != EP_OK) {
         text_clean(ep_last_error(), why, sizeof(why));
         out_error("%s: %s", options->file ? options->file : "the job", why);
@@ -191,156 +241,71 @@ static int save_snapshot(const json_t *snapshot, const char *path)
     return number ? CMD_FAILED : CMD_FINE;
 }
 
-/* --- output --- */
-
-static const char *text_of(const json_t *object, const char *key)
+static int run_check(const struct cmd *cmd, const struct deploy_options *options, struct kubectl *kubectl)
 {
-    const char *text = json_string_value(json_object_get(object, key));
+    json_t *documents = NULL, *snapshot = NULL;
+    struct deploy_job job;
+    int code = read_job(options, &documents, &job);
 
-    return text ? text : "";
-}
-
-struct verdict {
-    int n_errors, n_warnings;
-    const char *unknown; /* resources that were required and not read; NULL: none */
-    long long pods;
-    char text[512];
-};
-
-/* Without these no verdict is possible. */
-static const char *first_unknown(const struct deploy_job *job, const json_t *snapshot)
-{
-    static const char *const always[] = {"namespaces", "nodes", "pods", NULL};
-    static const char *const queued[] = {"localqueues", "clusterqueues", "resourceflavors", "topologies", NULL};
-    const json_t *items = json_object_get(snapshot, "items");
-
-    if (!json_is_array(json_object_get(snapshot, "groups")))
-        return "groups";
-    for (int i = 0; always[i]; i++)
-        if (!json_is_array(json_object_get(items, always[i])))
-            return always[i];
-    for (int i = 0; job->queue && queued[i]; i++)
-        if (!json_is_array(json_object_get(items, queued[i])))
-            return queued[i];
-    return NULL;
-}
-
-static struct verdict verdict_of(const struct deploy_job *job, const json_t *findings, const json_t *snapshot)
-{
-    struct verdict verdict = {0};
-    const char *version = text_of(snapshot, "version");
-    const json_t *finding;
-    size_t i;
-
-    json_array_foreach(findings, i, finding) *
-        (strcmp(text_of(finding, "severity"), "error") == 0 ? &verdict.n_errors : &verdict.n_warnings) += 1;
-    for (int s = 0; s < job->n_sets; s++)
-        verdict.pods += job->sets[s].count;
-    finding = json_array_get(findings, 0);
-    verdict.unknown = first_unknown(job, snapshot);
-    if (verdict.n_errors > 0)
-        snprintf(verdict.text, sizeof(verdict.text), "%s %.100s will not run: %s will say '%.300s'.", job->kind,
-                 job->name, text_of(finding, "by"), text_of(finding, "says"));
-    else if (verdict.unknown)
-        snprintf(verdict.text, sizeof(verdict.text), "No verdict on %s %.100s: %s were not read.", job->kind, job->name,
-                 verdict.unknown);
-    else if (verdict.n_warnings > 0)
-        snprintf(verdict.text, sizeof(verdict.text), "%s %.100s may wait or be slow: %.300s.", job->kind, job->name,
-                 text_of(finding, "why"));
-    else
-        snprintf(verdict.text, sizeof(verdict.text), "%s %.100s can run on this cluster (%.60s): %lld pods%s%.100s.",
-                 job->kind, job->name, version, verdict.pods, job->queue ? " by queue " : "",
-                 job->queue ? job->queue : "");
-    return verdict;
-}
-
-/* Names of manifests and clusters are untrusted: print no control characters. */
-static json_t *printable(const json_t *findings)
-{
-    json_t *copy = json_deep_copy(findings), *finding, *value;
-    const char *key;
-    char text[2048];
-    size_t i;
-
-    json_array_foreach(copy, i, finding) json_object_foreach(finding, key, value)
-    {
-        text_clean(json_string_value(value), text, sizeof(text));
-        json_string_set(value, text);
+    if (code == CMD_FINE) {
+        kubectl->space = job.space;
+        code = options->from ? read_snapshot(options->from, &snapshot)
+                             : kubectl_snapshot(kubectl, deploy_resources, documents, &snapshot);
     }
-    return copy;
+    /* A job of --gpus has no image: a dry run makes no sense. */
+    if (code == CMD_FINE && !options->from && options->file)
+        kubectl_dry_run(kubectl, &job, snapshot);
+    if (code == CMD_FINE && options->save)
+        code = save_snapshot(snapshot, options->save);
+    if (code == CMD_FINE)
+        code = check_report(cmd, &job, snapshot, options->json);
+    json_decref(documents);
+    json_decref(snapshot);
+    return code;
 }
 
-static const struct out_column columns[] = {
-    {"SEVERITY", "severity", 0, 0},
-    {"ID", "id", 0, 0},
-    {"BY", "by", 0, 0},
-    {"OBJECT", "object", 0, OUT_TRUNC},
-};
-
-static void print_findings(const struct verdict *verdict, const json_t *all, const json_t *unread)
+/* Nothing can be said without the pods, or about a job that is not there. */
+static int explain(const struct cmd *cmd, const struct deploy_options *options, const char *name,
+                   const json_t *snapshot)
 {
-    json_t *findings = printable(all), *value;
-    const json_t *finding;
-    const char *key;
-    char text[1024], name[64];
-    size_t i;
+    static const char *const needed[] = {"pods", "jobs", "jobsets", "leaderworkersets"};
+    const json_t *unread = get_key(snapshot, "unread");
+    json_t *answer = deploy_why(snapshot, options->space, name);
+    char why[512];
 
-    text_clean(verdict->text, text, sizeof(text));
-    out_verdict(verdict->n_errors ? OUT_BAD : verdict->n_warnings ? OUT_WARN : OUT_GOOD, "%s", text);
-    if (json_array_size(findings) > 0) {
-        out_line("%s", "");
-        out_table(stdout, columns, COUNT(columns), findings, OUT_TABLE);
-    }
-    json_array_foreach(findings, i, finding)
-    {
-        out_line("%s", "");
-        out_line("%s: %s", text_of(finding, "id"), text_of(finding, "object"));
-        out_line("  %s will say: %s", text_of(finding, "by"), text_of(finding, "says"));
-        out_line("  why: %s", text_of(finding, "why"));
-        out_line("  do:  %s", text_of(finding, "fix"));
-    }
-    json_object_foreach((json_t *)unread, key, value)
-    {
-        text_clean(json_is_string(value) ? json_string_value(value) : "", text, sizeof(text));
-        text_clean(key, name, sizeof(name));
-        out_warning("%s could not be read and were not checked: %s", name, text);
-    }
-    json_decref(findings);
-}
-
-static int report(const struct cmd *cmd, const struct deploy_options *options, const struct deploy_job *job,
-                  const json_t *snapshot)
-{
-    json_t *findings = deploy_check(snapshot, job), *document, *cluster;
-    struct verdict verdict;
-    int code;
-
-    if (!findings) {
-        out_error("no memory for the findings");
+    for (size_t i = 0; i < (answer ? 1 : COUNT(needed)); i++) {
+        if (!get_key(unread, needed[i]))
+            continue;
+        text_clean(get_text(unread, needed[i]), why, sizeof(why));
+        out_error("%s of namespace %s could not be read: %s", needed[i], options->space, why);
+        json_decref(answer);
         return CMD_FAILED;
     }
-    verdict = verdict_of(job, findings, snapshot);
-    code = verdict.n_errors == 0 && verdict.unknown ? CMD_FAILED
-           : json_array_size(findings) > 0          ? CMD_FINDINGS
-                                                    : CMD_FINE;
-    if (options->json) {
-        document = out_document(cmd->name);
-        json_object_set_new(document, "verdict", json_string(verdict.text) ?: json_string("the job will not run"));
-        json_object_set_new(document, "will_run",
-                            verdict.n_errors == 0 && verdict.unknown ? json_null()
-                                                                     : json_boolean(verdict.n_errors == 0));
-        cluster = json_pack("{s:s, s:O?}", "version", text_of(snapshot, "version"), "unread",
-                            json_object_get(snapshot, "unread"));
-        json_object_set_new(document, "cluster", cluster);
-        json_object_set_new(document, "job",
-                            json_pack("{s:s, s:s, s:s, s:s?, s:I}", "kind", job->kind, "name", job->name, "namespace",
-                                      job->space, "queue", job->queue, "pods", (json_int_t)verdict.pods));
-        json_object_set_new(document, "findings", findings);
-        return out_json(document) == 0 ? code : CMD_FAILED;
-    }
-    print_findings(&verdict, findings, json_object_get(snapshot, "unread"));
-    json_decref(findings);
-    return out_finish() == CMD_FINE ? code : CMD_FAILED;
+    if (answer)
+        return why_report(cmd, answer, snapshot, options->json);
+    if (options->from && !get_items(snapshot, "jobs"))
+        return cmd_refuse(cmd, options->from, "it has no jobs: 'epkit deploy why JOB --save FILE' writes such a file");
+    out_error("namespace %s has no JobSet, LeaderWorkerSet or Job %s", options->space, name);
+    out_hint("'kubectl get jobsets,jobs -n %s' lists them; what has ended is removed after ttlSecondsAfterFinished",
+             options->space);
+    return CMD_USAGE;
+}
+
+static int run_why(const struct cmd *cmd, const struct deploy_options *options, const char *name,
+                   struct kubectl *kubectl)
+{
+    json_t *snapshot = NULL;
+    int code;
+
+    kubectl->space = options->space;
+    code = options->from ? read_snapshot(options->from, &snapshot)
+                         : kubectl_snapshot(kubectl, deploy_why_resources, NULL, &snapshot);
+    if (code == CMD_FINE && options->save)
+        code = save_snapshot(snapshot, options->save);
+    if (code == CMD_FINE)
+        code = explain(cmd, options, name, snapshot);
+    json_decref(snapshot);
+    return code;
 }
 
 static int cmd_deploy(const struct cmd *cmd, const struct cmd_call *call)
@@ -348,51 +313,41 @@ static int cmd_deploy(const struct cmd *cmd, const struct cmd_call *call)
     const struct deploy_options *options = call->options;
     struct kubectl kubectl = {
         .program = options->kubectl, .context = options->context, .timeout_ms = options->timeout * 1000};
-    json_t *documents = NULL, *snapshot = NULL;
-    struct deploy_job job;
-    int code = check_options(cmd, call, options);
+    bool is_why = strcmp(call->args[0], "why") == 0;
+    int code;
 
+    if (!is_why && strcmp(call->args[0], "check") != 0)
+        return cmd_usage(cmd, "unknown action '%.32s'; it is one of check, why", call->args[0]);
+    code = is_why ? why_options(cmd, call) : check_options(cmd, call, options);
     if (code == CMD_FINE)
-        code = read_job(options, &documents, &job);
-    if (code == CMD_FINE) {
-        kubectl.space = job.space;
-        code =
-            options->from ? read_snapshot(options->from, &snapshot) : kubectl_snapshot(&kubectl, documents, &snapshot);
-    }
-    /* A job of --gpus has no image: a dry run makes no sense. */
-    if (code == CMD_FINE && !options->from && options->file)
-        kubectl_dry_run(&kubectl, &job, snapshot);
-    if (code == CMD_FINE && options->save)
-        code = save_snapshot(snapshot, options->save);
-    if (code == CMD_FINE)
-        code = report(cmd, options, &job, snapshot);
-    json_decref(documents);
-    json_decref(snapshot);
-    return code;
+        code = common_options(cmd, call, options);
+    if (code != CMD_FINE)
+        return code;
+    return is_why ? run_why(cmd, options, call->args[1], &kubectl) : run_check(cmd, options, &kubectl);
 }
 
-static const char *const deploy_actions[] = {"check", NULL};
+static const char *const deploy_actions[] = {"check", "why", NULL};
 
 const struct cmd command_deploy = {
     .name = "deploy",
-    .args = "check",
+    .args = "check|why [JOB]",
     .min_args = 1,
-    .max_args = 1,
+    .max_args = 2,
     .arg_choices = deploy_actions,
-    .summary = "predict whether a Kubernetes cluster accepts and runs a job",
+    .summary = "check a job against a Kubernetes cluster, or explain what holds it up",
     .description =
-        "'epkit deploy check' compares a job with a cluster: kinds that the API server does not serve, rights, quotas "
-        "of the namespace, Pod Security, missing volumes, secrets, images and networks, network policies that "
-        "separate the pods; Kueue's queue, quota, flavors and topology; nodes by label, taint, free resources, "
-        "ports of the host and anti-affinity; and the requirements on GKE: version, dense placement, Workload "
-        "Identity, the owner of the driver. Each finding has the message that the cluster will print, the reason, and "
-        "what to do.\n\n"
+        "'epkit deploy check', before a job is submitted: kinds that the API server does not serve, rights, the quota of "
+        "GPUs of the namespace; missing volumes, secrets, images and networks; network policies that separate the pods; "
+        "Kueue's queue, quota of GPUs and topology; labels of nodes and their free GPUs; and the requirements on GKE: "
+        "version, dense placement, Workload Identity, the owner of the driver. Each finding has the message that the "
+        "cluster will print, the reason, and what to do. Everything else the API server says itself: kubectl makes "
+        "server-side dry runs of each object of the manifest and of a pod of the job; nothing is created.\n\n"
         "The job is a manifest ('helm template NAME deploy/helm/epkit ... | epkit deploy check -f -'), or --gpus with "
-        "--queue for one that requests only GPUs. kubectl reads the cluster with the rights of its user, and makes "
-        "server-side dry runs of each object of the manifest and of a pod of the job: nothing is created. Resources "
-        "that the user may not read are listed and not checked.\n\n"
-        "Messages of Kueue are those of version 0.15. Pods of jobs that Kueue has admitted count as "
-        "users of nodes, even if they have no node yet.",
+        "--queue for one that requests only GPUs. kubectl reads the cluster with the rights of its user. Resources that "
+        "the user may not read are listed and not checked. Messages of Kueue are those of version 0.15.\n\n"
+        "'epkit deploy why JOB', after it was submitted: reads conditions and events of the JobSet, LeaderWorkerSet or "
+        "Job, of its Workload, its pods and their nodes, and quotes what holds it up, first what explains most. It may "
+        "be called at any time, and again until the job runs.",
     .options = deploy_table,
     .options_bytes = sizeof(struct deploy_options),
     .examples =
@@ -403,15 +358,17 @@ const struct cmd command_deploy = {
              "Is there a rack with room for four nodes?"},
             {"epkit deploy check --gpus 16 --save cluster.json", "Save the data read from the cluster."},
             {"epkit deploy check -f job.yaml --from cluster.json --json", "Check against the saved data, as JSON."},
+            {"epkit deploy why my-job -n team", "What does the job wait for?"},
             {NULL, NULL},
         },
     .exits =
         (const struct cmd_exit_text[]){
-            {CMD_FINE, "no finding"},
+            {CMD_FINE, "check: no finding; why: the job runs, or is complete"},
             {CMD_FAILED, "the cluster does not answer, too little could be read of it, or a file could not be written"},
-            {CMD_USAGE, "wrong usage, or a file that cannot be used"},
-            {CMD_FINDINGS, "the cluster will refuse the job, or the job has to wait"},
+            {CMD_USAGE, "wrong usage, a file that cannot be used, or no such job"},
+            {CMD_FINDINGS, "check: the cluster will refuse the job, or it has to wait; why: it is held up, or failed"},
             {CMD_UNSUPPORTED, "there is no kubectl"},
+            {CMD_NOT_KNOWN, "why: the job does not run, and the cluster gives no reason"},
             {0, NULL},
         },
     .run = cmd_deploy,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * deploy.h - predicts whether a Kubernetes cluster accepts and runs a job.
+ * deploy.h - whether a Kubernetes cluster accepts and runs a job, and what holds up one that was submitted.
  *
- * Two inputs, both data: a manifest (what `helm template` writes), and a snapshot of the cluster, one JSON document:
+ * The inputs are data: a manifest (what `helm template` writes), and a snapshot of the cluster, one JSON document:
  *
  *     {"epkit_cluster": 1,
  *      "version": "v1.34.4",                  of the API server
@@ -11,10 +11,11 @@
  *      "items": {"nodes": [...], ...},        objects by resource, as the API server gives them
  *      "rights": {"jobsets.jobset.x-k8s.io": true, ...},   may the user create them in the namespace?
  *      "answers": {"<digest>": "why it is refused, or \"\"", ...},   of the API server to deploy_dry_runs()
- *      "unread": {"networks": "why", ...}}    what could not be read, with the reason
+ *      "unread": {"networks": "why", ...},    what could not be read, with the reason
+ *      "time": "2026-01-31T23:59:59Z"}        when it was read
  *
- * A resource that is neither in items nor in unread was not requested. Findings are predictions: each has the message
- * that the API server, Kueue, the scheduler or the kubelet will print, as of Kubernetes 1.34 and Kueue 0.15.
+ * A resource that is neither in items nor in unread was not requested. Each finding has the message that the API
+ * server, Kueue, the scheduler or the kubelet will print; what the API server refuses is its own answer to a dry run.
  */
 #ifndef EP_DEPLOY_DEPLOY_H
 #define EP_DEPLOY_DEPLOY_H
@@ -29,9 +30,9 @@
 
 /*
  * The documents of a manifest in YAML (or JSON) as an array of objects; empty documents are left out. EP_E_ARG with
- * line and reason in ep_last_error().
+ * "NAME:LINE: reason" in ep_last_error().
  */
-ep_status deploy_manifest_parse(const char *text, size_t bytes, json_t **ret_documents);
+ep_status deploy_manifest_parse(const char *name, const char *text, size_t bytes, json_t **ret_documents);
 
 /* Is the document a snapshot of a cluster? EP_E_ARG with the reason if not. */
 ep_status deploy_snapshot_check(const json_t *snapshot);
@@ -58,6 +59,9 @@ struct deploy_job {
 /* `space` is the namespace if the job names none. EP_E_ARG: no job, or more than one. */
 ep_status deploy_job_find(const json_t *documents, const char *space, struct deploy_job *ret_job);
 
+/* The value of an environment variable of the pods; "" if no container has it. */
+const char *deploy_variable(const struct deploy_set *set, const char *name);
+
 /* A manifest for `gpus` GPUs, 8 on each node, as the chart renders it, for a check without a manifest. */
 json_t *deploy_job_make(const char *space, const char *queue, long long gpus, const char *topology, bool required);
 
@@ -67,7 +71,15 @@ json_t *deploy_job_make(const char *space, const char *queue, long long gpus, co
  */
 json_t *deploy_check(const json_t *snapshot, const struct deploy_job *job);
 
-/* Resources that deploy_check() reads, to create a snapshot. The list ends with a row without name. */
+/*
+ * What the cluster says about a job that was submitted: {"state": "waiting", "running", "complete", "failed" or
+ * "unknown", "job": {"kind", "name", "namespace", "queue", "workload": has Kueue made one?, "pods", "running"},
+ * "reasons": [{"object", "others": objects with the same reason, "reason", "since": null or when, "message"}], what
+ * explains most first}. NULL: there is no such job, or out of memory.
+ */
+json_t *deploy_why(const json_t *snapshot, const char *space, const char *name);
+
+/* Resources that deploy_check() and deploy_why() read. The lists end with a row without name. */
 struct deploy_resource {
     const char *name;    /* key of items */
     const char *kubectl; /* argument of `kubectl get` */
@@ -75,7 +87,7 @@ struct deploy_resource {
     enum { DEPLOY_CLUSTER, DEPLOY_NAMESPACE, DEPLOY_EVERYWHERE } scope;
     bool names_only; /* the objects contain secrets: only names are kept */
 };
-extern const struct deploy_resource deploy_resources[];
+extern const struct deploy_resource deploy_resources[], deploy_why_resources[];
 
 /*
  * The server-side dry runs to make: one for each document of the manifest, and one for each kind of object that

@@ -7,11 +7,15 @@
 
 #include <string.h>
 
+#define GPU_RESOURCE "nvidia.com/gpu"
+#define GPUS_MAX 1000000000LL
+
 /* The value at a path of keys separated by '/', or NULL. Keys that contain a '/' need get_key(). */
 const json_t *get(const json_t *object, const char *path);
 const json_t *get_key(const json_t *object, const char *key);
 
-/* The string at a path, or "". */
+/* A string, and the string at a path; or "". */
+const char *get_string(const json_t *value);
 const char *get_text(const json_t *object, const char *path);
 long long get_number(const json_t *object, const char *path, long long otherwise);
 bool get_flag(const json_t *object, const char *path);
@@ -33,22 +37,20 @@ const json_t *get_item(const json_t *snapshot, const char *resource, const char 
 /* The entry of an array with this "name"; NULL if there is none. */
 const json_t *get_named(const json_t *array, const char *name);
 
-/* A quantity of Kubernetes ("8", "250Gi", "500m") in thousandths; -1 if invalid. */
-long long get_quantity(const json_t *value);
+/* A quantity of Kubernetes as a whole number ("8", "1k"), rounded down, at most 1e15; -1 if it is none. */
+long long get_count(const json_t *value);
 
-/* Requests of a pod's containers for one resource, in thousandths; limits count where there is no request. */
-long long get_pod_request(const json_t *spec, const char *resource);
+/* GPUs that the containers of a pod request together. */
+long long get_pod_gpus(const json_t *spec);
 
-/* The same for limits only. */
-long long get_pod_limit(const json_t *spec, const char *resource);
-
-/* Do labels match a label selector (matchLabels, matchExpressions)? An empty one matches everything. */
-bool get_selected(const json_t *labels, const json_t *selector);
+/* Does a match expression (key, operator, values) hold for labels? Do all? */
+bool get_expression(const json_t *labels, const json_t *expression);
+bool get_expressions(const json_t *labels, const json_t *expressions);
 
 /* Do labels hold all of these, too? */
 bool get_labels_match(const json_t *labels, const json_t *wanted);
 
-/* Does a match expression (key, operator, values) hold for labels? */
-bool get_expression(const json_t *labels, const json_t *expression);
+/* Do labels match a label selector (matchLabels, matchExpressions)? An empty one matches everything. */
+bool get_selected(const json_t *labels, const json_t *selector);
 
 #endif

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 
 #define CALLS_MAX 64
 #define WORDS_MAX 32
@@ -134,7 +135,7 @@ static int report_failure(const struct calls *calls, const struct capture *captu
     failure(capture, why, sizeof(why));
     if (capture->start_error == ENOENT) {
         out_error("there is no '%s'", calls->words[0]);
-        out_hint("install kubectl, or read a file that 'epkit deploy check --save FILE' wrote elsewhere: --from FILE");
+        out_hint("install kubectl, or read a file that --save wrote elsewhere: --from FILE");
         return CMD_UNSUPPORTED;
     }
     out_error("the cluster does not answer: %s", *why ? why : "kubectl failed without a message");
@@ -149,8 +150,12 @@ static json_t *groups_of(const char *text)
     size_t i, v;
 
     json_array_foreach(json_object_get(answer, "groups"), i, group)
+    {
         json_array_foreach(json_object_get(group, "versions"), v, version)
+        {
             json_array_append(groups, json_object_get(version, "groupVersion"));
+        }
+    }
     json_decref(answer);
     return groups;
 }
@@ -250,6 +255,26 @@ static void add_resource(struct calls *calls, const struct deploy_resource *reso
     add_call(calls, words);
 }
 
+/* Removes what nothing here reads: variables of containers may have keys as values, and the rest is large. */
+static void strip(json_t *value)
+{
+    static const char *const keys[] = {"env", "annotations", "managedFields"};
+    const char *key;
+    json_t *item;
+    size_t i;
+
+    for (i = 0; i < COUNT(keys); i++)
+        json_object_del(value, keys[i]);
+    json_object_foreach(value, key, item)
+    {
+        strip(item);
+    }
+    json_array_foreach(value, i, item)
+    {
+        strip(item);
+    }
+}
+
 static void store_resource(json_t *snapshot, const struct deploy_resource *resource, struct capture *capture)
 {
     json_t *answer = NULL, *items = NULL;
@@ -260,6 +285,7 @@ static void store_resource(json_t *snapshot, const struct deploy_resource *resou
     } else if (succeeded(capture)) {
         answer = json_loadb(capture->output.text ? capture->output.text : "", capture->output.bytes, 0, NULL);
         items = json_incref(json_object_get(answer, "items"));
+        strip(items);
     }
     failure(capture, why, sizeof(why));
     /* The API server serves the group, but not this kind: there are no objects. */
@@ -306,7 +332,8 @@ static void store_right(json_t *snapshot, const char *plural, const struct captu
         json_object_set_new(json_object_get(snapshot, "rights"), plural, json_boolean(*text == 'y'));
 }
 
-static int read_objects(const struct kubectl *kubectl, const json_t *documents, json_t *snapshot)
+static int read_objects(const struct kubectl *kubectl, const struct deploy_resource *resources, const json_t *documents,
+                        json_t *snapshot)
 {
     struct calls *calls = calls_new(kubectl);
     const struct deploy_resource *asked[CALLS_MAX];
@@ -316,7 +343,7 @@ static int read_objects(const struct kubectl *kubectl, const json_t *documents, 
 
     if (!calls)
         return CMD_FAILED;
-    for (const struct deploy_resource *resource = deploy_resources; resource->name; resource++)
+    for (const struct deploy_resource *resource = resources; resource->name; resource++)
         if (is_served(snapshot, resource->group)) {
             asked[n++] = resource;
             add_resource(calls, resource);
@@ -415,18 +442,25 @@ void kubectl_dry_run(const struct kubectl *kubectl, const struct deploy_job *job
     calls_free(calls);
 }
 
-int kubectl_snapshot(const struct kubectl *kubectl, const json_t *documents, json_t **ret_snapshot)
+int kubectl_snapshot(const struct kubectl *kubectl, const struct deploy_resource *resources, const json_t *documents,
+                     json_t **ret_snapshot)
 {
     json_t *snapshot =
         json_pack("{s:i, s:{}, s:{}, s:{}}", "epkit_cluster", DEPLOY_SNAPSHOT_VERSION, "items", "rights", "unread");
+    time_t now = time(NULL);
+    char text[32] = "";
+    struct tm utc;
     int code;
 
     if (!snapshot)
         return CMD_FAILED;
+    if (gmtime_r(&now, &utc))
+        strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
+    json_object_set_new(snapshot, "time", json_string(text));
     progress_start("reading the cluster");
     code = read_version(kubectl, snapshot);
     if (code == CMD_FINE)
-        code = read_objects(kubectl, documents, snapshot);
+        code = read_objects(kubectl, resources, documents, snapshot);
     progress_stop();
     if (code != CMD_FINE) {
         json_decref(snapshot);

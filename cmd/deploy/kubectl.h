@@ -16,11 +16,12 @@ struct kubectl {
 };
 
 /*
- * Reads everything that deploy_check() needs (see cmd/deploy/deploy.h), and for each kind of `documents` whether the
- * user may create it. CMD_FINE; CMD_UNSUPPORTED: no kubectl; CMD_FAILED: the cluster does not answer; both after
+ * Reads the resources (see cmd/deploy/deploy.h), and for each kind of `documents` (may be NULL) whether the user may
+ * create it. CMD_FINE; CMD_UNSUPPORTED: no kubectl; CMD_FAILED: the cluster does not answer; both after
  * reporting the error. The snapshot lists the resources that could not be read.
  */
-int kubectl_snapshot(const struct kubectl *kubectl, const json_t *documents, json_t **ret_snapshot);
+int kubectl_snapshot(const struct kubectl *kubectl, const struct deploy_resource *resources, const json_t *documents,
+                     json_t **ret_snapshot);
 
 /*
  * Makes a server-side dry run of each object of the job, which stores nothing, and adds the answers to the snapshot.

@@ -65,102 +65,18 @@ static void read_leaderworkerset(struct deploy_job *job)
     add_set(job, leader ? "worker" : "main", worker, groups * (leader ? size - 1 : size));
 }
 
-/* --- types --- */
-
-/* A value that the API server cannot decode would look absent here. `where`: the path of `parent`. */
-static ep_status check_type(const struct deploy_job *job, const char *where, const json_t *parent, const char *key,
-                            json_type type)
+const char *deploy_variable(const struct deploy_set *set, const char *name)
 {
-    static const char *const names[] = {
-        [JSON_OBJECT] = "a mapping",       [JSON_ARRAY] = "a list",    [JSON_STRING] = "a text",
-        [JSON_INTEGER] = "a whole number", [JSON_REAL] = "a fraction", [JSON_TRUE] = "true or false",
-        [JSON_FALSE] = "true or false",
-    };
-    const json_t *value = get_key(parent, key);
-
-    if (!value || json_is_null(value) || json_typeof(value) == type)
-        return EP_OK;
-    return ep_fail(EP_E_ARG, "%s %.100s: %s%s is %s and has to be %s: the API server will refuse it", job->kind,
-                   job->name, where, key, names[json_typeof(value)], names[type]);
-}
-
-static ep_status check_list(const struct deploy_job *job, const char *where, const json_t *parent, const char *key)
-{
-    const json_t *item;
+    const json_t *container, *variable;
     size_t i;
 
-    EP_TRY(check_type(job, where, parent, key, JSON_ARRAY));
-    json_array_foreach(get_key(parent, key), i, item)
+    json_array_foreach(get_key(set->spec, "containers"), i, container)
     {
-        if (!json_is_object(item))
-            return ep_fail(EP_E_ARG, "%s %.100s: %s%s[%zu] has to be a mapping: the API server will refuse it",
-                           job->kind, job->name, where, key, i);
+        variable = get_named(get_key(container, "env"), name);
+        if (variable)
+            return get_text(variable, "value");
     }
-    return EP_OK;
-}
-
-static ep_status check_pods(const struct deploy_job *job, const char *where, const json_t *template)
-{
-    static const char *const lists[] = {"containers", "initContainers", "volumes", "tolerations", "imagePullSecrets"};
-    const json_t *spec = get_key(template, "spec");
-    char path[200];
-
-    EP_TRY(check_type(job, where, template, "metadata", JSON_OBJECT));
-    EP_TRY(check_type(job, where, template, "spec", JSON_OBJECT));
-    snprintf(path, sizeof(path), "%sspec.", where);
-    for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++)
-        EP_TRY(check_list(job, path, spec, lists[i]));
-    return check_type(job, path, spec, "nodeSelector", JSON_OBJECT);
-}
-
-static ep_status check_job(const struct deploy_job *job, const char *where, const json_t *spec)
-{
-    char path[160];
-
-    EP_TRY(check_type(job, where, spec, "parallelism", JSON_INTEGER));
-    EP_TRY(check_type(job, where, spec, "completions", JSON_INTEGER));
-    EP_TRY(check_type(job, where, spec, "template", JSON_OBJECT));
-    snprintf(path, sizeof(path), "%stemplate.", where);
-    return check_pods(job, path, get_key(spec, "template"));
-}
-
-static ep_status check_jobset(const struct deploy_job *job, const json_t *spec)
-{
-    const json_t *replicated;
-    char path[120];
-    size_t i;
-
-    EP_TRY(check_list(job, "spec.", spec, "replicatedJobs"));
-    json_array_foreach(get_key(spec, "replicatedJobs"), i, replicated)
-    {
-        snprintf(path, sizeof(path), "spec.replicatedJobs[%zu].", i);
-        EP_TRY(check_type(job, path, replicated, "replicas", JSON_INTEGER));
-        EP_TRY(check_type(job, path, replicated, "template", JSON_OBJECT));
-        snprintf(path, sizeof(path), "spec.replicatedJobs[%zu].template.", i);
-        EP_TRY(check_type(job, path, get_key(replicated, "template"), "spec", JSON_OBJECT));
-        snprintf(path, sizeof(path), "spec.replicatedJobs[%zu].template.spec.", i);
-        EP_TRY(check_job(job, path, get(replicated, "template/spec")));
-    }
-    return EP_OK;
-}
-
-static ep_status check_types(const struct deploy_job *job)
-{
-    const json_t *spec = get_key(job->object, "spec"), *group = get_key(spec, "leaderWorkerTemplate");
-
-    EP_TRY(check_type(job, "", job->object, "metadata", JSON_OBJECT));
-    EP_TRY(check_type(job, "", job->object, "spec", JSON_OBJECT));
-    if (strcmp(job->kind, "Job") == 0)
-        return check_job(job, "spec.", spec);
-    if (strcmp(job->kind, "JobSet") == 0)
-        return check_jobset(job, spec);
-    EP_TRY(check_type(job, "spec.", spec, "replicas", JSON_INTEGER));
-    EP_TRY(check_type(job, "spec.", spec, "leaderWorkerTemplate", JSON_OBJECT));
-    EP_TRY(check_type(job, "spec.leaderWorkerTemplate.", group, "size", JSON_INTEGER));
-    EP_TRY(check_type(job, "spec.leaderWorkerTemplate.", group, "leaderTemplate", JSON_OBJECT));
-    EP_TRY(check_type(job, "spec.leaderWorkerTemplate.", group, "workerTemplate", JSON_OBJECT));
-    EP_TRY(check_pods(job, "spec.leaderWorkerTemplate.leaderTemplate.", get_key(group, "leaderTemplate")));
-    return check_pods(job, "spec.leaderWorkerTemplate.workerTemplate.", get_key(group, "workerTemplate"));
+    return "";
 }
 
 ep_status deploy_job_find(const json_t *documents, const char *space, struct deploy_job *ret_job)
@@ -184,7 +100,6 @@ ep_status deploy_job_find(const json_t *documents, const char *space, struct dep
     if (!job.object)
         return ep_fail(EP_E_ARG, "the manifest has no JobSet, no LeaderWorkerSet and no Job");
     job.name = get_name(job.object);
-    EP_TRY(check_types(&job));
     job.space = *get_space(job.object) ? get_space(job.object) : space;
     job.queue = get_label(job.object, QUEUE_LABEL);
     if (!*job.queue)

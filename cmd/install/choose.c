@@ -97,7 +97,7 @@ static int add_saved_settings(const struct install_cmd_options *options, const c
     json_t *value;
 
     saved_path(options, name, "settings.json", path);
-    text = journal_read_file(path, YAML_BYTES_MAX, &bytes);
+    text = journal_read_file(path, RECIPE_BYTES_MAX, &bytes);
     if (!text && errno == ENOENT)
         return CMD_FINE;
     chosen->saved = text ? json_loadb(text, bytes, JSON_REJECT_DUPLICATES, NULL) : NULL;
@@ -186,7 +186,7 @@ static int choose_file(const struct install_cmd_options *options, const char *pa
 {
     size_t bytes = 0;
 
-    chosen->text = journal_read_file(path, YAML_BYTES_MAX, &bytes);
+    chosen->text = journal_read_file(path, RECIPE_BYTES_MAX, &bytes);
     if (!chosen->text) {
         out_error("recipe %s: %s", path, errno == EINVAL ? "not a regular file" : strerror(errno));
         return CMD_USAGE;

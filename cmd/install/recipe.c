@@ -42,7 +42,10 @@ static ep_status read_head(struct recipe *recipe)
 
 static ep_status parse(struct recipe *recipe, const struct recipe_input *input)
 {
-    EP_TRY(tree_parse(recipe->file, recipe->text, recipe->bytes, &recipe->tree));
+    static const struct yaml_limits limits = {
+        .what = "recipe", .bytes_max = RECIPE_BYTES_MAX, .depth_max = 8, .nodes_max = 8192};
+
+    EP_TRY(tree_parse(recipe->file, recipe->text, recipe->bytes, &limits, &recipe->tree));
     EP_TRY(read_head(recipe));
     EP_TRY(variables_read(recipe, input));
     return steps_read(recipe);

@@ -30,10 +30,11 @@
 #ifndef EP_INSTALL_RECIPE_H
 #define EP_INSTALL_RECIPE_H
 
-#include "tree.h"
+#include "common/yaml.h"
 
 #include <jansson.h>
 
+#define RECIPE_BYTES_MAX (256u << 10)
 #define RECIPE_STEPS_MAX 64
 #define RECIPE_VARIABLES_MAX 64
 #define RECIPE_REBOOTS_MAX 10

@@ -13,7 +13,7 @@ import sys
 
 ACTIONS = {
     "install": {"list", "show", "plan", "apply", "status", "verify", "resume", "uninstall", "export"},
-    "deploy": {"check"},
+    "deploy": {"check", "why"},
     "test": {"intranode", "internode", "lowlatency"},
 }
 # Words that stand for something of the reader's: FILE, a4-[0-1], $COORD_POD, <host>, …

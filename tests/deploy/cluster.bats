@@ -1,7 +1,8 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
 # The chart and 'epkit deploy check' against a real API server with JobSet, LeaderWorkerSet and Kueue: what helm installs
-# is queued, admitted and run; each refusal that epkit predicts is the one that the cluster reports.
+# is queued, admitted and run; each refusal that epkit predicts is the one that the cluster reports, and 'epkit deploy why'
+# quotes it after the submission.
 #
 # shellcheck disable=SC2154,SC2030,SC2031,SC2317 # set by run; functions are called by name
 
@@ -56,6 +57,27 @@ predict_waiting() {
     template "$@" | sed 's/^\( *\)restartPolicy: Never/&\n\1schedulerName: nobody/' >"$M"
     grep -q 'schedulerName: nobody' "$M"
     predict_manifest "$id"
+}
+
+# explained STATE [ARGUMENT...]: what epkit says of the job r in this state; in $why
+explained() {
+    local state=$1
+    shift
+    run --separate-stderr "$EPKIT" deploy why r --json "$@"
+    python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/cmd/deploy/schema.json" <(echo "$output")
+    why=$(jq -r .verdict <<<"$output")
+    [ "$(jq -r .state <<<"$output")" = "$state" ]
+}
+
+# explain [ARGUMENT...]: what the cluster said is what epkit quotes as the reason
+explain() {
+    within 60 explained waiting "$@" || {
+        echo "$output $stderr"
+        return 1
+    }
+    echo "$why"
+    [ "$status" -eq 3 ]
+    jq -e --arg says "$says" '.reasons[0].message | contains($says)' <<<"$output"
 }
 
 # The messages of the Workloads, events and pods of a namespace.
@@ -152,23 +174,37 @@ refuse() {
     kubectl create -f "$M"
     says="The workload is admitted"
     within 120 kueue_says
+    # The pods of these nodes end at once.
+    within 120 explained complete
+    [ "$status" -eq 0 ]
+    [ "$why" = "JobSet r is complete." ]
 }
 
 @test "Kueue: a queue that is missing, stopped, or refers to a missing one" {
     predict queue-missing --set queue=a5
     confirm kueue_says
-    kubectl delete -f "$M" >/dev/null
-    predict queue-stopped --set queue=held
-    confirm kueue_says
+    explain
     kubectl delete -f "$M" >/dev/null
     predict cluster-queue-missing --set queue=nowhere
     confirm kueue_says
     kubectl delete -f "$M" >/dev/null
     predict cluster-queue-inactive --set queue=broken
     confirm kueue_says
-    kubectl delete -f "$M" >/dev/null
-    predict queue-namespace --set queue=elsewhere
-    confirm kueue_says
+}
+
+# What check does not compute, why quotes: a queue that is stopped or for others, a flavor of other nodes.
+@test "Kueue: what holds up a job that was submitted" {
+    # submitted MESSAGE ARGUMENT...
+    submitted() {
+        says=$1
+        template "${@:2}" >"$M"
+        confirm kueue_says
+        explain
+        kubectl delete -f "$M" --wait=true >/dev/null
+    }
+    submitted "LocalQueue held is inactive" --set queue=held
+    submitted "Workload namespace doesn't match ClusterQueue selector" --set queue=elsewhere
+    submitted "doesn't match node affinity" --set queue=a4 --set 'nodeSelector.cloud\.google\.com/gke-nodepool=other'
 }
 
 # admit NAME ARGUMENT...: a job that is admitted, and whose pods no scheduler takes
@@ -186,9 +222,7 @@ admit() {
 @test "Kueue: quota" {
     predict quota --set queue=a4 --set workload.gpus=72
     confirm kueue_says
-    kubectl delete -f "$M" >/dev/null
-    predict resource-uncovered --set queue=a4 --set workload.resources.requests.memory=1Gi
-    confirm kueue_says
+    explain
 }
 
 @test "Kueue: quota that others use: the job waits" {
@@ -196,29 +230,8 @@ admit() {
     predict quota-in-use --set queue=plain --set workload.gpus=16 --set-json tasSettings.topologyRequest=null
     [[ "$output" == *'"will_run": true'* ]]
     confirm kueue_says
+    explain
     kubectl delete -f "$BATS_TEST_TMPDIR/first.yaml" >/dev/null
-}
-
-@test "Kueue: quota of Cohorts, borrowed through two levels, within limits" {
-    local plain=(--set-json tasSettings.topologyRequest=null)
-    predict quota --set queue=team-a --set workload.gpus=40 "${plain[@]}"
-    [[ "$says" == *"maximum capacity (32)" ]]
-    confirm kueue_says
-    kubectl delete -f "$M" >/dev/null
-    admit other --set queue=team-b --set workload.gpus=16 "${plain[@]}"
-    # 16 are in use, 8 of which the other queue does not lend.
-    predict quota-in-use --set queue=team-a --set workload.gpus=32 "${plain[@]}"
-    [[ "$says" == *"8 more needed" ]]
-    confirm kueue_says
-    kubectl delete -f "$M" -f "$BATS_TEST_TMPDIR/other.yaml" >/dev/null
-}
-
-@test "Kueue: resources assigned to a job without pods are in use" {
-    admit other --set queue=a4 --set workload.gpus=48
-    [ -z "$(kubectl get pods -o jsonpath='{.items[?(@.spec.nodeName)].metadata.name}' -l jobset.sigs.k8s.io/jobset-name=other)" ]
-    predict topology --set queue=big --set workload.gpus=24
-    confirm kueue_says
-    kubectl delete -f "$M" -f "$BATS_TEST_TMPDIR/other.yaml" >/dev/null
 }
 
 @test "Kueue: topology" {
@@ -231,6 +244,7 @@ admit() {
     kubectl delete -f "$M" >/dev/null
     predict topology --set queue=big --set workload.gpus=72
     confirm kueue_says
+    explain
     kubectl delete -f "$M" >/dev/null
     predict topology --set queue=a4 --set 'targetNodes={other-0,other-1}'
     confirm kueue_says
@@ -239,14 +253,6 @@ admit() {
     confirm kueue_says
     kubectl delete -f "$M" >/dev/null
     predict topology-unsupported --set queue=plain
-    confirm kueue_says
-}
-
-@test "Kueue: flavors that do not suit the pods" {
-    predict flavor-labels --set queue=a4 --set 'nodeSelector.cloud\.google\.com/gke-nodepool=other'
-    confirm kueue_says
-    kubectl delete -f "$M" >/dev/null
-    predict flavor-taint --set queue=tainted --set-json tasSettings.topologyRequest=null
     confirm kueue_says
 }
 
@@ -259,9 +265,9 @@ admit() {
     refuse
     template >"$M"
     kubectl create -f "$M" >/dev/null
-    predict_manifest exists
+    predict_manifest refused
     refuse
-    predict priority-missing --set workload.priorityClassName=urgent
+    predict refused --set workload.priorityClassName=urgent
     confirm events_say
 }
 
@@ -283,75 +289,52 @@ admit() {
     within 60 sh -c 'kubectl get quota tight -n small -o jsonpath={.status.used} | grep -q gpu'
     predict_waiting namespace-quota --namespace small
     confirm events_say
+    explain -n small
     kubectl create namespace unstated
     kubectl create quota mem -n unstated --hard=limits.memory=8Ti,requests.cpu=100 >/dev/null
     kubectl delete -f "$M" >/dev/null
-    predict quota-unstated --namespace unstated
+    predict refused --namespace unstated
     confirm events_say
     kubectl create namespace safe
     kubectl label namespace safe pod-security.kubernetes.io/enforce=baseline >/dev/null
     kubectl delete -f "$M" >/dev/null
-    predict pod-security --namespace safe --set stack=host
+    predict refused --namespace safe --set stack=host
     confirm events_say
     kubectl delete -f "$M" >/dev/null
-    predict account-missing --set workload.serviceAccountName=runner
+    predict refused --set workload.serviceAccountName=runner
     confirm events_say
 }
 
 @test "pods: volumes, claims for devices, nodes" {
     predict claim-missing --set 'volumes.pvcMounts[0].claimName=data,volumes.pvcMounts[0].mountPath=/data'
     confirm pods_say
-    kubectl delete -f "$M" >/dev/null
-    kubectl create -f - >/dev/null <<<'{"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "unbound"}, "spec": {"storageClassName": "absent", "accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}}'
-    predict claim-unbound --set 'volumes.pvcMounts[0].claimName=unbound,volumes.pvcMounts[0].mountPath=/data'
-    confirm pods_say
-    kubectl delete -f "$M" >/dev/null
-    kubectl delete pvc unbound --wait=false >/dev/null
-    template --set network.mode=dranet | yaml_to_json | grep -v '"kind": "ResourceClaimTemplate"' | sed 's/^/---\n/' >"$M"
-    predict_manifest claim-template-missing
-    confirm events_say
+    explain
     kubectl delete -f "$M" >/dev/null
     predict device-class-missing --set network.mode=dranet
     confirm pods_say
     kubectl delete -f "$M" >/dev/null
     predict nodes --set workload.gpus=80 --set nodeSelector.type=other
     confirm pods_say
+    explain
 }
 
 # Messages that only the log of JobSet's or Kueue's controller has.
 log_says() { sed 's/\\"/"/g' "$CLUSTER/jobset.log" "$CLUSTER/kueue.log" | grep -qF -- "$says"; }
 
-# limits NAMESPACE ENTRIES: a namespace with a LimitRange and a queue
-limits() {
-    kubectl create namespace "$1" >/dev/null
-    kubectl create -n "$1" -f - >/dev/null <<<"{\"apiVersion\": \"v1\", \"kind\": \"LimitRange\", \"metadata\": {\"name\": \"lr\"}, \"spec\": {\"limits\": $2}}"
-    kubectl create -n "$1" -f - >/dev/null <<<'{"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": {"name": "plain"}, "spec": {"clusterQueue": "plain"}}'
-}
-
-@test "LimitRanges: what they refuse, and what they give to containers that state nothing" {
-    local plain=(--set-json tasSettings.topologyRequest=null) large=workload.resources.limits.memory=2Gi
-    limits bounded '[{"type": "Container", "max": {"memory": "1Gi"}}]'
-    predict limit-range --namespace bounded --set $large
+@test "LimitRanges of the namespace" {
+    # limited NAMESPACE ENTRIES: a namespace with a LimitRange
+    limited() {
+        kubectl create namespace "$1" >/dev/null
+        kubectl create -n "$1" -f - >/dev/null <<<"{\"apiVersion\": \"v1\", \"kind\": \"LimitRange\", \"metadata\": {\"name\": \"lr\"}, \"spec\": {\"limits\": $2}}"
+    }
+    limited bounded '[{"type": "Container", "max": {"memory": "1Gi"}}]'
+    predict refused --namespace bounded --set workload.resources.limits.memory=2Gi
     [ "$says" = "maximum memory usage per Container is 1Gi, but limit is 2Gi" ]
     confirm events_say
+    explain -n bounded
     kubectl delete -f "$M" >/dev/null
-    predict limit-range --namespace bounded --set queue=plain --set $large "${plain[@]}"
-    confirm kueue_says
-    kubectl delete -f "$M" >/dev/null
-    predict limit-range --set queue=plain --set $large,workload.resources.requests.memory=4Gi "${plain[@]}"
-    confirm kueue_says
-    kubectl delete -f "$M" >/dev/null
-    limits pods '[{"type": "Pod", "max": {"nvidia.com/gpu": "4"}}]'
-    predict limit-range --namespace pods
-    confirm events_say
-    kubectl delete -f "$M" >/dev/null
-    limits given '[{"type": "Container", "default": {"memory": "3Gi"}, "defaultRequest": {"memory": "3Gi"}}]'
-    predict resource-uncovered --namespace given --set queue=plain "${plain[@]}"
-    confirm kueue_says
-    kubectl delete -f "$M" >/dev/null
-    kubectl create quota four -n given --hard=requests.memory=4Gi >/dev/null
-    within 60 sh -c 'kubectl get quota four -n given -o jsonpath={.status.used} | grep -q memory'
-    predict_waiting namespace-quota --namespace given
+    limited pods '[{"type": "Pod", "max": {"nvidia.com/gpu": "4"}}]'
+    predict refused --namespace pods
     confirm events_say
 }
 
@@ -390,7 +373,7 @@ kind: Job
 metadata: {name: r, namespace: strict}
 spec: {template: {spec: {restartPolicy: Never, tolerations: [{operator: Exists}], containers: [{name: a, image: x, resources: {limits: {nvidia.com/gpu: 8}}}]}}}
 END
-    predict_manifest pod-security
+    predict_manifest refused
     [[ "$says" == *'runAsNonRoot != true'* ]] # the server's own list
     confirm events_say
     kubectl delete -f "$M" >/dev/null
@@ -400,20 +383,6 @@ END
     predict refused --namespace ending
     refuse
     kubectl patch configmap held -n ending --type=merge -p '{"metadata": {"finalizers": null}}' >/dev/null
-}
-
-@test "Kueue: classes of priority that are not there, a group of resources in addition to that of the GPUs" {
-    local plain=(--set-json tasSettings.topologyRequest=null)
-    predict priority-missing --set queue=plain --set workload.priorityClassName=urgent "${plain[@]}"
-    confirm log_says
-    kubectl delete -f "$M" >/dev/null
-    template --set queue=plain "${plain[@]}" | sed 's,kueue.x-k8s.io/queue-name: "plain",&\n    kueue.x-k8s.io/priority-class: vip,' >"$M"
-    predict_manifest workload-priority-missing
-    confirm log_says
-    kubectl delete -f "$M" >/dev/null
-    predict quota --set queue=few "${plain[@]}"
-    [[ "$says" == *"for pods in flavor"* ]]
-    confirm kueue_says
 }
 
 @test "a saved cluster gives the same answer" {

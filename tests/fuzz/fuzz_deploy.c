@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Any bytes as a manifest and, behind a NUL, as a snapshot of a cluster: what is accepted can be checked, and every
- * finding is complete; what is refused has a reason.
+ * finding is complete; what is refused has a reason. Of a snapshot with a job, something is said about it.
  */
 #include "cmd/deploy/deploy.h"
 
@@ -31,12 +31,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     json_t *documents, *snapshot, *findings;
     struct deploy_job job;
 
-    if (deploy_manifest_parse((const char *)data, n, &documents) != EP_OK) {
+    if (deploy_manifest_parse("m", (const char *)data, n, &documents) != EP_OK) {
         if (!*ep_last_error())
             abort();
         return 0;
     }
     snapshot = end ? json_loadb((const char *)end + 1, size - n - 1, 0, NULL) : NULL;
+    if (snapshot && deploy_snapshot_check(snapshot) == EP_OK) {
+        json_t *answer = deploy_why(snapshot, "ns", "r");
+
+        if (answer && !json_is_array(json_object_get(answer, "reasons")))
+            abort();
+        json_decref(answer);
+    }
     if (snapshot && deploy_snapshot_check(snapshot) == EP_OK && deploy_job_find(documents, "default", &job) == EP_OK) {
         findings = deploy_check(snapshot, &job);
         check_findings(findings);

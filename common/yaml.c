@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tree.h"
+#include "yaml.h"
 
 #include "base/error.h"
 
@@ -7,10 +7,17 @@
 #include <string.h>
 #include <yaml.h>
 
+struct anchor {
+    char *name;
+    struct yaml_node node; /* a copy: the tree moves while it grows */
+};
+
 struct reader {
     const char *name;
+    const struct yaml_limits *limits;
     yaml_parser_t parser;
-    int n_nodes;
+    int n_nodes, n_anchors;
+    struct anchor anchors[YAML_ANCHORS_MAX];
 };
 
 static ep_status next(struct reader *reader, yaml_event_t *ret_event)
@@ -34,13 +41,19 @@ static ep_status refuse(const struct reader *reader, int line, const char *what)
     return ep_fail(EP_E_ARG, "%s:%d: %s", reader->name, line, what);
 }
 
+/* The same, with the kind of file between the texts. */
+static ep_status refuse_kind(const struct reader *reader, int line, const char *before, const char *after)
+{
+    return ep_fail(EP_E_ARG, "%s:%d: %s a %s%s", reader->name, line, before, reader->limits->what, after);
+}
+
 /* Checks for a forbidden anchor or tag. libyaml gives the tag "!" to quoted scalars. */
 static ep_status check_plain(const struct reader *reader, int line, const yaml_char_t *anchor, const yaml_char_t *tag)
 {
-    if (anchor)
-        return refuse(reader, line, "anchors are not accepted in a recipe: write the value out");
+    if (anchor && !reader->limits->aliases)
+        return refuse_kind(reader, line, "anchors are not accepted in", ": write the value out");
     if (tag && strcmp((const char *)tag, "!") != 0)
-        return refuse(reader, line, "tags are not accepted in a recipe");
+        return refuse_kind(reader, line, "tags are not accepted in", "");
     return EP_OK;
 }
 
@@ -71,6 +84,78 @@ ready:
     return EP_OK;
 }
 
+/* Counted like nodes that are read. On failure, the caller frees the part that was copied. */
+static ep_status copy_node(struct reader *reader, const struct yaml_node *node, int line, struct yaml_node *ret_node)
+{
+    if (++reader->n_nodes > reader->limits->nodes_max)
+        return refuse_kind(reader, line, "too many values for", ", those of aliases counted");
+    *ret_node = (struct yaml_node){.kind = node->kind, .line = node->line, .plain = node->plain};
+    ret_node->text = node->text ? strdup(node->text) : NULL;
+    if (node->text && !ret_node->text)
+        return ep_fail(EP_E_MEMORY, "%s: no memory", reader->name);
+    while (ret_node->n < node->n) {
+        size_t i = ret_node->n;
+
+        EP_TRY(grow(reader, ret_node));
+        ret_node->keys[i] = node->keys[i] ? strdup(node->keys[i]) : NULL;
+        ret_node->key_lines[i] = node->key_lines[i];
+        ret_node->n++;
+        EP_TRY(copy_node(reader, &node->items[i], line, &ret_node->items[i]));
+    }
+    return EP_OK;
+}
+
+/* The value is complete: an alias inside it is unknown. */
+static ep_status keep_anchor(struct reader *reader, const yaml_char_t *name, const struct yaml_node *node)
+{
+    struct anchor *anchor = &reader->anchors[reader->n_anchors];
+
+    if (!name)
+        return EP_OK;
+    if (reader->n_anchors == YAML_ANCHORS_MAX)
+        return refuse_kind(reader, node->line, "too many anchors for", "");
+    anchor->name = strdup((const char *)name);
+    reader->n_anchors++;
+    if (!anchor->name)
+        return ep_fail(EP_E_MEMORY, "%s: no memory", reader->name);
+    return copy_node(reader, node, node->line, &anchor->node);
+}
+
+/* The last anchor of a name counts. */
+static ep_status read_alias(struct reader *reader, const yaml_event_t *event, struct yaml_node *ret_node)
+{
+    const char *name = (const char *)event->data.alias.anchor;
+    int line = (int)event->start_mark.line + 1;
+
+    if (!reader->limits->aliases)
+        return refuse_kind(reader, line, "aliases are not accepted in", ": write the value out");
+    for (int i = reader->n_anchors; i-- > 0;)
+        if (strcmp(reader->anchors[i].name, name) == 0)
+            return copy_node(reader, &reader->anchors[i].node, line, ret_node);
+    return ep_fail(EP_E_ARG, "%s:%d: no value before has the anchor '&%.64s'", reader->name, line, name);
+}
+
+static void free_inside(struct yaml_node *node)
+{
+    for (size_t i = 0; i < node->n; i++) {
+        free(node->keys[i]);
+        free_inside(&node->items[i]);
+    }
+    free(node->text);
+    free(node->items);
+    free(node->keys);
+    free(node->key_lines);
+}
+
+static void drop_anchors(struct reader *reader)
+{
+    while (reader->n_anchors > 0) {
+        free_inside(&reader->anchors[--reader->n_anchors].node);
+        free(reader->anchors[reader->n_anchors].name);
+        reader->anchors[reader->n_anchors] = (struct anchor){0};
+    }
+}
+
 static ep_status read_node(struct reader *reader, const yaml_event_t *event, int depth, struct yaml_node *ret_node);
 
 static ep_status read_scalar(struct reader *reader, const yaml_event_t *event, char **ret_text)
@@ -96,6 +181,9 @@ static ep_status read_key(struct reader *reader, const yaml_event_t *event, stru
 
     if (event->type != YAML_SCALAR_EVENT)
         return refuse(reader, line, "a key must be a plain word");
+    if (event->data.scalar.style == YAML_PLAIN_SCALAR_STYLE && event->data.scalar.length == 2 &&
+        memcmp(event->data.scalar.value, "<<", 2) == 0)
+        return refuse(reader, line, "merge keys (<<) are not accepted: write the keys out");
     EP_TRY(read_scalar(reader, event, &key));
     map->keys[map->n] = key;
     map->key_lines[map->n] = line;
@@ -151,73 +239,83 @@ static ep_status read_node(struct reader *reader, const yaml_event_t *event, int
     int line = (int)event->start_mark.line + 1;
 
     ret_node->line = line;
-    if (++reader->n_nodes > YAML_NODES_MAX)
-        return refuse(reader, line, "too many values for a recipe");
-    if (depth > YAML_DEPTH_MAX)
-        return refuse(reader, line, "nested too deeply for a recipe");
+    if (++reader->n_nodes > reader->limits->nodes_max)
+        return refuse_kind(reader, line, "too many values for", "");
+    if (depth > reader->limits->depth_max)
+        return refuse_kind(reader, line, "nested too deeply for", "");
     switch (event->type) {
     case YAML_SCALAR_EVENT:
         ret_node->kind = YAML_SCALAR;
-        return read_scalar(reader, event, &ret_node->text);
+        ret_node->plain = event->data.scalar.style == YAML_PLAIN_SCALAR_STYLE;
+        EP_TRY(read_scalar(reader, event, &ret_node->text));
+        return keep_anchor(reader, event->data.scalar.anchor, ret_node);
     case YAML_SEQUENCE_START_EVENT:
         ret_node->kind = YAML_LIST;
         EP_TRY(check_plain(reader, line, event->data.sequence_start.anchor, event->data.sequence_start.tag));
-        return read_items(reader, depth, ret_node);
+        EP_TRY(read_items(reader, depth, ret_node));
+        return keep_anchor(reader, event->data.sequence_start.anchor, ret_node);
     case YAML_MAPPING_START_EVENT:
         ret_node->kind = YAML_MAP;
         EP_TRY(check_plain(reader, line, event->data.mapping_start.anchor, event->data.mapping_start.tag));
-        return read_items(reader, depth, ret_node);
+        EP_TRY(read_items(reader, depth, ret_node));
+        return keep_anchor(reader, event->data.mapping_start.anchor, ret_node);
     case YAML_ALIAS_EVENT:
-        return refuse(reader, line, "aliases are not accepted in a recipe: write the value out");
+        return read_alias(reader, event, ret_node);
     default:
         return refuse(reader, line, "unexpected YAML");
     }
 }
 
-static ep_status read_document(struct reader *reader, struct yaml_node *ret_node)
+/* Documents until the end of the file: *ret_node is the only one, or a list of them. */
+static ep_status read_documents(struct reader *reader, struct yaml_node *ret_node)
 {
-    static const yaml_event_type_t before[] = {YAML_STREAM_START_EVENT, YAML_DOCUMENT_START_EVENT};
-    yaml_event_t event;
-    ep_status status;
+    bool many = reader->limits->many;
+    int n = 0;
 
-    for (size_t i = 0; i < 2; i++) {
-        yaml_event_type_t type;
+    ret_node->kind = many ? YAML_LIST : YAML_SCALAR;
+    while (true) {
+        struct yaml_node *node = ret_node;
+        yaml_event_t event;
+        ep_status status = EP_OK;
 
         EP_TRY(next(reader, &event));
-        type = event.type;
+        if (event.type == YAML_STREAM_END_EVENT)
+            break;
+        if (event.type == YAML_DOCUMENT_START_EVENT && !many && n > 0)
+            status = refuse_kind(reader, (int)event.start_mark.line + 1, "a second document:", " must be one document");
+        if (event.type != YAML_STREAM_START_EVENT && event.type != YAML_DOCUMENT_START_EVENT &&
+            event.type != YAML_DOCUMENT_END_EVENT) {
+            n++;
+            if (many)
+                status = grow(reader, ret_node);
+            if (many && status == EP_OK)
+                node = &ret_node->items[ret_node->n++];
+            if (status == EP_OK)
+                status = read_node(reader, &event, 0, node);
+            drop_anchors(reader);
+        }
         yaml_event_delete(&event);
-        if (type != before[i])
-            return refuse(reader, 1, "the file is empty");
+        EP_TRY(status);
     }
-    EP_TRY(next(reader, &event));
-    status = read_node(reader, &event, 0, ret_node);
-    yaml_event_delete(&event);
-    for (size_t i = 0; i < 2 && status == EP_OK; i++) {
-        status = next(reader, &event);
-        if (status != EP_OK)
-            return status;
-        if (i == 1 && event.type != YAML_STREAM_END_EVENT)
-            status = refuse(reader, (int)event.start_mark.line + 1, "a second document: a recipe must be one document");
-        yaml_event_delete(&event);
-    }
-    return status;
+    return n > 0 || many ? EP_OK : refuse(reader, 1, "the file is empty");
 }
 
-ep_status tree_parse(const char *name, const char *text, size_t bytes, struct yaml_node **ret_node)
+ep_status tree_parse(const char *name, const char *text, size_t bytes, const struct yaml_limits *limits,
+                     struct yaml_node **ret_node)
 {
-    struct reader reader = {.name = name};
+    struct reader reader = {.name = name, .limits = limits};
     struct yaml_node *node;
     ep_status status;
 
-    if (bytes > YAML_BYTES_MAX)
-        return ep_fail(EP_E_ARG, "%s:1: larger than %u KiB: not a recipe", name, YAML_BYTES_MAX >> 10);
+    if (bytes > limits->bytes_max)
+        return ep_fail(EP_E_ARG, "%s:1: larger than %zu KiB: not a %s", name, limits->bytes_max >> 10, limits->what);
     node = calloc(1, sizeof(*node));
     if (!node || !yaml_parser_initialize(&reader.parser)) {
         free(node);
         return ep_fail(EP_E_MEMORY, "%s: no memory", name);
     }
     yaml_parser_set_input_string(&reader.parser, (const unsigned char *)text, bytes);
-    status = read_document(&reader, node);
+    status = read_documents(&reader, node);
     yaml_parser_delete(&reader.parser);
     if (status != EP_OK) {
         tree_free(node);
@@ -225,18 +323,6 @@ ep_status tree_parse(const char *name, const char *text, size_t bytes, struct ya
     }
     *ret_node = node;
     return EP_OK;
-}
-
-static void free_inside(struct yaml_node *node)
-{
-    for (size_t i = 0; i < node->n; i++) {
-        free(node->keys[i]);
-        free_inside(&node->items[i]);
-    }
-    free(node->text);
-    free(node->items);
-    free(node->keys);
-    free(node->key_lines);
 }
 
 void tree_free(struct yaml_node *node)
