@@ -29,7 +29,7 @@
  *
  * Host backend between nodes. The same bits as on one node, over any network of the communicator. Each ep_ll has its
  * own endpoint, with a connection to each rank of the other nodes over the network "tcp", and a thread that sends the
- * data that is left when a call returns. A combine, or the sending half of one, lasts until all ranks of other nodes
+ * data that is left when a call returns, and polls 50 times per second. A combine, or the sending half of one, lasts until all ranks of other nodes
  * that are not masked have begun theirs, because it needs their weights.
  *
  * CUDA backend. Up to 512 ranks, up to 32 on a node, and a topk of up to 32. At most one call with EP_LL_RECV_HOOK is
@@ -196,8 +196,8 @@ EP_API ep_status ep_ll_combine_sync(ep_ll *ll, const ep_ll_combine_args *args);
  * n and a combine of it before dispatch n+2, and a combine before the second combine after it. So two may be open, and
  * all ranks finish them in the same order. EP_E_STATE otherwise, or if none is open.
  *
- * The CUDA backend receives the first of two open calls when the second is sent: work between the two sends overlaps
- * with the first, and work after both sends overlaps with the second only.
+ * The first of two open calls is received when the second is sent: work between the two sends overlaps with the first,
+ * and work after both sends overlaps with the second only.
  */
 EP_API ep_status ep_ll_finish(ep_ll *ll, uint64_t call, ep_stream stream);
 EP_API ep_status ep_ll_finish_sync(ep_ll *ll, uint64_t call);

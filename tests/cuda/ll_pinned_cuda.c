@@ -63,7 +63,7 @@ static int check_segment(const struct made *m, const struct cuda_ll_segment *seg
         {"the words at the beginning", 0, (int64_t)sizeof(*segment)},
         {"counts", d->counts_at + me * (d->n_local + 1) * 8, (d->n_local + 1) * 8},
         {"counts of odd dispatches", d->counts_at + (n + me) * (d->n_local + 1) * 8, (d->n_local + 1) * 8},
-        {"flags of rows", d->row_flag_at, choices * CUDA_LL_MAX_PARTS * 8},
+        {"flags of rows", d->row_flag_at, choices * LL_WIRE_MAX_PARTS * 8},
         {"flags of slots", d->slot_flag_at + me * tokens * 8, tokens * 8},
         {"weights", d->weight_at + me * choices * 8, choices * 8},
         {"slots", d->slots_at + me * tokens * d->slot_bytes, tokens * d->slot_bytes},
@@ -88,7 +88,7 @@ static int check_layout(const struct made *m, size_t bytes)
     const int64_t parts[][2] = {
         {0, (int64_t)sizeof(struct cuda_ll_segment)},
         {d->counts_at, 2 * n * (d->n_local + 1) * 8},
-        {d->row_flag_at, choices * CUDA_LL_MAX_PARTS * 8},
+        {d->row_flag_at, choices * LL_WIRE_MAX_PARTS * 8},
         {d->slot_flag_at, n * tokens * 8},
         {d->weight_at, n * choices * 8},
         {d->index_at, 2 * choices * 4},

@@ -3,7 +3,7 @@
  * Any bytes as a low-latency message of a rank of another node: nothing beside the landing segment is written, and what
  * is refused has changed nothing.
  */
-#include "backend/cuda/ll_wire.c"
+#include "net/ll_wire.c"
 
 #include <stdlib.h>
 
@@ -17,18 +17,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                            .segment_tokens = TOKENS,
                            .hidden = HIDDEN,
                            .topk = TOPK,
-                           .n_local = LOCAL,
+                           .n_counts = LOCAL + 1,
                            .slot_bytes = SLOT};
     size_t all;
     unsigned char *landing, *before, *message;
 
-    wire.counts_at = (int64_t)sizeof(struct cuda_ll_segment);
-    wire.slot_flag_at = wire.counts_at + 2 * RANKS * (LOCAL + 1) * 8;
-    wire.row_flag_at = wire.slot_flag_at + RANKS * TOKENS * 8;
-    wire.weight_at = wire.row_flag_at + TOKENS * TOPK * CUDA_LL_MAX_PARTS * 8;
-    wire.slots_at = wire.weight_at + RANKS * TOKENS * TOPK * 8;
-    wire.rows_at = wire.slots_at + RANKS * TOKENS * SLOT;
-    all = (size_t)wire.rows_at + TOKENS * TOPK * HIDDEN * 2;
+    all = ll_wire_lay_out(&wire, LL_WIRE_MAX_PARTS);
     /* Segments of their own, so that a sanitizer sees an access beside them. */
     landing = wire.landing = calloc(1, all);
     before = calloc(1, all);

@@ -389,57 +389,66 @@ static ep_status victim_ll(struct scenario *scenario, ep_comm *comm)
     return use_ll(scenario, comm, NULL);
 }
 
+/* Words of the counts, the flag of a slot, and what a slot lists. */
+enum { BAD_NUMBER, BAD_FORMAT, BAD_MAX_TOKENS, BAD_FLAG, BAD_EXPERT, BAD_INDEX, BAD_TWICE };
+
 static const struct {
-    int slot; /* -1: the header of the block */
-    size_t offset;
+    int word;
     int32_t value;
     const char *what;
 } bad_slots[] = {
-    {-1, offsetof(struct ll_block, count), -1, "its number of tokens"},
-    {-1, offsetof(struct ll_block, count), TOKENS + 1, "its number of tokens"},
-    {-1, offsetof(struct ll_block, count), INT32_MAX, "its number of tokens"},
-    {-1, offsetof(struct ll_block, format), EP_BF16 | 1 << 24, "the format of its rows"},
-    {-1, offsetof(struct ll_block, max_tokens), 0, "its max_tokens"},
-    {-1, offsetof(struct ll_block, max_tokens), TOKENS + 1, "its max_tokens"},
-    {-1, offsetof(struct ll_block, number), 3, "the number of its dispatch"},
-    {0, offsetof(struct ll_slot, token), -1, "the number of a token"},
-    {0, offsetof(struct ll_slot, token), TOKENS, "the number of a token"},
-    {1, offsetof(struct ll_slot, token), 0, "the number of a token"},
-    {0, offsetof(struct ll_slot, n_experts), 0, "the number of experts of a token"},
-    {0, offsetof(struct ll_slot, n_experts), TOPK + 1, "the number of experts of a token"},
-    {0, offsetof(struct ll_slot, n_experts), INT32_MIN, "the number of experts of a token"},
-    {0, offsetof(struct ll_slot, expert), -1, "an expert of a token"},
-    {0, offsetof(struct ll_slot, expert), EXPERTS / RANKS, "an expert of a token"},
-    {0, offsetof(struct ll_slot, expert), INT32_MAX, "an expert of a token"},
+    {BAD_NUMBER, 3, "the number of its dispatch"},
+    {BAD_FORMAT, EP_BF16 | 1 << 24, "the format of its rows"},
+    {BAD_MAX_TOKENS, 0, "its max_tokens"},
+    {BAD_MAX_TOKENS, TOKENS + 1, "its max_tokens"},
+    {BAD_MAX_TOKENS, INT32_MIN, "its max_tokens"},
+    {BAD_FLAG, 3, "the number of a slot"},
+    {BAD_EXPERT, -1, "the number of experts of a token"},
+    {BAD_EXPERT, EXPERTS / RANKS, "the number of experts of a token"}, /* of another rank */
+    {BAD_EXPERT, EXPERTS, "the number of experts of a token"},
+    {BAD_EXPERT, INT32_MAX, "the number of experts of a token"},
+    {BAD_INDEX, -1, "the index of a row"},
+    {BAD_INDEX, 1, "the index of a row"},
+    {BAD_INDEX, INT32_MAX, "the index of a row"},
+    {BAD_TWICE, 1, "the index of a row"},
 };
 
-/* The block is changed before LL_SENT announces it: the counter is the last word that a dispatch writes. */
+/* A dispatch whose tokens go to the experts of rank 0 in turn, with one bad value in the counts or in slot 0. */
+static void write_bad_slots(ep_ll *ll, int word, int32_t value)
+{
+    const struct ll_view to = ll_to(ll, 0);
+    uint64_t number = (uint64_t)(word == BAD_NUMBER ? value : 1) << 32;
+    int64_t at = ll_wire_counts_at(to.layout, 0, to.source);
+
+    ll_wire_store(to.segment, at, number | (uint32_t)(word == BAD_FORMAT ? value : EP_BF16));
+    ll_wire_store(to.segment, at + 8, number | (uint32_t)(word == BAD_MAX_TOKENS ? value : TOKENS));
+    for (int t = 0; t < TOKENS; t++) {
+        struct ll_choice *choices = (struct ll_choice *)(void *)(to.segment + ll_wire_slot_at(to.layout, to.source, t));
+
+        for (int k = 0; k < TOPK; k++)
+            choices[k] = (struct ll_choice){-1, 0};
+        choices[0] = (struct ll_choice){t % (EXPERTS / RANKS), t / (EXPERTS / RANKS)};
+        if (t == 0 && word == BAD_EXPERT)
+            choices[0].expert = value;
+        if (t == 0 && word == BAD_INDEX)
+            choices[0].index = value;
+        if (t == 0 && word == BAD_TWICE)
+            choices[1] = (struct ll_choice){0, value};
+        ll_wire_store(to.segment, ll_wire_slot_flag_at(to.layout, to.source, t),
+                      t == 0 && word == BAD_FLAG ? (uint64_t)value << 1 : 3);
+    }
+}
+
+/* The word that announces them is the last one that a dispatch writes. */
 static void send_bad_slots(struct scenario *scenario, ep_comm *comm)
 {
     struct ep_group *group = ep_group_of(comm);
-    struct ll_block *block;
-    struct host_ll *inner;
-    unsigned char *at;
     ep_ll *ll;
 
     if (open_ll(comm, &ll) != EP_OK)
         return;
-    inner = ll->impl;
-    block = ll_local_block(ll, 0, 1, 1);
-    *block = (struct ll_block){.count = TOKENS, .format = EP_BF16, .max_tokens = TOKENS, .number = 1};
-    for (int t = 0; t < TOKENS; t++) {
-        struct ll_slot *slot = ll_slot_of(block, inner->slot_bytes, t);
-
-        slot->token = t;
-        slot->n_experts = 1;
-        slot->expert[0] = t % (EXPERTS / RANKS);
-    }
-    at = bad_slots[scenario->number].slot < 0
-             ? (unsigned char *)block
-             : (unsigned char *)ll_slot_of(block, inner->slot_bytes, bad_slots[scenario->number].slot);
-    memcpy(at + bad_slots[scenario->number].offset, &bad_slots[scenario->number].value, sizeof(int32_t));
-    atomic_store(&ll_shared_of(inner, 1)->counters[LL_SENT], 1);
-    ep_group_ring_all(group);
+    write_bad_slots(ll, bad_slots[scenario->number].word, bad_slots[scenario->number].value);
+    ll_publish_to(ll, 0, LL_WORD(rows_ready), 1);
     while (ep_group_check(group) == EP_OK)
         ep_group_wait_doorbell(group, ep_group_doorbell(group));
     ep_ll_free(ll);
@@ -487,8 +496,7 @@ static void publish_bad_input(struct scenario *scenario, ep_ll *ll)
     default:
         offer->offset += 4096;
     }
-    atomic_store(&ll_shared_of(inner, 1)->counters[LL_INPUT_READY], 1);
-    ep_group_ring_all(inner->group);
+    ll_publish_to(ll, 0, LL_WORD(rows_ready), 2);
 }
 
 static void send_bad_offer(struct scenario *scenario, ep_comm *comm)

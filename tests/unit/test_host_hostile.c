@@ -37,10 +37,10 @@ enum {
 #define GUARD_BYTE 0x5a
 
 /* Where the word is. */
-enum place { IN_CONTROL, IN_BOARDS, IN_SHRINK, IN_LL_HEAD, IN_LL_RANGES, IN_LL_BLOCK, PLACES };
+enum place { IN_CONTROL, IN_BOARDS, IN_SHRINK, IN_LL_SHARED, IN_LL_WORDS, IN_LL_SLOTS, PLACES };
 
-static const char *const place_names[] = {"control block",    "exchange rows",      "votes",
-                                          "low-latency head", "low-latency ranges", "low-latency slots"};
+static const char *const place_names[] = {"control block",      "exchange rows",     "votes",
+                                          "low-latency ranges", "low-latency words", "low-latency slots"};
 
 /* How it is written. */
 enum manner { ALWAYS, IN_TURNS, ONCE, MANNERS };
@@ -107,19 +107,27 @@ static volatile uint32_t *find_word(const struct target *target)
             offsetof(struct ep_group_shrink, out),      offsetof(struct ep_group_shrink, gathered),
             offsetof(struct ep_group_shrink, block),    offsetof(struct ep_group_shrink, block) + 40}[at / 4 % 8];
         break;
-    case IN_LL_HEAD:
-        base = inner ? (char *)inner->segment : NULL;
-        at %= offsetof(struct ll_shared, masked) + 8;
+    case IN_LL_SHARED:
+        base = inner ? (char *)inner->segment + inner->shared_at : NULL;
+        at %= sizeof(struct ll_shared) + 2 * LOCAL * RANKS * sizeof(struct ll_range);
         break;
-    case IN_LL_RANGES:
-        base = inner ? (char *)inner->segment + inner->ranges_at : NULL;
-        at %= 2 * LOCAL * RANKS * sizeof(struct ll_range);
+    case IN_LL_WORDS:
+        /* One of its words in the segment of rank 0. */
+        base = inner ? (char *)inner->peer[0] : NULL;
+        at = (const size_t[]){LL_WORD(completed), LL_WORD(rows_ready), LL_WORD(barriers),
+                              LL_WORD(masked_by) - HOSTILE * 4}[at / 8 % 4] +
+             HOSTILE * 8 + at % 8;
         break;
     default:
-        /* Headers of the first slots that rank 0 has of this rank, of both parities. */
-        base = inner ? (char *)ll_local_block(target->ll, 0, at / 8 % 2, HOSTILE) : NULL;
-        if (inner && at / 16 % 4)
-            base = (char *)ll_slot_of((struct ll_block *)(void *)base, inner->slot_bytes, (int)(at / 16 % 4) - 1);
+        /* Counts, flags and the first slots that rank 0 has of this rank. */
+        if (inner) {
+            const struct ll_view to = ll_to(target->ll, 0);
+
+            base = (char *)to.segment + (const int64_t[]){ll_wire_counts_at(to.layout, 0, to.source),
+                                                          ll_wire_slot_flag_at(to.layout, to.source, 0),
+                                                          ll_wire_slot_at(to.layout, to.source, 0),
+                                                          ll_wire_slot_at(to.layout, to.source, 1)}[at / 16 % 4];
+        }
         at = at % 16;
     }
     return base ? (volatile uint32_t *)(void *)(base + at) : NULL;
@@ -437,8 +445,8 @@ static void choose(struct attack *a, int number)
     static const struct {
         enum place place;
         int share;
-    } shares[] = {{IN_CONTROL, 5}, {IN_BOARDS, 3},    {IN_SHRINK, 2},
-                  {IN_LL_HEAD, 1}, {IN_LL_RANGES, 1}, {IN_LL_BLOCK, 3}};
+    } shares[] = {{IN_CONTROL, 5},   {IN_BOARDS, 3},   {IN_SHRINK, 2},
+                  {IN_LL_SHARED, 1}, {IN_LL_WORDS, 1}, {IN_LL_SLOTS, 3}};
     int at = number % 15;
 
     for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]); i++) {

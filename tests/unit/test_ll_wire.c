@@ -4,7 +4,7 @@
  * rank 1 on rank 0 as kernels do, and reads the landing segment of rank 1 as kernels do. Over the emulated network,
  * whose ring is shorter than a call.
  */
-#include "backend/cuda/ll_wire.c"
+#include "net/ll_wire.c"
 
 #include "common/ranks/local_ranks.h"
 
@@ -43,36 +43,20 @@ static int open_streams(const ep_boot *boot, void *argument)
     return ep_streams_open(&ep_net_emulated, &params, RING, &p->wire[boot->rank].streams) != EP_OK;
 }
 
-static int64_t take_bytes(int64_t *at, int64_t bytes)
-{
-    int64_t begin = *at;
-
-    *at += (bytes + 127) / 128 * 128;
-    return begin;
-}
-
 static int make_pair(void **state)
 {
     struct ll_wire wire = {.nranks = RANKS,
                            .segment_tokens = TOKENS,
                            .hidden = HIDDEN,
                            .topk = TOPK,
-                           .n_local = LOCAL,
+                           .n_counts = LOCAL + 1,
                            .slot_bytes = SLOT};
     struct pair *p = calloc(1, sizeof(*p));
     ep_launch_args args = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[RANKS];
-    int64_t at = 0;
 
     assert_non_null(p);
-    take_bytes(&at, (int64_t)sizeof(struct cuda_ll_segment));
-    wire.counts_at = take_bytes(&at, 2 * RANKS * (LOCAL + 1) * 8);
-    wire.slot_flag_at = take_bytes(&at, RANKS * TOKENS * 8);
-    wire.row_flag_at = take_bytes(&at, TOKENS * TOPK * CUDA_LL_MAX_PARTS * 8);
-    wire.weight_at = take_bytes(&at, RANKS * TOKENS * TOPK * 8);
-    wire.slots_at = take_bytes(&at, RANKS * TOKENS * SLOT);
-    wire.rows_at = take_bytes(&at, TOKENS * TOPK * HIDDEN * 2);
-    p->bytes = (size_t)at;
+    p->bytes = ll_wire_lay_out(&wire, LL_WIRE_MAX_PARTS);
     for (int rank = 0; rank < RANKS; rank++) {
         p->wire[rank] = wire;
         p->wire[rank].me = rank;
@@ -141,9 +125,9 @@ static bool are_flushed(struct pair *p)
 /* --- as kernels write and read --------------------------------------------------------------------------------------
  */
 
-static struct cuda_ll_segment *words_of(unsigned char *segment)
+static struct ll_wire_segment *words_of(unsigned char *segment)
 {
-    return (struct cuda_ll_segment *)(void *)segment;
+    return (struct ll_wire_segment *)(void *)segment;
 }
 
 static bool has_row(uint64_t number, int i)
@@ -170,28 +154,28 @@ static bool is_filled(const unsigned char *from, uint64_t number, int i, int64_t
     return true;
 }
 
-static void publish(struct pair *p, const struct cuda_ll_desc *desc, int which)
+static void publish(struct pair *p, const struct ll_wire_desc *desc, int which)
 {
-    struct cuda_ll_segment *out = words_of(p->out);
+    struct ll_wire_segment *out = words_of(p->out);
 
     out->desc[which] = *desc;
-    store(which == CUDA_LL_DESC_WEIGHTS ? &out->weights_ready[0] : &out->rows_ready[0], desc->number);
+    store(which == LL_WIRE_DESC_WEIGHTS ? &out->weights_ready[0] : &out->rows_ready[0], desc->number);
 }
 
 /* A dispatch of rank 0 with a row of `image` bytes for every token but each third. */
 static void write_dispatch(struct pair *p, uint64_t number, int max_tokens, int image)
 {
     const struct ll_wire *wire = &p->wire[0];
-    struct cuda_ll_desc desc = {
+    struct ll_wire_desc desc = {
         .number = number, .max_tokens = max_tokens, .image_bytes = image, .parity = (int32_t)(number / 2 & 1)};
-    uint64_t *counts = words_at(p->out, counts_at(wire, desc.parity, 0));
+    uint64_t *counts = words_at(p->out, ll_wire_counts_at(wire, desc.parity, 0));
 
     for (int i = 0; i <= LOCAL; i++)
         counts[i] = number << 32 | (uint32_t)i;
     for (int token = 0; token < max_tokens; token++) {
         if (has_row(number, token))
-            fill(p->out + slot_at(wire, 0, token), number, token, image);
-        *words_at(p->out, slot_flag_at(wire, 0, token)) = number << 1 | has_row(number, token);
+            fill(p->out + ll_wire_slot_at(wire, 0, token), number, token, image);
+        *words_at(p->out, ll_wire_slot_flag_at(wire, 0, token)) = number << 1 | has_row(number, token);
     }
     publish(p, &desc, (int)(number & 1));
 }
@@ -199,39 +183,40 @@ static void write_dispatch(struct pair *p, uint64_t number, int max_tokens, int 
 static void check_dispatch(struct pair *p, uint64_t number, int max_tokens, int image)
 {
     const struct ll_wire *wire = &p->wire[1];
-    const uint64_t *counts = words_at(p->landing, counts_at(wire, (int)(number / 2 & 1), 0));
+    const uint64_t *counts = words_at(p->landing, ll_wire_counts_at(wire, (int)(number / 2 & 1), 0));
 
     for (int i = 0; i <= LOCAL; i++)
         assert_int_equal(counts[i], number << 32 | (uint32_t)i);
     for (int token = 0; token < max_tokens; token++) {
-        assert_int_equal(*words_at(p->landing, slot_flag_at(wire, 0, token)), number << 1 | has_row(number, token));
+        assert_int_equal(*words_at(p->landing, ll_wire_slot_flag_at(wire, 0, token)),
+                         number << 1 | has_row(number, token));
         if (has_row(number, token))
-            assert_true(is_filled(p->landing + slot_at(wire, 0, token), number, token, image));
+            assert_true(is_filled(p->landing + ll_wire_slot_at(wire, 0, token), number, token, image));
     }
     assert_int_equal(words_of(p->landing)->rows_ready[0], number);
 }
 
 static void write_weights(struct pair *p, uint64_t number, int max_tokens)
 {
-    const struct cuda_ll_desc desc = {.number = number, .combine = 1, .max_tokens = max_tokens};
+    const struct ll_wire_desc desc = {.number = number, .combine = 1, .max_tokens = max_tokens, .detail = 77};
 
     for (int i = 0; i < max_tokens * TOPK; i++)
         if (has_row(number, i))
-            *words_at(p->out, weight_at(&p->wire[0], 0, i)) = number << 32 | (uint32_t)(i + 1);
-    publish(p, &desc, CUDA_LL_DESC_WEIGHTS);
+            *words_at(p->out, ll_wire_weight_at(&p->wire[0], 0, i)) = number << 32 | (uint32_t)(i + 1);
+    publish(p, &desc, LL_WIRE_DESC_WEIGHTS);
 }
 
 static void write_rows(struct pair *p, uint64_t number, int max_tokens, int parts)
 {
     const struct ll_wire *wire = &p->wire[0];
-    const struct cuda_ll_desc desc = {.number = number, .combine = 1, .max_tokens = max_tokens, .parts = parts};
+    const struct ll_wire_desc desc = {.number = number, .combine = 1, .max_tokens = max_tokens, .parts = parts};
 
     for (int place = 0; place < max_tokens * TOPK; place++) {
         if (!has_row(number, place))
             continue;
         fill(p->out + wire->rows_at + place * row_bytes(wire), number, place, row_bytes(wire));
         for (int part = 0; part < parts; part++)
-            words_at(p->out, row_flag_at(wire, place, parts))[part] = number;
+            words_at(p->out, ll_wire_row_flag_at(wire, place, parts))[part] = number;
     }
     publish(p, &desc, (int)(number & 1));
 }
@@ -241,7 +226,7 @@ static void check_rows(struct pair *p, uint64_t number, int max_tokens, int part
     const struct ll_wire *wire = &p->wire[1];
 
     for (int place = 0; place < max_tokens * TOPK; place++) {
-        const uint64_t *flags = words_at(p->landing, row_flag_at(wire, place, parts));
+        const uint64_t *flags = words_at(p->landing, ll_wire_row_flag_at(wire, place, parts));
 
         for (int part = 0; part < parts; part++)
             assert_int_equal(flags[part] == number, has_row(number, place));
@@ -275,13 +260,14 @@ static void weights_come_before_the_rows_are_there(void **state)
     write_weights(p, 1, TOKENS);
     run(p);
     for (int i = 0; i < TOKENS * TOPK; i++)
-        assert_int_equal(*words_at(p->landing, weight_at(&p->wire[1], 0, i)),
+        assert_int_equal(*words_at(p->landing, ll_wire_weight_at(&p->wire[1], 0, i)),
                          has_row(1, i) ? UINT64_C(1) << 32 | (uint32_t)(i + 1) : 0);
     assert_int_equal(words_of(p->landing)->weights_ready[0], 1);
+    assert_int_equal(words_of(p->landing)->detail[0], 77);
     assert_int_equal(words_of(p->landing)->rows_ready[0], 0);
-    write_rows(p, 1, TOKENS, CUDA_LL_MAX_PARTS);
+    write_rows(p, 1, TOKENS, LL_WIRE_MAX_PARTS);
     run(p);
-    check_rows(p, 1, TOKENS, CUDA_LL_MAX_PARTS);
+    check_rows(p, 1, TOKENS, LL_WIRE_MAX_PARTS);
     assert_int_equal(words_of(p->landing)->rows_ready[0], 1);
 }
 
@@ -319,7 +305,7 @@ static void what_comes_late_changes_nothing(void **state)
     write_rows(p, 4, TOKENS, 2);
     run(p);
     for (int place = 0; place < TOKENS * TOPK; place++)
-        assert_int_equal(*words_at(p->landing, row_flag_at(&p->wire[1], place, 2)), 0);
+        assert_int_equal(*words_at(p->landing, ll_wire_row_flag_at(&p->wire[1], place, 2)), 0);
     assert_int_equal(p->landing[p->wire[1].rows_at + row_bytes(&p->wire[1])], 0);
     write_rows(p, 5, TOKENS, 2);
     run(p);
@@ -329,7 +315,7 @@ static void what_comes_late_changes_nothing(void **state)
 static void words_only_grow(void **state)
 {
     struct pair *p = *state;
-    struct cuda_ll_segment *out = words_of(p->out), *landing = words_of(p->landing);
+    struct ll_wire_segment *out = words_of(p->out), *landing = words_of(p->landing);
 
     out->completed[0] = 7;
     out->barriers[0] = 3;
@@ -339,38 +325,38 @@ static void words_only_grow(void **state)
     assert_int_equal(landing->barriers[0], 3);
     assert_int_equal(landing->masked_by[0], 1);
     assert_int_equal(landing->received[0], 1);
-    assert_int_equal(landing->events, CUDA_LL_EVENT);
+    assert_int_equal(landing->events, LL_WIRE_EVENT);
     out->completed[0] = 6;
     out->masked_by[0] = 0;
     run(p);
     assert_int_equal(landing->completed[0], 7);
     assert_int_equal(landing->masked_by[0], 0);
     assert_int_equal(landing->received[0], 2);
-    assert_int_equal(landing->events, 2 * CUDA_LL_EVENT);
+    assert_int_equal(landing->events, 2 * LL_WIRE_EVENT);
 }
 
 /* Kernels look at what has landed when the count has changed: with each message, and with a rank that is lost. */
 static void each_change_is_counted(void **state)
 {
     struct pair *p = *state;
-    struct cuda_ll_segment *landing = words_of(p->landing);
+    struct ll_wire_segment *landing = words_of(p->landing);
 
     write_rows(p, 1, TOKENS, 1);
     run(p);
     assert_true(landing->received[0] > 1);
-    assert_int_equal(landing->events, landing->received[0] * CUDA_LL_EVENT);
-    ll_wire_add_event(landing, CUDA_LL_EVENT_LOST);
-    assert_int_equal(landing->events, (landing->received[0] + 1) * CUDA_LL_EVENT | CUDA_LL_EVENT_LOST);
+    assert_int_equal(landing->events, landing->received[0] * LL_WIRE_EVENT);
+    ll_wire_add_event(landing, LL_WIRE_EVENT_LOST);
+    assert_int_equal(landing->events, (landing->received[0] + 1) * LL_WIRE_EVENT | LL_WIRE_EVENT_LOST);
     write_rows(p, 2, TOKENS, 1);
     run(p);
-    assert_int_equal(landing->events, (landing->received[0] + 1) * CUDA_LL_EVENT | CUDA_LL_EVENT_LOST);
+    assert_int_equal(landing->events, (landing->received[0] + 1) * LL_WIRE_EVENT | LL_WIRE_EVENT_LOST);
 }
 
 /* More messages than are taken at once: who looks for the last word is told that it is not there yet. */
 static void messages_that_are_left_are_reported(void **state)
 {
     struct pair *p = *state;
-    struct cuda_ll_segment *out = words_of(p->out), *landing = words_of(p->landing);
+    struct ll_wire_segment *out = words_of(p->out), *landing = words_of(p->landing);
     struct ll_received received;
     uint64_t barriers = LL_WIRE_BATCH + 10;
 
@@ -429,7 +415,7 @@ static void what_no_rank_sends_is_refused(void **state)
         {{.kind = MESSAGE_WEIGHTS, .n = 1, .max_tokens = 1}, 16},
         {{.kind = MESSAGE_ROW, .at = TOPK, .parts = 1, .max_tokens = 1}, HIDDEN * 2},
         {{.kind = MESSAGE_ROW, .parts = 0, .max_tokens = 1}, HIDDEN * 2},
-        {{.kind = MESSAGE_ROW, .parts = CUDA_LL_MAX_PARTS + 1, .max_tokens = 1}, HIDDEN * 2},
+        {{.kind = MESSAGE_ROW, .parts = LL_WIRE_MAX_PARTS + 1, .max_tokens = 1}, HIDDEN * 2},
         {{.kind = MESSAGE_ROW, .parts = 1, .max_tokens = 1}, HIDDEN},
     };
     struct pair *p = *state;

@@ -334,7 +334,7 @@ __device__ inline void await_counts(const cuda_ll_dispatch &d, ll_call &call, re
     const cuda_ll &ll = d.ll;
     bool reports = blockIdx.x == gridDim.x - 1;
     uint64_t begin = d.wait_added ? global_ns() : 0;
-    bool ok = !ll.masking || ll_sync(ll, call, &cuda_ll_segment::rows_ready, call.number, CUDA_LL_SYNC_RECEIVE,
+    bool ok = !ll.masking || ll_sync(ll, call, &ll_wire_segment::rows_ready, call.number, CUDA_LL_SYNC_RECEIVE,
                                      ll.waits.done_phase, d.wait_added);
 
     /* Before the counts, which arrive with the rows: afterwards there would be nothing to wait for. */
@@ -355,7 +355,7 @@ __device__ inline void receive(const cuda_ll_dispatch &d, const ll_call &call, r
     int n = ll.waits.nranks, lane = (int)threadIdx.x % WARP;
     int blocks = (int)gridDim.x - has_report_block(), warps = blocks * (int)(blockDim.x / WARP);
     /* Where slots are few, several warps share one, so that all SMs have work. */
-    int parts = max(1, min(CUDA_LL_MAX_PARTS, warps / (n * ll.max_tokens)));
+    int parts = max(1, min(LL_WIRE_MAX_PARTS, warps / (n * ll.max_tokens)));
 
     for (;;) {
         int claim = lane ? 0 : atomicAdd(&state.next, 1);

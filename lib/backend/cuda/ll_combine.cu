@@ -108,8 +108,8 @@ __device__ void send_weights(const cuda_ll_combine &c, const ll_call &call, floa
  */
 __device__ bool may_write_to(const cuda_ll &ll, int owner)
 {
-    return !ll.masking ||
-           (!ll_has(ll_mine(ll)->mask, owner) && !*(const volatile uint32_t *)&ll_from(ll, owner)->masked_by[owner]);
+    return !ll.masking || (!ll_has(ll_mine(ll)->mask, owner) &&
+                           !*(const volatile uint32_t *)&ll_from(ll, owner)->words.masked_by[owner]);
 }
 
 /*
@@ -372,7 +372,7 @@ __device__ void send_rows(const cuda_ll_combine &c, const ll_call &call, tile p,
     }
     __syncwarp();
     /* With masking nothing above returns early; without it an early return has set a failure. */
-    ll_notify_peers(ll, call, &cuda_ll_segment::rows_ready, true);
+    ll_notify_peers(ll, call, &ll_wire_segment::rows_ready, true);
 }
 
 /*
@@ -417,7 +417,7 @@ __device__ bool sync_to_send(const cuda_ll_combine &c, ll_call &call)
 
     if (c.wait_added && !ll.masking && !ll.no_partial_reduce && blockIdx.x == 0 && !time_weights(c, call))
         return false;
-    return ll_sync(ll, call, after_weights ? &cuda_ll_segment::weights_ready : &cuda_ll_segment::completed,
+    return ll_sync(ll, call, after_weights ? &ll_wire_segment::weights_ready : &ll_wire_segment::completed,
                    after_weights ? call.number : mine->last_combine, CUDA_LL_SYNC_SEND, ll.waits.ready_phase,
                    after_weights ? c.wait_added : nullptr);
 }
@@ -458,7 +458,7 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) LL_NAME(combine_ll)(const 
         /* Only when the routing is known to be valid: a rejected call may be repeated with other weights. */
         if (!ll.no_partial_reduce) {
             send_weights(c, call, weight);
-            ll_notify_peers(ll, call, &cuda_ll_segment::weights_ready, true);
+            ll_notify_peers(ll, call, &ll_wire_segment::weights_ready, true);
         }
         pipe = pipe_init(slots, barriers);
         first = find_tile(ll, call, own, row, lane);

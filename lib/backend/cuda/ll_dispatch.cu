@@ -336,7 +336,7 @@ __device__ void send(const cuda_ll_dispatch &d, const ll_call &call, choices &c,
     for (int t = d.n_tokens + (int)blockIdx.x; t < d.ll.max_tokens; t += (int)gridDim.x)
         if (i < d.ll.waits.nranks && !is_masked(call, i))
             *(volatile uint64_t *)slot_flag_of(d.ll, i, d.ll.waits.rank, t) = call.number << 1;
-    ll_notify_peers(d.ll, call, &cuda_ll_segment::rows_ready, false, image_bytes(d));
+    ll_notify_peers(d.ll, call, &ll_wire_segment::rows_ready, false, image_bytes(d));
 }
 
 /*
@@ -367,7 +367,7 @@ __device__ bool prepare(const cuda_ll_dispatch &d, ll_call &call, choices &c, in
         ll_refuse(ll, d.queued, ll.waits.ready_phase);
         return false;
     }
-    return ll_sync(ll, call, &cuda_ll_segment::completed, mine->last_dispatch, CUDA_LL_SYNC_SEND, ll.waits.ready_phase);
+    return ll_sync(ll, call, &ll_wire_segment::completed, mine->last_dispatch, CUDA_LL_SYNC_SEND, ll.waits.ready_phase);
 }
 
 } /* namespace */

@@ -13,7 +13,7 @@ __device__ void unmask_rank(const cuda_ll &ll, int rank)
     atomicOr(ll_word(mine->unmasked, rank), 1u << ll_shift(rank));
     if (!ll_has(mine->mask, rank))
         return;
-    *(volatile uint32_t *)&ll_peer(ll, rank)->masked_by[ll.waits.rank] = 0;
+    *(volatile uint32_t *)&ll_peer(ll, rank)->words.masked_by[ll.waits.rank] = 0;
     atomicAnd(ll_word(mine->mask, rank), ~(1u << ll_shift(rank)));
     /* Before the wait: the proxy does not stay awake to send to a masked rank. */
     atomicAnd_system(ll_word(ll.report->mask, rank), ~(1u << ll_shift(rank)));
@@ -66,10 +66,10 @@ __global__ void __launch_bounds__(BARRIER_THREADS) ll_barrier_kernel(const __gri
     bool ok = true;
 
     if (i < n)
-        store_release(&ll_peer(ll, i)->barriers[ll.waits.rank], number);
+        store_release(&ll_peer(ll, i)->words.barriers[ll.waits.rank], number);
     if (i < n)
-        ok = ll.masking ? wait_or_mask(ll, ll_from(ll, i)->barriers + i, number, i, phase, poll)
-                        : ll_wait_until(ll, ll_from(ll, i)->barriers + i, number, i, phase);
+        ok = ll.masking ? wait_or_mask(ll, ll_from(ll, i)->words.barriers + i, number, i, phase, poll)
+                        : ll_wait_until(ll, ll_from(ll, i)->words.barriers + i, number, i, phase);
     else if (i == n)
         ok = may_begin(ll.waits, phase);
     /* With as many ranks as threads, no thread is left for this check alone. */

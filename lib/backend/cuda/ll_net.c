@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/cuda/ll_impl.h"
-#include "backend/cuda/ll_wire.h"
+#include "net/ll_wire.h"
 
 #include "base/backoff.h"
 #include "base/reserve.h"
@@ -145,7 +145,7 @@ static void check_liveness(struct cuda_ll_net *net)
             continue;
         remote->lost = true;
         ll_mask_add(net->report->remote_lost, rank);
-        ll_wire_add_event(segment_of(&net->landing), CUDA_LL_EVENT_LOST);
+        ll_wire_add_event(&segment_of(&net->landing)->words, LL_WIRE_EVENT_LOST);
     }
 }
 
@@ -361,7 +361,7 @@ ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t by
                                  .segment_tokens = device->segment_tokens,
                                  .hidden = device->hidden,
                                  .topk = device->segment_topk,
-                                 .n_local = device->n_local,
+                                 .n_counts = device->n_local + 1,
                                  .counts_at = device->counts_at,
                                  .slot_flag_at = device->slot_flag_at,
                                  .row_flag_at = device->row_flag_at,

@@ -24,7 +24,7 @@ size_t cuda_ll_lay_out(const ep_ll *ll, struct cuda_ll *device)
     device->n_local = ll->n_local;
     device->masking = ll->config.flags & EP_LL_MASK_DEAD ? 1 : 0;
     /* The maximum: calls with fewer rows use more parts, up to this. */
-    device->parts = CUDA_LL_MAX_PARTS;
+    device->parts = LL_WIRE_MAX_PARTS;
     device->scales_at = (k * 8 + 15) / 16 * 16;
     device->row_at = (device->scales_at + hidden / EP_SCALE_BLOCK * 4 + 127) / 128 * 128;
     device->slot_bytes = device->row_at + 2 * hidden;
@@ -87,7 +87,7 @@ static ep_status check_numbers(const ep_comm *comm, const ep_ll_config *config, 
         return ep_fail(EP_E_UNSUPPORTED, "%s: topk is %d, but the CUDA backend supports low latency with topk up to %d",
                        call, config->topk, CUDA_LL_MAX_TOPK);
     /* Kernels use 32-bit indices for rows and for the items of warps. */
-    if (rows * config->n_experts > INT32_MAX || rows * comm->nranks * config->topk * CUDA_LL_MAX_PARTS > INT32_MAX)
+    if (rows * config->n_experts > INT32_MAX || rows * comm->nranks * config->topk * LL_WIRE_MAX_PARTS > INT32_MAX)
         return ep_fail(EP_E_UNSUPPORTED,
                        "%s: max_tokens is %d, which with %d experts and topk %d on %d ranks exceeds "
                        "the 32-bit row indices of the CUDA backend: reduce max_tokens",

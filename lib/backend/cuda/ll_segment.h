@@ -6,6 +6,8 @@
 #ifndef EP_CUDA_LL_SEGMENT_H
 #define EP_CUDA_LL_SEGMENT_H
 
+#include "net/ll_words.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -15,39 +17,13 @@
  */
 #define CUDA_LL_MAX_RANKS 512
 #define CUDA_LL_MASK_WORDS (CUDA_LL_MAX_RANKS / 32) /* rank r: bit r % 32 of word r / 32 */
-#define CUDA_LL_MAX_PARTS 8                         /* of a row, each with a warp of its own; used where rows are few */
-
-/* Between nodes: describes a call to the proxy, in the outgoing segment of a remote rank. */
-struct cuda_ll_desc {
-    uint64_t number; /* of the call; written before rows_ready or weights_ready */
-    int32_t combine; /* 1: combine, 0: dispatch */
-    int32_t max_tokens, parts;
-    int32_t image_bytes; /* bytes of a slot that rows of this format use */
-    int32_t parity;      /* of the dispatch */
-    int32_t unused;
-};
-
-enum { CUDA_LL_DESC_WEIGHTS = 2, CUDA_LL_DESCS = 3 }; /* 0 and 1: rows of a call, by the parity of its number */
 
 /* Points where the ranks of a call synchronise. Each has a decision of its own on who takes part. */
 enum { CUDA_LL_SYNC_SEND, CUDA_LL_SYNC_RECEIVE, CUDA_LL_SYNCS };
 
-#define CUDA_LL_EVENT_LOST 1u /* bit of `events`: a remote rank is lost */
-#define CUDA_LL_EVENT 2u      /* added to `events` after each change */
-
-/* Header of a segment. [source]: written by that rank. */
+/* Head of a segment. */
 struct cuda_ll_segment {
-    uint64_t completed[CUDA_LL_MAX_RANKS];     /* [source] the last call that it has completed */
-    uint64_t weights_ready[CUDA_LL_MAX_RANKS]; /* [source] the last call for which all of its weights are here; with
-                                                  masking, or between nodes */
-    uint64_t rows_ready[CUDA_LL_MAX_RANKS];    /* [source] the last call for which all of its rows are here; as above */
-    uint32_t masked_by[CUDA_LL_MAX_RANKS];     /* [source] it has masked this rank */
-    uint64_t barriers[CUDA_LL_MAX_RANKS];      /* [source] the last barrier that it has reached */
-    uint64_t received[CUDA_LL_MAX_RANKS];      /* [source] messages received from it; only in the landing segment */
-    uint32_t events; /* In the landing segment: CUDA_LL_EVENT for each message received, | CUDA_LL_EVENT_LOST. In the
-                        own segment: its value as last seen by a kernel */
-    uint32_t unused;
-    struct cuda_ll_desc desc[CUDA_LL_DESCS]; /* only in outgoing segments */
+    struct ll_wire_segment words; /* written by the peers */
 
     /* Written by the owner. */
     uint64_t call;                         /* the last complete one */

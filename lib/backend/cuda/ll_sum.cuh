@@ -172,7 +172,7 @@ __device__ inline void receive(const cuda_ll_combine &c, ll_call &call, terms &t
     const cuda_ll &ll = c.ll;
     int vectors = ll.hidden / 8;
 
-    if (ll.masking && !ll_sync(ll, call, &cuda_ll_segment::rows_ready, call.number, CUDA_LL_SYNC_RECEIVE,
+    if (ll.masking && !ll_sync(ll, call, &ll_wire_segment::rows_ready, call.number, CUDA_LL_SYNC_RECEIVE,
                                ll.waits.done_phase, c.wait_added))
         return;
     if (c.wait_added && !ll.masking && blockIdx.x == 0 && !time_rows(c, call))

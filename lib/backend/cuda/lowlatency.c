@@ -180,7 +180,7 @@ static int32_t parts_of(int64_t rows, int32_t hidden)
     const int64_t warps = 2112, round = 32 * 16 / 2; /* of an H200; elements */
     int64_t parts = warps / rows, most = hidden / round;
 
-    parts = parts > CUDA_LL_MAX_PARTS ? CUDA_LL_MAX_PARTS : parts;
+    parts = parts > LL_WIRE_MAX_PARTS ? LL_WIRE_MAX_PARTS : parts;
     parts = parts > most ? most : parts;
     return parts > 1 ? (int32_t)parts : 1;
 }

@@ -121,7 +121,7 @@ __device__ __forceinline__ uint32_t ll_events(const cuda_ll_segment *segment)
 {
     uint32_t events;
 
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(events) : "l"(&segment->events) : "memory");
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(events) : "l"(&segment->words.events) : "memory");
     return events;
 }
 
@@ -136,8 +136,8 @@ __device__ __forceinline__ void ll_watch_events(const cuda_ll &ll, uint32_t publ
 
     if (events == published)
         return;
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(&mine->events), "r"(events) : "memory");
-    if (events & CUDA_LL_EVENT_LOST) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(&mine->words.events), "r"(events) : "memory");
+    if (events & LL_WIRE_EVENT_LOST) {
         /* After the count: a waiter that finds a rank lost checks once more what had arrived. */
         __threadfence();
         for (int word = 0; word < LL_RANKS / 32; word++)
@@ -198,13 +198,13 @@ struct ll_progress {
 
     __device__ __forceinline__ bool operator()()
     {
-        uint32_t published = *(const volatile uint32_t *)&ll_mine(ll)->events, now;
+        uint32_t published = *(const volatile uint32_t *)&ll_mine(ll)->words.events, now;
         bool moved;
 
         if (published == seen_events || ll.masking)
             return false;
         seen_events = published;
-        now = *(const volatile uint32_t *)&ll.landing->received[rank]; /* low half */
+        now = *(const volatile uint32_t *)&ll.landing->words.received[rank]; /* low half */
         moved = now != before;
         before = now;
         return moved;
@@ -328,7 +328,7 @@ __device__ inline void ll_begin(const cuda_ll &ll)
     const cuda_ll_segment *mine = ll_mine(ll);
 
     if (blockIdx.x == 0 && (int)threadIdx.x < ll.waits.nranks)
-        store_release(&ll_peer(ll, (int)threadIdx.x)->completed[ll.waits.rank], mine->call);
+        store_release(&ll_peer(ll, (int)threadIdx.x)->words.completed[ll.waits.rank], mine->call);
 }
 
 /*
@@ -373,7 +373,7 @@ __device__ inline void mask_rank(const cuda_ll &ll, int rank)
 
     atomicOr(ll_word(mine->mask, rank), 1u << ll_shift(rank));
     /* If the rank was merely delayed, it learns from this word that it is masked. */
-    *(volatile uint32_t *)&ll_peer(ll, rank)->masked_by[ll.waits.rank] = 1;
+    *(volatile uint32_t *)&ll_peer(ll, rank)->words.masked_by[ll.waits.rank] = 1;
     atomicOr_system(ll_word(ll.report->mask, rank), 1u << ll_shift(rank));
     __threadfence_system();
     ll_await_mask_sent(ll, rank, true);
@@ -405,7 +405,7 @@ __device__ inline uint64_t ll_request_poll(const cuda_ll &ll, bool requests)
  */
 __device__ inline bool is_masked_by(const cuda_ll &ll, int rank, uint64_t poll)
 {
-    const volatile uint32_t *masked = &ll_from(ll, rank)->masked_by[rank];
+    const volatile uint32_t *masked = &ll_from(ll, rank)->words.masked_by[rank];
     uint32_t *unmasked = ll_mine(ll)->unmasked;
     uint64_t limit_ns = ll_is_remote(ll, rank) ? MASK_SENT_NS : 0; /* the message that clears the mask is in flight */
 
@@ -498,7 +498,7 @@ __device__ inline void ll_read_decision(const cuda_ll_segment *mine, int which, 
 }
 
 /* One of the arrays of a segment with a word per source. */
-typedef uint64_t (cuda_ll_segment::*ll_word_array)[CUDA_LL_MAX_RANKS];
+typedef uint64_t (ll_wire_segment::*ll_word_array)[EP_MAX_RANKS];
 
 /*
  * Waits until `words` of all ranks have reached `value`; with masking, masks those that do not. Called by all threads
@@ -511,7 +511,7 @@ __device__ inline bool ll_sync(const cuda_ll &ll, ll_call &call, ll_word_array w
     cuda_ll_segment *mine = ll_mine(ll);
     /* From the end: the first warp may still be sending. */
     int i = (int)(blockDim.x - 1 - threadIdx.x), n = ll.waits.nranks;
-    const uint64_t *word = i < n ? (ll_from(ll, i)->*words) + i : nullptr;
+    const uint64_t *word = i < n ? (ll_from(ll, i)->words.*words) + i : nullptr;
     bool ok = true;
 
     if (!LL_NODES && !ll.masking)
@@ -559,7 +559,7 @@ __device__ inline void ll_notify_peers(const cuda_ll &ll, const ll_call &call, l
                                        int image_bytes = 0)
 {
     cuda_ll_segment *mine = ll_mine(ll);
-    bool weights = words == &cuda_ll_segment::weights_ready;
+    bool weights = words == &ll_wire_segment::weights_ready;
     __shared__ bool last;
     int i = (int)threadIdx.x;
 
@@ -578,10 +578,10 @@ __device__ inline void ll_notify_peers(const cuda_ll &ll, const ll_call &call, l
         /* After a failure the data is incomplete. */
         if (*(volatile uint32_t *)&ll.waits.mine->failure)
             return;
-        ll_peer(ll, i)->desc[weights ? (int)CUDA_LL_DESC_WEIGHTS : (int)(call.number & 1)] = {
+        ll_peer(ll, i)->words.desc[weights ? (int)LL_WIRE_DESC_WEIGHTS : (int)(call.number & 1)] = {
             call.number, combine, ll.max_tokens, ll.parts, image_bytes, (int32_t)(call.dispatch & 1), 0};
     }
-    store_release(&(ll_peer(ll, i)->*words)[ll.waits.rank], call.number);
+    store_release(&(ll_peer(ll, i)->words.*words)[ll.waits.rank], call.number);
 }
 
 /* The last block advances the counters of the segment, which no other block reads any more. */

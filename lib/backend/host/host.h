@@ -4,7 +4,7 @@
  *
  *   dispatch.c, combine.c   within a node;  internode.c  between nodes
  *   plan_metadata.c         metadata of a plan that is exchanged as rows
- *   lowlatency*.c           low latency; lowlatency_net.c, lowlatency_reply.c  between nodes
+ *   lowlatency*.c           low latency; lowlatency_net.c, lowlatency_nodes.c  between nodes
  *   rows*.c                 the inner loops
  *   probe.c                 what the network between nodes carries by itself
  */

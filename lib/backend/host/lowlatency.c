@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Low latency: no plan, and no exchange before the data. A sender does not know the other senders, so it cannot know
- * the final rows; it writes each token once per rank, with the list of its experts there, into a slot of its own, and
- * the receiver packs the slots per expert in the order of (source rank, token). A combine pulls: each rank publishes
- * its packed rows, and each rank reads, weights and adds up those of its tokens, in the groups of the contract. Within
- * a node no sums are transferred: reading a row costs the same from any rank.
+ * the final rows; it writes each token once per rank, with its choices, into a slot of its own, and the receiver packs
+ * the slots per expert in the order of (source rank, token). A combine pulls: each rank publishes its packed rows, and
+ * each rank of its node reads, weights and adds up those of its tokens, in the groups of the contract. Within a node no
+ * sums are transferred: reading a row costs the same from any rank. Between nodes they are (lowlatency_nodes.c).
  *
- * Dispatches and combines are numbered separately; number n uses buffer n % 2, so a sender may be one result ahead of a
- * receiver. A combine names a dispatch, whose ranges it reads in the segments of the peers: no rank overwrites them
- * before all ranks have sent dispatch n + 2, which they do after their combines of n.
- *
- * Between nodes each block of slots is built here and put where the receiver would have it written; ranks there receive
- * the counters as signals. See lowlatency_net.c, and lowlatency_reply.c for the combine, which does transfer sums.
+ * Dispatches and combines together are numbered by `serial`. There is one slot for each token of a source, which is
+ * reused when the receiver has completed the previous dispatch. A combine names a dispatch, whose ranges it reads in
+ * the segments of the peers: no rank overwrites them before all ranks have sent dispatch n + 2, which they do after
+ * their combines of n.
  */
 #include "backend/host/lowlatency.h"
 
@@ -33,13 +31,13 @@ static size_t out_scale_bytes(const ep_ll *ll, const ep_ll_dispatch_args *args)
     return args->out_dtype == EP_BF16 ? 0 : args->scale_type == EP_UE8M0 ? blocks : blocks * sizeof(float);
 }
 
-static ep_status check_format(ep_ll *ll, const ep_ll_dispatch_args *args, int rank, const struct ll_block *head)
+static ep_status check_format(ep_ll *ll, const ep_ll_dispatch_args *args, int rank, int32_t theirs, int32_t max_tokens)
 {
     static const struct {
         const char *name;
         int shift;
     } fields[] = {{"out_dtype", 0}, {"scale_type", 8}, {"rounding of scales", 16}};
-    int32_t mine = ep_ll_format(args), theirs = head->format;
+    int32_t mine = ep_ll_format(args);
 
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
         int a = mine >> fields[i].shift & 0xff, b = theirs >> fields[i].shift & 0xff;
@@ -49,11 +47,11 @@ static ep_status check_format(ep_ll *ll, const ep_ll_dispatch_args *args, int ra
     }
     if (mine != theirs)
         return ll_fail_damaged(ll, rank, EP_GROUP_LL_RECV, "the format of its rows", theirs);
-    if (head->max_tokens < 1 || head->max_tokens > ll->config.max_tokens)
-        return ll_fail_damaged(ll, rank, EP_GROUP_LL_RECV, "its max_tokens", head->max_tokens);
-    return head->max_tokens == args->max_tokens
+    if (max_tokens < 1 || max_tokens > ll->config.max_tokens)
+        return ll_fail_damaged(ll, rank, EP_GROUP_LL_RECV, "its max_tokens", max_tokens);
+    return max_tokens == args->max_tokens
                ? EP_OK
-               : ll_fail_disagree(ll, EP_GROUP_LL_RECV, "max_tokens", args->max_tokens, head->max_tokens, rank);
+               : ll_fail_disagree(ll, EP_GROUP_LL_RECV, "max_tokens", args->max_tokens, max_tokens, rank);
 }
 
 /* The row as it is sent: unchanged, or quantised once for all destinations. */
@@ -73,78 +71,120 @@ static const void *encode_row(ep_ll *ll, const ep_ll_dispatch_args *args, const 
     return inner->row;
 }
 
+/* Is entry k the first of a token on the rank of its expert? `index` [K]: the token's experts, -1: none. */
+static bool is_first(const ep_ll *ll, const int32_t *index, size_t k)
+{
+    size_t before = 0;
+
+    while (before < k && (index[before] < 0 || index[before] / ll->n_local != index[k] / ll->n_local))
+        before++;
+    return index[k] >= 0 && before == k;
+}
+
+/* Fills the slots of token t, one on each rank of its experts. */
 static void send_token(ep_ll *ll, const struct ll_dispatch *dispatch, int t)
 {
     struct host_ll *inner = ll->impl;
     const ep_ll_dispatch_args *args = &dispatch->args;
     const int32_t *index = inner->index[dispatch->number & 1] + (size_t)t * (size_t)args->topk;
-    const void *scales, *row = NULL;
-    struct ll_slot *slots[EP_MAX_TOPK];
-    int ranks[EP_MAX_TOPK], n_experts[EP_MAX_TOPK], n = 0;
+    const void *scales = NULL, *row = NULL;
+    struct ll_choice choices[EP_MAX_TOPK];
 
-    for (int k = 0; k < args->topk; k++) {
-        int rank = index[k] < 0 ? -1 : index[k] / ll->n_local, i = 0;
+    for (int k = 0; k < ll->config.topk; k++) {
+        choices[k] = (struct ll_choice){.expert = k < args->topk ? index[k] : -1};
+        if (choices[k].expert >= 0)
+            choices[k].index = inner->seen[choices[k].expert]++;
+    }
+    for (size_t k = 0; k < (size_t)args->topk; k++) {
+        struct ll_view to;
+        unsigned char *slot;
 
-        if (rank < 0 || inner->masked[rank])
+        if (!is_first(ll, index, k) || inner->masked[index[k] / ll->n_local])
             continue;
-        while (i < n && ranks[i] != rank)
-            i++;
-        if (i == n) {
-            ranks[n] = rank;
-            slots[n] = ll_slot_of(inner->block[rank], ll_slot_bytes(ll, args->out_dtype), inner->n_slots[rank]++);
-            n_experts[n++] = 0;
-        }
-        slots[i]->expert[n_experts[i]++] = index[k] % ll->n_local;
-    }
-    if (n > 0)
-        row = encode_row(ll, args, (const char *)args->x + (size_t)t * (size_t)ll->config.hidden * 2, &scales);
-    for (int i = 0; i < n; i++) {
-        slots[i]->token = t;
-        slots[i]->n_experts = n_experts[i];
+        if (!row)
+            row = encode_row(ll, args, (const char *)args->x + (size_t)t * (size_t)ll->config.hidden * 2, &scales);
+        to = ll_to(ll, index[k] / ll->n_local);
+        slot = to.segment + ll_wire_slot_at(to.layout, to.source, t);
+        memcpy(slot, choices, (size_t)ll->config.topk * sizeof(*choices));
         if (scales)
-            memcpy((char *)slots[i] + inner->scales_at, scales, out_scale_bytes(ll, args));
-        memcpy((char *)slots[i] + inner->row_at, row, out_row_bytes(ll, args));
+            memcpy(slot + inner->scales_at, scales, out_scale_bytes(ll, args));
+        memcpy(slot + inner->row_at, row, out_row_bytes(ll, args));
+        ll_wire_store(to.segment, ll_wire_slot_flag_at(to.layout, to.source, t), dispatch->serial << 1 | 1);
     }
 }
 
-/* The block that `source` has sent to this rank. */
-static struct ll_block *received_block(const ep_ll *ll, uint64_t number, int source)
+/* Marks the slots of this rank on each rank as empty, and describes the dispatch. */
+static void begin_slots(const ep_ll *ll, const struct ll_dispatch *dispatch)
 {
-    return ll_is_remote(ll, source) ? ll_net_get_received(ll, source, number, LL_PAYLOAD_BLOCK)
-                                    : ll_local_block(ll, ll->comm->rank, number, source);
+    const struct host_ll *inner = ll->impl;
+    const ep_ll_dispatch_args *args = &dispatch->args;
+    uint64_t number = dispatch->serial << 32;
+
+    for (int rank = 0; rank < ll->comm->nranks; rank++) {
+        const struct ll_view to = ll_to(ll, rank);
+        int64_t at = ll_wire_counts_at(to.layout, 0, to.source);
+
+        if (inner->masked[rank])
+            continue;
+        ll_wire_store(to.segment, at, number | (uint32_t)ep_ll_format(args));
+        ll_wire_store(to.segment, at + 8, number | (uint32_t)args->max_tokens);
+        for (int t = 0; t < args->max_tokens; t++)
+            ll_wire_store(to.segment, ll_wire_slot_flag_at(to.layout, to.source, t), dispatch->serial << 1);
+        if (ll_is_remote(ll, rank))
+            ll_words_of(&to)->desc[dispatch->serial & 1] =
+                (struct ll_wire_desc){.number = dispatch->serial,
+                                      .max_tokens = args->max_tokens,
+                                      .image_bytes = (int32_t)ll_slot_bytes(ll, args->out_dtype)};
+    }
 }
 
-/* Copies the headers of the slots of one source and checks them: they determine where its rows are written. */
-static ep_status read_heads(ep_ll *ll, const struct ll_dispatch *dispatch, int source)
+/* Copies the choices of a slot for this rank, with local experts, and checks them: they determine where rows go. */
+static ep_status read_slot(ep_ll *ll, const struct ll_dispatch *dispatch, int source, int t)
 {
     struct host_ll *inner = ll->impl;
-    struct ll_block *block = received_block(ll, dispatch->number, source), head;
-    size_t slot_bytes = ll_slot_bytes(ll, dispatch->args.out_dtype);
-    int max_tokens = dispatch->args.max_tokens;
-    int topk = ll->config.topk, last = -1;
+    struct ll_choice *choices = ll_choices_of(ll, dispatch->number, source, t);
+    const struct ll_view from = ll_from(ll, source);
+    int topk = ll->config.topk, n = 0;
 
-    ep_group_read_shared(&head, block, sizeof(head));
-    if (head.number != dispatch->number) {
+    ep_group_read_shared(choices, from.segment + ll_wire_slot_at(from.layout, from.source, t),
+                         (size_t)topk * sizeof(*choices));
+    for (int k = 0; k < topk; k++) {
+        int32_t expert = choices[k].expert;
+
+        choices[k].expert = expert < 0 || expert / ll->n_local != ll->comm->rank ? -1 : expert % ll->n_local;
+        if (choices[k].expert < 0)
+            continue;
+        /* There is no room for rows of an expert that a token has twice. */
+        if (choices[k].index != inner->seen[choices[k].expert]++ || choices[k].index > t)
+            return ll_fail_damaged(ll, source, EP_GROUP_LL_RECV, "the index of a row", choices[k].index);
+        n++;
+    }
+    return n ? EP_OK : ll_fail_damaged(ll, source, EP_GROUP_LL_RECV, "the number of experts of a token", 0);
+}
+
+/* Reads which rows a source has sent, and counts them in inner->seen [L]. */
+static ep_status read_slots(ep_ll *ll, const struct ll_dispatch *dispatch, int source)
+{
+    const struct ll_view from = ll_from(ll, source);
+    int64_t at = ll_wire_counts_at(from.layout, 0, from.source);
+    uint64_t format = ll_wire_load(from.segment, at), max_tokens = ll_wire_load(from.segment, at + 8);
+
+    if (format >> 32 != (uint32_t)dispatch->serial) {
         EP_TRY(ll_check_masks(ll, EP_GROUP_LL_RECV));
         if (!(ll->config.flags & EP_LL_MASK_DEAD))
-            return ll_fail_damaged(ll, source, EP_GROUP_LL_RECV, "the number of its dispatch", (int64_t)head.number);
+            return ll_fail_damaged(ll, source, EP_GROUP_LL_RECV, "the number of its dispatch", (int64_t)(format >> 32));
         return ep_fail(EP_E_EXCLUDED, "ep_ll_dispatch: rank %d had masked this rank when it sent dispatch %llu", source,
                        (unsigned long long)dispatch->number);
     }
-    EP_TRY(check_format(ll, &dispatch->args, source, &head));
-    if (head.count < 0 || head.count > max_tokens)
-        return ll_fail_damaged(ll, source, EP_GROUP_LL_RECV, "its number of tokens", head.count);
-    for (int i = 0; i < head.count; i++) {
-        struct ll_slot *slot = ll_head_of(ll, source, i);
+    EP_TRY(check_format(ll, &dispatch->args, source, (int32_t)(uint32_t)format, (int32_t)(uint32_t)max_tokens));
+    for (int t = 0; t < dispatch->args.max_tokens; t++) {
+        uint64_t flag = ll_wire_load(from.segment, ll_wire_slot_flag_at(from.layout, from.source, t));
 
-        ep_group_read_shared(slot, ll_slot_of(block, slot_bytes, i), sizeof(*slot) + (size_t)topk * sizeof(int32_t));
-        if (slot->token <= last || slot->token >= max_tokens)
-            return ll_fail_damaged(ll, source, EP_GROUP_LL_RECV, "the number of a token", slot->token);
-        if (slot->n_experts < 1 || slot->n_experts > topk)
-            return ll_fail_damaged(ll, source, EP_GROUP_LL_RECV, "the number of experts of a token", slot->n_experts);
-        last = slot->token;
+        if (flag >> 1 != dispatch->serial)
+            return ll_fail_damaged(ll, source, EP_GROUP_LL_RECV, "the number of a slot", (int64_t)(flag >> 1));
+        if (flag & 1)
+            EP_TRY(read_slot(ll, dispatch, source, t));
     }
-    inner->n_slots[source] = head.count;
     return EP_OK;
 }
 
@@ -154,24 +194,14 @@ static ep_status make_ranges(ep_ll *ll, const struct ll_dispatch *dispatch, stru
     struct host_ll *inner = ll->impl;
     int nranks = ll->comm->nranks;
 
-    memset(ranges, 0, (size_t)ll->n_local * (size_t)nranks * sizeof(*ranges));
     for (int source = 0; source < nranks; source++) {
-        inner->n_slots[source] = 0;
+        memset(ll_choices_of(ll, dispatch->number, source, 0), 0xff,
+               (size_t)ll->config.max_tokens * (size_t)ll->config.topk * sizeof(struct ll_choice));
+        memset(inner->seen, 0, (size_t)ll->n_local * sizeof(*inner->seen));
         if (!inner->masked[source])
-            EP_TRY(read_heads(ll, dispatch, source));
-        for (int i = 0; i < inner->n_slots[source]; i++) {
-            const struct ll_slot *slot = ll_head_of(ll, source, i);
-
-            for (int e = 0; e < slot->n_experts; e++) {
-                int32_t expert = slot->expert[e];
-
-                if (expert < 0 || expert >= ll->n_local)
-                    return ll_fail_damaged(ll, source, EP_GROUP_LL_RECV, "an expert of a token", expert);
-                /* There is no room for rows of an expert that a token has twice. */
-                if (++ranges[expert * nranks + source].count > i + 1)
-                    return ll_fail_damaged(ll, source, EP_GROUP_LL_RECV, "a duplicate expert of a token", expert);
-            }
-        }
+            EP_TRY(read_slots(ll, dispatch, source));
+        for (int expert = 0; expert < ll->n_local; expert++)
+            ranges[expert * nranks + source].count = inner->seen[expert];
     }
     for (int expert = 0; expert < ll->n_local; expert++) {
         int32_t begin = 0;
@@ -199,36 +229,44 @@ static void place_scales(const ep_ll *ll, const ep_ll_dispatch_args *args, int e
             ((const uint32_t *)scales)[word];
 }
 
-/* `head` is the copy, `slot` holds the row. */
-static void pack_slot(ep_ll *ll, const ep_ll_dispatch_args *args, const struct ll_slot *head,
-                      const struct ll_slot *slot, int32_t *next)
+/* Copies the row of a slot to each of its experts here. */
+static void pack_slot(const ep_ll *ll, const struct ll_dispatch *dispatch, int source, int t)
 {
     const struct host_ll *inner = ll->impl;
+    const ep_ll_dispatch_args *args = &dispatch->args;
+    const struct ll_choice *choices = ll_choices_of(ll, dispatch->number, source, t);
+    const struct ll_range *ranges = inner->ranges[dispatch->number & 1] + source;
+    const struct ll_view from = ll_from(ll, source);
+    const unsigned char *slot = from.segment + ll_wire_slot_at(from.layout, from.source, t);
     size_t rows = (size_t)ll->comm->nranks * (size_t)args->max_tokens;
 
-    for (int e = 0; e < head->n_experts; e++) {
-        int32_t row = next[head->expert[e]]++;
-        size_t at = (size_t)head->expert[e] * rows + (size_t)row;
+    for (int k = 0; k < ll->config.topk; k++) {
+        int32_t expert = choices[k].expert, row;
+        size_t at;
 
-        memcpy((char *)args->recv_x + at * out_row_bytes(ll, args), (const char *)slot + inner->row_at,
-               out_row_bytes(ll, args));
+        if (expert < 0)
+            continue;
+        row = ranges[expert * ll->comm->nranks].begin + choices[k].index;
+        at = (size_t)expert * rows + (size_t)row;
+        memcpy((char *)args->recv_x + at * out_row_bytes(ll, args), slot + inner->row_at, out_row_bytes(ll, args));
         if (args->out_dtype != EP_BF16)
-            place_scales(ll, args, head->expert[e], row, (const char *)slot + inner->scales_at);
+            place_scales(ll, args, expert, row, slot + inner->scales_at);
         if (args->recv_source)
-            args->recv_source[at] = head->token;
+            args->recv_source[at] = t;
     }
 }
 
-/* Writes the metadata of the rows. `count` [L]. */
-static void write_counts(const ep_ll *ll, const ep_ll_dispatch_args *args, const struct ll_range *ranges,
-                         const int32_t *count)
+/* Writes the metadata of the rows. */
+static void write_counts(const ep_ll *ll, const ep_ll_dispatch_args *args, const struct ll_range *ranges)
 {
     int nranks = ll->comm->nranks;
 
     for (int expert = 0; expert < ll->n_local; expert++) {
-        args->recv_count[expert] = count[expert];
+        const struct ll_range *last = &ranges[expert * nranks + nranks - 1];
+
+        args->recv_count[expert] = last->begin + last->count;
         if (args->recv_stats_add)
-            args->recv_stats_add[expert] += count[expert];
+            args->recv_stats_add[expert] += last->begin + last->count;
         for (int source = 0; args->recv_range && source < nranks; source++) {
             const struct ll_range *range = &ranges[expert * nranks + source];
 
@@ -243,92 +281,44 @@ static ep_status receive(ep_ll *ll, const struct ll_dispatch *dispatch)
     const ep_ll_dispatch_args *args = &dispatch->args;
     int nranks = ll->comm->nranks, me = ll->comm->rank;
     struct ll_range *ranges = inner->ranges[dispatch->number & 1];
-    int32_t *next = inner->seen; /* [L] used here */
-    size_t slot_bytes = ll_slot_bytes(ll, args->out_dtype);
 
-    EP_TRY(ll_wait(ll, &(struct ll_wait){LL_SENT, dispatch->number, EP_GROUP_LL_RECV, .add = args->wait_cost_add}));
+    EP_TRY(ll_wait(
+        ll, &(struct ll_wait){LL_WORD(rows_ready), dispatch->serial, EP_GROUP_LL_RECV, .add = args->wait_cost_add}));
     EP_TRY(make_ranges(ll, dispatch, ranges));
     memcpy(ll_ranges_of(ll, me, dispatch->number), ranges, (size_t)ll->n_local * (size_t)nranks * sizeof(*ranges));
-    memset(next, 0, (size_t)ll->n_local * sizeof(*next));
-    for (int source = 0; source < nranks; source++) {
-        struct ll_block *block = received_block(ll, dispatch->number, source);
-
-        for (int i = 0; i < inner->n_slots[source]; i++)
-            pack_slot(ll, args, ll_head_of(ll, source, i), ll_slot_of(block, slot_bytes, i), next);
-    }
-    write_counts(ll, args, ranges, next);
-    ll_publish(ll, LL_PACKED + (dispatch->number & 1), dispatch->number);
-    return EP_OK;
-}
-
-/*
- * Sets the blocks that this rank writes: at the receiver, or in a send buffer if the receiver is on another node, sized
- * by the number of its slots.
- */
-static ep_status find_blocks(ep_ll *ll, const struct ll_dispatch *dispatch)
-{
-    struct host_ll *inner = ll->impl;
-    int nranks = ll->comm->nranks;
-    size_t topk = (size_t)dispatch->args.topk;
-    const int32_t *index = inner->index[dispatch->number & 1];
-    size_t slot_bytes = ll_slot_bytes(ll, dispatch->args.out_dtype);
-
-    memset(inner->n_slots, 0, (size_t)nranks * sizeof(*inner->n_slots));
-    for (int t = 0; inner->net && t < dispatch->args.n_tokens; t++, index += topk)
-        for (size_t k = 0; k < topk; k++)
-            if (ll_is_first(ll, index, k))
-                inner->n_slots[index[k] / ll->n_local]++;
-    for (int rank = 0; rank < nranks; rank++) {
-        if (inner->masked[rank])
-            continue;
-        if (!ll_is_remote(ll, rank)) {
-            inner->block[rank] = ll_local_block(ll, rank, dispatch->number, ll->comm->rank);
-            continue;
-        }
-        inner->block[rank] =
-            ll_net_get_send_buffer(ll, rank, dispatch->number, LL_PAYLOAD_BLOCK,
-                                   sizeof(struct ll_block) + (size_t)inner->n_slots[rank] * slot_bytes);
-        if (!inner->block[rank])
-            return EP_E_MEMORY;
-    }
-    memset(inner->n_slots, 0, (size_t)nranks * sizeof(*inner->n_slots));
+    for (int source = 0; source < nranks; source++)
+        for (int t = 0; t < args->max_tokens; t++)
+            pack_slot(ll, dispatch, source, t);
+    write_counts(ll, args, ranges);
+    ll_publish_completed(ll, dispatch->serial);
     return EP_OK;
 }
 
 static ep_status start_dispatch(ep_ll *ll, const struct ll_dispatch *wanted)
 {
     struct host_ll *inner = ll->impl;
-    struct ll_dispatch *dispatch = &inner->dispatch[wanted->number & 1];
+    uint64_t number = wanted->number;
+    struct ll_dispatch *dispatch = &inner->dispatch[number & 1];
     const ep_ll_dispatch_args *args = &dispatch->args;
     int32_t *checked = inner->next_index;
-    uint64_t number = wanted->number;
+    /* The slots that this rank is going to write must have been read. */
+    const struct ll_wait unused = {LL_WORD(completed), inner->dispatch[(number + 1) & 1].serial, EP_GROUP_LL_SEND,
+                                   .ranks = LL_ALL};
 
     /* Routing that is refused here changes nothing: the dispatch before the last one can still be combined. */
     EP_TRY(ll_load_index(ll, wanted->args.topk_idx, wanted->args.idx_type, wanted->args.n_tokens, wanted->args.topk,
                          checked));
     inner->next_index = inner->index[number & 1];
     inner->index[number & 1] = checked;
-    /* The slots of two dispatches ago must have been packed. */
-    if (number > 2)
-        EP_TRY(ll_wait(ll, &(struct ll_wait){LL_PACKED + (number & 1), number - 2, EP_GROUP_LL_SEND, .ranks = LL_ALL}));
     *dispatch = *wanted;
-    EP_TRY(find_blocks(ll, dispatch));
+    dispatch->serial = ++inner->serial;
+    EP_TRY(ll_wait(ll, &unused));
+    memset(inner->seen, 0, (size_t)ll->config.n_experts * sizeof(*inner->seen));
+    begin_slots(ll, dispatch);
     for (int t = 0; t < args->n_tokens; t++)
         send_token(ll, dispatch, t);
-    for (int rank = 0; rank < ll->comm->nranks; rank++) {
-        struct ll_block *block = inner->block[rank];
-
-        if (inner->masked[rank])
-            continue;
-        block->count = inner->n_slots[rank];
-        block->format = ep_ll_format(args);
-        block->max_tokens = args->max_tokens;
-        block->number = number;
-        if (ll_is_remote(ll, rank))
-            ll_net_send(ll, rank, number, LL_PAYLOAD_BLOCK,
-                        sizeof(*block) + (size_t)inner->n_slots[rank] * ll_slot_bytes(ll, args->out_dtype));
-    }
-    ll_publish(ll, LL_SENT, number);
+    /* A masked rank learns from it that it gets no rows. */
+    ll_publish(ll, LL_WORD(rows_ready), dispatch->serial);
     return args->flags & EP_LL_RECV_HOOK ? EP_OK : receive(ll, dispatch);
 }
 
@@ -379,28 +369,53 @@ static ep_status run_control(ep_ll *ll, const struct ep_ll_control *control)
         memcpy(control->out, inner->masked, (size_t)ll->comm->nranks * sizeof(*control->out));
         return EP_OK;
     case EP_LL_CONTROL_BARRIER:
-        ll_publish(ll, LL_BARRIERS, ++inner->barriers);
-        return ll_wait(ll, &(struct ll_wait){LL_BARRIERS, inner->barriers, EP_GROUP_LL_BARRIER, .ranks = LL_ALL});
+        ll_publish(ll, LL_WORD(barriers), ++inner->barriers);
+        return ll_wait(ll, &(struct ll_wait){LL_WORD(barriers), inner->barriers, EP_GROUP_LL_BARRIER, .ranks = LL_ALL});
     }
+    return EP_OK;
+}
+
+static ep_status finish(ep_ll *ll, bool dispatch, uint64_t number)
+{
+    struct host_ll *inner = ll->impl;
+
+    EP_TRY(dispatch ? receive(ll, &inner->dispatch[number & 1]) : ll_pull(ll, &inner->combine[number & 1]));
+    inner->open.number = 0;
+    return EP_OK;
+}
+
+/* The first half of a call. */
+static ep_status start(ep_ll *ll, const struct ll_job *job)
+{
+    struct host_ll *inner = ll->impl;
+    bool dispatch = job->step == LL_DISPATCH;
+    uint32_t flags = dispatch ? job->dispatch.args.flags : job->combine.args.flags;
+
+    if (inner->open.number)
+        EP_TRY(finish(ll, inner->open.dispatch, inner->open.number));
+    EP_TRY(dispatch ? start_dispatch(ll, &job->dispatch) : ll_start_combine(ll, &job->combine));
+    if (flags & EP_LL_RECV_HOOK)
+        inner->open = (struct ll_open){dispatch, dispatch ? job->dispatch.number : job->combine.number};
     return EP_OK;
 }
 
 static ep_status run_step(const struct ll_job *job)
 {
-    ep_ll *ll = job->ll;
-    struct host_ll *inner = ll->impl;
+    const struct host_ll *inner = job->ll->impl;
+    bool dispatch = job->step == LL_RECEIVE;
 
     switch (job->step) {
     case LL_DISPATCH:
-        return start_dispatch(ll, &job->dispatch);
     case LL_COMBINE:
-        return ll_start_combine(ll, &job->combine);
+        return start(job->ll, job);
     case LL_RECEIVE:
-        return receive(ll, &inner->dispatch[job->number & 1]);
     case LL_PULL:
-        return ll_pull(ll, &inner->combine[job->number & 1]);
+        /* A later call may have finished it. */
+        if (inner->open.dispatch != dispatch || inner->open.number != job->number)
+            return EP_OK;
+        return finish(job->ll, dispatch, job->number);
     case LL_CONTROL:
-        return run_control(ll, &job->control);
+        return run_control(job->ll, &job->control);
     }
     return EP_OK;
 }
@@ -469,7 +484,9 @@ ep_status host_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
     /* The caller may write to it at once. */
     EP_TRY(ep_group_drain(inner->group));
     ll_net_set_busy(ll, true);
-    status = ll_wait_unused(ll, number);
+    /* Peers may be reading the last combine but one from it. */
+    status = ll_wait(ll, &(struct ll_wait){LL_WORD(completed), inner->combine[number & 1].serial,
+                                           EP_GROUP_LL_COMBINE_BUFFER, .ranks = LL_THIS_NODE});
     ll_net_set_busy(ll, false);
     EP_TRY(status);
     *ret_buffer = inner->combine_buffer[number & 1];

@@ -2,6 +2,8 @@
 /* Low latency: the combine, which pulls. See lowlatency.c. */
 #include "backend/host/lowlatency.h"
 
+#include "core/routing.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -27,14 +29,6 @@ ep_status ll_reserve_rows(ep_ll *ll, uint64_t number, int max_tokens, int expert
                             (size_t)(n_rows - *reserved) * row));
     *reserved = n_rows;
     return EP_OK;
-}
-
-/* Waits until the previous combine that uses the buffers of combine `number` was read. */
-ep_status ll_wait_unused(ep_ll *ll, uint64_t number)
-{
-    const struct ll_wait readers = {LL_PULLED + (number & 1), number - 2, EP_GROUP_LL_COMBINE_BUFFER, .ranks = LL_ALL};
-
-    return number > 2 ? ll_wait(ll, &readers) : EP_OK;
 }
 
 /* Copies the received rows to memory that peers can read. */
@@ -75,13 +69,34 @@ static ep_status publish_input(ep_ll *ll, struct ll_combine *combine)
     return EP_OK;
 }
 
-/* The rows of a token, and their ranks. NULL: on another node, whose ranks send theirs in this order. */
+/* The rows of a token, and their ranks. Of a rank of another node: where it would send the row of that choice. */
 struct ll_terms {
     const uint16_t *rows[EP_MAX_TOPK];
     float weights[EP_MAX_TOPK];
     int rank[EP_MAX_TOPK];
     int n;
 };
+
+/* A rank of another node sends its sum as the row of its first term n. */
+static bool is_sent(const struct ll_combine *combine, const struct ll_terms *terms, int n)
+{
+    int first = 0;
+
+    while (terms->rank[first] != terms->rank[n])
+        first++;
+    return first == n || combine->args.flags & EP_LL_NO_PARTIAL_REDUCE;
+}
+
+/* Row i (from 0) of this rank for an expert, which a token needs, is not among the `count` ones. */
+static ep_status fail_row_count(ep_ll *ll, int rank, int32_t count, int expert, int token, int32_t i)
+{
+    EP_TRY(ll_check_masks(ll, EP_GROUP_LL_COMBINE));
+    return ep_group_set_own_failure(
+        ep_group_of(ll->comm),
+        ep_fail(EP_E_MISMATCH, "ep_ll_combine: rank %d has %d rows of rank %d for expert %d, but token %d is number %d",
+                rank, count, ll->comm->rank, expert, token, i + 1),
+        rank, EP_GROUP_LL_COMBINE);
+}
 
 /* In the order of k. */
 static ep_status find_terms(ep_ll *ll, const struct ll_combine *combine, int t, void *const *inputs,
@@ -107,7 +122,8 @@ static ep_status find_terms(ep_ll *ll, const struct ll_combine *combine, int t, 
         ret_terms->weights[n] = combine->args.topk_weights[(size_t)t * topk + k];
         ret_terms->rank[n] = rank;
         if (ll_is_remote(ll, rank)) {
-            ret_terms->rows[n++] = NULL;
+            EP_TRY(ll_find_sent_row(ll, combine, rank, t, k, is_sent(combine, ret_terms, n), &ret_terms->rows[n]));
+            n++;
             continue;
         }
         ep_group_read_shared(&range, &ll_ranges_of(ll, rank, combine->call)[local * nranks + me], sizeof(range));
@@ -115,7 +131,7 @@ static ep_status find_terms(ep_ll *ll, const struct ll_combine *combine, int t, 
             return ll_fail_damaged(ll, rank, EP_GROUP_LL_COMBINE, "where the rows of this rank are",
                                    (int64_t)((uint64_t)(uint32_t)range.begin << 32 | (uint32_t)range.count));
         if (i >= range.count)
-            return ll_fail_row_count(ll, me, rank, range.count, index[k], t, i);
+            return fail_row_count(ll, rank, range.count, index[k], t, i);
         ret_terms->rows[n++] =
             (const uint16_t *)(const void *)((const char *)inputs[rank] +
                                              ((size_t)local * rows + (size_t)(range.begin + i)) * row);
@@ -124,21 +140,11 @@ static ep_status find_terms(ep_ll *ll, const struct ll_combine *combine, int t, 
     return EP_OK;
 }
 
-/* The next row of the reply of a rank of another node. */
-static const uint16_t *next_reply_row(const ep_ll *ll, void **inputs, int rank)
-{
-    const uint16_t *row = inputs[rank];
-
-    inputs[rank] = (uint16_t *)inputs[rank] + ll->config.hidden;
-    return row;
-}
-
 /*
  * Groups the terms by rank, in the order of the first term of each rank. ret_sizes: sizes of the groups; returns their
  * number. A group of another node is one row: its sum, or its only row.
  */
-static int group_terms(const ep_ll *ll, const struct ll_terms *terms, void **inputs, struct ll_terms *ret_terms,
-                       int *ret_sizes)
+static int group_terms(const ep_ll *ll, const struct ll_terms *terms, struct ll_terms *ret_terms, int *ret_sizes)
 {
     bool taken[EP_MAX_TOPK] = {false};
     int n_groups = 0, n = 0;
@@ -155,10 +161,8 @@ static int group_terms(const ep_ll *ll, const struct ll_terms *terms, void **inp
             ret_terms->weights[n++] = terms->weights[i];
             taken[i] = true;
         }
-        if (!terms->rows[first]) {
-            ret_terms->rows[start] = next_reply_row(ll, inputs, terms->rank[first]);
-            if (n - start > 1)
-                ret_terms->weights[start] = 1;
+        if (ll_is_remote(ll, terms->rank[first]) && n - start > 1) {
+            ret_terms->weights[start] = 1;
             n = start + 1;
         }
         ret_sizes[n_groups++] = n - start;
@@ -168,7 +172,7 @@ static int group_terms(const ep_ll *ll, const struct ll_terms *terms, void **inp
 }
 
 /* Weighted sum of the rows of token t. */
-static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, void **inputs)
+static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, void *const *inputs)
 {
     const struct ep_rows_ops *ops = ep_rows_get();
     int hidden = ll->config.hidden, n_groups, sizes[EP_MAX_TOPK];
@@ -177,13 +181,10 @@ static ep_status pull_token(ep_ll *ll, const struct ll_combine *combine, int t, 
 
     EP_TRY(find_terms(ll, combine, t, inputs, &terms));
     if (combine->args.flags & EP_LL_NO_PARTIAL_REDUCE) {
-        for (int i = 0; i < terms.n; i++)
-            if (!terms.rows[i])
-                terms.rows[i] = next_reply_row(ll, inputs, terms.rank[i]);
         ops->weighted_sum_bf16(out, terms.rows, terms.weights, terms.n, hidden);
         return EP_OK;
     }
-    n_groups = group_terms(ll, &terms, inputs, &groups, sizes);
+    n_groups = group_terms(ll, &terms, &groups, sizes);
     if (n_groups == groups.n)
         ops->weighted_sum_bf16(out, groups.rows, groups.weights, groups.n, hidden);
     else
@@ -205,10 +206,7 @@ static void *find_buffer(const struct host_ll *inner, int rank, const struct ep_
     return inner->peer[rank] + address->offset;
 }
 
-/*
- * Maps the input of `rank`; of a rank of another node: finds the first row of its reply. With masking, a rank that has
- * exited is masked.
- */
+/* Maps the input of a rank of this node. With masking, a rank that has exited is masked. */
 static ep_status map_input(ep_ll *ll, const struct ll_combine *combine, int rank, void **ret_input)
 {
     struct host_ll *inner = ll->impl;
@@ -217,10 +215,6 @@ static ep_status map_input(ep_ll *ll, const struct ll_combine *combine, int rank
     char reason[EP_ERROR_TEXT_BYTES];
     ep_status status;
 
-    if (ll_is_remote(ll, rank)) {
-        *ret_input = ll_net_get_received(ll, rank, combine->number, LL_PAYLOAD_ROWS);
-        return EP_OK;
-    }
     ep_group_read_shared(&theirs, &ll_shared_of(inner, rank)->combine_desc[combine->number & 1], sizeof(theirs));
     EP_TRY(ll_check_combine_desc(ll, combine, rank, &theirs));
     *ret_input = find_buffer(inner, rank, &theirs.address, bytes);
@@ -245,25 +239,31 @@ ep_status ll_pull(ep_ll *ll, const struct ll_combine *combine)
     struct host_ll *inner = ll->impl;
     const ep_ll_combine_args *args = &combine->args;
     /* Ranks of other nodes were sent their rows. */
-    const struct ll_wait readers = {LL_PULLED + (combine->number & 1), combine->number, EP_GROUP_LL_DONE,
-                                    .ranks = LL_THIS_NODE};
+    const struct ll_wait readers = {LL_WORD(completed), combine->serial, EP_GROUP_LL_DONE, .ranks = LL_THIS_NODE};
     int nranks = ll->comm->nranks;
     void *inputs[EP_MAX_RANKS];
     ep_status status = EP_OK;
 
     EP_TRY(ll_wait(
-        ll, &(struct ll_wait){LL_INPUT_READY, combine->number, EP_GROUP_LL_COMBINE, .add = args->wait_cost_add}));
+        ll, &(struct ll_wait){LL_WORD(rows_ready), combine->serial, EP_GROUP_LL_COMBINE, .add = args->wait_cost_add}));
     ep_group_unmap_stale(inner->group);
     for (int rank = 0; rank < nranks; rank++)
-        if (!inner->masked[rank])
+        if (!inner->masked[rank] && !ll_is_remote(ll, rank))
             EP_TRY(map_input(ll, combine, rank, &inputs[rank]));
     memset(inner->seen, 0, (size_t)ll->config.n_experts * sizeof(*inner->seen));
     for (int t = 0; status == EP_OK && t < args->n_tokens; t++)
         status = pull_token(ll, combine, t, inputs);
     if (status == EP_OK)
         status = ll_check_masks(ll, EP_GROUP_LL_COMBINE);
-    ll_publish(ll, readers.counter, combine->number);
+    ll_publish_completed(ll, combine->serial);
     return status == EP_OK && combine->in_place ? ll_wait(ll, &readers) : status;
+}
+
+ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int topk, int32_t *ret_index)
+{
+    struct ep_routing_shape shape = ep_routing_shape_of(ll->comm, n_tokens, topk, ll->config.n_experts);
+
+    return ep_routing_check(&shape, topk_idx, idx_type, ret_index);
 }
 
 /* The routing must be that of the dispatch, except for excluded choices. */
@@ -288,6 +288,9 @@ ep_status ll_start_combine(ep_ll *ll, const struct ll_combine *wanted)
     struct host_ll *inner = ll->impl;
     struct ll_combine *combine = &inner->combine[wanted->number & 1];
     int32_t *index = combine->index;
+    /* The previous combine: rows and weights in segments, descriptor and buffer in this one. */
+    const struct ll_wait unused = {LL_WORD(completed), inner->combine[(wanted->number + 1) & 1].serial,
+                                   EP_GROUP_LL_COMBINE_BUFFER, .ranks = LL_ALL};
 
     *combine = *wanted;
     combine->index = index;
@@ -295,10 +298,12 @@ ep_status ll_start_combine(ep_ll *ll, const struct ll_combine *wanted)
     if ((ll->comm->config.flags & EP_COMM_CHECK_VALUES) &&
         host_has_nan(combine->args.topk_weights, (size_t)combine->args.n_tokens * (size_t)combine->args.topk))
         return ep_fail(EP_E_VALUE, "ep_ll_combine: NaN in topk_weights of rank %d", ll->comm->rank);
-    EP_TRY(ll_wait_unused(ll, combine->number));
+    combine->serial = ++inner->serial;
+    EP_TRY(ll_wait(ll, &unused));
     EP_TRY(publish_input(ll, combine));
-    ll_publish(ll, LL_INPUT_READY, combine->number);
-    EP_TRY(ll_send_requests(ll, combine));
-    EP_TRY(ll_send_replies(ll, combine));
+    for (int rank = inner->group->first; rank < inner->group->first + inner->group->nlocal; rank++)
+        ll_publish_to(ll, rank, LL_WORD(rows_ready), combine->serial);
+    ll_send_weights(ll, combine);
+    EP_TRY(ll_send_rows(ll, combine));
     return combine->args.flags & EP_LL_RECV_HOOK ? EP_OK : ll_pull(ll, combine);
 }

@@ -1,60 +1,51 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Low latency between nodes: each ep_ll has an endpoint of its own on the communicator's network, opened as if every
- * rank were a node. So a rank puts directly into the memory of each rank of another node, without forwarding: a rank
- * that dies takes no other rank with it, which masks promise, and no rank depends on the calls of another one. The
- * order of sums in a combine requires a row for each (token, rank) on the network in any case.
+ * rank were a node. So each rank sends directly to each rank of another node, without forwarding: a rank that dies
+ * takes no other rank with it, which masks promise, and no rank depends on the calls of another one. The order of sums
+ * in a combine requires a row for each (token, rank) on the network in any case.
  *
- * The region of an endpoint has, for calls of both parities and each rank of another node, a block of slots, a request
- * and the rows of a reply. Only received data takes pages of it. Counters are signals. Data to be put stays in memory
- * of the ep_ll until it has left, so the caller's memory is free when its call returns. A thread sends the rest.
+ * Calls write to outgoing segments and read the landing segment, and the wire (net/ll_wire.h) sends the former into the
+ * latter of the peers. What a call has written stays there until it has left, so the caller's memory is free when its
+ * call returns. A thread sends the rest.
  *
- * A lock serialises that thread and the caller's; it protects the endpoint and all of struct ll_net.
+ * A lock serialises that thread and the caller's; it protects the streams and the state of the wire.
  */
 #include "backend/host/lowlatency.h"
 
 #include "base/backoff.h"
+#include "base/reserve.h"
 #include "base/thread.h"
 
+#include <errno.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
-/* A put of this size fills a packet train; larger ones are split, and other peers are served between the pieces. */
-#define PUT_BYTES (256u << 10)
-#define BACKOFF_MIN_NS 20000u
-#define BACKOFF_MAX_NS 1000000u
+/* Size of the streams' rings: several of the largest rows. */
+#define RING_BYTES ((size_t)1 << 20)
+/* Of the thread, while data is to be sent; and between polls when there is none: a peer may have to send. */
+#define BACKOFF_MIN_NS UINT64_C(20000)
+#define BACKOFF_MAX_NS UINT64_C(1000000)
+#define IDLE_NS UINT64_C(20000000)
 
-/* Data for one rank. */
-struct parcel {
-    struct parcel *next;  /* next in the queue */
-    struct parcel **home; /* where it is kept when it is not queued */
-    size_t room;          /* bytes of `data` */
-    uint64_t offset;      /* in the region of the rank */
-    size_t bytes, put;    /* to be sent, and those of them that have been put */
-    alignas(64) unsigned char data[];
-};
-
-/*
- * A rank of another node. At most two calls of each kind are queued for it: the next one begins when the rank has read
- * the first, or it is masked and gets no more.
- */
-struct peer {
-    struct ll_shared copy;                  /* of its state */
-    struct parcel *parcels[2][LL_PAYLOADS]; /* by parity of the call; NULL: queued, or never needed */
-    struct parcel *queue;                   /* sent and not flushed, oldest first; the network may read them */
-    uint64_t due[LL_SIGNALS], signalled[LL_SIGNALS];
+/* A rank of another node. */
+struct ll_remote {
+    struct ll_sender sender;
     bool ended;
     uint64_t given_up_ns; /* masked: from then on no data is sent for it alone; 0: not masked */
 };
 
 struct ll_net {
-    struct ep_net *net;
+    struct ll_wire send, receive; /* outgoing segments have one source, this rank */
+    struct ll_remote *remotes;    /* [R] */
+    unsigned char *memory;        /* the landing segment, then the outgoing ones */
+    size_t bytes, landing_bytes, out_bytes;
+    uint64_t finished;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     pthread_t thread;
     bool started, stops;
-    bool busy;                                  /* a job runs, which progresses the network itself */
-    size_t at[LL_PAYLOADS], bytes[LL_PAYLOADS]; /* offset and size in the region */
-    struct peer peers[];                        /* [R]; those of this node are unused */
+    bool busy; /* a job runs, which progresses the network itself */
 };
 
 static struct ll_net *net_of(const ep_ll *ll)
@@ -62,107 +53,66 @@ static struct ll_net *net_of(const ep_ll *ll)
     return ((struct host_ll *)ll->impl)->net;
 }
 
-/* Sets the layout of the region, and returns its size. */
+/* Sets the layouts, and returns the bytes of all segments. */
 static size_t lay_out(const ep_ll *ll, struct ll_net *n)
 {
     const struct host_ll *inner = ll->impl;
-    size_t entries = (size_t)ll->config.max_tokens * (size_t)ll->config.topk, at = 0;
+    size_t n_remote = (size_t)(ll->comm->nranks - ll->comm->ranks_per_node);
 
-    n->bytes[LL_PAYLOAD_BLOCK] = inner->block_bytes;
-    n->bytes[LL_PAYLOAD_REQUEST] = sizeof(struct ll_request) + entries * sizeof(struct ll_choice);
-    n->bytes[LL_PAYLOAD_ROWS] = (size_t)ll_max_reply_rows(ll, ll->config.max_tokens) * (size_t)ll->config.hidden * 2;
-    for (int what = 0; what < LL_PAYLOADS; what++) {
-        n->bytes[what] = (n->bytes[what] + 63) & ~(size_t)63;
-        n->at[what] = at;
-        at += 2 * (size_t)(ll->comm->nranks - ll->comm->ranks_per_node) * n->bytes[what];
-    }
-    return at;
+    n->send = n->receive = inner->layout;
+    n->send.nranks = 1;
+    n->receive.nranks = ll->comm->nranks;
+    n->landing_bytes = ep_net_whole_pages(ll_wire_lay_out(&n->receive, 1));
+    n->out_bytes = ep_net_whole_pages(ll_wire_lay_out(&n->send, 1));
+    return n->landing_bytes + n_remote * n->out_bytes;
 }
 
 int64_t ll_net_bytes(const ep_ll *ll)
 {
-    struct ll_net n = {.net = NULL};
+    struct ll_net n = {.bytes = 0};
+    size_t nranks = (size_t)ll->comm->nranks;
 
-    return (int64_t)(lay_out(ll, &n) + (size_t)ll->comm->nranks * sizeof(struct peer));
+    return (int64_t)(lay_out(ll, &n) + (nranks - 1) * RING_BYTES + nranks * sizeof(struct ll_remote));
 }
 
-struct ll_shared *ll_net_copy_of(const ep_ll *ll, int rank)
-{
-    return &net_of(ll)->peers[rank].copy;
-}
-
-/* Where data of `from` is in the region of `to`, which has a place for each rank of another node. */
-static size_t offset_of(const ep_ll *ll, int from, int to, uint64_t number, enum ll_payload what)
+struct ll_view ll_net_from(const ep_ll *ll, int rank)
 {
     const struct ll_net *n = net_of(ll);
-    int nlocal = ll->comm->ranks_per_node, first = to - to % nlocal;
-    int index = (int)(number & 1) * (ll->comm->nranks - nlocal) + (from < first ? from : from - nlocal);
 
-    return n->at[what] + (size_t)index * n->bytes[what];
+    return (struct ll_view){n->memory, &n->receive, rank};
+}
+
+struct ll_view ll_net_to(const ep_ll *ll, int rank)
+{
+    const struct ll_net *n = net_of(ll);
+    int nlocal = ll->comm->ranks_per_node, index = rank < ll->comm->node * nlocal ? rank : rank - nlocal;
+
+    return (struct ll_view){n->memory + n->landing_bytes + (size_t)index * n->out_bytes, &n->send, 0};
 }
 
 /* --- sending, under the lock --- */
 
-static bool push_signal(struct ll_net *n, int me, int rank, int which)
+/* True if all data for `rank` has left, or its connection has ended. */
+static bool is_flushed(struct ll_net *n, int rank)
 {
-    struct peer *peer = &n->peers[rank];
-    uint64_t add = peer->due[which] - peer->signalled[which];
+    struct ll_remote *remote = &n->remotes[rank];
 
-    if (!add)
+    if (remote->ended)
         return true;
-    if (!n->net->ops->signal(n->net, rank, 0, (uint32_t)(me * LL_SIGNALS + which), add))
-        return false;
-    peer->signalled[which] += add;
-    return true;
-}
-
-/*
- * Signals follow the parcels that were queued before them, and may follow later ones as well; a mask is seen before
- * data that is sent after it. false: no room.
- */
-static bool push_peer(struct ll_net *n, int me, int rank)
-{
-    struct peer *peer = &n->peers[rank];
-
-    if (!push_signal(n, me, rank, LL_MASKED))
-        return false;
-    for (struct parcel *parcel = peer->queue; parcel; parcel = parcel->next)
-        while (parcel->put < parcel->bytes) {
-            size_t left = parcel->bytes - parcel->put, bytes = left < PUT_BYTES ? left : PUT_BYTES;
-
-            if (!n->net->ops->put(n->net, rank, 0, parcel->offset + parcel->put, parcel->data + parcel->put, bytes))
-                return false;
-            parcel->put += bytes;
-        }
-    for (int which = 0; which < LL_SIGNALS; which++)
-        if (!push_signal(n, me, rank, which))
-            return false;
-    return true;
-}
-
-/* True if all data for `rank` has left, or its connection has ended. Its parcels can be filled again. */
-static bool is_flushed(struct ll_net *n, int me, int rank)
-{
-    struct peer *peer = &n->peers[rank];
-
-    if (!peer->ended && (!push_peer(n, me, rank) || !n->net->ops->flush_test(n->net, rank, 0)))
-        return false;
-    while (peer->queue) {
-        struct parcel *parcel = peer->queue;
-
-        peer->queue = parcel->next;
-        if (*parcel->home)
-            free(parcel);
-        else
-            *parcel->home = parcel;
-    }
-    return true;
+    ll_wire_send(&n->send, &remote->sender);
+    return !ll_wire_is_pending(&n->send, &remote->sender) && ep_streams_flushed_to(n->send.streams, rank);
 }
 
 /* A rank that was masked a deadline ago accepts nothing, or has learned the mask by now. */
-static bool is_given_up(const struct peer *peer)
+static bool is_given_up(const struct ll_remote *remote)
 {
-    return peer->given_up_ns && ep_now_ns() >= peer->given_up_ns;
+    return remote->given_up_ns && ep_now_ns() >= remote->given_up_ns;
+}
+
+static bool has_failed(const ep_ll *ll)
+{
+    /* The second one is set before any call of this rank has reported it. */
+    return atomic_load(&ll->comm->failed) != EP_OK || atomic_load(&ep_group_of(ll->comm)->control->failure);
 }
 
 /* True if data for a rank that counts has not left yet. */
@@ -170,45 +120,45 @@ static bool is_outstanding(const ep_ll *ll)
 {
     const struct host_ll *inner = ll->impl;
 
-    /* The second one is set before any call of this rank has reported it. */
-    if (atomic_load(&ll->comm->failed) != EP_OK || atomic_load(&inner->group->control->failure))
+    if (has_failed(ll))
         return false;
     for (int rank = 0; rank < ll->comm->nranks; rank++)
-        if (ll_is_remote(ll, rank) && !is_given_up(&inner->net->peers[rank]) &&
-            !is_flushed(inner->net, ll->comm->rank, rank))
+        if (ll_is_remote(ll, rank) && !is_given_up(&inner->net->remotes[rank]) && !is_flushed(inner->net, rank))
             return true;
     return false;
 }
 
 /* --- both directions, under the lock --- */
 
-static void apply_signals(const ep_ll *ll, struct ll_net *n, int rank)
+static ep_status receive(struct ll_net *n, int rank, bool *ret_moved)
 {
-    const uint64_t *signals = n->net->signals + (size_t)rank * LL_SIGNALS;
-    struct ll_shared *copy = &n->peers[rank].copy;
+    struct ll_received received;
+    uint64_t finished = __atomic_load_n(&n->finished, __ATOMIC_ACQUIRE);
 
-    atomic_store(&copy->masked[ll->comm->rank], signals[LL_MASKED] & 1);
-    for (int counter = 0; counter < LL_COUNTERS; counter++)
-        atomic_store_explicit(&copy->counters[counter], signals[counter], memory_order_release);
+    if (!ll_wire_receive(&n->receive, rank, finished, &received))
+        return ep_net_break(ep_streams_get_net(n->send.streams),
+                            ep_fail(EP_E_MISMATCH,
+                                    "what rank %d has published is damaged: the length of a low-latency message is %zu",
+                                    rank, received.damaged_bytes),
+                            rank);
+    *ret_moved |= received.n > 0;
+    return EP_OK;
 }
 
 /* One pass over all peers. */
 static ep_status step(const ep_ll *ll, struct ll_net *n, bool *ret_moved)
 {
-    const struct ep_net_ops *ops = n->net->ops;
-
-    EP_TRY(ops->progress(n->net, ret_moved));
+    EP_TRY(ep_streams_progress(n->send.streams, ret_moved));
     for (int rank = 0; rank < ll->comm->nranks; rank++) {
-        struct peer *peer = &n->peers[rank];
+        struct ll_remote *remote = &n->remotes[rank];
 
         if (!ll_is_remote(ll, rank))
             continue;
-        if (*ret_moved)
-            apply_signals(ll, n, rank);
-        ep_group_net_note_lost(ep_group_of(ll->comm), n->net, rank);
-        peer->ended = ops->ended && ops->ended(n->net, rank);
-        if (!peer->ended)
-            push_peer(n, ll->comm->rank, rank);
+        EP_TRY(receive(n, rank, ret_moved));
+        ep_group_net_note_lost(ep_group_of(ll->comm), ep_streams_get_net(n->send.streams), rank);
+        remote->ended = ep_streams_ended(n->send.streams, rank);
+        if (!remote->ended)
+            *ret_moved |= ll_wire_send(&n->send, &remote->sender);
     }
     return EP_OK;
 }
@@ -217,11 +167,11 @@ static ep_status step(const ep_ll *ll, struct ll_net *n, bool *ret_moved)
 static ep_status step_or_fail(const ep_ll *ll, struct ll_net *n, enum ep_group_phase phase, bool *ret_moved)
 {
     ep_status status = step(ll, n, ret_moved);
-    int broken_by = n->net->broken_by;
+    int broken_by = ep_streams_broken_peer(n->send.streams);
 
     if (status == EP_OK)
         return EP_OK;
-    return ep_group_set_own_failure(ep_group_of(ll->comm), status, broken_by ? broken_by - 1 : ll->comm->rank, phase);
+    return ep_group_set_own_failure(ep_group_of(ll->comm), status, broken_by < 0 ? ll->comm->rank : broken_by, phase);
 }
 
 ep_status ll_net_progress(ep_ll *ll, enum ep_group_phase phase, int rank, struct ep_group_wait *wait, bool *ret_moved)
@@ -235,53 +185,40 @@ ep_status ll_net_progress(ep_ll *ll, enum ep_group_phase phase, int rank, struct
     pthread_mutex_lock(&n->lock);
     status = step_or_fail(ll, n, phase, ret_moved);
     if (wait) {
-        bool open = n->net->ops->ended ? !n->peers[rank].ended : !n->net->can_sleep;
+        const struct ep_net *net = ep_streams_get_net(n->send.streams);
+        bool open = net->ops->ended ? !n->remotes[rank].ended : !net->can_sleep;
 
-        wait->polls = !n->net->can_sleep;
+        wait->polls = !net->can_sleep;
         wait->in_flight = ll_is_remote(ll, rank) && open ? EP_GROUP_IN_FLIGHT : EP_GROUP_NOT_IN_FLIGHT;
     }
     pthread_mutex_unlock(&n->lock);
     return status;
 }
 
-/* --- sending data and signals --- */
-
-void ll_net_signal(ep_ll *ll, int rank, int counter, uint64_t value)
+void ll_net_send(ep_ll *ll, int rank)
 {
     struct ll_net *n = net_of(ll);
 
     pthread_mutex_lock(&n->lock);
-    n->peers[rank].due[counter] = value;
-    push_peer(n, ll->comm->rank, rank);
+    if (!n->remotes[rank].ended)
+        ll_wire_send(&n->send, &n->remotes[rank].sender);
     pthread_mutex_unlock(&n->lock);
 }
 
-void ll_net_publish(ep_ll *ll, int counter, uint64_t value)
+void ll_net_set_finished(ep_ll *ll, uint64_t serial)
 {
-    /* The input of a combine is a reply to each rank of another node. */
-    if (!net_of(ll) || counter == LL_INPUT_READY)
-        return;
-    for (int i = 1; i < ll->comm->nranks; i++) {
-        int rank = (ll->comm->rank + i) % ll->comm->nranks;
-
-        if (ll_is_remote(ll, rank))
-            ll_net_signal(ll, rank, counter, value);
-    }
+    if (net_of(ll))
+        __atomic_store_n(&net_of(ll)->finished, serial, __ATOMIC_RELEASE);
 }
 
-void ll_net_publish_mask(ep_ll *ll, int rank, bool on)
+void ll_net_note_mask(ep_ll *ll, int rank, bool on)
 {
     struct ll_net *n = net_of(ll);
-    uint64_t *due;
 
     if (!n || !ll_is_remote(ll, rank))
         return;
     pthread_mutex_lock(&n->lock);
-    due = &n->peers[rank].due[LL_MASKED];
-    if ((*due & 1) != on)
-        ++*due;
-    n->peers[rank].given_up_ns = on ? ep_deadline_ns(ll->comm->config.timeout_ms) : 0;
-    push_peer(n, ll->comm->rank, rank);
+    n->remotes[rank].given_up_ns = on ? ep_deadline_ns(ll->comm->config.timeout_ms) : 0;
     pthread_mutex_unlock(&n->lock);
 }
 
@@ -303,7 +240,7 @@ static ep_status flush(ep_ll *ll, bool closes)
         all = true;
         for (int rank = 0; status == EP_OK && rank < ll->comm->nranks; rank++)
             if (ll_is_remote(ll, rank) && !(closes && inner->masked[rank]) && !ep_group_peer_dead(inner->group, rank))
-                all &= is_flushed(n, ll->comm->rank, rank);
+                all &= is_flushed(n, rank);
         pthread_mutex_unlock(&n->lock);
         if (!all)
             ep_backoff_sleep();
@@ -314,65 +251,6 @@ static ep_status flush(ep_ll *ll, bool closes)
 ep_status ll_net_flush_masks(ep_ll *ll)
 {
     return net_of(ll) ? flush(ll, false) : EP_OK;
-}
-
-/* Finds or allocates the parcel. */
-static struct parcel *get_parcel(struct parcel **home, size_t bytes)
-{
-    size_t room = (bytes + 63) & ~(size_t)63;
-
-    if (*home && (*home)->room >= room)
-        return *home;
-    free(*home);
-    *home = aligned_alloc(64, sizeof(**home) + room);
-    if (!*home)
-        return NULL;
-    /* Gaps between rows are sent too. */
-    memset(*home, 0, sizeof(**home) + room);
-    (*home)->home = home;
-    (*home)->room = room;
-    return *home;
-}
-
-void *ll_net_get_send_buffer(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes)
-{
-    struct ll_net *n = net_of(ll);
-    struct parcel *parcel;
-
-    pthread_mutex_lock(&n->lock);
-    is_flushed(n, ll->comm->rank, rank);
-    parcel = get_parcel(&n->peers[rank].parcels[number & 1][what], bytes);
-    pthread_mutex_unlock(&n->lock);
-    if (parcel)
-        return parcel->data;
-    ep_fail(EP_E_MEMORY, "low latency: no memory for %zu bytes for rank %d", bytes, rank);
-    return NULL;
-}
-
-void ll_net_send(ep_ll *ll, int rank, uint64_t number, enum ll_payload what, size_t bytes)
-{
-    struct ll_net *n = net_of(ll);
-    struct peer *peer = &n->peers[rank];
-    struct parcel **home = &peer->parcels[number & 1][what], *parcel, **at;
-
-    pthread_mutex_lock(&n->lock);
-    parcel = *home;
-    *home = NULL;
-    parcel->offset = offset_of(ll, ll->comm->rank, rank, number, what);
-    parcel->bytes = bytes;
-    parcel->put = 0;
-    parcel->next = NULL;
-    for (at = &peer->queue; *at;)
-        at = &(*at)->next;
-    *at = parcel;
-    if (!peer->ended)
-        push_peer(n, ll->comm->rank, rank);
-    pthread_mutex_unlock(&n->lock);
-}
-
-void *ll_net_get_received(const ep_ll *ll, int rank, uint64_t number, enum ll_payload what)
-{
-    return net_of(ll)->net->region + offset_of(ll, rank, ll->comm->rank, number, what);
 }
 
 /* --- the thread --- */
@@ -390,27 +268,25 @@ void ll_net_set_busy(ep_ll *ll, bool busy)
     pthread_mutex_unlock(&n->lock);
 }
 
-/* Sends what has not left when a call returns. Its failures are found by the next call. */
+/* Sends what has not left when a call returns, and receives. Its failures are found by the next call. */
 static void *run_thread(void *context)
 {
     const ep_ll *ll = context;
     struct ll_net *n = net_of(ll);
-    struct timespec backoff = {.tv_nsec = BACKOFF_MIN_NS};
+    uint64_t backoff_ns = BACKOFF_MIN_NS, limit_ns;
+    bool moved = false, broken = false;
+    struct timespec until;
 
     pthread_mutex_lock(&n->lock);
     while (!n->stops) {
-        bool moved = false;
-
-        if (n->busy || !is_outstanding(ll) || step(ll, n, &moved) != EP_OK) {
-            pthread_cond_wait(&n->changed, &n->lock);
-            continue;
-        }
-        pthread_mutex_unlock(&n->lock);
-        backoff.tv_nsec = moved                                  ? BACKOFF_MIN_NS
-                          : backoff.tv_nsec < BACKOFF_MAX_NS / 2 ? 2 * backoff.tv_nsec
-                                                                 : BACKOFF_MAX_NS;
-        nanosleep(&backoff, NULL);
-        pthread_mutex_lock(&n->lock);
+        if (!n->busy && !broken && !has_failed(ll))
+            broken = step(ll, n, &moved) != EP_OK;
+        limit_ns = !n->busy && !broken && is_outstanding(ll) ? BACKOFF_MAX_NS : IDLE_NS;
+        backoff_ns = moved ? BACKOFF_MIN_NS : 2 * backoff_ns < limit_ns ? 2 * backoff_ns : limit_ns;
+        moved = false;
+        until = ep_timespec(ep_now_ns() + backoff_ns);
+        if (pthread_cond_timedwait(&n->changed, &n->lock, &until) == 0)
+            backoff_ns = BACKOFF_MIN_NS;
     }
     pthread_mutex_unlock(&n->lock);
     return NULL;
@@ -436,18 +312,34 @@ void host_ll_stop_threads(struct ep_group *group)
 
 /* --- opening and closing --- */
 
+/* Memory that is used only as far as calls and peers write to it. */
+static ep_status map_segments(const ep_ll *ll, struct ll_net *n)
+{
+    size_t bytes = lay_out(ll, n);
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    if (memory == MAP_FAILED)
+        return ep_reserve_fail_map(errno, bytes);
+    n->memory = n->receive.landing = memory;
+    n->bytes = bytes;
+    for (int rank = 0; rank < ll->comm->nranks; rank++)
+        if (ll_is_remote(ll, rank))
+            n->remotes[rank].sender = (struct ll_sender){.rank = rank, .segment = ll_net_to(ll, rank).segment};
+    return EP_OK;
+}
+
 ep_status ll_net_prepare(ep_ll *ll)
 {
-    size_t nranks = (size_t)ll->comm->nranks, bytes = sizeof(struct ll_net) + nranks * sizeof(struct peer);
-    struct ll_net *n = aligned_alloc(alignof(struct ll_net), bytes);
+    size_t nranks = (size_t)ll->comm->nranks;
+    struct ll_net *n = calloc(1, sizeof(*n));
 
     if (!n)
-        return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %zu ranks", nranks);
-    memset(n, 0, bytes);
+        return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory");
     pthread_mutex_init(&n->lock, NULL);
-    pthread_cond_init(&n->changed, NULL);
+    ep_cond_init(&n->changed);
     ((struct host_ll *)ll->impl)->net = n;
-    return EP_OK;
+    n->remotes = calloc(nranks, sizeof(*n->remotes));
+    return n->remotes ? map_segments(ll, n) : ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %zu ranks", nranks);
 }
 
 ep_status ll_net_open(ep_ll *ll)
@@ -459,9 +351,8 @@ ep_status ll_net_open(ep_ll *ll)
     struct ll_net *n = inner->net;
 
     ep_group_net_describe_ranks(inner->group, &boot, &provider, &params);
-    params.region_bytes = lay_out(ll, n);
-    params.n_signals = (uint32_t)ll->comm->nranks * LL_SIGNALS;
-    EP_TRY(provider.open(&provider, &params, &n->net));
+    EP_TRY(ep_streams_open(&provider, &params, RING_BYTES, &n->send.streams));
+    n->receive.streams = n->send.streams;
     EP_TRY(ep_thread_begin(&n->thread, &n->started, run_thread, ll, "ep_ll_new: the thread of the network"));
     inner->next = *lls;
     *lls = inner;
@@ -478,18 +369,6 @@ static void unlink_from_comm(struct host_ll *inner)
         *at = inner->next;
 }
 
-static void free_parcels(struct peer *peer)
-{
-    for (int i = 0; i < 2 * LL_PAYLOADS; i++)
-        free(peer->parcels[i / LL_PAYLOADS][i % LL_PAYLOADS]);
-    while (peer->queue) {
-        struct parcel *next = peer->queue->next;
-
-        free(peer->queue);
-        peer->queue = next;
-    }
-}
-
 void ll_net_close(ep_ll *ll)
 {
     struct host_ll *inner = ll->impl;
@@ -502,12 +381,14 @@ void ll_net_close(ep_ll *ll)
         stop_thread(n);
         flush(ll, true);
     }
-    if (n->net) {
-        n->net->abandoned = atomic_load(&ll->comm->failed) != EP_OK;
-        n->net->ops->free(n->net);
+    if (n->send.streams) {
+        if (atomic_load(&ll->comm->failed) != EP_OK)
+            ep_streams_abandon(n->send.streams);
+        ep_streams_free(n->send.streams);
     }
-    for (int rank = 0; rank < ll->comm->nranks; rank++)
-        free_parcels(&n->peers[rank]);
+    if (n->memory)
+        munmap(n->memory, n->bytes);
+    free(n->remotes);
     pthread_cond_destroy(&n->changed);
     pthread_mutex_destroy(&n->lock);
     free(n);

@@ -13,15 +13,20 @@ static void lay_out(const ep_ll *ll, struct host_ll *inner)
 {
     size_t hidden = (size_t)ll->config.hidden, n_ranges = (size_t)ll->n_local * (size_t)ll->comm->nranks;
 
-    inner->scales_at = align16(sizeof(struct ll_slot) + (size_t)ll->config.topk * sizeof(int32_t));
+    inner->scales_at = align16((size_t)ll->config.topk * sizeof(struct ll_choice));
     inner->row_at = align16(inner->scales_at + hidden / EP_SCALE_BLOCK * sizeof(float));
-    inner->slot_bytes = inner->row_at + align16(2 * hidden);
-    inner->block_bytes = sizeof(struct ll_block) + (size_t)ll->config.max_tokens * inner->slot_bytes;
-    inner->ranges_at = sizeof(struct ll_shared);
-    inner->blocks_at = (inner->ranges_at + 2 * n_ranges * sizeof(struct ll_range) + 63) / 64 * 64;
+    inner->layout = (struct ll_wire){.nranks = ll->comm->ranks_per_node,
+                                     .segment_tokens = ll->config.max_tokens,
+                                     .hidden = ll->config.hidden,
+                                     .topk = ll->config.topk,
+                                     .n_counts = 2, /* format, max_tokens */
+                                     .slot_bytes = (int64_t)(inner->row_at + align16(2 * hidden))};
+    ll_wire_lay_out(&inner->layout, 1);
+    /* Rows arrive from other nodes only, in the landing segment. */
+    inner->shared_at = (size_t)inner->layout.rows_at;
+    inner->ranges_at = inner->shared_at + align16(sizeof(struct ll_shared));
     /* At the begin of a page: what precedes them is reserved at once. */
-    inner->buffers_at =
-        ep_shm_mapped_bytes(inner->blocks_at + 2 * (size_t)ll->comm->ranks_per_node * inner->block_bytes);
+    inner->buffers_at = ep_shm_mapped_bytes(inner->ranges_at + 2 * n_ranges * sizeof(struct ll_range));
     inner->segment_bytes = inner->buffers_at + 2 * ll_combine_bytes(ll, ll->config.max_tokens);
 }
 
@@ -36,10 +41,8 @@ static ep_status alloc_segment(const ep_ll *ll, struct host_ll *inner)
 
 static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank)
 {
-    if (ll_is_remote(ll, rank)) {
-        inner->peer[rank] = (unsigned char *)ll_net_copy_of(ll, rank);
+    if (ll_is_remote(ll, rank))
         return EP_OK;
-    }
     if (rank == ll->comm->rank) {
         inner->peer[rank] = inner->segment;
         return EP_OK;
@@ -88,17 +91,15 @@ static void add_arrays(const ep_ll *ll, struct host_ll *inner)
     inner->peer = add_array(inner, nranks, sizeof(*inner->peer));
     inner->shm = add_array(inner, nranks, sizeof(*inner->shm));
     inner->address = add_array(inner, nranks, sizeof(*inner->address));
-    inner->block = add_array(inner, nranks, sizeof(struct ll_block *));
     inner->masked = add_array(inner, nranks, sizeof(*inner->masked));
     for (int i = 0; i < 2; i++) {
         inner->index[i] = add_array(inner, max_tokens * topk, sizeof(*inner->index[i]));
         inner->combine[i].index = add_array(inner, max_tokens * topk, sizeof(*inner->combine[i].index));
         inner->reserved[i] = add_array(inner, local, sizeof(*inner->reserved[i]));
         inner->ranges[i] = add_array(inner, local * nranks, sizeof(*inner->ranges[i]));
+        inner->choices[i] = add_array(inner, nranks * max_tokens * topk, sizeof(*inner->choices[i]));
     }
     inner->next_index = add_array(inner, max_tokens * topk, sizeof(*inner->next_index));
-    inner->n_slots = add_array(inner, nranks, sizeof(*inner->n_slots));
-    inner->heads = add_array(inner, nranks * max_tokens, sizeof(struct ll_slot) + topk * sizeof(int32_t));
     inner->seen = add_array(inner, local * nranks, sizeof(*inner->seen));
     inner->row = add_array(inner, hidden, sizeof(*inner->row));
     inner->scales = add_array(inner, blocks, sizeof(*inner->scales));
@@ -158,19 +159,11 @@ int64_t host_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *
     return (int64_t)inner.buffers_at + inner.bytes + (comm->nnodes > 1 ? ll_net_bytes(&ll) : 0);
 }
 
-/* Has the rank read the input of the last combine of each parity? */
-static bool has_read(const ep_ll *ll, int rank)
-{
-    for (uint64_t number = ll->combines; number && number + 2 > ll->combines; number--)
-        if (ll_load_counter(ll, rank, LL_PULLED + (number & 1)) < number)
-            return false;
-    return true;
-}
-
 /* Waits until a peer of this node has read the input of the last combines, or exits. Returns a failure of the group. */
 static ep_status wait_for_reader(ep_ll *ll, int rank)
 {
     const struct host_ll *inner = ll->impl;
+    uint64_t last = inner->combine[ll->combines & 1].serial;
     struct ep_group_wait wait;
     ep_status status = EP_OK;
 
@@ -179,7 +172,7 @@ static ep_status wait_for_reader(ep_ll *ll, int rank)
     while (!inner->masked[rank] && status == EP_OK) {
         uint32_t seen = ep_group_doorbell(inner->group);
 
-        if (has_read(ll, rank) || ll_wait_step(ll, &wait, seen, rank) != EP_OK)
+        if (ll_load(ll, rank, LL_WORD(completed)) >= last || ll_wait_step(ll, &wait, seen, rank) != EP_OK)
             break;
         status = ep_comm_record(ll->comm, ep_group_check(inner->group));
     }
@@ -198,9 +191,8 @@ void host_ll_close(ep_ll *ll)
     group = inner->group;
     status = ep_group_drain(group);
     /* This rank will read no more rows: peers that leave, too, need not wait for it. */
-    for (uint64_t number = ll->combines; number && number + 2 > ll->combines; number--)
-        ll_set_counter(ll, LL_PULLED + (number & 1), number);
-    ep_group_ring_node(group);
+    for (int rank = group->first; rank < group->first + group->nlocal; rank++)
+        ll_publish_to(ll, rank, LL_WORD(completed), inner->serial);
     /* Ranks of other nodes were sent their rows. */
     for (int rank = group->first; status == EP_OK && rank < group->first + group->nlocal; rank++)
         status = rank == ll->comm->rank ? EP_OK : wait_for_reader(ll, rank);

@@ -1,20 +1,59 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Low latency: how ranks wait for each other, with or without masks. */
+/* Low latency: the words that ranks publish, and how they wait for each other, with or without masks. */
 #include "backend/host/lowlatency.h"
 
 #include "base/backoff.h"
 #include "base/log.h"
-#include "core/routing.h"
 
 /* Calls by which a counter may be ahead of the rank that waits for it: fewer would do, more is damage. */
 #define MAX_AHEAD 8
+/* Time for an unmask to arrive from another node, after a synchronisation of the ranks by other means. */
+#define UNMASK_WAIT_NS UINT64_C(100000000)
+
+uint64_t ll_load(const ep_ll *ll, int rank, size_t word)
+{
+    const struct ll_view from = ll_from(ll, rank);
+
+    return ll_wire_load(from.segment, (int64_t)word + from.source * 8);
+}
+
+/* Makes what is written for the rank visible to it. */
+static void announce(ep_ll *ll, int rank)
+{
+    if (ll_is_remote(ll, rank))
+        ll_net_send(ll, rank);
+    else
+        ep_group_ring_rank(ep_group_of(ll->comm), rank);
+}
+
+void ll_publish_to(ep_ll *ll, int rank, size_t word, uint64_t value)
+{
+    const struct ll_view to = ll_to(ll, rank);
+
+    ep_rows_stream_end();
+    ll_wire_store(to.segment, (int64_t)word + to.source * 8, value);
+    announce(ll, rank);
+}
+
+void ll_publish(ep_ll *ll, size_t word, uint64_t value)
+{
+    for (int i = 1; i < ll->comm->nranks; i++)
+        ll_publish_to(ll, (ll->comm->rank + i) % ll->comm->nranks, word, value);
+}
+
+void ll_publish_completed(ep_ll *ll, uint64_t serial)
+{
+    ll_net_set_finished(ll, serial);
+    ll_publish(ll, LL_WORD(completed), serial);
+}
 
 /*
- * A masked rank may only have been late. It gets no more rows, and buffers are reused without waiting for it, but the
- * counters continue; so the mask is published before any of that, and a rank that finds itself masked stops.
+ * A masked rank may only have been late. It gets no more rows, and slots are reused without waiting for it, but the
+ * words continue; so the mask is published before any of that, and a rank that finds itself masked stops.
  */
 void ll_set_mask(ep_ll *ll, int rank, bool on)
 {
+    const struct ll_view to = ll_to(ll, rank);
     struct host_ll *inner = ll->impl;
 
     if (on && !inner->masked[rank])
@@ -23,8 +62,9 @@ void ll_set_mask(ep_ll *ll, int rank, bool on)
     inner->masked[rank] = on;
     if (!on)
         inner->unmasked[rank] = rank != ll->comm->rank;
-    atomic_exchange_explicit(&ll_shared_of(inner, ll->comm->rank)->masked[rank], on, memory_order_acq_rel);
-    ll_net_publish_mask(ll, rank, on);
+    __atomic_exchange_n(&ll_words_of(&to)->masked_by[to.source], on, __ATOMIC_ACQ_REL);
+    ll_net_note_mask(ll, rank, on);
+    announce(ll, rank);
 }
 
 static ep_status fail_excluded(int rank, enum ep_group_phase phase)
@@ -32,21 +72,28 @@ static ep_status fail_excluded(int rank, enum ep_group_phase phase)
     return ep_fail(EP_E_EXCLUDED, "rank %d has masked this rank in \"%s\"", rank, ep_group_phase_name(phase));
 }
 
+static uint32_t *masked_by(const ep_ll *ll, int rank)
+{
+    const struct ll_view from = ll_from(ll, rank);
+
+    return &ll_words_of(&from)->masked_by[from.source];
+}
+
 static bool is_masked_by(const ep_ll *ll, int rank)
 {
-    return atomic_load_explicit(&ll_shared_of(ll->impl, rank)->masked[ll->comm->rank], memory_order_acquire);
+    return __atomic_load_n(masked_by(ll, rank), __ATOMIC_ACQUIRE);
 }
 
 /*
- * True if the rank has masked this one and does not clear the mask. Signals of a rank of another node arrive one after
- * the other, and take some time. A rank that this one has just unmasked has until the deadline to unmask this one.
+ * True if the rank has masked this one and does not clear the mask. What a rank of another node publishes takes some
+ * time to arrive. A rank that this one has just unmasked has until the deadline to unmask this one.
  * Ranks that wait for this one meanwhile must not mask it instead of that rank, so the wait is published like others.
  */
 static ep_status recheck_mask(ep_ll *ll, int rank, enum ep_group_phase phase, bool *ret_masked)
 {
     struct host_ll *inner = ll->impl;
     uint64_t limit_ns = ep_now_ns() + (inner->unmasked[rank]    ? (uint64_t)ll->comm->config.timeout_ms * 1000000u
-                                       : ll_is_remote(ll, rank) ? LL_UNMASK_WAIT_NS
+                                       : ll_is_remote(ll, rank) ? UNMASK_WAIT_NS
                                                                 : 0);
     ep_status status = EP_OK;
 
@@ -73,11 +120,10 @@ ep_status ll_check_masks(ep_ll *ll, enum ep_group_phase phase)
     struct host_ll *inner = ll->impl;
 
     for (int rank = 0; (ll->config.flags & EP_LL_MASK_DEAD) && rank < ll->comm->nranks; rank++) {
-        _Atomic uint8_t *mine = &ll_shared_of(inner, rank)->masked[ll->comm->rank];
         bool masked = false;
 
         /* Written back unchanged, because only a write can order our reads before what the peer does after it masks. */
-        if (!inner->masked[rank] && atomic_fetch_or_explicit(mine, 0, memory_order_acq_rel))
+        if (!inner->masked[rank] && __atomic_fetch_or(masked_by(ll, rank), 0, __ATOMIC_ACQ_REL))
             EP_TRY(recheck_mask(ll, rank, phase, &masked));
         if (masked)
             return fail_excluded(rank, phase);
@@ -85,7 +131,7 @@ ep_status ll_check_masks(ep_ll *ll, enum ep_group_phase phase)
     return EP_OK;
 }
 
-/* When each rank reached the counter waited for. */
+/* When each rank reached the value waited for. */
 struct arrivals {
     uint64_t begin_ns;
     bool noted[EP_MAX_RANKS];
@@ -97,7 +143,7 @@ static void note_arrivals(const ep_ll *ll, const struct ll_wait *wanted, struct 
 
     for (int rank = 0; wanted->add && rank < ll->comm->nranks; rank++) {
         if (arrivals->noted[rank] || inner->masked[rank] || rank == ll->comm->rank ||
-            ll_load_counter(ll, rank, wanted->counter) < wanted->value)
+            ll_load(ll, rank, wanted->word) < wanted->value)
             continue;
         arrivals->noted[rank] = true;
         wanted->add[rank] += (int64_t)(ep_now_ns() - arrivals->begin_ns);
@@ -142,7 +188,7 @@ static ep_status wait_one(ep_ll *ll, int rank, const struct ll_wait *wanted, str
     while (status == EP_OK && failed == EP_OK) {
         uint32_t seen = ep_group_doorbell(inner->group);
 
-        at = ll_load_counter(ll, rank, wanted->counter);
+        at = ll_load(ll, rank, wanted->word);
         note_arrivals(ll, wanted, arrivals);
         /* A rank of another node that has masked this one does not reply. */
         if (mask && is_masked_by(ll, rank)) {
@@ -172,7 +218,7 @@ static ep_status wait_one(ep_ll *ll, int rank, const struct ll_wait *wanted, str
         return fail_excluded(rank, phase);
     inner->unmasked[rank] = false;
     /* A counter published since the last check, while this rank was not scheduled or checked masks, counts. */
-    if ((status != EP_OK || masked) && ll_load_counter(ll, rank, wanted->counter) < wanted->value)
+    if ((status != EP_OK || masked) && ll_load(ll, rank, wanted->word) < wanted->value)
         ll_set_mask(ll, rank, true);
     return EP_OK;
 }
@@ -189,21 +235,6 @@ ep_status ll_wait(ep_ll *ll, const struct ll_wait *wanted)
             EP_TRY(wait_one(ll, rank, wanted, &arrivals));
     }
     return EP_OK;
-}
-
-void ll_publish(ep_ll *ll, int counter, uint64_t value)
-{
-    ep_rows_stream_end();
-    ll_set_counter(ll, counter, value);
-    ep_group_ring_node(ep_group_of(ll->comm));
-    ll_net_publish(ll, counter, value);
-}
-
-ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int topk, int32_t *ret_index)
-{
-    struct ep_routing_shape shape = ep_routing_shape_of(ll->comm, n_tokens, topk, ll->config.n_experts);
-
-    return ep_routing_check(&shape, topk_idx, idx_type, ret_index);
 }
 
 /* A rank that has masked this one writes to its memory without waiting for it: no failure of the group. */
@@ -234,16 +265,4 @@ ep_status ll_check_combine_desc(ep_ll *ll, const struct ll_combine *combine, int
                ? ll_fail_disagree(ll, EP_GROUP_LL_COMBINE, "call", (int64_t)combine->call, (int64_t)theirs->call, rank)
                : ll_fail_disagree(ll, EP_GROUP_LL_COMBINE, "EP_LL_NO_PARTIAL_REDUCE", no_reduce,
                                   theirs->no_partial_reduce, rank);
-}
-
-ep_status ll_fail_row_count(ep_ll *ll, int owner, int rank, int32_t count, int expert, int token, int32_t i)
-{
-    struct ep_group *group = ep_group_of(ll->comm);
-
-    EP_TRY(ll_check_masks(ll, EP_GROUP_LL_COMBINE));
-    return ep_group_set_own_failure(
-        group,
-        ep_fail(EP_E_MISMATCH, "ep_ll_combine: rank %d has %d rows of rank %d for expert %d, but token %d is number %d",
-                rank, count, owner, expert, token, i + 1),
-        rank == ll->comm->rank ? owner : rank, EP_GROUP_LL_COMBINE);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "backend/cuda/ll_wire.h"
+#include "net/ll_wire.h"
 
 #include <string.h>
 
@@ -13,12 +13,12 @@ struct ll_message {
     uint32_t kind;
     uint32_t at, n; /* COUNTS: parity, words. SLOT: token, bytes. EMPTY, WEIGHTS: first, number. ROW: its entry */
     uint32_t max_tokens, parts; /* of the call */
-    uint32_t unused;
+    uint32_t detail;            /* WEIGHTS */
 };
 
-static const struct cuda_ll_segment *segment_of(const struct ll_sender *sender)
+static const struct ll_wire_segment *segment_of(const struct ll_sender *sender)
 {
-    return (const struct cuda_ll_segment *)(const void *)sender->segment;
+    return (const struct ll_wire_segment *)(const void *)sender->segment;
 }
 
 static const uint64_t *flags_of(const struct ll_sender *sender, int64_t offset)
@@ -41,36 +41,31 @@ static void store(uint64_t *word, uint64_t value)
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 
-/* --- offsets: the same in the outgoing and in the landing segment ------------------------------------------------- */
-
-static int64_t counts_at(const struct ll_wire *wire, int parity, int source)
-{
-    return wire->counts_at + ((int64_t)parity * wire->nranks + source) * (wire->n_local + 1) * 8;
-}
-
-static int64_t slot_at(const struct ll_wire *wire, int source, int64_t token)
-{
-    return wire->slots_at + ((int64_t)source * wire->segment_tokens + token) * wire->slot_bytes;
-}
-
-static int64_t slot_flag_at(const struct ll_wire *wire, int source, int64_t token)
-{
-    return wire->slot_flag_at + ((int64_t)source * wire->segment_tokens + token) * 8;
-}
-
-static int64_t weight_at(const struct ll_wire *wire, int source, int64_t choice)
-{
-    return wire->weight_at + ((int64_t)source * wire->segment_tokens * wire->topk + choice) * 8;
-}
-
 static int64_t row_bytes(const struct ll_wire *wire)
 {
     return (int64_t)wire->hidden * 2;
 }
 
-static int64_t row_flag_at(const struct ll_wire *wire, int64_t entry, int64_t parts)
+static int64_t carve(int64_t *at, int64_t bytes)
 {
-    return wire->row_flag_at + entry * parts * 8;
+    int64_t begin = *at;
+
+    *at += (bytes + 127) / 128 * 128;
+    return begin;
+}
+
+size_t ll_wire_lay_out(struct ll_wire *wire, int parts)
+{
+    int64_t n = wire->nranks, m = wire->segment_tokens, k = wire->topk, at = 0;
+
+    carve(&at, (int64_t)sizeof(struct ll_wire_segment));
+    wire->counts_at = carve(&at, 2 * n * wire->n_counts * 8);
+    wire->row_flag_at = carve(&at, m * k * parts * 8);
+    wire->slot_flag_at = carve(&at, n * m * 8);
+    wire->weight_at = carve(&at, n * m * k * 8);
+    wire->slots_at = carve(&at, n * m * wire->slot_bytes);
+    wire->rows_at = carve(&at, m * k * row_bytes(wire));
+    return (size_t)at;
 }
 
 /* --- sending ------------------------------------------------------------------------------------------------------ */
@@ -79,14 +74,15 @@ static int64_t row_flag_at(const struct ll_wire *wire, int64_t entry, int64_t pa
 static bool send_message(const struct ll_wire *wire, const struct ll_sender *sender, enum ll_message_kind kind,
                          int64_t at, int64_t n, int64_t offset, int64_t bytes)
 {
-    const struct cuda_ll_desc *desc = &sender->task.desc;
+    const struct ll_wire_desc *desc = &sender->task.desc;
     const struct ep_piece piece = {sender->segment + offset, (size_t)bytes};
     struct ll_message message = {.number = desc->number,
                                  .kind = kind,
                                  .at = (uint32_t)at,
                                  .n = (uint32_t)n,
                                  .max_tokens = (uint32_t)desc->max_tokens,
-                                 .parts = (uint32_t)desc->parts};
+                                 .parts = (uint32_t)desc->parts,
+                                 .detail = desc->detail};
 
     return ep_stream_send(wire->streams, sender->rank, 0, &message, sizeof(message), &piece, bytes ? 1 : 0);
 }
@@ -100,7 +96,8 @@ static bool send_weights(const struct ll_wire *wire, struct ll_sender *sender)
     while (task->next < all) {
         int64_t n = all - task->next < WEIGHTS_AT_ONCE ? all - task->next : WEIGHTS_AT_ONCE;
 
-        if (!send_message(wire, sender, MESSAGE_WEIGHTS, task->next, n, weight_at(wire, wire->me, task->next), n * 8))
+        if (!send_message(wire, sender, MESSAGE_WEIGHTS, task->next, n, ll_wire_weight_at(wire, wire->me, task->next),
+                          n * 8))
             return false;
         task->next += n;
     }
@@ -121,11 +118,11 @@ static int64_t count_empty(const struct ll_task *task, const uint64_t *flags, in
 static bool send_dispatch(const struct ll_wire *wire, struct ll_sender *sender)
 {
     struct ll_task *task = &sender->task;
-    const uint64_t *flags = flags_of(sender, slot_flag_at(wire, wire->me, 0));
-    int64_t n = wire->n_local + 1;
+    const uint64_t *flags = flags_of(sender, ll_wire_slot_flag_at(wire, wire->me, 0));
+    int64_t n = wire->n_counts;
 
     if (task->next == 0 && !send_message(wire, sender, MESSAGE_COUNTS, task->desc.parity, n,
-                                         counts_at(wire, task->desc.parity, wire->me), n * 8))
+                                         ll_wire_counts_at(wire, task->desc.parity, wire->me), n * 8))
         return false;
     task->next += task->next == 0;
     while (task->next <= task->desc.max_tokens) {
@@ -135,7 +132,7 @@ static bool send_dispatch(const struct ll_wire *wire, struct ll_sender *sender)
         if (empty && !send_message(wire, sender, MESSAGE_EMPTY, token, empty, 0, 0))
             return false;
         if (here && !send_message(wire, sender, MESSAGE_SLOT, token, task->desc.image_bytes,
-                                  slot_at(wire, wire->me, token), task->desc.image_bytes))
+                                  ll_wire_slot_at(wire, wire->me, token), task->desc.image_bytes))
             return false;
         task->next += empty ? empty : 1;
     }
@@ -147,9 +144,8 @@ static bool send_combine(const struct ll_wire *wire, struct ll_sender *sender)
     struct ll_task *task = &sender->task;
 
     for (; task->next < (int64_t)task->desc.max_tokens * wire->topk; task->next++)
-        if (load(flags_of(sender, row_flag_at(wire, task->next, task->desc.parts))) == task->desc.number &&
-            !send_message(wire, sender, MESSAGE_ROW, task->next, 0, wire->rows_at + task->next * row_bytes(wire),
-                          row_bytes(wire)))
+        if (load(flags_of(sender, ll_wire_row_flag_at(wire, task->next, task->desc.parts))) == task->desc.number &&
+            !send_message(wire, sender, MESSAGE_ROW, task->next, 0, ll_wire_row_at(wire, task->next), row_bytes(wire)))
             return false;
     return true;
 }
@@ -161,18 +157,18 @@ static bool send_combine(const struct ll_wire *wire, struct ll_sender *sender)
  */
 static bool find_task(const struct ll_wire *wire, struct ll_sender *sender)
 {
-    const struct cuda_ll_segment *out = segment_of(sender);
+    const struct ll_wire_segment *out = segment_of(sender);
     uint64_t weights = load(&out->weights_ready[wire->me]), sent;
 
     if (weights > sender->weights_sent) {
-        sender->task = (struct ll_task){.kind = LL_TASK_WEIGHTS, .desc = out->desc[CUDA_LL_DESC_WEIGHTS]};
+        sender->task = (struct ll_task){.kind = LL_TASK_WEIGHTS, .desc = out->desc[LL_WIRE_DESC_WEIGHTS]};
         sender->task.desc.number = weights;
         return true;
     }
     sent = load(&out->rows_ready[wire->me]);
     while (sent > sender->rows_sent) {
         uint64_t number = sent - sender->rows_sent > 2 ? sent - 1 : sender->rows_sent + 1;
-        const struct cuda_ll_desc *desc = &out->desc[number & 1];
+        const struct ll_wire_desc *desc = &out->desc[number & 1];
 
         if (desc->number == number) {
             sender->task = (struct ll_task){.kind = desc->combine ? LL_TASK_COMBINE : LL_TASK_DISPATCH, .desc = *desc};
@@ -203,7 +199,7 @@ static bool send_task(const struct ll_wire *wire, struct ll_sender *sender)
 /* The words to publish now: of weights and rows, what has been sent. */
 static struct ll_words words_for(const struct ll_wire *wire, const struct ll_sender *sender)
 {
-    const struct cuda_ll_segment *out = segment_of(sender);
+    const struct ll_wire_segment *out = segment_of(sender);
 
     return (struct ll_words){.completed = load(&out->completed[wire->me]),
                              .weights_ready = sender->weights_sent,
@@ -258,7 +254,7 @@ static void store_max(uint64_t *word, uint64_t value)
         store(word, value);
 }
 
-static void apply_words(struct cuda_ll_segment *landing, int source, const struct ll_words *words)
+static void apply_words(struct ll_wire_segment *landing, int source, const struct ll_words *words)
 {
     /* First, so that it is visible before the words that follow it. */
     __atomic_store_n(&landing->masked_by[source], (uint32_t)words->masked, __ATOMIC_RELEASE);
@@ -285,7 +281,7 @@ static bool is_valid(const struct ll_wire *wire, const struct ll_message *m, siz
         return false;
     switch (m->kind) {
     case MESSAGE_COUNTS:
-        return m->at <= 1 && m->n == (uint32_t)wire->n_local + 1 && payload == (size_t)m->n * 8;
+        return m->at <= 1 && m->n == (uint32_t)wire->n_counts && payload == (size_t)m->n * 8;
     case MESSAGE_SLOT:
         return m->at < m->max_tokens && m->n <= (uint64_t)wire->slot_bytes && payload == m->n;
     case MESSAGE_EMPTY:
@@ -293,7 +289,7 @@ static bool is_valid(const struct ll_wire *wire, const struct ll_message *m, siz
     case MESSAGE_WEIGHTS:
         return (uint64_t)m->at + m->n <= choices && payload == (size_t)m->n * 8;
     case MESSAGE_ROW:
-        return m->at < choices && m->parts >= 1 && m->parts <= CUDA_LL_MAX_PARTS && payload == (size_t)row_bytes(wire);
+        return m->at < choices && m->parts >= 1 && m->parts <= LL_WIRE_MAX_PARTS && payload == (size_t)row_bytes(wire);
     default:
         return false;
     }
@@ -301,40 +297,42 @@ static bool is_valid(const struct ll_wire *wire, const struct ll_message *m, siz
 
 static void store_payload(const struct ll_wire *wire, int source, const struct ll_message *m, const void *payload)
 {
+    struct ll_wire_segment *segment = (struct ll_wire_segment *)(void *)wire->landing;
     uint64_t *flags;
 
     switch (m->kind) {
     case MESSAGE_COUNTS:
-        copy_words(words_at(wire->landing, counts_at(wire, (int)m->at, source)), payload, m->n);
+        copy_words(words_at(wire->landing, ll_wire_counts_at(wire, (int)m->at, source)), payload, m->n);
         return;
     case MESSAGE_WEIGHTS:
-        copy_words(words_at(wire->landing, weight_at(wire, source, m->at)), payload, m->n);
+        __atomic_store_n(&segment->detail[source], m->detail, __ATOMIC_RELAXED);
+        copy_words(words_at(wire->landing, ll_wire_weight_at(wire, source, m->at)), payload, m->n);
         return;
     case MESSAGE_SLOT:
-        memcpy(wire->landing + slot_at(wire, source, m->at), payload, m->n);
-        store(words_at(wire->landing, slot_flag_at(wire, source, m->at)), m->number << 1 | 1);
+        memcpy(wire->landing + ll_wire_slot_at(wire, source, m->at), payload, m->n);
+        store(words_at(wire->landing, ll_wire_slot_flag_at(wire, source, m->at)), m->number << 1 | 1);
         return;
     case MESSAGE_EMPTY:
-        flags = words_at(wire->landing, slot_flag_at(wire, source, m->at));
+        flags = words_at(wire->landing, ll_wire_slot_flag_at(wire, source, m->at));
         for (uint32_t i = 0; i < m->n; i++)
             store(&flags[i], m->number << 1);
         return;
     default: /* MESSAGE_ROW */
-        memcpy(wire->landing + wire->rows_at + m->at * row_bytes(wire), payload, (size_t)row_bytes(wire));
-        flags = words_at(wire->landing, row_flag_at(wire, m->at, m->parts));
+        memcpy(wire->landing + ll_wire_row_at(wire, m->at), payload, (size_t)row_bytes(wire));
+        flags = words_at(wire->landing, ll_wire_row_flag_at(wire, m->at, m->parts));
         for (uint32_t i = 0; i < m->parts; i++)
             store(&flags[i], m->number);
     }
 }
 
-void ll_wire_add_event(struct cuda_ll_segment *landing, uint32_t lost)
+void ll_wire_add_event(struct ll_wire_segment *landing, uint32_t lost)
 {
-    __atomic_store_n(&landing->events, (landing->events + CUDA_LL_EVENT) | lost, __ATOMIC_RELEASE);
+    __atomic_store_n(&landing->events, (landing->events + LL_WIRE_EVENT) | lost, __ATOMIC_RELEASE);
 }
 
 bool ll_wire_deliver(const struct ll_wire *wire, int source, const void *message, size_t bytes, uint64_t finished)
 {
-    struct cuda_ll_segment *segment = (struct cuda_ll_segment *)(void *)wire->landing;
+    struct ll_wire_segment *segment = (struct ll_wire_segment *)(void *)wire->landing;
     const void *payload = (const unsigned char *)message + sizeof(struct ll_message);
     struct ll_message head;
 
