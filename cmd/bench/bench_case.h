@@ -318,13 +318,11 @@ struct bench_measurement {
     const struct bench_phases *phases; /* NULL: none */
     /*
      * The first is measured. Keys of baselines: "memcpy", "alltoallv", "cached"; on GPUs "queued" (the same after other
-     * work), "bare" (raw rows), "engine_pair", "engine_all"; between nodes "puts" (raw), "sockets" (plain).
+     * work), "bare" (raw rows), "engine_pair", "engine_all".
      */
     const struct bench_series *series;
     int n_series;
     double pair_bytes; /* of a sample of engine_pair */
-    double net_bytes;  /* of one rank in a sample of puts or sockets */
-    double n_puts;     /* of one operation of this rank */
 };
 
 /* Sums over the ranks; rank 0 emits the row. Collective. */

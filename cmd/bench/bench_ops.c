@@ -4,7 +4,6 @@
 
 #include "backend/cuda/module.h"
 #include "base/error.h"
-#include "net/probe.h"
 
 #include <string.h>
 
@@ -104,10 +103,7 @@ struct op {
     ep_combine_args combine;
     struct bench_phases phases;
     struct roofline roofline;
-    struct ep_net_probe *probe; /* between nodes, with baselines */
-    double probe_bytes;         /* of one rank in a sample */
-    double puts;                /* of one operation */
-    size_t copy_bytes;          /* bytes of the rows that this rank receives */
+    size_t copy_bytes; /* bytes of the rows that this rank receives */
     struct bench_series series[BENCH_MAX_SERIES];
     int n_series;
 };
@@ -164,16 +160,6 @@ static ep_status run_naive(void *context)
                           : naive_dispatch(&bench->naive, bench->x, bench->x_scales, op->is_fp8);
 }
 
-static ep_status run_puts(void *context)
-{
-    return ep_net_probe_puts(((struct op *)context)->probe);
-}
-
-static ep_status run_sockets(void *context)
-{
-    return ep_net_probe_sockets(((struct op *)context)->probe);
-}
-
 /*
  * A rank that is done must not sleep in the library's barrier while MPI still has to deliver its data: waits in MPI
  * until all ranks are done.
@@ -191,7 +177,6 @@ static int check_op(struct op *op)
 {
     struct bench_case *bench = op->bench;
     size_t out_bytes = (size_t)bench->route.n_tokens * 2 * (size_t)bench->request->hidden;
-    uint64_t puts = ep_net_probe_count(bench->ctx->comm);
     ep_status status;
 
     if (op->is_combine)
@@ -203,7 +188,6 @@ static int check_op(struct op *op)
         status = run_op(op);
     if (status == EP_OK)
         status = finish_op(op);
-    op->puts = (double)(ep_net_probe_count(bench->ctx->comm) - puts);
     if (status != EP_OK)
         return ranks_emit_error(bench->ctx, status, op->is_combine ? "combine" : "dispatch");
     if (!op->is_combine)
@@ -222,25 +206,6 @@ static int check_naive(struct op *op)
     if (op->is_combine)
         return verify_combine(bench, bench->out_naive, true, false, "verifying MPI_Alltoallv");
     return verify_naive_dispatch(bench, op->is_fp8);
-}
-
-/* Each rail peer gets the mean number of bytes that the last operation sent to one. Collective. */
-static int probe_init(struct op *op)
-{
-    struct ranks_ctx *ctx = op->bench->ctx;
-    ep_stats stats = {.size = sizeof(stats)};
-    ep_status status = ep_comm_get_stats(ctx->comm, &stats);
-    int64_t sum = (int64_t)stats.bytes_net;
-
-    if (status == EP_OK)
-        status = bench_sum(ctx, &sum, sizeof(sum));
-    if (status == EP_OK && sum > 0) {
-        size_t each = (size_t)(sum / (ctx->nranks * (ctx->nnodes - 1))) + 1;
-
-        op->probe_bytes = (double)each * (ctx->nnodes - 1);
-        status = ep_net_probe_new(ctx->comm, each, &op->probe);
-    }
-    return status == EP_OK ? 0 : ranks_emit_error(ctx, status, "preparing the probe of the network");
 }
 
 /* Only on one node: between nodes there are other kernels, and the copy engine cannot reach other nodes. */
@@ -263,13 +228,6 @@ static void add_host_series(struct op *op)
             op,
             (struct bench_series){
                 .what = "MPI_Alltoallv", .key = "alltoallv", .run = run_naive, .after = after_naive, .context = op});
-    if (!op->probe)
-        return;
-    /* Raw puts, and plain sockets with the same number of streams and chunks. */
-    add_series(op, (struct bench_series){.what = "raw puts", .key = "puts", .run = run_puts, .context = op});
-    if (ep_net_probe_has_sockets(op->probe))
-        add_series(op,
-                   (struct bench_series){.what = "plain sockets", .key = "sockets", .run = run_sockets, .context = op});
 }
 
 /* The operation queued after other work; its raw rows, without plan and waits; the copy engine. */
@@ -315,9 +273,6 @@ static int measure(struct op *op)
     op->copy_bytes = (size_t)(bench->route.counts.recv * measurement.row_bytes);
     if (code == 0)
         code = check_op(op);
-    if (code == 0 && !gpu && bench_has_baselines(bench) && bench->ctx->nnodes > 1)
-        code = probe_init(op);
-    measurement.n_puts = op->puts;
     add_series(op, (struct bench_series){
                        .what = measurement.op, .run = run_op, .finish = finish_op, .after = after_op, .context = op});
     (gpu ? add_gpu_series : add_host_series)(op);
@@ -329,10 +284,8 @@ static int measure(struct op *op)
         code = check_naive(op);
     measurement.n_series = op->n_series;
     measurement.pair_bytes = (double)op->roofline.pair_bytes;
-    measurement.net_bytes = op->probe_bytes;
     if (code == 0)
         code = bench_emit_row(bench, &measurement);
-    ep_net_probe_free(op->probe);
     return code;
 }
 

@@ -483,8 +483,6 @@ const struct cmd command_bench = {
         "On the host backend the baselines, measured alternately on the same ranks, are: memcpy of the bytes that a "
         "rank receives, and, if MPI is installed, a naive dispatch and combine with MPI_Alltoallv. On a shared "
         "machine, or with fewer CPUs than ranks, quote the ratios to these baselines, not GB/s.\n\n"
-        "Between nodes there are two more baselines: raw puts, the same bytes in puts of 256 KiB over the same "
-        "streams, and, with the network tcp, plain sockets, the same with send() and recv().\n\n"
         "The time of an operation is from the first rank's start to the last rank's end, the median over rounds; P10 "
         "and P90 are percentiles. Logical GB/s count all rows that a rank receives, as DeepEP does; wire GB/s count "
         "only rows sent to other ranks: one for each token and rank, or one for each token and expert in a low-"

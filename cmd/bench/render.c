@@ -64,11 +64,6 @@ static const struct out_column net_columns[] = {
     {"TOKENS", "tokens", 0, 0},
     {"NET GB/s AS DeepEP PRINTS IT", "net_printed_gbps", 3, 0},
     {"NET GB/s ON THE WIRE", "net_gbps", 3, 0},
-    {"PUTS", "puts_per_operation", 0, OUT_IF_PRESENT},
-    {"RAW PUTS GB/s", "puts_gbps", 3, OUT_IF_PRESENT},
-    {"x raw puts", "net_vs_puts", 2, OUT_IF_PRESENT},
-    {"PLAIN SOCKETS GB/s", "sockets_gbps", 3, OUT_IF_PRESENT},
-    {"puts x sockets", "puts_vs_sockets", 2, OUT_IF_PRESENT},
 };
 
 static const struct out_column phase_columns[] = {

@@ -430,23 +430,6 @@ static void set_rates(json_t *row, const struct bench_case *bench, const struct 
     json_object_set_new(row, "net_gbps", json_real(rates.net));
 }
 
-/* net_vs_puts: efficiency of the operation on the network; puts_vs_sockets: overhead of the network engine. */
-static void set_network(json_t *row, const struct bench_measurement *measurement)
-{
-    const struct bench_series *puts = find_series(measurement, "puts"), *sockets = find_series(measurement, "sockets");
-    double net = json_number_value(json_object_get(row, "net_gbps"));
-
-    if (!puts)
-        return;
-    json_object_set_new(row, "puts_per_operation", json_real(measurement->n_puts));
-    set_series(row, "puts", puts, measurement->net_bytes);
-    json_object_set_new(row, "net_vs_puts", json_real(net / (measurement->net_bytes * 1e-9 / puts->summary.median)));
-    if (!sockets)
-        return;
-    set_series(row, "sockets", sockets, measurement->net_bytes);
-    json_object_set_new(row, "puts_vs_sockets", json_real(sockets->summary.median / puts->summary.median));
-}
-
 int bench_emit_row(const struct bench_case *bench, const struct bench_measurement *measurement)
 {
     const struct bench_request *request = bench->request;
@@ -473,7 +456,6 @@ int bench_emit_row(const struct bench_case *bench, const struct bench_measuremen
     set_baseline(row, "alltoallv", measured, find_series(measurement, "alltoallv"), bytes);
     if (find_series(measurement, "cached"))
         set_baseline(row, "cached", measured, find_series(measurement, "cached"), bytes);
-    set_network(row, measurement);
     if (ctx->gpu)
         set_gpu(row, bench, measurement, bytes);
     ranks_emit(ctx, row);

@@ -202,7 +202,6 @@ static ep_status run_forked(struct group *group)
             return give_up(group, ep_fail_errno(EP_E_SYSTEM, errno, "ep_launch: fork of rank %d", rank));
         group->pids[rank] = pid;
         group->pidfds[rank] = -1;
-        ep_boot_shm_note_child(group->rendezvous, rank, (int32_t)pid);
     }
     /* After the last fork, so that no child inherits the pidfds of others. */
     for (int rank = 0; rank < group->args.nranks; rank++)

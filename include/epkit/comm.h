@@ -110,12 +110,12 @@ typedef struct ep_comm_config {
  * failures in later steps (memory, descriptors, connections). Only an invalid `boot` cannot be reported to the others.
  * If a rank dies, the others get EP_E_PEER_DEAD at once if the bootstrap detects it (epkit/boot.h).
  *
- * Shared memory. Ranks of one host share memory by file descriptors, which they get through /proc/PID/fd or
- * pidfd_getfd(). If this fails for any rank of the group, they pass them over a socket with an abstract name that only
- * this process and its peers know; each process then has one more thread, which receives no signals. The socket also
- * works between users and PID namespaces, if the ranks share the network namespace; otherwise the error text names what
- * prevents each method. A rank uses one descriptor for its control block, one for each allocation, and one for each
- * peer (a pidfd); all are above the standard streams and close-on-exec.
+ * Shared memory. Ranks of one host share memory by file descriptors, which they get through /proc/PID/fd. If this fails
+ * for any rank of the group, they pass them over a socket with an abstract name that only this process and its peers
+ * know; each process then has one more thread, which receives no signals. The socket also works between users and PID
+ * namespaces, if the ranks share the network namespace; otherwise the error text names what prevents it. A rank uses
+ * one descriptor for its control block, one for each allocation, and one for each peer (a pidfd); all are above the
+ * standard streams and close-on-exec.
  */
 EP_API ep_status ep_comm_new(const ep_boot *boot, const ep_comm_config *config, ep_comm **ret_comm);
 

@@ -3,8 +3,8 @@
  * locality.h - the host and namespaces of a rank, as it sends them to its peers: which ranks can share memory, and so
  * the nodes.
  *
- * Processes of one kernel share memory by a descriptor: through /proc/PID/fd or pidfd_getfd(), which need a common PID
- * namespace, or over a socket with an abstract name, which needs a common network namespace. So two containers of one
+ * Processes of one kernel share memory by a descriptor: through /proc/PID/fd, which needs a common PID namespace, or
+ * over a socket with an abstract name, which needs a common network namespace. So two containers of one
  * machine that share neither count as two hosts. Mount and IPC namespaces do not matter.
  */
 #ifndef EP_BASE_LOCALITY_H

@@ -132,20 +132,6 @@ static void read_host(char host[40])
     }
 }
 
-static void describe(int32_t pid, uint64_t key, struct ep_process_id *id)
-{
-    char state;
-
-    memset(id, 0, sizeof(*id));
-    read_host(id->host);
-    id->key = key;
-    id->pid = pid;
-    id->pid_namespace = inode_of("/proc/self/ns/pid");
-    id->time_namespace = inode_of("/proc/self/ns/time");
-    if (!ep_process_proc_is_ours() || !read_stat(pid, &state, &id->start))
-        id->start = 0;
-}
-
 void *ep_process_get_own(_Atomic(struct ep_process_own *) *current, size_t bytes, void (*init)(void *own))
 {
     struct ep_process_own *former = atomic_load(current), *fresh;
@@ -170,12 +156,16 @@ void *ep_process_get_own(_Atomic(struct ep_process_own *) *current, size_t bytes
 
 void ep_process_get_self(struct ep_process_id *ret_id)
 {
-    describe((int32_t)getpid(), ep_process_generation(), ret_id);
-}
+    char state;
 
-void ep_process_get_child(int32_t pid, struct ep_process_id *ret_id)
-{
-    describe(pid, 0, ret_id);
+    memset(ret_id, 0, sizeof(*ret_id));
+    read_host(ret_id->host);
+    ret_id->key = ep_process_generation();
+    ret_id->pid = (int32_t)getpid();
+    ret_id->pid_namespace = inode_of("/proc/self/ns/pid");
+    ret_id->time_namespace = inode_of("/proc/self/ns/time");
+    if (!ep_process_proc_is_ours() || !read_stat(ret_id->pid, &state, &ret_id->start))
+        ret_id->start = 0;
 }
 
 /* --- liveness ---------------------------------------------------------------------------------------------------- */

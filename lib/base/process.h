@@ -37,9 +37,6 @@ enum ep_process_state { EP_PROCESS_ALIVE = 0, EP_PROCESS_DEAD, EP_PROCESS_UNKNOW
 /* Also correct if this process was forked since the last call. Async-signal-safe after the first call. */
 EP_PRIVATE_API void ep_process_get_self(struct ep_process_id *ret_id);
 
-/* Process `pid` of this PID namespace, a child of this one: without a key. */
-void ep_process_get_child(int32_t pid, struct ep_process_id *ret_id);
-
 /*
  * The key of this process, which a forked child does not share with its parent, however it was forked. Never 0. Any
  * thread; async-signal-safe after the first call.

@@ -26,11 +26,9 @@
  * allocations of each other. If they took the last pages of a cgroup together, all of them would fail; but until they
  * had freed their pages, the OOM killer would end processes that access memory of any kind.
  */
-#define CHUNK_BYTES ((size_t)64 << 20)
+#define CHUNK_BYTES ((size_t)16 << 20)
 #define CHUNK_LEAST_BYTES ((size_t)128 << 10)
 #define CHUNK_PARTS 64
-/* A signal makes fallocate() undo its current piece: after that, small pieces with signals blocked. */
-#define CHUNK_BLOCKED_BYTES ((size_t)4 << 20)
 /* Too small for a check of the limits: all allocations of a rank below this size fit into the margin of the checks. */
 #define SMALL_BYTES ((size_t)64 << 10)
 #define MARGIN_BYTES ((size_t)1 << 20)
@@ -72,25 +70,18 @@ static bool read_number(const char *folder, const char *name, uint64_t *ret_valu
 /* File names of one cgroup version. */
 struct cgroup_files {
     const char *mount, *limit, *usage, *inactive, *active;
-    const char *swap_limit, *swap_usage;
-    bool swap_has_memory; /* both swap values include memory */
 };
 
 static const struct cgroup_files cgroup_v1 = {.mount = "/sys/fs/cgroup/memory",
                                               .limit = "memory.limit_in_bytes",
                                               .usage = "memory.usage_in_bytes",
                                               .inactive = "total_inactive_file",
-                                              .active = "total_active_file",
-                                              .swap_limit = "memory.memsw.limit_in_bytes",
-                                              .swap_usage = "memory.memsw.usage_in_bytes",
-                                              .swap_has_memory = true};
+                                              .active = "total_active_file"};
 static const struct cgroup_files cgroup_v2 = {.mount = "/sys/fs/cgroup",
                                               .limit = "memory.max",
                                               .usage = "memory.current",
                                               .inactive = "inactive_file",
-                                              .active = "active_file",
-                                              .swap_limit = "memory.swap.max",
-                                              .swap_usage = "memory.swap.current"};
+                                              .active = "active_file"};
 
 static uint64_t left_of(uint64_t limit, uint64_t usage)
 {
@@ -99,8 +90,7 @@ static uint64_t left_of(uint64_t limit, uint64_t usage)
 
 /* One cgroup; false if it has no limit or cannot be read. The page cache of files counts as free: it can be reclaimed.
  */
-static bool read_cgroup(const struct cgroup_files *files, const char *folder, uint64_t *ret_limit, uint64_t *ret_left,
-                        uint64_t *ret_cache)
+static bool read_cgroup(const struct cgroup_files *files, const char *folder, uint64_t *ret_limit, uint64_t *ret_left)
 {
     uint64_t limit, usage, inactive = 0, active = 0;
     char path[PATH_MAX], text[8192];
@@ -114,22 +104,8 @@ static bool read_cgroup(const struct cgroup_files *files, const char *folder, ui
         find_number(text, files->active, &active);
     }
     *ret_limit = limit;
-    *ret_cache = inactive + active;
-    *ret_left = left_of(limit, left_of(usage, *ret_cache));
+    *ret_left = left_of(limit, left_of(usage, inactive + active));
     return true;
-}
-
-/* How much of the machine's free swap space a cgroup may use that has `left` bytes of memory left. */
-static uint64_t read_swap(const struct cgroup_files *files, const char *folder, uint64_t swap_free, uint64_t left,
-                          uint64_t cache)
-{
-    uint64_t limit, usage, swap;
-
-    if (!swap_free || !read_number(folder, files->swap_limit, &limit) ||
-        !read_number(folder, files->swap_usage, &usage))
-        return swap_free;
-    swap = files->swap_has_memory ? left_of(left_of(limit, left_of(usage, cache)), left) : left_of(limit, usage);
-    return swap < swap_free ? swap : swap_free;
 }
 
 /* The path of this process below the hierarchy. */
@@ -158,28 +134,26 @@ static bool find_cgroup(char *text, const struct cgroup_files **ret_files, char 
     return *ret_path != NULL;
 }
 
-/* *least: lowered to what is left in a cgroup. */
-static ep_status check_cgroups(size_t bytes, size_t need, uint64_t swap_free, uint64_t *least)
+/* *least: lowered to what is left in a cgroup, without swap space: nobody wants the rows of a peer there. */
+static ep_status check_cgroups(size_t bytes, size_t need, uint64_t *least)
 {
     const struct cgroup_files *files = NULL;
     char text[8192], folder[PATH_MAX], *path, *slash;
-    uint64_t limit, left, cache, swap;
+    uint64_t limit, left;
 
     if (!ep_fd_read_text("/proc/self/cgroup", text, sizeof(text)) || !find_cgroup(text, &files, &path) ||
         snprintf(folder, sizeof(folder), "%s%s", files->mount, path) >= (int)sizeof(folder))
         return EP_OK;
     /* All levels up to the mount point. Levels above that of a container are not visible, and their limits unknown. */
     for (;;) {
-        if (read_cgroup(files, folder, &limit, &left, &cache)) {
-            swap = read_swap(files, folder, swap_free, left, cache);
-            if (left + swap < need)
+        if (read_cgroup(files, folder, &limit, &left)) {
+            if (left < need)
                 return ep_fail(EP_E_MEMORY,
                                "%zu bytes of shared memory do not fit: the memory cgroup %s is limited to %llu bytes "
-                               "(%s), of which %llu are left, and %llu bytes of swap space",
-                               bytes, folder, (unsigned long long)limit, files->limit, (unsigned long long)left,
-                               (unsigned long long)swap);
-            if (left + swap < *least)
-                *least = left + swap;
+                               "(%s), of which %llu are left",
+                               bytes, folder, (unsigned long long)limit, files->limit, (unsigned long long)left);
+            if (left < *least)
+                *least = left;
         }
         slash = strrchr(folder, '/');
         if (!slash || strlen(folder) <= strlen(files->mount))
@@ -196,7 +170,7 @@ static ep_status check_limits(size_t bytes, size_t need, uint64_t *least)
 
     *least = UINT64_MAX;
     if (!ep_fd_read_text("/proc/meminfo", text, sizeof(text)))
-        return check_cgroups(bytes, need, 0, least);
+        return check_cgroups(bytes, need, least);
     if (find_number(text, "SwapFree", &swap_free))
         swap_free *= 1024;
     if (find_number(text, "MemAvailable", &available))
@@ -217,7 +191,7 @@ static ep_status check_limits(size_t bytes, size_t need, uint64_t *least)
         if (left < *least)
             *least = left;
     }
-    return check_cgroups(bytes, need, swap_free, least);
+    return check_cgroups(bytes, need, least);
 }
 
 /* Valid in the process of that generation. If two threads write it at the same time, at most both allowances are used.
@@ -284,43 +258,19 @@ static ep_status limit_piece(size_t *bytes)
     return EP_OK;
 }
 
-/*
- * ftruncate() without SIGXFSZ, which the kernel sends above RLIMIT_FSIZE. A comparison before the call does not
- * suffice: another thread or prlimit() may lower the limit in between.
- */
-static int truncate_blocked(int fd, size_t bytes)
-{
-    const struct timespec no_wait = {0};
-    sigset_t too_large, pending, old;
-    int result, error;
-
-    sigemptyset(&too_large);
-    sigaddset(&too_large, SIGXFSZ);
-    pthread_sigmask(SIG_BLOCK, &too_large, &old);
-    sigpending(&pending);
-    result = ftruncate(fd, (off_t)bytes);
-    error = errno;
-    /* Consume only the signal of this call, which is sent to this thread; one that was already pending stays. */
-    if (result != 0 && error == EFBIG && !sigismember(&pending, SIGXFSZ))
-        sigtimedwait(&too_large, NULL, &no_wait);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    errno = error;
-    return result;
-}
-
 ep_status ep_reserve_resize(int fd, size_t bytes)
 {
-    struct rlimit limit = {.rlim_cur = RLIM_INFINITY};
+    struct rlimit limit;
 
-    if (truncate_blocked(fd, bytes) == 0)
-        return EP_OK;
-    if (errno != EFBIG)
+    /* Checked before, because the kernel sends SIGXFSZ. */
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes > limit.rlim_cur)
+        return ep_fail(EP_E_MEMORY,
+                       "%zu bytes of shared memory are more than RLIMIT_FSIZE (ulimit -f) allows, which is %llu bytes: "
+                       "shared memory is a file to the kernel",
+                       bytes, (unsigned long long)limit.rlim_cur);
+    if (ftruncate(fd, (off_t)bytes) != 0)
         return ep_fail_errno(EP_E_MEMORY, errno, "shared memory: ftruncate to %zu bytes", bytes);
-    getrlimit(RLIMIT_FSIZE, &limit);
-    return ep_fail(EP_E_MEMORY,
-                   "%zu bytes of shared memory are more than RLIMIT_FSIZE (ulimit -f) allows, which is %llu bytes: "
-                   "shared memory is a file to the kernel",
-                   bytes, (unsigned long long)limit.rlim_cur);
+    return EP_OK;
 }
 
 ep_status ep_reserve_fail_map(int error_number, size_t bytes)
@@ -350,7 +300,7 @@ ep_status ep_reserve_fail_map(int error_number, size_t bytes)
 
 /* --- pages ------------------------------------------------------------------------------------------------------- */
 
-/* fallocate() that a signal does not undo: signals are delivered after it. */
+/* fallocate(), with signals blocked: one makes it undo what it has allocated, and would do so again in each attempt. */
 static int allocate_blocked(int fd, size_t offset, size_t bytes)
 {
     sigset_t all, old;
@@ -363,26 +313,6 @@ static int allocate_blocked(int fd, size_t offset, size_t bytes)
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     errno = error;
     return result;
-}
-
-/* Without fallocate() for memory: write() returns an error where an access would raise a signal. */
-static ep_status reserve_by_writing(int fd, size_t offset, size_t bytes)
-{
-    static const char zeros[65536];
-    size_t done = 0;
-
-    while (done < bytes) {
-        size_t piece = bytes - done < sizeof(zeros) ? bytes - done : sizeof(zeros);
-        ssize_t got = pwrite(fd, zeros, piece, (off_t)(offset + done));
-
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0)
-            return ep_fail_errno(EP_E_MEMORY, got < 0 ? errno : ENOSPC,
-                                 "%zu bytes of shared memory cannot be allocated", bytes);
-        done += (size_t)got;
-    }
-    return EP_OK;
 }
 
 /* Allocates the pages of a mapping; contents are kept. */
@@ -400,66 +330,38 @@ static ep_status populate(void *base, size_t bytes)
     return EP_OK;
 }
 
-/*
- * Allocates pages of a memfd by fallocate(), which keeps contents. *ret_done: bytes allocated. `check`: check the
- * limits before each piece. EP_E_UNSUPPORTED, without a text: there is no fallocate() for memory here.
- */
-static ep_status allocate_file(int fd, size_t offset, size_t bytes, bool check, size_t *ret_done)
+/* Keeps contents. `check`: check the limits before each piece. */
+static ep_status allocate_file(int fd, size_t offset, size_t bytes, bool check)
 {
-    size_t done = 0, most = CHUNK_BYTES;
-    bool blocked = false;
+    size_t done = 0;
 
-    for (*ret_done = 0; done < bytes; *ret_done = done) {
-        size_t piece = bytes - done < most ? bytes - done : most;
-        int result;
+    while (done < bytes) {
+        size_t piece = bytes - done < CHUNK_BYTES ? bytes - done : CHUNK_BYTES;
 
         if (check)
             EP_TRY(limit_piece(&piece));
-        result = blocked ? allocate_blocked(fd, offset + done, piece)
-                         : fallocate(fd, 0, (off_t)(offset + done), (off_t)piece);
-        if (result == 0) {
+        if (allocate_blocked(fd, offset + done, piece) == 0)
             done += piece;
-            continue;
-        }
-        if (errno == EINTR) {
-            /* Blocked signals no longer interrupt it, but SIGSTOP does: then retry. */
-            blocked = true;
-            most = CHUNK_BLOCKED_BYTES;
-            continue;
-        }
-        /* EPERM: from a sandbox that does not know the call; the memfd has no seal that causes it. */
-        if (errno == EOPNOTSUPP || errno == ENOSYS || errno == EPERM)
-            return EP_E_UNSUPPORTED;
-        return ep_fail_errno(
-            EP_E_MEMORY, errno,
-            "%zu bytes of shared memory cannot be allocated, %zu of them can (memory of the machine, its "
-            "cgroup, or the commit limit)",
-            bytes, done);
+        else if (errno != EINTR) /* SIGSTOP, which cannot be blocked */
+            return ep_fail_errno(
+                EP_E_MEMORY, errno,
+                "%zu bytes of shared memory cannot be allocated, %zu of them can (memory of the machine, its "
+                "cgroup, or the commit limit)",
+                bytes, done);
     }
     return EP_OK;
 }
 
 ep_status ep_reserve_file(int fd, size_t offset, size_t bytes)
 {
-    ep_status status;
-    size_t done;
-
     EP_TRY(ep_reserve_check(bytes)); /* before any page is allocated */
-    status = allocate_file(fd, offset, bytes, true, &done);
-    return status == EP_E_UNSUPPORTED ? reserve_by_writing(fd, offset + done, bytes - done) : status;
+    return allocate_file(fd, offset, bytes, true);
 }
 
-ep_status ep_reserve_missing(int fd, void *base, size_t bytes, size_t missing)
+ep_status ep_reserve_missing(int fd, size_t bytes, size_t missing)
 {
-    ep_status status;
-    size_t done;
-
     EP_TRY(ep_reserve_check(missing));
-    status = allocate_file(fd, 0, bytes, false, &done);
-    if (status != EP_E_UNSUPPORTED)
-        return status;
-    /* Not by write(): the program may be writing at the same time. */
-    return populate((char *)base + done, bytes - done);
+    return allocate_file(fd, 0, bytes, false);
 }
 
 ep_status ep_reserve_mapping(void *base, size_t bytes)

@@ -25,10 +25,10 @@ ep_status ep_reserve_resize(int fd, size_t bytes);
 ep_status ep_reserve_file(int fd, size_t offset, size_t bytes);
 
 /*
- * The same for a memfd with contents, which are kept, mapped at `base`. The limits are checked for the missing pages
- * only, `missing` bytes.
+ * The same for a memfd with contents, which are kept. The limits are checked for the missing pages only, `missing`
+ * bytes.
  */
-ep_status ep_reserve_missing(int fd, void *base, size_t bytes, size_t missing);
+ep_status ep_reserve_missing(int fd, size_t bytes, size_t missing);
 
 /* As ep_reserve_file() for anonymous shared memory at `base`. */
 ep_status ep_reserve_mapping(void *base, size_t bytes);

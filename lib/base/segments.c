@@ -3,6 +3,7 @@
 
 #include "base/process.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -128,6 +129,8 @@ int ep_segments_dup(uint64_t serial)
 
     if (segment && segment->fd >= 0)
         fd = fcntl(segment->fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    if (fd < 0 && errno == EINVAL) /* RLIMIT_NOFILE was lowered to less than the first number */
+        errno = EMFILE;
     unlock_registry(registry);
     return fd;
 }

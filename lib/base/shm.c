@@ -13,7 +13,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/vfs.h>
 
@@ -198,7 +197,7 @@ static ep_status check_file(int fd, size_t mapped, struct stat *info)
 }
 
 /* A peer that writes to a missing page could get SIGBUS. */
-static ep_status fill_holes(int fd, void *memory, size_t mapped, const struct stat *info)
+static ep_status fill_holes(int fd, size_t mapped, const struct stat *info)
 {
     uint64_t present = (uint64_t)info->st_blocks * 512, size = (uint64_t)info->st_size;
     /* Pages after the mapped part count as well: this is for the check of limits; fallocate() finds each hole. */
@@ -207,7 +206,7 @@ static ep_status fill_holes(int fd, void *memory, size_t mapped, const struct st
     /* Huge pages are a separate pool, which the limits do not include. */
     if (has_huge_pages(fd))
         missing = 0;
-    return ep_reserve_missing(fd, memory, mapped, missing < mapped ? (size_t)missing : mapped);
+    return ep_reserve_missing(fd, mapped, missing < mapped ? (size_t)missing : mapped);
 }
 
 /* Peers depend on its size. */
@@ -237,7 +236,7 @@ ep_status ep_shm_adopt(void *memory, size_t bytes, struct ep_shm *ret_shm)
         return ep_fail(EP_E_UNSUPPORTED, "this process has no open descriptor of the memfd that is mapped there");
     status = check_file(shm.fd, mapped, &info);
     if (status == EP_OK)
-        status = fill_holes(shm.fd, memory, mapped, &info);
+        status = fill_holes(shm.fd, mapped, &info);
     /* After everything that can be refused, because a seal cannot be removed. */
     if (status == EP_OK)
         status = seal(shm.fd, mapped);
@@ -299,109 +298,47 @@ static ep_status check_segment(int fd, const struct ep_shm_name *name)
     return EP_OK;
 }
 
-/* Out of descriptors: no other method would help. */
-static bool is_exhausted(int error)
-{
-    return error == EMFILE || error == ENFILE;
-}
-
-/* *ret_released: the owner's descriptors are visible, and this one is not among them. */
-static int open_in_proc(const struct ep_shm_name *name, const struct ep_process *process, bool *ret_released)
+/* -1 with errno. *ret_released: the owner's descriptors are visible, and this one is not among them. */
+static int open_in_proc(const struct ep_shm_name *name, int32_t pid, bool *ret_released)
 {
     char path[64];
     int fd, error;
 
     *ret_released = false;
-    if (!process->pid || !ep_process_proc_is_ours()) {
-        errno = ENOENT;
+    errno = ENOENT;
+    if (!pid || !ep_process_proc_is_ours())
         return -1;
-    }
-    snprintf(path, sizeof(path), "/proc/%d/fd/%d", process->pid, name->fd);
+    snprintf(path, sizeof(path), "/proc/%d/fd/%d", pid, name->fd);
     fd = ep_fd_above_stdio(open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
     error = errno;
-    if (fd < 0 && error == ENOENT) {
-        snprintf(path, sizeof(path), "/proc/%d/fd/.", process->pid);
-        *ret_released = access(path, X_OK) == 0;
-    }
+    if (fd >= 0 && is_segment(fd, name))
+        return fd;
+    if (fd < 0 && error == ENOENT)
+        snprintf(path, sizeof(path), "/proc/%d/fd/.", pid);
+    /* The number may be that of another file by now. */
+    *ret_released = fd >= 0 || (error == ENOENT && access(path, X_OK) == 0);
+    if (fd >= 0)
+        close(fd);
     errno = error;
-    return fd;
-}
-
-static int get_by_pidfd(const struct ep_shm_name *name, const struct ep_process *process)
-{
-    if (process->pidfd < 0) {
-        errno = ENOSYS;
-        return -1;
-    }
-    return ep_fd_above_stdio((int)syscall(SYS_pidfd_getfd, process->pidfd, name->fd, 0));
-}
-
-/* After EBADF: true if it is about the owner's descriptor, and not our pidfd, which the program may have closed. */
-static bool is_pidfd(int pidfd)
-{
-    return syscall(SYS_pidfd_send_signal, pidfd, 0, NULL, 0) == 0 || errno != EBADF;
-}
-
-struct attempt {
-    int proc_error, pidfd_error;
-    bool released; /* the descriptor number no longer refers to the segment */
-};
-
-/* Without the owner's thread. -1: *attempt says why. */
-static int find_fd(const struct ep_shm_name *name, const struct ep_process *process, struct attempt *attempt)
-{
-    int fd;
-
-    fd = open_in_proc(name, process, &attempt->released);
-    attempt->proc_error = fd < 0 ? errno : 0;
-    if (fd >= 0 && is_segment(fd, name))
-        return fd;
-    attempt->released |= fd >= 0;
-    if (fd >= 0)
-        close(fd);
-    if (attempt->released || is_exhausted(attempt->proc_error))
-        return -1;
-    fd = get_by_pidfd(name, process);
-    attempt->pidfd_error = fd < 0 ? errno : 0;
-    if (fd >= 0 && is_segment(fd, name))
-        return fd;
-    attempt->released = fd >= 0 || (attempt->pidfd_error == EBADF && is_pidfd(process->pidfd));
-    if (fd >= 0)
-        close(fd);
     return -1;
-}
-
-static ep_status fail_forbidden(const struct ep_shm_name *name, const struct attempt *attempt)
-{
-    char proc[64], pidfd[64];
-
-    return ep_fail(EP_E_UNSUPPORTED,
-                   "shared memory of process %d cannot be reached: /proc/%d/fd: %s (hidepid, another user, another PID "
-                   "namespace, or PR_SET_DUMPABLE); pidfd_getfd: %s (kernel.yama.ptrace_scope, or a seccomp filter)",
-                   name->pid, name->pid, strerror_r(attempt->proc_error, proc, sizeof(proc)),
-                   strerror_r(attempt->pidfd_error, pidfd, sizeof(pidfd)));
 }
 
 static ep_status get_fd(const struct ep_shm_name *name, const struct ep_shm_owner *owner, int *ret_fd)
 {
-    const struct ep_process by_number = {.pidfd = -1, .pid = name->pid};
-    struct attempt attempt = {.proc_error = ENOENT, .pidfd_error = ENOSYS};
-    int fd = -1;
+    bool released;
+    int fd = open_in_proc(name, owner ? owner->pid : name->pid, &released), error = errno;
 
-    if (!owner || owner->process)
-        fd = find_fd(name, owner ? owner->process : &by_number, &attempt);
-    if (fd >= 0) {
-        *ret_fd = fd;
-        return EP_OK;
-    }
-    if (attempt.released)
+    if (fd < 0 && released)
         return ep_fail(EP_E_STATE, "shared memory: process %d has released the segment", name->pid);
-    if (is_exhausted(attempt.proc_error) || is_exhausted(attempt.pidfd_error))
-        return ep_fail_errno(EP_E_SYSTEM, is_exhausted(attempt.proc_error) ? attempt.proc_error : attempt.pidfd_error,
-                             "shared memory of process %d", name->pid);
-    if (!owner || !owner->address)
-        return fail_forbidden(name, &attempt);
-    EP_TRY(ep_shm_request(owner, name->serial, &fd));
+    if (fd < 0 && (error == EMFILE || error == ENFILE))
+        return ep_fail_errno(EP_E_SYSTEM, error, "shared memory of process %d", name->pid);
+    if (fd < 0 && (!owner || !owner->address))
+        return ep_fail_errno(EP_E_UNSUPPORTED, error,
+                             "shared memory of process %d cannot be reached by /proc/%d/fd (hidepid, another user, "
+                             "another PID namespace, or PR_SET_DUMPABLE)",
+                             name->pid, name->pid);
+    if (fd < 0)
+        EP_TRY(ep_shm_request(owner, name->serial, &fd));
     if (!is_segment(fd, name)) {
         close(fd);
         return ep_fail(EP_E_STATE, "shared memory: process %d sent another segment than the one meant", name->pid);

@@ -2,8 +2,8 @@
 /*
  * shm.h - shared memory segments without names.
  *
- * A segment is a memfd of its owner. A peer gets the descriptor through /proc/<pid>/fd/<fd> of the owner, by
- * pidfd_getfd(), or over a socket from a thread of the owner (ep_shm_serve), whichever the machine allows, and maps it.
+ * A segment is a memfd of its owner. A peer gets the descriptor through /proc/<pid>/fd/<fd> of the owner or, where that
+ * is not accessible, over a socket from a thread of the owner (ep_shm_serve), and maps it.
  * A peer that is a thread of the same process uses the owner's mapping. There is no file and no name, so a kill at any
  * time leaks nothing: the kernel frees the pages with the last mapping.
  *
@@ -43,9 +43,9 @@ struct ep_shm_address {
     char name[24];            /* of an abstract socket: one network namespace */
 };
 
-/* How to reach the owner of a name. The first method that works is used. */
+/* How to reach the owner of a name: by /proc, or else by the socket. */
 struct ep_shm_owner {
-    const struct ep_process *process;     /* with a pid: /proc; with a pidfd: pidfd_getfd(). NULL: neither */
+    int32_t pid;                          /* in this PID namespace; 0: not visible here */
     const struct ep_shm_address *address; /* NULL: no socket */
     int timeout_ms;                       /* for a reply on the socket */
     bool *ret_at_owner;                   /* true: the owner has failed, not this process; NULL: not wanted */
@@ -76,7 +76,7 @@ EP_PRIVATE_API ep_status ep_shm_get_name(const struct ep_shm *shm, struct ep_shm
  * alive; use ep_process_look().
  *
  *   EP_E_STATE                the owner has released the segment
- *   EP_E_UNSUPPORTED          this machine's settings forbid every method; the text names them
+ *   EP_E_UNSUPPORTED          this machine's settings forbid both ways; the text names them
  *   EP_E_TIMEOUT              the owner's thread does not answer
  *   EP_E_MISMATCH             the segment is shorter than its name says, or its owner can truncate it
  *   EP_E_MEMORY, EP_E_SYSTEM  this process cannot map it, or has no descriptor left

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Descriptors of segments over a socket, if neither /proc nor pidfd_getfd() reaches those of the owner: each process
- * has one thread that replies to requests with a descriptor (SCM_RIGHTS). Datagrams, so that a peer that is stopped
+ * Descriptors of segments over a socket, if /proc does not show those of the owner: each process has one thread that
+ * replies to requests with a descriptor (SCM_RIGHTS). Datagrams, so that a peer that is stopped
  * between two steps of a request delays no other one. The socket has an abstract name: nothing remains in the file
  * system.
  */

@@ -7,10 +7,7 @@
 
 #include <epkit/boot.h>
 
-/* `rank` is the process `pid`, a child of the caller that has not been reaped. */
-EP_PRIVATE_API void ep_boot_shm_note_child(ep_boot_shm *shm, int rank, int32_t pid);
-
-/* Called in that child before its program: ep_boot_shm_note_end() then refers to this process. */
+/* Called in the child that is `rank` before its program: ep_boot_shm_note_end() then refers to this process. */
 EP_PRIVATE_API void ep_boot_shm_note_start(ep_boot_shm *shm, int rank);
 
 /* That child has exited. Needs neither /proc nor a pidfd. */

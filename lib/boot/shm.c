@@ -38,13 +38,13 @@ struct block {
 struct slot {
     alignas(64) _Atomic uint32_t posted; /* rounds that the rank has published; futex word; may wrap */
     _Atomic uint32_t joined;
-    _Atomic uint32_t known[2]; /* process[i] is set: by the launcher, by the rank itself (preferred) */
+    _Atomic uint32_t known;    /* process is set, by the rank itself */
     _Atomic uint32_t returned; /* the rank's program has returned, in a process that continues */
     _Atomic uint32_t ended;    /* the launcher has reaped its child */
     _Atomic uint64_t started;  /* key of that child */
     struct ep_boot_shm *shm;
     int32_t rank;
-    struct ep_process_id process[2];
+    struct ep_process_id process;
     struct block blocks[2];
 };
 
@@ -63,8 +63,6 @@ struct ep_boot_shm {
 #define FAILED_FOR(failed) ((int)((failed)&0x7ff) - 1)
 
 _Static_assert(EP_MAX_RANKS < 0x7ff && EP_E_EXCLUDED < 0x200, "FAILED_PACK has room for them");
-
-enum { KNOWN_BY_LAUNCHER = 0, KNOWN_BY_SELF };
 
 ep_status ep_boot_shm_new(int nranks, ep_boot_shm **ret_shm)
 {
@@ -91,12 +89,6 @@ ep_status ep_boot_shm_new(int nranks, ep_boot_shm **ret_shm)
     }
     *ret_shm = shm;
     return EP_OK;
-}
-
-void ep_boot_shm_note_child(ep_boot_shm *shm, int rank, int32_t pid)
-{
-    ep_process_get_child(pid, &shm->slots[rank].process[KNOWN_BY_LAUNCHER]);
-    atomic_store_explicit(&shm->slots[rank].known[KNOWN_BY_LAUNCHER], 1, memory_order_release);
 }
 
 void ep_boot_shm_note_start(ep_boot_shm *shm, int rank)
@@ -203,19 +195,15 @@ static ep_status fail_late(struct slot *mine, uint32_t round, int timeout_ms)
 /* EP_OK unless it is certain that the rank will not arrive. */
 static ep_status check_rank(const struct slot *slot)
 {
-    int by =
-        atomic_load_explicit(&slot->known[KNOWN_BY_SELF], memory_order_acquire) ? KNOWN_BY_SELF : KNOWN_BY_LAUNCHER;
+    bool known = atomic_load_explicit(&slot->known, memory_order_acquire);
 
     /* The program may have forked again and take part as the new process. */
     if (atomic_load_explicit(&slot->ended, memory_order_acquire) &&
-        (by == KNOWN_BY_LAUNCHER ||
-         slot->process[by].key == atomic_load_explicit(&slot->started, memory_order_acquire)))
+        (!known || slot->process.key == atomic_load_explicit(&slot->started, memory_order_acquire)))
         return EP_E_PEER_DEAD;
     if (atomic_load_explicit(&slot->returned, memory_order_acquire))
         return EP_E_PEER_LEFT;
-    if (!atomic_load_explicit(&slot->known[by], memory_order_acquire))
-        return EP_OK;
-    return ep_process_look_once(&slot->process[by]) == EP_PROCESS_DEAD ? EP_E_PEER_DEAD : EP_OK;
+    return known && ep_process_look_once(&slot->process) == EP_PROCESS_DEAD ? EP_E_PEER_DEAD : EP_OK;
 }
 
 /* Checks some of the missing ranks, to detect a death before the deadline. */
@@ -310,9 +298,9 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
     if (failed)
         return fail_unusable(slot, failed);
     deadline_ns = ep_deadline_ns(timeout_ms);
-    if (!atomic_load(&slot->known[KNOWN_BY_SELF])) {
-        ep_process_get_self(&slot->process[KNOWN_BY_SELF]);
-        atomic_store_explicit(&slot->known[KNOWN_BY_SELF], 1, memory_order_release);
+    if (!atomic_load(&slot->known)) {
+        ep_process_get_self(&slot->process);
+        atomic_store_explicit(&slot->known, 1, memory_order_release);
     }
     do {
         EP_TRY(gather_round(slot, mine, bytes, offset, deadline_ns, timeout_ms, ret_all));

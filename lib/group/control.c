@@ -2,6 +2,13 @@
 #include "group/group.h"
 
 #include "base/thread.h"
+#include "group/collective.h"
+#include "group/failure.h"
+#include "group/link.h"
+#include "group/memory.h"
+#include "group/peers.h"
+#include "group/plan.h"
+#include "group/queue.h"
 #include "net/tcp.h"
 
 #include <sched.h>
@@ -19,9 +26,6 @@ struct identity {
     struct ep_shm_name control;
     struct ep_process_id process;
 };
-
-/* Identities of so many ranks are kept on the stack: a rank that is out of memory can still report it. */
-#define ON_STACK 16
 
 /* The largest row is that of a plan: counts per rank, node and expert after two small headers. */
 static size_t exchange_row_bytes(int nranks, int nnodes)
@@ -72,7 +76,7 @@ static ep_status set_other_host(struct attach_step *step, int rank, const char *
 static ep_status attach_peer(struct attach_step *step, int rank, const struct identity *theirs)
 {
     struct ep_group_peer *peer = &step->group->peers[rank];
-    struct ep_shm_owner owner = {.process = &peer->process};
+    struct ep_shm_owner owner = {.pid = 0};
     ep_status status;
 
     if (rank == step->group->comm->rank)
@@ -90,6 +94,7 @@ static ep_status attach_peer(struct attach_step *step, int rank, const struct id
         return ep_fail_prefix(status,
                               "ep_comm_new: rank %d needs one file descriptor per rank, and has none for rank %d: ",
                               step->group->comm->rank, rank);
+    owner.pid = peer->process.pid;
     status = ep_shm_attach(&theirs->control, &owner, &peer->shm);
     if (status == EP_OK) {
         peer->control = peer->shm.base;
@@ -133,10 +138,8 @@ static ep_status request_pidfd(struct attach_step *step, int rank)
 {
     struct ep_group_peer *peer = &step->group->peers[rank];
     bool at_owner = false;
-    struct ep_shm_owner owner = {.process = &peer->process,
-                                 .address = &peer->address,
-                                 .timeout_ms = remaining_ms(step->deadline_ns),
-                                 .ret_at_owner = &at_owner};
+    struct ep_shm_owner owner = {
+        .address = &peer->address, .timeout_ms = remaining_ms(step->deadline_ns), .ret_at_owner = &at_owner};
     ep_status status = peer->process.pidfd < 0 ? ep_shm_request_pidfd(&owner, &peer->process.pidfd) : EP_OK;
 
     if (status == EP_OK || (status == EP_E_UNSUPPORTED && at_owner))
@@ -190,14 +193,12 @@ static ep_status rendezvous_by_socket(struct attach_step *step, const ep_boot *b
     struct socket_identity {
         struct ep_group_result result;
         struct ep_shm_address address;
-    } mine, on_stack[ON_STACK], *all_sockets = on_stack;
+    } mine, *all_sockets = calloc((size_t)boot->nranks, sizeof(*all_sockets));
     int timeout_ms = group->comm->config.timeout_ms;
     ep_status status;
     bool flag = false;
 
     memset(&mine, 0, sizeof(mine));
-    if (boot->nranks > ON_STACK)
-        all_sockets = calloc((size_t)boot->nranks, sizeof(*all_sockets));
     if (!all_sockets)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", boot->nranks);
     status = ep_shm_serve(&mine.address);
@@ -216,22 +217,19 @@ static ep_status rendezvous_by_socket(struct attach_step *step, const ep_boot *b
     }
     status = ep_group_agree_about(boot, timeout_ms, status, step->failed_rank, &flag);
 free_offers:
-    if (all_sockets != on_stack)
-        free(all_sockets);
+    free(all_sockets);
     return status;
 }
 
 /* `group` NULL: this rank has failed with `mine_status` already, and takes part to report it. */
 static ep_status rendezvous(struct ep_group *group, const ep_boot *boot, int timeout_ms, ep_status mine_status)
 {
-    struct identity mine, on_stack[ON_STACK], *all = on_stack;
+    struct identity mine, *all = calloc((size_t)boot->nranks, sizeof(*all));
     char before[EP_ERROR_TEXT_BYTES];
     struct attach_step step = {.group = group, .mine = &mine, .failed_rank = boot->rank};
     ep_status status = mine_status;
 
     memset(&mine, 0, sizeof(mine));
-    if (boot->nranks > ON_STACK)
-        all = calloc((size_t)boot->nranks, sizeof(*all));
     if (!all)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", boot->nranks);
     if (status == EP_OK)
@@ -256,8 +254,7 @@ static ep_status rendezvous(struct ep_group *group, const ep_boot *boot, int tim
     if (status == EP_OK)
         ep_fail(EP_OK, "%s", before);
 free_all:
-    if (all != on_stack)
-        free(all);
+    free(all);
     return status;
 }
 

@@ -45,9 +45,7 @@
     X(EP_GROUP_LL_BARRIER, "low-latency barrier")                                                                      \
     X(EP_GROUP_SHRINK, "shrink: survivors")                                                                            \
     X(EP_GROUP_STREAM_WAIT, "waiting for the event of ep_stream_wait")                                                 \
-    X(EP_GROUP_ATTACH, "mapping memory of a peer")                                                                     \
-    X(EP_GROUP_PROBE_PUTS, "network probe: puts")                                                                      \
-    X(EP_GROUP_PROBE_SOCKETS, "network probe: plain sockets")
+    X(EP_GROUP_ATTACH, "mapping memory of a peer")
 
 enum ep_group_phase {
 #define EP_GROUP_PHASE_ENUM(name, text) name,

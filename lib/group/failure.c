@@ -1,10 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The failure of a group: one word, published by the first rank that finds a failure, and its text on each rank. */
-#include "group/group.h"
+#include "group/failure.h"
+
+#include "base/futex.h"
+#include "group/peers.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+
+/* For the failure to be sent. A peer that does not read has no room for it only if its buffers are full. */
+#define SEND_MS 100
 
 static const char *const phase_names[] = {
 #define PHASE_NAME(name, text) [name] = text,
@@ -46,15 +52,6 @@ static uint64_t own_failure(const struct ep_group *group)
     return failure_of(group, atomic_load_explicit(&group->control->failure, memory_order_acquire), group->comm->rank);
 }
 
-void ep_group_read_reason(char ret[EP_GROUP_REASON_BYTES], const char from[EP_GROUP_REASON_BYTES])
-{
-    ep_group_read_shared(ret, from, EP_GROUP_REASON_BYTES);
-    ret[EP_GROUP_REASON_BYTES - 1] = '\0';
-    for (char *at = ret; *at; at++)
-        if ((unsigned char)*at < ' ' || *at == 0x7f)
-            *at = '?';
-}
-
 /* The reason published by the rank that set the failure, if any. */
 static void read_reason(const struct ep_group *group, uint64_t failure, char text[EP_GROUP_REASON_BYTES + 2])
 {
@@ -65,15 +62,6 @@ static void read_reason(const struct ep_group *group, uint64_t failure, char tex
         return;
     memcpy(text, ": ", 2);
     ep_group_read_reason(text + 2, state->reason);
-}
-
-const char *ep_group_describe_unreadable(const struct ep_group *group, int rank)
-{
-    const struct ep_group_peer *peer = &group->peers[rank];
-
-    if (peer->same_process || !peer->control || ep_process_look(&peer->process) != EP_PROCESS_UNKNOWN)
-        return "";
-    return "; its state cannot be read here (no pidfd, and /proc does not show it)";
 }
 
 static ep_status fail_with(struct ep_group *group, uint64_t failure)
@@ -122,12 +110,28 @@ static uint64_t set_first(struct ep_group *group, uint64_t failure)
     return atomic_compare_exchange_strong(&group->control->failure, &none, failure) ? failure : own_failure(group);
 }
 
+/*
+ * Waits, once and briefly, until the thread of the control links has sent the failure of the group: the caller's
+ * process may exit as soon as its call returns, and its peers would report that it died instead of the reason.
+ */
+static void await_sent(struct ep_group *group)
+{
+    uint64_t now = ep_now_ns(), deadline_ns = ep_deadline_ns(SEND_MS);
+
+    if (!atomic_load(&group->link_owes_failure))
+        return;
+    ep_group_link_wake(group);
+    for (; atomic_load(&group->link_owes_failure) && now < deadline_ns; now = ep_now_ns())
+        ep_futex_wait(&group->link_owes_failure, 1, deadline_ns - now);
+    atomic_store(&group->link_owes_failure, 0);
+}
+
 ep_status ep_group_set_failure(struct ep_group *group, ep_status status, int failed_rank, enum ep_group_phase phase)
 {
     uint64_t failure = set_first(group, pack_failure(status, failed_rank, phase, group->comm->rank));
 
     ep_group_ring_all(group);
-    ep_group_link_send_failure(group);
+    await_sent(group);
     return fail_with(group, failure);
 }
 
@@ -148,6 +152,21 @@ uint64_t ep_group_get_failure(const struct ep_group *group)
                ? failure
                : failure_of(group, atomic_load_explicit(&ep_group_arbiter(group)->group_failure, memory_order_acquire),
                             group->arbiter);
+}
+
+static _Thread_local int failed_owner = -1;
+
+int ep_group_get_failed_owner(void)
+{
+    int owner = failed_owner;
+
+    failed_owner = -1;
+    return owner;
+}
+
+void ep_group_note_failed_owner(int rank)
+{
+    failed_owner = rank;
 }
 
 /* Publishes the reason to the peers. Only the first one of this rank: a peer may be reading it. */
@@ -297,7 +316,7 @@ ep_status ep_group_check(struct ep_group *group)
 
     if (!failure)
         return EP_OK;
-    ep_group_link_send_failure(group);
+    await_sent(group);
     return fail_with(group, failure);
 }
 

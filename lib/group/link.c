@@ -12,11 +12,13 @@
  *
  * At most one message of a link is in flight: a peer that does not read costs no memory.
  */
-#include "group/link_wire.h"
+#include "group/link.h"
 
 #include "base/fd.h"
 #include "base/futex.h"
 #include "base/thread.h"
+#include "group/failure.h"
+#include "group/peers.h"
 #include "net/tcp.h"
 
 #include <errno.h>
@@ -34,14 +36,46 @@
 #define HEARTBEAT_MAX_MS 1000
 /* Time for the last state to be sent. */
 #define LEAVE_MS 200
-/* The same for a failure. A peer that does not read has no room for it only if its buffers are full. */
-#define FAILURE_MS 100
 /*
  * A host is silent if it has acknowledged nothing for this many heartbeats, with a margin for delayed acknowledgements.
  * The others exclude a live rank after a deadline at the earliest: by then its own heartbeats show the silence.
  */
 #define SILENT_HEARTBEATS 3
 #define ACKNOWLEDGE_MS 50
+
+/*
+ * The message on a control link, of one kind: the state of the sender's node, and the failure that it knows. A rank
+ * sends it when something has changed, and as a heartbeat.
+ */
+#define LINK_MAGIC 0x324c5045u /* "EPL2" */
+
+enum {
+    LINK_RANK_LEFT = 1u << 0,
+    LINK_RANK_DEAD = 1u << 1,
+    LINK_RANK_SHRINKS = 1u << 2,  /* it has begun a shrink since its last abort */
+    LINK_RANK_EXCLUDES = 1u << 3, /* a shrink has succeeded there without the receiver */
+    LINK_RANK_CONFIRMATION = 4,   /* first of two bits: enum ep_group_confirm */
+};
+
+struct link_entry {
+    uint32_t waiting; /* ep_group_state.waiting */
+    uint32_t age_ms;  /* since the rank last probed its peers; UINT32_MAX: longer */
+    uint32_t flags;
+    uint32_t aborts; /* ep_group_state.aborts */
+};
+
+struct link_message {
+    uint32_t magic;
+    int32_t nlocal;                     /* ranks of a node */
+    uint64_t failure;                   /* ep_group_control.failure, 0: none */
+    char reason[EP_GROUP_REASON_BYTES]; /* of the failure; "": unknown */
+    struct link_entry entries[];        /* [nlocal] */
+};
+
+static inline size_t link_message_bytes(int nlocal)
+{
+    return sizeof(struct link_message) + (size_t)nlocal * sizeof(struct link_entry);
+}
 
 struct conn {
     int fd; /* -1: ended */
@@ -51,9 +85,10 @@ struct conn {
     int unacknowledged;    /* consecutive ones without an acknowledgement */
     bool sent_last;
     uint32_t sent_events;     /* count_events() */
-    struct link_message *out; /* the last message */
-    size_t out_used, out_at;
-    struct link_reader reader;
+    struct link_message *out; /* the last message, */
+    struct iovec rest;        /* and what is left to send of it */
+    struct link_message *in;
+    size_t in_used;
     struct ep_group_link *link;
 };
 
@@ -66,37 +101,12 @@ struct ep_group_link {
     pthread_t thread;
     bool started;
     _Atomic bool stops;
-    _Atomic uint32_t failure_sent; /* on all links; also if that took too long */
-    unsigned char *memory;         /* buffers of all connections */
+    unsigned char *memory; /* buffers of all connections */
     int n;
     struct conn conns[];
 };
 
 /* --- receiving --- */
-
-bool link_reader_feed(struct link_reader *reader, const unsigned char *bytes, size_t n, link_message_fn on_message,
-                      void *context)
-{
-    struct link_message *message = reader->message;
-    size_t all = link_message_bytes(reader->nlocal);
-
-    while (n) {
-        size_t room = all - reader->used, taken = room < n ? room : n;
-
-        memcpy((unsigned char *)message + reader->used, bytes, taken);
-        reader->used += taken;
-        bytes += taken;
-        n -= taken;
-        if (reader->used >= offsetof(struct link_message, failure) &&
-            (message->magic != LINK_MAGIC || message->nlocal != reader->nlocal))
-            return false;
-        if (reader->used < all)
-            continue;
-        reader->used = 0;
-        on_message(context, message);
-    }
-    return true;
-}
 
 /* The reason is stored before the failure that it belongs to. Only the first failure that a rank reports counts. */
 static void receive_failure(struct conn *conn, const struct link_message *message)
@@ -113,9 +123,9 @@ static void receive_failure(struct conn *conn, const struct link_message *messag
     ep_group_receive_failure(group, message->failure, conn->rank);
 }
 
-static void receive_message(void *context, const struct link_message *message)
+static void handle_message(struct conn *conn)
 {
-    struct conn *conn = context;
+    const struct link_message *message = conn->in;
     struct ep_group *group = conn->link->group;
     uint64_t now = ep_now_ns();
 
@@ -163,19 +173,18 @@ static void close_conn(struct conn *conn, int error)
  */
 static void receive(struct conn *conn, int send_error)
 {
-    unsigned char bytes[4096];
+    int nlocal = conn->link->group->nlocal, got;
 
-    while (conn->fd >= 0) {
-        ssize_t n = recv(conn->fd, bytes, sizeof(bytes), MSG_DONTWAIT);
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+    while ((got = tcp_receive(conn->fd, conn->in, link_message_bytes(nlocal), &conn->in_used)) > 0) {
+        conn->in_used = 0;
+        if (conn->in->magic != LINK_MAGIC || conn->in->nlocal != nlocal) {
+            close_conn(conn, EBADMSG);
             return;
-        /* An invalid message ends the connection. */
-        if (n <= 0 || !link_reader_feed(&conn->reader, bytes, (size_t)n, receive_message, conn))
-            close_conn(conn, n < 0 ? errno : n > 0 ? EBADMSG : send_error);
+        }
+        handle_message(conn);
     }
+    if (got < 0)
+        close_conn(conn, errno ? errno : send_error);
 }
 
 /* --- sending --- */
@@ -263,8 +272,7 @@ static bool queue_next(struct conn *conn, uint64_t now)
     state = ep_group_state_of(group, (uint16_t)out->failure);
     if (out->failure && atomic_load_explicit(&state->reason_for, memory_order_acquire) == out->failure)
         memcpy(out->reason, state->reason, sizeof(out->reason));
-    conn->out_used = link_message_bytes(group->nlocal);
-    conn->out_at = 0;
+    conn->rest = (struct iovec){out, link_message_bytes(group->nlocal)};
     note_acknowledged(conn, now);
     conn->heartbeat_ns = now + link->heartbeat_ns;
     return true;
@@ -272,24 +280,16 @@ static bool queue_next(struct conn *conn, uint64_t now)
 
 static void send_all(struct conn *conn, uint64_t now)
 {
-    while (conn->fd >= 0 && (conn->out_at < conn->out_used || queue_next(conn, now))) {
-        ssize_t n = send(conn->fd, (unsigned char *)conn->out + conn->out_at, conn->out_used - conn->out_at,
-                         MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (conn->fd >= 0 && (conn->rest.iov_len || queue_next(conn, now))) {
+        int sent = tcp_send(conn->fd, &conn->rest, 1), error = errno;
 
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+        if (sent == 0)
             return;
-        if (n < 0) {
-            int error = errno;
-
-            /* Data that arrived before the end counts. EPIPE: the peer process had closed the connection before. */
+        /* Data that arrived before the end counts. EPIPE: the peer process had closed the connection before. */
+        if (sent < 0)
             receive(conn, error == EPIPE ? 0 : error);
-            if (conn->fd >= 0)
-                close_conn(conn, error);
-            return;
-        }
-        conn->out_at += (size_t)n;
+        if (sent < 0 && conn->fd >= 0)
+            close_conn(conn, error);
     }
 }
 
@@ -302,7 +302,7 @@ static int wait_ms(const struct ep_group_link *link, uint64_t now)
     for (int i = 0; i < link->n; i++) {
         const struct conn *conn = &link->conns[i];
 
-        if (conn->fd >= 0 && conn->out_at == conn->out_used && conn->heartbeat_ns < next)
+        if (conn->fd >= 0 && conn->rest.iov_len == 0 && conn->heartbeat_ns < next)
             next = conn->heartbeat_ns;
     }
     return next > now ? (int)((next - now) / 1000000u) + 1 : 0;
@@ -322,16 +322,16 @@ static void list_processes(const struct ep_group_link *link, struct pollfd *poll
 
 static void note_failure_sent(struct ep_group_link *link)
 {
-    if (atomic_load(&link->failure_sent) || !ep_group_get_failure(link->group))
+    if (!atomic_load(&link->group->link_owes_failure) || !ep_group_get_failure(link->group))
         return;
     for (int i = 0; i < link->n; i++) {
         const struct conn *conn = &link->conns[i];
 
-        if (conn->fd >= 0 && !conn->sent_last && (!conn->out->failure || conn->out_at < conn->out_used))
+        if (conn->fd >= 0 && !conn->sent_last && (!conn->out->failure || conn->rest.iov_len))
             return;
     }
-    atomic_store(&link->failure_sent, 1);
-    ep_futex_wake(&link->failure_sent);
+    atomic_store(&link->group->link_owes_failure, 0);
+    ep_futex_wake(&link->group->link_owes_failure);
 }
 
 static void run_once(struct ep_group_link *link)
@@ -347,7 +347,7 @@ static void run_once(struct ep_group_link *link)
         const struct conn *conn = &link->conns[i];
 
         link->polls[n++] =
-            (struct pollfd){.fd = conn->fd, .events = (short)(POLLIN | (conn->out_at < conn->out_used ? POLLOUT : 0))};
+            (struct pollfd){.fd = conn->fd, .events = (short)(POLLIN | (conn->rest.iov_len ? POLLOUT : 0))};
     }
     link->polls[n++] = (struct pollfd){.fd = link->group->link_event, .events = POLLIN};
     list_processes(link, link->polls + n);
@@ -371,7 +371,7 @@ static bool all_sent(const struct ep_group_link *link)
     for (int i = 0; i < link->n; i++) {
         const struct conn *conn = &link->conns[i];
 
-        if (conn->fd >= 0 && (!conn->sent_last || conn->out_at < conn->out_used))
+        if (conn->fd >= 0 && (!conn->sent_last || conn->rest.iov_len))
             return false;
     }
     return true;
@@ -393,19 +393,6 @@ static void *run(void *context)
     }
 }
 
-void ep_group_link_send_failure(struct ep_group *group)
-{
-    struct ep_group_link *link = group->link;
-    uint64_t now = ep_now_ns(), deadline_ns = ep_deadline_ns(FAILURE_MS);
-
-    if (!link || !link->started || atomic_load(&link->failure_sent) || atomic_load(&link->stops))
-        return;
-    ep_group_link_wake(group);
-    for (; !atomic_load(&link->failure_sent) && now < deadline_ns; now = ep_now_ns())
-        ep_futex_wait(&link->failure_sent, 0, deadline_ns - now);
-    atomic_store(&link->failure_sent, 1);
-}
-
 /* --- opening and closing --- */
 
 static ep_status open_conns(struct ep_group_link *link)
@@ -424,7 +411,7 @@ static ep_status open_conns(struct ep_group_link *link)
                                        .rank = ep_group_rail(group, node),
                                        .link = link,
                                        .out = (void *)messages,
-                                       .reader = {group->nlocal, 0, (void *)(messages + each)}};
+                                       .in = (void *)(messages + each)};
         atomic_store(&group->remote[link->conns[i].rank].heard_ns, ep_now_ns());
     }
     return EP_OK;
@@ -452,7 +439,9 @@ ep_status ep_group_link_open(struct ep_group *group)
     group->link_event = ep_fd_above_stdio(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (group->link_event < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "ep_comm_new: eventfd");
-    return ep_thread_begin(&link->thread, &link->started, run, link, "ep_comm_new: the thread of the control links");
+    EP_TRY(ep_thread_begin(&link->thread, &link->started, run, link, "ep_comm_new: the thread of the control links"));
+    atomic_store(&group->link_owes_failure, 1);
+    return EP_OK;
 }
 
 void ep_group_link_close(struct ep_group *group)
@@ -462,6 +451,7 @@ void ep_group_link_close(struct ep_group *group)
     if (!link)
         return;
     if (link->started) {
+        atomic_store(&group->link_owes_failure, 0);
         atomic_store(&link->stops, true);
         ep_group_link_wake(group);
         pthread_join(link->thread, NULL);

@@ -4,7 +4,11 @@
  * peer maps it when an operation first refers to it. So an allocation needs no exchange, a free returns the pages, and
  * no rank maps memory that it does not use.
  */
-#include "group/group.h"
+#include "group/memory.h"
+
+#include "group/failure.h"
+#include "group/peers.h"
+#include "group/queue.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,8 +21,6 @@
 
 /* A process that is exiting loses its descriptors before it is reported dead. */
 #define EXIT_MS 1000
-
-static _Thread_local int failed_owner = -1;
 
 /* Publishes a segment in a slot of its own. Under the lock. */
 static ep_status publish(struct ep_group *group, const struct ep_shm *shm, enum ep_group_memory kind)
@@ -270,7 +272,7 @@ ep_status ep_group_map(struct ep_group *group, int rank, const struct ep_group_a
 
     ep_group_read_shared(&copy, address, sizeof(copy));
     *ret_address = NULL;
-    failed_owner = -1;
+    ep_group_note_failed_owner(-1);
     if (!bytes)
         return EP_OK;
     if (copy.slot >= EP_GROUP_SLOTS || !copy.generation)
@@ -365,14 +367,6 @@ size_t ep_group_bytes(const ep_comm *comm)
 
 /* --- segments of the peers -------------------------------------------------------------------------------------- */
 
-int ep_group_get_failed_owner(void)
-{
-    int owner = failed_owner;
-
-    failed_owner = -1;
-    return owner;
-}
-
 /*
  * How a rank ended whose segment cannot be mapped: EP_E_PEER_DEAD, EP_E_PEER_LEFT, or EP_OK if there is no sign of it.
  * Waits up to a second for a process that is exiting.
@@ -405,13 +399,13 @@ ep_status ep_group_attach(struct ep_group *group, int rank, const struct ep_shm_
     int each_ms = group->comm->config.timeout_ms;
     char text[EP_ERROR_TEXT_BYTES];
     bool at_owner = false;
-    struct ep_shm_owner owner = {.process = &group->peers[rank].process,
+    struct ep_shm_owner owner = {.pid = group->peers[rank].process.pid,
                                  .address = group->serves ? &group->peers[rank].address : NULL,
                                  .timeout_ms = each_ms < REQUEST_MS ? each_ms : REQUEST_MS,
                                  .ret_at_owner = &at_owner};
     ep_status status, peer_exit, checked = EP_OK;
 
-    failed_owner = -1;
+    ep_group_note_failed_owner(-1);
     /* A name of another process would map memory of that process, or of this one. */
     if (name->process != group->peers[rank].key)
         return ep_fail(EP_E_MISMATCH, "what rank %d has published is damaged: a segment is not of its process", rank);
@@ -430,7 +424,7 @@ ep_status ep_group_attach(struct ep_group *group, int rank, const struct ep_shm_
     if (checked != EP_OK)
         return checked;
     if (status != EP_OK && at_owner)
-        failed_owner = rank;
+        ep_group_note_failed_owner(rank);
     /* This does not tell whether the owner lives: it may have released the segment, or be invisible here. */
     if (status != EP_E_STATE && status != EP_E_UNSUPPORTED && status != EP_E_TIMEOUT)
         return status != EP_OK && at_owner ? ep_fail_prefix(status, "rank %d: ", rank) : status;

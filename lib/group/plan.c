@@ -7,9 +7,12 @@
  * (plan_rows.c); between nodes send each rail peer the rows on its node. Completion is immediate, or part of the first
  * operation for plans with max_recv_tokens.
  */
-#include "group/plan.h"
+#include "group/plan_internal.h"
 
 #include "core/routing.h"
+#include "group/exchange.h"
+#include "group/failure.h"
+#include "group/queue.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,38 +1,76 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan.h - what plan.c, plan_rows.c and plan_rails.c share. */
+/* plan.h - counts of a plan, and the final row of each token, computed with the peers. */
 #ifndef EP_GROUP_PLAN_H
 #define EP_GROUP_PLAN_H
 
 #include "group/group.h"
+#include "group/route.h"
 
-/* What a rank publishes about its plan. counts: per rank [R], per node [nnodes], per expert [E]. */
-struct plan_row {
-    int32_t n_tokens, topk, n_experts, idx_type;
-    uint32_t flags;
-    int32_t expert_alignment;
-    int64_t max_recv_tokens;
-    int32_t from_mask;
-    int32_t max_tokens; /* of a later update */
-    int32_t counts[];
+struct plan_row;
+
+struct ep_group_plan {
+    int number;
+    int n_tokens;   /* of the routing that operations use: the caller may have called an update meanwhile */
+    int64_t n_send; /* rows that its tokens become */
+    uint64_t exchange;
+    int32_t *index;             /* [N,K] as int32, until the route takes it over */
+    struct plan_row *row;       /* what this rank publishes, with these counts: */
+    int32_t *tokens_per_rank;   /* [R] */
+    int32_t *tokens_per_node;   /* [nnodes] */
+    int32_t *tokens_per_expert; /* [E] */
+    bool complete;
+    bool orphaned;    /* freed by the user before its exchange was complete */
+    ep_status status; /* of the completion, returned to every later user */
+    char status_text[256];
+    struct ep_group_route own;   /* this rank's tokens on this node */
+    struct ep_group_route *rail; /* [nnodes] tokens of the rail peers on this node; own node empty */
+    int32_t **net_tokens;        /* [nnodes] this rank's tokens with a row on that node, ascending */
+    int32_t *n_net_tokens;       /* [nnodes] */
+    int32_t *recv_per_expert;
+    int64_t *recv_from_rank;
+    int64_t *expert_start;
+    int32_t *recv_exact; /* [L] not rounded up */
+    void *device;        /* state of a device backend, which frees it */
+    int64_t *rows_on;    /* [R] rows that each rank receives */
+    int64_t *first_row;  /* [R] rank layout: where this rank's rows begin on each rank */
+    int32_t *prefix;     /* [R,R] (i, j): tokens of the ranks 0..i for rank j */
+    int32_t *max_tokens; /* [R] that each rank may have after an update */
+    void *owned[16];     /* memory of these arrays */
+    int n_owned;
 };
 
-struct ep_group_completion {
-    ep_plan *plan;
-    struct ep_group_plan *inner;
-    struct ep_group *group;
-    const struct plan_row **rows; /* [R] copies */
-    int64_t *base;                /* next row on each rank [R], expanded: on each expert [E] */
-    int32_t *row;                 /* [N,K] */
-    int32_t *expert_rank; /* [E] rank of each expert: a table, because divisions would take half the time of the plan */
-};
+static inline struct ep_group_plan *ep_group_plan_of(const ep_plan *plan)
+{
+    return plan->impl;
+}
 
-/* plan_rows.c. Checks the rows that the ranks have published, computes counts and rows, and makes the routes. */
-ep_status ep_group_plan_build(struct ep_group_completion *c);
-
+ep_status ep_group_plan_open(ep_plan *plan, const ep_plan_args *args);
 /*
- * plan_rails.c. Between nodes: every rank sends its rail peers the experts and rows of the tokens that they will place
- * for it, and makes routes from those that it receives. Fills net_tokens and rail of the plan.
+ * The same in two steps for a backend that counts tokens itself: prepare makes plan->impl, whose tokens_per_rank and
+ * tokens_per_expert the caller fills; publish does the rest. Without `routes` the caller keeps them: index is NULL, and
+ * first_row has the first row on each rank. For one node only, or without rows. Both undo everything on failure;
+ * discard does it for a plan that is not published.
  */
-ep_status ep_group_plan_exchange_routes(struct ep_group_completion *c);
+ep_status ep_group_plan_prepare(ep_plan *plan, bool routes);
+ep_status ep_group_plan_publish(ep_plan *plan);
+void ep_group_plan_discard(ep_plan *plan);
+/*
+ * A plan of fixed capacity whose counts the hosts never know, because a device reads its routing later: the ranks
+ * exchange sizes only, and wait for each other. Nothing remains on failure.
+ */
+ep_status ep_group_plan_exchange_sizes(ep_plan *plan);
+void ep_group_plan_close(ep_plan *plan);
+ep_status ep_group_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
+/* Completes the plans up to and including `plan` (NULL: all): exchanges counts and routes. */
+ep_status ep_group_plan_complete(struct ep_group *group, ep_plan *plan);
+/* Frees orphaned plans whose exchange is pending. */
+void ep_group_plan_drop_pending(struct ep_group *group);
+/* True if every rank refuses the plan. Then an operation on it concerns no other rank. */
+static inline bool ep_group_plan_is_refused(const ep_plan *plan)
+{
+    ep_status status = ((const struct ep_group_plan *)plan->impl)->status;
+
+    return status != EP_OK && status / 100 != EP_E_MEMORY / 100;
+}
 
 #endif

@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "group/plan.h"
+#include "group/plan_internal.h"
+
+#include "group/exchange.h"
+#include "group/failure.h"
+#include "group/wait.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,9 @@
  * The rows of a plan: from the counts that all ranks have published, and which are checked first, each rank computes by
  * prefix sums the final row of each of its tokens on each destination.
  */
-#include "group/plan.h"
+#include "group/plan_internal.h"
+
+#include "group/failure.h"
 
 #include <string.h>
 

@@ -7,9 +7,10 @@
  *
  * Events have their own lock, so that any thread may wait for them while the worker completes them.
  */
-#include "group/group.h"
+#include "group/queue.h"
 
 #include "base/thread.h"
+#include "group/failure.h"
 
 #include <stdio.h>
 #include <stdlib.h>

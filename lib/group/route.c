@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "group/group.h"
+#include "group/route.h"
 
 #include <stdlib.h>
 

@@ -19,6 +19,10 @@
  */
 #include "group/shrink_linked.h"
 
+#include "group/peers.h"
+#include "group/queue.h"
+#include "group/wait.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -13,6 +13,9 @@
  */
 #include "group/shrink.h"
 
+#include "group/failure.h"
+#include "group/peers.h"
+
 #include <stdlib.h>
 
 /* Time between an abort and the shrink that it is the reason for. At most half a deadline. */

@@ -13,6 +13,9 @@
  */
 #include "group/shrink_linked.h"
 
+#include "group/peers.h"
+#include "group/wait.h"
+
 static uint32_t confirmation_of(const struct ep_group *group, int rank)
 {
     return atomic_load(&ep_group_state_of(group, rank)->confirmation);

@@ -27,6 +27,8 @@
  */
 #include "group/shrink_linked.h"
 
+#include "group/collective.h"
+#include "group/peers.h"
 #include "tcp/star.h"
 
 #include <errno.h>

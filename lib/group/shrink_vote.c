@@ -32,6 +32,9 @@
  */
 #include "group/shrink.h"
 
+#include "group/peers.h"
+#include "group/wait.h"
+
 /*
  * Deadlines that a left-out rank waits for the voters: in the vote on the members each of them has at most three
  * (shrink.c), in the vote on the new group as many as its creation has. If this rank is too early the attempt fails.

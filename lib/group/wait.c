@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Doorbells, and waits for data published by peers: each wait ends by its condition, a failure, or its own deadline. */
-#include "group/group.h"
+#include "group/wait.h"
 
 #include "base/backoff.h"
 #include "base/futex.h"
+#include "group/failure.h"
+#include "group/peers.h"
 
 #include <poll.h>
 #include <stdio.h>
@@ -16,52 +17,6 @@
 #define SPINS_SHARED 4
 /* Fraction of the deadline for which a rank that has just ended a wait is not named as failed. */
 #define GRACE_FRACTION 4
-
-static void ring(struct ep_group_control *control)
-{
-    atomic_fetch_add(&control->doorbell, 1);
-    /*
-     * Sequentially consistent on both sides: a rank that reads 0 here has rung before the futex call of the sleeper
-     * compares.
-     */
-    if (atomic_load(&control->sleeping))
-        ep_futex_wake(&control->doorbell);
-}
-
-void ep_group_ring_rank(struct ep_group *group, int rank)
-{
-    if (group->peers[rank].control)
-        ring(group->peers[rank].control);
-}
-
-void ep_group_ring_node(struct ep_group *group)
-{
-    for (int i = 1; i < group->nlocal; i++)
-        ring(group->peers[group->first + (group->local + i) % group->nlocal].control);
-}
-
-void ep_group_ring_all(struct ep_group *group)
-{
-    for (int rank = 0; rank < group->comm->nranks; rank++)
-        ep_group_ring_rank(group, rank);
-}
-
-void ep_group_link_wake(struct ep_group *group)
-{
-    uint64_t one = 1;
-
-    if (group->link_event >= 0)
-        (void)!write(group->link_event, &one, sizeof(one));
-}
-
-bool ep_group_peer_dead(const struct ep_group *group, int rank)
-{
-    const struct ep_group_peer *peer = &group->peers[rank];
-
-    if (!peer->control && group->remote)
-        return atomic_load(&group->remote[rank].lost) && !ep_group_has_left(group, rank);
-    return !peer->same_process && ep_process_look(&peer->process) == EP_PROCESS_DEAD;
-}
 
 /* The first dead rank, or -1. */
 static int find_dead(struct ep_group *group, int only)
@@ -158,16 +113,6 @@ void ep_group_wait_reset(struct ep_group_wait *wait)
     wait->peer_wait = 0;
     wait->peer_waits = 0;
     wait->spins = 0;
-}
-
-bool ep_group_has_left(const struct ep_group *group, int rank)
-{
-    return atomic_load(&ep_group_state_of(group, rank)->left);
-}
-
-bool ep_group_dead_or_left(const struct ep_group *group, int rank)
-{
-    return ep_group_peer_dead(group, rank) || ep_group_has_left(group, rank);
 }
 
 /* True if the last data that a rank sent before it left may still be in flight. */
@@ -307,20 +252,6 @@ void ep_group_wait_doorbell(struct ep_group *group, uint32_t seen)
     uint64_t until = ep_now_ns() + PROBE_NS;
 
     sleep_on_doorbell(&(struct ep_group_wait){.group = group, .deadline_ns = until, .next_probe_ns = until}, seen);
-}
-
-uint64_t ep_group_publish_wait(struct ep_group *group, int rank, enum ep_group_phase phase)
-{
-    uint64_t now = ep_now_ns();
-
-    atomic_store(&group->control->state.probed_ns, now);
-    atomic_store(&group->control->state.waiting, (uint32_t)(rank + 1) << 8 | (uint32_t)phase);
-    return now;
-}
-
-void ep_group_publish_wait_end(struct ep_group *group)
-{
-    atomic_store(&group->control->state.waiting, 0);
 }
 
 ep_status ep_group_wait_check(struct ep_group_wait *wait, int rank)

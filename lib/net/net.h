@@ -107,7 +107,6 @@ struct ep_net {
     uint64_t *signals; /* of this rank; plain loads, change only inside progress() */
     uint32_t n_signals;
     size_t wire_bytes; /* memory of the engine in addition to region and signals */
-    uint64_t n_puts;   /* incremented by the caller of put() */
     ep_status broken;  /* ep_net_break() */
     int broken_by;     /* 1 + the node that broke the network, 0: none */
     bool copies;       /* put() has read sources outside of attach() when it returns true */

@@ -194,10 +194,8 @@ static bool push(struct ep_streams *streams, int index)
         return false;
     while (sender->next < sender->n_puts &&
            net->ops->put(net, peer, channel, sender->puts[sender->next].offset, sender->puts[sender->next].src,
-                         sender->puts[sender->next].bytes)) {
+                         sender->puts[sender->next].bytes))
         sender->next++;
-        net->n_puts++;
-    }
     if (sender->next == sender->n_puts)
         sender->sending = !signal_peer(streams, index, SIGNAL_TAIL, sender->announced);
     return sender->next > first || !sender->sending;

@@ -408,11 +408,6 @@ const struct ep_net_tcp_rendezvous *ep_net_tcp_get_rendezvous(struct ep_net *net
     return &tcp_of(net)->rendezvous;
 }
 
-int ep_net_tcp_get_socket(struct ep_net *net, int peer, int channel)
-{
-    return conn_of(tcp_of(net), peer, channel)->fd;
-}
-
 int ep_net_tcp_detach_link(struct ep_net *net, int peer)
 {
     struct tcp_net *t = tcp_of(net);

@@ -50,9 +50,6 @@ ep_status ep_net_tcp_check_ranks(struct ep_net_tcp_watch *watch);
 /* Of an endpoint of ep_net_tcp, borrowed. */
 const struct ep_net_tcp_rendezvous *ep_net_tcp_get_rendezvous(struct ep_net *net);
 
-/* The socket of a channel, borrowed: of an endpoint that is not used otherwise. */
-int ep_net_tcp_get_socket(struct ep_net *net, int peer, int channel);
-
 /* Moves the connected socket of its control link to `peer` to the caller; -1: it was detached before. */
 int ep_net_tcp_detach_link(struct ep_net *net, int peer);
 

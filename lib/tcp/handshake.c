@@ -233,20 +233,13 @@ void tcp_handshake_reply(struct tcp_handshake *hs, ep_status status, const char 
 /* 1: everything is sent, 0: not yet, -1: failed. */
 static int push(struct tcp_handshake *hs)
 {
-    while (hs->out_at < hs->out_used) {
-        ssize_t n = send(hs->fd, hs->out + hs->out_at, hs->out_used - hs->out_at, MSG_NOSIGNAL | MSG_DONTWAIT);
+    struct iovec rest = {hs->out + hs->out_at, hs->out_used - hs->out_at};
+    int sent = tcp_send(hs->fd, &rest, 1);
 
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-            return 0;
-        if (n < 0) {
-            fail_system(hs, errno);
-            return -1;
-        }
-        hs->out_at += (size_t)n;
-    }
-    return 1;
+    hs->out_at = hs->out_used - rest.iov_len;
+    if (sent < 0)
+        fail_system(hs, errno);
+    return sent;
 }
 
 /* 1: the expected bytes have arrived, 0: not yet, -1: failed. */

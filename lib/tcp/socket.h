@@ -1,51 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * socket.h - TCP sockets of IPv4 and IPv6 that never block: addresses, listeners, connections, interfaces.
+ * socket.h - TCP sockets of IPv4 and IPv6 that never block: interfaces, listeners, connections.
  *
  * All descriptors are non-blocking, closed by exec and above the standard streams.
  */
 #ifndef EP_TCP_SOCKET_H
 #define EP_TCP_SOCKET_H
 
-#include "base/error.h"
+#include "tcp/address.h"
 
-#include <netinet/in.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <sys/socket.h>
-
-#define TCP_ADDRESS_TEXT 64 /* "[2001:db8::1%eth0]:29500" */
-#define TCP_ADDRESSES 4     /* maximum per host name or rank */
-
-/* Plain data: ranks of one job exchange it. */
-struct tcp_address {
-    uint16_t family; /* AF_INET, AF_INET6; 0: none */
-    uint16_t port;   /* host order */
-    uint32_t scope;  /* of a link-local address of this host; 0: none */
-    unsigned char bytes[16];
-};
-
-void tcp_address_print(const struct tcp_address *address, char ret_text[TCP_ADDRESS_TEXT]);
-bool tcp_address_is_loopback(const struct tcp_address *address);
-bool tcp_address_is_link_local(const struct tcp_address *address);
-/* Compares without ports and scopes. */
-bool tcp_address_same_host(const struct tcp_address *a, const struct tcp_address *b);
+#include <sys/uio.h>
 
 /* The local end of a connection; family 0 if it is unknown. */
 struct tcp_address tcp_local_address(int fd);
-
-/*
- * Splits "host", "host:port", "[v6]:port" or a bare IPv6 address. *port does not change if the text has none.
- * EP_E_ARG: malformed, or longer than ret_host.
- */
-ep_status tcp_parse_endpoint(const char *text, char *ret_host, size_t host_bytes, uint16_t *port);
-
-/*
- * Addresses of a host name, at most TCP_ADDRESSES. EP_E_TIMEOUT if the name server does not answer by the deadline.
- * EP_E_ARG if the name does not exist; this may change, because pods start one by one.
- */
-ep_status tcp_resolve(const char *host, uint16_t port, uint64_t deadline_ns, struct tcp_address *ret_addresses,
-                      int *ret_n);
 
 /*
  * Addresses of this host's interfaces that are up. `wanted`: prefixes of names separated by commas ("eth0,ens"),
@@ -81,6 +48,8 @@ int tcp_accept(int listener, struct tcp_address *ret_from);
  * has failed (errno), or the peer has closed it (0). Reads nothing beyond it.
  */
 int tcp_receive(int fd, void *message, size_t bytes, size_t *used);
+/* Sends the pieces, which advance by what the socket accepts. 1: all are sent, 0: not yet, -1: failed (errno). */
+int tcp_send(int fd, struct iovec *pieces, int n);
 
 /* For a text from a peer: terminates it in its `bytes`, and replaces all that is not printable ASCII by '?'. */
 void tcp_make_printable(char *text, size_t bytes);

@@ -76,25 +76,7 @@ bool tcp_star_is_idle(const struct conn *conn)
 /* EP_OK also if only a part was sent; otherwise the connection is lost (errno). */
 ep_status tcp_star_push(struct conn *conn)
 {
-    struct msghdr message = {.msg_iov = conn->out, .msg_iovlen = OUTS};
-
-    while (!tcp_star_is_idle(conn)) {
-        ssize_t n = sendmsg(conn->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-        size_t left = n > 0 ? (size_t)n : 0;
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return errno == EAGAIN || errno == EWOULDBLOCK ? EP_OK : EP_E_SYSTEM;
-        for (int i = 0; i < OUTS; i++) {
-            size_t sent = left < conn->out[i].iov_len ? left : conn->out[i].iov_len;
-
-            conn->out[i].iov_base = (char *)conn->out[i].iov_base + sent;
-            conn->out[i].iov_len -= sent;
-            left -= sent;
-        }
-    }
-    return EP_OK;
+    return tcp_send(conn->fd, conn->out, OUTS) < 0 ? EP_E_SYSTEM : EP_OK;
 }
 
 void tcp_star_close_conn(struct conn *conn)

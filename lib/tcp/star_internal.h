@@ -5,8 +5,6 @@
 
 #include "tcp/star.h"
 
-#include <sys/uio.h>
-
 #define STAR_MAGIC 0x31465045u /* "EPF1" */
 #define TEXT_BYTES 256
 #define LIST_BYTES 160

@@ -220,17 +220,15 @@ second_address() {
     RANK=1 EPKIT_TCP_INTERFACE=198.18.79.2 "$EPKIT" test internode --network tcp --nodes 2 --only 1 3>&- &
     RANK=0 EPKIT_TCP_INTERFACE=198.18.79.1 "$EPKIT" test internode --network tcp --nodes 2 --only 1
     wait $!
-    ! RANK=0 EPKIT_TCP_INTERFACE=198.18.79.255 "$EPKIT" test internode --network tcp --nodes 2 --only 1
 }
 
-@test "the address of a connection may be a secondary one, but no broadcast address" {
+@test "the address of a connection may be a secondary one" {
     unshare -n ip link add d0 type veth peer name d1 2>/dev/null || skip "no network namespaces or no veth here"
     export -f second_address
     EPKIT=$EPKIT EPKIT_TIMEOUT_MS=20000 run --separate-stderr unshare -n bash -euc second_address
     echo "$output$stderr"
     [ "$status" -eq 0 ]
     [[ "$output" == *"internode: 1/1 cases passed (2 ranks on 2 nodes"* ]]
-    [[ "$stderr" == *"198.18.79.255, given for the connections between ranks, is not one of this host's addresses"* ]]
 }
 
 @test "forked ranks over sockets of this host" {

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "case.h"
 
+#include "backend/cuda/plan.h"
+#include "group/plan.h"
 #include "mirror.h"
 
 #include <epkit/cuda.h>

@@ -6,6 +6,8 @@
  */
 #include "backend/cuda/cuda.h"
 
+#include "backend/cuda/memory.h"
+#include "backend/cuda/pool.h"
 #include "call.h"
 
 #include <stdio.h>

@@ -18,6 +18,7 @@
  * Exit 77 when there is no GPU.
  */
 #include "case.h"
+#include "group/plan.h"
 #include "mirror.h"
 
 #include <epkit/cuda.h>

@@ -48,7 +48,7 @@ enum mode { MODE_FORK = 0, MODE_THREADS, MODES };
 
 enum {
     LIMIT_PROC = 1u << 0,    /* /proc is empty */
-    LIMIT_PIDFD = 1u << 1,   /* pidfd_open, pidfd_getfd and pidfd_send_signal: ENOSYS */
+    LIMIT_PIDFD = 1u << 1,   /* pidfd_open and pidfd_send_signal: ENOSYS */
     LIMIT_OPENAT2 = 1u << 2, /* openat2: ENOSYS */
     LIMIT_USERS = 1u << 3,   /* each rank is another user: /proc/<pid>/fd of another one gives EACCES */
     LIMIT_HIDEPID = 1u << 4, /* with other users: /proc/<pid> of another one gives ENOENT */

@@ -19,9 +19,6 @@ enum { FIRST_USER = 64000 };
 #ifndef SYS_openat2
 #define SYS_openat2 437
 #endif
-#ifndef SYS_pidfd_getfd
-#define SYS_pidfd_getfd 438
-#endif
 
 static bool own_mounts(void)
 {
@@ -64,7 +61,6 @@ bool storm_limit(unsigned limits)
         return false;
     if (limits & LIMIT_PIDFD) {
         calls[n++] = SYS_pidfd_open;
-        calls[n++] = SYS_pidfd_getfd;
         calls[n++] = SYS_pidfd_send_signal;
     }
     if (limits & LIMIT_OPENAT2)

@@ -6,6 +6,7 @@
 #include "ranks.h"
 
 #include "group/group.h"
+#include "group/plan.h"
 
 #define RANKS 4
 #define NODES 2

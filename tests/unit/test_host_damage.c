@@ -8,7 +8,13 @@
 
 #include "backend/host/lowlatency.h"
 #include "core/routing.h"
-#include "group/plan.h"
+#include "group/collective.h"
+#include "group/exchange.h"
+#include "group/failure.h"
+#include "group/memory.h"
+#include "group/peers.h"
+#include "group/plan_internal.h"
+#include "group/wait.h"
 
 enum { RANKS = 2, TOKENS = 4, TOPK = 2, EXPERTS = 4, HIDDEN = 128 };
 

@@ -5,6 +5,7 @@
  */
 #include "ranks.h"
 
+#include "group/failure.h"
 #include "group/group.h"
 
 #include <epkit/epkit.h>

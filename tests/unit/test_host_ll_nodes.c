@@ -5,6 +5,8 @@
  */
 #include "backend/host/host.h"
 #include "common/ranks/local_ranks.h"
+#include "group/peers.h"
+#include "group/wait.h"
 #include "net/emulation.h"
 
 #include <fcntl.h>

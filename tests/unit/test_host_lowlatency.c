@@ -6,6 +6,7 @@
 #include "ranks.h"
 
 #include "backend/host/host.h"
+#include "group/queue.h"
 
 #include <math.h>
 #include <time.h>

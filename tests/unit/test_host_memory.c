@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Symmetric memory: allocations of a rank and the view of its peer. Two ranks, used by one thread in turn. */
+#include "group/memory.h"
 #include "host_ranks.h"
 #include "unit.h"
 

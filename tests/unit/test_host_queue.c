@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Queues of a communicator and events, on a group of one rank. */
+#include "group/queue.h"
 #include "host_ranks.h"
 #include "unit.h"
 

@@ -7,6 +7,9 @@
 #include "unit.h"
 
 #include "base/backoff.h"
+#include "group/failure.h"
+#include "group/peers.h"
+#include "group/wait.h"
 
 #include <unistd.h>
 

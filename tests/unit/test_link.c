@@ -4,7 +4,10 @@
  * heartbeats are an hour apart, and which are in no call. And how the end of a link is classified.
  */
 #include "base/thread.h"
-#include "group/link_wire.h"
+#include "group/failure.h"
+#include "group/group.h"
+#include "group/peers.h"
+#include "group/wait.h"
 
 #include <poll.h>
 #include <pthread.h>
@@ -250,8 +253,8 @@ static void an_end_is_classified_where_a_send_fails(void **state)
         ep_comm comm = {.nranks = 2};
         struct ep_group group = {.comm = &comm, .peers = peers, .remote = remote};
         struct ep_group_link link = {.group = &group};
-        struct link_message out = {0};
-        struct conn conn = {.rank = 1, .link = &link, .out = &out, .out_used = sizeof(out)};
+        struct link_message out = {0}, in;
+        struct conn conn = {.rank = 1, .link = &link, .out = &out, .rest = {&out, sizeof(out)}, .in = &in};
         int ends[2];
 
         connect_pair(ends);

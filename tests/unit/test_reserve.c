@@ -11,9 +11,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -81,39 +79,6 @@ static void limit_of_files(void)
     refused(1, 0, "RLIMIT_FSIZE (ulimit -f)");
 }
 
-static _Atomic bool done;
-
-static void *lower_and_raise(void *argument)
-{
-    while (!done) {
-        set_limit(RLIMIT_FSIZE, 4096);
-        set_limit(RLIMIT_FSIZE, RLIM_INFINITY);
-    }
-    return argument;
-}
-
-/* The limit may change at any time: an allocation fails or succeeds, and the process continues. */
-static void limit_of_files_that_changes(void)
-{
-    int n_given = 0, n_refused = 0;
-    pthread_t thread;
-
-    CHECK(pthread_create(&thread, NULL, lower_and_raise, NULL) == 0);
-    for (int i = 0; i < 20000 && (i < 2000 || !n_given || !n_refused); i++) {
-        struct ep_shm shm = {.fd = -1};
-        ep_status status = ep_shm_new(65536, &shm);
-
-        CHECK(status == EP_OK || status == EP_E_MEMORY);
-        n_given += status == EP_OK;
-        n_refused += status != EP_OK;
-        if (status == EP_OK)
-            ep_shm_done(&shm);
-    }
-    done = true;
-    CHECK(pthread_join(thread, NULL) == 0);
-    CHECK(n_given > 0 && n_refused > 0);
-}
-
 static void limit_of_address_space(void)
 {
     set_limit(RLIMIT_AS, 256 * MIB);
@@ -148,7 +113,6 @@ static void memory_of_the_machine(void)
 TEST(limits_are_named)
 {
     assert_int_equal(in_child(limit_of_files), 0);
-    assert_int_equal(in_child(limit_of_files_that_changes), 0);
     assert_int_equal(in_child(limit_of_descriptors), 0);
     assert_int_equal(in_child(memory_of_the_machine), 0);
 }
@@ -206,7 +170,7 @@ TEST(a_cgroup_is_named)
     assert_int_equal(result, 0);
 }
 
-/* --- limits of swap space, which most machines do not have: with fake kernel files --- */
+/* --- limits of both versions of cgroups: with fake kernel files --- */
 
 static void write_file(const char *folder, const char *name, const char *text)
 {
@@ -235,54 +199,38 @@ static int fake_limits(const char *cgroups, const char *folder)
     return 0;
 }
 
-static int swap_of_cgroup_v2(void *unused)
+/* 1 MiB is left in the cgroup; swap space does not count. */
+static int check_fake_limits(const char *cgroups, const char *folder, const char *limit, const char *usage)
 {
-    static const char folder[] = "/sys/fs/cgroup";
-    int result = fake_limits("0::/\n", folder);
+    int result = fake_limits(cgroups, folder);
 
-    (void)unused;
     if (result)
         return result;
-    write_file(folder, "memory.max", "67108864\n");
-    write_file(folder, "memory.current", "66060288\n");
-    CHECK(ep_reserve_check(32 * MIB) == EP_OK); /* without the files for swap space all of it counts */
-    write_file(folder, "memory.swap.max", "max\n");
-    write_file(folder, "memory.swap.current", "0\n");
-    CHECK(ep_reserve_check(32 * MIB) == EP_OK);
-    write_file(folder, "memory.swap.max", "67108864\n");
-    write_file(folder, "memory.swap.current", "60817408\n"); /* 6 MiB left */
-    CHECK(ep_reserve_check(32 * MIB) == EP_E_MEMORY);
-    CHECK(strstr(ep_last_error(), "1048576 are left, and 6291456 bytes of swap space"));
+    write_file(folder, limit, "67108864\n");
+    write_file(folder, usage, "66060288\n");
+    CHECK(ep_reserve_check(5 * MIB) == EP_E_MEMORY);
+    CHECK(strstr(ep_last_error(), "of which 1048576 are left"));
+    write_file(folder, usage, "33554432\n");
     CHECK(ep_reserve_check(5 * MIB) == EP_OK);
-    write_file(folder, "memory.swap.max", "0\n");
-    CHECK(ep_reserve_check(5 * MIB) == EP_E_MEMORY);
     return 0;
 }
 
-static int swap_of_cgroup_v1(void *unused)
+static int limits_of_cgroup_v2(void *unused)
 {
-    static const char folder[] = "/sys/fs/cgroup/memory";
-    int result = fake_limits("4:memory:/\n", folder);
-
     (void)unused;
-    if (result)
-        return result;
-    write_file(folder, "memory.limit_in_bytes", "67108864\n");
-    write_file(folder, "memory.usage_in_bytes", "66060288\n");
-    CHECK(ep_reserve_check(32 * MIB) == EP_OK);
-    write_file(folder, "memory.memsw.limit_in_bytes", "67108864\n"); /* no swap space */
-    write_file(folder, "memory.memsw.usage_in_bytes", "66060288\n");
-    CHECK(ep_reserve_check(5 * MIB) == EP_E_MEMORY);
-    CHECK(strstr(ep_last_error(), "and 0 bytes of swap space"));
-    write_file(folder, "memory.memsw.limit_in_bytes", "134217728\n");
-    CHECK(ep_reserve_check(32 * MIB) == EP_OK);
-    return 0;
+    return check_fake_limits("0::/\n", "/sys/fs/cgroup", "memory.max", "memory.current");
 }
 
-TEST(swap_of_a_cgroup_counts)
+static int limits_of_cgroup_v1(void *unused)
 {
-    sandbox_expect(sandbox_run(swap_of_cgroup_v2, NULL));
-    sandbox_expect(sandbox_run(swap_of_cgroup_v1, NULL));
+    (void)unused;
+    return check_fake_limits("4:memory:/\n", "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes");
+}
+
+TEST(cgroups_of_both_versions_count)
+{
+    sandbox_expect(sandbox_run(limits_of_cgroup_v2, NULL));
+    sandbox_expect(sandbox_run(limits_of_cgroup_v1, NULL));
 }
 
 /* --- implementation --- */

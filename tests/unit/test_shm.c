@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A segment of a peer is mapped only if accesses cannot fail: it has the size in its name, and its owner cannot
- * truncate it. With every method to get the descriptor. The names are of this process with another key, so that its own
+ * truncate it. With both ways to get the descriptor. The names are of this process with another key, so that its own
  * mapping is not used. No call waits for an owner that has ended.
  */
 #include "base/shm.h"
@@ -14,9 +14,9 @@
 #include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -24,12 +24,11 @@
 
 #include <cmocka.h>
 
-enum way { BY_PROC, BY_PIDFD, BY_SOCKET, WAYS };
+enum way { BY_PROC, BY_SOCKET, WAYS };
 
 enum { BYTES = 3 * 4096 };
 
 struct route {
-    struct ep_process process;
     struct ep_shm_address address;
     struct ep_shm_owner owner;
 };
@@ -42,22 +41,17 @@ struct offer {
 
 static void open_route(struct route *route, enum way way)
 {
-    *route = (struct route){.process = {.pidfd = -1}, .owner = {.timeout_ms = 60000}};
-    route->owner.process = &route->process;
-    if (way == BY_PROC)
-        route->process.pid = (int32_t)getpid();
-    else if (way == BY_PIDFD)
-        route->process.pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
-    else
-        assert_int_equal(ep_shm_serve(&route->address), EP_OK);
-    if (way == BY_SOCKET)
-        route->owner.address = &route->address;
+    *route = (struct route){.owner = {.timeout_ms = 60000}};
+    if (way == BY_PROC) {
+        route->owner.pid = (int32_t)getpid();
+        return;
+    }
+    assert_int_equal(ep_shm_serve(&route->address), EP_OK);
+    route->owner.address = &route->address;
 }
 
 static void close_route(struct route *route)
 {
-    if (route->process.pidfd >= 0)
-        close(route->process.pidfd);
     if (route->owner.address)
         ep_shm_serve_end();
 }
@@ -112,16 +106,10 @@ static void a_segment_that_may_shrink_is_refused(void **state)
     assert_int_equal(fstat(fd, &info), 0);
     name.inode = (uint64_t)info.st_ino;
     for (int sealed = 0; sealed < 2; sealed++) {
-        for (int way = BY_PROC; way <= BY_PIDFD; way++) {
-            struct route route;
-
-            open_route(&route, (enum way)way);
-            assert_int_equal(ep_shm_attach(&name, &route.owner, &seen), sealed ? EP_OK : EP_E_MISMATCH);
-            if (!sealed)
-                assert_non_null(strstr(ep_last_error(), "that can be truncated"));
-            ep_shm_done(&seen);
-            close_route(&route);
-        }
+        assert_int_equal(ep_shm_attach(&name, NULL, &seen), sealed ? EP_OK : EP_E_MISMATCH);
+        if (!sealed)
+            assert_non_null(strstr(ep_last_error(), "that can be truncated"));
+        ep_shm_done(&seen);
         assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
     }
     close(fd);
@@ -170,6 +158,47 @@ static void an_owner_that_ends_is_not_waited_for(void **state)
     assert_int_equal(ep_shm_attach(&offer->name, &owner, &seen), EP_E_UNSUPPORTED);
     assert_non_null(strstr(ep_last_error(), "it has ended"));
     pthread_join(killer, NULL);
+    assert_int_equal(waitpid(pid, &how, 0), pid);
+    munmap(offer, sizeof(*offer));
+}
+
+/* Starts the thread for its segment, and can open no descriptor from then on. */
+static _Noreturn void start_server_without_descriptors(struct offer *offer)
+{
+    struct ep_shm own;
+
+    alarm(100);
+    if (ep_shm_new(BYTES, &own) != EP_OK || ep_shm_get_name(&own, &offer->name) != EP_OK ||
+        ep_shm_serve(&offer->address) != EP_OK || setrlimit(RLIMIT_NOFILE, &(struct rlimit){0, 0}) != 0)
+        _exit(1);
+    raise(SIGSTOP);
+    for (;;)
+        pause();
+}
+
+static void an_owner_without_descriptors_says_so(void **state)
+{
+    struct offer *offer = mmap(NULL, sizeof(*offer), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct ep_shm_owner owner = {.timeout_ms = 60000};
+    struct ep_shm seen = {.fd = -1};
+    bool at_owner = false;
+    pid_t pid;
+    int how;
+
+    (void)state;
+    assert_true(offer != MAP_FAILED);
+    pid = fork();
+    if (pid == 0)
+        start_server_without_descriptors(offer);
+    assert_int_equal(waitpid(pid, &how, WUNTRACED), pid);
+    assert_true(WIFSTOPPED(how));
+    kill(pid, SIGCONT);
+    owner.address = &offer->address;
+    owner.ret_at_owner = &at_owner;
+    assert_int_equal(ep_shm_attach(&offer->name, &owner, &seen), EP_E_SYSTEM);
+    assert_non_null(strstr(ep_last_error(), "RLIMIT_NOFILE"));
+    assert_true(at_owner);
+    kill(pid, SIGKILL);
     assert_int_equal(waitpid(pid, &how, 0), pid);
     munmap(offer, sizeof(*offer));
 }
@@ -253,6 +282,7 @@ int main(void)
         cmocka_unit_test(a_longer_name_than_segment_is_refused),
         cmocka_unit_test(a_segment_that_may_shrink_is_refused),
         cmocka_unit_test(an_owner_that_ends_is_not_waited_for),
+        cmocka_unit_test(an_owner_without_descriptors_says_so),
         cmocka_unit_test(invalid_requests_do_not_end_the_server),
         cmocka_unit_test(the_server_ends_without_its_socket),
     };

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "backend/cuda/nvml.h"
-#include "backend/cuda/proxy.h"
+#include "backend/cuda/device.h"
 
-#include <epkit/cuda.h>
+#include "base/futex.h"
+
 #include <string.h>
+#include <time.h>
 
-#define MBPS_OF_SM 30000
+#define SPIN_NS 20000u       /* before the first sleep */
+#define MIN_BACKOFF_NS 10000 /* a sleep takes some 50 us more */
+#define MAX_BACKOFF_NS 400000
 
 ep_status cuda_status(cudaError_t error, const char *call)
 {
@@ -116,13 +119,6 @@ ep_status cuda_is_device_memory(const void *memory, bool *ret_is)
     return EP_OK;
 }
 
-static ep_status cuda_poll(ep_comm *comm)
-{
-    EP_TRY(cuda_check_reported(cuda_of(comm)));
-    EP_TRY(ep_group_poll(comm));
-    return cuda_find_refused(cuda_of(comm));
-}
-
 ep_status cuda_count_usable(int *ret_gpus)
 {
     int all = 0, n = 0, major = 0;
@@ -148,150 +144,16 @@ ep_status cuda_count_usable(int *ret_gpus)
     return EP_OK;
 }
 
-static ep_status cuda_probe(void)
+void cuda_backoff(struct cuda_backoff *backoff)
 {
-    int unused;
+    struct timespec span = {.tv_nsec = backoff->ns};
 
-    return cuda_count_usable(&unused);
-}
-
-EP_PRIVATE_API extern const struct ep_backend_ops ep_backend_module;
-
-const struct ep_backend_ops ep_backend_module = {
-    .abi = EP_BACKEND_ABI,
-    .name = "cuda",
-    .probe = cuda_probe,
-    .comm_open = cuda_comm_open,
-    .comm_close = cuda_comm_close,
-    .comm_bytes = cuda_comm_bytes,
-    .barrier = ep_group_barrier,
-    .barrier_on = cuda_barrier_on,
-    .allgather = ep_group_allgather,
-    .abort = cuda_abort,
-    .poll = cuda_poll,
-    .shrink = cuda_shrink,
-    .alloc = cuda_alloc,
-    .free = cuda_free,
-    .alloc_local = cuda_alloc_local,
-    .free_local = cuda_free_local,
-    .register_memory = cuda_register,
-    .unregister_memory = cuda_unregister,
-    .plan_open = cuda_plan_open,
-    .plan_close = cuda_plan_close,
-    .plan_sources = cuda_plan_sources,
-    .plan_layout = cuda_plan_layout,
-    .plan_update = cuda_plan_update,
-    .plan_metadata = cuda_plan_metadata,
-    .is_capturing = cuda_is_capturing,
-    .dispatch = cuda_dispatch,
-    .combine = cuda_combine,
-    .stream_sync = cuda_stream_sync,
-    .stream_wait = cuda_stream_wait,
-    .stream_call = cuda_stream_call,
-    .event_new = cuda_event_new,
-    .event_record = cuda_event_record,
-    .event_signal = cuda_event_signal,
-    .event_wait = cuda_event_wait,
-    .event_query = cuda_event_query,
-    .event_free = cuda_event_free,
-    .ll_open = cuda_ll_open,
-    .ll_close = cuda_ll_close,
-    .ll_dispatch = cuda_ll_dispatch,
-    .ll_combine = cuda_ll_combine,
-    .ll_finish = cuda_ll_finish,
-    .ll_control = cuda_ll_control,
-    .ll_combine_buffer = cuda_ll_combine_buffer,
-    .ll_get_mask = cuda_ll_get_mask,
-    .ll_bytes = cuda_ll_bytes,
-};
-
-/* --- epkit/cuda.h ----------------------------------------------------------------------------------------------- */
-
-static ep_status check_comm(const ep_comm *comm, const char *call)
-{
-    if (!comm || comm->ops != &ep_backend_module)
-        return ep_fail(EP_E_ARG, "%s: comm is %s", call, comm ? "not of the backend cuda" : "NULL");
-    return EP_OK;
-}
-
-/*
- * As many as fill the links: one for each 30 GB/s. On H200 a multiprocessor moves 37 GB/s to peers while only a few are
- * used, and 16 fill the links, nominally 478 GB/s (bench/README.md).
- */
-static int find_default_sms(const struct cuda_comm *cuda)
-{
-    uint64_t mbps = cuda_link_mbps(cuda->ctrl->bus_id);
-    int major = 0, sms = (int)((mbps + MBPS_OF_SM - 1) / MBPS_OF_SM);
-
-    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, cuda->device) != cudaSuccess)
-        major = 9;
-    if (!sms)
-        sms = major >= 10 ? 32 : 16;
-    return sms < cuda->all_sms ? sms : cuda->all_sms;
-}
-
-ep_status ep_cuda_set_sms(ep_comm *comm, int sms)
-{
-    struct cuda_comm *cuda;
-
-    EP_TRY(check_comm(comm, __func__));
-    cuda = cuda_of(comm);
-    if (sms < 0 || sms > cuda->all_sms)
-        return ep_fail(EP_E_ARG, "%s: sms is %d, not in 0..%d", __func__, sms, cuda->all_sms);
-    if (!cuda->default_sms)
-        cuda->default_sms = find_default_sms(cuda);
-    cuda->sms = sms ? sms : cuda->default_sms;
-    cuda->sms_given = sms != 0;
-    return EP_OK;
-}
-
-ep_status ep_cuda_get_device(ep_comm *comm, int *ret_device, int *ret_sms)
-{
-    EP_TRY(check_comm(comm, __func__));
-    if (ret_device)
-        *ret_device = cuda_of(comm)->device;
-    if (ret_sms)
-        *ret_sms = cuda_of(comm)->sms;
-    return EP_OK;
-}
-
-ep_status ep_cuda_set_net_memory(ep_comm *comm, size_t reserve, size_t limit)
-{
-    struct cuda_scope scope;
-    ep_status status;
-
-    EP_TRY(check_comm(comm, __func__));
-    if (limit && reserve > limit)
-        return ep_fail(EP_E_ARG, "%s: reserve is %zu, more than the limit of %zu", __func__, reserve, limit);
-    EP_TRY(cuda_scope_begin_uncaptured(cuda_of(comm), &scope));
-    status = cuda_proxy_set_memory(cuda_of(comm), reserve, limit);
-    cuda_scope_end(&scope);
-    return status;
-}
-
-ep_status ep_cuda_get_net_memory(ep_comm *comm, size_t *ret_held, size_t *ret_needed)
-{
-    EP_TRY(check_comm(comm, __func__));
-    cuda_proxy_get_memory(cuda_of(comm), ret_held, ret_needed);
-    return EP_OK;
-}
-
-ep_status ep_cuda_repeat_bare(ep_comm *comm, int combine, int repeat)
-{
-    struct cuda_comm *cuda;
-    struct cuda_scope scope;
-    ep_status status = EP_OK;
-
-    EP_TRY(check_comm(comm, __func__));
-    cuda = cuda_of(comm);
-    if (!cuda->last_shape[combine != 0].blocks)
-        return ep_fail(EP_E_STATE, "%s: there was no %s yet", __func__, combine ? "combine" : "dispatch");
-    EP_TRY(cuda_scope_begin(cuda, &scope));
-    cuda->last_dispatch.waits.no_sync = cuda->last_combine.waits.no_sync = 1;
-    for (int i = 0; i < repeat && status == EP_OK; i++)
-        status = cuda_status(combine ? cuda_launch_combine(&cuda->last_combine, &cuda->last_shape[1], cuda->stream)
-                                     : cuda_launch_dispatch(&cuda->last_dispatch, &cuda->last_shape[0], cuda->stream),
-                             "kernel launch");
-    cuda_scope_end(&scope);
-    return status;
+    if (!backoff->begin_ns)
+        backoff->begin_ns = ep_now_ns();
+    if (!backoff->ns && ep_now_ns() - backoff->begin_ns < SPIN_NS) {
+        ep_cpu_relax();
+        return;
+    }
+    backoff->ns = !backoff->ns ? MIN_BACKOFF_NS : backoff->ns < MAX_BACKOFF_NS ? backoff->ns * 5 / 4 : MAX_BACKOFF_NS;
+    nanosleep(&span, NULL);
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/cuda/direct.h"
 
+#include "backend/cuda/device.h"
+
 #include <unistd.h>
 
 /* CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD */

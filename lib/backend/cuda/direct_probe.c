@@ -6,6 +6,7 @@
  */
 #include "backend/cuda/direct.h"
 
+#include "backend/cuda/device.h"
 #include "base/backoff.h"
 #include "base/clock.h"
 

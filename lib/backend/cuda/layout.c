@@ -2,6 +2,10 @@
 /* The layout of a routing: the device makes it if the outputs are in device memory, otherwise the host does. */
 #include "backend/cuda/cuda.h"
 
+#include "backend/cuda/device.h"
+#include "backend/cuda/plan.h"
+#include "backend/cuda/report.h"
+#include "backend/cuda/stream.h"
 #include "core/routing.h"
 
 #include <stdlib.h>

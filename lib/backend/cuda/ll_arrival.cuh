@@ -6,7 +6,7 @@
 #ifndef EP_CUDA_LL_ARRIVAL_CUH
 #define EP_CUDA_LL_ARRIVAL_CUH
 
-#include "backend/cuda/lowlatency.cuh"
+#include "backend/cuda/ll_mask.cuh"
 
 #include <epkit/types.h>
 

@@ -3,8 +3,16 @@
 #ifndef EP_CUDA_LL_IMPL_H
 #define EP_CUDA_LL_IMPL_H
 
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/calls.h"
 #include "backend/cuda/lowlatency.h"
+#include "backend/cuda/memory.h"
+#include "backend/cuda/plan.h"
+#include "backend/cuda/pool.h"
+#include "backend/cuda/report.h"
+#include "backend/cuda/stream.h"
+#include "group/collective.h"
+#include "group/failure.h"
+#include "group/peers.h"
 
 struct cuda_ll_net;
 

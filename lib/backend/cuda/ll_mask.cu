@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Low-latency masks set or queried by the caller in stream order, and the barrier of the ranks that are not masked. */
-#include "backend/cuda/lowlatency.cuh"
+#include "backend/cuda/ll_mask.cuh"
 
 namespace
 {

@@ -6,7 +6,7 @@
 #ifndef EP_CUDA_LL_SUM_CUH
 #define EP_CUDA_LL_SUM_CUH
 
-#include "backend/cuda/lowlatency.cuh"
+#include "backend/cuda/ll_mask.cuh"
 #include "backend/cuda/sums.cuh"
 
 #define ROWS_IN_FLIGHT 4    /* rows loaded at once by a thread, */

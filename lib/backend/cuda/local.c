@@ -7,6 +7,9 @@
  */
 #include "backend/cuda/cuda.h"
 
+#include "backend/cuda/device.h"
+#include "backend/cuda/memory.h"
+
 /* Driver functions. They return 0 or an error code. */
 typedef int address_range_fn(unsigned long long *ret_base, size_t *ret_bytes, unsigned long long address);
 typedef int pointer_attribute_fn(void *ret_value, int attribute, unsigned long long address);

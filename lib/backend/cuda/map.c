@@ -7,6 +7,15 @@
  */
 #include "backend/cuda/cuda.h"
 
+#include "backend/cuda/device.h"
+#include "backend/cuda/memory.h"
+#include "backend/cuda/plan.h"
+#include "backend/cuda/report.h"
+#include "group/memory.h"
+#include "group/peers.h"
+#include "group/plan.h"
+#include "group/wait.h"
+
 #include <string.h>
 
 /*

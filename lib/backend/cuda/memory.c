@@ -5,6 +5,12 @@
  */
 #include "backend/cuda/cuda.h"
 
+#include "backend/cuda/device.h"
+#include "backend/cuda/memory.h"
+#include "backend/cuda/pool.h"
+#include "backend/cuda/stream.h"
+#include "group/collective.h"
+
 void cuda_publish_allocation(struct cuda_comm *cuda, struct cuda_allocation *allocation)
 {
     allocation->published = atomic_fetch_add_explicit(&cuda->ctrl->allocations, 1, memory_order_release) + 1;

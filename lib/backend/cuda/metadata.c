@@ -6,6 +6,14 @@
  */
 #include "backend/cuda/lists.h"
 
+#include "backend/cuda/calls.h"
+#include "backend/cuda/device.h"
+#include "backend/cuda/plan.h"
+#include "backend/cuda/pool.h"
+#include "backend/cuda/report.h"
+#include "backend/cuda/stream.h"
+#include "group/plan.h"
+
 #include <stdlib.h>
 #include <string.h>
 

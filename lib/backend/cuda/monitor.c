@@ -6,8 +6,12 @@
  */
 #include "backend/cuda/cuda.h"
 
+#include "backend/cuda/memory.h"
+#include "backend/cuda/report.h"
 #include "base/fd.h"
 #include "base/thread.h"
+#include "group/failure.h"
+#include "group/peers.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -2,6 +2,7 @@
 #include "backend/cuda/pinned.h"
 
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/device.h"
 #include "base/reserve.h"
 #include "net/stream.h"
 

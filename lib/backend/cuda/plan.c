@@ -4,8 +4,16 @@
  * which exchanges them with its peers through the control plane; the index of a row is its number plus one base per
  * destination. In the expanded layout, and in both between nodes, the host gets the routing and uploads the routes.
  */
+#include "backend/cuda/plan.h"
+#include "backend/cuda/calls.h"
+#include "backend/cuda/device.h"
 #include "backend/cuda/lists.h"
+#include "backend/cuda/memory.h"
+#include "backend/cuda/pool.h"
 #include "backend/cuda/proxy.h"
+#include "backend/cuda/report.h"
+#include "backend/cuda/stream.h"
+#include "group/plan.h"
 
 #include "core/routing.h"
 

@@ -7,6 +7,9 @@
  */
 #include "backend/cuda/cuda.h"
 
+#include "backend/cuda/device.h"
+#include "backend/cuda/pool.h"
+
 #include <stdlib.h>
 
 /* An unused block. The list begins with the one returned last. */

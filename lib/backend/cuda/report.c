@@ -2,6 +2,11 @@
 /* Turns the failures that kernels report into statuses and error texts, and fills the kernels' waits. */
 #include "backend/cuda/cuda.h"
 
+#include "backend/cuda/device.h"
+#include "backend/cuda/report.h"
+#include "group/failure.h"
+#include "group/peers.h"
+
 /* The part of the deadline after which a late rank of another node is blamed. */
 #define GRACE_PART 4
 
@@ -187,4 +192,10 @@ void cuda_fill_waits(struct cuda_comm *cuda, enum ep_group_phase ready, enum ep_
     for (int local = 0; local < cuda->group.nlocal; local++)
         ret_waits->peer[local] =
             local == cuda->group.local ? cuda->signals : cuda->peers[cuda->group.first + local].signals;
+}
+
+ep_status cuda_check(struct cuda_comm *cuda)
+{
+    EP_TRY(cuda_check_reported(cuda));
+    return atomic_load(&cuda->masking) ? ep_group_check_abort(&cuda->group) : ep_group_check(&cuda->group);
 }

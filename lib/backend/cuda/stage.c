@@ -6,6 +6,11 @@
  */
 #include "backend/cuda/cuda.h"
 
+#include "backend/cuda/memory.h"
+#include "backend/cuda/plan.h"
+#include "backend/cuda/stage.h"
+#include "group/plan.h"
+
 #include <string.h>
 
 /*

@@ -6,38 +6,22 @@
  */
 #include "backend/cuda/proxy.h"
 
+#include "backend/cuda/device.h"
+#include "backend/cuda/memory.h"
+#include "backend/cuda/plan.h"
+#include "backend/cuda/pool.h"
+#include "backend/cuda/report.h"
+#include "backend/cuda/stream.h"
 #include "base/futex.h"
+#include "group/failure.h"
 
 #include <stdlib.h>
 #include <time.h>
 
-#define SPIN_NS 20000u       /* before the first sleep */
-#define MIN_BACKOFF_NS 10000 /* a sleep takes some 50 us more */
-#define MAX_BACKOFF_NS 400000
 #define CHECK_NS 2000000u  /* between checks of the group */
 #define END_NS 2000000000u /* a stopped kernel ends much sooner */
 /* The host's limit in deadlines of the kernels: for those of an operation, and for what the caller queued before it. */
 #define DEADLINES 6
-
-ep_status cuda_check(struct cuda_comm *cuda)
-{
-    EP_TRY(cuda_check_reported(cuda));
-    return atomic_load(&cuda->masking) ? ep_group_check_abort(&cuda->group) : ep_group_check(&cuda->group);
-}
-
-void cuda_backoff(struct cuda_backoff *backoff)
-{
-    struct timespec span = {.tv_nsec = backoff->ns};
-
-    if (!backoff->begin_ns)
-        backoff->begin_ns = ep_now_ns();
-    if (!backoff->ns && ep_now_ns() - backoff->begin_ns < SPIN_NS) {
-        ep_cpu_relax();
-        return;
-    }
-    backoff->ns = !backoff->ns ? MIN_BACKOFF_NS : backoff->ns < MAX_BACKOFF_NS ? backoff->ns * 5 / 4 : MAX_BACKOFF_NS;
-    nanosleep(&span, NULL);
-}
 
 /* --- calls ------------------------------------------------------------------------------------------------------- */
 

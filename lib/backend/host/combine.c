@@ -5,6 +5,10 @@
  */
 #include "backend/host/host.h"
 
+#include "group/failure.h"
+#include "group/plan.h"
+#include "group/queue.h"
+
 #include <stdlib.h>
 #include <string.h>
 

@@ -5,6 +5,8 @@
  */
 #include "backend/host/host.h"
 
+#include "group/route.h"
+
 struct term {
     int local; /* rank of the node that has the row */
     int32_t row;

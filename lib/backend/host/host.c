@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/host/host.h"
 #include "core/routing.h"
+#include "group/collective.h"
+#include "group/failure.h"
+#include "group/memory.h"
+#include "group/plan.h"
+#include "group/queue.h"
 
 #include <stdlib.h>
 

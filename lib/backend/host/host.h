@@ -6,13 +6,13 @@
  *   plan_metadata.c         metadata of a plan that is exchanged as rows
  *   lowlatency*.c           low latency; lowlatency_net.c, lowlatency_nodes.c  between nodes
  *   rows*.c                 the inner loops
- *   probe.c                 what the network between nodes carries by itself
  */
 #ifndef EP_HOST_HOST_H
 #define EP_HOST_HOST_H
 
 #include "backend/host/rows.h"
 #include "group/group.h"
+#include "group/route.h"
 
 #include <math.h>
 

@@ -10,6 +10,11 @@
  */
 #include "backend/host/host.h"
 
+#include "group/exchange.h"
+#include "group/failure.h"
+#include "group/plan.h"
+#include "group/wait.h"
+
 #include <stdlib.h>
 #include <string.h>
 

@@ -17,6 +17,12 @@
 #define EP_HOST_LOWLATENCY_H
 
 #include "backend/host/host.h"
+#include "group/collective.h"
+#include "group/failure.h"
+#include "group/memory.h"
+#include "group/peers.h"
+#include "group/queue.h"
+#include "group/wait.h"
 #include "net/ll_wire.h"
 
 /* Position of the rows of one source in the packed rows of one expert. */

@@ -2,6 +2,12 @@
 /* Collective begin and end of an operation on a node. */
 #include "backend/host/host.h"
 
+#include "group/failure.h"
+#include "group/memory.h"
+#include "group/peers.h"
+#include "group/plan.h"
+#include "group/wait.h"
+
 #include <stddef.h>
 
 ep_status host_publish(struct ep_group *group, const char *call, int which, bool in_place, size_t bytes, void **buffer,

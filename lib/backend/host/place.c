@@ -2,6 +2,8 @@
 /* Places rows with their metadata into the outputs of the ranks of this node: own tokens and those of rail peers. */
 #include "backend/host/host.h"
 
+#include "group/plan.h"
+
 #include <string.h>
 
 /* Writes the experts of a token in the numbering of the rank that owns [first, first + n), and their weights. */

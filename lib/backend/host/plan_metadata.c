@@ -5,6 +5,9 @@
  */
 #include "backend/host/host.h"
 
+#include "group/plan.h"
+#include "group/queue.h"
+
 #include <stdlib.h>
 
 /* One row: its source rank and token. */

@@ -1,19 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The network probe: the rank that is named when it cannot be opened, and the published state of its waits. Two nodes
- * of one rank, which are threads.
- */
+/* Steps that succeed on all ranks or on none: the rank that they name. Two nodes of one rank, which are threads. */
 #include "ranks.h"
 
 #include "backend/host/host.h"
-#include "net/probe.h"
+#include "group/collective.h"
+#include "group/memory.h"
 
 enum { NRANKS = 2, PATIENT_MS = 300000 };
 
 struct scenario {
-    const char *network;
     int (*run)(struct scenario *scenario, ep_comm *comm);
-    ep_comm *comms[NRANKS];
     _Atomic int ready;
     ep_status status[NRANKS];
     char text[NRANKS][EP_ERROR_TEXT_BYTES];
@@ -29,10 +25,9 @@ static int run_rank(const ep_boot *boot, void *argument)
     config.backend = "host";
     config.timeout_ms = PATIENT_MS;
     config.ranks_per_node = 1;
-    config.network = scenario->network;
+    config.network = "emulated";
     if (ep_comm_new(boot, &config, &comm) != EP_OK)
         return 1;
-    scenario->comms[boot->rank] = comm;
     if (ep_comm_barrier(comm) != EP_OK)
         return 2;
     code = scenario->run(scenario, comm);
@@ -54,8 +49,6 @@ static void keep(struct scenario *scenario, int rank, ep_status status)
     scenario->status[rank] = status;
     snprintf(scenario->text[rank], sizeof(scenario->text[rank]), "%s", ep_last_error());
 }
-
-/* --- an earlier failure of a peer -------------------------------------------------------------------------------- */
 
 /* Rank 1 replies that it cannot serve its segment: it has released it. */
 static int fail_at_owner(ep_comm *comm)
@@ -88,17 +81,6 @@ static ep_status fail_to_open(const struct ep_net_provider *provider, const stru
     (*ret_net)->ops->free(*ret_net);
     *ret_net = NULL;
     return ep_fail(EP_E_SYSTEM, "no descriptors for the network");
-}
-
-static int open_probe_after_failure(struct scenario *scenario, ep_comm *comm)
-{
-    struct ep_net_probe *probe = NULL;
-
-    ep_group_of(comm)->provider.open = fail_to_open;
-    if (comm->rank == 0 && fail_at_owner(comm) != 0)
-        return 3;
-    keep(scenario, comm->rank, ep_net_probe_new(comm, 4096, &probe));
-    return probe ? 4 : 0;
 }
 
 static int open_ll_after_failure(struct scenario *scenario, ep_comm *comm)
@@ -139,13 +121,12 @@ TEST(an_earlier_failure_of_a_peer_is_not_reported_again)
         int (*run)(struct scenario *scenario, ep_comm *comm);
         const char *text;
     } cases[] = {
-        {open_probe_after_failure, "network probe: rank 0 failed: no descriptors for the network"},
         {open_ll_after_failure, "ep_ll_new: rank 0 failed: no descriptors for the network"},
         {agree_twice, "second step: rank 0 failed: no descriptors for the network"},
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct scenario scenario = {.network = "emulated", .run = cases[i].run};
+        struct scenario scenario = {.run = cases[i].run};
 
         run_scenario(&scenario);
         for (int rank = 0; rank < NRANKS; rank++)
@@ -154,84 +135,4 @@ TEST(an_earlier_failure_of_a_peer_is_not_reported_again)
         assert_non_null(strstr(scenario.text[0], "no descriptors for the network"));
         assert_null(strstr(scenario.text[0], "rank 1"));
     }
-}
-
-/* --- waits -------------------------------------------------------------------------------------------------------- */
-
-/* Waits until rank 0 publishes that it waits for this rank in that phase. */
-static void wait_until_waited_for(const struct scenario *scenario, enum ep_group_phase phase)
-{
-    const struct ep_group_control *control = ep_group_of(scenario->comms[0])->control;
-
-    while (atomic_load(&control->state.waiting) != (2u << 8 | (uint32_t)phase))
-        unit_sleep_ms(1);
-}
-
-static int stay_away(struct scenario *scenario, ep_comm *comm, ep_status (*turn)(struct ep_net_probe *probe),
-                     enum ep_group_phase phase)
-{
-    struct ep_net_probe *probe = NULL;
-
-    if (ep_net_probe_new(comm, 1 << 20, &probe) != EP_OK)
-        return 3;
-    if (turn(probe) != EP_OK)
-        return 4;
-    if (comm->rank == 0) {
-        keep(scenario, 0, turn(probe));
-    } else {
-        wait_until_waited_for(scenario, phase);
-        ep_comm_abort(comm);
-        while (atomic_load(&ep_group_of(scenario->comms[0])->control->state.waiting))
-            unit_sleep_ms(1);
-    }
-    ep_net_probe_free(probe);
-    return 0;
-}
-
-static int stay_away_from_puts(struct scenario *scenario, ep_comm *comm)
-{
-    return stay_away(scenario, comm, ep_net_probe_puts, EP_GROUP_PROBE_PUTS);
-}
-
-static int stay_away_from_sockets(struct scenario *scenario, ep_comm *comm)
-{
-    return stay_away(scenario, comm, ep_net_probe_sockets, EP_GROUP_PROBE_SOCKETS);
-}
-
-/* Its peers see the rank and the phase that it waits for, so that they can follow the chain; and an abort wakes it. */
-TEST(waits_publish_rank_and_phase)
-{
-    for (int sockets = 0; sockets < 2; sockets++) {
-        struct scenario scenario = {.network = "tcp", .run = sockets ? stay_away_from_sockets : stay_away_from_puts};
-
-        run_scenario(&scenario);
-        assert_int_equal(scenario.status[0], EP_E_ABORTED);
-        assert_non_null(strstr(scenario.text[0], "rank 1 called ep_comm_abort"));
-    }
-}
-
-/* --- closed sockets ----------------------------------------------------------------------------------------------- */
-
-static int close_early(struct scenario *scenario, ep_comm *comm)
-{
-    struct ep_net_probe *probe = NULL;
-
-    if (ep_net_probe_new(comm, 1 << 20, &probe) != EP_OK)
-        return 3;
-    if (comm->rank == 0) {
-        comm->config.timeout_ms = 1000;
-        keep(scenario, 0, ep_net_probe_sockets(probe));
-    }
-    ep_net_probe_free(probe);
-    return 0;
-}
-
-/* It lives and has freed its probe. */
-TEST(a_closed_socket_is_no_death)
-{
-    struct scenario scenario = {.network = "tcp", .run = close_early};
-
-    run_scenario(&scenario);
-    assert_int_equal(scenario.status[0], EP_E_TIMEOUT);
-    assert_string_equal(scenario.text[0], "rank 1 did not answer within 1000 ms in \"network probe: plain sockets\"");
 }

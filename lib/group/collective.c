@@ -1,17 +1,81 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Steps of creation that succeed on all ranks or on none. Each ends in an all-gather of the bootstrap, in which a
- * failed rank sends its reason: so no rank waits for it, and each can name it.
+ * Barrier and all-gather of a communicator; and steps of creation, which succeed on all ranks or on none: each ends in
+ * an all-gather, in which a failed rank sends its reason, so that no rank waits for it, and each can name it.
  */
-#include "group/group.h"
+#include "group/collective.h"
+
+#include "group/exchange.h"
+#include "group/failure.h"
+#include "group/peers.h"
+#include "group/plan.h"
+#include "group/queue.h"
 
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Results of so many ranks are kept on the stack: a rank that is out of memory can still report it. */
-#define ON_STACK 32
+/* --- barrier and all-gather: after the exchanges of the pending plans --- */
+
+static ep_status exchange_now(struct ep_group *group, enum ep_group_phase phase, const void *row, size_t bytes,
+                              uint64_t *ret_number)
+{
+    EP_TRY(ep_group_plan_complete(group, NULL));
+    EP_TRY(ep_group_exchange_start(group, phase, row, bytes, ret_number));
+    return ep_group_exchange_complete(group, *ret_number, phase, NULL);
+}
+
+static ep_status run_barrier(void *arguments)
+{
+    struct ep_group *group = *(struct ep_group **)arguments;
+    uint64_t number;
+
+    EP_TRY(exchange_now(group, EP_GROUP_BARRIER, NULL, 0, &number));
+    ep_group_exchange_release(group, number);
+    return EP_OK;
+}
+
+ep_status ep_group_barrier(ep_comm *comm)
+{
+    struct ep_group *group = ep_group_of(comm);
+
+    return ep_group_run(group, run_barrier, &group);
+}
+
+ep_status ep_group_barrier_on(ep_comm *comm, ep_stream stream)
+{
+    struct ep_group *group = ep_group_of(comm);
+
+    return ep_group_submit(group, stream, run_barrier, &group, sizeof(group));
+}
+
+ep_status ep_group_allgather(ep_comm *comm, const void *mine, size_t bytes, void *ret_all)
+{
+    struct ep_group *group = ep_group_of(comm);
+    uint64_t number;
+
+    EP_TRY(ep_group_drain(group));
+    EP_TRY(exchange_now(group, EP_GROUP_GATHER, mine, bytes, &number));
+    for (int rank = 0; bytes && rank < comm->nranks; rank++)
+        ep_group_exchange_read(group, number, rank, (char *)ret_all + (size_t)rank * bytes, bytes);
+    ep_group_exchange_release(group, number);
+    return EP_OK;
+}
+
+static ep_status allgather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    (void)timeout_ms;
+    return ep_group_allgather(context, mine, bytes, ret_all);
+}
+
+ep_boot ep_group_boot(ep_comm *comm)
+{
+    return (ep_boot){
+        .size = sizeof(ep_boot), .rank = comm->rank, .nranks = comm->nranks, .allgather = allgather, .context = comm};
+}
+
+/* --- agreement --- */
 
 void ep_group_result_init(struct ep_group_result *result, const char *call, ep_status status, int rank)
 {
@@ -73,14 +137,12 @@ static bool names_peer(const struct ep_group_result *all, int nranks)
 
 ep_status ep_group_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, int rank, bool *flag)
 {
-    struct ep_group_result on_stack[ON_STACK], *all = on_stack, own;
+    struct ep_group_result own, *all = calloc((size_t)boot->nranks, sizeof(*all));
     char lives = 1, all_live[EP_MAX_RANKS];
     ep_status status;
 
     ep_group_result_init(&own, "ep_comm_new", mine, rank);
     own.flag = *flag;
-    if (boot->nranks > ON_STACK)
-        all = calloc((size_t)boot->nranks, sizeof(*all));
     if (!all)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", boot->nranks);
     status = boot->allgather(boot->context, &own, sizeof(own), timeout_ms, all);
@@ -98,8 +160,7 @@ ep_status ep_group_agree_about(const ep_boot *boot, int timeout_ms, ep_status mi
         /* The bootstrap may know more about a peer: that it has died, and is not just unreachable. */
         status = ep_fail(mine, "ep_comm_new: %s", own.reason);
     }
-    if (all != on_stack)
-        free(all);
+    free(all);
     return status;
 }
 

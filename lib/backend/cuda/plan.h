@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* plan.h - the device part of plans. */
+#ifndef EP_CUDA_PLAN_H
+#define EP_CUDA_PLAN_H
+
+#include "backend/cuda/cuda.h"
+#include "group/plan.h"
+
+struct cuda_plan {
+    struct cuda_block block;           /* entries, counts, indices */
+    struct cuda_block ordered;         /* entries in the order of EP_COMBINE_BY_CHOICE; made on first use */
+    struct cuda_block metadata_counts; /* between nodes: counts for metadata of a plan of exact counts; made on first
+                                          use */
+    struct cuda_block sources;         /* rows of metadata in flight; made on first use */
+    struct cuda_block routing;         /* a copy of the routing of a new plan that was in host memory */
+    const int64_t *exact_counts;       /* these counts: in `block`, or in `metadata_counts`; NULL: in neither */
+    struct cuda_route route;           /* without n_tokens: cuda_plan_ready() */
+    bool uploaded;                     /* the route is complete for operations in streams */
+    bool waited;                       /* and for captured ones: the copy of its counts is complete */
+    struct cuda_lists *lists;          /* between nodes; NULL on one */
+    /* Device memory, expanded layout. [L+1] first rows of this rank's experts; [L] numbers of rows without padding. */
+    int32_t *expert_start, *expert_exact;
+
+    bool fixed; /* of fixed capacity (update.c): only the device knows its counts */
+    int max_tokens;
+    bool captured; /* made in a capture: the graph uses its memory, and the host gets no counts */
+    struct cuda_update update;
+    ep_plan *plan;
+    struct cuda_host_block *info; /* struct cuda_plan_info */
+    uint64_t expected;            /* number of the update whose counts the host waits for */
+    struct cuda_plan *next_pending;
+};
+
+static inline struct cuda_plan *cuda_plan_of(const ep_plan *plan)
+{
+    return ep_group_plan_of(plan)->device;
+}
+
+/* The routing in the arguments of a new plan. */
+static inline ep_plan_update_args cuda_routing_of(const ep_plan_args *args)
+{
+    return (ep_plan_update_args){.size = sizeof(ep_plan_update_args),
+                                 .topk_idx = args->topk_idx,
+                                 .token_in_rank = args->token_in_rank,
+                                 .tokens_per_expert = args->tokens_per_expert,
+                                 .n_tokens = args->n_tokens};
+}
+
+/* Rows in this rank's receive buffers: the number that it receives, or may receive. */
+static inline int64_t cuda_plan_rows(const ep_plan *plan)
+{
+    return cuda_plan_of(plan)->fixed ? plan->args.max_recv_tokens : plan->full.n_recv;
+}
+
+/* update.c */
+ep_status cuda_plan_open_fixed(struct cuda_call *call, ep_plan *plan, const ep_plan_args *args);
+/* Gives a plan its device part, which is empty. */
+ep_status cuda_plan_new_device(ep_plan *plan);
+/* Frees the device part of a plan of either kind; NULL: it has none. */
+void cuda_plan_free_device(struct cuda_comm *cuda, struct cuda_plan *device);
+ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
+/* The op descriptor of an update. */
+struct cuda_op_desc cuda_update_desc(const ep_plan *plan);
+/* After a wait: completes the pending plans whose counts have arrived. */
+void cuda_plans_poll(struct cuda_comm *cuda);
+/* EP_E_CAPACITY, once, if an operation was refused because a rank would have received too many rows. */
+ep_status cuda_check_refused(struct cuda_comm *cuda);
+/* The same until cuda_check_refused() has reported it. Any thread. */
+ep_status cuda_find_refused(const struct cuda_comm *cuda);
+
+/* metadata.c */
+/* The counts of a plan that metadata reads: their size in bytes, and the counts in host memory. */
+size_t cuda_metadata_counts_bytes(const ep_plan *plan);
+void cuda_metadata_counts_write(const ep_plan *plan, int64_t *ret_counts);
+ep_status cuda_plan_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream);
+
+/* layout.c */
+ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout);
+
+/* plan.c */
+ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args);
+/* The fields of a route that follow from the plan's arguments, without its memory. */
+struct cuda_route cuda_route_shape(const ep_plan *plan);
+/* Sets the device's route, and lays out the memory that plans of both kinds have, from *at on, the counts first. */
+void cuda_plan_lay_out(const ep_plan *plan, int max_tokens, char *memory, size_t *at, struct cuda_plan *device);
+/* The fields of a count that follow from the plan and the memory of its route. */
+struct cuda_count cuda_count_of(const ep_plan *plan, const struct cuda_plan *device);
+/* Writes what the host knows of a plan that it has made to an image of the plan's memory. */
+void cuda_plan_fill(const struct cuda_comm *cuda, const ep_plan *plan, const struct cuda_plan *image);
+/* Converts the entries of a token; returns their number. */
+int32_t cuda_copy_entries(const struct ep_group_route *route, int token, struct cuda_entry *ret_entries);
+/*
+ * For the kernels that count a new plan: copies choices that are in host memory to the device, and names the copy in
+ * `routing`. Otherwise checks as below.
+ */
+ep_status cuda_routing_to_device(const struct cuda_call *call, const ep_plan *plan, struct cuda_block *ret_copy,
+                                 ep_plan_update_args *routing);
+/* Checks that the arrays of a routing are in memory that the kernels can use. */
+ep_status cuda_check_routing(struct cuda_comm *cuda, const char *call, const ep_plan_update_args *routing);
+/* Copies `bytes` of routing to host memory, ordered by `stream`; the caller frees the copy. */
+ep_status cuda_fetch_routing(const void *topk_idx, size_t bytes, cudaStream_t stream, void **ret_copy);
+/* The host's error text for a routing that the device has found invalid. `otherwise`: if the host finds nothing. */
+ep_status cuda_explain_routing(const struct ep_routing_shape *shape, const void *topk_idx, int idx_type,
+                               cudaStream_t stream, const char *otherwise);
+void cuda_plan_close(ep_plan *plan);
+ep_status cuda_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
+/* Completes the plan with the peers, if not yet done, and its route; *ret_route: for the tokens of the call. */
+ep_status cuda_plan_ready(const struct cuda_call *call, ep_plan *plan, struct cuda_route *ret_route);
+/* Adds an operation to the statistics: rows of this rank's tokens in its own memory and in that of the others. */
+void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes);
+
+#endif

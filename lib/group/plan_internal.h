@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* plan_internal.h - what plan.c, plan_rows.c and plan_rails.c share. */
+#ifndef EP_GROUP_PLAN_INTERNAL_H
+#define EP_GROUP_PLAN_INTERNAL_H
+
+#include "group/plan.h"
+
+/* What a rank publishes about its plan. counts: per rank [R], per node [nnodes], per expert [E]. */
+struct plan_row {
+    int32_t n_tokens, topk, n_experts, idx_type;
+    uint32_t flags;
+    int32_t expert_alignment;
+    int64_t max_recv_tokens;
+    int32_t from_mask;
+    int32_t max_tokens; /* of a later update */
+    int32_t counts[];
+};
+
+struct ep_group_completion {
+    ep_plan *plan;
+    struct ep_group_plan *inner;
+    struct ep_group *group;
+    const struct plan_row **rows; /* [R] copies */
+    int64_t *base;                /* next row on each rank [R], expanded: on each expert [E] */
+    int32_t *row;                 /* [N,K] */
+    int32_t *expert_rank; /* [E] rank of each expert: a table, because divisions would take half the time of the plan */
+};
+
+/* plan_rows.c. Checks the rows that the ranks have published, computes counts and rows, and makes the routes. */
+ep_status ep_group_plan_build(struct ep_group_completion *c);
+
+/*
+ * plan_rails.c. Between nodes: every rank sends its rail peers the experts and rows of the tokens that they will place
+ * for it, and makes routes from those that it receives. Fills net_tokens and rail of the plan.
+ */
+ep_status ep_group_plan_exchange_routes(struct ep_group_completion *c);
+
+#endif
