@@ -4,8 +4,8 @@
 
 #include "cmd/topo/topo_view.h"
 #include "common/output.h"
-#include "machine/doctor/network.h"
 #include "common/variables.h"
+#include "machine/doctor/network.h"
 
 #include "common/clean.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* man.c - man pages from the command table, as source for scdoc. */
-#include "help.h"
 #include "common/variables.h"
+#include "help.h"
 
 #include <ctype.h>
 #include <string.h>

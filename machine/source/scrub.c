@@ -71,7 +71,7 @@ static const struct row file_rows[] = {
     {RDMA "ports/*/phys_state", scrub_lines, STATE},
     {RDMA "ports/*/rate", scrub_lines, RATE},
     {RDMA "ports/*/link_layer", scrub_lines, "InfiniBand Ethernet Unspecified"},
-    {RDMA "ports/*/gids/*", scrub_gid, NULL},
+    {RDMA "ports/*/gids/*", scrub_words, ""},
     {RDMA "ports/*/gid_attrs/types/*", scrub_lines, "IB/RoCE RoCE v1 v2"},
     {RDMA "ports/*/gid_attrs/ndevs/*", scrub_words, DEVICES},
     {RDMA "ports/*/counters/*", scrub_numbers, ""},
@@ -116,7 +116,8 @@ static const struct row line_rows[] = {
 
 /* Words in values of variables; others have the values that common/variables_table.c lists. */
 #define VALUES                                                                                                         \
-    "on off yes no true false none void all any auto default inf max min gpu mig try ib socket x# utf en us " SCRUB_LIBRARY_WORDS
+    "on off yes no true false none void all any auto default inf max min gpu mig try ib socket x# "                    \
+    "utf en us nodevfiles " SCRUB_LIBRARY_WORDS
 
 /* Facts that are or hold text. Of all other facts, booleans and numbers stay. */
 static const struct row fact_rows[] = {
@@ -239,30 +240,62 @@ static const struct row *row_of_member(const char *key, const struct row *row)
     return strcmp(key, "definitions") == 0 || strcmp(key, "needs") == 0 ? &symbol_row : row;
 }
 
-/* All strings of any value under a rule. Keys belong to a format, not to a machine. */
+/* The value of a variable; NULL if it may not be saved. */
+static json_t *scrub_setting(struct scrub *scrub, const struct row *row, const char *name, const json_t *value)
+{
+    json_t *setting, *kept = NULL;
+
+    if (!scrub_allows_variable(name))
+        return NULL;
+    setting = join_texts(name, "=", json_string_value(value));
+    if (setting)
+        kept = apply_row(scrub, row, setting);
+    scrub->failed = scrub->failed || !kept;
+    json_decref(setting);
+    return kept;
+}
+
+static json_t *scrub_value(struct scrub *scrub, const struct row *row, const json_t *value);
+
+static json_t *scrub_object(struct scrub *scrub, const struct row *row, const json_t *object)
+{
+    json_t *copy = json_object(), *item, *kept;
+    const char *key;
+
+    json_object_foreach((json_t *)object, key, item)
+    {
+        if (strstr(key, "serial") || strcmp(key, "hostname") == 0)
+            continue;
+        if (row && row->rule == scrub_variable && json_is_string(item))
+            kept = scrub_setting(scrub, row, key, item);
+        else
+            kept = scrub_value(scrub, row ? row_of_member(key, row) : NULL, item);
+        if (kept && json_object_set_new_nocheck(copy, key, kept) < 0)
+            scrub->failed = true;
+    }
+    return copy;
+}
+
+/*
+ * All strings of any value under a rule; without one, they and lists are omitted. Keys belong to a format, not to a
+ * machine.
+ */
 static json_t *scrub_value(struct scrub *scrub, const struct row *row, const json_t *value)
 {
     json_t *copy, *item;
-    const char *key;
-    int failed = 0;
     size_t i;
 
-    switch (json_typeof(value)) {
-    case JSON_STRING:
-        return apply_row(scrub, row, value);
-    case JSON_ARRAY:
-        copy = json_array();
-        json_array_foreach(value, i, item) failed |= json_array_append_new(copy, scrub_value(scrub, row, item));
-        break;
-    case JSON_OBJECT:
-        copy = json_object();
-        json_object_foreach((json_t *)value, key, item) if (!strstr(key, "serial") && strcmp(key, "hostname") != 0)
-            failed |= json_object_set_new_nocheck(copy, key, scrub_value(scrub, row_of_member(key, row), item));
-        break;
-    default:
+    if (json_is_object(value))
+        return scrub_object(scrub, row, value);
+    if (!json_is_string(value) && !json_is_array(value))
         return json_incref((json_t *)value);
-    }
-    scrub->failed = scrub->failed || failed;
+    if (!row)
+        return json_null();
+    if (json_is_string(value))
+        return apply_row(scrub, row, value);
+    copy = json_array();
+    json_array_foreach(value, i, item) if (json_array_append_new(copy, scrub_value(scrub, row, item)) < 0)
+        scrub->failed = true;
     return copy;
 }
 
@@ -280,49 +313,6 @@ static json_t *scrub_names(struct scrub *scrub, const char *folder, const json_t
     {
         if ((all || scrub_is_common(scrub, folder, json_string_value(name))) &&
             json_array_append_new(copy, apply_row(scrub, &row, name)) < 0)
-            scrub->failed = true;
-    }
-    return copy;
-}
-
-static json_t *scrub_setting(struct scrub *scrub, const struct row *row, const char *name, const json_t *value)
-{
-    json_t *setting = join_texts(name, "=", json_string_value(value)), *kept = NULL;
-
-    if (setting)
-        kept = apply_row(scrub, row, setting);
-    json_decref(setting);
-    return kept;
-}
-
-/* A fact, with only the texts that `row` allows. */
-static json_t *scrub_fact(struct scrub *scrub, const struct row *row, const json_t *value)
-{
-    bool has_variables = row && row->rule == scrub_variable;
-    json_t *copy, *item, *kept;
-    const char *key;
-    size_t i;
-
-    if (!row && (json_is_string(value) || json_is_array(value)))
-        return json_null();
-    if (json_is_string(value))
-        return apply_row(scrub, row, value);
-    if (json_is_array(value)) {
-        copy = json_array();
-        json_array_foreach(value, i, item) if (json_array_append_new(copy, scrub_fact(scrub, row, item)) < 0)
-            scrub->failed = true;
-        return copy;
-    }
-    if (!json_is_object(value))
-        return json_incref((json_t *)value);
-    copy = json_object();
-    json_object_foreach((json_t *)value, key, item)
-    {
-        if (has_variables && json_is_string(item) && !scrub_allows_variable(key))
-            continue;
-        kept =
-            has_variables && json_is_string(item) ? scrub_setting(scrub, row, key, item) : scrub_fact(scrub, row, item);
-        if (json_object_set_new_nocheck(copy, key, kept) < 0)
             scrub->failed = true;
     }
     return copy;
@@ -360,9 +350,7 @@ static json_t *scrub_entry(struct scrub *scrub, enum cache_kind kind, const char
     /* Errors are saved for every path: that it does not exist, or why it could not be read. */
     if (cache_state(entry, &why) != SOURCE_OK)
         return scrub_value(scrub, &text_row, entry);
-    if (kind == CACHE_FACTS)
-        return scrub_fact(scrub, row, entry);
-    if (!row)
+    if (!row && kind != CACHE_FACTS)
         return NULL;
     if (kind == CACHE_FOLDERS)
         return scrub_names(scrub, key, entry);
@@ -421,10 +409,7 @@ static void learn_host(struct scrub *scrub, const char *name)
 {
     char host[256];
 
-    /* Neither an address nor the port after a name. */
-    if (name[strspn(name, "0123456789.:[]abcdefABCDEF\n")] == '\0' && strpbrk(name, ".:"))
-        return;
-    snprintf(host, sizeof(host), "%.*s", (int)strcspn(name, ":\n"), name);
+    snprintf(host, sizeof(host), "%s", name);
     scrub_learn_name(scrub, SCRUB_HOST, host);
     host[strcspn(host, ".")] = '\0';
     scrub_learn_name(scrub, SCRUB_HOST, host);
@@ -432,16 +417,12 @@ static void learn_host(struct scrub *scrub, const char *name)
 
 static void learn_variable(struct scrub *scrub, const char *name, const char *value)
 {
-    static const char *const hosts[] = {
-        "HOSTNAME",     "HOST",        "NODE_NAME",   "SLURMD_NODENAME",   "POD_NAME", "MASTER_ADDR",
-        "NCCL_COMM_ID", "NCCL_HOSTID", "MASTER_HOST", "SLURM_SUBMIT_HOST", NULL};
-
     if (text_is_any(name, TEXTS("USER", "LOGNAME", "SUDO_USER", "USERNAME")))
         scrub_learn_name(scrub, SCRUB_USER, value);
-    if (text_is_any(name, hosts))
+    if (text_is_any(name, TEXTS("HOSTNAME", "HOST", "NODE_NAME", "SLURMD_NODENAME", "POD_NAME")))
         learn_host(scrub, value);
-    if (strcmp(name, "HOME") == 0 && strrchr(value, '/'))
-        scrub_learn_name(scrub, SCRUB_USER, strrchr(value, '/') + 1);
+    if (strcmp(name, "HOME") == 0)
+        scrub_learn_name(scrub, SCRUB_USER, text_base(value));
 }
 
 /* Registers names of devices. */

@@ -87,7 +87,7 @@ void scrub_library(struct scrub *scrub, const char *name, size_t bytes, FILE *ou
     "so c m dl rt pthread resolv util stdc gcc s z ssl crypto numa nl route ld x86 64 linux aarch64 glibc glibcxx "    \
     "cxxabi private openssl libmlx# librdmacm libcuda libnccl libnvidia libnvshmem ibverbs rdmacm ibumad rdmav# mana " \
     "nccl net gib tuner profiler nvshmem host device bootstrap transport uid mpi pmi# pmix shmem ibrc ucx ibdevx "     \
-    "ibgda libfabric gomp custom cuda cudart nvidia ml gdrapi torch python c#"
+    "ibgda libfabric gomp protobuf tcmalloc jemalloc custom cuda cudart nvidia ml gdrapi torch python c#"
 
 /* Words in the releases of kernels: flavours of Debian, Ubuntu, RHEL, SUSE, Amazon, Google and Microsoft. */
 #define SCRUB_RELEASE_WORDS                                                                                            \
@@ -124,7 +124,6 @@ scrub_rule scrub_words;       /* one line of `words` */
 scrub_rule scrub_phrases;     /* those of the phrases in `words`, which commas separate, that the line contains */
 scrub_rule scrub_driver;      /* /proc/driver/nvidia/version */
 scrub_rule scrub_dwords;      /* registry keys of the driver, with numbers; with `words` the lines that begin so */
-scrub_rule scrub_gid;         /* of sysfs: a GID */
 scrub_rule scrub_path_list;   /* paths divided by ':', which need not be absolute */
 scrub_rule scrub_pci_config;  /* header, PCI Express capability, ACS */
 scrub_rule scrub_cmdline;     /* parameters in `words`, and registry keys of the driver */

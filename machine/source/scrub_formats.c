@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scrub_formats.c - formats of values: what does not have the format of its path is left out or replaced. */
 #include "common/identifiers.h"
+#include "common/loopback.h"
 #include "common/text.h"
 #include "common/variables.h"
 #include "scrub.h"
@@ -132,13 +133,6 @@ void scrub_phrases(struct scrub *scrub, const char *text, size_t bytes, const ch
         if (memmem(text, bytes, phrase, n))
             fprintf(out, "%s ", phrase);
     }
-    fputc('\n', out);
-}
-
-void scrub_gid(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
-{
-    if (bytes >= 39 && has_form(text, 39, "xxxx:xxxx:xxxx:xxxx:xxxx:xxxx:xxxx:xxxx", true))
-        scrub_text(scrub, text, 39, SCRUB_NAME, words, out);
     fputc('\n', out);
 }
 
@@ -306,8 +300,8 @@ bool scrub_allows_variable(const char *name)
 }
 
 /*
- * A short number, a memory size in whole pages, or one of the values of the variable identifies nothing. A longer
- * number may be a serial number or an account.
+ * The loopback, a short number, a memory size in whole pages, or one of the variable's values identify nothing. A
+ * longer number may be a serial number or an account.
  */
 static bool is_plain_value(const char *name, const char *value)
 {
@@ -315,6 +309,8 @@ static bool is_plain_value(const char *name, const char *value)
     size_t n = strspn(value, "0123456789");
     char why[256];
 
+    if (address_is_loopback(value))
+        return true;
     if (!value[n])
         return n <= 9 || (n <= 15 && strtoull(value, NULL, 10) % 4096 == 0);
     return variable && variable->values && strchr(variable->values, '|') &&

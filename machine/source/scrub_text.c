@@ -178,8 +178,8 @@ static void write_uuid(struct scan *scan, const char *text, size_t n)
 
 /* Names that identify nobody and also occur in paths, packages and devices. */
 static const char common_names[] =
-    "root ubuntu debian nvidia admin user users test home local lib opt kubernetes nobody slurm docker node host gpu cpu "
-    "localhost none cuda python nccl nvshmem data work workspace";
+    "root ubuntu debian nvidia admin user users test home local lib opt kubernetes nobody slurm docker node host gpu "
+    "cpu localhost none cuda python nccl nvshmem data work workspace";
 
 void scrub_learn_name(struct scrub *scrub, enum scrub_map map, const char *name)
 {

@@ -120,7 +120,7 @@ remedy() {
     diff <(echo "$checks") <({
         python3 "$MACHINES/machines.py" --rules
         python3 "$MACHINES/machines.py" --variants
-    } | cut -s -d' ' -f2- | xargs -n1 | sort -u)
+    } | cut -s -d' ' -f2- | xargs -n1 | grep --invert-match '^?' | sort -u)
     [ "$(python3 "$MACHINES/machines.py" --rules | grep --count --invert-match ' ')" -ge 20 ]
 }
 

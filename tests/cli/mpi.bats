@@ -200,9 +200,10 @@ LONG=(bench --ranks 2 --iters 100000 --only combine)
     limited 60 mpirun -n 3 --oversubscribe --bind-to none "$EPKIT" run --quick --output here --seed 4 >out
     cat out
     grep -Eq '^internode +not run, 3 ranks do not make 2 nodes$' out
-    valid run here/report.json
-    [ "$(jq -c '[.suites[].matrix], [.not_run[].matrix], .command' here/report.json | xargs)" = \
+    jq .results here/run.json >results
+    valid run results
+    [ "$(jq -c '[.suites[].matrix], [.not_run[].matrix], .command' results | xargs)" = \
         "[intranode,lowlatency] [internode] mpirun -n 3 epkit run --quick --seed 4" ]
-    grep -q 'not run</td><td colspan="2">3 ranks do not make 2 nodes</td>' here/report.html
+    grep -q 'not run</td><td class="">3 ranks do not make 2 nodes</td>' here/report.html
     grep -qF '<code>mpirun -n 3 epkit run --quick --seed 4</code>' here/report.html
 }

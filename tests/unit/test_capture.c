@@ -48,11 +48,10 @@ static struct capture run_until_it_speaks(const char *script)
     return capture;
 }
 
-static void test_both_streams_and_status(void **state)
+TEST(test_both_streams_and_status)
 {
     struct capture capture = run("echo out; echo err >&2; exit 7", PATIENT_MS);
 
-    (void)state;
     assert_string_equal(capture.output.text, "out\n");
     assert_string_equal(capture.error.text, "err\n");
     assert_true(WIFEXITED(capture.status));
@@ -61,22 +60,20 @@ static void test_both_streams_and_status(void **state)
     capture_done(&capture);
 }
 
-static void test_standard_input_is_empty(void **state)
+TEST(test_standard_input_is_empty)
 {
     struct capture capture = run("cat; echo end", PATIENT_MS);
 
-    (void)state;
     assert_string_equal(capture.output.text, "end\n");
     capture_done(&capture);
 }
 
-static void test_a_program_that_is_not_there(void **state)
+TEST(test_a_program_that_is_not_there)
 {
     char name[] = "/nonexistent/program";
     char *argv[] = {name, NULL};
     struct capture capture = {.argv = argv};
 
-    (void)state;
     assert_int_equal(capture_run(&capture, 1, 1, PATIENT_MS, NULL, NULL), 0);
     assert_int_equal(capture.start_error, ENOENT);
     capture_done(&capture);
@@ -89,11 +86,10 @@ static void speak(const void *context)
 }
 
 /* What runs in a child without being executed is heard and waited for as a program is. */
-static void test_a_child(void **state)
+TEST(test_a_child)
 {
     struct capture capture = {.execute = speak, .context = "from the child"};
 
-    (void)state;
     assert_int_equal(capture_run(&capture, 1, 1, 10000, NULL, NULL), 0);
     assert_string_equal(capture.output.text, "from the child");
     assert_int_equal(WEXITSTATUS(capture.status), 3);
@@ -101,23 +97,21 @@ static void test_a_child(void **state)
 }
 
 /* It closes its output long before it ends: its end is what counts. */
-static void test_closed_output(void **state)
+TEST(test_closed_output)
 {
     struct capture capture = run("echo early; exec >&- 2>&-; sleep 0.3; exit 5", 60000);
 
-    (void)state;
     assert_string_equal(capture.output.text, "early\n");
     assert_false(capture.late);
     assert_int_equal(WEXITSTATUS(capture.status), 5);
     capture_done(&capture);
 }
 
-static void test_deadline(void **state)
+TEST(test_deadline)
 {
     int64_t before = now_ms();
     struct capture capture = run_until_it_speaks("echo early; sleep 100");
 
-    (void)state;
     assert_true(capture.late);
     assert_string_equal(capture.output.text, "early\n");
     assert_in_range(now_ms() - before, 290, 99000);
@@ -125,11 +119,10 @@ static void test_deadline(void **state)
 }
 
 /* One that writes without end, and one that has closed its output, meet their deadline as well. */
-static void test_deadline_of_the_loud_and_of_the_silent(void **state)
+TEST(test_deadline_of_the_loud_and_of_the_silent)
 {
     struct capture loud = run("yes", 300), silent = run("exec >&- 2>&-; sleep 100", 300);
 
-    (void)state;
     assert_true(loud.late);
     assert_true(silent.late);
     assert_true(loud.output.bytes <= CAPTURE_BYTES_MAX);
@@ -137,11 +130,10 @@ static void test_deadline_of_the_loud_and_of_the_silent(void **state)
     capture_done(&silent);
 }
 
-static void test_output_is_bounded(void **state)
+TEST(test_output_is_bounded)
 {
     struct capture capture = run("head -c 9000000 /dev/zero", PATIENT_MS);
 
-    (void)state;
     assert_int_equal(capture.output.bytes, CAPTURE_BYTES_MAX);
     assert_true(capture.output.cut);
     assert_true(WIFEXITED(capture.status));
@@ -149,13 +141,12 @@ static void test_output_is_bounded(void **state)
 }
 
 /* A child that stays behind and holds the pipes is not waited for; those of the group die at the deadline. */
-static void test_children_of_children(void **state)
+TEST(test_children_of_children)
 {
     int64_t before = now_ms();
     struct capture capture = run("sleep 1000 & echo $!", PATIENT_MS);
     pid_t left = (pid_t)strtol(capture.output.text, NULL, 10);
 
-    (void)state;
     assert_in_range(now_ms() - before, 0, PATIENT_MS);
     assert_false(capture.late);
     assert_int_equal(kill(left, SIGKILL), 0);
@@ -196,7 +187,7 @@ static void count(const struct capture *capture, void *context)
 }
 
 /* Each ends when as many are there as may run at the same time: one after the other none of them would. */
-static void test_many_side_by_side(void **state)
+TEST(test_many_side_by_side)
 {
     enum { N = 40, BESIDE = 20 };
     char texts[N][PATH_MAX + 160], folder[PATH_MAX];
@@ -204,7 +195,6 @@ static void test_many_side_by_side(void **state)
     struct capture captures[N] = {{0}};
     struct counting counting = {0};
 
-    (void)state;
     temp_template("capture", folder);
     assert_non_null(mkdtemp(folder));
     for (int i = 0; i < N; i++) {
@@ -231,13 +221,12 @@ static void test_many_side_by_side(void **state)
     assert_int_equal(rmdir(folder), 0);
 }
 
-static void test_unknown_end(void **state)
+TEST(test_unknown_end)
 {
     char name[] = "true", *argv[] = {name, NULL};
     struct process process;
     int status = 0;
 
-    (void)state;
     assert_int_equal(process_start(argv, NULL, false, &process), 0);
     /* As a library that is preloaded may do. */
     assert_int_equal(waitpid(process.pid, &status, 0), process.pid);
@@ -246,23 +235,4 @@ static void test_unknown_end(void **state)
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), PROCESS_UNKNOWN);
     process_close(&process);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_unknown_end),
-        cmocka_unit_test(test_both_streams_and_status),
-        cmocka_unit_test(test_standard_input_is_empty),
-        cmocka_unit_test(test_a_program_that_is_not_there),
-        cmocka_unit_test(test_a_child),
-        cmocka_unit_test(test_closed_output),
-        cmocka_unit_test(test_deadline),
-        cmocka_unit_test(test_deadline_of_the_loud_and_of_the_silent),
-        cmocka_unit_test(test_output_is_bounded),
-        cmocka_unit_test(test_children_of_children),
-        cmocka_unit_test(test_many_side_by_side),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The findings of deploy check for manifests and snapshots, above all those that only a kubelet would report
  * (tests/deploy/cluster.bats compares the rest with a real cluster). */
+#include "unit.h"
+
 #include "cmd/deploy/deploy.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static const char job_text[] =
     "apiVersion: batch/v1\nkind: Job\nmetadata: {name: j, namespace: ns}\nspec:\n  parallelism: 2\n  template:\n"
@@ -100,18 +94,17 @@ static json_t *check(const char *path, const char *value)
     return check_job(job_text, path, value);
 }
 
-static void test_nothing_found(void **unused)
+TEST(test_nothing_found)
 {
     json_t *findings = check(NULL, NULL);
 
-    (void)unused;
     if (json_array_size(findings))
         json_dumpf(findings, stdout, JSON_INDENT(1));
     assert_int_equal(json_array_size(findings), 0);
     json_decref(findings);
 }
 
-static void test_findings(void **unused)
+TEST(test_findings)
 {
     static const struct {
         const char *path, *value, *id, *says;
@@ -164,7 +157,6 @@ static void test_findings(void **unused)
          "requests.nvidia.com/gpu=24"},
     };
 
-    (void)unused;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         json_t *findings = check(cases[i].path, cases[i].value), *finding = json_array_get(findings, 0);
 
@@ -182,7 +174,7 @@ static void test_findings(void **unused)
 }
 
 /* A harmless change of the cluster must cause no finding. */
-static void test_harmless(void **unused)
+TEST(test_harmless)
 {
     static const char *const cases[][2] = {
         {"items|networkpolicies", "[{'metadata':{'name':'x'},'spec':{'podSelector':{'matchLabels':{'app':'k'}}}}]"},
@@ -200,7 +192,6 @@ static void test_harmless(void **unused)
         {"items|resourcequotas", "[{'metadata':{'name':'q'},'spec':{'hard':{'requests.nvidia.com/gpu':'1k'}}}]"},
     };
 
-    (void)unused;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         json_t *findings = check(cases[i][0], cases[i][1]);
 
@@ -214,7 +205,7 @@ static void test_harmless(void **unused)
 #define TERMS "{requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: "
 
 /* Nodes by the labels that accelerator, targetNodes and avoidNodes of the chart require. */
-static void test_choice_of_nodes(void **unused)
+TEST(test_choice_of_nodes)
 {
     static const struct {
         const char *spec;
@@ -235,7 +226,6 @@ static void test_choice_of_nodes(void **unused)
     };
     char text[1024];
 
-    (void)unused;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         json_t *findings;
 
@@ -274,7 +264,7 @@ static void find_first(const char *from, const char *to, char *ret_text, size_t 
 }
 
 /* The kubelet starts no pod with an annotation that GKE cannot read. */
-static void test_interfaces(void **unused)
+TEST(test_interfaces)
 {
     static const char *const cases[][3] = {
         {"\"rdma-0\"}]", "\"rdma-0\"},]", "network-annotation: failed to parse interface annotation: "},
@@ -288,7 +278,6 @@ static void test_interfaces(void **unused)
     };
     char text[512];
 
-    (void)unused;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         find_first(cases[i][0], cases[i][1], text, sizeof(text));
         if (strncmp(text, cases[i][2], strlen(cases[i][2])) != 0)
@@ -297,7 +286,7 @@ static void test_interfaces(void **unused)
     }
 }
 
-static void test_device_classes(void **unused)
+TEST(test_device_classes)
 {
     static const char *const claims[] = {
         "---\nkind: ResourceClaimTemplate\napiVersion: v1\nspec: {spec: {devices: {requests: [{name: n, exactly: "
@@ -309,7 +298,6 @@ static void test_device_classes(void **unused)
     };
     char text[4096];
 
-    (void)unused;
     for (size_t i = 0; i < sizeof(claims) / sizeof(claims[0]); i++) {
         json_t *findings;
 
@@ -326,17 +314,16 @@ static void test_device_classes(void **unused)
 }
 
 /* A version that never was, or is no longer served: the group is there. */
-static void test_other_version(void **unused)
+TEST(test_other_version)
 {
     json_t *findings = check("groups", "['v1','batch/v2','networking.gke.io/v1']");
 
-    (void)unused;
     assert_string_equal(json_string_value(json_object_get(json_array_get(findings, 0), "fix")),
                         "write apiVersion: batch/v2, which it serves");
     json_decref(findings);
 }
 
-static void test_yaml(void **unused)
+TEST(test_yaml)
 {
     json_t *documents = parse("# nothing\n---\n---\na: &x {b: [1, -2, 0x1, 1.5, yes, 'true', \"7\", ~, 0400, 1e3]}\n"
                               "c: *x\n"
@@ -344,7 +331,6 @@ static void test_yaml(void **unused)
     json_t *expected = load(
         "[{'a':{'b':[1,-2,'0x1',1.5,'yes','true','7',null,256,1000.0]},'c':{'b':[1,-2,'0x1',1.5,'yes','true','7',null,256,1000.0]}},{'d':1},{'e':2}]");
 
-    (void)unused;
     if (!json_equal(documents, expected))
         json_dumpf(documents, stdout, 0);
     assert_true(json_equal(documents, expected));
@@ -352,7 +338,7 @@ static void test_yaml(void **unused)
     json_decref(expected);
 }
 
-static void test_yaml_refused(void **unused)
+TEST(test_yaml_refused)
 {
     static const char *const cases[][2] = {
         {"a: 1\na: 2\n", "m:2: 'a' is a duplicate; the first one is in line 1"},
@@ -375,7 +361,6 @@ static void test_yaml_refused(void **unused)
     json_t *documents;
     size_t bytes;
 
-    (void)unused;
     assert_non_null(text);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         assert_int_equal(deploy_manifest_parse("m", cases[i][0], strlen(cases[i][0]), &documents), EP_E_ARG);
@@ -407,7 +392,7 @@ static void test_yaml_refused(void **unused)
     free(text);
 }
 
-static void test_jobs(void **unused)
+TEST(test_jobs)
 {
     static const struct {
         const char *text, *error;
@@ -424,7 +409,6 @@ static void test_jobs(void **unused)
     struct deploy_job job;
     json_t *documents;
 
-    (void)unused;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         documents = parse(cases[i].text);
         assert_int_equal(deploy_job_find(documents, "ns", &job), EP_E_ARG);
@@ -441,7 +425,7 @@ static void test_jobs(void **unused)
     json_decref(documents);
 }
 
-static void test_pods_of_jobs(void **unused)
+TEST(test_pods_of_jobs)
 {
     static const struct {
         const char *text;
@@ -462,7 +446,6 @@ static void test_pods_of_jobs(void **unused)
          {5, 15}},
     };
 
-    (void)unused;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         json_t *documents = parse(cases[i].text);
         struct deploy_job job;
@@ -474,18 +457,4 @@ static void test_pods_of_jobs(void **unused)
             assert_int_equal(job.sets[set].count, cases[i].counts[set]);
         json_decref(documents);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nothing_found), cmocka_unit_test(test_findings),
-        cmocka_unit_test(test_harmless),      cmocka_unit_test(test_choice_of_nodes),
-        cmocka_unit_test(test_interfaces),    cmocka_unit_test(test_device_classes),
-        cmocka_unit_test(test_other_version), cmocka_unit_test(test_yaml),
-        cmocka_unit_test(test_yaml_refused),  cmocka_unit_test(test_jobs),
-        cmocka_unit_test(test_pods_of_jobs),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

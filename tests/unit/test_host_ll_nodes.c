@@ -3,6 +3,8 @@
  * Low latency between nodes gives the same bits as on one node, over every network, and its sending halves need no call
  * of the receivers. Ranks are threads.
  */
+#include "unit.h"
+
 #include "backend/host/host.h"
 #include "common/ranks/local_ranks.h"
 #include "group/peers.h"
@@ -10,14 +12,7 @@
 #include "net/emulation.h"
 
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-
-#include <cmocka.h>
 
 enum { RANKS = 4, TOKENS = 24, HIDDEN = 512, EXPERTS = 8, LOCAL = EXPERTS / RANKS, TOPK = 4, ROWS = RANKS * TOKENS };
 
@@ -208,12 +203,11 @@ static void run_ranks(ep_rank_fn run, int nranks, struct scenario *scenario)
                      scenario->shape->ranks_per_node, rank, scenario->complaint[rank]);
 }
 
-static void every_network_gives_the_bits_of_one_node(void **state)
+TEST(every_network_gives_the_bits_of_one_node)
 {
     size_t bytes = 2 * RANKS * sizeof(struct result);
     struct result *results[SHAPES];
 
-    (void)state;
     for (int i = 0; i < SHAPES; i++) {
         struct scenario scenario = {.shape = &shapes[i]};
 
@@ -301,12 +295,11 @@ static int run_send(const ep_boot *boot, void *argument)
     return status != EP_OK;
 }
 
-static void a_sending_half_needs_no_call_of_its_receiver(void **state)
+TEST(a_sending_half_needs_no_call_of_its_receiver)
 {
     static const struct shape over_tcp = {"tcp", 1, NULL}, over_emulated = {"emulated", 1, NULL};
     struct scenario scenario = {.shape = &over_tcp};
 
-    (void)state;
     for (int i = 0; i < 2; i++) {
         atomic_store(&sent, 0);
         atomic_store(&received, 0);
@@ -388,9 +381,8 @@ static int run_masks(const ep_boot *boot, void *argument)
     return status != EP_OK || !result;
 }
 
-static void masks_that_are_taken_back_hold_nobody_off(void **state)
+TEST(masks_that_are_taken_back_hold_nobody_off)
 {
-    (void)state;
     for (int i = 1; i < SHAPES; i++) {
         ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
         ep_rank_exit exits[RANKS];
@@ -406,13 +398,12 @@ static void masks_that_are_taken_back_hold_nobody_off(void **state)
 }
 
 /* Slots of ranks of other nodes are in another region than those of the node; rows of combines are additional. */
-static void sizes_include_the_memory_between_nodes(void **state)
+TEST(sizes_include_the_memory_between_nodes)
 {
     static const struct shape sizes[] = {{NULL, RANKS, NULL}, {"emulated", 2, NULL}};
     ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[RANKS];
 
-    (void)state;
     launch.mode = EP_LAUNCH_THREADS;
     launch.nranks = RANKS;
     launch.run = run_sizes;
@@ -420,16 +411,4 @@ static void sizes_include_the_memory_between_nodes(void **state)
     assert_int_equal(ep_launch(&launch, exits), EP_OK);
     for (int rank = 0; rank < RANKS; rank++)
         assert_int_equal(exits[rank].code, 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_network_gives_the_bits_of_one_node),
-        cmocka_unit_test(a_sending_half_needs_no_call_of_its_receiver),
-        cmocka_unit_test(sizes_include_the_memory_between_nodes),
-        cmocka_unit_test(masks_that_are_taken_back_hold_nobody_off),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,16 +2,11 @@
 /* Internals of epkit install: recipes, journals, packages, scripts. */
 #include "cmd/install/install.h"
 #include "temp.h"
+#include "unit.h"
 
 #include <epkit/types.h>
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static char *temp_folder(void)
 {
@@ -65,12 +60,11 @@ static struct recipe *parsed(const struct recipe_input *input)
     return recipe;
 }
 
-static void test_recipe(void **state)
+TEST(test_recipe)
 {
     struct recipe_input input = {.kernel = "6.8", .machine = "x86_64"};
     struct recipe *recipe = parsed(&input);
 
-    (void)state;
     assert_int_equal(recipe->n_steps, 3);
     assert_string_equal(recipe->steps[recipe->order[0]].id, "a");
     assert_string_equal(recipe->steps[recipe->order[1]].id, "b");
@@ -85,13 +79,12 @@ static void test_recipe(void **state)
 }
 
 /* Default, then environment, then command line. */
-static void test_values(void **state)
+TEST(test_values)
 {
     static const struct recipe_setting settings[] = {{"late", "1"}, {"place", "/from/line"}};
     struct recipe_input input = {.env = environment};
     struct recipe *recipe = parsed(&input);
 
-    (void)state;
     assert_string_equal(recipe_variable_find(recipe, "place")->value, "/from/env");
     assert_int_equal(recipe_variable_find(recipe, "place")->source, FROM_ENVIRONMENT);
     assert_null(recipe_variable_find(recipe, "kernel")->value);
@@ -105,7 +98,7 @@ static void test_values(void **state)
 }
 
 /* Of a setting and of the environment, but not of the recipe itself, however its file is named. */
-static void test_refused_values(void **state)
+TEST(test_refused_values)
 {
     static const struct recipe_setting bad[] = {{"late", "maybe"}}, unknown[] = {{"nothing", "1"}};
     struct {
@@ -121,7 +114,6 @@ static void test_refused_values(void **state)
     };
     struct recipe *recipe;
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         bool is_value_refused = false;
 
@@ -132,9 +124,8 @@ static void test_refused_values(void **state)
     }
 }
 
-static void test_kinds(void **state)
+TEST(test_kinds)
 {
-    (void)state;
     assert_null(value_fault(VALUE_PATH, "/opt/deep-ep/1.2_x"));
     assert_non_null(value_fault(VALUE_PATH, "/opt/.."));
     assert_non_null(value_fault(VALUE_PATH, "/opt/a b"));
@@ -150,13 +141,12 @@ static void test_kinds(void **state)
 
 /* --- journal --- */
 
-static void test_journal(void **state)
+TEST(test_journal)
 {
     char *folder = temp_folder(), path[PATH_MAX + 64];
     struct journal journal;
     FILE *file;
 
-    (void)state;
     snprintf(path, sizeof(path), "%s/journal", folder);
     assert_int_equal(journal_open(path, "boot-1", false, &journal), EP_OK);
     assert_int_equal(json_array_size(journal.events), 0);
@@ -211,7 +201,7 @@ static size_t reopened(const char *path, const char *text, size_t bytes, bool *r
 }
 
 /* Cut at each byte, with zeros in place of unwritten data, and with each byte changed. */
-static void test_journal_bytes(void **state)
+TEST(test_journal_bytes)
 {
     static const char lines[] = "{\"v\":1,\"boot\":\"b\",\"event\":\"begin\"}\n"
                                 "{\"v\":1,\"boot\":\"b\",\"event\":\"start\",\"step\":\"a\"}\n"
@@ -220,7 +210,6 @@ static void test_journal_bytes(void **state)
     size_t bytes = sizeof(lines) - 1, n_whole = 0;
     bool is_rebuilt;
 
-    (void)state;
     snprintf(path, sizeof(path), "%s/journal", folder);
     for (size_t at = 0; at <= bytes; at++) {
         bool is_torn = at > 0 && lines[at - 1] != '\n';
@@ -243,13 +232,12 @@ static void test_journal_bytes(void **state)
 }
 
 /* A journal of another version is neither read nor moved aside, wherever the line is and whatever else it holds. */
-static void test_journal_version(void **state)
+TEST(test_journal_version)
 {
     static const char *const lines[] = {"{\"v\":99,\"boot\":\"b\",\"event\":\"begin\"}\n",
                                         "{\"v\":2,\"what\":[1]}\nrubbish\n"};
     char *folder = temp_folder(), path[PATH_MAX + 64], expected[PATH_MAX + 128];
 
-    (void)state;
     snprintf(path, sizeof(path), "%s/journal", folder);
     snprintf(expected, sizeof(expected), "%s:2: not of version 1 of the journal", path);
     for (size_t i = 0; i < 4; i++) {
@@ -291,14 +279,13 @@ static struct step_state packages_state(const char *status, const char *name, co
     return found;
 }
 
-static void test_packages(void **state)
+TEST(test_packages)
 {
     static const char status[] = "Package: tool-extra\nStatus: install ok installed\nVersion: 9\n\n"
                                  "Package: tool\nStatus: install ok installed\nVersion: 2.0-1\nDepends: x\n\n"
                                  "Package: half\nStatus: install ok half-configured\nVersion: 1\n\n"
                                  "Package: gone\nStatus: deinstall ok config-files\nVersion: 1\n";
 
-    (void)state;
     assert_int_equal(packages_state(status, "tool", "2.0-1").now, STEP_DONE);
     assert_int_equal(packages_state(status, "tool", "2.0-*").now, STEP_DONE);
     assert_int_equal(packages_state(status, "tool", "3.0-1").now, STEP_WRONG);
@@ -312,26 +299,14 @@ static void test_packages(void **state)
 
 /* --- scripts --- */
 
-static void test_words(void **state)
+TEST(test_words)
 {
     char *text = NULL;
     size_t bytes;
     FILE *out = open_memstream(&text, &bytes);
 
-    (void)state;
     script_word(out, "it's $(x) `y` \\ \"z\"\n");
     fclose(out);
     assert_string_equal(text, "'it'\\''s $(x) `y` \\ \"z\"\n'");
     free(text);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_recipe),   cmocka_unit_test(test_values),        cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_journal),  cmocka_unit_test(test_journal_bytes), cmocka_unit_test(test_journal_version),
-        cmocka_unit_test(test_packages), cmocka_unit_test(test_words),         cmocka_unit_test(test_refused_values),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

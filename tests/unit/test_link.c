@@ -3,6 +3,8 @@
  * Events that the control links send without waiting for the next heartbeat: two nodes of two processes, whose
  * heartbeats are an hour apart, and which are in no call. And how the end of a link is classified.
  */
+#include "unit.h"
+
 #include "base/thread.h"
 #include "group/failure.h"
 #include "group/group.h"
@@ -23,13 +25,9 @@ static int poll_late(struct pollfd *fds, nfds_t n, int timeout_ms);
 
 #include "common/ranks/local_ranks.h"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <sys/mman.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 enum { MOST_RANKS = 6, PER_NODE = 2, HOUR_S = 3600, PATIENCE_S = 60 };
 
@@ -154,23 +152,20 @@ static void run_scenario(struct scenario wanted)
 }
 
 /* Rank 0 has no connection to it: a rank of its node reports it. */
-static void a_death_is_reported_at_once(void **state)
+TEST(a_death_is_reported_at_once)
 {
-    (void)state;
     run_scenario((struct scenario){.nranks = 4, .victims = 1u << 3, .caller = -1});
 }
 
 /* The rail peer of the victim finds the death; its node has no other connection to the other node of that rank. */
-static void a_failure_reaches_a_node_whose_rail_peer_has_died(void **state)
+TEST(a_failure_reaches_a_node_whose_rail_peer_has_died)
 {
-    (void)state;
     run_scenario((struct scenario){.nranks = 4, .victims = 1u << 3, .caller = 1});
 }
 
 /* Rank 5 has connections to ranks 1 and 3, and rank 2 to ranks 0 and 4: only the node of ranks 0 and 1 is between. */
-static void a_failure_reaches_a_node_by_another_one(void **state)
+TEST(a_failure_reaches_a_node_by_another_one)
 {
-    (void)state;
     run_scenario((struct scenario){.nranks = 6, .victims = 1u << 3 | 1u << 4, .caller = 5});
 }
 
@@ -201,12 +196,11 @@ static int fail_and_exit(const ep_boot *boot, void *argument)
 }
 
 /* As a program does that prints the error of a call and ends. */
-static void the_reason_of_a_rank_that_exits_at_once_arrives(void **state)
+TEST(the_reason_of_a_rank_that_exits_at_once_arrives)
 {
     ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[2];
 
-    (void)state;
     launch.mode = EP_LAUNCH_FORK;
     launch.nranks = 2;
     launch.run = fail_and_exit;
@@ -242,11 +236,10 @@ static void connect_pair(int ends[2])
 }
 
 /* A shrink takes a rank for dead whose process closed the link, but not one whose link was reset. */
-static void an_end_is_classified_where_a_send_fails(void **state)
+TEST(an_end_is_classified_where_a_send_fails)
 {
     static const struct linger at_once = {.l_onoff = 1};
 
-    (void)state;
     for (int reset = 0; reset < 2; reset++) {
         struct ep_group_remote remote[2] = {0};
         struct ep_group_peer peers[2] = {0};
@@ -330,11 +323,10 @@ static int wait_for_3(struct made_group *made, bool tolerant)
     return (int)((ep_now_ns() - begin_ns) / 1000000u);
 }
 
-static void a_stopped_rail_peer_is_named_instead_of_a_rank_that_may_wait_for_it(void **state)
+TEST(a_stopped_rail_peer_is_named_instead_of_a_rank_that_may_wait_for_it)
 {
     struct made_group *made = make_group(DEADLINE_MS);
 
-    (void)state;
     (void)wait_for_3(made, false);
     assert_non_null(strstr(ep_last_error(), "rank 2 did not answer"));
     free_group(made);
@@ -345,29 +337,13 @@ static void a_stopped_rail_peer_is_named_instead_of_a_rank_that_may_wait_for_it(
 }
 
 /* It may wait for the other one for two deadlines after that has stopped, and then needs time to arrive. */
-static void a_rank_that_may_wait_for_a_stopped_rail_peer_is_masked_later(void **state)
+TEST(a_rank_that_may_wait_for_a_stopped_rail_peer_is_masked_later)
 {
     struct made_group *made = make_group(DEADLINE_MS);
 
-    (void)state;
     assert_true(wait_for_3(made, true) >= DEADLINE_MS * 5 / 4);
     free_group(made);
     made = make_group(DEADLINE_MS / 2);
     assert_true(wait_for_3(made, true) >= DEADLINE_MS * 7 / 4 - 1);
     free_group(made);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_death_is_reported_at_once),
-        cmocka_unit_test(a_failure_reaches_a_node_whose_rail_peer_has_died),
-        cmocka_unit_test(a_failure_reaches_a_node_by_another_one),
-        cmocka_unit_test(the_reason_of_a_rank_that_exits_at_once_arrives),
-        cmocka_unit_test(an_end_is_classified_where_a_send_fails),
-        cmocka_unit_test(a_stopped_rail_peer_is_named_instead_of_a_rank_that_may_wait_for_it),
-        cmocka_unit_test(a_rank_that_may_wait_for_a_stopped_rail_peer_is_masked_later),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

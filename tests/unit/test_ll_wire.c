@@ -4,15 +4,11 @@
  * rank 1 on rank 0 as kernels do, and reads the landing segment of rank 1 as kernels do. Over the emulated network,
  * whose ring is shorter than a call.
  */
+#include "unit.h"
+
 #include "net/ll_wire.c"
 
 #include "common/ranks/local_ranks.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
 
 enum {
     TOKENS = 6,
@@ -239,7 +235,7 @@ static void check_rows(struct pair *p, uint64_t number, int max_tokens, int part
 /* --- cases ----------------------------------------------------------------------------------------------------------
  */
 
-static void every_row_of_a_dispatch_lands(void **state)
+TEST_WITH(every_row_of_a_dispatch_lands, make_pair, free_pair)
 {
     struct pair *p = *state;
 
@@ -253,7 +249,7 @@ static void every_row_of_a_dispatch_lands(void **state)
     }
 }
 
-static void weights_come_before_the_rows_are_there(void **state)
+TEST_WITH(weights_come_before_the_rows_are_there, make_pair, free_pair)
 {
     struct pair *p = *state;
 
@@ -272,7 +268,7 @@ static void weights_come_before_the_rows_are_there(void **state)
 }
 
 /* The proxy may see the second call before it has sent anything of the first. */
-static void two_calls_are_published_at_once(void **state)
+TEST_WITH(two_calls_are_published_at_once, make_pair, free_pair)
 {
     struct pair *p = *state;
 
@@ -286,7 +282,7 @@ static void two_calls_are_published_at_once(void **state)
 }
 
 /* Calls 2 to 9 had the rank masked: kernels have written nothing for it, and told nothing. */
-static void calls_without_the_rank_are_passed_over(void **state)
+TEST_WITH(calls_without_the_rank_are_passed_over, make_pair, free_pair)
 {
     struct pair *p = *state;
 
@@ -297,7 +293,7 @@ static void calls_without_the_rank_are_passed_over(void **state)
     check_dispatch(p, 10, TOKENS, SLOT);
 }
 
-static void what_comes_late_changes_nothing(void **state)
+TEST_WITH(what_comes_late_changes_nothing, make_pair, free_pair)
 {
     struct pair *p = *state;
 
@@ -312,7 +308,7 @@ static void what_comes_late_changes_nothing(void **state)
     check_rows(p, 5, TOKENS, 2);
 }
 
-static void words_only_grow(void **state)
+TEST_WITH(words_only_grow, make_pair, free_pair)
 {
     struct pair *p = *state;
     struct ll_wire_segment *out = words_of(p->out), *landing = words_of(p->landing);
@@ -336,7 +332,7 @@ static void words_only_grow(void **state)
 }
 
 /* Kernels look at what has landed when the count has changed: with each message, and with a rank that is lost. */
-static void each_change_is_counted(void **state)
+TEST_WITH(each_change_is_counted, make_pair, free_pair)
 {
     struct pair *p = *state;
     struct ll_wire_segment *landing = words_of(p->landing);
@@ -353,7 +349,7 @@ static void each_change_is_counted(void **state)
 }
 
 /* More messages than are taken at once: who looks for the last word is told that it is not there yet. */
-static void messages_that_are_left_are_reported(void **state)
+TEST_WITH(messages_that_are_left_are_reported, make_pair, free_pair)
 {
     struct pair *p = *state;
     struct ll_wire_segment *out = words_of(p->out), *landing = words_of(p->landing);
@@ -377,7 +373,7 @@ static void messages_that_are_left_are_reported(void **state)
 
 /* A ring of large rows is taken in one turn, and what its sender had no room for comes later: `more` says nothing of
  * it. */
-static void what_a_full_ring_holds_back_comes_later(void **state)
+TEST_WITH(what_a_full_ring_holds_back_comes_later, make_pair, free_pair)
 {
     struct pair *p = *state;
     struct ll_received received;
@@ -393,7 +389,7 @@ static void what_a_full_ring_holds_back_comes_later(void **state)
     check_rows(p, 5, TOKENS, 2);
 }
 
-static void what_no_rank_sends_is_refused(void **state)
+TEST_WITH(what_no_rank_sends_is_refused, make_pair, free_pair)
 {
     static const struct {
         struct ll_message head;
@@ -435,24 +431,4 @@ static void what_no_rank_sends_is_refused(void **state)
     assert_memory_equal(p->landing, before, p->bytes);
     free(message);
     free(before);
-}
-
-#define CASE(name) cmocka_unit_test_setup_teardown(name, make_pair, free_pair)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        CASE(every_row_of_a_dispatch_lands),
-        CASE(weights_come_before_the_rows_are_there),
-        CASE(two_calls_are_published_at_once),
-        CASE(calls_without_the_rank_are_passed_over),
-        CASE(what_comes_late_changes_nothing),
-        CASE(words_only_grow),
-        CASE(each_change_is_counted),
-        CASE(messages_that_are_left_are_reported),
-        CASE(what_a_full_ring_holds_back_comes_later),
-        CASE(what_no_rank_sends_is_refused),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

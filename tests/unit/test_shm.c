@@ -4,15 +4,13 @@
  * truncate it. With both ways to get the descriptor. The names are of this process with another key, so that its own
  * mapping is not used. No call waits for an owner that has ended.
  */
+#include "unit.h"
+
 #include "base/shm.h"
 
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -21,8 +19,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum way { BY_PROC, BY_SOCKET, WAYS };
 
@@ -56,13 +52,12 @@ static void close_route(struct route *route)
         ep_shm_serve_end();
 }
 
-static void a_longer_name_than_segment_is_refused(void **state)
+TEST(a_longer_name_than_segment_is_refused)
 {
     static const uint64_t too_long[] = {BYTES + 1, INT64_MAX, (uint64_t)INT64_MAX + 1, UINT64_MAX};
     struct ep_shm own, seen = {.fd = -1};
     struct ep_shm_name name;
 
-    (void)state;
     assert_int_equal(ep_shm_new(BYTES, &own), EP_OK);
     assert_int_equal(ep_shm_get_name(&own, &name), EP_OK);
     strcpy(own.base, "here");
@@ -93,14 +88,13 @@ static void a_longer_name_than_segment_is_refused(void **state)
     ep_shm_done(&own);
 }
 
-static void a_segment_that_may_shrink_is_refused(void **state)
+TEST(a_segment_that_may_shrink_is_refused)
 {
     int fd = memfd_create("epkit", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     struct ep_shm seen = {.fd = -1};
     struct ep_shm_name name = {.process = 1, .pid = (int32_t)getpid(), .fd = fd, .serial = 1, .bytes = BYTES};
     struct stat info;
 
-    (void)state;
     assert_true(fd >= 0);
     assert_int_equal(ftruncate(fd, BYTES), 0);
     assert_int_equal(fstat(fd, &info), 0);
@@ -137,7 +131,7 @@ static void *kill_soon(void *pid)
 }
 
 /* The owner ends while the request is in flight: no reply will arrive, and only a repeated request detects it. */
-static void an_owner_that_ends_is_not_waited_for(void **state)
+TEST(an_owner_that_ends_is_not_waited_for)
 {
     struct offer *offer = mmap(NULL, sizeof(*offer), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     struct ep_shm_owner owner = {.timeout_ms = 90000};
@@ -146,7 +140,6 @@ static void an_owner_that_ends_is_not_waited_for(void **state)
     pid_t pid;
     int how;
 
-    (void)state;
     assert_true(offer != MAP_FAILED);
     pid = fork();
     if (pid == 0)
@@ -176,7 +169,7 @@ static _Noreturn void start_server_without_descriptors(struct offer *offer)
         pause();
 }
 
-static void an_owner_without_descriptors_says_so(void **state)
+TEST(an_owner_without_descriptors_says_so)
 {
     struct offer *offer = mmap(NULL, sizeof(*offer), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     struct ep_shm_owner owner = {.timeout_ms = 60000};
@@ -185,7 +178,6 @@ static void an_owner_without_descriptors_says_so(void **state)
     pid_t pid;
     int how;
 
-    (void)state;
     assert_true(offer != MAP_FAILED);
     pid = fork();
     if (pid == 0)
@@ -213,7 +205,7 @@ static socklen_t name_of(const struct ep_shm_address *address, struct sockaddr_u
 }
 
 /* Any process of the network namespace can send to the socket. */
-static void invalid_requests_do_not_end_the_server(void **state)
+TEST(invalid_requests_do_not_end_the_server)
 {
     static const size_t lengths[] = {0, 1, 31, 33, 4000};
     static const char noise[4000];
@@ -223,7 +215,6 @@ static void invalid_requests_do_not_end_the_server(void **state)
     struct route route;
     int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
-    (void)state;
     open_route(&route, BY_SOCKET);
     assert_int_equal(ep_shm_new(BYTES, &own), EP_OK);
     assert_int_equal(ep_shm_get_name(&own, &name), EP_OK);
@@ -241,7 +232,7 @@ static void invalid_requests_do_not_end_the_server(void **state)
 }
 
 /* As a program that becomes a daemon with closefrom(3): later calls that free objects must not wait for ever. */
-static void the_server_ends_without_its_socket(void **state)
+TEST(the_server_ends_without_its_socket)
 {
     struct sockaddr_un mine, theirs;
     struct route route;
@@ -249,7 +240,6 @@ static void the_server_ends_without_its_socket(void **state)
     socklen_t bytes;
     int pidfd;
 
-    (void)state;
 #if defined(__SANITIZE_THREAD__)
     print_message("SKIP: closing a descriptor that a thread waits on is what the sanitizer reports\n");
     skip();
@@ -274,18 +264,4 @@ static void the_server_ends_without_its_socket(void **state)
     /* It can be started again. */
     open_route(&route, BY_SOCKET);
     close_route(&route);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_longer_name_than_segment_is_refused),
-        cmocka_unit_test(a_segment_that_may_shrink_is_refused),
-        cmocka_unit_test(an_owner_that_ends_is_not_waited_for),
-        cmocka_unit_test(an_owner_without_descriptors_says_so),
-        cmocka_unit_test(invalid_requests_do_not_end_the_server),
-        cmocka_unit_test(the_server_ends_without_its_socket),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

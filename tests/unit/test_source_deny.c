@@ -4,14 +4,9 @@
  * of all kinds of files, are scrubbed, and no identifier is left. A new rule is tested automatically, with the paths of
  * its pattern.
  */
+#include "unit.h"
+
 #include "machine/source/scrub.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 /* All are invented, and none looks like a replacement. */
 static const char *const identifiers[] = {
@@ -223,12 +218,11 @@ static int count_left(json_t *kept[CACHE_KINDS], const char *identifier, size_t 
     return n_left;
 }
 
-static void no_rule_leaves_an_identifier(void **state)
+TEST(no_rule_leaves_an_identifier)
 {
     json_t *kept[CACHE_KINDS];
     int n_left = 0;
 
-    (void)state;
     for (size_t i = 0; i < sizeof(identifiers) / sizeof(identifiers[0]); i++) {
         for (size_t first = 0; first < 9; first += 1 + i % 8) {
             fill_files(kept, identifiers[i], first);
@@ -238,11 +232,4 @@ static void no_rule_leaves_an_identifier(void **state)
         n_left += count_left(kept, identifiers[i], 1);
     }
     assert_int_equal(n_left, 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(no_rule_leaves_an_identifier)};
-
-    return cmocka_run_group_tests_name("source_deny", tests, NULL, NULL);
 }

@@ -2,19 +2,17 @@
 /* A log with more matching lines than fit, and the format of kernel records. It compiles its own copy of lines.c. */
 #include "machine/source/lines.c"
 #include "temp.h"
-
-#include <cmocka.h>
+#include "unit.h"
 
 #define LINE_BYTES 40
 #define LINES ((int)(SOURCE_LOG_MAX / LINE_BYTES * 5 / 2)) /* more than twice what fits */
 
-static void of_many_lines_the_last_stay(void **state)
+TEST(of_many_lines_the_last_stay)
 {
     struct found found = {.text = malloc(SOURCE_LOG_MAX)};
     char line[LINE_BYTES + 1];
     long first, last = -1;
 
-    (void)state;
     assert_non_null(found.text);
     for (int i = 0; i < LINES; i++) {
         snprintf(line, sizeof(line), "%0*d", LINE_BYTES, i);
@@ -31,12 +29,11 @@ static void of_many_lines_the_last_stay(void **state)
     free(found.text);
 }
 
-static void a_line_may_be_too_long(void **state)
+TEST(a_line_may_be_too_long)
 {
     struct found found = {.text = malloc(SOURCE_LOG_MAX)};
     char *line = calloc(1, SOURCE_LOG_MAX);
 
-    (void)state;
     assert_non_null(line);
     assert_non_null(found.text);
     add_line(&found, "short", 5);
@@ -48,7 +45,7 @@ static void a_line_may_be_too_long(void **state)
     free(found.text);
 }
 
-static void records_lose_their_prefix(void **state)
+TEST(records_lose_their_prefix)
 {
     static const struct {
         const char *record, *wanted;
@@ -59,7 +56,6 @@ static void records_lose_their_prefix(void **state)
                  {";", ""},
                  {"", ""}};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct found found = {.text = malloc(SOURCE_LOG_MAX)};
 
@@ -69,15 +65,4 @@ static void records_lose_their_prefix(void **state)
         assert_memory_equal(found.text, cases[i].wanted, found.used);
         free(found.text);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(of_many_lines_the_last_stay),
-        cmocka_unit_test(a_line_may_be_too_long),
-        cmocka_unit_test(records_lose_their_prefix),
-    };
-
-    return cmocka_run_group_tests_name("source_lines", tests, NULL, NULL);
 }

@@ -6,8 +6,7 @@
 #include "machine/source/scrub.h"
 #include "machine/source/state.h"
 #include "tree.h"
-
-#include <cmocka.h>
+#include "unit.h"
 
 /* --- a machine full of identifiers --- */
 
@@ -273,13 +272,12 @@ static struct source *mail(struct source *source, char **ret_text)
     return again;
 }
 
-static void no_identifier_leaks(void **state)
+TEST(no_identifier_leaks)
 {
     struct source *source, *mailed;
     struct tree tree;
     char *text;
 
-    (void)state;
     make_machine(&tree);
     source = look(&tree);
     mailed = mail(source, &text);
@@ -295,7 +293,7 @@ static void no_identifier_leaks(void **state)
     tree_done(&tree);
 }
 
-static void what_matters_stays(void **state)
+TEST(what_matters_stays)
 {
     struct source *source, *mailed;
     const json_t *gpu;
@@ -305,7 +303,6 @@ static void what_matters_stays(void **state)
     const char *kept;
     char list[128];
 
-    (void)state;
     make_machine(&tree);
     source = look(&tree);
     source_query(source, "nvml", NULL, NULL, 0);
@@ -399,7 +396,7 @@ static char *pass(struct scrub *scrub, const char *text, unsigned flags, const c
     return out;
 }
 
-static void the_general_pass_knows_identifiers(void **state)
+TEST(the_general_pass_knows_identifiers)
 {
     static const struct {
         const char *text, *wanted;
@@ -458,7 +455,6 @@ static void the_general_pass_knows_identifiers(void **state)
         {"erikas node-77 xerika", "user1s host17 xuser1", 0, NULL},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct scrub scrub;
         char *got;
@@ -476,13 +472,12 @@ static void the_general_pass_knows_identifiers(void **state)
 }
 
 /* More values than the first range of replacements holds: none is used twice. */
-static void replacements_differ(void **state)
+TEST(replacements_differ)
 {
     struct scrub scrub;
     json_t *seen = json_object();
     char text[64], *got;
 
-    (void)state;
     scrub_init(&scrub);
     for (int i = 0; i < 3000; i++) {
         snprintf(text, sizeof(text), "10.1.%d.%d", i >> 8, i & 255);
@@ -501,7 +496,7 @@ static void replacements_differ(void **state)
     scrub_done(&scrub);
 }
 
-static void names_of_common_software_stay(void **state)
+TEST(names_of_common_software_stay)
 {
     static const struct {
         const char *path, *wanted;
@@ -528,7 +523,6 @@ static void names_of_common_software_stay(void **state)
         {"/a/../lib", "/dir1/../lib"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct scrub scrub;
         size_t bytes;
@@ -544,7 +538,7 @@ static void names_of_common_software_stay(void **state)
     }
 }
 
-static void patterns_match(void **state)
+TEST(patterns_match)
 {
     static const struct {
         const char *pattern, *text;
@@ -569,7 +563,6 @@ static void patterns_match(void **state)
                  {"*", "a/b", false},
                  {"#", "", false}};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         if (scrub_match(cases[i].pattern, cases[i].text) != cases[i].matches)
             fail_msg("%s against %s", cases[i].pattern, cases[i].text);
@@ -582,7 +575,7 @@ static void put(char *config, size_t at, const void *data, size_t bytes)
     memcpy(config + at, data, bytes);
 }
 
-static void serial_numbers_leave_configuration_space(void **state)
+TEST(serial_numbers_leave_configuration_space)
 {
     char config[4096] = {0};
     const char *got;
@@ -590,7 +583,6 @@ static void serial_numbers_leave_configuration_space(void **state)
     struct tree tree;
     char *text;
 
-    (void)state;
     put(config, 0, "\xb3\x15", 2);
     config[0x34] = 0x60;
     put(config, 0x60, "\x10\x48\x02\x00marks", 9);             /* PCI Express, next at 0x48 */
@@ -614,19 +606,4 @@ static void serial_numbers_leave_configuration_space(void **state)
     source_free(mailed);
     free(text);
     tree_done(&tree);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_identifier_leaks),
-        cmocka_unit_test(what_matters_stays),
-        cmocka_unit_test(the_general_pass_knows_identifiers),
-        cmocka_unit_test(replacements_differ),
-        cmocka_unit_test(names_of_common_software_stay),
-        cmocka_unit_test(patterns_match),
-        cmocka_unit_test(serial_numbers_leave_configuration_space),
-    };
-
-    return cmocka_run_group_tests_name("source_scrub", tests, NULL, NULL);
 }

@@ -4,10 +4,9 @@
  */
 #include "machine/source/state.h"
 #include "tree.h"
+#include "unit.h"
 
 #include <sys/wait.h>
-
-#include <cmocka.h>
 
 #define PCI "/sys/bus/pci/devices/0000:0f:00.0/"
 
@@ -138,7 +137,7 @@ static struct source *load(const char *text, size_t bytes)
     return source;
 }
 
-static void a_snapshot_answers_as_the_machine_did(void **state)
+TEST(a_snapshot_answers_as_the_machine_did)
 {
     char *first, *second, *third, *text, *again;
     struct source *source, *saved, *file;
@@ -146,7 +145,6 @@ static void a_snapshot_answers_as_the_machine_did(void **state)
     struct tree tree;
     char place[PATH_MAX];
 
-    (void)state;
     tree_init(&tree);
     make_machine(&tree);
     assert_int_equal(source_open(tree.place, &source), EP_OK);
@@ -179,14 +177,13 @@ static void a_snapshot_answers_as_the_machine_did(void **state)
     tree_done(&tree);
 }
 
-static void what_was_not_asked_is_not_known(void **state)
+TEST(what_was_not_asked_is_not_known)
 {
     static const char text[] = "{\"epkit_snapshot\": 1}";
     struct source *source = load(text, sizeof(text) - 1);
     int64_t value;
     uint64_t now;
 
-    (void)state;
     assert_int_equal(source_read(source, "/a").state, SOURCE_NOT_RECORDED);
     assert_string_equal(source_read(source, "/a").why, "the snapshot does not say");
     assert_string_equal(source_read(source, "/a").text, "");
@@ -205,14 +202,13 @@ static void what_was_not_asked_is_not_known(void **state)
 }
 
 /* A query that failed because the cache was full fails in the snapshot as well. */
-static void a_full_root_stays_one(void **state)
+TEST(a_full_root_stays_one)
 {
     static const char text[] = "{\"epkit_snapshot\": 1, \"full\": true, \"files\": {\"/proc/devices\": \"x\"}}";
     struct source *source = load(text, sizeof(text) - 1), *again;
     char *saved;
     size_t bytes;
 
-    (void)state;
     assert_int_equal(source_read(source, "/proc/devices").state, SOURCE_OK);
     assert_int_equal(source_read(source, "/b").state, SOURCE_FAILED);
     assert_int_equal(snapshot_text(source, &saved, &bytes), EP_OK);
@@ -225,13 +221,12 @@ static void a_full_root_stays_one(void **state)
 
 /* --- overlays --- */
 
-static void an_overlay_comes_before_the_files(void **state)
+TEST(an_overlay_comes_before_the_files)
 {
     struct tree tree;
     struct source *source;
     uint64_t now;
 
-    (void)state;
     tree_init(&tree);
     tree_put(&tree, "/a", "1\n");
     tree_put(&tree, "/b", "2\n");
@@ -268,7 +263,7 @@ static void an_overlay_comes_before_the_files(void **state)
 #define FILES(entries) "{\"epkit_snapshot\": 1, \"files\": {" entries "}}"
 #define KIND(kind, entries) "{\"epkit_snapshot\": 1, \"" kind "\": {" entries "}}"
 
-static void damaged_snapshots_are_refused(void **state)
+TEST(damaged_snapshots_are_refused)
 {
     static const struct {
         const char *text, *says;
@@ -330,7 +325,6 @@ static void damaged_snapshots_are_refused(void **state)
         {"{\"epkit_snapshot\": 1} x", "line 1"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct source *source = (struct source *)(intptr_t)1;
 
@@ -342,12 +336,11 @@ static void damaged_snapshots_are_refused(void **state)
 }
 
 /* Names in errors are text from a machine. */
-static void errors_are_clean(void **state)
+TEST(errors_are_clean)
 {
     static const char text[] = FILES("\"/\\u001b[31m\": 1");
     struct source *source;
 
-    (void)state;
     assert_int_equal(source_from_json("made up", text, sizeof(text) - 1, &source), EP_E_ARG);
     assert_non_null(strstr(ep_last_error(), "\"/?[31m\""));
 }
@@ -365,7 +358,7 @@ static char *repeated(const char *before, const char *unit, size_t n, const char
     return text;
 }
 
-static void snapshots_are_bounded(void **state)
+TEST(snapshots_are_bounded)
 {
     static const struct {
         const char *before, *unit;
@@ -381,7 +374,6 @@ static void snapshots_are_bounded(void **state)
         {"{\"epkit_snapshot\": 1, \"answers\": {\"x\": {\"value\": [0", ",0", 1000000, "]}}}", "64 MiB"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct source *source = NULL;
         size_t bytes;
@@ -398,7 +390,7 @@ static void snapshots_are_bounded(void **state)
 
 /* --- writing --- */
 
-static void half_a_snapshot_is_never_seen(void **state)
+TEST(half_a_snapshot_is_never_seen)
 {
     static const char text[] = "{\"epkit_snapshot\": 1}";
     struct source *source = load(text, sizeof(text) - 1);
@@ -409,7 +401,6 @@ static void half_a_snapshot_is_never_seen(void **state)
     struct stat info;
     mode_t mask = umask(027);
 
-    (void)state;
     tree_init(&tree);
     tree_put(&tree, "/s/old", "old");
     tree_path(&tree, "/s/old", place);
@@ -432,20 +423,4 @@ static void half_a_snapshot_is_never_seen(void **state)
     source_free(folder);
     source_free(source);
     tree_done(&tree);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_snapshot_answers_as_the_machine_did),
-        cmocka_unit_test(what_was_not_asked_is_not_known),
-        cmocka_unit_test(a_full_root_stays_one),
-        cmocka_unit_test(an_overlay_comes_before_the_files),
-        cmocka_unit_test(damaged_snapshots_are_refused),
-        cmocka_unit_test(errors_are_clean),
-        cmocka_unit_test(snapshots_are_bounded),
-        cmocka_unit_test(half_a_snapshot_is_never_seen),
-    };
-
-    return cmocka_run_group_tests_name("source_snapshot", tests, NULL, NULL);
 }

@@ -1,22 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Temporary files and folders of killed processes, and their removal. */
+#include "unit.h"
+
 #include "common/temporary.h"
 
 #include <dirent.h>
 #include <errno.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static char root[1024];
 
@@ -100,11 +94,10 @@ static void end_child(pid_t pid, int fd)
     close(fd);
 }
 
-static void test_killed(void **state)
+TEST(test_killed)
 {
     struct temporary temporary;
 
-    (void)state;
     for (int is_folder = 0; is_folder < 2; is_folder++) {
         int fd;
         pid_t pid = make_in_child(is_folder, &fd);
@@ -127,11 +120,10 @@ static void test_killed(void **state)
 }
 
 /* Similar names that are not ours stay. */
-static void test_others(void **state)
+TEST(test_others)
 {
     struct temporary temporary;
 
-    (void)state;
     assert_int_equal(mkdir("it.backup", 0700), 0);
     assert_int_equal(mkdir(".it.epkit-folder", 0700), 0);
     assert_int_equal(mkdir(".it.epkit-folder/inner", 0700), 0);
@@ -147,12 +139,11 @@ static void test_others(void **state)
     assert_int_equal(system("rm -r ./.it* it it.backup victim"), 0);
 }
 
-static void test_names(void **state)
+TEST(test_names)
 {
     char name[256];
     struct temporary temporary;
 
-    (void)state;
     memset(name, 'n', 255);
     name[255] = '\0';
     assert_int_equal(temporary_save(name, "x", 1, 0600), 0);
@@ -168,11 +159,10 @@ static void test_names(void **state)
 /*
  * Processes that create and clean up the same names concurrently: none loses a file that another considers left over.
  */
-static void test_at_once(void **state)
+TEST(test_at_once)
 {
     pid_t pids[8];
 
-    (void)state;
     for (size_t i = 0; i < 8; i++) {
         pids[i] = fork();
         assert_true(pids[i] >= 0);
@@ -198,14 +188,13 @@ static void test_at_once(void **state)
 }
 
 /* A process that saves continuously, killed by a signal at any time: only complete files remain. */
-static void test_signals(void **state)
+TEST(test_signals)
 {
     static const int signals[] = {SIGTERM, SIGINT, SIGQUIT, SIGHUP, SIGXCPU};
     enum { ROUNDS = 60, BYTES = 20000 };
     static char text[BYTES];
     struct stat info;
 
-    (void)state;
     assert_int_equal(mkdir("signals", 0700), 0);
     for (int i = 0; i < ROUNDS; i++) {
         int number = signals[(size_t)i % (sizeof(signals) / sizeof(signals[0]))], how;
@@ -229,12 +218,4 @@ static void test_signals(void **state)
     assert_int_equal(rmdir("signals"), 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_killed),  cmocka_unit_test(test_others),  cmocka_unit_test(test_names),
-        cmocka_unit_test(test_at_once), cmocka_unit_test(test_signals),
-    };
-
-    return cmocka_run_group_tests(tests, make_root, remove_root);
-}
+TEST_GROUP(make_root, remove_root)
