@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_doctor.c - epkit doctor: what is wrong with a machine, and what to do about it. */
-#include "cmd/inspect.h"
 #include "common/cmd.h"
 #include "common/output.h"
 #include "common/port.h"
@@ -13,7 +12,6 @@
 #include <string.h>
 
 #define MAX_CHECKS 256
-#define FIX_TIMEOUT_MS 60000
 #define REMOTE_COMMAND "epkit doctor --json"
 
 struct doctor_options {
@@ -162,8 +160,8 @@ int diagnosis_exit(const struct diagnosis *diagnosis)
     return diagnosis->n_open > 0 || (diagnosis->n_fine == 0 && diagnosis->n_unknown > 0) ? CMD_NOT_KNOWN : CMD_FINE;
 }
 
-static int read_machine(const struct cmd *cmd, const struct inspect_options *inspect, const char *expect,
-                        struct doctor_machine **ret_machine)
+int diagnosis_read(const struct cmd *cmd, const struct inspect_options *inspect, const char *expect,
+                   struct doctor_machine **ret_machine)
 {
     struct doctor_machine *machine = NULL;
     struct source *source;
@@ -182,30 +180,6 @@ static int read_machine(const struct cmd *cmd, const struct inspect_options *ins
         return cmd_refuse(cmd, NULL, "%s", ep_last_error());
     }
     *ret_machine = machine;
-    return CMD_FINE;
-}
-
-/* --- --fix --- */
-
-struct again {
-    const struct cmd *cmd;
-    const struct inspect_options *inspect;
-    const char *expect;
-};
-
-static int check_again(const struct doctor_check *check, struct doctor_result *ret_result, char *ret_text, size_t bytes,
-                       void *context)
-{
-    const struct again *again = context;
-    struct doctor_machine *machine = NULL;
-    int code = read_machine(again->cmd, again->inspect, again->expect, &machine);
-
-    if (code != CMD_FINE)
-        return code;
-    doctor_run(machine, check, ret_result);
-    inspect_reading_done();
-    snprintf(ret_text, bytes, "%s", ret_result->text);
-    doctor_machine_free(machine);
     return CMD_FINE;
 }
 
@@ -230,16 +204,13 @@ static int print_empty(const struct cmd *cmd, const struct doctor_options *optio
 
 static int report(const struct cmd *cmd, const struct doctor_options *options, const struct diagnosis *diagnosis)
 {
-    struct again again = {cmd, &options->inspect, options->expect};
-    struct fix_options fix = {
-        .yes = options->yes, .timeout_ms = FIX_TIMEOUT_MS, .recheck = check_again, .context = &again};
     int code = diagnosis_exit(diagnosis);
 
     if (options->json)
         return out_json(diagnosis_json(cmd->name, diagnosis)) == 0 ? code : CMD_FAILED;
     diagnosis_print(diagnosis, options->verbose);
     if (options->fix)
-        code = fix_run(cmd, diagnosis, &fix);
+        code = fix_run(cmd, diagnosis, &options->inspect, options->expect, options->yes);
     return out_finish() == CMD_FINE ? code : CMD_FAILED;
 }
 
@@ -249,7 +220,7 @@ static int diagnose(const struct cmd *cmd, const struct doctor_options *options,
     struct doctor_machine *machine = NULL;
     struct diagnosis diagnosis;
     ep_status status;
-    int code = read_machine(cmd, &options->inspect, options->expect, &machine);
+    int code = diagnosis_read(cmd, &options->inspect, options->expect, &machine);
 
     if (code != CMD_FINE)
         return code;

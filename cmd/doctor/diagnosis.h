@@ -1,18 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * diagnosis.h - shared by the parts of `epkit doctor`.
- *
- *   cmd_doctor.c      the command: options, selection of checks, exit code
- *   text.c            output as text
- *   inventory.c       a summary of the inspected hardware
- *   json.c            output as JSON, with the facts that are compared between nodes
- *   fix.c             --fix: runs safe commands, and checks again
- *   hosts.c           --hosts: runs epkit doctor on other nodes
- *   compare.c         differences between nodes
- */
+/* diagnosis.h - shared by the parts of `epkit doctor`. */
 #ifndef EP_DOCTOR_DIAGNOSIS_H
 #define EP_DOCTOR_DIAGNOSIS_H
 
+#include "cmd/inspect.h"
 #include "common/cmd.h"
 #include "machine/doctor/doctor.h"
 
@@ -27,6 +18,13 @@ struct diagnosis {
     int n_denied; /* of n_unknown: need root */
 };
 
+/*
+ * Reads the machine that the options name, and the file of --expect (NULL if not given). Returns CMD_FINE, or another
+ * code after reporting the error.
+ */
+int diagnosis_read(const struct cmd *cmd, const struct inspect_options *inspect, const char *expect,
+                   struct doctor_machine **ret_machine);
+
 /* Runs the checks in `checks` (ends with NULL). Fails with EP_E_MEMORY. */
 ep_status diagnosis_make(const struct doctor_machine *machine, const struct doctor_check *const *checks,
                          struct diagnosis *ret_diagnosis);
@@ -38,12 +36,12 @@ void diagnosis_done(struct diagnosis *diagnosis);
  */
 int diagnosis_exit(const struct diagnosis *diagnosis);
 
-/* --- inventory.c --- */
+/* --- expected.c --- */
 
 /* Summarises GPUs and data ports, followed by ", ": "8 x H200, 8 x 400 Gb/s RoCE, "; "" if there are none. */
 void diagnosis_inventory(const struct topo *topo, char *ret_text, size_t bytes);
 
-/* --- text.c --- */
+/* --- doctor_text.c --- */
 
 /* The first sentence of the output. */
 void diagnosis_verdict(const struct diagnosis *diagnosis, char *ret_text, size_t bytes);
@@ -62,7 +60,7 @@ void diagnosis_print_block(const char *label, const char *text);
 const char *diagnosis_severity(enum doctor_severity severity); /* "serious", "warning" */
 const char *diagnosis_fix_class(enum doctor_fix_class class);  /* "safe", "restart", "cuts-off" */
 
-/* --- json.c; new references --- */
+/* --- doctor_json.c; new references --- */
 
 json_t *diagnosis_json(const char *command, const struct diagnosis *diagnosis);
 json_t *diagnosis_list_json(const char *command, const struct doctor_check *const *checks);
@@ -72,23 +70,13 @@ json_t *diagnosis_network(const struct doctor_machine *machine); /* of struct ne
 /* --- fix.c --- */
 
 /*
- * Reads the machine again and runs one check on it, after a fix. Returns CMD_FINE, or another code after reporting the
- * error.
+ * Executes --fix after the diagnosis was printed: asks for confirmation unless `yes`, and reads the machine again to
+ * check what was fixed. Returns an exit code.
  */
-typedef int (*fix_check_fn)(const struct doctor_check *check, struct doctor_result *ret_result, char *ret_text,
-                            size_t bytes, void *context);
+int fix_run(const struct cmd *cmd, const struct diagnosis *diagnosis, const struct inspect_options *inspect,
+            const char *expect, bool yes);
 
-struct fix_options {
-    bool yes;           /* do not ask for confirmation */
-    int64_t timeout_ms; /* of each command */
-    fix_check_fn recheck;
-    void *context;
-};
-
-/* Executes --fix after the diagnosis was printed. Returns an exit code. */
-int fix_run(const struct cmd *cmd, const struct diagnosis *diagnosis, const struct fix_options *options);
-
-/* --- hosts.c --- */
+/* --- doctor_hosts.c --- */
 
 struct hosts_options {
     const char *file;           /* of --hosts */
@@ -101,7 +89,7 @@ struct hosts_options {
 
 int hosts_run(const struct cmd *cmd, const struct hosts_options *options);
 
-/* --- compare.c --- */
+/* --- compare_nodes.c --- */
 
 /* The answer of a node. */
 struct node {

@@ -33,31 +33,25 @@ static json_t *result_json(const struct doctor_result *result)
     json_t *row = json_pack("{s:s, s:s, s:i, s:s, s:s, s:s}", "id", result->check->id, "group", result->check->group,
                             "mode", result->check->mode, "title", result->check->title, "outcome",
                             outcome_name(result->outcome), "text", result->text);
-    json_t *evidence = json_array();
+    json_t *evidence;
 
-    if (result->outcome == DOCTOR_UNKNOWN) {
-        json_object_set_new(row, "open", json_boolean(doctor_is_inconclusive(result)));
-        json_object_set_new(row, "would_tell", out_text(doctor_missing_text(result->missing)));
-    }
-    if (result->outcome != DOCTOR_FOUND) {
-        json_decref(evidence);
+    if (result->outcome == DOCTOR_UNKNOWN)
+        json_object_update_new(row, json_pack("{s:b, s:s}", "open", doctor_is_inconclusive(result), "would_tell",
+                                              doctor_missing_text(result->missing)));
+    if (result->outcome != DOCTOR_FOUND)
         return row;
-    }
+    evidence = json_array();
     for (int i = 0; i < result->n_evidence; i++)
         json_array_append_new(
             evidence, json_pack("{s:s, s:s}", "where", result->evidence[i].where, "what", result->evidence[i].what));
-    json_object_set_new(row, "severity", out_text(diagnosis_severity(result->severity)));
-    json_object_set_new(row, "evidence", evidence);
-    json_object_set_new(row, "evidence_left_out", json_integer(result->n_evidence_left_out));
-    json_object_set_new(row, "cause", out_text(result->check->cause));
-    /* finding.c has made it safe to print; its commands are on separate lines. */
-    json_object_set_new(row, "fix", *result->fix ? out_text(result->fix) : json_null());
-    json_object_set_new(row, "fix_is_safe", json_boolean(result->fix_is_safe));
-    json_object_set_new(row, "fix_class",
-                        result->fix_class == DOCTOR_FIX_NONE ? json_null()
-                                                             : out_text(diagnosis_fix_class(result->fix_class)));
-    json_object_set_new(row, "fix_cost", or_null(result->fix_cost));
-    json_object_set_new(row, "advice", or_null(result->advice));
+    /* finding.c has made the commands safe to print; they are on separate lines. */
+    json_object_update_new(
+        row,
+        json_pack("{s:s, s:o, s:i, s:s, s:s?, s:b, s:s?, s:o, s:o}", "severity", diagnosis_severity(result->severity),
+                  "evidence", evidence, "evidence_left_out", result->n_evidence_left_out, "cause", result->check->cause,
+                  "fix", *result->fix ? result->fix : NULL, "fix_is_safe", result->fix_is_safe, "fix_class",
+                  result->fix_class == DOCTOR_FIX_NONE ? NULL : diagnosis_fix_class(result->fix_class), "fix_cost",
+                  or_null(result->fix_cost), "advice", or_null(result->advice)));
     return row;
 }
 
@@ -133,19 +127,13 @@ json_t *diagnosis_facts(const struct doctor_machine *machine)
 {
     const struct software *software = machine->software;
     const struct software_deepep *deepep = &software->deepep;
-    json_t *facts = json_object();
+    const char *version = deepep->imported >= 0 ? deepep->copies[deepep->imported].version : "";
 
-    json_object_set_new(facts, "kernel", or_null(software->driver.kernel));
-    json_object_set_new(facts, "driver", or_null(software->driver.version));
-    json_object_set_new(facts, "doca", or_null(software->driver.doca));
-    json_object_set_new(facts, "nvshmem", or_null(software->nvshmem.version));
-    json_object_set_new(facts, "nccl", or_null(software->nccl.version));
-    json_object_set_new(facts, "deepep",
-                        or_null(deepep->imported >= 0 ? deepep->copies[deepep->imported].version : ""));
-    json_object_set_new(facts, "gpus", gpu_facts(machine->topo));
-    json_object_set_new(facts, "nics", nic_facts(machine->topo));
-    json_object_set_new(facts, "environment", environment_facts(machine->source));
-    return facts;
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "kernel", or_null(software->driver.kernel),
+                     "driver", or_null(software->driver.version), "doca", or_null(software->driver.doca), "nvshmem",
+                     or_null(software->nvshmem.version), "nccl", or_null(software->nccl.version), "deepep",
+                     or_null(version), "gpus", gpu_facts(machine->topo), "nics", nic_facts(machine->topo),
+                     "environment", environment_facts(machine->source));
 }
 
 /* --- between nodes --- */
@@ -154,18 +142,14 @@ json_t *diagnosis_network(const struct doctor_machine *machine)
 {
     static const char *const states[] = {
         [NETWORK_USABLE] = "usable", [NETWORK_NOT_USABLE] = "not-usable", [NETWORK_NOT_KNOWN] = "not-known"};
-    json_t *object = json_object(), *ports = json_array();
+    json_t *ports = json_array();
     struct network network;
 
     network_read(machine, &network);
     for (int i = 0; i < network.n_ports; i++)
         json_array_append_new(ports, out_text(network.ports[i]));
-    json_object_set_new(object, "used", network.used ? json_string(network.used) : json_null());
-    json_object_set_new(object, "verbs", json_string(states[network.verbs]));
-    json_object_set_new(object, "why", or_null(network.why));
-    json_object_set_new(object, "ports", ports);
-    json_object_set_new(object, "text", or_null(network.text));
-    return object;
+    return json_pack("{s:s?, s:s, s:o, s:o, s:o}", "used", network.used, "verbs", states[network.verbs], "why",
+                     or_null(network.why), "ports", ports, "text", or_null(network.text));
 }
 
 /* --- documents --- */
@@ -183,16 +167,13 @@ json_t *diagnosis_json(const char *command, const struct diagnosis *diagnosis)
     diagnosis_verdict(diagnosis, verdict, sizeof(verdict));
     for (int i = 0; i < diagnosis->n; i++)
         json_array_append_new(checks, result_json(&diagnosis->results[i]));
-    json_object_set_new(document, "verdict", out_text(verdict));
-    json_object_set_new(document, "healthy", json_boolean(diagnosis_exit(diagnosis) == CMD_FINE));
-    json_object_set_new(document, "state", json_string(state_name(diagnosis_exit(diagnosis))));
-    json_object_set_new(document, "counts",
-                        json_pack("{s:i, s:i, s:i, s:i, s:i}", "fine", diagnosis->n_fine, "found", diagnosis->n_found,
-                                  "serious", diagnosis->n_errors, "not_here", diagnosis->n_not_applicable, "unknown",
-                                  diagnosis->n_unknown));
-    json_object_set_new(document, "checks", checks);
-    json_object_set_new(document, "network", diagnosis_network(diagnosis->machine));
-    json_object_set_new(document, "facts", diagnosis_facts(diagnosis->machine));
+    json_object_update_new(
+        document,
+        json_pack("{s:o, s:b, s:s, s:{s:i, s:i, s:i, s:i, s:i}, s:o, s:o, s:o}", "verdict", out_text(verdict),
+                  "healthy", diagnosis_exit(diagnosis) == CMD_FINE, "state", state_name(diagnosis_exit(diagnosis)),
+                  "counts", "fine", diagnosis->n_fine, "found", diagnosis->n_found, "serious", diagnosis->n_errors,
+                  "not_here", diagnosis->n_not_applicable, "unknown", diagnosis->n_unknown, "checks", checks, "network",
+                  diagnosis_network(diagnosis->machine), "facts", diagnosis_facts(diagnosis->machine)));
     return document;
 }
 

@@ -19,6 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#define TIMEOUT_MS 60000  /* of a command */
 #define OUTPUT_SHOWN 4096 /* bytes of the output of a failed command */
 
 /*
@@ -67,7 +68,7 @@ static void describe_failure(const struct capture *capture, char *ret_text, size
         snprintf(ret_text, bytes, "ended with exit status %d", WEXITSTATUS(capture->status));
 }
 
-static bool run_line(const char *line, int64_t timeout_ms)
+static bool run_line(const char *line)
 {
     char command[1152], failure[256], shell[] = "/bin/sh", option[] = "-c";
     char *argv[] = {shell, option, command, NULL};
@@ -75,7 +76,7 @@ static bool run_line(const char *line, int64_t timeout_ms)
     bool is_fine;
 
     as_this_user(line, command, sizeof(command));
-    if (capture_run(&capture, 1, 1, timeout_ms, NULL, NULL) != 0) {
+    if (capture_run(&capture, 1, 1, TIMEOUT_MS, NULL, NULL) != 0) {
         capture_done(&capture);
         out_error("no memory for the output of '%s'", command);
         return false;
@@ -92,14 +93,14 @@ static bool run_line(const char *line, int64_t timeout_ms)
 }
 
 /* A command may have several lines; execution stops at the first that fails. */
-static bool run_fix(const char *fix, int64_t timeout_ms)
+static bool run_fix(const char *fix)
 {
     while (*fix) {
         size_t n = strcspn(fix, "\n");
         char line[1024];
 
         snprintf(line, sizeof(line), "%.*s", (int)n, fix);
-        if (n >= sizeof(line) || !run_line(line, timeout_ms))
+        if (n >= sizeof(line) || !run_line(line))
             return false;
         fix += n;
         fix += *fix == '\n';
@@ -151,33 +152,36 @@ static bool ask(int n)
     return fgets(answer, sizeof(answer), stdin) && tolower((unsigned char)answer[0]) == 'y';
 }
 
-/* Runs the checks of the plan again. Returns an exit code. */
-static int check_again(const struct diagnosis *diagnosis, const struct fix_options *options)
+/* Runs the checks of the plan again, on the machine as it is now. Returns an exit code. */
+static int check_again(const struct cmd *cmd, const struct diagnosis *diagnosis, const struct inspect_options *inspect,
+                       const char *expect)
 {
-    int n_left = 0;
+    struct doctor_machine *machine = NULL;
+    int n_left = 0, code = diagnosis_read(cmd, inspect, expect, &machine);
 
+    if (code != CMD_FINE)
+        return code;
     out_line("\nChecking again:");
     for (int i = 0; i < diagnosis->n; i++) {
         const struct doctor_check *check = diagnosis->results[i].check;
         struct doctor_result result;
-        char text[1024];
-        int code;
 
         if (!is_planned(&diagnosis->results[i]))
             continue;
-        code = options->recheck(check, &result, text, sizeof(text), options->context);
-        if (code != CMD_FINE)
-            return code;
+        doctor_run(machine, check, &result);
         n_left += result.outcome == DOCTOR_FOUND;
         if (result.outcome == DOCTOR_FOUND)
-            out_line("   %s: still there: %s", check->id, text);
+            out_line("   %s: still there: %s", check->id, result.text);
         else
-            out_line("   %s: fixed%s%s", check->id, *text ? ": " : "", text);
+            out_line("   %s: fixed%s%s", check->id, *result.text ? ": " : "", result.text);
     }
+    inspect_reading_done();
+    doctor_machine_free(machine);
     return n_left ? CMD_FINDINGS : CMD_FINE;
 }
 
-int fix_run(const struct cmd *cmd, const struct diagnosis *diagnosis, const struct fix_options *options)
+int fix_run(const struct cmd *cmd, const struct diagnosis *diagnosis, const struct inspect_options *inspect,
+            const char *expect, bool yes)
 {
     int n = print_plan(diagnosis), n_failed = 0, step = 0, code;
 
@@ -186,7 +190,7 @@ int fix_run(const struct cmd *cmd, const struct diagnosis *diagnosis, const stru
             out_line("\n--fix cannot fix any of this.");
         return diagnosis_exit(diagnosis);
     }
-    if (!options->yes) {
+    if (!yes) {
         if (!isatty(STDIN_FILENO) || !isatty(STDOUT_FILENO))
             return cmd_usage(cmd, "--fix asks before it runs the plan, and there is no terminal to ask on: use --yes");
         if (!ask(n)) {
@@ -198,9 +202,9 @@ int fix_run(const struct cmd *cmd, const struct diagnosis *diagnosis, const stru
     for (int i = 0; i < diagnosis->n; i++)
         if (is_planned(&diagnosis->results[i])) {
             out_line("%2d. %s", ++step, diagnosis->results[i].check->id);
-            n_failed += !run_fix(diagnosis->results[i].fix, options->timeout_ms);
+            n_failed += !run_fix(diagnosis->results[i].fix);
         }
-    code = check_again(diagnosis, options);
+    code = check_again(cmd, diagnosis, inspect, expect);
     if (code != CMD_FINE && code != CMD_FINDINGS)
         return code;
     if (n_failed) {

@@ -9,6 +9,7 @@
 #ifndef EP_DOCTOR_CHECKS_H
 #define EP_DOCTOR_CHECKS_H
 
+#include "common/text.h"
 #include "doctor.h"
 
 /* clang-format off */

@@ -27,27 +27,25 @@ static void report_denied(const struct doctor_machine *machine, struct doctor_re
 {
     const struct topo *topo = machine->topo;
 
-    doctor_found(machine, result, DOCTOR_ERROR, "none of the %d GPUs of this machine may be used by this process",
+    doctor_found(result, DOCTOR_ERROR, "none of the %d GPUs of this machine may be used by this process",
                  topo->n_hidden_gpus);
     for (int i = 0; i < topo->n_hidden_gpus && i < TOPO_MAX_GPUS; i++)
-        doctor_evidence(machine, result, topo->pci[topo->hidden_gpus[i]].address, "%s",
+        doctor_evidence(result, topo->pci[topo->hidden_gpus[i]].address, "%s",
                         topo->n_denied_gpus == topo->n_hidden_gpus
                             ? "its device file may not be opened"
                             : "its device file does not exist here, or cannot be opened");
     if (topo->n_denied_gpus > 0)
-        doctor_advise(
-            machine, result,
-            "A job has only the GPUs that it asks for: with Slurm, srun --gres=gpu:8 or --gpus-per-task=1 (a device "
-            "cgroup blocks the others). Outside of a job, /dev/nvidia* has to be readable and writable.");
+        doctor_advise(result, "A job has only the GPUs that it asks for: with Slurm, srun --gres=gpu:8 or "
+                              "--gpus-per-task=1 (a device cgroup blocks the others). Outside of a job, /dev/nvidia* "
+                              "has to be readable and writable.");
     else if (machine->software->os.in_container)
-        doctor_advise(machine, result,
-                      "Give the container GPUs: docker run --gpus all, in Kubernetes a limit of nvidia.com/gpu.");
+        doctor_advise(result, "Give the container GPUs: docker run --gpus all, in Kubernetes a limit of "
+                              "nvidia.com/gpu.");
     else {
-        doctor_fix(machine, result, true, "sudo %s -u -c 0",
+        doctor_fix(result, true, "sudo %s -u -c 0",
                    os_driver_program(machine->source, &machine->software->os, "nvidia-modprobe"));
-        doctor_advise(
-            machine, result,
-            "The device files are created when the driver is first used; nvidia-persistenced does that at boot.");
+        doctor_advise(result, "The device files are created when the driver is first used; nvidia-persistenced does "
+                              "that at boot.");
     }
 }
 
@@ -66,14 +64,12 @@ static void find_control(const struct doctor_machine *machine, struct doctor_res
     if (machine->topo->nvml || !machine_has_open_gpu(machine) ||
         (!is_inaccessible && !(device.state == SOURCE_ABSENT && machine->software->os.in_container)))
         return;
-    doctor_found(machine, result, DOCTOR_ERROR, "CUDA cannot start: " CONTROL " %s",
+    doctor_found(result, DOCTOR_ERROR, "CUDA cannot start: " CONTROL " %s",
                  is_inaccessible ? "may not be opened" : "is not there");
-    doctor_evidence(machine, result, CONTROL, "%s",
-                    is_inaccessible ? "not readable and writable for this user" : "not there");
-    doctor_advise(
-        machine, result,
-        "Every process with a GPU needs it, in addition to the files of the GPUs and /dev/nvidia-uvm. The NVIDIA "
-        "container toolkit and the device plugin mount it; without them, use --device " CONTROL ".");
+    doctor_evidence(result, CONTROL, "%s", is_inaccessible ? "not readable and writable for this user" : "not there");
+    doctor_advise(result, "Every process with a GPU needs it, in addition to the files of the GPUs and "
+                          "/dev/nvidia-uvm. The NVIDIA container toolkit and the device plugin mount it; without them, "
+                          "use --device " CONTROL ".");
 }
 
 /* NVML lists the GPUs, but CUDA may not open one of them. */
@@ -90,19 +86,16 @@ static void find_inaccessible(const struct doctor_machine *machine, struct docto
         if (device.state != SOURCE_DENIED && (device.state != SOURCE_OK || (device.may_read && device.may_write)))
             continue;
         n++;
-        doctor_evidence(machine, result, machine_gpu_name(machine, i), "/dev/nvidia%d may not be opened",
-                        topo->gpus[i].minor);
+        doctor_evidence(result, machine_gpu_name(machine, i), "/dev/nvidia%d may not be opened", topo->gpus[i].minor);
     }
     if (n == 0) {
         find_control(machine, result);
         return;
     }
-    doctor_found(machine, result, DOCTOR_ERROR, "%d of %d GPUs may not be used by this process", n, topo->n_gpus);
-    doctor_advise(
-        machine, result,
-        "Their device files have to be readable and writable. With Slurm, ask for GPUs (--gres); in a container, "
-        "mount them; on a host, the driver makes them accessible to all users unless it is configured otherwise "
-        "(NVreg_DeviceFileMode).");
+    doctor_found(result, DOCTOR_ERROR, "%d of %d GPUs may not be used by this process", n, topo->n_gpus);
+    doctor_advise(result, "Their device files have to be readable and writable. With Slurm, ask for GPUs (--gres); in "
+                          "a container, mount them; on a host, the driver makes them accessible to all users unless it "
+                          "is configured otherwise (NVreg_DeviceFileMode).");
 }
 
 /* Reports when this process has no GPU; the other checks then say that there is none. */
@@ -118,13 +111,11 @@ static void run_gpu_access(const struct doctor_machine *machine, struct doctor_r
         machine_has_gpus(machine, result);
         return;
     }
-    if (machine_unsupported_gpus(machine) > 0) {
-        doctor_not_applicable(machine, result, "the driver does not support them, as the check open-driver says");
+    if (doctor_not_applicable_if(result, machine_unsupported_gpus(machine) > 0,
+                                 "the driver does not support them, as the check open-driver says"))
         return;
-    }
     if (topo->n_denied_gpus == 0 && machine->software->os.in_container && !expects_gpus(machine)) {
-        doctor_unknown(machine, result, "this container was given none of the %d GPUs of the machine",
-                       topo->n_hidden_gpus);
+        doctor_unknown(result, "this container was given none of the %d GPUs of the machine", topo->n_hidden_gpus);
         result->missing = DOCTOR_MISSING_GPUS;
         return;
     }
@@ -132,17 +123,13 @@ static void run_gpu_access(const struct doctor_machine *machine, struct doctor_r
 }
 
 const struct doctor_check check_gpu_access = {
-    .id = "gpu-access",
-    .group = "driver",
-    .mode = 21,
+    DOCTOR_CHECK("gpu-access", "driver", 21, 0, run_gpu_access),
     .title = "the process may use the GPUs that it needs",
     .symptom = "\"no CUDA-capable device is detected\", \"No devices were found\", although the machine has GPUs.",
-    .cause =
-        "The device files /dev/nvidia* are missing, belong to another user, or a device cgroup blocks them: the job "
-        "or the container has not asked for GPUs.",
+    .cause = "The device files /dev/nvidia* are missing, belong to another user, or a device cgroup blocks them: the "
+             "job or the container has not asked for GPUs.",
     .remedy = "Ask for GPUs when the job or the container is started.",
-    .links = (const char *const[]){"/dev/nvidia0", "/dev/nvidiactl", "CUDA_VISIBLE_DEVICES", NULL},
-    .run = run_gpu_access,
+    .links = TEXTS("/dev/nvidia0", "/dev/nvidiactl", "CUDA_VISIBLE_DEVICES"),
 };
 
 /* --- rdma-device --- */
@@ -153,46 +140,40 @@ static void run_rdma_device(const struct doctor_machine *machine, struct doctor_
     enum source_state module = source_stat(machine->source, "/sys/module/mlx5_ib").state;
     int n = machine_functions_without_rdma(machine), n_unbound = 0, first = -1;
 
-    if (!machine_has_gpus(machine, result))
-        return;
     if (n == 0) {
         if (topo->n_nics == 0)
             machine_has_data_nics(machine, result);
         return;
     }
     /* In a container without RDMA devices, the node may have bound all of them. */
-    if (machine->software->os.in_container && !machine_uses_rdma(machine)) {
-        doctor_not_applicable(machine, result, "a container without RDMA devices, and nothing in it needs one");
+    if (doctor_not_applicable_if(result, machine->software->os.in_container && !machine_uses_rdma(machine),
+                                 "a container without RDMA devices, and nothing in it needs one"))
         return;
-    }
     for (int p = 0; p < topo->n_pci; p++) {
         if (!machine_is_function_without_rdma(machine, p))
             continue;
         first = first < 0 ? p : first;
         n_unbound += !*topo->pci[p].driver;
-        doctor_evidence(machine, result, topo->pci[p].address, "%s%s, no RDMA device",
+        doctor_evidence(result, topo->pci[p].address, "%s%s, no RDMA device",
                         *topo->pci[p].driver ? "driver " : "no driver", topo->pci[p].driver);
     }
-    doctor_found(machine, result, DOCTOR_ERROR, "the NIC at %s has no RDMA device%s", topo->pci[first].address,
+    doctor_found(result, DOCTOR_ERROR, "the NIC at %s has no RDMA device%s", topo->pci[first].address,
                  n > 1 ? ", and more have none" : "");
-    doctor_evidence(machine, result, "/sys/module/mlx5_ib", "%s",
-                    module == SOURCE_OK ? "loaded" : machine_reason(module, NULL));
+    doctor_evidence(result, "/sys/module/mlx5_ib", "%s", module == SOURCE_OK ? "loaded" : machine_reason(module, NULL));
     if (machine->software->os.in_container)
-        doctor_advise(machine, result,
-                      "Give the pod this device too, or load mlx5_ib on the node: GPUs here have fewer NICs than there "
-                      "are.");
+        doctor_advise(result, "Give the pod this device too, or load mlx5_ib on the node: GPUs here have fewer NICs "
+                              "than there are.");
     else if (n_unbound > 0) {
-        doctor_fix(machine, result, true, "sudo modprobe mlx5_core\nsudo modprobe mlx5_ib");
-        doctor_advise(machine, result,
-                      "If they stay without a driver, the kernel log says why (sudo dmesg | grep mlx5).");
+        doctor_fix(result, true, "sudo modprobe mlx5_core\nsudo modprobe mlx5_ib");
+        doctor_advise(result, "If they stay without a driver, the kernel log says why (sudo dmesg | grep mlx5).");
     } else if (module == SOURCE_ABSENT) {
-        doctor_fix(machine, result, true, "sudo modprobe mlx5_ib");
-        doctor_advise(machine, result, "If modprobe does not find it, %sDOCA-OFED was built without it.",
+        doctor_fix(result, true, "sudo modprobe mlx5_ib");
+        doctor_advise(result, "If modprobe does not find it, %sDOCA-OFED was built without it.",
                       machine->software->os.family == OS_DEBIAN
                           ? "it is in a separate package (linux-modules-extra), or "
                           : "the kernel or ");
     } else {
-        doctor_advise(machine, result,
+        doctor_advise(result,
                       "mlx5_ib is loaded, but not bound to it: check 'devlink dev param show pci/%s name enable_roce', "
                       "'devlink dev param show pci/%s name enable_rdma' and /sys/bus/auxiliary/drivers.",
                       topo->pci[first].address, topo->pci[first].address);
@@ -200,14 +181,11 @@ static void run_rdma_device(const struct doctor_machine *machine, struct doctor_
 }
 
 const struct doctor_check check_rdma_device = {
-    .id = "rdma-device",
-    .group = "nic",
-    .mode = 21,
+    DOCTOR_CHECK("rdma-device", "nic", 21, NEEDS_GPUS, run_rdma_device),
     .title = "the NICs of GPUs have RDMA devices",
     .symptom = "\"No IB devices found\", or NCCL uses sockets, although lspci shows ConnectX cards.",
     .cause = "mlx5_core drives a card as a network interface; RDMA devices come from mlx5_ib, which is not loaded, or "
              "not bound to the function.",
     .remedy = "Load mlx5_ib, or switch RDMA on for the function with devlink.",
-    .links = (const char *const[]){"/sys/class/infiniband", "/sys/module/mlx5_ib", NULL},
-    .run = run_rdma_device,
+    .links = TEXTS("/sys/class/infiniband", "/sys/module/mlx5_ib"),
 };

@@ -20,17 +20,7 @@ static bool carries_rdma(const struct topo *topo, const char *name)
 /* Does RDMA or the default route use this interface? Other bonds are not checked. */
 static bool bond_matters(const struct doctor_machine *machine, const char *name)
 {
-    const char *route = source_read(machine->source, "/proc/net/route").text;
-    size_t n = strlen(name);
-
-    if (carries_rdma(machine->topo, name))
-        return true;
-    for (const char *line = route; line && *line; line = strchr(line, '\n')) {
-        line += *line == '\n';
-        if (strncmp(line, name, n) == 0 && strncmp(line + n, "\t00000000\t", 10) == 0)
-            return true;
-    }
-    return false;
+    return carries_rdma(machine->topo, name) || machine_carries_route(machine, name, false);
 }
 
 /* A bond without link monitoring (miimon 0) reports each of its members as up. */
@@ -45,14 +35,13 @@ static void found_too_few(const struct doctor_machine *machine, struct doctor_re
                           int n_usual)
 {
     if (result->outcome != DOCTOR_FOUND) {
-        doctor_found(machine, result, DOCTOR_WARNING, "%s has %d member%s, most other bonds have %d", bond, n,
-                     n == 1 ? "" : "s", n_usual);
-        doctor_advise(
-            machine, result,
-            "A port has left the bond, or never joined it: look for the interface that has no master (ip "
-            "link), at its part of the network's configuration, and whether the card shows all of its ports.");
+        doctor_found(result, DOCTOR_WARNING, "%s has %d member%s, most other bonds have %d", bond, n, n == 1 ? "" : "s",
+                     n_usual);
+        doctor_advise(result, "A port has left the bond, or never joined it: look for the interface that has no master "
+                              "(ip link), at its part of the network's configuration, and whether the card shows all "
+                              "of its ports.");
     }
-    doctor_evidence(machine, result, source_printf(machine->source, "/sys/class/net/%s/bonding/slaves", bond), "%s",
+    doctor_evidence(result, source_printf(machine->source, "/sys/class/net/%s/bonding/slaves", bond), "%s",
                     source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond).text);
 }
 
@@ -60,15 +49,15 @@ static void found_too_few(const struct doctor_machine *machine, struct doctor_re
 static int usual_members(const struct doctor_machine *machine, const char *bonds)
 {
     int n_with[17] = {0}, n_bonds = 0;
+    const char *bond;
 
-    for (const char *at = bonds; *at; at += strcspn(at, " "), at += strspn(at, " ")) {
-        const char *bond = source_printf(machine->source, "%.*s", (int)(strcspn(at, " ") & 63), at);
-        struct source_text slaves = source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond);
+    while ((bond = machine_next_word(machine, &bonds))) {
+        const char *slaves = source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond).text;
         int n = 0;
 
         if (!carries_rdma(machine->topo, bond))
             continue;
-        for (const char *slave = slaves.text; *slave; slave += strcspn(slave, " "), slave += strspn(slave, " "))
+        while (machine_next_word(machine, &slaves))
             n++;
         n_with[n < 16 ? n : 16]++;
         n_bonds++;
@@ -82,13 +71,12 @@ static int usual_members(const struct doctor_machine *machine, const char *bonds
 static void check_one_bond(const struct doctor_machine *machine, struct doctor_result *result, const char *bond,
                            int n_usual)
 {
-    struct source_text slaves = source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond);
+    const char *slaves = source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond).text;
     bool is_wanted = bond_matters(machine, bond);
     int n = 0, n_dead = 0;
-    const char *dead[16];
+    const char *dead[16], *name;
 
-    for (const char *at = slaves.text; *at; at += strcspn(at, " "), at += strspn(at, " ")) {
-        const char *name = source_printf(machine->source, "%.*s", (int)(strcspn(at, " ") & 63), at);
+    while ((name = machine_next_word(machine, &slaves))) {
         struct source_text state = source_line(machine->source, "/sys/class/net/%s/bonding_slave/mii_status", name);
 
         n++;
@@ -102,16 +90,15 @@ static void check_one_bond(const struct doctor_machine *machine, struct doctor_r
     if (!is_wanted || n_dead == 0)
         return;
     if (result->outcome != DOCTOR_FOUND) {
-        doctor_found(machine, result, n_dead == n ? DOCTOR_ERROR : DOCTOR_WARNING,
-                     "%d of %d members of %s are down: %s", n_dead, n, bond, dead[0]);
-        doctor_advise(
-            machine, result,
-            "Check cable, transceiver and switch port of %s, and the configuration of the switch (LACP): until it is "
-            "back, the bond has less bandwidth and less redundancy.",
-            dead[0]);
+        doctor_found(result, n_dead == n ? DOCTOR_ERROR : DOCTOR_WARNING, "%d of %d members of %s are down: %s", n_dead,
+                     n, bond, dead[0]);
+        doctor_advise(result,
+                      "Check cable, transceiver and switch port of %s, and the configuration of the switch (LACP): "
+                      "until it is back, the bond has less bandwidth and less redundancy.",
+                      dead[0]);
     }
     for (int i = 0; i < n_dead; i++)
-        doctor_evidence(machine, result, source_printf(machine->source, "%s, a member of %s", dead[i], bond), "%s%s",
+        doctor_evidence(result, source_printf(machine->source, "%s, a member of %s", dead[i], bond), "%s%s",
                         source_line(machine->source, "/sys/class/net/%s/bonding_slave/mii_status", dead[i]).text,
                         has_lost_carrier(machine, dead[i]) ? ", no carrier" : "");
 }
@@ -120,24 +107,19 @@ static void run_bond(const struct doctor_machine *machine, struct doctor_result 
 {
     struct source_text bonds = source_line(machine->source, BONDS);
     int n_usual = bonds.state == SOURCE_OK ? usual_members(machine, bonds.text) : 0;
+    const char *bond;
 
-    if (bonds.state != SOURCE_OK || !*bonds.text) {
-        doctor_not_applicable(machine, result, "there is no bond");
+    if (doctor_not_applicable_if(result, bonds.state != SOURCE_OK || !*bonds.text, "there is no bond"))
         return;
-    }
-    for (const char *at = bonds.text; *at; at += strcspn(at, " "), at += strspn(at, " "))
-        check_one_bond(machine, result, source_printf(machine->source, "%.*s", (int)(strcspn(at, " ") & 63), at),
-                       n_usual);
+    while ((bond = machine_next_word(machine, &bonds.text)))
+        check_one_bond(machine, result, bond, n_usual);
 }
 
 const struct doctor_check check_bond = {
-    .id = "bond",
-    .group = "nic",
-    .mode = 50,
+    DOCTOR_CHECK("bond", "nic", 50, 0, run_bond),
     .title = "all members of bonds are up",
     .symptom = "RDMA over a bond, or the path to storage and to other nodes, has half of its bandwidth.",
     .cause = "A member of the bond is down, and only the others carry traffic.",
     .remedy = "Repair the link of the member.",
-    .links = (const char *const[]){BONDS, "/sys/class/net/*/bonding_slave/mii_status", NULL},
-    .run = run_bond,
+    .links = TEXTS(BONDS, "/sys/class/net/*/bonding_slave/mii_status"),
 };

@@ -20,15 +20,12 @@ static const struct software_copy *imported_copy(const struct doctor_machine *ma
 {
     const struct software_deepep *deepep = &machine->software->deepep;
 
-    if (!machine_has_gpus(machine, result) || !machine_has_environment(machine, result))
-        return NULL;
     if (deepep->imported >= 0)
         return &deepep->copies[deepep->imported];
     if (deepep->n)
-        doctor_not_applicable(machine, result, "%s is not on Python's path, and no other deep_ep is",
-                              deepep->copies[0].folder);
+        doctor_not_applicable(result, "%s is not on Python's path, and no other deep_ep is", deepep->copies[0].folder);
     else
-        doctor_not_applicable(machine, result, "DeepEP is not installed where Python looks: %s",
+        doctor_not_applicable(result, "DeepEP is not installed where Python looks: %s",
                               *machine->software->python_paths ? machine->software->python_paths
                                                                : "there is no Python");
     return NULL;
@@ -70,13 +67,12 @@ static const char *folder_above(const struct doctor_machine *machine, const stru
 
 /* --- mapping-inactive --- */
 
-static void advise_mapping(const struct doctor_machine *machine, struct doctor_result *result)
+static void advise_mapping(struct doctor_result *result)
 {
-    doctor_advise(
-        machine, result,
-        "Build DeepEP from commit 8a07e7e of pull request 466, which defines the method and calls it, and install "
-        "that build. Patch scripts that only insert the method are not sufficient. Without the mapping, "
-        "NVSHMEM_HCA_LIST=<NIC>:<port> in each process before it starts has the same effect.");
+    doctor_advise(result, "Build DeepEP from commit 8a07e7e of pull request 466, which defines the method and calls "
+                          "it, and install that build. Patch scripts that only insert the method are not sufficient. "
+                          "Without the mapping, NVSHMEM_HCA_LIST=<NIC>:<port> in each process before it starts has the "
+                          "same effect.");
 }
 
 /* What is wrong with the mapping in the copy; "" if nothing is. */
@@ -100,45 +96,42 @@ static void run_mapping_inactive(const struct doctor_machine *machine, struct do
         return;
     path = buffer_path(machine, copy);
     if (copy->buffer != SOURCE_OK && copy->buffer != SOURCE_ABSENT) {
-        doctor_unknown(machine, result, "%s: %s", path,
+        doctor_unknown(result, "%s: %s", path,
                        machine_reason(copy->buffer, source_read(machine->source, "%s", path).why));
         return;
     }
     fault = mapping_fault(copy);
     if (*fault) {
-        doctor_found(machine, result, DOCTOR_ERROR, "the mapping of GPUs to NICs does nothing: in %s " METHOD " %s",
-                     path, fault);
+        doctor_found(result, DOCTOR_ERROR, "the mapping of GPUs to NICs does nothing: in %s " METHOD " %s", path,
+                     fault);
     } else if (wanted && *wanted && has_no_mapping(copy) && !mapped_copy(machine)) {
-        doctor_found(machine, result, DOCTOR_ERROR, MAPPING " is set, and the DeepEP that is imported ignores it");
+        doctor_found(result, DOCTOR_ERROR, MAPPING " is set, and the DeepEP that is imported ignores it");
     } else {
         return;
     }
-    doctor_evidence(machine, result, path, "%s, %s%s",
+    doctor_evidence(result, path, "%s, %s%s",
                     copy->buffer == SOURCE_ABSENT ? "not there"
                     : copy->defines_mapping       ? "the method is defined"
                                                   : "the method is not defined",
                     copy->calls_mapping ? "called in __init__" : "not called in __init__",
                     copy->decorator_stolen ? ", a decorator without self above it" : "");
     if (*copy->version)
-        doctor_evidence(machine, result, copy->folder, "version %s", copy->version);
+        doctor_evidence(result, copy->folder, "version %s", copy->version);
     if (wanted && *wanted)
-        doctor_evidence(machine, result, MAPPING, "%s", wanted);
-    advise_mapping(machine, result);
+        doctor_evidence(result, MAPPING, "%s", wanted);
+    advise_mapping(result);
 }
 
 const struct doctor_check check_mapping_inactive = {
-    .id = "mapping-inactive",
-    .group = "deepep",
-    .mode = 2,
+    DOCTOR_CHECK("mapping-inactive", "deepep", 2, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_mapping_inactive),
     .title = "DeepEP's mapping of GPUs to NICs is in effect",
     .symptom = "All traffic of a node goes over one NIC or half of them, although the mapping is \"installed\" and "
                "DEEP_EP_DEVICE_TO_HCA_MAPPING is set.",
-    .cause =
-        "The imported buffer.py has the method of pull request 466 but never calls it, has it below a decorator that "
-        "belongs to the next method, or does not have it at all. A search for its name finds it in all cases.",
+    .cause = "The imported buffer.py has the method of pull request 466 but never calls it, has it below a decorator "
+             "that belongs to the next method, or does not have it at all. A search for its name finds it in all "
+             "cases.",
     .remedy = "Install a build of commit 8a07e7e, and check definition, call and decorators of the installed copy.",
-    .links = (const char *const[]){MAPPING, "https://github.com/deepseek-ai/DeepEP/pull/466", NULL},
-    .run = run_mapping_inactive,
+    .links = TEXTS(MAPPING, "https://github.com/deepseek-ai/DeepEP/pull/466"),
 };
 
 /* --- stale-copy --- */
@@ -163,10 +156,9 @@ static const struct software_copy *differing_copy(const struct doctor_machine *m
     return NULL;
 }
 
-static void report_copy(const struct doctor_machine *machine, struct doctor_result *result,
-                        const struct software_copy *copy, const char *what)
+static void report_copy(struct doctor_result *result, const struct software_copy *copy, const char *what)
 {
-    doctor_evidence(machine, result, copy->folder, "%s%s%s; buffer.py %016llx, %s the mapping", what,
+    doctor_evidence(result, copy->folder, "%s%s%s; buffer.py %016llx, %s the mapping", what,
                     *copy->version ? ", version " : "", copy->version, (unsigned long long)copy->hash,
                     has_whole_mapping(copy) ? "has" : "does not have");
 }
@@ -179,38 +171,33 @@ static void run_stale_copy(const struct doctor_machine *machine, struct doctor_r
         return;
     other = mapped_copy(machine);
     if (other && copy->buffer == SOURCE_OK && has_no_mapping(copy)) {
-        doctor_found(machine, result, DOCTOR_ERROR,
+        doctor_found(result, DOCTOR_ERROR,
                      "the DeepEP that is imported, %s, lacks the mapping of GPUs to NICs that %s has", copy->folder,
                      other->folder);
     } else {
         other = differing_copy(machine, copy);
         if (!other)
             return;
-        doctor_found(machine, result, DOCTOR_WARNING, "two copies of DeepEP differ: %s, which is imported, and %s",
-                     copy->folder, other->folder);
+        doctor_found(result, DOCTOR_WARNING, "two copies of DeepEP differ: %s, which is imported, and %s", copy->folder,
+                     other->folder);
     }
-    report_copy(machine, result, copy, "imported");
-    report_copy(machine, result, other, other->is_source ? "a source tree" : "another copy");
+    report_copy(result, copy, "imported");
+    report_copy(result, other, other->is_source ? "a source tree" : "another copy");
     if (other->is_source && has_whole_mapping(other) && !copy->is_source)
-        doctor_fix(machine, result, false, "sudo cp %s/*.py %s/", shell_word(machine->source, other->folder),
+        doctor_fix(result, false, "sudo cp %s/*.py %s/", shell_word(machine->source, other->folder),
                    shell_word(machine->source, copy->folder));
-    doctor_advise(machine, result,
-                  "Install DeepEP again from the patched source, and keep one copy: remove the others or take them out "
-                  "of PYTHONPATH.");
+    doctor_advise(result, "Install DeepEP again from the patched source, and keep one copy: remove the others or take "
+                          "them out of PYTHONPATH.");
 }
 
 const struct doctor_check check_stale_copy = {
-    .id = "stale-copy",
-    .group = "deepep",
-    .mode = 3,
+    DOCTOR_CHECK("stale-copy", "deepep", 3, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_stale_copy),
     .title = "the DeepEP that is imported is the one that was patched",
     .symptom = "The source tree has the patch, but the program behaves as if it had not.",
-    .cause =
-        "Python imports the first copy on its path. It was copied or installed before the source was patched, or an "
-        "older one precedes it.",
+    .cause = "Python imports the first copy on its path. It was copied or installed before the source was patched, or "
+             "an older one precedes it.",
     .remedy = "Install again after patching, and keep one copy on the path.",
-    .links = (const char *const[]){"PYTHONPATH", "deep_ep/buffer.py", NULL},
-    .run = run_stale_copy,
+    .links = TEXTS("PYTHONPATH", "deep_ep/buffer.py"),
 };
 
 /* --- deepep-too-old --- */
@@ -241,53 +228,39 @@ static void run_deepep_too_old(const struct doctor_machine *machine, struct doct
 
     if (!copy)
         return;
-    if (nvshmem->host.state != SOURCE_OK) {
-        doctor_not_applicable(machine, result, "no NVSHMEM is found that DeepEP would use");
+    if (doctor_not_applicable_if(result, nvshmem->host.state != SOURCE_OK, "no NVSHMEM is found that DeepEP would use"))
         return;
-    }
-    if (!*nvshmem->version) {
-        doctor_unknown(machine, result, "%s does not tell its version", nvshmem->host.path);
-        result->missing = DOCTOR_MISSING_RUN;
+    result->missing = DOCTOR_MISSING_RUN;
+    if (doctor_unknown_if(result, !*nvshmem->version, "%s does not tell its version", nvshmem->host.path))
         return;
-    }
     if (libs_version_compare(nvshmem->version, NVSHMEM_NEW) < 0)
         return;
-    if (!*copy->version) {
-        doctor_unknown(machine, result, "%s does not tell its version", copy->folder);
-        result->missing = DOCTOR_MISSING_RUN;
+    if (doctor_unknown_if(result, !*copy->version, "%s does not tell its version", copy->folder))
         return;
-    }
     commit = strchr(copy->version, '+');
     base = source_printf(machine->source, "%.*s", (int)strcspn(copy->version, "+"), copy->version);
     commit = commit ? commit + 1 : "";
     if (libs_version_compare(base, DEEPEP_ENOUGH) > 0 || is_commit(commit, enough))
         return;
-    if (libs_version_compare(base, DEEPEP_ENOUGH) == 0 && !is_commit(commit, too_old)) {
-        doctor_unknown(machine, result, "whether DeepEP %s comes after commit 29d31c0, which NVSHMEM %s needs",
-                       copy->version, nvshmem->version);
-        result->missing = DOCTOR_MISSING_RUN;
+    if (doctor_unknown_if(result, libs_version_compare(base, DEEPEP_ENOUGH) == 0 && !is_commit(commit, too_old),
+                          "whether DeepEP %s comes after commit 29d31c0, which NVSHMEM %s needs", copy->version,
+                          nvshmem->version))
         return;
-    }
-    doctor_found(machine, result, DOCTOR_ERROR, "DeepEP %s is too old for NVSHMEM %s", copy->version, nvshmem->version);
-    doctor_evidence(machine, result, copy->folder, "version %s", copy->version);
-    doctor_evidence(machine, result, nvshmem->host.path, "version %s", nvshmem->version);
-    doctor_advise(
-        machine, result,
-        "Build DeepEP 1.2.1 from commit 29d31c0 or later (8a07e7e has the mapping of GPUs to NICs as well), or "
-        "use NVSHMEM 3.4.5.");
+    doctor_found(result, DOCTOR_ERROR, "DeepEP %s is too old for NVSHMEM %s", copy->version, nvshmem->version);
+    doctor_evidence(result, copy->folder, "version %s", copy->version);
+    doctor_evidence(result, nvshmem->host.path, "version %s", nvshmem->version);
+    doctor_advise(result, "Build DeepEP 1.2.1 from commit 29d31c0 or later (8a07e7e has the mapping of GPUs to NICs as "
+                          "well), or use NVSHMEM 3.4.5.");
 }
 
 const struct doctor_check check_deepep_too_old = {
-    .id = "deepep-too-old",
-    .group = "deepep",
-    .mode = 8,
+    DOCTOR_CHECK("deepep-too-old", "deepep", 8, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_deepep_too_old),
     .title = "DeepEP knows the layout of this NVSHMEM",
     .symptom = "Dispatch between nodes runs into its timeout, or results are wrong.",
     .cause = "DeepEP reads private structures of NVSHMEM. NVSHMEM 3.5 changed the order of its queue pairs; DeepEP "
              "supports that since commit 29d31c0 (pull request 564).",
     .remedy = "Upgrade DeepEP to commit 29d31c0 or later, or stay with NVSHMEM 3.4.5.",
-    .links = (const char *const[]){"https://github.com/deepseek-ai/DeepEP/pull/564", NULL},
-    .run = run_deepep_too_old,
+    .links = TEXTS("https://github.com/deepseek-ai/DeepEP/pull/564"),
 };
 
 /* --- build-files --- */
@@ -298,7 +271,7 @@ static const char *nvshmem_source(const struct doctor_machine *machine)
     static const char *const places[] = {"/opt/deepep/nvshmem_src", "/opt/nvshmem_src", "/tmp/nvshmem_build_src",
                                          "/workspace/nvshmem", "/opt/deepep/nvshmem-source"};
 
-    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++)
+    for (size_t i = 0; i < COUNT(places); i++)
         if (source_stat(machine->source, "%s/CMakeLists.txt", places[i]).state == SOURCE_OK)
             return places[i];
     return "";
@@ -374,7 +347,7 @@ static json_t *read_without_gdrcopy(const char *text, size_t bytes)
     const char *value = line ? line + 1 + strcspn(line + 1, "=\n") : "";
 
     (void)bytes;
-    for (size_t i = 0; *value == '=' && i < sizeof(off) / sizeof(off[0]); i++) {
+    for (size_t i = 0; *value == '=' && i < COUNT(off); i++) {
         size_t n = strlen(off[i]);
 
         if (strncmp(value + 1, off[i], n) == 0 && strchr("\r\n", value[1 + n]))
@@ -431,40 +404,30 @@ static void run_build_files(const struct doctor_machine *machine, struct doctor_
     struct lack lacks[MAX_LACKS];
     int n;
 
-    if (!machine_has_gpus(machine, result) || !machine_has_data_nics(machine, result))
+    if (doctor_not_applicable_if(result, !*deepep && !*nvshmem, "there is no source of DeepEP or NVSHMEM to build"))
         return;
-    if (!*deepep && !*nvshmem) {
-        doctor_not_applicable(machine, result, "there is no source of DeepEP or NVSHMEM to build");
-        return;
-    }
     n = find_lacks(machine, nvshmem, lacks);
     if (n == 0)
         return;
-    doctor_found(machine, result, DOCTOR_WARNING, "a build of %s would stop: %s is %s", *nvshmem ? nvshmem : deepep,
+    doctor_found(result, DOCTOR_WARNING, "a build of %s would stop: %s is %s", *nvshmem ? nvshmem : deepep,
                  lacks[0].file, lacks[0].what);
     for (int i = 0; i < n; i++) {
-        doctor_evidence(machine, result, lacks[i].file, "%s", lacks[i].what);
+        doctor_evidence(result, lacks[i].file, "%s", lacks[i].what);
         if (*lacks[i].fix && !strstr(fix, lacks[i].fix))
             fix = source_printf(machine->source, "%s%s%s", fix, *fix ? "\n" : "", lacks[i].fix);
     }
-    doctor_fix(machine, result, false, "%s", fix);
-    doctor_advise(
-        machine, result,
-        "This affects only the next build, not programs that run already. The headers of rdma-core are in the package "
-        "libibverbs-dev (Debian, Ubuntu) or rdma-core-devel (RHEL).");
+    doctor_fix(result, false, "%s", fix);
+    doctor_advise(result, "This affects only the next build, not programs that run already. The headers of rdma-core "
+                          "are in the package libibverbs-dev (Debian, Ubuntu) or rdma-core-devel (RHEL).");
 }
 
 const struct doctor_check check_build_files = {
-    .id = "build-files",
-    .group = "deepep",
-    .mode = 25,
+    DOCTOR_CHECK("build-files", "deepep", 25, NEEDS_GPUS | NEEDS_DATA_NICS, run_build_files),
     .title = "what a build of DeepEP or NVSHMEM needs is installed",
     .symptom = "The build stops with MLX5DV_REG_DMABUF undeclared, \"cannot find -lmlx5\", cuda/std/tuple or gdrapi.h "
                "not found.",
     .cause = "Headers or links of rdma-core, libcu++ or GDRCopy are missing: the development package is not installed, "
              "is too old, or CUDA 13 keeps the headers where the host's compiler does not look.",
     .remedy = "Install the package, create the link, or extend CPLUS_INCLUDE_PATH; GDRCopy can be switched off.",
-    .links =
-        (const char *const[]){"/usr/include/infiniband/mlx5dv.h", "CPLUS_INCLUDE_PATH", "NVSHMEM_USE_GDRCOPY", NULL},
-    .run = run_build_files,
+    .links = TEXTS("/usr/include/infiniband/mlx5dv.h", "CPLUS_INCLUDE_PATH", "NVSHMEM_USE_GDRCOPY"),
 };

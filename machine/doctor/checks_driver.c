@@ -23,7 +23,7 @@ static void fix_peermem(const struct doctor_machine *machine, struct doctor_resu
 
     if (!os->in_container && (os->family == OS_COS || os->family == OS_OSTREE)) {
         doctor_advise(
-            machine, result,
+            result,
             os->family == OS_COS
                 ? "The driver's installer brings the modules here: choose a driver with the open kernel modules "
                   "(cos-extensions install gpu; on GKE the pool's gpu-driver-version), which have dma-buf."
@@ -31,52 +31,41 @@ static void fix_peermem(const struct doctor_machine *machine, struct doctor_resu
                   "nvidia_peermem, and driver.kernelModuleType=open gives dma-buf.");
         return;
     }
-    doctor_fix(machine, result, !os->in_container, "sudo modprobe nvidia-peermem");
-    doctor_advise(
-        machine, result,
-        "To load it at every boot: echo nvidia-peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf%s. If "
-        "modprobe answers \"Invalid argument\", ib_core is not the one of DOCA-OFED: install that first, or use the "
-        "open kernel modules on Linux 5.12 or later, which have dma-buf.",
-        os->in_container ? " (both on the node, not in this container)" : "");
+    doctor_fix(result, !os->in_container, "sudo modprobe nvidia-peermem");
+    doctor_advise(result,
+                  "To load it at every boot: echo nvidia-peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf%s. "
+                  "If modprobe answers \"Invalid argument\", ib_core is not the one of DOCA-OFED: install that first, "
+                  "or use the open kernel modules on Linux 5.12 or later, which have dma-buf.",
+                  os->in_container ? " (both on the node, not in this container)" : "");
 }
 
 static void run_peermem(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_driver *driver = &machine->software->driver;
 
-    if (!machine_has_driver(machine, result) || !machine_has_data_nics(machine, result))
-        return;
     if (driver->peermem == SOURCE_OK || driver->dmabuf == SOURCE_OK)
         return;
-    if (driver->peermem != SOURCE_ABSENT) {
-        doctor_unknown(machine, result, "/sys/module/nvidia_peermem: %s", machine_reason(driver->peermem, NULL));
+    if (doctor_unknown_if(result, driver->peermem != SOURCE_ABSENT, "/sys/module/nvidia_peermem: %s",
+                          machine_reason(driver->peermem, NULL)) ||
+        doctor_unknown_if(result, driver->dmabuf != SOURCE_ABSENT, "whether GPU memory can be exported as dma-buf: %s",
+                          machine_reason(driver->dmabuf, driver->dmabuf_why)))
         return;
-    }
-    if (driver->dmabuf != SOURCE_ABSENT) {
-        doctor_unknown(machine, result, "whether GPU memory can be exported as dma-buf: %s",
-                       machine_reason(driver->dmabuf, driver->dmabuf_why));
-        return;
-    }
-    doctor_found(machine, result, DOCTOR_ERROR,
+    doctor_found(result, DOCTOR_ERROR,
                  "NICs cannot reach GPU memory: nvidia_peermem is not loaded, and there is no dma-buf either");
-    doctor_evidence(machine, result, "/sys/module/nvidia_peermem", "not there");
-    doctor_evidence(machine, result, "dma-buf", "%s", machine_reason(driver->dmabuf, driver->dmabuf_why));
+    doctor_evidence(result, "/sys/module/nvidia_peermem", "not there");
+    doctor_evidence(result, "dma-buf", "%s", machine_reason(driver->dmabuf, driver->dmabuf_why));
     fix_peermem(machine, result);
 }
 
 const struct doctor_check check_peermem = {
-    .id = "peermem",
-    .group = "driver",
-    .mode = 11,
+    DOCTOR_CHECK("peermem", "driver", 11, NEEDS_DRIVER | NEEDS_DATA_NICS, run_peermem),
     .title = "NICs can reach GPU memory, by nvidia_peermem or dma-buf",
-    .symptom =
-        "NVSHMEM stops with \"neither nv_peer_mem, or nvidia_peermem detected\"; NCCL copies through host memory.",
-    .cause =
-        "A NIC reads and writes GPU memory only if the driver exports its addresses: as dma-buf (open kernel modules, "
-        "Linux 5.12 or later), or through the module nvidia_peermem. Neither is available.",
+    .symptom = "NVSHMEM stops with \"neither nv_peer_mem, or nvidia_peermem detected\"; NCCL copies through host "
+               "memory.",
+    .cause = "A NIC reads and writes GPU memory only if the driver exports its addresses: as dma-buf (open kernel "
+             "modules, Linux 5.12 or later), or through the module nvidia_peermem. Neither is available.",
     .remedy = "Load nvidia-peermem, now and at every boot, or use the open kernel modules.",
-    .links = (const char *const[]){"/sys/module/nvidia_peermem", "/sys/kernel/mm/memory_peers/nv_mem", NULL},
-    .run = run_peermem,
+    .links = TEXTS("/sys/module/nvidia_peermem", "/sys/kernel/mm/memory_peers/nv_mem"),
 };
 
 /* --- driver-option --- */
@@ -97,11 +86,11 @@ static void report_option(const struct doctor_machine *machine, struct doctor_re
     const struct software_option *option = &machine->software->driver.peer_mapping_override;
 
     if (*option->configured)
-        doctor_evidence(machine, result, option->configured_in, "PeerMappingOverride=%s", option->configured);
+        doctor_evidence(result, option->configured_in, "PeerMappingOverride=%s", option->configured);
     if (*option->overruled)
-        doctor_evidence(machine, result, option->overruled_in, "PeerMappingOverride=%s, replaced by a later line",
+        doctor_evidence(result, option->overruled_in, "PeerMappingOverride=%s, replaced by a later line",
                         option->overruled);
-    doctor_evidence(machine, result, PARAMS, "%s%s", *option->live ? "PeerMappingOverride=" : "no PeerMappingOverride",
+    doctor_evidence(result, PARAMS, "%s%s", *option->live ? "PeerMappingOverride=" : "no PeerMappingOverride",
                     option->live);
 }
 
@@ -110,46 +99,39 @@ static void run_driver_option(const struct doctor_machine *machine, struct docto
     const struct software_option *option = &machine->software->driver.peer_mapping_override;
     struct source_text params;
 
-    if (!machine_has_driver(machine, result))
+    if (doctor_not_applicable_if(result, !*option->configured && !*option->overruled,
+                                 "PeerMappingOverride is not configured"))
         return;
-    if (!*option->configured && !*option->overruled) {
-        doctor_not_applicable(machine, result, "PeerMappingOverride is not configured");
-        return;
-    }
     params = source_read(machine->source, PARAMS);
-    if (!*option->live && params.state != SOURCE_OK) {
-        doctor_unknown(machine, result, PARAMS ": %s", machine_reason(params.state, params.why));
+    if (doctor_unknown_if(result, !*option->live && params.state != SOURCE_OK, PARAMS ": %s",
+                          machine_reason(params.state, params.why)))
         return;
-    }
     if (*option->configured && *option->live && same_number(option->configured, option->live))
         return;
     if (!*option->configured && *option->live && same_number(option->overruled, option->live))
         return;
     if (!*option->configured ||
         (*option->overruled && same_number(*option->live ? option->live : "0", option->configured))) {
-        doctor_found(machine, result, DOCTOR_ERROR,
+        doctor_found(result, DOCTOR_ERROR,
                      "PeerMappingOverride is configured, but a later line of modprobe.d replaces it");
         driver_fix_peer_mapping(machine, result);
         report_option(machine, result);
         return;
     }
-    doctor_found(machine, result, DOCTOR_ERROR,
-                 "PeerMappingOverride=%s is configured, but the loaded driver does not have it", option->configured);
+    doctor_found(result, DOCTOR_ERROR, "PeerMappingOverride=%s is configured, but the loaded driver does not have it",
+                 option->configured);
     report_option(machine, result);
     driver_fix_reload(machine, result);
 }
 
 const struct doctor_check check_driver_option = {
-    .id = "driver-option",
-    .group = "driver",
-    .mode = 12,
+    DOCTOR_CHECK("driver-option", "driver", 12, NEEDS_DRIVER, run_driver_option),
     .title = "driver options that are configured are in effect",
     .symptom = "IBGDA falls back to the CPU as NIC handler although the option for it is configured.",
     .cause = "An option of modprobe.d takes effect when the module is loaded: from the initramfs, at the next boot. Of "
              "several lines with NVreg_RegistryDwords only the last counts.",
     .remedy = "Keep one line, rebuild the initramfs (update-initramfs -u, dracut --force), and reboot.",
-    .links = (const char *const[]){"/etc/modprobe.d", PARAMS, NULL},
-    .run = run_driver_option,
+    .links = TEXTS("/etc/modprobe.d", PARAMS),
 };
 
 /* --- doca-kernel --- */
@@ -211,14 +193,9 @@ static void run_doca_kernel(const struct doctor_machine *machine, struct doctor_
     const struct software_driver *driver = &machine->software->driver;
     struct source_text built;
 
-    if (!*driver->doca) {
-        doctor_not_applicable(machine, result, "DOCA-OFED is not installed");
+    if (doctor_not_applicable_if(result, !*driver->doca, "DOCA-OFED is not installed") ||
+        doctor_unknown_if(result, !*driver->kernel, "the release of the running kernel is not known"))
         return;
-    }
-    if (!*driver->kernel) {
-        doctor_unknown(machine, result, "the release of the running kernel is not known");
-        return;
-    }
     if (libs_version_compare(driver->kernel, KERNEL_NEEDS_DOCA_321) < 0 ||
         libs_version_compare(driver->doca, DOCA_FOR_614) >= 0)
         return;
@@ -226,33 +203,30 @@ static void run_doca_kernel(const struct doctor_machine *machine, struct doctor_
     if (built.state == SOURCE_OK)
         return;
     if (built.state != SOURCE_ABSENT) {
-        doctor_unknown(machine, result, "whether DOCA %s was built for kernel %s: %s", driver->doca, driver->kernel,
+        doctor_unknown(result, "whether DOCA %s was built for kernel %s: %s", driver->doca, driver->kernel,
                        machine_reason(built.state, built.why));
         if (machine->software->os.in_container)
             result->missing = DOCTOR_MISSING_NODE;
         return;
     }
-    doctor_found(machine, result, DOCTOR_ERROR, "DOCA %s does not build for kernel %s, which needs DOCA %s or later",
+    doctor_found(result, DOCTOR_ERROR, "DOCA %s does not build for kernel %s, which needs DOCA %s or later",
                  driver->doca, driver->kernel, DOCA_FOR_614);
-    doctor_evidence(machine, result, "/proc/sys/kernel/osrelease", "%s", driver->kernel);
-    doctor_evidence(machine, result, "DOCA-OFED", "%s is installed", driver->doca);
-    doctor_evidence(machine, result, source_printf(machine->source, "/lib/modules/%s", driver->kernel),
+    doctor_evidence(result, "/proc/sys/kernel/osrelease", "%s", driver->kernel);
+    doctor_evidence(result, "DOCA-OFED", "%s is installed", driver->doca);
+    doctor_evidence(result, source_printf(machine->source, "/lib/modules/%s", driver->kernel),
                     "only the kernel's own mlx5_core.ko");
-    doctor_advise(machine, result,
+    doctor_advise(result,
                   "Install DOCA-OFED %s or later from its repository for this distribution, or boot an older kernel.",
                   DOCA_FOR_614);
 }
 
 const struct doctor_check check_doca_kernel = {
-    .id = "doca-kernel",
-    .group = "driver",
-    .mode = 24,
+    DOCTOR_CHECK("doca-kernel", "driver", 24, 0, run_doca_kernel),
     .title = "DOCA-OFED is recent enough for the kernel",
     .symptom = "The DKMS build of mlnx-ofed-kernel fails in en_accel/ipsec.c; NICs run with the kernel's own modules.",
     .cause = "Linux 6.14 changed interfaces that DOCA-OFED before 3.2.1 uses, so its modules do not compile.",
     .remedy = "Install DOCA-OFED 3.2.1 or later.",
-    .links = (const char *const[]){"/lib/modules/<release>/modules.dep", "/sys/module/mlx5_core/version", NULL},
-    .run = run_doca_kernel,
+    .links = TEXTS("/lib/modules/<release>/modules.dep", "/sys/module/mlx5_core/version"),
 };
 
 /* --- driver-skew --- */
@@ -287,20 +261,19 @@ static void fix_library(const struct doctor_machine *machine, struct doctor_resu
 
     folder = source_printf(machine->source, "%.*s", slash ? (int)(slash - location->path) : 0, location->path);
     if (same_version(driver->version, library_version(machine, plain, &own))) {
-        doctor_fix(machine, result, false, "%s",
-                   shell_leave_out(machine->source, "LD_LIBRARY_PATH", env.library_path, folder));
-        doctor_advise(machine, result, "LD_LIBRARY_PATH leads to %s; without it %s is found, which matches the driver.",
-                      folder, own.path);
+        doctor_fix(result, false, "%s", shell_leave_out(machine->source, "LD_LIBRARY_PATH", env.library_path, folder));
+        doctor_advise(result, "LD_LIBRARY_PATH leads to %s; without it %s is found, which matches the driver.", folder,
+                      own.path);
         return;
     }
     if (!machine->software->os.in_container &&
         (same_version(version, driver->installed_version) ||
          (!*driver->installed_version && libs_version_compare(version, driver->version) > 0))) {
-        doctor_fix(machine, result, false, "sudo reboot");
-        doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
+        doctor_fix(result, false, "sudo reboot");
+        doctor_cost(result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
     }
     doctor_advise(
-        machine, result,
+        result,
         machine->software->os.in_container
             ? "The libraries of the driver are from another node: mount those of this node, as NVIDIA's container "
               "toolkit does."
@@ -337,7 +310,7 @@ static void find_some_undriven(const struct doctor_machine *machine, struct doct
             !is_driven_elsewhere(topo, i) ||
             source_resolve(machine->source, "/sys/bus/pci/devices/%s/physfn", topo->pci[i].address).state == SOURCE_OK)
             continue;
-        doctor_evidence(machine, result, topo->pci[i].address, is_nouveau ? "driver nouveau" : "no driver");
+        doctor_evidence(result, topo->pci[i].address, is_nouveau ? "driver nouveau" : "no driver");
         first = first < 0 ? i : first;
         n++;
         n_nouveau += is_nouveau;
@@ -345,13 +318,12 @@ static void find_some_undriven(const struct doctor_machine *machine, struct doct
     if (n_nouveau > 0)
         driver_found_nouveau(machine, result, n_nouveau);
     else if (n > 0) {
-        doctor_found(machine, result, DOCTOR_ERROR, "the GPU at %s has no driver%s, while others like it have NVIDIA's",
+        doctor_found(result, DOCTOR_ERROR, "the GPU at %s has no driver%s, while others like it have NVIDIA's",
                      topo->pci[first].address, n > 1 ? ", and more have none" : "");
-        doctor_advise(
-            machine, result,
-            "The driver could not start it, or it was unbound: the kernel log says why (sudo dmesg | grep -e NVRM -e "
-            "%s). If it says nothing: echo %s | sudo tee /sys/bus/pci/drivers/nvidia/bind.",
-            topo->pci[first].address, topo->pci[first].address);
+        doctor_advise(result,
+                      "The driver could not start it, or it was unbound: the kernel log says why (sudo dmesg | grep -e "
+                      "NVRM -e %s). If it says nothing: echo %s | sudo tee /sys/bus/pci/drivers/nvidia/bind.",
+                      topo->pci[first].address, topo->pci[first].address);
     }
 }
 
@@ -362,8 +334,6 @@ static void run_driver_skew(const struct doctor_machine *machine, struct doctor_
     struct lib_location location;
     bool is_library = false;
 
-    if (!machine_has_gpus(machine, result))
-        return;
     if (!*driver->version) {
         driver_missing(machine, result);
         return;
@@ -384,37 +354,33 @@ static void run_driver_skew(const struct doctor_machine *machine, struct doctor_
         find_some_undriven(machine, result);
         return;
     }
-    doctor_found(machine, result, DOCTOR_ERROR, "the loaded NVIDIA driver is %s, but another part of it is %s",
-                 driver->version, other);
-    doctor_evidence(machine, result, VERSION, "%s", driver->version);
-    doctor_evidence(machine, result, what, "%s", other);
+    doctor_found(result, DOCTOR_ERROR, "the loaded NVIDIA driver is %s, but another part of it is %s", driver->version,
+                 other);
+    doctor_evidence(result, VERSION, "%s", driver->version);
+    doctor_evidence(result, what, "%s", other);
     if (!machine->topo->nvml && *machine->topo->nvml_why)
-        doctor_evidence(machine, result, "NVML", "%s", machine->topo->nvml_why);
+        doctor_evidence(result, "NVML", "%s", machine->topo->nvml_why);
     if (is_library) {
         fix_library(machine, result, &location, other);
         return;
     }
     if (!machine->software->os.in_container) {
-        doctor_fix(machine, result, false, "sudo reboot");
-        doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
+        doctor_fix(result, false, "sudo reboot");
+        doctor_cost(result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
     }
-    doctor_advise(machine, result, "The driver was updated while the old one was loaded: a reboot%s loads the new one.",
+    doctor_advise(result, "The driver was updated while the old one was loaded: a reboot%s loads the new one.",
                   machine->software->os.in_container ? " of the node" : "");
 }
 
 const struct doctor_check check_driver_skew = {
-    .id = "driver-skew",
-    .group = "driver",
-    .mode = 26,
+    DOCTOR_CHECK("driver-skew", "driver", 26, NEEDS_GPUS, run_driver_skew),
     .title = "the NVIDIA driver is loaded, and all its parts are of one version",
     .symptom = "\"Driver/library version mismatch\", \"API mismatch\"; programs find no GPU.",
-    .cause =
-        "The kernel module in memory, the module on disk and the libraries of the driver work together only in the "
-        "same version. After an update the old module stays loaded until a reboot. It is not loaded at all if it was "
-        "not built for the running kernel, or if the kernel rejects its signature because of Secure Boot.",
+    .cause = "The kernel module in memory, the module on disk and the libraries of the driver work together only in "
+             "the same version. After an update the old module stays loaded until a reboot. It is not loaded at all if "
+             "it was not built for the running kernel, or if the kernel rejects its signature because of Secure Boot.",
     .remedy = "Align the versions and reboot.",
-    .links = (const char *const[]){VERSION, "/sys/module/nvidia/version", NULL},
-    .run = run_driver_skew,
+    .links = TEXTS(VERSION, "/sys/module/nvidia/version"),
 };
 
 /* --- iommu-gb200 --- */
@@ -430,41 +396,30 @@ static void run_iommu_gb200(const struct doctor_machine *machine, struct doctor_
     struct source_text text;
     char line[4096], *rest = line, *word;
 
-    if (!machine_has_gpus(machine, result))
+    if (doctor_not_applicable_if(result, !machine_is_grace(machine->topo), "no board with Grace processors"))
         return;
-    if (!machine_is_grace(machine->topo)) {
-        doctor_not_applicable(machine, result, "no board with Grace processors");
-        return;
-    }
     text = source_line(machine->source, "/proc/cmdline");
-    if (text.state != SOURCE_OK) {
-        doctor_unknown(machine, result, "/proc/cmdline: %s", machine_reason(text.state, text.why));
+    if (doctor_unknown_if(result, text.state != SOURCE_OK, "/proc/cmdline: %s", machine_reason(text.state, text.why)))
         return;
-    }
     text_clean(text.text, line, sizeof(line));
     while ((word = strsep(&rest, " \t")))
         for (int i = 0; bad[i]; i++) {
             if (strcasecmp(word, bad[i]) != 0)
                 continue;
-            doctor_found(machine, result, DOCTOR_ERROR,
-                         "the kernel was started with %s, which these GPUs do not work with", bad[i]);
-            doctor_evidence(machine, result, "/proc/cmdline", "%s", word);
-            doctor_advise(machine, result, "%s",
-                          os_kernel_argument(machine->source, &machine->software->os, false, bad[i]));
+            doctor_found(result, DOCTOR_ERROR, "the kernel was started with %s, which these GPUs do not work with",
+                         bad[i]);
+            doctor_evidence(result, "/proc/cmdline", "%s", word);
+            doctor_advise(result, "%s", os_kernel_argument(machine->source, &machine->software->os, false, bad[i]));
             return;
         }
 }
 
 const struct doctor_check check_iommu_gb200 = {
-    .id = "iommu-gb200",
-    .group = "driver",
-    .mode = 33,
+    DOCTOR_CHECK("iommu-gb200", "driver", 33, NEEDS_GPUS, run_iommu_gb200),
     .title = "boards with Grace processors run with the IOMMU translating",
     .symptom = "CUDA error 701 (too many resources requested for launch) on GB200.",
-    .cause =
-        "GPU and Grace processor share page tables through the SMMU; with iommu.passthrough the GPU cannot use them. "
-        "The option is right for other servers, but not for these.",
+    .cause = "GPU and Grace processor share page tables through the SMMU; with iommu.passthrough the GPU cannot use "
+             "them. The option is right for other servers, but not for these.",
     .remedy = "Remove iommu.passthrough from the kernel command line and reboot.",
-    .links = (const char *const[]){"/proc/cmdline", "/etc/default/grub", NULL},
-    .run = run_iommu_gb200,
+    .links = TEXTS("/proc/cmdline", "/etc/default/grub"),
 };

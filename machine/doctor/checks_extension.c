@@ -9,14 +9,6 @@
 
 #define HOST "libnvshmem_host.so.3"
 
-/* The extension that Python imports on a machine with GPUs; "" ends the check, with the reason set. */
-static const char *extension_of(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    if (!machine_has_gpus(machine, result) || !machine_has_environment(machine, result))
-        return "";
-    return machine_extension(machine, result);
-}
-
 /* --- other-nvshmem --- */
 
 static bool needs_library(const struct elf_facts *facts, const char *name)
@@ -60,68 +52,55 @@ static void report_other_nvshmem(const struct doctor_machine *machine, struct do
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
     struct elf_facts facts = source_elf(machine->source, "%s", path);
 
-    doctor_found(machine, result, DOCTOR_ERROR,
-                 "DeepEP's extension was built with NVSHMEM %s, and the one that is loaded is %s", version,
-                 nvshmem->version);
-    doctor_evidence(machine, result, path, "%s %s", *facts.runpath ? "RUNPATH" : "RPATH",
+    doctor_found(result, DOCTOR_ERROR, "DeepEP's extension was built with NVSHMEM %s, and the one that is loaded is %s",
+                 version, nvshmem->version);
+    doctor_evidence(result, path, "%s %s", *facts.runpath ? "RUNPATH" : "RPATH",
                     *facts.runpath ? facts.runpath : facts.rpath);
-    doctor_evidence(machine, result, linked, "version %s", version);
-    doctor_evidence(machine, result, nvshmem->host.path, "version %s; found by %s", nvshmem->version,
-                    nvshmem->host.found_by);
-    doctor_advise(machine, result,
-                  "Build DeepEP again with NVSHMEM_DIR=%s, or load the NVSHMEM that it was built with: "
-                  "LD_PRELOAD=%s for the program.",
+    doctor_evidence(result, linked, "version %s", version);
+    doctor_evidence(result, nvshmem->host.path, "version %s; found by %s", nvshmem->version, nvshmem->host.found_by);
+    doctor_advise(result,
+                  "Build DeepEP again with NVSHMEM_DIR=%s, or load the NVSHMEM that it was built with: LD_PRELOAD=%s "
+                  "for the program.",
                   *nvshmem->home ? nvshmem->home : "<folder of that NVSHMEM>", linked);
 }
 
 static void run_other_nvshmem(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
-    const char *path = extension_of(machine, result), *linked, *version;
+    const char *path = machine_extension(machine, result), *linked, *version;
     struct elf_facts facts;
 
     if (!*path)
         return;
     facts = source_elf(machine->source, "%s", path);
-    if (!needs_library(&facts, HOST)) {
-        doctor_not_applicable(machine, result, "%s was built without NVSHMEM", path);
+    if (doctor_not_applicable_if(result, !needs_library(&facts, HOST), "%s was built without NVSHMEM", path) ||
+        doctor_not_applicable_if(result, nvshmem->host.state != SOURCE_OK,
+                                 HOST " is not found; nothing to compare with"))
         return;
-    }
-    if (nvshmem->host.state != SOURCE_OK) {
-        doctor_not_applicable(machine, result, HOST " is not found; nothing to compare with");
-        return;
-    }
     linked = linked_nvshmem(machine, path, *facts.runpath ? facts.runpath : facts.rpath);
-    if (!*linked) {
-        /* No RPATH: it uses the NVSHMEM that is loaded already, which cannot be compared with the one of the build. */
-        doctor_unknown(machine, result, "%s does not lead to the NVSHMEM that it was built with", path);
-        result->missing = DOCTOR_MISSING_RUN;
+    result->missing = DOCTOR_MISSING_RUN;
+    /* No RPATH: it uses the NVSHMEM that is loaded already, which cannot be compared with the one of the build. */
+    if (doctor_unknown_if(result, !*linked, "%s does not lead to the NVSHMEM that it was built with", path))
         return;
-    }
     if (strcmp(source_resolve(machine->source, "%s", linked).text, nvshmem->host.real) == 0)
         return;
     version = software_nvshmem_version(machine->source, linked);
-    if (!*version || !*nvshmem->version) {
-        doctor_unknown(machine, result, "whether %s and %s have the same version: they do not contain it", linked,
-                       nvshmem->host.path);
-        result->missing = DOCTOR_MISSING_RUN;
-    } else if (libs_version_compare(version, nvshmem->version) != 0)
+    if (!doctor_unknown_if(result, !*version || !*nvshmem->version,
+                           "whether %s and %s have the same version: they do not contain it", linked,
+                           nvshmem->host.path) &&
+        libs_version_compare(version, nvshmem->version) != 0)
         report_other_nvshmem(machine, result, path, linked, version);
 }
 
 const struct doctor_check check_other_nvshmem = {
-    .id = "other-nvshmem",
-    .group = "deepep",
-    .mode = 6,
+    DOCTOR_CHECK("other-nvshmem", "deepep", 6, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_other_nvshmem),
     .title = "DeepEP was built with the NVSHMEM that is loaded",
     .symptom = "Dispatch between nodes hangs for about 100 s and its counters stay at -1, or NVSHMEM stops with a "
                "mismatch of its device library.",
-    .cause =
-        "The extension contains NVSHMEM's device code of the version it was built with. Another version of the host "
-        "library is loaded with it, by LD_PRELOAD or LD_LIBRARY_PATH.",
+    .cause = "The extension contains NVSHMEM's device code of the version it was built with. Another version of the "
+             "host library is loaded with it, by LD_PRELOAD or LD_LIBRARY_PATH.",
     .remedy = "Build DeepEP with NVSHMEM_DIR set to the NVSHMEM that is used.",
-    .links = (const char *const[]){"LD_PRELOAD", "LD_LIBRARY_PATH", "NVSHMEM_DIR", NULL},
-    .run = run_other_nvshmem,
+    .links = TEXTS("LD_PRELOAD", "LD_LIBRARY_PATH", "NVSHMEM_DIR"),
 };
 
 /* --- gpu-arch --- */
@@ -176,16 +155,16 @@ static int left_out(const struct topo *topo, const struct elf_facts *facts)
 static void report_arch(const struct doctor_machine *machine, struct doctor_result *result, const char *path,
                         const struct elf_facts *facts, const struct topo_gpu *gpu)
 {
-    doctor_found(machine, result, DOCTOR_ERROR, "%s has no code for %s (compute capability %d.%d)", path,
+    doctor_found(result, DOCTOR_ERROR, "%s has no code for %s (compute capability %d.%d)", path,
                  machine_gpu_name(machine, gpu->index), gpu->cc_major, gpu->cc_minor);
-    doctor_evidence(machine, result, path, "%s", arch_names(machine, facts));
-    doctor_evidence(machine, result, machine_gpu_name(machine, gpu->index), "%s, compute capability %d.%d",
+    doctor_evidence(result, path, "%s", arch_names(machine, facts));
+    doctor_evidence(result, machine_gpu_name(machine, gpu->index), "%s, compute capability %d.%d",
                     *gpu->name ? gpu->name : "name not known", gpu->cc_major, gpu->cc_minor);
-    doctor_fix(machine, result, false, "TORCH_CUDA_ARCH_LIST=%d.%d NVSHMEM_DIR=%s python3 setup.py install",
-               gpu->cc_major, gpu->cc_minor,
+    doctor_fix(result, false, "TORCH_CUDA_ARCH_LIST=%d.%d NVSHMEM_DIR=%s python3 setup.py install", gpu->cc_major,
+               gpu->cc_minor,
                *machine->software->nvshmem.home ? shell_word(machine->source, machine->software->nvshmem.home)
                                                 : "/usr/local/nvshmem");
-    doctor_advise(machine, result,
+    doctor_advise(result,
                   "In the source tree of DeepEP. NVSHMEM takes the architecture from CMAKE_CUDA_ARCHITECTURES=%d%d.",
                   gpu->cc_major, gpu->cc_minor);
 }
@@ -194,7 +173,7 @@ static void run_gpu_arch(const struct doctor_machine *machine, struct doctor_res
 {
     const struct topo *topo = machine->topo;
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
-    const char *path = extension_of(machine, result), *files[2] = {path, ""}, *not_understood = "";
+    const char *path = machine_extension(machine, result), *files[2] = {path, ""}, *not_understood = "";
     bool is_known = false;
 
     if (!*path)
@@ -202,7 +181,7 @@ static void run_gpu_arch(const struct doctor_machine *machine, struct doctor_res
     for (int i = 0; i < topo->n_gpus; i++)
         is_known = is_known || topo->gpus[i].cc_major > 0;
     if (!is_known) {
-        doctor_unknown(machine, result, "the compute capability of the GPUs is not known: %s", topo->nvml_why);
+        doctor_unknown(result, "the compute capability of the GPUs is not known: %s", topo->nvml_why);
         result->missing = machine_missing_nvml(machine);
         return;
     }
@@ -220,21 +199,17 @@ static void run_gpu_arch(const struct doctor_machine *machine, struct doctor_res
         }
     }
     if (*not_understood) {
-        doctor_unknown(machine, result, "for which GPUs there is code in %s", not_understood);
+        doctor_unknown(result, "for which GPUs there is code in %s", not_understood);
         result->missing = DOCTOR_MISSING_RUN;
     }
 }
 
 const struct doctor_check check_gpu_arch = {
-    .id = "gpu-arch",
-    .group = "deepep",
-    .mode = 23,
+    DOCTOR_CHECK("gpu-arch", "deepep", 23, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_gpu_arch),
     .title = "DeepEP and NVSHMEM contain code for these GPUs",
     .symptom = "\"named symbol not found\", \"no kernel image is available for execution on the device\".",
-    .cause =
-        "Libraries with GPU code contain it for the architectures they were built for. Machine code of another major "
-        "number does not run, nor does code for a single architecture (sm_90a) on another.",
+    .cause = "Libraries with GPU code contain it for the architectures they were built for. Machine code of another "
+             "major number does not run, nor does code for a single architecture (sm_90a) on another.",
     .remedy = "Build again with the compute capability of these GPUs in TORCH_CUDA_ARCH_LIST.",
-    .links = (const char *const[]){"TORCH_CUDA_ARCH_LIST", NULL},
-    .run = run_gpu_arch,
+    .links = TEXTS("TORCH_CUDA_ARCH_LIST"),
 };

@@ -122,7 +122,7 @@ static void report_nvlinks(const struct doctor_machine *machine, struct doctor_r
                                                                    : "";
 
         if (gpu->answered && (gpu->nvlinks_up < links_due(machine->topo, i) || *fabric))
-            doctor_evidence(machine, result, machine_gpu_name(machine, i), "%d of %d NVLinks up%s", gpu->nvlinks_up,
+            doctor_evidence(result, machine_gpu_name(machine, i), "%d of %d NVLinks up%s", gpu->nvlinks_up,
                             gpu->nvlinks, fabric);
     }
 }
@@ -152,71 +152,56 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
     /* Up to Hopper, the fabric manager runs where the switches are. Those of Blackwell are not on the bus. */
     if (machine_virtual(machine->source) == MACHINE_VIRTUAL && inventory_nvswitches(machine) == 0 &&
         machine->topo->gpus[0].cc_major < 10) {
-        doctor_advise(
-            machine, result,
-            "The host of this virtual machine owns the NVSwitches. Its fabric manager sets up the fabric and the "
-            "partition with these GPUs, which cannot be done in the virtual machine. Contact the operator of the "
-            "host.");
+        doctor_advise(result, "The host of this virtual machine owns the NVSwitches. Its fabric manager sets up the "
+                              "fabric and the partition with these GPUs, which cannot be done in the virtual machine. "
+                              "Contact the operator of the host.");
         return;
     }
     if (*manager)
-        doctor_evidence(machine, result, "nvidia-fabricmanager", "%s is %s, the driver is %s", manager,
+        doctor_evidence(result, "nvidia-fabricmanager", "%s is %s, the driver is %s", manager,
                         strcmp(driver->fabric_manager_from, SOFTWARE_FABRIC_LOG) == 0 ? "what was started last"
                                                                                       : "installed",
                         version);
     if (misses_umad(machine)) {
-        doctor_evidence(machine, result, "/sys/module/ib_umad", "not loaded");
-        doctor_fix(machine, result, false, "sudo modprobe ib_umad\nsudo systemctl restart nvidia-fabricmanager");
+        doctor_evidence(result, "/sys/module/ib_umad", "not loaded");
+        doctor_fix(result, false, "sudo modprobe ib_umad\nsudo systemctl restart nvidia-fabricmanager");
     } else if (!os->in_container && strcmp(manager, version) == 0)
-        doctor_fix(machine, result, false, "sudo systemctl restart nvidia-fabricmanager");
+        doctor_fix(result, false, "sudo systemctl restart nvidia-fabricmanager");
     else if (!os->in_container && *manager && *os_install(machine->source, os, "x", "x"))
         doctor_fix(
-            machine, result, false, "%s\nsudo systemctl restart nvidia-fabricmanager",
+            result, false, "%s\nsudo systemctl restart nvidia-fabricmanager",
             os_install(machine->source, os,
                        source_printf(machine->source, "nvidia-fabricmanager-%.*s=%s-1", n_major, version, version),
                        source_printf(machine->source, "'nvidia-fabric*manager-%s-1'", version)));
-    doctor_cost(machine, result, DOCTOR_FIX_RESTART, "Programs that use the GPUs of this machine end.");
-    doctor_advise(
-        machine, result,
-        "nvidia-fabricmanager has to run, in exactly the driver's version, %s (in a virtual machine: on the host; in "
-        "a container: on the node). 'nv-fabricmanager --version' prints its version; its journal says why it does not "
-        "run.%s",
-        *version ? version : "which is not known",
-        machine->topo->gpus[0].cc_major == 10 && inventory_nvswitches(machine) == 0
-            ? " This board needs NVLink's subnet manager as well (package nvlsm)."
-            : "");
+    doctor_cost(result, DOCTOR_FIX_RESTART, "Programs that use the GPUs of this machine end.");
+    doctor_advise(result,
+                  "nvidia-fabricmanager has to run, in exactly the driver's version, %s (in a virtual machine: on the "
+                  "host; in a container: on the node). 'nv-fabricmanager --version' prints its version; its journal "
+                  "says why it does not run.%s",
+                  *version ? version : "which is not known",
+                  machine->topo->gpus[0].cc_major == 10 && inventory_nvswitches(machine) == 0
+                      ? " This board needs NVLink's subnet manager as well (package nvlsm)."
+                      : "");
 }
 
 static void run_nvlink(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct nvlink_count count;
 
-    if (!machine_has_driver(machine, result))
+    if (doctor_not_applicable_if(result, machine_isolates_gpus(machine->topo),
+                                 "confidential computing isolates the GPUs, as the check confidential says"))
         return;
-    if (!machine->topo->nvml) {
-        doctor_unknown(machine, result, "NVML does not answer: %s", machine->topo->nvml_why);
-        result->missing = machine_missing_nvml(machine);
-        return;
-    }
-    if (machine_isolates_gpus(machine->topo)) {
-        doctor_not_applicable(machine, result,
-                              "confidential computing isolates the GPUs, as the check confidential says");
-        return;
-    }
     count = count_nvlinks(machine);
-    if (count.n_linked == 0 || is_partial_board(machine->topo)) {
-        doctor_not_applicable(machine, result,
-                              count.n_linked ? "a single GPU, provided without its NVLinks" : "GPUs without NVLink");
+    if (doctor_not_applicable_if(result, count.n_linked == 0 || is_partial_board(machine->topo),
+                                 count.n_linked ? "a single GPU, provided without its NVLinks"
+                                                : "GPUs without NVLink") ||
+        doctor_not_applicable_if(result, count.n_due == 0 && count.n_failed == 0 && count.n_starting == 0,
+                                 "GPUs whose NVLinks need a bridge, and there is none"))
         return;
-    }
-    if (count.n_due == 0 && count.n_failed == 0 && count.n_starting == 0) {
-        doctor_not_applicable(machine, result, "GPUs whose NVLinks need a bridge, and there is none");
-        return;
-    }
     if (count.n_down == 0 && count.n_failed == 0 && count.n_starting == 0)
         return;
     if (count.n_failed || count.n_starting || (count.n_dead == count.n_linked && count.n_dead > 1)) {
-        doctor_found(machine, result, DOCTOR_ERROR, "the NVLink fabric is not up on %d of %d GPUs: %s",
+        doctor_found(result, DOCTOR_ERROR, "the NVLink fabric is not up on %d of %d GPUs: %s",
                      count.n_failed + count.n_starting ? count.n_failed + count.n_starting : count.n_dead,
                      machine->topo->n_gpus,
                      count.n_failed     ? "it has failed"
@@ -224,46 +209,41 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
                                         : "no link is up");
         fix_fabric(machine, result);
     } else if (count.without_bridge) {
-        doctor_found(machine, result, DOCTOR_WARNING, "no NVLink of %s is up%s, and other GPUs of its kind have them",
+        doctor_found(result, DOCTOR_WARNING, "no NVLink of %s is up%s, and other GPUs of its kind have them",
                      machine_gpu_name(machine, count.first_down), count.n_down > 1 ? ", nor of more GPUs" : "");
-        doctor_advise(
-            machine, result,
-            "The NVLinks of these GPUs lead to a bridge: check that it is plugged in at both %s and its neighbor. If "
-            "the machine is meant to have no bridge, this is normal.",
-            machine_gpu_name(machine, count.first_down));
+        doctor_advise(result,
+                      "The NVLinks of these GPUs lead to a bridge: check that it is plugged in at both %s and its "
+                      "neighbor. If the machine is meant to have no bridge, this is normal.",
+                      machine_gpu_name(machine, count.first_down));
     } else {
-        doctor_found(machine, result, DOCTOR_ERROR, "%d of %d NVLinks of %s are down%s",
+        doctor_found(result, DOCTOR_ERROR, "%d of %d NVLinks of %s are down%s",
                      links_due(machine->topo, count.first_down) - machine->topo->gpus[count.first_down].nvlinks_up,
                      links_due(machine->topo, count.first_down), machine_gpu_name(machine, count.first_down),
                      count.n_down > 1 ? ", and of more GPUs" : "");
         if (is_switch_lost(machine, &count)) {
-            doctor_evidence(machine, result, "/sys/bus/pci/devices", "%d NVSwitches", inventory_nvswitches(machine));
-            doctor_advise(
-                machine, result,
-                "All GPUs have lost the same number of links: the NVSwitch at their other end is missing or has "
-                "failed. Look for it on the bus (lspci -d 10de: | grep -i bridge) and for SXids in the kernel log; "
-                "take the node out of service and cycle its power. A reset of a GPU does not bring a switch back.");
+            doctor_evidence(result, "/sys/bus/pci/devices", "%d NVSwitches", inventory_nvswitches(machine));
+            doctor_advise(result, "All GPUs have lost the same number of links: the NVSwitch at their other end is "
+                                  "missing or has failed. Look for it on the bus (lspci -d 10de: | grep -i bridge) and "
+                                  "for SXids in the kernel log; take the node out of service and cycle its power. A "
+                                  "reset of a GPU does not bring a switch back.");
         } else
-            doctor_advise(
-                machine, result,
-                "Look at the links (nvidia-smi nvlink --status -i %s) and at the kernel log for Xid 74; reset the "
-                "GPU when nothing runs on the node. If the link stays down, take the node out of service.",
-                machine->topo->pci[machine->topo->gpus[count.first_down].pci].address);
+            doctor_advise(result,
+                          "Look at the links (nvidia-smi nvlink --status -i %s) and at the kernel log for Xid 74; "
+                          "reset the GPU when nothing runs on the node. If the link stays down, take the node out of "
+                          "service.",
+                          machine->topo->pci[machine->topo->gpus[count.first_down].pci].address);
     }
     report_nvlinks(machine, result);
 }
 
 const struct doctor_check check_nvlink = {
-    .id = "nvlink",
-    .group = "driver",
-    .mode = 35,
+    DOCTOR_CHECK("nvlink", "driver", 35, NEEDS_NVML, run_nvlink),
     .title = "all NVLinks are up and the fabric is ready",
-    .symptom =
-        "Dispatch within a node runs at a fraction of NVLink's bandwidth; \"system not yet initialized\" (CUDA 802).",
+    .symptom = "Dispatch within a node runs at a fraction of NVLink's bandwidth; \"system not yet initialized\" (CUDA "
+               "802).",
     .cause = "NVLinks are down, or the fabric manager has not set up the switches.",
     .remedy = "Start nvidia-fabricmanager in the version of the driver; repair links that stay down.",
-    .links = (const char *const[]){"nvidia-smi nvlink --status", "nvidia-fabricmanager", NULL},
-    .run = run_nvlink,
+    .links = TEXTS("nvidia-smi nvlink --status", "nvidia-fabricmanager"),
 };
 
 /* --- fabric-manager --- */
@@ -286,53 +266,38 @@ static void run_fabric_manager(const struct doctor_machine *machine, struct doct
     const char *version = machine->software->driver.fabric_manager, *driver = machine->software->driver.version;
     const char *from = machine->software->driver.fabric_manager_from;
 
-    if (inventory_nvswitches(machine) == 0) {
-        doctor_not_applicable(machine, result, "no NVSwitch on the PCI bus");
+    if (doctor_not_applicable_if(result, inventory_nvswitches(machine) == 0, "no NVSwitch on the PCI bus") ||
+        doctor_not_applicable_if(result, machine->software->os.in_container || !is_fabric_up(machine->topo), "%s",
+                                 machine->software->os.in_container
+                                     ? "a container: the fabric manager runs on the node"
+                                     : "the fabric is not up, as the check nvlink says") ||
+        doctor_not_applicable_if(result, !*version,
+                                 "neither a package of the fabric manager nor its log contains its version"))
         return;
-    }
-    if (machine->software->os.in_container || !is_fabric_up(machine->topo)) {
-        doctor_not_applicable(machine, result, "%s",
-                              machine->software->os.in_container ? "a container: the fabric manager runs on the node"
-                                                                 : "the fabric is not up, as the check nvlink says");
-        return;
-    }
-    if (!*version) {
-        doctor_not_applicable(machine, result,
-                              "neither a package of the fabric manager nor its log contains its version");
-        return;
-    }
     /* The fabric manager that set up this fabric had the driver's version, whatever an older log says. */
-    if (strcmp(from, SOFTWARE_FABRIC_LOG) == 0 && strcmp(version, driver) != 0) {
-        doctor_not_applicable(machine, result,
-                              "no package contains the version of the fabric manager, and its log is old");
+    if (doctor_not_applicable_if(result, strcmp(from, SOFTWARE_FABRIC_LOG) == 0 && strcmp(version, driver) != 0,
+                                 "no package contains the version of the fabric manager, and its log is old"))
         return;
-    }
     if (strcmp(version, driver) == 0)
         return;
-    doctor_found(machine, result, DOCTOR_WARNING,
+    doctor_found(result, DOCTOR_WARNING,
                  "the installed fabric manager has version %s, the driver %s: it will not start again", version,
                  driver);
-    doctor_evidence(machine, result, from, "nvidia-fabricmanager %s", version);
-    doctor_evidence(machine, result, "/proc/driver/nvidia/version", "%s", driver);
-    doctor_advise(
-        machine, result,
-        "Do not restart it now: the fabric that is up would go down. Install both in one version (the package is "
-        "named after the driver's branch), prevent updates of only one of them, and restart the node when it is "
-        "drained.");
+    doctor_evidence(result, from, "nvidia-fabricmanager %s", version);
+    doctor_evidence(result, "/proc/driver/nvidia/version", "%s", driver);
+    doctor_advise(result, "Do not restart it now: the fabric that is up would go down. Install both in one version "
+                          "(the package is named after the driver's branch), prevent updates of only one of them, and "
+                          "restart the node when it is drained.");
 }
 
 const struct doctor_check check_fabric_manager = {
-    .id = "fabric-manager",
-    .group = "driver",
-    .mode = 35,
+    DOCTOR_CHECK("fabric-manager", "driver", 35, NEEDS_NVML, run_fabric_manager),
     .title = "the fabric manager is of the driver's version",
     .symptom = "After the next boot CUDA fails with \"system not yet initialized\" (802), on this node only.",
     .cause = "The fabric manager works only with a driver of the same version. One of the two was updated while the "
              "machine ran.",
     .remedy = "Install both in one version, and restart the node.",
-    .needs = DOCTOR_NEEDS_NVML,
-    .links = (const char *const[]){"nvidia-fabricmanager", "/var/lib/dpkg/status", SOFTWARE_FABRIC_LOG, NULL},
-    .run = run_fabric_manager,
+    .links = TEXTS("nvidia-fabricmanager", "/var/lib/dpkg/status", SOFTWARE_FABRIC_LOG),
 };
 
 /* --- sxid --- */
@@ -341,37 +306,28 @@ static void run_sxid(const struct doctor_machine *machine, struct doctor_result 
 {
     struct kernel_log log;
 
-    if (inventory_nvswitches(machine) == 0) {
-        doctor_not_applicable(machine, result, "no NVSwitch on the PCI bus");
+    if (doctor_not_applicable_if(result, inventory_nvswitches(machine) == 0, "no NVSwitch on the PCI bus"))
         return;
-    }
     kernel_log_read_sxids(machine->source, &log);
-    if (log.state != SOURCE_OK) {
-        doctor_not_applicable(machine, result, "no kernel log can be read here, as gpu-errors says");
+    if (doctor_not_applicable_if(result, log.state != SOURCE_OK, "no kernel log can be read here, as gpu-errors says"))
         return;
-    }
     for (int i = 0; i < log.n; i++)
-        doctor_evidence(machine, result, log.where, "%s", log.errors[i].line);
+        doctor_evidence(result, log.where, "%s", log.errors[i].line);
     if (log.n == 0)
         return;
-    doctor_found(machine, result, DOCTOR_ERROR, "an NVSwitch reported a fatal error: SXid %d%s", log.errors[0].number,
+    doctor_found(result, DOCTOR_ERROR, "an NVSwitch reported a fatal error: SXid %d%s", log.errors[0].number,
                  log.n > 1 ? ", and more" : "");
-    doctor_advise(
-        machine, result,
-        "Drain the node and restart it: after a fatal SXid the fabric manager takes ports or the switch out of use, "
-        "and all GPUs have to be reset together with the switches. If it comes back, have the board repaired. \"SXid "
-        "Errors\" of NVIDIA's fabric manager guide explains the numbers.");
+    doctor_advise(result, "Drain the node and restart it: after a fatal SXid the fabric manager takes ports or the "
+                          "switch out of use, and all GPUs have to be reset together with the switches. If it comes "
+                          "back, have the board repaired. \"SXid Errors\" of NVIDIA's fabric manager guide explains "
+                          "the numbers.");
 }
 
 const struct doctor_check check_sxid = {
-    .id = "sxid",
-    .group = "driver",
-    .mode = 35,
+    DOCTOR_CHECK("sxid", "driver", 35, NEEDS_DRIVER, run_sxid),
     .title = "NVSwitches report no fatal errors",
     .symptom = "Programs that use NVLink end with an error or hang; GPUs report Xid 74 at the same time.",
     .cause = "A switch or one of its links has failed: its driver writes an SXid to the kernel log.",
     .remedy = "Restart the node, and have the board repaired if it comes back.",
-    .needs = DOCTOR_NEEDS_DRIVER,
-    .links = (const char *const[]){"/dev/kmsg", KERNEL_LOG_FILE, NULL},
-    .run = run_sxid,
+    .links = TEXTS("/dev/kmsg", KERNEL_LOG_FILE),
 };

@@ -98,28 +98,26 @@ static void found_no_gid(const struct doctor_machine *machine, struct doctor_res
                          const struct gid_faults *faults)
 {
     if (faults->only_ipv6) {
-        doctor_found(machine, result, DOCTOR_WARNING,
+        doctor_found(result, DOCTOR_WARNING,
                      "%s has RoCE v2 GIDs with IPv6 addresses only, and no variable selects them%s", faults->port,
                      faults->n_none > 1 ? "; other ports too" : "");
-        doctor_fix(machine, result, false, "export %s", family_missing(machine, "=AF_INET6"));
-        doctor_advise(machine, result,
-                      "NVSHMEM and NCCL look for an IPv4 address by default. Or configure IPv4 addresses.");
+        doctor_fix(result, false, "export %s", family_missing(machine, "=AF_INET6"));
+        doctor_advise(result, "NVSHMEM and NCCL look for an IPv4 address by default. Or configure IPv4 addresses.");
         return;
     }
     if (faults->n_foreign == faults->n_none) {
-        doctor_found(machine, result, DOCTOR_ERROR, "the interface of %s is in another network namespace%s",
-                     faults->port, faults->n_none > 1 ? ", and those of other ports too" : "");
-        doctor_advise(machine, result,
-                      "A queue pair needs a GID of an interface that this process has. Give the pod hostNetwork, or by "
-                      "its network annotations the interfaces of its NICs (Multus, GKE's multi-networking, DRANET).");
+        doctor_found(result, DOCTOR_ERROR, "the interface of %s is in another network namespace%s", faults->port,
+                     faults->n_none > 1 ? ", and those of other ports too" : "");
+        doctor_advise(result, "A queue pair needs a GID of an interface that this process has. Give the pod "
+                              "hostNetwork, or by its network annotations the interfaces of its NICs (Multus, GKE's "
+                              "multi-networking, DRANET).");
         return;
     }
-    doctor_found(machine, result, DOCTOR_ERROR, "%s has no RoCE v2 GID with an IPv4 address%s", faults->port,
+    doctor_found(result, DOCTOR_ERROR, "%s has no RoCE v2 GID with an IPv4 address%s", faults->port,
                  faults->n_none > 1 ? ", and other ports have none either" : "");
-    doctor_advise(machine, result,
-                  "The GID comes with the IPv4 address of the port's network interface: configure one. In a pod, use "
-                  "hostNetwork or the network annotations that bring the interface along: GIDs of interfaces in "
-                  "another network namespace look empty.");
+    doctor_advise(result, "The GID comes with the IPv4 address of the port's network interface: configure one. In a "
+                          "pod, use hostNetwork or the network annotations that bring the interface along: GIDs of "
+                          "interfaces in another network namespace look empty.");
 }
 
 static void check_indices(const struct doctor_machine *machine, struct doctor_result *result, int nic, int port,
@@ -140,7 +138,7 @@ static void check_indices(const struct doctor_machine *machine, struct doctor_re
             faults->index = index;
             faults->fault = fault;
         }
-        doctor_evidence(machine, result, name, "%s=%d %s", gid_variables[i], index, fault);
+        doctor_evidence(result, name, "%s=%d %s", gid_variables[i], index, fault);
     }
 }
 
@@ -167,7 +165,7 @@ static void check_gids(const struct doctor_machine *machine, struct doctor_resul
             faults->port = name;
         faults->only_ipv6 = faults->only_ipv6 && ipv6;
         faults->n_foreign += self->n_gids == 0 && self->n_foreign_gids > 0;
-        doctor_evidence(machine, result, name, "%d GIDs, %s", self->n_gids + self->n_foreign_gids,
+        doctor_evidence(result, name, "%d GIDs, %s", self->n_gids + self->n_foreign_gids,
                         self->n_foreign_gids ? "of interfaces that are not in /sys/class/net of this process"
                         : ipv6               ? "of RoCE v2 with an IPv6 address only"
                                              : "none of RoCE v2 with an IPv4 address");
@@ -189,12 +187,9 @@ static void run_gid(const struct doctor_machine *machine, struct doctor_result *
 {
     struct gid_faults faults = {.only_ipv6 = true};
 
-    if (!machine_has_data_nics(machine, result))
+    if (doctor_not_applicable_if(result, may_use_none(machine->topo) && !machine_uses_rdma(machine),
+                                 "this process was given none of the NICs, and nothing here needs RDMA"))
         return;
-    if (may_use_none(machine->topo) && !machine_uses_rdma(machine)) {
-        doctor_not_applicable(machine, result, "this process was given none of the NICs, and nothing here needs RDMA");
-        return;
-    }
     /* An Ethernet port among InfiniBand ports is reported by link-layer. */
     for (int i = 0; i < machine->topo->n_nics && machine_minority_link_layer(machine) != TOPO_LINK_ETHERNET; i++)
         for (int p = 0; p < machine->topo->nics[i].n_ports; p++)
@@ -203,29 +198,25 @@ static void run_gid(const struct doctor_machine *machine, struct doctor_result *
     if (faults.n_none) {
         found_no_gid(machine, result, &faults);
     } else if (faults.n_wrong) {
-        doctor_found(machine, result, DOCTOR_ERROR, "%s=%d names a GID of %s that %s", faults.variable, faults.index,
+        doctor_found(result, DOCTOR_ERROR, "%s=%d names a GID of %s that %s", faults.variable, faults.index,
                      faults.port, faults.fault);
-        doctor_fix(machine, result, false, "unset %s", faults.variable);
-        doctor_advise(machine, result,
-                      "Without it NVSHMEM and NCCL look for a RoCE v2 GID with an IPv4 address themselves.");
+        doctor_fix(result, false, "unset %s", faults.variable);
+        doctor_advise(result, "Without it NVSHMEM and NCCL look for a RoCE v2 GID with an IPv4 address themselves.");
     } else if (faults.n_unreadable) {
-        doctor_unknown(machine, result, "GIDs of %d of %d ports: %s", faults.n_unreadable, faults.n_ports,
+        doctor_unknown(result, "GIDs of %d of %d ports: %s", faults.n_unreadable, faults.n_ports,
                        machine_reason(faults.why, NULL));
     } else if (faults.n_ports == 0) {
-        doctor_not_applicable(machine, result, "no RoCE port is active");
+        doctor_not_applicable(result, "no RoCE port is active");
     }
 }
 
 const struct doctor_check check_gid = {
-    .id = "gid",
-    .group = "nic",
-    .mode = 20,
+    DOCTOR_CHECK("gid", "nic", 20, NEEDS_DATA_NICS, run_gid),
     .title = "RoCE ports have a routable GID, and configured GID indices select one",
     .symptom = "ibv_modify_qp fails with a timeout or EINVAL; connections between nodes never come up.",
     .cause = "Queue pairs need the GID of RoCE v2 with the port's IPv4 address. It is missing, or a fixed index names "
              "an entry that is empty or of another type: the order of entries differs from node to node.",
     .remedy = "Give the interface its address (hostNetwork in pods); leave the index to the library.",
-    .links = (const char *const[]){"NVSHMEM_IB_GID_INDEX", "NCCL_IB_GID_INDEX", "NVSHMEM_IB_ADDR_FAMILY",
-                                   "NCCL_IB_ADDR_FAMILY", "/sys/class/infiniband/*/ports/*/gid_attrs/types/*", NULL},
-    .run = run_gid,
+    .links = TEXTS("NVSHMEM_IB_GID_INDEX", "NCCL_IB_GID_INDEX", "NVSHMEM_IB_ADDR_FAMILY", "NCCL_IB_ADDR_FAMILY",
+                   "/sys/class/infiniband/*/ports/*/gid_attrs/types/*"),
 };

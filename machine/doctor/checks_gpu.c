@@ -27,9 +27,8 @@ static int gpus_on_bus(const struct topo *topo)
     return n > topo->n_gpus ? n : topo->n_gpus;
 }
 
-static void __attribute__((format(printf, 5, 6)))
-differs(const struct doctor_machine *machine, struct doctor_result *result, const char *where, const char *what,
-        const char *format, ...)
+static void __attribute__((format(printf, 4, 5)))
+differs(struct doctor_result *result, const char *where, const char *what, const char *format, ...)
 {
     char text[512];
     va_list args;
@@ -38,8 +37,8 @@ differs(const struct doctor_machine *machine, struct doctor_result *result, cons
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     if (result->outcome != DOCTOR_FOUND)
-        doctor_found(machine, result, DOCTOR_ERROR, "%s: %s", what, text);
-    doctor_evidence(machine, result, where, "%s: %s", what, text);
+        doctor_found(result, DOCTOR_ERROR, "%s: %s", what, text);
+    doctor_evidence(result, where, "%s: %s", what, text);
 }
 
 /* Matches the beginning of a version: "580" and "580.126" match "580.126.09", "58" does not. */
@@ -63,7 +62,7 @@ static void expect_nics(const struct doctor_machine *machine, struct doctor_resu
             continue;
         n++;
         if (*expected->firmware && *nic->firmware && !is_version(expected->firmware, nic->firmware))
-            differs(machine, result, nic->name, "firmware of a NIC", "%s, and %s is expected", nic->firmware,
+            differs(result, nic->name, "firmware of a NIC", "%s, and %s is expected", nic->firmware,
                     expected->firmware);
         for (int p = 0; p < nic->n_ports; p++) {
             const struct topo_port *port = &nic->ports[p];
@@ -71,16 +70,15 @@ static void expect_nics(const struct doctor_machine *machine, struct doctor_resu
             if (!port->active)
                 continue;
             if (expected->nic_gbps > 0 && port->rate_gbps > 0 && port->rate_gbps != expected->nic_gbps)
-                differs(machine, result, nic->name, "rate of a NIC", "%g Gb/s, and %g Gb/s is expected",
-                        port->rate_gbps, expected->nic_gbps);
+                differs(result, nic->name, "rate of a NIC", "%g Gb/s, and %g Gb/s is expected", port->rate_gbps,
+                        expected->nic_gbps);
             if (expected->link_layer != TOPO_LINK_UNKNOWN && port->link_layer != expected->link_layer)
-                differs(machine, result, nic->name, "link layer of a NIC", "not %s, as is expected",
+                differs(result, nic->name, "link layer of a NIC", "not %s, as is expected",
                         expected->link_layer == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand");
         }
     }
     if (expected->nics && n != expected->nics)
-        differs(machine, result, "/sys/class/infiniband", "NICs for data", "%d, and %d are expected", n,
-                expected->nics);
+        differs(result, "/sys/class/infiniband", "NICs for data", "%d, and %d are expected", n, expected->nics);
 }
 
 static void compare_inventory(const struct doctor_machine *machine, struct doctor_result *result)
@@ -89,22 +87,21 @@ static void compare_inventory(const struct doctor_machine *machine, struct docto
     const struct topo *topo = machine->topo;
 
     if (expected->gpus && topo->n_gpus != expected->gpus)
-        differs(machine, result, "/sys/bus/pci/devices", "GPUs", "%d, and %d are expected", topo->n_gpus,
-                expected->gpus);
+        differs(result, "/sys/bus/pci/devices", "GPUs", "%d, and %d are expected", topo->n_gpus, expected->gpus);
     for (int i = 0; *expected->gpu && i < topo->n_gpus; i++)
         if (*topo->gpus[i].name && !strcasestr(topo->gpus[i].name, expected->gpu))
-            differs(machine, result, topo->pci[topo->gpus[i].pci].address, "kind of a GPU", "%s, and %s is expected",
+            differs(result, topo->pci[topo->gpus[i].pci].address, "kind of a GPU", "%s, and %s is expected",
                     topo->gpus[i].name, expected->gpu);
     if (*expected->driver && !is_version(expected->driver, topo->driver))
-        differs(machine, result, "/proc/driver/nvidia/version", "NVIDIA driver", "%s, and %s is expected",
+        differs(result, "/proc/driver/nvidia/version", "NVIDIA driver", "%s, and %s is expected",
                 *topo->driver ? topo->driver : "none", expected->driver);
     expect_nics(machine, result);
     if (result->outcome == DOCTOR_FOUND)
-        doctor_advise(
-            machine, result,
-            "%s specifies this. Look for a missing device on the bus (lspci -d 10de:, lspci -d 15b3:) and in the "
-            "kernel log; a device that is not even on the bus needs the node's power cycled, or the vendor.",
-            expected->source);
+        doctor_advise(result,
+                      "%s specifies this. Look for a missing device on the bus (lspci -d 10de:, lspci -d 15b3:) and in "
+                      "the kernel log; a device that is not even on the bus needs the node's power cycled, or the "
+                      "vendor.",
+                      expected->source);
 }
 
 static void run_inventory(const struct doctor_machine *machine, struct doctor_result *result)
@@ -117,31 +114,24 @@ static void run_inventory(const struct doctor_machine *machine, struct doctor_re
         return;
     }
     due = machine->topo->n_gpus ? inventory_of_board(machine, &board) : 0;
-    if (due == 0) {
-        doctor_not_applicable(machine, result, "no expectation is given (--expect FILE)");
+    if (doctor_not_applicable_if(result, due == 0, "no expectation is given (--expect FILE)"))
         return;
-    }
     if (n >= due)
         return;
-    doctor_found(machine, result, DOCTOR_ERROR, "%d of %d GPUs are on the PCI bus of %s", n, due, board);
+    doctor_found(result, DOCTOR_ERROR, "%d of %d GPUs are on the PCI bus of %s", n, due, board);
     for (int i = 0; i < machine->topo->n_gpus; i++)
-        doctor_evidence(machine, result, machine->topo->pci[machine->topo->gpus[i].pci].address, "GPU %d", i);
-    doctor_advise(
-        machine, result,
-        "A GPU that is not on the bus is not seen by the driver either: take the node out of service, cycle its "
-        "power, and have the board inspected if the GPU stays missing.");
+        doctor_evidence(result, machine->topo->pci[machine->topo->gpus[i].pci].address, "GPU %d", i);
+    doctor_advise(result, "A GPU that is not on the bus is not seen by the driver either: take the node out of "
+                          "service, cycle its power, and have the board inspected if the GPU stays missing.");
 }
 
 const struct doctor_check check_inventory = {
-    .id = "inventory",
-    .group = "driver",
-    .mode = 43,
+    DOCTOR_CHECK("inventory", "driver", 43, 0, run_inventory),
     .title = "the machine has the devices that it should have",
     .symptom = "A job finds fewer GPUs or NICs than on other nodes, and waits or fails at its start.",
     .cause = "A device has dropped off the PCI bus, or the node is of another type than the job expects.",
     .remedy = "Cycle the power of the node, and have it repaired if the device stays missing.",
-    .links = (const char *const[]){"/sys/bus/pci/devices", "/sys/class/dmi/id/product_name", NULL},
-    .run = run_inventory,
+    .links = TEXTS("/sys/bus/pci/devices", "/sys/class/dmi/id/product_name"),
 };
 
 /* --- gpu-errors --- */
@@ -187,22 +177,22 @@ static void check_nvml(const struct doctor_machine *machine, struct doctor_resul
         if (!gpu->answered) {
             if (machine->topo->nvml) {
                 record_error(errors, true, i, "", "it has a device file, and the driver does not answer for it");
-                doctor_evidence(machine, result, where, "NVML does not list it, as of a GPU off the bus");
+                doctor_evidence(result, where, "NVML does not list it, as of a GPU off the bus");
             }
             continue;
         }
         if (gpu->ecc_uncorrected > 0) {
             record_error(errors, true, i, "", "uncorrected ECC errors");
-            doctor_evidence(machine, result, where, "%lld uncorrected ECC errors since the driver was loaded",
+            doctor_evidence(result, where, "%lld uncorrected ECC errors since the driver was loaded",
                             (long long)gpu->ecc_uncorrected);
         }
         if (gpu->remap_failed > 0) {
             record_error(errors, true, i, "", "remapping a row of memory failed");
-            doctor_evidence(machine, result, where, "remapping a row of memory failed: the board has to be replaced");
+            doctor_evidence(result, where, "remapping a row of memory failed: the board has to be replaced");
         }
         if (gpu->remap_pending > 0) {
             record_error(errors, false, i, "", "a remapped row of memory waits for a reset");
-            doctor_evidence(machine, result, where, "a remapped row of memory waits for a reset of the GPU");
+            doctor_evidence(result, where, "a remapped row of memory waits for a reset of the GPU");
         }
     }
 }
@@ -226,8 +216,7 @@ static void check_log(const struct doctor_machine *machine, struct doctor_result
         errors->is_link = errors->is_link || xid->action == XID_LINK;
         record_error(errors, xid->action != XID_RECOVERED, gpu_at(machine->topo, error->address), error->address,
                      source_printf(machine->source, "Xid %d (%s)", error->number, *action ? action : xid->text));
-        doctor_evidence(machine, result, log->where, "%d x %s%s%s", error->n, error->time, *error->time ? " " : "",
-                        error->line);
+        doctor_evidence(result, log->where, "%d x %s%s%s", error->n, error->time, *error->time ? " " : "", error->line);
     }
 }
 
@@ -245,16 +234,15 @@ static void fix_errors(const struct doctor_machine *machine, struct doctor_resul
     if (machine->software->os.in_container)
         return;
     if (errors->reboot || is_lost) {
-        doctor_fix(machine, result, false, "sudo reboot");
-        doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
+        doctor_fix(result, false, "sudo reboot");
+        doctor_cost(result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
     } else if (gpu && gpu->pci >= 0) {
-        doctor_fix(machine, result, false, "sudo %s --gpu-reset -i %s",
+        doctor_fix(result, false, "sudo %s --gpu-reset -i %s",
                    os_driver_program(machine->source, &machine->software->os, "nvidia-smi"),
                    shell_word(machine->source, topo->pci[gpu->pci].address));
-        doctor_cost(
-            machine, result, DOCTOR_FIX_RESTART,
-            "Every program on this GPU ends, and on those connected to it by NVLink; none may be running when it is "
-            "reset.");
+        doctor_cost(result, DOCTOR_FIX_RESTART,
+                    "Every program on this GPU ends, and on those connected to it by NVLink; none may be running when "
+                    "it is reset.");
     }
 }
 
@@ -264,8 +252,6 @@ static void run_gpu_errors(const struct doctor_machine *machine, struct doctor_r
     struct kernel_log log;
     const char *gpu;
 
-    if (!machine_has_driver(machine, result))
-        return;
     kernel_log_read_xids(machine->source, &log);
     check_nvml(machine, result, &errors);
     if (log.state == SOURCE_OK)
@@ -273,12 +259,11 @@ static void run_gpu_errors(const struct doctor_machine *machine, struct doctor_r
     if (errors.n > 0) {
         gpu = errors.first_gpu >= 0 ? machine_gpu_name(machine, errors.first_gpu)
                                     : source_printf(machine->source, "the GPU at %s", errors.first_at);
-        doctor_found(machine, result, errors.n_severe ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", gpu, errors.first,
+        doctor_found(result, errors.n_severe ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", gpu, errors.first,
                      errors.n > 1 ? ", and more" : "");
         fix_errors(machine, result, &errors);
         doctor_advise(
-            machine, result,
-            "%s If the error comes back after it, take the node out of service and have the board replaced.%s",
+            result, "%s If the error comes back after it, take the node out of service and have the board replaced.%s",
             xid_action_text(errors.reboot || errors.is_lost ? XID_RESTART
                             : errors.is_link                ? XID_LINK
                                                             : XID_RESET),
@@ -289,25 +274,22 @@ static void run_gpu_errors(const struct doctor_machine *machine, struct doctor_r
         return;
     }
     if (!machine->topo->nvml) {
-        doctor_unknown(machine, result, "ECC errors: NVML does not answer: %s", machine->topo->nvml_why);
+        doctor_unknown(result, "ECC errors: NVML does not answer: %s", machine->topo->nvml_why);
         result->missing = machine_missing_nvml(machine);
     } else if (log.state != SOURCE_OK) {
-        doctor_unknown(machine, result, "the kernel log: /dev/kmsg: %s", machine_reason(log.state, log.why));
+        doctor_unknown(result, "the kernel log: /dev/kmsg: %s", machine_reason(log.state, log.why));
         result->missing = machine->software->os.in_container ? DOCTOR_MISSING_NODE : DOCTOR_MISSING_ROOT;
     }
 }
 
 const struct doctor_check check_gpu_errors = {
-    .id = "gpu-errors",
-    .group = "driver",
-    .mode = 34,
+    DOCTOR_CHECK("gpu-errors", "driver", 34, NEEDS_DRIVER, run_gpu_errors),
     .title = "GPUs report no errors of their own",
     .symptom = "Programs end with CUDA errors (ECC, illegal address, launch failure), hang, or lose a GPU.",
     .cause = "The GPU or its memory is failing: the driver writes an Xid to the kernel log, and counts uncorrected ECC "
              "errors. A remapped row of memory is in use only after a reset.",
     .remedy = "Reset the GPU; if errors come back, replace it.",
-    .links = (const char *const[]){"/dev/kmsg", "nvidia-smi -q -d ECC,ROW_REMAPPER", NULL},
-    .run = run_gpu_errors,
+    .links = TEXTS("/dev/kmsg", "nvidia-smi -q -d ECC,ROW_REMAPPER"),
 };
 
 /* --- mig --- */
@@ -338,33 +320,29 @@ static void run_mig(const struct doctor_machine *machine, struct doctor_result *
     }
     if (n + n_virtual == 0)
         return;
-    if (!machine_has_ranks(machine)) {
-        doctor_not_applicable(machine, result, "one GPU, and nothing needs several ranks");
+    if (doctor_not_applicable_if(result, !machine_has_ranks(machine), "one GPU, and nothing needs several ranks"))
         return;
-    }
     if (n_virtual > 0) {
-        doctor_found(
-            machine, result, DOCTOR_ERROR,
-            "%d of %d GPUs are virtual ones of a part of a GPU, which have neither NVLink nor access to others",
-            n_virtual, topo->n_gpus);
+        doctor_found(result, DOCTOR_ERROR,
+                     "%d of %d GPUs are virtual ones of a part of a GPU, which have neither NVLink nor access to "
+                     "others",
+                     n_virtual, topo->n_gpus);
         for (int i = 0; i < topo->n_gpus; i++)
             if (is_virtual_instance(&topo->gpus[i]))
-                doctor_evidence(machine, result, machine_gpu_name(machine, i), "%s", topo->gpus[i].name);
-        doctor_advise(
-            machine, result,
-            "Ask the operator of the host for whole GPUs: passed through, or with a profile of the whole memory, "
-            "which has a single number in its name.");
+                doctor_evidence(result, machine_gpu_name(machine, i), "%s", topo->gpus[i].name);
+        doctor_advise(result, "Ask the operator of the host for whole GPUs: passed through, or with a profile of the "
+                              "whole memory, which has a single number in its name.");
         return;
     }
-    doctor_found(machine, result, DOCTOR_ERROR,
+    doctor_found(result, DOCTOR_ERROR,
                  "MIG is on for %d of %d GPUs, and instances have neither NVLink nor access to other GPUs", n,
                  topo->n_gpus);
     for (int i = 0; i < topo->n_gpus; i++)
         if (topo->gpus[i].mig == 1)
-            doctor_evidence(machine, result, topo->pci[topo->gpus[i].pci].address, "GPU %d: MIG mode is on", i);
-    doctor_advise(machine, result,
-                  "On the node, with nothing running on GPU %d: sudo %s -i %s -mig 0. It removes the instances "
-                  "and resets the GPU, which ends every program on it.%s",
+            doctor_evidence(result, topo->pci[topo->gpus[i].pci].address, "GPU %d: MIG mode is on", i);
+    doctor_advise(result,
+                  "On the node, with nothing running on GPU %d: sudo %s -i %s -mig 0. It removes the instances and "
+                  "resets the GPU, which ends every program on it.%s",
                   first, os_driver_program(machine->source, &machine->software->os, "nvidia-smi"),
                   topo->pci[topo->gpus[first].pci].address,
                   machine->software->os.in_container ? " In Kubernetes the MIG manager does it, by the label "
@@ -373,17 +351,13 @@ static void run_mig(const struct doctor_machine *machine, struct doctor_result *
 }
 
 const struct doctor_check check_mig = {
-    .id = "mig",
-    .group = "driver",
-    .mode = 44,
+    DOCTOR_CHECK("mig", "driver", 44, NEEDS_NVML, run_mig),
     .title = "GPUs are whole: MIG is off",
     .symptom = "NCCL and NVSHMEM see no peer access between GPUs; memory and SMs are a fraction of what is expected.",
     .cause = "A GPU in MIG mode is divided into instances. They do not use NVLink, and cannot map memory of other "
              "GPUs.",
     .remedy = "Switch MIG off on nodes for expert parallelism.",
-    .needs = DOCTOR_NEEDS_NVML,
-    .links = (const char *const[]){"nvidia-smi -mig", "CUDA_VISIBLE_DEVICES", NULL},
-    .run = run_mig,
+    .links = TEXTS("nvidia-smi -mig", "CUDA_VISIBLE_DEVICES"),
 };
 
 /* --- clocks --- */
@@ -417,36 +391,30 @@ static void run_clocks(const struct doctor_machine *machine, struct doctor_resul
     }
     if (n == 0) {
         if (n_expected == 0)
-            doctor_not_applicable(machine, result, "the driver does not report why clocks are lowered");
+            doctor_not_applicable(result, "the driver does not report why clocks are lowered");
         return;
     }
-    doctor_found(machine, result, all & ~TOPO_SLOW_SW_THERMAL ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s",
+    doctor_found(result, all & ~TOPO_SLOW_SW_THERMAL ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s",
                  machine_gpu_name(machine, first), slowdown_text(topo->gpus[first].slowdown),
                  n > 1 ? ", and other GPUs are slowed down, too" : "");
     for (int i = 0; i < topo->n_gpus; i++)
         if (topo->gpus[i].slowdown > 0)
-            doctor_evidence(machine, result, machine_gpu_name(machine, i), "%s", slowdown_text(topo->gpus[i].slowdown));
-    doctor_advise(
-        machine, result,
-        "Check the current state: %s -q -d PERFORMANCE,TEMPERATURE,POWER. %s Under sustained load, one slow GPU "
-        "delays all ranks.",
-        os_driver_program(machine->source, &machine->software->os, "nvidia-smi"),
-        all & (TOPO_SLOW_HW_THERMAL | TOPO_SLOW_SW_THERMAL)
-            ? "Check the fans, the flow of air or water and its inlet temperature."
-            : "Check the node's power supplies, their cables and the power limit of the rack.");
+            doctor_evidence(result, machine_gpu_name(machine, i), "%s", slowdown_text(topo->gpus[i].slowdown));
+    doctor_advise(result,
+                  "Check the current state: %s -q -d PERFORMANCE,TEMPERATURE,POWER. %s Under sustained load, one slow "
+                  "GPU delays all ranks.",
+                  os_driver_program(machine->source, &machine->software->os, "nvidia-smi"),
+                  all & (TOPO_SLOW_HW_THERMAL | TOPO_SLOW_SW_THERMAL)
+                      ? "Check the fans, the flow of air or water and its inlet temperature."
+                      : "Check the node's power supplies, their cables and the power limit of the rack.");
 }
 
 const struct doctor_check check_clocks = {
-    .id = "clocks",
-    .group = "driver",
-    .mode = 57,
+    DOCTOR_CHECK("clocks", "driver", 57, NEEDS_NVML, run_clocks),
     .title = "no fault lowers the clocks of GPUs",
     .symptom = "One rank is slower than the others at the same work, and all others wait for it.",
     .cause = "The GPU is too hot, or the power supply asks the hardware to save power: it runs with lower clocks.",
-    .remedy =
-        "Repair the cooling or the power supply. Clocks lowered by a power cap under full load are normal, and are "
-        "not reported.",
-    .needs = DOCTOR_NEEDS_NVML,
-    .links = (const char *const[]){"nvidia-smi -q -d PERFORMANCE", NULL},
-    .run = run_clocks,
+    .remedy = "Repair the cooling or the power supply. Clocks lowered by a power cap under full load are normal, and "
+              "are not reported.",
+    .links = TEXTS("nvidia-smi -q -d PERFORMANCE"),
 };

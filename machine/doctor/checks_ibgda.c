@@ -61,39 +61,33 @@ static void run_nic_handler(const struct doctor_machine *machine, struct doctor_
     if (handler_is_cpu(machine)) {
         if (!gdrcopy_is_complete(machine))
             return;
-        doctor_found(machine, result, DOCTOR_ERROR, "the CPU rings the NICs' doorbells: NVSHMEM_IBGDA_NIC_HANDLER=cpu");
-        doctor_evidence(machine, result, "NVSHMEM_IBGDA_NIC_HANDLER", "%s", handler);
-        doctor_fix(machine, result, false, "export NVSHMEM_IBGDA_NIC_HANDLER=gpu");
+        doctor_found(result, DOCTOR_ERROR, "the CPU rings the NICs' doorbells: NVSHMEM_IBGDA_NIC_HANDLER=cpu");
+        doctor_evidence(result, "NVSHMEM_IBGDA_NIC_HANDLER", "%s", handler);
+        doctor_fix(result, false, "export NVSHMEM_IBGDA_NIC_HANDLER=gpu");
         return;
     }
     if (option_is_live(option->live) || *option->configured || *option->overruled)
         return;
     params = source_read(machine->source, PARAMS);
-    if (params.state != SOURCE_OK) {
-        doctor_unknown(machine, result, PARAMS ": %s", machine_reason(params.state, params.why));
+    if (doctor_unknown_if(result, params.state != SOURCE_OK, PARAMS ": %s", machine_reason(params.state, params.why)))
         return;
-    }
-    doctor_found(machine, result, DOCTOR_ERROR,
+    doctor_found(result, DOCTOR_ERROR,
                  "GPUs cannot ring the NICs' doorbells, and NVSHMEM falls back to the CPU without a message");
-    doctor_evidence(machine, result, PARAMS, "%s%s", *option->live ? "PeerMappingOverride=" : "no PeerMappingOverride",
+    doctor_evidence(result, PARAMS, "%s%s", *option->live ? "PeerMappingOverride=" : "no PeerMappingOverride",
                     option->live);
-    doctor_evidence(machine, result, "NVSHMEM_IBGDA_NIC_HANDLER", "%s", handler ? handler : "not set, which is auto");
+    doctor_evidence(result, "NVSHMEM_IBGDA_NIC_HANDLER", "%s", handler ? handler : "not set, which is auto");
     driver_fix_peer_mapping(machine, result);
 }
 
 const struct doctor_check check_nic_handler = {
-    .id = "nic-handler",
-    .group = "nvshmem",
-    .mode = 5,
+    DOCTOR_CHECK("nic-handler", "nvshmem", 5, 0, run_nic_handler),
     .title = "GPUs ring the NICs' doorbells themselves",
     .symptom = "A dispatch between nodes hangs for 100 s and ends with counters of -1, or is slow.",
-    .cause =
-        "The handler is the CPU: because NVSHMEM_IBGDA_NIC_HANDLER says so, or because gpu and auto fall back to it "
-        "without a message where the driver does not let GPUs write to the NICs' registers. That is what its option "
-        "PeerMappingOverride is for.",
+    .cause = "The handler is the CPU: because NVSHMEM_IBGDA_NIC_HANDLER says so, or because gpu and auto fall back to "
+             "it without a message where the driver does not let GPUs write to the NICs' registers. That is what its "
+             "option PeerMappingOverride is for.",
     .remedy = "Set the handler to gpu and the option to 1, and reboot.",
-    .links = (const char *const[]){"NVSHMEM_IBGDA_NIC_HANDLER", PARAMS, "/etc/modprobe.d", NULL},
-    .run = run_nic_handler,
+    .links = TEXTS("NVSHMEM_IBGDA_NIC_HANDLER", PARAMS, "/etc/modprobe.d"),
 };
 
 /* --- gdrcopy --- */
@@ -105,45 +99,37 @@ static void run_gdrcopy(const struct doctor_machine *machine, struct doctor_resu
     const char *device = gdrdrv_problem(machine);
     bool is_disabled = variable_is_true(source_env(machine->source, "NVSHMEM_DISABLE_GDRCOPY"));
 
-    if (!handler_is_cpu(machine)) {
-        doctor_not_applicable(machine, result, "only NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy");
+    if (doctor_not_applicable_if(result, !handler_is_cpu(machine), "only NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy"))
         return;
-    }
     if (gdrcopy_is_complete(machine))
         return;
-    if (nvshmem->gdrapi.state != SOURCE_ABSENT && module != SOURCE_ABSENT && !*device && !is_disabled) {
-        doctor_unknown(machine, result, "GDRCopy: %s",
-                       machine_reason(nvshmem->gdrapi.state != SOURCE_OK ? nvshmem->gdrapi.state : module, NULL));
+    if (doctor_unknown_if(
+            result, nvshmem->gdrapi.state != SOURCE_ABSENT && module != SOURCE_ABSENT && !*device && !is_disabled,
+            "GDRCopy: %s", machine_reason(nvshmem->gdrapi.state != SOURCE_OK ? nvshmem->gdrapi.state : module, NULL)))
         return;
-    }
-    doctor_found(machine, result, DOCTOR_ERROR, "NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy, and %s",
+    doctor_found(result, DOCTOR_ERROR, "NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy, and %s",
                  nvshmem->gdrapi.state == SOURCE_ABSENT ? "libgdrapi.so.2 is not there"
                  : module == SOURCE_ABSENT              ? "its module gdrdrv is not loaded"
                  : *device                              ? source_printf(machine->source, GDRDRV " %s", device)
                                                         : "NVSHMEM_DISABLE_GDRCOPY switches it off");
-    doctor_evidence(machine, result, "libgdrapi.so.2", "%s",
+    doctor_evidence(result, "libgdrapi.so.2", "%s",
                     nvshmem->gdrapi.state == SOURCE_OK ? nvshmem->gdrapi.path : "not found by the linker");
-    doctor_evidence(machine, result, "/sys/module/gdrdrv", "%s",
-                    module == SOURCE_OK ? "loaded" : machine_reason(module, NULL));
+    doctor_evidence(result, "/sys/module/gdrdrv", "%s", module == SOURCE_OK ? "loaded" : machine_reason(module, NULL));
     if (module == SOURCE_OK && *device)
-        doctor_evidence(machine, result, GDRDRV, "%s", device);
-    doctor_fix(machine, result, false, "export NVSHMEM_IBGDA_NIC_HANDLER=gpu");
-    doctor_advise(machine, result, "The handler gpu needs no GDRCopy. If it has to be cpu, install GDRCopy%s.",
+        doctor_evidence(result, GDRDRV, "%s", device);
+    doctor_fix(result, false, "export NVSHMEM_IBGDA_NIC_HANDLER=gpu");
+    doctor_advise(result, "The handler gpu needs no GDRCopy. If it has to be cpu, install GDRCopy%s.",
                   *device && machine->software->os.in_container ? ", and give the container " GDRDRV : "");
 }
 
 const struct doctor_check check_gdrcopy = {
-    .id = "gdrcopy",
-    .group = "nvshmem",
-    .mode = 10,
+    DOCTOR_CHECK("gdrcopy", "nvshmem", 10, 0, run_gdrcopy),
     .title = "GDRCopy is there where it is needed",
     .symptom = "NVSHMEM stops with \"NIC_HANDLER=cpu requires GDRCopy\".",
-    .cause =
-        "With the CPU as handler NVSHMEM maps GPU memory into the CPU's address space, by libgdrapi and the kernel "
-        "module gdrdrv with its device " GDRDRV ", which containers have only if they are given it.",
+    .cause = "With the CPU as handler NVSHMEM maps GPU memory into the CPU's address space, by libgdrapi and the "
+             "kernel module gdrdrv with its device " GDRDRV ", which containers have only if they are given it.",
     .remedy = "Set the handler to gpu, which needs neither, or install GDRCopy.",
-    .links = (const char *const[]){"NVSHMEM_IBGDA_NIC_HANDLER", "libgdrapi.so.2", GDRDRV, NULL},
-    .run = run_gdrcopy,
+    .links = TEXTS("NVSHMEM_IBGDA_NIC_HANDLER", "libgdrapi.so.2", GDRDRV),
 };
 
 /* --- ibgda-transport --- */
@@ -157,43 +143,36 @@ static void run_ibgda_transport(const struct doctor_machine *machine, struct doc
     if (!machine_uses_ibgda(machine, result))
         return;
     if (!*nvshmem->transport_ibgda) {
-        doctor_found(machine, result, DOCTOR_ERROR, "NVSHMEM %s has no transport for IBGDA: it was built without",
+        doctor_found(result, DOCTOR_ERROR, "NVSHMEM %s has no transport for IBGDA: it was built without",
                      nvshmem->version);
-        doctor_evidence(machine, result, "libnvshmem_host.so.3", "%s",
+        doctor_evidence(result, "libnvshmem_host.so.3", "%s",
                         nvshmem->host.state == SOURCE_OK ? nvshmem->host.path : nvshmem->home);
-        doctor_evidence(machine, result, "nvshmem_transport_ibgda.so.*", "not in the same folder");
-        doctor_advise(machine, result,
-                      "Build NVSHMEM with NVSHMEM_IBGDA_SUPPORT=1, or install the wheel nvidia-nvshmem, which has it.");
+        doctor_evidence(result, "nvshmem_transport_ibgda.so.*", "not in the same folder");
+        doctor_advise(result, "Build NVSHMEM with NVSHMEM_IBGDA_SUPPORT=1, or install the wheel nvidia-nvshmem, which "
+                              "has it.");
         return;
     }
     state = machine_try_load(machine, nvshmem->transport_ibgda, &error);
     if (state == SOURCE_NOT_RECORDED)
         return; /* not recorded whether it loads; it exists, which is all that is known */
-    if (state != SOURCE_OK) {
-        doctor_unknown(machine, result, "loading %s: %s", nvshmem->transport_ibgda, error);
+    if (doctor_unknown_if(result, state != SOURCE_OK, "loading %s: %s", nvshmem->transport_ibgda, error))
         return;
-    }
     if (!*error || machine_has_verbs_fault(machine, nvshmem->transport_ibgda))
         return;
-    doctor_found(machine, result, DOCTOR_ERROR, "NVSHMEM's transport for IBGDA does not load: %s", error);
-    doctor_evidence(machine, result, nvshmem->transport_ibgda, "%s", error);
-    doctor_fix(machine, result, false, "ldd %s", shell_word(machine->source, nvshmem->transport_ibgda));
-    doctor_advise(machine, result,
-                  "Install what is missing, or build NVSHMEM again against the libmlx5 of this machine.");
+    doctor_found(result, DOCTOR_ERROR, "NVSHMEM's transport for IBGDA does not load: %s", error);
+    doctor_evidence(result, nvshmem->transport_ibgda, "%s", error);
+    doctor_fix(result, false, "ldd %s", shell_word(machine->source, nvshmem->transport_ibgda));
+    doctor_advise(result, "Install what is missing, or build NVSHMEM again against the libmlx5 of this machine.");
 }
 
 const struct doctor_check check_ibgda_transport = {
-    .id = "ibgda-transport",
-    .group = "nvshmem",
-    .mode = 9,
+    DOCTOR_CHECK("ibgda-transport", "nvshmem", 9, 0, run_ibgda_transport),
     .title = "NVSHMEM has its transport for IBGDA",
     .symptom = "NVSHMEM uses another transport although IBGDA is switched on, or DeepEP fails when it initialises.",
-    .cause =
-        "The transport is a library of its own, nvshmem_transport_ibgda.so, which NVSHMEM loads when it starts. It is "
-        "not there, or does not load.",
+    .cause = "The transport is a library of its own, nvshmem_transport_ibgda.so, which NVSHMEM loads when it starts. "
+             "It is not there, or does not load.",
     .remedy = "Build NVSHMEM with IBGDA, against the libraries of this machine.",
-    .links = (const char *const[]){"nvshmem_transport_ibgda.so", "NVSHMEM_IB_ENABLE_IBGDA", NULL},
-    .run = run_ibgda_transport,
+    .links = TEXTS("nvshmem_transport_ibgda.so", "NVSHMEM_IB_ENABLE_IBGDA"),
 };
 
 /* --- two-nvshmem --- */
@@ -209,14 +188,13 @@ static bool is_preloaded_by_script(const struct doctor_machine *machine)
     return path && *path == '/' && source_stat(machine->source, "%s", path).state == SOURCE_OK;
 }
 
-static bool find_two_mapped(const struct doctor_machine *machine, struct source_names mapped,
-                            struct doctor_result *result)
+static bool find_two_mapped(struct source_names mapped, struct doctor_result *result)
 {
     if (mapped.n < 2)
         return false;
-    doctor_found(machine, result, DOCTOR_ERROR, "the process has loaded %zu copies of NVSHMEM", mapped.n);
+    doctor_found(result, DOCTOR_ERROR, "the process has loaded %zu copies of NVSHMEM", mapped.n);
     for (size_t i = 0; i < mapped.n; i++)
-        doctor_evidence(machine, result, "/proc/self/maps", "%s", mapped.names[i]);
+        doctor_evidence(result, "/proc/self/maps", "%s", mapped.names[i]);
     return true;
 }
 
@@ -228,11 +206,11 @@ static void find_bundled(const struct doctor_machine *machine, struct doctor_res
 {
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
 
-    doctor_found(machine, result, machine_has_deepep(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
+    doctor_found(result, machine_has_deepep(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
                  "PyTorch brings NVSHMEM %s, and nothing makes the one that DeepEP was built with take precedence",
                  *nvshmem->bundled_version ? nvshmem->bundled_version : "of another version");
-    doctor_evidence(machine, result, nvshmem->bundled, "%s", nvshmem->bundled_version);
-    doctor_evidence(machine, result, "LD_PRELOAD", "%s",
+    doctor_evidence(result, nvshmem->bundled, "%s", nvshmem->bundled_version);
+    doctor_evidence(result, "LD_PRELOAD", "%s",
                     source_env(machine->source, "LD_PRELOAD") ? "has no NVSHMEM in it" : "not set");
 }
 
@@ -243,13 +221,12 @@ static void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_
     struct machine_preload preload = machine_preload(machine, "libnvshmem");
     bool is_used = machine_sets_nvshmem(machine) || machine_has_deepep(machine);
 
-    if (!find_two_mapped(machine, mapped, result)) {
+    if (!find_two_mapped(mapped, result)) {
         if (*preload.path && preload.is_there)
             return;
         if (*preload.path) {
-            doctor_found(machine, result, DOCTOR_ERROR, "LD_PRELOAD names an NVSHMEM that is not there: %s",
-                         preload.path);
-            doctor_evidence(machine, result, "LD_PRELOAD", "%s", preload.path);
+            doctor_found(result, DOCTOR_ERROR, "LD_PRELOAD names an NVSHMEM that is not there: %s", preload.path);
+            doctor_evidence(result, "LD_PRELOAD", "%s", preload.path);
         } else {
             /* A process that has already loaded one has made its choice. */
             if (!advised || mapped.n == 1 || !is_used || is_preloaded_by_script(machine))
@@ -258,31 +235,26 @@ static void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_
         }
     }
     if (advised && !advised->unset) {
-        doctor_fix(machine, result, false, "epkit env -- PROGRAM");
-        doctor_advise(
-            machine, result,
-            "That sets LD_PRELOAD=%s for the program only. Exported in a shell, it would affect launchers and ssh as "
-            "well.",
-            advised->value);
+        doctor_fix(result, false, "epkit env -- PROGRAM");
+        doctor_advise(result,
+                      "That sets LD_PRELOAD=%s for the program only. Exported in a shell, it would affect launchers "
+                      "and ssh as well.",
+                      advised->value);
     } else if (*preload.path) {
-        doctor_fix(machine, result, false, "%s", machine_preload_command(machine));
+        doctor_fix(result, false, "%s", machine_preload_command(machine));
     } else {
-        doctor_advise(machine, result, "Start the program with one of them in LD_PRELOAD, or remove the other one.");
+        doctor_advise(result, "Start the program with one of them in LD_PRELOAD, or remove the other one.");
     }
 }
 
 const struct doctor_check check_two_nvshmem = {
-    .id = "two-nvshmem",
-    .group = "nvshmem",
-    .mode = 7,
+    DOCTOR_CHECK("two-nvshmem", "nvshmem", 7, 0, run_two_nvshmem),
     .title = "a process loads one NVSHMEM",
     .symptom = "NVSHMEM stops with \"device library version does not match\", or initialises and then hangs.",
-    .cause =
-        "PyTorch's wheel brings an NVSHMEM of its own. When it is loaded before the one that DeepEP was built with, "
-        "GPU code of one version meets the host library of another.",
+    .cause = "PyTorch's wheel brings an NVSHMEM of its own. When it is loaded before the one that DeepEP was built "
+             "with, GPU code of one version meets the host library of another.",
     .remedy = "Preload the one that DeepEP was built with, into that program only.",
-    .links = (const char *const[]){"LD_PRELOAD", "libnvshmem_host.so.3", "nvidia/nvshmem/lib", NULL},
-    .run = run_two_nvshmem,
+    .links = TEXTS("LD_PRELOAD", "libnvshmem_host.so.3", "nvidia/nvshmem/lib"),
 };
 
 /* --- home --- */
@@ -342,14 +314,13 @@ static void run_home(const struct doctor_machine *machine, struct doctor_result 
             unset = source_printf(machine->source, "%s %s", *unset ? unset : "unset", missing[i].name);
     }
     if (!strchr(names, ' '))
-        doctor_found(machine, result, DOCTOR_WARNING, "%s names a path that does not exist: %s", names,
-                     missing[0].value);
+        doctor_found(result, DOCTOR_WARNING, "%s names a path that does not exist: %s", names, missing[0].value);
     else
-        doctor_found(machine, result, DOCTOR_WARNING, "several variables name paths that do not exist: %s", names);
+        doctor_found(result, DOCTOR_WARNING, "several variables name paths that do not exist: %s", names);
     for (int i = 0; i < n; i++)
-        doctor_evidence(machine, result, missing[i].name, "%s: not there", missing[i].value);
-    doctor_fix(machine, result, false, "%s%s%s", unset, *unset && *preload ? "\n" : "", preload);
-    doctor_advise(machine, result, "Or set each to the right path%s",
+        doctor_evidence(result, missing[i].name, "%s: not there", missing[i].value);
+    doctor_fix(result, false, "%s%s%s", unset, *unset && *preload ? "\n" : "", preload);
+    doctor_advise(result, "Or set each to the right path%s",
                   machine->software->os.in_container
                       ? " in this container: what an installer put below /opt may be mounted elsewhere, "
                         "/usr/local/nvidia on GKE."
@@ -357,15 +328,11 @@ static void run_home(const struct doctor_machine *machine, struct doctor_result 
 }
 
 const struct doctor_check check_home = {
-    .id = "home",
-    .group = "nvshmem",
-    .mode = 18,
+    DOCTOR_CHECK("home", "nvshmem", 18, 0, run_home),
     .title = "folders and files that variables name exist",
     .symptom = "A build or a script does not find NVSHMEM, GDRCopy or CUDA, or takes another copy.",
-    .cause =
-        "A variable names a folder of another machine, or of another container: libraries that were installed below "
-        "/opt on the node are mounted elsewhere.",
+    .cause = "A variable names a folder of another machine, or of another container: libraries that were installed "
+             "below /opt on the node are mounted elsewhere.",
     .remedy = "Correct the variable, or unset it.",
-    .links = (const char *const[]){"NVSHMEM_HOME", "NVSHMEM_DIR", "GDRCOPY_HOME", "CUDA_HOME", NULL},
-    .run = run_home,
+    .links = TEXTS("NVSHMEM_HOME", "NVSHMEM_DIR", "GDRCOPY_HOME", "CUDA_HOME"),
 };

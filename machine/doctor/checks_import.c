@@ -44,7 +44,7 @@ static bool comes_with_torch(struct source *source, const char *torch, const cha
         return false;
     if (source_stat(source, "%s/lib/%s", torch, name).state == SOURCE_OK)
         return true;
-    for (size_t i = 0; i < sizeof(wheels) / sizeof(wheels[0]); i++)
+    for (size_t i = 0; i < COUNT(wheels); i++)
         if (source_stat(source, "%s/../nvidia/%s/lib/%s", torch, wheels[i], name).state == SOURCE_OK)
             return true;
     return false;
@@ -55,12 +55,7 @@ static bool comes_with_torch(struct source *source, const char *torch, const cha
 /* Reported by other checks. */
 static bool has_own_check(const char *name)
 {
-    static const char *const names[] = {"libibverbs.so", "libmlx5.so", "libcuda.so", "libnvidia-ml.so"};
-
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (text_begins(name, names[i]))
-            return true;
-    return false;
+    return text_begins_any(name, TEXTS("libibverbs.so", "libmlx5.so", "libcuda.so", "libnvidia-ml.so"));
 }
 
 /* The extension or its NVSHMEM; the dependencies of PyTorch are not checked. */
@@ -69,30 +64,27 @@ static bool is_relevant(const struct libs_closure *closure, int user)
     return user == 0 || (user > 0 && text_begins(closure->libs[user].name, NVSHMEM));
 }
 
-static void report_missing(const struct doctor_machine *machine, struct doctor_result *result, const struct lib *lib,
-                           const char *user, const char *torch)
+static void report_missing(struct doctor_result *result, const struct lib *lib, const char *user, const char *torch)
 {
-    doctor_found(machine, result, DOCTOR_ERROR, "deep_ep cannot be imported: %s needs %s, which is not found", user,
-                 lib->name);
-    doctor_evidence(machine, result, user, "NEEDED %s", lib->name);
+    doctor_found(result, DOCTOR_ERROR, "deep_ep cannot be imported: %s needs %s, which is not found", user, lib->name);
+    doctor_evidence(result, user, "NEEDED %s", lib->name);
     if (text_begins(lib->name, NVSHMEM))
-        doctor_advise(
-            machine, result,
-            "The NVSHMEM that it was built with is no longer in the folder of its RUNPATH. Put the folder with %s "
-            "into LD_LIBRARY_PATH, or build DeepEP again with NVSHMEM_DIR.",
-            lib->name);
+        doctor_advise(result,
+                      "The NVSHMEM that it was built with is no longer in the folder of its RUNPATH. Put the folder "
+                      "with %s into LD_LIBRARY_PATH, or build DeepEP again with NVSHMEM_DIR.",
+                      lib->name);
     else if (text_begins(lib->name, "libtorch") || text_begins(lib->name, "libc10"))
-        doctor_advise(machine, result, "%s",
+        doctor_advise(result, "%s",
                       *torch ? "The PyTorch that Python finds has no such library: the extension was built for another "
                                "one. Build it again in this environment."
                              : "Python finds no PyTorch here: activate the environment that has it.");
     else if (text_begins(lib->name, "libcudart"))
-        doctor_advise(machine, result,
+        doctor_advise(result,
                       "The extension was built with CUDA %.4s. Install that runtime (the wheel "
                       "nvidia-cuda-runtime-cu%.2s), or build it again with the CUDA of PyTorch.",
                       lib->name + strlen("libcudart.so."), lib->name + strlen("libcudart.so."));
     else
-        doctor_advise(machine, result, "Install the package with %s, or add its folder to LD_LIBRARY_PATH.", lib->name);
+        doctor_advise(result, "Install the package with %s, or add its folder to LD_LIBRARY_PATH.", lib->name);
 }
 
 static bool find_missing(const struct doctor_machine *machine, struct doctor_result *result,
@@ -111,18 +103,16 @@ static bool find_missing(const struct doctor_machine *machine, struct doctor_res
             continue;
         }
         if (lib->location.state == SOURCE_FAILED) {
-            doctor_found(machine, result, DOCTOR_ERROR, "deep_ep cannot be imported: %s is damaged",
-                         lib->location.path);
-            doctor_evidence(machine, result, lib->location.path, "not a readable library, found by %s",
-                            lib->location.found_by);
-            doctor_advise(machine, result, "Install it again.");
+            doctor_found(result, DOCTOR_ERROR, "deep_ep cannot be imported: %s is damaged", lib->location.path);
+            doctor_evidence(result, lib->location.path, "not a readable library, found by %s", lib->location.found_by);
+            doctor_advise(result, "Install it again.");
             return true;
         }
-        report_missing(machine, result, lib, closure->libs[lib->needed_by].location.path, torch);
+        report_missing(result, lib, closure->libs[lib->needed_by].location.path, torch);
         return true;
     }
     if (*unasked)
-        doctor_unknown(machine, result, "where %s is: the snapshot does not say", unasked);
+        doctor_unknown(result, "where %s is: the snapshot does not say", unasked);
     return *unasked;
 }
 
@@ -154,12 +144,12 @@ static void find_gap(const struct doctor_machine *machine, struct doctor_result 
             !(is_c || text_begins(gap->version, "GLIBCXX_") || text_begins(gap->version, "CXXABI_")) ||
             (!is_c && conda_defines(machine, gap->version)))
             continue;
-        doctor_found(machine, result, DOCTOR_ERROR, "deep_ep cannot be imported: %s needs %s, which %s does not have",
-                     user, gap->version, provider);
-        doctor_evidence(machine, result, user, "needs %s", gap->version);
-        doctor_evidence(machine, result, provider, "does not define it");
+        doctor_found(result, DOCTOR_ERROR, "deep_ep cannot be imported: %s needs %s, which %s does not have", user,
+                     gap->version, provider);
+        doctor_evidence(result, user, "needs %s", gap->version);
+        doctor_evidence(result, provider, "does not define it");
         doctor_advise(
-            machine, result,
+            result,
             is_c ? "It was built on a newer system: build DeepEP again on this one, or in the image that it runs in. "
                    "Do not replace the C library."
                  : "It was built with a newer compiler: build DeepEP again on this system, or put the folder of a "
@@ -176,28 +166,23 @@ static void run_import_libraries(const struct doctor_machine *machine, struct do
 
     if (!*path)
         return;
-    if (libs_load(machine->source, &env, path, &closure) != EP_OK) {
-        doctor_unknown(machine, result, "no memory for the list of libraries");
+    if (doctor_unknown_if(result, libs_load(machine->source, &env, path, &closure) != EP_OK,
+                          "no memory for the list of libraries"))
         return;
-    }
     if (!find_missing(machine, result, closure, torch_of(machine->source)))
         find_gap(machine, result, closure);
     libs_closure_free(closure);
 }
 
 const struct doctor_check check_import_libraries = {
-    .id = "import-libraries",
-    .group = "deepep",
-    .mode = 53,
+    DOCTOR_CHECK("import-libraries", "deepep", 53, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_import_libraries),
     .title = "all libraries that DeepEP's extension needs are found, in suitable versions",
     .symptom = "\"ImportError: libnvshmem_host.so.3: cannot open shared object file\", \"version `GLIBCXX_3.4.32' not "
                "found\".",
-    .cause =
-        "The extension was built on another system or in another environment, or a library has been removed since.",
+    .cause = "The extension was built on another system or in another environment, or a library has been removed "
+             "since.",
     .remedy = "Install what is missing, or build DeepEP again where it runs.",
-    .needs = DOCTOR_NEEDS_GPUS | DOCTOR_NEEDS_ENVIRONMENT,
-    .links = (const char *const[]){"LD_LIBRARY_PATH", "deep_ep_cpp*.so", NULL},
-    .run = run_import_libraries,
+    .links = TEXTS("LD_LIBRARY_PATH", "deep_ep_cpp*.so"),
 };
 
 /* --- import-python --- */
@@ -231,12 +216,10 @@ static void run_import_python(const struct doctor_machine *machine, struct docto
     torch = torch_of(machine->source);
     tag = tag_of(path);
     python = python_of(torch);
-    if (tag == 0 || python == 0) {
-        doctor_not_applicable(machine, result, "%s",
-                              tag == 0 ? "the extension is for any Python"
-                                       : "it is not known which Python has PyTorch");
+    if (doctor_not_applicable_if(result, tag == 0 || python == 0, "%s",
+                                 tag == 0 ? "the extension is for any Python"
+                                          : "it is not known which Python has PyTorch"))
         return;
-    }
     if (tag == python)
         return;
     /* There may be several, one for each Python. */
@@ -245,27 +228,22 @@ static void run_import_python(const struct doctor_machine *machine, struct docto
     for (size_t i = 0; i < names.n; i++)
         if (text_begins(names.names[i], "deep_ep_cpp.") && tag_of(names.names[i]) == python)
             return;
-    doctor_found(machine, result, DOCTOR_ERROR,
+    doctor_found(result, DOCTOR_ERROR,
                  "deep_ep cannot be imported: its extension is for Python 3.%d, and PyTorch is in Python 3.%d",
                  tag - 300, python - 300);
-    doctor_evidence(machine, result, path, "for Python 3.%d", tag - 300);
-    doctor_evidence(machine, result, torch, "in Python 3.%d", python - 300);
-    doctor_advise(machine, result,
-                  "Start Python 3.%d if that is the intended one, or build DeepEP again with Python 3.%d.", tag - 300,
-                  python - 300);
+    doctor_evidence(result, path, "for Python 3.%d", tag - 300);
+    doctor_evidence(result, torch, "in Python 3.%d", python - 300);
+    doctor_advise(result, "Start Python 3.%d if that is the intended one, or build DeepEP again with Python 3.%d.",
+                  tag - 300, python - 300);
 }
 
 const struct doctor_check check_import_python = {
-    .id = "import-python",
-    .group = "deepep",
-    .mode = 53,
+    DOCTOR_CHECK("import-python", "deepep", 53, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_import_python),
     .title = "DeepEP's extension is for the Python that has PyTorch",
     .symptom = "\"ModuleNotFoundError: No module named 'deep_ep_cpp'\", although the file is there.",
     .cause = "A module for one version of Python is not seen by another: the version is in the file's name.",
     .remedy = "Build DeepEP with the Python that runs it.",
-    .needs = DOCTOR_NEEDS_GPUS | DOCTOR_NEEDS_ENVIRONMENT,
-    .links = (const char *const[]){"deep_ep_cpp*.so", "PYTHONPATH", NULL},
-    .run = run_import_python,
+    .links = TEXTS("deep_ep_cpp*.so", "PYTHONPATH"),
 };
 
 /* --- cuda-major --- */
@@ -308,20 +286,18 @@ static int driver_for_programs(const struct doctor_machine *machine)
 static void need_driver(const struct doctor_machine *machine, struct doctor_result *result,
                         const struct cuda_user *user)
 {
-    for (size_t i = 0; i < sizeof(oldest_drivers) / sizeof(oldest_drivers[0]); i++) {
+    for (size_t i = 0; i < COUNT(oldest_drivers); i++) {
         if (oldest_drivers[i].cuda != user->cuda || driver_for_programs(machine) >= oldest_drivers[i].driver)
             continue;
-        doctor_found(machine, result, DOCTOR_ERROR,
-                     "CUDA %d, for which %s was built, needs driver %d or later, and %s "
-                     "is loaded",
-                     user->cuda, user->what, oldest_drivers[i].driver, machine->software->driver.version);
-        doctor_evidence(machine, result, user->path, "NEEDED libcudart.so.%d", user->cuda);
-        doctor_evidence(machine, result, "/proc/driver/nvidia/version", "%s", machine->software->driver.version);
-        doctor_advise(
-            machine, result,
-            "Update the driver of the node; on data center GPUs the package cuda-compat-%d-<minor> and its folder in "
-            "LD_LIBRARY_PATH help as well. Or use what was built for CUDA %d.",
-            user->cuda, user->cuda - 1);
+        doctor_found(result, DOCTOR_ERROR,
+                     "CUDA %d, for which %s was built, needs driver %d or later, and %s is loaded", user->cuda,
+                     user->what, oldest_drivers[i].driver, machine->software->driver.version);
+        doctor_evidence(result, user->path, "NEEDED libcudart.so.%d", user->cuda);
+        doctor_evidence(result, "/proc/driver/nvidia/version", "%s", machine->software->driver.version);
+        doctor_advise(result,
+                      "Update the driver of the node; on data center GPUs the package cuda-compat-%d-<minor> and its "
+                      "folder in LD_LIBRARY_PATH help as well. Or use what was built for CUDA %d.",
+                      user->cuda, user->cuda - 1);
     }
 }
 
@@ -344,33 +320,26 @@ static void run_cuda_major(const struct doctor_machine *machine, struct doctor_r
         users[i].cuda = facts.state == SOURCE_OK ? cuda_of(&facts) : 0;
         any = any || users[i].cuda;
     }
-    if (!any) {
-        doctor_not_applicable(machine, result, "no DeepEP, PyTorch or NVSHMEM that needs a CUDA runtime of its own");
+    if (doctor_not_applicable_if(result, !any, "no DeepEP, PyTorch or NVSHMEM that needs a CUDA runtime of its own"))
         return;
-    }
     result->outcome = DOCTOR_FINE;
     if (users[USER_DEEPEP].cuda && users[USER_TORCH].cuda && users[USER_DEEPEP].cuda != users[USER_TORCH].cuda) {
-        doctor_found(machine, result, DOCTOR_ERROR, "DeepEP's extension is for CUDA %d, and PyTorch for CUDA %d",
+        doctor_found(result, DOCTOR_ERROR, "DeepEP's extension is for CUDA %d, and PyTorch for CUDA %d",
                      users[USER_DEEPEP].cuda, users[USER_TORCH].cuda);
         for (int i = USER_DEEPEP; i <= USER_TORCH; i++)
-            doctor_evidence(machine, result, users[i].path, "NEEDED libcudart.so.%d", users[i].cuda);
-        doctor_advise(machine, result, "Build DeepEP again with the toolkit of CUDA %d.", users[USER_TORCH].cuda);
+            doctor_evidence(result, users[i].path, "NEEDED libcudart.so.%d", users[i].cuda);
+        doctor_advise(result, "Build DeepEP again with the toolkit of CUDA %d.", users[USER_TORCH].cuda);
     }
     for (int i = 0; i < USERS && result->outcome != DOCTOR_FOUND; i++)
         need_driver(machine, result, &users[i]);
 }
 
 const struct doctor_check check_cuda_major = {
-    .id = "cuda-major",
-    .group = "deepep",
-    .mode = 54,
+    DOCTOR_CHECK("cuda-major", "deepep", 54, NEEDS_DRIVER | NEEDS_ENVIRONMENT, run_cuda_major),
     .title = "DeepEP, PyTorch, NVSHMEM and the driver are for one CUDA",
     .symptom = "\"CUDA driver version is insufficient for CUDA runtime version\", or two CUDA runtimes in a process.",
-    .cause =
-        "The extension was built with another major version of CUDA than PyTorch, or another library with a version "
-        "that the driver is too old for.",
+    .cause = "The extension was built with another major version of CUDA than PyTorch, or another library with a "
+             "version that the driver is too old for.",
     .remedy = "Build DeepEP with PyTorch's CUDA; update the driver.",
-    .needs = DOCTOR_NEEDS_DRIVER | DOCTOR_NEEDS_ENVIRONMENT,
-    .links = (const char *const[]){"/proc/driver/nvidia/version", "deep_ep_cpp*.so", NULL},
-    .run = run_cuda_major,
+    .links = TEXTS("/proc/driver/nvidia/version", "deep_ep_cpp*.so"),
 };

@@ -3,7 +3,6 @@
 #include "checks.h"
 #include "common/loopback.h"
 #include "machine/software/libs.h"
-#include "machine_job.h"
 #include "queries.h"
 #include "shell.h"
 
@@ -26,7 +25,7 @@ static const char *not_a_number(const struct doctor_machine *machine, const char
 {
     static const char *const names[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+    for (size_t i = 0; i < COUNT(names); i++) {
         const char *value = source_env(machine->source, names[i]);
 
         *ret_name = names[i];
@@ -84,38 +83,29 @@ static void run_rendezvous(const struct doctor_machine *machine, struct doctor_r
     const char *name, *fault;
     bool any = false;
 
-    for (size_t i = 0; i < sizeof(shown) / sizeof(shown[0]); i++)
+    for (size_t i = 0; i < COUNT(shown); i++)
         any = any || source_env(machine->source, shown[i]);
-    if (!any) {
-        doctor_not_applicable(machine, result, "the environment is not that of a rank");
+    if (doctor_not_applicable_if(result, !any, "the environment is not that of a rank"))
         return;
-    }
     fault = rank_contradiction(machine, &name);
     if (!fault)
         return;
-    doctor_found(machine, result, DOCTOR_ERROR, "the ranks cannot find each other: %s", fault);
-    for (size_t i = 0; i < sizeof(shown) / sizeof(shown[0]); i++)
+    doctor_found(result, DOCTOR_ERROR, "the ranks cannot find each other: %s", fault);
+    for (size_t i = 0; i < COUNT(shown); i++)
         if (source_env(machine->source, shown[i]))
-            doctor_evidence(machine, result, shown[i], "%s", source_env(machine->source, shown[i]));
-    doctor_advise(
-        machine, result,
-        "All ranks need the same MASTER_ADDR, the address of the node with rank 0, and consistent numbers: WORLD_SIZE "
-        "are all ranks for PyTorch, but the nodes for DeepEP's own tests, which start the ranks of a node themselves. "
-        "'epkit launch' sets all of them.");
+            doctor_evidence_env(result, shown[i]);
+    doctor_advise(result, "All ranks need the same MASTER_ADDR, the address of the node with rank 0, and consistent "
+                          "numbers: WORLD_SIZE are all ranks for PyTorch, but the nodes for DeepEP's own tests, which "
+                          "start the ranks of a node themselves. 'epkit launch' sets all of them.");
 }
 
 const struct doctor_check check_rendezvous = {
-    .id = "rendezvous",
-    .group = "job",
-    .mode = 29,
+    DOCTOR_CHECK("rendezvous", "job", 29, NEEDS_ENVIRONMENT, run_rendezvous),
     .title = "what a rank is told about the others is consistent",
     .symptom = "init_process_group hangs until its timeout, or stops because of a rank beyond the world.",
     .cause = "Numbers of ranks contradict each other, or other ranks cannot reach the address of the first rank.",
     .remedy = "Let one launcher set all of them.",
-    .needs = DOCTOR_NEEDS_ENVIRONMENT,
-    .links = (const char *const[]){"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
-                                   NULL},
-    .run = run_rendezvous,
+    .links = TEXTS("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
 };
 
 /* --- single-ranks --- */
@@ -141,42 +131,32 @@ static void run_single_ranks(const struct doctor_machine *machine, struct doctor
     const char *name = is_openmpi ? "OMPI_COMM_WORLD_SIZE" : "PMI_SIZE", *mpi = loaded_mpi(machine->source);
 
     of_mpi = machine_job_number(machine, name, -1);
-    if (of_mpi < 1) {
-        doctor_not_applicable(machine, result, "the process was not started by a launcher of MPI");
+    if (doctor_not_applicable_if(result, of_mpi < 1, "the process was not started by a launcher of MPI"))
         return;
-    }
     if (tasks > 1 && of_mpi == 1) {
-        doctor_found(machine, result, DOCTOR_ERROR, "%ld tasks were started, and each is a separate run with one rank",
-                     tasks);
-        doctor_evidence(machine, result, "SLURM_STEP_NUM_TASKS", "%ld", tasks);
-        doctor_evidence(machine, result, name, "1");
-        doctor_advise(machine, result,
-                      "Use one launcher, not two: srun with an MPI that knows Slurm (srun --mpi=pmix), or one mpirun "
-                      "for all ranks within the allocation.");
+        doctor_found(result, DOCTOR_ERROR, "%ld tasks were started, and each is a separate run with one rank", tasks);
+        doctor_evidence(result, "SLURM_STEP_NUM_TASKS", "%ld", tasks);
+        doctor_evidence(result, name, "1");
+        doctor_advise(result, "Use one launcher, not two: srun with an MPI that knows Slurm (srun --mpi=pmix), or one "
+                              "mpirun for all ranks within the allocation.");
     } else if (of_mpi > 1 && *mpi && is_openmpi != (strcmp(mpi, "Open MPI") == 0)) {
-        doctor_found(machine, result, DOCTOR_ERROR,
-                     "the process was started by %s and has loaded %s: each rank runs alone",
+        doctor_found(result, DOCTOR_ERROR, "the process was started by %s and has loaded %s: each rank runs alone",
                      is_openmpi ? "Open MPI" : "MPICH or Intel MPI", mpi);
-        doctor_evidence(machine, result, name, "%ld", of_mpi);
-        doctor_evidence(machine, result, "/proc/self/maps", "%s", libs_mapped(machine->source, "libmpi.so").names[0]);
-        doctor_advise(machine, result,
-                      "Start it with the mpirun of the MPI that it was built with, or build it again "
-                      "with the MPI of this mpirun.");
+        doctor_evidence(result, name, "%ld", of_mpi);
+        doctor_evidence(result, "/proc/self/maps", "%s", libs_mapped(machine->source, "libmpi.so").names[0]);
+        doctor_advise(result, "Start it with the mpirun of the MPI that it was built with, or build it again with the "
+                              "MPI of this mpirun.");
     }
 }
 
 const struct doctor_check check_single_ranks = {
-    .id = "single-ranks",
-    .group = "job",
-    .mode = 30,
+    DOCTOR_CHECK("single-ranks", "job", 30, NEEDS_ENVIRONMENT, run_single_ranks),
     .title = "a run of N ranks is one run, not N of one",
     .symptom = "The output appears N times, each with one rank; nothing is exchanged, and all is fast.",
     .cause = "The program was started by a launcher that its MPI does not know, so each process starts an MPI of its "
              "own.",
     .remedy = "Start it with the launcher of its MPI.",
-    .needs = DOCTOR_NEEDS_ENVIRONMENT,
-    .links = (const char *const[]){"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", NULL},
-    .run = run_single_ranks,
+    .links = TEXTS("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"),
 };
 
 /* --- environ-sourced --- */
@@ -209,8 +189,8 @@ static void check_start_file(const struct doctor_machine *machine, struct doctor
 
     for (json_int_t n = json_integer_value(lines.value); n > 0; n--) {
         if (result->outcome != DOCTOR_FOUND)
-            doctor_found(machine, result, DOCTOR_WARNING, "%s evaluates " ENVIRON " in every shell", what);
-        doctor_evidence(machine, result, file, "a line that evaluates " ENVIRON);
+            doctor_found(result, DOCTOR_WARNING, "%s evaluates " ENVIRON " in every shell", what);
+        doctor_evidence(result, file, "a line that evaluates " ENVIRON);
     }
 }
 
@@ -218,30 +198,24 @@ static void run_environ_sourced(const struct doctor_machine *machine, struct doc
 {
     struct source_names names = source_list(machine->source, "/etc/profile.d");
 
-    for (size_t i = 0; i < sizeof(start_files) / sizeof(start_files[0]); i++)
+    for (size_t i = 0; i < COUNT(start_files); i++)
         check_start_file(machine, result, start_files[i], start_files[i]);
     for (size_t i = 0; i < names.n; i++)
         check_start_file(machine, result, source_printf(machine->source, "/etc/profile.d/%s", names.names[i]),
                          "a file in /etc/profile.d");
     if (result->outcome == DOCTOR_FOUND)
-        doctor_advise(
-            machine, result,
-            "Values with quotes, spaces or line ends are run as commands or split, and tokens get into logs and into "
-            "each child. Pass the required variables by name: sshd's SetEnv, or a file with 'export NAME=VALUE' that "
-            "the container writes with printf %%q.");
+        doctor_advise(result, "Values with quotes, spaces or line ends are run as commands or split, and tokens get "
+                              "into logs and into each child. Pass the required variables by name: sshd's SetEnv, or a "
+                              "file with 'export NAME=VALUE' that the container writes with printf %%q.");
 }
 
 const struct doctor_check check_environ_sourced = {
-    .id = "environ-sourced",
-    .group = "job",
-    .mode = 42,
+    DOCTOR_CHECK("environ-sourced", "job", 42, NEEDS_GPUS, run_environ_sourced),
     .title = "no shell evaluates the environment of process 1",
     .symptom = "Tokens and keys are in logs, variables are truncated, or a login prints errors and hangs.",
     .cause = "A start file of the shell evaluates " ENVIRON ", so that sessions of ssh have a container's variables.",
     .remedy = "Pass single variables.",
-    .needs = DOCTOR_NEEDS_GPUS,
-    .links = (const char *const[]){ENVIRON, "/root/.bashrc", NULL},
-    .run = run_environ_sourced,
+    .links = TEXTS(ENVIRON, "/root/.bashrc"),
 };
 
 /* --- install-stuck --- */
@@ -286,19 +260,16 @@ static void check_journal(const struct doctor_machine *machine, struct doctor_re
     if (!is_stopped && journal.reboots < RESTARTS_MANY)
         return;
     if (is_stopped)
-        doctor_found(machine, result, DOCTOR_ERROR,
-                     "the installation of %s was given up after %d restart%s of the node", recipe, journal.reboots,
-                     journal.reboots == 1 ? "" : "s");
+        doctor_found(result, DOCTOR_ERROR, "the installation of %s was given up after %d restart%s of the node", recipe,
+                     journal.reboots, journal.reboots == 1 ? "" : "s");
     else
-        doctor_found(machine, result, DOCTOR_ERROR,
-                     "the installation of %s has restarted the node %d times and is not done", recipe, journal.reboots);
-    doctor_evidence(machine, result, path, "last event: %s%s%s", journal.event, *journal.step ? ", step " : "",
-                    journal.step);
-    doctor_advise(
-        machine, result,
-        "epkit install status %s says which step is not done and why. After removing the cause, resume with epkit "
-        "install apply %s --again.",
-        shell_word(machine->source, recipe), shell_word(machine->source, recipe));
+        doctor_found(result, DOCTOR_ERROR, "the installation of %s has restarted the node %d times and is not done",
+                     recipe, journal.reboots);
+    doctor_evidence(result, path, "last event: %s%s%s", journal.event, *journal.step ? ", step " : "", journal.step);
+    doctor_advise(result,
+                  "epkit install status %s says which step is not done and why. After removing the cause, resume with "
+                  "epkit install apply %s --again.",
+                  shell_word(machine->source, recipe), shell_word(machine->source, recipe));
 }
 
 static void run_install_stuck(const struct doctor_machine *machine, struct doctor_result *result)
@@ -306,21 +277,18 @@ static void run_install_stuck(const struct doctor_machine *machine, struct docto
     struct source_names recipes = source_list(machine->source, INSTALL);
 
     if (recipes.state == SOURCE_ABSENT || recipes.state == SOURCE_NOT_RECORDED)
-        doctor_not_applicable(machine, result, "nothing was installed by epkit install");
+        doctor_not_applicable(result, "nothing was installed by epkit install");
     else if (recipes.state != SOURCE_OK)
-        doctor_unknown(machine, result, INSTALL ": %s", machine_reason(recipes.state, recipes.why));
+        doctor_unknown(result, INSTALL ": %s", machine_reason(recipes.state, recipes.why));
     for (size_t i = 0; recipes.state == SOURCE_OK && i < recipes.n && result->outcome != DOCTOR_FOUND; i++)
         check_journal(machine, result, recipes.names[i]);
 }
 
 const struct doctor_check check_install_stuck = {
-    .id = "install-stuck",
-    .group = "job",
-    .mode = 27,
+    DOCTOR_CHECK("install-stuck", "job", 27, 0, run_install_stuck),
     .title = "no installation restarts the node again and again",
     .symptom = "A node is never ready: it restarts, installs, and restarts.",
     .cause = "A step of the installation requests a restart that does not have the effect that it waits for.",
     .remedy = "Check the step, then resume the installation.",
-    .links = (const char *const[]){INSTALL, NULL},
-    .run = run_install_stuck,
+    .links = TEXTS(INSTALL),
 };

@@ -3,7 +3,6 @@
 #include "checks.h"
 #include "common/loopback.h"
 #include "machine/software/libs.h"
-#include "machine_job.h"
 #include "queries.h"
 #include "shell.h"
 
@@ -22,37 +21,54 @@
 #define MEMLOCK_TOO_LITTLE (64 * MIB)
 #define MEMLOCK_LITTLE GIB
 
+#define MEMLOCK "Max locked memory"
 #define CAP_IPC_LOCK_BIT 14 /* capabilities(7) */
 
-/* Parses a limit in bytes; -1: unlimited, -2: not a limit. */
-static long long parse_limit(const char *value, const char **ret_end)
-{
-    long long bytes;
-    char *end;
+#define UNLIMITED INT64_MAX
 
-    value += strspn(value, " ");
-    if (strncmp(value, "unlimited", 9) == 0) {
-        *ret_end = value + 9;
-        return -1;
+/* A limit of the process; -1: not known. An unprivileged user cannot exceed the hard one. */
+struct limit {
+    int64_t soft, hard;
+};
+
+static int64_t take_limit(const char **at)
+{
+    char *end;
+    int64_t value;
+
+    *at += strspn(*at, " ");
+    if (text_begins(*at, "unlimited")) {
+        *at += strlen("unlimited");
+        return UNLIMITED;
     }
-    bytes = strtoll(value, &end, 10);
-    *ret_end = end;
-    return end == value || bytes < 0 ? -2 : bytes;
+    value = strtoll(*at, &end, 10);
+    value = end == *at || value < 0 ? -1 : value;
+    *at = end;
+    return value;
 }
 
-/* The soft limit; *ret_hard is the hard one, which an unprivileged user cannot exceed. */
-static long long memlock_of(struct source *source, const char *limits, long long *ret_hard)
+static struct limit limit_of(struct source *source, const char *name)
 {
-    const char *line = strstr(limits, "Max locked memory"), *rest;
-    long long soft;
+    const char *line = strstr(source_read(source, "/proc/self/limits").text, name);
+    struct limit limit = {-1, -1};
 
-    *ret_hard = -2;
     if (!line)
-        return -2;
-    soft = parse_limit(source_printf(source, "%.64s", line + strlen("Max locked memory")), &rest);
-    if (soft != -2)
-        *ret_hard = parse_limit(rest, &rest);
-    return soft;
+        return limit;
+    line += strlen(name);
+    limit.soft = take_limit(&line);
+    if (limit.soft >= 0)
+        limit.hard = take_limit(&line);
+    return limit;
+}
+
+static bool lacks_limit(const struct doctor_machine *machine, struct doctor_result *result, const char *name,
+                        struct limit limit)
+{
+    struct source_text limits = source_read(machine->source, "/proc/self/limits");
+
+    return doctor_unknown_if(result, limit.soft < 0, "/proc/self/limits: %s",
+                             limits.state == SOURCE_OK ? source_printf(machine->source, "no line \"%s\"", name)
+                                                       : machine_reason(limits.state, limits.why));
 }
 
 /* A shell may raise its limit up to the hard one; a higher limit must be set by the parent of the process. */
@@ -61,18 +77,17 @@ static void fix_memlock(const struct doctor_machine *machine, struct doctor_resu
     const char *where = "\"* - memlock unlimited\" in /etc/security/limits.d and a new login; for jobs of Slurm, "
                         "LimitMEMLOCK=infinity for slurmd and PropagateResourceLimitsExcept=MEMLOCK in slurm.conf";
 
-    if (hard == -1)
-        doctor_fix(machine, result, false, "ulimit -l unlimited");
+    if (hard == UNLIMITED)
+        doctor_fix(result, false, "ulimit -l unlimited");
     else if (hard >= MEMLOCK_LITTLE)
-        doctor_fix(machine, result, false, "ulimit -l %lld", hard / 1024);
+        doctor_fix(result, false, "ulimit -l %lld", hard / 1024);
     if (os_is_for_containers(&machine->software->os))
-        doctor_advise(machine, result,
-                      "Start the container with more: docker run --ulimit memlock=-1, in Kubernetes the capability "
-                      "IPC_LOCK.");
-    else if (hard == -1 || hard >= MEMLOCK_LITTLE)
-        doctor_advise(machine, result, "That holds for this shell. For all: %s.", where);
+        doctor_advise(result, "Start the container with more: docker run --ulimit memlock=-1, in Kubernetes the "
+                              "capability IPC_LOCK.");
+    else if (hard >= MEMLOCK_LITTLE)
+        doctor_advise(result, "That holds for this shell. For all: %s.", where);
     else
-        doctor_advise(machine, result, "The hard limit is as low, so ulimit cannot raise it: %s.", where);
+        doctor_advise(result, "The hard limit is as low, so ulimit cannot raise it: %s.", where);
 }
 
 static bool may_lock_all(struct source *source)
@@ -85,51 +100,37 @@ static bool may_lock_all(struct source *source)
 
 long long machine_memlock(const struct doctor_machine *machine)
 {
-    struct source_text limits = source_read(machine->source, "/proc/self/limits");
-    long long hard;
+    int64_t soft = limit_of(machine->source, MEMLOCK).soft;
 
-    if (may_lock_all(machine->source))
+    if (may_lock_all(machine->source) || soft == UNLIMITED)
         return MACHINE_MEMLOCK_UNLIMITED;
-    return limits.state == SOURCE_OK ? memlock_of(machine->source, limits.text, &hard) : MACHINE_MEMLOCK_UNKNOWN;
+    return soft < 0 ? MACHINE_MEMLOCK_UNKNOWN : soft;
 }
 
 static void run_memlock(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct source_text limits;
-    long long bytes, hard = -2;
+    struct limit limit = limit_of(machine->source, MEMLOCK);
+    long long bytes = limit.soft, hard = limit.hard;
 
-    if (!machine_has_gpus(machine, result) || !machine_has_data_nics(machine, result))
+    if (lacks_limit(machine, result, MEMLOCK, limit) || bytes >= MEMLOCK_LITTLE || may_lock_all(machine->source))
         return;
-    limits = source_read(machine->source, "/proc/self/limits");
-    bytes = limits.state == SOURCE_OK ? memlock_of(machine->source, limits.text, &hard) : -2;
-    if (bytes == -2) {
-        doctor_unknown(machine, result, "/proc/self/limits: %s",
-                       limits.state == SOURCE_OK ? "no line \"Max locked memory\""
-                                                 : machine_reason(limits.state, limits.why));
-        return;
-    }
-    if (bytes == -1 || bytes >= MEMLOCK_LITTLE || may_lock_all(machine->source))
-        return;
-    doctor_found(machine, result, bytes < MEMLOCK_TOO_LITTLE ? DOCTOR_ERROR : DOCTOR_WARNING,
+    doctor_found(result, bytes < MEMLOCK_TOO_LITTLE ? DOCTOR_ERROR : DOCTOR_WARNING,
                  "the process may lock only %lld KiB of memory, which is not enough to register buffers with a NIC",
                  bytes / 1024);
-    doctor_evidence(machine, result, "/proc/self/limits", "Max locked memory %lld bytes, hard limit %s", bytes,
-                    hard == -1   ? "unlimited"
-                    : hard == -2 ? "not known"
-                                 : source_printf(machine->source, "%lld bytes", hard));
+    doctor_evidence(result, "/proc/self/limits", "Max locked memory %lld bytes, hard limit %s", bytes,
+                    hard == UNLIMITED ? "unlimited"
+                    : hard < 0        ? "not known"
+                                      : source_printf(machine->source, "%lld bytes", hard));
     fix_memlock(machine, result, hard);
 }
 
 const struct doctor_check check_memlock = {
-    .id = "memlock",
-    .group = "limits",
-    .mode = 38,
+    DOCTOR_CHECK("memlock", "limits", 38, NEEDS_GPUS | NEEDS_DATA_NICS, run_memlock),
     .title = "the process may lock enough memory for RDMA",
     .symptom = "ibv_reg_mr or ibv_create_cq fails with ENOMEM; \"Cannot allocate memory\" although there is plenty.",
     .cause = "Memory that a NIC works with is locked, and the limit for it (RLIMIT_MEMLOCK) is small by default.",
     .remedy = "Remove the limit, or give the container the capability IPC_LOCK.",
-    .links = (const char *const[]){"/proc/self/limits", "/etc/security/limits.d", NULL},
-    .run = run_memlock,
+    .links = TEXTS("/proc/self/limits", "/etc/security/limits.d"),
 };
 
 /* --- shm --- */
@@ -207,20 +208,18 @@ static long long tmpfs_bytes(const char *options, long long memory)
 static void found_small_shm(const struct doctor_machine *machine, struct doctor_result *result,
                             const struct mount *mount, long long bytes, long long memory)
 {
-    doctor_found(machine, result, bytes < SHM_TOO_LITTLE ? DOCTOR_ERROR : DOCTOR_WARNING,
+    doctor_found(result, bytes < SHM_TOO_LITTLE ? DOCTOR_ERROR : DOCTOR_WARNING,
                  "/dev/shm has only %lld MiB, and ranks share memory through it", bytes / MIB);
-    doctor_evidence(machine, result, "/proc/self/mounts", "%s %s %s", mount->type, mount->point, mount->options);
+    doctor_evidence(result, "/proc/self/mounts", "%s %s %s", mount->type, mount->point, mount->options);
     /*
      * Half of the memory is the kernel's default for a tmpfs: a limit, not an allocation. Not suggested in a container
      * that may remount: that would bypass the limit set by the operator, and Kubernetes evicts a pod that exceeds its
      * limit.
      */
     if (strcmp(mount->point, "/dev/shm") == 0 && memory / 2 >= SHM_LITTLE && !machine->software->os.in_container)
-        doctor_fix(machine, result, true, "sudo mount -o remount,size=%lldM /dev/shm", memory / 2 / MIB);
-    doctor_advise(
-        machine, result,
-        "In a container: docker run --shm-size=16g or --ipc=host, in Kubernetes an emptyDir with medium: Memory "
-        "at /dev/shm.");
+        doctor_fix(result, true, "sudo mount -o remount,size=%lldM /dev/shm", memory / 2 / MIB);
+    doctor_advise(result, "In a container: docker run --shm-size=16g or --ipc=host, in Kubernetes an emptyDir with "
+                          "medium: Memory at /dev/shm.");
 }
 
 static void run_shm(const struct doctor_machine *machine, struct doctor_result *result)
@@ -230,50 +229,40 @@ static void run_shm(const struct doctor_machine *machine, struct doctor_result *
     struct mount mount = {.point = ""};
     long long bytes, memory;
 
-    if (!machine_has_gpus(machine, result))
+    if (doctor_not_applicable_if(result, !machine_has_ranks(machine), "one GPU, and nothing needs several ranks"))
         return;
-    if (!machine_has_ranks(machine)) {
-        doctor_not_applicable(machine, result, "one GPU, and nothing needs several ranks");
-        return;
-    }
     mounts = source_read(machine->source, "/proc/self/mounts");
-    if (mounts.state != SOURCE_OK) {
-        doctor_unknown(machine, result, "/proc/self/mounts: %s", machine_reason(mounts.state, mounts.why));
+    if (doctor_unknown_if(result, mounts.state != SOURCE_OK, "/proc/self/mounts: %s",
+                          machine_reason(mounts.state, mounts.why)))
         return;
-    }
     shm = source_stat(machine->source, "/dev/shm");
     if (shm.state == SOURCE_ABSENT) {
-        doctor_found(machine, result, DOCTOR_ERROR, "there is no /dev/shm, and ranks share memory through it");
-        doctor_evidence(machine, result, "/dev/shm", "not there");
-        doctor_fix(machine, result, false, "sudo mkdir -m 1777 /dev/shm\nsudo mount -t tmpfs tmpfs /dev/shm");
+        doctor_found(result, DOCTOR_ERROR, "there is no /dev/shm, and ranks share memory through it");
+        doctor_evidence(result, "/dev/shm", "not there");
+        doctor_fix(result, false, "sudo mkdir -m 1777 /dev/shm\nsudo mount -t tmpfs tmpfs /dev/shm");
         return;
     }
-    if (!mount_of(mounts.text, "/dev/shm", &mount)) {
-        doctor_unknown(machine, result, "/proc/self/mounts: no file system that holds /dev/shm");
+    if (doctor_unknown_if(result, !mount_of(mounts.text, "/dev/shm", &mount),
+                          "/proc/self/mounts: no file system that holds /dev/shm"))
         return;
-    }
     if (strcmp(mount.type, "tmpfs") != 0 && strcmp(mount.type, "devtmpfs") != 0)
         return;
     memory = memory_of(machine->source);
     bytes = tmpfs_bytes(mount.options, memory);
     if (bytes < 0)
-        doctor_unknown(machine, result, "the size of /dev/shm: %s, and /proc/meminfo has no MemTotal", mount.options);
+        doctor_unknown(result, "the size of /dev/shm: %s, and /proc/meminfo has no MemTotal", mount.options);
     else if (bytes < SHM_LITTLE)
         found_small_shm(machine, result, &mount, bytes, memory);
 }
 
 const struct doctor_check check_shm = {
-    .id = "shm",
-    .group = "limits",
-    .mode = 38,
+    DOCTOR_CHECK("shm", "limits", 38, NEEDS_GPUS, run_shm),
     .title = "/dev/shm is large enough",
     .symptom = "Bus error (SIGBUS) in NCCL or a data loader; \"No space left on device\" on /dev/shm/nccl-*.",
-    .cause =
-        "Ranks of a node share memory through /dev/shm. Docker's default is 64 MiB, and a process that writes beyond "
-        "that is killed.",
+    .cause = "Ranks of a node share memory through /dev/shm. Docker's default is 64 MiB, and a process that writes "
+             "beyond that is killed.",
     .remedy = "Give the container more (--shm-size, an emptyDir in memory), or remount it larger.",
-    .links = (const char *const[]){"/dev/shm", "/proc/self/mounts", NULL},
-    .run = run_shm,
+    .links = TEXTS("/dev/shm", "/proc/self/mounts"),
 };
 
 /* --- nofile --- */
@@ -285,7 +274,7 @@ static long ranks_of_job(const struct doctor_machine *machine)
                                         "SLURM_NTASKS"};
     long ranks = -1;
 
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+    for (size_t i = 0; i < COUNT(names); i++) {
         long value = machine_job_number(machine, names[i], -1);
 
         ranks = value > ranks ? value : ranks;
@@ -294,44 +283,28 @@ static long ranks_of_job(const struct doctor_machine *machine)
 }
 
 /* Connections of NCCL and NVSHMEM, shared memory and data loaders: about 2 per peer, and some hundred at start. */
+#define NOFILE "Max open files"
 #define FILES_TOO_FEW 1024
 #define FILES_HARD_FEW 4096
 #define RANKS_MANY 256
 
 static void run_nofile(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct source_text limits = source_read(machine->source, "/proc/self/limits");
-    const char *line = strstr(limits.text, "Max open files");
-    long long soft = -1, hard = -1;
+    struct limit limit = limit_of(machine->source, NOFILE);
+    long long soft = limit.soft, hard = limit.hard;
     long ranks = ranks_of_job(machine);
-    char *end;
 
-    if (!machine_has_ranks(machine)) {
-        doctor_not_applicable(machine, result, "one GPU, and nothing needs several ranks");
+    if (doctor_not_applicable_if(result, !machine_has_ranks(machine), "one GPU, and nothing needs several ranks") ||
+        lacks_limit(machine, result, NOFILE, limit))
         return;
-    }
-    if (line) {
-        line += strlen("Max open files");
-        soft = strtoll(line, &end, 10);
-        soft = end == line ? INT64_MAX : soft; /* "unlimited" */
-        line = end + strspn(end, " ");
-        hard = strtoll(line, &end, 10);
-        hard = end == line ? INT64_MAX : hard;
-    }
-    if (soft < 0) {
-        doctor_unknown(machine, result, "/proc/self/limits: %s",
-                       limits.state == SOURCE_OK ? "no line \"Max open files\""
-                                                 : machine_reason(limits.state, limits.why));
-        return;
-    }
     if (soft >= FILES_TOO_FEW && hard >= FILES_HARD_FEW && !(soft <= FILES_TOO_FEW && ranks >= RANKS_MANY))
         return;
-    doctor_found(machine, result, soft < FILES_TOO_FEW ? DOCTOR_ERROR : DOCTOR_WARNING,
+    doctor_found(result, soft < FILES_TOO_FEW ? DOCTOR_ERROR : DOCTOR_WARNING,
                  "the process may open %lld files, and can raise that to %lld", soft, hard);
-    doctor_evidence(machine, result, "/proc/self/limits", "Max open files %lld %lld", soft, hard);
+    doctor_evidence(result, "/proc/self/limits", "Max open files %lld %lld", soft, hard);
     if (hard > soft)
-        doctor_fix(machine, result, false, "ulimit -n %lld", hard < 1048576 ? hard : 1048576LL);
-    doctor_advise(machine, result,
+        doctor_fix(result, false, "ulimit -n %lld", hard < 1048576 ? hard : 1048576LL);
+    doctor_advise(result,
                   "The hard limit is set where the job is started: docker run --ulimit nofile=1048576, "
                   "LimitNOFILE=1048576 for %s",
                   os_is_for_containers(&machine->software->os)
@@ -340,16 +313,12 @@ static void run_nofile(const struct doctor_machine *machine, struct doctor_resul
 }
 
 const struct doctor_check check_nofile = {
-    .id = "nofile",
-    .group = "limits",
-    .mode = 38,
+    DOCTOR_CHECK("nofile", "limits", 38, NEEDS_GPUS, run_nofile),
     .title = "the process may open enough files",
     .symptom = "\"Too many open files\" at the start of a large job, or when data loaders begin.",
     .cause = "Each connection, shared memory segment and data file needs a descriptor, and the limit for them is low.",
     .remedy = "Raise the limit where the job is started.",
-    .needs = DOCTOR_NEEDS_GPUS,
-    .links = (const char *const[]){"/proc/self/limits", "/etc/security/limits.d", NULL},
-    .run = run_nofile,
+    .links = TEXTS("/proc/self/limits", "/etc/security/limits.d"),
 };
 
 /* --- processors --- */
@@ -408,40 +377,30 @@ static void run_processors(const struct doctor_machine *machine, struct doctor_r
     bool is_quota = quota > 0 && quota < n;
     double has = is_quota ? quota : n;
 
-    if (!machine_has_ranks(machine) || gpus == 0) {
-        doctor_not_applicable(machine, result,
-                              "no GPU for this process, or one GPU and nothing that needs several ranks");
+    if (doctor_not_applicable_if(result, !machine_has_ranks(machine) || gpus == 0,
+                                 "no GPU for this process, or one GPU and nothing that needs several ranks") ||
+        doctor_unknown_if(result, n == 0, "/proc/self/status: %s",
+                          status.state == SOURCE_OK ? "no line \"Cpus_allowed_list\""
+                                                    : machine_reason(status.state, status.why)))
         return;
-    }
-    if (n == 0) {
-        doctor_unknown(machine, result, "/proc/self/status: %s",
-                       status.state == SOURCE_OK ? "no line \"Cpus_allowed_list\""
-                                                 : machine_reason(status.state, status.why));
-        return;
-    }
     if (has >= (gpus > 1 ? gpus : 2))
         return;
-    doctor_found(machine, result, has < gpus ? DOCTOR_ERROR : DOCTOR_WARNING,
-                 "the process has %g processor%s for %d GPU%s", has, has == 1 ? "" : "s", gpus, gpus == 1 ? "" : "s");
+    doctor_found(result, has < gpus ? DOCTOR_ERROR : DOCTOR_WARNING, "the process has %g processor%s for %d GPU%s", has,
+                 has == 1 ? "" : "s", gpus, gpus == 1 ? "" : "s");
     if (is_quota)
-        doctor_evidence(machine, result, where, "%s", text);
+        doctor_evidence(result, where, "%s", text);
     else
-        doctor_evidence(machine, result, "/proc/self/status", "Cpus_allowed_list %s", list);
-    doctor_advise(machine, result,
-                  "Each rank needs a processor for itself and one for the threads of NCCL and NVSHMEM, better four: "
-                  "srun --cpus-per-task=8, mpirun --bind-to none or --map-by numa:PE=8, in Kubernetes a larger limit "
-                  "for cpu (or none).");
+        doctor_evidence(result, "/proc/self/status", "Cpus_allowed_list %s", list);
+    doctor_advise(result, "Each rank needs a processor for itself and one for the threads of NCCL and NVSHMEM, better "
+                          "four: srun --cpus-per-task=8, mpirun --bind-to none or --map-by numa:PE=8, in Kubernetes a "
+                          "larger limit for cpu (or none).");
 }
 
 const struct doctor_check check_processors = {
-    .id = "processors",
-    .group = "limits",
-    .mode = 55,
+    DOCTOR_CHECK("processors", "limits", 55, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_processors),
     .title = "there are enough processors for the GPUs of the process",
     .symptom = "Everything is slow and varies: kernels are launched late, NCCL's proxy waits for its turn.",
     .cause = "The launcher bound the rank to a single core, or the container has a small quota.",
     .remedy = "Give each rank more processors.",
-    .needs = DOCTOR_NEEDS_GPUS | DOCTOR_NEEDS_ENVIRONMENT,
-    .links = (const char *const[]){"/proc/self/status", CPU_MAX, CPU_V1_QUOTA, NULL},
-    .run = run_processors,
+    .links = TEXTS("/proc/self/status", CPU_MAX, CPU_V1_QUOTA),
 };

@@ -4,7 +4,6 @@
  * in the NCCL user guide: lists contain prefixes of names, a leading '=' requires exact names, '^' excludes names.
  */
 #include "checks.h"
-#include "machine_job.h"
 #include "machine_nvshmem.h"
 #include "queries.h"
 #include "shell.h"
@@ -87,10 +86,10 @@ static bool names_it(const struct names *names, const char *name, int port)
     return names->is_exclusion;
 }
 
-static void found_value(const struct doctor_machine *machine, struct doctor_result *result, const char *name)
+static void found_value(struct doctor_result *result, const char *name)
 {
-    doctor_evidence(machine, result, name, "%s", source_env(machine->source, name));
-    doctor_fix(machine, result, false, "unset %s", name);
+    doctor_evidence_env(result, name);
+    doctor_fix(result, false, "unset %s", name);
 }
 
 /* --- nccl-hca --- */
@@ -153,13 +152,13 @@ static void fix_hca(const struct doctor_machine *machine, struct doctor_result *
     const struct advice_row *row = advice_find(machine->advice, HCA);
 
     if (!row || row->unset || !*row->value) {
-        found_value(machine, result, HCA);
-        doctor_advise(machine, result, "%s", advice);
+        found_value(result, HCA);
+        doctor_advise(result, "%s", advice);
         return;
     }
-    doctor_evidence(machine, result, HCA, "%s", source_env(machine->source, HCA));
-    doctor_fix(machine, result, false, "export " HCA "=%s", shell_word(machine->source, row->value));
-    doctor_advise(machine, result, "%s", row->reason);
+    doctor_evidence_env(result, HCA);
+    doctor_fix(result, false, "export " HCA "=%s", shell_word(machine->source, row->value));
+    doctor_advise(result, "%s", row->reason);
 }
 
 static void run_nccl_hca(const struct doctor_machine *machine, struct doctor_result *result)
@@ -168,25 +167,24 @@ static void run_nccl_hca(const struct doctor_machine *machine, struct doctor_res
     int n, n_named, n_far, left_out = -1, far = -1, n_gpus = machine_job_gpus(machine);
     struct names names;
 
-    if (!value || !*value || !uses_ib(machine)) {
-        doctor_not_applicable(machine, result, value && *value ? "NCCL is told to use sockets" : HCA " is not set");
+    if (doctor_not_applicable_if(result, !value || !*value || !uses_ib(machine),
+                                 value && *value ? "NCCL is told to use sockets" : HCA " is not set"))
         return;
-    }
     names = parse_names(value);
     n_named = count_named(machine->topo, &names, &n, &left_out);
     n_far = count_without(machine, &names, &far);
     if (n_named == 0) {
-        doctor_found(machine, result, DOCTOR_ERROR, HCA " matches no NIC for data: NCCL uses sockets");
+        doctor_found(result, DOCTOR_ERROR, HCA " matches no NIC for data: NCCL uses sockets");
         fix_hca(machine, result,
                 "Entries are prefixes of names, separated by ','; '=' in front of the list makes them exact names, and "
                 ":1 after one is its port. 'epkit topo' shows the NICs.");
     } else if (n_named < n && n_named < n_gpus) {
-        doctor_found(machine, result, DOCTOR_WARNING, HCA " leaves out %d of %d NICs for data, %s among them",
-                     n - n_named, n, machine->topo->nics[left_out].name);
+        doctor_found(result, DOCTOR_WARNING, HCA " leaves out %d of %d NICs for data, %s among them", n - n_named, n,
+                     machine->topo->nics[left_out].name);
         fix_hca(machine, result,
                 "By default, NCCL uses the nearest NIC of each GPU; without the list all of them are used.");
     } else if (n_far > 0) {
-        doctor_found(machine, result, DOCTOR_WARNING, HCA " leaves out the NICs that are nearest to %s%s",
+        doctor_found(result, DOCTOR_WARNING, HCA " leaves out the NICs that are nearest to %s%s",
                      machine_gpu_name(machine, far), n_far > 1 ? ", and to more GPUs" : "");
         fix_hca(machine, result,
                 "The traffic of these GPUs crosses host bridges or sockets. Without the list NCCL takes the nearest "
@@ -195,16 +193,12 @@ static void run_nccl_hca(const struct doctor_machine *machine, struct doctor_res
 }
 
 const struct doctor_check check_nccl_hca = {
-    .id = "nccl-hca",
-    .group = "nccl",
-    .mode = 51,
+    DOCTOR_CHECK("nccl-hca", "nccl", 51, NEEDS_GPUS | NEEDS_DATA_NICS | NEEDS_ENVIRONMENT, run_nccl_hca),
     .title = "NCCL_IB_HCA matches the NICs of the GPUs",
     .symptom = "NCCL says \"No device found\" and uses sockets, or some NICs carry nothing.",
     .cause = "The list was written for names of another machine, or for fewer NICs.",
     .remedy = "Unset it, or write it for this machine.",
-    .needs = DOCTOR_NEEDS_GPUS | DOCTOR_NEEDS_DATA_NICS | DOCTOR_NEEDS_ENVIRONMENT,
-    .links = (const char *const[]){HCA, NULL},
-    .run = run_nccl_hca,
+    .links = TEXTS(HCA),
 };
 
 /* --- socket-interface --- */
@@ -243,16 +237,16 @@ static void check_interfaces(const struct doctor_machine *machine, struct doctor
     if (n_up > 0 || (n_loopback > 0 && !has_other_nodes(machine)))
         return;
     if (n_loopback > 0)
-        doctor_found(machine, result, DOCTOR_ERROR, "%s names the loopback, which other nodes cannot reach", name);
+        doctor_found(result, DOCTOR_ERROR, "%s names the loopback, which other nodes cannot reach", name);
     else if (*down)
-        doctor_found(machine, result, DOCTOR_ERROR, "%s names %s, which is down", name, down);
+        doctor_found(result, DOCTOR_ERROR, "%s names %s, which is down", name, down);
     else
-        doctor_found(machine, result, DOCTOR_ERROR, "%s matches no interface of this machine", name);
-    found_value(machine, result, name);
+        doctor_found(result, DOCTOR_ERROR, "%s matches no interface of this machine", name);
+    found_value(result, name);
     for (size_t i = 0; i < interfaces->n && i < 6; i++)
         if (strcmp(interfaces->names[i], "bonding_masters") != 0)
-            doctor_evidence(machine, result, "/sys/class/net", "%s", interfaces->names[i]);
-    doctor_advise(machine, result, "Without it, the interface of the default route is used in most cases.");
+            doctor_evidence(result, "/sys/class/net", "%s", interfaces->names[i]);
+    doctor_advise(result, "Without it, the interface of the default route is used in most cases.");
 }
 
 static void run_socket_interface(const struct doctor_machine *machine, struct doctor_result *result)
@@ -266,31 +260,25 @@ static void run_socket_interface(const struct doctor_machine *machine, struct do
         if (!value || !*value)
             continue;
         any = true;
-        if (interfaces.state != SOURCE_OK) {
-            doctor_unknown(machine, result, "/sys/class/net: %s", machine_reason(interfaces.state, interfaces.why));
+        if (doctor_unknown_if(result, interfaces.state != SOURCE_OK, "/sys/class/net: %s",
+                              machine_reason(interfaces.state, interfaces.why)))
             return;
-        }
         check_interfaces(machine, result, interface_variables[i], &interfaces);
         if (result->outcome == DOCTOR_FOUND)
             return;
     }
     if (!any)
-        doctor_not_applicable(machine, result, "no variable names an interface");
+        doctor_not_applicable(result, "no variable names an interface");
 }
 
 const struct doctor_check check_socket_interface = {
-    .id = "socket-interface",
-    .group = "nccl",
-    .mode = 51,
+    DOCTOR_CHECK("socket-interface", "nccl", 51, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_socket_interface),
     .title = "variables name interfaces that exist and are up",
     .symptom = "\"Bootstrap: no socket interface found\", or the start of a job hangs.",
     .cause = "NCCL_SOCKET_IFNAME or a similar variable names an interface of another machine, one that is down, or the "
              "loopback.",
     .remedy = "Unset it, or name the interface that other nodes reach.",
-    .needs = DOCTOR_NEEDS_GPUS | DOCTOR_NEEDS_ENVIRONMENT,
-    .links =
-        (const char *const[]){"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", NULL},
-    .run = run_socket_interface,
+    .links = TEXTS("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME"),
 };
 
 /* --- nccl-disabled --- */
@@ -310,37 +298,33 @@ static void run_nccl_disabled(const struct doctor_machine *machine, struct docto
     bool no_p2p =
         is_on(machine, "NCCL_P2P_DISABLE") || (level && (strcasecmp(level, "LOC") == 0 || strcmp(level, "0") == 0));
     const char *no_ib = ib_switched_off_by(machine);
-    struct doctor_result unused = {.text = ""};
+    struct doctor_result unused = {.machine = machine};
 
     if (no_p2p && has_nvlink(machine->topo)) {
         const char *name = is_on(machine, "NCCL_P2P_DISABLE") ? "NCCL_P2P_DISABLE" : "NCCL_P2P_LEVEL";
 
-        doctor_found(machine, result, DOCTOR_ERROR, "%s=%s prevents NCCL from using NVLink", name,
+        doctor_found(result, DOCTOR_ERROR, "%s=%s prevents NCCL from using NVLink", name,
                      source_env(machine->source, name));
-        found_value(machine, result, name);
-        doctor_advise(machine, result,
-                      "It is for machines on which GPUs cannot reach each other over PCIe. Here they have NVLink.");
+        found_value(result, name);
+        doctor_advise(result, "It is for machines on which GPUs cannot reach each other over PCIe. Here they have "
+                              "NVLink.");
     } else if (no_ib && machine_has_data_nics(machine, &unused) && machine->topo->n_gpus > 1) {
-        doctor_found(machine, result, has_other_nodes(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
+        doctor_found(result, has_other_nodes(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
                      "%s=%s sends everything between nodes over sockets", no_ib, source_env(machine->source, no_ib));
-        found_value(machine, result, no_ib);
-        doctor_advise(machine, result, "This machine has RDMA NICs for data.");
+        found_value(result, no_ib);
+        doctor_advise(result, "This machine has RDMA NICs for data.");
     } else if (!no_p2p && !no_ib) {
-        doctor_not_applicable(machine, result, "nothing is disabled");
+        doctor_not_applicable(result, "nothing is disabled");
     }
 }
 
 const struct doctor_check check_nccl_disabled = {
-    .id = "nccl-disabled",
-    .group = "nccl",
-    .mode = 51,
+    DOCTOR_CHECK("nccl-disabled", "nccl", 51, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_nccl_disabled),
     .title = "NCCL may use the NVLinks and NICs of the machine",
     .symptom = "Collectives run at a small part of what NVLink or the NICs carry.",
     .cause = "A variable that helps on other machines, or was used to debug a problem, is still set.",
     .remedy = "Unset it.",
-    .needs = DOCTOR_NEEDS_GPUS | DOCTOR_NEEDS_ENVIRONMENT,
-    .links = (const char *const[]){"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_IB_DISABLE", "NCCL_NET", NULL},
-    .run = run_nccl_disabled,
+    .links = TEXTS("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_IB_DISABLE", "NCCL_NET"),
 };
 
 /* --- nccl-gdr --- */
@@ -373,12 +357,11 @@ static void run_nccl_gdr(const struct doctor_machine *machine, struct doctor_res
     const struct topo *topo = machine->topo;
     int limit, n_beyond = 0, first = -1, unknown = -1;
 
-    if (!level || !*level || !uses_ib(machine) || machine_is_grace(machine->topo)) {
-        doctor_not_applicable(machine, result, "%s",
-                              level && *level ? "NCCL is told to use sockets, or the board has its own rule (Grace)"
-                                              : GDR_LEVEL " is not set");
+    if (doctor_not_applicable_if(result, !level || !*level || !uses_ib(machine) || machine_is_grace(machine->topo),
+                                 "%s",
+                                 level && *level ? "NCCL is told to use sockets, or the board has its own rule (Grace)"
+                                                 : GDR_LEVEL " is not set"))
         return;
-    }
     limit = gdr_rank(level);
     for (int g = 0; g < machine->map->n && limit >= 0; g++) {
         const struct map_choice *choice = &machine->map->choices[g];
@@ -391,35 +374,28 @@ static void run_nccl_gdr(const struct doctor_machine *machine, struct doctor_res
             first = n_beyond++ == 0 ? g : first;
     }
     if (n_beyond == 0 && unknown >= 0)
-        doctor_unknown(machine, result,
-                       "/sys/bus/pci/devices: it does not have %s and its NIC, so their distance is not known",
+        doctor_unknown(result, "/sys/bus/pci/devices: it does not have %s and its NIC, so their distance is not known",
                        machine_gpu_name(machine, unknown));
     if (n_beyond == 0)
         return;
-    doctor_found(machine, result, DOCTOR_WARNING,
+    doctor_found(result, DOCTOR_WARNING,
                  GDR_LEVEL "=%s makes %d of %d GPUs send through host memory: their NICs are farther away", level,
                  n_beyond, machine->topo->n_gpus);
-    found_value(machine, result, GDR_LEVEL);
-    doctor_evidence(machine, result, source_printf(machine->source, "GPU %d", first), "its NIC %s is %s away",
+    found_value(result, GDR_LEVEL);
+    doctor_evidence(result, source_printf(machine->source, "GPU %d", first), "its NIC %s is %s away",
                     machine->topo->nics[machine->map->choices[first].nic].name,
                     topo_path_name(machine->map->choices[first].path));
-    doctor_advise(
-        machine, result,
-        "It is the largest distance at which NCCL lets a NIC read GPU memory. If the distance shown is right for this "
-        "machine, set the level to it.");
+    doctor_advise(result, "It is the largest distance at which NCCL lets a NIC read GPU memory. If the distance shown "
+                          "is right for this machine, set the level to it.");
 }
 
 const struct doctor_check check_nccl_gdr = {
-    .id = "nccl-gdr",
-    .group = "nccl",
-    .mode = 51,
+    DOCTOR_CHECK("nccl-gdr", "nccl", 51, NEEDS_GPUS | NEEDS_DATA_NICS | NEEDS_ENVIRONMENT, run_nccl_gdr),
     .title = "NCCL_NET_GDR_LEVEL reaches the NICs of the GPUs",
     .symptom = "Collectives between nodes use host memory and reach a part of the bandwidth; NCCL says \"GDR 0\".",
     .cause = "The level is lower than the distance between GPUs and NICs on this machine.",
     .remedy = "Unset it, or set it to the distance that 'epkit topo' shows.",
-    .needs = DOCTOR_NEEDS_GPUS | DOCTOR_NEEDS_DATA_NICS | DOCTOR_NEEDS_ENVIRONMENT,
-    .links = (const char *const[]){GDR_LEVEL, NULL},
-    .run = run_nccl_gdr,
+    .links = TEXTS(GDR_LEVEL),
 };
 
 /* --- traffic-class --- */
@@ -446,31 +422,26 @@ static void run_traffic_class(const struct doctor_machine *machine, struct docto
 {
     static const char *const names[][2] = {{"NCCL_IB_TC", "NCCL_IB_SL"}, {"NVSHMEM_IB_TRAFFIC_CLASS", "NVSHMEM_IB_SL"}};
 
-    if (common_layer(machine->topo) != TOPO_LINK_INFINIBAND) {
-        doctor_not_applicable(machine, result, "the NICs for data are not all InfiniBand");
+    if (doctor_not_applicable_if(result, common_layer(machine->topo) != TOPO_LINK_INFINIBAND,
+                                 "the NICs for data are not all InfiniBand"))
         return;
-    }
     for (size_t i = 0; i < 2; i++) {
         if (machine_job_number(machine, names[i][0], 0) <= 0 || (i == 0 && !uses_ib(machine)))
             continue;
-        doctor_found(machine, result, DOCTOR_WARNING, "%s=%s does nothing: the NICs are InfiniBand", names[i][0],
+        doctor_found(result, DOCTOR_WARNING, "%s=%s does nothing: the NICs are InfiniBand", names[i][0],
                      source_env(machine->source, names[i][0]));
-        found_value(machine, result, names[i][0]);
-        doctor_advise(machine, result, "On InfiniBand, the service level determines how switches handle traffic: %s.",
+        found_value(result, names[i][0]);
+        doctor_advise(result, "On InfiniBand, the service level determines how switches handle traffic: %s.",
                       names[i][1]);
         return;
     }
 }
 
 const struct doctor_check check_traffic_class = {
-    .id = "traffic-class",
-    .group = "nccl",
-    .mode = 51,
+    DOCTOR_CHECK("traffic-class", "nccl", 51, NEEDS_DATA_NICS | NEEDS_ENVIRONMENT, run_traffic_class),
     .title = "traffic classes are not set on InfiniBand",
     .symptom = "Traffic does not get the priority that was asked for, and is dropped or delayed by other traffic.",
     .cause = "The traffic class is for RoCE; InfiniBand has service levels.",
     .remedy = "Unset it, or set the service level.",
-    .needs = DOCTOR_NEEDS_DATA_NICS | DOCTOR_NEEDS_ENVIRONMENT,
-    .links = (const char *const[]){"NCCL_IB_TC", "NCCL_IB_SL", "NVSHMEM_IB_TRAFFIC_CLASS", "NVSHMEM_IB_SL", NULL},
-    .run = run_traffic_class,
+    .links = TEXTS("NCCL_IB_TC", "NCCL_IB_SL", "NVSHMEM_IB_TRAFFIC_CLASS", "NVSHMEM_IB_SL"),
 };

@@ -22,61 +22,52 @@ static void run_net_plugin(const struct doctor_machine *machine, struct doctor_r
     enum source_state state;
     const char *error;
 
-    if (!wants_net && (!plugin || !*plugin || is_none)) {
-        doctor_not_applicable(machine, result, "the environment asks for no network plugin");
+    if (doctor_not_applicable_if(result, !wants_net && (!plugin || !*plugin || is_none),
+                                 "the environment asks for no network plugin"))
         return;
-    }
     if (is_none) {
-        doctor_found(machine, result, DOCTOR_ERROR, "NCCL_NET=%s needs a plugin, and NCCL_NET_PLUGIN=none forbids it",
-                     net);
-        doctor_evidence(machine, result, "NCCL_NET", "%s", net);
-        doctor_fix(machine, result, false, "unset NCCL_NET_PLUGIN");
+        doctor_found(result, DOCTOR_ERROR, "NCCL_NET=%s needs a plugin, and NCCL_NET_PLUGIN=none forbids it", net);
+        doctor_evidence(result, "NCCL_NET", "%s", net);
+        doctor_fix(result, false, "unset NCCL_NET_PLUGIN");
         return;
     }
     if (nccl->plugin.state == SOURCE_ABSENT) {
-        doctor_found(machine, result, DOCTOR_ERROR, "NCCL's network plugin %s is not found", nccl->plugin_name);
-        doctor_evidence(machine, result, wants_net ? "NCCL_NET" : "NCCL_NET_PLUGIN", "%s", wants_net ? net : plugin);
-        doctor_evidence(machine, result, nccl->plugin_name, "not found by the linker");
+        doctor_found(result, DOCTOR_ERROR, "NCCL's network plugin %s is not found", nccl->plugin_name);
+        doctor_evidence(result, wants_net ? "NCCL_NET" : "NCCL_NET_PLUGIN", "%s", wants_net ? net : plugin);
+        doctor_evidence(result, nccl->plugin_name, "not found by the linker");
         if (*nccl->gib)
-            doctor_fix(machine, result, false, "eval \"$(epkit env)\"");
+            doctor_fix(result, false, "eval \"$(epkit env)\"");
         else
-            doctor_fix(machine, result, false, "unset %s", wants_net ? "NCCL_NET" : "NCCL_NET_PLUGIN");
-        doctor_advise(machine, result,
+            doctor_fix(result, false, "unset %s", wants_net ? "NCCL_NET" : "NCCL_NET_PLUGIN");
+        doctor_advise(result,
                       "Add its folder to LD_LIBRARY_PATH (gIB's is /usr/local/gib/lib64), install it, or unset %s.",
                       wants_net ? "NCCL_NET" : "NCCL_NET_PLUGIN");
         return;
     }
-    if (nccl->plugin.state != SOURCE_OK) {
-        doctor_unknown(machine, result, "%s: %s", nccl->plugin_name, machine_reason(nccl->plugin.state, NULL));
+    if (doctor_unknown_if(result, nccl->plugin.state != SOURCE_OK, "%s: %s", nccl->plugin_name,
+                          machine_reason(nccl->plugin.state, NULL)))
         return;
-    }
     state = machine_try_load(machine, nccl->plugin.path, &error);
     if (state == SOURCE_NOT_RECORDED)
         return; /* it exists, which is all that is known */
-    if (state != SOURCE_OK) {
-        doctor_unknown(machine, result, "loading %s: %s", nccl->plugin.path, error);
+    if (doctor_unknown_if(result, state != SOURCE_OK, "loading %s: %s", nccl->plugin.path, error))
         return;
-    }
     if (!*error || machine_has_verbs_fault(machine, nccl->plugin.path))
         return;
-    doctor_found(machine, result, DOCTOR_ERROR, "NCCL's network plugin does not load: %s", error);
-    doctor_evidence(machine, result, nccl->plugin.path, "%s", error);
-    doctor_fix(machine, result, false, "ldd %s", shell_word(machine->source, nccl->plugin.path));
-    doctor_advise(machine, result, "Install what is missing, or the plugin again for this system.");
+    doctor_found(result, DOCTOR_ERROR, "NCCL's network plugin does not load: %s", error);
+    doctor_evidence(result, nccl->plugin.path, "%s", error);
+    doctor_fix(result, false, "ldd %s", shell_word(machine->source, nccl->plugin.path));
+    doctor_advise(result, "Install what is missing, or the plugin again for this system.");
 }
 
 const struct doctor_check check_net_plugin = {
-    .id = "net-plugin",
-    .group = "nccl",
-    .mode = 16,
+    DOCTOR_CHECK("net-plugin", "nccl", 16, 0, run_net_plugin),
     .title = "NCCL's network plugin loads",
     .symptom = "NCCL stops with \"Failed to initialize any NET plugin\", or uses sockets.",
-    .cause =
-        "NCCL_NET or NCCL_NET_PLUGIN asks for a plugin that the linker does not find, or that does not load because "
-        "a library which it needs is missing or of another version.",
+    .cause = "NCCL_NET or NCCL_NET_PLUGIN asks for a plugin that the linker does not find, or that does not load "
+             "because a library which it needs is missing or of another version.",
     .remedy = "Add the plugin's folder to LD_LIBRARY_PATH, and install what it needs.",
-    .links = (const char *const[]){"NCCL_NET", "NCCL_NET_PLUGIN", "libnccl-net.so", NULL},
-    .run = run_net_plugin,
+    .links = TEXTS("NCCL_NET", "NCCL_NET_PLUGIN", "libnccl-net.so"),
 };
 
 /* --- gib-settings --- */
@@ -98,14 +89,11 @@ static void run_gib_settings(const struct doctor_machine *machine, struct doctor
     const char *first = "", *script = machine->software->nccl.script;
     int n = torch != NULL;
 
-    if (!*machine->software->nccl.gib || !wanted || wanted->unset) {
-        doctor_not_applicable(machine, result, "gIB is not installed, or there are no NICs for it");
+    if (doctor_not_applicable_if(result, !*machine->software->nccl.gib || !wanted || wanted->unset,
+                                 "gIB is not installed, or there are no NICs for it") ||
+        doctor_not_applicable_if(result, net && strcasecmp(net, wanted->value) != 0,
+                                 "NCCL_NET asks for another network than gIB"))
         return;
-    }
-    if (net && strcasecmp(net, wanted->value) != 0) {
-        doctor_not_applicable(machine, result, "NCCL_NET asks for another network than gIB");
-        return;
-    }
     for (int i = 0; i < machine->advice->n; i++) {
         if (!setting_differs(machine, &machine->advice->rows[i], net != NULL))
             continue;
@@ -115,37 +103,33 @@ static void run_gib_settings(const struct doctor_machine *machine, struct doctor
     if (n == 0)
         return;
     if (torch)
-        doctor_found(machine, result, DOCTOR_WARNING, TORCH_SWITCH " is set, and gIB's shim requires it to be unset");
+        doctor_found(result, DOCTOR_WARNING, TORCH_SWITCH " is set, and gIB's shim requires it to be unset");
     else
-        doctor_found(machine, result, DOCTOR_WARNING, "%s%s not what gIB expects", first,
-                     n > 1 ? " and others are" : " is");
+        doctor_found(result, DOCTOR_WARNING, "%s%s not what gIB expects", first, n > 1 ? " and others are" : " is");
     if (torch)
-        doctor_evidence(machine, result, TORCH_SWITCH, "%s", torch);
+        doctor_evidence(result, TORCH_SWITCH, "%s", torch);
     for (int i = 0; i < machine->advice->n; i++) {
         const struct advice_row *row = &machine->advice->rows[i];
         const char *value = source_env(machine->source, row->name);
 
         if (setting_differs(machine, row, net != NULL))
-            doctor_evidence(machine, result, row->name, "%s; %s %s", value ? value : "not set",
+            doctor_evidence(result, row->name, "%s; %s %s", value ? value : "not set",
                             *script ? source_printf(machine->source, "%s sets", script) : "gIB is known to expect",
                             row->value);
     }
-    doctor_fix(machine, result, false, "eval \"$(epkit env --only nccl)\"");
+    doctor_fix(result, false, "eval \"$(epkit env --only nccl)\"");
 }
 
 const struct doctor_check check_gib_settings = {
-    .id = "gib-settings",
-    .group = "nccl",
-    .mode = 17,
+    DOCTOR_CHECK("gib-settings", "nccl", 17, 0, run_gib_settings),
     .title = "NCCL's variables are those that gIB expects",
     .symptom = "NCCL warns of \"NCCL/NET (shim) mismatch\" and stops, or is slower than it should be.",
     .cause = "gIB is designed for one set of values: traffic classes that the network knows, four queue pairs for a "
-             "connection, adaptive routing. Its shim compares them, and requires " TORCH_SWITCH
-             " to be unset; some container images set it to 0.",
+             "connection, adaptive routing. Its shim compares them, and requires " TORCH_SWITCH " to be unset; some "
+             "container images set it to 0.",
     .remedy = "Source gIB's script set_nccl_env.sh, or the output of 'epkit env'.",
-    .links = (const char *const[]){"NCCL_NET", "NCCL_IB_TC", "NCCL_IB_FIFO_TC", "NCCL_TUNER_CONFIG_PATH", TORCH_SWITCH,
-                                   "/usr/local/gib/scripts/set_nccl_env.sh", NULL},
-    .run = run_gib_settings,
+    .links = TEXTS("NCCL_NET", "NCCL_IB_TC", "NCCL_IB_FIFO_TC", "NCCL_TUNER_CONFIG_PATH", TORCH_SWITCH,
+                   "/usr/local/gib/scripts/set_nccl_env.sh"),
 };
 
 /* --- two-nccl --- */
@@ -182,14 +166,14 @@ static bool find_other_on_path(const struct doctor_machine *machine, struct doct
         if ((n_gib > 0 && strncmp(at, nccl->gib, n_gib) == 0) || !*version || strcmp(path, nccl->bundled) == 0 ||
             libs_version_compare(version, nccl->bundled_version) == 0)
             return false;
-        doctor_found(machine, result, DOCTOR_WARNING, "LD_LIBRARY_PATH leads to NCCL %s before PyTorch's %s", version,
+        doctor_found(result, DOCTOR_WARNING, "LD_LIBRARY_PATH leads to NCCL %s before PyTorch's %s", version,
                      nccl->bundled_version);
-        doctor_evidence(machine, result, path, "%s", version);
-        doctor_evidence(machine, result, nccl->bundled, "%s", nccl->bundled_version);
-        doctor_fix(machine, result, false, "%s",
+        doctor_evidence(result, path, "%s", version);
+        doctor_evidence(result, nccl->bundled, "%s", nccl->bundled_version);
+        doctor_fix(result, false, "%s",
                    shell_prepend(machine->source, "LD_LIBRARY_PATH",
                                  source_printf(machine->source, "%.*s", (int)(slash - nccl->bundled), nccl->bundled)));
-        doctor_advise(machine, result,
+        doctor_advise(result,
                       "Or take %.*s out of LD_LIBRARY_PATH where nothing else in it is needed, or start the program "
                       "with the NCCL that it should use in LD_PRELOAD.",
                       (int)n, at);
@@ -204,28 +188,25 @@ static void run_two_nccl(const struct doctor_machine *machine, struct doctor_res
     struct machine_preload preload = machine_preload(machine, "libnccl.so");
 
     if (mapped.n > 1) {
-        doctor_found(machine, result, DOCTOR_ERROR, "the process has loaded %zu copies of NCCL", mapped.n);
+        doctor_found(result, DOCTOR_ERROR, "the process has loaded %zu copies of NCCL", mapped.n);
         for (size_t i = 0; i < mapped.n; i++)
-            doctor_evidence(machine, result, "/proc/self/maps", "%s", mapped.names[i]);
-        doctor_advise(machine, result, "Start it with the one that PyTorch was built for in LD_PRELOAD.");
+            doctor_evidence(result, "/proc/self/maps", "%s", mapped.names[i]);
+        doctor_advise(result, "Start it with the one that PyTorch was built for in LD_PRELOAD.");
     } else if (*preload.path && !preload.is_there) {
-        doctor_found(machine, result, DOCTOR_ERROR, "LD_PRELOAD names an NCCL that is not there: %s", preload.path);
-        doctor_evidence(machine, result, "LD_PRELOAD", "%s", preload.path);
-        doctor_fix(machine, result, false, "%s", machine_preload_command(machine));
+        doctor_found(result, DOCTOR_ERROR, "LD_PRELOAD names an NCCL that is not there: %s", preload.path);
+        doctor_evidence(result, "LD_PRELOAD", "%s", preload.path);
+        doctor_fix(result, false, "%s", machine_preload_command(machine));
     } else if (!*preload.path && mapped.n == 0) {
         find_other_on_path(machine, result);
     }
 }
 
 const struct doctor_check check_two_nccl = {
-    .id = "two-nccl",
-    .group = "nccl",
-    .mode = 31,
+    DOCTOR_CHECK("two-nccl", "nccl", 31, 0, run_two_nccl),
     .title = "a process loads one NCCL",
     .symptom = "NCCL stops with \"Invalid NCCL versions\", or a symbol is not found.",
     .cause = "PyTorch's wheel brings an NCCL of its own. Another library was linked with a second one, or "
              "LD_LIBRARY_PATH leads to it: both are loaded, or PyTorch gets the one that it was not built for.",
     .remedy = "Put PyTorch's folder in front in LD_LIBRARY_PATH, take the other one out, or preload the right one.",
-    .links = (const char *const[]){"LD_LIBRARY_PATH", "LD_PRELOAD", "libnccl.so.2", NULL},
-    .run = run_two_nccl,
+    .links = TEXTS("LD_LIBRARY_PATH", "LD_PRELOAD", "libnccl.so.2"),
 };

@@ -92,8 +92,8 @@ struct slow_links {
     const char *first, *what;
 };
 
-static void record_slow(const struct doctor_machine *machine, struct doctor_result *result, struct slow_links *slow,
-                        bool is_severe, const char *where, const char *what)
+static void record_slow(struct doctor_result *result, struct slow_links *slow, bool is_severe, const char *where,
+                        const char *what)
 {
     if (slow->n == 0 || (is_severe && slow->n_severe == 0)) {
         slow->first = where;
@@ -101,7 +101,7 @@ static void record_slow(const struct doctor_machine *machine, struct doctor_resu
     }
     slow->n++;
     slow->n_severe += is_severe;
-    doctor_evidence(machine, result, where, "%s", what);
+    doctor_evidence(result, where, "%s", what);
 }
 
 static void find_slow_ports(const struct doctor_machine *machine, struct doctor_result *result, struct slow_links *slow)
@@ -116,7 +116,7 @@ static void find_slow_ports(const struct doctor_machine *machine, struct doctor_
 
             if (port->active && port->rate_gbps > 0 && port->rate_gbps < best * 0.99)
                 record_slow(
-                    machine, result, slow, true, machine_port_name(machine, i, p),
+                    result, slow, true, machine_port_name(machine, i, p),
                     source_printf(machine->source, "runs at %g Gb/s, its siblings at %g", port->rate_gbps, best));
         }
     }
@@ -141,7 +141,7 @@ static void find_slow_buses(const struct doctor_machine *machine, struct doctor_
             continue;
         is_tight = pci_rate(pci) > 0 && pci_rate(pci) < nic_rate(&topo->nics[i]);
         if (is_tight || sibling_has_more(topo, i))
-            record_slow(machine, result, slow, is_tight, topo->nics[i].name,
+            record_slow(result, slow, is_tight, topo->nics[i].name,
                         source_printf(machine->source, "PCIe link at %g GT/s x%d, its maximum is %g GT/s x%d",
                                       pci->link_gts, pci->link_width, pci->link_gts_max, pci->link_width_max));
     }
@@ -162,7 +162,7 @@ static void find_narrow_gpus(const struct doctor_machine *machine, struct doctor
 
         if (pci && pci->link_width > 0 && pci->link_width < pci->link_width_max &&
             (pci->link_width < best || topo->n_gpus >= 4))
-            record_slow(machine, result, slow, false, machine_gpu_name(machine, i),
+            record_slow(result, slow, false, machine_gpu_name(machine, i),
                         source_printf(machine->source, "PCIe link x%d, its maximum is x%d", pci->link_width,
                                       pci->link_width_max));
     }
@@ -179,27 +179,22 @@ static void run_slow_link(const struct doctor_machine *machine, struct doctor_re
     find_narrow_gpus(machine, result, &slow);
     if (slow.n == 0)
         return;
-    doctor_found(machine, result, slow.n_severe ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", slow.first, slow.what,
+    doctor_found(result, slow.n_severe ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", slow.first, slow.what,
                  slow.n > 1 ? ", and more links are slow" : "");
-    doctor_advise(
-        machine, result,
-        "Every dispatch waits for the slowest NIC. For a port, check cable and switch (mlxlink -d DEVICE -m); for a "
-        "PCIe link, reseat the card and check its slot; in a cloud, take the node out of service.");
+    doctor_advise(result, "Every dispatch waits for the slowest NIC. For a port, check cable and switch (mlxlink -d "
+                          "DEVICE -m); for a PCIe link, reseat the card and check its slot; in a cloud, take the node "
+                          "out of service.");
 }
 
 const struct doctor_check check_slow_link = {
-    .id = "slow-link",
-    .group = "nic",
-    .mode = 4,
+    DOCTOR_CHECK("slow-link", "nic", 4, 0, run_slow_link),
     .title = "NICs and GPUs have their maximum link speed and width",
     .symptom = "About 43 GB/s between two nodes where others reach twice as much; one rank is always last.",
-    .cause =
-        "A port or a PCIe link came up slower or narrower than its siblings. Collective operations run at the speed "
-        "of the slowest NIC.",
+    .cause = "A port or a PCIe link came up slower or narrower than its siblings. Collective operations run at the "
+             "speed of the slowest NIC.",
     .remedy = "Repair the link: cable, transceiver, slot. Until then isolate the node.",
-    .links = (const char *const[]){"/sys/class/infiniband/*/ports/*/rate", "/sys/bus/pci/devices/*/current_link_width",
-                                   "/sys/bus/pci/devices/*/current_link_speed", NULL},
-    .run = run_slow_link,
+    .links = TEXTS("/sys/class/infiniband/*/ports/*/rate", "/sys/bus/pci/devices/*/current_link_width",
+                   "/sys/bus/pci/devices/*/current_link_speed"),
 };
 
 /* --- pci-uplink --- */
@@ -235,10 +230,9 @@ static void record_uplink(const struct doctor_machine *machine, struct doctor_re
     const struct topo_pci *pci = &machine->topo->pci[device];
 
     if (result->outcome != DOCTOR_FOUND)
-        doctor_found(machine, result, DOCTOR_ERROR,
-                     "the PCIe link of the bridge at %s has %d of %d lanes at %g of %g GT/s", pci->address,
-                     pci->link_width, pci->link_width_max, pci->link_gts, pci->link_gts_max);
-    doctor_evidence(machine, result, pci->address, "%d lanes at %g GT/s; its maximum is %d at %g", pci->link_width,
+        doctor_found(result, DOCTOR_ERROR, "the PCIe link of the bridge at %s has %d of %d lanes at %g of %g GT/s",
+                     pci->address, pci->link_width, pci->link_width_max, pci->link_gts, pci->link_gts_max);
+    doctor_evidence(result, pci->address, "%d lanes at %g GT/s; its maximum is %d at %g", pci->link_width,
                     pci->link_gts, pci->link_width_max, pci->link_gts_max);
 }
 
@@ -266,34 +260,25 @@ static void run_pci_uplink(const struct doctor_machine *machine, struct doctor_r
     unsigned char seen[TOPO_MAX_PCI] = {0};
     const struct topo *topo = machine->topo;
 
-    if (topo->n_gpus < 2) {
-        doctor_not_applicable(machine, result, "a single GPU: there is no other to compare it with");
+    if (doctor_not_applicable_if(result, topo->n_gpus < 2, "a single GPU: there is no other to compare it with"))
         return;
-    }
     for (int i = 0; i < topo->n_gpus; i++)
         check_uplinks(machine, result, topo->gpus[i].pci, seen);
     for (int i = 0; i < topo->n_nics; i++)
         if (machine_nic_serves_gpus(machine, i))
             check_uplinks(machine, result, topo->nics[i].pci, seen);
     if (result->outcome == DOCTOR_FOUND)
-        doctor_advise(
-            machine, result,
-            "Others of its model have their maximum. Take the node out of service when convenient, and have the card, "
-            "the riser or its cable reseated; a restart retrains the link.");
+        doctor_advise(result, "Others of its model have their maximum. Take the node out of service when convenient, "
+                              "and have the card, the riser or its cable reseated; a restart retrains the link.");
 }
 
 const struct doctor_check check_pci_uplink = {
-    .id = "pci-uplink",
-    .group = "nic",
-    .mode = 4,
+    DOCTOR_CHECK("pci-uplink", "nic", 4, NEEDS_GPUS, run_pci_uplink),
     .title = "PCIe links above switches are as wide and fast as others of their model",
     .symptom = "All GPUs behind one switch reach half of the bandwidth to host memory and to NICs elsewhere.",
     .cause = "A link came up with fewer lanes or at a lower speed: because of a contact, a riser cable or a slot.",
     .remedy = "Reseat it, or have it repaired.",
-    .needs = DOCTOR_NEEDS_GPUS,
-    .links = (const char *const[]){"/sys/bus/pci/devices/*/current_link_width",
-                                   "/sys/bus/pci/devices/*/current_link_speed", NULL},
-    .run = run_pci_uplink,
+    .links = TEXTS("/sys/bus/pci/devices/*/current_link_width", "/sys/bus/pci/devices/*/current_link_speed"),
 };
 
 /* --- firmware --- */
@@ -336,16 +321,15 @@ static void find_divided(const struct doctor_machine *machine, struct doctor_res
     }
     if (n < 3 || other < 0)
         return;
-    doctor_found(machine, result, DOCTOR_WARNING, "NICs of one model have different firmware: %s has %s, %s has %s",
+    doctor_found(result, DOCTOR_WARNING, "NICs of one model have different firmware: %s has %s, %s has %s",
                  topo->nics[nic].name, firmware, topo->nics[other].name, topo->nics[other].firmware);
     for (int k = 0; k < topo->n_nics; k++)
         if (machine_nic_serves_gpus(machine, k) && machine_is_same_model(topo, k, nic) && *topo->nics[k].firmware)
-            doctor_evidence(machine, result, topo->pci[topo->nics[k].pci].address, "%s: firmware %s",
-                            topo->nics[k].name, topo->nics[k].firmware);
-    doctor_advise(
-        machine, result,
-        "An interrupted update can cause this. Bring all of them to one version (mlxfwmanager, or the vendor's tool) "
-        "when the node is drained: the new firmware runs after a reset of the NIC, which ends its links.");
+            doctor_evidence(result, topo->pci[topo->nics[k].pci].address, "%s: firmware %s", topo->nics[k].name,
+                            topo->nics[k].firmware);
+    doctor_advise(result, "An interrupted update can cause this. Bring all of them to one version (mlxfwmanager, or "
+                          "the vendor's tool) when the node is drained: the new firmware runs after a reset of the "
+                          "NIC, which ends its links.");
 }
 
 static void run_firmware(const struct doctor_machine *machine, struct doctor_result *result)
@@ -363,28 +347,24 @@ static void run_firmware(const struct doctor_machine *machine, struct doctor_res
         if (!usual || strcmp(usual, topo->nics[i].firmware) == 0)
             continue;
         if (result->outcome != DOCTOR_FOUND) {
-            doctor_found(machine, result, DOCTOR_WARNING, "%s has firmware %s, others of its model have %s",
-                         topo->nics[i].name, topo->nics[i].firmware, usual);
-            doctor_advise(machine, result,
+            doctor_found(result, DOCTOR_WARNING, "%s has firmware %s, others of its model have %s", topo->nics[i].name,
+                         topo->nics[i].firmware, usual);
+            doctor_advise(result,
                           "Bring the NIC at %s to the version of the others (mlxfwmanager, or the vendor's tool) when "
                           "the node is drained: the new firmware runs after a reset of the NIC, which ends its links.",
                           place);
         }
-        doctor_evidence(machine, result, place, "%s: firmware %s", topo->nics[i].name, topo->nics[i].firmware);
+        doctor_evidence(result, place, "%s: firmware %s", topo->nics[i].name, topo->nics[i].firmware);
     }
 }
 
 const struct doctor_check check_firmware = {
-    .id = "firmware",
-    .group = "nic",
-    .mode = 49,
+    DOCTOR_CHECK("firmware", "nic", 49, NEEDS_DATA_NICS, run_firmware),
     .title = "NICs of one model have the same firmware",
     .symptom = "One rail behaves differently: other features, other errors, a link that comes up slower.",
     .cause = "A NIC was replaced, or an update of its firmware failed or was skipped.",
     .remedy = "Update the one that differs.",
-    .needs = DOCTOR_NEEDS_DATA_NICS,
-    .links = (const char *const[]){"/sys/class/infiniband/*/fw_ver", NULL},
-    .run = run_firmware,
+    .links = TEXTS("/sys/class/infiniband/*/fw_ver"),
 };
 
 /* --- nic-access --- */
@@ -403,7 +383,7 @@ static void check_uverbs(const struct doctor_machine *machine, struct doctor_res
     if (!*nic->uverbs) {
         count->n_nameless++;
         count->first = *count->first ? count->first : nic->name;
-        doctor_evidence(machine, result, nic->name, "no uverbs device");
+        doctor_evidence(result, nic->name, "no uverbs device");
         return;
     }
     stat = source_stat(machine->source, "%s", nic->uverbs);
@@ -417,7 +397,7 @@ static void check_uverbs(const struct doctor_machine *machine, struct doctor_res
     count->n_absent += stat.state == SOURCE_ABSENT;
     count->n_denied += stat.state != SOURCE_ABSENT;
     count->first = *count->first ? count->first : nic->uverbs;
-    doctor_evidence(machine, result, nic->uverbs, "%s (%s)",
+    doctor_evidence(result, nic->uverbs, "%s (%s)",
                     stat.state == SOURCE_ABSENT ? "not there" : "not readable and writable for this user", nic->name);
 }
 
@@ -444,10 +424,8 @@ static bool has_others_nic(const struct topo *topo)
 static void check_share(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
-    int n = 0, gpu = -1;
+    int n = machine_n_data_nics(topo), gpu = -1;
 
-    for (int i = 0; i < topo->n_nics; i++)
-        n += machine_is_data_nic(topo, i);
     for (int g = 0; g < topo_usable_gpus(topo) && gpu < 0; g++) {
         bool has_own = false, has_inaccessible = false;
 
@@ -465,24 +443,21 @@ static void check_share(const struct doctor_machine *machine, struct doctor_resu
         return;
     for (int i = 0; i < topo->n_nics; i++)
         if (topo->nics[i].role == TOPO_ROLE_NO_ACCESS)
-            doctor_evidence(machine, result, topo->nics[i].name, "%s", topo->nics[i].access_why);
+            doctor_evidence(result, topo->nics[i].name, "%s", topo->nics[i].access_why);
     if (result->n_evidence == 0)
         return;
     if (n >= topo_usable_gpus(topo)) {
-        doctor_found(machine, result, DOCTOR_WARNING, "the process may use NICs of other GPUs, but none near %s",
+        doctor_found(result, DOCTOR_WARNING, "the process may use NICs of other GPUs, but none near %s",
                      machine_gpu_name(machine, gpu));
-        doctor_advise(
-            machine, result,
-            "Its traffic crosses host bridges or sockets. Give the process the NICs near its GPUs: in Kubernetes by "
-            "the topology manager (policy restricted or single-numa-node) or DRA, in Slurm by binding to the GPUs.");
+        doctor_advise(result, "Its traffic crosses host bridges or sockets. Give the process the NICs near its GPUs: "
+                              "in Kubernetes by the topology manager (policy restricted or single-numa-node) or DRA, "
+                              "in Slurm by binding to the GPUs.");
         return;
     }
-    doctor_found(machine, result, DOCTOR_ERROR, "the process may use only %d NICs for %d GPUs%s%s", n,
-                 topo_usable_gpus(topo), gpu >= 0 ? "; none near " : "",
-                 gpu >= 0 ? machine_gpu_name(machine, gpu) : "");
-    doctor_advise(machine, result,
-                  "Give the process as many NICs as GPUs: their devices in /dev/infiniband, and in a pod without the "
-                  "host's network their interfaces.");
+    doctor_found(result, DOCTOR_ERROR, "the process may use only %d NICs for %d GPUs%s%s", n, topo_usable_gpus(topo),
+                 gpu >= 0 ? "; none near " : "", gpu >= 0 ? machine_gpu_name(machine, gpu) : "");
+    doctor_advise(result, "Give the process as many NICs as GPUs: their devices in /dev/infiniband, and in a pod "
+                          "without the host's network their interfaces.");
 }
 
 static void run_nic_access(const struct doctor_machine *machine, struct doctor_result *result)
@@ -490,49 +465,42 @@ static void run_nic_access(const struct doctor_machine *machine, struct doctor_r
     struct access_count count = {.first = "", .why = ""};
     int n;
 
-    if (!machine_has_data_nics(machine, result))
-        return;
     for (int i = 0; i < machine->topo->n_nics; i++)
         if (machine_is_data_nic(machine->topo, i))
             check_uverbs(machine, result, &machine->topo->nics[i], &count);
     n = count.n_absent + count.n_denied + count.n_nameless;
     if (n == 0) {
         if (count.n_unknown)
-            doctor_unknown(machine, result, "%d uverbs devices: %s", count.n_unknown, count.why);
+            doctor_unknown(result, "%d uverbs devices: %s", count.n_unknown, count.why);
         else
             check_share(machine, result);
         return;
     }
     /* sysfs shows the NICs of the machine in each container; a container without RDMA devices has lost none. */
-    if (count.n_absent == count.n && !machine_uses_rdma(machine)) {
-        doctor_not_applicable(machine, result, "there is no RDMA device in /dev/infiniband, and nothing needs one");
+    if (doctor_not_applicable_if(result, count.n_absent == count.n && !machine_uses_rdma(machine),
+                                 "there is no RDMA device in /dev/infiniband, and nothing needs one"))
         return;
-    }
-    doctor_found(machine, result, DOCTOR_ERROR, "%s %s%s", count.first,
+    doctor_found(result, DOCTOR_ERROR, "%s %s%s", count.first,
                  count.n_nameless ? "has no uverbs device"
                  : count.n_absent ? "is not there"
                                   : "is not accessible",
                  n > 1 ? ", and more are not" : "");
     if (count.n_nameless)
-        doctor_fix(machine, result, true, "sudo modprobe ib_uverbs");
+        doctor_fix(result, true, "sudo modprobe ib_uverbs");
     else if (count.n_denied)
-        doctor_fix(machine, result, false, "sudo chmod 666 /dev/infiniband/uverbs*");
-    doctor_advise(machine, result,
-                  count.n_absent ? "A container must be given /dev/infiniband (docker run --device /dev/infiniband, in "
-                                   "Kubernetes the device plugin or a privileged pod)."
-                                 : "On a host the rules of rdma-core make these devices accessible for all.");
+        doctor_fix(result, false, "sudo chmod 666 /dev/infiniband/uverbs*");
+    doctor_advise(result, count.n_absent
+                              ? "A container must be given /dev/infiniband (docker run --device /dev/infiniband, in "
+                                "Kubernetes the device plugin or a privileged pod)."
+                              : "On a host the rules of rdma-core make these devices accessible for all.");
 }
 
 const struct doctor_check check_nic_access = {
-    .id = "nic-access",
-    .group = "nic",
-    .mode = 21,
+    DOCTOR_CHECK("nic-access", "nic", 21, NEEDS_DATA_NICS, run_nic_access),
     .title = "the NICs' uverbs devices exist and are accessible",
     .symptom = "\"No IB devices found\", although /sys/class/infiniband lists them.",
-    .cause =
-        "Programs talk to a NIC through /dev/infiniband/uverbsN. Containers do not have it by default, and it may be "
-        "accessible only to root.",
+    .cause = "Programs talk to a NIC through /dev/infiniband/uverbsN. Containers do not have it by default, and it may "
+             "be accessible only to root.",
     .remedy = "Give the devices to the container, or their permissions to the user.",
-    .links = (const char *const[]){"/dev/infiniband", NULL},
-    .run = run_nic_access,
+    .links = TEXTS("/dev/infiniband"),
 };

@@ -15,40 +15,23 @@
 #include <strings.h>
 
 /*
- * Says where to call 'epkit env': anywhere with a DeepEP that reads the mapping; otherwise in each rank, as
- * NVSHMEM_HCA_LIST is not set in a shell that is not a rank.
- */
-static void advise_ranks(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    const struct software_deepep *deepep = &machine->software->deepep;
-
-    if (deepep->imported >= 0 && deepep->mapping_active)
-        doctor_advise(
-            machine, result,
-            "That sets DEEP_EP_DEVICE_TO_HCA_MAPPING, by which DeepEP gives each of its processes one NIC. For other "
-            "programs put it into the script that the launcher starts for each rank, or start them with 'epkit env -- "
-            "PROGRAM'.");
-    else
-        doctor_advise(
-            machine, result,
-            "Put that into the script that the launcher starts for each rank, or start the program with 'epkit env -- "
-            "PROGRAM': each rank gets the NIC nearest to its GPU as NVSHMEM_HCA_LIST. In a login shell it sets no "
-            "list, because such a shell has no rank.");
-}
-
-/*
  * A shell that is not a rank has no NIC of its own: only the mapping helps, which DeepEP converts to a NIC. All other
- * values must be evaluated by each rank.
+ * values must be evaluated by each rank, as NVSHMEM_HCA_LIST is not set in a shell that is not a rank.
  */
 static void fix_ranks(const struct doctor_machine *machine, struct doctor_result *result, const char *first)
 {
     const struct software_deepep *deepep = &machine->software->deepep;
+    bool reads_mapping = deepep->imported >= 0 && deepep->mapping_active;
     bool is_rank = advice_gpu_of(machine->topo, advice_source_env, machine->source) >= 0;
 
-    if (is_rank || (deepep->imported >= 0 && deepep->mapping_active))
-        doctor_fix(machine, result, false, "%seval \"$(epkit env)\"", first);
-    else
-        doctor_fix(machine, result, false, "%sepkit env -- PROGRAM", first);
+    doctor_fix(result, false, is_rank || reads_mapping ? "%seval \"$(epkit env)\"" : "%sepkit env -- PROGRAM", first);
+    doctor_advise(result, reads_mapping ? "That sets DEEP_EP_DEVICE_TO_HCA_MAPPING, by which DeepEP gives each of its "
+                                          "processes one NIC. For other programs put it into the script that the "
+                                          "launcher starts for each rank, or start them with 'epkit env -- PROGRAM'."
+                                        : "Put that into the script that the launcher starts for each rank, or start "
+                                          "the program with 'epkit env -- PROGRAM': each rank gets the NIC nearest to "
+                                          "its GPU as NVSHMEM_HCA_LIST. In a login shell it sets no list, because such "
+                                          "a shell has no rank.");
 }
 
 /* --- one-nic --- */
@@ -63,48 +46,40 @@ static void run_one_nic(const struct doctor_machine *machine, struct doctor_resu
 
     if (!variable_is_true(switched) || machine_is_single_nic(list))
         return;
-    if (machine->topo->n_gpus < 2 || machine_data_ports(machine->topo) < 2) {
-        doctor_not_applicable(machine, result, "there are not two GPUs with two NICs");
+    if (doctor_not_applicable_if(result, machine->topo->n_gpus < 2 || machine_data_ports(machine->topo) < 2,
+                                 "there are not two GPUs with two NICs"))
         return;
-    }
     if (machine_nvshmem_map(machine, &map) != EP_OK || map->choices[0].nic < 0) {
         map_free(map);
         return; /* no NIC at all is reported by hca-prefix */
     }
     spares_deepep =
         mapping && machine->software->deepep.mapping_active && map_parse(machine->topo, mapping, &deepep) == EP_OK;
-    doctor_found(machine, result, spares_deepep ? DOCTOR_WARNING : DOCTOR_ERROR, "all %d GPUs take one NIC, %s, %s",
-                 map->n, machine_nic_name(machine, map->choices[0].nic),
+    doctor_found(result, spares_deepep ? DOCTOR_WARNING : DOCTOR_ERROR, "all %d GPUs take one NIC, %s, %s", map->n,
+                 machine_nic_name(machine, map->choices[0].nic),
                  spares_deepep ? "in every program but DeepEP" : "because NVSHMEM_ENABLE_NIC_PE_MAPPING is set");
-    doctor_evidence(machine, result, "NVSHMEM_ENABLE_NIC_PE_MAPPING", "%s", switched);
-    doctor_evidence(machine, result, "NVSHMEM_HCA_LIST", "%s", list ? list : "not set");
+    doctor_evidence(result, "NVSHMEM_ENABLE_NIC_PE_MAPPING", "%s", switched);
+    doctor_evidence_env(result, "NVSHMEM_HCA_LIST");
     if (spares_deepep)
-        doctor_evidence(machine, result, "DEEP_EP_DEVICE_TO_HCA_MAPPING",
+        doctor_evidence(result, "DEEP_EP_DEVICE_TO_HCA_MAPPING",
                         "read by %s, which makes a list of one NIC for each process",
                         machine->software->deepep.copies[machine->software->deepep.imported].folder);
     fix_ranks(machine, result, "unset NVSHMEM_ENABLE_NIC_PE_MAPPING\n");
-    advise_ranks(machine, result);
     map_free(deepep);
     map_free(map);
 }
 
 const struct doctor_check check_one_nic = {
-    .id = "one-nic",
-    .group = "nvshmem",
-    .mode = 1,
+    DOCTOR_CHECK("one-nic", "nvshmem", 1, 0, run_one_nic),
     .title = "no variable leads all GPUs to one NIC",
-    .symptom =
-        "Between nodes the throughput is a fraction of that of one NIC (6.5 GB/s were measured where 40 and more are "
-        "normal), and only the counters of one NIC increase.",
-    .cause =
-        "With NVSHMEM_ENABLE_NIC_PE_MAPPING the NIC is the number of the PE on its node, modulo the NICs. PEs are "
-        "counted for each NVSHMEM job, and DeepEP's throughput mode makes a job for each GPU of a node: every PE is "
-        "number 0 there, and takes the first NIC.",
+    .symptom = "Between nodes the throughput is a fraction of that of one NIC (6.5 GB/s were measured where 40 and "
+               "more are normal), and only the counters of one NIC increase.",
+    .cause = "With NVSHMEM_ENABLE_NIC_PE_MAPPING the NIC is the number of the PE on its node, modulo the NICs. PEs are "
+             "counted for each NVSHMEM job, and DeepEP's throughput mode makes a job for each GPU of a node: every PE "
+             "is number 0 there, and takes the first NIC.",
     .remedy = "Unset it, and give each process a list of one NIC before it initialises NVSHMEM: NVSHMEM_HCA_LIST, set "
               "manually, by 'epkit env -- PROGRAM', or by DeepEP with commit 8a07e7e of its pull request 466.",
-    .links = (const char *const[]){"NVSHMEM_ENABLE_NIC_PE_MAPPING", "NVSHMEM_HCA_LIST", "DEEP_EP_DEVICE_TO_HCA_MAPPING",
-                                   NULL},
-    .run = run_one_nic,
+    .links = TEXTS("NVSHMEM_ENABLE_NIC_PE_MAPPING", "NVSHMEM_HCA_LIST", "DEEP_EP_DEVICE_TO_HCA_MAPPING"),
 };
 
 /* --- shared-nic --- */
@@ -126,9 +101,9 @@ static bool find_gpu_without(const struct doctor_machine *machine, const struct 
             choice->nic < 0 ? NULL : find_port(&machine->topo->nics[choice->nic], choice->port);
 
         if (choice->nic < 0)
-            doctor_found(machine, result, DOCTOR_ERROR, "DEEP_EP_DEVICE_TO_HCA_MAPPING names no NIC for GPU %d", gpu);
+            doctor_found(result, DOCTOR_ERROR, "DEEP_EP_DEVICE_TO_HCA_MAPPING names no NIC for GPU %d", gpu);
         else if (!port || !port->active)
-            doctor_found(machine, result, DOCTOR_ERROR,
+            doctor_found(result, DOCTOR_ERROR,
                          "DEEP_EP_DEVICE_TO_HCA_MAPPING gives GPU %d port %d of %s, which is down", gpu, choice->port,
                          machine_nic_name(machine, choice->nic));
         else
@@ -187,11 +162,11 @@ static bool find_worse(const struct doctor_machine *machine, const struct map *m
                 map->choices[gpu].port != map->choices[other].port)
                 continue;
             /* Half of the throughput is a warning; a third of it or less is an error. */
-            doctor_found(machine, result, n_on_fullest(map) > 2 * n_on_fullest(best) ? DOCTOR_ERROR : DOCTOR_WARNING,
+            doctor_found(result, n_on_fullest(map) > 2 * n_on_fullest(best) ? DOCTOR_ERROR : DOCTOR_WARNING,
                          "GPUs %d and %d share %s while %s is idle", gpu, other,
                          machine_nic_name(machine, map->choices[gpu].nic),
                          idle >= 0 ? machine_nic_name(machine, idle) : "none");
-            doctor_evidence(machine, result, by, "%d NIC%s used by several GPUs, %d idle", map->n_shared,
+            doctor_evidence(result, by, "%d NIC%s used by several GPUs, %d idle", map->n_shared,
                             map->n_shared == 1 ? " is" : "s are", map->n_idle);
             return true;
         }
@@ -201,10 +176,10 @@ static bool find_worse(const struct doctor_machine *machine, const struct map *m
 
         if (choice->nic < 0 || better->nic < 0 || choice->path <= better->path)
             continue;
-        doctor_found(machine, result, DOCTOR_WARNING, "GPU %d uses %s, which is %s away; %s is %s", gpu,
+        doctor_found(result, DOCTOR_WARNING, "GPU %d uses %s, which is %s away; %s is %s", gpu,
                      machine_nic_name(machine, choice->nic), topo_path_name(choice->path),
                      machine_nic_name(machine, better->nic), topo_path_name(better->path));
-        doctor_evidence(machine, result, by, "%s for GPU %d", machine_nic_name(machine, choice->nic), gpu);
+        doctor_evidence(result, by, "%s for GPU %d", machine_nic_name(machine, choice->nic), gpu);
         return true;
     }
     return false;
@@ -217,7 +192,7 @@ static void run_mapping(const struct doctor_machine *machine, const char *mappin
 
     /* visible-devices checks what a number means when GPUs are hidden. */
     if (map_parse(machine->topo, mapping, &map) != EP_OK) {
-        doctor_found(machine, result, DOCTOR_ERROR, "DEEP_EP_DEVICE_TO_HCA_MAPPING does not fit this machine: %s",
+        doctor_found(result, DOCTOR_ERROR, "DEEP_EP_DEVICE_TO_HCA_MAPPING does not fit this machine: %s",
                      ep_last_error());
     } else if (machine->topo->n_hidden_gpus > 0 ||
                (!find_gpu_without(machine, map, result) &&
@@ -226,8 +201,8 @@ static void run_mapping(const struct doctor_machine *machine, const char *mappin
         return;
     }
     map_free(map);
-    doctor_evidence(machine, result, "DEEP_EP_DEVICE_TO_HCA_MAPPING", "%s", mapping);
-    doctor_fix(machine, result, false, "export DEEP_EP_DEVICE_TO_HCA_MAPPING=%s", shell_word(machine->source, best));
+    doctor_evidence(result, "DEEP_EP_DEVICE_TO_HCA_MAPPING", "%s", mapping);
+    doctor_fix(result, false, "export DEEP_EP_DEVICE_TO_HCA_MAPPING=%s", shell_word(machine->source, best));
 }
 
 /* With one GPU per task: another task has the same nearest NIC, and both take the first one. */
@@ -237,31 +212,28 @@ static bool find_neighbour(const struct doctor_machine *machine, const struct ma
 
     if (machine->topo->n_hidden_gpus == 0 || map->n != 1 || best->nic < 0 || choice->nic == best->nic)
         return false;
-    doctor_found(machine, result, DOCTOR_WARNING,
-                 "%s takes %s, which is the NIC of a GPU that this process does not have; its own is %s",
-                 machine_gpu_name(machine, 0), machine_nic_name(machine, choice->nic),
-                 machine_nic_name(machine, best->nic));
-    doctor_evidence(machine, result, "NVSHMEM's own choice", "%s", choice->why);
+    doctor_found(
+        result, DOCTOR_WARNING, "%s takes %s, which is the NIC of a GPU that this process does not have; its own is %s",
+        machine_gpu_name(machine, 0), machine_nic_name(machine, choice->nic), machine_nic_name(machine, best->nic));
+    doctor_evidence(result, "NVSHMEM's own choice", "%s", choice->why);
     return true;
 }
 
 static void run_default_choice(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_deepep *deepep = &machine->software->deepep;
-    const char *list = source_env(machine->source, "NVSHMEM_HCA_LIST");
     struct map *map = NULL;
 
     if (machine_nvshmem_map(machine, &map) == EP_OK && map->n > 0 && map->choices[0].nic >= 0 &&
         (find_worse(machine, map, "NVSHMEM's own choice", result) || find_neighbour(machine, map, result))) {
-        doctor_evidence(machine, result, "NVSHMEM_HCA_LIST", "%s", list ? list : "not set");
+        doctor_evidence_env(result, "NVSHMEM_HCA_LIST");
         if (deepep->imported >= 0 && deepep->mapping_active)
-            doctor_evidence(machine, result, "DEEP_EP_DEVICE_TO_HCA_MAPPING", "not set, and read by %s",
+            doctor_evidence(result, "DEEP_EP_DEVICE_TO_HCA_MAPPING", "not set, and read by %s",
                             deepep->copies[deepep->imported].folder);
         else if (deepep->imported >= 0)
-            doctor_evidence(machine, result, deepep->copies[deepep->imported].folder,
+            doctor_evidence(result, deepep->copies[deepep->imported].folder,
                             "switches IBGDA on, and has no mapping of GPUs to NICs");
         fix_ranks(machine, result, "");
-        advise_ranks(machine, result);
     }
     map_free(map);
 }
@@ -282,18 +254,15 @@ static void run_single(const struct doctor_machine *machine, struct doctor_resul
     best = machine->ibgda->choices[gpu].nic;
     if (nic < 0 || best < 0 || topo_gpu_nic_path(topo, gpu, nic) <= machine->ibgda->choices[gpu].path)
         return;
-    doctor_found(machine, result, DOCTOR_WARNING,
-                 "this process uses %s and NVSHMEM_HCA_LIST gives it %s, which is %s "
-                 "away; %s is %s",
+    doctor_found(result, DOCTOR_WARNING,
+                 "this process uses %s and NVSHMEM_HCA_LIST gives it %s, which is %s away; %s is %s",
                  machine_gpu_name(machine, gpu), machine_nic_name(machine, nic),
                  topo_path_name(topo_gpu_nic_path(topo, gpu, nic)), machine_nic_name(machine, best),
                  topo_path_name(machine->ibgda->choices[gpu].path));
-    doctor_evidence(machine, result, "NVSHMEM_HCA_LIST", "%s", list);
-    doctor_fix(machine, result, false, "epkit env -- PROGRAM");
-    doctor_advise(
-        machine, result,
-        "A list that is set in a script that runs once is the same for all ranks. If each rank starts the program "
-        "like this, it gets the NIC of its own GPU.");
+    doctor_evidence(result, "NVSHMEM_HCA_LIST", "%s", list);
+    doctor_fix(result, false, "epkit env -- PROGRAM");
+    doctor_advise(result, "A list that is set in a script that runs once is the same for all ranks. If each rank "
+                          "starts the program like this, it gets the NIC of its own GPU.");
 }
 
 static void run_shared_nic(const struct doctor_machine *machine, struct doctor_result *result)
@@ -301,10 +270,10 @@ static void run_shared_nic(const struct doctor_machine *machine, struct doctor_r
     const struct software_deepep *deepep = &machine->software->deepep;
     const char *mapping = source_env(machine->source, "DEEP_EP_DEVICE_TO_HCA_MAPPING");
 
-    if (machine->topo->n_gpus + machine->topo->n_hidden_gpus < 2 || machine_data_ports(machine->topo) < 1) {
-        doctor_not_applicable(machine, result, "there are not two GPUs with a NIC");
+    if (doctor_not_applicable_if(
+            result, machine->topo->n_gpus + machine->topo->n_hidden_gpus < 2 || machine_data_ports(machine->topo) < 1,
+            "there are not two GPUs with a NIC"))
         return;
-    }
     if (machine_is_single_nic(source_env(machine->source, "NVSHMEM_HCA_LIST"))) {
         run_single(machine, result);
         return;
@@ -320,18 +289,13 @@ static void run_shared_nic(const struct doctor_machine *machine, struct doctor_r
 }
 
 const struct doctor_check check_shared_nic = {
-    .id = "shared-nic",
-    .group = "nvshmem",
-    .mode = 4,
+    DOCTOR_CHECK("shared-nic", "nvshmem", 4, 0, run_shared_nic),
     .title = "each GPU has a NIC of its own, the nearest one",
     .symptom = "Between nodes the throughput is half of what it should be, and only the counters of half of the NICs "
                "increase.",
-    .cause =
-        "Two GPUs use one NIC while another one is idle. Where two GPUs and two NICs share a PCIe switch, NVSHMEM "
-        "takes the first of the two for both GPUs: it balances within one job, and each of them is in a job of its "
-        "own. Or the configured mapping says so.",
+    .cause = "Two GPUs use one NIC while another one is idle. Where two GPUs and two NICs share a PCIe switch, NVSHMEM "
+             "takes the first of the two for both GPUs: it balances within one job, and each of them is in a job of "
+             "its own. Or the configured mapping says so.",
     .remedy = "Give each process a list of one NIC, or DeepEP a mapping with all NICs; 'epkit nics' shows both.",
-    .links =
-        (const char *const[]){"DEEP_EP_DEVICE_TO_HCA_MAPPING", "NVSHMEM_HCA_LIST", "NVSHMEM_IB_ENABLE_IBGDA", NULL},
-    .run = run_shared_nic,
+    .links = TEXTS("DEEP_EP_DEVICE_TO_HCA_MAPPING", "NVSHMEM_HCA_LIST", "NVSHMEM_IB_ENABLE_IBGDA"),
 };

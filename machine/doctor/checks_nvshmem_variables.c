@@ -23,12 +23,10 @@ static void check_list(const struct doctor_machine *machine, struct doctor_resul
 
     if (list && *list && machine->topo->n_gpus > 0 && machine_nvshmem_map(machine, &map) == EP_OK &&
         map->choices[0].nic < 0) {
-        doctor_found(machine, result, DOCTOR_ERROR,
-                     "NVSHMEM_HCA_LIST leaves no NIC: none with an active port matches it");
-        doctor_evidence(machine, result, "NVSHMEM_HCA_LIST", "%s", list);
-        doctor_fix(machine, result, false, "unset NVSHMEM_HCA_LIST");
-        doctor_advise(machine, result,
-                      "Then start each rank with 'epkit env -- PROGRAM', which gives it the NIC of its GPU.");
+        doctor_found(result, DOCTOR_ERROR, "NVSHMEM_HCA_LIST leaves no NIC: none with an active port matches it");
+        doctor_evidence(result, "NVSHMEM_HCA_LIST", "%s", list);
+        doctor_fix(result, false, "unset NVSHMEM_HCA_LIST");
+        doctor_advise(result, "Then start each rank with 'epkit env -- PROGRAM', which gives it the NIC of its GPU.");
     }
     map_free(map);
 }
@@ -58,33 +56,28 @@ static void run_hca_prefix(const struct doctor_machine *machine, struct doctor_r
         check_list(machine, result);
         return;
     }
-    doctor_found(machine, result, n_left_out == n ? DOCTOR_ERROR : DOCTOR_WARNING,
+    doctor_found(result, n_left_out == n ? DOCTOR_ERROR : DOCTOR_WARNING,
                  "IBGDA leaves out %d of %d NICs: their names do not have '%s' in them", n_left_out, n, prefix);
-    doctor_evidence(machine, result, "NVSHMEM_HCA_PREFIX", "%s%s", set ? set : "not set, which is ",
+    doctor_evidence(result, "NVSHMEM_HCA_PREFIX", "%s%s", set ? set : "not set, which is ",
                     set ? "" : MACHINE_HCA_PREFIX);
-    doctor_evidence(machine, result, "/sys/class/infiniband", "%s", left_out);
+    doctor_evidence(result, "/sys/class/infiniband", "%s", left_out);
     if (advised && !advised->unset)
-        doctor_fix(machine, result, false, "export NVSHMEM_HCA_PREFIX=%s", shell_word(machine->source, advised->value));
+        doctor_fix(result, false, "export NVSHMEM_HCA_PREFIX=%s", shell_word(machine->source, advised->value));
     else if (set && strcmp(set, MACHINE_HCA_PREFIX) != 0)
-        doctor_fix(machine, result, false, "unset NVSHMEM_HCA_PREFIX");
+        doctor_fix(result, false, "unset NVSHMEM_HCA_PREFIX");
     else
-        doctor_advise(
-            machine, result,
-            "The names have nothing in common: rename the NICs with a udev rule, or set NVSHMEM_HCA_PREFIX to a part "
-            "of the names of those to use.");
+        doctor_advise(result, "The names have nothing in common: rename the NICs with a udev rule, or set "
+                              "NVSHMEM_HCA_PREFIX to a part of the names of those to use.");
 }
 
 const struct doctor_check check_hca_prefix = {
-    .id = "hca-prefix",
-    .group = "nvshmem",
-    .mode = 19,
+    DOCTOR_CHECK("hca-prefix", "nvshmem", 19, 0, run_hca_prefix),
     .title = "NVSHMEM knows the NICs by their names",
     .symptom = "NVSHMEM reports no device for ibgda, or uses fewer NICs than there are.",
     .cause = "The transports ibgda and ibdevx take devices whose name contains NVSHMEM_HCA_PREFIX, mlx5 by default. "
              "Distributions whose udev rules name devices by their location call them rocep..., ibp... instead.",
     .remedy = "Set NVSHMEM_HCA_PREFIX to what the names have in common.",
-    .links = (const char *const[]){"NVSHMEM_HCA_PREFIX", "NVSHMEM_HCA_LIST", "/sys/class/infiniband", NULL},
-    .run = run_hca_prefix,
+    .links = TEXTS("NVSHMEM_HCA_PREFIX", "NVSHMEM_HCA_LIST", "/sys/class/infiniband"),
 };
 
 /* --- hca-lists --- */
@@ -154,7 +147,7 @@ static void run_hca_lists(const struct doctor_machine *machine, struct doctor_re
     static const char *const names[] = {"NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PE_MAPPING"};
     bool is_mapped = variable_is_true(source_env(machine->source, "NVSHMEM_ENABLE_NIC_PE_MAPPING"));
 
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+    for (size_t i = 0; i < COUNT(names); i++) {
         const char *list = source_env(machine->source, names[i]), *fault;
 
         /* The mapping by PE is read only if it is enabled; otherwise it does nothing, which the audit reports. */
@@ -163,31 +156,25 @@ static void run_hca_lists(const struct doctor_machine *machine, struct doctor_re
         fault = list_fault(machine, list);
         if (!*fault || !leaves_a_nic(machine))
             continue;
-        doctor_found(machine, result, DOCTOR_ERROR, "%s: %s", names[i], fault);
-        doctor_evidence(machine, result, names[i], "%s", list);
-        doctor_fix(machine, result, false, "unset %s", names[i]);
-        doctor_advise(
-            machine, result,
-            "Entries are NIC:port, with ',' between them%s; 'epkit topo' shows the NICs of this machine. 'epkit env' "
-            "prints the right list for each rank.",
-            i == 1 ? ", each followed by ':' and the number of PEs" : "");
+        doctor_found(result, DOCTOR_ERROR, "%s: %s", names[i], fault);
+        doctor_evidence(result, names[i], "%s", list);
+        doctor_fix(result, false, "unset %s", names[i]);
+        doctor_advise(result,
+                      "Entries are NIC:port, with ',' between them%s; 'epkit topo' shows the NICs of this machine. "
+                      "'epkit env' prints the right list for each rank.",
+                      i == 1 ? ", each followed by ':' and the number of PEs" : "");
         return;
     }
 }
 
 const struct doctor_check check_hca_lists = {
-    .id = "hca-lists",
-    .group = "nvshmem",
-    .mode = 19,
+    DOCTOR_CHECK("hca-lists", "nvshmem", 19, NEEDS_DATA_NICS | NEEDS_ENVIRONMENT, run_hca_lists),
     .title = "lists of NICs name ports that exist",
     .symptom = "NVSHMEM finds no NIC, or only some of them, and continues without the rest or stops.",
-    .cause =
-        "A list was written for another machine, names a port that the NIC does not have, or separates its entries by "
-        "something other than a comma.",
+    .cause = "A list was written for another machine, names a port that the NIC does not have, or separates its "
+             "entries by something other than a comma.",
     .remedy = "Unset the list, or write it for this machine.",
-    .needs = DOCTOR_NEEDS_DATA_NICS | DOCTOR_NEEDS_ENVIRONMENT,
-    .links = (const char *const[]){"NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PE_MAPPING", NULL},
-    .run = run_hca_lists,
+    .links = TEXTS("NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PE_MAPPING"),
 };
 
 /* --- void-variables --- */
@@ -195,13 +182,11 @@ const struct doctor_check check_hca_lists = {
 /* Variables that other checks report. */
 static bool has_own_check(const struct doctor_machine *machine, const char *name)
 {
-    static const char *const owned[] = {"DEEP_EP_DEVICE_TO_HCA_MAPPING", "NVSHMEM_HCA_PREFIX",
-                                        "NVSHMEM_ENABLE_NIC_PE_MAPPING", "RDMAV_DRIVERS", "IBV_DRIVERS"};
     const struct advice_row *row = advice_find(machine->advice, name);
 
-    for (size_t i = 0; i < sizeof(owned) / sizeof(owned[0]); i++)
-        if (strcmp(name, owned[i]) == 0)
-            return true;
+    if (text_is_any(name, TEXTS("DEEP_EP_DEVICE_TO_HCA_MAPPING", "NVSHMEM_HCA_PREFIX", "NVSHMEM_ENABLE_NIC_PE_MAPPING",
+                                "RDMAV_DRIVERS", "IBV_DRIVERS")))
+        return true;
     /* gib-settings compares them with the values that gIB expects. */
     return *machine->software->nccl.gib && row && strncmp(name, "NCCL_", 5) == 0 && !row->unset;
 }
@@ -224,38 +209,31 @@ static void run_void_variables(const struct doctor_machine *machine, struct doct
     if (n == 0)
         return;
     if (n == 1)
-        doctor_found(machine, result, DOCTOR_WARNING, "%s does not do what it seems to", first);
+        doctor_found(result, DOCTOR_WARNING, "%s does not do what it seems to", first);
     else
-        doctor_found(machine, result, DOCTOR_WARNING, "%d variables do not do what they seem to, among them %s", n,
-                     first);
+        doctor_found(result, DOCTOR_WARNING, "%d variables do not do what they seem to, among them %s", n, first);
     for (int i = 0; i < machine->audit->n; i++) {
         const struct audit_row *row = &machine->audit->rows[i];
 
         if ((row->kind == AUDIT_VOID || row->kind == AUDIT_VALUE || row->kind == AUDIT_UNKNOWN) &&
             !has_own_check(machine, row->name))
-            doctor_evidence(machine, result, row->name, "%s: %s", row->value, row->text);
+            doctor_evidence(result, row->name, "%s: %s", row->value, row->text);
     }
     if (*names)
-        doctor_fix(machine, result, false, "unset%s", names);
+        doctor_fix(result, false, "unset%s", names);
     else
-        doctor_advise(
-            machine, result,
-            "A shell cannot unset it because it is not a valid name of a variable: remove it where the program is "
-            "started.");
+        doctor_advise(result, "A shell cannot unset it because it is not a valid name of a variable: remove it where "
+                              "the program is started.");
 }
 
 const struct doctor_check check_void_variables = {
-    .id = "void-variables",
-    .group = "nvshmem",
-    .mode = 41,
+    DOCTOR_CHECK("void-variables", "nvshmem", 41, 0, run_void_variables),
     .title = "variables have an effect and valid values",
     .symptom = "A setting does not change anything, or has another effect than intended.",
     .cause = "The variable is read by a build and not by a program, is unknown, or has an invalid value. "
              "NVSHMEM_REMOTE_TRANSPORT=ibgda is an example: it has the effect of none, and does not enable IBGDA.",
     .remedy = "Unset it, or correct it; 'epkit env --check' says what each of them does.",
-    .links = (const char *const[]){"NVSHMEM_REMOTE_TRANSPORT", "NVSHMEM_IBGDA_SUPPORT", "NVSHMEM_USE_GDRCOPY",
-                                   "NVSHMEM_DEBUG", NULL},
-    .run = run_void_variables,
+    .links = TEXTS("NVSHMEM_REMOTE_TRANSPORT", "NVSHMEM_IBGDA_SUPPORT", "NVSHMEM_USE_GDRCOPY", "NVSHMEM_DEBUG"),
 };
 
 /* --- dmabuf-off --- */
@@ -266,40 +244,32 @@ static void run_dmabuf_off(const struct doctor_machine *machine, struct doctor_r
     const char *nccl = source_env(machine->source, "NCCL_DMABUF_ENABLE"), *name = "NVSHMEM_IB_DISABLE_DMABUF";
     bool is_nvshmem = variable_is_true(source_env(machine->source, name));
 
-    if (!is_nvshmem && !(nccl && strcmp(nccl, "0") == 0)) {
-        doctor_not_applicable(machine, result, "nothing disables dma-buf");
+    if (doctor_not_applicable_if(result, !is_nvshmem && !(nccl && strcmp(nccl, "0") == 0), "nothing disables dma-buf"))
         return;
-    }
     /* With neither of the two, the check peermem reports it. */
     if (driver->peermem == SOURCE_OK || driver->dmabuf == SOURCE_ABSENT)
         return;
-    if (driver->peermem != SOURCE_ABSENT) {
-        doctor_unknown(machine, result, "/sys/module/nvidia_peermem: %s", machine_reason(driver->peermem, NULL));
+    if (doctor_unknown_if(result, driver->peermem != SOURCE_ABSENT, "/sys/module/nvidia_peermem: %s",
+                          machine_reason(driver->peermem, NULL)))
         return;
-    }
     name = is_nvshmem ? name : "NCCL_DMABUF_ENABLE";
-    doctor_found(machine, result, is_nvshmem ? DOCTOR_ERROR : DOCTOR_WARNING,
+    doctor_found(result, is_nvshmem ? DOCTOR_ERROR : DOCTOR_WARNING,
                  "%s=%s leaves no way for NICs into GPU memory: nvidia_peermem is not loaded", name,
                  source_env(machine->source, name));
-    doctor_evidence(machine, result, name, "%s", source_env(machine->source, name));
-    doctor_evidence(machine, result, "/sys/module/nvidia_peermem", "not there");
-    doctor_fix(machine, result, false, "unset %s", name);
-    doctor_advise(machine, result, "Or load nvidia-peermem, the older of the two methods.");
+    doctor_evidence_env(result, name);
+    doctor_evidence(result, "/sys/module/nvidia_peermem", "not there");
+    doctor_fix(result, false, "unset %s", name);
+    doctor_advise(result, "Or load nvidia-peermem, the older of the two methods.");
 }
 
 const struct doctor_check check_dmabuf_off = {
-    .id = "dmabuf-off",
-    .group = "nvshmem",
-    .mode = 11,
+    DOCTOR_CHECK("dmabuf-off", "nvshmem", 11, NEEDS_DRIVER | NEEDS_DATA_NICS | NEEDS_ENVIRONMENT, run_dmabuf_off),
     .title = "dma-buf is not disabled where it is the only way into GPU memory",
-    .symptom =
-        "NVSHMEM stops with \"neither nv_peer_mem, or nvidia_peermem detected\"; NCCL copies through host memory.",
+    .symptom = "NVSHMEM stops with \"neither nv_peer_mem, or nvidia_peermem detected\"; NCCL copies through host "
+               "memory.",
     .cause = "A variable disables registration by dma-buf, and the module nvidia_peermem is not loaded.",
     .remedy = "Unset the variable, or load nvidia-peermem.",
-    .needs = DOCTOR_NEEDS_DRIVER | DOCTOR_NEEDS_DATA_NICS | DOCTOR_NEEDS_ENVIRONMENT,
-    .links =
-        (const char *const[]){"NVSHMEM_IB_DISABLE_DMABUF", "NCCL_DMABUF_ENABLE", "/sys/module/nvidia_peermem", NULL},
-    .run = run_dmabuf_off,
+    .links = TEXTS("NVSHMEM_IB_DISABLE_DMABUF", "NCCL_DMABUF_ENABLE", "/sys/module/nvidia_peermem"),
 };
 
 /* --- heap-size --- */
@@ -340,22 +310,20 @@ static void run_heap_size(const struct doctor_machine *machine, struct doctor_re
     const char *name = is_static ? "NVSHMEM_SYMMETRIC_SIZE" : "NVSHMEM_MAX_MEMORY_PER_GPU";
     double size = size_of(machine->source, name), memory = smallest_memory(machine->topo);
 
-    if (size < 0) {
-        doctor_not_applicable(machine, result, "%s is not set", name);
+    if (doctor_not_applicable_if(result, size < 0, "%s is not set", name))
         return;
-    }
     if (is_static && memory > 0 && size > memory)
-        doctor_found(machine, result, DOCTOR_ERROR, "%s is %.0f MiB, and a GPU has %.0f MiB", name, size / (double)MIB,
+        doctor_found(result, DOCTOR_ERROR, "%s is %.0f MiB, and a GPU has %.0f MiB", name, size / (double)MIB,
                      memory / (double)MIB);
     else if (size < (double)HEAP_LITTLE && machine_has_deepep(machine))
-        doctor_found(machine, result, DOCTOR_ERROR, "%s=%s is too little for the buffers of DeepEP", name,
+        doctor_found(result, DOCTOR_ERROR, "%s=%s is too little for the buffers of DeepEP", name,
                      source_env(machine->source, name));
     else
         return;
-    doctor_evidence(machine, result, name, "%s", source_env(machine->source, name));
-    doctor_fix(machine, result, false, is_static ? "export %s=4G" : "unset %s", name);
+    doctor_evidence_env(result, name);
+    doctor_fix(result, false, is_static ? "export %s=4G" : "unset %s", name);
     doctor_advise(
-        machine, result,
+        result,
         is_static
             ? "A static heap is allocated at the start, in addition to the model: it has to hold DeepEP's buffers and "
               "leave room for the model. Without NVSHMEM_DISABLE_CUDA_VMM=1, the heap grows on demand."
@@ -363,16 +331,11 @@ static void run_heap_size(const struct doctor_machine *machine, struct doctor_re
 }
 
 const struct doctor_check check_heap_size = {
-    .id = "heap-size",
-    .group = "nvshmem",
-    .mode = 52,
+    DOCTOR_CHECK("heap-size", "nvshmem", 52, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_heap_size),
     .title = "NVSHMEM's heap fits the GPU and the buffers of DeepEP",
     .symptom = "NVSHMEM stops at its start because cudaMalloc fails, or nvshmem_align returns NULL and DeepEP stops.",
     .cause = "The symmetric heap is larger than the GPU's memory, or too small for the buffers that are allocated in "
              "it.",
     .remedy = "Set NVSHMEM_SYMMETRIC_SIZE to what the buffers need, or let the heap grow.",
-    .needs = DOCTOR_NEEDS_GPUS | DOCTOR_NEEDS_ENVIRONMENT,
-    .links =
-        (const char *const[]){"NVSHMEM_SYMMETRIC_SIZE", "NVSHMEM_DISABLE_CUDA_VMM", "NVSHMEM_MAX_MEMORY_PER_GPU", NULL},
-    .run = run_heap_size,
+    .links = TEXTS("NVSHMEM_SYMMETRIC_SIZE", "NVSHMEM_DISABLE_CUDA_VMM", "NVSHMEM_MAX_MEMORY_PER_GPU"),
 };

@@ -79,16 +79,15 @@ static void fix_kind(const struct doctor_machine *machine, struct doctor_result 
                        source_printf(machine->source, "nvidia-driver-%s%s", major, needs_open ? "-open" : ""), "");
     else if (!os->in_container && os->family == OS_RHEL)
         install = source_printf(machine->source,
-                                "sudo dnf module reset nvidia-driver\nsudo dnf module install "
-                                "nvidia-driver:%s%s",
+                                "sudo dnf module reset nvidia-driver\nsudo dnf module install nvidia-driver:%s%s",
                                 major, needs_open ? "-open" : "-dkms");
     if (*install)
-        doctor_fix(machine, result, false, "%s\nsudo reboot", install);
-    doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
-    doctor_advise(machine, result,
-                  needs_open ? "Install the open kernel modules of the same driver (packages with -open; of the "
-                               "runfile --kernel-module-type=open; of gpu-operator driver.kernelModuleType=open)."
-                             : "Install the closed kernel modules of the same driver.");
+        doctor_fix(result, false, "%s\nsudo reboot", install);
+    doctor_cost(result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
+    doctor_advise(result, needs_open
+                              ? "Install the open kernel modules of the same driver (packages with -open; of the "
+                                "runfile --kernel-module-type=open; of gpu-operator driver.kernelModuleType=open)."
+                              : "Install the closed kernel modules of the same driver.");
 }
 
 static void run_open_driver(const struct doctor_machine *machine, struct doctor_result *result)
@@ -101,36 +100,30 @@ static void run_open_driver(const struct doctor_machine *machine, struct doctor_
         machine_has_gpus(machine, result);
         return;
     }
-    if (!*driver->version) {
-        doctor_not_applicable(machine, result, "the NVIDIA driver is not loaded");
+    if (doctor_not_applicable_if(result, !*driver->version, "the NVIDIA driver is not loaded"))
         return;
-    }
     n = machine_unsupported_gpus(machine);
     if (n == 0)
         return;
     for (int p = 0; p < topo->n_pci; p++)
         if (machine_is_unsupported_gpu(machine, p))
-            doctor_evidence(machine, result, topo->pci[p].address, "PCI device 10de:%04x", topo->pci[p].device);
-    doctor_found(machine, result, DOCTOR_ERROR,
+            doctor_evidence(result, topo->pci[p].address, "PCI device 10de:%04x", topo->pci[p].device);
+    doctor_found(result, DOCTOR_ERROR,
                  "the loaded driver has the %s kernel modules, which do not support %d of the GPUs here",
                  driver->is_open ? "open" : "closed", n);
-    doctor_evidence(machine, result, "/proc/driver/nvidia/version", "%s, %s kernel modules", driver->version,
+    doctor_evidence(result, "/proc/driver/nvidia/version", "%s, %s kernel modules", driver->version,
                     driver->is_open ? "open" : "closed");
     fix_kind(machine, result, !driver->is_open);
 }
 
 const struct doctor_check check_open_driver = {
-    .id = "open-driver",
-    .group = "driver",
-    .mode = 26,
+    DOCTOR_CHECK("open-driver", "driver", 26, 0, run_open_driver),
     .title = "the variant of the driver's kernel modules, open or closed, supports these GPUs",
     .symptom = "\"No devices were found\"; the kernel log says that the GPU requires the open kernel modules.",
-    .cause =
-        "GPUs from Blackwell on, and those on boards with Grace processors, work only with the open kernel modules; "
-        "GPUs before Turing only with the closed ones.",
+    .cause = "GPUs from Blackwell on, and those on boards with Grace processors, work only with the open kernel "
+             "modules; GPUs before Turing only with the closed ones.",
     .remedy = "Install the other variant of the same driver.",
-    .links = (const char *const[]){"/proc/driver/nvidia/version", NULL},
-    .run = run_open_driver,
+    .links = TEXTS("/proc/driver/nvidia/version"),
 };
 
 /* --- libcuda --- */
@@ -151,7 +144,7 @@ static const char *const cuda_folders[] = {
 
 static const char *other_location(const struct doctor_machine *machine)
 {
-    for (size_t i = 0; i < sizeof(cuda_folders) / sizeof(cuda_folders[0]); i++)
+    for (size_t i = 0; i < COUNT(cuda_folders); i++)
         if (source_stat(machine->source, "%s/libcuda.so.1", cuda_folders[i]).state == SOURCE_OK)
             return cuda_folders[i];
     return "";
@@ -185,20 +178,18 @@ static void check_found(const struct doctor_machine *machine, struct doctor_resu
          (ml.state == SOURCE_OK && strcmp(machine_folder_of(machine, ml.path), folder) == 0)))
         return;
     if (is_stub)
-        doctor_found(machine, result, DOCTOR_ERROR,
+        doctor_found(result, DOCTOR_ERROR,
                      "the libcuda.so.1 that programs find is the stub of the CUDA toolkit, which is only for linking");
     else
-        doctor_found(machine, result, DOCTOR_ERROR,
+        doctor_found(result, DOCTOR_ERROR,
                      "the libcuda.so.1 that programs find is of driver %s, %s than the one that is loaded (%s)%s",
                      version, is_newer ? "newer" : "older", machine->software->driver.version,
                      is_newer ? ", which only data center GPUs support" : "");
-    doctor_evidence(machine, result, location->path, "found by %s", location->found_by);
+    doctor_evidence(result, location->path, "found by %s", location->found_by);
     own = libs_find(machine->source, &plain, "libcuda.so.1");
     if (own.state == SOURCE_OK && strcmp(own.path, location->path) != 0 && !strstr(own.real, "/stubs/"))
-        doctor_fix(machine, result, false, "%s",
-                   shell_leave_out(machine->source, "LD_LIBRARY_PATH", env->library_path, folder));
-    doctor_advise(machine, result,
-                  "The right one comes with the driver%s: no search path may have %s in front of its folder.",
+        doctor_fix(result, false, "%s", shell_leave_out(machine->source, "LD_LIBRARY_PATH", env->library_path, folder));
+    doctor_advise(result, "The right one comes with the driver%s: no search path may have %s in front of its folder.",
                   machine->software->os.in_container ? ", from the node" : "", folder);
 }
 
@@ -209,38 +200,31 @@ static void run_libcuda(const struct doctor_machine *machine, struct doctor_resu
     struct lib_location location;
     const char *folder;
 
-    if (!machine_has_driver(machine, result) || !machine_has_environment(machine, result))
-        return;
     location = libs_find(machine->source, &env, "libcuda.so.1");
     if (location.state == SOURCE_OK) {
         check_found(machine, result, &env, &location);
         return;
     }
-    if (location.state != SOURCE_ABSENT) {
-        doctor_unknown(machine, result, "libcuda.so.1: %s", machine_reason(location.state, NULL));
+    if (doctor_unknown_if(result, location.state != SOURCE_ABSENT, "libcuda.so.1: %s",
+                          machine_reason(location.state, NULL)))
         return;
-    }
     /* On COS, programs run only in containers, where it is mounted. */
-    if (os->family == OS_COS && !os->in_container) {
-        doctor_not_applicable(machine, result,
-                              "Container-Optimized OS: programs run in containers, which get libcuda mounted");
+    if (doctor_not_applicable_if(result, os->family == OS_COS && !os->in_container,
+                                 "Container-Optimized OS: programs run in containers, which get libcuda mounted"))
         return;
-    }
     folder = other_location(machine);
-    if (!os->in_container && strncmp(folder, DRIVER_CONTAINER, strlen(DRIVER_CONTAINER)) == 0) {
-        doctor_not_applicable(
-            machine, result,
-            "the GPU operator's container has the driver: programs run in containers, which get libcuda "
-            "mounted");
+    if (doctor_not_applicable_if(result,
+                                 !os->in_container && strncmp(folder, DRIVER_CONTAINER, strlen(DRIVER_CONTAINER)) == 0,
+                                 "the GPU operator's container has the driver: programs run in containers, which get "
+                                 "libcuda mounted"))
         return;
-    }
-    doctor_found(machine, result, DOCTOR_ERROR, "libcuda.so.1 is not found%s%s",
+    doctor_found(result, DOCTOR_ERROR, "libcuda.so.1 is not found%s%s",
                  *folder ? " by the linker, though it is in " : ": no CUDA program starts", folder);
-    doctor_evidence(machine, result, "LD_LIBRARY_PATH", "%s", *env.library_path ? env.library_path : "not set");
+    doctor_evidence(result, "LD_LIBRARY_PATH", "%s", *env.library_path ? env.library_path : "not set");
     if (*folder)
-        doctor_fix(machine, result, false, "%s", shell_prepend(machine->source, "LD_LIBRARY_PATH", folder));
+        doctor_fix(result, false, "%s", shell_prepend(machine->source, "LD_LIBRARY_PATH", folder));
     doctor_advise(
-        machine, result,
+        result,
         *folder ? "Or add the folder for all programs: a file in /etc/ld.so.conf.d, then ldconfig."
         : os->in_container
             ? "NVIDIA's container toolkit mounts it (NVIDIA_DRIVER_CAPABILITIES has to have compute in it); on "
@@ -250,18 +234,15 @@ static void run_libcuda(const struct doctor_machine *machine, struct doctor_resu
 }
 
 const struct doctor_check check_libcuda = {
-    .id = "libcuda",
-    .group = "driver",
-    .mode = 18,
+    DOCTOR_CHECK("libcuda", "driver", 18, NEEDS_DRIVER | NEEDS_ENVIRONMENT, run_libcuda),
     .title = "the linker finds the driver's libcuda.so.1",
-    .symptom = "\"libcuda.so.1: cannot open shared object file\"; torch.cuda.is_available() is false; \"CUDA driver "
-               "is a stub library\"; \"unsupported display driver / cuda driver combination\".",
+    .symptom = "\"libcuda.so.1: cannot open shared object file\"; torch.cuda.is_available() is false; \"CUDA driver is "
+               "a stub library\"; \"unsupported display driver / cuda driver combination\".",
     .cause = "The library comes with the driver, and in a container from the node. It is mounted in a folder that the "
              "linker does not search, or not at all; or another one is found first: the toolkit's stub, or that of an "
              "older driver.",
     .remedy = "Put its folder into LD_LIBRARY_PATH, or have it mounted.",
-    .links = (const char *const[]){"LD_LIBRARY_PATH", "/usr/local/nvidia/lib64", NULL},
-    .run = run_libcuda,
+    .links = TEXTS("LD_LIBRARY_PATH", "/usr/local/nvidia/lib64"),
 };
 
 /* --- uvm --- */
@@ -273,29 +254,26 @@ static void run_uvm(const struct doctor_machine *machine, struct doctor_result *
     bool in_container = machine->software->os.in_container;
     struct source_stat device;
 
-    if (!machine_has_open_gpu(machine)) {
-        doctor_not_applicable(machine, result, "this process may not open any GPU");
+    if (doctor_not_applicable_if(result, !machine_has_open_gpu(machine), "this process may not open any GPU"))
         return;
-    }
     device = source_stat(machine->source, UVM);
-    if (device.state != SOURCE_OK && device.state != SOURCE_ABSENT) {
-        doctor_unknown(machine, result, UVM ": %s", machine_reason(device.state, device.why));
+    if (doctor_unknown_if(result, device.state != SOURCE_OK && device.state != SOURCE_ABSENT, UVM ": %s",
+                          machine_reason(device.state, device.why)))
         return;
-    }
     if (device.state == SOURCE_OK && device.may_read && device.may_write)
         return;
     /* On a host the first CUDA program creates it, through nvidia-modprobe, which is setuid root. */
     if (device.state == SOURCE_ABSENT && !in_container &&
         source_stat(machine->source, "/usr/bin/nvidia-modprobe").state == SOURCE_OK)
         return;
-    doctor_found(machine, result, DOCTOR_ERROR, "CUDA cannot start: " UVM " %s",
+    doctor_found(result, DOCTOR_ERROR, "CUDA cannot start: " UVM " %s",
                  device.state == SOURCE_OK ? "may not be opened" : "is not there");
-    doctor_evidence(machine, result, UVM, "%s",
+    doctor_evidence(result, UVM, "%s",
                     device.state == SOURCE_OK ? "not readable and writable for this user" : "not there");
     if (device.state == SOURCE_ABSENT && !in_container)
-        doctor_fix(machine, result, true, "sudo nvidia-modprobe --unified-memory --create-nvidia-device-file=0");
+        doctor_fix(result, true, "sudo nvidia-modprobe --unified-memory --create-nvidia-device-file=0");
     doctor_advise(
-        machine, result, "%s",
+        result, "%s",
         in_container
             ? "Give the container the device: the NVIDIA container toolkit and the device plugin do it; without them, "
               "use --device " UVM " in addition to those of the GPUs."
@@ -306,17 +284,13 @@ static void run_uvm(const struct doctor_machine *machine, struct doctor_result *
 }
 
 const struct doctor_check check_uvm = {
-    .id = "uvm",
-    .group = "driver",
-    .mode = 45,
+    DOCTOR_CHECK("uvm", "driver", 45, NEEDS_DRIVER, run_uvm),
     .title = "CUDA can open nvidia-uvm",
     .symptom = "cuInit fails with CUDA_ERROR_UNKNOWN (999) or \"no CUDA-capable device\", while nvidia-smi works.",
     .cause = "CUDA manages memory through the module nvidia_uvm, whose device file is missing or not accessible. "
              "nvidia-smi does not need it.",
     .remedy = "Load the module and create its device file, or give it to the container.",
-    .needs = DOCTOR_NEEDS_DRIVER,
-    .links = (const char *const[]){UVM, "/sys/module/nvidia_uvm", NULL},
-    .run = run_uvm,
+    .links = TEXTS(UVM, "/sys/module/nvidia_uvm"),
 };
 
 /* --- ibgda-nic --- */
@@ -365,11 +339,11 @@ static bool find_unsupported(const struct doctor_machine *machine, struct doctor
     while (gpu < map->n && (map->choices[gpu].nic < 0 || topo_has_ibgda(machine->topo, map->choices[gpu].nic)))
         gpu++;
     if (gpu < map->n) {
-        doctor_found(machine, result, DOCTOR_ERROR,
+        doctor_found(result, DOCTOR_ERROR,
                      "DEEP_EP_DEVICE_TO_HCA_MAPPING gives GPU %d %s, and IBGDA works only with NVIDIA's NICs", gpu,
                      machine_nic_name(machine, map->choices[gpu].nic));
-        doctor_evidence(machine, result, "DEEP_EP_DEVICE_TO_HCA_MAPPING", "%s", mapping);
-        doctor_fix(machine, result, false, "export DEEP_EP_DEVICE_TO_HCA_MAPPING=%s",
+        doctor_evidence(result, "DEEP_EP_DEVICE_TO_HCA_MAPPING", "%s", mapping);
+        doctor_fix(result, false, "export DEEP_EP_DEVICE_TO_HCA_MAPPING=%s",
                    shell_word(machine->source, map_deepep(machine->topo, machine->ibgda)));
     }
     map_free(map);
@@ -394,27 +368,21 @@ static void run_several_makers(const struct doctor_machine *machine, struct doct
     }
     if (n == 0)
         return;
-    doctor_found(machine, result, DOCTOR_WARNING,
-                 "IBGDA works only with NVIDIA's NICs, and that of %d of %d GPUs is of %s", n, machine->map->n,
-                 maker_name(topo->pci[topo->nics[machine->map->choices[first].nic].pci].vendor));
-    doctor_evidence(machine, result, machine_gpu_name(machine, first), "its NIC is %s, and with IBGDA %s",
+    doctor_found(result, DOCTOR_WARNING, "IBGDA works only with NVIDIA's NICs, and that of %d of %d GPUs is of %s", n,
+                 machine->map->n, maker_name(topo->pci[topo->nics[machine->map->choices[first].nic].pci].vendor));
+    doctor_evidence(result, machine_gpu_name(machine, first), "its NIC is %s, and with IBGDA %s",
                     machine_nic_name(machine, machine->map->choices[first].nic),
                     machine_nic_name(machine, machine->ibgda->choices[first].nic));
-    doctor_advise(machine, result,
-                  "'epkit env' spreads the GPUs over NVIDIA's NICs. To use all NICs between nodes, use a library with "
-                  "a transport for them, such as epkit or NCCL.");
+    doctor_advise(result, "'epkit env' spreads the GPUs over NVIDIA's NICs. To use all NICs between nodes, use a "
+                          "library with a transport for them, such as epkit or NCCL.");
 }
 
 static void run_ibgda_nic(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *transport = source_env(machine->source, "NVSHMEM_REMOTE_TRANSPORT");
     const struct topo *topo = machine->topo;
     int first = -1, n = 0, n_supported = 0, unknown = -1;
     unsigned vendor;
 
-    if (!machine_has_gpus(machine, result) || !machine_has_environment(machine, result) ||
-        !machine_has_data_nics(machine, result))
-        return;
     for (int i = 0; i < topo->n_nics; i++) {
         if (!machine_is_data_nic(topo, i))
             continue;
@@ -431,46 +399,38 @@ static void run_ibgda_nic(const struct doctor_machine *machine, struct doctor_re
         run_several_makers(machine, result);
         return;
     }
-    if (!needs_ibgda(machine)) {
-        doctor_not_applicable(machine, result, "nothing needs IBGDA");
+    if (doctor_not_applicable_if(result, !needs_ibgda(machine), "nothing needs IBGDA"))
         return;
-    }
     if (unknown >= 0) {
-        doctor_unknown(machine, result, "the maker of %s is not known: /sys/bus/pci/devices/%s/vendor cannot be read",
+        doctor_unknown(result, "the maker of %s is not known: /sys/bus/pci/devices/%s/vendor cannot be read",
                        topo->nics[unknown].name, topo->pci[topo->nics[unknown].pci].address);
         return;
     }
     vendor = topo->pci[topo->nics[first].pci].vendor;
-    doctor_found(machine, result, DOCTOR_ERROR, "IBGDA works only with NVIDIA's NICs, and the %d here are of %s", n,
+    doctor_found(result, DOCTOR_ERROR, "IBGDA works only with NVIDIA's NICs, and the %d here are of %s", n,
                  maker_name(vendor));
-    doctor_evidence(machine, result, topo->nics[first].name, "PCI device %04x:%04x at %s", vendor,
+    doctor_evidence(result, topo->nics[first].name, "PCI device %04x:%04x at %s", vendor,
                     topo->pci[topo->nics[first].pci].device, topo->pci[topo->nics[first].pci].address);
     if (machine->software->deepep.imported >= 0)
-        doctor_evidence(machine, result, machine->software->deepep.copies[machine->software->deepep.imported].folder,
+        doctor_evidence(result, machine->software->deepep.copies[machine->software->deepep.imported].folder,
                         "uses only IBGDA between nodes");
-    doctor_evidence(machine, result, "NVSHMEM_REMOTE_TRANSPORT", "%s", transport ? transport : "not set");
-    doctor_advise(
-        machine, result,
-        "Within a node everything works. Between nodes, use a library with a transport for these NICs: epkit, "
-        "UCCL-EP, DeepEP version 2 over NCCL%s. NVSHMEM_REMOTE_TRANSPORT=libfabric does not make DeepEP's kernels use "
-        "it.",
-        vendor == AMAZON ? " with aws-ofi-nccl" : "");
+    doctor_evidence_env(result, "NVSHMEM_REMOTE_TRANSPORT");
+    doctor_advise(result,
+                  "Within a node everything works. Between nodes, use a library with a transport for these NICs: "
+                  "epkit, UCCL-EP, DeepEP version 2 over NCCL%s. NVSHMEM_REMOTE_TRANSPORT=libfabric does not make "
+                  "DeepEP's kernels use it.",
+                  vendor == AMAZON ? " with aws-ofi-nccl" : "");
 }
 
 const struct doctor_check check_ibgda_nic = {
-    .id = "ibgda-nic",
-    .group = "nvshmem",
-    .mode = 9,
+    DOCTOR_CHECK("ibgda-nic", "nvshmem", 9, NEEDS_GPUS | NEEDS_DATA_NICS | NEEDS_ENVIRONMENT, run_ibgda_nic),
     .title = "IBGDA supports the NICs, if something needs it",
     .symptom = "DeepEP works within a node, and between nodes it stops when it initialises: no device for ibgda.",
-    .cause =
-        "IBGDA has GPUs write to the registers of NVIDIA's NICs (mlx5). It does not support EFA, Broadcom's and other "
-        "NICs, and DeepEP before version 2 has no other transport between nodes.",
-    .remedy =
-        "Use a library with a transport for these NICs between nodes; where there are NVIDIA's as well, 'epkit env' "
-        "gives the GPUs those.",
-    .links = (const char *const[]){"NVSHMEM_IB_ENABLE_IBGDA", "/sys/class/infiniband", NULL},
-    .run = run_ibgda_nic,
+    .cause = "IBGDA has GPUs write to the registers of NVIDIA's NICs (mlx5). It does not support EFA, Broadcom's and "
+             "other NICs, and DeepEP before version 2 has no other transport between nodes.",
+    .remedy = "Use a library with a transport for these NICs between nodes; where there are NVIDIA's as well, 'epkit "
+              "env' gives the GPUs those.",
+    .links = TEXTS("NVSHMEM_IB_ENABLE_IBGDA", "/sys/class/infiniband"),
 };
 
 /* --- confidential --- */
@@ -485,45 +445,41 @@ static void run_confidential(const struct doctor_machine *machine, struct doctor
     const struct topo *topo = machine->topo;
     const char *smi = os_driver_program(machine->source, &machine->software->os, "nvidia-smi");
 
-    if (!topo_is_confidential(topo)) {
-        doctor_not_applicable(machine, result, "%s",
-                              topo->cc_feature < 0 ? "the driver does not report confidential computing"
-                                                   : "confidential computing is off");
+    if (doctor_not_applicable_if(result, !topo_is_confidential(topo), "%s",
+                                 topo->cc_feature < 0 ? "the driver does not report confidential computing"
+                                                      : "confidential computing is off"))
         return;
-    }
     if (topo->cc_ready == 0) {
-        doctor_found(machine, result, DOCTOR_ERROR,
+        doctor_found(result, DOCTOR_ERROR,
                      "confidential computing is on, and the GPUs accept no work: their ready state is off");
-        doctor_advise(
-            machine, result,
-            "The operator of this guest has to attest the GPUs and then set their ready state: sudo %s conf-compute "
-            "-srs 1. It is lost when the driver is reloaded, so attestation belongs in the boot of the guest.",
-            smi);
+        doctor_advise(result,
+                      "The operator of this guest has to attest the GPUs and then set their ready state: sudo %s "
+                      "conf-compute -srs 1. It is lost when the driver is reloaded, so attestation belongs in the boot "
+                      "of the guest.",
+                      smi);
     } else if (machine_isolates_gpus(topo)) {
-        doctor_found(machine, result, DOCTOR_ERROR,
+        doctor_found(result, DOCTOR_ERROR,
                      "confidential computing is on in the mode for single GPUs, which isolates the %d GPUs",
                      topo->n_gpus);
-        doctor_advise(
-            machine, result,
-            "Several GPUs of one guest reach each other in protected PCIe mode (Hopper, a whole board with its "
-            "switches) or with encrypted NVLinks (Blackwell). The mode is set on the host, while no guest has the "
-            "GPUs.");
+        doctor_advise(result, "Several GPUs of one guest reach each other in protected PCIe mode (Hopper, a whole "
+                              "board with its switches) or with encrypted NVLinks (Blackwell). The mode is set on the "
+                              "host, while no guest has the GPUs.");
     } else if (topo->n_gpus > 1 && machine_uses_rdma(machine) && machine_has_data_nics(machine, result)) {
-        doctor_found(
-            machine, result, DOCTOR_ERROR,
-            "confidential computing is on: NICs cannot reach the memory of the GPUs, and something needs RDMA");
-        doctor_advise(
-            machine, result,
-            "GPUDirect RDMA and IBGDA do not work with it. Between nodes, use a transport that copies through host "
-            "memory (NCCL over sockets, or with NCCL_NET_GDR_LEVEL=LOC), or GPUs without confidential computing.%s",
-            topo->cc_mode == TOPO_CC_PROTECTED_PCIE
-                ? " In protected PCIe mode there is no CUDA IPC either, which DeepEP uses within the node."
-                : "");
+        doctor_found(result, DOCTOR_ERROR,
+                     "confidential computing is on: NICs cannot reach the memory of the GPUs, and something needs "
+                     "RDMA");
+        doctor_advise(result,
+                      "GPUDirect RDMA and IBGDA do not work with it. Between nodes, use a transport that copies "
+                      "through host memory (NCCL over sockets, or with NCCL_NET_GDR_LEVEL=LOC), or GPUs without "
+                      "confidential computing.%s",
+                      topo->cc_mode == TOPO_CC_PROTECTED_PCIE
+                          ? " In protected PCIe mode there is no CUDA IPC either, which DeepEP uses within the node."
+                          : "");
     } else {
         result->outcome = DOCTOR_FINE;
         return;
     }
-    doctor_evidence(machine, result, "NVML", "confidential computing %s, ready state %s, multi-GPU mode %s",
+    doctor_evidence(result, "NVML", "confidential computing %s, ready state %s, multi-GPU mode %s",
                     topo->cc_feature == 1 ? "on" : "off",
                     topo->cc_ready == 1   ? "on"
                     : topo->cc_ready == 0 ? "off"
@@ -535,16 +491,12 @@ static void run_confidential(const struct doctor_machine *machine, struct doctor
 }
 
 const struct doctor_check check_confidential = {
-    .id = "confidential",
-    .group = "driver",
-    .mode = 56,
+    DOCTOR_CHECK("confidential", "driver", 56, NEEDS_DRIVER, run_confidential),
     .title = "confidential computing allows the GPUs to work, and to reach each other",
     .symptom = "CUDA fails with \"system not yet initialized\" or \"operation not permitted\"; GPUs have no peer "
                "access; NCCL and NVSHMEM fail to register GPU memory with a NIC.",
     .cause = "In a confidential guest GPUs protect their memory. They accept no work before their ready state is set, "
              "reach each other only in a mode for several GPUs, and cannot be reached by NICs.",
     .remedy = "Set the ready state after attestation; have the host choose the mode for several GPUs.",
-    .needs = DOCTOR_NEEDS_DRIVER,
-    .links = (const char *const[]){"nvidia-smi conf-compute", NULL},
-    .run = run_confidential,
+    .links = TEXTS("nvidia-smi conf-compute"),
 };

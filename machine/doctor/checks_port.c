@@ -64,15 +64,6 @@ static bool reports_its_state(const struct topo_nic *nic)
     return nic->n_ports > 0;
 }
 
-static int n_data_nics(const struct topo *topo)
-{
-    int n = 0;
-
-    for (int i = 0; i < topo->n_nics; i++)
-        n += machine_is_data_nic(topo, i);
-    return n;
-}
-
 /*
  * Is it a NIC without an active port that GPUs would use: on a switch with a GPU, or of the model of the data NICs? If
  * there are no data NICs, any NIC, unless the machine has a single GPU and nothing needs RDMA.
@@ -92,7 +83,7 @@ static bool is_down_rail(const struct doctor_machine *machine, int nic)
             machine_gpu_distance(topo, i) == machine_gpu_distance(topo, nic))
             is_like_data = true;
     return is_like_data || machine_gpu_distance(topo, nic) <= TOPO_PXB ||
-           (n_data_nics(topo) == 0 && (topo->n_gpus > 1 || machine_uses_rdma(machine)));
+           (machine_n_data_nics(topo) == 0 && (topo->n_gpus > 1 || machine_uses_rdma(machine)));
 }
 
 /*
@@ -198,7 +189,7 @@ static struct down_count count_down(const struct doctor_machine *machine, struct
         count.n_severe += !is_left_unplugged(topo, i);
         count.n_unmanaged += is_unmanaged(&topo->nics[i]);
         for (int p = 0; p < topo->nics[i].n_ports; p++)
-            doctor_evidence(machine, result, machine_port_name(machine, i, p), "%s, %s",
+            doctor_evidence(result, machine_port_name(machine, i, p), "%s, %s",
                             topo_port_state_name(topo->nics[i].ports[p].state),
                             topo_phys_state_name(topo->nics[i].ports[p].phys_state));
     }
@@ -209,20 +200,19 @@ static struct down_count count_down(const struct doctor_machine *machine, struct
 static void find_missing(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
-    int n_data = n_data_nics(topo), has = 0, due = 0, gpu = gpu_without_its_nic(topo, &has, &due);
+    int n_data = machine_n_data_nics(topo), has = 0, due = 0, gpu = gpu_without_its_nic(topo, &has, &due);
     unsigned vendor = PCI_VENDOR_MELLANOX;
 
     /* NICs on the bus without an RDMA device are reported by rdma-device. */
     if (machine_functions_without_rdma(machine) > 0)
         return;
     if (gpu >= 0)
-        doctor_found(machine, result, DOCTOR_ERROR, "%s has %d NIC%s near it, most others have %d",
+        doctor_found(result, DOCTOR_ERROR, "%s has %d NIC%s near it, most others have %d",
                      machine_gpu_name(machine, gpu), has, has == 1 ? "" : "s", due);
     else if (is_flat(topo) && n_data < topo->n_gpus && n_data * 2 > topo->n_gpus)
-        doctor_found(machine, result, DOCTOR_WARNING, "there are %d NICs for %d GPUs", n_data, topo->n_gpus);
+        doctor_found(result, DOCTOR_WARNING, "there are %d NICs for %d GPUs", n_data, topo->n_gpus);
     else if (!is_flat(topo) && find_hidden_gpu(topo) >= 0)
-        doctor_unknown(machine, result,
-                       "/sys/bus/pci/devices: it does not have %s, so whether its NIC is there cannot be seen",
+        doctor_unknown(result, "/sys/bus/pci/devices: it does not have %s, so whether its NIC is there cannot be seen",
                        machine_gpu_name(machine, find_hidden_gpu(topo)));
     if (result->outcome != DOCTOR_FOUND)
         return;
@@ -231,14 +221,13 @@ static void find_missing(const struct doctor_machine *machine, struct doctor_res
             vendor = topo->pci[topo->nics[i].pci].vendor;
     for (int p = 0; p < topo->n_pci; p++)
         if (topo->pci[p].vendor == vendor && strncmp(topo->pci[p].driver, "vfio", 4) == 0)
-            doctor_evidence(machine, result, topo->pci[p].address, "driver %s: passed to a virtual machine",
+            doctor_evidence(result, topo->pci[p].address, "driver %s: passed to a virtual machine",
                             topo->pci[p].driver);
-    doctor_evidence(machine, result, "/sys/class/infiniband", "%d NICs, %d of them for data", topo->n_nics, n_data);
-    doctor_advise(
-        machine, result,
-        "A NIC seems to be missing: look for it on the bus (lspci -d %04x:) and in the kernel log; in a pod, check "
-        "its network annotations and devices. In a cloud, take the node out of service.",
-        vendor);
+    doctor_evidence(result, "/sys/class/infiniband", "%d NICs, %d of them for data", topo->n_nics, n_data);
+    doctor_advise(result,
+                  "A NIC seems to be missing: look for it on the bus (lspci -d %04x:) and in the kernel log; in a pod, "
+                  "check its network annotations and devices. In a cloud, take the node out of service.",
+                  vendor);
 }
 
 /* What to inspect. Users of virtual machines and pods have no access to cables. */
@@ -253,14 +242,13 @@ static void advise_link(const struct doctor_machine *machine, struct doctor_resu
         if (machine_is_data_nic(topo, i) && machine_is_same_model(topo, i, nic))
             shared = " GPUs of this NIC share one with others until it is back.";
     if (machine_virtual(machine->source) == MACHINE_VIRTUAL)
-        doctor_advise(
-            machine, result,
-            "In a virtual machine, the provider maintains cable and switch: take the node out of service. In a pod, "
-            "check its network annotations.%s",
-            shared);
+        doctor_advise(result,
+                      "In a virtual machine, the provider maintains cable and switch: take the node out of service. In "
+                      "a pod, check its network annotations.%s",
+                      shared);
     else
-        doctor_advise(machine, result,
-                      "Check cable, transceiver and switch port%s; in a pod, its network annotations.%s", tool, shared);
+        doctor_advise(result, "Check cable, transceiver and switch port%s; in a pod, its network annotations.%s", tool,
+                      shared);
 }
 
 /*
@@ -276,22 +264,22 @@ static void find_all_missing(const struct doctor_machine *machine, struct doctor
 
     if (machine_functions_without_rdma(machine) > 0)
         return;
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+    for (size_t i = 0; i < COUNT(names); i++) {
         const char *value = source_env(machine->source, names[i]);
 
         /* Without '=' the entries of NCCL_IB_HCA are beginnings of names, which images set for any machine. */
         if (!value || !*value || *value == '^' || (strcmp(names[i], "NCCL_IB_HCA") == 0 && *value != '='))
             continue;
         if (!first)
-            doctor_found(machine, result, DOCTOR_ERROR, "there is no RDMA NIC, and %s names some", names[i]);
+            doctor_found(result, DOCTOR_ERROR, "there is no RDMA NIC, and %s names some", names[i]);
         first = names[i];
-        doctor_evidence(machine, result, names[i], "%s", value);
+        doctor_evidence(result, names[i], "%s", value);
     }
     if (!first)
         return;
-    doctor_evidence(machine, result, "/sys/class/infiniband", "%s",
+    doctor_evidence(result, "/sys/class/infiniband", "%s",
                     found.state == SOURCE_OK ? "empty" : machine_reason(found.state, found.why));
-    doctor_advise(machine, result,
+    doctor_advise(result,
                   "In a pod, check its network annotations and devices; on a node, look for the NICs on the bus (lspci "
                   "-d %04x:) and in the kernel log. If there should be none, unset the variable.",
                   PCI_VENDOR_MELLANOX);
@@ -302,8 +290,6 @@ static void run_port_down(const struct doctor_machine *machine, struct doctor_re
     const struct topo *topo = machine->topo;
     struct down_count count;
 
-    if (!machine_has_gpus(machine, result))
-        return;
     if (topo->n_nics == 0 && !machine_has_data_nics(machine, result)) {
         if (result->outcome == DOCTOR_NOT_APPLICABLE)
             find_all_missing(machine, result);
@@ -311,37 +297,31 @@ static void run_port_down(const struct doctor_machine *machine, struct doctor_re
     }
     count = count_down(machine, result);
     if (count.n && count.n == count.n_unmanaged) {
-        doctor_found(machine, result, DOCTOR_ERROR, "%s has a link, but no subnet manager brings it up (%s)%s",
+        doctor_found(result, DOCTOR_ERROR, "%s has a link, but no subnet manager brings it up (%s)%s",
                      topo->nics[count.first].name, topo_port_state_name(topo->nics[count.first].ports[0].state),
                      count.n > 1 ? ", and more NICs wait for one" : "");
-        doctor_advise(
-            machine, result,
-            "Cable and switch port are in order. Check the subnet manager of this fabric, on a switch, in UFM or as "
-            "opensm on a node (sudo sminfo -C %s), and whether it may reach this port.",
-            shell_word(machine->source, topo->nics[count.first].name));
+        doctor_advise(result,
+                      "Cable and switch port are in order. Check the subnet manager of this fabric, on a switch, in "
+                      "UFM or as opensm on a node (sudo sminfo -C %s), and whether it may reach this port.",
+                      shell_word(machine->source, topo->nics[count.first].name));
     } else if (count.n) {
-        doctor_found(machine, result, count.n_severe ? DOCTOR_ERROR : DOCTOR_WARNING, "%s has no active port%s",
+        doctor_found(result, count.n_severe ? DOCTOR_ERROR : DOCTOR_WARNING, "%s has no active port%s",
                      topo->nics[count.first].name, count.n > 1 ? ", and more NICs have none" : "");
         advise_link(machine, result, count.first);
     } else if (count.n_unknown) {
-        doctor_unknown(machine, result, "the state of the ports of %d of %d NICs is not known", count.n_unknown,
-                       topo->n_nics);
+        doctor_unknown(result, "the state of the ports of %d of %d NICs is not known", count.n_unknown, topo->n_nics);
     } else {
         find_missing(machine, result);
     }
 }
 
 const struct doctor_check check_port_down = {
-    .id = "port-down",
-    .group = "nic",
-    .mode = 21,
+    DOCTOR_CHECK("port-down", "nic", 21, NEEDS_GPUS, run_port_down),
     .title = "every GPU has its NIC, with an active port",
     .symptom = "Fewer NICs than expected; ranks share one and run at half speed; a connection is refused.",
     .cause = "A port is down, a NIC has fallen off the bus, or a container was not given all of them.",
     .remedy = "Repair cabling and ports; correct the network annotations of the pod.",
-    .links = (const char *const[]){"/sys/class/infiniband/*/ports/*/state",
-                                   "/sys/class/infiniband/*/ports/*/phys_state", NULL},
-    .run = run_port_down,
+    .links = TEXTS("/sys/class/infiniband/*/ports/*/state", "/sys/class/infiniband/*/ports/*/phys_state"),
 };
 
 /* --- link-layer --- */
@@ -395,21 +375,19 @@ static void fix_link_layer(const struct doctor_machine *machine, struct doctor_r
     const struct topo *topo = machine->topo;
 
     if (nic >= 0 && is_certainly_misconfigured(machine, nic, odd)) {
-        doctor_fix(machine, result, false, "sudo mlxconfig -d %s set LINK_TYPE_P1=%s",
+        doctor_fix(result, false, "sudo mlxconfig -d %s set LINK_TYPE_P1=%s",
                    shell_word(machine->source, topo->pci[topo->nics[nic].pci].address),
                    odd == TOPO_LINK_ETHERNET ? "IB" : "ETH");
-        doctor_cost(machine, result, DOCTOR_FIX_CUTS_OFF,
-                    "After the next reboot %s is no longer in its current %s network.", topo->nics[nic].name,
-                    odd == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand");
-        doctor_advise(machine, result,
-                      "The link type of a ConnectX port is an option of its firmware; it takes effect after a reboot.");
+        doctor_cost(result, DOCTOR_FIX_CUTS_OFF, "After the next reboot %s is no longer in its current %s network.",
+                    topo->nics[nic].name, odd == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand");
+        doctor_advise(result, "The link type of a ConnectX port is an option of its firmware; it takes effect after a "
+                              "reboot.");
         return;
     }
-    doctor_advise(
-        machine, result,
-        "Find out what these NICs are for. If one of them is an uplink or for storage, leave it out of NCCL_IB_HCA "
-        "and NVSHMEM_HCA_LIST; if it is a rail, its link type is an option of its firmware (mlxconfig, LINK_TYPE). "
-        "Never change that of the port through which you reach this machine.");
+    doctor_advise(result, "Find out what these NICs are for. If one of them is an uplink or for storage, leave it out "
+                          "of NCCL_IB_HCA and NVSHMEM_HCA_LIST; if it is a rail, its link type is an option of its "
+                          "firmware (mlxconfig, LINK_TYPE). Never change that of the port through which you reach this "
+                          "machine.");
 }
 
 static void run_link_layer(const struct doctor_machine *machine, struct doctor_result *result)
@@ -418,8 +396,6 @@ static void run_link_layer(const struct doctor_machine *machine, struct doctor_r
     enum topo_link_layer odd;
     int first = -1;
 
-    if (!machine_has_gpus(machine, result) || !machine_has_data_nics(machine, result))
-        return;
     odd = machine_minority_link_layer(machine);
     if (odd == TOPO_LINK_UNKNOWN)
         return;
@@ -427,23 +403,20 @@ static void run_link_layer(const struct doctor_machine *machine, struct doctor_r
         for (int p = 0; machine_is_data_nic(topo, i) && p < topo->nics[i].n_ports; p++)
             if (topo->nics[i].ports[p].active && topo->nics[i].ports[p].link_layer == odd) {
                 first = first < 0 ? i : first;
-                doctor_evidence(machine, result, machine_port_name(machine, i, p), "link layer %s",
+                doctor_evidence(result, machine_port_name(machine, i, p), "link layer %s",
                                 odd == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand");
             }
-    doctor_found(machine, result, DOCTOR_ERROR, "NICs of GPUs have different link layers: %s is %s, others are %s",
+    doctor_found(result, DOCTOR_ERROR, "NICs of GPUs have different link layers: %s is %s, others are %s",
                  first >= 0 ? topo->nics[first].name : "one", odd == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand",
                  odd == TOPO_LINK_ETHERNET ? "InfiniBand" : "Ethernet");
     fix_link_layer(machine, result, first, odd);
 }
 
 const struct doctor_check check_link_layer = {
-    .id = "link-layer",
-    .group = "nic",
-    .mode = 21,
+    DOCTOR_CHECK("link-layer", "nic", 21, NEEDS_GPUS | NEEDS_DATA_NICS, run_link_layer),
     .title = "the NICs of all GPUs have one link layer",
     .symptom = "Some ranks cannot connect to others; queue pairs end in an error.",
     .cause = "Some ports run InfiniBand and some Ethernet: they are in different networks.",
     .remedy = "Find out what the odd ports are for; set the link type of a rail with mlxconfig, and leave others out.",
-    .links = (const char *const[]){"/sys/class/infiniband/*/ports/*/link_layer", NULL},
-    .run = run_link_layer,
+    .links = TEXTS("/sys/class/infiniband/*/ports/*/link_layer"),
 };

@@ -23,17 +23,16 @@ static bool has_joined(const struct doctor_machine *machine, struct doctor_resul
         if (!gpu->answered || (gpu->fabric != TOPO_FABRIC_STARTING && gpu->fabric != TOPO_FABRIC_FAILED))
             continue;
         n++;
-        doctor_evidence(machine, result, machine_gpu_name(machine, i), "fabric %s",
+        doctor_evidence(result, machine_gpu_name(machine, i), "fabric %s",
                         gpu->fabric == TOPO_FABRIC_FAILED ? "failed" : "not ready");
     }
     if (n == 0)
         return true;
-    doctor_found(machine, result, DOCTOR_ERROR, "%d of %d GPUs have not joined the NVLink fabric of their rack", n,
+    doctor_found(result, DOCTOR_ERROR, "%d of %d GPUs have not joined the NVLink fabric of their rack", n,
                  machine->topo->n_gpus);
-    doctor_advise(
-        machine, result,
-        "The fabric is set up by the fabric manager of the rack's switches: check it there, and the state of this "
-        "node in it (nvidia-smi -q, section Fabric). A reset of the GPUs makes them register again.");
+    doctor_advise(result, "The fabric is set up by the fabric manager of the rack's switches: check it there, and the "
+                          "state of this node in it (nvidia-smi -q, section Fabric). A reset of the GPUs makes them "
+                          "register again.");
     return false;
 }
 
@@ -52,51 +51,41 @@ static void run_imex(const struct doctor_machine *machine, struct doctor_result 
     struct source_names channels;
     struct source_stat stat;
 
-    if (!machine_has_driver(machine, result))
+    if (doctor_not_applicable_if(result, !machine_has_multinode_nvlink(machine->topo) || has_no_fabric(machine->topo),
+                                 "no GPUs whose NVLinks lead to other nodes"))
         return;
-    if (!machine_has_multinode_nvlink(machine->topo) || has_no_fabric(machine->topo)) {
-        doctor_not_applicable(machine, result, "no GPUs whose NVLinks lead to other nodes");
-        return;
-    }
     if (!has_joined(machine, result))
         return;
     channels = source_list(machine->source, IMEX);
-    if (channels.state != SOURCE_OK && channels.state != SOURCE_ABSENT) {
-        doctor_unknown(machine, result, IMEX ": %s", machine_reason(channels.state, channels.why));
+    if (doctor_unknown_if(result, channels.state != SOURCE_OK && channels.state != SOURCE_ABSENT, IMEX ": %s",
+                          machine_reason(channels.state, channels.why)))
         return;
-    }
     if (channels.n == 0) {
-        doctor_found(machine, result, DOCTOR_ERROR,
+        doctor_found(result, DOCTOR_ERROR,
                      "there is no IMEX channel, so GPUs of other nodes cannot be reached by NVLink");
-        doctor_evidence(machine, result, IMEX, channels.state == SOURCE_OK ? "empty" : "not there");
-        doctor_advise(
-            machine, result,
-            "In Kubernetes: give the pods a ComputeDomain of NVIDIA's DRA driver, which creates a channel. On hosts: "
-            "run nvidia-imex with all nodes in /etc/nvidia-imex/nodes_config.cfg, and load the driver with "
-            "NVreg_CreateImexChannel0=1.");
+        doctor_evidence(result, IMEX, channels.state == SOURCE_OK ? "empty" : "not there");
+        doctor_advise(result, "In Kubernetes: give the pods a ComputeDomain of NVIDIA's DRA driver, which creates a "
+                              "channel. On hosts: run nvidia-imex with all nodes in /etc/nvidia-imex/nodes_config.cfg, "
+                              "and load the driver with NVreg_CreateImexChannel0=1.");
         return;
     }
     stat = source_stat(machine->source, IMEX "/%s", channels.names[0]);
     if (stat.state != SOURCE_OK || (stat.may_read && stat.may_write))
         return;
-    doctor_found(machine, result, DOCTOR_ERROR, "the IMEX channel %s is not accessible", channels.names[0]);
-    doctor_evidence(machine, result, source_printf(machine->source, IMEX "/%s", channels.names[0]),
+    doctor_found(result, DOCTOR_ERROR, "the IMEX channel %s is not accessible", channels.names[0]);
+    doctor_evidence(result, source_printf(machine->source, IMEX "/%s", channels.names[0]),
                     "not readable and writable for this user");
-    doctor_advise(machine, result, "Give the process the channel: the device belongs to the user who runs the job.");
+    doctor_advise(result, "Give the process the channel: the device belongs to the user who runs the job.");
 }
 
 const struct doctor_check check_imex = {
-    .id = "imex",
-    .group = "topology",
-    .mode = 32,
+    DOCTOR_CHECK("imex", "topology", 32, NEEDS_DRIVER, run_imex),
     .title = "there is an IMEX channel for NVLink between nodes",
     .symptom = "CUDA errors when memory of a GPU in another node of the rack is mapped (GB200, GB300).",
-    .cause =
-        "Processes of different nodes exchange GPU memory through an IMEX channel, which has to be created and made "
-        "accessible to the process.",
+    .cause = "Processes of different nodes exchange GPU memory through an IMEX channel, which has to be created and "
+             "made accessible to the process.",
     .remedy = "Use a ComputeDomain, or nvidia-imex and NVreg_CreateImexChannel0=1.",
-    .links = (const char *const[]){IMEX, "/etc/nvidia-imex/nodes_config.cfg", NULL},
-    .run = run_imex,
+    .links = TEXTS(IMEX, "/etc/nvidia-imex/nodes_config.cfg"),
 };
 
 /* --- visible-devices --- */
@@ -195,19 +184,18 @@ static bool find_renumbered(const struct doctor_machine *machine, struct doctor_
         /* A mapping that is made for this process has the right NIC under the number that the process uses. */
         if (!*taken || strcmp(taken, own) == 0 || (best >= 0 && strcmp(taken, topo->nics[best].name) == 0))
             continue;
-        doctor_found(machine, result, DOCTOR_ERROR,
+        doctor_found(result, DOCTOR_ERROR,
                      "GPU %d of this process is the one at %s, number %d of the node, and " MAPPING
                      " gives it the NIC of another: %s",
                      named, topo->pci[topo->gpus[gpu].pci].address, number_on_node(topo, gpu), taken);
-        doctor_evidence(machine, result, MAPPING, "%s", mapping);
-        doctor_evidence(machine, result, "CUDA_VISIBLE_DEVICES", "%s", n > 0 ? entries[i].text : "not set");
-        doctor_evidence(machine, result, topo->pci[topo->gpus[gpu].pci].address, "its NIC is %s",
+        doctor_evidence(result, MAPPING, "%s", mapping);
+        doctor_evidence(result, "CUDA_VISIBLE_DEVICES", "%s", n > 0 ? entries[i].text : "not set");
+        doctor_evidence(result, topo->pci[topo->gpus[gpu].pci].address, "its NIC is %s",
                         best >= 0 ? topo->nics[best].name : "none");
-        doctor_fix(machine, result, false, "epkit env -- PROGRAM");
-        doctor_advise(
-            machine, result,
-            "Each task sees its own GPU as number 0, so a mapping by number assigns one NIC to all of them. If each "
-            "task is started like this (srun ... epkit env -- PROGRAM), it gets the NIC of its GPU by PCI address.");
+        doctor_fix(result, false, "epkit env -- PROGRAM");
+        doctor_advise(result, "Each task sees its own GPU as number 0, so a mapping by number assigns one NIC to all "
+                              "of them. If each task is started like this (srun ... epkit env -- PROGRAM), it gets the "
+                              "NIC of its GPU by PCI address.");
         return true;
     }
     return false;
@@ -228,62 +216,48 @@ static void run_visible_devices(const struct doctor_machine *machine, struct doc
     const char *fault;
     int n;
 
-    if (!machine_has_gpus(machine, result))
+    if (doctor_unknown_if(result, environment.state != SOURCE_OK, "the environment: %s",
+                          machine_reason(environment.state, environment.why)))
         return;
-    if (environment.state != SOURCE_OK) {
-        doctor_unknown(machine, result, "the environment: %s", machine_reason(environment.state, environment.why));
-        return;
-    }
     n = machine_visible(machine, entries);
     if (n < 0 && find_renumbered(machine, result, entries, 0))
         return;
-    if (n <= 0) {
-        doctor_not_applicable(machine, result,
-                              n < 0 ? "CUDA_VISIBLE_DEVICES is not set" : "CUDA_VISIBLE_DEVICES hides all GPUs");
+    if (doctor_not_applicable_if(result, n <= 0,
+                                 n < 0 ? "CUDA_VISIBLE_DEVICES is not set" : "CUDA_VISIBLE_DEVICES hides all GPUs"))
         return;
-    }
     fault = list_fault(machine, entries, n);
     if (fault) {
-        doctor_found(machine, result, DOCTOR_ERROR, "CUDA_VISIBLE_DEVICES: %s", fault);
-        doctor_evidence(machine, result, "CUDA_VISIBLE_DEVICES", "%s",
-                        source_env(machine->source, "CUDA_VISIBLE_DEVICES"));
-        doctor_advise(machine, result, "This machine has GPUs 0 to %d: name each at most once.",
-                      machine->topo->n_gpus - 1);
+        doctor_found(result, DOCTOR_ERROR, "CUDA_VISIBLE_DEVICES: %s", fault);
+        doctor_evidence_env(result, "CUDA_VISIBLE_DEVICES");
+        doctor_advise(result, "This machine has GPUs 0 to %d: name each at most once.", machine->topo->n_gpus - 1);
         return;
     }
     if (find_renumbered(machine, result, entries, n))
         return;
     fault = source_env(machine->source, MAPPING) ? mapping_fault(entries, n) : NULL;
     if (fault) {
-        doctor_found(machine, result, entries[0].kind == MACHINE_VISIBLE_INDEX ? DOCTOR_WARNING : DOCTOR_ERROR,
+        doctor_found(result, entries[0].kind == MACHINE_VISIBLE_INDEX ? DOCTOR_WARNING : DOCTOR_ERROR,
                      "CUDA_VISIBLE_DEVICES %s", fault);
-        doctor_evidence(machine, result, "CUDA_VISIBLE_DEVICES", "%s",
-                        source_env(machine->source, "CUDA_VISIBLE_DEVICES"));
-        doctor_evidence(machine, result, MAPPING, "%s", source_env(machine->source, MAPPING));
-        doctor_advise(
-            machine, result,
-            "Use numbers in ascending order, or give each process NVSHMEM_HCA_LIST with its one NIC instead of "
-            "the mapping (epkit env prints both).");
+        doctor_evidence_env(result, "CUDA_VISIBLE_DEVICES");
+        doctor_evidence_env(result, MAPPING);
+        doctor_advise(result, "Use numbers in ascending order, or give each process NVSHMEM_HCA_LIST with its one NIC "
+                              "instead of the mapping (epkit env prints both).");
         return;
     }
-    if (has_unknown_uuid(entries, n)) {
-        doctor_unknown(machine, result, "the UUIDs of the GPUs: NVML does not answer: %s", machine->topo->nvml_why);
+    if (doctor_unknown_if(result, has_unknown_uuid(entries, n), "the UUIDs of the GPUs: NVML does not answer: %s",
+                          machine->topo->nvml_why))
         result->missing = machine_missing_nvml(machine);
-    }
 }
 
 const struct doctor_check check_visible_devices = {
-    .id = "visible-devices",
-    .group = "topology",
-    .mode = 37,
+    DOCTOR_CHECK("visible-devices", "topology", 37, NEEDS_GPUS, run_visible_devices),
     .title = "CUDA_VISIBLE_DEVICES names GPUs that exist, in a form that mappings understand",
     .symptom = "A rank uses the NIC of another GPU, or stops with \"invalid literal for int()\" in buffer.py; GPUs are "
                "missing.",
     .cause = "The mapping of GPUs to NICs goes by index. CUDA_VISIBLE_DEVICES with UUIDs, in another order, or with "
              "entries that do not exist changes what an index means.",
     .remedy = "Use numbers in ascending order, or translate the mapping.",
-    .links = (const char *const[]){"CUDA_VISIBLE_DEVICES", MAPPING, NULL},
-    .run = run_visible_devices,
+    .links = TEXTS("CUDA_VISIBLE_DEVICES", MAPPING),
 };
 
 /* --- acs --- */
@@ -329,31 +303,19 @@ static void mark_bridges(const struct topo *topo, int device, unsigned char *mar
 /* Physical machines only: a guest sees the emulated bridges of its hypervisor. */
 static bool is_bare_metal(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    switch (machine_virtual(machine->source)) {
-    case MACHINE_BARE_METAL:
-        return true;
-    case MACHINE_VIRTUAL:
-        doctor_not_applicable(machine, result, "a virtual machine: its host controls this");
-        return false;
-    case MACHINE_VIRTUAL_UNKNOWN:
-        break;
-    }
-    doctor_unknown(machine, result, "whether this is a virtual machine: /proc/cpuinfo cannot be read");
-    return false;
+    enum machine_virtual is_virtual = machine_virtual(machine->source);
+
+    return !doctor_not_applicable_if(result, is_virtual == MACHINE_VIRTUAL,
+                                     "a virtual machine: its host controls this") &&
+           !doctor_unknown_if(result, is_virtual == MACHINE_VIRTUAL_UNKNOWN,
+                              "whether this is a virtual machine: /proc/cpuinfo cannot be read");
 }
 
 /* Are there two devices that exchange data directly? IOMMU and ACS do not affect a single GPU. */
 static bool has_peers(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct topo *topo = machine->topo;
-
-    if (topo->n_gpus >= 2)
-        return true;
-    for (int i = 0; i < topo->n_nics; i++)
-        if (machine_is_data_nic(topo, i))
-            return true;
-    doctor_not_applicable(machine, result, "one GPU and no NIC that it would talk to directly");
-    return false;
+    return !doctor_not_applicable_if(result, machine->topo->n_gpus < 2 && machine_n_data_nics(machine->topo) == 0,
+                                     "one GPU and no NIC that it would talk to directly");
 }
 
 struct acs_count {
@@ -383,7 +345,7 @@ static struct acs_count check_bridges(const struct doctor_machine *machine, stru
             break;
         case ACS_REDIRECTS:
             count.n_redirecting++;
-            doctor_evidence(machine, result, address, "ACS redirects requests or completions");
+            doctor_evidence(result, address, "ACS redirects requests or completions");
             used = strlen(count.fix);
             if (used + 64 < sizeof(count.fix))
                 snprintf(count.fix + used, sizeof(count.fix) - used, "%ssudo setpci -s %s ECAP_ACS+0x6.w=0000",
@@ -400,12 +362,11 @@ static void run_acs(const struct doctor_machine *machine, struct doctor_result *
     const struct topo *topo = machine->topo;
     struct acs_count count;
 
-    if (!machine_has_gpus(machine, result) || !has_peers(machine, result) || !is_bare_metal(machine, result))
+    if (!has_peers(machine, result) || !is_bare_metal(machine, result))
         return;
-    if (machine_is_grace(topo)) {
-        doctor_not_applicable(machine, result, "boards with Grace processors translate addresses in the device");
+    if (doctor_not_applicable_if(result, machine_is_grace(topo),
+                                 "boards with Grace processors translate addresses in the device"))
         return;
-    }
     for (int i = 0; i < topo->n_gpus; i++)
         mark_bridges(topo, topo->gpus[i].pci, marks);
     for (int i = 0; i < topo->n_nics; i++)
@@ -413,41 +374,38 @@ static void run_acs(const struct doctor_machine *machine, struct doctor_result *
             mark_bridges(topo, topo->nics[i].pci, marks);
     count = check_bridges(machine, result, marks);
     if (count.n_redirecting) {
-        doctor_found(
-            machine, result, DOCTOR_WARNING,
-            "%d of %d PCIe bridges above GPUs and NICs send traffic between devices through the processor (ACS)",
-            count.n_redirecting, count.n);
+        doctor_found(result, DOCTOR_WARNING,
+                     "%d of %d PCIe bridges above GPUs and NICs send traffic between devices through the processor "
+                     "(ACS)",
+                     count.n_redirecting, count.n);
         if (!machine_is_locked_down(machine->source)) {
-            doctor_fix(machine, result, false, "%s", count.fix);
-            doctor_cost(machine, result, DOCTOR_FIX_SAFE,
+            doctor_fix(result, false, "%s", count.fix);
+            doctor_cost(result, DOCTOR_FIX_SAFE,
                         "It costs isolation: these devices are then no longer isolated from each other, which virtual "
                         "machines need.");
         }
         doctor_advise(
-            machine, result, "%s Keep it enabled on a host that passes devices to virtual machines: it isolates them.",
+            result, "%s Keep it enabled on a host that passes devices to virtual machines: it isolates them.",
             *result->fix
                 ? "Better: switch ACS off in the BIOS, or VT-d with it; setpci lasts until the next reboot."
                 : "Switch ACS off in the BIOS, or VT-d with it: the kernel is locked down because of Secure Boot and "
                   "does not allow it to be changed with setpci.");
     } else if (count.n_hidden) {
-        doctor_unknown(machine, result, "ACS of %d of %d bridges: only root can read their configuration space",
-                       count.n_hidden, count.n);
+        doctor_unknown(result, "ACS of %d of %d bridges: only root can read their configuration space", count.n_hidden,
+                       count.n);
         result->missing = DOCTOR_MISSING_ROOT;
     } else if (count.n == 0) {
-        doctor_not_applicable(machine, result, "there are no PCIe bridges above GPUs and NICs");
+        doctor_not_applicable(result, "there are no PCIe bridges above GPUs and NICs");
     }
 }
 
 const struct doctor_check check_acs = {
-    .id = "acs",
-    .group = "topology",
-    .mode = 39,
+    DOCTOR_CHECK("acs", "topology", 39, NEEDS_GPUS, run_acs),
     .title = "PCIe switches let GPUs and NICs talk to each other directly (ACS off)",
     .symptom = "RDMA from GPU memory and P2P over PCIe run at a fraction of the link, or hang.",
     .cause = "With ACS redirection on, a switch sends traffic between its devices up to the processor and down again.",
     .remedy = "Switch ACS off in the BIOS or with setpci, on bare metal without virtual machines.",
-    .links = (const char *const[]){"/sys/bus/pci/devices/*/config", NULL},
-    .run = run_acs,
+    .links = TEXTS("/sys/bus/pci/devices/*/config"),
 };
 
 /* --- iommu --- */
@@ -493,8 +451,8 @@ static void check_group(const struct doctor_machine *machine, struct doctor_resu
         count->why = machine_reason(type.state, type.why);
     } else if (strncmp(type.text, "DMA", 3) == 0) {
         count->n_translated++;
-        doctor_evidence(machine, result, source_printf(machine->source, "/sys/kernel/iommu_groups/%s/type", group),
-                        "%s (%s)", type.text, machine->topo->pci[pci].address);
+        doctor_evidence(result, source_printf(machine->source, "/sys/kernel/iommu_groups/%s/type", group), "%s (%s)",
+                        type.text, machine->topo->pci[pci].address);
     }
 }
 
@@ -504,21 +462,16 @@ static void run_iommu(const struct doctor_machine *machine, struct doctor_result
     struct iommu_count count = {.why = ""};
     struct source_names groups;
 
-    if (!machine_has_gpus(machine, result) || !has_peers(machine, result) || !is_bare_metal(machine, result))
+    if (!has_peers(machine, result) || !is_bare_metal(machine, result))
         return;
-    if (machine_is_grace(topo)) {
-        doctor_not_applicable(machine, result, "boards with Grace processors need translation");
+    if (doctor_not_applicable_if(result, machine_is_grace(topo), "boards with Grace processors need translation"))
         return;
-    }
     groups = source_list(machine->source, "/sys/kernel/iommu_groups");
-    if (groups.state == SOURCE_ABSENT || (groups.state == SOURCE_OK && groups.n == 0)) {
-        doctor_not_applicable(machine, result, "the IOMMU is off");
+    if (doctor_not_applicable_if(result, groups.state == SOURCE_ABSENT || (groups.state == SOURCE_OK && groups.n == 0),
+                                 "the IOMMU is off") ||
+        doctor_unknown_if(result, groups.state != SOURCE_OK, "/sys/kernel/iommu_groups: %s",
+                          machine_reason(groups.state, groups.why)))
         return;
-    }
-    if (groups.state != SOURCE_OK) {
-        doctor_unknown(machine, result, "/sys/kernel/iommu_groups: %s", machine_reason(groups.state, groups.why));
-        return;
-    }
     for (int i = 0; i < topo->n_gpus; i++)
         if (topo->gpus[i].pci >= 0)
             check_group(machine, result, topo->gpus[i].pci, &count);
@@ -526,25 +479,22 @@ static void run_iommu(const struct doctor_machine *machine, struct doctor_result
         if (machine_is_data_nic(topo, i))
             check_group(machine, result, topo->nics[i].pci, &count);
     if (count.n_translated) {
-        doctor_found(machine, result, DOCTOR_WARNING, "the IOMMU translates the addresses of %d of %d GPUs and NICs",
+        doctor_found(result, DOCTOR_WARNING, "the IOMMU translates the addresses of %d of %d GPUs and NICs",
                      count.n_translated, count.n);
-        doctor_advise(machine, result, "%s Or switch the IOMMU off in the BIOS.",
+        doctor_advise(result, "%s Or switch the IOMMU off in the BIOS.",
                       os_kernel_argument(machine->source, &machine->software->os, true, "iommu=pt"));
     } else if (count.n_unknown) {
-        doctor_unknown(machine, result, "the type of %d IOMMU groups: %s", count.n_unknown, count.why);
+        doctor_unknown(result, "the type of %d IOMMU groups: %s", count.n_unknown, count.why);
     }
 }
 
 const struct doctor_check check_iommu = {
-    .id = "iommu",
-    .group = "topology",
-    .mode = 39,
+    DOCTOR_CHECK("iommu", "topology", 39, NEEDS_GPUS, run_iommu),
     .title = "the IOMMU passes GPUs and NICs through",
     .symptom = "P2P and RDMA from GPU memory are slow, or hang under load.",
     .cause = "On bare metal an IOMMU that translates sends all traffic between devices through the processor.",
     .remedy = "Start the kernel with iommu=pt, or switch the IOMMU off.",
-    .links = (const char *const[]){"/sys/kernel/iommu_groups/*/type", "/proc/cmdline", NULL},
-    .run = run_iommu,
+    .links = TEXTS("/sys/kernel/iommu_groups/*/type", "/proc/cmdline"),
 };
 
 /* --- affinity --- */
@@ -559,50 +509,42 @@ static void run_affinity(const struct doctor_machine *machine, struct doctor_res
     const char *list;
     int gpu;
 
-    if (!machine_has_gpus(machine, result))
-        return;
     gpu = machine_own_gpu(machine);
-    if (gpu < 0) {
-        doctor_not_applicable(machine, result, "it is not known which GPU this process uses");
+    if (doctor_not_applicable_if(result, gpu < 0, "it is not known which GPU this process uses"))
         return;
-    }
     status = source_read(machine->source, "/proc/self/status");
     list = machine_text_field(machine->source, status.text, "Cpus_allowed_list");
-    if (!*list || !topo_parse_cpus(list, allowed, MAX_CPUS)) {
-        doctor_unknown(machine, result, "/proc/self/status: %s",
-                       status.state == SOURCE_OK ? "no Cpus_allowed_list" : machine_reason(status.state, status.why));
+    if (doctor_unknown_if(result, !*list || !topo_parse_cpus(list, allowed, MAX_CPUS), "/proc/self/status: %s",
+                          status.state == SOURCE_OK ? "no Cpus_allowed_list"
+                                                    : machine_reason(status.state, status.why)))
         return;
-    }
     if (topo->gpus[gpu].pci < 0 || !*topo->pci[topo->gpus[gpu].pci].local_cpus ||
         !topo_parse_cpus(topo->pci[topo->gpus[gpu].pci].local_cpus, local, MAX_CPUS)) {
-        doctor_unknown(machine, result, "which processors are near %s", machine_gpu_name(machine, gpu));
+        doctor_unknown(result, "which processors are near %s", machine_gpu_name(machine, gpu));
         return;
     }
     for (int i = 0; i < MAX_CPUS / 64; i++)
         if (allowed[i] & local[i])
             return;
-    doctor_found(machine, result, DOCTOR_WARNING,
+    doctor_found(result, DOCTOR_WARNING,
                  "the process may run on processors %s, and none of them is near %s, which it uses", list,
                  machine_gpu_name(machine, gpu));
-    doctor_evidence(machine, result, "/proc/self/status", "Cpus_allowed_list: %s", list);
+    doctor_evidence(result, "/proc/self/status", "Cpus_allowed_list: %s", list);
     doctor_evidence(
-        machine, result,
+        result,
         source_printf(machine->source, "/sys/bus/pci/devices/%s/local_cpulist", topo->pci[topo->gpus[gpu].pci].address),
         "%s", topo->pci[topo->gpus[gpu].pci].local_cpus);
-    doctor_fix(machine, result, false, "taskset -c %s PROGRAM",
+    doctor_fix(result, false, "taskset -c %s PROGRAM",
                shell_word(machine->source, topo->pci[topo->gpus[gpu].pci].local_cpus));
-    doctor_advise(machine, result,
-                  "Let the launcher bind: mpirun --map-by numa --bind-to numa, srun --cpu-bind or --gpu-bind=closest.");
+    doctor_advise(result, "Let the launcher bind: mpirun --map-by numa --bind-to numa, srun --cpu-bind or "
+                          "--gpu-bind=closest.");
 }
 
 const struct doctor_check check_affinity = {
-    .id = "affinity",
-    .group = "topology",
-    .mode = 40,
+    DOCTOR_CHECK("affinity", "topology", 40, NEEDS_GPUS, run_affinity),
     .title = "the process runs near its GPU",
     .symptom = "Latency of launches and of CPU proxies is high; ranks of one NUMA node are slower.",
     .cause = "The launcher bound the process to processors of another NUMA node than that of its GPU.",
     .remedy = "Bind each rank to the processors of its GPU's NUMA node.",
-    .links = (const char *const[]){"/proc/self/status", "/sys/bus/pci/devices/*/local_cpulist", NULL},
-    .run = run_affinity,
+    .links = TEXTS("/proc/self/status", "/sys/bus/pci/devices/*/local_cpulist"),
 };

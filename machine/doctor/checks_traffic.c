@@ -85,36 +85,29 @@ static void run_link_errors(const struct doctor_machine *machine, struct doctor_
                 continue;
             counter_limit_text(&limits[k], value, text, sizeof(text));
             if (first < 0)
-                doctor_found(machine, result, DOCTOR_WARNING, "%s has a bad link: %s", name, text);
+                doctor_found(result, DOCTOR_WARNING, "%s has a bad link: %s", name, text);
             first = first < 0 ? i : first;
-            doctor_evidence(machine, result, source_printf(machine->source, "%s %s", name, limits[k].file), "%lld",
+            doctor_evidence(result, source_printf(machine->source, "%s %s", name, limits[k].file), "%lld",
                             (long long)value);
         }
     }
     if (first >= 0)
-        doctor_advise(
-            machine, result,
-            "Counted since the driver was loaded. Check whether the counters still increase (epkit nics), then check "
-            "cable, transceiver and switch port (mlxlink -d %s -m -c): clean or replace them. A job ends with an "
-            "error when a link is down for longer than its timeout.",
-            shell_word(machine->source, machine->topo->nics[rails[first].nic].name));
+        doctor_advise(result,
+                      "Counted since the driver was loaded. Check whether the counters still increase (epkit nics), "
+                      "then check cable, transceiver and switch port (mlxlink -d %s -m -c): clean or replace them. A "
+                      "job ends with an error when a link is down for longer than its timeout.",
+                      shell_word(machine->source, machine->topo->nics[rails[first].nic].name));
 }
 
 const struct doctor_check check_link_errors = {
-    .id = "link-errors",
-    .group = "nic",
-    .mode = 46,
+    DOCTOR_CHECK("link-errors", "nic", 46, NEEDS_DATA_NICS, run_link_errors),
     .title = "links of NICs stay up and carry data without errors",
     .symptom = "Jobs end with a timeout or \"transport retry counter exceeded\", on one rail, intermittently.",
-    .cause =
-        "The link of a port goes down and comes back, or corrupts data: a dirty or bad cable or transceiver, or the "
-        "switch port at the other end.",
+    .cause = "The link of a port goes down and comes back, or corrupts data: a dirty or bad cable or transceiver, or "
+             "the switch port at the other end.",
     .remedy = "Clean or replace cable and transceiver; otherwise the port or the NIC.",
-    .needs = DOCTOR_NEEDS_DATA_NICS,
-    .links = (const char *const[]){"/sys/class/infiniband/*/ports/*/counters/link_downed",
-                                   "/sys/class/infiniband/*/ports/*/counters/symbol_error",
-                                   "/sys/class/net/*/carrier_down_count", NULL},
-    .run = run_link_errors,
+    .links = TEXTS("/sys/class/infiniband/*/ports/*/counters/link_downed",
+                   "/sys/class/infiniband/*/ports/*/counters/symbol_error", "/sys/class/net/*/carrier_down_count"),
 };
 
 /* --- roce-loss --- */
@@ -156,17 +149,15 @@ static void run_roce_loss(const struct doctor_machine *machine, struct doctor_re
     bool has_notices = false;
     double worst = 0;
 
-    if (n == 0) {
-        doctor_not_applicable(machine, result, "no RoCE port is active");
+    if (doctor_not_applicable_if(result, n == 0, "no RoCE port is active"))
         return;
-    }
     for (int i = 0; i < n; i++) {
         struct loss loss = loss_of(machine, &rails[i]);
 
         if (loss.lost < COUNTER_LOST_LEAST || loss.ratio < COUNTER_LOST_RATIO)
             continue;
         has_notices = has_notices || sees_congestion_notices(machine, &rails[i]);
-        doctor_evidence(machine, result, rail_name(machine, &rails[i]),
+        doctor_evidence(result, rail_name(machine, &rails[i]),
                         "%lld of %lld packets %s; out_of_sequence %lld, local_ack_timeout_err %lld",
                         (long long)loss.lost, (long long)loss.all,
                         loss.is_of_received ? "came again after one was missed" : "were asked for again",
@@ -174,38 +165,34 @@ static void run_roce_loss(const struct doctor_machine *machine, struct doctor_re
                         (long long)rail_counter(machine, &rails[i], COUNTER_TIMED_OUT));
         if (n_lossy++ == 0 || loss.ratio > worst * 1.1) {
             worst = loss.ratio;
-            doctor_found(machine, result, worst >= COUNTER_LOST_RATIO_SEVERE ? DOCTOR_ERROR : DOCTOR_WARNING,
+            doctor_found(result, worst >= COUNTER_LOST_RATIO_SEVERE ? DOCTOR_ERROR : DOCTOR_WARNING,
                          "the network loses packets %s %s: one in %.0f", loss.is_of_received ? "to" : "of",
                          rail_name(machine, &rails[i]), 1 / worst);
         }
     }
     if (n_lossy)
         doctor_advise(
-            machine, result,
+            result,
             "%s The traffic class of the job (NVSHMEM_IB_TRAFFIC_CLASS, NCCL_IB_TC) has to be one for which the "
             "switches do that. %s",
             has_notices
                 ? "Congestion notifications are received, so ECN works, but too late or without effect: check the "
                   "thresholds of ECN, and flow control (PFC) for the priority."
                 : "Neither an ECN mark nor a congestion notification was ever received: configure ECN (DCQCN) or flow "
-                  "control (PFC) for the priority of this traffic, on NICs and switches alike (mlnx_qos -i "
-                  "<interface> shows the NIC's side).",
+                  "control (PFC) for the priority of this traffic, on NICs and switches alike (mlnx_qos -i <interface> "
+                  "shows the NIC's side).",
             n_lossy == 1 && n > 1 ? "Only one rail is affected: its switch or cable may be at fault." : "");
 }
 
 const struct doctor_check check_roce_loss = {
-    .id = "roce-loss",
-    .group = "nic",
-    .mode = 47,
+    DOCTOR_CHECK("roce-loss", "nic", 47, NEEDS_DATA_NICS, run_roce_loss),
     .title = "the RoCE network loses no packets",
     .symptom = "Bandwidth between nodes varies and drops as soon as several ranks send to one.",
-    .cause =
-        "Packets are dropped where flows converge. RoCE then retransmits from the lost packet on, after a timeout.",
+    .cause = "Packets are dropped where flows converge. RoCE then retransmits from the lost packet on, after a "
+             "timeout.",
     .remedy = "Configure PFC or ECN for the priority of the traffic, end to end.",
-    .needs = DOCTOR_NEEDS_DATA_NICS,
-    .links = (const char *const[]){"/sys/class/infiniband/*/ports/*/hw_counters/packet_seq_err", "NCCL_IB_TC",
-                                   "NVSHMEM_IB_TRAFFIC_CLASS", NULL},
-    .run = run_roce_loss,
+    .links =
+        TEXTS("/sys/class/infiniband/*/ports/*/hw_counters/packet_seq_err", "NCCL_IB_TC", "NVSHMEM_IB_TRAFFIC_CLASS"),
 };
 
 /* --- mtu --- */
@@ -225,27 +212,24 @@ static int rdma_mtu(int64_t mtu)
 /* A member of a bond may have been set to a smaller MTU than the bond; it then drops larger packets. */
 static void compare_members(const struct doctor_machine *machine, struct doctor_result *result, const struct rail *rail)
 {
-    const char *bond = machine->topo->nics[rail->nic].ports[rail->port].netdev;
-    struct source_text members = {.text = ""};
+    const char *bond = machine->topo->nics[rail->nic].ports[rail->port].netdev, *members = "", *member;
 
     if (*bond)
-        members = source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond);
-    for (const char *at = members.text; *at; at += strcspn(at, " "), at += strspn(at, " ")) {
-        const char *member = source_printf(machine->source, "%.*s", (int)(strcspn(at, " ") & 63), at);
+        members = source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond).text;
+    while ((member = machine_next_word(machine, &members))) {
         int64_t mtu;
 
         if (source_number(machine->source, &mtu, "/sys/class/net/%s/mtu", member) != SOURCE_OK || mtu >= rail->value)
             continue;
-        doctor_found(machine, result, DOCTOR_ERROR,
+        doctor_found(result, DOCTOR_ERROR,
                      "%s, a member of %s, has an MTU of %lld, and the bond one of %lld: larger packets are lost on it",
                      member, bond, (long long)mtu, (long long)rail->value);
-        doctor_evidence(machine, result, source_printf(machine->source, "/sys/class/net/%s/mtu", member), "%lld",
+        doctor_evidence(result, source_printf(machine->source, "/sys/class/net/%s/mtu", member), "%lld",
                         (long long)mtu);
-        doctor_advise(
-            machine, result,
-            "ip link set dev %s mtu %lld gives it the MTU of the bond; its link goes down for a moment. Set it in the "
-            "network's configuration as well, so that it persists.",
-            shell_word(machine->source, member), (long long)rail->value);
+        doctor_advise(result,
+                      "ip link set dev %s mtu %lld gives it the MTU of the bond; its link goes down for a moment. Set "
+                      "it in the network's configuration as well, so that it persists.",
+                      shell_word(machine->source, member), (long long)rail->value);
         return;
     }
 }
@@ -269,41 +253,33 @@ static void run_mtu(const struct doctor_machine *machine, struct doctor_result *
         compare_members(machine, result, &rails[i]);
     if (result->outcome == DOCTOR_FOUND)
         return;
-    if (n_known < 2) {
-        doctor_not_applicable(machine, result, "fewer than two RoCE ports whose MTU is known");
+    if (doctor_not_applicable_if(result, n_known < 2, "fewer than two RoCE ports whose MTU is known"))
         return;
-    }
     for (int i = 0; i < n; i++) {
         const char *netdev = machine->topo->nics[rails[i].nic].ports[rails[i].port].netdev;
 
         if (rails[i].value <= 0 || rdma_mtu(rails[i].value) == largest)
             continue;
         if (result->outcome != DOCTOR_FOUND) {
-            doctor_found(machine, result, DOCTOR_WARNING,
-                         "%s sends packets of %d bytes, other rails of %d: its MTU is %lld",
+            doctor_found(result, DOCTOR_WARNING, "%s sends packets of %d bytes, other rails of %d: its MTU is %lld",
                          rail_name(machine, &rails[i]), rdma_mtu(rails[i].value), largest, (long long)rails[i].value);
-            doctor_advise(
-                machine, result,
-                "Give all rails one MTU, of 4200 at least, where the switches allow it: ip link set %s mtu <MTU of "
-                "the others>, and the same in the network's configuration, so that it persists. The link goes down "
-                "for a moment.",
-                shell_word(machine->source, netdev));
+            doctor_advise(result,
+                          "Give all rails one MTU, of 4200 at least, where the switches allow it: ip link set %s mtu "
+                          "<MTU of the others>, and the same in the network's configuration, so that it persists. The "
+                          "link goes down for a moment.",
+                          shell_word(machine->source, netdev));
         }
-        doctor_evidence(machine, result, source_printf(machine->source, "/sys/class/net/%s/mtu", netdev), "%lld",
+        doctor_evidence(result, source_printf(machine->source, "/sys/class/net/%s/mtu", netdev), "%lld",
                         (long long)rails[i].value);
     }
 }
 
 const struct doctor_check check_mtu = {
-    .id = "mtu",
-    .group = "nic",
-    .mode = 48,
+    DOCTOR_CHECK("mtu", "nic", 48, NEEDS_DATA_NICS, run_mtu),
     .title = "all RoCE rails use the same packet size",
     .symptom = "One rail is slower than the others; large messages between two nodes hang where the other side has "
                "another MTU.",
     .cause = "The MTU of an interface differs, so RDMA on it uses smaller packets than on the others.",
     .remedy = "Set one MTU on all rails and their switch ports.",
-    .needs = DOCTOR_NEEDS_DATA_NICS,
-    .links = (const char *const[]){"/sys/class/net/*/mtu", NULL},
-    .run = run_mtu,
+    .links = TEXTS("/sys/class/net/*/mtu"),
 };

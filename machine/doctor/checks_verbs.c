@@ -22,23 +22,17 @@ static bool has_core(const struct doctor_machine *machine, struct doctor_result 
     /* Without the environment, the search path of the process is not known. */
     if (!machine_has_mlx5(machine, result) || !machine_has_environment(machine, result))
         return false;
-    if (verbs->ibverbs.state == SOURCE_ABSENT) {
-        doctor_not_applicable(machine, result, "libibverbs.so.1 is not installed where ld.so looks");
+    if (doctor_not_applicable_if(result, verbs->ibverbs.state == SOURCE_ABSENT,
+                                 "libibverbs.so.1 is not installed where ld.so looks") ||
+        doctor_unknown_if(result, verbs->ibverbs.state == SOURCE_NOT_RECORDED, "libibverbs.so.1: %s",
+                          machine_reason(SOURCE_NOT_RECORDED, NULL)))
         return false;
-    }
-    if (verbs->ibverbs.state == SOURCE_NOT_RECORDED) {
-        doctor_unknown(machine, result, "libibverbs.so.1: %s", machine_reason(SOURCE_NOT_RECORDED, NULL));
-        return false;
-    }
     facts = source_elf(machine->source, "%s", verbs->ibverbs.path);
-    if (facts.state != SOURCE_OK) {
-        doctor_unknown(machine, result, "%s: %s", verbs->ibverbs.path, machine_reason(facts.state, facts.why));
+    if (doctor_unknown_if(result, facts.state != SOURCE_OK, "%s: %s", verbs->ibverbs.path,
+                          machine_reason(facts.state, facts.why)) ||
+        doctor_unknown_if(result, !verbs->private_version, "%s defines no IBVERBS_PRIVATE_<number>",
+                          verbs->ibverbs.path))
         return false;
-    }
-    if (!verbs->private_version) {
-        doctor_unknown(machine, result, "%s defines no IBVERBS_PRIVATE_<number>", verbs->ibverbs.path);
-        return false;
-    }
     return true;
 }
 
@@ -112,43 +106,36 @@ static void run_rdmav_drivers(const struct doctor_machine *machine, struct docto
 
     if (!has_core(machine, result))
         return;
-    if (!variable) {
-        doctor_not_applicable(machine, result, "RDMAV_DRIVERS is not set");
+    if (doctor_not_applicable_if(result, !variable, "RDMAV_DRIVERS is not set"))
         return;
-    }
     entry = wrong_entry(machine, variable);
     if (!entry)
         return;
-    doctor_found(machine, result, *verbs->provider ? DOCTOR_WARNING : DOCTOR_ERROR,
+    doctor_found(result, *verbs->provider ? DOCTOR_WARNING : DOCTOR_ERROR,
                  "%s has no effect: there is no %s-rdmav%d.so", variable, entry, verbs->private_version);
-    doctor_evidence(machine, result, variable, "%s", source_env(machine->source, variable));
+    doctor_evidence_env(result, variable);
     if (source_is_folder(source_stat(machine->source, "%s", entry)))
-        doctor_evidence(machine, result, entry, "is a folder");
-    doctor_evidence(machine, result, verbs->ibverbs.path, "IBVERBS_PRIVATE_%d", verbs->private_version);
+        doctor_evidence(result, entry, "is a folder");
+    doctor_evidence(result, verbs->ibverbs.path, "IBVERBS_PRIVATE_%d", verbs->private_version);
     if (*provider_within(machine, entry))
-        doctor_fix(machine, result, false, "export %s=%s", variable,
+        doctor_fix(result, false, "export %s=%s", variable,
                    shell_word(machine->source, source_printf(machine->source, "%s/libmlx5", entry)));
     else
-        doctor_fix(machine, result, false, "unset %s", variable);
-    doctor_advise(
-        machine, result,
-        "libibverbs appends \"-rdmav%d.so\" to each entry: it has to end in /libmlx5, not in a folder. If the "
-        "provider is in the usual folder, the variable is not needed.",
-        verbs->private_version);
+        doctor_fix(result, false, "unset %s", variable);
+    doctor_advise(result,
+                  "libibverbs appends \"-rdmav%d.so\" to each entry: it has to end in /libmlx5, not in a folder. If "
+                  "the provider is in the usual folder, the variable is not needed.",
+                  verbs->private_version);
 }
 
 const struct doctor_check check_rdmav_drivers = {
-    .id = "rdmav-drivers",
-    .group = "verbs",
-    .mode = 15,
+    DOCTOR_CHECK("rdmav-drivers", "verbs", 15, 0, run_rdmav_drivers),
     .title = "RDMAV_DRIVERS names provider files",
     .symptom = "RDMAV_DRIVERS is set, and libibverbs still says that it could not load the driver.",
-    .cause =
-        "An entry of RDMAV_DRIVERS is not a folder: libibverbs appends -rdmav<NN>.so to it and opens the result. If "
-        "the entry is a folder, that file does not exist.",
+    .cause = "An entry of RDMAV_DRIVERS is not a folder: libibverbs appends -rdmav<NN>.so to it and opens the result. "
+             "If the entry is a folder, that file does not exist.",
     .remedy = "Write <folder>/libmlx5, or unset the variable and put the provider into the usual folder.",
-    .links = (const char *const[]){"RDMAV_DRIVERS", "IBV_DRIVERS", NULL},
-    .run = run_rdmav_drivers,
+    .links = TEXTS("RDMAV_DRIVERS", "IBV_DRIVERS"),
 };
 
 /* --- provider-missing --- */
@@ -183,23 +170,23 @@ static void fix_provider(const struct doctor_machine *machine, struct doctor_res
 
     if (is_one_installation(machine) && *folder) {
         folder = shell_word(machine->source, folder);
-        doctor_fix(machine, result, false, "sudo mkdir -p %s\nsudo ln -s %s %s/libmlx5-rdmav%d.so", folder,
+        doctor_fix(result, false, "sudo mkdir -p %s\nsudo ln -s %s %s/libmlx5-rdmav%d.so", folder,
                    shell_word(machine->source, verbs->mlx5.real), folder, verbs->private_version);
-        doctor_advise(machine, result,
+        doctor_advise(result,
                       "%s is from the same installation as %s. It is better to reinstall both from one package "
                       "(ibverbs-providers, on RHEL libibverbs, or those of DOCA-OFED).",
                       verbs->mlx5.path, verbs->ibverbs.path);
         return;
     }
-    doctor_advise(
-        machine, result,
-        "Install the provider of the same installation as %s (package ibverbs-providers, on RHEL libibverbs, or that "
-        "of DOCA-OFED).%s",
-        verbs->ibverbs.path,
-        strcmp(system_core(machine).real, verbs->ibverbs.real) == 0
-            ? ""
-            : source_printf(machine->source, " Or take the libibverbs of the system: leave %s out of LD_LIBRARY_PATH.",
-                            machine_folder_of(machine, verbs->ibverbs.path)));
+    doctor_advise(result,
+                  "Install the provider of the same installation as %s (package ibverbs-providers, on RHEL libibverbs, "
+                  "or that of DOCA-OFED).%s",
+                  verbs->ibverbs.path,
+                  strcmp(system_core(machine).real, verbs->ibverbs.real) == 0
+                      ? ""
+                      : source_printf(machine->source,
+                                      " Or take the libibverbs of the system: leave %s out of LD_LIBRARY_PATH.",
+                                      machine_folder_of(machine, verbs->ibverbs.path)));
 }
 
 static bool is_mixed(const struct software_verbs *verbs)
@@ -213,13 +200,12 @@ static void report_lacking(const struct doctor_machine *machine, struct doctor_r
 {
     const char *path = libs_env_of(machine->source).library_path;
 
-    doctor_found(machine, result, DOCTOR_ERROR, "%s is not installed where ld.so looks", name);
-    doctor_evidence(machine, result, name, "not found by the linker");
-    doctor_evidence(machine, result, "LD_LIBRARY_PATH", "%s", *path ? path : "not set");
-    doctor_advise(
-        machine, result,
-        "Install libibverbs, libmlx5 and the provider from one package source: libibverbs1 and ibverbs-providers, or "
-        "libibverbs of rdma-core, or those of DOCA-OFED. In a container they belong in the image.");
+    doctor_found(result, DOCTOR_ERROR, "%s is not installed where ld.so looks", name);
+    doctor_evidence(result, name, "not found by the linker");
+    doctor_evidence(result, "LD_LIBRARY_PATH", "%s", *path ? path : "not set");
+    doctor_advise(result, "Install libibverbs, libmlx5 and the provider from one package source: libibverbs1 and "
+                          "ibverbs-providers, or libibverbs of rdma-core, or those of DOCA-OFED. In a container they "
+                          "belong in the image.");
 }
 
 static void run_provider_missing(const struct doctor_machine *machine, struct doctor_result *result)
@@ -233,41 +219,33 @@ static void run_provider_missing(const struct doctor_machine *machine, struct do
     }
     if (!has_core(machine, result) || *verbs->provider)
         return;
-    if (is_from_gib(machine) || is_mixed(verbs)) {
-        doctor_not_applicable(machine, result,
-                              "the libraries are from different installations; another check reports that");
+    if (doctor_not_applicable_if(result, is_from_gib(machine) || is_mixed(verbs),
+                                 "the libraries are from different installations; another check reports that"))
         return;
-    }
     entry = wrong_entry(machine, drivers_variable(machine));
-    if (entry && *provider_within(machine, entry)) {
-        doctor_not_applicable(machine, result, "RDMAV_DRIVERS names it wrongly; another check reports that");
+    if (doctor_not_applicable_if(result, entry && *provider_within(machine, entry),
+                                 "RDMAV_DRIVERS names it wrongly; another check reports that"))
         return;
-    }
-    doctor_found(machine, result, DOCTOR_ERROR, "libibverbs does not find its provider libmlx5-rdmav%d.so",
+    doctor_found(result, DOCTOR_ERROR, "libibverbs does not find its provider libmlx5-rdmav%d.so",
                  verbs->private_version);
-    doctor_evidence(machine, result, verbs->ibverbs.path, "IBVERBS_PRIVATE_%d; found by %s", verbs->private_version,
+    doctor_evidence(result, verbs->ibverbs.path, "IBVERBS_PRIVATE_%d; found by %s", verbs->private_version,
                     verbs->ibverbs.found_by);
-    doctor_evidence(machine, result, "looked for in", "%s", verbs->provider_folders);
+    doctor_evidence(result, "looked for in", "%s", verbs->provider_folders);
     if (verbs->mlx5.state == SOURCE_OK)
-        doctor_evidence(machine, result, verbs->mlx5.path, "needs IBVERBS_PRIVATE_%d", verbs->provider_needs);
+        doctor_evidence(result, verbs->mlx5.path, "needs IBVERBS_PRIVATE_%d", verbs->provider_needs);
     fix_provider(machine, result);
 }
 
 const struct doctor_check check_provider_missing = {
-    .id = "provider-missing",
-    .group = "verbs",
-    .mode = 13,
+    DOCTOR_CHECK("provider-missing", "verbs", 13, 0, run_provider_missing),
     .title = "libibverbs finds the provider of its own installation",
     .symptom = "\"libibverbs: Warning: couldn't load driver 'libmlx5-rdmav57.so'\"; programs see no RDMA device.",
     .cause = "libibverbs and its providers share a private interface with a version number. It loads "
-             "libmlx5-rdmav<number>.so, and the file with that number is not where it searches: the library was "
-             "copied without it, or comes from another installation than the provider.",
-    .remedy =
-        "Install libibverbs and its provider from one package, or put the provider into the folder that libibverbs "
-        "searches.",
-    .links =
-        (const char *const[]){"/usr/lib/x86_64-linux-gnu/libibverbs", "/etc/libibverbs.d", "LD_LIBRARY_PATH", NULL},
-    .run = run_provider_missing,
+             "libmlx5-rdmav<number>.so, and the file with that number is not where it searches: the library was copied "
+             "without it, or comes from another installation than the provider.",
+    .remedy = "Install libibverbs and its provider from one package, or put the provider into the folder that "
+              "libibverbs searches.",
+    .links = TEXTS("/usr/lib/x86_64-linux-gnu/libibverbs", "/etc/libibverbs.d", "LD_LIBRARY_PATH"),
 };
 
 /* --- verbs-mixed --- */
@@ -284,7 +262,7 @@ static void fix_order(const struct doctor_machine *machine, struct doctor_result
     bool is_in_it = advised && strstr(source_printf(machine->source, ":%s:", advised->value),
                                       source_printf(machine->source, ":%s:", folder));
 
-    doctor_fix(machine, result, false, "%s",
+    doctor_fix(result, false, "%s",
                shell_prepend(machine->source, "LD_LIBRARY_PATH", is_in_it ? advised->value : folder));
 }
 
@@ -316,14 +294,11 @@ static void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_
 
     if (!has_core(machine, result))
         return;
-    if (is_from_gib(machine)) {
-        doctor_not_applicable(machine, result, "libibverbs comes from gIB; another check reports that");
+    if (doctor_not_applicable_if(result, is_from_gib(machine),
+                                 "libibverbs comes from gIB; another check reports that") ||
+        doctor_unknown_if(result, verbs->mlx5.state != SOURCE_OK && verbs->mlx5.state != SOURCE_ABSENT,
+                          "libmlx5.so.1: %s", machine_reason(verbs->mlx5.state, NULL)))
         return;
-    }
-    if (verbs->mlx5.state != SOURCE_OK && verbs->mlx5.state != SOURCE_ABSENT) {
-        doctor_unknown(machine, result, "libmlx5.so.1: %s", machine_reason(verbs->mlx5.state, NULL));
-        return;
-    }
     if (!is_mixed(verbs)) {
         path = verbs->provider;
         by = "its name";
@@ -331,36 +306,31 @@ static void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_
         if (!number || number == verbs->private_version)
             return;
     }
-    doctor_found(machine, result, DOCTOR_ERROR,
+    doctor_found(result, DOCTOR_ERROR,
                  "libibverbs.so.1 and libmlx5 are from different installations: %s needs IBVERBS_PRIVATE_%d, and %s "
                  "defines IBVERBS_PRIVATE_%d",
                  path, number, verbs->ibverbs.path, verbs->private_version);
-    doctor_evidence(machine, result, verbs->ibverbs.path, "defines IBVERBS_PRIVATE_%d; found by %s",
-                    verbs->private_version, verbs->ibverbs.found_by);
-    doctor_evidence(machine, result, path, "needs IBVERBS_PRIVATE_%d; found by %s", number, by);
+    doctor_evidence(result, verbs->ibverbs.path, "defines IBVERBS_PRIVATE_%d; found by %s", verbs->private_version,
+                    verbs->ibverbs.found_by);
+    doctor_evidence(result, path, "needs IBVERBS_PRIVATE_%d; found by %s", number, by);
     if (*libs_env_of(machine->source).library_path)
-        doctor_evidence(machine, result, "LD_LIBRARY_PATH", "%s", libs_env_of(machine->source).library_path);
+        doctor_evidence(result, "LD_LIBRARY_PATH", "%s", libs_env_of(machine->source).library_path);
     system = system_core(machine);
     if (system.state == SOURCE_OK && strcmp(system.real, verbs->ibverbs.real) != 0)
         fix_order(machine, result, &system);
-    doctor_advise(
-        machine, result,
-        "Either installation works, but both libraries have to come from the same one: put its folder first, or "
-        "remove the copies of the other.");
+    doctor_advise(result, "Either installation works, but both libraries have to come from the same one: put its "
+                          "folder first, or remove the copies of the other.");
 }
 
 const struct doctor_check check_verbs_mixed = {
-    .id = "verbs-mixed",
-    .group = "verbs",
-    .mode = 14,
+    DOCTOR_CHECK("verbs-mixed", "verbs", 14, 0, run_verbs_mixed),
     .title = "libibverbs and libmlx5 are from the same installation",
     .symptom = "\"version `IBVERBS_PRIVATE_34' not found (required by libmlx5.so.1)\"; NCCL finds no network plugin, "
                "NVSHMEM no transport.",
     .cause = "The two libraries share a private interface with a version number, and the linker finds them in "
              "different installations: often one copied into a folder of LD_LIBRARY_PATH without the other.",
     .remedy = "Use both from one installation: order LD_LIBRARY_PATH accordingly, or remove the copies.",
-    .links = (const char *const[]){"LD_LIBRARY_PATH", NULL},
-    .run = run_verbs_mixed,
+    .links = TEXTS("LD_LIBRARY_PATH"),
 };
 
 /* --- verbs-from-gib --- */
@@ -372,35 +342,28 @@ static void run_verbs_from_gib(const struct doctor_machine *machine, struct doct
 
     if (!machine_has_mlx5(machine, result) || !machine_has_environment(machine, result))
         return;
-    if (!*machine->software->nccl.gib) {
-        doctor_not_applicable(machine, result, "gIB is not installed");
+    if (doctor_not_applicable_if(result, !*machine->software->nccl.gib, "gIB is not installed") ||
+        doctor_unknown_if(result, verbs->ibverbs.state == SOURCE_NOT_RECORDED, "libibverbs.so.1: %s",
+                          machine_reason(SOURCE_NOT_RECORDED, NULL)))
         return;
-    }
-    if (verbs->ibverbs.state == SOURCE_NOT_RECORDED) {
-        doctor_unknown(machine, result, "libibverbs.so.1: %s", machine_reason(SOURCE_NOT_RECORDED, NULL));
-        return;
-    }
     if (!is_from_gib(machine))
         return;
     system = system_core(machine);
-    doctor_found(machine, result, DOCTOR_ERROR, "libibverbs.so.1 comes from gIB: %s, before the system's %s",
+    doctor_found(result, DOCTOR_ERROR, "libibverbs.so.1 comes from gIB: %s, before the system's %s",
                  verbs->ibverbs.path, system.path);
-    doctor_evidence(machine, result, verbs->ibverbs.path, "found by %s", verbs->ibverbs.found_by);
-    doctor_evidence(machine, result, "LD_LIBRARY_PATH", "%s", libs_env_of(machine->source).library_path);
+    doctor_evidence(result, verbs->ibverbs.path, "found by %s", verbs->ibverbs.found_by);
+    doctor_evidence(result, "LD_LIBRARY_PATH", "%s", libs_env_of(machine->source).library_path);
     fix_order(machine, result, &system);
-    doctor_advise(machine, result,
-                  "gIB's folder has to stay in LD_LIBRARY_PATH for NCCL to find its plugin, but after the system's.");
+    doctor_advise(result, "gIB's folder has to stay in LD_LIBRARY_PATH for NCCL to find its plugin, but after the "
+                          "system's.");
 }
 
 const struct doctor_check check_verbs_from_gib = {
-    .id = "verbs-from-gib",
-    .group = "verbs",
-    .mode = 22,
+    DOCTOR_CHECK("verbs-from-gib", "verbs", 22, 0, run_verbs_from_gib),
     .title = "libibverbs is the system's, not gIB's",
     .symptom = "ib_write_bw and other programs for RDMA fail or find no device where gIB's environment is loaded.",
     .cause = "gIB brings an rdma-core of its own along for its plugin. If its folder precedes the system's in "
              "LD_LIBRARY_PATH, every program loads that libibverbs.",
     .remedy = "Put the system's library folder in front of gIB's.",
-    .links = (const char *const[]){"LD_LIBRARY_PATH", "/usr/local/gib/lib64", NULL},
-    .run = run_verbs_from_gib,
+    .links = TEXTS("LD_LIBRARY_PATH", "/usr/local/gib/lib64"),
 };

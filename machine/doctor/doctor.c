@@ -69,26 +69,25 @@ const struct doctor_check *doctor_find(const char *id)
 
 static bool has_nvml(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    if (machine->topo->nvml)
-        return true;
-    doctor_unknown(machine, result, "NVML does not answer: %s", machine->topo->nvml_why);
-    result->missing = machine_missing_nvml(machine);
-    return false;
+    if (!machine->topo->nvml)
+        result->missing = machine_missing_nvml(machine);
+    return !doctor_unknown_if(result, !machine->topo->nvml, "NVML does not answer: %s", machine->topo->nvml_why);
 }
 
 static bool has_needs(const struct doctor_machine *machine, unsigned needs, struct doctor_result *result)
 {
-    return (!(needs & DOCTOR_NEEDS_GPUS) || machine_has_gpus(machine, result)) &&
-           (!(needs & (DOCTOR_NEEDS_DRIVER | DOCTOR_NEEDS_NVML)) || machine_has_driver(machine, result)) &&
-           (!(needs & DOCTOR_NEEDS_NVML) || has_nvml(machine, result)) &&
-           (!(needs & DOCTOR_NEEDS_DATA_NICS) || machine_has_data_nics(machine, result)) &&
-           (!(needs & DOCTOR_NEEDS_ENVIRONMENT) || machine_has_environment(machine, result));
+    return (!(needs & NEEDS_GPUS) || machine_has_gpus(machine, result)) &&
+           (!(needs & (NEEDS_DRIVER | NEEDS_NVML)) || machine_has_driver(machine, result)) &&
+           (!(needs & NEEDS_NVML) || has_nvml(machine, result)) &&
+           (!(needs & NEEDS_DATA_NICS) || machine_has_data_nics(machine, result)) &&
+           (!(needs & NEEDS_ENVIRONMENT) || machine_has_environment(machine, result));
 }
 
 void doctor_run(const struct doctor_machine *machine, const struct doctor_check *check,
                 struct doctor_result *ret_result)
 {
-    struct doctor_result result = {.check = check,
+    struct doctor_result result = {.machine = machine,
+                                   .check = check,
                                    .outcome = DOCTOR_FINE,
                                    .severity = DOCTOR_WARNING,
                                    .text = "",

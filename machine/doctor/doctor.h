@@ -87,6 +87,7 @@ struct doctor_evidence {
 
 /* The result of a check. Strings belong to the source of the machine. */
 struct doctor_result {
+    const struct doctor_machine *machine;
     const struct doctor_check *check;
     enum doctor_outcome outcome;
     enum doctor_severity severity;
@@ -106,11 +107,11 @@ struct doctor_result {
  * check; if it cannot be determined, "unknown".
  */
 enum doctor_needs {
-    DOCTOR_NEEDS_GPUS = 1,
-    DOCTOR_NEEDS_DRIVER = 2,      /* GPUs, and the NVIDIA driver is loaded */
-    DOCTOR_NEEDS_NVML = 4,        /* the driver, and NVML answers */
-    DOCTOR_NEEDS_DATA_NICS = 8,   /* an RDMA data NIC */
-    DOCTOR_NEEDS_ENVIRONMENT = 16 /* the environment can be read */
+    NEEDS_GPUS = 1,
+    NEEDS_DRIVER = 2,      /* GPUs, and the NVIDIA driver is loaded */
+    NEEDS_NVML = 4,        /* the driver, and NVML answers */
+    NEEDS_DATA_NICS = 8,   /* an RDMA data NIC */
+    NEEDS_ENVIRONMENT = 16 /* the environment can be read */
 };
 
 struct doctor_check {
@@ -125,6 +126,10 @@ struct doctor_check {
     void (*run)(const struct doctor_machine *machine, struct doctor_result *result);
 };
 
+/* The first fields of a check: it runs if all of `its_needs` hold. */
+#define DOCTOR_CHECK(its_id, its_group, its_mode, its_needs, its_run)                                                  \
+    .id = its_id, .group = its_group, .mode = its_mode, .needs = its_needs, .run = its_run
+
 /* All checks, by group; ends with NULL. */
 extern const struct doctor_check *const doctor_checks[];
 
@@ -136,26 +141,31 @@ void doctor_run(const struct doctor_machine *machine, const struct doctor_check 
 
 /* --- for checks (finding.c) --- */
 
-void doctor_found(const struct doctor_machine *machine, struct doctor_result *result, enum doctor_severity severity,
-                  const char *format, ...) __attribute__((format(printf, 4, 5)));
+void doctor_found(struct doctor_result *result, enum doctor_severity severity, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 /* Call after doctor_found(). Evidence beyond the size of the array is only counted. */
-void doctor_evidence(const struct doctor_machine *machine, struct doctor_result *result, const char *where,
-                     const char *format, ...) __attribute__((format(printf, 4, 5)));
-void doctor_fix(const struct doctor_machine *machine, struct doctor_result *result, bool is_safe, const char *format,
-                ...) __attribute__((format(printf, 4, 5)));
+void doctor_evidence(struct doctor_result *result, const char *where, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* An environment variable and its value. */
+void doctor_evidence_env(struct doctor_result *result, const char *name);
+void doctor_fix(struct doctor_result *result, bool is_safe, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 /*
  * Call after doctor_fix(): the command is not safe, for this reason. A command that disconnects something, or that
  * resets a device or the machine, is given only if the finding is certain, and names the device by its PCI address.
  */
-void doctor_cost(const struct doctor_machine *machine, struct doctor_result *result, enum doctor_fix_class class,
-                 const char *format, ...) __attribute__((format(printf, 4, 5)));
-void doctor_advise(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
+void doctor_cost(struct doctor_result *result, enum doctor_fix_class class, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-void doctor_not_applicable(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-/* `missing` is DOCTOR_MISSING_FILE unless the check sets another value after the call. */
-void doctor_unknown(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+void doctor_advise(struct doctor_result *result, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* If `condition` holds, sets the outcome and its reason. Returns `condition`; the arguments are evaluated in any case.
+ */
+bool doctor_conclude(struct doctor_result *result, enum doctor_outcome outcome, bool condition, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+#define doctor_not_applicable_if(result, ...) doctor_conclude(result, DOCTOR_NOT_APPLICABLE, __VA_ARGS__)
+#define doctor_not_applicable(result, ...) doctor_conclude(result, DOCTOR_NOT_APPLICABLE, true, __VA_ARGS__)
+/* `missing` is DOCTOR_MISSING_FILE unless the check sets another value, before or after the call. */
+#define doctor_unknown_if(result, ...) doctor_conclude(result, DOCTOR_UNKNOWN, __VA_ARGS__)
+#define doctor_unknown(result, ...) doctor_conclude(result, DOCTOR_UNKNOWN, true, __VA_ARGS__)
 
 /* What to do about it, a sentence. */
 const char *doctor_missing_text(enum doctor_missing missing);

@@ -32,9 +32,9 @@ static const char *reload_words(const struct doctor_machine *machine)
     return "The driver reads its options when it is loaded: rebuild the initramfs if this system has one, and reboot.";
 }
 
-static void driver_cost(const struct doctor_machine *machine, struct doctor_result *result)
+static void driver_cost(struct doctor_result *result)
 {
-    doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
+    doctor_cost(result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
 }
 
 void driver_fix_reload(const struct doctor_machine *machine, struct doctor_result *result)
@@ -42,9 +42,9 @@ void driver_fix_reload(const struct doctor_machine *machine, struct doctor_resul
     const char *initramfs = os_initramfs(&machine->software->os);
 
     if (*initramfs)
-        doctor_fix(machine, result, false, "%s\nsudo reboot", initramfs);
-    driver_cost(machine, result);
-    doctor_advise(machine, result, "%s", reload_words(machine));
+        doctor_fix(result, false, "%s\nsudo reboot", initramfs);
+    driver_cost(result);
+    doctor_advise(result, "%s", reload_words(machine));
 }
 
 /* If there is an effective line, it must be changed: a further line would replace it or be replaced by it. */
@@ -56,18 +56,16 @@ static void merge_dwords(const struct doctor_machine *machine, struct doctor_res
     const char *base = strrchr(file, '/') + 1;
 
     if (*initramfs && strncmp(file, MODPROBE_D, strlen(MODPROBE_D)) == 0)
-        doctor_fix(machine, result, false, "sudoedit %s\n%s\nsudo reboot", shell_word(source, file), initramfs);
+        doctor_fix(result, false, "sudoedit %s\n%s\nsudo reboot", shell_word(source, file), initramfs);
     else if (*initramfs)
         /* The file belongs to a package; a file with the same name in /etc/modprobe.d overrides it (modprobe.d(5)). */
-        doctor_fix(machine, result, false, "sudo cp %s " MODPROBE_D "\nsudoedit %s\n%s\nsudo reboot",
-                   shell_word(source, file), shell_word(source, source_printf(source, MODPROBE_D "%s", base)),
-                   initramfs);
-    driver_cost(machine, result);
-    doctor_advise(
-        machine, result,
-        "Of several lines with NVreg_RegistryDwords only the last counts, which is that of %s: it has to contain "
-        "NVreg_RegistryDwords=\"%s\". %s",
-        file, merged, reload_words(machine));
+        doctor_fix(result, false, "sudo cp %s " MODPROBE_D "\nsudoedit %s\n%s\nsudo reboot", shell_word(source, file),
+                   shell_word(source, source_printf(source, MODPROBE_D "%s", base)), initramfs);
+    driver_cost(result);
+    doctor_advise(result,
+                  "Of several lines with NVreg_RegistryDwords only the last counts, which is that of %s: it has to "
+                  "contain NVreg_RegistryDwords=\"%s\". %s",
+                  file, merged, reload_words(machine));
 }
 
 void driver_fix_peer_mapping(const struct doctor_machine *machine, struct doctor_result *result)
@@ -77,27 +75,27 @@ void driver_fix_peer_mapping(const struct doctor_machine *machine, struct doctor
     const char *file = driver->peer_mapping_override.configured_in, *initramfs = os_initramfs(os);
 
     if (strcmp(file, "/proc/cmdline") == 0) {
-        doctor_advise(machine, result, "NVreg_RegistryDwords comes from the kernel's command line. %s",
+        doctor_advise(result, "NVreg_RegistryDwords comes from the kernel's command line. %s",
                       os_kernel_argument(machine->source, os, true,
                                          source_printf(machine->source, "nvidia.NVreg_RegistryDwords=\"%s\"",
                                                        driver->dwords_with_override)));
     } else if (*file == '/') {
         merge_dwords(machine, result, file);
     } else if (*initramfs) {
-        doctor_fix(machine, result, false,
+        doctor_fix(result, false,
                    "echo '" OPTIONS("PeerMappingOverride=1;") "' | sudo tee " MODPROBE_D
                                                               "nvidia-ibgda.conf\n%s\nsudo reboot",
                    initramfs);
-        driver_cost(machine, result);
-        doctor_advise(machine, result, "%s", reload_words(machine));
+        driver_cost(result);
+        doctor_advise(result, "%s", reload_words(machine));
     } else if (os->family == OS_COS && !os->in_container) {
-        doctor_fix(machine, result, false,
+        doctor_fix(result, false,
                    "sudo cos-extensions install gpu -- --module-arg nvidia.NVreg_EnableStreamMemOPs=1 --module-arg "
                    "'nvidia.NVreg_RegistryDwords=\"PeerMappingOverride=1;\"'");
-        doctor_cost(machine, result, DOCTOR_FIX_RESTART, "The driver is reloaded, and every program on a GPU ends.");
-        doctor_advise(machine, result, "%s", reload_words(machine));
+        doctor_cost(result, DOCTOR_FIX_RESTART, "The driver is reloaded, and every program on a GPU ends.");
+        doctor_advise(result, "%s", reload_words(machine));
     } else {
-        doctor_advise(machine, result, "The driver needs the line %s in a file of /etc/modprobe.d. %s",
+        doctor_advise(result, "The driver needs the line %s in a file of /etc/modprobe.d. %s",
                       OPTIONS("PeerMappingOverride=1;"), reload_words(machine));
     }
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* driver_missing.c - why NVIDIA's driver is not bound to GPUs on the bus. */
+#include "common/text.h"
 #include "driver_fix.h"
 #include "kernel_log.h"
 #include "queries.h"
@@ -32,7 +33,7 @@ static struct undriven count_undriven(const struct doctor_machine *machine, stru
         if (!pci || (*pci->driver && !is_nouveau) || (!is_nouveau && pci->class_code >> 8 != 0x0302))
             continue;
         if (result)
-            doctor_evidence(machine, result, pci->address, is_nouveau ? "driver nouveau" : "no driver");
+            doctor_evidence(result, pci->address, is_nouveau ? "driver nouveau" : "no driver");
         count.n++;
         count.n_nouveau += is_nouveau;
     }
@@ -43,16 +44,16 @@ void driver_found_nouveau(const struct doctor_machine *machine, struct doctor_re
 {
     const char *initramfs = os_initramfs(&machine->software->os);
 
-    doctor_found(machine, result, DOCTOR_ERROR, "%d GPU%s driven by nouveau, which cannot run CUDA programs", n,
+    doctor_found(result, DOCTOR_ERROR, "%d GPU%s driven by nouveau, which cannot run CUDA programs", n,
                  n == 1 ? " is" : "s are");
     if (*initramfs)
-        doctor_fix(machine, result, false,
+        doctor_fix(result, false,
                    "echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/blacklist-nouveau.conf\n%s\nsudo reboot",
                    initramfs);
-    doctor_cost(machine, result, DOCTOR_FIX_RESTART,
+    doctor_cost(result, DOCTOR_FIX_RESTART,
                 "The machine restarts; a screen on the GPU stays dark if NVIDIA's driver is not installed.");
     doctor_advise(
-        machine, result, "NVIDIA's driver cannot use GPUs that are bound to nouveau. %s",
+        result, "NVIDIA's driver cannot use GPUs that are bound to nouveau. %s",
         *initramfs || machine->software->os.in_container
             ? "Install it first; its packages disable nouveau."
             : os_kernel_argument(machine->source, &machine->software->os, true, "modprobe.blacklist=nouveau"));
@@ -116,12 +117,12 @@ static bool has_refused(const struct doctor_machine *machine, struct doctor_resu
                                              {"module-restricted", "module loading is restricted"}};
     json_int_t n = 0;
 
-    for (size_t i = 0; i < sizeof(logs) / sizeof(logs[0]) && n == 0; i++) {
-        for (size_t k = 0; k < sizeof(needles) / sizeof(needles[0]); k++)
+    for (size_t i = 0; i < COUNT(logs) && n == 0; i++) {
+        for (size_t k = 0; k < COUNT(needles); k++)
             n += json_integer_value(
                 source_log_fact(machine->source, needles[k][0], read_refusals, needles[k][1], "%s", logs[i]).value);
         if (n > 0)
-            doctor_evidence(machine, result, logs[i], "the kernel has rejected a module because of its signature");
+            doctor_evidence(result, logs[i], "the kernel has rejected a module because of its signature");
     }
     return n > 0;
 }
@@ -132,8 +133,7 @@ static bool is_strict(const struct doctor_machine *machine, struct doctor_result
          enforced = source_fact_bool(source_fact(machine->source, "signed-modules", read_enforced, "%s", SIG_ENFORCE));
 
     if (locked || enforced)
-        doctor_evidence(machine, result, locked ? MACHINE_LOCKDOWN_FILE : SIG_ENFORCE,
-                        "the kernel accepts only signed modules");
+        doctor_evidence(result, locked ? MACHINE_LOCKDOWN_FILE : SIG_ENFORCE, "the kernel accepts only signed modules");
     return locked || enforced;
 }
 
@@ -180,44 +180,40 @@ static void explain_missing(const struct doctor_machine *machine, struct doctor_
     const char *version = installed_version(machine, &is_dkms), *kernel = machine->software->driver.kernel;
 
     if (module == MISSING && *version) {
-        doctor_found(machine, result, DOCTOR_ERROR,
+        doctor_found(result, DOCTOR_ERROR,
                      "the NVIDIA driver %s is installed, and its module was not built for the running kernel %s; %s",
                      version, kernel, gpus);
-        doctor_evidence(machine, result, source_printf(machine->source, "/lib/modules/%s", kernel), "no nvidia.ko");
-        doctor_fix(machine, result, false, "%s", build_commands(machine, is_dkms));
-        doctor_advise(
-            machine, result,
-            "DKMS builds it when the headers of this kernel are installed; if the build fails, "
-            "/var/lib/dkms/nvidia/%s/build/make.log says why. If modules come as packages, install the one for this "
-            "kernel, or boot the previous kernel.",
-            version);
+        doctor_evidence(result, source_printf(machine->source, "/lib/modules/%s", kernel), "no nvidia.ko");
+        doctor_fix(result, false, "%s", build_commands(machine, is_dkms));
+        doctor_advise(result,
+                      "DKMS builds it when the headers of this kernel are installed; if the build fails, "
+                      "/var/lib/dkms/nvidia/%s/build/make.log says why. If modules come as packages, install the one "
+                      "for this kernel, or boot the previous kernel.",
+                      version);
     } else if (module == MISSING) {
-        doctor_found(machine, result, DOCTOR_ERROR, "there is no NVIDIA driver for the running kernel %s, and %s",
-                     kernel, gpus);
-        doctor_evidence(machine, result, source_printf(machine->source, "/lib/modules/%s", kernel), "no nvidia.ko");
-        doctor_advise(
-            machine, result,
-            "Install it: epkit install, the distribution's packages, or the GPU operator's driver container.");
+        doctor_found(result, DOCTOR_ERROR, "there is no NVIDIA driver for the running kernel %s, and %s", kernel, gpus);
+        doctor_evidence(result, source_printf(machine->source, "/lib/modules/%s", kernel), "no nvidia.ko");
+        doctor_advise(result, "Install it: epkit install, the distribution's packages, or the GPU operator's driver "
+                              "container.");
     } else if (has_refused(machine, result)) {
         is_strict(machine, result);
-        doctor_found(
-            machine, result, DOCTOR_ERROR,
-            "the kernel rejected a module without a trusted signature, the NVIDIA driver is not loaded, and %s", gpus);
-        doctor_advise(machine, result, "%s", signing);
+        doctor_found(result, DOCTOR_ERROR,
+                     "the kernel rejected a module without a trusted signature, the NVIDIA driver is not loaded, and "
+                     "%s",
+                     gpus);
+        doctor_advise(result, "%s", signing);
     } else if (is_strict(machine, result)) {
-        doctor_found(
-            machine, result, DOCTOR_ERROR,
-            "the NVIDIA driver is not loaded, and %s; the kernel accepts only signed modules (Secure Boot), and may "
-            "have rejected it",
-            gpus);
-        doctor_fix(machine, result, false, "sudo modprobe nvidia");
-        doctor_advise(machine, result, "It loads a module that is signed. %s", signing);
+        doctor_found(result, DOCTOR_ERROR,
+                     "the NVIDIA driver is not loaded, and %s; the kernel accepts only signed modules (Secure Boot), "
+                     "and may have rejected it",
+                     gpus);
+        doctor_fix(result, false, "sudo modprobe nvidia");
+        doctor_advise(result, "It loads a module that is signed. %s", signing);
     } else {
-        doctor_found(machine, result, DOCTOR_ERROR, "the NVIDIA driver is not loaded, and %s", gpus);
-        doctor_fix(machine, result, false, "sudo modprobe nvidia");
-        doctor_advise(machine, result,
-                      "If modprobe does not find it, install the driver; if it fails, the kernel log says why "
-                      "(sudo dmesg | grep -i nvrm).");
+        doctor_found(result, DOCTOR_ERROR, "the NVIDIA driver is not loaded, and %s", gpus);
+        doctor_fix(result, false, "sudo modprobe nvidia");
+        doctor_advise(result, "If modprobe does not find it, install the driver; if it fails, the kernel log says why "
+                              "(sudo dmesg | grep -i nvrm).");
     }
 }
 
@@ -227,25 +223,19 @@ void driver_missing(const struct doctor_machine *machine, struct doctor_result *
     struct undriven count;
     const char *gpus;
 
-    if (version.state != SOURCE_ABSENT) {
-        doctor_unknown(machine, result, VERSION ": %s",
-                       version.state == SOURCE_OK ? "no version in it" : machine_reason(version.state, version.why));
+    if (doctor_unknown_if(result, version.state != SOURCE_ABSENT, VERSION ": %s",
+                          version.state == SOURCE_OK ? "no version in it" : machine_reason(version.state, version.why)))
         return;
-    }
     count = count_undriven(machine, NULL);
     if (count.n_nouveau) {
         count_undriven(machine, result);
         driver_found_nouveau(machine, result, count.n_nouveau);
         return;
     }
-    if (count.n_vfio == machine->topo->n_gpus) {
-        doctor_unknown(machine, result, "the GPUs are passed to virtual machines (driver vfio)");
+    if (doctor_unknown_if(result, count.n_vfio == machine->topo->n_gpus,
+                          "the GPUs are passed to virtual machines (driver vfio)") ||
+        doctor_not_applicable_if(result, count.n == 0, "the NVIDIA driver is not in use"))
         return;
-    }
-    if (count.n == 0) {
-        doctor_not_applicable(machine, result, "the NVIDIA driver is not in use");
-        return;
-    }
     gpus = source_printf(machine->source, "%d GPU%s on the bus", count.n, count.n == 1 ? " is" : "s are");
     if (!machine->software->os.in_container && machine->software->os.family != OS_COS &&
         machine->software->os.family != OS_OSTREE) {
@@ -253,15 +243,15 @@ void driver_missing(const struct doctor_machine *machine, struct doctor_result *
         count_undriven(machine, result);
         return;
     }
-    doctor_found(machine, result, DOCTOR_ERROR, "the NVIDIA driver is not loaded, and %s", gpus);
+    doctor_found(result, DOCTOR_ERROR, "the NVIDIA driver is not loaded, and %s", gpus);
     count_undriven(machine, result);
     if (machine->software->os.in_container)
-        doctor_advise(machine, result, "Load it on the node, outside of this container.");
+        doctor_advise(result, "Load it on the node, outside of this container.");
     else if (machine->software->os.family == OS_COS) {
-        doctor_fix(machine, result, false, "sudo cos-extensions install gpu");
-        doctor_advise(machine, result,
-                      "On GKE, the node pool's gpu-driver-version or the DaemonSet of the installer installs it.");
+        doctor_fix(result, false, "sudo cos-extensions install gpu");
+        doctor_advise(result, "On GKE, the node pool's gpu-driver-version or the DaemonSet of the installer installs "
+                              "it.");
     } else
-        doctor_advise(machine, result,
-                      "A container loads it here: with the GPU operator, check the pod nvidia-driver-daemonset.");
+        doctor_advise(result, "A container loads it here: with the GPU operator, check the pod "
+                              "nvidia-driver-daemonset.");
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* finding.c - functions with which checks report. */
+#include "common/text.h"
 #include "doctor.h"
 
 #include "common/clean.h"
@@ -12,7 +13,7 @@
 
 /* Formats a text and makes each line safe to print: evidence comes from the machine. */
 static const char *__attribute__((format(printf, 2, 0)))
-format_text(const struct doctor_machine *machine, const char *format, va_list args)
+format_text(const struct doctor_result *result, const char *format, va_list args)
 {
     char raw[TEXT_BYTES], clean[TEXT_BYTES];
     size_t used = 0;
@@ -26,65 +27,59 @@ format_text(const struct doctor_machine *machine, const char *format, va_list ar
             clean[used++] = '\n';
     }
     clean[used] = '\0';
-    return source_printf(machine->source, "%s", clean);
+    return source_printf(result->machine->source, "%s", clean);
 }
 
-static void finding_conclude(struct doctor_result *result, enum doctor_outcome outcome, const char *text)
-{
-    result->outcome = outcome;
-    result->text = text;
-}
-
-void doctor_found(const struct doctor_machine *machine, struct doctor_result *result, enum doctor_severity severity,
-                  const char *format, ...)
+void doctor_found(struct doctor_result *result, enum doctor_severity severity, const char *format, ...)
 {
     va_list args;
 
     va_start(args, format);
-    finding_conclude(result, DOCTOR_FOUND, format_text(machine, format, args));
+    result->text = format_text(result, format, args);
     va_end(args);
+    result->outcome = DOCTOR_FOUND;
     result->severity = severity;
 }
 
-void doctor_not_applicable(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
+bool doctor_conclude(struct doctor_result *result, enum doctor_outcome outcome, bool condition, const char *format, ...)
 {
     va_list args;
 
+    if (!condition)
+        return false;
     va_start(args, format);
-    finding_conclude(result, DOCTOR_NOT_APPLICABLE, format_text(machine, format, args));
+    result->text = format_text(result, format, args);
     va_end(args);
+    result->outcome = outcome;
+    return true;
 }
 
-void doctor_unknown(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
-{
-    va_list args;
-
-    va_start(args, format);
-    finding_conclude(result, DOCTOR_UNKNOWN, format_text(machine, format, args));
-    va_end(args);
-}
-
-void doctor_evidence(const struct doctor_machine *machine, struct doctor_result *result, const char *where,
-                     const char *format, ...)
+void doctor_evidence(struct doctor_result *result, const char *where, const char *format, ...)
 {
     struct doctor_evidence *evidence;
     char place[TEXT_BYTES];
     va_list args;
 
-    if (result->n_evidence == (int)(sizeof(result->evidence) / sizeof(result->evidence[0]))) {
+    if (result->n_evidence == (int)COUNT(result->evidence)) {
         result->n_evidence_left_out++;
         return;
     }
     evidence = &result->evidence[result->n_evidence++];
     va_start(args, format);
-    evidence->what = format_text(machine, format, args);
+    evidence->what = format_text(result, format, args);
     va_end(args);
     text_clean(where, place, sizeof(place));
-    evidence->where = source_printf(machine->source, "%s", place);
+    evidence->where = source_printf(result->machine->source, "%s", place);
 }
 
-void doctor_fix(const struct doctor_machine *machine, struct doctor_result *result, bool is_safe, const char *format,
-                ...)
+void doctor_evidence_env(struct doctor_result *result, const char *name)
+{
+    const char *value = source_env(result->machine->source, name);
+
+    doctor_evidence(result, name, "%s", value ? value : "not set");
+}
+
+void doctor_fix(struct doctor_result *result, bool is_safe, const char *format, ...)
 {
     char unused[1];
     va_list args;
@@ -99,21 +94,20 @@ void doctor_fix(const struct doctor_machine *machine, struct doctor_result *resu
         return;
     }
     va_start(args, format);
-    result->fix = format_text(machine, format, args);
+    result->fix = format_text(result, format, args);
     va_end(args);
     result->fix_is_safe = is_safe;
     result->fix_class = *result->fix ? DOCTOR_FIX_SAFE : DOCTOR_FIX_NONE;
 }
 
-void doctor_cost(const struct doctor_machine *machine, struct doctor_result *result, enum doctor_fix_class class,
-                 const char *format, ...)
+void doctor_cost(struct doctor_result *result, enum doctor_fix_class class, const char *format, ...)
 {
     va_list args;
 
     if (!*result->fix)
         return;
     va_start(args, format);
-    result->fix_cost = format_text(machine, format, args);
+    result->fix_cost = format_text(result, format, args);
     va_end(args);
     result->fix_class = class;
     result->fix_is_safe = false;
@@ -141,11 +135,11 @@ bool doctor_is_inconclusive(const struct doctor_result *result)
     return result->outcome == DOCTOR_UNKNOWN && result->missing < DOCTOR_MISSING_ROOT;
 }
 
-void doctor_advise(const struct doctor_machine *machine, struct doctor_result *result, const char *format, ...)
+void doctor_advise(struct doctor_result *result, const char *format, ...)
 {
     va_list args;
 
     va_start(args, format);
-    result->advice = format_text(machine, format, args);
+    result->advice = format_text(result, format, args);
     va_end(args);
 }

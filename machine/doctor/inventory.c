@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* inventory.c - the expected hardware of a machine: the file of --expect, and known boards. */
 #include "inventory.h"
+#include "common/text.h"
 
 #include "base/error.h"
 #include "queries.h"
@@ -233,7 +234,7 @@ static int modules_due(const struct topo *topo)
     for (int p = 0; p < topo->n_pci; p++)
         n += topo->pci[p].vendor == NVIDIA && topo->pci[p].device == topo->pci[topo->gpus[0].pci].device &&
              (p == 0 || !topo_is_same_card(topo, p - 1, p));
-    for (size_t i = 0; n > 2 && i < sizeof(sizes) / sizeof(sizes[0]); i++)
+    for (size_t i = 0; n > 2 && i < COUNT(sizes); i++)
         if (n <= sizes[i])
             return sizes[i];
     return 0;
@@ -244,7 +245,7 @@ int inventory_of_board(const struct doctor_machine *machine, const char **ret_bo
     struct source_text product = source_line(machine->source, "/sys/class/dmi/id/product_name");
     int n_switches;
 
-    for (size_t i = 0; product.state == SOURCE_OK && i < sizeof(boards) / sizeof(boards[0]); i++) {
+    for (size_t i = 0; product.state == SOURCE_OK && i < COUNT(boards); i++) {
         if (!strstr(product.text, boards[i].product))
             continue;
         *ret_board = source_printf(machine->source, "a %s", boards[i].product);

@@ -143,7 +143,7 @@ static json_t *read_xids(const char *text, size_t bytes)
         }
         n_lines += error.at != NULL;
         if (!error.at || !parse_error(error.at + strlen(XID), &error.address, &error.n_address, &error.number) ||
-            error.number > 9999 || xid_find(error.number)->action <= XID_NOTE)
+            error.number > 9999 || xid_find(error.number)->action == XID_OF_PROGRAM)
             continue;
         error.recovery = error.number == XID_RECOVERY ? recovery_of(error.at, n - (size_t)(error.at - text))
                                                       : KERNEL_RECOVERY_UNKNOWN;

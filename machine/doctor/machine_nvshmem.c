@@ -57,7 +57,7 @@ bool machine_has_mlx5(const struct doctor_machine *machine, struct doctor_result
         return false;
     if (advice_has_mlx5(machine->topo))
         return true;
-    doctor_not_applicable(machine, result, "no NIC for data is one of NVIDIA's, which libmlx5 and IBGDA are for");
+    doctor_not_applicable(result, "no NIC for data is one of NVIDIA's, which libmlx5 and IBGDA are for");
     return false;
 }
 
@@ -83,27 +83,23 @@ bool machine_uses_ibgda(const struct doctor_machine *machine, struct doctor_resu
     const char *transport = source_env(machine->source, "NVSHMEM_REMOTE_TRANSPORT");
     bool is_on = variable_is_true(source_env(machine->source, "NVSHMEM_IB_ENABLE_IBGDA"));
 
-    if (topo_is_confidential(machine->topo)) {
-        doctor_not_applicable(machine, result,
-                              "confidential computing blocks NICs from GPU memory, as the check confidential says");
+    if (doctor_not_applicable_if(result, topo_is_confidential(machine->topo),
+                                 "confidential computing blocks NICs from GPU memory, as the check confidential says"))
         return false;
-    }
     if (!machine_has_mlx5(machine, result))
         return false;
-    if (nvshmem->host.state != SOURCE_OK && !*nvshmem->home) {
-        doctor_not_applicable(machine, result, "no NVSHMEM was found");
+    if (doctor_not_applicable_if(result, nvshmem->host.state != SOURCE_OK && !*nvshmem->home, "no NVSHMEM was found"))
         return false;
-    }
     /* An explicit choice: this environment is not for DeepEP. */
     if (!is_on && transport && (strcasecmp(transport, "libfabric") == 0 || strcasecmp(transport, "ucx") == 0)) {
-        doctor_not_applicable(machine, result, "NVSHMEM_REMOTE_TRANSPORT selects %s",
+        doctor_not_applicable(result, "NVSHMEM_REMOTE_TRANSPORT selects %s",
                               strcasecmp(transport, "ucx") == 0 ? "ucx" : "libfabric");
         return false;
     }
     if (is_on || machine_has_deepep(machine) || source_env(machine->source, "NVSHMEM_IBGDA_NIC_HANDLER") ||
         (transport && strcasecmp(transport, "ibgda") == 0))
         return true;
-    doctor_not_applicable(machine, result, "neither the environment nor a DeepEP that Python finds uses IBGDA");
+    doctor_not_applicable(result, "neither the environment nor a DeepEP that Python finds uses IBGDA");
     return false;
 }
 
@@ -216,7 +212,7 @@ const char *machine_missing_verbs_library(const struct doctor_machine *machine)
     const struct software_verbs *verbs = &machine->software->verbs;
     const char *net = source_env(machine->source, "NCCL_NET"), *plugin = source_env(machine->source, "NCCL_NET_PLUGIN");
     bool needs_plugin = (net && strcasecmp(net, "Socket") != 0) || plugin;
-    struct doctor_result unused = {.text = ""};
+    struct doctor_result unused = {.machine = machine};
     bool uses_ibgda;
 
     if (!machine_has_mlx5(machine, &unused))

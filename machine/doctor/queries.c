@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "queries.h"
+#include "common/text.h"
 
 #include "machine_nvshmem.h"
 
@@ -53,15 +54,15 @@ bool machine_has_gpus(const struct doctor_machine *machine, struct doctor_result
     names = source_list(machine->source, "/sys/bus/pci/devices");
     n_unreadable = n_unreadable_devices(machine->source);
     if (names.state != SOURCE_OK && names.state != SOURCE_ABSENT)
-        doctor_unknown(machine, result, "whether there is a GPU: /sys/bus/pci/devices: %s",
+        doctor_unknown(result, "whether there is a GPU: /sys/bus/pci/devices: %s",
                        machine_reason(names.state, names.why));
     else if (n_unreadable > 0)
-        doctor_unknown(machine, result, "whether there is a GPU: %d of %zu PCI devices cannot be identified",
-                       n_unreadable, names.n);
+        doctor_unknown(result, "whether there is a GPU: %d of %zu PCI devices cannot be identified", n_unreadable,
+                       names.n);
     else if (machine->topo->n_hidden_gpus > 0)
-        doctor_not_applicable(machine, result, "no GPU of this machine is given to this process");
+        doctor_not_applicable(result, "no GPU of this machine is given to this process");
     else
-        doctor_not_applicable(machine, result, "there is no NVIDIA GPU");
+        doctor_not_applicable(result, "there is no NVIDIA GPU");
     return false;
 }
 
@@ -75,9 +76,9 @@ bool machine_has_driver(const struct doctor_machine *machine, struct doctor_resu
         return true;
     version = source_line(machine->source, "/proc/driver/nvidia/version");
     if (version.state == SOURCE_ABSENT)
-        doctor_not_applicable(machine, result, "the NVIDIA driver is not loaded");
+        doctor_not_applicable(result, "the NVIDIA driver is not loaded");
     else
-        doctor_unknown(machine, result, "/proc/driver/nvidia/version: %s",
+        doctor_unknown(result, "/proc/driver/nvidia/version: %s",
                        version.state == SOURCE_OK ? "no version in it" : machine_reason(version.state, version.why));
     return false;
 }
@@ -130,6 +131,15 @@ bool machine_is_data_nic(const struct topo *topo, int nic)
     return topo->nics[nic].role == TOPO_ROLE_DATA && topo->nics[nic].pci >= 0;
 }
 
+int machine_n_data_nics(const struct topo *topo)
+{
+    int n = 0;
+
+    for (int i = 0; i < topo->n_nics; i++)
+        n += machine_is_data_nic(topo, i);
+    return n;
+}
+
 bool machine_nic_serves_gpus(const struct doctor_machine *machine, int nic)
 {
     const struct topo *topo = machine->topo;
@@ -179,7 +189,7 @@ bool machine_has_ranks(const struct doctor_machine *machine)
 
     if (machine->topo->n_gpus > 1)
         return true;
-    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+    for (size_t i = 0; i < COUNT(sizes); i++) {
         const char *size = source_env(machine->source, sizes[i]);
 
         if (size && strtol(size, NULL, 10) > 1)
@@ -193,22 +203,21 @@ bool machine_has_data_nics(const struct doctor_machine *machine, struct doctor_r
     struct source_names names;
     int n_unreadable;
 
-    for (int i = 0; i < machine->topo->n_nics; i++)
-        if (machine_is_data_nic(machine->topo, i))
-            return true;
+    if (machine_n_data_nics(machine->topo) > 0)
+        return true;
     names = source_list(machine->source, "/sys/class/infiniband");
     n_unreadable = n_unreadable_nics(machine, names.n);
     if (names.state != SOURCE_OK && names.state != SOURCE_ABSENT && machine->topo->n_nics == 0)
-        doctor_unknown(machine, result, "whether there is an RDMA NIC: /sys/class/infiniband: %s",
+        doctor_unknown(result, "whether there is an RDMA NIC: /sys/class/infiniband: %s",
                        machine_reason(names.state, names.why));
     else if (names.state == SOURCE_ABSENT && machine->topo->n_nics == 0 &&
              source_stat(machine->source, "/sys/class").state == SOURCE_ABSENT)
-        doctor_unknown(machine, result, "whether there is an RDMA NIC: /sys is not mounted here");
+        doctor_unknown(result, "whether there is an RDMA NIC: /sys is not mounted here");
     else if (n_unreadable > 0)
-        doctor_unknown(machine, result, "whether there is an RDMA NIC for data: the state of %d of %zu is not known",
+        doctor_unknown(result, "whether there is an RDMA NIC for data: the state of %d of %zu is not known",
                        n_unreadable, names.n);
     else
-        doctor_not_applicable(machine, result, "there is no RDMA NIC for data");
+        doctor_not_applicable(result, "there is no RDMA NIC for data");
     return false;
 }
 
@@ -218,7 +227,7 @@ bool machine_has_environment(const struct doctor_machine *machine, struct doctor
 
     if (environment.state == SOURCE_OK || environment.state == SOURCE_ABSENT)
         return true;
-    doctor_unknown(machine, result, "the environment: %s", machine_reason(environment.state, environment.why));
+    doctor_unknown(result, "the environment: %s", machine_reason(environment.state, environment.why));
     return false;
 }
 
@@ -246,25 +255,31 @@ static unsigned data_device(const struct topo *topo)
     return 0;
 }
 
-/*
- * Does an interface of the function, or one on top of it, carry the default route? Read from sysfs, as it has no RDMA
- * device.
- */
+bool machine_carries_route(const struct doctor_machine *machine, const char *interface, bool or_lower)
+{
+    const char *routes = source_read(machine->source, "/proc/net/route").text;
+
+    for (const char *line = routes; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
+        size_t n = strcspn(line, " \t\n");
+        const char *route = source_printf(machine->source, "%.*s", (int)(n < 32 ? n : 32), line);
+
+        if (strncmp(line + n + strspn(line + n, " \t"), "00000000", 8) == 0 &&
+            (strcmp(route, interface) == 0 ||
+             (or_lower &&
+              source_stat(machine->source, "/sys/class/net/%s/lower_%s", route, interface).state == SOURCE_OK)))
+            return true;
+    }
+    return false;
+}
+
+/* Does an interface of the function, or one on top of it, carry the default route? It has no RDMA device. */
 static bool carries_route(const struct doctor_machine *machine, const char *address)
 {
     struct source_names names = source_list(machine->source, "/sys/bus/pci/devices/%s/net", address);
-    const char *routes = source_read(machine->source, "/proc/net/route").text;
 
     for (size_t i = 0; i < names.n; i++)
-        for (const char *line = routes; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
-            size_t n = strcspn(line, " \t\n");
-            const char *route = source_printf(machine->source, "%.*s", (int)(n < 32 ? n : 32), line);
-
-            if (strncmp(line + n + strspn(line + n, " \t"), "00000000", 8) == 0 &&
-                (strcmp(route, names.names[i]) == 0 ||
-                 source_stat(machine->source, "/sys/class/net/%s/lower_%s", route, names.names[i]).state == SOURCE_OK))
-                return true;
-        }
+        if (machine_carries_route(machine, names.names[i], true))
+            return true;
     return false;
 }
 
@@ -323,14 +338,12 @@ bool machine_is_function_without_rdma(const struct doctor_machine *machine, int 
 int machine_functions_without_rdma(const struct doctor_machine *machine)
 {
     const struct topo *topo = machine->topo;
-    int n = 0, n_data = 0, n_near = 0;
+    int n = 0, n_data = machine_n_data_nics(topo), n_near = 0;
 
-    for (int i = 0; i < topo->n_nics; i++) {
-        n_data += machine_is_data_nic(topo, i);
-        /* A pod with some of the NICs has not lost the others. */
+    /* A pod with some of the NICs has not lost the others. */
+    for (int i = 0; i < topo->n_nics; i++)
         if (topo->nics[i].role == TOPO_ROLE_NO_ACCESS)
             return 0;
-    }
     if (topo->n_gpus == 0 || n_data >= topo->n_gpus || (topo->n_gpus < 2 && !machine_uses_rdma(machine)))
         return 0;
     for (int p = 0; p < topo->n_pci; p++) {
@@ -527,6 +540,15 @@ bool machine_is_same_model(const struct topo *topo, int a, int b)
     return pci_a->vendor == pci_b->vendor && pci_a->device == pci_b->device;
 }
 
+const char *machine_next_word(const struct doctor_machine *machine, const char **at)
+{
+    struct piece word;
+
+    *at += strspn(*at, " ");
+    word = text_take(at, " ");
+    return word.n ? source_printf(machine->source, "%.*s", (int)(word.n < 63 ? word.n : 63), word.text) : NULL;
+}
+
 const char *machine_folder_of(const struct doctor_machine *machine, const char *path)
 {
     const char *slash = strrchr(path, '/');
@@ -541,15 +563,50 @@ const char *machine_extension(const struct doctor_machine *machine, struct docto
     struct elf_facts facts;
 
     if (deepep->imported < 0)
-        doctor_not_applicable(machine, result, "no deep_ep is on Python's path");
+        doctor_not_applicable(result, "no deep_ep is on Python's path");
     else if (!*path)
-        doctor_not_applicable(machine, result, "there is no deep_ep_cpp next to %s",
-                              deepep->copies[deepep->imported].folder);
+        doctor_not_applicable(result, "there is no deep_ep_cpp next to %s", deepep->copies[deepep->imported].folder);
     if (!*path)
         return "";
     facts = source_elf(machine->source, "%s", path);
     if (facts.state == SOURCE_OK)
         return path;
-    doctor_unknown(machine, result, "%s: %s", path, machine_reason(facts.state, facts.why));
+    doctor_unknown(result, "%s: %s", path, machine_reason(facts.state, facts.why));
     return "";
+}
+
+long machine_job_number(const struct doctor_machine *machine, const char *name, long without)
+{
+    const char *value = source_env(machine->source, name);
+    char *end;
+    long number;
+
+    if (!value || !*value)
+        return without;
+    number = strtol(value, &end, 10);
+    return *end || number < 0 ? without : number;
+}
+
+int machine_job_gpus(const struct doctor_machine *machine)
+{
+    struct machine_visible entries[MACHINE_VISIBLE_MAX];
+    int n = machine_visible(machine, entries);
+
+    if (advice_gpu_of(machine->topo, advice_source_env, machine->source) >= 0)
+        return 1;
+    return n < 0 || n > machine->topo->n_gpus ? machine->topo->n_gpus : n;
+}
+
+long machine_job_nodes(const struct doctor_machine *machine)
+{
+    /* Slurm, scripts around torchrun, torchrun itself. */
+    static const char *const names[] = {"SLURM_JOB_NUM_NODES", "SLURM_NNODES", "NNODES", "GROUP_WORLD_SIZE"};
+    long nodes = -1;
+
+    for (size_t i = 0; i < COUNT(names); i++) {
+        long value = machine_job_number(machine, names[i], -1);
+
+        nodes = value > nodes ? value : nodes;
+    }
+    return nodes;
 }

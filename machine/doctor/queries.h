@@ -24,6 +24,7 @@ bool machine_has_environment(const struct doctor_machine *machine, struct doctor
 
 /* Is `nic` a data NIC on a PCI bus? Software devices (rxe, siw) are not checked. */
 bool machine_is_data_nic(const struct topo *topo, int nic);
+int machine_n_data_nics(const struct topo *topo);
 
 /*
  * Is the NIC assigned to a GPU in the best assignment, or equivalent to such a NIC: the same model, and as near to a
@@ -72,6 +73,12 @@ bool machine_is_function_without_rdma(const struct doctor_machine *machine, int 
 
 /* Are two NICs on PCI buses of the same model? */
 bool machine_is_same_model(const struct topo *topo, int a, int b);
+
+/* The next word of a list such as that of a bond's members; NULL at its end. Advances *at. */
+const char *machine_next_word(const struct doctor_machine *machine, const char **at);
+
+/* Is it the interface of the default route or, with `or_lower`, one below it? */
+bool machine_carries_route(const struct doctor_machine *machine, const char *interface, bool or_lower);
 
 /* The folder of a file, "" if the path has none. */
 const char *machine_folder_of(const struct doctor_machine *machine, const char *path);
@@ -136,5 +143,14 @@ int machine_visible(const struct doctor_machine *machine, struct machine_visible
  * NIC; or its only visible GPU, regardless of the launcher.
  */
 int machine_own_gpu(const struct doctor_machine *machine);
+
+/* The value of a variable that is an unsigned integer; `without` if it is not set or not such a number. */
+long machine_job_number(const struct doctor_machine *machine, const char *name, long without);
+
+/* The number of GPUs that this process uses: one if a launcher started it as a rank, otherwise those that it sees. */
+int machine_job_gpus(const struct doctor_machine *machine);
+
+/* The number of nodes of the job, from its launcher's variables; -1 if not known. */
+long machine_job_nodes(const struct doctor_machine *machine);
 
 #endif

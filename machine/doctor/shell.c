@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "shell.h"
+#include "common/text.h"
 
 #include "common/clean.h"
 
@@ -57,7 +58,7 @@ bool shell_evaluates_environ(const char *line, size_t n)
     n = without_comment(line, n);
     if (!memmem(line, n, "/proc/1/environ", 15))
         return false;
-    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+    for (size_t i = 0; i < COUNT(words); i++) {
         const char *at = memmem(line, n, words[i], strlen(words[i]));
 
         if (at && (at == line || strchr(" \t;&|($`", at[-1])))

@@ -4,8 +4,7 @@
 #define EP_DOCTOR_XID_H
 
 enum xid_action {
-    XID_OF_PROGRAM, /* caused by a program: restart and inspect the program */
-    XID_NOTE,       /* says nothing about the GPU's health */
+    XID_OF_PROGRAM, /* caused by a program, or a note: says nothing about the GPU's health */
     XID_RECOVERED,  /* the driver has recovered; NVML reports what remains to be done */
     XID_RESET,      /* reset the GPU */
     XID_RESTART,    /* restart the node: a reset of the GPU is not sufficient */

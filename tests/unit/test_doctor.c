@@ -113,10 +113,11 @@ static void run_nothing(const struct doctor_machine *machine, struct doctor_resu
 
 static void run_loud(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    doctor_found(machine, result, DOCTOR_ERROR, "it says \033[31m%s", "red\nand more");
+    (void)machine;
+    doctor_found(result, DOCTOR_ERROR, "it says \033[31m%s", "red\nand more");
     for (int i = 0; i < 20; i++)
-        doctor_evidence(machine, result, "file", "line %d", i);
-    doctor_fix(machine, result, true, "true\nfalse");
+        doctor_evidence(result, "file", "line %d", i);
+    doctor_fix(result, true, "true\nfalse");
 }
 
 static const char *const no_links[] = {"x", NULL};

@@ -74,7 +74,7 @@ TEST(test_checks_without_what_they_need)
     for (size_t i = 0; doctor_checks[i]; i++) {
         struct doctor_result result;
 
-        if (!(doctor_checks[i]->needs & DOCTOR_NEEDS_GPUS) && !(doctor_checks[i]->needs & DOCTOR_NEEDS_DRIVER))
+        if (!(doctor_checks[i]->needs & NEEDS_GPUS) && !(doctor_checks[i]->needs & NEEDS_DRIVER))
             continue;
         doctor_run(&made.doctor, doctor_checks[i], &result);
         assert_int_equal(result.outcome, DOCTOR_NOT_APPLICABLE);
@@ -88,7 +88,7 @@ TEST(test_checks_without_what_they_need)
     for (size_t i = 0; doctor_checks[i]; i++) {
         struct doctor_result result;
 
-        if (!(doctor_checks[i]->needs & DOCTOR_NEEDS_NVML))
+        if (!(doctor_checks[i]->needs & NEEDS_NVML))
             continue;
         doctor_run(&made.doctor, doctor_checks[i], &result);
         assert_int_equal(result.outcome, DOCTOR_UNKNOWN);
