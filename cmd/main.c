@@ -3,7 +3,6 @@
 #include "cmd/bench/mpirun.h"
 #include "cmd/help/help.h"
 #include "cmd/launch/agent.h"
-#include "cmd/launch/rails.h"
 #include "common/cmd.h"
 #include "common/ending.h"
 #include "common/inherited.h"
@@ -55,8 +54,6 @@ static int run_command(const struct cmd *cmd, int argc, char **argv)
     return result;
 }
 
-static int run_child(int argc, char **argv);
-
 static int run(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : NULL;
@@ -69,7 +66,7 @@ static int run(int argc, char **argv)
     if (strcmp(name, BENCH_MPIRUN_COMMAND) == 0)
         return bench_mpirun_main(argc - 1, argv + 1);
     if (strcmp(name, AGENT_COMMAND) == 0)
-        return agent_main(run_child);
+        return agent_main();
     if (strcmp(name, AGENT_RANK) == 0)
         return agent_rank_main();
     if (strcmp(name, RAILS_COMMAND) == 0)
@@ -99,11 +96,13 @@ static void end_by_signal(int number)
     /* Still running if this is PID 1. */
 }
 
-/* main() after the streams are open. */
-static int run_process(int argc, char **argv)
+int main(int argc, char **argv)
 {
     int result, written;
 
+    inherited_init();
+    if (stream_open() != 0)
+        return CMD_FAILED;
     /* The terminal's character set; numbers stay in the C locale, for JSON and plots. */
     setlocale(LC_CTYPE, "");
     result = run(argc, argv);
@@ -114,19 +113,4 @@ static int run_process(int argc, char **argv)
     /* Output that could not be written is a failure. */
     return result == CMD_FINE || result == CMD_FINDINGS || result == CMD_UNSUPPORTED ? ranks_worse(result, written)
                                                                                      : result;
-}
-
-/* Runs a command in a child process of an agent, as if epkit had been executed. */
-static int run_child(int argc, char **argv)
-{
-    inherited_init();
-    return run_process(argc, argv);
-}
-
-int main(int argc, char **argv)
-{
-    inherited_init();
-    if (stream_open() != 0)
-        return CMD_FAILED;
-    return run_process(argc, argv);
 }

@@ -57,7 +57,7 @@ static void start(struct capture *capture)
     capture->started_ns = ep_now_ns();
     capture->pidfd = -1;
     if (capture->argv)
-        capture->start_error = process_start(capture->argv, NULL, false, &capture->process);
+        capture->start_error = process_start(capture->argv, &capture->process);
     else
         capture->start_error = process_fork(capture->execute, capture->context, false, &capture->process);
     if (capture->start_error == 0)

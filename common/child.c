@@ -29,8 +29,6 @@
 
 extern char **environ;
 
-const char *const process_preloads[] = {"LD_PRELOAD", "LD_AUDIT", "EPKIT_PRELOAD", NULL};
-
 enum { IN, OUT, ERR, N_PIPES };
 
 void process_close_fd(int *fd)
@@ -280,27 +278,24 @@ int process_fork_in_place(process_execute execute, const void *context, struct p
     return result;
 }
 
-struct program {
-    char *const *argv;
-    char *const *environment; /* NULL: the environment of this process */
-};
-
 /* The output of programs is parsed, here and where ssh passes LC_ALL on. */
-static void execute_program(const void *context)
+static void execute_program(const void *argv)
 {
-    const struct program *program = context;
-
-    if (program->environment)
-        environ = (char **)program->environment;
     setenv("LC_ALL", "C", 1);
-    execvp(program->argv[0], program->argv);
+    execvp(*(char *const *)argv, argv);
 }
 
-int process_start(char *const *argv, char *const *environment, bool has_input, struct process *ret_process)
+void process_execute_bare(const void *argv)
 {
-    const struct program program = {.argv = argv, .environment = environment};
+    unsetenv("LD_PRELOAD");
+    unsetenv("LD_AUDIT");
+    unsetenv("EPKIT_PRELOAD");
+    execute_program(argv);
+}
 
-    return process_fork(execute_program, &program, has_input, ret_process);
+int process_start(char *const *argv, struct process *ret_process)
+{
+    return process_fork(execute_program, argv, false, ret_process);
 }
 
 /* --- output and end --- */
@@ -366,26 +361,4 @@ void process_kill(struct process *process)
         process->pid = 0;
     }
     process_close(process);
-}
-
-static bool is_one_of(const char *entry, const char *const *names)
-{
-    for (; *names; names++)
-        if (strncmp(entry, *names, strlen(*names)) == 0 && entry[strlen(*names)] == '=')
-            return true;
-    return false;
-}
-
-char **process_environment(const char *const *except)
-{
-    size_t n = 0, kept = 0;
-    char **copy;
-
-    while (environ[n])
-        n++;
-    copy = calloc(n + 1, sizeof(*copy));
-    for (size_t i = 0; copy && i < n; i++)
-        if (!is_one_of(environ[i], except))
-            copy[kept++] = environ[i];
-    return copy;
 }

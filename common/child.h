@@ -20,20 +20,22 @@ struct process {
 };
 
 /*
- * Starts argv[0], searched in PATH, and waits until it is executed. `environment` (NULL-terminated) is its whole
- * environment, except for LC_ALL=C; NULL: the environment of this process. Standard input is a pipe if `has_input`,
- * else empty. The program and its supervisor are a process group. Limits and dispositions of signals are as this
- * process inherited them (inherited.h), and no signal is blocked. 0, or the errno of the failure; then nothing runs and
- * no descriptor is open.
+ * Starts argv[0], searched in PATH, and waits until it is executed. It has the environment of this process, with
+ * LC_ALL=C, and an empty standard input. The program and its supervisor are a process group. Limits and dispositions of
+ * signals are as this process inherited them (inherited.h), and no signal is blocked. 0, or the errno of the failure;
+ * then nothing runs and no descriptor is open.
  */
-int process_start(char *const *argv, char *const *environment, bool has_input, struct process *ret_process);
+int process_start(char *const *argv, struct process *ret_process);
 
 /*
- * The same for a child that needs more than a program and an environment: `execute` runs in the child, with the
- * standard streams in place. It returns only when it cannot execute a program, with errno.
+ * The same for a child that needs more: `execute` runs in it, with the standard streams in place. It returns only when
+ * it cannot execute a program, with errno. Standard input is a pipe if `has_input`.
  */
 typedef void (*process_execute)(const void *context);
 int process_fork(process_execute execute, const void *context, bool has_input, struct process *ret_process);
+
+/* For process_fork(): executes a program, by its argv, without the libraries that are preloaded here. */
+void process_execute_bare(const void *argv);
 
 /*
  * The same for a program that replaces this process for its user: it has the standard streams of this process, its
@@ -66,15 +68,6 @@ void process_kill(struct process *process);
 
 /* Closes the pipes. */
 void process_close(struct process *process);
-
-/*
- * A copy of this process's environment without the variables in `except` (NULL-terminated), in one block for free();
- * NULL for lack of memory.
- */
-char **process_environment(const char *const *except);
-
-/* The variables that preload libraries into every program: no helper program may inherit them. NULL-terminated. */
-extern const char *const process_preloads[];
 
 /* Closes *fd unless it is -1, and sets it to -1. */
 void process_close_fd(int *fd);

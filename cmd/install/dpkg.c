@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* dpkg.c - the types apt and deb: packages in given versions. */
 #include "base/error.h"
+#include "machine/software/software_text.h"
 #include "types.h"
 
 #include <fnmatch.h>
@@ -12,73 +13,30 @@ struct dpkg_package {
     bool is_held;                 /* held by the administrator in its version */
 };
 
-static bool field(const char *from, const char *end, const char *name, char *ret_value, size_t bytes)
+/* Of several architectures the installed one counts. */
+static struct dpkg_package find_package(const char *status, const char *name)
 {
-    size_t length = strlen(name);
+    struct dpkg_package found = {.version = ""};
+    struct parse_package package;
 
-    for (const char *line = from; line && line < end; line = memchr(line, '\n', (size_t)(end - line))) {
-        line += *line == '\n';
-        if ((size_t)(end - line) > length && strncmp(line, name, length) == 0) {
-            const char *stop = memchr(line, '\n', (size_t)(end - line));
-            size_t n;
+    while (!found.is_installed && parse_package_next(&status, &package)) {
+        char words[64];
 
-            line += length;
-            n = (size_t)((stop ? stop : end) - line);
-            if (n >= bytes)
-                return false;
-            memcpy(ret_value, line, n);
-            ret_value[n] = '\0';
-            return true;
-        }
-        if (line == end)
-            break;
+        snprintf(words, sizeof(words), "%.*s", (int)package.status.n, package.status.text);
+        if (!piece_is(package.name, name) || !*words || strstr(words, "not-installed") || strstr(words, "config-files"))
+            continue;
+        found.is_installed = package.installed;
+        found.is_held = package.installed && strncmp(words, "hold ", 5) == 0;
+        found.is_broken = !package.installed;
+        snprintf(found.version, sizeof(found.version), "%.*s", (int)package.version.n, package.version.text);
     }
-    return false;
-}
-
-/* Merges a paragraph about a package; of several architectures the installed one counts. */
-static void merge_package(const char *from, const char *end, struct dpkg_package *package)
-{
-    char status[64], version[sizeof(package->version)];
-
-    if (package->is_installed || !field(from, end, "Status: ", status, sizeof(status)))
-        return;
-    if (!field(from, end, "Version: ", version, sizeof(version)))
-        version[0] = '\0';
-    package->is_installed = strstr(status, " ok installed") != NULL;
-    package->is_held = package->is_installed && strncmp(status, "hold ", 5) == 0;
-    package->is_broken = !package->is_installed && !strstr(status, "not-installed") && !strstr(status, "config-files");
-    if (package->is_installed || package->is_broken)
-        memcpy(package->version, version, sizeof(version));
-}
-
-/* False: there is no package database (ret_package is zeroed). */
-static bool dpkg_find(struct source *source, const char *name, struct dpkg_package *ret_package)
-{
-    struct source_text text = source_read(source, "/var/lib/dpkg/status");
-    const char *at = text.text, *end = text.text + text.bytes;
-    char line[160];
-    size_t length;
-
-    memset(ret_package, 0, sizeof(*ret_package));
-    if (text.state != SOURCE_OK)
-        return false;
-    snprintf(line, sizeof(line), "Package: %s\n", name);
-    length = strlen(line);
-    while (at < end) {
-        const char *stop = strstr(at, "\n\n");
-
-        stop = stop ? stop : end;
-        if ((size_t)(end - at) >= length && strncmp(at, line, length) == 0)
-            merge_package(at, stop, ret_package);
-        at = stop == end ? end : stop + 2;
-    }
-    return true;
+    return found;
 }
 
 void dpkg_check(const struct check_context *context, const json_t *packages, struct step_state *ret_state)
 {
     int n_missing = 0, n_fine = 0;
+    const char *status = source_read(context->source, "/var/lib/dpkg/status").text;
     char missing[128] = "";
     const char *name;
     json_t *value;
@@ -86,9 +44,8 @@ void dpkg_check(const struct check_context *context, const json_t *packages, str
     json_object_foreach((json_t *)packages, name, value)
     {
         const char *pin = json_string_value(value);
-        struct dpkg_package package;
+        struct dpkg_package package = find_package(status, name);
 
-        dpkg_find(context->source, name, &package);
         if (package.is_broken) {
             state_set(ret_state, STEP_PARTIAL, "%s %s is half installed", name, package.version);
             return;

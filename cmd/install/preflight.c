@@ -2,6 +2,7 @@
 /* preflight.c - may this recipe be applied to this machine? Runs before anything changes. */
 #include "base/error.h"
 #include "install.h"
+#include "machine/software/software_text.h"
 
 #include <ctype.h>
 #include <elf.h>
@@ -82,27 +83,11 @@ ep_status preflight_check_target(const struct recipe *recipe)
 
 /* --- checks --- */
 
-static void os_field(const char *text, const char *name, char ret_value[64])
-{
-    size_t n = strlen(name);
-
-    ret_value[0] = '\0';
-    for (const char *line = text; line && *line; line = strchr(line, '\n')) {
-        line += *line == '\n';
-        if (strncmp(line, name, n) != 0 || line[n] != '=')
-            continue;
-        line += n + 1;
-        line += *line == '"';
-        snprintf(ret_value, 64, "%.*s", (int)strcspn(line, "\"\n"), line);
-        return;
-    }
-}
-
 static void check_os(struct install *install, struct source *source)
 {
     struct source_text text = source_read(source, "/etc/os-release");
     const char *os = wanted(install, "os"), *release = wanted(install, "release");
-    char id[64], version[64];
+    struct piece id = parse_release(text.text, "ID"), version = parse_release(text.text, "VERSION_ID");
 
     if (!os)
         return;
@@ -110,13 +95,11 @@ static void check_os(struct install *install, struct source *source)
         row(install, "system", PREFLIGHT_UNKNOWN, "/etc/os-release: %s", text.why);
         return;
     }
-    os_field(text.text, "ID", id);
-    os_field(text.text, "VERSION_ID", version);
-    if (strcmp(id, os) != 0 || (release && strcmp(version, release) != 0))
-        row(install, "system", PREFLIGHT_REFUSE, "this is %.40s %.40s; the recipe is for %.40s %.40s", id, version, os,
-            release ? release : "");
+    if (!piece_is(id, os) || (release && !piece_is(version, release)))
+        row(install, "system", PREFLIGHT_REFUSE, "this is %.*s %.*s; the recipe is for %.40s %.40s", (int)id.n, id.text,
+            (int)version.n, version.text, os, release ? release : "");
     else
-        row(install, "system", PREFLIGHT_OK, "%.40s %.40s", id, version);
+        row(install, "system", PREFLIGHT_OK, "%.*s %.*s", (int)id.n, id.text, (int)version.n, version.text);
 }
 
 /* The architecture of the machine's own programs. */
@@ -143,20 +126,6 @@ static void check_arch(struct install *install, struct source *source)
         row(install, "processor", PREFLIGHT_OK, "%s", found);
 }
 
-/* <0, 0, >0: compares the numbers of two releases: 6.8.0-1 and 6.14. */
-static int compare_release(const char *release, const char *limit)
-{
-    while (*limit) {
-        long a = strtol(release, (char **)&release, 10), b = strtol(limit, (char **)&limit, 10);
-
-        if (a != b)
-            return a < b ? -1 : 1;
-        limit += *limit == '.';
-        release += *release == '.';
-    }
-    return 0;
-}
-
 static void check_kernel(struct install *install)
 {
     const char *min = wanted(install, "kernel_min"), *below = wanted(install, "kernel_below");
@@ -166,10 +135,10 @@ static void check_kernel(struct install *install)
         return;
     if (!*install->kernel)
         row(install, "kernel", PREFLIGHT_UNKNOWN, "its release is unknown");
-    else if (min && compare_release(install->kernel, min) < 0)
+    else if (min && strverscmp(install->kernel, min) < 0)
         row(install, "kernel", PREFLIGHT_REFUSE, "%.60s is older than %.20s: %.120s", install->kernel, min,
             why ? why : "");
-    else if (below && compare_release(install->kernel, below) >= 0)
+    else if (below && strverscmp(install->kernel, below) >= 0)
         row(install, "kernel", PREFLIGHT_REFUSE, "%.60s is not below %.20s: %.120s", install->kernel, below,
             why ? why : "");
     else

@@ -83,7 +83,6 @@ static void do_hello(struct agent *agent, const json_t *request)
     json_t *facts;
 
     snprintf(agent->id, sizeof(agent->id), "%s", job_text(request, "launch", ""));
-    agent->lease_s = job_number(request, "lease_s", AGENT_LEASE_S);
     if (agent_write_files(agent, json_object_get(request, "files")) != EP_OK) {
         send_error("disk", ep_last_error());
         return;
@@ -104,61 +103,29 @@ static void do_locate(const json_t *request)
                                       is_found || !*clean ? NULL : clean));
 }
 
-static agent_self own_main;
-
-struct command {
-    int argc;
-    char **argv;
-};
-
-static void become_epkit(const void *context)
+static void do_doctor(const json_t *request)
 {
-    const struct command *command = context;
+    const char *const argv[] = {"/proc/self/exe", "doctor", "--json", NULL};
+    struct capture capture = {.argv = (char *const *)argv};
 
-    setenv("LC_ALL", "C", 1);
-    exit(own_main(command->argc, command->argv));
-}
-
-/* A command that begins with "epkit" runs this executable, wherever it is installed: a fork is enough, without exec. */
-static void do_ask(const json_t *request)
-{
-    json_t *words = json_object_get(request, "argv"), *word, *answer;
-    struct command command = {.argc = (int)json_array_size(words)};
-    struct capture capture = {.execute = become_epkit, .context = &command};
-    size_t i;
-
-    command.argv = calloc((size_t)command.argc + 1, sizeof(*command.argv));
-    if (!command.argv)
-        return;
-    json_array_foreach(words, i, word)
-    {
-        command.argv[i] = (char *)json_string_value(word);
-    }
-    if (command.argc > 0 && strcmp(command.argv[0], "epkit") != 0)
-        capture.argv = command.argv;
-    if (command.argc > 0 &&
-        capture_run(&capture, 1, 1, job_number(request, "timeout_s", 20) * INT64_C(1000), NULL, NULL) == 0) {
-        answer = json_pack("{s:i, s:b}", "status", capture.start_error || capture.late ? -1 : capture.status, "late",
-                           capture.late);
-        json_object_set_new(answer, "output",
-                            json_stringn(capture.output.text ? capture.output.text : "", capture.output.bytes));
-        agent_event("answer", answer);
-    }
+    capture_run(&capture, 1, 1, job_number(request, "timeout_s", 20) * INT64_C(1000), NULL, NULL);
+    agent_event("doctor",
+                json_pack("{s:o?}", "output",
+                          json_stringn(capture.output.text ? capture.output.text : "", capture.output.bytes)));
     capture_done(&capture);
-    free(command.argv);
 }
 
 static void do_run(struct agent *agent, json_t *request)
 {
+    ep_status status;
+
     json_decref(agent->spec);
     agent->spec = json_incref(request);
-    if (agent_start_ranks(agent) != EP_OK) {
-        bool is_missing = strstr(ep_last_error(), "is not installed") != NULL;
-
-        send_error(is_missing ? "installation" : "start", ep_last_error());
-    } else {
-        agent_event("running", json_object());
-    }
+    status = agent_start_ranks(agent);
+    if (status == EP_OK)
+        agent_event("run", json_object());
+    else
+        send_error(status == EP_E_UNSUPPORTED ? "installation" : "start", ep_last_error());
 }
 
 /*
@@ -173,56 +140,40 @@ static bool may_have_processes(const struct agent *agent)
            errno != ECHILD;
 }
 
+/* Reads input once, into the buffer. False: there is none. */
+static bool fill_input(struct agent *agent)
+{
+    static char data[65536]; /* not on the stack, which may be small */
+    ssize_t n = read(STDIN_FILENO, data, sizeof(data));
+    char *grown;
+
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return false;
+    grown = n > 0 && agent->input_used + (size_t)n <= INPUT_MAX ? realloc(agent->input, agent->input_used + (size_t)n)
+                                                                : NULL;
+    agent->is_ending |= !grown;
+    if (!grown)
+        return false;
+    agent->input = grown;
+    memcpy(agent->input + agent->input_used, data, (size_t)n);
+    agent->input_used += (size_t)n;
+    return true;
+}
+
 /*
  * Has the launcher repeated the request "end", as it does when its user interrupts it twice? No other request matters
- * by then, so the input is searched for the text and not parsed. The text may be split between two reads.
+ * by then, so what follows the first one is searched for the text and not parsed.
  */
-static struct {
-    char data[4096];
-    size_t used; /* bytes at the beginning that may be the start of the text */
-    bool is_found;
-} repeated_end;
-
-static void scan_repeated_end(size_t n)
+static bool is_end_repeated(void *context)
 {
     static const char words[] = "\"do\":\"end\"";
-    size_t length = repeated_end.used + n, kept = sizeof(words) - 2;
-
-    repeated_end.is_found = repeated_end.is_found || memmem(repeated_end.data, length, words, sizeof(words) - 1);
-    repeated_end.used = length < kept ? length : kept;
-    memmove(repeated_end.data, repeated_end.data + length - repeated_end.used, repeated_end.used);
-}
-
-/* Input that was already read after the current request, at the beginning of the buffer, counts as well. */
-static void start_repeated_end(const struct agent *agent)
-{
-    size_t at = strlen(agent->input) + 1;
-
-    repeated_end.used = 0;
-    repeated_end.is_found = false;
-    while (at < agent->input_used) {
-        size_t n = agent->input_used - at, room = sizeof(repeated_end.data) - repeated_end.used;
-
-        n = n < room ? n : room;
-        memcpy(repeated_end.data + repeated_end.used, agent->input + at, n);
-        at += n;
-        scan_repeated_end(n);
-    }
-}
-
-static bool is_end_repeated(void)
-{
+    struct agent *agent = context;
     struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
+    size_t first = strlen(agent->input) + 1;
 
-    while (!repeated_end.is_found && poll(&input, 1, 0) > 0) {
-        ssize_t n =
-            read(STDIN_FILENO, repeated_end.data + repeated_end.used, sizeof(repeated_end.data) - repeated_end.used);
-
-        if (n <= 0)
-            return false;
-        scan_repeated_end((size_t)n);
-    }
-    return repeated_end.is_found;
+    while (poll(&input, 1, 0) > 0 && fill_input(agent))
+        ;
+    return memmem(agent->input + first, agent->input_used - first, words, sizeof(words) - 1);
 }
 
 static void do_end(struct agent *agent, const json_t *request)
@@ -230,11 +181,10 @@ static void do_end(struct agent *agent, const json_t *request)
     const char *lost = job_text(request, "launch", NULL);
     int left = 0, killed = 0, grace_s = job_number(request, "grace_s", GRACE_S);
 
-    start_repeated_end(agent);
     if (lost)
-        killed = mark_kill(lost, grace_s * 1000, is_end_repeated, &left);
+        killed = mark_kill(lost, grace_s * 1000, is_end_repeated, agent, &left);
     else if (may_have_processes(agent))
-        killed = mark_kill(agent->id, grace_s * 1000, is_end_repeated, &left);
+        killed = mark_kill(agent->id, grace_s * 1000, is_end_repeated, agent, &left);
     /* The waiting process may have started only now: a script may launch one job after another. */
     if (json_object_get(request, "code"))
         for (uint64_t until_ns = ep_deadline_ns(FOLLOW_MS);
@@ -254,12 +204,12 @@ static void handle_request(struct agent *agent, const char *line)
     agent->heard_ns = ep_now_ns();
     if (strcmp(what, "hello") == 0)
         do_hello(agent, request);
-    else if (strcmp(what, "locate") == 0)
+    else if (strcmp(what, "location") == 0)
         do_locate(request);
-    else if (strcmp(what, "ask") == 0)
-        do_ask(request);
+    else if (strcmp(what, "doctor") == 0)
+        do_doctor(request);
     else if (strcmp(what, "nics") == 0)
-        agent_event("nics", json_pack("{s:o}", "nics", agent_nics()));
+        agent_event("nics", json_pack("{s:o}", "nics", agent_nics(agent->nics)));
     else if (strcmp(what, "run") == 0)
         do_run(agent, request);
     else if (strcmp(what, "end") == 0)
@@ -271,29 +221,9 @@ static void handle_request(struct agent *agent, const char *line)
 
 static void read_input(struct agent *agent)
 {
-    static char data[65536]; /* not on the stack, which may be small */
     char *newline;
-    ssize_t n = read(STDIN_FILENO, data, sizeof(data));
 
-    if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        return;
-    if (n <= 0 || agent->input_used + (size_t)n > INPUT_MAX) {
-        agent->is_ending = true;
-        return;
-    }
-    if (agent->input_used + (size_t)n + 1 > agent->input_capacity) {
-        size_t capacity = 2 * agent->input_capacity + (size_t)n + 1;
-        char *grown = realloc(agent->input, capacity);
-
-        if (!grown) {
-            agent->is_ending = true;
-            return;
-        }
-        agent->input = grown;
-        agent->input_capacity = capacity;
-    }
-    memcpy(agent->input + agent->input_used, data, (size_t)n);
-    agent->input_used += (size_t)n;
+    fill_input(agent);
     while (!agent->is_ending && (newline = memchr(agent->input, '\n', agent->input_used))) {
         size_t length = (size_t)(newline - agent->input) + 1;
 
@@ -316,7 +246,7 @@ static void keep_lease(struct agent *agent)
         if (*agent->id)
             follow_send(FOLLOW_ALIVE, 0);
     }
-    if (now_ns > agent->heard_ns + (uint64_t)agent->lease_s * 1000000000u || is_disconnected)
+    if (now_ns > agent->heard_ns + AGENT_LEASE_S * UINT64_C(1000000000) || is_disconnected)
         agent->is_ending = true;
 }
 
@@ -330,8 +260,9 @@ static void handle_signals(struct agent *agent, int fd)
     agent_reap(agent);
 }
 
-static void step(struct agent *agent, struct pollfd *polls, int signals)
+static void step(struct agent *agent, int signals)
 {
+    static struct pollfd polls[3 + 3 * AGENT_RANKS_MAX];
     int n = 0;
 
     polls[n++] = (struct pollfd){.fd = STDIN_FILENO, .events = POLLIN};
@@ -375,39 +306,30 @@ static int open_signals(void)
     return signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
-int agent_main(agent_self self)
+int agent_main(void)
 {
-    struct agent agent = {.listener = -1, .lease_s = AGENT_LEASE_S, .heard_ns = ep_now_ns()};
-    int signals = open_signals(), n_polls = 0, left;
-    struct pollfd *polls = NULL;
+    struct agent agent = {.listener = -1, .heard_ns = ep_now_ns(), .nics = json_object()};
+    int signals = open_signals(), left;
 
     if (isatty(STDIN_FILENO) || signals < 0) {
         fprintf(stderr, "epkit: " AGENT_COMMAND "is internal: 'epkit launch' starts it on a node\n");
         return 2;
     }
-    own_main = self;
     /* Daemons of the job become children of the agent, which reaps them. */
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     fcntl(STDIN_FILENO, F_SETFL, O_NONBLOCK);
     fcntl(STDOUT_FILENO, F_SETFL, O_NONBLOCK);
-    agent_event("up", json_pack("{s:i}", "protocol", AGENT_PROTOCOL));
+    agent_event("up", json_object());
     while (!agent.is_ending) {
-        if (3 + 3 * agent.n_ranks > n_polls) {
-            struct pollfd *grown = realloc(polls, (size_t)(n_polls = 3 + 3 * agent.n_ranks) * sizeof(*polls));
-
-            if (!grown)
-                break;
-            polls = grown;
-        }
-        step(&agent, polls, signals);
+        step(&agent, signals);
         keep_lease(&agent);
     }
     if (may_have_processes(&agent))
-        mark_kill(agent.id, GRACE_S * 1000, NULL, &left);
+        mark_kill(agent.id, GRACE_S * 1000, NULL, NULL, &left);
     agent_free_ranks(&agent);
     agent_remove_files(&agent);
     json_decref(agent.spec);
+    json_decref(agent.nics);
     free(agent.input);
-    free(polls);
     return 0;
 }

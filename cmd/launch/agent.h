@@ -8,11 +8,11 @@
  * its lease, or on SIGTERM, SIGINT or SIGHUP.
  *
  * Requests, by the member "do":
- *   - "hello": "launch" JOB_MARK's value, "lease_s", "files": {name: text}; answered by the event "hello" or "error".
- *   - "locate": an object for location_find(); event "location".
- *   - "ask": "id", "argv", "timeout_s": runs a command; event "answer" with "status" and "output".
- *   - "nics": event "nics" with the bytes that each port has sent and received.
- *   - "run": a spec (job.h); with "mpi": true mpirun starts the ranks; events "started" and "exit" for each rank.
+ *   - "hello": "launch" JOB_MARK's value, "files": {name: text}; answered by the event "hello" or "error".
+ *   - "location": an object for location_find(); event "location".
+ *   - "doctor": "timeout_s": runs epkit doctor --json; event "doctor" with its "output".
+ *   - "nics": event "nics" with the bytes that each port has sent and received since the first request.
+ *   - "run": a spec (job.h); with "mpi": true mpirun starts the ranks; event "run", then "exit" for each rank.
  *   - "end": "grace_s": ends what is left; event "clean" with "killed" and "left"; then the agent ends. With "launch":
  *     of that launch, whose agent was lost. With "code": the launch is over, for processes that follow it (follow.h).
  *   - "beat": renews the lease.
@@ -23,15 +23,22 @@
 #define AGENT_COMMAND "__node" /* epkit __node: the agent */
 #define AGENT_RANK "__exec"    /* epkit __exec: a rank that mpirun starts */
 
-#define AGENT_PROTOCOL 1
 #define AGENT_HEARTBEAT_MS 5000 /* heartbeat interval of launcher and agent */
 #define AGENT_LEASE_S 30        /* after this long without a heartbeat the peer is considered lost */
 
-/* Runs a command line of epkit itself, as main() gets it; returns the exit code. */
-typedef int (*agent_self)(int argc, char **argv);
-
-/* Both return an exit code. `self` runs epkit commands for the launcher, in child processes. */
-int agent_main(agent_self self);
+/* Both return an exit code. */
+int agent_main(void);
 int agent_rank_main(void);
+
+/* --- rails.c: the ports that the job ib-write-bw measures --- */
+
+#define RAILS_COMMAND "__rails"      /* epkit __rails LIST COMMAND...: executes COMMAND on a node */
+#define RAILS_VARIABLE "EPKIT_RAILS" /* of COMMAND: "mlx5_0:1 mlx5_1:1" */
+
+/*
+ * LIST, or where it is empty the ports that the best assignment gives to GPUs; without GPUs the active ports of all
+ * NICs that carry data. `argv` begins with RAILS_COMMAND. Returns an exit code unless COMMAND is executed.
+ */
+int rails_main(int argc, char **argv);
 
 #endif

@@ -16,6 +16,7 @@
 #include <sys/un.h>
 
 #define AGENT_TEXT_BYTES 512
+#define AGENT_RANKS_MAX 1024
 
 /* A rank of this node. */
 struct agent_rank {
@@ -23,23 +24,19 @@ struct agent_rank {
     pid_t pid;   /* PID, if it is a child of the agent; 0: ended, or started by mpirun */
     int control; /* socket to the process that mpirun started; -1: none */
     int fds[2];  /* its standard output and error; -1: closed */
-    bool is_running;
-    char report[64]; /* incomplete message from the socket */
-    size_t reported;
 };
 
 struct agent {
     char id[JOB_ID_BYTES];
     struct temporary folder; /* holds the files of the launch */
-    int lease_s;
     uint64_t heard_ns, sent_ns;
-    json_t *spec;
+    json_t *spec, *nics; /* its job; counters at the beginning */
     int node;
     int n_ranks;
-    struct agent_rank *ranks;
+    struct agent_rank ranks[AGENT_RANKS_MAX];
     int listener; /* for ranks of mpirun; -1: none */
     char *input;
-    size_t input_used, input_capacity;
+    size_t input_used;
     bool is_ending;
 };
 
@@ -73,7 +70,7 @@ void agent_free_ranks(struct agent *agent);
 /* The address at which ranks of mpirun find the agent: an abstract one, which leaves no file. Returns its length. */
 socklen_t agent_address(const char *id, struct sockaddr_un *ret_address);
 
-/* --- agent_files.c --- */
+/* --- agent_node.c --- */
 
 /*
  * Checks that TMPDIR can be written. If there are `files` ({name: text}), makes a folder for the launch there and
@@ -82,12 +79,13 @@ socklen_t agent_address(const char *id, struct sockaddr_un *ret_address);
 ep_status agent_write_files(struct agent *agent, const json_t *files);
 void agent_remove_files(struct agent *agent);
 
-/* --- agent_facts.c --- */
-
-/* {"host", "machine", "epkit", "kernel", "driver", "gpu", "gpus", "protocol"} */
+/* {"host", "machine", "epkit", "kernel", "driver", "gpu", "gpus"} */
 json_t *agent_facts(void);
 
-/* [{"device", "port", "tx_bytes", "rx_bytes"}] of all RDMA ports. */
-json_t *agent_nics(void);
+/*
+ * [{"device", "port", "tx_bytes", "rx_bytes"}] of all RDMA ports: the traffic since the first call, which stores the
+ * counters in the object `begin`.
+ */
+json_t *agent_nics(json_t *begin);
 
 #endif

@@ -23,35 +23,27 @@
 
 /* --- children of the agent --- */
 
-static void become_rank(const void *context)
+/* Prepares rank `local` and starts it. */
+static ep_status start_rank(const json_t *spec, int node, int local, struct process *ret_process)
 {
-    job_rank_execute(context);
-}
+    struct job_rank rank;
+    int number;
 
-static ep_status fork_rank(const struct job_rank *rank, struct process *ret_process)
-{
-    int number = process_fork(become_rank, rank, false, ret_process);
-
-    return number ? ep_fail_errno(EP_E_SYSTEM, number, "starting rank %d of the node", rank->local) : EP_OK;
+    EP_TRY(job_rank_make(spec, node, local, &rank));
+    number = process_fork(job_rank_execute, &rank, false, ret_process);
+    free(rank.sourced);
+    return number ? ep_fail_errno(EP_E_SYSTEM, number, "starting rank %d of the node", local) : EP_OK;
 }
 
 static ep_status start_children(struct agent *agent)
 {
     for (int i = 0; i < agent->n_ranks; i++) {
-        struct agent_rank *rank = &agent->ranks[i];
-        struct job_rank made;
         struct process process;
-        ep_status status;
 
-        EP_TRY(job_rank_make(agent->spec, agent->node, i, &made));
-        status = fork_rank(&made, &process);
-        job_rank_done(&made);
-        EP_TRY(status);
-        rank->pid = process.pid;
-        rank->fds[0] = process.out;
-        rank->fds[1] = process.err;
-        rank->is_running = true;
-        agent_event("started", json_pack("{s:i, s:i}", "rank", i, "pid", (int)rank->pid));
+        EP_TRY(start_rank(agent->spec, agent->node, i, &process));
+        agent->ranks[i].pid = process.pid;
+        agent->ranks[i].fds[0] = process.out;
+        agent->ranks[i].fds[1] = process.err;
     }
     return EP_OK;
 }
@@ -78,16 +70,11 @@ static ep_status listen_for_ranks(struct agent *agent)
     return EP_OK;
 }
 
-struct greeting {
-    int local;
-};
-
 /* The rank's number and the ends of its pipes. */
 static bool receive_rank(int fd, int *ret_local, int ret_fds[2])
 {
     char space[CMSG_SPACE(2 * sizeof(int))];
-    struct greeting greeting;
-    struct iovec part = {.iov_base = &greeting, .iov_len = sizeof(greeting)};
+    struct iovec part = {.iov_base = ret_local, .iov_len = sizeof(*ret_local)};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof(space)};
     struct cmsghdr *control;
     struct pollfd ready = {.fd = fd, .events = POLLIN};
@@ -95,13 +82,12 @@ static bool receive_rank(int fd, int *ret_local, int ret_fds[2])
     socklen_t length = sizeof(peer);
 
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != geteuid() ||
-        poll(&ready, 1, 1000) != 1 || recvmsg(fd, &message, MSG_CMSG_CLOEXEC) != sizeof(greeting))
+        poll(&ready, 1, 1000) != 1 || recvmsg(fd, &message, MSG_CMSG_CLOEXEC) != sizeof(*ret_local))
         return false;
     control = CMSG_FIRSTHDR(&message);
     if (!control || control->cmsg_type != SCM_RIGHTS || control->cmsg_len != CMSG_LEN(2 * sizeof(int)))
         return false;
     memcpy(ret_fds, CMSG_DATA(control), 2 * sizeof(int));
-    *ret_local = greeting.local;
     return true;
 }
 
@@ -120,13 +106,11 @@ void agent_accept(struct agent *agent)
     }
     rank = &agent->ranks[local];
     rank->control = fd;
-    rank->is_running = true;
     for (int which = 0; which < 2; which++) {
         rank->fds[which] = fds[which];
         fcntl(fds[which], F_SETFL, O_NONBLOCK);
     }
     fcntl(fd, F_SETFL, O_NONBLOCK);
-    agent_event("started", json_pack("{s:i}", "rank", local));
 }
 
 ep_status agent_start_ranks(struct agent *agent)
@@ -135,11 +119,8 @@ ep_status agent_start_ranks(struct agent *agent)
     EP_TRY(job_check(agent->spec));
     agent->node = job_number(agent->spec, "node", 0);
     agent->n_ranks = job_number(agent->spec, "per_node", 1);
-    agent->ranks = calloc((size_t)agent->n_ranks, sizeof(*agent->ranks));
-    if (!agent->ranks) {
-        agent->n_ranks = 0;
-        return ep_fail(EP_E_MEMORY, "no memory for the ranks of the node");
-    }
+    if (agent->n_ranks > AGENT_RANKS_MAX)
+        return ep_fail(EP_E_ARG, "more than %d ranks on a node", AGENT_RANKS_MAX);
     for (int i = 0; i < agent->n_ranks; i++)
         agent->ranks[i] = (struct agent_rank){.local = i, .control = -1, .fds = {-1, -1}};
     if (json_is_true(json_object_get(agent->spec, "mpi")))
@@ -171,7 +152,6 @@ void agent_read_rank(struct agent_rank *rank, int which, int reads)
 /* Reports the end of a rank, after its output. Descendants may hold its pipes: what they write later is forwarded. */
 static void end_rank(struct agent_rank *rank, int code, int signal)
 {
-    rank->is_running = false;
     rank->pid = 0;
     process_close_fd(&rank->control);
     agent_read_rank(rank, 0, READS_AT_END);
@@ -221,24 +201,11 @@ void agent_free_ranks(struct agent *agent)
         process_close_fd(&agent->ranks[i].fds[0]);
         process_close_fd(&agent->ranks[i].fds[1]);
     }
-    free(agent->ranks);
-    agent->ranks = NULL;
     agent->n_ranks = 0;
     process_close_fd(&agent->listener);
 }
 
 /* --- epkit __exec --- */
-
-static int number_of(const char *const *names)
-{
-    for (; *names; names++) {
-        const char *value = getenv(*names);
-
-        if (value && *value)
-            return atoi(value);
-    }
-    return -1;
-}
 
 static int connect_agent(const char *id)
 {
@@ -259,8 +226,7 @@ static int connect_agent(const char *id)
 static bool send_rank(int fd, int local, const int fds[2])
 {
     char space[CMSG_SPACE(2 * sizeof(int))] = {0};
-    struct greeting greeting = {.local = local};
-    struct iovec part = {.iov_base = &greeting, .iov_len = sizeof(greeting)};
+    struct iovec part = {.iov_base = &local, .iov_len = sizeof(local)};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof(space)};
     struct cmsghdr *control = CMSG_FIRSTHDR(&message);
 
@@ -270,37 +236,19 @@ static bool send_rank(int fd, int local, const int fds[2])
     control->cmsg_type = SCM_RIGHTS;
     control->cmsg_len = CMSG_LEN(2 * sizeof(int));
     memcpy(CMSG_DATA(control), fds, 2 * sizeof(int));
-    return sendmsg(fd, &message, MSG_NOSIGNAL) == sizeof(greeting);
-}
-
-/* Is this the node at this position of the list? mpirun may place ranks differently from its hostfile. */
-static bool is_right_node(const json_t *spec, int node)
-{
-    const char *name = json_string_value(json_array_get(json_object_get(spec, "names"), (size_t)node));
-    char own[256] = "";
-
-    gethostname(own, sizeof(own) - 1);
-    if (!name || strcmp(name, own) == 0)
-        return true;
-    fprintf(stderr, "epkit: mpirun put a rank of node %d (%s) on %s: rank 0 would not be at MASTER_ADDR\n", node, name,
-            own);
-    return false;
+    return sendmsg(fd, &message, MSG_NOSIGNAL) == sizeof(local);
 }
 
 static int run_rank(const json_t *spec, int rank)
 {
-    int per_node = job_number(spec, "per_node", 1), node = rank / per_node, status, control;
+    int per_node = job_number(spec, "per_node", 1), status, control;
     struct ending ending = {0};
-    struct job_rank made;
     struct process process;
 
-    if (!is_right_node(spec, node))
-        return 1;
-    if (job_rank_make(spec, node, rank % per_node, &made) != EP_OK || fork_rank(&made, &process) != EP_OK) {
+    if (start_rank(spec, rank / per_node, rank % per_node, &process) != EP_OK) {
         fprintf(stderr, "epkit: rank %d: %s\n", rank, ep_last_error());
         return 1;
     }
-    job_rank_done(&made);
     control = connect_agent(job_text(spec, "launch", ""));
     if (control < 0 || !send_rank(control, rank % per_node, (const int[]){process.out, process.err})) {
         fprintf(stderr, "epkit: rank %d: no agent of this launch runs on the node\n", rank);
@@ -318,15 +266,14 @@ static int run_rank(const json_t *spec, int rank)
 
 int agent_rank_main(void)
 {
-    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", NULL};
-    const char *text = getenv(JOB_SPEC);
+    const char *text = getenv(JOB_SPEC), *number = getenv("OMPI_COMM_WORLD_RANK");
     json_t *spec = text ? json_loads(text, 0, NULL) : NULL;
-    int rank = number_of(names), result = 2;
+    int result = 2;
 
-    if (!spec || rank < 0)
+    if (!spec || !number)
         fprintf(stderr, "epkit: " AGENT_RANK "is internal: mpirun starts it for 'epkit launch'\n");
     else
-        result = run_rank(spec, rank);
+        result = run_rank(spec, atoi(number));
     json_decref(spec);
     return result;
 }

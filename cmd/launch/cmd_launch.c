@@ -12,7 +12,6 @@
 #include "help_text.h"
 #include "hosts.h"
 #include "launch.h"
-#include "launch_verdict.h"
 #include "location.h"
 #include "predefined.h"
 #include "rank_environment.h"
@@ -231,7 +230,7 @@ static int make_job(const struct cmd *cmd, const struct cmd_call *call, const st
     } else if (canned) {
         job->name = canned->name;
         job->spec = canned->make(canned, call->n_args - 1, call->args + 1);
-        job->argv_of = canned->argv_of;
+        job->takes_names = canned->takes_names;
         if (!job->spec)
             return cmd_usage(cmd, "%s", ep_last_error());
     } else {
@@ -323,11 +322,11 @@ static int check_usage(const struct cmd *cmd, const struct cmd_call *call, const
         return cmd_usage(cmd, "missing argument: a job or a program; 'epkit launch hostname' tries the nodes");
     if (call->n_args && !*call->args[0] && !args->workload)
         return cmd_usage(cmd, "the name of the program is empty");
-    if (canned && canned->needs_args && call->n_args < 2)
-        return cmd_usage(cmd, "%s needs an argument: %s", canned->name, canned->args);
-    if (canned && canned->is_mpi && args->with == STARTER_SSH && strcmp(call->args[0], "nccl") == 0)
+    if (canned && canned->argument && call->n_args < 2)
+        return cmd_usage(cmd, "%s needs an argument: %s", canned->name, canned->argument);
+    if (canned && canned->starter == LAUNCH_MPIRUN && args->with == STARTER_SSH)
         return cmd_usage(cmd, "nccl: its ranks need MPI: give --with mpirun");
-    if (canned && canned->argv_of && (args->with == STARTER_MPIRUN || args->per_node))
+    if (canned && canned->takes_names && (args->with == STARTER_MPIRUN || args->per_node))
         return cmd_usage(cmd, "%s sets --with and --per-node itself", canned->name);
     if (args->triangulate && !(canned && canned->is_measured))
         return cmd_usage(
@@ -346,7 +345,7 @@ static int check_usage(const struct cmd *cmd, const struct cmd_call *call, const
 /* A hostfile cannot hold ports of single nodes. */
 static int check_hosts(const struct cmd *cmd, const struct canned_job *canned, const struct launch_options *options)
 {
-    if (canned && canned->argv_of && options->hosts.n < 2)
+    if (canned && canned->takes_names && options->hosts.n < 2)
         return cmd_refuse(cmd, NULL, "%s needs two nodes or more", canned->name);
     /*
      * Open MPI accepts names of letters, digits, dots and hyphens, and IPv4 addresses. With others it would wait for
@@ -430,20 +429,17 @@ static void fill(const struct cmd *cmd, const struct cmd_call *call, const struc
     options->connect_s = args->connect_timeout;
     options->wait_s = cmd_given(cmd, call, "wait") ? args->wait : is_pods ? POD_WAIT_S : 0;
     options->has_followers = is_pods;
-    options->is_patient = options->wait_s > 0;
     options->deadline_s = cmd_given(cmd, call, "timeout") ? args->timeout : canned ? canned->deadline_s : 0;
     options->silent_s = args->silent;
     options->grace_s = args->grace;
     options->gpus_per_node = (int)args->gpus;
     options->master_port =
         is_pods && !cmd_given(cmd, call, "master-port") ? port_from_env("MASTER_PORT", 29500) : (int)args->master_port;
-    options->has_checks = args->checks == CHECKS_AUTO ? canned && canned->has_checks : args->checks != CHECKS_SKIP;
+    options->has_checks = args->checks == CHECKS_AUTO ? canned != NULL : args->checks != CHECKS_SKIP;
     options->require_checks = args->checks == CHECKS_REQUIRE;
     options->hostfile_8 = has_files ? HOSTS_FILE : NULL;
     options->hostfile_1 = has_files ? HOSTS_FILE_1_SLOT : NULL;
     options->output_fd = args->json ? STDERR_FILENO : STDOUT_FILENO;
-    options->on_note = show_note;
-    options->on_progress = show_progress;
 }
 
 /* --- running it --- */
@@ -532,7 +528,6 @@ static int cmd_launch(const struct cmd *cmd, const struct cmd_call *call)
         code =
             cmd_refuse(cmd, NULL, "--triangulate: not in pods, which end with the run; see 'epkit help triangulate'");
     if (code == CMD_FINE) {
-        options.source = source.text;
         code = make_location(cmd, args, &options);
     }
     if (code == CMD_FINE)

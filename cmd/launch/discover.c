@@ -3,6 +3,7 @@
 #include "hosts.h"
 
 #include "base/error.h"
+#include "common/text.h"
 
 #include <netdb.h>
 #include <stdio.h>
@@ -56,31 +57,30 @@ static ep_status number_of_pods(const char *what, long *ret_n)
         first = first ? first : names[i];
         *ret_n = n;
     }
-    if (*ret_n > HOSTS_MAX)
-        return ep_fail(EP_E_ARG, "%s: more than %d pods", what, HOSTS_MAX);
     return first ? EP_OK : ep_fail(EP_E_ARG, "%s: NNODES, the number of pods, is not set", what);
-}
-
-/* The index of this pod among `n`. */
-static ep_status index_from_env(const char *what, const char *name, const char *of, long n, long *ret_index)
-{
-    EP_TRY(number_of(name, 0, HOSTS_MAX, ret_index));
-    if (*ret_index >= n)
-        return ep_fail(EP_E_ARG, "%s: %s is %ld, but must be below %ld (%s)", what, name, *ret_index, n, of);
-    return EP_OK;
 }
 
 /* Adds prefix0.domain, prefix1.domain, ...; without a domain the names alone. */
 static ep_status add_numbered(const char *what, const char *prefix, const char *domain, long first, long n,
                               struct hosts *hosts)
 {
-    char name[512];
-
     for (long i = first; i < first + n; i++) {
-        if (snprintf(name, sizeof(name), "%s%ld%s%s", prefix, i, *domain ? "." : "", domain) >= (int)sizeof(name))
-            return ep_fail(EP_E_ARG, "%s: the name of a pod is too long", what);
+        char name[512];
+        struct text text = text_in(name, sizeof(name));
+
+        /* A name that is cut is still too long for a host. */
+        text_add(&text, "%s%ld%s%s", prefix, i, *domain ? "." : "", domain);
         EP_TRY(hosts_add_list(what, name, hosts));
     }
+    return EP_OK;
+}
+
+/* Pod `index` of those that `kind` and `name` describe. */
+static ep_status set_pods(struct hosts_source *source, long index, const char *kind, const char *name)
+{
+    source->index = (int)index;
+    source->is_pods = true;
+    snprintf(source->text, sizeof(source->text), "%s %.120s", kind, name);
     return EP_OK;
 }
 
@@ -103,20 +103,15 @@ static ep_status from_jobset(struct hosts *hosts, struct hosts_source *source)
         EP_TRY(number_of("REPLICATED_JOB_REPLICAS", 1, HOSTS_MAX, &jobs));
     if (jobs > 1 && n % jobs != 0)
         return ep_fail(EP_E_ARG, "JobSet: NNODES %ld cannot be spread over REPLICATED_JOB_REPLICAS %ld jobs", n, jobs);
-    EP_TRY(index_from_env(what, "JOB_COMPLETION_INDEX", "NNODES", n / jobs, &index));
-    if (variable("JOB_INDEX") && jobs > 1)
-        EP_TRY(index_from_env(what, "JOB_INDEX", "REPLICATED_JOB_REPLICAS", jobs, &job_index));
-    else if (variable("JOB_INDEX"))
-        EP_TRY(number_of("JOB_INDEX", 0, HOSTS_MAX, &job_index));
+    EP_TRY(number_of("JOB_COMPLETION_INDEX", 0, n / jobs - 1, &index));
+    if (variable("JOB_INDEX"))
+        EP_TRY(number_of("JOB_INDEX", 0, jobs > 1 ? jobs - 1 : HOSTS_MAX, &job_index));
     for (long i = 0; i < jobs; i++) {
         /* With one job this pod's job index is that of the job. */
         snprintf(prefix, sizeof(prefix), "%.120s-%.120s-%ld-", set, job, jobs > 1 ? i : job_index);
         EP_TRY(add_numbered(what, prefix, domain ? domain : set, 0, n / jobs, hosts));
     }
-    source->index = (int)(jobs > 1 ? job_index * (n / jobs) + index : index);
-    source->is_pods = true;
-    snprintf(source->text, sizeof(source->text), "JobSet %.120s", set);
-    return EP_OK;
+    return set_pods(source, jobs > 1 ? job_index * (n / jobs) + index : index, what, set);
 }
 
 /* LeaderWorkerSet's own variables. The leader's name is SET-GROUP, those of its workers SET-GROUP-INDEX. */
@@ -132,10 +127,7 @@ static ep_status from_leader_worker_set(struct hosts *hosts, struct hosts_source
     dot = leader + strcspn(leader, ".");
     snprintf(prefix, sizeof(prefix), "%.*s-", (int)(dot - leader < 250 ? dot - leader : 250), leader);
     EP_TRY(add_numbered(what, prefix, *dot ? dot + 1 : "", 1, n - 1, hosts));
-    source->index = (int)index;
-    source->is_pods = true;
-    snprintf(source->text, sizeof(source->text), "LeaderWorkerSet %.120s", leader);
-    return EP_OK;
+    return set_pods(source, index, what, leader);
 }
 
 /* Variables that charts of the GKE testbed set: HOSTNAME_PREFIX0.DOMAIN_NAME, HOSTNAME_PREFIX1.DOMAIN_NAME, ... */
@@ -147,10 +139,7 @@ static ep_status from_chart(struct hosts *hosts, struct hosts_source *source)
     EP_TRY(number_of_pods("HOSTNAME_PREFIX", &n));
     EP_TRY(number_of("JOB_COMPLETION_INDEX", 0, n - 1, &index));
     EP_TRY(add_numbered("HOSTNAME_PREFIX", prefix, domain ? domain : "", 0, n, hosts));
-    source->index = (int)index;
-    source->is_pods = true;
-    snprintf(source->text, sizeof(source->text), "pods %.120s*", prefix);
-    return EP_OK;
+    return set_pods(source, index, "pods", prefix);
 }
 
 /* The domain in which this host's own name resolves: that of the headless service. */
@@ -177,7 +166,7 @@ static ep_status from_indexed_job(struct hosts *hosts, struct hosts_source *sour
     long n = 0, index = 0;
 
     EP_TRY(number_of_pods(what, &n));
-    EP_TRY(index_from_env(what, "JOB_COMPLETION_INDEX", "NNODES", n, &index));
+    EP_TRY(number_of("JOB_COMPLETION_INDEX", 0, n - 1, &index));
     gethostname(name, sizeof(name) - 1);
     if (set_domain)
         snprintf(domain, sizeof(domain), "%s", set_domain);
@@ -191,10 +180,8 @@ static ep_status from_indexed_job(struct hosts *hosts, struct hosts_source *sour
                        suffix);
     name[length - strlen(suffix) + 1] = '\0';
     EP_TRY(add_numbered(what, name, domain, 0, n, hosts));
-    source->index = (int)index;
-    source->is_pods = true;
-    snprintf(source->text, sizeof(source->text), "Indexed Job %.*s", (int)strlen(name) - 1, name);
-    return EP_OK;
+    name[strlen(name) - 1] = '\0';
+    return set_pods(source, index, what, name);
 }
 
 /* In a heterogeneous job each component has a list of nodes; SLURM_JOB_NODELIST is only that of the first. */
@@ -233,7 +220,7 @@ static ep_status from_slurm(struct hosts *hosts, struct hosts_source *source)
 
     if (variable("SLURM_STEP_ID") && variable("SLURM_STEP_NUM_TASKS") && variable("SLURM_PROCID")) {
         EP_TRY(number_of("SLURM_STEP_NUM_TASKS", 1, 1 << 20, &n));
-        EP_TRY(index_from_env("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", n, &index));
+        EP_TRY(number_of("SLURM_PROCID", 0, n - 1, &index));
     }
     if (n > 1 && variable("SLURM_STEP_NODELIST")) {
         name = "SLURM_STEP_NODELIST";
@@ -249,13 +236,11 @@ static ep_status from_slurm(struct hosts *hosts, struct hosts_source *source)
     return EP_OK;
 }
 
-struct file_variable {
+/* Hostfiles of MPI, and those of schedulers that MPI reads. */
+static const struct file_variable {
     const char *name;
     enum hosts_format format;
-};
-
-/* Hostfiles of MPI, and those of schedulers that MPI reads. */
-static const struct file_variable file_variables[] = {
+} file_variables[] = {
     {"OMPI_MCA_orte_default_hostfile", HOSTS_OPEN_MPI},
     {"PRTE_MCA_prte_default_hostfile", HOSTS_OPEN_MPI},
     {"OMPI_MCA_hostfile", HOSTS_OPEN_MPI},
@@ -267,7 +252,7 @@ static const struct file_variable file_variables[] = {
 
 static const struct file_variable *find_file_variable(void)
 {
-    for (size_t i = 0; i < sizeof(file_variables) / sizeof(file_variables[0]); i++)
+    for (size_t i = 0; i < COUNT(file_variables); i++)
         if (variable(file_variables[i].name))
             return &file_variables[i];
     return NULL;

@@ -32,7 +32,6 @@ bool follow_send(enum follow_event word, int code)
     struct sockaddr_un address;
     socklen_t length = make_address(&address);
     int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-
     bool is_told;
 
     if (fd < 0)

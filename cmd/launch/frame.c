@@ -20,42 +20,17 @@ void frame_reader_done(struct frame_reader *reader)
     *reader = (struct frame_reader){0};
 }
 
-/* Parses digits at *at and moves *at past them and the character `end`. */
-static bool read_number(const char **at, const char *limit, char end, size_t most, size_t *ret_number)
-{
-    size_t number = 0;
-    const char *digit = *at;
-
-    for (; digit < limit && *digit >= '0' && *digit <= '9'; digit++) {
-        number = number * 10 + (size_t)(*digit - '0');
-        if (number > most)
-            return false;
-    }
-    if (digit == *at || digit == limit || *digit != end)
-        return false;
-    *at = digit + 1;
-    *ret_number = number;
-    return true;
-}
-
-/* Parses the line of a frame, `head` to `newline`. */
+/* Parses the line of a frame, `head` to `newline`: as frame_head() writes it. */
 static bool parse_head(const char *head, const char *newline, struct frame *ret_frame)
 {
-    const char *at = head + strlen(MARK), *limit = newline + 1;
-    size_t rank, bytes;
+    size_t length = (size_t)(newline + 1 - head);
+    char line[HEAD_MAX + 1], same[64];
 
-    if ((size_t)(newline - head) < strlen(MARK) + 2 || memcmp(head, MARK, strlen(MARK)) != 0)
-        return false;
-    if ((at[0] != 'J' && at[0] != 'O' && at[0] != 'E') || at[1] != ' ')
-        return false;
-    ret_frame->kind = at[0];
-    at += 2;
-    if (!read_number(&at, limit, ' ', FRAME_RANKS_MAX, &rank) ||
-        !read_number(&at, limit, '\n', FRAME_BYTES_MAX, &bytes) || at != limit)
-        return false;
-    ret_frame->rank = (int)rank;
-    ret_frame->bytes = bytes;
-    return true;
+    snprintf(line, sizeof(line), "%.*s", (int)length, head);
+    return sscanf(line, MARK "%c %5d %7zu", &ret_frame->kind, &ret_frame->rank, &ret_frame->bytes) == 3 &&
+           strchr("JOE", ret_frame->kind) && ret_frame->rank >= 0 && ret_frame->rank <= FRAME_RANKS_MAX &&
+           ret_frame->bytes <= FRAME_BYTES_MAX &&
+           frame_head(ret_frame->kind, ret_frame->rank, ret_frame->bytes, same) == length && strcmp(same, line) == 0;
 }
 
 /* Handles the next item at `at` and returns the new read position. *ret_waits: the frame is incomplete. */

@@ -4,20 +4,18 @@
 
 #include "base/error.h"
 #include "common/clean.h"
+#include "common/file.h"
 #include "common/temporary.h"
+#include "common/text.h"
 
 #include <ctype.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#define LINE_BYTES 1024
-#define FILE_BYTES_MAX (8 << 20)
 #define SLOTS_MAX 4096
 /* The lowest port on which an ssh server may be expected: that of ssh itself. */
 #define LOWEST_PORT 22
@@ -186,8 +184,10 @@ static ep_status expand_range(const char *what, const char *head, const char *ra
         return ep_fail(EP_E_ARG, "%s: the range '%.*s' is empty or has more than %d hosts", what, (int)length, range,
                        HOSTS_MAX);
     for (long i = first; i <= last; i++) {
-        if (snprintf(word, sizeof(word), "%s%0*ld%s", head, (int)digits, i, tail) >= (int)sizeof(word))
-            return ep_fail(EP_E_ARG, "%s: a name is longer than %zu characters", what, sizeof(word) - 1);
+        struct text text = text_in(word, sizeof(word));
+
+        /* A name that is cut is still too long for a host. */
+        text_add(&text, "%s%0*ld%s", head, (int)digits, i, tail);
         EP_TRY(expand(what, word, hosts));
     }
     return EP_OK;
@@ -209,8 +209,7 @@ static ep_status expand(const char *what, const char *word, struct hosts *hosts)
             return ep_fail_prefix(EP_E_ARG, "%s: ", what);
         return EP_OK;
     }
-    if (snprintf(head, sizeof(head), "%.*s", (int)(open - word), word) >= (int)sizeof(head))
-        return ep_fail(EP_E_ARG, "%s: a name is longer than %zu characters", what, sizeof(head) - 1);
+    snprintf(head, sizeof(head), "%.*s", (int)(open - word), word);
     for (const char *at = open + 1; at < close;) {
         size_t length = strcspn(at, ",]");
 
@@ -274,16 +273,12 @@ static ep_status add_line_host(const char *file, int number, const struct settin
 {
     char word[512];
     struct host host;
-    int there, n;
+    int there;
 
-    n = snprintf(word, sizeof(word), "%s%s%s", line->user ? line->user : "", line->user ? "@" : "", line->host);
-    if (n >= (int)sizeof(word))
-        return ep_fail(EP_E_ARG, "%s, line %d: a name is longer than %zu characters", file, number, sizeof(word) - 1);
-    if (host_parse(word, &host) != EP_OK && is_several(word))
-        return ep_fail(EP_E_ARG, "%s, line %d: %s; a file has one host a line, --hosts takes lists and ranges", file,
-                       number, ep_last_error());
+    snprintf(word, sizeof(word), "%s%s%s", line->user ? line->user : "", line->user ? "@" : "", line->host);
     if (host_parse(word, &host) != EP_OK)
-        return ep_fail_prefix(EP_E_ARG, "%s, line %d: ", file, number);
+        return ep_fail(EP_E_ARG, "%s, line %d: %s%s", file, number, ep_last_error(),
+                       is_several(word) ? "; a file has one host a line, --hosts takes lists and ranges" : "");
     if (format == HOSTS_HYDRA && *host.port)
         take_slots(&host);
     if (line->slots)
@@ -320,29 +315,23 @@ static bool is_one_of(const char *word, const char *const *names)
  */
 static ep_status parse_setting(const char *file, int number, char *word, struct settings *line)
 {
-    static const char *const slots[] = {"slots", "slot", "cpus", "cpu", "count", NULL};
-    static const char *const users[] = {"user", "username", "user_name", "user-name", NULL};
-    static const char *const others[] = {"max_slots", "max-slots", "slots_max",         "slots-max",
-                                         "cpus_max",  "cpus-max",  "cpu_max",           "cpu-max",
-                                         "max_cpus",  "max-cpus",  "count_max",         "count-max",
-                                         "boards",    "board",     "sockets",           "socket",
-                                         "cores",     "core",      "sockets_per_board", "cores_per_socket",
-                                         "sched",     "slot_list", "binding",           "ifhn",
-                                         "rank",      NULL};
     char *value = strchr(word, '='), clean[128];
 
     text_clean(word, clean, sizeof(clean));
     if (!value)
         return ep_fail(EP_E_ARG, "%s, line %d: '%s' after the host is not a setting like slots=8", file, number, clean);
     value++;
-    if (is_one_of(word, slots)) {
+    if (is_one_of(word, TEXTS("slots", "slot", "cpus", "cpu", "count"))) {
         line->slots = atoi(value);
         if (strspn(value, "0123456789") != strlen(value) || strlen(value) > 6 || line->slots < 1 ||
             line->slots > SLOTS_MAX)
             return ep_fail(EP_E_ARG, "%s, line %d: slots= takes a number from 1 to %d", file, number, SLOTS_MAX);
-    } else if (is_one_of(word, users)) {
+    } else if (is_one_of(word, TEXTS("user", "username", "user_name", "user-name"))) {
         line->user = value;
-    } else if (!is_one_of(word, others)) {
+    } else if (!is_one_of(word, TEXTS("max_slots", "max-slots", "slots_max", "slots-max", "cpus_max", "cpus-max",
+                                      "cpu_max", "cpu-max", "max_cpus", "max-cpus", "count_max", "count-max", "boards",
+                                      "board", "sockets", "socket", "cores", "core", "sockets_per_board",
+                                      "cores_per_socket", "sched", "slot_list", "binding", "ifhn", "rank"))) {
         return ep_fail(EP_E_ARG, "%s, line %d: '%s' after the host is not a setting of Open MPI like slots=8", file,
                        number, clean);
     }
@@ -376,63 +365,33 @@ static ep_status add_line(const char *file, int number, char *text, enum hosts_f
 
 FILE *hosts_open(const char *file)
 {
-    int fd = open(file, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-    struct stat info;
-    FILE *stream = NULL;
-    /* Opens without waiting for the writer of a FIFO, and checks the file that was opened. */
-    bool is_open = fd >= 0 && fstat(fd, &info) == 0;
+    FILE *stream = file_open_regular(file);
 
-    if (is_open && !S_ISREG(info.st_mode))
-        ep_fail(EP_E_ARG, "%s: not a regular file", file);
-    else if (is_open && info.st_size > FILE_BYTES_MAX)
-        ep_fail(EP_E_ARG, "%s: larger than %d MiB", file, FILE_BYTES_MAX >> 20);
-    else if (!is_open || !(stream = fdopen(fd, "r")))
-        ep_fail(EP_E_ARG, "%s: %s", file, strerror(errno));
-    if (!stream && fd >= 0)
-        close(fd);
+    if (!stream)
+        ep_fail(EP_E_ARG, "%s: %s", file, errno == EINVAL ? "not a regular file" : strerror(errno));
     return stream;
-}
-
-/* Reads a line without its newline. *ret_is_last: it is the last line. */
-static ep_status read_line(FILE *stream, const char *file, int number, char *ret_line, size_t *used, bool *ret_is_last)
-{
-    size_t n = 0;
-    int byte;
-
-    while ((byte = getc(stream)) != EOF && byte != '\n' && byte && n + 1 < LINE_BYTES)
-        ret_line[n++] = (char)byte;
-    ret_line[n] = '\0';
-    *used += n + 1;
-    *ret_is_last = byte == EOF;
-    if (byte == EOF && ferror(stream))
-        return ep_fail(EP_E_ARG, "%s: %s", file, strerror(errno));
-    if (byte == 0)
-        return ep_fail(EP_E_ARG, "%s, line %d: contains a NUL byte, so it is not text", file, number);
-    if (n + 1 == LINE_BYTES)
-        return ep_fail(EP_E_ARG, "%s, line %d: longer than %d bytes", file, number, LINE_BYTES - 2);
-    /* Files of /proc and FUSE report no size, and may be endless. */
-    if (*used > FILE_BYTES_MAX)
-        return ep_fail(EP_E_ARG, "%s: larger than %d MiB", file, FILE_BYTES_MAX >> 20);
-    return EP_OK;
 }
 
 ep_status hosts_add_file(const char *file, enum hosts_format format, struct hosts *hosts)
 {
     FILE *stream = hosts_open(file);
-    char line[LINE_BYTES] = "";
-    ep_status status = EP_OK;
+    ep_status status = stream ? EP_OK : EP_E_ARG;
     int before = hosts->n;
-    bool is_last = false;
-    size_t used = 0;
+    char *line = NULL;
+    size_t room = 0;
+    ssize_t bytes;
 
-    if (!stream)
-        return EP_E_ARG;
-    for (int number = 1; status == EP_OK && !is_last; number++) {
-        status = read_line(stream, file, number, line, &used, &is_last);
-        if (status == EP_OK)
+    for (int number = 1; status == EP_OK && (bytes = getline(&line, &room, stream)) >= 0; number++) {
+        if (strlen(line) != (size_t)bytes)
+            status = ep_fail(EP_E_ARG, "%s, line %d: contains a NUL byte, so it is not text", file, number);
+        else
             status = add_line(file, number, line, format, hosts);
     }
-    fclose(stream);
+    if (status == EP_OK && ferror(stream))
+        status = ep_fail(EP_E_ARG, "%s: %s", file, strerror(errno));
+    free(line);
+    if (stream)
+        fclose(stream);
     if (status == EP_OK && hosts->n == before)
         return ep_fail(EP_E_ARG, "%s: the file contains no host", file);
     return status;

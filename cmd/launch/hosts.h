@@ -75,7 +75,7 @@ struct hosts_source {
  */
 ep_status hosts_discover(struct hosts *ret_hosts, struct hosts_source *ret_source);
 
-/* Opens a regular file of limited size. NULL after ep_fail(): a device or FIFO may be endless. */
+/* Opens a regular file. NULL after ep_fail(): a device or FIFO may be endless. */
 FILE *hosts_open(const char *file);
 
 /*

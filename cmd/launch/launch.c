@@ -5,6 +5,8 @@
 #include "agent.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "common/progress.h"
+#include "common/text.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -32,8 +34,8 @@ void launch_note(struct launch *launch, const char *format, ...)
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     launch_log(launch, text);
-    if (launch->options->on_note)
-        launch->options->on_note(text);
+    progress_hide();
+    fprintf(stderr, "epkit: %s\n", text);
 }
 
 void node_send(struct node *node, json_t *request)
@@ -48,6 +50,30 @@ void node_send(struct node *node, json_t *request)
     }
     free(text);
     json_decref(request);
+}
+
+void node_ask(struct node *node, json_t *request)
+{
+    json_decref(node->reply);
+    node->reply = NULL;
+    snprintf(node->asked, sizeof(node->asked), "%s", job_text(request, "do", ""));
+    node_send(node, request);
+}
+
+bool launch_has_replies(struct launch *launch)
+{
+    for (int i = 0; i < launch->n && !launch->reason; i++)
+        if (launch->nodes[i].state == NODE_READY && *launch->nodes[i].asked)
+            return false;
+    return true;
+}
+
+void launch_ask(struct launch *launch, json_t *request, int seconds)
+{
+    for (int i = 0; i < launch->n; i++)
+        node_ask(&launch->nodes[i], json_incref(request));
+    json_decref(request);
+    launch_wait(launch, launch_has_replies, ep_deadline_ns(seconds * 1000));
 }
 
 /* --- the loop --- */
@@ -184,16 +210,8 @@ static const char srun_words[] = "srun --overlap --nodes=1 --ntasks=1 --unbuffer
 
 static void prepare_how(struct launch *launch)
 {
-    static const char *const ssh_options[] = {"-T",
-                                              "-o",
-                                              "BatchMode=yes",
-                                              "-o",
-                                              "LogLevel=DEBUG1",
-                                              "-o",
-                                              "ServerAliveInterval=5",
-                                              "-o",
-                                              "ServerAliveCountMax=4",
-                                              NULL};
+    static const char *const ssh_options[] = {
+        "-T", "-oBatchMode=yes", "-oLogLevel=DEBUG1", "-oServerAliveInterval=5", "-oServerAliveCountMax=4", NULL};
     const struct launch_options *options = launch->options;
 
     launch->how = (struct remote_how){
@@ -218,9 +236,9 @@ static ep_status prepare(struct launch *launch)
     EP_TRY(folder_open(launch));
     launch->nodes = calloc((size_t)launch->n, sizeof(*launch->nodes));
     launch->order = calloc((size_t)launch->n, sizeof(*launch->order));
-    launch->remote_command = make_remote_command(options->remote_epkit, AGENT_RANK);
+    launch->rank_command = make_remote_command(options->remote_epkit, AGENT_RANK);
     launch->findings = json_array();
-    if (!launch->nodes || !launch->order || !launch->remote_command)
+    if (!launch->nodes || !launch->order || !launch->rank_command)
         return ep_fail(EP_E_MEMORY, "no memory for %d nodes", launch->n);
     make_id(launch->id);
     format_time(launch->began, sizeof(launch->began));
@@ -234,19 +252,6 @@ static ep_status prepare(struct launch *launch)
     sigprocmask(SIG_BLOCK, &signals, NULL);
     launch->signals = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
     return launch->signals < 0 ? ep_fail_errno(EP_E_SYSTEM, errno, "preparing for signals") : EP_OK;
-}
-
-static ep_status start(struct launch *launch, struct remote **ret_remotes, char **ret_command)
-{
-    char *agent = make_remote_command(launch->options->remote_epkit, AGENT_COMMAND);
-    /* Login shells differ in their syntax of a condition. */
-    int n = agent ? asprintf(ret_command, launch->options->by_srun ? "%s" : "exec sh -c '%s'", agent) : -1;
-
-    free(agent);
-    *ret_remotes = calloc((size_t)launch->n, sizeof(**ret_remotes));
-    if (n < 0 || !*ret_remotes)
-        return ep_fail(EP_E_MEMORY, "no memory for %d nodes", launch->n);
-    return EP_OK;
 }
 
 /* --- from begin to end --- */
@@ -268,42 +273,38 @@ static const char *explain(const char *reason)
     return reason;
 }
 
-static void conclude(struct launch *launch, struct launch_result *result)
+static void conclude(const struct launch *launch, struct launch_result *result)
 {
-    const struct launch_options *options = launch->options;
+    const char *job = launch->options->job.name;
     double seconds = (double)(ep_now_ns() - launch->began_ns) / 1e9;
-    int n_failed = 0;
+    int n_failed = 0, n_ranks = launch->n * launch->per_node;
     const struct node *first = launch->failed;
-    const char *plural = launch->n == 1 ? "" : "s";
+    struct text text = text_in(result->verdict, sizeof(result->verdict));
+    char nodes[32];
 
+    snprintf(nodes, sizeof(nodes), "%d node%s", launch->n, launch->n == 1 ? "" : "s");
     for (int i = 0; i < launch->n; i++) {
         n_failed += launch->nodes[i].failed_at != NULL;
         if (!first && launch->nodes[i].failed_at)
             first = &launch->nodes[i];
     }
     if (!result->is_connected && !launch->interrupted)
-        snprintf(result->verdict, sizeof(result->verdict),
-                 "%s was not started: %d of %d nodes did not answer; %s: %s: %s", options->job.name, n_failed,
-                 launch->n, first ? first->name : "?", first ? first->failed_at : "?", first ? first->why : "?");
+        text_add(&text, "%s was not started: %d of %d nodes did not answer; %s: %s: %s", job, n_failed, launch->n,
+                 first ? first->name : "?", first ? first->failed_at : "?", first ? first->why : "?");
     else if (launch->interrupted)
-        snprintf(result->verdict, sizeof(result->verdict), "%s on %d node%s was interrupted after %.1f s",
-                 options->job.name, launch->n, plural, seconds);
+        text_add(&text, "%s on %s was interrupted after %.1f s", job, nodes, seconds);
     else if (launch->reason && strcmp(launch->reason, "deadline") == 0)
-        snprintf(result->verdict, sizeof(result->verdict), "%s on %d node%s did not end within %lld s and was ended",
-                 options->job.name, launch->n, plural, (long long)options->deadline_s);
+        text_add(&text, "%s on %s did not end within %lld s and was ended", job, nodes,
+                 (long long)launch->options->deadline_s);
     else if (launch->reason && first)
-        snprintf(result->verdict, sizeof(result->verdict), "%s failed on %s first: %s%s%s", options->job.name,
-                 first->name, strcmp(first->failed_at, "program") == 0 ? "" : first->failed_at,
+        text_add(&text, "%s failed on %s first: %s%s%s", job, first->name,
+                 strcmp(first->failed_at, "program") == 0 ? "" : first->failed_at,
                  strcmp(first->failed_at, "program") == 0 ? "" : ": ", first->why);
     else if (launch->reason)
-        snprintf(result->verdict, sizeof(result->verdict), "%s on %d node%s failed: %s", options->job.name, launch->n,
-                 plural, explain(launch->reason));
+        text_add(&text, "%s on %s failed: %s", job, nodes, explain(launch->reason));
     else
-        snprintf(result->verdict, sizeof(result->verdict),
-                 "%s ran on %d node%s with %d rank%s: all ended with status 0 "
-                 "(%.1f s)",
-                 options->job.name, launch->n, plural, launch->n * launch->per_node,
-                 launch->n * launch->per_node == 1 ? "" : "s", seconds);
+        text_add(&text, "%s ran on %s with %d rank%s: all ended with status 0 (%.1f s)", job, nodes, n_ranks,
+                 n_ranks == 1 ? "" : "s", seconds);
 }
 
 static void report_unanswered(struct launch *launch)
@@ -336,7 +337,7 @@ static void run(struct launch *launch, struct launch_result *result)
         launch_fail(launch, NULL, 3, "checks");
     if (!launch->reason && !launch->interrupted) {
         folder_write(launch);
-        launch_phases(launch);
+        launch_work(launch);
     }
 }
 
@@ -347,9 +348,8 @@ static void done(struct launch *launch)
 
         frame_reader_done(&node->reader);
         json_decref(node->facts);
-        json_decref(node->answer);
-        json_decref(node->nics_before);
-        json_decref(node->nics_after);
+        json_decref(node->reply);
+        json_decref(node->nics);
         free(node->lines);
     }
     if (launch->log)
@@ -358,38 +358,39 @@ static void done(struct launch *launch)
         close(launch->signals);
     json_decref(launch->findings);
     free(launch->queue);
-    free(launch->remote_command);
+    free(launch->rank_command);
+    free(launch->agent_command);
+    free(launch->remotes);
     free(launch->nodes);
     free(launch->order);
-}
-
-static int compare_addresses(const void *a, const void *b)
-{
-    return strcasecmp((*(struct node *const *)a)->address, (*(struct node *const *)b)->address);
 }
 
 /* Hosts behind one address, at several ports, would have the same name and share one log. */
 static void name_nodes(struct launch *launch)
 {
     for (int i = 0; i < launch->n; i++)
-        launch->order[i] = &launch->nodes[i];
-    qsort(launch->order, (size_t)launch->n, sizeof(*launch->order), compare_addresses);
-    for (int i = 0; i < launch->n; i++) {
-        struct node *node = launch->order[i];
-        bool is_twice = (i > 0 && compare_addresses(&launch->order[i - 1], &node) == 0) ||
-                        (i + 1 < launch->n && compare_addresses(&launch->order[i + 1], &node) == 0);
+        for (int k = 0; k < launch->n; k++) {
+            struct node *node = &launch->nodes[i];
 
-        if (!is_twice)
-            continue;
-        snprintf(node->numbered, sizeof(node->numbered), "%s-%s", node->address,
-                 *node->host->port ? node->host->port : "ssh");
-        node->name = node->numbered;
-    }
-    memset(launch->order, 0, (size_t)launch->n * sizeof(*launch->order));
+            if (i == k || strcasecmp(node->address, launch->nodes[k].address) != 0)
+                continue;
+            snprintf(node->numbered, sizeof(node->numbered), "%s-%s", node->address,
+                     *node->host->port ? node->host->port : "ssh");
+            node->name = node->numbered;
+        }
 }
 
-static ep_status open_pool(struct launch *launch, struct remote *remotes, const char *command)
+/* The connections: all agents are started by one command. */
+static ep_status open_pool(struct launch *launch)
 {
+    char *agent = make_remote_command(launch->options->remote_epkit, AGENT_COMMAND);
+    /* Login shells differ in their syntax of a condition. */
+    int n = agent ? asprintf(&launch->agent_command, launch->options->by_srun ? "%s" : "exec sh -c '%s'", agent) : -1;
+
+    free(agent);
+    launch->remotes = calloc((size_t)launch->n, sizeof(*launch->remotes));
+    if (n < 0 || !launch->remotes)
+        return ep_fail(EP_E_MEMORY, "no memory for %d connections", launch->n);
     prepare_how(launch);
     for (int i = 0; i < launch->n; i++) {
         struct node *node = &launch->nodes[i];
@@ -397,11 +398,11 @@ static ep_status open_pool(struct launch *launch, struct remote *remotes, const 
         node->launch = launch;
         node->host = &launch->options->hosts.list[i];
         node->name = node->address = host_name(node->host);
-        node->remote = &remotes[i];
-        remotes[i] = (struct remote){.host = node->host, .command = command, .context = node};
+        node->remote = &launch->remotes[i];
+        *node->remote = (struct remote){.host = node->host, .command = launch->agent_command, .context = node};
     }
     name_nodes(launch);
-    if (remote_pool_init(&launch->how, remotes, launch->n, &launch->pool) != 0)
+    if (remote_pool_init(&launch->how, launch->remotes, launch->n, &launch->pool) != 0)
         return ep_fail(EP_E_MEMORY, "no memory for %d connections", launch->n);
     return EP_OK;
 }
@@ -409,17 +410,13 @@ static ep_status open_pool(struct launch *launch, struct remote *remotes, const 
 ep_status launch_run(const struct launch_options *options, struct launch_result *ret_result)
 {
     struct launch launch = {.options = options, .n = options->hosts.n, .per_node = 1, .signals = -1};
-    struct launch_result result = {0};
-    struct remote *remotes = NULL;
-    char *command = NULL;
     ep_status status = prepare(&launch);
 
+    *ret_result = (struct launch_result){0};
     if (status == EP_OK)
-        status = start(&launch, &remotes, &command);
-    if (status == EP_OK)
-        status = open_pool(&launch, remotes, command);
+        status = open_pool(&launch);
     if (status == EP_OK) {
-        run(&launch, &result);
+        run(&launch, ret_result);
         launch_end(&launch);
         remote_pool_done(&launch.pool);
         format_time(launch.ended, sizeof(launch.ended));
@@ -428,15 +425,12 @@ ep_status launch_run(const struct launch_options *options, struct launch_result 
             launch.reason = "interrupted";
         }
         folder_write(&launch);
-        conclude(&launch, &result);
-        launch_log(&launch, result.verdict);
-        result.document = folder_document(&launch);
-        result.code = launch.code;
-        result.interrupted = launch.interrupted;
-        *ret_result = result;
+        conclude(&launch, ret_result);
+        launch_log(&launch, ret_result->verdict);
+        ret_result->document = folder_document(&launch);
+        ret_result->code = launch.code;
+        ret_result->interrupted = launch.interrupted;
     }
-    free(remotes);
-    free(command);
     done(&launch);
     return status;
 }

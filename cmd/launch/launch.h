@@ -28,26 +28,18 @@ struct launch_job {
     bool by_rank;              /* RANK and WORLD_SIZE count ranks, not nodes */
     json_t *spec;              /* see job.h */
     json_t *files;             /* {name: text} for the folder of the launch on each node; NULL: none */
-    /*
-     * For a job whose nodes run different programs, in phases; called when the order is known. NULL: one phase of
-     * `spec`. Returns the argv of node `rank` in phase `phase` (NULL: idle), made from that of `spec`, and sets
-     * *ret_is_last.
-     */
-    json_t *(*argv_of)(const json_t *argv, int phase, int rank, int n_nodes, const char *const *names,
-                       bool *ret_is_last);
+    bool takes_names;          /* the names of the nodes are its last arguments */
 };
 
 struct launch_options {
     struct hosts hosts;
-    const char *source;       /* where the hosts come from, for messages */
     const char *command;      /* the command line, for run.json */
     const char *ssh, *port;   /* port NULL: that of ssh's configuration */
     const char *remote_epkit; /* NULL: the path of this executable where it exists, else "epkit" in PATH */
     bool by_srun;             /* agents are started by srun instead of ssh */
     bool has_followers;       /* a process waits for the end on all hosts but the first (follow.h) */
-    bool is_patient;          /* hosts whose name does not resolve yet, or that refuse, are retried for wait_s */
     int64_t connect_s;        /* deadline of each layer */
-    int64_t wait_s;           /* retry time for hosts that start late */
+    int64_t wait_s;           /* hosts whose name does not resolve yet, or that refuse, are retried for this long */
     int64_t deadline_s;       /* of the run; 0: none */
     int64_t silent_s;         /* report a node that has been silent this long; 0: never */
     int64_t grace_s;          /* between SIGTERM and SIGKILL */
@@ -61,11 +53,9 @@ struct launch_options {
     const char *folder;                  /* for logs and run.json; NULL: none */
     int output_fd; /* for the output of the nodes, prefixed with the node; -1: only into the logs */
     struct launch_job job;
-    void (*on_note)(const char *text); /* a progress message */
     /* Called with each unmodified line of a rank, and its prefix; may be NULL. */
     void (*on_line)(void *context, const char *prefix, const char *text, size_t bytes);
     void *line_context;
-    void (*on_progress)(long done, long total, const char *text);
 };
 
 struct launch_result {

@@ -4,6 +4,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "common/progress.h"
+#include "common/text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -20,54 +22,46 @@
  */
 static bool may_be_temporary(const struct node *node)
 {
-    static const char *const layers[] = {"DNS", "TCP", "banner", "timeout"};
-
-    for (size_t i = 0; node->failed_at && i < sizeof(layers) / sizeof(layers[0]); i++)
-        if (strcmp(node->failed_at, layers[i]) == 0)
-            return true;
-    return node->failed_at && remote_is_ended_by_host(node->why);
+    return node->failed_at && (text_is_any(node->failed_at, TEXTS("DNS", "TCP", "banner", "timeout")) ||
+                               remote_is_ended_by_host(node->why));
 }
 
-static void retry(struct launch *launch)
+void node_reconnect(struct node *node)
 {
-    uint64_t now_ns = ep_now_ns(), until_ns = launch->began_ns + (uint64_t)launch->options->wait_s * 1000000000u;
+    remote_reset(node->remote);
+    frame_reader_done(&node->reader);
+    node->state = NODE_CONNECTING;
+}
 
-    if (!launch->options->is_patient || now_ns > until_ns)
-        return;
-    for (int i = 0; i < launch->n; i++) {
-        struct node *node = &launch->nodes[i];
-
-        if (node->state != NODE_FAILED || !may_be_temporary(node))
-            continue;
-        if (!node->retry_ns) {
-            node->retry_ns = now_ns + RETRY_MS * UINT64_C(1000000);
-        } else if (now_ns > node->retry_ns) {
-            remote_reset(node->remote);
-            frame_reader_done(&node->reader);
-            node->failed_at = NULL;
-            node->has_frames = false;
-            node->stray[0] = '\0';
-            node->retry_ns = 0;
-            node->state = NODE_CONNECTING;
-        }
+/* A connection that failed is tried again after a while. */
+static void retry(struct node *node, uint64_t now_ns)
+{
+    if (!node->retry_ns) {
+        node->retry_ns = now_ns + RETRY_MS * UINT64_C(1000000);
+    } else if (now_ns > node->retry_ns) {
+        node_reconnect(node);
+        node->failed_at = NULL;
+        node->has_frames = false;
+        node->stray[0] = '\0';
+        node->retry_ns = 0;
     }
 }
 
 static bool has_connected(struct launch *launch)
 {
+    uint64_t now_ns = ep_now_ns(), until_ns = launch->began_ns + (uint64_t)launch->options->wait_s * 1000000000u;
     int n_open = 0, n_ready = 0;
-    uint64_t until_ns = launch->began_ns + (uint64_t)launch->options->wait_s * 1000000000u;
 
-    retry(launch);
     for (int i = 0; i < launch->n; i++) {
-        const struct node *node = &launch->nodes[i];
+        struct node *node = &launch->nodes[i];
+        bool is_retried = node->state == NODE_FAILED && now_ns < until_ns && may_be_temporary(node);
 
+        if (is_retried)
+            retry(node, now_ns);
         n_ready += node->state == NODE_READY;
-        n_open += node->state == NODE_CONNECTING || (node->state == NODE_FAILED && launch->options->is_patient &&
-                                                     may_be_temporary(node) && ep_now_ns() < until_ns);
+        n_open += is_retried || node->state == NODE_CONNECTING;
     }
-    if (launch->options->on_progress)
-        launch->options->on_progress(n_ready, launch->n, "nodes answer");
+    progress_update(n_ready, launch->n, "nodes answer");
     return n_open == 0;
 }
 
@@ -82,14 +76,6 @@ bool launch_connect(struct launch *launch)
 }
 
 /* --- the order --- */
-
-static bool has_located(struct launch *launch)
-{
-    for (int i = 0; i < launch->n; i++)
-        if (launch->nodes[i].state == NODE_READY && !launch->nodes[i].is_located)
-            return false;
-    return true;
-}
 
 /* Sorts by location; nodes without one come last; equal ones keep the given order. */
 static int compare(const void *a, const void *b)
@@ -135,81 +121,73 @@ static void locate(struct launch *launch)
     const struct launch_options *options = launch->options;
     bool is_none = strcmp(job_text(options->location, "method", "none"), "none") == 0;
 
+    if (!options->topology && !is_none) {
+        json_t *request = json_deep_copy(options->location);
+
+        json_object_set_new(request, "do", json_string("location"));
+        launch_ask(launch, request, 2 * LOCATION_SECONDS + 5);
+    }
     for (int i = 0; i < launch->n; i++) {
         struct node *node = &launch->nodes[i];
-        const char *known = job_text(options->topology, node->address, NULL);
-        json_t *request;
+        const char *found =
+            options->topology ? job_text(options->topology, node->address, "") : job_text(node->reply, "location", "");
 
-        if (options->topology || is_none) {
-            snprintf(node->location, sizeof(node->location), "%s", known ? known : "");
-            if (options->topology && !known)
-                snprintf(node->location_why, sizeof(node->location_why), "the topology file does not list it");
-            node->is_located = true;
-            continue;
-        }
-        request = json_deep_copy(options->location);
-        json_object_set_new(request, "do", json_string("locate"));
-        node_send(node, request);
+        /* The agent is trusted, the node may not be. */
+        if (location_is_valid(found))
+            snprintf(node->location, sizeof(node->location), "%s", found);
+        snprintf(node->location_why, sizeof(node->location_why), "%s",
+                 !options->topology ? job_text(node->reply, "why", "")
+                 : *found           ? ""
+                                    : "the topology file does not list it");
     }
-    launch_wait(launch, has_located, ep_now_ns() + (2 * LOCATION_SECONDS + 5) * UINT64_C(1000000000));
-}
-
-static int compare_machines(const void *a, const void *b)
-{
-    const struct node *left = *(struct node *const *)a, *right = *(struct node *const *)b;
-    int order = strcmp(job_text(left->facts, "machine", ""), job_text(right->facts, "machine", ""));
-
-    return order ? order : left->rank - right->rank;
 }
 
 /* Reports two names of one host: its GPUs and ports would be used twice. */
 static void report_same(struct launch *launch)
 {
-    const struct node *first = NULL, *second = NULL;
+    const char *first = NULL, *second = NULL, *host = "?";
+    json_t *names = json_object(); /* of nodes, by machine */
     int n_same = 0;
 
-    qsort(launch->order, (size_t)launch->n, sizeof(*launch->order), compare_machines);
-    for (int i = 1; i < launch->n; i++) {
-        const char *machine = job_text(launch->order[i]->facts, "machine", "");
+    for (int i = 0; i < launch->n; i++) {
+        const struct node *node = launch->order[i];
+        const char *machine = job_text(node->facts, "machine", ""), *earlier = job_text(names, machine, NULL);
 
-        if (!*machine || strcmp(machine, job_text(launch->order[i - 1]->facts, "machine", "")) != 0)
+        if (*machine && !earlier)
+            json_object_set_new(names, machine, json_string(node->name));
+        if (!earlier || n_same++ > 0)
             continue;
-        if (n_same++ == 0) {
-            first = launch->order[i - 1];
-            second = launch->order[i];
-        }
+        first = earlier;
+        second = node->name;
+        host = job_text(node->facts, "host", "?");
     }
-    for (int i = 0; i < launch->n; i++)
-        launch->order[launch->nodes[i].rank] = &launch->nodes[i];
-    if (first && second)
-        launch_note(launch, "%s and %s%s are one host, %s: ranks of both share its GPUs and ports", first->name,
-                    second->name, n_same > 1 ? ", ..." : "", job_text(first->facts, "host", "?"));
+    if (n_same)
+        launch_note(launch, "%s and %s%s are one host, %s: ranks of both share its GPUs and ports", first, second,
+                    n_same > 1 ? ", ..." : "", host);
+    json_decref(names);
 }
 
 static ep_status write_hostfiles(struct launch *launch)
 {
     const struct launch_options *options = launch->options;
-    char path[sizeof(launch->folder) + 32];
-    struct hosts sorted = {.n = launch->n};
-    ep_status status = EP_OK;
+    char path[sizeof(launch->folder) + 32], path_1[sizeof(path)];
+    const struct {
+        const char *path;
+        int slots;
+    } files[] = {{*launch->folder ? path : NULL, launch->gpus},
+                 {*launch->folder ? path_1 : NULL, 1},
+                 {options->hostfile_8, launch->gpus},
+                 {options->hostfile_1, 1}};
+    struct hosts sorted = {.n = launch->n, .list = calloc((size_t)launch->n, sizeof(*sorted.list))};
+    ep_status status = sorted.list ? EP_OK : ep_fail(EP_E_MEMORY, "no memory for the hostfiles");
 
-    sorted.list = calloc((size_t)launch->n, sizeof(*sorted.list));
-    if (!sorted.list)
-        return ep_fail(EP_E_MEMORY, "no memory for the hostfiles");
-    for (int i = 0; i < launch->n; i++)
+    snprintf(path, sizeof(path), "%s/hostfile", launch->folder);
+    snprintf(path_1, sizeof(path_1), "%s/hostfile-1pernode.txt", launch->folder);
+    for (int i = 0; sorted.list && i < launch->n; i++)
         sorted.list[i] = *launch->order[i]->host;
-    if (*launch->folder) {
-        snprintf(path, sizeof(path), "%s/hostfile", launch->folder);
-        status = hosts_write(path, &sorted, launch->gpus);
-    }
-    if (status == EP_OK && *launch->folder) {
-        snprintf(path, sizeof(path), "%s/hostfile-1pernode.txt", launch->folder);
-        status = hosts_write(path, &sorted, 1);
-    }
-    if (status == EP_OK && options->hostfile_8)
-        status = hosts_write(options->hostfile_8, &sorted, launch->gpus);
-    if (status == EP_OK && options->hostfile_1)
-        status = hosts_write(options->hostfile_1, &sorted, 1);
+    for (size_t i = 0; i < COUNT(files) && status == EP_OK; i++)
+        if (files[i].path)
+            status = hosts_write(files[i].path, &sorted, files[i].slots);
     free(sorted.list);
     return status;
 }
@@ -255,14 +233,6 @@ ep_status launch_arrange(struct launch *launch)
 
 /* --- the doctor --- */
 
-static bool has_answered(struct launch *launch)
-{
-    for (int i = 0; i < launch->n; i++)
-        if (launch->nodes[i].state == NODE_READY && !launch->nodes[i].is_answered)
-            return false;
-    return true;
-}
-
 /* Merges findings with the same text into one with several nodes. */
 static void add_finding(json_t *findings, const struct node *node, const json_t *check)
 {
@@ -305,7 +275,7 @@ static int check_seconds(const struct launch *launch)
 
 static void add_diagnosis(struct launch *launch, const struct node *node)
 {
-    const char *text = job_text(node->answer, "output", "");
+    const char *text = job_text(node->reply, "output", "");
     json_t *document = json_loads(text, 0, NULL), *check;
     size_t i;
 
@@ -340,10 +310,7 @@ bool launch_check(struct launch *launch)
 
     if (!launch->options->has_checks)
         return true;
-    for (int n = 0; n < launch->n; n++)
-        node_send(&launch->nodes[n], json_pack("{s:s, s:[sss], s:i}", "do", "ask", "argv", "epkit", "doctor", "--json",
-                                               "timeout_s", seconds));
-    launch_wait(launch, has_answered, ep_now_ns() + (seconds + 5) * UINT64_C(1000000000));
+    launch_ask(launch, json_pack("{s:s, s:i}", "do", "doctor", "timeout_s", seconds), seconds + 5);
     for (int n = 0; n < launch->n; n++)
         add_diagnosis(launch, launch->order[n]);
     json_array_foreach(launch->findings, i, finding)

@@ -2,7 +2,6 @@
 /* launch_events.c - events from the agents, and the loss of an agent. */
 #include "launch_internal.h"
 
-#include "agent.h"
 #include "base/clock.h"
 #include "common/clean.h"
 
@@ -40,8 +39,7 @@ static void set_up_node(struct node *node)
         node_send(node, hello);
         return;
     }
-    hello = json_pack("{s:s, s:s, s:i}", "do", "hello", "launch", launch->id, "lease_s", AGENT_LEASE_S);
-
+    hello = json_pack("{s:s, s:s}", "do", "hello", "launch", launch->id);
     if (launch->options->job.files)
         json_object_set(hello, "files", launch->options->job.files);
     node_send(node, hello);
@@ -52,7 +50,7 @@ static void handle_hello(struct node *node, json_t *event)
     char why[256];
     const char *version = job_text(event, "epkit", "");
 
-    if (strcmp(version, ep_version()) != 0 || job_number(event, "protocol", 0) != AGENT_PROTOCOL) {
+    if (strcmp(version, ep_version()) != 0) {
         snprintf(why, sizeof(why),
                  "epkit %.40s is installed there, and this is %s: install the same version on all nodes", version,
                  ep_version());
@@ -104,17 +102,6 @@ static void handle_error_event(struct node *node, const json_t *event)
     }
 }
 
-static void handle_nics(struct node *node, const json_t *event)
-{
-    json_t *nics = json_object_get(event, "nics");
-
-    node->has_nics = true;
-    if (!node->nics_before)
-        node->nics_before = json_incref(nics);
-    else if (!node->nics_after)
-        node->nics_after = json_incref(nics);
-}
-
 static void handle_event(struct node *node, json_t *event)
 {
     const char *name = job_text(event, "event", "");
@@ -123,23 +110,9 @@ static void handle_event(struct node *node, json_t *event)
         set_up_node(node);
     } else if (strcmp(name, "hello") == 0) {
         handle_hello(node, event);
-    } else if (strcmp(name, "location") == 0) {
-        node->is_located = true;
-        snprintf(node->location, sizeof(node->location), "%s", job_text(event, "location", ""));
-        snprintf(node->location_why, sizeof(node->location_why), "%s", job_text(event, "why", ""));
-        /* The agent is trusted, the node may not be. */
-        if (*node->location && !location_is_valid(node->location))
-            node->location[0] = '\0';
-    } else if (strcmp(name, "answer") == 0) {
-        node->is_answered = true;
-        json_decref(node->answer);
-        node->answer = json_incref(event);
-    } else if (strcmp(name, "nics") == 0) {
-        handle_nics(node, event);
-    } else if (strcmp(name, "running") == 0) {
-        node->is_running = true;
-    } else if (strcmp(name, "started") == 0) {
-        node->n_started++;
+    } else if (*name && strcmp(name, node->asked) == 0) {
+        node->asked[0] = '\0';
+        node->reply = json_incref(event);
     } else if (strcmp(name, "exit") == 0) {
         handle_exit(node, event);
     } else if (strcmp(name, "error") == 0) {

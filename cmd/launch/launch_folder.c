@@ -86,48 +86,18 @@ bool launch_is_secret(const char *name, const char *value)
     return identifier_is_secret_name(name) || identifier_has_password(value);
 }
 
+/* Without secrets. */
 static json_t *environment_document(const struct launch *launch)
 {
-    json_t *result = json_object(), *value;
+    json_t *result = json_copy(json_object_get(launch->options->job.spec, "env")), *value;
     const char *name;
 
-    json_object_foreach(json_object_get(launch->options->job.spec, "env"), name, value)
+    json_object_foreach(result, name, value)
     {
-        if (json_is_string(value))
-            json_object_set_new(result, name,
-                                launch_is_secret(name, json_string_value(value)) ? json_string("(left out)")
-                                                                                 : json_incref(value));
+        if (launch_is_secret(name, json_string_value(value)))
+            json_object_set_new(result, name, json_string("(left out)"));
     }
     return result;
-}
-
-/* The traffic of the NICs during the run. */
-static json_t *nics_document(const struct node *node)
-{
-    json_t *list = json_array(), *before, *after;
-    size_t i, k;
-
-    json_array_foreach(node->nics_after, i, after)
-    {
-        json_array_foreach(node->nics_before, k, before)
-        {
-            json_int_t sent = json_integer_value(json_object_get(after, "tx_bytes")),
-                       received = json_integer_value(json_object_get(after, "rx_bytes"));
-
-            if (strcmp(job_text(before, "device", ""), job_text(after, "device", "")) != 0 ||
-                job_number(before, "port", 0) != job_number(after, "port", 0))
-                continue;
-            sent -= json_integer_value(json_object_get(before, "tx_bytes"));
-            received -= json_integer_value(json_object_get(before, "rx_bytes"));
-            /* A counter that decreased was reset: its traffic is unknown. */
-            if (sent < 0 || received < 0)
-                continue;
-            json_array_append_new(list,
-                                  json_pack("{s:O, s:O, s:I, s:I}", "device", json_object_get(after, "device"), "port",
-                                            json_object_get(after, "port"), "tx_bytes", sent, "rx_bytes", received));
-        }
-    }
-    return list;
 }
 
 static json_t *node_document(const struct node *node, bool is_sorted)
@@ -137,12 +107,12 @@ static json_t *node_document(const struct node *node, bool is_sorted)
     int code = node->signal ? 128 + node->signal : node->code;
 
     snprintf(log, sizeof(log), "worker-%s.log", node->name);
-    document =
-        json_pack("{s:s, s:s?, s:s?, s:s?, s:O?, s:O?, s:O?, s:O?, s:i, s:o}", "name", node->name, "location",
-                  *node->location ? node->location : NULL, "failed_at", node->failed_at, "why",
-                  node->failed_at ? node->why : NULL, "gpu", json_object_get(node->facts, "gpu"), "driver",
-                  json_object_get(node->facts, "driver"), "kernel", json_object_get(node->facts, "kernel"), "epkit",
-                  json_object_get(node->facts, "epkit"), "left", node->n_left, "nics", nics_document(node));
+    document = json_pack("{s:s, s:s?, s:s?, s:s?, s:O?, s:O?, s:O?, s:O?, s:i, s:o}", "name", node->name, "location",
+                         *node->location ? node->location : NULL, "failed_at", node->failed_at, "why",
+                         node->failed_at ? node->why : NULL, "gpu", json_object_get(node->facts, "gpu"), "driver",
+                         json_object_get(node->facts, "driver"), "kernel", json_object_get(node->facts, "kernel"),
+                         "epkit", json_object_get(node->facts, "epkit"), "left", node->n_left, "nics",
+                         node->nics ? json_incref(node->nics) : json_array());
     json_object_set_new(document, "rank", is_sorted ? json_integer(node->rank) : json_null());
     json_object_set_new(document, "exit_code", node->n_ended || code ? json_integer(code) : json_null());
     if (*node->launch->folder)

@@ -21,7 +21,7 @@ enum node_state {
     NODE_ENDED   /* ended normally */
 };
 
-/* Output of a rank without a newline yet. */
+/* Output without a newline yet. */
 struct line_buffer {
     char *text;
     size_t used;
@@ -44,9 +44,11 @@ struct node {
     /* From the agent: */
     json_t *facts;
     char location[LOCATION_BYTES], location_why[300];
-    bool is_located, is_answered, is_running, is_clean, has_nics;
-    int n_left; /* processes that could not be killed */
-    json_t *answer, *nics_before, *nics_after;
+    bool is_clean;
+    int n_left;     /* processes that could not be killed */
+    char asked[16]; /* the request whose reply is missing; "": none */
+    json_t *reply;  /* to the last request; NULL: none */
+    json_t *nics;   /* their traffic during the run */
 
     bool has_frames;
     char stray[120]; /* the last line on its standard output before the first frame: from a login script or nologin */
@@ -54,17 +56,15 @@ struct node {
     const char *failed_at; /* the layer; NULL: no failure */
     char why[400];
 
-    int n_started, n_ended; /* ranks of this phase */
-    int code, signal;       /* of the first rank that failed */
+    int n_ended;      /* ranks */
+    int code, signal; /* of the first rank that failed */
     uint64_t heard_ns, output_ns;
     int n_silent;  /* how often its silence was reported */
-    bool is_idle;  /* in this phase */
     bool is_swept; /* its agent was lost: another agent only ends what is left */
 
     FILE *log;
     bool has_log_failed;
     struct line_buffer *lines; /* two for each rank */
-    int n_lines;
     char last_line[120];
     int last_rank; /* the rank that wrote it */
 };
@@ -77,10 +77,10 @@ struct launch {
     struct node **order; /* by rank */
     struct remote_how how;
     struct remote_pool pool;
-    char *remote_command;
-    const char *ssh_options[32];
-    int signals; /* signalfd */
-    uint64_t began_ns, ran_ns, deadline_ns, beat_ns, ended_ns;
+    struct remote *remotes;
+    char *agent_command, *rank_command; /* what ssh and mpirun run on a node */
+    int signals;                        /* signalfd */
+    uint64_t began_ns, deadline_ns, beat_ns;
     char began[32], ended[32];
 
     int interrupted;
@@ -117,6 +117,15 @@ void launch_note(struct launch *launch, const char *format, ...) __attribute__((
 /* Sends a request to a node, and consumes it. */
 void node_send(struct node *node, json_t *request);
 
+/* Sends a request whose reply is the event of the same name. Consumes it. */
+void node_ask(struct node *node, json_t *request);
+
+/* Has each node replied, or has the launch failed? */
+bool launch_has_replies(struct launch *launch);
+
+/* Asks all nodes, and waits for their replies for at most `seconds`. Consumes the request. */
+void launch_ask(struct launch *launch, json_t *request, int seconds);
+
 /* --- launch_events.c --- */
 
 void node_on_output(struct remote *remote, const char *data, size_t bytes);
@@ -127,7 +136,15 @@ void launch_fail(struct launch *launch, struct node *node, int code, const char 
 
 /* --- launch_output.c --- */
 
-/* Adds output of a rank; without bytes, at its end, the rest becomes a line. */
+/* Adds output, and passes on each complete line, NUL-terminated. */
+void line_add(struct line_buffer *buffer, const char *data, size_t bytes,
+              void (*on_line)(void *context, const char *text, size_t bytes), void *context);
+
+/* Passes on the rest, and frees the buffer. */
+void line_end(struct line_buffer *buffer, void (*on_line)(void *context, const char *text, size_t bytes),
+              void *context);
+
+/* Adds output of a rank. */
 void node_write(struct node *node, int rank, bool is_error, const char *data, size_t bytes);
 void node_flush_lines(struct node *node);
 void launch_log(struct launch *launch, const char *text);
@@ -140,13 +157,16 @@ void launch_flush(struct launch *launch);
 /* Connects to all nodes; false when some did not answer or it was interrupted. */
 bool launch_connect(struct launch *launch);
 
+/* Starts the agent of a node again, after its connection has ended. */
+void node_reconnect(struct node *node);
+
 /* Determines locations, order and per_node, and writes hostfiles. EP_OK, or the reason. */
 ep_status launch_arrange(struct launch *launch);
 
 /* Runs the doctor on all nodes; false when a finding prevents the start of the job. */
 bool launch_check(struct launch *launch);
 
-/* --- launch_phase.c --- */
+/* --- launch_work.c --- */
 
 /*
  * The address of the first node for the others: the one that the user gave, unless that is the loopback ("localhost"),
@@ -155,7 +175,7 @@ bool launch_check(struct launch *launch);
 const char *launch_master(const struct launch *launch);
 
 /* Runs the job; the result is in launch->failed, ->code, ->reason. */
-void launch_phases(struct launch *launch);
+void launch_work(struct launch *launch);
 
 /* The request to a node to end everything. */
 json_t *make_end(const struct launch *launch, const struct node *node);

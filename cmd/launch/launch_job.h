@@ -22,7 +22,6 @@
  *   "launch"    string, the value of JOB_MARK
  *   "node"      integer, index of the node in the sorted list; absent under mpirun
  *   "nodes", "per_node", "gpus"  integers
- *   "names"     strings: hostnames of the nodes; absent if they are not checked
  *   "mpi"       true: mpirun starts the ranks
  *   "world"     "nodes" or "ranks": what RANK and WORLD_SIZE count
  *   "master"    string, "port" integer: MASTER_ADDR, MASTER_PORT
@@ -31,7 +30,7 @@
  *   "dirs"      strings: folders, the first that holds the file "needs" becomes the working directory
  *   "needs"     string: file that must exist, relative to one of "dirs"
  *   "product"   string: name of the product that is missing where "needs" is not found
- *   "env"       object of strings, or null to unset
+ *   "env"       object of strings
  *   "source"    strings: shell scripts that are sourced; a name that begins with '?' may be missing
  *   "preload"   string: LD_PRELOAD of the program alone
  */
@@ -39,29 +38,29 @@
 /* Checks that "needs" exists. EP_E_UNSUPPORTED if it does not. */
 ep_status job_check(const json_t *spec);
 
-/* How one rank runs; made from the spec on its node. */
+/* One rank, on its node. */
 struct job_rank {
-    int local;                  /* on its node */
-    char **argv, **environment; /* the environment is owned, with its strings; argv's strings are the spec's */
-    const char *file;           /* file to execute */
-    const char *dir;            /* working directory; NULL: unchanged */
+    const json_t *spec; /* borrowed */
+    int node, local;    /* its node, and its number there */
+    const char *dir;    /* working directory, of the spec; NULL: unchanged */
+    char *sourced;      /* the environment that "source" leaves, strings of `sourced_bytes` in all; for free() */
+    size_t sourced_bytes;
 };
 
-/*
- * Prepares the execution of rank `local` of node `node`. Runs the scripts of "source". EP_E_UNSUPPORTED when "needs"
- * does not exist, EP_E_SYSTEM when a script fails.
- */
+/* Runs the scripts of "source". EP_E_UNSUPPORTED when "needs" does not exist, EP_E_SYSTEM when a script fails. */
 ep_status job_rank_make(const json_t *spec, int node, int local, struct job_rank *ret_rank);
-void job_rank_done(struct job_rank *rank);
-
-/* Called in a child process: executes the program. On failure writes to standard error and exits with 127 or 126. */
-void __attribute__((noreturn)) job_rank_execute(const struct job_rank *rank);
 
 /*
- * Is "NAME=VALUE" a variable that mpirun or a scheduler set for one of its ranks? It is wrong for what is launched from
- * there, or on its node by other means. Settings of the user (OMPI_MCA_btl, PMIX_MCA_...) are not such variables.
+ * Called in a child process with a struct job_rank: executes the program. On failure writes to standard error and exits
+ * with 127 or 126.
  */
-bool job_is_of_rank(const char *entry);
+void job_rank_execute(const void *rank);
+
+/*
+ * Removes the variables that mpirun or a scheduler set for one of its ranks: they are wrong for what is launched from
+ * there, or on its node by other means.
+ */
+void job_leave_rank(void);
 
 /* A string, or `other` if it is absent; an integer likewise. */
 const char *job_text(const json_t *spec, const char *key, const char *other);
@@ -71,9 +70,9 @@ int job_number(const json_t *spec, const char *key, int other);
 
 /*
  * Kills the processes of this user whose environment has JOB_MARK=id, and all descendants of this process: by SIGTERM,
- * and after `grace_ms`, or when is_urgent() (may be NULL) returns true, by SIGKILL, until there are none, for at most
- * two seconds more. Returns how many there were at first; *ret_left is how many are left.
+ * and after `grace_ms`, or when is_urgent(context) (may be NULL) returns true, by SIGKILL, until there are none, for at
+ * most two seconds more. Returns how many there were at first; *ret_left is how many are left.
  */
-int mark_kill(const char *id, int grace_ms, bool (*is_urgent)(void), int *ret_left);
+int mark_kill(const char *id, int grace_ms, bool (*is_urgent)(void *context), void *context, int *ret_left);
 
 #endif

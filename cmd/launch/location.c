@@ -1,19 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "location.h"
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "common/capture.h"
 #include "common/clean.h"
+#include "common/write.h"
 #include "hosts.h"
 #include "launch_job.h"
 
 #include <errno.h>
+#include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #define METADATA_SERVER "169.254.169.254"
+#define METADATA_PATH "/computeMetadata/v1/instance/attributes/physical_host"
 #define LABELS_FILE "/etc/podinfo/labels"
 #define LINE_BYTES 4096
 #define SWITCH_DEPTH 16
@@ -103,12 +110,12 @@ static bool find_label(FILE *stream, const char *key, char *ret_value, size_t by
 }
 
 /* From the widest to the narrowest: nearby nodes share a prefix. */
-static bool from_kubernetes(const char *file, char *ret_location, char *ret_why, size_t bytes)
+static bool from_kubernetes(char *ret_location, char *ret_why, size_t bytes)
 {
     static const char *const keys[] = {"topology.kubernetes.io/zone", "cloud.google.com/gce-topology-block",
                                        "cloud.google.com/gce-topology-subblock", "cloud.google.com/gce-topology-host",
                                        "kubernetes.io/hostname"};
-    FILE *stream = hosts_open(file);
+    FILE *stream = hosts_open(LABELS_FILE);
     char text[LOCATION_BYTES] = "", value[128];
 
     if (!stream) {
@@ -123,14 +130,93 @@ static bool from_kubernetes(const char *file, char *ret_location, char *ret_why,
     }
     fclose(stream);
     if (!location_is_valid(text)) {
-        snprintf(ret_why, bytes, "%.100s contains no topology label", file);
+        snprintf(ret_why, bytes, LABELS_FILE " contains no topology label");
         return false;
     }
     memcpy(ret_location, text, sizeof(text));
     return true;
 }
 
-/* --- Google Compute Engine --- */
+/* --- the metadata server of Google Compute Engine, by HTTP 1.0 --- */
+
+/* A blocking socket with a deadline for each call. -1 with the reason. */
+static int connect_server(const char *server, const char **ret_why)
+{
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *info = NULL;
+    struct timeval deadline = {.tv_sec = LOCATION_SECONDS};
+    const char *colon = strrchr(server, ':');
+    char name[256];
+    int fd, number;
+
+    snprintf(name, sizeof(name), "%.*s", (int)(colon ? colon - server : (ptrdiff_t)strlen(server)), server);
+    number = getaddrinfo(name, colon ? colon + 1 : "80", &hints, &info);
+    *ret_why = number ? gai_strerror(number) : NULL;
+    if (number)
+        return -1;
+    fd = socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &deadline, sizeof(deadline)) != 0 ||
+        setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &deadline, sizeof(deadline)) != 0 ||
+        connect(fd, info->ai_addr, info->ai_addrlen) != 0) {
+        *ret_why = errno == EINPROGRESS ? "timeout" : strerror(errno);
+        if (fd >= 0)
+            close(fd);
+        fd = -1;
+    }
+    freeaddrinfo(info);
+    return fd;
+}
+
+/* Reads the answer up to its end. NULL, or why it is incomplete. */
+static const char *read_answer(int fd, char *ret_text, size_t bytes)
+{
+    uint64_t until_ns = ep_deadline_ns(LOCATION_SECONDS * 1000);
+    size_t used = 0;
+    ssize_t n;
+
+    while ((n = read(fd, ret_text + used, bytes - 1 - used)) > 0) {
+        used += (size_t)n;
+        if (used == bytes - 1 || ep_now_ns() > until_ns)
+            return used == bytes - 1 ? "the answer is not a location" : "timeout";
+    }
+    ret_text[used] = '\0';
+    return n == 0 ? NULL : errno == EAGAIN ? "timeout" : strerror(errno);
+}
+
+/* Every answer that is not 200, and a body that is no location, is an error. */
+static bool from_metadata_server(const char *server, char *ret_location, char *ret_why, size_t bytes)
+{
+    char request[512], answer[4096], status[40] = "";
+    const char *why = NULL, *body;
+    int fd = connect_server(server, &why), http = 0, number;
+
+    snprintf(request, sizeof(request),
+             "GET " METADATA_PATH " HTTP/1.0\r\nHost: %.250s\r\nMetadata-Flavor: Google\r\nConnection: close\r\n\r\n",
+             server);
+    if (fd >= 0) {
+        number = write_all(fd, request, strlen(request));
+        why = number ? strerror(number) : read_answer(fd, answer, sizeof(answer));
+        close(fd);
+    }
+    body = why ? NULL : strstr(answer, "\r\n\r\n");
+    if (!why && (!body || sscanf(answer, "HTTP/1.%*d %d", &http) != 1)) {
+        why = "the answer is not HTTP";
+    } else if (!why && http != 200) {
+        snprintf(status, sizeof(status), "HTTP status %d", http);
+        why = status;
+    } else if (!why) {
+        size_t n = strcspn(body + 4, "\r\n");
+
+        snprintf(ret_location, LOCATION_BYTES, "%.*s", (int)n, body + 4);
+        why = n == 0                                                    ? "the answer is empty"
+              : n >= LOCATION_BYTES || !location_is_valid(ret_location) ? "the answer is not a location"
+                                                                        : NULL;
+    }
+    if (why) {
+        ret_location[0] = '\0';
+        snprintf(ret_why, bytes, "http://%.250s" METADATA_PATH ": %s", server, why);
+    }
+    return !why;
+}
 
 static bool is_google(void)
 {
@@ -148,7 +234,6 @@ static bool is_google(void)
 bool location_find(const json_t *how, char ret_location[LOCATION_BYTES], char *ret_why, size_t bytes)
 {
     const char *method = job_text(how, "method", "auto"), *server = job_text(how, "metadata", NULL);
-    const char *labels = job_text(how, "labels", LABELS_FILE);
     bool is_auto = strcmp(method, "auto") == 0;
     char ignored[256];
 
@@ -158,12 +243,12 @@ bool location_find(const json_t *how, char ret_location[LOCATION_BYTES], char *r
     if (strcmp(method, "slurm") == 0)
         return from_slurm(ret_location, ret_why, bytes);
     if (strcmp(method, "kubernetes") == 0)
-        return from_kubernetes(labels, ret_location, ret_why, bytes);
-    if (is_auto && (from_slurm(ret_location, ignored, sizeof(ignored)) ||
-                    from_kubernetes(labels, ret_location, ignored, sizeof(ignored))))
+        return from_kubernetes(ret_location, ret_why, bytes);
+    if (is_auto &&
+        (from_slurm(ret_location, ignored, sizeof(ignored)) || from_kubernetes(ret_location, ignored, sizeof(ignored))))
         return true;
     if (strcmp(method, "metadata") == 0 || (is_auto && (server || is_google())))
-        return metadata_physical_host(server ? server : METADATA_SERVER, ret_location, ret_why, bytes);
+        return from_metadata_server(server ? server : METADATA_SERVER, ret_location, ret_why, bytes);
     return false;
 }
 
@@ -203,20 +288,13 @@ static ep_status parse_line(const char *file, int number, char *line, json_t *lo
     line += strspn(line, " \t");
     if (!*line)
         return EP_OK;
-    if (find_value(line, "SwitchName=", name, sizeof(name))) {
+    /* A block, of the plugin topology/block, is the nodes of an NVLink domain. */
+    if (find_value(line, "SwitchName=", name, sizeof(name)) || find_value(line, "BlockName=", name, sizeof(name))) {
         if (!location_is_valid(name))
-            return ep_fail(EP_E_ARG, "%s: not a name of a switch", what);
+            return ep_fail(EP_E_ARG, "%s: not a name of a switch or block", what);
         if (find_value(line, "Nodes=", list, sizeof(list)))
             return set_all(what, list, name, locations);
-        if (find_value(line, "Switches=", list, sizeof(list)))
-            return set_all(what, list, name, parents);
-        return EP_OK;
-    }
-    /* Of the plugin topology/block: the nodes of an NVLink domain. */
-    if (find_value(line, "BlockName=", name, sizeof(name))) {
-        if (!location_is_valid(name))
-            return ep_fail(EP_E_ARG, "%s: not a name of a block", what);
-        return find_value(line, "Nodes=", list, sizeof(list)) ? set_all(what, list, name, locations) : EP_OK;
+        return find_value(line, "Switches=", list, sizeof(list)) ? set_all(what, list, name, parents) : EP_OK;
     }
     if (find_value(line, "BlockSizes=", list, sizeof(list)))
         return EP_OK;

@@ -15,7 +15,6 @@
  *   "method"    "auto", "metadata", "slurm", "kubernetes", "command" or "none"
  *   "command"   shell command of the method "command"; prints the location on one line
  *   "metadata"  HOST[:PORT] of the metadata server; absent: that of Google Compute Engine
- *   "labels"    file with the labels of the pod, as the downward API writes it; absent: /etc/podinfo/labels
  * auto uses the first available method, in the order slurm, kubernetes, metadata; the latter only on Google Compute
  * Engine.
  *
@@ -31,13 +30,5 @@ bool location_is_valid(const char *text);
  * Nodes=h[1-4]", "SwitchName=top Switches=s[1-2]"). {"host": "location"}, or NULL after ep_fail().
  */
 json_t *location_read_file(const char *file);
-
-/* --- metadata.c --- */
-
-/*
- * instance/attributes/physical_host of the metadata server at `server` (HOST[:PORT]). Every answer that is not 200 is
- * an error, and so is a body that is no location. False with the reason.
- */
-bool metadata_physical_host(const char *server, char ret_location[LOCATION_BYTES], char *ret_why, size_t bytes);
 
 #endif

@@ -25,28 +25,14 @@
 #define DEPTH_MAX 1000 /* levels of parents */
 #define ENVIRONMENT_MAX (1u << 20)
 
-static bool has_entry(const char *environment, size_t bytes, const char *entry)
-{
-    size_t length = strlen(entry) + 1;
-
-    for (size_t at = 0; at + length <= bytes;) {
-        const char *end;
-
-        if (memcmp(environment + at, entry, length) == 0)
-            return true;
-        end = memchr(environment + at, '\0', bytes - at);
-        if (!end)
-            return false;
-        at = (size_t)(end - environment) + 1;
-    }
-    return false;
-}
-
-/* The environment of a zombie, or of another user's process, cannot be read. */
-static bool is_marked(pid_t pid, const char *entry, char *buffer)
+/*
+ * `entry` with a NUL in front and behind, of `length` bytes, is searched in the environment. That of a zombie, or of
+ * another user's process, cannot be read.
+ */
+static bool is_marked(pid_t pid, const char *entry, size_t length, char *buffer)
 {
     char path[64];
-    size_t used = 0;
+    size_t used = 1; /* the first byte stays NUL */
     ssize_t n;
     int fd;
 
@@ -57,7 +43,7 @@ static bool is_marked(pid_t pid, const char *entry, char *buffer)
     while (used < ENVIRONMENT_MAX && (n = read(fd, buffer + used, ENVIRONMENT_MAX - used)) > 0)
         used += (size_t)n;
     close(fd);
-    return has_entry(buffer, used, entry);
+    return memmem(buffer, used, entry, length);
 }
 
 static bool is_below(pid_t pid)
@@ -76,16 +62,18 @@ static bool is_below(pid_t pid)
 }
 
 /* Sends `signal` to all of them (0: none). Returns how many there are. */
-static int signal_marked(const char *entry, int signal, char *buffer)
+static int signal_marked(const char *id, int signal, char *buffer)
 {
     DIR *folder = opendir("/proc");
     struct dirent *item;
+    char entry[64] = "";
+    size_t length = (size_t)snprintf(entry + 1, sizeof(entry) - 1, JOB_MARK "=%.40s", id) + 2;
     int n = 0;
 
     while (folder && (item = readdir(folder))) {
         pid_t pid = (pid_t)atoi(item->d_name);
 
-        if (pid <= 1 || pid == getpid() || (!is_marked(pid, entry, buffer) && !is_below(pid)))
+        if (pid <= 1 || pid == getpid() || (!is_marked(pid, entry, length, buffer) && !is_below(pid)))
             continue;
         n++;
         if (signal)
@@ -96,32 +84,33 @@ static int signal_marked(const char *entry, int signal, char *buffer)
     return n;
 }
 
-static int wait_for_end(const char *entry, int signal, int timeout_ms, bool (*is_urgent)(void), char *buffer)
+static int wait_for_end(const char *id, int signal, int timeout_ms, bool (*is_urgent)(void *context), void *context,
+                        char *buffer)
 {
     uint64_t until_ns = ep_deadline_ns(timeout_ms);
     int left;
 
-    while ((left = signal_marked(entry, signal, buffer)) > 0 && ep_now_ns() < until_ns && !(is_urgent && is_urgent()))
+    while ((left = signal_marked(id, signal, buffer)) > 0 && ep_now_ns() < until_ns &&
+           !(is_urgent && is_urgent(context)))
         poll(NULL, 0, POLL_MS);
     return left;
 }
 
-int mark_kill(const char *id, int grace_ms, bool (*is_urgent)(void), int *ret_left)
+int mark_kill(const char *id, int grace_ms, bool (*is_urgent)(void *context), void *context, int *ret_left)
 {
-    char *buffer = malloc(ENVIRONMENT_MAX), entry[64];
+    char *buffer = calloc(1, ENVIRONMENT_MAX);
     int n = 0, left = 0;
 
-    snprintf(entry, sizeof(entry), JOB_MARK "=%.*s", JOB_ID_BYTES, id);
     if (buffer) {
-        left = n = signal_marked(entry, SIGTERM, buffer);
+        left = n = signal_marked(id, SIGTERM, buffer);
         /* A stopped process must continue, or it cannot handle the signal. */
         if (n > 0)
-            signal_marked(entry, SIGCONT, buffer);
+            signal_marked(id, SIGCONT, buffer);
         if (n > 0)
-            left = wait_for_end(entry, 0, grace_ms, is_urgent, buffer);
+            left = wait_for_end(id, 0, grace_ms, is_urgent, context, buffer);
         /* Repeats: a process may fork between being found and being killed. */
         if (left > 0)
-            left = wait_for_end(entry, SIGKILL, KILL_MS, NULL, buffer);
+            left = wait_for_end(id, SIGKILL, KILL_MS, NULL, NULL, buffer);
     }
     free(buffer);
     *ret_left = left;

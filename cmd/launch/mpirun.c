@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "common/clean.h"
+#include "common/text.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -21,72 +22,24 @@
 #define TERM_MS 5000
 #define READS_AT_END 64
 
-struct words {
-    const char *list[64];
-    int n;
+struct start {
+    char *const *argv;
+    const char *spec, *id;
 };
 
-static void add(struct words *words, const char *a, const char *b, const char *c)
-{
-    const char *const all[] = {a, b, c};
-
-    for (size_t i = 0; i < 3 && all[i]; i++)
-        words->list[words->n++] = all[i];
-}
-
 /* The user's preloaded libraries, and MPI settings of another job, are not for mpirun. */
-static char **make_environment(const char *spec, const char *mark)
+static void become_mpirun(const void *context)
 {
-    static const char *const dropped[] = {"LD_PRELOAD",
-                                          "LD_AUDIT",
-                                          "EPKIT_PRELOAD",
-                                          JOB_MARK,
-                                          JOB_SPEC,
-                                          "OMPI_ALLOW_RUN_AS_ROOT",
-                                          "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
-                                          NULL};
-    char **list = process_environment(dropped);
-    static char root[] = "OMPI_ALLOW_RUN_AS_ROOT=1", confirm[] = "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1";
-    size_t n = 0;
-    char **grown;
+    const struct start *start = context;
 
-    for (char **entry = list; entry && *entry; entry++)
-        if (!job_is_of_rank(*entry))
-            list[n++] = *entry;
-    grown = list ? realloc(list, (n + 5) * sizeof(*list)) : NULL;
-    if (!grown) {
-        free(list);
-        return NULL;
-    }
-    grown[n++] = (char *)spec;
-    grown[n++] = (char *)mark;
+    job_leave_rank();
+    setenv(JOB_MARK, start->id, 1);
     if (geteuid() == 0) {
-        grown[n++] = root;
-        grown[n++] = confirm;
+        setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+        setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
     }
-    grown[n] = NULL;
-    return grown;
-}
-
-/*
- * ssh as mpirun shall use it: the same program and port. Open MPI splits the text at spaces. Its nodes report to mpirun
- * directly (no tree): with a tree every node would have to log in on others.
- */
-static void add_remote_shell(const struct launch *launch, struct words *words, char *ret_agent, size_t bytes,
-                             char *ret_daemon, size_t daemon_bytes)
-{
-    const char *port = launch->options->port;
-
-    snprintf(ret_agent, bytes, "%s -q -o BatchMode=yes -o LogLevel=ERROR%s%s", launch->options->ssh, port ? " -p " : "",
-             port ? port : "");
-    snprintf(ret_daemon, daemon_bytes, "env " JOB_MARK "=%s orted", launch->id);
-    add(words, "--mca", "plm", "rsh");
-    add(words, "--mca", "plm_rsh_agent", ret_agent);
-    add(words, "--mca", "plm_rsh_no_tree_spawn", "1");
-    add(words, "--mca", "orte_launch_agent", ret_daemon);
-    /* Of a scheduler's allocation only the hosts matter, which are in the hostfile. */
-    add(words, "--mca", "ras", "^slurm,tm,lsf,gridengine");
-    add(words, "--mca", "orte_keep_fqdn_hostnames", "1");
+    if (setenv(JOB_SPEC, start->spec, 1) == 0)
+        process_execute_bare(start->argv);
 }
 
 static void name_hostfile(const struct launch *launch, char *ret_path, size_t bytes)
@@ -135,46 +88,76 @@ static ep_status write_hostfile(struct launch *launch, char *ret_path, size_t by
     return status;
 }
 
+/*
+ * ssh as mpirun shall use it has the same program and port; Open MPI splits its text at spaces. The nodes report to
+ * mpirun directly: with a tree every node would have to log in on others. Of a scheduler's allocation only the hosts
+ * matter, which are in the hostfile. A shell on the node chooses the executable, as for the agent.
+ */
 ep_status mpirun_start(struct launch *launch, const json_t *spec)
 {
-    char agent[1400], daemon[100], count[16], hostfile[sizeof(launch->folder) + 64], mark[64];
-    char *text = json_dumps(spec, JSON_COMPACT), *variable = NULL;
-    struct words words = {.n = 0};
-    char **environment;
+    char ssh[1400], daemon[100], count[16], hostfile[sizeof(launch->folder) + 64];
+    const char *const words[] = {"mpirun",
+                                 "--hostfile",
+                                 hostfile,
+                                 "-np",
+                                 count,
+                                 "--map-by",
+                                 "seq",
+                                 "--bind-to",
+                                 "none",
+                                 "--mca",
+                                 "plm",
+                                 "rsh",
+                                 "--mca",
+                                 "plm_rsh_agent",
+                                 ssh,
+                                 "--mca",
+                                 "plm_rsh_no_tree_spawn",
+                                 "1",
+                                 "--mca",
+                                 "orte_launch_agent",
+                                 daemon,
+                                 "--mca",
+                                 "ras",
+                                 "^slurm,tm,lsf,gridengine",
+                                 "--mca",
+                                 "orte_keep_fqdn_hostnames",
+                                 "1",
+                                 "-x",
+                                 JOB_SPEC,
+                                 "sh",
+                                 "-c",
+                                 launch->rank_command,
+                                 NULL};
+    const char *port = launch->options->port;
+    char *text = json_dumps(spec, JSON_COMPACT);
+    struct start start = {(char *const *)words, text, launch->id};
+    ep_status status = write_hostfile(launch, hostfile, sizeof(hostfile));
     int number;
 
-    EP_TRY(write_hostfile(launch, hostfile, sizeof(hostfile)));
     snprintf(count, sizeof(count), "%d", launch->n * launch->per_node);
-    snprintf(mark, sizeof(mark), JOB_MARK "=%s", launch->id);
-    add(&words, "mpirun", NULL, NULL);
-    add(&words, "--hostfile", hostfile, NULL);
-    add(&words, "-np", count, NULL);
-    add(&words, "--map-by", "seq", NULL);
-    add(&words, "--bind-to", "none", NULL);
-    add_remote_shell(launch, &words, agent, sizeof(agent), daemon, sizeof(daemon));
-    add(&words, "-x", JOB_SPEC, NULL);
-    /* A shell on the node chooses the executable, as for the agent. */
-    add(&words, "sh", "-c", launch->remote_command);
-    words.list[words.n] = NULL;
-    environment = text && asprintf(&variable, JOB_SPEC "=%s", text) >= 0 ? make_environment(variable, mark) : NULL;
-    number = environment ? process_start((char *const *)words.list, environment, false, &launch->mpirun) : ENOMEM;
-    free(environment);
-    free(variable);
+    snprintf(ssh, sizeof(ssh), "%s -q -o BatchMode=yes -o LogLevel=ERROR%s%s", launch->options->ssh, port ? " -p " : "",
+             port ? port : "");
+    snprintf(daemon, sizeof(daemon), "env " JOB_MARK "=%s orted", launch->id);
+    if (status == EP_OK) {
+        number = text ? process_fork(become_mpirun, &start, false, &launch->mpirun) : ENOMEM;
+        if (number)
+            status = ep_fail_errno(number == ENOENT ? EP_E_UNSUPPORTED : EP_E_SYSTEM, number, "starting mpirun");
+    }
     free(text);
-    if (number)
-        return ep_fail_errno(number == ENOENT ? EP_E_UNSUPPORTED : EP_E_SYSTEM, number, "starting mpirun");
-    launch->mpirun_ended = false;
-    return EP_OK;
+    return status;
 }
 
 /* Skips mpirun's banners about a rank that has ended: the agents report it in more detail. */
-static void handle_line(struct launch *launch, const char *line)
+static void handle_line(void *context, const char *line, size_t bytes)
 {
+    struct launch *launch = context;
     char clean[300];
 
     launch_log(launch, line);
     if (strspn(line, "-* ") == strlen(line) || strstr(line, "[mpirun:") == line)
         return;
+    (void)bytes;
     text_clean(line, clean, sizeof(clean));
     if (!*launch->mpirun_message)
         snprintf(launch->mpirun_message, sizeof(launch->mpirun_message), "%s", clean);
@@ -187,20 +170,9 @@ struct output {
 
 static void split_lines(void *context, const char *data, size_t bytes)
 {
-    struct output *output = context;
-    struct line_buffer *buffer = output->buffer;
+    const struct output *output = context;
 
-    if (!buffer->text)
-        buffer->text = malloc(LINE_MAX_BYTES);
-    for (size_t i = 0; buffer->text && i < bytes; i++) {
-        if (data[i] == '\n' || buffer->used + 1 == LINE_MAX_BYTES) {
-            buffer->text[buffer->used] = '\0';
-            handle_line(output->launch, buffer->text);
-            buffer->used = 0;
-        }
-        if (data[i] != '\n')
-            buffer->text[buffer->used++] = data[i];
-    }
+    line_add(output->buffer, data, bytes, handle_line, output->launch);
 }
 
 static void read_pipe(struct launch *launch, int which, int reads)
@@ -242,10 +214,8 @@ void mpirun_end(struct launch *launch)
         }
         process_kill(&launch->mpirun);
     }
-    for (int which = 0; which < 2; which++) {
-        free(launch->mpirun_lines[which].text);
-        launch->mpirun_lines[which] = (struct line_buffer){0};
-    }
+    for (int which = 0; which < 2; which++)
+        line_end(&launch->mpirun_lines[which], handle_line, launch);
     name_hostfile(launch, path, sizeof(path));
     unlink(path);
 }

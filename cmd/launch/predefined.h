@@ -9,20 +9,15 @@
 
 struct canned_job {
     const char *name;
-    const char *args; /* its arguments, for the help */
-    const char *text; /* its description, for the help */
-    bool needs_args;
-    enum launch_starter starter;
-    bool is_mpi;  /* its ranks are one MPI job: it requires mpirun */
-    int per_node; /* 0: as many ranks as GPUs */
+    const char *argument;        /* name of an argument that it needs; NULL: none */
+    enum launch_starter starter; /* mpirun: its ranks are one MPI job */
+    int per_node;                /* 0: as many ranks as GPUs */
     bool by_rank;
-    bool has_checks;  /* the doctor checks the nodes first, by default */
     bool is_measured; /* its output has its own verdict */
     int64_t deadline_s;
     /* The members of the spec that this job sets (job.h); NULL after ep_fail(). */
     json_t *(*make)(const struct canned_job *job, int n_args, char **args);
-    json_t *(*argv_of)(const json_t *argv, int phase, int rank, int n_nodes, const char *const *names,
-                       bool *ret_is_last); /* as in launch.h */
+    bool takes_names; /* as in launch.h */
 };
 
 extern const struct canned_job canned_jobs[]; /* the table ends with name NULL */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rails.h"
+#include "agent.h"
 
 #include "base/error.h"
 #include "common/cmd.h"
+#include "common/text.h"
 #include "machine/hardware/map.h"
 
 #include <errno.h>
@@ -11,72 +12,56 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Adds a port that is not in the list yet. */
-static const char *add(const struct topo *topo, const char *list, int nic, int port)
-{
-    const char *entry = source_printf(topo->source, " %s:%d ", topo->nics[nic].name, port);
+#define LIST_BYTES 4096
 
-    if (strstr(source_printf(topo->source, " %s ", list), entry))
-        return list;
-    return source_printf(topo->source, "%s%s%s:%d", list, *list ? " " : "", topo->nics[nic].name, port);
+/* Adds a port that is not in the list yet. */
+static void add(const struct topo *topo, int nic, int port, struct text *list)
+{
+    char entry[128], spaced[LIST_BYTES + 2];
+
+    snprintf(entry, sizeof(entry), " %s:%d ", topo->nics[nic].name, port);
+    snprintf(spaced, sizeof(spaced), " %s ", list->bytes);
+    if (!strstr(spaced, entry))
+        text_add(list, "%s%s:%d", list->n ? " " : "", topo->nics[nic].name, port);
 }
 
-static const char *list_assigned(const struct topo *topo, const struct map *map)
+/* The ports of GPUs; without GPUs those that carry data. */
+static void list_ports(const struct topo *topo, const struct map *map, struct text *list)
 {
-    const char *list = "";
-
     for (int gpu = 0; gpu < map->n; gpu++) {
         const struct map_choice *choice = &map->choices[gpu];
 
         if (choice->nic >= 0)
-            list = add(topo, list, choice->nic, choice->port);
+            add(topo, choice->nic, choice->port, list);
         for (int i = 0; i < choice->n_more; i++)
-            list = add(topo, list, choice->more[i].nic, choice->more[i].port);
+            add(topo, choice->more[i].nic, choice->more[i].port, list);
     }
-    return list;
-}
-
-static const char *list_data(const struct topo *topo)
-{
-    const char *list = "";
-
-    for (int nic = 0; nic < topo->n_nics; nic++)
+    for (int nic = 0; map->n == 0 && nic < topo->n_nics; nic++)
         for (int i = 0; i < topo->nics[nic].n_ports && topo->nics[nic].role == TOPO_ROLE_DATA; i++)
             if (topo->nics[nic].ports[i].active)
-                list = add(topo, list, nic, topo->nics[nic].ports[i].number);
-    return list;
+                add(topo, nic, topo->nics[nic].ports[i].number, list);
 }
 
-static int set_rails(const char *list)
+/* Writes the ports of this machine; an exit code. */
+static int find(char ret_list[LIST_BYTES])
 {
-    if (setenv(RAILS_VARIABLE, list, 1) == 0)
-        return CMD_FINE;
-    fprintf(stderr, "epkit: %s: %s\n", RAILS_VARIABLE, strerror(errno));
-    return CMD_FAILED;
-}
-
-/* Sets RAILS_VARIABLE for this machine; an exit code. */
-static int find(void)
-{
+    struct text list = text_in(ret_list, LIST_BYTES);
     struct source *source = NULL;
     struct topo *topo = NULL;
     struct map *map = NULL;
-    const char *list;
     int code = CMD_FAILED;
 
     if (source_open(NULL, &source) != EP_OK || topo_read(source, &topo) != EP_OK || map_best(topo, &map) != EP_OK) {
         fprintf(stderr, "epkit: %s\n", ep_last_error());
-        goto free_all;
+    } else {
+        list_ports(topo, map, &list);
+        code = list.n ? CMD_FINE : CMD_UNSUPPORTED;
+        if (code != CMD_FINE)
+            fputs(topo->n_nics == 0 ? "epkit: there is no RDMA device\n"
+                                    : "epkit: no RDMA device carries data here ('epkit topo' says why): name those to "
+                                      "measure\n",
+                  stderr);
     }
-    list = map->n ? list_assigned(topo, map) : list_data(topo);
-    code = *list ? CMD_FINE : CMD_UNSUPPORTED;
-    if (code != CMD_FINE && topo->n_nics == 0)
-        fputs("epkit: there is no RDMA device\n", stderr);
-    else if (code != CMD_FINE)
-        fputs("epkit: no RDMA device carries data here ('epkit topo' says why): name those to measure\n", stderr);
-    else
-        code = set_rails(list);
-free_all:
     map_free(map);
     topo_free(topo);
     source_free(source);
@@ -85,18 +70,18 @@ free_all:
 
 int rails_main(int argc, char **argv)
 {
+    char list[LIST_BYTES];
     int code = CMD_FINE;
 
     if (argc < 3) {
         fputs("epkit: " RAILS_COMMAND " is internal: 'epkit launch ib-write-bw' uses it on a node\n", stderr);
         return CMD_USAGE;
     }
-    if (*argv[1])
-        code = set_rails(argv[1]);
-    else
-        code = find();
+    if (!*argv[1])
+        code = find(list);
     if (code != CMD_FINE)
         return code;
+    setenv(RAILS_VARIABLE, *argv[1] ? argv[1] : list, 1);
     execvp(argv[2], argv + 2);
     fprintf(stderr, "epkit: %s: %s\n", argv[2], strerror(errno));
     return 126;

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "common/clean.h"
+#include "common/text.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -20,7 +21,7 @@
 
 /* --- which layer --- */
 
-const char *remote_layer_name(enum remote_layer layer)
+static const char *layer_name(enum remote_layer layer)
 {
     static const char *const names[] = {"timeout", "DNS", "TCP", "banner", "authentication", "command", "command"};
 
@@ -131,22 +132,12 @@ bool remote_is_ended_by_host(const char *message)
 /* Lines that go to standard error with debugging enabled, and warnings: no reason why a connection ends. */
 static bool is_noise(const char *line)
 {
-    static const char *const begins[] = {
-        "Authenticated to ",
-        "Transferred: ",
-        "Bytes per second: ",
-        "OpenSSH_",
-        "Warning: Permanently added ",
-        /* OpenSSH 10.1 */
-        "** WARNING: connection is not using a post-quantum",
-        "** This session may be vulnerable to",
-        "** The server may need to be upgraded",
-    };
-
-    for (size_t i = 0; i < sizeof(begins) / sizeof(begins[0]); i++)
-        if (strncmp(line, begins[i], strlen(begins[i])) == 0)
-            return true;
-    return !*line;
+    return !*line || text_begins_any(line, TEXTS("Authenticated to ", "Transferred: ", "Bytes per second: ", "OpenSSH_",
+                                                 "Warning: Permanently added ",
+                                                 /* OpenSSH 10.1 */
+                                                 "** WARNING: connection is not using a post-quantum",
+                                                 "** This session may be vulnerable to",
+                                                 "** The server may need to be upgraded"));
 }
 
 /* At the login, what the host wrote before it closed the connection is why, as by pam_nologin and pam_slurm_adopt. */
@@ -181,7 +172,7 @@ static void handle_error_line(struct remote *remote)
     /* Once the command has answered, the network lost the connection; before, the step that was reached counts. */
     if (layer && strcmp(layer, "TCP") == 0 && remote_is_ended_by_host(line) && remote->layer > REMOTE_TCP &&
         remote->layer < REMOTE_UP && !remote->last_line_layer) {
-        layer = remote_layer_name(remote->layer);
+        layer = layer_name(remote->layer);
         if (is_login) {
             remote->last_line_layer = layer;
             keep_closing(remote, line);
@@ -213,27 +204,18 @@ static void handle_error(void *context, const char *data, size_t bytes)
 
 /* --- starting and ending --- */
 
-static int split(char *text, const char **ret_words, int most)
-{
-    char *rest = text, *word;
-    int n = 0;
-
-    while ((word = strsep(&rest, " \t")))
-        if (*word && n < most)
-            ret_words[n++] = word;
-    return n;
-}
-
 static void start(struct remote *remote)
 {
     const struct remote_pool *pool = remote->pool;
     const struct remote_how *how = pool->how;
     const char *argv[MAX_WORDS + 16], *port = *remote->host->port ? remote->host->port : how->port;
-    char words[sizeof(pool->words)];
-    int n;
+    char words[1024], *rest = words, *word;
+    int n = 0;
 
-    memcpy(words, pool->words, sizeof(words));
-    n = split(words, argv, MAX_WORDS / 2);
+    snprintf(words, sizeof(words), "%s", how->ssh);
+    while ((word = strsep(&rest, " \t")))
+        if (*word && n < MAX_WORDS / 2)
+            argv[n++] = word;
     for (int i = 0; how->options && how->options[i] && n < MAX_WORDS; i++)
         argv[n++] = how->options[i];
     if (port) {
@@ -249,7 +231,7 @@ static void start(struct remote *remote)
     argv[n] = NULL;
     remote->is_started = true;
     remote->started_ns = remote->layer_ns = ep_now_ns();
-    remote->start_error = process_start((char *const *)argv, pool->environment, how->has_input, &remote->process);
+    remote->start_error = process_fork(process_execute_bare, argv, how->has_input, &remote->process);
 }
 
 static void end(struct remote *remote)
@@ -282,7 +264,7 @@ static void explain(struct remote *remote)
     else if (code == 127 || code == 126)
         remote->failed_at = "epkit";
     else if (code == 255)
-        remote->failed_at = remote->layer > REMOTE_NAME ? remote_layer_name(remote->layer) : "ssh";
+        remote->failed_at = remote->layer > REMOTE_NAME ? layer_name(remote->layer) : "ssh";
     else
         remote->failed_at = "command";
     if (*remote->last_line)
@@ -332,11 +314,11 @@ static void check_deadlines(struct remote *remote, uint64_t now_ns)
         if (*last_message(remote))
             snprintf(why + n, sizeof(why) - (size_t)n, "; it said: %.250s", remote->last_line);
         remote->late = true;
-        remote_fail(remote, remote_layer_name(remote->layer), why);
+        remote_fail(remote, layer_name(remote->layer), why);
     } else if (how->timeout_ms && now_ns > remote->started_ns + (uint64_t)how->timeout_ms * 1000000u) {
         snprintf(why, sizeof(why), "no answer within %g s", (double)how->timeout_ms / 1000);
         remote->late = true;
-        remote_fail(remote, remote->layer < REMOTE_UP ? remote_layer_name(remote->layer) : "timeout", why);
+        remote_fail(remote, remote->layer < REMOTE_UP ? layer_name(remote->layer) : "timeout", why);
     }
 }
 
@@ -429,55 +411,42 @@ static void start_more(struct remote_pool *pool)
     }
 }
 
-static int add_poll(struct remote_pool *pool, int n, int fd, short events, int owner)
-{
-    if (fd < 0)
-        return n;
-    pool->polls[n] = (struct pollfd){.fd = fd, .events = events};
-    pool->owners[n] = owner;
-    return n + 1;
-}
-
 void remote_pool_step(struct remote_pool *pool, int timeout_ms, struct pollfd *extra, int n_extra)
 {
+    struct pollfd *polls = pool->polls;
+    int n = 3 * pool->n;
     uint64_t now_ns;
-    int n = 0;
     bool is_tick;
 
     start_more(pool);
+    /* Pipes of a connection that does not run are -1, which poll() ignores. */
     for (int i = 0; i < pool->n; i++) {
-        struct remote *remote = &pool->remotes[i];
+        const struct remote *remote = &pool->remotes[i];
 
-        if (!remote->is_started || remote->is_ended)
-            continue;
-        if (!pool->is_paused)
-            n = add_poll(pool, n, remote->process.out, POLLIN, 3 * i);
-        n = add_poll(pool, n, remote->process.err, POLLIN, 3 * i + 1);
-        if (remote->queue_bytes)
-            n = add_poll(pool, n, remote->process.in, POLLOUT, 3 * i + 2);
+        polls[3 * i] = (struct pollfd){.fd = pool->is_paused ? -1 : remote->process.out, .events = POLLIN};
+        polls[3 * i + 1] = (struct pollfd){.fd = remote->process.err, .events = POLLIN};
+        polls[3 * i + 2] = (struct pollfd){.fd = remote->queue_bytes ? remote->process.in : -1, .events = POLLOUT};
     }
-    for (int i = 0; i < n_extra; i++)
-        pool->polls[n + i] = extra[i];
+    memcpy(polls + n, extra, (size_t)n_extra * sizeof(*extra));
     if (timeout_ms > CLOSED_POLL_MS)
         timeout_ms = CLOSED_POLL_MS;
-    if (poll(pool->polls, (nfds_t)n + (nfds_t)n_extra, timeout_ms) < 0)
+    if (poll(polls, (nfds_t)n + (nfds_t)n_extra, timeout_ms) < 0)
         for (int i = 0; i < n + n_extra; i++)
-            pool->polls[i].revents = 0;
-    for (int i = 0; i < n_extra; i++)
-        extra[i] = pool->polls[n + i];
+            polls[i].revents = 0;
+    memcpy(extra, polls + n, (size_t)n_extra * sizeof(*extra));
     now_ns = ep_now_ns();
     is_tick = now_ns > pool->looked_ns + (uint64_t)CLOSED_POLL_MS * 1000000u;
     if (is_tick)
         pool->looked_ns = now_ns;
     for (int i = 0; i < n; i++) {
-        struct remote *remote = &pool->remotes[pool->owners[i] / 3];
+        struct remote *remote = &pool->remotes[i / 3];
 
-        if (!pool->polls[i].revents || remote->is_ended)
+        if (!polls[i].revents || remote->is_ended)
             continue;
-        if (pool->owners[i] % 3 == 2)
+        if (i % 3 == 2)
             write_queue(remote);
         else
-            read_pipe(remote, pool->owners[i] % 3 == 1, 1);
+            read_pipe(remote, i % 3 == 1, 1);
         if (!remote->is_ended && remote->process.out < 0 && remote->process.err < 0)
             check_end(remote);
     }
@@ -495,16 +464,13 @@ int remote_pool_init(const struct remote_how *how, struct remote *remotes, int n
 {
     struct remote_pool pool = {.how = how, .n = n, .remotes = remotes};
 
-    snprintf(pool.words, sizeof(pool.words), "%s", how->ssh);
     pool.polls = calloc((size_t)n * 3 + MAX_EXTRA, sizeof(*pool.polls));
-    pool.owners = calloc((size_t)n * 3 + MAX_EXTRA, sizeof(*pool.owners));
-    pool.environment = process_environment(process_preloads);
     *ret_pool = pool;
     for (int i = 0; i < n; i++) {
         remotes[i].pool = ret_pool;
         remotes[i].process = (struct process){.in = -1, .out = -1, .err = -1};
     }
-    if (pool.polls && pool.owners && pool.environment)
+    if (pool.polls)
         return 0;
     remote_pool_done(ret_pool);
     return -1;
@@ -531,7 +497,5 @@ void remote_pool_done(struct remote_pool *pool)
         pool->remotes[i].queue = NULL;
     }
     free(pool->polls);
-    free(pool->owners);
-    free(pool->environment);
     *pool = (struct remote_pool){0};
 }

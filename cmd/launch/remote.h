@@ -82,9 +82,6 @@ struct remote_pool {
     struct remote *remotes;
     bool is_paused; /* do not read standard output: its reader is behind */
     struct pollfd *polls;
-    int *owners;
-    char **environment;
-    char words[1024]; /* how->ssh, split into words */
     uint64_t looked_ns;
 };
 
@@ -114,7 +111,5 @@ void remote_reset(struct remote *remote);
 
 /* Does a message of ssh say that the host ended the connection? */
 bool remote_is_ended_by_host(const char *message);
-
-const char *remote_layer_name(enum remote_layer layer);
 
 #endif

@@ -1,27 +1,74 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "show.h"
 
+#include "cmd/parse/log_input.h"
 #include "common/ending.h"
 #include "common/output.h"
-#include "common/progress.h"
 #include "follow.h"
-#include "launch_verdict.h"
-#include "slow.h"
 
 #include <stdio.h>
 #include <string.h>
 
+#define TOLERANCE 15 /* percent, as of epkit parse */
+
 static bool was_interrupted;
 
-void show_note(const char *text)
+void launch_feed(void *parser, const char *prefix, const char *text, size_t bytes)
 {
-    progress_hide();
-    fprintf(stderr, "epkit: %s\n", text);
+    parser_feed(parser, prefix, strlen(prefix));
+    parser_feed(parser, text, bytes);
+    parser_feed(parser, "\n", 1);
 }
 
-void show_progress(long done, long total, const char *text)
+static int read_folder(const struct cmd *cmd, const char *path, struct parser *parser,
+                       const struct reference *reference, struct verdict_options *options)
 {
-    progress_update(done, total, "%s", text);
+    struct folder *folder;
+    char error[200];
+    int code;
+
+    if (!runfolder_open(path, &folder, error, sizeof(error))) {
+        out_error("%s: %s: %s", cmd->name, path, error);
+        return CMD_FAILED;
+    }
+    code = input_read_folder(cmd, parser, folder, reference, options);
+    runfolder_free(folder);
+    return code;
+}
+
+/*
+ * The verdict of verdict_make() on the logs in `folder` (docs/run-folder.md), or, when that is NULL, on what `parser`
+ * was fed. The document of 'epkit parse --json', a new reference; NULL after the reason was reported. *ret_code is the
+ * exit code of 'epkit parse'.
+ */
+static json_t *parse_output(const struct cmd *cmd, const char *folder, struct parser *parser,
+                            const struct launch_result *result, int *ret_code)
+{
+    const struct input_options none = {.tolerance = TOLERANCE};
+    struct verdict_options options;
+    struct reference *reference;
+    enum verdict_result verdict;
+    json_t *document = NULL, *whole;
+
+    *ret_code = input_reference(cmd, &none, &reference, &options);
+    if (*ret_code != CMD_FINE)
+        return NULL;
+    if (folder)
+        *ret_code = read_folder(cmd, folder, parser, reference, &options);
+    else
+        input_know_run(result->document, reference, &options);
+    if (*ret_code == CMD_FINE) {
+        parser_end(parser);
+        document = verdict_make(parser, reference, &options, &verdict);
+        *ret_code = document ? input_exit_code(verdict) : CMD_FAILED;
+    }
+    reference_free(reference);
+    if (!document)
+        return NULL;
+    whole = out_document("parse");
+    json_object_update(whole, document);
+    json_decref(document);
+    return whole;
 }
 
 bool show_was_interrupted(void)
@@ -124,7 +171,7 @@ int show_result(const struct cmd *cmd, const struct cmd_call *call, const struct
     if (was_interrupted)
         return code;
     if (parser && result->is_connected)
-        parsed = launch_parse(cmd, options->folder, parser, result, &parsed_code);
+        parsed = parse_output(cmd, options->folder, parser, result, &parsed_code);
     /* A test whose output was not recognised has no result, whatever its exit code. */
     if (code == CMD_FINE && parsed_code != CMD_FINE)
         code = parsed_code == CMD_FINDINGS ? CMD_FINDINGS : CMD_FAILED;

@@ -8,9 +8,8 @@
 
 #include "cmd/parse/parse.h"
 
-/* Prints a progress line on standard error. */
-void show_note(const char *text);
-void show_progress(long done, long total, const char *text);
+/* Feeds the output of the nodes to the parser as it comes, for a run without a folder; launch_options.on_line. */
+void launch_feed(void *parser, const char *prefix, const char *text, size_t bytes);
 
 struct show_how {
     bool json;
@@ -33,5 +32,21 @@ bool show_was_interrupted(void);
  * ends at once: its node stays in the job without it.
  */
 int follow_leader(const struct hosts_source *source, const char *leader, int64_t wait_s, int64_t deadline_s);
+
+/* --- slow.c: finds the slow node after a bad result of a test --- */
+
+/*
+ * Can groups of nodes explain the result? Not where the launch itself names the node or what is missing. `parsed_code`
+ * is the verdict on the output as an exit code.
+ */
+bool launch_is_slow(const struct launch_result *result, int parsed_code);
+
+/*
+ * Measures groups of the nodes with the same job and options (epkit triangulate), and finds the slow node. `parsed` is
+ * the verdict on all of them together. Returns the document of the triangulation, a new reference; NULL after the
+ * reason was reported. It is also written to the folder of the run.
+ */
+json_t *launch_find_slow(const struct cmd *cmd, const struct cmd_call *call, const struct launch_options *options,
+                         const json_t *parsed, bool is_quiet);
 
 #endif

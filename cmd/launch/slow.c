@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "slow.h"
+#include "show.h"
 
 #include "cmd/parse/log_input.h"
 #include "cmd/triangulate/tool_triangulate.h"
 #include "common/output.h"
 
-#include "common/temporary.h"
-
+#include <errno.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -67,16 +66,11 @@ static char *join_hosts(const struct hosts *hosts)
 /* Written next to run.json. */
 static void save(const struct launch_options *options, const json_t *document)
 {
-    char *path = NULL, *text = json_dumps(document, JSON_INDENT(2));
-    int number;
+    char path[4096];
 
-    if (options->folder && text && asprintf(&path, "%s/testbed-logs/triangulate.json", options->folder) > 0) {
-        number = temporary_save(path, text, strlen(text), temporary_usual_mode());
-        if (number)
-            out_warning("launch: writing %s: %s", path, strerror(number));
-    }
-    free(path);
-    free(text);
+    snprintf(path, sizeof(path), "%s/testbed-logs/triangulate.json", options->folder ? options->folder : "");
+    if (options->folder && json_dump_file(document, path, JSON_INDENT(2)) != 0)
+        out_warning("launch: writing %s: %s", path, strerror(errno));
 }
 
 static json_t *measure(const struct cmd *cmd, const struct triangulate_call *wanted)

@@ -233,16 +233,16 @@ static void run_deepep_too_old(const struct doctor_machine *machine, struct doct
     result->missing = DOCTOR_MISSING_RUN;
     if (doctor_unknown_if(result, !*nvshmem->version, "%s does not tell its version", nvshmem->host.path))
         return;
-    if (libs_version_compare(nvshmem->version, NVSHMEM_NEW) < 0)
+    if (strverscmp(nvshmem->version, NVSHMEM_NEW) < 0)
         return;
     if (doctor_unknown_if(result, !*copy->version, "%s does not tell its version", copy->folder))
         return;
     commit = strchr(copy->version, '+');
     base = source_printf(machine->source, "%.*s", (int)strcspn(copy->version, "+"), copy->version);
     commit = commit ? commit + 1 : "";
-    if (libs_version_compare(base, DEEPEP_ENOUGH) > 0 || is_commit(commit, enough))
+    if (strverscmp(base, DEEPEP_ENOUGH) > 0 || is_commit(commit, enough))
         return;
-    if (doctor_unknown_if(result, libs_version_compare(base, DEEPEP_ENOUGH) == 0 && !is_commit(commit, too_old),
+    if (doctor_unknown_if(result, strverscmp(base, DEEPEP_ENOUGH) == 0 && !is_commit(commit, too_old),
                           "whether DeepEP %s comes after commit 29d31c0, which NVSHMEM %s needs", copy->version,
                           nvshmem->version))
         return;

@@ -196,8 +196,8 @@ static void run_doca_kernel(const struct doctor_machine *machine, struct doctor_
     if (doctor_not_applicable_if(result, !*driver->doca, "DOCA-OFED is not installed") ||
         doctor_unknown_if(result, !*driver->kernel, "the release of the running kernel is not known"))
         return;
-    if (libs_version_compare(driver->kernel, KERNEL_NEEDS_DOCA_321) < 0 ||
-        libs_version_compare(driver->doca, DOCA_FOR_614) >= 0)
+    if (strverscmp(driver->kernel, KERNEL_NEEDS_DOCA_321) < 0 ||
+        strverscmp(driver->doca, DOCA_FOR_614) >= 0)
         return;
     built = built_modules(machine, driver->kernel);
     if (built.state == SOURCE_OK)
@@ -268,7 +268,7 @@ static void fix_library(const struct doctor_machine *machine, struct doctor_resu
     }
     if (!machine->software->os.in_container &&
         (same_version(version, driver->installed_version) ||
-         (!*driver->installed_version && libs_version_compare(version, driver->version) > 0))) {
+         (!*driver->installed_version && strverscmp(version, driver->version) > 0))) {
         doctor_fix(result, false, "sudo reboot");
         doctor_cost(result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
     }

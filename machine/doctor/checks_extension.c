@@ -88,7 +88,7 @@ static void run_other_nvshmem(const struct doctor_machine *machine, struct docto
     if (!doctor_unknown_if(result, !*version || !*nvshmem->version,
                            "whether %s and %s have the same version: they do not contain it", linked,
                            nvshmem->host.path) &&
-        libs_version_compare(version, nvshmem->version) != 0)
+        strverscmp(version, nvshmem->version) != 0)
         report_other_nvshmem(machine, result, path, linked, version);
 }
 

@@ -164,7 +164,7 @@ static bool find_other_on_path(const struct doctor_machine *machine, struct doct
             continue;
         version = version_in_name(machine, path);
         if ((n_gib > 0 && strncmp(at, nccl->gib, n_gib) == 0) || !*version || strcmp(path, nccl->bundled) == 0 ||
-            libs_version_compare(version, nccl->bundled_version) == 0)
+            strverscmp(version, nccl->bundled_version) == 0)
             return false;
         doctor_found(result, DOCTOR_WARNING, "LD_LIBRARY_PATH leads to NCCL %s before PyTorch's %s", version,
                      nccl->bundled_version);

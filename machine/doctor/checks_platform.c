@@ -155,7 +155,7 @@ static bool is_compat_for_games(const struct doctor_machine *machine, const char
 {
     for (int i = 0; i < machine->topo->n_gpus; i++)
         if (strstr(machine->topo->gpus[i].name, "GeForce"))
-            return *version && libs_version_compare(version, machine->software->driver.version) > 0;
+            return *version && strverscmp(version, machine->software->driver.version) > 0;
     return false;
 }
 
@@ -174,7 +174,7 @@ static void check_found(const struct doctor_machine *machine, struct doctor_resu
     struct libs_env plain = {.library_path = "", .preload = ""};
 
     if (!is_stub && !is_newer &&
-        (!*version || libs_version_compare(version, machine->software->driver.version) >= 0 ||
+        (!*version || strverscmp(version, machine->software->driver.version) >= 0 ||
          (ml.state == SOURCE_OK && strcmp(machine_folder_of(machine, ml.path), folder) == 0)))
         return;
     if (is_stub)

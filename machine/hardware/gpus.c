@@ -173,15 +173,15 @@ static const char *value_of(struct topo *topo, const char *text, const char *key
 /*
  * "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build ...": the first word of digits.
  */
-static const char *driver_version(struct topo *topo)
+const char *topo_driver_version(struct source *source)
 {
-    const char *text = source_line(topo->source, "/proc/driver/nvidia/version").text;
+    const char *text = source_line(source, "/proc/driver/nvidia/version").text;
 
     while (*text) {
         size_t n = strcspn(text, " ");
 
         if (strspn(text, "0123456789.") == n && memchr(text, '.', n))
-            return source_printf(topo->source, "%.*s", (int)n, text);
+            return source_printf(source, "%.*s", (int)n, text);
         text += n;
         text += strspn(text, " ");
     }
@@ -317,7 +317,7 @@ ep_status gpus_read(struct topo *topo, const json_t *answer)
 {
     bool has_answered, is_shut;
 
-    topo->driver = driver_version(topo);
+    topo->driver = topo_driver_version(topo->source);
     topo->cc_feature = topo->cc_ready = -1;
     topo->cc_mode = TOPO_CC_UNKNOWN;
     topo->gpus = source_alloc(topo->source, TOPO_MAX_GPUS * sizeof(*topo->gpus));

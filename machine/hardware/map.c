@@ -4,9 +4,8 @@
  *
  * This is an assignment problem: rows are GPUs, columns are units of the capacity of ports. With at least as many ports
  * as GPUs a port has one column. Otherwise each port has `base` columns, all of which have to be used, and one extra
- * column; so the loads differ by at most one. The Hungarian method solves it in O(GPUs^2 x columns) and leaves prices
- * (a dual solution) that say exactly which pairs occur in any best assignment. Among these pairs the first assignment
- * by (GPU, NIC, port) is found with integers only, so nothing depends on rounding or on the search order.
+ * column; so the loads differ by at most one. The Hungarian method solves it in O(GPUs^2 x columns) with integers only,
+ * so nothing depends on rounding.
  */
 #include "map_internal.h"
 
@@ -48,7 +47,13 @@ static int64_t path_cost(enum topo_path path)
 }
 
 /* The cost of an extra column: more than all paths together. */
-#define EXTRA_COST ((int64_t)STEP * STEP * STEP * STEP * STEP)
+#define EXTRA_COST ((int64_t)STEP * STEP * STEP * STEP)
+
+/*
+ * Among equally good assignments the order of GPUs follows that of ports: the first GPU's port weighs most. All these
+ * weights together are less than one step of a path.
+ */
+#define ORDER_COSTS (INT64_C(1) << 23)
 
 /*
  * The GPUs of an assignment, by PCI address: indices into topo.pci, and into topo.gpus or -1 for one that this process
@@ -64,12 +69,12 @@ struct problem {
     int64_t costs[MAX_ROWS][MAX_COLUMNS];
     int port_of[MAX_COLUMNS];           /* ascending; the extra column of a port is its last */
     int64_t gpu_prices[MAX_ROWS];       /* costs[g][c] >= gpu_prices[g] + column_prices[c], equal if matched */
-    int64_t column_prices[MAX_COLUMNS]; /* never positive; a column with a negative price is always used */
+    int64_t column_prices[MAX_COLUMNS]; /* never positive */
     int gpu_at[MAX_COLUMNS];            /* the GPU assigned to it, -1 none */
     int column_of[MAX_ROWS];            /* by GPU */
     int64_t slack[MAX_COLUMNS];         /* during a search */
     int from[MAX_COLUMNS];              /* the previous column of the augmenting path */
-    bool visited[MAX_COLUMNS], usable[MAX_COLUMNS];
+    bool visited[MAX_COLUMNS];
 };
 
 int map_data_ports(const struct topo *topo, struct map_port ret_ports[TOPO_MAX_NICS * TOPO_MAX_PORTS])
@@ -106,8 +111,10 @@ static void problem_init(const struct topo *topo, const struct rows *rows, const
         problem->port_of[column] = port;
         problem->gpu_at[column] = -1;
         for (int gpu = 0; gpu < rows->n; gpu++)
-            problem->costs[gpu][column] = path_cost(topo_path(topo, rows->pci[gpu], topo->nics[ports[port].nic].pci)) +
-                                          (is_extra ? EXTRA_COST : 0);
+            problem->costs[gpu][column] =
+                ORDER_COSTS * (path_cost(topo_path(topo, rows->pci[gpu], topo->nics[ports[port].nic].pci)) +
+                               (is_extra ? EXTRA_COST : 0)) +
+                (rows->n - gpu) * port;
     }
 }
 
@@ -171,79 +178,6 @@ static void assign_gpu(struct problem *problem, int new_gpu)
     }
 }
 
-/* --- the first of the best assignments --- */
-
-/*
- * Marks the columns that `gpu` can have in some best assignment in which the GPUs before it keep theirs, and how: the
- * GPU of a column moves along tight pairs to from[column], until one gets the column that `gpu` leaves. A free column
- * may be used if another one that need not be used becomes free instead: the hole, whose GPU moves.
- */
-static int mark_usable(struct problem *problem, int gpu)
-{
-    int own = problem->column_of[gpu], hole = -1;
-    bool changed = true;
-
-    for (int column = 0; column < problem->n_columns; column++)
-        problem->usable[column] = problem->visited[column] = false;
-    problem->usable[own] = true;
-    while (changed) {
-        changed = false;
-        for (int target = 0; target < problem->n_columns; target++) {
-            if (!problem->usable[target] || problem->visited[target])
-                continue;
-            problem->visited[target] = changed = true;
-            for (int other = gpu + 1; other < problem->n_gpus; other++) {
-                int column = problem->column_of[other];
-
-                if (problem->usable[column] || reduced_cost(problem, other, target) != 0)
-                    continue;
-                problem->usable[column] = true;
-                problem->from[column] = target;
-            }
-            if (hole >= 0 || problem->column_prices[target] != 0)
-                continue;
-            hole = target;
-            for (int column = 0; column < problem->n_columns; column++)
-                if (problem->gpu_at[column] < 0)
-                    problem->usable[column] = true;
-        }
-    }
-    return hole;
-}
-
-/* Assigns `column` to `gpu`; the others move as mark_usable() found. */
-static void map_reassign(struct problem *problem, int gpu, int column, int hole)
-{
-    int own = problem->column_of[gpu];
-
-    problem->gpu_at[own] = -1;
-    for (;;) {
-        int displaced = problem->gpu_at[column], next = problem->from[column];
-
-        problem->gpu_at[column] = gpu;
-        problem->column_of[gpu] = column;
-        if (column == own || (displaced < 0 && hole == own))
-            return;
-        if (displaced < 0) {
-            displaced = problem->gpu_at[hole];
-            next = problem->from[hole];
-            problem->gpu_at[hole] = -1;
-        }
-        gpu = displaced;
-        column = next;
-    }
-}
-
-static void choose_first(struct problem *problem, int gpu)
-{
-    int column = 0, hole = mark_usable(problem, gpu);
-
-    while (!problem->usable[column] || reduced_cost(problem, gpu, column) != 0)
-        column++; /* ends at its own column at the latest */
-    if (column != problem->column_of[gpu])
-        map_reassign(problem, gpu, column, hole);
-}
-
 static void map_solve(struct problem *problem)
 {
     for (int gpu = 0; gpu < problem->n_gpus; gpu++)
@@ -251,8 +185,6 @@ static void map_solve(struct problem *problem)
     for (int column = 0; column < problem->n_columns; column++)
         if (problem->gpu_at[column] >= 0)
             problem->column_of[problem->gpu_at[column]] = column;
-    for (int gpu = 0; gpu < problem->n_gpus; gpu++)
-        choose_first(problem, gpu);
 }
 
 /* --- maps --- */

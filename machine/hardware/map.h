@@ -39,8 +39,8 @@ struct map {
  *
  * The best assignment: GPUs are spread over the active ports of NICs with role DATA as evenly as their numbers allow
  * (one port each while there are enough). Then as few as possible have the path SYS, then NODE, PHB, PXB: an exchange
- * ends with its slowest GPU, so one far path is worse than several medium ones. Then GPU 0 has the first possible NIC
- * and port, GPU 1 the next, and so on: the same machine gives the same assignment. The algorithm is polynomial:
+ * ends with its slowest GPU, so one far path is worse than several medium ones. Then GPUs have NICs and ports in their
+ * order, the first ones first: the same machine gives the same assignment. The algorithm is polynomial:
  * TOPO_MAX_GPUS x TOPO_MAX_NICS take milliseconds, whatever the input.
  */
 ep_status map_best(const struct topo *topo, struct map **ret_map);

@@ -20,7 +20,4 @@ void map_explain(struct map_choice *choice, const char *format, ...) __attribute
 /* Sets the reasons of map_best(); after map_finish(). */
 void map_explain_best(const struct topo *topo, struct map *map, const struct map_port *ports, int n_ports);
 
-/* "mlx5_0", or "mlx5_0:2" where the NIC has several ports; safe to print. */
-void map_port_name(const struct topo *topo, int nic, int port, char *ret_text, size_t bytes);
-
 #endif

@@ -10,7 +10,8 @@
 
 #define NAMED 3 /* alternatives that are named; the rest is counted */
 
-void map_port_name(const struct topo *topo, int nic, int port, char *ret_text, size_t bytes)
+/* "mlx5_0", or "mlx5_0:2" where the NIC has several ports; safe to print. */
+static void map_port_name(const struct topo *topo, int nic, int port, char *ret_text, size_t bytes)
 {
     char name[64];
 

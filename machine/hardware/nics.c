@@ -170,36 +170,20 @@ static ep_status read_ports(struct topo *topo, struct topo_nic *nic)
 
 /* --- devices --- */
 
-/* Software devices (rxe, siw) have no device folder, so the owners of all uverbs are compared. */
-static const char *find_software_uverbs(struct topo *topo, const struct topo_nic *nic)
-{
-    struct source_names names = source_list(topo->source, VERBS_CLASS);
-
-    for (size_t i = 0; i < names.n; i++) {
-        struct source_text owner = source_line(topo->source, VERBS_CLASS "/%s/ibdev", names.names[i]);
-
-        if (owner.state == SOURCE_OK && strcmp(owner.text, nic->name) == 0)
-            return source_printf(topo->source, "/dev/infiniband/%s", topo_copy_line(topo, names.names[i]));
-    }
-    return "";
-}
-
-/* "/dev/infiniband/uverbs0". If several RDMA devices share one PCI device, ibdev names the owner of each uverbs. */
+/*
+ * "/dev/infiniband/uverbs0". If several RDMA devices share one PCI device, ibdev names the owner of each uverbs;
+ * software devices (rxe, siw) have no device folder.
+ */
 static const char *find_uverbs(struct topo *topo, const struct topo_nic *nic)
 {
-    struct source_names names = source_list(topo->source, CLASS "/%s/device/infiniband_verbs", nic->name);
+    const char *folder =
+        nic->pci < 0 ? VERBS_CLASS : source_printf(topo->source, CLASS "/%s/device/infiniband_verbs", nic->name);
+    struct source_names names = source_list(topo->source, "%s", folder);
 
-    if (nic->pci < 0 && names.state == SOURCE_ABSENT)
-        return find_software_uverbs(topo, nic);
-
-    for (size_t i = 0; i < names.n; i++) {
-        struct source_text owner = {.state = SOURCE_ABSENT};
-
-        if (names.n > 1)
-            owner = source_line(topo->source, CLASS "/%s/device/infiniband_verbs/%s/ibdev", nic->name, names.names[i]);
-        if (names.n == 1 || (owner.state == SOURCE_OK && strcmp(owner.text, nic->name) == 0))
+    for (size_t i = 0; i < names.n; i++)
+        if ((names.n == 1 && nic->pci >= 0) ||
+            strcmp(source_line(topo->source, "%s/%s/ibdev", folder, names.names[i]).text, nic->name) == 0)
             return source_printf(topo->source, "/dev/infiniband/%s", topo_copy_line(topo, names.names[i]));
-    }
     return "";
 }
 

@@ -22,12 +22,12 @@ struct tree_node {
     struct pci_address address, parent;
     struct pci_address host_bridge;
     bool has_parent, has_host_bridge;
-    int order; /* order of discovery: of several parents the first counts, so cycles cannot occur */
 };
 
 struct tree_nodes {
-    int n, n_allocated;
-    struct tree_node *tree_nodes;
+    int n;
+    bool is_full;
+    struct tree_node *tree_nodes; /* TOPO_MAX_PCI */
 };
 
 /* --- which devices --- */
@@ -101,83 +101,52 @@ bool pci_of_path(const char *path, struct pci_address *ret_address)
     return found;
 }
 
-static ep_status add_node(struct tree_nodes *tree_nodes, const struct tree_node *tree_node)
+/* Of several paths to a device the first counts, so cycles cannot occur. */
+static void add_node(struct tree_nodes *tree_nodes, const struct tree_node *tree_node)
 {
-    if (tree_nodes->n == tree_nodes->n_allocated) {
-        int n = tree_nodes->n_allocated ? 2 * tree_nodes->n_allocated : 256;
-        struct tree_node *more = realloc(tree_nodes->tree_nodes, (size_t)n * sizeof(*more));
-
-        if (!more)
-            return ep_fail(EP_E_MEMORY, "no memory for %d PCI devices", n);
-        tree_nodes->tree_nodes = more;
-        tree_nodes->n_allocated = n;
-    }
-    tree_nodes->tree_nodes[tree_nodes->n] = *tree_node;
-    tree_nodes->tree_nodes[tree_nodes->n].order = tree_nodes->n;
-    tree_nodes->n++;
-    return EP_OK;
+    for (int i = 0; i < tree_nodes->n; i++)
+        if (compare_pci_addresses(&tree_nodes->tree_nodes[i].address, &tree_node->address) == 0)
+            return;
+    if (tree_nodes->n == TOPO_MAX_PCI)
+        tree_nodes->is_full = true;
+    else
+        tree_nodes->tree_nodes[tree_nodes->n++] = *tree_node;
 }
 
 /* Adds all devices on the path to one, from the top. */
-static ep_status add_path(struct tree_nodes *tree_nodes, const struct pci_address *address, const char *path)
+static void add_path(struct tree_nodes *tree_nodes, const struct pci_address *address, const char *path)
 {
+    const char *bridge = strstr(path, "/pci"), *next;
     struct tree_node tree_node = {0};
-    ep_status status = EP_OK;
-    int depth = 0, begin = tree_nodes->n;
     char part[32];
 
-    while (status == EP_OK && depth < MAX_DEPTH && next_part(&path, part, sizeof(part))) {
-        /* After a volume management device there is a second host bridge: that one counts. */
-        if (parse_host_bridge(part, &tree_node.host_bridge)) {
-            tree_node.has_host_bridge = true;
-            tree_node.has_parent = false;
-            tree_nodes->n = begin;
+    /* After a volume management device there is a second host bridge: that one counts. */
+    while (bridge && (next = strstr(bridge + 1, "/pci")))
+        bridge = next;
+    path = bridge ? bridge : "";
+    tree_node.has_host_bridge = next_part(&path, part, sizeof(part)) && parse_host_bridge(part, &tree_node.host_bridge);
+    for (int depth = 0; tree_node.has_host_bridge && depth < MAX_DEPTH && next_part(&path, part, sizeof(part));) {
+        if (!parse_pci_address(part, &tree_node.address))
             continue;
-        }
-        if (!tree_node.has_host_bridge || !parse_pci_address(part, &tree_node.address))
-            continue;
-        status = add_node(tree_nodes, &tree_node);
+        add_node(tree_nodes, &tree_node);
+        if (compare_pci_addresses(&tree_node.address, address) == 0)
+            return;
         tree_node.parent = tree_node.address;
         tree_node.has_parent = true;
         depth++;
-        if (compare_pci_addresses(&tree_node.address, address) == 0)
-            return status;
     }
     /* The path ends elsewhere: the device is known, but not its location. */
-    if (status == EP_OK)
-        status = add_node(tree_nodes, &(struct tree_node){.address = *address});
-    return status;
+    add_node(tree_nodes, &(struct tree_node){.address = *address});
 }
 
 static int by_address(const void *a, const void *b)
 {
-    const struct tree_node *node_a = a, *node_b = b;
-    int order = compare_pci_addresses(&node_a->address, &node_b->address);
-
-    return order ? order : node_a->order - node_b->order;
+    return compare_pci_addresses(&((const struct tree_node *)a)->address, &((const struct tree_node *)b)->address);
 }
 
 static int by_bridge(const void *a, const void *b)
 {
     return compare_pci_addresses(a, b);
-}
-
-/* Sorts the nodes and removes duplicates. */
-static void sort_nodes(struct tree_nodes *tree_nodes, bool *ret_cut)
-{
-    int n = 0;
-
-    if (tree_nodes->n)
-        qsort(tree_nodes->tree_nodes, (size_t)tree_nodes->n, sizeof(*tree_nodes->tree_nodes), by_address);
-    for (int i = 0; i < tree_nodes->n; i++)
-        if (n == 0 ||
-            compare_pci_addresses(&tree_nodes->tree_nodes[n - 1].address, &tree_nodes->tree_nodes[i].address) != 0)
-            tree_nodes->tree_nodes[n++] = tree_nodes->tree_nodes[i];
-    if (n > TOPO_MAX_PCI) {
-        n = TOPO_MAX_PCI;
-        *ret_cut = true;
-    }
-    tree_nodes->n = n;
 }
 
 static void list_host_bridges(struct topo *topo, const struct tree_nodes *tree_nodes, struct pci_address *ret_bridges)
@@ -278,21 +247,21 @@ static ep_status make_tree(struct topo *topo, const struct tree_nodes *tree_node
 
 ep_status pci_read(struct topo *topo, const struct pci_set *set)
 {
-    struct tree_nodes tree_nodes = {0};
-    ep_status status = EP_OK;
+    struct tree_nodes tree_nodes = {.tree_nodes = malloc(TOPO_MAX_PCI * sizeof(*tree_nodes.tree_nodes))};
+    ep_status status;
 
-    topo->cut = topo->cut || set->is_full;
-    for (int i = 0; i < set->n && status == EP_OK; i++) {
+    if (!tree_nodes.tree_nodes)
+        return ep_fail(EP_E_MEMORY, "no memory for %d PCI devices", TOPO_MAX_PCI);
+    for (int i = 0; i < set->n; i++) {
         char address[20];
 
         print_pci_address(&set->addresses[i], address);
-        status = add_path(&tree_nodes, &set->addresses[i],
-                          source_resolve(topo->source, "/sys/bus/pci/devices/%s", address).text);
+        add_path(&tree_nodes, &set->addresses[i],
+                 source_resolve(topo->source, "/sys/bus/pci/devices/%s", address).text);
     }
-    if (status == EP_OK) {
-        sort_nodes(&tree_nodes, &topo->cut);
-        status = make_tree(topo, &tree_nodes);
-    }
+    qsort(tree_nodes.tree_nodes, (size_t)tree_nodes.n, sizeof(*tree_nodes.tree_nodes), by_address);
+    topo->cut = topo->cut || set->is_full || tree_nodes.is_full;
+    status = make_tree(topo, &tree_nodes);
     free(tree_nodes.tree_nodes);
     return status;
 }

@@ -1,46 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "pci_text.h"
 
+#include <arpa/inet.h>
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static int hex_digit(char c)
+/* sscanf() alone would accept blanks and signs. */
+static bool has_only(const char *text, const char *characters)
 {
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    if (c >= 'a' && c <= 'f')
-        return c - 'a' + 10;
-    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-}
-
-/* Reads min to max hexadecimal digits and the character after them (0: the end). NULL if they differ. */
-static const char *read_hex(const char *text, int min, int max, char next, unsigned *ret_value)
-{
-    unsigned value = 0;
-    int n = 0;
-
-    for (; n < max && hex_digit(text[n]) >= 0; n++)
-        value = value << 4 | (unsigned)hex_digit(text[n]);
-    if (n < min || text[n] != next)
-        return NULL;
-    *ret_value = value;
-    return text + n + (next != '\0');
+    return text[strspn(text, characters)] == '\0';
 }
 
 bool parse_pci_address(const char *text, struct pci_address *ret_address)
 {
     struct pci_address address;
+    int n = 0;
 
-    text = read_hex(text, 4, 8, ':', &address.domain);
-    if (text)
-        text = read_hex(text, 2, 2, ':', &address.bus);
-    if (text)
-        text = read_hex(text, 2, 2, '.', &address.device);
-    if (text)
-        text = read_hex(text, 1, 1, '\0', &address.function);
     /* PCI: 5 bits of device and 3 of function. */
-    if (!text || address.device > 31 || address.function > 7)
+    if (!has_only(text, "0123456789abcdefABCDEF:.") || strcspn(text, ":") < 4 ||
+        sscanf(text, "%8x:%2x:%2x.%1x%n", &address.domain, &address.bus, &address.device, &address.function, &n) != 4 ||
+        text[n] || address.device > 31 || address.function > 7)
         return false;
     *ret_address = address;
     return true;
@@ -65,41 +46,21 @@ int compare_pci_addresses(const struct pci_address *a, const struct pci_address 
 bool parse_host_bridge(const char *text, struct pci_address *ret_address)
 {
     struct pci_address address = {0};
+    int n = 0;
 
-    if (strncmp(text, "pci", 3) != 0)
-        return false;
-    text = read_hex(text + 3, 4, 8, ':', &address.domain);
-    if (!text || !read_hex(text, 2, 2, '\0', &address.bus))
+    if (!has_only(text, "pci0123456789abcdef:") ||
+        sscanf(text, "pci%8x:%2x%n", &address.domain, &address.bus, &n) != 2 || text[n])
         return false;
     *ret_address = address;
     return true;
 }
 
-/* A decimal number of at most 6 digits before the point, independent of the locale. NULL without one. */
-static const char *read_decimal(const char *text, double *ret_value)
-{
-    double value = 0, unit = 1;
-    int n = 0;
-
-    for (; *text >= '0' && *text <= '9' && n < 6; text++, n++)
-        value = value * 10 + (*text - '0');
-    if (n == 0)
-        return NULL;
-    if (*text == '.')
-        for (text++; *text >= '0' && *text <= '9'; text++) {
-            unit /= 10;
-            value += (*text - '0') * unit;
-        }
-    *ret_value = value;
-    return text;
-}
-
+/* A decimal number of at most 6 digits before the point, followed by the unit; otherwise 0. */
 static double parse_with_unit(const char *text, const char *unit)
 {
-    double value;
+    size_t n = strspn(text, "0123456789.");
 
-    text = read_decimal(text, &value);
-    return text && strncmp(text, unit, strlen(unit)) == 0 ? value : 0;
+    return strspn(text, "0123456789") <= 6 && strncmp(text + n, unit, strlen(unit)) == 0 ? strtod(text, NULL) : 0;
 }
 
 double parse_rate(const char *text)
@@ -114,18 +75,7 @@ double parse_speed(const char *text)
 
 bool parse_gid(const char *text, uint8_t ret_bytes[16])
 {
-    uint8_t bytes[16];
-    unsigned group;
-
-    for (int i = 0; i < 8; i++) {
-        text = read_hex(text, 4, 4, i < 7 ? ':' : '\0', &group);
-        if (!text)
-            return false;
-        bytes[2 * i] = (uint8_t)(group >> 8);
-        bytes[2 * i + 1] = (uint8_t)(group & 0xff);
-    }
-    memcpy(ret_bytes, bytes, sizeof(bytes));
-    return true;
+    return strlen(text) == 39 && inet_pton(AF_INET6, text, ret_bytes) == 1;
 }
 
 enum topo_gid_type parse_gid_type(const char *text, enum topo_link_layer link_layer)
@@ -186,18 +136,13 @@ const char *topo_phys_state_name(enum topo_phys_state state)
     return phys_states[state];
 }
 
-/* A number of up to 9 digits. NULL without one. */
+/* A number; NULL without one. */
 static const char *read_cpu(const char *text, long *ret_value)
 {
-    long value = 0;
-    int n = 0;
+    char *end;
 
-    for (; *text >= '0' && *text <= '9' && n < 9; text++, n++)
-        value = value * 10 + (*text - '0');
-    if (n == 0 || (*text >= '0' && *text <= '9'))
-        return NULL;
-    *ret_value = value;
-    return text;
+    *ret_value = strtol(text, &end, 10);
+    return isdigit((unsigned char)*text) ? end : NULL;
 }
 
 static void set_bits(uint64_t *mask, long first, long last, int bits)

@@ -202,6 +202,9 @@ struct topo {
 ep_status topo_read(struct source *source, struct topo **ret_topo);
 void topo_free(struct topo *topo);
 
+/* The version of the loaded NVIDIA driver; "" if none is loaded. */
+const char *topo_driver_version(struct source *source);
+
 /*
  * The number of usable GPUs: all, except those that the driver does not report while it reports others. Those have
  * fallen off the bus, and come last in the list.

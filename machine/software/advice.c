@@ -324,7 +324,7 @@ static void advise_gib_settings(struct advice_work *work)
     for (int i = 0; i < nccl->n_settings; i++) {
         const struct software_setting *setting = &nccl->settings[i];
 
-        if (setting->is_unclear || strcmp(setting->name, "NCCL_TUNER_CONFIG_PATH") == 0 ||
+        if (strcmp(setting->name, "NCCL_TUNER_CONFIG_PATH") == 0 ||
             strcmp(setting->name, "TORCH_NCCL_USE_COMM_NONBLOCKING") == 0)
             continue;
         if (setting->value)

@@ -88,16 +88,6 @@ const char *advice_prepend(struct source *source, const char *value, const char 
 
 /* --- NVSHMEM --- */
 
-/* The version in the file name after symbolic links, "" if there is none: libnvshmem_host.so.3.5.19. */
-static const char *version_of(struct source *source, const char *path)
-{
-    const char *real = source_resolve(source, "%s", path).text;
-    const char *name = strrchr(real, '/');
-    const char *version = name ? strstr(name, ".so.") : NULL;
-
-    return version && strchr(version + 4, '.') ? version + 4 : "";
-}
-
 /* The copy of deep_ep to import: the one that Python imports, otherwise the first installed one. -1: none. */
 static int wanted_copy(const struct software_deepep *deepep)
 {
@@ -158,7 +148,7 @@ static bool path_can_be_preloaded(const char *path)
 static void advise_preload(struct advice_work *work, const char *host)
 {
     const struct software_nvshmem *nvshmem = &work->software->nvshmem;
-    const char *version = version_of(work->source, host), *real = source_resolve(work->source, "%s", host).text;
+    const char *real = source_resolve(work->source, "%s", host).text, *version = libs_file_version(real);
     const char *bundled = source_resolve(work->source, "%s", nvshmem->bundled).text;
     struct advice_row *row;
     char text[2][64];
@@ -167,7 +157,7 @@ static void advise_preload(struct advice_work *work, const char *host)
         return;
     if (!*version && strncmp(host, nvshmem->home, strlen(nvshmem->home)) == 0)
         version = nvshmem->version;
-    if (*version && libs_version_compare(version, nvshmem->bundled_version) == 0)
+    if (*version && strverscmp(version, nvshmem->bundled_version) == 0)
         return;
     text_clean(*version ? version : "another version", text[0], sizeof(text[0]));
     text_clean(*nvshmem->bundled_version ? nvshmem->bundled_version : "another one", text[1], sizeof(text[1]));

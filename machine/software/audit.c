@@ -440,7 +440,7 @@ static bool check_unknown(struct audit_work *work, const struct source_variable 
     if (near)
         return report(work, AUDIT_UNKNOWN, variable, "Nothing is known to read it. Is %s meant?", near);
     /* Plugins of NCCL have variables of their own, and so have later versions of NVSHMEM. */
-    if (strncmp(variable->name, "NVSHMEM_", 8) != 0 || (*version && libs_version_compare(version, NVSHMEM_NEXT) >= 0))
+    if (strncmp(variable->name, "NVSHMEM_", 8) != 0 || (*version && strverscmp(version, NVSHMEM_NEXT) >= 0))
         return false;
     return report(work, AUDIT_UNKNOWN, variable, "NVSHMEM up to 3.5 has no variable of this name. Unset it.");
 }

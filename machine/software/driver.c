@@ -244,7 +244,7 @@ static const char *installed_driver(struct source *source, const char *kernel)
 
     for (size_t i = 0; i < versions.n && *kernel; i++) {
         if (source_is_folder(source_stat(source, "/var/lib/dkms/nvidia/%s/%s", versions.names[i], kernel)) &&
-            libs_version_compare(versions.names[i], newest) > 0)
+            strverscmp(versions.names[i], newest) > 0)
             newest = versions.names[i];
     }
     return *newest ? newest : package_version(source, "driver");
@@ -354,12 +354,12 @@ static void find_dmabuf(struct source *source, const struct topo *topo, struct s
         driver->dmabuf_why = version.state == SOURCE_ABSENT ? "the NVIDIA driver is not loaded" : version.why;
     } else if (!driver->is_open) {
         driver->dmabuf_why = "the loaded driver is the proprietary one; only the open kernel modules export dma-buf";
-    } else if (libs_version_compare(driver->version, "515") < 0) {
+    } else if (strverscmp(driver->version, "515") < 0) {
         driver->dmabuf_why = source_printf(source, "driver %s is older than 515", driver->version);
     } else if (!*driver->kernel) {
         driver->dmabuf = SOURCE_FAILED;
         driver->dmabuf_why = "the release of the kernel is not known";
-    } else if (libs_version_compare(driver->kernel, "5.12") < 0) {
+    } else if (strverscmp(driver->kernel, "5.12") < 0) {
         driver->dmabuf_why = source_printf(source, "Linux %s is older than 5.12", driver->kernel);
     } else {
         driver->dmabuf = SOURCE_OK;
@@ -408,7 +408,7 @@ void software_read_driver(struct source *source, const struct topo *topo, struct
     struct source_text version = source_line(source, VERSION);
     struct software_option nothing = {"", "", "", "", ""};
 
-    driver->version = piece_copy(source, parse_version(version.text));
+    driver->version = topo_driver_version(source);
     driver->is_open = strstr(version.text, "Open Kernel Module") != NULL;
     driver->kernel = source_line(source, "/proc/sys/kernel/osrelease").text;
     driver->module_version = source_line(source, "/sys/module/nvidia/version").text;

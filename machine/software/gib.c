@@ -87,25 +87,20 @@ void software_read_gib(struct source *source, struct software_nccl *nccl)
     struct source_answer script = source_fact(source, "gib-settings", read_script, "%s" SCRIPT, nccl->gib);
     const char *name;
     json_t *value;
-    int n_clear = 0;
 
     nccl->script = "";
     nccl->n_settings = 0;
     json_object_foreach((json_t *)(*nccl->gib ? script.value : NULL), name, value)
     {
         const char *text = json_string_value(value);
-        bool is_unclear = !text && !json_is_null(value);
 
         /* A snapshot may come from an untrusted source, and what is set here becomes lines of a shell script. */
         if (!has_known_prefix(name, strlen(name)) || name[strspn(name, NAME_LETTERS)] ||
-            (text && text[strspn(text, VALUE_LETTERS)]))
+            (text ? text[strspn(text, VALUE_LETTERS)] != '\0' : !json_is_null(value)))
             continue;
         if (nccl->n_settings < SOFTWARE_MAX_SETTINGS)
-            nccl->settings[nccl->n_settings++] = (struct software_setting){name, text, is_unclear};
-        n_clear += !is_unclear;
+            nccl->settings[nccl->n_settings++] = (struct software_setting){name, text};
     }
-    if (n_clear > 0)
+    if (nccl->n_settings > 0)
         nccl->script = source_printf(source, "%s" SCRIPT, nccl->gib);
-    else
-        nccl->n_settings = 0;
 }

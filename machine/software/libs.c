@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * libs.c - where ld.so finds a library, by the rules of ld.so(8), "When resolving shared object dependencies". Not
- * implemented: folders relative to the current one, and the subfolders for processor levels (glibc-hwcaps), in which
- * none of the libraries in question is shipped.
+ * implemented: $LIB and $PLATFORM, folders relative to the current one, and the subfolders for processor levels
+ * (glibc-hwcaps), in which none of the libraries in question is shipped.
  */
 #include "libs.h"
 #include "common/text.h"
@@ -51,70 +51,20 @@ const char *libs_folder_of(struct source *source, const char *path)
 
 /* --- expansion --- */
 
-/* The value of $LIB, which is compiled into glibc and differs between distributions. */
-static const char *lib_word(struct source *source)
-{
-    if (source_is_folder(source_stat(source, "/usr/lib/x86_64-linux-gnu")))
-        return "lib/x86_64-linux-gnu";
-    if (source_is_folder(source_stat(source, "/usr/lib/aarch64-linux-gnu")))
-        return "lib/aarch64-linux-gnu";
-    return "lib64";
-}
-
-static const char *platform_word(struct source *source)
-{
-    return source_is_folder(source_stat(source, "/usr/lib/aarch64-linux-gnu")) ? "aarch64" : "x86_64";
-}
-
-/*
- * The value of the word after a '$' at `text`, NULL if it is not known; *ret_n is the number of bytes to replace, 0 for
- * none.
- */
-static const char *expand_word(struct source *source, const char *text, size_t left, const char *origin, size_t *ret_n)
-{
-    static const char *const words[] = {"ORIGIN", "LIB", "PLATFORM"};
-
-    *ret_n = 0;
-    for (size_t i = 0; i < COUNT(words); i++) {
-        size_t n = strlen(words[i]);
-        bool braced = left > n + 2 && text[1] == '{' && strncmp(text + 2, words[i], n) == 0 && text[2 + n] == '}';
-
-        if (!braced && !(left > n && strncmp(text + 1, words[i], n) == 0))
-            continue;
-        *ret_n = n + (braced ? 3 : 1);
-        if (i == 0)
-            return origin;
-        return i == 1 ? lib_word(source) : platform_word(source);
-    }
-    return "";
-}
-
 const char *libs_expand(struct source *source, const char *text, size_t n, const char *origin)
 {
-    char path[PATH_MAX];
-    size_t used = 0, at = 0;
+    static const char *const words[] = {"$ORIGIN", "${ORIGIN}"};
+    const char *path = source_printf(source, "%.*s", n < PATH_MAX ? (int)n : 0, text);
 
-    while (at < n) {
-        size_t n_word = 0;
-        const char *word = text[at] == '$' ? expand_word(source, text + at, n - at, origin, &n_word) : "";
-
-        if (!word)
-            return NULL;
-        if (n_word == 0) {
-            word = text + at;
-            n_word = 1;
-        }
-        for (size_t i = 0; word[i] && (i == 0 || word != text + at); i++) {
-            if (used + 1 == sizeof(path))
+    for (size_t i = 0; i < COUNT(words); i++)
+        for (const char *at; (at = strstr(path, words[i]));) {
+            if (!origin || strchr(origin, '$'))
                 return NULL;
-            path[used++] = word[i];
+            path = source_printf(source, "%.*s%s%s", (int)(at - path), path, origin, at + strlen(words[i]));
         }
-        at += n_word;
-    }
-    while (used > 1 && path[used - 1] == '/')
-        used--;
-    path[used] = '\0';
-    return source_printf(source, "%s", path);
+    for (n = strlen(path); n > 1 && path[n - 1] == '/';)
+        n--;
+    return n < PATH_MAX ? source_printf(source, "%.*s", (int)n, path) : NULL;
 }
 
 /* --- lists of folders --- */
@@ -255,20 +205,11 @@ struct lib_location libs_find(struct source *source, const struct libs_env *env,
     return location;
 }
 
-struct source_names libs_folders(struct source *source, const struct libs_env *env)
+const char *libs_file_version(const char *path)
 {
-    struct source_names names = {.state = SOURCE_OK, .why = ""};
-    struct libs_list list;
-    const char **paths;
+    const char *so = strstr(text_base(path), ".so."), *version = so ? so + 4 : "";
 
-    list_folders(source, env, &list);
-    paths = source_alloc(source, (list.n + 1) * sizeof(*paths));
-    if (!paths)
-        return (struct source_names){.state = SOURCE_FAILED, .why = "out of memory"};
-    for (size_t i = 0; i < list.n; i++)
-        paths[names.n++] = list.folders[i].path;
-    names.names = paths;
-    return names;
+    return strchr(version, '.') && !version[strspn(version, "0123456789.")] ? version : "";
 }
 
 /* --- mapped files --- */

@@ -4,7 +4,7 @@
  *
  * The order is that of ld.so(8): LD_PRELOAD; then for each NEEDED name the RPATH of the libraries that need it (unless
  * they have a RUNPATH), LD_LIBRARY_PATH, RUNPATH, /etc/ld.so.conf (in place of the cache, which is built from it), and
- * the default folders. $ORIGIN and $LIB are expanded.
+ * the default folders. $ORIGIN is expanded.
  */
 #ifndef EP_SOFTWARE_LIBS_H
 #define EP_SOFTWARE_LIBS_H
@@ -31,9 +31,6 @@ struct lib_location {
 
 /* Finds `name` as the linker does for a program without RPATH or RUNPATH that needs it or opens it with dlopen(). */
 struct lib_location libs_find(struct source *source, const struct libs_env *env, const char *name);
-
-/* The folders that are searched, in order and without duplicates; only those that exist. */
-struct source_names libs_folders(struct source *source, const struct libs_env *env);
 
 struct lib {
     struct lib_location location;
@@ -69,12 +66,8 @@ int libs_closure_find(const struct libs_closure *closure, const char *soname);
 /* Files with `part` in their base name that the inspected process has mapped (/proc/self/maps). */
 struct source_names libs_mapped(struct source *source, const char *part);
 
-/* "580.126.09" of "/usr/lib/libcuda.so.580.126.09"; "" for a stub, and for a file whose name is only the soname. */
-const char *libs_file_version(const char *path);
-
-/*
- * Compares version texts number by number ("3.5.19-1" > "3.5.9", "6.14.0-1021-gcp" > "6.8"): <0, 0, >0.
+/* "580.126.09" of "/usr/lib/libcuda.so.580.126.09"; "" for a stub, and for a file whose name has only the ABI number.
  */
-int libs_version_compare(const char *a, const char *b);
+const char *libs_file_version(const char *path);
 
 #endif

@@ -7,16 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_WORK                                                                                                       \
-    20000000 /* name comparisons: a real closure takes about ten thousand; a malicious one is stopped within a second  \
-              */
-
 struct load {
     struct source *source;
     const struct libs_env *env;
     struct libs_closure *closure;
     const char *sonames[LIBS_MAX];
-    int work;
     int machine;             /* of the file that is loaded; libraries for other machines are skipped */
     struct libs_list front;  /* LD_LIBRARY_PATH */
     struct libs_list back;   /* /etc/ld.so.conf and default folders */
@@ -37,19 +32,13 @@ static int add_lib(struct load *load, struct lib_location location, const char *
     return closure->n++;
 }
 
-static bool is_same(struct load *load, const char *a, const char *b)
-{
-    load->work++;
-    return strcmp(a, b) == 0;
-}
-
 /* Finds a loaded library by name. ld.so compares the requested name and the soname. */
 static int find_by_name(struct load *load, const char *name)
 {
     const struct libs_closure *closure = load->closure;
 
     for (int i = 0; i < closure->n; i++)
-        if (is_same(load, closure->libs[i].name, name) || is_same(load, load->sonames[i], name))
+        if (strcmp(closure->libs[i].name, name) == 0 || strcmp(load->sonames[i], name) == 0)
             return i;
     return -1;
 }
@@ -62,13 +51,6 @@ static bool is_loaded(const struct load *load, const char *real)
             strcmp(load->closure->libs[i].location.real, real) == 0)
             return true;
     return false;
-}
-
-static bool is_enough(struct load *load)
-{
-    if (load->work > MAX_WORK)
-        load->closure->cut = true;
-    return load->closure->cut;
 }
 
 /* --- search --- */
@@ -141,7 +123,7 @@ static void load_needed(struct load *load, int user)
 {
     struct elf_facts facts = source_elf(load->source, "%s", load->closure->libs[user].location.path);
 
-    for (size_t i = 0; i < facts.n_needed && !is_enough(load); i++) {
+    for (size_t i = 0; i < facts.n_needed && !load->closure->cut; i++) {
         const char *name = facts.needed[i];
         struct lib_location location;
         int index;
@@ -159,10 +141,10 @@ static void load_needed(struct load *load, int user)
 
 /* --- versions --- */
 
-static bool defines_version(struct load *load, const struct elf_facts *facts, const char *version)
+static bool defines_version(const struct elf_facts *facts, const char *version)
 {
     for (size_t i = 0; i < facts->n_definitions; i++)
-        if (is_same(load, facts->definitions[i].name, version))
+        if (strcmp(facts->definitions[i].name, version) == 0)
             return true;
     return false;
 }
@@ -172,7 +154,7 @@ static void find_gaps(struct load *load, int user)
     struct libs_closure *closure = load->closure;
     struct elf_facts facts = source_elf(load->source, "%s", closure->libs[user].location.path);
 
-    for (size_t i = 0; i < facts.n_needs && closure->n_gaps < LIBS_MAX_GAPS && !is_enough(load); i++) {
+    for (size_t i = 0; i < facts.n_needs && closure->n_gaps < LIBS_MAX_GAPS; i++) {
         int provider = find_by_name(load, facts.needs[i].file);
         struct elf_facts provided;
 
@@ -180,7 +162,7 @@ static void find_gaps(struct load *load, int user)
             continue;
         provided = source_elf(load->source, "%s", closure->libs[provider].location.path);
         /* ld.so accepts a library without version definitions for every version. */
-        if (provided.n_definitions == 0 || defines_version(load, &provided, facts.needs[i].name))
+        if (provided.n_definitions == 0 || defines_version(&provided, facts.needs[i].name))
             continue;
         closure->gaps[closure->n_gaps++] =
             (struct lib_version_gap){.user = user, .provider = provider, .version = facts.needs[i].name};

@@ -20,7 +20,7 @@ struct libs_list {
 void libs_list_add(struct source *source, struct libs_list *list, const char *path, const char *found_by);
 
 /*
- * Adds the folders of a list that is separated by any of `separators`, with $ORIGIN, $LIB and $PLATFORM expanded;
+ * Adds the folders of a list that is separated by any of `separators`, with $ORIGIN expanded;
  * `origin` is NULL if it is not known. Relative folders are left out: they depend on the current folder of the process.
  */
 void libs_list_split(struct source *source, struct libs_list *list, const char *text, const char *separators,
@@ -43,7 +43,7 @@ struct libs_conf_line {
 bool libs_conf_next(const char **at, struct libs_conf_line *ret_line);
 
 /*
- * Expands $ORIGIN, $LIB and $PLATFORM in `text` and removes trailing slashes. Returns NULL if $ORIGIN is not known or
+ * Expands $ORIGIN in `text` and removes trailing slashes. Returns NULL if $ORIGIN is not known or
  * the result is too long.
  */
 const char *libs_expand(struct source *source, const char *text, size_t n, const char *origin);

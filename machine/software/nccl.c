@@ -14,7 +14,7 @@
 static const char *nccl_version(struct source *source, const char *path)
 {
     struct source_text real = source_resolve(source, "%s", path);
-    const char *version = software_name_version(source, real.state == SOURCE_OK ? real.text : path);
+    const char *version = libs_file_version(real.state == SOURCE_OK ? real.text : path);
     const char *site = software_without(source, path, "/nvidia/nccl/lib/" LIB);
 
     return *version || !*site ? version : python_version(source, site, "nvidia_nccl_cu");

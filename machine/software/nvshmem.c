@@ -9,17 +9,6 @@
 
 #define HOST "libnvshmem_host.so.3"
 
-const char *software_name_version(struct source *source, const char *real)
-{
-    const char *so = strstr(text_base(real), ".so.");
-    const char *version = so ? so + 4 : "";
-
-    /* "3" alone is the ABI number */
-    if (!strchr(version, '.') || version[strspn(version, "0123456789.")] != '\0')
-        return "";
-    return source_printf(source, "%s", version);
-}
-
 const char *software_without(struct source *source, const char *path, const char *end)
 {
     return text_ends(path, end) ? source_printf(source, "%.*s", (int)(strlen(path) - strlen(end)), path) : "";
@@ -72,7 +61,7 @@ static const char *home_of(struct source *source, const char *path)
 const char *software_nvshmem_version(struct source *source, const char *path)
 {
     struct source_text real = source_resolve(source, "%s", path);
-    const char *version = software_name_version(source, real.state == SOURCE_OK ? real.text : path);
+    const char *version = libs_file_version(real.state == SOURCE_OK ? real.text : path);
     const char *home = home_of(source, path);
 
     if (!*version && *home)

@@ -24,16 +24,6 @@ static bool has_word(struct piece list, const char *word)
     return false;
 }
 
-/* A value of os-release(5), without the quotes that it may have. */
-static struct piece release_field(const char *text, const char *name)
-{
-    struct piece value = parse_field(text, name, '=');
-
-    if (value.n >= 2 && strchr("\"'", *value.text) && value.text[value.n - 1] == *value.text)
-        value = (struct piece){.text = value.text + 1, .n = value.n - 2};
-    return value;
-}
-
 static const char *const family_names[] = {[OS_OTHER] = "other", [OS_DEBIAN] = "debian", [OS_RHEL] = "rhel",
                                            [OS_COS] = "cos",     [OS_SUSE] = "suse",     [OS_OSTREE] = "ostree"};
 
@@ -88,12 +78,12 @@ static bool is_in_container(struct source *source)
 
 static json_t *read_family(const char *text, size_t bytes)
 {
-    enum os_family family = family_of(release_field(text, "ID"));
+    enum os_family family = family_of(parse_release(text, "ID"));
 
     (void)bytes;
     if (family == OS_OTHER)
-        family = family_of(release_field(text, "ID_LIKE"));
-    if (family == OS_RHEL && has_word(release_field(text, "VARIANT_ID"), "coreos"))
+        family = family_of(parse_release(text, "ID_LIKE"));
+    if (family == OS_RHEL && has_word(parse_release(text, "VARIANT_ID"), "coreos"))
         family = OS_OSTREE;
     return json_pack("{s:b}", family_names[family], 1);
 }

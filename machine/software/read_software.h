@@ -40,12 +40,6 @@ const char *python_find(struct source *source, const struct python *python, cons
 /* The version of the package `name` (as in its .dist-info or .egg-info) in `folder`; "" if not known. */
 const char *python_version(struct source *source, const char *folder, const char *name);
 
-/*
- * The version in the file name of a library, `real` being its path after symbolic links: "3.5.19" of libx.so.3.5.19; ""
- * if it has none.
- */
-const char *software_name_version(struct source *source, const char *real);
-
 /* `path` without the suffix `end`; "" if it does not end so, or consists of it. */
 const char *software_without(struct source *source, const char *path, const char *end);
 

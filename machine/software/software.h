@@ -64,10 +64,9 @@ struct software_nvshmem {
     struct lib_location gdrapi;
 };
 
-/* A setting in gIB's script. Unclear: set to several values, or to a value with an expansion. */
+/* A setting in gIB's script; not those with several values, or with a value with an expansion. */
 struct software_setting {
     const char *name, *value; /* NULL: the script unsets it */
-    bool is_unclear;
 };
 
 struct software_nccl {

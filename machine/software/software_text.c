@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* software_text.c - parsers for modprobe.d, the kernel command line, dpkg's status, and other files. */
+/* software_text.c - parsers for modprobe.d, the kernel command line, dpkg's status, DeepEP's buffer.py and others. */
 #include "software_text.h"
 
 #include "common/clean.h"
@@ -56,22 +56,6 @@ static struct piece piece_unquote(struct piece piece)
 }
 
 /* --- modprobe.d --- */
-
-/* The kernel treats '-' and '_' in module names as equal. */
-static bool same_module(struct piece piece, const char *module)
-{
-    if (piece.n != strlen(module))
-        return false;
-    for (size_t i = 0; i < piece.n; i++) {
-        char a = piece.text[i] == '-' ? '_' : piece.text[i], b = module[i];
-
-        if (b == '-')
-            b = '_';
-        if (a != b)
-            return false;
-    }
-    return true;
-}
 
 /* A line, including those that a '\' at its end continues. The backslash then counts as white space (is_space()). */
 static struct piece next_continued_line(const char **at)
@@ -140,7 +124,7 @@ bool parse_modprobe_next(struct parse_modprobe *state, const char *module, struc
             return false;
         state->rest = next_continued_line(&state->at);
         /* The line is for another module, or is not an options line: skip all of it. */
-        if (!piece_is(next_word(&state->rest), "options") || !same_module(next_word(&state->rest), module))
+        if (!piece_is(next_word(&state->rest), "options") || !piece_is(next_word(&state->rest), module))
             state->rest.n = 0;
     }
 }
@@ -156,8 +140,7 @@ bool parse_cmdline_next(const char **at, const char *module, struct parse_option
         *at = rest.text;
         if (word.n == 0)
             return false;
-        if (word.n <= n_module || word.text[n_module] != '.' ||
-            !same_module((struct piece){.text = word.text, .n = n_module}, module))
+        if (word.n <= n_module || word.text[n_module] != '.' || strncmp(word.text, module, n_module) != 0)
             continue;
         if (split_option((struct piece){.text = word.text + n_module + 1, .n = word.n - n_module - 1}, ret_option))
             return true;
@@ -226,16 +209,16 @@ static bool next_field(struct piece line, const char *name, struct piece *ret_va
 bool parse_package_next(const char **at, struct parse_package *ret_package)
 {
     while (**at) {
-        struct parse_package package = {.name = {.text = ""}, .version = {.text = ""}};
-        struct piece line = next_line(at), status = {.text = ""};
+        struct parse_package package = {.name = {.text = ""}, .version = {.text = ""}, .status = {.text = ""}};
+        struct piece line = next_line(at), *status = &package.status;
 
         while (line.n) {
             if (!next_field(line, "Package", &package.name) && !next_field(line, "Version", &package.version))
-                next_field(line, "Status", &status);
+                next_field(line, "Status", status);
             line = next_line(at);
         }
         /* "install ok installed", "hold ok installed"; "deinstall ok config-files" is a removed package. */
-        package.installed = status.n >= 10 && strncmp(status.text + status.n - 10, " installed", 10) == 0;
+        package.installed = status->n >= 10 && strncmp(status->text + status->n - 10, " installed", 10) == 0;
         if (package.name.n) {
             *ret_package = package;
             return true;
@@ -263,21 +246,13 @@ struct piece parse_field(const char *text, const char *name, char divider)
     return (struct piece){.text = ""};
 }
 
-struct piece parse_version(const char *text)
+struct piece parse_release(const char *text, const char *name)
 {
-    bool after_blank = true;
+    struct piece value = parse_field(text, name, '=');
 
-    while (*text) {
-        size_t n = strspn(text, "0123456789.");
-
-        if (n && after_blank && *text != '.' && memchr(text, '.', n) && (!text[n] || strchr(BLANK "\n", text[n])))
-            return (struct piece){.text = text, .n = n};
-        after_blank = strchr(BLANK "\n", *text) != NULL;
-        text += n ? n : 1;
-        if (n)
-            after_blank = false;
-    }
-    return (struct piece){.text = ""};
+    if (value.n >= 2 && strchr("\"'", *value.text) && value.text[value.n - 1] == *value.text)
+        value = (struct piece){.text = value.text + 1, .n = value.n - 2};
+    return value;
 }
 
 struct piece parse_define(const char *text, const char *name)
@@ -292,4 +267,32 @@ struct piece parse_define(const char *text, const char *name)
         }
     }
     return (struct piece){.text = ""};
+}
+
+/* --- buffer.py --- */
+
+#define MAPPING "_setup_device_hca_mapping("
+
+struct parse_buffer parse_buffer_py(const char *text)
+{
+    struct parse_buffer facts = {0};
+    bool is_below_decorator = false; /* for methods without self; empty lines and comments do not count */
+
+    while (*text) {
+        struct piece line = piece_trim(next_line(&text));
+
+        if (!line.n || *line.text == '#')
+            continue;
+        if (*line.text == '@') {
+            is_below_decorator = is_below_decorator || piece_begins(line, "@staticmethod") ||
+                                 piece_begins(line, "@classmethod") || piece_begins(line, "@property");
+            continue;
+        }
+        facts.defines_mapping = facts.defines_mapping || piece_begins(line, "def " MAPPING);
+        facts.decorator_stolen =
+            facts.decorator_stolen || (is_below_decorator && piece_begins(line, "def " MAPPING "self"));
+        facts.calls_mapping = facts.calls_mapping || piece_begins(line, "self." MAPPING);
+        is_below_decorator = false;
+    }
+    return facts;
 }

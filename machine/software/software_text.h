@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * software_text.h - internal to software_read(): parsers for text files of a machine. Pure functions on NUL-terminated
+ * software_text.h - parsers for text files of a machine. Pure functions on NUL-terminated
  * text that return slices of it (`n` bytes at `text`). They only scan forward, so they terminate on any input.
  */
 #ifndef EP_MACHINE_SOFTWARE_SOFTWARE_TEXT_H
@@ -43,7 +43,7 @@ const char *parse_dwords_with(struct source *source, struct piece dwords, const 
 /* --- dpkg's status file --- */
 
 struct parse_package {
-    struct piece name, version;
+    struct piece name, version, status; /* status: "install ok installed", "hold ok installed" */
     bool installed;
 };
 
@@ -51,13 +51,11 @@ bool parse_package_next(const char **at, struct parse_package *ret_package);
 
 /* --- other --- */
 
+/* A value of os-release(5), without the quotes that it may have. */
+struct piece parse_release(const char *text, const char *name);
+
 /* The value of the first line "Name: value", or "Name = value" with another divider. Empty if there is none. */
 struct piece parse_field(const char *text, const char *name, char divider);
-
-/*
- * The first run of digits and dots that contains a dot and follows white space: "580.126.09". Empty if there is none.
- */
-struct piece parse_version(const char *text);
 
 /* The number that follows "#define <name>" in C source. Empty if there is none. */
 struct piece parse_define(const char *text, const char *name);
@@ -69,9 +67,9 @@ struct parse_buffer {
 };
 
 /*
- * Looks for the method _setup_device_hca_mapping (DeepEP pull request 466): is it defined, is it called in __init__,
- * and is it directly below a decorator for methods without `self`, which belonged to another method before a patch was
- * applied? Comments and triple-quoted text are ignored.
+ * Looks for the method _setup_device_hca_mapping of DeepEP's pull request 466 (commit 8a07e7e): is it defined, is it
+ * called, and is it directly below a decorator for methods without `self`? A patch script that is in circulation adds
+ * only the method, below the @staticmethod of its neighbour, which thus loses its decorator.
  */
 struct parse_buffer parse_buffer_py(const char *text);
 

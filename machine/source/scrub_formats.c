@@ -388,28 +388,40 @@ void scrub_cmdline(struct scrub *scrub, const char *text, size_t bytes, const ch
 
 /* --- other files of /proc --- */
 
-/* The file systems that may hold /dev/shm, and the size of a tmpfs: "size=65536k". */
+/* "65536k": a size of a tmpfs; without its unit it could be an account. */
+static bool is_tmpfs_size(const char *text, size_t n)
+{
+    size_t digits = strspn(text, "0123456789");
+
+    return digits > 0 && (digits >= n ? n <= 9 : n <= 13 && digits + 1 == n && strchr("kKmMgG%", text[digits]));
+}
+
+/* The file systems that may hold /dev/shm, with their options. */
 void scrub_mounts(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
 {
-    const char *end = text + bytes, *line, *source, *place, *type, *size;
-    size_t n, n_source, n_place, n_type, n_size;
+    static const char options[] = "rw ro nosuid nodev noexec relatime noatime inode64";
+    const char *end = text + bytes, *line, *source, *place, *type, *option;
+    size_t n, n_source, n_place, n_type, n_option;
 
     (void)scrub;
     while (next_line(&text, end, &line, &n)) {
-        const char *line_end = line + n;
-        bool has_unit;
+        const char *line_end = line + n, *separator = "";
 
         if (!next_word(&line, line_end, &source, &n_source) || !next_word(&line, line_end, &place, &n_place) ||
             !next_word(&line, line_end, &type, &n_type) || !scrub_is_among(place, n_place, "/ /dev /dev/shm"))
             continue;
-        fprintf(out, "none %.*s %.*s rw", (int)n_place, place, scrub_is_among(type, n_type, words) ? (int)n_type : 1,
+        fprintf(out, "none %.*s %.*s ", (int)n_place, place, scrub_is_among(type, n_type, words) ? (int)n_type : 1,
                 scrub_is_among(type, n_type, words) ? type : "-");
-        size = memmem(line, (size_t)(line_end - line), ",size=", 6);
-        n_size = size ? 6 + strspn(size + 6, "0123456789") : 0;
-        has_unit = n_size && size[n_size] && strchr("kKmMgG%", size[n_size]);
-        if (n_size > 6 && n_size <= (has_unit ? 18 : 15))
-            fprintf(out, "%.*s", (int)n_size + has_unit, size);
-        fputs(" 0 0\n", out);
+        next_word(&line, line_end, &option, &n_option);
+        for (const char *last = option + n_option; option < last; option += n_option + 1) {
+            n_option = strcspn(option, ", \t\n");
+            if (!scrub_is_among(option, n_option, options) &&
+                !(has_beginning(option, n_option, "size=") && is_tmpfs_size(option + 5, n_option - 5)))
+                continue;
+            fprintf(out, "%s%.*s", separator, (int)n_option, option);
+            separator = ",";
+        }
+        fprintf(out, "%s 0 0\n", *separator ? "" : "rw");
     }
 }
 

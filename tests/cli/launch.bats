@@ -60,7 +60,7 @@ refused() {
     refused "did you mean 'intranode'?" --hosts a epkit-test intrande
     EPKIT_SSH_PORT=22x refused "the variable EPKIT_SSH_PORT is '22x', not a port" --hosts a hostname
     export JOBSET_NAME=js NNODES=2 JOB_COMPLETION_INDEX=2
-    refused "JOB_COMPLETION_INDEX is 2, but must be below 2" hostname
+    refused "JOB_COMPLETION_INDEX is '2', not a number from 0 to 1" hostname
 }
 
 @test "workloads: files that are not scripts, Windows line ends and marks, missing interpreters" {

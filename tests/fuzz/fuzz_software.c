@@ -85,7 +85,6 @@ static void read_conf(struct input text)
 static void read_small(struct input text)
 {
     check(text, parse_field(text.begin, "Version", ':'));
-    check(text, parse_version(text.begin));
     check(text, parse_define(text.begin, "NVSHMEM_VENDOR_MAJOR_VERSION"));
 }
 

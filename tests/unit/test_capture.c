@@ -227,7 +227,7 @@ TEST(test_unknown_end)
     struct process process;
     int status = 0;
 
-    assert_int_equal(process_start(argv, NULL, false, &process), 0);
+    assert_int_equal(process_start(argv, &process), 0);
     /* As a library that is preloaded may do. */
     assert_int_equal(waitpid(process.pid, &status, 0), process.pid);
     assert_int_equal(status, 0);

@@ -347,21 +347,21 @@ TEST(test_surroundings)
     assert_contradiction("JOBSET_NAME=js NNODES=2 COMPLETIONS=4 JOB_COMPLETION_INDEX=1",
                          "NNODES is 2 and COMPLETIONS is 4");
     assert_contradiction("JOBSET_NAME=js NNODES=2 JOB_COMPLETION_INDEX=2",
-                         "JOB_COMPLETION_INDEX is 2, but must be below 2 (NNODES)");
+                         "JOB_COMPLETION_INDEX is '2', not a number from 0 to 1");
     assert_contradiction("JOBSET_NAME=js NNODES=4 REPLICATED_JOB_REPLICAS=2 JOB_INDEX=2 JOB_COMPLETION_INDEX=0",
-                         "JOB_INDEX is 2, but must be below 2 (REPLICATED_JOB_REPLICAS)");
+                         "JOB_INDEX is '2', not a number from 0 to 1");
     assert_contradiction("JOBSET_NAME=js NNODES=3 REPLICATED_JOB_REPLICAS=2 JOB_COMPLETION_INDEX=0",
                          "cannot be spread");
     assert_contradiction("JOBSET_NAME=js NNODES=0 JOB_COMPLETION_INDEX=0", "NNODES is '0'");
     assert_contradiction("JOBSET_NAME=js NNODES=2 JOB_COMPLETION_INDEX=-1", "JOB_COMPLETION_INDEX is '-1'");
     assert_contradiction("JOBSET_NAME=js[ NNODES=2 JOB_COMPLETION_INDEX=0", "JobSet: ");
-    assert_contradiction("JOB_COMPLETION_INDEX=2 NNODES=2", "JOB_COMPLETION_INDEX is 2, but must be below 2 (NNODES)");
+    assert_contradiction("JOB_COMPLETION_INDEX=2 NNODES=2", "JOB_COMPLETION_INDEX is '2', not a number from 0 to 1");
     assert_contradiction("LWS_LEADER_ADDRESS=l.s LWS_GROUP_SIZE=2 LWS_WORKER_INDEX=2", "LWS_WORKER_INDEX is '2'");
     assert_contradiction("LWS_LEADER_ADDRESS=l.s LWS_WORKER_INDEX=0", "LWS_GROUP_SIZE is not set");
     assert_contradiction("HOSTNAME_PREFIX=p- NNODES=2 JOB_COMPLETION_INDEX=2", "JOB_COMPLETION_INDEX is '2'");
     assert_contradiction("SLURM_JOB_NODELIST=(null)", "is not a host");
     assert_contradiction("SLURM_JOB_NODELIST=h[1-2] SLURM_PROCID=2 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2",
-                         "SLURM_PROCID is 2, but must be below 2");
+                         "SLURM_PROCID is '2', not a number from 0 to 1");
     assert_contradiction("PBS_NODEFILE=/nowhere/nodes", "/nowhere/nodes: No such file");
     assert_non_null(strstr(discover("JOBSET_NAME=js JOB_COMPLETION_INDEX=1"), "NNODES"));
     assert_non_null(strstr(discover("JOBSET_NAME=js NNODES=zwei JOB_COMPLETION_INDEX=1"), "NNODES is 'zwei'"));

@@ -326,11 +326,12 @@ struct ports {
     int n, nics[SMALL], numbers[SMALL];
 };
 
-/* Numbers of SYS, NODE, PHB and PXB paths, in order of cost. */
-static void count_paths(const struct ports *ports, const int *assignment, int counts[4])
+/* Numbers of SYS, NODE, PHB and PXB paths, in order of cost; then how far the order of ports is from that of GPUs. */
+static void count_paths(const struct ports *ports, const int *assignment, int counts[5])
 {
-    memset(counts, 0, 4 * sizeof(*counts));
+    memset(counts, 0, 5 * sizeof(*counts));
     for (int g = 0; g < machine.topo.n_gpus; g++) {
+        counts[4] += (machine.topo.n_gpus - g) * assignment[g];
         switch (topo_gpu_nic_path(&machine.topo, g, ports->nics[assignment[g]])) {
         case TOPO_SYS:
             counts[0]++;
@@ -363,28 +364,28 @@ static bool is_balanced(const struct ports *ports, const int *assignment)
     return most - least <= 1;
 }
 
-static bool is_less(const int a[4], const int b[4])
+static bool is_less(const int a[5], const int b[5])
 {
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 5; i++)
         if (a[i] != b[i])
             return a[i] < b[i];
     return false;
 }
 
-/* All assignments in the order of (GPU 0, GPU 1, ...); returns the first of the best. */
-static void search_all(const struct ports *ports, int ret_best[SMALL])
+/* The counts of the best of all assignments. */
+static void search_all(const struct ports *ports, int ret_fewest[5])
 {
-    int assignment[SMALL] = {0}, counts[4], fewest[4] = {SMALL + 1, 0, 0, 0};
+    int assignment[SMALL] = {0}, counts[5];
+
+    memcpy(ret_fewest, (int[5]){SMALL + 1}, 5 * sizeof(*ret_fewest));
 
     for (;;) {
         int g = machine.topo.n_gpus - 1;
 
         if (is_balanced(ports, assignment)) {
             count_paths(ports, assignment, counts);
-            if (is_less(counts, fewest)) {
-                memcpy(fewest, counts, sizeof(fewest));
-                memcpy(ret_best, assignment, sizeof(assignment));
-            }
+            if (is_less(counts, ret_fewest))
+                memcpy(ret_fewest, counts, sizeof(counts));
         }
         while (g >= 0 && ++assignment[g] == ports->n)
             assignment[g--] = 0;
@@ -442,21 +443,24 @@ TEST(best_of_all)
     int seen[TOPO_SYS + 1] = {0};
 
     for (unsigned seed = 1; seed <= 600; seed++) {
+        int assignment[SMALL] = {0}, expected[5], counts[5];
         struct ports ports;
-        int expected[SMALL] = {0};
         struct map *map;
 
         random_machine(seed, &ports);
         search_all(&ports, expected);
         map = best();
         for (int g = 0; g < map->n; g++) {
-            const struct map_choice *choice = &map->choices[g];
-
-            if (choice->nic != ports.nics[expected[g]] || choice->port != ports.numbers[expected[g]])
-                fail_msg("seed %u: GPU %d has NIC %d port %d instead of %d port %d", seed, g, choice->nic, choice->port,
-                         ports.nics[expected[g]], ports.numbers[expected[g]]);
-            seen[choice->path]++;
+            while (map->choices[g].nic != ports.nics[assignment[g]] ||
+                   map->choices[g].port != ports.numbers[assignment[g]])
+                assignment[g]++;
+            seen[map->choices[g].path]++;
         }
+        count_paths(&ports, assignment, counts);
+        if (!is_balanced(&ports, assignment) || memcmp(counts, expected, sizeof(counts)) != 0)
+            fail_msg("seed %u: SYS %d of %d, NODE %d of %d, PHB %d of %d, PXB %d of %d, order %d of %d", seed,
+                     counts[0], expected[0], counts[1], expected[1], counts[2], expected[2], counts[3], expected[3],
+                     counts[4], expected[4]);
         map_free(map);
     }
     /* The random machines covered all kinds. */

@@ -521,7 +521,7 @@ TEST(plugin)
     }
 }
 
-/* The settings of gIB's script: "NAME=VALUE", "-NAME" if unset, "?NAME" if unclear. */
+/* The settings of gIB's script: "NAME=VALUE", "-NAME" if unset. */
 static void assert_settings(const char *script, const char *expected)
 {
     struct world world;
@@ -536,8 +536,8 @@ static void assert_settings(const char *script, const char *expected)
     for (int i = 0; i < software->nccl.n_settings; i++) {
         const struct software_setting *setting = &software->nccl.settings[i];
 
-        if (setting->is_unclear || !setting->value)
-            n += (size_t)snprintf(said + n, sizeof(said) - n, "%c%s ", setting->is_unclear ? '?' : '-', setting->name);
+        if (!setting->value)
+            n += (size_t)snprintf(said + n, sizeof(said) - n, "-%s ", setting->name);
         else
             n += (size_t)snprintf(said + n, sizeof(said) - n, "%s=%s ", setting->name, setting->value);
         assert_in_range(n, 0, sizeof(said) - 1);
@@ -555,11 +555,11 @@ TEST(settings_of_gib)
     /* Unclear: an expansion, different values by case, set and unset. The same value twice is clear. */
     assert_settings("export NCCL_NET=gIB\nexport NCCL_A=$X\nexport NCCL_B=1\nexport NCCL_B=2\nexport NCCL_C=1\n"
                     "unset NCCL_C\nexport NCCL_D=1\nexport NCCL_D=\"1\"\n",
-                    "NCCL_NET=gIB ?NCCL_A ?NCCL_B ?NCCL_C NCCL_D=1 ");
+                    "NCCL_NET=gIB NCCL_D=1 ");
     /* Other names, lines without settings, unterminated quotes. */
     assert_settings("export PATH=/x\n#export NCCL_NET=x\nNCCL_NET=y\necho export NCCL_NET=z\nexport NCCL_=1\n"
                     "export NCCL_E=\"1\nexport NCCL_F=1;true\nexport =\nexport\nunset \nexport NCCL_G",
-                    "?NCCL_E NCCL_F=1 ");
+                    "NCCL_F=1 ");
 }
 
 /* An empty machine, and a snapshot without any answer. */

@@ -329,7 +329,8 @@ TEST(what_matters_stays)
     assert_string_equal(source_env(mailed, "DEEP_EP_DEVICE_TO_HCA_MAPPING"), "0:mlx5_0:1,1:mlx5_1:1");
     assert_string_equal(source_env(mailed, "NVSHMEM_SYMMETRIC_SIZE"), "137438953472");
     assert_string_equal(source_line(mailed, "/proc/cmdline").text, "iommu=pt");
-    assert_non_null(strstr(source_read(mailed, "/proc/self/mounts").text, "none /dev/shm tmpfs rw,size=65536k 0 0"));
+    assert_non_null(
+        strstr(source_read(mailed, "/proc/self/mounts").text, "none /dev/shm tmpfs rw,nosuid,size=65536k 0 0"));
     assert_non_null(strstr(source_read(mailed, "/proc/self/status").text, "Cpus_allowed_list:\t0-55\n"));
     assert_non_null(strstr(source_read(mailed, "/proc/self/maps").text, "/lib/libnccl.so.2.25.1\n"));
     assert_int_equal(source_lines(mailed, "", "/var/log/kern.log").state, SOURCE_NOT_RECORDED);

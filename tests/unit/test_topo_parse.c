@@ -126,7 +126,7 @@ TEST(test_numbers_before_texts)
 
 TEST(test_cpus)
 {
-    static const char *const wrong[] = {"x", "1-", "-1", "3-1", "1,,2", "1 2", "1-2-3", "0x3", "1,", "99999999999"};
+    static const char *const wrong[] = {"x", "1-", "-1", "3-1", "1,,2", "1 2", "1-2-3", "0x3", "1,"};
     uint64_t mask[2];
 
     assert_true(topo_parse_cpus("0-3,8,64-65\n", mask, 128));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* launch_phase.c - runs the job, and ends it. */
+/* launch_work.c - runs the job, and ends it. */
 #include "launch_internal.h"
 
 #include "base/clock.h"
@@ -17,16 +17,6 @@
 
 /* --- conditions --- */
 
-static bool has_started(struct launch *launch)
-{
-    if (launch->reason)
-        return true;
-    for (int i = 0; i < launch->n; i++)
-        if (!launch->nodes[i].is_idle && !launch->nodes[i].is_running)
-            return false;
-    return true;
-}
-
 static void check_silence(struct launch *launch)
 {
     uint64_t now_ns = ep_now_ns();
@@ -37,7 +27,7 @@ static void check_silence(struct launch *launch)
         struct node *node = launch->order[i];
         uint64_t seconds = (uint64_t)launch->options->silent_s << (node->n_silent < 10 ? node->n_silent : 10);
 
-        if (node->is_idle || node->n_ended == launch->per_node || now_ns < node->output_ns + seconds * 1000000000u)
+        if (node->n_ended == launch->per_node || now_ns < node->output_ns + seconds * 1000000000u)
             continue;
         node->n_silent++;
         launch_note(launch, "%s has written nothing for %llu s%s%s", node->name,
@@ -49,7 +39,7 @@ static void check_silence(struct launch *launch)
 static bool all_ended(const struct launch *launch)
 {
     for (int i = 0; i < launch->n; i++)
-        if (!launch->nodes[i].is_idle && launch->nodes[i].n_ended < launch->per_node)
+        if (launch->nodes[i].n_ended < launch->per_node)
             return false;
     return true;
 }
@@ -69,24 +59,7 @@ static bool has_reported(struct launch *launch)
     return launch->reason || all_ended(launch);
 }
 
-static bool has_counted(struct launch *launch)
-{
-    for (int i = 0; i < launch->n; i++)
-        if (launch->nodes[i].state == NODE_READY && !launch->nodes[i].has_nics)
-            return false;
-    return true;
-}
-
-/* --- one phase --- */
-
-static void count_nics(struct launch *launch)
-{
-    for (int i = 0; i < launch->n; i++) {
-        launch->nodes[i].has_nics = false;
-        node_send(&launch->nodes[i], json_pack("{s:s}", "do", "nics"));
-    }
-    launch_wait(launch, has_counted, ep_now_ns() + NICS_SECONDS * UINT64_C(1000000000));
-}
+/* --- the run --- */
 
 /* What the other nodes call a node: the loopback would lead each of them to itself. */
 static const char *name_for_others(const struct launch *launch, const struct node *node)
@@ -123,7 +96,7 @@ static json_t *make_spec(const struct launch *launch)
 {
     const struct launch_job *job = &launch->options->job;
     const char *other = other_master(launch);
-    json_t *spec = json_deep_copy(job->spec), *names = json_array();
+    json_t *spec = json_deep_copy(job->spec), *argv = json_object_get(spec, "argv");
 
     json_object_set_new(spec, "do", json_string("run"));
     json_object_set_new(spec, "launch", json_string(launch->id));
@@ -136,11 +109,8 @@ static json_t *make_spec(const struct launch *launch)
         json_object_set_new(spec, "master_host", json_string(other));
     json_object_set_new(spec, "port", json_integer(launch->options->master_port));
     json_object_set_new(spec, "mpi", json_boolean(job->starter == LAUNCH_MPIRUN));
-    for (int i = 0; i < launch->n; i++)
-        json_array_append_new(names, json_string(job_text(launch->order[i]->facts, "host", "")));
-    if (job->starter == LAUNCH_MPIRUN)
-        json_object_set(spec, "names", names);
-    json_decref(names);
+    for (int i = 0; job->takes_names && i < launch->n; i++)
+        json_array_append_new(argv, json_string(name_for_others(launch, launch->order[i])));
     return spec;
 }
 
@@ -159,35 +129,17 @@ static void put_folder(const struct node *node, json_t *spec)
     json_object_set_new(spec, "argv", argv);
 }
 
-static void start_nodes(struct launch *launch, const json_t *spec, int phase, bool *ret_is_last)
+static void start_nodes(struct launch *launch, const json_t *spec)
 {
-    const struct launch_job *job = &launch->options->job;
-    const char **names = calloc((size_t)launch->n, sizeof(*names));
-
-    *ret_is_last = true;
-    for (int i = 0; names && i < launch->n; i++)
-        names[i] = name_for_others(launch, launch->order[i]);
-    for (int i = 0; names && i < launch->n; i++) {
+    for (int i = 0; i < launch->n; i++) {
         struct node *node = launch->order[i];
-        json_t *own = json_copy((json_t *)spec), *argv;
+        json_t *own = json_copy((json_t *)spec);
 
-        node->n_started = node->n_ended = 0;
-        node->is_running = node->is_idle = false;
         node->output_ns = ep_now_ns();
         json_object_set_new(own, "node", json_integer(i));
         put_folder(node, own);
-        if (job->argv_of) {
-            argv = job->argv_of(json_object_get(spec, "argv"), phase, i, launch->n, names, ret_is_last);
-            node->is_idle = !argv;
-            if (argv)
-                json_object_set_new(own, "argv", argv);
-        }
-        if (node->is_idle)
-            json_decref(own);
-        else
-            node_send(node, own);
+        node_ask(node, own);
     }
-    free(names);
 }
 
 static void check_mpirun(struct launch *launch)
@@ -205,13 +157,14 @@ static void check_mpirun(struct launch *launch)
     }
 }
 
-static void run_phase(struct launch *launch, int phase, bool *ret_is_last)
+static void run(struct launch *launch)
 {
+    bool is_mpirun = launch->options->job.starter == LAUNCH_MPIRUN;
     json_t *spec = make_spec(launch);
 
-    start_nodes(launch, spec, phase, ret_is_last);
-    if (launch->options->job.starter == LAUNCH_MPIRUN) {
-        launch_wait(launch, has_started, ep_now_ns() + START_SECONDS * UINT64_C(1000000000));
+    start_nodes(launch, spec);
+    if (is_mpirun) {
+        launch_wait(launch, launch_has_replies, ep_deadline_ns(START_SECONDS * 1000));
         if (!launch->reason && !launch->interrupted && mpirun_start(launch, spec) != EP_OK) {
             launch_fail(launch, NULL, LAUNCH_UNSUPPORTED, "mpirun");
             launch_note(launch, "%s", ep_last_error());
@@ -220,21 +173,21 @@ static void run_phase(struct launch *launch, int phase, bool *ret_is_last)
     json_decref(spec);
     if (!launch->reason && !launch->interrupted)
         launch_wait(launch, has_finished, launch->deadline_ns);
-    if (launch->options->job.starter == LAUNCH_MPIRUN && !launch->reason && !launch->interrupted)
+    if (is_mpirun && !launch->reason && !launch->interrupted)
         check_mpirun(launch);
 }
 
-void launch_phases(struct launch *launch)
+void launch_work(struct launch *launch)
 {
-    bool is_last = false;
-
-    count_nics(launch);
-    launch->ran_ns = ep_now_ns();
-    for (int phase = 0; !is_last && !launch->reason && !launch->interrupted; phase++)
-        run_phase(launch, phase, &is_last);
-    launch->ended_ns = ep_now_ns();
+    /* The first reply stores the counters of the NICs, the second one is what they moved since. */
+    launch_ask(launch, json_pack("{s:s}", "do", "nics"), NICS_SECONDS);
     if (!launch->reason && !launch->interrupted)
-        count_nics(launch);
+        run(launch);
+    if (launch->reason || launch->interrupted)
+        return;
+    launch_ask(launch, json_pack("{s:s}", "do", "nics"), NICS_SECONDS);
+    for (int i = 0; i < launch->n; i++)
+        launch->nodes[i].nics = json_incref(json_object_get(launch->nodes[i].reply, "nics"));
 }
 
 /* --- the end --- */
@@ -269,9 +222,7 @@ static void end_lost_node(struct launch *launch)
         if (node->state != NODE_FAILED || !node->facts || node->is_swept)
             continue;
         node->is_swept = true;
-        remote_reset(node->remote);
-        frame_reader_done(&node->reader);
-        node->state = NODE_CONNECTING;
+        node_reconnect(node);
     }
 }
 

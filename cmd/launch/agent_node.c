@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* agent_node.c - the node of an agent: facts that the launcher needs, and the folder of the launch. */
+#include "agent_internal.h"
+
+#include "base/error.h"
+#include "common/write.h"
+
+#include <epkit/types.h>
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#define FOLDER "epkit-launch"
+#define PROBE_BYTES 65536 /* if the folder cannot take this much, the disk counts as full */
+#define GPUS_DIR "/proc/driver/nvidia/gpus"
+#define RDMA_DIR "/sys/class/infiniband"
+
+/* The first line of a file, or the text after `key` in the line that begins with it. */
+static bool read_line(const char *path, const char *key, char *ret_text, size_t bytes)
+{
+    FILE *stream = fopen(path, "re");
+    char line[256];
+    bool is_found = false;
+
+    while (stream && !is_found && fgets(line, sizeof(line), stream)) {
+        const char *text = line + strlen(key);
+
+        if (strncmp(line, key, strlen(key)) != 0)
+            continue;
+        text += strspn(text, " \t");
+        snprintf(ret_text, bytes, "%.*s", (int)strcspn(text, "\r\n"), text);
+        is_found = true;
+    }
+    if (stream)
+        fclose(stream);
+    return is_found;
+}
+
+static int count_gpus(char *ret_name, size_t bytes)
+{
+    DIR *folder = opendir(GPUS_DIR);
+    struct dirent *item;
+    char path[512];
+    int n = 0;
+
+    while (folder && (item = readdir(folder))) {
+        if (item->d_name[0] == '.')
+            continue;
+        snprintf(path, sizeof(path), GPUS_DIR "/%s/information", item->d_name);
+        n += read_line(path, "Model:", ret_name, bytes);
+    }
+    if (folder)
+        closedir(folder);
+    return n;
+}
+
+/*
+ * Identifies the network namespace of a running kernel: equal for two names of one host, different for two containers.
+ * "": unknown.
+ */
+static void read_machine(char *ret_text, size_t bytes)
+{
+    char boot[64] = "", net[64];
+    ssize_t n = readlink("/proc/self/ns/net", net, sizeof(net) - 1);
+
+    *ret_text = '\0';
+    if (n > 0 && read_line("/proc/sys/kernel/random/boot_id", "", boot, sizeof(boot)))
+        snprintf(ret_text, bytes, "%s %.*s", boot, (int)n, net);
+}
+
+json_t *agent_facts(void)
+{
+    char host[256] = "", gpu[128] = "", driver[64] = "", machine[160];
+    struct utsname system = {.release = ""};
+    int gpus = count_gpus(gpu, sizeof(gpu));
+
+    gethostname(host, sizeof(host) - 1);
+    uname(&system);
+    read_line("/sys/module/nvidia/version", "", driver, sizeof(driver));
+    read_machine(machine, sizeof(machine));
+    return json_pack("{s:s, s:s, s:s, s:s?, s:s?, s:i, s:s}", "epkit", ep_version(), "host", host, "kernel",
+                     system.release, "driver", *driver ? driver : NULL, "gpu", *gpu ? gpu : NULL, "gpus", gpus,
+                     "machine", machine);
+}
+
+/* A data counter, in bytes: the IB specification counts 4-byte words, EFA in its driver bytes. */
+static bool read_counter(const char *device, int port, const char *name, const char *of_driver, json_int_t *ret_bytes)
+{
+    char path[512], text[32];
+    unsigned scale = 4;
+
+    snprintf(path, sizeof(path), RDMA_DIR "/%s/ports/%d/counters/%s", device, port, name);
+    if (!read_line(path, "", text, sizeof(text))) {
+        snprintf(path, sizeof(path), RDMA_DIR "/%s/ports/%d/hw_counters/%s", device, port, of_driver);
+        if (!read_line(path, "", text, sizeof(text)))
+            return false;
+        scale = 1;
+    }
+    *ret_bytes = (json_int_t)(strtoull(text, NULL, 10) * scale);
+    return true;
+}
+
+json_t *agent_nics(json_t *begin)
+{
+    DIR *folder = opendir(RDMA_DIR);
+    json_t *list = json_array(), *first;
+    struct dirent *item;
+    char key[300];
+
+    while (folder && (item = readdir(folder))) {
+        json_int_t sent, received;
+
+        if (item->d_name[0] == '.')
+            continue;
+        for (int port = 1; read_counter(item->d_name, port, "port_xmit_data", "tx_bytes", &sent) &&
+                           read_counter(item->d_name, port, "port_rcv_data", "rx_bytes", &received);
+             port++) {
+            snprintf(key, sizeof(key), "%s:%d", item->d_name, port);
+            first = json_object_get(begin, key);
+            if (!first) {
+                json_object_set_new(begin, key, json_pack("[II]", sent, received));
+                continue;
+            }
+            sent -= json_integer_value(json_array_get(first, 0));
+            received -= json_integer_value(json_array_get(first, 1));
+            /* A counter that decreased was reset: its traffic is unknown. */
+            if (sent >= 0 && received >= 0)
+                json_array_append_new(list, json_pack("{s:s, s:i, s:I, s:I}", "device", item->d_name, "port", port,
+                                                      "tx_bytes", sent, "rx_bytes", received));
+        }
+    }
+    if (folder)
+        closedir(folder);
+    return list;
+}
+
+/* --- the folder of a launch --- */
+
+/* 0, or errno. */
+static int write_file(const char *dir, const char *name, const char *data, size_t bytes)
+{
+    char path[512];
+    int fd, number;
+
+    if (snprintf(path, sizeof(path), "%s/%s", dir, name) >= (int)sizeof(path))
+        return ENAMETOOLONG;
+    fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0700);
+    number = fd < 0 ? errno : write_all(fd, data, bytes);
+    if (fd >= 0 && close(fd) != 0 && number == 0)
+        number = errno;
+    return number;
+}
+
+ep_status agent_write_files(struct agent *agent, const json_t *files)
+{
+    static const char data[PROBE_BYTES];
+    const char *base = getenv("TMPDIR"), *name;
+    json_t *text;
+    int number;
+
+    if (!base || !*base)
+        base = "/tmp";
+    /* This also removes the folder of an agent that was killed, whatever happened to its launcher. */
+    number = temporary_folder_in(base, FOLDER, &agent->folder);
+    /* A container may have no /tmp, or a read-only one: a job without files does not need it. */
+    if (json_object_size(files) == 0 && (number == ENOENT || number == EROFS || number == EACCES))
+        return EP_OK;
+    if (number)
+        return ep_fail_errno(EP_E_SYSTEM, number, "making the folder %s/" FOLDER "-...", base);
+    /* Finds a full disk now, not in the middle of the job. */
+    number = write_file(agent->folder.path, "probe", data, sizeof(data));
+    if (number) {
+        agent_remove_files(agent);
+        return ep_fail_errno(EP_E_SYSTEM, number, "writing %d bytes to %s", PROBE_BYTES, base);
+    }
+    json_object_foreach((json_t *)files, name, text)
+    {
+        number = write_file(agent->folder.path, name, json_string_value(text), json_string_length(text));
+        if (number)
+            return ep_fail_errno(EP_E_SYSTEM, number, "writing %s to %s", name, agent->folder.path);
+    }
+    if (json_object_size(files) == 0)
+        agent_remove_files(agent);
+    return EP_OK;
+}
+
+void agent_remove_files(struct agent *agent)
+{
+    temporary_remove(&agent->folder);
+}
