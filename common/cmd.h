@@ -12,7 +12,7 @@
  *     };
  *
  *     static const struct opt bench_table[] = {
- *         GROUP_OPTIONS(struct bench_options, group, "8", "1"),
+ *         GROUP_OPTIONS(struct bench_options, group),
  *         {"warmup", 'w', "N", OPT_INT, offsetof(struct bench_options, warmup), .min = 0, .max = 1000, .value = "5",
  *          .help = "runs before the measured ones"},
  *         OPT_JSON_ROW(struct bench_options, json),

@@ -2,10 +2,12 @@
 #include "file.h"
 
 #include "output.h"
+#include "text.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -73,4 +75,31 @@ void file_skip_mark(FILE *stream)
         (void)getc(stream);
     else if (c != 0xef && c != EOF)
         ungetc(c, stream);
+}
+
+int file_make_folder(const char *path)
+{
+    char part[4096];
+
+    for (const char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        snprintf(part, sizeof(part), "%.*s", (int)(slash - path), path);
+        if (mkdir(part, 0777) != 0 && errno != EEXIST)
+            return errno;
+    }
+    return mkdir(path, 0777) == 0 || errno == EEXIST ? 0 : errno;
+}
+
+bool file_in_path(const char *program)
+{
+    const char *path = getenv("PATH");
+    char file[4096];
+
+    for (const char *at = path ? path : "/usr/bin:/bin"; *at;) {
+        struct piece folder = text_take(&at, ":");
+
+        snprintf(file, sizeof(file), "%.*s/%s", (int)folder.n, folder.text, program);
+        if (folder.n && access(file, X_OK) == 0)
+            return true;
+    }
+    return false;
 }

@@ -3,6 +3,7 @@
 #ifndef EP_COMMON_FILE_H
 #define EP_COMMON_FILE_H
 
+#include <stdbool.h>
 #include <stdio.h>
 
 /*
@@ -16,6 +17,12 @@ FILE *file_open_regular(const char *path);
 
 /* What errno of these means. */
 const char *file_error(int number);
+
+/* Makes a folder and those above it. 0, also if it exists, or the errno. */
+int file_make_folder(const char *path);
+
+/* Is there a program of that name in PATH? */
+bool file_in_path(const char *program);
 
 /* Skips a byte order mark, as editors of other systems write it, at the beginning of a text. */
 void file_skip_mark(FILE *stream);

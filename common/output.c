@@ -226,6 +226,16 @@ json_t *out_text(const char *text)
     return string;
 }
 
+json_t *out_time(time_t when)
+{
+    char text[32] = "";
+    struct tm utc;
+
+    if (gmtime_r(&when, &utc))
+        strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
+    return json_string(text);
+}
+
 json_t *out_text_or_null(const char *text)
 {
     return *text ? out_text(text) : json_null();

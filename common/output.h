@@ -13,6 +13,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <time.h>
 
 #define OUT_SCHEMA_VERSION 1
 
@@ -49,7 +50,10 @@ int out_print(const struct out_column *columns, size_t n_columns, json_t *rows);
 /* A JSON string of any text: invalid UTF-8 becomes '?', so that the row is kept. A new reference. */
 json_t *out_text(const char *text);
 
-/* The same; null for "". */
+/* A JSON string of a time, in UTC: "2026-01-31T12:00:00Z". A new reference. */
+json_t *out_time(time_t when);
+
+/* The same as out_text(); null for "". */
 json_t *out_text_or_null(const char *text);
 
 /* {"schema_version", "epkit": version, "verb": command}: the start of every --json document. */

@@ -171,11 +171,6 @@ int temporary_file(const char *dest, struct temporary *ret_temporary)
     return make(pattern_of(dest), false, ret_temporary);
 }
 
-int temporary_folder(const char *dest, struct temporary *ret_temporary)
-{
-    return make(pattern_of(dest), true, ret_temporary);
-}
-
 int temporary_folder_in(const char *parent, const char *name, struct temporary *ret_temporary)
 {
     char *pattern;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * temporary.h - files and folders that are replaced atomically: written next to the destination under another name,
- * then renamed.
+ * temporary.h - files that are replaced atomically: written next to the destination under another name, then renamed;
+ * folders for the lifetime of a process.
  *
  * A process that is killed in between leaves the temporary name, .NAME.epkit-XXXXXX. A running process holds a lock
  * (flock) on it; the next process that writes NAME removes those without a lock. On file systems without locks they are
@@ -23,7 +23,6 @@ struct temporary {
 
 /* These functions return 0 or an errno. At first only the owner has access. */
 int temporary_file(const char *dest, struct temporary *ret_temporary);
-int temporary_folder(const char *dest, struct temporary *ret_temporary);
 
 /*
  * A folder for the lifetime of a process, PARENT/NAME-XXXXXX, with files and no folders in it; it is never renamed.
@@ -34,7 +33,7 @@ int temporary_folder_in(const char *parent, const char *name, struct temporary *
 /* Writes all bytes. */
 int temporary_write(const struct temporary *temporary, const char *text, size_t bytes);
 
-/* Renames it to `dest`; call fsync() on a file before. */
+/* Renames a file to `dest`; call fsync() before. */
 int temporary_rename(struct temporary *temporary, const char *dest);
 
 /* Removes it, a folder with its files. Does nothing if it was renamed or never created. */

@@ -55,7 +55,4 @@ void text_add(struct text *text, const char *format, ...) __attribute__((format(
 /* Appends to the text in the buffer `text` of `room` bytes. */
 void text_append(char *text, size_t room, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-/* 64-bit FNV-1a hash. */
-uint64_t text_hash(const char *text, size_t bytes);
-
 #endif

@@ -91,6 +91,12 @@ struct bench_baseline {
 };
 struct bench_baseline bench_baseline_of(const json_t *row);
 
+/* That ratio, or NULL. Borrowed. */
+const json_t *bench_ratio_of(const json_t *row);
+
+/* The row with the most ranks, tokens and bytes of a row, in this order; of `op` if it is not NULL. NULL: none. */
+const json_t *bench_largest(const json_t *rows, const char *op);
+
 /* Provenance of a record: {"commit", "compiler", "build_type", "date" in UTC}. A new reference. */
 json_t *bench_provenance(void);
 

@@ -102,7 +102,11 @@ static ep_status alloc_buffers(struct bench_case *bench)
     return bench_mirrors_status(&bench->mirrors);
 }
 
-int bench_case_init(struct bench_case *bench, const struct bench_case *common, int tokens)
+/*
+ * Creates the routes and the buffers, with all pages touched. `common`: what the cases of a request have in common:
+ * ctx, request, one_clock, mpi, and mirrors without buffers. bench_case_done() is allowed after an error, too.
+ */
+static int init_case(struct bench_case *bench, const struct bench_case *common, int tokens)
 {
     int n_new = common->request->ops & BENCH_PLAN ? BENCH_VARIANTS : 0;
     ep_status status;
@@ -367,7 +371,7 @@ static int run_tokens(const struct bench_case *common, int tokens, int step, int
     int code;
 
     emit_step(common->ctx, step, n_steps, "buffers", tokens);
-    code = bench_case_init(&bench, common, tokens);
+    code = init_case(&bench, common, tokens);
     if (code == 0)
         code = run_footprint(&bench);
     emit_step(common->ctx, step, n_steps, "dispatch and combine", tokens);
@@ -384,7 +388,7 @@ static int run_tokens(const struct bench_case *common, int tokens, int step, int
 static int run_request(struct ranks_ctx *ctx, const struct bench_request *request, const struct bench_mpi_module *mpi)
 {
     struct bench_case common = {
-        .ctx = ctx, .request = request, .mpi = mpi, .mirrors = {.ctx = ctx, .poison = PATTERN_POISON}};
+        .ctx = ctx, .request = request, .mpi = mpi, .mirrors = {.ctx = ctx, .poison = VERIFY_POISON}};
     bool low_latency = request->ops & BENCH_LL;
     int n_throughput = request->ops & ~(unsigned)BENCH_LL ? request->n_token_counts : 0;
     int n_steps = n_throughput + (low_latency ? 1 : 0);

@@ -14,6 +14,7 @@
 #include "backend/cuda/module.h"
 #include "bench.h"
 #include "cmd/bench/mpi/module.h"
+#include "cmd/test/check/data.h"
 #include "cmd/test/check/mirrors.h"
 #include "cmd/test/check/reference.h"
 
@@ -143,39 +144,14 @@ bool bench_route_init(struct bench_route *route, const struct routing *routing, 
 void bench_route_done(struct bench_route *route);
 
 /*
- * --- bench_verify.c: random contents that any rank can compute, to verify results ---
- *
- * The contents of a row are a pure function of a key (check/random.h), so that a receiver can verify every byte without
- * communication. Values are finite and of similar magnitude; none equals the poison.
- */
-
-/* Outputs are filled with this byte before a verified operation: NaN in bf16, fp8 and f32, index -1. */
-#define PATTERN_POISON 0xff
-
-enum pattern_kind {
-    PATTERN_BF16,  /* +-0.125 .. 2 */
-    PATTERN_FP8,   /* e4m3 without NaN */
-    PATTERN_SCALES /* f32, 1 .. 2 */
-};
-
-/* Streams below the seed of a run; the first number of a key. */
-enum pattern_stream { PATTERN_X = 1, PATTERN_X_SCALES, PATTERN_RETURN, PATTERN_LL_RETURN };
-
-/* Key of the row of `token` of rank `source`; `holder`: the rank or expert that returns it, 0 if there is none. */
-uint64_t pattern_key(uint64_t seed, enum pattern_stream stream, int holder, int source, int token);
-
-/* `bytes` is a multiple of 4. */
-void pattern_fill(void *row, size_t bytes, enum pattern_kind kind, uint64_t key);
-bool pattern_holds(const void *row, size_t bytes, enum pattern_kind kind, uint64_t key);
-
-/*
  * --- naive.c: baseline with MPI's all-to-all (MPI_Ialltoallv, which has a deadline) ---
  *
  * Counts are known, rows are packed by destination and arrive in (source rank, token) order, and a rank's own rows are
  * copied directly. The sum shares no code with the library.
  */
 
-/* out = rows[0] + rows[1] + ...: bf16 rows of `count` elements, fp32 in that order, rounded to nearest even once. */
+/* out = rows[0] + rows[1] + ...: bf16 rows of `count` elements, a multiple of 8, fp32 in that order, rounded to nearest
+ * even once. */
 typedef void (*bench_reduce_fn)(uint16_t *out, const uint16_t *const *rows, int n_rows, int count);
 
 /* The variant for the widest vectors of this CPU. */
@@ -248,12 +224,7 @@ struct bench_case {
     struct naive naive;      /* with MPI and baselines */
 };
 
-/*
- * Creates the routes and the buffers, with all pages touched. `common`: what the cases of a request have in common:
- * ctx, request, one_clock, mpi, and mirrors without buffers. Collective. 0, or an exit code after emitting the error;
- * bench_case_done() is allowed after both.
- */
-int bench_case_init(struct bench_case *bench, const struct bench_case *common, int tokens);
+/* Frees the routes and the buffers. */
 void bench_case_done(struct bench_case *bench);
 
 /* The route of this rank by the routing of the case; variants have different seeds. 0, or an exit code after emitting
@@ -286,12 +257,18 @@ static inline bool bench_has_mpi(const struct bench_case *bench)
 
 /* --- bench_verify.c: collective; an error on one rank is returned on all ranks --- */
 
+/* Outputs are filled with this byte before a verified operation: NaN in bf16, fp8 and f32, index -1. */
+#define VERIFY_POISON 0xff
+
+/* The rows of tokens and the replies to them, which any rank can compute. */
+struct data verify_data(const struct bench_request *request, bool is_fp8);
+
 void verify_fill_x(struct bench_case *bench, bool is_fp8);
 void verify_poison_received(struct bench_case *bench, const struct bench_route *route);
 int verify_dispatch(struct bench_case *bench, const struct bench_route *route, bool is_fp8);
 void verify_fill_returned(struct bench_case *bench);
-/* Verifies the sums of the rows of verify_fill_returned(), or of rows with keys of PATTERN_LL_RETURN. `one_node`: added
- * in the order of the ranks, whatever their nodes. */
+/* Verifies the sums of the replies of ranks, or of experts in the low-latency layout. `one_node`: added in the order of
+ * the ranks, whatever their nodes. */
 int verify_combine(struct bench_case *bench, const uint16_t *out, bool one_node, bool low_latency, const char *what);
 /* Compares the results of MPI_Alltoallv with those of the library, which have been verified. */
 int verify_naive_dispatch(struct bench_case *bench, bool is_fp8);
@@ -333,6 +310,5 @@ int bench_emit_row(const struct bench_case *bench, const struct bench_measuremen
 int bench_run_ops(struct bench_case *bench);
 int bench_run_plans(struct bench_case *bench);
 int bench_run_lowlat(const struct bench_case *common);
-int bench_run_footprint(struct bench_case *bench);
 
 #endif

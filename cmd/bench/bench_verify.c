@@ -2,7 +2,6 @@
 #include "bench_case.h"
 
 #include "base/error.h"
-#include "cmd/test/check/random.h"
 #include "cmd/test/check/reference.h"
 
 #include <epkit/numeric.h>
@@ -25,23 +24,25 @@ int verify_agree(struct ranks_ctx *ctx, const char *what, const char *wrong)
     return n_wrong > 0;
 }
 
+struct data verify_data(const struct bench_request *request, bool is_fp8)
+{
+    return (struct data){.kind = is_fp8 ? DATA_FP8_RANDOM : DATA_BF16_RANDOM,
+                         .seed = request->seed,
+                         .hidden = request->hidden,
+                         .scale_type = is_fp8 ? EP_F32 : 0};
+}
+
 void verify_fill_x(struct bench_case *bench, bool is_fp8)
 {
-    size_t hidden = (size_t)bench->request->hidden;
-    size_t row_bytes = is_fp8 ? hidden : 2 * hidden;
-    size_t scales = hidden / EP_SCALE_BLOCK;
+    const struct data data = verify_data(bench->request, is_fp8);
+    size_t row_bytes = data_row_bytes(&data), scales = (size_t)data_scale_items(&data);
 
     for (int token = 0; token < bench->tokens; token++) {
-        uint64_t key = pattern_key(bench->request->seed, PATTERN_X, 0, bench->ctx->rank, token);
-        uint64_t scale_key = pattern_key(bench->request->seed, PATTERN_X_SCALES, 0, bench->ctx->rank, token);
-
-        pattern_fill((unsigned char *)bench->x + (size_t)token * row_bytes, row_bytes,
-                     is_fp8 ? PATTERN_FP8 : PATTERN_BF16, key);
-        if (is_fp8)
-            pattern_fill(bench->x_scales + (size_t)token * scales, scales * sizeof(float), PATTERN_SCALES, scale_key);
+        data_row(&data, bench->ctx->rank, token, (unsigned char *)bench->x + (size_t)token * row_bytes);
+        data_scales(&data, bench->ctx->rank, token, bench->x_scales + (size_t)token * scales);
     }
     mirrors_push(&bench->mirrors, bench->x, (size_t)bench->tokens * row_bytes);
-    mirrors_push(&bench->mirrors, bench->x_scales, is_fp8 ? (size_t)bench->tokens * scales * sizeof(float) : 0);
+    mirrors_push(&bench->mirrors, bench->x_scales, (size_t)bench->tokens * data_scale_bytes(&data));
 }
 
 static void each_received(struct bench_case *bench, size_t rows,
@@ -65,19 +66,18 @@ void verify_poison_received(struct bench_case *bench, const struct bench_route *
 static const char *check_row(const struct bench_case *bench, const struct bench_route *route, size_t at, bool is_fp8)
 {
     const struct reference_row *row = &route->received.rows[at];
-    uint64_t seed = bench->request->seed;
-    size_t hidden = (size_t)bench->request->hidden;
-    size_t row_bytes = is_fp8 ? hidden : 2 * hidden;
-    size_t scales = hidden / EP_SCALE_BLOCK;
+    const struct data data = verify_data(bench->request, is_fp8);
+    size_t row_bytes = data_row_bytes(&data), scale_bytes = data_scale_bytes(&data);
     size_t topk = (size_t)route->group.topk;
+    uint16_t expected[EP_MAX_HIDDEN];
     int32_t experts[EP_MAX_TOPK];
     float weights[EP_MAX_TOPK];
 
-    if (!pattern_holds((const unsigned char *)bench->recv_x + at * row_bytes, row_bytes,
-                       is_fp8 ? PATTERN_FP8 : PATTERN_BF16, pattern_key(seed, PATTERN_X, 0, row->rank, row->token)))
+    data_row(&data, row->rank, row->token, expected);
+    if (memcmp((const unsigned char *)bench->recv_x + at * row_bytes, expected, row_bytes) != 0)
         return "contents";
-    if (is_fp8 && !pattern_holds(bench->recv_scales + at * scales, scales * sizeof(float), PATTERN_SCALES,
-                                 pattern_key(seed, PATTERN_X_SCALES, 0, row->rank, row->token)))
+    data_scales(&data, row->rank, row->token, expected);
+    if (memcmp((const unsigned char *)bench->recv_scales + at * scale_bytes, expected, scale_bytes) != 0)
         return "scales";
     reference_row_selections(&route->group, route->rank, row, experts, weights);
     if (memcmp(bench->recv_experts + at * topk, experts, topk * sizeof(*experts)) != 0)
@@ -105,14 +105,15 @@ int verify_dispatch(struct bench_case *bench, const struct bench_route *route, b
 
 void verify_fill_returned(struct bench_case *bench)
 {
+    const struct data data = verify_data(bench->request, false);
     const struct bench_route *route = &bench->route;
-    size_t row_bytes = 2 * (size_t)bench->request->hidden;
+    size_t row_bytes = data_row_bytes(&data);
 
     for (int64_t i = 0; i < route->counts.recv; i++) {
         const struct reference_row *row = &route->received.rows[i];
 
-        pattern_fill((unsigned char *)bench->recv_x + (size_t)i * row_bytes, row_bytes, PATTERN_BF16,
-                     pattern_key(bench->request->seed, PATTERN_RETURN, route->rank, row->rank, row->token));
+        data_reply(&data, route->rank, row->rank, row->token,
+                   (uint16_t *)bench->recv_x + (size_t)i * (size_t)data.hidden);
     }
     mirrors_push(&bench->mirrors, bench->recv_x, (size_t)route->counts.recv * row_bytes);
 }
@@ -129,10 +130,9 @@ struct sums {
 static void make_returned(void *context, int rank, int expert, int source, int token, uint16_t *ret_row)
 {
     const struct sums *sums = context;
-    uint64_t key = pattern_key(sums->bench->request->seed, sums->low_latency ? PATTERN_LL_RETURN : PATTERN_RETURN,
-                               sums->low_latency ? expert : rank, source, token);
+    const struct data data = verify_data(sums->bench->request, false);
 
-    pattern_fill(ret_row, 2 * (size_t)sums->combine.hidden, PATTERN_BF16, key);
+    data_reply(&data, sums->low_latency ? expert : rank, source, token, ret_row);
 }
 
 /* Compares the sums of this rank's tokens with the reference. Reports the first difference. */
@@ -196,60 +196,4 @@ int verify_naive_dispatch(struct bench_case *bench, bool is_fp8)
              memcmp(naive->recv_weights, bench->recv_weights, rows * topk * sizeof(float)) != 0)
         wrong = "experts or weights differ from those of ep_dispatch()";
     return verify_agree(bench->ctx, "verifying MPI_Alltoallv", wrong);
-}
-
-/* --- contents --- */
-
-/* Masks of the random bits of each element, and bits that are set, for eight bytes. */
-static const struct {
-    uint64_t keep, add;
-} masks[] = {
-    [PATTERN_BF16] = {UINT64_C(0x81ff81ff81ff81ff), UINT64_C(0x3e003e003e003e00)},
-    [PATTERN_FP8] = {UINT64_C(0xf7f7f7f7f7f7f7f7), 0},
-    [PATTERN_SCALES] = {UINT64_C(0x007fffff007fffff), UINT64_C(0x3f8000003f800000)},
-};
-
-uint64_t pattern_key(uint64_t seed, enum pattern_stream stream, int holder, int source, int token)
-{
-    return random_key(seed, (uint64_t)stream, (uint64_t)holder, (uint64_t)source << 32 | (uint32_t)token);
-}
-
-static uint64_t word_at(enum pattern_kind kind, uint64_t key, size_t i)
-{
-    return (random_at(key, i) & masks[kind].keep) | masks[kind].add;
-}
-
-void pattern_fill(void *row, size_t bytes, enum pattern_kind kind, uint64_t key)
-{
-    unsigned char *at = row;
-
-    for (size_t i = 0; i < bytes / 8; i++) {
-        uint64_t word = word_at(kind, key, i);
-
-        memcpy(at + 8 * i, &word, 8);
-    }
-    if (bytes % 8) {
-        uint64_t word = word_at(kind, key, bytes / 8);
-
-        memcpy(at + bytes / 8 * 8, &word, bytes % 8);
-    }
-}
-
-bool pattern_holds(const void *row, size_t bytes, enum pattern_kind kind, uint64_t key)
-{
-    const unsigned char *at = row;
-    uint64_t different = 0;
-
-    for (size_t i = 0; i < bytes / 8; i++) {
-        uint64_t word;
-
-        memcpy(&word, at + 8 * i, 8);
-        different |= word ^ word_at(kind, key, i);
-    }
-    if (bytes % 8) {
-        uint64_t word = word_at(kind, key, bytes / 8);
-
-        different |= memcmp(at + bytes / 8 * 8, &word, bytes % 8) != 0;
-    }
-    return different == 0;
 }

@@ -79,16 +79,7 @@ static const struct opt bench_table[] = {
     {"boot", 'b', "HOW", OPT_CHOICE, offsetof(struct bench_options, group.boot), .choices = group_boots,
      .help = "how ranks are started: " GROUP_BOOT_HELP "; default: tcp by mpirun on the host backend if MPI is "
              "installed, for its baseline, else fork"},
-    {"network", 0, "NAME", OPT_CHOICE, offsetof(struct bench_options, group.network), .choices = group_networks,
-     .value = "auto", .help = GROUP_NETWORK_HELP},
-    {"backend", 0, "NAME", OPT_CHOICE, offsetof(struct bench_options, group.backend), .choices = group_backends,
-     .value = "auto", .help = GROUP_BACKEND_HELP "; the same for all of --ranks"},
-    {"timeout", 0, "SECONDS", OPT_INT, offsetof(struct bench_options, group.timeout_s), .min = 1, .max = 86400,
-     .value = "120", .help = GROUP_TIMEOUT_HELP},
-    {"channels", 0, "N", OPT_INT, offsetof(struct bench_options, group.channels), .min = 1, .max = 16, .value = "4",
-     .help = "independent streams per network peer"},
-    {"partial", 0, "TYPE", OPT_CHOICE, offsetof(struct bench_options, group.partial), .choices = group_partials,
-     .value = "f32", .help = "element type of partial sums on the network"},
+    GROUP_RANK_OPTIONS(struct bench_options, group, "120"),
     {0},
 };
 /* clang-format on */
@@ -328,11 +319,10 @@ static void add_model_row(const struct model_job *job, int nodes, double tokens,
 
 static void list_known(const struct reference *reference, char *ret_known, size_t bytes)
 {
-    size_t n = 0;
+    struct text text = text_in(ret_known, bytes);
 
-    *ret_known = '\0';
-    for (size_t i = 0; i < reference_n_hardware(reference) && n < bytes; i++)
-        n += (size_t)snprintf(ret_known + n, bytes - n, "%s%s", i ? ", " : "", reference_hardware(reference, i)->name);
+    for (size_t i = 0; i < reference_n_hardware(reference); i++)
+        text_add(&text, "%s%s", i ? ", " : "", reference_hardware(reference, i)->name);
 }
 
 /*

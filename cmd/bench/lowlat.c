@@ -154,11 +154,10 @@ static size_t scale_bytes(const struct lowlat *lowlat)
 static bool fill_returned(struct lowlat *lowlat, int local, int64_t slot, const struct reference_row *row)
 {
     const struct bench_route *route = &lowlat->bench.route;
-    size_t hidden = (size_t)lowlat->bench.request->hidden;
+    const struct data data = verify_data(lowlat->bench.request, false);
 
-    pattern_fill(lowlat->returned + (size_t)slot * hidden, 2 * hidden, PATTERN_BF16,
-                 pattern_key(lowlat->bench.request->seed, PATTERN_LL_RETURN, route->rank * route->group.n_local + local,
-                             row->rank, row->token));
+    data_reply(&data, route->rank * route->group.n_local + local, row->rank, row->token,
+               lowlat->returned + (size_t)slot * (size_t)data.hidden);
     return true;
 }
 
@@ -167,15 +166,15 @@ static bool check_row(struct lowlat *lowlat, int local, int64_t slot, const stru
     size_t hidden = (size_t)lowlat->bench.request->hidden;
     size_t scales = hidden / EP_SCALE_BLOCK;
     const unsigned char *got = (const unsigned char *)lowlat->bench.recv_x + (size_t)slot * row_bytes(lowlat);
-    uint64_t key = pattern_key(lowlat->bench.request->seed, PATTERN_X, 0, row->rank, row->token);
+    const struct data data = verify_data(lowlat->bench.request, false);
     uint16_t plain[EP_MAX_HIDDEN];
     unsigned char quantised[EP_MAX_HIDDEN];
     float factors[EP_MAX_HIDDEN / EP_SCALE_BLOCK];
 
     (void)local;
+    data_row(&data, row->rank, row->token, plain);
     if (!lowlat->is_fp8)
-        return pattern_holds(got, 2 * hidden, PATTERN_BF16, key);
-    pattern_fill(plain, 2 * hidden, PATTERN_BF16, key);
+        return memcmp(got, plain, 2 * hidden) == 0;
     ep_quantize_row(plain, (int)hidden, 0, quantised, factors);
     return memcmp(got, quantised, hidden) == 0 &&
            memcmp(lowlat->bench.recv_scales + (size_t)slot * scales, factors, scales * sizeof(float)) == 0;

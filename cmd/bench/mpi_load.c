@@ -3,13 +3,12 @@
 #include "mpirun.h"
 
 #include "base/module.h"
+#include "common/file.h"
 #include "machine/source/source.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define MODULE_FILE "libepkit-bench-mpi.so"
 #define LOAD_MS 30000 /* from a busy file server */
@@ -22,22 +21,6 @@ ep_status bench_mpi_load(const struct bench_mpi_module **ret_module)
     EP_TRY(ep_module_load(MODULE_FILE, RTLD_GLOBAL, BENCH_MPI_SYMBOL, BENCH_MPI_ABI, &table));
     *ret_module = table;
     return EP_OK;
-}
-
-static bool find_program(const char *name)
-{
-    const char *path = getenv("PATH");
-    char file[4096];
-
-    for (const char *at = path ? path : "/usr/bin:/bin"; *at;) {
-        size_t n = strcspn(at, ":");
-
-        snprintf(file, sizeof(file), "%.*s/%s", (int)n, at, name);
-        if (n && access(file, X_OK) == 0)
-            return true;
-        at += n + (at[n] == ':');
-    }
-    return false;
 }
 
 /* Runs in a child process, because an MPI library starts threads and installs memory hooks. */
@@ -82,7 +65,7 @@ static void query_mpi(void)
     if (mpi.queried)
         return;
     mpi.queried = true;
-    if (find_program("mpirun"))
+    if (file_in_path("mpirun"))
         probe_module();
     else
         snprintf(mpi.text, sizeof(mpi.text), "mpirun is not in PATH");

@@ -74,8 +74,6 @@ static const struct out_column phase_columns[] = {
     {"COPY us", "copy", 1, 0},  {"TOTAL us", "total", 1, 0},
 };
 
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
-
 /* A row without nested objects: "memcpy": {"time_us", "gbps"} becomes "memcpy_us" and "memcpy_gbps". A new reference.
  */
 static json_t *flatten(const json_t *row, const char *device)
@@ -157,8 +155,7 @@ static bool larger(const json_t *row, const json_t *other)
     return false;
 }
 
-/* The largest row, of `op` if it is not NULL. NULL if there is none. */
-static const json_t *largest(const json_t *rows, const char *op)
+const json_t *bench_largest(const json_t *rows, const char *op)
 {
     const json_t *best = NULL, *row;
     size_t i;
@@ -179,17 +176,12 @@ struct bench_baseline bench_baseline_of(const json_t *row)
     return json_object_get(row, "sms") ? engine_baseline : memcpy_baseline;
 }
 
-static const json_t *ratio_of(const json_t *row)
+const json_t *bench_ratio_of(const json_t *row)
 {
     char key[64];
 
     snprintf(key, sizeof(key), "vs_%s", bench_baseline_of(row).key);
     return json_object_get(row, key);
-}
-
-static bool has_baseline(const json_t *row)
-{
-    return ratio_of(row);
 }
 
 static void write_ratio(FILE *text, const json_t *row)
@@ -198,7 +190,7 @@ static void write_ratio(FILE *text, const json_t *row)
         fprintf(text, " moves %.0f GB/s,", number(row, "logical_gbps"));
     else
         fputs(" runs at", text);
-    fprintf(text, " %.2f of %s", json_number_value(ratio_of(row)), bench_baseline_of(row).name);
+    fprintf(text, " %.2f of %s", json_number_value(bench_ratio_of(row)), bench_baseline_of(row).name);
 }
 
 static void write_sentence(FILE *text, const json_t *rows)
@@ -206,14 +198,14 @@ static void write_sentence(FILE *text, const json_t *rows)
     static const char *const ops[] = {"dispatch", "combine", "plan", "ll-dispatch", "ll-combine", "ll-pair"};
     int n = 0;
 
-    fprintf(text, "%d ranks", (int)number(largest(rows, NULL), "ranks"));
+    fprintf(text, "%d ranks", (int)number(bench_largest(rows, NULL), "ranks"));
     for (size_t i = 0; i < COUNT(ops); i++) {
-        const json_t *row = largest(rows, ops[i]);
+        const json_t *row = bench_largest(rows, ops[i]);
 
         if (!row)
             continue;
         fprintf(text, "%s %s", n++ ? ";" : ":", ops[i]);
-        if (!has_baseline(row)) {
+        if (!bench_ratio_of(row)) {
             fprintf(text, " takes %.0f us", number(row, "time_us"));
             continue;
         }
@@ -237,8 +229,8 @@ void bench_verdict(const json_t *rows, char *ret_text, size_t bytes)
 
 void bench_print_notes(const json_t *rows, const json_t *memory)
 {
-    const json_t *first = largest(rows, "first-dispatch");
-    const json_t *held = largest(memory, NULL);
+    const json_t *first = bench_largest(rows, "first-dispatch");
+    const json_t *held = bench_largest(memory, NULL);
 
     if (first)
         out_line(

@@ -248,14 +248,8 @@ int bench_collect(const struct ranks_spec *spec, const struct bench_request *req
 
 json_t *bench_provenance(void)
 {
-    time_t now = time(NULL);
-    char date[32] = "";
-    struct tm utc;
-
-    if (gmtime_r(&now, &utc))
-        strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", &utc);
-    return json_pack("{s:s, s:s, s:s, s:s}", "commit", EPKIT_COMMIT, "compiler", COMPILER, "build_type",
-                     EPKIT_BUILD_TYPE, "date", date);
+    return json_pack("{s:s, s:s, s:s, s:o}", "commit", EPKIT_COMMIT, "compiler", COMPILER, "build_type",
+                     EPKIT_BUILD_TYPE, "date", out_time(time(NULL)));
 }
 
 json_t *machine_describe(void)

@@ -3,6 +3,7 @@
 #include "launch_internal.h"
 
 #include "base/error.h"
+#include "common/file.h"
 #include "common/identifiers.h"
 
 #include <epkit/types.h>
@@ -14,19 +15,6 @@
 #include <unistd.h>
 
 #define LOG_FOLDER "testbed-logs"
-
-/* Also makes the parent folders. */
-static bool make_folder(const char *path)
-{
-    char part[4096];
-
-    for (const char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
-        snprintf(part, sizeof(part), "%.*s", (int)(slash - path), path);
-        if (mkdir(part, 0777) != 0 && errno != EEXIST)
-            return false;
-    }
-    return mkdir(path, 0777) == 0 || errno == EEXIST;
-}
 
 /*
  * Removes the files of an earlier run in the folder: logs of nodes that this run does not have would count as its own.
@@ -68,7 +56,7 @@ ep_status folder_open(struct launch *launch)
         return EP_OK;
     if (snprintf(launch->folder, sizeof(launch->folder), "%s/" LOG_FOLDER, folder) >= (int)sizeof(launch->folder))
         return ep_fail(EP_E_ARG, "%.100s...: the name is too long", folder);
-    if (!make_folder(launch->folder)) {
+    if (file_make_folder(launch->folder) != 0) {
         ep_fail_errno(EP_E_SYSTEM, errno, "making the folder %s for the logs", launch->folder);
         launch->folder[0] = '\0';
         return EP_E_SYSTEM;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* compare_runs.c - compares the figures of two runs. */
+#include "common/text.h"
 #include "page.h"
 #include "report.h"
 
@@ -36,7 +37,7 @@ static json_t *figure_of(const json_t *measure)
 /* Is the configuration a parameter of the measurement, or the best one that a sweep found? */
 static const char *place_of(const json_t *measure)
 {
-    const char *config = page_text(measure, "config");
+    const char *config = json_text(measure, "config");
 
     return strstr(config, "place") ? config : "";
 }
@@ -52,7 +53,7 @@ static const char *size_of(const json_t *run, const json_t *measure, char *ret_t
     size_t i;
 
     *ret_text = '\0';
-    if (strcmp(page_text(run, "dialect"), "nccl-tests") != 0)
+    if (strcmp(json_text(run, "dialect"), "nccl-tests") != 0)
         return ret_text;
     json_array_foreach(json_object_get(measure, "points"), i, point) largest =
         fmax(largest, json_number_value(json_array_get(point, 0)));
@@ -65,7 +66,7 @@ static const char *size_of(const json_t *run, const json_t *measure, char *ret_t
 
 static json_t *low_latency_time(const json_t *run, const json_t *measure)
 {
-    if (strcmp(page_text(run, "dialect"), "deepep-lowlatency") != 0)
+    if (strcmp(json_text(run, "dialect"), "deepep-lowlatency") != 0)
         return NULL;
     return json_pack("{s:f, s:s, s:b}", "value", page_number(measure, "time_us"), "unit", "us", "lower_is_better", 1);
 }
@@ -81,28 +82,27 @@ json_t *report_figures(const json_t *document)
     {
         json_array_foreach(json_object_get(run, "measures"), j, measure)
         {
-            const char *device = strcmp(page_text(run, "dialect"), "perftest") == 0 ? page_text(run, "device") : "";
-            const char *parts[] = {page_text(run, "title"),
-                                   page_text(measure, "op"),
-                                   page_text(measure, "type"),
+            const char *device = strcmp(json_text(run, "dialect"), "perftest") == 0 ? json_text(run, "device") : "";
+            const char *parts[] = {json_text(run, "title"),
+                                   json_text(measure, "op"),
+                                   json_text(measure, "type"),
                                    place_of(measure),
                                    device,
                                    size_of(run, measure, size, sizeof(size))};
-            size_t used = 0;
+            struct text text = text_in(name, sizeof(name));
 
             figure = low_latency_time(run, measure);
             if (!figure)
                 figure = figure_of(measure);
             if (!figure)
                 continue;
-            for (size_t k = 0; k < sizeof(parts) / sizeof(parts[0]); k++)
+            for (size_t k = 0; k < COUNT(parts); k++)
                 if (*parts[k])
-                    used += (size_t)snprintf(name + used, sizeof(name) - used, "%s%.45s", used ? " " : "", parts[k]);
+                    text_add(&text, "%s%.45s", text.n ? " " : "", parts[k]);
             snprintf(numbered, sizeof(numbered), "%s", name);
             for (int n = 2; json_object_get(figures, numbered) && n < 10000; n++)
                 snprintf(numbered, sizeof(numbered), "%s #%d", name, n);
-            if (json_object_set_new(figures, numbered, figure) != 0)
-                continue;
+            json_object_set_new(figures, numbered, figure);
         }
     }
     return figures;
@@ -162,7 +162,7 @@ static json_t *compare_row(const char *name, const json_t *a, const json_t *b, d
     } else {
         rating = a ? "only in A" : "only in B";
     }
-    return json_pack("{s:s, s:s, s:o, s:o, s:o, s:f, s:s}", "figure", name, "unit", page_text(any, "unit"), "a",
+    return json_pack("{s:s, s:s, s:o, s:o, s:o, s:f, s:s}", "figure", name, "unit", json_text(any, "unit"), "a",
                      a ? json_real(page_number(a, "value")) : json_null(), "b",
                      b ? json_real(page_number(b, "value")) : json_null(), "change",
                      isnan(change) ? json_null() : json_real(change), "noise", noise, "rating", rating);
@@ -190,7 +190,7 @@ json_t *report_compare(const json_t *a, const json_t *b, double noise, const jso
            *value;
     const char *name, *worst = "";
     double worst_change = 0;
-    bool has_failed = strcmp(page_text(b, "result"), "failed") == 0 && strcmp(page_text(a, "result"), "failed") != 0;
+    bool has_failed = strcmp(json_text(b, "result"), "failed") == 0 && strcmp(json_text(a, "result"), "failed") != 0;
     int worse = has_failed, better = 0, compared = 0;
     json_t *verdict, *row;
     size_t i;
@@ -211,14 +211,14 @@ json_t *report_compare(const json_t *a, const json_t *b, double noise, const jso
     {
         const json_t *change = json_object_get(row, "change");
 
-        compared += strncmp(page_text(row, "rating"), "only", 4) != 0;
+        compared += strncmp(json_text(row, "rating"), "only", 4) != 0;
         if (json_is_number(change) && json_number_value(change) < worst_change) {
             worst_change = json_number_value(change);
-            worst = page_text(row, "figure");
+            worst = json_text(row, "figure");
         }
     }
     if (has_failed)
-        verdict = json_sprintf("The later run failed, and the earlier one did not: %s", page_text(b, "verdict"));
+        verdict = json_sprintf("The later run failed, and the earlier one did not: %s", json_text(b, "verdict"));
     else if (compared == 0)
         verdict = json_string("Nothing can be compared: the two have no figure in common.");
     else if (worse > 0)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "folder.h"
 
+#include "common/text.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -31,13 +33,6 @@ static const struct pattern patterns[] = {
     {"", ".out", FOLDER_LOG},
 };
 
-static bool ends(const char *text, const char *suffix)
-{
-    size_t n = strlen(text), m = strlen(suffix);
-
-    return n > m && strcmp(text + n - m, suffix) == 0;
-}
-
 static bool add_file(struct folder *folder, const char *dir, const char *name, const struct pattern *pattern)
 {
     struct folder_file *grown = realloc(folder->files, (folder->n_files + 1) * sizeof(*grown)), *file;
@@ -55,33 +50,21 @@ static bool add_file(struct folder *folder, const char *dir, const char *name, c
     return true;
 }
 
-static bool is_plain_file(const char *dir, const char *name)
-{
-    struct stat info;
-    char *path = NULL;
-    bool is_plain;
-
-    if (asprintf(&path, "%s/%s", dir, name) < 0)
-        return false;
-    is_plain = lstat(path, &info) == 0 && S_ISREG(info.st_mode);
-    free(path);
-    return is_plain;
-}
-
 /* A missing folder counts as empty. */
 static void scan(struct folder *folder, const char *dir)
 {
     DIR *stream = opendir(dir);
     struct dirent *entry;
+    struct stat info;
 
     while (stream && (entry = readdir(stream)) != NULL && folder->n_files < MAX_FILES) {
-        for (size_t i = 0; i < sizeof(patterns) / sizeof(patterns[0]); i++) {
+        for (size_t i = 0; i < COUNT(patterns); i++) {
             const struct pattern *pattern = &patterns[i];
 
-            if (*entry->d_name == '.' || strncmp(entry->d_name, pattern->prefix, strlen(pattern->prefix)) != 0 ||
-                !ends(entry->d_name, pattern->suffix))
+            if (*entry->d_name == '.' || !text_begins(entry->d_name, pattern->prefix) ||
+                !text_ends(entry->d_name, pattern->suffix))
                 continue;
-            if (is_plain_file(dir, entry->d_name))
+            if (fstatat(dirfd(stream), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(info.st_mode))
                 (void)add_file(folder, dir, entry->d_name, pattern);
             break;
         }

@@ -32,7 +32,7 @@ static json_t *short_nics(const json_t *document)
         const json_t *moved = json_object_get(device, "moved");
 
         if (json_is_object(moved))
-            json_array_append_new(list, json_pack("{s:s, s:i, s:f, s:f}", "device", page_text(device, "device"), "port",
+            json_array_append_new(list, json_pack("{s:s, s:i, s:f, s:f}", "device", json_text(device, "device"), "port",
                                                   (int)page_number(device, "port"), "tx_bytes",
                                                   page_number(moved, "sent_bytes"), "rx_bytes",
                                                   page_number(moved, "received_bytes")));
@@ -58,7 +58,7 @@ static json_t *balance_of(const char *host, const json_t *nics, int *ret_n_uneve
         double share = others > 0 ? nic_bytes(nic) / others : sum > 0 ? 1 : 0;
 
         uneven += sum > 0 && share < UNEVEN;
-        json_array_append_new(list, json_pack("{s:s, s:f, s:f, s:f, s:b, s:b}", "device", page_text(nic, "device"),
+        json_array_append_new(list, json_pack("{s:s, s:f, s:f, s:f, s:b, s:b}", "device", json_text(nic, "device"),
                                               "tx_bytes", page_number(nic, "tx_bytes"), "rx_bytes",
                                               page_number(nic, "rx_bytes"), "share", share, "idle",
                                               sum > 0 && share<IDLE, "uneven", sum> 0 && share < UNEVEN));
@@ -79,7 +79,7 @@ static json_t *gather_nics(const struct folder *folder)
         const json_t *nics = json_object_get(host, "nics");
 
         if (json_array_size(nics) > 0)
-            json_array_append_new(hosts, balance_of(page_text(host, "name"), nics, &uneven));
+            json_array_append_new(hosts, balance_of(json_text(host, "name"), nics, &uneven));
     }
     for (i = 0; i < folder->n_files && json_array_size(json_object_get(folder->run, "hosts")) == 0; i++) {
         if (folder->files[i].kind != FOLDER_NICS)
@@ -140,6 +140,13 @@ static json_t *gather_hosts(const struct folder *folder)
     return list;
 }
 
+static void add_finding(json_t *list, const char *host, const json_t *finding)
+{
+    json_array_append_new(list,
+                          json_pack("{s:s, s:s, s:s, s:s}", "host", host, "id", json_text(finding, "id"), "severity",
+                                    json_text(finding, "severity"), "title", json_text(finding, "text")));
+}
+
 /* Findings of the launcher's checks before the run; an entry may cover several nodes. */
 static void add_launch_findings(const struct folder *folder, json_t *list)
 {
@@ -151,9 +158,7 @@ static void add_launch_findings(const struct folder *folder, json_t *list)
         json_array_foreach(json_object_get(finding, "nodes"), j, node)
         {
             if (json_is_string(node))
-                json_array_append_new(
-                    list, json_pack("{s:O, s:s, s:s, s:s}", "host", node, "id", page_text(finding, "id"), "severity",
-                                    page_text(finding, "severity"), "title", page_text(finding, "text")));
+                add_finding(list, json_string_value(node), finding);
         }
     }
 }
@@ -172,11 +177,8 @@ static json_t *gather_findings(const struct folder *folder)
         document = runfolder_load_json(folder->files[i].path, error, sizeof(error));
         json_array_foreach(json_object_get(document, "checks"), j, finding)
         {
-            if (strcmp(page_text(finding, "outcome"), "found") != 0)
-                continue;
-            json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:s}", "host", folder->files[i].host, "id",
-                                                  page_text(finding, "id"), "severity", page_text(finding, "severity"),
-                                                  "title", page_text(finding, "text")));
+            if (strcmp(json_text(finding, "outcome"), "found") == 0)
+                add_finding(list, folder->files[i].host, finding);
         }
         if (!document)
             json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:s}", "host", folder->files[i].host, "id", "",
@@ -237,16 +239,6 @@ static json_t *gather_files(const struct folder *folder)
     return list;
 }
 
-static json_t *time_text(time_t when)
-{
-    char text[32] = "";
-    struct tm utc;
-
-    if (gmtime_r(&when, &utc))
-        strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
-    return json_string(text);
-}
-
 /* The start time: from run.json, else the modification time of the first log. */
 static json_t *date_of(const struct folder *folder)
 {
@@ -255,7 +247,7 @@ static json_t *date_of(const struct folder *folder)
 
     if (began)
         return json_string(began);
-    return folder->n_files > 0 && stat(folder->files[0].path, &info) == 0 ? time_text(info.st_mtime) : json_null();
+    return folder->n_files > 0 && stat(folder->files[0].path, &info) == 0 ? out_time(info.st_mtime) : json_null();
 }
 
 /* A value, such as hardware or nodes, of the first run that has it. */
@@ -277,17 +269,17 @@ static json_t *first_of_runs(const json_t *parsed, const char *key)
 static json_t *verdict_of(const struct folder *folder, const json_t *parsed, const json_t *nics)
 {
     const json_t *code = json_object_get(folder->run, "exit_code"), *results = json_object_get(folder->run, "results");
-    const char *verdict = page_text(parsed, "verdict");
+    const char *verdict = json_text(parsed, "verdict");
     int uneven = (int)page_number(nics, "uneven");
     char tail[200] = "";
 
     if (json_is_object(results))
-        return json_string(page_text(results, "verdict"));
+        return json_string(json_text(results, "verdict"));
     if (uneven > 0)
         snprintf(tail, sizeof(tail), " %d NIC%s carried much less than the others.", uneven, uneven == 1 ? "" : "s");
     if (json_is_integer(code) && json_integer_value(code) != 0)
         return json_sprintf("The run ended with exit code %d%s%s. %s%s", (int)json_integer_value(code),
-                            *page_text(folder->run, "failed_host") ? " on " : "", page_text(folder->run, "failed_host"),
+                            *json_text(folder->run, "failed_host") ? " on " : "", json_text(folder->run, "failed_host"),
                             verdict, tail);
     return json_sprintf("%s%s", verdict, tail);
 }
@@ -296,13 +288,13 @@ static json_t *verdict_of(const struct folder *folder, const json_t *parsed, con
 static json_t *result_of(const struct folder *folder, const json_t *parsed, const json_t *nics)
 {
     const json_t *code = json_object_get(folder->run, "exit_code"), *results = json_object_get(folder->run, "results");
-    const char *word = page_text(results, "result");
+    const char *word = json_text(results, "result");
 
     if (json_is_object(results))
         return json_string(strcmp(word, "works") == 0 ? "passed" : strcmp(word, "failed") == 0 ? "failed" : "nothing");
     if (json_is_integer(code) && json_integer_value(code) != 0 && json_integer_value(code) != 3)
         return json_string("failed");
-    if (strcmp(page_text(parsed, "result"), "passed") == 0 && page_number(nics, "uneven") > 0)
+    if (strcmp(json_text(parsed, "result"), "passed") == 0 && page_number(nics, "uneven") > 0)
         return json_string("uneven");
     return json_incref(json_object_get(parsed, "result"));
 }
@@ -311,8 +303,8 @@ json_t *report_gather(const struct folder *folder, json_t *parsed)
 {
     json_t *document = json_object(), *nics = gather_nics(folder), *hardware = first_of_runs(parsed, "hardware");
 
-    if (json_is_null(hardware) && *page_text(folder->run, "hardware"))
-        hardware = json_string(page_text(folder->run, "hardware"));
+    if (json_is_null(hardware) && *json_text(folder->run, "hardware"))
+        hardware = json_string(json_text(folder->run, "hardware"));
     json_object_set_new(document, "verdict", verdict_of(folder, parsed, nics));
     json_object_set_new(document, "result", result_of(folder, parsed, nics));
     json_object_set_new(document, "folder", json_string(folder->path));
@@ -350,8 +342,8 @@ bool report_write_results(const char *folder, json_t *results, int code, double 
     json_t *run =
         json_pack("{s:i, s:O, s:O, s:s, s:O, s:o, s:o, s:i, s:s, s:i, s:O}", "schema_version", 1, "epkit",
                   json_object_get(results, "epkit"), "commit", json_object_get(build, "commit"), "job", "epkit-run",
-                  "command", json_object_get(results, "command"), "began", time_text(now - (time_t)seconds), "ended",
-                  time_text(now), "nodes", 1, "launcher", "local", "exit_code", code, "results", results);
+                  "command", json_object_get(results, "command"), "began", out_time(now - (time_t)seconds), "ended",
+                  out_time(now), "nodes", 1, "launcher", "local", "exit_code", code, "results", results);
     json_t *document = out_document("report");
     bool good;
 

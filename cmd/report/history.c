@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* history.c - the history file: one line of JSON per reported run. */
-#include "page.h"
+#include "common/file.h"
+#include "common/json.h"
 #include "report.h"
 
 #include <errno.h>
@@ -26,34 +27,12 @@ json_t *report_history_entry(const json_t *document)
     json_object_set_new(entry, "schema_version", json_integer(1));
     for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++)
         json_object_set(entry, keys[i], json_object_get(document, keys[i]));
-    json_object_set_new(versions, "epkit", json_string(page_text(document, "launched_by")));
-    json_object_set_new(versions, "driver", json_string(page_text(host, "driver")));
-    json_object_set_new(versions, "kernel", json_string(page_text(host, "kernel")));
-    json_object_set_new(versions, "gpu", json_string(page_text(host, "gpu")));
+    json_object_set_new(versions, "epkit", json_string(json_text(document, "launched_by")));
+    json_object_set_new(versions, "driver", json_string(json_text(host, "driver")));
+    json_object_set_new(versions, "kernel", json_string(json_text(host, "kernel")));
+    json_object_set_new(versions, "gpu", json_string(json_text(host, "gpu")));
     json_object_set_new(entry, "versions", versions);
     return entry;
-}
-
-/* Opens without waiting for the writer of a FIFO. EINVAL: not a regular file. */
-static FILE *open_history(const char *path)
-{
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC), error;
-    struct stat info;
-    FILE *file = NULL;
-
-    if (fd < 0)
-        return NULL;
-    if (fstat(fd, &info) != 0)
-        error = errno;
-    else if (!S_ISREG(info.st_mode))
-        error = EINVAL;
-    else
-        error = (file = fdopen(fd, "r")) ? 0 : errno;
-    if (!file) {
-        close(fd);
-        errno = error;
-    }
-    return file;
 }
 
 /* Locks with a timeout: others hold the lock briefly, but a stopped process would hold it for ever. 0, or errno. */
@@ -71,7 +50,7 @@ static int lock(int fd)
 
 json_t *report_history_read(const char *path, int *ret_bad)
 {
-    FILE *file = open_history(path);
+    FILE *file = file_open_regular(path);
     json_t *entries;
     char *line = NULL;
     size_t space = 0;

@@ -50,7 +50,7 @@ static const char style[] =
     "summary{cursor:pointer;color:var(--soft)}\n"
     "@media (max-width:40rem){main{padding:1.25rem 1rem 3rem}.verdict{font-size:1.1rem;padding:.75rem 1rem}}\n";
 
-void page_escape(FILE *stream, const char *text)
+static void escape(FILE *stream, const char *text)
 {
     for (; text && *text; text++) {
         switch (*text) {
@@ -77,11 +77,26 @@ void page_escape(FILE *stream, const char *text)
     }
 }
 
-const char *page_text(const json_t *object, const char *key)
+void page_print(FILE *stream, const char *format, ...)
 {
-    const char *text = json_string_value(json_object_get(object, key));
+    va_list args;
 
-    return text ? text : "";
+    va_start(args, format);
+    for (size_t n; *format; format += n) {
+        char one[8];
+
+        n = *format == '%' ? strcspn(format, "sdfg") + 1 : strcspn(format, "%");
+        snprintf(one, sizeof(one), "%.*s", (int)n, format);
+        if (*format != '%')
+            fwrite(format, 1, n, stream);
+        else if (format[n - 1] == 's')
+            escape(stream, va_arg(args, const char *));
+        else if (format[n - 1] == 'd')
+            fprintf(stream, one, va_arg(args, int));
+        else
+            fprintf(stream, one, va_arg(args, double));
+    }
+    va_end(args);
 }
 
 double page_number(const json_t *object, const char *key)
@@ -92,14 +107,12 @@ double page_number(const json_t *object, const char *key)
 void page_begin(FILE *stream, const char *title, const char *tone, const char *verdict)
 {
     fputs("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-          "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>",
+          "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n",
           stream);
-    page_escape(stream, title);
-    fprintf(stream, "</title>\n<style>\n%s</style>\n</head>\n<body>\n<main>\n<header><h1>", style);
-    page_escape(stream, title);
-    fprintf(stream, "</h1>\n<p class=\"verdict %s\">", tone);
-    page_escape(stream, verdict);
-    fputs("</p>\n", stream);
+    page_print(stream, "<title>%s</title>\n<style>\n", title);
+    fputs(style, stream);
+    page_print(stream, "</style>\n</head>\n<body>\n<main>\n<header><h1>%s</h1>\n<p class=\"verdict %s\">%s</p>\n",
+               title, tone, verdict);
 }
 
 void page_end(FILE *stream)
@@ -116,13 +129,9 @@ void page_item(FILE *stream, const char *tone, const char *check, const char *fo
     if (vasprintf(&text, format, args) < 0)
         text = NULL;
     va_end(args);
-    fprintf(stream, "<li class=\"%s\">", tone);
-    page_escape(stream, text);
-    if (*check) {
-        fputs(" <code>epkit doctor --only ", stream);
-        page_escape(stream, check);
-        fputs("</code>", stream);
-    }
+    page_print(stream, "<li class=\"%s\">%s", tone, text);
+    if (*check)
+        page_print(stream, " <code>epkit doctor --only %s</code>", check);
     fputs("</li>\n", stream);
     free(text);
 }
@@ -157,8 +166,7 @@ static void print_cell(FILE *stream, const struct page_column *column, const jso
     const char *text = json_string_value(value);
 
     if (*column->title != '#') {
-        fprintf(stream, "<td class=\"%s\">", text ? tone_of_word(text) : "");
-        page_escape(stream, text);
+        page_print(stream, "<td class=\"%s\">%s", text ? tone_of_word(text) : "", text);
     } else {
         fputs("<td class=\"n\">", stream);
         if (json_is_number(value))
@@ -177,8 +185,7 @@ void page_table(FILE *stream, const struct page_column *columns, size_t n, const
         bool is_number = *columns[c].title == '#';
 
         fputs(is_number ? "<th class=\"n\">" : "<th>", stream);
-        page_escape(stream, columns[c].title + is_number);
-        fputs("</th>", stream);
+        page_print(stream, "%s</th>", columns[c].title + is_number);
     }
     fputs("</tr></thead><tbody>\n", stream);
     json_array_foreach(rows, i, row)

@@ -3,7 +3,8 @@
 #ifndef EP_REPORT_PAGE_H
 #define EP_REPORT_PAGE_H
 
-#include <jansson.h>
+#include "common/json.h"
+
 #include <stdbool.h>
 #include <stdio.h>
 
@@ -11,8 +12,8 @@
 void page_begin(FILE *stream, const char *title, const char *tone, const char *verdict);
 void page_end(FILE *stream);
 
-/* Prints text with the special characters of HTML escaped; NULL is empty. */
-void page_escape(FILE *stream, const char *text);
+/* As fprintf(), for numbers of type int and double, and for texts: their special characters of HTML are escaped. */
+void page_print(FILE *stream, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* A line of a list; `check`: what `epkit doctor --only` is to look at, or "". */
 void page_item(FILE *stream, const char *tone, const char *check, const char *format, ...)
@@ -30,8 +31,7 @@ struct page_column {
 #define PAGE_TABLE(stream, columns, rows) page_table(stream, columns, sizeof(columns) / sizeof((columns)[0]), rows)
 void page_table(FILE *stream, const struct page_column *columns, size_t n, const json_t *rows);
 
-/* Members of objects; "" or 0 if missing. */
-const char *page_text(const json_t *object, const char *key);
+/* A member of an object; 0 if missing. */
 double page_number(const json_t *object, const char *key);
 
 #endif

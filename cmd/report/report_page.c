@@ -30,7 +30,7 @@ static const json_t *runs_of(const json_t *document)
 
 static bool is_link(const json_t *run)
 {
-    return strcmp(page_text(run, "dialect"), "perftest") == 0;
+    return strcmp(json_text(run, "dialect"), "perftest") == 0;
 }
 
 /* The rows of all measures, with the values of which there are several kinds. */
@@ -102,20 +102,20 @@ static void plot_expected(FILE *stream, const json_t *document, const char *unit
 
     json_array_foreach(runs_of(document), i, run)
     {
-        const char *name = page_text(run, "title");
+        const char *name = json_text(run, "title");
 
         json_array_foreach(json_object_get(run, "measures"), j, measure)
         {
             const json_t *wanted = json_object_get(measure, "expected");
             double expected = page_number(wanted, "value"), measured = page_number(measure, "ratio") * expected;
 
-            if (strcmp(page_text(wanted, "unit"), unit) != 0)
+            if (strcmp(json_text(wanted, "unit"), unit) != 0)
                 continue;
             if (strstr(name, "_perf"))
-                svg_add(&pairs, measured, expected, "%s %s", page_text(measure, "op"), page_text(measure, "config"));
+                svg_add(&pairs, measured, expected, "%s %s", json_text(measure, "op"), json_text(measure, "config"));
             else
                 svg_add(&pairs, measured, expected, "%s %s %s", strncmp(name, "test_", 5) == 0 ? name + 5 : name,
-                        page_text(measure, "op"), page_text(measure, "type"));
+                        json_text(measure, "op"), json_text(measure, "type"));
         }
     }
     snprintf(title, sizeof(title), "Measured and expected, %s", unit);
@@ -126,7 +126,7 @@ static void plot_expected(FILE *stream, const json_t *document, const char *unit
 /* The measures of a run that have points, in one plot. */
 static bool plot_sweep(FILE *stream, const json_t *run)
 {
-    const char *dialect = page_text(run, "dialect");
+    const char *dialect = json_text(run, "dialect");
     bool is_sized = strcmp(dialect, "nccl-tests") == 0 || strcmp(dialect, "perftest") == 0;
     struct svg_lines lines = {.x_label = is_sized ? "bytes" : "number of the configuration",
                               .y_label = "GB/s",
@@ -143,8 +143,8 @@ static bool plot_sweep(FILE *stream, const json_t *run)
 
         if (lines.n == SVG_MAX_SERIES || json_array_size(points) < 2)
             continue;
-        curve = svg_begin(&lines, "%.24s %.8s%s%.16s", page_text(measure, "op"), page_text(measure, "type"),
-                          is_sized ? " " : "", is_sized ? page_text(measure, "config") : "");
+        curve = svg_begin(&lines, "%.24s %.8s%s%.16s", json_text(measure, "op"), json_text(measure, "type"),
+                          is_sized ? " " : "", is_sized ? json_text(measure, "config") : "");
         json_array_foreach(points, j, point)
         {
             const json_t *y = json_array_get(point, 1);
@@ -153,8 +153,8 @@ static bool plot_sweep(FILE *stream, const json_t *run)
                       json_is_number(y) ? json_number_value(y) : NAN);
         }
     }
-    snprintf(title, sizeof(title), "%.40s%s%.30s, %s", page_text(run, "title"),
-             is_link(run) && *page_text(run, "device") ? " on " : "", is_link(run) ? page_text(run, "device") : "",
+    snprintf(title, sizeof(title), "%.40s%s%.30s, %s", json_text(run, "title"),
+             is_link(run) && *json_text(run, "device") ? " on " : "", is_link(run) ? json_text(run, "device") : "",
              is_sized ? "by message size" : "sweep");
     lines.title = title;
     return lines.n > 0 && svg_lines(stream, &lines);
@@ -172,7 +172,7 @@ static void print_plots(FILE *stream, const json_t *document)
     json_array_foreach(runs_of(document), i, run)
     {
         /* The cases of V2 are not a sweep. */
-        if (n < MAX_PLOTS && strcmp(page_text(run, "dialect"), "deepep-v2") != 0)
+        if (n < MAX_PLOTS && strcmp(json_text(run, "dialect"), "deepep-v2") != 0)
             n += plot_sweep(stream, run);
     }
     fputs("</section>\n", stream);
@@ -185,7 +185,7 @@ static void print_run(FILE *stream, const json_t *run)
     json_t *item;
     size_t i;
 
-    page_item(stream, tone_of(page_text(run, "result")), "", "%s", page_text(run, "verdict"));
+    page_item(stream, tone_of(json_text(run, "result")), "", "%s", json_text(run, "verdict"));
     fputs("<ul>\n", stream);
     json_array_foreach(json_object_get(run, "problems"), i, item)
     {
@@ -193,7 +193,7 @@ static void print_run(FILE *stream, const json_t *run)
     }
     json_array_foreach(json_object_get(run, "causes"), i, item)
     {
-        page_item(stream, "", page_text(item, "id"), "%s", page_text(item, "text"));
+        page_item(stream, "", json_text(item, "id"), "%s", json_text(item, "text"));
     }
     json_array_foreach(json_object_get(run, "notes"), i, item)
     {
@@ -221,11 +221,9 @@ static void print_runs(FILE *stream, const json_t *document)
         fputs("<h2>Lines that name a fault</h2>\n<ul>\n", stream);
     json_array_foreach(faults, i, item)
     {
-        page_item(stream, json_is_true(json_object_get(item, "fatal")) ? "bad" : "warn", page_text(item, "id"), "%s",
-                  page_text(item, "cause"));
-        fputs("<pre>", stream);
-        page_escape(stream, page_text(item, "text"));
-        fputs("</pre>\n", stream);
+        page_item(stream, json_is_true(json_object_get(item, "fatal")) ? "bad" : "warn", json_text(item, "id"), "%s",
+                  json_text(item, "cause"));
+        page_print(stream, "<pre>%s</pre>\n", json_text(item, "text"));
     }
     if (json_array_size(faults) > 0)
         fputs("</ul>\n", stream);
@@ -244,9 +242,9 @@ static void plot_nics(FILE *stream, const json_t *host)
     json_array_foreach(json_object_get(host, "nics"), i, nic)
     {
         svg_add(&pairs, page_number(nic, "tx_bytes") / 1e9, page_number(nic, "rx_bytes") / 1e9, "%s",
-                page_text(nic, "device"));
+                json_text(nic, "device"));
     }
-    snprintf(title, sizeof(title), "NIC traffic of %.100s during the run", page_text(host, "host"));
+    snprintf(title, sizeof(title), "NIC traffic of %.100s during the run", json_text(host, "host"));
     pairs.title = title;
     (void)svg_bars(stream, &pairs);
 }
@@ -267,8 +265,8 @@ static void print_nics(FILE *stream, const json_t *document)
         json_array_foreach(json_object_get(host, "nics"), j, nic)
         {
             if (json_is_true(json_object_get(nic, "uneven")))
-                page_item(stream, "warn", "", "%s: %s carried %.0f%% of what the others did", page_text(host, "host"),
-                          page_text(nic, "device"), 100 * page_number(nic, "share"));
+                page_item(stream, "warn", "", "%s: %s carried %.0f%% of what the others did", json_text(host, "host"),
+                          json_text(nic, "device"), 100 * page_number(nic, "share"));
         }
     }
     fputs("</ul>\n", stream);
@@ -336,17 +334,15 @@ static void print_compared(FILE *stream, const json_t *comparison, const char *a
 
 static void print_previous(FILE *stream, const json_t *document)
 {
-    const json_t *previous = json_object_get(document, "previous");
+    const json_t *previous = json_object_get(document, "previous"), *before;
 
     if (!json_is_object(previous))
         return;
-    fputs("<section><h2>Compared with the previous run</h2>\n<p>", stream);
-    page_escape(stream, page_text(previous, "verdict"));
-    fputs(" <span class=\"soft\">Before: ", stream);
-    page_escape(stream, page_text(json_object_get(previous, "a"), "date"));
-    fputs(" ", stream);
-    page_escape(stream, page_text(json_object_get(previous, "a"), "folder"));
-    fputs("</span></p>\n", stream);
+    before = json_object_get(previous, "a");
+    page_print(
+        stream,
+        "<section><h2>Compared with the previous run</h2>\n<p>%s <span class=\"soft\">Before: %s %s</span></p>\n",
+        json_text(previous, "verdict"), json_text(before, "date"), json_text(before, "folder"));
     print_compared(stream, previous, "#Before", "#Now");
     fputs("</section>\n", stream);
 }
@@ -364,7 +360,7 @@ static void plot_history(FILE *stream, const json_t *document, const json_t *his
     {
         struct svg_curve *curve;
 
-        if (lines.n == SVG_MAX_SERIES || strcmp(page_text(value, "unit"), unit) != 0)
+        if (lines.n == SVG_MAX_SERIES || strcmp(json_text(value, "unit"), unit) != 0)
             continue;
         curve = svg_begin(&lines, "%s", name);
         for (size_t i = count > SVG_MAX_POINTS ? count - SVG_MAX_POINTS : 0; i < count; i++) {
@@ -385,10 +381,10 @@ static void print_history(FILE *stream, const json_t *document)
 
     if (json_array_size(history) < 2)
         return;
-    fputs("<section><h2>History</h2>\n", stream);
-    fprintf(stream, "<p class=\"soft\">%zu runs of the same job on the same machines, from ", json_array_size(history));
-    page_escape(stream, page_text(json_array_get(history, 0), "date"));
-    fputs(" on.</p>\n", stream);
+    page_print(stream,
+               "<section><h2>History</h2>\n"
+               "<p class=\"soft\">%d runs of the same job on the same machines, from %s on.</p>\n",
+               (int)json_array_size(history), json_text(json_array_get(history, 0), "date"));
     for (size_t i = 0; i < COUNT(units); i++)
         plot_history(stream, document, history, units[i]);
     fputs("</section>\n", stream);
@@ -407,10 +403,7 @@ static void print_environment(FILE *stream, const json_t *document)
           stream);
     json_object_foreach(environment, name, value)
     {
-        page_escape(stream, name);
-        fputc('=', stream);
-        page_escape(stream, json_string_value(value));
-        fputc('\n', stream);
+        page_print(stream, "%s=%s\n", name, json_string_value(value));
     }
     fputs("</pre></details></section>\n", stream);
 }
@@ -425,9 +418,8 @@ static void print_files(FILE *stream, const json_t *document)
     fputs("<section><details><summary>Source files of this report</summary>\n<ul>\n", stream);
     json_array_foreach(json_object_get(document, "files"), i, file)
     {
-        fputs("<li>", stream);
-        page_escape(stream, page_text(file, "path"));
-        fprintf(stream, " <span class=\"soft\">%.0f bytes</span></li>\n", page_number(file, "bytes"));
+        page_print(stream, "<li>%s <span class=\"soft\">%.0f bytes</span></li>\n", json_text(file, "path"),
+                   page_number(file, "bytes"));
     }
     fputs("</ul></details></section>\n", stream);
 }
@@ -439,10 +431,10 @@ static void print_subtitle(FILE *stream, const json_t *document)
 
     fputs("<p class=\"soft\">", stream);
     for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
-        if (!*page_text(document, keys[i]))
+        if (!*json_text(document, keys[i]))
             continue;
         fputs(has_begun ? " &middot; " : "", stream);
-        page_escape(stream, page_text(document, keys[i]));
+        page_print(stream, "%s", json_text(document, keys[i]));
         has_begun = true;
     }
     if (page_number(document, "nodes") > 0)
@@ -453,7 +445,7 @@ static void print_subtitle(FILE *stream, const json_t *document)
 
 void report_page(FILE *stream, const json_t *document)
 {
-    page_begin(stream, "epkit report", tone_of(page_text(document, "result")), page_text(document, "verdict"));
+    page_begin(stream, "epkit report", tone_of(json_text(document, "result")), json_text(document, "verdict"));
     print_subtitle(stream, document);
     if (json_is_object(json_object_get(document, "results"))) {
         report_results(stream, json_object_get(document, "results"));
@@ -469,11 +461,8 @@ void report_page(FILE *stream, const json_t *document)
     print_environment(stream, document);
     print_files(stream, document);
     fputs("<footer><p class=\"soft\">", stream);
-    if (*page_text(document, "command")) {
-        fputs("The run was started by <code>", stream);
-        page_escape(stream, page_text(document, "command"));
-        fputs("</code>. ", stream);
-    }
+    if (*json_text(document, "command"))
+        page_print(stream, "The run was started by <code>%s</code>. ", json_text(document, "command"));
     fputs("<code>report.json</code> next to this page has the same data.</p></footer>\n", stream);
     page_end(stream);
 }
@@ -483,16 +472,9 @@ void report_compare_page(FILE *stream, const json_t *document)
     const json_t *a = json_object_get(document, "a"), *b = json_object_get(document, "b");
 
     page_begin(stream, "epkit comparison of two runs", page_number(document, "regressions") > 0 ? "warn" : "good",
-               page_text(document, "verdict"));
-    fputs("<p class=\"soft\">A: ", stream);
-    page_escape(stream, page_text(a, "folder"));
-    fputs(" ", stream);
-    page_escape(stream, page_text(a, "date"));
-    fputs(" &middot; B: ", stream);
-    page_escape(stream, page_text(b, "folder"));
-    fputs(" ", stream);
-    page_escape(stream, page_text(b, "date"));
-    fputs("</p></header>\n", stream);
+               json_text(document, "verdict"));
+    page_print(stream, "<p class=\"soft\">A: %s %s &middot; B: %s %s</p></header>\n", json_text(a, "folder"),
+               json_text(a, "date"), json_text(b, "folder"), json_text(b, "date"));
     print_compared(stream, document, "#A", "#B");
     page_end(stream);
 }

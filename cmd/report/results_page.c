@@ -17,18 +17,18 @@ static void print_failures(FILE *stream, const json_t *suites)
     fputs("<ul>\n", stream);
     json_array_foreach(suites, i, suite)
     {
-        const char *matrix = page_text(suite, "matrix");
+        const char *matrix = json_text(suite, "matrix");
 
         json_array_foreach(json_object_get(suite, "cases"), j, item)
         {
             if (!json_is_true(json_object_get(item, "passed")))
                 page_item(stream, "bad", "", "%s, case %.0f (%s): %s", matrix, page_number(item, "index"),
-                          page_text(item, "name"), page_text(item, "detail"));
+                          json_text(item, "name"), json_text(item, "detail"));
         }
         json_array_foreach(json_object_get(suite, "errors"), j, item)
         {
-            page_item(stream, "bad", "", "%s: %s: %s. %s", matrix, page_text(item, "what"), page_text(item, "text"),
-                      page_text(item, "hint"));
+            page_item(stream, "bad", "", "%s: %s: %s. %s", matrix, json_text(item, "what"), json_text(item, "text"),
+                      json_text(item, "hint"));
         }
     }
     fputs("</ul>\n", stream);
@@ -106,25 +106,10 @@ static bool has_rate(const json_t *row)
            json_is_object(json_object_get(row, bench_baseline_of(row).key));
 }
 
-/* The measurement with the most tokens of each operation and type. */
-static bool is_largest(const json_t *rows, const json_t *row)
-{
-    json_t *other;
-    size_t i;
-
-    json_array_foreach(rows, i, other)
-    {
-        if (strcmp(page_text(other, "op"), page_text(row, "op")) == 0 &&
-            strcmp(page_text(other, "type"), page_text(row, "type")) == 0 &&
-            page_number(other, "tokens") > page_number(row, "tokens"))
-            return false;
-    }
-    return true;
-}
-
 static void plot_rates(FILE *stream, const json_t *rows)
 {
     struct bench_baseline baseline = bench_baseline_of(json_array_get(rows, 0));
+    double most = page_number(bench_largest(rows, NULL), "tokens");
     char name[80];
     struct svg_pairs pairs = {.title = "Rate of one rank and of a plain copy, largest batch",
                               .y_label = "GB/s of one rank",
@@ -136,9 +121,9 @@ static void plot_rates(FILE *stream, const json_t *rows)
     snprintf(name, sizeof(name), "%s, same bytes", baseline.name);
     json_array_foreach(rows, i, row)
     {
-        if (has_rate(row) && is_largest(rows, row))
+        if (has_rate(row) && page_number(row, "tokens") >= most)
             svg_add(&pairs, page_number(row, "logical_gbps"), page_number(json_object_get(row, baseline.key), "gbps"),
-                    "%s %s", page_text(row, "op"), page_text(row, "type"));
+                    "%s %s", json_text(row, "op"), json_text(row, "type"));
     }
     (void)svg_bars(stream, &pairs);
 }
@@ -159,8 +144,8 @@ static void plot_tokens(FILE *stream, const json_t *rows)
 
         json_array_foreach(rows, i, row)
         {
-            if (has_rate(row) && strcmp(page_text(row, "op"), ops[k]) == 0 &&
-                strcmp(page_text(row, "type"), "bf16") == 0)
+            if (has_rate(row) && strcmp(json_text(row, "op"), ops[k]) == 0 &&
+                strcmp(json_text(row, "type"), "bf16") == 0)
                 svg_point(curve, page_number(row, "tokens"),
                           page_number(json_object_get(row, bench_baseline_of(row).key), "time_us") /
                               page_number(row, "time_us"));
@@ -201,15 +186,14 @@ static void print_bench(FILE *stream, const json_t *results)
 
     fputs("<section><h2>Speed</h2>\n", stream);
     if (!rows) {
-        fputs("<p class=\"warn\">Nothing was measured: ", stream);
-        page_escape(stream, page_text(results, "bench_missing"));
-        fputs("</p></section>\n", stream);
+        page_print(stream, "<p class=\"warn\">Nothing was measured: %s</p></section>\n",
+                   json_text(results, "bench_missing"));
         return;
     }
-    fprintf(stream, "<p class=\"soft\">Device: ");
-    page_escape(stream, page_text(bench, "device"));
-    fprintf(stream, "; %.0f ranks, hidden %.0f, top-%.0f of %.0f experts, medians.</p>\n", page_number(first, "ranks"),
-            page_number(first, "hidden"), page_number(first, "topk"), page_number(first, "experts"));
+    page_print(stream,
+               "<p class=\"soft\">Device: %s; %.0f ranks, hidden %.0f, top-%.0f of %.0f experts, medians.</p>\n",
+               json_text(bench, "device"), page_number(first, "ranks"), page_number(first, "hidden"),
+               page_number(first, "topk"), page_number(first, "experts"));
     print_rows(stream, rows);
     plot_rates(stream, rows);
     plot_tokens(stream, rows);
@@ -228,31 +212,29 @@ static void print_machine(FILE *stream, const json_t *results)
 {
     static const struct page_column columns[] = {{"Part", "part", 0, 0}, {"", "text", 0, 0}};
     const json_t *machine = json_object_get(results, "machine"), *gpus = json_object_get(machine, "gpus");
-    const char *mpi = page_text(machine, "mpi");
+    const char *mpi = json_text(machine, "mpi");
     json_t *rows, *gpu;
     size_t i;
 
     rows =
         json_pack("[{s:s, s:s}, {s:s, s:o}, {s:s, s:o}, {s:s, s:s}, {s:s, s:o}, {s:s, s:s}]", "part", "CPU", "text",
-                  page_text(machine, "cpu"), "part", "Cores", "text",
+                  json_text(machine, "cpu"), "part", "Cores", "text",
                   json_sprintf("%.0f usable, %.0f NUMA node%s", page_number(machine, "cores"),
                                page_number(machine, "numa_nodes"), page_number(machine, "numa_nodes") == 1 ? "" : "s"),
                   "part", "Memory", "text", json_sprintf("%.1f GiB", page_number(machine, "memory_bytes") / (1 << 30)),
-                  "part", "System", "text", page_text(machine, "os"), "part", "Kernel", "text",
-                  json_sprintf("%s, %s", page_text(machine, "kernel"), page_text(machine, "arch")), "part", "MPI",
-                  "text", *mpi ? mpi : page_text(machine, "mpi_missing"));
+                  "part", "System", "text", json_text(machine, "os"), "part", "Kernel", "text",
+                  json_sprintf("%s, %s", json_text(machine, "kernel"), json_text(machine, "arch")), "part", "MPI",
+                  "text", *mpi ? mpi : json_text(machine, "mpi_missing"));
     json_array_foreach(gpus, i, gpu)
     {
         json_array_append_new(rows, json_pack("{s:s, s:o}", "part", "GPU", "text",
-                                              json_sprintf("%s at %s", page_text(gpu, "name"), page_text(gpu, "pci"))));
+                                              json_sprintf("%s at %s", json_text(gpu, "name"), json_text(gpu, "pci"))));
     }
     if (json_array_size(gpus) == 0)
         json_array_append_new(rows, json_pack("{s:s, s:s}", "part", "GPUs", "text", "no NVIDIA GPU found"));
     fputs("<section><h2>Machine</h2>\n", stream);
     PAGE_TABLE(stream, columns, rows);
-    fputs("<p>", stream);
-    page_escape(stream, page_text(results, "gpu_note"));
-    fputs("</p></section>\n", stream);
+    page_print(stream, "<p>%s</p></section>\n", json_text(results, "gpu_note"));
     json_decref(rows);
 }
 

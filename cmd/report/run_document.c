@@ -77,7 +77,7 @@ static json_t *load(const struct cmd *cmd, const char *path, const struct refere
 
 static int code_of(const json_t *document)
 {
-    const char *result = page_text(document, "result");
+    const char *result = json_text(document, "result");
 
     return strcmp(result, "passed") == 0                                  ? CMD_FINE
            : strcmp(result, "failed") == 0                                ? CMD_FAILED
@@ -149,11 +149,11 @@ static void print_text(const json_t *document, const char *output, const char *u
     out_verdict(code_of(document) == CMD_FINE     ? OUT_GOOD
                 : code_of(document) == CMD_FAILED ? OUT_BAD
                                                   : OUT_WARN,
-                "%s", page_text(document, "verdict"));
+                "%s", json_text(document, "verdict"));
     if (json_object_get(document, "parsed"))
         (void)verdict_print(json_object_get(document, "parsed"));
     if (json_is_object(previous))
-        out_line("Compared with the previous run: %s", page_text(previous, "verdict"));
+        out_line("Compared with the previous run: %s", json_text(previous, "verdict"));
     out_line("Report: %s/report.html (and report.json)", output);
     if (upload)
         out_line("Uploaded and verified: %d files in %s", n_uploaded, upload);
@@ -218,7 +218,7 @@ int report_two(const struct cmd *cmd, const struct report_options *options, cons
         if (options->json) {
             result = out_json(json_incref(document)) == 0 ? result : CMD_FAILED;
         } else {
-            out_verdict(result == CMD_FINE ? OUT_GOOD : OUT_WARN, "%s", page_text(comparison, "verdict"));
+            out_verdict(result == CMD_FINE ? OUT_GOOD : OUT_WARN, "%s", json_text(comparison, "verdict"));
             json_array_foreach(json_object_get(comparison, "rows"), i, row)
             {
                 const json_t *change = json_object_get(row, "change");

@@ -65,27 +65,19 @@ static void print_bytes(FILE *stream, double bytes)
 
 static void begin_figure(FILE *stream, const char *title, double total)
 {
-    fputs("<figure>\n<figcaption>", stream);
-    page_escape(stream, title);
-    fprintf(stream, "</figcaption>\n<div class=\"plot\"><svg viewBox=\"0 0 %.0f %.0f\" role=\"img\" aria-label=\"",
-            WIDTH, total);
-    page_escape(stream, title);
-    fputs("\">\n", stream);
+    page_print(stream,
+               "<figure>\n<figcaption>%s</figcaption>\n"
+               "<div class=\"plot\"><svg viewBox=\"0 0 %.0f %.0f\" role=\"img\" aria-label=\"%s\">\n",
+               title, WIDTH, total, title);
 }
 
 static void end_figure(FILE *stream, const char *const *names, size_t n, const int *colours)
 {
     fputs("</svg></div>\n", stream);
-    if (n > 1 || (n == 1 && *names[0])) {
-        fputs("<p class=\"legend\">", stream);
-        for (size_t i = 0; i < n; i++) {
-            fprintf(stream, "<span><i class=\"s%d\"></i>", colours ? colours[i] : (int)i);
-            page_escape(stream, names[i]);
-            fputs("</span>", stream);
-        }
-        fputs("</p>\n", stream);
-    }
-    fputs("</figure>\n", stream);
+    fputs("<p class=\"legend\">", stream);
+    for (size_t i = 0; i < n; i++)
+        page_print(stream, "<span><i class=\"s%d\"></i>%s</span>", colours ? colours[i] : (int)i, names[i]);
+    fputs("</p>\n</figure>\n", stream);
 }
 
 static void print_y_axis(FILE *stream, const char *label, double top, double step, double height)
@@ -99,10 +91,9 @@ static void print_y_axis(FILE *stream, const char *label, double top, double ste
         print_number(stream, i * step);
         fputs("</text>\n", stream);
     }
-    fprintf(stream, "<text class=\"label\" transform=\"translate(14 %.1f) rotate(-90)\" text-anchor=\"middle\">",
-            (TOP + height) / 2);
-    page_escape(stream, label);
-    fputs("</text>\n", stream);
+    page_print(stream,
+               "<text class=\"label\" transform=\"translate(14 %.1f) rotate(-90)\" text-anchor=\"middle\">%s</text>\n",
+               (TOP + height) / 2, label);
 }
 
 static void print_label(FILE *stream, const char *label, int most)
@@ -110,7 +101,7 @@ static void print_label(FILE *stream, const char *label, int most)
     char text[MAX_LABEL + 4];
 
     snprintf(text, sizeof(text), strlen(label) > (size_t)most ? "%.*s..." : "%.*s", most, label);
-    page_escape(stream, text);
+    page_print(stream, "%s</text>\n", text);
 }
 
 /* --- bars --- */
@@ -148,12 +139,11 @@ static void print_pair(FILE *stream, const struct svg_pairs *pairs, size_t i, do
 
         if (!isfinite(value) || value < 0)
             continue;
-        fprintf(stream, "<rect class=\"s%zu\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"><title>", j,
-                left + one * (double)j, y, fmax(one - 1, 1), fmax(height - y, 0.5));
-        page_escape(stream, pairs->labels[i]);
-        fputs(", ", stream);
-        page_escape(stream, pairs->names[j]);
-        fprintf(stream, ": %.4g %s</title></rect>", value, pairs->unit);
+        page_print(stream,
+                   "<rect class=\"s%d\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\">"
+                   "<title>%s, %s: %.4g %s</title></rect>",
+                   (int)j, left + one * (double)j, y, fmax(one - 1, 1), fmax(height - y, 0.5), pairs->labels[i],
+                   pairs->names[j], value, pairs->unit);
     }
     fputc('\n', stream);
 }
@@ -184,7 +174,6 @@ bool svg_bars(FILE *stream, const struct svg_pairs *pairs)
         else
             fprintf(stream, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">", middle, height + 20);
         print_label(stream, pairs->labels[i], is_slanted ? MAX_SLANTED : MAX_LABEL);
-        fputs("</text>\n", stream);
     }
     end_figure(stream, pairs->names, 2, NULL);
     return true;
@@ -279,10 +268,8 @@ static void print_x_axis(FILE *stream, const struct svg_lines *lines, const stru
             print_number(stream, lines->scale == SVG_NUMBERS ? x : exp2(x));
         fputs("</text>\n", stream);
     }
-    fprintf(stream, "<text class=\"label\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">", (LEFT + WIDTH - RIGHT) / 2,
-            height + 42);
-    page_escape(stream, lines->x_label);
-    fputs("</text>\n", stream);
+    page_print(stream, "<text class=\"label\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%s</text>\n",
+               (LEFT + WIDTH - RIGHT) / 2, height + 42, lines->x_label);
 }
 
 static void print_curve(FILE *stream, const struct svg_lines *lines, size_t number, const struct range *range,
@@ -305,8 +292,7 @@ static void print_curve(FILE *stream, const struct svg_lines *lines, size_t numb
             continue;
         fprintf(stream, "<circle class=\"s%d\" cx=\"%.1f\" cy=\"%.1f\" r=\"3\"><title>", line_colours[number],
                 x_of(range, scaled(lines->scale, curve->x[i])), y_of(curve->y[i], top, height));
-        page_escape(stream, curve->name);
-        fputs(*curve->name ? ", " : "", stream);
+        page_print(stream, "%s, ", curve->name);
         if (lines->scale == SVG_BYTES)
             print_bytes(stream, curve->x[i]);
         else

@@ -3,6 +3,7 @@
 #include "report.h"
 
 #include "common/capture.h"
+#include "common/file.h"
 #include "common/output.h"
 #include "common/progress.h"
 
@@ -91,40 +92,7 @@ static int copy_file(const char *path, const char *dest)
     return error ? error : compare_files(path, dest);
 }
 
-static int make_folders(const char *path)
-{
-    char *copy = strdup(path);
-    int error = copy ? 0 : ENOMEM;
-
-    for (char *at = copy ? copy + 1 : NULL; at && *at && !error; at++) {
-        if (*at != '/')
-            continue;
-        *at = '\0';
-        if (mkdir(copy, 0777) != 0 && errno != EEXIST)
-            error = errno;
-        *at = '/';
-    }
-    free(copy);
-    return error;
-}
-
 /* --- the client of gs:// --- */
-
-static bool is_client(const char *name)
-{
-    const char *search = getenv("PATH");
-    char *path = strdup(search ? search : ""), *rest;
-    bool found = false;
-
-    for (char *dir = path ? strtok_r(path, ":", &rest) : NULL; dir && !found; dir = strtok_r(NULL, ":", &rest)) {
-        char *file = NULL;
-
-        found = asprintf(&file, "%s/%s", dir, name) > 0 && access(file, X_OK) == 0;
-        free(file);
-    }
-    free(path);
-    return found;
-}
 
 /* Runs "gcloud storage cp" or "gsutil cp". false after reporting the error. */
 static bool client_copy(const char *from, const char *to)
@@ -133,7 +101,7 @@ static bool client_copy(const char *from, const char *to)
     char *from_copy = strdup(from), *to_copy = strdup(to);
     char *with_gcloud[] = {gcloud, storage, cp, from_copy, to_copy, NULL};
     char *with_gsutil[] = {gsutil, cp, from_copy, to_copy, NULL};
-    struct capture capture = {.argv = is_client(gcloud) ? with_gcloud : with_gsutil};
+    struct capture capture = {.argv = file_in_path(gcloud) ? with_gcloud : with_gsutil};
     bool good = false;
 
     if (from_copy && to_copy && capture_run(&capture, 1, 1, CLIENT_MS, NULL, NULL) == 0) {
@@ -180,7 +148,11 @@ static int upload_gs(const char *path, const char *dest)
 
 static int upload_local(const char *path, const char *dest)
 {
-    int error = make_folders(dest);
+    char folder[4096];
+    int error;
+
+    snprintf(folder, sizeof(folder), "%.*s", (int)(strrchr(dest, '/') - dest), dest);
+    error = file_make_folder(folder);
 
     if (!error)
         error = copy_file(path, dest);
@@ -222,7 +194,7 @@ int report_upload(const struct folder *folder, const char *output, const char *d
     char *path = NULL;
 
     *ret_n = 0;
-    if (strncmp(dest, "gs://", 5) == 0 && !is_client("gcloud") && !is_client("gsutil")) {
+    if (strncmp(dest, "gs://", 5) == 0 && !file_in_path("gcloud") && !file_in_path("gsutil")) {
         out_error("report: --upload %s: neither gcloud nor gsutil is installed here", dest);
         out_hint("mount the bucket (gcsfuse) and name the folder, or install the Google Cloud CLI");
         return CMD_UNSUPPORTED;

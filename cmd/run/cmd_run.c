@@ -250,51 +250,23 @@ static int run_bench(struct run *run, int cores)
     return CMD_FINE;
 }
 
-/* The measurement in the verdict: dispatch of bf16 rows with the most tokens. */
-static const json_t *headline(const json_t *bench)
-{
-    const json_t *best = NULL;
-    json_t *row;
-    size_t i;
-
-    json_array_foreach(json_object_get(bench, "rows"), i, row)
-    {
-        const char *op = json_string_value(json_object_get(row, "op"));
-        const char *type = json_string_value(json_object_get(row, "type"));
-
-        if (op && type && strcmp(op, "dispatch") == 0 && strcmp(type, "bf16") == 0 &&
-            json_number_value(json_object_get(row, "tokens")) >= json_number_value(json_object_get(best, "tokens")))
-            best = row;
-    }
-    return best;
-}
-
 /* --- the report --- */
 
-static size_t count_passed(const struct run *run, char *ret_text, size_t bytes)
+static void count_passed(const struct run *run, char *ret_text, size_t bytes)
 {
-    size_t n = 0, parts_left = 0;
+    struct text text = text_in(ret_text, bytes);
+    int left = 0;
 
     for (int i = 0; i < N_PARTS; i++)
-        parts_left += run->ran[i];
-    for (int i = 0; i < N_PARTS && n < bytes; i++) {
-        if (!run->ran[i])
-            continue;
-        parts_left--;
-        n += (size_t)snprintf(ret_text + n, bytes - n, "%d/%d%s", run->results[i].passed, run->results[i].total,
-                              parts_left > 1    ? ", "
-                              : parts_left == 1 ? " and "
-                                                : "");
-    }
-    return n;
-}
-
-static double ratio_of(const json_t *row)
-{
-    char key[64];
-
-    snprintf(key, sizeof(key), "vs_%s", bench_baseline_of(row).key);
-    return json_number_value(json_object_get(row, key));
+        left += run->ran[i];
+    for (int i = 0; i < N_PARTS; i++)
+        if (run->ran[i]) {
+            left--;
+            text_add(&text, "%d/%d%s", run->results[i].passed, run->results[i].total,
+                     left > 1    ? ", "
+                     : left == 1 ? " and "
+                                 : "");
+        }
 }
 
 /* What the library does not support on this machine, as narrow as it is known. */
@@ -302,7 +274,6 @@ static void name_unsupported(const struct run *run, const char *passed, char *re
 {
     char names[64] = "";
     bool any_passed = false, only_network = run->network != 0;
-    size_t n = 0;
 
     for (int i = 0; i < N_PARTS; i++) {
         if (!run->ran[i])
@@ -311,7 +282,7 @@ static void name_unsupported(const struct run *run, const char *passed, char *re
         if (run->results[i].code != CMD_UNSUPPORTED)
             continue;
         only_network &= parts[i].nodes > 1;
-        n += (size_t)snprintf(names + n, sizeof(names) - n, "%s%s", n ? " and " : "", parts[i].matrix);
+        text_append(names, sizeof(names), "%s%s", *names ? " and " : "", parts[i].matrix);
     }
     if (!any_passed)
         snprintf(ret_text, bytes, "epkit cannot run here: the library does not support this machine.");
@@ -330,23 +301,23 @@ static void name_unsupported(const struct run *run, const char *passed, char *re
 
 static void make_verdict(const struct run *run, char *ret_text, size_t bytes)
 {
-    const json_t *row = headline(run->bench);
+    const json_t *row = bench_largest(json_object_get(run->bench, "rows"), "dispatch");
     const char *device = json_string_value(json_object_get(run->bench, "device"));
-    char passed[128] = "";
-    size_t n;
+    struct text text = text_in(ret_text, bytes);
+    char passed[128];
 
     count_passed(run, passed, sizeof(passed));
     if (run->code == CMD_UNSUPPORTED) {
         name_unsupported(run, passed, ret_text, bytes);
         return;
     }
-    n = (size_t)snprintf(ret_text, bytes, "epkit %s here: %s cases passed", run->code ? "does not work" : "works",
-                         passed);
-    if (row && n < bytes)
-        snprintf(ret_text + n, bytes - n, "; %s dispatch moves %.1f GB/s, %.2f of %s.", device ? device : "host",
-                 json_number_value(json_object_get(row, "logical_gbps")), ratio_of(row), bench_baseline_of(row).name);
-    else if (n < bytes)
-        snprintf(ret_text + n, bytes - n, "; nothing was measured.");
+    text_add(&text, "epkit %s here: %s cases passed", run->code ? "does not work" : "works", passed);
+    if (row)
+        text_add(&text, "; %s dispatch moves %.1f GB/s, %.2f of %s.", device ? device : "host",
+                 json_number_value(json_object_get(row, "logical_gbps")), json_number_value(bench_ratio_of(row)),
+                 bench_baseline_of(row).name);
+    else
+        text_add(&text, "; nothing was measured.");
 }
 
 /* A new reference. */
@@ -382,13 +353,8 @@ static json_t *make_document(const struct cmd *cmd, const struct run *run, json_
                              double seconds)
 {
     json_t *document = out_document(cmd->name);
-    time_t now = time(NULL);
-    char date[32] = "";
-    struct tm utc;
 
-    if (gmtime_r(&now, &utc))
-        strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", &utc);
-    json_object_set_new(document, "date", out_text(date));
+    json_object_set_new(document, "date", out_time(time(NULL)));
     json_object_set_new(document, "result",
                         out_text(run->code == CMD_FINE          ? "works"
                                  : run->code == CMD_UNSUPPORTED ? "unsupported"
@@ -415,7 +381,7 @@ static void print_table(const struct run *run)
         {"RESULT", "result", 0, 0},
     };
     json_t *rows = json_array(), *item;
-    const json_t *last = headline(run->bench);
+    const json_t *last = bench_largest(json_object_get(run->bench, "rows"), "dispatch");
     size_t i;
     char text[128];
 
@@ -447,7 +413,7 @@ static void print_table(const struct run *run)
         if (!json_equal(json_object_get(item, "tokens"), json_object_get(last, "tokens")))
             continue;
         snprintf(text, sizeof(text), "%.1f GB/s, %.2f of %s", json_number_value(json_object_get(item, "logical_gbps")),
-                 ratio_of(item), bench_baseline_of(item).name);
+                 json_number_value(bench_ratio_of(item)), bench_baseline_of(item).name);
         json_array_append_new(rows,
                               json_pack("{s:o, s:O, s:s}", "what",
                                         json_sprintf("%s %s, %d tokens", json_string_value(json_object_get(item, "op")),

@@ -53,7 +53,7 @@ static const struct opt test_table[] = {
     {"repeat", 0, "N", OPT_INT, offsetof(struct test_options, repeat), .min = 1, .max = 1000000, .value = "1",
      .help = "run the matrix this many times, each time with the next seed"},
     OPT_JSON_ROW(struct test_options, json),
-    GROUP_OPTIONS(struct test_options, group, NULL, NULL),
+    GROUP_OPTIONS(struct test_options, group),
     {0},
 };
 /* clang-format on */
@@ -132,28 +132,27 @@ static void print_command(const struct cmd *cmd, const struct cmd_call *call, co
 {
     static const char *const replaced[] = {"seed", "only", "repeat", "json", NULL};
     const char *backend = getenv("EPKIT_BACKEND"), *network = getenv("EPKIT_NETWORK");
-    size_t n = 0;
+    struct text text = text_in(ret_text, bytes);
 
     /* The names accepted by group_check_environment() need no quotes. */
     if (backend && *backend && !cmd_given(cmd, call, "backend"))
-        n = (size_t)snprintf(ret_text, bytes, "EPKIT_BACKEND=%s ", backend);
+        text_add(&text, "EPKIT_BACKEND=%s ", backend);
     if (network && *network && !cmd_given(cmd, call, "network"))
-        n += (size_t)snprintf(ret_text + n, bytes - n, "EPKIT_NETWORK=%s ", network);
+        text_add(&text, "EPKIT_NETWORK=%s ", network);
     if (ranks_world_rank() == 0 && ranks_world_is_mpirun())
-        n += (size_t)snprintf(ret_text + n, bytes - n, "mpirun -n %d ", ranks_world_size());
-    options_print(cmd, call, replaced, ret_text + n, bytes - n);
-    n = strlen(ret_text);
-    n += (size_t)snprintf(ret_text + n, bytes - n, " --seed %" PRIu64, request->seed);
+        text_add(&text, "mpirun -n %d ", ranks_world_size());
+    options_print(cmd, call, replaced, ret_text + text.n, bytes - text.n);
+    text_append(ret_text, bytes, " --seed %" PRIu64, request->seed);
     if (!index)
         index = (int)request->only;
-    if (index && n < bytes)
-        snprintf(ret_text + n, bytes - n, " --only %d", index);
+    if (index)
+        text_append(ret_text, bytes, " --only %d", index);
 }
 
+/* Of all repetitions. */
 struct totals {
-    int passed, failed, total, code;
-    double seconds;
-    json_t *cases, *errors, *commands;
+    struct suite_result sum;
+    json_t *commands;
 };
 
 static void add_result(const struct cmd *cmd, const struct cmd_call *call, const struct suite_request *request,
@@ -163,11 +162,11 @@ static void add_result(const struct cmd *cmd, const struct cmd_call *call, const
     json_t *row;
     size_t i;
 
-    totals->passed += result->passed;
-    totals->failed += result->failed;
-    totals->total += result->total;
-    totals->seconds += result->seconds;
-    totals->code = ranks_worse(totals->code, result->code);
+    totals->sum.passed += result->passed;
+    totals->sum.failed += result->failed;
+    totals->sum.total += result->total;
+    totals->sum.seconds += result->seconds;
+    totals->sum.code = ranks_worse(totals->sum.code, result->code);
     json_array_foreach(result->cases, i, row)
     {
         json_object_set_new(row, "seed", json_integer((json_int_t)request->seed));
@@ -183,8 +182,8 @@ static void add_result(const struct cmd *cmd, const struct cmd_call *call, const
         print_command(cmd, call, request, 0, command, sizeof(command));
         json_array_append_new(totals->commands, out_text(command));
     }
-    json_array_extend(totals->cases, result->cases);
-    json_array_extend(totals->errors, result->errors);
+    json_array_extend(totals->sum.cases, result->cases);
+    json_array_extend(totals->sum.errors, result->errors);
 }
 
 static int run_all(const struct cmd *cmd, const struct cmd_call *call, const struct test_options *options,
@@ -198,13 +197,14 @@ static int run_all(const struct cmd *cmd, const struct cmd_call *call, const str
         struct suite_result result;
 
         round.emulation.seed = request->seed;
-        suite_run(&round, request, options->json ? 0 : SUITE_LINES, totals->passed + totals->failed, all, &result);
+        suite_run(&round, request, options->json ? 0 : SUITE_LINES, totals->sum.passed + totals->sum.failed, all,
+                  &result);
         if (result.code > 128)
             interrupted = result.code;
         else
             add_result(cmd, call, request, &result, totals);
         suite_done(&result);
-        if (totals->code != CMD_FINE && totals->code != CMD_FAILED)
+        if (totals->sum.code != CMD_FINE && totals->sum.code != CMD_FAILED)
             break;
         request->seed++;
     }
@@ -214,16 +214,16 @@ static int run_all(const struct cmd *cmd, const struct cmd_call *call, const str
 static void render_text(const struct ranks_spec *spec, const struct suite_request *request, uint64_t seed,
                         const struct totals *totals)
 {
-    const struct suite_result sum = {.passed = totals->passed, .failed = totals->failed, .total = totals->total};
     char sentence[128], nodes[32] = "";
     json_t *command;
     size_t i;
 
-    suite_summary(&sum, sentence, sizeof(sentence));
+    suite_summary(&totals->sum, sentence, sizeof(sentence));
     if (spec->nnodes > 1)
         snprintf(nodes, sizeof(nodes), " on %d nodes", spec->nnodes);
-    out_verdict(totals->code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s: %s (%d rank%s%s, seed %" PRIu64 ", %.1f s)",
-                request->matrix, sentence, spec->nranks, spec->nranks == 1 ? "" : "s", nodes, seed, totals->seconds);
+    out_verdict(totals->sum.code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s: %s (%d rank%s%s, seed %" PRIu64 ", %.1f s)",
+                request->matrix, sentence, spec->nranks, spec->nranks == 1 ? "" : "s", nodes, seed,
+                totals->sum.seconds);
     if (json_array_size(totals->commands) == 0)
         return;
     out_line("To repeat what failed:");
@@ -240,16 +240,16 @@ static int render_json(const struct cmd *cmd, const struct ranks_spec *spec, con
 
     json_object_set_new(document, "matrix", out_text(request->matrix));
     json_object_set_new(document, "result",
-                        out_text(totals->code == CMD_FINE          ? "passed"
-                                 : totals->code == CMD_UNSUPPORTED ? "unsupported"
-                                                                   : "failed"));
-    json_object_set_new(document, "passed", json_integer(totals->passed));
-    json_object_set_new(document, "failed", json_integer(totals->failed));
-    json_object_set_new(document, "total", json_integer(totals->total));
-    json_object_set_new(document, "seconds", json_real(totals->seconds));
+                        out_text(totals->sum.code == CMD_FINE          ? "passed"
+                                 : totals->sum.code == CMD_UNSUPPORTED ? "unsupported"
+                                                                       : "failed"));
+    json_object_set_new(document, "passed", json_integer(totals->sum.passed));
+    json_object_set_new(document, "failed", json_integer(totals->sum.failed));
+    json_object_set_new(document, "total", json_integer(totals->sum.total));
+    json_object_set_new(document, "seconds", json_real(totals->sum.seconds));
     json_object_set_new(document, "parameters", suite_parameters(spec, request));
-    json_object_set(document, "cases", totals->cases);
-    json_object_set(document, "errors", totals->errors);
+    json_object_set(document, "cases", totals->sum.cases);
+    json_object_set(document, "errors", totals->sum.errors);
     json_object_set(document, "repeat_commands", totals->commands);
     return out_json(document);
 }
@@ -276,8 +276,8 @@ static int cmd_test(const struct cmd *cmd, const struct cmd_call *call)
     if (group_choose_backend(&options.group, &spec, 1))
         group_warn_host(&spec);
     seed = request.seed;
-    totals.cases = json_array();
-    totals.errors = json_array();
+    totals.sum.cases = json_array();
+    totals.sum.errors = json_array();
     totals.commands = json_array();
     if (options.json || !out_is_terminal(stdout))
         progress_start("test");
@@ -285,14 +285,13 @@ static int cmd_test(const struct cmd *cmd, const struct cmd_call *call)
     progress_stop();
     request.seed = seed;
     if (!result) {
-        result = totals.code;
+        result = totals.sum.code;
         if (!options.json)
             render_text(&spec, &request, seed, &totals);
         else if (render_json(cmd, &spec, &request, &totals) != 0)
             result = CMD_FAILED;
     }
-    json_decref(totals.cases);
-    json_decref(totals.errors);
+    suite_done(&totals.sum);
     json_decref(totals.commands);
     return result;
 }

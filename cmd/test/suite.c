@@ -252,12 +252,13 @@ void suite_done(struct suite_result *result)
 void suite_summary(const struct suite_result *result, char *ret_text, size_t bytes)
 {
     int missing = result->total - result->passed - result->failed;
-    size_t n = (size_t)snprintf(ret_text, bytes, "%d/%d cases passed", result->passed, result->total);
+    struct text text = text_in(ret_text, bytes);
 
-    if (result->failed && n < bytes)
-        n += (size_t)snprintf(ret_text + n, bytes - n, ", %d failed", result->failed);
-    if (missing > 0 && n < bytes)
-        snprintf(ret_text + n, bytes - n, ", %d did not run", missing);
+    text_add(&text, "%d/%d cases passed", result->passed, result->total);
+    if (result->failed)
+        text_add(&text, ", %d failed", result->failed);
+    if (missing > 0)
+        text_add(&text, ", %d did not run", missing);
 }
 
 /* Between nodes; as ep_comm_new() chooses it. */

@@ -6,13 +6,10 @@
 #include "machine/hardware/topo.h"
 
 #include <dlfcn.h>
-#include <limits.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define MODULE_FILE "libepkit-cuda.so"
 #define QUERY_NAME "cuda"
@@ -27,37 +24,10 @@ ep_status gpu_load(const struct ep_cuda_module **ret_module)
     return EP_OK;
 }
 
-/* Whether the module is in this folder. */
-static bool is_in(const char *folder, size_t n)
+/* dlopen() names the file that it does not find: the module, or a library that the module needs. */
+bool gpu_is_missing(const char *error)
 {
-    char path[PATH_MAX];
-
-    return (size_t)snprintf(path, sizeof(path), "%.*s/%s", (int)n, folder, MODULE_FILE) < sizeof(path) &&
-           access(path, F_OK) == 0;
-}
-
-/* Searches like ep_module_load(): next to libepkit, then in the folders of the loader (dlinfo(3)). */
-bool gpu_is_built(void)
-{
-    void *program = dlopen(NULL, RTLD_NOW), *loaded = dlopen(MODULE_FILE, RTLD_NOW | RTLD_NOLOAD | RTLD_LOCAL);
-    bool is_there = loaded != NULL;
-    Dl_serinfo size, *search = NULL;
-    Dl_info own;
-
-    if (!is_there && dladdr((const void *)(uintptr_t)ep_status_name, &own) && strrchr(own.dli_fname, '/'))
-        is_there = is_in(own.dli_fname, (size_t)(strrchr(own.dli_fname, '/') - own.dli_fname));
-    if (!is_there && program && dlinfo(program, RTLD_DI_SERINFOSIZE, &size) == 0 && (search = malloc(size.dls_size))) {
-        memcpy(search, &size, sizeof(size));
-        if (dlinfo(program, RTLD_DI_SERINFO, search) == 0)
-            for (unsigned i = 0; i < search->dls_cnt && !is_there; i++)
-                is_there = is_in(search->dls_serpath[i].dls_name, strlen(search->dls_serpath[i].dls_name));
-        free(search);
-    }
-    if (loaded)
-        dlclose(loaded);
-    if (program)
-        dlclose(program);
-    return is_there;
+    return strstr(error, MODULE_FILE ": cannot open shared object file") != NULL;
 }
 
 /* --- querying the GPUs ------------------------------------------------------------------------------------------- */
@@ -75,7 +45,7 @@ static void query_here(struct ep_cuda_gpus *ret_gpus)
     *ret_gpus = (struct ep_cuda_gpus){.visible = 0};
     /* Without the library, the dlopen() error would not help. */
     snprintf(ret_gpus->why, sizeof(ret_gpus->why), "%s",
-             gpu_is_built() ? ep_last_error() : "this epkit was built without the CUDA backend");
+             gpu_is_missing(ep_last_error()) ? "this epkit was built without the CUDA backend" : ep_last_error());
 }
 
 static json_t *query(void *unused)

@@ -21,8 +21,8 @@
 /* Loads the module into this process. */
 ep_status gpu_load(const struct ep_cuda_module **ret_module);
 
-/* Whether the module is installed with this epkit, even if it cannot be loaded. */
-bool gpu_is_built(void);
+/* Whether this error of gpu_load(), or of a communicator, is that the module is not installed. */
+bool gpu_is_missing(const char *error);
 
 /*
  * The GPUs that are visible to this process in CUDA. Queried once, in a child process. None, with the reason in `why`,

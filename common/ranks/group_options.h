@@ -31,12 +31,6 @@ extern const char *const group_backends[]; /* "auto", "host", "cuda" */
 #define GROUP_NETWORK_HELP                                                                                             \
     "network between nodes: emulated, tcp (sockets), verbs (RDMA NICs); auto: that of --boot, else emulated"
 
-#define GROUP_TIMEOUT_HELP                                                                                             \
-    "deadline of every wait for a peer, and for all ranks to join over tcp unless $EPKIT_TIMEOUT_MS is set; ranks "    \
-    "started by a launcher wait a minute longer between jobs"
-#define GROUP_BACKEND_HELP                                                                                             \
-    "backend of the library; auto: cuda if each rank gets its own GPU and these have peer access, else host"
-
 /* Paragraph in the descriptions of commands. */
 #define GROUP_BACKEND_TEXT                                                                                             \
     "The default backend is cuda if all ranks are on one node and libepkit-cuda finds a GPU for each of them, with "   \
@@ -47,23 +41,27 @@ extern const char *const group_backends[]; /* "auto", "host", "cuda" */
 
 /* Rows of an option table. `owner` is the command's options struct, `member` its struct group_options. */
 /* clang-format off */
-#define GROUP_OPTIONS(owner, member, ranks_default, nodes_default)                                                     \
-    {"ranks", 'r', "N", OPT_INT, offsetof(owner, member.ranks), .min = 1, .max = EP_MAX_RANKS,                         \
-     .value = ranks_default, .help = "number of ranks", .heading = "Group"},                                           \
-    {"nodes", 'n', "N", OPT_INT, offsetof(owner, member.nodes), .min = 1, .max = EP_MAX_RANKS,                         \
-     .value = nodes_default, .help = "nodes that the ranks are spread over; must divide the ranks"},                   \
-    {"boot", 'b', "HOW", OPT_CHOICE, offsetof(owner, member.boot), .choices = group_boots, .value = "fork",            \
-     .help = "how ranks are started: " GROUP_BOOT_HELP},                                                               \
+#define GROUP_RANK_OPTIONS(owner, member, timeout)                                                                     \
     {"network", 0, "NAME", OPT_CHOICE, offsetof(owner, member.network), .choices = group_networks, .value = "auto",    \
      .help = GROUP_NETWORK_HELP},                                                                                      \
     {"backend", 0, "NAME", OPT_CHOICE, offsetof(owner, member.backend), .choices = group_backends, .value = "auto",    \
-     .help = GROUP_BACKEND_HELP},                                                                                      \
-    {"timeout", 0, "SECONDS", OPT_INT, offsetof(owner, member.timeout_s), .min = 1, .max = 86400, .value = "30",       \
-     .help = GROUP_TIMEOUT_HELP},                                                                                      \
+     .help = "backend of the library; auto: cuda if each rank gets its own GPU and these have peer access, else host"},\
+    {"timeout", 0, "SECONDS", OPT_INT, offsetof(owner, member.timeout_s), .min = 1, .max = 86400, .value = timeout,    \
+     .help = "deadline of every wait for a peer, and for all ranks to join over tcp unless $EPKIT_TIMEOUT_MS is set; " \
+             "ranks started by a launcher wait a minute longer between jobs"},                                         \
     {"channels", 0, "N", OPT_INT, offsetof(owner, member.channels), .min = 1, .max = 16, .value = "4",                 \
      .help = "independent streams per network peer"},                                                                  \
     {"partial", 0, "TYPE", OPT_CHOICE, offsetof(owner, member.partial), .choices = group_partials, .value = "f32",     \
-     .help = "element type of partial sums on the network"},                                                           \
+     .help = "element type of partial sums on the network"}
+
+#define GROUP_OPTIONS(owner, member)                                                                                   \
+    {"ranks", 'r', "N", OPT_INT, offsetof(owner, member.ranks), .min = 1, .max = EP_MAX_RANKS,                         \
+     .help = "number of ranks", .heading = "Group"},                                                                   \
+    {"nodes", 'n', "N", OPT_INT, offsetof(owner, member.nodes), .min = 1, .max = EP_MAX_RANKS,                         \
+     .help = "nodes that the ranks are spread over; must divide the ranks"},                                           \
+    {"boot", 'b', "HOW", OPT_CHOICE, offsetof(owner, member.boot), .choices = group_boots, .value = "fork",            \
+     .help = "how ranks are started: " GROUP_BOOT_HELP},                                                               \
+    GROUP_RANK_OPTIONS(owner, member, "30"),                                                                           \
     {"net-delay-us", 0, "US", OPT_INT, offsetof(owner, member.net_delay_us), .min = 0, .max = 1000000, .value = "0",   \
      .help = "most delay of each write, drawn at random", .heading = "Emulated network between nodes"},                \
     {"net-reorder", 0, NULL, OPT_FLAG, offsetof(owner, member.net_reorder),                                            \

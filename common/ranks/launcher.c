@@ -5,6 +5,7 @@
  * Signals are read from a signalfd, so that everything is handled in one loop. Children die with the launcher
  * (PR_SET_PDEATHSIG).
  */
+#include "common/child.h"
 #include "common/cmd.h"
 #include "common/inherited.h"
 #include "common/output.h"
@@ -12,17 +13,18 @@
 #include "events.h"
 
 #include "base/clock.h"
-#include "local_ranks.h"
+#include "base/error.h"
+#include "boot/launcher.h"
 
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #define TICK_MS 150
@@ -33,7 +35,6 @@ struct child {
     pid_t pid;
     int first, n; /* its ranks */
     bool running;
-    bool lost;  /* it has ended or was abandoned, with an unknown status */
     int status; /* of waitpid() */
 };
 
@@ -48,7 +49,7 @@ struct launch {
     int signal_fd;
     sigset_t old_mask;
     int interrupted;                /* the signal that did, or 0 */
-    bool timed_out;                 /* the deadline of the job has passed */
+    bool timed_out;                 /* the deadline has passed */
     bool ending;                    /* end_children() was called */
     uint64_t deadline_ns, leave_ns; /* 0: none */
 };
@@ -116,20 +117,47 @@ static void run_forked(struct launch *launch, ep_boot_shm *boot_shm, int rank, c
     _exit(run_rank(&boot, &argument));
 }
 
+struct rank_thread {
+    pthread_t id;
+    ep_boot boot;
+    struct thread_argument *argument;
+    ep_boot_shm *boot_shm;
+};
+
+static void *run_thread(void *context)
+{
+    struct rank_thread *thread = context;
+
+    (void)run_rank(&thread->boot, thread->argument);
+    ep_boot_shm_note_return(thread->boot_shm, thread->boot.rank);
+    return NULL;
+}
+
+/* All ranks are threads of this process, which ends with them. */
 static void run_threads(struct launch *launch, const char *parameters)
 {
     struct thread_argument argument = {launch, parameters};
-    ep_launch_args args = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit *exits = calloc((size_t)launch->spec->nranks, sizeof(*exits));
+    int n = launch->spec->nranks;
+    struct rank_thread *threads = calloc((size_t)n, sizeof(*threads));
+    ep_boot_shm *boot_shm = NULL;
+    ep_status status = threads ? ep_boot_shm_new(n, &boot_shm) : ep_fail(EP_E_MEMORY, "out of memory");
 
-    args.mode = EP_LAUNCH_THREADS;
-    args.nranks = launch->spec->nranks;
-    args.run = run_rank;
-    args.argument = &argument;
-    if (!exits || ep_launch(&args, exits) != EP_OK) {
-        out_error("starting threads: %s", exits ? ep_last_error() : "out of memory");
+    for (int rank = 0; rank < n && status == EP_OK; rank++) {
+        struct rank_thread *thread = &threads[rank];
+        int reason;
+
+        *thread = (struct rank_thread){.boot.size = sizeof(ep_boot), .argument = &argument, .boot_shm = boot_shm};
+        status = ep_boot_shm_join(boot_shm, rank, &thread->boot);
+        reason = status == EP_OK ? pthread_create(&thread->id, NULL, run_thread, thread) : 0;
+        if (reason)
+            status = ep_fail_errno(EP_E_SYSTEM, reason, "pthread_create of rank %d", rank);
+    }
+    if (status != EP_OK) {
+        out_error("starting threads: %s", ep_last_error());
         _exit(CMD_FAILED);
     }
+    for (int rank = 0; rank < n; rank++)
+        pthread_join(threads[rank].id, NULL);
     _exit(CMD_FINE);
 }
 
@@ -191,12 +219,8 @@ static void reap(struct launch *launch)
     for (int i = 0; i < launch->n_children; i++) {
         struct child *child = &launch->children[i];
 
-        pid_t ended = child->running ? waitpid(child->pid, &child->status, WNOHANG) : 0;
-
-        if (ended == 0 || (ended < 0 && errno != ECHILD))
+        if (!child->running || process_wait(child->pid, WNOHANG, &child->status) == 0)
             continue;
-        /* ECHILD: a preloaded library of this process has waited for it. */
-        child->lost = ended < 0;
         child->running = false;
         launch->n_running--;
         read_rank(launch, child->first);
@@ -216,7 +240,7 @@ static void abandon_children(struct launch *launch)
         out_error("process %d of rank %d did not end within %d s after SIGKILL, and is left running", (int)child->pid,
                   child->first, KILL_GRACE_MS / 1000);
         child->running = false;
-        child->lost = true;
+        child->status = PROCESS_UNKNOWN << 8;
         launch->n_running--;
     }
 }
@@ -247,23 +271,18 @@ static void check_deadlines(struct launch *launch)
         abandon_children(launch);
 }
 
-/* Waits for events and signals, and handles them. poll() fails if RLIMIT_NOFILE was lowered below its descriptors. */
+/* Waits for events and signals, and handles them. */
 static void wait_for_events(struct launch *launch, int n)
 {
-    struct timespec tick = {.tv_nsec = TICK_MS * 1000000};
-    int ready;
-
     for (int i = 0; i < n; i++)
         launch->polls[i] = (struct pollfd){launch->reader.pipes[i].fds[0], POLLIN, 0};
     launch->polls[n] = (struct pollfd){launch->signal_fd, POLLIN, 0};
-    ready = poll(launch->polls, (nfds_t)n + 1, TICK_MS);
-    if (ready < 0 && errno != EINTR)
-        nanosleep(&tick, NULL);
+    if (poll(launch->polls, (nfds_t)n + 1, TICK_MS) <= 0)
+        return;
     for (int i = 0; i < n; i++)
-        if (ready < 0 || launch->polls[i].revents)
+        if (launch->polls[i].revents)
             read_rank(launch, i);
-    if (ready < 0 || launch->polls[n].revents)
-        read_signals(launch);
+    read_signals(launch);
 }
 
 static void run_loop(struct launch *launch)
@@ -285,10 +304,7 @@ static void run_loop(struct launch *launch)
 
 static void report_unfinished(struct launch *launch, const struct child *child, int rank)
 {
-    if (child->lost)
-        rank_reader_add_problem(&launch->reader,
-                                ranks_problem_new(rank, "a rank ended early", "", "its exit status is not known"));
-    else if (launch->timed_out && WIFSIGNALED(child->status))
+    if (launch->timed_out && WIFSIGNALED(child->status))
         rank_reader_add_problem(&launch->reader, ranks_problem_new(rank, "a rank did not finish", "",
                                                                    "its deadline passed; it was killed"));
     else if (WIFSIGNALED(child->status))
@@ -375,8 +391,6 @@ int ranks_run(const struct ranks_spec *spec, const char *job, const json_t *para
         out_error("preparing the ranks: %s", has_memory ? ep_last_error() : "out of memory");
         goto close;
     }
-    if (spec->job_timeout_ms > 0)
-        launch.deadline_ns = ep_deadline_ns(spec->job_timeout_ms);
     result = start_all(&launch, boot_shm, text);
     if (result != CMD_FINE)
         end_children(&launch);

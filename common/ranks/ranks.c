@@ -52,9 +52,9 @@ void ranks_emit(struct ranks_ctx *ctx, json_t *event)
 }
 
 /* Without libepkit-cuda, the hint of the status would be about libraries that cannot be loaded. */
-static const char *find_hint(const struct ranks_ctx *ctx, ep_status status)
+static const char *find_hint(const struct ranks_ctx *ctx, ep_status status, const char *text)
 {
-    if (status == EP_E_UNSUPPORTED && gpu_is_backend(ctx->spec->backend) && !gpu_is_built())
+    if (status == EP_E_UNSUPPORTED && gpu_is_backend(ctx->spec->backend) && gpu_is_missing(text))
         return "this epkit was built without the CUDA backend: select the host backend by EPKIT_BACKEND=host";
     return ep_status_hint(status);
 }
@@ -70,8 +70,9 @@ int ranks_emit_error(struct ranks_ctx *ctx, ep_status status, const char *what)
         raw = ep_status_text(status);
     /* Invalid UTF-8, for example a truncated name, cannot be put into JSON. */
     text_clean(raw, text, sizeof(text));
-    ranks_emit(ctx, json_pack("{s:s, s:i, s:s, s:s, s:s, s:s}", "event", "error", "rank", ctx->rank, "status",
-                              ep_status_name(status), "what", what, "text", text, "hint", find_hint(ctx, status)));
+    ranks_emit(ctx,
+               json_pack("{s:s, s:i, s:s, s:s, s:s, s:s}", "event", "error", "rank", ctx->rank, "status",
+                         ep_status_name(status), "what", what, "text", text, "hint", find_hint(ctx, status, text)));
     return CMD_FAILED;
 }
 
@@ -85,8 +86,7 @@ static ranks_job_fn find_job(const char *name)
 
 static bool injects_faults(const ep_net_emulation *emulation)
 {
-    return emulation->delay_us || emulation->ring_bytes || emulation->split_bytes || emulation->reorder ||
-           emulation->stall_ms;
+    return emulation->delay_us || emulation->ring_bytes || emulation->split_bytes || emulation->reorder;
 }
 
 static ep_status open_comm(struct ranks_ctx *ctx, const ep_boot *boot)
@@ -163,14 +163,12 @@ json_t *ranks_spec_to_json(const struct ranks_spec *spec)
 {
     const ep_net_emulation *emulation = &spec->emulation;
 
-    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:s*, s:s*, s:i, s:i, s:{s:I, s:i, s:i, s:i, s:i, s:i, s:i}}", "boot",
-                     spec->boot, "nranks", spec->nranks, "nnodes", spec->nnodes, "timeout_ms", spec->timeout_ms,
-                     "job_timeout_ms", spec->job_timeout_ms, "backend", spec->backend, "network", spec->network,
-                     "channels", spec->channels, "partial_type", spec->partial_type, "emulation", "seed",
-                     (json_int_t)emulation->seed, "delay_us", (int)emulation->delay_us, "ring_bytes",
-                     (int)emulation->ring_bytes, "split_bytes", (int)emulation->split_bytes, "reorder",
-                     (int)emulation->reorder, "stall_rank", (int)emulation->stall_rank, "stall_ms",
-                     (int)emulation->stall_ms);
+    return json_pack("{s:i, s:i, s:i, s:i, s:s*, s:s*, s:i, s:i, s:I, s:i, s:i, s:i, s:i, s:i}", "boot", spec->boot,
+                     "nranks", spec->nranks, "nnodes", spec->nnodes, "timeout_ms", spec->timeout_ms, "backend",
+                     spec->backend, "network", spec->network, "channels", spec->channels, "partial_type",
+                     spec->partial_type, "seed", (json_int_t)emulation->seed, "delay_us", (int)emulation->delay_us,
+                     "ring_bytes", (int)emulation->ring_bytes, "split_bytes", (int)emulation->split_bytes, "reorder",
+                     (int)emulation->reorder, "flip_put", (int)emulation->flip_put);
 }
 
 int ranks_spec_from_json(const json_t *json, struct ranks_spec *ret_spec)
@@ -180,14 +178,12 @@ int ranks_spec_from_json(const json_t *json, struct ranks_spec *ret_spec)
     json_int_t seed;
     int boot;
 
-    if (json_unpack((json_t *)json,
-                    "{s:i, s:i, s:i, s:i, s:i, s?s, s?s, s:i, s:i, s:{s:I, s:i, s:i, s:i, s:i, s:i, s:i}}", "boot",
-                    &boot, "nranks", &spec.nranks, "nnodes", &spec.nnodes, "timeout_ms", &spec.timeout_ms,
-                    "job_timeout_ms", &spec.job_timeout_ms, "backend", &spec.backend, "network", &spec.network,
-                    "channels", &spec.channels, "partial_type", &spec.partial_type, "emulation", "seed", &seed,
-                    "delay_us", &emulation->delay_us, "ring_bytes", &emulation->ring_bytes, "split_bytes",
-                    &emulation->split_bytes, "reorder", &emulation->reorder, "stall_rank", &emulation->stall_rank,
-                    "stall_ms", &emulation->stall_ms) != 0)
+    if (json_unpack((json_t *)json, "{s:i, s:i, s:i, s:i, s?s, s?s, s:i, s:i, s:I, s:i, s:i, s:i, s:i, s:i}", "boot",
+                    &boot, "nranks", &spec.nranks, "nnodes", &spec.nnodes, "timeout_ms", &spec.timeout_ms, "backend",
+                    &spec.backend, "network", &spec.network, "channels", &spec.channels, "partial_type",
+                    &spec.partial_type, "seed", &seed, "delay_us", &emulation->delay_us, "ring_bytes",
+                    &emulation->ring_bytes, "split_bytes", &emulation->split_bytes, "reorder", &emulation->reorder,
+                    "flip_put", &emulation->flip_put) != 0)
         return -1;
     spec.boot = (enum ranks_boot)boot;
     emulation->seed = (uint64_t)seed;

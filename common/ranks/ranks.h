@@ -22,7 +22,6 @@ struct ranks_spec {
     int nranks;
     int nnodes;
     int timeout_ms;      /* deadline of the communicator's waits */
-    int job_timeout_ms;  /* deadline of the whole job, 0: none */
     const char *backend; /* NULL: host */
     const char *network; /* between nodes; NULL: that of the boot, else the emulated one */
     ep_net_emulation emulation;

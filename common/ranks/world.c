@@ -16,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK_BYTES 4096
 /* Waits of ranks for each other, in addition to the deadline of their jobs (--timeout): */
 #define IDLE_GRACE_MS 60000  /* followers, between two jobs: rank 0 prints results */
 #define FINE_GRACE_MS 30000  /* at the end of a job, a rank that succeeded: others may have more to check */
@@ -199,35 +198,30 @@ static ep_status gather(const void *mine, size_t bytes, int grace_ms, void *ret_
     return status;
 }
 
-/* Broadcasts the text of rank 0: its length, then its pieces. The caller frees ret_text. */
+/* Broadcasts the text of rank 0: its length, then the text. The caller frees ret_text. */
 static ep_status broadcast(const char *text, char **ret_text)
 {
-    int nranks = ranks_world_size();
-    unsigned char *all = calloc((size_t)nranks, CHUNK_BYTES);
-    uint64_t length = text ? strlen(text) : 0, *lengths = calloc((size_t)nranks, sizeof(*lengths));
-    char chunk[CHUNK_BYTES] = "", *result = NULL;
-    ep_status status = all && lengths ? gather(&length, sizeof(length), IDLE_GRACE_MS, lengths) : EP_E_MEMORY;
+    size_t nranks = (size_t)ranks_world_size(), bytes;
+    uint64_t length = text ? strlen(text) + 1 : 0, *lengths = calloc(nranks, sizeof(length));
+    ep_status status = lengths ? gather(&length, sizeof(length), IDLE_GRACE_MS, lengths) : EP_E_MEMORY;
+    char *mine, *all;
 
-    if (status == EP_OK) {
-        result = calloc(1, lengths[0] + 1);
-        status = result ? EP_OK : EP_E_MEMORY;
+    bytes = status == EP_OK ? (size_t)lengths[0] : 1;
+    mine = calloc(1, bytes);
+    all = calloc(nranks, bytes);
+    if (status == EP_OK && mine && all) {
+        memcpy(mine, text ? text : "", text ? bytes : 0);
+        status = gather(mine, bytes, IDLE_GRACE_MS, all);
+        memcpy(mine, all, bytes);
+    } else if (status == EP_OK) {
+        status = EP_E_MEMORY;
     }
-    for (uint64_t at = 0; status == EP_OK && at < lengths[0]; at += CHUNK_BYTES) {
-        size_t n = lengths[0] - at < CHUNK_BYTES ? (size_t)(lengths[0] - at) : CHUNK_BYTES;
-
-        if (text)
-            memcpy(chunk, text + at, n);
-        status = gather(chunk, CHUNK_BYTES, IDLE_GRACE_MS, all);
-        if (status == EP_OK)
-            memcpy(result + at, all, n);
-    }
-    if (status == EP_OK) {
-        *ret_text = result;
-        result = NULL;
-    }
-    free(result);
-    free(lengths);
+    if (status == EP_OK)
+        *ret_text = mine;
+    else
+        free(mine);
     free(all);
+    free(lengths);
     return status;
 }
 

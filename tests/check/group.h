@@ -9,7 +9,7 @@
 
 #include "net/emulation.h"
 
-#include "common/ranks/local_ranks.h"
+#include "tests/local_ranks.h"
 
 #include <epkit/comm.h>
 #include <stdbool.h>

@@ -315,7 +315,7 @@ TEST(test_faults_are_found)
         {FAULT_LL_SOURCE, 1, "lowlatency", "rank 0: dispatch: recv_source of expert 0 row 0"},
         {FAULT_LL_RANGE, 1, "lowlatency", "rank 0: dispatch: recv_range of expert 0 from rank 0"},
         {FAULT_LL_GUARD, 1, "lowlatency", "rank 0: dispatch: recv_count: byte 0 after the 32"},
-        {FAULT_LL_OUT_BIT, 1, "lowlatency", "rank 0: combine of unchanged rows: out row 0 (rank 0 token 0) element 0"},
+        {FAULT_LL_OUT_BIT, 1, "lowlatency", "rank 0: combine: out row 0 (rank 0 token 0) element 0"},
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -371,27 +371,4 @@ TEST(test_failed_preparation)
     assert_int_equal(report.cases, 0);
     assert_int_equal(report.errors, 3);
     assert_non_null(strstr(report.error, "lowlatency test: preparation: ep_ll_new"));
-}
-
-/* The peers' metric: nothing else sees an output that is merely inexact, so it is tried on its own. */
-TEST(test_distance)
-{
-    struct check_distance same = {0}, off = {0}, nan = {0}, none = {0};
-    struct check_run run = {.phase = "combine"};
-
-    for (int i = 1; i < 1000; i++) {
-        check_distance_add(&same, i, i);
-        check_distance_add(&off, i, i * 1.004); /* 1 - 2 * 1.004 / (1 + 1.004^2) = 7.97e-6 */
-        check_distance_add(&nan, i, __builtin_nan(""));
-    }
-    check_distance_below(&run, &same, 1e-12);
-    check_distance_below(&run, &off, 9e-6);
-    check_distance_below(&run, &none, 1e-12);
-    assert_int_equal(run.verdict.failed, 0);
-    check_distance_below(&run, &off, 7e-6);
-    assert_int_equal(run.verdict.failed, 1);
-    assert_string_equal(run.verdict.text, "combine: error 7.97e-06 against the input, limit 7e-06");
-    memset(&run.verdict, 0, sizeof(run.verdict));
-    check_distance_below(&run, &nan, 1);
-    assert_int_equal(run.verdict.failed, 1);
 }

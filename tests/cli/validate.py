@@ -8,6 +8,7 @@ DOCUMENT is read from standard input if not named. Knows the keywords that epkit
 with any other, so that nothing goes unchecked. Prints one line for each fault and exits with 1 if there is any.
 """
 import json
+import os
 import re
 import sys
 
@@ -34,13 +35,21 @@ def same(a, b):
     return a == b and isinstance(a, bool) == isinstance(b, bool)
 
 
+def load(path):
+    """A schema and its folder, to which references to other files are relative."""
+    with open(path, encoding="utf-8") as file:
+        return json.load(file), os.path.dirname(path)
+
+
 def resolve(root, reference):
-    if not reference.startswith("#/"):
-        raise ValueError(f"reference to another file: {reference}")
-    node = root
-    for part in reference[2:].split("/"):
+    """What the reference names, and the schema that contains it."""
+    name, _, path = reference.partition("#/")
+    if name:
+        root = load(os.path.join(root[1], name))
+    node = root[0]
+    for part in path.split("/"):
         node = node[part]
-    return node
+    return node, root
 
 
 def check_object(value, schema, root, where):
@@ -104,7 +113,7 @@ def check(value, schema, root, where="$"):
     if unknown:
         raise ValueError(f"{where}: keywords that this validator does not know: {', '.join(sorted(unknown))}")
     if "$ref" in schema:
-        yield from check(value, resolve(root, schema["$ref"]), root, where)
+        yield from check(value, *resolve(root, schema["$ref"]), where)
     types = schema.get("type")
     if types is not None:
         types = [types] if isinstance(types, str) else types
@@ -127,16 +136,15 @@ def refuse_constant(name):
 
 
 def main():
-    with open(sys.argv[1], encoding="utf-8") as file:
-        schema = json.load(file)
-    if schema.get("$schema") != "https://json-schema.org/draft/2020-12/schema":
+    root = load(sys.argv[1])
+    if root[0].get("$schema") != "https://json-schema.org/draft/2020-12/schema":
         raise ValueError(f"{sys.argv[1]}: not a schema of draft 2020-12")
     if len(sys.argv) > 2:
         with open(sys.argv[2], encoding="utf-8") as file:
             text = file.read()
     else:
         text = sys.stdin.read()
-    faults = list(check(json.loads(text, parse_constant=refuse_constant), schema, schema))
+    faults = list(check(json.loads(text, parse_constant=refuse_constant), root[0], root))
     for fault in faults:
         print(fault)
     sys.exit(1 if faults else 0)

@@ -7,7 +7,7 @@
  */
 #include "backend/cuda/module.h"
 #include "call.h"
-#include "common/ranks/local_ranks.h"
+#include "tests/local_ranks.h"
 
 #include <epkit/cuda.h>
 #include <epkit/epkit.h>

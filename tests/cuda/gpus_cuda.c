@@ -5,7 +5,7 @@
  */
 #include "backend/cuda/cuda.h"
 #include "base/error.h"
-#include "common/ranks/local_ranks.h"
+#include "tests/local_ranks.h"
 
 #include <cuda_runtime_api.h>
 #include <stdbool.h>

@@ -7,7 +7,7 @@
 #define EP_TESTS_CUDA_GROUP_H
 
 #include "call.h"
-#include "common/ranks/local_ranks.h"
+#include "tests/local_ranks.h"
 
 #include <epkit/epkit.h>
 #include <stdbool.h>

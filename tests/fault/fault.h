@@ -11,7 +11,6 @@
  *   inject.c    injection of the fault into the victim
  *   rank.c      the program of a rank; masked.c that of a rank in a group with masking
  *   run_cell.c  the parent: starts the ranks of a cell, watches them, checks for leftovers
- *   launcher.c  the launcher itself is killed
  *   delay.c     how long threads were runnable but not scheduled
  *   watch.c     time, and the observable state of processes
  *
@@ -180,11 +179,6 @@ extern int n_again, n_again_unloaded;
 
 /* Runs a cell and prints its line. */
 bool run_cell(const struct cell *cell);
-
-/* --- launcher.c --- */
-extern const int n_launcher_cells;
-const char *launcher_cell_name(int i);
-bool run_launcher_cell(int i);
 
 /* --- watching processes: watch.c --- */
 uint64_t now_ns(void);

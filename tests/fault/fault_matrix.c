@@ -39,8 +39,6 @@ static void list(void)
         cell_name(&cell, name, sizeof(name));
         puts(name);
     }
-    for (int i = part.i; i < n_launcher_cells; i += part.n)
-        puts(launcher_cell_name(i));
 }
 
 /* All cells whose name begins with `prefix`; NULL: all. */
@@ -55,9 +53,6 @@ static void run_matrix(const char *prefix)
         if (!n || strncmp(name, prefix, n) == 0)
             count(run_cell(&cell));
     }
-    for (int i = part.i; i < n_launcher_cells; i += part.n)
-        if (!n || strncmp(launcher_cell_name(i), prefix, n) == 0)
-            count(run_launcher_cell(i));
 }
 
 static void run_random(uint64_t seed, int rounds)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The controller of a storm: a process of its own, the subreaper of all processes that the storm starts. */
-#include "common/ranks/local_ranks.h"
+#include "tests/local_ranks.h"
 #include "storm.h"
 
 #include <errno.h>

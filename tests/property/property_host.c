@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* property_host - random cases against the reference. See property.h. */
-#include "common/ranks/local_ranks.h"
+#include "tests/local_ranks.h"
 #include "property.h"
 
 #include <getopt.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sequence_host - random sequences of calls of the host backend, queued and one by one. See sequence.h. */
-#include "common/ranks/local_ranks.h"
+#include "tests/local_ranks.h"
 #include "sequence.h"
 
 #include <getopt.h>

@@ -4,7 +4,7 @@
 #define EP_TESTS_UNIT_HOST_RANKS_H
 
 #include "backend/host/host.h"
-#include "common/ranks/local_ranks.h"
+#include "tests/local_ranks.h"
 
 #include <stdlib.h>
 

@@ -5,7 +5,7 @@
 
 #include "unit.h"
 
-#include "common/ranks/local_ranks.h"
+#include "tests/local_ranks.h"
 
 #include <epkit/comm.h>
 #include <stdatomic.h>

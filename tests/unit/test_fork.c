@@ -3,7 +3,7 @@
  * fork() in a program with threads: a child never waits for a lock that a thread of its parent held, can create its own
  * communicators, and cannot use those of its parent.
  */
-#include "common/ranks/local_ranks.h"
+#include "tests/local_ranks.h"
 #include "sandbox.h"
 #include "unit.h"
 

@@ -4,7 +4,7 @@
  * of their own, few descriptors. They work, or the status names the setting that prevents it; a live rank is never
  * reported dead.
  */
-#include "common/ranks/local_ranks.h"
+#include "tests/local_ranks.h"
 #include "sandbox.h"
 #include "unit.h"
 

@@ -6,7 +6,7 @@
 #include "unit.h"
 
 #include "backend/host/host.h"
-#include "common/ranks/local_ranks.h"
+#include "tests/local_ranks.h"
 #include "group/peers.h"
 #include "group/wait.h"
 #include "net/emulation.h"

@@ -5,7 +5,7 @@
  * collective, and memory that it returns can be touched: no rank is killed by a signal.
  */
 #include "cgroup.h"
-#include "common/ranks/local_ranks.h"
+#include "tests/local_ranks.h"
 #include "sandbox.h"
 #include "unit.h"
 

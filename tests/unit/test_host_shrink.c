@@ -2,7 +2,7 @@
 /* Configuration of the new group by the survivors. Which ranks may form it: test_host_shrink_votes.c. */
 #include "unit.h"
 
-#include "common/ranks/local_ranks.h"
+#include "tests/local_ranks.h"
 #include "core/core.h"
 
 #include <epkit/epkit.h>

@@ -6,7 +6,7 @@
  */
 #include "unit.h"
 
-#include "common/ranks/local_ranks.h"
+#include "tests/local_ranks.h"
 #include "group/group.h"
 
 #include <signal.h>

@@ -23,7 +23,7 @@ static int poll_late(struct pollfd *fds, nfds_t n, int timeout_ms);
 #undef poll
 #undef ep_thread_begin
 
-#include "common/ranks/local_ranks.h"
+#include "tests/local_ranks.h"
 
 #include <signal.h>
 #include <sys/mman.h>

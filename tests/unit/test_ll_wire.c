@@ -8,7 +8,7 @@
 
 #include "net/ll_wire.c"
 
-#include "common/ranks/local_ranks.h"
+#include "tests/local_ranks.h"
 
 enum {
     TOKENS = 6,

@@ -126,10 +126,10 @@ static void on_event(void *context, const json_t *event)
 }
 
 /* Runs a job; the caller frees ret_received, the events. Checks that no child is left. */
-static int run(enum ranks_boot boot, const char *job, json_t *parameters, int job_timeout_ms, json_t **ret_received)
+static int run(enum ranks_boot boot, const char *job, json_t *parameters, int timeout_ms, json_t **ret_received)
 {
     struct ranks_spec spec = {
-        .boot = boot, .nranks = NRANKS, .nnodes = 1, .timeout_ms = 5000, .job_timeout_ms = job_timeout_ms};
+        .boot = boot, .nranks = NRANKS, .nnodes = 1, .timeout_ms = timeout_ms ? timeout_ms : 5000};
     struct received received = {json_array()};
     int code = ranks_run(&spec, job, parameters, on_event, &received);
 
@@ -308,15 +308,10 @@ static void test_early_exit(void **state)
 
 static void test_deadline(void **state)
 {
-    json_t *received = NULL;
+    json_t *received;
 
-    /* On a loaded machine ranks that do not hang may miss a short deadline, too. */
-    for (int deadline_ms = 300; deadline_ms <= 30000; deadline_ms *= 10) {
-        json_decref(received);
-        assert_int_equal(run(boot_of(state), "hang", json_object(), deadline_ms, &received), CMD_FAILED);
-        if (count_events(received, "error") == 1 && json_object_get(the_error(received), "rank"))
-            break;
-    }
+    /* The launcher waits some seconds longer for the others once a rank has ended. */
+    assert_int_equal(run(boot_of(state), "hang", json_object(), 3000, &received), CMD_FAILED);
     assert_int_equal(json_integer_value(json_object_get(the_error(received), "rank")), 1);
     assert_string_equal(json_string_value(json_object_get(the_error(received), "what")), "a rank did not finish");
     json_decref(received);
@@ -358,15 +353,8 @@ static void test_spec_survives_json(void **state)
         .nranks = 12,
         .nnodes = 3,
         .timeout_ms = 1234,
-        .job_timeout_ms = 5,
         .backend = "host",
-        .emulation = {.seed = INT64_MAX,
-                      .delay_us = 2,
-                      .ring_bytes = 3,
-                      .split_bytes = 4,
-                      .reorder = 1,
-                      .stall_rank = 5,
-                      .stall_ms = 6},
+        .emulation = {.seed = INT64_MAX, .delay_us = 2, .ring_bytes = 3, .split_bytes = 4, .reorder = 1, .flip_put = 5},
         .channels = 7,
         .partial_type = EP_BF16,
     };

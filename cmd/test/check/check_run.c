@@ -6,9 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* So many rounding errors are close to their mean: it has exceeded a limit with 16 elements, but not with 32. */
-#define DISTANCE_ELEMENTS 64
-
 void check_mismatch(struct check_run *run, const char *format, ...)
 {
     struct check_verdict *verdict = &run->verdict;
@@ -84,16 +81,6 @@ void check_equal_i64(struct check_run *run, const char *what, int64_t n, const i
             check_mismatch(run, "%s[%" PRId64 "]: expected %" PRId64 ", got %" PRId64, what, i, expected[i], got[i]);
             return;
         }
-}
-
-void check_distance_below(struct check_run *run, const struct check_distance *distance, double limit)
-{
-    double value = distance->aa_bb == 0 ? 0 : 1 - 2 * distance->ab / distance->aa_bb;
-
-    if (distance->n < DISTANCE_ELEMENTS)
-        return;
-    if (!(value < limit)) /* also if it is NaN */
-        check_mismatch(run, "error %.3g against the input, limit %.3g", value, limit);
 }
 
 void *check_alloc(struct check_run *run, int64_t n_items, size_t item_bytes, bool symmetric)

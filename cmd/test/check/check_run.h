@@ -82,28 +82,6 @@ void check_equal(struct check_run *run, const char *what, int64_t expected, int6
 void check_equal_i32(struct check_run *run, const char *what, int64_t n, const int32_t *expected, const int32_t *got);
 void check_equal_i64(struct check_run *run, const char *what, int64_t n, const int64_t *expected, const int64_t *got);
 
-/*
- * Distance of two vectors as defined by DeepEP's tests, 1 - 2<a,b>/(<a,a>+<b,b>), summed in doubles.
- */
-struct check_distance {
-    double ab, aa_bb;
-    int64_t n; /* elements */
-};
-
-static inline void check_distance_add(struct check_distance *distance, double a, double b)
-{
-    distance->ab += a * b;
-    distance->aa_bb += a * a + b * b;
-    distance->n++;
-}
-
-/*
- * Records a mismatch unless the distance is below the limit, which is for the mean of many rounding errors: the
- * rounding of a few elements may exceed it. They are not measured; their bits are compared with the reference in any
- * case.
- */
-void check_distance_below(struct check_run *run, const struct check_distance *distance, double limit);
-
 /* --- guarded buffers: mirrors with a guard behind the part that may be used --- */
 
 #define CHECK_POISON 0xa5

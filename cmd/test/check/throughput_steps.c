@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* throughput_steps.c - runs a dispatch or a combine and verifies all bits of its outputs. */
-#include "number_formats.h"
 #include "throughput.h"
 
 #include <string.h>
-
-/* Limit of DeepEP's tests: error against the input, for experts that return their input. */
-#define DISTANCE_LIMIT 5e-6
 
 typedef void (*step_fn)(struct throughput_step *step);
 typedef ep_status (*step_start_fn)(struct throughput_step *step, bool async);
@@ -355,34 +351,6 @@ static void verify_weights(const struct throughput_step *step, int token)
               state->out_weights + (size_t)token * (size_t)topk);
 }
 
-/* Number of rows that are summed for a token. */
-static int fan_out(const struct throughput *state, int token)
-{
-    int n_ranks = state->run->group.n_ranks, n = 0;
-
-    for (int rank = 0; rank < n_ranks; rank++)
-        n += state->counts.token_in_rank[(size_t)token * (size_t)n_ranks + (size_t)rank];
-    return n;
-}
-
-/* Compares the output, without biases and divided by the fan-out, with the input. */
-static void measure(const struct throughput_step *step, int token, const uint16_t *out, struct check_distance *distance)
-{
-    struct throughput *state = step->state;
-    int n = fan_out(state, token);
-
-    if (n == 0)
-        return;
-    data_bf16_row(&state->c.data, state->run->ctx->rank, token, state->expected);
-    for (int i = 0; i < state->c.data.hidden; i++) {
-        double value = format_from_bf16(out[i]);
-
-        for (int which = 0; which < step->n_bias; which++)
-            value -= format_from_bf16(bias_row(state, which, token)[i]);
-        check_distance_add(distance, value / n, format_from_bf16(state->expected[i]));
-    }
-}
-
 static void verify_combine(struct throughput_step *step)
 {
     struct throughput *state = step->state;
@@ -396,7 +364,6 @@ static void verify_combine(struct throughput_step *step)
         .context = step,
     };
     size_t row_bytes = (size_t)c->data.hidden * sizeof(uint16_t);
-    struct check_distance distance = {0};
 
     for (int token = 0; token < state->n_tokens; token++) {
         const uint16_t *out = state->out + (size_t)token * (size_t)c->data.hidden;
@@ -409,10 +376,7 @@ static void verify_combine(struct throughput_step *step)
         check_row(run, "out", token, &row, sizeof(uint16_t), row_bytes, state->expected, out);
         if (c->topk)
             verify_weights(step, token);
-        if (step->identity && !step->layout->expanded)
-            measure(step, token, out, &distance);
     }
-    check_distance_below(run, &distance, DISTANCE_LIMIT);
     check_guard(run, "out", state->out, row_at(state->n_tokens, row_bytes));
     check_guard(run, "out_topk_weights", state->out_weights,
                 c->topk ? row_at(state->n_tokens, (size_t)run->group.topk * sizeof(float)) : 0);
